@@ -1,0 +1,39 @@
+"""Says in one sentence what this machine lacks to build purgatoryd; runs on old Pythons too."""
+
+import os
+import shutil
+import sys
+import sysconfig
+
+
+def has_module(name):
+    """True if the module can be imported; Debian splits venv into a package of its own."""
+    try:
+        __import__(name)
+    except ImportError:
+        return False
+    return True
+
+
+def missing(compiler):
+    """The first thing that is missing, as a sentence; None if all is there."""
+    version = ".".join(str(part) for part in sys.version_info[:3])
+    headers = sysconfig.get_paths()["include"]
+    if not sys.platform.startswith("linux"):
+        return f"purgatoryd runs on Linux only; this is {sys.platform}."
+    if sys.version_info < (3, 11):
+        return (
+            f"purgatoryd needs Python 3.11 or newer; {sys.executable} is {version} "
+            "(name another: make PYTHON=python3.12)."
+        )
+    if not (has_module("venv") and has_module("ensurepip")):
+        return "The venv module is missing (Debian, Ubuntu: apt-get install python3-venv)."
+    if shutil.which(compiler.split()[0]) is None:
+        return f"No C compiler: {compiler} is not there (Debian, Ubuntu: apt-get install gcc)."
+    if not os.path.exists(os.path.join(headers, "Python.h")):
+        return f"No Python.h in {headers} (Debian, Ubuntu: apt-get install python3-dev)."
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(missing(sys.argv[1]))

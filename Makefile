@@ -1,0 +1,102 @@
+# Bare `make` lists the targets. All work happens in .venv and build/, both made here.
+
+PYTHON ?= python3
+CC     ?= cc
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+CORE_C  := $(sort $(wildcard shm_layout/*.c))
+CORE_H  := $(sort $(wildcard shm_layout/*.h))
+TESTS_C := $(sort $(wildcard tests/c/*.c))
+TESTS_H := $(sort $(wildcard tests/c/*.h))
+
+STRICT   := -std=c11 -Wall -Wextra -Werror
+SANITIZE := -g -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
+
+SAN_CORE  := $(CORE_C:shm_layout/%.c=build/sanitize/%.o)
+SAN_TESTS := $(TESTS_C:tests/c/%.c=build/sanitize/tests/%)
+LINT_CORE := $(CORE_C:shm_layout/%.c=build/lint/%.o) $(TESTS_C:tests/c/%.c=build/lint/tests/%.o)
+
+.DEFAULT_GOAL := help
+.PHONY: help build run test test-c test-python lint bench-core docs clean
+.DELETE_ON_ERROR:
+# Kept between runs, so that only what changed is compiled again.
+.SECONDARY:
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: build/core.stamp ## make .venv, install the package in it, compile the C core
+
+run: build ## the main job: the flights of 2013 through the daemon (4 minutes at most)
+	$(BIN)/python -m examples.flights
+
+test: test-c test-python ## C tests under ASan and UBSan, then all Python tests
+
+test-c: $(SAN_TESTS) ## C tests alone
+	@for t in $^; do echo "$$t"; $$t || exit 1; done
+
+test-python: build ## Python tests alone; ARGS="..." goes to pytest
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: build $(LINT_CORE) ## ruff, mypy --strict, and the C with every warning an error
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/mypy --strict $(wildcard tests examples benchmarks)
+
+bench-core: build ## measure the C core; writes benchmarks/results/core.json
+	$(BIN)/python benchmarks/bench_core.py
+
+docs: build ## write docs/cli.md from the help texts
+	$(BIN)/python -m purgatoryd.cli.reference > build/cli.md && mv build/cli.md docs/cli.md
+
+clean: ## remove all that was built, .venv included
+	rm -rf $(VENV) build dist *.egg-info shm_layout/*.so .mypy_cache .pytest_cache .ruff_cache
+
+# ---- set-up ---------------------------------------------------------------------------
+
+build/machine.stamp:
+	@$(PYTHON) .ci/check_machine.py "$(CC)"
+	@mkdir -p $(@D) && touch $@
+
+$(VENV)/bin/python: | build/machine.stamp
+	$(PYTHON) -m venv $(VENV)
+
+# The venv's own setuptools may be too old to build without isolation.
+$(VENV)/tools.stamp: $(VENV)/bin/python
+	$(BIN)/pip install --quiet --upgrade "pip>=25.1" "setuptools>=77" "cffi>=1.17"
+	@touch $@
+
+# An editable install does not notice changed C, so compiling is a step of its own. The
+# locks are for two terminals that build at once.
+$(VENV)/install.stamp: pyproject.toml setup.py $(VENV)/tools.stamp
+	CFLAGS="$(CFLAGS) -Werror" flock build/lock \
+		$(BIN)/pip install --quiet --no-build-isolation --editable ".[demo]" --group dev
+	@touch $@
+
+build/core.stamp: $(CORE_C) $(CORE_H) shm_layout/build_core.py $(VENV)/install.stamp
+	CFLAGS="$(CFLAGS) -Werror" flock build/lock $(BIN)/python setup.py --quiet build_ext --inplace
+	@touch $@
+
+# ---- C --------------------------------------------------------------------------------
+
+build/sanitize/%.o: shm_layout/%.c $(CORE_H)
+	@mkdir -p $(@D)
+	$(CC) $(STRICT) $(SANITIZE) -c -o $@ $<
+
+build/sanitize/core.a: $(SAN_CORE)
+	@rm -f $@
+	$(AR) -rcs $@ $^
+
+build/sanitize/tests/%: tests/c/%.c build/sanitize/core.a $(TESTS_H) $(CORE_H)
+	@mkdir -p $(@D)
+	$(CC) $(STRICT) $(SANITIZE) -Ishm_layout -o $@ $< build/sanitize/core.a
+
+build/lint/%.o: shm_layout/%.c $(CORE_H)
+	@mkdir -p $(@D)
+	$(CC) $(STRICT) -O3 -c -o $@ $<
+
+build/lint/tests/%.o: tests/c/%.c $(TESTS_H) $(CORE_H)
+	@mkdir -p $(@D)
+	$(CC) $(STRICT) -O3 -Ishm_layout -c -o $@ $<
