@@ -1,0 +1,498 @@
+/* arena.c - geometry, create, attach, rebuild and check: the parts put together. */
+
+#include "core.h"
+
+/* ---- geometry ------------------------------------------------------------------------ */
+
+#define REGION_ALIGN 4096u
+
+struct plan {
+    struct pg_region regions[32];
+    uint64_t length;
+};
+
+static uint64_t round_up(uint64_t value, uint64_t to) { return (value + to - 1) / to * to; }
+
+static struct wheel_shape shape_of(const struct pg_config *c)
+{
+    return (struct wheel_shape){c->tick_ns, c->fanout, c->capacity + 1};
+}
+
+static uint32_t payload_granules(const struct pg_config *c)
+{
+    return (uint32_t)(round_up(c->payload_bytes, REGION_ALIGN) / PG_GRANULE);
+}
+
+static uint64_t ids_of(const struct pg_config *c)
+{
+    return (uint64_t)c->capacity + 1 + c->outbox_capacity;
+}
+
+static uint32_t name_cells(const struct pg_config *c)
+{
+    uint32_t cells = 16;
+    while (cells < 2 * (c->namespaces + c->topics))
+        cells *= 2;
+    return cells;
+}
+
+static bool within(uint64_t value, uint64_t low, uint64_t high)
+{
+    return value >= low && value <= high;
+}
+
+static bool config_valid(const struct pg_config *c)
+{
+    return within(c->capacity, 1, PG_CAPACITY_MAX) &&
+           within(c->outbox_capacity, 16, PG_CAPACITY_MAX) &&
+           (c->outbox_capacity & (c->outbox_capacity - 1)) == 0 &&
+           within(c->payload_bytes, 1, (uint64_t)PG_GRANULE * (PG_NIL - 512)) &&
+           within((uint64_t)c->tick_ns, 1000, 100000000) && within(c->fanout, 2, 256) &&
+           within(c->namespaces, 1, 4096) && within(c->topics, 1, 65535) &&
+           within(c->sessions, 1, 65535) && c->stream_id != 0;
+}
+
+static void plan_add(struct plan *p, enum pg_region_id id, uint64_t stride, uint64_t count)
+{
+    p->length = round_up(p->length, REGION_ALIGN);
+    p->regions[id] = (struct pg_region){p->length, stride * count, (uint32_t)stride,
+                                        (uint32_t)count};
+    p->length += stride * count;
+}
+
+static void plan_make(struct plan *p, const struct pg_config *c)
+{
+    const struct wheel_shape shape = shape_of(c);
+    const uint32_t slots = c->capacity + 1, granules = payload_granules(c);
+
+    memset(p, 0, sizeof *p);
+    p->length = sizeof(struct pg_header);
+    plan_add(p, PG_R_METRICS, sizeof(struct pg_metrics), 1);
+    plan_add(p, PG_R_HOT, sizeof(struct pg_hot), slots);
+    plan_add(p, PG_R_COLD, sizeof(struct pg_cold), slots);
+    plan_add(p, PG_R_FREE_SLOTS, sizeof(uint32_t), (uint64_t)slots + 1);
+    plan_add(p, PG_R_WHEEL, sizeof(struct pg_wheel), 1);
+    plan_add(p, PG_R_BUCKETS, sizeof(struct pg_bucket), wheel_buckets(&shape));
+    plan_add(p, PG_R_CHUNKS, sizeof(struct pg_chunk), wheel_chunks(&shape));
+    plan_add(p, PG_R_FREE_CHUNKS, sizeof(uint32_t), (uint64_t)wheel_chunks(&shape) + 1);
+    plan_add(p, PG_R_INDEX, sizeof(struct pg_index_bucket), index_buckets(ids_of(c)));
+    plan_add(p, PG_R_BLOB_HEAP, sizeof(struct pg_blob_heap), 1);
+    plan_add(p, PG_R_BLOB_MAP, sizeof(uint64_t), blob_map_words(granules));
+    plan_add(p, PG_R_BLOBS, PG_GRANULE, granules);
+    plan_add(p, PG_R_NAMESPACES, sizeof(struct pg_namespace), c->namespaces);
+    plan_add(p, PG_R_TOPICS, sizeof(struct pg_topic), c->topics);
+    plan_add(p, PG_R_NAME_INDEX, sizeof(uint32_t), name_cells(c));
+    plan_add(p, PG_R_OUTBOX, sizeof(struct pg_entry), c->outbox_capacity);
+    p->length = round_up(p->length, REGION_ALIGN);
+}
+
+uint64_t pg_handle_bytes(void) { return sizeof(struct pg_arena); }
+
+uint64_t pg_arena_bytes(const struct pg_config *config)
+{
+    struct plan plan;
+    if (!config_valid(config))
+        return 0;
+    plan_make(&plan, config);
+    return plan.length;
+}
+
+uint64_t pg_region_bytes(const struct pg_config *config, uint32_t region)
+{
+    struct plan plan;
+    if (!config_valid(config) || region >= PG_R_COUNT)
+        return 0;
+    plan_make(&plan, config);
+    return plan.regions[region].length;
+}
+
+static uint64_t private_rows_offset(void) { return round_up(sizeof(struct pg_private), 256); }
+
+static uint64_t private_replies_offset(uint32_t sessions)
+{
+    return round_up(private_rows_offset() + (uint64_t)sessions * sizeof(struct pg_session),
+                    REGION_ALIGN);
+}
+
+uint64_t pg_private_bytes(const struct pg_config *config)
+{
+    if (!config_valid(config))
+        return 0;
+    return round_up(private_replies_offset(config->sessions) + (uint64_t)config->sessions *
+                    PG_WINDOW * sizeof(struct pg_reply_memory), REGION_ALIGN);
+}
+
+/* ---- the handle ---------------------------------------------------------------------- */
+
+static void *region(const struct pg_arena *a, enum pg_region_id id)
+{
+    return (uint8_t *)a->header + a->header->regions[id].offset;
+}
+
+static uint32_t region_count(const struct pg_arena *a, enum pg_region_id id)
+{
+    return a->header->regions[id].count;
+}
+
+static void handle_open_truth(struct pg_arena *a)
+{
+    a->metrics = region(a, PG_R_METRICS);
+    a->namespaces = region(a, PG_R_NAMESPACES);
+    a->namespace_rows = region_count(a, PG_R_NAMESPACES);
+    a->topics = region(a, PG_R_TOPICS);
+    a->topic_rows = region_count(a, PG_R_TOPICS);
+    a->outbox = region(a, PG_R_OUTBOX);
+    a->slots = (struct slots){region(a, PG_R_HOT), region(a, PG_R_COLD),
+                              region(a, PG_R_FREE_SLOTS), a->header->capacity + 1};
+}
+
+static void handle_open_derived(struct pg_arena *a)
+{
+    a->name_index = region(a, PG_R_NAME_INDEX);
+    a->name_cells = region_count(a, PG_R_NAME_INDEX);
+    a->wheel = (struct wheel){region(a, PG_R_WHEEL), region(a, PG_R_BUCKETS),
+                              region(a, PG_R_CHUNKS), region(a, PG_R_FREE_CHUNKS),
+                              a->slots.hot};
+    a->index = (struct key_index){region(a, PG_R_INDEX), region_count(a, PG_R_INDEX),
+                                  index_id_bits((uint64_t)a->slots.capacity +
+                                                a->header->outbox_capacity)};
+    a->blobs = (struct blob_pool){region(a, PG_R_BLOB_HEAP), region(a, PG_R_BLOB_MAP),
+                                  region(a, PG_R_BLOBS), region_count(a, PG_R_BLOBS)};
+}
+
+static void handle_open(struct pg_arena *a, void *arena, void *secret)
+{
+    memset(a, 0, sizeof *a);
+    a->header = arena;
+    a->wall_cursor = PG_NIL;
+    a->wall_placed_by_ns = a->header->wall_offset_ns;
+    a->topics_stuck_at = UINT64_MAX;
+    handle_open_truth(a);
+    handle_open_derived(a);
+    if (secret == NULL)
+        return;
+    a->secret = secret;
+    a->sessions = (struct pg_session *)((uint8_t *)secret + a->secret->rows_offset);
+    a->replies = (struct pg_reply_memory *)((uint8_t *)secret + a->secret->replies_offset);
+}
+
+/* ---- create -------------------------------------------------------------------------- */
+
+static void header_fill(struct pg_header *h, const struct pg_config *c, const struct plan *p)
+{
+    h->magic = PG_MAGIC;
+    h->abi_major = PG_ABI_MAJOR;
+    h->abi_minor = PG_ABI_MINOR;
+    h->layout_id = c->layout_id;
+    h->length = p->length;
+    h->page_size = c->page_size;
+    h->clock_kind = c->clock_kind;
+    memcpy(h->uuid, c->uuid, sizeof h->uuid);
+    memcpy(h->boot_id, c->boot_id, sizeof h->boot_id);
+    h->stream_id = c->stream_id;
+    h->shard = c->shard;
+    h->shards = c->shards;
+    h->capacity = c->capacity;
+    h->outbox_capacity = c->outbox_capacity;
+    h->payload_bytes = (uint64_t)payload_granules(c) * PG_GRANULE;
+    h->outbox_bytes_max = c->outbox_bytes_max;
+    h->tick_ns = (uint64_t)c->tick_ns;
+    h->fanout = c->fanout;
+    h->levels = wheel_levels(&(struct wheel_shape){c->tick_ns, c->fanout, c->capacity + 1});
+    h->created_wall_ns = c->created_wall_ns;
+    h->wall_origin_ns = c->wall_origin_ns;
+    h->now_ns = c->now_ns;
+    h->wall_offset_ns = c->wall_offset_ns;
+    h->next_deadline_ns = INT64_MAX;
+    h->next_ticket = 1;
+    h->next_incarnation = 1;
+    memcpy(h->regions, p->regions, sizeof h->regions);
+}
+
+static void private_fill(struct pg_private *s, const struct pg_config *c)
+{
+    s->magic = PG_PRIVATE_MAGIC;
+    s->layout_id = c->layout_id;
+    s->length = pg_private_bytes(c);
+    memcpy(s->uuid, c->uuid, sizeof s->uuid);
+    memcpy(s->secret, c->secret, sizeof s->secret);
+    s->sessions = c->sessions;
+    s->window = PG_WINDOW;
+    s->rows_offset = private_rows_offset();
+    s->replies_offset = private_replies_offset(c->sessions);
+    s->next_session = 1;
+}
+
+int pg_create(struct pg_arena *a, void *arena, void *secret, const struct pg_config *config)
+{
+    const struct wheel_shape shape = shape_of(config);
+    struct pg_header *h = arena;
+    struct pg_private *s = secret;
+    struct plan plan;
+
+    if (!config_valid(config))
+        return 0;
+    plan_make(&plan, config);
+    header_fill(h, config, &plan);
+    private_fill(s, config);
+    handle_open(a, arena, secret);
+    a->now_ns = config->now_ns;
+    slots_init(&a->slots);
+    wheel_init(&a->wheel, &shape, config->now_ns);
+    index_init(&a->index);
+    blobs_init(&a->blobs);
+    names_rebuild(a);
+    STORE_RELEASE(&h->state, PG_REBUILDING);
+    STORE_RELEASE(&s->version, PG_PRIVATE_MAGIC);
+    STORE_RELEASE(&h->version, PG_MAGIC);
+    return 1;
+}
+
+/* ---- attach -------------------------------------------------------------------------- */
+
+bool fault_set(struct pg_fault *fault, const char *part, const char *what, uint64_t where,
+               uint64_t expected, uint64_t found)
+{
+    if (fault->part[0] != 0)
+        return false;
+    strncpy(fault->part, part, sizeof fault->part - 1);
+    strncpy(fault->what, what, sizeof fault->what - 1);
+    fault->where = where;
+    fault->expected = expected;
+    fault->found = found;
+    return false;
+}
+
+static bool same(struct pg_fault *why, const char *what, uint64_t expected, uint64_t found)
+{
+    return expected == found || fault_set(why, "header", what, 0, expected, found);
+}
+
+/* Every offset is inside the segment, so that no later access can leave the mapping. */
+static bool regions_inside(const struct pg_header *h, struct pg_fault *why)
+{
+    for (uint32_t i = 0; i < PG_R_COUNT; i++) {
+        const struct pg_region *r = &h->regions[i];
+        if (r->offset > h->length || r->length > h->length - r->offset ||
+            r->length != (uint64_t)r->stride * r->count)
+            return fault_set(why, "header", "a region leaves the segment", i, h->length,
+                             r->offset + r->length);
+    }
+    return true;
+}
+
+static bool header_fits(const struct pg_header *h, uint64_t bytes, uint64_t layout_id,
+                        struct pg_fault *why)
+{
+    if (bytes < sizeof *h)
+        return same(why, "segment too small for a header", sizeof *h, bytes);
+    return same(why, "magic: not an arena of purgatoryd", PG_MAGIC, h->magic) &&
+           same(why, "version mark: the arena was never completed", PG_MAGIC,
+                LOAD_ACQUIRE(&h->version)) &&
+           same(why, "ABI major", PG_ABI_MAJOR, h->abi_major) &&
+           same(why, "layout id", layout_id, h->layout_id) &&
+           same(why, "length of the segment", h->length, bytes) && regions_inside(h, why) &&
+           same(why, "slots", (uint64_t)h->capacity + 1, h->regions[PG_R_HOT].count) &&
+           same(why, "outbox entries", h->outbox_capacity, h->regions[PG_R_OUTBOX].count);
+}
+
+static bool private_fits(const struct pg_private *s, const struct pg_header *h, uint64_t bytes,
+                         struct pg_fault *why)
+{
+    if (bytes < sizeof *s)
+        return same(why, "private segment too small for its header", sizeof *s, bytes);
+    return same(why, "private segment: magic", PG_PRIVATE_MAGIC, s->magic) &&
+           same(why, "private segment: version mark", PG_PRIVATE_MAGIC, s->version) &&
+           same(why, "private segment: layout id", h->layout_id, s->layout_id) &&
+           same(why, "private segment: length", s->length, bytes) &&
+           same(why, "private segment: belongs to another arena", 0,
+                (uint64_t)(memcmp(s->uuid, h->uuid, sizeof s->uuid) != 0)) &&
+           same(why, "private segment: rows", private_rows_offset(), s->rows_offset) &&
+           same(why, "private segment: replies", private_replies_offset(s->sessions),
+                s->replies_offset) &&
+           same(why, "private segment: too small for its sessions",
+                1, s->replies_offset + (uint64_t)s->sessions * PG_WINDOW *
+                   sizeof(struct pg_reply_memory) <= bytes);
+}
+
+int pg_attach(struct pg_arena *a, void *arena, uint64_t arena_bytes, void *secret,
+              uint64_t secret_bytes, uint64_t layout_id, struct pg_fault *why)
+{
+    memset(why, 0, sizeof *why);
+    if (!header_fits(arena, arena_bytes, layout_id, why))
+        return 0;
+    if (secret != NULL && !private_fits(secret, arena, secret_bytes, why))
+        return 0;
+    handle_open(a, arena, secret);
+    return 1;
+}
+
+/* ---- rebuild ------------------------------------------------------------------------- */
+
+static void counters_reset(struct pg_arena *a)
+{
+    a->metrics->live = a->metrics->live_wall = 0;
+    for (uint32_t i = 0; i < a->namespace_rows; i++)
+        a->namespaces[i].live = a->namespaces[i].bytes = 0;
+    for (uint32_t i = 0; i < a->topic_rows; i++)
+        a->topics[i].live = 0;
+}
+
+static bool slot_sound(const struct pg_arena *a, const struct pg_hot *h, const struct pg_cold *c)
+{
+    return h->topic < a->topic_rows && a->topics[h->topic].name_len != 0 && c->key_len != 0 &&
+           c->payload_len <= PG_PAYLOAD_MAX && c->ext_len % PG_GRANULE == 0;
+}
+
+/* Blobs are marked in one pass and keys linked in a second, because linking compares keys. */
+static bool slots_mark_blobs(struct pg_arena *a, struct pg_fault *why)
+{
+    for (uint32_t i = 0; i < a->slots.capacity; i++) {
+        const struct pg_hot *h = &a->slots.hot[i];
+        const struct pg_cold *c = &a->slots.cold[i];
+        if (ctl_state(h->ctl) == PG_S_FREE)
+            continue;
+        if (!slot_sound(a, h, c))
+            return fault_set(why, "slots", "an armed slot names what is not there", i, 0,
+                             h->topic);
+        if (!blobs_rebuild_mark(&a->blobs, c->blob, slot_granules(c)))
+            return fault_set(why, "blobs", "a slot's blob overlaps or is outside", i, 0, c->blob);
+    }
+    return true;
+}
+
+/* The slot whose entry is already committed counts as fired: its blob is the entry's. */
+static void slots_drop_fired(struct pg_arena *a)
+{
+    const uint64_t tail = a->header->outbox_tail;
+    if (tail == 0 || outbox_at(a, tail - 1)->commit != tail)
+        return;
+    const uint64_t ticket = outbox_at(a, tail - 1)->ticket >> 8;
+    for (uint32_t i = 0; i < a->slots.capacity; i++)
+        if (a->slots.hot[i].ctl == ctl_of(ticket, PG_S_ARMED))
+            a->slots.hot[i].ctl = PG_S_FREE;
+}
+
+static void slots_link(struct pg_arena *a)
+{
+    enum { AHEAD = 24 };
+    for (uint32_t i = 0; i < a->slots.capacity; i++) {
+        if (i + AHEAD < a->slots.capacity)
+            index_prefetch(&a->index, a->slots.hot[i + AHEAD].hash);
+        if (ctl_state(a->slots.hot[i].ctl) == PG_S_ARMED)
+            timers_link(a, i);
+    }
+}
+
+int pg_rebuild(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
+{
+    const struct wheel_shape shape = {(int64_t)a->header->tick_ns, a->header->fanout,
+                                      a->slots.capacity};
+    memset(why, 0, sizeof *why);
+    STORE_RELEASE(&a->header->state, PG_REBUILDING);
+    a->now_ns = a->header->now_ns = now_ns;
+    counters_reset(a);
+    names_rebuild(a);
+    index_init(&a->index);
+    wheel_init(&a->wheel, &shape, now_ns);
+    blobs_rebuild_begin(&a->blobs);
+    if (!outbox_rebuild(a, why))
+        return 0;
+    slots_drop_fired(a);
+    if (!slots_mark_blobs(a, why))
+        return 0;
+    blobs_rebuild_end(&a->blobs);
+    slots_rebuild(&a->slots);
+    slots_link(a);
+    a->metrics->blob_bytes = blobs_used(&a->blobs) * PG_GRANULE;
+    return 1;
+}
+
+/* ---- check --------------------------------------------------------------------------- */
+
+int pg_check(struct pg_arena *a, struct pg_fault *fault)
+{
+    uint64_t granules = 0;
+    memset(fault, 0, sizeof *fault);
+    return slots_check(&a->slots, fault) &&
+           wheel_check(&a->wheel, a->slots.capacity, slots_live(&a->slots), fault) &&
+           names_check(a, fault) && timers_check(a, fault, &granules) &&
+           outbox_check(a, fault, &granules) && blobs_check(&a->blobs, granules, fault) &&
+           (a->secret == NULL || sessions_check(a, fault));
+}
+
+static bool live_slot_sound(const struct pg_arena *a, uint32_t i, struct pg_fault *fault)
+{
+    const uint64_t ctl = LOAD_ACQUIRE(&a->slots.hot[i].ctl);
+    const struct pg_hot h = a->slots.hot[i];
+    const struct pg_cold c = a->slots.cold[i];
+    atomic_thread_fence(memory_order_acquire);
+    if (ctl_state(ctl) != PG_S_ARMED || LOAD_ACQUIRE(&a->slots.hot[i].ctl) != ctl)
+        return true;
+    if (ctl_ticket(ctl) == 0 || ctl_ticket(ctl) >= LOAD_ACQUIRE(&a->header->next_ticket))
+        return fault_set(fault, "slots", "a ticket that was never given", i,
+                         a->header->next_ticket, ctl_ticket(ctl));
+    if (!slot_sound(a, &h, &c))
+        return fault_set(fault, "slots", "an armed slot names what is not there", i, 0, h.topic);
+    if ((uint64_t)c.blob + slot_granules(&c) > a->blobs.granules)
+        return fault_set(fault, "slots", "a blob outside its region", i, a->blobs.granules,
+                         c.blob);
+    return true;
+}
+
+static bool live_entry_sound(const struct pg_arena *a, uint64_t position, struct pg_fault *fault)
+{
+    const struct pg_entry *e = outbox_at(a, position);
+    const uint64_t commit = LOAD_ACQUIRE(&e->commit);
+    const struct pg_entry copy = *e;
+    atomic_thread_fence(memory_order_acquire);
+    if (commit != position + 1 || LOAD_ACQUIRE(&e->commit) != commit)
+        return true;
+    if (copy.topic >= a->topic_rows || copy.previous > position ||
+        (uint64_t)copy.blob + entry_granules(&copy) > a->blobs.granules)
+        return fault_set(fault, "outbox", "an entry names what is not there", position,
+                         a->topic_rows, copy.topic);
+    return true;
+}
+
+int pg_check_live(const struct pg_arena *a, struct pg_fault *fault)
+{
+    memset(fault, 0, sizeof *fault);
+    if (!header_fits(a->header, a->header->length, a->header->layout_id, fault))
+        return 0;
+    for (uint32_t i = 0; i < a->slots.capacity; i++)
+        if (!live_slot_sound(a, i, fault))
+            return 0;
+    const uint64_t head = LOAD_ACQUIRE(&a->header->outbox_head);
+    const uint64_t tail = LOAD_ACQUIRE(&a->header->outbox_tail);
+    for (uint64_t p = head; p < tail; p++)
+        if (!live_entry_sound(a, p, fault))
+            return 0;
+    return 1;
+}
+
+/* ---- what the daemon stores for readers ------------------------------------------------ */
+
+const struct pg_header *pg_header_of(const struct pg_arena *a) { return a->header; }
+const struct pg_metrics *pg_metrics_of(const struct pg_arena *a) { return a->metrics; }
+
+void pg_set_state(struct pg_arena *a, uint32_t state, uint32_t pid)
+{
+    a->header->daemon_pid = pid;
+    STORE_RELEASE(&a->header->state, state);
+}
+
+void pg_start_epoch(struct pg_arena *a, const uint8_t boot_id[16])
+{
+    memcpy(a->header->boot_id, boot_id, sizeof a->header->boot_id);
+    STORE_RELEASE(&a->header->epoch, a->header->epoch + 1);
+}
+
+void pg_beat(struct pg_arena *a, int64_t real_boot_ns, uint64_t turns, uint64_t wakeups,
+             uint64_t sent)
+{
+    a->header->loop_turns = turns;
+    a->metrics->wakeups = wakeups;
+    a->metrics->messages_sent = sent;
+    STORE_RELEASE(&a->header->heartbeat_boot_ns, real_boot_ns);
+}

@@ -1,0 +1,414 @@
+"""The arena in Python: `Arena` for its one writer, `Reader` for everybody else.
+
+Python crosses into C once per batch, message or page, never once per timer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from purgatoryd.shm_layout import segment
+from purgatoryd.shm_layout._core import ffi, lib
+from purgatoryd.shm_layout.errors import ArenaBroken, ArenaMismatch, ArenaNotReady
+from purgatoryd.shm_layout.layout import LAYOUT_ID, MESSAGE_MAX, ArenaState
+from purgatoryd.shm_layout.paths import Paths
+from purgatoryd.shm_layout.segment import Segment
+
+ARENA_MODE = 0o640
+PRIVATE_MODE = 0o600
+NONE_NS = 2**63 - 1
+"""What `next_ns` says when nothing is armed."""
+
+_PAGE_BYTES = 1 << 20
+_NIL = 0xFFFFFFFF
+
+
+def region_bytes(config: Mapping[str, Any]) -> dict[str, int]:
+    """Bytes of each region of the arena that `config` (fields of pg_config) gives, by name."""
+    struct = _config(config)
+    names = {value: name for name, value in vars(lib).items() if name.startswith("PG_R_")}
+    return {
+        names[i].removeprefix("PG_R_").lower(): lib.pg_region_bytes(struct, i)
+        for i in range(lib.PG_R_COUNT)
+    }
+
+
+def _config(values: Mapping[str, Any]) -> Any:
+    return ffi.new("struct pg_config *", {"layout_id": LAYOUT_ID, **values})
+
+
+def _text(chars: Any) -> str:
+    return str(ffi.string(chars).decode())
+
+
+def _broken(fault: Any) -> ArenaBroken:
+    return ArenaBroken(
+        _text(fault.part), _text(fault.what), fault.where, fault.expected, fault.found
+    )
+
+
+class _Handle:
+    """A mapped arena, with the private segment if this is its writer."""
+
+    def __init__(self, arena: Segment, private: Segment | None) -> None:
+        self.segment = arena
+        self._private = private
+        self._memory = ffi.new("uint8_t[]", lib.pg_handle_bytes())
+        self._a = ffi.cast("struct pg_arena *", self._memory)
+        writable = private is not None
+        self._base = ffi.from_buffer(arena.memory, require_writable=writable)
+        self._secret = ffi.from_buffer(private.memory, require_writable=True) if private else ffi.NULL
+        self._fault = ffi.new("struct pg_fault *")
+
+    def _attach(self) -> None:
+        private_bytes = self._private.bytes if self._private else 0
+        if not lib.pg_attach(
+            self._a, self._base, self.segment.bytes, self._secret, private_bytes, LAYOUT_ID,
+            self._fault,
+        ):  # fmt: skip
+            found = self._fault
+            raise ArenaMismatch(self.segment.name, _text(found.what), found.expected, found.found)
+
+    @property
+    def header(self) -> Any:
+        """struct pg_header, live."""
+        return lib.pg_header_of(self._a)
+
+    @property
+    def metrics(self) -> Any:
+        """struct pg_metrics, live."""
+        return lib.pg_metrics_of(self._a)
+
+    def close(self) -> None:
+        """Unmaps; the handle must not be used afterwards."""
+        ffi.release(self._base)
+        self.segment.close()
+        if self._private:
+            ffi.release(self._secret)
+            self._private.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """One notice message: both frames, as views that the next call overwrites."""
+
+    subject: memoryview
+    body: memoryview
+
+
+class Arena(_Handle):
+    """The writer's handle. One process, one thread."""
+
+    PARTS = 1024
+
+    def __init__(self, arena: Segment, private: Segment) -> None:
+        super().__init__(arena, private)
+        self._more = ffi.new("int *")
+        self._upto = ffi.new("uint64_t *")
+        self._parts = ffi.new("struct pg_part[]", self.PARTS)
+        self._out = bytearray(2 * _PAGE_BYTES)
+        self._out_base = ffi.from_buffer(self._out)
+        self._reply = bytearray(MESSAGE_MAX)
+        self._reply_base = ffi.from_buffer(self._reply)
+        self._reply_bytes = ffi.new("uint64_t *")
+        self._wait_ns = ffi.new("int64_t *")
+
+    # ---- life ----
+
+    @classmethod
+    def create(cls, name: str, private_name: str, config: Mapping[str, Any]) -> Arena:
+        """New segments for `config` (fields of struct pg_config, layout_id is filled in).
+
+        Raises ArenaTooLarge with needed and available bytes, ValueError for a config that
+        the core does not accept.
+        """
+        struct = _config(config)
+        size, private_size = lib.pg_arena_bytes(struct), lib.pg_private_bytes(struct)
+        if size == 0:
+            raise ValueError(f"not a valid arena configuration: {dict(config)}")
+        arena = Segment.create(name, size, ARENA_MODE)
+        try:
+            private = Segment.create(private_name, private_size, PRIVATE_MODE)
+        except BaseException:
+            segment.unlink(name)
+            raise
+        self = cls(arena, private)
+        lib.pg_create(self._a, self._base, self._secret, struct)
+        return self
+
+    @classmethod
+    def attach(cls, name: str, private_name: str) -> Arena:
+        """Maps existing segments; `rebuild` must follow. Raises ArenaMissing, ArenaMismatch."""
+        arena = Segment.open(name, read_only=False)
+        self = cls(arena, Segment.open(private_name, read_only=False))
+        self._attach()
+        return self
+
+    def rebuild(self, now_ns: int) -> None:
+        """Rebuilds all that is derived. Raises ArenaBroken if truth is damaged."""
+        if not lib.pg_rebuild(self._a, now_ns, self._fault):
+            raise _broken(self._fault)
+
+    def migrate_from(self, old: Arena) -> None:
+        """Takes over all truth of `old`. Raises ArenaBroken with what has no room."""
+        if not lib.pg_migrate(self._a, old._a, self._fault):
+            raise _broken(self._fault)
+
+    @property
+    def session_rows(self) -> int:
+        """Sessions that the private segment has room for."""
+        return int(ffi.cast("struct pg_private *", self._secret).sessions)
+
+    def start_epoch(self, boot_id: bytes) -> None:
+        """Counts a start of the daemon; deadlines are on the boot clock of `boot_id`."""
+        lib.pg_start_epoch(self._a, boot_id)
+
+    def set_state(self, state: ArenaState, pid: int = 0) -> None:
+        """Publishes the arena's state, and the daemon's pid while it runs."""
+        lib.pg_set_state(self._a, int(state), pid)
+
+    def beat(self, real_boot_ns: int, turns: int, wakeups: int, sent: int) -> None:
+        """Stores the loop's progress for readers."""
+        lib.pg_beat(self._a, real_boot_ns, turns, wakeups, sent)
+
+    def check(self) -> None:
+        """Walks everything; raises ArenaBroken with the first broken invariant."""
+        if not lib.pg_check(self._a, self._fault):
+            raise _broken(self._fault)
+
+    # ---- time ----
+
+    def advance(self, now_ns: int, wall_offset_ns: int, real_boot_ns: int, budget: int) -> bool:
+        """Fires what is due at `now_ns` (arena clock). True = due work is left."""
+        lib.pg_advance(self._a, now_ns, wall_offset_ns, real_boot_ns, budget, self._more)
+        return bool(self._more[0])
+
+    @property
+    def next_ns(self) -> int:
+        """When `advance` is needed next; NONE_NS = nothing is armed."""
+        return int(lib.pg_next_ns(self._a))
+
+    # ---- commands ----
+
+    def handle(
+        self, message: Any, uid: int, pid: int, real_boot_ns: int
+    ) -> tuple[memoryview, None] | tuple[None, int]:
+        """Applies one command-lane message (any buffer).
+
+        Returns the reply, a view that the next call overwrites, and None; or None and the
+        virtual time to which the arena must be advanced before the same call is repeated.
+        """
+        state = lib.pg_handle(
+            self._a, ffi.from_buffer(message), len(message), uid, pid, real_boot_ns,
+            self._reply_base, self._reply_bytes, self._wait_ns,
+        )  # fmt: skip
+        if state == lib.PG_H_WAIT:
+            return None, int(self._wait_ns[0])
+        return memoryview(self._reply)[: self._reply_bytes[0]], None
+
+    # ---- notices ----
+
+    def _outgoing(self, count: int) -> list[Outgoing]:
+        view = memoryview(self._out)
+        parts = (self._parts[i] for i in range(count))
+        return [
+            Outgoing(
+                view[p.subject : p.subject + p.subject_bytes], view[p.body : p.body + p.body_bytes]
+            )
+            for p in parts
+        ]
+
+    def notices(self) -> tuple[list[Outgoing], int]:
+        """Messages for a window of what was not sent yet, and the position behind them."""
+        count = lib.pg_notices(
+            self._a, self._out_base, len(self._out), self._parts, self.PARTS, self._upto
+        )
+        return self._outgoing(count), int(self._upto[0])
+
+    def published(self, upto: int) -> None:
+        """Notes that all entries below position `upto` were handed to the socket."""
+        lib.pg_published(self._a, upto)
+
+    def tails(self, since_boot_ns: int) -> Iterator[Outgoing]:
+        """Tail heartbeats of the topics that changed since then (real boot clock)."""
+        cursor = ffi.new("uint32_t *")
+        while count := lib.pg_tails(
+            self._a, since_boot_ns, cursor, self._out_base, len(self._out), self._parts, self.PARTS
+        ):
+            yield from self._outgoing(count)
+
+
+class Reader(_Handle):
+    """A read-only view of an arena, valid while the daemon writes, hangs or is gone."""
+
+    def __init__(self, arena: Segment) -> None:
+        super().__init__(arena, None)
+        self._attach()
+        self._cursor = ffi.new("uint32_t *")
+
+    @classmethod
+    def attach(cls, paths: Paths) -> Reader:
+        """Maps the arena of a daemon.
+
+        Raises ArenaMissing, ArenaMismatch (another build or something foreign) and
+        ArenaNotReady while it is being rebuilt or was retired.
+        """
+        self = cls(Segment.open(paths.arena, read_only=True))
+        if self.state != ArenaState.READY:
+            raise ArenaNotReady(paths.arena, self.state.name.lower())
+        return self
+
+    @property
+    def state(self) -> ArenaState:
+        """State of the arena, as the daemon last wrote it."""
+        return ArenaState(self.header.state)
+
+    @property
+    def retired(self) -> bool:
+        """True when another segment has taken this one's place: attach again."""
+        return self.state == ArenaState.RETIRED
+
+    @property
+    def uuid(self) -> bytes:
+        """Identity of the arena, 16 bytes."""
+        return bytes(self.header.uuid)
+
+    @property
+    def stream_id(self) -> int:
+        """Changes only when continuity of notices is lost."""
+        return int(self.header.stream_id)
+
+    @property
+    def epoch(self) -> int:
+        """Starts of the daemon on this arena."""
+        return int(self.header.epoch)
+
+    # ---- topics ----
+
+    def _namespace_row(self, namespace: str) -> int:
+        name = namespace.encode()
+        return int(lib.pg_find_namespace(self._a, name, len(name)))
+
+    def tails(self, namespace: str) -> dict[str, tuple[int, int]]:
+        """Of each topic of the namespace: its incarnation and newest sequence."""
+        row = self._namespace_row(namespace)
+        return {
+            topic.name: (topic.incarnation, topic.sequence)
+            for topic in self.topics()
+            if topic.namespace_row == row
+        }
+
+    def topics(self) -> Iterator[Topic]:
+        """All rows of the topic table that are in use."""
+        region = self.header.regions[lib.PG_R_TOPICS]
+        rows = ffi.cast("struct pg_topic *", self._base + region.offset)
+        for i in range(region.count):
+            t = rows[i]
+            if length := t.name_len:
+                name = bytes(ffi.buffer(t.name, length - 1)).decode()
+                yield Topic(name, t.namespace_row, t.incarnation, t.sequence, t.live)
+
+    def namespaces(self) -> dict[int, Namespace]:
+        """Row number -> namespace, of those in use."""
+        region = self.header.regions[lib.PG_R_NAMESPACES]
+        rows = ffi.cast("struct pg_namespace *", self._base + region.offset)
+        used = (i for i in range(region.count) if rows[i].name_len)
+        return {
+            i: Namespace(
+                bytes(ffi.buffer(rows[i].name, rows[i].name_len)).decode(),
+                rows[i].live,
+                rows[i].bytes,
+            )
+            for i in used
+        }
+
+    def replay(self, namespace: str, topic: str, first: int, last: int) -> tuple[int, list[bytes]]:
+        """Notices `first`..`last` of a topic from the outbox, oldest first.
+
+        Returns (lost_until, bodies): `lost_until` is the highest sequence of the range that
+        is gone, first - 1 if none; each body is a second frame as on the notice socket.
+        """
+        name = topic.encode()
+        row = lib.pg_find_topic(self._a, self._namespace_row(namespace), name, len(name))
+        if row == _NIL:
+            return last, []
+        positions = ffi.new("uint64_t[]", last - first + 1)
+        lost, got = ffi.new("uint64_t *"), ffi.new("uint64_t *")
+        lost_until, bodies, out = first - 1, [], bytearray(_PAGE_BYTES)
+        while first <= last:
+            used = lib.pg_replay(
+                self._a, row, first, last, positions, ffi.from_buffer(out), len(out), lost, got
+            )
+            if lost[0] >= first:
+                lost_until = lost[0]
+            if used == 0:
+                break
+            bodies.append(bytes(memoryview(out)[:used]))
+            first = got[0] + 1
+        return lost_until, bodies
+
+    # ---- timers ----
+
+    def scan(self) -> Iterator[bytes]:
+        """All armed timers, as pages of struct pg_info with names, key and payload behind."""
+        cursor, out = ffi.new("uint32_t *"), bytearray(_PAGE_BYTES)
+        base, slots = ffi.from_buffer(out), self.header.capacity + 1
+        while cursor[0] < slots:
+            used = lib.pg_scan(self._a, cursor, 4096, base, len(out))
+            yield bytes(memoryview(out)[:used])
+
+    def check(self) -> None:
+        """The invariants that hold on a live arena; raises ArenaBroken with the first broken."""
+        if not lib.pg_check_live(self._a, self._fault):
+            raise _broken(self._fault)
+
+    def stats(self) -> dict[str, Any]:
+        """Header fields and counters that say how the daemon does, by name."""
+        header, metrics = self.header, self.metrics
+        shown = (
+            "capacity", "outbox_capacity", "payload_bytes", "outbox_bytes_max", "tick_ns",
+            "fanout", "levels", "daemon_pid", "epoch", "stream_id", "heartbeat_boot_ns",
+            "loop_turns", "now_ns", "next_deadline_ns", "wall_offset_ns", "next_ticket",
+            "outbox_head", "outbox_tail", "published", "outbox_bytes", "length",
+        )  # fmt: skip
+        counters = [n for n, _ in ffi.typeof("struct pg_metrics").fields if n != "reserved"]
+        return {
+            "state": self.state.name.lower(),
+            "clock": "virtual" if header.clock_kind == lib.PG_CLOCK_VIRTUAL else "real",
+            **{name: int(getattr(header, name)) for name in shown},
+            **{name: int(getattr(metrics, name)) for name in counters},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A row of the topic table."""
+
+    name: str
+    namespace_row: int
+    incarnation: int
+    sequence: int
+    live: int
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """A row of the namespace table."""
+
+    name: str
+    live: int
+    bytes: int
+
+
+def boot_id() -> bytes:
+    """Identity of this boot of the host, 16 bytes."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return bytes.fromhex(file.read().strip().replace("-", ""))
+
+
+def page_size() -> int:
+    """Bytes of a memory page."""
+    return os.sysconf("SC_PAGE_SIZE")

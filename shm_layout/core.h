@@ -1,0 +1,200 @@
+/*
+ * core.h - what the parts of the C core know of each other.
+ *
+ * The core is pure: functions over mapped memory.  It allocates nothing, reads no clock,
+ * opens nothing; time is an argument.  One file per part of the arena; no part reaches
+ * into another's bytes.  Every part brings its own piece of init, rebuild and check.
+ *
+ *   arena.c    geometry, create, attach, rebuild, check     wheel.c   the timing wheel
+ *   slots.c    hot and cold slots, free stack               index.c   key -> id
+ *   blobs.c    key and payload bytes                        names.c   namespaces, topics
+ *   outbox.c   fired timers until they are overwritten      hash.c    keyed hash
+ *   timers.c   put, cancel, get, expire                     session.c sessions, replies
+ *   batch.c    decode, validate, apply                      scan.c    readers
+ *   notices.c  outbox -> messages
+ */
+#ifndef PURGATORYD_CORE_H
+#define PURGATORYD_CORE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "layout.h"
+#include "api.h"
+
+#define LIKELY(x) __builtin_expect(!!(x), 1)
+#define UNLIKELY(x) __builtin_expect(!!(x), 0)
+
+/* Shared fields that readers poll while the daemon writes. */
+#define LOAD_ACQUIRE(p) __atomic_load_n((p), __ATOMIC_ACQUIRE)
+#define STORE_RELEASE(p, v) __atomic_store_n((p), (v), __ATOMIC_RELEASE)
+
+/* ---- check: the first broken invariant ------------------------------------------- */
+
+/* Records the first fault only, so that the message names the cause and not an effect. */
+bool fault_set(struct pg_fault *fault, const char *part, const char *what, uint64_t where,
+               uint64_t expected, uint64_t found);
+
+/* Spreads an id over 64 bits (the finalizer of MurmurHash3, Appleby): two sets of ids are
+ * the same, each id once, if their sums of mixed ids are the same. */
+static inline uint64_t id_mix(uint32_t id)
+{
+    uint64_t x = (uint64_t)id + 0x9e3779b97f4a7c15u;
+    x = (x ^ x >> 33) * 0xff51afd7ed558ccdu;
+    x = (x ^ x >> 33) * 0xc4ceb9fe1a85ec53u;
+    return x ^ x >> 33;
+}
+
+/* ---- slots ------------------------------------------------------------------------ */
+
+/* free[0] holds how many ids stand in free[1..]. Owner of hot.ctl's state. */
+struct slots {
+    struct pg_hot *hot;
+    struct pg_cold *cold;         /* NULL where there is no arena around the wheel */
+    uint32_t *free;
+    uint32_t capacity;
+};
+
+void slots_init(struct slots *s);                    /* all FREE; id 0 is given out first */
+void slots_rebuild(struct slots *s);                 /* the free stack from the control words */
+bool slots_check(const struct slots *s, struct pg_fault *fault);
+static inline uint32_t slots_live(const struct slots *s) { return s->capacity - s->free[0]; }
+static inline uint32_t slots_take(struct slots *s)   /* PG_NIL when full */
+{
+    return UNLIKELY(s->free[0] == 0) ? PG_NIL : s->free[s->free[0]--];
+}
+static inline void slots_give(struct slots *s, uint32_t slot) { s->free[++s->free[0]] = slot; }
+/* Fetches the slot that slots_take will give `ahead` calls from now. */
+static inline void slots_prefetch(const struct slots *s, uint32_t ahead)
+{
+    if (LIKELY(s->free[0] > ahead))
+        __builtin_prefetch(&s->hot[s->free[s->free[0] - ahead]], 1);
+}
+
+static inline uint64_t ctl_of(uint64_t ticket, unsigned state) { return ticket << 8 | state; }
+static inline unsigned ctl_state(uint64_t ctl) { return (unsigned)(ctl & 0xff); }
+static inline uint64_t ctl_ticket(uint64_t ctl) { return ctl >> 8; }
+
+/* ---- wheel ------------------------------------------------------------------------- */
+
+/* Called with a slot that is due and stands in no bucket any more. It must free or
+ * re-place the slot and return true; false = it cannot be taken now: the wheel keeps it
+ * and stops (a timer is late, never lost). */
+typedef bool (*wheel_due_fn)(void *context, uint32_t slot);
+
+struct wheel {
+    struct pg_wheel *state;
+    struct pg_bucket *buckets;
+    struct pg_chunk *chunks;
+    uint32_t *free_chunks;        /* free_chunks[0] = count, as in struct slots */
+    struct pg_hot *hot;           /* of each slot: deadline_ns (read), where and bucket (owned) */
+};
+
+struct wheel_shape {
+    int64_t tick_ns;              /* 1000 .. 100000000 */
+    uint32_t fanout;              /* 2 .. 256 */
+    uint32_t capacity;            /* slots */
+};
+
+uint32_t wheel_levels(const struct wheel_shape *shape);
+uint32_t wheel_buckets(const struct wheel_shape *shape);   /* pseudo buckets included */
+uint32_t wheel_chunks(const struct wheel_shape *shape);    /* enough for any distribution */
+void wheel_init(struct wheel *w, const struct wheel_shape *shape, int64_t now_ns);
+/* Links the slot by its deadline_ns; one that is due already goes to the due bucket. */
+void wheel_place(struct wheel *w, uint32_t slot);
+void wheel_place_many(struct wheel *w, const uint32_t *slots, uint32_t count);
+void wheel_remove(struct wheel *w, uint32_t slot);
+void wheel_remove_many(struct wheel *w, const uint32_t *slots, uint32_t count);
+/* When advance has to be called next, for a firing, a cascade or a gradual drain that
+ * should not wait: now or earlier = at once; INT64_MAX = nothing is armed. */
+int64_t wheel_next_ns(const struct wheel *w);
+/* Lower bound of the next firing; equals the earliest deadline rounded up to a tick while
+ * that deadline stands in level 0. */
+int64_t wheel_next_deadline_ns(const struct wheel *w);
+/* Fires what is due at now_ns and drains coarse buckets. `budget` bounds fired + moved
+ * timers; what is left is done by the next call. Returns timers handled; *more tells
+ * whether due work is left. now_ns before the wheel's clock is taken as the clock. */
+uint32_t wheel_advance(struct wheel *w, int64_t now_ns, uint32_t budget, wheel_due_fn on_due,
+                       void *context, bool *more);
+/* True if every slot for which armed(ctl state) holds is linked exactly once, in a bucket
+ * that its deadline allows, and chains, counts, bitmaps and pool agree. `armed_count` is
+ * how many slots must be linked. */
+bool wheel_check(const struct wheel *w, uint32_t capacity, uint32_t armed_count,
+                 struct pg_fault *fault);
+
+/* ---- key index ---------------------------------------------------------------------- */
+
+struct key_index {
+    struct pg_index_bucket *buckets;
+    uint32_t count;               /* buckets */
+    uint32_t id_bits;             /* an id + 1 is stored, so that 0 means empty */
+};
+
+/* Position of a candidate; for index_next, index_replace and index_erase. */
+struct probe {
+    uint32_t home, bucket, cell;
+};
+
+uint32_t index_buckets(uint64_t ids);                /* for so many ids: 8 bytes an id */
+uint32_t index_id_bits(uint64_t ids);
+void index_init(struct key_index *x);
+/* Candidates whose tag matches, PG_NIL at the end; the caller compares the key. */
+uint32_t index_first(const struct key_index *x, uint32_t hash, struct probe *at);
+uint32_t index_next(const struct key_index *x, uint32_t hash, struct probe *at);
+bool index_insert(struct key_index *x, uint32_t hash, uint32_t id);  /* false: table is full */
+bool index_find_id(const struct key_index *x, uint32_t hash, uint32_t id, struct probe *at);
+void index_replace(struct key_index *x, uint32_t hash, const struct probe *at, uint32_t id);
+void index_erase(struct key_index *x, const struct probe *at);
+static inline void index_prefetch(const struct key_index *x, uint32_t hash)
+{
+    __builtin_prefetch(&x->buckets[((uint64_t)hash * x->count) >> 32], 1);
+}
+/* Structure only: overflow counts and bounds. `ids` = how many must stand in it. */
+bool index_check(const struct key_index *x, uint64_t ids, struct pg_fault *fault);
+
+/* ---- blobs ---------------------------------------------------------------------------- */
+
+/* A segregated-fit allocator over granules of 16 bytes without headers on used blobs:
+ * the owner knows the size. A bit per granule tells used from free; free blocks carry
+ * their own size at both ends and their list links. All but the blobs' bytes is derived. */
+struct blob_pool {
+    struct pg_blob_heap *heap;
+    uint64_t *map;                /* a bit per granule: 1 = used */
+    uint8_t *bytes;
+    uint32_t granules;
+};
+
+static inline uint32_t blob_granules(uint64_t bytes)
+{
+    return (uint32_t)((bytes + PG_GRANULE - 1) / PG_GRANULE);
+}
+uint64_t blob_map_words(uint32_t granules);
+void blobs_init(struct blob_pool *p);                              /* all free */
+uint32_t blobs_take(struct blob_pool *p, uint32_t granules);       /* PG_NIL when none fits */
+void blobs_give(struct blob_pool *p, uint32_t blob, uint32_t granules);
+/* Rebuild: begin (nothing used), mark each living blob, end (free lists from the map).
+ * mark returns false if the blob is out of bounds or overlaps one marked before. */
+void blobs_rebuild_begin(struct blob_pool *p);
+bool blobs_rebuild_mark(struct blob_pool *p, uint32_t blob, uint32_t granules);
+void blobs_rebuild_end(struct blob_pool *p);
+static inline uint8_t *blob_at(const struct blob_pool *p, uint32_t blob)
+{
+    return p->bytes + (uint64_t)blob * PG_GRANULE;
+}
+/* Map, free lists, size tags and totals agree, no two free blocks touch;
+ * used_granules = the sum over all owners. */
+bool blobs_check(const struct blob_pool *p, uint64_t used_granules, struct pg_fault *fault);
+uint64_t blobs_used(const struct blob_pool *p);                    /* granules in use */
+
+/* ---- hash ------------------------------------------------------------------------------ */
+
+/* SipHash-1-3 (Aumasson, Bernstein 2012) of scope and key, with a secret. Where keys come
+ * from strangers, an attacker who does not know the secret cannot aim at one bucket. */
+uint64_t keyed_hash(const uint64_t secret[2], uint64_t scope, const void *bytes, size_t len);
+
+#include "parts.h"
+
+#endif

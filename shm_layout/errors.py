@@ -1,0 +1,519 @@
+"""The error tree of purgatoryd. Every error keeps its figures as attributes.
+
+    PurgatorydError
+    +-- InvalidArgument (ValueError)     the caller's argument; nothing was sent
+    |   +-- InvalidKey                   1..255 bytes of str, bytes or UUID
+    |   +-- InvalidName                  daemon, namespace or topic
+    |   +-- InvalidPayload               0..65536 bytes
+    |   +-- InvalidTime                  delay or deadline
+    |   +-- InvalidRows                  columns of a bulk call
+    |   +-- InvalidSetting               a setting of the daemon or the command line
+    |   +-- UnknownSetting
+    +-- Refused                          the daemon refused one timer; the arena is unchanged
+    |   +-- Exists                       mode="error" and the key is armed
+    |   +-- Full                         slots, payload bytes, namespaces, topics or tickets
+    |   +-- TooFar                       the deadline is past 2^63 - 1 ns
+    |   +-- Denied, Busy, QuotaExceeded, WrongShard
+    +-- BatchError                       refusals of packed calls that nobody collected
+    +-- DaemonError                      the conversation with the daemon failed
+    |   +-- DaemonUnreachable (ConnectionError)
+    |   +-- CallTimeout (TimeoutError)   connected, but no answer in time
+    |   +-- QueueFull (TimeoutError)     the bounded send queue stayed full
+    |   +-- SessionExpired               the outcome of what was in flight is unknown
+    |   +-- MessageRefused               the daemon refused a whole message
+    |   +-- ProtocolError                bytes that break docs/protocol.md
+    +-- SnapshotRequired                 a subscriber was overtaken by the outbox
+    +-- Closed                           the client or subscriber was closed
+    +-- ForkedProcess                    a client or subscriber was used after fork
+    +-- ArenaError                       the shared memory segment
+    |   +-- ArenaMissing
+    |   +-- ArenaMismatch                a header field differs: both values
+    |   +-- ArenaNotReady                blank, rebuilding or retired
+    |   +-- ArenaBroken                  check() found a broken invariant
+    |   +-- ArenaTooLarge                needed and available bytes
+    |   +-- ArenaTooSmall                below what lives in it
+    +-- StartError                       the daemon cannot start
+        +-- AlreadyRunning
+        +-- BadPath                      not a directory, foreign owner, not writable
+        +-- PathTooLong                  for AF_UNIX
+        +-- Unsupported                  this machine cannot run it
+"""
+
+# ruff: noqa: N818  -- names say the condition; "Error" marks the inner nodes of the tree
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+class PurgatorydError(Exception):
+    """Root of all errors that purgatoryd raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # BaseException remembers positional arguments only; these are built with keywords.
+        names = getattr(self, "__dataclass_fields__", None)
+        return type(self), tuple(getattr(self, n) for n in names) if names else self.args
+
+
+class InvalidArgument(PurgatorydError, ValueError):
+    """An argument is out of bounds. Nothing was sent and nothing changed."""
+
+
+@dataclass(eq=False)
+class InvalidKey(InvalidArgument):
+    """`length` is in bytes (UTF-8 for str); 0 when the type is wrong."""
+
+    reason: str
+    length: int
+    limit: int
+
+    def __str__(self) -> str:
+        return f"key {self.reason}: it has {self.length} bytes, allowed are 1 to {self.limit}"
+
+
+@dataclass(eq=False)
+class InvalidName(InvalidArgument):
+    """`kind` is "daemon", "namespace" or "topic"; `length` and `limit` are bytes."""
+
+    kind: str
+    name: object
+    reason: str
+    length: int
+    limit: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kind} name {self.name!r} {self.reason}: "
+            f"it has {self.length} bytes, allowed are at most {self.limit}"
+        )
+
+
+@dataclass(eq=False)
+class InvalidPayload(InvalidArgument):
+    """`length` and `limit` are bytes; the length is 0 when the type is wrong."""
+
+    reason: str
+    length: int
+    limit: int
+
+    def __str__(self) -> str:
+        return f"payload {self.reason}: it has {self.length} bytes, allowed are {self.limit}"
+
+
+@dataclass(eq=False)
+class InvalidTime(InvalidArgument):
+    """`value` as it was given; `limit_ns` is the largest deadline, in nanoseconds."""
+
+    reason: str
+    value: object
+    limit_ns: int
+
+    def __str__(self) -> str:
+        return (
+            f"time {self.value!r} {self.reason}; the largest deadline is "
+            f"{self.limit_ns} ns on the daemon's clock"
+        )
+
+
+@dataclass(eq=False)
+class InvalidRows(InvalidArgument):
+    """A bulk call's rows: `row` is the first bad one, -1 when it is about a column."""
+
+    reason: str
+    row: int
+
+    def __str__(self) -> str:
+        return self.reason if self.row < 0 else f"row {self.row}: {self.reason}"
+
+
+@dataclass(eq=False)
+class InvalidSetting(InvalidArgument):
+    """`source` says where the value came from: a flag, the environment, a file."""
+
+    setting: str
+    value: object
+    bound: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.setting} = {self.value!r} ({self.source}): must be {self.bound}"
+
+
+@dataclass(eq=False)
+class UnknownSetting(InvalidArgument):
+    """`known` are the settings that exist."""
+
+    setting: str
+    source: str
+    known: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"unknown setting {self.setting!r} in {self.source}"
+
+
+@dataclass(eq=False)
+class Refused(PurgatorydError):
+    """The daemon refused one timer; `status` is its number in enum pg_status."""
+
+    key: object
+    status: int
+
+    why = "was refused"
+
+    def __str__(self) -> str:
+        return f"{self.key!r} {self.why} (status {self.status})"
+
+
+@dataclass(eq=False)
+class Exists(Refused):
+    """The key is armed: `ticket` and `deadline_boot_ns` are those of the armed timer."""
+
+    ticket: int
+    deadline_boot_ns: int
+
+    def __str__(self) -> str:
+        return f"{self.key!r} is armed already, with ticket {self.ticket}"
+
+
+@dataclass(eq=False)
+class Full(Refused):
+    """`resource` ran out: slots, payload, namespaces, topics, tickets or keys."""
+
+    resource: str
+
+    def __str__(self) -> str:
+        return f"{self.key!r} was refused: the arena is out of {self.resource}"
+
+
+@dataclass(eq=False)
+class TooFar(Refused):
+    """`deadline_ns` saturated; `limit_ns` is the largest deadline."""
+
+    limit_ns: int
+
+    def __str__(self) -> str:
+        return f"{self.key!r} was refused: its deadline is past {self.limit_ns} ns"
+
+
+class Denied(Refused):
+    """The sender's uid may not do this in this namespace."""
+
+    why = "was denied"
+
+
+class Busy(Refused):
+    """The daemon takes no adds just now; try again."""
+
+    why = "was refused because the daemon is busy"
+
+
+class QuotaExceeded(Refused):
+    """The namespace's or uid's quota is used up."""
+
+    why = "is over the quota"
+
+
+class WrongShard(Refused):
+    """The namespace lives in another shard."""
+
+    why = "belongs to another shard"
+
+
+@dataclass(eq=False)
+class BatchError(PurgatorydError):
+    """Refusals of calls made with wait=False whose results nobody collected.
+
+    `refusals` holds (key, status) pairs of the first ones, `count` how many there were,
+    `lost` how many calls have an unknown outcome (their session expired).
+    """
+
+    refusals: tuple[tuple[object, int], ...]
+    count: int
+    lost: int = 0
+
+    def __str__(self) -> str:
+        first = ", ".join(f"{key!r} with status {status}" for key, status in self.refusals[:3])
+        text = f"{self.count} packed calls were refused"
+        if first:
+            text += f", the first: {first}"
+        return text + (f"; {self.lost} have an unknown outcome" if self.lost else "")
+
+
+class DaemonError(PurgatorydError):
+    """The conversation with the daemon failed."""
+
+
+@dataclass(eq=False)
+class DaemonUnreachable(DaemonError, ConnectionError):
+    """No daemon answered under `name` within `waited_s` seconds; `endpoint` was tried.
+
+    `in_doubt` calls were handed to the socket: they may or may not have been applied.
+    """
+
+    name: str
+    endpoint: str
+    waited_s: float
+    in_doubt: int = 0
+
+    def __str__(self) -> str:
+        text = f"no daemon {self.name!r} answered at {self.endpoint} within {self.waited_s:.3g} s"
+        return text + (f"; {self.in_doubt} calls are in doubt" if self.in_doubt else "")
+
+
+@dataclass(eq=False)
+class CallTimeout(DaemonError, TimeoutError):
+    """The daemon is connected but did not answer `what` within `waited_s` seconds.
+
+    The call stays in flight: it may still be applied, once.
+    """
+
+    what: str
+    waited_s: float
+    in_doubt: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"no answer to {self.what} within {self.waited_s:.3g} s; "
+            f"{self.in_doubt} calls are in doubt"
+        )
+
+
+@dataclass(eq=False)
+class QueueFull(DaemonError, TimeoutError):
+    """`queued` calls wait already, of `limit` allowed; waited `waited_s` seconds for room."""
+
+    queued: int
+    limit: int
+    waited_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.queued} of {self.limit} calls are queued and none was acknowledged "
+            f"within {self.waited_s:.3g} s; this call was not queued"
+        )
+
+
+@dataclass(eq=False)
+class SessionExpired(DaemonError):
+    """The daemon forgot the session: the outcome of `in_doubt` calls is unknown.
+
+    They were applied once or not at all. Later calls use a new session.
+    """
+
+    session: int
+    in_doubt: int
+
+    def __str__(self) -> str:
+        return (
+            f"session {self.session:#x} expired; {self.in_doubt} calls in flight were "
+            "applied once or not at all, which is unknown"
+        )
+
+
+@dataclass(eq=False)
+class MessageRefused(DaemonError):
+    """The daemon refused a whole message and applied nothing of it.
+
+    `error` is its number in enum pg_error, `name` its name, `detail` its two figures.
+    """
+
+    error: int
+    name: str
+    detail: tuple[int, int] = (0, 0)
+
+    def __str__(self) -> str:
+        return f"the daemon refused the message: {self.name} {self.detail[0]}, {self.detail[1]}"
+
+
+@dataclass(eq=False)
+class ProtocolError(DaemonError):
+    """Bytes that break the protocol: `offset` where, `expected` and `found` what."""
+
+    what: str
+    offset: int
+    expected: int
+    found: int
+
+    def __str__(self) -> str:
+        return f"{self.what} at byte {self.offset}: expected {self.expected}, found {self.found}"
+
+
+@dataclass(eq=False)
+class SnapshotRequired(PurgatorydError):
+    """Notices `first_lost`..`last_lost` of a topic are gone from the outbox.
+
+    With `last_lost` = 0 the stream itself changed (another arena or incarnation) and the
+    range is unknown; `first_lost` is then the first sequence that was not seen.
+    """
+
+    namespace: str
+    topic: str
+    first_lost: int
+    last_lost: int
+
+    def __str__(self) -> str:
+        if self.last_lost == 0:
+            return f"{self.namespace}/{self.topic}: the stream changed at {self.first_lost}"
+        return (
+            f"{self.namespace}/{self.topic}: notices {self.first_lost} to {self.last_lost} "
+            "were overtaken in the outbox"
+        )
+
+
+@dataclass(eq=False)
+class Closed(PurgatorydError):
+    """`what` was closed before this call."""
+
+    what: str
+
+    def __str__(self) -> str:
+        return f"this {self.what} is closed"
+
+
+@dataclass(eq=False)
+class ForkedProcess(PurgatorydError):
+    """`what` was made in process `owner_pid` and cannot be used in its child `pid`."""
+
+    what: str
+    owner_pid: int
+    pid: int
+
+    def __str__(self) -> str:
+        return (
+            f"this {self.what} belongs to process {self.owner_pid}; after fork, process "
+            f"{self.pid} must make its own"
+        )
+
+
+class ArenaError(PurgatorydError):
+    """The shared memory segment cannot be used."""
+
+
+@dataclass(eq=False)
+class ArenaMissing(ArenaError):
+    """There is no segment `segment`."""
+
+    segment: str
+
+    def __str__(self) -> str:
+        return f"there is no shared memory segment {self.segment}"
+
+
+@dataclass(eq=False)
+class ArenaMismatch(ArenaError):
+    """`field` of the header of `segment` differs: both values."""
+
+    segment: str
+    field: str
+    expected: object
+    found: object
+
+    def __str__(self) -> str:
+        return f"{self.segment}: {self.field} is {self.found}, expected {self.expected}"
+
+
+@dataclass(eq=False)
+class ArenaNotReady(ArenaError):
+    """`state` is the arena's state: blank, rebuilding or retired."""
+
+    segment: str
+    state: str
+
+    def __str__(self) -> str:
+        return f"{self.segment} is {self.state}"
+
+
+@dataclass(eq=False)
+class ArenaBroken(ArenaError):
+    """The first broken invariant: in `part`, at `where`."""
+
+    part: str
+    what: str
+    where: int
+    expected: int
+    found: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.part}: {self.what} at {self.where}: "
+            f"expected {self.expected}, found {self.found}"
+        )
+
+
+@dataclass(eq=False)
+class ArenaTooLarge(ArenaError):
+    """`needed` and `available` are bytes in `where`."""
+
+    where: str
+    needed: int
+    available: int
+
+    def __str__(self) -> str:
+        return (
+            f"the arena needs {self.needed} bytes in {self.where}, "
+            f"available are {self.available}; lower --capacity or --payload-memory"
+        )
+
+
+@dataclass(eq=False)
+class ArenaTooSmall(ArenaError):
+    """`resource` was asked to be `asked`, but `needed` of it live."""
+
+    resource: str
+    asked: int
+    needed: int
+
+    def __str__(self) -> str:
+        return f"{self.resource} {self.asked} is below the {self.needed} that live in the arena"
+
+
+class StartError(PurgatorydError):
+    """The daemon cannot start."""
+
+
+@dataclass(eq=False)
+class AlreadyRunning(StartError):
+    """A daemon of this name runs as process `pid` (0 when unknown)."""
+
+    name: str
+    pid: int
+
+    def __str__(self) -> str:
+        return f"a daemon {self.name!r} runs already, as process {self.pid or 'unknown'}"
+
+
+@dataclass(eq=False)
+class BadPath(StartError):
+    """`path` cannot be used because of `reason`."""
+
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+@dataclass(eq=False)
+class PathTooLong(StartError):
+    """`length` bytes of a socket path, of `limit` that AF_UNIX allows."""
+
+    path: str
+    length: int
+    limit: int
+
+    def __str__(self) -> str:
+        return (
+            f"the socket path {self.path} has {self.length} bytes, AF_UNIX allows {self.limit}; "
+            "set PURGATORYD_DIR to a shorter directory"
+        )
+
+
+@dataclass(eq=False)
+class Unsupported(StartError):
+    """`what` is needed and missing on this machine."""
+
+    what: str
+
+    def __str__(self) -> str:
+        return self.what

@@ -1,0 +1,558 @@
+/*
+ * layout.h - the one declaration of every shared byte of purgatoryd.
+ *
+ * The C core includes it; cffi parses it; Python, the docs' tables and every reader
+ * of the wire derive their formats from it.  So it keeps to what cffi parses: literal
+ * #defines, enums, fixed-width fields, explicit padding; no guard, no include.
+ *
+ * Rules of change: a field that moves or changes its meaning raises PG_ABI_MAJOR; a
+ * field that takes reserved bytes raises PG_ABI_MINOR.  The layout id in the header is
+ * computed from all sizes and offsets below, so two builds that disagree refuse each
+ * other even when somebody forgot.  Arena ABI and wire version are independent.
+ *
+ * Byte order is the host's (little endian is required and checked through the magic).
+ * Times are int64 nanoseconds.  *_boot_ns is CLOCK_BOOTTIME, or virtual time under the
+ * virtual clock; *_wall_ns is CLOCK_REALTIME.  Offsets are bytes from the segment start.
+ *
+ * Two segments.  The ARENA is written by the daemon alone and mapped read-only by
+ * clients.  The PRIVATE segment (sessions, replies, the hash secret) is the daemon's.
+ * "Truth" survives a crash; "derived" is rebuilt from truth at every attach.
+ */
+
+#define PG_MAGIC 0x31414e4552414750u     /* "PGARENA1" read as little endian */
+#define PG_PRIVATE_MAGIC 0x3156495250474750u
+#define PG_ABI_MAJOR 1
+#define PG_ABI_MINOR 0
+
+/* ---- limits -------------------------------------------------------------------- */
+
+#define PG_KEY_MAX 255
+#define PG_PAYLOAD_MAX 65536
+#define PG_NAMESPACE_MAX 63
+#define PG_TOPIC_MAX 127
+#define PG_CAPACITY_MAX 134217728u       /* slots; index entries keep >= 4 tag bits */
+#define PG_TICKET_MAX 72057594037927935u /* 2^56 - 1 */
+#define PG_GRANULE 16                    /* bytes; unit of blob references */
+#define PG_NIL 4294967295u               /* no slot, no chunk, no blob */
+#define PG_BATCH_RECORDS 1024            /* records in one batch */
+#define PG_BATCH_NAMES 256               /* distinct namespace/topic pairs in one batch */
+#define PG_MESSAGE_MAX 8388608           /* bytes of one request or reply */
+#define PG_WINDOW 4                      /* batches of one session in flight */
+
+/* ---- the arena header ----------------------------------------------------------- */
+
+enum pg_region_id {
+    PG_R_HOT, PG_R_COLD, PG_R_FREE_SLOTS, PG_R_WHEEL, PG_R_BUCKETS, PG_R_CHUNKS,
+    PG_R_FREE_CHUNKS, PG_R_INDEX, PG_R_BLOB_HEAP, PG_R_BLOB_MAP, PG_R_BLOBS,
+    PG_R_NAMESPACES, PG_R_TOPICS, PG_R_NAME_INDEX, PG_R_ACCOUNTS, PG_R_OUTBOX,
+    PG_R_METRICS,
+    PG_R_WATCHES, PG_R_LEVELS, PG_R_STAGE, PG_R_LIFE, PG_R_RETENTION, /* empty until used */
+    PG_R_COUNT
+};
+
+enum pg_arena_state { PG_BLANK, PG_REBUILDING, PG_READY, PG_RETIRED };
+enum pg_clock_kind { PG_CLOCK_BOOT, PG_CLOCK_VIRTUAL };
+
+struct pg_region {
+    uint64_t offset;
+    uint64_t length;      /* bytes; 0 = this arena has no such region */
+    uint32_t stride;      /* bytes of one element */
+    uint32_t count;       /* elements */
+};
+
+/* Fixed at creation, except what is marked as moving. Daemon writes, all read. */
+struct pg_header {
+    uint64_t magic;
+    uint32_t abi_major;
+    uint32_t abi_minor;
+    uint64_t layout_id;
+    uint64_t length;              /* bytes of the segment */
+    uint32_t page_size;
+    uint32_t clock_kind;          /* enum pg_clock_kind */
+    uint8_t  uuid[16];            /* this arena; the private segment and the journal repeat it */
+    uint8_t  boot_id[16];         /* of the boot whose CLOCK_BOOTTIME the deadlines use */
+    uint64_t stream_id;           /* changes only when continuity of notices is lost */
+    uint64_t epoch;               /* +1 at every daemon start */
+    uint32_t shard;
+    uint32_t shards;
+    uint32_t capacity;            /* slots */
+    uint32_t outbox_capacity;     /* entries, a power of two */
+    uint64_t payload_bytes;       /* bytes of the blob region */
+    uint64_t outbox_bytes_max;    /* cap of blob bytes that fired entries may pin */
+    uint64_t tick_ns;
+    uint32_t fanout;
+    uint32_t levels;
+    int64_t  created_wall_ns;
+    int64_t  wall_origin_ns;      /* virtual clock: wall time at virtual time 0 */
+    uint32_t daemon_pid;          /* moving: set at start, 0 after a clean stop */
+    uint32_t state;               /* moving: enum pg_arena_state, release */
+    int64_t  heartbeat_boot_ns;   /* moving, real clock always */
+    uint64_t loop_turns;          /* moving: progress of the reaper loop */
+    int64_t  now_ns;              /* moving: time of the last advance, on the arena's clock */
+    int64_t  next_deadline_ns;    /* moving: lower bound of the next expiry; INT64_MAX = none */
+    int64_t  wall_offset_ns;      /* moving: wall = the arena's clock + offset */
+    uint64_t next_ticket;         /* truth; never reused */
+    uint64_t outbox_tail;         /* truth: position after the newest entry, release */
+    uint64_t outbox_head;         /* truth: oldest position that is not withdrawn */
+    uint64_t published;           /* truth: entries below were handed to the socket */
+    uint64_t outbox_bytes;        /* derived: blob bytes pinned by entries */
+    uint64_t next_incarnation;    /* truth: for topics */
+    uint64_t migrating_to;        /* reserved for a conversion under way */
+    uint64_t reserved[17];
+    struct pg_region regions[32];
+    uint64_t version;             /* written last at creation: PG_MAGIC once all is in place */
+};
+
+/* Counters, derived from nothing and lost with the arena. Daemon writes, all read. */
+struct pg_metrics {
+    uint64_t adds;                /* timers armed, replacements included */
+    uint64_t replaces;
+    uint64_t extends;
+    uint64_t cancels;             /* that found an armed timer */
+    uint64_t cancels_fired;
+    uint64_t cancels_unknown;
+    uint64_t expiries;
+    uint64_t notices_withdrawn;   /* overwritten or withdrawn for their bytes */
+    uint64_t refused_full;        /* slots */
+    uint64_t refused_payload;     /* blob bytes */
+    uint64_t refused_names;       /* namespaces or topics */
+    uint64_t refused_other;
+    uint64_t batches;
+    uint64_t batches_repeated;    /* answered from the session's memory */
+    uint64_t batches_refused;
+    uint64_t records;
+    uint64_t live;                /* armed timers now (derived) */
+    uint64_t live_wall;           /* of them, absolute wall deadlines (derived) */
+    uint64_t blob_bytes;          /* granules in use, in bytes (derived) */
+    uint64_t moved;               /* timers re-placed by cascades and gradual drain */
+    uint64_t late_max_ns;         /* structural: fired - deadline */
+    uint64_t late_sum_ns;
+    uint64_t wakeups;
+    uint64_t messages_sent;       /* notice messages */
+    uint64_t reserved[40];
+};
+
+/* ---- timers --------------------------------------------------------------------- */
+
+/* States of a slot: the low 8 bits of its control word.
+ *   FREE -> ARMED (put) -> FREE (cancelled; or fired, once its outbox entry is written)
+ * The others are kept for operations and parked timers. */
+enum pg_slot_state { PG_S_FREE, PG_S_ARMED, PG_S_OUTCOME, PG_S_PARKED };
+
+enum pg_slot_flag {
+    PG_F_WALL = 1,                /* absolute wall deadline in the blob's extension */
+    PG_F_EXT = 2,                 /* the blob begins with extension items */
+    PG_F_OPERATION = 4            /* reserved: a purgatory operation */
+};
+
+/* 32 bytes, two to a cache line. Fields first, ctl last (release). Readers load ctl
+ * (acquire), copy, and trust the copy only if ctl is unchanged. */
+struct pg_hot {
+    uint64_t ctl;                 /* ticket << 8 | enum pg_slot_state */
+    int64_t  deadline_ns;         /* on the arena's clock */
+    uint32_t where;               /* derived: chunk * 16 + cell of the wheel */
+    uint16_t bucket;              /* derived: bucket of the wheel */
+    uint16_t flags;               /* enum pg_slot_flag */
+    uint32_t hash;                /* of namespace, key type and key, with the arena's secret */
+    uint32_t topic;               /* row of the topic table, which names the namespace */
+};
+
+/* 16 bytes at the same index; written before hot.ctl. */
+struct pg_cold {
+    uint32_t blob;                /* granule; layout: extension, key, payload */
+    uint32_t payload_len;         /* 0..65536 */
+    uint8_t  key_len;             /* 1..255 */
+    uint8_t  key_type;            /* enum pg_key_type */
+    uint16_t ext_len;             /* bytes, a multiple of 16 */
+    uint16_t account;             /* reserved: row of the account table (uid x namespace) */
+    uint16_t reserved;
+};
+
+enum pg_key_type { PG_KEY_STR, PG_KEY_BYTES, PG_KEY_UUID, PG_KEY_TYPES };
+
+/* One item of a blob's extension, 16 bytes each: what few timers use. */
+enum pg_ext_kind { PG_EXT_WALL = 1, PG_EXT_TAG, PG_EXT_REPEAT, PG_EXT_SLACK, PG_EXT_POLICY };
+struct pg_ext {
+    uint32_t kind;                /* enum pg_ext_kind */
+    uint32_t extra;
+    int64_t  value;               /* PG_EXT_WALL: the wall deadline, ns */
+};
+
+/* ---- the wheel (derived) -------------------------------------------------------- */
+
+#define PG_WHEEL_LEVELS 64
+#define PG_CHUNK_CELLS 15
+
+struct pg_chunk {                 /* one cache line; a bucket is a chain of them */
+    uint32_t previous;            /* tail of the bucket before this chunk; PG_NIL = none */
+    uint32_t slots[15];
+};
+
+struct pg_bucket {
+    uint32_t tail;                /* cell of the newest member, chunk * 16 + 1..15; PG_NIL = empty */
+    uint32_t count;
+};
+
+/* A ring of 2 x fanout buckets, each `width` ticks wide: the block of buckets in which the
+ * clock stands, and the next block. Level 0 has the finest buckets, of one tick. */
+struct pg_level {
+    uint64_t limit;               /* the first deadline tick that is too far for this level */
+    uint64_t origin;              /* tick of position 0, of the ring in which the clock stands */
+    uint64_t start;               /* tick at which the clock's bucket begins */
+    uint64_t width;               /* fanout ^ level */
+    uint64_t multiplier;          /* with shift: division by width */
+    uint32_t shift;
+    uint32_t first;               /* number of the bucket at position 0 */
+    uint64_t summary;             /* bit i: occupied[i] is not 0 */
+    uint64_t occupied[8];         /* a bit per position: its bucket has members */
+    uint64_t reserved;
+};
+
+/* Two more buckets stand behind those of the levels: timers which were due when they came.
+ * One takes the newcomers while the other is fired. */
+struct pg_wheel {
+    uint64_t clock;               /* tick whose bucket was fired last or is being fired */
+    uint64_t drained;             /* tick up to which gradual draining is done */
+    uint64_t occupied;            /* bit l: level l has members */
+    uint64_t moved;               /* timers moved to a finer level since init */
+    int64_t  tick_ns;
+    uint64_t multiplier;          /* with shift: division by tick_ns */
+    uint32_t shift;
+    uint32_t ring;                /* buckets of one level: 2 x fanout */
+    uint32_t level_count;
+    uint32_t due;                 /* number of the first of the two due buckets */
+    uint32_t open;                /* 0 or 1: the due bucket that takes newcomers */
+    uint32_t closing;             /* 1: the other one belongs to this tick, and may have members */
+    uint32_t chunk_count;
+    uint32_t reserved0;
+    uint64_t reserved[4];
+    struct pg_level levels[64];
+};
+
+/* ---- blobs (their bytes are truth; heap and map are derived) --------------------- */
+
+/* Size classes of free blocks: 28 first levels (powers of two) of 32 equal steps each.
+ * Blocks below 64 granules have a class per size. */
+#define PG_BLOB_FIRST_LEVELS 28
+#define PG_BLOB_CLASSES 896
+
+struct pg_blob_heap {
+    uint32_t first;               /* bit f: second[f] != 0 */
+    uint32_t used;                /* granules */
+    uint32_t free_blocks;
+    uint32_t reserved;
+    uint32_t second[28];          /* bit s of [f]: heads[f * 32 + s] != PG_NIL */
+    uint32_t heads[896];          /* first free block of each class; PG_NIL = none */
+};
+
+/* What a granule of a free block holds: size, next and previous in its first granule,
+ * size_at_end in its last, which may be the same one. Readers never look at them. */
+struct pg_blob_free {
+    uint32_t size;                /* granules */
+    uint32_t next;                /* of the same class; PG_NIL = none */
+    uint32_t previous;
+    uint32_t size_at_end;
+};
+
+/* ---- the key index (derived) ----------------------------------------------------- */
+
+#define PG_INDEX_CELLS 15
+
+/* One cache line. An id is a slot, or capacity + ring position of an outbox entry; the
+ * bits above the id hold as many bits of the hash as fit (a tag). 0 = empty cell. */
+struct pg_index_bucket {
+    uint32_t overflowed;          /* ids that found this bucket full and stand further on */
+    uint32_t cells[15];
+};
+
+/* ---- names ---------------------------------------------------------------------- */
+
+/* Truth. A row is born once and its name never changes. 256 bytes. */
+struct pg_namespace {
+    uint32_t name_len;            /* 0 = row not used; written last, release */
+    uint32_t shard;               /* placement, recorded at birth */
+    uint32_t owner_uid;           /* PG_NIL = anybody */
+    uint32_t durability;          /* 0 memory, 1 durable */
+    uint64_t live;                /* derived: armed timers */
+    uint64_t bytes;               /* derived: blob bytes of armed timers */
+    uint64_t quota_timers;        /* 0 = none */
+    uint64_t quota_bytes;         /* 0 = none */
+    uint64_t quota_ops;           /* per second; 0 = none */
+    uint64_t reserved[17];
+    char     name[64];
+};
+
+/* Truth. `sequence` counts the topic's notices. It is stored after the entry's commit,
+ * which alone decides; a rebuild rolls a topic forward to the newest committed entry. */
+struct pg_topic {
+    uint32_t name_len;            /* 1 + length; 0 = row not used; written last, release */
+    uint32_t namespace_row;
+    uint64_t incarnation;         /* identity of this row's life */
+    uint64_t sequence;            /* of the newest notice; the first has 1 */
+    uint64_t last_position;       /* outbox position + 1 of the newest notice; 0 = none */
+    int64_t  changed_boot_ns;     /* real clock: when the newest notice was built */
+    uint64_t live;                /* derived: armed timers */
+    uint64_t reserved[10];
+    char     name[128];
+};
+
+/* Reserved: quotas per uid and namespace. 64 bytes. */
+struct pg_account {
+    uint32_t uid;
+    uint32_t namespace_row;
+    uint64_t live;
+    uint64_t bytes;
+    uint64_t tokens;
+    int64_t  refilled_boot_ns;
+    uint64_t reserved[3];
+};
+
+/* ---- the outbox (truth) --------------------------------------------------------- */
+
+enum pg_cause { PG_CAUSE_EXPIRED = 1, PG_CAUSE_SATISFIED, PG_CAUSE_FAILED, PG_CAUSE_CANCELLED,
+                PG_CAUSE_PUBLISHED };
+
+enum pg_entry_flag {
+    PG_E_SUPERSEDED = 1,          /* its key was armed again: cancel no longer answers FIRED */
+    PG_E_LATE = 2                 /* came due while the daemon was down */
+};
+
+/* 64 bytes. Written before the slot is freed; `commit` last (release). To withdraw:
+ * commit = 0 (release), then free the blob. Readers copy the entry, check bounds, copy
+ * the blob, and trust both only if commit is unchanged. */
+struct pg_entry {
+    uint64_t commit;              /* position + 1; 0 = withdrawn */
+    uint64_t ticket;              /* ticket << 8 | enum pg_cause */
+    int64_t  deadline_ns;
+    int64_t  fired_ns;
+    uint64_t sequence;            /* in its topic */
+    uint64_t previous;            /* outbox position + 1 of the topic's notice before; 0 = none */
+    uint32_t blob;                /* granule */
+    uint32_t payload_len;         /* 0..65536 */
+    uint32_t hash;
+    uint16_t topic;
+    uint8_t  key_len;
+    uint8_t  meta;                /* key type in bits 0-3, enum pg_entry_flag in bits 4-7 */
+};
+
+/* ---- the private segment -------------------------------------------------------- */
+
+struct pg_private {
+    uint64_t magic;
+    uint64_t layout_id;
+    uint64_t length;
+    uint8_t  uuid[16];            /* the arena it belongs to */
+    uint64_t secret[2];           /* of the key hash */
+    uint32_t sessions;            /* rows */
+    uint32_t window;              /* PG_WINDOW */
+    uint64_t rows_offset;
+    uint64_t replies_offset;      /* sessions x window x struct pg_reply_memory */
+    uint64_t next_session;        /* truth: serial number of the next session */
+    uint64_t reserved[16];
+    uint64_t version;             /* written last: PG_PRIVATE_MAGIC */
+};
+
+/* Truth. One client session; 256 bytes. `last` moves only after every result of that
+ * batch is in reply memory. */
+struct pg_session {
+    uint64_t id;                  /* random << 16 | row; 0 = row not used; written last */
+    uint8_t  nonce[16];           /* chosen by the client: a repeated HELLO finds its session */
+    uint32_t uid;                 /* from the kernel */
+    uint32_t pid;                 /* from the kernel; 0 = unknown */
+    uint64_t last;                /* sequence of the last batch applied whole; first is 1 */
+    uint64_t current;             /* sequence of the batch being applied; 0 = none */
+    uint32_t applied;             /* records of it that are applied */
+    uint32_t count;               /* records of it */
+    uint64_t intent[4];           /* the record under way: finished or voided by recovery */
+    int64_t  opened_boot_ns;      /* real clock */
+    int64_t  used_boot_ns;        /* real clock */
+    uint64_t inbox_head;          /* reserved: outcomes not yet acknowledged */
+    uint64_t inbox_count;
+    uint64_t load_id;             /* reserved: bulk loads remembered past firing */
+    uint64_t reserved[16];
+};
+
+/* One record's answer; also what the reply carries. */
+struct pg_result {
+    uint64_t ticket;              /* ticket << 8 | enum pg_status */
+    int64_t  deadline_ns;         /* of the timer concerned; 0 when there is none */
+};
+
+struct pg_reply_memory {
+    uint64_t sequence;            /* of the batch whose results these are; 0 = none */
+    uint32_t count;
+    uint32_t checksum;            /* of the batch: a re-sent batch must be the same bytes */
+    struct pg_result results[1024];
+};
+
+/* ---- the wire: commands --------------------------------------------------------- */
+
+#define PG_WIRE_MAGIC 0x51434750u        /* "PGCQ" */
+#define PG_WIRE_VERSION 1
+
+enum pg_message {
+    PG_M_HELLO = 1, PG_M_BATCH, PG_M_QUERY, PG_M_BYE, PG_M_PING,  /* command lane */
+    PG_M_ADVANCE = 32, PG_M_STOP, PG_M_PUBLISH                    /* admin lane */
+};
+
+/* Every request and reply begins with these 64 bytes. A reply repeats `message`,
+ * `session`, `sequence`. Unused fields are 0. */
+struct pg_frame {
+    uint32_t magic;
+    uint16_t version;
+    uint16_t message;             /* enum pg_message */
+    uint64_t session;             /* HELLO: 0 */
+    uint64_t sequence;            /* BATCH: 1, 2, ... per session; else echoed */
+    uint32_t count;               /* BATCH, QUERY: records */
+    uint16_t names;               /* BATCH, QUERY: entries of the name table */
+    uint16_t error;               /* replies: enum pg_error; 0 = none */
+    uint32_t names_bytes;         /* bytes of the name table, padded to 8 */
+    uint32_t flags;               /* enum pg_frame_flag */
+    int64_t  at_ns;               /* BATCH under the virtual clock, ADVANCE: go there first */
+    uint64_t detail[2];           /* replies with an error: its figures */
+};
+enum pg_frame_flag {
+    PG_W_AT = 1,                  /* at_ns is meant */
+    PG_W_DURABLE = 2              /* reserved: answer after the journal's commit */
+};
+
+/* BATCH and QUERY: frame, name table, records, byte area.
+ * Name table: per entry u8 namespace length, u8 topic length, the bytes of both.
+ * Byte area: per record, in order: key, payload (no padding). Nothing may follow. */
+enum pg_op { PG_OP_PUT = 1, PG_OP_CANCEL, PG_OP_GET,
+             PG_OP_WATCH, PG_OP_ADVANCE_KEY, PG_OP_BUMP, PG_OP_FAIL, PG_OP_CLEAR, PG_OP_FORGET,
+             PG_OP_CANCEL_FOR_KEY };    /* from WATCH on: reserved */
+enum pg_put_mode { PG_MODE_ERROR, PG_MODE_REPLACE, PG_MODE_KEEP, PG_MODE_EXTEND, PG_MODES };
+enum pg_time_kind { PG_T_BOOT, PG_T_DELAY, PG_T_WALL, PG_T_KINDS };
+
+struct pg_record {                /* 32 bytes */
+    uint8_t  op;                  /* enum pg_op */
+    uint8_t  mode;                /* PUT: enum pg_put_mode */
+    uint8_t  key_type;            /* enum pg_key_type */
+    uint8_t  key_len;             /* 1..255 */
+    uint16_t name;                /* index into the name table */
+    uint8_t  time_kind;           /* PUT: enum pg_time_kind of time_ns */
+    uint8_t  reserved0;
+    uint32_t payload_len;         /* PUT: 0..65536 */
+    uint32_t reserved1;
+    int64_t  time_ns;             /* PUT: deadline or delay */
+    uint64_t value;               /* CANCEL: only this ticket, 0 = any */
+};
+
+/* Statuses of a record. Stable numbers. */
+enum pg_status {
+    PG_ST_NONE = 0,
+    PG_ST_ADDED = 1,              /* PUT: armed */
+    PG_ST_REPLACED = 2,           /* PUT replace: the old timer is gone */
+    PG_ST_KEPT = 3,               /* PUT keep, or extend to an earlier time: unchanged */
+    PG_ST_EXTENDED = 4,           /* PUT extend: same ticket, later deadline */
+    PG_ST_EXISTS = 5,             /* PUT error: refused, the key is armed */
+    PG_ST_CANCELLED = 6,
+    PG_ST_FIRED = 7,              /* CANCEL: too late, its notice is in the outbox */
+    PG_ST_UNKNOWN = 8,            /* CANCEL, GET: no such timer */
+    PG_ST_FOUND = 9,              /* GET */
+    PG_ST_FULL = 16,              /* no free slot */
+    PG_ST_FULL_PAYLOAD = 17,      /* no room for key and payload */
+    PG_ST_FULL_NAMESPACES = 18,
+    PG_ST_FULL_TOPICS = 19,
+    PG_ST_FULL_TICKETS = 20,
+    PG_ST_FULL_KEYS = 21,         /* reserved */
+    PG_ST_TOO_FAR = 24,           /* the deadline is past 2^63 - 1 */
+    PG_ST_DENIED = 25,
+    PG_ST_BUSY = 26,
+    PG_ST_QUOTA = 27,
+    PG_ST_WRONG_SHARD = 28
+};
+
+/* Errors of a whole message: nothing of it was applied. Stable numbers. */
+enum pg_error {
+    PG_ERR_NONE = 0,
+    PG_ERR_MALFORMED = 1,         /* detail: byte offset or record index, what was found */
+    PG_ERR_VERSION = 2,           /* detail: ours, theirs */
+    PG_ERR_UNKNOWN_MESSAGE = 3,   /* detail: message */
+    PG_ERR_TOO_LARGE = 4,         /* detail: limit, found */
+    PG_ERR_SESSION_EXPIRED = 5,
+    PG_ERR_OUT_OF_ORDER = 6,      /* detail: expected, found */
+    PG_ERR_STALE = 7,             /* detail: oldest remembered, found */
+    PG_ERR_CHANGED = 8,           /* a re-sent batch differs from the first */
+    PG_ERR_SESSIONS_FULL = 9,     /* detail: rows, youngest idle age in ns */
+    PG_ERR_DENIED = 10,           /* detail: uid */
+    PG_ERR_STOPPING = 11,
+    PG_ERR_CLOCK = 12,            /* ADVANCE or at_ns without a virtual clock, or backwards */
+    PG_ERR_INTERNAL = 13
+};
+
+/* HELLO request: frame, struct pg_hello. Reply: frame, struct pg_welcome. */
+struct pg_hello {
+    uint8_t  nonce[16];
+    uint64_t reserved[2];
+};
+struct pg_welcome {
+    uint64_t session;
+    uint64_t stream_id;
+    uint8_t  uuid[16];
+    uint64_t layout_id;
+    uint64_t epoch;
+    int64_t  now_ns;
+    int64_t  wall_offset_ns;      /* wall = now + offset */
+    uint64_t last;                /* newest batch applied for this session */
+    uint64_t tick_ns;
+    uint32_t clock_kind;
+    uint32_t window;
+    uint32_t batch_records;
+    uint32_t message_bytes;
+    uint64_t reserved[4];
+};
+
+/* QUERY replies and scans: one per record, followed by namespace, topic, key, payload. */
+struct pg_info {
+    uint64_t ticket;              /* ticket << 8 | enum pg_status (FOUND or UNKNOWN) */
+    int64_t  deadline_ns;
+    int64_t  wall_ns;             /* absolute wall deadline; INT64_MIN = none */
+    uint32_t payload_len;
+    uint8_t  key_len;
+    uint8_t  key_type;
+    uint8_t  namespace_len;
+    uint8_t  topic_len;
+};
+
+/* ADVANCE reply: frame (count = topics), then one of these per topic with its names
+ * (namespace, topic) behind it. */
+struct pg_tail {
+    uint64_t sequence;
+    uint64_t incarnation;
+    uint8_t  namespace_len;
+    uint8_t  topic_len;
+    uint8_t  reserved[6];
+};
+
+/* ---- the wire: notices ---------------------------------------------------------- */
+
+#define PG_NOTICE_MAGIC 0x4e434750u      /* "PGCN" */
+
+/* Second frame of a notice message: this head, `count` records, then per record its key
+ * and payload. Zero records = a tail heartbeat. The n-th record has sequence first + n. */
+struct pg_notices {
+    uint32_t magic;
+    uint16_t version;             /* PG_WIRE_VERSION */
+    uint16_t reserved0;
+    uint64_t stream_id;
+    uint64_t incarnation;         /* of the topic */
+    uint64_t first;               /* sequence of the first record */
+    uint64_t tail;                /* newest sequence of the topic when this was built */
+    int64_t  built_ns;            /* on the arena's clock */
+    int64_t  wall_offset_ns;      /* wall = arena clock + offset */
+    uint32_t count;
+    uint32_t reserved1;
+};
+
+struct pg_notice {                /* 32 bytes */
+    uint64_t ticket;
+    int64_t  deadline_ns;
+    int64_t  fired_ns;
+    uint32_t payload_len;
+    uint8_t  key_len;
+    uint8_t  key_type;
+    uint8_t  cause;               /* enum pg_cause */
+    uint8_t  flags;               /* enum pg_entry_flag */
+};

@@ -1,0 +1,227 @@
+"""layout.h as Python sees it: constants, enums, struct formats, the layout id.
+
+Nothing is declared here a second time: every number comes from the compiled header.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import re
+import sys
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from purgatoryd.shm_layout._core import ffi, lib
+
+if TYPE_CHECKING:
+    import numpy as np
+
+HEADER = Path(__file__).with_name("layout.h")
+
+KEY_MAX: int = lib.PG_KEY_MAX
+PAYLOAD_MAX: int = lib.PG_PAYLOAD_MAX
+NAMESPACE_MAX: int = lib.PG_NAMESPACE_MAX
+TOPIC_MAX: int = lib.PG_TOPIC_MAX
+BATCH_RECORDS: int = lib.PG_BATCH_RECORDS
+BATCH_NAMES: int = lib.PG_BATCH_NAMES
+MESSAGE_MAX: int = lib.PG_MESSAGE_MAX
+WINDOW: int = lib.PG_WINDOW
+WIRE_MAGIC: int = lib.PG_WIRE_MAGIC
+WIRE_VERSION: int = lib.PG_WIRE_VERSION
+NOTICE_MAGIC: int = lib.PG_NOTICE_MAGIC
+FLAG_AT: int = lib.PG_W_AT
+TIME_MAX_NS = 2**63 - 1
+
+
+class Message(enum.IntEnum):
+    """enum pg_message."""
+
+    HELLO = lib.PG_M_HELLO
+    BATCH = lib.PG_M_BATCH
+    QUERY = lib.PG_M_QUERY
+    BYE = lib.PG_M_BYE
+    PING = lib.PG_M_PING
+    ADVANCE = lib.PG_M_ADVANCE
+    STOP = lib.PG_M_STOP
+    PUBLISH = lib.PG_M_PUBLISH
+
+
+class Op(enum.IntEnum):
+    """enum pg_op, without the reserved ones."""
+
+    PUT = lib.PG_OP_PUT
+    CANCEL = lib.PG_OP_CANCEL
+    GET = lib.PG_OP_GET
+
+
+class PutMode(enum.IntEnum):
+    """enum pg_put_mode."""
+
+    ERROR = lib.PG_MODE_ERROR
+    REPLACE = lib.PG_MODE_REPLACE
+    KEEP = lib.PG_MODE_KEEP
+    EXTEND = lib.PG_MODE_EXTEND
+
+
+class TimeKind(enum.IntEnum):
+    """enum pg_time_kind."""
+
+    BOOT = lib.PG_T_BOOT
+    DELAY = lib.PG_T_DELAY
+    WALL = lib.PG_T_WALL
+
+
+class KeyType(enum.IntEnum):
+    """enum pg_key_type."""
+
+    STR = lib.PG_KEY_STR
+    BYTES = lib.PG_KEY_BYTES
+    UUID = lib.PG_KEY_UUID
+
+
+class Status(enum.IntEnum):
+    """enum pg_status: the answer to one record."""
+
+    NONE = lib.PG_ST_NONE
+    ADDED = lib.PG_ST_ADDED
+    REPLACED = lib.PG_ST_REPLACED
+    KEPT = lib.PG_ST_KEPT
+    EXTENDED = lib.PG_ST_EXTENDED
+    EXISTS = lib.PG_ST_EXISTS
+    CANCELLED = lib.PG_ST_CANCELLED
+    FIRED = lib.PG_ST_FIRED
+    UNKNOWN = lib.PG_ST_UNKNOWN
+    FOUND = lib.PG_ST_FOUND
+    FULL = lib.PG_ST_FULL
+    FULL_PAYLOAD = lib.PG_ST_FULL_PAYLOAD
+    FULL_NAMESPACES = lib.PG_ST_FULL_NAMESPACES
+    FULL_TOPICS = lib.PG_ST_FULL_TOPICS
+    FULL_TICKETS = lib.PG_ST_FULL_TICKETS
+    FULL_KEYS = lib.PG_ST_FULL_KEYS
+    TOO_FAR = lib.PG_ST_TOO_FAR
+    DENIED = lib.PG_ST_DENIED
+    BUSY = lib.PG_ST_BUSY
+    QUOTA = lib.PG_ST_QUOTA
+    WRONG_SHARD = lib.PG_ST_WRONG_SHARD
+
+
+class WireError(enum.IntEnum):
+    """enum pg_error: why a whole message was refused."""
+
+    NONE = lib.PG_ERR_NONE
+    MALFORMED = lib.PG_ERR_MALFORMED
+    VERSION = lib.PG_ERR_VERSION
+    UNKNOWN_MESSAGE = lib.PG_ERR_UNKNOWN_MESSAGE
+    TOO_LARGE = lib.PG_ERR_TOO_LARGE
+    SESSION_EXPIRED = lib.PG_ERR_SESSION_EXPIRED
+    OUT_OF_ORDER = lib.PG_ERR_OUT_OF_ORDER
+    STALE = lib.PG_ERR_STALE
+    CHANGED = lib.PG_ERR_CHANGED
+    SESSIONS_FULL = lib.PG_ERR_SESSIONS_FULL
+    DENIED = lib.PG_ERR_DENIED
+    STOPPING = lib.PG_ERR_STOPPING
+    CLOCK = lib.PG_ERR_CLOCK
+    INTERNAL = lib.PG_ERR_INTERNAL
+
+
+class Cause(enum.IntEnum):
+    """enum pg_cause: why a notice was written."""
+
+    EXPIRED = lib.PG_CAUSE_EXPIRED
+    SATISFIED = lib.PG_CAUSE_SATISFIED
+    FAILED = lib.PG_CAUSE_FAILED
+    CANCELLED = lib.PG_CAUSE_CANCELLED
+    PUBLISHED = lib.PG_CAUSE_PUBLISHED
+
+
+class ClockKind(enum.IntEnum):
+    """enum pg_clock_kind."""
+
+    BOOT = lib.PG_CLOCK_BOOT
+    VIRTUAL = lib.PG_CLOCK_VIRTUAL
+
+
+class ArenaState(enum.IntEnum):
+    """enum pg_arena_state."""
+
+    BLANK = lib.PG_BLANK
+    REBUILDING = lib.PG_REBUILDING
+    READY = lib.PG_READY
+    RETIRED = lib.PG_RETIRED
+
+
+_CODES = {
+    "int8_t": "b", "uint8_t": "B", "int16_t": "h", "uint16_t": "H", "int32_t": "i",
+    "uint32_t": "I", "int64_t": "q", "uint64_t": "Q",
+}  # fmt: skip
+
+
+def struct_names() -> tuple[str, ...]:
+    """Names of all structs that layout.h declares, in its order."""
+    return tuple(re.findall(r"^struct (\w+) \{", HEADER.read_text(), re.MULTILINE))
+
+
+def fields(name: str) -> list[tuple[str, int, Any]]:
+    """(field name, byte offset, cffi type) of each field of struct `name`."""
+    return [(n, f.offset, f.type) for n, f in ffi.typeof(f"struct {name}").fields]
+
+
+def size_of(name: str) -> int:
+    """Bytes of struct `name`."""
+    return int(ffi.sizeof(f"struct {name}"))
+
+
+def _code(ctype: Any) -> str:
+    if ctype.kind == "struct":
+        return struct_format(ctype.cname.removeprefix("struct "))[1:]
+    if ctype.kind != "array":
+        return _CODES[str(ctype.cname)]
+    if ctype.item.cname in ("char", "uint8_t"):
+        return f"{ctype.length}s"
+    if ctype.item.kind == "primitive":
+        return f"{ctype.length}{_CODES[ctype.item.cname]}"
+    return _code(ctype.item) * int(ctype.length)
+
+
+@cache
+def struct_format(name: str) -> str:
+    """Format for the struct module: explicit little endian, padding spelt out.
+
+    Byte and char arrays are one `s` item, nested structs are flattened.
+    """
+    parts, end = ["<"], 0
+    for _, offset, ctype in fields(name):
+        parts.append("x" * (offset - end) + _code(ctype))
+        end = offset + int(ffi.sizeof(ctype))
+    return "".join(parts) + "x" * (size_of(name) - end)
+
+
+@cache
+def struct_dtype(name: str) -> np.dtype[Any]:
+    """The numpy structured type of struct `name`; needs numpy. Flat structs only."""
+    import numpy as np
+
+    names, offsets, types = zip(*fields(name), strict=True)
+    return np.dtype(
+        {
+            "names": list(map(str, names)),
+            "offsets": list(offsets),
+            "formats": ["<" + _code(t) if t.kind == "primitive" else _code(t) for t in types],
+            "itemsize": size_of(name),
+        }
+    )
+
+
+def layout_id() -> int:
+    """64 bits over every struct's name and size and every field's name, offset and type."""
+    digest = hashlib.blake2b(sys.byteorder.encode(), digest_size=8)
+    for name in struct_names():
+        digest.update(f"{name} {size_of(name)}\n".encode())
+        for field, offset, ctype in fields(name):
+            digest.update(f" {field} {offset} {ctype.cname}\n".encode())
+    return int.from_bytes(digest.digest(), "little")
+
+
+LAYOUT_ID = layout_id()

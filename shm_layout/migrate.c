@@ -1,0 +1,145 @@
+/* migrate.c - an arena's whole truth into a fresh one of other sizes.
+ *
+ * Names, tickets, sequences, sessions and outbox positions stay, so nobody outside can
+ * tell; slots, blobs and rows of the derived parts are given anew. `from` is not changed. */
+
+#include "core.h"
+
+static bool room(struct pg_fault *why, const char *what, uint64_t needed, uint64_t available)
+{
+    return needed <= available || fault_set(why, "migrate", what, 0, needed, available);
+}
+
+/* Rows keep their numbers: slots and entries name them. */
+static bool names_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why)
+{
+    for (uint32_t i = to->namespace_rows; i < from->namespace_rows; i++)
+        if (from->namespaces[i].name_len != 0)
+            return room(why, "namespaces in use", i + 1, to->namespace_rows);
+    for (uint32_t i = to->topic_rows; i < from->topic_rows; i++)
+        if (from->topics[i].name_len != 0)
+            return room(why, "topics in use", i + 1, to->topic_rows);
+    for (uint32_t i = 0; i < from->namespace_rows && i < to->namespace_rows; i++)
+        to->namespaces[i] = from->namespaces[i];
+    for (uint32_t i = 0; i < from->topic_rows && i < to->topic_rows; i++)
+        to->topics[i] = from->topics[i];
+    return true;
+}
+
+static void header_migrate(struct pg_header *to, const struct pg_header *from)
+{
+    to->stream_id = from->stream_id;
+    to->epoch = from->epoch;
+    to->wall_origin_ns = from->wall_origin_ns;
+    to->wall_offset_ns = from->wall_offset_ns;
+    to->now_ns = from->now_ns;
+    to->next_ticket = from->next_ticket;
+    to->next_incarnation = from->next_incarnation;
+}
+
+/* ---- timers ------------------------------------------------------------------------------ */
+
+static uint32_t blob_copy(struct pg_arena *to, const struct pg_arena *from, uint32_t blob,
+                          uint32_t granules)
+{
+    const uint32_t copy = blobs_take(&to->blobs, granules);
+    if (copy != PG_NIL)
+        memcpy(blob_at(&to->blobs, copy), blob_at(&from->blobs, blob),
+               (size_t)granules * PG_GRANULE);
+    return copy;
+}
+
+static bool slot_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t i,
+                         uint32_t slot, struct pg_fault *why)
+{
+    const uint32_t granules = slot_granules(&from->slots.cold[i]);
+    const uint32_t blob = blob_copy(to, from, from->slots.cold[i].blob, granules);
+    if (blob == PG_NIL)
+        return room(why, "payload memory in use", from->metrics->blob_bytes,
+                    (uint64_t)to->blobs.granules * PG_GRANULE);
+    to->slots.cold[slot] = from->slots.cold[i];
+    to->slots.cold[slot].blob = blob;
+    to->slots.hot[slot] = from->slots.hot[i];
+    return true;
+}
+
+static bool slots_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why)
+{
+    uint32_t slot = 0;
+    if (!room(why, "timers armed", from->metrics->live, to->slots.capacity - 1))
+        return false;
+    for (uint32_t i = 0; i < from->slots.capacity; i++) {
+        if (ctl_state(from->slots.hot[i].ctl) == PG_S_FREE)
+            continue;
+        if (!slot_migrate(to, from, i, slot++, why))
+            return false;
+    }
+    return true;
+}
+
+/* ---- outbox ------------------------------------------------------------------------------- */
+
+/* The youngest that fit keep their positions; older ones count as withdrawn, unless they
+ * still wait for the socket. */
+static uint64_t oldest_kept(const struct pg_arena *to, const struct pg_arena *from)
+{
+    uint64_t bytes = 0, p = from->header->outbox_tail;
+    while (p > from->header->outbox_head &&
+           from->header->outbox_tail - p < to->header->outbox_capacity) {
+        bytes += (uint64_t)entry_granules(outbox_at(from, p - 1)) * PG_GRANULE;
+        if (bytes > to->header->outbox_bytes_max)
+            break;
+        p--;
+    }
+    return p;
+}
+
+static bool outbox_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why)
+{
+    const struct pg_header *h = from->header;
+    const uint64_t head = oldest_kept(to, from);
+    if (head > h->published)
+        return room(why, "notices not sent yet", h->outbox_tail - h->published,
+                    h->outbox_tail - head);
+    for (uint64_t p = head; p < h->outbox_tail; p++) {
+        const struct pg_entry *e = outbox_at(from, p);
+        const uint32_t blob = blob_copy(to, from, e->blob, entry_granules(e));
+        if (blob == PG_NIL)
+            return room(why, "payload memory in use", from->metrics->blob_bytes,
+                        (uint64_t)to->blobs.granules * PG_GRANULE);
+        *outbox_at(to, p) = *e;
+        outbox_at(to, p)->blob = blob;
+    }
+    to->header->outbox_head = head;
+    to->header->published = h->published;
+    to->header->outbox_tail = h->outbox_tail;
+    return true;
+}
+
+/* ---- sessions ------------------------------------------------------------------------------ */
+
+static bool sessions_migrate(struct pg_arena *to, const struct pg_arena *from,
+                             struct pg_fault *why)
+{
+    memcpy(to->secret->secret, from->secret->secret, sizeof to->secret->secret);
+    to->secret->next_session = from->secret->next_session;
+    for (uint32_t i = 0; i < from->secret->sessions; i++) {
+        if (from->sessions[i].id == 0)
+            continue;
+        if (i >= to->secret->sessions)
+            return room(why, "sessions open", i + 1, to->secret->sessions);
+        to->sessions[i] = from->sessions[i];
+        memcpy(session_reply(to, &to->sessions[i], 0), session_reply(from, &from->sessions[i], 0),
+               PG_WINDOW * sizeof(struct pg_reply_memory));
+    }
+    return true;
+}
+
+int pg_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why)
+{
+    memset(why, 0, sizeof *why);
+    header_migrate(to->header, from->header);
+    return names_migrate(to, from, why) && sessions_migrate(to, from, why) &&
+           outbox_migrate(to, from, why) && slots_migrate(to, from, why) &&
+           pg_rebuild(to, from->header->now_ns, why);
+}

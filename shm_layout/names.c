@@ -1,0 +1,204 @@
+/* names.c - the tables of namespaces and topics, and the index from name to row.
+ *
+ * The index is open addressing with linear probing over row numbers + 1; topics stand
+ * behind the namespaces in one numbering. Nothing is ever erased from it: when a topic's
+ * row is given to another name, which is rare, it is built anew. */
+
+#include "core.h"
+
+#define TOPIC_SCOPE (1ull << 32)  /* keeps topics of namespace n apart from namespaces */
+
+static uint64_t scope_of(uint32_t namespace_row)
+{
+    return namespace_row == PG_NIL ? 0 : TOPIC_SCOPE | namespace_row;
+}
+
+static bool row_is(const struct pg_arena *a, uint32_t row, uint32_t ns, struct name name)
+{
+    struct name found;
+    if (row < a->namespace_rows) {
+        if (ns != PG_NIL)
+            return false;
+        found = namespace_name(a, row);
+    } else {
+        const uint32_t topic = row - a->namespace_rows;
+        if (ns != a->topics[topic].namespace_row)
+            return false;
+        found = topic_name(a, topic);
+    }
+    return found.len == name.len && memcmp(found.bytes, name.bytes, name.len) == 0;
+}
+
+static uint32_t cell_of(const struct pg_arena *a, uint32_t ns, struct name name)
+{
+    const uint64_t hash = keyed_hash(a->secret->secret, scope_of(ns), name.bytes, name.len);
+    return (uint32_t)hash & (a->name_cells - 1);
+}
+
+/* ns = PG_NIL looks for a namespace, else for a topic of it. Row in the common numbering;
+ * *free_cell = where it would go. */
+static uint32_t name_find(const struct pg_arena *a, uint32_t ns, struct name name,
+                          uint32_t *free_cell)
+{
+    uint32_t cell = cell_of(a, ns, name);
+    while (a->name_index[cell] != 0) {
+        if (row_is(a, a->name_index[cell] - 1, ns, name))
+            return a->name_index[cell] - 1;
+        cell = (cell + 1) & (a->name_cells - 1);
+    }
+    *free_cell = cell;
+    return PG_NIL;
+}
+
+static void name_link(struct pg_arena *a, uint32_t row, uint32_t ns, struct name name)
+{
+    uint32_t cell = 0;
+    if (name_find(a, ns, name, &cell) == PG_NIL)
+        a->name_index[cell] = row + 1;
+}
+
+void names_rebuild(struct pg_arena *a)
+{
+    memset(a->name_index, 0, sizeof(uint32_t) * a->name_cells);
+    for (uint32_t i = 0; i < a->namespace_rows; i++)
+        if (a->namespaces[i].name_len != 0)
+            name_link(a, i, PG_NIL, namespace_name(a, i));
+    for (uint32_t i = 0; i < a->topic_rows; i++)
+        if (a->topics[i].name_len != 0)
+            name_link(a, a->namespace_rows + i, a->topics[i].namespace_row, topic_name(a, i));
+}
+
+uint32_t names_find_namespace(const struct pg_arena *a, struct name ns)
+{
+    uint32_t cell;
+    return name_find(a, PG_NIL, ns, &cell);
+}
+
+/* ---- births ----------------------------------------------------------------------------- */
+
+static uint32_t namespace_born(struct pg_arena *a, struct name name, uint32_t cell)
+{
+    for (uint32_t i = 0; i < a->namespace_rows; i++) {
+        struct pg_namespace *row = &a->namespaces[i];
+        if (row->name_len != 0)
+            continue;
+        memset(row, 0, sizeof *row);
+        row->shard = a->header->shard;
+        row->owner_uid = PG_NIL;
+        memcpy(row->name, name.bytes, name.len);
+        STORE_RELEASE(&row->name_len, name.len);
+        a->name_index[cell] = i + 1;
+        return i;
+    }
+    return PG_NIL;
+}
+
+static bool topic_reusable(const struct pg_arena *a, const struct pg_topic *t)
+{
+    return t->live == 0 && t->last_position <= a->header->outbox_head;
+}
+
+/* A free row; else one without timers and notices is taken from its name. The search is
+ * not repeated until something ended, so that hostile names cost nothing. */
+static uint32_t topic_row_for(struct pg_arena *a)
+{
+    const uint64_t ends = a->metrics->cancels + a->metrics->replaces + a->header->outbox_head;
+    if (a->topics_stuck_at == ends)
+        return PG_NIL;
+    for (uint32_t i = 0; i < a->topic_rows; i++)
+        if (a->topics[i].name_len == 0)
+            return i;
+    for (uint32_t i = 0; i < a->topic_rows; i++)
+        if (topic_reusable(a, &a->topics[i])) {
+            STORE_RELEASE(&a->topics[i].name_len, 0u);
+            names_rebuild(a);
+            return i;
+        }
+    a->topics_stuck_at = ends;
+    return PG_NIL;
+}
+
+static uint32_t topic_born(struct pg_arena *a, uint32_t ns, struct name name)
+{
+    const uint32_t row = topic_row_for(a);
+    struct pg_topic *t = &a->topics[row];
+    if (row == PG_NIL)
+        return PG_NIL;
+    memset(t, 0, sizeof *t);
+    t->namespace_row = ns;
+    t->incarnation = a->header->next_incarnation++;
+    memcpy(t->name, name.bytes, name.len);
+    STORE_RELEASE(&t->name_len, name.len + 1);
+    name_link(a, a->namespace_rows + row, ns, name);
+    return row;
+}
+
+uint32_t names_topic(struct pg_arena *a, struct name ns, struct name topic, uint32_t *status)
+{
+    uint32_t cell = 0;
+    uint32_t ns_row = name_find(a, PG_NIL, ns, &cell);
+    *status = PG_ST_FULL_NAMESPACES;
+    if (ns_row == PG_NIL)
+        ns_row = namespace_born(a, ns, cell);
+    if (ns_row == PG_NIL)
+        return PG_NIL;
+    *status = PG_ST_FULL_TOPICS;
+    const uint32_t row = name_find(a, ns_row, topic, &cell);
+    return row != PG_NIL ? row - a->namespace_rows : topic_born(a, ns_row, topic);
+}
+
+/* ---- readers ------------------------------------------------------------------------------ */
+
+uint32_t pg_find_namespace(const struct pg_arena *a, const char *name, uint32_t len)
+{
+    for (uint32_t i = 0; i < a->namespace_rows; i++)
+        if (LOAD_ACQUIRE(&a->namespaces[i].name_len) == len &&
+            memcmp(a->namespaces[i].name, name, len) == 0)
+            return i;
+    return PG_NIL;
+}
+
+uint32_t pg_find_topic(const struct pg_arena *a, uint32_t namespace_row, const char *name,
+                       uint32_t len)
+{
+    for (uint32_t i = 0; i < a->topic_rows; i++)
+        if (LOAD_ACQUIRE(&a->topics[i].name_len) == len + 1 &&
+            a->topics[i].namespace_row == namespace_row &&
+            memcmp(a->topics[i].name, name, len) == 0)
+            return i;
+    return PG_NIL;
+}
+
+/* ---- check -------------------------------------------------------------------------------- */
+
+static bool topic_sound(const struct pg_arena *a, uint32_t i, struct pg_fault *fault)
+{
+    const struct pg_topic *t = &a->topics[i];
+    uint32_t cell;
+    if (t->namespace_row >= a->namespace_rows || a->namespaces[t->namespace_row].name_len == 0)
+        return fault_set(fault, "names", "a topic without a namespace", i, a->namespace_rows,
+                         t->namespace_row);
+    if (t->last_position > a->header->outbox_tail)
+        return fault_set(fault, "names", "a topic ahead of the outbox", i,
+                         a->header->outbox_tail, t->last_position);
+    if (t->incarnation == 0 || t->incarnation >= a->header->next_incarnation)
+        return fault_set(fault, "names", "an incarnation that was never given", i,
+                         a->header->next_incarnation, t->incarnation);
+    const uint32_t row = name_find(a, t->namespace_row, topic_name(a, i), &cell);
+    return row == a->namespace_rows + i ||
+           fault_set(fault, "names", "a topic that the index does not find", i,
+                     a->namespace_rows + i, row);
+}
+
+bool names_check(const struct pg_arena *a, struct pg_fault *fault)
+{
+    if (a->secret == NULL)
+        return true;
+    for (uint32_t i = 0; i < a->namespace_rows; i++)
+        if (a->namespaces[i].name_len != 0 && names_find_namespace(a, namespace_name(a, i)) != i)
+            return fault_set(fault, "names", "a namespace that the index does not find", i, i, 0);
+    for (uint32_t i = 0; i < a->topic_rows; i++)
+        if (a->topics[i].name_len != 0 && !topic_sound(a, i, fault))
+            return false;
+    return true;
+}

@@ -1,0 +1,190 @@
+/* outbox.c - fired timers, kept in a ring until younger ones need their place.
+ *
+ * `commit` decides alone: an entry with commit = position + 1 is fired, whatever the
+ * header says; what follows the commit (topic counters, tail, freeing the slot) is rolled
+ * forward by a rebuild. */
+
+#include "core.h"
+
+/* ---- withdrawing ------------------------------------------------------------------------ */
+
+static void entry_forget_key(struct pg_arena *a, uint64_t position, const struct pg_entry *e)
+{
+    struct probe at;
+    if (index_find_id(&a->index, e->hash, outbox_id(a, position), &at))
+        index_erase(&a->index, &at);
+}
+
+/* The sequence goes first, so that a reader sees the entry gone before its blob changes. */
+static void outbox_withdraw(struct pg_arena *a)
+{
+    const uint64_t head = a->header->outbox_head;
+    struct pg_entry *e = outbox_at(a, head);
+    const uint32_t granules = entry_granules(e);
+
+    STORE_RELEASE(&e->commit, 0ull);
+    atomic_thread_fence(memory_order_seq_cst);
+    STORE_RELEASE(&a->header->outbox_head, head + 1);
+    entry_forget_key(a, head, e);
+    blobs_give(&a->blobs, e->blob, granules);
+    a->header->outbox_bytes -= (uint64_t)granules * PG_GRANULE;
+    a->metrics->blob_bytes -= (uint64_t)granules * PG_GRANULE;
+    a->metrics->notices_withdrawn++;
+}
+
+static bool has_room(const struct pg_header *h, uint64_t bytes)
+{
+    return h->outbox_tail - h->outbox_head < h->outbox_capacity &&
+           (h->outbox_bytes + bytes <= h->outbox_bytes_max || h->outbox_tail == h->outbox_head);
+}
+
+bool outbox_make_room(struct pg_arena *a, uint64_t bytes)
+{
+    while (!has_room(a->header, bytes)) {
+        if (a->header->outbox_head >= a->header->published)
+            return false;
+        outbox_withdraw(a);
+    }
+    return true;
+}
+
+/* ---- appending --------------------------------------------------------------------------- */
+
+/* Everything that follows from a committed entry; idempotent, for rebuild. */
+static void entry_settle(struct pg_arena *a, uint64_t position)
+{
+    const struct pg_entry *e = outbox_at(a, position);
+    struct pg_topic *t = &a->topics[e->topic];
+    t->last_position = position + 1;
+    STORE_RELEASE(&t->sequence, e->sequence);
+    STORE_RELEASE(&a->header->outbox_tail, position + 1);
+}
+
+uint64_t outbox_append(struct pg_arena *a, const struct pg_entry *fields)
+{
+    const uint64_t position = a->header->outbox_tail;
+    struct pg_entry *e = outbox_at(a, position);
+    struct pg_topic *t = &a->topics[fields->topic];
+
+    *e = *fields;
+    e->commit = 0;
+    e->sequence = t->sequence + 1;
+    e->previous = t->last_position;
+    STORE_RELEASE(&e->commit, position + 1);
+    t->changed_boot_ns = a->real_boot_ns;
+    entry_settle(a, position);
+    a->header->outbox_bytes += (uint64_t)entry_granules(e) * PG_GRANULE;
+    return position;
+}
+
+void outbox_supersede(struct pg_arena *a, uint32_t id)
+{
+    a->outbox[id - a->slots.capacity].meta |= PG_E_SUPERSEDED << 4;
+}
+
+void pg_published(struct pg_arena *a, uint64_t upto)
+{
+    if (upto > a->header->published && upto <= a->header->outbox_tail)
+        STORE_RELEASE(&a->header->published, upto);
+}
+
+/* ---- rebuild ------------------------------------------------------------------------------ */
+
+static bool entry_sound(const struct pg_arena *a, const struct pg_entry *e)
+{
+    return e->topic < a->topic_rows && a->topics[e->topic].name_len != 0 && e->key_len != 0 &&
+           e->payload_len <= PG_PAYLOAD_MAX;
+}
+
+/* A younger entry, and later an armed slot, takes the key over from an older one. */
+static void entry_index(struct pg_arena *a, uint64_t position)
+{
+    const struct pg_entry *e = outbox_at(a, position);
+    const uint32_t ns = a->topics[e->topic].namespace_row;
+    struct probe at;
+
+    if (entry_flags(e) & PG_E_SUPERSEDED)
+        return;
+    for (uint32_t id = index_first(&a->index, e->hash, &at); id != PG_NIL;
+         id = index_next(&a->index, e->hash, &at)) {
+        const struct pg_entry *old = &a->outbox[id - a->slots.capacity];
+        if (old->hash == e->hash && a->topics[old->topic].namespace_row == ns &&
+            old->key_len == e->key_len && entry_key_type(old) == entry_key_type(e) &&
+            memcmp(blob_at(&a->blobs, old->blob), blob_at(&a->blobs, e->blob), e->key_len) == 0) {
+            index_replace(&a->index, e->hash, &at, outbox_id(a, position));
+            return;
+        }
+    }
+    index_insert(&a->index, e->hash, outbox_id(a, position));
+}
+
+static bool entry_rebuild(struct pg_arena *a, uint64_t position, struct pg_fault *why)
+{
+    struct pg_entry *e = outbox_at(a, position);
+    if (!entry_sound(a, e))
+        return fault_set(why, "outbox", "an entry names what is not there", position,
+                         a->topic_rows, e->topic);
+    if (!blobs_rebuild_mark(&a->blobs, e->blob, entry_granules(e)))
+        return fault_set(why, "outbox", "an entry's blob overlaps or is outside", position, 0,
+                         e->blob);
+    a->header->outbox_bytes += (uint64_t)entry_granules(e) * PG_GRANULE;
+    entry_index(a, position);
+    return true;
+}
+
+bool outbox_rebuild(struct pg_arena *a, struct pg_fault *why)
+{
+    struct pg_header *h = a->header;
+    if (outbox_at(a, h->outbox_tail)->commit == h->outbox_tail + 1)
+        entry_settle(a, h->outbox_tail);
+    if (h->outbox_head > h->outbox_tail || h->outbox_tail - h->outbox_head > h->outbox_capacity ||
+        h->published > h->outbox_tail)
+        return fault_set(why, "outbox", "head, published and tail are out of order", 0,
+                         h->outbox_tail, h->outbox_head);
+    while (h->outbox_head < h->outbox_tail &&
+           outbox_at(a, h->outbox_head)->commit != h->outbox_head + 1)
+        h->outbox_head++;
+    if (h->published < h->outbox_head)
+        h->published = h->outbox_head;
+    h->outbox_bytes = 0;
+    for (uint64_t p = h->outbox_head; p < h->outbox_tail; p++)
+        if (!entry_rebuild(a, p, why))
+            return false;
+    return true;
+}
+
+/* ---- check -------------------------------------------------------------------------------- */
+
+static bool entry_check(const struct pg_arena *a, uint64_t p, struct pg_fault *fault)
+{
+    const struct pg_entry *e = outbox_at(a, p);
+    if (e->commit != p + 1)
+        return fault_set(fault, "outbox", "an entry without its commit", p, p + 1, e->commit);
+    if (!entry_sound(a, e))
+        return fault_set(fault, "outbox", "an entry names what is not there", p, 0, e->topic);
+    if (e->previous > p || (e->previous == 0) != (e->sequence == 1))
+        return fault_set(fault, "outbox", "a topic's chain is broken", p, e->sequence,
+                         e->previous);
+    if (e->previous > a->header->outbox_head &&
+        outbox_at(a, e->previous - 1)->sequence + 1 != e->sequence)
+        return fault_set(fault, "outbox", "a gap in a topic's sequence", p, e->sequence,
+                         outbox_at(a, e->previous - 1)->sequence);
+    if (e->fired_ns < e->deadline_ns)
+        return fault_set(fault, "outbox", "fired early", p, (uint64_t)e->deadline_ns,
+                         (uint64_t)e->fired_ns);
+    return true;
+}
+
+bool outbox_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules)
+{
+    uint64_t own = 0;
+    for (uint64_t p = a->header->outbox_head; p < a->header->outbox_tail; p++) {
+        if (!entry_check(a, p, fault))
+            return false;
+        own += entry_granules(outbox_at(a, p));
+    }
+    *granules += own;
+    return own * PG_GRANULE == a->header->outbox_bytes ||
+           fault_set(fault, "outbox", "bytes pinned", 0, own * PG_GRANULE,
+                     a->header->outbox_bytes);
+}

@@ -1,0 +1,155 @@
+/* parts.h - the parts that share the arena's handle: names, outbox, timers, sessions.
+ * Included by core.h alone, after the parts that stand by themselves. */
+
+#define PG_NOTICE_WINDOW 1024     /* outbox entries that one pg_notices call looks at */
+
+/* Entries of one topic within a window of the outbox, chained oldest first. */
+struct pg_group {
+    uint32_t topic, count;
+    uint16_t first, last;         /* offsets from the window's start */
+    uint64_t bytes;
+};
+
+struct pg_arena {
+    struct pg_header *header;
+    struct pg_metrics *metrics;
+    struct pg_private *secret;    /* NULL for readers */
+    struct pg_session *sessions;
+    struct pg_reply_memory *replies;
+    struct slots slots;           /* capacity + 1: one in reserve, so that replace works when full */
+    struct wheel wheel;
+    struct key_index index;
+    struct blob_pool blobs;
+    struct pg_namespace *namespaces;
+    struct pg_topic *topics;
+    uint32_t *name_index;         /* row + 1; namespaces first, topics behind them */
+    uint32_t namespace_rows, topic_rows, name_cells;
+    struct pg_entry *outbox;
+    int64_t now_ns;               /* of the running call, on the arena's clock */
+    int64_t real_boot_ns;         /* of the running call */
+    int64_t wall_placed_by_ns;    /* the offset that wall timers were last placed by */
+    uint32_t wall_cursor;         /* next slot of a wall step under way; PG_NIL = none */
+    uint64_t topics_stuck_at;     /* while this sum of ends is unchanged, no topic row is reusable */
+    uint32_t hashes[PG_BATCH_RECORDS];
+    uint32_t name_rows[PG_BATCH_NAMES];
+    uint32_t name_status[PG_BATCH_NAMES];
+    struct pg_group groups[PG_NOTICE_WINDOW];
+    uint16_t group_next[PG_NOTICE_WINDOW];
+};
+
+/* ---- names ------------------------------------------------------------------------- */
+
+struct name {
+    const char *bytes;
+    uint32_t len;
+};
+
+void names_rebuild(struct pg_arena *a);              /* the index from the rows */
+/* Row of namespace and topic, born if need be; PG_NIL with *status = why not. */
+uint32_t names_topic(struct pg_arena *a, struct name ns, struct name topic, uint32_t *status);
+/* Row of an existing pair's topic or namespace; PG_NIL = none. */
+uint32_t names_find_namespace(const struct pg_arena *a, struct name ns);
+bool names_check(const struct pg_arena *a, struct pg_fault *fault);
+static inline struct name namespace_name(const struct pg_arena *a, uint32_t row)
+{
+    return (struct name){a->namespaces[row].name, a->namespaces[row].name_len};
+}
+static inline struct name topic_name(const struct pg_arena *a, uint32_t row)
+{
+    return (struct name){a->topics[row].name, a->topics[row].name_len - 1};
+}
+
+/* ---- timers ------------------------------------------------------------------------ */
+
+struct key {
+    const uint8_t *bytes;
+    uint32_t hash;
+    uint32_t namespace_row;
+    uint8_t len, type;
+};
+
+struct put {
+    struct key key;
+    const uint8_t *payload;
+    uint32_t payload_len;
+    uint32_t topic;
+    uint8_t mode, time_kind;
+    int64_t time_ns;
+};
+
+#define NO_WALL INT64_MIN
+
+uint32_t key_hash(const struct pg_arena *a, uint32_t namespace_row, unsigned type,
+                  const void *bytes, size_t len);
+void timers_put(struct pg_arena *a, const struct put *put, struct pg_result *result);
+void timers_cancel(struct pg_arena *a, const struct key *key, uint64_t ticket,
+                   struct pg_result *result);
+/* The armed slot of a key; PG_NIL = none. */
+uint32_t timers_find(const struct pg_arena *a, const struct key *key);
+/* Links an armed slot, whose truth is in place, into all that is derived. False: another
+ * slot with a higher ticket has its key, and this one is freed. */
+bool timers_link(struct pg_arena *a, uint32_t slot);
+bool timers_check(struct pg_arena *a, struct pg_fault *fault, uint64_t *granules);
+static inline uint32_t slot_granules(const struct pg_cold *c)
+{
+    return blob_granules((uint64_t)c->ext_len + c->key_len + c->payload_len);
+}
+static inline uint32_t slot_namespace(const struct pg_arena *a, uint32_t slot)
+{
+    return a->topics[a->slots.hot[slot].topic].namespace_row;
+}
+
+/* ---- outbox ------------------------------------------------------------------------- */
+
+static inline struct pg_entry *outbox_at(const struct pg_arena *a, uint64_t position)
+{
+    return &a->outbox[position & (a->header->outbox_capacity - 1)];
+}
+static inline uint32_t outbox_id(const struct pg_arena *a, uint64_t position)
+{
+    return a->slots.capacity + (uint32_t)(position & (a->header->outbox_capacity - 1));
+}
+static inline unsigned entry_flags(const struct pg_entry *e) { return e->meta >> 4; }
+static inline unsigned entry_key_type(const struct pg_entry *e) { return e->meta & 15; }
+static inline uint32_t entry_granules(const struct pg_entry *e)
+{
+    return blob_granules((uint64_t)e->key_len + e->payload_len);
+}
+/* Whether one more entry with so many blob bytes goes in without withdrawing one that was
+ * not handed to the socket yet; withdraws the oldest as needed. */
+bool outbox_make_room(struct pg_arena *a, uint64_t bytes);
+/* Appends; the entry takes the blob over (key at its start). Returns its position. */
+uint64_t outbox_append(struct pg_arena *a, const struct pg_entry *fields);
+void outbox_supersede(struct pg_arena *a, uint32_t id);
+/* Rolls a half-done append forward, drops the withdrawn, marks blobs, indexes keys. */
+bool outbox_rebuild(struct pg_arena *a, struct pg_fault *why);
+/* The head of a body of `count` notices from sequence `first`, and one record of it. */
+struct pg_notices notices_head(const struct pg_arena *a, uint32_t topic, uint64_t first,
+                               uint32_t count);
+struct pg_notice notice_of(const struct pg_entry *e);
+bool outbox_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules);
+
+/* ---- sessions ------------------------------------------------------------------------ */
+
+struct pg_session *session_find(const struct pg_arena *a, uint64_t id);
+/* The session of a nonce, opened if need be; NULL: all rows are in use. */
+struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uint32_t uid,
+                                uint32_t pid);
+void session_end(struct pg_arena *a, struct pg_session *s);
+struct pg_reply_memory *session_reply(const struct pg_arena *a, const struct pg_session *s,
+                                      uint64_t sequence);
+bool sessions_check(const struct pg_arena *a, struct pg_fault *fault);
+
+/* ---- output --------------------------------------------------------------------------- */
+
+/* A bounded output buffer: once `full` is set nothing more is written. */
+struct sink {
+    uint8_t *bytes;
+    uint64_t used, size;
+    bool full;
+};
+void *sink_take(struct sink *s, uint64_t bytes);     /* NULL and full when it does not fit */
+void sink_put(struct sink *s, const void *bytes, uint64_t len);
+/* One struct pg_info with names, key and payload; false (and nothing written) when it does
+ * not fit or the slot changed underneath. */
+bool info_write(const struct pg_arena *a, uint32_t slot, uint64_t ctl, struct sink *out);

@@ -1,0 +1,203 @@
+"""Names -> paths: where the sockets, the lock and the segments of a named daemon are.
+
+A daemon's directory is `$PURGATORYD_DIR` alone if that is set; otherwise one of
+
+    /run/purgatoryd                    the host's daemons
+    $XDG_RUNTIME_DIR/purgatoryd        those of one user
+    /tmp/purgatoryd-UID                the same, where there is no XDG_RUNTIME_DIR
+
+in this order. The daemon takes the first that it may write, a client the first that holds
+the command socket. One directory means one lock file and one pair of segments per name:
+the segments of a directory other than /run/purgatoryd carry a hash of its path, so that
+two users, or a test and the host, never meet in one segment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from purgatoryd.shm_layout import segment
+from purgatoryd.shm_layout.errors import BadPath, DaemonUnreachable, InvalidName, PathTooLong
+
+NAME_BYTES_MAX = 32
+SOCKET_PATH_BYTES_MAX = 107  # sun_path holds 108, the last one is the terminator
+HOST_DIRECTORY = Path("/run/purgatoryd")
+
+_NAME = re.compile(r"[a-z0-9-]+")
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Everything that the daemon `name` has in the file system and in shared memory."""
+
+    name: str
+    directory: Path
+    cmd: Path
+    pub: Path
+    admin: Path
+    lock: Path
+    arena: str
+    private: str
+
+    @property
+    def cmd_endpoint(self) -> str:
+        """ZeroMQ address of the command lane."""
+        return f"ipc://{self.cmd}"
+
+    @property
+    def pub_endpoint(self) -> str:
+        """ZeroMQ address of the notices."""
+        return f"ipc://{self.pub}"
+
+    @property
+    def admin_endpoint(self) -> str:
+        """ZeroMQ address of the admin lane."""
+        return f"ipc://{self.admin}"
+
+
+def check_name(name: str) -> str:
+    """Returns `name` if a daemon may be called so, else raises InvalidName."""
+    length = len(os.fsencode(name))
+    if length > NAME_BYTES_MAX:
+        raise InvalidName("daemon", name, "is too long", length, NAME_BYTES_MAX)
+    if not _NAME.fullmatch(name):
+        reason = "must consist of a-z, 0-9 and -"
+        raise InvalidName("daemon", name, reason, length, NAME_BYTES_MAX)
+    return name
+
+
+def paths_in(directory: Path, name: str) -> Paths:
+    """The paths of the daemon `name` in `directory`; touches nothing.
+
+    Raises InvalidName, and PathTooLong if a socket there could not be bound.
+    """
+    check_name(name)
+    longest = directory / f"{name}.admin"
+    length = len(os.fsencode(longest))
+    if length > SOCKET_PATH_BYTES_MAX:
+        raise PathTooLong(str(longest), length, SOCKET_PATH_BYTES_MAX)
+    arena = _arena_name(directory, name)
+    return Paths(
+        name=name,
+        directory=directory,
+        cmd=directory / f"{name}.cmd",
+        pub=directory / f"{name}.pub",
+        admin=longest,
+        lock=directory / f"{name}.lock",
+        arena=arena,
+        private=f"{arena}.private",
+    )
+
+
+def daemon_paths(name: str, environ: Mapping[str, str] = os.environ) -> Paths:
+    """The paths for a daemon that starts here; makes its directory if it may.
+
+    Raises InvalidName, PathTooLong, and BadPath if the directory that remains cannot be used.
+    """
+    check_name(name)
+    *preferred, last = _candidates(environ)
+    for directory in preferred:
+        if _make(directory) is None:
+            return paths_in(directory, name)
+    reason = _make(last)
+    if reason:
+        raise BadPath(str(last), reason)
+    return paths_in(last, name)
+
+
+def client_paths(name: str, environ: Mapping[str, str] = os.environ) -> Paths:
+    """The paths of a daemon that others started.
+
+    Raises InvalidName, PathTooLong, BadPath if the directory in /tmp is not this user's own,
+    and DaemonUnreachable with the directories that hold no command socket of that name.
+    """
+    check_name(name)
+    tried = list(_candidates(environ))
+    for directory in tried:
+        paths = paths_in(directory, name)
+        if _is_socket(paths.cmd):
+            reason = _distrusted(directory)
+            if reason:
+                raise BadPath(str(directory), reason)
+            return paths
+    raise DaemonUnreachable(name, ", ".join(str(directory) for directory in tried), 0.0)
+
+
+def arena_paths(name: str, environ: Mapping[str, str] = os.environ) -> Paths:
+    """The paths of a daemon that runs, or of one that is gone and left its arena.
+
+    Raises as client_paths does.
+    """
+    try:
+        return client_paths(name, environ)
+    except DaemonUnreachable:
+        for directory in _candidates(environ):
+            paths = paths_in(directory, name)
+            if segment.exists(paths.arena):
+                return paths
+        raise
+
+
+def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
+    if chosen := environ.get("PURGATORYD_DIR"):
+        yield Path(os.path.abspath(chosen))
+        return
+    yield HOST_DIRECTORY
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    if os.path.isabs(runtime):  # the XDG specification says: ignore a relative one
+        yield Path(runtime) / "purgatoryd"
+    yield _shared_tmp()
+
+
+def _shared_tmp() -> Path:
+    return Path(f"/tmp/purgatoryd-{os.geteuid()}")
+
+
+def _make(directory: Path) -> str | None:
+    """Makes `directory` unless it is there; returns why a daemon cannot use it, if so."""
+    mode = 0o755 if directory == HOST_DIRECTORY else 0o700
+    try:
+        directory.mkdir(mode)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        return f"cannot be made: {error.strerror}"
+    if not directory.is_dir():
+        return "is not a directory"
+    if not os.access(directory, os.W_OK | os.X_OK, effective_ids=True):
+        return "is not writable"
+    return _distrusted(directory)
+
+
+def _distrusted(directory: Path) -> str | None:
+    """Why the directory in /tmp, where anybody may make one first, is not this user's own."""
+    if directory != _shared_tmp():
+        return None
+    found = directory.lstat()
+    if stat.S_ISLNK(found.st_mode):
+        return "is a symbolic link"
+    if found.st_uid != os.geteuid():
+        return f"belongs to uid {found.st_uid}, not {os.geteuid()}"
+    if found.st_mode & 0o077:
+        return f"has mode {stat.S_IMODE(found.st_mode):04o}, not 0700"
+    return None
+
+
+def _is_socket(path: Path) -> bool:
+    try:
+        return stat.S_ISSOCK(path.stat().st_mode)
+    except OSError:
+        return False
+
+
+def _arena_name(directory: Path, name: str) -> str:
+    if directory == HOST_DIRECTORY:
+        return f"/purgatoryd.{name}"
+    digest = hashlib.sha256(os.fsencode(os.path.realpath(directory))).hexdigest()
+    return f"/purgatoryd.{name}.{digest[:8]}"

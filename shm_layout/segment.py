@@ -1,0 +1,94 @@
+"""POSIX shared memory segments: created whole, opened as they are, never resized."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from pathlib import Path
+
+import posix_ipc
+
+from purgatoryd.shm_layout.errors import ArenaMissing, ArenaTooLarge, BadPath
+
+# Linux keeps POSIX segments in this tmpfs; that is what makes an atomic rename possible.
+MOUNT = Path("/dev/shm")
+
+
+class Segment:
+    """A mapped segment. `bytes` and `view` are those of the mapping; the fd is closed."""
+
+    def __init__(self, name: str, memory: mmap.mmap) -> None:
+        self.name = name
+        self.memory = memory
+        self.bytes = len(memory)
+
+    @classmethod
+    def create(cls, name: str, size: int, mode: int) -> Segment:
+        """A new zeroed segment of `size` bytes, its memory committed, its `mode` exact.
+
+        Raises ArenaTooLarge with the needed and the available bytes, FileExistsError if
+        there is one of that name.
+        """
+        try:
+            shm = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=mode)
+        except posix_ipc.ExistentialError as error:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name) from error
+        try:
+            os.fchmod(shm.fd, mode)  # the umask took bits away
+            _commit(shm.fd, size)
+            return cls(name, mmap.mmap(shm.fd, size))
+        except BaseException:
+            unlink(name)
+            raise
+        finally:
+            shm.close_fd()
+
+    @classmethod
+    def open(cls, name: str, *, read_only: bool) -> Segment:
+        """The segment as it is. Raises ArenaMissing, and BadPath where it may not be read."""
+        try:
+            shm = posix_ipc.SharedMemory(name, read_only=read_only)
+        except posix_ipc.ExistentialError:
+            raise ArenaMissing(name) from None
+        except posix_ipc.PermissionsError:
+            access = "read" if read_only else "written"
+            raise BadPath(str(MOUNT / name[1:]), f"cannot be {access} by this user") from None
+        try:
+            if shm.size == 0:
+                raise ArenaMissing(name)
+            access_kind = mmap.ACCESS_READ if read_only else mmap.ACCESS_WRITE
+            return cls(name, mmap.mmap(shm.fd, 0, access=access_kind))
+        finally:
+            shm.close_fd()
+
+    def close(self) -> None:
+        """Unmaps; the segment stays."""
+        self.memory.close()
+
+
+def _commit(fd: int, size: int) -> None:
+    """Allocates all pages, so that a full tmpfs is an error now and not a SIGBUS later."""
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+            raise
+        os.ftruncate(fd, 0)
+        free = os.fstatvfs(fd)
+        raise ArenaTooLarge(str(MOUNT), size, free.f_bavail * free.f_frsize) from error
+
+
+def exists(name: str) -> bool:
+    """True if there is a segment of that name."""
+    return (MOUNT / name[1:]).exists()
+
+
+def unlink(name: str) -> None:
+    """Removes the name, if it is there; mappings stay valid."""
+    (MOUNT / name[1:]).unlink(missing_ok=True)
+
+
+def replace(old: str, new: str) -> None:
+    """Gives segment `old` the name `new`, atomically; one that had it loses its name."""
+    os.replace(MOUNT / old[1:], MOUNT / new[1:])

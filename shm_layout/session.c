@@ -1,0 +1,104 @@
+/* session.c - clients' sessions and the memory of their last replies. */
+
+#include "core.h"
+
+static uint32_t session_row(uint64_t id) { return (uint32_t)(id & 0xffff); }
+
+struct pg_session *session_find(const struct pg_arena *a, uint64_t id)
+{
+    if (id == 0 || session_row(id) >= a->secret->sessions)
+        return NULL;
+    struct pg_session *s = &a->sessions[session_row(id)];
+    return s->id == id ? s : NULL;
+}
+
+static struct pg_session *session_of_nonce(const struct pg_arena *a, const uint8_t nonce[16],
+                                           uint32_t uid)
+{
+    for (uint32_t i = 0; i < a->secret->sessions; i++)
+        if (a->sessions[i].id != 0 && a->sessions[i].uid == uid &&
+            memcmp(a->sessions[i].nonce, nonce, sizeof a->sessions[i].nonce) == 0)
+            return &a->sessions[i];
+    return NULL;
+}
+
+/* A free row, else the one that was silent longest, if that is at least a minute: whoever
+ * it was gets SESSION_EXPIRED, never a second application. */
+#define EVICTABLE_AFTER_NS 60000000000
+
+static struct pg_session *row_for_new(struct pg_arena *a)
+{
+    struct pg_session *oldest = &a->sessions[0];
+    for (uint32_t i = 0; i < a->secret->sessions; i++) {
+        if (a->sessions[i].id == 0)
+            return &a->sessions[i];
+        if (a->sessions[i].used_boot_ns < oldest->used_boot_ns)
+            oldest = &a->sessions[i];
+    }
+    return a->real_boot_ns - oldest->used_boot_ns >= EVICTABLE_AFTER_NS ? oldest : NULL;
+}
+
+static void replies_forget(const struct pg_arena *a, const struct pg_session *s)
+{
+    for (uint64_t i = 0; i < PG_WINDOW; i++)
+        session_reply(a, s, i)->sequence = 0;
+}
+
+struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uint32_t uid,
+                                uint32_t pid)
+{
+    struct pg_session *s = session_of_nonce(a, nonce, uid);
+    if (s != NULL)
+        return s;
+    s = row_for_new(a);
+    if (s == NULL)
+        return NULL;
+    session_end(a, s);
+    const uint64_t serial = a->secret->next_session++;
+    const uint64_t random = keyed_hash(a->secret->secret, serial, nonce, 16);
+    memset(s, 0, sizeof *s);
+    memcpy(s->nonce, nonce, sizeof s->nonce);
+    s->uid = uid;
+    s->pid = pid;
+    s->opened_boot_ns = s->used_boot_ns = a->real_boot_ns;
+    replies_forget(a, s);
+    /* Bit 63 set: never 0, whatever the hash. */
+    STORE_RELEASE(&s->id, (random & ~0xffffull) | 1ull << 63 | (uint64_t)(s - a->sessions));
+    return s;
+}
+
+void session_end(struct pg_arena *a, struct pg_session *s)
+{
+    (void)a;
+    STORE_RELEASE(&s->id, 0ull);
+}
+
+struct pg_reply_memory *session_reply(const struct pg_arena *a, const struct pg_session *s,
+                                      uint64_t sequence)
+{
+    return &a->replies[(uint64_t)(s - a->sessions) * PG_WINDOW + sequence % PG_WINDOW];
+}
+
+static bool session_sound(const struct pg_arena *a, uint32_t i, struct pg_fault *fault)
+{
+    const struct pg_session *s = &a->sessions[i];
+    if (session_row(s->id) != i)
+        return fault_set(fault, "sessions", "an id of another row", i, i, session_row(s->id));
+    if (s->current != 0 && s->current != s->last + 1)
+        return fault_set(fault, "sessions", "a batch out of order", i, s->last + 1, s->current);
+    if (s->applied > s->count || s->count > PG_BATCH_RECORDS)
+        return fault_set(fault, "sessions", "more applied than a batch has", i, s->count,
+                         s->applied);
+    if (s->last != 0 && session_reply(a, s, s->last)->sequence != s->last)
+        return fault_set(fault, "sessions", "the last reply is not remembered", i, s->last,
+                         session_reply(a, s, s->last)->sequence);
+    return true;
+}
+
+bool sessions_check(const struct pg_arena *a, struct pg_fault *fault)
+{
+    for (uint32_t i = 0; i < a->secret->sessions; i++)
+        if (a->sessions[i].id != 0 && !session_sound(a, i, fault))
+            return false;
+    return true;
+}

@@ -1,0 +1,543 @@
+/* timers.c - put, cancel, get and expire: what binds slot, key, blob, wheel and outbox.
+ *
+ * A timer is armed by the release store of its control word and ended by another one (or
+ * by the commit of its outbox entry); all else can be rebuilt around that. */
+
+#include "core.h"
+
+/* ---- keys ------------------------------------------------------------------------------ */
+
+uint32_t key_hash(const struct pg_arena *a, uint32_t namespace_row, unsigned type,
+                  const void *bytes, size_t len)
+{
+    const uint64_t scope = (uint64_t)type << 32 | namespace_row;
+    const uint64_t hash = keyed_hash(a->secret->secret, scope, bytes, len);
+    return (uint32_t)(hash ^ hash >> 32);
+}
+
+static const uint8_t *slot_key(const struct pg_arena *a, uint32_t slot)
+{
+    const struct pg_cold *c = &a->slots.cold[slot];
+    return blob_at(&a->blobs, c->blob) + c->ext_len;
+}
+
+static bool slot_has_key(const struct pg_arena *a, uint32_t slot, const struct key *k)
+{
+    const struct pg_cold *c = &a->slots.cold[slot];
+    return a->slots.hot[slot].hash == k->hash && c->key_len == k->len &&
+           c->key_type == k->type && slot_namespace(a, slot) == k->namespace_row &&
+           memcmp(slot_key(a, slot), k->bytes, k->len) == 0;
+}
+
+static bool entry_has_key(const struct pg_arena *a, const struct pg_entry *e,
+                          const struct key *k)
+{
+    return e->hash == k->hash && e->key_len == k->len && entry_key_type(e) == k->type &&
+           a->topics[e->topic].namespace_row == k->namespace_row &&
+           memcmp(blob_at(&a->blobs, e->blob), k->bytes, k->len) == 0;
+}
+
+/* Id of the armed slot or the outbox entry that speaks for a key; PG_NIL = neither. */
+static uint32_t key_find(const struct pg_arena *a, const struct key *k, struct probe *at)
+{
+    uint32_t id;
+    for (id = index_first(&a->index, k->hash, at); id != PG_NIL;
+         id = index_next(&a->index, k->hash, at)) {
+        if (id < a->slots.capacity ? slot_has_key(a, id, k)
+                                   : entry_has_key(a, &a->outbox[id - a->slots.capacity], k))
+            return id;
+    }
+    return PG_NIL;
+}
+
+uint32_t timers_find(const struct pg_arena *a, const struct key *k)
+{
+    struct probe at;
+    const uint32_t id = key_find(a, k, &at);
+    return id < a->slots.capacity ? id : PG_NIL;
+}
+
+static struct key key_of_slot(const struct pg_arena *a, uint32_t slot)
+{
+    const struct pg_cold *c = &a->slots.cold[slot];
+    return (struct key){slot_key(a, slot), a->slots.hot[slot].hash, slot_namespace(a, slot),
+                        c->key_len, c->key_type};
+}
+
+/* ---- time ------------------------------------------------------------------------------- */
+
+/* a + b, held inside int64: times far beyond either end stay at that end. */
+static int64_t add_clamped(int64_t a, int64_t b)
+{
+    int64_t sum;
+    if (!__builtin_add_overflow(a, b, &sum))
+        return sum;
+    return b > 0 ? INT64_MAX : INT64_MIN;
+}
+
+static bool resolve_time(const struct pg_arena *a, const struct put *p, int64_t *deadline_ns)
+{
+    int64_t t = p->time_ns;
+    if (p->time_kind == PG_T_DELAY && t > 0 && __builtin_add_overflow(a->now_ns, t, &t))
+        return false;
+    if (p->time_kind == PG_T_DELAY && p->time_ns <= 0)
+        t = a->now_ns;
+    if (p->time_kind == PG_T_WALL)
+        t = add_clamped(t, -a->header->wall_offset_ns);
+    /* A negative time on the arena's clock is merely long past. */
+    *deadline_ns = t < 0 ? 0 : t;
+    return true;
+}
+
+static struct pg_ext *slot_ext(const struct pg_arena *a, uint32_t slot)
+{
+    return (struct pg_ext *)blob_at(&a->blobs, a->slots.cold[slot].blob);
+}
+
+/* ---- ending a slot ------------------------------------------------------------------------ */
+
+static void count_live(struct pg_arena *a, uint32_t slot, int64_t sign)
+{
+    const uint32_t topic = a->slots.hot[slot].topic;
+    struct pg_namespace *ns = &a->namespaces[a->topics[topic].namespace_row];
+    a->metrics->live += (uint64_t)sign;
+    a->topics[topic].live += (uint64_t)sign;
+    ns->live += (uint64_t)sign;
+    ns->bytes += (uint64_t)(sign * slot_granules(&a->slots.cold[slot]) * PG_GRANULE);
+    if (a->slots.hot[slot].flags & PG_F_WALL)
+        a->metrics->live_wall += (uint64_t)sign;
+}
+
+/* After this store the timer is gone; its blob, if `keep` granules of it live on
+ * elsewhere, is freed but for those at its end. */
+static void slot_end(struct pg_arena *a, uint32_t slot, uint32_t keep)
+{
+    struct pg_hot *h = &a->slots.hot[slot];
+    const struct pg_cold *c = &a->slots.cold[slot];
+    const uint32_t give = slot_granules(c) - keep;
+
+    count_live(a, slot, -1);
+    STORE_RELEASE(&h->ctl, ctl_of(ctl_ticket(h->ctl), PG_S_FREE));
+    atomic_thread_fence(memory_order_seq_cst);
+    if (give != 0)
+        blobs_give(&a->blobs, c->blob, give);
+    a->metrics->blob_bytes -= (uint64_t)give * PG_GRANULE;
+    slots_give(&a->slots, slot);
+}
+
+/* ---- put ----------------------------------------------------------------------------------- */
+
+static void answer(struct pg_result *r, uint64_t ticket, unsigned status, int64_t deadline_ns)
+{
+    *r = (struct pg_result){ticket << 8 | status, deadline_ns};
+}
+
+static void answer_slot(const struct pg_arena *a, struct pg_result *r, uint32_t slot,
+                        unsigned status)
+{
+    const struct pg_hot *h = &a->slots.hot[slot];
+    answer(r, ctl_ticket(h->ctl), status, h->deadline_ns);
+}
+
+static void blob_write(struct pg_arena *a, uint32_t blob, const struct put *p)
+{
+    uint8_t *at = blob_at(&a->blobs, blob);
+    if (p->time_kind == PG_T_WALL) {
+        *(struct pg_ext *)at = (struct pg_ext){PG_EXT_WALL, 0, p->time_ns};
+        at += sizeof(struct pg_ext);
+    }
+    memcpy(at, p->key.bytes, p->key.len);
+    if (p->payload_len != 0)
+        memcpy(at + p->key.len, p->payload, p->payload_len);
+}
+
+/* Fields first, control word last: half a slot is a free slot. */
+static void slot_write(struct pg_arena *a, uint32_t slot, uint32_t blob, const struct put *p,
+                       int64_t deadline_ns, uint64_t ticket)
+{
+    struct pg_hot *h = &a->slots.hot[slot];
+    const bool wall = p->time_kind == PG_T_WALL;
+
+    blob_write(a, blob, p);
+    a->slots.cold[slot] = (struct pg_cold){
+        .blob = blob, .payload_len = p->payload_len, .key_len = p->key.len,
+        .key_type = p->key.type, .ext_len = wall ? sizeof(struct pg_ext) : 0};
+    h->deadline_ns = deadline_ns;
+    h->flags = wall ? PG_F_WALL | PG_F_EXT : 0;
+    h->hash = p->key.hash;
+    h->topic = p->topic;
+    STORE_RELEASE(&h->ctl, ctl_of(ticket, PG_S_ARMED));
+}
+
+static uint32_t put_granules(const struct put *p)
+{
+    const uint64_t ext = p->time_kind == PG_T_WALL ? sizeof(struct pg_ext) : 0;
+    return blob_granules(ext + p->key.len + p->payload_len);
+}
+
+static unsigned refuse(struct pg_arena *a, unsigned status)
+{
+    uint64_t *counter = status == PG_ST_FULL           ? &a->metrics->refused_full
+                        : status == PG_ST_FULL_PAYLOAD ? &a->metrics->refused_payload
+                                                       : &a->metrics->refused_other;
+    ++*counter;
+    return status;
+}
+
+/* The last free slot is for a replacement, which needs two for a moment. */
+static unsigned room_for(const struct pg_arena *a, bool replacing)
+{
+    if (a->slots.free[0] <= (replacing ? 0u : 1u))
+        return PG_ST_FULL;
+    return a->header->next_ticket > PG_TICKET_MAX ? PG_ST_FULL_TICKETS : PG_ST_ADDED;
+}
+
+/* Arms a new slot; the caller binds the key to it. PG_NIL: *status says why not. */
+static uint32_t arm(struct pg_arena *a, const struct put *p, int64_t deadline_ns,
+                    bool replacing, unsigned *status)
+{
+    const uint32_t granules = put_granules(p);
+    *status = room_for(a, replacing);
+    if (*status != PG_ST_ADDED)
+        return PG_NIL;
+    const uint32_t blob = blobs_take(&a->blobs, granules);
+    *status = PG_ST_FULL_PAYLOAD;
+    if (blob == PG_NIL)
+        return PG_NIL;
+    const uint32_t slot = slots_take(&a->slots);
+    const uint64_t ticket = a->header->next_ticket;
+    STORE_RELEASE(&a->header->next_ticket, ticket + 1);
+    slot_write(a, slot, blob, p, deadline_ns, ticket);
+    wheel_place(&a->wheel, slot);
+    count_live(a, slot, 1);
+    a->metrics->blob_bytes += (uint64_t)granules * PG_GRANULE;
+    a->metrics->adds++;
+    *status = PG_ST_ADDED;
+    return slot;
+}
+
+static void put_fresh(struct pg_arena *a, const struct put *p, int64_t deadline_ns, uint32_t id,
+                      const struct probe *at, struct pg_result *r)
+{
+    unsigned status;
+    const uint32_t slot = arm(a, p, deadline_ns, false, &status);
+    if (slot == PG_NIL) {
+        answer(r, 0, refuse(a, status), 0);
+        return;
+    }
+    if (id == PG_NIL) {
+        index_insert(&a->index, p->key.hash, slot);
+    } else {
+        outbox_supersede(a, id);
+        index_replace(&a->index, p->key.hash, at, slot);
+    }
+    answer_slot(a, r, slot, PG_ST_ADDED);
+}
+
+static void put_replace(struct pg_arena *a, const struct put *p, int64_t deadline_ns,
+                        uint32_t old, const struct probe *at, struct pg_result *r)
+{
+    unsigned status;
+    const uint32_t slot = arm(a, p, deadline_ns, true, &status);
+    if (slot == PG_NIL) {
+        answer(r, 0, refuse(a, status), 0);
+        return;
+    }
+    index_replace(&a->index, p->key.hash, at, slot);
+    wheel_remove(&a->wheel, old);
+    slot_end(a, old, 0);
+    a->metrics->replaces++;
+    answer_slot(a, r, slot, PG_ST_REPLACED);
+}
+
+/* Only the deadline moves, and only to later; kind of clock, topic and payload stay. */
+static void put_extend(struct pg_arena *a, const struct put *p, int64_t deadline_ns,
+                       uint32_t slot, struct pg_result *r)
+{
+    struct pg_hot *h = &a->slots.hot[slot];
+    if (deadline_ns <= h->deadline_ns) {
+        answer_slot(a, r, slot, PG_ST_KEPT);
+        return;
+    }
+    if (h->flags & PG_F_WALL)
+        __atomic_store_n(&slot_ext(a, slot)->value,
+                         p->time_kind == PG_T_WALL
+                             ? p->time_ns
+                             : add_clamped(deadline_ns, a->header->wall_offset_ns),
+                         __ATOMIC_RELEASE);
+    wheel_remove(&a->wheel, slot);
+    STORE_RELEASE(&h->deadline_ns, deadline_ns);
+    wheel_place(&a->wheel, slot);
+    a->metrics->extends++;
+    answer_slot(a, r, slot, PG_ST_EXTENDED);
+}
+
+void timers_put(struct pg_arena *a, const struct put *p, struct pg_result *r)
+{
+    struct probe at;
+    int64_t deadline_ns;
+    if (!resolve_time(a, p, &deadline_ns)) {
+        answer(r, 0, refuse(a, PG_ST_TOO_FAR), 0);
+        return;
+    }
+    const uint32_t id = key_find(a, &p->key, &at);
+    if (id >= a->slots.capacity)
+        put_fresh(a, p, deadline_ns, id, &at, r);
+    else if (p->mode == PG_MODE_ERROR)
+        answer_slot(a, r, id, PG_ST_EXISTS);
+    else if (p->mode == PG_MODE_KEEP)
+        answer_slot(a, r, id, PG_ST_KEPT);
+    else if (p->mode == PG_MODE_EXTEND)
+        put_extend(a, p, deadline_ns, id, r);
+    else
+        put_replace(a, p, deadline_ns, id, &at, r);
+}
+
+/* ---- cancel ---------------------------------------------------------------------------------- */
+
+static void cancel_fired(struct pg_arena *a, uint32_t id, uint64_t ticket, struct pg_result *r)
+{
+    const struct pg_entry *e = &a->outbox[id - a->slots.capacity];
+    if (ticket != 0 && ticket != e->ticket >> 8) {
+        a->metrics->cancels_unknown++;
+        answer(r, 0, PG_ST_UNKNOWN, 0);
+        return;
+    }
+    a->metrics->cancels_fired++;
+    answer(r, e->ticket >> 8, PG_ST_FIRED, e->deadline_ns);
+}
+
+void timers_cancel(struct pg_arena *a, const struct key *k, uint64_t ticket, struct pg_result *r)
+{
+    struct probe at;
+    const uint32_t id = key_find(a, k, &at);
+    if (id != PG_NIL && id >= a->slots.capacity) {
+        cancel_fired(a, id, ticket, r);
+        return;
+    }
+    if (id == PG_NIL || (ticket != 0 && ticket != ctl_ticket(a->slots.hot[id].ctl))) {
+        a->metrics->cancels_unknown++;
+        answer(r, 0, PG_ST_UNKNOWN, 0);
+        return;
+    }
+    answer_slot(a, r, id, PG_ST_CANCELLED);
+    index_erase(&a->index, &at);
+    wheel_remove(&a->wheel, id);
+    slot_end(a, id, 0);
+    a->metrics->cancels++;
+}
+
+/* ---- expire ----------------------------------------------------------------------------------- */
+
+/* True when a wall timer is really due by the wall clock; else it is placed anew. */
+static bool wall_reached(struct pg_arena *a, uint32_t slot)
+{
+    const int64_t deadline_ns = add_clamped(slot_ext(a, slot)->value, -a->header->wall_offset_ns);
+    if (deadline_ns <= a->now_ns)
+        return true;
+    STORE_RELEASE(&a->slots.hot[slot].deadline_ns, deadline_ns);
+    wheel_place(&a->wheel, slot);
+    return false;
+}
+
+static struct pg_entry entry_of(const struct pg_arena *a, uint32_t slot)
+{
+    const struct pg_hot *h = &a->slots.hot[slot];
+    const struct pg_cold *c = &a->slots.cold[slot];
+    return (struct pg_entry){.ticket = ctl_ticket(h->ctl) << 8 | PG_CAUSE_EXPIRED,
+                             .deadline_ns = h->deadline_ns,
+                             .fired_ns = a->now_ns,
+                             .blob = c->blob + c->ext_len / PG_GRANULE,
+                             .payload_len = c->payload_len,
+                             .hash = h->hash,
+                             .topic = (uint16_t)h->topic,
+                             .key_len = c->key_len,
+                             .meta = c->key_type};
+}
+
+static void count_late(struct pg_arena *a, int64_t late_ns)
+{
+    a->metrics->late_sum_ns += (uint64_t)late_ns;
+    if ((uint64_t)late_ns > a->metrics->late_max_ns)
+        a->metrics->late_max_ns = (uint64_t)late_ns;
+}
+
+static bool expire(void *context, uint32_t slot)
+{
+    struct pg_arena *a = context;
+    struct probe at;
+    if ((a->slots.hot[slot].flags & PG_F_WALL) && !wall_reached(a, slot))
+        return true;
+    const struct pg_entry e = entry_of(a, slot);
+    const uint32_t granules = entry_granules(&e);
+    if (!outbox_make_room(a, (uint64_t)granules * PG_GRANULE))
+        return false;
+    const uint64_t position = outbox_append(a, &e);
+    if (index_find_id(&a->index, e.hash, slot, &at))
+        index_replace(&a->index, e.hash, &at, outbox_id(a, position));
+    slot_end(a, slot, granules);
+    a->metrics->expiries++;
+    count_late(a, a->now_ns - e.deadline_ns);
+    return true;
+}
+
+/* ---- steps of the wall clock --------------------------------------------------------------------- */
+
+#define STEP_NS 1000000           /* a smaller difference is drift, met when the timer fires */
+
+static void wall_replace(struct pg_arena *a, uint32_t slot)
+{
+    struct pg_hot *h = &a->slots.hot[slot];
+    if (ctl_state(h->ctl) != PG_S_ARMED || !(h->flags & PG_F_WALL))
+        return;
+    const int64_t deadline_ns = add_clamped(slot_ext(a, slot)->value, -a->header->wall_offset_ns);
+    wheel_remove(&a->wheel, slot);
+    STORE_RELEASE(&h->deadline_ns, deadline_ns < 0 ? 0 : deadline_ns);
+    wheel_place(&a->wheel, slot);
+}
+
+/* Walks the slots in bounded turns; a step during the walk begins it again. */
+static bool wall_turn(struct pg_arena *a, uint32_t budget)
+{
+    const uint64_t end = (uint64_t)a->wall_cursor + (uint64_t)budget * 8;
+    if (a->wall_cursor == PG_NIL)
+        return false;
+    while (a->wall_cursor < a->slots.capacity && a->wall_cursor < end)
+        wall_replace(a, a->wall_cursor++);
+    if (a->wall_cursor == a->slots.capacity)
+        a->wall_cursor = PG_NIL;
+    return a->wall_cursor != PG_NIL;
+}
+
+static void wall_note(struct pg_arena *a, int64_t offset_ns)
+{
+    const int64_t step = offset_ns - a->wall_placed_by_ns;
+    a->header->wall_offset_ns = offset_ns;
+    if (step > -STEP_NS && step < STEP_NS)
+        return;
+    a->wall_placed_by_ns = offset_ns;
+    if (a->metrics->live_wall != 0)
+        a->wall_cursor = 0;
+}
+
+uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
+                    int64_t real_boot_ns, uint32_t budget, int *more)
+{
+    bool left = false;
+    if (now_ns < a->header->now_ns)
+        now_ns = a->header->now_ns;
+    a->now_ns = now_ns;
+    a->real_boot_ns = real_boot_ns;
+    a->header->now_ns = now_ns;
+    if (wall_offset_ns != a->header->wall_offset_ns)
+        wall_note(a, wall_offset_ns);
+    const bool stepping = wall_turn(a, budget);
+    const uint32_t done = wheel_advance(&a->wheel, now_ns, budget, expire, a, &left);
+    *more = left || stepping;
+    a->header->next_deadline_ns = wheel_next_deadline_ns(&a->wheel);
+    return done;
+}
+
+int64_t pg_next_ns(const struct pg_arena *a)
+{
+    return a->wall_cursor != PG_NIL ? a->now_ns : wheel_next_ns(&a->wheel);
+}
+
+/* ---- linking, for rebuild and migrate ------------------------------------------------------------- */
+
+/* A duplicate is half a replacement: the younger of the two stays. */
+static void drop(struct pg_arena *a, uint32_t slot)
+{
+    const struct pg_cold *c = &a->slots.cold[slot];
+    STORE_RELEASE(&a->slots.hot[slot].ctl,
+                  ctl_of(ctl_ticket(a->slots.hot[slot].ctl), PG_S_FREE));
+    blobs_give(&a->blobs, c->blob, slot_granules(c));
+    slots_give(&a->slots, slot);
+}
+
+static void link_armed(struct pg_arena *a, uint32_t slot)
+{
+    if (a->slots.hot[slot].flags & PG_F_WALL)
+        a->slots.hot[slot].deadline_ns =
+            add_clamped(slot_ext(a, slot)->value, -a->header->wall_offset_ns);
+    if (a->slots.hot[slot].deadline_ns < 0)
+        a->slots.hot[slot].deadline_ns = 0;
+    wheel_place(&a->wheel, slot);
+    count_live(a, slot, 1);
+}
+
+bool timers_link(struct pg_arena *a, uint32_t slot)
+{
+    const struct key k = key_of_slot(a, slot);
+    struct probe at;
+    const uint32_t id = key_find(a, &k, &at);
+
+    if (id == PG_NIL) {
+        index_insert(&a->index, k.hash, slot);
+    } else if (id >= a->slots.capacity) {
+        outbox_supersede(a, id);
+        index_replace(&a->index, k.hash, &at, slot);
+    } else if (a->slots.hot[id].ctl > a->slots.hot[slot].ctl) {
+        drop(a, slot);
+        return false;
+    } else {
+        index_replace(&a->index, k.hash, &at, slot);
+        wheel_remove(&a->wheel, id);
+        count_live(a, id, -1);
+        drop(a, id);
+    }
+    link_armed(a, slot);
+    return true;
+}
+
+/* ---- check ------------------------------------------------------------------------------------------ */
+
+static bool slot_check(const struct pg_arena *a, uint32_t slot, struct pg_fault *fault)
+{
+    const struct pg_hot *h = &a->slots.hot[slot];
+    if (ctl_ticket(h->ctl) == 0 || ctl_ticket(h->ctl) >= a->header->next_ticket)
+        return fault_set(fault, "timers", "a ticket that was never given", slot,
+                         a->header->next_ticket, ctl_ticket(h->ctl));
+    if (h->topic >= a->topic_rows || a->topics[h->topic].name_len == 0)
+        return fault_set(fault, "timers", "a topic that is not there", slot, a->topic_rows,
+                         h->topic);
+    if (a->secret == NULL)
+        return true;
+    const struct key k = key_of_slot(a, slot);
+    if (k.hash != key_hash(a, k.namespace_row, k.type, k.bytes, k.len))
+        return fault_set(fault, "timers", "hash of the key", slot,
+                         key_hash(a, k.namespace_row, k.type, k.bytes, k.len), k.hash);
+    if (timers_find(a, &k) != slot)
+        return fault_set(fault, "timers", "a key that the index does not lead to", slot, slot,
+                         timers_find(a, &k));
+    return true;
+}
+
+static bool entries_indexed(const struct pg_arena *a, uint64_t *ids, struct pg_fault *fault)
+{
+    struct probe at;
+    for (uint64_t p = a->header->outbox_head; p < a->header->outbox_tail; p++) {
+        const struct pg_entry *e = outbox_at(a, p);
+        const bool found = index_find_id(&a->index, e->hash, outbox_id(a, p), &at);
+        if (found && (entry_flags(e) & PG_E_SUPERSEDED))
+            return fault_set(fault, "index", "leads to a superseded entry", p, 0, 1);
+        *ids += found;
+    }
+    return true;
+}
+
+bool timers_check(struct pg_arena *a, struct pg_fault *fault, uint64_t *granules)
+{
+    uint64_t live = 0, ids = 0;
+    for (uint32_t i = 0; i < a->slots.capacity; i++) {
+        if (ctl_state(a->slots.hot[i].ctl) != PG_S_ARMED)
+            continue;
+        if (!slot_check(a, i, fault))
+            return false;
+        live++;
+        *granules += slot_granules(&a->slots.cold[i]);
+    }
+    if (live != a->metrics->live)
+        return fault_set(fault, "timers", "count of live timers", 0, live, a->metrics->live);
+    return entries_indexed(a, &ids, fault) && index_check(&a->index, live + ids, fault);
+}

@@ -1,0 +1,651 @@
+/*
+ * wheel.c - a hierarchical timing wheel (Varghese, Lauck 1987) that is exact.
+ *
+ * Time is counted in ticks. A timer fires at tick ceil(deadline / tick), never early. Level
+ * l has buckets of fanout^l ticks; a timer stands in the finest level whose ring reaches its
+ * tick. When the clock enters a coarse bucket, its members have to stand in finer levels.
+ * Most are moved there gradually, before (`drain`); the rest at the border (`cascade`).
+ *
+ * A bucket is a chain of cache lines full of slot ids, and a slot knows its cell: removal
+ * moves the bucket's newest member into the hole. Members leave a bucket one by one from its
+ * end, so that the wheel is whole between any two of them: work stops anywhere and needs no
+ * memory of its own to go on.
+ */
+#include "core.h"
+
+enum { CELLS = 16 };                     /* words of a chunk; cell 0 is `previous` */
+enum {
+    DRAIN_EXTRA = 16,                    /* timers a tick, so that small buckets end early */
+    DRAIN_SMALL = 1024,                  /* members that may wait for the border */
+    DRAIN_PIECE = 16384                  /* members worth a wake-up of their own */
+};
+enum { REMOVE_SLOT = 32, REMOVE_CELL = 16, REMOVE_LAST = 6, PLACE_SLOT = 16 };  /* prefetch */
+
+/* ---- division by constants of the arena --------------------------------------------- */
+
+__extension__ typedef unsigned __int128 uint128;
+
+/* Granlund, Montgomery 1994. Exact for n < 2^63, which holds for all times and ticks. */
+static void divisor_set(uint64_t divisor, uint64_t *multiplier, uint32_t *shift)
+{
+    *shift = divisor == 1 ? 0 : 64 - (uint32_t)__builtin_clzll(divisor - 1);
+    *multiplier = (uint64_t)((((uint128)1 << (63 + *shift)) + divisor - 1) / divisor);
+}
+
+static inline uint64_t divide(uint64_t n, uint64_t multiplier, uint32_t shift)
+{
+    return (uint64_t)((uint128)n * multiplier >> 63) >> shift;
+}
+
+static inline uint64_t deadline_tick(const struct pg_wheel *s, int64_t deadline_ns)
+{
+    if (UNLIKELY(deadline_ns <= 0))
+        return 0;
+    return divide((uint64_t)deadline_ns - 1, s->multiplier, s->shift) + 1;
+}
+
+static int64_t tick_to_ns(const struct pg_wheel *s, uint64_t tick)
+{
+    int64_t ns;
+    return __builtin_mul_overflow((int64_t)tick, s->tick_ns, &ns) ? INT64_MAX : ns;
+}
+
+/* ---- geometry ------------------------------------------------------------------------ */
+
+/* The top ring spans all ticks of 63-bit times: 2 x fanout^levels > 2^63 / tick. A tick of
+ * 1 us or more keeps every limit below 2^62. */
+uint32_t wheel_levels(const struct wheel_shape *shape)
+{
+    uint64_t last = INT64_MAX / (uint64_t)shape->tick_ns + 1, span = 2;
+    uint32_t levels = 0;
+    for (; span <= last; levels++)
+        span *= shape->fanout;
+    return levels;
+}
+
+uint32_t wheel_buckets(const struct wheel_shape *shape)
+{
+    return wheel_levels(shape) * 2 * shape->fanout + 2;
+}
+
+/* No chunk is empty, and only the last of a bucket is not full. */
+uint32_t wheel_chunks(const struct wheel_shape *shape)
+{
+    uint32_t spread = shape->capacity / PG_CHUNK_CELLS + wheel_buckets(shape);
+    return spread < shape->capacity ? spread : shape->capacity;
+}
+
+static void level_enter(struct pg_level *v, uint32_t l, uint64_t tick)
+{
+    uint64_t turn = divide(tick, v->multiplier, v->shift);
+    v->start = turn * v->width;
+    if (l > 0) {
+        v[-1].limit = v->start + 2 * v->width;
+        v[-1].origin = v->start - (turn & 1) * v->width;
+    }
+}
+
+/* A level's bucket changes only where that of the finer level does. */
+static void clock_set(struct pg_wheel *s, uint64_t tick)
+{
+    struct pg_level *v = s->levels;
+    s->clock = tick;
+    for (uint32_t l = 0; l < s->level_count && tick >= v[l].start + v[l].width; l++)
+        level_enter(&v[l], l, tick);
+}
+
+void wheel_init(struct wheel *w, const struct wheel_shape *shape, int64_t now_ns)
+{
+    struct pg_wheel *s = w->state;
+    uint64_t width = 1;
+
+    memset(s, 0, sizeof *s);
+    memset(w->buckets, 0xff, wheel_buckets(shape) * sizeof *w->buckets);
+    s->tick_ns = shape->tick_ns;
+    s->ring = 2 * shape->fanout;
+    s->level_count = wheel_levels(shape);
+    s->due = s->level_count * s->ring;
+    s->chunk_count = wheel_chunks(shape);
+    divisor_set((uint64_t)s->tick_ns, &s->multiplier, &s->shift);
+    s->clock = s->drained = now_ns > 0 ? divide((uint64_t)now_ns, s->multiplier, s->shift) : 0;
+    for (uint32_t l = 0; l < s->level_count; l++, width *= shape->fanout) {
+        struct pg_level *v = &s->levels[l];
+        v->width = width;
+        v->limit = UINT64_MAX;
+        v->first = l * s->ring;
+        divisor_set(width, &v->multiplier, &v->shift);
+        level_enter(v, l, s->clock);
+    }
+    for (uint32_t i = 0; i < wheel_buckets(shape); i++)
+        w->buckets[i].count = 0;
+    w->free_chunks[0] = s->chunk_count;
+    for (uint32_t i = 0; i < s->chunk_count; i++)
+        w->free_chunks[1 + i] = s->chunk_count - 1 - i;
+}
+
+static inline uint32_t position_of(const struct pg_wheel *s, const struct pg_level *v,
+                                   uint64_t tick)
+{
+    uint32_t position = (uint32_t)divide(tick - v->origin, v->multiplier, v->shift);
+    return position < s->ring ? position : position - s->ring;
+}
+
+/* Bucket for a tick that is not before the clock. */
+static inline uint32_t bucket_at(const struct pg_wheel *s, uint64_t tick)
+{
+    const struct pg_level *v = s->levels;
+    while (tick >= v->limit)
+        v++;
+    return v->first + position_of(s, v, tick);
+}
+
+static inline uint32_t bucket_here(const struct pg_wheel *s, uint32_t l)
+{
+    return s->levels[l].first + position_of(s, &s->levels[l], s->levels[l].start);
+}
+
+static inline uint32_t bucket_coming(const struct pg_wheel *s, uint32_t l)
+{
+    const struct pg_level *v = &s->levels[l];
+    return v->first + position_of(s, v, v->start + v->width);
+}
+
+/* ---- occupancy ------------------------------------------------------------------------ */
+
+static void mark_occupied(struct pg_wheel *s, uint32_t bucket)
+{
+    uint32_t l = bucket / s->ring, position = bucket % s->ring;
+    if (bucket >= s->due)
+        return;
+    s->levels[l].occupied[position >> 6] |= 1ull << (position & 63);
+    s->levels[l].summary |= 1ull << (position >> 6);
+    s->occupied |= 1ull << l;
+}
+
+static void mark_empty(struct pg_wheel *s, uint32_t bucket)
+{
+    uint32_t l = bucket / s->ring, position = bucket % s->ring;
+    struct pg_level *v = &s->levels[l];
+    if (bucket >= s->due)
+        return;
+    if ((v->occupied[position >> 6] &= ~(1ull << (position & 63))) == 0
+        && (v->summary &= ~(1ull << (position >> 6))) == 0)
+        s->occupied &= ~(1ull << l);
+}
+
+/* First occupied position at or after `from`, around the ring; the level has members. */
+static uint32_t occupied_from(const struct pg_level *v, uint32_t from)
+{
+    uint32_t word = from >> 6;
+    uint64_t bits = v->occupied[word] & ~0ull << (from & 63);
+    if (bits == 0) {
+        uint64_t later = v->summary & ~1ull << word;
+        word = (uint32_t)__builtin_ctzll(later ? later : v->summary);
+        bits = v->occupied[word];
+    }
+    return word * 64 + (uint32_t)__builtin_ctzll(bits);
+}
+
+/* Tick at which the level's next bucket with members begins; it has some. */
+static uint64_t level_next(const struct pg_wheel *s, const struct pg_level *v)
+{
+    uint32_t here = position_of(s, v, v->start), next = occupied_from(v, here);
+    return v->start + (next >= here ? next - here : next + s->ring - here) * v->width;
+}
+
+/* The next tick with something to fire or to cascade; UINT64_MAX = none. Within a bucket of
+ * level 1 no border of any level comes; at its begin a cascade may be under way. */
+static uint64_t next_event(const struct pg_wheel *s)
+{
+    uint64_t next = UINT64_MAX, levels = s->occupied;
+    if (levels & 1) {
+        next = level_next(s, &s->levels[0]);
+        if (s->clock > s->levels[1].start && next < s->levels[1].start + s->levels[1].width)
+            return next;
+        levels &= levels - 1;
+    }
+    for (; levels; levels &= levels - 1) {
+        uint64_t border = level_next(s, &s->levels[__builtin_ctzll(levels)]);
+        next = border < next ? border : next;
+    }
+    return next;
+}
+
+/* ---- buckets ---------------------------------------------------------------------------- */
+
+static inline uint32_t *cell_at(const struct wheel *w, uint32_t cell)
+{
+    return (uint32_t *)(void *)w->chunks + cell;
+}
+
+/* Cell for one more member; there is always a chunk, see wheel_chunks. */
+static uint32_t bucket_grow(struct wheel *w, uint32_t bucket)
+{
+    struct pg_bucket *b = &w->buckets[bucket];
+    uint32_t chunk = w->free_chunks[w->free_chunks[0]--];
+    w->chunks[chunk].previous = b->tail;
+    if (b->tail == PG_NIL)
+        mark_occupied(w->state, bucket);
+    return chunk * CELLS + 1;
+}
+
+/* The last cell of a chunk and PG_NIL alike end in 15. */
+static inline void bucket_push(struct wheel *w, uint32_t bucket, uint32_t slot)
+{
+    struct pg_bucket *b = &w->buckets[bucket];
+    b->tail = b->tail % CELLS == PG_CHUNK_CELLS ? bucket_grow(w, bucket) : b->tail + 1;
+    b->count++;
+    *cell_at(w, b->tail) = slot;
+    w->hot[slot].where = b->tail;
+    w->hot[slot].bucket = (uint16_t)bucket;
+}
+
+static inline void bucket_shrink(struct wheel *w, uint32_t bucket)
+{
+    struct pg_bucket *b = &w->buckets[bucket];
+    uint32_t chunk = b->tail / CELLS;
+    b->count--;
+    if (b->tail % CELLS != 1) {
+        b->tail--;
+        return;
+    }
+    b->tail = w->chunks[chunk].previous;
+    w->free_chunks[++w->free_chunks[0]] = chunk;
+    if (b->tail == PG_NIL)
+        mark_empty(w->state, bucket);
+}
+
+static inline void fetch_members(const struct wheel *w, uint32_t tail)
+{
+    for (uint32_t cell = tail & ~(CELLS - 1u); ++cell <= tail;)
+        __builtin_prefetch(&w->hot[*cell_at(w, cell)], 1);
+}
+
+/* On entering a chunk from its end: its neighbour's members, and the chunk after that. */
+static inline void fetch_ahead(const struct wheel *w, uint32_t tail)
+{
+    uint32_t next = w->chunks[tail / CELLS].previous, after;
+    if (next == PG_NIL)
+        return;
+    after = w->chunks[next / CELLS].previous;
+    if (after != PG_NIL)
+        __builtin_prefetch(&w->chunks[after / CELLS], 1);
+    fetch_members(w, next);
+}
+
+/* Takes the newest member; the bucket has one. */
+static inline uint32_t bucket_pop(struct wheel *w, uint32_t bucket)
+{
+    uint32_t tail = w->buckets[bucket].tail, slot = *cell_at(w, tail);
+    if (tail % CELLS == PG_CHUNK_CELLS)
+        fetch_ahead(w, tail);
+    bucket_shrink(w, bucket);
+    return slot;
+}
+
+/* ---- place and remove --------------------------------------------------------------------- */
+
+void wheel_place(struct wheel *w, uint32_t slot)
+{
+    struct pg_wheel *s = w->state;
+    uint64_t tick = deadline_tick(s, w->hot[slot].deadline_ns);
+    bucket_push(w, tick > s->clock ? bucket_at(s, tick) : s->due + s->open, slot);
+}
+
+void wheel_place_many(struct wheel *w, const uint32_t *slots, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        if (i + PLACE_SLOT < count)
+            __builtin_prefetch(&w->hot[slots[i + PLACE_SLOT]], 1);
+        wheel_place(w, slots[i]);
+    }
+}
+
+/* The bucket's newest member moves into the hole; it may be the slot itself. */
+void wheel_remove(struct wheel *w, uint32_t slot)
+{
+    uint32_t bucket = w->hot[slot].bucket, hole = w->hot[slot].where;
+    uint32_t last = *cell_at(w, w->buckets[bucket].tail);
+    *cell_at(w, hole) = last;
+    w->hot[last].where = hole;
+    bucket_shrink(w, bucket);
+}
+
+/* A removal touches four lines in turn; each is fetched some removals before its use. */
+void wheel_remove_many(struct wheel *w, const uint32_t *slots, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        if (i + REMOVE_SLOT < count)
+            __builtin_prefetch(&w->hot[slots[i + REMOVE_SLOT]], 1);
+        if (i + REMOVE_CELL < count)
+            __builtin_prefetch(cell_at(w, w->hot[slots[i + REMOVE_CELL]].where), 1);
+        if (i + REMOVE_LAST < count) {
+            uint32_t tail = w->buckets[w->hot[slots[i + REMOVE_LAST]].bucket].tail;
+            __builtin_prefetch(&w->hot[*cell_at(w, tail)], 1);
+        }
+        wheel_remove(w, slots[i]);
+    }
+}
+
+/* ---- advance -------------------------------------------------------------------------------- */
+
+struct turn {                            /* one call of wheel_advance */
+    struct wheel *wheel;
+    uint32_t budget;                     /* timers it may still handle */
+    wheel_due_fn on_due;
+    void *context;
+};
+
+/* Fires the bucket's members. False: some are left. */
+static bool fire(struct turn *t, uint32_t bucket)
+{
+    struct pg_bucket *b = &t->wheel->buckets[bucket];
+    if (b->tail != PG_NIL)
+        fetch_members(t->wheel, b->tail);
+    while (b->tail != PG_NIL) {
+        if (t->budget == 0)
+            return false;
+        uint32_t slot = bucket_pop(t->wheel, bucket);
+        if (!t->on_due(t->context, slot)) {
+            bucket_push(t->wheel, bucket, slot);
+            return false;
+        }
+        t->budget--;
+    }
+    return true;
+}
+
+/* Moves up to `most` members to finer levels. False: the budget is spent before. */
+static bool move(struct turn *t, uint32_t bucket, uint64_t most)
+{
+    struct wheel *w = t->wheel;
+    uint64_t count = w->buckets[bucket].count < most ? w->buckets[bucket].count : most;
+    uint32_t n = count < t->budget ? (uint32_t)count : t->budget;
+    if (n > 0)
+        fetch_members(w, w->buckets[bucket].tail);
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t slot = bucket_pop(w, bucket);
+        bucket_push(w, bucket_at(w->state, deadline_tick(w->state, w->hot[slot].deadline_ns)),
+                    slot);
+    }
+    w->state->moved += n;
+    t->budget -= n;
+    return n == count;
+}
+
+/* Empties the coarse buckets that begin at this tick. */
+static bool cascade(struct turn *t)
+{
+    const struct pg_wheel *s = t->wheel->state;
+    for (uint32_t l = 1; l < s->level_count && s->levels[l].start == s->clock; l++)
+        if (!move(t, bucket_here(s, l), UINT64_MAX))
+            return false;
+    return true;
+}
+
+/* All that is due at the clock's tick. The due buckets change roles once a tick, so that
+ * timers which keep arriving due starve neither the ones before nor the next tick. */
+static bool finish_tick(struct turn *t)
+{
+    struct pg_wheel *s = t->wheel->state;
+    if (!cascade(t) || !fire(t, bucket_here(s, 0)))
+        return false;
+    if (!s->closing) {
+        s->open ^= 1;
+        s->closing = 1;
+    }
+    if (!fire(t, s->due + (s->open ^ 1)))
+        return false;
+    s->closing = 0;
+    return true;
+}
+
+/* False: the budget is spent, or a timer was refused, before all due ones are fired. */
+static bool catch_up(struct turn *t, uint64_t target)
+{
+    struct pg_wheel *s = t->wheel->state;
+    for (;;) {
+        if (!finish_tick(t))
+            return false;
+        uint64_t next = next_event(s);
+        if (next > target)
+            break;
+        clock_set(s, next);
+    }
+    clock_set(s, target);
+    return true;
+}
+
+/* How many of the level's coming bucket to move now: enough to end after 3/4 of the way. */
+static uint64_t quota(const struct pg_wheel *s, const struct pg_level *v, uint64_t count)
+{
+    uint64_t left = v->start + v->width - s->clock;
+    uint64_t since = s->drained > v->start ? s->drained : v->start, passed = s->clock - since;
+    return passed >= left ? count : passed * (count * 4 / (3 * left) + DRAIN_EXTRA);
+}
+
+/* Moves the members of coming coarse buckets ahead of time, a few for each tick passed. */
+static void drain(struct turn *t)
+{
+    struct pg_wheel *s = t->wheel->state;
+    for (uint64_t levels = s->occupied & ~1ull; levels; levels &= levels - 1) {
+        uint32_t l = (uint32_t)__builtin_ctzll(levels), bucket = bucket_coming(s, l);
+        uint32_t count = t->wheel->buckets[bucket].count;
+        if (count > 0 && !move(t, bucket, quota(s, &s->levels[l], count)))
+            return;
+    }
+    s->drained = s->clock;
+}
+
+uint32_t wheel_advance(struct wheel *w, int64_t now_ns, uint32_t budget, wheel_due_fn on_due,
+                       void *context, bool *more)
+{
+    struct pg_wheel *s = w->state;
+    struct turn t = {w, budget, on_due, context};
+    uint64_t now = now_ns > 0 ? divide((uint64_t)now_ns, s->multiplier, s->shift) : 0;
+
+    *more = !catch_up(&t, now > s->clock ? now : s->clock);
+    if (!*more) {
+        drain(&t);
+        *more = w->buckets[s->due + s->open].tail != PG_NIL;
+    }
+    return budget - t.budget;
+}
+
+/* ---- the next wake-up ------------------------------------------------------------------------- */
+
+/* The tick at which something is due or begins; UINT64_MAX = the wheel is empty. */
+static uint64_t next_tick(const struct wheel *w)
+{
+    const struct pg_wheel *s = w->state;
+    bool due = w->buckets[s->due].tail != PG_NIL || w->buckets[s->due + 1].tail != PG_NIL;
+    return due ? s->clock : next_event(s);
+}
+
+/* When a coming bucket of this size wants its next piece moved. */
+static uint64_t drain_tick(const struct pg_wheel *s, const struct pg_level *v, uint32_t count)
+{
+    uint64_t left = v->start + v->width - s->drained;
+    uint64_t wait = left / 4 * 3 / (count / DRAIN_PIECE + 1);
+    return s->drained + (wait > 0 ? wait : 1);
+}
+
+int64_t wheel_next_ns(const struct wheel *w)
+{
+    const struct pg_wheel *s = w->state;
+    uint64_t next = next_tick(w);
+
+    for (uint64_t levels = s->occupied & ~1ull; levels; levels &= levels - 1) {
+        uint32_t l = (uint32_t)__builtin_ctzll(levels);
+        uint32_t count = w->buckets[bucket_coming(s, l)].count;
+        if (count > DRAIN_SMALL) {
+            uint64_t tick = drain_tick(s, &s->levels[l], count);
+            next = tick < next ? tick : next;
+        }
+    }
+    return next == UINT64_MAX ? INT64_MAX : tick_to_ns(s, next);
+}
+
+int64_t wheel_next_deadline_ns(const struct wheel *w)
+{
+    uint64_t next = next_tick(w);
+    return next == UINT64_MAX ? INT64_MAX : tick_to_ns(w->state, next);
+}
+
+/* ---- check ------------------------------------------------------------------------------------ */
+
+struct audit {
+    const struct wheel *wheel;
+    uint32_t capacity;
+    uint32_t linked;                     /* slots met in buckets */
+    uint32_t chunks;                     /* chunks met, and their sum of mixed ids */
+    uint64_t chunk_sum;
+    struct pg_fault *fault;
+};
+
+static bool broken(struct audit *a, const char *what, uint64_t where, uint64_t expected,
+                   uint64_t found)
+{
+    return fault_set(a->fault, "wheel", what, where, expected, found);
+}
+
+static bool check_clock(struct audit *a)
+{
+    const struct pg_wheel *s = a->wheel->state;
+    if (s->level_count < 2 || s->level_count > PG_WHEEL_LEVELS || s->ring < 4 || s->ring > 512)
+        return broken(a, "shape", 0, s->level_count, s->ring);
+    if (s->open > 1 || s->closing > 1)
+        return broken(a, "roles of the due buckets", 0, 1, s->open | s->closing);
+    if (s->drained > s->clock)
+        return broken(a, "gradual draining is ahead of the clock", 0, s->clock, s->drained);
+    for (uint32_t l = 0; l < s->level_count; l++) {
+        const struct pg_level *v = &s->levels[l];
+        uint64_t start = s->clock / v->width * v->width;
+        bool top = l + 1 == s->level_count;
+        uint64_t block = v->width * (s->ring / 2), begin = s->clock / block * block;
+        if (v->start != start)
+            return broken(a, "start of the clock's bucket", l, start, v->start);
+        if (v->limit != (top ? UINT64_MAX : begin + 2 * block))
+            return broken(a, "limit of a level", l, begin + 2 * block, v->limit);
+        if (v->origin != (top ? 0 : begin - begin / block % 2 * block))
+            return broken(a, "origin of a level", l, begin, v->origin);
+    }
+    return true;
+}
+
+/* The ticks that a bucket may hold: from *first, so many. */
+static uint64_t bucket_span(const struct pg_wheel *s, uint32_t bucket, uint64_t *first)
+{
+    const struct pg_level *v = &s->levels[bucket / s->ring];
+    uint32_t here, position = bucket % s->ring;
+    if (bucket >= s->due) {
+        *first = 0;
+        return s->clock + 1;
+    }
+    here = position_of(s, v, v->start);
+    *first = v->start + (position + s->ring - here) % s->ring * v->width;
+    return *first < v->limit ? v->width : 0;
+}
+
+static bool check_member(struct audit *a, uint32_t bucket, uint32_t cell)
+{
+    const struct wheel *w = a->wheel;
+    uint32_t slot = *cell_at(w, cell);
+    uint64_t first, span = bucket_span(w->state, bucket, &first), tick;
+    if (slot >= a->capacity)
+        return broken(a, "cell holds an id out of bounds", cell, a->capacity, slot);
+    if (w->hot[slot].where != cell)
+        return broken(a, "slot's cell", slot, cell, w->hot[slot].where);
+    if (w->hot[slot].bucket != bucket)
+        return broken(a, "slot's bucket", slot, bucket, w->hot[slot].bucket);
+    if (ctl_state(w->hot[slot].ctl) != PG_S_ARMED)
+        return broken(a, "state of a linked slot", slot, PG_S_ARMED,
+                      ctl_state(w->hot[slot].ctl));
+    tick = deadline_tick(w->state, w->hot[slot].deadline_ns);
+    if (tick < first || tick - first >= span)
+        return broken(a, "deadline tick outside its bucket", slot, first, tick);
+    return true;
+}
+
+static bool check_chain(struct audit *a, uint32_t bucket)
+{
+    const struct wheel *w = a->wheel;
+    uint32_t cell = w->buckets[bucket].tail, count = 0;
+    for (; cell != PG_NIL && count <= a->capacity; count++) {
+        if (cell / CELLS >= w->state->chunk_count || cell % CELLS == 0)
+            return broken(a, "cell outside the chunks", bucket, w->state->chunk_count, cell);
+        if (!check_member(a, bucket, cell))
+            return false;
+        if (cell % CELLS != 1) {
+            cell--;
+            continue;
+        }
+        a->chunks++;
+        a->chunk_sum += id_mix(cell / CELLS);
+        cell = w->chunks[cell / CELLS].previous;
+        if (cell != PG_NIL && cell % CELLS != PG_CHUNK_CELLS)
+            return broken(a, "chunk within a chain is not full", bucket, PG_CHUNK_CELLS, cell);
+    }
+    a->linked += count;
+    return count == w->buckets[bucket].count
+           || broken(a, "count of a bucket", bucket, count, w->buckets[bucket].count);
+}
+
+static bool check_occupancy(struct audit *a)
+{
+    const struct pg_wheel *s = a->wheel->state;
+    for (uint32_t l = 0; l < s->level_count; l++) {
+        const struct pg_level *v = &s->levels[l];
+        uint64_t summary = 0;
+        for (uint32_t word = 0; word < 8; word++) {
+            uint64_t bits = 0;
+            for (uint32_t p = word * 64; p < word * 64 + 64 && p < s->ring; p++)
+                bits |= (uint64_t)(a->wheel->buckets[v->first + p].tail != PG_NIL) << (p & 63);
+            if (v->occupied[word] != bits)
+                return broken(a, "bits of occupied buckets", l * 8 + word, bits,
+                              v->occupied[word]);
+            summary |= (uint64_t)(bits != 0) << word;
+        }
+        if (v->summary != summary)
+            return broken(a, "summary of occupied buckets", l, summary, v->summary);
+        if ((s->occupied >> l & 1) != (summary != 0))
+            return broken(a, "bit of an occupied level", l, summary != 0, s->occupied >> l & 1);
+    }
+    return true;
+}
+
+static bool check_pool(struct audit *a)
+{
+    const struct wheel *w = a->wheel;
+    uint32_t count = w->state->chunk_count, free_count = w->free_chunks[0];
+    uint64_t expected = 0;
+    if (free_count > count || free_count + a->chunks != count)
+        return broken(a, "chunks used and free", a->chunks, count, free_count);
+    for (uint32_t i = 1; i <= free_count; i++) {
+        if (w->free_chunks[i] >= count)
+            return broken(a, "free chunk out of bounds", i, count, w->free_chunks[i]);
+        a->chunk_sum += id_mix(w->free_chunks[i]);
+    }
+    for (uint32_t i = 0; i < count; i++)
+        expected += id_mix(i);
+    return a->chunk_sum == expected
+           || broken(a, "a chunk is used or free twice", 0, expected, a->chunk_sum);
+}
+
+bool wheel_check(const struct wheel *w, uint32_t capacity, uint32_t armed_count,
+                 struct pg_fault *fault)
+{
+    struct audit a = {w, capacity, 0, 0, 0, fault};
+    uint32_t armed = 0;
+
+    if (!check_clock(&a))
+        return false;
+    for (uint32_t bucket = 0; bucket < w->state->due + 2; bucket++)
+        if (!check_chain(&a, bucket))
+            return false;
+    for (uint32_t slot = 0; slot < capacity; slot++)
+        armed += ctl_state(w->hot[slot].ctl) == PG_S_ARMED;
+    if (armed != armed_count || a.linked != armed)
+        return broken(&a, "armed slots, and those linked", armed_count, armed, a.linked);
+    return check_occupancy(&a) && check_pool(&a);
+}

@@ -1,0 +1,364 @@
+"""The wire as pure functions: requests to bytes, replies and notices to Python values.
+
+No I/O and no clock. docs/protocol.md describes the same bytes for other languages; all
+formats come from layout.h. Whatever arrives is checked before it is trusted: a frame that
+breaks the protocol raises ProtocolError and nothing else.
+"""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from purgatoryd.shm_layout import layout
+from purgatoryd.shm_layout.errors import (
+    InvalidKey,
+    InvalidName,
+    InvalidPayload,
+    MessageRefused,
+    ProtocolError,
+)
+from purgatoryd.shm_layout.layout import KeyType, Message, WireError, struct_format
+
+Key = str | bytes | uuid.UUID
+"""A timer's key: 1-255 bytes; str is UTF-8. "a" and b"a" are different keys."""
+
+FRAME = struct.Struct(struct_format("pg_frame"))
+RECORD = struct.Struct(struct_format("pg_record"))
+RESULT = struct.Struct(struct_format("pg_result"))
+HELLO = struct.Struct(struct_format("pg_hello"))
+WELCOME = struct.Struct(struct_format("pg_welcome"))
+INFO = struct.Struct(struct_format("pg_info"))
+TAIL = struct.Struct(struct_format("pg_tail"))
+NOTICES = struct.Struct(struct_format("pg_notices"))
+NOTICE = struct.Struct(struct_format("pg_notice"))
+
+
+# ---- keys, names, payloads ---------------------------------------------------------------
+
+
+def encode_key(key: Key) -> tuple[int, bytes]:
+    """The type tag and the bytes of `key`. Raises InvalidKey."""
+    if isinstance(key, str):
+        kind, data = KeyType.STR, _utf8(key)
+    elif isinstance(key, bytes):
+        kind, data = KeyType.BYTES, key
+    elif isinstance(key, uuid.UUID):
+        kind, data = KeyType.UUID, key.bytes
+    else:
+        reason = f"must be str, bytes or UUID, not {type(key).__name__}"
+        raise InvalidKey(reason=reason, length=0, limit=layout.KEY_MAX)
+    if not 1 <= len(data) <= layout.KEY_MAX:
+        raise InvalidKey(reason="is out of bounds", length=len(data), limit=layout.KEY_MAX)
+    return int(kind), data
+
+
+def _utf8(key: str) -> bytes:
+    try:
+        return key.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidKey(
+            reason="is not valid Unicode", length=len(key), limit=layout.KEY_MAX
+        ) from error
+
+
+def decode_key(kind: int, data: bytes) -> Key:
+    """The inverse of encode_key. Bytes that do not fit their tag come back as bytes."""
+    try:
+        if kind == KeyType.STR:
+            return data.decode()
+        return uuid.UUID(bytes=data) if kind == KeyType.UUID else data
+    except ValueError:
+        return data
+
+
+def encode_namespace(name: str) -> bytes:
+    """1-63 bytes of UTF-8 without NUL. Raises InvalidName."""
+    return _encode_name("namespace", name, 1, layout.NAMESPACE_MAX)
+
+
+def encode_topic(name: str) -> bytes:
+    """0-127 bytes of UTF-8 without NUL. Raises InvalidName."""
+    return _encode_name("topic", name, 0, layout.TOPIC_MAX)
+
+
+def _encode_name(kind: str, name: str, least: int, most: int) -> bytes:
+    if not isinstance(name, str):
+        raise InvalidName(kind=kind, name=name, reason="must be str", length=0, limit=most)
+    try:
+        data = name.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidName(
+            kind=kind, name=name, reason="is not valid Unicode", length=len(name), limit=most
+        ) from error
+    if b"\0" in data:
+        reason = "holds a NUL byte"
+    elif len(data) < least:
+        reason = "is empty"
+    elif len(data) > most:
+        reason = "is too long"
+    else:
+        return data
+    raise InvalidName(kind=kind, name=name, reason=reason, length=len(data), limit=most)
+
+
+def encode_payload(payload: bytes | bytearray | memoryview) -> bytes:
+    """0-65536 bytes. Raises InvalidPayload."""
+    if not isinstance(payload, bytes | bytearray | memoryview):
+        reason = f"must be bytes, not {type(payload).__name__}"
+        raise InvalidPayload(reason=reason, length=0, limit=layout.PAYLOAD_MAX)
+    data = bytes(payload)
+    if len(data) > layout.PAYLOAD_MAX:
+        raise InvalidPayload(reason="is too long", length=len(data), limit=layout.PAYLOAD_MAX)
+    return data
+
+
+def encode_names(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """A name table of (namespace, topic) pairs, padded to 8 bytes."""
+    table = b"".join(bytes((len(n), len(t))) + n + t for n, t in pairs)
+    return table + bytes(-len(table) % 8)
+
+
+# ---- requests ------------------------------------------------------------------------------
+
+
+def encode_frame(
+    message: int,
+    session: int = 0,
+    sequence: int = 0,
+    *,
+    count: int = 0,
+    names: int = 0,
+    error: int = 0,
+    names_bytes: int = 0,
+    at_ns: int | None = None,
+    detail: tuple[int, int] = (0, 0),
+) -> bytes:
+    """The 64 bytes that begin every request and reply; at_ns sets its flag when given."""
+    flags, at = (0, 0) if at_ns is None else (layout.FLAG_AT, at_ns)
+    return FRAME.pack(
+        layout.WIRE_MAGIC, layout.WIRE_VERSION, message, session, sequence,
+        count, names, error, names_bytes, flags, at, *detail,
+    )  # fmt: skip
+
+
+def encode_hello(nonce: bytes, sequence: int = 0) -> bytes:
+    """A greeting; `nonce` is 16 random bytes, the same ones for the same session."""
+    return encode_frame(Message.HELLO, 0, sequence) + HELLO.pack(nonce, 0, 0)
+
+
+def encode_query(sequence: int, session: int, namespace: bytes, key: Key) -> bytes:
+    """A question for one key; `sequence` is echoed and means nothing else."""
+    kind, data = encode_key(key)
+    names = encode_names([(namespace, b"")])
+    head = encode_frame(
+        Message.QUERY, session, sequence, count=1, names=1, names_bytes=len(names)
+    )
+    record = RECORD.pack(layout.Op.GET, 0, kind, len(data), 0, 0, 0, 0, 0, 0, 0)
+    return head + names + record + data
+
+
+# ---- replies -------------------------------------------------------------------------------
+
+
+class Reply(NamedTuple):
+    """A reply's head; `body` is what follows its 64 bytes."""
+
+    message: int
+    session: int
+    sequence: int
+    count: int
+    error: int
+    detail: tuple[int, int]
+    body: bytes
+
+    def refusal(self) -> MessageRefused:
+        """The reply's error as an exception."""
+        try:
+            name = WireError(self.error).name
+        except ValueError:
+            name = "an error this client does not know"
+        return MessageRefused(error=self.error, name=name, detail=self.detail)
+
+
+class Welcome(NamedTuple):
+    """struct pg_welcome without its reserved bytes."""
+
+    session: int
+    stream_id: int
+    uuid: bytes
+    layout_id: int
+    epoch: int
+    now_ns: int
+    wall_offset_ns: int
+    last: int
+    tick_ns: int
+    clock_kind: int
+    window: int
+    batch_records: int
+    message_bytes: int
+
+
+class Info(NamedTuple):
+    """What a QUERY found: `wall_ns` is None without an absolute wall deadline."""
+
+    ticket: int
+    status: int
+    deadline_ns: int
+    wall_ns: int | None
+    namespace: str
+    topic: str
+    key: Key
+    payload: bytes
+
+
+def _need(what: str, data: bytes, offset: int, length: int) -> None:
+    if len(data) < offset + length:
+        raise ProtocolError(what=what, offset=offset, expected=length, found=len(data) - offset)
+
+
+def decode_reply(data: bytes) -> Reply:
+    """Splits a reply; checks magic and version. Raises ProtocolError."""
+    _need("reply", data, 0, FRAME.size)
+    head = FRAME.unpack_from(data)
+    if head[0] != layout.WIRE_MAGIC:
+        raise ProtocolError("reply magic", 0, layout.WIRE_MAGIC, head[0])
+    if head[1] != layout.WIRE_VERSION:
+        raise ProtocolError("reply version", 4, layout.WIRE_VERSION, head[1])
+    return Reply(head[2], head[3], head[4], head[5], head[7], head[11:13], data[FRAME.size :])
+
+
+def decode_welcome(body: bytes) -> Welcome:
+    """The body of a HELLO's reply. Raises ProtocolError."""
+    _need("welcome", body, 0, WELCOME.size)
+    return Welcome(*WELCOME.unpack_from(body)[:13])
+
+
+def check_results(body: bytes, count: int) -> None:
+    """Raises ProtocolError unless `body` holds `count` results."""
+    if len(body) != count * RESULT.size:
+        raise ProtocolError("results", FRAME.size, count * RESULT.size, len(body))
+
+
+def decode_results(body: bytes) -> Iterator[tuple[int, int]]:
+    """(ticket << 8 | status, deadline_ns) per record of a body that check_results passed."""
+    return RESULT.iter_unpack(body)
+
+
+def decode_infos(body: bytes, count: int) -> list[Info]:
+    """The body of a QUERY's reply. Raises ProtocolError."""
+    infos, at = [], 0
+    for _ in range(count):
+        _need("info", body, at, INFO.size)
+        head = INFO.unpack_from(body, at)
+        ends = _ends(at + INFO.size, (head[6], head[7], head[4], head[3]))
+        _need("info's bytes", body, at, ends[-1] - at)
+        namespace, topic, key, payload = _cut(body, ends)
+        infos.append(
+            Info(
+                head[0] >> 8, head[0] & 0xFF, head[1], None if head[2] == -(2**63) else head[2],
+                namespace.decode(errors="replace"), topic.decode(errors="replace"),
+                decode_key(head[5], key), payload,
+            )
+        )  # fmt: skip
+        at = ends[-1]
+    return infos
+
+
+def decode_tails(body: bytes, count: int) -> dict[tuple[str, str], tuple[int, int]]:
+    """An ADVANCE's reply: (namespace, topic) -> (incarnation, sequence of the newest)."""
+    tails, at = {}, 0
+    for _ in range(count):
+        _need("tail", body, at, TAIL.size)
+        sequence, incarnation, namespace_len, topic_len, _ = TAIL.unpack_from(body, at)
+        ends = _ends(at + TAIL.size, (namespace_len, topic_len))
+        _need("tail's names", body, at, ends[-1] - at)
+        namespace, topic = (part.decode(errors="replace") for part in _cut(body, ends))
+        tails[namespace, topic] = (incarnation, sequence)
+        at = ends[-1]
+    return tails
+
+
+def _ends(start: int, lengths: Sequence[int]) -> list[int]:
+    ends = [start]
+    for length in lengths:
+        ends.append(ends[-1] + length)
+    return ends
+
+
+def _cut(data: bytes, ends: Sequence[int]) -> list[bytes]:
+    return [data[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+
+
+# ---- notices -------------------------------------------------------------------------------
+
+
+class NoticeHead(NamedTuple):
+    """struct pg_notices without magic, version and reserved bytes."""
+
+    stream_id: int
+    incarnation: int
+    first: int
+    tail: int
+    built_ns: int
+    wall_offset_ns: int
+    count: int
+
+
+class RawNotice(NamedTuple):
+    """One notice as it stands on the wire, its key decoded."""
+
+    ticket: int
+    deadline_ns: int
+    fired_ns: int
+    cause: int
+    flags: int
+    key: Key
+    payload: bytes
+
+
+def topic_frame(namespace: bytes, topic: bytes) -> bytes:
+    """First frame of a notice message, which is also the prefix to subscribe to."""
+    return b"%s\0%s\0" % (namespace, topic)
+
+
+def decode_topic_frame(frame: bytes) -> tuple[str, str]:
+    """(namespace, topic) of a first frame. Raises ProtocolError."""
+    parts = frame.split(b"\0")
+    if len(parts) != 3 or parts[2]:
+        raise ProtocolError("NUL bytes of a topic frame", 0, 2, len(parts) - 1)
+    return parts[0].decode(errors="replace"), parts[1].decode(errors="replace")
+
+
+def decode_notice_head(data: bytes) -> NoticeHead:
+    """Head of a second frame; zero records are a tail heartbeat. Raises ProtocolError."""
+    _need("notices", data, 0, NOTICES.size)
+    head = NOTICES.unpack_from(data)
+    if head[0] != layout.NOTICE_MAGIC:
+        raise ProtocolError("notice magic", 0, layout.NOTICE_MAGIC, head[0])
+    if head[1] != layout.WIRE_VERSION:
+        raise ProtocolError("notice version", 4, layout.WIRE_VERSION, head[1])
+    return NoticeHead(*head[3:10])
+
+
+def decode_notices(data: bytes, count: int) -> list[RawNotice]:
+    """The `count` notices of a second frame, in order. Raises ProtocolError."""
+    _need("notice records", data, NOTICES.size, count * NOTICE.size)
+    notices, at = [], NOTICES.size + count * NOTICE.size
+    for record in NOTICE.iter_unpack(data[NOTICES.size : at]):
+        ticket, deadline_ns, fired_ns, payload_len, key_len, key_type, cause, flags = record
+        middle, end = at + key_len, at + key_len + payload_len
+        key = data[at:middle]
+        notices.append(
+            RawNotice(
+                ticket, deadline_ns, fired_ns, cause, flags,
+                key.decode() if key_type == 0 and key.isascii() else decode_key(key_type, key),
+                data[middle:end],
+            )
+        )  # fmt: skip
+        at = end
+    if at != len(data):
+        raise ProtocolError("end of the notices", len(data), at, len(data))
+    return notices
