@@ -1,0 +1,1 @@
+"""The reaper daemon: its loop, its commands, its notices, its life."""

@@ -1,0 +1,60 @@
+"""The two clocks a daemon can run on. The core gets time from here and nowhere else."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+def boot_ns() -> int:
+    """CLOCK_BOOTTIME now: it counts suspend and never steps."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+class Clock(Protocol):
+    """What the loop asks of a clock; times in ns on the arena's clock."""
+
+    virtual: bool
+
+    def now_ns(self, real_boot_ns: int) -> int:
+        """The arena's time when the boot clock says `real_boot_ns`."""
+        ...
+
+    def wall_offset_ns(self, real_boot_ns: int) -> int:
+        """Wall time minus the arena's time."""
+        ...
+
+
+class RealClock:
+    """CLOCK_BOOTTIME, with CLOCK_REALTIME as its wall."""
+
+    virtual = False
+
+    def now_ns(self, real_boot_ns: int) -> int:
+        """The boot clock itself."""
+        return real_boot_ns
+
+    def wall_offset_ns(self, real_boot_ns: int) -> int:
+        """Rounded down to a microsecond, so that reading two clocks does not look like a step.
+
+        Rounding down makes wall deadlines late by less than that, never early.
+        """
+        return (time.time_ns() - real_boot_ns) // 1000 * 1000
+
+
+class VirtualClock:
+    """Moves only when told to; the wall is a configured origin plus it."""
+
+    virtual = True
+
+    def __init__(self, now_ns: int, wall_origin_ns: int) -> None:
+        self.at_ns = now_ns
+        self._wall_origin_ns = wall_origin_ns
+
+    def now_ns(self, real_boot_ns: int) -> int:
+        """Where it was last moved to."""
+        return self.at_ns
+
+    def wall_offset_ns(self, real_boot_ns: int) -> int:
+        """The origin."""
+        return self._wall_origin_ns

@@ -1,0 +1,87 @@
+"""The settings of one daemon: one frozen record, its bounds, its derived defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from purgatoryd.shm_layout.errors import InvalidSetting
+from purgatoryd.shm_layout.paths import check_name
+
+MIB = 2**20
+_ENTRIES_MAX = 2**27  # slots or outbox entries: their ids share 28 bits of the key index
+
+# field: lowest and highest value. The core has the same bounds; here they get a sentence.
+BOUNDS = {
+    "capacity": (1, _ENTRIES_MAX),
+    "payload_bytes": (4096, 16 * (2**32 - 513)),
+    "outbox_capacity": (16, _ENTRIES_MAX),
+    "outbox_bytes_max": (4096, 16 * (2**32 - 513)),
+    "tick_ns": (1_000, 100_000_000),
+    "fanout": (2, 256),
+    "topics": (1, 65_535),
+    "namespaces": (1, 4_096),
+    "sessions": (1, 65_535),
+    "budget": (1, 2**20),
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a daemon is started with. The defaults fit a /dev/shm of 64 MiB.
+
+    Raises InvalidName or InvalidSetting, with the bound, for what no daemon can run with;
+    whether it fits the machine is found out at the start.
+    """
+
+    name: str
+    capacity: int = 131_072
+    """Timers that may be armed at once."""
+    payload_bytes: int = 16 * MIB
+    """Room for keys and payloads, of armed timers and of notices in the outbox."""
+    outbox_capacity: int = 131_072
+    """Notices that a subscriber may be behind; a power of two."""
+    outbox_bytes_max: int = 0
+    """How much of `payload_bytes` notices may hold; above it the oldest are withdrawn. Given
+    as 0 it becomes a half: what fired cannot starve what is to come."""
+    tick_ns: int = 65_536
+    """Resolution of the wheel: a timer fires within one tick after its deadline."""
+    fanout: int = 256
+    """Buckets in one level of the wheel."""
+    topics: int = 1_024
+    namespaces: int = 64
+    sessions: int = 128
+    """Client sessions that are remembered at once."""
+    clock: Literal["real", "virtual"] = "real"
+    """A virtual clock moves only by the admin command ADVANCE."""
+    wall_origin_ns: int = 0
+    """Virtual clock: wall time at virtual time 0, ns since 1970."""
+    budget: int = 4_096
+    """Timers fired or moved in one turn of the loop."""
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        if self.outbox_bytes_max == 0:
+            object.__setattr__(self, "outbox_bytes_max", max(4096, self.payload_bytes // 2))
+        for setting, (low, high) in BOUNDS.items():
+            value = getattr(self, setting)
+            if not low <= value <= high:
+                bound = f"from {low} to {high}{_unit(setting)}"
+                raise InvalidSetting(setting, value, bound, "config")
+        if self.outbox_capacity & (self.outbox_capacity - 1):
+            raise InvalidSetting(
+                "outbox_capacity", self.outbox_capacity, "a power of two", "config"
+            )
+        if self.clock not in ("real", "virtual"):
+            raise InvalidSetting("clock", self.clock, "real or virtual", "config")
+        if self.wall_origin_ns and self.clock == "real":
+            raise InvalidSetting(
+                "wall_origin_ns", self.wall_origin_ns, "0 with the real clock", "config"
+            )
+
+
+def _unit(setting: str) -> str:
+    return " ns" if setting.endswith("_ns") else " bytes" * ("bytes" in setting)
+
+
+DEFAULTS = {field.name: field.default for field in fields(Config) if field.name != "name"}

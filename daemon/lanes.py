@@ -1,0 +1,133 @@
+"""The daemon's three sockets: commands, notices, administration. No policy is in here."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from purgatoryd.shm_layout.arena import Outgoing
+from purgatoryd.shm_layout.errors import BadPath
+from purgatoryd.shm_layout.layout import MESSAGE_MAX
+from purgatoryd.shm_layout.paths import Paths
+
+SOCKET_MODE = 0o660
+NOTICE_HWM = 1000
+LINGER_MS = 1000
+"""How long a clean stop waits for peers to take what was sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One request: who asks, by routing id and as the kernel says, and the bytes."""
+
+    route: bytes
+    body: Any
+    uid: int
+    pid: int
+
+
+class Lanes:
+    """Binds all sockets. They are used from one thread; nothing here ever blocks."""
+
+    def __init__(self, paths: Paths) -> None:
+        self._context = zmq.Context(io_threads=1)
+        self.commands = self._bind(zmq.ROUTER, paths.cmd)
+        self.admin = self._bind(zmq.ROUTER, paths.admin)
+        self.notices = self._bind(zmq.XPUB, paths.pub)
+        self._sockets = (self.commands, self.admin, self.notices)
+        self._paths = (paths.cmd, paths.admin, paths.pub)
+
+    def _bind(self, kind: int, path: Path) -> zmq.Socket[bytes]:
+        socket = self._context.socket(kind)
+        socket.setsockopt(zmq.LINGER, LINGER_MS)
+        socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_MAX)
+        socket.setsockopt(zmq.SNDHWM, NOTICE_HWM)
+        _refuse_other_file(path)
+        try:
+            socket.bind(f"ipc://{path}")
+        except zmq.ZMQError as error:
+            raise BadPath(str(path), f"cannot be bound: {error.strerror}") from error
+        path.chmod(SOCKET_MODE)
+        return socket
+
+    def fds(self) -> list[int]:
+        """Descriptors that become readable when a socket has news (edge-triggered)."""
+        return [int(socket.getsockopt(zmq.FD)) for socket in self._sockets]
+
+    def pending(self) -> bool:
+        """True if a message waits. Asking is needed before every sleep: the descriptors
+        tell of changes only."""
+        return any(int(s.getsockopt(zmq.EVENTS)) & zmq.POLLIN for s in self._sockets)
+
+    def forget_subscriptions(self) -> None:
+        """Takes the subscriptions that XPUB reports off its queue; the socket keeps them."""
+        while int(self.notices.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self.notices.recv(zmq.NOBLOCK)
+
+    def publish(self, messages: Iterable[Outgoing]) -> int:
+        """Hands notice messages to the socket, which drops them for peers that are behind."""
+        sent = 0
+        for message in messages:
+            self.notices.send(message.subject, zmq.SNDMORE | zmq.NOBLOCK)
+            self.notices.send(message.body, zmq.NOBLOCK)
+            sent += 1
+        return sent
+
+    def close(self) -> None:
+        """Closes; what was sent and not taken within LINGER_MS is dropped."""
+        for socket in self._sockets:
+            socket.close()
+        self._context.term()
+        for path in self._paths:
+            path.unlink(missing_ok=True)
+
+
+def receive(lane: zmq.Socket[bytes]) -> Message | None:
+    """The next request of a ROUTER lane, None if there is none.
+
+    A request has exactly two frames, routing id and body; of one with more, the body is
+    empty, which the decoder refuses.
+    """
+    try:
+        route, *rest = lane.recv_multipart(zmq.NOBLOCK, copy=False)
+    except zmq.Again:
+        return None
+    uid, pid = _peer(rest[0]) if rest else (os.getuid(), 0)
+    body = rest[0].buffer if len(rest) == 1 else b""
+    return Message(route.bytes, body, uid, pid)
+
+
+def reply(lane: zmq.Socket[bytes], message: Message, body: Any) -> None:
+    """Answers. A peer that is gone, or does not read, loses its answer and asks again."""
+    try:
+        lane.send_multipart([message.route, body], zmq.NOBLOCK)
+    except zmq.Again:
+        return
+
+
+def _peer(frame: zmq.Frame) -> tuple[int, int]:
+    """(uid, pid) of the sender: the kernel's word, as libzmq's ipc transport reports it."""
+    try:
+        _, uid, _, pid = str(frame.get("Peer-Address")).rsplit(":", 3)
+        return int(uid), int(pid)
+    except (zmq.ZMQError, ValueError):
+        return _NOBODY, 0
+
+
+_NOBODY = 0xFFFFFFFF
+
+
+def _refuse_other_file(path: Path) -> None:
+    """libzmq unlinks whatever is at the path; only a stale socket may go that way."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise BadPath(str(path), "is there and is no socket")

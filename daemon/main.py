@@ -1,0 +1,105 @@
+"""The life of a daemon: lock, arena, sockets, signals, loop, and the way back."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+from purgatoryd.daemon.clock import Clock, RealClock, VirtualClock
+from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.lanes import Lanes
+from purgatoryd.daemon.reaper import Reaper
+from purgatoryd.daemon.store import open_arena
+from purgatoryd.shm_layout.arena import Arena, boot_id
+from purgatoryd.shm_layout.errors import AlreadyRunning, BadPath
+from purgatoryd.shm_layout.layout import ArenaState
+from purgatoryd.shm_layout.paths import Paths, daemon_paths
+
+
+def serve(config: Config) -> int:
+    """Runs the daemon until SIGTERM, SIGINT or the STOP command; returns the exit code.
+
+    Prints one line that begins with "ready" once clients can reach it. Raises StartError
+    or ArenaError if it cannot start; nothing is left behind then.
+    """
+    paths = daemon_paths(config.name)
+    with _lock(paths), _signals() as wake_fd:
+        arena = open_arena(config, paths)
+        arena.start_epoch(boot_id())
+        with contextlib.closing(Lanes(paths)) as sockets:
+            reaper = Reaper(arena, sockets, _clock(config, arena), config.budget, wake_fd)
+            _on_signals(reaper)
+            _go_live(arena, paths)
+            reaper.run()
+        arena.set_state(ArenaState.READY, 0)
+        arena.close()
+    return 0
+
+
+def _clock(config: Config, arena: Arena) -> Clock:
+    if config.clock == "virtual":
+        return VirtualClock(int(arena.header.now_ns), int(arena.header.wall_origin_ns))
+    return RealClock()
+
+
+def _go_live(arena: Arena, paths: Paths) -> None:
+    """What was built so far stays: the collector has nothing to look for in it."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    _precise_sleep()
+    arena.set_state(ArenaState.READY, os.getpid())
+    print(f"ready name={paths.name} pid={os.getpid()} dir={paths.directory}", flush=True)
+
+
+def _precise_sleep() -> None:
+    """The kernel may end a sleep up to the slack late, 50 us by default."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/timerslack_ns").write_text("1")
+
+
+@contextlib.contextmanager
+def _lock(paths: Paths) -> Iterator[None]:
+    """Holds the daemon's lock file: one daemon per name and directory.
+
+    The kernel lets go of it when the process ends, however it ends. The file stays, because
+    removing it would let two processes hold two locks of one name.
+    """
+    try:
+        fd = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    except OSError as error:
+        raise BadPath(str(paths.lock), f"cannot be opened: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 32, 0).strip()
+            raise AlreadyRunning(paths.name, int(holder) if holder.isdigit() else 0) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[int]:
+    """A descriptor that becomes readable when a signal arrives, so that it ends the sleep."""
+    read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    before = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+    try:
+        yield read_fd
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(read_fd)
+        os.close(write_fd)
+
+
+def _on_signals(reaper: Reaper) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: reaper.stop())

@@ -1,0 +1,171 @@
+"""The reaper: one thread, one loop, one place that sleeps, bounded work in every turn.
+
+A turn fires what is due, hands notices to the socket, and serves the lanes; what is left
+over is done in the next turn, so no burst, cascade or batch holds up the others for long.
+"""
+
+from __future__ import annotations
+
+import select
+from collections import deque
+
+from purgatoryd.daemon import admin, lanes
+from purgatoryd.daemon.clock import Clock, VirtualClock, boot_ns
+from purgatoryd.daemon.lanes import Lanes, Message
+from purgatoryd.shm_layout.arena import Arena
+
+BEAT_NS = 1_000_000_000
+TAILS_FOR_NS = 30 * BEAT_NS
+"""How long after its last notice a topic gets tail heartbeats."""
+COMMANDS_PER_TURN = 16
+ADMIN_PER_TURN = 4
+WINDOWS_PER_TURN = 8
+STEPS_PER_TURN = 256
+
+
+class Reaper:
+    """Owns the arena and the sockets while it runs."""
+
+    def __init__(
+        self, arena: Arena, sockets: Lanes, clock: Clock, budget: int, wake_fd: int
+    ) -> None:
+        self.arena = arena
+        self._lanes = sockets
+        self._clock = clock
+        self._budget = budget
+        self._wait_for = [*sockets.fds(), wake_fd]
+        self._wake_fd = wake_fd
+        self._stopping = False
+        self._next_beat_ns = 0
+        self._turns = self._wakeups = self._sent = 0
+        self._target_ns: int | None = None
+        self._held: deque[Message] = deque()
+        self._advancing: deque[tuple[int, Message]] = deque()
+
+    def run(self) -> None:
+        """Turns until stopped; then sends what has fired and returns."""
+        while not self._stopping:
+            self._sleep(self._turn())
+        while self._publish():
+            pass
+
+    def stop(self) -> None:
+        """Ends the loop after the current turn."""
+        self._stopping = True
+
+    # ---- one turn ----
+
+    def _turn(self) -> bool:
+        """True = there is more to do at once."""
+        self._turns += 1
+        real_ns = boot_ns()
+        due = self._advance(real_ns)
+        unsent = self._publish()
+        if not due and not unsent:
+            self._arrived()
+        busy = self._serve_admin() | self._serve_commands(real_ns)
+        self._lanes.forget_subscriptions()
+        if real_ns >= self._next_beat_ns:
+            self._beat(real_ns)
+        return due or unsent or busy
+
+    def _advance(self, real_ns: int) -> bool:
+        if isinstance(self._clock, VirtualClock):
+            return self._advance_virtual(self._clock, real_ns)
+        return self._advance_to(self._clock.now_ns(real_ns), real_ns)
+
+    def _advance_to(self, now_ns: int, real_ns: int) -> bool:
+        offset_ns = self._clock.wall_offset_ns(real_ns)
+        return self.arena.advance(now_ns, offset_ns, real_ns, self._budget)
+
+    def _advance_virtual(self, clock: VirtualClock, real_ns: int) -> bool:
+        """From event to event, so that every timer fires at its own tick."""
+        target_ns = clock.at_ns if self._target_ns is None else self._target_ns
+        for _ in range(STEPS_PER_TURN):
+            clock.at_ns = max(clock.at_ns, min(self.arena.next_ns, target_ns))
+            if self._advance_to(clock.at_ns, real_ns):
+                return True
+            if clock.at_ns == target_ns and self.arena.next_ns > target_ns:
+                return False
+        return True
+
+    def _publish(self) -> bool:
+        for _ in range(WINDOWS_PER_TURN):
+            messages, upto = self.arena.notices()
+            if not messages:
+                return False
+            self._sent += self._lanes.publish(messages)
+            self.arena.published(upto)
+        return True
+
+    def _beat(self, real_ns: int) -> None:
+        self._next_beat_ns = real_ns + BEAT_NS
+        self._sent += self._lanes.publish(self.arena.tails(real_ns - TAILS_FOR_NS))
+        self.arena.beat(real_ns, self._turns, self._wakeups, self._sent)
+
+    # ---- the lanes ----
+
+    def _serve_commands(self, real_ns: int) -> bool:
+        for _ in range(COMMANDS_PER_TURN):
+            if self._target_ns is not None:
+                return True
+            message = self._held.popleft() if self._held else lanes.receive(self._lanes.commands)
+            if message is None:
+                return False
+            self._command(message, real_ns)
+        return True
+
+    def _command(self, message: Message, real_ns: int) -> None:
+        answer, wait_ns = self.arena.handle(message.body, message.uid, message.pid, real_ns)
+        if answer is not None:
+            lanes.reply(self._lanes.commands, message, answer)
+            return
+        self._held.appendleft(message)
+        self._target_ns = wait_ns
+
+    def _serve_admin(self) -> bool:
+        for _ in range(ADMIN_PER_TURN):
+            message = lanes.receive(self._lanes.admin)
+            if message is None:
+                return False
+            answer = admin.handle(self, message)
+            if answer is not None:
+                lanes.reply(self._lanes.admin, message, answer)
+        return True
+
+    # ---- a virtual clock ----
+
+    def advance_to(self, target_ns: int, message: Message) -> bool:
+        """Begins to move a virtual clock; the answer goes out on arrival."""
+        if not self._clock.virtual or target_ns < self.arena.header.now_ns:
+            return False
+        self._advancing.append((target_ns, message))
+        self._target_ns = max(target_ns, self._target_ns or 0)
+        return True
+
+    def _arrived(self) -> None:
+        """All that is due by the target has fired and was handed to the socket."""
+        if self._target_ns is None:
+            return
+        self._target_ns = None
+        if self._advancing:
+            body = admin.advanced(self.arena)
+            for _, message in self._advancing:
+                lanes.reply(self._lanes.admin, message, body)
+            self._advancing.clear()
+
+    # ---- the one place that sleeps ----
+
+    def _sleep(self, busy: bool) -> None:
+        if busy or self._stopping or self._lanes.pending():
+            return
+        until_ns = self._next_beat_ns
+        if not self._clock.virtual:
+            until_ns = min(until_ns, self.arena.next_ns)
+        elif self.arena.next_ns <= self.arena.header.now_ns:
+            return
+        left_ns = until_ns - boot_ns()
+        if left_ns <= 0:
+            return
+        select.select(self._wait_for, [], [], left_ns / 1e9)
+        self._wakeups += 1
