@@ -36,19 +36,20 @@ class Lanes:
     """Binds all sockets. They are used from one thread; nothing here ever blocks."""
 
     def __init__(self, paths: Paths) -> None:
+        self._paths = (paths.cmd, paths.admin, paths.pub)
+        for path in self._paths:
+            _refuse_other_file(path)
         self._context = zmq.Context(io_threads=1)
         self.commands = self._bind(zmq.ROUTER, paths.cmd)
         self.admin = self._bind(zmq.ROUTER, paths.admin)
         self.notices = self._bind(zmq.XPUB, paths.pub)
         self._sockets = (self.commands, self.admin, self.notices)
-        self._paths = (paths.cmd, paths.admin, paths.pub)
 
     def _bind(self, kind: int, path: Path) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.LINGER, LINGER_MS)
         socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_MAX)
         socket.setsockopt(zmq.SNDHWM, NOTICE_HWM)
-        _refuse_other_file(path)
         try:
             socket.bind(f"ipc://{path}")
         except zmq.ZMQError as error:

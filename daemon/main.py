@@ -25,19 +25,21 @@ def serve(config: Config) -> int:
     """Runs the daemon until SIGTERM, SIGINT or the STOP command; returns the exit code.
 
     Prints one line that begins with "ready" once clients can reach it. Raises StartError
-    or ArenaError if it cannot start; nothing is left behind then.
+    or ArenaError if it cannot start; an arena that was there is as it was.
     """
     paths = daemon_paths(config.name)
-    with _lock(paths), _signals() as wake_fd:
-        arena = open_arena(config, paths)
+    with (
+        _lock(paths),
+        _signals() as wake_fd,
+        contextlib.closing(Lanes(paths)) as sockets,
+        contextlib.closing(open_arena(config, paths)) as arena,
+    ):
         arena.start_epoch(boot_id())
-        with contextlib.closing(Lanes(paths)) as sockets:
-            reaper = Reaper(arena, sockets, _clock(config, arena), config.budget, wake_fd)
-            _on_signals(reaper)
-            _go_live(arena, paths)
-            reaper.run()
+        reaper = Reaper(arena, sockets, _clock(config, arena), config.budget, wake_fd)
+        _on_signals(reaper)
+        _go_live(arena, paths)
+        reaper.run()
         arena.set_state(ArenaState.READY, 0)
-        arena.close()
     return 0
 
 

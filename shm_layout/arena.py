@@ -50,6 +50,26 @@ def _broken(fault: Any) -> ArenaBroken:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A row of the topic table."""
+
+    name: str
+    namespace_row: int
+    incarnation: int
+    sequence: int
+    live: int
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """A row of the namespace table."""
+
+    name: str
+    live: int
+    bytes: int
+
+
 class _Handle:
     """A mapped arena, with the private segment if this is its writer."""
 
@@ -60,7 +80,9 @@ class _Handle:
         self._a = ffi.cast("struct pg_arena *", self._memory)
         writable = private is not None
         self._base = ffi.from_buffer(arena.memory, require_writable=writable)
-        self._secret = ffi.from_buffer(private.memory, require_writable=True) if private else ffi.NULL
+        self._secret = (
+            ffi.from_buffer(private.memory, require_writable=True) if private else ffi.NULL
+        )
         self._fault = ffi.new("struct pg_fault *")
 
     def _attach(self) -> None:
@@ -81,6 +103,30 @@ class _Handle:
     def metrics(self) -> Any:
         """struct pg_metrics, live."""
         return lib.pg_metrics_of(self._a)
+
+    def topics(self) -> Iterator[Topic]:
+        """All rows of the topic table that are in use."""
+        region = self.header.regions[lib.PG_R_TOPICS]
+        rows = ffi.cast("struct pg_topic *", self._base + region.offset)
+        for i in range(region.count):
+            t = rows[i]
+            if length := t.name_len:
+                name = bytes(ffi.buffer(t.name, length - 1)).decode()
+                yield Topic(name, t.namespace_row, t.incarnation, t.sequence, t.live)
+
+    def namespaces(self) -> dict[int, Namespace]:
+        """Row number -> namespace, of those in use."""
+        region = self.header.regions[lib.PG_R_NAMESPACES]
+        rows = ffi.cast("struct pg_namespace *", self._base + region.offset)
+        used = (i for i in range(region.count) if rows[i].name_len)
+        return {
+            i: Namespace(
+                bytes(ffi.buffer(rows[i].name, rows[i].name_len)).decode(),
+                rows[i].live,
+                rows[i].bytes,
+            )
+            for i in used
+        }
 
     def close(self) -> None:
         """Unmaps; the handle must not be used afterwards."""
@@ -143,6 +189,7 @@ class Arena(_Handle):
     def attach(cls, name: str, private_name: str) -> Arena:
         """Maps existing segments; `rebuild` must follow. Raises ArenaMissing, ArenaMismatch."""
         arena = Segment.open(name, read_only=False)
+        _Handle(arena, None)._attach()  # says what is wrong with a foreign one
         self = cls(arena, Segment.open(private_name, read_only=False))
         self._attach()
         return self
@@ -301,30 +348,6 @@ class Reader(_Handle):
             if topic.namespace_row == row
         }
 
-    def topics(self) -> Iterator[Topic]:
-        """All rows of the topic table that are in use."""
-        region = self.header.regions[lib.PG_R_TOPICS]
-        rows = ffi.cast("struct pg_topic *", self._base + region.offset)
-        for i in range(region.count):
-            t = rows[i]
-            if length := t.name_len:
-                name = bytes(ffi.buffer(t.name, length - 1)).decode()
-                yield Topic(name, t.namespace_row, t.incarnation, t.sequence, t.live)
-
-    def namespaces(self) -> dict[int, Namespace]:
-        """Row number -> namespace, of those in use."""
-        region = self.header.regions[lib.PG_R_NAMESPACES]
-        rows = ffi.cast("struct pg_namespace *", self._base + region.offset)
-        used = (i for i in range(region.count) if rows[i].name_len)
-        return {
-            i: Namespace(
-                bytes(ffi.buffer(rows[i].name, rows[i].name_len)).decode(),
-                rows[i].live,
-                rows[i].bytes,
-            )
-            for i in used
-        }
-
     def replay(self, namespace: str, topic: str, first: int, last: int) -> tuple[int, list[bytes]]:
         """Notices `first`..`last` of a topic from the outbox, oldest first.
 
@@ -381,26 +404,6 @@ class Reader(_Handle):
             **{name: int(getattr(header, name)) for name in shown},
             **{name: int(getattr(metrics, name)) for name in counters},
         }
-
-
-@dataclass(frozen=True, slots=True)
-class Topic:
-    """A row of the topic table."""
-
-    name: str
-    namespace_row: int
-    incarnation: int
-    sequence: int
-    live: int
-
-
-@dataclass(frozen=True, slots=True)
-class Namespace:
-    """A row of the namespace table."""
-
-    name: str
-    live: int
-    bytes: int
 
 
 def boot_id() -> bytes:

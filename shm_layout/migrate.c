@@ -139,6 +139,7 @@ int pg_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault
 {
     memset(why, 0, sizeof *why);
     header_migrate(to->header, from->header);
+    *to->metrics = *from->metrics;
     return names_migrate(to, from, why) && sessions_migrate(to, from, why) &&
            outbox_migrate(to, from, why) && slots_migrate(to, from, why) &&
            pg_rebuild(to, from->header->now_ns, why);

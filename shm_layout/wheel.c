@@ -15,11 +15,16 @@
 
 enum { CELLS = 16 };                     /* words of a chunk; cell 0 is `previous` */
 enum {
-    DRAIN_EXTRA = 16,                    /* timers a tick, so that small buckets end early */
+    DRAIN_EXTRA = 128,                    /* a batch large enough to fetch memory ahead */
     DRAIN_SMALL = 1024,                  /* members that may wait for the border */
     DRAIN_PIECE = 16384                  /* members worth a wake-up of their own */
 };
-enum { REMOVE_SLOT = 32, REMOVE_CELL = 16, REMOVE_LAST = 6, PLACE_SLOT = 16 };  /* prefetch */
+enum {                                   /* prefetch distances, in timers */
+    PLACE_SLOT = 16,
+    REMOVE_SLOT = 32, REMOVE_CELL = 16, REMOVE_LAST = 6,
+    MOVE_AHEAD = 32,
+    FIRE_CHUNKS = 2
+};
 
 /* ---- division by constants of the arena --------------------------------------------- */
 
@@ -42,6 +47,11 @@ static inline uint64_t deadline_tick(const struct pg_wheel *s, int64_t deadline_
     if (UNLIKELY(deadline_ns <= 0))
         return 0;
     return divide((uint64_t)deadline_ns - 1, s->multiplier, s->shift) + 1;
+}
+
+static inline uint64_t slot_tick(const struct wheel *w, uint32_t slot)
+{
+    return deadline_tick(w->state, w->hot[slot].deadline_ns);
 }
 
 static int64_t tick_to_ns(const struct pg_wheel *s, uint64_t tick)
@@ -255,30 +265,30 @@ static inline void bucket_shrink(struct wheel *w, uint32_t bucket)
         mark_empty(w->state, bucket);
 }
 
-static inline void fetch_members(const struct wheel *w, uint32_t tail)
+/* Fetches the chunk before that of `tail`; returns its last cell. PG_NIL goes through. */
+static inline uint32_t fetch_chunk(const struct wheel *w, uint32_t tail)
 {
-    for (uint32_t cell = tail & ~(CELLS - 1u); ++cell <= tail;)
-        __builtin_prefetch(&w->hot[*cell_at(w, cell)], 1);
+    uint32_t before = tail == PG_NIL ? PG_NIL : w->chunks[tail / CELLS].previous;
+    if (before != PG_NIL)
+        __builtin_prefetch(&w->chunks[before / CELLS], 1);
+    return before;
 }
 
-/* On entering a chunk from its end: its neighbour's members, and the chunk after that. */
-static inline void fetch_ahead(const struct wheel *w, uint32_t tail)
+/* Fetches the slots in the chunk of `tail`, and the chunk before; returns its last cell. */
+static inline uint32_t fetch_members(const struct wheel *w, uint32_t tail)
 {
-    uint32_t next = w->chunks[tail / CELLS].previous, after;
-    if (next == PG_NIL)
-        return;
-    after = w->chunks[next / CELLS].previous;
-    if (after != PG_NIL)
-        __builtin_prefetch(&w->chunks[after / CELLS], 1);
-    fetch_members(w, next);
+    if (tail != PG_NIL)
+        for (uint32_t cell = tail & ~(CELLS - 1u); ++cell <= tail;)
+            __builtin_prefetch(&w->hot[*cell_at(w, cell)], 1);
+    return fetch_chunk(w, tail);
 }
 
-/* Takes the newest member; the bucket has one. */
+/* Takes the newest member; the bucket has one. The chain is fetched two chunks ahead. */
 static inline uint32_t bucket_pop(struct wheel *w, uint32_t bucket)
 {
     uint32_t tail = w->buckets[bucket].tail, slot = *cell_at(w, tail);
     if (tail % CELLS == PG_CHUNK_CELLS)
-        fetch_ahead(w, tail);
+        fetch_chunk(w, fetch_chunk(w, tail));
     bucket_shrink(w, bucket);
     return slot;
 }
@@ -287,8 +297,8 @@ static inline uint32_t bucket_pop(struct wheel *w, uint32_t bucket)
 
 void wheel_place(struct wheel *w, uint32_t slot)
 {
-    struct pg_wheel *s = w->state;
-    uint64_t tick = deadline_tick(s, w->hot[slot].deadline_ns);
+    const struct pg_wheel *s = w->state;
+    uint64_t tick = slot_tick(w, slot);
     bucket_push(w, tick > s->clock ? bucket_at(s, tick) : s->due + s->open, slot);
 }
 
@@ -336,18 +346,25 @@ struct turn {                            /* one call of wheel_advance */
     void *context;
 };
 
-/* Fires the bucket's members. False: some are left. */
+/* Fires the bucket's members. False: some are left. Slots are fetched some chunks ahead; a
+ * callback that changes the chain spoils no more than that. */
 static bool fire(struct turn *t, uint32_t bucket)
 {
-    struct pg_bucket *b = &t->wheel->buckets[bucket];
-    if (b->tail != PG_NIL)
-        fetch_members(t->wheel, b->tail);
+    struct wheel *w = t->wheel;
+    struct pg_bucket *b = &w->buckets[bucket];
+    uint32_t chunk = PG_NIL, ahead = b->tail;
+    for (int i = 0; i < FIRE_CHUNKS; i++)
+        ahead = fetch_members(w, ahead);
     while (b->tail != PG_NIL) {
         if (t->budget == 0)
             return false;
-        uint32_t slot = bucket_pop(t->wheel, bucket);
+        if (b->tail / CELLS != chunk) {
+            chunk = b->tail / CELLS;
+            ahead = fetch_members(w, ahead);
+        }
+        uint32_t slot = bucket_pop(w, bucket);
         if (!t->on_due(t->context, slot)) {
-            bucket_push(t->wheel, bucket, slot);
+            bucket_push(w, bucket, slot);
             return false;
         }
         t->budget--;
@@ -355,18 +372,22 @@ static bool fire(struct turn *t, uint32_t bucket)
     return true;
 }
 
-/* Moves up to `most` members to finer levels. False: the budget is spent before. */
+/* Moves up to `most` members to finer levels. False: the budget is spent before. Between its
+ * removal and its new bucket, a slot's line is fetched while other slots are handled. */
 static bool move(struct turn *t, uint32_t bucket, uint64_t most)
 {
     struct wheel *w = t->wheel;
     uint64_t count = w->buckets[bucket].count < most ? w->buckets[bucket].count : most;
-    uint32_t n = count < t->budget ? (uint32_t)count : t->budget;
-    if (n > 0)
-        fetch_members(w, w->buckets[bucket].tail);
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t slot = bucket_pop(w, bucket);
-        bucket_push(w, bucket_at(w->state, deadline_tick(w->state, w->hot[slot].deadline_ns)),
-                    slot);
+    uint32_t n = count < t->budget ? (uint32_t)count : t->budget, underway[MOVE_AHEAD];
+
+    for (uint32_t i = 0; i < n + MOVE_AHEAD; i++) {
+        uint32_t *slot = &underway[i % MOVE_AHEAD];
+        if (i >= MOVE_AHEAD && i - MOVE_AHEAD < n)
+            bucket_push(w, bucket_at(w->state, slot_tick(w, *slot)), *slot);
+        if (i < n) {
+            *slot = bucket_pop(w, bucket);
+            __builtin_prefetch(&w->hot[*slot], 1);
+        }
     }
     w->state->moved += n;
     t->budget -= n;
@@ -421,7 +442,9 @@ static uint64_t quota(const struct pg_wheel *s, const struct pg_level *v, uint64
 {
     uint64_t left = v->start + v->width - s->clock;
     uint64_t since = s->drained > v->start ? s->drained : v->start, passed = s->clock - since;
-    return passed >= left ? count : passed * (count * 4 / (3 * left) + DRAIN_EXTRA);
+    if (passed == 0)
+        return 0;
+    return passed >= left ? count : passed * (count * 4 / (3 * left) + 1) + DRAIN_EXTRA;
 }
 
 /* Moves the members of coming coarse buckets ahead of time, a few for each tick passed. */
@@ -561,7 +584,7 @@ static bool check_member(struct audit *a, uint32_t bucket, uint32_t cell)
     if (ctl_state(w->hot[slot].ctl) != PG_S_ARMED)
         return broken(a, "state of a linked slot", slot, PG_S_ARMED,
                       ctl_state(w->hot[slot].ctl));
-    tick = deadline_tick(w->state, w->hot[slot].deadline_ns);
+    tick = slot_tick(w, slot);
     if (tick < first || tick - first >= span)
         return broken(a, "deadline tick outside its bucket", slot, first, tick);
     return true;

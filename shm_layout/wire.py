@@ -259,7 +259,7 @@ def decode_infos(body: bytes, count: int) -> list[Info]:
         infos.append(
             Info(
                 head[0] >> 8, head[0] & 0xFF, head[1], None if head[2] == -(2**63) else head[2],
-                namespace.decode(errors="replace"), topic.decode(errors="replace"),
+                namespace.decode(errors="surrogateescape"), topic.decode(errors="replace"),
                 decode_key(head[5], key), payload,
             )
         )  # fmt: skip
@@ -275,7 +275,7 @@ def decode_tails(body: bytes, count: int) -> dict[tuple[str, str], tuple[int, in
         sequence, incarnation, namespace_len, topic_len, _ = TAIL.unpack_from(body, at)
         ends = _ends(at + TAIL.size, (namespace_len, topic_len))
         _need("tail's names", body, at, ends[-1] - at)
-        namespace, topic = (part.decode(errors="replace") for part in _cut(body, ends))
+        namespace, topic = (part.decode(errors="surrogateescape") for part in _cut(body, ends))
         tails[namespace, topic] = (incarnation, sequence)
         at = ends[-1]
     return tails
@@ -329,7 +329,7 @@ def decode_topic_frame(frame: bytes) -> tuple[str, str]:
     parts = frame.split(b"\0")
     if len(parts) != 3 or parts[2]:
         raise ProtocolError("NUL bytes of a topic frame", 0, 2, len(parts) - 1)
-    return parts[0].decode(errors="replace"), parts[1].decode(errors="replace")
+    return parts[0].decode(errors="surrogateescape"), parts[1].decode(errors="replace")
 
 
 def decode_notice_head(data: bytes) -> NoticeHead:
