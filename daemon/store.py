@@ -27,6 +27,8 @@ _SIZES = {
     "namespaces in use": "namespaces",
     "topics in use": "topics",
     "sessions open": "sessions",
+    "watches in use": "watches",
+    "watch keys in use": "watch_keys",
 }
 
 
@@ -56,6 +58,10 @@ def _geometry(config: Config) -> dict[str, int]:
         "namespaces": config.namespaces,
         "topics": config.topics,
         "sessions": config.sessions,
+        "watches": config.watches,
+        "levels": config.watch_keys,
+        "level_ttl_ns": config.level_ttl_ns,
+        "inbox_max": config.inbox,
     }
 
 
@@ -119,6 +125,10 @@ def _current(arena: Arena) -> dict[str, int]:
         "namespaces": header.regions[lib.PG_R_NAMESPACES].count,
         "topics": header.regions[lib.PG_R_TOPICS].count,
         "sessions": arena.session_rows,
+        "watches": header.regions[lib.PG_R_WATCHES].count,
+        "levels": header.regions[lib.PG_R_LEVELS].count,
+        "level_ttl_ns": arena.purgatory.level_ttl_ns,
+        "inbox_max": arena.purgatory.inbox_max,
     }
 
 

@@ -29,6 +29,10 @@ struct pg_config {                /* what an arena is created with */
     uint32_t namespaces;
     uint32_t topics;
     uint32_t sessions;
+    uint32_t watches;             /* records: a key of an operation each */
+    uint32_t levels;              /* watch keys */
+    uint64_t level_ttl_ns;
+    uint64_t inbox_max;
     uint32_t page_size;
     uint32_t clock_kind;
     uint32_t shard;
@@ -74,6 +78,8 @@ int64_t pg_next_ns(const struct pg_arena *a);
 
 enum pg_handled {
     PG_H_REPLY,                   /* *reply_bytes of reply are to be sent */
+    PG_H_AGAIN,                   /* bounded work is used up: call again with the same message */
+    PG_H_SILENT,                  /* nothing is to be sent */
     PG_H_WAIT                     /* a batch for a later virtual time: advance to *wait_ns, call again */
 };
 /* Decodes, validates and applies one command-lane message. Never fails: whatever the
@@ -120,6 +126,16 @@ void pg_published(struct pg_arena *a, uint64_t upto);
 /* Tail heartbeats of topics that changed since `since_boot_ns`, from row *cursor on. */
 uint32_t pg_tails(struct pg_arena *a, int64_t since_boot_ns, uint32_t *cursor, void *out,
                   uint64_t out_bytes, struct pg_part *parts, uint32_t parts_max);
+
+/* ---- inboxes (inbox.c) ----------------------------------------------------------------- */
+
+/* The next OUTCOMES message for some session that has something unsent; returns its bytes
+ * and names the session, 0 = nothing. */
+uint64_t pg_inbox(struct pg_arena *a, uint64_t *session, void *out, uint64_t out_bytes);
+/* Sends everything again that was not acknowledged; session 0 = of all. */
+void pg_inbox_again(struct pg_arena *a, uint64_t session);
+/* Frees levels past their time to live, `budget` rows from *cursor on. */
+void pg_sweep(struct pg_arena *a, int64_t real_boot_ns, uint32_t *cursor, uint32_t budget);
 
 /* ---- readers (scan.c): safe on a live arena ------------------------------------------ */
 

@@ -49,7 +49,9 @@ static bool config_valid(const struct pg_config *c)
            within(c->payload_bytes, 1, (uint64_t)PG_GRANULE * (PG_NIL - 512)) &&
            within((uint64_t)c->tick_ns, 1000, 100000000) && within(c->fanout, 2, 256) &&
            within(c->namespaces, 1, 4096) && within(c->topics, 1, 65535) &&
-           within(c->sessions, 1, 65535) && c->stream_id != 0;
+           within(c->sessions, 1, 65535) && c->stream_id != 0 &&
+           within(c->watches, 1, PG_CAPACITY_MAX) && within(c->levels, 1, PG_CAPACITY_MAX) &&
+           c->inbox_max != 0;
 }
 
 static void plan_add(struct plan *p, enum pg_region_id id, uint64_t stride, uint64_t count)
@@ -82,6 +84,10 @@ static void plan_make(struct plan *p, const struct pg_config *c)
     plan_add(p, PG_R_NAMESPACES, sizeof(struct pg_namespace), c->namespaces);
     plan_add(p, PG_R_TOPICS, sizeof(struct pg_topic), c->topics);
     plan_add(p, PG_R_NAME_INDEX, sizeof(uint32_t), name_cells(c));
+    plan_add(p, PG_R_PURGATORY, sizeof(struct pg_purgatory), 1);
+    plan_add(p, PG_R_WATCHES, sizeof(struct pg_watch), c->watches);
+    plan_add(p, PG_R_LEVELS, sizeof(struct pg_watched), c->levels);
+    plan_add(p, PG_R_LEVEL_INDEX, sizeof(struct pg_index_bucket), index_buckets(c->levels));
     plan_add(p, PG_R_OUTBOX, sizeof(struct pg_entry), c->outbox_capacity);
     p->length = round_up(p->length, REGION_ALIGN);
 }
@@ -142,6 +148,11 @@ static void handle_open_truth(struct pg_arena *a)
     a->topics = region(a, PG_R_TOPICS);
     a->topic_rows = region_count(a, PG_R_TOPICS);
     a->outbox = region(a, PG_R_OUTBOX);
+    a->purgatory = region(a, PG_R_PURGATORY);
+    a->watches = region(a, PG_R_WATCHES);
+    a->watch_rows = region_count(a, PG_R_WATCHES);
+    a->levels = region(a, PG_R_LEVELS);
+    a->level_rows = region_count(a, PG_R_LEVELS);
     a->slots = (struct slots){region(a, PG_R_HOT), region(a, PG_R_COLD),
                               region(a, PG_R_FREE_SLOTS), a->header->capacity + 1};
 }
@@ -156,6 +167,9 @@ static void handle_open_derived(struct pg_arena *a)
     a->index = (struct key_index){region(a, PG_R_INDEX), region_count(a, PG_R_INDEX),
                                   index_id_bits((uint64_t)a->slots.capacity +
                                                 a->header->outbox_capacity)};
+    a->level_index = (struct key_index){region(a, PG_R_LEVEL_INDEX),
+                                        region_count(a, PG_R_LEVEL_INDEX),
+                                        index_id_bits(a->level_rows)};
     a->blobs = (struct blob_pool){region(a, PG_R_BLOB_HEAP), region(a, PG_R_BLOB_MAP),
                                   region(a, PG_R_BLOBS), region_count(a, PG_R_BLOBS)};
 }
@@ -242,6 +256,10 @@ int pg_create(struct pg_arena *a, void *arena, void *secret, const struct pg_con
     index_init(&a->index);
     blobs_init(&a->blobs);
     names_rebuild(a);
+    a->purgatory->level_ttl_ns = config->level_ttl_ns;
+    a->purgatory->inbox_max = config->inbox_max;
+    levels_init(a);
+    watches_init(a);
     STORE_RELEASE(&h->state, PG_REBUILDING);
     STORE_RELEASE(&s->version, PG_PRIVATE_MAGIC);
     STORE_RELEASE(&h->version, PG_MAGIC);
@@ -344,6 +362,15 @@ static bool slot_sound(const struct pg_arena *a, const struct pg_hot *h, const s
            c->payload_len <= PG_PAYLOAD_MAX && c->ext_len % PG_GRANULE == 0;
 }
 
+/* An operation that owes its topic a notice holds a second blob. */
+static bool notice_mark(struct pg_arena *a, uint32_t slot)
+{
+    if (!is_operation(a, slot) || operation_granules(a, slot) == 0)
+        return true;
+    return blobs_rebuild_mark(&a->blobs, operation_at(a, slot)->notice_blob,
+                              (uint32_t)operation_granules(a, slot));
+}
+
 /* Blobs are marked in one pass and keys linked in a second, because linking compares keys. */
 static bool slots_mark_blobs(struct pg_arena *a, struct pg_fault *why)
 {
@@ -355,13 +382,23 @@ static bool slots_mark_blobs(struct pg_arena *a, struct pg_fault *why)
         if (!slot_sound(a, h, c))
             return fault_set(why, "slots", "an armed slot names what is not there", i, 0,
                              h->topic);
-        if (!blobs_rebuild_mark(&a->blobs, c->blob, slot_granules(c)))
+        if (!blobs_rebuild_mark(&a->blobs, c->blob, slot_granules(c)) ||
+            !notice_mark(a, i))
             return fault_set(why, "blobs", "a slot's blob overlaps or is outside", i, 0, c->blob);
     }
     return true;
 }
 
-/* The slot whose entry is already committed counts as fired: its blob is the entry's. */
+/* A timer's blob is the entry's now; an operation gave away only its notice's. */
+static void slot_drop_fired(struct pg_arena *a, uint32_t slot)
+{
+    const uint64_t ticket = ctl_ticket(a->slots.hot[slot].ctl);
+    if (is_operation(a, slot))
+        operation_at(a, slot)->notice_blob = PG_NIL;
+    a->slots.hot[slot].ctl = ctl_of(ticket, is_operation(a, slot) ? PG_S_OUTCOME : PG_S_FREE);
+}
+
+/* The slot whose entry is already committed counts as ended. */
 static void slots_drop_fired(struct pg_arena *a)
 {
     const uint64_t tail = a->header->outbox_tail;
@@ -370,7 +407,7 @@ static void slots_drop_fired(struct pg_arena *a)
     const uint64_t ticket = outbox_at(a, tail - 1)->ticket >> 8;
     for (uint32_t i = 0; i < a->slots.capacity; i++)
         if (a->slots.hot[i].ctl == ctl_of(ticket, PG_S_ARMED))
-            a->slots.hot[i].ctl = PG_S_FREE;
+            slot_drop_fired(a, i);
 }
 
 static void slots_link(struct pg_arena *a)
@@ -399,13 +436,13 @@ int pg_rebuild(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
     if (!outbox_rebuild(a, why))
         return 0;
     slots_drop_fired(a);
-    if (!slots_mark_blobs(a, why))
+    if (!slots_mark_blobs(a, why) || !levels_rebuild(a, why) || !sessions_rebuild(a, why))
         return 0;
     blobs_rebuild_end(&a->blobs);
     slots_rebuild(&a->slots);
     slots_link(a);
     a->metrics->blob_bytes = blobs_used(&a->blobs) * PG_GRANULE;
-    return 1;
+    return operations_rebuild(a, why);
 }
 
 /* ---- check --------------------------------------------------------------------------- */
@@ -415,10 +452,12 @@ int pg_check(struct pg_arena *a, struct pg_fault *fault)
     uint64_t granules = 0;
     memset(fault, 0, sizeof *fault);
     return slots_check(&a->slots, fault) &&
-           wheel_check(&a->wheel, a->slots.capacity, slots_live(&a->slots), fault) &&
+           wheel_check(&a->wheel, a->slots.capacity, (uint32_t)a->metrics->live, fault) &&
            names_check(a, fault) && timers_check(a, fault, &granules) &&
-           outbox_check(a, fault, &granules) && blobs_check(&a->blobs, granules, fault) &&
-           (a->secret == NULL || sessions_check(a, fault));
+           outbox_check(a, fault, &granules) && levels_check(a, fault, &granules) &&
+           watches_check(a, fault) &&
+           (a->secret == NULL || (sessions_check(a, fault, &granules) &&
+                                  blobs_check(&a->blobs, granules, fault)));
 }
 
 static bool live_slot_sound(const struct pg_arena *a, uint32_t i, struct pg_fault *fault)

@@ -209,6 +209,12 @@ class Arena(_Handle):
         """Sessions that the private segment has room for."""
         return int(ffi.cast("struct pg_private *", self._secret).sessions)
 
+    @property
+    def purgatory(self) -> Any:
+        """struct pg_purgatory, live."""
+        region = self.header.regions[lib.PG_R_PURGATORY]
+        return ffi.cast("struct pg_purgatory *", self._base + region.offset)
+
     def start_epoch(self, boot_id: bytes) -> None:
         """Counts a start of the daemon; deadlines are on the boot clock of `boot_id`."""
         lib.pg_start_epoch(self._a, boot_id)

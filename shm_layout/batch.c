@@ -93,20 +93,65 @@ static bool names_walk(struct request *q, struct pg_arena *resolve, struct refus
     return end - at < 8 || refused(why, PG_ERR_MALFORMED, (uint64_t)(at - q->bytes), 0);
 }
 
-static bool op_allowed(const struct pg_frame *f, unsigned op)
+/* What each op may carry; a field that it does not use is 0. */
+enum { USES_TIME = 1, USES_VALUE = 2, USES_KEYS = 4, IN_QUERY = 8 };
+static const struct op_rule {
+    uint8_t uses, modes, time_kinds;
+    uint64_t value_max;
+} rules[] = {
+    [PG_OP_PUT] = {USES_TIME, PG_MODES, PG_T_KINDS, 0},
+    [PG_OP_CANCEL] = {USES_VALUE, 1, 1, UINT64_MAX},
+    [PG_OP_GET] = {IN_QUERY, 1, 1, 0},
+    [PG_OP_WATCH] = {USES_TIME | USES_VALUE | USES_KEYS, PG_CONDITIONS, PG_T_WALL, UINT64_MAX},
+    [PG_OP_ADVANCE_KEY] = {USES_VALUE, 1, 1, PG_LEVEL_MAX},
+    [PG_OP_BUMP] = {USES_VALUE, 1, 1, PG_LEVEL_MAX},
+    [PG_OP_FAIL] = {USES_VALUE, 1, 1, UINT32_MAX},
+    [PG_OP_CLEAR] = {0, 1, 1, 0},
+    [PG_OP_FORGET] = {0, 1, 1, 0},
+    [PG_OP_CANCEL_FOR_KEY] = {0, 1, 1, 0},
+    [PG_OP_COMPLETE] = {USES_VALUE, 1, 1, UINT64_MAX},
+};
+
+static bool key_sound(unsigned type, unsigned len)
 {
-    return f->message == PG_M_BATCH ? op == PG_OP_PUT || op == PG_OP_CANCEL : op == PG_OP_GET;
+    return len != 0 && type < PG_KEY_TYPES && (type != PG_KEY_UUID || len == 16);
+}
+
+static bool fields_sound(const struct pg_record *r, const struct op_rule *rule)
+{
+    const bool time = rule->uses & USES_TIME;
+    return r->mode < rule->modes && r->time_kind < rule->time_kinds &&
+           r->value <= rule->value_max && (r->op != PG_OP_FAIL || r->value != 0) &&
+           (time || (r->time_ns == 0 && r->payload_len == 0)) &&
+           r->flags <= (r->op == PG_OP_WATCH) &&
+           ((rule->uses & USES_KEYS) != 0) == (r->ext_len != 0);
 }
 
 static bool record_sound(const struct request *q, const struct pg_record *r)
 {
-    const bool put = r->op == PG_OP_PUT;
-    return op_allowed(&q->frame, r->op) && r->key_len != 0 && r->key_type < PG_KEY_TYPES &&
-           (r->key_type != PG_KEY_UUID || r->key_len == 16) && r->name < q->frame.names &&
-           r->reserved0 == 0 && r->reserved1 == 0 && r->payload_len <= PG_PAYLOAD_MAX &&
-           r->mode < PG_MODES && r->time_kind < PG_T_KINDS &&
-           (put ? r->value == 0 : r->mode == 0 && r->time_kind == 0 && r->payload_len == 0 &&
-                                  r->time_ns == 0);
+    if (r->op == 0 || r->op > PG_OP_COMPLETE)
+        return false;
+    const struct op_rule *rule = &rules[r->op];
+    return ((rule->uses & IN_QUERY) != 0) == (q->frame.message == PG_M_QUERY) &&
+           key_sound(r->key_type, r->key_len) && r->name < q->frame.names &&
+           r->payload_len <= PG_PAYLOAD_MAX && fields_sound(r, rule);
+}
+
+/* Number of watch keys in an extension; 0 = malformed. */
+static uint32_t watch_keys_count(const uint8_t *at, uint32_t bytes)
+{
+    const uint8_t *end = at + bytes;
+    uint32_t count = 0;
+    while (at != end) {
+        struct pg_watch_key k;
+        if ((uint64_t)(end - at) < sizeof k || ++count > PG_WATCH_KEYS_MAX)
+            return 0;
+        memcpy(&k, at, sizeof k);
+        if (!key_sound(k.key_type, k.key_len) || (uint64_t)(end - at) < sizeof k + k.key_len)
+            return 0;
+        at += sizeof k + k.key_len;
+    }
+    return count;
 }
 
 static bool records_walk(const struct request *q, struct refusal *why)
@@ -118,7 +163,12 @@ static bool records_walk(const struct request *q, struct refusal *why)
         if (!record_sound(q, &r))
             return refused(why, PG_ERR_MALFORMED, (uint64_t)(q->records - q->bytes) +
                            (uint64_t)i * sizeof r, i);
-        used += (uint64_t)r.key_len + r.payload_len;
+        const uint64_t fixed = (uint64_t)r.key_len + r.payload_len;
+        if (used + fixed + r.ext_len > area)
+            return refused(why, PG_ERR_MALFORMED, q->len, i);
+        if (r.ext_len != 0 && watch_keys_count(q->area + used + fixed, r.ext_len) == 0)
+            return refused(why, PG_ERR_MALFORMED, q->len - area + used + fixed, i);
+        used += fixed + r.ext_len;
     }
     return used == area || refused(why, PG_ERR_MALFORMED, q->len - area + used, q->len);
 }
@@ -153,76 +203,182 @@ static void hash_ahead(struct pg_arena *a, const struct request *q, uint32_t fro
         const uint32_t row = a->name_rows[r.name];
         if (i >= from && row != PG_NIL)
             a->hashes[i] = key_hash(a, a->topics[row].namespace_row, r.key_type, at, r.key_len);
-        at += r.key_len + r.payload_len;
+        at += (uint64_t)r.key_len + r.payload_len + r.ext_len;
     }
 }
 
-static void record_apply(struct pg_arena *a, const struct pg_record *r, const uint8_t *bytes,
-                         uint32_t hash, struct pg_result *result)
+/* ---- applying one record ------------------------------------------------------------------ */
+
+struct step {
+    const struct request *q;
+    struct pg_session *session;
+    struct pg_reply_memory *memory;
+    struct pg_record record;
+    struct put put;               /* as far as the record has one */
+    const uint8_t *ext;
+    uint32_t n;                   /* number of the record */
+};
+
+static bool watch_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
 {
+    const struct watch w = {.put = s->put, .session = s->session->id,
+                            .threshold = s->record.value, .keys = s->ext,
+                            .keys_bytes = s->record.ext_len,
+                            .count = watch_keys_count(s->ext, s->record.ext_len),
+                            .condition = s->record.mode, .notice = s->record.flags != 0};
+    return operations_watch(a, &w, result);
+}
+
+/* A bump is an advance to a level that is computed once: the session's intent remembers it
+ * until the record is applied whole. */
+static bool bump_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
+{
+    uint64_t *intent = s->session->intent;
+    if (intent[0] != s->n + 1u) {
+        const uint32_t row = level_find(a, &s->put.key);
+        const uint64_t level = row == PG_NIL ? 0 : a->levels[row].level;
+        if (s->record.value > PG_LEVEL_MAX - level) {
+            answer(result, 0, PG_ST_OVERFLOW, 0);
+            return true;
+        }
+        intent[1] = level + s->record.value;
+        STORE_RELEASE(&intent[0], s->n + 1ull);
+    }
+    return operations_advance(a, &s->put.key, intent[1], result);
+}
+
+#define ENDED_KEYS_BYTES 16384
+
+/* The ended keys are kept with the reply: u32 record number, u32 bytes, the keys. */
+static void cancel_for_key_apply(struct pg_arena *a, const struct step *s,
+                                 struct pg_result *result)
+{
+    struct pg_reply_memory *m = s->memory;
+    if (m->extra_blob == PG_NIL) {
+        m->extra_bytes = 0;
+        m->extra_blob = blobs_take(&a->blobs, blob_granules(ENDED_KEYS_BYTES));
+        if (m->extra_blob == PG_NIL) {
+            answer(result, 0, PG_ST_FULL_PAYLOAD, 0);
+            return;
+        }
+        a->metrics->blob_bytes += ENDED_KEYS_BYTES;
+    }
+    struct sink out = {blob_at(&a->blobs, m->extra_blob), m->extra_bytes, ENDED_KEYS_BYTES, false};
+    uint32_t head[2] = {s->n, 0};
+    uint8_t *at = sink_take(&out, sizeof head);
+    if (at == NULL) {
+        answer(result, 0, PG_ST_MORE, 0);
+        return;
+    }
+    operations_cancel_for_key(a, &s->put.key, &out, result);
+    head[1] = (uint32_t)(out.used - m->extra_bytes - sizeof head);
+    memcpy(at, head, sizeof head);
+    m->extra_bytes = (uint32_t)out.used;
+}
+
+/* Gives back what the ended keys did not need. */
+static void extra_trim(struct pg_arena *a, struct pg_reply_memory *m)
+{
+    const uint32_t used = blob_granules(m->extra_bytes), all = blob_granules(ENDED_KEYS_BYTES);
+    if (m->extra_blob == PG_NIL || used == all)
+        return;
+    blobs_give(&a->blobs, m->extra_blob + used, all - used);
+    a->metrics->blob_bytes -= (uint64_t)(all - used) * PG_GRANULE;
+}
+
+/* False: the bounded work of this call is used up; the same again continues. */
+static bool op_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
+{
+    const struct key *key = &s->put.key;
+    switch (s->record.op) {
+    case PG_OP_PUT: timers_put(a, &s->put, result); return true;
+    case PG_OP_CANCEL: return timers_cancel(a, key, s->record.value, result);
+    case PG_OP_WATCH: return watch_apply(a, s, result);
+    case PG_OP_ADVANCE_KEY: return operations_advance(a, key, s->record.value, result);
+    case PG_OP_BUMP: return bump_apply(a, s, result);
+    case PG_OP_FAIL: return operations_fail(a, key, (uint32_t)s->record.value, result);
+    case PG_OP_CLEAR: operations_clear(a, key, result); return true;
+    case PG_OP_FORGET: operations_forget(a, key, result); return true;
+    case PG_OP_CANCEL_FOR_KEY: cancel_for_key_apply(a, s, result); return true;
+    default: return operations_complete(a, key, s->record.value, result);
+    }
+}
+
+static bool record_apply(struct pg_arena *a, struct step *s, const uint8_t *at,
+                         struct pg_result *result)
+{
+    const struct pg_record *r = &s->record;
     const uint32_t topic = a->name_rows[r->name];
     if (topic == PG_NIL) {
         a->metrics->refused_names++;
         *result = (struct pg_result){a->name_status[r->name], 0};
-        return;
+        return true;
     }
-    const struct key key = {bytes, hash, a->topics[topic].namespace_row, r->key_len,
+    const struct key key = {at, a->hashes[s->n], a->topics[topic].namespace_row, r->key_len,
                             r->key_type};
-    if (r->op == PG_OP_CANCEL) {
-        timers_cancel(a, &key, r->value, result);
-        return;
-    }
-    const struct put put = {key, bytes + r->key_len, r->payload_len, topic,
-                            r->mode, r->time_kind, r->time_ns};
-    timers_put(a, &put, result);
+    s->put = (struct put){key, at + r->key_len, r->payload_len, topic, r->mode, r->time_kind,
+                          r->time_ns};
+    s->ext = at + r->key_len + r->payload_len;
+    return op_apply(a, s, result);
 }
 
-/* Result first, then the count of applied records: what counts as applied is answered. */
-static void records_apply(struct pg_arena *a, const struct request *q, struct pg_session *s,
-                          struct pg_result *results)
+/* Result first, then the count of applied records: what counts as applied is answered.
+ * False: not all are applied yet. */
+static bool records_apply(struct pg_arena *a, const struct request *q, struct pg_session *session,
+                          struct pg_reply_memory *m)
 {
     enum { AHEAD = 8 };
+    struct step s = {.q = q, .session = session, .memory = m};
     const uint8_t *at = q->area;
-    hash_ahead(a, q, s->applied);
-    for (uint32_t i = 0; i < q->frame.count; i++) {
-        const struct pg_record r = record_at(q, i);
-        if (i + AHEAD < q->frame.count)
-            index_prefetch(&a->index, a->hashes[i + AHEAD]);
-        if (i >= s->applied) {
-            record_apply(a, &r, at, a->hashes[i], &results[i]);
-            STORE_RELEASE(&s->applied, i + 1);
+    hash_ahead(a, q, session->applied);
+    for (s.n = 0; s.n < q->frame.count; s.n++) {
+        s.record = record_at(q, s.n);
+        if (s.n + AHEAD < q->frame.count)
+            index_prefetch(&a->index, a->hashes[s.n + AHEAD]);
+        if (s.n >= session->applied) {
+            if (!record_apply(a, &s, at, &m->results[s.n]))
+                return false;
+            STORE_RELEASE(&session->intent[0], 0ull);
+            STORE_RELEASE(&session->applied, s.n + 1);
         }
-        at += r.key_len + r.payload_len;
+        at += (uint64_t)s.record.key_len + s.record.payload_len + s.record.ext_len;
     }
+    return true;
 }
 
-static void batch_begin(struct pg_session *s, const struct request *q, struct pg_reply_memory *m,
-                        uint32_t sum)
+static void batch_begin(struct pg_arena *a, struct pg_session *s, const struct request *q,
+                        struct pg_reply_memory *m, uint32_t sum)
 {
     if (s->current == q->frame.sequence && m->checksum == sum && s->count == q->frame.count)
-        return;                   /* resumed after the daemon died in the midst of it */
-    STORE_RELEASE(&m->sequence, 0ull);
+        return;                   /* continued: its work was over the bound, or the daemon died */
+    reply_forget(a, m);
     m->checksum = sum;
     m->count = q->frame.count;
+    m->extra_blob = PG_NIL;
+    memset(m->results, 0, q->frame.count * sizeof(struct pg_result));
+    STORE_RELEASE(&s->intent[0], 0ull);
     s->applied = 0;
     s->count = q->frame.count;
     STORE_RELEASE(&s->current, q->frame.sequence);
 }
 
-static void batch_apply(struct pg_arena *a, struct request *q, struct pg_session *s,
+static bool batch_apply(struct pg_arena *a, struct request *q, struct pg_session *s,
                         uint32_t sum)
 {
     struct pg_reply_memory *m = session_reply(a, s, q->frame.sequence);
     struct refusal never;
 
-    batch_begin(s, q, m, sum);
+    batch_begin(a, s, q, m, sum);
     names_walk(q, a, &never);
-    records_apply(a, q, s, m->results);
+    if (!records_apply(a, q, s, m))
+        return false;
+    extra_trim(a, m);
     STORE_RELEASE(&m->sequence, q->frame.sequence);
     STORE_RELEASE(&s->last, q->frame.sequence);
     STORE_RELEASE(&s->current, 0ull);
     a->metrics->batches++;
     a->metrics->records += q->frame.count;
+    return true;
 }
 
 /* ---- replies ------------------------------------------------------------------------------ */
@@ -246,11 +402,13 @@ static void reply_refusal(const struct request *q, struct sink *out, const struc
     sink_put(out, &f, sizeof f);
 }
 
-static void reply_results(const struct request *q, struct sink *out,
+static void reply_results(const struct pg_arena *a, const struct request *q, struct sink *out,
                           const struct pg_reply_memory *m)
 {
     reply_head(q, out, m->count);
     sink_put(out, m->results, (uint64_t)m->count * sizeof(struct pg_result));
+    if (m->extra_blob != PG_NIL)
+        sink_put(out, blob_at(&a->blobs, m->extra_blob), m->extra_bytes);
 }
 
 /* ---- messages ------------------------------------------------------------------------------ */
@@ -301,7 +459,7 @@ static bool handle_repeated(struct pg_arena *a, const struct request *q,
                        q->frame.sequence);
     if (m->checksum != sum)
         return refused(why, PG_ERR_CHANGED, m->checksum, sum);
-    reply_results(q, out, m);
+    reply_results(a, q, out, m);
     a->metrics->batches_repeated++;
     return true;
 }
@@ -332,8 +490,8 @@ static bool handle_batch(struct pg_arena *a, struct request *q, struct sink *out
         *wait_ns = q->frame.at_ns;
         return true;
     }
-    batch_apply(a, q, s, sum);
-    reply_results(q, out, session_reply(a, s, q->frame.sequence));
+    if (batch_apply(a, q, s, sum))
+        reply_results(a, q, out, session_reply(a, s, q->frame.sequence));
     return true;
 }
 
@@ -375,6 +533,23 @@ static bool handle_query(struct pg_arena *a, struct request *q, struct sink *out
     return true;
 }
 
+/* Answered with nothing: what an ACK names is gone, or it is sent again. */
+static bool handle_ack(struct pg_arena *a, struct request *q, struct refusal *why)
+{
+    struct pg_session *s;
+    struct pg_ack ack;
+    const uint64_t bytes = q->frame.count * (uint64_t)sizeof ack;
+    if (!session_of(a, q, &s, why))
+        return false;
+    if (q->len != sizeof q->frame + bytes)
+        return refused(why, PG_ERR_MALFORMED, q->len, sizeof q->frame + bytes);
+    for (uint32_t i = 0; i < q->frame.count; i++) {
+        memcpy(&ack, q->bytes + sizeof q->frame + i * sizeof ack, sizeof ack);
+        inbox_acknowledge(a, s, &ack);
+    }
+    return true;
+}
+
 static bool handle_bye(struct pg_arena *a, struct request *q, struct sink *out,
                        struct refusal *why)
 {
@@ -396,10 +571,13 @@ static bool dispatch(struct pg_arena *a, struct request *q, struct sink *out,
     case PG_M_BATCH: return handle_batch(a, q, out, why, wait_ns);
     case PG_M_QUERY: return handle_query(a, q, out, why);
     case PG_M_BYE: return handle_bye(a, q, out, why);
+    case PG_M_ACK: return handle_ack(a, q, why);
     case PG_M_PING: reply_head(q, out, 0); return true;
     default: return refused(why, PG_ERR_UNKNOWN_MESSAGE, q->frame.message, 0);
     }
 }
+
+#define VISITS_PER_CALL 1024      /* watchers that one call looks at: well under a millisecond */
 
 int pg_handle(struct pg_arena *a, const void *message, uint64_t message_bytes, uint32_t uid,
               uint32_t pid, int64_t real_boot_ns, void *reply, uint64_t *reply_bytes,
@@ -410,13 +588,18 @@ int pg_handle(struct pg_arena *a, const void *message, uint64_t message_bytes, u
     struct refusal why = {PG_ERR_INTERNAL, {0, 0}};
 
     a->real_boot_ns = real_boot_ns;
+    a->visits_left = VISITS_PER_CALL;
     *wait_ns = INT64_MIN;
     if (!dispatch(a, &q, &out, &why, wait_ns)) {
         reply_refusal(&q, &out, &why);
         a->metrics->batches_refused++;
     }
     *reply_bytes = out.used;
-    return *wait_ns == INT64_MIN ? PG_H_REPLY : PG_H_WAIT;
+    if (out.used != 0)
+        return PG_H_REPLY;
+    if (*wait_ns != INT64_MIN)
+        return PG_H_WAIT;
+    return q.frame.message == PG_M_ACK ? PG_H_SILENT : PG_H_AGAIN;
 }
 
 /* ---- one timer without a message --------------------------------------------------------- */
@@ -453,7 +636,8 @@ void pg_cancel(struct pg_arena *a, const struct pg_put *p, uint64_t ticket,
     const uint32_t ns = names_find_namespace(a, (struct name){p->namespace_name,
                                                               p->namespace_len});
     const struct key key = put_key(a, p, ns);
-    timers_cancel(a, &key, ticket, result);
+    if (!timers_cancel(a, &key, ticket, result))
+        answer(result, 0, PG_ST_BUSY, 0);
 }
 
 uint64_t pg_get(struct pg_arena *a, const struct pg_put *p, void *bytes, uint64_t size)

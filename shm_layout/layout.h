@@ -45,8 +45,8 @@ enum pg_region_id {
     PG_R_HOT, PG_R_COLD, PG_R_FREE_SLOTS, PG_R_WHEEL, PG_R_BUCKETS, PG_R_CHUNKS,
     PG_R_FREE_CHUNKS, PG_R_INDEX, PG_R_BLOB_HEAP, PG_R_BLOB_MAP, PG_R_BLOBS,
     PG_R_NAMESPACES, PG_R_TOPICS, PG_R_NAME_INDEX, PG_R_ACCOUNTS, PG_R_OUTBOX,
-    PG_R_METRICS,
-    PG_R_WATCHES, PG_R_LEVELS, PG_R_STAGE, PG_R_LIFE, PG_R_RETENTION, /* empty until used */
+    PG_R_METRICS, PG_R_PURGATORY, PG_R_WATCHES, PG_R_LEVELS, PG_R_LEVEL_INDEX,
+    PG_R_STAGE, PG_R_LIFE, PG_R_RETENTION, /* empty until used */
     PG_R_COUNT
 };
 
@@ -129,7 +129,20 @@ struct pg_metrics {
     uint64_t late_sum_ns;
     uint64_t wakeups;
     uint64_t messages_sent;       /* notice messages */
-    uint64_t reserved[40];
+    uint64_t watches;             /* operations armed */
+    uint64_t operations;          /* armed now (derived) */
+    uint64_t outcomes;            /* ended and not acknowledged (derived) */
+    uint64_t satisfied;
+    uint64_t expired;             /* operations; `expiries` counts timers */
+    uint64_t failed;
+    uint64_t ended;               /* cancelled operations */
+    uint64_t already_true;        /* satisfied only by the look at expiry */
+    uint64_t checks;              /* asked of owners of CLIENT conditions */
+    uint64_t advances;
+    uint64_t visits;              /* watchers looked at by advances */
+    uint64_t refused_busy;        /* the owner's inbox is full */
+    uint64_t refused_keys;        /* watch keys or watch records */
+    uint64_t reserved[27];
 };
 
 /* ---- timers --------------------------------------------------------------------- */
@@ -138,11 +151,12 @@ struct pg_metrics {
  *   FREE -> ARMED (put) -> FREE (cancelled; or fired, once its outbox entry is written)
  * The others are kept for operations and parked timers. */
 enum pg_slot_state { PG_S_FREE, PG_S_ARMED, PG_S_OUTCOME, PG_S_PARKED };
+/* An operation: FREE -> ARMED (watch) -> OUTCOME (ended) -> FREE (acknowledged). */
 
 enum pg_slot_flag {
     PG_F_WALL = 1,                /* absolute wall deadline in the blob's extension */
     PG_F_EXT = 2,                 /* the blob begins with extension items */
-    PG_F_OPERATION = 4            /* reserved: a purgatory operation */
+    PG_F_OPERATION = 4            /* a purgatory operation: struct pg_operation in the blob */
 };
 
 /* 32 bytes, two to a cache line. Fields first, ctl last (release). Readers load ctl
@@ -265,6 +279,84 @@ struct pg_index_bucket {
     uint32_t cells[15];
 };
 
+/* ---- the purgatory ----------------------------------------------------------------- */
+
+#define PG_WATCH_KEYS_MAX 1024
+#define PG_LEVEL_MAX 9223372036854775807u
+
+/* Truth but for root, first and latest. A watch key: its monotone level and its watchers,
+ * which stand in a treap ordered by the level that each of them waits for. 40 bytes. */
+struct pg_watched {
+    uint64_t level;               /* stored (release) before any watcher is visited */
+    uint32_t blob;                /* the key's bytes */
+    uint32_t hash;
+    uint32_t error;               /* sticky until cleared; 0 = none */
+    uint32_t root;                /* derived; free row: the next free one */
+    uint32_t first;               /* derived: the watcher with the lowest target */
+    uint32_t latest;              /* derived: the one with the highest, for rising targets */
+    uint32_t touched_s;           /* real clock: last change or last watcher; PG_NIL = forgotten
+                                     as soon as nobody watches */
+    uint16_t namespace_row;
+    uint8_t  key_len;             /* 0 = row not used; written last */
+    uint8_t  key_type;
+};
+
+/* Truth: level, slot, sibling; target too for ALL and ANY. One key of one operation. */
+struct pg_watch {
+    uint64_t target;              /* visited once the key's level is at least this */
+    uint32_t level;               /* row of the watch key; PG_NIL = reached, watches no more */
+    uint32_t slot;                /* the operation; PG_NIL = record not used */
+    uint32_t left, right, parent; /* derived: the treap */
+    uint32_t sibling;             /* next key of the operation; free record: the next free one */
+};
+
+/* Derived: heads and counts of the free lists. */
+struct pg_purgatory {
+    uint32_t free_watch, free_watches;
+    uint32_t free_level, free_levels;
+    uint64_t level_ttl_ns;        /* fixed at creation */
+    uint64_t inbox_max;           /* fixed at creation: unacknowledged outcomes of a session */
+    uint64_t reserved[4];
+};
+
+enum pg_condition { PG_C_ALL, PG_C_ANY, PG_C_SUM, PG_C_CLIENT, PG_CONDITIONS };
+enum pg_check_state { PG_K_NONE, PG_K_ASKED, PG_K_MOVED };
+
+/* The first 80 bytes of an operation's blob; behind it the bitmap of missing keys (bit n =
+ * the n-th key, 16-byte multiple), for SUM a struct pg_share per key, then key, payload. */
+struct pg_operation {
+    uint64_t session;             /* the owner's */
+    uint64_t threshold;           /* SUM */
+    int64_t  armed_ns;
+    int64_t  ended_ns;
+    uint64_t version;             /* CLIENT: of the last CHECK */
+    uint32_t first_watch;
+    uint32_t notice_blob;         /* key, verdict, payload for the topic; PG_NIL = not asked for */
+    uint32_t inbox_next, inbox_previous; /* derived: slots */
+    uint32_t error;
+    uint32_t unmet;               /* derived; ALL: keys below their targets */
+    uint16_t keys;
+    uint8_t  condition;           /* enum pg_condition */
+    uint8_t  cause;               /* enum pg_cause once ended; 0 = armed */
+    uint8_t  check;               /* enum pg_check_state */
+    uint8_t  in_inbox;            /* derived */
+    uint8_t  reserved[10];
+};
+
+struct pg_share {                 /* of one key in a SUM: min(cap, max(0, level - base)) */
+    uint64_t base;
+    uint64_t cap;
+};
+
+/* Begins the payload of an operation's notice (PG_E_OPERATION), before the bitmap of
+ * missing keys and the operation's own payload. */
+struct pg_verdict {
+    int64_t  elapsed_ns;
+    uint32_t error;
+    uint16_t keys;
+    uint16_t bitmap_bytes;
+};
+
 /* ---- names ---------------------------------------------------------------------- */
 
 /* Truth. A row is born once and its name never changes. 256 bytes. */
@@ -314,7 +406,8 @@ enum pg_cause { PG_CAUSE_EXPIRED = 1, PG_CAUSE_SATISFIED, PG_CAUSE_FAILED, PG_CA
 
 enum pg_entry_flag {
     PG_E_SUPERSEDED = 1,          /* its key was armed again: cancel no longer answers FIRED */
-    PG_E_LATE = 2                 /* came due while the daemon was down */
+    PG_E_LATE = 2,                /* came due while the daemon was down */
+    PG_E_OPERATION = 4            /* an operation ended: the payload begins with its verdict */
 };
 
 /* 64 bytes. Written before the slot is freed; `commit` last (release). To withdraw:
@@ -366,8 +459,9 @@ struct pg_session {
     uint64_t intent[4];           /* the record under way: finished or voided by recovery */
     int64_t  opened_boot_ns;      /* real clock */
     int64_t  used_boot_ns;        /* real clock */
-    uint64_t inbox_head;          /* reserved: outcomes not yet acknowledged */
-    uint64_t inbox_count;
+    uint32_t inbox_head, inbox_tail; /* derived: slots of outcomes and CHECKs, oldest first */
+    uint32_t inbox_next;          /* derived: the first one not sent in this round */
+    uint32_t inbox_count;         /* derived */
     uint64_t load_id;             /* reserved: bulk loads remembered past firing */
     uint64_t reserved[16];
 };
@@ -382,6 +476,8 @@ struct pg_reply_memory {
     uint64_t sequence;            /* of the batch whose results these are; 0 = none */
     uint32_t count;
     uint32_t checksum;            /* of the batch: a re-sent batch must be the same bytes */
+    uint32_t extra_blob;          /* keys that CANCEL_FOR_KEY ended; PG_NIL = none */
+    uint32_t extra_bytes;
     struct pg_result results[1024];
 };
 
@@ -392,6 +488,7 @@ struct pg_reply_memory {
 
 enum pg_message {
     PG_M_HELLO = 1, PG_M_BATCH, PG_M_QUERY, PG_M_BYE, PG_M_PING,  /* command lane */
+    PG_M_OUTCOMES, PG_M_ACK,      /* command lane: pushed to an owner, and his answer */
     PG_M_ADVANCE = 32, PG_M_STOP, PG_M_PUBLISH                    /* admin lane */
 };
 
@@ -418,25 +515,35 @@ enum pg_frame_flag {
 
 /* BATCH and QUERY: frame, name table, records, byte area.
  * Name table: per entry u8 namespace length, u8 topic length, the bytes of both.
- * Byte area: per record, in order: key, payload (no padding). Nothing may follow. */
+ * Byte area: per record, in order: key, payload, extension (no padding). Nothing may follow.
+ * A WATCH's extension is, per watch key, struct pg_watch_key and the key's bytes. */
 enum pg_op { PG_OP_PUT = 1, PG_OP_CANCEL, PG_OP_GET,
              PG_OP_WATCH, PG_OP_ADVANCE_KEY, PG_OP_BUMP, PG_OP_FAIL, PG_OP_CLEAR, PG_OP_FORGET,
-             PG_OP_CANCEL_FOR_KEY };    /* from WATCH on: reserved */
+             PG_OP_CANCEL_FOR_KEY, PG_OP_COMPLETE };
 enum pg_put_mode { PG_MODE_ERROR, PG_MODE_REPLACE, PG_MODE_KEEP, PG_MODE_EXTEND, PG_MODES };
 enum pg_time_kind { PG_T_BOOT, PG_T_DELAY, PG_T_WALL, PG_T_KINDS };
 
 struct pg_record {                /* 32 bytes */
     uint8_t  op;                  /* enum pg_op */
-    uint8_t  mode;                /* PUT: enum pg_put_mode */
+    uint8_t  mode;                /* PUT: enum pg_put_mode; WATCH: enum pg_condition */
     uint8_t  key_type;            /* enum pg_key_type */
     uint8_t  key_len;             /* 1..255 */
     uint16_t name;                /* index into the name table */
     uint8_t  time_kind;           /* PUT: enum pg_time_kind of time_ns */
-    uint8_t  reserved0;
-    uint32_t payload_len;         /* PUT: 0..65536 */
-    uint32_t reserved1;
+    uint8_t  flags;               /* WATCH: 1 = a notice to the topic, too */
+    uint32_t payload_len;         /* PUT, WATCH: 0..65536 */
+    uint32_t ext_len;             /* WATCH: bytes of its watch keys */
     int64_t  time_ns;             /* PUT: deadline or delay */
-    uint64_t value;               /* CANCEL: only this ticket, 0 = any */
+    uint64_t value;               /* CANCEL: only this ticket, 0 = any; WATCH: SUM's threshold;
+                                     ADVANCE_KEY: level; BUMP: n; FAIL: code; COMPLETE: version */
+};
+
+struct pg_watch_key {             /* 24 bytes, then key_len bytes */
+    uint64_t target;              /* ALL, ANY: target; SUM: base, 2^64 - 1 = the level at arming */
+    uint64_t cap;                 /* SUM: most that this key may add; else 0 */
+    uint8_t  key_len;
+    uint8_t  key_type;
+    uint8_t  reserved[6];
 };
 
 /* Statuses of a record. Stable numbers. */
@@ -451,17 +558,22 @@ enum pg_status {
     PG_ST_FIRED = 7,              /* CANCEL: too late, its notice is in the outbox */
     PG_ST_UNKNOWN = 8,            /* CANCEL, GET: no such timer */
     PG_ST_FOUND = 9,              /* GET */
+    PG_ST_DONE = 10,              /* ADVANCE .. FORGET, COMPLETE: deadline_ns = operations ended */
+    PG_ST_MORE = 11,              /* CANCEL_FOR_KEY: so many were ended, there are others */
     PG_ST_FULL = 16,              /* no free slot */
     PG_ST_FULL_PAYLOAD = 17,      /* no room for key and payload */
     PG_ST_FULL_NAMESPACES = 18,
     PG_ST_FULL_TOPICS = 19,
     PG_ST_FULL_TICKETS = 20,
-    PG_ST_FULL_KEYS = 21,         /* reserved */
+    PG_ST_FULL_KEYS = 21,         /* watch keys */
+    PG_ST_FULL_WATCHES = 22,      /* watch records */
     PG_ST_TOO_FAR = 24,           /* the deadline is past 2^63 - 1 */
     PG_ST_DENIED = 25,
     PG_ST_BUSY = 26,
     PG_ST_QUOTA = 27,
-    PG_ST_WRONG_SHARD = 28
+    PG_ST_WRONG_SHARD = 28,
+    PG_ST_DUPLICATE = 29,         /* WATCH: a key twice */
+    PG_ST_OVERFLOW = 30           /* a level past 2^63 - 1 */
 };
 
 /* Errors of a whole message: nothing of it was applied. Stable numbers. */
@@ -502,6 +614,32 @@ struct pg_welcome {
     uint32_t batch_records;
     uint32_t message_bytes;
     uint64_t reserved[4];
+};
+
+/* OUTCOMES: frame, `count` of these, then per record its key, payload, bitmap of missing
+ * keys. Sent again until an ACK (frame, `count` struct pg_ack) names them. A CHECK is the
+ * record with cause 0: acknowledged = the condition is false; true is COMPLETE(version). */
+struct pg_outcome {               /* 64 bytes */
+    uint64_t ticket;              /* ticket << 8 | enum pg_cause */
+    int64_t  deadline_ns;
+    int64_t  armed_ns;
+    int64_t  ended_ns;
+    uint64_t version;             /* CHECK only */
+    uint32_t error;
+    uint32_t payload_len;
+    uint16_t keys;
+    uint16_t bitmap_bytes;
+    uint8_t  key_len;
+    uint8_t  key_type;
+    uint8_t  reserved[2];
+    uint32_t slot;                /* to be given back in the ACK */
+    uint32_t reserved1;
+};
+struct pg_ack {
+    uint64_t ticket;
+    uint64_t version;             /* of a CHECK; 0 = an outcome */
+    uint32_t slot;
+    uint32_t reserved;
 };
 
 /* QUERY replies and scans: one per record, followed by namespace, topic, key, payload. */

@@ -49,6 +49,52 @@ static uint32_t blob_copy(struct pg_arena *to, const struct pg_arena *from, uint
     return copy;
 }
 
+/* Watch records keep their numbers and learn their operation's new slot. */
+static bool operation_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t i,
+                              uint32_t slot, struct pg_fault *why)
+{
+    struct pg_operation *op = operation_at(to, slot);
+    for (uint32_t x = op->first_watch; x != PG_NIL; x = to->watches[x].sibling)
+        to->watches[x].slot = slot;
+    if (op->notice_blob == PG_NIL)
+        return true;
+    op->notice_blob = blob_copy(to, from, op->notice_blob,
+                                (uint32_t)operation_granules(from, i));
+    return op->notice_blob != PG_NIL || room(why, "payload memory in use",
+                                             from->metrics->blob_bytes,
+                                             (uint64_t)to->blobs.granules * PG_GRANULE);
+}
+
+static bool watches_migrate(struct pg_arena *to, const struct pg_arena *from,
+                            struct pg_fault *why)
+{
+    for (uint32_t x = 0; x < from->watch_rows; x++) {
+        if (from->watches[x].slot == PG_NIL)
+            continue;
+        if (x >= to->watch_rows)
+            return room(why, "watches in use", x + 1, to->watch_rows);
+        to->watches[x] = from->watches[x];
+    }
+    return true;
+}
+
+static bool levels_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why)
+{
+    for (uint32_t row = 0; row < from->level_rows; row++) {
+        if (from->levels[row].key_len == 0)
+            continue;
+        if (row >= to->level_rows)
+            return room(why, "watch keys in use", row + 1, to->level_rows);
+        to->levels[row] = from->levels[row];
+        to->levels[row].blob = blob_copy(to, from, from->levels[row].blob,
+                                         blob_granules(from->levels[row].key_len));
+        if (to->levels[row].blob == PG_NIL)
+            return room(why, "payload memory in use", from->metrics->blob_bytes,
+                        (uint64_t)to->blobs.granules * PG_GRANULE);
+    }
+    return true;
+}
+
 static bool slot_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t i,
                          uint32_t slot, struct pg_fault *why)
 {
@@ -60,7 +106,7 @@ static bool slot_migrate(struct pg_arena *to, const struct pg_arena *from, uint3
     to->slots.cold[slot] = from->slots.cold[i];
     to->slots.cold[slot].blob = blob;
     to->slots.hot[slot] = from->slots.hot[i];
-    return true;
+    return !is_operation(from, i) || operation_migrate(to, from, i, slot, why);
 }
 
 static bool slots_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why)
@@ -118,6 +164,21 @@ static bool outbox_migrate(struct pg_arena *to, const struct pg_arena *from, str
 
 /* ---- sessions ------------------------------------------------------------------------------ */
 
+static bool replies_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t session,
+                            struct pg_fault *why)
+{
+    for (uint64_t n = 0; n < PG_WINDOW; n++) {
+        struct pg_reply_memory *m = session_reply(to, &to->sessions[session], n);
+        if (m->sequence == 0 || m->extra_blob == PG_NIL)
+            continue;
+        m->extra_blob = blob_copy(to, from, m->extra_blob, blob_granules(m->extra_bytes));
+        if (m->extra_blob == PG_NIL)
+            return room(why, "payload memory in use", from->metrics->blob_bytes,
+                        (uint64_t)to->blobs.granules * PG_GRANULE);
+    }
+    return true;
+}
+
 static bool sessions_migrate(struct pg_arena *to, const struct pg_arena *from,
                              struct pg_fault *why)
 {
@@ -131,6 +192,8 @@ static bool sessions_migrate(struct pg_arena *to, const struct pg_arena *from,
         to->sessions[i] = from->sessions[i];
         memcpy(session_reply(to, &to->sessions[i], 0), session_reply(from, &from->sessions[i], 0),
                PG_WINDOW * sizeof(struct pg_reply_memory));
+        if (!replies_migrate(to, from, i, why))
+            return false;
     }
     return true;
 }
@@ -141,6 +204,7 @@ int pg_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault
     header_migrate(to->header, from->header);
     *to->metrics = *from->metrics;
     return names_migrate(to, from, why) && sessions_migrate(to, from, why) &&
-           outbox_migrate(to, from, why) && slots_migrate(to, from, why) &&
+           outbox_migrate(to, from, why) && watches_migrate(to, from, why) &&
+           levels_migrate(to, from, why) && slots_migrate(to, from, why) &&
            pg_rebuild(to, from->header->now_ns, why);
 }

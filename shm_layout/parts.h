@@ -1,6 +1,13 @@
 /* parts.h - the parts that share the arena's handle: names, outbox, timers, sessions.
  * Included by core.h alone, after the parts that stand by themselves. */
 
+/* A bounded output buffer: once `full` is set nothing more is written. */
+struct sink {
+    uint8_t *bytes;
+    uint64_t used, size;
+    bool full;
+};
+
 #define PG_NOTICE_WINDOW 1024     /* outbox entries that one pg_notices call looks at */
 
 /* Entries of one topic within a window of the outbox, chained oldest first. */
@@ -25,6 +32,15 @@ struct pg_arena {
     uint32_t *name_index;         /* row + 1; namespaces first, topics behind them */
     uint32_t namespace_rows, topic_rows, name_cells;
     struct pg_entry *outbox;
+    struct pg_purgatory *purgatory;
+    struct pg_watch *watches;
+    struct pg_watched *levels;
+    struct key_index level_index;
+    uint32_t watch_rows, level_rows;
+    uint32_t visits_left;         /* of the running call */
+    bool inbox_news;              /* some session has something unsent */
+    uint32_t rows[PG_WATCH_KEYS_MAX];     /* of the watch being armed */
+    uint16_t seen[2 * PG_WATCH_KEYS_MAX]; /* hash set over rows[] */
     int64_t now_ns;               /* of the running call, on the arena's clock */
     int64_t real_boot_ns;         /* of the running call */
     int64_t wall_placed_by_ns;    /* the offset that wall timers were last placed by */
@@ -82,8 +98,11 @@ struct put {
 uint32_t key_hash(const struct pg_arena *a, uint32_t namespace_row, unsigned type,
                   const void *bytes, size_t len);
 void timers_put(struct pg_arena *a, const struct put *put, struct pg_result *result);
-void timers_cancel(struct pg_arena *a, const struct key *key, uint64_t ticket,
+/* False: an operation's notice has no room in the outbox now; nothing was changed. */
+bool timers_cancel(struct pg_arena *a, const struct key *key, uint64_t ticket,
                    struct pg_result *result);
+/* Id of the armed slot or the outbox entry that speaks for a key; PG_NIL = neither. */
+uint32_t key_find(const struct pg_arena *a, const struct key *key, struct probe *at);
 /* The armed slot of a key; PG_NIL = none. */
 uint32_t timers_find(const struct pg_arena *a, const struct key *key);
 /* Links an armed slot, whose truth is in place, into all that is derived. False: another
@@ -98,6 +117,88 @@ static inline uint32_t slot_namespace(const struct pg_arena *a, uint32_t slot)
 {
     return a->topics[a->slots.hot[slot].topic].namespace_row;
 }
+
+/* Frees an armed or ended slot with `give` granules at its blob's start. */
+void slot_free(struct pg_arena *a, uint32_t slot, uint32_t give);
+void slot_counted(struct pg_arena *a, uint32_t slot, int64_t sign);
+bool time_resolve(const struct pg_arena *a, const struct put *put, int64_t *deadline_ns);
+void answer(struct pg_result *r, uint64_t ticket, unsigned status, int64_t deadline_ns);
+unsigned room_for(const struct pg_arena *a, bool replacing);
+
+/* ---- levels: watch keys ---------------------------------------------------------------- */
+
+uint32_t level_find(const struct pg_arena *a, const struct key *key);   /* PG_NIL: level 0 */
+/* A new row at level 0; PG_NIL with *status = why not. */
+uint32_t level_born(struct pg_arena *a, const struct key *key, unsigned *status);
+void level_free(struct pg_arena *a, uint32_t row);                      /* nobody watches it */
+/* To be called when a watcher left: forgets the row, or begins its time to live. */
+void level_left(struct pg_arena *a, uint32_t row);
+void levels_init(struct pg_arena *a);
+bool levels_rebuild(struct pg_arena *a, struct pg_fault *why);          /* blobs, index, free list */
+bool levels_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules);
+
+/* ---- watches: who waits for which level -------------------------------------------------- */
+
+void watches_init(struct pg_arena *a);
+uint32_t watch_take(struct pg_arena *a);                                /* PG_NIL: none left */
+void watch_give(struct pg_arena *a, uint32_t watch);
+void watch_link(struct pg_arena *a, uint32_t watch, uint64_t target);
+void watch_unlink(struct pg_arena *a, uint32_t watch);
+bool watches_check(const struct pg_arena *a, struct pg_fault *fault);
+
+/* ---- operations --------------------------------------------------------------------------- */
+
+struct watch {
+    struct put put;               /* key, payload, topic, time */
+    uint64_t session, threshold;
+    const uint8_t *keys;          /* struct pg_watch_key and bytes, validated */
+    uint32_t keys_bytes, count;
+    uint8_t condition;
+    bool notice;
+};
+
+static inline struct pg_operation *operation_at(const struct pg_arena *a, uint32_t slot)
+{
+    return (struct pg_operation *)blob_at(&a->blobs, a->slots.cold[slot].blob);
+}
+static inline bool is_operation(const struct pg_arena *a, uint32_t slot)
+{
+    return (a->slots.hot[slot].flags & PG_F_OPERATION) != 0;
+}
+/* False: its notice would have no room in the outbox now; nothing was changed. */
+bool operations_watch(struct pg_arena *a, const struct watch *w, struct pg_result *result);
+bool operation_may_end(struct pg_arena *a, uint32_t slot);
+/* The owner found the condition false; asks him again if a level has moved meanwhile. */
+void operation_answered_no(struct pg_arena *a, uint32_t slot);
+/* Ends an armed operation that is linked in the wheel. */
+void operation_end(struct pg_arena *a, uint32_t slot, enum pg_cause cause, uint32_t error);
+/* From the wheel: looks once more, then ends. False: the outbox has no room now. */
+bool operation_expire(struct pg_arena *a, uint32_t slot);
+/* Each adds what it ended to result->deadline_ns and returns false when the visits of this
+ * call are used up; the same call again continues. */
+bool operations_advance(struct pg_arena *a, const struct key *key, uint64_t level,
+                        struct pg_result *result);
+bool operations_fail(struct pg_arena *a, const struct key *key, uint32_t error,
+                     struct pg_result *result);
+void operations_clear(struct pg_arena *a, const struct key *key, struct pg_result *result);
+void operations_forget(struct pg_arena *a, const struct key *key, struct pg_result *result);
+/* Writes the ended keys to `out`: u8 type, u8 length, bytes. */
+void operations_cancel_for_key(struct pg_arena *a, const struct key *key, struct sink *out,
+                               struct pg_result *result);
+bool operations_complete(struct pg_arena *a, const struct key *key, uint64_t version,
+                         struct pg_result *result);
+bool operations_rebuild(struct pg_arena *a, struct pg_fault *why);
+uint64_t operation_granules(const struct pg_arena *a, uint32_t slot);   /* of its notice */
+
+/* ---- inboxes ------------------------------------------------------------------------------- */
+
+void inbox_add(struct pg_arena *a, uint32_t slot);       /* the owner's; frees an ownerless outcome */
+void inbox_remove(struct pg_arena *a, uint32_t slot);
+bool inbox_full(const struct pg_arena *a, const struct pg_session *s);
+void inbox_drop(struct pg_arena *a, struct pg_session *s);
+void inboxes_reset(struct pg_arena *a);
+/* ACK of an outcome (version 0) or of a CHECK that found its condition false. */
+void inbox_acknowledge(struct pg_arena *a, struct pg_session *s, const struct pg_ack *ack);
 
 /* ---- outbox ------------------------------------------------------------------------- */
 
@@ -138,16 +239,13 @@ struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uin
 void session_end(struct pg_arena *a, struct pg_session *s);
 struct pg_reply_memory *session_reply(const struct pg_arena *a, const struct pg_session *s,
                                       uint64_t sequence);
-bool sessions_check(const struct pg_arena *a, struct pg_fault *fault);
+/* Frees what a reply remembers, before its memory serves another batch. */
+void reply_forget(struct pg_arena *a, struct pg_reply_memory *m);
+bool sessions_rebuild(struct pg_arena *a, struct pg_fault *why);
+bool sessions_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules);
 
 /* ---- output --------------------------------------------------------------------------- */
 
-/* A bounded output buffer: once `full` is set nothing more is written. */
-struct sink {
-    uint8_t *bytes;
-    uint64_t used, size;
-    bool full;
-};
 void *sink_take(struct sink *s, uint64_t bytes);     /* NULL and full when it does not fit */
 void sink_put(struct sink *s, const void *bytes, uint64_t len);
 /* One struct pg_info with names, key and payload; false (and nothing written) when it does

@@ -38,10 +38,22 @@ static struct pg_session *row_for_new(struct pg_arena *a)
     return a->real_boot_ns - oldest->used_boot_ns >= EVICTABLE_AFTER_NS ? oldest : NULL;
 }
 
-static void replies_forget(const struct pg_arena *a, const struct pg_session *s)
+void reply_forget(struct pg_arena *a, struct pg_reply_memory *m)
+{
+    if (m->sequence == 0)
+        return;
+    STORE_RELEASE(&m->sequence, 0ull);
+    if (m->extra_blob == PG_NIL)
+        return;
+    blobs_give(&a->blobs, m->extra_blob, blob_granules(m->extra_bytes));
+    a->metrics->blob_bytes -= (uint64_t)blob_granules(m->extra_bytes) * PG_GRANULE;
+    m->extra_blob = PG_NIL;
+}
+
+static void replies_forget(struct pg_arena *a, const struct pg_session *s)
 {
     for (uint64_t i = 0; i < PG_WINDOW; i++)
-        session_reply(a, s, i)->sequence = 0;
+        reply_forget(a, session_reply(a, s, i));
 }
 
 struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uint32_t uid,
@@ -53,7 +65,8 @@ struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uin
     s = row_for_new(a);
     if (s == NULL)
         return NULL;
-    session_end(a, s);
+    if (s->id != 0)
+        session_end(a, s);
     const uint64_t serial = a->secret->next_session++;
     const uint64_t random = keyed_hash(a->secret->secret, serial, nonce, 16);
     memset(s, 0, sizeof *s);
@@ -61,7 +74,7 @@ struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uin
     s->uid = uid;
     s->pid = pid;
     s->opened_boot_ns = s->used_boot_ns = a->real_boot_ns;
-    replies_forget(a, s);
+    s->inbox_head = s->inbox_tail = s->inbox_next = PG_NIL;
     /* Bit 63 set: never 0, whatever the hash. */
     STORE_RELEASE(&s->id, (random & ~0xffffull) | 1ull << 63 | (uint64_t)(s - a->sessions));
     return s;
@@ -69,7 +82,8 @@ struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uin
 
 void session_end(struct pg_arena *a, struct pg_session *s)
 {
-    (void)a;
+    inbox_drop(a, s);
+    replies_forget(a, s);
     STORE_RELEASE(&s->id, 0ull);
 }
 
@@ -95,8 +109,27 @@ static bool session_sound(const struct pg_arena *a, uint32_t i, struct pg_fault 
     return true;
 }
 
-bool sessions_check(const struct pg_arena *a, struct pg_fault *fault)
+/* Keys that CANCEL_FOR_KEY ended are held with the reply that names them. */
+bool sessions_rebuild(struct pg_arena *a, struct pg_fault *why)
 {
+    for (uint32_t i = 0; i < a->secret->sessions * PG_WINDOW; i++) {
+        struct pg_reply_memory *m = &a->replies[i];
+        if (a->sessions[i / PG_WINDOW].id == 0 || m->sequence == 0 || m->extra_blob == PG_NIL)
+            continue;
+        if (!blobs_rebuild_mark(&a->blobs, m->extra_blob, blob_granules(m->extra_bytes)))
+            return fault_set(why, "sessions", "a reply's keys overlap or are outside", i, 0,
+                             m->extra_blob);
+    }
+    return true;
+}
+
+bool sessions_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules)
+{
+    for (uint32_t i = 0; i < a->secret->sessions * PG_WINDOW; i++) {
+        const struct pg_reply_memory *m = &a->replies[i];
+        if (a->sessions[i / PG_WINDOW].id != 0 && m->sequence != 0 && m->extra_blob != PG_NIL)
+            *granules += blob_granules(m->extra_bytes);
+    }
     for (uint32_t i = 0; i < a->secret->sessions; i++)
         if (a->sessions[i].id != 0 && !session_sound(a, i, fault))
             return false;

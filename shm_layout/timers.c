@@ -37,8 +37,7 @@ static bool entry_has_key(const struct pg_arena *a, const struct pg_entry *e,
            memcmp(blob_at(&a->blobs, e->blob), k->bytes, k->len) == 0;
 }
 
-/* Id of the armed slot or the outbox entry that speaks for a key; PG_NIL = neither. */
-static uint32_t key_find(const struct pg_arena *a, const struct key *k, struct probe *at)
+uint32_t key_find(const struct pg_arena *a, const struct key *k, struct probe *at)
 {
     uint32_t id;
     for (id = index_first(&a->index, k->hash, at); id != PG_NIL;
@@ -75,7 +74,7 @@ static int64_t add_clamped(int64_t a, int64_t b)
     return b > 0 ? INT64_MAX : INT64_MIN;
 }
 
-static bool resolve_time(const struct pg_arena *a, const struct put *p, int64_t *deadline_ns)
+bool time_resolve(const struct pg_arena *a, const struct put *p, int64_t *deadline_ns)
 {
     int64_t t = p->time_ns;
     if (p->time_kind == PG_T_DELAY && t > 0 && __builtin_add_overflow(a->now_ns, t, &t))
@@ -96,7 +95,7 @@ static struct pg_ext *slot_ext(const struct pg_arena *a, uint32_t slot)
 
 /* ---- ending a slot ------------------------------------------------------------------------ */
 
-static void count_live(struct pg_arena *a, uint32_t slot, int64_t sign)
+void slot_counted(struct pg_arena *a, uint32_t slot, int64_t sign)
 {
     const uint32_t topic = a->slots.hot[slot].topic;
     struct pg_namespace *ns = &a->namespaces[a->topics[topic].namespace_row];
@@ -108,26 +107,28 @@ static void count_live(struct pg_arena *a, uint32_t slot, int64_t sign)
         a->metrics->live_wall += (uint64_t)sign;
 }
 
-/* After this store the timer is gone; its blob, if `keep` granules of it live on
- * elsewhere, is freed but for those at its end. */
-static void slot_end(struct pg_arena *a, uint32_t slot, uint32_t keep)
+/* After this store the timer is gone. */
+void slot_free(struct pg_arena *a, uint32_t slot, uint32_t give)
 {
     struct pg_hot *h = &a->slots.hot[slot];
-    const struct pg_cold *c = &a->slots.cold[slot];
-    const uint32_t give = slot_granules(c) - keep;
-
-    count_live(a, slot, -1);
     STORE_RELEASE(&h->ctl, ctl_of(ctl_ticket(h->ctl), PG_S_FREE));
     atomic_thread_fence(memory_order_seq_cst);
     if (give != 0)
-        blobs_give(&a->blobs, c->blob, give);
+        blobs_give(&a->blobs, a->slots.cold[slot].blob, give);
     a->metrics->blob_bytes -= (uint64_t)give * PG_GRANULE;
     slots_give(&a->slots, slot);
 }
 
+/* Ends an armed timer; `keep` granules at the end of its blob live on elsewhere. */
+static void slot_end(struct pg_arena *a, uint32_t slot, uint32_t keep)
+{
+    slot_counted(a, slot, -1);
+    slot_free(a, slot, slot_granules(&a->slots.cold[slot]) - keep);
+}
+
 /* ---- put ----------------------------------------------------------------------------------- */
 
-static void answer(struct pg_result *r, uint64_t ticket, unsigned status, int64_t deadline_ns)
+void answer(struct pg_result *r, uint64_t ticket, unsigned status, int64_t deadline_ns)
 {
     *r = (struct pg_result){ticket << 8 | status, deadline_ns};
 }
@@ -185,7 +186,7 @@ static unsigned refuse(struct pg_arena *a, unsigned status)
 }
 
 /* The last free slot is for a replacement, which needs two for a moment. */
-static unsigned room_for(const struct pg_arena *a, bool replacing)
+unsigned room_for(const struct pg_arena *a, bool replacing)
 {
     if (a->slots.free[0] <= (replacing ? 0u : 1u))
         return PG_ST_FULL;
@@ -209,7 +210,7 @@ static uint32_t arm(struct pg_arena *a, const struct put *p, int64_t deadline_ns
     STORE_RELEASE(&a->header->next_ticket, ticket + 1);
     slot_write(a, slot, blob, p, deadline_ns, ticket);
     wheel_place(&a->wheel, slot);
-    count_live(a, slot, 1);
+    slot_counted(a, slot, 1);
     a->metrics->blob_bytes += (uint64_t)granules * PG_GRANULE;
     a->metrics->adds++;
     *status = PG_ST_ADDED;
@@ -276,14 +277,14 @@ void timers_put(struct pg_arena *a, const struct put *p, struct pg_result *r)
 {
     struct probe at;
     int64_t deadline_ns;
-    if (!resolve_time(a, p, &deadline_ns)) {
+    if (!time_resolve(a, p, &deadline_ns)) {
         answer(r, 0, refuse(a, PG_ST_TOO_FAR), 0);
         return;
     }
     const uint32_t id = key_find(a, &p->key, &at);
     if (id >= a->slots.capacity)
         put_fresh(a, p, deadline_ns, id, &at, r);
-    else if (p->mode == PG_MODE_ERROR)
+    else if (p->mode == PG_MODE_ERROR || (p->mode == PG_MODE_REPLACE && is_operation(a, id)))
         answer_slot(a, r, id, PG_ST_EXISTS);
     else if (p->mode == PG_MODE_KEEP)
         answer_slot(a, r, id, PG_ST_KEPT);
@@ -307,24 +308,35 @@ static void cancel_fired(struct pg_arena *a, uint32_t id, uint64_t ticket, struc
     answer(r, e->ticket >> 8, PG_ST_FIRED, e->deadline_ns);
 }
 
-void timers_cancel(struct pg_arena *a, const struct key *k, uint64_t ticket, struct pg_result *r)
+static void cancel_timer(struct pg_arena *a, uint32_t slot, const struct probe *at)
+{
+    index_erase(&a->index, at);
+    wheel_remove(&a->wheel, slot);
+    slot_end(a, slot, 0);
+}
+
+bool timers_cancel(struct pg_arena *a, const struct key *k, uint64_t ticket, struct pg_result *r)
 {
     struct probe at;
     const uint32_t id = key_find(a, k, &at);
     if (id != PG_NIL && id >= a->slots.capacity) {
         cancel_fired(a, id, ticket, r);
-        return;
+        return true;
     }
     if (id == PG_NIL || (ticket != 0 && ticket != ctl_ticket(a->slots.hot[id].ctl))) {
         a->metrics->cancels_unknown++;
         answer(r, 0, PG_ST_UNKNOWN, 0);
-        return;
+        return true;
     }
+    if (is_operation(a, id) && !operation_may_end(a, id))
+        return false;
     answer_slot(a, r, id, PG_ST_CANCELLED);
-    index_erase(&a->index, &at);
-    wheel_remove(&a->wheel, id);
-    slot_end(a, id, 0);
+    if (is_operation(a, id))
+        operation_end(a, id, PG_CAUSE_CANCELLED, 0);
+    else
+        cancel_timer(a, id, &at);
     a->metrics->cancels++;
+    return true;
 }
 
 /* ---- expire ----------------------------------------------------------------------------------- */
@@ -366,6 +378,8 @@ static bool expire(void *context, uint32_t slot)
 {
     struct pg_arena *a = context;
     struct probe at;
+    if (is_operation(a, slot))
+        return operation_expire(a, slot);
     if ((a->slots.hot[slot].flags & PG_F_WALL) && !wall_reached(a, slot))
         return true;
     const struct pg_entry e = entry_of(a, slot);
@@ -463,7 +477,7 @@ static void link_armed(struct pg_arena *a, uint32_t slot)
     if (a->slots.hot[slot].deadline_ns < 0)
         a->slots.hot[slot].deadline_ns = 0;
     wheel_place(&a->wheel, slot);
-    count_live(a, slot, 1);
+    slot_counted(a, slot, 1);
 }
 
 bool timers_link(struct pg_arena *a, uint32_t slot)
@@ -483,7 +497,7 @@ bool timers_link(struct pg_arena *a, uint32_t slot)
     } else {
         index_replace(&a->index, k.hash, &at, slot);
         wheel_remove(&a->wheel, id);
-        count_live(a, id, -1);
+        slot_counted(a, id, -1);
         drop(a, id);
     }
     link_armed(a, slot);
@@ -530,12 +544,16 @@ bool timers_check(struct pg_arena *a, struct pg_fault *fault, uint64_t *granules
 {
     uint64_t live = 0, ids = 0;
     for (uint32_t i = 0; i < a->slots.capacity; i++) {
+        if (ctl_state(a->slots.hot[i].ctl) == PG_S_FREE)
+            continue;
+        *granules += slot_granules(&a->slots.cold[i]);
+        if (is_operation(a, i))
+            *granules += operation_granules(a, i);
         if (ctl_state(a->slots.hot[i].ctl) != PG_S_ARMED)
             continue;
         if (!slot_check(a, i, fault))
             return false;
         live++;
-        *granules += slot_granules(&a->slots.cold[i]);
     }
     if (live != a->metrics->live)
         return fault_set(fault, "timers", "count of live timers", 0, live, a->metrics->live);

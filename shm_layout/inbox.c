@@ -1,0 +1,200 @@
+/* inbox.c - what a session's owner has to be told: outcomes, and CHECKs of CLIENT conditions.
+ *
+ * A list through the operations' slots, oldest first, with a mark before what was not sent
+ * in this round. Entries leave it when they are acknowledged or their session ends. */
+
+#include "core.h"
+
+bool inbox_full(const struct pg_arena *a, const struct pg_session *s)
+{
+    return s->inbox_count >= a->purgatory->inbox_max;
+}
+
+/* ---- the list ---------------------------------------------------------------------------- */
+
+static void link_last(struct pg_arena *a, struct pg_session *s, uint32_t slot)
+{
+    struct pg_operation *op = operation_at(a, slot);
+    op->inbox_next = PG_NIL;
+    op->inbox_previous = s->inbox_tail;
+    op->in_inbox = 1;
+    if (s->inbox_tail == PG_NIL)
+        s->inbox_head = slot;
+    else
+        operation_at(a, s->inbox_tail)->inbox_next = slot;
+    s->inbox_tail = slot;
+    if (s->inbox_next == PG_NIL)
+        s->inbox_next = slot;
+    s->inbox_count++;
+    a->inbox_news = true;
+}
+
+static void unlink_from(struct pg_arena *a, struct pg_session *s, uint32_t slot)
+{
+    struct pg_operation *op = operation_at(a, slot);
+    if (op->inbox_previous == PG_NIL)
+        s->inbox_head = op->inbox_next;
+    else
+        operation_at(a, op->inbox_previous)->inbox_next = op->inbox_next;
+    if (op->inbox_next == PG_NIL)
+        s->inbox_tail = op->inbox_previous;
+    else
+        operation_at(a, op->inbox_next)->inbox_previous = op->inbox_previous;
+    if (s->inbox_next == slot)
+        s->inbox_next = op->inbox_next;
+    op->in_inbox = 0;
+    s->inbox_count--;
+}
+
+void inbox_remove(struct pg_arena *a, uint32_t slot)
+{
+    struct pg_session *s = session_find(a, operation_at(a, slot)->session);
+    if (s != NULL && operation_at(a, slot)->in_inbox)
+        unlink_from(a, s, slot);
+}
+
+static void outcome_free(struct pg_arena *a, uint32_t slot)
+{
+    a->metrics->outcomes--;
+    slot_free(a, slot, slot_granules(&a->slots.cold[slot]));
+}
+
+void inbox_add(struct pg_arena *a, uint32_t slot)
+{
+    struct pg_session *s = session_find(a, operation_at(a, slot)->session);
+    inbox_remove(a, slot);        /* a CHECK that became an outcome is news again */
+    if (s != NULL)
+        link_last(a, s, slot);
+    else if (ctl_state(a->slots.hot[slot].ctl) == PG_S_OUTCOME)
+        outcome_free(a, slot);
+}
+
+void inbox_drop(struct pg_arena *a, struct pg_session *s)
+{
+    uint32_t slot = s->inbox_head;
+    while (slot != PG_NIL) {
+        const uint32_t next = operation_at(a, slot)->inbox_next;
+        operation_at(a, slot)->in_inbox = 0;
+        if (ctl_state(a->slots.hot[slot].ctl) == PG_S_OUTCOME)
+            outcome_free(a, slot);
+        slot = next;
+    }
+    s->inbox_head = s->inbox_tail = s->inbox_next = PG_NIL;
+    s->inbox_count = 0;
+}
+
+void inboxes_reset(struct pg_arena *a)
+{
+    for (uint32_t i = 0; i < a->secret->sessions; i++) {
+        struct pg_session *s = &a->sessions[i];
+        s->inbox_head = s->inbox_tail = s->inbox_next = PG_NIL;
+        s->inbox_count = 0;
+    }
+}
+
+/* ---- acknowledgements ----------------------------------------------------------------------- */
+
+void inbox_acknowledge(struct pg_arena *a, struct pg_session *s, const struct pg_ack *ack)
+{
+    const uint64_t ctl = ack->slot < a->slots.capacity ? a->slots.hot[ack->slot].ctl : 0;
+    if (ctl_state(ctl) == PG_S_FREE || ctl_ticket(ctl) != ack->ticket ||
+        !is_operation(a, ack->slot))
+        return;
+    const struct pg_operation *op = operation_at(a, ack->slot);
+    const bool outcome = ctl_state(ctl) == PG_S_OUTCOME;
+    if (op->session != s->id || !op->in_inbox)
+        return;
+    if (outcome && ack->version == 0) {
+        unlink_from(a, s, ack->slot);
+        outcome_free(a, ack->slot);
+    } else if (!outcome && ack->version == op->version) {
+        operation_answered_no(a, ack->slot);
+    }
+}
+
+/* ---- sending ----------------------------------------------------------------------------------- */
+
+#define PER_MESSAGE 512
+
+static struct pg_outcome outcome_of(const struct pg_arena *a, uint32_t slot)
+{
+    const struct pg_hot *h = &a->slots.hot[slot];
+    const struct pg_cold *c = &a->slots.cold[slot];
+    const struct pg_operation *op = operation_at(a, slot);
+    return (struct pg_outcome){.ticket = ctl_ticket(h->ctl) << 8 | op->cause,
+                               .deadline_ns = h->deadline_ns, .armed_ns = op->armed_ns,
+                               .ended_ns = op->ended_ns,
+                               .version = op->cause == 0 ? op->version : 0, .error = op->error,
+                               .payload_len = c->payload_len, .keys = op->keys,
+                               .bitmap_bytes = (uint16_t)((op->keys + 7) / 8),
+                               .key_len = c->key_len, .key_type = c->key_type,
+                               .slot = slot};
+}
+
+static void outcome_bytes(const struct pg_arena *a, uint32_t slot, struct sink *out)
+{
+    const struct pg_cold *c = &a->slots.cold[slot];
+    const struct pg_operation *op = operation_at(a, slot);
+    sink_put(out, blob_at(&a->blobs, c->blob) + c->ext_len, (uint64_t)c->key_len + c->payload_len);
+    sink_put(out, op + 1, (op->keys + 7u) / 8);
+}
+
+static uint32_t fitting(const struct pg_arena *a, const struct pg_session *s, uint64_t size)
+{
+    uint64_t used = sizeof(struct pg_frame);
+    uint32_t n = 0;
+    for (uint32_t slot = s->inbox_next; slot != PG_NIL && n < PER_MESSAGE;
+         slot = operation_at(a, slot)->inbox_next, n++) {
+        const struct pg_outcome o = outcome_of(a, slot);
+        used += sizeof o + o.key_len + o.payload_len + o.bitmap_bytes;
+        if (used > size)
+            break;
+    }
+    return n;
+}
+
+static uint64_t inbox_write(struct pg_arena *a, struct pg_session *s, struct sink *out)
+{
+    const uint32_t first = s->inbox_next, count = fitting(a, s, out->size);
+    const struct pg_frame f = {.magic = PG_WIRE_MAGIC, .version = PG_WIRE_VERSION,
+                               .message = PG_M_OUTCOMES, .session = s->id, .count = count};
+    uint32_t slot = first;
+    sink_put(out, &f, sizeof f);
+    for (uint32_t n = 0; n < count; n++, slot = operation_at(a, slot)->inbox_next) {
+        const struct pg_outcome o = outcome_of(a, slot);
+        sink_put(out, &o, sizeof o);
+    }
+    s->inbox_next = slot;
+    slot = first;
+    for (uint32_t n = 0; n < count; n++, slot = operation_at(a, slot)->inbox_next)
+        outcome_bytes(a, slot, out);
+    return out->used;
+}
+
+uint64_t pg_inbox(struct pg_arena *a, uint64_t *session, void *bytes, uint64_t size)
+{
+    struct sink out = {bytes, 0, size, false};
+    *session = 0;
+    if (!a->inbox_news)
+        return 0;
+    for (uint32_t i = 0; i < a->secret->sessions; i++) {
+        struct pg_session *s = &a->sessions[i];
+        if (s->id == 0 || s->inbox_next == PG_NIL)
+            continue;
+        *session = s->id;
+        return inbox_write(a, s, &out);
+    }
+    a->inbox_news = false;
+    return 0;
+}
+
+void pg_inbox_again(struct pg_arena *a, uint64_t session)
+{
+    for (uint32_t i = 0; i < a->secret->sessions; i++) {
+        struct pg_session *s = &a->sessions[i];
+        if (s->id == 0 || s->inbox_head == PG_NIL || (session != 0 && s->id != session))
+            continue;
+        s->inbox_next = s->inbox_head;
+        a->inbox_news = true;
+    }
+}

@@ -1,0 +1,167 @@
+/* levels.c - watch keys: a bounded table of monotone levels that outlive their watchers.
+ *
+ * A row lives until it is forgotten or its time to live has passed since the last change or
+ * watcher; it is never evicted to make room, so an advance before a watch is not lost. */
+
+#include "core.h"
+
+static const uint8_t *level_key(const struct pg_arena *a, uint32_t row)
+{
+    return blob_at(&a->blobs, a->levels[row].blob);
+}
+
+static bool level_has_key(const struct pg_arena *a, uint32_t row, const struct key *k)
+{
+    const struct pg_watched *l = &a->levels[row];
+    return l->hash == k->hash && l->key_len == k->len && l->key_type == k->type &&
+           l->namespace_row == k->namespace_row &&
+           memcmp(level_key(a, row), k->bytes, k->len) == 0;
+}
+
+uint32_t level_find(const struct pg_arena *a, const struct key *k)
+{
+    struct probe at;
+    uint32_t row = index_first(&a->level_index, k->hash, &at);
+    while (row != PG_NIL && !level_has_key(a, row, k))
+        row = index_next(&a->level_index, k->hash, &at);
+    return row;
+}
+
+static uint32_t now_s(const struct pg_arena *a)
+{
+    return (uint32_t)(a->real_boot_ns / 1000000000);
+}
+
+/* ---- birth and end --------------------------------------------------------------------- */
+
+uint32_t level_born(struct pg_arena *a, const struct key *k, unsigned *status)
+{
+    const uint32_t row = a->purgatory->free_level, granules = blob_granules(k->len);
+    *status = PG_ST_FULL_KEYS;
+    if (row == PG_NIL)
+        return PG_NIL;
+    const uint32_t blob = blobs_take(&a->blobs, granules);
+    *status = PG_ST_FULL_PAYLOAD;
+    if (blob == PG_NIL)
+        return PG_NIL;
+    struct pg_watched *l = &a->levels[row];
+    a->purgatory->free_level = l->root;
+    a->purgatory->free_levels--;
+    memcpy(blob_at(&a->blobs, blob), k->bytes, k->len);
+    *l = (struct pg_watched){.blob = blob, .hash = k->hash, .root = PG_NIL, .first = PG_NIL,
+                           .latest = PG_NIL, .touched_s = now_s(a),
+                           .namespace_row = (uint16_t)k->namespace_row, .key_type = k->type};
+    STORE_RELEASE(&l->key_len, k->len);
+    index_insert(&a->level_index, k->hash, row);
+    a->metrics->blob_bytes += (uint64_t)granules * PG_GRANULE;
+    return row;
+}
+
+static void level_push_free(struct pg_arena *a, uint32_t row)
+{
+    a->levels[row].root = a->purgatory->free_level;
+    a->levels[row].first = a->levels[row].latest = PG_NIL;
+    a->purgatory->free_level = row;
+    a->purgatory->free_levels++;
+}
+
+void level_free(struct pg_arena *a, uint32_t row)
+{
+    struct pg_watched *l = &a->levels[row];
+    const uint32_t granules = blob_granules(l->key_len);
+    struct probe at;
+    if (index_find_id(&a->level_index, l->hash, row, &at))
+        index_erase(&a->level_index, &at);
+    STORE_RELEASE(&l->key_len, (uint8_t)0);
+    blobs_give(&a->blobs, l->blob, granules);
+    a->metrics->blob_bytes -= (uint64_t)granules * PG_GRANULE;
+    level_push_free(a, row);
+}
+
+void level_left(struct pg_arena *a, uint32_t row)
+{
+    struct pg_watched *l = &a->levels[row];
+    if (l->root != PG_NIL)
+        return;
+    if (l->touched_s == PG_NIL)
+        level_free(a, row);
+    else
+        l->touched_s = now_s(a);
+}
+
+/* ---- time to live ------------------------------------------------------------------------ */
+
+void pg_sweep(struct pg_arena *a, int64_t real_boot_ns, uint32_t *cursor, uint32_t budget)
+{
+    const uint32_t ttl_s = (uint32_t)(a->purgatory->level_ttl_ns / 1000000000);
+    a->real_boot_ns = real_boot_ns;
+    for (uint32_t n = 0; n < budget && n < a->level_rows; n++) {
+        if (*cursor >= a->level_rows)
+            *cursor = 0;
+        const struct pg_watched *l = &a->levels[*cursor];
+        if (l->key_len != 0 && l->root == PG_NIL && l->touched_s != PG_NIL &&
+            now_s(a) - l->touched_s > ttl_s)
+            level_free(a, *cursor);
+        ++*cursor;
+    }
+}
+
+/* ---- init, rebuild, check ------------------------------------------------------------------ */
+
+void levels_init(struct pg_arena *a)
+{
+    index_init(&a->level_index);
+    a->purgatory->free_level = PG_NIL;
+    a->purgatory->free_levels = 0;
+    for (uint32_t row = a->level_rows; row-- > 0;)
+        level_push_free(a, row);
+}
+
+static bool level_rebuild(struct pg_arena *a, uint32_t row, struct pg_fault *why)
+{
+    struct pg_watched *l = &a->levels[row];
+    if (l->namespace_row >= a->namespace_rows ||
+        !blobs_rebuild_mark(&a->blobs, l->blob, blob_granules(l->key_len)))
+        return fault_set(why, "levels", "a watch key's blob overlaps or is outside", row, 0,
+                         l->blob);
+    l->root = l->first = l->latest = PG_NIL;
+    index_insert(&a->level_index, l->hash, row);
+    return true;
+}
+
+bool levels_rebuild(struct pg_arena *a, struct pg_fault *why)
+{
+    index_init(&a->level_index);
+    a->purgatory->free_level = PG_NIL;
+    a->purgatory->free_levels = 0;
+    for (uint32_t row = a->level_rows; row-- > 0;) {
+        if (a->levels[row].key_len == 0)
+            level_push_free(a, row);
+        else if (!level_rebuild(a, row, why))
+            return false;
+    }
+    return true;
+}
+
+bool levels_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules)
+{
+    uint64_t used = 0, free = 0;
+    for (uint32_t row = 0; row < a->level_rows; row++) {
+        const struct pg_watched *l = &a->levels[row];
+        if (l->key_len == 0)
+            continue;
+        const struct key k = {level_key(a, row), l->hash, l->namespace_row, l->key_len,
+                              l->key_type};
+        if (a->secret != NULL && level_find(a, &k) != row)
+            return fault_set(fault, "levels", "a watch key that the index does not lead to", row,
+                             row, level_find(a, &k));
+        *granules += blob_granules(l->key_len);
+        used++;
+    }
+    for (uint32_t row = a->purgatory->free_level; row != PG_NIL && free <= a->level_rows;
+         row = a->levels[row].root)
+        free++;
+    if (free != a->purgatory->free_levels || used + free != a->level_rows)
+        return fault_set(fault, "levels", "rows lost", used, a->level_rows, used + free);
+    return index_check(&a->level_index, used, fault);
+}

@@ -1,0 +1,775 @@
+/* operations.c - the purgatory: operations that end when a condition on watch keys holds, or
+ * when they time out, whichever is first, and exactly once.
+ *
+ * Semantics after Kafka's DelayedOperationPurgatory. A level is stored before its watchers
+ * are visited; an operation that ends leaves all its keys at once. A watcher stands at the
+ * level where it has to be looked at next; beyond all levels stand those that need not be:
+ * PARKED (nothing can change for them here) and MET (ALL: this key is done). */
+
+#include "core.h"
+
+#define MET UINT64_MAX
+#define PARKED (UINT64_MAX - 1)
+
+static struct pg_watch *watch_at(const struct pg_arena *a, uint32_t x) { return &a->watches[x]; }
+
+static struct pg_watched *level_of(const struct pg_arena *a, uint32_t x)
+{
+    return &a->levels[a->watches[x].level];
+}
+
+/* ---- the blob of an operation ------------------------------------------------------------ */
+
+static uint32_t bitmap_bytes(uint32_t keys) { return (keys + 7) / 8; }
+
+static uint32_t bitmap_room(uint32_t keys) { return (keys + 127) / 128 * 16; }
+
+static uint32_t ext_bytes(unsigned condition, uint32_t keys)
+{
+    return (uint32_t)sizeof(struct pg_operation) + bitmap_room(keys) +
+           (condition == PG_C_SUM ? keys * (uint32_t)sizeof(struct pg_share) : 0);
+}
+
+static uint8_t *bitmap_of(struct pg_operation *op) { return (uint8_t *)(op + 1); }
+
+static struct pg_share *shares_of(struct pg_operation *op)
+{
+    return (struct pg_share *)(bitmap_of(op) + bitmap_room(op->keys));
+}
+
+static uint32_t notice_payload(uint32_t keys, uint32_t payload_len)
+{
+    return (uint32_t)sizeof(struct pg_verdict) + bitmap_bytes(keys) + payload_len;
+}
+
+static uint32_t notice_granules(uint32_t key_len, uint32_t keys, uint32_t payload_len)
+{
+    return blob_granules((uint64_t)key_len + notice_payload(keys, payload_len));
+}
+
+uint64_t operation_granules(const struct pg_arena *a, uint32_t slot)
+{
+    const struct pg_cold *c = &a->slots.cold[slot];
+    const struct pg_operation *op = operation_at(a, slot);
+    return op->notice_blob == PG_NIL ? 0 : notice_granules(c->key_len, op->keys, c->payload_len);
+}
+
+/* ---- conditions --------------------------------------------------------------------------- */
+
+static uint64_t gained(const struct pg_share *s, uint64_t level)
+{
+    const uint64_t gain = level > s->base ? level - s->base : 0;
+    return gain < s->cap ? gain : s->cap;
+}
+
+/* What the keys of a SUM give now, held at UINT64_MAX; *unfinished = keys below their caps. */
+static uint64_t sum_now(const struct pg_arena *a, struct pg_operation *op, uint32_t *unfinished)
+{
+    const struct pg_share *share = shares_of(op);
+    uint64_t sum = 0;
+    *unfinished = 0;
+    for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(a, x)->sibling, share++) {
+        const uint64_t gain = gained(share, level_of(a, x)->level);
+        *unfinished += gain < share->cap;
+        if (__builtin_add_overflow(sum, gain, &sum))
+            sum = UINT64_MAX;
+    }
+    return sum;
+}
+
+static bool target_reached(const struct pg_arena *a, uint32_t x)
+{
+    return watch_at(a, x)->target == MET || level_of(a, x)->level >= watch_at(a, x)->target;
+}
+
+static bool all_or_any(const struct pg_arena *a, const struct pg_operation *op, bool all)
+{
+    for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(a, x)->sibling)
+        if (target_reached(a, x) != all)
+            return !all;
+    return all;
+}
+
+static bool condition_holds(const struct pg_arena *a, struct pg_operation *op)
+{
+    uint32_t unfinished;
+    if (op->condition == PG_C_SUM)
+        return sum_now(a, op, &unfinished) >= op->threshold;
+    return op->condition != PG_C_CLIENT && all_or_any(a, op, op->condition == PG_C_ALL);
+}
+
+/* The error of a failed key that this operation still needs; 0 = none. */
+static uint32_t error_now(const struct pg_arena *a, const struct pg_operation *op)
+{
+    for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(a, x)->sibling)
+        if (level_of(a, x)->error != 0 && watch_at(a, x)->target != MET)
+            return level_of(a, x)->error;
+    return 0;
+}
+
+/* ---- where watchers stand ------------------------------------------------------------------ */
+
+static uint64_t clamp_add(uint64_t a, uint64_t b)
+{
+    uint64_t sum;
+    return __builtin_add_overflow(a, b, &sum) || sum > PARKED ? PARKED : sum;
+}
+
+/* Each unfinished key waits for its share of what is missing: if none has gained that much,
+ * the sum cannot have been reached. So a watcher is visited O(keys x log threshold) times. */
+static uint64_t sum_target(const struct pg_share *s, uint64_t level, uint64_t share)
+{
+    const uint64_t gain = gained(s, level);
+    if (gain >= s->cap)
+        return PARKED;
+    const uint64_t step = share < s->cap - gain ? share : s->cap - gain;
+    return clamp_add(level > s->base ? level : s->base, step);
+}
+
+static uint64_t sum_share(const struct pg_arena *a, struct pg_operation *op)
+{
+    uint32_t unfinished;
+    const uint64_t sum = sum_now(a, op, &unfinished);
+    if (unfinished == 0 || sum >= op->threshold)
+        return PARKED;
+    const uint64_t missing = op->threshold - sum;
+    return missing / unfinished + (missing % unfinished != 0);
+}
+
+/* Where the n-th key of an operation is looked at next. */
+static uint64_t next_target(const struct pg_arena *a, struct pg_operation *op, uint32_t x,
+                            uint32_t n, uint64_t share)
+{
+    const uint64_t level = level_of(a, x)->level;
+    switch (op->condition) {
+    case PG_C_SUM: return sum_target(&shares_of(op)[n], level, share);
+    case PG_C_CLIENT: return op->check == PG_K_MOVED ? PARKED : level + 1;
+    case PG_C_ALL: return target_reached(a, x) ? MET : watch_at(a, x)->target;
+    default: return watch_at(a, x)->target;
+    }
+}
+
+static void watches_place(struct pg_arena *a, struct pg_operation *op, bool linked)
+{
+    const uint64_t share = op->condition == PG_C_SUM ? sum_share(a, op) : 0;
+    uint32_t n = 0;
+    op->unmet = 0;
+    for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(a, x)->sibling, n++) {
+        const uint64_t target = next_target(a, op, x, n, share);
+        op->unmet += target != MET;
+        if (linked && target == watch_at(a, x)->target)
+            continue;
+        if (linked)
+            watch_unlink(a, x);
+        watch_link(a, x, target);
+    }
+}
+
+/* ---- ending --------------------------------------------------------------------------------- */
+
+static void missing_write(const struct pg_arena *a, struct pg_operation *op)
+{
+    const struct pg_share *share = shares_of(op);
+    uint32_t n = 0;
+    memset(bitmap_of(op), 0, bitmap_room(op->keys));
+    if (op->condition == PG_C_CLIENT)
+        return;
+    for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(a, x)->sibling, n++) {
+        const bool missing = op->condition == PG_C_SUM
+                                 ? gained(&share[n], level_of(a, x)->level) == 0
+                                 : !target_reached(a, x);
+        if (missing)
+            bitmap_of(op)[n / 8] |= (uint8_t)(1u << n % 8);
+    }
+}
+
+static void watches_release(struct pg_arena *a, struct pg_operation *op)
+{
+    uint32_t x = op->first_watch;
+    while (x != PG_NIL) {
+        const uint32_t next = watch_at(a, x)->sibling, row = watch_at(a, x)->level;
+        watch_unlink(a, x);
+        watch_give(a, x);
+        level_left(a, row);
+        x = next;
+    }
+    op->first_watch = PG_NIL;
+}
+
+/* The notice's blob was taken when the operation was armed, so ending needs no memory. */
+static void notice_write(struct pg_arena *a, uint32_t slot, struct pg_operation *op)
+{
+    const struct pg_hot *h = &a->slots.hot[slot];
+    const struct pg_cold *c = &a->slots.cold[slot];
+    uint8_t *at = blob_at(&a->blobs, op->notice_blob) + c->key_len;
+    const struct pg_verdict verdict = {op->ended_ns - op->armed_ns, op->error, op->keys,
+                                       (uint16_t)bitmap_bytes(op->keys)};
+    const struct pg_entry e = {.ticket = ctl_ticket(h->ctl) << 8 | op->cause,
+                               .deadline_ns = h->deadline_ns, .fired_ns = a->now_ns,
+                               .blob = op->notice_blob,
+                               .payload_len = notice_payload(op->keys, c->payload_len),
+                               .hash = h->hash, .topic = (uint16_t)h->topic,
+                               .key_len = c->key_len,
+                               .meta = (uint8_t)(c->key_type | PG_E_OPERATION << 4)};
+    memcpy(at, &verdict, sizeof verdict);
+    memcpy(at + sizeof verdict, bitmap_of(op), bitmap_bytes(op->keys));
+    outbox_append(a, &e);
+    op->notice_blob = PG_NIL;
+}
+
+static void count_end(struct pg_arena *a, enum pg_cause cause)
+{
+    uint64_t *counter = cause == PG_CAUSE_SATISFIED ? &a->metrics->satisfied
+                        : cause == PG_CAUSE_EXPIRED ? &a->metrics->expired
+                        : cause == PG_CAUSE_FAILED  ? &a->metrics->failed
+                                                    : &a->metrics->ended;
+    ++*counter;
+    a->metrics->operations--;
+}
+
+/* Of an operation that stands in no bucket of the wheel any more. */
+static void operation_close(struct pg_arena *a, uint32_t slot, enum pg_cause cause,
+                            uint32_t error)
+{
+    struct pg_operation *op = operation_at(a, slot);
+    struct pg_hot *h = &a->slots.hot[slot];
+    struct probe at;
+
+    missing_write(a, op);
+    op->error = error;
+    op->ended_ns = a->now_ns;
+    op->cause = (uint8_t)cause;
+    op->check = PG_K_NONE;
+    if (op->notice_blob != PG_NIL)
+        notice_write(a, slot, op);
+    slot_counted(a, slot, -1);
+    STORE_RELEASE(&h->ctl, ctl_of(ctl_ticket(h->ctl), PG_S_OUTCOME));
+    watches_release(a, op);
+    if (index_find_id(&a->index, h->hash, slot, &at))
+        index_erase(&a->index, &at);
+    count_end(a, cause);
+    a->metrics->outcomes++;
+    inbox_add(a, slot);
+}
+
+void operation_end(struct pg_arena *a, uint32_t slot, enum pg_cause cause, uint32_t error)
+{
+    wheel_remove(&a->wheel, slot);
+    operation_close(a, slot, cause, error);
+}
+
+/* Whether the notice that an operation owes its topic can be written now. The outbox counts
+ * its own entries' blobs, so a notice's blob is counted for the first time when it is written. */
+bool operation_may_end(struct pg_arena *a, uint32_t slot)
+{
+    const uint64_t granules = operation_granules(a, slot);
+    return granules == 0 || outbox_make_room(a, granules * PG_GRANULE);
+}
+
+bool operation_expire(struct pg_arena *a, uint32_t slot)
+{
+    struct pg_operation *op = operation_at(a, slot);
+    if (!operation_may_end(a, slot))
+        return false;
+    const bool holds = condition_holds(a, op);
+    a->metrics->already_true += holds;
+    operation_close(a, slot, holds ? PG_CAUSE_SATISFIED : PG_CAUSE_EXPIRED, 0);
+    return true;
+}
+
+/* ---- CLIENT conditions ----------------------------------------------------------------------- */
+
+/* One CHECK at a time is with the owner; a level that moves meanwhile is remembered. */
+static void ask(struct pg_arena *a, uint32_t slot)
+{
+    struct pg_operation *op = operation_at(a, slot);
+    if (op->check != PG_K_NONE) {
+        op->check = PG_K_MOVED;
+    } else {
+        op->check = PG_K_ASKED;
+        op->version++;
+        a->metrics->checks++;
+        inbox_add(a, slot);
+    }
+    watches_place(a, op, true);
+}
+
+void operation_answered_no(struct pg_arena *a, uint32_t slot)
+{
+    struct pg_operation *op = operation_at(a, slot);
+    const bool moved = op->check == PG_K_MOVED;
+    inbox_remove(a, slot);
+    op->check = PG_K_NONE;
+    if (moved)
+        ask(a, slot);
+}
+
+bool operations_complete(struct pg_arena *a, const struct key *key, uint64_t version,
+                         struct pg_result *r)
+{
+    const uint32_t slot = timers_find(a, key);
+    if (slot == PG_NIL || !is_operation(a, slot) ||
+        operation_at(a, slot)->condition != PG_C_CLIENT) {
+        answer(r, 0, PG_ST_UNKNOWN, 0);
+        return true;
+    }
+    if (!operation_may_end(a, slot))
+        return false;
+    const bool current = operation_at(a, slot)->version == version;
+    answer(r, ctl_ticket(a->slots.hot[slot].ctl), PG_ST_DONE, current);
+    if (current)
+        operation_end(a, slot, PG_CAUSE_SATISFIED, 0);
+    return true;
+}
+
+/* ---- arming ------------------------------------------------------------------------------------ */
+
+#define BORN 0x80000000u          /* marks a row of a->rows[] that this call has made */
+
+/* False if the row is in the set already. */
+static bool seen_add(struct pg_arena *a, uint32_t row, uint32_t n)
+{
+    const uint32_t mask = 2 * PG_WATCH_KEYS_MAX - 1;
+    uint32_t cell = row * 0x9e3779b1u >> 21 & mask;
+    for (; a->seen[cell] != 0; cell = (cell + 1) & mask)
+        if ((a->rows[a->seen[cell] - 1] & ~BORN) == row)
+            return false;
+    a->seen[cell] = (uint16_t)(n + 1);
+    return true;
+}
+
+static struct key watch_key_read(const struct pg_arena *a, const uint8_t *at, uint32_t ns,
+                                 struct pg_watch_key *k)
+{
+    memcpy(k, at, sizeof *k);
+    at += sizeof *k;
+    return (struct key){at, key_hash(a, ns, k->key_type, at, k->key_len), ns, k->key_len,
+                        k->key_type};
+}
+
+static unsigned rows_resolve(struct pg_arena *a, const struct watch *w, uint32_t *done)
+{
+    const uint8_t *at = w->keys;
+    memset(a->seen, 0, sizeof a->seen);
+    for (*done = 0; *done < w->count; ++*done) {
+        struct pg_watch_key k;
+        unsigned status;
+        const struct key key = watch_key_read(a, at, w->put.key.namespace_row, &k);
+        uint32_t row = level_find(a, &key);
+        const uint32_t born = row == PG_NIL ? BORN : 0;
+        if (born != 0)
+            row = level_born(a, &key, &status);
+        if (row == PG_NIL)
+            return status;
+        if (!seen_add(a, row, *done))
+            return PG_ST_DUPLICATE;
+        a->rows[*done] = row | born;
+        at += sizeof k + k.key_len;
+    }
+    return PG_ST_ADDED;
+}
+
+static void rows_undo(struct pg_arena *a, uint32_t done)
+{
+    while (done-- > 0)
+        if (a->rows[done] & BORN)
+            level_free(a, a->rows[done] & ~BORN);
+}
+
+static void shares_write(const struct pg_arena *a, const struct watch *w, struct pg_operation *op,
+                         uint32_t n, const struct pg_watch_key *k)
+{
+    const uint64_t level = a->levels[a->rows[n] & ~BORN].level;
+    if (w->condition == PG_C_SUM)
+        shares_of(op)[n] = (struct pg_share){k->target == UINT64_MAX ? level : k->target, k->cap};
+}
+
+/* Records in the order of the keys, so that the bitmap's bits are the owner's. */
+static void watches_write(struct pg_arena *a, const struct watch *w, uint32_t slot,
+                          struct pg_operation *op)
+{
+    const uint8_t *at = w->keys;
+    uint32_t *link = &op->first_watch;
+    for (uint32_t n = 0; n < w->count; n++) {
+        struct pg_watch_key k;
+        const uint32_t x = watch_take(a);
+        memcpy(&k, at, sizeof k);
+        at += sizeof k + k.key_len;
+        shares_write(a, w, op, n, &k);
+        *watch_at(a, x) = (struct pg_watch){.target = k.target < PARKED ? k.target : PARKED - 1,
+                                            .level = a->rows[n] & ~BORN, .slot = slot,
+                                            .sibling = PG_NIL};
+        a->levels[a->rows[n] & ~BORN].touched_s = (uint32_t)(a->real_boot_ns / 1000000000);
+        *link = x;
+        link = &watch_at(a, x)->sibling;
+    }
+}
+
+static void blob_fill(struct pg_arena *a, const struct watch *w, uint32_t blob, uint32_t notice)
+{
+    struct pg_operation *op = (struct pg_operation *)blob_at(&a->blobs, blob);
+    uint8_t *at = (uint8_t *)op + ext_bytes(w->condition, w->count);
+
+    memset(op, 0, ext_bytes(w->condition, w->count));
+    *op = (struct pg_operation){.session = w->session, .threshold = w->threshold,
+                                .armed_ns = a->now_ns, .first_watch = PG_NIL,
+                                .notice_blob = notice, .inbox_next = PG_NIL,
+                                .inbox_previous = PG_NIL, .keys = (uint16_t)w->count,
+                                .condition = w->condition};
+    memcpy(at, w->put.key.bytes, w->put.key.len);
+    memcpy(at + w->put.key.len, w->put.payload, w->put.payload_len);
+    if (notice == PG_NIL)
+        return;
+    at = blob_at(&a->blobs, notice);
+    memcpy(at, w->put.key.bytes, w->put.key.len);
+    memcpy(at + w->put.key.len + notice_payload(w->count, 0), w->put.payload, w->put.payload_len);
+}
+
+/* Takes both blobs or neither. */
+static bool blobs_for(struct pg_arena *a, const struct watch *w, uint32_t *blob, uint32_t *notice)
+{
+    const uint64_t bytes = (uint64_t)ext_bytes(w->condition, w->count) + w->put.key.len +
+                           w->put.payload_len;
+    *notice = PG_NIL;
+    *blob = blobs_take(&a->blobs, blob_granules(bytes));
+    if (*blob == PG_NIL)
+        return false;
+    if (!w->notice)
+        return true;
+    *notice = blobs_take(&a->blobs, notice_granules(w->put.key.len, w->count,
+                                                    w->put.payload_len));
+    if (*notice != PG_NIL)
+        return true;
+    blobs_give(&a->blobs, *blob, blob_granules(bytes));
+    return false;
+}
+
+/* Truth of a new operation, control word last. */
+static uint32_t operation_write(struct pg_arena *a, const struct watch *w, int64_t deadline_ns,
+                                uint32_t blob, uint32_t notice)
+{
+    const uint32_t slot = slots_take(&a->slots);
+    const uint64_t ticket = a->header->next_ticket;
+    struct pg_hot *h = &a->slots.hot[slot];
+
+    STORE_RELEASE(&a->header->next_ticket, ticket + 1);
+    blob_fill(a, w, blob, notice);
+    watches_write(a, w, slot, (struct pg_operation *)blob_at(&a->blobs, blob));
+    a->slots.cold[slot] = (struct pg_cold){
+        .blob = blob, .payload_len = w->put.payload_len, .key_len = w->put.key.len,
+        .key_type = w->put.key.type, .ext_len = (uint16_t)ext_bytes(w->condition, w->count)};
+    h->deadline_ns = deadline_ns;
+    h->flags = PG_F_OPERATION;
+    h->hash = w->put.key.hash;
+    h->topic = w->put.topic;
+    STORE_RELEASE(&h->ctl, ctl_of(ticket, PG_S_ARMED));
+    a->metrics->blob_bytes += (slot_granules(&a->slots.cold[slot]) +
+                               operation_granules(a, slot)) * PG_GRANULE;
+    return slot;
+}
+
+/* What can be true already, or has failed already, ends at once. */
+static void settle(struct pg_arena *a, uint32_t slot)
+{
+    struct pg_operation *op = operation_at(a, slot);
+    const uint32_t error = error_now(a, op);
+    if (error != 0)
+        operation_end(a, slot, PG_CAUSE_FAILED, error);
+    else if (condition_holds(a, op))
+        operation_end(a, slot, PG_CAUSE_SATISFIED, 0);
+    else if (op->condition == PG_C_CLIENT)
+        ask(a, slot);
+}
+
+static unsigned room_for_watch(const struct pg_arena *a, const struct watch *w)
+{
+    const struct pg_session *s = session_find(a, w->session);
+    if (s == NULL || inbox_full(a, s))
+        return PG_ST_BUSY;
+    if (a->purgatory->free_watches < w->count)
+        return PG_ST_FULL_WATCHES;
+    return room_for(a, false);
+}
+
+static unsigned watch_arm(struct pg_arena *a, const struct watch *w, int64_t deadline_ns,
+                          uint32_t *slot)
+{
+    uint32_t done = 0, blob, notice;
+    unsigned status = room_for_watch(a, w);
+    if (status != PG_ST_ADDED)
+        return status;
+    status = rows_resolve(a, w, &done);
+    if (status == PG_ST_ADDED && !blobs_for(a, w, &blob, &notice))
+        status = PG_ST_FULL_PAYLOAD;
+    if (status != PG_ST_ADDED) {
+        rows_undo(a, done);
+        return status;
+    }
+    *slot = operation_write(a, w, deadline_ns, blob, notice);
+    return status;
+}
+
+static void count_refusal(struct pg_arena *a, unsigned status)
+{
+    uint64_t *counter = status == PG_ST_BUSY           ? &a->metrics->refused_busy
+                        : status == PG_ST_FULL         ? &a->metrics->refused_full
+                        : status == PG_ST_FULL_PAYLOAD ? &a->metrics->refused_payload
+                        : status == PG_ST_FULL_KEYS || status == PG_ST_FULL_WATCHES
+                            ? &a->metrics->refused_keys
+                            : &a->metrics->refused_other;
+    ++*counter;
+}
+
+static void operation_bind(struct pg_arena *a, uint32_t slot, uint32_t id, const struct probe *at)
+{
+    const uint32_t hash = a->slots.hot[slot].hash;
+    if (id == PG_NIL) {
+        index_insert(&a->index, hash, slot);
+    } else {
+        outbox_supersede(a, id);
+        index_replace(&a->index, hash, at, slot);
+    }
+    watches_place(a, operation_at(a, slot), false);
+    wheel_place(&a->wheel, slot);
+    slot_counted(a, slot, 1);
+    a->metrics->watches++;
+    a->metrics->operations++;
+}
+
+static bool notice_fits(struct pg_arena *a, const struct watch *w)
+{
+    const uint64_t granules = notice_granules(w->put.key.len, w->count, w->put.payload_len);
+    return !w->notice || outbox_make_room(a, granules * PG_GRANULE);
+}
+
+bool operations_watch(struct pg_arena *a, const struct watch *w, struct pg_result *r)
+{
+    struct probe at;
+    int64_t deadline_ns;
+    uint32_t slot = PG_NIL;
+    unsigned status = PG_ST_TOO_FAR;
+    if (!notice_fits(a, w))
+        return false;
+    const uint32_t id = key_find(a, &w->put.key, &at);
+    if (id < a->slots.capacity) {
+        answer(r, ctl_ticket(a->slots.hot[id].ctl), PG_ST_EXISTS, a->slots.hot[id].deadline_ns);
+        return true;
+    }
+    if (time_resolve(a, &w->put, &deadline_ns))
+        status = watch_arm(a, w, deadline_ns, &slot);
+    if (status != PG_ST_ADDED) {
+        count_refusal(a, status);
+        answer(r, 0, status, 0);
+        return true;
+    }
+    operation_bind(a, slot, id, &at);
+    answer(r, ctl_ticket(a->slots.hot[slot].ctl), PG_ST_ADDED, deadline_ns);
+    settle(a, slot);
+    return true;
+}
+
+/* ---- triggers ------------------------------------------------------------------------------------ */
+
+/* A watcher's target is reached. Returns how many operations that ended: 0 or 1. */
+static int64_t reached(struct pg_arena *a, uint32_t x)
+{
+    const uint32_t slot = watch_at(a, x)->slot;
+    struct pg_operation *op = operation_at(a, slot);
+    uint32_t unfinished;
+
+    if (op->condition == PG_C_CLIENT) {
+        ask(a, slot);
+        return 0;
+    }
+    if (op->condition == PG_C_ALL && op->unmet > 1) {
+        watch_unlink(a, x);
+        watch_link(a, x, MET);
+        op->unmet--;
+        return 0;
+    }
+    if (op->condition == PG_C_SUM && sum_now(a, op, &unfinished) < op->threshold) {
+        watches_place(a, op, true);
+        return 0;
+    }
+    operation_end(a, slot, PG_CAUSE_SATISFIED, 0);
+    return 1;
+}
+
+static bool visit_allowed(struct pg_arena *a, uint32_t x)
+{
+    if (a->visits_left == 0 || !operation_may_end(a, watch_at(a, x)->slot))
+        return false;
+    a->visits_left--;
+    a->metrics->visits++;
+    return true;
+}
+
+/* Visits everybody who stands at or below the key's level. The row may end with its last
+ * watcher, if it is forgotten: its `first` is PG_NIL then. */
+static bool walk(struct pg_arena *a, uint32_t row, struct pg_result *r)
+{
+    const struct pg_watched *l = &a->levels[row];
+    while (l->first != PG_NIL && watch_at(a, l->first)->target <= l->level) {
+        if (!visit_allowed(a, l->first))
+            return false;
+        r->deadline_ns += reached(a, l->first);
+    }
+    return true;
+}
+
+static uint32_t level_for(struct pg_arena *a, const struct key *key, struct pg_result *r)
+{
+    unsigned status;
+    uint32_t row = level_find(a, key);
+    if (row == PG_NIL)
+        row = level_born(a, key, &status);
+    if (row == PG_NIL) {
+        a->metrics->refused_keys++;
+        answer(r, 0, status, 0);
+    }
+    return row;
+}
+
+bool operations_advance(struct pg_arena *a, const struct key *key, uint64_t level,
+                        struct pg_result *r)
+{
+    const uint32_t row = level_for(a, key, r);
+    if (row == PG_NIL)
+        return true;
+    r->ticket = PG_ST_DONE;
+    if (level > a->levels[row].level) {
+        a->metrics->advances++;
+        a->levels[row].touched_s = (uint32_t)(a->real_boot_ns / 1000000000);
+        STORE_RELEASE(&a->levels[row].level, level);
+    }
+    return walk(a, row, r);
+}
+
+bool operations_fail(struct pg_arena *a, const struct key *key, uint32_t error,
+                     struct pg_result *r)
+{
+    const uint32_t row = level_for(a, key, r);
+    if (row == PG_NIL)
+        return true;
+    struct pg_watched *l = &a->levels[row];
+    r->ticket = PG_ST_DONE;
+    l->touched_s = (uint32_t)(a->real_boot_ns / 1000000000);
+    l->error = error;
+    while (l->first != PG_NIL && watch_at(a, l->first)->target != MET) {
+        const uint32_t slot = watch_at(a, l->first)->slot;
+        if (!visit_allowed(a, l->first))
+            return false;
+        operation_end(a, slot, PG_CAUSE_FAILED, error);
+        r->deadline_ns++;
+    }
+    return true;
+}
+
+void operations_clear(struct pg_arena *a, const struct key *key, struct pg_result *r)
+{
+    const uint32_t row = level_find(a, key);
+    answer(r, 0, row == PG_NIL ? PG_ST_UNKNOWN : PG_ST_DONE, 0);
+    if (row != PG_NIL)
+        a->levels[row].error = 0;
+}
+
+void operations_forget(struct pg_arena *a, const struct key *key, struct pg_result *r)
+{
+    const uint32_t row = level_find(a, key);
+    answer(r, 0, row == PG_NIL ? PG_ST_UNKNOWN : PG_ST_DONE, 0);
+    if (row == PG_NIL)
+        return;
+    a->levels[row].touched_s = PG_NIL;
+    level_left(a, row);
+}
+
+static bool ended_key_write(const struct pg_arena *a, uint32_t slot, struct sink *out)
+{
+    const struct pg_cold *c = &a->slots.cold[slot];
+    uint8_t *at = sink_take(out, 2u + c->key_len);
+    if (at == NULL)
+        return false;
+    at[0] = c->key_type;
+    at[1] = c->key_len;
+    memcpy(at + 2, blob_at(&a->blobs, c->blob) + c->ext_len, c->key_len);
+    return true;
+}
+
+void operations_cancel_for_key(struct pg_arena *a, const struct key *key, struct sink *out,
+                               struct pg_result *r)
+{
+    const uint32_t row = level_find(a, key);
+    answer(r, 0, row == PG_NIL ? PG_ST_UNKNOWN : PG_ST_DONE, 0);
+    if (row == PG_NIL)
+        return;
+    const struct pg_watched *l = &a->levels[row];
+    while (l->first != PG_NIL) {
+        const uint32_t slot = watch_at(a, l->first)->slot;
+        if (!visit_allowed(a, l->first) || !ended_key_write(a, slot, out)) {
+            r->ticket = PG_ST_MORE;
+            return;
+        }
+        operation_end(a, slot, PG_CAUSE_CANCELLED, 0);
+        r->deadline_ns++;
+    }
+}
+
+/* ---- rebuild -------------------------------------------------------------------------------------- */
+
+#define CLAIMED (PG_NIL - 1)      /* in `left` while records are sorted out */
+
+static bool chain_claim(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
+{
+    const struct pg_operation *op = operation_at(a, slot);
+    uint32_t n = 0;
+    for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(a, x)->sibling, n++) {
+        if (x >= a->watch_rows || n >= op->keys || watch_at(a, x)->slot != slot ||
+            watch_at(a, x)->level >= a->level_rows || level_of(a, x)->key_len == 0)
+            return fault_set(why, "operations", "a watch record that is not its own", slot, n, x);
+        watch_at(a, x)->left = CLAIMED;
+    }
+    return n == op->keys ||
+           fault_set(why, "operations", "watch records of an operation", slot, op->keys, n);
+}
+
+static bool armed_operation(const struct pg_arena *a, uint32_t slot)
+{
+    return ctl_state(a->slots.hot[slot].ctl) == PG_S_ARMED && is_operation(a, slot);
+}
+
+static void records_sort_out(struct pg_arena *a)
+{
+    a->purgatory->free_watch = PG_NIL;
+    a->purgatory->free_watches = 0;
+    for (uint32_t x = a->watch_rows; x-- > 0;)
+        if (watch_at(a, x)->left != CLAIMED)
+            watch_give(a, x);
+}
+
+bool operations_rebuild(struct pg_arena *a, struct pg_fault *why)
+{
+    for (uint32_t x = 0; x < a->watch_rows; x++)
+        watch_at(a, x)->left = PG_NIL;
+    for (uint32_t slot = 0; slot < a->slots.capacity; slot++)
+        if (armed_operation(a, slot) && !chain_claim(a, slot, why))
+            return false;
+    records_sort_out(a);
+    inboxes_reset(a);
+    a->metrics->operations = a->metrics->outcomes = 0;
+    for (uint32_t slot = 0; slot < a->slots.capacity; slot++) {
+        if (armed_operation(a, slot)) {
+            operation_at(a, slot)->check = PG_K_NONE;
+            operation_at(a, slot)->in_inbox = 0;
+            watches_place(a, operation_at(a, slot), false);
+            a->metrics->operations++;
+        } else if (ctl_state(a->slots.hot[slot].ctl) == PG_S_OUTCOME) {
+            operation_at(a, slot)->in_inbox = 0;
+            a->metrics->outcomes++;
+            inbox_add(a, slot);
+        }
+    }
+    for (uint32_t slot = 0; slot < a->slots.capacity; slot++)
+        if (armed_operation(a, slot) && operation_may_end(a, slot))
+            settle(a, slot);
+    return true;
+}
