@@ -9,13 +9,18 @@ CORE_C  := $(sort $(wildcard shm_layout/*.c))
 CORE_H  := $(sort $(wildcard shm_layout/*.h))
 TESTS_C := $(sort $(wildcard tests/c/*.c))
 TESTS_H := $(sort $(wildcard tests/c/*.h))
+BENCH_C := $(sort $(wildcard benchmarks/core/*.c))
+BENCH_H := $(sort $(wildcard benchmarks/core/*.h))
 
+# The compiler that was checked builds the extension too. Only here is a warning an error:
+# who installs the package may have a compiler with newer warnings.
+STRICT_BUILD := CC="$(CC)" CFLAGS="$(CFLAGS) -Werror"
 STRICT   := -std=c11 -Wall -Wextra -Werror
 SANITIZE := -g -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 
 SAN_CORE  := $(CORE_C:shm_layout/%.c=build/sanitize/%.o)
 SAN_TESTS := $(TESTS_C:tests/c/%.c=build/sanitize/tests/%)
-LINT_CORE := $(CORE_C:shm_layout/%.c=build/lint/%.o) $(TESTS_C:tests/c/%.c=build/lint/tests/%.o)
+LINT      := $(CORE_C:%.c=build/lint/%.o) $(TESTS_C:%.c=build/lint/%.o) $(BENCH_C:%.c=build/lint/%.o)
 
 .DEFAULT_GOAL := help
 .PHONY: help build run test test-c test-python lint bench-core docs clean
@@ -39,7 +44,7 @@ test-c: $(SAN_TESTS) ## C tests alone
 test-python: build ## Python tests alone; ARGS="..." goes to pytest
 	$(BIN)/python -m pytest $(ARGS)
 
-lint: build $(LINT_CORE) ## ruff, mypy --strict, and the C with every warning an error
+lint: build $(LINT) ## ruff, mypy --strict, and the C with every warning an error
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -71,12 +76,12 @@ $(VENV)/tools.stamp: $(VENV)/bin/python
 # An editable install does not notice changed C, so compiling is a step of its own. The
 # locks are for two terminals that build at once.
 $(VENV)/install.stamp: pyproject.toml setup.py $(VENV)/tools.stamp
-	CFLAGS="$(CFLAGS) -Werror" flock build/lock \
+	$(STRICT_BUILD) flock build/lock \
 		$(BIN)/pip install --quiet --no-build-isolation --editable ".[demo]" --group dev
 	@touch $@
 
 build/core.stamp: $(CORE_C) $(CORE_H) shm_layout/build_core.py $(VENV)/install.stamp
-	CFLAGS="$(CFLAGS) -Werror" flock build/lock $(BIN)/python setup.py --quiet build_ext --inplace
+	$(STRICT_BUILD) flock build/lock $(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $@
 
 # ---- C --------------------------------------------------------------------------------
@@ -93,10 +98,6 @@ build/sanitize/tests/%: tests/c/%.c build/sanitize/core.a $(TESTS_H) $(CORE_H)
 	@mkdir -p $(@D)
 	$(CC) $(STRICT) $(SANITIZE) -Ishm_layout -o $@ $< build/sanitize/core.a
 
-build/lint/%.o: shm_layout/%.c $(CORE_H)
+build/lint/%.o: %.c $(CORE_H) $(TESTS_H) $(BENCH_H)
 	@mkdir -p $(@D)
-	$(CC) $(STRICT) -O3 -c -o $@ $<
-
-build/lint/tests/%.o: tests/c/%.c $(TESTS_H) $(CORE_H)
-	@mkdir -p $(@D)
-	$(CC) $(STRICT) -O3 -Ishm_layout -c -o $@ $<
+	$(CC) $(STRICT) $(if $(filter benchmarks/%,$<),-std=gnu11) -O3 -Ishm_layout -c -o $@ $<

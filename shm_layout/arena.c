@@ -421,17 +421,26 @@ static void slots_link(struct pg_arena *a)
     }
 }
 
-int pg_rebuild(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
+/* The wheel begins before the earliest deadline, so that all which came due meanwhile stands
+ * in its tick and fires in order. */
+static void wheel_rebuild(struct pg_arena *a, int64_t now_ns)
 {
     const struct wheel_shape shape = {(int64_t)a->header->tick_ns, a->header->fanout,
                                       a->slots.capacity};
+    const int64_t earliest_ns = timers_earliest_ns(a);
+    wheel_init(&a->wheel, &shape, earliest_ns <= now_ns ? earliest_ns - 1 : now_ns);
+    a->wall_placed_by_ns = a->header->wall_offset_ns;
+    a->wall_cursor = PG_NIL;
+}
+
+int pg_rebuild(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
+{
     memset(why, 0, sizeof *why);
     STORE_RELEASE(&a->header->state, PG_REBUILDING);
     a->now_ns = a->header->now_ns = now_ns;
     counters_reset(a);
     names_rebuild(a);
     index_init(&a->index);
-    wheel_init(&a->wheel, &shape, now_ns);
     blobs_rebuild_begin(&a->blobs);
     if (!outbox_rebuild(a, why))
         return 0;
@@ -440,6 +449,7 @@ int pg_rebuild(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
         return 0;
     blobs_rebuild_end(&a->blobs);
     slots_rebuild(&a->slots);
+    wheel_rebuild(a, now_ns);
     slots_link(a);
     a->metrics->blob_bytes = blobs_used(&a->blobs) * PG_GRANULE;
     return operations_rebuild(a, why);

@@ -1,45 +1,43 @@
 """The error tree of purgatoryd. Every error keeps its figures as attributes.
 
-    PurgatorydError
-    +-- InvalidArgument (ValueError)     the caller's argument; nothing was sent
-    |   +-- InvalidKey                   1..255 bytes of str, bytes or UUID
-    |   +-- InvalidName                  daemon, namespace or topic
-    |   +-- InvalidPayload               0..65536 bytes
-    |   +-- InvalidTime                  delay or deadline
-    |   +-- InvalidRows                  columns of a bulk call
-    |   +-- InvalidSetting               a setting of the daemon or the command line
-    |   +-- UnknownSetting
-    +-- Refused                          the daemon refused one timer; the arena is unchanged
-    |   +-- Exists                       mode="error" and the key is armed
-    |   +-- Full                         slots, payload bytes, namespaces, topics or tickets
-    |   +-- TooFar                       the deadline is past 2^63 - 1 ns
-    |   +-- Denied, Busy, QuotaExceeded, WrongShard
-    +-- BatchError                       refusals of packed calls that nobody collected
-    +-- DaemonError                      the conversation with the daemon failed
-    |   +-- DaemonUnreachable (ConnectionError)
-    |   +-- CallTimeout (TimeoutError)   connected, but no answer in time
-    |   +-- QueueFull (TimeoutError)     the bounded send queue stayed full
-    |   +-- SessionExpired               the outcome of what was in flight is unknown
-    |   +-- MessageRefused               the daemon refused a whole message
-    |   +-- ProtocolError                bytes that break docs/protocol.md
-    +-- SnapshotRequired                 a subscriber was overtaken by the outbox
-    +-- Closed                           the client or subscriber was closed
-    +-- ForkedProcess                    a client or subscriber was used after fork
-    +-- ArenaError                       the shared memory segment
-    |   +-- ArenaMissing
-    |   +-- ArenaMismatch                a header field differs: both values
-    |   +-- ArenaNotReady                blank, rebuilding or retired
-    |   +-- ArenaBroken                  check() found a broken invariant
-    |   +-- ArenaTooLarge                needed and available bytes
-    |   +-- ArenaTooSmall                below what lives in it
-    +-- StartError                       the daemon cannot start
-        +-- AlreadyRunning
-        +-- BadPath                      not a directory, foreign owner, not writable
-        +-- PathTooLong                  for AF_UNIX
-        +-- Unsupported                  this machine cannot run it
+PurgatorydError
++-- InvalidArgument (ValueError)     the caller's argument; nothing was sent
+|   +-- InvalidKey                   1..255 bytes of str, bytes or UUID
+|   +-- InvalidName                  daemon, namespace or topic
+|   +-- InvalidPayload               0..65536 bytes
+|   +-- InvalidTime                  delay or deadline
+|   +-- InvalidRows                  columns of a bulk call
+|   +-- InvalidSetting               a setting of the daemon or the command line
+|   +-- UnknownSetting
++-- Refused                          the daemon refused one timer; the arena is unchanged
+|   +-- Exists                       mode="error" and the key is armed
+|   +-- Full                         slots, payload bytes, namespaces, topics or tickets
+|   +-- TooFar                       the deadline is past 2^63 - 1 ns
+|   +-- Denied, Busy, QuotaExceeded, WrongShard
++-- BatchError                       refusals of packed calls that nobody collected
++-- DaemonError                      the conversation with the daemon failed
+|   +-- DaemonUnreachable (ConnectionError)
+|   +-- CallTimeout (TimeoutError)   connected, but no answer in time
+|   +-- QueueFull (TimeoutError)     the bounded send queue stayed full
+|   +-- SessionExpired               the outcome of what was in flight is unknown
+|   +-- MessageRefused               the daemon refused a whole message
+|   +-- ProtocolError                bytes that break docs/protocol.md
++-- SnapshotRequired                 a subscriber was overtaken by the outbox
++-- Closed                           the client or subscriber was closed
++-- ForkedProcess                    a client or subscriber was used after fork
++-- ArenaError                       the shared memory segment
+|   +-- ArenaMissing
+|   +-- ArenaMismatch                a header field differs: both values
+|   +-- ArenaNotReady                blank, rebuilding or retired
+|   +-- ArenaBroken                  check() found a broken invariant
+|   +-- ArenaTooLarge                needed and available bytes
+|   +-- ArenaTooSmall                below what lives in it
++-- StartError                       the daemon cannot start
+    +-- AlreadyRunning
+    +-- BadPath                      not a directory, foreign owner, not writable
+    +-- PathTooLong                  for AF_UNIX
+    +-- Unsupported                  this machine cannot run it
 """
-
-# ruff: noqa: N818  -- names say the condition; "Error" marks the inner nodes of the tree
 
 from __future__ import annotations
 

@@ -219,7 +219,8 @@ struct pg_level {
     uint32_t first;               /* number of the bucket at position 0 */
     uint64_t summary;             /* bit i: occupied[i] is not 0 */
     uint64_t occupied[8];         /* a bit per position: its bucket has members */
-    uint64_t reserved;
+    uint32_t here;                /* position of the clock's bucket */
+    uint32_t reserved;
 };
 
 /* Two more buckets stand behind those of the levels: timers which were due when they came.

@@ -105,6 +105,8 @@ bool timers_cancel(struct pg_arena *a, const struct key *key, uint64_t ticket,
 uint32_t key_find(const struct pg_arena *a, const struct key *key, struct probe *at);
 /* The armed slot of a key; PG_NIL = none. */
 uint32_t timers_find(const struct pg_arena *a, const struct key *key);
+/* The earliest deadline of all armed slots by the wall clock as it stands; needs truth only. */
+int64_t timers_earliest_ns(const struct pg_arena *a);
 /* Links an armed slot, whose truth is in place, into all that is derived. False: another
  * slot with a higher ticket has its key, and this one is freed. */
 bool timers_link(struct pg_arena *a, uint32_t slot);

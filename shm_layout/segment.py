@@ -46,7 +46,8 @@ class Segment:
 
     @classmethod
     def open(cls, name: str, *, read_only: bool) -> Segment:
-        """The segment as it is. Raises ArenaMissing, and BadPath where it may not be read."""
+        """The segment as it is. Raises ArenaMissing, and BadPath where it may not be read,
+        or written by anybody but its owner: names in the tmpfs are open to all."""
         try:
             shm = posix_ipc.SharedMemory(name, read_only=read_only)
         except posix_ipc.ExistentialError:
@@ -57,6 +58,9 @@ class Segment:
         try:
             if shm.size == 0:
                 raise ArenaMissing(name)
+            owner = os.fstat(shm.fd).st_uid
+            if not read_only and owner != os.geteuid():
+                raise BadPath(str(MOUNT / name[1:]), f"is foreign: it belongs to uid {owner}")
             access_kind = mmap.ACCESS_READ if read_only else mmap.ACCESS_WRITE
             return cls(name, mmap.mmap(shm.fd, 0, access=access_kind))
         finally:

@@ -93,6 +93,15 @@ static struct pg_ext *slot_ext(const struct pg_arena *a, uint32_t slot)
     return (struct pg_ext *)blob_at(&a->blobs, a->slots.cold[slot].blob);
 }
 
+/* By the wall clock as it stands now; where the wheel has the slot may be an older truth. */
+static int64_t slot_deadline(const struct pg_arena *a, uint32_t slot)
+{
+    int64_t t = a->slots.hot[slot].deadline_ns;
+    if (a->slots.hot[slot].flags & PG_F_WALL)
+        t = add_clamped(slot_ext(a, slot)->value, -a->header->wall_offset_ns);
+    return t < 0 ? 0 : t;
+}
+
 /* ---- ending a slot ------------------------------------------------------------------------ */
 
 void slot_counted(struct pg_arena *a, uint32_t slot, int64_t sign)
@@ -256,7 +265,7 @@ static void put_extend(struct pg_arena *a, const struct put *p, int64_t deadline
                        uint32_t slot, struct pg_result *r)
 {
     struct pg_hot *h = &a->slots.hot[slot];
-    if (deadline_ns <= h->deadline_ns) {
+    if (deadline_ns <= slot_deadline(a, slot)) {
         answer_slot(a, r, slot, PG_ST_KEPT);
         return;
     }
@@ -344,7 +353,7 @@ bool timers_cancel(struct pg_arena *a, const struct key *k, uint64_t ticket, str
 /* True when a wall timer is really due by the wall clock; else it is placed anew. */
 static bool wall_reached(struct pg_arena *a, uint32_t slot)
 {
-    const int64_t deadline_ns = add_clamped(slot_ext(a, slot)->value, -a->header->wall_offset_ns);
+    const int64_t deadline_ns = slot_deadline(a, slot);
     if (deadline_ns <= a->now_ns)
         return true;
     STORE_RELEASE(&a->slots.hot[slot].deadline_ns, deadline_ns);
@@ -404,9 +413,8 @@ static void wall_replace(struct pg_arena *a, uint32_t slot)
     struct pg_hot *h = &a->slots.hot[slot];
     if (ctl_state(h->ctl) != PG_S_ARMED || !(h->flags & PG_F_WALL))
         return;
-    const int64_t deadline_ns = add_clamped(slot_ext(a, slot)->value, -a->header->wall_offset_ns);
     wheel_remove(&a->wheel, slot);
-    STORE_RELEASE(&h->deadline_ns, deadline_ns < 0 ? 0 : deadline_ns);
+    STORE_RELEASE(&h->deadline_ns, slot_deadline(a, slot));
     wheel_place(&a->wheel, slot);
 }
 
@@ -459,6 +467,18 @@ int64_t pg_next_ns(const struct pg_arena *a)
 
 /* ---- linking, for rebuild and migrate ------------------------------------------------------------- */
 
+int64_t timers_earliest_ns(const struct pg_arena *a)
+{
+    int64_t earliest_ns = INT64_MAX;
+    for (uint32_t i = 0; i < a->slots.capacity; i++) {
+        if (ctl_state(a->slots.hot[i].ctl) != PG_S_ARMED)
+            continue;
+        const int64_t deadline_ns = slot_deadline(a, i);
+        earliest_ns = deadline_ns < earliest_ns ? deadline_ns : earliest_ns;
+    }
+    return earliest_ns;
+}
+
 /* A duplicate is half a replacement: the younger of the two stays. */
 static void drop(struct pg_arena *a, uint32_t slot)
 {
@@ -471,11 +491,7 @@ static void drop(struct pg_arena *a, uint32_t slot)
 
 static void link_armed(struct pg_arena *a, uint32_t slot)
 {
-    if (a->slots.hot[slot].flags & PG_F_WALL)
-        a->slots.hot[slot].deadline_ns =
-            add_clamped(slot_ext(a, slot)->value, -a->header->wall_offset_ns);
-    if (a->slots.hot[slot].deadline_ns < 0)
-        a->slots.hot[slot].deadline_ns = 0;
+    a->slots.hot[slot].deadline_ns = slot_deadline(a, slot);
     wheel_place(&a->wheel, slot);
     slot_counted(a, slot, 1);
 }

@@ -7,23 +7,22 @@
  * Most are moved there gradually, before (`drain`); the rest at the border (`cascade`).
  *
  * A bucket is a chain of cache lines full of slot ids, and a slot knows its cell: removal
- * moves the bucket's newest member into the hole. Members leave a bucket one by one from its
- * end, so that the wheel is whole between any two of them: work stops anywhere and needs no
- * memory of its own to go on.
+ * moves the bucket's newest member into the hole. Firing and moving take members one by one
+ * from the end, so that the wheel is whole whenever a callback runs or the budget ends: work
+ * goes on later without a memory of its own.
  */
 #include "core.h"
 
 enum { CELLS = 16 };                     /* words of a chunk; cell 0 is `previous` */
 enum {
-    DRAIN_EXTRA = 128,                    /* a batch large enough to fetch memory ahead */
+    DRAIN_EXTRA = 256,                   /* a batch large enough to fetch memory ahead */
     DRAIN_SMALL = 1024,                  /* members that may wait for the border */
     DRAIN_PIECE = 16384                  /* members worth a wake-up of their own */
 };
 enum {                                   /* prefetch distances, in timers */
     PLACE_SLOT = 16,
     REMOVE_SLOT = 32, REMOVE_CELL = 16, REMOVE_LAST = 6,
-    MOVE_AHEAD = 32,
-    FIRE_CHUNKS = 2
+    MOVE_AHEAD = 32
 };
 
 /* ---- division by constants of the arena --------------------------------------------- */
@@ -39,7 +38,7 @@ static void divisor_set(uint64_t divisor, uint64_t *multiplier, uint32_t *shift)
 
 static inline uint64_t divide(uint64_t n, uint64_t multiplier, uint32_t shift)
 {
-    return (uint64_t)((uint128)n * multiplier >> 63) >> shift;
+    return (uint64_t)((uint128)(n << 1) * multiplier >> 64) >> shift;
 }
 
 static inline uint64_t deadline_tick(const struct pg_wheel *s, int64_t deadline_ns)
@@ -85,11 +84,20 @@ uint32_t wheel_chunks(const struct wheel_shape *shape)
     return spread < shape->capacity ? spread : shape->capacity;
 }
 
-static void level_enter(struct pg_level *v, uint32_t l, uint64_t tick)
+static inline uint32_t position_of(const struct pg_wheel *s, const struct pg_level *v,
+                                   uint64_t tick)
+{
+    uint32_t position = (uint32_t)divide(tick - v->origin, v->multiplier, v->shift);
+    return position < s->ring ? position : position - s->ring;
+}
+
+/* The coarser level first: it says where the ring of the finer one begins. */
+static void level_enter(const struct pg_wheel *s, struct pg_level *v, uint64_t tick)
 {
     uint64_t turn = divide(tick, v->multiplier, v->shift);
     v->start = turn * v->width;
-    if (l > 0) {
+    v->here = position_of(s, v, v->start);
+    if (v > s->levels) {
         v[-1].limit = v->start + 2 * v->width;
         v[-1].origin = v->start - (turn & 1) * v->width;
     }
@@ -99,9 +107,13 @@ static void level_enter(struct pg_level *v, uint32_t l, uint64_t tick)
 static void clock_set(struct pg_wheel *s, uint64_t tick)
 {
     struct pg_level *v = s->levels;
-    s->clock = tick;
-    for (uint32_t l = 0; l < s->level_count && tick >= v[l].start + v[l].width; l++)
-        level_enter(&v[l], l, tick);
+    uint32_t l = 1;
+    while (l < s->level_count && tick >= v[l].start + v[l].width)
+        l++;
+    while (--l > 0)
+        level_enter(s, &v[l], tick);
+    s->clock = v->start = tick;
+    v->here = (uint32_t)(tick - v->origin);
 }
 
 void wheel_init(struct wheel *w, const struct wheel_shape *shape, int64_t now_ns)
@@ -110,7 +122,6 @@ void wheel_init(struct wheel *w, const struct wheel_shape *shape, int64_t now_ns
     uint64_t width = 1;
 
     memset(s, 0, sizeof *s);
-    memset(w->buckets, 0xff, wheel_buckets(shape) * sizeof *w->buckets);
     s->tick_ns = shape->tick_ns;
     s->ring = 2 * shape->fanout;
     s->level_count = wheel_levels(shape);
@@ -124,20 +135,14 @@ void wheel_init(struct wheel *w, const struct wheel_shape *shape, int64_t now_ns
         v->limit = UINT64_MAX;
         v->first = l * s->ring;
         divisor_set(width, &v->multiplier, &v->shift);
-        level_enter(v, l, s->clock);
     }
+    for (uint32_t l = s->level_count; l-- > 0;)
+        level_enter(s, &s->levels[l], s->clock);
     for (uint32_t i = 0; i < wheel_buckets(shape); i++)
-        w->buckets[i].count = 0;
+        w->buckets[i] = (struct pg_bucket){PG_NIL, 0};
     w->free_chunks[0] = s->chunk_count;
     for (uint32_t i = 0; i < s->chunk_count; i++)
         w->free_chunks[1 + i] = s->chunk_count - 1 - i;
-}
-
-static inline uint32_t position_of(const struct pg_wheel *s, const struct pg_level *v,
-                                   uint64_t tick)
-{
-    uint32_t position = (uint32_t)divide(tick - v->origin, v->multiplier, v->shift);
-    return position < s->ring ? position : position - s->ring;
 }
 
 /* Bucket for a tick that is not before the clock. */
@@ -149,15 +154,11 @@ static inline uint32_t bucket_at(const struct pg_wheel *s, uint64_t tick)
     return v->first + position_of(s, v, tick);
 }
 
-static inline uint32_t bucket_here(const struct pg_wheel *s, uint32_t l)
-{
-    return s->levels[l].first + position_of(s, &s->levels[l], s->levels[l].start);
-}
+static inline uint32_t bucket_here(const struct pg_level *v) { return v->first + v->here; }
 
-static inline uint32_t bucket_coming(const struct pg_wheel *s, uint32_t l)
+static inline uint32_t bucket_coming(const struct pg_wheel *s, const struct pg_level *v)
 {
-    const struct pg_level *v = &s->levels[l];
-    return v->first + position_of(s, v, v->start + v->width);
+    return v->first + (v->here + 1 < s->ring ? v->here + 1 : 0);
 }
 
 /* ---- occupancy ------------------------------------------------------------------------ */
@@ -199,8 +200,9 @@ static uint32_t occupied_from(const struct pg_level *v, uint32_t from)
 /* Tick at which the level's next bucket with members begins; it has some. */
 static uint64_t level_next(const struct pg_wheel *s, const struct pg_level *v)
 {
-    uint32_t here = position_of(s, v, v->start), next = occupied_from(v, here);
-    return v->start + (next >= here ? next - here : next + s->ring - here) * v->width;
+    uint32_t next = occupied_from(v, v->here);
+    uint32_t buckets = next >= v->here ? next - v->here : next + s->ring - v->here;
+    return v->start + buckets * v->width;
 }
 
 /* The next tick with something to fire or to cascade; UINT64_MAX = none. Within a bucket of
@@ -250,19 +252,21 @@ static inline void bucket_push(struct wheel *w, uint32_t bucket, uint32_t slot)
     w->hot[slot].bucket = (uint16_t)bucket;
 }
 
-static inline void bucket_shrink(struct wheel *w, uint32_t bucket)
+/* Takes the newest member; the bucket has one. */
+static inline uint32_t bucket_pop(struct wheel *w, uint32_t bucket)
 {
     struct pg_bucket *b = &w->buckets[bucket];
-    uint32_t chunk = b->tail / CELLS;
+    uint32_t slot = *cell_at(w, b->tail), chunk = b->tail / CELLS;
     b->count--;
     if (b->tail % CELLS != 1) {
         b->tail--;
-        return;
+        return slot;
     }
     b->tail = w->chunks[chunk].previous;
     w->free_chunks[++w->free_chunks[0]] = chunk;
     if (b->tail == PG_NIL)
         mark_empty(w->state, bucket);
+    return slot;
 }
 
 /* Fetches the chunk before that of `tail`; returns its last cell. PG_NIL goes through. */
@@ -281,16 +285,6 @@ static inline uint32_t fetch_members(const struct wheel *w, uint32_t tail)
         for (uint32_t cell = tail & ~(CELLS - 1u); ++cell <= tail;)
             __builtin_prefetch(&w->hot[*cell_at(w, cell)], 1);
     return fetch_chunk(w, tail);
-}
-
-/* Takes the newest member; the bucket has one. The chain is fetched two chunks ahead. */
-static inline uint32_t bucket_pop(struct wheel *w, uint32_t bucket)
-{
-    uint32_t tail = w->buckets[bucket].tail, slot = *cell_at(w, tail);
-    if (tail % CELLS == PG_CHUNK_CELLS)
-        fetch_chunk(w, fetch_chunk(w, tail));
-    bucket_shrink(w, bucket);
-    return slot;
 }
 
 /* ---- place and remove --------------------------------------------------------------------- */
@@ -314,11 +308,9 @@ void wheel_place_many(struct wheel *w, const uint32_t *slots, uint32_t count)
 /* The bucket's newest member moves into the hole; it may be the slot itself. */
 void wheel_remove(struct wheel *w, uint32_t slot)
 {
-    uint32_t bucket = w->hot[slot].bucket, hole = w->hot[slot].where;
-    uint32_t last = *cell_at(w, w->buckets[bucket].tail);
+    uint32_t hole = w->hot[slot].where, last = bucket_pop(w, w->hot[slot].bucket);
     *cell_at(w, hole) = last;
     w->hot[last].where = hole;
-    bucket_shrink(w, bucket);
 }
 
 /* A removal touches four lines in turn; each is fetched some removals before its use. */
@@ -346,15 +338,13 @@ struct turn {                            /* one call of wheel_advance */
     void *context;
 };
 
-/* Fires the bucket's members. False: some are left. Slots are fetched some chunks ahead; a
- * callback that changes the chain spoils no more than that. */
-static bool fire(struct turn *t, uint32_t bucket)
+/* Fires the members of a bucket that has some. False: some are left. Slots are fetched a
+ * chunk ahead; a callback that changes the chain spoils no more than that. */
+static bool fire_members(struct turn *t, uint32_t bucket)
 {
     struct wheel *w = t->wheel;
     struct pg_bucket *b = &w->buckets[bucket];
-    uint32_t chunk = PG_NIL, ahead = b->tail;
-    for (int i = 0; i < FIRE_CHUNKS; i++)
-        ahead = fetch_members(w, ahead);
+    uint32_t chunk = PG_NIL, ahead = fetch_members(w, b->tail);
     while (b->tail != PG_NIL) {
         if (t->budget == 0)
             return false;
@@ -372,22 +362,38 @@ static bool fire(struct turn *t, uint32_t bucket)
     return true;
 }
 
-/* Moves up to `most` members to finer levels. False: the budget is spent before. Between its
- * removal and its new bucket, a slot's line is fetched while other slots are handled. */
+static inline bool fire(struct turn *t, uint32_t bucket)
+{
+    return t->wheel->buckets[bucket].tail == PG_NIL || fire_members(t, bucket);
+}
+
+/* Takes the newest member, and fetches its slot and, on entering a chunk, the one after the
+ * next. */
+static inline uint32_t pop_ahead(struct wheel *w, uint32_t bucket)
+{
+    uint32_t tail = w->buckets[bucket].tail, slot;
+    if (tail % CELLS == PG_CHUNK_CELLS)
+        fetch_chunk(w, fetch_chunk(w, tail));
+    slot = bucket_pop(w, bucket);
+    __builtin_prefetch(&w->hot[slot], 1);
+    return slot;
+}
+
+/* Moves up to `most` members to finer levels. False: the budget is spent before. A slot's line
+ * is fetched while MOVE_AHEAD others are handled. */
 static bool move(struct turn *t, uint32_t bucket, uint64_t most)
 {
     struct wheel *w = t->wheel;
     uint64_t count = w->buckets[bucket].count < most ? w->buckets[bucket].count : most;
-    uint32_t n = count < t->budget ? (uint32_t)count : t->budget, underway[MOVE_AHEAD];
+    uint32_t n = count < t->budget ? (uint32_t)count : t->budget, ahead[MOVE_AHEAD], in = 0;
 
-    for (uint32_t i = 0; i < n + MOVE_AHEAD; i++) {
-        uint32_t *slot = &underway[i % MOVE_AHEAD];
-        if (i >= MOVE_AHEAD && i - MOVE_AHEAD < n)
-            bucket_push(w, bucket_at(w->state, slot_tick(w, *slot)), *slot);
-        if (i < n) {
-            *slot = bucket_pop(w, bucket);
-            __builtin_prefetch(&w->hot[*slot], 1);
-        }
+    for (; in < n && in < MOVE_AHEAD; in++)
+        ahead[in] = pop_ahead(w, bucket);
+    for (uint32_t out = 0; out < n; out++) {
+        uint32_t slot = ahead[out % MOVE_AHEAD];
+        if (in < n)
+            ahead[in++ % MOVE_AHEAD] = pop_ahead(w, bucket);
+        bucket_push(w, bucket_at(w->state, slot_tick(w, slot)), slot);
     }
     w->state->moved += n;
     t->budget -= n;
@@ -399,7 +405,7 @@ static bool cascade(struct turn *t)
 {
     const struct pg_wheel *s = t->wheel->state;
     for (uint32_t l = 1; l < s->level_count && s->levels[l].start == s->clock; l++)
-        if (!move(t, bucket_here(s, l), UINT64_MAX))
+        if (!move(t, bucket_here(&s->levels[l]), UINT64_MAX))
             return false;
     return true;
 }
@@ -409,7 +415,7 @@ static bool cascade(struct turn *t)
 static bool finish_tick(struct turn *t)
 {
     struct pg_wheel *s = t->wheel->state;
-    if (!cascade(t) || !fire(t, bucket_here(s, 0)))
+    if (!cascade(t) || !fire(t, bucket_here(&s->levels[0])))
         return false;
     if (!s->closing) {
         s->open ^= 1;
@@ -425,16 +431,13 @@ static bool finish_tick(struct turn *t)
 static bool catch_up(struct turn *t, uint64_t target)
 {
     struct pg_wheel *s = t->wheel->state;
-    for (;;) {
-        if (!finish_tick(t))
-            return false;
+    while (finish_tick(t)) {
+        if (s->clock == target)
+            return true;
         uint64_t next = next_event(s);
-        if (next > target)
-            break;
-        clock_set(s, next);
+        clock_set(s, next < target ? next : target);
     }
-    clock_set(s, target);
-    return true;
+    return false;
 }
 
 /* How many of the level's coming bucket to move now: enough to end after 3/4 of the way. */
@@ -452,9 +455,9 @@ static void drain(struct turn *t)
 {
     struct pg_wheel *s = t->wheel->state;
     for (uint64_t levels = s->occupied & ~1ull; levels; levels &= levels - 1) {
-        uint32_t l = (uint32_t)__builtin_ctzll(levels), bucket = bucket_coming(s, l);
-        uint32_t count = t->wheel->buckets[bucket].count;
-        if (count > 0 && !move(t, bucket, quota(s, &s->levels[l], count)))
+        const struct pg_level *v = &s->levels[__builtin_ctzll(levels)];
+        uint32_t bucket = bucket_coming(s, v), count = t->wheel->buckets[bucket].count;
+        if (count > 0 && !move(t, bucket, quota(s, v, count)))
             return;
     }
     s->drained = s->clock;
@@ -499,10 +502,10 @@ int64_t wheel_next_ns(const struct wheel *w)
     uint64_t next = next_tick(w);
 
     for (uint64_t levels = s->occupied & ~1ull; levels; levels &= levels - 1) {
-        uint32_t l = (uint32_t)__builtin_ctzll(levels);
-        uint32_t count = w->buckets[bucket_coming(s, l)].count;
+        const struct pg_level *v = &s->levels[__builtin_ctzll(levels)];
+        uint32_t count = w->buckets[bucket_coming(s, v)].count;
         if (count > DRAIN_SMALL) {
-            uint64_t tick = drain_tick(s, &s->levels[l], count);
+            uint64_t tick = drain_tick(s, v, count);
             next = tick < next ? tick : next;
         }
     }
@@ -552,6 +555,8 @@ static bool check_clock(struct audit *a)
             return broken(a, "limit of a level", l, begin + 2 * block, v->limit);
         if (v->origin != (top ? 0 : begin - begin / block % 2 * block))
             return broken(a, "origin of a level", l, begin, v->origin);
+        if (v->here != (start - v->origin) / v->width)
+            return broken(a, "position of the clock", l, (start - v->origin) / v->width, v->here);
     }
     return true;
 }
@@ -560,13 +565,12 @@ static bool check_clock(struct audit *a)
 static uint64_t bucket_span(const struct pg_wheel *s, uint32_t bucket, uint64_t *first)
 {
     const struct pg_level *v = &s->levels[bucket / s->ring];
-    uint32_t here, position = bucket % s->ring;
+    uint32_t position = bucket % s->ring;
     if (bucket >= s->due) {
         *first = 0;
         return s->clock + 1;
     }
-    here = position_of(s, v, v->start);
-    *first = v->start + (position + s->ring - here) % s->ring * v->width;
+    *first = v->start + (position + s->ring - v->here) % s->ring * v->width;
     return *first < v->limit ? v->width : 0;
 }
 

@@ -7,6 +7,7 @@ breaks the protocol raises ProtocolError and nothing else.
 
 from __future__ import annotations
 
+import itertools
 import struct
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -153,9 +154,7 @@ def encode_query(sequence: int, session: int, namespace: bytes, key: Key) -> byt
     """A question for one key; `sequence` is echoed and means nothing else."""
     kind, data = encode_key(key)
     names = encode_names([(namespace, b"")])
-    head = encode_frame(
-        Message.QUERY, session, sequence, count=1, names=1, names_bytes=len(names)
-    )
+    head = encode_frame(Message.QUERY, session, sequence, count=1, names=1, names_bytes=len(names))
     record = RECORD.pack(layout.Op.GET, 0, kind, len(data), 0, 0, 0, 0, 0, 0, 0)
     return head + names + record + data
 
@@ -169,7 +168,7 @@ class Reply(NamedTuple):
     message: int
     session: int
     sequence: int
-    count: int
+    records: int
     error: int
     detail: tuple[int, int]
     body: bytes
@@ -289,7 +288,7 @@ def _ends(start: int, lengths: Sequence[int]) -> list[int]:
 
 
 def _cut(data: bytes, ends: Sequence[int]) -> list[bytes]:
-    return [data[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+    return [data[a:b] for a, b in itertools.pairwise(ends)]
 
 
 # ---- notices -------------------------------------------------------------------------------
@@ -304,7 +303,7 @@ class NoticeHead(NamedTuple):
     tail: int
     built_ns: int
     wall_offset_ns: int
-    count: int
+    records: int
 
 
 class RawNotice(NamedTuple):

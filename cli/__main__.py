@@ -1,0 +1,5 @@
+"""`python -m purgatoryd.cli` is the same as `purgatoryd`."""
+
+from purgatoryd.cli.app import main
+
+main()

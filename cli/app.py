@@ -1,0 +1,71 @@
+"""The command group: names, common options, and which file holds which command."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from importlib import import_module
+
+import click
+
+from purgatoryd import __version__
+from purgatoryd.cli.exits import Command, Exit, help_table
+
+# command: module of purgatoryd.cli; in the order of --help
+COMMANDS = {
+    "run": "service",
+    "stop": "service",
+    "add": "timers",
+    "cancel": "timers",
+    "get": "timers",
+    "listen": "notices",
+    "list": "arena",
+    "stats": "arena",
+    "check": "arena",
+}
+
+
+class Lazy(click.Group):
+    """Imports the module of a command when the command is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All commands, in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name; None lets click say that there is none."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"purgatoryd.cli.{COMMANDS[cmd_name]}")
+        command: Command = getattr(module, f"{cmd_name}_command")
+        return command
+
+
+@click.group(
+    cls=Lazy,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    help=f"""Timers for the processes of this host.
+
+A daemon, started by `purgatoryd run`, holds timers under keys. When one is due, everybody
+who listens to its topic receives a notice. Without --name all commands mean the daemon
+"default"; $PURGATORYD_NAME names another, $PURGATORYD_DIR says in which directory it is.
+
+\b
+  purgatoryd run &
+  purgatoryd listen --topic orders --count 1 &
+  purgatoryd add order:42 --delay 2s --topic orders --payload 'remind me'
+
+{help_table()}""",
+)
+@click.version_option(__version__, prog_name="purgatoryd", message="%(prog)s %(version)s")
+def app() -> None:
+    """Replaced by the help text above."""
+
+
+def main() -> None:
+    """Entry point; a bug in purgatoryd ends with a traceback and its own exit code."""
+    try:
+        app(prog_name="purgatoryd")
+    except Exception:
+        traceback.print_exc()
+        sys.exit(Exit.BUG)

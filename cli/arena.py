@@ -1,0 +1,208 @@
+"""list, stats and check: straight from the arena, read-only, also while no daemon runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from purgatoryd.cli import units
+from purgatoryd.cli.exits import Command, Exit
+from purgatoryd.cli.options import (
+    emit,
+    json_option,
+    key_record,
+    key_text,
+    name_option,
+    payload_record,
+)
+
+if TYPE_CHECKING:
+    from purgatoryd.shm_layout.arena import Reader
+    from purgatoryd.shm_layout.wire import Info
+
+
+@contextmanager
+def reading(name: str) -> Iterator[Reader]:
+    """A Reader of the daemon's arena."""
+    from purgatoryd.shm_layout.arena import Reader
+    from purgatoryd.shm_layout.paths import arena_paths
+
+    reader = Reader.attach(arena_paths(name))
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+def infos(reader: Reader) -> Iterator[Info]:
+    """All armed timers, in no particular order."""
+    from purgatoryd.shm_layout.wire import INFO, decode_infos
+
+    for page in reader.scan():
+        at = count = 0
+        while at < len(page):
+            head = INFO.unpack_from(page, at)
+            at += INFO.size + head[3] + head[4] + head[6] + head[7]  # payload, key, names
+            count += 1
+        yield from decode_infos(page, count)
+
+
+def now_ns(reader: Reader) -> int:
+    """Time on the arena's clock."""
+    if reader.stats()["clock"] == "virtual":
+        return int(reader.header.now_ns)
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def info_record(info: Info, due_in_ns: int) -> dict[str, Any]:
+    """A timer in JSON."""
+    record: dict[str, Any] = {
+        **key_record(info.key),
+        "namespace": info.namespace,
+        "topic": info.topic,
+        "ticket": info.ticket,
+        "deadline_boot_ns": info.deadline_ns,
+        "due_in_ns": due_in_ns,
+        **payload_record(info.payload),
+    }
+    if info.wall_ns is not None:
+        record["deadline_at"] = units.format_wall(info.wall_ns)
+    return record
+
+
+def info_text(info: Info, due_in_ns: int) -> str:
+    """A timer for people, on one line."""
+    place = f"{info.namespace}/{info.topic}"
+    due = units.format_duration(due_in_ns)
+    return f"in {due:<9} {place:<24} {key_text(info.key):<32} {len(info.payload)} bytes"
+
+
+@click.command("list", cls=Command)
+@name_option
+@click.option("-n", "--namespace", help="Only timers of this namespace.")
+@click.option("--prefix", default="", help="Only keys that begin so.")
+@click.option("--limit", type=click.IntRange(1), help="At most so many.")
+@json_option
+def list_command(
+    name: str, namespace: str | None, prefix: str, limit: int | None, as_json: bool
+) -> None:
+    """List armed timers, in no particular order.
+
+    Reads the shared memory and does not trouble the daemon. What is armed, fires or is
+    cancelled meanwhile may or may not be seen; every timer that is shown was armed.
+    """
+    with reading(name) as reader:
+        found = (
+            info
+            for info in infos(reader)
+            if namespace in (None, info.namespace) and key_text(info.key).startswith(prefix)
+        )
+        for info in islice(found, limit):
+            due_in_ns = info.deadline_ns - now_ns(reader)
+            emit(info_record(info, due_in_ns), info_text(info, due_in_ns), as_json)
+
+
+# Points in time and positions: for programs, in --json.
+FOR_PROGRAMS = {
+    "stream_id", "heartbeat_boot_ns", "loop_turns", "now_ns", "next_deadline_ns",
+    "wall_offset_ns", "next_ticket", "outbox_head", "outbox_tail", "published", "late_sum_ns",
+    "namespaces",
+}  # fmt: skip
+
+
+def human(field: str, value: Any) -> str:
+    """A figure with its unit, which its name tells."""
+    if value is None:
+        return "-"
+    if not isinstance(value, int) or field == "daemon_pid":
+        return str(value)
+    if field.endswith("_ns"):
+        return units.format_duration(value)
+    if "bytes" in field or field == "length":
+        return f"{value / 2**20:,.1f} MiB"
+    return f"{value:,}"
+
+
+def gather(reader: Reader) -> dict[str, Any]:
+    """The reader's figures, and what follows from them."""
+    figures = reader.stats()
+    heartbeat_ns = figures["heartbeat_boot_ns"]
+    armed_ns = figures["next_deadline_ns"]
+    return figures | {
+        "outbox_entries": figures["outbox_tail"] - figures["outbox_head"],
+        "late_mean_ns": figures["late_sum_ns"] // max(1, figures["expiries"]),
+        "heartbeat_age_ns": time.clock_gettime_ns(time.CLOCK_BOOTTIME) - heartbeat_ns,
+        "next_in_ns": None if armed_ns == 2**63 - 1 else armed_ns - now_ns(reader),
+        "namespaces": [
+            {"namespace": n.name, "live": n.live, "blob_bytes": n.bytes}
+            for n in reader.namespaces().values()
+        ],
+    }
+
+
+def topic_records(reader: Reader) -> Iterator[dict[str, Any]]:
+    """One record for each topic."""
+    names = reader.namespaces()
+    for topic in reader.topics():
+        yield {
+            "namespace": names[topic.namespace_row].name,
+            "topic": topic.name,
+            "live": topic.live,
+            "sequence": topic.sequence,
+        }
+
+
+def print_table(rows: list[dict[str, Any]], title: str) -> None:
+    """A table of records that have the same fields."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*rows[0], title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*(human(field, value) for field, value in row.items()))
+    Console().print(table)
+
+
+@click.command("stats", cls=Command)
+@name_option
+@click.option("--topics", is_flag=True, help="One line for each topic instead.")
+@json_option
+def stats_command(name: str, topics: bool, as_json: bool) -> None:
+    """Show what lives, what fired, what was refused.
+
+    Reads the shared memory and does not trouble the daemon. An outbox of so many entries is
+    how far a subscriber may fall behind, and how long a cancel still answers FIRED.
+    """
+    with reading(name) as reader:
+        figures = gather(reader)
+        rows = list(topic_records(reader))
+    if as_json:
+        for record in rows if topics else [figures]:
+            emit(record, "", as_json)
+    elif topics and rows:
+        print_table(rows, "topics")
+    elif not topics:
+        shown = ((f, value) for f, value in figures.items() if f not in FOR_PROGRAMS)
+        print_table([{"figure": f, "value": human(f, value)} for f, value in shown], name)
+        if figures["namespaces"]:
+            print_table(figures["namespaces"], "namespaces")
+
+
+@click.command("check", cls=Command)
+@name_option
+@json_option
+def check_command(name: str, as_json: bool) -> int:
+    """Check the arena: exit code 5 if an invariant is broken.
+
+    Reads the shared memory and checks what has to hold while the daemon works on it. The
+    first broken invariant is named, with its place and both values.
+    """
+    with reading(name) as reader:
+        reader.check()
+        emit({"check": "clean"}, f"daemon {name}: clean", as_json)
+    return Exit.DONE

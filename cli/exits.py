@@ -1,0 +1,118 @@
+"""Exit codes, and how an error becomes one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from enum import IntEnum
+from typing import Any
+
+import click
+
+from purgatoryd.shm_layout import errors
+
+
+class Exit(IntEnum):
+    """What the command's exit code says; stable numbers."""
+
+    DONE = 0
+    NEGATIVE = 1
+    USAGE = 2
+    NO_DAEMON = 3
+    REFUSED = 4
+    BROKEN = 5
+    TIMEOUT = 6
+    UNUSABLE = 7
+    NOTICES_LOST = 8
+    OTHER = 9
+    BUG = 70
+    INTERRUPTED = 130
+
+
+MEANING = {
+    Exit.DONE: "done",
+    Exit.NEGATIVE: "answered, but not yes: unknown, already fired, nothing arrived",
+    Exit.USAGE: "bad argument or setting; nothing was sent",
+    Exit.NO_DAEMON: "no daemon of that name, or its arena is not ready",
+    Exit.REFUSED: "refused by the daemon: exists, full, too far, denied",
+    Exit.BROKEN: "check found a broken invariant",
+    Exit.TIMEOUT: "no answer in time; the call may still be applied, once",
+    Exit.UNUSABLE: "a path, a segment or this machine cannot be used",
+    Exit.NOTICES_LOST: "the listener was overtaken; the lost range is named",
+    Exit.OTHER: "another error of the conversation with the daemon",
+    Exit.BUG: "a bug: please report the traceback",
+    Exit.INTERRUPTED: "interrupted by SIGINT",
+}
+
+# The first row that fits decides.
+_BY_ERROR: tuple[tuple[type[Exception], Exit], ...] = (
+    (errors.InvalidArgument, Exit.USAGE),
+    (errors.Refused, Exit.REFUSED),
+    (errors.BatchError, Exit.REFUSED),
+    (errors.MessageRefused, Exit.REFUSED),
+    (errors.DaemonUnreachable, Exit.NO_DAEMON),
+    (errors.ArenaMissing, Exit.NO_DAEMON),
+    (errors.ArenaNotReady, Exit.NO_DAEMON),
+    (errors.CallTimeout, Exit.TIMEOUT),
+    (errors.QueueFull, Exit.TIMEOUT),
+    (errors.ArenaBroken, Exit.BROKEN),
+    (errors.ArenaError, Exit.UNUSABLE),
+    (errors.StartError, Exit.UNUSABLE),
+    (errors.SnapshotRequired, Exit.NOTICES_LOST),
+    (errors.PurgatorydError, Exit.OTHER),
+)
+
+
+def exit_of(error: errors.PurgatorydError) -> Exit:
+    """The exit code of an error."""
+    return next(code for kind, code in _BY_ERROR if isinstance(error, kind))
+
+
+def figures(error: errors.PurgatorydError) -> dict[str, Any]:
+    """The figures that an error keeps, by name."""
+    if not is_dataclass(error):
+        return {}
+    return {field.name: getattr(error, field.name) for field in fields(error)}
+
+
+def report(error: errors.PurgatorydError, as_json: bool) -> Exit:
+    """Tells the error on stderr, as text or as one JSON object; returns the exit code."""
+    if as_json:
+        told = {"error": type(error).__name__, "message": str(error), **figures(error)}
+        click.echo(json.dumps(told, default=str), err=True)
+    else:
+        click.echo(f"purgatoryd: {error}", err=True)
+    return exit_of(error)
+
+
+@contextmanager
+def errors_as_exit_codes(as_json: bool) -> Iterator[None]:
+    """Inside, an error ends the command with its exit code instead of a traceback."""
+    try:
+        yield
+    except errors.PurgatorydError as error:
+        raise click.exceptions.Exit(report(error, as_json)) from error
+    except KeyboardInterrupt:
+        raise click.exceptions.Exit(Exit.INTERRUPTED) from None
+
+
+class Command(click.Command):
+    """A command that says how it ended with its exit code."""
+
+    def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> Any:
+        """Parses the arguments; settings are refused here."""
+        with errors_as_exit_codes("--json" in args):
+            return super().make_context(info_name, args, *rest, **extra)
+
+    def invoke(self, ctx: click.Context) -> None:
+        """Runs the command; what it returns, if anything, is its exit code."""
+        with errors_as_exit_codes(bool(ctx.params.get("as_json"))):
+            ctx.exit(int(super().invoke(ctx) or Exit.DONE))
+
+
+def help_table() -> str:
+    """The exit codes as a paragraph of --help that click must not wrap."""
+    rows = "\n".join(f"  {code.value:>3}  {text}" for code, text in MEANING.items())
+    return f"\b\nExit codes:\n{rows}"

@@ -1,0 +1,112 @@
+"""run and stop: how a daemon begins and ends."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from purgatoryd.cli import settings
+from purgatoryd.cli.exits import Command, Exit
+from purgatoryd.cli.options import emit, json_option, name_option, timeout_option
+
+
+@click.command("run", cls=Command)
+@name_option
+@settings.run_options
+@click.option(
+    "--config",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="PURGATORYD_CONFIG",
+    show_envvar=True,
+    is_eager=True,
+    expose_value=False,
+    callback=settings.read_file,
+    help="TOML file with settings, named as the flags are: payload-memory = '64M'.",
+)
+@click.option("--print-config", is_flag=True, help="Print the settings and their sources; stop.")
+@json_option
+@click.pass_context
+def run_command(
+    ctx: click.Context, /, name: str, print_config: bool, as_json: bool, **values: Any
+) -> int:
+    """Run the daemon in the foreground until SIGTERM or SIGINT.
+
+    It prints one line that begins with "ready" once clients can reach it. A daemon that was
+    stopped, or killed, finds its timers again when it is started under the same name.
+
+    A setting comes from its flag, else from its environment variable (PURGATORYD_CAPACITY
+    for --capacity and so on), else from the TOML file, else it has its default. An unknown
+    one is an error.
+    """
+    settings.refuse_unknown_variables(os.environ)
+    config = settings.config_from(ctx, name, values)
+    if not print_config:
+        from purgatoryd.daemon.main import serve
+
+        return serve(config)
+    for flag, value, source in settings.effective(ctx, config):
+        written = value if isinstance(value, int) else f'"{value}"'
+        record = {"setting": flag, "value": value, "source": source}
+        emit(record, f"{flag} = {written}  # {source}", as_json)
+    return Exit.DONE
+
+
+@click.command("stop", cls=Command)
+@name_option
+@timeout_option
+@json_option
+def stop_command(name: str, timeout: float, as_json: bool) -> int:
+    """Stop the daemon cleanly, and return when its process has ended.
+
+    Armed timers stay in its arena; what comes due meanwhile fires when it is started again.
+    Exit code 6 if the process still runs after --timeout seconds.
+    """
+    from purgatoryd.shm_layout.arena import Reader
+    from purgatoryd.shm_layout.errors import DaemonUnreachable
+    from purgatoryd.shm_layout.paths import client_paths
+
+    paths = client_paths(name)
+    reader = Reader.attach(paths)
+    pid = int(reader.header.daemon_pid)
+    reader.close()
+    try:
+        process = os.pidfd_open(pid)  # held before STOP: a pid alone may be somebody else's soon
+    except OSError:
+        raise DaemonUnreachable(name, str(paths.admin), 0.0) from None
+    with open(process, "rb"):
+        stop_and_wait(paths.admin_endpoint, process, timeout)
+    emit({"stopped": name, "pid": pid}, f"stopped {name}, process {pid}", as_json)
+    return Exit.DONE
+
+
+def stop_and_wait(endpoint: str, process: int, timeout_s: float) -> None:
+    """Sends STOP and returns when `process`, a pidfd, has ended.
+
+    The end counts, not the answer: that may be lost as the daemon closes its sockets. Raises
+    CallTimeout, and MessageRefused if this uid may not stop the daemon.
+    """
+    import zmq
+
+    from purgatoryd.shm_layout import wire
+    from purgatoryd.shm_layout.errors import CallTimeout
+    from purgatoryd.shm_layout.layout import Message
+
+    deadline_s = time.monotonic() + timeout_s
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.set(zmq.LINGER, 0)
+        socket.connect(endpoint)
+        socket.send(wire.encode_frame(Message.STOP))
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(process, zmq.POLLIN)
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            ready = dict(poller.poll(round(left_s * 1000)))
+            if process in ready:
+                return
+            if socket in ready and (reply := wire.decode_reply(socket.recv())).error:
+                raise reply.refusal()
+    raise CallTimeout("stop", timeout_s)

@@ -1,0 +1,145 @@
+"""Settings of `purgatoryd run`: flags > environment > TOML file > defaults.
+
+An unknown one is an error wherever it stands: a daemon must not run with less than what
+its owner wrote down.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from purgatoryd.cli import units
+from purgatoryd.daemon.config import DEFAULTS, Config
+from purgatoryd.shm_layout.errors import BadPath, InvalidSetting, UnknownSetting
+
+PREFIX = "PURGATORYD_"
+# Variables that are no settings of `run` but ours all the same.
+OTHER_VARIABLES = ("PURGATORYD_DIR", "PURGATORYD_CONFIG", "PURGATORYD_REQUIRE")
+
+_SOURCES = {
+    ParameterSource.COMMANDLINE: "flag",
+    ParameterSource.ENVIRONMENT: "environment",
+    ParameterSource.DEFAULT_MAP: "config file",
+    ParameterSource.DEFAULT: "default",
+}
+
+
+def variable(flag: str) -> str:
+    """The environment variable of a flag: payload-memory -> PURGATORYD_PAYLOAD_MEMORY."""
+    return PREFIX + flag.upper().replace("-", "_")
+
+
+def _text(value: Any, kind: click.ParamType[Any]) -> str:
+    if isinstance(kind, units.Size):
+        return units.exact_size(value)
+    if isinstance(kind, units.Duration):
+        return units.exact_duration(value)
+    if isinstance(kind, units.Moment):
+        return units.format_wall(value)
+    return str(value)
+
+
+# flag, field of Config, type, help
+_TABLE: tuple[tuple[str, str, click.ParamType[Any], str], ...] = (
+    ("capacity", "capacity", click.INT, "Timers armed at once."),
+    ("payload-memory", "payload_bytes", units.Size(), "Room for keys and payloads."),
+    ("outbox", "outbox_capacity", units.PowerOfTwo(),
+     "Notices kept for subscribers that fell behind; rounded up to a power of two."),
+    ("outbox-memory", "outbox_bytes_max", units.Size(),
+     "How much of the payload memory those notices may hold."),
+    ("tick", "tick_ns", units.Duration(), "Resolution of the wheel, 1us to 100ms."),
+    ("fanout", "fanout", click.INT, "Buckets in one level of the wheel, 2 to 256."),
+    ("topics", "topics", click.INT, "Topics, over all namespaces."),
+    ("namespaces", "namespaces", click.INT, "Namespaces."),
+    ("sessions", "sessions", click.INT, "Client sessions remembered at once."),
+    ("clock", "clock", click.Choice(["real", "virtual"]),
+     "A virtual clock moves only when told to: for tests and simulation."),
+    ("wall-origin", "wall_origin_ns", units.Moment(),
+     "Virtual clock: wall time at virtual time 0."),
+    ("budget", "budget", click.INT, "Timers fired or moved in one turn of the loop."),
+)  # fmt: skip
+FLAG_OF = {field: flag for flag, field, _, _ in _TABLE}
+_DERIVED = {"outbox_bytes_max": "half of --payload-memory", "wall_origin_ns": "1970"}
+
+
+def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds an option for every setting to a command."""
+    for flag, field, kind, text in reversed(_TABLE):
+        derived = _DERIVED.get(field)
+        option = click.option(
+            f"--{flag}",
+            field,
+            type=kind,
+            envvar=variable(flag),
+            default=None if derived else _text(DEFAULTS[field], kind),
+            show_default=derived or True,
+            help=text,
+        )
+        command = option(command)
+    return command
+
+
+def read_file(ctx: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
+    """Callback of --config: the file's values become the defaults of the other options."""
+    if path is None:
+        return None
+    source = f"config file {path}"
+    try:
+        found = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise BadPath(str(path), f"cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadPath(str(path), f"is not TOML: {error}") from error
+    fields = {flag: field for field, flag in FLAG_OF.items()} | {"name": "name"}
+    ctx.default_map = {}
+    for flag, value in found.items():
+        if flag not in fields:
+            raise UnknownSetting(flag, source, tuple(fields))
+        if isinstance(value, (bool, list, dict)):
+            raise InvalidSetting(flag, value, "a number or a string", source)
+        ctx.default_map[fields[flag]] = str(value)  # read as the same text would be in a flag
+    return path
+
+
+def refuse_unknown_variables(environ: Mapping[str, str]) -> None:
+    """Raises UnknownSetting for a PURGATORYD_ variable that means nothing."""
+    known = (*OTHER_VARIABLES, *map(variable, ["name", *FLAG_OF.values()]))
+    for name in environ:
+        if name.startswith(PREFIX) and name not in known:
+            raise UnknownSetting(name, "environment", known)
+
+
+def source_of(ctx: click.Context, field: str) -> str:
+    """Where the value of a setting came from."""
+    found = ctx.get_parameter_source(field)
+    return _SOURCES.get(found, "default") if found else "default"
+
+
+def config_from(ctx: click.Context, name: str, values: Mapping[str, Any]) -> Config:
+    """The Config of parsed options. A bound that is broken names the flag and the source."""
+    given = {field: value for field, value in values.items() if value is not None}
+    if "wall_origin_ns" in given:
+        from purgatoryd.clients.times import wall_ns
+
+        given["wall_origin_ns"] = wall_ns(given["wall_origin_ns"])
+    try:
+        return Config(name=name, **given)
+    except InvalidSetting as error:
+        raise InvalidSetting(
+            FLAG_OF[error.setting], error.value, error.bound, source_of(ctx, error.setting)
+        ) from None
+
+
+def effective(ctx: click.Context, config: Config) -> Iterator[tuple[str, str | int, str]]:
+    """(flag, value as it may be written, source) of every setting."""
+    yield "name", config.name, source_of(ctx, "name")
+    for flag, field, kind, _ in _TABLE:
+        value = getattr(config, field)
+        text = _text(value, kind)
+        yield flag, (value if text == str(value) else text), source_of(ctx, field)

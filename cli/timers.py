@@ -1,0 +1,153 @@
+"""add, cancel and get: one timer at a time, through the client."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import click
+
+from purgatoryd.cli import units
+from purgatoryd.cli.exits import Command, Exit
+from purgatoryd.cli.options import (
+    emit,
+    json_option,
+    key_record,
+    key_text,
+    key_type_option,
+    name_option,
+    namespace_option,
+    payload_record,
+    read_key,
+    timeout_option,
+)
+
+if TYPE_CHECKING:
+    from purgatoryd.clients import TimerInfo
+
+
+def timer_record(timer: TimerInfo) -> dict[str, Any]:
+    """A timer in JSON."""
+    record: dict[str, Any] = {
+        **key_record(timer.key),
+        "namespace": timer.namespace,
+        "topic": timer.topic,
+        "ticket": timer.ticket,
+        "deadline_boot_ns": timer.deadline_boot_ns,
+        "status": timer.status.name,
+        **payload_record(timer.payload),
+    }
+    if timer.deadline_at:
+        record["deadline_at"] = timer.deadline_at.isoformat()
+    return record
+
+
+@click.command("add", cls=Command)
+@click.argument("key")
+@name_option
+@namespace_option
+@click.option("--delay", type=units.Duration(), help="Due so long from now: 250ms, 30s, 10m, 2d.")
+@click.option(
+    "--deadline", type=units.Moment(), help="Due at this wall time: 2026-01-31T12:00:00Z."
+)
+@click.option("-t", "--topic", default="default", show_default=True, help="Topic of the notice.")
+@click.option("-p", "--payload", default="", help="Text that the notice carries.")
+@click.option("--payload-file", type=click.File("rb"), help="The same from a file; - is stdin.")
+@click.option(
+    "--mode",
+    type=click.Choice(["error", "replace", "keep", "extend"]),
+    default="error",
+    show_default=True,
+    help="If the key is armed: refuse, replace it, keep it, or move it to a later time.",
+)
+@key_type_option
+@timeout_option
+@json_option
+def add_command(
+    key: str,
+    name: str,
+    namespace: str,
+    delay: int | None,
+    deadline: datetime | None,
+    topic: str,
+    payload: str,
+    payload_file: BinaryIO | None,
+    mode: Any,
+    key_type: str,
+    timeout: float,
+    as_json: bool,
+) -> None:
+    """Arm a timer under KEY.
+
+    When it is due, everybody who listens to its topic receives a notice. A delay of zero or
+    less, or a deadline in the past, is due at once.
+
+    \b
+    purgatoryd add order:42 --delay 30s --topic orders --payload '{"remind": true}'
+    """
+    from purgatoryd.clients import Client
+
+    if (delay is None) == (deadline is None):
+        raise click.UsageError("Give either --delay or --deadline.")
+    content = payload_file.read() if payload_file else payload.encode()
+    with Client(name, namespace=namespace, timeout=timeout) as client:
+        timer = client.add(
+            read_key(key, key_type),
+            delay_ns=delay,
+            deadline=deadline,
+            topic=topic,
+            payload=content,
+            mode=mode,
+        )
+    text = f"{timer.status.name.lower()} {key_text(timer.key)}, ticket {timer.ticket}"
+    emit(timer_record(timer), text, as_json)
+
+
+@click.command("cancel", cls=Command)
+@click.argument("keys", metavar="KEY...", nargs=-1, required=True)
+@name_option
+@namespace_option
+@key_type_option
+@timeout_option
+@json_option
+def cancel_command(
+    keys: tuple[str, ...], name: str, namespace: str, key_type: str, timeout: float, as_json: bool
+) -> int:
+    """Cancel the timers of one or more KEYs.
+
+    Answers CANCELLED, FIRED (too late, its notice is on its way) or UNKNOWN for each. Exit
+    code 0 means that all were cancelled.
+    """
+    from purgatoryd.clients import CancelResult, Client
+
+    wanted = [read_key(key, key_type) for key in keys]
+    with Client(name, namespace=namespace, timeout=timeout) as client:
+        results = list(client.cancel_many(wanted))
+    for key, result in zip(wanted, results, strict=True):
+        record = {**key_record(key), "result": result.name}
+        emit(record, f"{result.name.lower()} {key_text(key)}", as_json)
+    return Exit.DONE if set(results) == {CancelResult.CANCELLED} else Exit.NEGATIVE
+
+
+@click.command("get", cls=Command)
+@click.argument("key")
+@name_option
+@namespace_option
+@key_type_option
+@timeout_option
+@json_option
+def get_command(
+    key: str, name: str, namespace: str, key_type: str, timeout: float, as_json: bool
+) -> int:
+    """Show the armed timer of KEY; exit code 1 if there is none."""
+    from purgatoryd.clients import Client
+
+    wanted = read_key(key, key_type)
+    with Client(name, namespace=namespace, timeout=timeout) as client:
+        timer = client.get(wanted)
+    if timer is None:
+        emit({**key_record(wanted), "status": "UNKNOWN"}, f"unknown {key}", as_json)
+        return Exit.NEGATIVE
+    lines = [f"{label:<18}{value}" for label, value in timer_record(timer).items()]
+    emit(timer_record(timer), "\n".join(lines), as_json)
+    return Exit.DONE

@@ -1,0 +1,113 @@
+"""What people write for amounts - 16M, 65.536us, 2026-01-01T00:00Z - and back."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:  # only newer releases of click have it generic
+    Count = click.ParamType[int]
+    Instant = click.ParamType[datetime]
+else:
+    Count = Instant = click.ParamType
+
+NS_PER = {
+    "ns": 1,
+    "us": 1_000,
+    "ms": 1_000_000,
+    "s": 1_000_000_000,
+    "m": 60_000_000_000,
+    "h": 3_600_000_000_000,
+    "d": 86_400_000_000_000,
+}
+BYTES_PER = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+_DURATION = re.compile(r"([+-]?\d+(?:\.\d+)?)(ns|us|ms|s|m|h|d)?")
+_SIZE = re.compile(r"(\d+)([KMG]?)(?:iB|B)?", re.IGNORECASE)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Duration(Count):
+    """A time span in nanoseconds; a bare number counts seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        """Nanoseconds of `value`, rounded up to a whole one; integers pass."""
+        if isinstance(value, int):
+            return value
+        match = _DURATION.fullmatch(str(value).strip())
+        if not match:
+            self.fail(f"{value!r} is not a duration such as 250us, 1.5s, 10m, 2d.", param, ctx)
+        number, unit = match.groups()
+        return math.ceil(Decimal(number) * NS_PER[unit or "s"])
+
+
+class Size(Count):
+    """A number of bytes; K, M and G are powers of 1024."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        """Bytes of `value`; integers pass."""
+        if isinstance(value, int):
+            return value
+        match = _SIZE.fullmatch(str(value).strip())
+        if not match:
+            self.fail(f"{value!r} is not a size such as 4096, 512K, 16M, 2G.", param, ctx)
+        return int(match[1]) * BYTES_PER[match[2].upper()]
+
+
+class PowerOfTwo(Count):
+    """A count, rounded up to a power of two."""
+
+    name = "count"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        """The smallest power of two that is not below `value`."""
+        number = int(click.INT.convert(value, param, ctx))
+        return 1 << max(0, number - 1).bit_length()
+
+
+class Moment(Instant):
+    """A point in time in ISO 8601, with its offset from UTC."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> datetime:
+        """An aware datetime."""
+        try:
+            moment = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
+        except ValueError:
+            self.fail(f"{value!r} is not a time such as 2026-01-31T12:00:00Z.", param, ctx)
+        if moment.tzinfo is None:
+            self.fail(f"{value!r} has no offset from UTC: add Z or +01:00.", param, ctx)
+        return moment
+
+
+def format_wall(ns: int) -> str:
+    """ISO 8601 in UTC, microseconds, of nanoseconds since 1970."""
+    return (_EPOCH + timedelta(microseconds=ns // 1_000)).isoformat().replace("+00:00", "Z")
+
+
+def format_duration(ns: int) -> str:
+    """For people: at most four digits and the largest unit that leaves a whole part."""
+    unit = next((u for u in ("d", "h", "m", "s", "ms", "us") if abs(ns) >= NS_PER[u]), "ns")
+    return f"{ns / NS_PER[unit]:.4g}{unit}"
+
+
+def exact_duration(ns: int) -> str:
+    """The shortest text that Duration reads back as `ns`."""
+    unit = next((u for u in ("s", "ms", "us") if ns and ns % NS_PER[u] == 0), "ns")
+    return f"{ns // NS_PER[unit]}{unit}"
+
+
+def exact_size(count: int) -> str:
+    """The shortest text that Size reads back as `count`."""
+    unit = next((u for u in "GMK" if count and count % BYTES_PER[u] == 0), "")
+    return f"{count // BYTES_PER[unit]}{unit}"

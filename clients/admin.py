@@ -1,0 +1,107 @@
+"""The admin lane: moves a virtual clock, stops the daemon. One call at a time."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+from purgatoryd.clients.channel import Channel
+from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout.errors import DaemonUnreachable
+from purgatoryd.shm_layout.layout import Message
+from purgatoryd.shm_layout.paths import check_name, client_paths
+from purgatoryd.shm_layout.wire import Reply
+
+RETRY_S = 0.01
+PATIENCE_S = 0.5
+
+
+class Admin:
+    """Administration of the daemon `name`; only its own uid and root may.
+
+    `timeout`: seconds that a call waits for its answer. Not thread-safe. Every method raises
+    DaemonUnreachable if no answer comes, MessageRefused if the daemon refuses.
+    """
+
+    def __init__(self, name: str = "default", *, timeout: float = 5.0) -> None:
+        self.name = check_name(name)
+        self.timeout = timeout
+        self._channel: Channel | None = None
+
+    def ping(self, *, timeout: float | None = None) -> None:
+        """Returns when the daemon's loop has answered."""
+        self._call(Message.PING, None, timeout)
+
+    def advance(
+        self, to_ns: int, *, timeout: float | None = None
+    ) -> dict[tuple[str, str], tuple[int, int]]:
+        """Moves the virtual clock to `to_ns` (nanoseconds of virtual time).
+
+        Returns once every notice due until then was handed to the socket: (namespace, topic)
+        -> (incarnation, sequence of its newest notice).
+        """
+        reply = self._call(Message.ADVANCE, to_ns, timeout)
+        return wire.decode_tails(reply.body, reply.records)
+
+    def stop(self, *, timeout: float | None = None) -> None:
+        """Asks the daemon to end cleanly; returns when it has agreed."""
+        self._call(Message.STOP, None, timeout)
+
+    def close(self) -> None:
+        """Drops the connection."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _call(self, message: Message, at_ns: int | None, timeout: float | None) -> Reply:
+        limit_s = self.timeout if timeout is None else timeout
+        deadline_s = time.monotonic() + limit_s
+        frame = wire.encode_frame(message, at_ns=at_ns)
+        try:
+            reply = self._exchange(self._open(deadline_s, limit_s), frame, deadline_s)
+        except BaseException:
+            self.close()  # a late answer must not be taken for the next call's
+            raise
+        if reply is None:
+            self.close()
+            raise DaemonUnreachable(self.name, self._endpoint, limit_s, in_doubt=1)
+        if reply.error:
+            raise reply.refusal()
+        return reply
+
+    def _open(self, deadline_s: float, limit_s: float) -> Channel:
+        while self._channel is None:
+            try:
+                self._endpoint = client_paths(self.name).admin_endpoint
+                self._channel = Channel(self._endpoint)
+            except DaemonUnreachable as error:
+                if time.monotonic() > deadline_s:
+                    raise DaemonUnreachable(self.name, error.endpoint, limit_s) from None
+                time.sleep(RETRY_S)
+        return self._channel
+
+    def _exchange(self, channel: Channel, frame: bytes, deadline_s: float) -> Reply | None:
+        """Every command may be repeated, so a new connection just asks again."""
+        sent = False
+        while (remaining_s := deadline_s - time.monotonic()) > 0:
+            sent = sent or channel.send(frame)
+            if sent and (data := channel.receive_soon()) is not None:
+                return wire.decode_reply(data)
+            channel.wait(min(remaining_s, PATIENCE_S), to_send=not sent)
+            if (data := channel.receive()) is not None:
+                return wire.decode_reply(data)
+            if channel.reconnected():
+                sent = False
+        return None

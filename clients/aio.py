@@ -1,0 +1,437 @@
+"""The asyncio client and subscriber: no thread, the caller's event loop.
+
+ZeroMQ's descriptor tells of changes only: after every callback, and after every send, the
+socket is drained until it has nothing more, or an event would be slept through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Generator, Iterable
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Generic, Literal, Self, TypeVar, overload
+
+import zmq
+
+from purgatoryd.clients.bulk import BulkResult, pack_cancels, pack_puts
+from purgatoryd.clients.core import Core, Mode
+from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
+from purgatoryd.clients.packing import Pending
+from purgatoryd.clients.session import Batch, State
+from purgatoryd.clients.subscriber import RECEIVE_HWM, Inbox, unreachable
+from purgatoryd.shm_layout.errors import (
+    ArenaMissing,
+    ArenaNotReady,
+    DaemonError,
+    DaemonUnreachable,
+    QueueFull,
+)
+from purgatoryd.shm_layout.wire import Key
+
+QUEUE_LIMIT = 65_536
+OPEN_RETRY_S = 0.01
+BYE_S = 0.2
+
+Outcome = TypeVar("Outcome", TimerInfo, CancelResult)
+
+
+class AsyncHandle(Generic[Outcome]):
+    """A call made with wait=False; await it or its result()."""
+
+    __slots__ = ("_client", "_pending")
+
+    def __init__(self, client: AsyncClient, pending: Pending) -> None:
+        self._client = client
+        self._pending = pending
+
+    @property
+    def done(self) -> bool:
+        """True once the outcome is known."""
+        return self._pending.done
+
+    async def result(self, timeout: float | None = None) -> Outcome:
+        """The outcome, as the same call with wait=True returns or raises it."""
+        await self._client._await(self._pending, timeout)
+        outcome: Outcome = self._pending.outcome()  # type: ignore[attr-defined]
+        return outcome
+
+    def __await__(self) -> Generator[Any, None, Outcome]:
+        return self.result().__await__()
+
+
+class AsyncClient:
+    """Client for asyncio: same arguments, same errors; calls of one loop turn share a batch.
+
+    Use it as `async with AsyncClient("name") as c`, or await connect() and close().
+    """
+
+    def __init__(
+        self,
+        name: str = "default",
+        *,
+        namespace: str = "default",
+        timeout: float = 5.0,
+        queue_limit: int = QUEUE_LIMIT,
+    ) -> None:
+        self.timeout = timeout
+        self.queue_limit = queue_limit
+        self._core = Core(name, namespace)
+        self._changed: set[asyncio.Future[None]] = set()
+        self._scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    # ---- life ------------------------------------------------------------------------------
+
+    async def connect(self) -> Self:
+        """Opens the session. Raises DaemonUnreachable."""
+        self._loop = asyncio.get_running_loop()
+        core = self._core
+        try:
+            await self._open()
+            await self._until(lambda: core.session.state is not State.GREETING, "hello", None)
+            if core.session.refusal is not None:
+                raise core.session.refusal
+        except BaseException:
+            self._drop()
+            raise
+        return self
+
+    async def close(self) -> None:
+        """Flushes, ends the session and closes the connection; raises as flush does."""
+        self._core.check()
+        try:
+            await self.flush()
+        finally:
+            await self._hang_up()
+
+    async def __aenter__(self) -> Self:
+        return await self.connect()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            await self.close()
+        else:
+            await self._hang_up()
+
+    # ---- calls -----------------------------------------------------------------------------
+
+    @overload
+    async def add(
+        self, key: Key, delay: float | timedelta | None = None, *,
+        delay_ns: int | None = None, deadline: datetime | None = None,
+        deadline_boot_ns: int | None = None, topic: str = "default", payload: bytes = b"",
+        mode: Mode = "error", wait: Literal[True] = True, timeout: float | None = None,
+    ) -> TimerInfo: ...  # fmt: skip
+
+    @overload
+    async def add(
+        self, key: Key, delay: float | timedelta | None = None, *,
+        delay_ns: int | None = None, deadline: datetime | None = None,
+        deadline_boot_ns: int | None = None, topic: str = "default", payload: bytes = b"",
+        mode: Mode = "error", wait: Literal[False], timeout: float | None = None,
+    ) -> AsyncHandle[TimerInfo]: ...  # fmt: skip
+
+    async def add(
+        self, key: Key, delay: float | timedelta | None = None, *,
+        delay_ns: int | None = None, deadline: datetime | None = None,
+        deadline_boot_ns: int | None = None, topic: str = "default", payload: bytes = b"",
+        mode: Mode = "error", wait: bool = True, timeout: float | None = None,
+    ) -> TimerInfo | AsyncHandle[TimerInfo]:  # fmt: skip
+        """Arms a timer; arguments, result and errors are those of Client.add."""
+        core = self._core
+        core.check()
+        await self._admit(timeout)
+        pending = core.put(
+            key, delay, delay_ns, deadline, deadline_boot_ns, topic, payload, mode,
+            collect=not wait,
+        )  # fmt: skip
+        self._schedule()
+        if not wait:
+            return AsyncHandle(self, pending)
+        await self._await(pending, timeout)
+        return pending.outcome()
+
+    @overload
+    async def cancel(
+        self, key: Key, *, ticket: int = 0, wait: Literal[True] = True,
+        timeout: float | None = None,
+    ) -> CancelResult: ...  # fmt: skip
+
+    @overload
+    async def cancel(
+        self, key: Key, *, ticket: int = 0, wait: Literal[False], timeout: float | None = None
+    ) -> AsyncHandle[CancelResult]: ...
+
+    async def cancel(
+        self, key: Key, *, ticket: int = 0, wait: bool = True, timeout: float | None = None
+    ) -> CancelResult | AsyncHandle[CancelResult]:
+        """Disarms the key's timer, as Client.cancel does."""
+        core = self._core
+        core.check()
+        await self._admit(timeout)
+        pending = core.cancel(key, ticket, collect=not wait)
+        self._schedule()
+        if not wait:
+            return AsyncHandle(self, pending)
+        await self._await(pending, timeout)
+        return pending.outcome()
+
+    async def get(self, key: Key, *, timeout: float | None = None) -> TimerInfo | None:
+        """The armed timer of `key`, or None, as Client.get does."""
+        self._core.check()
+        question = self._core.question(key)
+        self._schedule()
+        try:
+            await self._until(lambda: question.done, "get", timeout)
+        finally:
+            self._core.session.forget(question.query)
+        return question.outcome()
+
+    async def add_many(
+        self, rows: Any, *, topic: str = "default", mode: Mode = "error", wait: bool = True,
+        timeout: float | None = None,
+    ) -> BulkResult:  # fmt: skip
+        """Arms many timers, as Client.add_many does."""
+        self._core.check()
+        result, batches = pack_puts(self._core, rows, topic, mode)
+        await self._submit(result, batches, wait, timeout)
+        return result
+
+    async def cancel_many(self, keys: Any, *, timeout: float | None = None) -> list[CancelResult]:
+        """Disarms many timers, as Client.cancel_many does."""
+        self._core.check()
+        result, batches = pack_cancels(self._core, keys)
+        await self._submit(result, batches, True, timeout)
+        return result.cancels()
+
+    def at(self, at_ns: int | None) -> None:
+        """Under the virtual clock: applies later calls at virtual time `at_ns`."""
+        self._core.check()
+        self._core.set_time(at_ns)
+
+    async def flush(self, *, timeout: float | None = None) -> None:
+        """Returns once every call was answered; raises as Client.flush does."""
+        core = self._core
+        core.check()
+        self._schedule()
+        await self._until(lambda: core.packer.empty and not core.session.busy, "flush", timeout)
+        core.raise_uncollected()
+
+    # ---- waiting -----------------------------------------------------------------------------
+
+    async def _await(self, pending: Pending, timeout: float | None) -> None:
+        await self._until(lambda: pending.done, "call", timeout)
+        self._core.collected(pending)
+
+    async def _admit(self, timeout: float | None) -> None:
+        packer = self._core.packer
+        if packer.queued < self.queue_limit:
+            return
+        try:
+            await self._until(lambda: packer.queued < self.queue_limit, "add", timeout)
+        except DaemonError as error:
+            limit_s = self.timeout if timeout is None else timeout
+            raise QueueFull(packer.queued, self.queue_limit, limit_s) from error
+
+    async def _submit(
+        self, result: BulkResult, batches: Iterable[Batch], wait: bool, timeout: float | None
+    ) -> None:
+        packer = self._core.packer
+        for batch in batches:
+            await self._until(lambda: packer.queued < self.queue_limit, "bulk call", timeout)
+            packer.bulk(batch)
+            self._schedule()
+        if wait:
+            await self._until(lambda: result.done, "bulk call", timeout)
+            result.check()
+
+    async def _until(self, done: Any, what: str, timeout: float | None) -> None:
+        """Waits until `done()`; `timeout` seconds without any answer end it."""
+        core, limit_s = self._core, self.timeout if timeout is None else timeout
+        answers, deadline_s = core.answers, time.monotonic() + limit_s
+        while not done():
+            remaining_s = deadline_s - time.monotonic()
+            if remaining_s <= 0:
+                raise core.overdue(what, limit_s)
+            await self._change(remaining_s)
+            core.check()
+            if core.answers != answers:
+                answers, deadline_s = core.answers, time.monotonic() + limit_s
+
+    async def _change(self, limit_s: float) -> None:
+        """Returns after an exchange, or after `limit_s`."""
+        assert self._loop is not None, "connect() comes first"
+        change = self._loop.create_future()
+        self._changed.add(change)
+        try:
+            await asyncio.wait((change,), timeout=limit_s)
+        finally:
+            self._changed.discard(change)
+
+    # ---- the exchange ------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        core = self._core
+        deadline_s = time.monotonic() + self.timeout
+        while not core.try_open():
+            if time.monotonic() >= deadline_s:
+                raise core.overdue("hello", self.timeout)
+            await asyncio.sleep(OPEN_RETRY_S)
+        assert self._loop is not None
+        assert core.channel is not None
+        for socket in (core.channel.socket, core.channel.monitor):
+            self._loop.add_reader(int(socket.get(zmq.FD)), self._exchange)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        """One exchange at the end of this turn of the loop, for all its calls."""
+        if not self._scheduled and self._loop is not None:
+            self._scheduled = True
+            self._loop.call_soon(self._exchange)
+
+    def _exchange(self) -> None:
+        self._scheduled = False
+        core = self._core
+        if core.closed or core.channel is None:
+            return
+        core.packer.seal()
+        core.look()
+        while not core.push() and core.pull():
+            pass
+        core.pull()  # the last thing done to the socket is a receive that found nothing
+        self._watch()
+        for change in self._changed:
+            if not change.done():
+                change.set_result(None)
+
+    def _watch(self) -> None:
+        """While answers are owed, a timer asks for them again."""
+        core = self._core
+        owed = core.session.busy or core.session.state is State.GREETING
+        if self._timer is not None and not owed:
+            self._timer.cancel()
+            self._timer = None
+        elif self._timer is None and owed and self._loop is not None:
+            self._timer = self._loop.call_later(core.patience_s, self._overdue, core.patience_s)
+
+    def _overdue(self, waited_s: float) -> None:
+        self._timer = None
+        if not self._core.closed:
+            self._core.silence(waited_s)
+            self._exchange()
+
+    async def _hang_up(self) -> None:
+        core = self._core
+        try:
+            core.session.bye()
+            self._schedule()
+            await self._until(lambda: core.session.state is State.CLOSED, "bye", BYE_S)
+        except DaemonError:
+            pass  # an unfinished session is the first that the daemon evicts
+        finally:
+            self._drop()
+
+    def _drop(self) -> None:
+        core = self._core
+        if self._timer is not None:
+            self._timer.cancel()
+        if core.channel is not None and self._loop is not None:
+            for socket in (core.channel.socket, core.channel.monitor):
+                self._loop.remove_reader(int(socket.get(zmq.FD)))
+        core.close()
+
+
+class AsyncSubscriber:
+    """Subscriber for asyncio: same arguments, same promises.
+
+    `async with AsyncSubscriber("name") as s: async for n in s: ...`
+    """
+
+    def __init__(
+        self,
+        name: str = "default",
+        *,
+        namespace: str = "default",
+        topics: Collection[str] | None = None,
+        high_water_mark: int = RECEIVE_HWM,
+        timeout: float = 5.0,
+    ) -> None:
+        self._arguments = (name, namespace, topics, high_water_mark)
+        self._timeout = timeout
+        self._inbox: Inbox | None = None
+        self._news = asyncio.Event()
+
+    async def connect(self) -> Self:
+        """Returns once live: everything that fires after this arrives."""
+        deadline_s = time.monotonic() + self._timeout
+        while self._inbox is None:
+            try:
+                self._inbox = Inbox(*self._arguments)
+            except (DaemonUnreachable, ArenaMissing, ArenaNotReady) as error:
+                if time.monotonic() >= deadline_s:
+                    raise unreachable(self._arguments[0], error, self._timeout) from None
+                await asyncio.sleep(OPEN_RETRY_S)
+        self._loop = asyncio.get_running_loop()
+        for socket in (self._inbox.socket, self._inbox.monitor):
+            self._loop.add_reader(int(socket.get(zmq.FD)), self._news.set)
+        return self
+
+    async def get(self, timeout: float | None = None) -> Notice | None:
+        """The next notice; None if none came within `timeout` seconds; as Subscriber.get."""
+        if self._inbox is None:
+            await self.connect()
+        assert self._inbox is not None
+        deadline_s = None if timeout is None else time.monotonic() + timeout
+        while True:
+            self._news.clear()
+            if (notice := self._inbox.next_now()) is not None:
+                return notice
+            wait_s = self._inbox.patience_s
+            if deadline_s is not None:
+                wait_s = min(wait_s, deadline_s - time.monotonic())
+            if wait_s < 0:
+                return None
+            await self._sleep(wait_s)
+
+    async def _sleep(self, limit_s: float) -> None:
+        """Until one of the sockets has news, or `limit_s`."""
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._news.wait()
+        except TimeoutError:
+            return
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Notice:
+        """The next notice, however long it takes; raises as get() does."""
+        while (notice := await self.get()) is None:
+            pass
+        return notice
+
+    async def close(self) -> None:
+        """Ends the subscription."""
+        if self._inbox is not None:
+            for socket in (self._inbox.socket, self._inbox.monitor):
+                self._loop.remove_reader(int(socket.get(zmq.FD)))
+            self._inbox.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.connect()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()

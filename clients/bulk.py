@@ -1,0 +1,199 @@
+"""Bulk calls: rows of Python objects to batches, and the result of all rows.
+
+Columns (numpy, Arrow) take the vectorised way in columns.py; both give the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any, cast
+
+from purgatoryd.clients import times
+from purgatoryd.clients.core import Core, mode_number
+from purgatoryd.clients.model import CancelResult
+from purgatoryd.clients.packing import Builder, is_refusal
+from purgatoryd.clients.session import Batch
+from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout.errors import DaemonError, InvalidRows
+from purgatoryd.shm_layout.layout import ClockKind, Status, struct_dtype
+
+_TIMES = ("delay", "delay_ns", "deadline", "deadline_boot_ns")
+_FIELDS = frozenset(("key", "topic", "payload", *_TIMES))
+
+
+class BulkResult:
+    """One result per row, in the order of the rows.
+
+    Columns in, numpy arrays out; rows in, lists out.
+    """
+
+    def __init__(self, core: Core, *, arrays: bool) -> None:
+        self._core = core
+        self._arrays = arrays
+        self._parts: list[bytes] = []
+        self._open = 0
+        self._error: DaemonError | None = None
+
+    @property
+    def done(self) -> bool:
+        """True once every row has its result."""
+        return not self._open
+
+    def check(self) -> None:
+        """Raises the DaemonError that left rows without a result, if there is one."""
+        if self._error is not None:
+            raise self._error
+
+    @property
+    def statuses(self) -> Any:
+        """A Status per row, as uint8 array or list; NONE where there is no result."""
+        if self._arrays:
+            return (self._table()["ticket"] & 0xFF).astype("u1")
+        return [Status(word & 0xFF) for word, _ in self._rows()]
+
+    @property
+    def tickets(self) -> Any:
+        """The ticket per row, as uint64 array or list; 0 where there is none."""
+        if self._arrays:
+            return self._table()["ticket"] >> 8
+        return [word >> 8 for word, _ in self._rows()]
+
+    @property
+    def deadlines_boot_ns(self) -> Any:
+        """The deadline per row on the daemon's clock, as int64 array or list."""
+        if self._arrays:
+            return self._table()["deadline_ns"]
+        return [deadline_ns for _, deadline_ns in self._rows()]
+
+    @property
+    def refused(self) -> list[tuple[int, Status]]:
+        """(row, status) of every row that was refused."""
+        words = ((row, word & 0xFF) for row, (word, _) in enumerate(self._rows()))
+        return [(row, Status(status)) for row, status in words if is_refusal(status)]
+
+    @property
+    def ok(self) -> bool:
+        """True if every row has a result and none was refused."""
+        return self.done and self._error is None and not self.refused
+
+    def cancels(self) -> list[CancelResult]:
+        """What each cancel found."""
+        return [_CANCELS[word & 0xFF] for word, _ in self._rows()]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts)) // wire.RESULT.size
+
+    def expect(self, build: Any, count: int) -> Batch:
+        """The batch build(settle), of `count` rows, whose results come here."""
+        index = len(self._parts)
+        self._parts.append(bytes(count * wire.RESULT.size))
+        self._open += 1
+        return cast(Batch, build(partial(self._settle, index, count)))
+
+    def _settle(self, index: int, count: int, outcome: bytes | DaemonError) -> None:
+        self._core.packer.settled += count
+        self._open -= 1
+        if isinstance(outcome, DaemonError):
+            self._error = outcome
+        else:
+            self._parts[index] = outcome
+
+    def _rows(self) -> Iterable[tuple[int, int]]:
+        return wire.decode_results(b"".join(self._parts))
+
+    def _table(self) -> Any:
+        import numpy as np
+
+        return np.frombuffer(b"".join(self._parts), struct_dtype("pg_result"))
+
+
+_CANCELS = {int(result.value): result for result in CancelResult}
+
+
+def pack_puts(core: Core, rows: Any, topic: str, mode: str) -> tuple[BulkResult, list[Batch]]:
+    """Packs `rows` for add_many. Raises InvalidArgument, and then nothing was packed."""
+    number = mode_number(mode)
+    if isinstance(rows, Mapping) or hasattr(rows, "schema"):
+        columns = _columns()
+        result = BulkResult(core, arrays=True)
+        return result, columns.pack_puts(core, result, rows, topic, number)
+    result = BulkResult(core, arrays=False)
+    packing = _Packing(result)
+    now_ns = None if core.clock == ClockKind.VIRTUAL else times.boot_now_ns()
+    for index, row in enumerate(rows):
+        try:
+            arguments = row if isinstance(row, Mapping) else _from_tuple(row)
+            _pack_row(core, packing, arguments, topic, number, now_ns)
+        except InvalidRows as error:
+            raise InvalidRows(error.reason, index) from None
+    return result, packing.finish()
+
+
+def pack_cancels(core: Core, keys: Any) -> tuple[BulkResult, list[Batch]]:
+    """Packs `keys` for cancel_many. Raises InvalidArgument, and then nothing was packed."""
+    if hasattr(keys, "dtype") or hasattr(keys, "buffers") or hasattr(keys, "chunks"):
+        columns = _columns()
+        result = BulkResult(core, arrays=True)
+        return result, columns.pack_cancels(core, result, keys)
+    result = BulkResult(core, arrays=False)
+    packing = _Packing(result)
+    name = core.key_name
+    for key in keys:
+        packing.builder(name).cancel(name, *wire.encode_key(key), 0)
+    return result, packing.finish()
+
+
+def _columns() -> Any:
+    try:
+        from purgatoryd.clients import columns
+    except ImportError:
+        raise InvalidRows("columns need numpy, which is not installed: give rows", -1) from None
+    return columns
+
+
+class _Packing:
+    """Fills one builder after the other."""
+
+    def __init__(self, result: BulkResult) -> None:
+        self._result = result
+        self._batches: list[Batch] = []
+        self._builder = Builder()
+
+    def builder(self, name: bytes) -> Builder:
+        """The builder for one more record with this entry of the name table."""
+        if not self._builder.fits(name):
+            self.finish()
+        return self._builder
+
+    def finish(self) -> list[Batch]:
+        """All batches so far."""
+        if len(self._builder):
+            batch = self._result.expect(self._builder.batch, len(self._builder))
+            self._batches.append(batch)
+            self._builder = Builder()
+        return self._batches
+
+
+def _from_tuple(row: Any) -> dict[str, Any]:
+    try:
+        values = tuple(row)
+    except TypeError:
+        raise InvalidRows(f"a {type(row).__name__} is neither a dict nor a tuple", -1) from None
+    if isinstance(row, str | bytes) or not 2 <= len(values) <= 4:
+        raise InvalidRows("a tuple must be (key, delay[, topic[, payload]])", -1)
+    return dict(zip(("key", "delay", "topic", "payload"), values, strict=False))
+
+
+def _pack_row(
+    core: Core, packing: _Packing, row: Mapping[str, Any], topic: str, mode: int,
+    now_ns: int | None,
+) -> None:  # fmt: skip
+    if "key" not in row or not row.keys() <= _FIELDS:
+        raise InvalidRows(f"has {sorted(row)}, expected key, a time, topic, payload", -1)
+    given = {name: row[name] for name in _TIMES if name in row}
+    kind, time_ns = times.due(core.clock, now_ns=now_ns, **given)
+    key_type, key = wire.encode_key(row["key"])
+    name = core.topic_name(row.get("topic") or topic)
+    payload = wire.encode_payload(row.get("payload") or b"")
+    packing.builder(name).put(name, mode, key_type, key, kind, time_ns, payload)

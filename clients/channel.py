@@ -1,0 +1,86 @@
+"""A DEALER socket that says when it has connected anew. Owns its ZeroMQ context."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import zmq
+
+SEND_HWM = 1000  # messages; the session's window keeps far below it
+RECONNECT_MS = 10
+SOON_MS = 20  # how long a reader may stay blind to a new connection
+_CONNECTED = zmq.Event.HANDSHAKE_SUCCEEDED
+_EVENT = struct.Struct("=hi")
+
+
+def connection_events(monitor: zmq.Socket[bytes]) -> Iterator[bool]:
+    """Takes what a monitor socket has to tell: True for made, False for broken."""
+    while int(monitor.get(zmq.EVENTS)) & zmq.POLLIN:
+        event, _ = _EVENT.unpack(monitor.recv_multipart()[0])
+        yield event == _CONNECTED
+
+
+class Channel:
+    """One connection to the daemon. Never blocks; the owner waits on the sockets.
+
+    Messages are queued only while there is a connection (ZMQ_IMMEDIATE), so a message that
+    was accepted before a connection broke is gone or was delivered, never delivered later:
+    the session decides what is sent again.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self.connected = False
+        self.context = zmq.Context()
+        self.socket: zmq.Socket[bytes] = self.context.socket(zmq.DEALER)
+        self.socket.set(zmq.LINGER, 0)
+        self.socket.set(zmq.IMMEDIATE, 1)
+        self.socket.set(zmq.SNDHWM, SEND_HWM)
+        self.socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
+        self.socket.set(zmq.RCVTIMEO, SOON_MS)
+        self.monitor = self.socket.get_monitor_socket(_CONNECTED | zmq.Event.DISCONNECTED)
+        self.socket.connect(endpoint)
+        self._poller = zmq.Poller()
+        self._poller.register(self.monitor, zmq.POLLIN)
+        self._poller.register(self.socket, zmq.POLLIN)
+
+    def send(self, frame: bytes) -> bool:
+        """False if there is no connection, or its queue is full."""
+        try:
+            self.socket.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def receive(self) -> bytes | None:
+        """The next message, or None."""
+        try:
+            return self.socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+
+    def receive_soon(self) -> bytes | None:
+        """Waits up to SOON_MS for a message: the cheapest wait there is."""
+        try:
+            return self.socket.recv()
+        except zmq.Again:
+            return None
+
+    def reconnected(self) -> bool:
+        """True once after each time that a connection was made. Keeps `connected` current."""
+        events = list(connection_events(self.monitor))
+        if events:
+            self.connected = events[-1]
+        return any(events)
+
+    def wait(self, timeout_s: float, *, to_send: bool = False) -> bool:
+        """Waits for a message, a new connection, or room to send; False = none came."""
+        self._poller.register(self.socket, zmq.POLLIN | (zmq.POLLOUT if to_send else 0))
+        return bool(self._poller.poll(max(0, round(timeout_s * 1000 + 0.5))))
+
+    def close(self) -> None:
+        """Drops what was not sent; returns at once."""
+        self.socket.disable_monitor()
+        self.monitor.close(0)
+        self.socket.close(0)
+        self.context.term()

@@ -1,0 +1,454 @@
+"""The blocking client: thread-safe, one connection, one session.
+
+There is no I/O thread behind synchronous calls: the calling thread packs, sends and waits
+for its answer under a lock. Calls with wait=False are packed; a batch leaves when it is
+full, or after FLUSH_S through a thread that exists only once such a call was made and
+sleeps while nothing is packed or in flight. Whoever holds the lock takes everybody's
+results.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Generic, Literal, Protocol, Self, TypeVar, overload
+
+from purgatoryd.clients.bulk import BulkResult, pack_cancels, pack_puts
+from purgatoryd.clients.core import Core, Mode
+from purgatoryd.clients.model import CancelResult, TimerInfo
+from purgatoryd.clients.packing import Pending
+from purgatoryd.clients.session import Batch, State
+from purgatoryd.shm_layout.errors import CallTimeout, DaemonError, QueueFull
+from purgatoryd.shm_layout.wire import Key
+
+FLUSH_S = 0.0003  # how long a packed call waits for company
+QUEUE_LIMIT = 65_536  # calls that are packed and have no answer
+HARVEST_S = 0.002  # how long the flusher may keep the connection while it waits for answers
+OPEN_RETRY_S = 0.01
+BYE_S = 0.2
+
+Outcome = TypeVar("Outcome", TimerInfo, CancelResult)
+
+
+class _Goal(Protocol):
+    @property
+    def done(self) -> bool: ...
+
+
+class _When:
+    """A goal that is a condition."""
+
+    def __init__(self, condition: Any) -> None:
+        self._condition = condition
+
+    @property
+    def done(self) -> bool:
+        return bool(self._condition())
+
+
+class Handle(Generic[Outcome]):
+    """A call made with wait=False."""
+
+    __slots__ = ("_client", "_pending")
+
+    def __init__(self, client: Client, pending: Pending) -> None:
+        self._client = client
+        self._pending = pending
+
+    @property
+    def done(self) -> bool:
+        """True once the outcome is known."""
+        return self._pending.done
+
+    def result(self, timeout: float | None = None) -> Outcome:
+        """Waits for the outcome and returns what the same call with wait=True returns.
+
+        `timeout`: seconds, default the client's. Raises Refused or DaemonError.
+        """
+        self._client._await(self._pending, timeout)
+        outcome: Outcome = self._pending.outcome()  # type: ignore[attr-defined]
+        return outcome
+
+
+class Client:
+    """A connection to the daemon `name`.
+
+    `namespace`: where this client's keys and topics live, 1-63 bytes. `timeout`: seconds that
+    a call waits for its answer; for flush and the bulk calls, seconds without any answer.
+    `queue_limit`: how many packed calls may wait before add(wait=False) blocks.
+
+    Raises DaemonUnreachable if no daemon answers within `timeout`; InvalidName.
+    """
+
+    def __init__(
+        self,
+        name: str = "default",
+        *,
+        namespace: str = "default",
+        timeout: float = 5.0,
+        queue_limit: int = QUEUE_LIMIT,
+    ) -> None:
+        self.timeout = timeout
+        self.queue_limit = queue_limit
+        self._core = Core(name, namespace)
+        self._io = threading.Lock()  # session and socket; taken before _packing
+        self._packing = threading.Lock()  # the packer's open batch
+        self._flusher: threading.Thread | None = None
+        self._wake = threading.Event()
+        try:
+            self._connect()
+        except BaseException:
+            self._core.close()
+            raise
+
+    @property
+    def name(self) -> str:
+        """The daemon's name."""
+        return self._core.name
+
+    @property
+    def namespace(self) -> str:
+        """Where this client's keys and topics live."""
+        return self._core.namespace
+
+    @property
+    def virtual(self) -> bool:
+        """True if the daemon runs under the virtual clock."""
+        return bool(self._core.clock)
+
+    # ---- calls -----------------------------------------------------------------------------
+
+    @overload
+    def add(
+        self, key: Key, delay: float | timedelta | None = None, *,
+        delay_ns: int | None = None, deadline: datetime | None = None,
+        deadline_boot_ns: int | None = None, topic: str = "default", payload: bytes = b"",
+        mode: Mode = "error", wait: Literal[True] = True, timeout: float | None = None,
+    ) -> TimerInfo: ...  # fmt: skip
+
+    @overload
+    def add(
+        self, key: Key, delay: float | timedelta | None = None, *,
+        delay_ns: int | None = None, deadline: datetime | None = None,
+        deadline_boot_ns: int | None = None, topic: str = "default", payload: bytes = b"",
+        mode: Mode = "error", wait: Literal[False], timeout: float | None = None,
+    ) -> Handle[TimerInfo]: ...  # fmt: skip
+
+    def add(
+        self, key: Key, delay: float | timedelta | None = None, *,
+        delay_ns: int | None = None, deadline: datetime | None = None,
+        deadline_boot_ns: int | None = None, topic: str = "default", payload: bytes = b"",
+        mode: Mode = "error", wait: bool = True, timeout: float | None = None,
+    ) -> TimerInfo | Handle[TimerInfo]:  # fmt: skip
+        """Arms a timer; exactly one of the four times must be given.
+
+        `delay`: seconds or timedelta; `delay_ns`: nanoseconds; `deadline`: an aware datetime,
+        follows the wall clock; `deadline_boot_ns`: a point on the daemon's clock. `payload`:
+        0-65536 bytes. `mode`: what happens if the key is armed. Returns the timer, or with
+        wait=False a Handle at once. Raises InvalidArgument, Refused (Exists, Full, ...),
+        DaemonError; with wait=False QueueFull if the queue stays full for `timeout`.
+        """
+        core = self._core
+        core.check()
+        if not wait:
+            self._admit(timeout)
+        with self._packing:
+            pending = core.put(
+                key, delay, delay_ns, deadline, deadline_boot_ns, topic, payload, mode,
+                collect=not wait,
+            )  # fmt: skip
+        if wait:
+            self._await(pending, timeout)
+            return pending.outcome()
+        self._leave()
+        return Handle(self, pending)
+
+    @overload
+    def cancel(
+        self, key: Key, *, ticket: int = 0, wait: Literal[True] = True,
+        timeout: float | None = None,
+    ) -> CancelResult: ...  # fmt: skip
+
+    @overload
+    def cancel(
+        self, key: Key, *, ticket: int = 0, wait: Literal[False], timeout: float | None = None
+    ) -> Handle[CancelResult]: ...
+
+    def cancel(
+        self, key: Key, *, ticket: int = 0, wait: bool = True, timeout: float | None = None
+    ) -> CancelResult | Handle[CancelResult]:
+        """Disarms the key's timer; with `ticket`, only if it is still that timer.
+
+        Raises as add does. UNKNOWN and FIRED are results, not errors.
+        """
+        core = self._core
+        core.check()
+        if not wait:
+            self._admit(timeout)
+        with self._packing:
+            pending = core.cancel(key, ticket, collect=not wait)
+        if wait:
+            self._await(pending, timeout)
+            return pending.outcome()
+        self._leave()
+        return Handle(self, pending)
+
+    def get(self, key: Key, *, timeout: float | None = None) -> TimerInfo | None:
+        """The armed timer of `key` with its payload, or None. Raises DaemonError.
+
+        Sees the effect of every call of this client that was acknowledged before.
+        """
+        self._core.check()
+        with self._turn("get", timeout):
+            question = self._core.question(key)
+            try:
+                self._drive(question, "get", timeout)
+            finally:
+                self._core.session.forget(question.query)
+        return question.outcome()
+
+    def add_many(
+        self, rows: Any, *, topic: str = "default", mode: Mode = "error", wait: bool = True,
+        timeout: float | None = None,
+    ) -> BulkResult:  # fmt: skip
+        """Arms many timers; each row succeeds or is refused by itself.
+
+        `rows`: dicts with the arguments of add, tuples (key, delay[, topic[, payload]]), or
+        columns: a dict of lists or numpy arrays, an Arrow table or record batch, with columns
+        key, one of delay / delay_ns / deadline / deadline_boot_ns, and topic and payload if
+        wanted. `topic` is for rows without one. With wait=False it returns as soon as all is
+        packed. Raises InvalidArgument before anything is sent, DaemonError.
+        """
+        self._core.check()
+        result, batches = pack_puts(self._core, rows, topic, mode)
+        self._submit(batches, timeout)
+        return self._settled(result, wait, timeout)
+
+    @overload
+    def cancel_many(
+        self, keys: Any, *, wait: Literal[True] = True, timeout: float | None = None
+    ) -> list[CancelResult]: ...
+
+    @overload
+    def cancel_many(
+        self, keys: Any, *, wait: Literal[False], timeout: float | None = None
+    ) -> BulkResult: ...
+
+    def cancel_many(
+        self, keys: Any, *, wait: bool = True, timeout: float | None = None
+    ) -> list[CancelResult] | BulkResult:
+        """Disarms many timers; `keys`: a list, a numpy array, an Arrow array.
+
+        Returns what each cancel found; with wait=False the BulkResult, once all is packed.
+        """
+        self._core.check()
+        result, batches = pack_cancels(self._core, keys)
+        self._submit(batches, timeout)
+        self._settled(result, wait, timeout)
+        return result.cancels() if wait else result
+
+    def at(self, at_ns: int | None) -> None:
+        """Under the virtual clock: applies later calls at virtual time `at_ns`.
+
+        The daemon goes to that time first. None ends it. Raises InvalidTime.
+        """
+        self._core.check()
+        with self._packing:
+            self._core.set_time(at_ns)
+        self._leave()
+
+    def flush(self, *, timeout: float | None = None) -> None:
+        """Returns once every call was answered.
+
+        Raises BatchError if packed calls were refused and nobody looked at their handles;
+        DaemonError if no answer came for `timeout` seconds.
+        """
+        core = self._core
+        core.check()
+        with self._turn("flush", timeout):
+            self._seal()
+            goal = _When(lambda: core.packer.empty and not core.session.busy)
+            self._drive(goal, "flush", timeout)
+            core.raise_uncollected()
+
+    # ---- life ------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Flushes, ends the session and closes the connection; raises as flush does."""
+        self._core.check()
+        try:
+            self.flush()
+        finally:
+            self._hang_up()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        with self._io:
+            core = self._core
+            try:
+                core.session.bye()
+                self._drive(_When(lambda: core.session.state is State.CLOSED), "bye", BYE_S)
+            except DaemonError:
+                pass  # an unfinished session is the first that the daemon evicts
+            finally:
+                core.close()
+                self._wake.set()
+        if self._flusher is not None:
+            self._flusher.join()
+
+    def _connect(self) -> None:
+        session = self._core.session
+        with self._turn("hello", None):
+            self._drive(_When(lambda: session.state is not State.GREETING), "hello", None)
+        if session.refusal is not None:
+            raise session.refusal
+
+    # ---- waiting -----------------------------------------------------------------------------
+
+    @contextmanager
+    def _turn(self, what: str, timeout: float | None) -> Iterator[None]:
+        """Holds the connection."""
+        limit_s = self.timeout if timeout is None else timeout
+        if not self._io.acquire(timeout=max(limit_s, 0)):
+            raise CallTimeout(what, limit_s, 0)
+        try:
+            self._core.check()
+            yield
+        finally:
+            self._io.release()
+
+    def _await(self, pending: Pending, timeout: float | None) -> None:
+        if not pending.done:
+            self._core.check()
+            with self._turn("call", timeout):
+                batch = self._seal()
+                try:
+                    self._drive(pending, "call", timeout)
+                except DaemonError:
+                    self._core.withdraw(batch)
+                    raise
+        self._core.collected(pending)
+
+    def _seal(self) -> Batch | None:
+        with self._packing:
+            return self._core.packer.seal()
+
+    def _drive(self, goal: _Goal, what: str, timeout: float | None) -> None:
+        """Sends and receives until `goal` is done; `timeout` seconds of silence end it."""
+        core, limit_s = self._core, self.timeout if timeout is None else timeout
+        answers, deadline_s = -1, 0.0
+        while not goal.done:
+            blocked = core.push()
+            if not blocked and core.take_soon():
+                continue
+            if core.answers != answers:
+                answers, deadline_s = core.answers, time.monotonic() + limit_s
+            remaining_s = deadline_s - time.monotonic()
+            if remaining_s <= 0:
+                raise core.overdue(what, limit_s)
+            self._listen(remaining_s, blocked)
+
+    def _listen(self, limit_s: float, blocked: bool) -> None:
+        """Waits for any sign of the daemon, and asks again when it stays silent."""
+        core = self._core
+        if not core.try_open() or core.channel is None:
+            time.sleep(min(limit_s, OPEN_RETRY_S))
+            return
+        wait_s = min(limit_s, core.patience_s)
+        if core.channel.wait(wait_s, to_send=blocked):
+            core.look()
+        else:
+            core.silence(wait_s)
+
+    # ---- packed calls --------------------------------------------------------------------------
+
+    def _admit(self, timeout: float | None) -> None:
+        try:
+            self._make_room(timeout)
+        except DaemonError as error:
+            limit_s = self.timeout if timeout is None else timeout
+            raise QueueFull(self._core.packer.queued, self.queue_limit, limit_s) from error
+
+    def _make_room(self, timeout: float | None) -> None:
+        packer = self._core.packer
+        if packer.queued < self.queue_limit:
+            return
+        with self._turn("room in the queue", timeout):
+            self._seal()
+            goal = _When(lambda: packer.queued < self.queue_limit)
+            self._drive(goal, "room in the queue", timeout)
+
+    def _leave(self) -> None:
+        """Lets packed calls leave: full batches at once, others through the flusher."""
+        core = self._core
+        if core.packer.sealed and self._io.acquire(blocking=False):
+            try:
+                core.check()
+                core.push()
+                core.pull()
+            finally:
+                self._io.release()
+        if not self._wake.is_set():
+            if self._flusher is None:
+                self._start_flusher()
+            self._wake.set()
+
+    def _submit(self, batches: Iterable[Any], timeout: float | None) -> None:
+        for batch in batches:
+            self._make_room(timeout)
+            with self._packing:
+                self._core.packer.bulk(batch)
+            self._leave()
+
+    def _settled(self, result: BulkResult, wait: bool, timeout: float | None) -> BulkResult:
+        if wait:
+            with self._turn("bulk call", timeout):
+                self._drive(result, "bulk call", timeout)
+            result.check()
+        return result
+
+    def _start_flusher(self) -> None:
+        with self._packing:
+            if self._flusher is None:
+                self._flusher = threading.Thread(
+                    target=self._flush_loop, name="purgatoryd-flush", daemon=True
+                )
+                self._flusher.start()
+
+    def _flush_loop(self) -> None:
+        core = self._core
+        while not core.closed:
+            self._wake.wait()
+            time.sleep(FLUSH_S)
+            with self._io:
+                if core.closed:
+                    return
+                self._wake.clear()
+                self._seal()
+                self._harvest()
+                if core.session.busy or not core.packer.empty:
+                    self._wake.set()
+
+    def _harvest(self) -> None:
+        core = self._core
+        blocked = core.push()
+        core.pull()
+        if core.session.busy:
+            self._listen(HARVEST_S, blocked)

@@ -1,0 +1,351 @@
+"""Bulk calls on columns: numpy arrays, Arrow tables, dicts of lists. Needs numpy.
+
+Keys and payloads become a *ragged* column: one block of bytes and n + 1 offsets. From there
+on no Python runs per row, whatever the columns were made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from purgatoryd.clients import times
+from purgatoryd.clients.core import Core
+from purgatoryd.clients.packing import BATCH_BYTES
+from purgatoryd.clients.session import Batch
+from purgatoryd.shm_layout import layout, wire
+from purgatoryd.shm_layout.errors import InvalidKey, InvalidPayload, InvalidRows, InvalidTime
+from purgatoryd.shm_layout.layout import TIME_MAX_NS, ClockKind, KeyType, Op, struct_dtype
+
+if TYPE_CHECKING:
+    from purgatoryd.clients.bulk import BulkResult
+
+    Array = np.ndarray[Any, np.dtype[Any]]
+
+_TIMES = ("delay", "delay_ns", "deadline", "deadline_boot_ns")
+_COLUMNS = frozenset(("key", "topic", "payload", *_TIMES))
+_RECORD = struct_dtype("pg_record")
+
+
+class Ragged(NamedTuple):
+    """n byte strings: number i is data[offsets[i]:offsets[i + 1]]."""
+
+    data: Array
+    offsets: Array
+
+    @property
+    def lengths(self) -> Array:
+        """Bytes of each string."""
+        return np.diff(self.offsets)
+
+    def cut(self, rows: slice) -> Ragged:
+        """The strings of a slice of rows, starting at offset 0."""
+        offsets = self.offsets[rows.start : rows.stop + 1]
+        return Ragged(self.data[offsets[0] : offsets[-1]], offsets - offsets[0])
+
+
+class Columns(NamedTuple):
+    """Rows of one call, ready to be cut into batches; `names` are name table entries."""
+
+    op: int
+    mode: int
+    time_kind: int
+    keys: Ragged
+    key_types: Array
+    payloads: Ragged
+    times_ns: Array
+    codes: Array
+    names: list[bytes]
+
+
+def pack_puts(core: Core, result: BulkResult, table: Any, topic: str, mode: int) -> list[Batch]:
+    """Batches for add_many. Raises InvalidArgument, and then nothing was packed."""
+    now_ns = None if core.clock == ClockKind.VIRTUAL else times.boot_now_ns()
+    parts = [_puts(core, part, topic, mode, now_ns) for part in _parts(table)]
+    return [batch for part in parts for batch in _batches(result, part)]
+
+
+def pack_cancels(core: Core, result: BulkResult, keys: Any) -> list[Batch]:
+    """Batches for cancel_many. Raises InvalidArgument, and then nothing was packed."""
+    chunks = keys.chunks if hasattr(keys, "chunks") else [keys]
+    return [batch for chunk in chunks for batch in _batches(result, _cancels(core, chunk))]
+
+
+def _parts(table: Any) -> Iterator[Mapping[str, Any]]:
+    """The table as dicts of columns: one, or one per record batch of an Arrow table."""
+    if isinstance(table, Mapping):
+        yield table
+    elif hasattr(table, "to_batches"):
+        yield from (_parts_of(batch) for batch in table.to_batches())
+    elif hasattr(table, "schema") and hasattr(table, "column"):
+        yield _parts_of(table)
+    else:
+        raise InvalidRows(f"a {type(table).__name__} holds no columns that are understood", -1)
+
+
+def _parts_of(batch: Any) -> dict[str, Any]:
+    return {name: batch.column(i) for i, name in enumerate(batch.schema.names)}
+
+
+def _plain(column: Any) -> Any:
+    """Whatever numpy can view becomes an array; chunks of Arrow become one."""
+    if hasattr(column, "dtype"):
+        return np.asarray(column)
+    return column.combine_chunks() if hasattr(column, "combine_chunks") else column
+
+
+def _puts(
+    core: Core, columns: Mapping[str, Any], topic: str, mode: int, now_ns: int | None
+) -> Columns:
+    columns = {name: _plain(column) for name, column in columns.items()}
+    given = [name for name in _TIMES if name in columns]
+    if "key" not in columns or len(given) != 1 or not columns.keys() <= _COLUMNS:
+        raise InvalidRows(f"columns {sorted(columns)}: need key, one time, topic, payload", -1)
+    if len({len(column) for column in columns.values()}) != 1:
+        lengths = {name: len(column) for name, column in columns.items()}
+        raise InvalidRows(f"columns differ in length: {lengths}", -1)
+    keys, key_types = _keys(columns["key"])
+    kind, times_ns = _times(given[0], columns[given[0]], now_ns)
+    payloads = _payloads(columns["payload"]) if "payload" in columns else _nothing(len(times_ns))
+    codes, topics = _topics(columns["topic"]) if "topic" in columns else _one(topic, len(times_ns))
+    names = [core.topic_name(name) for name in topics]
+    return Columns(Op.PUT, mode, kind, keys, key_types, payloads, times_ns, codes, names)
+
+
+def _cancels(core: Core, column: Any) -> Columns:
+    keys, key_types = _keys(_plain(column))
+    zeros = np.zeros(len(key_types), "i8")
+    nothing = _nothing(len(zeros))
+    return Columns(Op.CANCEL, 0, 0, keys, key_types, nothing, zeros, zeros, [core.key_name])
+
+
+# ---- cutting and packing -----------------------------------------------------------------
+
+
+def _batches(result: BulkResult, columns: Columns) -> Iterator[Batch]:
+    sizes = _RECORD.itemsize + columns.keys.lengths + columns.payloads.lengths
+    ends = np.concatenate(([0], np.cumsum(sizes)))
+    start, rows = 0, len(sizes)
+    while start < rows:
+        fits = int(np.searchsorted(ends, ends[start] + BATCH_BYTES, "right")) - 1
+        stop = min(rows, start + layout.BATCH_RECORDS, max(fits, start + 1))
+        used, codes = np.unique(columns.codes[start:stop], return_inverse=True)
+        while len(used) > layout.BATCH_NAMES:
+            stop = (start + stop) // 2
+            used, codes = np.unique(columns.codes[start:stop], return_inverse=True)
+        names = [columns.names[code] for code in used]
+        build = partial(_batch, columns, slice(start, stop), names, codes)
+        yield result.expect(build, stop - start)
+        start = stop
+
+
+def _batch(
+    columns: Columns, rows: slice, names: list[bytes], codes: Array, settle: Callable[..., None]
+) -> Batch:
+    keys, payloads = columns.keys.cut(rows), columns.payloads.cut(rows)
+    records = np.zeros(len(codes), _RECORD)
+    records["op"] = columns.op
+    records["mode"] = columns.mode
+    records["time_kind"] = columns.time_kind
+    records["key_type"] = columns.key_types[rows]
+    records["key_len"] = keys.lengths
+    records["payload_len"] = payloads.lengths
+    records["name"] = codes
+    records["time_ns"] = columns.times_ns[rows]
+    table = b"".join(names)
+    table += bytes(-len(table) % 8)
+    body = b"".join((table, records.tobytes(), _interleave(keys, payloads)))
+    return Batch(len(codes), len(names), len(table), body, settle)
+
+
+def _interleave(keys: Ragged, payloads: Ragged) -> bytes:
+    """key 0, payload 0, key 1, payload 1, ... as one block."""
+    if not len(payloads.data):
+        return keys.data.tobytes()
+    area = np.empty(len(keys.data) + len(payloads.data), "u1")
+    # Byte b of key i goes b + (all payloads before i) further; of payload i likewise.
+    shift = np.repeat(payloads.offsets[:-1], keys.lengths)
+    area[np.arange(len(keys.data)) + shift] = keys.data
+    shift = np.repeat(keys.offsets[1:], payloads.lengths)
+    area[np.arange(len(payloads.data)) + shift] = payloads.data
+    return area.tobytes()
+
+
+# ---- keys and payloads -------------------------------------------------------------------
+
+
+def _keys(column: Any) -> tuple[Ragged, Array]:
+    kind, ragged = _ragged(column)
+    if ragged is None:
+        pairs = [wire.encode_key(key) for key in _listed(column)]
+        ragged = _joined([data for _, data in pairs])
+        return ragged, np.array([kind for kind, _ in pairs], "u1")
+    lengths = ragged.lengths
+    if len(lengths) and not 1 <= lengths.min() <= lengths.max() <= layout.KEY_MAX:
+        worst = int(lengths.max() if lengths.min() else 0)
+        raise InvalidKey("is out of bounds", worst, layout.KEY_MAX)
+    return ragged, np.full(len(lengths), kind, "u1")
+
+
+def _payloads(column: Any) -> Ragged:
+    kind, ragged = _ragged(column)
+    if ragged is None:
+        return _joined([wire.encode_payload(value or b"") for value in _listed(column)])
+    if kind == KeyType.STR:
+        raise InvalidPayload("must be bytes, not str", 0, layout.PAYLOAD_MAX)
+    longest = int(ragged.lengths.max(initial=0))
+    if longest > layout.PAYLOAD_MAX:
+        raise InvalidPayload("is too long", longest, layout.PAYLOAD_MAX)
+    return ragged
+
+
+def _ragged(column: Any) -> tuple[int, Ragged | None]:
+    """(KeyType, ragged) of a numpy or Arrow column of strings; None for other columns."""
+    if hasattr(column, "dtype"):
+        if column.dtype.kind == "U":
+            return KeyType.STR, _fixed(np.char.encode(column, "utf-8"))
+        return KeyType.BYTES, _fixed(column) if column.dtype.kind == "S" else None
+    return _arrow(column) if hasattr(column, "buffers") else (0, None)
+
+
+def _fixed(column: Array) -> Ragged:
+    """numpy pads fixed-width strings with NUL and drops trailing ones: so do we."""
+    width = column.dtype.itemsize
+    lengths = np.char.str_len(column).astype("i8")
+    cells = np.ascontiguousarray(column).view("u1").reshape(len(column), width)
+    return Ragged(cells[np.arange(width) < lengths[:, None]], _offsets(lengths))
+
+
+def _arrow(column: Any) -> tuple[int, Ragged | None]:
+    kind = str(column.type)
+    if kind.startswith("dictionary"):
+        return _arrow(column.dictionary_decode())
+    wide = kind.startswith("large_")
+    kind = kind.removeprefix("large_")
+    if kind not in ("string", "binary"):
+        return 0, None
+    if column.null_count:
+        raise InvalidRows("a column holds nulls", -1)
+    _, offsets, data = column.buffers()
+    ends = np.frombuffer(offsets or b"", "i8" if wide else "i4") if len(column) else np.zeros(1)
+    ends = ends[column.offset :][: len(column) + 1].astype("i8")
+    bytes_ = np.frombuffer(data or b"", "u1")
+    ragged = Ragged(bytes_[ends[0] : ends[-1]], ends - ends[0])
+    return (KeyType.STR if kind == "string" else KeyType.BYTES), ragged
+
+
+def _listed(column: Any) -> Any:
+    return column.to_pylist() if hasattr(column, "to_pylist") else column
+
+
+def _joined(strings: list[bytes]) -> Ragged:
+    lengths = np.fromiter(map(len, strings), "i8", len(strings))
+    return Ragged(np.frombuffer(b"".join(strings), "u1"), _offsets(lengths))
+
+
+def _offsets(lengths: Array) -> Array:
+    return np.concatenate((np.zeros(1, "i8"), np.cumsum(lengths)))
+
+
+def _nothing(rows: int) -> Ragged:
+    return Ragged(np.empty(0, "u1"), np.zeros(rows + 1, "i8"))
+
+
+# ---- topics ------------------------------------------------------------------------------
+
+
+def _topics(column: Any) -> tuple[Array, list[str]]:
+    """A number per row, and the distinct topics that the numbers mean."""
+    if hasattr(column, "dictionary_encode"):
+        if column.null_count:
+            raise InvalidRows("the topic column holds nulls", -1)
+        encoded = column.dictionary_encode()
+        codes = encoded.indices.to_numpy(zero_copy_only=False)
+        return codes.astype("i8"), encoded.dictionary.to_pylist()
+    known: dict[str, int] = {}
+    values = column.tolist() if hasattr(column, "tolist") else column
+    codes = [known.setdefault(value, len(known)) for value in values]
+    return np.array(codes, "i8"), list(known)
+
+
+def _one(topic: str, rows: int) -> tuple[Array, list[str]]:
+    return np.zeros(rows, "i8"), [topic]
+
+
+# ---- times -------------------------------------------------------------------------------
+
+
+def _times(name: str, column: Any, now_ns: int | None) -> tuple[int, Array]:
+    """(TimeKind, nanoseconds per row); `now_ns` None = the daemon stamps delays."""
+    values = _values(column)
+    if values.dtype.kind == "O":
+        rows = _listed(column)
+        pairs = [times.due(_clock(now_ns), **{name: row}, now_ns=now_ns) for row in rows]
+        kind = pairs[0][0] if pairs else times.BOOT
+        return kind, np.array([time_ns for _, time_ns in pairs], "i8")
+    if name == "deadline":
+        return times.WALL, _deadlines(column, values)
+    if name == "deadline_boot_ns":
+        return times.BOOT, _bounded(values, _whole(values, 1), 0)
+    waits_ns = _seconds(values) if name == "delay" else _whole(values, 1)
+    if now_ns is None:
+        return times.DELAY, _bounded(values, waits_ns, 0)
+    return times.BOOT, _bounded(values, waits_ns, now_ns)
+
+
+def _clock(now_ns: int | None) -> int:
+    return ClockKind.VIRTUAL if now_ns is None else ClockKind.BOOT
+
+
+def _values(column: Any) -> Array:
+    if getattr(column, "null_count", 0):
+        raise InvalidRows("the time column holds nulls", -1)
+    if hasattr(column, "to_numpy"):
+        values: Array = column.to_numpy(zero_copy_only=False)
+        return values
+    return np.asarray(column)
+
+
+def _seconds(values: Array) -> Array:
+    if values.dtype.kind == "f":
+        _require(np.isfinite(values), "is not finite", values)
+        _require(values < TIME_MAX_NS / 1e9, "is too far", values)
+        return np.rint(np.maximum(values, 0.0) * 1e9).astype("i8")
+    if values.dtype.kind == "m":
+        return _spans(values, "m8[ns]")
+    return _whole(values, 1_000_000_000)
+
+
+def _deadlines(column: Any, values: Array) -> Array:
+    if values.dtype.kind != "M" or getattr(getattr(column, "type", None), "tz", None) is None:
+        raise InvalidTime("is naive: give the datetimes a time zone", column, TIME_MAX_NS)
+    return _bounded(values, _spans(values, "M8[ns]"), 0)
+
+
+def _spans(values: Array, unit: str) -> Array:
+    """timedelta64 or datetime64 of any unit -> nanoseconds; numpy wraps, we do not."""
+    _require(~np.isnat(values), "is not a time", values)
+    spans = values.astype(unit)
+    _require(spans.astype(values.dtype) == values, "is too far", values)
+    return spans.astype("i8")
+
+
+def _whole(values: Array, unit_ns: int) -> Array:
+    if values.dtype.kind not in "iu":
+        raise InvalidTime(f"has type {values.dtype}", values, TIME_MAX_NS)
+    _require(values <= TIME_MAX_NS // unit_ns, "is too far", values)
+    return np.maximum(values, 0).astype("i8") * unit_ns
+
+
+def _bounded(values: Array, waits_ns: Array, now_ns: int) -> Array:
+    _require(waits_ns <= TIME_MAX_NS - now_ns, "is too far", values)
+    return np.maximum(waits_ns, 0) + now_ns
+
+
+def _require(good: Array, reason: str, values: Array) -> None:
+    if not good.all():
+        row = int(np.argmin(good))
+        raise InvalidTime(f"(row {row}) {reason}", values[row], TIME_MAX_NS)

@@ -1,0 +1,290 @@
+"""What the blocking and the asyncio client share: arguments in, packed calls out, and one
+non-blocking exchange with the daemon. No lock, no wait: those are the clients' own."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime, timedelta
+from typing import Literal
+
+from purgatoryd.clients import times
+from purgatoryd.clients.channel import Channel
+from purgatoryd.clients.model import TimerInfo
+from purgatoryd.clients.packing import Packer, Pending, PendingAdd, PendingCancel
+from purgatoryd.clients.session import Batch, Query, Session, State
+from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout.errors import (
+    BatchError,
+    CallTimeout,
+    Closed,
+    DaemonError,
+    DaemonUnreachable,
+    ForkedProcess,
+    InvalidArgument,
+    InvalidTime,
+)
+from purgatoryd.shm_layout.layout import TIME_MAX_NS, ClockKind, PutMode, Status
+from purgatoryd.shm_layout.paths import Paths, check_name, client_paths
+from purgatoryd.shm_layout.wire import Key
+
+Mode = Literal["error", "replace", "keep", "extend"]
+"""What an add does when its key is armed: refuse, re-arm, leave it, move it only later."""
+
+MODES: dict[str, int] = {mode.name.lower(): int(mode) for mode in PutMode}
+UNCOLLECTED_MAX = 10_000  # refusals remembered one by one; more are only counted
+TOPICS_CACHED = 4096
+RESEND_S = 0.1  # the first wait for an overdue answer; doubles up to RESEND_MAX_S
+RESEND_MAX_S = 2.0
+
+
+def mode_number(mode: str) -> int:
+    """enum pg_put_mode of `mode`. Raises InvalidArgument."""
+    try:
+        return MODES[mode]
+    except (KeyError, TypeError):
+        raise InvalidArgument(f"mode {mode!r} is none of {', '.join(MODES)}") from None
+
+
+class Core:
+    """A client without locks and waits."""
+
+    def __init__(self, name: str, namespace: str) -> None:
+        self.name = check_name(name)
+        self.namespace = namespace
+        self.namespace_bytes = wire.encode_namespace(namespace)
+        self.key_name = self._name_entry(b"")  # for calls that name no topic
+        self.session = Session()
+        self.packer = Packer()
+        self.channel: Channel | None = None
+        self.endpoint = ""
+        self.answers = 0
+        """Messages that came; a wait that sees it grow has not been in vain."""
+        self._resend_s = RESEND_S
+        self._silent_s = 0.0
+        self._topics: dict[str, bytes] = {}
+        self._uncollected: dict[Pending, None] = {}
+        self._refused = 0
+        self._lost = 0
+        self._pid = os.getpid()
+        self.closed = False
+
+    # ---- life ------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises Closed, or ForkedProcess in a child of the process that made this."""
+        if self._pid != os.getpid():
+            raise ForkedProcess(what="client", owner_pid=self._pid, pid=os.getpid())
+        if self.closed:
+            raise Closed(what="client")
+
+    def try_open(self) -> bool:
+        """Connects if the daemon's socket is there. True once there is a channel."""
+        if self.channel is None:
+            try:
+                paths: Paths = client_paths(self.name)
+            except DaemonUnreachable as error:
+                self.endpoint = error.endpoint
+                return False
+            self.endpoint = paths.cmd_endpoint
+            self.channel = Channel(self.endpoint)
+        return True
+
+    def close(self) -> None:
+        """Drops the connection; what is in flight stays without an answer."""
+        self.closed = True
+        if self.channel is not None and self._pid == os.getpid():
+            self.channel.close()
+            self.channel = None
+
+    @property
+    def clock(self) -> int:
+        """The daemon's ClockKind, from its last welcome."""
+        return self.session.welcome.clock_kind if self.session.welcome else ClockKind.BOOT
+
+    # ---- calls -------------------------------------------------------------------------------
+
+    def put(
+        self,
+        key: Key,
+        delay: float | timedelta | None,
+        delay_ns: int | None,
+        deadline: datetime | None,
+        deadline_boot_ns: int | None,
+        topic: str,
+        payload: bytes,
+        mode: str,
+        *,
+        collect: bool,
+    ) -> PendingAdd:
+        """Packs an add. Raises InvalidArgument, and then nothing was packed."""
+        kind, time_ns = times.due(self.clock, delay, delay_ns, deadline, deadline_boot_ns)
+        key_type, key_bytes = wire.encode_key(key)
+        name = self.topic_name(topic)
+        payload = wire.encode_payload(payload) if payload else b""
+        number = mode_number(mode)
+        note = self._note if collect else None
+        pending = PendingAdd(key, note, self.namespace, topic, payload)
+        builder = self.packer.builder(name, pending)
+        builder.put(name, number, key_type, key_bytes, kind, time_ns, payload)
+        return pending
+
+    def cancel(self, key: Key, ticket: int, *, collect: bool) -> PendingCancel:
+        """Packs a cancel; `ticket` 0 = whatever timer has the key."""
+        key_type, key_bytes = wire.encode_key(key)
+        pending = PendingCancel(key, self._note if collect else None)
+        builder = self.packer.builder(self.key_name, pending)
+        builder.cancel(self.key_name, key_type, key_bytes, ticket)
+        return pending
+
+    def question(self, key: Key) -> Question:
+        """Asks for one key."""
+        wire.encode_key(key)
+        question = Question(self.namespace_bytes, key)
+        self.session.ask(question.query)
+        return question
+
+    def set_time(self, at_ns: int | None) -> None:
+        """Later calls are applied at virtual time `at_ns`. Raises InvalidTime."""
+        if at_ns is not None and (self.clock != ClockKind.VIRTUAL or at_ns < 0):
+            raise InvalidTime("needs a daemon with a virtual clock", at_ns, TIME_MAX_NS)
+        self.packer.seal()
+        self.packer.at_ns = at_ns
+
+    def topic_name(self, topic: str) -> bytes:
+        """The name table's entry for `topic`. Raises InvalidName."""
+        if known := self._topics.get(topic):
+            return known
+        entry = self._name_entry(wire.encode_topic(topic))
+        if len(self._topics) >= TOPICS_CACHED:
+            self._topics.clear()
+        self._topics[topic] = entry
+        return entry
+
+    def _name_entry(self, topic: bytes) -> bytes:
+        lengths = bytes((len(self.namespace_bytes), len(topic)))
+        return lengths + self.namespace_bytes + topic
+
+    # ---- refusals that nobody looked at ------------------------------------------------------
+
+    def _note(self, pending: Pending) -> None:
+        if not pending.failed:
+            return
+        if pending.error is not None:
+            self._lost += 1
+        else:
+            self._refused += 1
+        if len(self._uncollected) < UNCOLLECTED_MAX:
+            self._uncollected[pending] = None
+
+    def collected(self, pending: Pending) -> None:
+        """The caller has seen this call's outcome."""
+        if pending in self._uncollected:
+            del self._uncollected[pending]
+            if pending.error is not None:
+                self._lost -= 1
+            else:
+                self._refused -= 1
+
+    def raise_uncollected(self) -> None:
+        """Raises BatchError for refusals and losses that nobody looked at, once."""
+        if not (self._refused or self._lost):
+            return
+        refusals = tuple((p.key, p.status) for p in self._uncollected if p.error is None)
+        error = BatchError(refusals=refusals, count=self._refused, lost=self._lost)
+        self._uncollected.clear()
+        self._refused = self._lost = 0
+        raise error
+
+    # ---- the exchange ------------------------------------------------------------------------
+
+    def push(self) -> bool:
+        """Sends what may be sent. True if something could not be sent now."""
+        sealed, session, channel = self.packer.sealed, self.session, self.channel
+        while sealed:
+            session.submit(sealed.popleft())
+        while (frame := session.frame()) is not None:
+            if channel is None or not channel.send(frame):
+                return True
+            session.sent()
+        return False
+
+    def pull(self) -> bool:
+        """Takes all that has come. True if anything had."""
+        came = False
+        while self.channel is not None and (data := self.channel.receive()) is not None:
+            self.take(data)
+            came = True
+        return came
+
+    def take_soon(self) -> bool:
+        """Waits a moment for one message. True if one came."""
+        data = None if self.channel is None else self.channel.receive_soon()
+        if data is None:
+            return False
+        self.take(data)
+        return True
+
+    def withdraw(self, batch: Batch | None) -> None:
+        """Nobody waits for `batch`, a single call, any more: forget it if it never left."""
+        if batch is not None and batch.count == 1 and self.session.withdraw(batch):
+            self.packer.settled += 1
+
+    def take(self, data: bytes) -> None:
+        """Hands one message to the session."""
+        self.answers += 1
+        self._silent_s, self._resend_s = 0.0, RESEND_S
+        self.session.receive(data)
+
+    @property
+    def patience_s(self) -> float:
+        """How long to wait for a sign of the daemon before silence() is due."""
+        return max(self._resend_s - self._silent_s, 0.001)
+
+    def silence(self, waited_s: float) -> None:
+        """No sign for `waited_s` more seconds: overdue answers are asked for again."""
+        self._silent_s += waited_s
+        if self._silent_s >= self._resend_s:
+            self._silent_s, self._resend_s = 0.0, min(2 * self._resend_s, RESEND_MAX_S)
+            self.session.resend()
+
+    def look(self) -> None:
+        """Takes all that has come; after a reconnect, hands everything out again."""
+        if self.channel is not None and self.channel.reconnected():
+            self.session.resend()
+        self.pull()
+
+    def overdue(self, what: str, waited_s: float) -> DaemonError:
+        """The error for a call that got no answer within `waited_s` seconds."""
+        in_doubt = self.session.in_doubt()
+        if self.session.refusal is not None:
+            return self.session.refusal
+        greeting = self.session.state is State.GREETING
+        if greeting or self.channel is None or not self.channel.connected:
+            return DaemonUnreachable(self.name, self.endpoint, waited_s, in_doubt)
+        return CallTimeout(what, waited_s, in_doubt)
+
+
+class Question:
+    """A get on its way."""
+
+    def __init__(self, namespace: bytes, key: Key) -> None:
+        self.key = key
+        self.done = False
+        self.query = Query(namespace, key, self._settle)
+        self._found: list[wire.Info] | DaemonError = []
+
+    def _settle(self, found: list[wire.Info] | DaemonError) -> None:
+        self._found = found
+        self.done = True
+
+    def outcome(self) -> TimerInfo | None:
+        """The timer, or None. Raises DaemonError."""
+        if isinstance(self._found, DaemonError):
+            raise self._found
+        if not self._found or self._found[0].status != Status.FOUND:
+            return None
+        info = self._found[0]
+        return TimerInfo(
+            self.key, info.namespace, info.topic, info.ticket, info.deadline_ns, Status.FOUND,
+            info.payload, None if info.wall_ns is None else times.wall_time(info.wall_ns),
+        )  # fmt: skip

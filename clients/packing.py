@@ -1,0 +1,267 @@
+"""Single calls packed into batches, and the handles that receive their results."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+from purgatoryd.clients.model import CancelResult, TimerInfo
+from purgatoryd.clients.session import Batch, Settle
+from purgatoryd.shm_layout import layout, wire
+from purgatoryd.shm_layout.errors import (
+    Busy,
+    DaemonError,
+    Denied,
+    Exists,
+    Full,
+    QuotaExceeded,
+    Refused,
+    TooFar,
+    WrongShard,
+)
+from purgatoryd.shm_layout.layout import Op, Status
+from purgatoryd.shm_layout.wire import Key
+
+BATCH_BYTES = 1 << 20  # well under PG_MESSAGE_MAX: a batch is one copy and one turn of the daemon
+
+_PUT, _CANCEL = int(Op.PUT), int(Op.CANCEL)
+
+_FULL: dict[int, str] = {
+    Status.FULL: "slots",
+    Status.FULL_PAYLOAD: "room for key and payload",
+    Status.FULL_NAMESPACES: "namespaces",
+    Status.FULL_TOPICS: "topics",
+    Status.FULL_TICKETS: "tickets",
+    Status.FULL_KEYS: "watch keys",
+}
+_REFUSED: dict[int, type[Refused]] = {
+    Status.DENIED: Denied,
+    Status.BUSY: Busy,
+    Status.QUOTA: QuotaExceeded,
+    Status.WRONG_SHARD: WrongShard,
+}
+
+
+def is_refusal(status: int) -> bool:
+    """True for the statuses that mean: the daemon did not do what was asked."""
+    return status >= Status.FULL or status == Status.EXISTS
+
+
+def refusal(key: Key, word: int, deadline_ns: int) -> Refused:
+    """The error for a result (ticket << 8 | status) that is_refusal."""
+    status = word & 0xFF
+    if status == Status.EXISTS:
+        return Exists(key, status, ticket=word >> 8, deadline_boot_ns=deadline_ns)
+    if status == Status.TOO_FAR:
+        return TooFar(key, status, limit_ns=layout.TIME_MAX_NS)
+    if full := _FULL.get(status):
+        return Full(key, status, resource=full)
+    return _REFUSED.get(status, Refused)(key, status)
+
+
+class Pending:
+    """One packed call. `done` turns True exactly once, when its batch settles."""
+
+    __slots__ = ("deadline_ns", "done", "error", "key", "on_done", "word")
+
+    def __init__(self, key: Key, on_done: Callable[[Pending], None] | None) -> None:
+        self.key = key
+        self.on_done = on_done
+        self.done = False
+        self.word = 0
+        self.deadline_ns = 0
+        self.error: DaemonError | None = None
+
+    @property
+    def status(self) -> int:
+        """enum pg_status of the answer; NONE while or because there is none."""
+        return self.word & 0xFF
+
+    @property
+    def failed(self) -> bool:
+        """True if the call was refused or its outcome is unknown."""
+        return self.error is not None or is_refusal(self.word & 0xFF)
+
+    def _check(self) -> None:
+        if self.error is not None:
+            raise self.error
+        if is_refusal(self.word & 0xFF):
+            raise refusal(self.key, self.word, self.deadline_ns)
+
+
+class PendingAdd(Pending):
+    """An add on its way."""
+
+    __slots__ = ("namespace", "payload", "topic")
+
+    def __init__(
+        self,
+        key: Key,
+        on_done: Callable[[Pending], None] | None,
+        namespace: str,
+        topic: str,
+        payload: bytes,
+    ) -> None:
+        super().__init__(key, on_done)
+        self.namespace = namespace
+        self.topic = topic
+        self.payload = payload
+
+    def outcome(self) -> TimerInfo:
+        """The timer. Raises Refused or DaemonError."""
+        self._check()
+        return TimerInfo(
+            self.key, self.namespace, self.topic, self.word >> 8, self.deadline_ns,
+            Status(self.word & 0xFF), self.payload,
+        )  # fmt: skip
+
+
+class PendingCancel(Pending):
+    """A cancel on its way."""
+
+    __slots__ = ()
+
+    def outcome(self) -> CancelResult:
+        """What it found. Raises Refused or DaemonError."""
+        self._check()
+        return CancelResult(self.word & 0xFF)
+
+
+AnyPending = TypeVar("AnyPending", bound=Pending)
+
+
+class Builder:
+    """Builds the body of one batch: name table, records, byte area."""
+
+    __slots__ = ("_area", "_bytes", "_names", "_records")
+
+    def __init__(self) -> None:
+        self._names: dict[bytes, int] = {}
+        self._records: list[bytes] = []
+        self._area: list[bytes] = []
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def fits(self, name: bytes) -> bool:
+        """True if one more record, with the name table's entry `name`, may be added."""
+        return (
+            len(self._records) < layout.BATCH_RECORDS
+            and self._bytes <= BATCH_BYTES
+            and (name in self._names or len(self._names) < layout.BATCH_NAMES)
+        )
+
+    def put(
+        self, name: bytes, mode: int, key_type: int, key: bytes, time_kind: int, time_ns: int,
+        payload: bytes,
+    ) -> None:  # fmt: skip
+        """Adds a PUT."""
+        index = self._names.setdefault(name, len(self._names))
+        record = wire.RECORD.pack(
+            _PUT, mode, key_type, len(key), index, time_kind, 0, len(payload), 0, time_ns, 0
+        )
+        self._records.append(record)
+        self._area.append(key)
+        self._area.append(payload)
+        self._bytes += len(record) + len(key) + len(payload)
+
+    def cancel(self, name: bytes, key_type: int, key: bytes, ticket: int) -> None:
+        """Adds a CANCEL; `ticket` 0 = whatever timer has the key."""
+        index = self._names.setdefault(name, len(self._names))
+        record = wire.RECORD.pack(_CANCEL, 0, key_type, len(key), index, 0, 0, 0, 0, 0, ticket)
+        self._records.append(record)
+        self._area.append(key)
+        self._bytes += len(record) + len(key)
+
+    def batch(self, settle: Settle, at_ns: int | None = None) -> Batch:
+        """The finished batch."""
+        names = b"".join(self._names)
+        names += bytes(-len(names) % 8)
+        body = b"".join((names, *self._records, *self._area))
+        return Batch(len(self._records), len(self._names), len(names), body, settle, at_ns)
+
+
+class Packer:
+    """Collects single calls until a batch is full or somebody seals it.
+
+    Sealed batches wait in `sealed`, in order. Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self.sealed: deque[Batch] = deque()
+        self.at_ns: int | None = None
+        # Two counters, because packing and settling happen under different locks.
+        self.packed = 0
+        self.settled = 0
+        self._open()
+
+    def _open(self) -> None:
+        self._builder = Builder()
+        self._pending: list[Pending] = []
+
+    @property
+    def queued(self) -> int:
+        """Records that are packed and have no result yet."""
+        return self.packed - self.settled
+
+    @property
+    def empty(self) -> bool:
+        """True if nothing waits to be handed to the session."""
+        return not (self._pending or self.sealed)
+
+    def builder(self, name: bytes, pending: Pending) -> Builder:
+        """The open batch, to which the caller adds the one record of `pending`."""
+        if not self._builder.fits(name):
+            self.seal()
+        self._pending.append(pending)
+        self.packed += 1
+        return self._builder
+
+    def seal(self) -> Batch | None:
+        """Closes the open batch, if it holds anything, and returns it."""
+        if not self._pending:
+            return None
+        batch = self._builder.batch(_Settlement(self, self._pending), self.at_ns)
+        self.sealed.append(batch)
+        self._open()
+        return batch
+
+    def bulk(self, batch: Batch) -> None:
+        """Queues a batch that was packed elsewhere, behind what is open."""
+        self.seal()
+        batch.at_ns = self.at_ns
+        self.sealed.append(batch)
+        self.packed += batch.count
+
+
+class _Settlement:
+    """Hands a batch's results to its calls."""
+
+    __slots__ = ("packer", "pending")
+
+    def __init__(self, packer: Packer, pending: list[Pending]) -> None:
+        self.packer = packer
+        self.pending = pending
+
+    def __call__(self, outcome: bytes | DaemonError) -> None:
+        self.packer.settled += len(self.pending)
+        if isinstance(outcome, DaemonError):
+            self._fail(outcome)
+            return
+        for pending, (word, deadline_ns) in zip(
+            self.pending, wire.decode_results(outcome), strict=True
+        ):
+            pending.word = word
+            pending.deadline_ns = deadline_ns
+            pending.done = True
+            if pending.on_done is not None:
+                pending.on_done(pending)
+
+    def _fail(self, error: DaemonError) -> None:
+        for pending in self.pending:
+            pending.error = error
+            pending.done = True
+            if pending.on_done is not None:
+                pending.on_done(pending)

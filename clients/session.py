@@ -1,0 +1,335 @@
+"""One session with the daemon: no socket, no clock, no thread.
+
+Bytes go in through receive() and come out through frame(); results go to the `settle` of
+each batch. The blocking and the asyncio client drive the same object.
+
+States:
+
+    GREETING  a HELLO is out or must go out; batches wait
+    OPEN      up to `window` batches are in flight
+    CLOSED    BYE was answered, or the daemon will not talk to us
+
+A batch gets its sequence when it is first handed out and keeps its bytes from then on, so
+that a re-sent one is recognised and answered from the daemon's memory. When the daemon does
+not know the session any more, a batch is sent again in a new session only if it is certain
+that it was never applied; the others settle with SessionExpired.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from purgatoryd.shm_layout import layout, wire
+from purgatoryd.shm_layout.errors import DaemonError, MessageRefused, SessionExpired
+from purgatoryd.shm_layout.layout import Message, WireError
+from purgatoryd.shm_layout.wire import Info, Key, Reply, Welcome
+
+Settle = Callable[[bytes | DaemonError], None]
+"""Takes the results of a batch (struct pg_result each), or why there are none."""
+
+
+class State(enum.Enum):
+    """Where the conversation stands."""
+
+    GREETING = enum.auto()
+    OPEN = enum.auto()
+    CLOSED = enum.auto()
+
+
+class Letter:
+    """A message that may have to be sent more than once."""
+
+    __slots__ = ("frame", "sent")
+
+    def __init__(self, frame: bytes = b"") -> None:
+        self.frame = frame
+        self.sent = False
+        """The socket took a copy."""
+
+
+class Batch(Letter):
+    """Packed records; `body` is name table, records and byte area."""
+
+    __slots__ = ("at_ns", "body", "count", "doubtful", "names", "names_bytes", "sequence", "settle")
+
+    def __init__(
+        self,
+        count: int,
+        names: int,
+        names_bytes: int,
+        body: bytes,
+        settle: Settle,
+        at_ns: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.count = count
+        self.names = names
+        self.names_bytes = names_bytes
+        self.body = body
+        self.settle = settle
+        self.at_ns = at_ns
+        self.sequence = 0
+        self.doubtful = False
+        """A copy was sent and has no answer, although a later copy may get one."""
+
+    def address(self, session: int, sequence: int) -> None:
+        """Fixes the bytes: from here on every copy is the same."""
+        self.sequence = sequence
+        self.sent = self.doubtful = False
+        self.frame = (
+            wire.encode_frame(
+                Message.BATCH, session, sequence, count=self.count, names=self.names,
+                names_bytes=self.names_bytes, at_ns=self.at_ns,
+            )
+            + self.body
+        )  # fmt: skip
+
+
+class Query(Letter):
+    """A question for one key; asking twice changes nothing."""
+
+    __slots__ = ("key", "namespace", "settle")
+
+    def __init__(
+        self, namespace: bytes, key: Key, settle: Callable[[list[Info] | DaemonError], None]
+    ) -> None:
+        super().__init__()
+        self.namespace = namespace
+        self.key = key
+        self.settle = settle
+
+
+class Session:
+    """The client's end of one session, and of the sessions that replace it."""
+
+    def __init__(self, nonce: Callable[[int], bytes] = os.urandom) -> None:
+        self._nonce = nonce
+        self._hellos = 0
+        self._questions = 0
+        self._sequence = 0
+        self._waiting: deque[Batch] = deque()
+        self._flight: dict[int, Batch] = {}  # ordered by sequence
+        self._queries: dict[int, Query] = {}
+        self._outgoing: deque[Letter] = deque()
+        self.state = State.GREETING
+        self.id = 0
+        self.window = layout.WINDOW
+        self.welcome: Welcome | None = None
+        self.refusal: MessageRefused | None = None
+        """Why the last HELLO was refused, until one is accepted."""
+        self._greet()
+
+    # ---- what the caller wants -----------------------------------------------------------
+
+    def submit(self, batch: Batch) -> None:
+        """Queues `batch` behind all others; it settles exactly once."""
+        self._waiting.append(batch)
+
+    def ask(self, query: Query) -> None:
+        """Queues a question."""
+        self._questions += 1
+        self._queries[self._questions] = query
+        if self.state is State.OPEN:
+            self._address_query(self._questions, query)
+            self._outgoing.append(query)
+
+    def withdraw(self, batch: Batch) -> bool:
+        """Takes back a batch that no socket took; False = it is too late for that."""
+        if batch in self._waiting:
+            self._waiting.remove(batch)
+        elif batch.sent or batch.sequence != self._sequence:
+            return False
+        else:
+            self._sequence -= 1
+            del self._flight[batch.sequence]
+            self._outgoing.remove(batch)
+        return True
+
+    def forget(self, query: Query) -> None:
+        """Drops a question that nobody waits for any more."""
+        self._queries = {n: q for n, q in self._queries.items() if q is not query}
+
+    def bye(self) -> None:
+        """Ends the session; for a client that has nothing in flight."""
+        if self.state is State.OPEN:
+            self._outgoing.append(Letter(wire.encode_frame(Message.BYE, self.id)))
+        else:
+            self.state = State.CLOSED
+
+    @property
+    def busy(self) -> bool:
+        """True while a batch or a question has no answer."""
+        return bool(self._flight or self._waiting or self._queries)
+
+    def in_doubt(self) -> int:
+        """Records that were handed out and have no answer."""
+        return sum(b.count for b in self._flight.values() if b.sent)
+
+    # ---- what goes out ---------------------------------------------------------------------
+
+    def frame(self) -> bytes | None:
+        """The next message to send, or None; call sent() once the socket took it."""
+        if not self._outgoing and self._waiting and self.state is State.OPEN:
+            self._hand_out()
+        return self._outgoing[0].frame if self._outgoing else None
+
+    def _hand_out(self) -> None:
+        if not self._window_full():
+            batch = self._waiting.popleft()
+            self._sequence += 1
+            batch.address(self.id, self._sequence)
+            self._flight[self._sequence] = batch
+            self._outgoing.append(batch)
+
+    def sent(self) -> None:
+        """The socket took the message that frame() returned."""
+        self._outgoing.popleft().sent = True
+
+    def resend(self) -> None:
+        """After a reconnect, or when an answer is overdue: hands everything out again."""
+        self._outgoing.clear()
+        if self.state is State.GREETING:
+            self._outgoing.append(Letter(self._hello))
+        elif self.state is State.OPEN:
+            self._hand_out_again(list(self._flight.values()))
+            self._outgoing.extend(self._queries.values())
+
+    def _hand_out_again(self, batches: list[Batch]) -> None:
+        for batch in batches:
+            batch.doubtful = batch.doubtful or batch.sent
+        self._outgoing.extend(batches)
+
+    def _window_full(self) -> bool:
+        # The daemon remembers the results of the last `window` batches: the distance to the
+        # oldest unanswered one counts, not how many are unanswered.
+        return bool(self._flight) and self._sequence - next(iter(self._flight)) + 1 >= self.window
+
+    def _address_query(self, number: int, query: Query) -> None:
+        query.frame = wire.encode_query(number, self.id, query.namespace, query.key)
+
+    # ---- what comes in ---------------------------------------------------------------------
+
+    def receive(self, data: bytes) -> None:
+        """Takes one message of the daemon. Raises ProtocolError if it is none."""
+        reply = wire.decode_reply(data)
+        handler = self._HANDLERS.get(reply.message)
+        if handler is not None:
+            handler(self, reply)
+
+    def _on_hello(self, reply: Reply) -> None:
+        if self.state is not State.GREETING or reply.sequence != self._hellos:
+            return
+        if reply.error:
+            self._on_refused_hello(reply.refusal())
+            return
+        self.welcome = wire.decode_welcome(reply.body)
+        self.refusal = None
+        self.id = self.welcome.session
+        self.window = min(layout.WINDOW, self.welcome.window)
+        self._sequence = self.welcome.last
+        self.state = State.OPEN
+        for number, query in self._queries.items():
+            self._address_query(number, query)
+        self._outgoing.extend(self._queries.values())
+
+    def _on_refused_hello(self, refusal: MessageRefused) -> None:
+        self.refusal = refusal
+        if refusal.error in (WireError.SESSIONS_FULL, WireError.STOPPING):
+            return  # may pass: the HELLO is sent again
+        self.state = State.CLOSED
+        waiting, self._waiting = self._waiting, deque()
+        queries, self._queries = self._queries, {}
+        for batch in waiting:
+            batch.settle(refusal)
+        for query in queries.values():
+            query.settle(refusal)
+
+    def _on_batch(self, reply: Reply) -> None:
+        batch = self._flight.get(reply.sequence)
+        if batch is None or reply.session != self.id:
+            return  # answers a copy of what is settled already
+        if not reply.error:
+            wire.check_results(reply.body, batch.count)
+            del self._flight[reply.sequence]
+            batch.settle(reply.body)
+        elif reply.error == WireError.SESSION_EXPIRED:
+            self._expire(batch)
+        elif reply.error == WireError.OUT_OF_ORDER:
+            self._reorder(batch, reply.detail[0])
+        elif reply.error in (WireError.STALE, WireError.CHANGED):
+            self._replace(self._sequence + 1)  # the sequence was used; by what is unknown
+        elif reply.error != WireError.STOPPING:  # the daemon's successor will be asked again
+            self._abandon(batch, reply.refusal())
+
+    def _on_query(self, reply: Reply) -> None:
+        if reply.error == WireError.STOPPING or reply.session != self.id:
+            return
+        if reply.error == WireError.SESSION_EXPIRED:
+            self._replace(self._sequence + 1)
+        elif query := self._queries.pop(reply.sequence, None):
+            failed = reply.refusal() if reply.error else None
+            query.settle(failed or wire.decode_infos(reply.body, reply.records))
+
+    def _on_bye(self, reply: Reply) -> None:
+        if reply.session == self.id:
+            self.state = State.CLOSED
+
+    _HANDLERS = {  # noqa: RUF012  -- a table, never written
+        int(Message.HELLO): _on_hello,
+        int(Message.BATCH): _on_batch,
+        int(Message.QUERY): _on_query,
+        int(Message.BYE): _on_bye,
+    }
+
+    # ---- when the session breaks -------------------------------------------------------------
+
+    def _expire(self, refused: Batch) -> None:
+        # Sent once and refused: never applied. What was sent once and later than that will
+        # be refused too. Of earlier ones, or of several copies, one may have been applied.
+        self._replace(refused.sequence)
+
+    def _reorder(self, refused: Batch, expected: int) -> None:
+        if expected in self._flight:
+            if refused.sequence == expected + 1:  # one round for the whole window
+                later = [b for b in self._flight.values() if b.sequence >= expected]
+                self._outgoing = deque(o for o in self._outgoing if o not in later)
+                self._hand_out_again(later)
+        elif expected not in range(refused.sequence, self._sequence + 1):
+            self._expire(refused)  # the daemon's idea of this session is not ours
+
+    def _abandon(self, refused: Batch, refusal: MessageRefused) -> None:
+        # Nothing after a refused batch can have been applied, whatever the number of copies.
+        del self._flight[refused.sequence]
+        for batch in self._flight.values():
+            if batch.sequence > refused.sequence:
+                batch.doubtful = False
+        refused.settle(refusal)
+        self._replace(refused.sequence)
+
+    def _replace(self, first_certain: int) -> None:
+        """Opens a new session. Batches from `first_certain` on of which no copy is in doubt
+        move over; the others have an unknown outcome."""
+        flight = list(self._flight.values())
+        certain = [b for b in flight if b.sequence >= first_certain and not b.doubtful]
+        lost = [b for b in flight if b not in certain]
+        error = SessionExpired(session=self.id, in_doubt=sum(b.count for b in lost))
+        self._flight.clear()
+        self._waiting.extendleft(reversed(certain))
+        self._greet()
+        _fail(lost, error)
+
+    def _greet(self) -> None:
+        # Numbered, so that a late answer to an earlier nonce is not taken for this one's.
+        self._hellos += 1
+        self._hello = wire.encode_hello(self._nonce(16), self._hellos)
+        self.state = State.GREETING
+        self._outgoing.clear()
+        self._outgoing.append(Letter(self._hello))
+
+
+def _fail(batches: Iterable[Batch], error: DaemonError) -> None:
+    for batch in batches:
+        batch.settle(error)

@@ -1,0 +1,255 @@
+"""The order of notices: finds gaps, fills them from the arena, drops what came twice.
+
+No socket and no clock: messages go in through take(), notices come out through pop(). The
+arena is read only, through `Reader`.
+
+What stands in `_todo` is done in order, so a message waits behind the gap before it:
+
+    Gap      notices that the arena has and this subscriber has not
+    Arrival  a message; turned into notices once the topic's gap is closed
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from purgatoryd.clients.model import Notice
+from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout.arena import Reader
+from purgatoryd.shm_layout.errors import ArenaError, SnapshotRequired
+from purgatoryd.shm_layout.layout import ArenaState, Cause, ClockKind
+from purgatoryd.shm_layout.wire import NoticeHead
+
+REPLAY_CHUNK = 65_536  # notices taken from the arena at once
+
+_CAUSES = {int(cause): cause for cause in Cause}
+
+
+@dataclass(slots=True)
+class Position:
+    """How far one topic was delivered."""
+
+    topic: str
+    incarnation: int
+    """0 = the topic was not in the arena yet."""
+    next: int
+    """The sequence that must come next."""
+    forgiving: bool = False
+    """The caller knows already that notices before the oldest available are lost."""
+
+
+@dataclass(slots=True)
+class Gap:
+    """Notices up to `last` of a topic have to come from the arena."""
+
+    position: Position
+    last: int
+
+
+@dataclass(slots=True)
+class Arrival:
+    """A message that was not delivered yet; `received_ns` as in Notice."""
+
+    position: Position
+    head: NoticeHead
+    body: bytes
+    received_ns: int | None
+
+
+class Stream:
+    """What one subscriber has seen of one namespace.
+
+    `attach` maps the arena of the daemon as it is now, or raises ArenaError. `topics` None =
+    all topics, those included that are born later. `clock` is CLOCK_BOOTTIME, in ns.
+    """
+
+    def __init__(
+        self,
+        namespace: str,
+        topics: Collection[str] | None,
+        attach: Callable[[], Reader],
+        clock: Callable[[], int],
+    ) -> None:
+        self._namespace = namespace
+        self._topics = topics
+        self._attach = attach
+        self._clock = clock
+        self._reader = attach()
+        self._positions: dict[str, Position] = {}
+        self._todo: deque[Gap | Arrival] = deque()
+        self._ready: deque[Notice | SnapshotRequired] = deque()
+        self._stream_id = self._reader.stream_id
+        for topic, (incarnation, sequence) in self._tails().items():
+            self._positions[topic] = Position(topic, incarnation, sequence + 1)
+        for topic in topics or ():
+            self._position(topic)
+
+    @property
+    def stuck(self) -> bool:
+        """True if something waits that the arena cannot give just now; pop() tries again."""
+        return bool(self._todo)
+
+    def close(self) -> None:
+        """Unmaps the arena."""
+        self._reader.close()
+
+    # ---- in ----------------------------------------------------------------------------------
+
+    def take(self, frames: list[bytes]) -> None:
+        """Takes a message as it came from the socket. Raises ProtocolError."""
+        if len(frames) != 2:
+            return
+        _, topic = wire.decode_topic_frame(frames[0])
+        head = wire.decode_notice_head(frames[1])
+        self._todo.append(Arrival(self._position(topic), head, frames[1], self._received_ns()))
+
+    def compare(self) -> None:
+        """Looks in the arena for notices that no message has announced."""
+        if not self._current(self._stream_id):
+            self._follow()
+        for topic, (incarnation, sequence) in self._tails().items():
+            position = self._position(topic)
+            self._adopt(position, incarnation)
+            if sequence >= position.next:
+                self._todo.append(Gap(position, sequence))
+
+    def reconnected(self) -> None:
+        """The daemon may be another one now, with another arena."""
+        self._follow()
+        self.compare()
+
+    # ---- out ---------------------------------------------------------------------------------
+
+    def pop(self) -> Notice | None:
+        """The next notice, None if there is none now. Raises SnapshotRequired for lost ones."""
+        while not self._ready:
+            if not self._todo or not self._work(self._todo[0]):
+                return None
+        item = self._ready.popleft()
+        if isinstance(item, SnapshotRequired):
+            raise item
+        return item
+
+    def _work(self, item: Gap | Arrival) -> bool:
+        """Does the first thing to do; False if it cannot be done now."""
+        return self._fill(item) if isinstance(item, Gap) else self._arrive(item)
+
+    def _arrive(self, arrival: Arrival) -> bool:
+        head, position = arrival.head, arrival.position
+        if not self._same_stream(head):
+            self._todo.popleft()
+            return True
+        self._adopt(position, head.incarnation)
+        behind = head.first - 1 if head.records else head.tail
+        if behind >= position.next:
+            self._todo.appendleft(Gap(position, behind))
+            return True
+        self._todo.popleft()
+        self._deliver(position, head, arrival.body, arrival.received_ns)
+        return True
+
+    def _fill(self, gap: Gap) -> bool:
+        """Closes a gap, at most REPLAY_CHUNK notices at a time."""
+        position = gap.position
+        if gap.last < position.next:
+            self._todo.popleft()
+            return True
+        first, last = position.next, min(gap.last, position.next + REPLAY_CHUNK - 1)
+        if not self._current(self._stream_id) and not self._follow():
+            return False
+        epoch = self._reader.epoch
+        lost_until, bodies = self._reader.replay(self._namespace, position.topic, first, last)
+        if not self._current(self._stream_id) or self._reader.epoch != epoch:
+            return False  # read while the daemon rebuilt the arena: proves nothing
+        for body in bodies:
+            head = wire.decode_notice_head(body)
+            self._lose(position, head.first - 1)
+            self._deliver(position, head, body, self._received_ns())
+        self._lose(position, lost_until)
+        return position.next > first
+
+    def _deliver(
+        self, position: Position, head: NoticeHead, body: bytes, received_ns: int | None
+    ) -> None:
+        """Appends the notices of a message that are new. Its first is not ahead of its turn."""
+        skip = position.next - head.first
+        if skip >= head.records:
+            return
+        raw = wire.decode_notices(body, head.records)
+        for i in range(skip, head.records):
+            ticket, deadline_ns, fired_ns, cause, flags, key, payload = raw[i]
+            self._ready.append(
+                Notice(
+                    key, payload, position.topic, self._namespace, head.first + i, ticket,
+                    _CAUSES.get(cause, Cause.EXPIRED), deadline_ns, fired_ns,
+                    head.wall_offset_ns, received_ns, flags,
+                )
+            )  # fmt: skip
+        position.next = head.first + head.records
+        position.forgiving = False
+
+    def _lose(self, position: Position, until: int) -> None:
+        if until < position.next:
+            return
+        if not position.forgiving:
+            self._ready.append(
+                SnapshotRequired(self._namespace, position.topic, position.next, until)
+            )
+        position.next = until + 1
+
+    def _received_ns(self) -> int | None:
+        virtual = int(self._reader.header.clock_kind) == ClockKind.VIRTUAL
+        return None if virtual else self._clock()
+
+    # ---- which stream this is ------------------------------------------------------------------
+
+    def _tails(self) -> dict[str, tuple[int, int]]:
+        tails = self._reader.tails(self._namespace)
+        return {t: v for t, v in tails.items() if self._topics is None or t in self._topics}
+
+    def _position(self, topic: str) -> Position:
+        position = self._positions.get(topic)
+        if position is None:
+            position = self._positions[topic] = Position(topic, 0, 1)
+        return position
+
+    def _current(self, stream_id: int) -> bool:
+        """True if the mapped arena is in order and of this stream."""
+        return self._reader.state == ArenaState.READY and self._reader.stream_id == stream_id
+
+    def _follow(self) -> bool:
+        """Maps the daemon's present arena. False while there is none in order."""
+        try:
+            reader = self._attach()
+        except ArenaError:
+            return False
+        self._reader.close()
+        self._reader = reader
+        if reader.stream_id != self._stream_id:
+            self._break(reader.stream_id)
+        return True
+
+    def _same_stream(self, head: NoticeHead) -> bool:
+        """False for a message of a stream that is over."""
+        if head.stream_id != self._stream_id:
+            self._follow()
+        return head.stream_id == self._stream_id
+
+    def _break(self, stream_id: int) -> None:
+        """Continuity is lost: says so for every topic, and goes on with what there is."""
+        self._stream_id = stream_id
+        for position in self._positions.values():
+            self._restart(position, 0)
+
+    def _adopt(self, position: Position, incarnation: int) -> None:
+        if position.incarnation == 0:
+            position.incarnation = incarnation
+        elif position.incarnation != incarnation:
+            self._restart(position, incarnation)
+
+    def _restart(self, position: Position, incarnation: int) -> None:
+        if position.incarnation:
+            self._ready.append(SnapshotRequired(self._namespace, position.topic, position.next, 0))
+        position.incarnation, position.next, position.forgiving = incarnation, 1, True

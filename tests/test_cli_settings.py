@@ -1,0 +1,193 @@
+"""Settings of `purgatoryd run`: what they mean, which one wins, which are refused."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from purgatoryd.cli import units
+from purgatoryd.cli.app import app
+from purgatoryd.cli.exits import Exit
+from purgatoryd.cli.settings import FLAG_OF, variable
+from purgatoryd.daemon.config import BOUNDS, DEFAULTS, Config
+from purgatoryd.shm_layout.errors import InvalidName, InvalidSetting
+
+
+@pytest.fixture(autouse=True)
+def no_settings_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("name", *FLAG_OF.values(), "config"):
+        monkeypatch.delenv(variable(name), raising=False)
+
+
+def print_config(*args: str, env: dict[str, str] | None = None) -> Result:
+    return CliRunner().invoke(app, ["run", "--print-config", *args], env=env)
+
+
+def effective(*args: str, env: dict[str, str] | None = None) -> dict[str, tuple[Any, str]]:
+    result = print_config("--json", *args, env=env)
+    assert result.exit_code == 0, result.output
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    return {line["setting"]: (line["value"], line["source"]) for line in lines}
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Path:
+    path = tmp_path / "purgatoryd.toml"
+    path.write_text('name = "web"\ncapacity = 1000\npayload-memory = "1M"\ntick = "1ms"\n')
+    return path
+
+
+def test_flag_wins_over_environment_over_file_over_default(toml: Path) -> None:
+    env = {"PURGATORYD_CAPACITY": "2000", "PURGATORYD_TICK": "2ms", "PURGATORYD_CONFIG": str(toml)}
+    found = effective("--tick", "3ms", env=env)
+    assert found["tick"] == ("3ms", "flag")
+    assert found["capacity"] == (2000, "environment")
+    assert found["payload-memory"] == ("1M", "config file")
+    assert found["name"] == ("web", "config file")
+    assert found["fanout"] == (256, "default")
+
+
+def test_printed_settings_are_a_config_file_that_means_the_same(toml: Path, tmp_path: Path) -> None:
+    options = ("--clock", "virtual", "--wall-origin", "2013-01-01T00:00:00-05:00", "--outbox", "9")
+    first = print_config("--config", str(toml), *options)
+    copy = tmp_path / "copy.toml"
+    copy.write_text(first.stdout)
+    second = print_config("--config", str(copy))
+    assert tomllib.loads(first.stdout) == tomllib.loads(second.stdout)
+    assert tomllib.loads(first.stdout)["wall-origin"] == "2013-01-01T05:00:00Z"
+    assert tomllib.loads(first.stdout)["outbox"] == 16
+
+
+def test_every_setting_of_the_daemon_has_a_flag() -> None:
+    assert set(FLAG_OF) == set(DEFAULTS)
+
+
+@pytest.mark.parametrize("text", ["colour = 1\n", "payload_memory = 1\n", "[run]\nname = 'a'\n"])
+def test_unknown_key_in_the_file(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(text)
+    result = print_config("--config", str(path))
+    assert result.exit_code == Exit.USAGE
+    assert "unknown setting" in result.stderr
+    assert str(path) in result.stderr
+
+
+def test_unknown_variable() -> None:
+    result = print_config("--json", env={"PURGATORYD_CAPACTY": "1"})
+    assert result.exit_code == Exit.USAGE
+    told = json.loads(result.stderr)
+    assert (told["error"], told["setting"]) == ("UnknownSetting", "PURGATORYD_CAPACTY")
+
+
+def test_variables_that_are_no_settings_are_known() -> None:
+    assert effective(env={"PURGATORYD_DIR": "/x", "PURGATORYD_REQUIRE": "netns"})
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--capacity", "0"], "capacity = 0 (flag): must be from 1 to 134217728"),
+        (["--tick", "1s"], "must be from 1000 to 100000000 ns"),
+        (["--tick", "soon"], "'soon' is not a duration such as"),
+        (["--payload-memory", "16X"], "is not a size such as"),
+        (["--wall-origin", "2013-01-01"], "has no offset from UTC"),
+        (["--wall-origin", "2013-01-01T00:00Z"], "must be 0 with the real clock"),
+        (["--name", "No"], "daemon name 'No' must consist of"),
+        (["--colour", "red"], "No such option"),
+    ],
+)
+def test_bad_values_say_the_bound(args: list[str], said: str) -> None:
+    result = print_config(*args)
+    assert result.exit_code == Exit.USAGE
+    assert said in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("= 1", "is not TOML"), (None, "cannot be read: No such file")]
+)
+def test_file_that_cannot_be_used(text: str | None, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    if text is not None:
+        path.write_text(text)
+    result = print_config("--config", str(path))
+    assert result.exit_code == Exit.UNUSABLE
+    assert said in result.stderr
+
+
+@pytest.mark.parametrize("value", ["true", "[1]"])
+def test_value_in_the_file_of_a_wrong_type(value: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(f"capacity = {value}\n")
+    result = print_config("--config", str(path))
+    assert result.exit_code == Exit.USAGE
+    assert "must be a number or a string" in result.stderr
+
+
+def test_config_keeps_its_bounds() -> None:
+    for setting, (low, high) in BOUNDS.items():
+        for value in (low - 1, high + 1):
+            if setting == "outbox_bytes_max" and value <= 0:
+                continue
+            with pytest.raises(InvalidSetting) as caught:
+                Config(name="a", **{setting: value})  # type: ignore[arg-type]
+            assert (caught.value.setting, caught.value.value) == (setting, value)
+    with pytest.raises(InvalidSetting, match="power of two"):
+        Config(name="a", outbox_capacity=100)
+    with pytest.raises(InvalidName):
+        Config(name="A")
+
+
+def test_outbox_memory_is_half_of_the_payload_memory_unless_given() -> None:
+    assert Config(name="a", payload_bytes=2**20).outbox_bytes_max == 2**19
+    assert Config(name="a", outbox_bytes_max=4096).outbox_bytes_max == 4096
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"),
+    [
+        ("65.536us", 65_536),
+        ("0.5ns", 1),
+        ("-1.5ns", -1),
+        ("2", 2_000_000_000),
+        ("-3s", -3_000_000_000),
+        ("1.5h", 5_400_000_000_000),
+        ("106751d", 106751 * 86_400 * 10**9),
+    ],
+)
+def test_durations(text: str, ns: int) -> None:
+    assert units.Duration().convert(text, None, None) == ns
+
+
+@pytest.mark.parametrize("ns", [0, 1, 999, 1_000, 65_536, 1_000_000, 90_000_000_000])
+def test_exact_durations_read_back(ns: int) -> None:
+    assert units.Duration().convert(units.exact_duration(ns), None, None) == ns
+
+
+@pytest.mark.parametrize("count", [0, 1, 1023, 1024, 16 * 2**20, 3 * 2**30, 2**30 + 1])
+def test_exact_sizes_read_back(count: int) -> None:
+    assert units.Size().convert(units.exact_size(count), None, None) == count
+
+
+@pytest.mark.parametrize("text", ["", "1e3", "nan", "inf", "1 s", "--1", "s"])
+def test_texts_that_are_no_duration(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        units.Duration().convert(text, None, None)
+
+
+def test_moment_has_an_offset() -> None:
+    moment = units.Moment().convert("2026-01-31T12:00:00Z", None, None)
+    assert moment == datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"), [(0, "0ns"), (999, "999ns"), (65_536, "65.54us"), (-90_000_000_000, "-1.5m")]
+)
+def test_durations_for_people(ns: int, text: str) -> None:
+    assert units.format_duration(ns) == text

@@ -1,0 +1,178 @@
+"""The pages: every command and example in them runs, every link leads somewhere.
+
+Each ```python and ```sh block runs by itself, in a folder of its own, beside a daemon of
+each name that it uses (unless it starts one). What waits for notices gets some: timers that
+are due at once, in the topics that the block names. A block that would go on for ever is
+interrupted after its first line of output.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from click.testing import CliRunner
+from conftest import StartDaemon
+from real_daemon import PATIENCE_S, clean_environment
+
+from purgatoryd.cli.app import app
+from purgatoryd.clients import Client
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
+_NAME = re.compile(r"(?:Client|Subscriber)\(\s*[\"']([a-z0-9-]+)|--name[ =]([a-z0-9-]+)")
+_NAMESPACE = re.compile(r"(?:namespace=|--namespace[ =]|-n )[\"']?([a-z0-9-]+)")
+_TOPIC = re.compile(r"(?:topics?=\[?|--topic[ =]|-t )[\"']?([a-z0-9-]+)")
+_SUBJECT = re.compile(r"[\"']([a-z0-9-]+)\\0([a-z0-9-]+)\\0")
+_HOST_DIRECTORY = "/run/purgatoryd"
+
+
+class Block(NamedTuple):
+    """A fenced block of a page."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.name}:{self.line}"
+
+    @property
+    def names(self) -> set[str]:
+        """Daemons that it talks to."""
+        found = {name for pair in _NAME.findall(self.text) for name in pair if name}
+        found |= set(re.findall(_HOST_DIRECTORY + r"/([a-z0-9-]+)\.", self.text))
+        return found or {"default"}
+
+
+def blocks(*languages: str) -> list[Block]:
+    return [
+        Block(page, page.read_text()[: match.start()].count("\n") + 1, match[1], match[2])
+        for page in PAGES
+        for match in _BLOCK.finditer(page.read_text())
+        if match[1] in languages
+    ]
+
+
+def shell_script(text: str) -> str:
+    """The commands; those of the Makefile are only looked up in it. What runs in the
+    background ends with the script."""
+    lines = ["trap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT"]
+    lines += [line.removeprefix("$ ") for line in text.splitlines()]
+    return "\n".join(line for line in lines if not line.startswith("make "))
+
+
+def subjects(text: str) -> set[tuple[str, str]]:
+    """(namespace, topic) pairs that a block names, in Python, in a shell or on the wire."""
+    namespace = next(iter(_NAMESPACE.findall(text)), "default")
+    topics = _TOPIC.findall(text)
+    return set(_SUBJECT.findall(text)) | {(namespace, topic) for topic in topics or ["default"]}
+
+
+def feed(block: Block, name: str, serial: Iterator[int]) -> None:
+    """Lets a timer fire in every topic that the block names."""
+    for namespace, topic in subjects(block.text):
+        with Client(name, namespace=namespace) as client:
+            client.add(f"fed:{next(serial)}", delay_ns=0, topic=topic, payload=b"fed")
+
+
+def wait_for_output(process: subprocess.Popen[str], block: Block) -> None:
+    """Feeds until the process has printed something or ended."""
+    assert process.stdout is not None
+    end, serial = time.monotonic() + PATIENCE_S, count()
+    while not select.select([process.stdout], [], [], 0.05)[0]:
+        assert time.monotonic() < end, f"{block} printed nothing"
+        for name in block.names:
+            feed(block, name, serial)
+
+
+def run_block(block: Block, command: list[str], folder: Path, *, fed: bool, endless: bool) -> None:
+    environment = clean_environment(Path(os.environ["PURGATORYD_DIR"]))
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    with (
+        subprocess.Popen(
+            command, cwd=folder, env=environment | {"PYTHONUNBUFFERED": "1"}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        ) as process,
+        ExitStack() as cleanup,
+    ):  # fmt: skip
+        cleanup.callback(kill_group, process)
+        if fed:
+            wait_for_output(process, block)
+        if endless:
+            os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=PATIENCE_S)
+    ends = (0, -signal.SIGINT, 128 + signal.SIGINT) if endless else (0,)
+    assert process.returncode in ends, f"{block}\n{out}\n{err}"
+
+
+def kill_group(process: subprocess.Popen[str]) -> None:
+    """Ends what the block left behind: it has a session of its own."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=str)
+def test_python_runs(block: Block, daemon: StartDaemon, daemon_dir: Path, tmp_path: Path) -> None:
+    for name in block.names:
+        daemon(name, "--capacity", "1000")
+    script = tmp_path / "example.py"
+    script.write_text(block.text.replace(_HOST_DIRECTORY, str(daemon_dir)))
+    waits = "Subscriber(" in block.text or "SUBSCRIBE" in block.text
+    endless = waits and bool(re.search(r"for \w+ in|while True", block.text))
+    command = [sys.executable, str(script)]
+    run_block(block, command, tmp_path, fed=waits, endless=endless)
+
+
+@pytest.mark.parametrize("block", blocks("sh"), ids=str)
+def test_commands_run(block: Block, daemon: StartDaemon, daemon_dir: Path, tmp_path: Path) -> None:
+    for name in block.names if "purgatoryd run" not in block.text else ():
+        daemon(name, "--capacity", "1000")
+    script = shell_script(block.text).replace(_HOST_DIRECTORY, str(daemon_dir))
+    endless = "purgatoryd listen" in script and "--count" not in script
+    command = ["bash", "-euc", script]
+    run_block(block, command, tmp_path, fed=endless, endless=endless)
+
+
+@pytest.mark.parametrize("block", blocks("toml"), ids=str)
+def test_settings_files_are_accepted(block: Block, tmp_path: Path) -> None:
+    tomllib.loads(block.text)
+    (tmp_path / "purgatoryd.toml").write_text(block.text)
+    arguments = ["run", "--print-config", "--config", str(tmp_path / "purgatoryd.toml")]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+
+
+def test_targets_of_make_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        named = re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(), re.MULTILINE)
+        assert set(named) <= targets, page.name
+
+
+def test_links_lead_somewhere() -> None:
+    broken = [
+        (page.name, target)
+        for page in PAGES
+        for target in _LINK.findall(page.read_text())
+        if not (page.parent / target).exists()
+    ]
+    assert not broken

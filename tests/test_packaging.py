@@ -1,0 +1,91 @@
+"""Wheel and sdist: each, in an empty environment, goes from add to notice in another folder."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from real_daemon import Daemon
+
+ROOT = Path(__file__).resolve().parent.parent
+
+ADD_TO_NOTICE = """
+from purgatoryd.clients import Client, Subscriber
+
+with Subscriber("packed", topics=["orders"]) as subscriber, Client("packed") as client:
+    client.add("order:42", delay=0.01, topic="orders", payload=b"paid?")
+    notice = subscriber.get(timeout=30)
+assert (notice.key, notice.payload) == ("order:42", b"paid?"), notice
+print("noticed")
+"""
+
+
+def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> str:
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def build(kind: str, source: Path, out: Path) -> Path:
+    """Calls the build backend as a front end does; `kind` is sdist or wheel."""
+    code = f"from setuptools.build_meta import build_{kind} as b; print(b({str(out)!r}))"
+    return out / run(sys.executable, "-c", code, cwd=source).split()[-1]
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("sdist", ROOT, tmp_path_factory.mktemp("sdist"))
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the unpacked sdist: so the sdist holds all that a build needs."""
+    out = tmp_path_factory.mktemp("wheel")
+    with tarfile.open(sdist) as packed:
+        packed.extractall(out, filter="data")
+    return build("wheel", out / sdist.name.removesuffix(".tar.gz"), out)
+
+
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_installed_goes_from_add_to_notice(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, daemon_dir: Path
+) -> None:
+    package: Path = request.getfixturevalue(kind)
+    run(sys.executable, "-m", "venv", "--without-pip", "venv", cwd=tmp_path)
+    python = tmp_path / "venv" / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "-q", package, cwd=tmp_path)
+    daemon = Daemon("packed", daemon_dir, ("--capacity", "1000"), python=str(python))
+    try:
+        assert run(python, "-c", ADD_TO_NOTICE, cwd=tmp_path, env=daemon.env) == "noticed\n"
+        told = run(python.with_name("purgatoryd"), "--version", cwd=tmp_path)
+        assert told.startswith("purgatoryd ")
+        run(
+            python.with_name("purgatoryd"), "stop", "--name", "packed", cwd=tmp_path, env=daemon.env
+        )
+    finally:
+        daemon.close()
+
+
+def test_wheel_holds_one_tree_for_every_python(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "-cp311-abi3-linux_" in wheel.name
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"purgatoryd"}
+    for part in ("shm_layout", "daemon", "clients", "cli"):
+        assert f"purgatoryd/{part}/py.typed" in names
+    assert "purgatoryd/shm_layout/_core.abi3.so" in names
+    assert "purgatoryd/shm_layout/layout.h" in names
+    assert not [name for name in names if name.endswith((".c", ".o", "core.h"))]
+
+
+def test_sdist_holds_what_a_reader_needs(sdist: Path) -> None:
+    with tarfile.open(sdist) as packed:
+        names = {name.partition("/")[2] for name in packed.getnames()}
+    needed = {"LICENSE", "README.md", "CHANGELOG.md", "Makefile", "setup.py", "tests/conftest.py"}
+    assert needed <= names
+    assert {f"shm_layout/{p.name}" for p in (ROOT / "shm_layout").glob("*.[ch]")} <= names

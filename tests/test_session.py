@@ -1,0 +1,327 @@
+"""The sans-I/O session against a model daemon: loss, breaks, restarts, evictions."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from purgatoryd.clients.session import Batch, Query, Session, State
+from purgatoryd.shm_layout import layout, wire
+from purgatoryd.shm_layout.errors import DaemonError, MessageRefused, SessionExpired
+from purgatoryd.shm_layout.layout import Message, WireError
+
+REFUSED = 5  # the model daemon refuses every fifth batch, whenever it comes
+
+
+@dataclass
+class ServerSession:
+    last: int = 0
+    replies: dict[int, bytes] = field(default_factory=dict)
+
+
+class ModelDaemon:
+    """What the protocol says about sessions, in its plainest form; applies a batch by noting
+    the one byte that is its body."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[int, ServerSession] = {}
+        self.nonces: dict[bytes, int] = {}
+        self.applied: list[int] = []
+        self.ids = itertools.count(1)
+
+    def handle(self, request: bytes) -> bytes:
+        head = wire.FRAME.unpack_from(request)
+        message, session, sequence = head[2:5]
+        if message == Message.HELLO:
+            return self._hello(request[wire.FRAME.size :][:16], sequence)
+        if message == Message.BYE:
+            self.sessions.pop(session, None)
+            return wire.encode_frame(message, session, sequence)
+        if session not in self.sessions:
+            return self._error(head, WireError.SESSION_EXPIRED)
+        if message == Message.QUERY:
+            info = wire.INFO.pack(layout.Status.UNKNOWN, 0, -(2**63), 0, 0, 0, 0, 0)
+            return wire.encode_frame(message, session, sequence, count=1) + info
+        return self._batch(head, self.sessions[session], request[wire.FRAME.size :])
+
+    def _hello(self, nonce: bytes, sequence: int) -> bytes:
+        number = self.nonces.get(nonce)
+        if number not in self.sessions:
+            number = self.nonces[nonce] = next(self.ids)
+            self.sessions[number] = ServerSession()
+        welcome = wire.WELCOME.pack(
+            number, 7, bytes(16), 0, 1, 0, 0, self.sessions[number].last, 1, 0, 4, 1024, 1 << 23,
+            0, 0, 0, 0,
+        )  # fmt: skip
+        return wire.encode_frame(Message.HELLO, number, sequence) + welcome
+
+    def _batch(self, head: tuple[int, ...], session: ServerSession, body: bytes) -> bytes:
+        sequence = head[4]
+        if sequence <= session.last:
+            if sequence not in session.replies:
+                return self._error(head, WireError.STALE)
+            return session.replies[sequence]
+        if sequence != session.last + 1:
+            return self._error(head, WireError.OUT_OF_ORDER, (session.last + 1, sequence))
+        number = int.from_bytes(body, "little")
+        if number % REFUSED == 0:
+            return self._error(head, WireError.MALFORMED)
+        self.applied.append(number)
+        session.last = sequence
+        reply = wire.encode_frame(Message.BATCH, head[3], sequence, count=1)
+        session.replies[sequence] = reply + wire.RESULT.pack(number << 8 | 1, number)
+        session.replies.pop(sequence - layout.WINDOW, None)
+        return session.replies[sequence]
+
+    def _error(
+        self, head: tuple[int, ...], error: WireError, detail: tuple[int, int] = (0, 0)
+    ) -> bytes:
+        return wire.encode_frame(head[2], head[3], head[4], error=error, detail=detail)
+
+
+class Conversation(RuleBasedStateMachine):
+    """A connection keeps order and loses nothing until it breaks; then what was on its way is
+    lost, or the daemon reads a part of it later. The client hears of a break at any time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nonces = itertools.count()
+        self.client = Session(lambda n: next(nonces).to_bytes(n, "little"))
+        self.daemon = ModelDaemon()
+        self.requests: deque[bytes] = deque()
+        self.replies: deque[bytes] = deque()
+        self.outcomes: dict[int, bytes | DaemonError] = {}
+        self.submitted = 0
+        self.broken = False
+        exchange(self.client, self.daemon)
+
+    @rule(count=st.integers(1, 5))
+    def submit(self, count: int) -> None:
+        for _ in range(count):
+            self._submit()
+
+    def _submit(self) -> None:
+        number = self.submitted = self.submitted + 1
+
+        def settle(outcome: bytes | DaemonError) -> None:
+            assert number not in self.outcomes, "settled twice"
+            self.outcomes[number] = outcome
+
+        self.client.submit(Batch(1, 1, 8, number.to_bytes(8, "little"), settle))
+
+    @rule(count=st.integers(1, 5))
+    def send(self, count: int) -> None:
+        for _ in range(count):
+            if (frame := self.client.frame()) is None:
+                return
+            self.requests.append(frame)
+            self.client.sent()
+
+    @rule(count=st.integers(1, 5))
+    def serve(self, count: int) -> None:
+        for _ in range(min(count, len(self.requests))):
+            self.replies.append(self.daemon.handle(self.requests.popleft()))
+
+    @rule(count=st.integers(1, 5))
+    def receive(self, count: int) -> None:
+        for _ in range(min(count, len(self.replies))):
+            self.client.receive(self.replies.popleft())
+
+    @precondition(lambda self: self.replies)
+    @rule()
+    def drop_reply(self) -> None:
+        """The daemon's queue to a slow client was full."""
+        self.replies.popleft()
+
+    @rule(survive=st.integers(0, 3))
+    def break_connection(self, survive: int) -> None:
+        """The daemon still reads the first `survive` requests; no reply arrives any more."""
+        for request in list(self.requests)[:survive]:
+            self.daemon.handle(request)
+        self.requests.clear()
+        self.replies.clear()
+        self.broken = True
+
+    @precondition(lambda self: self.broken)
+    @rule()
+    def notice_break(self) -> None:
+        self.broken = False
+        self.client.resend()
+
+    @precondition(lambda self: self.client.busy)
+    @rule()
+    def resend_what_is_overdue(self) -> None:
+        self.client.resend()
+        self.send(5)
+
+    @precondition(lambda self: self.client.id in self.daemon.sessions)
+    @rule()
+    def evict(self) -> None:
+        del self.daemon.sessions[self.client.id]
+
+    @invariant()
+    def never_twice(self) -> None:
+        twice = [n for n, times in Counter(self.daemon.applied).items() if times > 1]
+        assert not twice, f"applied twice: {twice}"
+
+    @invariant()
+    def outcomes_are_true(self) -> None:
+        for number, outcome in self.outcomes.items():
+            if isinstance(outcome, bytes):
+                assert outcome == wire.RESULT.pack(number << 8 | 1, number)
+                assert number in self.daemon.applied
+            elif isinstance(outcome, MessageRefused):
+                assert number not in self.daemon.applied
+
+    @invariant()
+    def window_is_kept(self) -> None:
+        flight = self.client._flight
+        if flight:
+            assert max(flight) - min(flight) < layout.WINDOW
+
+    def teardown(self) -> None:
+        for _ in range(100):
+            if len(self.outcomes) == self.submitted:
+                break
+            self.client.resend()
+            for _ in range(10):
+                self.send(5)
+                self.serve(50)
+                self.receive(50)
+        assert len(self.outcomes) == self.submitted, "something never settled"
+        self.outcomes_are_true()
+        self.never_twice()
+        settled = [n for n, outcome in sorted(self.outcomes.items()) if isinstance(outcome, bytes)]
+        assert [n for n in self.daemon.applied if n in settled] == settled, "order was lost"
+
+
+TestConversation = pytest.mark.filterwarnings("ignore")(Conversation.TestCase)
+TestConversation.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+
+
+def exchange(client: Session, daemon: ModelDaemon) -> None:
+    while (frame := client.frame()) is not None:
+        client.sent()
+        client.receive(daemon.handle(frame))
+
+
+# ---- single cases --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model() -> ModelDaemon:
+    return ModelDaemon()
+
+
+def batch(outcomes: list[bytes | DaemonError], number: int = 1) -> Batch:
+    return Batch(1, 1, 8, number.to_bytes(8, "little"), outcomes.append)
+
+
+def test_a_resent_batch_is_the_same_bytes(model: ModelDaemon) -> None:
+    client = Session()
+    exchange(client, model)
+    client.submit(batch([]))
+    first = client.frame()
+    client.sent()
+    client.resend()
+    assert client.frame() == first
+
+
+def test_an_idle_session_that_was_evicted_is_replaced_silently(model: ModelDaemon) -> None:
+    client, outcomes = Session(), list[bytes | DaemonError]()
+    exchange(client, model)
+    model.sessions.clear()
+    client.submit(batch(outcomes))
+    exchange(client, model)
+    assert model.applied == [1]
+    assert outcomes == [wire.RESULT.pack(1 << 8 | 1, 1)]
+
+
+def test_a_batch_sent_twice_to_an_evicted_session_is_in_doubt(model: ModelDaemon) -> None:
+    client, outcomes = Session(), list[bytes | DaemonError]()
+    exchange(client, model)
+    client.submit(batch(outcomes))
+    lost = client.frame()
+    client.sent()
+    assert lost is not None
+    model.handle(lost)
+    model.sessions.clear()
+    client.resend()
+    exchange(client, model)
+    (error,) = outcomes
+    assert isinstance(error, SessionExpired)
+    assert error.in_doubt == 1
+    assert model.applied == [1]
+
+
+def test_all_that_was_sent_twice_is_in_doubt_and_the_rest_moves_over(model: ModelDaemon) -> None:
+    client, outcomes = Session(), list[bytes | DaemonError]()
+    exchange(client, model)
+    for number in (1, 2):
+        client.submit(batch(outcomes, number))
+        model.handle(client.frame() or b"")
+        client.sent()
+    model.sessions.clear()
+    client.resend()
+    client.submit(batch(outcomes, 3))
+    exchange(client, model)
+    assert [type(outcome) for outcome in outcomes] == [SessionExpired, SessionExpired, bytes]
+    assert model.applied == [1, 2, 3]
+
+
+def test_a_batch_that_never_left_can_be_withdrawn(model: ModelDaemon) -> None:
+    client, outcomes = Session(), list[bytes | DaemonError]()
+    exchange(client, model)
+    first, second = batch(outcomes, 1), batch(outcomes, 2)
+    client.submit(first)
+    client.submit(second)
+    assert client.frame() is not None
+    assert client.withdraw(first)
+    exchange(client, model)
+    assert model.applied == [2]
+    assert not client.withdraw(second)
+
+
+def test_a_hello_refused_for_good_settles_what_waits() -> None:
+    client, outcomes = Session(), list[bytes | DaemonError]()
+    client.submit(batch(outcomes))
+    hello = wire.decode_reply(client.frame() or b"")
+    client.receive(wire.encode_frame(Message.HELLO, 0, hello.sequence, error=WireError.VERSION))
+    assert client.state is State.CLOSED
+    assert isinstance(outcomes[0], MessageRefused)
+
+
+def test_a_hello_refused_for_now_is_sent_again(model: ModelDaemon) -> None:
+    client = Session()
+    hello = wire.decode_reply(client.frame() or b"")
+    client.sent()
+    full = wire.encode_frame(Message.HELLO, 0, hello.sequence, error=WireError.SESSIONS_FULL)
+    client.receive(full)
+    assert client.refusal is not None
+    client.resend()
+    exchange(client, model)
+    assert client.state is State.OPEN
+    assert client.refusal is None
+
+
+def test_a_question_survives_an_eviction(model: ModelDaemon) -> None:
+    client, found = Session(), list[object]()
+    exchange(client, model)
+    model.sessions.clear()
+    client.ask(Query(b"ns", "key", found.append))
+    exchange(client, model)
+    assert len(found) == 1
+
+
+def test_bye_closes(model: ModelDaemon) -> None:
+    client = Session()
+    exchange(client, model)
+    client.bye()
+    exchange(client, model)
+    assert client.state is State.CLOSED
+    assert not model.sessions
