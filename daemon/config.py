@@ -22,6 +22,10 @@ BOUNDS = {
     "topics": (1, 65_535),
     "namespaces": (1, 4_096),
     "sessions": (1, 65_535),
+    "watches": (1, _ENTRIES_MAX),
+    "watch_keys": (1, _ENTRIES_MAX),
+    "level_ttl_ns": (10**9, 10**9 * 86_400 * 365),
+    "inbox": (1, _ENTRIES_MAX),
     "budget": (1, 2**20),
 }
 
@@ -52,6 +56,14 @@ class Config:
     namespaces: int = 64
     sessions: int = 128
     """Client sessions that are remembered at once."""
+    watches: int = 131_072
+    """Records of the purgatory: one per watch key of each operation."""
+    watch_keys: int = 65_536
+    """Watch keys whose levels are remembered."""
+    level_ttl_ns: int = 600 * 10**9
+    """How long a level outlives its last change and its last watcher."""
+    inbox: int = 16_384
+    """Unacknowledged outcomes that one session may have before its watches get BUSY."""
     clock: Literal["real", "virtual"] = "real"
     """A virtual clock moves only by the admin command ADVANCE."""
     wall_origin_ns: int = 0

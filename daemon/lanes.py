@@ -105,9 +105,14 @@ def receive(lane: zmq.Socket[bytes]) -> Message | None:
 
 
 def reply(lane: zmq.Socket[bytes], message: Message, body: Any) -> None:
-    """Answers. A peer that is gone, or does not read, loses its answer and asks again."""
+    """Answers a request."""
+    send(lane, message.route, body)
+
+
+def send(lane: zmq.Socket[bytes], route: bytes, body: Any) -> None:
+    """Sends to a peer. One that is gone, or does not read, loses it and asks again."""
     try:
-        lane.send_multipart([message.route, body], zmq.NOBLOCK)
+        lane.send_multipart([route, body], zmq.NOBLOCK)
     except zmq.Again:
         return
 

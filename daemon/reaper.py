@@ -11,13 +11,16 @@ from collections import deque
 
 from purgatoryd.daemon import admin, lanes
 from purgatoryd.daemon.clock import Clock, VirtualClock, boot_ns
+from purgatoryd.daemon.commands import Commands
 from purgatoryd.daemon.lanes import Lanes, Message
 from purgatoryd.shm_layout.arena import Arena
 
 BEAT_NS = 1_000_000_000
 TAILS_FOR_NS = 30 * BEAT_NS
 """How long after its last notice a topic gets tail heartbeats."""
-COMMANDS_PER_TURN = 16
+INBOX_AGAIN_NS = BEAT_NS
+"""After how long without an acknowledgement outcomes are sent again."""
+SWEEP_PER_BEAT = 65_536
 ADMIN_PER_TURN = 4
 WINDOWS_PER_TURN = 8
 STEPS_PER_TURN = 256
@@ -39,7 +42,7 @@ class Reaper:
         self._next_beat_ns = 0
         self._turns = self._wakeups = self._sent = 0
         self._target_ns: int | None = None
-        self._held: deque[Message] = deque()
+        self._commands = Commands(arena, sockets)
         self._advancing: deque[tuple[int, Message]] = deque()
 
     def run(self) -> None:
@@ -62,8 +65,8 @@ class Reaper:
         due = self._advance(real_ns)
         unsent = self._publish()
         if not due and not unsent:
-            self._arrived()
-        busy = self._serve_admin() | self._serve_commands(real_ns)
+            self._arrived(real_ns)
+        busy = self._serve_admin() | self._serve_commands(real_ns) | self._commands.push()
         self._lanes.forget_subscriptions()
         if real_ns >= self._next_beat_ns:
             self._beat(real_ns)
@@ -101,27 +104,18 @@ class Reaper:
     def _beat(self, real_ns: int) -> None:
         self._next_beat_ns = real_ns + BEAT_NS
         self._sent += self._lanes.publish(self.arena.tails(real_ns - TAILS_FOR_NS))
+        self.arena.inbox_again(0, real_ns - INBOX_AGAIN_NS)
+        self.arena.sweep(real_ns, SWEEP_PER_BEAT)
         self.arena.beat(real_ns, self._turns, self._wakeups, self._sent)
 
     # ---- the lanes ----
 
     def _serve_commands(self, real_ns: int) -> bool:
-        for _ in range(COMMANDS_PER_TURN):
-            if self._target_ns is not None:
-                return True
-            message = self._held.popleft() if self._held else lanes.receive(self._lanes.commands)
-            if message is None:
-                return False
-            self._command(message, real_ns)
-        return True
-
-    def _command(self, message: Message, real_ns: int) -> None:
-        answer, wait_ns = self.arena.handle(message.body, message.uid, message.pid, real_ns)
-        if answer is not None:
-            lanes.reply(self._lanes.commands, message, answer)
-            return
-        self._held.appendleft(message)
-        self._target_ns = wait_ns
+        if self._target_ns is not None:
+            return True
+        busy = self._commands.serve(real_ns)
+        self._target_ns = self._commands.waits_for_ns
+        return busy
 
     def _serve_admin(self) -> bool:
         for _ in range(ADMIN_PER_TURN):
@@ -143,11 +137,12 @@ class Reaper:
         self._target_ns = max(target_ns, self._target_ns or 0)
         return True
 
-    def _arrived(self) -> None:
+    def _arrived(self, real_ns: int) -> None:
         """All that is due by the target has fired and was handed to the socket."""
         if self._target_ns is None:
             return
         self._target_ns = None
+        self._commands.arrived(real_ns)
         if self._advancing:
             body = admin.advanced(self.arena)
             for _, message in self._advancing:

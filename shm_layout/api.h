@@ -132,8 +132,9 @@ uint32_t pg_tails(struct pg_arena *a, int64_t since_boot_ns, uint32_t *cursor, v
 /* The next OUTCOMES message for some session that has something unsent; returns its bytes
  * and names the session, 0 = nothing. */
 uint64_t pg_inbox(struct pg_arena *a, uint64_t *session, void *out, uint64_t out_bytes);
-/* Sends everything again that was not acknowledged; session 0 = of all. */
-void pg_inbox_again(struct pg_arena *a, uint64_t session);
+/* Sends everything again that was not acknowledged: of one session, or with session 0 of all
+ * in which nothing was sent or acknowledged since `idle_since_boot_ns`. */
+void pg_inbox_again(struct pg_arena *a, uint64_t session, int64_t idle_since_boot_ns);
 /* Frees levels past their time to live, `budget` rows from *cursor on. */
 void pg_sweep(struct pg_arena *a, int64_t real_boot_ns, uint32_t *cursor, uint32_t budget);
 

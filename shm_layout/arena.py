@@ -5,6 +5,7 @@ Python crosses into C once per batch, message or page, never once per timer.
 
 from __future__ import annotations
 
+import enum
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -137,6 +138,15 @@ class _Handle:
             self._private.close()
 
 
+class Handled(enum.IntEnum):
+    """enum pg_handled: what a command-lane message asks of the loop."""
+
+    REPLY = lib.PG_H_REPLY
+    AGAIN = lib.PG_H_AGAIN
+    SILENT = lib.PG_H_SILENT
+    WAIT = lib.PG_H_WAIT
+
+
 @dataclass(frozen=True, slots=True)
 class Outgoing:
     """One notice message: both frames, as views that the next call overwrites."""
@@ -161,6 +171,8 @@ class Arena(_Handle):
         self._reply_base = ffi.from_buffer(self._reply)
         self._reply_bytes = ffi.new("uint64_t *")
         self._wait_ns = ffi.new("int64_t *")
+        self._session = ffi.new("uint64_t *")
+        self._sweep_cursor = ffi.new("uint32_t *")
 
     # ---- life ----
 
@@ -248,19 +260,38 @@ class Arena(_Handle):
 
     def handle(
         self, message: Any, uid: int, pid: int, real_boot_ns: int
-    ) -> tuple[memoryview, None] | tuple[None, int]:
+    ) -> tuple[Handled, memoryview]:
         """Applies one command-lane message (any buffer).
 
-        Returns the reply, a view that the next call overwrites, and None; or None and the
-        virtual time to which the arena must be advanced before the same call is repeated.
+        Returns what is to be done, and the reply if there is one: a view that the next call
+        overwrites. After AGAIN the same call continues; after WAIT too, once the arena's time
+        is `wait_ns`.
         """
         state = lib.pg_handle(
             self._a, ffi.from_buffer(message), len(message), uid, pid, real_boot_ns,
             self._reply_base, self._reply_bytes, self._wait_ns,
         )  # fmt: skip
-        if state == lib.PG_H_WAIT:
-            return None, int(self._wait_ns[0])
-        return memoryview(self._reply)[: self._reply_bytes[0]], None
+        return Handled(state), memoryview(self._reply)[: self._reply_bytes[0]]
+
+    @property
+    def wait_ns(self) -> int:
+        """The virtual time that the last message waits for."""
+        return int(self._wait_ns[0])
+
+    # ---- inboxes ----
+
+    def inbox(self) -> tuple[int, memoryview]:
+        """The next OUTCOMES message (a view) and its session; session 0 = there is none."""
+        used = lib.pg_inbox(self._a, self._session, self._out_base, len(self._out))
+        return int(self._session[0]), memoryview(self._out)[:used]
+
+    def inbox_again(self, session: int, idle_since_boot_ns: int = 0) -> None:
+        """Sends again what a session, or with 0 every silent one, did not acknowledge."""
+        lib.pg_inbox_again(self._a, session, idle_since_boot_ns)
+
+    def sweep(self, real_boot_ns: int, budget: int) -> None:
+        """Forgets watch keys past their time to live, looking at `budget` of them."""
+        lib.pg_sweep(self._a, real_boot_ns, self._sweep_cursor, budget)
 
     # ---- notices ----
 

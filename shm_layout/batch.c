@@ -561,6 +561,17 @@ static bool handle_bye(struct pg_arena *a, struct request *q, struct sink *out,
     return true;
 }
 
+/* With a session it also says where its owner is to be reached. */
+static bool handle_ping(struct pg_arena *a, struct request *q, struct sink *out,
+                        struct refusal *why)
+{
+    struct pg_session *s;
+    if (q->frame.session != 0 && !session_of(a, q, &s, why))
+        return false;
+    reply_head(q, out, 0);
+    return true;
+}
+
 static bool dispatch(struct pg_arena *a, struct request *q, struct sink *out,
                      struct refusal *why, int64_t *wait_ns)
 {
@@ -572,7 +583,7 @@ static bool dispatch(struct pg_arena *a, struct request *q, struct sink *out,
     case PG_M_QUERY: return handle_query(a, q, out, why);
     case PG_M_BYE: return handle_bye(a, q, out, why);
     case PG_M_ACK: return handle_ack(a, q, why);
-    case PG_M_PING: reply_head(q, out, 0); return true;
+    case PG_M_PING: return handle_ping(a, q, out, why);
     default: return refused(why, PG_ERR_UNKNOWN_MESSAGE, q->frame.message, 0);
     }
 }

@@ -102,6 +102,7 @@ void inbox_acknowledge(struct pg_arena *a, struct pg_session *s, const struct pg
         return;
     const struct pg_operation *op = operation_at(a, ack->slot);
     const bool outcome = ctl_state(ctl) == PG_S_OUTCOME;
+    s->inbox_boot_ns = a->real_boot_ns;
     if (op->session != s->id || !op->in_inbox)
         return;
     if (outcome && ack->version == 0) {
@@ -165,6 +166,7 @@ static uint64_t inbox_write(struct pg_arena *a, struct pg_session *s, struct sin
         sink_put(out, &o, sizeof o);
     }
     s->inbox_next = slot;
+    s->inbox_boot_ns = a->real_boot_ns;
     slot = first;
     for (uint32_t n = 0; n < count; n++, slot = operation_at(a, slot)->inbox_next)
         outcome_bytes(a, slot, out);
@@ -188,11 +190,12 @@ uint64_t pg_inbox(struct pg_arena *a, uint64_t *session, void *bytes, uint64_t s
     return 0;
 }
 
-void pg_inbox_again(struct pg_arena *a, uint64_t session)
+void pg_inbox_again(struct pg_arena *a, uint64_t session, int64_t idle_since_boot_ns)
 {
     for (uint32_t i = 0; i < a->secret->sessions; i++) {
         struct pg_session *s = &a->sessions[i];
-        if (s->id == 0 || s->inbox_head == PG_NIL || (session != 0 && s->id != session))
+        if (s->id == 0 || s->inbox_head == PG_NIL ||
+            (session != 0 ? s->id != session : s->inbox_boot_ns > idle_since_boot_ns))
             continue;
         s->inbox_next = s->inbox_head;
         a->inbox_news = true;

@@ -463,8 +463,9 @@ struct pg_session {
     uint32_t inbox_head, inbox_tail; /* derived: slots of outcomes and CHECKs, oldest first */
     uint32_t inbox_next;          /* derived: the first one not sent in this round */
     uint32_t inbox_count;         /* derived */
+    int64_t  inbox_boot_ns;       /* real clock: when something was last sent or acknowledged */
     uint64_t load_id;             /* reserved: bulk loads remembered past firing */
-    uint64_t reserved[16];
+    uint64_t reserved[15];
 };
 
 /* One record's answer; also what the reply carries. */

@@ -169,7 +169,7 @@ static bool entry_check(const struct pg_arena *a, uint64_t p, struct pg_fault *f
         outbox_at(a, e->previous - 1)->sequence + 1 != e->sequence)
         return fault_set(fault, "outbox", "a gap in a topic's sequence", p, e->sequence,
                          outbox_at(a, e->previous - 1)->sequence);
-    if (e->fired_ns < e->deadline_ns)
+    if ((e->ticket & 0xff) == PG_CAUSE_EXPIRED && e->fired_ns < e->deadline_ns)
         return fault_set(fault, "outbox", "fired early", p, (uint64_t)e->deadline_ns,
                          (uint64_t)e->fired_ns);
     return true;
