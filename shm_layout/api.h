@@ -160,3 +160,20 @@ void pg_set_state(struct pg_arena *a, uint32_t state, uint32_t pid);
 void pg_start_epoch(struct pg_arena *a, const uint8_t boot_id[16]);
 void pg_beat(struct pg_arena *a, int64_t real_boot_ns, uint64_t turns, uint64_t wakeups,
              uint64_t sent);
+
+/* ---- a wheel in private memory (local.c) ------------------------------------------------- */
+
+struct pg_local;
+uint64_t pg_local_bytes(uint32_t capacity, int64_t tick_ns, uint32_t fanout);
+/* `memory`: that many bytes, aligned to 16. */
+struct pg_local *pg_local_create(void *memory, uint32_t capacity, int64_t tick_ns,
+                                 uint32_t fanout, int64_t now_ns);
+/* A slot, to cancel by; it is free again once it was cancelled or given out as due. PG_NIL:
+ * all are taken. */
+uint32_t pg_local_add(struct pg_local *l, int64_t deadline_ns);
+void pg_local_cancel(struct pg_local *l, uint32_t slot);
+/* Writes due slots to `due`; *more = call again at once. */
+uint32_t pg_local_advance(struct pg_local *l, int64_t now_ns, uint32_t *due, uint32_t due_max,
+                          int *more);
+int64_t pg_local_next_ns(const struct pg_local *l);
+int pg_local_check(const struct pg_local *l, struct pg_fault *fault);
