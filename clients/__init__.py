@@ -4,7 +4,10 @@ from purgatoryd.clients.admin import Admin
 from purgatoryd.clients.aio import AsyncClient, AsyncHandle, AsyncSubscriber
 from purgatoryd.clients.bulk import BulkResult
 from purgatoryd.clients.client import Client, Handle
+from purgatoryd.clients.conditions import AllOf, AnyOf, SumOf, When
+from purgatoryd.clients.local import DelayedOperation, DelayedOperationPurgatory
 from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
+from purgatoryd.clients.purgatory import Operation, Outcome, Purgatory, Watch
 from purgatoryd.clients.subscriber import Subscriber
 from purgatoryd.shm_layout.errors import (
     ArenaError,
@@ -15,15 +18,18 @@ from purgatoryd.shm_layout.errors import (
     DaemonError,
     DaemonUnreachable,
     Denied,
+    DuplicateWatchKey,
     Exists,
     ForkedProcess,
     Full,
     InvalidArgument,
+    InvalidCondition,
     InvalidKey,
     InvalidName,
     InvalidPayload,
     InvalidRows,
     InvalidTime,
+    LevelOverflow,
     MessageRefused,
     ProtocolError,
     PurgatorydError,
@@ -39,6 +45,8 @@ from purgatoryd.shm_layout.layout import Cause, Status
 
 __all__ = [
     "Admin",
+    "AllOf",
+    "AnyOf",
     "ArenaError",
     "AsyncClient",
     "AsyncHandle",
@@ -53,20 +61,28 @@ __all__ = [
     "Closed",
     "DaemonError",
     "DaemonUnreachable",
+    "DelayedOperation",
+    "DelayedOperationPurgatory",
     "Denied",
+    "DuplicateWatchKey",
     "Exists",
     "ForkedProcess",
     "Full",
     "Handle",
     "InvalidArgument",
+    "InvalidCondition",
     "InvalidKey",
     "InvalidName",
     "InvalidPayload",
     "InvalidRows",
     "InvalidTime",
+    "LevelOverflow",
     "MessageRefused",
     "Notice",
+    "Operation",
+    "Outcome",
     "ProtocolError",
+    "Purgatory",
     "PurgatorydError",
     "QueueFull",
     "QuotaExceeded",
@@ -75,7 +91,10 @@ __all__ = [
     "SnapshotRequired",
     "Status",
     "Subscriber",
+    "SumOf",
     "TimerInfo",
     "TooFar",
+    "Watch",
+    "When",
     "WrongShard",
 ]

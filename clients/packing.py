@@ -13,8 +13,11 @@ from purgatoryd.shm_layout.errors import (
     Busy,
     DaemonError,
     Denied,
+    DuplicateWatchKey,
     Exists,
     Full,
+    LevelOverflow,
+    PurgatorydError,
     QuotaExceeded,
     Refused,
     TooFar,
@@ -34,12 +37,15 @@ _FULL: dict[int, str] = {
     Status.FULL_TOPICS: "topics",
     Status.FULL_TICKETS: "tickets",
     Status.FULL_KEYS: "watch keys",
+    Status.FULL_WATCHES: "watch records",
 }
 _REFUSED: dict[int, type[Refused]] = {
     Status.DENIED: Denied,
     Status.BUSY: Busy,
     Status.QUOTA: QuotaExceeded,
     Status.WRONG_SHARD: WrongShard,
+    Status.DUPLICATE: DuplicateWatchKey,
+    Status.OVERFLOW: LevelOverflow,
 }
 
 
@@ -63,7 +69,7 @@ def refusal(key: Key, word: int, deadline_ns: int) -> Refused:
 class Pending:
     """One packed call. `done` turns True exactly once, when its batch settles."""
 
-    __slots__ = ("deadline_ns", "done", "error", "key", "on_done", "word")
+    __slots__ = ("deadline_ns", "done", "ended", "error", "key", "on_done", "word")
 
     def __init__(self, key: Key, on_done: Callable[[Pending], None] | None) -> None:
         self.key = key
@@ -71,6 +77,8 @@ class Pending:
         self.done = False
         self.word = 0
         self.deadline_ns = 0
+        self.ended: list[Key] = []
+        """Keys of the operations that CANCEL_FOR_KEY ended."""
         self.error: DaemonError | None = None
 
     @property
@@ -83,11 +91,15 @@ class Pending:
         """True if the call was refused or its outcome is unknown."""
         return self.error is not None or is_refusal(self.word & 0xFF)
 
+    def why(self) -> PurgatorydError | None:
+        """Why it failed; None if it did not."""
+        if self.error is not None or not is_refusal(self.word & 0xFF):
+            return self.error
+        return refusal(self.key, self.word, self.deadline_ns)
+
     def _check(self) -> None:
-        if self.error is not None:
-            raise self.error
-        if is_refusal(self.word & 0xFF):
-            raise refusal(self.key, self.word, self.deadline_ns)
+        if (error := self.why()) is not None:
+            raise error
 
 
 class PendingAdd(Pending):
@@ -126,6 +138,17 @@ class PendingCancel(Pending):
         """What it found. Raises Refused or DaemonError."""
         self._check()
         return CancelResult(self.word & 0xFF)
+
+
+class PendingTrigger(Pending):
+    """An advance, bump, fail, ... on its way."""
+
+    __slots__ = ()
+
+    def outcome(self) -> int:
+        """How many operations it ended. Raises Refused or DaemonError."""
+        self._check()
+        return self.deadline_ns
 
 
 AnyPending = TypeVar("AnyPending", bound=Pending)
@@ -171,6 +194,28 @@ class Builder:
         """Adds a CANCEL; `ticket` 0 = whatever timer has the key."""
         index = self._names.setdefault(name, len(self._names))
         record = wire.RECORD.pack(_CANCEL, 0, key_type, len(key), index, 0, 0, 0, 0, 0, ticket)
+        self._records.append(record)
+        self._area.append(key)
+        self._bytes += len(record) + len(key)
+
+    def watch(
+        self, name: bytes, condition: int, key_type: int, key: bytes, time_kind: int,
+        time_ns: int, payload: bytes, threshold: int, watched: bytes, notice: bool,
+    ) -> None:  # fmt: skip
+        """Adds a WATCH; `watched`: its encoded watch keys, one behind the other."""
+        index = self._names.setdefault(name, len(self._names))
+        record = wire.RECORD.pack(
+            Op.WATCH, condition, key_type, len(key), index, time_kind, notice, len(payload),
+            len(watched), time_ns, threshold,
+        )  # fmt: skip
+        self._records.append(record)
+        self._area += (key, payload, watched)
+        self._bytes += len(record) + len(key) + len(payload) + len(watched)
+
+    def trigger(self, op: int, name: bytes, key_type: int, key: bytes, value: int) -> None:
+        """Adds one of ADVANCE_KEY to COMPLETE."""
+        index = self._names.setdefault(name, len(self._names))
+        record = wire.RECORD.pack(op, 0, key_type, len(key), index, 0, 0, 0, 0, 0, value)
         self._records.append(record)
         self._area.append(key)
         self._bytes += len(record) + len(key)
@@ -250,8 +295,11 @@ class _Settlement:
         if isinstance(outcome, DaemonError):
             self._fail(outcome)
             return
+        end = len(self.pending) * wire.RESULT.size
+        for number, keys in wire.decode_ended(outcome[end:]).items():
+            self.pending[number].ended = keys
         for pending, (word, deadline_ns) in zip(
-            self.pending, wire.decode_results(outcome), strict=True
+            self.pending, wire.decode_results(outcome[:end]), strict=True
         ):
             pending.word = word
             pending.deadline_ns = deadline_ns

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import DaemonError, MessageRefused, SessionExpired
 from purgatoryd.shm_layout.layout import Message, WireError
-from purgatoryd.shm_layout.wire import Info, Key, Reply, Welcome
+from purgatoryd.shm_layout.wire import Info, Key, RawOutcome, Reply, Welcome
 
 Settle = Callable[[bytes | DaemonError], None]
 """Takes the results of a batch (struct pg_result each), or why there are none."""
@@ -120,6 +120,10 @@ class Session:
         self.welcome: Welcome | None = None
         self.refusal: MessageRefused | None = None
         """Why the last HELLO was refused, until one is accepted."""
+        self.on_outcomes: Callable[[list[RawOutcome]], None] | None = None
+        """Takes what the daemon pushes to the owner of operations."""
+        self.on_lost: Callable[[SessionExpired], None] | None = None
+        """Told when the session, and with it its operations' outcomes, is gone."""
         self._greet()
 
     # ---- what the caller wants -----------------------------------------------------------
@@ -151,6 +155,16 @@ class Session:
     def forget(self, query: Query) -> None:
         """Drops a question that nobody waits for any more."""
         self._queries = {n: q for n, q in self._queries.items() if q is not query}
+
+    def acknowledge(self, acks: list[tuple[int, int, int]]) -> None:
+        """Queues an ACK of (ticket, version, slot); a lost one is asked for again."""
+        if self.state is State.OPEN:
+            self._outgoing.append(Letter(wire.encode_acks(self.id, acks)))
+
+    def call(self) -> None:
+        """Tells the daemon where the owner of this session is to be reached."""
+        if self.state is State.OPEN and self.on_outcomes is not None:
+            self._outgoing.append(Letter(wire.encode_frame(Message.PING, self.id)))
 
     def bye(self) -> None:
         """Ends the session; for a client that has nothing in flight."""
@@ -196,6 +210,7 @@ class Session:
         elif self.state is State.OPEN:
             self._hand_out_again(list(self._flight.values()))
             self._outgoing.extend(self._queries.values())
+            self.call()
 
     def _hand_out_again(self, batches: list[Batch]) -> None:
         for batch in batches:
@@ -273,6 +288,14 @@ class Session:
             failed = reply.refusal() if reply.error else None
             query.settle(failed or wire.decode_infos(reply.body, reply.records))
 
+    def _on_outcomes(self, reply: Reply) -> None:
+        if reply.session == self.id and self.on_outcomes is not None:
+            self.on_outcomes(wire.decode_outcomes(reply.body, reply.records))
+
+    def _on_ping(self, reply: Reply) -> None:
+        if reply.error == WireError.SESSION_EXPIRED and reply.session == self.id:
+            self._replace(self._sequence + 1)
+
     def _on_bye(self, reply: Reply) -> None:
         if reply.session == self.id:
             self.state = State.CLOSED
@@ -282,6 +305,8 @@ class Session:
         int(Message.BATCH): _on_batch,
         int(Message.QUERY): _on_query,
         int(Message.BYE): _on_bye,
+        int(Message.PING): _on_ping,
+        int(Message.OUTCOMES): _on_outcomes,
     }
 
     # ---- when the session breaks -------------------------------------------------------------
@@ -320,6 +345,8 @@ class Session:
         self._waiting.extendleft(reversed(certain))
         self._greet()
         _fail(lost, error)
+        if self.on_lost is not None:
+            self.on_lost(error)
 
     def _greet(self) -> None:
         # Numbered, so that a late answer to an earlier nonce is not taken for this one's.

@@ -247,8 +247,6 @@ static bool bump_apply(struct pg_arena *a, const struct step *s, struct pg_resul
     return operations_advance(a, &s->put.key, intent[1], result);
 }
 
-#define ENDED_KEYS_BYTES 16384
-
 /* The ended keys are kept with the reply: u32 record number, u32 bytes, the keys. */
 static void cancel_for_key_apply(struct pg_arena *a, const struct step *s,
                                  struct pg_result *result)
@@ -256,14 +254,14 @@ static void cancel_for_key_apply(struct pg_arena *a, const struct step *s,
     struct pg_reply_memory *m = s->memory;
     if (m->extra_blob == PG_NIL) {
         m->extra_bytes = 0;
-        m->extra_blob = blobs_take(&a->blobs, blob_granules(ENDED_KEYS_BYTES));
+        m->extra_blob = blobs_take(&a->blobs, blob_granules(PG_ENDED_KEYS_BYTES));
         if (m->extra_blob == PG_NIL) {
             answer(result, 0, PG_ST_FULL_PAYLOAD, 0);
             return;
         }
-        a->metrics->blob_bytes += ENDED_KEYS_BYTES;
+        a->metrics->blob_bytes += PG_ENDED_KEYS_BYTES;
     }
-    struct sink out = {blob_at(&a->blobs, m->extra_blob), m->extra_bytes, ENDED_KEYS_BYTES, false};
+    struct sink out = {blob_at(&a->blobs, m->extra_blob), m->extra_bytes, PG_ENDED_KEYS_BYTES, false};
     uint32_t head[2] = {s->n, 0};
     uint8_t *at = sink_take(&out, sizeof head);
     if (at == NULL) {
@@ -279,7 +277,7 @@ static void cancel_for_key_apply(struct pg_arena *a, const struct step *s,
 /* Gives back what the ended keys did not need. */
 static void extra_trim(struct pg_arena *a, struct pg_reply_memory *m)
 {
-    const uint32_t used = blob_granules(m->extra_bytes), all = blob_granules(ENDED_KEYS_BYTES);
+    const uint32_t used = blob_granules(m->extra_bytes), all = blob_granules(PG_ENDED_KEYS_BYTES);
     if (m->extra_blob == PG_NIL || used == all)
         return;
     blobs_give(&a->blobs, m->extra_blob + used, all - used);

@@ -7,12 +7,15 @@ PurgatorydError
 |   +-- InvalidPayload               0..65536 bytes
 |   +-- InvalidTime                  delay or deadline
 |   +-- InvalidRows                  columns of a bulk call
+|   +-- InvalidCondition             keys, levels or threshold of an operation
 |   +-- InvalidSetting               a setting of the daemon or the command line
 |   +-- UnknownSetting
 +-- Refused                          the daemon refused one timer; the arena is unchanged
 |   +-- Exists                       mode="error" and the key is armed
 |   +-- Full                         slots, payload bytes, namespaces, topics or tickets
 |   +-- TooFar                       the deadline is past 2^63 - 1 ns
+|   +-- DuplicateWatchKey            a watch key twice in one operation
+|   +-- LevelOverflow                a level past 2^63 - 1
 |   +-- Denied, Busy, QuotaExceeded, WrongShard
 +-- BatchError                       refusals of packed calls that nobody collected
 +-- DaemonError                      the conversation with the daemon failed
@@ -126,6 +129,17 @@ class InvalidRows(InvalidArgument):
 
 
 @dataclass(eq=False)
+class InvalidCondition(InvalidArgument):
+    """`reason` names the bound that `value` breaks."""
+
+    reason: str
+    value: object
+
+    def __str__(self) -> str:
+        return f"condition: {self.reason}, not {self.value!r}"
+
+
+@dataclass(eq=False)
 class InvalidSetting(InvalidArgument):
     """`source` says where the value came from: a flag, the environment, a file."""
 
@@ -192,6 +206,18 @@ class TooFar(Refused):
 
     def __str__(self) -> str:
         return f"{self.key!r} was refused: its deadline is past {self.limit_ns} ns"
+
+
+class DuplicateWatchKey(Refused):
+    """A watch key stands twice in one operation."""
+
+    why = "was refused: it watches a key twice"
+
+
+class LevelOverflow(Refused):
+    """The level would pass 2^63 - 1; it is unchanged."""
+
+    why = "was refused: its level would pass 2^63 - 1"
 
 
 class Denied(Refused):

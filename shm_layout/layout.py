@@ -33,6 +33,8 @@ WIRE_VERSION: int = lib.PG_WIRE_VERSION
 NOTICE_MAGIC: int = lib.PG_NOTICE_MAGIC
 FLAG_AT: int = lib.PG_W_AT
 TIME_MAX_NS = 2**63 - 1
+LEVEL_MAX: int = lib.PG_LEVEL_MAX
+WATCH_KEYS_MAX: int = lib.PG_WATCH_KEYS_MAX
 
 
 class Message(enum.IntEnum):
@@ -43,17 +45,36 @@ class Message(enum.IntEnum):
     QUERY = lib.PG_M_QUERY
     BYE = lib.PG_M_BYE
     PING = lib.PG_M_PING
+    OUTCOMES = lib.PG_M_OUTCOMES
+    ACK = lib.PG_M_ACK
     ADVANCE = lib.PG_M_ADVANCE
     STOP = lib.PG_M_STOP
     PUBLISH = lib.PG_M_PUBLISH
 
 
 class Op(enum.IntEnum):
-    """enum pg_op, without the reserved ones."""
+    """enum pg_op."""
 
     PUT = lib.PG_OP_PUT
     CANCEL = lib.PG_OP_CANCEL
     GET = lib.PG_OP_GET
+    WATCH = lib.PG_OP_WATCH
+    ADVANCE_KEY = lib.PG_OP_ADVANCE_KEY
+    BUMP = lib.PG_OP_BUMP
+    FAIL = lib.PG_OP_FAIL
+    CLEAR = lib.PG_OP_CLEAR
+    FORGET = lib.PG_OP_FORGET
+    CANCEL_FOR_KEY = lib.PG_OP_CANCEL_FOR_KEY
+    COMPLETE = lib.PG_OP_COMPLETE
+
+
+class Condition(enum.IntEnum):
+    """enum pg_condition."""
+
+    ALL = lib.PG_C_ALL
+    ANY = lib.PG_C_ANY
+    SUM = lib.PG_C_SUM
+    CLIENT = lib.PG_C_CLIENT
 
 
 class PutMode(enum.IntEnum):
@@ -94,17 +115,22 @@ class Status(enum.IntEnum):
     FIRED = lib.PG_ST_FIRED
     UNKNOWN = lib.PG_ST_UNKNOWN
     FOUND = lib.PG_ST_FOUND
+    DONE = lib.PG_ST_DONE
+    MORE = lib.PG_ST_MORE
     FULL = lib.PG_ST_FULL
     FULL_PAYLOAD = lib.PG_ST_FULL_PAYLOAD
     FULL_NAMESPACES = lib.PG_ST_FULL_NAMESPACES
     FULL_TOPICS = lib.PG_ST_FULL_TOPICS
     FULL_TICKETS = lib.PG_ST_FULL_TICKETS
     FULL_KEYS = lib.PG_ST_FULL_KEYS
+    FULL_WATCHES = lib.PG_ST_FULL_WATCHES
     TOO_FAR = lib.PG_ST_TOO_FAR
     DENIED = lib.PG_ST_DENIED
     BUSY = lib.PG_ST_BUSY
     QUOTA = lib.PG_ST_QUOTA
     WRONG_SHARD = lib.PG_ST_WRONG_SHARD
+    DUPLICATE = lib.PG_ST_DUPLICATE
+    OVERFLOW = lib.PG_ST_OVERFLOW
 
 
 class WireError(enum.IntEnum):

@@ -109,10 +109,19 @@ static bool slot_migrate(struct pg_arena *to, const struct pg_arena *from, uint3
     return !is_operation(from, i) || operation_migrate(to, from, i, slot, why);
 }
 
+/* Counted, because what is derived of `from` may be stale. */
+static uint64_t slots_used(const struct pg_arena *a)
+{
+    uint64_t used = 0;
+    for (uint32_t i = 0; i < a->slots.capacity; i++)
+        used += ctl_state(a->slots.hot[i].ctl) != PG_S_FREE;
+    return used;
+}
+
 static bool slots_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why)
 {
     uint32_t slot = 0;
-    if (!room(why, "timers armed", from->metrics->live, to->slots.capacity - 1))
+    if (!room(why, "timers armed", slots_used(from), to->slots.capacity - 1))
         return false;
     for (uint32_t i = 0; i < from->slots.capacity; i++) {
         if (ctl_state(from->slots.hot[i].ctl) == PG_S_FREE)
@@ -169,9 +178,9 @@ static bool replies_migrate(struct pg_arena *to, const struct pg_arena *from, ui
 {
     for (uint64_t n = 0; n < PG_WINDOW; n++) {
         struct pg_reply_memory *m = session_reply(to, &to->sessions[session], n);
-        if (m->sequence == 0 || m->extra_blob == PG_NIL)
+        if (reply_granules(m) == 0)
             continue;
-        m->extra_blob = blob_copy(to, from, m->extra_blob, blob_granules(m->extra_bytes));
+        m->extra_blob = blob_copy(to, from, m->extra_blob, reply_granules(m));
         if (m->extra_blob == PG_NIL)
             return room(why, "payload memory in use", from->metrics->blob_bytes,
                         (uint64_t)to->blobs.granules * PG_GRANULE);

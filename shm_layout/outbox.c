@@ -93,7 +93,7 @@ void pg_published(struct pg_arena *a, uint64_t upto)
 static bool entry_sound(const struct pg_arena *a, const struct pg_entry *e)
 {
     return e->topic < a->topic_rows && a->topics[e->topic].name_len != 0 && e->key_len != 0 &&
-           e->payload_len <= PG_PAYLOAD_MAX;
+           e->payload_len <= PG_PAYLOAD_MAX + PG_VERDICT_MAX;
 }
 
 /* A younger entry, and later an armed slot, takes the key over from an older one. */
@@ -103,8 +103,8 @@ static void entry_index(struct pg_arena *a, uint64_t position)
     const uint32_t ns = a->topics[e->topic].namespace_row;
     struct probe at;
 
-    if (entry_flags(e) & PG_E_SUPERSEDED)
-        return;
+    if (entry_flags(e) & (PG_E_SUPERSEDED | PG_E_OPERATION))
+        return;                   /* an operation that ended is not FIRED but UNKNOWN */
     for (uint32_t id = index_first(&a->index, e->hash, &at); id != PG_NIL;
          id = index_next(&a->index, e->hash, &at)) {
         const struct pg_entry *old = &a->outbox[id - a->slots.capacity];

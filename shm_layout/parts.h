@@ -202,6 +202,9 @@ void inboxes_reset(struct pg_arena *a);
 /* ACK of an outcome (version 0) or of a CHECK that found its condition false. */
 void inbox_acknowledge(struct pg_arena *a, struct pg_session *s, const struct pg_ack *ack);
 
+/* Bytes that an operation's notice has before its own payload, at most. */
+#define PG_VERDICT_MAX (sizeof(struct pg_verdict) + PG_WATCH_KEYS_MAX / 8)
+
 /* ---- outbox ------------------------------------------------------------------------- */
 
 static inline struct pg_entry *outbox_at(const struct pg_arena *a, uint64_t position)
@@ -241,6 +244,9 @@ struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uin
 void session_end(struct pg_arena *a, struct pg_session *s);
 struct pg_reply_memory *session_reply(const struct pg_arena *a, const struct pg_session *s,
                                       uint64_t sequence);
+#define PG_ENDED_KEYS_BYTES 16384 /* of the keys that CANCEL_FOR_KEY ends in one batch */
+/* What its ended keys hold now. */
+uint32_t reply_granules(const struct pg_reply_memory *m);
 /* Frees what a reply remembers, before its memory serves another batch. */
 void reply_forget(struct pg_arena *a, struct pg_reply_memory *m);
 bool sessions_rebuild(struct pg_arena *a, struct pg_fault *why);

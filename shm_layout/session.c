@@ -38,15 +38,22 @@ static struct pg_session *row_for_new(struct pg_arena *a)
     return a->real_boot_ns - oldest->used_boot_ns >= EVICTABLE_AFTER_NS ? oldest : NULL;
 }
 
+/* A batch that is not applied whole yet has room for all keys it may end. */
+uint32_t reply_granules(const struct pg_reply_memory *m)
+{
+    if (m->count == 0 || m->extra_blob == PG_NIL)
+        return 0;
+    return blob_granules(m->sequence == 0 ? PG_ENDED_KEYS_BYTES : m->extra_bytes);
+}
+
 void reply_forget(struct pg_arena *a, struct pg_reply_memory *m)
 {
-    if (m->sequence == 0)
-        return;
+    const uint32_t granules = reply_granules(m);
     STORE_RELEASE(&m->sequence, 0ull);
-    if (m->extra_blob == PG_NIL)
+    if (granules == 0)
         return;
-    blobs_give(&a->blobs, m->extra_blob, blob_granules(m->extra_bytes));
-    a->metrics->blob_bytes -= (uint64_t)blob_granules(m->extra_bytes) * PG_GRANULE;
+    blobs_give(&a->blobs, m->extra_blob, granules);
+    a->metrics->blob_bytes -= (uint64_t)granules * PG_GRANULE;
     m->extra_blob = PG_NIL;
 }
 
@@ -114,9 +121,9 @@ bool sessions_rebuild(struct pg_arena *a, struct pg_fault *why)
 {
     for (uint32_t i = 0; i < a->secret->sessions * PG_WINDOW; i++) {
         struct pg_reply_memory *m = &a->replies[i];
-        if (a->sessions[i / PG_WINDOW].id == 0 || m->sequence == 0 || m->extra_blob == PG_NIL)
+        if (a->sessions[i / PG_WINDOW].id == 0 || reply_granules(m) == 0)
             continue;
-        if (!blobs_rebuild_mark(&a->blobs, m->extra_blob, blob_granules(m->extra_bytes)))
+        if (!blobs_rebuild_mark(&a->blobs, m->extra_blob, reply_granules(m)))
             return fault_set(why, "sessions", "a reply's keys overlap or are outside", i, 0,
                              m->extra_blob);
     }
@@ -126,9 +133,8 @@ bool sessions_rebuild(struct pg_arena *a, struct pg_fault *why)
 bool sessions_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules)
 {
     for (uint32_t i = 0; i < a->secret->sessions * PG_WINDOW; i++) {
-        const struct pg_reply_memory *m = &a->replies[i];
-        if (a->sessions[i / PG_WINDOW].id != 0 && m->sequence != 0 && m->extra_blob != PG_NIL)
-            *granules += blob_granules(m->extra_bytes);
+        if (a->sessions[i / PG_WINDOW].id != 0)
+            *granules += reply_granules(&a->replies[i]);
     }
     for (uint32_t i = 0; i < a->secret->sessions; i++)
         if (a->sessions[i].id != 0 && !session_sound(a, i, fault))

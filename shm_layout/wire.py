@@ -35,6 +35,10 @@ INFO = struct.Struct(struct_format("pg_info"))
 TAIL = struct.Struct(struct_format("pg_tail"))
 NOTICES = struct.Struct(struct_format("pg_notices"))
 NOTICE = struct.Struct(struct_format("pg_notice"))
+WATCH_KEY = struct.Struct(struct_format("pg_watch_key"))
+OUTCOME = struct.Struct(struct_format("pg_outcome"))
+ACK = struct.Struct(struct_format("pg_ack"))
+VERDICT = struct.Struct(struct_format("pg_verdict"))
 
 
 # ---- keys, names, payloads ---------------------------------------------------------------
@@ -236,8 +240,8 @@ def decode_welcome(body: bytes) -> Welcome:
 
 
 def check_results(body: bytes, count: int) -> None:
-    """Raises ProtocolError unless `body` holds `count` results."""
-    if len(body) != count * RESULT.size:
+    """Raises ProtocolError unless `body` holds `count` results; ended keys may follow."""
+    if len(body) < count * RESULT.size:
         raise ProtocolError("results", FRAME.size, count * RESULT.size, len(body))
 
 
@@ -289,6 +293,85 @@ def _ends(start: int, lengths: Sequence[int]) -> list[int]:
 
 def _cut(data: bytes, ends: Sequence[int]) -> list[bytes]:
     return [data[a:b] for a, b in itertools.pairwise(ends)]
+
+
+# ---- the purgatory -------------------------------------------------------------------------
+
+
+class RawOutcome(NamedTuple):
+    """What the daemon pushes to an owner; cause 0 = a CHECK of a CLIENT condition."""
+
+    ticket: int
+    cause: int
+    deadline_ns: int
+    armed_ns: int
+    ended_ns: int
+    version: int
+    error: int
+    slot: int
+    key: Key
+    payload: bytes
+    missing: tuple[int, ...]
+    """Indices of the operation's keys that were still missing."""
+
+
+def encode_watch_key(key: Key, target: int, cap: int = 0) -> bytes:
+    """One watch key of an operation. Raises InvalidKey."""
+    kind, data = encode_key(key)
+    return WATCH_KEY.pack(target, cap, len(data), kind, b"") + data
+
+
+def encode_acks(session: int, acks: Sequence[tuple[int, int, int]]) -> bytes:
+    """Acknowledges (ticket, version, slot) of each outcome (version 0) or CHECK."""
+    head = encode_frame(Message.ACK, session, count=len(acks))
+    return head + b"".join(ACK.pack(*ack, 0) for ack in acks)
+
+
+def decode_bitmap(bits: bytes) -> tuple[int, ...]:
+    """Numbers of the bits that are set."""
+    return tuple(i for i in range(8 * len(bits)) if bits[i // 8] >> i % 8 & 1)
+
+
+def decode_outcomes(body: bytes, count: int) -> list[RawOutcome]:
+    """The body of an OUTCOMES message. Raises ProtocolError."""
+    _need("outcomes", body, 0, count * OUTCOME.size)
+    outcomes, at = [], count * OUTCOME.size
+    for head in OUTCOME.iter_unpack(body[:at]):
+        (word, deadline_ns, armed_ns, ended_ns, version, error, payload_len, _, bitmap_len,
+         key_len, key_type, _, slot, _) = head  # fmt: skip
+        ends = _ends(at, (key_len, payload_len, bitmap_len))
+        _need("outcome's bytes", body, at, ends[-1] - at)
+        key, payload, bits = _cut(body, ends)
+        outcomes.append(
+            RawOutcome(
+                word >> 8, word & 0xFF, deadline_ns, armed_ns, ended_ns, version, error, slot,
+                decode_key(key_type, key), payload, decode_bitmap(bits),
+            )
+        )  # fmt: skip
+        at = ends[-1]
+    return outcomes
+
+
+def decode_ended(extra: bytes) -> dict[int, list[Key]]:
+    """What follows the results of a batch: record number -> keys that it ended."""
+    ended: dict[int, list[Key]] = {}
+    at = 0
+    while at < len(extra):
+        _need("ended keys", extra, at, 8)
+        record, size = struct.unpack_from("<II", extra, at)
+        at += 8
+        _need("ended keys", extra, at, size)
+        ended[record] = list(_ended_keys(extra[at : at + size]))
+        at += size
+    return ended
+
+
+def _ended_keys(data: bytes) -> Iterator[Key]:
+    at = 0
+    while at < len(data):
+        kind, size = data[at], data[at + 1]
+        yield decode_key(kind, data[at + 2 : at + 2 + size])
+        at += 2 + size
 
 
 # ---- notices -------------------------------------------------------------------------------

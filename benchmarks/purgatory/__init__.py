@@ -1,0 +1,1 @@
+"""The purgatory's experiment: schedule, messages, designs, driver."""

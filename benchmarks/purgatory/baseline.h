@@ -1,0 +1,118 @@
+/* baseline.h - two earlier designs of a purgatory, behind the surface of the core: they read the
+ * same WATCH, ADVANCE_KEY and FORGET records and write the same OUTCOMES messages.
+ *
+ *   old  one heap of requests; watch lists in a hash map; a completed request stays in both
+ *        until a purge scans them all
+ *   new  a hierarchical wheel of 1 ms x 20 with a heap of its buckets; a completed request leaves
+ *        the timer at once, and its lists at a purge that an estimate triggers
+ *
+ * Kept to what the experiment needs, in their favour: one namespace, keys of 8 bytes, condition
+ * ANY, no sessions, no validation, nothing survives the process. */
+#ifndef BASELINE_H
+#define BASELINE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "layout.h"
+
+enum { KEYS_MAX = 4, PURGE_INTERVAL = 1000 };
+enum { TICK_NS = 1000000, WHEEL_SLOTS = 20, WHEEL_LEVELS = 6 };
+
+struct request;
+
+/* A watch key: its level and who watches it, newest first. */
+struct row {
+    struct row *next;             /* of the same cell of the map */
+    struct request *head;
+    uint64_t key, level;
+    bool forgotten;               /* goes with its last watcher */
+};
+
+struct watcher {
+    struct row *row;
+    struct request *next;         /* in the row's list */
+    uint64_t target;
+};
+
+struct request {
+    uint64_t key, ticket;
+    int64_t deadline_ns, armed_ns, ended_ns;
+    struct request *previous, *next;      /* new: in its bucket */
+    struct bucket *bucket;                /* new: NULL = in none */
+    struct request *next_outcome;
+    uint32_t holders;             /* lists, timer and outcomes that point here; freed at 0 */
+    uint32_t payload_len;
+    uint8_t cause;                /* enum pg_cause; 0 = pending */
+    uint8_t keys;
+    struct watcher watch[KEYS_MAX];
+    uint8_t payload[];
+};
+
+struct bucket {
+    struct request *head;
+    int64_t expires_ns;           /* 0 = not in the heap */
+};
+
+struct heap_entry {
+    int64_t expires_ns;
+    void *item;
+};
+
+struct heap {                     /* binary, earliest first */
+    struct heap_entry *entries;
+    uint64_t count, room;
+};
+
+struct baseline;
+
+struct timer_kind {
+    void (*add)(struct baseline *b, struct request *r);
+    void (*completed)(struct baseline *b, struct request *r);
+    void (*advance)(struct baseline *b);
+    bool (*purge_due)(const struct baseline *b);
+    void (*purge)(struct baseline *b);
+};
+
+struct baseline_figures {
+    uint64_t pending, bytes, bytes_max, purges;
+    int64_t purge_ns, purge_max_ns;
+};
+
+struct baseline {
+    const struct timer_kind *kind;
+    struct heap heap;             /* old: requests; new: buckets */
+    struct bucket buckets[WHEEL_LEVELS][WHEEL_SLOTS];
+    int64_t wheel_ns;             /* new: start of the bucket that was popped last */
+    int64_t now_ns;
+    struct row **cells;           /* the map */
+    uint64_t rows, cell_count;
+    uint64_t completed;           /* old: since the last purge */
+    uint64_t estimate;            /* new: of requests on the lists */
+    uint64_t tickets;
+    struct request *outcomes, **outcomes_end;
+    uint64_t outcome_count;
+    struct baseline_figures figures;
+};
+
+void *allocate(struct baseline *b, size_t bytes);
+void release(struct baseline *b, void *memory);
+
+void heap_push(struct baseline *b, struct heap *h, int64_t expires_ns, void *item);
+void heap_pop(struct heap *h);
+void heap_order(struct heap *h);
+
+void request_end(struct baseline *b, struct request *r, uint8_t cause);
+void request_drop(struct baseline *b, struct request *r);
+
+struct row *row_of(struct baseline *b, uint64_t key);
+void row_watch(struct request *r, unsigned n);
+void row_advance(struct baseline *b, uint64_t key, uint64_t level);
+void row_forget(struct baseline *b, uint64_t key);
+void rows_purge(struct baseline *b);
+
+extern const struct timer_kind old_timers, new_timers;
+
+#endif

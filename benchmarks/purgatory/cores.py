@@ -1,0 +1,269 @@
+"""The designs behind one surface: messages in, outcomes out.
+
+A message lies at the start of the messages' buffer; an outcome message at the start of `out`.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import shlex
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from cffi import FFI
+
+from purgatoryd.shm_layout import layout, wire
+from purgatoryd.shm_layout._core import ffi, lib
+
+from .experiment import Experiment, Schedule
+from .messages import FRAME, OUTCOME, OUTCOME_AREA, Bytes, Messages, statuses_in
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = Path(__file__).resolve().parent
+LIBRARY = ROOT / "build" / "libbaseline.so"
+FLAGS = ["-std=gnu11", "-O3", "-shared", "-fPIC", "-Wall", "-Wextra"]
+OUT_BYTES = 1 << 20
+OUTCOMES = 512
+"""Outcomes in one message, at most; as in the core."""
+
+DECLARATIONS = """
+struct baseline_figures { uint64_t pending, bytes, bytes_max, purges;
+                          int64_t purge_ns, purge_max_ns; };
+void *baseline_make(int is_new, int64_t now_ns);
+void baseline_handle(void *b, const void *message);
+void baseline_advance(void *b, int64_t now_ns);
+uint64_t baseline_inbox(void *b, void *out, uint32_t most);
+void baseline_figures(const void *b, struct baseline_figures *figures);
+"""
+
+
+@dataclass
+class Figures:
+    """What a design tells of itself at the end of a run."""
+
+    core_bytes: int = 0
+    purges: int = 0
+    purge_ns: int = 0
+    purge_max_ns: int = 0
+
+
+class Refused(Exception):  # noqa: N818
+    """A design has no room for a request: it does not keep up."""
+
+
+class Core(Protocol):
+    """One design."""
+
+    out: Bytes
+
+    def handle(self, length: int) -> None:
+        """Takes the message of so many bytes."""
+
+    def advance(self, now_ns: int) -> None:
+        """Ends what is due."""
+
+    def inbox(self) -> int:
+        """Bytes of the next OUTCOMES message in `out`; 0 = none."""
+
+    def figures(self) -> Figures:
+        """Memory and purges of the run."""
+
+
+def pointer(array: Bytes) -> Any:
+    """The address of an array, which its owner keeps alive."""
+    return ffi.cast("void *", array.ctypes.data)
+
+
+# ---- nothing ----------------------------------------------------------------------------------
+
+
+class Nothing:
+    """Does nothing: what remains is the driver. Its outcomes are those that are predicted."""
+
+    def __init__(self, schedule: Schedule, start_ns: int) -> None:
+        self.out = np.zeros(OUT_BYTES, np.uint8)
+        ends_ns = schedule.ends_ns + start_ns
+        order = np.argsort(ends_ns)
+        self._ends_ns = ends_ns[order]
+        self._requests = order.astype(np.uint64)
+        self._causes = np.where(
+            schedule.ends_ns == schedule.completes_ns, lib.PG_CAUSE_SATISFIED, lib.PG_CAUSE_EXPIRED
+        )[order].astype(np.uint64)
+        self._next = self._due = 0
+
+    def handle(self, length: int) -> None: ...
+
+    def advance(self, now_ns: int) -> None:
+        self._due = int(np.searchsorted(self._ends_ns, now_ns, side="right"))
+
+    def inbox(self) -> int:
+        first, end = self._next, min(self._next + OUTCOMES, self._due)
+        count = end - first
+        if count == 0:
+            return 0
+        self._next = end
+        self.out[24:28] = np.frombuffer(count.to_bytes(4, "little"), np.uint8)
+        at = FRAME + count * OUTCOME.itemsize
+        heads = np.ndarray(count, OUTCOME, self.out, FRAME)  # type: ignore[arg-type]
+        areas = np.ndarray(count, OUTCOME_AREA, self.out, at)  # type: ignore[arg-type]
+        heads["ticket"] = self._causes[first:end]
+        areas["key"] = self._requests[first:end]
+        return at + count * OUTCOME_AREA.itemsize
+
+    def figures(self) -> Figures:
+        return Figures()
+
+
+# ---- old and new ---------------------------------------------------------------------------------
+
+
+def build() -> None:
+    """Compiles the earlier designs."""
+    LIBRARY.parent.mkdir(exist_ok=True)
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    sources = [str(path) for path in sorted(SOURCES.glob("*.c"))]
+    include = f"-I{ROOT / 'shm_layout'}"
+    subprocess.run([*compiler, *FLAGS, include, "-o", str(LIBRARY), *sources], check=True)
+
+
+class Baseline:
+    """`old` or `new`."""
+
+    def __init__(self, design: str, messages: Messages, now_ns: int) -> None:
+        self._ffi = FFI()
+        self._ffi.cdef(DECLARATIONS)
+        self._lib: Any = self._ffi.dlopen(str(LIBRARY))
+        self._b = self._lib.baseline_make(design == "new", now_ns)
+        self.out = np.zeros(OUT_BYTES, np.uint8)
+        self._out = self._ffi.cast("void *", self.out.ctypes.data)
+        self._in = self._ffi.cast("void *", messages.bytes.ctypes.data)
+
+    def handle(self, length: int) -> None:
+        self._lib.baseline_handle(self._b, self._in)
+
+    def advance(self, now_ns: int) -> None:
+        self._lib.baseline_advance(self._b, now_ns)
+
+    def inbox(self) -> int:
+        return int(self._lib.baseline_inbox(self._b, self._out, OUTCOMES))
+
+    def figures(self) -> Figures:
+        f = self._ffi.new("struct baseline_figures *")
+        self._lib.baseline_figures(self._b, f)
+        return Figures(f.bytes_max, f.purges, f.purge_ns, f.purge_max_ns)
+
+
+# ---- ours, in private memory ---------------------------------------------------------------------
+
+
+def sizes(experiment: Experiment) -> dict[str, int]:
+    """Bounds of an arena with room for 350 ms of requests."""
+    slots = max(1 << 14, int(experiment.rate * 0.35))
+    keys = experiment.own * slots + experiment.shared + 1
+    return {
+        "capacity": slots,
+        "watches": slots * (experiment.own + experiment.shared),
+        "levels": keys,
+        "payload_bytes": slots * 224 + keys * 16 + (1 << 20),
+        "outbox_capacity": 1024,
+        "outbox_bytes_max": 1 << 20,
+        "inbox_max": slots,
+        "namespaces": 2,
+        "topics": 2,
+        "sessions": 2,
+        "level_ttl_ns": 600 * 10**9,
+        "tick_ns": 1_000_000,
+        "fanout": 256,
+        "stream_id": 1,
+        "page_size": mmap.PAGESIZE,
+        "layout_id": layout.LAYOUT_ID,
+    }
+
+
+def touched_bytes(addresses: list[int]) -> int:
+    """Resident bytes of the mappings that begin at these addresses."""
+    total, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if match := re.match(r"([0-9a-f]+)-[0-9a-f]+ ", line):
+            inside = int(match[1], 16) in addresses
+        elif inside and line.startswith("Rss:"):
+            total += int(line.split()[1]) * 1024
+    return total
+
+
+class Ours:
+    """The core in private memory, through the functions that the daemon calls."""
+
+    def __init__(self, experiment: Experiment, messages: Messages, now_ns: int) -> None:
+        self.out = np.zeros(OUT_BYTES, np.uint8)
+        self._reply = np.zeros(1 << 20, np.uint8)
+        self._messages = messages
+        self._create(ffi.new("struct pg_config *", {**sizes(experiment), "now_ns": now_ns}))
+        self._in, self._out = pointer(messages.bytes), pointer(self.out)
+        self._to = pointer(self._reply)
+        self._reply_bytes, self._wait_ns = ffi.new("uint64_t *"), ffi.new("int64_t *")
+        self._session, self._more = ffi.new("uint64_t *"), ffi.new("int *")
+        self._now_ns = now_ns
+        self.handle(messages.hello(os.urandom(16)))
+        messages.session = wire.decode_reply(self._reply[:FRAME].tobytes()).session
+
+    def _create(self, config: Any) -> None:
+        bytes_of = (lib.pg_arena_bytes(config), lib.pg_private_bytes(config))
+        self._mapped = [np.frombuffer(mmap.mmap(-1, size), np.uint8) for size in bytes_of]
+        self._memory = ffi.new("uint8_t[]", lib.pg_handle_bytes())
+        self._a = ffi.cast("struct pg_arena *", self._memory)
+        if 0 in bytes_of or not lib.pg_create(self._a, *map(pointer, self._mapped), config):
+            raise SystemExit(f"the arena cannot be created: {bytes_of} bytes")
+
+    def handle(self, length: int) -> None:
+        handled = lib.PG_H_AGAIN
+        while handled == lib.PG_H_AGAIN:
+            handled = lib.pg_handle(
+                self._a, self._in, length, 0, 0, self._now_ns, self._to, self._reply_bytes,
+                self._wait_ns,
+            )  # fmt: skip
+        if handled == lib.PG_H_REPLY:
+            check_statuses(self._reply)
+
+    def advance(self, now_ns: int) -> None:
+        self._now_ns = now_ns
+        self._more[0] = 1
+        while self._more[0]:
+            lib.pg_advance(self._a, now_ns, 0, now_ns, 4096, self._more)
+
+    def inbox(self) -> int:
+        return int(lib.pg_inbox(self._a, self._session, self._out, OUT_BYTES))
+
+    def figures(self) -> Figures:
+        return Figures(touched_bytes([array.ctypes.data for array in self._mapped]))
+
+    def check(self) -> None:
+        """Every invariant, and that nothing is left of any operation."""
+        fault = ffi.new("struct pg_fault *")
+        if not lib.pg_check(self._a, fault):
+            raise SystemExit(f"broken: {ffi.string(fault.part)} {ffi.string(fault.what)}")
+        metrics = lib.pg_metrics_of(self._a)
+        if metrics.operations or metrics.outcomes or metrics.live:
+            raise SystemExit("operations are left at the end")
+
+
+def check_statuses(reply: Bytes) -> None:
+    """Raises Refused unless every record of a batch was applied."""
+    statuses = statuses_in(reply)
+    done = (statuses == lib.PG_ST_ADDED) | (statuses == lib.PG_ST_DONE)
+    if not done.all():
+        raise Refused(f"status {int(statuses[~done][0])}")
+
+
+def make(experiment: Experiment, schedule: Schedule, messages: Messages, start_ns: int) -> Core:
+    """The design of an experiment whose schedule begins at start_ns."""
+    if experiment.design == "nothing":
+        return Nothing(schedule, start_ns)
+    if experiment.design == "ours":
+        return Ours(experiment, messages, start_ns)
+    return Baseline(experiment.design, messages, start_ns)

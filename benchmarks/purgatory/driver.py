@@ -1,0 +1,189 @@
+"""One run: submits what is due, collects outcomes, compares each with what was to be expected."""
+
+from __future__ import annotations
+
+import gc
+import time
+
+import numpy as np
+
+from purgatoryd.shm_layout._core import lib
+
+from .cores import Core, Ours, Refused, make
+from .experiment import MS, TIMEOUT_NS, Experiment, Longs, Result, Schedule
+from .messages import BATCH, Messages, outcomes_in
+
+TURN_NS = MS
+LEAD_NS = 200 * MS
+"""Between making the design and the first arrival."""
+
+BEHIND_NS = 2_000 * MS
+"""So far behind its schedule a run is stopped."""
+
+WINDOW_NS = 2 * MS
+"""An advance that was sent before the deadline satisfies; one sent this much later is too late.
+Between the two, the order in which the design looks at both decides."""
+
+SILENCE_NS = 5_000 * MS
+"""So long after the last end that was due, missing outcomes are lost."""
+
+
+class RealClock:
+    """The clock that deadlines use; turns begin at whole milliseconds of it."""
+
+    def now_ns(self) -> int:
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+    def wait(self) -> None:
+        time.sleep((TURN_NS - self.now_ns() % TURN_NS) / 1e9)
+
+
+class VirtualClock:
+    """Moves by a turn per turn: the same work as fast as it goes, always with the same outcomes."""
+
+    def __init__(self) -> None:
+        self._now_ns = 1_000_000 * MS
+
+    def now_ns(self) -> int:
+        return self._now_ns
+
+    def wait(self) -> None:
+        self._now_ns += TURN_NS
+
+
+class Driver:
+    """Drives one design through one experiment."""
+
+    def __init__(self, experiment: Experiment, clock: RealClock | VirtualClock) -> None:
+        self.clock = clock
+        self.experiment = experiment
+        self.schedule = Schedule.of(experiment)
+        self.messages = Messages(experiment)
+        count = experiment.requests
+        self.start_ns = clock.now_ns() + LEAD_NS
+        self.core: Core = make(experiment, self.schedule, self.messages, self.start_ns)
+        self._arrives_ns = self.schedule.arrives_ns + self.start_ns
+        self._completes_ns = (self.schedule.completes_ns + self.start_ns)[self.schedule.order]
+        self._deadlines_ns = self._arrives_ns + TIMEOUT_NS
+        self._sent_ns: Longs = np.full(count, np.iinfo(np.int64).max)
+        self._got_ns: Longs = np.zeros(count, np.int64)
+        self._armed_ns: Longs = np.zeros(count, np.int64)
+        self._causes = np.zeros(count, np.uint8)
+        self._arrived = self._completed = self._ended = 0
+        self._last_arrival_ns = 0
+
+    # ---- one turn --------------------------------------------------------------------------
+
+    def _arrive(self, now_ns: int) -> None:
+        due = int(np.searchsorted(self._arrives_ns, now_ns, side="right"))
+        for first in range(self._arrived, due, BATCH):
+            end = min(first + BATCH, due)
+            self.core.handle(self.messages.watch(first, self._deadlines_ns[first:end]))
+            self._last_arrival_ns = now_ns
+        self._armed_ns[self._arrived : due] = now_ns
+        self._arrived = max(due, self._arrived)
+
+    def _complete(self, now_ns: int) -> None:
+        """One advance per request that is true now, unless it has ended."""
+        due = int(np.searchsorted(self._completes_ns, now_ns, side="right"))
+        requests = self.schedule.order[self._completed : due]
+        self._completed = max(due, self._completed)
+        self._sent_ns[requests] = now_ns
+        requests = requests[self._causes[requests] == 0]
+        for first in range(0, len(requests), BATCH):
+            self.core.handle(self.messages.advance(requests[first : first + BATCH]))
+
+    def _collect(self) -> None:
+        """Takes outcomes, acknowledges them, forgets the keys of who ended."""
+        while length := self.core.inbox():
+            got_ns = self.clock.now_ns()
+            heads, areas = outcomes_in(self.core.out[:length])
+            requests = areas["key"].astype(np.int64)
+            self._got_ns[requests] = got_ns
+            self._causes[requests] = heads["ticket"] & np.uint64(0xFF)
+            self._ended += len(requests)
+            self.core.handle(self.messages.ack(heads))
+            at_once = BATCH // self.messages.own
+            for first in range(0, len(requests), at_once):
+                self.core.handle(self.messages.forget(requests[first : first + at_once]))
+
+    def _turn(self, now_ns: int) -> None:
+        self.core.advance(now_ns)
+        self._arrive(now_ns)
+        self._complete(now_ns)
+        self._collect()
+
+    # ---- the run ----------------------------------------------------------------------------
+
+    def _behind(self, now_ns: int) -> bool:
+        next_arrival = min(self._arrived, self.experiment.requests - 1)
+        return now_ns - int(self._arrives_ns[next_arrival]) > BEHIND_NS and (
+            self._arrived < self.experiment.requests
+        )
+
+    def run(self) -> Result:
+        """Takes as long as the schedule, and until the last outcome."""
+        gc.collect()
+        gc.disable()
+        last_end_ns = int(self.schedule.ends_ns.max()) + self.start_ns
+        cpu_ns = time.process_time_ns()
+        refused = self._turns(last_end_ns + SILENCE_NS)
+        cpu_ns = time.process_time_ns() - cpu_ns
+        return self._result(cpu_ns, self.clock.now_ns() - last_end_ns, refused)
+
+    def _turns(self, give_up_ns: int) -> bool:
+        """True: the design refused a request or fell too far behind."""
+        while self._ended < self.experiment.requests:
+            self.clock.wait()
+            now_ns = self.clock.now_ns()
+            if now_ns > give_up_ns:
+                return False
+            try:
+                self._turn(now_ns // TURN_NS * TURN_NS)
+            except Refused:
+                return True
+            if self._behind(now_ns):
+                return True
+        return False
+
+    # ---- what came of it ----------------------------------------------------------------------
+
+    def _wrong(self) -> tuple[int, int]:
+        """(wrong, ambiguous) outcomes. Early is wrong too."""
+        satisfied = self._causes == lib.PG_CAUSE_SATISFIED
+        expired = self._causes == lib.PG_CAUSE_EXPIRED
+        must_satisfy = self._sent_ns < self._deadlines_ns
+        must_expire = self._sent_ns >= self._deadlines_ns + WINDOW_NS
+        must_expire &= self._armed_ns < self._sent_ns
+        early = expired & (self._got_ns < self._deadlines_ns)
+        wrong = (must_satisfy & expired) | (must_expire & satisfied) | early
+        return int(wrong.sum()), int((~must_satisfy & ~must_expire).sum())
+
+    def _result(self, cpu_ns: int, tail_ns: int, aborted: bool) -> Result:
+        count = self.experiment.requests
+        expired = self._causes == lib.PG_CAUSE_EXPIRED
+        late_ms = (self._got_ns - self._deadlines_ns)[expired] / MS
+        late = np.percentile(late_ms, (50, 99, 100)) if len(late_ms) else np.zeros(3)
+        took_ns = max(self._last_arrival_ns - self.start_ns, 1)
+        wrong, ambiguous = self._wrong()
+        if isinstance(self.core, Ours) and not aborted:
+            self.core.check()
+        f = self.core.figures()
+        return Result(
+            achieved=self._arrived / took_ns * 1e9 / self.experiment.rate,
+            drain_tail_ms=tail_ns / MS,
+            late_p50_ms=float(late[0]),
+            late_p99_ms=float(late[1]),
+            late_max_ms=float(late[2]),
+            cpu_per_million=cpu_ns / 1e9 / max(self._ended, 1) * 1e6,
+            core_bytes=f.core_bytes,
+            purges=f.purges,
+            purge=f.purge_ns / 1e9,
+            purge_max_ms=f.purge_max_ns / MS,
+            satisfied=int((self._causes == lib.PG_CAUSE_SATISFIED).sum()),
+            expired=int(expired.sum()),
+            ambiguous=ambiguous,
+            wrong=0 if aborted else wrong,
+            lost=0 if aborted else int((self._causes == 0).sum()) + abs(self._ended - count),
+            aborted=aborted,
+        )

@@ -1,0 +1,130 @@
+/* The hash map of watch keys and their lists. */
+#include "baseline.h"
+
+static uint64_t mix(uint64_t x)
+{
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+static struct row **cell_of(const struct baseline *b, uint64_t key)
+{
+    return &b->cells[mix(key) & (b->cell_count - 1)];
+}
+
+static void map_grow(struct baseline *b)
+{
+    struct row **old = b->cells;
+    const uint64_t old_count = b->cell_count;
+    b->cell_count = old_count ? 2 * old_count : 1024;
+    b->cells = allocate(b, b->cell_count * sizeof *b->cells);
+    memset(b->cells, 0, b->cell_count * sizeof *b->cells);
+    for (uint64_t i = 0; i < old_count; i++)
+        for (struct row *row = old[i], *next; row != NULL; row = next) {
+            struct row **cell = cell_of(b, row->key);
+            next = row->next;
+            row->next = *cell;
+            *cell = row;
+        }
+    if (old != NULL)
+        release(b, old);
+}
+
+static struct row *row_find(const struct baseline *b, uint64_t key)
+{
+    struct row *row = b->cell_count ? *cell_of(b, key) : NULL;
+    while (row != NULL && row->key != key)
+        row = row->next;
+    return row;
+}
+
+struct row *row_of(struct baseline *b, uint64_t key)
+{
+    struct row *row = row_find(b, key);
+    if (row != NULL)
+        return row;
+    if (b->rows == b->cell_count)
+        map_grow(b);
+    row = allocate(b, sizeof *row);
+    *row = (struct row){.next = *cell_of(b, key), .key = key};
+    *cell_of(b, key) = row;
+    b->rows++;
+    return row;
+}
+
+static void row_free(struct baseline *b, struct row **link)
+{
+    struct row *row = *link;
+    *link = row->next;
+    b->rows--;
+    release(b, row);
+}
+
+static unsigned place_in(const struct request *r, const struct row *row)
+{
+    unsigned n = 0;
+    while (r->watch[n].row != row)
+        n++;
+    return n;
+}
+
+void row_watch(struct request *r, unsigned n)
+{
+    struct row *row = r->watch[n].row;
+    r->watch[n].next = row->head;
+    row->head = r;
+    row->forgotten = false;
+    r->holders++;
+}
+
+/* Tries those who are pending; takes those who are not from the list. */
+static void row_check(struct baseline *b, struct row *row)
+{
+    struct request **link = &row->head;
+    while (*link != NULL) {
+        struct request *r = *link;
+        struct watcher *w = &r->watch[place_in(r, row)];
+        if (r->cause == 0 && row->level >= w->target)
+            request_end(b, r, PG_CAUSE_SATISFIED);
+        if (r->cause == 0) {
+            link = &w->next;
+        } else {
+            *link = w->next;
+            request_drop(b, r);
+        }
+    }
+}
+
+void row_advance(struct baseline *b, uint64_t key, uint64_t level)
+{
+    struct row *row = row_of(b, key);
+    if (level > row->level)
+        row->level = level;
+    row_check(b, row);
+}
+
+void row_forget(struct baseline *b, uint64_t key)
+{
+    struct row **link = b->cell_count ? cell_of(b, key) : NULL;
+    while (link != NULL && *link != NULL && (*link)->key != key)
+        link = &(*link)->next;
+    if (link == NULL || *link == NULL)
+        return;
+    (*link)->forgotten = true;
+    if ((*link)->head == NULL)
+        row_free(b, link);
+}
+
+/* Walks every list. */
+void rows_purge(struct baseline *b)
+{
+    for (uint64_t i = 0; i < b->cell_count; i++)
+        for (struct row **link = &b->cells[i]; *link != NULL;) {
+            row_check(b, *link);
+            if ((*link)->forgotten && (*link)->head == NULL)
+                row_free(b, link);
+            else
+                link = &(*link)->next;
+        }
+}

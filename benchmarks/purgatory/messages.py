@@ -1,0 +1,180 @@
+"""The wire messages of the experiment, built and read by numpy a batch at a time.
+
+A key is 8 bytes: a request's number; for its own watch keys four times that number and the
+place of the key; for the shared ones a number that no request has.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from purgatoryd.shm_layout import layout, wire
+from purgatoryd.shm_layout._core import ffi, lib
+
+from .experiment import PAYLOAD_BYTES, Experiment, Longs
+
+BATCH = 512
+"""Records in a message, at most."""
+
+OWN_KEYS = 4
+NEVER = 1 << 62
+SHARED = np.uint64(1 << 63)
+
+
+
+def struct_of(name: str) -> np.dtype[Any]:
+    """The numpy type of a struct, without its arrays (they are reserved bytes)."""
+    plain = [f for f in layout.fields(name) if f[2].kind == "primitive"]
+    return np.dtype(
+        {
+            "names": [field for field, _, _ in plain],
+            "offsets": [offset for _, offset, _ in plain],
+            "formats": [f"{'iu'[t.cname[0] == 'u']}{ffi.sizeof(t)}" for _, _, t in plain],
+            "itemsize": layout.size_of(name),
+        }
+    )
+
+
+FRAME = layout.size_of("pg_frame")
+RECORD = struct_of("pg_record")
+RESULT = struct_of("pg_result")
+OUTCOME = struct_of("pg_outcome")
+ACK = struct_of("pg_ack")
+OUTCOME_AREA = np.dtype([("key", "<u8"), ("payload", f"V{PAYLOAD_BYTES}"), ("missing", "u1")])
+NAMES = wire.encode_names([(b"bench", b"")])
+
+Bytes = npt.NDArray[np.uint8]
+Rows = npt.NDArray[Any]
+
+
+def watch_area(keys: int) -> np.dtype[Any]:
+    """Key, payload and watch keys of one WATCH."""
+    parts = [("key", "<u8"), ("payload", f"S{PAYLOAD_BYTES}")]
+    for n in range(keys):
+        parts += [
+            (f"target{n}", "<u8"), (f"cap{n}", "<u8"), (f"length{n}", "u1"), (f"type{n}", "u1"),
+            (f"reserved{n}", "V6"), (f"watched{n}", "<u8"),
+        ]  # fmt: skip
+    return np.dtype(parts)
+
+
+def records(op: int, count: int, **fields: int) -> Rows:
+    """`count` equal records with keys of 8 bytes."""
+    rows = np.zeros(count, RECORD)
+    rows["op"], rows["key_type"], rows["key_len"] = op, layout.KeyType.BYTES, 8
+    for name, value in fields.items():
+        rows[name] = value
+    return rows
+
+
+class Messages:
+    """Writes one message at a time into `bytes`; every method returns its length.
+
+    `session` is what the frames name; `sequence` counts the batches.
+    """
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.session = 0
+        self.sequence = 0
+        self.own = experiment.own
+        keys = experiment.shared + experiment.own
+        area = watch_area(keys)
+        room = FRAME + len(NAMES) + BATCH * (RECORD.itemsize + max(area.itemsize, 8))
+        self.bytes: Bytes = np.zeros(room, np.uint8)
+        self._buffer = memoryview(self.bytes)
+        self._own_places = np.arange(self.own, dtype=np.uint64)
+        self._watch = records(
+            lib.PG_OP_WATCH, BATCH, mode=lib.PG_C_ANY, payload_len=PAYLOAD_BYTES,
+            ext_len=area.itemsize - 8 - PAYLOAD_BYTES, time_kind=layout.TimeKind.BOOT,
+        )  # fmt: skip
+        self._advance = records(lib.PG_OP_ADVANCE_KEY, BATCH, value=1).view(np.uint8)
+        self._forget = records(lib.PG_OP_FORGET, BATCH).view(np.uint8)
+        self._area = np.zeros(BATCH, area)
+        self._own_fields = [f"watched{n}" for n in range(experiment.shared, keys)]
+        self._fill_area(experiment.shared, keys)
+
+    def _fill_area(self, shared: int, keys: int) -> None:
+        self._area["payload"] = b"r" * PAYLOAD_BYTES
+        for n in range(keys):
+            self._area[f"target{n}"] = 1 if n == shared else NEVER
+            self._area[f"length{n}"] = 8
+            self._area[f"type{n}"] = layout.KeyType.BYTES
+            if n < shared:
+                self._area[f"watched{n}"] = SHARED + np.uint64(n)
+
+    def _head(self, message: int, count: int) -> int:
+        """Frame and name table; returns where the records begin."""
+        batch = message == layout.Message.BATCH
+        self.sequence += batch
+        wire.FRAME.pack_into(
+            self._buffer, 0, layout.WIRE_MAGIC, layout.WIRE_VERSION, message, self.session,
+            self.sequence if batch else 0, count, batch, 0, len(NAMES) if batch else 0, 0, 0, 0, 0,
+        )  # fmt: skip
+        if batch:
+            self._buffer[FRAME : FRAME + len(NAMES)] = NAMES
+        return FRAME + len(NAMES) * batch
+
+    def _put(self, at: int, rows: Rows) -> int:
+        flat = rows.view(np.uint8)
+        self.bytes[at : at + len(flat)] = flat
+        return at + len(flat)
+
+    def hello(self, nonce: bytes) -> int:
+        """A greeting."""
+        message = wire.encode_hello(nonce)
+        self._buffer[: len(message)] = message
+        return len(message)
+
+    def watch(self, first: int, deadlines_ns: Longs) -> int:
+        """WATCH of the requests from `first` on, as many as there are deadlines."""
+        count = len(deadlines_ns)
+        area, rows = self._area[:count], self._watch[:count]
+        requests = np.arange(first, first + count, dtype=np.uint64)
+        rows["time_ns"] = deadlines_ns
+        area["key"] = requests
+        requests *= np.uint64(OWN_KEYS)
+        for n, name in enumerate(self._own_fields):
+            area[name] = requests + np.uint64(n)
+        return self._put(self._put(self._head(layout.Message.BATCH, count), rows), area)
+
+    def _keys(self, template: Bytes, keys: Rows) -> int:
+        at = self._head(layout.Message.BATCH, len(keys))
+        return self._put(self._put(at, template[: len(keys) * RECORD.itemsize]), keys)
+
+    def advance(self, requests: Longs) -> int:
+        """The own key that each request's condition can turn true by."""
+        return self._keys(self._advance, requests.astype(np.uint64) * np.uint64(OWN_KEYS))
+
+    def forget(self, requests: Longs) -> int:
+        """FORGET of all own keys of the requests, at most BATCH // own of them."""
+        keys = requests.astype(np.uint64)[:, None] * np.uint64(OWN_KEYS) + self._own_places
+        return self._keys(self._forget, keys.reshape(-1))
+
+    def ack(self, outcomes: Rows) -> int:
+        """ACK of all outcomes of one message."""
+        at = self._head(lib.PG_M_ACK, len(outcomes))
+        rows = np.zeros(len(outcomes), ACK)
+        rows["ticket"] = outcomes["ticket"] >> np.uint64(8)
+        rows["slot"] = outcomes["slot"]
+        return self._put(at, rows)
+
+
+def outcomes_in(message: Bytes) -> tuple[Rows, Rows]:
+    """Heads and byte areas of an OUTCOMES message."""
+    count = int.from_bytes(message[24:28].tobytes(), "little")
+    heads: Rows = np.ndarray(count, OUTCOME, message, FRAME)  # type: ignore[arg-type]
+    at = FRAME + count * OUTCOME.itemsize
+    areas: Rows = np.ndarray(count, OUTCOME_AREA, message, at)  # type: ignore[arg-type]
+    return heads, areas
+
+
+def statuses_in(reply: Bytes) -> Rows:
+    """The status of each record of a BATCH's reply; raises if the batch was refused."""
+    head = wire.decode_reply(reply[:FRAME].tobytes())
+    if head.error:
+        raise head.refusal()
+    results: Rows = np.ndarray(head.records, RESULT, reply, FRAME)  # type: ignore[arg-type]
+    return results["ticket"] & np.uint64(0xFF)

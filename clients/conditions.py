@@ -1,0 +1,115 @@
+"""Conditions of an operation, as the caller writes them, and as the wire wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout.errors import InvalidCondition
+from purgatoryd.shm_layout.layout import LEVEL_MAX, WATCH_KEYS_MAX, Condition
+from purgatoryd.shm_layout.wire import Key
+
+_NOW = 2**64 - 1  # SUM's base: the key's level at arming
+
+
+@dataclass(frozen=True, slots=True)
+class AllOf:
+    """Every key's level is at least its target. `targets`: 1 to 1024 keys."""
+
+    targets: Mapping[Key, int]
+
+
+@dataclass(frozen=True, slots=True)
+class AnyOf:
+    """At least one key's level is at least its target. `targets`: 1 to 1024 keys."""
+
+    targets: Mapping[Key, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SumOf:
+    """What the keys gained over their bases, each at most `cap`, adds up to `at_least`.
+
+    `bases`: 1 to 1024 keys with the levels to count from; None = the level at arming. `cap`:
+    one for all keys, or one for each; None = no cap.
+    """
+
+    bases: Mapping[Key, int | None]
+    at_least: int
+    cap: int | Mapping[Key, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """`condition()` is asked in the owner's process whenever one of `keys` advances.
+
+    It runs in the Purgatory's own thread, and should be quick; one that raises counts as
+    false and is reported.
+    """
+
+    condition: Callable[[], object]
+    keys: Collection[Key]
+
+
+AnyCondition = AllOf | AnyOf | SumOf | When
+
+
+class Encoded(NamedTuple):
+    """A condition's record fields and its watch keys, in the order of `keys`."""
+
+    kind: Condition
+    threshold: int
+    watched: bytes
+    keys: tuple[Key, ...]
+
+
+def encode(condition: AnyCondition) -> Encoded:
+    """Raises InvalidCondition or InvalidKey, which name the bound."""
+    if isinstance(condition, When):
+        keys = tuple(condition.keys)
+        return _encoded(Condition.CLIENT, 0, keys, [0] * len(keys))
+    if isinstance(condition, SumOf):
+        return _encode_sum(condition)
+    if not isinstance(condition, AllOf | AnyOf):
+        raise InvalidCondition("must be AllOf, AnyOf, SumOf or When", condition)
+    kind = Condition.ALL if isinstance(condition, AllOf) else Condition.ANY
+    keys = tuple(condition.targets)
+    return _encoded(kind, 0, keys, [check_level(v) for v in condition.targets.values()])
+
+
+def check_level(value: object) -> int:
+    """A level, target, base or cap. Raises InvalidCondition."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LEVEL_MAX:
+        raise InvalidCondition(f"a level must be an int from 0 to {LEVEL_MAX}", value)
+    return value
+
+
+def _encode_sum(condition: SumOf) -> Encoded:
+    keys = tuple(condition.bases)
+    bases = [_NOW if b is None else check_level(b) for b in condition.bases.values()]
+    return _encoded(
+        Condition.SUM, check_level(condition.at_least), keys, bases, _caps(condition, keys)
+    )
+
+
+def _caps(condition: SumOf, keys: tuple[Key, ...]) -> list[int]:
+    cap = condition.cap
+    if cap is None:
+        return [LEVEL_MAX] * len(keys)
+    if not isinstance(cap, Mapping):
+        return [check_level(cap)] * len(keys)
+    if missing := [key for key in keys if key not in cap]:
+        raise InvalidCondition("every key needs a cap", missing[0])
+    return [check_level(cap[key]) for key in keys]
+
+
+def _encoded(
+    kind: Condition, threshold: int, keys: tuple[Key, ...], targets: list[int],
+    caps: list[int] | None = None,
+) -> Encoded:  # fmt: skip
+    if not 1 <= len(keys) <= WATCH_KEYS_MAX:
+        raise InvalidCondition(f"1 to {WATCH_KEYS_MAX} keys are allowed", len(keys))
+    watched = map(wire.encode_watch_key, keys, targets, caps or [0] * len(keys))
+    return Encoded(kind, threshold, b"".join(watched), keys)

@@ -1,0 +1,217 @@
+"""Operations of one owner: which there are, and which thread learns of their ends.
+
+No socket and no lock of the connection: the blocking and the asyncio purgatory share it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from purgatoryd.clients.conditions import Encoded, When
+from purgatoryd.clients.packing import Pending
+from purgatoryd.shm_layout.errors import CallTimeout, PurgatorydError, SessionExpired
+from purgatoryd.shm_layout.layout import Cause
+from purgatoryd.shm_layout.wire import Key, RawOutcome
+
+_LOG = logging.getLogger("purgatoryd")
+_ORPHANS_MAX = 65_536
+
+CauseName = Literal["satisfied", "expired", "failed", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an operation ended.
+
+    `missing`: its keys that had not reached what it waited for; `error`: the code given to
+    fail(), else 0; `elapsed_ns`: from arming to the end, on the daemon's clock.
+    """
+
+    cause: CauseName
+    missing: list[Key]
+    error: int
+    elapsed_ns: int
+
+
+class Operation:
+    """An operation that was armed. Thread-safe."""
+
+    def __init__(self, key: Key, encoded: Encoded, condition: When | None) -> None:
+        self.key = key
+        self.ticket = 0
+        """Set once the daemon has acknowledged the watch."""
+        self._encoded = encoded
+        self._condition = condition
+        self._ended = threading.Event()
+        self._outcome: Outcome | None = None
+        self._error: PurgatorydError | None = None
+        self._callbacks: list[Callable[[Operation], object]] = []
+        self._mutex = threading.Lock()
+
+    @property
+    def done(self) -> bool:
+        """True once it ended, or can be heard of no more."""
+        return self._ended.is_set()
+
+    def result(self, timeout: float | None = None) -> Outcome:
+        """Waits up to `timeout` seconds, None = for ever, and returns how it ended.
+
+        Raises CallTimeout if it did not end in time, Refused if it was never armed, and
+        SessionExpired if the daemon forgot its owner.
+        """
+        if not self._ended.wait(timeout):
+            raise CallTimeout("an operation's end", timeout or 0.0, 0)
+        if self._error is not None:
+            raise self._error
+        assert self._outcome is not None
+        return self._outcome
+
+    def add_done_callback(self, callback: Callable[[Operation], object]) -> None:
+        """Calls `callback(operation)` when it ended: in the purgatory's thread, or at once
+        in this one if it has. An exception is logged."""
+        with self._mutex:
+            if not self.done:
+                self._callbacks.append(callback)
+                return
+        _guarded(callback, self)
+
+    def _end(self, outcome: Outcome | None, error: PurgatorydError | None) -> None:
+        with self._mutex:
+            if self.done:
+                return
+            self._outcome, self._error = outcome, error
+            self._ended.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            _guarded(callback, self)
+
+    def _told(self, raw: RawOutcome) -> None:
+        keys = self._encoded.keys
+        cause: CauseName = Cause(raw.cause).name.lower()  # type: ignore[assignment]
+        missing = [keys[i] for i in raw.missing]
+        self._end(Outcome(cause, missing, raw.error, raw.ended_ns - raw.armed_ns), None)
+
+    def _holds(self) -> bool:
+        """Asks the owner's condition; one that raises is reported and counts as false."""
+        try:
+            return self._condition is not None and bool(self._condition.condition())
+        except Exception as error:  # the owner's code may raise anything
+            _LOG.error("condition of operation %r failed", self.key, exc_info=error)
+            return False
+
+
+def _guarded(callback: Callable[[Operation], object], operation: Operation) -> None:
+    try:
+        callback(operation)
+    except Exception as error:  # one callback must not stop the others
+        _LOG.error("callback of operation %r failed", operation.key, exc_info=error)
+
+
+class Book:
+    """Matches what the daemon pushes with the operations of this owner.
+
+    take() runs wherever a message is received; work() runs callbacks and conditions and must
+    run where no lock is held.
+    """
+
+    def __init__(self, kick: Callable[[], None]) -> None:
+        self._kick = kick  # wakes whoever calls work()
+        self._armed: dict[int, Operation] = {}
+        self._orphans: dict[int, RawOutcome] = {}  # ended before the watch's answer was here
+        self._news: deque[Callable[[], None]] = deque()
+        self._acks: list[tuple[int, int, int]] = []
+        self._true: deque[tuple[Operation, int]] = deque()
+        self._mutex = threading.Lock()
+
+    def _add(self, news: Callable[[], None]) -> None:
+        self._news.append(news)
+        self._kick()
+
+    @property
+    def open(self) -> int:
+        """Operations that have not ended."""
+        return len(self._armed)
+
+    def armed(self, operation: Operation, pending: Pending) -> None:
+        """The daemon answered the watch of `operation`."""
+        if (error := pending.why()) is not None:
+            self._add(lambda: operation._end(None, error))
+            return
+        with self._mutex:
+            operation.ticket = pending.word >> 8
+            raw = self._orphans.pop(operation.ticket, None)
+            if raw is None:
+                self._armed[operation.ticket] = operation
+        if raw is not None:
+            self._end(operation, raw)
+
+    def take(self, outcomes: list[RawOutcome]) -> None:
+        """Outcomes and CHECKs that came; a repeated one is only acknowledged again."""
+        for raw in outcomes:
+            if raw.cause == 0:
+                self._check(raw)
+            else:
+                self._acks.append((raw.ticket, 0, raw.slot))
+                self._outcome(raw)
+        self._kick()
+
+    def _outcome(self, raw: RawOutcome) -> None:
+        with self._mutex:
+            operation = self._armed.pop(raw.ticket, None)
+            if operation is None:
+                self._remember(raw)
+        if operation is not None:
+            self._end(operation, raw)
+
+    def _remember(self, raw: RawOutcome) -> None:
+        if len(self._orphans) >= _ORPHANS_MAX:
+            del self._orphans[next(iter(self._orphans))]
+        self._orphans[raw.ticket] = raw
+
+    def _end(self, operation: Operation, raw: RawOutcome) -> None:
+        self._add(lambda: operation._told(raw))
+
+    def _check(self, raw: RawOutcome) -> None:
+        operation = self._armed.get(raw.ticket)
+        if operation is None:
+            return  # its watch's answer is on the way; the CHECK comes again
+        self._add(lambda: self._answer(operation, raw))
+
+    def _answer(self, operation: Operation, raw: RawOutcome) -> None:
+        if operation.done:
+            return
+        if operation._holds():
+            self._true.append((operation, raw.version))
+        else:
+            self._acks.append((raw.ticket, raw.version, raw.slot))
+
+    def lost(self, error: SessionExpired) -> None:
+        """The session is gone: nothing more will be heard of its operations."""
+        with self._mutex:
+            operations, self._armed = self._armed, {}
+            self._orphans.clear()
+        for operation in operations.values():
+            self._add(lambda o=operation: o._end(None, error))  # type: ignore[misc]
+
+    # ---- for the thread that does the work ---------------------------------------------------
+
+    def work(self) -> None:
+        """Runs what is due: callbacks and conditions."""
+        while self._news:
+            self._news.popleft()()
+
+    def acks(self) -> list[tuple[int, int, int]]:
+        """Acknowledgements that are to be sent now."""
+        acks, self._acks = self._acks, []
+        return acks
+
+    def completions(self) -> list[tuple[Operation, int]]:
+        """Operations whose CLIENT condition was found true, with the CHECK's version."""
+        true = list(self._true)
+        self._true.clear()
+        return true

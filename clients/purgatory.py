@@ -1,0 +1,281 @@
+"""The purgatory across processes: watch here, advance anywhere, learn here how it ended.
+
+A Purgatory is a Client with operations. One thread of it listens for what the daemon pushes
+and runs callbacks and CLIENT conditions; calls go straight through the caller's thread.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import zmq
+
+from purgatoryd.clients import times
+from purgatoryd.clients.client import Client
+from purgatoryd.clients.conditions import AnyCondition, When, check_level, encode
+from purgatoryd.clients.core import Core
+from purgatoryd.clients.operations import Book, Operation, Outcome
+from purgatoryd.clients.packing import PendingTrigger
+from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout.errors import InvalidCondition
+from purgatoryd.shm_layout.layout import Op, Status
+from purgatoryd.shm_layout.wire import Key
+
+ERROR_MAX = 2**32 - 1
+IDLE_S = 1.0  # the listener's longest sleep: what it may then have missed it asks for
+
+
+class Watch(NamedTuple):
+    """One row of watch_many."""
+
+    key: Key
+    condition: AnyCondition
+    timeout: float | timedelta
+    payload: bytes = b""
+    topic: str | None = None
+
+
+class Armed(NamedTuple):
+    """A watch on its way: the operation, and the pending answer to its arming."""
+
+    operation: Operation
+    pending: PendingTrigger
+
+
+def pack_watch(core: Core, book: Book, row: Watch) -> Armed:
+    """Packs a WATCH. Raises InvalidArgument, and then nothing was packed."""
+    encoded = encode(row.condition)
+    kind, time_ns = times.due(core.clock, row.timeout, None, None, None)
+    key_type, key_bytes = wire.encode_key(row.key)
+    name = core.key_name if row.topic is None else core.topic_name(row.topic)
+    payload = wire.encode_payload(row.payload)
+    condition = row.condition if isinstance(row.condition, When) else None
+    operation = Operation(row.key, encoded, condition)
+    pending = PendingTrigger(row.key, lambda p: book.armed(operation, p))
+    core.packer.builder(name, pending).watch(
+        name, encoded.kind, key_type, key_bytes, kind, time_ns, payload, encoded.threshold,
+        encoded.watched, row.topic is not None,
+    )  # fmt: skip
+    return Armed(operation, pending)
+
+
+def pack_trigger(core: Core, op: Op, key: Key, value: int = 0) -> PendingTrigger:
+    """Packs one of ADVANCE_KEY to COMPLETE. Raises InvalidArgument."""
+    key_type, key_bytes = wire.encode_key(key)
+    pending = PendingTrigger(key, None)
+    core.packer.builder(core.key_name, pending).trigger(
+        op, core.key_name, key_type, key_bytes, value
+    )
+    return pending
+
+
+def check_error(code: object) -> int:
+    """The code of fail(). Raises InvalidCondition."""
+    if isinstance(code, bool) or not isinstance(code, int) or not 1 <= code <= ERROR_MAX:
+        raise InvalidCondition(f"an error code must be an int from 1 to {ERROR_MAX}", code)
+    return code
+
+
+def settle_book(core: Core, book: Book) -> None:
+    """Packs and queues what the owner has to say about outcomes and CHECKs."""
+    for operation, version in book.completions():
+        pack_trigger(core, Op.COMPLETE, operation.key, version)
+    if acks := book.acks():
+        core.session.acknowledge(acks)
+
+
+class Purgatory(Client):
+    """A connection to the daemon `name` that owns operations.
+
+    Arguments and errors are those of Client. Outcomes come to the process that watched, and
+    are acknowledged by it; those of operations that live on when it ends are dropped.
+    """
+
+    def __init__(
+        self,
+        name: str = "default",
+        *,
+        namespace: str = "default",
+        timeout: float = 5.0,
+        queue_limit: int = 65_536,
+    ) -> None:
+        self._kicked = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._book = Book(self._kick)
+        self._listener: threading.Thread | None = None
+        try:
+            super().__init__(name, namespace=namespace, timeout=timeout, queue_limit=queue_limit)
+        except BaseException:
+            os.close(self._kicked)
+            raise
+        self._core.session.on_outcomes = self._book.take
+        self._core.session.on_lost = self._book.lost
+        self._listener = threading.Thread(
+            target=self._listen_loop, name="purgatoryd-owner", daemon=True
+        )
+        self._listener.start()
+
+    # ---- watching --------------------------------------------------------------------------
+
+    def watch(
+        self, key: Key, condition: AnyCondition, timeout: float | timedelta, *,
+        payload: bytes = b"", topic: str | None = None,
+        callback: Callable[[Operation], object] | None = None,
+    ) -> Operation:  # fmt: skip
+        """Arms an operation that ends when `condition` holds or after `timeout` seconds.
+
+        With `topic` its end is also published there. `callback(operation)` runs in the
+        purgatory's thread when it ended. Raises InvalidArgument, Refused (Exists, Full,
+        Busy, ...), DaemonError.
+        """
+        self._core.check()
+        with self._packing:
+            armed = pack_watch(
+                self._core, self._book, Watch(key, condition, timeout, payload, topic)
+            )
+        self._await(armed.pending, None)
+        armed.pending.outcome()
+        if callback is not None:
+            armed.operation.add_done_callback(callback)
+        return armed.operation
+
+    def watch_many(self, rows: Iterable[Watch | tuple[Any, ...]]) -> list[Operation]:
+        """Arms many: rows are Watch, or tuples (key, condition, timeout[, payload[, topic]]).
+
+        Each is armed or refused by itself: the result() of one that was refused raises why.
+        """
+        self._core.check()
+        armed = []
+        for row in rows:
+            self._make_room(None)
+            with self._packing:
+                armed.append(pack_watch(self._core, self._book, Watch(*row)))
+            self._leave()
+        for _, pending in armed:
+            self._await(pending, None)
+        return [operation for operation, _ in armed]
+
+    # ---- triggers --------------------------------------------------------------------------
+
+    def advance(self, key: Key, level: int) -> int:
+        """Raises the key's level to at least `level`; returns how many operations that ended."""
+        return self._trigger(Op.ADVANCE_KEY, key, check_level(level))
+
+    def advance_many(self, levels: Mapping[Key, int] | Iterable[tuple[Key, int]]) -> list[int]:
+        """Advances many keys, in order; returns how many operations each ended."""
+        pairs = levels.items() if isinstance(levels, Mapping) else levels
+        pending = []
+        for key, level in pairs:
+            self._make_room(None)
+            with self._packing:
+                pending.append(pack_trigger(self._core, Op.ADVANCE_KEY, key, check_level(level)))
+            self._leave()
+        for one in pending:
+            self._await(one, None)
+        return [one.outcome() for one in pending]
+
+    def bump(self, key: Key, n: int = 1) -> int:
+        """Adds `n` to the key's level, once; returns how many operations that ended."""
+        return self._trigger(Op.BUMP, key, check_level(n))
+
+    def fail(self, key: Key, code: int) -> int:
+        """Fails the key's operations, and those to come until clear(); returns how many."""
+        return self._trigger(Op.FAIL, key, check_error(code))
+
+    def clear(self, key: Key) -> bool:
+        """Ends the key's failure. False if nothing is known of the key."""
+        return self._status(Op.CLEAR, key) == Status.DONE
+
+    def forget(self, key: Key) -> bool:
+        """Forgets the key's level, once nobody watches it. False if nothing is known of it."""
+        return self._status(Op.FORGET, key) == Status.DONE
+
+    def cancel_for_key(self, key: Key) -> list[Key]:
+        """Ends all operations that watch `key`, cause "cancelled"; returns their keys."""
+        ended: list[Key] = []
+        while True:
+            pending = self._call(Op.CANCEL_FOR_KEY, key)
+            pending.outcome()
+            ended += pending.ended
+            if pending.status != Status.MORE:
+                return ended
+
+    def _trigger(self, op: Op, key: Key, value: int) -> int:
+        return self._call(op, key, value).outcome()
+
+    def _status(self, op: Op, key: Key) -> int:
+        return self._call(op, key).status
+
+    def _call(self, op: Op, key: Key, value: int = 0) -> PendingTrigger:
+        self._core.check()
+        with self._packing:
+            pending = pack_trigger(self._core, op, key, value)
+        self._await(pending, None)
+        if pending.error is not None:
+            raise pending.error
+        return pending
+
+    @property
+    def operations(self) -> int:
+        """Operations of this owner that have not ended."""
+        return self._book.open
+
+    # ---- the listener ------------------------------------------------------------------------
+
+    def _kick(self) -> None:
+        with suppress(BlockingIOError, OSError):
+            os.eventfd_write(self._kicked, 1)
+
+    @contextmanager
+    def _turn(self, what: str, timeout: float | None) -> Iterator[None]:
+        with super()._turn(what, timeout):
+            try:
+                yield
+            finally:
+                # The descriptor tells of changes only: nothing may be left in the socket.
+                self._core.pull()
+
+    def _harvest(self) -> None:
+        super()._harvest()
+        self._core.pull()
+
+    def _listen_loop(self) -> None:
+        poller = select.poll()
+        assert self._core.channel is not None
+        for socket in (self._core.channel.socket, self._core.channel.monitor):
+            poller.register(int(socket.get(zmq.FD)), select.POLLIN)
+        poller.register(self._kicked, select.POLLIN)
+        while not self._core.closed:
+            poller.poll(IDLE_S * 1000)
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._kicked)
+            self._exchange()
+            self._book.work()
+            self._exchange()
+
+    def _exchange(self) -> None:
+        """Takes what came and sends what is to be said of it."""
+        with self._io:
+            if self._core.closed:
+                return
+            self._core.look()
+            with self._packing:
+                settle_book(self._core, self._book)
+                self._core.packer.seal()
+            self._core.push()
+            self._core.pull()
+
+    def _hang_up(self) -> None:
+        super()._hang_up()
+        self._kick()
+        if self._listener is not None and self._listener is not threading.current_thread():
+            self._listener.join()
+        os.close(self._kicked)
+
+
+__all__ = ["Operation", "Outcome", "Purgatory", "Watch"]

@@ -1,0 +1,1 @@
+/work/main/tests/c/check.h

@@ -1,0 +1,375 @@
+"""The purgatory in private memory: sessions that send batches, read inboxes, acknowledge."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from core_driver import Core, Fault
+
+from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout._core import ffi, lib
+from purgatoryd.shm_layout.layout import Message, struct_format
+
+ALL, ANY, SUM, CLIENT = lib.PG_C_ALL, lib.PG_C_ANY, lib.PG_C_SUM, lib.PG_C_CLIENT
+BASE_NOW = 2**64 - 1
+"""As the base of a SUM's key: the level at arming."""
+
+NAMES = [(b"n", b"t"), (b"other", b"t")]
+WATCH_KEY = struct.Struct(struct_format("pg_watch_key"))
+OUTCOME = struct.Struct(struct_format("pg_outcome"))
+ACK = struct.Struct(struct_format("pg_ack"))
+VERDICT = struct.Struct(struct_format("pg_verdict"))
+EXTRA = struct.Struct("<II")
+
+DEFAULTS: dict[str, Any] = {
+    "capacity": 64,
+    "outbox_capacity": 16,
+    "outbox_bytes_max": 1 << 16,
+    "payload_bytes": 1 << 18,
+    "sessions": 3,
+    "watches": 128,
+    "levels": 32,
+    "level_ttl_ns": 2 * 10**9,
+    "inbox_max": 1 << 20,
+}
+
+
+class Key(NamedTuple):
+    """A watch key of an operation: target, or a SUM's base and cap."""
+
+    name: bytes
+    target: int
+    cap: int = 0
+
+
+class Command(NamedTuple):
+    """A record and what it adds to the byte area."""
+
+    record: bytes
+    area: bytes
+
+
+class Answer(NamedTuple):
+    """struct pg_result."""
+
+    status: int
+    ended: int  # or a deadline
+    ticket: int
+
+
+class Mail(NamedTuple):
+    """One record of an OUTCOMES message; cause 0 is a CHECK."""
+
+    ticket: int
+    cause: int
+    key: bytes
+    payload: bytes
+    missing: frozenset[int]
+    deadline_ns: int
+    armed_ns: int
+    ended_ns: int
+    error: int
+    version: int
+    slot: int
+
+    def ack(self) -> bytes:
+        return ACK.pack(self.ticket, self.version, self.slot, 0)
+
+
+class Verdict(NamedTuple):
+    """An operation's notice."""
+
+    ticket: int
+    cause: int
+    key: bytes
+    payload: bytes
+    missing: frozenset[int]
+    error: int
+    elapsed_ns: int
+
+
+def bits(bitmap: bytes) -> frozenset[int]:
+    word = int.from_bytes(bitmap, "little")
+    return frozenset(n for n in range(len(bitmap) * 8) if word >> n & 1)
+
+
+def command(
+    op: int, key: bytes, *, mode: int = 0, time_ns: int = 0, value: int = 0, payload: bytes = b"",
+    extension: bytes = b"", flags: int = 0, name: int = 0,
+) -> Command:  # fmt: skip
+    kind = lib.PG_T_DELAY if op in (lib.PG_OP_WATCH, lib.PG_OP_PUT) else 0
+    record = wire.RECORD.pack(
+        op, mode, lib.PG_KEY_BYTES, len(key), name, kind, flags, len(payload), len(extension),
+        time_ns, value,
+    )  # fmt: skip
+    return Command(record, key + payload + extension)
+
+
+def watch_keys(keys: Sequence[Key]) -> bytes:
+    return b"".join(
+        WATCH_KEY.pack(k.target, k.cap, len(k.name), lib.PG_KEY_BYTES, b"\0" * 6) + k.name
+        for k in keys
+    )
+
+
+def watch(
+    key: bytes, condition: int, keys: Sequence[Key], delay_ns: int = 10**9, *, threshold: int = 0,
+    payload: bytes = b"", notice: bool = False, name: int = 0,
+) -> Command:  # fmt: skip
+    return command(
+        lib.PG_OP_WATCH, key, mode=condition, time_ns=delay_ns, value=threshold,
+        payload=payload, extension=watch_keys(keys), flags=int(notice), name=name,
+    )  # fmt: skip
+
+
+def advance(key: bytes, level: int, name: int = 0) -> Command:
+    return command(lib.PG_OP_ADVANCE_KEY, key, value=level, name=name)
+
+
+def bump(key: bytes, by: int) -> Command:
+    return command(lib.PG_OP_BUMP, key, value=by)
+
+
+def fail(key: bytes, code: int) -> Command:
+    return command(lib.PG_OP_FAIL, key, value=code)
+
+
+def clear(key: bytes) -> Command:
+    return command(lib.PG_OP_CLEAR, key)
+
+
+def forget(key: bytes, name: int = 0) -> Command:
+    return command(lib.PG_OP_FORGET, key, name=name)
+
+
+def cancel(key: bytes, ticket: int = 0) -> Command:
+    return command(lib.PG_OP_CANCEL, key, value=ticket)
+
+
+def cancel_for_key(key: bytes) -> Command:
+    return command(lib.PG_OP_CANCEL_FOR_KEY, key)
+
+
+def complete(key: bytes, version: int) -> Command:
+    return command(lib.PG_OP_COMPLETE, key, value=version)
+
+
+def put(key: bytes, delay_ns: int, mode: int = 0) -> Command:
+    return command(lib.PG_OP_PUT, key, mode=mode, time_ns=delay_ns)
+
+
+class Reply(NamedTuple):
+    answers: list[Answer]
+    ended: dict[int, list[bytes]]  # by CANCEL_FOR_KEY: number of the record -> keys
+    data: bytes
+
+
+def split_ended(data: bytes) -> dict[int, list[bytes]]:
+    ended: dict[int, list[bytes]] = {}
+    at = 0
+    while at < len(data):
+        record, length = EXTRA.unpack_from(data, at)
+        at, end = at + EXTRA.size, at + EXTRA.size + length
+        keys = ended.setdefault(record, [])
+        while at < end:
+            assert data[at] == lib.PG_KEY_BYTES
+            keys.append(data[at + 2 : at + 2 + data[at + 1]])
+            at += 2 + data[at + 1]
+        assert at == end
+    return ended
+
+
+class Purgatory(Core):
+    """A core with watch keys; its real clock is its virtual one."""
+
+    def __init__(self, **config: Any) -> None:
+        super().__init__(**{**DEFAULTS, **config})
+        self._mail = ffi.new("uint8_t[]", 1 << 20)
+        self._cursor = ffi.new("uint32_t *")
+
+    def migrated(self, **changes: Any) -> Purgatory:
+        to = Purgatory(**{**self.config, **changes})
+        if not lib.pg_migrate(to.a, self.a, to._fault):
+            raise Fault(to._fault)
+        return to
+
+    @property
+    def now_ns(self) -> int:
+        return int(self.header.now_ns)
+
+    @property
+    def pool(self) -> Any:
+        """struct pg_purgatory."""
+        return self.rows(lib.PG_R_PURGATORY, "pg_purgatory")[0]
+
+    def once(self, message: bytes) -> bytes | None:
+        """The reply; None = the same again."""
+        used, wait = ffi.new("uint64_t *"), ffi.new("int64_t *")
+        state = lib.pg_handle(
+            self.a, ffi.from_buffer(message), len(message), 1000, 1, self.now_ns,
+            ffi.from_buffer(self._reply), used, wait,
+        )  # fmt: skip
+        if state == lib.PG_H_AGAIN:
+            return None
+        assert state in (lib.PG_H_REPLY, lib.PG_H_SILENT)
+        return bytes(self._reply[: used[0]])
+
+    def send(self, message: bytes, between: Callable[[], object] | None = None) -> bytes:
+        """The reply, after as many calls as it takes; `between` runs between them."""
+        for _ in range(10_000):
+            reply = self.once(message)
+            if reply is not None:
+                return reply
+            (between or self.publish_all)()
+        raise AssertionError("no end of it")
+
+    def sweep(self) -> None:
+        lib.pg_sweep(self.a, self.now_ns, self._cursor, self.config["levels"])
+
+    def mail(self, size: int = 1 << 20) -> dict[int, list[Mail]]:
+        """All that was not sent in this round, by session."""
+        found: dict[int, list[Mail]] = {}
+        session = ffi.new("uint64_t *")
+        while used := lib.pg_inbox(self.a, session, self._mail, size):
+            message = bytes(ffi.buffer(self._mail, used))
+            found.setdefault(session[0], []).extend(split_mail(message, session[0]))
+        return found
+
+    def mail_again(self, session: int = 0) -> None:
+        lib.pg_inbox_again(self.a, session, self.now_ns)
+
+    def verdicts(self, since: int) -> Iterator[Verdict]:
+        """Operations' notices in the outbox from a position on."""
+        for position in range(since, self.header.outbox_tail):
+            entry = self.entry(position)
+            flags = self.rows(lib.PG_R_OUTBOX, "pg_entry")[
+                position % self.header.outbox_capacity
+            ].meta >> 4
+            if not flags & lib.PG_E_OPERATION:
+                continue
+            elapsed_ns, error, keys, bitmap = VERDICT.unpack_from(entry.payload)
+            assert bitmap == (keys + 7) // 8
+            rest = entry.payload[VERDICT.size :]
+            yield Verdict(
+                entry.ticket, entry.cause, entry.key, rest[bitmap:], bits(rest[:bitmap]), error,
+                elapsed_ns,
+            )  # fmt: skip
+
+    # ---- what stands in the arena ----
+
+    def operation(self, slot: int) -> Any:
+        """struct pg_operation of a slot that has one."""
+        blob = self.rows(lib.PG_R_COLD, "pg_cold")[slot].blob
+        at = self._base + self.header.regions[lib.PG_R_BLOBS].offset + blob * lib.PG_GRANULE
+        return ffi.cast("struct pg_operation *", at)
+
+    def operations(self) -> list[int]:
+        """Slots of armed and ended operations."""
+        hot = self.rows(lib.PG_R_HOT, "pg_hot")
+        return [
+            slot for slot in range(self.header.capacity + 1)
+            if hot[slot].ctl & 0xFF and hot[slot].flags & lib.PG_F_OPERATION
+        ]  # fmt: skip
+
+    def levels(self) -> Iterator[tuple[bytes, Any]]:
+        """Watch keys and their rows (struct pg_watched)."""
+        rows = self.rows(lib.PG_R_LEVELS, "pg_watched")
+        blobs = self.region(lib.PG_R_BLOBS)
+        for i in range(self.config["levels"]):
+            if rows[i].key_len:
+                at = rows[i].blob * lib.PG_GRANULE
+                yield bytes(blobs[at : at + rows[i].key_len]), rows[i]
+
+    def rows_of_sessions(self) -> dict[int, int]:
+        """Open sessions and how much stands in their inboxes."""
+        rows = ffi.cast("struct pg_session *", self._secret + self.secret.rows_offset)
+        all_rows = (rows[i] for i in range(self.secret.sessions))
+        return {row.id: row.inbox_count for row in all_rows if row.id}
+
+    def counts(self) -> dict[str, int]:
+        """All that must come back to where it began."""
+        m, p = self.metrics, self.pool
+        return {
+            "live": m.live, "operations": m.operations, "outcomes": m.outcomes,
+            "slots": int.from_bytes(self.region(lib.PG_R_FREE_SLOTS)[:4], "little"),
+            "watches": p.free_watches, "levels": p.free_levels, "bytes": m.blob_bytes,
+            "granules": self.rows(lib.PG_R_BLOB_HEAP, "pg_blob_heap")[0].used,
+            "index": any(self.region(lib.PG_R_INDEX)),
+            "level index": any(self.region(lib.PG_R_LEVEL_INDEX)),
+        }  # fmt: skip
+
+
+def split_mail(message: bytes, session: int) -> Iterator[Mail]:
+    reply = wire.decode_reply(message)
+    assert (reply.message, reply.session) == (lib.PG_M_OUTCOMES, session)
+    assert reply.records > 0
+    at = reply.records * OUTCOME.size
+    for fields in OUTCOME.iter_unpack(reply.body[:at]):
+        ticket, deadline_ns, armed_ns, ended_ns, version, error = fields[:6]
+        payload_len, keys, bitmap, key_len, kind, _, slot, _ = fields[6:]
+        assert (kind, bitmap) == (lib.PG_KEY_BYTES, (keys + 7) // 8)
+        ends = [at, at + key_len, at + key_len + payload_len, at + key_len + payload_len + bitmap]
+        key, payload, missing = (reply.body[a:b] for a, b in zip(ends, ends[1:], strict=False))
+        at = ends[-1]
+        yield Mail(
+            ticket >> 8, ticket & 0xFF, key, payload, bits(missing), deadline_ns, armed_ns,
+            ended_ns, error, version, slot,
+        )  # fmt: skip
+    assert at == len(reply.body)
+
+
+class Owner:
+    """One session."""
+
+    def __init__(self, core: Purgatory, nonce: int = 1) -> None:
+        self.core = core
+        reply = wire.decode_reply(core.send(wire.encode_hello(nonce.to_bytes(16, "little"))))
+        assert reply.error == 0
+        self.id = reply.session
+        self.sequence = wire.decode_welcome(reply.body).last
+        self.newest = b""
+
+    def message(self, commands: Sequence[Command]) -> bytes:
+        """The next batch, as bytes."""
+        self.sequence += 1
+        names = wire.encode_names(NAMES)
+        self.newest = (
+            wire.encode_frame(
+                Message.BATCH, self.id, self.sequence, count=len(commands), names=len(NAMES),
+                names_bytes=len(names),
+            )
+            + names + b"".join(c.record for c in commands) + b"".join(c.area for c in commands)
+        )  # fmt: skip
+        return self.newest
+
+    def send(
+        self, *commands: Command, between: Callable[[], object] | None = None
+    ) -> list[Answer]:
+        return self.reply(self.core.send(self.message(commands), between)).answers
+
+    def again(self) -> Reply:
+        """The newest batch once more."""
+        return self.reply(self.core.send(self.newest))
+
+    def reply(self, data: bytes) -> Reply:
+        reply = wire.decode_reply(data)
+        if reply.error:
+            raise reply.refusal()
+        at = reply.records * wire.RESULT.size
+        answers = [
+            Answer(word & 0xFF, ended, word >> 8)
+            for word, ended in wire.RESULT.iter_unpack(reply.body[:at])
+        ]
+        return Reply(answers, split_ended(reply.body[at:]), data)
+
+    def ack(self, *acks: bytes) -> None:
+        frame = wire.encode_frame(lib.PG_M_ACK, self.id, count=len(acks))
+        assert self.core.send(frame + b"".join(acks)) == b""
+
+    def mail(self) -> list[Mail]:
+        return self.core.mail().get(self.id, [])
+
+    def bye(self) -> None:
+        self.core.send(wire.encode_frame(Message.BYE, self.id))

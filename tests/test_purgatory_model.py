@@ -1,0 +1,697 @@
+"""The purgatory against a naive model: every condition is evaluated anew at every step."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import purgatory_driver as pd
+from core_driver import DERIVED, Fault
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from purgatory_driver import ALL, ANY, CLIENT, SUM, Answer, Key, Mail, Owner, Purgatory, Verdict
+
+from purgatoryd.shm_layout._core import lib
+from purgatoryd.shm_layout.layout import Cause
+
+COMMON: dict[str, Any] = {
+    "deadline": None,
+    "suppress_health_check": list(HealthCheck),
+    "print_blob": True,
+}
+settings.register_profile(
+    "short", settings(**COMMON, max_examples=100, stateful_step_count=40, derandomize=True)
+)
+settings.register_profile("long", settings(**COMMON, max_examples=5000, stateful_step_count=80))
+settings.register_profile("raw", settings(**COMMON, max_examples=100, stateful_step_count=40, phases=[Phase.generate]))
+PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
+
+NIL = 0xFFFFFFFF
+LEVEL_MAX = 2**63 - 1
+MS = 1_000_000
+ENDING = {lib.PG_ST_CANCELLED, lib.PG_ST_DONE}
+
+
+# ---- the model -----------------------------------------------------------------------------
+
+
+@dataclass
+class Level:
+    level: int = 0
+    error: int = 0
+    touched_s: int | None = 0  # None: forgotten as soon as nobody watches
+
+
+@dataclass
+class Operation:
+    key: bytes
+    ticket: int
+    session: int
+    condition: int
+    keys: list[Key]
+    threshold: int
+    armed_ns: int
+    deadline_ns: int
+    payload: bytes
+    notice: bool
+    version: int = 0
+    check: str = ""  # "asked", "moved"
+    cause: int = 0
+    error: int = 0
+    ended_ns: int = 0
+    missing: frozenset[int] = frozenset()
+
+
+@dataclass
+class Model:
+    config: dict[str, Any]
+    now_ns: int = 0
+    next_ticket: int = 1
+    levels: dict[bytes, Level] = field(default_factory=dict)
+    armed: dict[bytes, Operation] = field(default_factory=dict)
+    inbox: dict[int, dict[int, Operation]] = field(default_factory=dict)  # session -> ticket
+    unsent: set[int] = field(default_factory=set)  # tickets
+    verdicts: list[Operation] = field(default_factory=list)  # since the last look
+    already_true: int = 0
+
+    # ---- conditions ----
+
+    def gain(self, k: Key) -> int:
+        return min(k.cap, max(0, self.levels[k.name].level - k.target))
+
+    def reached(self, k: Key) -> bool:
+        return self.levels[k.name].level >= k.target
+
+    def holds(self, op: Operation) -> bool:
+        if op.condition == SUM:
+            return sum(map(self.gain, op.keys)) >= op.threshold
+        if op.condition == CLIENT:
+            return False
+        return (all if op.condition == ALL else any)(map(self.reached, op.keys))
+
+    def error(self, op: Operation) -> int:
+        for k in op.keys:
+            if self.levels[k.name].error and not (op.condition == ALL and self.reached(k)):
+                return self.levels[k.name].error
+        return 0
+
+    def missing(self, op: Operation) -> frozenset[int]:
+        if op.condition == CLIENT:
+            return frozenset()
+        met = self.gain if op.condition == SUM else self.reached
+        return frozenset(n for n, k in enumerate(op.keys) if not met(k))
+
+    def watchers(self, name: bytes) -> list[Operation]:
+        return [op for op in self.armed.values() if any(k.name == name for k in op.keys)]
+
+    # ---- levels ----
+
+    @property
+    def now_s(self) -> int:
+        return self.now_ns // 10**9
+
+    def level(self, name: bytes) -> Level | None:
+        """A new one if need be; None: the table is full."""
+        if name not in self.levels:
+            if len(self.levels) == self.config["levels"]:
+                return None
+            self.levels[name] = Level(touched_s=self.now_s)
+        return self.levels[name]
+
+    def left(self, name: bytes) -> None:
+        level = self.levels[name]
+        if self.watchers(name):
+            return
+        if level.touched_s is None:
+            del self.levels[name]
+        else:
+            level.touched_s = self.now_s
+
+    def sweep(self) -> None:
+        ttl_s = self.config["level_ttl_ns"] // 10**9
+        for name, level in list(self.levels.items()):
+            idle = level.touched_s is not None and self.now_s - level.touched_s > ttl_s
+            if idle and not self.watchers(name):
+                del self.levels[name]
+
+    # ---- ends ----
+
+    def news(self, op: Operation) -> None:
+        if op.session in self.inbox:
+            self.inbox[op.session][op.ticket] = op
+            self.unsent.add(op.ticket)
+
+    def end(self, op: Operation, cause: int, error: int = 0) -> int:
+        op.missing, op.cause, op.error = self.missing(op), cause, error
+        op.ended_ns = self.now_ns
+        del self.armed[op.key]
+        for k in op.keys:
+            self.left(k.name)
+        if op.notice:
+            self.verdicts.append(op)
+        self.news(op)
+        return 1
+
+    def ask(self, op: Operation) -> None:
+        if op.check:
+            op.check = "moved"
+            return
+        op.check = "asked"
+        op.version += 1
+        self.news(op)
+
+    def settle(self, op: Operation) -> None:
+        if error := self.error(op):
+            self.end(op, Cause.FAILED, error)
+        elif self.holds(op):
+            self.end(op, Cause.SATISFIED)
+        elif op.condition == CLIENT:
+            self.ask(op)
+
+    def expire(self) -> None:
+        for op in list(self.armed.values()):
+            if op.deadline_ns <= self.now_ns:
+                self.end(op, Cause.EXPIRED)
+
+    # ---- commands ----
+
+    def refusal(self, op: Operation) -> int:
+        """Why it cannot be armed; levels are only looked at."""
+        slots = len(self.armed) + len(
+            [o for box in self.inbox.values() for o in box.values() if o.cause]
+        )
+        records = sum(len(o.keys) for o in self.armed.values())
+        if op.key in self.armed:
+            return int(lib.PG_ST_EXISTS)
+        if len(self.inbox[op.session]) >= self.config["inbox_max"]:
+            return int(lib.PG_ST_BUSY)
+        if records + len(op.keys) > self.config["watches"]:
+            return int(lib.PG_ST_FULL_WATCHES)
+        if slots == self.config["capacity"]:
+            return int(lib.PG_ST_FULL)
+        return self.keys_refusal([k.name for k in op.keys])
+
+    def keys_refusal(self, names: list[bytes]) -> int:
+        room = self.config["levels"] - len(self.levels)
+        for n, name in enumerate(names):
+            if name in names[:n]:
+                return int(lib.PG_ST_DUPLICATE)
+            room -= name not in self.levels
+            if room < 0:
+                return int(lib.PG_ST_FULL_KEYS)
+        return 0
+
+    def watch(self, op: Operation) -> Answer:
+        refused = self.refusal(op)
+        if refused == lib.PG_ST_EXISTS:
+            old = self.armed[op.key]
+            return Answer(refused, old.deadline_ns, old.ticket)
+        if refused:
+            return Answer(refused, 0, 0)
+        for k in op.keys:
+            level = self.level(k.name)
+            assert level is not None
+            level.touched_s = self.now_s
+        if op.condition == SUM:
+            op.keys = [
+                k._replace(target=self.levels[k.name].level) if k.target == pd.BASE_NOW else k
+                for k in op.keys
+            ]
+        self.next_ticket += 1
+        self.armed[op.key] = op
+        self.settle(op)
+        return Answer(lib.PG_ST_ADDED, op.deadline_ns, op.ticket)
+
+    def advance(self, name: bytes, to: int) -> Answer:
+        level = self.level(name)
+        if level is None:
+            return Answer(lib.PG_ST_FULL_KEYS, 0, 0)
+        if to <= level.level:
+            return Answer(lib.PG_ST_DONE, 0, 0)
+        level.level, level.touched_s = to, self.now_s
+        watchers = self.watchers(name)
+        for op in watchers:
+            if op.condition == CLIENT:
+                self.ask(op)
+        ended = [self.end(op, Cause.SATISFIED) for op in watchers if self.holds(op)]
+        return Answer(lib.PG_ST_DONE, len(ended), 0)
+
+    def bump(self, name: bytes, by: int) -> Answer:
+        before = self.levels[name].level if name in self.levels else 0
+        if before + by > LEVEL_MAX:
+            return Answer(lib.PG_ST_OVERFLOW, 0, 0)
+        return self.advance(name, before + by)
+
+    def fail(self, name: bytes, code: int) -> Answer:
+        level = self.level(name)
+        if level is None:
+            return Answer(lib.PG_ST_FULL_KEYS, 0, 0)
+        level.error, level.touched_s = code, self.now_s
+        failed = [op for op in self.watchers(name) if self.error(op)]
+        return Answer(
+            lib.PG_ST_DONE, sum(self.end(op, Cause.FAILED, code) for op in failed), 0
+        )
+
+    def clear(self, name: bytes) -> Answer:
+        if name not in self.levels:
+            return Answer(lib.PG_ST_UNKNOWN, 0, 0)
+        self.levels[name].error = 0
+        return Answer(lib.PG_ST_DONE, 0, 0)
+
+    def forget(self, name: bytes) -> Answer:
+        if name not in self.levels:
+            return Answer(lib.PG_ST_UNKNOWN, 0, 0)
+        self.levels[name].touched_s = None
+        self.left(name)
+        return Answer(lib.PG_ST_DONE, 0, 0)
+
+    def cancel(self, key: bytes, ticket: int) -> Answer:
+        op = self.armed.get(key)
+        if op is None or ticket not in (0, op.ticket):
+            return Answer(lib.PG_ST_UNKNOWN, 0, 0)
+        self.end(op, Cause.CANCELLED)
+        return Answer(lib.PG_ST_CANCELLED, op.deadline_ns, op.ticket)
+
+    def complete(self, key: bytes, version: int) -> Answer:
+        op = self.armed.get(key)
+        if op is None or op.condition != CLIENT:
+            return Answer(lib.PG_ST_UNKNOWN, 0, 0)
+        if op.version == version:
+            self.end(op, Cause.SATISFIED)
+        return Answer(lib.PG_ST_DONE, int(op.version == version), op.ticket)
+
+    # ---- mail ----
+
+    def acknowledge(self, session: int, ticket: int, version: int) -> None:
+        op = self.inbox[session].get(ticket)
+        if op is None or (version != 0 if op.cause else version != op.version):
+            return
+        del self.inbox[session][ticket]
+        self.unsent.discard(ticket)
+        moved, op.check = op.check == "moved", ""
+        if moved and not op.cause:
+            self.ask(op)
+
+    def bye(self, session: int) -> None:
+        self.unsent -= self.inbox.pop(session).keys()
+
+    def rebuilt(self) -> None:
+        """Everything is sent again; CLIENT conditions are asked again."""
+        for box in self.inbox.values():
+            for ticket in [t for t, op in box.items() if not op.cause]:
+                del box[ticket]
+        for op in self.armed.values():
+            if op.condition == CLIENT:
+                op.check = ""
+                self.ask(op)
+        self.unsent = {t for box in self.inbox.values() for t in box}
+
+
+# ---- the machine ---------------------------------------------------------------------------
+
+OPERATION_KEYS = [b"op%d" % i for i in range(6)] + [b"o" * 255]
+WATCH_KEYS = [b"k%d" % i for i in range(6)] + [b"w" * 255]
+OPERATION = st.sampled_from(OPERATION_KEYS)
+NAME = st.sampled_from(WATCH_KEYS)
+LEVEL = st.integers(0, 12)
+CODE = st.integers(1, 3)
+DELAY = st.integers(0, 40).map(lambda ms: ms * MS) | st.sampled_from([10**9, 4 * 10**9])
+EXTREME = st.sampled_from([LEVEL_MAX, LEVEL_MAX + 1, 2**64 - 3, 2**64 - 2, 2**64 - 1])
+TARGETED = st.builds(Key, NAME, LEVEL | EXTREME)
+SHARED = st.builds(
+    Key, NAME, LEVEL | st.just(pd.BASE_NOW) | EXTREME, st.integers(0, 9) | st.just(2**64 - 1)
+)
+KEYS = {c: st.lists(SHARED if c == SUM else TARGETED, min_size=1, max_size=5) for c in range(4)}
+
+
+@st.composite
+def watches(draw: st.DrawFn) -> tuple[str, tuple[Any, ...]]:
+    condition = draw(st.sampled_from([ALL, ANY, SUM, CLIENT]))
+    keys = draw(KEYS[condition])
+    if draw(st.integers(0, 9)):
+        keys = list({k.name: k for k in keys}.values())
+    threshold = draw(st.integers(0, 30) | st.just(2**64 - 1)) if condition == SUM else 0
+    return "watch", (
+        draw(OPERATION), condition, keys, draw(DELAY), threshold,
+        draw(st.sampled_from([b"", b"payload", b"p" * 100])), draw(st.booleans()),
+    )  # fmt: skip
+
+
+def commands_of(name: str, *fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.tuples(st.just(name), st.tuples(*fields))
+
+
+COMMAND = st.one_of(
+    watches(), watches(), watches(), watches(),
+    commands_of("advance", NAME, LEVEL),
+    commands_of("advance", NAME, st.just(LEVEL_MAX)),
+    commands_of("bump", NAME, st.integers(0, 3)),
+    commands_of("bump", NAME, st.just(LEVEL_MAX)),
+    commands_of("fail", NAME, CODE),
+    commands_of("clear", NAME),
+    commands_of("clear", NAME),
+    commands_of("forget", NAME),
+    commands_of("cancel", OPERATION, st.sampled_from([0, 0, 3])),
+    commands_of("cancel_for_key", NAME),
+    commands_of("complete", OPERATION, st.integers(0, 3)),
+)  # fmt: skip
+CONFIG = st.fixed_dictionaries(
+    {
+        "capacity": st.sampled_from([4, 64]),
+        "watches": st.sampled_from([6, 12, 128]),
+        "levels": st.sampled_from([3, 6, 32]),
+        "inbox_max": st.sampled_from([2, 5, 1000]),
+        "outbox_bytes_max": st.sampled_from([256, 1 << 16]),
+    }
+)
+OWNERS = 3
+
+
+class PurgatoryMachine(RuleBasedStateMachine):
+    core: Purgatory
+    model: Model
+    owners: list[Owner]
+    seen: list[Verdict]
+
+    @initialize(config=CONFIG)
+    def begin(self, config: dict[str, Any]) -> None:
+        self.core = Purgatory(**config)
+        self.model = Model(dict(self.core.config))
+        self.seen, self.looked_upto, self.nonce = [], 0, 0
+        self.last: list[tuple[bytes, bytes] | None] = [None] * OWNERS
+        self.owners = [self.greeted() for _ in range(OWNERS)]
+        self.counts = self.core.counts()
+
+    def greeted(self) -> Owner:
+        self.nonce += 1
+        owner = Owner(self.core, self.nonce)
+        self.model.inbox[owner.id] = {}
+        return owner
+
+    # ---- notices ----
+
+    def look(self) -> None:
+        self.seen += self.core.verdicts(self.looked_upto)
+        self.looked_upto = self.core.header.outbox_tail
+
+    def publish_some(self) -> None:
+        self.look()
+        self.core.published(min(self.core.header.published + 2, self.core.header.outbox_tail))
+
+    def verdicts_are_the_same(self) -> None:
+        self.look()
+        assert sorted(self.seen) == sorted(map(verdict_of, self.model.verdicts))
+        self.seen.clear()
+        self.model.verdicts.clear()
+
+    # ---- commands ----
+
+    def operation(
+        self, owner: Owner, key: bytes, condition: int, keys: list[Key], delay_ns: int,
+        threshold: int, payload: bytes, notice: bool,
+    ) -> Operation:  # fmt: skip
+        m = self.model
+        return Operation(
+            key, m.next_ticket, owner.id, condition, keys, threshold, m.now_ns,
+            m.now_ns + delay_ns, payload, notice,
+        )  # fmt: skip
+
+    def encoded(self, name: str, fields: tuple[Any, ...]) -> pd.Command:
+        if name != "watch":
+            made: pd.Command = getattr(pd, name)(*fields)
+            return made
+        key, condition, keys, delay_ns, threshold, payload, notice = fields
+        return pd.watch(
+            key, condition, keys, delay_ns, threshold=threshold, payload=payload, notice=notice
+        )
+
+    def expected(
+        self, owner: Owner, name: str, fields: tuple[Any, ...], found: Answer, ended: list[bytes]
+    ) -> Answer:
+        if name == "watch":
+            return self.model.watch(self.operation(owner, *fields))
+        if name == "cancel_for_key":
+            return self.cancelled_for_key(fields[0], found, ended)
+        answer: Answer = getattr(self.model, name)(*fields)
+        return answer
+
+    def cancelled_for_key(self, name: bytes, found: Answer, ended: list[bytes]) -> Answer:
+        """MORE is an answer while notices have no room."""
+        m = self.model
+        if name not in m.levels:
+            return Answer(lib.PG_ST_UNKNOWN, 0, 0)
+        keys = {op.key for op in m.watchers(name)}
+        assert len(set(ended)) == len(ended)
+        assert keys >= set(ended)
+        status = lib.PG_ST_DONE if keys == set(ended) else lib.PG_ST_MORE
+        assert status == lib.PG_ST_DONE or any(m.armed[k].notice for k in keys - set(ended))
+        for key in ended:
+            m.end(m.armed[key], Cause.CANCELLED)
+        return Answer(status, len(ended), 0)
+
+    @rule(who=st.integers(0, OWNERS - 1), commands=st.lists(COMMAND, min_size=1, max_size=6))
+    def batch(self, who: int, commands: list[tuple[str, tuple[Any, ...]]]) -> None:
+        owner = self.owners[who]
+        message = owner.message([self.encoded(*c) for c in commands])
+        reply = owner.reply(self.core.send(message, self.publish_some))
+        self.last[who] = message, reply.data
+        for n, ((name, fields), found) in enumerate(zip(commands, reply.answers, strict=True)):
+            ended = reply.ended.get(n, [])
+            assert found == self.expected(owner, name, fields, found, ended), (name, fields)
+
+    @rule(who=st.integers(0, OWNERS - 1))
+    def batch_again(self, who: int) -> None:
+        if last := self.last[who]:
+            assert self.core.send(last[0]) == last[1]
+
+    # ---- mail ----
+
+    @rule(size=st.sampled_from([800, 1 << 20]))
+    def read_mail(self, size: int) -> None:
+        found = self.core.mail(size)
+        expected = {
+            session: [mail_of(op) for t, op in box.items() if t in self.model.unsent]
+            for session, box in self.model.inbox.items()
+        }
+        assert {s: sorted(m._replace(slot=0) for m in mail) for s, mail in found.items()} == {
+            s: sorted(mail) for s, mail in expected.items() if mail
+        }
+        self.model.unsent.clear()
+
+    @rule(who=st.integers(0, OWNERS))
+    def send_again(self, who: int) -> None:
+        sessions = [o.id for o in self.owners]
+        if who < OWNERS:
+            sessions = [self.owners[who].id]
+        self.core.mail_again(sessions[0] if who < OWNERS else 0)
+        for session in sessions:
+            self.model.unsent |= self.model.inbox[session].keys()
+
+    @rule(seed=st.integers(0, 2**32), who=st.integers(0, OWNERS - 1), share=st.floats(0, 1))
+    def acknowledge(self, seed: int, who: int, share: float) -> None:
+        self.acknowledge_some(random.Random(seed), self.owners[who], share)
+
+    def acknowledge_some(self, rng: random.Random, owner: Owner, share: float) -> None:
+        """Also what is none of its business, and old versions."""
+        slots = {h.ctl >> 8: n for n, h in enumerate(self.hot()) if h.ctl & 0xFF}
+        for box in self.model.inbox.values():
+            for ticket, op in list(box.items()):
+                if rng.random() > share:
+                    continue
+                version = 0 if op.cause else op.version - (rng.random() < 0.2)
+                owner.ack(pd.ACK.pack(ticket, version, slots[ticket], 0))
+                if op.session == owner.id:
+                    self.model.acknowledge(owner.id, ticket, version)
+
+    def hot(self) -> Iterator[Any]:
+        rows = self.core.rows(lib.PG_R_HOT, "pg_hot")
+        return (rows[i] for i in range(self.core.header.capacity + 1))
+
+    @rule(who=st.integers(0, OWNERS - 1))
+    def bye(self, who: int) -> None:
+        self.model.bye(self.owners[who].id)
+        self.owners[who].bye()
+        self.owners[who], self.last[who] = self.greeted(), None
+
+    # ---- time ----
+
+    @rule(ms=st.integers(0, 45) | st.integers(0, 4000))
+    def go(self, ms: int) -> None:
+        m = self.model
+        m.now_ns += ms * MS
+        while self.core.advance(m.now_ns):
+            self.publish_some()
+        m.expire()
+
+    @rule()
+    def sweep(self) -> None:
+        self.core.sweep()
+        self.model.sweep()
+
+    @rule()
+    def publish(self) -> None:
+        self.look()
+        self.core.publish_all()
+
+    # ---- restarts ----
+
+    @rule(seed=st.integers(0, 2**32), attach=st.booleans())
+    def rebuild(self, seed: int, attach: bool) -> None:
+        self.look()
+        scribble(self.core, seed)
+        if attach:
+            self.core.attach()
+        self.core.rebuild(self.model.now_ns)
+        self.model.rebuilt()
+
+    @rule(config=CONFIG, outbox=st.sampled_from([16, 64]))
+    def migrate(self, config: dict[str, Any], outbox: int) -> None:
+        m = self.model
+        self.look()
+        try:
+            self.core = self.core.migrated(**config, outbox_capacity=outbox)
+        except Fault as fault:
+            assert fault.part == "migrate"
+            assert fault.expected > fault.found
+            return
+        for owner in self.owners:
+            owner.core = self.core
+        m.config = dict(self.core.config)
+        m.rebuilt()
+        fresh = Purgatory(**m.config)
+        self.counts = {**fresh.counts(), "outcomes": 0}
+
+    @rule()
+    def end_everything(self) -> None:
+        """Ended, acknowledged, forgotten: all is back where it began."""
+        m = self.model
+        for key in list(m.armed):
+            self.batch(0, [("cancel", (key, 0))])
+        for owner in self.owners:
+            self.acknowledge_some(random.Random(0), owner, 1.0)
+            self.batch(0, [("forget", (name,)) for name in m.levels] or [("clear", (b"k0",))])
+        for owner in self.owners:
+            while m.inbox[owner.id]:
+                self.acknowledge_some(random.Random(1), owner, 1.0)
+        assert not m.levels
+        self.window_passes()
+        self.verdicts_are_the_same()
+        self.core.publish_all()
+        counts = self.core.counts()
+        pinned = self.core.header.outbox_bytes
+        counts["bytes"] -= pinned
+        counts["granules"] -= pinned // lib.PG_GRANULE
+        assert counts == self.counts
+
+    def window_passes(self) -> None:
+        """Nobody remembers a reply with keys that CANCEL_FOR_KEY ended."""
+        for who in range(OWNERS):
+            for _ in range(lib.PG_WINDOW):
+                self.batch(who, [("clear", (b"k0",))])
+
+    # ---- after every step ----
+
+    @invariant()
+    def check(self) -> None:
+        self.core.check()
+
+    @invariant()
+    def notices_are_the_same(self) -> None:
+        self.verdicts_are_the_same()
+
+    @invariant()
+    def counters_are_the_same(self) -> None:
+        m, metrics = self.model, self.core.metrics
+        boxes = [op for box in m.inbox.values() for op in box.values()]
+        assert metrics.operations == metrics.live == len(m.armed)
+        assert metrics.outcomes == sum(op.cause != 0 for op in boxes)
+        assert metrics.already_true == 0
+        records = sum(len(op.keys) for op in m.armed.values())
+        assert self.core.pool.free_watches == m.config["watches"] - records
+        assert metrics.blob_bytes == self.core.counts()["granules"] * lib.PG_GRANULE
+        rows = self.core.rows_of_sessions()
+        assert rows == {session: len(box) for session, box in m.inbox.items()}
+
+    @invariant()
+    def levels_are_the_same(self) -> None:
+        assert {
+            name: (row.level, row.error, row.touched_s) for name, row in self.core.levels()
+        } == {
+            name: (v.level, v.error, NIL if v.touched_s is None else v.touched_s)
+            for name, v in self.model.levels.items()
+        }
+
+    @invariant()
+    def nobody_was_passed_over(self) -> None:
+        """Watchers stand in order, each above the level, every key of an operation once."""
+        records = self.core.rows(lib.PG_R_WATCHES, "pg_watch")
+        for name, row in self.core.levels():
+            order = list(in_order(records, row.root))
+            targets = [records[x].target for x in order]
+            assert targets == sorted(targets)
+            assert all(target > row.level for target in targets)
+            assert (row.first, row.latest) == ((order[0], order[-1]) if order else (NIL, NIL))
+            assert len(order) == len(self.model.watchers(name))
+
+
+def in_order(records: Any, root: int) -> Iterator[int]:
+    if root != NIL:
+        yield from in_order(records, records[root].left)
+        yield root
+        yield from in_order(records, records[root].right)
+
+
+def verdict_of(op: Operation) -> Verdict:
+    return Verdict(
+        op.ticket, op.cause, op.key, op.payload, op.missing, op.error, op.ended_ns - op.armed_ns
+    )
+
+
+def mail_of(op: Operation) -> Mail:
+    return Mail(
+        op.ticket, op.cause, op.key, op.payload, op.missing if op.cause else frozenset(),
+        op.deadline_ns, op.armed_ns, op.ended_ns, op.error, 0 if op.cause else op.version, 0,
+    )  # fmt: skip
+
+
+def scribble(core: Purgatory, seed: int) -> None:
+    """Damages all that is derived."""
+    rng = random.Random(seed)
+
+    def junk() -> int:
+        return rng.getrandbits(32)
+
+    for region in (*DERIVED, lib.PG_R_LEVEL_INDEX):
+        view = core.region(region)
+        view[:] = rng.randbytes(len(view))
+    core.pool.free_watch, core.pool.free_level = junk(), junk()
+    core.pool.free_watches, core.pool.free_levels = junk(), junk()
+    scribble_watches(core, junk)
+    levels = core.rows(lib.PG_R_LEVELS, "pg_watched")
+    for i in range(core.config["levels"]):
+        levels[i].root, levels[i].first, levels[i].latest = junk(), junk(), junk()
+    m = core.metrics
+    m.live = m.operations = m.outcomes = m.blob_bytes = core.header.outbox_bytes = junk()
+
+
+def scribble_watches(core: Purgatory, junk: Callable[[], int]) -> None:
+    records = core.rows(lib.PG_R_WATCHES, "pg_watch")
+    for i in range(core.config["watches"]):
+        record = records[i]
+        record.left, record.right, record.parent = junk(), junk(), junk()
+        if record.slot == NIL:
+            record.sibling = junk()
+        elif core.operation(record.slot).condition in (SUM, CLIENT):
+            record.target = junk()
+    for slot in core.operations():
+        op = core.operation(slot)
+        op.unmet, op.inbox_next, op.inbox_previous = junk(), junk(), junk()
+        op.in_inbox = junk() & 1
+
+
+PurgatoryMachine.TestCase.settings = PROFILE
+TestPurgatory = PurgatoryMachine.TestCase
