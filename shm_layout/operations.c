@@ -468,17 +468,20 @@ static uint32_t operation_write(struct pg_arena *a, const struct watch *w, int64
     return slot;
 }
 
-/* What can be true already, or has failed already, ends at once. */
-static void settle(struct pg_arena *a, uint32_t slot)
+/* What can be true already, or has failed already, ends at once. False: its notice has no
+ * room now. */
+static bool settle(struct pg_arena *a, uint32_t slot)
 {
     struct pg_operation *op = operation_at(a, slot);
     const uint32_t error = error_now(a, op);
-    if (error != 0)
-        operation_end(a, slot, PG_CAUSE_FAILED, error);
-    else if (condition_holds(a, op))
-        operation_end(a, slot, PG_CAUSE_SATISFIED, 0);
-    else if (op->condition == PG_C_CLIENT)
+    if (error != 0 || condition_holds(a, op)) {
+        if (!operation_may_end(a, slot))
+            return false;
+        operation_end(a, slot, error != 0 ? PG_CAUSE_FAILED : PG_CAUSE_SATISFIED, error);
+    } else if (op->condition == PG_C_CLIENT) {
         ask(a, slot);
+    }
+    return true;
 }
 
 static unsigned room_for_watch(const struct pg_arena *a, const struct watch *w)
@@ -732,6 +735,18 @@ static bool chain_claim(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
            fault_set(why, "operations", "watch records of an operation", slot, op->keys, n);
 }
 
+/* Its end was interrupted: the next advance of any of its keys, however small, ends it. */
+static void stand_reached(struct pg_arena *a, struct pg_operation *op)
+{
+    if (!condition_holds(a, op) || op->condition == PG_C_ANY)
+        return;                   /* stands where an advance or a failure finds it */
+    for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(a, x)->sibling) {
+        watch_unlink(a, x);
+        watch_link(a, x, 0);
+    }
+    op->unmet = 1;
+}
+
 static bool armed_operation(const struct pg_arena *a, uint32_t slot)
 {
     return ctl_state(a->slots.hot[slot].ctl) == PG_S_ARMED && is_operation(a, slot);
@@ -769,7 +784,7 @@ bool operations_rebuild(struct pg_arena *a, struct pg_fault *why)
         }
     }
     for (uint32_t slot = 0; slot < a->slots.capacity; slot++)
-        if (armed_operation(a, slot) && operation_may_end(a, slot))
-            settle(a, slot);
+        if (armed_operation(a, slot) && !settle(a, slot))
+            stand_reached(a, operation_at(a, slot));
     return true;
 }
