@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -244,9 +245,10 @@ class Purgatory(Core):
         """Operations' notices in the outbox from a position on."""
         for position in range(since, self.header.outbox_tail):
             entry = self.entry(position)
-            flags = self.rows(lib.PG_R_OUTBOX, "pg_entry")[
-                position % self.header.outbox_capacity
-            ].meta >> 4
+            flags = (
+                self.rows(lib.PG_R_OUTBOX, "pg_entry")[position % self.header.outbox_capacity].meta
+                >> 4
+            )
             if not flags & lib.PG_E_OPERATION:
                 continue
             elapsed_ns, error, keys, bitmap = VERDICT.unpack_from(entry.payload)
@@ -311,7 +313,7 @@ def split_mail(message: bytes, session: int) -> Iterator[Mail]:
         payload_len, keys, bitmap, key_len, kind, _, slot, _ = fields[6:]
         assert (kind, bitmap) == (lib.PG_KEY_BYTES, (keys + 7) // 8)
         ends = [at, at + key_len, at + key_len + payload_len, at + key_len + payload_len + bitmap]
-        key, payload, missing = (reply.body[a:b] for a, b in zip(ends, ends[1:], strict=False))
+        key, payload, missing = (reply.body[a:b] for a, b in itertools.pairwise(ends))
         at = ends[-1]
         yield Mail(
             ticket >> 8, ticket & 0xFF, key, payload, bits(missing), deadline_ns, armed_ns,
@@ -344,9 +346,7 @@ class Owner:
         )  # fmt: skip
         return self.newest
 
-    def send(
-        self, *commands: Command, between: Callable[[], object] | None = None
-    ) -> list[Answer]:
+    def send(self, *commands: Command, between: Callable[[], object] | None = None) -> list[Answer]:
         return self.reply(self.core.send(self.message(commands), between)).answers
 
     def again(self) -> Reply:

@@ -10,7 +10,7 @@ from typing import Any
 
 import purgatory_driver as pd
 from core_driver import DERIVED, Fault
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from purgatory_driver import ALL, ANY, CLIENT, SUM, Answer, Key, Mail, Owner, Purgatory, Verdict
@@ -24,16 +24,14 @@ COMMON: dict[str, Any] = {
     "print_blob": True,
 }
 settings.register_profile(
-    "short", settings(**COMMON, max_examples=100, stateful_step_count=40, derandomize=True)
+    "short", settings(**COMMON, max_examples=300, stateful_step_count=40, derandomize=True)
 )
 settings.register_profile("long", settings(**COMMON, max_examples=5000, stateful_step_count=80))
-settings.register_profile("raw", settings(**COMMON, max_examples=100, stateful_step_count=40, phases=[Phase.generate]))
 PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
 
 NIL = 0xFFFFFFFF
 LEVEL_MAX = 2**63 - 1
 MS = 1_000_000
-ENDING = {lib.PG_ST_CANCELLED, lib.PG_ST_DONE}
 
 
 # ---- the model -----------------------------------------------------------------------------
@@ -252,9 +250,7 @@ class Model:
             return Answer(lib.PG_ST_FULL_KEYS, 0, 0)
         level.error, level.touched_s = code, self.now_s
         failed = [op for op in self.watchers(name) if self.error(op)]
-        return Answer(
-            lib.PG_ST_DONE, sum(self.end(op, Cause.FAILED, code) for op in failed), 0
-        )
+        return Answer(lib.PG_ST_DONE, sum(self.end(op, Cause.FAILED, code) for op in failed), 0)
 
     def clear(self, name: bytes) -> Answer:
         if name not in self.levels:
@@ -313,15 +309,15 @@ class Model:
 
 # ---- the machine ---------------------------------------------------------------------------
 
-OPERATION_KEYS = [b"op%d" % i for i in range(6)] + [b"o" * 255]
-WATCH_KEYS = [b"k%d" % i for i in range(6)] + [b"w" * 255]
+OPERATION_KEYS = [b"op%d" % i for i in range(16)] + [b"o" * 255]
+WATCH_KEYS = [b"k%d" % i for i in range(4)] + [b"w" * 255]
 OPERATION = st.sampled_from(OPERATION_KEYS)
 NAME = st.sampled_from(WATCH_KEYS)
-LEVEL = st.integers(0, 12)
+LEVEL = st.integers(0, 9)
 CODE = st.integers(1, 3)
 DELAY = st.integers(0, 40).map(lambda ms: ms * MS) | st.sampled_from([10**9, 4 * 10**9])
 EXTREME = st.sampled_from([LEVEL_MAX, LEVEL_MAX + 1, 2**64 - 3, 2**64 - 2, 2**64 - 1])
-TARGETED = st.builds(Key, NAME, LEVEL | EXTREME)
+TARGETED = st.builds(Key, NAME, LEVEL | LEVEL | EXTREME, st.just(0))
 SHARED = st.builds(
     Key, NAME, LEVEL | st.just(pd.BASE_NOW) | EXTREME, st.integers(0, 9) | st.just(2**64 - 1)
 )
@@ -359,12 +355,13 @@ COMMAND = st.one_of(
     commands_of("cancel_for_key", NAME),
     commands_of("complete", OPERATION, st.integers(0, 3)),
 )  # fmt: skip
+NOP = ("clear", (b"k0",))
 CONFIG = st.fixed_dictionaries(
     {
-        "capacity": st.sampled_from([4, 64]),
-        "watches": st.sampled_from([6, 12, 128]),
-        "levels": st.sampled_from([3, 6, 32]),
-        "inbox_max": st.sampled_from([2, 5, 1000]),
+        "capacity": st.sampled_from([4, 64, 64]),
+        "watches": st.sampled_from([6, 12, 128, 128]),
+        "levels": st.sampled_from([3, 6, 32, 32]),
+        "inbox_max": st.sampled_from([2, 5, 1000, 1000]),
         "outbox_bytes_max": st.sampled_from([256, 1 << 16]),
     }
 )
@@ -463,6 +460,26 @@ class PurgatoryMachine(RuleBasedStateMachine):
             ended = reply.ended.get(n, [])
             assert found == self.expected(owner, name, fields, found, ended), (name, fields)
 
+    @rule(who=st.integers(0, OWNERS - 1), some=st.lists(watches(), min_size=1, max_size=4))
+    def watch(self, who: int, some: list[tuple[str, tuple[Any, ...]]]) -> None:
+        self.batch(who, some)
+
+    @rule(
+        who=st.integers(0, OWNERS - 1),
+        some=st.lists(commands_of("advance", NAME, LEVEL), min_size=1, max_size=6),
+    )
+    def advance(self, who: int, some: list[tuple[str, tuple[Any, ...]]]) -> None:
+        self.batch(who, some)
+
+    @rule(who=st.integers(0, OWNERS - 1), name=NAME, by=st.integers(1, 3))
+    def bump(self, who: int, name: bytes, by: int) -> None:
+        self.batch(who, [("bump", (name, by))])
+
+    @rule(who=st.integers(0, OWNERS - 1), late=st.integers(0, 1))
+    def complete(self, who: int, late: int) -> None:
+        asked = [op for op in self.model.armed.values() if op.condition == CLIENT]
+        self.batch(who, [("complete", (op.key, op.version - late)) for op in asked[:2]] or [NOP])
+
     @rule(who=st.integers(0, OWNERS - 1))
     def batch_again(self, who: int) -> None:
         if last := self.last[who]:
@@ -511,6 +528,7 @@ class PurgatoryMachine(RuleBasedStateMachine):
         rows = self.core.rows(lib.PG_R_HOT, "pg_hot")
         return (rows[i] for i in range(self.core.header.capacity + 1))
 
+    @precondition(lambda self: self.model.next_ticket % 5 == 0)
     @rule(who=st.integers(0, OWNERS - 1))
     def bye(self, who: int) -> None:
         self.model.bye(self.owners[who].id)
@@ -548,6 +566,7 @@ class PurgatoryMachine(RuleBasedStateMachine):
         self.core.rebuild(self.model.now_ns)
         self.model.rebuilt()
 
+    @precondition(lambda self: self.model.next_ticket % 3 == 0)
     @rule(config=CONFIG, outbox=st.sampled_from([16, 64]))
     def migrate(self, config: dict[str, Any], outbox: int) -> None:
         m = self.model
@@ -555,8 +574,7 @@ class PurgatoryMachine(RuleBasedStateMachine):
         try:
             self.core = self.core.migrated(**config, outbox_capacity=outbox)
         except Fault as fault:
-            assert fault.part == "migrate"
-            assert fault.expected > fault.found
+            self.does_not_fit(fault)
             return
         for owner in self.owners:
             owner.core = self.core
@@ -565,6 +583,10 @@ class PurgatoryMachine(RuleBasedStateMachine):
         fresh = Purgatory(**m.config)
         self.counts = {**fresh.counts(), "outcomes": 0}
 
+    def does_not_fit(self, fault: Fault) -> None:
+        assert (fault.part, fault.expected > fault.found) == ("migrate", True)
+
+    @precondition(lambda self: self.model.next_ticket % 7 == 0)
     @rule()
     def end_everything(self) -> None:
         """Ended, acknowledged, forgotten: all is back where it began."""
@@ -573,7 +595,7 @@ class PurgatoryMachine(RuleBasedStateMachine):
             self.batch(0, [("cancel", (key, 0))])
         for owner in self.owners:
             self.acknowledge_some(random.Random(0), owner, 1.0)
-            self.batch(0, [("forget", (name,)) for name in m.levels] or [("clear", (b"k0",))])
+            self.batch(0, [("forget", (name,)) for name in m.levels] or [NOP])
         for owner in self.owners:
             while m.inbox[owner.id]:
                 self.acknowledge_some(random.Random(1), owner, 1.0)
@@ -591,7 +613,7 @@ class PurgatoryMachine(RuleBasedStateMachine):
         """Nobody remembers a reply with keys that CANCEL_FOR_KEY ended."""
         for who in range(OWNERS):
             for _ in range(lib.PG_WINDOW):
-                self.batch(who, [("clear", (b"k0",))])
+                self.batch(who, [NOP])
 
     # ---- after every step ----
 

@@ -1,0 +1,684 @@
+"""The purgatory, case by case: bounds, bounded work, interruptions, limits."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import purgatory_driver as pd
+import pytest
+from core_driver import Fault
+from purgatory_driver import ALL, ANY, CLIENT, SUM, Key, Owner, Purgatory
+
+from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout._core import lib
+from purgatoryd.shm_layout.errors import MessageRefused
+from purgatoryd.shm_layout.layout import Cause, Message, Status, WireError, size_of
+
+MS = 1_000_000
+BIG = {
+    "capacity": 4096,
+    "watches": 8192,
+    "levels": 4096,
+    "payload_bytes": 1 << 21,
+    "outbox_capacity": 64,
+}
+VISITS = 1024
+"""Watchers that one call looks at."""
+
+
+def statuses(answers: list[pd.Answer]) -> list[int]:
+    return [a.status for a in answers]
+
+
+def step(core: Purgatory, message: bytes) -> bytes | None:
+    reply = core.once(message)
+    core.check()
+    return reply
+
+
+def causes(mail: list[pd.Mail]) -> list[int]:
+    return [m.cause for m in mail]
+
+
+def drained(owner: Owner) -> list[pd.Mail]:
+    """Reads and acknowledges everything."""
+    mail = owner.mail()
+    owner.ack(*(m.ack() for m in mail))
+    return mail
+
+
+# ---- memory --------------------------------------------------------------------------------
+
+
+def test_a_watch_and_a_key_cost_what_was_promised() -> None:
+    core = Purgatory(watches=1 << 14, levels=1 << 14)
+    regions = core.header.regions
+    watch = regions[lib.PG_R_WATCHES].stride
+    assert watch <= 32
+    assert watch + size_of("pg_share") <= 48
+    index = regions[lib.PG_R_LEVEL_INDEX].length / regions[lib.PG_R_LEVELS].count
+    assert regions[lib.PG_R_LEVELS].stride + index + lib.PG_GRANULE <= 64
+
+
+def test_many_operations_leave_nothing_behind() -> None:
+    core = Purgatory(**BIG)
+    owner, counts = Owner(core), core.counts()
+    for turn in range(10):
+        keys = [b"%d-%d" % (turn, n) for n in range(200)]
+        owner.send(
+            *(pd.watch(k, ANY, [Key(b"t", 2**60), Key(k, 1)], MS, notice=True) for k in keys)
+        )
+        owner.send(*(pd.advance(k, 1) for k in keys[:100]))
+        while core.advance(core.now_ns + MS):
+            core.publish_all()
+        assert len(drained(owner)) == 200
+        owner.send(*(pd.forget(k) for k in keys), pd.forget(b"t"))
+        core.publish_all()
+    left = core.counts()
+    left["bytes"] -= core.header.outbox_bytes
+    left["granules"] -= core.header.outbox_bytes // lib.PG_GRANULE
+    assert left == counts
+
+
+# ---- visits --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keys", [1, 2, 7, 40])
+@pytest.mark.parametrize("threshold", [1, 1000, 10**12])
+def test_a_sum_is_visited_seldom(keys: int, threshold: int) -> None:
+    """A visit takes off at least a key's share of what is missing, or ends a key's gain."""
+    core = Purgatory()
+    owner, rng = Owner(core), random.Random(keys * threshold)
+    names = [b"k%d" % n for n in range(min(keys, 24))]
+    cap = -(-threshold // len(names)) + 1
+    owner.send(pd.watch(b"sum", SUM, [Key(n, 0, cap) for n in names], threshold=threshold))
+    levels = dict.fromkeys(names, 0)
+    most = max(1, threshold // 500)
+    for _ in range(20_000):
+        name = rng.choice(names)
+        levels[name] += rng.randint(1, most)
+        done = owner.send(pd.advance(name, levels[name]))[0].ended
+        if sum(min(cap, v) for v in levels.values()) >= threshold:
+            assert done == 1
+            break
+        assert done == 0
+    assert causes(owner.mail()) == [Cause.SATISFIED]
+    assert core.metrics.visits <= len(names) * (math.log2(threshold) + 2)
+
+
+def test_advances_that_reach_nobody_visit_nobody() -> None:
+    core = Purgatory(**BIG)
+    owner = Owner(core)
+    for start in range(0, 3000, 1000):
+        owner.send(
+            *(
+                pd.watch(b"%d" % n, ALL, [Key(b"hot", 10**6 + n)])
+                for n in range(start, start + 1000)
+            )
+        )
+    owner.send(*(pd.advance(b"hot", n) for n in range(1, 1000)))
+    assert core.metrics.visits == 0
+    assert owner.send(pd.advance(b"hot", 10**6 + 9))[0].ended == 10
+    assert core.metrics.visits == 10
+
+
+# ---- bounded work --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def crowd() -> tuple[Purgatory, Owner, Owner]:
+    """3000 operations wait for one key; another session is there too."""
+    core = Purgatory(**BIG)
+    owner, other = Owner(core, 1), Owner(core, 2)
+    for start in range(0, 3000, 1000):
+        owner.send(
+            *(pd.watch(b"%d" % n, ANY, [Key(b"hot", 10)]) for n in range(start, start + 1000))
+        )
+    core.check()
+    return core, owner, other
+
+
+def test_an_advance_goes_on_where_it_stopped(crowd: tuple[Purgatory, Owner, Owner]) -> None:
+    core, owner, other = crowd
+    message = other.message([pd.advance(b"hot", 10)])
+    assert step(core, message) is None
+    assert core.metrics.satisfied == VISITS
+    assert owner.send(pd.watch(b"late", ALL, [Key(b"hot", 10)]))[0].status == Status.ADDED
+    mine = owner.message([pd.advance(b"hot", 10)])
+    assert step(core, mine) is None
+    reply = step(core, message)
+    assert reply is not None
+    rest = owner.reply(core.send(mine))
+    assert other.reply(reply).answers[0].ended + rest.answers[0].ended == 3000
+    assert owner.again() == rest
+    assert core.metrics.satisfied == 3001
+    assert len({m.key for m in owner.mail()}) == 3001
+
+
+def test_a_bump_is_applied_once(crowd: tuple[Purgatory, Owner, Owner]) -> None:
+    core, owner, other = crowd
+    message = other.message([pd.bump(b"hot", 10), pd.bump(b"hot", 1)])
+    assert step(core, message) is None
+    owner.send(pd.bump(b"x", 1))
+    assert step(core, message) is None
+    reply = step(core, message)
+    assert reply is not None
+    assert [a.ended for a in other.reply(reply).answers] == [3000, 0]
+    assert other.again().data == reply
+    assert dict(core.levels())[b"hot"].level == 11
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_a_crash_in_the_middle_changes_no_outcome(
+    crowd: tuple[Purgatory, Owner, Owner], calls: int
+) -> None:
+    core, owner, other = crowd
+    message = other.message([pd.bump(b"hot", 10)])
+    for _ in range(calls):
+        assert step(core, message) is None
+    core.attach()
+    core.rebuild(core.now_ns)
+    core.check()
+    core.send(message)
+    assert dict(core.levels())[b"hot"].level == 10
+    assert core.metrics.operations == 0
+    mail = drained(owner)
+    assert len({m.key for m in mail}) == len(mail) == 3000
+    assert core.metrics.outcomes == 0
+
+
+def test_a_failure_goes_on_where_it_stopped(crowd: tuple[Purgatory, Owner, Owner]) -> None:
+    core, owner, other = crowd
+    message = other.message([pd.fail(b"hot", 7)])
+    assert step(core, message) is None
+    assert step(core, message) is None
+    reply = step(core, message)
+    assert reply is not None
+    assert other.reply(reply).answers[0].ended == 3000
+    assert {(m.cause, m.error, m.missing) for m in owner.mail()} == {
+        (Cause.FAILED, 7, frozenset({0}))
+    }
+
+
+def test_expiry_in_the_middle_of_an_advance_finds_the_condition_true() -> None:
+    """Notices have no room, so that the advance waits; one that needs none comes due."""
+    core = Purgatory(outbox_capacity=16)
+    owner = Owner(core)
+    owner.send(
+        *(pd.watch(b"%d" % n, ALL, [Key(b"k", n)], 10**9, notice=True) for n in range(1, 18))
+    )
+    owner.send(pd.watch(b"short", ALL, [Key(b"k", 20)], MS))
+    message = owner.message([pd.advance(b"k", 20)])
+    assert step(core, message) is None
+    core.advance(2 * MS)
+    assert core.metrics.already_true == 1
+    core.publish_all()
+    reply = step(core, message)
+    assert reply is not None
+    assert owner.reply(reply).answers[0].ended == 17
+    mail = owner.mail()
+    assert set(causes(mail)) == {Cause.SATISFIED}
+    assert len(mail) == 18
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        pd.watch(b"last", ALL, [Key(b"k", 20), Key(b"j", 1)], notice=True),
+        pd.watch(b"last", ANY, [Key(b"j", 2), Key(b"k", 20)], notice=True),
+        pd.watch(b"last", SUM, [Key(b"j", 0, 0), Key(b"k", 0, 20)], threshold=20, notice=True),
+    ],
+    ids=["all", "any", "sum"],
+)
+def test_a_rebuild_while_notices_have_no_room_loses_no_trigger(last: pd.Command) -> None:
+    core = Purgatory(outbox_capacity=16)
+    owner = Owner(core)
+    owner.send(
+        pd.advance(b"j", 1),
+        *(pd.watch(b"%d" % n, ALL, [Key(b"k", n)], notice=True) for n in range(1, 17)),
+        last,
+    )
+    message = owner.message([pd.advance(b"k", 20)])
+    assert step(core, message) is None
+    core.attach()
+    core.rebuild(core.now_ns)
+    core.check()
+    assert core.metrics.operations == 1
+    core.publish_all()
+    assert step(core, message) is not None
+    assert core.metrics.operations == 0
+
+
+def test_a_client_condition_is_asked_again_after_a_rebuild_without_room() -> None:
+    core = Purgatory(outbox_capacity=16)
+    owner = Owner(core)
+    owner.send(
+        *(pd.watch(b"%d" % n, ALL, [Key(b"k", 1)], notice=True) for n in range(16)),
+        pd.watch(b"client", CLIENT, [Key(b"c", 0)], notice=True),
+        pd.advance(b"k", 1),
+    )
+    core.rebuild(core.now_ns)
+    assert [m.version for m in owner.mail() if m.key == b"client"] == [2]
+
+
+def test_a_full_outbox_holds_commands_back() -> None:
+    core = Purgatory(outbox_capacity=16)
+    owner = Owner(core)
+    owner.send(*(pd.watch(b"%d" % n, ALL, [Key(b"k", 1)], notice=True) for n in range(20)))
+    owner.send(pd.watch(b"client", CLIENT, [Key(b"c", 0)], notice=True))
+    message = owner.message([pd.advance(b"k", 1)])
+    assert step(core, message) is None
+    assert step(core, message) is None
+    assert core.metrics.satisfied == 16
+    other = Owner(core, 2)
+    for held in (
+        pd.cancel(b"client"), pd.complete(b"client", 1), pd.fail(b"c", 1),
+        pd.watch(b"new", ALL, [Key(b"n", 0)], notice=True),
+    ):  # fmt: skip
+        assert step(core, other.message([held])) is None
+        other.sequence -= 1
+    core.published(core.header.outbox_head + 4)
+    reply = step(core, message)
+    assert reply is not None
+    assert owner.reply(reply).answers[0].ended == 20
+
+
+def test_expiry_waits_for_room_and_is_late_not_lost() -> None:
+    core = Purgatory(outbox_capacity=16)
+    owner = Owner(core)
+    owner.send(*(pd.watch(b"%d" % n, ALL, [Key(b"k", 1)], MS, notice=True) for n in range(20)))
+    assert core.advance(MS)
+    core.check()
+    assert core.metrics.expired == 16
+    core.publish_all()
+    assert not core.advance(MS)
+    assert len(owner.mail()) == 20
+
+
+# ---- CANCEL_FOR_KEY ------------------------------------------------------------------------
+
+
+def test_cancelled_keys_come_in_pages() -> None:
+    core = Purgatory(**BIG)
+    owner, counts = Owner(core), core.counts()
+    keys = {b"%0255d" % n for n in range(200)}
+    owner.send(*(pd.watch(k, ALL, [Key(b"k", 1), Key(b"m", 0)]) for k in keys))
+    found: list[bytes] = []
+    for _ in range(10):
+        reply = owner.reply(core.send(owner.message([pd.cancel_for_key(b"k")])))
+        core.check()
+        found += reply.ended[0]
+        assert owner.again() == reply
+        assert reply.answers[0].ended == len(reply.ended[0])
+        if reply.answers[0].status == Status.DONE:
+            break
+        assert sum(2 + len(k) for k in reply.ended[0]) > 16384 - 300
+    assert sorted(found) == sorted(keys)
+    assert set(causes(drained(owner))) == {Cause.CANCELLED}
+    owner.send(pd.forget(b"k"), pd.forget(b"m"))
+    for _ in range(lib.PG_WINDOW):
+        owner.send(pd.clear(b"k"))
+    assert core.counts() == counts
+
+
+def test_several_cancellations_share_a_reply() -> None:
+    core = Purgatory(**BIG)
+    owner = Owner(core)
+    owner.send(*(pd.watch(b"%0255d" % n, ALL, [Key(b"k%d" % (n // 50), 1)]) for n in range(150)))
+    message = owner.message([pd.cancel_for_key(b"k%d" % n) for n in (0, 7, 1, 2)])
+    reply = owner.reply(core.send(message))
+    more, unknown, done = Status.MORE, Status.UNKNOWN, Status.DONE
+    assert statuses(reply.answers) == [done, unknown, more, more]
+    assert [len(reply.ended.get(n, [])) for n in range(4)] == [a.ended for a in reply.answers]
+    assert core.metrics.ended == sum(len(keys) for keys in reply.ended.values())
+
+
+def interrupted(core: Purgatory, owner: Owner) -> bytes:
+    """A batch that has ended keys for its reply and waits now."""
+    owner.send(*(pd.watch(b"%d" % n, ALL, [Key(b"k", 1)], notice=True) for n in range(16)))
+    owner.send(
+        pd.watch(b"a", ALL, [Key(b"a", 1)]), pd.watch(b"b", ALL, [Key(b"b", 1)], notice=True)
+    )
+    owner.send(pd.advance(b"k", 1))
+    message = owner.message([pd.cancel_for_key(b"a"), pd.advance(b"b", 1)])
+    assert step(core, message) is None
+    return message
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "rebuild", "migrate"])
+def test_ended_keys_outlast_an_interruption(meanwhile: str) -> None:
+    core = Purgatory(outbox_capacity=16)
+    owner = Owner(core)
+    message = interrupted(core, owner)
+    if meanwhile == "migrate":
+        core = owner.core = core.migrated()
+    if meanwhile == "rebuild":
+        core.rebuild(core.now_ns)
+    core.check()
+    Owner(core, 2).send(pd.watch(b"x", ALL, [Key(b"x", 1)], payload=b"x" * 30_000))
+    core.publish_all()
+    reply = step(core, message)
+    assert reply is not None
+    assert owner.reply(reply).ended == {0: [b"a"]}
+
+
+def test_a_session_that_ends_in_the_middle_leaves_nothing() -> None:
+    core = Purgatory(outbox_capacity=16)
+    owner = Owner(core)
+    interrupted(core, owner)
+    owner.bye()
+    core.check()
+    assert core.metrics.outcomes == 0
+
+
+# ---- refusals ------------------------------------------------------------------------------
+
+
+def unchanged(core: Purgatory, owner: Owner, command: pd.Command) -> pd.Answer:
+    before, levels = core.counts(), [name for name, _ in core.levels()]
+    answer = owner.send(command)[0]
+    assert core.counts() == before
+    assert [name for name, _ in core.levels()] == levels
+    core.check()
+    return answer
+
+
+FAR = Key(b"far", 1)
+
+
+@pytest.mark.parametrize(
+    ("command", "config", "status"),
+    [
+        (pd.watch(b"x", ALL, [Key(b"a", 1), Key(b"b", 1), Key(b"a", 2)]), {}, Status.DUPLICATE),
+        (pd.watch(b"x", ALL, [Key(b"a", 1), Key(b"b", 1)]), {"levels": 2}, Status.FULL_KEYS),
+        (pd.watch(b"x", ALL, [FAR, Key(b"b", 1)]), {"watches": 2}, Status.FULL_WATCHES),
+        (pd.watch(b"x", ALL, [FAR]), {"capacity": 1}, Status.FULL),
+        (pd.watch(b"first", ALL, [Key(b"b", 1)]), {}, Status.EXISTS),
+        (pd.watch(b"x", ALL, [FAR], 2**63 - 1), {"now_ns": 1000 * MS}, Status.TOO_FAR),
+        (pd.watch(b"x", ALL, [Key(b"b", 1)], payload=b"x" * 60_000),
+         {"payload_bytes": 32768}, Status.FULL_PAYLOAD),
+        (pd.watch(b"x", ALL, [Key(b"b", 1)], payload=b"x" * 20_000, notice=True),
+         {"payload_bytes": 32768}, Status.FULL_PAYLOAD),
+        (pd.advance(b"new", 1), {"levels": 1}, Status.FULL_KEYS),
+        (pd.bump(b"new", 1), {"levels": 1}, Status.FULL_KEYS),
+        (pd.fail(b"new", 1), {"levels": 1}, Status.FULL_KEYS),
+        (pd.clear(b"new"), {}, Status.UNKNOWN),
+        (pd.forget(b"new"), {}, Status.UNKNOWN),
+        (pd.cancel_for_key(b"new"), {}, Status.UNKNOWN),
+        (pd.cancel(b"new"), {}, Status.UNKNOWN),
+        (pd.complete(b"first", 1), {}, Status.UNKNOWN),
+        (pd.put(b"first", MS), {}, Status.EXISTS),
+        (pd.put(b"first", MS, lib.PG_MODE_REPLACE), {}, Status.EXISTS),
+        (pd.forget(b"far", name=1), {}, Status.UNKNOWN),
+    ],
+)  # fmt: skip
+def test_refusals_change_nothing(
+    command: pd.Command, config: dict[str, int], status: Status
+) -> None:
+    core = Purgatory(**config)
+    owner = Owner(core)
+    owner.send(pd.watch(b"first", ALL, [FAR]))
+    if command.record[0] == lib.PG_OP_CANCEL_FOR_KEY:
+        before = core.counts()
+        assert owner.send(command)[0].status == status
+        assert core.counts()["operations"] == before["operations"]
+        return
+    assert unchanged(core, owner, command).status == status
+
+
+def test_a_level_stops_at_its_end() -> None:
+    core = Purgatory()
+    owner = Owner(core)
+    owner.send(pd.advance(b"k", 5))
+    assert unchanged(core, owner, pd.bump(b"k", 2**63 - 5)).status == lib.PG_ST_OVERFLOW
+    assert owner.send(pd.bump(b"k", 2**63 - 6))[0].status == Status.DONE
+    assert dict(core.levels())[b"k"].level == 2**63 - 1
+    owner.send(pd.watch(b"x", ALL, [Key(b"k", 2**63)]), pd.watch(b"y", CLIENT, [Key(b"k", 0)]))
+    assert owner.send(pd.bump(b"k", 0))[0].ended == 0
+    assert [m.key for m in owner.mail()] == [b"y"]
+
+
+def malformed(owner: Owner, *commands: pd.Command) -> None:
+    before = owner.core.snapshot()
+    with pytest.raises(MessageRefused) as refusal:
+        owner.send(*commands)
+    assert refusal.value.error == WireError.MALFORMED
+    owner.sequence -= 1
+    assert owner.core.snapshot() == before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pd.watch(b"x", ALL, []),
+        pd.watch(b"x", 4, [FAR]),
+        pd.watch(b"x", ALL, [Key(b"", 1)]),
+        pd.watch(b"x", ALL, [Key(b"%d" % n, 1) for n in range(1025)]),
+        pd.command(lib.PG_OP_WATCH, b"x", extension=pd.watch_keys([FAR])[:-1]),
+        pd.command(lib.PG_OP_WATCH, b"x", extension=pd.watch_keys([FAR]), flags=2),
+        pd.command(lib.PG_OP_ADVANCE_KEY, b"x", value=2**63),
+        pd.command(lib.PG_OP_BUMP, b"x", value=2**63),
+        pd.command(lib.PG_OP_FAIL, b"x", value=0),
+        pd.command(lib.PG_OP_FAIL, b"x", value=2**32),
+        pd.command(lib.PG_OP_FORGET, b"x", payload=b"y"),
+        pd.command(lib.PG_OP_ADVANCE_KEY, b"x", extension=pd.watch_keys([FAR])),
+        pd.command(lib.PG_OP_COMPLETE + 1, b"x"),
+    ],
+)
+def test_malformed_batches_change_nothing(command: pd.Command) -> None:
+    malformed(Owner(Purgatory()), pd.advance(b"before", 1), command)
+
+
+def test_most_keys() -> None:
+    core = Purgatory(watches=1024, levels=1024)
+    owner = Owner(core)
+    keys = [Key(b"%d" % n, 1) for n in range(1024)]
+    owner.send(pd.watch(b"x", ALL, keys, notice=True))
+    owner.send(*(pd.advance(k.name, 1) for k in keys[:512]), pd.cancel(b"x"))
+    core.check()
+    missing = frozenset(range(512, 1024))
+    assert [m.missing for m in owner.mail()] == [missing]
+    assert [v.missing for v in core.verdicts(0)] == [missing]
+
+
+def test_the_longest_payload_with_a_notice() -> None:
+    core = Purgatory(outbox_bytes_max=1 << 18)
+    owner = Owner(core)
+    payload = bytes(65536)
+    owner.send(pd.watch(b"x", ALL, [Key(b"k", 1)], payload=payload, notice=True))
+    owner.send(pd.advance(b"k", 1))
+    core.check()
+    core.rebuild(0)
+    core.check()
+    assert [v.payload for v in core.verdicts(0)] == [payload]
+    assert [m.payload for m in owner.mail()] == [payload]
+
+
+def test_the_inbox_has_a_cap() -> None:
+    core = Purgatory(inbox_max=2)
+    owner, other = Owner(core, 1), Owner(core, 2)
+    already = [pd.watch(b"%d" % n, ALL, [Key(b"k", 0)]) for n in range(3)]
+    assert statuses(owner.send(*already)) == [Status.ADDED, Status.ADDED, Status.BUSY]
+    assert other.send(already[2])[0].status == Status.ADDED
+    owner.ack(owner.mail()[0].ack())
+    assert owner.send(pd.watch(b"4", ALL, [Key(b"k", 0)]))[0].status == Status.ADDED
+
+
+# ---- keys ----------------------------------------------------------------------------------
+
+
+def test_the_key_of_an_ended_operation_is_unknown_also_after_a_rebuild() -> None:
+    core = Purgatory()
+    owner = Owner(core)
+    owner.send(pd.put(b"x", MS))
+    core.advance(MS)
+    assert owner.send(pd.cancel(b"x"))[0].status == Status.FIRED
+    owner.send(pd.watch(b"x", ALL, [Key(b"k", 0)], notice=True))
+    for _ in range(2):
+        assert owner.send(pd.cancel(b"x"))[0].status == Status.UNKNOWN
+        core.rebuild(core.now_ns)
+        core.check()
+
+
+def test_namespaces_have_their_own_keys() -> None:
+    core = Purgatory()
+    owner = Owner(core)
+    owner.send(pd.watch(b"x", ALL, [Key(b"k", 1)]), pd.watch(b"x", ALL, [Key(b"k", 1)], name=1))
+    assert owner.send(pd.advance(b"k", 1, name=1))[0].ended == 1
+    assert owner.send(pd.advance(b"k", 1))[0].ended == 1
+
+
+def test_a_put_that_extends_moves_an_operations_deadline() -> None:
+    core = Purgatory()
+    owner = Owner(core)
+    owner.send(pd.watch(b"x", ALL, [Key(b"k", 1)], 5 * MS))
+    assert owner.send(pd.put(b"x", 9 * MS, lib.PG_MODE_EXTEND))[0].status == Status.EXTENDED
+    core.advance(8 * MS)
+    assert core.metrics.operations == 1
+    core.advance(9 * MS)
+    assert causes(owner.mail()) == [Cause.EXPIRED]
+
+
+def test_levels_stay_for_their_time_to_live_across_a_restart() -> None:
+    """An operation that a rebuild ends touches its keys at the time of the last heartbeat."""
+    core = Purgatory(outbox_capacity=16, now_ns=100 * 10**9)
+    owner = Owner(core)
+    owner.send(
+        *(pd.watch(b"%d" % n, ALL, [Key(b"k", 1)], notice=True) for n in range(16)),
+        pd.watch(b"x", ALL, [Key(b"k", 2), Key(b"mine", 0)]),
+    )
+    lib.pg_beat(core.a, core.now_ns, 1, 1, 1)
+    message = owner.message([pd.advance(b"k", 1), pd.cancel(b"none"), pd.advance(b"k", 2)])
+    step(core, message)
+    dict(core.levels())[b"k"].level = 2  # stored, its watchers not visited yet
+    core.attach()
+    core.rebuild(core.now_ns)
+    assert core.metrics.operations == 0
+    core.sweep()
+    assert {name for name, _ in core.levels()} == {b"k", b"mine"}
+
+
+# ---- CLIENT conditions ---------------------------------------------------------------------
+
+
+def checks(owner: Owner) -> list[tuple[int, int]]:
+    return [(m.cause, m.version) for m in owner.mail()]
+
+
+def test_a_check_is_repeated_when_a_level_moved() -> None:
+    core = Purgatory()
+    owner = Owner(core)
+    owner.send(pd.watch(b"x", CLIENT, [Key(b"a", 0), Key(b"b", 0)]))
+    first = owner.mail()[0]
+    assert (first.cause, first.version) == (0, 1)
+    assert checks(owner) == []
+    owner.send(pd.advance(b"a", 1), pd.advance(b"b", 5), pd.advance(b"a", 2))
+    assert checks(owner) == []
+    visits = core.metrics.visits
+    owner.send(*(pd.bump(b"a", 1) for _ in range(50)))
+    assert core.metrics.visits == visits
+    owner.ack(first.ack())
+    assert checks(owner) == [(0, 2)]
+    owner.ack(first.ack())
+    assert owner.send(pd.complete(b"x", 1))[0].ended == 0
+    assert owner.send(pd.complete(b"x", 2))[0].ended == 1
+    assert causes(owner.mail()) == [Cause.SATISFIED]
+
+
+def test_an_answer_of_no_waits_for_the_next_level() -> None:
+    core = Purgatory()
+    owner, other = Owner(core, 1), Owner(core, 2)
+    owner.send(pd.watch(b"x", CLIENT, [Key(b"a", 0)]))
+    check = owner.mail()[0]
+    other.ack(check.ack())
+    owner.send(pd.advance(b"a", 0))
+    owner.ack(check.ack(), check.ack())
+    core.mail_again()
+    assert checks(owner) == []
+    other.send(pd.advance(b"a", 1))
+    assert checks(owner) == [(0, 2)]
+
+
+def test_the_condition_of_a_dead_owner_expires() -> None:
+    core = Purgatory()
+    owner, counts = Owner(core), Purgatory().counts()
+    owner.send(pd.watch(b"x", CLIENT, [Key(b"a", 0)], MS, notice=True))
+    owner.bye()
+    other = Owner(core, 2)
+    other.send(pd.advance(b"a", 1), pd.forget(b"a"))
+    core.check()
+    core.advance(MS)
+    core.check()
+    assert [v.cause for v in core.verdicts(0)] == [Cause.EXPIRED]
+    assert core.metrics.outcomes == 0
+    assert core.counts()["slots"] == counts["slots"]
+
+
+# ---- sessions, migration -------------------------------------------------------------------
+
+
+def test_what_ends_after_its_session_is_free_at_once() -> None:
+    core = Purgatory()
+    owner, other = Owner(core, 1), Owner(core, 2)
+    owner.send(pd.watch(b"x", ALL, [Key(b"a", 1)]), pd.watch(b"y", ALL, [Key(b"a", 0)]))
+    assert core.metrics.outcomes == 1
+    owner.bye()
+    assert core.metrics.outcomes == 0
+    assert other.send(pd.advance(b"a", 1))[0].ended == 1
+    assert core.metrics.outcomes == core.metrics.operations == 0
+    core.check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"capacity": 19}, "timers armed"),
+        ({"watches": 9}, "watches in use"),
+        ({"levels": 10}, "watch keys in use"),
+        ({"sessions": 1}, None),
+        ({"payload_bytes": 4096}, "payload memory in use"),
+        ({"capacity": 20, "watches": 10, "levels": 11}, None),
+    ],
+)
+def test_migration_counts_outcomes_too(changes: dict[str, int], what: str | None) -> None:
+    core = Purgatory()
+    owner = Owner(core)
+    owner.send(
+        *(pd.watch(b"ended%d" % n, ALL, [Key(b"k", 0)], payload=bytes(300)) for n in range(10))
+    )
+    owner.send(*(pd.watch(b"armed%d" % n, ALL, [Key(b"a%d" % n, 1)]) for n in range(10)))
+    if what is not None:
+        with pytest.raises(Fault, match=what):
+            core.migrated(**changes)
+        return
+    owner.core = to = core.migrated(**changes)
+    to.check()
+    assert sorted(m.key for m in owner.mail()) == [b"ended%d" % n for n in range(10)]
+    assert owner.send(*(pd.advance(b"a%d" % n, 1) for n in range(10)))[0].ended == 1
+    assert len(owner.mail()) == 10
+
+
+def test_another_batch_under_the_same_number_is_refused() -> None:
+    owner = Owner(Purgatory())
+    owner.send(pd.bump(b"a", 1))
+    owner.sequence -= 1
+    with pytest.raises(MessageRefused) as refusal:
+        owner.send(pd.bump(b"a", 2))
+    assert refusal.value.error == WireError.CHANGED
+
+
+def test_mail_comes_in_messages_that_fit() -> None:
+    core = Purgatory()
+    owner = Owner(core)
+    owner.send(*(pd.watch(b"%d" % n, ALL, [Key(b"k", 0)], payload=bytes(500)) for n in range(50)))
+    keys = [m.key for m in core.mail(700)[owner.id]]
+    assert keys == [b"%d" % n for n in range(50)]
+    assert core.mail() == {}
+    core.mail_again(owner.id)
+    assert [m.key for m in core.mail()[owner.id]] == keys
+
+
+def test_a_ping_needs_no_session() -> None:
+    core = Purgatory()
+    assert wire.decode_reply(core.send(wire.encode_frame(Message.PING))).error == 0
