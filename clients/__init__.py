@@ -2,6 +2,7 @@
 
 from purgatoryd.clients.admin import Admin
 from purgatoryd.clients.aio import AsyncClient, AsyncHandle, AsyncSubscriber
+from purgatoryd.clients.aio_purgatory import AsyncOperation, AsyncPurgatory
 from purgatoryd.clients.bulk import BulkResult
 from purgatoryd.clients.client import Client, Handle
 from purgatoryd.clients.conditions import AllOf, AnyOf, SumOf, When
@@ -50,6 +51,8 @@ __all__ = [
     "ArenaError",
     "AsyncClient",
     "AsyncHandle",
+    "AsyncOperation",
+    "AsyncPurgatory",
     "AsyncSubscriber",
     "BatchError",
     "BulkResult",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import InvalidCondition
@@ -68,15 +68,29 @@ class Encoded(NamedTuple):
 def encode(condition: AnyCondition) -> Encoded:
     """Raises InvalidCondition or InvalidKey, which name the bound."""
     if isinstance(condition, When):
-        keys = tuple(condition.keys)
-        return _encoded(Condition.CLIENT, 0, keys, [0] * len(keys))
+        return _encode_when(condition)
     if isinstance(condition, SumOf):
         return _encode_sum(condition)
     if not isinstance(condition, AllOf | AnyOf):
         raise InvalidCondition("must be AllOf, AnyOf, SumOf or When", condition)
     kind = Condition.ALL if isinstance(condition, AllOf) else Condition.ANY
-    keys = tuple(condition.targets)
-    return _encoded(kind, 0, keys, [check_level(v) for v in condition.targets.values()])
+    targets = _mapping(condition.targets)
+    return _encoded(kind, 0, tuple(targets), [check_level(v) for v in targets.values()])
+
+
+def _encode_when(condition: When) -> Encoded:
+    if not callable(condition.condition):
+        raise InvalidCondition("must be callable", condition.condition)
+    if isinstance(condition.keys, str | bytes):  # a collection too, but of what is no key
+        raise InvalidCondition("keys must be a collection of keys", condition.keys)
+    keys = tuple(condition.keys)
+    return _encoded(Condition.CLIENT, 0, keys, [0] * len(keys))
+
+
+def _mapping(given: object) -> Mapping[Key, Any]:
+    if not isinstance(given, Mapping):
+        raise InvalidCondition("must be a mapping from keys", given)
+    return given
 
 
 def check_level(value: object) -> int:
@@ -87,8 +101,9 @@ def check_level(value: object) -> int:
 
 
 def _encode_sum(condition: SumOf) -> Encoded:
-    keys = tuple(condition.bases)
-    bases = [_NOW if b is None else check_level(b) for b in condition.bases.values()]
+    given = _mapping(condition.bases)
+    keys = tuple(given)
+    bases = [_NOW if b is None else check_level(b) for b in given.values()]
     return _encoded(
         Condition.SUM, check_level(condition.at_least), keys, bases, _caps(condition, keys)
     )

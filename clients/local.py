@@ -15,7 +15,7 @@ import abc
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from datetime import timedelta
 from typing import Literal
 
@@ -88,8 +88,8 @@ class DelayedOperation(abc.ABC):
             self._expired = expired
             mine = not self._working
             self._working = True
-        if self._purgatory is not None:
-            self._purgatory._take_out(self)
+        if (purgatory := self._purgatory) is not None:  # cancel_for_key may take it away
+            purgatory._take_out(self)
         if mine:
             self._finish()
         return True
@@ -124,8 +124,8 @@ class DelayedOperation(abc.ABC):
         try:
             callback()
         except Exception as error:  # a callback's error must not stop the others
-            report = self._purgatory._report if self._purgatory else _log_error
-            report(self, error)
+            purgatory = self._purgatory
+            (_log_error if purgatory is None else purgatory._report)(self, error)
 
 
 def _log_error(operation: DelayedOperation, error: Exception) -> None:
@@ -158,7 +158,7 @@ class DelayedOperationPurgatory:
         self._clock_ns = clock_ns
         self._changed = threading.Condition()  # everything below; never held in a callback
         self._wheel: Wheel[DelayedOperation] = Wheel(clock_ns())
-        self._watchers: dict[Hashable, dict[DelayedOperation, None]] = {}
+        self._watchers: dict[Hashable, dict[int, DelayedOperation]] = {}  # by id()
         self._watched = 0
         self._closed = False
         self._wake_ns = NEVER_NS
@@ -178,12 +178,13 @@ class DelayedOperationPurgatory:
         lost. Returns True if it is complete already. Raises Closed after shutdown, and
         InvalidArgument without keys or for an operation that is watched already.
         """
-        if not keys:
+        unique = tuple(dict.fromkeys(keys))
+        if not unique:
             raise InvalidArgument("an operation needs at least one key")
         self._adopt(operation)
         if operation._try() or operation.completed:
             return True
-        self._link(operation, keys)
+        self._link(operation, unique)
         if operation._try() or operation.completed:
             return True
         self._arm(operation)
@@ -191,26 +192,32 @@ class DelayedOperationPurgatory:
 
     def _adopt(self, operation: DelayedOperation) -> None:
         with self._changed:
-            if self._closed:
-                raise Closed(what=f"purgatory {self.name!r}")
+            self._check_open()
             if operation._purgatory is not None:
                 raise InvalidArgument("this operation is watched already")
             operation._purgatory = self
 
-    def _link(self, operation: DelayedOperation, keys: Collection[Hashable]) -> None:
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(what=f"purgatory {self.name!r}")
+
+    def _link(self, operation: DelayedOperation, keys: tuple[Hashable, ...]) -> None:
         with self._changed:
-            operation._keys = tuple(dict.fromkeys(keys))
             if operation.completed:
-                operation._keys = ()
-            for key in operation._keys:
-                self._watchers.setdefault(key, {})[operation] = None
-            self._watched += len(operation._keys)
+                return
+            if self._closed:
+                operation._purgatory = None
+            self._check_open()
+            operation._keys = keys
+            for key in keys:
+                self._watchers.setdefault(key, {})[id(operation)] = operation
+            self._watched += len(keys)
 
     def _arm(self, operation: DelayedOperation) -> None:
         deadline_ns = self._clock_ns() + operation.timeout_ns
         with self._changed:
-            # Completed by somebody since, or taken out by cancel_for_key: no timer then.
-            if operation.completed or not operation._keys:
+            # Completed by somebody since, or taken out, or even watched again: no timer then.
+            if operation.completed or not operation._keys or operation._slot is not None:
                 return
             operation._slot = self._wheel.add(operation, deadline_ns)
             if self._wheel.next_ns < self._wake_ns:
@@ -224,7 +231,7 @@ class DelayedOperationPurgatory:
         """Leaves all lists and the wheel, in O(its keys). The caller holds the lock."""
         for key in operation._keys:
             watchers = self._watchers[key]
-            del watchers[operation]
+            del watchers[id(operation)]
             if not watchers:
                 del self._watchers[key]
         self._watched -= len(operation._keys)
@@ -239,18 +246,24 @@ class DelayedOperationPurgatory:
         """Something happened on `key`: tries its operations. Returns how many this call
         completed; one that another thread is at work on is completed by that thread."""
         with self._changed:
-            operations = tuple(self._watchers.get(key, ()))
+            operations = tuple(self._watchers.get(key, {}).values())
         return sum(operation._try() for operation in operations)
 
     def cancel_for_key(self, key: Hashable) -> list[DelayedOperation]:
         """Takes the key's operations out of all lists, disarms them, and returns them; they
         are not completed. They may be watched again."""
         with self._changed:
-            operations = [o for o in self._watchers.get(key, ()) if not (o._due or o.completed)]
-            for operation in operations:
-                self._unlink(operation)
+            waiting = self._let_go(self._watchers.get(key, {}).values())
+            for operation in waiting:
                 operation._purgatory = None
-        return operations
+        return waiting
+
+    def _let_go(self, operations: Iterable[DelayedOperation]) -> list[DelayedOperation]:
+        """Takes out those that have not begun to end. The caller holds the lock."""
+        waiting = [o for o in operations if not (o._due or o.completed)]
+        for operation in waiting:
+            self._unlink(operation)
+        return waiting
 
     # ---- sizes -----------------------------------------------------------------------------
 
@@ -301,20 +314,21 @@ class DelayedOperationPurgatory:
 
     def shutdown(self, ending: Ending = "return") -> list[DelayedOperation]:
         """Refuses new operations and ends those that are left: "complete" runs on_complete,
-        "expire" runs on_expiration too, "return" leaves them uncompleted. Returns them."""
+        "expire" runs on_expiration too, "return" leaves them uncompleted, to be watched
+        elsewhere. Returns them."""
         if ending not in ("complete", "expire", "return"):
             raise InvalidArgument(f"ending {ending!r} is none of complete, expire, return")
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-            everybody = dict.fromkeys(o for ops in self._watchers.values() for o in ops)
-            left = [o for o in everybody if not (o._due or o.completed)]
-            for operation in left:
-                self._unlink(operation)
+            everybody = {i: o for ops in self._watchers.values() for i, o in ops.items()}
+            left = self._let_go(everybody.values())
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
-        if ending != "return":
-            for operation in left:
+        for operation in left:
+            if ending == "return":
+                operation._purgatory = None
+            else:
                 operation._end(expired=ending == "expire")
         return left
 

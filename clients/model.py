@@ -8,7 +8,7 @@ from datetime import datetime
 
 from purgatoryd.clients.times import wall_time
 from purgatoryd.shm_layout.layout import Cause, Status
-from purgatoryd.shm_layout.wire import Key
+from purgatoryd.shm_layout.wire import Key, Verdict
 
 
 class CancelResult(enum.Enum):
@@ -44,7 +44,7 @@ class TimerInfo:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One timer that fired.
+    """One timer that fired, or one operation that ended and then has a `verdict`.
 
     `seq` counts the topic's notices from 1 without a hole. All `_boot_ns` are on the daemon's
     clock; `received_boot_ns` is when this process took the message from its socket, None
@@ -63,6 +63,7 @@ class Notice:
     wall_offset_ns: int
     received_boot_ns: int | None
     flags: int
+    verdict: Verdict | None = None
 
     @property
     def fired_at(self) -> datetime:

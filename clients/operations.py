@@ -14,7 +14,7 @@ from typing import Literal
 
 from purgatoryd.clients.conditions import Encoded, When
 from purgatoryd.clients.packing import Pending
-from purgatoryd.shm_layout.errors import CallTimeout, PurgatorydError, SessionExpired
+from purgatoryd.shm_layout.errors import CallTimeout, PurgatorydError
 from purgatoryd.shm_layout.layout import Cause
 from purgatoryd.shm_layout.wire import Key, RawOutcome
 
@@ -61,8 +61,8 @@ class Operation:
     def result(self, timeout: float | None = None) -> Outcome:
         """Waits up to `timeout` seconds, None = for ever, and returns how it ended.
 
-        Raises CallTimeout if it did not end in time, Refused if it was never armed, and
-        SessionExpired if the daemon forgot its owner.
+        Raises CallTimeout if it did not end in time, Refused if it was never armed,
+        SessionExpired if the daemon forgot its owner, and Closed if its owner left first.
         """
         if not self._ended.wait(timeout):
             raise CallTimeout("an operation's end", timeout or 0.0, 0)
@@ -73,7 +73,8 @@ class Operation:
 
     def add_done_callback(self, callback: Callable[[Operation], object]) -> None:
         """Calls `callback(operation)` when it ended: in the purgatory's thread, or at once
-        in this one if it has. An exception is logged."""
+        in this one if it has. An exception is logged. It must not wait for the end of another
+        operation there: nobody else would learn of it."""
         with self._mutex:
             if not self.done:
                 self._callbacks.append(callback)
@@ -190,7 +191,7 @@ class Book:
         else:
             self._acks.append((raw.ticket, raw.version, raw.slot))
 
-    def lost(self, error: SessionExpired) -> None:
+    def lost(self, error: PurgatorydError) -> None:
         """The session is gone: nothing more will be heard of its operations."""
         with self._mutex:
             operations, self._armed = self._armed, {}
@@ -211,7 +212,10 @@ class Book:
         return acks
 
     def completions(self) -> list[tuple[Operation, int]]:
-        """Operations whose CLIENT condition was found true, with the CHECK's version."""
-        true = list(self._true)
+        """Operations whose CLIENT condition was found true, with the CHECK's version.
+
+        One that ended meanwhile is left out: its key may be another operation's by now.
+        """
+        true = [found for found in self._true if not found[0].done]
         self._true.clear()
         return true

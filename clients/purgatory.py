@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -23,12 +24,13 @@ from purgatoryd.clients.core import Core
 from purgatoryd.clients.operations import Book, Operation, Outcome
 from purgatoryd.clients.packing import PendingTrigger
 from purgatoryd.shm_layout import wire
-from purgatoryd.shm_layout.errors import InvalidCondition
+from purgatoryd.shm_layout.errors import Closed, InvalidCondition
 from purgatoryd.shm_layout.layout import Op, Status
 from purgatoryd.shm_layout.wire import Key
 
 ERROR_MAX = 2**32 - 1
 IDLE_S = 1.0  # the listener's longest sleep: what it may then have missed it asks for
+KEEP_ALIVE_S = 15.0  # a silent owner of operations speaks this often: idle sessions may go
 
 
 class Watch(NamedTuple):
@@ -108,6 +110,7 @@ class Purgatory(Client):
         self._kicked = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._book = Book(self._kick)
         self._listener: threading.Thread | None = None
+        self._spoke_s = time.monotonic()
         try:
             super().__init__(name, namespace=namespace, timeout=timeout, queue_limit=queue_limit)
         except BaseException:
@@ -189,18 +192,17 @@ class Purgatory(Client):
 
     def clear(self, key: Key) -> bool:
         """Ends the key's failure. False if nothing is known of the key."""
-        return self._status(Op.CLEAR, key) == Status.DONE
+        return self._call(Op.CLEAR, key).status == Status.DONE
 
     def forget(self, key: Key) -> bool:
         """Forgets the key's level, once nobody watches it. False if nothing is known of it."""
-        return self._status(Op.FORGET, key) == Status.DONE
+        return self._call(Op.FORGET, key).status == Status.DONE
 
     def cancel_for_key(self, key: Key) -> list[Key]:
         """Ends all operations that watch `key`, cause "cancelled"; returns their keys."""
         ended: list[Key] = []
         while True:
             pending = self._call(Op.CANCEL_FOR_KEY, key)
-            pending.outcome()
             ended += pending.ended
             if pending.status != Status.MORE:
                 return ended
@@ -208,16 +210,12 @@ class Purgatory(Client):
     def _trigger(self, op: Op, key: Key, value: int) -> int:
         return self._call(op, key, value).outcome()
 
-    def _status(self, op: Op, key: Key) -> int:
-        return self._call(op, key).status
-
     def _call(self, op: Op, key: Key, value: int = 0) -> PendingTrigger:
         self._core.check()
         with self._packing:
             pending = pack_trigger(self._core, op, key, value)
         self._await(pending, None)
-        if pending.error is not None:
-            raise pending.error
+        pending.outcome()
         return pending
 
     @property
@@ -251,12 +249,19 @@ class Purgatory(Client):
             poller.register(int(socket.get(zmq.FD)), select.POLLIN)
         poller.register(self._kicked, select.POLLIN)
         while not self._core.closed:
-            poller.poll(IDLE_S * 1000)
+            if not poller.poll(IDLE_S * 1000):
+                self._keep_alive()
             with suppress(BlockingIOError):
                 os.eventfd_read(self._kicked)
             self._exchange()
             self._book.work()
             self._exchange()
+
+    def _keep_alive(self) -> None:
+        if self._book.open and time.monotonic() - self._spoke_s >= KEEP_ALIVE_S:
+            self._spoke_s = time.monotonic()
+            with self._io:
+                self._core.session.call()
 
     def _exchange(self) -> None:
         """Takes what came and sends what is to be said of it."""
@@ -275,6 +280,8 @@ class Purgatory(Client):
         self._kick()
         if self._listener is not None and self._listener is not threading.current_thread():
             self._listener.join()
+        self._book.lost(Closed("purgatory"))
+        self._book.work()
         os.close(self._kicked)
 
 

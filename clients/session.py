@@ -292,9 +292,11 @@ class Session:
         if reply.session == self.id and self.on_outcomes is not None:
             self.on_outcomes(wire.decode_outcomes(reply.body, reply.records))
 
-    def _on_ping(self, reply: Reply) -> None:
-        if reply.error == WireError.SESSION_EXPIRED and reply.session == self.id:
-            self._replace(self._sequence + 1)
+    def _on_ping_or_ack(self, reply: Reply) -> None:
+        if reply.error != WireError.SESSION_EXPIRED or reply.session != self.id:
+            return
+        if self.state is State.OPEN and not self._flight:
+            self._replace(0)  # else the batches' own answers say which are certain
 
     def _on_bye(self, reply: Reply) -> None:
         if reply.session == self.id:
@@ -305,7 +307,8 @@ class Session:
         int(Message.BATCH): _on_batch,
         int(Message.QUERY): _on_query,
         int(Message.BYE): _on_bye,
-        int(Message.PING): _on_ping,
+        int(Message.PING): _on_ping_or_ack,
+        int(Message.ACK): _on_ping_or_ack,
         int(Message.OUTCOMES): _on_outcomes,
     }
 

@@ -19,7 +19,7 @@ from purgatoryd.clients.model import Notice
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import ArenaError, SnapshotRequired
-from purgatoryd.shm_layout.layout import ArenaState, Cause, ClockKind
+from purgatoryd.shm_layout.layout import NOTICE_OF_OPERATION, ArenaState, Cause, ClockKind
 from purgatoryd.shm_layout.wire import NoticeHead
 
 REPLAY_CHUNK = 65_536  # notices taken from the arena at once
@@ -180,11 +180,14 @@ class Stream:
         raw = wire.decode_notices(body, head.records)
         for i in range(skip, head.records):
             ticket, deadline_ns, fired_ns, cause, flags, key, payload = raw[i]
+            verdict = None
+            if flags & NOTICE_OF_OPERATION:
+                verdict, payload = wire.decode_verdict(payload)
             self._ready.append(
                 Notice(
                     key, payload, position.topic, self._namespace, head.first + i, ticket,
                     _CAUSES.get(cause, Cause.EXPIRED), deadline_ns, fired_ns,
-                    head.wall_offset_ns, received_ns, flags,
+                    head.wall_offset_ns, received_ns, flags, verdict,
                 )
             )  # fmt: skip
         position.next = head.first + head.records

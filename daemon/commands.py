@@ -8,6 +8,8 @@ to the peer from which a session was heard last.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
+from typing import Any
 
 from purgatoryd.daemon import lanes
 from purgatoryd.daemon.lanes import Lanes, Message
@@ -15,10 +17,21 @@ from purgatoryd.shm_layout.arena import Arena, Handled
 
 PER_TURN = 16
 PUSHES_PER_TURN = 64
-ROUTES_MAX = 65_536
+TOLD_BYTES_MAX = 16 * 2**20
+"""What may be under way to an owner that is not heard of; more is sent again later."""
+ROW = 0xFFFF  # of a session's id
 _SESSION = slice(8, 16)  # of a struct pg_frame
 _ERROR = slice(30, 32)
 _NO_ERROR = b"\0\0"
+
+
+@dataclass(slots=True)
+class _Owner:
+    """Where a session was heard last, and what it was told since."""
+
+    session: int
+    route: bytes
+    told_bytes: int = 0
 
 
 class Commands:
@@ -30,11 +43,13 @@ class Commands:
         self._unfinished: deque[Message] = deque()
         self._behind: dict[bytes, deque[Message]] = {}  # route -> what came after it
         self._held: Message | None = None
-        self._routes: dict[int, bytes] = {}  # session -> where it was heard last
+        self._owners: dict[int, _Owner] = {}  # by row, as many as the arena has
 
     def serve(self, real_ns: int) -> bool:
         """One turn. True = there is more to do at once."""
         for _ in range(len(self._unfinished)):
+            if self._held is not None:
+                return True
             self._go_on(self._unfinished.popleft(), real_ns)
         for _ in range(PER_TURN):
             if self._held is not None:
@@ -64,7 +79,9 @@ class Commands:
         state, reply = self._arena.handle(message.body, message.uid, message.pid, real_ns)
         if state == Handled.REPLY:
             lanes.reply(self._lane, message, reply)
-            self._remember(message.route, reply)
+            self._heard(message.route, reply)
+        elif state == Handled.SILENT:
+            self._heard(message.route, message.body)
         elif state == Handled.WAIT:
             self._held = message
         elif state == Handled.AGAIN:
@@ -87,17 +104,17 @@ class Commands:
 
     # ---- inboxes ----
 
-    def _remember(self, route: bytes, reply: memoryview) -> None:
+    def _heard(self, route: bytes, frame: Any) -> None:
         """A session that is heard from a new place is told there what it did not take."""
-        if reply[_ERROR] != _NO_ERROR:
+        if frame[_ERROR] != _NO_ERROR:
             return
-        session = int.from_bytes(reply[_SESSION], "little")
-        if session == 0 or self._routes.get(session) == route:
-            return
-        if len(self._routes) >= ROUTES_MAX:
-            self._routes.clear()  # of sessions long gone, mostly; the living come back
-        self._routes[session] = route
-        self._arena.inbox_again(session)
+        session = int.from_bytes(frame[_SESSION], "little")
+        owner = self._owners.get(session & ROW)
+        if owner is not None and owner.session == session and owner.route == route:
+            owner.told_bytes = 0
+        elif session != 0:
+            self._owners[session & ROW] = _Owner(session, route)
+            self._arena.inbox_again(session)
 
     def push(self) -> bool:
         """Hands outcomes and CHECKs to the socket. True = there are more."""
@@ -105,6 +122,12 @@ class Commands:
             session, body = self._arena.inbox()
             if session == 0:
                 return False
-            if route := self._routes.get(session):
-                lanes.send(self._lane, route, body)
+            self._tell(session, body)
         return True
+
+    def _tell(self, session: int, body: memoryview) -> None:
+        owner = self._owners.get(session & ROW)
+        if owner is None or owner.session != session or owner.told_bytes > TOLD_BYTES_MAX:
+            return
+        owner.told_bytes += len(body)
+        lanes.send(self._lane, owner.route, body)

@@ -298,7 +298,7 @@ static bool op_apply(struct pg_arena *a, const struct step *s, struct pg_result 
     case PG_OP_CLEAR: operations_clear(a, key, result); return true;
     case PG_OP_FORGET: operations_forget(a, key, result); return true;
     case PG_OP_CANCEL_FOR_KEY: cancel_for_key_apply(a, s, result); return true;
-    default: return operations_complete(a, key, s->record.value, result);
+    default: return operations_complete(a, key, s->session->id, s->record.value, result);
     }
 }
 
@@ -482,8 +482,8 @@ static bool handle_batch(struct pg_arena *a, struct request *q, struct sink *out
         return handle_repeated(a, q, s, sum, out, why);
     if (q->frame.sequence != s->last + 1)
         return refused(why, PG_ERR_OUT_OF_ORDER, s->last + 1, q->frame.sequence);
-    if (!time_allowed(a, q, why))
-        return false;
+    if (s->current != q->frame.sequence && !time_allowed(a, q, why))
+        return false;             /* what was begun goes on, wherever the clock is by now */
     if ((q->frame.flags & PG_W_AT) && q->frame.at_ns > a->now_ns) {
         *wait_ns = q->frame.at_ns;
         return true;

@@ -304,11 +304,12 @@ void operation_answered_no(struct pg_arena *a, uint32_t slot)
         ask(a, slot);
 }
 
-bool operations_complete(struct pg_arena *a, const struct key *key, uint64_t version,
-                         struct pg_result *r)
+/* By its owner alone: the key may be another's operation by now. */
+bool operations_complete(struct pg_arena *a, const struct key *key, uint64_t session,
+                         uint64_t version, struct pg_result *r)
 {
     const uint32_t slot = timers_find(a, key);
-    if (slot == PG_NIL || !is_operation(a, slot) ||
+    if (slot == PG_NIL || !is_operation(a, slot) || operation_at(a, slot)->session != session ||
         operation_at(a, slot)->condition != PG_C_CLIENT) {
         answer(r, 0, PG_ST_UNKNOWN, 0);
         return true;

@@ -187,8 +187,8 @@ void operations_forget(struct pg_arena *a, const struct key *key, struct pg_resu
 /* Writes the ended keys to `out`: u8 type, u8 length, bytes. */
 void operations_cancel_for_key(struct pg_arena *a, const struct key *key, struct sink *out,
                                struct pg_result *result);
-bool operations_complete(struct pg_arena *a, const struct key *key, uint64_t version,
-                         struct pg_result *result);
+bool operations_complete(struct pg_arena *a, const struct key *key, uint64_t session,
+                         uint64_t version, struct pg_result *result);
 bool operations_rebuild(struct pg_arena *a, struct pg_fault *why);
 uint64_t operation_granules(const struct pg_arena *a, uint32_t slot);   /* of its notice */
 

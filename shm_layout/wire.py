@@ -401,6 +401,27 @@ class RawNotice(NamedTuple):
     payload: bytes
 
 
+class Verdict(NamedTuple):
+    """What the notice of an operation says besides its cause."""
+
+    elapsed_ns: int
+    """From arming to the end, on the daemon's clock."""
+    error: int
+    """The code given to fail(), else 0."""
+    missing: tuple[int, ...]
+    """Indices of the operation's keys that were still missing."""
+
+
+def decode_verdict(payload: bytes) -> tuple[Verdict, bytes]:
+    """Splits the payload of an operation's notice into verdict and the operation's own
+    payload. Raises ProtocolError."""
+    _need("verdict", payload, 0, VERDICT.size)
+    elapsed_ns, error, _, bitmap_bytes = VERDICT.unpack_from(payload)
+    end = VERDICT.size + bitmap_bytes
+    _need("verdict's bitmap", payload, VERDICT.size, bitmap_bytes)
+    return Verdict(elapsed_ns, error, decode_bitmap(payload[VERDICT.size : end])), payload[end:]
+
+
 def topic_frame(namespace: bytes, topic: bytes) -> bytes:
     """First frame of a notice message, which is also the prefix to subscribe to."""
     return b"%s\0%s\0" % (namespace, topic)

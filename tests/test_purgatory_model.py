@@ -272,9 +272,10 @@ class Model:
         self.end(op, Cause.CANCELLED)
         return Answer(lib.PG_ST_CANCELLED, op.deadline_ns, op.ticket)
 
-    def complete(self, key: bytes, version: int) -> Answer:
+    def complete(self, session: int, key: bytes, version: int) -> Answer:
+        """By its owner alone."""
         op = self.armed.get(key)
-        if op is None or op.condition != CLIENT:
+        if op is None or op.condition != CLIENT or op.session != session:
             return Answer(lib.PG_ST_UNKNOWN, 0, 0)
         if op.version == version:
             self.end(op, Cause.SATISFIED)
@@ -433,6 +434,8 @@ class PurgatoryMachine(RuleBasedStateMachine):
             return self.model.watch(self.operation(owner, *fields))
         if name == "cancel_for_key":
             return self.cancelled_for_key(fields[0], found, ended)
+        if name == "complete":
+            return self.model.complete(owner.id, *fields)
         answer: Answer = getattr(self.model, name)(*fields)
         return answer
 

@@ -21,7 +21,7 @@ struct command {
 
 struct operation {
     struct command watch;
-    uint64_t ticket, version;     /* ticket 0: not armed */
+    uint64_t ticket;              /* 0: not armed */
     int64_t deadline_ns;
     uint32_t session;             /* SESSIONS: it has ended */
 };
@@ -336,7 +336,7 @@ static void model_watch(struct world *w, uint32_t session, const struct command 
     CHECK_EQUAL((r->ticket & 0xff) == PG_ST_EXISTS, op->ticket != 0);
     if ((r->ticket & 0xff) != PG_ST_ADDED)
         return;
-    *op = (struct operation){*c, r->ticket >> 8, 0, r->deadline_ns, session};
+    *op = (struct operation){*c, r->ticket >> 8, r->deadline_ns, session};
     CHECK_EQUAL(op->deadline_ns, w->now_ns + c->delay_ns);
     for (uint32_t i = 0; i < c->count; i++) {
         struct level *l = &w->levels[c->keys[i]];
@@ -385,18 +385,19 @@ static void model_forget(struct world *w, const struct command *c)
     level_left_model(w, c->key);
 }
 
-static void model_end_named(struct world *w, const struct command *c, const struct pg_result *r)
+/* COMPLETE is for the owner of a CLIENT condition alone. */
+static void model_end_named(struct world *w, uint32_t session, const struct command *c,
+                            const struct pg_result *r)
 {
     struct operation *op = &w->operations[c->key];
-    const bool ends = op->ticket != 0 &&
-                      (c->op == PG_OP_CANCEL || (op->watch.condition == PG_C_CLIENT &&
-                                                 r->ticket == (op->ticket << 8 | PG_ST_DONE) &&
-                                                 r->deadline_ns == 1));
-    CHECK_EQUAL((r->ticket & 0xff) == PG_ST_UNKNOWN,
-                op->ticket == 0 ||
-                    (c->op == PG_OP_COMPLETE && op->watch.condition != PG_C_CLIENT));
-    if (ends)
-        end(w, op, c->op == PG_OP_CANCEL ? PG_CAUSE_CANCELLED : PG_CAUSE_SATISFIED);
+    const bool cancel = c->op == PG_OP_CANCEL;
+    const bool known = op->ticket != 0 && (cancel || (op->session == session &&
+                                                      op->watch.condition == PG_C_CLIENT));
+    CHECK_EQUAL((r->ticket & 0xff) != PG_ST_UNKNOWN, known);
+    if (known)
+        CHECK_EQUAL(r->ticket >> 8, op->ticket);
+    if (known && (cancel || r->deadline_ns == 1))
+        end(w, op, cancel ? PG_CAUSE_CANCELLED : PG_CAUSE_SATISFIED);
 }
 
 /* The reply names the keys that were ended. */
@@ -434,7 +435,7 @@ static const uint8_t *model_apply(struct world *w, uint32_t session, const struc
     case PG_OP_CLEAR: w->levels[c->key].error = 0; break;
     case PG_OP_FORGET: model_forget(w, c); break;
     case PG_OP_CANCEL_FOR_KEY: return model_cancel_for_key(w, c, r, n, extra);
-    default: model_end_named(w, c, r);
+    default: model_end_named(w, session, c, r);
     }
     return extra;
 }

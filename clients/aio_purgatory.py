@@ -1,0 +1,221 @@
+"""The purgatory for asyncio: watch, and await the end.
+
+Callbacks and CLIENT conditions run in the loop's own thread, between its other work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Iterable, Mapping
+from datetime import timedelta
+from typing import Any, Self, TypeVar
+
+from purgatoryd.clients.aio import AsyncClient
+from purgatoryd.clients.client import QUEUE_LIMIT
+from purgatoryd.clients.conditions import AnyCondition, check_level
+from purgatoryd.clients.operations import Book, Operation, Outcome
+from purgatoryd.clients.packing import PendingTrigger
+from purgatoryd.clients.purgatory import (
+    KEEP_ALIVE_S,
+    Armed,
+    Watch,
+    check_error,
+    pack_trigger,
+    pack_watch,
+    settle_book,
+)
+from purgatoryd.shm_layout.errors import CallTimeout, Closed
+from purgatoryd.shm_layout.layout import Op, Status
+from purgatoryd.shm_layout.wire import Key
+
+T = TypeVar("T")
+
+
+class AsyncOperation:
+    """An operation that was armed: await it, or result(), for its Outcome."""
+
+    def __init__(self, operation: Operation, loop: asyncio.AbstractEventLoop) -> None:
+        self._operation = operation
+        self._ended = loop.create_future()
+        operation.add_done_callback(self._note)
+
+    def _note(self, _: Operation) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    @property
+    def key(self) -> Key:
+        """The operation's key."""
+        return self._operation.key
+
+    @property
+    def ticket(self) -> int:
+        """Its handle, never reused; 0 if it was refused."""
+        return self._operation.ticket
+
+    @property
+    def done(self) -> bool:
+        """True once it ended, or can be heard of no more."""
+        return self._operation.done
+
+    async def result(self, timeout: float | None = None) -> Outcome:
+        """How it ended; arguments and errors are those of Operation.result."""
+        await asyncio.wait((self._ended,), timeout=timeout)
+        if not self._operation.done:
+            raise CallTimeout("an operation's end", timeout or 0.0, 0)
+        return self._operation.result()
+
+    def __await__(self) -> Generator[Any, None, Outcome]:
+        return self.result().__await__()
+
+    def add_done_callback(self, callback: Callable[[AsyncOperation], object]) -> None:
+        """Calls `callback(operation)` in the loop's thread when it ended, or at once if it
+        has. An exception is logged."""
+        self._operation.add_done_callback(lambda _: callback(self))
+
+
+class AsyncPurgatory(AsyncClient):
+    """Purgatory for asyncio: same arguments, same errors, same promises.
+
+    `async with AsyncPurgatory("name") as p: op = await p.watch(...); outcome = await op`
+    """
+
+    def __init__(
+        self,
+        name: str = "default",
+        *,
+        namespace: str = "default",
+        timeout: float = 5.0,
+        queue_limit: int = QUEUE_LIMIT,
+    ) -> None:
+        super().__init__(name, namespace=namespace, timeout=timeout, queue_limit=queue_limit)
+        self._book = Book(self._schedule)
+        self._core.session.on_outcomes = self._book.take
+        self._core.session.on_lost = self._book.lost
+        self._beat: asyncio.TimerHandle | None = None
+
+    async def connect(self) -> Self:
+        """Opens the session. Raises DaemonUnreachable."""
+        await super().connect()
+        self._keep_alive()
+        return self
+
+    # ---- watching --------------------------------------------------------------------------
+
+    async def watch(
+        self, key: Key, condition: AnyCondition, timeout: float | timedelta, *,
+        payload: bytes = b"", topic: str | None = None,
+        callback: Callable[[AsyncOperation], object] | None = None,
+    ) -> AsyncOperation:  # fmt: skip
+        """Arms an operation; arguments and errors are those of Purgatory.watch."""
+        armed = await self._pack_watch(Watch(key, condition, timeout, payload, topic))
+        await self._await(armed.pending, None)
+        armed.pending.outcome()
+        operation = self._operation(armed)
+        if callback is not None:
+            operation.add_done_callback(callback)
+        return operation
+
+    async def watch_many(self, rows: Iterable[Watch | tuple[Any, ...]]) -> list[AsyncOperation]:
+        """Arms many, as Purgatory.watch_many does."""
+        armed = [await self._pack_watch(Watch(*row)) for row in rows]
+        for one in armed:
+            await self._await(one.pending, None)
+        return [self._operation(one) for one in armed]
+
+    async def _pack_watch(self, row: Watch) -> Armed:
+        return await self._pack(lambda: pack_watch(self._core, self._book, row))
+
+    async def _pack(self, pack: Callable[[], T]) -> T:
+        self._core.check()
+        await self._admit(None)
+        packed = pack()
+        self._schedule()
+        return packed
+
+    def _operation(self, armed: Armed) -> AsyncOperation:
+        assert self._loop is not None
+        return AsyncOperation(armed.operation, self._loop)
+
+    # ---- triggers --------------------------------------------------------------------------
+
+    async def advance(self, key: Key, level: int) -> int:
+        """Raises the key's level, as Purgatory.advance does."""
+        return await self._trigger(Op.ADVANCE_KEY, key, check_level(level))
+
+    async def advance_many(
+        self, levels: Mapping[Key, int] | Iterable[tuple[Key, int]]
+    ) -> list[int]:
+        """Advances many keys, as Purgatory.advance_many does."""
+        pairs = levels.items() if isinstance(levels, Mapping) else levels
+        pending = [await self._send(Op.ADVANCE_KEY, key, check_level(n)) for key, n in pairs]
+        for one in pending:
+            await self._await(one, None)
+        return [one.outcome() for one in pending]
+
+    async def bump(self, key: Key, n: int = 1) -> int:
+        """Adds to the key's level, as Purgatory.bump does."""
+        return await self._trigger(Op.BUMP, key, check_level(n))
+
+    async def fail(self, key: Key, code: int) -> int:
+        """Fails the key's operations, as Purgatory.fail does."""
+        return await self._trigger(Op.FAIL, key, check_error(code))
+
+    async def clear(self, key: Key) -> bool:
+        """Ends the key's failure, as Purgatory.clear does."""
+        return (await self._call(Op.CLEAR, key)).status == Status.DONE
+
+    async def forget(self, key: Key) -> bool:
+        """Forgets the key's level, as Purgatory.forget does."""
+        return (await self._call(Op.FORGET, key)).status == Status.DONE
+
+    async def cancel_for_key(self, key: Key) -> list[Key]:
+        """Ends all operations that watch `key`, as Purgatory.cancel_for_key does."""
+        ended: list[Key] = []
+        while True:
+            pending = await self._call(Op.CANCEL_FOR_KEY, key)
+            ended += pending.ended
+            if pending.status != Status.MORE:
+                return ended
+
+    async def _trigger(self, op: Op, key: Key, value: int) -> int:
+        return (await self._call(op, key, value)).outcome()
+
+    async def _call(self, op: Op, key: Key, value: int = 0) -> PendingTrigger:
+        pending = await self._send(op, key, value)
+        await self._await(pending, None)
+        pending.outcome()
+        return pending
+
+    async def _send(self, op: Op, key: Key, value: int) -> PendingTrigger:
+        return await self._pack(lambda: pack_trigger(self._core, op, key, value))
+
+    @property
+    def operations(self) -> int:
+        """Operations of this owner that have not ended."""
+        return self._book.open
+
+    # ---- the exchange ------------------------------------------------------------------------
+
+    def _exchange(self) -> None:
+        if not self._core.closed:
+            self._book.work()
+            settle_book(self._core, self._book)
+        super()._exchange()
+
+    def _keep_alive(self) -> None:
+        assert self._loop is not None
+        self._beat = self._loop.call_later(KEEP_ALIVE_S, self._keep_alive)
+        if self._book.open:
+            self._core.session.call()
+            self._schedule()
+
+    def _drop(self) -> None:
+        if self._beat is not None:
+            self._beat.cancel()
+        super()._drop()
+        self._book.lost(Closed("purgatory"))
+        self._book.work()
+
+
+__all__ = ["AsyncOperation", "AsyncPurgatory"]

@@ -1,0 +1,1 @@
+/work/main/tests/core_driver.py

@@ -1,0 +1,709 @@
+"""Delayed operations inside one process: the reference's semantics, one by one, and races."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from real_daemon import PATIENCE_S
+
+from purgatoryd.clients import DelayedOperation, DelayedOperationPurgatory
+from purgatoryd.shm_layout.errors import Closed, InvalidArgument
+
+SECOND_NS = 10**9
+
+
+def nothing(*_: object) -> None:
+    pass
+
+
+class Op(DelayedOperation):
+    """Completes when `ready` says so; notes what was called, in order."""
+
+    def __init__(
+        self, ready: Callable[[], object] = lambda: False, timeout: float | timedelta = 1.0,
+        on_complete: Callable[[Op], object] = nothing,
+        on_expiration: Callable[[Op], object] = nothing,
+    ) -> None:  # fmt: skip
+        super().__init__(timeout)
+        self.ready = ready
+        self.calls: list[str] = []
+        self.then = {"complete": on_complete, "expire": on_expiration}
+
+    def try_complete(self) -> bool:
+        self.calls.append("try")
+        return bool(self.ready()) and self.force_complete()
+
+    def on_complete(self) -> None:
+        self.calls.append("complete")
+        self.then["complete"](self)
+
+    def on_expiration(self) -> None:
+        self.calls.append("expire")
+        self.then["expire"](self)
+
+    @property
+    def ends(self) -> list[str]:
+        return [call for call in self.calls if call != "try"]
+
+
+class Flag:
+    """A condition that somebody makes true."""
+
+    def __init__(self) -> None:
+        self.up = False
+
+    def __call__(self) -> bool:
+        return self.up
+
+
+class Time:
+    """A clock that stands still until it is set."""
+
+    def __init__(self) -> None:
+        self.ns = 5 * SECOND_NS
+
+    def __call__(self) -> int:
+        return self.ns
+
+    def add(self, seconds: float) -> None:
+        self.ns += round(seconds * SECOND_NS)
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def errors() -> list[tuple[DelayedOperation, Exception]]:
+    return []
+
+
+@pytest.fixture
+def purgatory(
+    time: Time, errors: list[tuple[DelayedOperation, Exception]]
+) -> Iterator[DelayedOperationPurgatory]:
+    p = DelayedOperationPurgatory(
+        "test", clock_ns=time, reaper=False, on_error=lambda *what: errors.append(what)
+    )
+    yield p
+    p._wheel.check()
+    p.shutdown()
+    assert (p.watched, p.num_delayed) == (0, 0)
+
+
+# ---- the reference's semantics ---------------------------------------------------------------
+
+
+def test_one_that_is_true_already_is_never_watched(purgatory: DelayedOperationPurgatory) -> None:
+    op = Op(lambda: True)
+    assert purgatory.try_complete_else_watch(op, ["k"])
+    assert op.calls == ["try", "complete"]
+    assert (purgatory.watched, purgatory.num_delayed) == (0, 0)
+    assert purgatory.check_and_complete("k") == 0
+
+
+def test_it_is_tried_twice_whatever_the_number_of_keys(
+    purgatory: DelayedOperationPurgatory,
+) -> None:
+    op = Op()
+    assert not purgatory.try_complete_else_watch(op, list(range(100)))
+    assert op.calls == ["try", "try"]
+    assert (purgatory.watched, purgatory.num_delayed) == (100, 1)
+
+
+def test_an_event_between_the_first_try_and_the_list_is_not_lost(
+    purgatory: DelayedOperationPurgatory,
+) -> None:
+    """It turns true after the first try, and nobody checks: it was on no list yet."""
+    answers = iter([False, True])
+    op = Op(lambda: next(answers))
+    assert purgatory.try_complete_else_watch(op, ["a", "b"])
+    assert op.calls == ["try", "try", "complete"]
+    assert (purgatory.watched, purgatory.num_delayed) == (0, 0)
+
+
+def test_an_event_during_a_try_is_not_lost(purgatory: DelayedOperationPurgatory) -> None:
+    """The check finds the operation at work, and leaves word: it is tried again."""
+    flag, checked = Flag(), []
+
+    def ready() -> bool:
+        if len(op.calls) == 3:
+            found, flag.up = flag.up, True
+            checked.append(purgatory.check_and_complete("k"))
+            return found
+        return flag.up
+
+    op = Op(ready)
+    purgatory.try_complete_else_watch(op, ["k"])
+    assert purgatory.check_and_complete("k") == 1
+    assert checked == [0], "completed by the one that was at work"
+    assert op.calls == ["try", "try", "try", "try", "complete"]
+
+
+def test_check_returns_how_many_it_completed(purgatory: DelayedOperationPurgatory) -> None:
+    flag = Flag()
+    for n in range(3):
+        purgatory.try_complete_else_watch(Op(flag), ["k", n])
+    purgatory.try_complete_else_watch(Op(), ["k"])
+    assert purgatory.check_and_complete("k") == 0
+    flag.up = True
+    assert purgatory.check_and_complete("unknown") == 0
+    assert purgatory.check_and_complete(1) == 1
+    assert purgatory.check_and_complete("k") == 2
+    assert purgatory.check_and_complete("k") == 0
+
+
+def test_completing_leaves_all_lists_and_the_wheel_at_once(
+    purgatory: DelayedOperationPurgatory,
+) -> None:
+    ops = [Op() for _ in range(5000)]
+    for n, op in enumerate(ops):
+        purgatory.try_complete_else_watch(op, ["shared", ("own", n)])
+    assert (purgatory.watched, purgatory.num_delayed) == (10_000, 5000)
+    for left, op in enumerate(reversed(ops)):
+        assert op.force_complete()
+        assert (purgatory.watched, purgatory.num_delayed) == (9998 - 2 * left, 4999 - left)
+    assert not purgatory._watchers, "empty lists go away"
+
+
+def test_it_completes_once_whoever_does_it(
+    purgatory: DelayedOperationPurgatory, time: Time
+) -> None:
+    flag = Flag()
+    op = Op(flag)
+    purgatory.try_complete_else_watch(op, ["k"])
+    assert not op.completed
+    assert op.force_complete()
+    assert op.completed
+    flag.up = True
+    assert not op.force_complete()
+    assert purgatory.check_and_complete("k") == 0
+    time.add(2)
+    assert purgatory.advance() == 0
+    assert op.ends == ["complete"]
+
+
+def test_one_that_was_over_before_is_not_watched(purgatory: DelayedOperationPurgatory) -> None:
+    op = Op()
+    op.force_complete()
+    assert purgatory.try_complete_else_watch(op, ["k"])
+    assert op.calls == ["complete"]
+    assert purgatory.watched == 0
+
+
+def test_expiry_completes_first_and_then_expires(
+    purgatory: DelayedOperationPurgatory, time: Time
+) -> None:
+    op, later = Op(timeout=timedelta(milliseconds=200)), Op(timeout=0.3)
+    purgatory.try_complete_else_watch(op, ["a", "b"])
+    purgatory.try_complete_else_watch(later, ["a"])
+    time.add(0.1999)
+    assert purgatory.advance() == 0
+    assert op.ends == [], "never early"
+    time.add(0.0021)
+    assert purgatory.advance() == 1
+    assert op.ends == ["complete", "expire"]
+    assert (purgatory.watched, purgatory.num_delayed) == (1, 1)
+
+
+def test_expiry_looks_once_more(purgatory: DelayedOperationPurgatory, time: Time) -> None:
+    """A change of state that told nobody: completed late, but not as timed out."""
+    flag = Flag()
+    op = Op(flag)
+    purgatory.try_complete_else_watch(op, ["k"])
+    flag.up = True
+    time.add(2)
+    assert purgatory.advance() == 1
+    assert op.ends == ["complete"]
+    assert purgatory.already_true == 1
+
+
+@pytest.mark.parametrize("timeout", [0, -5, -(2**62)])
+def test_a_timeout_of_nothing_is_due_at_once(
+    purgatory: DelayedOperationPurgatory, timeout: float
+) -> None:
+    op = Op(timeout=max(timeout, -9e9))
+    assert not purgatory.try_complete_else_watch(op, ["k"])
+    assert purgatory.advance() == 1
+    assert op.ends == ["complete", "expire"]
+
+
+def test_huge_timeouts_wait_and_impossible_ones_are_refused(
+    purgatory: DelayedOperationPurgatory, time: Time
+) -> None:
+    op = Op(timeout=9e9)
+    purgatory.try_complete_else_watch(op, ["k"])
+    time.add(8e9)
+    assert purgatory.advance() == 0
+    for bad in (float("nan"), float("inf"), 1e10, 2**63):
+        with pytest.raises(InvalidArgument, match="timeout"):
+            Op(timeout=bad)
+
+
+def test_cancel_for_key_hands_back_what_is_not_completed(
+    purgatory: DelayedOperationPurgatory, time: Time
+) -> None:
+    ops = [Op() for _ in range(3)]
+    for op, keys in zip(ops, (["k", "a"], ["k"], ["a"]), strict=True):
+        purgatory.try_complete_else_watch(op, keys)
+    assert purgatory.cancel_for_key("k") == ops[:2]
+    assert purgatory.cancel_for_key("k") == []
+    assert not any(op.completed for op in ops)
+    assert (purgatory.watched, purgatory.num_delayed) == (1, 1)
+    time.add(2)
+    assert purgatory.advance() == 1, "their timers are disarmed"
+    assert [op.ends for op in ops] == [[], [], ["complete", "expire"]]
+
+
+def test_what_was_cancelled_may_be_watched_again(
+    purgatory: DelayedOperationPurgatory, time: Time
+) -> None:
+    op = Op()
+    purgatory.try_complete_else_watch(op, ["k"])
+    (same,) = purgatory.cancel_for_key("k")
+    time.add(5)
+    purgatory.try_complete_else_watch(same, ["other"])
+    assert purgatory.advance() == 0, "the timeout counts from the new watch"
+    time.add(2)
+    assert purgatory.advance() == 1
+
+
+def test_what_is_watched_already_is_refused(purgatory: DelayedOperationPurgatory) -> None:
+    op = Op()
+    purgatory.try_complete_else_watch(op, ["k"])
+    with pytest.raises(InvalidArgument, match="watched already"):
+        purgatory.try_complete_else_watch(op, ["k"])
+    assert (purgatory.watched, purgatory.num_delayed) == (1, 1)
+
+
+def test_keys_are_looked_at_before_anything_happens(
+    purgatory: DelayedOperationPurgatory,
+) -> None:
+    op = Op()
+    with pytest.raises(InvalidArgument, match="at least one key"):
+        purgatory.try_complete_else_watch(op, [])
+    unhashable: Any = [["k"]]
+    with pytest.raises(TypeError):
+        purgatory.try_complete_else_watch(op, unhashable)
+    assert op.calls == []
+    purgatory.try_complete_else_watch(op, ["k", "k"])
+    assert purgatory.watched == 1, "a key that was given twice is one key"
+
+
+@dataclass
+class Produce(DelayedOperation):
+    """Compares by value and has no hash, as dataclasses do."""
+
+    partition: int
+
+    def __post_init__(self) -> None:
+        super().__init__(timeout=1)
+        self.over = 0
+
+    def try_complete(self) -> bool:
+        return False
+
+    def on_complete(self) -> None:
+        self.over += 1
+
+
+def test_operations_that_are_equal_are_still_two(purgatory: DelayedOperationPurgatory) -> None:
+    ops = [Produce(7), Produce(7)]
+    for op in ops:
+        purgatory.try_complete_else_watch(op, ["k"])
+    assert purgatory.watched == 2
+    ops[0].force_complete()
+    assert [op.over for op in ops] == [1, 0]
+    assert [op is ops[1] for op in purgatory.cancel_for_key("k")] == [True]
+
+
+# ---- callbacks that throw ----------------------------------------------------------------------
+
+
+def fails(_: object = None) -> bool:
+    raise RuntimeError("on purpose")
+
+
+def test_a_condition_that_throws_stops_nobody(
+    purgatory: DelayedOperationPurgatory, errors: list[tuple[DelayedOperation, Exception]],
+    time: Time,
+) -> None:  # fmt: skip
+    flag = Flag()
+    ops = [Op(flag), Op(fails), Op(flag)]
+    for op in ops:
+        assert not purgatory.try_complete_else_watch(op, ["k"])
+    flag.up = True
+    assert purgatory.check_and_complete("k") == 2
+    assert {id(op) for op, _ in errors} == {id(ops[1])}
+    assert len(errors) == purgatory.errors == 3
+    time.add(2)
+    assert purgatory.advance() == 1, "it still times out"
+    assert ops[1].ends == ["complete", "expire"]
+
+
+def test_completion_that_throws_is_reported_and_not_repeated(
+    purgatory: DelayedOperationPurgatory, errors: list[tuple[DelayedOperation, Exception]],
+    time: Time,
+) -> None:  # fmt: skip
+    ops = [Op(on_complete=fails, on_expiration=fails), Op()]
+    for op in ops:
+        purgatory.try_complete_else_watch(op, ["k"])
+    time.add(2)
+    assert purgatory.advance() == 2
+    assert [op.ends for op in ops] == [["complete", "expire"]] * 2
+    assert [str(error) for _, error in errors] == ["on purpose"] * 2
+    assert not ops[0].force_complete()
+
+
+def test_an_error_handler_that_throws_is_logged(
+    time: Time, caplog: pytest.LogCaptureFixture
+) -> None:
+    p = DelayedOperationPurgatory(
+        "bad", clock_ns=time, reaper=False, on_error=lambda op, error: fails()
+    )
+    op = Op(on_complete=fails)
+    p.try_complete_else_watch(op, ["k"])
+    with caplog.at_level(logging.ERROR, "purgatoryd"):
+        assert op.force_complete()
+    assert "error handler of purgatory 'bad'" in caplog.text
+    p.shutdown()
+
+
+def test_errors_are_logged_when_nobody_takes_them(
+    time: Time, caplog: pytest.LogCaptureFixture
+) -> None:
+    p = DelayedOperationPurgatory("plain", clock_ns=time, reaper=False)
+    with caplog.at_level(logging.ERROR, "purgatoryd"):
+        p.try_complete_else_watch(Op(fails), ["k"])
+    assert "on purpose" in caplog.text
+    p.shutdown()
+
+
+# ---- callbacks that use the purgatory ------------------------------------------------------------
+
+
+def test_operations_complete_one_another(purgatory: DelayedOperationPurgatory) -> None:
+    """A chain and a ring: each, on completion, completes the next."""
+    ops: list[Op] = []
+    for n in range(300):
+        ops.append(Op(on_complete=lambda _, n=n: ops[(n + 1) % 300].force_complete()))
+        purgatory.try_complete_else_watch(ops[-1], ["k"])
+    assert ops[0].force_complete()
+    assert all(op.ends == ["complete"] for op in ops)
+
+
+def test_a_callback_checks_the_key_that_completed_it(
+    purgatory: DelayedOperationPurgatory,
+) -> None:
+    flag = Flag()
+    ops = [Op(flag, on_complete=lambda _: purgatory.check_and_complete("k")) for _ in range(50)]
+    for op in ops:
+        purgatory.try_complete_else_watch(op, ["k"])
+    flag.up = True
+    purgatory.check_and_complete("k")
+    assert all(op.ends == ["complete"] for op in ops)
+
+
+def test_a_callback_watches_anew(purgatory: DelayedOperationPurgatory, time: Time) -> None:
+    """Each that expires arms its successor on the same key."""
+    ops: list[Op] = []
+
+    def again(_: object) -> None:
+        ops.append(Op(on_expiration=again))
+        purgatory.try_complete_else_watch(ops[-1], ["k"])
+
+    again(None)
+    for _ in range(5):
+        time.add(1.5)
+        assert purgatory.advance() == 1
+    assert [op.ends for op in ops] == [["complete", "expire"]] * 5 + [[]]
+    assert purgatory.watched == 1
+
+
+def test_a_condition_may_take_others_out(purgatory: DelayedOperationPurgatory) -> None:
+    victim = Op()
+    purgatory.try_complete_else_watch(victim, ["v"])
+    op = Op(lambda: purgatory.cancel_for_key("v"))
+    assert purgatory.try_complete_else_watch(op, ["k"])
+    assert victim.ends == []
+
+
+def test_a_condition_may_cancel_its_own_key(
+    purgatory: DelayedOperationPurgatory, time: Time
+) -> None:
+    taken: list[DelayedOperation] = []
+    op = Op(lambda: taken.extend(purgatory.cancel_for_key("k")))
+    assert not purgatory.try_complete_else_watch(op, ["k"])
+    assert taken == [op]
+    assert (purgatory.watched, purgatory.num_delayed) == (0, 0), "no timer for what is out"
+
+
+# ---- the end ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ending", "ends"),
+    [("complete", ["complete"]), ("expire", ["complete", "expire"]), ("return", [])],
+)
+def test_shutdown_ends_what_is_left(time: Time, ending: Any, ends: list[str]) -> None:
+    p = DelayedOperationPurgatory("end", clock_ns=time, reaper=False)
+    ops = [Op() for _ in range(3)]
+    for n, op in enumerate(ops):
+        p.try_complete_else_watch(op, ["k", n])
+    assert p.shutdown(ending) == ops
+    assert [op.ends for op in ops] == [ends] * 3
+    assert (p.watched, p.num_delayed) == (0, 0)
+    assert p.shutdown(ending) == []
+    with pytest.raises(Closed, match="end"):
+        p.try_complete_else_watch(Op(), ["k"])
+    time.add(5)
+    assert p.advance() == 0
+
+
+def test_what_a_shutdown_returned_may_be_watched_elsewhere(
+    purgatory: DelayedOperationPurgatory, time: Time
+) -> None:
+    old = DelayedOperationPurgatory("old", clock_ns=time, reaper=False)
+    op = Op()
+    old.try_complete_else_watch(op, ["k"])
+    for left in old.shutdown():
+        purgatory.try_complete_else_watch(left, ["k"])
+    time.add(2)
+    assert purgatory.advance() == 1
+
+
+def test_errors_at_shutdown_are_reported(
+    time: Time, errors: list[tuple[DelayedOperation, Exception]]
+) -> None:
+    p = DelayedOperationPurgatory(
+        "end", clock_ns=time, reaper=False, on_error=lambda *what: errors.append(what)
+    )
+    for _ in range(2):
+        p.try_complete_else_watch(Op(on_complete=fails), ["k"])
+    assert len(p.shutdown("complete")) == len(errors) == p.errors == 2
+
+
+def test_a_wrong_ending_changes_nothing(purgatory: DelayedOperationPurgatory) -> None:
+    wrong: Any = "explode"
+    with pytest.raises(InvalidArgument, match="explode"):
+        purgatory.shutdown(wrong)
+    purgatory.try_complete_else_watch(Op(), ["k"])
+
+
+def test_a_shutdown_while_it_is_being_watched_loses_nothing(time: Time) -> None:
+    """Between the first try and the lists: it is refused, not left without anybody."""
+    p = DelayedOperationPurgatory("end", clock_ns=time, reaper=False)
+    op = Op(lambda: p.shutdown("expire"))
+    with pytest.raises(Closed):
+        p.try_complete_else_watch(op, ["k"])
+    assert op.ends == []
+    assert (p.watched, p.num_delayed) == (0, 0)
+
+
+def test_shutdown_from_a_callback(time: Time) -> None:
+    p = DelayedOperationPurgatory("end", clock_ns=time, reaper=False)
+    others = [Op(timeout=9) for _ in range(3)]
+    first = Op(timeout=1, on_expiration=lambda _: p.shutdown("complete"))
+    for op in (first, *others):
+        p.try_complete_else_watch(op, ["k"])
+    time.add(1.5)
+    assert p.advance() == 1
+    assert [op.ends for op in (first, *others)] == [["complete", "expire"], *[["complete"]] * 3]
+
+
+# ---- threads ------------------------------------------------------------------------------------
+
+
+def test_the_reaper_expires_by_itself_and_may_be_shut_down_from_its_own_callback() -> None:
+    over = threading.Event()
+    p = DelayedOperationPurgatory("real")
+
+    def end(_: object) -> None:
+        p.shutdown("expire")
+        over.set()
+
+    late = Op(timeout=3600)
+    p.try_complete_else_watch(late, ["k"])
+    p.try_complete_else_watch(Op(timeout=0.01, on_expiration=end), ["k"])
+    assert over.wait(PATIENCE_S)
+    assert late.ends == ["complete", "expire"]
+    assert p._thread is not None
+    p._thread.join(PATIENCE_S)
+    assert not p._thread.is_alive()
+
+
+def run_all(work: Callable[[int], object], threads: int = 8) -> None:
+    """Runs `work(n)` in threads that start together; their failures are ours."""
+    failures: list[BaseException] = []
+    start = threading.Barrier(threads)
+
+    def run(n: int) -> None:
+        start.wait(PATIENCE_S)
+        try:
+            work(n)
+        except BaseException as error:
+            failures.append(error)
+
+    running = [threading.Thread(target=run, args=(n,)) for n in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+    assert not failures, failures
+
+
+class Countdown(DelayedOperation):
+    """Completes at the last of `left` arrivals. Notes callbacks that overlap."""
+
+    def __init__(self, left: int, timeout: float = 3600) -> None:
+        super().__init__(timeout)
+        self.left = left
+        self.completions = self.expirations = self.overlaps = 0
+        self._count = threading.Lock()
+        self._inside = threading.Lock()
+
+    def arrive(self) -> None:
+        with self._count:
+            self.left -= 1
+
+    def _alone(self) -> bool:
+        if not self._inside.acquire(blocking=False):
+            self.overlaps += 1
+            return False
+        self._inside.release()
+        return True
+
+    def try_complete(self) -> bool:
+        if not self._inside.acquire(blocking=False):
+            self.overlaps += 1
+            return False
+        try:
+            for _ in range(20):  # a window in which others come
+                threading.get_ident()
+            return self.left <= 0 and self.force_complete()
+        finally:
+            self._inside.release()
+
+    def on_complete(self) -> None:
+        self._alone()
+        self.completions += 1
+
+    def on_expiration(self) -> None:
+        self._alone()
+        self.expirations += 1
+
+
+def test_all_complete_at_the_last_of_many_random_attempts() -> None:
+    """A trigger that is lost in a race would leave an operation there for ever: nobody tries
+    again after the last arrival."""
+    threads, per_thread = 8, 40
+    p = DelayedOperationPurgatory("races")
+    ops = [Countdown(threads * per_thread) for _ in range(25)]
+    keys = [[("own", n), ("half", n % 5), "all"][: 1 + n % 3] for n in range(len(ops))]
+    completed = [0] * threads
+
+    def attempt(thread: int) -> None:
+        rng = random.Random(thread)
+        for step in range(per_thread):
+            order = list(range(len(ops)))
+            rng.shuffle(order)
+            for n in order:
+                if step == 0 and n % threads == thread:
+                    p.try_complete_else_watch(ops[n], keys[n])
+                ops[n].arrive()
+                completed[thread] += p.check_and_complete(rng.choice(keys[n]))
+
+    run_all(attempt, threads)
+    assert [op.completions for op in ops] == [1] * len(ops)
+    assert [op.expirations for op in ops] == [0] * len(ops)
+    assert [op.overlaps for op in ops] == [0] * len(ops)
+    assert sum(completed) <= len(ops)
+    assert (p.watched, p.num_delayed) == (0, 0)
+    p._wheel.check()
+    p.shutdown()
+
+
+def test_expiry_and_completion_race_and_one_of_them_wins() -> None:
+    p = DelayedOperationPurgatory("races")
+    rng = random.Random(1)
+    ops = [Countdown(1, rng.uniform(0, 0.05)) for _ in range(2000)]
+    won = [0] * 4
+
+    def race(thread: int) -> None:
+        mine = range(thread, len(ops), 4)
+        for n in mine:
+            p.try_complete_else_watch(ops[n], [n, "all"])
+        for n in mine:
+            won[thread] += ops[n].force_complete()
+
+    run_all(race, 4)
+    left = p.shutdown("expire")
+    assert all(op.completed for op in ops)
+    assert [op.completions for op in ops] == [1] * len(ops)
+    expired = sum(op.expirations for op in ops)
+    assert sum(won) + expired == len(ops)
+    assert not any(op.overlaps for op in ops)
+    assert not left, "all were completed or had expired"
+
+
+def test_cancel_for_key_and_completion_race() -> None:
+    """What is handed back is watched again elsewhere by the thread that got it."""
+    p = DelayedOperationPurgatory("races")
+    ops = [Countdown(1) for _ in range(400)]
+
+    def fight(thread: int) -> None:
+        rng = random.Random(thread)
+        for n in range(thread, len(ops), 4):
+            p.try_complete_else_watch(ops[n], [n % 10])
+        for _ in range(60):
+            for op in p.cancel_for_key(rng.randrange(10)):
+                p.try_complete_else_watch(op, [rng.randrange(10)])
+        for n in range(thread, len(ops), 4):
+            ops[n].arrive()
+        for key in range(10):
+            p.check_and_complete(key)
+
+    run_all(fight, 4)
+    for key in range(10):
+        p.check_and_complete(key)
+    assert [op.completions for op in ops] == [1] * len(ops)
+    assert (p.watched, p.num_delayed) == (0, 0)
+    p.shutdown()
+
+
+def test_shutdown_and_watch_race() -> None:
+    """Each operation was refused, or it ended: none is forgotten."""
+    p = DelayedOperationPurgatory("races")
+    ops = [[Countdown(1) for _ in range(300)] for _ in range(4)]
+    refused = [0] * 4
+    half = threading.Event()
+
+    def watch(thread: int) -> None:
+        for n, op in enumerate(ops[thread]):
+            if thread == 0 and n == 150:
+                half.set()
+            try:
+                p.try_complete_else_watch(op, ["k", n])
+            except Closed:
+                refused[thread] += 1
+
+    def work(thread: int) -> None:
+        if thread < 4:
+            watch(thread)
+        else:
+            assert half.wait(PATIENCE_S)
+            p.shutdown("complete")
+
+    run_all(work, 5)
+    ended = sum(op.completions for some in ops for op in some)
+    assert ended + sum(refused) == 1200
+    assert (p.watched, p.num_delayed) == (0, 0)
