@@ -12,7 +12,7 @@ from collections import deque
 from purgatoryd.daemon import admin, lanes
 from purgatoryd.daemon.clock import Clock, VirtualClock, boot_ns
 from purgatoryd.daemon.lanes import Lanes, Message
-from purgatoryd.shm_layout.arena import Arena
+from purgatoryd.shm_layout.arena import NONE_NS, Arena
 
 BEAT_NS = 1_000_000_000
 TAILS_FOR_NS = 30 * BEAT_NS
@@ -40,7 +40,7 @@ class Reaper:
         self._turns = self._wakeups = self._sent = 0
         self._target_ns: int | None = None
         self._held: deque[Message] = deque()
-        self._advancing: deque[tuple[int, Message]] = deque()
+        self._advancing: deque[Message] = deque()
 
     def run(self) -> None:
         """Turns until stopped; then sends what has fired and returns."""
@@ -63,7 +63,7 @@ class Reaper:
         unsent = self._publish()
         if not due and not unsent:
             self._arrived()
-        busy = self._serve_admin() | self._serve_commands(real_ns)
+        busy = self._serve_admin() | self._serve_commands()
         self._lanes.forget_subscriptions()
         if real_ns >= self._next_beat_ns:
             self._beat(real_ns)
@@ -85,9 +85,12 @@ class Reaper:
             clock.at_ns = max(clock.at_ns, min(self.arena.next_ns, target_ns))
             if self._advance_to(clock.at_ns, real_ns):
                 return True
-            if clock.at_ns == target_ns and self.arena.next_ns > target_ns:
+            if clock.at_ns == target_ns and not self._due_by(target_ns):
                 return False
         return True
+
+    def _due_by(self, time_ns: int) -> bool:
+        return self.arena.next_ns <= time_ns and self.arena.next_ns != NONE_NS
 
     def _publish(self) -> bool:
         for _ in range(WINDOWS_PER_TURN):
@@ -105,18 +108,18 @@ class Reaper:
 
     # ---- the lanes ----
 
-    def _serve_commands(self, real_ns: int) -> bool:
+    def _serve_commands(self) -> bool:
         for _ in range(COMMANDS_PER_TURN):
             if self._target_ns is not None:
                 return True
             message = self._held.popleft() if self._held else lanes.receive(self._lanes.commands)
             if message is None:
                 return False
-            self._command(message, real_ns)
+            self._command(message)
         return True
 
-    def _command(self, message: Message, real_ns: int) -> None:
-        answer, wait_ns = self.arena.handle(message.body, message.uid, message.pid, real_ns)
+    def _command(self, message: Message) -> None:
+        answer, wait_ns = self.arena.handle(message.body, message.uid, message.pid, boot_ns())
         if answer is not None:
             lanes.reply(self._lanes.commands, message, answer)
             return
@@ -139,7 +142,7 @@ class Reaper:
         """Begins to move a virtual clock; the answer goes out on arrival."""
         if not self._clock.virtual or target_ns < self.arena.header.now_ns:
             return False
-        self._advancing.append((target_ns, message))
+        self._advancing.append(message)
         self._target_ns = max(target_ns, self._target_ns or 0)
         return True
 
@@ -148,11 +151,9 @@ class Reaper:
         if self._target_ns is None:
             return
         self._target_ns = None
-        if self._advancing:
-            body = admin.advanced(self.arena)
-            for _, message in self._advancing:
-                lanes.reply(self._lanes.admin, message, body)
-            self._advancing.clear()
+        for message in self._advancing:
+            lanes.reply(self._lanes.admin, message, admin.advanced(self.arena, message))
+        self._advancing.clear()
 
     # ---- the one place that sleeps ----
 
@@ -162,7 +163,7 @@ class Reaper:
         until_ns = self._next_beat_ns
         if not self._clock.virtual:
             until_ns = min(until_ns, self.arena.next_ns)
-        elif self.arena.next_ns <= self.arena.header.now_ns:
+        elif self._due_by(int(self.arena.header.now_ns)):
             return
         left_ns = until_ns - boot_ns()
         if left_ns <= 0:

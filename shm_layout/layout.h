@@ -476,7 +476,7 @@ enum pg_error {
     PG_ERR_OUT_OF_ORDER = 6,      /* detail: expected, found */
     PG_ERR_STALE = 7,             /* detail: oldest remembered, found */
     PG_ERR_CHANGED = 8,           /* a re-sent batch differs from the first */
-    PG_ERR_SESSIONS_FULL = 9,     /* detail: rows, youngest idle age in ns */
+    PG_ERR_SESSIONS_FULL = 9,     /* detail: rows, longest silence in ns */
     PG_ERR_DENIED = 10,           /* detail: uid */
     PG_ERR_STOPPING = 11,
     PG_ERR_CLOCK = 12,            /* ADVANCE or at_ns without a virtual clock, or backwards */

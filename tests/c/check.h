@@ -1,0 +1,55 @@
+/*
+ * check.h - the whole framework of the C tests: stop at the first broken expectation,
+ * and repeatable random numbers.
+ */
+#ifndef PURGATORYD_CHECK_H
+#define PURGATORYD_CHECK_H
+
+#include <inttypes.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define CHECK(condition)                                                                   \
+    do {                                                                                   \
+        if (!(condition)) {                                                                \
+            fprintf(stderr, "%s:%d: %s: CHECK(%s) failed\n", __FILE__, __LINE__, __func__, \
+                    #condition);                                                           \
+            exit(1);                                                                       \
+        }                                                                                  \
+    } while (0)
+
+/* For integers: prints both values in decimal. */
+#define CHECK_EQUAL(found, expected)                                                       \
+    do {                                                                                   \
+        int64_t found_ = (int64_t)(found), expected_ = (int64_t)(expected);                \
+        if (found_ != expected_) {                                                         \
+            fprintf(stderr, "%s:%d: %s: %s = %" PRId64 ", expected %" PRId64 "\n",         \
+                    __FILE__, __LINE__, __func__, #found, found_, expected_);              \
+            exit(1);                                                                       \
+        }                                                                                  \
+    } while (0)
+
+#define RUN(test)                                                                          \
+    do {                                                                                   \
+        test();                                                                            \
+        printf("%s ok\n", #test);                                                          \
+    } while (0)
+
+/* xorshift64* (Vigna 2016). The state must not be 0. */
+struct rng {
+    uint64_t state;
+};
+
+static inline uint64_t rng_next(struct rng *r)
+{
+    r->state ^= r->state >> 12;
+    r->state ^= r->state << 25;
+    r->state ^= r->state >> 27;
+    return r->state * 0x2545f4914f6cdd1du;
+}
+
+/* Uniform enough for tests: 0 .. bound - 1; bound > 0. */
+static inline uint64_t rng_below(struct rng *r, uint64_t bound) { return rng_next(r) % bound; }
+
+#endif
