@@ -1,7 +1,8 @@
 """Clients of the daemon: add, cancel and get timers; receive notices."""
 
+from typing import TYPE_CHECKING, Any
+
 from purgatoryd.clients.admin import Admin
-from purgatoryd.clients.aio import AsyncClient, AsyncHandle, AsyncSubscriber
 from purgatoryd.clients.bulk import BulkResult
 from purgatoryd.clients.client import Client, Handle
 from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
@@ -36,6 +37,9 @@ from purgatoryd.shm_layout.errors import (
     WrongShard,
 )
 from purgatoryd.shm_layout.layout import Cause, Status
+
+if TYPE_CHECKING:
+    from purgatoryd.clients.aio import AsyncClient, AsyncHandle, AsyncSubscriber
 
 __all__ = [
     "Admin",
@@ -79,3 +83,12 @@ __all__ = [
     "TooFar",
     "WrongShard",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports asyncio, a third of all import time, only for those who use it."""
+    if name not in ("AsyncClient", "AsyncHandle", "AsyncSubscriber"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from purgatoryd.clients import aio
+
+    return getattr(aio, name)

@@ -452,6 +452,8 @@ int pg_rebuild(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
 {
     memset(why, 0, sizeof *why);
     STORE_RELEASE(&a->header->state, PG_REBUILDING);
+    a->started_ns = now_ns;
+    a->first_ticket = a->header->next_ticket;
     a->now_ns = a->header->now_ns = now_ns;
     counters_reset(a);
     if (!names_sound(a, why))

@@ -27,6 +27,8 @@ struct pg_arena {
     struct pg_entry *outbox;
     int64_t now_ns;               /* of the running call, on the arena's clock */
     int64_t real_boot_ns;         /* of the running call */
+    int64_t started_ns;           /* arena clock at the last rebuild, and the first ticket */
+    uint64_t first_ticket;        /* given after it; 0 in a fresh arena */
     int64_t wall_placed_by_ns;    /* the offset that wall timers were last placed by */
     uint32_t wall_cursor;         /* next slot of a wall step under way; PG_NIL = none */
     uint64_t topics_stuck_at;     /* while this sum of ends is unchanged, no topic row is reusable */

@@ -358,6 +358,12 @@ static bool wall_reached(struct pg_arena *a, uint32_t slot)
     return false;
 }
 
+/* Armed before this start of the daemon, and due before it. */
+static unsigned late_flag(const struct pg_arena *a, const struct pg_hot *h)
+{
+    return ctl_ticket(h->ctl) < a->first_ticket && h->deadline_ns < a->started_ns ? PG_E_LATE : 0;
+}
+
 static struct pg_entry entry_of(const struct pg_arena *a, uint32_t slot)
 {
     const struct pg_hot *h = &a->slots.hot[slot];
@@ -370,7 +376,7 @@ static struct pg_entry entry_of(const struct pg_arena *a, uint32_t slot)
                              .hash = h->hash,
                              .topic = (uint16_t)h->topic,
                              .key_len = c->key_len,
-                             .meta = c->key_type};
+                             .meta = (uint8_t)(c->key_type | late_flag(a, h) << 4)};
 }
 
 static void count_late(struct pg_arena *a, int64_t late_ns)
