@@ -315,7 +315,7 @@ enum pg_cause { PG_CAUSE_EXPIRED = 1, PG_CAUSE_SATISFIED, PG_CAUSE_FAILED, PG_CA
 
 enum pg_entry_flag {
     PG_E_SUPERSEDED = 1,          /* its key was armed again: cancel no longer answers FIRED */
-    PG_E_LATE = 2                 /* came due while the daemon was down */
+    PG_E_LATE = 2                 /* was due before the daemon's last start, and armed before it */
 };
 
 /* 64 bytes. Written before the slot is freed; `commit` last (release). To withdraw:
