@@ -18,6 +18,7 @@ from purgatoryd.shm_layout.paths import Paths
 
 SOCKET_MODE = 0o660
 NOTICE_HWM = 1000
+REPORTS_PER_TURN = 64
 LINGER_MS = 1000
 """How long a clean stop waits for peers to take what was sent."""
 
@@ -67,8 +68,10 @@ class Lanes:
         return any(int(s.getsockopt(zmq.EVENTS)) & zmq.POLLIN for s in self._sockets)
 
     def forget_subscriptions(self) -> None:
-        """Takes the subscriptions that XPUB reports off its queue; the socket keeps them."""
-        while int(self.notices.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        """Takes subscriptions that XPUB reports off its queue; the socket keeps them."""
+        for _ in range(REPORTS_PER_TURN):
+            if not int(self.notices.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                return
             self.notices.recv(zmq.NOBLOCK)
 
     def publish(self, messages: Iterable[Outgoing]) -> int:

@@ -74,10 +74,17 @@ static int64_t add_clamped(int64_t a, int64_t b)
     return b > 0 ? INT64_MAX : INT64_MIN;
 }
 
+/* A message may have come after the running turn's advance; its delays must not begin before. */
+static int64_t message_ns(const struct pg_arena *a)
+{
+    const bool later = a->header->clock_kind == PG_CLOCK_BOOT && a->real_boot_ns > a->now_ns;
+    return later ? a->real_boot_ns : a->now_ns;
+}
+
 bool time_resolve(const struct pg_arena *a, const struct put *p, int64_t *deadline_ns)
 {
     int64_t t = p->time_ns;
-    if (p->time_kind == PG_T_DELAY && t > 0 && __builtin_add_overflow(a->now_ns, t, &t))
+    if (p->time_kind == PG_T_DELAY && t > 0 && __builtin_add_overflow(message_ns(a), t, &t))
         return false;
     if (p->time_kind == PG_T_DELAY && p->time_ns <= 0)
         t = a->now_ns;
@@ -269,12 +276,14 @@ static void put_extend(struct pg_arena *a, const struct put *p, int64_t deadline
         answer_slot(a, r, slot, PG_ST_KEPT);
         return;
     }
-    if (h->flags & PG_F_WALL)
+    if (h->flags & PG_F_WALL) {
         __atomic_store_n(&slot_ext(a, slot)->value,
                          p->time_kind == PG_T_WALL
                              ? p->time_ns
                              : add_clamped(deadline_ns, a->header->wall_offset_ns),
                          __ATOMIC_RELEASE);
+        deadline_ns = slot_deadline(a, slot);
+    }
     wheel_remove(&a->wheel, slot);
     STORE_RELEASE(&h->deadline_ns, deadline_ns);
     wheel_place(&a->wheel, slot);
@@ -361,6 +370,12 @@ static bool wall_reached(struct pg_arena *a, uint32_t slot)
     return false;
 }
 
+/* Armed before this start of the daemon, and due before it. */
+static unsigned late_flag(const struct pg_arena *a, const struct pg_hot *h)
+{
+    return ctl_ticket(h->ctl) < a->first_ticket && h->deadline_ns < a->started_ns ? PG_E_LATE : 0;
+}
+
 static struct pg_entry entry_of(const struct pg_arena *a, uint32_t slot)
 {
     const struct pg_hot *h = &a->slots.hot[slot];
@@ -373,7 +388,7 @@ static struct pg_entry entry_of(const struct pg_arena *a, uint32_t slot)
                              .hash = h->hash,
                              .topic = (uint16_t)h->topic,
                              .key_len = c->key_len,
-                             .meta = c->key_type};
+                             .meta = (uint8_t)(c->key_type | late_flag(a, h) << 4)};
 }
 
 static void count_late(struct pg_arena *a, int64_t late_ns)

@@ -15,7 +15,7 @@
 
 enum { CELLS = 16 };                     /* words of a chunk; cell 0 is `previous` */
 enum {
-    DRAIN_EXTRA = 256,                   /* a batch large enough to fetch memory ahead */
+    DRAIN_EXTRA = 512,                   /* a batch large enough to fetch memory ahead */
     DRAIN_SMALL = 1024,                  /* members that may wait for the border */
     DRAIN_PIECE = 16384                  /* members worth a wake-up of their own */
 };
