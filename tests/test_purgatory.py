@@ -686,6 +686,14 @@ def test_mail_comes_in_messages_that_fit() -> None:
     assert [m.key for m in core.mail()[owner.id]] == keys
 
 
+def test_a_check_that_became_an_outcome_leaves_the_others_unsent() -> None:
+    core = Purgatory()
+    owner = Owner(core)
+    owner.send(pd.watch(b"x", CLIENT, [Key(b"a", 0)]))
+    owner.send(*(pd.watch(b"%d" % n, ALL, [Key(b"k", 0)]) for n in range(3)), pd.cancel(b"x"))
+    assert [m.key for m in owner.mail()] == [b"0", b"1", b"2", b"x"]
+
+
 def test_a_ping_needs_no_session() -> None:
     core = Purgatory()
     assert wire.decode_reply(core.send(wire.encode_frame(Message.PING))).error == 0

@@ -1,1 +1,0 @@
-/work/main/tests/core_driver.py
