@@ -6,7 +6,8 @@ under a lock of ours, so operations may complete one another, watch anew, or shu
 within a callback. Instead of a lock, an operation has at most one thread at work on it; a
 second one that wants to try leaves word, and the first tries again before it goes. So no
 trigger is lost, and try_complete, on_complete and on_expiration of one operation never
-overlap.
+overlap. What a callback completes is finished after it, in the same thread: however long a
+chain of operations that complete one another is, they do not stand on one stack.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import abc
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable
 from datetime import timedelta
 from typing import Literal
@@ -29,6 +31,15 @@ Ending = Literal["complete", "expire", "return"]
 
 def _boot_ns() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+class _Finishing(threading.local):
+    """Operations that this thread has to finish; None = it is finishing none."""
+
+    queue: deque[DelayedOperation] | None = None
+
+
+_finishing = _Finishing()
 
 
 class DelayedOperation(abc.ABC):
@@ -74,8 +85,8 @@ class DelayedOperation(abc.ABC):
         return self._completed
 
     def force_complete(self) -> bool:
-        """Ends it now. True for the one call that did; on_complete has run or, if another
-        thread is at work on the operation, will be run by that one."""
+        """Ends it now. True for the one call that did; on_complete has run; or it will,
+        by another thread that is at work on it, or after the callback that makes this call."""
         return self._end(expired=False)
 
     # ---- one thread at a time --------------------------------------------------------------
@@ -116,6 +127,17 @@ class DelayedOperation(abc.ABC):
 
     def _finish(self) -> None:
         """Runs in the one thread that is at work; nobody works on it afterwards."""
+        if _finishing.queue is not None:
+            _finishing.queue.append(self)
+            return
+        _finishing.queue = queue = deque((self,))
+        try:
+            while queue:
+                queue.popleft()._call_back()
+        finally:
+            _finishing.queue = None
+
+    def _call_back(self) -> None:
         self._guarded(self.on_complete)
         if self._expired:
             self._guarded(self.on_expiration)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -77,6 +78,15 @@ class Time:
 
 
 @pytest.fixture
+def many_switches() -> Iterator[None]:
+    """Threads take turns far more often than they would."""
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before_s)
+
+
+@pytest.fixture
 def time() -> Time:
     return Time()
 
@@ -132,7 +142,8 @@ def test_an_event_between_the_first_try_and_the_list_is_not_lost(
 
 def test_an_event_during_a_try_is_not_lost(purgatory: DelayedOperationPurgatory) -> None:
     """The check finds the operation at work, and leaves word: it is tried again."""
-    flag, checked = Flag(), []
+    flag = Flag()
+    checked: list[int] = []
 
     def ready() -> bool:
         if len(op.calls) == 3:
@@ -367,7 +378,7 @@ def test_an_error_handler_that_throws_is_logged(
     time: Time, caplog: pytest.LogCaptureFixture
 ) -> None:
     p = DelayedOperationPurgatory(
-        "bad", clock_ns=time, reaper=False, on_error=lambda op, error: fails()
+        "bad", clock_ns=time, reaper=False, on_error=lambda op, error: print(fails())
     )
     op = Op(on_complete=fails)
     p.try_complete_else_watch(op, ["k"])
@@ -391,10 +402,10 @@ def test_errors_are_logged_when_nobody_takes_them(
 
 
 def test_operations_complete_one_another(purgatory: DelayedOperationPurgatory) -> None:
-    """A chain and a ring: each, on completion, completes the next."""
+    """A ring, longer than a stack is deep: each, on completion, completes the next."""
     ops: list[Op] = []
-    for n in range(300):
-        ops.append(Op(on_complete=lambda _, n=n: ops[(n + 1) % 300].force_complete()))
+    for _ in range(3000):
+        ops.append(Op(on_complete=lambda op: ops[(ops.index(op) + 1) % 3000].force_complete()))
         purgatory.try_complete_else_watch(ops[-1], ["k"])
     assert ops[0].force_complete()
     assert all(op.ends == ["complete"] for op in ops)
@@ -602,6 +613,7 @@ class Countdown(DelayedOperation):
         self.expirations += 1
 
 
+@pytest.mark.usefixtures("many_switches")
 def test_all_complete_at_the_last_of_many_random_attempts() -> None:
     """A trigger that is lost in a race would leave an operation there for ever: nobody tries
     again after the last arrival."""
@@ -632,6 +644,7 @@ def test_all_complete_at_the_last_of_many_random_attempts() -> None:
     p.shutdown()
 
 
+@pytest.mark.usefixtures("many_switches")
 def test_expiry_and_completion_race_and_one_of_them_wins() -> None:
     p = DelayedOperationPurgatory("races")
     rng = random.Random(1)
@@ -655,6 +668,7 @@ def test_expiry_and_completion_race_and_one_of_them_wins() -> None:
     assert not left, "all were completed or had expired"
 
 
+@pytest.mark.usefixtures("many_switches")
 def test_cancel_for_key_and_completion_race() -> None:
     """What is handed back is watched again elsewhere by the thread that got it."""
     p = DelayedOperationPurgatory("races")
@@ -680,6 +694,7 @@ def test_cancel_for_key_and_completion_race() -> None:
     p.shutdown()
 
 
+@pytest.mark.usefixtures("many_switches")
 def test_shutdown_and_watch_race() -> None:
     """Each operation was refused, or it ended: none is forgotten."""
     p = DelayedOperationPurgatory("races")

@@ -264,14 +264,13 @@ def test_a_client_condition_is_asked_again_after_a_rebuild_without_room() -> Non
 
 def test_a_full_outbox_holds_commands_back() -> None:
     core = Purgatory(outbox_capacity=16)
-    owner = Owner(core)
+    owner, other = Owner(core, 1), Owner(core, 2)
     owner.send(*(pd.watch(b"%d" % n, ALL, [Key(b"k", 1)], notice=True) for n in range(20)))
-    owner.send(pd.watch(b"client", CLIENT, [Key(b"c", 0)], notice=True))
+    other.send(pd.watch(b"client", CLIENT, [Key(b"c", 0)], notice=True))
     message = owner.message([pd.advance(b"k", 1)])
     assert step(core, message) is None
     assert step(core, message) is None
     assert core.metrics.satisfied == 16
-    other = Owner(core, 2)
     for held in (
         pd.cancel(b"client"), pd.complete(b"client", 1), pd.fail(b"c", 1),
         pd.watch(b"new", ALL, [Key(b"n", 0)], notice=True),
@@ -586,6 +585,14 @@ def test_a_check_is_repeated_when_a_level_moved() -> None:
     assert causes(owner.mail()) == [Cause.SATISFIED]
 
 
+def test_only_the_owner_completes() -> None:
+    core = Purgatory()
+    owner, other = Owner(core, 1), Owner(core, 2)
+    owner.send(pd.watch(b"x", CLIENT, [Key(b"a", 0)]))
+    assert other.send(pd.complete(b"x", 1))[0].status == Status.UNKNOWN
+    assert owner.send(pd.complete(b"x", 1))[0].ended == 1
+
+
 def test_an_answer_of_no_waits_for_the_next_level() -> None:
     core = Purgatory()
     owner, other = Owner(core, 1), Owner(core, 2)
@@ -677,6 +684,14 @@ def test_mail_comes_in_messages_that_fit() -> None:
     assert core.mail() == {}
     core.mail_again(owner.id)
     assert [m.key for m in core.mail()[owner.id]] == keys
+
+
+def test_a_check_that_became_an_outcome_leaves_the_others_unsent() -> None:
+    core = Purgatory()
+    owner = Owner(core)
+    owner.send(pd.watch(b"x", CLIENT, [Key(b"a", 0)]))
+    owner.send(*(pd.watch(b"%d" % n, ALL, [Key(b"k", 0)]) for n in range(3)), pd.cancel(b"x"))
+    assert [m.key for m in owner.mail()] == [b"0", b"1", b"2", b"x"]
 
 
 def test_a_ping_needs_no_session() -> None:
