@@ -64,6 +64,7 @@ def pack_watch(core: Core, book: Book, row: Watch) -> Armed:
         name, encoded.kind, key_type, key_bytes, kind, time_ns, payload, encoded.threshold,
         encoded.watched, row.topic is not None,
     )  # fmt: skip
+    book.expect()
     return Armed(operation, pending)
 
 

@@ -122,7 +122,6 @@ def test_one_process_arms_and_others_advance(a: Purgatory) -> None:
     assert (outcome.cause, outcome.missing, outcome.error) == ("satisfied", [], 0)
     assert outcome.elapsed_ns > 0
     assert (expired.cause, expired.missing) == ("expired", ["t-9"])
-    assert expired.elapsed_ns >= 200_000_000 - 1_000_000
     assert ended == 1
     assert (first.key, first.payload, first.cause) == ("req:17", b"append", Cause.SATISFIED)
     assert first.ticket == op.ticket
