@@ -56,33 +56,46 @@ static void fetch_operation(const struct pg_arena *a, uint32_t slot)
         fetch(at + line * LINE);
 }
 
-/* The neighbours in the treap, and the row, which may end with this watcher. */
-static void fetch_chain(const struct pg_arena *a, uint32_t slot)
+/* A watcher's neighbours in the treap, and its row, which may end with it. Returns the next
+ * watcher of the operation. */
+static uint32_t fetch_around(const struct pg_arena *a, uint32_t watch)
 {
-    uint32_t x = operation_at(a, slot)->first_watch;
-    for (uint32_t n = 0; x != PG_NIL && n < CHAIN; n++) {
-        const struct pg_watch *w = &a->watches[x];
-        fetch_watch(a, w->sibling);
-        fetch_watch(a, w->parent);
-        fetch_watch(a, w->left);
-        fetch_watch(a, w->right);
-        fetch_level(a, w->level);
-        x = w->sibling;
+    const struct pg_watch *w = &a->watches[watch];
+    fetch_watch(a, w->sibling);
+    fetch_level(a, w->level);
+    fetch_watch(a, w->parent);
+    fetch_watch(a, w->left);
+    fetch_watch(a, w->right);
+    return w->sibling;
+}
+
+/* The chains of all operations, a link of each at a time. */
+static void fetch_chains(const struct pg_arena *a, uint32_t *watches, uint32_t count)
+{
+    for (uint32_t n = 0; n < CHAIN && count > 0; n++) {
+        uint32_t left = 0;
+        for (uint32_t i = 0; i < count; i++) {
+            const uint32_t next = fetch_around(a, watches[i]);
+            if (next != PG_NIL)
+                watches[left++] = next;
+        }
+        count = left;
     }
 }
 
 void ahead_ends(const struct pg_arena *a, const uint32_t *slots, uint32_t count)
 {
+    uint32_t watches[PG_AHEAD], found = 0;
     fetch_slots(a, slots, count);
     for (uint32_t i = 0; i < count; i++)
         if (is_operation(a, slots[i]))
             fetch_operation(a, slots[i]);
-    for (uint32_t i = 0; i < count; i++)
-        if (is_operation(a, slots[i]))
-            fetch_watch(a, operation_at(a, slots[i])->first_watch);
-    for (uint32_t i = 0; i < count; i++)
-        if (is_operation(a, slots[i]))
-            fetch_chain(a, slots[i]);
+    for (uint32_t i = 0; i < count; i++) {
+        watches[found] = is_operation(a, slots[i]) ? operation_at(a, slots[i])->first_watch : PG_NIL;
+        fetch_watch(a, watches[found]);
+        found += watches[found] != PG_NIL;
+    }
+    fetch_chains(a, watches, found);
 }
 
 /* ---- levels ------------------------------------------------------------------------------ */

@@ -453,6 +453,7 @@ int pg_rebuild(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
     wheel_rebuild(a, now_ns);
     slots_link(a);
     a->metrics->blob_bytes = blobs_used(&a->blobs) * PG_GRANULE;
+    sessions_recover(a);
     return operations_rebuild(a, why);
 }
 

@@ -310,6 +310,28 @@ static bool watch_apply(struct pg_arena *a, const struct step *s, struct pg_resu
     return operations_watch(a, &w, result);
 }
 
+/* What a rebuild, or the next call, has to know of the record under way: whose number stands
+ * in intent[0]. Overwritten by the next such record, voided by the next batch. */
+static void intend(const struct step *s, uint64_t value)
+{
+    uint64_t *intent = s->session->intent;
+    STORE_RELEASE(&intent[0], 0ull);
+    intent[1] = value;
+    intent[2] = s->record.op;
+    STORE_RELEASE(&intent[0], s->n + 1ull);
+}
+
+/* What a record arms takes the next ticket: by that a rebuild sees whether it did. */
+static bool arm_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
+{
+    intend(s, a->header->next_ticket);
+    if (s->record.op == PG_OP_PUT)
+        timers_put(a, &s->put, result);
+    else if (!watch_apply(a, s, result))
+        STORE_RELEASE(&s->session->intent[0], 0ull);
+    return s->session->intent[0] != 0;
+}
+
 /* A bump is an advance to a level that is computed once: the session's intent remembers it
  * until the record is applied whole. */
 static bool bump_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
@@ -322,8 +344,7 @@ static bool bump_apply(struct pg_arena *a, const struct step *s, struct pg_resul
             answer(result, 0, PG_ST_OVERFLOW, 0);
             return true;
         }
-        intent[1] = level + s->record.value;
-        STORE_RELEASE(&intent[0], s->n + 1ull);
+        intend(s, level + s->record.value);
     }
     return operations_advance(a, &s->put.key, intent[1], result);
 }
@@ -370,9 +391,9 @@ static bool op_apply(struct pg_arena *a, const struct step *s, struct pg_result 
 {
     const struct key *key = &s->put.key;
     switch (s->record.op) {
-    case PG_OP_PUT: timers_put(a, &s->put, result); return true;
+    case PG_OP_PUT:
+    case PG_OP_WATCH: return arm_apply(a, s, result);
     case PG_OP_CANCEL: return timers_cancel(a, key, s->record.value, result);
-    case PG_OP_WATCH: return watch_apply(a, s, result);
     case PG_OP_ADVANCE_KEY: return operations_advance(a, key, s->record.value, result);
     case PG_OP_BUMP: return bump_apply(a, s, result);
     case PG_OP_FAIL: return operations_fail(a, key, (uint32_t)s->record.value, result);
@@ -417,7 +438,6 @@ static bool records_apply(struct pg_arena *a, const struct request *q, struct pg
             }
             if (!record_apply(a, &s, at, &m->results[s.n]))
                 return false;
-            STORE_RELEASE(&session->intent[0], 0ull);
             STORE_RELEASE(&session->applied, s.n + 1);
         }
         at += (uint64_t)s.record.key_len + s.record.payload_len + s.record.ext_len;

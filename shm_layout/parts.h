@@ -275,6 +275,7 @@ uint32_t reply_granules(const struct pg_reply_memory *m);
 /* Frees what a reply remembers, before its memory serves another batch. */
 void reply_forget(struct pg_arena *a, struct pg_reply_memory *m);
 bool sessions_rebuild(struct pg_arena *a, struct pg_fault *why);
+void sessions_recover(struct pg_arena *a);               /* of the record under way, at most one */
 bool sessions_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules);
 
 /* ---- output --------------------------------------------------------------------------- */
