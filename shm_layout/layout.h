@@ -305,7 +305,7 @@ struct pg_watched {
 /* Truth: level, slot, sibling; target too for ALL and ANY. One key of one operation. */
 struct pg_watch {
     uint64_t target;              /* visited once the key's level is at least this */
-    uint32_t level;               /* row of the watch key; PG_NIL = reached, watches no more */
+    uint32_t level;               /* row of the watch key */
     uint32_t slot;                /* the operation; PG_NIL = record not used */
     uint32_t left, right, parent; /* derived: the treap */
     uint32_t sibling;             /* next key of the operation; free record: the next free one */
