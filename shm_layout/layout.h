@@ -289,7 +289,7 @@ struct pg_index_bucket {
  * which stand in a treap ordered by the level that each of them waits for. 40 bytes. */
 struct pg_watched {
     uint64_t level;               /* stored (release) before any watcher is visited */
-    uint32_t blob;                /* the key's bytes */
+    uint8_t  key[16];             /* its bytes; of a longer one the granule of its blob, u32 */
     uint32_t hash;
     uint32_t error;               /* sticky until cleared; 0 = none */
     uint32_t root;                /* derived; free row: the next free one */

@@ -59,7 +59,7 @@ uint32_t timers_find(const struct pg_arena *a, const struct key *k)
 static struct key key_of_slot(const struct pg_arena *a, uint32_t slot)
 {
     const struct pg_cold *c = &a->slots.cold[slot];
-    return (struct key){slot_key(a, slot), a->slots.hot[slot].hash, slot_namespace(a, slot),
+    return (struct key){slot_key(a, slot), a->slots.hot[slot].hash, slot_namespace(a, slot), PG_NIL,
                         c->key_len, c->key_type};
 }
 
@@ -419,6 +419,11 @@ static bool expire(void *context, uint32_t slot)
     return true;
 }
 
+static void expire_soon(void *context, const uint32_t *slots, uint32_t count)
+{
+    ahead_ends(context, slots, count);
+}
+
 /* ---- steps of the wall clock --------------------------------------------------------------------- */
 
 #define STEP_NS 1000000           /* a smaller difference is drift, met when the timer fires */
@@ -469,7 +474,8 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
     if (wall_offset_ns != a->header->wall_offset_ns)
         wall_note(a, wall_offset_ns);
     const bool stepping = wall_turn(a, budget);
-    const uint32_t done = wheel_advance(&a->wheel, now_ns, budget, expire, a, &left);
+    const uint32_t done = wheel_advance_ahead(&a->wheel, now_ns, budget, expire,
+                                              expire_soon, a, &left);
     *more = left || stepping;
     a->header->next_deadline_ns = wheel_next_deadline_ns(&a->wheel);
     return done;

@@ -335,6 +335,7 @@ struct turn {                            /* one call of wheel_advance */
     struct wheel *wheel;
     uint32_t budget;                     /* timers it may still handle */
     wheel_due_fn on_due;
+    wheel_soon_fn on_soon;               /* NULL = none */
     void *context;
 };
 
@@ -351,6 +352,8 @@ static bool fire_members(struct turn *t, uint32_t bucket)
         if (b->tail / CELLS != chunk) {
             chunk = b->tail / CELLS;
             ahead = fetch_members(w, ahead);
+            if (t->on_soon != NULL)
+                t->on_soon(t->context, w->chunks[chunk].slots, b->tail % CELLS);
         }
         uint32_t slot = bucket_pop(w, bucket);
         if (!t->on_due(t->context, slot)) {
@@ -463,11 +466,12 @@ static void drain(struct turn *t)
     s->drained = s->clock;
 }
 
-uint32_t wheel_advance(struct wheel *w, int64_t now_ns, uint32_t budget, wheel_due_fn on_due,
-                       void *context, bool *more)
+uint32_t wheel_advance_ahead(struct wheel *w, int64_t now_ns, uint32_t budget,
+                             wheel_due_fn on_due, wheel_soon_fn on_soon, void *context,
+                             bool *more)
 {
     struct pg_wheel *s = w->state;
-    struct turn t = {w, budget, on_due, context};
+    struct turn t = {w, budget, on_due, on_soon, context};
     uint64_t now = now_ns > 0 ? divide((uint64_t)now_ns, s->multiplier, s->shift) : 0;
 
     *more = !catch_up(&t, now > s->clock ? now : s->clock);
@@ -476,6 +480,12 @@ uint32_t wheel_advance(struct wheel *w, int64_t now_ns, uint32_t budget, wheel_d
         *more = w->buckets[s->due + s->open].tail != PG_NIL;
     }
     return budget - t.budget;
+}
+
+uint32_t wheel_advance(struct wheel *w, int64_t now_ns, uint32_t budget, wheel_due_fn on_due,
+                       void *context, bool *more)
+{
+    return wheel_advance_ahead(w, now_ns, budget, on_due, NULL, context, more);
 }
 
 /* ---- the next wake-up ------------------------------------------------------------------------- */

@@ -21,7 +21,7 @@ from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout._core import ffi, lib
 
 from .experiment import Experiment, Schedule
-from .messages import FRAME, OUTCOME, OUTCOME_AREA, Bytes, Messages, statuses_in
+from .messages import FRAME, OUTCOME, OUTCOME_AREA, RESULT, Bytes, Messages, statuses_in
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = Path(__file__).resolve().parent
@@ -30,6 +30,9 @@ FLAGS = ["-std=gnu11", "-O3", "-shared", "-fPIC", "-Wall", "-Wextra"]
 OUT_BYTES = 1 << 20
 OUTCOMES = 512
 """Outcomes in one message, at most; as in the core."""
+
+DONE = np.isin(np.arange(256), (lib.PG_ST_ADDED, lib.PG_ST_DONE))
+"""Statuses of records that were applied."""
 
 DECLARATIONS = """
 struct baseline_figures { uint64_t pending, bytes, bytes_max, purges;
@@ -213,10 +216,14 @@ class Ours:
         self._create(ffi.new("struct pg_config *", {**sizes(experiment), "now_ns": now_ns}))
         self._in, self._out = pointer(messages.bytes), pointer(self.out)
         self._to = pointer(self._reply)
+        self._statuses = self._reply[FRAME :: RESULT.itemsize]  # the low bytes of the tickets
         self._reply_bytes, self._wait_ns = ffi.new("uint64_t *"), ffi.new("int64_t *")
         self._session, self._more = ffi.new("uint64_t *"), ffi.new("int *")
         self._now_ns = now_ns
-        self.handle(messages.hello(os.urandom(16)))
+        lib.pg_handle(
+            self._a, self._in, messages.hello(os.urandom(16)), 0, 0, now_ns, self._to,
+            self._reply_bytes, self._wait_ns,
+        )  # fmt: skip
         messages.session = wire.decode_reply(self._reply[:FRAME].tobytes()).session
 
     def _create(self, config: Any) -> None:
@@ -234,8 +241,9 @@ class Ours:
                 self._a, self._in, length, 0, 0, self._now_ns, self._to, self._reply_bytes,
                 self._wait_ns,
             )  # fmt: skip
-        if handled == lib.PG_H_REPLY:
-            check_statuses(self._reply)
+        count = (self._reply_bytes[0] - FRAME) // RESULT.itemsize
+        if handled == lib.PG_H_REPLY and not DONE[self._statuses[:count]].all():
+            raise Refused(statuses_in(self._reply))
 
     def advance(self, now_ns: int) -> None:
         self._now_ns = now_ns
@@ -257,14 +265,6 @@ class Ours:
         metrics = lib.pg_metrics_of(self._a)
         if metrics.operations or metrics.outcomes or metrics.live:
             raise SystemExit("operations are left at the end")
-
-
-def check_statuses(reply: Bytes) -> None:
-    """Raises Refused unless every record of a batch was applied."""
-    statuses = statuses_in(reply)
-    done = (statuses == lib.PG_ST_ADDED) | (statuses == lib.PG_ST_DONE)
-    if not done.all():
-        raise Refused(f"status {int(statuses[~done][0])}")
 
 
 def make(experiment: Experiment, schedule: Schedule, messages: Messages, start_ns: int) -> Core:

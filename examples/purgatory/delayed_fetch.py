@@ -1,0 +1,141 @@
+"""Delayed fetch: long polling with min bytes, max wait, and a cap per partition.
+
+A producer process appends to the partitions of a topic, which are files. A consumer asks for
+what lies behind its offsets, and is answered when there are at least MIN_BYTES over all its
+partitions, or after a wait, then with what there is. One partition counts for at most
+CAP_BYTES, because no more of it would fit into the answer.
+
+In the purgatory a partition is a watch key, and the length of its log is that key's level:
+
+    watch(fetch, SumOf(bases=offsets, at_least=MIN_BYTES, cap=CAP_BYTES), timeout=max_wait)
+    advance(partition, length)
+
+The bases are the consumer's offsets, so bytes that are there before the fetch count at once.
+The bytes themselves do not pass through the purgatory: the outcome says that it is worth
+looking, and the consumer reads the files.
+
+    python -m examples.purgatory.delayed_fetch [NAME OF THE DAEMON]
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from purgatoryd.clients import Operation, Purgatory, SumOf
+
+NAMESPACE = "broker"
+PARTITIONS = ("clicks-0", "clicks-1")
+MIN_BYTES = 1000
+CAP_BYTES = 600
+PATIENT_S = 10.0
+HASTY_S = 0.2
+STORAGE_ERROR = 56
+
+
+def produce(daemon: str, folder: Path, orders: Connection) -> None:
+    """The producer's process: appends what it is told, and answers how many fetches that ended."""
+    with Purgatory(daemon, namespace=NAMESPACE) as purgatory:
+        orders.send("ready")
+        while (order := orders.recv()) is not None:
+            partition, size = order
+            with (folder / partition).open("ab") as log:
+                log.write(b"." * size)
+            orders.send(purgatory.advance(partition, (folder / partition).stat().st_size))
+
+
+class Consumer:
+    """Polls the partitions of one topic from offset 0 on; its fetches have numbers."""
+
+    def __init__(self, purgatory: Purgatory, folder: Path) -> None:
+        self._purgatory = purgatory
+        self._folder = folder
+        self._offsets = dict.fromkeys(PARTITIONS, 0)
+        self._fetches = 0
+
+    def fetch(self, max_wait_s: float) -> Operation:
+        """Arms a fetch from where the last one ended."""
+        self._fetches += 1
+        enough = SumOf(
+            {name: self._offsets[name] for name in PARTITIONS}, at_least=MIN_BYTES, cap=CAP_BYTES
+        )
+        return self._purgatory.watch(f"fetch-{self._fetches}", enough, max_wait_s)
+
+    def take(self, fetch: Operation) -> None:
+        """Waits for the end of `fetch`, then reads what there is, up to the cap."""
+        outcome = fetch.result()
+        read = {name: self._read(name) for name in PARTITIONS}
+        error = f" with error {outcome.error}" if outcome.error else ""
+        sizes = ", ".join(f"{name} {size}" for name, size in read.items())
+        print(f"{fetch.key!s}: {outcome.cause}{error}, {sum(read.values())} bytes: {sizes}")
+
+    def _read(self, name: str) -> int:
+        with (self._folder / name).open("rb") as log:
+            log.seek(self._offsets[name])
+            size = len(log.read(CAP_BYTES))
+        self._offsets[name] += size
+        return size
+
+
+@contextmanager
+def producer(daemon: str, folder: Path) -> Iterator[Connection]:
+    """The producer in a process of its own; yields where it takes orders."""
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    process = multiprocessing.get_context("spawn").Process(
+        target=produce, args=(daemon, folder, theirs)
+    )
+    process.start()
+    theirs.close()
+    ours.recv()
+    try:
+        yield ours
+    finally:
+        ours.send(None)
+        process.join()
+
+
+def poll(consumer: Consumer, orders: Connection) -> None:
+    """The story."""
+
+    def append(partition: str, size: int) -> int:
+        orders.send((partition, size))
+        ended: int = orders.recv()
+        return ended
+
+    fetch = consumer.fetch(PATIENT_S)
+    for partition, size in (("clicks-0", 700), ("clicks-1", 300), ("clicks-1", 100)):
+        print(f"{size} bytes to {partition}: {append(partition, size)} fetch ends")
+    consumer.take(fetch)
+
+    consumer.take(consumer.fetch(HASTY_S))  # nobody writes: it gets the rest of clicks-0
+
+    append("clicks-0", 600)
+    append("clicks-1", 500)
+    consumer.take(consumer.fetch(PATIENT_S))  # enough was there before it asked
+
+
+def main(daemon: str = "default") -> None:
+    """Runs the story against the daemon of that name."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Purgatory(daemon, namespace=NAMESPACE) as purgatory,
+        producer(daemon, Path(folder)) as orders,
+    ):
+        for name in PARTITIONS:
+            purgatory.forget(name)  # what an earlier run left
+            (Path(folder) / name).touch()
+        consumer = Consumer(purgatory, Path(folder))
+        poll(consumer, orders)
+
+        fetch = consumer.fetch(PATIENT_S)
+        print(f"disk of clicks-1 broken: {purgatory.fail('clicks-1', STORAGE_ERROR)} fetch ends")
+        consumer.take(fetch)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

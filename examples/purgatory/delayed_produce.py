@@ -1,0 +1,146 @@
+"""Delayed produce: answer a write once every replica has it.
+
+A broker leads two partitions of a topic. Each has two followers, which copy its log and tell
+the leader how far they are. The lowest of these offsets is the partition's high watermark:
+what lies below it survives the leader. A producer that asks for acks=all is answered when the
+high watermarks have passed its records, in all the partitions that it wrote to.
+
+In the purgatory a partition is a watch key, and its high watermark is that key's level:
+
+    watch(request, AllOf({"orders-0": 1, "orders-1": 1}), timeout)    the producer's request
+    advance("orders-0", high_watermark)                               whenever it may have risen
+    fail("orders-0", NOT_LEADER), clear("orders-0")                   leadership lost, and won
+
+Two followers may report in any order and at once: a level never falls, so an old high
+watermark that comes late does no harm. And a level remains when nobody watches it, so a
+follower that is faster than the arming of the request is not missed.
+
+    python -m examples.purgatory.delayed_produce [NAME OF THE DAEMON]
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from collections.abc import Iterable
+
+from purgatoryd.clients import AllOf, Operation, Purgatory
+
+NAMESPACE = "broker"
+NOT_LEADER = 6
+REPLICAS = ("follower-1", "follower-2")
+PATIENT_S = 10.0
+HASTY_S = 0.2
+
+
+class Partition:
+    """A partition's log as its leader sees it: its end, and how far each follower is."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.end = 0
+        self.feeds: dict[str, queue.Queue[int | None]] = {r: queue.Queue() for r in REPLICAS}
+        self._copied = dict.fromkeys(REPLICAS, 0)
+        self._mutex = threading.Lock()
+
+    def append(self) -> int:
+        """A producer's record. Returns the end of the log: what must be replicated."""
+        self.end += 1
+        for feed in self.feeds.values():
+            feed.put(self.end)
+        return self.end
+
+    def copied(self, replica: str, offset: int) -> int:
+        """A follower has the log up to `offset`. Returns the high watermark."""
+        with self._mutex:
+            self._copied[replica] = offset
+            return min(self._copied.values())
+
+
+def follow(daemon: str, partition: Partition, replica: str, link: threading.Event) -> None:
+    """One follower of one partition, with its own connection; `link` is its network."""
+    with Purgatory(daemon, namespace=NAMESPACE) as purgatory:
+        for offset in iter(partition.feeds[replica].get, None):
+            link.wait()
+            purgatory.advance(partition.name, partition.copied(replica, offset))
+
+
+def produce(
+    leader: Purgatory, request: str, written: dict[Partition, int], timeout_s: float
+) -> Operation:
+    """A request that ends when its partitions have replicated what it wrote: their offsets."""
+    targets = AllOf({partition.name: offset for partition, offset in written.items()})
+    return leader.watch(request, targets, timeout=timeout_s)
+
+
+def tell(operation: Operation) -> None:
+    """What the producer is answered."""
+    outcome = operation.result()
+    answer = {
+        "satisfied": "all replicas have it",
+        "expired": "not all replicas have it",
+        "failed": f"error {outcome.error}",
+    }[outcome.cause]
+    where = "".join(f", {key!s}" for key in outcome.missing)
+    print(f"{operation.key!s}: {outcome.cause}, {answer}{where}")
+
+
+def lead(leader: Purgatory, first: Partition, second: Partition, slow: threading.Event) -> None:
+    """The story. `slow` is the network of the second partition's second follower."""
+
+    def write(*partitions: Partition) -> dict[Partition, int]:
+        return {partition: partition.append() for partition in partitions}
+
+    tell(produce(leader, "produce-1", write(first, second), PATIENT_S))
+
+    slow.clear()
+    written = write(first, second)
+    tell(produce(leader, "produce-2", {first: written[first]}, PATIENT_S))
+    tell(produce(leader, "produce-3", written, HASTY_S))
+
+    waiting = produce(leader, "produce-4", write(second), PATIENT_S)
+    print(f"leadership of {second.name} lost: {leader.fail(second.name, NOT_LEADER)} request ends")
+    tell(waiting)
+    tell(produce(leader, "produce-5", write(second), PATIENT_S))
+
+    leader.clear(second.name)
+    slow.set()
+    print(f"leadership of {second.name} won, its slow follower is back")
+    tell(produce(leader, "produce-6", write(first, second), PATIENT_S))
+
+
+def start_followers(
+    daemon: str, partitions: Iterable[Partition]
+) -> tuple[list[threading.Thread], dict[tuple[str, str], threading.Event]]:
+    """A thread, and the event that is its network, per partition and replica."""
+    threads, links = [], {}
+    for partition in partitions:
+        for replica in REPLICAS:
+            link = links[partition.name, replica] = threading.Event()
+            link.set()
+            threads.append(threading.Thread(target=follow, args=(daemon, partition, replica, link)))
+            threads[-1].start()
+    return threads, links
+
+
+def main(daemon: str = "default") -> None:
+    """Runs the story against the daemon of that name."""
+    partitions = Partition("orders-0"), Partition("orders-1")
+    with Purgatory(daemon, namespace=NAMESPACE) as leader:
+        for partition in partitions:
+            leader.forget(partition.name)  # what an earlier run left
+        followers, links = start_followers(daemon, partitions)
+        try:
+            lead(leader, *partitions, links["orders-1", "follower-2"])
+        finally:
+            for partition in partitions:
+                for replica in REPLICAS:
+                    links[partition.name, replica].set()
+                    partition.feeds[replica].put(None)
+            for follower in followers:
+                follower.join()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,126 @@
+"""Group join: go on when all members are in, or expel those that did not come.
+
+A coordinator and three members, each a process. The first generation of the group begins when
+three have arrived, whoever they are: a counter. At the next one the coordinator knows them by
+name. It waits until all of them have joined again, and expels those that are missing when the
+time is up. A member that has joined waits for an assignment, or for being told that it is out.
+
+In the purgatory all of these are watch keys and their levels:
+
+    arrived              how many came for the first generation       bump(key)
+    joined/member-2      the newest generation that it has joined     advance(key, generation)
+    assigned/member-2    the newest one in which it has a part        advance(key, generation),
+                                                                      or fail(key, EXPELLED)
+
+    watch(join, AllOf({each "joined/...": generation}), timeout)      the coordinator waits
+    watch(wait, AllOf({its own "assigned/...": generation}), timeout) a member waits
+
+The outcome of a join names the members that are missing, so nobody keeps a list of who came. A
+failure stays until it is cleared, so a member that comes too late hears of it at once.
+
+    python -m examples.purgatory.group_join [NAME OF THE DAEMON]
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+
+from purgatoryd.clients import AllOf, Purgatory
+
+NAMESPACE = "groups"
+MEMBERS = ("member-1", "member-2", "member-3")
+EXPELLED = 25
+PATIENT_S = 10.0
+HASTY_S = 0.2
+
+
+def take_part(daemon: str, member: str, orders: Connection) -> None:
+    """A member's process: joins the generations that it is told to, and answers what it was
+    told then."""
+    with Purgatory(daemon, namespace=NAMESPACE) as purgatory:
+        while (generation := orders.recv()) is not None:
+            if generation == 1:
+                purgatory.bump("arrived")
+            purgatory.advance(f"joined/{member}", generation)
+            orders.send("joined")
+            assigned = AllOf({f"assigned/{member}": generation})
+            outcome = purgatory.watch(f"{member}/{generation}", assigned, PATIENT_S).result()
+            orders.send(f"{outcome.cause} with error {outcome.error}" if outcome.error else "in")
+
+
+@contextmanager
+def members(daemon: str) -> Iterator[dict[str, Connection]]:
+    """The members' processes; yields where each takes orders."""
+    context = multiprocessing.get_context("spawn")
+    processes, orders = [], {}
+    for member in MEMBERS:
+        orders[member], theirs = context.Pipe()
+        processes.append(context.Process(target=take_part, args=(daemon, member, theirs)))
+        processes[-1].start()
+        theirs.close()
+    try:
+        yield orders
+    finally:
+        for pipe in orders.values():
+            pipe.send(None)
+        for process in processes:
+            process.join()
+
+
+def join(orders: dict[str, Connection], generation: int, *joining: str) -> None:
+    """Tells members to join, and returns when they have."""
+    for member in joining:
+        orders[member].send(generation)
+    for member in joining:
+        orders[member].recv()
+
+
+def hear(orders: dict[str, Connection], *waiting: str) -> None:
+    """Prints what the members were told that wait for a part."""
+    for member in waiting:
+        print(f"{member} hears: {orders[member].recv()}")
+
+
+def first_generation(purgatory: Purgatory, orders: dict[str, Connection]) -> None:
+    """Begins when enough have come."""
+    arrival = purgatory.watch("join-1", AllOf({"arrived": len(MEMBERS)}), PATIENT_S)
+    join(orders, 1, *MEMBERS)
+    print(f"join-1: {arrival.result().cause}, {len(MEMBERS)} members have arrived")
+    purgatory.advance_many((f"assigned/{member}", 1) for member in MEMBERS)
+    hear(orders, *MEMBERS)
+
+
+def second_generation(purgatory: Purgatory, orders: dict[str, Connection]) -> None:
+    """Begins without the one who does not come in time."""
+    join(orders, 2, "member-1", "member-3")
+    everybody = AllOf({f"joined/{member}": 2 for member in MEMBERS})
+    outcome = purgatory.watch("join-2", everybody, HASTY_S).result()
+    print(f"join-2: {outcome.cause}, missing: {', '.join(map(str, outcome.missing))}")
+    for member in MEMBERS:
+        if f"joined/{member}" in outcome.missing:
+            purgatory.fail(f"assigned/{member}", EXPELLED)
+        else:
+            purgatory.advance(f"assigned/{member}", 2)
+    hear(orders, "member-1", "member-3")
+
+    print("member-2 joins too late")
+    join(orders, 2, "member-2")
+    hear(orders, "member-2")
+
+
+def main(daemon: str = "default") -> None:
+    """Runs the story against the daemon of that name."""
+    with Purgatory(daemon, namespace=NAMESPACE) as purgatory, members(daemon) as orders:
+        keys = [f"{what}/{member}" for what in ("joined", "assigned") for member in MEMBERS]
+        for key in ("arrived", *keys):
+            purgatory.forget(key)  # what an earlier run left
+        first_generation(purgatory, orders)
+        second_generation(purgatory, orders)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,126 @@
+"""Heartbeats: sessions that live as long as they are extended, and are declared dead once.
+
+Three members, each a process, have a session of SESSION_S seconds, and extend it with a beat
+several times in that time. One of them is killed, one stalls, as in a long pause of a garbage
+collector, and one lives on. A watcher hears who died.
+
+A session needs no condition, so it is a plain timer, and who watches is a plain subscriber:
+
+    add(member, SESSION_S, topic="sessions", mode="extend")    a beat: only ever to a later time
+    Subscriber(topics=["sessions"])                            each notice is a death
+
+Each timer fires once, under a ticket that is never used again, so each session dies once. The
+answer to a beat says whether the session was alive: EXTENDED, or KEPT if it ended later
+anyway. ADDED means that there was none, which is right for the first beat. Later it tells a
+member that it was declared dead meanwhile, and that its work is somebody else's by now.
+
+    python -m examples.purgatory.heartbeats [NAME OF THE DAEMON]
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import NamedTuple
+
+from purgatoryd.clients import Client, Status, Subscriber
+
+NAMESPACE = "groups"
+TOPIC = "sessions"
+SESSION_S = 1.0
+BEAT_S = 0.1
+
+
+def beat(client: Client, member: str) -> bool:
+    """Extends the member's session, or begins one. Returns whether there was one."""
+    session = client.add(member, SESSION_S, topic=TOPIC, mode="extend")
+    return session.status != Status.ADDED
+
+
+def live(daemon: str, member: str, orders: Connection) -> None:
+    """A member's process: beats, until it is told to stall or to leave."""
+    with Client(daemon, namespace=NAMESPACE) as client:
+        beat(client, member)
+        orders.send("in")
+        while obey(orders) != "leave":
+            if not beat(client, member):
+                orders.send("declared dead")
+        orders.send(client.cancel(member).name)
+
+
+def obey(orders: Connection) -> str:
+    """Waits until the next beat is due, and longer when told to stall. Returns the last order."""
+    order: str = orders.recv() if orders.poll(BEAT_S) else ""
+    return orders.recv() if order == "stall" else order
+
+
+class Member(NamedTuple):
+    """A member's process, and where it takes orders."""
+
+    process: BaseProcess
+    orders: Connection
+
+
+@contextmanager
+def members(daemon: str, *names: str) -> Iterator[dict[str, Member]]:
+    """Members that are in; whoever still runs is killed at the end."""
+    context = multiprocessing.get_context("spawn")
+    started = {}
+    try:
+        for name in names:
+            ours, theirs = context.Pipe()
+            process = context.Process(target=live, args=(daemon, name, theirs))
+            process.start()
+            theirs.close()
+            started[name] = Member(process, ours)
+        for member in started.values():
+            member.orders.recv()
+        yield started
+    finally:
+        for member in started.values():
+            member.process.kill()
+            member.process.join()
+
+
+def deaths(sessions: Subscriber, count: int) -> list[str]:
+    """The next `count` members that are declared dead, in the order of their names."""
+    return sorted(str(next(sessions).key) for _ in range(count))
+
+
+def deaths_so_far(client: Client, sessions: Subscriber) -> list[str]:
+    """Who else was declared dead until now: a timer of our own marks the end of the list."""
+    marker = client.add("marker", delay_ns=0, topic=TOPIC).ticket
+    heard = []
+    while (notice := next(sessions)).ticket != marker:
+        heard.append(str(notice.key))
+    return heard
+
+
+def main(daemon: str = "default") -> None:
+    """Runs the story against the daemon of that name."""
+    with (
+        Client(daemon, namespace=NAMESPACE) as client,
+        Subscriber(daemon, namespace=NAMESPACE, topics=[TOPIC]) as sessions,
+        members(daemon, "living", "killed", "stalled") as everybody,
+    ):
+        print("three sessions begin")
+        everybody["killed"].process.kill()
+        everybody["stalled"].orders.send("stall")
+        print(f"declared dead: {', '.join(deaths(sessions, 2))}")
+
+        orders = everybody["stalled"].orders
+        orders.send("go on")
+        print(f"the next beat of stalled answers: {orders.recv()}")
+        for name in ("stalled", "living"):
+            everybody[name].orders.send("leave")
+            print(f"{name} leaves, its session was {everybody[name].orders.recv()}")
+        print(f"the end of the session of killed was {client.cancel('killed').name}")
+        print(f"deaths besides: {len(deaths_so_far(client, sessions))}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
