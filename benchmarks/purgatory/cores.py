@@ -55,7 +55,7 @@ class Figures:
     purge_max_ns: int = 0
 
 
-class Refused(Exception):  # noqa: N818
+class Refused(Exception):
     """A design has no room for a request: it does not keep up."""
 
 

@@ -24,7 +24,6 @@ NEVER = 1 << 62
 SHARED = np.uint64(1 << 63)
 
 
-
 def struct_of(name: str) -> np.dtype[Any]:
     """The numpy type of a struct, without its arrays (they are reserved bytes)."""
     plain = [f for f in layout.fields(name) if f[2].kind == "primitive"]
