@@ -53,8 +53,9 @@ lint: build $(LINT) ## ruff, mypy --strict, and the C with every warning an erro
 bench-core: build ## measure the C core; writes benchmarks/results/core.json
 	$(BIN)/python benchmarks/bench_core.py
 
-docs: build ## write docs/cli.md from the help texts
+docs: build ## write docs/cli.md and the tables of docs/protocol.md from the code
 	$(BIN)/python -m purgatoryd.cli.reference > build/cli.md && mv build/cli.md docs/cli.md
+	$(BIN)/python -m purgatoryd.shm_layout.reference docs/protocol.md
 
 clean: ## remove all that was built, .venv included
 	rm -rf $(VENV) build dist *.egg-info shm_layout/*.so .mypy_cache .pytest_cache .ruff_cache

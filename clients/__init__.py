@@ -1,8 +1,9 @@
 """Clients of the daemon: add, cancel and get timers; receive notices."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from purgatoryd.clients.admin import Admin
-from purgatoryd.clients.aio import AsyncClient, AsyncHandle, AsyncSubscriber
-from purgatoryd.clients.aio_purgatory import AsyncOperation, AsyncPurgatory
 from purgatoryd.clients.bulk import BulkResult
 from purgatoryd.clients.client import Client, Handle
 from purgatoryd.clients.conditions import AllOf, AnyOf, SumOf, When
@@ -43,6 +44,10 @@ from purgatoryd.shm_layout.errors import (
     WrongShard,
 )
 from purgatoryd.shm_layout.layout import Cause, Status
+
+if TYPE_CHECKING:
+    from purgatoryd.clients.aio import AsyncClient, AsyncHandle, AsyncSubscriber
+    from purgatoryd.clients.aio_purgatory import AsyncOperation, AsyncPurgatory
 
 __all__ = [
     "Admin",
@@ -101,3 +106,19 @@ __all__ = [
     "When",
     "WrongShard",
 ]
+
+
+_ASYNC = {
+    "AsyncClient": "aio",
+    "AsyncHandle": "aio",
+    "AsyncSubscriber": "aio",
+    "AsyncOperation": "aio_purgatory",
+    "AsyncPurgatory": "aio_purgatory",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports asyncio, a third of all import time, only for those who use it."""
+    if name not in _ASYNC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"purgatoryd.clients.{_ASYNC[name]}"), name)

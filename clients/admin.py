@@ -28,6 +28,7 @@ class Admin:
         self.name = check_name(name)
         self.timeout = timeout
         self._channel: Channel | None = None
+        self._sequence = 0
 
     def ping(self, *, timeout: float | None = None) -> None:
         """Returns when the daemon's loop has answered."""
@@ -68,14 +69,10 @@ class Admin:
     def _call(self, message: Message, at_ns: int | None, timeout: float | None) -> Reply:
         limit_s = self.timeout if timeout is None else timeout
         deadline_s = time.monotonic() + limit_s
-        frame = wire.encode_frame(message, at_ns=at_ns)
-        try:
-            reply = self._exchange(self._open(deadline_s, limit_s), frame, deadline_s)
-        except BaseException:
-            self.close()  # a late answer must not be taken for the next call's
-            raise
+        self._sequence += 1  # tells a late answer to an earlier call from this one's
+        frame = wire.encode_frame(message, 0, self._sequence, at_ns=at_ns)
+        reply = self._exchange(self._open(deadline_s, limit_s), frame, deadline_s)
         if reply is None:
-            self.close()
             raise DaemonUnreachable(self.name, self._endpoint, limit_s, in_doubt=1)
         if reply.error:
             raise reply.refusal()
@@ -97,11 +94,10 @@ class Admin:
         sent = False
         while (remaining_s := deadline_s - time.monotonic()) > 0:
             sent = sent or channel.send(frame)
-            if sent and (data := channel.receive_soon()) is not None:
-                return wire.decode_reply(data)
-            channel.wait(min(remaining_s, PATIENCE_S), to_send=not sent)
-            if (data := channel.receive()) is not None:
-                return wire.decode_reply(data)
-            if channel.reconnected():
-                sent = False
+            data = channel.receive_soon() if sent else None
+            if data is None:
+                channel.wait(min(remaining_s, PATIENCE_S), to_send=not sent)
+                sent = sent and not channel.reconnected()
+            elif (reply := wire.decode_reply(data)).sequence == self._sequence:
+                return reply
         return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection, Generator, Iterable
+from contextlib import suppress
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar, overload
@@ -26,6 +27,7 @@ from purgatoryd.shm_layout.errors import (
     ArenaNotReady,
     DaemonError,
     DaemonUnreachable,
+    PurgatorydError,
     QueueFull,
 )
 from purgatoryd.shm_layout.wire import Key
@@ -64,7 +66,7 @@ class AsyncHandle(Generic[Outcome]):
 class AsyncClient:
     """Client for asyncio: same arguments, same errors; calls of one loop turn share a batch.
 
-    Use it as `async with AsyncClient("name") as c`, or await connect() and close().
+    Use it as `async with AsyncClient("name") as c`, or await close() at the end.
     """
 
     def __init__(
@@ -101,7 +103,8 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Flushes, ends the session and closes the connection; raises as flush does."""
-        self._core.check()
+        if self._core.closed:
+            return
         try:
             await self.flush()
         finally:
@@ -118,7 +121,9 @@ class AsyncClient:
     ) -> None:
         if kind is None:
             await self.close()
-        else:
+        elif not self._core.closed:
+            with suppress(PurgatorydError):  # the caller's error is the one that counts
+                await self.flush(timeout=BYE_S)
             await self._hang_up()
 
     # ---- calls -----------------------------------------------------------------------------
@@ -146,8 +151,7 @@ class AsyncClient:
         mode: Mode = "error", wait: bool = True, timeout: float | None = None,
     ) -> TimerInfo | AsyncHandle[TimerInfo]:  # fmt: skip
         """Arms a timer; arguments, result and errors are those of Client.add."""
-        core = self._core
-        core.check()
+        core = await self._ready()
         await self._admit(timeout)
         pending = core.put(
             key, delay, delay_ns, deadline, deadline_boot_ns, topic, payload, mode,
@@ -174,8 +178,7 @@ class AsyncClient:
         self, key: Key, *, ticket: int = 0, wait: bool = True, timeout: float | None = None
     ) -> CancelResult | AsyncHandle[CancelResult]:
         """Disarms the key's timer, as Client.cancel does."""
-        core = self._core
-        core.check()
+        core = await self._ready()
         await self._admit(timeout)
         pending = core.cancel(key, ticket, collect=not wait)
         self._schedule()
@@ -186,13 +189,14 @@ class AsyncClient:
 
     async def get(self, key: Key, *, timeout: float | None = None) -> TimerInfo | None:
         """The armed timer of `key`, or None, as Client.get does."""
-        self._core.check()
-        question = self._core.question(key)
+        core = await self._ready()
+        await self._settle("get", timeout)
+        question = core.question(key)
         self._schedule()
         try:
             await self._until(lambda: question.done, "get", timeout)
         finally:
-            self._core.session.forget(question.query)
+            core.session.forget(question.query)
         return question.outcome()
 
     async def add_many(
@@ -200,15 +204,13 @@ class AsyncClient:
         timeout: float | None = None,
     ) -> BulkResult:  # fmt: skip
         """Arms many timers, as Client.add_many does."""
-        self._core.check()
-        result, batches = pack_puts(self._core, rows, topic, mode)
+        result, batches = pack_puts(await self._ready(), rows, topic, mode)
         await self._submit(result, batches, wait, timeout)
         return result
 
     async def cancel_many(self, keys: Any, *, timeout: float | None = None) -> list[CancelResult]:
         """Disarms many timers, as Client.cancel_many does."""
-        self._core.check()
-        result, batches = pack_cancels(self._core, keys)
+        result, batches = pack_cancels(await self._ready(), keys)
         await self._submit(result, batches, True, timeout)
         return result.cancels()
 
@@ -219,17 +221,28 @@ class AsyncClient:
 
     async def flush(self, *, timeout: float | None = None) -> None:
         """Returns once every call was answered; raises as Client.flush does."""
-        core = self._core
-        core.check()
-        self._schedule()
-        await self._until(lambda: core.packer.empty and not core.session.busy, "flush", timeout)
+        core = await self._ready()
+        await self._settle("flush", timeout)
         core.raise_uncollected()
 
     # ---- waiting -----------------------------------------------------------------------------
 
+    async def _ready(self) -> Core:
+        if self._loop is None:
+            await self.connect()
+        self._core.check()
+        return self._core
+
     async def _await(self, pending: Pending, timeout: float | None) -> None:
         await self._until(lambda: pending.done, "call", timeout)
         self._core.collected(pending)
+
+    async def _settle(self, what: str, timeout: float | None) -> None:
+        """Waits for the answers to all that was packed until now."""
+        packer = self._core.packer
+        packed = packer.packed
+        self._schedule()
+        await self._until(lambda: packer.settled >= packed, what, timeout)
 
     async def _admit(self, timeout: float | None) -> None:
         packer = self._core.packer
@@ -268,7 +281,7 @@ class AsyncClient:
 
     async def _change(self, limit_s: float) -> None:
         """Returns after an exchange, or after `limit_s`."""
-        assert self._loop is not None, "connect() comes first"
+        assert self._loop is not None
         change = self._loop.create_future()
         self._changed.add(change)
         try:
@@ -320,13 +333,16 @@ class AsyncClient:
             self._timer.cancel()
             self._timer = None
         elif self._timer is None and owed and self._loop is not None:
-            self._timer = self._loop.call_later(core.patience_s, self._overdue, core.patience_s)
+            patience_s = core.patience_s
+            self._timer = self._loop.call_later(patience_s, self._overdue, patience_s, core.answers)
 
-    def _overdue(self, waited_s: float) -> None:
+    def _overdue(self, waited_s: float, answers: int) -> None:
         self._timer = None
-        if not self._core.closed:
+        if self._core.closed:
+            return
+        if self._core.answers == answers:
             self._core.silence(waited_s)
-            self._exchange()
+        self._exchange()
 
     async def _hang_up(self) -> None:
         core = self._core

@@ -120,13 +120,7 @@ def pack_puts(core: Core, rows: Any, topic: str, mode: str) -> tuple[BulkResult,
         return result, columns.pack_puts(core, result, rows, topic, number)
     result = BulkResult(core, arrays=False)
     packing = _Packing(result)
-    now_ns = None if core.clock == ClockKind.VIRTUAL else times.boot_now_ns()
-    for index, row in enumerate(rows):
-        try:
-            arguments = row if isinstance(row, Mapping) else _from_tuple(row)
-            _pack_row(core, packing, arguments, topic, number, now_ns)
-        except InvalidRows as error:
-            raise InvalidRows(error.reason, index) from None
+    _pack_rows(core, packing, rows, topic, number)
     return result, packing.finish()
 
 
@@ -175,25 +169,31 @@ class _Packing:
         return self._batches
 
 
-def _from_tuple(row: Any) -> dict[str, Any]:
-    try:
-        values = tuple(row)
-    except TypeError:
-        raise InvalidRows(f"a {type(row).__name__} is neither a dict nor a tuple", -1) from None
-    if isinstance(row, str | bytes) or not 2 <= len(values) <= 4:
-        raise InvalidRows("a tuple must be (key, delay[, topic[, payload]])", -1)
-    return dict(zip(("key", "delay", "topic", "payload"), values, strict=False))
+def _pack_rows(core: Core, packing: _Packing, rows: Any, topic: str, mode: int) -> None:
+    clock, default = core.clock, core.topic_name(topic)
+    now_ns = None if clock == ClockKind.VIRTUAL else times.boot_now_ns()
+    for index, row in enumerate(rows):
+        key, time, its_topic, payload = _fields(row, index)
+        kind, time_ns = times.due(clock, now_ns=now_ns, **time)
+        key_type, key_bytes = wire.encode_key(key)
+        name = default if its_topic is None else core.topic_name(its_topic)
+        payload = wire.encode_payload(payload) if payload else b""
+        packing.builder(name).put(name, mode, key_type, key_bytes, kind, time_ns, payload)
 
 
-def _pack_row(
-    core: Core, packing: _Packing, row: Mapping[str, Any], topic: str, mode: int,
-    now_ns: int | None,
-) -> None:  # fmt: skip
+def _fields(row: Any, index: int) -> tuple[Any, dict[str, Any], Any, Any]:
+    """(key, {name of its time: time}, topic, payload) of a row; None = not given."""
+    if isinstance(row, tuple | list) and 2 <= len(row) <= 4:
+        topic = row[2] if len(row) > 2 else None
+        payload = row[3] if len(row) > 3 else None
+        return row[0], {"delay": row[1]}, topic, payload
+    if isinstance(row, Mapping):
+        return _of_mapping(row, index)
+    raise InvalidRows("is neither a dict nor (key, delay[, topic[, payload]])", index)
+
+
+def _of_mapping(row: Mapping[str, Any], index: int) -> tuple[Any, dict[str, Any], Any, Any]:
     if "key" not in row or not row.keys() <= _FIELDS:
-        raise InvalidRows(f"has {sorted(row)}, expected key, a time, topic, payload", -1)
-    given = {name: row[name] for name in _TIMES if name in row}
-    kind, time_ns = times.due(core.clock, now_ns=now_ns, **given)
-    key_type, key = wire.encode_key(row["key"])
-    name = core.topic_name(row.get("topic") or topic)
-    payload = wire.encode_payload(row.get("payload") or b"")
-    packing.builder(name).put(name, mode, key_type, key, kind, time_ns, payload)
+        raise InvalidRows(f"has {sorted(row)}, expected key, a time, topic, payload", index)
+    time = {name: row[name] for name in _TIMES if name in row}
+    return row["key"], time, row.get("topic"), row.get("payload")

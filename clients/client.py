@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar, overload
@@ -22,12 +22,13 @@ from purgatoryd.clients.core import Core, Mode
 from purgatoryd.clients.model import CancelResult, TimerInfo
 from purgatoryd.clients.packing import Pending
 from purgatoryd.clients.session import Batch, State
-from purgatoryd.shm_layout.errors import CallTimeout, DaemonError, QueueFull
+from purgatoryd.shm_layout.errors import CallTimeout, DaemonError, PurgatorydError, QueueFull
 from purgatoryd.shm_layout.wire import Key
 
 FLUSH_S = 0.0003  # how long a packed call waits for company
 QUEUE_LIMIT = 65_536  # calls that are packed and have no answer
 HARVEST_S = 0.002  # how long the flusher may keep the connection while it waits for answers
+OUTAGE_S = 0.02  # the same while there is no connection
 OPEN_RETRY_S = 0.01
 BYE_S = 0.2
 
@@ -200,10 +201,11 @@ class Client:
     def get(self, key: Key, *, timeout: float | None = None) -> TimerInfo | None:
         """The armed timer of `key` with its payload, or None. Raises DaemonError.
 
-        Sees the effect of every call of this client that was acknowledged before.
+        Sees the effect of every earlier call of this client, packed ones included.
         """
         self._core.check()
         with self._turn("get", timeout):
+            self._settle("get", timeout)
             question = self._core.question(key)
             try:
                 self._drive(question, "get", timeout)
@@ -262,7 +264,7 @@ class Client:
         self._leave()
 
     def flush(self, *, timeout: float | None = None) -> None:
-        """Returns once every call was answered.
+        """Returns once every call made before this one was answered.
 
         Raises BatchError if packed calls were refused and nobody looked at their handles;
         DaemonError if no answer came for `timeout` seconds.
@@ -270,16 +272,18 @@ class Client:
         core = self._core
         core.check()
         with self._turn("flush", timeout):
-            self._seal()
-            goal = _When(lambda: core.packer.empty and not core.session.busy)
-            self._drive(goal, "flush", timeout)
+            self._settle("flush", timeout)
             core.raise_uncollected()
 
     # ---- life ------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Flushes, ends the session and closes the connection; raises as flush does."""
-        self._core.check()
+        """Flushes, ends the session and closes the connection; raises as flush does.
+
+        Without it, packed calls that did not leave yet are lost at the end of the process.
+        """
+        if self._core.closed:
+            return
         try:
             self.flush()
         finally:
@@ -296,7 +300,9 @@ class Client:
     ) -> None:
         if kind is None:
             self.close()
-        else:
+        elif not self._core.closed:
+            with suppress(PurgatorydError):  # the caller's error is the one that counts
+                self.flush(timeout=BYE_S)
             self._hang_up()
 
     def _hang_up(self) -> None:
@@ -326,7 +332,7 @@ class Client:
     def _turn(self, what: str, timeout: float | None) -> Iterator[None]:
         """Holds the connection."""
         limit_s = self.timeout if timeout is None else timeout
-        if not self._io.acquire(timeout=max(limit_s, 0)):
+        if not self._io.acquire(timeout=min(max(limit_s, 0), threading.TIMEOUT_MAX)):
             raise CallTimeout(what, limit_s, 0)
         try:
             self._core.check()
@@ -345,6 +351,13 @@ class Client:
                     self._core.withdraw(batch)
                     raise
         self._core.collected(pending)
+
+    def _settle(self, what: str, timeout: float | None) -> None:
+        """Waits for the answers to all that was packed until now."""
+        self._seal()
+        packer = self._core.packer
+        packed = packer.packed
+        self._drive(_When(lambda: packer.settled >= packed), what, timeout)
 
     def _seal(self) -> Batch | None:
         with self._packing:
@@ -451,4 +464,4 @@ class Client:
         blocked = core.push()
         core.pull()
         if core.session.busy:
-            self._listen(HARVEST_S, blocked)
+            self._listen(OUTAGE_S if blocked else HARVEST_S, blocked)

@@ -3,12 +3,12 @@ non-blocking exchange with the daemon. No lock, no wait: those are the clients' 
 
 from __future__ import annotations
 
-import os
 from datetime import datetime, timedelta
 from typing import Literal
 
 from purgatoryd.clients import times
 from purgatoryd.clients.channel import Channel
+from purgatoryd.clients.life import Life
 from purgatoryd.clients.model import TimerInfo
 from purgatoryd.clients.packing import Packer, Pending, PendingAdd, PendingCancel
 from purgatoryd.clients.session import Batch, Query, Session, State
@@ -16,12 +16,11 @@ from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import (
     BatchError,
     CallTimeout,
-    Closed,
     DaemonError,
     DaemonUnreachable,
-    ForkedProcess,
     InvalidArgument,
     InvalidTime,
+    SessionExpired,
 )
 from purgatoryd.shm_layout.layout import TIME_MAX_NS, ClockKind, PutMode, Status
 from purgatoryd.shm_layout.paths import Paths, check_name, client_paths
@@ -63,19 +62,16 @@ class Core:
         self._silent_s = 0.0
         self._topics: dict[str, bytes] = {}
         self._uncollected: dict[Pending, None] = {}
-        self._refused = 0
-        self._lost = 0
-        self._pid = os.getpid()
-        self.closed = False
+        self._unlisted = 0
+        self.life = Life("client")
+        self.check = self.life.check
 
     # ---- life ------------------------------------------------------------------------------
 
-    def check(self) -> None:
-        """Raises Closed, or ForkedProcess in a child of the process that made this."""
-        if self._pid != os.getpid():
-            raise ForkedProcess(what="client", owner_pid=self._pid, pid=os.getpid())
-        if self.closed:
-            raise Closed(what="client")
+    @property
+    def closed(self) -> bool:
+        """True after close()."""
+        return self.life.closed
 
     def try_open(self) -> bool:
         """Connects if the daemon's socket is there. True once there is a channel."""
@@ -91,8 +87,8 @@ class Core:
 
     def close(self) -> None:
         """Drops the connection; what is in flight stays without an answer."""
-        self.closed = True
-        if self.channel is not None and self._pid == os.getpid():
+        self.life.closed = True
+        if self.channel is not None and self.life.mine:
             self.channel.close()
             self.channel = None
 
@@ -169,31 +165,26 @@ class Core:
     def _note(self, pending: Pending) -> None:
         if not pending.failed:
             return
-        if pending.error is not None:
-            self._lost += 1
-        else:
-            self._refused += 1
         if len(self._uncollected) < UNCOLLECTED_MAX:
             self._uncollected[pending] = None
+        else:
+            self._unlisted += 1
 
     def collected(self, pending: Pending) -> None:
         """The caller has seen this call's outcome."""
-        if pending in self._uncollected:
-            del self._uncollected[pending]
-            if pending.error is not None:
-                self._lost -= 1
-            else:
-                self._refused -= 1
+        self._uncollected.pop(pending, None)
 
     def raise_uncollected(self) -> None:
         """Raises BatchError for refusals and losses that nobody looked at, once."""
-        if not (self._refused or self._lost):
+        uncollected, self._uncollected = self._uncollected, {}
+        unlisted, self._unlisted = self._unlisted, 0
+        if not (uncollected or unlisted):
             return
-        refusals = tuple((p.key, p.status) for p in self._uncollected if p.error is None)
-        error = BatchError(refusals=refusals, count=self._refused, lost=self._lost)
-        self._uncollected.clear()
-        self._refused = self._lost = 0
-        raise error
+        lost = sum(isinstance(pending.error, SessionExpired) for pending in uncollected)
+        refusals = tuple(
+            (p.key, p.status) for p in uncollected if not isinstance(p.error, SessionExpired)
+        )
+        raise BatchError(refusals=refusals, count=len(refusals) + unlisted, lost=lost)
 
     # ---- the exchange ------------------------------------------------------------------------
 
@@ -231,9 +222,10 @@ class Core:
 
     def take(self, data: bytes) -> None:
         """Hands one message to the session."""
-        self.answers += 1
         self._silent_s, self._resend_s = 0.0, RESEND_S
         self.session.receive(data)
+        if self.session.refusal is None:  # being refused again and again is no progress
+            self.answers += 1
 
     @property
     def patience_s(self) -> float:

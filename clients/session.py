@@ -283,7 +283,8 @@ class Session:
         if reply.error == WireError.STOPPING or reply.session != self.id:
             return
         if reply.error == WireError.SESSION_EXPIRED:
-            self._replace(self._sequence + 1)
+            if not self._flight:  # else the batches' own answers say which are certain
+                self._replace(0)
         elif query := self._queries.pop(reply.sequence, None):
             failed = reply.refusal() if reply.error else None
             query.settle(failed or wire.decode_infos(reply.body, reply.records))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from purgatoryd.clients.model import Notice
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Reader
-from purgatoryd.shm_layout.errors import ArenaError, SnapshotRequired
+from purgatoryd.shm_layout.errors import PurgatorydError, SnapshotRequired
 from purgatoryd.shm_layout.layout import NOTICE_OF_OPERATION, ArenaState, Cause, ClockKind
 from purgatoryd.shm_layout.wire import NoticeHead
 
@@ -61,7 +61,7 @@ class Arrival:
 class Stream:
     """What one subscriber has seen of one namespace.
 
-    `attach` maps the arena of the daemon as it is now, or raises ArenaError. `topics` None =
+    `attach` maps the arena of the daemon as it is now, or raises a PurgatorydError. `topics` None =
     all topics, those included that are born later. `clock` is CLOCK_BOOTTIME, in ns.
     """
 
@@ -226,7 +226,7 @@ class Stream:
         """Maps the daemon's present arena. False while there is none in order."""
         try:
             reader = self._attach()
-        except ArenaError:
+        except PurgatorydError:
             return False
         self._reader.close()
         self._reader = reader

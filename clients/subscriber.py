@@ -8,7 +8,6 @@ it was made, and every CHECK_S from then on.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Collection
 from types import TracebackType
@@ -17,6 +16,7 @@ from typing import Self
 import zmq
 
 from purgatoryd.clients.channel import RECONNECT_MS, connection_events
+from purgatoryd.clients.life import Life
 from purgatoryd.clients.model import Notice
 from purgatoryd.clients.stream import Stream
 from purgatoryd.clients.times import boot_now_ns
@@ -25,9 +25,7 @@ from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import (
     ArenaMissing,
     ArenaNotReady,
-    Closed,
     DaemonUnreachable,
-    ForkedProcess,
 )
 from purgatoryd.shm_layout.paths import check_name, client_paths
 
@@ -48,8 +46,7 @@ class Inbox:
         self.name = check_name(name)
         subjects = _subjects(namespace, topics)
         paths = client_paths(name)
-        self._pid = os.getpid()
-        self._closed = False
+        self._life = Life("subscriber")
         self.context = zmq.Context()
         self.socket: zmq.Socket[bytes] = self.context.socket(zmq.SUB)
         self.socket.set(zmq.LINGER, 0)
@@ -69,7 +66,7 @@ class Inbox:
 
     def next_now(self) -> Notice | None:
         """The next notice, None if there is none now. Raises SnapshotRequired."""
-        self.check()
+        self._life.check()
         while (notice := self._stream.pop()) is None:
             if self._stream.stuck or not (self._receive() or self._compare()):
                 return None
@@ -82,17 +79,10 @@ class Inbox:
             return STUCK_S
         return max(self._check_s - time.monotonic(), 0.0)
 
-    def check(self) -> None:
-        """Raises Closed, or ForkedProcess in a child of the process that made this."""
-        if self._pid != os.getpid():
-            raise ForkedProcess("subscriber", self._pid, os.getpid())
-        if self._closed:
-            raise Closed("subscriber")
-
     def close(self) -> None:
         """Closes socket and arena."""
-        if not self._closed and self._pid == os.getpid():
-            self._closed = True
+        if not self._life.closed and self._life.mine:
+            self._life.closed = True
             self._stream.close()
             self._close_sockets()
 

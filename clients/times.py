@@ -24,6 +24,7 @@ from purgatoryd.shm_layout.errors import InvalidTime
 from purgatoryd.shm_layout.layout import TIME_MAX_NS, ClockKind, TimeKind
 
 BOOT, DELAY, WALL = int(TimeKind.BOOT), int(TimeKind.DELAY), int(TimeKind.WALL)
+FAR_S = 1e10  # past TIME_MAX_NS, and still finite in nanoseconds
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -64,10 +65,12 @@ def due(
 
 def seconds_ns(delay: Any) -> int:
     """Seconds (int, float) or timedelta -> nanoseconds. Raises InvalidTime."""
+    if type(delay) is int:
+        return delay * 1_000_000_000
     if isinstance(delay, float):
         if not math.isfinite(delay):
             raise _invalid("is not finite", delay)
-        return round(delay * 1e9)
+        return round(min(max(delay, 0.0), FAR_S) * 1e9)
     if isinstance(delay, timedelta):
         return delay // _MICROSECOND * 1000
     return _whole(delay) * 1_000_000_000

@@ -36,10 +36,10 @@ class Loop(Protocol):
 
 
 def frame(kind: int, error: WireError = WireError.NONE, count: int = 0,
-          detail: tuple[int, int] = (0, 0)) -> bytes:  # fmt: skip
-    """The 64 bytes that begin a reply."""
+          detail: tuple[int, int] = (0, 0), echo: tuple[int, int] = (0, 0)) -> bytes:  # fmt: skip
+    """The 64 bytes that begin a reply; `echo` is the request's session and sequence."""
     return _FRAME.pack(
-        WIRE_MAGIC, WIRE_VERSION, kind, 0, 0, count, 0, error, 0, 0, 0, *detail
+        WIRE_MAGIC, WIRE_VERSION, kind, *echo, count, 0, error, 0, 0, 0, *detail
     )  # fmt: skip
 
 
@@ -47,32 +47,40 @@ def handle(loop: Loop, message: Message) -> bytes | None:
     """The reply to one admin request; None if it comes later, when the clock has arrived."""
     if len(message.body) != size_of("pg_frame"):
         return frame(0, WireError.MALFORMED, detail=(len(message.body), size_of("pg_frame")))
-    magic, version, kind, _, _, _, _, _, _, _, at_ns, _, _ = _FRAME.unpack(message.body)
+    magic, version, kind, *_ = _FRAME.unpack(message.body)
+    echo = _echo(message)
     if magic != WIRE_MAGIC:
-        return frame(kind, WireError.MALFORMED, detail=(0, magic))
+        return frame(kind, WireError.MALFORMED, detail=(0, magic), echo=echo)
     if version != WIRE_VERSION:
-        return frame(kind, WireError.VERSION, detail=(WIRE_VERSION, version))
+        return frame(kind, WireError.VERSION, detail=(WIRE_VERSION, version), echo=echo)
     if message.uid not in (0, os.geteuid()):
-        return frame(kind, WireError.DENIED, detail=(message.uid, 0))
-    return _command(loop, message, kind, at_ns)
+        return frame(kind, WireError.DENIED, detail=(message.uid, 0), echo=echo)
+    return _command(loop, message, kind)
 
 
-def _command(loop: Loop, message: Message, kind: int, at_ns: int) -> bytes | None:
+def _echo(message: Message) -> tuple[int, int]:
+    session, sequence = _FRAME.unpack(message.body)[3:5]
+    return session, sequence
+
+
+def _command(loop: Loop, message: Message, kind: int) -> bytes | None:
+    echo = _echo(message)
     if kind == Kind.PING:
-        return frame(kind)
+        return frame(kind, echo=echo)
     if kind == Kind.STOP:
         loop.stop()
-        return frame(kind)
+        return frame(kind, echo=echo)
     if kind == Kind.ADVANCE:
+        at_ns = _FRAME.unpack(message.body)[10]
         if loop.advance_to(at_ns, message):
             return None
         now_ns = int(loop.arena.header.now_ns)
-        return frame(kind, WireError.CLOCK, detail=(now_ns, at_ns % 2**64))
-    return frame(kind, WireError.UNKNOWN_MESSAGE, detail=(kind, 0))
+        return frame(kind, WireError.CLOCK, detail=(now_ns, at_ns % 2**64), echo=echo)
+    return frame(kind, WireError.UNKNOWN_MESSAGE, detail=(kind, 0), echo=echo)
 
 
-def advanced(arena: Arena) -> bytes:
-    """The reply to ADVANCE: the tail sequence of every topic."""
+def advanced(arena: Arena, message: Message) -> bytes:
+    """The reply to the ADVANCE `message`: the tail sequence of every topic."""
     namespaces = arena.namespaces()
     parts = []
     for topic in arena.topics():
@@ -80,4 +88,4 @@ def advanced(arena: Arena) -> bytes:
         parts.append(
             _TAIL.pack(topic.sequence, topic.incarnation, len(ns), len(name), b"") + ns + name
         )
-    return frame(Kind.ADVANCE, count=len(parts)) + b"".join(parts)
+    return frame(Kind.ADVANCE, count=len(parts), echo=_echo(message)) + b"".join(parts)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from purgatoryd.daemon import lanes
+from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.lanes import Lanes, Message
 from purgatoryd.shm_layout.arena import Arena, Handled
 
@@ -45,12 +46,12 @@ class Commands:
         self._held: Message | None = None
         self._owners: dict[int, _Owner] = {}  # by row, as many as the arena has
 
-    def serve(self, real_ns: int) -> bool:
+    def serve(self) -> bool:
         """One turn. True = there is more to do at once."""
         for _ in range(len(self._unfinished)):
             if self._held is not None:
                 return True
-            self._go_on(self._unfinished.popleft(), real_ns)
+            self._go_on(self._unfinished.popleft())
         for _ in range(PER_TURN):
             if self._held is not None:
                 return True
@@ -60,7 +61,7 @@ class Commands:
             if message.route in self._behind:
                 self._behind[message.route].append(message)
             else:
-                self._apply(message, real_ns)
+                self._apply(message)
         return True
 
     @property
@@ -68,15 +69,15 @@ class Commands:
         """The virtual time that the message at the head wants to be applied at."""
         return self._arena.wait_ns if self._held is not None else None
 
-    def arrived(self, real_ns: int) -> None:
+    def arrived(self) -> None:
         """The virtual clock is where the held message wants it."""
         if self._held is not None:
             message, self._held = self._held, None
-            self._apply(message, real_ns)
+            self._apply(message)
 
-    def _apply(self, message: Message, real_ns: int) -> bool:
+    def _apply(self, message: Message) -> bool:
         """True when the message is done with."""
-        state, reply = self._arena.handle(message.body, message.uid, message.pid, real_ns)
+        state, reply = self._arena.handle(message.body, message.uid, message.pid, boot_ns())
         if state == Handled.REPLY:
             lanes.reply(self._lane, message, reply)
             self._heard(message.route, reply)
@@ -90,12 +91,12 @@ class Commands:
             return False
         return True
 
-    def _go_on(self, message: Message, real_ns: int) -> None:
-        if not self._apply(message, real_ns):
+    def _go_on(self, message: Message) -> None:
+        if not self._apply(message):
             return
         behind = self._behind[message.route]
         while behind and self._held is None:
-            if not self._apply(behind.popleft(), real_ns):
+            if not self._apply(behind.popleft()):
                 return
         if behind:
             self._unfinished.append(behind.popleft())

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import gc
 import os
+import resource
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ def serve(config: Config) -> int:
     or ArenaError if it cannot start; an arena that was there is as it was.
     """
     paths = daemon_paths(config.name)
+    _allow_connections()
     with (
         _lock(paths),
         _signals() as wake_fd,
@@ -57,6 +59,13 @@ def _go_live(arena: Arena, paths: Paths) -> None:
     _precise_sleep()
     arena.set_state(ArenaState.READY, os.getpid())
     print(f"ready name={paths.name} pid={os.getpid()} dir={paths.directory}", flush=True)
+
+
+def _allow_connections() -> None:
+    """Every connection is a descriptor, and libzmq aborts the process when it has none left."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _precise_sleep() -> None:

@@ -13,7 +13,7 @@ from purgatoryd.daemon import admin, lanes
 from purgatoryd.daemon.clock import Clock, VirtualClock, boot_ns
 from purgatoryd.daemon.commands import Commands
 from purgatoryd.daemon.lanes import Lanes, Message
-from purgatoryd.shm_layout.arena import Arena
+from purgatoryd.shm_layout.arena import NONE_NS, Arena
 
 BEAT_NS = 1_000_000_000
 TAILS_FOR_NS = 30 * BEAT_NS
@@ -43,7 +43,7 @@ class Reaper:
         self._turns = self._wakeups = self._sent = 0
         self._target_ns: int | None = None
         self._commands = Commands(arena, sockets)
-        self._advancing: deque[tuple[int, Message]] = deque()
+        self._advancing: deque[Message] = deque()
 
     def run(self) -> None:
         """Turns until stopped; then sends what has fired and returns."""
@@ -65,8 +65,8 @@ class Reaper:
         due = self._advance(real_ns)
         unsent = self._publish()
         if not due and not unsent:
-            self._arrived(real_ns)
-        busy = self._serve_admin() | self._serve_commands(real_ns) | self._commands.push()
+            self._arrived()
+        busy = self._serve_admin() | self._serve_commands() | self._commands.push()
         self._lanes.forget_subscriptions()
         if real_ns >= self._next_beat_ns:
             self._beat(real_ns)
@@ -88,9 +88,12 @@ class Reaper:
             clock.at_ns = max(clock.at_ns, min(self.arena.next_ns, target_ns))
             if self._advance_to(clock.at_ns, real_ns):
                 return True
-            if clock.at_ns == target_ns and self.arena.next_ns > target_ns:
+            if clock.at_ns == target_ns and not self._due_by(target_ns):
                 return False
         return True
+
+    def _due_by(self, time_ns: int) -> bool:
+        return self.arena.next_ns <= time_ns and self.arena.next_ns != NONE_NS
 
     def _publish(self) -> bool:
         for _ in range(WINDOWS_PER_TURN):
@@ -110,10 +113,10 @@ class Reaper:
 
     # ---- the lanes ----
 
-    def _serve_commands(self, real_ns: int) -> bool:
+    def _serve_commands(self) -> bool:
         if self._target_ns is not None:
             return True
-        busy = self._commands.serve(real_ns)
+        busy = self._commands.serve()
         self._target_ns = self._commands.waits_for_ns
         return busy
 
@@ -133,21 +136,19 @@ class Reaper:
         """Begins to move a virtual clock; the answer goes out on arrival."""
         if not self._clock.virtual or target_ns < self.arena.header.now_ns:
             return False
-        self._advancing.append((target_ns, message))
+        self._advancing.append(message)
         self._target_ns = max(target_ns, self._target_ns or 0)
         return True
 
-    def _arrived(self, real_ns: int) -> None:
+    def _arrived(self) -> None:
         """All that is due by the target has fired and was handed to the socket."""
         if self._target_ns is None:
             return
         self._target_ns = None
-        self._commands.arrived(real_ns)
-        if self._advancing:
-            body = admin.advanced(self.arena)
-            for _, message in self._advancing:
-                lanes.reply(self._lanes.admin, message, body)
-            self._advancing.clear()
+        self._commands.arrived()
+        for message in self._advancing:
+            lanes.reply(self._lanes.admin, message, admin.advanced(self.arena, message))
+        self._advancing.clear()
 
     # ---- the one place that sleeps ----
 
@@ -157,7 +158,7 @@ class Reaper:
         until_ns = self._next_beat_ns
         if not self._clock.virtual:
             until_ns = min(until_ns, self.arena.next_ns)
-        elif self.arena.next_ns <= self.arena.header.now_ns:
+        elif self._due_by(int(self.arena.header.now_ns)):
             return
         left_ns = until_ns - boot_ns()
         if left_ns <= 0:

@@ -36,22 +36,51 @@ static uint32_t name_cells(const struct pg_config *c)
     return cells;
 }
 
-static bool within(uint64_t value, uint64_t low, uint64_t high)
+bool fault_set(struct pg_fault *fault, const char *part, const char *what, uint64_t where,
+               uint64_t expected, uint64_t found)
 {
-    return value >= low && value <= high;
+    if (fault->part[0] != 0)
+        return false;
+    strncpy(fault->part, part, sizeof fault->part - 1);
+    strncpy(fault->what, what, sizeof fault->what - 1);
+    fault->where = where;
+    fault->expected = expected;
+    fault->found = found;
+    return false;
+}
+
+static bool config_bounded(const struct pg_config *c, struct pg_fault *why)
+{
+    const struct {
+        const char *what;
+        uint64_t value, low, high;
+    } bounds[] = {
+        {"capacity", c->capacity, 1, PG_CAPACITY_MAX},
+        {"outbox entries", c->outbox_capacity, 16, PG_CAPACITY_MAX},
+        {"payload bytes", c->payload_bytes, 1, (uint64_t)PG_GRANULE * (PG_NIL - 512)},
+        {"tick in ns", (uint64_t)c->tick_ns, 1000, 100000000},
+        {"fan-out", c->fanout, 2, 256},
+        {"namespaces", c->namespaces, 1, 4096},
+        {"topics", c->topics, 1, 65535},
+        {"sessions", c->sessions, 1, 65535},
+        {"watch records", c->watches, 1, PG_CAPACITY_MAX},
+        {"watch keys", c->levels, 1, PG_CAPACITY_MAX},
+        {"outcomes in an inbox", c->inbox_max, 1, UINT64_MAX},
+        {"stream id", c->stream_id, 1, UINT64_MAX},
+        {"bits of the outbox entries", (uint64_t)__builtin_popcount(c->outbox_capacity), 1, 1},
+    };
+    for (uint32_t i = 0; i < sizeof bounds / sizeof bounds[0]; i++)
+        if (bounds[i].value < bounds[i].low || bounds[i].value > bounds[i].high)
+            return fault_set(why, "header", bounds[i].what, 0,
+                             bounds[i].value < bounds[i].low ? bounds[i].low : bounds[i].high,
+                             bounds[i].value);
+    return true;
 }
 
 static bool config_valid(const struct pg_config *c)
 {
-    return within(c->capacity, 1, PG_CAPACITY_MAX) &&
-           within(c->outbox_capacity, 16, PG_CAPACITY_MAX) &&
-           (c->outbox_capacity & (c->outbox_capacity - 1)) == 0 &&
-           within(c->payload_bytes, 1, (uint64_t)PG_GRANULE * (PG_NIL - 512)) &&
-           within((uint64_t)c->tick_ns, 1000, 100000000) && within(c->fanout, 2, 256) &&
-           within(c->namespaces, 1, 4096) && within(c->topics, 1, 65535) &&
-           within(c->sessions, 1, 65535) && c->stream_id != 0 &&
-           within(c->watches, 1, PG_CAPACITY_MAX) && within(c->levels, 1, PG_CAPACITY_MAX) &&
-           c->inbox_max != 0;
+    struct pg_fault why = {0};
+    return config_bounded(c, &why);
 }
 
 static void plan_add(struct plan *p, enum pg_region_id id, uint64_t stride, uint64_t count)
@@ -120,12 +149,15 @@ static uint64_t private_replies_offset(uint32_t sessions)
                     REGION_ALIGN);
 }
 
+static uint64_t private_length(uint32_t sessions)
+{
+    return round_up(private_replies_offset(sessions) +
+                    (uint64_t)sessions * PG_WINDOW * sizeof(struct pg_reply_memory), REGION_ALIGN);
+}
+
 uint64_t pg_private_bytes(const struct pg_config *config)
 {
-    if (!config_valid(config))
-        return 0;
-    return round_up(private_replies_offset(config->sessions) + (uint64_t)config->sessions *
-                    PG_WINDOW * sizeof(struct pg_reply_memory), REGION_ALIGN);
+    return config_valid(config) ? private_length(config->sessions) : 0;
 }
 
 /* ---- the handle ---------------------------------------------------------------------- */
@@ -269,35 +301,50 @@ int pg_create(struct pg_arena *a, void *arena, void *secret, const struct pg_con
 
 /* ---- attach -------------------------------------------------------------------------- */
 
-bool fault_set(struct pg_fault *fault, const char *part, const char *what, uint64_t where,
-               uint64_t expected, uint64_t found)
-{
-    if (fault->part[0] != 0)
-        return false;
-    strncpy(fault->part, part, sizeof fault->part - 1);
-    strncpy(fault->what, what, sizeof fault->what - 1);
-    fault->where = where;
-    fault->expected = expected;
-    fault->found = found;
-    return false;
-}
-
 static bool same(struct pg_fault *why, const char *what, uint64_t expected, uint64_t found)
 {
     return expected == found || fault_set(why, "header", what, 0, expected, found);
 }
 
-/* Every offset is inside the segment, so that no later access can leave the mapping. */
-static bool regions_inside(const struct pg_header *h, struct pg_fault *why)
+static struct pg_config config_of(const struct pg_header *h)
 {
-    for (uint32_t i = 0; i < PG_R_COUNT; i++) {
-        const struct pg_region *r = &h->regions[i];
-        if (r->offset > h->length || r->length > h->length - r->offset ||
-            r->length != (uint64_t)r->stride * r->count)
-            return fault_set(why, "header", "a region leaves the segment", i, h->length,
-                             r->offset + r->length);
-    }
-    return true;
+    return (struct pg_config){.capacity = h->capacity, .outbox_capacity = h->outbox_capacity,
+                              .payload_bytes = h->payload_bytes, .tick_ns = (int64_t)h->tick_ns,
+                              .fanout = h->fanout, .stream_id = h->stream_id,
+                              .namespaces = h->regions[PG_R_NAMESPACES].count,
+                              .topics = h->regions[PG_R_TOPICS].count, .sessions = 1,
+                              .watches = h->regions[PG_R_WATCHES].count,
+                              .levels = h->regions[PG_R_LEVELS].count, .inbox_max = 1};
+}
+
+static bool region_fits(const struct pg_region *planned, const struct pg_region *r, uint32_t id,
+                        struct pg_fault *why)
+{
+    return (planned->offset == r->offset ||
+            fault_set(why, "header", "offset of a region", id, planned->offset, r->offset)) &&
+           (planned->length == r->length ||
+            fault_set(why, "header", "length of a region", id, planned->length, r->length)) &&
+           (planned->stride == r->stride ||
+            fault_set(why, "header", "stride of a region", id, planned->stride, r->stride)) &&
+           (planned->count == r->count ||
+            fault_set(why, "header", "elements of a region", id, planned->count, r->count));
+}
+
+/* All regions are where these sizes put them, so that no later access can leave the mapping. */
+static bool regions_fit(const struct pg_header *h, struct pg_fault *why)
+{
+    const struct pg_config config = config_of(h);
+    const struct wheel_shape shape = shape_of(&config);
+    struct plan plan;
+    if (!config_bounded(&config, why))
+        return false;
+    plan_make(&plan, &config);
+    for (uint32_t i = 0; i < sizeof plan.regions / sizeof plan.regions[0]; i++)
+        if (!region_fits(&plan.regions[i], &h->regions[i], i, why))
+            return false;
+    return same(why, "length of all regions", plan.length, h->length) &&
+           same(why, "levels of the wheel", wheel_levels(&shape), h->levels) &&
+           same(why, "payload bytes", h->regions[PG_R_BLOBS].length, h->payload_bytes);
 }
 
 static bool header_fits(const struct pg_header *h, uint64_t bytes, uint64_t layout_id,
@@ -310,9 +357,16 @@ static bool header_fits(const struct pg_header *h, uint64_t bytes, uint64_t layo
                 LOAD_ACQUIRE(&h->version)) &&
            same(why, "ABI major", PG_ABI_MAJOR, h->abi_major) &&
            same(why, "layout id", layout_id, h->layout_id) &&
-           same(why, "length of the segment", h->length, bytes) && regions_inside(h, why) &&
-           same(why, "slots", (uint64_t)h->capacity + 1, h->regions[PG_R_HOT].count) &&
-           same(why, "outbox entries", h->outbox_capacity, h->regions[PG_R_OUTBOX].count);
+           same(why, "length of the segment", h->length, bytes) && regions_fit(h, why);
+}
+
+static bool uuid_fits(const uint8_t ours[16], const uint8_t theirs[16], struct pg_fault *why)
+{
+    uint64_t a[2], b[2];
+    memcpy(a, ours, sizeof a);
+    memcpy(b, theirs, sizeof b);
+    return same(why, "private segment: uuid of another arena", a[0], b[0]) &&
+           same(why, "private segment: uuid of another arena", a[1], b[1]);
 }
 
 static bool private_fits(const struct pg_private *s, const struct pg_header *h, uint64_t bytes,
@@ -324,14 +378,13 @@ static bool private_fits(const struct pg_private *s, const struct pg_header *h, 
            same(why, "private segment: version mark", PG_PRIVATE_MAGIC, s->version) &&
            same(why, "private segment: layout id", h->layout_id, s->layout_id) &&
            same(why, "private segment: length", s->length, bytes) &&
-           same(why, "private segment: belongs to another arena", 0,
-                (uint64_t)(memcmp(s->uuid, h->uuid, sizeof s->uuid) != 0)) &&
+           uuid_fits(h->uuid, s->uuid, why) &&
+           same(why, "private segment: window", PG_WINDOW, s->window) &&
            same(why, "private segment: rows", private_rows_offset(), s->rows_offset) &&
            same(why, "private segment: replies", private_replies_offset(s->sessions),
                 s->replies_offset) &&
-           same(why, "private segment: too small for its sessions",
-                1, s->replies_offset + (uint64_t)s->sessions * PG_WINDOW *
-                   sizeof(struct pg_reply_memory) <= bytes);
+           same(why, "private segment: length for its sessions", private_length(s->sessions),
+                s->length);
 }
 
 int pg_attach(struct pg_arena *a, void *arena, uint64_t arena_bytes, void *secret,
@@ -357,10 +410,27 @@ static void counters_reset(struct pg_arena *a)
         a->topics[i].live = 0;
 }
 
+/* What the flags say stands at the blob's start has room there. */
+static bool ext_sound(const struct pg_hot *h, const struct pg_cold *c)
+{
+    const uint64_t least = h->flags & PG_F_OPERATION ? sizeof(struct pg_operation)
+                           : h->flags & PG_F_WALL    ? sizeof(struct pg_ext)
+                                                     : 0;
+    return c->ext_len >= least && c->ext_len % PG_GRANULE == 0;
+}
+
+/* An outcome keeps no hold on its topic, whose row may serve another name by now. */
+static bool state_sound(const struct pg_arena *a, const struct pg_hot *h)
+{
+    if (ctl_state(h->ctl) == PG_S_OUTCOME)
+        return (h->flags & PG_F_OPERATION) != 0;
+    return ctl_state(h->ctl) == PG_S_ARMED && a->topics[h->topic].name_len != 0;
+}
+
 static bool slot_sound(const struct pg_arena *a, const struct pg_hot *h, const struct pg_cold *c)
 {
-    return h->topic < a->topic_rows && a->topics[h->topic].name_len != 0 && c->key_len != 0 &&
-           c->payload_len <= PG_PAYLOAD_MAX && c->ext_len % PG_GRANULE == 0;
+    return h->topic < a->topic_rows && state_sound(a, h) && ext_sound(h, c) && c->key_len != 0 &&
+           c->payload_len <= PG_PAYLOAD_MAX;
 }
 
 /* An operation that owes its topic a notice holds a second blob. */
@@ -438,8 +508,12 @@ int pg_rebuild(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
 {
     memset(why, 0, sizeof *why);
     STORE_RELEASE(&a->header->state, PG_REBUILDING);
+    a->started_ns = now_ns;
+    a->first_ticket = a->header->next_ticket;
     a->now_ns = a->header->now_ns = now_ns;
     counters_reset(a);
+    if (!names_sound(a, why))
+        return 0;
     names_rebuild(a);
     index_init(&a->index);
     blobs_rebuild_begin(&a->blobs);

@@ -13,7 +13,12 @@ from typing import Any
 
 from purgatoryd.shm_layout import segment
 from purgatoryd.shm_layout._core import ffi, lib
-from purgatoryd.shm_layout.errors import ArenaBroken, ArenaMismatch, ArenaNotReady
+from purgatoryd.shm_layout.errors import (
+    ArenaBroken,
+    ArenaMismatch,
+    ArenaNotReady,
+    ArenaTooLarge,
+)
 from purgatoryd.shm_layout.layout import LAYOUT_ID, MESSAGE_MAX, ArenaState
 from purgatoryd.shm_layout.paths import Paths
 from purgatoryd.shm_layout.segment import Segment
@@ -112,8 +117,10 @@ class _Handle:
         for i in range(region.count):
             t = rows[i]
             if length := t.name_len:
-                name = bytes(ffi.buffer(t.name, length - 1)).decode()
-                yield Topic(name, t.namespace_row, t.incarnation, t.sequence, t.live)
+                birth, name = t.incarnation, bytes(ffi.buffer(t.name, length - 1))
+                topic = (t.namespace_row, birth, t.sequence, t.live)
+                if (t.name_len, t.incarnation) == (length, birth):  # else it got another name
+                    yield Topic(name.decode(), *topic)
 
     def namespaces(self) -> dict[int, Namespace]:
         """Row number -> namespace, of those in use."""
@@ -190,8 +197,12 @@ class Arena(_Handle):
         arena = Segment.create(name, size, ARENA_MODE)
         try:
             private = Segment.create(private_name, private_size, PRIVATE_MODE)
-        except BaseException:
+        except BaseException as error:
+            arena.close()
             segment.unlink(name)
+            if isinstance(error, ArenaTooLarge):
+                total, free = size + private_size, size + error.available
+                raise ArenaTooLarge(error.where, total, free) from error
             raise
         self = cls(arena, private)
         lib.pg_create(self._a, self._base, self._secret, struct)

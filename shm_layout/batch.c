@@ -32,6 +32,28 @@ static struct pg_record record_at(const struct request *q, uint32_t i)
     return record;
 }
 
+/* What each op may carry, and what of its name has to exist or is born; a field that an op
+ * does not use is 0. */
+enum { USES_TIME = 1, USES_VALUE = 2, USES_KEYS = 4, IN_QUERY = 8, NEEDS_TOPIC = 16,
+       NEEDS_NAMESPACE = 32 };
+static const struct op_rule {
+    uint8_t uses, modes, time_kinds;
+    uint64_t value_max;
+} rules[] = {
+    [PG_OP_PUT] = {USES_TIME | NEEDS_TOPIC, PG_MODES, PG_T_KINDS, 0},
+    [PG_OP_CANCEL] = {USES_VALUE, 1, 1, UINT64_MAX},
+    [PG_OP_GET] = {IN_QUERY, 1, 1, 0},
+    [PG_OP_WATCH] = {USES_TIME | USES_VALUE | USES_KEYS | NEEDS_TOPIC, PG_CONDITIONS, PG_T_WALL,
+                     UINT64_MAX},
+    [PG_OP_ADVANCE_KEY] = {USES_VALUE | NEEDS_NAMESPACE, 1, 1, PG_LEVEL_MAX},
+    [PG_OP_BUMP] = {USES_VALUE | NEEDS_NAMESPACE, 1, 1, PG_LEVEL_MAX},
+    [PG_OP_FAIL] = {USES_VALUE | NEEDS_NAMESPACE, 1, 1, UINT32_MAX},
+    [PG_OP_CLEAR] = {0, 1, 1, 0},
+    [PG_OP_FORGET] = {0, 1, 1, 0},
+    [PG_OP_CANCEL_FOR_KEY] = {0, 1, 1, 0},
+    [PG_OP_COMPLETE] = {USES_VALUE, 1, 1, UINT64_MAX},
+};
+
 /* ---- decoding ------------------------------------------------------------------------- */
 
 static bool frame_read(struct request *q, struct refusal *why)
@@ -69,9 +91,46 @@ static bool tables_read(struct request *q, struct refusal *why)
     return true;
 }
 
-static bool name_sound(const uint8_t *bytes, uint32_t len)
+/* Bytes of the UTF-8 character at `b`; 0 = it is none, or NUL. RFC 3629, section 4. */
+static uint32_t character_len(const uint8_t *b, uint32_t left)
 {
-    return len == 0 || memchr(bytes, 0, len) == NULL;
+    const uint32_t len = b[0] == 0 ? 0 : b[0] < 0x80 ? 1 : b[0] < 0xc2 ? 0 : b[0] < 0xe0 ? 2
+                         : b[0] < 0xf0 ? 3 : b[0] < 0xf5 ? 4 : 0;
+    if (len > left)
+        return 0;
+    for (uint32_t i = 1; i < len; i++)
+        if ((b[i] & 0xc0) != 0x80)
+            return 0;
+    const bool overlong = (b[0] == 0xe0 && b[1] < 0xa0) || (b[0] == 0xf0 && b[1] < 0x90);
+    const bool outside = (b[0] == 0xed && b[1] > 0x9f) || (b[0] == 0xf4 && b[1] > 0x8f);
+    return overlong || outside ? 0 : len;
+}
+
+static bool name_sound(struct name name)
+{
+    const uint8_t *b = (const uint8_t *)name.bytes;
+    uint32_t left = name.len;
+    while (left != 0) {
+        const uint32_t len = character_len(b, left);
+        if (len == 0)
+            return false;
+        b += len;
+        left -= len;
+    }
+    return true;
+}
+
+/* Only what arms or advances gives birth to names. Their rows are held, so that a later name of the table
+ * does not take an earlier one's. */
+static void name_resolve(struct pg_arena *a, uint32_t i, struct name ns, struct name topic)
+{
+    const unsigned uses = a->name_uses[i];
+    a->name_rows[i] = uses & NEEDS_TOPIC ? names_topic(a, ns, topic, &a->name_status[i]) : PG_NIL;
+    a->name_namespaces[i] = uses & NEEDS_NAMESPACE && a->name_rows[i] == PG_NIL
+                                ? names_namespace(a, ns, &a->name_status[i])
+                                : names_find_namespace(a, ns);
+    if (a->name_rows[i] != PG_NIL)
+        names_hold(a, a->name_rows[i]);
 }
 
 /* Walks the name table; calls with a NULL arena only check. */
@@ -84,33 +143,14 @@ static bool names_walk(struct request *q, struct pg_arena *resolve, struct refus
         const struct name ns = {(const char *)at + 2, at[0]};
         const struct name topic = {(const char *)at + 2 + at[0], at[1]};
         if (ns.len == 0 || ns.len > PG_NAMESPACE_MAX || topic.len > PG_TOPIC_MAX ||
-            !name_sound(at + 2, ns.len + topic.len))
+            !name_sound(ns) || !name_sound(topic))
             return refused(why, PG_ERR_MALFORMED, (uint64_t)(at - q->bytes), i);
         if (resolve != NULL)
-            resolve->name_rows[i] = names_topic(resolve, ns, topic, &resolve->name_status[i]);
+            name_resolve(resolve, i, ns, topic);
         at += 2 + ns.len + topic.len;
     }
     return end - at < 8 || refused(why, PG_ERR_MALFORMED, (uint64_t)(at - q->bytes), 0);
 }
-
-/* What each op may carry; a field that it does not use is 0. */
-enum { USES_TIME = 1, USES_VALUE = 2, USES_KEYS = 4, IN_QUERY = 8 };
-static const struct op_rule {
-    uint8_t uses, modes, time_kinds;
-    uint64_t value_max;
-} rules[] = {
-    [PG_OP_PUT] = {USES_TIME, PG_MODES, PG_T_KINDS, 0},
-    [PG_OP_CANCEL] = {USES_VALUE, 1, 1, UINT64_MAX},
-    [PG_OP_GET] = {IN_QUERY, 1, 1, 0},
-    [PG_OP_WATCH] = {USES_TIME | USES_VALUE | USES_KEYS, PG_CONDITIONS, PG_T_WALL, UINT64_MAX},
-    [PG_OP_ADVANCE_KEY] = {USES_VALUE, 1, 1, PG_LEVEL_MAX},
-    [PG_OP_BUMP] = {USES_VALUE, 1, 1, PG_LEVEL_MAX},
-    [PG_OP_FAIL] = {USES_VALUE, 1, 1, UINT32_MAX},
-    [PG_OP_CLEAR] = {0, 1, 1, 0},
-    [PG_OP_FORGET] = {0, 1, 1, 0},
-    [PG_OP_CANCEL_FOR_KEY] = {0, 1, 1, 0},
-    [PG_OP_COMPLETE] = {USES_VALUE, 1, 1, UINT64_MAX},
-};
 
 static bool key_sound(unsigned type, unsigned len)
 {
@@ -182,7 +222,8 @@ static uint64_t fold(uint64_t lane, const uint8_t *bytes)
 {
     uint64_t word;
     memcpy(&word, bytes, sizeof word);
-    return (lane ^ word) * 0xff51afd7ed558ccd;
+    lane = (lane ^ word) * 0xff51afd7ed558ccd;
+    return lane ^ lane >> 32;     /* or the top byte would never leave its place */
 }
 
 /* Four independent lanes, eight bytes of each a step; the last step ends with the message, which
@@ -245,10 +286,7 @@ static uint32_t watch_keys_hash(struct pg_arena *a, uint32_t ns, const uint8_t *
 static uint32_t record_hash(struct pg_arena *a, struct group *g, const struct pg_record *r,
                             const uint8_t *at, uint32_t n)
 {
-    const uint32_t topic = a->name_rows[r->name], place = n - g->first;
-    if (topic == PG_NIL)
-        return 0;
-    const uint32_t ns = a->topics[topic].namespace_row;
+    const uint32_t ns = a->name_namespaces[r->name], place = n - g->first;
     a->hashes[n] = key_hash(a, ns, r->key_type, at, r->key_len);
     g->rows[place] = PG_NIL;
     if (of_level(r->op)) {
@@ -404,20 +442,26 @@ static bool op_apply(struct pg_arena *a, const struct step *s, struct pg_result 
     }
 }
 
+static bool name_missing(const struct pg_arena *a, const struct pg_record *r)
+{
+    const unsigned uses = rules[r->op].uses;
+    return (uses & NEEDS_TOPIC && a->name_rows[r->name] == PG_NIL) ||
+           (uses & NEEDS_NAMESPACE && a->name_namespaces[r->name] == PG_NIL);
+}
+
 static bool record_apply(struct pg_arena *a, struct step *s, const uint8_t *at,
                          struct pg_result *result)
 {
     const struct pg_record *r = &s->record;
-    const uint32_t topic = a->name_rows[r->name];
-    if (topic == PG_NIL) {
+    const struct key key = {at, a->hashes[s->n], a->name_namespaces[r->name],
+                            s->group.rows[s->n - s->group.first], r->key_len, r->key_type};
+    if (name_missing(a, r)) {
         a->metrics->refused_names++;
         *result = (struct pg_result){a->name_status[r->name], 0};
         return true;
     }
-    const struct key key = {at, a->hashes[s->n], a->topics[topic].namespace_row,
-                            s->group.rows[s->n - s->group.first], r->key_len, r->key_type};
-    s->put = (struct put){key, at + r->key_len, r->payload_len, topic, r->mode, r->time_kind,
-                          r->time_ns};
+    s->put = (struct put){key, at + r->key_len, r->payload_len, a->name_rows[r->name], r->mode,
+                          r->time_kind, r->time_ns};
     s->ext = at + r->key_len + r->payload_len;
     return op_apply(a, s, result);
 }
@@ -461,15 +505,34 @@ static void batch_begin(struct pg_arena *a, struct pg_session *s, const struct r
     STORE_RELEASE(&s->current, q->frame.sequence);
 }
 
+static void names_begin(struct pg_arena *a, struct request *q)
+{
+    struct refusal never;
+    memset(a->name_uses, 0, sizeof a->name_uses);
+    for (uint32_t i = 0; i < q->frame.count; i++) {
+        const struct pg_record r = record_at(q, i);
+        a->name_uses[r.name] |= rules[r.op].uses & (NEEDS_TOPIC | NEEDS_NAMESPACE);
+    }
+    names_walk(q, a, &never);
+}
+
+static void names_end(struct pg_arena *a, const struct request *q)
+{
+    for (uint32_t i = 0; i < q->frame.names; i++)
+        if (a->name_rows[i] != PG_NIL)
+            names_release(a, a->name_rows[i]);
+}
+
 static bool batch_apply(struct pg_arena *a, struct request *q, struct pg_session *s,
                         uint32_t sum)
 {
     struct pg_reply_memory *m = session_reply(a, s, q->frame.sequence);
-    struct refusal never;
 
     batch_begin(a, s, q, m, sum);
-    names_walk(q, a, &never);
-    if (!records_apply(a, q, s, m))
+    names_begin(a, q);
+    const bool whole = records_apply(a, q, s, m);
+    names_end(a, q);
+    if (!whole)
         return false;
     extra_trim(a, m);
     STORE_RELEASE(&m->sequence, q->frame.sequence);
@@ -521,7 +584,8 @@ static bool handle_hello(struct pg_arena *a, struct request *q, struct sink *out
     memcpy(&hello, q->bytes + sizeof q->frame, sizeof hello);
     struct pg_session *s = session_open(a, hello.nonce, q->uid, q->pid);
     if (s == NULL)
-        return refused(why, PG_ERR_SESSIONS_FULL, a->secret->sessions, 0);
+        return refused(why, PG_ERR_SESSIONS_FULL, a->secret->sessions,
+                       (uint64_t)sessions_silence_ns(a));
     s->used_boot_ns = a->real_boot_ns;
     struct pg_welcome w = {.session = s->id, .stream_id = a->header->stream_id,
                            .layout_id = a->header->layout_id, .epoch = a->header->epoch,
@@ -579,6 +643,8 @@ static bool handle_batch(struct pg_arena *a, struct request *q, struct sink *out
     if (!session_of(a, q, &s, why) || !batch_read(q, why))
         return false;
     const uint32_t sum = fingerprint(q->bytes, q->len);
+    if (q->frame.sequence == 0)
+        return refused(why, PG_ERR_MALFORMED, offsetof(struct pg_frame, sequence), 0);
     if (q->frame.sequence <= s->last)
         return handle_repeated(a, q, s, sum, out, why);
     if (q->frame.sequence != s->last + 1)

@@ -248,8 +248,9 @@ class WrongShard(Refused):
 class BatchError(PurgatorydError):
     """Refusals of calls made with wait=False whose results nobody collected.
 
-    `refusals` holds (key, status) pairs of the first ones, `count` how many there were,
-    `lost` how many calls have an unknown outcome (their session expired).
+    `refusals` holds (key, status) pairs of the first ones, with status 0 where the whole
+    message was refused; `count` says how many there were, `lost` how many calls have an
+    unknown outcome because their session expired.
     """
 
     refusals: tuple[tuple[object, int], ...]

@@ -305,7 +305,7 @@ struct pg_watched {
 /* Truth: level, slot, sibling; target too for ALL and ANY. One key of one operation. */
 struct pg_watch {
     uint64_t target;              /* visited once the key's level is at least this */
-    uint32_t level;               /* row of the watch key; PG_NIL = reached, watches no more */
+    uint32_t level;               /* row of the watch key */
     uint32_t slot;                /* the operation; PG_NIL = record not used */
     uint32_t left, right, parent; /* derived: the treap */
     uint32_t sibling;             /* next key of the operation; free record: the next free one */
@@ -407,7 +407,7 @@ enum pg_cause { PG_CAUSE_EXPIRED = 1, PG_CAUSE_SATISFIED, PG_CAUSE_FAILED, PG_CA
 
 enum pg_entry_flag {
     PG_E_SUPERSEDED = 1,          /* its key was armed again: cancel no longer answers FIRED */
-    PG_E_LATE = 2,                /* came due while the daemon was down */
+    PG_E_LATE = 2,                /* was due before the daemon's last start, and armed before it */
     PG_E_OPERATION = 4            /* an operation ended: the payload begins with its verdict */
 };
 
@@ -589,7 +589,7 @@ enum pg_error {
     PG_ERR_OUT_OF_ORDER = 6,      /* detail: expected, found */
     PG_ERR_STALE = 7,             /* detail: oldest remembered, found */
     PG_ERR_CHANGED = 8,           /* a re-sent batch differs from the first */
-    PG_ERR_SESSIONS_FULL = 9,     /* detail: rows, youngest idle age in ns */
+    PG_ERR_SESSIONS_FULL = 9,     /* detail: rows, longest silence in ns */
     PG_ERR_DENIED = 10,           /* detail: uid */
     PG_ERR_STOPPING = 11,
     PG_ERR_CLOCK = 12,            /* ADVANCE or at_ns without a virtual clock, or backwards */

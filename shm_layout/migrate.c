@@ -10,6 +10,13 @@ static bool room(struct pg_fault *why, const char *what, uint64_t needed, uint64
     return needed <= available || fault_set(why, "migrate", what, 0, needed, available);
 }
 
+static bool no_memory(const struct pg_arena *to, const struct pg_arena *from,
+                      struct pg_fault *why)
+{
+    return fault_set(why, "migrate", "payload memory in use", 0, from->metrics->blob_bytes,
+                     (uint64_t)to->blobs.granules * PG_GRANULE);
+}
+
 /* Rows keep their numbers: slots and entries name them. */
 static bool names_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why)
 {
@@ -112,8 +119,7 @@ static bool slot_migrate(struct pg_arena *to, const struct pg_arena *from, uint3
     const uint32_t granules = slot_granules(&from->slots.cold[i]);
     const uint32_t blob = blob_copy(to, from, from->slots.cold[i].blob, granules);
     if (blob == PG_NIL)
-        return room(why, "payload memory in use", from->metrics->blob_bytes,
-                    (uint64_t)to->blobs.granules * PG_GRANULE);
+        return no_memory(to, from, why);
     to->slots.cold[slot] = from->slots.cold[i];
     to->slots.cold[slot].blob = blob;
     to->slots.hot[slot] = from->slots.hot[i];
@@ -153,8 +159,8 @@ static uint64_t oldest_kept(const struct pg_arena *to, const struct pg_arena *fr
     while (p > from->header->outbox_head &&
            from->header->outbox_tail - p < to->header->outbox_capacity) {
         bytes += (uint64_t)entry_granules(outbox_at(from, p - 1)) * PG_GRANULE;
-        if (bytes > to->header->outbox_bytes_max)
-            break;
+        if (bytes > to->header->outbox_bytes_max && p < from->header->outbox_tail)
+            break;            /* one alone may be larger, as in outbox_make_room */
         p--;
     }
     return p;
@@ -171,8 +177,7 @@ static bool outbox_migrate(struct pg_arena *to, const struct pg_arena *from, str
         const struct pg_entry *e = outbox_at(from, p);
         const uint32_t blob = blob_copy(to, from, e->blob, entry_granules(e));
         if (blob == PG_NIL)
-            return room(why, "payload memory in use", from->metrics->blob_bytes,
-                        (uint64_t)to->blobs.granules * PG_GRANULE);
+            return no_memory(to, from, why);
         *outbox_at(to, p) = *e;
         outbox_at(to, p)->blob = blob;
     }

@@ -57,6 +57,30 @@ static void name_link(struct pg_arena *a, uint32_t row, uint32_t ns, struct name
         a->name_index[cell] = row + 1;
 }
 
+static bool topic_placed(const struct pg_arena *a, uint32_t i, struct pg_fault *why)
+{
+    const struct pg_topic *t = &a->topics[i];
+    if (t->name_len > PG_TOPIC_MAX + 1)
+        return fault_set(why, "names", "length of a topic's name", i, PG_TOPIC_MAX + 1,
+                         t->name_len);
+    if (t->namespace_row >= a->namespace_rows || a->namespaces[t->namespace_row].name_len == 0)
+        return fault_set(why, "names", "a topic without a namespace", i, a->namespace_rows,
+                         t->namespace_row);
+    return true;
+}
+
+bool names_sound(const struct pg_arena *a, struct pg_fault *why)
+{
+    for (uint32_t i = 0; i < a->namespace_rows; i++)
+        if (a->namespaces[i].name_len > PG_NAMESPACE_MAX)
+            return fault_set(why, "names", "length of a namespace's name", i, PG_NAMESPACE_MAX,
+                             a->namespaces[i].name_len);
+    for (uint32_t i = 0; i < a->topic_rows; i++)
+        if (a->topics[i].name_len != 0 && !topic_placed(a, i, why))
+            return false;
+    return true;
+}
+
 void names_rebuild(struct pg_arena *a)
 {
     memset(a->name_index, 0, sizeof(uint32_t) * a->name_cells);
@@ -133,18 +157,31 @@ static uint32_t topic_born(struct pg_arena *a, uint32_t ns, struct name name)
     return row;
 }
 
+uint32_t names_namespace(struct pg_arena *a, struct name ns, uint32_t *status)
+{
+    uint32_t cell = 0;
+    const uint32_t row = name_find(a, PG_NIL, ns, &cell);
+    *status = PG_ST_FULL_NAMESPACES;
+    return row != PG_NIL ? row : namespace_born(a, ns, cell);
+}
+
 uint32_t names_topic(struct pg_arena *a, struct name ns, struct name topic, uint32_t *status)
 {
     uint32_t cell = 0;
-    uint32_t ns_row = name_find(a, PG_NIL, ns, &cell);
-    *status = PG_ST_FULL_NAMESPACES;
-    if (ns_row == PG_NIL)
-        ns_row = namespace_born(a, ns, cell);
+    const uint32_t ns_row = names_namespace(a, ns, status);
     if (ns_row == PG_NIL)
         return PG_NIL;
     *status = PG_ST_FULL_TOPICS;
     const uint32_t row = name_find(a, ns_row, topic, &cell);
     return row != PG_NIL ? row - a->namespace_rows : topic_born(a, ns_row, topic);
+}
+
+void names_hold(struct pg_arena *a, uint32_t topic) { a->topics[topic].live++; }
+
+void names_release(struct pg_arena *a, uint32_t topic)
+{
+    if (--a->topics[topic].live == 0)
+        a->topics_stuck_at = UINT64_MAX;
 }
 
 /* ---- readers ------------------------------------------------------------------------------ */
@@ -175,9 +212,6 @@ static bool topic_sound(const struct pg_arena *a, uint32_t i, struct pg_fault *f
 {
     const struct pg_topic *t = &a->topics[i];
     uint32_t cell;
-    if (t->namespace_row >= a->namespace_rows || a->namespaces[t->namespace_row].name_len == 0)
-        return fault_set(fault, "names", "a topic without a namespace", i, a->namespace_rows,
-                         t->namespace_row);
     if (t->last_position > a->header->outbox_tail)
         return fault_set(fault, "names", "a topic ahead of the outbox", i,
                          a->header->outbox_tail, t->last_position);
@@ -192,6 +226,8 @@ static bool topic_sound(const struct pg_arena *a, uint32_t i, struct pg_fault *f
 
 bool names_check(const struct pg_arena *a, struct pg_fault *fault)
 {
+    if (!names_sound(a, fault))
+        return false;
     if (a->secret == NULL)
         return true;
     for (uint32_t i = 0; i < a->namespace_rows; i++)

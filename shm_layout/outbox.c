@@ -135,7 +135,11 @@ static bool entry_rebuild(struct pg_arena *a, uint64_t position, struct pg_fault
 bool outbox_rebuild(struct pg_arena *a, struct pg_fault *why)
 {
     struct pg_header *h = a->header;
-    if (outbox_at(a, h->outbox_tail)->commit == h->outbox_tail + 1)
+    const bool half_done = outbox_at(a, h->outbox_tail)->commit == h->outbox_tail + 1;
+    if (half_done && !entry_sound(a, outbox_at(a, h->outbox_tail)))
+        return fault_set(why, "outbox", "the newest entry names what is not there",
+                         h->outbox_tail, a->topic_rows, outbox_at(a, h->outbox_tail)->topic);
+    if (half_done)
         entry_settle(a, h->outbox_tail);
     if (h->outbox_head > h->outbox_tail || h->outbox_tail - h->outbox_head > h->outbox_capacity ||
         h->published > h->outbox_tail)

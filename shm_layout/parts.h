@@ -43,12 +43,16 @@ struct pg_arena {
     uint16_t seen[4 * PG_WATCH_KEYS_MAX]; /* hash set over rows[] */
     int64_t now_ns;               /* of the running call, on the arena's clock */
     int64_t real_boot_ns;         /* of the running call */
+    int64_t started_ns;           /* arena clock at the last rebuild, and the first ticket */
+    uint64_t first_ticket;        /* given after it; 0 in a fresh arena */
     int64_t wall_placed_by_ns;    /* the offset that wall timers were last placed by */
     uint32_t wall_cursor;         /* next slot of a wall step under way; PG_NIL = none */
     uint64_t topics_stuck_at;     /* while this sum of ends is unchanged, no topic row is reusable */
     uint32_t hashes[PG_BATCH_RECORDS];
     uint32_t key_hashes[PG_WATCH_KEYS_MAX];  /* of the watch keys of the group under way */
-    uint32_t name_rows[PG_BATCH_NAMES];
+    uint8_t name_uses[PG_BATCH_NAMES];      /* of the running batch: what its ops need of a name */
+    uint32_t name_namespaces[PG_BATCH_NAMES];
+    uint32_t name_rows[PG_BATCH_NAMES];     /* topics of those that need one */
     uint32_t name_status[PG_BATCH_NAMES];
     struct pg_group groups[PG_NOTICE_WINDOW];
     uint16_t group_next[PG_NOTICE_WINDOW];
@@ -61,11 +65,18 @@ struct name {
     uint32_t len;
 };
 
+/* Truth: lengths within bounds, each topic in a namespace. */
+bool names_sound(const struct pg_arena *a, struct pg_fault *why);
 void names_rebuild(struct pg_arena *a);              /* the index from the rows */
-/* Row of namespace and topic, born if need be; PG_NIL with *status = why not. */
+/* Row of a namespace, or of a topic and its namespace, born if need be; PG_NIL with
+ * *status = why not. */
+uint32_t names_namespace(struct pg_arena *a, struct name ns, uint32_t *status);
 uint32_t names_topic(struct pg_arena *a, struct name ns, struct name topic, uint32_t *status);
 /* Row of an existing pair's topic or namespace; PG_NIL = none. */
 uint32_t names_find_namespace(const struct pg_arena *a, struct name ns);
+/* A held topic keeps its row, as if it had a timer. */
+void names_hold(struct pg_arena *a, uint32_t topic);
+void names_release(struct pg_arena *a, uint32_t topic);
 bool names_check(const struct pg_arena *a, struct pg_fault *fault);
 static inline struct name namespace_name(const struct pg_arena *a, uint32_t row)
 {
@@ -266,6 +277,8 @@ struct pg_session *session_find(const struct pg_arena *a, uint64_t id);
 /* The session of a nonce, opened if need be; NULL: all rows are in use. */
 struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uint32_t uid,
                                 uint32_t pid);
+/* How long the most silent session has been silent. */
+int64_t sessions_silence_ns(const struct pg_arena *a);
 void session_end(struct pg_arena *a, struct pg_session *s);
 struct pg_reply_memory *session_reply(const struct pg_arena *a, const struct pg_session *s,
                                       uint64_t sequence);

@@ -22,20 +22,30 @@ static struct pg_session *session_of_nonce(const struct pg_arena *a, const uint8
     return NULL;
 }
 
+static struct pg_session *most_silent(const struct pg_arena *a)
+{
+    struct pg_session *oldest = &a->sessions[0];
+    for (uint32_t i = 1; i < a->secret->sessions; i++)
+        if (a->sessions[i].used_boot_ns < oldest->used_boot_ns)
+            oldest = &a->sessions[i];
+    return oldest;
+}
+
+int64_t sessions_silence_ns(const struct pg_arena *a)
+{
+    return a->real_boot_ns - most_silent(a)->used_boot_ns;
+}
+
 /* A free row, else the one that was silent longest, if that is at least a minute: whoever
  * it was gets SESSION_EXPIRED, never a second application. */
 #define EVICTABLE_AFTER_NS 60000000000
 
 static struct pg_session *row_for_new(struct pg_arena *a)
 {
-    struct pg_session *oldest = &a->sessions[0];
-    for (uint32_t i = 0; i < a->secret->sessions; i++) {
+    for (uint32_t i = 0; i < a->secret->sessions; i++)
         if (a->sessions[i].id == 0)
             return &a->sessions[i];
-        if (a->sessions[i].used_boot_ns < oldest->used_boot_ns)
-            oldest = &a->sessions[i];
-    }
-    return a->real_boot_ns - oldest->used_boot_ns >= EVICTABLE_AFTER_NS ? oldest : NULL;
+    return sessions_silence_ns(a) >= EVICTABLE_AFTER_NS ? most_silent(a) : NULL;
 }
 
 /* A batch that is not applied whole yet has room for all keys it may end. */

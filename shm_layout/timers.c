@@ -74,10 +74,17 @@ static int64_t add_clamped(int64_t a, int64_t b)
     return b > 0 ? INT64_MAX : INT64_MIN;
 }
 
+/* A message may have come after the running turn's advance; its delays must not begin before. */
+static int64_t message_ns(const struct pg_arena *a)
+{
+    const bool later = a->header->clock_kind == PG_CLOCK_BOOT && a->real_boot_ns > a->now_ns;
+    return later ? a->real_boot_ns : a->now_ns;
+}
+
 bool time_resolve(const struct pg_arena *a, const struct put *p, int64_t *deadline_ns)
 {
     int64_t t = p->time_ns;
-    if (p->time_kind == PG_T_DELAY && t > 0 && __builtin_add_overflow(a->now_ns, t, &t))
+    if (p->time_kind == PG_T_DELAY && t > 0 && __builtin_add_overflow(message_ns(a), t, &t))
         return false;
     if (p->time_kind == PG_T_DELAY && p->time_ns <= 0)
         t = a->now_ns;
@@ -202,6 +209,15 @@ unsigned room_for(const struct pg_arena *a, bool replacing)
     return a->header->next_ticket > PG_TICKET_MAX ? PG_ST_FULL_TICKETS : PG_ST_ADDED;
 }
 
+/* What is due already is due since the wheel's present tick began: else it would wait for the
+ * next one, which a virtual clock may never reach. Wall timers are due by the wall alone. */
+static int64_t at_once(const struct pg_arena *a, const struct put *p, int64_t deadline_ns)
+{
+    const int64_t tick_began_ns = a->now_ns - a->now_ns % (int64_t)a->header->tick_ns;
+    const bool waits = deadline_ns <= a->now_ns && deadline_ns > tick_began_ns;
+    return waits && p->time_kind != PG_T_WALL ? tick_began_ns : deadline_ns;
+}
+
 /* Arms a new slot; the caller binds the key to it. PG_NIL: *status says why not. */
 static uint32_t arm(struct pg_arena *a, const struct put *p, int64_t deadline_ns,
                     bool replacing, unsigned *status)
@@ -217,7 +233,7 @@ static uint32_t arm(struct pg_arena *a, const struct put *p, int64_t deadline_ns
     const uint32_t slot = slots_take(&a->slots);
     const uint64_t ticket = a->header->next_ticket;
     STORE_RELEASE(&a->header->next_ticket, ticket + 1);
-    slot_write(a, slot, blob, p, deadline_ns, ticket);
+    slot_write(a, slot, blob, p, at_once(a, p, deadline_ns), ticket);
     wheel_place(&a->wheel, slot);
     slot_counted(a, slot, 1);
     a->metrics->blob_bytes += (uint64_t)granules * PG_GRANULE;
@@ -269,12 +285,14 @@ static void put_extend(struct pg_arena *a, const struct put *p, int64_t deadline
         answer_slot(a, r, slot, PG_ST_KEPT);
         return;
     }
-    if (h->flags & PG_F_WALL)
+    if (h->flags & PG_F_WALL) {
         __atomic_store_n(&slot_ext(a, slot)->value,
                          p->time_kind == PG_T_WALL
                              ? p->time_ns
                              : add_clamped(deadline_ns, a->header->wall_offset_ns),
                          __ATOMIC_RELEASE);
+        deadline_ns = slot_deadline(a, slot);
+    }
     wheel_remove(&a->wheel, slot);
     STORE_RELEASE(&h->deadline_ns, deadline_ns);
     wheel_place(&a->wheel, slot);
@@ -361,6 +379,12 @@ static bool wall_reached(struct pg_arena *a, uint32_t slot)
     return false;
 }
 
+/* Armed before this start of the daemon, and due before it. */
+static unsigned late_flag(const struct pg_arena *a, const struct pg_hot *h)
+{
+    return ctl_ticket(h->ctl) < a->first_ticket && h->deadline_ns < a->started_ns ? PG_E_LATE : 0;
+}
+
 static struct pg_entry entry_of(const struct pg_arena *a, uint32_t slot)
 {
     const struct pg_hot *h = &a->slots.hot[slot];
@@ -373,7 +397,7 @@ static struct pg_entry entry_of(const struct pg_arena *a, uint32_t slot)
                              .hash = h->hash,
                              .topic = (uint16_t)h->topic,
                              .key_len = c->key_len,
-                             .meta = c->key_type};
+                             .meta = (uint8_t)(c->key_type | late_flag(a, h) << 4)};
 }
 
 static void count_late(struct pg_arena *a, int64_t late_ns)

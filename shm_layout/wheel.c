@@ -15,7 +15,7 @@
 
 enum { CELLS = 16 };                     /* words of a chunk; cell 0 is `previous` */
 enum {
-    DRAIN_EXTRA = 256,                   /* a batch large enough to fetch memory ahead */
+    DRAIN_EXTRA = 512,                   /* a batch large enough to fetch memory ahead */
     DRAIN_SMALL = 1024,                  /* members that may wait for the border */
     DRAIN_PIECE = 16384                  /* members worth a wake-up of their own */
 };
@@ -25,7 +25,7 @@ enum {                                   /* prefetch distances, in timers */
     MOVE_AHEAD = 32
 };
 
-/* ---- division by constants of the arena --------------------------------------------- */
+/* ---- division by constants of the arena ---------------------------------------------- */
 
 __extension__ typedef unsigned __int128 uint128;
 
@@ -161,7 +161,7 @@ static inline uint32_t bucket_coming(const struct pg_wheel *s, const struct pg_l
     return v->first + (v->here + 1 < s->ring ? v->here + 1 : 0);
 }
 
-/* ---- occupancy ------------------------------------------------------------------------ */
+/* ---- occupancy ----------------------------------------------------------------------- */
 
 static void mark_occupied(struct pg_wheel *s, uint32_t bucket)
 {
@@ -223,7 +223,7 @@ static uint64_t next_event(const struct pg_wheel *s)
     return next;
 }
 
-/* ---- buckets ---------------------------------------------------------------------------- */
+/* ---- buckets ------------------------------------------------------------------------- */
 
 static inline uint32_t *cell_at(const struct wheel *w, uint32_t cell)
 {
@@ -287,7 +287,7 @@ static inline uint32_t fetch_members(const struct wheel *w, uint32_t tail)
     return fetch_chunk(w, tail);
 }
 
-/* ---- place and remove --------------------------------------------------------------------- */
+/* ---- place and remove ---------------------------------------------------------------- */
 
 void wheel_place(struct wheel *w, uint32_t slot)
 {
@@ -329,7 +329,7 @@ void wheel_remove_many(struct wheel *w, const uint32_t *slots, uint32_t count)
     }
 }
 
-/* ---- advance -------------------------------------------------------------------------------- */
+/* ---- advance ------------------------------------------------------------------------- */
 
 struct turn {                            /* one call of wheel_advance */
     struct wheel *wheel;
@@ -488,7 +488,7 @@ uint32_t wheel_advance(struct wheel *w, int64_t now_ns, uint32_t budget, wheel_d
     return wheel_advance_ahead(w, now_ns, budget, on_due, NULL, context, more);
 }
 
-/* ---- the next wake-up ------------------------------------------------------------------------- */
+/* ---- the next wake-up ---------------------------------------------------------------- */
 
 /* The tick at which something is due or begins; UINT64_MAX = the wheel is empty. */
 static uint64_t next_tick(const struct wheel *w)
@@ -528,7 +528,7 @@ int64_t wheel_next_deadline_ns(const struct wheel *w)
     return next == UINT64_MAX ? INT64_MAX : tick_to_ns(w->state, next);
 }
 
-/* ---- check ------------------------------------------------------------------------------------ */
+/* ---- check --------------------------------------------------------------------------- */
 
 struct audit {
     const struct wheel *wheel;

@@ -26,6 +26,8 @@ from purgatoryd.shm_layout.layout import KeyType, Message, WireError, struct_for
 Key = str | bytes | uuid.UUID
 """A timer's key: 1-255 bytes; str is UTF-8. "a" and b"a" are different keys."""
 
+_STR, _BYTES, _UUID = map(int, (KeyType.STR, KeyType.BYTES, KeyType.UUID))
+
 FRAME = struct.Struct(struct_format("pg_frame"))
 RECORD = struct.Struct(struct_format("pg_record"))
 RESULT = struct.Struct(struct_format("pg_result"))
@@ -47,17 +49,17 @@ VERDICT = struct.Struct(struct_format("pg_verdict"))
 def encode_key(key: Key) -> tuple[int, bytes]:
     """The type tag and the bytes of `key`. Raises InvalidKey."""
     if isinstance(key, str):
-        kind, data = KeyType.STR, _utf8(key)
+        kind, data = _STR, _utf8(key)
     elif isinstance(key, bytes):
-        kind, data = KeyType.BYTES, key
+        kind, data = _BYTES, key
     elif isinstance(key, uuid.UUID):
-        kind, data = KeyType.UUID, key.bytes
+        kind, data = _UUID, key.bytes
     else:
         reason = f"must be str, bytes or UUID, not {type(key).__name__}"
         raise InvalidKey(reason=reason, length=0, limit=layout.KEY_MAX)
     if not 1 <= len(data) <= layout.KEY_MAX:
         raise InvalidKey(reason="is out of bounds", length=len(data), limit=layout.KEY_MAX)
-    return int(kind), data
+    return kind, data
 
 
 def _utf8(key: str) -> bytes:
@@ -457,7 +459,7 @@ def decode_notices(data: bytes, count: int) -> list[RawNotice]:
         notices.append(
             RawNotice(
                 ticket, deadline_ns, fired_ns, cause, flags,
-                key.decode() if key_type == 0 and key.isascii() else decode_key(key_type, key),
+                key.decode() if key_type == _STR and key.isascii() else decode_key(key_type, key),
                 data[middle:end],
             )
         )  # fmt: skip

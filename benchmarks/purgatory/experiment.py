@@ -1,4 +1,4 @@
-"""What is measured: the requests of one run, when each arrives and when its condition turns true."""
+"""What is measured: the requests of one run, when each arrives and its condition turns true."""
 
 from __future__ import annotations
 

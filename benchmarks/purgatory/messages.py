@@ -25,7 +25,6 @@ SHARED = np.uint64(1 << 63)
 WORKER_BITS = 40
 """A request's number in its key is below the worker's."""
 
-
 def struct_of(name: str) -> np.dtype[Any]:
     """The numpy type of a struct, without its arrays (they are reserved bytes)."""
     plain = [f for f in layout.fields(name) if f[2].kind == "primitive"]

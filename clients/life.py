@@ -1,0 +1,44 @@
+"""Whether a client or subscriber may be used: not once closed, not in a forked child.
+
+ZeroMQ sockets and threads do not survive fork. The process id is kept here and renewed after
+a fork, because asking the kernel for it at every call would cost more than the call.
+"""
+
+from __future__ import annotations
+
+import os
+
+from purgatoryd.shm_layout.errors import Closed, ForkedProcess
+
+_process = os.getpid()
+
+
+def _renew() -> None:
+    global _process
+    _process = os.getpid()
+
+
+os.register_at_fork(after_in_child=_renew)
+
+
+class Life:
+    """Of one client or subscriber, which `what` names in errors."""
+
+    __slots__ = ("_owner", "_what", "closed")
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._owner = _process
+        self.closed = False
+
+    @property
+    def mine(self) -> bool:
+        """True in the process that made it."""
+        return self._owner == _process
+
+    def check(self) -> None:
+        """Raises Closed or ForkedProcess."""
+        if self._owner != _process:
+            raise ForkedProcess(self._what, self._owner, _process)
+        if self.closed:
+            raise Closed(self._what)

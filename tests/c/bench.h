@@ -1,0 +1,24 @@
+/*
+ * bench.h - prints what an operation costs, for a first look; nothing is asserted.
+ */
+#ifndef PURGATORYD_BENCH_H
+#define PURGATORYD_BENCH_H
+
+#include <stdint.h>
+#include <stdio.h>
+#include <time.h>
+
+static inline double bench_now_ns(void)
+{
+    struct timespec t;
+    timespec_get(&t, TIME_UTC);
+    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
+}
+
+/* Mean time of one of so many operations since the time given. */
+static inline void bench_print(const char *what, double since_ns, uint32_t operations)
+{
+    printf("%-28s %7.1f ns\n", what, (bench_now_ns() - since_ns) / operations);
+}
+
+#endif

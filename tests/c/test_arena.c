@@ -1,0 +1,459 @@
+/* The whole arena against a table of who is armed, and against hostile bytes, in memory that
+ * ends where the arena ends, so that the sanitizers see every access beyond it. */
+#include "check.h"
+#include "core.h"
+
+enum { KEYS = 48, OUT = 1 << 20, LAYOUT = 4711, KINDS = 3 };
+
+struct timer {
+    uint64_t ticket;              /* 0: not armed */
+    int64_t deadline_ns;          /* of those on the arena's clock */
+    int64_t wall_ns;              /* NO_WALL: on the arena's clock */
+    uint32_t payload_len, topic;
+    uint64_t fired_ticket;        /* of the newest notice that speaks for the key; 0 = none */
+    uint64_t fired_position;
+};
+
+struct world {
+    struct rng rng;
+    struct pg_config config;
+    struct pg_arena *a;
+    void *arena, *secret;
+    uint8_t *out;
+    int64_t now_ns, offset_ns;
+    uint64_t seen;                /* outbox position up to which entries were compared */
+    uint64_t sequences[KINDS];
+    struct timer timers[KEYS];
+    uint32_t armed;
+};
+
+/* ---- set-up ------------------------------------------------------------------------------ */
+
+static struct pg_config config_random(struct rng *r)
+{
+    static const uint32_t fanouts[] = {2, 3, 20, 64, 255, 256};
+    static const int64_t ticks[] = {1000, 7919, 1000000, 100000000};
+    return (struct pg_config){
+        .layout_id = LAYOUT, .payload_bytes = 4096u << rng_below(r, 6),
+        .outbox_bytes_max = 64u << rng_below(r, 8), .tick_ns = ticks[rng_below(r, 4)],
+        .now_ns = (int64_t)(rng_next(r) >> (3 + rng_below(r, 60))), .stream_id = 1,
+        .secret = {rng_next(r), rng_next(r)}, .capacity = 1 + (uint32_t)rng_below(r, KEYS),
+        .outbox_capacity = 16u << rng_below(r, 3), .fanout = fanouts[rng_below(r, 6)],
+        .namespaces = 1, .topics = KINDS, .sessions = 2, .watches = 8, .levels = 8, .inbox_max = 8, .clock_kind = PG_CLOCK_VIRTUAL};
+}
+
+static void *zeroed(uint64_t bytes)
+{
+    void *memory = aligned_alloc(4096, bytes);
+    CHECK(bytes % 4096 == 0 && memory != NULL);
+    return memset(memory, 0, bytes);
+}
+
+static void world_open(struct world *w, uint64_t seed)
+{
+    *w = (struct world){.rng = {seed * 0x9e3779b97f4a7c15u + 1}};
+    w->config = config_random(&w->rng);
+    w->arena = zeroed(pg_arena_bytes(&w->config));
+    w->secret = zeroed(pg_private_bytes(&w->config));
+    w->a = malloc(pg_handle_bytes());
+    w->out = malloc(OUT);
+    CHECK(w->a != NULL && w->out != NULL);
+    CHECK(pg_create(w->a, w->arena, w->secret, &w->config));
+    w->now_ns = w->config.now_ns;
+}
+
+static void world_close(struct world *w)
+{
+    free(w->arena);
+    free(w->secret);
+    free(w->a);
+    free(w->out);
+}
+
+static void whole(struct world *w)
+{
+    struct pg_fault fault;
+    if (pg_check(w->a, &fault) && pg_check_live(w->a, &fault))
+        return;
+    fprintf(stderr, "%s: %s at %" PRIu64 ": expected %" PRIu64 ", found %" PRIu64 "\n", fault.part,
+            fault.what, fault.where, fault.expected, fault.found);
+    CHECK(!"the arena is whole");
+}
+
+/* ---- the model ------------------------------------------------------------------------------ */
+
+static const uint8_t pattern[PG_PAYLOAD_MAX];
+
+static struct pg_put put_of(const struct world *w, uint32_t key, uint8_t *bytes)
+{
+    static const char *const topics[KINDS] = {"", "t", "u"};
+    const uint32_t topic = w->timers[key].topic;
+    bytes[0] = (uint8_t)key;
+    return (struct pg_put){.namespace_name = "n", .namespace_len = 1, .topic_name = topics[topic],
+                           .topic_len = (uint8_t)strlen(topics[topic]), .key = bytes,
+                           .key_len = (uint8_t)(1 + key * 5), .key_type = PG_KEY_BYTES,
+                           .payload = pattern, .payload_len = w->timers[key].payload_len};
+}
+
+static int64_t time_random(struct world *w, uint8_t kind)
+{
+    const int64_t delay = (int64_t)(rng_next(&w->rng) >> (1 + rng_below(&w->rng, 63)));
+    if (kind == PG_T_DELAY)
+        return delay - (int64_t)rng_below(&w->rng, 3);
+    const int64_t base = kind == PG_T_WALL ? w->now_ns + w->offset_ns : w->now_ns;
+    int64_t sum;
+    return __builtin_add_overflow(base, delay, &sum) ? INT64_MAX : sum;
+}
+
+static void model_arm(struct world *w, uint32_t key, const struct pg_put *put,
+                      const struct pg_result *r)
+{
+    struct timer *t = &w->timers[key];
+    CHECK(r->ticket >> 8 > t->ticket && r->ticket >> 8 > t->fired_ticket);
+    w->armed += t->ticket == 0;
+    t->ticket = r->ticket >> 8;
+    t->deadline_ns = r->deadline_ns;
+    t->wall_ns = put->time_kind == PG_T_WALL ? put->time_ns : NO_WALL;
+    t->fired_ticket = 0;
+}
+
+static void model_extend(struct timer *t, const struct world *w, const struct pg_put *put,
+                         int64_t deadline_ns)
+{
+    t->deadline_ns = deadline_ns;
+    if (t->wall_ns == NO_WALL)
+        return;
+    if (put->time_kind == PG_T_WALL)
+        t->wall_ns = put->time_ns;
+    else if (__builtin_add_overflow(deadline_ns, w->offset_ns, &t->wall_ns))
+        t->wall_ns = INT64_MAX;
+}
+
+static void step_put(struct world *w)
+{
+    const uint32_t key = (uint32_t)rng_below(&w->rng, KEYS);
+    const struct timer before = w->timers[key];
+    struct timer *t = &w->timers[key];
+    struct pg_result r;
+    uint8_t bytes[256] = {0};
+
+    t->payload_len = (uint32_t)(rng_next(&w->rng) >> 48 >> rng_below(&w->rng, 16));
+    t->topic = (uint32_t)rng_below(&w->rng, KINDS);
+    struct pg_put put = put_of(w, key, bytes);
+    put.mode = (uint8_t)rng_below(&w->rng, PG_MODES);
+    put.time_kind = (uint8_t)rng_below(&w->rng, PG_T_KINDS);
+    put.time_ns = time_random(w, put.time_kind);
+    pg_put(w->a, &put, &r);
+    const unsigned status = (unsigned)(r.ticket & 0xff);
+    if (status == PG_ST_ADDED || status == PG_ST_REPLACED) {
+        CHECK_EQUAL(status, before.ticket ? PG_ST_REPLACED : PG_ST_ADDED);
+        model_arm(w, key, &put, &r);
+        return;
+    }
+    *t = before;
+    if (status == PG_ST_EXTENDED)
+        model_extend(t, w, &put, r.deadline_ns);
+    if (status == PG_ST_FULL)
+        CHECK(before.ticket == 0 && w->armed == w->config.capacity);
+    if (status == PG_ST_EXTENDED || status == PG_ST_KEPT || status == PG_ST_EXISTS)
+        CHECK_EQUAL(r.ticket >> 8, before.ticket);
+    else
+        CHECK(status >= PG_ST_FULL);
+}
+
+static void step_cancel(struct world *w)
+{
+    const uint32_t key = (uint32_t)rng_below(&w->rng, KEYS);
+    struct timer *t = &w->timers[key];
+    struct pg_result r;
+    uint8_t bytes[256] = {0};
+    const struct pg_put put = put_of(w, key, bytes);
+    const bool told = t->fired_ticket != 0 && t->fired_position >= w->a->header->outbox_head;
+
+    pg_cancel(w->a, &put, 0, &r);
+    CHECK_EQUAL(r.ticket & 0xff, t->ticket ? PG_ST_CANCELLED : told ? PG_ST_FIRED : PG_ST_UNKNOWN);
+    CHECK_EQUAL(r.ticket >> 8, t->ticket ? t->ticket : told ? t->fired_ticket : 0);
+    w->armed -= t->ticket != 0;
+    t->ticket = 0;
+}
+
+static void model_fire(struct world *w, uint64_t position)
+{
+    const struct pg_entry *e = outbox_at(w->a, position);
+    const uint8_t *key = blob_at(&w->a->blobs, e->blob);
+    struct timer *t = &w->timers[key[0]];
+    CHECK_EQUAL(e->ticket, t->ticket << 8 | PG_CAUSE_EXPIRED);
+    CHECK_EQUAL(e->key_len, 1 + key[0] * 5);
+    CHECK_EQUAL(e->payload_len, t->payload_len);
+    CHECK_EQUAL(e->sequence, ++w->sequences[e->topic]);
+    CHECK(e->deadline_ns <= e->fired_ns && e->fired_ns <= w->now_ns);
+    if (t->wall_ns == NO_WALL)
+        CHECK_EQUAL(e->deadline_ns, t->deadline_ns);
+    else
+        CHECK(t->wall_ns <= w->now_ns + w->offset_ns);
+    t->fired_ticket = t->ticket;
+    t->fired_position = position;
+    t->ticket = 0;
+    w->armed--;
+}
+
+/* Ends with whatever the budget allows; when nothing is left, nothing that is due is armed. */
+static void step_advance(struct world *w)
+{
+    const int64_t span = (int64_t)(rng_next(&w->rng) >> (4 + rng_below(&w->rng, 60)));
+    int64_t to;
+    int more;
+    if (rng_below(&w->rng, 8) == 0 && w->now_ns < INT64_MAX / 4)
+        w->offset_ns += (int64_t)rng_below(&w->rng, 1u << 30) - (1 << 29);
+    if (!__builtin_add_overflow(w->now_ns, span, &to) && to < INT64_MAX / 2)
+        w->now_ns = to;
+    const uint32_t budget = rng_below(&w->rng, 2) ? UINT32_MAX : (uint32_t)rng_below(&w->rng, 5);
+    CHECK(pg_advance(w->a, w->now_ns, w->offset_ns, w->now_ns, budget, &more) <= budget);
+    for (; w->seen < w->a->header->outbox_tail; w->seen++)
+        model_fire(w, w->seen);
+    for (uint32_t i = 0; i < KEYS && !more; i++)
+        if (w->timers[i].ticket != 0 && w->timers[i].wall_ns == NO_WALL)
+            CHECK(w->timers[i].deadline_ns > w->now_ns - w->config.tick_ns);
+}
+
+static void step_publish(struct world *w)
+{
+    struct pg_part parts[8];
+    uint64_t upto;
+    while (w->a->header->published < w->a->header->outbox_tail) {
+        CHECK(pg_notices(w->a, w->out, OUT, parts, 8, &upto) > 0);
+        CHECK(upto > w->a->header->published);
+        pg_published(w->a, upto);
+    }
+}
+
+static void step_read(struct world *w)
+{
+    uint64_t positions[64], lost, got, used = 0;
+    struct pg_part parts[8];
+    uint32_t cursor = 0, topic = (uint32_t)rng_below(&w->rng, KINDS);
+    const uint64_t first = 1 + rng_below(&w->rng, 64);
+    while (cursor <= w->config.capacity)
+        used += pg_scan(w->a, &cursor, 7, w->out, OUT);
+    CHECK((used == 0) == (w->armed == 0));
+    pg_replay(w->a, topic, first, first + rng_below(&w->rng, 64), positions, w->out,
+              sizeof(struct pg_notices) + rng_below(&w->rng, OUT / 2), &lost, &got);
+    CHECK(lost + 1 >= first && got >= lost);
+    cursor = 0;
+    pg_tails(w->a, 0, &cursor, w->out, OUT, parts, 8);
+}
+
+static void derived_damage(struct world *w)
+{
+    static const enum pg_region_id derived[] = {
+        PG_R_FREE_SLOTS, PG_R_WHEEL, PG_R_BUCKETS, PG_R_CHUNKS, PG_R_FREE_CHUNKS,
+        PG_R_INDEX, PG_R_BLOB_HEAP, PG_R_BLOB_MAP, PG_R_NAME_INDEX};
+    for (uint32_t i = 0; i < sizeof derived / sizeof derived[0]; i++) {
+        const struct pg_region *r = &w->a->header->regions[derived[i]];
+        memset((uint8_t *)w->arena + r->offset, (int)rng_below(&w->rng, 256), r->length);
+    }
+}
+
+static void step_restart(struct world *w)
+{
+    struct pg_fault why;
+    derived_damage(w);
+    CHECK(pg_attach(w->a, w->arena, pg_arena_bytes(&w->config), w->secret,
+                    pg_private_bytes(&w->config), LAYOUT, &why));
+    CHECK(pg_rebuild(w->a, w->now_ns, &why));
+}
+
+/* A bigger arena, so that all finds room. */
+static void step_migrate(struct world *w)
+{
+    struct world to = {.config = w->config, .out = w->out};
+    struct pg_fault why;
+    to.config.capacity += (uint32_t)rng_below(&w->rng, 10);
+    to.config.payload_bytes += rng_below(&w->rng, 3) * 4096;
+    to.config.fanout = 2 + (uint32_t)rng_below(&w->rng, 255);
+    to.arena = zeroed(pg_arena_bytes(&to.config));
+    to.secret = zeroed(pg_private_bytes(&to.config));
+    to.a = malloc(pg_handle_bytes());
+    CHECK(to.a != NULL && pg_create(to.a, to.arena, to.secret, &to.config));
+    CHECK(pg_migrate(to.a, w->a, &why));
+    free(w->arena);
+    free(w->secret);
+    free(w->a);
+    w->config = to.config;
+    w->arena = to.arena;
+    w->secret = to.secret;
+    w->a = to.a;
+}
+
+static void random_steps(void)
+{
+    enum { WORLDS = 150, STEPS = 400 };
+    for (uint64_t seed = 1; seed <= WORLDS; seed++) {
+        struct world w;
+        world_open(&w, seed);
+        for (int i = 0; i < STEPS; i++) {
+            const uint64_t dice = rng_below(&w.rng, 100);
+            if (dice < 50) step_put(&w);
+            else if (dice < 65) step_cancel(&w);
+            else if (dice < 85) step_advance(&w);
+            else if (dice < 94) step_publish(&w);
+            else if (dice < 97) step_read(&w);
+            else if (dice < 99) step_restart(&w);
+            else step_migrate(&w);
+            whole(&w);
+            CHECK_EQUAL(w.a->metrics->live, w.armed);
+        }
+        world_close(&w);
+    }
+}
+
+/* ---- hostile messages ------------------------------------------------------------------------ */
+
+static uint8_t *append(uint8_t *at, const void *bytes, size_t len)
+{
+    memcpy(at, bytes, len);
+    return at + len;
+}
+
+static uint64_t session_begin(struct world *w, uint8_t *reply)
+{
+    struct {
+        struct pg_frame frame;
+        struct pg_hello hello;
+    } m = {.frame = {.magic = PG_WIRE_MAGIC, .version = PG_WIRE_VERSION, .message = PG_M_HELLO}};
+    uint64_t bytes;
+    int64_t wait_ns;
+    struct pg_welcome welcome;
+    CHECK_EQUAL(pg_handle(w->a, &m, sizeof m, 0, 0, 0, reply, &bytes, &wait_ns), PG_H_REPLY);
+    CHECK_EQUAL(bytes, sizeof(struct pg_frame) + sizeof welcome);
+    memcpy(&welcome, reply + sizeof(struct pg_frame), sizeof welcome);
+    return welcome.session;
+}
+
+/* A batch of puts and cancels, or a query; returns its bytes. */
+static uint64_t message_make(struct world *w, uint64_t session, uint64_t sequence, uint8_t *to)
+{
+    const bool query = rng_below(&w->rng, 4) == 0;
+    const uint32_t count = 1 + (uint32_t)rng_below(&w->rng, 6);
+    struct pg_frame f = {.magic = PG_WIRE_MAGIC, .version = PG_WIRE_VERSION,
+                         .message = query ? PG_M_QUERY : PG_M_BATCH, .session = session,
+                         .sequence = sequence, .count = count, .names = 2, .names_bytes = 8};
+    uint8_t area[512];
+    uint32_t used = 0;
+    uint8_t *at = append(append(to, &f, sizeof f), "\1\1nt\1\0n", 8);
+    for (uint32_t i = 0; i < count; i++) {
+        struct pg_record r = {.op = query ? PG_OP_GET : PG_OP_CANCEL, .key_type = PG_KEY_BYTES,
+                              .key_len = (uint8_t)(1 + rng_below(&w->rng, 20)),
+                              .name = (uint16_t)rng_below(&w->rng, 2)};
+        if (!query && rng_below(&w->rng, 3) != 0) {
+            r.op = PG_OP_PUT;
+            r.mode = (uint8_t)rng_below(&w->rng, PG_MODES);
+            r.time_kind = (uint8_t)rng_below(&w->rng, PG_T_KINDS);
+            r.time_ns = (int64_t)rng_below(&w->rng, 1u << 30);
+            r.payload_len = (uint32_t)rng_below(&w->rng, 40);
+        }
+        memset(area + used, 'k', r.key_len + r.payload_len);
+        used += r.key_len + r.payload_len;
+        at = append(at, &r, sizeof r);
+    }
+    return (uint64_t)(append(at, area, used) - to);
+}
+
+/* Bytes change, the end is cut or grows; often nothing happens. */
+static uint64_t message_spoil(struct world *w, uint8_t *bytes, uint64_t len)
+{
+    for (uint64_t n = rng_below(&w->rng, 4); n > 0; n--)
+        bytes[rng_below(&w->rng, len)] = (uint8_t)rng_next(&w->rng);
+    switch (rng_below(&w->rng, 6)) {
+    case 0: return rng_below(&w->rng, len);
+    case 1: return len + rng_below(&w->rng, 9);
+    default: return len;
+    }
+}
+
+static void messages(void)
+{
+    uint8_t *reply = malloc(PG_MESSAGE_MAX);
+    CHECK(reply != NULL);
+    for (uint64_t seed = 1; seed <= 40; seed++) {
+        struct world w;
+        uint8_t draft[1024] = {0};
+        world_open(&w, seed);
+        const uint64_t session = session_begin(&w, reply);
+        for (int i = 0; i < 400; i++) {
+            const uint64_t last = w.a->sessions[session & 0xffff].last;
+            const uint64_t made = message_make(&w, session, last + 1, draft);
+            const uint64_t len = message_spoil(&w, draft, made);
+            uint8_t *exact = malloc(len ? len : 1);
+            uint64_t bytes;
+            int64_t wait_ns;
+            CHECK(exact != NULL);
+            memcpy(exact, draft, len);
+            if (pg_handle(w.a, exact, len, 0, 0, 0, reply, &bytes, &wait_ns) == PG_H_REPLY)
+                CHECK(bytes >= sizeof(struct pg_frame));
+            free(exact);
+            whole(&w);
+        }
+        world_close(&w);
+    }
+    free(reply);
+}
+
+/* ---- hostile memory ----------------------------------------------------------------------------- */
+
+/* Whatever the truth holds: rebuild makes a whole arena of it or refuses, and stays inside. */
+static void damaged_truth(void)
+{
+    static const enum pg_region_id truth[] = {PG_R_HOT, PG_R_COLD, PG_R_NAMESPACES, PG_R_TOPICS,
+                                              PG_R_OUTBOX};
+    for (uint64_t seed = 1; seed <= 600; seed++) {
+        struct world w;
+        struct pg_fault why;
+        world_open(&w, seed);
+        for (int i = 0; i < 100; i++) {
+            step_put(&w);
+            if (i % 10 == 0)
+                step_advance(&w);
+        }
+        for (uint64_t n = 1 + rng_below(&w.rng, 4); n > 0; n--) {
+            const struct pg_region *r = &w.a->header->regions[truth[rng_below(&w.rng, 5)]];
+            const uint64_t used = (uint64_t)r->stride * (1 + rng_below(&w.rng, r->count));
+            ((uint8_t *)w.arena)[r->offset + used - 1 - rng_below(&w.rng, r->stride)] =
+                (uint8_t)rng_next(&w.rng);
+        }
+        if (pg_attach(w.a, w.arena, pg_arena_bytes(&w.config), w.secret,
+                      pg_private_bytes(&w.config), LAYOUT, &why) &&
+            !pg_rebuild(w.a, w.now_ns, &why))
+            CHECK(why.part[0] != 0);
+        world_close(&w);
+    }
+}
+
+static void damaged_header(void)
+{
+    for (uint64_t seed = 1; seed <= 2000; seed++) {
+        struct world w;
+        struct pg_fault why;
+        world_open(&w, seed % 20 + 1);
+        w.rng.state += seed;
+        step_put(&w);
+        for (uint64_t n = 1 + rng_below(&w.rng, 3); n > 0; n--)
+            ((uint8_t *)w.arena)[rng_below(&w.rng, sizeof(struct pg_header))] ^=
+                (uint8_t)(1u << rng_below(&w.rng, 8));
+        if (!pg_attach(w.a, w.arena, pg_arena_bytes(&w.config), w.secret,
+                       pg_private_bytes(&w.config), LAYOUT, &why))
+            CHECK(why.part[0] != 0 && why.expected != why.found);
+        else if (!pg_rebuild(w.a, w.now_ns, &why))
+            CHECK(why.part[0] != 0);
+        world_close(&w);
+    }
+}
+
+int main(void)
+{
+    RUN(random_steps);
+    RUN(messages);
+    RUN(damaged_truth);
+    RUN(damaged_header);
+    return 0;
+}

@@ -1,0 +1,536 @@
+"""The command lane of the core: sessions, batches, re-sent batches and hostile bytes."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable, Iterator
+
+import pytest
+from core_driver import Core
+
+from purgatoryd.shm_layout import layout, wire
+from purgatoryd.shm_layout._core import lib
+from purgatoryd.shm_layout.layout import Message, Op, PutMode, Status, TimeKind, WireError
+
+SECOND_NS = 10**9
+MINUTE_NS = 60 * SECOND_NS
+NONCE = bytes(range(16))
+
+Record = tuple[bytes, bytes, bytes]  # header, key, payload
+
+
+def put(
+    key: bytes = b"k", payload: bytes = b"", *, delay_ns: int = SECOND_NS, name: int = 0,
+    mode: int = PutMode.ERROR, kind: int = TimeKind.DELAY, key_type: int = 0,
+) -> Record:  # fmt: skip
+    head = wire.RECORD.pack(
+        Op.PUT, mode, key_type, len(key), name, kind, 0, len(payload), 0, delay_ns, 0
+    )
+    return head, key, payload
+
+
+def cancel(key: bytes = b"k", *, ticket: int = 0, name: int = 0) -> Record:
+    return wire.RECORD.pack(Op.CANCEL, 0, 0, len(key), name, 0, 0, 0, 0, 0, ticket), key, b""
+
+
+def get(key: bytes = b"k", *, name: int = 0) -> Record:
+    return wire.RECORD.pack(Op.GET, 0, 0, len(key), name, 0, 0, 0, 0, 0, 0), key, b""
+
+
+def message(
+    kind: int, session: int, sequence: int, records: list[Record],
+    names: list[tuple[bytes, bytes]], at_ns: int | None = None,
+) -> bytes:  # fmt: skip
+    table = wire.encode_names(names)
+    head = wire.encode_frame(
+        kind, session, sequence, count=len(records), names=len(names), names_bytes=len(table),
+        at_ns=at_ns,
+    )  # fmt: skip
+    area = b"".join(key + payload for _, key, payload in records)
+    return head + table + b"".join(r[0] for r in records) + area
+
+
+class Lane:
+    """One client of one arena."""
+
+    def __init__(self, core: Core, nonce: bytes = NONCE, uid: int = 1000) -> None:
+        self.core, self.uid, self.nonce = core, uid, nonce
+        self.now_ns = 0
+        self.sequence = 0
+        self.session = self.hello().session
+
+    def ask(self, data: bytes) -> wire.Reply:
+        reply = self.core.handle(data, uid=self.uid, real_boot_ns=self.now_ns)
+        assert isinstance(reply, wire.Reply)
+        return reply
+
+    def hello(self) -> wire.Welcome:
+        reply = self.ask(wire.encode_hello(self.nonce))
+        assert reply.error == 0
+        return wire.decode_welcome(reply.body)
+
+    def encode(
+        self, *records: Record, sequence: int | None = None, kind: int = Message.BATCH,
+        names: list[tuple[bytes, bytes]] | None = None, at_ns: int | None = None,
+    ) -> bytes:  # fmt: skip
+        return message(
+            kind, self.session, self.sequence + 1 if sequence is None else sequence,
+            list(records), names or [(b"n", b"t")], at_ns,
+        )  # fmt: skip
+
+    def batch(
+        self, *records: Record, names: list[tuple[bytes, bytes]] | None = None
+    ) -> list[tuple[Status, int]]:
+        """(status, ticket) of each record of the next batch."""
+        reply = self.ask(self.encode(*records, names=names))
+        self.sequence += 1
+        return statuses(reply)
+
+
+def statuses(reply: wire.Reply) -> list[tuple[Status, int]]:
+    assert reply.error == 0, (WireError(reply.error), reply.detail)
+    wire.check_results(reply.body, reply.records)
+    return [(Status(word & 0xFF), word >> 8) for word, _ in wire.decode_results(reply.body)]
+
+
+@pytest.fixture
+def core() -> Iterator[Core]:
+    core = Core(capacity=32, sessions=2)
+    yield core
+    core.check()
+
+
+@pytest.fixture
+def lane(core: Core) -> Lane:
+    return Lane(core)
+
+
+def refused_and_untouched(lane: Lane, data: bytes, uid: int = 1000) -> wire.Reply:
+    """The reply's error; nothing but a counter may have changed."""
+    before = lane.core.snapshot()
+    reply = lane.core.handle(data, uid=uid, real_boot_ns=lane.now_ns)
+    assert isinstance(reply, wire.Reply)
+    assert reply.error != 0
+    assert (reply.records, reply.body) == (0, b"")
+    assert lane.core.snapshot() == before
+    return reply
+
+
+# ---- sessions ------------------------------------------------------------------------------
+
+
+def test_hello_with_the_same_nonce_finds_the_same_session(lane: Lane) -> None:
+    lane.batch(put())
+    again = lane.hello()
+    assert (again.session, again.last) == (lane.session, 1)
+    assert (again.window, again.batch_records) == (lib.PG_WINDOW, lib.PG_BATCH_RECORDS)
+    assert again.tick_ns == lane.core.config["tick_ns"]
+
+
+def test_a_nonce_of_another_user_is_another_session(core: Core, lane: Lane) -> None:
+    other = Lane(core, NONCE, uid=7)
+    assert other.session != lane.session
+    reply = refused_and_untouched(lane, lane.encode(put()), uid=7)
+    assert (reply.error, reply.detail[0]) == (WireError.DENIED, 7)
+
+
+def test_bye_ends_the_session(lane: Lane) -> None:
+    data = lane.encode(put())
+    assert lane.ask(wire.encode_frame(Message.BYE, lane.session)).error == 0
+    reply = refused_and_untouched(lane, data)
+    assert (reply.error, reply.detail[0]) == (WireError.SESSION_EXPIRED, lane.session)
+    assert lane.hello().session != lane.session
+
+
+def test_sessions_are_full_until_one_is_silent_for_a_minute(core: Core, lane: Lane) -> None:
+    second = Lane(core, b"2" * 16)
+    second.now_ns = lane.now_ns = 30 * SECOND_NS
+    second.batch(put(b"second"))
+    hello = wire.encode_hello(b"3" * 16)
+    reply = refused_and_untouched(lane, hello)
+    assert (reply.error, reply.detail) == (WireError.SESSIONS_FULL, (2, 30 * SECOND_NS))
+    lane.now_ns = second.now_ns = MINUTE_NS
+    third = Lane.__new__(Lane)
+    third.__dict__.update(lane.__dict__, nonce=b"3" * 16)
+    third.session = third.hello().session
+    assert lane.ask(lane.encode(put())).error == WireError.SESSION_EXPIRED
+    assert second.batch(put(b"second")) == [(Status.EXISTS, 1)]
+
+
+def test_an_evicted_row_forgets_its_replies(core: Core, lane: Lane) -> None:
+    sent = lane.encode(put())
+    lane.batch(put())
+    lane.ask(wire.encode_frame(Message.BYE, lane.session))
+    again = lane.hello()
+    assert again.last == 0
+    stolen = sent[:8] + struct.pack("<Q", again.session) + sent[16:]
+    assert statuses(lane.ask(stolen)) == [(Status.EXISTS, 1)]
+
+
+# ---- batches -------------------------------------------------------------------------------
+
+
+def test_a_batch_answers_each_record_in_order(lane: Lane) -> None:
+    assert lane.batch(
+        put(b"a"), put(b"a"), put(b"a", mode=PutMode.KEEP), put(b"a", mode=PutMode.REPLACE),
+        put(b"a", mode=PutMode.EXTEND, delay_ns=2 * SECOND_NS), cancel(b"a", ticket=1),
+        cancel(b"a"), cancel(b"a"),
+    ) == [
+        (Status.ADDED, 1), (Status.EXISTS, 1), (Status.KEPT, 1), (Status.REPLACED, 2),
+        (Status.EXTENDED, 2), (Status.UNKNOWN, 0), (Status.CANCELLED, 2), (Status.UNKNOWN, 0),
+    ]  # fmt: skip
+
+
+def test_a_full_batch(core: Core) -> None:
+    core = Core(capacity=1024)
+    lane = Lane(core)
+    records = [put(b"%d" % i, name=i % 2) for i in range(1024)]
+    names = [(b"n", b"t"), (b"n", b"")]
+    assert lane.batch(*records, names=names) == [(Status.ADDED, i + 1) for i in range(1024)]
+    assert lane.batch(*(cancel(b"%d" % i) for i in range(1024)))[-1] == (Status.CANCELLED, 1024)
+    core.check()
+
+
+@pytest.mark.parametrize("at_once", [1, lib.PG_WINDOW])
+def test_a_batch_sent_again_gets_the_first_answers(lane: Lane, at_once: int) -> None:
+    sent, answers = [], []
+    for i in range(at_once):
+        sent.append(lane.encode(put(b"%d" % i), cancel(b"0")))
+        answers.append(lane.batch(put(b"%d" % i), cancel(b"0")))
+    for _ in range(2):
+        for data, answer in zip(sent, answers, strict=True):
+            before = lane.core.snapshot()
+            assert statuses(lane.ask(data)) == answer
+            assert lane.core.snapshot() == before
+    assert lane.core.metrics.batches_repeated == 2 * at_once
+
+
+def test_answers_are_remembered_across_a_rebuild_and_a_migration(lane: Lane) -> None:
+    sent = lane.encode(put(b"a"))
+    lane.batch(put(b"a"))
+    lane.batch(cancel(b"a"))
+    lane.core.attach()
+    lane.core.rebuild(0)
+    assert statuses(lane.ask(sent)) == [(Status.ADDED, 1)]
+    lane.core = lane.core.migrated(capacity=100, sessions=7)
+    assert statuses(lane.ask(sent)) == [(Status.ADDED, 1)]
+    assert lane.batch(put(b"b")) == [(Status.ADDED, 2)]
+    lane.core.check()
+
+
+def test_behind_the_window_is_stale(lane: Lane) -> None:
+    sent = [lane.encode(put(b"%d" % i), sequence=i + 1) for i in range(6)]
+    for i in range(6):
+        lane.batch(put(b"%d" % i))
+    for old in sent[:2]:
+        reply = refused_and_untouched(lane, old)
+        assert reply.error == WireError.STALE
+        assert reply.detail == (3, struct.unpack_from("<Q", old, 16)[0])
+    for data in sent[2:]:
+        assert statuses(lane.ask(data))[0][0] == Status.ADDED
+
+
+@pytest.mark.parametrize("sequence", [2, 3, 100, 2**64 - 1])
+def test_a_gap_is_out_of_order(lane: Lane, sequence: int) -> None:
+    reply = refused_and_untouched(lane, lane.encode(put(), sequence=sequence))
+    assert (reply.error, reply.detail) == (WireError.OUT_OF_ORDER, (1, sequence))
+
+
+@pytest.mark.parametrize("batches", [0, 4, 5])
+def test_there_is_no_batch_zero(lane: Lane, batches: int) -> None:
+    for i in range(batches):
+        lane.batch(put(b"%d" % i))
+    reply = refused_and_untouched(lane, lane.encode(put(b"x"), sequence=0))
+    assert reply.error == WireError.MALFORMED
+
+
+def test_another_batch_under_the_same_sequence(lane: Lane) -> None:
+    lane.batch(put(b"a"))
+    for changed in (put(b"b"), put(b"a", delay_ns=1), put(b"a", b"x"), cancel(b"a")):
+        reply = refused_and_untouched(lane, lane.encode(changed, sequence=1))
+        assert reply.error == WireError.CHANGED
+
+
+def test_no_small_change_of_a_batch_goes_unnoticed(lane: Lane) -> None:
+    text = bytearray(b"the quick brown fox jumps over the lazy dog, " * 8)
+    lane.batch(put(b"a", bytes(text)))
+    rng = random.Random(1)
+    for _ in range(2000):
+        changed = bytearray(text)
+        first = rng.randrange(len(text) - 64)
+        for at in (first, first + 32):
+            changed[at] ^= rng.randrange(1, 256)
+        reply = lane.ask(lane.encode(put(b"a", bytes(changed)), sequence=1))
+        assert reply.error == WireError.CHANGED
+
+
+def test_two_sessions_do_not_see_each_other(core: Core, lane: Lane) -> None:
+    other = Lane(core, b"2" * 16)
+    assert lane.batch(put(b"a")) == [(Status.ADDED, 1)]
+    assert other.batch(put(b"b")) == [(Status.ADDED, 2)]
+    assert lane.ask(lane.encode(put(b"a"), sequence=1)).body != b""
+    assert other.batch(cancel(b"a")) == [(Status.CANCELLED, 1)]
+
+
+def test_a_batch_that_was_interrupted_goes_on_where_it_stood(core: Core, lane: Lane) -> None:
+    """As after a daemon that died with one of three records applied."""
+    records = [put(b"%d" % i) for i in range(3)]
+    data = lane.encode(*records)
+    lane.ask(data)
+    session = core.rows_of_sessions()[0]
+    session.last, session.current, session.applied = 0, 1, 1
+    core.cancel("1")
+    assert statuses(lane.ask(data)) == [
+        (Status.ADDED, 1), (Status.ADDED, 4), (Status.EXISTS, 3)
+    ]  # fmt: skip
+
+
+# ---- names ---------------------------------------------------------------------------------
+
+
+def test_names_of_one_batch_do_not_take_each_others_rows() -> None:
+    core = Core(topics=2)
+    lane = Lane(core)
+    names = [(b"n", b"a"), (b"n", b"b"), (b"n", b"c")]
+    found = lane.batch(*(put(b"%d" % i, name=i) for i in range(3)), names=names)
+    assert [status for status, _ in found] == [Status.ADDED, Status.ADDED, Status.FULL_TOPICS]
+    assert {i.key: i.topic for i in core.scan()} == {"0": "a", "1": "b"}
+    core.check()
+
+
+def test_a_topic_without_timers_gives_its_row_to_the_next_batch() -> None:
+    core = Core(topics=1)
+    lane = Lane(core)
+    lane.batch(put(b"k"), names=[(b"n", b"a")])
+    assert lane.batch(put(b"x"), names=[(b"n", b"b")]) == [(Status.FULL_TOPICS, 0)]
+    lane.batch(cancel(b"k"))
+    assert lane.batch(put(b"x"), names=[(b"n", b"b")]) == [(Status.ADDED, 2)]
+    assert core.topic_rows()[0][:3] == (b"n", b"b", 2)
+    core.check()
+
+
+def test_cancel_needs_no_room_for_names() -> None:
+    core = Core(topics=1, namespaces=1)
+    lane = Lane(core)
+    lane.batch(put(b"k"), names=[(b"n", b"a")])
+    before = core.snapshot()[0]
+    assert lane.batch(cancel(b"k"), names=[(b"other", b"")]) == [(Status.UNKNOWN, 0)]
+    assert core.snapshot()[0] == before
+    assert lane.batch(cancel(b"k"), names=[(b"n", b"")]) == [(Status.CANCELLED, 1)]
+
+
+def test_a_batch_may_use_one_name_twice(lane: Lane) -> None:
+    names = [(b"n", b"t"), (b"n", b"t"), (b"n", b"")]
+    assert lane.batch(put(b"a"), put(b"a", name=1), cancel(b"a", name=2), names=names) == [
+        (Status.ADDED, 1), (Status.EXISTS, 1), (Status.CANCELLED, 1)
+    ]  # fmt: skip
+
+
+# ---- queries -------------------------------------------------------------------------------
+
+
+def query(lane: Lane, *records: Record, names: list[tuple[bytes, bytes]] | None = None) -> bytes:
+    return lane.encode(*records, kind=Message.QUERY, names=names, sequence=9)
+
+
+def test_query_finds_what_is_armed_and_changes_nothing(lane: Lane) -> None:
+    lane.batch(put(b"a", b"pay"), put(b"w", kind=TimeKind.WALL, delay_ns=SECOND_NS))
+    before = lane.core.snapshot()
+    names = [(b"n", b""), (b"nowhere", b"t")]
+    reply = lane.ask(query(lane, get(b"a"), get(b"z"), get(b"a", name=1), get(b"w"), names=names))
+    a, z, elsewhere, w = wire.decode_infos(reply.body, reply.records)
+    assert (a.status, a.ticket, a.deadline_ns, a.wall_ns) == (Status.FOUND, 1, SECOND_NS, None)
+    assert (a.namespace, a.topic, a.key, a.payload) == ("n", "t", "a", b"pay")
+    assert z.status == elsewhere.status == Status.UNKNOWN
+    assert (w.status, w.wall_ns) == (Status.FOUND, SECOND_NS)
+    assert lane.core.snapshot() == before
+    assert reply.sequence == 9
+
+
+def test_a_query_whose_answer_is_too_large(core: Core) -> None:
+    core = Core(payload_bytes=1 << 20)
+    lane = Lane(core)
+    lane.batch(put(b"big", bytes(65536)))
+    reply = refused_and_untouched(lane, query(lane, *[get(b"big")] * 200))
+    assert reply.error == WireError.TOO_LARGE
+    assert len(lane.ask(query(lane, *[get(b"big")] * 100)).body) > 100 * 65536
+
+
+# ---- virtual time --------------------------------------------------------------------------
+
+
+def test_a_batch_for_a_later_time_waits_for_it(lane: Lane) -> None:
+    data = lane.encode(put(), at_ns=SECOND_NS)
+    before = lane.core.snapshot()
+    assert lane.core.handle(data) == SECOND_NS
+    assert lane.core.snapshot() == before
+    lane.core.advance(SECOND_NS)
+    assert statuses(lane.ask(data)) == [(Status.ADDED, 1)]
+    assert lane.core.get("k").deadline_ns == 2 * SECOND_NS
+    lane.core.advance(3 * SECOND_NS)
+    assert statuses(lane.ask(data)) == [(Status.ADDED, 1)]
+
+
+def test_a_batch_for_the_past_or_for_a_real_clock_is_refused(lane: Lane) -> None:
+    lane.core.advance(SECOND_NS)
+    reply = refused_and_untouched(lane, lane.encode(put(), at_ns=5))
+    assert (reply.error, reply.detail) == (WireError.CLOCK, (SECOND_NS, 5))
+    real = Lane(Core(clock_kind=lib.PG_CLOCK_BOOT))
+    assert refused_and_untouched(real, real.encode(put(), at_ns=5)).error == WireError.CLOCK
+
+
+# ---- hostile bytes -------------------------------------------------------------------------
+
+
+def patched(offset: int, form: str, value: int) -> Callable[[bytes], bytes]:
+    def patch(data: bytes) -> bytes:
+        return data[:offset] + struct.pack(form, value) + data[offset + struct.calcsize(form) :]
+
+    return patch
+
+
+# Offsets of a batch with the name table of one pair ("n", "t"), padded to 8, at 64.
+NAMES_AT, RECORD_AT = 64, 72
+FRAME_BAD = {
+    "magic": (patched(0, "<I", 0x12345678), WireError.MALFORMED),
+    "version": (patched(4, "<H", 2), WireError.VERSION),
+    "message": (patched(6, "<H", 99), WireError.UNKNOWN_MESSAGE),
+    "admin message": (patched(6, "<H", Message.ADVANCE), WireError.UNKNOWN_MESSAGE),
+    "session": (patched(8, "<Q", 12345), WireError.SESSION_EXPIRED),
+    "row of the session": (patched(8, "<H", 0xFFFF), WireError.SESSION_EXPIRED),
+    "no records": (patched(24, "<I", 0), WireError.TOO_LARGE),
+    "too many records": (patched(24, "<I", 1025), WireError.TOO_LARGE),
+    "records that are not there": (patched(24, "<I", 3), WireError.MALFORMED),
+    "no names": (patched(28, "<H", 0), WireError.TOO_LARGE),
+    "too many names": (patched(28, "<H", 257), WireError.TOO_LARGE),
+    "names that are not there": (patched(28, "<H", 4), WireError.MALFORMED),
+    "error in a request": (patched(30, "<H", 1), WireError.MALFORMED),
+    "odd names length": (patched(32, "<I", 7), WireError.MALFORMED),
+    "names beyond the end": (patched(32, "<I", 1 << 20), WireError.MALFORMED),
+    "huge names length": (patched(32, "<I", 0xFFFFFFF8), WireError.MALFORMED),
+    "shorter names": (patched(32, "<I", 0), WireError.MALFORMED),
+    "unknown flag": (patched(36, "<I", 8), WireError.MALFORMED),
+    "reserved flag": (patched(36, "<I", 2), WireError.MALFORMED),
+}
+NAMES_BAD = {
+    "empty namespace": patched(NAMES_AT, "B", 0),
+    "namespace beyond its bound": patched(NAMES_AT, "B", 64),
+    "topic beyond its bound": patched(NAMES_AT + 1, "B", 128),
+    "NUL in a namespace": patched(NAMES_AT + 2, "B", 0),
+    "NUL in a topic": patched(NAMES_AT + 3, "B", 0),
+}
+RECORD_BAD = {
+    "op 0": patched(RECORD_AT, "B", 0),
+    "GET in a batch": patched(RECORD_AT, "B", Op.GET),
+    "reserved op": patched(RECORD_AT, "B", lib.PG_OP_WATCH),
+    "unknown op": patched(RECORD_AT, "B", 200),
+    "unknown mode": patched(RECORD_AT + 1, "B", 4),
+    "unknown key type": patched(RECORD_AT + 2, "B", 3),
+    "UUID of 2 bytes": patched(RECORD_AT + 2, "B", 2),
+    "empty key": patched(RECORD_AT + 3, "B", 0),
+    "longer key": patched(RECORD_AT + 3, "B", 3),
+    "shorter key": patched(RECORD_AT + 3, "B", 1),
+    "name out of range": patched(RECORD_AT + 4, "<H", 1),
+    "unknown kind of time": patched(RECORD_AT + 6, "B", 3),
+    "reserved byte": patched(RECORD_AT + 7, "B", 1),
+    "longer payload": patched(RECORD_AT + 8, "<I", 6),
+    "shorter payload": patched(RECORD_AT + 8, "<I", 4),
+    "payload beyond its bound": patched(RECORD_AT + 8, "<I", 65537),
+    "huge payload": patched(RECORD_AT + 8, "<I", 0xFFFFFFFF),
+    "reserved word": patched(RECORD_AT + 12, "<I", 1),
+    "value of a put": patched(RECORD_AT + 24, "<Q", 1),
+}
+
+
+def victim(lane: Lane) -> bytes:
+    """A valid batch: a put of key "kk" with 5 bytes, and a cancel."""
+    return lane.encode(put(b"kk", b"12345"), cancel(b"c"))
+
+
+@pytest.mark.parametrize("what", FRAME_BAD)
+def test_a_bad_frame_is_refused(lane: Lane, what: str) -> None:
+    patch, error = FRAME_BAD[what]
+    assert refused_and_untouched(lane, patch(victim(lane))).error == error
+
+
+@pytest.mark.parametrize("what", NAMES_BAD)
+def test_bad_names_are_refused(lane: Lane, what: str) -> None:
+    reply = refused_and_untouched(lane, NAMES_BAD[what](victim(lane)))
+    assert (reply.error, reply.detail) == (WireError.MALFORMED, (NAMES_AT, 0))
+
+
+@pytest.mark.parametrize("what", RECORD_BAD)
+def test_a_bad_record_is_refused(lane: Lane, what: str) -> None:
+    reply = refused_and_untouched(lane, RECORD_BAD[what](victim(lane)))
+    assert reply.error == WireError.MALFORMED
+
+
+@pytest.mark.parametrize("field", [(1, "B", 1), (6, "B", 1), (8, "<I", 1), (16, "<q", 1)])
+def test_a_cancel_says_nothing_of_puts(lane: Lane, field: tuple[int, str, int]) -> None:
+    offset, form, value = field
+    bad = patched(RECORD_AT + 32 + offset, form, value)(victim(lane))
+    reply = refused_and_untouched(lane, bad)
+    assert (reply.error, reply.detail) == (WireError.MALFORMED, (RECORD_AT + 32, 1))
+
+
+def test_every_truncation_and_every_addition_is_refused(lane: Lane) -> None:
+    whole = victim(lane)
+    for length in range(len(whole)):
+        assert refused_and_untouched(lane, whole[:length]).error == WireError.MALFORMED
+    for more in (1, 7, 8, 64):
+        assert refused_and_untouched(lane, whole + bytes(more)).error == WireError.MALFORMED
+    assert lane.ask(whole).error == 0
+
+
+def test_wrong_lengths_of_the_small_messages(lane: Lane) -> None:
+    hello = wire.encode_hello(b"h" * 16)
+    for data in (hello[:-1], hello + b"\0", hello[:64]):
+        assert refused_and_untouched(lane, data).error == WireError.MALFORMED
+    assert refused_and_untouched(lane, b"").error == WireError.MALFORMED
+
+
+def test_a_message_beyond_the_bound(lane: Lane) -> None:
+    reply = refused_and_untouched(lane, victim(lane) + bytes(layout.MESSAGE_MAX))
+    assert (reply.error, reply.detail[0]) == (WireError.TOO_LARGE, layout.MESSAGE_MAX)
+
+
+def test_random_bytes(lane: Lane) -> None:
+    rng = random.Random(7)
+    for _ in range(500):
+        refused_and_untouched(lane, rng.randbytes(rng.randrange(300)))
+
+
+def test_random_bytes_behind_a_good_frame(lane: Lane) -> None:
+    rng = random.Random(8)
+    lane.core.snapshot()
+    for _ in range(1000):
+        names, length = rng.randrange(4), rng.randrange(200)
+        head = wire.encode_frame(
+            rng.choice([Message.BATCH, Message.QUERY]), lane.session, 1,
+            count=rng.randrange(4), names=names, names_bytes=8 * rng.randrange(5),
+        )  # fmt: skip
+        refused_and_untouched(lane, head + rng.randbytes(length))
+
+
+def test_every_mutation_of_one_byte_is_valid_or_refused() -> None:
+    """Whatever one byte becomes: the batch is refused whole, or it is another valid batch."""
+    core = Core(capacity=4, sessions=1, payload_bytes=4096, fanout=256, tick_ns=100_000_000)
+    lane = Lane(core)
+    lane.batch(put(b"kk", b"old"))
+    whole = lane.encode(
+        put(b"kk", b"12345", mode=PutMode.REPLACE), cancel(b"c"), names=[(b"nn", b"tt")]
+    )
+    state = (core.arena[:], core.private[:], bytes(core.handle_memory))
+    shared = core.snapshot()
+    accepted = 0
+    for at in range(len(whole)):
+        for value in range(256):
+            reply = core.handle(whole[:at] + bytes((value,)) + whole[at + 1 :])
+            if isinstance(reply, int) or reply.error:
+                assert core.snapshot() == shared
+                continue
+            core.check()
+            accepted += 1
+            core.arena[:], core.private[:], core.handle_memory[:] = state
+    assert accepted > len(whole)
