@@ -6,13 +6,13 @@ Callbacks and CLIENT conditions run in the loop's own thread, between its other 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable
 from datetime import timedelta
 from typing import Any, Self, TypeVar
 
 from purgatoryd.clients.aio import AsyncClient
 from purgatoryd.clients.client import QUEUE_LIMIT
-from purgatoryd.clients.conditions import AnyCondition, check_level
+from purgatoryd.clients.conditions import AnyCondition, ByKey, check_level
 from purgatoryd.clients.operations import Book, Operation, Outcome
 from purgatoryd.clients.packing import PendingTrigger
 from purgatoryd.clients.purgatory import (
@@ -20,6 +20,7 @@ from purgatoryd.clients.purgatory import (
     Armed,
     Watch,
     check_error,
+    each_level,
     pack_trigger,
     pack_watch,
     settle_book,
@@ -143,12 +144,11 @@ class AsyncPurgatory(AsyncClient):
         """Raises the key's level, as Purgatory.advance does."""
         return await self._trigger(Op.ADVANCE_KEY, key, check_level(level))
 
-    async def advance_many(
-        self, levels: Mapping[Key, int] | Iterable[tuple[Key, int]]
-    ) -> list[int]:
+    async def advance_many(self, levels: ByKey[int] | Iterable[tuple[Key, int]]) -> list[int]:
         """Advances many keys, as Purgatory.advance_many does."""
-        pairs = levels.items() if isinstance(levels, Mapping) else levels
-        pending = [await self._send(Op.ADVANCE_KEY, key, check_level(n)) for key, n in pairs]
+        pending = [
+            await self._send(Op.ADVANCE_KEY, key, check_level(n)) for key, n in each_level(levels)
+        ]
         for one in pending:
             await self._await(one, None)
         return [one.outcome() for one in pending]

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+from uuid import UUID
 
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import InvalidCondition
 from purgatoryd.shm_layout.layout import LEVEL_MAX, WATCH_KEYS_MAX, Condition
 from purgatoryd.shm_layout.wire import Key
+
+T = TypeVar("T")
+ByKey = Mapping[str, T] | Mapping[bytes, T] | Mapping[UUID, T] | Mapping[Key, T]
+"""Something for each key; spelt out, because a mapping's type is strict about its keys."""
 
 _NOW = 2**64 - 1  # SUM's base: the key's level at arming
 
@@ -18,14 +23,14 @@ _NOW = 2**64 - 1  # SUM's base: the key's level at arming
 class AllOf:
     """Every key's level is at least its target. `targets`: 1 to 1024 keys."""
 
-    targets: Mapping[Key, int]
+    targets: ByKey[int]
 
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
     """At least one key's level is at least its target. `targets`: 1 to 1024 keys."""
 
-    targets: Mapping[Key, int]
+    targets: ByKey[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +41,9 @@ class SumOf:
     one for all keys, or one for each; None = no cap.
     """
 
-    bases: Mapping[Key, int | None]
+    bases: ByKey[int | None]
     at_least: int
-    cap: int | Mapping[Key, int] | None = None
+    cap: int | ByKey[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +115,11 @@ def _encode_sum(condition: SumOf) -> Encoded:
 
 
 def _caps(condition: SumOf, keys: tuple[Key, ...]) -> list[int]:
-    cap = condition.cap
-    if cap is None:
+    if condition.cap is None:
         return [LEVEL_MAX] * len(keys)
-    if not isinstance(cap, Mapping):
-        return [check_level(cap)] * len(keys)
+    if not isinstance(condition.cap, Mapping):
+        return [check_level(condition.cap)] * len(keys)
+    cap = _mapping(condition.cap)
     if missing := [key for key in keys if key not in cap]:
         raise InvalidCondition("every key needs a cap", missing[0])
     return [check_level(cap[key]) for key in keys]

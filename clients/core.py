@@ -222,9 +222,10 @@ class Core:
 
     def take(self, data: bytes) -> None:
         """Hands one message to the session."""
-        self.answers += 1
         self._silent_s, self._resend_s = 0.0, RESEND_S
         self.session.receive(data)
+        if self.session.refusal is None:  # being refused again and again is no progress
+            self.answers += 1
 
     @property
     def patience_s(self) -> float:

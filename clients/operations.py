@@ -123,7 +123,8 @@ class Book:
     def __init__(self, kick: Callable[[], None]) -> None:
         self._kick = kick  # wakes whoever calls work()
         self._armed: dict[int, Operation] = {}
-        self._orphans: dict[int, RawOutcome] = {}  # ended before the watch's answer was here
+        self._expected = 0  # watches whose answer is not here
+        self._orphans: dict[int, RawOutcome] = {}  # ended before their watch's answer was here
         self._news: deque[Callable[[], None]] = deque()
         self._acks: list[tuple[int, int, int]] = []
         self._true: deque[tuple[Operation, int]] = deque()
@@ -138,18 +139,30 @@ class Book:
         """Operations that have not ended."""
         return len(self._armed)
 
+    def expect(self) -> None:
+        """A watch was packed: armed() will follow."""
+        with self._mutex:
+            self._expected += 1
+
     def armed(self, operation: Operation, pending: Pending) -> None:
         """The daemon answered the watch of `operation`."""
-        if (error := pending.why()) is not None:
-            self._add(lambda: operation._end(None, error))
-            return
+        error = pending.why()
         with self._mutex:
-            operation.ticket = pending.word >> 8
-            raw = self._orphans.pop(operation.ticket, None)
-            if raw is None:
-                self._armed[operation.ticket] = operation
-        if raw is not None:
+            raw = None if error is not None else self._bind(operation, pending.word >> 8)
+            self._expected -= 1
+            if self._expected == 0:
+                self._orphans.clear()  # repeats of what was told
+        if error is not None:
+            self._add(lambda: operation._end(None, error))
+        elif raw is not None:
             self._end(operation, raw)
+
+    def _bind(self, operation: Operation, ticket: int) -> RawOutcome | None:
+        operation.ticket = ticket
+        raw = self._orphans.pop(ticket, None)
+        if raw is None:
+            self._armed[ticket] = operation
+        return raw
 
     def take(self, outcomes: list[RawOutcome]) -> None:
         """Outcomes and CHECKs that came; a repeated one is only acknowledged again."""
@@ -164,7 +177,7 @@ class Book:
     def _outcome(self, raw: RawOutcome) -> None:
         with self._mutex:
             operation = self._armed.pop(raw.ticket, None)
-            if operation is None:
+            if operation is None and self._expected:
                 self._remember(raw)
         if operation is not None:
             self._end(operation, raw)
@@ -172,7 +185,7 @@ class Book:
     def _remember(self, raw: RawOutcome) -> None:
         if len(self._orphans) >= _ORPHANS_MAX:
             del self._orphans[next(iter(self._orphans))]
-        self._orphans[raw.ticket] = raw
+        self._orphans[raw.ticket] = raw._replace(payload=b"")
 
     def _end(self, operation: Operation, raw: RawOutcome) -> None:
         self._add(lambda: operation._told(raw))

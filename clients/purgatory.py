@@ -19,7 +19,7 @@ import zmq
 
 from purgatoryd.clients import times
 from purgatoryd.clients.client import Client
-from purgatoryd.clients.conditions import AnyCondition, When, check_level, encode
+from purgatoryd.clients.conditions import AnyCondition, ByKey, When, check_level, encode
 from purgatoryd.clients.core import Core
 from purgatoryd.clients.operations import Book, Operation, Outcome
 from purgatoryd.clients.packing import PendingTrigger
@@ -64,6 +64,7 @@ def pack_watch(core: Core, book: Book, row: Watch) -> Armed:
         name, encoded.kind, key_type, key_bytes, kind, time_ns, payload, encoded.threshold,
         encoded.watched, row.topic is not None,
     )  # fmt: skip
+    book.expect()
     return Armed(operation, pending)
 
 
@@ -82,6 +83,11 @@ def check_error(code: object) -> int:
     if isinstance(code, bool) or not isinstance(code, int) or not 1 <= code <= ERROR_MAX:
         raise InvalidCondition(f"an error code must be an int from 1 to {ERROR_MAX}", code)
     return code
+
+
+def each_level(levels: ByKey[int] | Iterable[tuple[Key, int]]) -> Iterable[tuple[Key, int]]:
+    """(key, level) of what advance_many was given."""
+    return levels.items() if isinstance(levels, Mapping) else levels
 
 
 def settle_book(core: Core, book: Book) -> None:
@@ -169,11 +175,10 @@ class Purgatory(Client):
         """Raises the key's level to at least `level`; returns how many operations that ended."""
         return self._trigger(Op.ADVANCE_KEY, key, check_level(level))
 
-    def advance_many(self, levels: Mapping[Key, int] | Iterable[tuple[Key, int]]) -> list[int]:
+    def advance_many(self, levels: ByKey[int] | Iterable[tuple[Key, int]]) -> list[int]:
         """Advances many keys, in order; returns how many operations each ended."""
-        pairs = levels.items() if isinstance(levels, Mapping) else levels
         pending = []
-        for key, level in pairs:
+        for key, level in each_level(levels):
             self._make_room(None)
             with self._packing:
                 pending.append(pack_trigger(self._core, Op.ADVANCE_KEY, key, check_level(level)))

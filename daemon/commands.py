@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from purgatoryd.daemon import lanes
+from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.lanes import Lanes, Message
 from purgatoryd.shm_layout.arena import Arena, Handled
 

@@ -18,6 +18,8 @@ from purgatoryd.shm_layout.paths import Paths
 
 SOCKET_MODE = 0o660
 NOTICE_HWM = 1000
+REPLY_HWM = 64
+"""Messages that wait for one peer. Replies may be large, and a peer that reads has few."""
 REPORTS_PER_TURN = 64
 LINGER_MS = 1000
 """How long a clean stop waits for peers to take what was sent."""
@@ -41,16 +43,16 @@ class Lanes:
         for path in self._paths:
             _refuse_other_file(path)
         self._context = zmq.Context(io_threads=1)
-        self.commands = self._bind(zmq.ROUTER, paths.cmd)
-        self.admin = self._bind(zmq.ROUTER, paths.admin)
-        self.notices = self._bind(zmq.XPUB, paths.pub)
+        self.commands = self._bind(zmq.ROUTER, paths.cmd, REPLY_HWM)
+        self.admin = self._bind(zmq.ROUTER, paths.admin, REPLY_HWM)
+        self.notices = self._bind(zmq.XPUB, paths.pub, NOTICE_HWM)
         self._sockets = (self.commands, self.admin, self.notices)
 
-    def _bind(self, kind: int, path: Path) -> zmq.Socket[bytes]:
+    def _bind(self, kind: int, path: Path, send_hwm: int) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.LINGER, LINGER_MS)
         socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_MAX)
-        socket.setsockopt(zmq.SNDHWM, NOTICE_HWM)
+        socket.setsockopt(zmq.SNDHWM, send_hwm)
         try:
             socket.bind(f"ipc://{path}")
         except zmq.ZMQError as error:

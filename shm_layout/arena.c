@@ -410,12 +410,27 @@ static void counters_reset(struct pg_arena *a)
         a->topics[i].live = 0;
 }
 
+/* What the flags say stands at the blob's start has room there. */
+static bool ext_sound(const struct pg_hot *h, const struct pg_cold *c)
+{
+    const uint64_t least = h->flags & PG_F_OPERATION ? sizeof(struct pg_operation)
+                           : h->flags & PG_F_WALL    ? sizeof(struct pg_ext)
+                                                     : 0;
+    return c->ext_len >= least && c->ext_len % PG_GRANULE == 0;
+}
+
+/* An outcome keeps no hold on its topic, whose row may serve another name by now. */
+static bool state_sound(const struct pg_arena *a, const struct pg_hot *h)
+{
+    if (ctl_state(h->ctl) == PG_S_OUTCOME)
+        return (h->flags & PG_F_OPERATION) != 0;
+    return ctl_state(h->ctl) == PG_S_ARMED && a->topics[h->topic].name_len != 0;
+}
+
 static bool slot_sound(const struct pg_arena *a, const struct pg_hot *h, const struct pg_cold *c)
 {
-    const bool timed = !(h->flags & PG_F_WALL) || c->ext_len >= sizeof(struct pg_ext);
-    return ctl_state(h->ctl) == PG_S_ARMED && h->topic < a->topic_rows &&
-           a->topics[h->topic].name_len != 0 && c->key_len != 0 && timed &&
-           c->payload_len <= PG_PAYLOAD_MAX && c->ext_len % PG_GRANULE == 0;
+    return h->topic < a->topic_rows && state_sound(a, h) && ext_sound(h, c) && c->key_len != 0 &&
+           c->payload_len <= PG_PAYLOAD_MAX;
 }
 
 /* An operation that owes its topic a notice holds a second blob. */
@@ -512,6 +527,7 @@ int pg_rebuild(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
     wheel_rebuild(a, now_ns);
     slots_link(a);
     a->metrics->blob_bytes = blobs_used(&a->blobs) * PG_GRANULE;
+    sessions_recover(a);
     return operations_rebuild(a, why);
 }
 

@@ -218,34 +218,110 @@ static bool batch_read(struct request *q, struct refusal *why)
     return tables_read(q, why) && names_walk(q, NULL, why) && records_walk(q, why);
 }
 
-/* Four independent lanes, eight bytes a step: catches a client that re-sends another batch
- * under the same sequence, not an attacker (who can only hurt his own session). */
+static uint64_t fold(uint64_t lane, const uint8_t *bytes)
+{
+    uint64_t word;
+    memcpy(&word, bytes, sizeof word);
+    lane = (lane ^ word) * 0xff51afd7ed558ccd;
+    return lane ^ lane >> 32;     /* or the top byte would never leave its place */
+}
+
+/* Four independent lanes, eight bytes of each a step; the last step ends with the message, which
+ * is a frame at least. Catches a client that re-sends another batch under the same sequence, not
+ * an attacker (who can only hurt his own session). */
 static uint32_t fingerprint(const uint8_t *bytes, uint64_t len)
 {
-    uint64_t lanes[4] = {len, 0x9e3779b97f4a7c15, 0xc2b2ae3d27d4eb4f, 0x165667b19e3779f9};
-    uint64_t word = 0;
-    for (uint64_t i = 0; i + 8 <= len; i += 8) {
-        memcpy(&word, bytes + i, 8);
-        uint64_t *lane = &lanes[i / 8 % 4];
-        *lane = (*lane ^ word) * 0xff51afd7ed558ccd;
-        *lane ^= *lane >> 32;     /* or the top byte would never leave its place */
+    uint64_t a = len, b = 0x9e3779b97f4a7c15, c = 0xc2b2ae3d27d4eb4f, d = 0x165667b19e3779f9;
+    const uint8_t *at = bytes, *last = bytes + len - 32;
+    for (;; at = at + 32 < last ? at + 32 : last) {
+        a = fold(a, at);
+        b = fold(b, at + 8);
+        c = fold(c, at + 16);
+        d = fold(d, at + 24);
+        if (at == last)
+            break;
     }
-    memcpy(&word, bytes + (len & ~7ull), len & 7);
-    const uint64_t sum = (lanes[0] ^ lanes[1] >> 7) + (lanes[2] ^ lanes[3] >> 11) + word;
-    return (uint32_t)((sum * 0xc4ceb9fe1a85ec53) >> 32);
+    return (uint32_t)((((a ^ b >> 7) + (c ^ d >> 11)) * 0xc4ceb9fe1a85ec53) >> 32);
 }
 
 /* ---- applying -------------------------------------------------------------------------- */
 
-static void hash_ahead(struct pg_arena *a, const struct request *q, uint32_t from)
+/* Records whose memory is fetched together, before the first of them is applied. */
+struct group {
+    uint32_t first, end;          /* numbers of the records */
+    uint32_t keys[PG_AHEAD + 1];  /* of each: its first hash in key_hashes[]; last: the end */
+    uint32_t level_count;
+    uint32_t levels[PG_AHEAD];    /* places in the group, of records on watch keys */
+    uint64_t reach[PG_AHEAD];     /* of each: up to which level it visits watchers */
+    uint32_t rows[PG_AHEAD];      /* by place: the row that the watch key may have */
+};
+
+static bool of_level(unsigned op) { return op >= PG_OP_ADVANCE_KEY && op <= PG_OP_CANCEL_FOR_KEY; }
+
+static uint64_t reach_of(const struct pg_record *r)
 {
-    const uint8_t *at = q->area;
-    for (uint32_t i = 0; i < q->frame.count; i++) {
-        const struct pg_record r = record_at(q, i);
-        if (i >= from)
-            a->hashes[i] = key_hash(a, a->name_namespaces[r.name], r.key_type, at, r.key_len);
+    if (r->op == PG_OP_ADVANCE_KEY)
+        return r->value;
+    return r->op == PG_OP_FORGET || r->op == PG_OP_CLEAR ? 0 : UINT64_MAX;
+}
+
+/* Returns how many there are. */
+static uint32_t watch_keys_hash(struct pg_arena *a, uint32_t ns, const uint8_t *at,
+                                uint32_t bytes, uint32_t *hashes)
+{
+    const uint8_t *end = at + bytes;
+    uint32_t count = 0;
+    while (at != end) {
+        struct pg_watch_key k;
+        memcpy(&k, at, sizeof k);
+        at += sizeof k;
+        hashes[count] = key_hash(a, ns, k.key_type, at, k.key_len);
+        index_prefetch(&a->level_index, hashes[count++]);
+        at += k.key_len;
+    }
+    return count;
+}
+
+/* Hashes all keys of a record; returns how many watch keys a WATCH has. */
+static uint32_t record_hash(struct pg_arena *a, struct group *g, const struct pg_record *r,
+                            const uint8_t *at, uint32_t n)
+{
+    const uint32_t ns = a->name_namespaces[r->name], place = n - g->first;
+    a->hashes[n] = key_hash(a, ns, r->key_type, at, r->key_len);
+    g->rows[place] = PG_NIL;
+    if (of_level(r->op)) {
+        g->levels[g->level_count] = place;
+        g->reach[g->level_count++] = reach_of(r);
+        index_prefetch(&a->level_index, a->hashes[n]);
+        return 0;
+    }
+    index_prefetch(&a->index, a->hashes[n]);
+    return watch_keys_hash(a, ns, at + r->key_len + r->payload_len, r->ext_len,
+                           &a->key_hashes[g->keys[place]]);
+}
+
+/* Watch keys of a WATCH, at most: each has a byte at least. */
+static uint32_t watch_keys_most(const struct pg_record *r)
+{
+    return r->ext_len / (sizeof(struct pg_watch_key) + 1);
+}
+
+/* The group that begins with the record whose bytes stand at `at`. */
+static void group_begin(struct pg_arena *a, const struct request *q, struct group *g,
+                        const uint8_t *at)
+{
+    uint32_t n = g->first;
+    g->level_count = g->keys[0] = 0;
+    for (; n < q->frame.count && n < g->first + PG_AHEAD; n++) {
+        const struct pg_record r = record_at(q, n);
+        uint32_t *keys = &g->keys[n - g->first];
+        if (keys[0] + watch_keys_most(&r) > PG_WATCH_KEYS_MAX && n != g->first)
+            break;
+        keys[1] = keys[0] + record_hash(a, g, &r, at, n);
         at += (uint64_t)r.key_len + r.payload_len + r.ext_len;
     }
+    g->end = n;
+    ahead_levels(a, &a->hashes[g->first], g->levels, g->reach, g->level_count, g->rows);
 }
 
 /* ---- applying one record ------------------------------------------------------------------ */
@@ -258,16 +334,40 @@ struct step {
     struct put put;               /* as far as the record has one */
     const uint8_t *ext;
     uint32_t n;                   /* number of the record */
+    struct group group;           /* which it is in */
 };
 
 static bool watch_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
 {
+    const uint32_t *keys = &s->group.keys[s->n - s->group.first];
     const struct watch w = {.put = s->put, .session = s->session->id,
                             .threshold = s->record.value, .keys = s->ext,
                             .keys_bytes = s->record.ext_len,
-                            .count = watch_keys_count(s->ext, s->record.ext_len),
+                            .hashes = &a->key_hashes[keys[0]], .count = keys[1] - keys[0],
                             .condition = s->record.mode, .notice = s->record.flags != 0};
     return operations_watch(a, &w, result);
+}
+
+/* What a rebuild, or the next call, has to know of the record under way: whose number stands
+ * in intent[0]. Overwritten by the next such record, voided by the next batch. */
+static void intend(const struct step *s, uint64_t value)
+{
+    uint64_t *intent = s->session->intent;
+    STORE_RELEASE(&intent[0], 0ull);
+    intent[1] = value;
+    intent[2] = s->record.op;
+    STORE_RELEASE(&intent[0], s->n + 1ull);
+}
+
+/* What a record arms takes the next ticket: by that a rebuild sees whether it did. */
+static bool arm_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
+{
+    intend(s, a->header->next_ticket);
+    if (s->record.op == PG_OP_PUT)
+        timers_put(a, &s->put, result);
+    else if (!watch_apply(a, s, result))
+        STORE_RELEASE(&s->session->intent[0], 0ull);
+    return s->session->intent[0] != 0;
 }
 
 /* A bump is an advance to a level that is computed once: the session's intent remembers it
@@ -282,8 +382,7 @@ static bool bump_apply(struct pg_arena *a, const struct step *s, struct pg_resul
             answer(result, 0, PG_ST_OVERFLOW, 0);
             return true;
         }
-        intent[1] = level + s->record.value;
-        STORE_RELEASE(&intent[0], s->n + 1ull);
+        intend(s, level + s->record.value);
     }
     return operations_advance(a, &s->put.key, intent[1], result);
 }
@@ -330,9 +429,9 @@ static bool op_apply(struct pg_arena *a, const struct step *s, struct pg_result 
 {
     const struct key *key = &s->put.key;
     switch (s->record.op) {
-    case PG_OP_PUT: timers_put(a, &s->put, result); return true;
+    case PG_OP_PUT:
+    case PG_OP_WATCH: return arm_apply(a, s, result);
     case PG_OP_CANCEL: return timers_cancel(a, key, s->record.value, result);
-    case PG_OP_WATCH: return watch_apply(a, s, result);
     case PG_OP_ADVANCE_KEY: return operations_advance(a, key, s->record.value, result);
     case PG_OP_BUMP: return bump_apply(a, s, result);
     case PG_OP_FAIL: return operations_fail(a, key, (uint32_t)s->record.value, result);
@@ -354,8 +453,8 @@ static bool record_apply(struct pg_arena *a, struct step *s, const uint8_t *at,
                          struct pg_result *result)
 {
     const struct pg_record *r = &s->record;
-    const struct key key = {at, a->hashes[s->n], a->name_namespaces[r->name], r->key_len,
-                            r->key_type};
+    const struct key key = {at, a->hashes[s->n], a->name_namespaces[r->name],
+                            s->group.rows[s->n - s->group.first], r->key_len, r->key_type};
     if (name_missing(a, r)) {
         a->metrics->refused_names++;
         *result = (struct pg_result){a->name_status[r->name], 0};
@@ -372,18 +471,17 @@ static bool record_apply(struct pg_arena *a, struct step *s, const uint8_t *at,
 static bool records_apply(struct pg_arena *a, const struct request *q, struct pg_session *session,
                           struct pg_reply_memory *m)
 {
-    enum { AHEAD = 8 };
     struct step s = {.q = q, .session = session, .memory = m};
     const uint8_t *at = q->area;
-    hash_ahead(a, q, session->applied);
     for (s.n = 0; s.n < q->frame.count; s.n++) {
         s.record = record_at(q, s.n);
-        if (s.n + AHEAD < q->frame.count)
-            index_prefetch(&a->index, a->hashes[s.n + AHEAD]);
         if (s.n >= session->applied) {
+            if (s.n >= s.group.end) {
+                s.group.first = s.n;
+                group_begin(a, q, &s.group, at);
+            }
             if (!record_apply(a, &s, at, &m->results[s.n]))
                 return false;
-            STORE_RELEASE(&session->intent[0], 0ull);
             STORE_RELEASE(&session->applied, s.n + 1);
         }
         at += (uint64_t)s.record.key_len + s.record.payload_len + s.record.ext_len;
@@ -588,8 +686,8 @@ static bool handle_query(struct pg_arena *a, struct request *q, struct sink *out
     for (uint32_t i = 0; i < q->frame.count; i++) {
         const struct pg_record r = record_at(q, i);
         const uint32_t ns = query_namespace(a, q, r.name);
-        const struct key key = {at, key_hash(a, ns, r.key_type, at, r.key_len), ns, r.key_len,
-                                r.key_type};
+        const struct key key = {at, key_hash(a, ns, r.key_type, at, r.key_len), ns, PG_NIL,
+                                r.key_len, r.key_type};
         const uint32_t slot = ns == PG_NIL ? PG_NIL : timers_find(a, &key);
         if (slot == PG_NIL || !info_write(a, slot, a->slots.hot[slot].ctl, out))
             info_unknown(out);
@@ -600,18 +698,36 @@ static bool handle_query(struct pg_arena *a, struct request *q, struct sink *out
     return true;
 }
 
+static struct pg_ack ack_at(const struct request *q, uint32_t i)
+{
+    struct pg_ack ack;
+    memcpy(&ack, q->bytes + sizeof q->frame + i * sizeof ack, sizeof ack);
+    return ack;
+}
+
+static void acks_ahead(const struct pg_arena *a, const struct request *q, uint32_t first)
+{
+    uint32_t slots[PG_AHEAD], count = 0;
+    for (uint32_t i = first; i < q->frame.count && i < first + PG_AHEAD; i++) {
+        slots[count] = ack_at(q, i).slot;
+        count += slots[count] < a->slots.capacity;
+    }
+    ahead_outcomes(a, slots, count);
+}
+
 /* Answered with nothing: what an ACK names is gone, or it is sent again. */
 static bool handle_ack(struct pg_arena *a, struct request *q, struct refusal *why)
 {
     struct pg_session *s;
-    struct pg_ack ack;
-    const uint64_t bytes = q->frame.count * (uint64_t)sizeof ack;
+    const uint64_t bytes = q->frame.count * (uint64_t)sizeof(struct pg_ack);
     if (!session_of(a, q, &s, why))
         return false;
     if (q->len != sizeof q->frame + bytes)
         return refused(why, PG_ERR_MALFORMED, q->len, sizeof q->frame + bytes);
     for (uint32_t i = 0; i < q->frame.count; i++) {
-        memcpy(&ack, q->bytes + sizeof q->frame + i * sizeof ack, sizeof ack);
+        const struct pg_ack ack = ack_at(q, i);
+        if (i % PG_AHEAD == 0)
+            acks_ahead(a, q, i);
         inbox_acknowledge(a, s, &ack);
     }
     return true;
@@ -690,8 +806,8 @@ static uint32_t put_topic(struct pg_arena *a, const struct pg_put *p, uint32_t *
 
 static struct key put_key(const struct pg_arena *a, const struct pg_put *p, uint32_t ns)
 {
-    return (struct key){p->key, key_hash(a, ns, p->key_type, p->key, p->key_len), ns, p->key_len,
-                        p->key_type};
+    return (struct key){p->key, key_hash(a, ns, p->key_type, p->key, p->key_len), ns, PG_NIL,
+                        p->key_len, p->key_type};
 }
 
 void pg_put(struct pg_arena *a, const struct pg_put *p, struct pg_result *result)

@@ -11,7 +11,7 @@
  *   outbox.c   fired timers until they are overwritten      hash.c    keyed hash
  *   timers.c   put, cancel, get, expire                     session.c sessions, replies
  *   batch.c    decode, validate, apply                      scan.c    readers
- *   notices.c  outbox -> messages
+ *   notices.c  outbox -> messages             ahead.c   memory fetched ahead of use
  */
 #ifndef PURGATORYD_CORE_H
 #define PURGATORYD_CORE_H
@@ -84,6 +84,8 @@ static inline uint64_t ctl_ticket(uint64_t ctl) { return ctl >> 8; }
  * re-place the slot and return true; false = it cannot be taken now: the wheel keeps it
  * and stops (a timer is late, never lost). */
 typedef bool (*wheel_due_fn)(void *context, uint32_t slot);
+/* Called with at most PG_CHUNK_CELLS slots that are due next, to fetch what is theirs. */
+typedef void (*wheel_soon_fn)(void *context, const uint32_t *slots, uint32_t count);
 
 struct wheel {
     struct pg_wheel *state;
@@ -119,6 +121,10 @@ int64_t wheel_next_deadline_ns(const struct wheel *w);
  * whether due work is left. now_ns before the wheel's clock is taken as the clock. */
 uint32_t wheel_advance(struct wheel *w, int64_t now_ns, uint32_t budget, wheel_due_fn on_due,
                        void *context, bool *more);
+/* The same; on_soon comes before each group of on_due. */
+uint32_t wheel_advance_ahead(struct wheel *w, int64_t now_ns, uint32_t budget,
+                             wheel_due_fn on_due, wheel_soon_fn on_soon, void *context,
+                             bool *more);
 /* True if every slot for which armed(ctl state) holds is linked exactly once, in a bucket
  * that its deadline allows, and chains, counts, bitmaps and pool agree. `armed_count` is
  * how many slots must be linked. */

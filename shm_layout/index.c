@@ -11,12 +11,27 @@
  * this loop's vector form by themselves). Lane 0 is the count, lane i + 1 is cell i. */
 #define VECTORS 4
 typedef uint32_t lanes __attribute__((vector_size(16)));
+typedef int32_t truths __attribute__((vector_size(16)));   /* of each lane: -1 or 0 */
 
-static const lanes lane_bits[VECTORS] = {
-    {1u << 0, 1u << 1, 1u << 2, 1u << 3},
-    {1u << 4, 1u << 5, 1u << 6, 1u << 7},
-    {1u << 8, 1u << 9, 1u << 10, 1u << 11},
-    {1u << 12, 1u << 13, 1u << 14, 1u << 15}};
+#ifdef __SSE2__
+#include <emmintrin.h>
+
+/* Bit i: lane i is true. */
+static inline uint32_t bits_of(const truths t[VECTORS])
+{
+    const __m128i low = _mm_packs_epi32((__m128i)t[0], (__m128i)t[1]);
+    const __m128i high = _mm_packs_epi32((__m128i)t[2], (__m128i)t[3]);
+    return (uint32_t)_mm_movemask_epi8(_mm_packs_epi16(low, high));
+}
+#else
+static inline uint32_t bits_of(const truths t[VECTORS])
+{
+    uint32_t bits = 0;
+    for (unsigned i = 0; i < 4 * VECTORS; i++)
+        bits |= (uint32_t)(t[i / 4][i % 4] & 1) << i;
+    return bits;
+}
+#endif
 
 uint32_t index_buckets(uint64_t ids)
 {
@@ -61,20 +76,31 @@ static inline uint32_t id_mask(const struct key_index *x)
     return ((uint32_t)1 << x->id_bits) - 1;
 }
 
-/* Bit i of the mask: cell i differs from base by 1 .. span (unsigned, wrapping). */
-static inline uint32_t cells_within(const struct pg_index_bucket *b, uint32_t base, uint32_t span)
+static inline lanes lanes_at(const struct pg_index_bucket *b, unsigned i)
 {
-    lanes hits = {0}, words;
-    for (unsigned i = 0; i < VECTORS; i++) {
-        memcpy(&words, (const char *)b + i * sizeof words, sizeof words);
-        hits |= (lanes)((words ^ base) - 1 < span) & lane_bits[i];
-    }
-    return (hits[0] | hits[1] | hits[2] | hits[3]) >> 1;
+    lanes words;
+    memcpy(&words, (const char *)b + i * sizeof words, sizeof words);
+    return words;
 }
 
+/* Bit i of the mask: cell i has this value. */
 static inline uint32_t cells_with(const struct pg_index_bucket *b, uint32_t value)
 {
-    return cells_within(b, value ^ 1, 1);
+    truths found[VECTORS];
+    for (unsigned i = 0; i < VECTORS; i++)
+        found[i] = lanes_at(b, i) == value;
+    return bits_of(found) >> 1;
+}
+
+/* Bit i of the mask: cell i is not empty and has this tag. */
+static inline uint32_t cells_tagged(const struct pg_index_bucket *b, uint32_t tag, uint32_t mask)
+{
+    truths found[VECTORS];
+    for (unsigned i = 0; i < VECTORS; i++) {
+        const lanes words = lanes_at(b, i);
+        found[i] = ((words & ~mask) == tag) & (words != 0);
+    }
+    return bits_of(found) >> 1;
 }
 
 /* To the next bucket where an id of this home can stand; false when there is none. */
@@ -93,9 +119,7 @@ static inline uint32_t candidate(const struct key_index *x, uint32_t hash, uint3
     uint32_t tag = tag_of(x, hash), mask = id_mask(x);
     do {
         const struct pg_index_bucket *b = &x->buckets[at->bucket];
-        /* tag ^ cell is id + 1 exactly where the tag matches; an empty cell never matches,
-         * as it gives 0 or carries the tag's bits. */
-        uint32_t hits = cells_within(b, tag, mask) & allowed;
+        uint32_t hits = cells_tagged(b, tag, mask) & allowed;
         if (hits) {
             at->cell = (uint32_t)__builtin_ctz(hits);
             return (b->cells[at->cell] & mask) - 1;

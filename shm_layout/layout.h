@@ -289,7 +289,7 @@ struct pg_index_bucket {
  * which stand in a treap ordered by the level that each of them waits for. 40 bytes. */
 struct pg_watched {
     uint64_t level;               /* stored (release) before any watcher is visited */
-    uint32_t blob;                /* the key's bytes */
+    uint8_t  key[16];             /* its bytes; of a longer one the granule of its blob, u32 */
     uint32_t hash;
     uint32_t error;               /* sticky until cleared; 0 = none */
     uint32_t root;                /* derived; free row: the next free one */
@@ -305,7 +305,7 @@ struct pg_watched {
 /* Truth: level, slot, sibling; target too for ALL and ANY. One key of one operation. */
 struct pg_watch {
     uint64_t target;              /* visited once the key's level is at least this */
-    uint32_t level;               /* row of the watch key; PG_NIL = reached, watches no more */
+    uint32_t level;               /* row of the watch key */
     uint32_t slot;                /* the operation; PG_NIL = record not used */
     uint32_t left, right, parent; /* derived: the treap */
     uint32_t sibling;             /* next key of the operation; free record: the next free one */

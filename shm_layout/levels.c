@@ -7,7 +7,8 @@
 
 static const uint8_t *level_key(const struct pg_arena *a, uint32_t row)
 {
-    return blob_at(&a->blobs, a->levels[row].blob);
+    const struct pg_watched *l = &a->levels[row];
+    return level_granules(l) == 0 ? l->key : blob_at(&a->blobs, level_blob(l));
 }
 
 static bool level_has_key(const struct pg_arena *a, uint32_t row, const struct key *k)
@@ -21,6 +22,8 @@ static bool level_has_key(const struct pg_arena *a, uint32_t row, const struct k
 uint32_t level_find(const struct pg_arena *a, const struct key *k)
 {
     struct probe at;
+    if (k->row_guess != PG_NIL && level_has_key(a, k->row_guess, k))
+        return k->row_guess;
     uint32_t row = index_first(&a->level_index, k->hash, &at);
     while (row != PG_NIL && !level_has_key(a, row, k))
         row = index_next(&a->level_index, k->hash, &at);
@@ -34,26 +37,41 @@ static uint32_t now_s(const struct pg_arena *a)
 
 /* ---- birth and end --------------------------------------------------------------------- */
 
+/* Puts the key into its row. False: no room for a longer one. */
+static bool key_write(struct pg_arena *a, struct pg_watched *l, const struct key *k)
+{
+    uint32_t blob;
+    if (k->len <= sizeof l->key) {
+        memcpy(l->key, k->bytes, k->len);
+        return true;
+    }
+    blob = blobs_take(&a->blobs, blob_granules(k->len));
+    if (blob == PG_NIL)
+        return false;
+    a->metrics->blob_bytes += (uint64_t)blob_granules(k->len) * PG_GRANULE;
+    memcpy(l->key, &blob, sizeof blob);
+    memcpy(blob_at(&a->blobs, blob), k->bytes, k->len);
+    return true;
+}
+
 uint32_t level_born(struct pg_arena *a, const struct key *k, unsigned *status)
 {
-    const uint32_t row = a->purgatory->free_level, granules = blob_granules(k->len);
+    const uint32_t row = a->purgatory->free_level;
     *status = PG_ST_FULL_KEYS;
     if (row == PG_NIL)
         return PG_NIL;
-    const uint32_t blob = blobs_take(&a->blobs, granules);
+    struct pg_watched *l = &a->levels[row], born = {
+        .hash = k->hash, .root = PG_NIL, .first = PG_NIL, .latest = PG_NIL,
+        .touched_s = now_s(a), .namespace_row = (uint16_t)k->namespace_row, .key_type = k->type};
     *status = PG_ST_FULL_PAYLOAD;
-    if (blob == PG_NIL)
+    if (!key_write(a, &born, k))
         return PG_NIL;
-    struct pg_watched *l = &a->levels[row];
     a->purgatory->free_level = l->root;
     a->purgatory->free_levels--;
-    memcpy(blob_at(&a->blobs, blob), k->bytes, k->len);
-    *l = (struct pg_watched){.blob = blob, .hash = k->hash, .root = PG_NIL, .first = PG_NIL,
-                           .latest = PG_NIL, .touched_s = now_s(a),
-                           .namespace_row = (uint16_t)k->namespace_row, .key_type = k->type};
+    __builtin_prefetch(&a->levels[l->root], 1);      /* the next to be born */
+    *l = born;
     STORE_RELEASE(&l->key_len, k->len);
     index_insert(&a->level_index, k->hash, row);
-    a->metrics->blob_bytes += (uint64_t)granules * PG_GRANULE;
     return row;
 }
 
@@ -68,12 +86,13 @@ static void level_push_free(struct pg_arena *a, uint32_t row)
 void level_free(struct pg_arena *a, uint32_t row)
 {
     struct pg_watched *l = &a->levels[row];
-    const uint32_t granules = blob_granules(l->key_len);
+    const uint32_t granules = level_granules(l);
     struct probe at;
     if (index_find_id(&a->level_index, l->hash, row, &at))
         index_erase(&a->level_index, &at);
     STORE_RELEASE(&l->key_len, (uint8_t)0);
-    blobs_give(&a->blobs, l->blob, granules);
+    if (granules != 0)
+        blobs_give(&a->blobs, level_blob(l), granules);
     a->metrics->blob_bytes -= (uint64_t)granules * PG_GRANULE;
     level_push_free(a, row);
 }
@@ -121,9 +140,10 @@ static bool level_rebuild(struct pg_arena *a, uint32_t row, struct pg_fault *why
 {
     struct pg_watched *l = &a->levels[row];
     if (l->namespace_row >= a->namespace_rows ||
-        !blobs_rebuild_mark(&a->blobs, l->blob, blob_granules(l->key_len)))
+        (level_granules(l) != 0 &&
+         !blobs_rebuild_mark(&a->blobs, level_blob(l), level_granules(l))))
         return fault_set(why, "levels", "a watch key's blob overlaps or is outside", row, 0,
-                         l->blob);
+                         level_blob(l));
     l->root = l->first = l->latest = PG_NIL;
     index_insert(&a->level_index, l->hash, row);
     return true;
@@ -150,12 +170,12 @@ bool levels_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *gr
         const struct pg_watched *l = &a->levels[row];
         if (l->key_len == 0)
             continue;
-        const struct key k = {level_key(a, row), l->hash, l->namespace_row, l->key_len,
+        const struct key k = {level_key(a, row), l->hash, l->namespace_row, PG_NIL, l->key_len,
                               l->key_type};
         if (a->secret != NULL && level_find(a, &k) != row)
             return fault_set(fault, "levels", "a watch key that the index does not lead to", row,
                              row, level_find(a, &k));
-        *granules += blob_granules(l->key_len);
+        *granules += level_granules(l);
         used++;
     }
     for (uint32_t row = a->purgatory->free_level; row != PG_NIL && free <= a->level_rows;

@@ -85,6 +85,21 @@ static bool watches_migrate(struct pg_arena *to, const struct pg_arena *from,
     return true;
 }
 
+static bool level_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t row,
+                          struct pg_fault *why)
+{
+    const struct pg_watched *l = &from->levels[row];
+    to->levels[row] = *l;
+    if (level_granules(l) == 0)
+        return true;
+    const uint32_t blob = blob_copy(to, from, level_blob(l), level_granules(l));
+    if (blob == PG_NIL)
+        return room(why, "payload memory in use", from->metrics->blob_bytes,
+                    (uint64_t)to->blobs.granules * PG_GRANULE);
+    memcpy(to->levels[row].key, &blob, sizeof blob);
+    return true;
+}
+
 static bool levels_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why)
 {
     for (uint32_t row = 0; row < from->level_rows; row++) {
@@ -92,12 +107,8 @@ static bool levels_migrate(struct pg_arena *to, const struct pg_arena *from, str
             continue;
         if (row >= to->level_rows)
             return room(why, "watch keys in use", row + 1, to->level_rows);
-        to->levels[row] = from->levels[row];
-        to->levels[row].blob = blob_copy(to, from, from->levels[row].blob,
-                                         blob_granules(from->levels[row].key_len));
-        if (to->levels[row].blob == PG_NIL)
-            return room(why, "payload memory in use", from->metrics->blob_bytes,
-                        (uint64_t)to->blobs.granules * PG_GRANULE);
+        if (!level_migrate(to, from, row, why))
+            return false;
     }
     return true;
 }

@@ -328,10 +328,9 @@ bool operations_complete(struct pg_arena *a, const struct key *key, uint64_t ses
 #define BORN 0x80000000u          /* marks a row of a->rows[] that this call has made */
 
 /* False if the row is in the set already. */
-static bool seen_add(struct pg_arena *a, uint32_t row, uint32_t n)
+static bool seen_add(struct pg_arena *a, uint32_t mask, uint32_t row, uint32_t n)
 {
-    const uint32_t mask = 2 * PG_WATCH_KEYS_MAX - 1;
-    uint32_t cell = row * 0x9e3779b1u >> 21 & mask;
+    uint32_t cell = row * 0x9e3779b1u >> 20 & mask;
     for (; a->seen[cell] != 0; cell = (cell + 1) & mask)
         if ((a->rows[a->seen[cell] - 1] & ~BORN) == row)
             return false;
@@ -339,30 +338,36 @@ static bool seen_add(struct pg_arena *a, uint32_t row, uint32_t n)
     return true;
 }
 
-static struct key watch_key_read(const struct pg_arena *a, const uint8_t *at, uint32_t ns,
+static struct key watch_key_read(const struct watch *w, uint32_t n, const uint8_t *at,
                                  struct pg_watch_key *k)
 {
     memcpy(k, at, sizeof *k);
-    at += sizeof *k;
-    return (struct key){at, key_hash(a, ns, k->key_type, at, k->key_len), ns, k->key_len,
+    return (struct key){at + sizeof *k, w->hashes[n], w->put.key.namespace_row, PG_NIL, k->key_len,
                         k->key_type};
+}
+
+/* Cells of the hash set for so many rows: a power of two, at most half of them used. */
+static uint32_t seen_cells(uint32_t count)
+{
+    return 1u << (33 - (uint32_t)__builtin_clz(count));
 }
 
 static unsigned rows_resolve(struct pg_arena *a, const struct watch *w, uint32_t *done)
 {
+    const uint32_t cells = seen_cells(w->count);
     const uint8_t *at = w->keys;
-    memset(a->seen, 0, sizeof a->seen);
+    memset(a->seen, 0, cells * sizeof *a->seen);
     for (*done = 0; *done < w->count; ++*done) {
         struct pg_watch_key k;
         unsigned status;
-        const struct key key = watch_key_read(a, at, w->put.key.namespace_row, &k);
+        const struct key key = watch_key_read(w, *done, at, &k);
         uint32_t row = level_find(a, &key);
         const uint32_t born = row == PG_NIL ? BORN : 0;
         if (born != 0)
             row = level_born(a, &key, &status);
         if (row == PG_NIL)
             return status;
-        if (!seen_add(a, row, *done))
+        if (!seen_add(a, cells - 1, row, *done))
             return PG_ST_DUPLICATE;
         a->rows[*done] = row | born;
         at += sizeof k + k.key_len;

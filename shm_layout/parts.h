@@ -40,7 +40,7 @@ struct pg_arena {
     uint32_t visits_left;         /* of the running call */
     bool inbox_news;              /* some session has something unsent */
     uint32_t rows[PG_WATCH_KEYS_MAX];     /* of the watch being armed */
-    uint16_t seen[2 * PG_WATCH_KEYS_MAX]; /* hash set over rows[] */
+    uint16_t seen[4 * PG_WATCH_KEYS_MAX]; /* hash set over rows[] */
     int64_t now_ns;               /* of the running call, on the arena's clock */
     int64_t real_boot_ns;         /* of the running call */
     int64_t started_ns;           /* arena clock at the last rebuild, and the first ticket */
@@ -49,9 +49,10 @@ struct pg_arena {
     uint32_t wall_cursor;         /* next slot of a wall step under way; PG_NIL = none */
     uint64_t topics_stuck_at;     /* while this sum of ends is unchanged, no topic row is reusable */
     uint32_t hashes[PG_BATCH_RECORDS];
+    uint32_t key_hashes[PG_WATCH_KEYS_MAX];  /* of the watch keys of the group under way */
     uint8_t name_uses[PG_BATCH_NAMES];      /* of the running batch: what its ops need of a name */
     uint32_t name_namespaces[PG_BATCH_NAMES];
-    uint32_t name_rows[PG_BATCH_NAMES];     /* topics of those that a PUT uses */
+    uint32_t name_rows[PG_BATCH_NAMES];     /* topics of those that need one */
     uint32_t name_status[PG_BATCH_NAMES];
     struct pg_group groups[PG_NOTICE_WINDOW];
     uint16_t group_next[PG_NOTICE_WINDOW];
@@ -92,6 +93,7 @@ struct key {
     const uint8_t *bytes;
     uint32_t hash;
     uint32_t namespace_row;
+    uint32_t row_guess;           /* of a watch key; PG_NIL = none */
     uint8_t len, type;
 };
 
@@ -140,6 +142,17 @@ unsigned room_for(const struct pg_arena *a, bool replacing);
 
 /* ---- levels: watch keys ---------------------------------------------------------------- */
 
+/* Short keys stand in the row, longer ones in a blob. */
+static inline uint32_t level_granules(const struct pg_watched *l)
+{
+    return l->key_len <= sizeof l->key ? 0 : blob_granules(l->key_len);
+}
+static inline uint32_t level_blob(const struct pg_watched *l)
+{
+    uint32_t blob;
+    memcpy(&blob, l->key, sizeof blob);
+    return blob;
+}
 uint32_t level_find(const struct pg_arena *a, const struct key *key);   /* PG_NIL: level 0 */
 /* A new row at level 0; PG_NIL with *status = why not. */
 uint32_t level_born(struct pg_arena *a, const struct key *key, unsigned *status);
@@ -165,6 +178,7 @@ struct watch {
     struct put put;               /* key, payload, topic, time */
     uint64_t session, threshold;
     const uint8_t *keys;          /* struct pg_watch_key and bytes, validated */
+    const uint32_t *hashes;       /* of the keys */
     uint32_t keys_bytes, count;
     uint8_t condition;
     bool notice;
@@ -202,6 +216,17 @@ bool operations_complete(struct pg_arena *a, const struct key *key, uint64_t ses
                          uint64_t version, struct pg_result *result);
 bool operations_rebuild(struct pg_arena *a, struct pg_fault *why);
 uint64_t operation_granules(const struct pg_arena *a, uint32_t slot);   /* of its notice */
+
+/* ---- looking ahead -------------------------------------------------------------------------- */
+
+#define PG_AHEAD 16               /* most ids that one of these calls takes */
+
+/* What operations on watch keys will touch. hashes[places[i]] is the i-th key's, reach[i] up to
+ * which level its watchers will be visited; rows[places[i]] = the row that it may have. */
+void ahead_levels(const struct pg_arena *a, const uint32_t *hashes, const uint32_t *places,
+                  const uint64_t *reach, uint32_t count, uint32_t *rows);
+void ahead_ends(const struct pg_arena *a, const uint32_t *slots, uint32_t count);
+void ahead_outcomes(const struct pg_arena *a, const uint32_t *slots, uint32_t count);
 
 /* ---- inboxes ------------------------------------------------------------------------------- */
 
@@ -263,6 +288,7 @@ uint32_t reply_granules(const struct pg_reply_memory *m);
 /* Frees what a reply remembers, before its memory serves another batch. */
 void reply_forget(struct pg_arena *a, struct pg_reply_memory *m);
 bool sessions_rebuild(struct pg_arena *a, struct pg_fault *why);
+void sessions_recover(struct pg_arena *a);               /* of the record under way, at most one */
 bool sessions_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules);
 
 /* ---- output --------------------------------------------------------------------------- */

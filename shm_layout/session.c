@@ -140,6 +140,32 @@ bool sessions_rebuild(struct pg_arena *a, struct pg_fault *why)
     return true;
 }
 
+/* A PUT or WATCH that a crash cut off behind its effect is answered now: applied again, it
+ * would find its own key taken, or arm twice. The last ticket tells whose it was. */
+static void record_finish(struct pg_arena *a, struct pg_session *s, uint32_t slot)
+{
+    const struct pg_hot *h = &a->slots.hot[slot];
+    if (ctl_state(h->ctl) == PG_S_FREE || ctl_ticket(h->ctl) != s->intent[1])
+        return;
+    session_reply(a, s, s->current)->results[s->applied] =
+        (struct pg_result){ctl_of(s->intent[1], PG_ST_ADDED), h->deadline_ns};
+    STORE_RELEASE(&s->applied, s->applied + 1);
+}
+
+void sessions_recover(struct pg_arena *a)
+{
+    for (uint32_t i = 0; i < a->secret->sessions; i++) {
+        struct pg_session *s = &a->sessions[i];
+        if (s->id == 0 || s->current == 0 || s->intent[0] != s->applied + 1ull ||
+            s->intent[1] + 1 != a->header->next_ticket ||
+            (s->intent[2] != PG_OP_PUT && s->intent[2] != PG_OP_WATCH))
+            continue;
+        for (uint32_t slot = 0; slot < a->slots.capacity; slot++)
+            record_finish(a, s, slot);
+        return;
+    }
+}
+
 bool sessions_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules)
 {
     for (uint32_t i = 0; i < a->secret->sessions * PG_WINDOW; i++) {

@@ -59,7 +59,7 @@ uint32_t timers_find(const struct pg_arena *a, const struct key *k)
 static struct key key_of_slot(const struct pg_arena *a, uint32_t slot)
 {
     const struct pg_cold *c = &a->slots.cold[slot];
-    return (struct key){slot_key(a, slot), a->slots.hot[slot].hash, slot_namespace(a, slot),
+    return (struct key){slot_key(a, slot), a->slots.hot[slot].hash, slot_namespace(a, slot), PG_NIL,
                         c->key_len, c->key_type};
 }
 
@@ -209,6 +209,15 @@ unsigned room_for(const struct pg_arena *a, bool replacing)
     return a->header->next_ticket > PG_TICKET_MAX ? PG_ST_FULL_TICKETS : PG_ST_ADDED;
 }
 
+/* What is due already is due since the wheel's present tick began: else it would wait for the
+ * next one, which a virtual clock may never reach. Wall timers are due by the wall alone. */
+static int64_t at_once(const struct pg_arena *a, const struct put *p, int64_t deadline_ns)
+{
+    const int64_t tick_began_ns = a->now_ns - a->now_ns % (int64_t)a->header->tick_ns;
+    const bool waits = deadline_ns <= a->now_ns && deadline_ns > tick_began_ns;
+    return waits && p->time_kind != PG_T_WALL ? tick_began_ns : deadline_ns;
+}
+
 /* Arms a new slot; the caller binds the key to it. PG_NIL: *status says why not. */
 static uint32_t arm(struct pg_arena *a, const struct put *p, int64_t deadline_ns,
                     bool replacing, unsigned *status)
@@ -224,7 +233,7 @@ static uint32_t arm(struct pg_arena *a, const struct put *p, int64_t deadline_ns
     const uint32_t slot = slots_take(&a->slots);
     const uint64_t ticket = a->header->next_ticket;
     STORE_RELEASE(&a->header->next_ticket, ticket + 1);
-    slot_write(a, slot, blob, p, deadline_ns, ticket);
+    slot_write(a, slot, blob, p, at_once(a, p, deadline_ns), ticket);
     wheel_place(&a->wheel, slot);
     slot_counted(a, slot, 1);
     a->metrics->blob_bytes += (uint64_t)granules * PG_GRANULE;
@@ -419,6 +428,11 @@ static bool expire(void *context, uint32_t slot)
     return true;
 }
 
+static void expire_soon(void *context, const uint32_t *slots, uint32_t count)
+{
+    ahead_ends(context, slots, count);
+}
+
 /* ---- steps of the wall clock --------------------------------------------------------------------- */
 
 #define STEP_NS 1000000           /* a smaller difference is drift, met when the timer fires */
@@ -469,7 +483,8 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
     if (wall_offset_ns != a->header->wall_offset_ns)
         wall_note(a, wall_offset_ns);
     const bool stepping = wall_turn(a, budget);
-    const uint32_t done = wheel_advance(&a->wheel, now_ns, budget, expire, a, &left);
+    const uint32_t done = wheel_advance_ahead(&a->wheel, now_ns, budget, expire,
+                                              expire_soon, a, &left);
     *more = left || stepping;
     a->header->next_deadline_ns = wheel_next_deadline_ns(&a->wheel);
     return done;

@@ -25,7 +25,7 @@ enum {                                   /* prefetch distances, in timers */
     MOVE_AHEAD = 32
 };
 
-/* ---- division by constants of the arena --------------------------------------------- */
+/* ---- division by constants of the arena ---------------------------------------------- */
 
 __extension__ typedef unsigned __int128 uint128;
 
@@ -161,7 +161,7 @@ static inline uint32_t bucket_coming(const struct pg_wheel *s, const struct pg_l
     return v->first + (v->here + 1 < s->ring ? v->here + 1 : 0);
 }
 
-/* ---- occupancy ------------------------------------------------------------------------ */
+/* ---- occupancy ----------------------------------------------------------------------- */
 
 static void mark_occupied(struct pg_wheel *s, uint32_t bucket)
 {
@@ -223,7 +223,7 @@ static uint64_t next_event(const struct pg_wheel *s)
     return next;
 }
 
-/* ---- buckets ---------------------------------------------------------------------------- */
+/* ---- buckets ------------------------------------------------------------------------- */
 
 static inline uint32_t *cell_at(const struct wheel *w, uint32_t cell)
 {
@@ -287,7 +287,7 @@ static inline uint32_t fetch_members(const struct wheel *w, uint32_t tail)
     return fetch_chunk(w, tail);
 }
 
-/* ---- place and remove --------------------------------------------------------------------- */
+/* ---- place and remove ---------------------------------------------------------------- */
 
 void wheel_place(struct wheel *w, uint32_t slot)
 {
@@ -329,12 +329,13 @@ void wheel_remove_many(struct wheel *w, const uint32_t *slots, uint32_t count)
     }
 }
 
-/* ---- advance -------------------------------------------------------------------------------- */
+/* ---- advance ------------------------------------------------------------------------- */
 
 struct turn {                            /* one call of wheel_advance */
     struct wheel *wheel;
     uint32_t budget;                     /* timers it may still handle */
     wheel_due_fn on_due;
+    wheel_soon_fn on_soon;               /* NULL = none */
     void *context;
 };
 
@@ -351,6 +352,8 @@ static bool fire_members(struct turn *t, uint32_t bucket)
         if (b->tail / CELLS != chunk) {
             chunk = b->tail / CELLS;
             ahead = fetch_members(w, ahead);
+            if (t->on_soon != NULL)
+                t->on_soon(t->context, w->chunks[chunk].slots, b->tail % CELLS);
         }
         uint32_t slot = bucket_pop(w, bucket);
         if (!t->on_due(t->context, slot)) {
@@ -463,11 +466,12 @@ static void drain(struct turn *t)
     s->drained = s->clock;
 }
 
-uint32_t wheel_advance(struct wheel *w, int64_t now_ns, uint32_t budget, wheel_due_fn on_due,
-                       void *context, bool *more)
+uint32_t wheel_advance_ahead(struct wheel *w, int64_t now_ns, uint32_t budget,
+                             wheel_due_fn on_due, wheel_soon_fn on_soon, void *context,
+                             bool *more)
 {
     struct pg_wheel *s = w->state;
-    struct turn t = {w, budget, on_due, context};
+    struct turn t = {w, budget, on_due, on_soon, context};
     uint64_t now = now_ns > 0 ? divide((uint64_t)now_ns, s->multiplier, s->shift) : 0;
 
     *more = !catch_up(&t, now > s->clock ? now : s->clock);
@@ -478,7 +482,13 @@ uint32_t wheel_advance(struct wheel *w, int64_t now_ns, uint32_t budget, wheel_d
     return budget - t.budget;
 }
 
-/* ---- the next wake-up ------------------------------------------------------------------------- */
+uint32_t wheel_advance(struct wheel *w, int64_t now_ns, uint32_t budget, wheel_due_fn on_due,
+                       void *context, bool *more)
+{
+    return wheel_advance_ahead(w, now_ns, budget, on_due, NULL, context, more);
+}
+
+/* ---- the next wake-up ---------------------------------------------------------------- */
 
 /* The tick at which something is due or begins; UINT64_MAX = the wheel is empty. */
 static uint64_t next_tick(const struct wheel *w)
@@ -518,7 +528,7 @@ int64_t wheel_next_deadline_ns(const struct wheel *w)
     return next == UINT64_MAX ? INT64_MAX : tick_to_ns(w->state, next);
 }
 
-/* ---- check ------------------------------------------------------------------------------------ */
+/* ---- check --------------------------------------------------------------------------- */
 
 struct audit {
     const struct wheel *wheel;

@@ -280,9 +280,12 @@ class Purgatory(Core):
         rows = self.rows(lib.PG_R_LEVELS, "pg_watched")
         blobs = self.region(lib.PG_R_BLOBS)
         for i in range(self.config["levels"]):
-            if rows[i].key_len:
-                at = rows[i].blob * lib.PG_GRANULE
-                yield bytes(blobs[at : at + rows[i].key_len]), rows[i]
+            if length := rows[i].key_len:
+                key = bytes(ffi.buffer(rows[i].key))
+                if length > len(key):
+                    at = int.from_bytes(key[:4], "little") * lib.PG_GRANULE
+                    key = bytes(blobs[at : at + length])
+                yield key[:length], rows[i]
 
     def rows_of_sessions(self) -> dict[int, int]:
         """Open sessions and how much stands in their inboxes."""

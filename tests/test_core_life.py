@@ -75,8 +75,9 @@ def test_a_region_that_is_not_where_it_belongs(region: int, field: str) -> None:
     was = getattr(row, field)
     setattr(row, field, was + 64)
     fault = refusal(core.attach)
-    # The counts of names are sizes: all behind them moves.
-    if field != "count" or region not in (lib.PG_R_NAMESPACES, lib.PG_R_TOPICS):
+    # The counts of names, watches and levels are sizes: all behind them moves.
+    sizes = (lib.PG_R_NAMESPACES, lib.PG_R_TOPICS, lib.PG_R_WATCHES, lib.PG_R_LEVELS)
+    if field != "count" or region not in sizes:
         assert (fault.where, fault.expected, fault.found) == (region, was, was + 64)
     setattr(row, field, was)
     core.attach()

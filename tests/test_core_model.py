@@ -179,6 +179,8 @@ class Model:
         deadline = self.deadline(kind, time_ns)
         assert deadline is not None
         wall = time_ns if kind == TimeKind.WALL else None
+        if wall is None and deadline <= self.now_ns:  # due since the present tick began
+            deadline = min(deadline, self.now_ns - self.now_ns % self.config["tick_ns"])
         timer = Timer(
             self.next_ticket, deadline, wall, topic, payload, max(deadline, self.now_ns),
             ordered=wall is None and deadline > self.now_ns,
@@ -864,3 +866,12 @@ def test_extend_never_moves_a_wall_deadline_back() -> None:
     answer = core.put("k", 10**10 - 200_000, TimeKind.WALL, mode=PutMode.EXTEND)
     assert answer.status == Status.KEPT
     assert core.get("k").wall_ns == 10**10
+
+
+def test_a_delay_of_zero_is_due_though_the_clock_stands_still() -> None:
+    core = Core(tick_ns=1_000_000, now_ns=1_500_001)
+    core.advance(1_500_001)
+    core.put("now", 0, TimeKind.DELAY)
+    core.put("past", 1_200_000, TimeKind.BOOT)
+    core.advance(1_500_001)
+    assert core.metrics.live == 0

@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,8 +19,9 @@ from cffi import FFI
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout._core import ffi, lib
 
-from .experiment import Experiment, Schedule
-from .messages import FRAME, OUTCOME, OUTCOME_AREA, Bytes, Messages, statuses_in
+from .experiment import Experiment, Figures, Schedule
+from .messages import FRAME, OUTCOME, OUTCOME_AREA, RESULT, Bytes, Messages, statuses_in
+from .through import Through
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = Path(__file__).resolve().parent
@@ -30,6 +30,9 @@ FLAGS = ["-std=gnu11", "-O3", "-shared", "-fPIC", "-Wall", "-Wextra"]
 OUT_BYTES = 1 << 20
 OUTCOMES = 512
 """Outcomes in one message, at most; as in the core."""
+
+DONE = np.isin(np.arange(256), (lib.PG_ST_ADDED, lib.PG_ST_DONE))
+"""Statuses of records that were applied."""
 
 DECLARATIONS = """
 struct baseline_figures { uint64_t pending, bytes, bytes_max, purges;
@@ -40,16 +43,6 @@ void baseline_advance(void *b, int64_t now_ns);
 uint64_t baseline_inbox(void *b, void *out, uint32_t most);
 void baseline_figures(const void *b, struct baseline_figures *figures);
 """
-
-
-@dataclass
-class Figures:
-    """What a design tells of itself at the end of a run."""
-
-    core_bytes: int = 0
-    purges: int = 0
-    purge_ns: int = 0
-    purge_max_ns: int = 0
 
 
 class Refused(Exception):  # noqa: N818
@@ -162,14 +155,14 @@ class Baseline:
 
 
 def sizes(experiment: Experiment) -> dict[str, int]:
-    """Bounds of an arena with room for 350 ms of requests."""
-    slots = max(1 << 14, int(experiment.rate * 0.35))
+    """Bounds of an arena with room for 300 ms of requests."""
+    slots = max(1 << 14, int(experiment.rate * 0.3))
     keys = experiment.own * slots + experiment.shared + 1
     return {
         "capacity": slots,
         "watches": slots * (experiment.own + experiment.shared),
         "levels": keys,
-        "payload_bytes": slots * 224 + keys * 16 + (1 << 20),
+        "payload_bytes": slots * 216 + (1 << 20),
         "outbox_capacity": 1024,
         "outbox_bytes_max": 1 << 20,
         "inbox_max": slots,
@@ -200,7 +193,9 @@ def private_memory(size: int) -> Bytes:
     """Zeroed memory of this process alone, in huge pages where the kernel gives them."""
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, np.uint8)
+    pages = np.frombuffer(memory, np.uint8)
+    pages[:: mmap.PAGESIZE] = 0  # now, not at the first request
+    return pages
 
 
 class Ours:
@@ -213,10 +208,14 @@ class Ours:
         self._create(ffi.new("struct pg_config *", {**sizes(experiment), "now_ns": now_ns}))
         self._in, self._out = pointer(messages.bytes), pointer(self.out)
         self._to = pointer(self._reply)
+        self._statuses = self._reply[FRAME :: RESULT.itemsize]  # the low bytes of the tickets
         self._reply_bytes, self._wait_ns = ffi.new("uint64_t *"), ffi.new("int64_t *")
         self._session, self._more = ffi.new("uint64_t *"), ffi.new("int *")
         self._now_ns = now_ns
-        self.handle(messages.hello(os.urandom(16)))
+        lib.pg_handle(
+            self._a, self._in, messages.hello(os.urandom(16)), 0, 0, now_ns, self._to,
+            self._reply_bytes, self._wait_ns,
+        )  # fmt: skip
         messages.session = wire.decode_reply(self._reply[:FRAME].tobytes()).session
 
     def _create(self, config: Any) -> None:
@@ -234,8 +233,9 @@ class Ours:
                 self._a, self._in, length, 0, 0, self._now_ns, self._to, self._reply_bytes,
                 self._wait_ns,
             )  # fmt: skip
-        if handled == lib.PG_H_REPLY:
-            check_statuses(self._reply)
+        count = (self._reply_bytes[0] - FRAME) // RESULT.itemsize
+        if handled == lib.PG_H_REPLY and not DONE[self._statuses[:count]].all():
+            check_reply(self._reply)
 
     def advance(self, now_ns: int) -> None:
         self._now_ns = now_ns
@@ -259,11 +259,10 @@ class Ours:
             raise SystemExit("operations are left at the end")
 
 
-def check_statuses(reply: Bytes) -> None:
-    """Raises Refused unless every record of a batch was applied."""
+def check_reply(reply: Bytes) -> None:
+    """Raises unless every record of a batch was applied."""
     statuses = statuses_in(reply)
-    done = (statuses == lib.PG_ST_ADDED) | (statuses == lib.PG_ST_DONE)
-    if not done.all():
+    if not (done := DONE[statuses]).all():
         raise Refused(f"status {int(statuses[~done][0])}")
 
 
@@ -271,6 +270,8 @@ def make(experiment: Experiment, schedule: Schedule, messages: Messages, start_n
     """The design of an experiment whose schedule begins at start_ns."""
     if experiment.design == "nothing":
         return Nothing(schedule, start_ns)
+    if experiment.design == "daemon":
+        return Through(experiment, messages, check_reply)
     if experiment.design == "ours":
         return Ours(experiment, messages, start_ns)
     return Baseline(experiment.design, messages, start_ns)

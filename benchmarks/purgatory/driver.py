@@ -14,15 +14,17 @@ from .experiment import MS, TIMEOUT_NS, Experiment, Longs, Result, Schedule
 from .messages import BATCH, Messages, outcomes_in
 
 TURN_NS = MS
-LEAD_NS = 200 * MS
+LEAD_NS = 1_000 * MS
 """Between making the design and the first arrival."""
 
 BEHIND_NS = 2_000 * MS
 """So far behind its schedule a run is stopped."""
 
-WINDOW_NS = 2 * MS
-"""An advance that was sent before the deadline satisfies; one sent this much later is too late.
-Between the two, the order in which the design looks at both decides."""
+WINDOWS_NS = {"daemon": (20 * MS, 20 * MS)}
+"""How long before and after the deadline an advance may be sent with either outcome. In one
+process it is decided before; after, the order in which the design looks at both decides."""
+
+WINDOW_NS = (0, 2 * MS)
 
 SILENCE_NS = 5_000 * MS
 """So long after the last end that was due, missing outcomes are lost."""
@@ -60,7 +62,7 @@ class Driver:
         self.schedule = Schedule.of(experiment)
         self.messages = Messages(experiment)
         count = experiment.requests
-        self.start_ns = clock.now_ns() + LEAD_NS
+        self.start_ns = experiment.start_ns or clock.now_ns() + LEAD_NS
         self.core: Core = make(experiment, self.schedule, self.messages, self.start_ns)
         self._arrives_ns = self.schedule.arrives_ns + self.start_ns
         self._completes_ns = (self.schedule.completes_ns + self.start_ns)[self.schedule.order]
@@ -70,7 +72,7 @@ class Driver:
         self._armed_ns: Longs = np.zeros(count, np.int64)
         self._causes = np.zeros(count, np.uint8)
         self._arrived = self._completed = self._ended = 0
-        self._last_arrival_ns = 0
+        self._last_arrival_ns = self._repeated = 0
 
     # ---- one turn --------------------------------------------------------------------------
 
@@ -97,12 +99,16 @@ class Driver:
         """Takes outcomes, acknowledges them, forgets the keys of who ended."""
         while length := self.core.inbox():
             got_ns = self.clock.now_ns()
-            heads, areas = outcomes_in(self.core.out[:length])
-            requests = areas["key"].astype(np.int64)
-            self._got_ns[requests] = got_ns
-            self._causes[requests] = heads["ticket"] & np.uint64(0xFF)
-            self._ended += len(requests)
+            heads, requests = outcomes_in(self.core.out[:length])
+            causes = (heads["ticket"] & np.uint64(0xFF)).astype(np.uint8)
             self.core.handle(self.messages.ack(heads))
+            fresh = self._causes[requests] == 0
+            if not fresh.all():
+                self._repeated += len(requests) - int(fresh.sum())
+                requests, causes = requests[fresh], causes[fresh]
+            self._got_ns[requests] = got_ns
+            self._causes[requests] = causes
+            self._ended += len(requests)
             at_once = BATCH // self.messages.own
             for first in range(0, len(requests), at_once):
                 self.core.handle(self.messages.forget(requests[first : first + at_once]))
@@ -152,20 +158,20 @@ class Driver:
         """(wrong, ambiguous) outcomes. Early is wrong too."""
         satisfied = self._causes == lib.PG_CAUSE_SATISFIED
         expired = self._causes == lib.PG_CAUSE_EXPIRED
-        must_satisfy = self._sent_ns < self._deadlines_ns
-        must_expire = self._sent_ns >= self._deadlines_ns + WINDOW_NS
+        before_ns, after_ns = WINDOWS_NS.get(self.experiment.design, WINDOW_NS)
+        must_satisfy = self._sent_ns < self._deadlines_ns - before_ns
+        must_expire = self._sent_ns >= self._deadlines_ns + after_ns
         must_expire &= self._armed_ns < self._sent_ns
         early = expired & (self._got_ns < self._deadlines_ns)
         wrong = (must_satisfy & expired) | (must_expire & satisfied) | early
         return int(wrong.sum()), int((~must_satisfy & ~must_expire).sum())
 
     def _result(self, cpu_ns: int, tail_ns: int, aborted: bool) -> Result:
-        count = self.experiment.requests
         expired = self._causes == lib.PG_CAUSE_EXPIRED
         late_ms = (self._got_ns - self._deadlines_ns)[expired] / MS
         late = np.percentile(late_ms, (50, 99, 100)) if len(late_ms) else np.zeros(3)
         took_ns = max(self._last_arrival_ns - self.start_ns, 1)
-        wrong, ambiguous = self._wrong()
+        wrong, ambiguous = (0, 0) if self.experiment.design == "nothing" else self._wrong()
         if isinstance(self.core, Ours) and not aborted:
             self.core.check()
         f = self.core.figures()
@@ -184,6 +190,7 @@ class Driver:
             expired=int(expired.sum()),
             ambiguous=ambiguous,
             wrong=0 if aborted else wrong,
-            lost=0 if aborted else int((self._causes == 0).sum()) + abs(self._ended - count),
+            lost=0 if aborted else int((self._causes == 0).sum()),
+            repeated=self._repeated,
             aborted=aborted,
         )

@@ -1,9 +1,9 @@
-"""What is measured: the requests of one run, when each arrives and when its condition turns true."""
+"""What is measured: the requests of one run, when each arrives and its condition turns true."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,9 @@ class Experiment:
     rate: int  # requests per second
     requests: int
     seed: int = 1
+    worker: int = 0  # through the daemon: which of its workers this is
+    endpoint: str = ""
+    start_ns: int = 0  # when the schedule begins; 0 = as soon as all is made
 
     @property
     def shared(self) -> int:
@@ -46,7 +49,8 @@ class Experiment:
 
     def described(self) -> dict[str, Any]:
         """For the results' file."""
-        return asdict(self)
+        names = ("design", "case", "series", "rate", "requests")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,16 @@ class Schedule:
 
 
 @dataclass
+class Figures:
+    """What a design tells of itself at the end of a run."""
+
+    core_bytes: int = 0
+    purges: int = 0
+    purge_ns: int = 0
+    purge_max_ns: int = 0
+
+
+@dataclass
 class Result:
     """One run's figures. Times without a unit in their name are seconds."""
 
@@ -93,7 +107,8 @@ class Result:
     expired: int
     ambiguous: int  # ended within the window where both outcomes are right
     wrong: int  # outcomes that differ from the prediction outside the window, or early
-    lost: int  # requests without an outcome, or with two
+    lost: int  # requests without an outcome
+    repeated: int  # outcomes that came again: the daemon re-sends until it is acknowledged
     aborted: bool  # fell too far behind its schedule and was stopped
 
     @property

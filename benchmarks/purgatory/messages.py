@@ -16,14 +16,14 @@ from purgatoryd.shm_layout._core import ffi, lib
 
 from .experiment import PAYLOAD_BYTES, Experiment, Longs
 
-BATCH = 512
+BATCH = 1024
 """Records in a message, at most."""
 
 OWN_KEYS = 4
 NEVER = 1 << 62
 SHARED = np.uint64(1 << 63)
-
-
+WORKER_BITS = 40
+"""A request's number in its key is below the worker's."""
 
 def struct_of(name: str) -> np.dtype[Any]:
     """The numpy type of a struct, without its arrays (they are reserved bytes)."""
@@ -80,6 +80,7 @@ class Messages:
         self.session = 0
         self.sequence = 0
         self.own = experiment.own
+        self._base = experiment.worker << WORKER_BITS
         keys = experiment.shared + experiment.own
         area = watch_area(keys)
         room = FRAME + len(NAMES) + BATCH * (RECORD.itemsize + max(area.itemsize, 8))
@@ -132,7 +133,7 @@ class Messages:
         """WATCH of the requests from `first` on, as many as there are deadlines."""
         count = len(deadlines_ns)
         area, rows = self._area[:count], self._watch[:count]
-        requests = np.arange(first, first + count, dtype=np.uint64)
+        requests = np.arange(self._base + first, self._base + first + count, dtype=np.uint64)
         rows["time_ns"] = deadlines_ns
         area["key"] = requests
         requests *= np.uint64(OWN_KEYS)
@@ -144,13 +145,16 @@ class Messages:
         at = self._head(layout.Message.BATCH, len(keys))
         return self._put(self._put(at, template[: len(keys) * RECORD.itemsize]), keys)
 
+    def _numbers(self, requests: Longs) -> Rows:
+        return requests.astype(np.uint64) + np.uint64(self._base)
+
     def advance(self, requests: Longs) -> int:
         """The own key that each request's condition can turn true by."""
-        return self._keys(self._advance, requests.astype(np.uint64) * np.uint64(OWN_KEYS))
+        return self._keys(self._advance, self._numbers(requests) * np.uint64(OWN_KEYS))
 
     def forget(self, requests: Longs) -> int:
         """FORGET of all own keys of the requests, at most BATCH // own of them."""
-        keys = requests.astype(np.uint64)[:, None] * np.uint64(OWN_KEYS) + self._own_places
+        keys = self._numbers(requests)[:, None] * np.uint64(OWN_KEYS) + self._own_places
         return self._keys(self._forget, keys.reshape(-1))
 
     def ack(self, outcomes: Rows) -> int:
@@ -162,13 +166,14 @@ class Messages:
         return self._put(at, rows)
 
 
-def outcomes_in(message: Bytes) -> tuple[Rows, Rows]:
-    """Heads and byte areas of an OUTCOMES message."""
+def outcomes_in(message: Bytes) -> tuple[Rows, Longs]:
+    """Heads of an OUTCOMES message, and the requests that they are of."""
     count = int.from_bytes(message[24:28].tobytes(), "little")
     heads: Rows = np.ndarray(count, OUTCOME, message, FRAME)  # type: ignore[arg-type]
     at = FRAME + count * OUTCOME.itemsize
     areas: Rows = np.ndarray(count, OUTCOME_AREA, message, at)  # type: ignore[arg-type]
-    return heads, areas
+    requests = (areas["key"] & np.uint64((1 << WORKER_BITS) - 1)).astype(np.int64)
+    return heads, requests
 
 
 def statuses_in(reply: Bytes) -> Rows:

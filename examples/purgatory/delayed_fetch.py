@@ -61,9 +61,7 @@ class Consumer:
     def fetch(self, max_wait_s: float) -> Operation:
         """Arms a fetch from where the last one ended."""
         self._fetches += 1
-        enough = SumOf(
-            {name: self._offsets[name] for name in PARTITIONS}, at_least=MIN_BYTES, cap=CAP_BYTES
-        )
+        enough = SumOf(self._offsets, at_least=MIN_BYTES, cap=CAP_BYTES)
         return self._purgatory.watch(f"fetch-{self._fetches}", enough, max_wait_s)
 
     def take(self, fetch: Operation) -> None:

@@ -1,0 +1,382 @@
+"""Measures the C core's timing wheel beside two baselines, and Python's own timers for scale.
+
+Builds benchmarks/core, runs every workload some times with the structures taking turns, and
+writes benchmarks/results/core.json and the table in docs/benchmarks.md. `--quick` only proves
+that all of it still runs: small sizes, one repeat, nothing is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import platform
+import sched
+import shlex
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "core.json"
+PAGE = ROOT / "docs" / "benchmarks.md"
+BINARY = ROOT / "build" / "bench-core"
+FLAGS = ["-std=gnu11", "-O3", "-Wall", "-Wextra"]
+STRUCTURES = ("wheel", "heap", "linked")
+WORKLOADS = ("ops", "mix", "pause", "bytes")
+SIZES = (100_000, 1_000_000, 10_000_000)
+MARKS = ("<!-- core: begin -->", "<!-- core: end -->")
+
+T = TypeVar("T")
+Key = tuple[str, int, str]  # measure, pending, structure
+Samples = dict[Key, list[float]]
+Medians = dict[Key, float]
+
+# What becomes of the times of all ticks and the number of operations in them.
+TICKS: dict[str, Callable[[list[float], int], float]] = {
+    "mix": lambda ticks, operations: sum(ticks) / operations,
+    "worst pause": lambda ticks, _: max(ticks),
+}
+
+
+@dataclass
+class Row:
+    """One measure of one structure. Times in ns, memory in bytes."""
+
+    measure: str
+    pending: int
+    structure: str
+    unit: str
+    median: float
+    low: float
+    high: float
+    repeats: int
+    times_wheel: float | None  # this median over that of the wheel in the same run
+
+
+@dataclass
+class Target:
+    """What the wheel has to reach: `found` at most `limit`, or at least for ratios."""
+
+    measure: str
+    pending: int
+    against: str  # "" = the wheel's own figure, else times this baseline
+    limit: float
+    found: float
+    met: bool
+
+
+LIMITS: tuple[tuple[str, int, str, float], ...] = (
+    ("add fresh", 1_000_000, "", 20),
+    ("add fresh", 10_000_000, "", 10),
+    ("add recycled", 1_000_000, "", 30),
+    ("add recycled", 10_000_000, "", 65),
+    ("cancel", 1_000_000, "", 25),
+    ("cancel", 10_000_000, "", 50),
+    ("expire", 1_000_000, "", 60),
+    ("expire", 10_000_000, "", 60),
+    ("mix", 1_000_000, "", 20),
+    ("mix", 10_000_000, "", 25),
+    ("worst pause", 10_000_000, "", 150_000),
+    ("bytes", 1_000_000, "", 41),
+    ("bytes", 10_000_000, "", 41),
+    ("mix", 10_000_000, "linked", 1.3),
+    ("mix", 10_000_000, "heap", 3),
+    ("worst pause", 10_000_000, "linked", 50),
+)
+
+
+# ---- the C driver -------------------------------------------------------------------------
+
+
+def compiler() -> list[str]:
+    return shlex.split(os.environ.get("CC", "cc"))
+
+
+def build() -> None:
+    core = [path for path in (ROOT / "shm_layout").glob("*.c") if not path.name.startswith("_")]
+    sources = sorted([*core, *(ROOT / "benchmarks" / "core").glob("*.c")])
+    BINARY.parent.mkdir(exist_ok=True)
+    include = f"-I{ROOT / 'shm_layout'}"
+    command = [*compiler(), *FLAGS, include, "-o", str(BINARY), *map(str, sources), "-lm"]
+    subprocess.run(command, check=True)
+
+
+def drive(structure: str, workload: str, pending: int, seed: int) -> dict[str, Any]:
+    command = [str(BINARY), structure, workload, str(pending), str(seed)]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    result: dict[str, Any] = json.loads(output)
+    return result
+
+
+def medians_by_tick(repeats: list[list[float]]) -> list[float]:
+    """Each tick's median over the repeats.
+
+    All repeats have the same timers, so that a tick's work is the same in each; what befalls
+    one repeat alone is the machine.
+    """
+    return [statistics.median(values) for values in zip(*repeats, strict=True)]
+
+
+def measure_structures(sizes: tuple[int, ...], repeats: int, samples: Samples) -> Medians:
+    """Adds to the samples; returns the medians that are not those of the samples."""
+    runs = list(itertools.product(sizes, range(repeats), WORKLOADS, STRUCTURES))
+    ticks: dict[Key, list[list[float]]] = {}
+    operations: dict[Key, int] = {}
+    with Progress() as progress:
+        for pending, repeat, workload, structure in progress.track(runs, description="measuring"):
+            seed = repeat + 1 if workload == "ops" else 1
+            result = drive(structure, workload, pending, seed)
+            for measure, value in result.items():
+                key = (measure, pending, structure)
+                if isinstance(value, list):
+                    ticks.setdefault(key, []).append(value)
+                    operations[key] = result["operations"]
+                    samples.setdefault(key, []).append(TICKS[measure](value, operations[key]))
+                elif isinstance(value, float):
+                    samples.setdefault(key, []).append(value)
+    return {
+        key: TICKS[key[0]](medians_by_tick(calls), operations[key]) for key, calls in ticks.items()
+    }
+
+
+# ---- Python's timers, for scale --------------------------------------------------------------
+
+
+def nothing() -> None: ...
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock stands still until it is told to go on."""
+
+    now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+
+def ns_each(work: Callable[[], object], count: int) -> float:
+    begin_ns = time.thread_time_ns()
+    work()
+    return (time.thread_time_ns() - begin_ns) / count
+
+
+def cancel_each(cancel: Callable[[T], None], timers: list[T]) -> None:
+    for timer in timers:
+        cancel(timer)
+
+
+def time_asyncio(delays: list[float]) -> Iterator[tuple[str, float]]:
+    loop = VirtualLoop()
+    handles: list[asyncio.TimerHandle] = []
+    half = len(delays) // 2
+
+    def expire() -> None:
+        loop.now = max(delays) + 1
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+
+    yield (
+        "add fresh",
+        ns_each(lambda: handles.extend(loop.call_later(d, nothing) for d in delays), len(delays)),
+    )
+    Random(1).shuffle(handles)
+    yield "cancel", ns_each(lambda: cancel_each(asyncio.TimerHandle.cancel, handles[:half]), half)
+    yield "expire", ns_each(expire, len(delays) - half)
+    loop.close()
+
+
+def time_sched(delays: list[float]) -> Iterator[tuple[str, float]]:
+    now = [0.0]
+    timers = sched.scheduler(lambda: now[0], lambda _: None)
+    events: list[sched.Event] = []
+    few = min(100, len(delays))  # a cancel searches the whole list
+
+    def expire() -> None:
+        now[0] = max(delays) + 1
+        timers.run(blocking=False)
+
+    yield (
+        "add fresh",
+        ns_each(lambda: events.extend(timers.enter(d, 0, nothing) for d in delays), len(delays)),
+    )
+    Random(1).shuffle(events)
+    yield "cancel", ns_each(lambda: cancel_each(timers.cancel, events[:few]), few)
+    yield "expire", ns_each(expire, len(delays) - few)
+
+
+def measure_python(pending: int, repeats: int, samples: Samples) -> None:
+    for repeat in range(repeats):
+        random = Random(repeat)
+        delays = [random.uniform(0.001, 3600) for _ in range(pending)]
+        for name, work in (("asyncio", time_asyncio), ("sched", time_sched)):
+            for measure, value in work(delays):
+                samples.setdefault((measure, pending, name), []).append(value)
+
+
+# ---- results -----------------------------------------------------------------------------------
+
+
+def rows_of(samples: Samples, medians: Medians) -> list[Row]:
+    medians = {key: statistics.median(values) for key, values in samples.items()} | medians
+    rows = []
+    for (measure, pending, structure), values in samples.items():
+        median = medians[measure, pending, structure]
+        wheel = medians.get((measure, pending, "wheel"))
+        rows.append(
+            Row(
+                measure,
+                pending,
+                structure,
+                "bytes" if measure == "bytes" else "ns",
+                round(median, 3),
+                round(min(values), 3),
+                round(max(values), 3),
+                len(values),
+                round(median / wheel, 3) if wheel else None,
+            )
+        )
+    return sorted(rows, key=lambda row: (row.pending, row.measure, row.structure))
+
+
+def targets_of(rows: list[Row]) -> list[Target]:
+    found = {(row.measure, row.pending, row.structure): row for row in rows}
+    targets = []
+    for measure, pending, against, limit in LIMITS:
+        row = found.get((measure, pending, against or "wheel"))
+        if row is None:
+            continue
+        value = row.times_wheel if against else row.median
+        assert value is not None
+        met = value >= limit if against else value <= limit
+        targets.append(Target(measure, pending, against, limit, value, met))
+    return targets
+
+
+def cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def machine() -> dict[str, object]:
+    version = subprocess.run([*compiler(), "--version"], check=True, capture_output=True, text=True)
+    return {
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+        "compiler": version.stdout.splitlines()[0],
+        "flags": " ".join(FLAGS),
+        "python": platform.python_version(),
+        "load_before": round(os.getloadavg()[0], 2),
+    }
+
+
+# ---- tables ------------------------------------------------------------------------------------
+
+
+def figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
+
+
+def target_lines(targets: list[Target]) -> list[list[str]]:
+    lines = []
+    for t in targets:
+        what = f"{t.measure}, times better than {t.against}" if t.against else t.measure
+        sign = "≥" if t.against else "≤"
+        lines.append(
+            [
+                what,
+                f"{t.pending:,}",
+                f"{sign} {figure(t.limit)}",
+                figure(t.found),
+                "met" if t.met else "missed",
+            ]
+        )
+    return lines
+
+
+def row_lines(rows: list[Row], spreads: bool) -> list[list[str]]:
+    lines: dict[tuple[int, str], dict[str, str]] = {}
+    for row in rows:
+        spread = f" ({figure(row.low)}-{figure(row.high)})" if spreads else ""
+        times = f" = {row.times_wheel:.2f}x" if row.times_wheel and row.structure != "wheel" else ""
+        line = lines.setdefault((row.pending, row.measure), {})
+        line[row.structure] = figure(row.median) + spread + times
+    names = (*STRUCTURES, "asyncio", "sched")
+    return [
+        [measure, f"{pending:,}", *(line.get(name, "") for name in names)]
+        for (pending, measure), line in lines.items()
+    ]
+
+
+TARGET_HEAD = ["measure", "pending", "target", "found", ""]
+ROW_HEAD = ["measure", "pending", *STRUCTURES, "asyncio", "sched"]
+
+
+def show(title: str, head: list[str], lines: list[list[str]]) -> None:
+    table = Table(*head, title=title)
+    for line in lines:
+        table.add_row(*line)
+    Console().print(table)
+
+
+def markdown(head: list[str], lines: list[list[str]]) -> str:
+    rule = ["---"] * len(head)
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, rule, *lines])
+
+
+def write_page(result: dict[str, object], rows: list[Row], targets: list[Target]) -> None:
+    host = result["machine"]
+    assert isinstance(host, dict)
+    before, rest = PAGE.read_text().split(MARKS[0])
+    after = rest.split(MARKS[1])[1]
+    place = f"{host['cpu']}, {host['cores']} cores, {host['compiler']}, `{host['flags']}`"
+    body = [
+        f"Measured on: {place}.",
+        markdown(TARGET_HEAD, target_lines(targets)),
+        markdown(ROW_HEAD, row_lines(rows, spreads=True)),
+    ]
+    PAGE.write_text(f"{before}{MARKS[0]}\n\n" + "\n\n".join(body) + f"\n\n{MARKS[1]}{after}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="prove that it runs; write nothing")
+    parser.add_argument("--repeats", type=int, default=5, help="of each workload (default 5)")
+    options = parser.parse_args()
+    sizes, repeats = ((10_000,), 1) if options.quick else (SIZES, options.repeats)
+
+    result: dict[str, object] = {"command": "make bench-core", "machine": machine()}
+    samples: Samples = {}
+    build()
+    medians = measure_structures(sizes, repeats, samples)
+    measure_python(min(sizes), repeats, samples)
+    rows = rows_of(samples, medians)
+    targets = targets_of(rows)
+    show("ns or bytes = times the wheel's", ROW_HEAD, row_lines(rows, spreads=False))
+    if targets:
+        show("targets", TARGET_HEAD, target_lines(targets))
+    if options.quick:
+        return
+    result["rows"] = [asdict(row) for row in rows]
+    result["targets"] = [asdict(target) for target in targets]
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    write_page(result, rows, targets)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""Measures the purgatory beside two earlier designs, on the real clock, at rising rates.
+
+Every run is a process of its own: one design, one case of latencies, one series of watch keys,
+one rate. A series ends with the first rate that its design does not keep up with. Writes
+benchmarks/results/purgatory.json, the tables in docs/purgatory_benchmark.md and the plots in
+docs/img/. `--quick` only proves that all of it still runs: small sizes on a virtual clock,
+nothing is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from purgatory import cores, report, through
+from purgatory.driver import Driver, RealClock, VirtualClock
+from purgatory.experiment import CASES, SERIES, Experiment, Result
+from rich.console import Console
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "purgatory.json"
+DESIGNS = ("nothing", "old", "new", "ours", "daemon")
+RATES = (10_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 1_500_000)
+ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",  # the earlier designs' memory in huge pages, too
+}
+
+Row = dict[str, Any]
+
+
+# ---- one run -----------------------------------------------------------------------------------
+
+
+def run_here(experiment: Experiment, virtual: bool = False) -> Result:
+    return Driver(experiment, VirtualClock() if virtual else RealClock()).run()
+
+
+def run_apart(experiment: Experiment) -> Row:
+    """The same in a process of its own."""
+    command, environment = [sys.executable, __file__, "--one"], {**os.environ, **ENVIRONMENT}
+    if experiment.design == "daemon":
+        return {
+            **experiment.described(),
+            **through.run_through(experiment, command, environment),
+        }
+    command.append(json.dumps(asdict(experiment)))
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    row: Row = json.loads(done.stdout)
+    return row
+
+
+def row_of(experiment: Experiment, result: Result) -> Row:
+    return {**experiment.described(), **asdict(result), "keeps_up": result.keeps_up}
+
+
+# ---- series --------------------------------------------------------------------------------------
+
+
+def count_of(rate: int, seconds: float, least: int) -> int:
+    return max(int(rate * seconds), least)
+
+
+def ladder(arguments: argparse.Namespace, design: str, case: str, series: str) -> Iterator[Row]:
+    for rate in arguments.rates:
+        requests = count_of(rate, arguments.seconds, arguments.requests)
+        row = run_apart(Experiment(design, case, series, rate, requests))
+        yield row
+        if not row["keeps_up"] and design != "nothing":
+            return
+
+
+def beyond_driver(rows: list[Row]) -> None:
+    """Adds to each row the CPU that the same run without a design does not take."""
+    driver = {
+        (row["case"], row["series"], row["rate"]): row["cpu_per_million"]
+        for row in rows
+        if row["design"] == "nothing"
+    }
+    for row in rows:
+        key = (row["case"], row["series"], row["rate"])
+        if row["design"] != "nothing" and key in driver:
+            row["cpu_beyond_driver"] = row["cpu_per_million"] - driver[key]
+
+
+def measure(arguments: argparse.Namespace, console: Console) -> list[Row]:
+    rows: list[Row] = []
+    for case, series, design in itertools.product(
+        arguments.cases, arguments.series, arguments.designs
+    ):
+        for row in ladder(arguments, design, case, series):
+            rows.append(row)
+            console.print(report.line(row))
+    beyond_driver(rows)
+    return rows
+
+
+def quick(console: Console) -> None:
+    """Every design and load, small, on the virtual clock, so that each outcome is decided."""
+    in_process = (design for design in DESIGNS if design != "daemon")
+    for design, case, series in itertools.product(in_process, CASES, SERIES):
+        result = run_here(Experiment(design, case, series, 20_000, 10_000), virtual=True)
+        if not result.keeps_up:
+            raise SystemExit(f"{design}, {case}, {series}: {asdict(result)}")
+    console.print("all designs ran, every outcome as predicted")
+
+
+# ---- results --------------------------------------------------------------------------------------
+
+
+def machine() -> dict[str, Any]:
+    model = next(
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    return {
+        "cpu": model,
+        "cpus": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }
+
+
+def write(arguments: argparse.Namespace, rows: list[Row]) -> None:
+    document = {
+        "machine": machine(),
+        "seconds": arguments.seconds,
+        "requests_least": arguments.requests,
+        "load_average": os.getloadavg(),
+        "runs": rows,
+    }
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(float(part)) for part in text.split(","))
+
+
+def words(known: Iterable[str]) -> Any:
+    def parse(text: str) -> list[str]:
+        found = text.split(",")
+        if unknown := set(found) - set(known):
+            raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}")
+        return found
+
+    return parse
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="small sizes; writes nothing")
+    parser.add_argument("--plots", action="store_true", help="draw the stored results anew")
+    parser.add_argument("--seconds", type=float, default=5.0, help="least length of a run")
+    parser.add_argument("--requests", type=int, default=1_000_000, help="least size of a run")
+    parser.add_argument("--rates", type=numbers, default=RATES, help="requests per second, a,b,c")
+    parser.add_argument("--designs", type=words(DESIGNS), default=list(DESIGNS))
+    parser.add_argument("--cases", type=words(CASES), default=list(CASES))
+    parser.add_argument("--series", type=words(SERIES), default=list(SERIES))
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments, console = parse(), Console()
+    if arguments.one:
+        experiment = Experiment(**json.loads(arguments.one))
+        print(json.dumps(row_of(experiment, run_here(experiment))))
+        return
+    if arguments.plots:
+        report.write(json.loads(RESULTS.read_text()))
+        return
+    cores.build()
+    if arguments.quick:
+        quick(console)
+        return
+    write(arguments, measure(arguments, console))
+    report.write(json.loads(RESULTS.read_text()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+/* timers.h - what the benchmark asks of a timer structure: ours and two baselines. */
+#ifndef PURGATORYD_BENCH_TIMERS_H
+#define PURGATORYD_BENCH_TIMERS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define NIL UINT32_MAX
+
+struct timers;
+
+/* Ids are below the capacity; the benchmark never adds more than fit. Batches may be of any
+ * length, so that a structure can fetch memory ahead. */
+struct kind {
+    const char *name;
+    struct timers *(*create)(uint32_t capacity, int64_t tick_ns);
+    void (*destroy)(struct timers *);
+    void (*add)(struct timers *, const int64_t *deadlines_ns, uint32_t *ids, uint32_t count);
+    void (*cancel)(struct timers *, const uint32_t *ids, uint32_t count);
+    uint64_t (*expire)(struct timers *, int64_t now_ns);   /* returns how many fired */
+    int64_t (*next_ns)(const struct timers *);   /* when to call expire; INT64_MAX = never */
+    uint64_t (*bytes)(const struct timers *);    /* all memory of the structure */
+};
+
+extern const struct kind wheel_kind, heap_kind, linked_kind;
+
+static inline int64_t clock_ns(clockid_t clock)
+{
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* Zeroed and touched, on a cache line; stops the benchmark when there is none. */
+static inline void *memory(size_t bytes)
+{
+    void *p = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    if (!p)
+        abort();
+    return memset(p, 0, bytes);
+}
+
+/* A stack of free ids for structures that bring none; 0 is given first. */
+static inline uint32_t *free_ids(uint32_t capacity)
+{
+    uint32_t *stack = memory((size_t)capacity * sizeof *stack);
+    for (uint32_t i = 0; i < capacity; i++)
+        stack[i] = capacity - 1 - i;
+    return stack;
+}
+
+#endif

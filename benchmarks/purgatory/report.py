@@ -1,0 +1,138 @@
+"""What the runs show: a line for the terminal, tables for the page, plots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from .experiment import CASES, SERIES
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "purgatory_benchmark.md"
+IMAGES = ROOT / "docs" / "img"
+MARKS = ("<!-- runs: begin -->", "<!-- runs: end -->")
+COLOURS = {"nothing": "#999999", "old": "#c0392b", "new": "#d68910", "ours": "#1f618d",
+           "daemon": "#148f77"}  # fmt: skip
+SERIES_TITLES = {"shared": "2 shared keys + 1 own", "own": "3 own keys"}
+
+Row = dict[str, Any]
+
+PLOTS: tuple[tuple[str, str, Callable[[Row], float], bool], ...] = (
+    ("achieved", "achieved / target rate", lambda row: float(row["achieved"]), False),
+    ("cpu", "CPU s per 1M requests", lambda row: float(row["cpu_per_million"]), True),
+    ("lateness", "lateness of expiries, p99, ms", lambda row: float(row["late_p99_ms"]), True),
+    ("memory", "peak memory of the design, MB", lambda row: row["core_bytes"] / 1e6, True),
+)
+"""File, axis, value, whether the axis is logarithmic."""
+
+
+def line(row: Row) -> str:
+    """One run for the terminal."""
+    return (
+        f"{row['design']:8} {row['case']:4} {row['series']:6} {row['rate']:>9,}/s  "
+        f"{'keeps up' if row['keeps_up'] else 'FAILS   '}  achieved {row['achieved']:.3f}  "
+        f"tail {row['drain_tail_ms']:.1f} ms  late p50 {row['late_p50_ms']:.2f} "
+        f"p99 {row['late_p99_ms']:.2f} ms  cpu {row['cpu_per_million']:.2f} s/1M  "
+        f"{row['core_bytes'] / 1e6:.0f} MB  purge {row['purge']:.2f} s  "
+        f"ambiguous {row['ambiguous']}  wrong {row['wrong']}  lost {row['lost']}"
+    )
+
+
+# ---- tables --------------------------------------------------------------------------------------
+
+HEAD = (
+    "design", "rate /s", "keeps up", "achieved", "tail ms", "late p50 / p99 ms", "CPU s/1M",
+    "beyond driver", "memory MB", "purges s (worst ms)", "ambiguous", "wrong", "lost",
+)  # fmt: skip
+
+
+def cells(row: Row) -> Iterable[str]:
+    beyond = row.get("cpu_beyond_driver")
+    return (
+        row["design"], f"{row['rate']:,}", "yes" if row["keeps_up"] else "**no**",
+        "stopped" if row["aborted"] else f"{row['achieved']:.3f}", f"{row['drain_tail_ms']:.1f}",
+        f"{row['late_p50_ms']:.2f} / {row['late_p99_ms']:.2f}", f"{row['cpu_per_million']:.2f}",
+        "" if beyond is None else f"{beyond:.2f}", f"{row['core_bytes'] / 1e6:.0f}",
+        f"{row['purge']:.2f} ({row['purge_max_ms']:.1f})" if row["purges"] else "",
+        f"{row['ambiguous']}", f"{row['wrong']}", f"{row['lost']}",
+    )  # fmt: skip
+
+
+def table(rows: list[Row]) -> str:
+    lines = [HEAD, tuple("---" for _ in HEAD), *(tuple(cells(row)) for row in rows)]
+    return "\n".join(f"| {' | '.join(parts)} |" for parts in lines)
+
+
+def tables(document: Row) -> str:
+    """All runs, a table per case and series."""
+    machine = document["machine"]
+    parts = [
+        f"{machine['cpu']}, {machine['cpus']} CPUs, Linux {machine['kernel']}, "
+        f"Python {machine['python']}. Runs of at least {document['seconds']:g} s and "
+        f"{document['requests_least']:,} requests."
+    ]
+    for case, (median, upper) in CASES.items():
+        for series in SERIES:
+            rows = [r for r in document["runs"] if (r["case"], r["series"]) == (case, series)]
+            if rows:
+                title = f"### {case} (p50 {median:g}, p75 {upper:g} ms), {SERIES_TITLES[series]}"
+                parts += [title, table(rows)]
+    return "\n\n".join(parts)
+
+
+def write_page(document: Row) -> None:
+    page = PAGE.read_text()
+    before, _, rest = page.partition(MARKS[0])
+    _, _, after = rest.partition(MARKS[1])
+    PAGE.write_text(f"{before}{MARKS[0]}\n\n{tables(document)}\n\n{MARKS[1]}{after}")
+
+
+# ---- plots ----------------------------------------------------------------------------------------
+
+
+def draw(axes: Any, rows: list[Row], value: Callable[[Row], float]) -> None:
+    """A line per design; a rate that it did not keep up with is a hollow mark."""
+    for design, colour in COLOURS.items():
+        points = [(r["rate"], value(r), r["keeps_up"]) for r in rows if r["design"] == design]
+        if not points:
+            continue
+        rates, values, _ = zip(*points, strict=True)
+        axes.plot(rates, values, "-", color=colour, label=design, linewidth=1.2)
+        for rate, v, keeps_up in points:
+            axes.plot(rate, v, "o", color=colour, markersize=4,
+                      markerfacecolor=colour if keeps_up else "white")  # fmt: skip
+
+
+def plot(document: Row, name: str, label: str, value: Callable[[Row], float], log: bool) -> None:
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    import matplotlib.pyplot as plt
+
+    mpl.rcParams.update({"svg.hashsalt": name, "font.size": 8, "axes.grid": True,
+                         "grid.alpha": 0.3})  # fmt: skip
+    figure, panels = plt.subplots(2, 2, figsize=(8.5, 5.5), sharex=True, sharey=True)
+    for i, case in enumerate(CASES):
+        for j, series in enumerate(SERIES):
+            axes = panels[i][j]
+            rows = [r for r in document["runs"] if (r["case"], r["series"]) == (case, series)]
+            draw(axes, rows, value)
+            axes.set_title(f"{case} time-out case, {SERIES_TITLES[series]}", fontsize=8)
+            axes.set_xscale("log")
+            if log:
+                axes.set_yscale("log")
+    panels[0][0].legend(frameon=False)
+    figure.supxlabel("target rate, requests/s")
+    figure.supylabel(label)
+    figure.tight_layout()
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    figure.savefig(IMAGES / f"purgatory_{name}.svg", metadata={"Date": None})
+    plt.close(figure)
+
+
+def write(document: Row) -> None:
+    """Page and plots from the results' file."""
+    write_page(document)
+    for name, label, value, log in PLOTS:
+        plot(document, name, label, value, log)

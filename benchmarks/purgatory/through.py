@@ -1,0 +1,178 @@
+"""The daemon with four worker processes: each drives its share of the requests."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import posix_ipc
+import zmq
+
+from purgatoryd.shm_layout import layout
+from purgatoryd.shm_layout._core import lib
+from purgatoryd.shm_layout.paths import Paths, paths_in
+
+from .experiment import MS, Experiment, Figures
+from .messages import Bytes, Messages
+
+WORKERS = 4
+BEGIN_NS = 4_000 * MS
+"""Until all workers have made their schedules."""
+
+PATIENCE_S = 10.0
+OUTCOMES: int = lib.PG_M_OUTCOMES
+
+Row = dict[str, Any]
+
+
+# ---- a worker's connection ------------------------------------------------------------------------
+
+
+class Through:
+    """The client's side of one worker: raw frames, as many batches under way as a session may."""
+
+    def __init__(
+        self, experiment: Experiment, messages: Messages, check: Callable[[Bytes], None]
+    ) -> None:
+        self._check = check
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        self._socket.set(zmq.LINGER, 0)
+        self._socket.connect(experiment.endpoint)
+        self._in = memoryview(messages.bytes)
+        self._under_way = 0
+        self._outcomes: deque[bytes] = deque()
+        self.out: Bytes = np.zeros(0, np.uint8)
+        self._socket.send(self._in[: messages.hello(os.urandom(16))])
+        reply = self._socket.recv()
+        messages.session = int.from_bytes(reply[8:16], "little")
+
+    def handle(self, length: int) -> None:
+        batch = self._in[6] == layout.Message.BATCH
+        while batch and self._under_way >= layout.WINDOW:
+            self._take(self._socket.recv())
+        self._socket.send(self._in[:length])
+        self._under_way += batch
+
+    def _take(self, message: bytes) -> None:
+        if message[6] == OUTCOMES:
+            self._outcomes.append(message)
+            return
+        self._under_way -= 1
+        self._check(np.frombuffer(message, np.uint8))
+
+    def advance(self, now_ns: int) -> None: ...
+
+    def inbox(self) -> int:
+        with suppress(zmq.Again):
+            while True:
+                self._take(self._socket.recv(zmq.NOBLOCK))
+        if not self._outcomes:
+            return 0
+        self.out = np.frombuffer(self._outcomes.popleft(), np.uint8)
+        return len(self.out)
+
+    def figures(self) -> Figures:
+        return Figures()  # the daemon's are taken from outside
+
+
+# ---- the daemon -----------------------------------------------------------------------------------
+
+
+def settings(experiment: Experiment) -> list[str]:
+    """Room for 350 ms of requests."""
+    slots = max(1 << 14, int(experiment.rate * 0.35))
+    keys = slots * experiment.own + experiment.shared
+    return [
+        "--capacity", str(slots), "--watches", str(slots * (experiment.own + experiment.shared)),
+        "--watch-keys", str(keys), "--payload-memory", str(slots * 224 + (8 << 20)),
+        "--inbox", str(slots), "--outbox", "1024", "--tick", "1ms",
+    ]  # fmt: skip
+
+
+@contextmanager
+def daemon(experiment: Experiment) -> Iterator[tuple[Paths, int]]:
+    """A daemon of its own; its paths and process id."""
+    with tempfile.TemporaryDirectory() as directory:
+        paths = paths_in(Path(directory), "bench")
+        command = [sys.executable, "-m", "purgatoryd.cli", "run", "--name", "bench"]
+        environment = {**os.environ, "PURGATORYD_DIR": directory}
+        process = subprocess.Popen(
+            [*command, *settings(experiment)], env=environment, stdout=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        try:
+            if not process.stdout.readline().startswith(b"ready"):
+                raise SystemExit("the daemon did not start")
+            yield paths, process.pid
+        finally:
+            process.terminate()
+            process.wait(PATIENCE_S)
+            for segment in (paths.arena, paths.private):
+                with suppress(posix_ipc.ExistentialError):
+                    posix_ipc.unlink_shared_memory(segment)
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+# ---- a run -----------------------------------------------------------------------------------------
+
+
+def shares(experiment: Experiment, paths: Paths) -> list[Experiment]:
+    start_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) + BEGIN_NS
+    return [
+        replace(
+            experiment, rate=experiment.rate // WORKERS, requests=experiment.requests // WORKERS,
+            seed=experiment.seed + n, worker=n, endpoint=f"ipc://{paths.cmd}", start_ns=start_ns,
+        )
+        for n in range(WORKERS)
+    ]  # fmt: skip
+
+
+def together(rows: list[Row], daemon_cpu_s: float, core_bytes: int) -> Row:
+    """One row of the workers': sums, and of times the worst worker's."""
+    count = sum(row["satisfied"] + row["expired"] for row in rows)
+    sums = ("satisfied", "expired", "ambiguous", "wrong", "lost", "repeated")
+    worst = ("drain_tail_ms", "late_p50_ms", "late_p99_ms", "late_max_ms", "aborted")
+    workers_cpu_s = sum(
+        row["cpu_per_million"] * (row["satisfied"] + row["expired"]) / 1e6 for row in rows
+    )
+    return {
+        **{name: sum(row[name] for row in rows) for name in sums},
+        **{name: max(row[name] for row in rows) for name in worst},
+        "achieved": min(row["achieved"] for row in rows),
+        "cpu_per_million": (workers_cpu_s + daemon_cpu_s) / max(count, 1) * 1e6,
+        "cpu_daemon": daemon_cpu_s / max(count, 1) * 1e6,
+        "core_bytes": core_bytes,
+        "purges": 0, "purge": 0.0, "purge_max_ms": 0.0,
+        "keeps_up": all(row["keeps_up"] for row in rows),
+    }  # fmt: skip
+
+
+def run_through(experiment: Experiment, command: list[str], environment: dict[str, str]) -> Row:
+    """Starts daemon and workers; `command` and one JSON argument run a worker."""
+    with daemon(experiment) as (paths, pid):
+        before_s = cpu_seconds(pid)
+        workers = [
+            subprocess.Popen(
+                [*command, json.dumps(asdict(share))], env=environment, stdout=subprocess.PIPE
+            )
+            for share in shares(experiment, paths)
+        ]
+        rows = [json.loads(worker.communicate()[0]) for worker in workers]
+        arena = os.stat(f"/dev/shm{paths.arena}")
+        return together(rows, cpu_seconds(pid) - before_s, arena.st_blocks * 512)

@@ -1,0 +1,55 @@
+"""Progress while a part runs: a live bar on a terminal, a line every ten seconds elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+LINE_EVERY_S = 10.0
+
+
+class Display:
+    """Shows how far one part is; `total` is in any unit, so are the values given to show."""
+
+    def __init__(self, console: Console, title: str, total: float) -> None:
+        self._console = console
+        self._title = title
+        self._total = total
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[now]}"),
+            console=console,
+            refresh_per_second=4,  # drawing takes the cores from what is shown
+            transient=True,
+        )
+        self._task = self._progress.add_task(title, total=total, now="")
+        self._next_line_s = time.monotonic() + LINE_EVERY_S
+
+    def show(self, done: float, now: str) -> None:
+        """Shows `done` of the total, and a few words on what is going on."""
+        if self._console.is_terminal:
+            self._progress.update(self._task, completed=min(done, self._total), now=now)
+        elif time.monotonic() >= self._next_line_s:
+            self._next_line_s += LINE_EVERY_S
+            percent = min(100.0, 100 * done / self._total)
+            self._console.print(f"{self._title}: {percent:.0f} %, {now}")
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()

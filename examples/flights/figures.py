@@ -1,0 +1,50 @@
+"""Figures of a run: percentiles of lateness, and rates from moments."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from examples.flights.events import NS_PER_S
+
+
+class Lateness(NamedTuple):
+    """Percentiles of times since a deadline, in ns; all 0 without any."""
+
+    notices: int
+    min_ns: int
+    p50_ns: int
+    p99_ns: int
+    max_ns: int
+
+    @classmethod
+    def of(cls, samples_ns: Iterable[int]) -> Lateness:
+        """Nearest-rank percentiles: every figure is one that was measured."""
+        ordered = sorted(samples_ns)
+        if not ordered:
+            return cls(0, 0, 0, 0, 0)
+        ranks = (_rank(ordered, 50), _rank(ordered, 99))
+        return cls(len(ordered), ordered[0], *ranks, ordered[-1])
+
+
+class Rate(NamedTuple):
+    """How many things happened, how many a second from first to last, and in the best second."""
+
+    events: int
+    per_s: float
+    best_s: int
+
+    @classmethod
+    def of(cls, moments_ns: Iterable[int]) -> Rate:
+        """The rate of things that happened at these moments."""
+        moments = sorted(moments_ns)
+        if not moments:
+            return cls(0, 0.0, 0)
+        seconds = Counter((moment - moments[0]) // NS_PER_S for moment in moments)
+        span_s = (moments[-1] - moments[0]) / NS_PER_S or 1.0
+        return cls(len(moments), len(moments) / span_s, max(seconds.values()))
+
+
+def _rank(ordered: Sequence[int], percent: int) -> int:
+    return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]

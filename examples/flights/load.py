@@ -1,0 +1,376 @@
+"""Under load: a million timers of the purgatory mix, from four workers as fast as they can.
+
+The mix: delays are lognormal with sigma 1; nine timers in ten are cancelled at a uniform fraction
+of their delay. The median is 1 s instead of 5 s and no delay is above 20 s (one in a thousand
+would be), so that it ends in time; another longest delay scales the mix. A key is the timer's
+number in 16 digits, a payload is its key three times: 16 and 48 bytes. What each worker was
+answered, and what the subscriber received, is kept by number, which makes the ledger of a million
+timers one comparison of arrays.
+
+Seven processes may share two cores here. The workers take as much as they get, so they run at a
+lower priority: what is measured is daemon and subscriber, not the queue for a core.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import time
+from array import array
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+
+from examples.flights.clock import boot_ns, sleep_until
+from examples.flights.collector import LAST_KEY, NAMESPACE, TOPIC, notices
+from examples.flights.display import Display
+from examples.flights.events import NS_PER_S
+from examples.flights.figures import Lateness, Rate
+from examples.flights.processes import Child, Crew, Link
+from examples.flights.service import running
+from purgatoryd.clients import BulkResult, Client, Status
+from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.store import core_config
+from purgatoryd.shm_layout._core import ffi, lib
+from purgatoryd.shm_layout.layout import LAYOUT_ID
+from purgatoryd.shm_layout.segment import MOUNT
+
+NAME = "load"
+WORKERS = 4
+WORKER_NICE = 10
+CHUNK = 1024  # the records of one batch
+QUEUE_LIMIT = 4 * CHUNK  # what may wait for answers: more would only make cancels late
+PATIENCE_S = 60.0
+LONGEST_PER_MEDIAN = 20.0
+SIGMA = 1.0
+CANCELLED = 0.9
+BLOB_BYTES = 16 + 48
+CANCELS_EVERY_S = 0.005  # once all timers are armed: cancels that are due by then go together
+
+Numbers = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
+
+class Share(NamedTuple):
+    """The timers of one worker: numbers `first` to `first + timers - 1`, delays to `longest_s`."""
+
+    first: int
+    timers: int
+    longest_s: float
+
+
+class Answers(NamedTuple):
+    """What one worker was answered, by the timer's place in its share.
+
+    `adds` and `cancels` hold a Status, NONE where nothing was asked; `_boot_ns` are the moments
+    of the acknowledgements, 0 where there is none.
+    """
+
+    adds: Bytes
+    cancels: Bytes
+    added_boot_ns: Numbers
+    cancelled_boot_ns: Numbers
+
+
+class Received(NamedTuple):
+    """How often each timer's notice came; how long after the deadlines they came and were fired."""
+
+    times: Bytes
+    lateness_ns: Numbers
+    firing_ns: Numbers
+    spoiled: int
+    """Notices whose payload was not the one that belongs to the key."""
+
+
+@dataclass
+class Load:
+    """What a run under load gave. It passed if `problems` is empty."""
+
+    asked: int
+    timers: int
+    arena_bytes: int
+    answers: Answers
+    received: Received
+    most_armed: int
+    elapsed_s: float
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def adds(self) -> int:
+        """Acknowledged adds."""
+        return int((self.answers.adds == Status.ADDED).sum())
+
+    def cancels(self, found: Status) -> int:
+        """Acknowledged cancels that found this."""
+        return int((self.answers.cancels == found).sum())
+
+    @property
+    def rates(self) -> dict[str, Rate]:
+        """By the acknowledgements, while timers were added; later cancels only wait their turn."""
+        added = self.answers.added_boot_ns[self.answers.added_boot_ns > 0]
+        cancelled = self.answers.cancelled_boot_ns
+        cancelled = cancelled[(cancelled > 0) & (cancelled <= added.max(initial=0))]
+        return {
+            "adds": Rate.of(added.tolist()),
+            "cancels meanwhile": Rate.of(cancelled.tolist()),
+            "together": Rate.of(np.concatenate((added, cancelled)).tolist()),
+        }
+
+    @property
+    def lateness(self) -> dict[str, Lateness]:
+        """Until received and until fired."""
+        return {
+            "received": Lateness.of(self.received.lateness_ns.tolist()),
+            "fired": Lateness.of(self.received.firing_ns.tolist()),
+        }
+
+
+def run(directory: Path, console: Console, asked: int, longest_s: float) -> Load:
+    """Arms `asked` timers, or as many as shared memory holds, for `longest_s` seconds at most.
+
+    Raises DaemonFailed, ChildFailed.
+    """
+    timers = fitting(asked, _shm_free_bytes())
+    each = timers // WORKERS
+    shares = [Share(n * each, each, longest_s) for n in range(WORKERS)]
+    with running(directory, NAME, _settings(timers)), Crew(WORKERS + 1) as crew:
+        subscriber = crew.start("subscriber", count_notices, NAME, timers)
+        workers = [crew.start(f"worker {n}", press, NAME, share) for n, share in enumerate(shares)]
+        crew.wait_ready()
+        began_s = time.monotonic()
+        crew.tell(None)
+        most_armed = _watch(console, crew, workers, subscriber, shares)
+        elapsed_s = time.monotonic() - began_s
+    answers = Answers(*map(np.concatenate, zip(*(w.result for w in workers), strict=True)))
+    load = Load(
+        asked, timers, arena_bytes(timers), answers, subscriber.result, most_armed, elapsed_s
+    )
+    judge(load)
+    return load
+
+
+# ---- room ----------------------------------------------------------------------------------------
+
+
+def fitting(asked: int, free_bytes: int) -> int:
+    """The most timers, `asked` at most, whose arena fits; a multiple of WORKERS."""
+    low, high = WORKERS, max(WORKERS, asked)
+    if arena_bytes(high) <= free_bytes:
+        low = high
+    while high - low > WORKERS:
+        middle = (low + high) // 2
+        low, high = (middle, high) if arena_bytes(middle) <= free_bytes else (low, middle)
+    return low // WORKERS * WORKERS
+
+
+def _config(timers: int) -> Config:
+    """Room for all timers at once, and for a quarter of them in the outbox."""
+    outbox = 1 << max(1024, timers // 4).bit_length()
+    pinned_bytes = outbox * BLOB_BYTES
+    payload_bytes = timers * BLOB_BYTES + pinned_bytes + 2**20
+    return Config(
+        NAME,
+        capacity=timers,
+        payload_bytes=payload_bytes,
+        outbox_capacity=outbox,
+        outbox_bytes_max=pinned_bytes,
+    )
+
+
+def _settings(timers: int) -> tuple[str, ...]:
+    config = _config(timers)
+    return (
+        f"--capacity={config.capacity}",
+        f"--payload-memory={config.payload_bytes}",
+        f"--outbox={config.outbox_capacity}",
+        f"--outbox-memory={config.outbox_bytes_max}",
+    )
+
+
+def arena_bytes(timers: int) -> int:
+    """Shared memory that the daemon takes, in its two segments."""
+    fields = {"layout_id": LAYOUT_ID, **core_config(_config(timers))}
+    config = ffi.new("struct pg_config *", fields)
+    return int(lib.pg_arena_bytes(config) + lib.pg_private_bytes(config))
+
+
+def _shm_free_bytes() -> int:
+    """Free shared memory, less a sixteenth that is left to others."""
+    free = os.statvfs(MOUNT)
+    return free.f_bavail * free.f_frsize // 16 * 15
+
+
+# ---- the worker processes ------------------------------------------------------------------------
+
+
+def press(link: Link, name: str, share: Share) -> Answers:
+    """Target of a worker process: arms its timers as fast as it can, cancels them on time."""
+    os.nice(WORKER_NICE)
+    with Client(name, namespace=NAMESPACE, timeout=PATIENCE_S, queue_limit=QUEUE_LIMIT) as client:
+        worker = _Worker(client, link, share)
+        link.ready()
+        worker.work()
+        return worker.answers
+
+
+class _Worker:
+    """One worker's timers, plans and answers."""
+
+    def __init__(self, client: Client, link: Link, share: Share) -> None:
+        self._client = client
+        self._link = link
+        self._delays_ns, self._cancel_after_ns = plan(share)
+        self._keys, self._payloads = _names(share)
+        self._due: list[tuple[int, int]] = []
+        self._open: deque[tuple[str, Any, BulkResult]] = deque()
+        self.answers = Answers(
+            np.zeros(share.timers, "u1"), np.zeros(share.timers, "u1"),
+            np.zeros(share.timers, "i8"), np.zeros(share.timers, "i8"),
+        )  # fmt: skip
+
+    def work(self) -> None:
+        """Returns when every add and every cancel was acknowledged."""
+        for start in range(0, len(self._keys), CHUNK):
+            self._add(slice(start, min(start + CHUNK, len(self._keys))))
+            self._cancel_due()
+            self._take_answers()
+        while self._due:
+            self._client.flush()
+            self._take_answers()
+            sleep_until(self._due[0][0] + round(CANCELS_EVERY_S * NS_PER_S))
+            self._cancel_due()
+        self._client.flush()
+        self._take_answers()
+
+    def _add(self, rows: slice) -> None:
+        columns = {
+            "key": self._keys[rows],
+            "delay_ns": self._delays_ns[rows],
+            "payload": self._payloads[rows],
+        }
+        now_ns = boot_ns()
+        result = self._client.add_many(columns, topic=TOPIC, wait=False)
+        self._open.append(("add", rows, result))
+        after_ns = self._cancel_after_ns[rows]
+        cancelled = np.flatnonzero(after_ns >= 0)
+        moments = (after_ns[cancelled] + now_ns).tolist()
+        for entry in zip(moments, (cancelled + rows.start).tolist(), strict=True):
+            heapq.heappush(self._due, entry)
+
+    def _cancel_due(self) -> None:
+        now_ns, rows = boot_ns(), []
+        while self._due and self._due[0][0] <= now_ns:
+            rows.append(heapq.heappop(self._due)[1])
+        if rows:
+            result = self._client.cancel_many(self._keys[rows], wait=False)
+            self._open.append(("cancel", rows, result))
+
+    def _take_answers(self) -> None:
+        """Answers come in the order of the calls. Raises DaemonError for a lost one."""
+        now_ns, answers = boot_ns(), self.answers
+        while self._open and self._open[0][2].done:
+            kind, rows, result = self._open.popleft()
+            result.check()
+            if kind == "add":
+                answers.adds[rows] = result.statuses
+                answers.added_boot_ns[rows] = now_ns
+                self._link.count(adds=len(result))
+            else:
+                answers.cancels[rows] = found = result.statuses
+                answers.cancelled_boot_ns[rows] = now_ns
+                self._link.count(cancels=int((found == Status.CANCELLED).sum()))
+
+
+def plan(share: Share) -> tuple[Numbers, Numbers]:
+    """Delay of each timer, and when after its add it is cancelled (-1: never), in ns.
+
+    The same share gives the same plan.
+    """
+    random = np.random.default_rng(share.first)
+    log_median = np.log(share.longest_s / LONGEST_PER_MEDIAN)
+    delays_s = random.lognormal(log_median, SIGMA, share.timers)
+    while (far := delays_s > share.longest_s).any():
+        delays_s[far] = random.lognormal(log_median, SIGMA, int(far.sum()))
+    cancelled = random.random(share.timers) < CANCELLED
+    after_s = delays_s * random.random(share.timers)
+    after_ns = np.where(cancelled, after_s * NS_PER_S, -1).astype("i8")
+    return (delays_s * NS_PER_S).astype("i8"), after_ns
+
+
+def _names(share: Share) -> tuple[npt.NDArray[np.bytes_], npt.NDArray[np.bytes_]]:
+    """Keys and payloads of a share."""
+    keys = [b"%016d" % number for number in range(share.first, share.first + share.timers)]
+    return np.array(keys, "S16"), np.array([key * 3 for key in keys], "S48")
+
+
+# ---- the subscriber process ----------------------------------------------------------------------
+
+
+def count_notices(link: Link, name: str, timers: int) -> Received:
+    """Target of the subscriber process: counts each timer's notices."""
+    times, lateness_ns, firing_ns, spoiled = bytearray(timers), array("q"), array("q"), 0
+    for notice in notices(link, name):
+        number = int(notice.key)
+        times[number] += 1
+        lateness_ns.append(notice.lateness_ns)
+        firing_ns.append(notice.structural_lateness_ns)
+        spoiled += notice.payload != b"%016d" % number * 3
+    counted = np.frombuffer(times, "u1")
+    return Received(counted, np.array(lateness_ns), np.array(firing_ns), spoiled)
+
+
+def _watch(
+    console: Console, crew: Crew, workers: list[Child[Answers]], subscriber: Child[Received],
+    shares: list[Share],
+) -> int:  # fmt: skip
+    """Shows the load while it runs, then lets the subscriber end; returns the most armed."""
+    most_armed, timers = 0, sum(share.timers for share in shares)
+    with Display(console, "under load", timers) as display:
+
+        def refresh() -> None:
+            nonlocal most_armed
+            adds, cancels, expired = crew.counts()
+            armed = max(0, adds - cancels - expired)
+            most_armed = max(most_armed, armed)
+            now = f"{adds:,} added, {cancels:,} cancelled, {expired:,} expired, {armed:,} armed"
+            display.show(cancels + expired, now)
+
+        crew.watch(list(workers), refresh)
+        last_add_ns = max(int(worker.result.added_boot_ns.max()) for worker in workers)
+        end_ns = last_add_ns + round(shares[0].longest_s * NS_PER_S) + 1
+        with Client(NAME, namespace=NAMESPACE, timeout=PATIENCE_S) as client:
+            client.add(LAST_KEY, deadline_boot_ns=end_ns, topic=TOPIC)
+        crew.watch([subscriber], refresh)
+    return most_armed
+
+
+# ---- the ledger ----------------------------------------------------------------------------------
+
+
+def judge(load: Load) -> None:
+    """Fills in `load.problems`: what was received must be what was added and not cancelled."""
+    answers, times = load.answers, load.received.times
+    added = answers.adds == Status.ADDED
+    cancelled = answers.cancels == Status.CANCELLED
+    fired = answers.cancels == Status.FIRED
+    received = times > 0
+    for what, wrong in (
+        ("adds were refused", ~added),
+        ("timers were added, not cancelled, and not received", added & ~cancelled & ~received),
+        ("timers were received though their cancel was acknowledged", cancelled & received),
+        ("timers were received that were never acknowledged", received & ~added),
+        ("timers were received more than once", times > 1),
+        ("cancels were answered FIRED for timers that were not received", fired & ~received),
+        ("cancels found no timer", answers.cancels == Status.UNKNOWN),
+    ):
+        if wrong.any():
+            load.problems.append(f"{int(wrong.sum()):,} {what}, such as {int(wrong.argmax())}")
+    if load.received.spoiled:
+        load.problems.append(f"{load.received.spoiled:,} notices had another timer's payload")
+    if load.received.firing_ns.min(initial=0) < 0:
+        load.problems.append("a timer fired before its deadline")

@@ -1,0 +1,102 @@
+"""Daemons of the run's own: private names in a private directory, gone when the run ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from purgatoryd.shm_layout import segment
+from purgatoryd.shm_layout.paths import Paths, paths_in
+
+STOP_S = 10.0
+"""How long a daemon may take to end after SIGTERM before it is killed."""
+
+
+class DaemonFailed(Exception):
+    """A daemon of the run did not start, or did not end well; `said` is its stderr."""
+
+    def __init__(self, name: str, code: int | None, said: str) -> None:
+        super().__init__(f"daemon {name} ended with exit code {code}: {said or 'no message'}")
+        self.name = name
+        self.code = code
+        self.said = said
+
+
+@contextmanager
+def private_directory() -> Iterator[Path]:
+    """A new $PURGATORYD_DIR for this process and its children; removed at the end."""
+    before = os.environ.get("PURGATORYD_DIR")
+    with tempfile.TemporaryDirectory(prefix="purgatoryd-run-") as made:
+        os.environ["PURGATORYD_DIR"] = made
+        try:
+            yield Path(made)
+        finally:
+            del os.environ["PURGATORYD_DIR"]
+            if before is not None:
+                os.environ["PURGATORYD_DIR"] = before
+
+
+@contextmanager
+def running(directory: Path, name: str, settings: Sequence[str] = ()) -> Iterator[None]:
+    """A daemon that is ready inside the block; afterwards process and segments are gone.
+
+    `settings` are flags of `purgatoryd run`. Raises DaemonFailed if it does not start, dies
+    in between, or does not end cleanly.
+    """
+    log = directory / f"{name}.stderr"
+    try:
+        process = _start(directory, name, settings, log)
+        try:
+            _wait_ready(process, name)
+            yield
+        finally:  # whatever else went wrong, a daemon that died is the reason to tell
+            died, code = process.poll() is not None, _stop(process)
+            if (died or code) and not isinstance(sys.exception(), KeyboardInterrupt):
+                raise DaemonFailed(name, code, log.read_text().strip())
+    finally:
+        _remove_segments(paths_in(directory, name))
+
+
+def _start(
+    directory: Path, name: str, settings: Sequence[str], log: Path
+) -> subprocess.Popen[bytes]:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("PURGATORYD_")}
+    with log.open("wb") as stderr:
+        return subprocess.Popen(
+            [sys.executable, "-m", "purgatoryd.cli", "run", "--name", name, *settings],
+            env=inherited | {"PURGATORYD_DIR": str(directory)},
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            start_new_session=True,  # Ctrl-C is for the run, which then stops its daemon
+        )
+
+
+def _wait_ready(process: subprocess.Popen[bytes], name: str) -> None:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line.startswith(b"ready"):
+        process.wait(STOP_S)
+        raise DaemonFailed(name, process.returncode, line.decode())
+
+
+def _stop(process: subprocess.Popen[bytes]) -> int:
+    assert process.stdout is not None
+    process.terminate()
+    try:
+        return process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+    finally:
+        process.stdout.close()
+
+
+def _remove_segments(paths: Paths) -> None:
+    for name in (paths.arena, paths.private):
+        segment.unlink(name)
+        segment.unlink(f"{name}.new")

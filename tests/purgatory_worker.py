@@ -1,0 +1,89 @@
+"""Processes that a test starts, lets work, and kills. `python purgatory_worker.py JOB ...`
+
+What they did stands on stdout, a line at a time, written before they go on.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from purgatoryd.clients import AllOf, AnyOf, Exists, Purgatory, SumOf, When
+from purgatoryd.clients.conditions import AnyCondition
+
+KEYS = [f"shared:{n}" for n in range(8)]
+
+
+def start(job: str, *args: object) -> subprocess.Popen[str]:
+    """A worker process; its stdout is text."""
+    command = [sys.executable, str(Path(__file__)), job, *map(str, args)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def say(*words: object) -> None:
+    """One line, in one write: whole, or not there."""
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
+def advance(*pairs: str) -> None:
+    """Advances each of key=level."""
+    with Purgatory("demo", namespace="broker") as p:
+        for pair in pairs:
+            key, level = pair.split("=")
+            say(key, p.advance(key, int(level)))
+
+
+def own(count: str, timeout: str) -> None:
+    """Arms operations, one of them with a CLIENT condition, and then only waits."""
+    p = Purgatory("demo", namespace="broker")
+    for n in range(int(count)):
+        p.watch(f"own:{n}", AllOf({"never": 1}), float(timeout), topic="ends")
+    p.watch("own:client", When(lambda: False, ["k"]), float(timeout), topic="ends")
+    p.watch("own:long", AllOf({"k": 10}), 3600, topic="ends")
+    say("armed")
+    signal.pause()
+
+
+def churn(seed: str) -> None:
+    """Arms and triggers at random for ever."""
+    rng = random.Random(seed)
+    with Purgatory("demo", namespace="broker") as p:
+        deeds: list[Callable[[str], object]] = [
+            lambda key: p.advance(key, rng.randint(1, 1000)),
+            lambda key: p.bump(key, rng.randint(1, 50)),
+            lambda key: p.fail(key, 7),
+            p.clear,
+            p.forget,
+            p.cancel_for_key,
+        ]
+        while True:
+            for _ in range(4):
+                arm(p, rng, rng.sample(KEYS, rng.randint(1, 4)))
+            rng.choice(deeds)(rng.choice(KEYS))
+
+
+def arm(p: Purgatory, rng: random.Random, keys: list[str]) -> None:
+    """The parent counts on the end of what is said here."""
+    targets = {key: rng.randint(1, 1000) for key in keys}
+    conditions: list[Callable[[], AnyCondition]] = [
+        lambda: AllOf(targets),
+        lambda: AnyOf(targets),
+        lambda: SumOf(dict.fromkeys(keys), at_least=rng.randint(1, 200), cap=100),
+        lambda: When(lambda: rng.random() < 0.5, keys),
+    ]
+    try:
+        op = p.watch(rng.randbytes(8), rng.choice(conditions)(), rng.uniform(0, 0.7), topic="ends")
+    except Exists:
+        return
+    say(op.ticket)
+
+
+JOBS: dict[str, Callable[..., None]] = {"advance": advance, "own": own, "churn": churn}
+
+if __name__ == "__main__":
+    JOBS[sys.argv[1]](*sys.argv[2:])

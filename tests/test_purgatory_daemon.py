@@ -1,0 +1,1057 @@
+"""Operations across processes: a real daemon, owners, others that advance, and their deaths."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import purgatory_worker
+import pytest
+import zmq
+from conftest import StartDaemon
+from real_daemon import PATIENCE_S, Daemon, remove_segments
+
+import purgatoryd.clients.purgatory as purgatory_module
+from purgatoryd.clients import (
+    AllOf,
+    AnyOf,
+    AsyncOperation,
+    AsyncPurgatory,
+    Busy,
+    CallTimeout,
+    CancelResult,
+    Closed,
+    DuplicateWatchKey,
+    Exists,
+    ForkedProcess,
+    Full,
+    InvalidArgument,
+    InvalidCondition,
+    InvalidKey,
+    InvalidTime,
+    LevelOverflow,
+    Notice,
+    Operation,
+    Purgatory,
+    SessionExpired,
+    Subscriber,
+    SumOf,
+    Watch,
+    When,
+)
+from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout.arena import Reader
+from purgatoryd.shm_layout.layout import Cause, Condition, Message, Op, Status, TimeKind, WireError
+
+HOUR_S = 3600.0
+
+
+def owner(**arguments: Any) -> Purgatory:
+    return Purgatory("demo", namespace="broker", timeout=PATIENCE_S, **arguments)
+
+
+def until(fact: Callable[[], object]) -> None:
+    """Returns once `fact()` holds; looks again and again."""
+    end_s = time.monotonic() + PATIENCE_S
+    while not fact():
+        assert time.monotonic() < end_s, "the fact did not come about"
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def demo(daemon: StartDaemon) -> Daemon:
+    return daemon("demo")
+
+
+@pytest.fixture
+def a(demo: Daemon) -> Iterator[Purgatory]:
+    with owner() as p:
+        yield p
+
+
+@pytest.fixture
+def b(demo: Daemon) -> Iterator[Purgatory]:
+    with owner() as p:
+        yield p
+
+
+@pytest.fixture
+def stats(demo: Daemon) -> Iterator[Callable[[str], int]]:
+    """A counter of the daemon, by name."""
+    reader = Reader.attach(demo.paths)
+    yield lambda name: int(reader.stats()[name])
+    reader.close()
+
+
+def notices(count: int, subscriber: Subscriber) -> list[Notice]:
+    found = []
+    for _ in range(count):
+        notice = subscriber.get(PATIENCE_S)
+        assert notice is not None
+        found.append(notice)
+    return found
+
+
+# ---- watching and advancing ------------------------------------------------------------------
+
+
+def test_one_process_arms_and_others_advance(a: Purgatory) -> None:
+    """The outcome comes to the owner, and to everybody who subscribed."""
+    with Subscriber("demo", namespace="broker", topics=["produce"]) as subscriber:
+        targets = {"t-0": 1041, "t-1": 77}
+        op = a.watch("req:17", AllOf(targets), HOUR_S, payload=b"append", topic="produce")
+        late = a.watch("req:18", AllOf({"t-8": 0, "t-9": 1}), 0.2, payload=b"x", topic="produce")
+        workers = [
+            purgatory_worker.start("advance", *levels)
+            for levels in (["t-0=1000", "t-0=1041"], ["t-1=77"])
+        ]
+        outcome = op.result(PATIENCE_S)
+        expired = late.result(PATIENCE_S)
+        said = [worker.communicate(timeout=PATIENCE_S)[0].split() for worker in workers]
+        ended = sum(int(count) for words in said for count in words[1::2])
+        first, second = sorted(notices(2, subscriber), key=lambda n: str(n.key))
+    assert (outcome.cause, outcome.missing, outcome.error) == ("satisfied", [], 0)
+    assert outcome.elapsed_ns > 0
+    assert (expired.cause, expired.missing) == ("expired", ["t-9"])
+    assert ended == 1
+    assert (first.key, first.payload, first.cause) == ("req:17", b"append", Cause.SATISFIED)
+    assert first.ticket == op.ticket
+    assert first.verdict == wire.Verdict(outcome.elapsed_ns, 0, ())
+    assert (second.key, second.payload, second.cause) == ("req:18", b"x", Cause.EXPIRED)
+    assert second.verdict == wire.Verdict(expired.elapsed_ns, 0, (1,))
+
+
+def test_notices_of_timers_have_no_verdict(a: Purgatory) -> None:
+    with Subscriber("demo", namespace="broker") as subscriber:
+        a.add("timer", 0, payload=b"p")
+        (notice,) = notices(1, subscriber)
+    assert (notice.payload, notice.verdict) == (b"p", None)
+
+
+def test_an_advance_before_the_watch_is_not_lost(a: Purgatory, b: Purgatory) -> None:
+    assert b.advance("t-0", 10) == 0
+    assert b.advance("t-0", 5) == 0, "levels never fall"
+    op = a.watch("w", AllOf({"t-0": 10}), HOUR_S)
+    assert op.result(PATIENCE_S).cause == "satisfied"
+    half = a.watch("half", AllOf({"t-0": 10, "t-1": 1}), HOUR_S)
+    assert not half.done
+    assert b.advance("t-1", 1) == 1
+    assert half.result(PATIENCE_S).missing == []
+
+
+def test_any_needs_one_key(a: Purgatory, b: Purgatory) -> None:
+    op = a.watch("w", AnyOf({"x": 5, "y": 5, "z": 5}), HOUR_S)
+    assert b.advance("x", 4) == 0
+    assert b.advance("y", 5) == 1
+    outcome = op.result(PATIENCE_S)
+    assert (outcome.cause, outcome.missing) == ("satisfied", ["x", "z"])
+
+
+def test_a_sum_counts_from_its_bases_up_to_its_caps(a: Purgatory, b: Purgatory) -> None:
+    b.advance_many({"t-0": 900, "t-1": 50})
+    now = a.watch("now", SumOf({"t-0": None, "t-1": None}, at_least=10), HOUR_S)
+    bases = a.watch("bases", SumOf({"t-0": 890, "t-1": 50}, at_least=20), HOUR_S)
+    capped = a.watch(
+        "capped", SumOf({"t-0": 900, "t-1": 50}, at_least=20, cap={"t-0": 15, "t-1": 100}), HOUR_S
+    )
+    assert b.bump("t-0", 9) == 0
+    assert b.bump("t-0", 1) == 2, "10 from now, and 10 + 10 from the base"
+    assert b.advance("t-0", 10_000) == 0, "no more than its cap"
+    assert b.bump("t-1", 5) == 1
+    for op in (now, bases, capped):
+        assert op.result(PATIENCE_S).cause == "satisfied"
+    assert a.watch("nothing", SumOf({"t-0": None}, at_least=0), 1).result(PATIENCE_S)
+
+
+def test_the_owners_condition_is_asked_when_a_key_advances(a: Purgatory, b: Purgatory) -> None:
+    asked, answer = threading.Semaphore(0), threading.Event()
+
+    def condition() -> bool:
+        asked.release()
+        return answer.is_set()
+
+    op = a.watch("w", When(condition, ["k"]), HOUR_S)
+    assert asked.acquire(timeout=PATIENCE_S), "once at arming: it may be true already"
+    assert b.advance("k", 1) == 0
+    assert asked.acquire(timeout=PATIENCE_S)
+    assert not op.done
+    answer.set()
+    b.advance("k", 2)
+    assert op.result(PATIENCE_S).cause == "satisfied"
+
+
+def test_a_condition_that_raises_counts_as_false(
+    a: Purgatory, b: Purgatory, caplog: pytest.LogCaptureFixture
+) -> None:
+    op = a.watch("w", When(lambda: 1 / 0, ["k"]), 0.1)
+    b.advance("k", 1)
+    assert op.result(PATIENCE_S).cause == "expired"
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_failure_lasts_until_it_is_cleared(a: Purgatory, b: Purgatory) -> None:
+    op = a.watch("w", AllOf({"t-0": 1, "t-1": 1}), HOUR_S)
+    done = a.watch("done", AllOf({"t-0": 0, "t-1": 1}), HOUR_S)
+    assert b.fail("t-0", 6) == 1
+    outcome = op.result(PATIENCE_S)
+    assert (outcome.cause, outcome.error, outcome.missing) == ("failed", 6, ["t-0", "t-1"])
+    assert not done.done, "it needs nothing of the failed key any more"
+    assert a.watch("later", AnyOf({"t-0": 1}), HOUR_S).result(PATIENCE_S).error == 6
+    assert b.clear("t-0")
+    assert not b.clear("unheard")
+    op = a.watch("after", AllOf({"t-0": 1}), HOUR_S)
+    assert b.advance("t-0", 1) == 1
+    assert op.result(PATIENCE_S).cause == "satisfied"
+
+
+def test_forget_takes_the_level_once_nobody_watches(a: Purgatory, b: Purgatory) -> None:
+    b.advance("t", 10)
+    op = a.watch("w", AnyOf({"t": 20, "u": 1}), HOUR_S)
+    again = a.watch("again", AnyOf({"t": 10, "u": 1}), HOUR_S)
+    assert again.result(PATIENCE_S).missing == ["u"], "while it is watched it keeps its level"
+    assert b.forget("t")
+    assert b.advance("u", 1) == 1
+    op.result(PATIENCE_S)
+    assert not b.forget("t"), "it went with its last watcher"
+    assert not a.watch("later", AllOf({"t": 1}), HOUR_S).done
+    assert b.forget("t")
+    assert b.advance("t", 1) == 1
+    assert b.forget("t"), "a change after it makes it known again"
+
+
+def test_cancel_by_its_own_key(a: Purgatory, b: Purgatory) -> None:
+    op = a.watch("w", AllOf({"t": 1}), HOUR_S)
+    assert b.cancel("w", ticket=op.ticket + 1) is CancelResult.UNKNOWN
+    assert b.cancel("w", ticket=op.ticket) is CancelResult.CANCELLED
+    assert op.result(PATIENCE_S).cause == "cancelled"
+    assert b.cancel("w") is CancelResult.UNKNOWN
+    assert b.advance("t", 1) == 0
+
+
+def test_cancel_for_key_names_all_that_it_ended(a: Purgatory, b: Purgatory) -> None:
+    """More keys than one answer holds."""
+    keys = [f"{n:0>200}" for n in range(300)]
+    ops = a.watch_many([(key, AnyOf({"t": 1, f"own:{key[-3:]}": 1}), HOUR_S) for key in keys])
+    other = a.watch("other", AllOf({"u": 1}), HOUR_S)
+    assert sorted(map(str, b.cancel_for_key("t"))) == keys
+    assert {op.result(PATIENCE_S).cause for op in ops} == {"cancelled"}
+    assert b.cancel_for_key("t") == []
+    assert b.cancel_for_key("unheard") == []
+    assert not other.done
+    assert sum(b.advance_many([(f"own:{key[-3:]}", 1) for key in keys])) == 0
+
+
+def test_many_at_once(a: Purgatory, b: Purgatory, stats: Callable[[str], int]) -> None:
+    ops = a.watch_many(Watch(f"op:{n}", AllOf({"all": 1, f"own:{n}": 1}), HOUR_S)
+                       for n in range(3000))  # fmt: skip
+    assert a.operations == 3000
+    assert sum(b.advance_many((f"own:{n}", 1) for n in range(3000))) == 0
+    assert b.advance("all", 1) == 3000
+    assert {op.result(PATIENCE_S).cause for op in ops} == {"satisfied"}
+    assert a.operations == 0
+    until(lambda: stats("outcomes") == 0)
+
+
+def test_virtual_time(daemon: StartDaemon) -> None:
+    """Timeouts follow the daemon's clock."""
+    from purgatoryd.clients import Admin
+
+    daemon("demo", "--clock", "virtual")
+    with owner() as p, Admin("demo") as admin:
+        op = p.watch("w", AllOf({"t": 1}), 60)
+        admin.advance(59 * 10**9)
+        assert not op.done
+        admin.advance(61 * 10**9)
+        outcome = op.result(PATIENCE_S)
+    assert outcome.cause == "expired"
+    assert 60 * 10**9 <= outcome.elapsed_ns < 61 * 10**9
+
+
+# ---- refusals: typed, and nothing changed ----------------------------------------------------
+
+
+ANYTHING: Callable[[object], Any] = lambda given: given  # noqa: E731
+Bad = tuple[Callable[[Any], object], type[Exception], str]
+BAD: tuple[Bad, ...] = (
+    (lambda p: p.watch("w", AllOf({}), 1), InvalidCondition, "1 to 1024"),
+    (lambda p: p.watch("w", AllOf({str(n): 1 for n in range(1025)}), 1), InvalidCondition, "1024"),
+    (lambda p: p.watch("w", AllOf({"k": -1}), 1), InvalidCondition, "level"),
+    (lambda p: p.watch("w", AllOf({"k": 2**63}), 1), InvalidCondition, "level"),
+    (lambda p: p.watch("w", AllOf({"k": True}), 1), InvalidCondition, "level"),
+    (lambda p: p.watch("w", AllOf({"": 1}), 1), InvalidKey, "0"),
+    (lambda p: p.watch("w", AllOf({"k" * 256: 1}), 1), InvalidKey, "256"),
+    (lambda p: p.watch("w", AllOf(ANYTHING(["k"])), 1), InvalidCondition, "mapping"),
+    (lambda p: p.watch("w", SumOf({"k": 0}, at_least=1, cap={"j": 1}), 1), InvalidCondition, "cap"),
+    (lambda p: p.watch("w", SumOf(ANYTHING(["k"]), at_least=1), 1), InvalidCondition, "mapping"),
+    (lambda p: p.watch("w", When(bool, "keys"), 1), InvalidCondition, "collection"),
+    (lambda p: p.watch("w", When(ANYTHING(True), ["k"]), 1), InvalidCondition, "callable"),
+    (lambda p: p.watch("w", When(bool, []), 1), InvalidCondition, "1 to 1024"),
+    (lambda p: p.watch("w", When(bool, ["k:0", "k:0"]), 1), DuplicateWatchKey, "w"),
+    (lambda p: p.watch("w", {"k": 1}, 1), InvalidCondition, "AllOf"),
+    (lambda p: p.watch("w", AllOf({"k": 1}), float("nan")), InvalidTime, "nan"),
+    (lambda p: p.watch("w", AllOf({"k": 1}), None), InvalidArgument, ""),
+    (lambda p: p.watch("", AllOf({"k": 1}), 1), InvalidKey, "0"),
+    (lambda p: p.watch("taken", AllOf({"k": 1}), 1), Exists, "taken"),
+    (lambda p: p.watch("timer", AllOf({"k": 1}), 1), Exists, "timer"),
+    (lambda p: p.add("taken", 1), Exists, "taken"),
+    (lambda p: p.add("taken", 1, mode="replace"), Exists, "taken"),
+    (lambda p: p.watch("w", AllOf({"k:0": 1, "new": 1}), 1), Full, "watch keys"),
+    (lambda p: p.watch("w", AllOf({f"k:{n}": 1 for n in range(6)}), 1), Full, "watch records"),
+    (lambda p: p.advance("one more", 1), Full, "watch keys"),
+    (lambda p: p.fail("one more", 1), Full, "watch keys"),
+    (lambda p: p.bump("high", 11), LevelOverflow, "high"),
+    (lambda p: p.advance("k", -1), InvalidCondition, "level"),
+    (lambda p: p.advance("k", 2**63), InvalidCondition, "level"),
+    (lambda p: p.bump("k", -1), InvalidCondition, "level"),
+    (lambda p: p.fail("k", 0), InvalidCondition, "error code"),
+    (lambda p: p.fail("k", 2**32), InvalidCondition, "error code"),
+    (lambda p: p.watch("w", AllOf({"k": 1}), 1, payload=bytes(65_537)), InvalidArgument, "65537"),
+)
+
+
+def test_what_is_refused_changes_nothing(daemon: StartDaemon) -> None:
+    demo = daemon("demo", "--watch-keys", "9", "--watches", "6")
+    reader = Reader.attach(demo.paths)
+    with owner() as p:
+        op = p.watch("taken", AllOf({"t": 1}), HOUR_S)
+        p.add("timer", HOUR_S)
+        p.advance_many([(f"k:{n}", 0) for n in range(7)])
+        p.advance("high", 2**63 - 11)
+        before = (reader.stats()["blob_bytes"], reader.stats()["live"], p.operations)
+        for call, kind, text in BAD:
+            with pytest.raises(kind) as caught:
+                call(p)
+            assert text in str(caught.value)
+            found = (reader.stats()["blob_bytes"], reader.stats()["live"], p.operations)
+            assert found == before, text
+        assert p.bump("high", 10) == 0, "the level did not move"
+        assert p.advance("t", 1) == 1
+        assert op.result(PATIENCE_S).cause == "satisfied"
+        reader.check()
+    reader.close()
+
+
+def test_rows_of_watch_many_are_refused_one_by_one(a: Purgatory) -> None:
+    ops = a.watch_many(
+        [
+            ("one", AllOf({"k": 1}), HOUR_S),
+            ("one", AllOf({"k": 1}), HOUR_S),
+            ("two", When(bool, ["k", "k"]), HOUR_S),
+            ("three", AllOf({"k": 1}), HOUR_S),
+        ]
+    )
+    with pytest.raises(Exists):
+        ops[1].result(PATIENCE_S)
+    with pytest.raises(DuplicateWatchKey):
+        ops[2].result(PATIENCE_S)
+    assert a.advance("k", 1) == 2
+    assert [ops[n].result(PATIENCE_S).cause for n in (0, 3)] == ["satisfied"] * 2
+
+
+def test_an_inbox_that_is_full_refuses_watches(daemon: StartDaemon) -> None:
+    """The owner's thread hangs in a callback, so nothing is acknowledged."""
+    demo = daemon("demo", "--inbox", "5")
+    reader = Reader.attach(demo.paths)
+    hanging, go_on = threading.Event(), threading.Event()
+
+    def hang(_: object) -> None:
+        hanging.set()
+        go_on.wait(PATIENCE_S)
+
+    with owner() as p, owner() as q:
+        p.watch("hang", AllOf({"h": 1}), HOUR_S, callback=hang)
+        ops = p.watch_many([(f"op:{n}", AllOf({"t": 1}), HOUR_S) for n in range(8)])
+        q.advance("h", 1)
+        assert hanging.wait(PATIENCE_S)
+        until(lambda: reader.stats()["outcomes"] == 0)
+        assert q.advance("t", 1) == 8, "what is armed ends, whatever the inbox holds"
+        with pytest.raises(Busy):
+            p.watch("more", AllOf({"t": 2}), HOUR_S)
+        assert q.watch("other", AllOf({"u": 1}), HOUR_S), "another owner's inbox is its own"
+        go_on.set()
+        assert {op.result(PATIENCE_S).cause for op in ops} == {"satisfied"}
+        until(lambda: reader.stats()["outcomes"] == 0)
+        p.watch("more", AllOf({"t": 2}), HOUR_S)
+    reader.close()
+
+
+# ---- callbacks, closing, forking -------------------------------------------------------------
+
+
+def test_callbacks_run_once_and_stop_nobody(
+    a: Purgatory, b: Purgatory, caplog: pytest.LogCaptureFixture
+) -> None:
+    called: list[str] = []
+    all_there = threading.Event()
+
+    def note(op: Operation) -> None:
+        called.append(f"{op.key!r} {op.result(0).cause}")
+        if len(called) == 3:
+            all_there.set()
+
+    def explode(_: Operation) -> None:
+        raise RuntimeError("on purpose")
+
+    op = a.watch("one", AllOf({"t": 1}), HOUR_S, callback=explode)
+    op.add_done_callback(note)
+    a.watch("two", AllOf({"t": 1}), HOUR_S, callback=note)
+    b.advance("t", 1)
+    op.result(PATIENCE_S)
+    a.watch("three", AllOf({"t": 1}), HOUR_S, callback=note)
+    assert all_there.wait(PATIENCE_S)
+    assert sorted(called) == ["'one' satisfied", "'three' satisfied", "'two' satisfied"]
+    op.add_done_callback(note)
+    assert called[3:] == ["'one' satisfied"], "of one that ended already: at once"
+    assert "on purpose" in caplog.text
+
+
+def test_a_callback_watches_and_advances(a: Purgatory) -> None:
+    """A chain of operations that arm and end one another in the owner's thread."""
+    last = threading.Event()
+
+    def next_one(op: Operation) -> None:
+        n = int(str(op.key)) + 1
+        if n == 50:
+            last.set()
+            return
+        a.watch(str(n), AllOf({"t": n}), HOUR_S, callback=next_one)
+        a.advance("t", n)
+
+    a.watch("0", AllOf({"t": 0}), HOUR_S, callback=next_one)
+    assert last.wait(PATIENCE_S)
+
+
+def test_a_callback_may_close_its_purgatory(demo: Daemon) -> None:
+    closed = threading.Event()
+    p = owner()
+
+    def close(_: object) -> None:
+        p.close()
+        closed.set()
+
+    rest = p.watch("rest", AllOf({"u": 1}), HOUR_S)
+    p.watch("w", AllOf({"t": 0}), HOUR_S, callback=close)
+    assert closed.wait(PATIENCE_S)
+    with pytest.raises(Closed):
+        rest.result(PATIENCE_S)
+
+
+def test_results_wait_no_longer_than_they_may(a: Purgatory) -> None:
+    op = a.watch("w", AllOf({"t": 1}), HOUR_S)
+    with pytest.raises(CallTimeout, match="operation"):
+        op.result(0)
+    assert not op.done
+
+
+def test_closing_ends_the_wait_for_what_is_left(demo: Daemon, stats: Callable[[str], int]) -> None:
+    with owner() as p:
+        op = p.watch("w", AllOf({"t": 1}), HOUR_S)
+    with pytest.raises(Closed):
+        op.result(PATIENCE_S)
+    with pytest.raises(Closed):
+        p.watch("v", AllOf({"t": 1}), HOUR_S)
+    with owner() as q:
+        assert q.advance("t", 1) == 1, "it lives on without an owner"
+        until(lambda: stats("outcomes") == 0)
+
+
+def test_after_fork(a: Purgatory, b: Purgatory) -> None:
+    op = a.watch("w", AllOf({"t": 1}), HOUR_S)
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        for call in (lambda: a.advance("t", 1), lambda: a.watch("x", AllOf({"t": 1}), 1)):
+            try:
+                call()
+            except ForkedProcess:
+                refused += 1
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    assert b.advance("t", 1) == 1
+    assert op.result(PATIENCE_S).cause == "satisfied"
+
+
+def test_threads_share_a_purgatory(a: Purgatory, b: Purgatory) -> None:
+    def work(thread: int) -> list[str]:
+        causes: list[str] = []
+        for n in range(60):
+            key = f"{thread}:{n}"
+            op = a.watch(key, AllOf({f"t:{key}": 1}), HOUR_S)
+            assert (a if n % 2 else b).advance(f"t:{key}", 1) == 1
+            causes.append(op.result(PATIENCE_S).cause)
+        return causes
+
+    with ThreadPoolExecutor(8) as pool:
+        for causes in pool.map(work, range(8)):
+            assert causes == ["satisfied"] * 60
+
+
+# ---- asyncio ---------------------------------------------------------------------------------
+
+
+def run(work: Callable[[AsyncPurgatory], Awaitable[None]]) -> None:
+    async def with_one() -> None:
+        async with AsyncPurgatory("demo", namespace="broker", timeout=PATIENCE_S) as p:
+            await asyncio.wait_for(work(p), PATIENCE_S)
+
+    asyncio.run(with_one())
+
+
+def test_asyncio(demo: Daemon) -> None:
+    async def work(p: AsyncPurgatory) -> None:
+        op = await p.watch("w", AllOf({"t": 5, "u": 1}), HOUR_S, payload=b"p")
+        assert (op.key, op.done, p.operations) == ("w", False, 1)
+        with pytest.raises(CallTimeout):
+            await op.result(0)
+        assert await p.advance("t", 5) == 0
+        assert await p.bump("u") == 1
+        assert (await op).cause == "satisfied"
+        assert (await op.result()).missing == []
+        failing = await p.watch("f", AllOf({"bad": 1}), HOUR_S)
+        assert await p.fail("bad", 9) == 1
+        assert (await failing).error == 9
+        assert await p.clear("bad")
+        assert await p.forget("bad")
+        assert not await p.forget("bad")
+        expired = await p.watch("e", AnyOf({"t": 9, "u": 9}), 0.02)
+        assert (await expired).missing == ["t", "u"]
+        with pytest.raises(DuplicateWatchKey):
+            await p.watch("d", When(bool, ["k", "k"]), 1)
+
+    run(work)
+
+
+def test_asyncio_many(demo: Daemon) -> None:
+    async def work(p: AsyncPurgatory) -> None:
+        ops = await p.watch_many((n.to_bytes(2), AllOf({str(n): 1, "all": 1}), HOUR_S)
+                                 for n in range(2000))  # fmt: skip
+        assert sum(await p.advance_many({str(n): 1 for n in range(2000)})) == 0
+        waiting = asyncio.gather(*(op.result() for op in ops[:1000]))
+        assert await p.advance("all", 1) == 2000
+        assert {outcome.cause for outcome in await waiting} == {"satisfied"}
+        assert {(await op).cause for op in ops} == {"satisfied"}
+        many = await p.watch_many([(f"{n:0>200}", AllOf({"c": 1}), HOUR_S) for n in range(200)])
+        assert len(await p.cancel_for_key("c")) == 200
+        assert {(await op).cause for op in many} == {"cancelled"}
+
+    run(work)
+
+
+def test_asyncio_conditions_and_callbacks_run_in_the_loop(demo: Daemon) -> None:
+    async def work(p: AsyncPurgatory) -> None:
+        here = threading.get_ident()
+        where: list[int] = []
+        called: asyncio.Future[AsyncOperation] = asyncio.get_running_loop().create_future()
+
+        def condition() -> bool:
+            where.append(threading.get_ident())
+            return len(where) == 3
+
+        op = await p.watch("w", When(condition, ["k"]), HOUR_S, callback=called.set_result)
+        for level in range(1, 4):
+            while len(where) < level:
+                await asyncio.sleep(0.001)
+            await p.advance("k", level)
+        assert await called is op
+        assert (await op).cause == "satisfied"
+        assert set(where) == {here}
+
+    run(work)
+
+
+def test_asyncio_close_and_cancelled_waiters(demo: Daemon) -> None:
+    async def work(p: AsyncPurgatory) -> None:
+        op = await p.watch("w", AllOf({"t": 1}), HOUR_S)
+        waiter = asyncio.ensure_future(op.result())
+        await asyncio.sleep(0)
+        waiter.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiter
+        still = asyncio.ensure_future(op.result())
+        await p.close()
+        with pytest.raises(Closed):
+            await still
+        with pytest.raises(Closed):
+            await p.advance("t", 1)
+
+    async def closed_inside() -> None:
+        p = AsyncPurgatory("demo", namespace="broker", timeout=PATIENCE_S)
+        await p.connect()
+        await work(p)
+
+    asyncio.run(closed_inside())
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_asyncio_across_a_restart(demo: Daemon, end: str) -> None:
+    async def work(p: AsyncPurgatory) -> None:
+        op = await p.watch("w", AllOf({"t": 1}), HOUR_S)
+        await asyncio.to_thread(getattr(demo, end))
+        await asyncio.to_thread(demo.start)
+        assert await asyncio.to_thread(advance_by_another) == 1
+        assert (await op).cause == "satisfied"
+
+    run(work)
+
+
+def advance_by_another() -> int:
+    with owner() as p:
+        return p.advance("t", 1)
+
+
+# ---- restarts and deaths ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_everything_ends_once_across_restarts(demo: Daemon, end: str) -> None:
+    """The daemon goes while operations end, while others are armed, and while it is down some
+    are due. Each callback comes once."""
+    ended: Counter[object] = Counter()
+    rng = random.Random(end)
+
+    def note(op: Operation) -> None:
+        ended[op.key] += 1
+
+    with owner() as p, owner() as q, owner() as idle:
+        waiting = idle.watch("waiting", AllOf({"own:7": 1}), HOUR_S)
+        ops = []
+        for round_ in range(4):
+            for n in range(round_ * 100, round_ * 100 + 100):
+                timeout = 0.1 if n % 10 == 0 else HOUR_S
+                keys: dict[Any, int] = {f"own:{n}": 1, "shared": 1 if n % 3 else 0}
+                ops.append(p.watch(n.to_bytes(2), AllOf(keys), timeout, callback=note))
+            triggers = threading.Thread(
+                target=lambda r=round_: [q.bump(f"own:{n}") for n in range(r * 100, r * 100 + 100)]
+            )
+            triggers.start()
+            if round_ < 3:
+                time.sleep(rng.random() * 0.02)  # some of the way: any moment will do
+                getattr(demo, end)()
+                demo.start()
+            triggers.join(PATIENCE_S)
+        q.advance("shared", 1)
+        causes = Counter(op.result(PATIENCE_S).cause for op in ops)
+        assert waiting.result(PATIENCE_S).cause == "satisfied", "a silent owner is told, too"
+        reader = Reader.attach(demo.paths)
+        until(lambda: reader.stats()["outcomes"] == 0)
+        assert reader.stats()["operations"] == 0
+        reader.check()
+        reader.close()
+    assert sum(causes.values()) == len(ops)
+    assert set(causes) <= {"satisfied", "expired"}
+    assert set(ended.values()) == {1}
+    assert len(ended) == len(ops)
+
+
+def test_another_arena_ends_the_wait(demo: Daemon) -> None:
+    with owner() as p:
+        op = p.watch("w", AllOf({"t": 1}), HOUR_S)
+        demo.stop()
+        remove_segments(demo.paths)
+        demo.start()
+        with pytest.raises(SessionExpired):
+            op.result(PATIENCE_S)
+        again = p.watch("w", AllOf({"t": 1}), HOUR_S)
+        assert p.advance("t", 1) == 1
+        assert again.result(PATIENCE_S).cause == "satisfied"
+
+
+def test_the_operations_of_a_dead_owner_end_too(demo: Daemon, stats: Callable[[str], int]) -> None:
+    """Their topics learn of it; a CLIENT condition that nobody can answer expires."""
+    with Subscriber("demo", namespace="broker", topics=["ends"]) as subscriber, owner() as p:
+        worker = purgatory_worker.start("own", 5, 0.4)
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "armed\n"
+        worker.kill()
+        worker.communicate(timeout=PATIENCE_S)
+        p.advance("k", 1)
+        ends = notices(6, subscriber)
+        assert {n.cause for n in ends} == {Cause.EXPIRED}
+        assert sorted(str(n.key) for n in ends) == [*(f"own:{n}" for n in range(5)), "own:client"]
+        assert p.advance("k", 10) == 1
+        assert notices(1, subscriber)[0].cause is Cause.SATISFIED
+        assert stats("operations") == 0
+        assert stats("outcomes") == 7, "held for the owner until its session goes"
+        assert p.watch("own:1", AllOf({"t": 1}), HOUR_S), "its keys are free again"
+
+
+def test_workers_die_at_random_while_others_go_on(
+    demo: Daemon, stats: Callable[[str], int]
+) -> None:
+    """Each operation that a worker was told of has one notice, whoever died, whatever raced."""
+    rng = random.Random(7)
+    armed: list[int] = []
+    with Subscriber("demo", namespace="broker", topics=["ends"]) as subscriber:
+        workers = [purgatory_worker.start("churn", n) for n in range(3)]
+        seen: list[int] = []
+        end_s = time.monotonic() + 4
+        while time.monotonic() < end_s:
+            drain(subscriber, seen, 0.1 + rng.random() * 0.4)
+            armed += bury(workers.pop(rng.randrange(3)))
+            workers.append(purgatory_worker.start("churn", rng.random()))
+        for worker in workers:
+            armed += bury(worker)
+        with owner() as p:  # a key that failed, or was advanced, ends nobody by itself now
+            until(lambda: stats("operations") == 0)
+            assert p.operations == 0
+        while len(seen) < stats("watches"):
+            assert drain(subscriber, seen, PATIENCE_S)
+    assert armed, "the workers did something"
+    assert set(armed) <= set(seen)
+    assert max(Counter(seen).values()) == 1
+    assert len(seen) == stats("watches")
+    ends = ("satisfied", "expired", "failed", "ended")
+    assert sum(stats(name) for name in ends) == len(seen)
+    reader = Reader.attach(demo.paths)
+    reader.check()
+    reader.close()
+
+
+def drain(subscriber: Subscriber, seen: list[int], seconds: float) -> bool:
+    """Takes notices for a time; with a long one, until something came."""
+    end_s = time.monotonic() + seconds
+    before = len(seen)
+    while (left_s := end_s - time.monotonic()) > 0:
+        if (notice := subscriber.get(min(left_s, 0.05))) is not None:
+            seen.append(notice.ticket)
+        elif seconds == PATIENCE_S and len(seen) > before:
+            break
+    return len(seen) > before
+
+
+def bury(worker: Any) -> list[int]:
+    """Kills a worker; the tickets that it was told of."""
+    worker.kill()
+    said, _ = worker.communicate(timeout=PATIENCE_S)
+    return [int(line) for line in said.splitlines()]
+
+
+# ---- a crowd on one key ----------------------------------------------------------------------
+
+
+CROWD = 20_000
+DELAY_NS = 10**12
+
+
+def test_a_crowd_that_is_satisfied_at_once_stalls_nobody(demo: Daemon) -> None:
+    """An add that arrives beside a great advance is applied before that is through: the time
+    of its application lies among the ends of the crowd. What the advancing peer sends behind
+    it waits, in order."""
+    with Raw(demo) as crowd, Raw(demo) as big, Raw(demo) as other:
+        for first in range(0, CROWD, 1000):
+            keys = [n.to_bytes(3) for n in range(first, first + 1000)]
+            crowd.batch(*(watch(key, b"crowd", 1) for key in keys))
+        demo.process.send_signal(signal.SIGSTOP)
+        big.send_batch(trigger(Op.ADVANCE_KEY, b"crowd", 1))
+        big.send_batch(trigger(Op.BUMP, b"behind", 1))
+        other.send_batch(put(b"timer", DELAY_NS))
+        demo.process.send_signal(signal.SIGCONT)
+        ((added, deadline_ns),) = other.results()
+        ((advanced, count),) = big.results()
+        assert big.results() == [(Status.DONE, 0)]
+        ends: list[int] = []
+        while len(ends) < CROWD:
+            outcomes = crowd.outcomes()
+            crowd.acknowledge(outcomes)
+            ends += [raw.ended_ns for raw in outcomes]
+    assert (added, advanced, count) == (Status.ADDED, Status.DONE, CROWD)
+    assert len(set(ends)) > 1, "the crowd ends in turns"
+    later = sum(end_ns > deadline_ns - DELAY_NS for end_ns in ends)
+    assert later > CROWD // 2, "the add came early in it"
+
+
+# ---- what a client of our own never says -----------------------------------------------------
+
+
+NAMES = wire.encode_names([(b"broker", b"")])
+Record = tuple[bytes, bytes]
+
+
+def record(op: int, key: bytes, area: bytes = b"", **fields: int) -> Record:
+    """A record with str key and what stands in the byte area."""
+    f = dict.fromkeys(
+        ("mode", "time_kind", "flags", "payload_len", "ext_len", "time_ns", "value"), 0
+    )
+    f |= {"key_len": len(key)} | fields
+    packed = wire.RECORD.pack(
+        op, f["mode"], 0, f["key_len"], 0, f["time_kind"], f["flags"], f["payload_len"],
+        f["ext_len"], f["time_ns"], f["value"],
+    )  # fmt: skip
+    return packed, key + area
+
+
+def put(key: bytes, delay_ns: int) -> Record:
+    return record(Op.PUT, key, time_kind=TimeKind.DELAY, time_ns=delay_ns)
+
+
+def trigger(op: Op, key: bytes, value: int = 0) -> Record:
+    return record(op, key, value=value)
+
+
+def watching(ext: bytes, mode: int = Condition.ALL, **fields: int) -> Record:
+    """A WATCH with these bytes for watch keys."""
+    given = {"ext_len": len(ext), "time_kind": TimeKind.DELAY, "time_ns": DELAY_NS} | fields
+    return record(Op.WATCH, b"w", ext, mode=mode, **given)
+
+
+def watch(key: bytes, watched: bytes, target: int, mode: int = Condition.ALL) -> Record:
+    ext = wire.encode_watch_key(watched.decode(), target)
+    fields = {"time_kind": TimeKind.DELAY, "time_ns": DELAY_NS}
+    return record(Op.WATCH, key, ext, mode=mode, ext_len=len(ext), **fields)
+
+
+class Raw:
+    """An owner of operations that says what it is told to, and nothing by itself."""
+
+    def __init__(self, demo: Daemon) -> None:
+        self.endpoint = demo.paths.cmd_endpoint
+        self.context = zmq.Context()
+        self.pushed: list[wire.Reply] = []
+        self.sequence = 0
+        self.connect()
+        self.send(wire.encode_hello(os.urandom(16)))
+        self.session = self.receive(Message.HELLO).session
+
+    def connect(self) -> None:
+        self.socket: zmq.Socket[bytes] = self.context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.RCVTIMEO, round(PATIENCE_S * 1000))
+        self.socket.connect(self.endpoint)
+
+    def reconnect(self) -> None:
+        """Another connection, of which the daemon knows nothing yet."""
+        self.socket.close(0)
+        self.pushed.clear()
+        self.connect()
+
+    def __enter__(self) -> Raw:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close(0)
+        self.context.term()
+
+    def send(self, message: bytes) -> None:
+        self.socket.send(message)
+
+    def receive(self, kind: Message) -> wire.Reply:
+        """The next message of a kind; OUTCOMES before it are kept."""
+        if kind == Message.OUTCOMES and self.pushed:
+            return self.pushed.pop(0)
+        while True:
+            reply = wire.decode_reply(self.socket.recv())
+            if reply.message == kind:
+                return reply
+            assert reply.message == Message.OUTCOMES, reply
+            self.pushed.append(reply)
+
+    def send_batch(self, *records: Record, session: int = 0) -> None:
+        self.sequence += 1
+        head = wire.encode_frame(
+            Message.BATCH, session or self.session, self.sequence, count=len(records), names=1,
+            names_bytes=len(NAMES),
+        )  # fmt: skip
+        self.send(head + NAMES + b"".join(r for r, _ in records) + b"".join(b for _, b in records))
+
+    def results(self) -> list[tuple[int, int]]:
+        """(status, operations ended or deadline) per record of the next answer."""
+        reply = self.receive(Message.BATCH)
+        assert reply.error == 0, reply
+        return [(word & 0xFF, value) for word, value in wire.decode_results(reply.body)]
+
+    def batch(self, *records: Record) -> list[tuple[int, int]]:
+        self.send_batch(*records)
+        return self.results()
+
+    def outcomes(self) -> list[wire.RawOutcome]:
+        """The next outcomes that are pushed."""
+        reply = self.receive(Message.OUTCOMES)
+        assert reply.session == self.session
+        return wire.decode_outcomes(reply.body, reply.records)
+
+    def acknowledge(self, outcomes: list[wire.RawOutcome], session: int = 0) -> None:
+        acks = [(raw.ticket, raw.version, raw.slot) for raw in outcomes]
+        self.send(wire.encode_acks(session or self.session, acks))
+
+    def ping(self, session: int | None = None) -> wire.Reply:
+        """When this is answered, what was sent before it has been dealt with."""
+        self.send(wire.encode_frame(Message.PING, self.session if session is None else session))
+        return self.receive(Message.PING)
+
+
+@pytest.fixture
+def raw(demo: Daemon) -> Iterator[Raw]:
+    with Raw(demo) as one:
+        yield one
+
+
+@pytest.fixture
+def stranger(demo: Daemon) -> Iterator[Raw]:
+    with Raw(demo) as one:
+        yield one
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_outcomes_come_again_until_they_are_acknowledged(demo: Daemon, raw: Raw, end: str) -> None:
+    raw.batch(watch(b"one", b"t", 1), watch(b"two", b"t", 1), watch(b"three", b"u", 1))
+    raw.batch(trigger(Op.ADVANCE_KEY, b"t", 1))
+    first = raw.outcomes()
+    assert [o.key for o in first] == ["one", "two"]
+    assert raw.outcomes() == first, "again, after a while"
+    raw.acknowledge(first[:1])
+    raw.ping()
+    getattr(demo, end)()
+    demo.start()
+    raw.reconnect()
+    raw.ping()
+    again = raw.outcomes()
+    assert [o.ticket for o in again] == [first[1].ticket]
+    raw.acknowledge(again)
+    raw.batch(trigger(Op.ADVANCE_KEY, b"u", 1))
+    assert [o.key for o in raw.outcomes()] == ["three"], "and no other"
+
+
+KEY = wire.encode_watch_key("k", 1)
+GARBAGE = {
+    "no watch keys": watching(b""),
+    "half a watch key": watching(KEY[:-1]),
+    "half the fixed part": watching(KEY[:10]),
+    "a byte behind the keys": watching(KEY + b"x"),
+    "the second one cut": watching(KEY + KEY[:20]),
+    "1025 keys": watching(b"".join(wire.encode_watch_key(str(n), 1) for n in range(1025))),
+    "an empty watch key": watching(struct.pack("<QQBB6x", 1, 0, 0, 0)),
+    "a key of an unknown type": watching(struct.pack("<QQBB6x", 1, 0, 1, 3) + b"k"),
+    "a UUID of one byte": watching(struct.pack("<QQBB6x", 1, 0, 1, 2) + b"k"),
+    "an extension longer than the message": watching(KEY, ext_len=2**32 - 1),
+    "an extension shorter than what is there": watching(KEY, ext_len=len(KEY) - 1),
+    "an unknown condition": watching(KEY, mode=4),
+    "a wall deadline": watching(KEY, time_kind=TimeKind.WALL),
+    "an unknown flag": watching(KEY, flags=2),
+    "a payload that is too long": watching(KEY + bytes(65_537), payload_len=65_537),
+    "a level past the last": trigger(Op.ADVANCE_KEY, b"k", 2**63),
+    "a bump past the last": trigger(Op.BUMP, b"k", 2**63),
+    "a failure with no code": trigger(Op.FAIL, b"k", 0),
+    "a failure with a long code": trigger(Op.FAIL, b"k", 2**32),
+    "a value that is not used": trigger(Op.CLEAR, b"k", 1),
+    "a mode that is not used": record(Op.FORGET, b"k", mode=1),
+    "a time that is not used": record(Op.ADVANCE_KEY, b"k", time_ns=1),
+    "watch keys that are not used": record(Op.CANCEL_FOR_KEY, b"k", KEY, ext_len=len(KEY)),
+    "no key": record(Op.ADVANCE_KEY, b""),
+    "an unknown op": record(12, b"k"),
+}
+
+
+def test_malformed_batches_change_nothing(raw: Raw, stats: Callable[[str], int]) -> None:
+    raw.batch(watch(b"armed", b"k", 1))
+    before = stats("blob_bytes"), stats("operations"), stats("records")
+    for what, broken in GARBAGE.items():
+        raw.send_batch(trigger(Op.ADVANCE_KEY, b"k", 1), broken)
+        assert raw.receive(Message.BATCH).error == WireError.MALFORMED, what
+        raw.sequence -= 1
+    assert (stats("blob_bytes"), stats("operations"), stats("records")) == before
+    assert raw.batch(trigger(Op.ADVANCE_KEY, b"k", 1)) == [(Status.DONE, 1)]
+
+
+def test_malformed_acknowledgements(raw: Raw, stats: Callable[[str], int]) -> None:
+    raw.batch(watch(b"w", b"k", 0))
+    (outcome,) = raw.outcomes()
+    ack = wire.encode_acks(raw.session, [(outcome.ticket, 0, outcome.slot)])
+    for broken in (ack[:-1], ack + b"x", ack[:64], ack + ack[64:]):
+        raw.send(broken)
+        assert raw.receive(Message.ACK).error == WireError.MALFORMED
+    assert stats("outcomes") == 1
+    wrong = [
+        (outcome.ticket + 1, 0, outcome.slot),
+        (outcome.ticket, 0, outcome.slot + 1),
+        (outcome.ticket, 0, 2**32 - 1),
+        (outcome.ticket, 1, outcome.slot),
+        (0, 0, 0),
+    ]
+    raw.send(wire.encode_acks(raw.session, wrong))
+    raw.ping()
+    assert stats("outcomes") == 1
+    raw.send(wire.encode_acks(raw.session, [(outcome.ticket, 0, outcome.slot)] * 3))
+    raw.ping()
+    assert stats("outcomes") == 0
+
+
+def test_nobody_acknowledges_or_completes_for_others(
+    raw: Raw, stranger: Raw, stats: Callable[[str], int]
+) -> None:
+    raw.batch(watch(b"w", b"k", 0), watch(b"c", b"k", 0, Condition.CLIENT))
+    (check, outcome) = sorted(raw.outcomes(), key=lambda o: o.cause)
+    assert (check.cause, check.version, outcome.cause) == (0, 1, Cause.SATISFIED)
+    stranger.acknowledge([check, outcome])
+    assert stranger.batch(trigger(Op.COMPLETE, b"c", 1)) == [(Status.UNKNOWN, 0)]
+    assert stranger.batch(trigger(Op.COMPLETE, b"w", 0)) == [(Status.UNKNOWN, 0)]
+    stranger.acknowledge([outcome], session=stranger.session ^ 1)
+    assert stranger.receive(Message.ACK).error == WireError.SESSION_EXPIRED
+    assert stats("outcomes") == 1
+    assert sorted(raw.outcomes(), key=lambda o: o.cause) == [check, outcome], "still to be taken"
+    assert raw.batch(trigger(Op.COMPLETE, b"c", 0)) == [(Status.DONE, 0)], "an old version"
+    assert raw.batch(trigger(Op.COMPLETE, b"c", 1)) == [(Status.DONE, 1)]
+
+
+def test_a_stranger_learns_nothing_with_a_guessed_session(raw: Raw, stranger: Raw) -> None:
+    raw.batch(watch(b"w", b"k", 1))
+    for guess in (raw.session ^ 1 << 20, raw.session | 0xFFFF, 1, 2**64 - 1):
+        assert stranger.ping(guess).error == WireError.SESSION_EXPIRED
+    raw.batch(trigger(Op.ADVANCE_KEY, b"k", 1))
+    assert [o.key for o in raw.outcomes()] == ["w"]
+    assert stranger.ping(0).error == 0
+
+
+def test_an_owner_keeps_itself_reachable(
+    demo: Daemon, stranger: Raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a session was heard last, there its outcomes go. A silent owner speaks from time to
+    time, so one whose place somebody else has taken is told all the same."""
+    monkeypatch.setattr(purgatory_module, "IDLE_S", 0.02)
+    monkeypatch.setattr(purgatory_module, "KEEP_ALIVE_S", 0.0)
+    with owner() as p:
+        op = p.watch("w", AllOf({"k": 1}), HOUR_S)
+        stranger.ping(p._core.session.id)
+        stranger.batch(trigger(Op.ADVANCE_KEY, b"k", 1))
+        assert op.result(PATIENCE_S).cause == "satisfied"
+
+
+def test_a_session_that_ends_drops_its_outcomes(raw: Raw, stats: Callable[[str], int]) -> None:
+    raw.batch(*(watch(b"%d" % n, b"k", 0) for n in range(1000)), watch(b"armed", b"k", 9))
+    assert stats("outcomes") == 1000
+    raw.send(wire.encode_frame(Message.BYE, raw.session))
+    raw.receive(Message.BYE)
+    assert stats("outcomes") == 0
+    with_none = stats("blob_bytes")
+    with owner() as p:
+        assert p.advance("k", 9) == 1
+    assert stats("outcomes") == stats("operations") == 0
+    assert stats("blob_bytes") < with_none
+
+
+def test_an_owner_that_does_not_read_gets_all_once_it_reads(demo: Daemon, a: Purgatory) -> None:
+    """Much more than is sent to somebody who is not heard of."""
+    payload = bytes(8000)
+    fields = {"payload_len": len(payload), "ext_len": len(KEY), "time_kind": TimeKind.DELAY}
+    demo.restart("--payload-memory", "64M")
+    with Raw(demo) as slow:
+        for first in range(0, 3000, 500):
+            slow.batch(*(
+                record(Op.WATCH, b"%d" % n, payload + KEY, time_ns=DELAY_NS, **fields)
+                for n in range(first, first + 500)
+            ))  # fmt: skip
+        assert a.advance("k", 1) == 3000
+        seen: set[int] = set()
+        while len(seen) < 3000:
+            outcomes = slow.outcomes()
+            slow.acknowledge(outcomes)
+            seen |= {o.ticket for o in outcomes}
+        assert a.advance("k", 2) == 0
