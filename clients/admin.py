@@ -82,7 +82,8 @@ class Admin:
         while self._channel is None:
             try:
                 self._endpoint = client_paths(self.name).admin_endpoint
-                self._channel = Channel(self._endpoint)
+                # The answer to STOP is the last that the daemon sends before it is gone.
+                self._channel = Channel(self._endpoint, immediate=False)
             except DaemonUnreachable as error:
                 if time.monotonic() > deadline_s:
                     raise DaemonUnreachable(self.name, error.endpoint, limit_s) from None

@@ -26,15 +26,16 @@ class Channel:
 
     Messages are queued only while there is a connection (ZMQ_IMMEDIATE), so a message that
     was accepted before a connection broke is gone or was delivered, never delivered later:
-    the session decides what is sent again.
+    the session decides what is sent again. The price is that an answer which was not read
+    when a connection broke is gone too; immediate=False keeps both.
     """
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, *, immediate: bool = True) -> None:
         self.connected = False
         self.context = zmq.Context()
         self.socket: zmq.Socket[bytes] = self.context.socket(zmq.DEALER)
         self.socket.set(zmq.LINGER, 0)
-        self.socket.set(zmq.IMMEDIATE, 1)
+        self.socket.set(zmq.IMMEDIATE, immediate)
         self.socket.set(zmq.SNDHWM, SEND_HWM)
         self.socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
         self.socket.set(zmq.RCVTIMEO, SOON_MS)

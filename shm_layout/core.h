@@ -107,6 +107,8 @@ uint32_t wheel_chunks(const struct wheel_shape *shape);    /* enough for any dis
 void wheel_init(struct wheel *w, const struct wheel_shape *shape, int64_t now_ns);
 /* Links the slot by its deadline_ns; one that is due already goes to the due bucket. */
 void wheel_place(struct wheel *w, uint32_t slot);
+/* Links a slot that is due now, though its tick may not have ended. */
+void wheel_place_due(struct wheel *w, uint32_t slot);
 void wheel_place_many(struct wheel *w, const uint32_t *slots, uint32_t count);
 void wheel_remove(struct wheel *w, uint32_t slot);
 void wheel_remove_many(struct wheel *w, const uint32_t *slots, uint32_t count);

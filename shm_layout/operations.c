@@ -539,7 +539,7 @@ static void operation_bind(struct pg_arena *a, uint32_t slot, uint32_t id, const
         index_replace(&a->index, hash, at, slot);
     }
     watches_place(a, operation_at(a, slot), false);
-    wheel_place(&a->wheel, slot);
+    slot_place(a, slot);
     slot_counted(a, slot, 1);
     a->metrics->watches++;
     a->metrics->operations++;

@@ -135,6 +135,7 @@ static inline uint32_t slot_namespace(const struct pg_arena *a, uint32_t slot)
 
 /* Frees an armed or ended slot with `give` granules at its blob's start. */
 void slot_free(struct pg_arena *a, uint32_t slot, uint32_t give);
+void slot_place(struct pg_arena *a, uint32_t slot);      /* links a new one in the wheel */
 void slot_counted(struct pg_arena *a, uint32_t slot, int64_t sign);
 bool time_resolve(const struct pg_arena *a, const struct put *put, int64_t *deadline_ns);
 void answer(struct pg_result *r, uint64_t ticket, unsigned status, int64_t deadline_ns);

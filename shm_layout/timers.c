@@ -142,6 +142,17 @@ static void slot_end(struct pg_arena *a, uint32_t slot, uint32_t keep)
     slot_free(a, slot, slot_granules(&a->slots.cold[slot]) - keep);
 }
 
+/* What is due already must not wait for the end of the tick, which a virtual clock may never
+ * reach. Wall timers are looked at when their tick comes. */
+void slot_place(struct pg_arena *a, uint32_t slot)
+{
+    const struct pg_hot *h = &a->slots.hot[slot];
+    if (h->deadline_ns <= a->now_ns && !(h->flags & PG_F_WALL))
+        wheel_place_due(&a->wheel, slot);
+    else
+        wheel_place(&a->wheel, slot);
+}
+
 /* ---- put ----------------------------------------------------------------------------------- */
 
 void answer(struct pg_result *r, uint64_t ticket, unsigned status, int64_t deadline_ns)
@@ -209,15 +220,6 @@ unsigned room_for(const struct pg_arena *a, bool replacing)
     return a->header->next_ticket > PG_TICKET_MAX ? PG_ST_FULL_TICKETS : PG_ST_ADDED;
 }
 
-/* What is due already is due since the wheel's present tick began: else it would wait for the
- * next one, which a virtual clock may never reach. Wall timers are due by the wall alone. */
-static int64_t at_once(const struct pg_arena *a, const struct put *p, int64_t deadline_ns)
-{
-    const int64_t tick_began_ns = a->now_ns - a->now_ns % (int64_t)a->header->tick_ns;
-    const bool waits = deadline_ns <= a->now_ns && deadline_ns > tick_began_ns;
-    return waits && p->time_kind != PG_T_WALL ? tick_began_ns : deadline_ns;
-}
-
 /* Arms a new slot; the caller binds the key to it. PG_NIL: *status says why not. */
 static uint32_t arm(struct pg_arena *a, const struct put *p, int64_t deadline_ns,
                     bool replacing, unsigned *status)
@@ -233,8 +235,8 @@ static uint32_t arm(struct pg_arena *a, const struct put *p, int64_t deadline_ns
     const uint32_t slot = slots_take(&a->slots);
     const uint64_t ticket = a->header->next_ticket;
     STORE_RELEASE(&a->header->next_ticket, ticket + 1);
-    slot_write(a, slot, blob, p, at_once(a, p, deadline_ns), ticket);
-    wheel_place(&a->wheel, slot);
+    slot_write(a, slot, blob, p, deadline_ns, ticket);
+    slot_place(a, slot);
     slot_counted(a, slot, 1);
     a->metrics->blob_bytes += (uint64_t)granules * PG_GRANULE;
     a->metrics->adds++;

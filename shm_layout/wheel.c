@@ -296,6 +296,16 @@ void wheel_place(struct wheel *w, uint32_t slot)
     bucket_push(w, tick > s->clock ? bucket_at(s, tick) : s->due + s->open, slot);
 }
 
+/* A wheel that is behind the time keeps the order of ticks. */
+void wheel_place_due(struct wheel *w, uint32_t slot)
+{
+    const struct pg_wheel *s = w->state;
+    if (slot_tick(w, slot) > s->clock + 1)
+        wheel_place(w, slot);
+    else
+        bucket_push(w, s->due + s->open, slot);
+}
+
 void wheel_place_many(struct wheel *w, const uint32_t *slots, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
@@ -578,7 +588,7 @@ static uint64_t bucket_span(const struct pg_wheel *s, uint32_t bucket, uint64_t 
     uint32_t position = bucket % s->ring;
     if (bucket >= s->due) {
         *first = 0;
-        return s->clock + 1;
+        return s->clock + 2;      /* due within the clock's tick is due */
     }
     *first = v->start + (position + s->ring - v->here) % s->ring * v->width;
     return *first < v->limit ? v->width : 0;

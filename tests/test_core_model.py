@@ -179,8 +179,6 @@ class Model:
         deadline = self.deadline(kind, time_ns)
         assert deadline is not None
         wall = time_ns if kind == TimeKind.WALL else None
-        if wall is None and deadline <= self.now_ns:  # due since the present tick began
-            deadline = min(deadline, self.now_ns - self.now_ns % self.config["tick_ns"])
         timer = Timer(
             self.next_ticket, deadline, wall, topic, payload, max(deadline, self.now_ns),
             ordered=wall is None and deadline > self.now_ns,
