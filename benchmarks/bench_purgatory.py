@@ -29,7 +29,7 @@ from rich.console import Console
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "purgatory.json"
 DESIGNS = ("nothing", "old", "new", "ours", "daemon")
-RATES = (10_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 1_500_000)
+RATES = (10_000, 50_000, 100_000, 250_000, 500_000, 750_000, 1_000_000, 1_500_000)
 ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",  # the earlier designs' memory in huge pages, too
@@ -38,7 +38,7 @@ ENVIRONMENT = {
 Row = dict[str, Any]
 
 
-# ---- one run -----------------------------------------------------------------------------------
+# ---- one run -----------------------------------------------------------------------------
 
 
 def run_here(experiment: Experiment, virtual: bool = False) -> Result:
@@ -63,7 +63,7 @@ def row_of(experiment: Experiment, result: Result) -> Row:
     return {**experiment.described(), **asdict(result), "keeps_up": result.keeps_up}
 
 
-# ---- series --------------------------------------------------------------------------------------
+# ---- series ------------------------------------------------------------------------------
 
 
 def count_of(rate: int, seconds: float, least: int) -> int:
@@ -114,7 +114,7 @@ def quick(console: Console) -> None:
     console.print("all designs ran, every outcome as predicted")
 
 
-# ---- results --------------------------------------------------------------------------------------
+# ---- results -----------------------------------------------------------------------------
 
 
 def machine() -> dict[str, Any]:

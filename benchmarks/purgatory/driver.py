@@ -114,9 +114,11 @@ class Driver:
                 self.core.handle(self.messages.forget(requests[first : first + at_once]))
 
     def _turn(self, now_ns: int) -> None:
+        """What ends makes room for what comes; an advance may come before its watch."""
         self.core.advance(now_ns)
-        self._arrive(now_ns)
         self._complete(now_ns)
+        self._collect()
+        self._arrive(now_ns)
         self._collect()
 
     # ---- the run ----------------------------------------------------------------------------

@@ -39,7 +39,7 @@ def line(row: Row) -> str:
     )
 
 
-# ---- tables --------------------------------------------------------------------------------------
+# ---- tables ------------------------------------------------------------------------------
 
 HEAD = (
     "design", "rate /s", "keeps up", "achieved", "tail ms", "late p50 / p99 ms", "CPU s/1M",
@@ -88,7 +88,7 @@ def write_page(document: Row) -> None:
     PAGE.write_text(f"{before}{MARKS[0]}\n\n{tables(document)}\n\n{MARKS[1]}{after}")
 
 
-# ---- plots ----------------------------------------------------------------------------------------
+# ---- plots -------------------------------------------------------------------------------
 
 
 def draw(axes: Any, rows: list[Row], value: Callable[[Row], float]) -> None:
