@@ -9,7 +9,7 @@ from typing import Any
 from .experiment import CASES, SERIES
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "purgatory_benchmark.md"
+PAGE = ROOT / "docs" / "purgatory.md"
 IMAGES = ROOT / "docs" / "img"
 MARKS = ("<!-- runs: begin -->", "<!-- runs: end -->")
 COLOURS = {"nothing": "#999999", "old": "#c0392b", "new": "#d68910", "ours": "#1f618d",
