@@ -9,8 +9,8 @@ CORE_C  := $(sort $(wildcard shm_layout/*.c))
 CORE_H  := $(sort $(wildcard shm_layout/*.h))
 TESTS_C := $(sort $(wildcard tests/c/*.c))
 TESTS_H := $(sort $(wildcard tests/c/*.h))
-BENCH_C := $(sort $(wildcard benchmarks/core/*.c))
-BENCH_H := $(sort $(wildcard benchmarks/core/*.h))
+BENCH_C := $(sort $(wildcard benchmarks/*/*.c))
+BENCH_H := $(sort $(wildcard benchmarks/*/*.h))
 
 # The compiler that was checked builds the extension too. Only here is a warning an error:
 # who installs the package may have a compiler with newer warnings.
@@ -23,7 +23,7 @@ SAN_TESTS := $(TESTS_C:tests/c/%.c=build/sanitize/tests/%)
 LINT      := $(CORE_C:%.c=build/lint/%.o) $(TESTS_C:%.c=build/lint/%.o) $(BENCH_C:%.c=build/lint/%.o)
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test test-c test-python lint bench-core docs clean
+.PHONY: help build run test test-c test-python lint bench-core bench-purgatory docs clean
 .DELETE_ON_ERROR:
 # Kept between runs, so that only what changed is compiled again.
 .SECONDARY:
@@ -52,6 +52,9 @@ lint: build $(LINT) ## ruff, mypy --strict, and the C with every warning an erro
 
 bench-core: build ## measure the C core; writes benchmarks/results/core.json
 	$(BIN)/python benchmarks/bench_core.py
+
+bench-purgatory: build ## measure the purgatory; writes benchmarks/results/purgatory.json
+	$(BIN)/python benchmarks/bench_purgatory.py $(ARGS)
 
 docs: build ## write docs/cli.md and the tables of docs/protocol.md from the code
 	$(BIN)/python -m purgatoryd.cli.reference > build/cli.md && mv build/cli.md docs/cli.md

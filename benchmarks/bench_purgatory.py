@@ -2,7 +2,7 @@
 
 Every run is a process of its own: one design, one case of latencies, one series of watch keys,
 one rate. A series ends with the first rate that its design does not keep up with. Writes
-benchmarks/results/purgatory.json, the tables in docs/purgatory_benchmark.md and the plots in
+benchmarks/results/purgatory.json, the tables in docs/purgatory.md and the plots in
 docs/img/. `--quick` only proves that all of it still runs: small sizes on a virtual clock,
 nothing is written.
 """
@@ -29,7 +29,7 @@ from rich.console import Console
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "purgatory.json"
 DESIGNS = ("nothing", "old", "new", "ours", "daemon")
-RATES = (10_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 1_500_000)
+RATES = (10_000, 50_000, 100_000, 250_000, 500_000, 750_000, 1_000_000, 1_500_000)
 ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",  # the earlier designs' memory in huge pages, too
@@ -38,7 +38,7 @@ ENVIRONMENT = {
 Row = dict[str, Any]
 
 
-# ---- one run -----------------------------------------------------------------------------------
+# ---- one run -----------------------------------------------------------------------------
 
 
 def run_here(experiment: Experiment, virtual: bool = False) -> Result:
@@ -63,7 +63,7 @@ def row_of(experiment: Experiment, result: Result) -> Row:
     return {**experiment.described(), **asdict(result), "keeps_up": result.keeps_up}
 
 
-# ---- series --------------------------------------------------------------------------------------
+# ---- series ------------------------------------------------------------------------------
 
 
 def count_of(rate: int, seconds: float, least: int) -> int:
@@ -92,16 +92,16 @@ def beyond_driver(rows: list[Row]) -> None:
             row["cpu_beyond_driver"] = row["cpu_per_million"] - driver[key]
 
 
-def measure(arguments: argparse.Namespace, console: Console) -> list[Row]:
+def measure(arguments: argparse.Namespace, console: Console) -> None:
     rows: list[Row] = []
     for case, series, design in itertools.product(
         arguments.cases, arguments.series, arguments.designs
     ):
         for row in ladder(arguments, design, case, series):
             rows.append(row)
-            console.print(report.line(row))
-    beyond_driver(rows)
-    return rows
+            console.print(report.line(row), soft_wrap=True)
+        beyond_driver(rows)
+        write(arguments, rows)  # what is done stays if the rest is interrupted
 
 
 def quick(console: Console) -> None:
@@ -114,7 +114,7 @@ def quick(console: Console) -> None:
     console.print("all designs ran, every outcome as predicted")
 
 
-# ---- results --------------------------------------------------------------------------------------
+# ---- results -----------------------------------------------------------------------------
 
 
 def machine() -> dict[str, Any]:
@@ -187,7 +187,7 @@ def main() -> None:
     if arguments.quick:
         quick(console)
         return
-    write(arguments, measure(arguments, console))
+    measure(arguments, console)
     report.write(json.loads(RESULTS.read_text()))
 
 

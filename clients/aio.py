@@ -105,6 +105,7 @@ class AsyncClient:
         """Flushes, ends the session and closes the connection; raises as flush does."""
         if self._core.closed:
             return
+        self._core.check()
         try:
             await self.flush()
         finally:
@@ -121,7 +122,7 @@ class AsyncClient:
     ) -> None:
         if kind is None:
             await self.close()
-        elif not self._core.closed:
+        elif not self._core.closed and self._core.life.mine:
             with suppress(PurgatorydError):  # the caller's error is the one that counts
                 await self.flush(timeout=BYE_S)
             await self._hang_up()

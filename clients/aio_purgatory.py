@@ -128,7 +128,7 @@ class AsyncPurgatory(AsyncClient):
         return await self._pack(lambda: pack_watch(self._core, self._book, row))
 
     async def _pack(self, pack: Callable[[], T]) -> T:
-        self._core.check()
+        await self._ready()
         await self._admit(None)
         packed = pack()
         self._schedule()

@@ -284,6 +284,7 @@ class Client:
         """
         if self._core.closed:
             return
+        self._core.check()
         try:
             self.flush()
         finally:
@@ -300,7 +301,7 @@ class Client:
     ) -> None:
         if kind is None:
             self.close()
-        elif not self._core.closed:
+        elif not self._core.closed and self._core.life.mine:
             with suppress(PurgatorydError):  # the caller's error is the one that counts
                 self.flush(timeout=BYE_S)
             self._hang_up()

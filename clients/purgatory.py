@@ -287,7 +287,9 @@ class Purgatory(Client):
             self._listener.join()
         self._book.lost(Closed("purgatory"))
         self._book.work()
-        os.close(self._kicked)
+        kicked, self._kicked = self._kicked, -1  # a callback may close it at the same time
+        if kicked >= 0:
+            os.close(kicked)
 
 
 __all__ = ["Operation", "Outcome", "Purgatory", "Watch"]

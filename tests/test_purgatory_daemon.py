@@ -474,8 +474,12 @@ def test_after_fork(a: Purgatory, b: Purgatory) -> None:
                 call()
             except ForkedProcess:
                 refused += 1
+        try:
+            a.close()
+        except ForkedProcess:
+            refused += 1
         os._exit(refused)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
     assert b.advance("t", 1) == 1
     assert op.result(PATIENCE_S).cause == "satisfied"
 
@@ -765,8 +769,7 @@ def test_a_crowd_that_is_satisfied_at_once_stalls_nobody(demo: Daemon) -> None:
             ends += [raw.ended_ns for raw in outcomes]
     assert (added, advanced, count) == (Status.ADDED, Status.DONE, CROWD)
     assert len(set(ends)) > 1, "the crowd ends in turns"
-    later = sum(end_ns > deadline_ns - DELAY_NS for end_ns in ends)
-    assert later > CROWD // 2, "the add came early in it"
+    assert max(ends) > deadline_ns - DELAY_NS, "the add came first"
 
 
 # ---- what a client of our own never says -----------------------------------------------------

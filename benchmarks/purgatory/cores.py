@@ -45,7 +45,7 @@ void baseline_figures(const void *b, struct baseline_figures *figures);
 """
 
 
-class Refused(Exception):  # noqa: N818
+class Refused(Exception):
     """A design has no room for a request: it does not keep up."""
 
 
@@ -72,7 +72,7 @@ def pointer(array: Bytes) -> Any:
     return ffi.cast("void *", array.ctypes.data)
 
 
-# ---- nothing ----------------------------------------------------------------------------------
+# ---- nothing -----------------------------------------------------------------------------
 
 
 class Nothing:
@@ -102,8 +102,8 @@ class Nothing:
         self._next = end
         self.out[24:28] = np.frombuffer(count.to_bytes(4, "little"), np.uint8)
         at = FRAME + count * OUTCOME.itemsize
-        heads = np.ndarray(count, OUTCOME, self.out, FRAME)  # type: ignore[arg-type]
-        areas = np.ndarray(count, OUTCOME_AREA, self.out, at)  # type: ignore[arg-type]
+        heads = np.ndarray(count, OUTCOME, self.out, FRAME)
+        areas = np.ndarray(count, OUTCOME_AREA, self.out, at)
         heads["ticket"] = self._causes[first:end]
         areas["key"] = self._requests[first:end]
         return at + count * OUTCOME_AREA.itemsize
@@ -112,7 +112,7 @@ class Nothing:
         return Figures()
 
 
-# ---- old and new ---------------------------------------------------------------------------------
+# ---- old and new -------------------------------------------------------------------------
 
 
 def build() -> None:
@@ -128,10 +128,11 @@ class Baseline:
     """`old` or `new`."""
 
     def __init__(self, design: str, messages: Messages, now_ns: int) -> None:
-        self._ffi = FFI()
+        self._ffi: Any = FFI()
         self._ffi.cdef(DECLARATIONS)
-        self._lib: Any = self._ffi.dlopen(str(LIBRARY))
-        self._b = self._lib.baseline_make(design == "new", now_ns)
+        library: Any = self._ffi.dlopen(str(LIBRARY))
+        self._lib = library
+        self._b = library.baseline_make(design == "new", now_ns)
         self.out = np.zeros(OUT_BYTES, np.uint8)
         self._out = self._ffi.cast("void *", self.out.ctypes.data)
         self._in = self._ffi.cast("void *", messages.bytes.ctypes.data)
@@ -146,17 +147,17 @@ class Baseline:
         return int(self._lib.baseline_inbox(self._b, self._out, OUTCOMES))
 
     def figures(self) -> Figures:
-        f = self._ffi.new("struct baseline_figures *")
+        f: Any = self._ffi.new("struct baseline_figures *")
         self._lib.baseline_figures(self._b, f)
         return Figures(f.bytes_max, f.purges, f.purge_ns, f.purge_max_ns)
 
 
-# ---- ours, in private memory ---------------------------------------------------------------------
+# ---- ours, in private memory -------------------------------------------------------------
 
 
 def sizes(experiment: Experiment) -> dict[str, int]:
-    """Bounds of an arena with room for 300 ms of requests."""
-    slots = max(1 << 14, int(experiment.rate * 0.3))
+    """Bounds of an arena with room for 330 ms of requests."""
+    slots = max(1 << 14, int(experiment.rate * 0.33))
     keys = experiment.own * slots + experiment.shared + 1
     return {
         "capacity": slots,

@@ -17,7 +17,7 @@ TURN_NS = MS
 LEAD_NS = 1_000 * MS
 """Between making the design and the first arrival."""
 
-BEHIND_NS = 2_000 * MS
+BEHIND_NS = 1_000 * MS
 """So far behind its schedule a run is stopped."""
 
 WINDOWS_NS = {"daemon": (20 * MS, 20 * MS)}
@@ -72,7 +72,13 @@ class Driver:
         self._armed_ns: Longs = np.zeros(count, np.int64)
         self._causes = np.zeros(count, np.uint8)
         self._arrived = self._completed = self._ended = 0
-        self._last_arrival_ns = self._repeated = 0
+        self._last_arrival_ns = self._repeated = self._turn_ns = 0
+
+    def _handle(self, length: int) -> None:
+        """Raises Refused in a turn that does not end: the work of one grows with the lag."""
+        self.core.handle(length)
+        if self.clock.now_ns() - self._turn_ns > BEHIND_NS:
+            raise Refused
 
     # ---- one turn --------------------------------------------------------------------------
 
@@ -80,7 +86,7 @@ class Driver:
         due = int(np.searchsorted(self._arrives_ns, now_ns, side="right"))
         for first in range(self._arrived, due, BATCH):
             end = min(first + BATCH, due)
-            self.core.handle(self.messages.watch(first, self._deadlines_ns[first:end]))
+            self._handle(self.messages.watch(first, self._deadlines_ns[first:end]))
             self._last_arrival_ns = now_ns
         self._armed_ns[self._arrived : due] = now_ns
         self._arrived = max(due, self._arrived)
@@ -93,7 +99,7 @@ class Driver:
         self._sent_ns[requests] = now_ns
         requests = requests[self._causes[requests] == 0]
         for first in range(0, len(requests), BATCH):
-            self.core.handle(self.messages.advance(requests[first : first + BATCH]))
+            self._handle(self.messages.advance(requests[first : first + BATCH]))
 
     def _collect(self) -> None:
         """Takes outcomes, acknowledges them, forgets the keys of who ended."""
@@ -114,9 +120,12 @@ class Driver:
                 self.core.handle(self.messages.forget(requests[first : first + at_once]))
 
     def _turn(self, now_ns: int) -> None:
+        """What ends makes room for what comes; an advance may come before its watch."""
+        self._turn_ns = now_ns
         self.core.advance(now_ns)
-        self._arrive(now_ns)
         self._complete(now_ns)
+        self._collect()
+        self._arrive(now_ns)
         self._collect()
 
     # ---- the run ----------------------------------------------------------------------------

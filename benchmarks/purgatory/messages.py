@@ -25,6 +25,7 @@ SHARED = np.uint64(1 << 63)
 WORKER_BITS = 40
 """A request's number in its key is below the worker's."""
 
+
 def struct_of(name: str) -> np.dtype[Any]:
     """The numpy type of a struct, without its arrays (they are reserved bytes)."""
     plain = [f for f in layout.fields(name) if f[2].kind == "primitive"]
@@ -85,7 +86,7 @@ class Messages:
         area = watch_area(keys)
         room = FRAME + len(NAMES) + BATCH * (RECORD.itemsize + max(area.itemsize, 8))
         self.bytes: Bytes = np.zeros(room, np.uint8)
-        self._buffer = memoryview(self.bytes)
+        self._buffer = self.bytes.data
         self._own_places = np.arange(self.own, dtype=np.uint64)
         self._watch = records(
             lib.PG_OP_WATCH, BATCH, mode=lib.PG_C_ANY, payload_len=PAYLOAD_BYTES,
@@ -169,9 +170,9 @@ class Messages:
 def outcomes_in(message: Bytes) -> tuple[Rows, Longs]:
     """Heads of an OUTCOMES message, and the requests that they are of."""
     count = int.from_bytes(message[24:28].tobytes(), "little")
-    heads: Rows = np.ndarray(count, OUTCOME, message, FRAME)  # type: ignore[arg-type]
+    heads: Rows = np.ndarray(count, OUTCOME, message, FRAME)
     at = FRAME + count * OUTCOME.itemsize
-    areas: Rows = np.ndarray(count, OUTCOME_AREA, message, at)  # type: ignore[arg-type]
+    areas: Rows = np.ndarray(count, OUTCOME_AREA, message, at)
     requests = (areas["key"] & np.uint64((1 << WORKER_BITS) - 1)).astype(np.int64)
     return heads, requests
 
@@ -181,5 +182,5 @@ def statuses_in(reply: Bytes) -> Rows:
     head = wire.decode_reply(reply[:FRAME].tobytes())
     if head.error:
         raise head.refusal()
-    results: Rows = np.ndarray(head.records, RESULT, reply, FRAME)  # type: ignore[arg-type]
+    results: Rows = np.ndarray(head.records, RESULT, reply, FRAME)
     return results["ticket"] & np.uint64(0xFF)

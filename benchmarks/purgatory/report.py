@@ -9,7 +9,7 @@ from typing import Any
 from .experiment import CASES, SERIES
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "purgatory_benchmark.md"
+PAGE = ROOT / "docs" / "purgatory.md"
 IMAGES = ROOT / "docs" / "img"
 MARKS = ("<!-- runs: begin -->", "<!-- runs: end -->")
 COLOURS = {"nothing": "#999999", "old": "#c0392b", "new": "#d68910", "ours": "#1f618d",
@@ -39,7 +39,7 @@ def line(row: Row) -> str:
     )
 
 
-# ---- tables --------------------------------------------------------------------------------------
+# ---- tables ------------------------------------------------------------------------------
 
 HEAD = (
     "design", "rate /s", "keeps up", "achieved", "tail ms", "late p50 / p99 ms", "CPU s/1M",
@@ -88,7 +88,7 @@ def write_page(document: Row) -> None:
     PAGE.write_text(f"{before}{MARKS[0]}\n\n{tables(document)}\n\n{MARKS[1]}{after}")
 
 
-# ---- plots ----------------------------------------------------------------------------------------
+# ---- plots -------------------------------------------------------------------------------
 
 
 def draw(axes: Any, rows: list[Row], value: Callable[[Row], float]) -> None:

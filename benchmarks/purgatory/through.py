@@ -36,7 +36,7 @@ OUTCOMES: int = lib.PG_M_OUTCOMES
 Row = dict[str, Any]
 
 
-# ---- a worker's connection ------------------------------------------------------------------------
+# ---- a worker's connection ---------------------------------------------------------------
 
 
 class Through:
@@ -50,7 +50,7 @@ class Through:
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         self._socket.set(zmq.LINGER, 0)
         self._socket.connect(experiment.endpoint)
-        self._in = memoryview(messages.bytes)
+        self._in = messages.bytes.data
         self._under_way = 0
         self._outcomes: deque[bytes] = deque()
         self.out: Bytes = np.zeros(0, np.uint8)
@@ -87,7 +87,7 @@ class Through:
         return Figures()  # the daemon's are taken from outside
 
 
-# ---- the daemon -----------------------------------------------------------------------------------
+# ---- the daemon --------------------------------------------------------------------------
 
 
 def settings(experiment: Experiment) -> list[str]:
@@ -129,7 +129,7 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-# ---- a run -----------------------------------------------------------------------------------------
+# ---- a run -------------------------------------------------------------------------------
 
 
 def shares(experiment: Experiment, paths: Paths) -> list[Experiment]:
