@@ -92,8 +92,20 @@ def beyond_driver(rows: list[Row]) -> None:
             row["cpu_beyond_driver"] = row["cpu_per_million"] - driver[key]
 
 
+def stored_others(arguments: argparse.Namespace) -> list[Row]:
+    """The stored runs of what is not measured now; the others are kept as `replaced`."""
+    now = set(itertools.product(arguments.designs, arguments.cases, arguments.series))
+    document = json.loads(RESULTS.read_text())
+    others: list[Row] = []
+    arguments.replaced = document.get("replaced", [])
+    for row in document["runs"]:
+        again = (row["design"], row["case"], row["series"]) in now
+        (arguments.replaced if again else others).append(row)
+    return others
+
+
 def measure(arguments: argparse.Namespace, console: Console) -> None:
-    rows: list[Row] = []
+    rows = stored_others(arguments) if arguments.add else []
     for case, series, design in itertools.product(
         arguments.cases, arguments.series, arguments.designs
     ):
@@ -141,6 +153,7 @@ def write(arguments: argparse.Namespace, rows: list[Row]) -> None:
         "requests_least": arguments.requests,
         "load_average": os.getloadavg(),
         "runs": rows,
+        "replaced": arguments.replaced,
     }
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text(json.dumps(document, indent=1) + "\n")
@@ -164,6 +177,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="small sizes; writes nothing")
     parser.add_argument("--plots", action="store_true", help="draw the stored results anew")
+    parser.add_argument("--add", action="store_true", help="keep the stored runs of the others")
     parser.add_argument("--seconds", type=float, default=5.0, help="least length of a run")
     parser.add_argument("--requests", type=int, default=1_000_000, help="least size of a run")
     parser.add_argument("--rates", type=numbers, default=RATES, help="requests per second, a,b,c")
@@ -171,6 +185,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--cases", type=words(CASES), default=list(CASES))
     parser.add_argument("--series", type=words(SERIES), default=list(SERIES))
     parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.set_defaults(replaced=[])
     return parser.parse_args()
 
 

@@ -20,7 +20,7 @@ LEAD_NS = 1_000 * MS
 BEHIND_NS = 1_000 * MS
 """So far behind its schedule a run is stopped."""
 
-WINDOWS_NS = {"daemon": (20 * MS, 20 * MS)}
+WINDOWS_NS = {"daemon": (50 * MS, 50 * MS)}
 """How long before and after the deadline an advance may be sent with either outcome. In one
 process it is decided before; after, the order in which the design looks at both decides."""
 
