@@ -29,7 +29,7 @@ LINT      := $(CORE_C:%.c=build/lint/%.o) $(TESTS_C:%.c=build/lint/%.o) $(BENCH_
 .SECONDARY:
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: build/core.stamp ## make .venv, install the package in it, compile the C core
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from core_driver import DEFAULTS, DERIVED, Core, Entry, Fault
+from core_driver import DERIVED, Core, Entry, Fault, config_struct
 
+from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.store import core_config
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.arena import region_bytes
@@ -419,23 +422,35 @@ def test_migration_refuses_to_lose_a_session() -> None:
 
 HOT = ("hot", "free_slots", "wheel", "buckets", "chunks", "free_chunks")
 GROWING = (*HOT, "cold", "index", "blob_heap", "blob_map", "blobs")
+MEMORY_PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
 
 def test_bytes_per_timer(capsys: pytest.CaptureFixture[str]) -> None:
-    """Full at a million: 16-byte keys, 48-byte payloads, the default tick and fan-out."""
+    """Full at a million: 16-byte keys, 48-byte payloads, everything else by default."""
     timers = 1_000_000
-    core_config = {**DEFAULTS, "capacity": timers, "payload_bytes": timers * (16 + 48)}
-    core_config |= {"fanout": 64, "namespaces": 64, "topics": 1024, "sessions": 256}
-    sizes = region_bytes(core_config)
+    config = core_config(Config("full", capacity=timers, payload_bytes=timers * (16 + 48)))
+    sizes = region_bytes(config)
     hot = sum(sizes[name] for name in HOT) / timers
     growing = sum(sizes[name] for name in GROWING) / timers
+    fixed = {name: size for name, size in sizes.items() if name not in GROWING}
+    fixed["private"] = lib.pg_private_bytes(config_struct(**config))
+    table = [f"| {name} | {sizes[name] / timers:.2f} B |" for name in GROWING]
+    table += [f"| all that the wheel touches | {hot:.2f} B |"]
+    table += [f"| all that grows with the timers | {growing:.2f} B |"]
+    table += [f"| {name} | {size:,} B |" for name, size in fixed.items()]
     with capsys.disabled():
-        print()
-        for name in GROWING:
-            print(f"{name:>12} {sizes[name] / timers:8.3f} B a timer")
-        print(f"{'hot':>12} {hot:8.3f} B a timer, all that grows {growing:8.3f} B")
+        print("", *table, sep="\n")
     assert hot <= 41
     assert growing <= 132
+    page = MEMORY_PAGE.read_text()
+    assert [line for line in table if line not in page] == []
+
+
+def test_the_default_sizes_are_below_64_mib() -> None:
+    config = config_struct(**core_config(Config("default")))
+    mib = (lib.pg_arena_bytes(config) + lib.pg_private_bytes(config)) / 2**20
+    assert mib < 64
+    assert f"take {mib:.1f} MiB" in MEMORY_PAGE.read_text().replace("\n", " ")
 
 
 def test_a_million_timers_of_that_size_fit() -> None:

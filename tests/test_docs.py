@@ -1,9 +1,9 @@
 """The pages: every command and example in them runs, every link leads somewhere.
 
 Each ```python and ```sh block runs by itself, in a folder of its own, beside a daemon of
-each name that it uses (unless it starts one). What waits for notices gets some: timers that
-are due at once, in the topics that the block names. A block that would go on for ever is
-interrupted after its first line of output.
+each name that it uses (unless it starts one); so do the commands that a help text shows.
+What waits for notices gets some: timers that are due at once, in the topics that the block
+names. A block that would go on for ever is interrupted after its first line of output.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ _NAME = re.compile(r"(?:Client|Subscriber|\bPurgatory)\([\"']([a-z0-9-]+)|--name
 _NAMESPACE = re.compile(r"(?:namespace=|--namespace[ =]|-n )[\"']?([a-z0-9-]+)")
 _TOPIC = re.compile(r"(?:topics?=\[?|--topic[ =]|-t )[\"']?([a-z0-9-]+)")
 _SUBJECT = re.compile(r"[\"']([a-z0-9-]+)\\0([a-z0-9-]+)\\0")
+_EXAMPLE = re.compile(r"^ +(purgatoryd .+)$", re.MULTILINE)  # in a help text
 _HOST_DIRECTORY = "/run/purgatoryd"
 
 
@@ -68,6 +69,14 @@ def blocks(*languages: str) -> list[Block]:
         for match in _BLOCK.finditer(page.read_text())
         if match[1] in languages
     ]
+
+
+def commands() -> list[Block]:
+    """The blocks of commands, and the commands that help texts show."""
+    shown = (
+        block._replace(text="\n".join(_EXAMPLE.findall(block.text))) for block in blocks("text")
+    )
+    return blocks("sh") + [block for block in shown if block.text]
 
 
 def shell_script(text: str) -> str:
@@ -142,7 +151,7 @@ def test_python_runs(block: Block, daemon: StartDaemon, daemon_dir: Path, tmp_pa
     run_block(block, command, tmp_path, fed=waits, endless=endless)
 
 
-@pytest.mark.parametrize("block", blocks("sh"), ids=str)
+@pytest.mark.parametrize("block", commands(), ids=str)
 def test_commands_run(block: Block, daemon: StartDaemon, daemon_dir: Path, tmp_path: Path) -> None:
     for name in block.names if "purgatoryd run" not in block.text else ():
         daemon(name, "--capacity", "1000")
