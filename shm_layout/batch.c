@@ -771,7 +771,7 @@ static bool dispatch(struct pg_arena *a, struct request *q, struct sink *out,
     }
 }
 
-#define VISITS_PER_CALL 1024      /* watchers that one call looks at: well under a millisecond */
+#define VISITS_PER_CALL 1024      /* watchers that one call looks at: under a millisecond */
 
 int pg_handle(struct pg_arena *a, const void *message, uint64_t message_bytes, uint32_t uid,
               uint32_t pid, int64_t real_boot_ns, void *reply, uint64_t *reply_bytes,

@@ -54,6 +54,15 @@ uint64_t operation_granules(const struct pg_arena *a, uint32_t slot)
     return op->notice_blob == PG_NIL ? 0 : notice_granules(c->key_len, op->keys, c->payload_len);
 }
 
+/* ---- bounded work ------------------------------------------------------------------------ */
+
+#define KEYS_PER_VISIT 8          /* of one operation: cost as much as looking at another one */
+
+static void work_done(struct pg_arena *a, uint32_t visits)
+{
+    a->visits_left -= visits < a->visits_left ? visits : a->visits_left;
+}
+
 /* ---- conditions --------------------------------------------------------------------------- */
 
 static uint64_t gained(const struct pg_share *s, uint64_t level)
@@ -269,8 +278,9 @@ bool operation_may_end(struct pg_arena *a, uint32_t slot)
 bool operation_expire(struct pg_arena *a, uint32_t slot)
 {
     struct pg_operation *op = operation_at(a, slot);
-    if (!operation_may_end(a, slot))
+    if (a->visits_left == 0 || !operation_may_end(a, slot))
         return false;
+    work_done(a, op->keys / KEYS_PER_VISIT);
     const bool holds = condition_holds(a, op);
     a->metrics->already_true += holds;
     operation_close(a, slot, holds ? PG_CAUSE_SATISFIED : PG_CAUSE_EXPIRED, 0);
@@ -557,8 +567,9 @@ bool operations_watch(struct pg_arena *a, const struct watch *w, struct pg_resul
     int64_t deadline_ns;
     uint32_t slot = PG_NIL;
     unsigned status = PG_ST_TOO_FAR;
-    if (!notice_fits(a, w))
+    if (a->visits_left == 0 || !notice_fits(a, w))
         return false;
+    work_done(a, w->count / KEYS_PER_VISIT);
     const uint32_t id = key_find(a, &w->put.key, &at);
     if (id < a->slots.capacity) {
         answer(r, ctl_ticket(a->slots.hot[id].ctl), PG_ST_EXISTS, a->slots.hot[id].deadline_ns);
@@ -604,11 +615,19 @@ static int64_t reached(struct pg_arena *a, uint32_t x)
     return 1;
 }
 
-static bool visit_allowed(struct pg_arena *a, uint32_t x)
+/* Whether a visit goes to all keys of the watcher's operation; of an ALL only the last does. */
+static bool touches_all(const struct pg_arena *a, uint32_t x)
 {
-    if (a->visits_left == 0 || !operation_may_end(a, watch_at(a, x)->slot))
+    const struct pg_operation *op = operation_at(a, watch_at(a, x)->slot);
+    return op->condition != PG_C_ALL || op->unmet <= 1;
+}
+
+static bool visit_allowed(struct pg_arena *a, uint32_t x, bool all_keys)
+{
+    const uint32_t slot = watch_at(a, x)->slot;
+    if (a->visits_left == 0 || !operation_may_end(a, slot))
         return false;
-    a->visits_left--;
+    work_done(a, 1 + (all_keys ? operation_at(a, slot)->keys / KEYS_PER_VISIT : 0));
     a->metrics->visits++;
     return true;
 }
@@ -619,7 +638,7 @@ static bool walk(struct pg_arena *a, uint32_t row, struct pg_result *r)
 {
     const struct pg_watched *l = &a->levels[row];
     while (l->first != PG_NIL && watch_at(a, l->first)->target <= l->level) {
-        if (!visit_allowed(a, l->first))
+        if (!visit_allowed(a, l->first, touches_all(a, l->first)))
             return false;
         r->deadline_ns += reached(a, l->first);
     }
@@ -666,7 +685,7 @@ bool operations_fail(struct pg_arena *a, const struct key *key, uint32_t error,
     l->error = error;
     while (l->first != PG_NIL && watch_at(a, l->first)->target != MET) {
         const uint32_t slot = watch_at(a, l->first)->slot;
-        if (!visit_allowed(a, l->first))
+        if (!visit_allowed(a, l->first, true))
             return false;
         operation_end(a, slot, PG_CAUSE_FAILED, error);
         r->deadline_ns++;
@@ -714,7 +733,7 @@ void operations_cancel_for_key(struct pg_arena *a, const struct key *key, struct
     const struct pg_watched *l = &a->levels[row];
     while (l->first != PG_NIL) {
         const uint32_t slot = watch_at(a, l->first)->slot;
-        if (!visit_allowed(a, l->first) || !ended_key_write(a, slot, out)) {
+        if (!visit_allowed(a, l->first, true) || !ended_key_write(a, slot, out)) {
             r->ticket = PG_ST_MORE;
             return;
         }

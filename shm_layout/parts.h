@@ -37,7 +37,7 @@ struct pg_arena {
     struct pg_watched *levels;
     struct key_index level_index;
     uint32_t watch_rows, level_rows;
-    uint32_t visits_left;         /* of the running call */
+    uint32_t visits_left;         /* of the running call; eight keys of one operation are one */
     bool inbox_news;              /* some session has something unsent */
     uint32_t rows[PG_WATCH_KEYS_MAX];     /* of the watch being armed */
     uint16_t seen[4 * PG_WATCH_KEYS_MAX]; /* hash set over rows[] */
@@ -200,7 +200,8 @@ bool operation_may_end(struct pg_arena *a, uint32_t slot);
 void operation_answered_no(struct pg_arena *a, uint32_t slot);
 /* Ends an armed operation that is linked in the wheel. */
 void operation_end(struct pg_arena *a, uint32_t slot, enum pg_cause cause, uint32_t error);
-/* From the wheel: looks once more, then ends. False: the outbox has no room now. */
+/* From the wheel: looks once more, then ends. False: the outbox has no room now, or the work
+ * of this call is used up. */
 bool operation_expire(struct pg_arena *a, uint32_t slot);
 /* Each adds what it ended to result->deadline_ns and returns false when the visits of this
  * call are used up; the same call again continues. */

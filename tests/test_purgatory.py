@@ -81,6 +81,52 @@ def test_many_operations_leave_nothing_behind() -> None:
     assert left == counts
 
 
+ENDS = {
+    Cause.SATISFIED: lambda k: pd.advance(k, 9),
+    Cause.FAILED: lambda k: pd.fail(k, 7),
+    Cause.CANCELLED: pd.cancel_for_key,
+    Cause.EXPIRED: pd.clear,
+}
+
+
+def churn(core: Purgatory, owner: Owner, turn: int) -> int:
+    """Operations with every condition, and with a long key, meet every end; their levels are
+    forgotten in one turn and outlive their time in the next. Returns how many there were."""
+    keys = [b"%d-%d" % (turn, n) for n in range(192)]
+    long = [k + b"-long" * 10 for k in keys]
+    for n, key in enumerate(keys):
+        condition, targets = [ALL, ANY, SUM, CLIENT][n % 4], [2**60, 1, 1] * (n % 4 != 3)
+        own = [Key(k, t, 5) for k, t in zip((b"t", key, long[n]), targets or [0] * 3, strict=True)]
+        owner.send(pd.watch(key, condition, own, MS, threshold=4, notice=True))
+    owner.send(*(ENDS[Cause(n // 48 + 1)](key) for n, key in enumerate(keys)))
+    while core.advance(core.now_ns + MS):
+        core.publish_all()
+    mail = owner.mail()
+    owner.ack(*(m.ack() for m in mail if m.cause))
+    if turn % 2:
+        owner.send(*(pd.forget(k) for k in [*keys, *long, b"t"]))
+    else:
+        core.advance(core.now_ns + 2 * core.config["level_ttl_ns"])
+        core.sweep()
+    core.publish_all()
+    return sum(m.cause != 0 for m in mail)
+
+
+def test_every_condition_and_end_gives_all_back() -> None:
+    core = Purgatory(**BIG)
+    owner, counts = Owner(core), core.counts()
+    assert sum(churn(core, owner, turn) for turn in range(10)) == 1920
+    for _ in range(lib.PG_WINDOW):
+        owner.send(pd.clear(b"t"))  # whose replies hold no ended keys
+    core.check()
+    ends = ("satisfied", "expired", "failed", "ended")
+    assert all(getattr(core.metrics, end) for end in ends)
+    left = core.counts()
+    left["bytes"] -= core.header.outbox_bytes
+    left["granules"] -= core.header.outbox_bytes // lib.PG_GRANULE
+    assert left == counts
+
+
 # ---- visits --------------------------------------------------------------------------------
 
 
@@ -186,6 +232,38 @@ def test_a_crash_in_the_middle_changes_no_outcome(
     mail = drained(owner)
     assert len({m.key for m in mail}) == len(mail) == 3000
     assert core.metrics.outcomes == 0
+
+
+KEYS_PER_VISIT = 8
+"""Of one operation: they cost as much as another operation."""
+
+
+@pytest.mark.parametrize("end", ["advance", "expiry"])
+def test_many_keys_count_as_work(end: str) -> None:
+    """128 operations with 512 keys each are neither armed nor ended in one call."""
+    core = Purgatory(
+        capacity=256, watches=1 << 16, levels=1024, payload_bytes=1 << 20, inbox_max=1000
+    )
+    owner, most = Owner(core), VISITS * KEYS_PER_VISIT // 512
+    keys = [Key(b"%d" % n, 2) for n in range(512)]
+    message = owner.message([pd.watch(b"%d" % n, ANY, keys, MS) for n in range(128)])
+    for _ in range(128 // most - 1):
+        assert step(core, message) is None
+    reply = owner.reply(core.send(message))
+    assert statuses(reply.answers) == [Status.ADDED] * 128
+    assert len({a.ticket for a in reply.answers}) == core.metrics.operations == 128
+    if end == "advance":
+        message = owner.message([pd.advance(b"0", 2)])
+        assert step(core, message) is None
+        assert 128 - most <= core.metrics.operations < 128
+        assert owner.reply(core.send(message)).answers[0].ended == 128
+    else:
+        assert core.advance(2 * MS, budget=VISITS)
+        assert core.metrics.operations == 128 - most
+        while core.advance(2 * MS, budget=VISITS):
+            core.check()
+    assert len({m.key for m in drained(owner)}) == 128
+    assert core.pool.free_watches == 1 << 16
 
 
 def test_a_failure_goes_on_where_it_stopped(crowd: tuple[Purgatory, Owner, Owner]) -> None:
