@@ -437,7 +437,7 @@ class AsyncSubscriber:
 
     async def close(self) -> None:
         """Ends the subscription."""
-        if self._inbox is not None:
+        if self._inbox is not None and self._inbox.open:
             for socket in (self._inbox.socket, self._inbox.monitor):
                 self._loop.remove_reader(int(socket.get(zmq.FD)))
             self._inbox.close()

@@ -79,9 +79,14 @@ class Inbox:
             return STUCK_S
         return max(self._check_s - time.monotonic(), 0.0)
 
+    @property
+    def open(self) -> bool:
+        """True until it is closed, in the process that made it."""
+        return self._life.mine and not self._life.closed
+
     def close(self) -> None:
         """Closes socket and arena."""
-        if not self._life.closed and self._life.mine:
+        if self.open:
             self._life.closed = True
             self._stream.close()
             self._close_sockets()

@@ -99,7 +99,7 @@ class InvalidPayload(InvalidArgument):
     limit: int
 
     def __str__(self) -> str:
-        return f"payload {self.reason}: it has {self.length} bytes, allowed are {self.limit}"
+        return f"payload {self.reason}: it has {self.length} bytes, allowed are up to {self.limit}"
 
 
 @dataclass(eq=False)

@@ -637,6 +637,19 @@ def test_a_closed_client_says_so(real: Daemon) -> None:
             use()
 
 
+def test_a_closed_async_client_says_so(real: Daemon) -> None:
+    async def scenario() -> None:
+        async with AsyncClient("demo") as client, AsyncSubscriber("demo") as subscriber:
+            await client.close()
+            await subscriber.close()
+        with pytest.raises(Closed):
+            await client.add("k", 1)
+        with pytest.raises(Closed):
+            await subscriber.get()
+
+    asyncio.run(scenario())
+
+
 def in_child(use: Callable[[], object]) -> str:
     """The name of the error that `use` raises in a forked child."""
     reading, writing = os.pipe()
