@@ -26,7 +26,6 @@ from purgatoryd.shm_layout.layout import KeyType, Message, Op, WireError
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 U64 = st.integers(0, 2**64 - 1)
-I64 = st.integers(-(2**63), 2**63 - 1)
 SHORT_TEXT = TEXT.filter(lambda text: 0 < len(text.encode()) <= 255)
 KEYS = st.one_of(SHORT_TEXT, st.binary(min_size=1, max_size=255), st.uuids())
 

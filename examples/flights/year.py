@@ -28,7 +28,6 @@ from purgatoryd.clients import Admin, CancelResult, Client, Handle
 NAME = "year"
 PATIENCE_S = 60.0
 QUEUE_LIMIT = 4096  # calls: a client that is interrupted still sends what it has queued
-DAY_NS = 24 * 3600 * NS_PER_S
 
 
 @dataclass
