@@ -159,7 +159,9 @@ class Session:
     def acknowledge(self, acks: list[tuple[int, int, int]]) -> None:
         """Queues an ACK of (ticket, version, slot); a lost one is asked for again."""
         if self.state is State.OPEN:
-            self._outgoing.append(Letter(wire.encode_acks(self.id, acks)))
+            for first in range(0, len(acks), layout.BATCH_RECORDS):
+                some = acks[first : first + layout.BATCH_RECORDS]
+                self._outgoing.append(Letter(wire.encode_acks(self.id, some)))
 
     def call(self) -> None:
         """Tells the daemon where the owner of this session is to be reached."""

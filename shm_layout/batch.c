@@ -722,6 +722,8 @@ static bool handle_ack(struct pg_arena *a, struct request *q, struct refusal *wh
     const uint64_t bytes = q->frame.count * (uint64_t)sizeof(struct pg_ack);
     if (!session_of(a, q, &s, why))
         return false;
+    if (q->frame.count > PG_BATCH_RECORDS)
+        return refused(why, PG_ERR_TOO_LARGE, PG_BATCH_RECORDS, q->frame.count);
     if (q->len != sizeof q->frame + bytes)
         return refused(why, PG_ERR_MALFORMED, q->len, sizeof q->frame + bytes);
     for (uint32_t i = 0; i < q->frame.count; i++) {

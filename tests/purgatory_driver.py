@@ -368,8 +368,10 @@ class Owner:
         return Reply(answers, split_ended(reply.body[at:]), data)
 
     def ack(self, *acks: bytes) -> None:
-        frame = wire.encode_frame(lib.PG_M_ACK, self.id, count=len(acks))
-        assert self.core.send(frame + b"".join(acks)) == b""
+        for first in range(0, len(acks), lib.PG_BATCH_RECORDS):
+            some = acks[first : first + lib.PG_BATCH_RECORDS]
+            frame = wire.encode_frame(lib.PG_M_ACK, self.id, count=len(some))
+            assert self.core.send(frame + b"".join(some)) == b""
 
     def mail(self) -> list[Mail]:
         return self.core.mail().get(self.id, [])

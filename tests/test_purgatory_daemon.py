@@ -971,6 +971,8 @@ def test_malformed_acknowledgements(raw: Raw, stats: Callable[[str], int]) -> No
     for broken in (ack[:-1], ack + b"x", ack[:64], ack + ack[64:]):
         raw.send(broken)
         assert raw.receive(Message.ACK).error == WireError.MALFORMED
+    raw.send(wire.encode_acks(raw.session, [(outcome.ticket, 0, outcome.slot)] * 1025))
+    assert raw.receive(Message.ACK).error == WireError.TOO_LARGE
     assert stats("outcomes") == 1
     wrong = [
         (outcome.ticket + 1, 0, outcome.slot),

@@ -326,3 +326,14 @@ def test_bye_closes(model: ModelDaemon) -> None:
     exchange(client, model)
     assert client.state is State.CLOSED
     assert not model.sessions
+
+
+def test_acknowledgements_come_in_messages_of_the_size_that_is_allowed(model: ModelDaemon) -> None:
+    client = Session()
+    exchange(client, model)
+    client.acknowledge([(ticket, 0, 0) for ticket in range(1, 2501)])
+    counts = []
+    while frame := client.frame():
+        counts.append(wire.decode_reply(frame).records)
+        client.sent()
+    assert counts == [1024, 1024, 452]
