@@ -282,7 +282,8 @@ class DaemonUnreachable(DaemonError, ConnectionError):
     in_doubt: int = 0
 
     def __str__(self) -> str:
-        text = f"no daemon {self.name!r} answered at {self.endpoint} within {self.waited_s:.3g} s"
+        text = f"no daemon {self.name!r} answered at {self.endpoint}"
+        text += f" within {self.waited_s:.3g} s" if self.waited_s else ""
         return text + (f"; {self.in_doubt} calls are in doubt" if self.in_doubt else "")
 
 
