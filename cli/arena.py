@@ -79,7 +79,7 @@ def info_text(info: Info, due_in_ns: int) -> str:
     """A timer for people, on one line."""
     place = f"{info.namespace}/{info.topic}"
     due = units.format_duration(due_in_ns)
-    return f"in {due:<9} {place:<24} {key_text(info.key):<32} {len(info.payload)} bytes"
+    return f"in {due:<9} {place:<24} {key_text(info.key):<36} {len(info.payload)} bytes"
 
 
 @click.command("list", cls=Command)

@@ -34,7 +34,7 @@ def notice_record(notice: Notice) -> dict[str, Any]:
         "cause": notice.cause.name,
         "deadline_boot_ns": notice.deadline_boot_ns,
         "fired_boot_ns": notice.fired_boot_ns,
-        "fired_at": notice.fired_at.isoformat(),
+        "fired_at": units.format_moment(notice.fired_at),
         "lateness_ns": notice.lateness_ns,
         **payload_record(notice.payload),
     }
@@ -44,7 +44,7 @@ def notice_text(notice: Notice) -> str:
     """A notice for people, on one line."""
     late = units.format_duration(notice.lateness_ns)
     payload = notice.payload.decode(errors="backslashreplace")
-    head = f"{notice.fired_at.isoformat()} {notice.topic} #{notice.seq}"
+    head = f"{units.format_moment(notice.fired_at)} {notice.topic} #{notice.seq}"
     return f"{head} {notice.cause.name.lower()} {key_text(notice.key)} ({late} late) {payload}"
 
 

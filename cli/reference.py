@@ -45,7 +45,10 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def _help(command: click.Command, title: str) -> str:
-    with click.Context(command, info_name=title, terminal_width=90, max_content_width=90) as ctx:
+    names = app.context_settings["help_option_names"]
+    with click.Context(
+        command, info_name=title, terminal_width=90, max_content_width=90, help_option_names=names
+    ) as ctx:
         return f"## {title}\n\n```text\n{command.get_help(ctx)}\n```\n"
 
 

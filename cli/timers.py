@@ -38,7 +38,7 @@ def timer_record(timer: TimerInfo) -> dict[str, Any]:
         **payload_record(timer.payload),
     }
     if timer.deadline_at:
-        record["deadline_at"] = timer.deadline_at.isoformat()
+        record["deadline_at"] = units.format_moment(timer.deadline_at)
     return record
 
 
@@ -89,6 +89,8 @@ def add_command(
 
     if (delay is None) == (deadline is None):
         raise click.UsageError("Give either --delay or --deadline.")
+    if payload and payload_file:
+        raise click.UsageError("Give either --payload or --payload-file.")
     content = payload_file.read() if payload_file else payload.encode()
     with Client(name, namespace=namespace, timeout=timeout) as client:
         timer = client.add(

@@ -90,9 +90,14 @@ class Moment(Instant):
         return moment
 
 
+def format_moment(moment: datetime) -> str:
+    """ISO 8601 in UTC, microseconds, of an aware datetime."""
+    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
 def format_wall(ns: int) -> str:
-    """ISO 8601 in UTC, microseconds, of nanoseconds since 1970."""
-    return (_EPOCH + timedelta(microseconds=ns // 1_000)).isoformat().replace("+00:00", "Z")
+    """The same of nanoseconds since 1970."""
+    return format_moment(_EPOCH + timedelta(microseconds=ns // 1_000))
 
 
 def format_duration(ns: int) -> str:

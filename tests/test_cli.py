@@ -146,6 +146,7 @@ def test_refusals_keep_their_figures(demo: Daemon) -> None:
     ("args", "said"),
     [
         (["add", "k"], "Give either --delay or --deadline"),
+        (["add", "k", "--delay", "1h", "-p", "x", "--payload-file", "-"], "--payload-file"),
         (["add", "k", "--delay", "1h", "--payload", "x" * 65537], "65537 bytes"),
         (["add", "k" * 256, "--delay", "1h"], "256 bytes"),
         (["add", "zz", "--delay", "1h", "--key-type", "hex"], "is not a hex key"),

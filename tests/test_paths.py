@@ -104,6 +104,7 @@ def test_no_daemon_names_every_directory(host: Path, shared: Path, tmp_path: Pat
 def test_arena_of_a_daemon_that_is_gone(
     host: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(segment, "exists", lambda name: False)
     with pytest.raises(DaemonUnreachable):
         arena_paths("demo", {})
     left = paths_in(shared, "demo").arena
