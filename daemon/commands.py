@@ -17,7 +17,7 @@ from purgatoryd.daemon.lanes import Lanes, Message
 from purgatoryd.shm_layout.arena import Arena, Handled
 
 PER_TURN = 16
-PUSHES_PER_TURN = 64
+PUSHES_PER_TURN = 8
 TOLD_BYTES_MAX = 16 * 2**20
 """What may be under way to an owner that is not heard of; more is sent again later."""
 ROW = 0xFFFF  # of a session's id

@@ -330,7 +330,8 @@ struct pg_operation {
     uint64_t threshold;           /* SUM */
     int64_t  armed_ns;
     int64_t  ended_ns;
-    uint64_t version;             /* CLIENT: of the last CHECK */
+    uint64_t version;             /* CLIENT: of the last CHECK; upper half from the ticket, so that
+                                     a late answer is never for the key's next operation */
     uint32_t first_watch;
     uint32_t notice_blob;         /* key, verdict, payload for the topic; PG_NIL = not asked for */
     uint32_t inbox_next, inbox_previous; /* derived: slots */

@@ -466,11 +466,13 @@ static uint32_t operation_write(struct pg_arena *a, const struct watch *w, int64
 {
     const uint32_t slot = slots_take(&a->slots);
     const uint64_t ticket = a->header->next_ticket;
+    struct pg_operation *op = (struct pg_operation *)blob_at(&a->blobs, blob);
     struct pg_hot *h = &a->slots.hot[slot];
 
     STORE_RELEASE(&a->header->next_ticket, ticket + 1);
     blob_fill(a, w, blob, notice);
-    watches_write(a, w, slot, (struct pg_operation *)blob_at(&a->blobs, blob));
+    op->version = ticket << 32;
+    watches_write(a, w, slot, op);
     a->slots.cold[slot] = (struct pg_cold){
         .blob = blob, .payload_len = w->put.payload_len, .key_len = w->put.key.len,
         .key_type = w->put.key.type, .ext_len = (uint16_t)ext_bytes(w->condition, w->count)};

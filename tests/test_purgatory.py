@@ -16,6 +16,7 @@ from purgatoryd.shm_layout.errors import MessageRefused
 from purgatoryd.shm_layout.layout import Cause, Message, Status, WireError, size_of
 
 MS = 1_000_000
+LOW = 2**32 - 1  # of a version: the number of the CHECK
 BIG = {
     "capacity": 4096,
     "watches": 8192,
@@ -337,7 +338,7 @@ def test_a_client_condition_is_asked_again_after_a_rebuild_without_room() -> Non
         pd.advance(b"k", 1),
     )
     core.rebuild(core.now_ns)
-    assert [m.version for m in owner.mail() if m.key == b"client"] == [2]
+    assert [m.version & LOW for m in owner.mail() if m.key == b"client"] == [2]
 
 
 def test_a_full_outbox_holds_commands_back() -> None:
@@ -640,7 +641,7 @@ def test_levels_stay_for_their_time_to_live_across_a_restart() -> None:
 
 
 def checks(owner: Owner) -> list[tuple[int, int]]:
-    return [(m.cause, m.version) for m in owner.mail()]
+    return [(m.cause, m.version & LOW) for m in owner.mail()]
 
 
 def test_a_check_is_repeated_when_a_level_moved() -> None:
@@ -648,7 +649,7 @@ def test_a_check_is_repeated_when_a_level_moved() -> None:
     owner = Owner(core)
     owner.send(pd.watch(b"x", CLIENT, [Key(b"a", 0), Key(b"b", 0)]))
     first = owner.mail()[0]
-    assert (first.cause, first.version) == (0, 1)
+    assert (first.cause, first.version & LOW) == (0, 1)
     assert checks(owner) == []
     owner.send(pd.advance(b"a", 1), pd.advance(b"b", 5), pd.advance(b"a", 2))
     assert checks(owner) == []
@@ -658,17 +659,32 @@ def test_a_check_is_repeated_when_a_level_moved() -> None:
     owner.ack(first.ack())
     assert checks(owner) == [(0, 2)]
     owner.ack(first.ack())
-    assert owner.send(pd.complete(b"x", 1))[0].ended == 0
-    assert owner.send(pd.complete(b"x", 2))[0].ended == 1
+    assert owner.send(pd.complete(b"x", first.version))[0].ended == 0
+    assert owner.send(pd.complete(b"x", first.version + 1))[0].ended == 1
     assert causes(owner.mail()) == [Cause.SATISFIED]
+
+
+def test_a_late_yes_ends_nobody_elses_wait() -> None:
+    """The key is another operation's by now, whose first question was the same."""
+    core = Purgatory()
+    owner = Owner(core)
+    owner.send(pd.watch(b"c", CLIENT, [Key(b"k", 0)], MS))
+    (asked,) = owner.mail()
+    core.advance(2 * MS)
+    assert causes(drained(owner)) == [Cause.EXPIRED]
+    owner.send(pd.watch(b"c", CLIENT, [Key(b"k", 0)]))
+    assert owner.send(pd.complete(b"c", asked.version))[0].ended == 0
+    (again,) = owner.mail()
+    assert owner.send(pd.complete(b"c", again.version))[0].ended == 1
 
 
 def test_only_the_owner_completes() -> None:
     core = Purgatory()
     owner, other = Owner(core, 1), Owner(core, 2)
     owner.send(pd.watch(b"x", CLIENT, [Key(b"a", 0)]))
-    assert other.send(pd.complete(b"x", 1))[0].status == Status.UNKNOWN
-    assert owner.send(pd.complete(b"x", 1))[0].ended == 1
+    (asked,) = owner.mail()
+    assert other.send(pd.complete(b"x", asked.version))[0].status == Status.UNKNOWN
+    assert owner.send(pd.complete(b"x", asked.version))[0].ended == 1
 
 
 def test_an_answer_of_no_waits_for_the_next_level() -> None:

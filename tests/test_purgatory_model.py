@@ -220,6 +220,7 @@ class Model:
                 for k in op.keys
             ]
         self.next_ticket += 1
+        op.version = op.ticket << 32
         self.armed[op.key] = op
         self.settle(op)
         return Answer(lib.PG_ST_ADDED, op.deadline_ns, op.ticket)
