@@ -78,9 +78,10 @@ $(VENV)/tools.stamp: $(VENV)/bin/python
 	@touch $@
 
 # An editable install does not notice changed C, so compiling is a step of its own. The
-# locks are for two terminals that build at once.
+# locks are for two terminals that build at once. The warning about editable installs is
+# for folders named as the package; there is none.
 $(VENV)/install.stamp: pyproject.toml setup.py $(VENV)/tools.stamp
-	$(STRICT_BUILD) flock build/lock \
+	$(STRICT_BUILD) PYTHONWARNINGS=ignore flock build/lock \
 		$(BIN)/pip install --quiet --no-build-isolation --editable ".[demo]" --group dev
 	@touch $@
 

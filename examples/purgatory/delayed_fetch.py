@@ -29,7 +29,7 @@ from pathlib import Path
 
 from purgatoryd.clients import Operation, Purgatory, SumOf
 
-NAMESPACE = "broker"
+NAMESPACE = "fetch"
 PARTITIONS = ("clicks-0", "clicks-1")
 MIN_BYTES = 1000
 CAP_BYTES = 600

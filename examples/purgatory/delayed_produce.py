@@ -27,7 +27,7 @@ from collections.abc import Iterable
 
 from purgatoryd.clients import AllOf, Operation, Purgatory
 
-NAMESPACE = "broker"
+NAMESPACE = "produce"
 NOT_LEADER = 6
 REPLICAS = ("follower-1", "follower-2")
 PATIENT_S = 10.0
