@@ -23,6 +23,8 @@ INBOX_AGAIN_NS = BEAT_NS
 SWEEP_PER_BEAT = 65_536
 ADMIN_PER_TURN = 4
 WINDOWS_PER_TURN = 8
+MOMENTS_PER_TURN = 16
+"""Moves of a virtual clock that batches ask for."""
 STEPS_PER_TURN = 256
 
 
@@ -62,15 +64,20 @@ class Reaper:
         """True = there is more to do at once."""
         self._turns += 1
         real_ns = boot_ns()
-        due = self._advance(real_ns)
-        unsent = self._publish()
-        if not due and not unsent:
-            self._arrived()
+        left = self._fire(real_ns)
         busy = self._serve_admin() | self._serve_commands() | self._commands.push()
         self._lanes.forget_subscriptions()
         if real_ns >= self._next_beat_ns:
             self._beat(real_ns)
-        return due or unsent or busy
+        return left or busy
+
+    def _fire(self, real_ns: int) -> bool:
+        """Fires what is due and hands it over. True = some is left."""
+        due = self._advance(real_ns)
+        unsent = self._publish()
+        if not due and not unsent:
+            self._arrived()
+        return due or unsent
 
     def _advance(self, real_ns: int) -> bool:
         if isinstance(self._clock, VirtualClock):
@@ -114,11 +121,16 @@ class Reaper:
     # ---- the lanes ----
 
     def _serve_commands(self) -> bool:
-        if self._target_ns is not None:
-            return True
-        busy = self._commands.serve()
-        self._target_ns = self._commands.waits_for_ns
-        return busy
+        """Batches for later virtual times follow one another within a turn."""
+        for _ in range(MOMENTS_PER_TURN):
+            if self._target_ns is not None:
+                return True
+            busy = self._commands.serve()
+            self._target_ns = self._commands.waits_for_ns
+            if self._target_ns is None:
+                return busy
+            self._fire(boot_ns())
+        return True
 
     def _serve_admin(self) -> bool:
         for _ in range(ADMIN_PER_TURN):
