@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -16,4 +17,15 @@ def test_the_core_benchmark_runs_and_writes_nothing() -> None:
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert all(name in run.stdout for name in ("wheel", "heap", "linked", "asyncio", "sched"))
+    assert results.stat().st_mtime_ns == before
+
+
+def test_the_benchmark_of_watchers_runs_and_writes_nothing() -> None:
+    results = ROOT / "benchmarks" / "results" / "watchers.json"
+    before = results.stat().st_mtime_ns
+    command = [sys.executable, str(ROOT / "benchmarks" / "bench_watchers.py"), "--dry"]
+    small = ["--watchers", "500", "--seconds", "0.1", "--repeats", "1"]
+    run = subprocess.run([*command, *small], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert set(json.loads(run.stdout)) == {"all", "sum"}
     assert results.stat().st_mtime_ns == before

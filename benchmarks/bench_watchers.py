@@ -1,0 +1,257 @@
+"""Measures one watch key with a crowd of watchers, in a real daemon.
+
+Two questions: what advances that satisfy nobody cost the daemon, and how long the one that
+satisfies everybody delays another client's adds. Daemon, owner of the crowd and prober are
+processes of their own. Daemon and prober run at real-time priority if they may, so that what
+else the machine does is not measured; the same probe without the advance stands beside, for
+what remains of it. Writes benchmarks/results/watchers.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import posix_ipc
+from bench_purgatory import machine
+from purgatory.through import cpu_seconds
+
+from purgatoryd.clients import AllOf, Client, Purgatory, SumOf
+from purgatoryd.shm_layout.arena import Reader
+from purgatoryd.shm_layout.paths import paths_in
+
+RESULTS = Path(__file__).resolve().parent / "results" / "watchers.json"
+NAME = "bench"
+HOUR_S = 3600.0
+CHUNK = 100
+"""Advances of one batch: at 10,000 advances a second one batch every 10 ms."""
+FAR = 10**12
+REACHED = 2 * FAR
+PATIENCE_S = 60.0
+PROBE_GAP_S = 0.0002
+PROBER, DAEMON = 2, 1  # real-time priorities
+
+
+# ---- the owner of the crowd, a process of its own -----------------------------------------
+
+
+def condition(kind: str, n: int) -> AllOf | SumOf:
+    """Of the n-th watcher; targets rise, so that their order is not that of one level."""
+    if kind == "all":
+        return AllOf({"hot": FAR + n})
+    return SumOf({"hot": 0, "cold": 0}, at_least=FAR + n)
+
+
+def own(kind: str, watchers: int) -> None:
+    """Arms the crowd, says so, and reads its ends until there are no more."""
+    with Purgatory(NAME, timeout=PATIENCE_S) as p:
+        rows = ((b"%d" % n, condition(kind, n), HOUR_S) for n in range(watchers))
+        operations = p.watch_many(rows)
+        print("armed", flush=True)
+        causes = {operation.result(PATIENCE_S).cause for operation in operations}
+        print(*causes, flush=True)
+
+
+@contextmanager
+def crowd(kind: str, watchers: int) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, __file__, "--own", kind, "--watchers", str(watchers)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    if process.stdout.readline() != "armed\n":
+        raise SystemExit("the crowd was not armed")
+    yield process
+    if process.stdout.readline() != "satisfied\n" or process.wait(PATIENCE_S) != 0:
+        raise SystemExit("the crowd did not end as it should")
+
+
+# ---- the daemon ---------------------------------------------------------------------------
+
+
+@contextmanager
+def daemon(watchers: int) -> Iterator[int]:
+    """A daemon in a directory of its own; its process id."""
+    with tempfile.TemporaryDirectory() as directory:
+        os.environ["PURGATORYD_DIR"] = directory
+        room = str(2 * watchers + 65_536)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "purgatoryd.cli", "run", "--name", NAME, "--capacity", room,
+             "--watches", room, "--inbox", str(watchers)],
+            stdout=subprocess.PIPE,
+        )  # fmt: skip
+        paths = paths_in(Path(directory), NAME)
+        assert process.stdout is not None
+        try:
+            if not process.stdout.readline().startswith(b"ready"):
+                raise SystemExit("the daemon did not start")
+            yield process.pid
+        finally:
+            process.terminate()
+            process.wait(PATIENCE_S)
+            for segment in (paths.arena, paths.private):
+                with suppress(posix_ipc.ExistentialError):
+                    posix_ipc.unlink_shared_memory(segment)
+
+
+@contextmanager
+def urgent(pid: int, priority: int) -> Iterator[None]:
+    """Threads that the process starts meanwhile are urgent too."""
+
+    def schedule(policy: int, priority: int) -> None:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setscheduler(int(task.name), policy, os.sched_param(priority))
+
+    with suppress(PermissionError):
+        schedule(os.SCHED_FIFO, priority)
+    yield
+    schedule(os.SCHED_OTHER, 0)
+
+
+# ---- advances that satisfy nobody ---------------------------------------------------------
+
+
+def cpu_of_advances(pid: int, rate: int, seconds: float, levels: Iterator[int]) -> dict[str, float]:
+    """Shares of a core that the daemon takes: for the advances, and for as long without any."""
+    before_s = cpu_seconds(pid)
+    time.sleep(seconds)
+    idle = (cpu_seconds(pid) - before_s) / seconds
+    with Purgatory(NAME) as p:
+        before_s, start_s = cpu_seconds(pid), time.monotonic()
+        for n in range(int(rate * seconds) // CHUNK):
+            ended = p.advance_many([("hot", next(levels)) for _ in range(CHUNK)])
+            if any(ended):
+                raise SystemExit("an advance that should reach nobody did")
+            time.sleep(max(0.0, start_s + (n + 1) * CHUNK / rate - time.monotonic()))
+        took_s = time.monotonic() - start_s
+        busy = (cpu_seconds(pid) - before_s) / took_s
+    return {"rate": rate * seconds / took_s, "core": busy, "core_idle": idle}
+
+
+# ---- an advance that satisfies all --------------------------------------------------------
+
+
+def probe(client: Client, until: Callable[[], bool]) -> list[float]:
+    """Round trips of single adds, in ms, until the fact holds."""
+    took_ms = []
+    for n in count():
+        start_s = time.monotonic()
+        client.add(b"probe", HOUR_S, mode="replace")
+        took_ms.append((time.monotonic() - start_s) * 1e3)
+        if n % 64 == 63 and until():
+            return took_ms
+        time.sleep(PROBE_GAP_S)
+    raise AssertionError
+
+
+def figures(took_ms: list[float]) -> dict[str, float]:
+    ordered = sorted(took_ms)
+    return {
+        "adds": len(ordered), "p50_ms": ordered[len(ordered) // 2],
+        "p99_ms": ordered[len(ordered) * 99 // 100], "max_ms": ordered[-1],
+    }  # fmt: skip
+
+
+def delay_of_adds(pid: int, reader: Reader, watchers: int) -> dict[str, Any]:
+    """While everybody is satisfied, told, and acknowledged; and as long with nothing to do."""
+    trigger = [sys.executable, "-c",
+               "import sys; from purgatoryd.clients import Purgatory\n"
+               f"with Purgatory({NAME!r}, timeout={PATIENCE_S}) as p:\n"
+               " sys.stdin.readline()\n"
+               f" print(p.advance('cold', {REACHED}) + p.advance('hot', {REACHED}))"]  # fmt: skip
+    process = subprocess.Popen(trigger, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    with (
+        urgent(pid, DAEMON),
+        urgent(os.getpid(), PROBER),
+        Client(NAME, timeout=PATIENCE_S) as client,
+    ):
+        realtime = os.sched_getscheduler(pid) == os.SCHED_FIFO
+        probe(client, lambda: True)
+        start_s = time.monotonic()
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        storm = probe(
+            client, lambda: reader.stats()["operations"] == reader.stats()["outcomes"] == 0
+        )
+        storm_s = time.monotonic() - start_s
+        said, _ = process.communicate(timeout=PATIENCE_S)
+        if int(said) != watchers:
+            raise SystemExit(f"the advance ended {said.strip()} of {watchers}")
+        time.sleep(1.0)  # the owner's process ends
+        end_s = time.monotonic() + storm_s
+        calm = probe(client, lambda: time.monotonic() >= end_s)
+    return {
+        "realtime": realtime, "seconds": storm_s, "storm": figures(storm), "calm": figures(calm),
+    }  # fmt: skip
+
+
+# ---- all of it ----------------------------------------------------------------------------
+
+
+def one_crowd(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    with daemon(arguments.watchers) as pid:
+        reader = Reader.attach(paths_in(Path(os.environ["PURGATORYD_DIR"]), NAME))
+        with crowd(kind, arguments.watchers):
+            cpu = cpu_of_advances(pid, arguments.rate, arguments.seconds, count(1))
+            delay = delay_of_adds(pid, reader, arguments.watchers)
+        reader.close()
+    return {"condition": kind, "cpu": cpu, **delay}
+
+
+def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for kind in ("all", "sum"):
+        of_kind = [run for run in runs if run["condition"] == kind]
+        found[kind] = {
+            "core": median(run["cpu"]["core"] for run in of_kind),
+            **{
+                f"{when}_{name}": median(run[when][name] for run in of_kind)
+                for when in ("storm", "calm")
+                for name in ("p50_ms", "p99_ms", "max_ms")
+            },
+        }
+    return found
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--watchers", type=int, default=100_000)
+    parser.add_argument("--rate", type=int, default=10_000, help="advances per second")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of advances")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--dry", action="store_true", help="print only, write nothing")
+    parser.add_argument("--own", choices=("all", "sum"), help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse()
+    if arguments.own:
+        own(arguments.own, arguments.watchers)
+        return
+    runs = [one_crowd(kind, arguments) for _ in range(arguments.repeats) for kind in ("all", "sum")]
+    document = {
+        "machine": machine(),
+        "command": f"python benchmarks/bench_watchers.py --watchers {arguments.watchers} --rate"
+        f" {arguments.rate} --seconds {arguments.seconds} --repeats {arguments.repeats}",
+        "load_average": os.getloadavg(),
+        "medians": summary(runs),
+        "runs": runs,
+    }
+    print(json.dumps(document["medians"], indent=1))
+    if not arguments.dry:
+        RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
