@@ -17,6 +17,7 @@ from purgatoryd.cli.options import (
     namespace_option,
     payload_record,
     timeout_option,
+    visible,
 )
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ def notice_record(notice: Notice) -> dict[str, Any]:
 def notice_text(notice: Notice) -> str:
     """A notice for people, on one line."""
     late = units.format_duration(notice.lateness_ns)
-    payload = notice.payload.decode(errors="backslashreplace")
-    head = f"{units.format_moment(notice.fired_at)} {notice.topic} #{notice.seq}"
+    payload = visible(notice.payload.decode(errors="backslashreplace"))
+    head = f"{units.format_moment(notice.fired_at)} {visible(notice.topic)} #{notice.seq}"
     return f"{head} {notice.cause.name.lower()} {key_text(notice.key)} ({late} late) {payload}"
 
 

@@ -54,7 +54,12 @@ def key_record(key: Key) -> dict[str, str]:
 
 def key_text(key: Key) -> str:
     """The key for people."""
-    return key_record(key)["key"]
+    return visible(key_record(key)["key"])
+
+
+def visible(text: str) -> str:
+    """`text` for a terminal: control characters spelt out, so that it stays on its line."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def payload_record(payload: bytes) -> dict[str, str]:

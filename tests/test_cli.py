@@ -17,6 +17,7 @@ from real_daemon import PATIENCE_S, Daemon
 from purgatoryd.cli import reference
 from purgatoryd.cli.app import COMMANDS
 from purgatoryd.cli.exits import MEANING, Exit, exit_of
+from purgatoryd.cli.options import visible
 from purgatoryd.shm_layout import errors
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -237,3 +238,7 @@ def test_every_error_has_an_exit_code_and_every_code_a_meaning() -> None:
 def test_page_of_the_command_line_is_current() -> None:
     assert (DOCS / "cli.md").read_text() == reference.text(), "run: make docs"
     assert all(f"## purgatoryd {command}\n" in reference.text() for command in COMMANDS)
+
+
+def test_control_characters_never_reach_the_terminal() -> None:
+    assert visible("a\nb\x1b[31m café") == "a\\nb\\x1b[31m café"
