@@ -17,7 +17,7 @@ from typing import Any, Generic, Literal, Self, TypeVar, overload
 import zmq
 
 from purgatoryd.clients.bulk import BulkResult, pack_cancels, pack_puts
-from purgatoryd.clients.core import Core, Mode
+from purgatoryd.clients.core import BYE_S, OPEN_RETRY_S, QUEUE_LIMIT, Core, Mode
 from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
 from purgatoryd.clients.packing import Pending
 from purgatoryd.clients.session import Batch, State
@@ -31,10 +31,6 @@ from purgatoryd.shm_layout.errors import (
     QueueFull,
 )
 from purgatoryd.shm_layout.wire import Key
-
-QUEUE_LIMIT = 65_536
-OPEN_RETRY_S = 0.01
-BYE_S = 0.2
 
 Outcome = TypeVar("Outcome", TimerInfo, CancelResult)
 

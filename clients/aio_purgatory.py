@@ -11,8 +11,8 @@ from datetime import timedelta
 from typing import Any, Self, TypeVar
 
 from purgatoryd.clients.aio import AsyncClient
-from purgatoryd.clients.client import QUEUE_LIMIT
 from purgatoryd.clients.conditions import AnyCondition, ByKey, check_level
+from purgatoryd.clients.core import QUEUE_LIMIT
 from purgatoryd.clients.operations import Book, Operation, Outcome
 from purgatoryd.clients.packing import PendingTrigger
 from purgatoryd.clients.purgatory import (

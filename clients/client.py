@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar, overload
 
 from purgatoryd.clients.bulk import BulkResult, pack_cancels, pack_puts
-from purgatoryd.clients.core import Core, Mode
+from purgatoryd.clients.core import BYE_S, OPEN_RETRY_S, QUEUE_LIMIT, Core, Mode
 from purgatoryd.clients.model import CancelResult, TimerInfo
 from purgatoryd.clients.packing import Pending
 from purgatoryd.clients.session import Batch, State
@@ -26,11 +26,8 @@ from purgatoryd.shm_layout.errors import CallTimeout, DaemonError, PurgatorydErr
 from purgatoryd.shm_layout.wire import Key
 
 FLUSH_S = 0.0003  # how long a packed call waits for company
-QUEUE_LIMIT = 65_536  # calls that are packed and have no answer
 HARVEST_S = 0.002  # how long the flusher may keep the connection while it waits for answers
 OUTAGE_S = 0.02  # the same while there is no connection
-OPEN_RETRY_S = 0.01
-BYE_S = 0.2
 
 Outcome = TypeVar("Outcome", TimerInfo, CancelResult)
 

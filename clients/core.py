@@ -34,6 +34,9 @@ UNCOLLECTED_MAX = 10_000  # refusals remembered one by one; more are only counte
 TOPICS_CACHED = 4096
 RESEND_S = 0.1  # the first wait for an overdue answer; doubles up to RESEND_MAX_S
 RESEND_MAX_S = 2.0
+QUEUE_LIMIT = 65_536  # calls that are packed and have no answer
+OPEN_RETRY_S = 0.01  # between looks for the daemon's socket
+BYE_S = 0.2  # how long a closing client waits for the end of its session
 
 
 def mode_number(mode: str) -> int:

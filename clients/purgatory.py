@@ -20,7 +20,7 @@ import zmq
 from purgatoryd.clients import times
 from purgatoryd.clients.client import Client
 from purgatoryd.clients.conditions import AnyCondition, ByKey, When, check_level, encode
-from purgatoryd.clients.core import Core
+from purgatoryd.clients.core import QUEUE_LIMIT, Core
 from purgatoryd.clients.operations import Book, Operation, Outcome
 from purgatoryd.clients.packing import PendingTrigger
 from purgatoryd.shm_layout import wire
@@ -111,7 +111,7 @@ class Purgatory(Client):
         *,
         namespace: str = "default",
         timeout: float = 5.0,
-        queue_limit: int = 65_536,
+        queue_limit: int = QUEUE_LIMIT,
     ) -> None:
         self._kicked = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._book = Book(self._kick)
