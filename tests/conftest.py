@@ -1,4 +1,8 @@
-"""Fixtures that several test files share."""
+"""Fixtures that several test files share.
+
+A test that needs something of the machine calls needs() of machine.py: with its name in
+$PURGATORYD_REQUIRE the test fails where it is missing, else it is skipped.
+"""
 
 from __future__ import annotations
 

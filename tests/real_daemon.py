@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import posix_ipc
-import pytest
 
 from purgatoryd.shm_layout.paths import Paths, paths_in
 
@@ -138,15 +137,3 @@ def remove_segments(paths: Paths) -> None:
     for segment in (paths.arena, paths.private):
         with contextlib.suppress(posix_ipc.ExistentialError):
             posix_ipc.unlink_shared_memory(segment)
-
-
-def require(feature: str, present: bool, missing: str) -> None:
-    """Skips the test unless `present`, and says what is missing.
-
-    With `feature` in $PURGATORYD_REQUIRE (comma-separated) the skip is a failure.
-    """
-    if present:
-        return
-    if feature in os.environ.get("PURGATORYD_REQUIRE", "").split(","):
-        pytest.fail(f"{feature} is required: {missing}")
-    pytest.skip(f"{feature}: {missing}")

