@@ -115,6 +115,55 @@ FOR_PROGRAMS = {
 }  # fmt: skip
 
 
+# Sections of the table for people; what stands in none comes last.
+SECTIONS = {
+    "daemon": ("state", "clock", "daemon_pid", "epoch", "heartbeat_age_ns", "wakeups"),
+    "timers": (
+        "live", "live_wall", "next_in_ns", "adds", "replaces", "extends", "cancels",
+        "cancels_fired", "cancels_unknown", "expiries", "late_mean_ns", "late_max_ns",
+    ),
+    "purgatory": (
+        "operations", "outcomes", "watches", "satisfied", "already_true", "expired", "failed",
+        "ended", "advances", "visits", "checks",
+    ),
+    "notices": ("outbox_entries", "outbox_bytes", "notices_withdrawn", "messages_sent"),
+    "commands": ("batches", "batches_repeated", "records"),
+    "refused": (
+        "batches_refused", "refused_full", "refused_payload", "refused_names", "refused_busy",
+        "refused_keys", "refused_other",
+    ),
+    "sizes": (
+        "length", "capacity", "payload_bytes", "blob_bytes", "outbox_capacity",
+        "outbox_bytes_max", "tick_ns", "fanout", "levels",
+    ),
+}  # fmt: skip
+
+
+def sections(figures: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """(title, rows) of all figures that people read."""
+    left = {field: value for field, value in figures.items() if field not in FOR_PROGRAMS}
+    for title, fields in SECTIONS.items():
+        yield title, [(f, human(f, left.pop(f))) for f in fields if f in left]
+    if left:
+        yield "more", [(field, human(field, value)) for field, value in left.items()]
+
+
+def print_figures(figures: dict[str, Any], title: str) -> None:
+    """One table, a section for each part of the daemon."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for section, rows in sections(figures):
+        table.add_row(f"[bold]{section}", "")
+        for field, value in rows:
+            table.add_row(f"  {field}", value)
+        table.add_section()
+    Console().print(table)
+
+
 def human(field: str, value: Any) -> str:
     """A figure with its unit, which its name tells."""
     if value is None:
@@ -187,8 +236,7 @@ def stats_command(name: str, topics: bool, as_json: bool) -> None:
     elif topics and rows:
         print_table(rows, "topics")
     elif not topics:
-        shown = ((f, value) for f, value in figures.items() if f not in FOR_PROGRAMS)
-        print_table([{"figure": f, "value": human(f, value)} for f, value in shown], name)
+        print_figures(figures, name)
         if figures["namespaces"]:
             print_table(figures["namespaces"], "namespaces")
 

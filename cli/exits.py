@@ -92,6 +92,12 @@ def errors_as_exit_codes(as_json: bool) -> Iterator[None]:
     """Inside, an error ends the command with its exit code instead of a traceback."""
     try:
         yield
+    except click.UsageError as error:
+        if not as_json:
+            raise  # click shows the usage with it
+        told = {"error": type(error).__name__, "message": error.format_message()}
+        click.echo(json.dumps(told), err=True)
+        raise click.exceptions.Exit(Exit.USAGE) from error
     except errors.PurgatorydError as error:
         raise click.exceptions.Exit(report(error, as_json)) from error
     except KeyboardInterrupt:

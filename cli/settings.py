@@ -100,7 +100,7 @@ def read_file(ctx: click.Context, _: click.Parameter, path: Path | None) -> Path
     except OSError as error:
         raise BadPath(str(path), f"cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadPath(str(path), f"is not TOML: {error}") from error
+        raise InvalidSetting("config", str(path), f"a TOML file: {error}", "flag") from error
     fields = {flag: field for field, flag in FLAG_OF.items()} | {"name": "name"}
     ctx.default_map = {}
     for flag, value in found.items():

@@ -35,6 +35,10 @@ class BulkResult:
         self._open = 0
         self._error: DaemonError | None = None
 
+    def __repr__(self) -> str:
+        state = f"{len(self.refused)} refused" if self.done else f"{self._open} batches open"
+        return f"<BulkResult of {len(self)} rows, {state}>"
+
     @property
     def done(self) -> bool:
         """True once every row has its result."""

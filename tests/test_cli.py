@@ -132,7 +132,8 @@ def test_stats_count_what_happened(demo: Daemon) -> None:
     assert (figures["live"], figures["adds"], figures["capacity"]) == (1, 1, 1000)
     assert figures["daemon_pid"] == demo.pid
     assert answer(demo, "stats", "--topics")["topic"] == "t"
-    assert "live" in cli(demo, "stats").stdout
+    shown = cli(demo, "stats").stdout
+    assert shown.index("timers") < shown.index("live") < shown.index("purgatory")
 
 
 def test_refusals_keep_their_figures(demo: Daemon) -> None:
@@ -161,6 +162,12 @@ def test_usage_errors_say_the_bound(args: list[str], said: str, demo: Daemon) ->
     )  # fmt: skip
     assert done.returncode == Exit.USAGE
     assert said in done.stderr
+
+
+def test_usage_errors_are_json_where_that_was_asked_for(demo: Daemon) -> None:
+    done = cli(demo, "add", "k", "--delay", "1h", "--colour", "red", "--json")
+    assert done.returncode == Exit.USAGE
+    assert json.loads(done.stderr)["error"] == "NoSuchOption"
 
 
 def test_reading_commands_need_no_daemon(demo: Daemon) -> None:

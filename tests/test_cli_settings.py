@@ -110,14 +110,18 @@ def test_bad_values_say_the_bound(args: list[str], said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("= 1", "is not TOML"), (None, "cannot be read: No such file")]
+    ("text", "said", "code"),
+    [
+        ("= 1", "must be a TOML file", Exit.USAGE),
+        (None, "cannot be read: No such file", Exit.UNUSABLE),
+    ],
 )
-def test_file_that_cannot_be_used(text: str | None, said: str, tmp_path: Path) -> None:
+def test_file_that_cannot_be_used(text: str | None, said: str, code: Exit, tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     if text is not None:
         path.write_text(text)
     result = print_config("--config", str(path))
-    assert result.exit_code == Exit.UNUSABLE
+    assert result.exit_code == code
     assert said in result.stderr
 
 

@@ -278,6 +278,7 @@ def test_rows_of_tuples_and_dicts(client: Client) -> None:
     assert result.statuses == [Status.ADDED, Status.EXISTS, Status.ADDED, Status.ADDED]
     assert result.refused == [(1, Status.EXISTS)]
     assert not result.ok
+    assert repr(result) == f"<BulkResult of {len(result)} rows, {len(result.refused)} refused>"
     found = client.get("c")
     assert found is not None
     assert (found.topic, found.payload, found.ticket) == ("orders", b"pay", result.tickets[2])
