@@ -74,7 +74,7 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
 /* When pg_advance has to be called next; <= now = at once, INT64_MAX = nothing armed. */
 int64_t pg_next_ns(const struct pg_arena *a);
 
-/* ---- commands (batch.c) ------------------------------------------------------------ */
+/* ---- commands (messages.c) ---------------------------------------------------------- */
 
 enum pg_handled {
     PG_H_REPLY,                   /* *reply_bytes of reply are to be sent */

@@ -5,13 +5,17 @@
  * opens nothing; time is an argument.  One file per part of the arena; no part reaches
  * into another's bytes.  Every part brings its own piece of init, rebuild and check.
  *
- *   arena.c    geometry, create, attach, rebuild, check     wheel.c   the timing wheel
- *   slots.c    hot and cold slots, free stack               index.c   key -> id
- *   blobs.c    key and payload bytes                        names.c   namespaces, topics
- *   outbox.c   fired timers until they are overwritten      hash.c    keyed hash
- *   timers.c   put, cancel, get, expire                     session.c sessions, replies
- *   batch.c    decode, validate, apply                      scan.c    readers
- *   notices.c  outbox -> messages             ahead.c   memory fetched ahead of use
+ *   arena.c       geometry, create, attach, rebuild, check   wheel.c    the timing wheel
+ *   slots.c       hot and cold slots, free stack             index.c    key -> id
+ *   blobs.c       key and payload bytes                      names.c    namespaces, topics
+ *   outbox.c      fired timers until they are overwritten    hash.c     keyed hash
+ *   timers.c      put, cancel, get, expire                   session.c  sessions, replies
+ *   operations.c  watch, trigger, end                        levels.c   watch keys
+ *   inbox.c       what an owner has to be told               watches.c  who waits for which level
+ *   decode.c      the bytes of commands: bounds and rules    batch.c    records, each applied once
+ *   messages.c    the command lane                           notices.c  outbox -> messages
+ *   ahead.c       memory fetched early                       scan.c     readers
+ *   migrate.c     truth into an arena of other sizes         local.c    the wheel alone
  */
 #ifndef PURGATORYD_CORE_H
 #define PURGATORYD_CORE_H

@@ -1,0 +1,309 @@
+/* messages.c - what each message of the command lane does, and what is answered. */
+
+#include "request.h"
+
+/* ---- replies ------------------------------------------------------------------------------ */
+
+static void reply_head(const struct request *q, struct sink *out, uint32_t count)
+{
+    struct pg_frame f = {.magic = PG_WIRE_MAGIC, .version = PG_WIRE_VERSION,
+                         .message = q->frame.message, .session = q->frame.session,
+                         .sequence = q->frame.sequence, .count = count};
+    sink_put(out, &f, sizeof f);
+}
+
+static void reply_refusal(const struct request *q, struct sink *out, const struct refusal *why)
+{
+    struct pg_frame f = {.magic = PG_WIRE_MAGIC, .version = PG_WIRE_VERSION,
+                         .message = q->frame.message, .session = q->frame.session,
+                         .sequence = q->frame.sequence, .error = (uint16_t)why->error,
+                         .detail = {why->detail[0], why->detail[1]}};
+    out->used = 0;
+    out->full = false;
+    sink_put(out, &f, sizeof f);
+}
+
+static void reply_results(const struct pg_arena *a, const struct request *q, struct sink *out,
+                          const struct pg_reply_memory *m)
+{
+    reply_head(q, out, m->count);
+    sink_put(out, m->results, (uint64_t)m->count * sizeof(struct pg_result));
+    if (m->extra_blob != PG_NIL)
+        sink_put(out, blob_at(&a->blobs, m->extra_blob), m->extra_bytes);
+}
+
+/* ---- messages ------------------------------------------------------------------------------ */
+
+static bool handle_hello(struct pg_arena *a, struct request *q, struct sink *out,
+                         struct refusal *why)
+{
+    struct pg_hello hello;
+    if (q->len != sizeof q->frame + sizeof hello || q->frame.count != 0)
+        return refused(why, PG_ERR_MALFORMED, q->len, sizeof q->frame + sizeof hello);
+    memcpy(&hello, q->bytes + sizeof q->frame, sizeof hello);
+    struct pg_session *s = session_open(a, hello.nonce, q->uid, q->pid);
+    if (s == NULL)
+        return refused(why, PG_ERR_SESSIONS_FULL, a->secret->sessions,
+                       (uint64_t)sessions_silence_ns(a));
+    s->used_boot_ns = a->real_boot_ns;
+    struct pg_welcome w = {.session = s->id, .stream_id = a->header->stream_id,
+                           .layout_id = a->header->layout_id, .epoch = a->header->epoch,
+                           .now_ns = a->now_ns, .wall_offset_ns = a->header->wall_offset_ns,
+                           .last = s->last, .tick_ns = a->header->tick_ns,
+                           .clock_kind = a->header->clock_kind, .window = PG_WINDOW,
+                           .batch_records = PG_BATCH_RECORDS, .message_bytes = PG_MESSAGE_MAX};
+    memcpy(w.uuid, a->header->uuid, sizeof w.uuid);
+    q->frame.session = s->id;
+    reply_head(q, out, 0);
+    sink_put(out, &w, sizeof w);
+    return true;
+}
+
+static bool session_of(struct pg_arena *a, const struct request *q, struct pg_session **s,
+                       struct refusal *why)
+{
+    *s = session_find(a, q->frame.session);
+    if (*s == NULL)
+        return refused(why, PG_ERR_SESSION_EXPIRED, q->frame.session, 0);
+    if ((*s)->uid != q->uid)
+        return refused(why, PG_ERR_DENIED, q->uid, 0);
+    (*s)->used_boot_ns = a->real_boot_ns;
+    return true;
+}
+
+static bool handle_repeated(struct pg_arena *a, const struct request *q,
+                            const struct pg_session *s, uint32_t sum, struct sink *out,
+                            struct refusal *why)
+{
+    const struct pg_reply_memory *m = session_reply(a, s, q->frame.sequence);
+    if (m->sequence != q->frame.sequence)
+        return refused(why, PG_ERR_STALE, s->last >= PG_WINDOW ? s->last - PG_WINDOW + 1 : 1,
+                       q->frame.sequence);
+    if (m->checksum != sum)
+        return refused(why, PG_ERR_CHANGED, m->checksum, sum);
+    reply_results(a, q, out, m);
+    a->metrics->batches_repeated++;
+    return true;
+}
+
+static bool time_allowed(const struct pg_arena *a, const struct request *q, struct refusal *why)
+{
+    if (!(q->frame.flags & PG_W_AT))
+        return true;
+    if (a->header->clock_kind == PG_CLOCK_VIRTUAL && q->frame.at_ns >= a->now_ns)
+        return true;
+    return refused(why, PG_ERR_CLOCK, (uint64_t)a->now_ns, (uint64_t)q->frame.at_ns);
+}
+
+static bool handle_batch(struct pg_arena *a, struct request *q, struct sink *out,
+                         struct refusal *why, int64_t *wait_ns)
+{
+    struct pg_session *s;
+    if (!session_of(a, q, &s, why) || !tables_read(q, why))
+        return false;
+    const uint32_t sum = fingerprint(q->bytes, q->len);
+    if (q->frame.sequence == 0)
+        return refused(why, PG_ERR_MALFORMED, offsetof(struct pg_frame, sequence), 0);
+    if (q->frame.sequence <= s->last)
+        return handle_repeated(a, q, s, sum, out, why);
+    if (q->frame.sequence != s->last + 1)
+        return refused(why, PG_ERR_OUT_OF_ORDER, s->last + 1, q->frame.sequence);
+    if (s->current != q->frame.sequence && !time_allowed(a, q, why))
+        return false;             /* what was begun goes on, wherever the clock is by now */
+    if ((q->frame.flags & PG_W_AT) && q->frame.at_ns > a->now_ns) {
+        *wait_ns = q->frame.at_ns;
+        return true;
+    }
+    if (batch_apply(a, q, s, sum))
+        reply_results(a, q, out, session_reply(a, s, q->frame.sequence));
+    return true;
+}
+
+static void info_unknown(struct sink *out)
+{
+    sink_put(out, &(struct pg_info){.ticket = PG_ST_UNKNOWN, .wall_ns = NO_WALL},
+             sizeof(struct pg_info));
+}
+
+/* GET creates no names: a namespace that is not there has no timers. */
+static uint32_t query_namespace(const struct pg_arena *a, const struct request *q, uint32_t index)
+{
+    const uint8_t *at = q->names;
+    struct name ns, topic;
+    for (uint32_t i = 0; i <= index; i++)
+        at = names_next(at, &ns, &topic);
+    return names_find_namespace(a, ns);
+}
+
+static bool handle_query(struct pg_arena *a, struct request *q, struct sink *out,
+                         struct refusal *why)
+{
+    struct pg_session *s;
+    if (!session_of(a, q, &s, why) || !tables_read(q, why))
+        return false;
+    reply_head(q, out, q->frame.count);
+    const uint8_t *at = q->area;
+    for (uint32_t i = 0; i < q->frame.count; i++) {
+        const struct pg_record r = record_at(q, i);
+        const uint32_t ns = query_namespace(a, q, r.name);
+        const struct key key = {at, key_hash(a, ns, r.key_type, at, r.key_len), ns, PG_NIL,
+                                r.key_len, r.key_type};
+        const uint32_t slot = ns == PG_NIL ? PG_NIL : timers_find(a, &key);
+        if (slot == PG_NIL || !info_write(a, slot, a->slots.hot[slot].ctl, out))
+            info_unknown(out);
+        if (out->full)
+            return refused(why, PG_ERR_TOO_LARGE, i, q->frame.count);
+        at += r.key_len;
+    }
+    return true;
+}
+
+static struct pg_ack ack_at(const struct request *q, uint32_t i)
+{
+    struct pg_ack ack;
+    memcpy(&ack, q->bytes + sizeof q->frame + i * sizeof ack, sizeof ack);
+    return ack;
+}
+
+static void acks_ahead(const struct pg_arena *a, const struct request *q, uint32_t first)
+{
+    uint32_t slots[PG_AHEAD], count = 0;
+    for (uint32_t i = first; i < q->frame.count && i < first + PG_AHEAD; i++) {
+        slots[count] = ack_at(q, i).slot;
+        count += slots[count] < a->slots.capacity;
+    }
+    ahead_outcomes(a, slots, count);
+}
+
+/* Answered with nothing: what an ACK names is gone, or it is sent again. */
+static bool handle_ack(struct pg_arena *a, struct request *q, struct refusal *why)
+{
+    struct pg_session *s;
+    const uint64_t bytes = q->frame.count * (uint64_t)sizeof(struct pg_ack);
+    if (!session_of(a, q, &s, why))
+        return false;
+    if (q->frame.count > PG_BATCH_RECORDS)
+        return refused(why, PG_ERR_TOO_LARGE, PG_BATCH_RECORDS, q->frame.count);
+    if (q->len != sizeof q->frame + bytes)
+        return refused(why, PG_ERR_MALFORMED, q->len, sizeof q->frame + bytes);
+    for (uint32_t i = 0; i < q->frame.count; i++) {
+        const struct pg_ack ack = ack_at(q, i);
+        if (i % PG_AHEAD == 0)
+            acks_ahead(a, q, i);
+        inbox_acknowledge(a, s, &ack);
+    }
+    return true;
+}
+
+static bool handle_bye(struct pg_arena *a, struct request *q, struct sink *out,
+                       struct refusal *why)
+{
+    struct pg_session *s;
+    if (!session_of(a, q, &s, why))
+        return false;
+    session_end(a, s);
+    reply_head(q, out, 0);
+    return true;
+}
+
+/* With a session it also says where its owner is to be reached. */
+static bool handle_ping(struct pg_arena *a, struct request *q, struct sink *out,
+                        struct refusal *why)
+{
+    struct pg_session *s;
+    if (q->frame.session != 0 && !session_of(a, q, &s, why))
+        return false;
+    reply_head(q, out, 0);
+    return true;
+}
+
+static bool dispatch(struct pg_arena *a, struct request *q, struct sink *out,
+                     struct refusal *why, int64_t *wait_ns)
+{
+    if (!frame_read(q, why))
+        return false;
+    switch (q->frame.message) {
+    case PG_M_HELLO: return handle_hello(a, q, out, why);
+    case PG_M_BATCH: return handle_batch(a, q, out, why, wait_ns);
+    case PG_M_QUERY: return handle_query(a, q, out, why);
+    case PG_M_BYE: return handle_bye(a, q, out, why);
+    case PG_M_ACK: return handle_ack(a, q, why);
+    case PG_M_PING: return handle_ping(a, q, out, why);
+    default: return refused(why, PG_ERR_UNKNOWN_MESSAGE, q->frame.message, 0);
+    }
+}
+
+#define VISITS_PER_CALL 1024      /* watchers that one call looks at: under a millisecond */
+
+int pg_handle(struct pg_arena *a, const void *message, uint64_t message_bytes, uint32_t uid,
+              uint32_t pid, int64_t real_boot_ns, void *reply, uint64_t *reply_bytes,
+              int64_t *wait_ns)
+{
+    struct request q = {.bytes = message, .len = message_bytes, .uid = uid, .pid = pid};
+    struct sink out = {reply, 0, PG_MESSAGE_MAX, false};
+    struct refusal why = {PG_ERR_INTERNAL, {0, 0}};
+
+    a->real_boot_ns = real_boot_ns;
+    a->visits_left = VISITS_PER_CALL;
+    *wait_ns = INT64_MIN;
+    if (!dispatch(a, &q, &out, &why, wait_ns)) {
+        reply_refusal(&q, &out, &why);
+        a->metrics->batches_refused++;
+    }
+    *reply_bytes = out.used;
+    if (out.used != 0)
+        return PG_H_REPLY;
+    if (*wait_ns != INT64_MIN)
+        return PG_H_WAIT;
+    return q.frame.message == PG_M_ACK ? PG_H_SILENT : PG_H_AGAIN;
+}
+
+/* ---- one timer without a message --------------------------------------------------------- */
+
+static uint32_t put_topic(struct pg_arena *a, const struct pg_put *p, uint32_t *status)
+{
+    return names_topic(a, (struct name){p->namespace_name, p->namespace_len},
+                       (struct name){p->topic_name, p->topic_len}, status);
+}
+
+static struct key put_key(const struct pg_arena *a, const struct pg_put *p, uint32_t ns)
+{
+    return (struct key){p->key, key_hash(a, ns, p->key_type, p->key, p->key_len), ns, PG_NIL,
+                        p->key_len, p->key_type};
+}
+
+void pg_put(struct pg_arena *a, const struct pg_put *p, struct pg_result *result)
+{
+    uint32_t status;
+    const uint32_t topic = put_topic(a, p, &status);
+    if (topic == PG_NIL) {
+        a->metrics->refused_names++;
+        *result = (struct pg_result){status, 0};
+        return;
+    }
+    const struct put put = {put_key(a, p, a->topics[topic].namespace_row), p->payload,
+                            p->payload_len, topic, p->mode, p->time_kind, p->time_ns};
+    timers_put(a, &put, result);
+}
+
+void pg_cancel(struct pg_arena *a, const struct pg_put *p, uint64_t ticket,
+               struct pg_result *result)
+{
+    const uint32_t ns = names_find_namespace(a, (struct name){p->namespace_name,
+                                                              p->namespace_len});
+    const struct key key = put_key(a, p, ns);
+    if (!timers_cancel(a, &key, ticket, result))
+        answer(result, 0, PG_ST_BUSY, 0);
+}
+
+uint64_t pg_get(struct pg_arena *a, const struct pg_put *p, void *bytes, uint64_t size)
+{
+    struct sink out = {bytes, 0, size, false};
+    const uint32_t ns = names_find_namespace(a, (struct name){p->namespace_name,
+                                                              p->namespace_len});
+    const struct key key = put_key(a, p, ns);
+    const uint32_t slot = ns == PG_NIL ? PG_NIL : timers_find(a, &key);
+    if (slot == PG_NIL || !info_write(a, slot, a->slots.hot[slot].ctl, &out))
+        info_unknown(&out);
+    return out.used;
+}

@@ -1,0 +1,67 @@
+/* request.h - a message of the command lane while it is handled: decode.c proves it whole,
+ * batch.c applies its records, messages.c says what each kind of message does. */
+#ifndef PURGATORYD_REQUEST_H
+#define PURGATORYD_REQUEST_H
+
+#include "core.h"
+
+/* The caller owns the bytes; nobody writes them while they are read. */
+struct request {
+    const uint8_t *bytes;
+    uint64_t len;
+    struct pg_frame frame;        /* copied: the bytes may be unaligned */
+    const uint8_t *names, *records, *area;
+    uint32_t uid, pid;
+};
+
+struct refusal {
+    enum pg_error error;
+    uint64_t detail[2];
+};
+
+static inline bool refused(struct refusal *why, enum pg_error error, uint64_t first,
+                           uint64_t second)
+{
+    *why = (struct refusal){error, {first, second}};
+    return false;
+}
+
+static inline struct pg_record record_at(const struct request *q, uint32_t i)
+{
+    struct pg_record record;
+    memcpy(&record, q->records + (uint64_t)i * sizeof record, sizeof record);
+    return record;
+}
+
+/* One entry of the name table; returns where the next one begins. */
+static inline const uint8_t *names_next(const uint8_t *at, struct name *ns, struct name *topic)
+{
+    *ns = (struct name){(const char *)at + 2, at[0]};
+    *topic = (struct name){(const char *)at + 2 + at[0], at[1]};
+    return at + 2 + at[0] + at[1];
+}
+
+/* ---- decode.c ------------------------------------------------------------------------- */
+
+/* What each op may carry, and what of its name has to exist or is born; a field that an op
+ * does not use is 0. */
+enum { USES_TIME = 1, USES_VALUE = 2, USES_KEYS = 4, IN_QUERY = 8, NEEDS_TOPIC = 16,
+       NEEDS_NAMESPACE = 32 };
+struct op_rule {
+    uint8_t uses, modes, time_kinds;
+    uint64_t value_max;
+};
+extern const struct op_rule op_rules[];
+
+bool frame_read(struct request *q, struct refusal *why);
+/* Of a BATCH or QUERY: where its tables are, and that every byte of them is sound. */
+bool tables_read(struct request *q, struct refusal *why);
+/* Of the whole message: what a batch that is sent again under its sequence is compared by. */
+uint32_t fingerprint(const uint8_t *bytes, uint64_t len);
+
+/* ---- batch.c -------------------------------------------------------------------------- */
+
+/* Applies a batch, or goes on with it. False: the bounded work of this call is used up. */
+bool batch_apply(struct pg_arena *a, const struct request *q, struct pg_session *s, uint32_t sum);
+
+#endif
