@@ -1,0 +1,211 @@
+"""Writes the stored arena of the layout of this build: `python tests/stored/make.py`.
+
+Run once when a layout is released, from its code; the folder is named after the ABI and never
+changes again. tests/test_upgrade.py starts later daemons on it. The arena is what a daemon
+leaves that was killed: clock and contents are made up, so that it is the same on every machine.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import sys
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+import purgatory_driver as driver  # noqa: E402
+from core_driver import NIL, Entry  # noqa: E402
+from purgatory_driver import BASE_NOW, Key, Owner, Purgatory  # noqa: E402
+
+from purgatoryd.shm_layout import wire  # noqa: E402
+from purgatoryd.shm_layout._core import ffi, lib  # noqa: E402
+from purgatoryd.shm_layout.layout import LAYOUT_ID, PutMode, Status, TimeKind  # noqa: E402
+
+S = 10**9
+WALL_OFFSET_NS = 1_767_225_600 * S  # boot clock 0 was 2026-01-01T00:00:00Z
+BEGUN_NS = 10 * S
+KILLED_NS = 20 * S
+SOON_NS = 5 * S
+"""Delays from here on come due while no daemon runs: before a minute of uptime is over."""
+FAR_NS = 10**18
+"""31 years."""
+LONG_KEY = b"a watch key of more than sixteen bytes"
+NONCE = 7
+
+CONFIG: dict[str, Any] = {
+    "capacity": 48,
+    "outbox_capacity": 32,
+    "outbox_bytes_max": 1 << 14,
+    "payload_bytes": 1 << 16,
+    "tick_ns": 1_000_000,
+    "fanout": 8,
+    "namespaces": 4,
+    "topics": 8,
+    "sessions": 2,
+    "watches": 64,
+    "levels": 32,
+    "level_ttl_ns": 365 * 86_400 * S,
+    "inbox_max": 64,
+    "now_ns": BEGUN_NS,
+    "wall_offset_ns": WALL_OFFSET_NS,
+    "created_wall_ns": WALL_OFFSET_NS + BEGUN_NS,
+    "stream_id": 0x5EED,
+    "secret": (0x0123456789ABCDEF, 0xFEDCBA9876543210),
+    "uuid": bytes(range(0x10, 0x20)),
+    "boot_id": bytes(range(0x20, 0x30)),
+    "page_size": 4096,
+    "clock_kind": lib.PG_CLOCK_BOOT,
+}
+
+
+def text(key: wire.Key) -> list[str]:
+    """A key in JSON: its type and its bytes as hex."""
+    kind, data = wire.encode_key(key)
+    return [("str", "bytes", "uuid")[kind], data.hex()]
+
+
+def fired_before(core: Purgatory) -> None:
+    """Notices that the socket has: one of them of a key that is armed again."""
+    for key, payload in (("sent", b""), ("sent again", b"first"), (b"\0sent", bytes(range(256)))):
+        assert core.put(key, S, payload=payload, topic=b"sent").status == Status.ADDED
+    core.advance(BEGUN_NS + 2 * S)
+    core.publish_all()
+    assert core.put("sent again", SOON_NS * 2, payload=b"second").status == Status.ADDED
+
+
+def timers(core: Purgatory) -> None:
+    """Of every key type, every kind of time and every mode."""
+    core.put("soon", SOON_NS * 3, payload=b"x" * 1000)
+    core.put(b"soon in bytes", SOON_NS * 2 + 1, namespace=b"other")
+    core.put(UUID(int=42), SOON_NS * 2 - 1, payload=b"uuid")
+    core.put("far", FAR_NS, payload=b"far")
+    core.put("absolute", FAR_NS + 1, TimeKind.BOOT, topic=b"u")
+    core.put("wall soon", WALL_OFFSET_NS + KILLED_NS + S, TimeKind.WALL, payload=b"wall")
+    core.put("wall far", WALL_OFFSET_NS + FAR_NS, TimeKind.WALL)
+    core.put("replaced", SOON_NS, payload=b"old")
+    core.put("replaced", FAR_NS + 2, payload=b"new", mode=PutMode.REPLACE)
+    core.put("extended", SOON_NS)
+    core.put("extended", FAR_NS + 3, mode=PutMode.EXTEND)
+    core.put("cancelled", SOON_NS)
+    assert core.cancel("cancelled").status == Status.CANCELLED
+
+
+def operations(owner: Owner) -> None:
+    """Of every condition, with and without a notice; ended and armed; asked."""
+    far, soon = FAR_NS, SOON_NS * 3
+    watch = driver.watch
+    owner.send(driver.advance(b"a", 5), driver.advance(LONG_KEY, 6), driver.fail(b"broken", 13))
+    owner.send(
+        watch(b"all", driver.ALL, [Key(b"a", 9), Key(LONG_KEY, 9)], far, payload=b"p"),
+        watch(b"any", driver.ANY, [Key(b"a", 100), Key(b"b", 1)], far, notice=True),
+        watch(b"sum", driver.SUM, [Key(b"c", BASE_NOW, 10)], far, threshold=7, notice=True),
+        watch(b"client", driver.CLIENT, [Key(b"d", 0)], far, payload=b"asked"),
+        watch(b"expires", driver.ALL, [Key(b"a", 99)], soon, payload=b"late", notice=True),
+        watch(b"expires silently", driver.ANY, [Key(LONG_KEY, 99)], soon),
+        watch(b"ended", driver.ALL, [Key(b"a", 5), Key(b"e", 3)], far, notice=True),
+        watch(b"ended by cancel", driver.ALL, [Key(b"f", 1)], far),
+    )
+    owner.send(driver.bump(b"c", 4), driver.advance(b"e", 3), driver.bump(b"d", 1))
+    owner.send(driver.cancel_for_key(b"f"), driver.put(b"of the session", FAR_NS))
+
+
+def unsent(core: Purgatory) -> None:
+    """What fired and was not handed to the socket when the daemon died."""
+    core.put("unsent", S, payload=b"u")
+    core.put("unsent too", S, topic=b"u", namespace=b"other")
+    core.advance(core.now_ns + 2 * S)
+
+
+def build() -> tuple[Purgatory, Owner]:
+    """The arena at the moment of its daemon's death."""
+    core = Purgatory(**CONFIG)
+    lib.pg_start_epoch(core.a, CONFIG["boot_id"])
+    owner = Owner(core, NONCE)
+    fired_before(core)
+    timers(core)
+    operations(owner)
+    core.publish_all()
+    unsent(core)
+    core.advance(KILLED_NS)
+    lib.pg_beat(core.a, KILLED_NS, 100, 50, 10)
+    lib.pg_set_state(core.a, lib.PG_READY, 4242)
+    core.check()
+    return core, owner
+
+
+def contents(core: Purgatory, owner: Owner) -> dict[str, Any]:
+    """What stands in it, for the test."""
+    return {
+        "abi": [int(core.header.abi_major), int(core.header.abi_minor)],
+        "layout_id": LAYOUT_ID,
+        "boot_id_offset": ffi.offsetof("struct pg_header", "boot_id"),
+        "uid_offsets": [uid_offset(core, row) for row in range(CONFIG["sessions"])],
+        "killed_ns": KILLED_NS,
+        "next_ticket": int(core.header.next_ticket),
+        "timers": [timer_record(info) for info in core.scan()],
+        "outbox": [entry_record(core, entry) for entry in core.entries()],
+        "levels": [[key.hex(), int(row.level), int(row.error)] for key, row in core.levels()],
+        "operations": [operation_record(core, slot) for slot in core.operations()],
+        "session": {
+            "id": owner.id,
+            "nonce": NONCE.to_bytes(16, "little").hex(),
+            "last": owner.sequence,
+            "batch": owner.newest.hex(),
+            "reply": owner.again().data.hex(),
+        },
+    }
+
+
+def uid_offset(core: Purgatory, row: int) -> int:
+    """Where in the private segment the uid of a session stands."""
+    at = core.secret.rows_offset + row * ffi.sizeof("struct pg_session")
+    return int(at + ffi.offsetof("struct pg_session", "uid"))
+
+
+def timer_record(info: wire.Info) -> dict[str, Any]:
+    return {
+        "key": text(info.key), "namespace": info.namespace, "topic": info.topic,
+        "ticket": info.ticket, "deadline_ns": info.deadline_ns, "wall_ns": info.wall_ns,
+        "payload": info.payload.hex(),
+    }  # fmt: skip
+
+
+def entry_record(core: Purgatory, entry: Entry) -> dict[str, Any]:
+    return {
+        "position": entry.position, "sent": entry.position < core.header.published,
+        "key": [("str", "bytes", "uuid")[entry.key_type], entry.key.hex()],
+        "namespace": entry.namespace.decode(), "topic": entry.topic.decode(),
+        "sequence": entry.sequence, "ticket": entry.ticket, "deadline_ns": entry.deadline_ns,
+        "fired_ns": entry.fired_ns, "cause": entry.cause, "payload": entry.payload.hex(),
+    }  # fmt: skip
+
+
+def operation_record(core: Purgatory, slot: int) -> dict[str, Any]:
+    op, hot = core.operation(slot), core.rows(lib.PG_R_HOT, "pg_hot")[slot]
+    cold = core.rows(lib.PG_R_COLD, "pg_cold")[slot]
+    at = cold.blob * lib.PG_GRANULE + cold.ext_len
+    key = bytes(core.region(lib.PG_R_BLOBS)[at : at + cold.key_len])
+    return {
+        "key": key.hex(), "ticket": int(hot.ctl >> 8), "condition": int(op.condition),
+        "deadline_ns": int(hot.deadline_ns), "armed_ns": int(op.armed_ns),
+        "cause": int(op.cause), "keys": int(op.keys), "error": int(op.error),
+        "notice": op.notice_blob != NIL,
+    }  # fmt: skip
+
+
+def main() -> None:
+    core, owner = build()
+    found = contents(core, owner)
+    folder = HERE / ".".join(map(str, found["abi"]))
+    folder.mkdir()
+    for name, memory in (("arena", core.arena), ("private", core.private)):
+        (folder / f"{name}.xz").write_bytes(lzma.compress(memory[:], preset=9))
+    (folder / "contents.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
