@@ -1,4 +1,8 @@
-"""Conditions of an operation, as the caller writes them, and as the wire wants them."""
+"""Conditions of an operation, as the caller writes them, and as the wire wants them.
+
+`own` names those of a condition's keys that serve this operation alone: they are forgotten
+when it ends, as `forget` would.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +28,7 @@ class AllOf:
     """Every key's level is at least its target. `targets`: 1 to 1024 keys."""
 
     targets: ByKey[int]
+    own: Collection[Key] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,7 @@ class AnyOf:
     """At least one key's level is at least its target. `targets`: 1 to 1024 keys."""
 
     targets: ByKey[int]
+    own: Collection[Key] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,7 @@ class SumOf:
     bases: ByKey[int | None]
     at_least: int
     cap: int | ByKey[int] | None = None
+    own: Collection[Key] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,7 @@ class When:
 
     condition: Callable[[], object]
     keys: Collection[Key]
+    own: Collection[Key] = ()
 
 
 AnyCondition = AllOf | AnyOf | SumOf | When
@@ -80,16 +88,21 @@ def encode(condition: AnyCondition) -> Encoded:
         raise InvalidCondition("must be AllOf, AnyOf, SumOf or When", condition)
     kind = Condition.ALL if isinstance(condition, AllOf) else Condition.ANY
     targets = _mapping(condition.targets)
-    return _encoded(kind, 0, tuple(targets), [check_level(v) for v in targets.values()])
+    levels = [check_level(v) for v in targets.values()]
+    return _encoded(kind, 0, tuple(targets), levels, condition.own)
 
 
 def _encode_when(condition: When) -> Encoded:
     if not callable(condition.condition):
         raise InvalidCondition("must be callable", condition.condition)
-    if isinstance(condition.keys, str | bytes):  # a collection too, but of what is no key
-        raise InvalidCondition("keys must be a collection of keys", condition.keys)
-    keys = tuple(condition.keys)
-    return _encoded(Condition.CLIENT, 0, keys, [0] * len(keys))
+    keys = _collection("keys", condition.keys)
+    return _encoded(Condition.CLIENT, 0, keys, [0] * len(keys), condition.own)
+
+
+def _collection(name: str, given: Collection[Key]) -> tuple[Key, ...]:
+    if isinstance(given, str | bytes):  # a collection too, but of what is no key
+        raise InvalidCondition(f"{name} must be a collection of keys", given)
+    return tuple(given)
 
 
 def _mapping(given: object) -> Mapping[Key, Any]:
@@ -109,9 +122,8 @@ def _encode_sum(condition: SumOf) -> Encoded:
     given = _mapping(condition.bases)
     keys = tuple(given)
     bases = [_NOW if b is None else check_level(b) for b in given.values()]
-    return _encoded(
-        Condition.SUM, check_level(condition.at_least), keys, bases, _caps(condition, keys)
-    )
+    threshold, caps = check_level(condition.at_least), _caps(condition, keys)
+    return _encoded(Condition.SUM, threshold, keys, bases, condition.own, caps)
 
 
 def _caps(condition: SumOf, keys: tuple[Key, ...]) -> list[int]:
@@ -127,9 +139,21 @@ def _caps(condition: SumOf, keys: tuple[Key, ...]) -> list[int]:
 
 def _encoded(
     kind: Condition, threshold: int, keys: tuple[Key, ...], targets: list[int],
-    caps: list[int] | None = None,
+    own: Collection[Key], caps: list[int] | None = None,
 ) -> Encoded:  # fmt: skip
     if not 1 <= len(keys) <= WATCH_KEYS_MAX:
         raise InvalidCondition(f"1 to {WATCH_KEYS_MAX} keys are allowed", len(keys))
-    watched = map(wire.encode_watch_key, keys, targets, caps or [0] * len(keys))
+    caps, owned = caps or [0] * len(keys), _owned(keys, own)
+    watched = map(wire.encode_watch_key, keys, targets, caps, owned)
     return Encoded(kind, threshold, b"".join(watched), keys)
+
+
+def _owned(keys: tuple[Key, ...], own: Collection[Key]) -> list[bool]:
+    """Which of the keys are own ones."""
+    if not own:
+        return [False] * len(keys)
+    encoded = [wire.encode_key(key) for key in keys]
+    wanted = {wire.encode_key(key): key for key in _collection("own", own)}
+    if strangers := wanted.keys() - set(encoded):
+        raise InvalidCondition("an own key must be one of the keys", wanted[strangers.pop()])
+    return [key in wanted for key in encoded]

@@ -141,7 +141,8 @@ static uint32_t watch_keys_count(const uint8_t *at, uint32_t bytes)
         if ((uint64_t)(end - at) < sizeof k || ++count > PG_WATCH_KEYS_MAX)
             return 0;
         memcpy(&k, at, sizeof k);
-        if (!key_sound(k.key_type, k.key_len) || (uint64_t)(end - at) < sizeof k + k.key_len)
+        if (!key_sound(k.key_type, k.key_len) || k.flags > PG_WK_OWN ||
+            (uint64_t)(end - at) < sizeof k + k.key_len)
             return 0;
         at += sizeof k + k.key_len;
     }

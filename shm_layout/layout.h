@@ -286,7 +286,7 @@ struct pg_index_bucket {
 #define PG_LEVEL_MAX 9223372036854775807u
 
 /* Truth but for root, first and latest. A watch key: its monotone level and its watchers,
- * which stand in a treap ordered by the level that each of them waits for. 40 bytes. */
+ * which stand in a treap ordered by the level that each of them waits for. 56 bytes. */
 struct pg_watched {
     uint64_t level;               /* stored (release) before any watcher is visited */
     uint8_t  key[16];             /* its bytes; of a longer one the granule of its blob, u32 */
@@ -323,8 +323,9 @@ struct pg_purgatory {
 enum pg_condition { PG_C_ALL, PG_C_ANY, PG_C_SUM, PG_C_CLIENT, PG_CONDITIONS };
 enum pg_check_state { PG_K_NONE, PG_K_ASKED, PG_K_MOVED };
 
-/* The first 80 bytes of an operation's blob; behind it the bitmap of missing keys (bit n =
- * the n-th key, 16-byte multiple), for SUM a struct pg_share per key, then key, payload. */
+/* The first 80 bytes of an operation's blob. Behind it two bitmaps, (keys + 7) / 8 bytes each,
+ * bit n = the n-th key: those missing at its end, and its own ones; both together are padded to
+ * 16 bytes. Then for SUM a struct pg_share per key, then key, payload. */
 struct pg_operation {
     uint64_t session;             /* the owner's */
     uint64_t threshold;           /* SUM */
@@ -541,12 +542,15 @@ struct pg_record {                /* 32 bytes */
                                      ADVANCE_KEY: level; BUMP: n; FAIL: code; COMPLETE: version */
 };
 
+enum pg_watch_key_flag { PG_WK_OWN = 1 };   /* forgotten when the operation ends */
+
 struct pg_watch_key {             /* 24 bytes, then key_len bytes */
     uint64_t target;              /* ALL, ANY: target; SUM: base, 2^64 - 1 = the level at arming */
     uint64_t cap;                 /* SUM: most that this key may add; else 0 */
     uint8_t  key_len;
     uint8_t  key_type;
-    uint8_t  reserved[6];
+    uint8_t  flags;               /* enum pg_watch_key_flag */
+    uint8_t  reserved[5];
 };
 
 /* Statuses of a record. Stable numbers. */

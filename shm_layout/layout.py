@@ -36,6 +36,7 @@ NOTICE_OF_OPERATION: int = lib.PG_E_OPERATION
 TIME_MAX_NS = 2**63 - 1
 LEVEL_MAX: int = lib.PG_LEVEL_MAX
 WATCH_KEYS_MAX: int = lib.PG_WATCH_KEYS_MAX
+OWN_KEY: int = lib.PG_WK_OWN
 
 
 class Message(enum.IntEnum):

@@ -97,6 +97,8 @@ void level_free(struct pg_arena *a, uint32_t row)
     level_push_free(a, row);
 }
 
+void level_forget(struct pg_arena *a, uint32_t row) { a->levels[row].touched_s = PG_NIL; }
+
 void level_left(struct pg_arena *a, uint32_t row)
 {
     struct pg_watched *l = &a->levels[row];
@@ -163,6 +165,14 @@ bool levels_rebuild(struct pg_arena *a, struct pg_fault *why)
     return true;
 }
 
+void levels_drop_forgotten(struct pg_arena *a)
+{
+    for (uint32_t row = 0; row < a->level_rows; row++)
+        if (a->levels[row].key_len != 0 && a->levels[row].root == PG_NIL &&
+            a->levels[row].touched_s == PG_NIL)
+            level_free(a, row);
+}
+
 bool levels_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules)
 {
     uint64_t used = 0, free = 0;
@@ -175,6 +185,9 @@ bool levels_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *gr
         if (a->secret != NULL && level_find(a, &k) != row)
             return fault_set(fault, "levels", "a watch key that the index does not lead to", row,
                              row, level_find(a, &k));
+        if (l->root == PG_NIL && l->touched_s == PG_NIL)
+            return fault_set(fault, "levels", "a forgotten watch key that nobody watches", row, 0,
+                             l->touched_s);
         *granules += level_granules(l);
         used++;
     }

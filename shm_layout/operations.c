@@ -22,19 +22,21 @@ static struct pg_watched *level_of(const struct pg_arena *a, uint32_t x)
 
 static uint32_t bitmap_bytes(uint32_t keys) { return (keys + 7) / 8; }
 
-static uint32_t bitmap_room(uint32_t keys) { return (keys + 127) / 128 * 16; }
+static uint32_t bitmaps_room(uint32_t keys) { return (2 * bitmap_bytes(keys) + 15) / 16 * 16; }
 
 static uint32_t ext_bytes(unsigned condition, uint32_t keys)
 {
-    return (uint32_t)sizeof(struct pg_operation) + bitmap_room(keys) +
+    return (uint32_t)sizeof(struct pg_operation) + bitmaps_room(keys) +
            (condition == PG_C_SUM ? keys * (uint32_t)sizeof(struct pg_share) : 0);
 }
 
-static uint8_t *bitmap_of(struct pg_operation *op) { return (uint8_t *)(op + 1); }
+static uint8_t *missing_of(struct pg_operation *op) { return (uint8_t *)(op + 1); }
+
+static uint8_t *own_of(struct pg_operation *op) { return missing_of(op) + bitmap_bytes(op->keys); }
 
 static struct pg_share *shares_of(struct pg_operation *op)
 {
-    return (struct pg_share *)(bitmap_of(op) + bitmap_room(op->keys));
+    return (struct pg_share *)(missing_of(op) + bitmaps_room(op->keys));
 }
 
 static uint32_t notice_payload(uint32_t keys, uint32_t payload_len)
@@ -176,19 +178,29 @@ static void watches_place(struct pg_arena *a, struct pg_operation *op, bool link
 
 /* ---- ending --------------------------------------------------------------------------------- */
 
-static void missing_write(const struct pg_arena *a, struct pg_operation *op)
+static bool is_missing(const struct pg_arena *a, struct pg_operation *op, uint32_t x, uint32_t n)
 {
-    const struct pg_share *share = shares_of(op);
+    switch (op->condition) {
+    case PG_C_SUM: return gained(&shares_of(op)[n], level_of(a, x)->level) == 0;
+    case PG_C_CLIENT: return false;
+    default: return !target_reached(a, x);
+    }
+}
+
+/* Notes which keys are missing, and forgets the own ones: they go with their last watcher. This
+ * comes before the operation counts as ended, so that a crash leaves no own key behind. */
+static void keys_leave(struct pg_arena *a, struct pg_operation *op)
+{
+    const uint8_t *own = own_of(op);
+    uint8_t *missing = missing_of(op);
     uint32_t n = 0;
-    memset(bitmap_of(op), 0, bitmap_room(op->keys));
-    if (op->condition == PG_C_CLIENT)
-        return;
+    memset(missing, 0, bitmap_bytes(op->keys));
     for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(a, x)->sibling, n++) {
-        const bool missing = op->condition == PG_C_SUM
-                                 ? gained(&share[n], level_of(a, x)->level) == 0
-                                 : !target_reached(a, x);
-        if (missing)
-            bitmap_of(op)[n / 8] |= (uint8_t)(1u << n % 8);
+        const uint8_t bit = (uint8_t)(1u << n % 8);
+        if (is_missing(a, op, x, n))
+            missing[n / 8] |= bit;
+        if (own[n / 8] & bit)
+            level_forget(a, watch_at(a, x)->level);
     }
 }
 
@@ -221,7 +233,7 @@ static void notice_write(struct pg_arena *a, uint32_t slot, struct pg_operation 
                                .key_len = c->key_len,
                                .meta = (uint8_t)(c->key_type | PG_E_OPERATION << 4)};
     memcpy(at, &verdict, sizeof verdict);
-    memcpy(at + sizeof verdict, bitmap_of(op), bitmap_bytes(op->keys));
+    memcpy(at + sizeof verdict, missing_of(op), bitmap_bytes(op->keys));
     outbox_append(a, &e);
     op->notice_blob = PG_NIL;
 }
@@ -244,7 +256,7 @@ static void operation_close(struct pg_arena *a, uint32_t slot, enum pg_cause cau
     struct pg_hot *h = &a->slots.hot[slot];
     struct probe at;
 
-    missing_write(a, op);
+    keys_leave(a, op);
     op->error = error;
     op->ended_ns = a->now_ns;
     op->cause = (uint8_t)cause;
@@ -412,6 +424,8 @@ static void watches_write(struct pg_arena *a, const struct watch *w, uint32_t sl
         memcpy(&k, at, sizeof k);
         at += sizeof k + k.key_len;
         shares_write(a, w, op, n, &k);
+        if (k.flags & PG_WK_OWN)
+            own_of(op)[n / 8] |= (uint8_t)(1u << n % 8);
         *watch_at(a, x) = (struct pg_watch){.target = k.target < PARKED ? k.target : PARKED - 1,
                                             .level = a->rows[n] & ~BORN, .slot = slot,
                                             .sibling = PG_NIL};
@@ -709,7 +723,7 @@ void operations_forget(struct pg_arena *a, const struct key *key, struct pg_resu
     answer(r, 0, row == PG_NIL ? PG_ST_UNKNOWN : PG_ST_DONE, 0);
     if (row == PG_NIL)
         return;
-    a->levels[row].touched_s = PG_NIL;
+    level_forget(a, row);
     level_left(a, row);
 }
 
@@ -813,5 +827,6 @@ bool operations_rebuild(struct pg_arena *a, struct pg_fault *why)
     for (uint32_t slot = 0; slot < a->slots.capacity; slot++)
         if (armed_operation(a, slot) && !settle(a, slot))
             stand_reached(a, operation_at(a, slot));
+    levels_drop_forgotten(a);
     return true;
 }

@@ -158,10 +158,12 @@ uint32_t level_find(const struct pg_arena *a, const struct key *key);   /* PG_NI
 /* A new row at level 0; PG_NIL with *status = why not. */
 uint32_t level_born(struct pg_arena *a, const struct key *key, unsigned *status);
 void level_free(struct pg_arena *a, uint32_t row);                      /* nobody watches it */
-/* To be called when a watcher left: forgets the row, or begins its time to live. */
+void level_forget(struct pg_arena *a, uint32_t row);    /* it goes with its last watcher */
+/* To be called when a watcher left: frees a forgotten row, or begins its time to live. */
 void level_left(struct pg_arena *a, uint32_t row);
 void levels_init(struct pg_arena *a);
 bool levels_rebuild(struct pg_arena *a, struct pg_fault *why);          /* blobs, index, free list */
+void levels_drop_forgotten(struct pg_arena *a);         /* which a crash left without a watcher */
 bool levels_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules);
 
 /* ---- watches: who waits for which level -------------------------------------------------- */

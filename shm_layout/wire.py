@@ -317,10 +317,10 @@ class RawOutcome(NamedTuple):
     """Indices of the operation's keys that were still missing."""
 
 
-def encode_watch_key(key: Key, target: int, cap: int = 0) -> bytes:
-    """One watch key of an operation. Raises InvalidKey."""
+def encode_watch_key(key: Key, target: int, cap: int = 0, own: bool = False) -> bytes:
+    """One watch key of an operation; an own one goes with it. Raises InvalidKey."""
     kind, data = encode_key(key)
-    return WATCH_KEY.pack(target, cap, len(data), kind, b"") + data
+    return WATCH_KEY.pack(target, cap, len(data), kind, layout.OWN_KEY * own, b"") + data
 
 
 def encode_acks(session: int, acks: Sequence[tuple[int, int, int]]) -> bytes:

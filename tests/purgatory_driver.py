@@ -43,6 +43,7 @@ class Key(NamedTuple):
     name: bytes
     target: int
     cap: int = 0
+    own: bool = False
 
 
 class Command(NamedTuple):
@@ -110,7 +111,7 @@ def command(
 
 def watch_keys(keys: Sequence[Key]) -> bytes:
     return b"".join(
-        WATCH_KEY.pack(k.target, k.cap, len(k.name), lib.PG_KEY_BYTES, b"\0" * 6) + k.name
+        WATCH_KEY.pack(k.target, k.cap, len(k.name), lib.PG_KEY_BYTES, k.own, b"") + k.name
         for k in keys
     )
 

@@ -532,6 +532,9 @@ def malformed(owner: Owner, *commands: pd.Command) -> None:
         pd.watch(b"x", ALL, []),
         pd.watch(b"x", 4, [FAR]),
         pd.watch(b"x", ALL, [Key(b"", 1)]),
+        pd.watch(b"x", ALL, [Key(b"k", 1)])._replace(
+            area=b"x" + pd.WATCH_KEY.pack(1, 0, 1, lib.PG_KEY_BYTES, lib.PG_WK_OWN + 1, b"") + b"k"
+        ),
         pd.watch(b"x", ALL, [Key(b"%d" % n, 1) for n in range(1025)]),
         pd.command(lib.PG_OP_WATCH, b"x", extension=pd.watch_keys([FAR])[:-1]),
         pd.command(lib.PG_OP_WATCH, b"x", extension=pd.watch_keys([FAR]), flags=2),
@@ -635,6 +638,77 @@ def test_levels_stay_for_their_time_to_live_across_a_restart() -> None:
     assert core.metrics.operations == 0
     core.sweep()
     assert {name for name, _ in core.levels()} == {b"k", b"mine"}
+
+
+# ---- own keys ------------------------------------------------------------------------------
+
+MANY_OWN = [Key(b"k%d" % n, 1, 1, own=n % 3 != 0) for n in range(20)]
+ENDS_OF_OWN: dict[str, tuple[int, list[pd.Command]]] = {
+    "all": (ALL, [pd.advance(k.name, 1) for k in MANY_OWN]),
+    "any": (ANY, [pd.advance(b"k1", 1)]),
+    "sum": (SUM, [pd.bump(k.name, 2) for k in MANY_OWN]),
+    "failed": (ALL, [pd.fail(b"k3", 1)]),
+    "cancelled": (CLIENT, [pd.cancel(b"x")]),
+    "cancelled for its own key": (ANY, [pd.cancel_for_key(b"k4")]),
+    "true at once": (ANY, []),
+    "expired": (ALL, []),
+}
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("end", ENDS_OF_OWN)
+def test_own_keys_go_with_the_operation(end: str, restart: bool) -> None:
+    core = Purgatory()
+    owner = Owner(core)
+    condition, commands = ENDS_OF_OWN[end]
+    if end == "true at once":
+        owner.send(pd.advance(b"k7", 1))
+    owner.send(pd.watch(b"x", condition, MANY_OWN, 5 * MS, threshold=20, notice=True))
+    if restart:
+        core.attach()
+        core.rebuild(core.now_ns)
+    if commands:
+        owner.send(*commands)
+    core.advance(5 * MS)
+    core.check()
+    assert core.metrics.operations == 0
+    assert {name for name, _ in core.levels()} == {k.name for k in MANY_OWN if not k.own}
+
+
+def test_an_own_key_that_others_watch_goes_with_the_last() -> None:
+    core = Purgatory()
+    owner = Owner(core)
+    owner.send(
+        pd.watch(b"its", ALL, [Key(b"k", 2, own=True), Key(b"other", 1)]),
+        pd.watch(b"guest", ALL, [Key(b"k", 3), Key(b"other", 2)]),
+        pd.advance(b"k", 2),
+    )
+    owner.send(pd.cancel(b"its"))
+    assert [row.level for name, row in core.levels() if name == b"k"] == [2]
+    owner.send(pd.cancel(b"guest"))
+    core.check()
+    assert {name for name, _ in core.levels()} == {b"other"}
+
+
+def test_a_crash_in_the_middle_of_an_end_leaves_no_own_key() -> None:
+    """The operation counts as ended, and is still on the lists of its keys."""
+    core = Purgatory()
+    owner = Owner(core)
+    owner.send(
+        pd.watch(b"x", ALL, [Key(b"k", 1, own=True), Key(b"shared", 1)]),
+        pd.watch(b"guest", ALL, [Key(b"shared", 2, own=True)]),
+    )
+    slot = next(s for s in core.operations() if core.operation(s).keys == 2)
+    for name, row in core.levels():
+        if name == b"k":
+            row.touched_s = 2**32 - 1
+    core.rows(lib.PG_R_HOT, "pg_hot")[slot].ctl += lib.PG_S_OUTCOME - lib.PG_S_ARMED
+    core.attach()
+    core.rebuild(core.now_ns)
+    core.check()
+    assert {name for name, _ in core.levels()} == {b"shared"}
+    owner.send(pd.cancel(b"guest"))
+    assert not dict(core.levels())
 
 
 # ---- CLIENT conditions ---------------------------------------------------------------------

@@ -276,6 +276,33 @@ def test_virtual_time(daemon: StartDaemon) -> None:
     assert 60 * 10**9 <= outcome.elapsed_ns < 61 * 10**9
 
 
+@pytest.mark.parametrize("end", ["", "stop", "kill"])
+def test_own_keys_are_forgotten_with_their_operation(
+    demo: Daemon, a: Purgatory, b: Purgatory, end: str
+) -> None:
+    assert b.advance("ready", 2) == 0
+    ops = a.watch_many(
+        [
+            ("ready", AllOf({"ready": 2}, own=["ready"]), HOUR_S),
+            ("all", AllOf({"all": 1, "shared": 0}, own={"all"}), HOUR_S),
+            ("any", AnyOf({b"any": 1, b"far": 9}, own=(b"any", b"far")), HOUR_S),
+            ("sum", SumOf({"sum": 5, "shared": 0}, at_least=1, own=["sum"]), HOUR_S),
+            ("when", When(lambda: False, ["when", "shared"], own=["when"]), HOUR_S),
+            ("late", AllOf({"late": 1}, own=["late"]), 0.05),
+        ]
+    )
+    if end:
+        getattr(demo, end)()
+        demo.start()
+    assert b.advance("all", 1) + b.advance(b"any", 1) + b.bump("sum", 6) == 3
+    a.cancel("when")
+    for op in ops:
+        op.result(PATIENCE_S)
+    names = ("ready", "all", b"any", b"far", "sum", "when", "late")
+    assert not any(b.forget(name) for name in names)
+    assert b.forget("shared")
+
+
 # ---- refusals: typed, and nothing changed ----------------------------------------------------
 
 
@@ -297,6 +324,9 @@ BAD: tuple[Bad, ...] = (
     (lambda p: p.watch("w", When(bool, []), 1), InvalidCondition, "1 to 1024"),
     (lambda p: p.watch("w", When(bool, ["k:0", "k:0"]), 1), DuplicateWatchKey, "w"),
     (lambda p: p.watch("w", {"k": 1}, 1), InvalidCondition, "AllOf"),
+    (lambda p: p.watch("w", AllOf({"k": 1}, own="k"), 1), InvalidCondition, "collection"),
+    (lambda p: p.watch("w", AnyOf({"k": 1}, own=[b"k"]), 1), InvalidCondition, "one of the keys"),
+    (lambda p: p.watch("w", When(bool, ["k"], own=[""]), 1), InvalidKey, "0"),
     (lambda p: p.watch("w", AllOf({"k": 1}), float("nan")), InvalidTime, "nan"),
     (lambda p: p.watch("w", AllOf({"k": 1}), None), InvalidArgument, ""),
     (lambda p: p.watch("", AllOf({"k": 1}), 1), InvalidKey, "0"),
@@ -526,8 +556,9 @@ def test_asyncio(demo: Daemon) -> None:
         assert await p.clear("bad")
         assert await p.forget("bad")
         assert not await p.forget("bad")
-        expired = await p.watch("e", AnyOf({"t": 9, "u": 9}), 0.02)
+        expired = await p.watch("e", AnyOf({"t": 9, "u": 9}, own=["u"]), 0.02)
         assert (await expired).missing == ["t", "u"]
+        assert (await p.forget("t"), await p.forget("u")) == (True, False)
         with pytest.raises(DuplicateWatchKey):
             await p.watch("d", When(bool, ["k", "k"]), 1)
 

@@ -148,6 +148,8 @@ class Model:
         op.ended_ns = self.now_ns
         del self.armed[op.key]
         for k in op.keys:
+            if k.own:
+                self.levels[k.name].touched_s = None
             self.left(k.name)
         if op.notice:
             self.verdicts.append(op)
@@ -319,9 +321,10 @@ LEVEL = st.integers(0, 9)
 CODE = st.integers(1, 3)
 DELAY = st.integers(0, 40).map(lambda ms: ms * MS) | st.sampled_from([10**9, 4 * 10**9])
 EXTREME = st.sampled_from([LEVEL_MAX, LEVEL_MAX + 1, 2**64 - 3, 2**64 - 2, 2**64 - 1])
-TARGETED = st.builds(Key, NAME, LEVEL | LEVEL | EXTREME, st.just(0))
+OWN = st.sampled_from([False, False, True])
+TARGETED = st.builds(Key, NAME, LEVEL | LEVEL | EXTREME, st.just(0), OWN)
 SHARED = st.builds(
-    Key, NAME, LEVEL | st.just(pd.BASE_NOW) | EXTREME, st.integers(0, 9) | st.just(2**64 - 1)
+    Key, NAME, LEVEL | st.just(pd.BASE_NOW) | EXTREME, st.integers(0, 9) | st.just(2**64 - 1), OWN
 )
 KEYS = {c: st.lists(SHARED if c == SUM else TARGETED, min_size=1, max_size=5) for c in range(4)}
 
