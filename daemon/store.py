@@ -1,22 +1,26 @@
 """Opens a daemon's arena: new, as it was left, or with its truth moved to other sizes.
 
-New segments are made under a name of their own and renamed once they are whole, so a
-segment under the daemon's name is complete, or it is not ours and is left alone.
+New segments are made under names of their own, NAME.new. The arena's second name, NAME.next,
+says that both are whole and take the place of what is there: a start that finds it completes
+what a killed daemon began. So a segment under the daemon's name is complete, and of one birth
+with its private one, or it is not ours and is left alone.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.config import Config
 from purgatoryd.shm_layout import segment
 from purgatoryd.shm_layout._core import lib
-from purgatoryd.shm_layout.arena import Arena, boot_id, page_size
+from purgatoryd.shm_layout.arena import Arena, Previous, boot_id, page_size, retire
 from purgatoryd.shm_layout.errors import ArenaBroken, ArenaMismatch, ArenaTooSmall
-from purgatoryd.shm_layout.layout import ArenaState, ClockKind
+from purgatoryd.shm_layout.layout import REGION_ALIGN, ClockKind
 from purgatoryd.shm_layout.paths import Paths
 
 # Settings that can differ at a restart: what the core calls them, and the setting's name.
@@ -36,15 +40,26 @@ def open_arena(config: Config, paths: Paths) -> Arena:
     """The arena of daemon `config.name`, rebuilt and ready to be used.
 
     Raises ArenaTooLarge, ArenaTooSmall, ArenaMismatch for what is not ours or does not
-    fit, ArenaBroken for damaged truth. The caller holds the daemon's lock.
+    fit, ArenaBroken for damaged truth; what was there is as it was then. The caller holds
+    the daemon's lock.
     """
+    _take_place(paths)
     if not segment.exists(paths.arena):
         return _create(config, paths)
+    old = Previous.attach(paths.arena, paths.private)
+    arena = _convert(old, config, paths) if old else _attach(config, paths)
+    return arena if _same_sizes(arena, config) else _resize(arena, config, paths)
+
+
+def _attach(config: Config, paths: Paths) -> Arena:
     arena = Arena.attach(paths.arena, paths.private)
     _refuse_other_clock(arena, config)
-    now_ns = int(arena.header.now_ns) if config.clock == "virtual" else boot_ns()
-    arena.rebuild(now_ns)
-    return arena if _same_sizes(arena, config) else _resize(arena, config, paths)
+    arena.rebuild(_now_ns(arena, config))
+    return arena
+
+
+def _now_ns(arena: Arena | Previous, config: Config) -> int:
+    return int(arena.header.now_ns) if config.clock == "virtual" else boot_ns()
 
 
 def _geometry(config: Config) -> dict[str, int]:
@@ -85,26 +100,43 @@ def core_config(config: Config) -> dict[str, Any]:
     }
 
 
-def _create_beside(paths: Paths, fields: dict[str, Any]) -> Arena:
-    """Segments under the names of a birth; leftovers of one that failed are removed."""
-    segment.unlink(f"{paths.arena}.new")
-    segment.unlink(f"{paths.private}.new")
-    return Arena.create(f"{paths.arena}.new", f"{paths.private}.new", fields)
+@contextmanager
+def _in_place(paths: Paths, fields: dict[str, Any]) -> Iterator[Arena]:
+    """A fresh arena; it takes the place of what is there if all goes well inside, else goes."""
+    _remove_new(paths)  # of a birth that was cut off
+    new = Arena.create(f"{paths.arena}.new", f"{paths.private}.new", fields)
+    try:
+        yield new
+        segment.replace(f"{paths.arena}.new", f"{paths.arena}.next")
+    except BaseException:
+        _remove_new(paths)
+        raise
+    _take_place(paths)
+
+
+def _remove_new(paths: Paths) -> None:
+    for name in (f"{paths.arena}.new", f"{paths.private}.new"):
+        if segment.ours(name):
+            segment.unlink(name)
 
 
 def _take_place(paths: Paths) -> None:
-    """The private segment first: where there is an arena there is its private one."""
-    segment.replace(f"{paths.private}.new", paths.private)
-    segment.replace(f"{paths.arena}.new", paths.arena)
+    """Completes a birth that got as far as the name NAME.next, from wherever it stopped."""
+    if not segment.ours(f"{paths.arena}.next"):
+        return
+    if segment.ours(paths.arena):
+        retire(paths.arena)
+    if segment.ours(f"{paths.private}.new"):
+        segment.replace(f"{paths.private}.new", paths.private)
+    segment.replace(f"{paths.arena}.next", paths.arena)
 
 
 def _create(config: Config, paths: Paths) -> Arena:
-    arena = _create_beside(paths, core_config(config))
-    _take_place(paths)
-    return arena
+    with _in_place(paths, core_config(config)) as arena:
+        return arena
 
 
-def _refuse_other_clock(arena: Arena, config: Config) -> None:
+def _refuse_other_clock(arena: Arena | Previous, config: Config) -> None:
     header, name = arena.header, arena.segment.name
     kind = ClockKind.VIRTUAL if config.clock == "virtual" else ClockKind.BOOT
     if header.clock_kind != kind:
@@ -113,7 +145,7 @@ def _refuse_other_clock(arena: Arena, config: Config) -> None:
         raise ArenaMismatch(name, "boot id", boot_id().hex(), bytes(header.boot_id).hex())
 
 
-def _current(arena: Arena) -> dict[str, int]:
+def _current(arena: Arena | Previous) -> dict[str, int]:
     header = arena.header
     return {
         "capacity": header.capacity,
@@ -134,28 +166,41 @@ def _current(arena: Arena) -> dict[str, int]:
 
 def _same_sizes(arena: Arena, config: Config) -> bool:
     wanted = _geometry(config)
-    page = 4096
-    wanted["payload_bytes"] = -(-wanted["payload_bytes"] // page) * page
+    wanted["payload_bytes"] = -(-wanted["payload_bytes"] // REGION_ALIGN) * REGION_ALIGN
     return wanted == _current(arena)
 
 
-def _resize(old: Arena, config: Config, paths: Paths) -> Arena:
+def _identity(old: Arena | Previous) -> dict[str, Any]:
+    """Fields of struct pg_config by which nobody can tell a new arena from the old one."""
     header = old.header
-    same = {
+    return {
         "uuid": bytes(header.uuid),
         "stream_id": header.stream_id,
         "now_ns": header.now_ns,
         "created_wall_ns": header.created_wall_ns,
     }
-    new = _create_beside(paths, core_config(config) | same)
-    try:
-        new.migrate_from(old)
-    except ArenaBroken as error:
-        segment.unlink(f"{paths.arena}.new")
-        segment.unlink(f"{paths.private}.new")
-        setting = _SIZES.get(error.what, error.what)
-        raise ArenaTooSmall(setting, error.found, error.expected) from error
-    _take_place(paths)
-    old.set_state(ArenaState.RETIRED)
+
+
+def _resize(old: Arena, config: Config, paths: Paths) -> Arena:
+    with _in_place(paths, core_config(config) | _identity(old)) as new:
+        try:
+            new.migrate_from(old)
+        except ArenaBroken as error:
+            setting = _SIZES.get(error.what, error.what)
+            raise ArenaTooSmall(setting, error.found, error.expected) from error
+    old.close()
+    return new
+
+
+def _convert(old: Previous, config: Config, paths: Paths) -> Arena:
+    """The truth of an arena of an earlier ABI in a new one, whose sizes are the old ones.
+
+    What an earlier ABI had no room for has size 0 there, and gets that of the settings.
+    """
+    _refuse_other_clock(old, config)
+    sizes = {name: size for name, size in _current(old).items() if size}
+    with _in_place(paths, core_config(config) | sizes | _identity(old)) as new:
+        new.convert_from(old)
+        new.rebuild(_now_ns(old, config))
     old.close()
     return new

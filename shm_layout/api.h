@@ -54,12 +54,18 @@ int pg_create(struct pg_arena *a, void *arena, void *secret, const struct pg_con
 /* secret = NULL: a reader. Refuses what does not fit, with both values in `why`. */
 int pg_attach(struct pg_arena *a, void *arena, uint64_t arena_bytes, void *secret,
               uint64_t secret_bytes, uint64_t layout_id, struct pg_fault *why);
+/* The same for an arena of an earlier minor ABI with this layout id; for pg_convert alone. */
+int pg_attach_previous(struct pg_arena *a, void *arena, uint64_t arena_bytes, void *secret,
+                       uint64_t secret_bytes, uint64_t layout_id, struct pg_fault *why);
 /* Rebuilds all that is derived; required after attach, before anything is changed.
  * now_ns is the arena's clock. Entries that fired but were not handed over stay so. */
 int pg_rebuild(struct pg_arena *a, int64_t now_ns, struct pg_fault *why);
 /* Copies all truth of `from` into the fresh arena `to` (other sizes): tickets, sequences,
  * sessions stay. Refuses what has no room, with both values. */
 int pg_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why);
+/* Copies all truth of `from`, of an earlier minor ABI, as it stands into the fresh arena `to` of
+ * the same sizes; pg_rebuild must follow. Refuses other sizes, with both values. */
+int pg_convert(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why);
 int pg_check(struct pg_arena *a, struct pg_fault *fault);
 /* Holds on a live arena too, from a reader. */
 int pg_check_live(const struct pg_arena *a, struct pg_fault *fault);

@@ -4,8 +4,6 @@
 
 /* ---- geometry ------------------------------------------------------------------------ */
 
-#define REGION_ALIGN 4096u
-
 struct plan {
     struct pg_region regions[32];
     uint64_t length;
@@ -20,7 +18,7 @@ static struct wheel_shape shape_of(const struct pg_config *c)
 
 static uint32_t payload_granules(const struct pg_config *c)
 {
-    return (uint32_t)(round_up(c->payload_bytes, REGION_ALIGN) / PG_GRANULE);
+    return (uint32_t)(round_up(c->payload_bytes, PG_REGION_ALIGN) / PG_GRANULE);
 }
 
 static uint64_t ids_of(const struct pg_config *c)
@@ -85,7 +83,7 @@ static bool config_valid(const struct pg_config *c)
 
 static void plan_add(struct plan *p, enum pg_region_id id, uint64_t stride, uint64_t count)
 {
-    p->length = round_up(p->length, REGION_ALIGN);
+    p->length = round_up(p->length, PG_REGION_ALIGN);
     p->regions[id] = (struct pg_region){p->length, stride * count, (uint32_t)stride,
                                         (uint32_t)count};
     p->length += stride * count;
@@ -118,7 +116,7 @@ static void plan_make(struct plan *p, const struct pg_config *c)
     plan_add(p, PG_R_LEVELS, sizeof(struct pg_watched), c->levels);
     plan_add(p, PG_R_LEVEL_INDEX, sizeof(struct pg_index_bucket), index_buckets(c->levels));
     plan_add(p, PG_R_OUTBOX, sizeof(struct pg_entry), c->outbox_capacity);
-    p->length = round_up(p->length, REGION_ALIGN);
+    p->length = round_up(p->length, PG_REGION_ALIGN);
 }
 
 uint64_t pg_handle_bytes(void) { return sizeof(struct pg_arena); }
@@ -146,13 +144,13 @@ static uint64_t private_rows_offset(void) { return round_up(sizeof(struct pg_pri
 static uint64_t private_replies_offset(uint32_t sessions)
 {
     return round_up(private_rows_offset() + (uint64_t)sessions * sizeof(struct pg_session),
-                    REGION_ALIGN);
+                    PG_REGION_ALIGN);
 }
 
 static uint64_t private_length(uint32_t sessions)
 {
     return round_up(private_replies_offset(sessions) +
-                    (uint64_t)sessions * PG_WINDOW * sizeof(struct pg_reply_memory), REGION_ALIGN);
+                    (uint64_t)sessions * PG_WINDOW * sizeof(struct pg_reply_memory), PG_REGION_ALIGN);
 }
 
 uint64_t pg_private_bytes(const struct pg_config *config)
@@ -347,8 +345,22 @@ static bool regions_fit(const struct pg_header *h, struct pg_fault *why)
            same(why, "payload bytes", h->regions[PG_R_BLOBS].length, h->payload_bytes);
 }
 
-static bool header_fits(const struct pg_header *h, uint64_t bytes, uint64_t layout_id,
-                        struct pg_fault *why)
+/* Of an earlier ABI: its regions are where its header says, and inside. */
+static bool regions_inside(const struct pg_header *h, struct pg_fault *why)
+{
+    for (uint32_t i = 0; i < sizeof h->regions / sizeof h->regions[0]; i++) {
+        const struct pg_region *r = &h->regions[i];
+        if (r->offset > h->length || r->length > h->length - r->offset ||
+            r->offset % PG_GRANULE != 0 || (uint64_t)r->stride * r->count != r->length)
+            return fault_set(why, "header", "a region outside the segment", i, h->length,
+                             r->offset);
+    }
+    return same(why, "bytes of the purgatory's heads", sizeof(struct pg_purgatory),
+                h->regions[PG_R_PURGATORY].length);
+}
+
+static bool header_known(const struct pg_header *h, uint64_t bytes, uint64_t layout_id,
+                         struct pg_fault *why)
 {
     if (bytes < sizeof *h)
         return same(why, "segment too small for a header", sizeof *h, bytes);
@@ -357,7 +369,13 @@ static bool header_fits(const struct pg_header *h, uint64_t bytes, uint64_t layo
                 LOAD_ACQUIRE(&h->version)) &&
            same(why, "ABI major", PG_ABI_MAJOR, h->abi_major) &&
            same(why, "layout id", layout_id, h->layout_id) &&
-           same(why, "length of the segment", h->length, bytes) && regions_fit(h, why);
+           same(why, "length of the segment", h->length, bytes);
+}
+
+static bool header_fits(const struct pg_header *h, uint64_t bytes, uint64_t layout_id,
+                        struct pg_fault *why)
+{
+    return header_known(h, bytes, layout_id, why) && regions_fit(h, why);
 }
 
 static bool uuid_fits(const uint8_t ours[16], const uint8_t theirs[16], struct pg_fault *why)
@@ -394,6 +412,17 @@ int pg_attach(struct pg_arena *a, void *arena, uint64_t arena_bytes, void *secre
     if (!header_fits(arena, arena_bytes, layout_id, why))
         return 0;
     if (secret != NULL && !private_fits(secret, arena, secret_bytes, why))
+        return 0;
+    handle_open(a, arena, secret);
+    return 1;
+}
+
+int pg_attach_previous(struct pg_arena *a, void *arena, uint64_t arena_bytes, void *secret,
+                       uint64_t secret_bytes, uint64_t layout_id, struct pg_fault *why)
+{
+    memset(why, 0, sizeof *why);
+    if (!header_known(arena, arena_bytes, layout_id, why) || !regions_inside(arena, why) ||
+        !private_fits(secret, arena, secret_bytes, why))
         return 0;
     handle_open(a, arena, secret);
     return 1;

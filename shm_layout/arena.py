@@ -18,8 +18,16 @@ from purgatoryd.shm_layout.errors import (
     ArenaMismatch,
     ArenaNotReady,
     ArenaTooLarge,
+    OtherAbi,
 )
-from purgatoryd.shm_layout.layout import LAYOUT_ID, MESSAGE_MAX, ArenaState
+from purgatoryd.shm_layout.layout import (
+    ABI,
+    LAYOUT_ID,
+    MESSAGE_MAX,
+    ArenaState,
+    converts,
+    size_of,
+)
 from purgatoryd.shm_layout.paths import Paths
 from purgatoryd.shm_layout.segment import Segment
 
@@ -91,14 +99,24 @@ class _Handle:
         )
         self._fault = ffi.new("struct pg_fault *")
 
-    def _attach(self) -> None:
+    def _attach(self, layout_id: int = LAYOUT_ID) -> None:
+        attach = lib.pg_attach if layout_id == LAYOUT_ID else lib.pg_attach_previous
         private_bytes = self._private.bytes if self._private else 0
-        if not lib.pg_attach(
-            self._a, self._base, self.segment.bytes, self._secret, private_bytes, LAYOUT_ID,
+        if not attach(
+            self._a, self._base, self.segment.bytes, self._secret, private_bytes, layout_id,
             self._fault,
         ):  # fmt: skip
-            found = self._fault
-            raise ArenaMismatch(self.segment.name, _text(found.what), found.expected, found.found)
+            raise self._mismatch(_text(self._fault.what))
+
+    def _mismatch(self, what: str) -> ArenaMismatch:
+        name = self.segment.name
+        if what not in ("ABI major", "layout id"):
+            return ArenaMismatch(name, what, self._fault.expected, self._fault.found)
+        header = ffi.cast("struct pg_header *", self._base)
+        found = (header.abi_major, header.abi_minor)
+        if found == ABI:  # a build that changed the layout and not its version
+            return OtherAbi(name, "layout id", LAYOUT_ID, header.layout_id)
+        return OtherAbi(name, "ABI", *(f"{major}.{minor}" for major, minor in (ABI, found)))
 
     @property
     def header(self) -> Any:
@@ -162,7 +180,49 @@ class Outgoing:
     body: memoryview
 
 
-class Arena(_Handle):
+class _Owned(_Handle):
+    """A handle with the private segment: the daemon's."""
+
+    @property
+    def session_rows(self) -> int:
+        """Sessions that the private segment has room for."""
+        return int(ffi.cast("struct pg_private *", self._secret).sessions)
+
+    @property
+    def purgatory(self) -> Any:
+        """struct pg_purgatory, live."""
+        region = self.header.regions[lib.PG_R_PURGATORY]
+        return ffi.cast("struct pg_purgatory *", self._base + region.offset)
+
+
+class Previous(_Owned):
+    """An arena of an earlier ABI, as its daemon left it: `Arena.convert_from` reads it."""
+
+    @classmethod
+    def attach(cls, name: str, private_name: str) -> Previous | None:
+        """None if segment `name` has no layout that this version converts.
+
+        Raises ArenaMissing, and ArenaMismatch if what is there does not hold together.
+        """
+        arena = Segment.open(name, read_only=False)
+        layout_id = _layout_of(arena)
+        if not converts(layout_id):
+            arena.close()
+            return None
+        self = cls(arena, Segment.open(private_name, read_only=False))
+        self._attach(layout_id)
+        return self
+
+
+def _layout_of(arena: Segment) -> int:
+    """The layout id in a segment's header; 0 if there is none."""
+    if arena.bytes < size_of("pg_header"):
+        return 0
+    with ffi.from_buffer(arena.memory) as base:
+        return int(ffi.cast("struct pg_header *", base).layout_id)
+
+
+class Arena(_Owned):
     """The writer's handle. One process, one thread."""
 
     PARTS = 1024
@@ -227,16 +287,10 @@ class Arena(_Handle):
         if not lib.pg_migrate(self._a, old._a, self._fault):
             raise _broken(self._fault)
 
-    @property
-    def session_rows(self) -> int:
-        """Sessions that the private segment has room for."""
-        return int(ffi.cast("struct pg_private *", self._secret).sessions)
-
-    @property
-    def purgatory(self) -> Any:
-        """struct pg_purgatory, live."""
-        region = self.header.regions[lib.PG_R_PURGATORY]
-        return ffi.cast("struct pg_purgatory *", self._base + region.offset)
+    def convert_from(self, old: Previous) -> None:
+        """Takes over all truth of `old`, which has the same sizes; `rebuild` must follow."""
+        if not lib.pg_convert(self._a, old._a, self._fault):
+            raise _broken(self._fault)
 
     def start_epoch(self, boot_id: bytes) -> None:
         """Counts a start of the daemon; deadlines are on the boot clock of `boot_id`."""
@@ -452,6 +506,15 @@ class Reader(_Handle):
             **{name: int(getattr(header, name)) for name in shown},
             **{name: int(getattr(metrics, name)) for name in counters},
         }
+
+
+def retire(name: str) -> None:
+    """Tells those who read segment `name` that another one takes its place: attach again."""
+    arena = Segment.open(name, read_only=False)
+    if arena.bytes >= size_of("pg_header"):
+        with ffi.from_buffer(arena.memory, require_writable=True) as base:
+            ffi.cast("struct pg_header *", base).state = ArenaState.RETIRED
+    arena.close()
 
 
 def boot_id() -> bytes:

@@ -31,6 +31,7 @@ PurgatorydError
 +-- ArenaError                       the shared memory segment
 |   +-- ArenaMissing
 |   +-- ArenaMismatch                a header field differs: both values
+|   |   +-- OtherAbi                 of another version of purgatoryd
 |   +-- ArenaNotReady                blank, rebuilding or retired
 |   +-- ArenaBroken                  check() found a broken invariant
 |   +-- ArenaTooLarge                needed and available bytes
@@ -437,6 +438,10 @@ class ArenaMismatch(ArenaError):
 
     def __str__(self) -> str:
         return f"{self.segment}: {self.field} is {self.found}, expected {self.expected}"
+
+
+class OtherAbi(ArenaMismatch):
+    """The arena was made by a version with another ABI; `expected` is this one's."""
 
 
 @dataclass(eq=False)

@@ -41,6 +41,8 @@
 
 /* ---- the arena header ----------------------------------------------------------- */
 
+#define PG_REGION_ALIGN 4096             /* bytes; where regions begin, unit of payload memory */
+
 enum pg_region_id {
     PG_R_HOT, PG_R_COLD, PG_R_FREE_SLOTS, PG_R_WHEEL, PG_R_BUCKETS, PG_R_CHUNKS,
     PG_R_FREE_CHUNKS, PG_R_INDEX, PG_R_BLOB_HEAP, PG_R_BLOB_MAP, PG_R_BLOBS,

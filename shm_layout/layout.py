@@ -31,6 +31,7 @@ WINDOW: int = lib.PG_WINDOW
 WIRE_MAGIC: int = lib.PG_WIRE_MAGIC
 WIRE_VERSION: int = lib.PG_WIRE_VERSION
 NOTICE_MAGIC: int = lib.PG_NOTICE_MAGIC
+REGION_ALIGN: int = lib.PG_REGION_ALIGN
 FLAG_AT: int = lib.PG_W_AT
 NOTICE_OF_OPERATION: int = lib.PG_E_OPERATION
 TIME_MAX_NS = 2**63 - 1
@@ -253,3 +254,14 @@ def layout_id() -> int:
 
 
 LAYOUT_ID = layout_id()
+
+ABI = (int(lib.PG_ABI_MAJOR), int(lib.PG_ABI_MINOR))
+
+RELEASED_LAYOUTS = {0x9D759BEBA58914AB: (1, 0)}
+"""Layout id of each released ABI."""
+
+
+def converts(layout_id: int) -> bool:
+    """True if a daemon of this ABI takes over arenas of that layout: those of earlier minors."""
+    major, minor = RELEASED_LAYOUTS.get(layout_id, (0, 0))
+    return major == ABI[0] and minor < ABI[1]

@@ -1,7 +1,8 @@
-/* migrate.c - an arena's whole truth into a fresh one of other sizes.
+/* migrate.c - an arena's whole truth into a fresh one, of other sizes or of a later ABI.
  *
  * Names, tickets, sequences, sessions and outbox positions stay, so nobody outside can
- * tell; slots, blobs and rows of the derived parts are given anew. `from` is not changed. */
+ * tell. Into other sizes, slots, blobs and rows of the derived parts are given anew. `from`
+ * is not changed. */
 
 #include "core.h"
 
@@ -232,4 +233,56 @@ int pg_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault
            outbox_migrate(to, from, why) && watches_migrate(to, from, why) &&
            levels_migrate(to, from, why) && slots_migrate(to, from, why) &&
            pg_rebuild(to, from->header->now_ns, why);
+}
+
+/* ---- a later ABI ------------------------------------------------------------------------------ */
+
+/* A minor ABI moves no field of the one before, so its truth is good as it stands. */
+static bool region_convert(struct pg_arena *to, const struct pg_arena *from,
+                           enum pg_region_id id, struct pg_fault *why)
+{
+    const struct pg_region *t = &to->header->regions[id], *f = &from->header->regions[id];
+    if (t->stride != f->stride)
+        return fault_set(why, "convert", "stride of a region", id, t->stride, f->stride);
+    if (t->count != f->count)
+        return fault_set(why, "convert", "elements of a region", id, t->count, f->count);
+    memcpy((uint8_t *)to->header + t->offset, (const uint8_t *)from->header + f->offset,
+           f->length);
+    return true;
+}
+
+static bool regions_convert(struct pg_arena *to, const struct pg_arena *from,
+                            struct pg_fault *why)
+{
+    static const enum pg_region_id truth[] = {  /* of 1.0; later ones are empty there */
+        PG_R_METRICS, PG_R_HOT, PG_R_COLD, PG_R_BLOBS, PG_R_NAMESPACES, PG_R_TOPICS,
+        PG_R_OUTBOX, PG_R_WATCHES, PG_R_LEVELS,
+    };
+    for (uint32_t i = 0; i < sizeof truth / sizeof truth[0]; i++)
+        if (!region_convert(to, from, truth[i], why))
+            return false;
+    return true;
+}
+
+static bool private_convert(struct pg_arena *to, const struct pg_arena *from,
+                            struct pg_fault *why)
+{
+    const uint64_t rows = from->secret->sessions;
+    if (to->secret->sessions != rows)
+        return fault_set(why, "convert", "sessions", 0, to->secret->sessions, rows);
+    memcpy(to->secret->secret, from->secret->secret, sizeof to->secret->secret);
+    to->secret->next_session = from->secret->next_session;
+    memcpy(to->sessions, from->sessions, rows * sizeof *to->sessions);
+    memcpy(to->replies, from->replies, rows * PG_WINDOW * sizeof *to->replies);
+    return true;
+}
+
+int pg_convert(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why)
+{
+    memset(why, 0, sizeof *why);
+    header_migrate(to->header, from->header);
+    to->header->outbox_head = from->header->outbox_head;
+    to->header->published = from->header->published;
+    to->header->outbox_tail = from->header->outbox_tail;
+    return regions_convert(to, from, why) && private_convert(to, from, why);
 }

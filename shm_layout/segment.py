@@ -58,9 +58,8 @@ class Segment:
         try:
             if shm.size == 0:
                 raise ArenaMissing(name)
-            owner = os.fstat(shm.fd).st_uid
-            if not read_only and owner != os.geteuid():
-                raise BadPath(str(MOUNT / name[1:]), f"is foreign: it belongs to uid {owner}")
+            if not read_only:
+                _refuse_foreign(name, os.fstat(shm.fd).st_uid)
             access_kind = mmap.ACCESS_READ if read_only else mmap.ACCESS_WRITE
             return cls(name, mmap.mmap(shm.fd, 0, access=access_kind))
         finally:
@@ -86,6 +85,20 @@ def _commit(fd: int, size: int) -> None:
 def exists(name: str) -> bool:
     """True if there is a segment of that name."""
     return (MOUNT / name[1:]).exists()
+
+
+def ours(name: str) -> bool:
+    """True if there is one, False if there is none. Raises BadPath if it is another user's."""
+    try:
+        _refuse_foreign(name, (MOUNT / name[1:]).lstat().st_uid)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _refuse_foreign(name: str, owner: int) -> None:
+    if owner != os.geteuid():
+        raise BadPath(str(MOUNT / name[1:]), f"is foreign: it belongs to uid {owner}")
 
 
 def unlink(name: str) -> None:

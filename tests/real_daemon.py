@@ -9,12 +9,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import posix_ipc
+import pytest
 
+from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.paths import Paths, paths_in
+
+Value = TypeVar("Value")
 
 PATIENCE_S = 30.0
 """How long a fact may take on a busy machine before the test gives up; never waited for."""
@@ -133,7 +138,41 @@ def clean_environment(directory: Path) -> dict[str, str]:
 
 
 def remove_segments(paths: Paths) -> None:
-    """Removes both segments of a daemon, if they are there."""
-    for segment in (paths.arena, paths.private):
+    """Removes the segments of a daemon that are there, unfinished ones too."""
+    births = (f"{paths.arena}.new", f"{paths.arena}.next", f"{paths.private}.new")
+    for segment in (paths.arena, paths.private, *births):
         with contextlib.suppress(posix_ipc.ExistentialError):
             posix_ipc.unlink_shared_memory(segment)
+
+
+def eventually(fact: Callable[[], Value]) -> Value:
+    """The first true value of `fact`."""
+    end_s = time.monotonic() + PATIENCE_S
+    while not (value := fact()):
+        assert time.monotonic() < end_s, "what the test waits for did not come true"
+        time.sleep(0.005)
+    return value
+
+
+def boot_ns() -> int:
+    """CLOCK_BOOTTIME now."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def stats(daemon: Daemon) -> dict[str, int]:
+    """The figures in the daemon's arena."""
+    reader = Reader.attach(daemon.paths)
+    try:
+        return reader.stats()
+    finally:
+        reader.close()
+
+
+def refused(start: Callable[[], object]) -> str:
+    """What a daemon says that must not start: one line, no traceback."""
+    with pytest.raises(DaemonFailed) as caught:
+        start()
+    assert caught.value.code not in (0, None)
+    assert "Traceback" not in caught.value.stderr
+    assert len(caught.value.stderr.splitlines()) == 1
+    return caught.value.stderr

@@ -14,7 +14,6 @@ import socket
 import struct
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -30,7 +29,7 @@ import zmq
 from conftest import StartDaemon
 from machine import needs
 from raw_wire import Raw
-from real_daemon import PATIENCE_S, Daemon, DaemonFailed
+from real_daemon import PATIENCE_S, Daemon, DaemonFailed, boot_ns, eventually, refused, stats
 
 from purgatoryd.clients import (
     Admin,
@@ -48,27 +47,6 @@ from purgatoryd.shm_layout.arena import Arena, Reader
 HOUR_S = 3600.0
 SHM = Path("/dev/shm")
 Value = TypeVar("Value")
-
-
-def eventually(fact: Callable[[], Value]) -> Value:
-    """The first true value of `fact`."""
-    end_s = time.monotonic() + PATIENCE_S
-    while not (value := fact()):
-        assert time.monotonic() < end_s, "what the test waits for did not come true"
-        time.sleep(0.005)
-    return value
-
-
-def boot_ns() -> int:
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-
-
-def stats(daemon: Daemon) -> dict[str, int]:
-    reader = Reader.attach(daemon.paths)
-    try:
-        return reader.stats()
-    finally:
-        reader.close()
 
 
 def truth(daemon: Daemon) -> tuple[object, ...]:
@@ -925,15 +903,6 @@ def test_a_virtual_clock_stands_while_the_daemon_is_down(daemon: StartDaemon) ->
 
 
 # ---- what it does not start with -------------------------------------------------------------
-
-
-def refused(start: Callable[[], object]) -> str:
-    with pytest.raises(DaemonFailed) as caught:
-        start()
-    assert caught.value.code not in (0, None)
-    assert "Traceback" not in caught.value.stderr
-    assert len(caught.value.stderr.splitlines()) == 1
-    return caught.value.stderr
 
 
 def test_a_second_daemon_of_a_name_is_refused(real: Daemon, daemon: StartDaemon) -> None:

@@ -263,26 +263,50 @@ static void step_restart(struct world *w)
     CHECK(pg_rebuild(w->a, w->now_ns, &why));
 }
 
+static void fresh_open(struct world *to)
+{
+    to->arena = zeroed(pg_arena_bytes(&to->config));
+    to->secret = zeroed(pg_private_bytes(&to->config));
+    to->a = malloc(pg_handle_bytes());
+    CHECK(to->a != NULL && pg_create(to->a, to->arena, to->secret, &to->config));
+}
+
+static void move_to(struct world *w, const struct world *to)
+{
+    free(w->arena);
+    free(w->secret);
+    free(w->a);
+    w->config = to->config;
+    w->arena = to->arena;
+    w->secret = to->secret;
+    w->a = to->a;
+}
+
 /* A bigger arena, so that all finds room. */
 static void step_migrate(struct world *w)
 {
-    struct world to = {.config = w->config, .out = w->out};
+    struct world to = {.config = w->config};
     struct pg_fault why;
     to.config.capacity += (uint32_t)rng_below(&w->rng, 10);
     to.config.payload_bytes += rng_below(&w->rng, 3) * 4096;
     to.config.fanout = 2 + (uint32_t)rng_below(&w->rng, 255);
-    to.arena = zeroed(pg_arena_bytes(&to.config));
-    to.secret = zeroed(pg_private_bytes(&to.config));
-    to.a = malloc(pg_handle_bytes());
-    CHECK(to.a != NULL && pg_create(to.a, to.arena, to.secret, &to.config));
+    fresh_open(&to);
     CHECK(pg_migrate(to.a, w->a, &why));
-    free(w->arena);
-    free(w->secret);
-    free(w->a);
-    w->config = to.config;
-    w->arena = to.arena;
-    w->secret = to.secret;
-    w->a = to.a;
+    move_to(w, &to);
+}
+
+/* As from an earlier ABI: with nothing derived to rely on. */
+static void step_convert(struct world *w)
+{
+    struct world to = {.config = w->config};
+    struct pg_fault why;
+    derived_damage(w);
+    CHECK(pg_attach_previous(w->a, w->arena, pg_arena_bytes(&w->config), w->secret,
+                             pg_private_bytes(&w->config), LAYOUT, &why));
+    fresh_open(&to);
+    CHECK(pg_convert(to.a, w->a, &why));
+    CHECK(pg_rebuild(to.a, w->now_ns, &why));
+    move_to(w, &to);
 }
 
 static void random_steps(void)
@@ -298,7 +322,8 @@ static void random_steps(void)
             else if (dice < 85) step_advance(&w);
             else if (dice < 94) step_publish(&w);
             else if (dice < 97) step_read(&w);
-            else if (dice < 99) step_restart(&w);
+            else if (dice < 98) step_restart(&w);
+            else if (dice < 99) step_convert(&w);
             else step_migrate(&w);
             whole(&w);
             CHECK_EQUAL(w.a->metrics->live, w.armed);
@@ -449,11 +474,34 @@ static void damaged_header(void)
     }
 }
 
+/* An arena that calls itself one of an earlier ABI: refused, or converted from inside it. */
+static void damaged_previous(void)
+{
+    for (uint64_t seed = 1; seed <= 2000; seed++) {
+        struct world w, to;
+        struct pg_fault why;
+        world_open(&w, seed % 20 + 1);
+        w.rng.state += seed;
+        step_put(&w);
+        ((uint8_t *)w.arena)[rng_below(&w.rng, sizeof(struct pg_header))] ^=
+            (uint8_t)(1u << rng_below(&w.rng, 8));
+        to = (struct world){.config = w.config};
+        fresh_open(&to);
+        if (!pg_attach_previous(w.a, w.arena, pg_arena_bytes(&w.config), w.secret,
+                                pg_private_bytes(&w.config), LAYOUT, &why) ||
+            !pg_convert(to.a, w.a, &why) || !pg_rebuild(to.a, w.now_ns, &why))
+            CHECK(why.part[0] != 0);
+        move_to(&w, &to);
+        world_close(&w);
+    }
+}
+
 int main(void)
 {
     RUN(random_steps);
     RUN(messages);
     RUN(damaged_truth);
     RUN(damaged_header);
+    RUN(damaged_previous);
     return 0;
 }
