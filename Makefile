@@ -2,13 +2,16 @@
 
 PYTHON ?= python3
 CC     ?= cc
+CLANG  ?= clang
+SECONDS ?= 60
 VENV   := .venv
 BIN    := $(VENV)/bin
 
 CORE_C  := $(sort $(wildcard shm_layout/*.c))
 CORE_H  := $(sort $(wildcard shm_layout/*.h))
 TESTS_C := $(sort $(wildcard tests/c/*.c))
-TESTS_H := $(sort $(wildcard tests/c/*.h))
+TESTS_H := $(sort $(wildcard tests/c/*.h tests/fuzz/*.h))
+FUZZ_C  := $(sort $(filter-out tests/fuzz/main.c,$(wildcard tests/fuzz/*.c)))
 BENCH_C := $(sort $(wildcard benchmarks/*/*.c))
 BENCH_H := $(sort $(wildcard benchmarks/*/*.h))
 
@@ -20,10 +23,12 @@ SANITIZE := -g -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-san
 
 SAN_CORE  := $(CORE_C:shm_layout/%.c=build/sanitize/%.o)
 SAN_TESTS := $(TESTS_C:tests/c/%.c=build/sanitize/tests/%)
-LINT      := $(CORE_C:%.c=build/lint/%.o) $(TESTS_C:%.c=build/lint/%.o) $(BENCH_C:%.c=build/lint/%.o)
+SAN_FUZZ  := $(FUZZ_C:tests/fuzz/%.c=build/sanitize/fuzz/%)
+LIBFUZZER := $(FUZZ_C:tests/fuzz/%.c=build/fuzz/%)
+LINT      := $(patsubst %.c,build/lint/%.o,$(CORE_C) $(TESTS_C) $(FUZZ_C) $(BENCH_C))
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test test-c test-python lint bench-core bench-purgatory docs clean
+.PHONY: help build run test test-c test-python fuzz lint bench-core bench-purgatory docs clean
 .DELETE_ON_ERROR:
 # Kept between runs, so that only what changed is compiled again.
 .SECONDARY:
@@ -38,8 +43,15 @@ run: build ## the main job: the flights of 2013 through the daemon (4 minutes at
 
 test: test-c test-python ## C tests under ASan and UBSan, then all Python tests
 
-test-c: $(SAN_TESTS) ## C tests alone
-	@for t in $^; do echo "$$t"; $$t || exit 1; done
+test-c: $(SAN_TESTS) $(SAN_FUZZ) ## C tests alone, with the corpus of every fuzz target
+	@for t in $(SAN_TESTS); do echo "$$t"; $$t || exit 1; done
+	@for t in $(SAN_FUZZ); do echo "$$t"; $$t tests/fuzz/corpus/$$(basename $$t)/* || exit 1; done
+
+# What is found stays in build/fuzz/corpus; a case that failed, in build/fuzz.
+fuzz: $(LIBFUZZER) ## look for inputs that break the C core: SECONDS=60 for each target, with clang
+	@for t in $^; do found=build/fuzz/corpus/$$(basename $$t); mkdir -p $$found; echo "$$t"; \
+		$$t -max_total_time=$(SECONDS) -timeout=20 -max_len=1024 -print_final_stats=1 -verbosity=0 \
+		-artifact_prefix=build/fuzz/ $$found tests/fuzz/corpus/$$(basename $$t) || exit 1; done
 
 test-python: build ## Python tests alone; ARGS="..." goes to pytest
 	$(BIN)/python -m pytest $(ARGS)
@@ -102,6 +114,14 @@ build/sanitize/core.a: $(SAN_CORE)
 build/sanitize/tests/%: tests/c/%.c build/sanitize/core.a $(TESTS_H) $(CORE_H)
 	@mkdir -p $(@D)
 	$(CC) $(STRICT) $(SANITIZE) -Ishm_layout -o $@ $< build/sanitize/core.a
+
+build/sanitize/fuzz/%: tests/fuzz/%.c tests/fuzz/main.c build/sanitize/core.a $(TESTS_H) $(CORE_H)
+	@mkdir -p $(@D)
+	$(CC) $(STRICT) $(SANITIZE) -Ishm_layout -o $@ $< tests/fuzz/main.c build/sanitize/core.a
+
+build/fuzz/%: tests/fuzz/%.c $(CORE_C) $(TESTS_H) $(CORE_H)
+	@mkdir -p $(@D)
+	$(CLANG) $(STRICT) $(SANITIZE) -fsanitize=fuzzer -Ishm_layout -o $@ $< $(CORE_C)
 
 build/lint/%.o: %.c $(CORE_H) $(TESTS_H) $(BENCH_H)
 	@mkdir -p $(@D)

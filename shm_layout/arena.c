@@ -546,7 +546,7 @@ int pg_rebuild(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
     names_rebuild(a);
     index_init(&a->index);
     blobs_rebuild_begin(&a->blobs);
-    if (!outbox_rebuild(a, why))
+    if (!outbox_rebuild(a, why) || !names_check(a, why))
         return 0;
     slots_drop_fired(a);
     if (!slots_mark_blobs(a, why) || !levels_rebuild(a, why) || !sessions_rebuild(a, why))
@@ -619,7 +619,9 @@ int pg_check_live(const struct pg_arena *a, struct pg_fault *fault)
             return 0;
     const uint64_t head = LOAD_ACQUIRE(&a->header->outbox_head);
     const uint64_t tail = LOAD_ACQUIRE(&a->header->outbox_tail);
-    for (uint64_t p = head; p < tail; p++)
+    const uint64_t kept = tail - head < a->header->outbox_capacity ? tail - head
+                                                                   : a->header->outbox_capacity;
+    for (uint64_t p = tail - kept; p != tail; p++)
         if (!live_entry_sound(a, p, fault))
             return 0;
     return 1;

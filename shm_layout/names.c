@@ -208,6 +208,16 @@ uint32_t pg_find_topic(const struct pg_arena *a, uint32_t namespace_row, const c
 
 /* ---- check -------------------------------------------------------------------------------- */
 
+/* The newest notice, while the outbox has it, is this topic's and has its sequence. */
+static bool newest_sound(const struct pg_arena *a, uint32_t i)
+{
+    const struct pg_topic *t = &a->topics[i];
+    if (t->last_position <= a->header->outbox_head)
+        return (t->last_position == 0) == (t->sequence == 0);
+    const struct pg_entry *e = outbox_at(a, t->last_position - 1);
+    return e->topic == i && e->sequence == t->sequence;
+}
+
 static bool topic_sound(const struct pg_arena *a, uint32_t i, struct pg_fault *fault)
 {
     const struct pg_topic *t = &a->topics[i];
@@ -218,6 +228,9 @@ static bool topic_sound(const struct pg_arena *a, uint32_t i, struct pg_fault *f
     if (t->incarnation == 0 || t->incarnation >= a->header->next_incarnation)
         return fault_set(fault, "names", "an incarnation that was never given", i,
                          a->header->next_incarnation, t->incarnation);
+    if (!newest_sound(a, i))
+        return fault_set(fault, "names", "a topic whose newest notice is not its own", i,
+                         t->sequence, t->last_position);
     const uint32_t row = name_find(a, t->namespace_row, topic_name(a, i), &cell);
     return row == a->namespace_rows + i ||
            fault_set(fault, "names", "a topic that the index does not find", i,

@@ -118,12 +118,31 @@ static void entry_index(struct pg_arena *a, uint64_t position)
     index_insert(&a->index, e->hash, outbox_id(a, position));
 }
 
+static bool entry_check(const struct pg_arena *a, uint64_t p, struct pg_fault *fault)
+{
+    const struct pg_entry *e = outbox_at(a, p);
+    if (e->commit != p + 1)
+        return fault_set(fault, "outbox", "an entry without its commit", p, p + 1, e->commit);
+    if (!entry_sound(a, e))
+        return fault_set(fault, "outbox", "an entry names what is not there", p, 0, e->topic);
+    if (e->previous > p || (e->previous == 0) != (e->sequence == 1))
+        return fault_set(fault, "outbox", "a topic's chain is broken", p, e->sequence,
+                         e->previous);
+    if (e->previous > a->header->outbox_head &&
+        outbox_at(a, e->previous - 1)->sequence + 1 != e->sequence)
+        return fault_set(fault, "outbox", "a gap in a topic's sequence", p, e->sequence,
+                         outbox_at(a, e->previous - 1)->sequence);
+    if ((e->ticket & 0xff) == PG_CAUSE_EXPIRED && e->fired_ns < e->deadline_ns)
+        return fault_set(fault, "outbox", "fired early", p, (uint64_t)e->deadline_ns,
+                         (uint64_t)e->fired_ns);
+    return true;
+}
+
 static bool entry_rebuild(struct pg_arena *a, uint64_t position, struct pg_fault *why)
 {
     struct pg_entry *e = outbox_at(a, position);
-    if (!entry_sound(a, e))
-        return fault_set(why, "outbox", "an entry names what is not there", position,
-                         a->topic_rows, e->topic);
+    if (!entry_check(a, position, why))
+        return false;
     if (!blobs_rebuild_mark(&a->blobs, e->blob, entry_granules(e)))
         return fault_set(why, "outbox", "an entry's blob overlaps or is outside", position, 0,
                          e->blob);
@@ -158,26 +177,6 @@ bool outbox_rebuild(struct pg_arena *a, struct pg_fault *why)
 }
 
 /* ---- check -------------------------------------------------------------------------------- */
-
-static bool entry_check(const struct pg_arena *a, uint64_t p, struct pg_fault *fault)
-{
-    const struct pg_entry *e = outbox_at(a, p);
-    if (e->commit != p + 1)
-        return fault_set(fault, "outbox", "an entry without its commit", p, p + 1, e->commit);
-    if (!entry_sound(a, e))
-        return fault_set(fault, "outbox", "an entry names what is not there", p, 0, e->topic);
-    if (e->previous > p || (e->previous == 0) != (e->sequence == 1))
-        return fault_set(fault, "outbox", "a topic's chain is broken", p, e->sequence,
-                         e->previous);
-    if (e->previous > a->header->outbox_head &&
-        outbox_at(a, e->previous - 1)->sequence + 1 != e->sequence)
-        return fault_set(fault, "outbox", "a gap in a topic's sequence", p, e->sequence,
-                         outbox_at(a, e->previous - 1)->sequence);
-    if ((e->ticket & 0xff) == PG_CAUSE_EXPIRED && e->fired_ns < e->deadline_ns)
-        return fault_set(fault, "outbox", "fired early", p, (uint64_t)e->deadline_ns,
-                         (uint64_t)e->fired_ns);
-    return true;
-}
 
 bool outbox_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules)
 {

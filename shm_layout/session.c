@@ -129,6 +129,9 @@ static bool session_sound(const struct pg_arena *a, uint32_t i, struct pg_fault 
 /* Keys that CANCEL_FOR_KEY ended are held with the reply that names them. */
 bool sessions_rebuild(struct pg_arena *a, struct pg_fault *why)
 {
+    for (uint32_t i = 0; i < a->secret->sessions; i++)
+        if (a->sessions[i].id != 0 && !session_sound(a, i, why))
+            return false;
     for (uint32_t i = 0; i < a->secret->sessions * PG_WINDOW; i++) {
         struct pg_reply_memory *m = &a->replies[i];
         if (a->sessions[i / PG_WINDOW].id == 0 || reply_granules(m) == 0)

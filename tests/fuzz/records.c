@@ -1,0 +1,303 @@
+/* records.c - fuzz target: messages of two clients to a living arena, with time and restarts
+ * between them. After each step the arena must be whole. */
+
+#include "fuzz.h"
+
+enum step {
+    S_ADVANCE, S_RAW, S_FRAMED, S_BATCH, S_QUERY, S_REPEAT, S_ACK, S_HELLO, S_BYE, S_REBUILD,
+    S_READ, S_SWEEP, STEPS
+};
+
+enum { MESSAGE = 1 << 16, RECORDS_MAX = 8 };
+
+static struct world {
+    struct pg_arena *a;
+    void *arena, *secret;
+    uint64_t arena_bytes, secret_bytes;
+    uint8_t *reply, *buffer;
+    uint8_t *last;                /* the newest batch, to be sent again */
+    uint64_t last_len;
+    uint64_t sessions[FUZZ_SESSIONS], sequences[FUZZ_SESSIONS];
+    int64_t now_ns;
+} world;
+
+static void world_open(struct world *w)
+{
+    if (w->a == NULL) {
+        w->arena_bytes = pg_arena_bytes(&fuzz_config);
+        w->secret_bytes = pg_private_bytes(&fuzz_config);
+        w->arena = fuzz_memory(w->arena_bytes);
+        w->secret = fuzz_memory(w->secret_bytes);
+        w->a = fuzz_memory(pg_handle_bytes());
+        w->reply = fuzz_memory(PG_MESSAGE_MAX);
+        w->buffer = fuzz_memory(MESSAGE);
+    }
+    free(w->last);
+    w->last = NULL;
+    w->last_len = 0;
+    w->now_ns = 0;
+    memset(w->arena, 0, w->arena_bytes);
+    memset(w->secret, 0, w->secret_bytes);
+    if (!pg_create(w->a, w->arena, w->secret, &fuzz_config))
+        abort();
+}
+
+static void whole(struct world *w)
+{
+    struct pg_fault fault;
+    fuzz_expect(pg_check(w->a, &fault), &fault);
+    fuzz_expect(pg_check_live(w->a, &fault), &fault);
+}
+
+static void advance(struct world *w, int64_t by_ns, int64_t wall_offset_ns)
+{
+    int more = 1;
+    w->now_ns += by_ns;
+    for (uint32_t i = 0; more && i < 100; i++) {
+        pg_advance(w->a, w->now_ns, wall_offset_ns, w->now_ns, 64, &more);
+        pg_published(w->a, w->a->header->outbox_tail);
+    }
+}
+
+/* In memory of exactly its size. A message that waits for a virtual time gets it. */
+static uint64_t deliver(struct world *w, uint32_t uid, const uint8_t *bytes, uint64_t len)
+{
+    uint8_t *message = malloc(len + (len == 0));
+    uint64_t used = 0;
+    int64_t wait_ns;
+    int state = PG_H_AGAIN;
+    if (message == NULL)
+        abort();
+    memcpy(message, bytes, len);
+    while (state == PG_H_AGAIN || (state == PG_H_WAIT && wait_ns - w->now_ns < 1ll << 40)) {
+        if (state == PG_H_WAIT)
+            advance(w, wait_ns - w->now_ns, 0);
+        state = pg_handle(w->a, message, len, uid, 1, w->now_ns, w->reply, &used, &wait_ns);
+    }
+    free(message);
+    return state == PG_H_REPLY ? used : 0;
+}
+
+static struct pg_frame frame_of(const struct world *w, uint32_t who, unsigned message)
+{
+    return (struct pg_frame){.magic = PG_WIRE_MAGIC, .version = PG_WIRE_VERSION,
+                             .message = (uint16_t)message, .session = w->sessions[who],
+                             .sequence = w->sequences[who] + 1};
+}
+
+/* What the daemon says of the session: where to go on. */
+static void follow(struct world *w, uint32_t who, uint64_t reply_bytes)
+{
+    struct pg_frame reply;
+    if (reply_bytes < sizeof reply)
+        return;
+    memcpy(&reply, w->reply, sizeof reply);
+    if (reply.error == PG_ERR_NONE && reply.message == PG_M_BATCH)
+        w->sequences[who] = reply.sequence;
+}
+
+static void greet(struct world *w, uint32_t who, uint8_t nonce)
+{
+    struct {
+        struct pg_frame frame;
+        struct pg_hello hello;
+    } m = {.frame = frame_of(w, who, PG_M_HELLO), .hello = {.nonce = {nonce}}};
+    struct pg_frame reply;
+    struct pg_welcome welcome;
+    m.frame.session = 0;
+    if (deliver(w, who, (const uint8_t *)&m, sizeof m) != sizeof reply + sizeof welcome)
+        return;
+    memcpy(&welcome, w->reply + sizeof reply, sizeof welcome);
+    w->sessions[who] = welcome.session;
+    w->sequences[who] = welcome.last;
+}
+
+static void raw(struct world *w, struct input *in, uint32_t who)
+{
+    const uint64_t len = take_short(in) % MESSAGE;
+    take(in, w->buffer, len);
+    follow(w, who, deliver(w, who, w->buffer, len));
+}
+
+/* A good head, and whatever behind it. */
+static void framed(struct world *w, struct input *in, uint32_t who)
+{
+    struct pg_frame frame = frame_of(w, who, take_byte(in) % (PG_M_ACK + 2));
+    frame.count = take_byte(in);
+    frame.names = take_byte(in);
+    frame.names_bytes = take_byte(in);
+    const uint64_t len = take_short(in) % (MESSAGE - sizeof frame);
+    memcpy(w->buffer, &frame, sizeof frame);
+    take(in, w->buffer + sizeof frame, len);
+    follow(w, who, deliver(w, who, w->buffer, sizeof frame + len));
+}
+
+/* Few names and few keys, so that they meet. */
+static uint8_t *key_write(struct input *in, uint8_t *at, uint8_t *len, uint8_t *type)
+{
+    const uint8_t choice = take_byte(in);
+    *type = choice / 64 % PG_KEY_TYPES;
+    *len = *type == PG_KEY_UUID ? 16 : choice % 64 == 63 ? PG_KEY_MAX : (uint8_t)(1 + choice % 3);
+    memset(at, 'a' + choice % 5, *len);
+    return at + *len;
+}
+
+static uint8_t *watch_keys_write(struct input *in, uint8_t *at, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        struct pg_watch_key k = {0};
+        uint8_t *const head = at;
+        k.target = take_byte(in);
+        k.cap = take_byte(in) % 8;
+        if (k.target == 255)
+            k.target = UINT64_MAX;
+        at = key_write(in, at + sizeof k, &k.key_len, &k.key_type);
+        memcpy(head, &k, sizeof k);
+    }
+    return at;
+}
+
+static int64_t time_of(struct input *in)
+{
+    const uint8_t choice = take_byte(in);
+    return choice == 255 ? INT64_MAX : choice == 254 ? -1 : (int64_t)choice * FUZZ_TICK_NS / 4;
+}
+
+static uint8_t *record_write(struct input *in, struct pg_record *r, uint8_t *at, unsigned names)
+{
+    *r = (struct pg_record){.op = take_byte(in) % (PG_OP_COMPLETE + 2), .mode = take_byte(in) % 5};
+    r->name = take_byte(in) % (names + 1);
+    r->value = take_byte(in);
+    at = key_write(in, at, &r->key_len, &r->key_type);
+    if (r->op != PG_OP_PUT && r->op != PG_OP_WATCH)
+        return at;
+    r->time_kind = take_byte(in) % (PG_T_KINDS + 1);
+    r->time_ns = time_of(in);
+    r->flags = r->op == PG_OP_WATCH ? take_byte(in) % 3 : 0;
+    r->payload_len = take_byte(in) * 4u;
+    take(in, at, r->payload_len);
+    at += r->payload_len;
+    if (r->op == PG_OP_PUT)
+        return at;
+    uint8_t *const end = watch_keys_write(in, at, 1 + take_byte(in) % 4u);
+    r->ext_len = (uint32_t)(end - at);
+    return end;
+}
+
+/* A message that is whole, unless the input spoils one byte of it. */
+static void batch(struct world *w, struct input *in, uint32_t who, unsigned message)
+{
+    static const uint8_t names[16] = {1, 1, 'n', 't', 1, 0, 'n', 2, 1, 'm', 'm', 't'};
+    struct pg_frame frame = frame_of(w, who, message);
+    const uint8_t size = take_byte(in);
+    uint8_t *const records = w->buffer + sizeof frame + sizeof names;
+    frame.count = 1 + size % RECORDS_MAX;
+    frame.names = 3;
+    frame.names_bytes = sizeof names;
+    if (size & 0x80) {
+        frame.flags = PG_W_AT;
+        frame.at_ns = (int64_t)((uint64_t)w->now_ns + (uint64_t)time_of(in));
+    }
+    uint8_t *at = records + frame.count * sizeof(struct pg_record);
+    for (uint32_t i = 0; i < frame.count; i++) {
+        struct pg_record r;
+        at = record_write(in, &r, at, frame.names);
+        memcpy(records + i * sizeof r, &r, sizeof r);
+    }
+    memcpy(w->buffer, &frame, sizeof frame);
+    memcpy(w->buffer + sizeof frame, names, sizeof names);
+    const uint64_t len = (uint64_t)(at - w->buffer);
+    if (size & 0x40)
+        w->buffer[take_short(in) % len] ^= take_byte(in);
+    if (message == PG_M_BATCH) {
+        free(w->last);
+        w->last = malloc(len);
+        if (w->last == NULL)
+            abort();
+        memcpy(w->last, w->buffer, len);
+        w->last_len = len;
+    }
+    follow(w, who, deliver(w, who, w->buffer, len));
+}
+
+static void repeat(struct world *w, uint32_t who)
+{
+    if (w->last != NULL)
+        follow(w, who, deliver(w, who, w->last, w->last_len));
+}
+
+/* Acknowledges what the inbox gives out, or completes what it asks about. */
+static void acknowledge(struct world *w, struct input *in)
+{
+    uint64_t session;
+    struct {
+        struct pg_frame frame;
+        struct pg_ack ack;
+    } m = {.frame = frame_of(w, 0, PG_M_ACK)};
+    struct pg_outcome outcome;
+    if (pg_inbox(w->a, &session, w->reply, PG_MESSAGE_MAX) < sizeof m.frame + sizeof outcome)
+        return;
+    memcpy(&outcome, w->reply + sizeof m.frame, sizeof outcome);
+    m.frame.session = session;
+    m.frame.count = 1;
+    m.ack = (struct pg_ack){outcome.ticket ^ take_byte(in), outcome.version, outcome.slot, 0};
+    deliver(w, session == w->sessions[1], (const uint8_t *)&m, sizeof m);
+}
+
+static void rebuild(struct world *w)
+{
+    struct pg_fault why;
+    fuzz_expect(pg_attach(w->a, w->arena, w->arena_bytes, w->secret, w->secret_bytes,
+                          FUZZ_LAYOUT, &why), &why);
+    fuzz_expect(pg_rebuild(w->a, w->now_ns, &why), &why);
+}
+
+static void read_all(struct world *w, struct input *in)
+{
+    static struct pg_part parts[8];
+    uint64_t upto, lost, got, positions[16];
+    uint32_t cursor = 0;
+    pg_notices(w->a, w->reply, PG_MESSAGE_MAX, parts, 8, &upto);
+    pg_tails(w->a, 0, &cursor, w->reply, PG_MESSAGE_MAX, parts, 8);
+    cursor = 0;
+    pg_scan(w->a, &cursor, 64, w->reply, PG_MESSAGE_MAX);
+    const uint64_t first = 1 + take_byte(in) % 16;
+    for (uint32_t topic = 0; topic < w->a->topic_rows; topic++)
+        pg_replay(w->a, topic, first, first + 15, positions, w->reply, PG_MESSAGE_MAX, &lost,
+                  &got);
+}
+
+static void step(struct world *w, struct input *in)
+{
+    const uint8_t choice = take_byte(in);
+    const uint32_t who = choice / STEPS % FUZZ_SESSIONS;
+    struct pg_frame bye = frame_of(w, who, PG_M_BYE);
+    uint32_t cursor = 0;
+    switch ((enum step)(choice % STEPS)) {
+    case S_ADVANCE: advance(w, time_of(in) & INT32_MAX, (int64_t)take_byte(in) << 22); break;
+    case S_RAW: raw(w, in, who); break;
+    case S_FRAMED: framed(w, in, who); break;
+    case S_BATCH: batch(w, in, who, PG_M_BATCH); break;
+    case S_QUERY: batch(w, in, who, PG_M_QUERY); break;
+    case S_REPEAT: repeat(w, who); break;
+    case S_ACK: acknowledge(w, in); break;
+    case S_HELLO: greet(w, who, take_byte(in) % 4); break;
+    case S_BYE: deliver(w, who, (const uint8_t *)&bye, sizeof bye); break;
+    case S_REBUILD: rebuild(w); break;
+    case S_READ: read_all(w, in); break;
+    case S_SWEEP: pg_sweep(w->a, w->now_ns += 2000000000, &cursor, 8); break;
+    case STEPS: break;
+    }
+    whole(w);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct input in = {data, data + size};
+    world_open(&world);
+    greet(&world, 0, 1);
+    greet(&world, 1, 2);
+    while (in.at != in.end)
+        step(&world, &in);
+    return 0;
+}
