@@ -98,11 +98,11 @@ struct step {
 static bool watch_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
 {
     const uint32_t *keys = &s->group.keys[s->n - s->group.first];
-    const struct watch w = {.put = s->put, .session = s->session->id,
-                            .threshold = s->record.value, .keys = s->ext,
-                            .keys_bytes = s->record.ext_len,
-                            .hashes = &a->key_hashes[keys[0]], .count = keys[1] - keys[0],
-                            .condition = s->record.mode, .notice = s->record.flags != 0};
+    struct watch w = {.put = s->put, .session = s->session->id,
+                      .threshold = s->record.value, .keys = s->ext,
+                      .keys_bytes = s->record.ext_len,
+                      .hashes = &a->key_hashes[keys[0]], .count = keys[1] - keys[0],
+                      .condition = s->record.mode, .notice = s->record.flags != 0};
     return operations_watch(a, &w, result);
 }
 

@@ -22,7 +22,7 @@
 #define PG_MAGIC 0x31414e4552414750u     /* "PGARENA1" read as little endian */
 #define PG_PRIVATE_MAGIC 0x3156495250474750u
 #define PG_ABI_MAJOR 1
-#define PG_ABI_MINOR 0
+#define PG_ABI_MINOR 1
 
 /* ---- limits -------------------------------------------------------------------- */
 
@@ -325,9 +325,9 @@ struct pg_purgatory {
 enum pg_condition { PG_C_ALL, PG_C_ANY, PG_C_SUM, PG_C_CLIENT, PG_CONDITIONS };
 enum pg_check_state { PG_K_NONE, PG_K_ASKED, PG_K_MOVED };
 
-/* The first 80 bytes of an operation's blob. Behind it two bitmaps, (keys + 7) / 8 bytes each,
- * bit n = the n-th key: those missing at its end, and its own ones; both together are padded to
- * 16 bytes. Then for SUM a struct pg_share per key, then key, payload. */
+/* The first 80 bytes of an operation's blob. Behind it a bitmap of the keys that were missing at
+ * its end, (keys + 7) / 8 bytes, bit n = the n-th key; another one of its own keys, if it has
+ * any; zeros up to a multiple of 16 bytes. Then for SUM a struct pg_share per key, key, payload. */
 struct pg_operation {
     uint64_t session;             /* the owner's */
     uint64_t threshold;           /* SUM */
@@ -345,7 +345,8 @@ struct pg_operation {
     uint8_t  cause;               /* enum pg_cause once ended; 0 = armed */
     uint8_t  check;               /* enum pg_check_state */
     uint8_t  in_inbox;            /* derived */
-    uint8_t  reserved[10];
+    uint8_t  has_own;             /* 1 = the bitmap of own keys is there */
+    uint8_t  reserved[9];
 };
 
 struct pg_share {                 /* of one key in a SUM: min(cap, max(0, level - base)) */

@@ -22,11 +22,14 @@ static struct pg_watched *level_of(const struct pg_arena *a, uint32_t x)
 
 static uint32_t bitmap_bytes(uint32_t keys) { return (keys + 7) / 8; }
 
-static uint32_t bitmaps_room(uint32_t keys) { return (2 * bitmap_bytes(keys) + 15) / 16 * 16; }
-
-static uint32_t ext_bytes(unsigned condition, uint32_t keys)
+static uint32_t bitmaps_room(uint32_t keys, bool has_own)
 {
-    return (uint32_t)sizeof(struct pg_operation) + bitmaps_room(keys) +
+    return ((1u + has_own) * bitmap_bytes(keys) + 15) / 16 * 16;
+}
+
+static uint32_t ext_bytes(unsigned condition, uint32_t keys, bool has_own)
+{
+    return (uint32_t)sizeof(struct pg_operation) + bitmaps_room(keys, has_own) +
            (condition == PG_C_SUM ? keys * (uint32_t)sizeof(struct pg_share) : 0);
 }
 
@@ -36,7 +39,7 @@ static uint8_t *own_of(struct pg_operation *op) { return missing_of(op) + bitmap
 
 static struct pg_share *shares_of(struct pg_operation *op)
 {
-    return (struct pg_share *)(missing_of(op) + bitmaps_room(op->keys));
+    return (struct pg_share *)(missing_of(op) + bitmaps_room(op->keys, op->has_own));
 }
 
 static uint32_t notice_payload(uint32_t keys, uint32_t payload_len)
@@ -199,7 +202,7 @@ static void keys_leave(struct pg_arena *a, struct pg_operation *op)
         const uint8_t bit = (uint8_t)(1u << n % 8);
         if (is_missing(a, op, x, n))
             missing[n / 8] |= bit;
-        if (own[n / 8] & bit)
+        if (op->has_own && (own[n / 8] & bit))
             level_forget(a, watch_at(a, x)->level);
     }
 }
@@ -374,7 +377,7 @@ static uint32_t seen_cells(uint32_t count)
     return 1u << (33 - (uint32_t)__builtin_clz(count));
 }
 
-static unsigned rows_resolve(struct pg_arena *a, const struct watch *w, uint32_t *done)
+static unsigned rows_resolve(struct pg_arena *a, struct watch *w, uint32_t *done)
 {
     const uint32_t cells = seen_cells(w->count);
     const uint8_t *at = w->keys;
@@ -392,6 +395,7 @@ static unsigned rows_resolve(struct pg_arena *a, const struct watch *w, uint32_t
         if (!seen_add(a, cells - 1, row, *done))
             return PG_ST_DUPLICATE;
         a->rows[*done] = row | born;
+        w->has_own |= k.flags & PG_WK_OWN;
         at += sizeof k + k.key_len;
     }
     return PG_ST_ADDED;
@@ -438,14 +442,15 @@ static void watches_write(struct pg_arena *a, const struct watch *w, uint32_t sl
 static void blob_fill(struct pg_arena *a, const struct watch *w, uint32_t blob, uint32_t notice)
 {
     struct pg_operation *op = (struct pg_operation *)blob_at(&a->blobs, blob);
-    uint8_t *at = (uint8_t *)op + ext_bytes(w->condition, w->count);
+    const uint32_t ext = ext_bytes(w->condition, w->count, w->has_own);
+    uint8_t *at = (uint8_t *)op + ext;
 
-    memset(op, 0, ext_bytes(w->condition, w->count));
+    memset(op, 0, ext);
     *op = (struct pg_operation){.session = w->session, .threshold = w->threshold,
                                 .armed_ns = a->now_ns, .first_watch = PG_NIL,
                                 .notice_blob = notice, .inbox_next = PG_NIL,
                                 .inbox_previous = PG_NIL, .keys = (uint16_t)w->count,
-                                .condition = w->condition};
+                                .condition = w->condition, .has_own = w->has_own};
     memcpy(at, w->put.key.bytes, w->put.key.len);
     memcpy(at + w->put.key.len, w->put.payload, w->put.payload_len);
     if (notice == PG_NIL)
@@ -458,7 +463,7 @@ static void blob_fill(struct pg_arena *a, const struct watch *w, uint32_t blob, 
 /* Takes both blobs or neither. */
 static bool blobs_for(struct pg_arena *a, const struct watch *w, uint32_t *blob, uint32_t *notice)
 {
-    const uint64_t bytes = (uint64_t)ext_bytes(w->condition, w->count) + w->put.key.len +
+    const uint64_t bytes = (uint64_t)ext_bytes(w->condition, w->count, w->has_own) + w->put.key.len +
                            w->put.payload_len;
     *notice = PG_NIL;
     *blob = blobs_take(&a->blobs, blob_granules(bytes));
@@ -489,7 +494,8 @@ static uint32_t operation_write(struct pg_arena *a, const struct watch *w, int64
     watches_write(a, w, slot, op);
     a->slots.cold[slot] = (struct pg_cold){
         .blob = blob, .payload_len = w->put.payload_len, .key_len = w->put.key.len,
-        .key_type = w->put.key.type, .ext_len = (uint16_t)ext_bytes(w->condition, w->count)};
+        .key_type = w->put.key.type,
+        .ext_len = (uint16_t)ext_bytes(w->condition, w->count, w->has_own)};
     h->deadline_ns = deadline_ns;
     h->flags = PG_F_OPERATION;
     h->hash = w->put.key.hash;
@@ -526,7 +532,7 @@ static unsigned room_for_watch(const struct pg_arena *a, const struct watch *w)
     return room_for(a, false);
 }
 
-static unsigned watch_arm(struct pg_arena *a, const struct watch *w, int64_t deadline_ns,
+static unsigned watch_arm(struct pg_arena *a, struct watch *w, int64_t deadline_ns,
                           uint32_t *slot)
 {
     uint32_t done = 0, blob, notice;
@@ -577,7 +583,7 @@ static bool notice_fits(struct pg_arena *a, const struct watch *w)
     return !w->notice || outbox_make_room(a, granules * PG_GRANULE);
 }
 
-bool operations_watch(struct pg_arena *a, const struct watch *w, struct pg_result *r)
+bool operations_watch(struct pg_arena *a, struct watch *w, struct pg_result *r)
 {
     struct probe at;
     int64_t deadline_ns;

@@ -185,6 +185,7 @@ struct watch {
     uint32_t keys_bytes, count;
     uint8_t condition;
     bool notice;
+    bool has_own;                 /* some key is its own; found out while it is armed */
 };
 
 static inline struct pg_operation *operation_at(const struct pg_arena *a, uint32_t slot)
@@ -196,7 +197,7 @@ static inline bool is_operation(const struct pg_arena *a, uint32_t slot)
     return (a->slots.hot[slot].flags & PG_F_OPERATION) != 0;
 }
 /* False: its notice would have no room in the outbox now; nothing was changed. */
-bool operations_watch(struct pg_arena *a, const struct watch *w, struct pg_result *result);
+bool operations_watch(struct pg_arena *a, struct watch *w, struct pg_result *result);
 bool operation_may_end(struct pg_arena *a, uint32_t slot);
 /* The owner found the condition false; asks him again if a level has moved meanwhile. */
 void operation_answered_no(struct pg_arena *a, uint32_t slot);
