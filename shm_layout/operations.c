@@ -234,7 +234,8 @@ static void notice_write(struct pg_arena *a, uint32_t slot, struct pg_operation 
                                .payload_len = notice_payload(op->keys, c->payload_len),
                                .hash = h->hash, .topic = (uint16_t)h->topic,
                                .key_len = c->key_len,
-                               .meta = (uint8_t)(c->key_type | PG_E_OPERATION << 4)};
+                               .meta = (uint8_t)(c->key_type |
+                                                 (PG_E_OPERATION | late_flag(a, h)) << 4)};
     memcpy(at, &verdict, sizeof verdict);
     memcpy(at + sizeof verdict, missing_of(op), bitmap_bytes(op->keys));
     outbox_append(a, &e);

@@ -106,6 +106,8 @@ struct put {
     int64_t time_ns;
 };
 
+/* PG_E_LATE of what was armed before this start of the daemon, and due before it; else 0. */
+unsigned late_flag(const struct pg_arena *a, const struct pg_hot *h);
 #define NO_WALL INT64_MIN
 
 uint32_t key_hash(const struct pg_arena *a, uint32_t namespace_row, unsigned type,

@@ -381,8 +381,7 @@ static bool wall_reached(struct pg_arena *a, uint32_t slot)
     return false;
 }
 
-/* Armed before this start of the daemon, and due before it. */
-static unsigned late_flag(const struct pg_arena *a, const struct pg_hot *h)
+unsigned late_flag(const struct pg_arena *a, const struct pg_hot *h)
 {
     return ctl_ticket(h->ctl) < a->first_ticket && h->deadline_ns < a->started_ns ? PG_E_LATE : 0;
 }

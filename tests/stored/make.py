@@ -46,8 +46,8 @@ CONFIG: dict[str, Any] = {
     "namespaces": 4,
     "topics": 8,
     "sessions": 2,
-    "watches": 64,
-    "levels": 32,
+    "watches": 256,
+    "levels": 128,
     "level_ttl_ns": 365 * 86_400 * S,
     "inbox_max": 64,
     "now_ns": BEGUN_NS,
@@ -107,6 +107,9 @@ def operations(owner: Owner) -> None:
         watch(b"expires", driver.ALL, [Key(b"a", 99)], soon, payload=b"late", notice=True),
         watch(b"expires silently", driver.ANY, [Key(LONG_KEY, 99)], soon),
         watch(b"ended", driver.ALL, [Key(b"a", 5), Key(b"e", 3)], far, notice=True),
+        watch(
+            b"many", driver.SUM, [Key(b"%d" % i, BASE_NOW, 10) for i in range(70)], far, threshold=7
+        ),
         watch(b"ended by cancel", driver.ALL, [Key(b"f", 1)], far),
     )
     owner.send(driver.bump(b"c", 4), driver.advance(b"e", 3), driver.bump(b"d", 1))

@@ -1,0 +1,48 @@
+"""Stored arenas of released layouts, laid out in shared memory for a daemon of today."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import os
+from pathlib import Path
+from typing import Any
+
+from purgatoryd.shm_layout import segment
+from purgatoryd.shm_layout.arena import boot_id
+from purgatoryd.shm_layout.paths import Paths
+
+FOLDERS = sorted((Path(__file__).parent / "stored").glob("[0-9]*.[0-9]*"))
+
+
+class Stored:
+    """One folder of tests/stored: two segments, and what stands in them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.contents: dict[str, Any] = json.loads((folder / "contents.json").read_text())
+        self.arena = bytearray(lzma.decompress((folder / "arena.xz").read_bytes()))
+        self.private = bytearray(lzma.decompress((folder / "private.xz").read_bytes()))
+        self.of_boot(boot_id())
+        for at in self.contents["uid_offsets"]:  # its sessions are this user's
+            self.private[at : at + 4] = os.geteuid().to_bytes(4, "little")
+
+    def of_boot(self, boot: bytes) -> None:
+        """Its deadlines are on the boot clock of that boot."""
+        at = self.contents["boot_id_offset"]
+        self.arena[at : at + 16] = boot
+
+    def lay_out(self, paths: Paths) -> None:
+        """Makes the segments of a daemon that was killed."""
+        for name, data, mode in (
+            (paths.arena, self.arena, 0o640),
+            (paths.private, self.private, 0o600),
+        ):
+            path = segment.MOUNT / name[1:]
+            path.write_bytes(data)
+            path.chmod(mode)
+
+    def untouched(self, paths: Paths) -> bool:
+        """True if both segments are as they were laid out, and nothing stands beside them."""
+        beside = list(segment.MOUNT.glob(f"{paths.arena[1:]}*"))
+        found = [(segment.MOUNT / name[1:]).read_bytes() for name in (paths.arena, paths.private)]
+        return found == [self.arena, self.private] and len(beside) == 2

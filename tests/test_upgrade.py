@@ -1,0 +1,283 @@
+"""Arenas of earlier and of unknown ABIs, and births that were cut off."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import purgatory_driver as driver
+import pytest
+from conftest import StartDaemon
+from machine import needs
+from purgatory_driver import Command
+from raw_wire import Raw, batch
+from real_daemon import PATIENCE_S, Daemon, eventually, refused, stats
+from stored_arena import FOLDERS, Stored
+
+from purgatoryd.cli.arena import infos
+from purgatoryd.clients import Client
+from purgatoryd.shm_layout import segment, wire
+from purgatoryd.shm_layout.arena import Reader
+from purgatoryd.shm_layout.layout import ABI, LAYOUT_ID, NOTICE_OF_OPERATION, Cause, Message
+from purgatoryd.shm_layout.paths import Paths, paths_in
+
+SAME = (
+    "--capacity", "48", "--payload-memory", "64K", "--outbox", "32", "--outbox-memory", "16K",
+    "--tick", "1ms", "--fanout", "8", "--namespaces", "4", "--topics", "8", "--sessions", "2",
+    "--watches", "256", "--watch-keys", "128", "--level-ttl", "365d", "--inbox", "64",
+)  # fmt: skip
+MORE = ("--capacity", "1000", "--payload-memory", "1M", "--outbox", "256", "--fanout", "64")
+FAR_NS = 10**18
+LATE = 2
+KEY_TYPES = ("str", "bytes", "uuid")
+# offsets in struct pg_header and struct pg_private, the same in every ABI
+MAJOR_AT, MINOR_AT, LAYOUT_AT, PRIVATE_LAYOUT_AT = 8, 12, 16, 8
+
+
+@pytest.fixture(params=FOLDERS, ids=lambda folder: folder.name)
+def stored(request: pytest.FixtureRequest) -> Stored:
+    return Stored(request.param)
+
+
+@pytest.fixture
+def paths(daemon_dir: Path) -> Paths:
+    (daemon_dir / "demo.lock").touch()  # so that the segments go with the directory
+    return paths_in(daemon_dir, "demo")
+
+
+def key_of(record: dict[str, Any]) -> wire.Key:
+    kind, data = record["key"]
+    return wire.decode_key(KEY_TYPES.index(kind), bytes.fromhex(data))
+
+
+# ---- the truth of an earlier ABI -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [SAME, MORE], ids=["the same sizes", "other sizes"])
+def test_a_stored_arena_goes_on(
+    stored: Stored, settings: tuple[str, ...], paths: Paths, daemon: StartDaemon
+) -> None:
+    stored.lay_out(paths)
+    real = daemon("demo", *settings)
+    reader = Reader.attach(real.paths)
+    assert (reader.header.abi_major, reader.header.abi_minor) == ABI
+    assert reader.header.layout_id == LAYOUT_ID
+    what_is_armed_stays(reader, stored.contents)
+    what_came_due_fires(reader, stored.contents)
+    with Raw(real.paths.cmd) as owner:
+        what_the_session_had_is_there(owner, stored.contents["session"])
+        operations_end_as_they_would_have(owner)
+    assert stats(real)["next_ticket"] == stored.contents["next_ticket"]
+    reader.check()
+    reader.close()
+    real.restart()  # it is an arena of this ABI now
+
+
+def is_due(timer: dict[str, Any]) -> bool:
+    return bool(timer["deadline_ns"] < FAR_NS)
+
+
+def what_is_armed_stays(reader: Reader, was: dict[str, Any]) -> None:
+    """Deadlines and tickets; a wall deadline is placed anew by today's wall clock."""
+    armed = {i.ticket: i for i in infos(reader)}
+    expected = [t for t in was["timers"] if not is_due(t)]
+    assert armed.keys() == {t["ticket"] for t in expected}
+    for timer in expected:
+        info = armed[timer["ticket"]]
+        assert (info.key, info.namespace, info.topic) == (
+            key_of(timer), timer["namespace"], timer["topic"],
+        )  # fmt: skip
+        assert (info.wall_ns, info.payload.hex()) == (timer["wall_ns"], timer["payload"])
+        if timer["wall_ns"] is None:
+            assert info.deadline_ns == timer["deadline_ns"]
+
+
+def what_came_due_fires(reader: Reader, was: dict[str, Any]) -> None:
+    """After what had fired before, which keeps its place: once, in the order of deadlines."""
+    fired = len(was["outbox"]) + 6  # of the seven that are due one asked for no notice
+    eventually(lambda: reader.header.published == fired)
+    for namespace, topic in {(e["namespace"], e["topic"]) for e in was["outbox"]}:
+        before = [e for e in was["outbox"] if (e["namespace"], e["topic"]) == (namespace, topic)]
+        found = notices(reader, namespace, topic)
+        assert [(n.ticket, n.key, n.deadline_ns, n.fired_ns, n.cause) for n in found][
+            : len(before)
+        ] == [(e["ticket"], key_of(e), e["deadline_ns"], e["fired_ns"], e["cause"]) for e in before]
+        assert [n.payload.hex() for n in found][: len(before)] == [e["payload"] for e in before]
+        came_due(found[len(before) :], was, namespace, topic)
+
+
+def came_due(found: list[wire.RawNotice], was: dict[str, Any], namespace: str, topic: str) -> None:
+    due = [
+        t for t in was["timers"]
+        if is_due(t) and (t["namespace"], t["topic"]) == (namespace, topic)
+        and key_of(t) != b"expires silently"
+    ]  # fmt: skip
+    payloads = {n.ticket: payload_of(n).hex() for n in found}
+    assert payloads == {t["ticket"]: t["payload"] for t in due}
+    assert len(found) == len(due)
+    assert all(n.flags & LATE and n.cause == Cause.EXPIRED for n in found)
+    deadlines = [n.deadline_ns for n in found]
+    assert deadlines == sorted(deadlines)
+
+
+def payload_of(notice: wire.RawNotice) -> bytes:
+    if notice.flags & NOTICE_OF_OPERATION:
+        return wire.decode_verdict(notice.payload)[1]
+    return notice.payload
+
+
+def notices(reader: Reader, namespace: str, topic: str) -> list[wire.RawNotice]:
+    """All that the outbox has of a topic; nothing of it may be lost."""
+    _, last = reader.tails(namespace)[topic]
+    lost, bodies = reader.replay(namespace, topic, 1, last)
+    assert lost == 0
+    heads = [(body, wire.decode_notice_head(body)) for body in bodies]
+    return [n for body, head in heads for n in wire.decode_notices(body, head.records)]
+
+
+def what_the_session_had_is_there(owner: Raw, session: dict[str, Any]) -> None:
+    """It is found by its nonce, and its last batch gets its first answer."""
+    owner.hello(bytes.fromhex(session["nonce"]))
+    assert (owner.session, owner.sequence) == (session["id"], session["last"])
+    owner.send(bytes.fromhex(session["batch"]))
+    assert replied(owner, Message.BATCH) == bytes.fromhex(session["reply"])
+
+
+def replied(owner: Raw, kind: Message) -> bytes:
+    """The next message of a kind; what else is pushed meanwhile is sent again later."""
+    while True:
+        (data,) = owner.socket.recv_multipart()
+        if wire.decode_reply(data).message == kind:
+            return bytes(data)
+
+
+def operations_end_as_they_would_have(owner: Raw) -> None:
+    """Ended ones are told, armed ones wait for the levels that they waited for."""
+    levels = [
+        driver.advance(b"a", 9), driver.advance(b"b", 1), driver.bump(b"c", 3),
+        driver.bump(b"69", 7),
+        driver.advance(b"a watch key of more than sixteen bytes", 9),
+        driver.fail(b"broken", 14),
+    ]  # fmt: skip
+    owner.sequence += 1
+    names = [(b"n", b"t")]
+    owner.send(batch(owner.session, owner.sequence, [as_raw(c) for c in levels], names=names))
+    found: dict[wire.Key, tuple[int, bytes]] = {}
+    while len(found) < 9:
+        reply = wire.decode_reply(replied(owner, Message.OUTCOMES))
+        for o in wire.decode_outcomes(reply.body, reply.records):
+            found[o.key] = (o.cause, o.payload)
+    assert found == {
+        b"all": (Cause.SATISFIED, b"p"),
+        b"any": (Cause.SATISFIED, b""),
+        b"sum": (Cause.SATISFIED, b""),
+        b"many": (Cause.SATISFIED, b""),
+        b"client": (0, b"asked"),
+        b"expires": (Cause.EXPIRED, b"late"),
+        b"expires silently": (Cause.EXPIRED, b""),
+        b"ended": (Cause.SATISFIED, b""),
+        b"ended by cancel": (Cause.CANCELLED, b""),
+    }
+
+
+def as_raw(command: Command) -> tuple[bytes, bytes]:
+    return command.record, command.area
+
+
+# ---- what cannot be converted ------------------------------------------------------------------
+
+
+def newer_minor(stored: Stored) -> str:
+    struct.pack_into("<I", stored.arena, MINOR_AT, ABI[1] + 1)
+    for data, at in ((stored.arena, LAYOUT_AT), (stored.private, PRIVATE_LAYOUT_AT)):
+        struct.pack_into("<Q", data, at, 77)
+    return f"ABI is {ABI[0]}.{ABI[1] + 1}, expected {ABI[0]}.{ABI[1]}"
+
+
+def newer_major(stored: Stored) -> str:
+    struct.pack_into("<II", stored.arena, MAJOR_AT, ABI[0] + 1, 0)
+    return f"ABI is {ABI[0] + 1}.0, expected {ABI[0]}.{ABI[1]}"
+
+
+def unknown_build(stored: Stored) -> str:
+    struct.pack_into("<II", stored.arena, MAJOR_AT, *ABI)
+    struct.pack_into("<Q", stored.arena, LAYOUT_AT, 77)
+    return f"layout id is 77, expected {LAYOUT_ID}"
+
+
+@pytest.mark.parametrize("change", [newer_minor, newer_major, unknown_build])
+def test_another_abi_is_refused_and_untouched(
+    change: Callable[[Stored], str], stored: Stored, paths: Paths, daemon: StartDaemon
+) -> None:
+    expected = change(stored)
+    stored.lay_out(paths)
+    assert expected in refused(lambda: daemon("demo", *SAME))
+    assert stored.untouched(paths)
+
+
+# ---- births that were cut off ------------------------------------------------------------------
+
+# What stands where: of the old arena or of the one that takes its place; which one then serves.
+CUTS = {
+    "before both were whole": ({"": "old", ".private": "old", ".new": "born"}, "old"),
+    "when the private one was not": (
+        {"": "old", ".private": "old", ".new": "born", ".private.new": "born"}, "old",
+    ),
+    "when both were whole": (
+        {"": "old", ".private": "old", ".next": "born", ".private.new": "born"}, "born",
+    ),
+    "between the two": ({"": "old", ".private": "born", ".next": "born"}, "born"),
+    "of the first arena": ({".next": "born", ".private.new": "born"}, "born"),
+    "between the first two": ({".private": "born", ".next": "born"}, "born"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_birth_that_was_cut_off_is_completed_or_undone(cut: str, daemon: StartDaemon) -> None:
+    bytes_of: dict[str, dict[str, bytes]] = {}
+    real = daemon("demo", "--capacity", "100")
+    for generation, capacity in (("old", "100"), ("born", "200")):
+        real.restart("--capacity", capacity)
+        with Client("demo", timeout=PATIENCE_S) as client:
+            client.add(generation, delay=3600)
+        real.stop()
+        bytes_of[generation] = {s: file(real, s).read_bytes() for s in ("", ".private")}
+    files, serves = CUTS[cut]
+    for suffix in ("", ".private"):
+        file(real, suffix).unlink()
+    for suffix, generation in files.items():
+        whole = ".private" if suffix.startswith(".private") else ""
+        file(real, suffix).write_bytes(bytes_of[generation][whole])
+    real.start("--capacity", "300")
+    keys = {"old"} if serves == "old" else {"old", "born"}
+    assert {info.key for info in armed(real)} == keys
+    assert len(list(segment.MOUNT.glob(f"{real.paths.arena[1:]}*"))) == 2
+
+
+def file(real: Daemon, suffix: str) -> Path:
+    return segment.MOUNT / f"{real.paths.arena[1:]}{suffix}"
+
+
+def armed(real: Daemon) -> list[wire.Info]:
+    reader = Reader.attach(real.paths)
+    try:
+        return list(infos(reader))
+    finally:
+        reader.close()
+
+
+def test_a_foreign_segment_in_the_way_of_a_birth_is_named_and_stays(daemon: StartDaemon) -> None:
+    needs("root", "a segment of another user")
+    real = daemon("demo", "--capacity", "100")
+    for suffix in (".next", ".new", ".private.new"):
+        real.stop()
+        file(real, suffix).write_bytes(b"precious")
+        os.chown(file(real, suffix), 65534, 65534)
+        said = refused(lambda: real.start("--capacity", "200"))
+        assert f"{file(real, suffix)}: is foreign: it belongs to uid 65534" in said
+        assert file(real, suffix).read_bytes() == b"precious"
+        file(real, suffix).unlink()
+        real.start("--capacity", "100")
