@@ -56,8 +56,7 @@ static void fetch_operation(const struct pg_arena *a, uint32_t slot)
         fetch(at + line * LINE);
 }
 
-/* A watcher's neighbours in the treap, and its row, which may end with it. Returns the next
- * watcher of the operation. */
+/* A watcher's neighbours in the treap, and its row. Returns the next watcher of the operation. */
 static uint32_t fetch_around(const struct pg_arena *a, uint32_t watch)
 {
     const struct pg_watch *w = &a->watches[watch];
@@ -69,15 +68,21 @@ static uint32_t fetch_around(const struct pg_arena *a, uint32_t watch)
     return w->sibling;
 }
 
-/* The chains of all operations, a link of each at a time. */
+/* The chains of all operations, a link of each at a time; of rows that may end with their only
+ * watcher the place in the index too, once the row is here. */
 static void fetch_chains(const struct pg_arena *a, uint32_t *watches, uint32_t count)
 {
     for (uint32_t n = 0; n < CHAIN && count > 0; n++) {
-        uint32_t left = 0;
+        uint32_t rows[PG_AHEAD], left = 0;
         for (uint32_t i = 0; i < count; i++) {
-            const uint32_t next = fetch_around(a, watches[i]);
-            if (next != PG_NIL)
-                watches[left++] = next;
+            rows[i] = a->watches[watches[i]].level;
+            watches[i] = fetch_around(a, watches[i]);
+        }
+        for (uint32_t i = 0; i < count; i++) {
+            if (a->levels[rows[i]].first == a->levels[rows[i]].latest)
+                index_prefetch(&a->level_index, a->levels[rows[i]].hash);
+            if (watches[i] != PG_NIL)
+                watches[left++] = watches[i];
         }
         count = left;
     }

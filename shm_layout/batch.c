@@ -12,7 +12,11 @@ struct group {
     uint32_t levels[PG_AHEAD];    /* places in the group, of records on watch keys */
     uint64_t reach[PG_AHEAD];     /* of each: up to which level it visits watchers */
     uint32_t rows[PG_AHEAD];      /* by place: the row that the watch key may have */
+    uint64_t scope;               /* of the key that was hashed last, and what it began with */
+    struct hash_scope begin;
 };
+
+#define NO_SCOPE UINT64_MAX
 
 static bool of_level(unsigned op) { return op >= PG_OP_ADVANCE_KEY && op <= PG_OP_CANCEL_FOR_KEY; }
 
@@ -23,9 +27,21 @@ static uint64_t reach_of(const struct pg_record *r)
     return r->op == PG_OP_FORGET || r->op == PG_OP_CLEAR ? 0 : UINT64_MAX;
 }
 
+/* key_hash; most keys have the scope of the one before. */
+static uint32_t group_hash(const struct pg_arena *a, struct group *g, uint32_t ns, unsigned type,
+                           const uint8_t *bytes, size_t len)
+{
+    const uint64_t scope = key_scope(ns, type);
+    if (UNLIKELY(scope != g->scope)) {
+        g->scope = scope;
+        g->begin = hash_begin(a->secret->secret, scope);
+    }
+    return key_hash_of(hash_in(&g->begin, bytes, len));
+}
+
 /* Returns how many there are. */
-static uint32_t watch_keys_hash(struct pg_arena *a, uint32_t ns, const uint8_t *at,
-                                uint32_t bytes, uint32_t *hashes)
+static uint32_t watch_keys_hash(struct pg_arena *a, struct group *g, uint32_t ns,
+                                const uint8_t *at, uint32_t bytes, uint32_t *hashes)
 {
     const uint8_t *end = at + bytes;
     uint32_t count = 0;
@@ -33,7 +49,7 @@ static uint32_t watch_keys_hash(struct pg_arena *a, uint32_t ns, const uint8_t *
         struct pg_watch_key k;
         memcpy(&k, at, sizeof k);
         at += sizeof k;
-        hashes[count] = key_hash(a, ns, k.key_type, at, k.key_len);
+        hashes[count] = group_hash(a, g, ns, k.key_type, at, k.key_len);
         index_prefetch(&a->level_index, hashes[count++]);
         at += k.key_len;
     }
@@ -45,7 +61,7 @@ static uint32_t record_hash(struct pg_arena *a, struct group *g, const struct pg
                             const uint8_t *at, uint32_t n)
 {
     const uint32_t ns = a->name_namespaces[r->name], place = n - g->first;
-    a->hashes[n] = key_hash(a, ns, r->key_type, at, r->key_len);
+    a->hashes[n] = group_hash(a, g, ns, r->key_type, at, r->key_len);
     g->rows[place] = PG_NIL;
     if (of_level(r->op)) {
         g->levels[g->level_count] = place;
@@ -54,7 +70,7 @@ static uint32_t record_hash(struct pg_arena *a, struct group *g, const struct pg
         return 0;
     }
     index_prefetch(&a->index, a->hashes[n]);
-    return watch_keys_hash(a, ns, at + r->key_len + r->payload_len, r->ext_len,
+    return watch_keys_hash(a, g, ns, at + r->key_len + r->payload_len, r->ext_len,
                            &a->key_hashes[g->keys[place]]);
 }
 
@@ -229,7 +245,7 @@ static bool record_apply(struct pg_arena *a, struct step *s, const uint8_t *at,
 static bool records_apply(struct pg_arena *a, const struct request *q, struct pg_session *session,
                           struct pg_reply_memory *m)
 {
-    struct step s = {.q = q, .session = session, .memory = m};
+    struct step s = {.q = q, .session = session, .memory = m, .group.scope = NO_SCOPE};
     const uint8_t *at = q->area;
     for (s.n = 0; s.n < q->frame.count; s.n++) {
         s.record = record_at(q, s.n);

@@ -1,13 +1,9 @@
 /* The keyed hash of the key index and of the name index. */
 #include "core.h"
 
-struct sip {
-    uint64_t v0, v1, v2, v3;
-};
-
 static inline uint64_t rotate(uint64_t x, unsigned bits) { return x << bits | x >> (64 - bits); }
 
-static inline void sip_rounds(struct sip *s, int rounds)
+static inline void sip_rounds(struct hash_scope *s, int rounds)
 {
     while (rounds-- > 0) {
         s->v0 += s->v1;
@@ -23,36 +19,66 @@ static inline void sip_rounds(struct sip *s, int rounds)
     }
 }
 
-static inline void sip_word(struct sip *s, uint64_t word, int rounds)
+static inline void sip_word(struct hash_scope *s, uint64_t word, int rounds)
 {
     s->v3 ^= word;
     sip_rounds(s, rounds);
     s->v0 ^= word;
 }
 
-/* SipHash-c-d of the message that consists of the 8 bytes of scope and of bytes. */
-static inline uint64_t sip_hash(const uint64_t secret[2], uint64_t scope, const void *bytes,
-                                size_t len, int c, int d)
+/* The up to 7 bytes behind the whole words, as a number. */
+static inline uint64_t rest_of(const uint8_t *at, size_t len)
 {
-    struct sip s = {secret[0] ^ 0x736f6d6570736575u, secret[1] ^ 0x646f72616e646f6du,
-                    secret[0] ^ 0x6c7967656e657261u, secret[1] ^ 0x7465646279746573u};
-    const uint8_t *at = bytes, *whole_end = at + (len & ~(size_t)7);
-    uint64_t word, last = (uint64_t)(sizeof scope + len) << 56;
+    uint64_t rest = 0;
+    uint32_t four;
+    uint16_t two;
+    if (len & 1)
+        rest = at[len & 6];
+    if (len & 2) {
+        memcpy(&two, at + (len & 4), sizeof two);
+        rest = rest << 16 | two;
+    }
+    if (len & 4) {
+        memcpy(&four, at, sizeof four);
+        rest = rest << 32 | four;
+    }
+    return rest;
+}
 
+static inline struct hash_scope sip_begin(const uint64_t secret[2], uint64_t scope, int c)
+{
+    struct hash_scope s = {secret[0] ^ 0x736f6d6570736575u, secret[1] ^ 0x646f72616e646f6du,
+                           secret[0] ^ 0x6c7967656e657261u, secret[1] ^ 0x7465646279746573u};
     sip_word(&s, scope, c);
-    for (; at != whole_end; at += sizeof word) {
+    return s;
+}
+
+/* SipHash-c-d of the message that consists of the 8 bytes of scope and of bytes. */
+static inline uint64_t sip_end(struct hash_scope s, const void *bytes, size_t len, int c, int d)
+{
+    const uint8_t *at = bytes, *whole_end = at + (len & ~(size_t)7);
+    for (; at != whole_end; at += sizeof(uint64_t)) {
+        uint64_t word;
         memcpy(&word, at, sizeof word);
         sip_word(&s, word, c);
     }
-    for (unsigned i = 0; i < (len & 7); i++)
-        last |= (uint64_t)at[i] << (8 * i);
-    sip_word(&s, last, c);
+    sip_word(&s, (uint64_t)(sizeof(uint64_t) + len) << 56 | rest_of(at, len), c);
     s.v2 ^= 0xff;
     sip_rounds(&s, d);
     return s.v0 ^ s.v1 ^ s.v2 ^ s.v3;
 }
 
+struct hash_scope hash_begin(const uint64_t secret[2], uint64_t scope)
+{
+    return sip_begin(secret, scope, 1);
+}
+
+uint64_t hash_in(const struct hash_scope *scope, const void *bytes, size_t len)
+{
+    return sip_end(*scope, bytes, len, 1, 3);
+}
+
 uint64_t keyed_hash(const uint64_t secret[2], uint64_t scope, const void *bytes, size_t len)
 {
-    return sip_hash(secret, scope, bytes, len, 1, 3);
+    return sip_end(sip_begin(secret, scope, 1), bytes, len, 1, 3);
 }

@@ -110,6 +110,12 @@ struct put {
 unsigned late_flag(const struct pg_arena *a, const struct pg_hot *h);
 #define NO_WALL INT64_MIN
 
+/* The scope that a key is hashed in, and what is kept of the hash. */
+static inline uint64_t key_scope(uint32_t namespace_row, unsigned type)
+{
+    return (uint64_t)type << 32 | namespace_row;
+}
+static inline uint32_t key_hash_of(uint64_t hash) { return (uint32_t)(hash ^ hash >> 32); }
 uint32_t key_hash(const struct pg_arena *a, uint32_t namespace_row, unsigned type,
                   const void *bytes, size_t len);
 void timers_put(struct pg_arena *a, const struct put *put, struct pg_result *result);

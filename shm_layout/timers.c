@@ -10,9 +10,8 @@
 uint32_t key_hash(const struct pg_arena *a, uint32_t namespace_row, unsigned type,
                   const void *bytes, size_t len)
 {
-    const uint64_t scope = (uint64_t)type << 32 | namespace_row;
-    const uint64_t hash = keyed_hash(a->secret->secret, scope, bytes, len);
-    return (uint32_t)(hash ^ hash >> 32);
+    const uint64_t scope = key_scope(namespace_row, type);
+    return key_hash_of(keyed_hash(a->secret->secret, scope, bytes, len));
 }
 
 static const uint8_t *slot_key(const struct pg_arena *a, uint32_t slot)

@@ -20,9 +20,9 @@ static uint64_t scope_of_rising(void)
 static void test_reference_vectors(void)
 {
     const uint64_t secret[2] = {0x0706050403020100u, 0x0f0e0d0c0b0a0908u};
-    uint64_t scope = scope_of_rising();
-    CHECK(sip_hash(secret, scope, rising + 8, 0, 2, 4) == 0x93f5f5799a932462u);
-    CHECK(sip_hash(secret, scope, rising + 8, 7, 2, 4) == 0xa129ca6149be45e5u);
+    struct hash_scope begin = sip_begin(secret, scope_of_rising(), 2);
+    CHECK(sip_end(begin, rising + 8, 0, 2, 4) == 0x93f5f5799a932462u);
+    CHECK(sip_end(begin, rising + 8, 7, 2, 4) == 0xa129ca6149be45e5u);
 }
 
 /* SipHash-1-3 of 00 01 02 ..., as hash(bytes) of CPython 3.11 gives it. PYTHONHASHSEED=0
@@ -68,6 +68,14 @@ static void test_every_input_counts(void)
     }
 }
 
+static void test_two_steps_are_one(void)
+{
+    const uint64_t secret[2] = {1, 2};
+    const struct hash_scope begin = hash_begin(secret, 5);
+    for (size_t len = 0; len <= KEY_BYTES; len++)
+        CHECK(hash_in(&begin, rising, len) == keyed_hash(secret, 5, rising, len));
+}
+
 int main(void)
 {
     for (size_t i = 0; i < KEY_BYTES; i++)
@@ -75,5 +83,6 @@ int main(void)
     RUN(test_reference_vectors);
     RUN(test_cpython_vectors);
     RUN(test_every_input_counts);
+    RUN(test_two_steps_are_one);
     return 0;
 }
