@@ -114,7 +114,7 @@ struct step {
 static bool watch_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
 {
     const uint32_t *keys = &s->group.keys[s->n - s->group.first];
-    struct watch w = {.put = s->put, .session = s->session->id,
+    struct watch w = {.put = &s->put, .session = s->session->id,
                       .threshold = s->record.value, .keys = s->ext,
                       .keys_bytes = s->record.ext_len,
                       .hashes = &a->key_hashes[keys[0]], .count = keys[1] - keys[0],
@@ -223,20 +223,36 @@ static bool name_missing(const struct pg_arena *a, const struct pg_record *r)
            (uses & NEEDS_NAMESPACE && a->name_namespaces[r->name] == PG_NIL);
 }
 
+/* Field by field: a copy of the whole would wait for the stores of its parts. */
+static void put_read(const struct pg_arena *a, struct step *s, const uint8_t *at)
+{
+    const struct pg_record *r = &s->record;
+    struct put *p = &s->put;
+    p->key.bytes = at;
+    p->key.hash = a->hashes[s->n];
+    p->key.namespace_row = a->name_namespaces[r->name];
+    p->key.row_guess = s->group.rows[s->n - s->group.first];
+    p->key.len = r->key_len;
+    p->key.type = r->key_type;
+    p->payload = at + r->key_len;
+    p->payload_len = r->payload_len;
+    p->topic = a->name_rows[r->name];
+    p->mode = r->mode;
+    p->time_kind = r->time_kind;
+    p->time_ns = r->time_ns;
+    s->ext = p->payload + r->payload_len;
+}
+
 static bool record_apply(struct pg_arena *a, struct step *s, const uint8_t *at,
                          struct pg_result *result)
 {
     const struct pg_record *r = &s->record;
-    const struct key key = {at, a->hashes[s->n], a->name_namespaces[r->name],
-                            s->group.rows[s->n - s->group.first], r->key_len, r->key_type};
     if (name_missing(a, r)) {
         a->metrics->refused_names++;
         *result = (struct pg_result){a->name_status[r->name], 0};
         return true;
     }
-    s->put = (struct put){key, at + r->key_len, r->payload_len, a->name_rows[r->name], r->mode,
-                          r->time_kind, r->time_ns};
-    s->ext = at + r->key_len + r->payload_len;
+    put_read(a, s, at);
     return op_apply(a, s, result);
 }
 

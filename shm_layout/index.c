@@ -92,14 +92,12 @@ static inline uint32_t cells_with(const struct pg_index_bucket *b, uint32_t valu
     return bits_of(found) >> 1;
 }
 
-/* Bit i of the mask: cell i is not empty and has this tag. */
+/* Bit i of the mask: cell i has this tag; if that is 0, it may be empty. */
 static inline uint32_t cells_tagged(const struct pg_index_bucket *b, uint32_t tag, uint32_t mask)
 {
     truths found[VECTORS];
-    for (unsigned i = 0; i < VECTORS; i++) {
-        const lanes words = lanes_at(b, i);
-        found[i] = ((words & ~mask) == tag) & (words != 0);
-    }
+    for (unsigned i = 0; i < VECTORS; i++)
+        found[i] = (lanes_at(b, i) & ~mask) == tag;
     return bits_of(found) >> 1;
 }
 
@@ -119,10 +117,10 @@ static inline uint32_t candidate(const struct key_index *x, uint32_t hash, uint3
     uint32_t tag = tag_of(x, hash), mask = id_mask(x);
     do {
         const struct pg_index_bucket *b = &x->buckets[at->bucket];
-        uint32_t hits = cells_tagged(b, tag, mask) & allowed;
-        if (hits) {
+        for (uint32_t hits = cells_tagged(b, tag, mask) & allowed; hits; hits &= hits - 1) {
             at->cell = (uint32_t)__builtin_ctz(hits);
-            return (b->cells[at->cell] & mask) - 1;
+            if (LIKELY(b->cells[at->cell] != 0))
+                return (b->cells[at->cell] & mask) - 1;
         }
         allowed = ~(uint32_t)0;
     } while (probe_step(x, at));

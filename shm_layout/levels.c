@@ -37,15 +37,30 @@ static uint32_t now_s(const struct pg_arena *a)
 
 /* ---- birth and end --------------------------------------------------------------------- */
 
+/* Two copies that may overlap: most keys are short, and a call costs more than they do. */
+static void short_copy(uint8_t *to, const uint8_t *from, uint32_t len)
+{
+    if (len >= 8) {
+        memcpy(to, from, 8);
+        memcpy(to + len - 8, from + len - 8, 8);
+    } else if (len >= 4) {
+        memcpy(to, from, 4);
+        memcpy(to + len - 4, from + len - 4, 4);
+    } else {
+        to[0] = from[0];
+        to[len / 2] = from[len / 2];
+        to[len - 1] = from[len - 1];
+    }
+}
+
 /* Puts the key into its row. False: no room for a longer one. */
 static bool key_write(struct pg_arena *a, struct pg_watched *l, const struct key *k)
 {
-    uint32_t blob;
     if (k->len <= sizeof l->key) {
-        memcpy(l->key, k->bytes, k->len);
+        short_copy(l->key, k->bytes, k->len);
         return true;
     }
-    blob = blobs_take(&a->blobs, blob_granules(k->len));
+    const uint32_t blob = blobs_take(&a->blobs, blob_granules(k->len));
     if (blob == PG_NIL)
         return false;
     a->metrics->blob_bytes += (uint64_t)blob_granules(k->len) * PG_GRANULE;
@@ -60,16 +75,20 @@ uint32_t level_born(struct pg_arena *a, const struct key *k, unsigned *status)
     *status = PG_ST_FULL_KEYS;
     if (row == PG_NIL)
         return PG_NIL;
-    struct pg_watched *l = &a->levels[row], born = {
-        .hash = k->hash, .root = PG_NIL, .first = PG_NIL, .latest = PG_NIL,
-        .touched_s = now_s(a), .namespace_row = (uint16_t)k->namespace_row, .key_type = k->type};
+    struct pg_watched *l = &a->levels[row];
     *status = PG_ST_FULL_PAYLOAD;
-    if (!key_write(a, &born, k))
+    if (!key_write(a, l, k))
         return PG_NIL;
     a->purgatory->free_level = l->root;
     a->purgatory->free_levels--;
     __builtin_prefetch(&a->levels[l->root], 1);      /* the next to be born */
-    *l = born;
+    l->level = 0;
+    l->hash = k->hash;
+    l->error = 0;
+    l->root = l->first = l->latest = PG_NIL;
+    l->touched_s = now_s(a);
+    l->namespace_row = (uint16_t)k->namespace_row;
+    l->key_type = k->type;
     STORE_RELEASE(&l->key_len, k->len);
     index_insert(&a->level_index, k->hash, row);
     return row;

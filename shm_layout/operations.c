@@ -209,14 +209,11 @@ static void keys_leave(struct pg_arena *a, struct pg_operation *op)
 
 static void watches_release(struct pg_arena *a, struct pg_operation *op)
 {
-    uint32_t x = op->first_watch;
-    while (x != PG_NIL) {
-        const uint32_t next = watch_at(a, x)->sibling, row = watch_at(a, x)->level;
+    for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(a, x)->sibling) {
         watch_unlink(a, x);
-        watch_give(a, x);
-        level_left(a, row);
-        x = next;
+        level_left(a, watch_at(a, x)->level);
     }
+    watches_give(a, op->first_watch);
     op->first_watch = PG_NIL;
 }
 
@@ -352,24 +349,16 @@ bool operations_complete(struct pg_arena *a, const struct key *key, uint64_t ses
 /* ---- arming ------------------------------------------------------------------------------------ */
 
 #define BORN 0x80000000u          /* marks a row of a->rows[] that this call has made */
+#define FEW 8                     /* rows that are compared with each other; more in a hash set */
 
-/* False if the row is in the set already. */
-static bool seen_add(struct pg_arena *a, uint32_t mask, uint32_t row, uint32_t n)
-{
-    uint32_t cell = row * 0x9e3779b1u >> 20 & mask;
-    for (; a->seen[cell] != 0; cell = (cell + 1) & mask)
-        if ((a->rows[a->seen[cell] - 1] & ~BORN) == row)
-            return false;
-    a->seen[cell] = (uint16_t)(n + 1);
-    return true;
-}
+static uint32_t row_at(const struct pg_arena *a, uint32_t n) { return a->rows[n] & ~BORN; }
 
-static struct key watch_key_read(const struct watch *w, uint32_t n, const uint8_t *at,
-                                 struct pg_watch_key *k)
+static bool among_first(const struct pg_arena *a, uint32_t row, uint32_t count)
 {
-    memcpy(k, at, sizeof *k);
-    return (struct key){at + sizeof *k, w->hashes[n], w->put.key.namespace_row, PG_NIL, k->key_len,
-                        k->key_type};
+    for (uint32_t n = 0; n < count; n++)
+        if (row_at(a, n) == row)
+            return true;
+    return false;
 }
 
 /* Cells of the hash set for so many rows: a power of two, at most half of them used. */
@@ -378,22 +367,42 @@ static uint32_t seen_cells(uint32_t count)
     return 1u << (33 - (uint32_t)__builtin_clz(count));
 }
 
+/* Adds the n-th row to the set; true if it was there already. */
+static bool seen_before(struct pg_arena *a, uint32_t count, uint32_t row, uint32_t n)
+{
+    const uint32_t mask = seen_cells(count) - 1;
+    uint32_t cell = row * 0x9e3779b1u >> 20 & mask;
+    if (n == 0)
+        memset(a->seen, 0, seen_cells(count) * sizeof *a->seen);
+    for (; a->seen[cell] != 0; cell = (cell + 1) & mask)
+        if (row_at(a, a->seen[cell] - 1u) == row)
+            return true;
+    a->seen[cell] = (uint16_t)(n + 1);
+    return false;
+}
+
+static bool row_repeats(struct pg_arena *a, uint32_t count, uint32_t row, uint32_t n)
+{
+    return count <= FEW ? among_first(a, row, n) : seen_before(a, count, row, n);
+}
+
 static unsigned rows_resolve(struct pg_arena *a, struct watch *w, uint32_t *done)
 {
-    const uint32_t cells = seen_cells(w->count);
     const uint8_t *at = w->keys;
-    memset(a->seen, 0, cells * sizeof *a->seen);
     for (*done = 0; *done < w->count; ++*done) {
         struct pg_watch_key k;
+        memcpy(&k, at, sizeof k);
+        const struct key key = {at + sizeof k, w->hashes[*done], w->put->key.namespace_row, PG_NIL,
+                                k.key_len, k.key_type};
         unsigned status;
-        const struct key key = watch_key_read(w, *done, at, &k);
-        uint32_t row = level_find(a, &key);
-        const uint32_t born = row == PG_NIL ? BORN : 0;
-        if (born != 0)
+        uint32_t row = level_find(a, &key), born = 0;
+        if (row == PG_NIL) {
             row = level_born(a, &key, &status);
+            born = BORN;
+        }
         if (row == PG_NIL)
             return status;
-        if (!seen_add(a, cells - 1, row, *done))
+        if (row_repeats(a, w->count, row, *done))
             return PG_ST_DUPLICATE;
         a->rows[*done] = row | born;
         w->has_own |= k.flags & PG_WK_OWN;
@@ -406,74 +415,91 @@ static void rows_undo(struct pg_arena *a, uint32_t done)
 {
     while (done-- > 0)
         if (a->rows[done] & BORN)
-            level_free(a, a->rows[done] & ~BORN);
+            level_free(a, row_at(a, done));
 }
 
-static void shares_write(const struct pg_arena *a, const struct watch *w, struct pg_operation *op,
-                         uint32_t n, const struct pg_watch_key *k)
+/* Puts a watcher where it has to be looked at first, and notes whether it may end at once. */
+static void target_place(struct pg_arena *a, struct watch *w, struct pg_operation *op, uint32_t x)
 {
-    const uint64_t level = a->levels[a->rows[n] & ~BORN].level;
+    const struct pg_watched *l = level_of(a, x);
+    const uint64_t target = watch_at(a, x)->target;
+    const bool reached = l->level >= target, met = reached && w->condition == PG_C_ALL;
+    w->may_end |= reached || l->error != 0;
+    op->unmet += !met;
+    watch_link(a, x, met ? MET : target);
+}
+
+/* One key of the operation: all but where its watcher stands. */
+static void key_join(struct pg_arena *a, const struct watch *w, struct pg_operation *op,
+                     uint32_t n, const struct pg_watch_key *k)
+{
+    const uint64_t level = a->levels[row_at(a, n)].level;
+    if (k->flags & PG_WK_OWN)
+        own_of(op)[n / 8] |= (uint8_t)(1u << n % 8);
     if (w->condition == PG_C_SUM)
         shares_of(op)[n] = (struct pg_share){k->target == UINT64_MAX ? level : k->target, k->cap};
 }
 
-/* Records in the order of the keys, so that the bitmap's bits are the owner's. */
-static void watches_write(struct pg_arena *a, const struct watch *w, uint32_t slot,
-                          struct pg_operation *op)
+/* Records in the order of the keys, so that the bitmaps' bits are the owner's. The keys of SUM
+ * and CLIENT are placed when all are known. */
+static void keys_join(struct pg_arena *a, struct watch *w, uint32_t slot, struct pg_operation *op)
 {
+    const bool targets = w->condition == PG_C_ALL || w->condition == PG_C_ANY;
+    const uint32_t now_s = (uint32_t)(a->real_boot_ns / 1000000000);
     const uint8_t *at = w->keys;
-    uint32_t *link = &op->first_watch;
-    for (uint32_t n = 0; n < w->count; n++) {
+    uint32_t x = op->first_watch = watches_take(a, w->count);
+    w->may_end = !targets;
+    for (uint32_t n = 0; n < w->count; n++, x = watch_at(a, x)->sibling) {
         struct pg_watch_key k;
-        const uint32_t x = watch_take(a);
         memcpy(&k, at, sizeof k);
         at += sizeof k + k.key_len;
-        shares_write(a, w, op, n, &k);
-        if (k.flags & PG_WK_OWN)
-            own_of(op)[n / 8] |= (uint8_t)(1u << n % 8);
-        *watch_at(a, x) = (struct pg_watch){.target = k.target < PARKED ? k.target : PARKED - 1,
-                                            .level = a->rows[n] & ~BORN, .slot = slot,
-                                            .sibling = PG_NIL};
-        a->levels[a->rows[n] & ~BORN].touched_s = (uint32_t)(a->real_boot_ns / 1000000000);
-        *link = x;
-        link = &watch_at(a, x)->sibling;
+        key_join(a, w, op, n, &k);
+        watch_at(a, x)->target = k.target < PARKED ? k.target : PARKED - 1;
+        watch_at(a, x)->level = row_at(a, n);
+        watch_at(a, x)->slot = slot;
+        a->levels[row_at(a, n)].touched_s = now_s;
+        if (targets)
+            target_place(a, w, op, x);
     }
+    if (!targets)
+        watches_place(a, op, false);
 }
 
+/* Key and payload stand together in the message. */
 static void blob_fill(struct pg_arena *a, const struct watch *w, uint32_t blob, uint32_t notice)
 {
     struct pg_operation *op = (struct pg_operation *)blob_at(&a->blobs, blob);
-    const uint32_t ext = ext_bytes(w->condition, w->count, w->has_own);
-    uint8_t *at = (uint8_t *)op + ext;
+    const struct put *p = w->put;
 
-    memset(op, 0, ext);
     *op = (struct pg_operation){.session = w->session, .threshold = w->threshold,
                                 .armed_ns = a->now_ns, .first_watch = PG_NIL,
+                                .version = a->header->next_ticket << 32,
                                 .notice_blob = notice, .inbox_next = PG_NIL,
                                 .inbox_previous = PG_NIL, .keys = (uint16_t)w->count,
                                 .condition = w->condition, .has_own = w->has_own};
-    memcpy(at, w->put.key.bytes, w->put.key.len);
-    memcpy(at + w->put.key.len, w->put.payload, w->put.payload_len);
+    memset(op + 1, 0, bitmaps_room(w->count, w->has_own));
+    memcpy((uint8_t *)op + ext_bytes(w->condition, w->count, w->has_own), p->key.bytes,
+           p->key.len + p->payload_len);
     if (notice == PG_NIL)
         return;
-    at = blob_at(&a->blobs, notice);
-    memcpy(at, w->put.key.bytes, w->put.key.len);
-    memcpy(at + w->put.key.len + notice_payload(w->count, 0), w->put.payload, w->put.payload_len);
+    uint8_t *at = blob_at(&a->blobs, notice);
+    memcpy(at, p->key.bytes, p->key.len);
+    memcpy(at + p->key.len + notice_payload(w->count, 0), p->payload, p->payload_len);
 }
 
 /* Takes both blobs or neither. */
 static bool blobs_for(struct pg_arena *a, const struct watch *w, uint32_t *blob, uint32_t *notice)
 {
-    const uint64_t bytes = (uint64_t)ext_bytes(w->condition, w->count, w->has_own) + w->put.key.len +
-                           w->put.payload_len;
+    const uint64_t bytes = (uint64_t)ext_bytes(w->condition, w->count, w->has_own) + w->put->key.len +
+                           w->put->payload_len;
     *notice = PG_NIL;
     *blob = blobs_take(&a->blobs, blob_granules(bytes));
     if (*blob == PG_NIL)
         return false;
     if (!w->notice)
         return true;
-    *notice = blobs_take(&a->blobs, notice_granules(w->put.key.len, w->count,
-                                                    w->put.payload_len));
+    *notice = blobs_take(&a->blobs, notice_granules(w->put->key.len, w->count,
+                                                    w->put->payload_len));
     if (*notice != PG_NIL)
         return true;
     blobs_give(&a->blobs, *blob, blob_granules(bytes));
@@ -481,26 +507,24 @@ static bool blobs_for(struct pg_arena *a, const struct watch *w, uint32_t *blob,
 }
 
 /* Truth of a new operation, control word last. */
-static uint32_t operation_write(struct pg_arena *a, const struct watch *w, int64_t deadline_ns,
+static uint32_t operation_write(struct pg_arena *a, struct watch *w, int64_t deadline_ns,
                                 uint32_t blob, uint32_t notice)
 {
     const uint32_t slot = slots_take(&a->slots);
     const uint64_t ticket = a->header->next_ticket;
-    struct pg_operation *op = (struct pg_operation *)blob_at(&a->blobs, blob);
     struct pg_hot *h = &a->slots.hot[slot];
 
-    STORE_RELEASE(&a->header->next_ticket, ticket + 1);
     blob_fill(a, w, blob, notice);
-    op->version = ticket << 32;
-    watches_write(a, w, slot, op);
+    STORE_RELEASE(&a->header->next_ticket, ticket + 1);
+    keys_join(a, w, slot, (struct pg_operation *)blob_at(&a->blobs, blob));
     a->slots.cold[slot] = (struct pg_cold){
-        .blob = blob, .payload_len = w->put.payload_len, .key_len = w->put.key.len,
-        .key_type = w->put.key.type,
+        .blob = blob, .payload_len = w->put->payload_len, .key_len = w->put->key.len,
+        .key_type = w->put->key.type,
         .ext_len = (uint16_t)ext_bytes(w->condition, w->count, w->has_own)};
     h->deadline_ns = deadline_ns;
     h->flags = PG_F_OPERATION;
-    h->hash = w->put.key.hash;
-    h->topic = w->put.topic;
+    h->hash = w->put->key.hash;
+    h->topic = w->put->topic;
     STORE_RELEASE(&h->ctl, ctl_of(ticket, PG_S_ARMED));
     a->metrics->blob_bytes += (slot_granules(&a->slots.cold[slot]) +
                                operation_granules(a, slot)) * PG_GRANULE;
@@ -571,7 +595,6 @@ static void operation_bind(struct pg_arena *a, uint32_t slot, uint32_t id, const
         outbox_supersede(a, id);
         index_replace(&a->index, hash, at, slot);
     }
-    watches_place(a, operation_at(a, slot), false);
     slot_place(a, slot);
     slot_counted(a, slot, 1);
     a->metrics->watches++;
@@ -580,7 +603,7 @@ static void operation_bind(struct pg_arena *a, uint32_t slot, uint32_t id, const
 
 static bool notice_fits(struct pg_arena *a, const struct watch *w)
 {
-    const uint64_t granules = notice_granules(w->put.key.len, w->count, w->put.payload_len);
+    const uint64_t granules = notice_granules(w->put->key.len, w->count, w->put->payload_len);
     return !w->notice || outbox_make_room(a, granules * PG_GRANULE);
 }
 
@@ -593,12 +616,12 @@ bool operations_watch(struct pg_arena *a, struct watch *w, struct pg_result *r)
     if (a->visits_left == 0 || !notice_fits(a, w))
         return false;
     work_done(a, w->count / KEYS_PER_VISIT);
-    const uint32_t id = key_find(a, &w->put.key, &at);
+    const uint32_t id = key_find(a, &w->put->key, &at);
     if (id < a->slots.capacity) {
         answer(r, ctl_ticket(a->slots.hot[id].ctl), PG_ST_EXISTS, a->slots.hot[id].deadline_ns);
         return true;
     }
-    if (time_resolve(a, &w->put, &deadline_ns))
+    if (time_resolve(a, w->put, &deadline_ns))
         status = watch_arm(a, w, deadline_ns, &slot);
     if (status != PG_ST_ADDED) {
         count_refusal(a, status);
@@ -607,7 +630,8 @@ bool operations_watch(struct pg_arena *a, struct watch *w, struct pg_result *r)
     }
     operation_bind(a, slot, id, &at);
     answer(r, ctl_ticket(a->slots.hot[slot].ctl), PG_ST_ADDED, deadline_ns);
-    settle(a, slot);
+    if (w->may_end)
+        settle(a, slot);
     return true;
 }
 
@@ -806,7 +830,7 @@ static void records_sort_out(struct pg_arena *a)
     a->purgatory->free_watches = 0;
     for (uint32_t x = a->watch_rows; x-- > 0;)
         if (watch_at(a, x)->left != CLAIMED)
-            watch_give(a, x);
+            watch_free(a, x);
 }
 
 bool operations_rebuild(struct pg_arena *a, struct pg_fault *why)

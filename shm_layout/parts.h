@@ -177,8 +177,10 @@ bool levels_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *gr
 /* ---- watches: who waits for which level -------------------------------------------------- */
 
 void watches_init(struct pg_arena *a);
-uint32_t watch_take(struct pg_arena *a);                                /* PG_NIL: none left */
-void watch_give(struct pg_arena *a, uint32_t watch);
+/* A chain of so many siblings out of the free records, of which there are as many. */
+uint32_t watches_take(struct pg_arena *a, uint32_t count);
+void watches_give(struct pg_arena *a, uint32_t first);                  /* a whole chain */
+void watch_free(struct pg_arena *a, uint32_t watch);                    /* one: for a rebuild */
 void watch_link(struct pg_arena *a, uint32_t watch, uint64_t target);
 void watch_unlink(struct pg_arena *a, uint32_t watch);
 bool watches_check(const struct pg_arena *a, struct pg_fault *fault);
@@ -186,14 +188,15 @@ bool watches_check(const struct pg_arena *a, struct pg_fault *fault);
 /* ---- operations --------------------------------------------------------------------------- */
 
 struct watch {
-    struct put put;               /* key, payload, topic, time */
+    const struct put *put;        /* key, payload, topic, time */
     uint64_t session, threshold;
     const uint8_t *keys;          /* struct pg_watch_key and bytes, validated */
     const uint32_t *hashes;       /* of the keys */
     uint32_t keys_bytes, count;
     uint8_t condition;
     bool notice;
-    bool has_own;                 /* some key is its own; found out while it is armed */
+    bool has_own;                 /* found out while it is armed: some key is its own; */
+    bool may_end;                 /* it may have to end at once */
 };
 
 static inline struct pg_operation *operation_at(const struct pg_arena *a, uint32_t slot)

@@ -17,7 +17,7 @@ static uint32_t priority(uint32_t watch)
 
 /* ---- records ----------------------------------------------------------------------------- */
 
-static void push_free(struct pg_arena *a, uint32_t watch)
+void watch_free(struct pg_arena *a, uint32_t watch)
 {
     at(a, watch)->slot = PG_NIL;
     at(a, watch)->sibling = a->purgatory->free_watch;
@@ -30,21 +30,33 @@ void watches_init(struct pg_arena *a)
     a->purgatory->free_watch = PG_NIL;
     a->purgatory->free_watches = 0;
     for (uint32_t i = a->watch_rows; i-- > 0;)
-        push_free(a, i);
+        watch_free(a, i);
 }
 
-uint32_t watch_take(struct pg_arena *a)
+/* The free list is a chain of siblings: its first records are one already. */
+uint32_t watches_take(struct pg_arena *a, uint32_t count)
 {
-    const uint32_t watch = a->purgatory->free_watch;
-    if (watch != PG_NIL) {
-        a->purgatory->free_watch = at(a, watch)->sibling;
-        a->purgatory->free_watches--;
-        __builtin_prefetch(&a->watches[at(a, watch)->sibling], 1);  /* the next to be taken */
-    }
-    return watch;
+    const uint32_t first = a->purgatory->free_watch;
+    uint32_t last = first;
+    for (uint32_t n = 1; n < count; n++)
+        last = at(a, last)->sibling;
+    a->purgatory->free_watch = at(a, last)->sibling;
+    a->purgatory->free_watches -= count;
+    at(a, last)->sibling = PG_NIL;
+    __builtin_prefetch(&a->watches[a->purgatory->free_watch], 1);   /* the next to be taken */
+    return first;
 }
 
-void watch_give(struct pg_arena *a, uint32_t watch) { push_free(a, watch); }
+void watches_give(struct pg_arena *a, uint32_t first)
+{
+    uint32_t last = first, count = 1;
+    for (; at(a, last)->sibling != PG_NIL; last = at(a, last)->sibling, count++)
+        at(a, last)->slot = PG_NIL;
+    at(a, last)->slot = PG_NIL;
+    at(a, last)->sibling = a->purgatory->free_watch;
+    a->purgatory->free_watch = first;
+    a->purgatory->free_watches += count;
+}
 
 /* ---- the treap ---------------------------------------------------------------------------- */
 
@@ -149,6 +161,10 @@ static uint32_t stronger_child(const struct pg_arena *a, uint32_t x)
 void watch_unlink(struct pg_arena *a, uint32_t x)
 {
     struct pg_watched *l = &a->levels[at(a, x)->level];
+    if (l->first == l->latest) {  /* x is the only one */
+        l->root = l->first = l->latest = PG_NIL;
+        return;
+    }
     if (l->first == x)
         l->first = after_first(a, x);
     if (l->latest == x)
