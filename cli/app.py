@@ -9,7 +9,7 @@ from importlib import import_module
 import click
 
 from purgatoryd import __version__
-from purgatoryd.cli.exits import Command, Exit, help_table
+from purgatoryd.cli.exits import Exit, help_table
 
 # command: module of purgatoryd.cli; in the order of --help
 COMMANDS = {
@@ -22,6 +22,7 @@ COMMANDS = {
     "list": "arena",
     "stats": "arena",
     "check": "arena",
+    "namespace": "namespaces",
 }
 
 
@@ -37,7 +38,7 @@ class Lazy(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = import_module(f"purgatoryd.cli.{COMMANDS[cmd_name]}")
-        command: Command = getattr(module, f"{cmd_name}_command")
+        command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
 
 

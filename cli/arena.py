@@ -130,7 +130,7 @@ SECTIONS = {
     "commands": ("batches", "batches_repeated", "records"),
     "refused": (
         "batches_refused", "refused_full", "refused_payload", "refused_names", "refused_busy",
-        "refused_keys", "refused_other",
+        "refused_keys", "refused_denied", "refused_quota", "refused_other",
     ),
     "sizes": (
         "length", "capacity", "payload_bytes", "blob_bytes", "outbox_capacity",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import click
 
@@ -52,6 +52,14 @@ def _help(command: click.Command, title: str) -> str:
         return f"## {title}\n\n```text\n{command.get_help(ctx)}\n```\n"
 
 
+def _leaves(command: click.Command, title: str) -> Iterator[tuple[click.Command, str]]:
+    if not isinstance(command, click.Group):
+        yield command, title
+        return
+    for name, one in command.commands.items():
+        yield from _leaves(one, f"{title} {name}")
+
+
 def text() -> str:
     """The whole page."""
     codes = [(str(code.value), told) for code, told in MEANING.items()]
@@ -67,7 +75,12 @@ def text() -> str:
             _table(("flag", "environment", "TOML key"), flags),
             _DIRECTORY,
             _help(app, "purgatoryd"),
-            *(_help(command, f"purgatoryd {name}") for name, command in commands if command),
+            *(
+                _help(*shown)
+                for name, command in commands
+                if command
+                for shown in _leaves(command, f"purgatoryd {name}")
+            ),
         ]
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -49,9 +50,8 @@ def run_command(
 
         return serve(config)
     for flag, value, source in settings.effective(ctx, config):
-        written = value if isinstance(value, int) else f'"{value}"'
         record = {"setting": flag, "value": value, "source": source}
-        emit(record, f"{flag} = {written}  # {source}", as_json)
+        emit(record, f"{flag} = {json.dumps(value)}  # {source}", as_json)
     return Exit.DONE
 
 

@@ -45,6 +45,13 @@ def _text(value: Any, kind: click.ParamType[Any]) -> str:
     return str(value)
 
 
+def _written(value: Any, kind: click.ParamType[Any]) -> int | str | list[int | str]:
+    if isinstance(value, tuple):
+        return list(value)
+    text = _text(value, kind)
+    return int(value) if text == str(value) and isinstance(value, int) else text
+
+
 # flag, field of Config, type, help
 _TABLE: tuple[tuple[str, str, click.ParamType[Any], str], ...] = (
     ("capacity", "capacity", click.INT, "Timers armed at once."),
@@ -68,9 +75,27 @@ _TABLE: tuple[tuple[str, str, click.ParamType[Any], str], ...] = (
     ("wall-origin", "wall_origin_ns", units.Moment(),
      "Virtual clock: wall time at virtual time 0."),
     ("budget", "budget", click.INT, "Timers fired or moved in one turn of the loop."),
+    ("quota-timers", "quota_timers", click.INT, "Timers of one uid; 0 = no quota, here and below."),
+    ("quota-bytes", "quota_bytes", units.Size(),
+     "Bytes of keys and payloads in the timers of one uid."),
+    ("quota-ops", "quota_ops", click.INT, "Adds, watches and advances of one uid per second."),
+    ("accounts", "accounts", click.INT, "Uids that may have timers at once, if there are quotas."),
+    ("admin-uid", "admin_uids", click.INT,
+     "Uid that may administer, besides root and the daemon's own; may be repeated."),
+    ("allow-uid", "allow_uids", click.INT,
+     "Uid that may connect; others may not, once one is named. May be repeated."),
+    ("allow-gid", "allow_gids", click.INT,
+     "Group whose members may connect, likewise. May be repeated."),
 )  # fmt: skip
 FLAG_OF = {field: flag for flag, field, _, _ in _TABLE}
-_DERIVED = {"outbox_bytes_max": "half of --payload-memory", "wall_origin_ns": "1970"}
+_REPEATED = {"admin_uids", "allow_uids", "allow_gids"}
+_DERIVED = {
+    "outbox_bytes_max": "half of --payload-memory",
+    "wall_origin_ns": "1970",
+    "admin_uids": "none",
+    "allow_uids": "everybody",
+    "allow_gids": "everybody",
+}
 
 
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -84,6 +109,7 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
             envvar=variable(flag),
             default=None if derived else _text(DEFAULTS[field], kind),
             show_default=derived or True,
+            multiple=field in _REPEATED,
             help=text,
         )
         command = option(command)
@@ -106,10 +132,16 @@ def read_file(ctx: click.Context, _: click.Parameter, path: Path | None) -> Path
     for flag, value in found.items():
         if flag not in fields:
             raise UnknownSetting(flag, source, tuple(fields))
-        if isinstance(value, (bool, list, dict)):
-            raise InvalidSetting(flag, value, "a number or a string", source)
-        ctx.default_map[fields[flag]] = str(value)  # read as the same text would be in a flag
+        ctx.default_map[fields[flag]] = _from_file(flag, fields[flag], value, source)
     return path
+
+
+def _from_file(flag: str, field: str, value: Any, source: str) -> str | list[str]:
+    """What is read as the same text would be in a flag."""
+    values = value if field in _REPEATED and isinstance(value, list) else [value]
+    if any(isinstance(one, (bool, list, dict)) for one in values):
+        raise InvalidSetting(flag, value, "a number or a string", source)
+    return list(map(str, values)) if field in _REPEATED else str(value)
 
 
 def refuse_unknown_variables(environ: Mapping[str, str]) -> None:
@@ -141,10 +173,10 @@ def config_from(ctx: click.Context, name: str, values: Mapping[str, Any]) -> Con
         ) from None
 
 
-def effective(ctx: click.Context, config: Config) -> Iterator[tuple[str, str | int, str]]:
+def effective(
+    ctx: click.Context, config: Config
+) -> Iterator[tuple[str, int | str | list[int | str], str]]:
     """(flag, value as it may be written, source) of every setting."""
     yield "name", config.name, source_of(ctx, "name")
     for flag, field, kind, _ in _TABLE:
-        value = getattr(config, field)
-        text = _text(value, kind)
-        yield flag, (value if text == str(value) else text), source_of(ctx, field)
+        yield flag, _written(getattr(config, field), kind), source_of(ctx, field)

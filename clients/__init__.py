@@ -43,13 +43,15 @@ from purgatoryd.shm_layout.errors import (
     TooFar,
     WrongShard,
 )
-from purgatoryd.shm_layout.layout import Cause, Status
+from purgatoryd.shm_layout.layout import ANYBODY, Cause, Status
+from purgatoryd.shm_layout.wire import NamespaceSettings
 
 if TYPE_CHECKING:
     from purgatoryd.clients.aio import AsyncClient, AsyncHandle, AsyncSubscriber
     from purgatoryd.clients.aio_purgatory import AsyncOperation, AsyncPurgatory
 
 __all__ = [
+    "ANYBODY",
     "Admin",
     "AllOf",
     "AnyOf",
@@ -86,6 +88,7 @@ __all__ = [
     "InvalidTime",
     "LevelOverflow",
     "MessageRefused",
+    "NamespaceSettings",
     "Notice",
     "Operation",
     "Outcome",

@@ -1,4 +1,4 @@
-"""The admin lane: moves a virtual clock, stops the daemon. One call at a time."""
+"""The admin lane: moves a virtual clock, sets namespaces, stops the daemon. One call at a time."""
 
 from __future__ import annotations
 
@@ -8,17 +8,24 @@ from typing import Self
 
 from purgatoryd.clients.channel import Channel
 from purgatoryd.shm_layout import wire
-from purgatoryd.shm_layout.errors import DaemonUnreachable
-from purgatoryd.shm_layout.layout import Message
+from purgatoryd.shm_layout.errors import DaemonUnreachable, InvalidSetting
+from purgatoryd.shm_layout.layout import ANYBODY, QUOTA_MAX, QUOTA_OPS_MAX, Message
 from purgatoryd.shm_layout.paths import check_name, client_paths
-from purgatoryd.shm_layout.wire import Reply
+from purgatoryd.shm_layout.wire import NamespaceSettings, Reply
 
 RETRY_S = 0.01
 PATIENCE_S = 0.5
+MOST = {
+    "owner_uid": ANYBODY,
+    "durability": 1,
+    "quota_timers": QUOTA_MAX,
+    "quota_bytes": QUOTA_MAX,
+    "quota_ops": QUOTA_OPS_MAX,
+}
 
 
 class Admin:
-    """Administration of the daemon `name`; only its own uid and root may.
+    """Administration of the daemon `name`; only its admins may: root, its own uid, --admin-uid.
 
     `timeout`: seconds that a call waits for its answer. Not thread-safe. Every method raises
     DaemonUnreachable if no answer comes, MessageRefused if the daemon refuses.
@@ -45,6 +52,36 @@ class Admin:
         reply = self._call(Message.ADVANCE, to_ns, timeout)
         return wire.decode_tails(reply.body, reply.records)
 
+    def set_namespace(
+        self,
+        namespace: str,
+        *,
+        owner_uid: int | None = None,
+        durability: int | None = None,
+        quota_timers: int | None = None,
+        quota_bytes: int | None = None,
+        quota_ops: int | None = None,
+        timeout: float | None = None,
+    ) -> NamespaceSettings:
+        """Sets what is given and leaves the rest; returns the settings as they are now.
+
+        `owner_uid`: who alone may use the namespace, ANYBODY = everybody. `durability`: 0 memory,
+        1 durable. Quotas count armed timers, their bytes, and operations per second; 0 = none.
+        A namespace that is not there is made. Raises InvalidName and InvalidSetting too.
+        """
+        given = {
+            "owner_uid": owner_uid, "durability": durability, "quota_timers": quota_timers,
+            "quota_bytes": quota_bytes, "quota_ops": quota_ops,
+        }  # fmt: skip
+        changes = {field: value for field, value in given.items() if value is not None}
+        for field, value in changes.items():
+            if not 0 <= value <= MOST[field]:
+                raise InvalidSetting(field, value, f"from 0 to {MOST[field]}", "argument")
+        name = wire.encode_namespace(namespace)
+        self._sequence += 1
+        request = wire.encode_namespace_set(self._sequence, name, changes)
+        return wire.decode_namespace_set(self._request(request, timeout).body)
+
     def stop(self, *, timeout: float | None = None) -> None:
         """Asks the daemon to end cleanly; returns when it has agreed."""
         self._call(Message.STOP, None, timeout)
@@ -67,10 +104,13 @@ class Admin:
         self.close()
 
     def _call(self, message: Message, at_ns: int | None, timeout: float | None) -> Reply:
-        limit_s = self.timeout if timeout is None else timeout
-        deadline_s = time.monotonic() + limit_s
         self._sequence += 1  # tells a late answer to an earlier call from this one's
         frame = wire.encode_frame(message, 0, self._sequence, at_ns=at_ns)
+        return self._request(frame, timeout)
+
+    def _request(self, frame: bytes, timeout: float | None) -> Reply:
+        limit_s = self.timeout if timeout is None else timeout
+        deadline_s = time.monotonic() + limit_s
         reply = self._exchange(self._open(deadline_s, limit_s), frame, deadline_s)
         if reply is None:
             raise DaemonUnreachable(self.name, self._endpoint, limit_s, in_doubt=1)

@@ -196,7 +196,7 @@ class Client:
         return Handle(self, pending)
 
     def get(self, key: Key, *, timeout: float | None = None) -> TimerInfo | None:
-        """The armed timer of `key` with its payload, or None. Raises DaemonError.
+        """The armed timer of `key` with its payload, or None. Raises Denied, DaemonError.
 
         Sees the effect of every earlier call of this client, packed ones included.
         """

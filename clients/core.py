@@ -18,6 +18,7 @@ from purgatoryd.shm_layout.errors import (
     CallTimeout,
     DaemonError,
     DaemonUnreachable,
+    Denied,
     InvalidArgument,
     InvalidTime,
     SessionExpired,
@@ -273,9 +274,11 @@ class Question:
         self.done = True
 
     def outcome(self) -> TimerInfo | None:
-        """The timer, or None. Raises DaemonError."""
+        """The timer, or None. Raises Denied or DaemonError."""
         if isinstance(self._found, DaemonError):
             raise self._found
+        if self._found and self._found[0].status == Status.DENIED:
+            raise Denied(self.key, Status.DENIED)
         if not self._found or self._found[0].status != Status.FOUND:
             return None
         info = self._found[0]

@@ -23,7 +23,7 @@ from purgatoryd.shm_layout.errors import (
     TooFar,
     WrongShard,
 )
-from purgatoryd.shm_layout.layout import Op, Status
+from purgatoryd.shm_layout.layout import Op, Quota, Status
 from purgatoryd.shm_layout.wire import Key
 
 BATCH_BYTES = 1 << 20  # well under PG_MESSAGE_MAX: a batch is one copy and one turn of the daemon
@@ -38,11 +38,19 @@ _FULL: dict[int, str] = {
     Status.FULL_TICKETS: "tickets",
     Status.FULL_KEYS: "watch keys",
     Status.FULL_WATCHES: "watch records",
+    Status.FULL_ACCOUNTS: "accounts",
+}
+_QUOTAS = {
+    Quota.NAMESPACE_TIMERS: ("namespace", "timers"),
+    Quota.NAMESPACE_BYTES: ("namespace", "bytes"),
+    Quota.NAMESPACE_OPS: ("namespace", "operations per second"),
+    Quota.UID_TIMERS: ("uid", "timers"),
+    Quota.UID_BYTES: ("uid", "bytes"),
+    Quota.UID_OPS: ("uid", "operations per second"),
 }
 _REFUSED: dict[int, type[Refused]] = {
     Status.DENIED: Denied,
     Status.BUSY: Busy,
-    Status.QUOTA: QuotaExceeded,
     Status.WRONG_SHARD: WrongShard,
     Status.DUPLICATE: DuplicateWatchKey,
     Status.OVERFLOW: LevelOverflow,
@@ -61,9 +69,19 @@ def refusal(key: Key, word: int, deadline_ns: int) -> Refused:
         return Exists(key, status, ticket=word >> 8, deadline_boot_ns=deadline_ns)
     if status == Status.TOO_FAR:
         return TooFar(key, status, limit_ns=layout.TIME_MAX_NS)
+    if status == Status.QUOTA:
+        return _over(key, word >> 8, deadline_ns)
     if full := _FULL.get(status):
         return Full(key, status, resource=full)
     return _REFUSED.get(status, Refused)(key, status)
+
+
+def _over(key: Key, detail: int, figure: int) -> QuotaExceeded:
+    quota, limit = Quota(detail & 0xFF), detail >> 8
+    whose, resource = _QUOTAS[quota]
+    if quota in (Quota.NAMESPACE_OPS, Quota.UID_OPS):
+        return QuotaExceeded(key, Status.QUOTA, whose, resource, limit, retry_boot_ns=figure)
+    return QuotaExceeded(key, Status.QUOTA, whose, resource, limit, used=figure)
 
 
 class Pending:

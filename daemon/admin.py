@@ -1,18 +1,17 @@
-"""The admin lane: what moves a virtual clock or ends the daemon. Never blocked by load."""
+"""The admin lane: virtual clock, settings of namespaces, the end. Never blocked by load."""
 
 from __future__ import annotations
 
-import os
 import struct
 from typing import Protocol
 
+from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.lanes import Message
 from purgatoryd.shm_layout.arena import Arena
 from purgatoryd.shm_layout.layout import (
     WIRE_MAGIC,
     WIRE_VERSION,
     WireError,
-    size_of,
     struct_format,
 )
 from purgatoryd.shm_layout.layout import Message as Kind
@@ -25,6 +24,7 @@ class Loop(Protocol):
     """What an admin command may do to the loop."""
 
     arena: Arena
+    access: Access
 
     def advance_to(self, target_ns: int, message: Message) -> bool:
         """Moves a virtual clock; False if there is none or it would go back."""
@@ -45,21 +45,24 @@ def frame(kind: int, error: WireError = WireError.NONE, count: int = 0,
 
 def handle(loop: Loop, message: Message) -> bytes | None:
     """The reply to one admin request; None if it comes later, when the clock has arrived."""
-    if len(message.body) != size_of("pg_frame"):
-        return frame(0, WireError.MALFORMED, detail=(len(message.body), size_of("pg_frame")))
-    magic, version, kind, *_ = _FRAME.unpack(message.body)
+    if len(message.body) < _FRAME.size:
+        return frame(0, WireError.MALFORMED, detail=(len(message.body), _FRAME.size))
+    magic, version, kind, *_ = _FRAME.unpack_from(message.body)
     echo = _echo(message)
     if magic != WIRE_MAGIC:
         return frame(kind, WireError.MALFORMED, detail=(0, magic), echo=echo)
     if version != WIRE_VERSION:
         return frame(kind, WireError.VERSION, detail=(WIRE_VERSION, version), echo=echo)
-    if message.uid not in (0, os.geteuid()):
+    if kind != Kind.NAMESPACE and len(message.body) != _FRAME.size:
+        detail = (len(message.body), _FRAME.size)
+        return frame(kind, WireError.MALFORMED, detail=detail, echo=echo)
+    if not loop.access.may_administer(message.uid):
         return frame(kind, WireError.DENIED, detail=(message.uid, 0), echo=echo)
     return _command(loop, message, kind)
 
 
 def _echo(message: Message) -> tuple[int, int]:
-    session, sequence = _FRAME.unpack(message.body)[3:5]
+    session, sequence = _FRAME.unpack_from(message.body)[3:5]
     return session, sequence
 
 
@@ -71,11 +74,14 @@ def _command(loop: Loop, message: Message, kind: int) -> bytes | None:
         loop.stop()
         return frame(kind, echo=echo)
     if kind == Kind.ADVANCE:
-        at_ns = _FRAME.unpack(message.body)[10]
+        at_ns = _FRAME.unpack_from(message.body)[10]
         if loop.advance_to(at_ns, message):
             return None
         now_ns = int(loop.arena.header.now_ns)
         return frame(kind, WireError.CLOCK, detail=(now_ns, at_ns % 2**64), echo=echo)
+    if kind == Kind.NAMESPACE:
+        error, detail, now = loop.arena.set_namespace(message.body[_FRAME.size :])
+        return frame(kind, error, detail=detail, echo=echo) + (b"" if error else now)
     return frame(kind, WireError.UNKNOWN_MESSAGE, detail=(kind, 0), echo=echo)
 
 

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from purgatoryd.daemon import lanes
+from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.lanes import Lanes, Message
+from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Arena, Handled
+from purgatoryd.shm_layout.layout import WireError
 
 PER_TURN = 16
 PUSHES_PER_TURN = 8
@@ -35,11 +38,21 @@ class _Owner:
     told_bytes: int = 0
 
 
+def _denied(message: Message) -> bytes:
+    """What a sender who may not connect is answered, to whatever he sent."""
+    known = len(message.body) >= wire.FRAME.size
+    kind, session, sequence = wire.FRAME.unpack_from(message.body)[2:5] if known else (0, 0, 0)
+    return wire.encode_frame(
+        kind, session, sequence, error=WireError.DENIED, detail=(message.uid, 0)
+    )
+
+
 class Commands:
     """Feeds the command lane's messages to the arena, bounded in every turn."""
 
-    def __init__(self, arena: Arena, sockets: Lanes) -> None:
+    def __init__(self, arena: Arena, sockets: Lanes, access: Access) -> None:
         self._arena = arena
+        self._access = access
         self._lane = sockets.commands
         self._unfinished: deque[Message] = deque()
         self._behind: dict[bytes, deque[Message]] = {}  # route -> what came after it
@@ -77,6 +90,9 @@ class Commands:
 
     def _apply(self, message: Message) -> bool:
         """True when the message is done with."""
+        if not self._access.may_connect(message.uid, message.gid):
+            lanes.reply(self._lane, message, _denied(message))
+            return True
         state, reply = self._arena.handle(message.body, message.uid, message.pid, boot_ns())
         if state == Handled.REPLY:
             lanes.reply(self._lane, message, reply)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from purgatoryd.shm_layout.errors import InvalidSetting
+from purgatoryd.shm_layout.layout import ANYBODY, QUOTA_MAX, QUOTA_OPS_MAX
 from purgatoryd.shm_layout.paths import check_name
 
 MIB = 2**20
@@ -27,6 +28,10 @@ BOUNDS = {
     "level_ttl_ns": (10**9, 10**9 * 86_400 * 365),
     "inbox": (1, _ENTRIES_MAX),
     "budget": (1, 2**20),
+    "accounts": (1, 65_535),
+    "quota_timers": (0, QUOTA_MAX),
+    "quota_bytes": (0, QUOTA_MAX),
+    "quota_ops": (0, QUOTA_OPS_MAX),
 }
 
 
@@ -70,6 +75,20 @@ class Config:
     """Virtual clock: wall time at virtual time 0, ns since 1970."""
     budget: int = 4_096
     """Timers fired or moved in one turn of the loop."""
+    accounts: int = 1_024
+    """Uids that may have timers at once, where uids have quotas."""
+    quota_timers: int = 0
+    """Timers and operations that one uid may have armed; 0 = no quota, here and below."""
+    quota_bytes: int = 0
+    """Bytes of keys and payloads that the armed timers of one uid may hold."""
+    quota_ops: int = 0
+    """Adds, watches and advances of one uid per second."""
+    admin_uids: tuple[int, ...] = ()
+    """Who may administer, besides root and the daemon's own uid."""
+    allow_uids: tuple[int, ...] = ()
+    """Who may connect; with no uid and no gid, whoever may open the socket."""
+    allow_gids: tuple[int, ...] = ()
+    """Groups whose members may connect."""
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -80,6 +99,10 @@ class Config:
             if not low <= value <= high:
                 bound = f"from {low} to {high}{_unit(setting)}"
                 raise InvalidSetting(setting, value, bound, "config")
+        for setting in ("admin_uids", "allow_uids", "allow_gids"):
+            for value in getattr(self, setting):
+                if not 0 <= value < ANYBODY:
+                    raise InvalidSetting(setting, value, f"from 0 to {ANYBODY - 1}", "config")
         if self.outbox_capacity & (self.outbox_capacity - 1):
             raise InvalidSetting(
                 "outbox_capacity", self.outbox_capacity, "a power of two", "config"

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket as sockets
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import zmq
 
+from purgatoryd.daemon.access import Access
 from purgatoryd.shm_layout.arena import Outgoing
 from purgatoryd.shm_layout.errors import BadPath
 from purgatoryd.shm_layout.layout import MESSAGE_MAX
 from purgatoryd.shm_layout.paths import Paths
 
 SOCKET_MODE = 0o660
+PROBE_S = 1.0
+"""How long a socket at our path may take to refuse a connection, before it counts as live."""
 NOTICE_HWM = 1000
 REPLY_HWM = 64
 """Messages that wait for one peer. Replies may be large, and a peer that reads has few."""
@@ -32,32 +37,37 @@ class Message:
     route: bytes
     body: Any
     uid: int
+    gid: int
     pid: int
 
 
 class Lanes:
     """Binds all sockets. They are used from one thread; nothing here ever blocks."""
 
-    def __init__(self, paths: Paths) -> None:
+    def __init__(self, paths: Paths, access: Access) -> None:
         self._paths = (paths.cmd, paths.admin, paths.pub)
         for path in self._paths:
-            _refuse_other_file(path)
+            _refuse_foreign(path)
         self._context = zmq.Context(io_threads=1)
         self.commands = self._bind(zmq.ROUTER, paths.cmd, REPLY_HWM)
         self.admin = self._bind(zmq.ROUTER, paths.admin, REPLY_HWM)
-        self.notices = self._bind(zmq.XPUB, paths.pub, NOTICE_HWM)
+        self.notices = self._bind(zmq.XPUB, paths.pub, NOTICE_HWM, access)
         self._sockets = (self.commands, self.admin, self.notices)
 
-    def _bind(self, kind: int, path: Path, send_hwm: int) -> zmq.Socket[bytes]:
+    def _bind(
+        self, kind: int, path: Path, send_hwm: int, listeners: Access | None = None
+    ) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.LINGER, LINGER_MS)
         socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_MAX)
         socket.setsockopt(zmq.SNDHWM, send_hwm)
+        if listeners is not None:
+            _accept_only(socket, listeners)
         try:
-            socket.bind(f"ipc://{path}")
+            with _socket_mode():
+                socket.bind(f"ipc://{path}")
         except zmq.ZMQError as error:
             raise BadPath(str(path), f"cannot be bound: {error.strerror}") from error
-        path.chmod(SOCKET_MODE)
         return socket
 
     def fds(self) -> list[int]:
@@ -104,9 +114,9 @@ def receive(lane: zmq.Socket[bytes]) -> Message | None:
         route, *rest = lane.recv_multipart(zmq.NOBLOCK, copy=False)
     except zmq.Again:
         return None
-    uid, pid = _peer(rest[0]) if rest else (os.getuid(), 0)
+    uid, gid, pid = _peer(rest[0]) if rest else (_NOBODY, _NOBODY, 0)
     body = rest[0].buffer if len(rest) == 1 else b""
-    return Message(route.bytes, body, uid, pid)
+    return Message(route.bytes, body, uid, gid, pid)
 
 
 def reply(lane: zmq.Socket[bytes], message: Message, body: Any) -> None:
@@ -122,23 +132,62 @@ def send(lane: zmq.Socket[bytes], route: bytes, body: Any) -> None:
         return
 
 
-def _peer(frame: zmq.Frame) -> tuple[int, int]:
-    """(uid, pid) of the sender: the kernel's word, as libzmq's ipc transport reports it."""
+def _peer(frame: zmq.Frame) -> tuple[int, int, int]:
+    """(uid, gid, pid) of the sender: the kernel's word, as libzmq's ipc transport reports it."""
     try:
-        _, uid, _, pid = str(frame.get("Peer-Address")).rsplit(":", 3)
-        return int(uid), int(pid)
+        _, uid, gid, pid = str(frame.get("Peer-Address")).rsplit(":", 3)
+        return int(uid), int(gid), int(pid)
     except (zmq.ZMQError, ValueError):
-        return _NOBODY, 0
+        return _NOBODY, _NOBODY, 0
 
 
 _NOBODY = 0xFFFFFFFF
 
 
-def _refuse_other_file(path: Path) -> None:
-    """libzmq unlinks whatever is at the path; only a stale socket may go that way."""
+@contextlib.contextmanager
+def _socket_mode() -> Iterator[None]:
+    """What is bound inside has SOCKET_MODE from its first moment on."""
+    before = os.umask(0o777 & ~SOCKET_MODE)
     try:
-        mode = path.lstat().st_mode
+        yield
+    finally:
+        os.umask(before)
+
+
+def _accept_only(socket: zmq.Socket[bytes], access: Access) -> None:
+    """Has libzmq close connections of others at once: a subscriber sends nothing to refuse."""
+    if access.everybody:
+        return
+    for uid in access.uids:
+        socket.setsockopt(zmq.IPC_FILTER_UID, uid)
+    for gid in access.gids:
+        socket.setsockopt(zmq.IPC_FILTER_GID, gid)
+
+
+def _refuse_foreign(path: Path) -> None:
+    """libzmq unlinks whatever is at the path; only our own dead socket may go that way.
+
+    The caller holds the daemon's lock, so a socket that answers is none of this daemon's name.
+    """
+    try:
+        found = path.lstat()
     except FileNotFoundError:
         return
-    if not stat.S_ISSOCK(mode):
+    if not stat.S_ISSOCK(found.st_mode):
         raise BadPath(str(path), "is there and is no socket")
+    if found.st_uid != os.geteuid():
+        raise BadPath(str(path), f"is there and belongs to uid {found.st_uid}")
+    if _answers(path):
+        raise BadPath(str(path), "is there and another process serves it")
+
+
+def _answers(path: Path) -> bool:
+    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
+        probe.settimeout(PROBE_S)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:
+            return True
+    return True

@@ -8,9 +8,11 @@ import gc
 import os
 import resource
 import signal
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.clock import Clock, RealClock, VirtualClock
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.lanes import Lanes
@@ -21,6 +23,8 @@ from purgatoryd.shm_layout.errors import AlreadyRunning, BadPath
 from purgatoryd.shm_layout.layout import ArenaState
 from purgatoryd.shm_layout.paths import Paths, daemon_paths
 
+LOCK_MODE = 0o600
+
 
 def serve(config: Config) -> int:
     """Runs the daemon until SIGTERM, SIGINT or the STOP command; returns the exit code.
@@ -28,16 +32,17 @@ def serve(config: Config) -> int:
     Prints one line that begins with "ready" once clients can reach it. Raises StartError
     or ArenaError if it cannot start; an arena that was there is as it was.
     """
-    paths = daemon_paths(config.name)
+    paths, access = daemon_paths(config.name), Access.of(config)
     _allow_connections()
     with (
         _lock(paths),
         _signals() as wake_fd,
-        contextlib.closing(Lanes(paths)) as sockets,
+        contextlib.closing(Lanes(paths, access)) as sockets,
         contextlib.closing(open_arena(config, paths)) as arena,
     ):
         arena.start_epoch(boot_id())
-        reaper = Reaper(arena, sockets, _clock(config, arena), config.budget, wake_fd)
+        arena.set_quotas(config.quota_timers, config.quota_bytes, config.quota_ops)
+        reaper = Reaper(arena, sockets, access, _clock(config, arena), config.budget, wake_fd)
         _on_signals(reaper)
         _go_live(arena, paths)
         reaper.run()
@@ -81,21 +86,39 @@ def _lock(paths: Paths) -> Iterator[None]:
     The kernel lets go of it when the process ends, however it ends. The file stays, because
     removing it would let two processes hold two locks of one name.
     """
-    try:
-        fd = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-    except OSError as error:
-        raise BadPath(str(paths.lock), f"cannot be opened: {error.strerror}") from error
+    fd = _open_lock(paths.lock)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(fd, 32, 0).strip()
-            raise AlreadyRunning(paths.name, int(holder) if holder.isdigit() else 0) from None
+            raise AlreadyRunning(paths.name, _holder(fd)) from None
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
         os.close(fd)
+
+
+def _open_lock(path: Path) -> int:
+    """Ours, and of no use to others: whoever may open a file may lock it."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        fd = os.open(path, flags, LOCK_MODE)
+    except OSError as error:
+        raise BadPath(str(path), f"cannot be opened: {error.strerror}") from error
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        os.close(fd)
+        raise BadPath(str(path), f"is no file of uid {os.geteuid()}, so it cannot be the lock")
+    os.fchmod(fd, LOCK_MODE)
+    return fd
+
+
+def _holder(fd: int) -> int:
+    """Process id of who has the lock; 0 while it has not written its own yet."""
+    written = os.pread(fd, 32, 0).strip()
+    pid = int(written) if written.isdigit() else 0
+    return pid if Path(f"/proc/{pid}").exists() else 0
 
 
 @contextlib.contextmanager

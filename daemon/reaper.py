@@ -10,6 +10,7 @@ import select
 from collections import deque
 
 from purgatoryd.daemon import admin, lanes
+from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.clock import Clock, VirtualClock, boot_ns
 from purgatoryd.daemon.commands import Commands
 from purgatoryd.daemon.lanes import Lanes, Message
@@ -32,9 +33,16 @@ class Reaper:
     """Owns the arena and the sockets while it runs."""
 
     def __init__(
-        self, arena: Arena, sockets: Lanes, clock: Clock, budget: int, wake_fd: int
+        self,
+        arena: Arena,
+        sockets: Lanes,
+        access: Access,
+        clock: Clock,
+        budget: int,
+        wake_fd: int,
     ) -> None:
         self.arena = arena
+        self.access = access
         self._lanes = sockets
         self._clock = clock
         self._budget = budget
@@ -44,7 +52,7 @@ class Reaper:
         self._next_beat_ns = 0
         self._turns = self._wakeups = self._sent = 0
         self._target_ns: int | None = None
-        self._commands = Commands(arena, sockets)
+        self._commands = Commands(arena, sockets, access)
         self._advancing: deque[Message] = deque()
 
     def run(self) -> None:

@@ -33,6 +33,7 @@ _SIZES = {
     "sessions open": "sessions",
     "watches in use": "watches",
     "watch keys in use": "watch_keys",
+    "accounts in use": "accounts",
 }
 
 
@@ -77,6 +78,7 @@ def _geometry(config: Config) -> dict[str, int]:
         "levels": config.watch_keys,
         "level_ttl_ns": config.level_ttl_ns,
         "inbox_max": config.inbox,
+        "accounts": config.accounts,
     }
 
 
@@ -161,6 +163,7 @@ def _current(arena: Arena | Previous) -> dict[str, int]:
         "levels": header.regions[lib.PG_R_LEVELS].count,
         "level_ttl_ns": arena.purgatory.level_ttl_ns,
         "inbox_max": arena.purgatory.inbox_max,
+        "accounts": header.regions[lib.PG_R_ACCOUNTS].count,
     }
 
 

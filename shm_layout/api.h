@@ -31,6 +31,7 @@ struct pg_config {                /* what an arena is created with */
     uint32_t sessions;
     uint32_t watches;             /* records: a key of an operation each */
     uint32_t levels;              /* watch keys */
+    uint32_t accounts;            /* uids that may have timers while uids have quotas */
     uint64_t level_ttl_ns;
     uint64_t inbox_max;
     uint32_t page_size;
@@ -94,6 +95,15 @@ enum pg_handled {
 int pg_handle(struct pg_arena *a, const void *message, uint64_t message_bytes, uint32_t uid,
               uint32_t pid, int64_t real_boot_ns, void *reply, uint64_t *reply_bytes,
               int64_t *wait_ns);
+
+/* ---- owners and quotas (quotas.c, messages.c) ---------------------------------------------- */
+
+/* Quotas of every uid, from now on: timers, blob bytes, operations per second; 0 = none. */
+void pg_set_quotas(struct pg_arena *a, uint64_t timers, uint64_t bytes, uint64_t ops);
+/* The body of a NAMESPACE message. Returns enum pg_error with its figures in `detail`; *now = the
+ * settings as they stand. */
+int pg_set_namespace(struct pg_arena *a, const void *body, uint64_t bytes,
+                     struct pg_namespace_set *now, uint64_t detail[2]);
 
 /* One timer without a message: for tests, imports and use inside one process. */
 struct pg_put {

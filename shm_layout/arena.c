@@ -63,6 +63,7 @@ static bool config_bounded(const struct pg_config *c, struct pg_fault *why)
         {"sessions", c->sessions, 1, 65535},
         {"watch records", c->watches, 1, PG_CAPACITY_MAX},
         {"watch keys", c->levels, 1, PG_CAPACITY_MAX},
+        {"accounts", c->accounts, 0, 65535},
         {"outcomes in an inbox", c->inbox_max, 1, UINT64_MAX},
         {"stream id", c->stream_id, 1, UINT64_MAX},
         {"bits of the outbox entries", (uint64_t)__builtin_popcount(c->outbox_capacity), 1, 1},
@@ -116,6 +117,8 @@ static void plan_make(struct plan *p, const struct pg_config *c)
     plan_add(p, PG_R_LEVELS, sizeof(struct pg_watched), c->levels);
     plan_add(p, PG_R_LEVEL_INDEX, sizeof(struct pg_index_bucket), index_buckets(c->levels));
     plan_add(p, PG_R_OUTBOX, sizeof(struct pg_entry), c->outbox_capacity);
+    if (c->accounts != 0)
+        plan_add(p, PG_R_ACCOUNTS, sizeof(struct pg_account), c->accounts);
     p->length = round_up(p->length, PG_REGION_ALIGN);
 }
 
@@ -177,6 +180,8 @@ static void handle_open_truth(struct pg_arena *a)
     a->namespace_rows = region_count(a, PG_R_NAMESPACES);
     a->topics = region(a, PG_R_TOPICS);
     a->topic_rows = region_count(a, PG_R_TOPICS);
+    a->accounts = region(a, PG_R_ACCOUNTS);
+    a->account_rows = region_count(a, PG_R_ACCOUNTS);
     a->outbox = region(a, PG_R_OUTBOX);
     a->purgatory = region(a, PG_R_PURGATORY);
     a->watches = region(a, PG_R_WATCHES);
@@ -312,7 +317,8 @@ static struct pg_config config_of(const struct pg_header *h)
                               .namespaces = h->regions[PG_R_NAMESPACES].count,
                               .topics = h->regions[PG_R_TOPICS].count, .sessions = 1,
                               .watches = h->regions[PG_R_WATCHES].count,
-                              .levels = h->regions[PG_R_LEVELS].count, .inbox_max = 1};
+                              .levels = h->regions[PG_R_LEVELS].count,
+                              .accounts = h->regions[PG_R_ACCOUNTS].count, .inbox_max = 1};
 }
 
 static bool region_fits(const struct pg_region *planned, const struct pg_region *r, uint32_t id,
@@ -448,17 +454,18 @@ static bool ext_sound(const struct pg_hot *h, const struct pg_cold *c)
     return c->ext_len >= least && c->ext_len % PG_GRANULE == 0;
 }
 
-/* An outcome keeps no hold on its topic, whose row may serve another name by now. */
-static bool state_sound(const struct pg_arena *a, const struct pg_hot *h)
+/* An outcome keeps no hold on its topic and account, whose rows may serve others by now. */
+static bool state_sound(const struct pg_arena *a, const struct pg_hot *h, const struct pg_cold *c)
 {
     if (ctl_state(h->ctl) == PG_S_OUTCOME)
         return (h->flags & PG_F_OPERATION) != 0;
-    return ctl_state(h->ctl) == PG_S_ARMED && a->topics[h->topic].name_len != 0;
+    return ctl_state(h->ctl) == PG_S_ARMED && a->topics[h->topic].name_len != 0 &&
+           c->account <= a->account_rows;
 }
 
 static bool slot_sound(const struct pg_arena *a, const struct pg_hot *h, const struct pg_cold *c)
 {
-    return h->topic < a->topic_rows && state_sound(a, h) && ext_sound(h, c) && c->key_len != 0 &&
+    return h->topic < a->topic_rows && state_sound(a, h, c) && ext_sound(h, c) && c->key_len != 0 &&
            c->payload_len <= PG_PAYLOAD_MAX;
 }
 
@@ -541,6 +548,7 @@ int pg_rebuild(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
     a->first_ticket = a->header->next_ticket;
     a->now_ns = a->header->now_ns = now_ns;
     counters_reset(a);
+    quotas_rebuild(a);
     if (!names_sound(a, why))
         return 0;
     names_rebuild(a);
@@ -569,6 +577,7 @@ int pg_check(struct pg_arena *a, struct pg_fault *fault)
     return slots_check(&a->slots, fault) &&
            wheel_check(&a->wheel, a->slots.capacity, (uint32_t)a->metrics->live, fault) &&
            names_check(a, fault) && timers_check(a, fault, &granules) &&
+           quotas_check(a, fault) &&
            outbox_check(a, fault, &granules) && levels_check(a, fault, &granules) &&
            watches_check(a, fault) &&
            (a->secret == NULL || (sessions_check(a, fault, &granules) &&

@@ -25,11 +25,13 @@ from purgatoryd.shm_layout.layout import (
     LAYOUT_ID,
     MESSAGE_MAX,
     ArenaState,
+    WireError,
     converts,
     size_of,
 )
 from purgatoryd.shm_layout.paths import Paths
 from purgatoryd.shm_layout.segment import Segment
+from purgatoryd.shm_layout.wire import NamespaceSettings
 
 ARENA_MODE = 0o640
 PRIVATE_MODE = 0o600
@@ -80,6 +82,17 @@ class Namespace:
     """A row of the namespace table."""
 
     name: str
+    live: int
+    bytes: int
+    shard: int
+    settings: NamespaceSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What a uid has, over all namespaces."""
+
+    uid: int
     live: int
     bytes: int
 
@@ -150,9 +163,22 @@ class _Handle:
                 bytes(ffi.buffer(rows[i].name, rows[i].name_len)).decode(),
                 rows[i].live,
                 rows[i].bytes,
+                rows[i].shard,
+                NamespaceSettings(
+                    rows[i].owner_uid, rows[i].durability, rows[i].quota_timers,
+                    rows[i].quota_bytes, rows[i].quota_ops,
+                ),
             )
             for i in used
-        }
+        }  # fmt: skip
+
+    def accounts(self) -> Iterator[Account]:
+        """The uids that have timers while uids have quotas."""
+        region = self.header.regions[lib.PG_R_ACCOUNTS]
+        rows = ffi.cast("struct pg_account *", self._base + region.offset)
+        for i in range(region.count):
+            if rows[i].in_use:
+                yield Account(rows[i].uid, rows[i].live, rows[i].bytes)
 
     def close(self) -> None:
         """Unmaps; the handle must not be used afterwards."""
@@ -337,6 +363,17 @@ class Arena(_Owned):
             self._reply_base, self._reply_bytes, self._wait_ns,
         )  # fmt: skip
         return Handled(state), memoryview(self._reply)[: self._reply_bytes[0]]
+
+    def set_namespace(self, body: Any) -> tuple[WireError, tuple[int, int], bytes]:
+        """Applies the body of a NAMESPACE message: (error, its figures, settings as they are)."""
+        now = ffi.new("struct pg_namespace_set *")
+        detail = ffi.new("uint64_t[2]")
+        error = lib.pg_set_namespace(self._a, ffi.from_buffer(body), len(body), now, detail)
+        return WireError(error), (detail[0], detail[1]), bytes(ffi.buffer(now))
+
+    def set_quotas(self, timers: int, byte_count: int, ops: int) -> None:
+        """Quotas of every uid from now on: timers, bytes, operations per second; 0 = none."""
+        lib.pg_set_quotas(self._a, timers, byte_count, ops)
 
     @property
     def wait_ns(self) -> int:

@@ -240,13 +240,33 @@ static void put_read(const struct pg_arena *a, struct step *s, const uint8_t *at
     p->mode = r->mode;
     p->time_kind = r->time_kind;
     p->time_ns = r->time_ns;
+    p->limited = a->name_guards[r->name] != 0;
     s->ext = p->payload + r->payload_len;
+}
+
+/* Whether owner and quotas allow the record. What arms or advances is counted, once, though its
+ * work may need several calls. False: the result says why not. */
+static bool record_allowed(struct pg_arena *a, const struct step *s, struct pg_result *result)
+{
+    const struct pg_record *r = &s->record;
+    if (a->name_guards[r->name] == GUARD_DENIED) {
+        a->metrics->refused_denied++;
+        answer(result, 0, PG_ST_DENIED, 0);
+        return false;
+    }
+    if (s->n < s->session->charged || name_missing(a, r) ||
+        (op_rules[r->op].uses & (NEEDS_TOPIC | NEEDS_NAMESPACE)) == 0)
+        return true;
+    s->session->charged = s->n + 1;
+    return quota_charge(a, a->name_namespaces[r->name], a->account, result);
 }
 
 static bool record_apply(struct pg_arena *a, struct step *s, const uint8_t *at,
                          struct pg_result *result)
 {
     const struct pg_record *r = &s->record;
+    if (UNLIKELY(a->name_guards[r->name] != 0) && !record_allowed(a, s, result))
+        return true;
     if (name_missing(a, r)) {
         a->metrics->refused_names++;
         *result = (struct pg_result){a->name_status[r->name], 0};
@@ -261,7 +281,8 @@ static bool record_apply(struct pg_arena *a, struct step *s, const uint8_t *at,
 static bool records_apply(struct pg_arena *a, const struct request *q, struct pg_session *session,
                           struct pg_reply_memory *m)
 {
-    struct step s = {.q = q, .session = session, .memory = m, .group.scope = NO_SCOPE};
+    struct step s = {.q = q, .session = session, .memory = m, .put.account = a->account,
+                     .group.scope = NO_SCOPE};
     const uint8_t *at = q->area;
     for (s.n = 0; s.n < q->frame.count; s.n++) {
         s.record = record_at(q, s.n);
@@ -283,9 +304,14 @@ static bool records_apply(struct pg_arena *a, const struct request *q, struct pg
 
 /* Only what arms or advances gives birth to names. Their rows are held, so that a later name
  * of the table does not take an earlier one's. */
-static void name_resolve(struct pg_arena *a, uint32_t i, struct name ns, struct name topic)
+static void name_resolve(struct pg_arena *a, uint32_t i, struct name ns, struct name topic,
+                         uint32_t uid)
 {
     const unsigned uses = a->name_uses[i];
+    a->name_rows[i] = a->name_namespaces[i] = PG_NIL;
+    a->name_guards[i] = a->guarded ? guard_of(a, names_find_namespace(a, ns), uid) : 0;
+    if (UNLIKELY(a->name_guards[i] == GUARD_DENIED))
+        return;                   /* no name is born by it */
     a->name_rows[i] = uses & NEEDS_TOPIC ? names_topic(a, ns, topic, &a->name_status[i]) : PG_NIL;
     a->name_namespaces[i] = uses & NEEDS_NAMESPACE && a->name_rows[i] == PG_NIL
                                 ? names_namespace(a, ns, &a->name_status[i])
@@ -297,6 +323,7 @@ static void name_resolve(struct pg_arena *a, uint32_t i, struct name ns, struct 
 static void names_begin(struct pg_arena *a, const struct request *q)
 {
     const uint8_t *at = q->names;
+    a->account = account_for(a, q->uid);
     memset(a->name_uses, 0, sizeof a->name_uses);
     for (uint32_t i = 0; i < q->frame.count; i++) {
         const struct pg_record r = record_at(q, i);
@@ -305,7 +332,7 @@ static void names_begin(struct pg_arena *a, const struct request *q)
     for (uint32_t i = 0; i < q->frame.names; i++) {
         struct name ns, topic;
         at = names_next(at, &ns, &topic);
-        name_resolve(a, i, ns, topic);
+        name_resolve(a, i, ns, topic, q->uid);
     }
 }
 
@@ -330,6 +357,7 @@ static void batch_begin(struct pg_arena *a, struct pg_session *s, const struct r
     memset(m->results, 0, q->frame.count * sizeof(struct pg_result));
     STORE_RELEASE(&s->intent[0], 0ull);
     s->applied = 0;
+    s->charged = 0;
     s->count = q->frame.count;
     STORE_RELEASE(&s->current, q->frame.sequence);
 }

@@ -15,7 +15,8 @@
  *   decode.c      the bytes of commands: bounds and rules    batch.c    records, each applied once
  *   messages.c    the command lane                           notices.c  outbox -> messages
  *   ahead.c       memory fetched early                       scan.c     readers
- *   migrate.c     truth into an arena of other sizes         local.c    the wheel alone
+ *   quotas.c      owners, quotas, accounts                   migrate.c  truth into other sizes
+ *   local.c       the wheel alone
  */
 #ifndef PURGATORYD_CORE_H
 #define PURGATORYD_CORE_H

@@ -74,7 +74,7 @@ static uint32_t character_len(const uint8_t *b, uint32_t left)
     return overlong || outside ? 0 : len;
 }
 
-static bool name_sound(struct name name)
+bool name_sound(struct name name)
 {
     const uint8_t *b = (const uint8_t *)name.bytes;
     uint32_t left = name.len;

@@ -16,7 +16,9 @@ PurgatorydError
 |   +-- TooFar                       the deadline is past 2^63 - 1 ns
 |   +-- DuplicateWatchKey            a watch key twice in one operation
 |   +-- LevelOverflow                a level past 2^63 - 1
-|   +-- Denied, Busy, QuotaExceeded, WrongShard
+|   +-- Denied                       the namespace has another owner
+|   +-- QuotaExceeded                of a namespace or a uid: timers, bytes, operations per second
+|   +-- Busy, WrongShard
 +-- BatchError                       refusals of packed calls that nobody collected
 +-- DaemonError                      the conversation with the daemon failed
 |   +-- DaemonUnreachable (ConnectionError)
@@ -191,7 +193,7 @@ class Exists(Refused):
 
 @dataclass(eq=False)
 class Full(Refused):
-    """`resource` ran out: slots, payload, namespaces, topics, tickets or keys."""
+    """`resource` ran out: slots, payload, namespaces, topics, tickets, keys or accounts."""
 
     resource: str
 
@@ -233,10 +235,23 @@ class Busy(Refused):
     why = "was refused because the daemon is busy"
 
 
+@dataclass(eq=False)
 class QuotaExceeded(Refused):
-    """The namespace's or uid's quota is used up."""
+    """The quota of a namespace or of a uid (`whose`) is used up; `limit` is what it allows.
 
-    why = "is over the quota"
+    `resource` is "timers" or "bytes", of which `used` are in use, or "operations per second":
+    then `used` is None, and `retry_boot_ns` says when the next one is allowed (CLOCK_BOOTTIME).
+    """
+
+    whose: str
+    resource: str
+    limit: int
+    used: int | None = None
+    retry_boot_ns: int | None = None
+
+    def __str__(self) -> str:
+        text = f"{self.key!r} is over the quota of its {self.whose}, {self.limit} {self.resource}"
+        return text if self.used is None else f"{text}, of which {self.used} are used"
 
 
 class WrongShard(Refused):

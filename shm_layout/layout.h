@@ -38,6 +38,8 @@
 #define PG_BATCH_NAMES 256               /* distinct namespace/topic pairs in one batch */
 #define PG_MESSAGE_MAX 8388608           /* bytes of one request or reply */
 #define PG_WINDOW 4                      /* batches of one session in flight */
+#define PG_QUOTA_MAX 281474976710655u    /* of timers or bytes: 2^48 - 1 */
+#define PG_QUOTA_OPS_MAX 1000000000u     /* operations per second */
 
 /* ---- the arena header ----------------------------------------------------------- */
 
@@ -100,7 +102,10 @@ struct pg_header {
     uint64_t outbox_bytes;        /* derived: blob bytes pinned by entries */
     uint64_t next_incarnation;    /* truth: for topics */
     uint64_t migrating_to;        /* reserved for a conversion under way */
-    uint64_t reserved[17];
+    uint64_t quota_timers;        /* moving: of every uid, as the daemon was started; 0 = none */
+    uint64_t quota_bytes;         /* moving: the same */
+    uint64_t quota_ops;           /* moving: the same, per second */
+    uint64_t reserved[14];
     struct pg_region regions[32];
     uint64_t version;             /* written last at creation: PG_MAGIC once all is in place */
 };
@@ -144,7 +149,9 @@ struct pg_metrics {
     uint64_t visits;              /* watchers looked at by advances */
     uint64_t refused_busy;        /* the owner's inbox is full */
     uint64_t refused_keys;        /* watch keys or watch records */
-    uint64_t reserved[27];
+    uint64_t refused_denied;      /* the namespace has another owner */
+    uint64_t refused_quota;       /* of the namespace or the uid, and no account left */
+    uint64_t reserved[25];
 };
 
 /* ---- timers --------------------------------------------------------------------- */
@@ -180,7 +187,7 @@ struct pg_cold {
     uint8_t  key_len;             /* 1..255 */
     uint8_t  key_type;            /* enum pg_key_type */
     uint16_t ext_len;             /* bytes, a multiple of 16 */
-    uint16_t account;             /* reserved: row of the account table (uid x namespace) */
+    uint16_t account;             /* whose it is: row of the account table + 1; 0 = nobody's */
     uint16_t reserved;
 };
 
@@ -365,6 +372,12 @@ struct pg_verdict {
 
 /* ---- names ---------------------------------------------------------------------- */
 
+/* Not truth: what a quota of operations has left, full after every start. A second fills it. */
+struct pg_tokens {
+    uint64_t left;                /* 10^9 are one operation */
+    int64_t  refilled_boot_ns;    /* real clock: when `left` was true; 0 = it is full */
+};
+
 /* Truth. A row is born once and its name never changes. 256 bytes. */
 struct pg_namespace {
     uint32_t name_len;            /* 0 = row not used; written last, release */
@@ -376,7 +389,8 @@ struct pg_namespace {
     uint64_t quota_timers;        /* 0 = none */
     uint64_t quota_bytes;         /* 0 = none */
     uint64_t quota_ops;           /* per second; 0 = none */
-    uint64_t reserved[17];
+    struct pg_tokens tokens;
+    uint64_t reserved[15];
     char     name[64];
 };
 
@@ -394,15 +408,16 @@ struct pg_topic {
     char     name[128];
 };
 
-/* Reserved: quotas per uid and namespace. 64 bytes. */
+/* Truth but for live, bytes and tokens: a uid that has timers while uids have quotas. A row
+ * without timers, of a uid without a session, may be given to another uid. 64 bytes. */
 struct pg_account {
     uint32_t uid;
-    uint32_t namespace_row;
-    uint64_t live;
-    uint64_t bytes;
-    uint64_t tokens;
-    int64_t  refilled_boot_ns;
-    uint64_t reserved[3];
+    uint32_t in_use;              /* 0 = row not used; written last */
+    uint64_t live;                /* derived: armed timers, over all namespaces */
+    uint64_t bytes;               /* derived: blob bytes of armed timers */
+    struct pg_tokens tokens;
+    int64_t  used_boot_ns;        /* real clock: when it last sent a batch */
+    uint64_t reserved[2];
 };
 
 /* ---- the outbox (truth) --------------------------------------------------------- */
@@ -470,7 +485,8 @@ struct pg_session {
     uint32_t inbox_count;         /* derived */
     int64_t  inbox_boot_ns;       /* real clock: when something was last sent or acknowledged */
     uint64_t load_id;             /* reserved: bulk loads remembered past firing */
-    uint64_t reserved[15];
+    uint64_t charged;             /* records of the current batch that quotas have counted */
+    uint64_t reserved[14];
 };
 
 /* One record's answer; also what the reply carries. */
@@ -496,7 +512,7 @@ struct pg_reply_memory {
 enum pg_message {
     PG_M_HELLO = 1, PG_M_BATCH, PG_M_QUERY, PG_M_BYE, PG_M_PING,  /* command lane */
     PG_M_OUTCOMES, PG_M_ACK,      /* command lane: pushed to an owner, and his answer */
-    PG_M_ADVANCE = 32, PG_M_STOP, PG_M_PUBLISH                    /* admin lane */
+    PG_M_ADVANCE = 32, PG_M_STOP, PG_M_PUBLISH, PG_M_NAMESPACE    /* admin lane */
 };
 
 /* Every request and reply begins with these 64 bytes. A reply repeats `message`,
@@ -577,14 +593,20 @@ enum pg_status {
     PG_ST_FULL_TICKETS = 20,
     PG_ST_FULL_KEYS = 21,         /* watch keys */
     PG_ST_FULL_WATCHES = 22,      /* watch records */
+    PG_ST_FULL_ACCOUNTS = 23,     /* uids that have timers, where uids have quotas */
     PG_ST_TOO_FAR = 24,           /* the deadline is past 2^63 - 1 */
-    PG_ST_DENIED = 25,
+    PG_ST_DENIED = 25,            /* the namespace has another owner */
     PG_ST_BUSY = 26,
-    PG_ST_QUOTA = 27,
+    PG_ST_QUOTA = 27,             /* ticket = quota << 8 | enum pg_quota; deadline_ns = what is used,
+                                     of OPS when, on the real clock, the next one is allowed */
     PG_ST_WRONG_SHARD = 28,
     PG_ST_DUPLICATE = 29,         /* WATCH: a key twice */
     PG_ST_OVERFLOW = 30           /* a level past 2^63 - 1 */
 };
+
+/* Which quota was used up. */
+enum pg_quota { PG_Q_NAMESPACE_TIMERS = 1, PG_Q_NAMESPACE_BYTES, PG_Q_NAMESPACE_OPS,
+                PG_Q_UID_TIMERS, PG_Q_UID_BYTES, PG_Q_UID_OPS };
 
 /* Errors of a whole message: nothing of it was applied. Stable numbers. */
 enum pg_error {
@@ -601,7 +623,8 @@ enum pg_error {
     PG_ERR_DENIED = 10,           /* detail: uid */
     PG_ERR_STOPPING = 11,
     PG_ERR_CLOCK = 12,            /* ADVANCE or at_ns without a virtual clock, or backwards */
-    PG_ERR_INTERNAL = 13
+    PG_ERR_INTERNAL = 13,
+    PG_ERR_NAMESPACES_FULL = 15   /* NAMESPACE. detail: rows */
 };
 
 /* HELLO request: frame, struct pg_hello. Reply: frame, struct pg_welcome. */
@@ -624,6 +647,21 @@ struct pg_welcome {
     uint32_t batch_records;
     uint32_t message_bytes;
     uint64_t reserved[4];
+};
+
+/* NAMESPACE request: frame, this, the name's bytes. It sets what `fields` names, and nothing
+ * else; a namespace that is not there is born. Reply: frame, this with all as it is now. */
+enum pg_namespace_field { PG_N_OWNER = 1, PG_N_DURABILITY = 2, PG_N_TIMERS = 4, PG_N_BYTES = 8,
+                          PG_N_OPS = 16, PG_N_FIELDS = 32 };
+struct pg_namespace_set {
+    uint32_t fields;              /* enum pg_namespace_field, added up */
+    uint32_t owner_uid;           /* 2^32 - 1 = anybody */
+    uint32_t durability;          /* 0 memory, 1 durable */
+    uint32_t name_len;            /* 1..63 */
+    uint64_t quota_timers;        /* 0 = none, here and below */
+    uint64_t quota_bytes;
+    uint64_t quota_ops;           /* per second */
+    uint64_t reserved[3];
 };
 
 /* OUTCOMES: frame, `count` of these, then per record its key, payload, bitmap of missing

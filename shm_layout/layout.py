@@ -36,6 +36,10 @@ FLAG_AT: int = lib.PG_W_AT
 NOTICE_OF_OPERATION: int = lib.PG_E_OPERATION
 TIME_MAX_NS = 2**63 - 1
 LEVEL_MAX: int = lib.PG_LEVEL_MAX
+QUOTA_MAX: int = lib.PG_QUOTA_MAX
+QUOTA_OPS_MAX: int = lib.PG_QUOTA_OPS_MAX
+ANYBODY: int = lib.PG_NIL
+"""The owner of a namespace that has none."""
 WATCH_KEYS_MAX: int = lib.PG_WATCH_KEYS_MAX
 OWN_KEY: int = lib.PG_WK_OWN
 
@@ -53,6 +57,7 @@ class Message(enum.IntEnum):
     ADVANCE = lib.PG_M_ADVANCE
     STOP = lib.PG_M_STOP
     PUBLISH = lib.PG_M_PUBLISH
+    NAMESPACE = lib.PG_M_NAMESPACE
 
 
 class Op(enum.IntEnum):
@@ -127,6 +132,7 @@ class Status(enum.IntEnum):
     FULL_TICKETS = lib.PG_ST_FULL_TICKETS
     FULL_KEYS = lib.PG_ST_FULL_KEYS
     FULL_WATCHES = lib.PG_ST_FULL_WATCHES
+    FULL_ACCOUNTS = lib.PG_ST_FULL_ACCOUNTS
     TOO_FAR = lib.PG_ST_TOO_FAR
     DENIED = lib.PG_ST_DENIED
     BUSY = lib.PG_ST_BUSY
@@ -134,6 +140,27 @@ class Status(enum.IntEnum):
     WRONG_SHARD = lib.PG_ST_WRONG_SHARD
     DUPLICATE = lib.PG_ST_DUPLICATE
     OVERFLOW = lib.PG_ST_OVERFLOW
+
+
+class Quota(enum.IntEnum):
+    """enum pg_quota: which one was used up."""
+
+    NAMESPACE_TIMERS = lib.PG_Q_NAMESPACE_TIMERS
+    NAMESPACE_BYTES = lib.PG_Q_NAMESPACE_BYTES
+    NAMESPACE_OPS = lib.PG_Q_NAMESPACE_OPS
+    UID_TIMERS = lib.PG_Q_UID_TIMERS
+    UID_BYTES = lib.PG_Q_UID_BYTES
+    UID_OPS = lib.PG_Q_UID_OPS
+
+
+class NamespaceField(enum.IntFlag):
+    """enum pg_namespace_field: which settings a NAMESPACE message means."""
+
+    OWNER = lib.PG_N_OWNER
+    DURABILITY = lib.PG_N_DURABILITY
+    TIMERS = lib.PG_N_TIMERS
+    BYTES = lib.PG_N_BYTES
+    OPS = lib.PG_N_OPS
 
 
 class WireError(enum.IntEnum):
@@ -153,6 +180,7 @@ class WireError(enum.IntEnum):
     STOPPING = lib.PG_ERR_STOPPING
     CLOCK = lib.PG_ERR_CLOCK
     INTERNAL = lib.PG_ERR_INTERNAL
+    NAMESPACES_FULL = lib.PG_ERR_NAMESPACES_FULL
 
 
 class Cause(enum.IntEnum):

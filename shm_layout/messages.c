@@ -119,9 +119,9 @@ static bool handle_batch(struct pg_arena *a, struct request *q, struct sink *out
     return true;
 }
 
-static void info_unknown(struct sink *out)
+static void info_absent(struct sink *out, unsigned status)
 {
-    sink_put(out, &(struct pg_info){.ticket = PG_ST_UNKNOWN, .wall_ns = NO_WALL},
+    sink_put(out, &(struct pg_info){.ticket = status, .wall_ns = NO_WALL},
              sizeof(struct pg_info));
 }
 
@@ -149,8 +149,10 @@ static bool handle_query(struct pg_arena *a, struct request *q, struct sink *out
         const struct key key = {at, key_hash(a, ns, r.key_type, at, r.key_len), ns, PG_NIL,
                                 r.key_len, r.key_type};
         const uint32_t slot = ns == PG_NIL ? PG_NIL : timers_find(a, &key);
-        if (slot == PG_NIL || !info_write(a, slot, a->slots.hot[slot].ctl, out))
-            info_unknown(out);
+        if (guard_of(a, ns, q->uid) == GUARD_DENIED)
+            info_absent(out, PG_ST_DENIED);
+        else if (slot == PG_NIL || !info_write(a, slot, a->slots.hot[slot].ctl, out))
+            info_absent(out, PG_ST_UNKNOWN);
         if (out->full)
             return refused(why, PG_ERR_TOO_LARGE, i, q->frame.count);
         at += r.key_len;
@@ -258,6 +260,56 @@ int pg_handle(struct pg_arena *a, const void *message, uint64_t message_bytes, u
     return q.frame.message == PG_M_ACK ? PG_H_SILENT : PG_H_AGAIN;
 }
 
+/* ---- settings of a namespace ---------------------------------------------------------------- */
+
+static bool settings_sound(const struct pg_namespace_set *s, uint64_t bytes, struct refusal *why)
+{
+    if (bytes != sizeof *s + s->name_len || s->name_len == 0 || s->name_len > PG_NAMESPACE_MAX)
+        return refused(why, PG_ERR_MALFORMED, bytes, sizeof *s + s->name_len);
+    if (s->fields >= PG_N_FIELDS)
+        return refused(why, PG_ERR_MALFORMED, offsetof(struct pg_namespace_set, fields), s->fields);
+    if (s->durability > 1)
+        return refused(why, PG_ERR_MALFORMED, offsetof(struct pg_namespace_set, durability),
+                       s->durability);
+    if (s->quota_timers > PG_QUOTA_MAX || s->quota_bytes > PG_QUOTA_MAX)
+        return refused(why, PG_ERR_TOO_LARGE, PG_QUOTA_MAX,
+                       s->quota_timers > PG_QUOTA_MAX ? s->quota_timers : s->quota_bytes);
+    return s->quota_ops <= PG_QUOTA_OPS_MAX ||
+           refused(why, PG_ERR_TOO_LARGE, PG_QUOTA_OPS_MAX, s->quota_ops);
+}
+
+static bool settings_apply(struct pg_arena *a, const uint8_t *body, uint64_t bytes,
+                           struct pg_namespace_set *s, struct refusal *why)
+{
+    const struct name name = {(const char *)body + sizeof *s, (uint32_t)(bytes - sizeof *s)};
+    uint32_t status;
+    if (!name_sound(name))
+        return refused(why, PG_ERR_MALFORMED, sizeof *s, name.len);
+    const uint32_t row = names_namespace(a, name, &status);
+    if (row == PG_NIL)
+        return refused(why, PG_ERR_NAMESPACES_FULL, a->namespace_rows, 0);
+    names_configure(a, row, s);
+    const struct pg_namespace *n = &a->namespaces[row];
+    *s = (struct pg_namespace_set){PG_N_FIELDS - 1, n->owner_uid, n->durability, n->name_len,
+                                   n->quota_timers, n->quota_bytes, n->quota_ops, {0, 0, 0}};
+    return true;
+}
+
+int pg_set_namespace(struct pg_arena *a, const void *body, uint64_t bytes,
+                     struct pg_namespace_set *now, uint64_t detail[2])
+{
+    struct refusal why = {PG_ERR_NONE, {0, 0}};
+    *now = (struct pg_namespace_set){0};
+    if (bytes < sizeof *now)
+        refused(&why, PG_ERR_MALFORMED, bytes, sizeof *now);
+    else
+        memcpy(now, body, sizeof *now);
+    if (why.error == PG_ERR_NONE && settings_sound(now, bytes, &why))
+        settings_apply(a, body, bytes, now, &why);
+    memcpy(detail, why.detail, sizeof why.detail);
+    return (int)why.error;
+}
+
 /* ---- one timer without a message --------------------------------------------------------- */
 
 static uint32_t put_topic(struct pg_arena *a, const struct pg_put *p, uint32_t *status)
@@ -282,7 +334,7 @@ void pg_put(struct pg_arena *a, const struct pg_put *p, struct pg_result *result
         return;
     }
     const struct put put = {put_key(a, p, a->topics[topic].namespace_row), p->payload,
-                            p->payload_len, topic, p->mode, p->time_kind, p->time_ns};
+                            p->payload_len, topic, p->mode, p->time_kind, p->time_ns, 0, false};
     timers_put(a, &put, result);
 }
 
@@ -304,6 +356,6 @@ uint64_t pg_get(struct pg_arena *a, const struct pg_put *p, void *bytes, uint64_
     const struct key key = put_key(a, p, ns);
     const uint32_t slot = ns == PG_NIL ? PG_NIL : timers_find(a, &key);
     if (slot == PG_NIL || !info_write(a, slot, a->slots.hot[slot].ctl, &out))
-        info_unknown(&out);
+        info_absent(&out, PG_ST_UNKNOWN);
     return out.used;
 }

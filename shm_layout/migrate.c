@@ -34,6 +34,21 @@ static bool names_migrate(struct pg_arena *to, const struct pg_arena *from, stru
     return true;
 }
 
+/* Rows keep their numbers, as names do; idle ones that have no place are forgotten. */
+static bool account_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t slot,
+                            struct pg_cold *cold, struct pg_fault *why)
+{
+    if (ctl_state(from->slots.hot[slot].ctl) != PG_S_ARMED)
+        cold->account = 0;
+    return room(why, "accounts in use", cold->account, to->account_rows);
+}
+
+static void accounts_migrate(struct pg_arena *to, const struct pg_arena *from)
+{
+    for (uint32_t i = 0; i < from->account_rows && i < to->account_rows; i++)
+        to->accounts[i] = from->accounts[i];
+}
+
 static void header_migrate(struct pg_header *to, const struct pg_header *from)
 {
     to->stream_id = from->stream_id;
@@ -43,6 +58,9 @@ static void header_migrate(struct pg_header *to, const struct pg_header *from)
     to->now_ns = from->now_ns;
     to->next_ticket = from->next_ticket;
     to->next_incarnation = from->next_incarnation;
+    to->quota_timers = from->quota_timers;
+    to->quota_bytes = from->quota_bytes;
+    to->quota_ops = from->quota_ops;
 }
 
 /* ---- timers ------------------------------------------------------------------------------ */
@@ -124,6 +142,8 @@ static bool slot_migrate(struct pg_arena *to, const struct pg_arena *from, uint3
     to->slots.cold[slot] = from->slots.cold[i];
     to->slots.cold[slot].blob = blob;
     to->slots.hot[slot] = from->slots.hot[i];
+    if (!account_migrate(to, from, i, &to->slots.cold[slot], why))
+        return false;
     return !is_operation(from, i) || operation_migrate(to, from, i, slot, why);
 }
 
@@ -229,6 +249,7 @@ int pg_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault
     memset(why, 0, sizeof *why);
     header_migrate(to->header, from->header);
     *to->metrics = *from->metrics;
+    accounts_migrate(to, from);
     return names_migrate(to, from, why) && sessions_migrate(to, from, why) &&
            outbox_migrate(to, from, why) && watches_migrate(to, from, why) &&
            levels_migrate(to, from, why) && slots_migrate(to, from, why) &&

@@ -157,6 +157,22 @@ static uint32_t topic_born(struct pg_arena *a, uint32_t ns, struct name name)
     return row;
 }
 
+void names_configure(struct pg_arena *a, uint32_t row, const struct pg_namespace_set *set)
+{
+    struct pg_namespace *n = &a->namespaces[row];
+    if (set->fields & PG_N_OWNER)
+        n->owner_uid = set->owner_uid;
+    if (set->fields & PG_N_DURABILITY)
+        n->durability = set->durability;
+    if (set->fields & PG_N_TIMERS)
+        n->quota_timers = set->quota_timers;
+    if (set->fields & PG_N_BYTES)
+        n->quota_bytes = set->quota_bytes;
+    if (set->fields & PG_N_OPS)
+        n->quota_ops = set->quota_ops;
+    guards_note(a);
+}
+
 uint32_t names_namespace(struct pg_arena *a, struct name ns, uint32_t *status)
 {
     uint32_t cell = 0;

@@ -262,9 +262,9 @@ static void operation_close(struct pg_arena *a, uint32_t slot, enum pg_cause cau
     op->ended_ns = a->now_ns;
     op->cause = (uint8_t)cause;
     op->check = PG_K_NONE;
+    slot_counted(a, slot, -1);
     if (op->notice_blob != PG_NIL)
         notice_write(a, slot, op);
-    slot_counted(a, slot, -1);
     STORE_RELEASE(&h->ctl, ctl_of(ctl_ticket(h->ctl), PG_S_OUTCOME));
     watches_release(a, op);
     if (index_find_id(&a->index, h->hash, slot, &at))
@@ -487,22 +487,36 @@ static void blob_fill(struct pg_arena *a, const struct watch *w, uint32_t blob, 
     memcpy(at + p->key.len + notice_payload(w->count, 0), p->payload, p->payload_len);
 }
 
+static uint32_t watch_granules(const struct watch *w)
+{
+    return blob_granules((uint64_t)ext_bytes(w->condition, w->count, w->has_own) +
+                         w->put->key.len + w->put->payload_len);
+}
+
+static uint32_t watch_notice_granules(const struct watch *w)
+{
+    return w->notice ? notice_granules(w->put->key.len, w->count, w->put->payload_len) : 0;
+}
+
+static bool watch_admitted(struct pg_arena *a, const struct watch *w, struct pg_result *r)
+{
+    return LIKELY(!w->put->limited) ||
+           quota_admits(a, w->put, watch_granules(w) + watch_notice_granules(w), PG_NIL, r);
+}
+
 /* Takes both blobs or neither. */
 static bool blobs_for(struct pg_arena *a, const struct watch *w, uint32_t *blob, uint32_t *notice)
 {
-    const uint64_t bytes = (uint64_t)ext_bytes(w->condition, w->count, w->has_own) + w->put->key.len +
-                           w->put->payload_len;
     *notice = PG_NIL;
-    *blob = blobs_take(&a->blobs, blob_granules(bytes));
+    *blob = blobs_take(&a->blobs, watch_granules(w));
     if (*blob == PG_NIL)
         return false;
     if (!w->notice)
         return true;
-    *notice = blobs_take(&a->blobs, notice_granules(w->put->key.len, w->count,
-                                                    w->put->payload_len));
+    *notice = blobs_take(&a->blobs, watch_notice_granules(w));
     if (*notice != PG_NIL)
         return true;
-    blobs_give(&a->blobs, *blob, blob_granules(bytes));
+    blobs_give(&a->blobs, *blob, watch_granules(w));
     return false;
 }
 
@@ -520,7 +534,8 @@ static uint32_t operation_write(struct pg_arena *a, struct watch *w, int64_t dea
     a->slots.cold[slot] = (struct pg_cold){
         .blob = blob, .payload_len = w->put->payload_len, .key_len = w->put->key.len,
         .key_type = w->put->key.type,
-        .ext_len = (uint16_t)ext_bytes(w->condition, w->count, w->has_own)};
+        .ext_len = (uint16_t)ext_bytes(w->condition, w->count, w->has_own),
+        .account = w->put->account};
     h->deadline_ns = deadline_ns;
     h->flags = PG_F_OPERATION;
     h->hash = w->put->key.hash;
@@ -558,13 +573,15 @@ static unsigned room_for_watch(const struct pg_arena *a, const struct watch *w)
 }
 
 static unsigned watch_arm(struct pg_arena *a, struct watch *w, int64_t deadline_ns,
-                          uint32_t *slot)
+                          uint32_t *slot, struct pg_result *r)
 {
     uint32_t done = 0, blob, notice;
     unsigned status = room_for_watch(a, w);
     if (status != PG_ST_ADDED)
         return status;
     status = rows_resolve(a, w, &done);
+    if (status == PG_ST_ADDED && !watch_admitted(a, w, r))
+        status = PG_ST_QUOTA;     /* answered, with its figures */
     if (status == PG_ST_ADDED && !blobs_for(a, w, &blob, &notice))
         status = PG_ST_FULL_PAYLOAD;
     if (status != PG_ST_ADDED) {
@@ -603,8 +620,7 @@ static void operation_bind(struct pg_arena *a, uint32_t slot, uint32_t id, const
 
 static bool notice_fits(struct pg_arena *a, const struct watch *w)
 {
-    const uint64_t granules = notice_granules(w->put->key.len, w->count, w->put->payload_len);
-    return !w->notice || outbox_make_room(a, granules * PG_GRANULE);
+    return !w->notice || outbox_make_room(a, (uint64_t)watch_notice_granules(w) * PG_GRANULE);
 }
 
 bool operations_watch(struct pg_arena *a, struct watch *w, struct pg_result *r)
@@ -622,7 +638,9 @@ bool operations_watch(struct pg_arena *a, struct watch *w, struct pg_result *r)
         return true;
     }
     if (time_resolve(a, w->put, &deadline_ns))
-        status = watch_arm(a, w, deadline_ns, &slot);
+        status = watch_arm(a, w, deadline_ns, &slot, r);
+    if (status == PG_ST_QUOTA)
+        return true;
     if (status != PG_ST_ADDED) {
         count_refusal(a, status);
         answer(r, 0, status, 0);

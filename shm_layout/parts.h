@@ -31,6 +31,9 @@ struct pg_arena {
     struct pg_topic *topics;
     uint32_t *name_index;         /* row + 1; namespaces first, topics behind them */
     uint32_t namespace_rows, topic_rows, name_cells;
+    struct pg_account *accounts;
+    uint32_t account_rows;
+    bool guarded;                 /* some namespace has an owner or a quota, or uids have quotas */
     struct pg_entry *outbox;
     struct pg_purgatory *purgatory;
     struct pg_watch *watches;
@@ -54,6 +57,8 @@ struct pg_arena {
     uint32_t name_namespaces[PG_BATCH_NAMES];
     uint32_t name_rows[PG_BATCH_NAMES];     /* topics of those that need one */
     uint32_t name_status[PG_BATCH_NAMES];
+    uint8_t name_guards[PG_BATCH_NAMES];    /* of the sender's uid in the namespace: guard_of() */
+    uint16_t account;                       /* the sender's; 0 = none */
     struct pg_group groups[PG_NOTICE_WINDOW];
     uint16_t group_next[PG_NOTICE_WINDOW];
 };
@@ -77,6 +82,8 @@ uint32_t names_find_namespace(const struct pg_arena *a, struct name ns);
 /* A held topic keeps its row, as if it had a timer. */
 void names_hold(struct pg_arena *a, uint32_t topic);
 void names_release(struct pg_arena *a, uint32_t topic);
+/* Sets what `set` names of a namespace's settings. */
+void names_configure(struct pg_arena *a, uint32_t row, const struct pg_namespace_set *set);
 bool names_check(const struct pg_arena *a, struct pg_fault *fault);
 static inline struct name namespace_name(const struct pg_arena *a, uint32_t row)
 {
@@ -104,6 +111,8 @@ struct put {
     uint32_t topic;
     uint8_t mode, time_kind;
     int64_t time_ns;
+    uint16_t account;             /* of whose quota it is; 0 = nobody's */
+    bool limited;                 /* quotas have to be asked */
 };
 
 /* PG_E_LATE of what was armed before this start of the daemon, and due before it; else 0. */
@@ -148,6 +157,28 @@ void slot_counted(struct pg_arena *a, uint32_t slot, int64_t sign);
 bool time_resolve(const struct pg_arena *a, const struct put *put, int64_t *deadline_ns);
 void answer(struct pg_result *r, uint64_t ticket, unsigned status, int64_t deadline_ns);
 unsigned room_for(const struct pg_arena *a, bool replacing);
+
+/* ---- quotas: who may do what, and how much ------------------------------------------------ */
+
+enum { GUARD_DENIED = 1, GUARD_QUOTA = 2 };
+/* What stands between a uid and a namespace (PG_NIL: one that is not there yet); 0 = nothing. */
+unsigned guard_of(const struct pg_arena *a, uint32_t namespace_row, uint32_t uid);
+/* To be called when an owner or a quota has changed. */
+void guards_note(struct pg_arena *a);
+/* Number of a uid's account, opened if need be; 0: all rows are in use. */
+uint16_t account_of(struct pg_arena *a, uint32_t uid);
+/* The same, but 0 where uids have no quotas. */
+uint16_t account_for(struct pg_arena *a, uint32_t uid);
+void account_counted(struct pg_arena *a, uint16_t account, int64_t sign, uint64_t bytes);
+/* Counts one operation. False: no account, or a quota of operations is used up: *r says which. */
+bool quota_charge(struct pg_arena *a, uint32_t namespace_row, uint16_t account,
+                  struct pg_result *r);
+/* Whether a timer with so many granules may be armed in place of `old` (PG_NIL: none). False:
+ * *r says which quota is used up. */
+bool quota_admits(struct pg_arena *a, const struct put *put, uint64_t granules, uint32_t old,
+                  struct pg_result *r);
+void quotas_rebuild(struct pg_arena *a);             /* counts at 0: linking the slots counts */
+bool quotas_check(const struct pg_arena *a, struct pg_fault *fault);
 
 /* ---- levels: watch keys ---------------------------------------------------------------- */
 
@@ -232,6 +263,12 @@ bool operations_complete(struct pg_arena *a, const struct key *key, uint64_t ses
                          uint64_t version, struct pg_result *result);
 bool operations_rebuild(struct pg_arena *a, struct pg_fault *why);
 uint64_t operation_granules(const struct pg_arena *a, uint32_t slot);   /* of its notice */
+/* All blob bytes of an armed slot. */
+static inline uint64_t slot_bytes(const struct pg_arena *a, uint32_t slot)
+{
+    const uint64_t notice = UNLIKELY(is_operation(a, slot)) ? operation_granules(a, slot) : 0;
+    return (slot_granules(&a->slots.cold[slot]) + notice) * PG_GRANULE;
+}
 
 /* ---- looking ahead -------------------------------------------------------------------------- */
 

@@ -114,7 +114,7 @@ def daemon_paths(name: str, environ: Mapping[str, str] = os.environ) -> Paths:
 def client_paths(name: str, environ: Mapping[str, str] = os.environ) -> Paths:
     """The paths of a daemon that others started.
 
-    Raises InvalidName, PathTooLong, BadPath if the directory in /tmp is not this user's own,
+    Raises InvalidName, PathTooLong, BadPath if strangers could have put the socket there,
     and DaemonUnreachable with the directories that hold no command socket of that name.
     """
     check_name(name)
@@ -161,9 +161,10 @@ def _shared_tmp() -> Path:
 
 def _make(directory: Path) -> str | None:
     """Makes `directory` unless it is there; returns why a daemon cannot use it, if so."""
-    mode = 0o755 if directory == HOST_DIRECTORY else 0o700
+    mode = 0o750 if directory == HOST_DIRECTORY else 0o700
     try:
         directory.mkdir(mode)
+        directory.chmod(mode)  # the umask took bits away
     except FileExistsError:
         pass
     except OSError as error:
@@ -172,11 +173,17 @@ def _make(directory: Path) -> str | None:
         return "is not a directory"
     if not os.access(directory, os.W_OK | os.X_OK, effective_ids=True):
         return "is not writable"
+    owner = directory.stat().st_uid
+    if owner not in (0, os.geteuid()):
+        return f"belongs to uid {owner}, who could replace the sockets"
     return _distrusted(directory)
 
 
 def _distrusted(directory: Path) -> str | None:
-    """Why the directory in /tmp, where anybody may make one first, is not this user's own."""
+    """Why strangers could put sockets into `directory`: anybody may write it, or it is the one
+    in /tmp, where anybody may make one first, and not this user's own."""
+    if directory.stat().st_mode & stat.S_IWOTH:
+        return "can be written by anybody, who could replace the sockets"
     if directory != _shared_tmp():
         return None
     found = directory.lstat()

@@ -112,14 +112,17 @@ static int64_t slot_deadline(const struct pg_arena *a, uint32_t slot)
 
 void slot_counted(struct pg_arena *a, uint32_t slot, int64_t sign)
 {
-    const uint32_t topic = a->slots.hot[slot].topic;
-    struct pg_namespace *ns = &a->namespaces[a->topics[topic].namespace_row];
+    const struct pg_hot *h = &a->slots.hot[slot];
+    struct pg_namespace *ns = &a->namespaces[a->topics[h->topic].namespace_row];
+    const uint64_t bytes = slot_bytes(a, slot);
     a->metrics->live += (uint64_t)sign;
-    a->topics[topic].live += (uint64_t)sign;
+    a->topics[h->topic].live += (uint64_t)sign;
     ns->live += (uint64_t)sign;
-    ns->bytes += (uint64_t)(sign * slot_granules(&a->slots.cold[slot]) * PG_GRANULE);
-    if (a->slots.hot[slot].flags & PG_F_WALL)
+    ns->bytes += (uint64_t)sign * bytes;
+    if (h->flags & PG_F_WALL)
         a->metrics->live_wall += (uint64_t)sign;
+    if (UNLIKELY(a->slots.cold[slot].account != 0))
+        account_counted(a, a->slots.cold[slot].account, sign, bytes);
 }
 
 /* After this store the timer is gone. */
@@ -188,7 +191,8 @@ static void slot_write(struct pg_arena *a, uint32_t slot, uint32_t blob, const s
     blob_write(a, blob, p);
     a->slots.cold[slot] = (struct pg_cold){
         .blob = blob, .payload_len = p->payload_len, .key_len = p->key.len,
-        .key_type = p->key.type, .ext_len = wall ? sizeof(struct pg_ext) : 0};
+        .key_type = p->key.type, .ext_len = wall ? sizeof(struct pg_ext) : 0,
+        .account = p->account};
     h->deadline_ns = deadline_ns;
     h->flags = wall ? PG_F_WALL | PG_F_EXT : 0;
     h->hash = p->key.hash;
@@ -247,6 +251,8 @@ static void put_fresh(struct pg_arena *a, const struct put *p, int64_t deadline_
                       const struct probe *at, struct pg_result *r)
 {
     unsigned status;
+    if (UNLIKELY(p->limited) && !quota_admits(a, p, put_granules(p), PG_NIL, r))
+        return;
     const uint32_t slot = arm(a, p, deadline_ns, false, &status);
     if (slot == PG_NIL) {
         answer(r, 0, refuse(a, status), 0);
@@ -265,6 +271,8 @@ static void put_replace(struct pg_arena *a, const struct put *p, int64_t deadlin
                         uint32_t old, const struct probe *at, struct pg_result *r)
 {
     unsigned status;
+    if (UNLIKELY(p->limited) && !quota_admits(a, p, put_granules(p), old, r))
+        return;
     const uint32_t slot = arm(a, p, deadline_ns, true, &status);
     if (slot == PG_NIL) {
         answer(r, 0, refuse(a, status), 0);

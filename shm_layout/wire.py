@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import struct
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from purgatoryd.shm_layout import layout
@@ -21,7 +21,7 @@ from purgatoryd.shm_layout.errors import (
     MessageRefused,
     ProtocolError,
 )
-from purgatoryd.shm_layout.layout import KeyType, Message, WireError, struct_format
+from purgatoryd.shm_layout.layout import KeyType, Message, NamespaceField, WireError, struct_format
 
 Key = str | bytes | uuid.UUID
 """A timer's key: 1-255 bytes; str is UTF-8. "a" and b"a" are different keys."""
@@ -41,6 +41,7 @@ WATCH_KEY = struct.Struct(struct_format("pg_watch_key"))
 OUTCOME = struct.Struct(struct_format("pg_outcome"))
 ACK = struct.Struct(struct_format("pg_ack"))
 VERDICT = struct.Struct(struct_format("pg_verdict"))
+NAMESPACE_SET = struct.Struct(struct_format("pg_namespace_set"))
 
 
 # ---- keys, names, payloads ---------------------------------------------------------------
@@ -163,6 +164,44 @@ def encode_query(sequence: int, session: int, namespace: bytes, key: Key) -> byt
     head = encode_frame(Message.QUERY, session, sequence, count=1, names=1, names_bytes=len(names))
     record = RECORD.pack(layout.Op.GET, 0, kind, len(data), 0, 0, 0, 0, 0, 0, 0)
     return head + names + record + data
+
+
+class NamespaceSettings(NamedTuple):
+    """What an admin sets of a namespace; quotas of 0 are none."""
+
+    owner_uid: int = layout.ANYBODY
+    durability: int = 0
+    """0 memory, 1 durable."""
+    quota_timers: int = 0
+    quota_bytes: int = 0
+    quota_ops: int = 0
+    """Operations per second."""
+
+
+_SET_FIELDS = {
+    "owner_uid": NamespaceField.OWNER,
+    "durability": NamespaceField.DURABILITY,
+    "quota_timers": NamespaceField.TIMERS,
+    "quota_bytes": NamespaceField.BYTES,
+    "quota_ops": NamespaceField.OPS,
+}
+
+
+def encode_namespace_set(sequence: int, namespace: bytes, changes: Mapping[str, int]) -> bytes:
+    """Sets the fields of NamespaceSettings that `changes` names, and leaves the others."""
+    fields = NamespaceField(0)
+    for name in changes:
+        fields |= _SET_FIELDS[name]
+    owner, durability, *quotas = NamespaceSettings(**changes)
+    body = NAMESPACE_SET.pack(fields, owner, durability, len(namespace), *quotas, 0, 0, 0)
+    return encode_frame(Message.NAMESPACE, 0, sequence) + body + namespace
+
+
+def decode_namespace_set(body: bytes) -> NamespaceSettings:
+    """The reply to a NAMESPACE message. Raises ProtocolError."""
+    _need("namespace settings", body, 0, NAMESPACE_SET.size)
+    _, owner, durability, _, *quotas = NAMESPACE_SET.unpack_from(body)
+    return NamespaceSettings(owner, durability, *quotas[:3])
 
 
 # ---- replies -------------------------------------------------------------------------------

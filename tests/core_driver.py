@@ -201,6 +201,25 @@ class Core:
         self._need(lib.pg_check(self.a, self._fault))
         self._need(lib.pg_check_live(self.a, self._fault))
 
+    # ---- owners and quotas ----
+
+    def set_namespace(self, namespace: bytes, **changes: int) -> wire.NamespaceSettings:
+        """What an admin's NAMESPACE message does."""
+        request = wire.encode_namespace_set(1, namespace, changes)
+        error, _, now = self.set_namespace_raw(request[wire.FRAME.size :])
+        assert error == 0
+        return wire.decode_namespace_set(now)
+
+    def set_namespace_raw(self, body: bytes) -> tuple[int, tuple[int, int], bytes]:
+        """The same with any bytes behind the frame: (error, its figures, settings)."""
+        now, detail = ffi.new("struct pg_namespace_set *"), ffi.new("uint64_t[2]")
+        error = lib.pg_set_namespace(self.a, ffi.from_buffer(body), len(body), now, detail)
+        return error, (detail[0], detail[1]), bytes(ffi.buffer(now))
+
+    def set_quotas(self, timers: int = 0, bytes_: int = 0, ops: int = 0) -> None:
+        """Of every uid."""
+        lib.pg_set_quotas(self.a, timers, bytes_, ops)
+
     # ---- commands ----
 
     def _record(

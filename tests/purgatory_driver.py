@@ -18,6 +18,7 @@ BASE_NOW = 2**64 - 1
 """As the base of a SUM's key: the level at arming."""
 
 NAMES = [(b"n", b"t"), (b"other", b"t")]
+UID = 1000
 WATCH_KEY = struct.Struct(struct_format("pg_watch_key"))
 OUTCOME = struct.Struct(struct_format("pg_outcome"))
 ACK = struct.Struct(struct_format("pg_ack"))
@@ -146,8 +147,8 @@ def forget(key: bytes, name: int = 0) -> Command:
     return command(lib.PG_OP_FORGET, key, name=name)
 
 
-def cancel(key: bytes, ticket: int = 0) -> Command:
-    return command(lib.PG_OP_CANCEL, key, value=ticket)
+def cancel(key: bytes, ticket: int = 0, name: int = 0) -> Command:
+    return command(lib.PG_OP_CANCEL, key, value=ticket, name=name)
 
 
 def cancel_for_key(key: bytes) -> Command:
@@ -158,8 +159,10 @@ def complete(key: bytes, version: int) -> Command:
     return command(lib.PG_OP_COMPLETE, key, value=version)
 
 
-def put(key: bytes, delay_ns: int, mode: int = 0) -> Command:
-    return command(lib.PG_OP_PUT, key, mode=mode, time_ns=delay_ns)
+def put(
+    key: bytes, delay_ns: int, mode: int = 0, *, payload: bytes = b"", name: int = 0
+) -> Command:
+    return command(lib.PG_OP_PUT, key, mode=mode, time_ns=delay_ns, payload=payload, name=name)
 
 
 class Reply(NamedTuple):
@@ -206,11 +209,11 @@ class Purgatory(Core):
         """struct pg_purgatory."""
         return self.rows(lib.PG_R_PURGATORY, "pg_purgatory")[0]
 
-    def once(self, message: bytes) -> bytes | None:
+    def once(self, message: bytes, uid: int = UID) -> bytes | None:
         """The reply; None = the same again."""
         used, wait = ffi.new("uint64_t *"), ffi.new("int64_t *")
         state = lib.pg_handle(
-            self.a, ffi.from_buffer(message), len(message), 1000, 1, self.now_ns,
+            self.a, ffi.from_buffer(message), len(message), uid, 1, self.now_ns,
             ffi.from_buffer(self._reply), used, wait,
         )  # fmt: skip
         if state == lib.PG_H_AGAIN:
@@ -218,10 +221,12 @@ class Purgatory(Core):
         assert state in (lib.PG_H_REPLY, lib.PG_H_SILENT)
         return bytes(self._reply[: used[0]])
 
-    def send(self, message: bytes, between: Callable[[], object] | None = None) -> bytes:
+    def send(
+        self, message: bytes, between: Callable[[], object] | None = None, uid: int = UID
+    ) -> bytes:
         """The reply, after as many calls as it takes; `between` runs between them."""
         for _ in range(10_000):
-            reply = self.once(message)
+            reply = self.once(message, uid)
             if reply is not None:
                 return reply
             (between or self.publish_all)()
@@ -329,13 +334,17 @@ def split_mail(message: bytes, session: int) -> Iterator[Mail]:
 class Owner:
     """One session."""
 
-    def __init__(self, core: Purgatory, nonce: int = 1) -> None:
+    def __init__(self, core: Purgatory, nonce: int = 1, uid: int = UID) -> None:
         self.core = core
-        reply = wire.decode_reply(core.send(wire.encode_hello(nonce.to_bytes(16, "little"))))
+        self.uid = uid
+        reply = wire.decode_reply(self._ask(wire.encode_hello(nonce.to_bytes(16, "little"))))
         assert reply.error == 0
         self.id = reply.session
         self.sequence = wire.decode_welcome(reply.body).last
         self.newest = b""
+
+    def _ask(self, message: bytes, between: Callable[[], object] | None = None) -> bytes:
+        return self.core.send(message, between, self.uid)
 
     def message(self, commands: Sequence[Command]) -> bytes:
         """The next batch, as bytes."""
@@ -351,11 +360,11 @@ class Owner:
         return self.newest
 
     def send(self, *commands: Command, between: Callable[[], object] | None = None) -> list[Answer]:
-        return self.reply(self.core.send(self.message(commands), between)).answers
+        return self.reply(self._ask(self.message(commands), between)).answers
 
     def again(self) -> Reply:
         """The newest batch once more."""
-        return self.reply(self.core.send(self.newest))
+        return self.reply(self._ask(self.newest))
 
     def reply(self, data: bytes) -> Reply:
         reply = wire.decode_reply(data)
@@ -372,10 +381,10 @@ class Owner:
         for first in range(0, len(acks), lib.PG_BATCH_RECORDS):
             some = acks[first : first + lib.PG_BATCH_RECORDS]
             frame = wire.encode_frame(lib.PG_M_ACK, self.id, count=len(some))
-            assert self.core.send(frame + b"".join(some)) == b""
+            assert self._ask(frame + b"".join(some)) == b""
 
     def mail(self) -> list[Mail]:
         return self.core.mail().get(self.id, [])
 
     def bye(self) -> None:
-        self.core.send(wire.encode_frame(Message.BYE, self.id))
+        self._ask(wire.encode_frame(Message.BYE, self.id))

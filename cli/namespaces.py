@@ -1,0 +1,111 @@
+"""namespace set and ls: owners, durability and quotas of namespaces."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from purgatoryd.cli import units
+from purgatoryd.cli.arena import print_table, reading
+from purgatoryd.cli.exits import Command
+from purgatoryd.cli.options import emit, json_option, name_option, timeout_option
+
+if TYPE_CHECKING:
+    from purgatoryd.shm_layout.wire import NamespaceSettings
+
+DURABILITY = ("memory", "durable")
+
+
+class Owner(units.Count):
+    """A uid, or "anybody"."""
+
+    name = "uid"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        """The uid of `value`; integers pass."""
+        from purgatoryd.shm_layout.layout import ANYBODY
+
+        return ANYBODY if value == "anybody" else int(click.INT.convert(value, param, ctx))
+
+
+def settings_record(namespace: str, settings: NamespaceSettings) -> dict[str, Any]:
+    """A namespace's settings in JSON; an owner of null is anybody, a quota of 0 is none."""
+    from purgatoryd.shm_layout.layout import ANYBODY
+
+    owner = settings.owner_uid
+    return {
+        "namespace": namespace,
+        **settings._asdict(),
+        "owner_uid": None if owner == ANYBODY else owner,
+        "durability": DURABILITY[settings.durability],
+    }
+
+
+@click.group("namespace")
+def namespace_command() -> None:
+    """Owners, durability and quotas of namespaces."""
+
+
+@namespace_command.command("set", cls=Command)
+@click.argument("namespace")
+@name_option
+@click.option("--owner", type=Owner(), help="Uid that alone may use it, or anybody.")
+@click.option("--durability", type=click.Choice(DURABILITY), help="What a timer in it survives.")
+@click.option("--quota-timers", type=click.INT, help="Timers armed at once; 0 = no quota.")
+@click.option("--quota-bytes", type=units.Size(), help="Bytes of keys and payloads; 0 = no quota.")
+@click.option("--quota-ops", type=click.INT, help="Adds, watches and advances per second; 0 = any.")
+@timeout_option
+@json_option
+def set_command(
+    namespace: str,
+    name: str,
+    owner: int | None,
+    durability: str | None,
+    quota_timers: int | None,
+    quota_bytes: int | None,
+    quota_ops: int | None,
+    timeout: float,
+    as_json: bool,
+) -> None:
+    """Set what is given of NAMESPACE, and leave the rest; print all as it is now.
+
+    A namespace that is not there is made. For root, the daemon's own uid and those of
+    --admin-uid.
+
+    \b
+    purgatoryd namespace set orders --owner 1001 --quota-timers 100000
+    """
+    from purgatoryd.clients import Admin
+
+    with Admin(name, timeout=timeout) as admin:
+        settings = admin.set_namespace(
+            namespace,
+            owner_uid=owner,
+            durability=None if durability is None else DURABILITY.index(durability),
+            quota_timers=quota_timers,
+            quota_bytes=quota_bytes,
+            quota_ops=quota_ops,
+        )
+    record = settings_record(namespace, settings)
+    lines = (f"{field:<14}{'-' if value is None else value}" for field, value in record.items())
+    emit(record, "\n".join(lines), as_json)
+
+
+@namespace_command.command("ls", cls=Command)
+@name_option
+@json_option
+def ls_command(name: str, as_json: bool) -> None:
+    """List the namespaces with their settings and what is used of their quotas.
+
+    Reads the shared memory and does not trouble the daemon.
+    """
+    with reading(name) as reader:
+        rows = [
+            settings_record(n.name, n.settings) | {"timers": n.live, "bytes": n.bytes}
+            for n in reader.namespaces().values()
+        ]
+    if not as_json and rows:
+        print_table(rows, name)
+    for row in rows if as_json else []:
+        emit(row, "", as_json)
