@@ -6,10 +6,10 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from purgatoryd.shm_layout.errors import InvalidSetting
-from purgatoryd.shm_layout.layout import ANYBODY, QUOTA_MAX, QUOTA_OPS_MAX
 from purgatoryd.shm_layout.paths import check_name
 
 MIB = 2**20
+_ID_MAX = 2**32 - 2  # of a uid or gid; the kernel's "none" is above
 _ENTRIES_MAX = 2**27  # slots or outbox entries: their ids share 28 bits of the key index
 
 # field: lowest and highest value. The core has the same bounds; here they get a sentence.
@@ -29,9 +29,9 @@ BOUNDS = {
     "inbox": (1, _ENTRIES_MAX),
     "budget": (1, 2**20),
     "accounts": (1, 65_535),
-    "quota_timers": (0, QUOTA_MAX),
-    "quota_bytes": (0, QUOTA_MAX),
-    "quota_ops": (0, QUOTA_OPS_MAX),
+    "quota_timers": (0, 2**48 - 1),
+    "quota_bytes": (0, 2**48 - 1),
+    "quota_ops": (0, 10**9),
 }
 
 
@@ -75,7 +75,7 @@ class Config:
     """Virtual clock: wall time at virtual time 0, ns since 1970."""
     budget: int = 4_096
     """Timers fired or moved in one turn of the loop."""
-    accounts: int = 1_024
+    accounts: int = 256
     """Uids that may have timers at once, where uids have quotas."""
     quota_timers: int = 0
     """Timers and operations that one uid may have armed; 0 = no quota, here and below."""
@@ -101,8 +101,8 @@ class Config:
                 raise InvalidSetting(setting, value, bound, "config")
         for setting in ("admin_uids", "allow_uids", "allow_gids"):
             for value in getattr(self, setting):
-                if not 0 <= value < ANYBODY:
-                    raise InvalidSetting(setting, value, f"from 0 to {ANYBODY - 1}", "config")
+                if not 0 <= value <= _ID_MAX:
+                    raise InvalidSetting(setting, value, f"from 0 to {_ID_MAX}", "config")
         if self.outbox_capacity & (self.outbox_capacity - 1):
             raise InvalidSetting(
                 "outbox_capacity", self.outbox_capacity, "a power of two", "config"

@@ -692,7 +692,7 @@ struct pg_ack {
 
 /* QUERY replies and scans: one per record, followed by namespace, topic, key, payload. */
 struct pg_info {
-    uint64_t ticket;              /* ticket << 8 | enum pg_status (FOUND or UNKNOWN) */
+    uint64_t ticket;              /* ticket << 8 | enum pg_status (FOUND, UNKNOWN, DENIED) */
     int64_t  deadline_ns;
     int64_t  wall_ns;             /* absolute wall deadline; INT64_MIN = none */
     uint32_t payload_len;

@@ -266,6 +266,8 @@ static bool settings_sound(const struct pg_namespace_set *s, uint64_t bytes, str
 {
     if (bytes != sizeof *s + s->name_len || s->name_len == 0 || s->name_len > PG_NAMESPACE_MAX)
         return refused(why, PG_ERR_MALFORMED, bytes, sizeof *s + s->name_len);
+    if ((s->reserved[0] | s->reserved[1] | s->reserved[2]) != 0)
+        return refused(why, PG_ERR_MALFORMED, offsetof(struct pg_namespace_set, reserved), 0);
     if (s->fields >= PG_N_FIELDS)
         return refused(why, PG_ERR_MALFORMED, offsetof(struct pg_namespace_set, fields), s->fields);
     if (s->durability > 1)
