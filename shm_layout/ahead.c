@@ -45,15 +45,13 @@ static void fetch_slots(const struct pg_arena *a, const uint32_t *slots, uint32_
 
 /* ---- ends ------------------------------------------------------------------------------- */
 
-/* The blob and the line behind it, where a free neighbour keeps its size. */
+/* What its end looks at: the head of the blob, its key's place, its cell of the wheel. */
 static void fetch_operation(const struct pg_arena *a, uint32_t slot)
 {
     const struct pg_hot *h = &a->slots.hot[slot];
-    const uint8_t *at = (const uint8_t *)operation_at(a, slot);
     index_prefetch(&a->index, h->hash);
     fetch(&a->wheel.chunks[h->where / 16]);
-    for (uint32_t line = 0; line <= 4; line++)
-        fetch(at + line * LINE);
+    fetch_whole(operation_at(a, slot), sizeof(struct pg_operation) + PG_GRANULE);
 }
 
 /* A watcher's neighbours in the treap, and its row. Returns the next watcher of the operation. */
@@ -95,6 +93,7 @@ void ahead_ends(const struct pg_arena *a, const uint32_t *slots, uint32_t count)
     for (uint32_t i = 0; i < count; i++)
         if (is_operation(a, slots[i]))
             fetch_operation(a, slots[i]);
+    wheel_fetch_last(&a->wheel, slots, count);
     for (uint32_t i = 0; i < count; i++) {
         watches[found] = is_operation(a, slots[i]) ? operation_at(a, slots[i])->first_watch : PG_NIL;
         fetch_watch(a, watches[found]);
@@ -136,10 +135,22 @@ void ahead_levels(const struct pg_arena *a, const uint32_t *hashes, const uint32
 
 /* ---- outcomes ------------------------------------------------------------------------------ */
 
+/* The last line, and the one behind it, where a free neighbour keeps its size. */
 void ahead_outcomes(const struct pg_arena *a, const uint32_t *slots, uint32_t count)
 {
     fetch_slots(a, slots, count);
-    for (uint32_t i = 0; i < count; i++)
-        if (is_operation(a, slots[i]))
-            fetch_operation(a, slots[i]);
+    for (uint32_t i = 0; i < count; i++) {
+        const struct pg_cold *c = &a->slots.cold[slots[i]];
+        const uint8_t *at = blob_at(&a->blobs, c->blob);
+        fetch(at);
+        fetch_whole(at + (slot_granules(c) - 1) * PG_GRANULE, 2 * PG_GRANULE);
+    }
+}
+
+void ahead_bytes(const struct pg_arena *a, uint32_t slot)
+{
+    const struct pg_cold *c = &a->slots.cold[slot];
+    const uint8_t *at = blob_at(&a->blobs, c->blob);
+    fetch_whole(at + c->ext_len, LINE);
+    fetch(at + (slot_granules(c) - 1) * PG_GRANULE);
 }

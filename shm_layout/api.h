@@ -146,7 +146,7 @@ uint32_t pg_tails(struct pg_arena *a, int64_t since_boot_ns, uint32_t *cursor, v
 /* ---- inboxes (inbox.c) ----------------------------------------------------------------- */
 
 /* The next OUTCOMES message for some session that has something unsent; returns its bytes
- * and names the session, 0 = nothing. */
+ * and names the session, 0 = nothing. `out` is aligned to 8 bytes. */
 uint64_t pg_inbox(struct pg_arena *a, uint64_t *session, void *out, uint64_t out_bytes);
 /* Sends everything again that was not acknowledged: of one session, or with session 0 of all
  * in which nothing was sent or acknowledged since `idle_since_boot_ns`. */

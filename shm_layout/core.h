@@ -116,6 +116,8 @@ void wheel_place(struct wheel *w, uint32_t slot);
 void wheel_place_due(struct wheel *w, uint32_t slot);
 void wheel_place_many(struct wheel *w, const uint32_t *slots, uint32_t count);
 void wheel_remove(struct wheel *w, uint32_t slot);
+/* Fetches what removing these slots will move into their cells. */
+void wheel_fetch_last(const struct wheel *w, const uint32_t *slots, uint32_t count);
 void wheel_remove_many(struct wheel *w, const uint32_t *slots, uint32_t count);
 /* When advance has to be called next, for a firing, a cascade or a gradual drain that
  * should not wait: now or earlier = at once; INT64_MAX = nothing is armed. */
@@ -157,10 +159,12 @@ void index_init(struct key_index *x);
 /* Candidates whose tag matches, PG_NIL at the end; the caller compares the key. */
 uint32_t index_first(const struct key_index *x, uint32_t hash, struct probe *at);
 uint32_t index_next(const struct key_index *x, uint32_t hash, struct probe *at);
-bool index_insert(struct key_index *x, uint32_t hash, uint32_t id);  /* false: table is full */
+/* Returns the place, for index_erase_at; nothing in the index moves. PG_NIL: it is full. */
+uint32_t index_insert(struct key_index *x, uint32_t hash, uint32_t id);
 bool index_find_id(const struct key_index *x, uint32_t hash, uint32_t id, struct probe *at);
 void index_replace(struct key_index *x, uint32_t hash, const struct probe *at, uint32_t id);
 void index_erase(struct key_index *x, const struct probe *at);
+void index_erase_at(struct key_index *x, uint32_t hash, uint32_t place);
 static inline void index_prefetch(const struct key_index *x, uint32_t hash)
 {
     __builtin_prefetch(&x->buckets[((uint64_t)hash * x->count) >> 32], 1);

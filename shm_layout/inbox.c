@@ -61,8 +61,10 @@ static void outcome_free(struct pg_arena *a, uint32_t slot)
 
 void inbox_add(struct pg_arena *a, uint32_t slot)
 {
-    struct pg_session *s = session_find(a, operation_at(a, slot)->session);
-    inbox_remove(a, slot);        /* a CHECK that became an outcome is news again */
+    struct pg_operation *op = operation_at(a, slot);
+    struct pg_session *s = session_find(a, op->session);
+    if (s != NULL && op->in_inbox)
+        unlink_from(a, s, slot);  /* a CHECK that became an outcome is news again */
     if (s != NULL)
         link_last(a, s, slot);
     else if (ctl_state(a->slots.hot[slot].ctl) == PG_S_OUTCOME)
@@ -117,19 +119,18 @@ void inbox_acknowledge(struct pg_arena *a, struct pg_session *s, const struct pg
 
 #define PER_MESSAGE 512
 
-static struct pg_outcome outcome_of(const struct pg_arena *a, uint32_t slot)
+static void outcome_write(const struct pg_arena *a, uint32_t slot, struct pg_outcome *to)
 {
     const struct pg_hot *h = &a->slots.hot[slot];
     const struct pg_cold *c = &a->slots.cold[slot];
     const struct pg_operation *op = operation_at(a, slot);
-    return (struct pg_outcome){.ticket = ctl_ticket(h->ctl) << 8 | op->cause,
-                               .deadline_ns = h->deadline_ns, .armed_ns = op->armed_ns,
-                               .ended_ns = op->ended_ns,
-                               .version = op->cause == 0 ? op->version : 0, .error = op->error,
-                               .payload_len = c->payload_len, .keys = op->keys,
-                               .bitmap_bytes = (uint16_t)((op->keys + 7) / 8),
-                               .key_len = c->key_len, .key_type = c->key_type,
-                               .slot = slot};
+    *to = (struct pg_outcome){.ticket = ctl_ticket(h->ctl) << 8 | op->cause,
+                              .deadline_ns = h->deadline_ns, .armed_ns = op->armed_ns,
+                              .ended_ns = op->ended_ns,
+                              .version = op->cause == 0 ? op->version : 0, .error = op->error,
+                              .payload_len = c->payload_len, .keys = op->keys,
+                              .bitmap_bytes = (uint16_t)((op->keys + 7) / 8),
+                              .key_len = c->key_len, .key_type = c->key_type, .slot = slot};
 }
 
 static void outcome_bytes(const struct pg_arena *a, uint32_t slot, struct sink *out)
@@ -140,36 +141,36 @@ static void outcome_bytes(const struct pg_arena *a, uint32_t slot, struct sink *
     sink_put(out, op + 1, (op->keys + 7u) / 8);
 }
 
+/* How many go into one message. The bytes of those are fetched meanwhile. */
 static uint32_t fitting(const struct pg_arena *a, const struct pg_session *s, uint64_t size)
 {
     uint64_t used = sizeof(struct pg_frame);
-    uint32_t n = 0;
-    for (uint32_t slot = s->inbox_next; slot != PG_NIL && n < PER_MESSAGE;
-         slot = operation_at(a, slot)->inbox_next, n++) {
-        const struct pg_outcome o = outcome_of(a, slot);
-        used += sizeof o + o.key_len + o.payload_len + o.bitmap_bytes;
+    uint32_t n = 0, slot = s->inbox_next;
+    for (; slot != PG_NIL && n < PER_MESSAGE; n++) {
+        const struct pg_cold *c = &a->slots.cold[slot];
+        const struct pg_operation *op = operation_at(a, slot);
+        used += sizeof(struct pg_outcome) + c->key_len + c->payload_len + (op->keys + 7u) / 8;
         if (used > size)
             break;
+        ahead_bytes(a, slot);
+        slot = op->inbox_next;
     }
     return n;
 }
 
 static uint64_t inbox_write(struct pg_arena *a, struct pg_session *s, struct sink *out)
 {
-    const uint32_t first = s->inbox_next, count = fitting(a, s, out->size);
+    const uint32_t count = fitting(a, s, out->size);
     const struct pg_frame f = {.magic = PG_WIRE_MAGIC, .version = PG_WIRE_VERSION,
                                .message = PG_M_OUTCOMES, .session = s->id, .count = count};
-    uint32_t slot = first;
     sink_put(out, &f, sizeof f);
-    for (uint32_t n = 0; n < count; n++, slot = operation_at(a, slot)->inbox_next) {
-        const struct pg_outcome o = outcome_of(a, slot);
-        sink_put(out, &o, sizeof o);
+    struct pg_outcome *heads = sink_take(out, count * sizeof *heads);
+    for (uint32_t n = 0; n < count; n++) {
+        outcome_write(a, s->inbox_next, &heads[n]);
+        outcome_bytes(a, s->inbox_next, out);
+        s->inbox_next = operation_at(a, s->inbox_next)->inbox_next;
     }
-    s->inbox_next = slot;
     s->inbox_boot_ns = a->real_boot_ns;
-    slot = first;
-    for (uint32_t n = 0; n < count; n++, slot = operation_at(a, slot)->inbox_next)
-        outcome_bytes(a, slot, out);
     return out->used;
 }
 

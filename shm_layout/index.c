@@ -145,17 +145,18 @@ static inline void count_passed(struct key_index *x, uint32_t home, uint32_t buc
         x->buckets[home].overflowed += by;
 }
 
-bool index_insert(struct key_index *x, uint32_t hash, uint32_t id)
+uint32_t index_insert(struct key_index *x, uint32_t hash, uint32_t id)
 {
     uint32_t home = home_of(x, hash), bucket = home, empty;
     while (UNLIKELY((empty = cells_with(&x->buckets[bucket], 0)) == 0)) {
         bucket = next_of(x, bucket);
         if (bucket == home)
-            return false;
+            return PG_NIL;
     }
-    x->buckets[bucket].cells[__builtin_ctz(empty)] = cell_of(x, hash, id);
+    const uint32_t cell = (uint32_t)__builtin_ctz(empty);
+    x->buckets[bucket].cells[cell] = cell_of(x, hash, id);
     count_passed(x, home, bucket, 1);
-    return true;
+    return bucket * (PG_INDEX_CELLS + 1) + cell;
 }
 
 bool index_find_id(const struct key_index *x, uint32_t hash, uint32_t id, struct probe *at)
@@ -180,6 +181,12 @@ void index_erase(struct key_index *x, const struct probe *at)
 {
     x->buckets[at->bucket].cells[at->cell] = 0;
     count_passed(x, at->home, at->bucket, (uint32_t)-1);
+}
+
+void index_erase_at(struct key_index *x, uint32_t hash, uint32_t place)
+{
+    const uint32_t bucket = place / (PG_INDEX_CELLS + 1), cell = place % (PG_INDEX_CELLS + 1);
+    index_erase(x, &(struct probe){home_of(x, hash), bucket, cell});
 }
 
 /* Ids in one bucket, or PG_NIL when a cell holds a tag without an id. */

@@ -294,7 +294,7 @@ struct pg_index_bucket {
 #define PG_WATCH_KEYS_MAX 1024
 #define PG_LEVEL_MAX 9223372036854775807u
 
-/* Truth but for root, first and latest. A watch key: its monotone level and its watchers,
+/* Truth but for root, first, latest and place. A watch key: its monotone level and its watchers,
  * which stand in a treap ordered by the level that each of them waits for. 56 bytes. */
 struct pg_watched {
     uint64_t level;               /* stored (release) before any watcher is visited */
@@ -309,6 +309,7 @@ struct pg_watched {
     uint16_t namespace_row;
     uint8_t  key_len;             /* 0 = row not used; written last */
     uint8_t  key_type;
+    uint32_t place;               /* derived: where the level index has it, bucket * 16 + cell */
 };
 
 /* Truth: level, slot, sibling; target too for ALL and ANY. One key of one operation. */

@@ -90,7 +90,7 @@ uint32_t level_born(struct pg_arena *a, const struct key *k, unsigned *status)
     l->namespace_row = (uint16_t)k->namespace_row;
     l->key_type = k->type;
     STORE_RELEASE(&l->key_len, k->len);
-    index_insert(&a->level_index, k->hash, row);
+    l->place = index_insert(&a->level_index, k->hash, row);
     return row;
 }
 
@@ -106,17 +106,13 @@ void level_free(struct pg_arena *a, uint32_t row)
 {
     struct pg_watched *l = &a->levels[row];
     const uint32_t granules = level_granules(l);
-    struct probe at;
-    if (index_find_id(&a->level_index, l->hash, row, &at))
-        index_erase(&a->level_index, &at);
+    index_erase_at(&a->level_index, l->hash, l->place);
     STORE_RELEASE(&l->key_len, (uint8_t)0);
     if (granules != 0)
         blobs_give(&a->blobs, level_blob(l), granules);
     a->metrics->blob_bytes -= (uint64_t)granules * PG_GRANULE;
     level_push_free(a, row);
 }
-
-void level_forget(struct pg_arena *a, uint32_t row) { a->levels[row].touched_s = PG_NIL; }
 
 void level_left(struct pg_arena *a, uint32_t row)
 {
@@ -166,7 +162,7 @@ static bool level_rebuild(struct pg_arena *a, uint32_t row, struct pg_fault *why
         return fault_set(why, "levels", "a watch key's blob overlaps or is outside", row, 0,
                          level_blob(l));
     l->root = l->first = l->latest = PG_NIL;
-    index_insert(&a->level_index, l->hash, row);
+    l->place = index_insert(&a->level_index, l->hash, row);
     return true;
 }
 
@@ -195,6 +191,7 @@ void levels_drop_forgotten(struct pg_arena *a)
 bool levels_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules)
 {
     uint64_t used = 0, free = 0;
+    struct probe at;
     for (uint32_t row = 0; row < a->level_rows; row++) {
         const struct pg_watched *l = &a->levels[row];
         if (l->key_len == 0)
@@ -204,6 +201,9 @@ bool levels_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *gr
         if (a->secret != NULL && level_find(a, &k) != row)
             return fault_set(fault, "levels", "a watch key that the index does not lead to", row,
                              row, level_find(a, &k));
+        if (!index_find_id(&a->level_index, l->hash, row, &at) ||
+            at.bucket * (PG_INDEX_CELLS + 1) + at.cell != l->place)
+            return fault_set(fault, "levels", "place in the index", row, l->place, at.cell);
         if (l->root == PG_NIL && l->touched_s == PG_NIL)
             return fault_set(fault, "levels", "a forgotten watch key that nobody watches", row, 0,
                              l->touched_s);

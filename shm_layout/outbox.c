@@ -23,7 +23,7 @@ static void outbox_withdraw(struct pg_arena *a)
     const uint32_t granules = entry_granules(e);
 
     STORE_RELEASE(&e->commit, 0ull);
-    atomic_thread_fence(memory_order_seq_cst);
+    atomic_thread_fence(memory_order_release);   /* before its blob serves others */
     STORE_RELEASE(&a->header->outbox_head, head + 1);
     entry_forget_key(a, head, e);
     blobs_give(&a->blobs, e->blob, granules);

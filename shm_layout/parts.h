@@ -197,7 +197,11 @@ uint32_t level_find(const struct pg_arena *a, const struct key *key);   /* PG_NI
 /* A new row at level 0; PG_NIL with *status = why not. */
 uint32_t level_born(struct pg_arena *a, const struct key *key, unsigned *status);
 void level_free(struct pg_arena *a, uint32_t row);                      /* nobody watches it */
-void level_forget(struct pg_arena *a, uint32_t row);    /* it goes with its last watcher */
+/* From now on it goes with its last watcher. */
+static inline void level_forget(struct pg_arena *a, uint32_t row)
+{
+    a->levels[row].touched_s = PG_NIL;
+}
 /* To be called when a watcher left: frees a forgotten row, or begins its time to live. */
 void level_left(struct pg_arena *a, uint32_t row);
 void levels_init(struct pg_arena *a);
@@ -280,6 +284,7 @@ void ahead_levels(const struct pg_arena *a, const uint32_t *hashes, const uint32
                   const uint64_t *reach, uint32_t count, uint32_t *rows);
 void ahead_ends(const struct pg_arena *a, const uint32_t *slots, uint32_t count);
 void ahead_outcomes(const struct pg_arena *a, const uint32_t *slots, uint32_t count);
+void ahead_bytes(const struct pg_arena *a, uint32_t slot);   /* key and payload, of what is short */
 
 /* ---- inboxes ------------------------------------------------------------------------------- */
 

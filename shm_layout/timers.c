@@ -130,7 +130,7 @@ void slot_free(struct pg_arena *a, uint32_t slot, uint32_t give)
 {
     struct pg_hot *h = &a->slots.hot[slot];
     STORE_RELEASE(&h->ctl, ctl_of(ctl_ticket(h->ctl), PG_S_FREE));
-    atomic_thread_fence(memory_order_seq_cst);
+    atomic_thread_fence(memory_order_release);   /* before its bytes serve others */
     if (give != 0)
         blobs_give(&a->blobs, a->slots.cold[slot].blob, give);
     a->metrics->blob_bytes -= (uint64_t)give * PG_GRANULE;

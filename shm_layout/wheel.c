@@ -339,6 +339,16 @@ void wheel_remove_many(struct wheel *w, const uint32_t *slots, uint32_t count)
     }
 }
 
+void wheel_fetch_last(const struct wheel *w, const uint32_t *slots, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t tail = w->buckets[w->hot[slots[i]].bucket].tail;
+        if (tail != PG_NIL)
+            __builtin_prefetch(&w->hot[*cell_at(w, tail)], 1);
+    }
+    __asm__ volatile("");         /* an effect: else compilers drop the call */
+}
+
 /* ---- advance ------------------------------------------------------------------------- */
 
 struct turn {                            /* one call of wheel_advance */

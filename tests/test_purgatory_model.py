@@ -703,6 +703,7 @@ def scribble(core: Purgatory, seed: int) -> None:
     levels = core.rows(lib.PG_R_LEVELS, "pg_watched")
     for i in range(core.config["levels"]):
         levels[i].root, levels[i].first, levels[i].latest = junk(), junk(), junk()
+        levels[i].place = junk()
     m = core.metrics
     m.live = m.operations = m.outcomes = m.blob_bytes = core.header.outbox_bytes = junk()
 

@@ -32,7 +32,7 @@ static void model_free(struct model *m)
 
 static bool model_insert(struct model *m, uint32_t id, uint32_t hash)
 {
-    if (!index_insert(&m->x, hash, id))
+    if (index_insert(&m->x, hash, id) == PG_NIL)
         return false;
     m->hashes[id] = hash;
     m->in[id] = true;
