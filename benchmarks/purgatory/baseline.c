@@ -17,6 +17,7 @@ void request_end(struct baseline *b, struct request *r, uint8_t cause)
     r->ended_ns = b->now_ns;
     b->figures.pending--;
     b->kind->completed(b, r);
+    rows_leave(b, r);
     r->holders++;
     r->next_outcome = NULL;
     *b->outcomes_end = r;
@@ -51,7 +52,8 @@ static struct request *request_read(struct baseline *b, const struct pg_record *
          at += sizeof k + k.key_len) {
         memcpy(&k, at, sizeof k);
         memcpy(&key, at + sizeof k, sizeof key);
-        r->watch[r->keys++] = (struct watcher){row_of(b, key), NULL, k.target};
+        r->watch[r->keys++] = (struct watcher){row_of(b, key), NULL, k.target,
+                                                  k.flags == PG_WK_OWN};
     }
     return r;
 }

@@ -35,6 +35,7 @@ struct watcher {
     struct row *row;
     struct request *next;         /* in the row's list */
     uint64_t target;
+    bool own;                     /* the row goes with the request */
 };
 
 struct request {
@@ -111,6 +112,7 @@ struct row *row_of(struct baseline *b, uint64_t key);
 void row_watch(struct request *r, unsigned n);
 void row_advance(struct baseline *b, uint64_t key, uint64_t level);
 void row_forget(struct baseline *b, uint64_t key);
+void rows_leave(struct baseline *b, const struct request *r);
 void rows_purge(struct baseline *b);
 
 extern const struct timer_kind old_timers, new_timers;

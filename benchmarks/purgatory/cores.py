@@ -68,7 +68,7 @@ class Core(Protocol):
 
 def pointer(array: Bytes) -> Any:
     """The address of an array, which its owner keeps alive."""
-    return ffi.cast("void *", array.ctypes.data)
+    return ffi.cast("uint8_t *", array.ctypes.data)
 
 
 # ---- nothing -----------------------------------------------------------------------------
@@ -193,7 +193,7 @@ class Ours:
     def __init__(self, experiment: Experiment, messages: Messages, now_ns: int) -> None:
         self.out = np.zeros(OUT_BYTES, np.uint8)
         self._reply = np.zeros(1 << 20, np.uint8)
-        self._messages = messages
+        self._messages, self._shared = messages, experiment.shared
         self._create(ffi.new("struct pg_config *", {**sizes(experiment), "now_ns": now_ns}))
         self._in, self._out = pointer(messages.bytes), pointer(self.out)
         self._to = pointer(self._reply)
@@ -239,13 +239,20 @@ class Ours:
         return Figures(sum(len(array) for array in self._mapped))  # all of it is resident
 
     def check(self) -> None:
-        """Every invariant, and that nothing is left of any operation."""
+        """Every invariant, and that nothing is left of any operation, its own keys included."""
         fault = ffi.new("struct pg_fault *")
         if not lib.pg_check(self._a, fault):
             raise SystemExit(f"broken: {ffi.string(fault.part)} {ffi.string(fault.what)}")
         metrics = lib.pg_metrics_of(self._a)
         if metrics.operations or metrics.outcomes or metrics.live:
             raise SystemExit("operations are left at the end")
+        regions = lib.pg_header_of(self._a).regions
+        pool = ffi.cast(
+            "struct pg_purgatory *", pointer(self._mapped[0]) + regions[lib.PG_R_PURGATORY].offset
+        )
+        kept = regions[lib.PG_R_LEVELS].count - pool.free_levels
+        if kept != self._shared or pool.free_watches != regions[lib.PG_R_WATCHES].count:
+            raise SystemExit(f"{kept} watch keys are left at the end")
 
 
 def check_reply(reply: Bytes) -> None:

@@ -26,6 +26,7 @@ process it is decided before; after, the order in which the design looks at both
 
 WINDOW_NS = (0, 2 * MS)
 
+NEVER_NS = np.iinfo(np.int64).max
 SILENCE_NS = 5_000 * MS
 """So long after the last end that was due, missing outcomes are lost."""
 
@@ -67,7 +68,7 @@ class Driver:
         self._arrives_ns = self.schedule.arrives_ns + self.start_ns
         self._completes_ns = (self.schedule.completes_ns + self.start_ns)[self.schedule.order]
         self._deadlines_ns = self._arrives_ns + TIMEOUT_NS
-        self._sent_ns: Longs = np.full(count, np.iinfo(np.int64).max)
+        self._sent_ns: Longs = np.full(count, NEVER_NS)
         self._got_ns: Longs = np.zeros(count, np.int64)
         self._armed_ns: Longs = np.zeros(count, np.int64)
         self._causes = np.zeros(count, np.uint8)
@@ -102,7 +103,8 @@ class Driver:
             self._handle(self.messages.advance(requests[first : first + BATCH]))
 
     def _collect(self) -> None:
-        """Takes outcomes, acknowledges them, forgets the keys of who ended."""
+        """Takes outcomes and acknowledges them. A request's own keys went with it; one that was
+        advanced too late is known again, and forgotten here."""
         while length := self.core.inbox():
             got_ns = self.clock.now_ns()
             heads, requests = outcomes_in(self.core.out[:length])
@@ -115,9 +117,9 @@ class Driver:
             self._got_ns[requests] = got_ns
             self._causes[requests] = causes
             self._ended += len(requests)
-            at_once = BATCH // self.messages.own
-            for first in range(0, len(requests), at_once):
-                self.core.handle(self.messages.forget(requests[first : first + at_once]))
+            late = (causes == lib.PG_CAUSE_EXPIRED) & (self._sent_ns[requests] != NEVER_NS)
+            if late.any():
+                self.core.handle(self.messages.forget(requests[late]))
 
     def _turn(self, now_ns: int) -> None:
         """What ends makes room for what comes; an advance may come before its watch."""

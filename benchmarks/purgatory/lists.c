@@ -96,24 +96,50 @@ static void row_check(struct baseline *b, struct row *row)
     }
 }
 
+static struct row **link_of(const struct baseline *b, uint64_t key)
+{
+    struct row **link = cell_of(b, key);
+    while (*link != NULL && (*link)->key != key)
+        link = &(*link)->next;
+    return link;
+}
+
+/* From now on it goes with its last watcher; at once if there is none. */
+static void forget(struct baseline *b, struct row **link)
+{
+    (*link)->forgotten = true;
+    if ((*link)->head == NULL)
+        row_free(b, link);
+}
+
 void row_advance(struct baseline *b, uint64_t key, uint64_t level)
 {
     struct row *row = row_of(b, key);
     if (level > row->level)
         row->level = level;
     row_check(b, row);
+    if (row->forgotten)
+        forget(b, link_of(b, key));
 }
 
 void row_forget(struct baseline *b, uint64_t key)
 {
-    struct row **link = b->cell_count ? cell_of(b, key) : NULL;
-    while (link != NULL && *link != NULL && (*link)->key != key)
-        link = &(*link)->next;
-    if (link == NULL || *link == NULL)
-        return;
-    (*link)->forgotten = true;
-    if ((*link)->head == NULL)
-        row_free(b, link);
+    struct row **link = b->cell_count ? link_of(b, key) : NULL;
+    if (link != NULL && *link != NULL)
+        forget(b, link);
+}
+
+/* A request that ended forgets its own rows. Those on whose lists it still stands are here. */
+void rows_leave(struct baseline *b, const struct request *r)
+{
+    for (unsigned n = 0; n < r->keys; n++) {
+        struct row *row = r->watch[n].row;
+        if (!r->watch[n].own)
+            continue;
+        row->forgotten = true;
+        if (row->head == NULL)
+            row_free(b, link_of(b, row->key));
+    }
 }
 
 /* Fetches what the walk will touch some cells from now. */

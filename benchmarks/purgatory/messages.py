@@ -57,7 +57,7 @@ def watch_area(keys: int) -> np.dtype[Any]:
     for n in range(keys):
         parts += [
             (f"target{n}", "<u8"), (f"cap{n}", "<u8"), (f"length{n}", "u1"), (f"type{n}", "u1"),
-            (f"reserved{n}", "V6"), (f"watched{n}", "<u8"),
+            (f"flags{n}", "u1"), (f"reserved{n}", "V5"), (f"watched{n}", "<u8"),
         ]  # fmt: skip
     return np.dtype(parts)
 
@@ -80,14 +80,12 @@ class Messages:
     def __init__(self, experiment: Experiment) -> None:
         self.session = 0
         self.sequence = 0
-        self.own = experiment.own
         self._base = experiment.worker << WORKER_BITS
         keys = experiment.shared + experiment.own
         area = watch_area(keys)
         room = FRAME + len(NAMES) + BATCH * (RECORD.itemsize + max(area.itemsize, 8))
         self.bytes: Bytes = np.zeros(room, np.uint8)
         self._buffer = self.bytes.data
-        self._own_places = np.arange(self.own, dtype=np.uint64)
         self._watch = records(
             lib.PG_OP_WATCH, BATCH, mode=lib.PG_C_ANY, payload_len=PAYLOAD_BYTES,
             ext_len=area.itemsize - 8 - PAYLOAD_BYTES, time_kind=layout.TimeKind.BOOT,
@@ -106,6 +104,8 @@ class Messages:
             self._area[f"type{n}"] = layout.KeyType.BYTES
             if n < shared:
                 self._area[f"watched{n}"] = SHARED + np.uint64(n)
+            else:
+                self._area[f"flags{n}"] = layout.OWN_KEY
 
     def _head(self, message: int, count: int) -> int:
         """Frame and name table; returns where the records begin."""
@@ -154,9 +154,8 @@ class Messages:
         return self._keys(self._advance, self._numbers(requests) * np.uint64(OWN_KEYS))
 
     def forget(self, requests: Longs) -> int:
-        """FORGET of all own keys of the requests, at most BATCH // own of them."""
-        keys = self._numbers(requests)[:, None] * np.uint64(OWN_KEYS) + self._own_places
-        return self._keys(self._forget, keys.reshape(-1))
+        """FORGET of those keys, which an advance made known again after the request's end."""
+        return self._keys(self._forget, self._numbers(requests) * np.uint64(OWN_KEYS))
 
     def ack(self, outcomes: Rows) -> int:
         """ACK of all outcomes of one message."""
