@@ -22,6 +22,8 @@ TAILS_FOR_NS = 30 * BEAT_NS
 INBOX_AGAIN_NS = BEAT_NS
 """After how long without an acknowledgement outcomes are sent again."""
 SWEEP_PER_BEAT = 65_536
+SWEEP_PER_TURN = 1024
+"""Watch keys that are looked at for their time to live."""
 ADMIN_PER_TURN = 4
 WINDOWS_PER_TURN = 8
 MOMENTS_PER_TURN = 16
@@ -50,6 +52,7 @@ class Reaper:
         self._wake_fd = wake_fd
         self._stopping = False
         self._next_beat_ns = 0
+        self._unswept = 0
         self._turns = self._wakeups = self._sent = 0
         self._target_ns: int | None = None
         self._commands = Commands(arena, sockets, access)
@@ -77,7 +80,7 @@ class Reaper:
         self._lanes.forget_subscriptions()
         if real_ns >= self._next_beat_ns:
             self._beat(real_ns)
-        return left or busy
+        return self._sweep(real_ns) or left or busy
 
     def _fire(self, real_ns: int) -> bool:
         """Fires what is due and hands it over. True = some is left."""
@@ -123,8 +126,17 @@ class Reaper:
         self._next_beat_ns = real_ns + BEAT_NS
         self._sent += self._lanes.publish(self.arena.tails(real_ns - TAILS_FOR_NS))
         self.arena.inbox_again(0, real_ns - INBOX_AGAIN_NS)
-        self.arena.sweep(real_ns, SWEEP_PER_BEAT)
+        self._unswept = min(SWEEP_PER_BEAT, self.arena.levels_to_sweep)
         self.arena.beat(real_ns, self._turns, self._wakeups, self._sent)
+
+    def _sweep(self, real_ns: int) -> bool:
+        """A part of the beat's watch keys. True = there are more."""
+        if self._unswept == 0:
+            return False
+        part = min(self._unswept, SWEEP_PER_TURN)
+        self.arena.sweep(real_ns, part)
+        self._unswept -= part
+        return self._unswept > 0
 
     # ---- the lanes ----
 

@@ -213,7 +213,7 @@ static void handle_open(struct pg_arena *a, void *arena, void *secret)
 {
     memset(a, 0, sizeof *a);
     a->header = arena;
-    a->wall_cursor = PG_NIL;
+    a->wall_cursor = a->orphans = PG_NIL;
     a->wall_placed_by_ns = a->header->wall_offset_ns;
     a->topics_stuck_at = UINT64_MAX;
     a->real_boot_ns = a->header->heartbeat_boot_ns;

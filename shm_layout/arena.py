@@ -391,6 +391,12 @@ class Arena(_Owned):
         """Sends again what a session, or with 0 every silent one, did not acknowledge."""
         lib.pg_inbox_again(self._a, session, idle_since_boot_ns)
 
+    @property
+    def levels_to_sweep(self) -> int:
+        """Rows of watch keys; 0 while none is in use."""
+        rows = int(self.header.regions[lib.PG_R_LEVELS].count)
+        return rows if self.purgatory.free_levels < rows else 0
+
     def sweep(self, real_boot_ns: int, budget: int) -> None:
         """Forgets watch keys past their time to live, looking at `budget` of them."""
         lib.pg_sweep(self._a, real_boot_ns, self._sweep_cursor, budget)

@@ -67,26 +67,41 @@ void inbox_add(struct pg_arena *a, uint32_t slot)
         unlink_from(a, s, slot);  /* a CHECK that became an outcome is news again */
     if (s != NULL)
         link_last(a, s, slot);
-    else if (ctl_state(a->slots.hot[slot].ctl) == PG_S_OUTCOME)
-        outcome_free(a, slot);
+    else if (ctl_state(a->slots.hot[slot].ctl) == PG_S_OUTCOME && !op->in_inbox)
+        outcome_free(a, slot);    /* one that is in a list still is an orphan, and freed there */
 }
 
-void inbox_drop(struct pg_arena *a, struct pg_session *s)
+/* ---- the end of a session ---------------------------------------------------------------- */
+
+#define ORPHANS_PER_CALL 1024     /* as many as watchers in a call: some 30 us */
+
+bool orphans_free(struct pg_arena *a)
 {
-    uint32_t slot = s->inbox_head;
-    while (slot != PG_NIL) {
-        const uint32_t next = operation_at(a, slot)->inbox_next;
+    for (uint32_t n = 0; a->orphans != PG_NIL && n < ORPHANS_PER_CALL; n++) {
+        const uint32_t slot = a->orphans;
+        a->orphans = operation_at(a, slot)->inbox_next;
         operation_at(a, slot)->in_inbox = 0;
         if (ctl_state(a->slots.hot[slot].ctl) == PG_S_OUTCOME)
             outcome_free(a, slot);
-        slot = next;
+    }
+    return a->orphans != PG_NIL;
+}
+
+/* A rebuild needs no list of orphans: it frees all outcomes whose session is not there. */
+void inbox_drop(struct pg_arena *a, struct pg_session *s)
+{
+    if (s->inbox_tail != PG_NIL) {
+        operation_at(a, s->inbox_tail)->inbox_next = a->orphans;
+        a->orphans = s->inbox_head;
     }
     s->inbox_head = s->inbox_tail = s->inbox_next = PG_NIL;
     s->inbox_count = 0;
+    orphans_free(a);
 }
 
 void inboxes_reset(struct pg_arena *a)
 {
+    a->orphans = PG_NIL;
     for (uint32_t i = 0; i < a->secret->sessions; i++) {
         struct pg_session *s = &a->sessions[i];
         s->inbox_head = s->inbox_tail = s->inbox_next = PG_NIL;

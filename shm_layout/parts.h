@@ -42,6 +42,7 @@ struct pg_arena {
     uint32_t watch_rows, level_rows;
     uint32_t visits_left;         /* of the running call; eight keys of one operation are one */
     bool inbox_news;              /* some session has something unsent */
+    uint32_t orphans;             /* slots of outcomes and CHECKs of ended sessions, by inbox_next */
     uint32_t rows[PG_WATCH_KEYS_MAX];     /* of the watch being armed */
     uint16_t seen[4 * PG_WATCH_KEYS_MAX]; /* hash set over rows[] */
     int64_t now_ns;               /* of the running call, on the arena's clock */
@@ -291,7 +292,9 @@ void ahead_bytes(const struct pg_arena *a, uint32_t slot);   /* key and payload,
 void inbox_add(struct pg_arena *a, uint32_t slot);       /* the owner's; frees an ownerless outcome */
 void inbox_remove(struct pg_arena *a, uint32_t slot);
 bool inbox_full(const struct pg_arena *a, const struct pg_session *s);
+/* Of a session that ends: what is in it is freed, some now, the rest by orphans_free. */
 void inbox_drop(struct pg_arena *a, struct pg_session *s);
+bool orphans_free(struct pg_arena *a);                   /* a bounded number; true: some are left */
 void inboxes_reset(struct pg_arena *a);
 /* ACK of an outcome (version 0) or of a CHECK that found its condition false. */
 void inbox_acknowledge(struct pg_arena *a, struct pg_session *s, const struct pg_ack *ack);

@@ -491,17 +491,18 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
     a->visits_left = budget;
     if (wall_offset_ns != a->header->wall_offset_ns)
         wall_note(a, wall_offset_ns);
-    const bool stepping = wall_turn(a, budget);
+    const bool stepping = wall_turn(a, budget), freeing = orphans_free(a);
     const uint32_t done = wheel_advance_ahead(&a->wheel, now_ns, budget, expire,
                                               expire_soon, a, &left);
-    *more = left || stepping;
+    *more = left || stepping || freeing;
     a->header->next_deadline_ns = wheel_next_deadline_ns(&a->wheel);
     return done;
 }
 
 int64_t pg_next_ns(const struct pg_arena *a)
 {
-    return a->wall_cursor != PG_NIL ? a->now_ns : wheel_next_ns(&a->wheel);
+    const bool at_once = a->wall_cursor != PG_NIL || a->orphans != PG_NIL;
+    return at_once ? a->now_ns : wheel_next_ns(&a->wheel);
 }
 
 /* ---- linking, for rebuild and migrate ------------------------------------------------------------- */

@@ -805,6 +805,28 @@ def test_what_ends_after_its_session_is_free_at_once() -> None:
     core.check()
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_the_outcomes_of_an_ended_session_are_freed_in_turns(restart: bool) -> None:
+    core = Purgatory(**BIG)
+    before, owner, other = core.counts(), Owner(core), Owner(core, 2)
+    for first in range(0, 3000, 1000):
+        owner.send(*(pd.watch(b"%d" % n, ALL, [Key(b"k", 1)]) for n in range(first, first + 1000)))
+    owner.send(pd.watch(b"asked", CLIENT, [Key(b"c", 0)]))
+    other.send(pd.advance(b"k", 1), pd.cancel(b"asked"))
+    owner.send(pd.watch(b"late", CLIENT, [Key(b"c", 0)]), pd.forget(b"k"), pd.forget(b"c"))
+    owner.bye()
+    core.check()
+    assert 0 < core.metrics.outcomes <= 3001 - VISITS
+    other.send(pd.cancel(b"late"))
+    if restart:
+        core.attach()
+        core.rebuild(core.now_ns)
+    while lib.pg_next_ns(core.a) <= core.now_ns:
+        core.advance(core.now_ns)
+        core.check()
+    assert core.counts() == before
+
+
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
