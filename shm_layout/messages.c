@@ -149,10 +149,12 @@ static bool handle_query(struct pg_arena *a, struct request *q, struct sink *out
         const struct key key = {at, key_hash(a, ns, r.key_type, at, r.key_len), ns, PG_NIL,
                                 r.key_len, r.key_type};
         const uint32_t slot = ns == PG_NIL ? PG_NIL : timers_find(a, &key);
-        if (guard_of(a, ns, q->uid) == GUARD_DENIED)
+        if (guard_of(a, ns, q->uid) == GUARD_DENIED) {
+            a->metrics->refused_denied++;
             info_absent(out, PG_ST_DENIED);
-        else if (slot == PG_NIL || !info_write(a, slot, a->slots.hot[slot].ctl, out))
+        } else if (slot == PG_NIL || !info_write(a, slot, a->slots.hot[slot].ctl, out)) {
             info_absent(out, PG_ST_UNKNOWN);
+        }
         if (out->full)
             return refused(why, PG_ERR_TOO_LARGE, i, q->frame.count);
         at += r.key_len;

@@ -1,0 +1,58 @@
+"""Runs a part of a test as another user: in a forked child that gave up root."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from typing import NoReturn, TypeVar
+
+from machine import needs
+
+T = TypeVar("T")
+
+
+def run_as(
+    uid: int, work: Callable[[], T], *, gid: int | None = None, groups: Sequence[int] = ()
+) -> T:
+    """What `work` returns, or raises, when uid `uid` calls it.
+
+    `gid` is its primary group, the uid's number unless given. It may use modules that the test
+    has imported: the interpreter's files may be closed to other users.
+    """
+    needs("root", "to become another user")
+    read_fd, write_fd = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read_fd)
+        _become(uid, uid if gid is None else gid, groups)
+        _answer(write_fd, work)
+    os.close(write_fd)
+    with os.fdopen(read_fd, "rb") as pipe:
+        told = pipe.read()
+    _, status = os.waitpid(child, 0)
+    assert told, f"the child ended with status {status} and said nothing"
+    result, error = pickle.loads(told)
+    if error is not None:
+        raise error
+    found: T = result
+    return found
+
+
+def _become(uid: int, gid: int, groups: Sequence[int]) -> None:
+    os.setgroups(groups)
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+
+
+def _answer(write_fd: int, work: Callable[[], object]) -> NoReturn:
+    """Never returns into the test runner's frames."""
+    try:
+        try:
+            told = pickle.dumps((work(), None))
+        except BaseException as error:
+            told = pickle.dumps((None, error))
+        with os.fdopen(write_fd, "wb") as pipe:
+            pipe.write(told)
+    finally:
+        os._exit(0)
