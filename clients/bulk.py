@@ -12,7 +12,7 @@ from typing import Any, cast
 from purgatoryd.clients import times
 from purgatoryd.clients.core import Core, mode_number
 from purgatoryd.clients.model import CancelResult
-from purgatoryd.clients.packing import Builder, is_refusal
+from purgatoryd.clients.packing import Builder, is_refusal, refusal
 from purgatoryd.clients.session import Batch
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import DaemonError, InvalidRows
@@ -82,7 +82,10 @@ class BulkResult:
         return self.done and self._error is None and not self.refused
 
     def cancels(self) -> list[CancelResult]:
-        """What each cancel found."""
+        """What each cancel found. Raises Refused, its key being the row, if one was refused."""
+        for row, (word, deadline_ns) in enumerate(self._rows()):
+            if is_refusal(word & 0xFF):
+                raise refusal(f"row {row}", word, deadline_ns)
         return [_CANCELS[word & 0xFF] for word, _ in self._rows()]
 
     def __len__(self) -> int:

@@ -243,6 +243,7 @@ class Client:
         """Disarms many timers; `keys`: a list, a numpy array, an Arrow array.
 
         Returns what each cancel found; with wait=False the BulkResult, once all is packed.
+        Raises Denied, DaemonError.
         """
         self._core.check()
         result, batches = pack_cancels(self._core, keys)

@@ -284,6 +284,7 @@ def test_an_owned_namespace_is_denied_to_others(shared_dir: Path, daemon: StartD
             lambda: client.add("k", delay=1, mode="replace"),
             lambda: client.cancel("k"),
             lambda: client.get("k"),
+            lambda: client.cancel_many(["never was", "k"]),
         ]
         for call in calls:
             with pytest.raises(Denied, match="denied"):
@@ -297,7 +298,7 @@ def test_an_owned_namespace_is_denied_to_others(shared_dir: Path, daemon: StartD
         client.add("k", delay=3600)
     reader = Reader.attach(real.paths)
     assert reader.stats()["live"] == 2
-    assert reader.stats()["refused_denied"] == 5
+    assert reader.stats()["refused_denied"] == 7
 
 
 def test_a_session_is_of_no_use_to_another_uid(shared_dir: Path, daemon: StartDaemon) -> None:

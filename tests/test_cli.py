@@ -251,3 +251,46 @@ def test_page_of_the_command_line_is_current() -> None:
 
 def test_control_characters_never_reach_the_terminal() -> None:
     assert visible("a\nb\x1b[31m café") == "a\\nb\\x1b[31m café"
+
+
+def test_namespaces_are_set_and_listed(demo: Daemon) -> None:
+    told = answer(
+        demo, "namespace", "set", "shop", "--owner", "1001", "--quota-bytes", "4K",
+        "--durability", "durable",
+    )  # fmt: skip
+    assert told == {
+        "namespace": "shop", "owner_uid": 1001, "durability": "durable", "quota_timers": 0,
+        "quota_bytes": 4096, "quota_ops": 0,
+    }  # fmt: skip
+    assert answer(demo, "namespace", "ls") == told | {"timers": 0, "bytes": 0}
+    assert answer(demo, "namespace", "set", "shop", "--owner", "anybody")["owner_uid"] is None
+    assert "shop" in cli(demo, "namespace", "ls").stdout
+    cli(demo, "add", "k", "--delay", "1h", "-n", "shop", "--payload", "x" * 20)
+    assert answer(demo, "namespace", "ls")["bytes"] == 32
+
+
+def test_what_an_owner_and_a_quota_refuse(demo: Daemon) -> None:
+    cli(demo, "namespace", "set", "shop", "--owner", "1001")
+    cli(demo, "namespace", "set", "small", "--quota-timers", "1")
+    add = ("add", "k", "--delay", "1h", "-n")
+    denied = [("get", "k", "-n", "shop"), ("cancel", "k", "-n", "shop"), (*add, "shop")]
+    for command in denied:
+        done = cli(demo, *command, "--json")
+        assert done.returncode == Exit.REFUSED
+        assert json.loads(done.stderr)["error"] == "Denied"
+    cli(demo, *add, "small")
+    done = cli(demo, "add", "l", "--delay", "1h", "-n", "small", "--json")
+    assert done.returncode == Exit.REFUSED
+    told = json.loads(done.stderr)
+    assert (told["error"], told["limit"], told["used"]) == ("QuotaExceeded", 1, 1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--owner", "nobody"), ("--owner", "-1"), ("--quota-ops", "1000000001"),
+     ("--quota-bytes", "1X"), ("--durability", "paper")],
+)  # fmt: skip
+def test_settings_out_of_bounds_are_usage_errors(demo: Daemon, arguments: tuple[str, ...]) -> None:
+    done = cli(demo, "namespace", "set", "shop", *arguments)
+    assert done.returncode == Exit.USAGE
+    assert cli(demo, "namespace", "ls").stdout == ""

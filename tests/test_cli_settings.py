@@ -195,3 +195,35 @@ def test_moment_has_an_offset() -> None:
 )
 def test_durations_for_people(ns: int, text: str) -> None:
     assert units.format_duration(ns) == text
+
+
+def test_settings_that_may_be_repeated(tmp_path: Path) -> None:
+    assert effective()["allow-uid"] == ([], "default")
+    assert effective("--allow-uid", "5", "--allow-uid", "7")["allow-uid"] == ([5, 7], "flag")
+    assert effective(env={"PURGATORYD_ADMIN_UID": "5 7"})["admin-uid"] == ([5, 7], "environment")
+    path = tmp_path / "c.toml"
+    for text in ("allow-gid = [5, '7']\n", "allow-gid = 5\n"):
+        path.write_text(text)
+        found = effective("--config", str(path))["allow-gid"]
+        assert found == ([5, 7] if "[" in text else [5], "config file")
+    first = print_config("--allow-uid", "5", "--admin-uid", "6", "--quota-bytes", "1M")
+    path.write_text(first.stdout)
+    assert tomllib.loads(print_config("--config", str(path)).stdout) == tomllib.loads(first.stdout)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("allow-uid = [-1]\n", "allow-uid = -1 (config file): must be from 0 to 4294967294"),
+        ("allow-uid = [true]\n", "must be a number or a string"),
+        ("allow-uid = ['root']\n", "not a valid integer"),
+        ("quota-ops = 2000000000\n", "must be from 0 to 1000000000"),
+        ("accounts = 0\n", "must be from 1 to 65535"),
+    ],
+)
+def test_bad_ids_and_quotas(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(text)
+    result = print_config("--config", str(path))
+    assert result.exit_code == Exit.USAGE
+    assert said in result.stderr
