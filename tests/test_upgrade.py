@@ -65,8 +65,8 @@ def test_a_stored_arena_goes_on(
     reader = Reader.attach(real.paths)
     assert (reader.header.abi_major, reader.header.abi_minor) == ABI
     assert reader.header.layout_id == LAYOUT_ID
-    what_is_armed_stays(reader, stored.contents)
     what_came_due_fires(reader, stored.contents)
+    what_is_armed_stays(reader, stored.contents)
     with Raw(real.paths.cmd) as owner:
         what_the_session_had_is_there(owner, stored.contents["session"])
         operations_end_as_they_would_have(owner)
