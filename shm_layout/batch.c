@@ -122,77 +122,118 @@ static bool watch_apply(struct pg_arena *a, const struct step *s, struct pg_resu
     return operations_watch(a, &w, result);
 }
 
-/* What a rebuild, or the next call, has to know of the record under way: whose number stands
- * in intent[0]. Overwritten by the next such record, voided by the next batch. */
-static void intend(const struct step *s, uint64_t value)
+/* ---- records on watch keys -------------------------------------------------------------------- */
+
+/* What such a record has found stands in the session's intent as long as it is under way. Cut
+ * off by a kill or by the bound of a call it goes on with that, and with the answer so far:
+ * intent[0] its number + 1, [1] its level or where its ended keys begin, [2] op, [3] row. */
+static void intend(const struct step *s, uint64_t value, uint32_t row)
 {
     uint64_t *intent = s->session->intent;
     STORE_RELEASE(&intent[0], 0ull);
     intent[1] = value;
     intent[2] = s->record.op;
+    intent[3] = row;
     STORE_RELEASE(&intent[0], s->n + 1ull);
 }
 
-/* What a record arms takes the next ticket: by that a rebuild sees whether it did. */
-static bool arm_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
+static bool gives_birth(unsigned op)
 {
-    intend(s, a->header->next_ticket);
-    if (s->record.op == PG_OP_PUT)
-        timers_put(a, &s->put, result);
-    else if (!watch_apply(a, s, result))
-        STORE_RELEASE(&s->session->intent[0], 0ull);
-    return s->session->intent[0] != 0;
+    return op == PG_OP_ADVANCE_KEY || op == PG_OP_BUMP || op == PG_OP_FAIL;
 }
 
-/* A bump is an advance to a level that is computed once: the session's intent remembers it
- * until the record is applied whole. */
-static bool bump_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
+/* PG_NIL: answered. */
+static uint32_t level_row(struct pg_arena *a, const struct step *s, struct pg_result *result)
 {
-    uint64_t *intent = s->session->intent;
-    if (intent[0] != s->n + 1u) {
-        const uint32_t row = level_find(a, &s->put.key);
-        const uint64_t level = row == PG_NIL ? 0 : a->levels[row].level;
-        if (s->record.value > PG_LEVEL_MAX - level) {
-            answer(result, 0, PG_ST_OVERFLOW, 0);
-            return true;
-        }
-        intend(s, level + s->record.value);
+    unsigned status = PG_ST_UNKNOWN;
+    uint32_t row = level_find(a, &s->put.key);
+    if (row == PG_NIL && gives_birth(s->record.op)) {
+        row = level_born(a, &s->put.key, &status);
+        a->metrics->refused_keys += row == PG_NIL;
     }
-    return operations_advance(a, &s->put.key, intent[1], result);
+    if (row == PG_NIL)
+        answer(result, 0, status, 0);
+    return row;
+}
+
+/* Room for the keys that this batch ends. */
+static bool extra_take(struct pg_arena *a, struct pg_reply_memory *m)
+{
+    if (m->extra_blob != PG_NIL)
+        return true;
+    m->extra_bytes = 0;
+    STORE_RELEASE(&m->extra_blob, blobs_take(&a->blobs, blob_granules(PG_ENDED_KEYS_BYTES)));
+    if (m->extra_blob == PG_NIL)
+        return false;
+    a->metrics->blob_bytes += PG_ENDED_KEYS_BYTES;
+    return true;
+}
+
+/* What the record is to do, computed once. False: answered. */
+static bool level_begin(struct pg_arena *a, const struct step *s, struct pg_result *result)
+{
+    const uint32_t row = level_row(a, s, result);
+    uint64_t value = s->record.value;
+    if (row == PG_NIL)
+        return false;
+    if (s->record.op == PG_OP_BUMP && __builtin_add_overflow(value, a->levels[row].level, &value))
+        value = UINT64_MAX;
+    if (s->record.op == PG_OP_CANCEL_FOR_KEY && !extra_take(a, s->memory)) {
+        answer(result, 0, PG_ST_FULL_PAYLOAD, 0);
+        return false;
+    }
+    if (s->record.op == PG_OP_CANCEL_FOR_KEY)
+        value = s->memory->extra_bytes;
+    if (value > PG_LEVEL_MAX) {
+        answer(result, 0, PG_ST_OVERFLOW, 0);
+        return false;
+    }
+    answer(result, 0, PG_ST_DONE, 0);
+    intend(s, value, row);
+    return true;
 }
 
 /* The ended keys are kept with the reply: u32 record number, u32 bytes, the keys. */
-static void cancel_for_key_apply(struct pg_arena *a, const struct step *s,
-                                 struct pg_result *result)
+static void cancel_for_key(struct pg_arena *a, const struct step *s, uint32_t row, uint32_t begin,
+                           struct pg_result *result)
 {
     struct pg_reply_memory *m = s->memory;
-    if (m->extra_blob == PG_NIL) {
-        m->extra_bytes = 0;
-        m->extra_blob = blobs_take(&a->blobs, blob_granules(PG_ENDED_KEYS_BYTES));
-        if (m->extra_blob == PG_NIL) {
-            answer(result, 0, PG_ST_FULL_PAYLOAD, 0);
-            return;
-        }
-        a->metrics->blob_bytes += PG_ENDED_KEYS_BYTES;
-    }
-    struct sink out = {blob_at(&a->blobs, m->extra_blob), m->extra_bytes, PG_ENDED_KEYS_BYTES, false};
+    struct sink out = {blob_at(&a->blobs, m->extra_blob), begin, PG_ENDED_KEYS_BYTES, false};
     uint32_t head[2] = {s->n, 0};
     uint8_t *at = sink_take(&out, sizeof head);
     if (at == NULL) {
         answer(result, 0, PG_ST_MORE, 0);
         return;
     }
-    operations_cancel_for_key(a, &s->put.key, &out, result);
-    head[1] = (uint32_t)(out.used - m->extra_bytes - sizeof head);
+    operations_cancel_for_key(a, row, &out, result);
+    head[1] = (uint32_t)(out.used - begin - sizeof head);
     memcpy(at, head, sizeof head);
-    m->extra_bytes = (uint32_t)out.used;
+    STORE_RELEASE(&m->extra_bytes, (uint32_t)out.used);
 }
 
-/* Gives back what the ended keys did not need. */
+static bool level_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
+{
+    const uint64_t *intent = s->session->intent;
+    if (intent[0] != s->n + 1ull && !level_begin(a, s, result))
+        return true;
+    const uint32_t row = (uint32_t)intent[3];
+    if (!level_has_key(a, row, &s->put.key))
+        return true;              /* forgotten with its last watcher, which this record ended */
+    switch (s->record.op) {
+    case PG_OP_ADVANCE_KEY:
+    case PG_OP_BUMP: return operations_advance(a, row, intent[1], result);
+    case PG_OP_FAIL: return operations_fail(a, row, (uint32_t)intent[1], result);
+    case PG_OP_CLEAR: a->levels[row].error = 0; return true;
+    case PG_OP_FORGET: level_forget(a, row); level_left(a, row); return true;
+    default: cancel_for_key(a, s, row, (uint32_t)intent[1], result); return true;
+    }
+}
+
+/* Gives back what the ended keys did not need, before the reply counts as remembered. */
 static void extra_trim(struct pg_arena *a, struct pg_reply_memory *m)
 {
     const uint32_t used = blob_granules(m->extra_bytes), all = blob_granules(PG_ENDED_KEYS_BYTES);
-    if (m->extra_blob == PG_NIL || used == all)
+    if (m->sequence != 0 || m->extra_blob == PG_NIL || used == all)
         return;
     blobs_give(&a->blobs, m->extra_blob + used, all - used);
     a->metrics->blob_bytes -= (uint64_t)(all - used) * PG_GRANULE;
@@ -203,16 +244,12 @@ static bool op_apply(struct pg_arena *a, const struct step *s, struct pg_result 
 {
     const struct key *key = &s->put.key;
     switch (s->record.op) {
-    case PG_OP_PUT:
-    case PG_OP_WATCH: return arm_apply(a, s, result);
+    case PG_OP_PUT: timers_put(a, &s->put, result); return true;
+    case PG_OP_WATCH: return watch_apply(a, s, result);
     case PG_OP_CANCEL: return timers_cancel(a, key, s->record.value, result);
-    case PG_OP_ADVANCE_KEY: return operations_advance(a, key, s->record.value, result);
-    case PG_OP_BUMP: return bump_apply(a, s, result);
-    case PG_OP_FAIL: return operations_fail(a, key, (uint32_t)s->record.value, result);
-    case PG_OP_CLEAR: operations_clear(a, key, result); return true;
-    case PG_OP_FORGET: operations_forget(a, key, result); return true;
-    case PG_OP_CANCEL_FOR_KEY: cancel_for_key_apply(a, s, result); return true;
-    default: return operations_complete(a, key, s->session->id, s->record.value, result);
+    case PG_OP_COMPLETE:
+        return operations_complete(a, key, s->session->id, s->record.value, result);
+    default: return level_apply(a, s, result);
     }
 }
 

@@ -11,7 +11,7 @@ static const uint8_t *level_key(const struct pg_arena *a, uint32_t row)
     return level_granules(l) == 0 ? l->key : blob_at(&a->blobs, level_blob(l));
 }
 
-static bool level_has_key(const struct pg_arena *a, uint32_t row, const struct key *k)
+bool level_has_key(const struct pg_arena *a, uint32_t row, const struct key *k)
 {
     const struct pg_watched *l = &a->levels[row];
     return l->hash == k->hash && l->key_len == k->len && l->key_type == k->type &&

@@ -520,9 +520,9 @@ static bool blobs_for(struct pg_arena *a, const struct watch *w, uint32_t *blob,
     return false;
 }
 
-/* Truth of a new operation, control word last. */
+/* Truth and answer of a new operation, control word last. */
 static uint32_t operation_write(struct pg_arena *a, struct watch *w, int64_t deadline_ns,
-                                uint32_t blob, uint32_t notice)
+                                uint32_t blob, uint32_t notice, struct pg_result *r)
 {
     const uint32_t slot = slots_take(&a->slots);
     const uint64_t ticket = a->header->next_ticket;
@@ -530,6 +530,7 @@ static uint32_t operation_write(struct pg_arena *a, struct watch *w, int64_t dea
 
     blob_fill(a, w, blob, notice);
     STORE_RELEASE(&a->header->next_ticket, ticket + 1);
+    answer(r, ticket, PG_ST_ADDED, deadline_ns);
     keys_join(a, w, slot, (struct pg_operation *)blob_at(&a->blobs, blob));
     a->slots.cold[slot] = (struct pg_cold){
         .blob = blob, .payload_len = w->put->payload_len, .key_len = w->put->key.len,
@@ -546,20 +547,27 @@ static uint32_t operation_write(struct pg_arena *a, struct watch *w, int64_t dea
     return slot;
 }
 
-/* What can be true already, or has failed already, ends at once. False: its notice has no
- * room now. */
-static bool settle(struct pg_arena *a, uint32_t slot)
+/* What is true already, or has failed already. */
+static bool ends_now(const struct pg_arena *a, struct pg_operation *op, uint32_t *error)
+{
+    *error = error_now(a, op);
+    return *error != 0 || condition_holds(a, op);
+}
+
+static enum pg_cause cause_of(uint32_t error)
+{
+    return error != 0 ? PG_CAUSE_FAILED : PG_CAUSE_SATISFIED;
+}
+
+/* Ends a new operation at once if there is nothing to wait for; its notice has room. */
+static void settle(struct pg_arena *a, uint32_t slot)
 {
     struct pg_operation *op = operation_at(a, slot);
-    const uint32_t error = error_now(a, op);
-    if (error != 0 || condition_holds(a, op)) {
-        if (!operation_may_end(a, slot))
-            return false;
-        operation_end(a, slot, error != 0 ? PG_CAUSE_FAILED : PG_CAUSE_SATISFIED, error);
-    } else if (op->condition == PG_C_CLIENT) {
+    uint32_t error;
+    if (ends_now(a, op, &error))
+        operation_end(a, slot, cause_of(error), error);
+    else if (op->condition == PG_C_CLIENT)
         ask(a, slot);
-    }
-    return true;
 }
 
 static unsigned room_for_watch(const struct pg_arena *a, const struct watch *w)
@@ -588,7 +596,7 @@ static unsigned watch_arm(struct pg_arena *a, struct watch *w, int64_t deadline_
         rows_undo(a, done);
         return status;
     }
-    *slot = operation_write(a, w, deadline_ns, blob, notice);
+    *slot = operation_write(a, w, deadline_ns, blob, notice, r);
     return status;
 }
 
@@ -647,7 +655,6 @@ bool operations_watch(struct pg_arena *a, struct watch *w, struct pg_result *r)
         return true;
     }
     operation_bind(a, slot, id, &at);
-    answer(r, ctl_ticket(a->slots.hot[slot].ctl), PG_ST_ADDED, deadline_ns);
     if (w->may_end)
         settle(a, slot);
     return true;
@@ -655,8 +662,27 @@ bool operations_watch(struct pg_arena *a, struct watch *w, struct pg_result *r)
 
 /* ---- triggers ------------------------------------------------------------------------------------ */
 
-/* A watcher's target is reached. Returns how many operations that ended: 0 or 1. */
-static int64_t reached(struct pg_arena *a, uint32_t x)
+/* Ends one and counts it in the trigger's answer. Meanwhile its slot + 1 stands above the count:
+ * by that a rebuild knows whether it is counted. */
+static void end_counted(struct pg_arena *a, uint32_t slot, enum pg_cause cause, uint32_t error,
+                        struct pg_result *r)
+{
+    const int64_t count = r->deadline_ns;
+    STORE_RELEASE(&r->deadline_ns, (int64_t)(slot + 1ull) << 32 | count);
+    operation_end(a, slot, cause, error);
+    STORE_RELEASE(&r->deadline_ns, count + 1);
+}
+
+void trigger_recover(const struct pg_arena *a, struct pg_result *r)
+{
+    const uint64_t ending = (uint64_t)r->deadline_ns >> 32;
+    const bool ended = ending != 0 && ending <= a->slots.capacity &&
+                       ctl_state(a->slots.hot[ending - 1].ctl) != PG_S_ARMED;
+    STORE_RELEASE(&r->deadline_ns, (int64_t)(uint32_t)r->deadline_ns + ended);
+}
+
+/* A watcher's target is reached. */
+static void reached(struct pg_arena *a, uint32_t x, struct pg_result *r)
 {
     const uint32_t slot = watch_at(a, x)->slot;
     struct pg_operation *op = operation_at(a, slot);
@@ -664,20 +690,15 @@ static int64_t reached(struct pg_arena *a, uint32_t x)
 
     if (op->condition == PG_C_CLIENT) {
         ask(a, slot);
-        return 0;
-    }
-    if (op->condition == PG_C_ALL && op->unmet > 1) {
+    } else if (op->condition == PG_C_ALL && op->unmet > 1) {
         watch_unlink(a, x);
         watch_link(a, x, MET);
         op->unmet--;
-        return 0;
-    }
-    if (op->condition == PG_C_SUM && sum_now(a, op, &unfinished) < op->threshold) {
+    } else if (op->condition == PG_C_SUM && sum_now(a, op, &unfinished) < op->threshold) {
         watches_place(a, op, true);
-        return 0;
+    } else {
+        end_counted(a, slot, PG_CAUSE_SATISFIED, 0, r);
     }
-    operation_end(a, slot, PG_CAUSE_SATISFIED, 0);
-    return 1;
 }
 
 /* Whether a visit goes to all keys of the watcher's operation; of an ALL only the last does. */
@@ -705,31 +726,13 @@ static bool walk(struct pg_arena *a, uint32_t row, struct pg_result *r)
     while (l->first != PG_NIL && watch_at(a, l->first)->target <= l->level) {
         if (!visit_allowed(a, l->first, touches_all(a, l->first)))
             return false;
-        r->deadline_ns += reached(a, l->first);
+        reached(a, l->first, r);
     }
     return true;
 }
 
-static uint32_t level_for(struct pg_arena *a, const struct key *key, struct pg_result *r)
+bool operations_advance(struct pg_arena *a, uint32_t row, uint64_t level, struct pg_result *r)
 {
-    unsigned status;
-    uint32_t row = level_find(a, key);
-    if (row == PG_NIL)
-        row = level_born(a, key, &status);
-    if (row == PG_NIL) {
-        a->metrics->refused_keys++;
-        answer(r, 0, status, 0);
-    }
-    return row;
-}
-
-bool operations_advance(struct pg_arena *a, const struct key *key, uint64_t level,
-                        struct pg_result *r)
-{
-    const uint32_t row = level_for(a, key, r);
-    if (row == PG_NIL)
-        return true;
-    r->ticket = PG_ST_DONE;
     if (level > a->levels[row].level) {
         a->metrics->advances++;
         a->levels[row].touched_s = (uint32_t)(a->real_boot_ns / 1000000000);
@@ -738,42 +741,18 @@ bool operations_advance(struct pg_arena *a, const struct key *key, uint64_t leve
     return walk(a, row, r);
 }
 
-bool operations_fail(struct pg_arena *a, const struct key *key, uint32_t error,
-                     struct pg_result *r)
+bool operations_fail(struct pg_arena *a, uint32_t row, uint32_t error, struct pg_result *r)
 {
-    const uint32_t row = level_for(a, key, r);
-    if (row == PG_NIL)
-        return true;
     struct pg_watched *l = &a->levels[row];
-    r->ticket = PG_ST_DONE;
     l->touched_s = (uint32_t)(a->real_boot_ns / 1000000000);
     l->error = error;
     while (l->first != PG_NIL && watch_at(a, l->first)->target != MET) {
         const uint32_t slot = watch_at(a, l->first)->slot;
         if (!visit_allowed(a, l->first, true))
             return false;
-        operation_end(a, slot, PG_CAUSE_FAILED, error);
-        r->deadline_ns++;
+        end_counted(a, slot, PG_CAUSE_FAILED, error, r);
     }
     return true;
-}
-
-void operations_clear(struct pg_arena *a, const struct key *key, struct pg_result *r)
-{
-    const uint32_t row = level_find(a, key);
-    answer(r, 0, row == PG_NIL ? PG_ST_UNKNOWN : PG_ST_DONE, 0);
-    if (row != PG_NIL)
-        a->levels[row].error = 0;
-}
-
-void operations_forget(struct pg_arena *a, const struct key *key, struct pg_result *r)
-{
-    const uint32_t row = level_find(a, key);
-    answer(r, 0, row == PG_NIL ? PG_ST_UNKNOWN : PG_ST_DONE, 0);
-    if (row == PG_NIL)
-        return;
-    level_forget(a, row);
-    level_left(a, row);
 }
 
 static bool ended_key_write(const struct pg_arena *a, uint32_t slot, struct sink *out)
@@ -788,22 +767,25 @@ static bool ended_key_write(const struct pg_arena *a, uint32_t slot, struct sink
     return true;
 }
 
-void operations_cancel_for_key(struct pg_arena *a, const struct key *key, struct sink *out,
+/* Those that were ended before a kill stand at the beginning of `out`. */
+static void ended_keys_skip(struct sink *out, int64_t count)
+{
+    while (count-- > 0 && sink_take(out, 2u + out->bytes[out->used + 1]) != NULL)
+        continue;
+}
+
+void operations_cancel_for_key(struct pg_arena *a, uint32_t row, struct sink *out,
                                struct pg_result *r)
 {
-    const uint32_t row = level_find(a, key);
-    answer(r, 0, row == PG_NIL ? PG_ST_UNKNOWN : PG_ST_DONE, 0);
-    if (row == PG_NIL)
-        return;
     const struct pg_watched *l = &a->levels[row];
+    ended_keys_skip(out, r->deadline_ns);
     while (l->first != PG_NIL) {
         const uint32_t slot = watch_at(a, l->first)->slot;
         if (!visit_allowed(a, l->first, true) || !ended_key_write(a, slot, out)) {
             r->ticket = PG_ST_MORE;
             return;
         }
-        operation_end(a, slot, PG_CAUSE_CANCELLED, 0);
-        r->deadline_ns++;
+        end_counted(a, slot, PG_CAUSE_CANCELLED, 0, r);
     }
 }
 
@@ -837,6 +819,46 @@ static void stand_reached(struct pg_arena *a, struct pg_operation *op)
     op->unmet = 1;
 }
 
+/* The answer of the record that would have ended this operation, had it not been cut off. */
+static struct pg_result *trigger_of(const struct pg_arena *a, const struct pg_operation *op)
+{
+    struct pg_result *r = NULL;
+    for (uint32_t x = op->first_watch; x != PG_NIL && r == NULL; x = watch_at(a, x)->sibling)
+        r = session_trigger(a, watch_at(a, x)->level);
+    return r;
+}
+
+/* The owner may have the question, or have answered it. He gets it again, and another one if he
+ * says no: a level may have moved without a question. */
+static void ask_again(struct pg_arena *a, uint32_t slot)
+{
+    struct pg_operation *op = operation_at(a, slot);
+    if ((uint32_t)op->version == 0) {
+        ask(a, slot);
+        return;
+    }
+    op->check = PG_K_MOVED;
+    inbox_add(a, slot);
+    watches_place(a, op, true);
+}
+
+/* What a kill kept from ending ends now. */
+static void settle_again(struct pg_arena *a, uint32_t slot)
+{
+    struct pg_operation *op = operation_at(a, slot);
+    struct pg_result uncounted = {0, 0}, *r;
+    uint32_t error;
+    if (!ends_now(a, op, &error)) {
+        if (op->condition == PG_C_CLIENT)
+            ask_again(a, slot);
+    } else if (!operation_may_end(a, slot)) {
+        stand_reached(a, op);
+    } else {
+        r = trigger_of(a, op);
+        end_counted(a, slot, cause_of(error), error, r != NULL ? r : &uncounted);
+    }
+}
+
 static bool armed_operation(const struct pg_arena *a, uint32_t slot)
 {
     return ctl_state(a->slots.hot[slot].ctl) == PG_S_ARMED && is_operation(a, slot);
@@ -851,6 +873,16 @@ static void records_sort_out(struct pg_arena *a)
             watch_free(a, x);
 }
 
+/* Whatever its end had begun to write. */
+static void armed_again(struct pg_arena *a, struct pg_operation *op)
+{
+    op->cause = 0;
+    op->error = 0;
+    op->check = PG_K_NONE;
+    op->in_inbox = 0;
+    watches_place(a, op, false);
+}
+
 bool operations_rebuild(struct pg_arena *a, struct pg_fault *why)
 {
     for (uint32_t x = 0; x < a->watch_rows; x++)
@@ -863,9 +895,7 @@ bool operations_rebuild(struct pg_arena *a, struct pg_fault *why)
     a->metrics->operations = a->metrics->outcomes = 0;
     for (uint32_t slot = 0; slot < a->slots.capacity; slot++) {
         if (armed_operation(a, slot)) {
-            operation_at(a, slot)->check = PG_K_NONE;
-            operation_at(a, slot)->in_inbox = 0;
-            watches_place(a, operation_at(a, slot), false);
+            armed_again(a, operation_at(a, slot));
             a->metrics->operations++;
         } else if (ctl_state(a->slots.hot[slot].ctl) == PG_S_OUTCOME) {
             operation_at(a, slot)->in_inbox = 0;
@@ -874,8 +904,8 @@ bool operations_rebuild(struct pg_arena *a, struct pg_fault *why)
         }
     }
     for (uint32_t slot = 0; slot < a->slots.capacity; slot++)
-        if (armed_operation(a, slot) && !settle(a, slot))
-            stand_reached(a, operation_at(a, slot));
+        if (armed_operation(a, slot))
+            settle_again(a, slot);
     levels_drop_forgotten(a);
     return true;
 }

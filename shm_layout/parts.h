@@ -195,6 +195,7 @@ static inline uint32_t level_blob(const struct pg_watched *l)
     return blob;
 }
 uint32_t level_find(const struct pg_arena *a, const struct key *key);   /* PG_NIL: level 0 */
+bool level_has_key(const struct pg_arena *a, uint32_t row, const struct key *key);
 /* A new row at level 0; PG_NIL with *status = why not. */
 uint32_t level_born(struct pg_arena *a, const struct key *key, unsigned *status);
 void level_free(struct pg_arena *a, uint32_t row);                      /* nobody watches it */
@@ -255,15 +256,14 @@ void operation_end(struct pg_arena *a, uint32_t slot, enum pg_cause cause, uint3
 bool operation_expire(struct pg_arena *a, uint32_t slot);
 /* Each adds what it ended to result->deadline_ns and returns false when the visits of this
  * call are used up; the same call again continues. */
-bool operations_advance(struct pg_arena *a, const struct key *key, uint64_t level,
+bool operations_advance(struct pg_arena *a, uint32_t row, uint64_t level,
                         struct pg_result *result);
-bool operations_fail(struct pg_arena *a, const struct key *key, uint32_t error,
-                     struct pg_result *result);
-void operations_clear(struct pg_arena *a, const struct key *key, struct pg_result *result);
-void operations_forget(struct pg_arena *a, const struct key *key, struct pg_result *result);
+bool operations_fail(struct pg_arena *a, uint32_t row, uint32_t error, struct pg_result *result);
 /* Writes the ended keys to `out`: u8 type, u8 length, bytes. */
-void operations_cancel_for_key(struct pg_arena *a, const struct key *key, struct sink *out,
+void operations_cancel_for_key(struct pg_arena *a, uint32_t row, struct sink *out,
                                struct pg_result *result);
+/* The count of a trigger that a kill cut off. */
+void trigger_recover(const struct pg_arena *a, struct pg_result *result);
 bool operations_complete(struct pg_arena *a, const struct key *key, uint64_t session,
                          uint64_t version, struct pg_result *result);
 bool operations_rebuild(struct pg_arena *a, struct pg_fault *why);
@@ -349,7 +349,10 @@ uint32_t reply_granules(const struct pg_reply_memory *m);
 /* Frees what a reply remembers, before its memory serves another batch. */
 void reply_forget(struct pg_arena *a, struct pg_reply_memory *m);
 bool sessions_rebuild(struct pg_arena *a, struct pg_fault *why);
-void sessions_recover(struct pg_arena *a);               /* of the record under way, at most one */
+/* Of each record under way: its answer holds, or it is applied when it is sent again. */
+void sessions_recover(struct pg_arena *a);
+/* The answer of a record under way that ends operations on a watch key; NULL = none. */
+struct pg_result *session_trigger(const struct pg_arena *a, uint32_t row);
 bool sessions_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules);
 
 /* ---- output --------------------------------------------------------------------------- */

@@ -58,13 +58,13 @@ uint32_t reply_granules(const struct pg_reply_memory *m)
 
 void reply_forget(struct pg_arena *a, struct pg_reply_memory *m)
 {
-    const uint32_t granules = reply_granules(m);
+    const uint32_t granules = reply_granules(m), blob = m->extra_blob;
+    STORE_RELEASE(&m->extra_blob, PG_NIL);
     STORE_RELEASE(&m->sequence, 0ull);
     if (granules == 0)
         return;
-    blobs_give(&a->blobs, m->extra_blob, granules);
+    blobs_give(&a->blobs, blob, granules);
     a->metrics->blob_bytes -= (uint64_t)granules * PG_GRANULE;
-    m->extra_blob = PG_NIL;
 }
 
 static void replies_forget(struct pg_arena *a, const struct pg_session *s)
@@ -97,17 +97,32 @@ struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uin
     return s;
 }
 
+/* After the store of the id it is gone, with its inbox and its replies. */
 void session_end(struct pg_arena *a, struct pg_session *s)
 {
+    STORE_RELEASE(&s->id, 0ull);
     inbox_drop(a, s);
     replies_forget(a, s);
-    STORE_RELEASE(&s->id, 0ull);
 }
 
 struct pg_reply_memory *session_reply(const struct pg_arena *a, const struct pg_session *s,
                                       uint64_t sequence)
 {
     return &a->replies[(uint64_t)(s - a->sessions) * PG_WINDOW + sequence % PG_WINDOW];
+}
+
+/* The record under way is one on a watch key, whose intent it is. */
+static bool on_watch_key(const struct pg_session *s)
+{
+    return s->current != 0 && s->intent[0] == s->applied + 1ull;
+}
+
+static bool intent_sound(const struct pg_arena *a, const struct pg_session *s)
+{
+    const struct pg_reply_memory *m = session_reply(a, s, s->current);
+    return s->intent[3] < a->level_rows &&
+           (s->intent[2] != PG_OP_CANCEL_FOR_KEY ||
+            (s->intent[1] <= PG_ENDED_KEYS_BYTES && m->extra_blob != PG_NIL));
 }
 
 static bool session_sound(const struct pg_arena *a, uint32_t i, struct pg_fault *fault)
@@ -117,24 +132,39 @@ static bool session_sound(const struct pg_arena *a, uint32_t i, struct pg_fault 
         return fault_set(fault, "sessions", "an id of another row", i, i, session_row(s->id));
     if (s->current != 0 && s->current != s->last + 1)
         return fault_set(fault, "sessions", "a batch out of order", i, s->last + 1, s->current);
-    if (s->applied > s->count || s->count > PG_BATCH_RECORDS)
+    if (s->current != 0 && (s->applied > s->count || s->count > PG_BATCH_RECORDS))
         return fault_set(fault, "sessions", "more applied than a batch has", i, s->count,
                          s->applied);
     if (s->last != 0 && session_reply(a, s, s->last)->sequence != s->last)
         return fault_set(fault, "sessions", "the last reply is not remembered", i, s->last,
                          session_reply(a, s, s->last)->sequence);
-    return true;
+    return !on_watch_key(s) || intent_sound(a, s) ||
+           fault_set(fault, "sessions", "an intent outside its tables", i, a->level_rows,
+                     s->intent[3]);
+}
+
+/* What follows from the last stores of a batch, or of a session's end. */
+static void session_settle(struct pg_arena *a, struct pg_session *s)
+{
+    if (s->current <= s->last)
+        s->current = 0;
+    for (uint32_t i = 0; s->id == 0 && i < PG_WINDOW; i++) {
+        session_reply(a, s, i)->extra_blob = PG_NIL;
+        session_reply(a, s, i)->sequence = 0;
+    }
 }
 
 /* Keys that CANCEL_FOR_KEY ended are held with the reply that names them. */
 bool sessions_rebuild(struct pg_arena *a, struct pg_fault *why)
 {
-    for (uint32_t i = 0; i < a->secret->sessions; i++)
+    for (uint32_t i = 0; i < a->secret->sessions; i++) {
+        session_settle(a, &a->sessions[i]);
         if (a->sessions[i].id != 0 && !session_sound(a, i, why))
             return false;
+    }
     for (uint32_t i = 0; i < a->secret->sessions * PG_WINDOW; i++) {
         struct pg_reply_memory *m = &a->replies[i];
-        if (a->sessions[i / PG_WINDOW].id == 0 || reply_granules(m) == 0)
+        if (reply_granules(m) == 0)
             continue;
         if (!blobs_rebuild_mark(&a->blobs, m->extra_blob, reply_granules(m)))
             return fault_set(why, "sessions", "a reply's keys overlap or are outside", i, 0,
@@ -143,30 +173,69 @@ bool sessions_rebuild(struct pg_arena *a, struct pg_fault *why)
     return true;
 }
 
-/* A PUT or WATCH that a crash cut off behind its effect is answered now: applied again, it
- * would find its own key taken, or arm twice. The last ticket tells whose it was. */
-static void record_finish(struct pg_arena *a, struct pg_session *s, uint32_t slot)
+/* ---- the record under way ----------------------------------------------------------------- */
+
+/* Any state but FREE; PG_NIL = no slot has it. */
+static uint32_t slot_of_ticket(const struct pg_arena *a, uint64_t ticket)
 {
-    const struct pg_hot *h = &a->slots.hot[slot];
-    if (ctl_state(h->ctl) == PG_S_FREE || ctl_ticket(h->ctl) != s->intent[1])
-        return;
-    session_reply(a, s, s->current)->results[s->applied] =
-        (struct pg_result){ctl_of(s->intent[1], PG_ST_ADDED), h->deadline_ns};
-    STORE_RELEASE(&s->applied, s->applied + 1);
+    for (uint32_t slot = 0; slot < a->slots.capacity; slot++)
+        if (ctl_ticket(a->slots.hot[slot].ctl) == ticket &&
+            ctl_state(a->slots.hot[slot].ctl) != PG_S_FREE)
+            return slot;
+    return PG_NIL;
+}
+
+/* Answers are stored before their effects. Whether this one's is there; what changes nothing
+ * is answered the same when it is applied again. */
+static bool answer_holds(const struct pg_arena *a, const struct pg_result *r)
+{
+    const uint32_t slot = slot_of_ticket(a, r->ticket >> 8);
+    const struct pg_hot *h = &a->slots.hot[slot != PG_NIL ? slot : 0];
+    const bool armed = slot != PG_NIL && ctl_state(h->ctl) == PG_S_ARMED;
+    switch (r->ticket & 0xff) {
+    case PG_ST_ADDED:
+    case PG_ST_REPLACED: return slot != PG_NIL;
+    case PG_ST_EXTENDED: return armed && h->deadline_ns == r->deadline_ns;
+    case PG_ST_CANCELLED:
+    case PG_ST_DONE: return !armed;
+    default: return false;
+    }
+}
+
+/* A record on a watch key goes on when it is sent again, with the count so far. Any other one
+ * is whole, or was never begun: nothing of it may be left that a later recovery takes for more. */
+static void record_recover(struct pg_arena *a, struct pg_session *s)
+{
+    struct pg_result *r = &session_reply(a, s, s->current)->results[s->applied];
+    if (on_watch_key(s))
+        trigger_recover(a, r);
+    else if (r->ticket >> 8 != 0 && answer_holds(a, r))
+        STORE_RELEASE(&s->applied, s->applied + 1);
+    else
+        *r = (struct pg_result){0, 0};
+}
+
+static bool under_way(const struct pg_session *s)
+{
+    return s->id != 0 && s->current != 0 && s->applied < s->count;
 }
 
 void sessions_recover(struct pg_arena *a)
 {
+    for (uint32_t i = 0; i < a->secret->sessions; i++)
+        if (under_way(&a->sessions[i]))
+            record_recover(a, &a->sessions[i]);
+}
+
+struct pg_result *session_trigger(const struct pg_arena *a, uint32_t row)
+{
     for (uint32_t i = 0; i < a->secret->sessions; i++) {
-        struct pg_session *s = &a->sessions[i];
-        if (s->id == 0 || s->current == 0 || s->intent[0] != s->applied + 1ull ||
-            s->intent[1] + 1 != a->header->next_ticket ||
-            (s->intent[2] != PG_OP_PUT && s->intent[2] != PG_OP_WATCH))
-            continue;
-        for (uint32_t slot = 0; slot < a->slots.capacity; slot++)
-            record_finish(a, s, slot);
-        return;
+        const struct pg_session *s = &a->sessions[i];
+        if (under_way(s) && on_watch_key(s) && s->intent[3] == row &&
+            s->intent[2] >= PG_OP_ADVANCE_KEY && s->intent[2] <= PG_OP_FAIL)
+            return &session_reply(a, s, s->current)->results[s->applied];
     }
+    return NULL;
 }
 
 bool sessions_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules)

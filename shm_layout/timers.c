@@ -99,12 +99,18 @@ static struct pg_ext *slot_ext(const struct pg_arena *a, uint32_t slot)
     return (struct pg_ext *)blob_at(&a->blobs, a->slots.cold[slot].blob);
 }
 
+static int64_t wall_deadline(const struct pg_arena *a, int64_t wall_ns)
+{
+    const int64_t t = add_clamped(wall_ns, -a->header->wall_offset_ns);
+    return t < 0 ? 0 : t;
+}
+
 /* By the wall clock as it stands now; where the wheel has the slot may be an older truth. */
 static int64_t slot_deadline(const struct pg_arena *a, uint32_t slot)
 {
-    int64_t t = a->slots.hot[slot].deadline_ns;
     if (a->slots.hot[slot].flags & PG_F_WALL)
-        t = add_clamped(slot_ext(a, slot)->value, -a->header->wall_offset_ns);
+        return wall_deadline(a, slot_ext(a, slot)->value);
+    const int64_t t = a->slots.hot[slot].deadline_ns;
     return t < 0 ? 0 : t;
 }
 
@@ -157,6 +163,8 @@ void slot_place(struct pg_arena *a, uint32_t slot)
 
 /* ---- put ----------------------------------------------------------------------------------- */
 
+/* An answer with a ticket is stored before the effect that it tells of: if a kill cuts the record
+ * off, the rebuild sees by the ticket whether it holds (session.c). */
 void answer(struct pg_result *r, uint64_t ticket, unsigned status, int64_t deadline_ns)
 {
     *r = (struct pg_result){ticket << 8 | status, deadline_ns};
@@ -223,66 +231,67 @@ unsigned room_for(const struct pg_arena *a, bool replacing)
     return a->header->next_ticket > PG_TICKET_MAX ? PG_ST_FULL_TICKETS : PG_ST_ADDED;
 }
 
-/* Arms a new slot; the caller binds the key to it. PG_NIL: *status says why not. */
+/* Room for a new slot's blob; PG_NIL: refused and answered. */
+static uint32_t arm_blob(struct pg_arena *a, uint32_t granules, bool replacing,
+                         struct pg_result *r)
+{
+    unsigned status = room_for(a, replacing);
+    const uint32_t blob = status == PG_ST_ADDED ? blobs_take(&a->blobs, granules) : PG_NIL;
+    if (status == PG_ST_ADDED)
+        status = PG_ST_FULL_PAYLOAD;
+    if (blob == PG_NIL)
+        answer(r, 0, refuse(a, status), 0);
+    return blob;
+}
+
+/* Arms a new slot and answers with `status`; the caller binds the key to it. PG_NIL: refused. */
 static uint32_t arm(struct pg_arena *a, const struct put *p, int64_t deadline_ns,
-                    bool replacing, unsigned *status)
+                    unsigned status, struct pg_result *r)
 {
     const uint32_t granules = put_granules(p);
-    *status = room_for(a, replacing);
-    if (*status != PG_ST_ADDED)
-        return PG_NIL;
-    const uint32_t blob = blobs_take(&a->blobs, granules);
-    *status = PG_ST_FULL_PAYLOAD;
+    const uint32_t blob = arm_blob(a, granules, status == PG_ST_REPLACED, r);
     if (blob == PG_NIL)
         return PG_NIL;
     const uint32_t slot = slots_take(&a->slots);
     const uint64_t ticket = a->header->next_ticket;
     STORE_RELEASE(&a->header->next_ticket, ticket + 1);
+    answer(r, ticket, status, deadline_ns);
     slot_write(a, slot, blob, p, deadline_ns, ticket);
     slot_place(a, slot);
     slot_counted(a, slot, 1);
     a->metrics->blob_bytes += (uint64_t)granules * PG_GRANULE;
     a->metrics->adds++;
-    *status = PG_ST_ADDED;
     return slot;
 }
 
 static void put_fresh(struct pg_arena *a, const struct put *p, int64_t deadline_ns, uint32_t id,
                       const struct probe *at, struct pg_result *r)
 {
-    unsigned status;
     if (UNLIKELY(p->limited) && !quota_admits(a, p, put_granules(p), PG_NIL, r))
         return;
-    const uint32_t slot = arm(a, p, deadline_ns, false, &status);
-    if (slot == PG_NIL) {
-        answer(r, 0, refuse(a, status), 0);
+    const uint32_t slot = arm(a, p, deadline_ns, PG_ST_ADDED, r);
+    if (slot == PG_NIL)
         return;
-    }
     if (id == PG_NIL) {
         index_insert(&a->index, p->key.hash, slot);
     } else {
         outbox_supersede(a, id);
         index_replace(&a->index, p->key.hash, at, slot);
     }
-    answer_slot(a, r, slot, PG_ST_ADDED);
 }
 
 static void put_replace(struct pg_arena *a, const struct put *p, int64_t deadline_ns,
                         uint32_t old, const struct probe *at, struct pg_result *r)
 {
-    unsigned status;
     if (UNLIKELY(p->limited) && !quota_admits(a, p, put_granules(p), old, r))
         return;
-    const uint32_t slot = arm(a, p, deadline_ns, true, &status);
-    if (slot == PG_NIL) {
-        answer(r, 0, refuse(a, status), 0);
+    const uint32_t slot = arm(a, p, deadline_ns, PG_ST_REPLACED, r);
+    if (slot == PG_NIL)
         return;
-    }
     index_replace(&a->index, p->key.hash, at, slot);
     wheel_remove(&a->wheel, old);
     slot_end(a, old, 0);
     a->metrics->replaces++;
-    answer_slot(a, r, slot, PG_ST_REPLACED);
 }
 
 /* Only the deadline moves, and only to later; kind of clock, topic and payload stay. */
@@ -294,19 +303,18 @@ static void put_extend(struct pg_arena *a, const struct put *p, int64_t deadline
         answer_slot(a, r, slot, PG_ST_KEPT);
         return;
     }
-    if (h->flags & PG_F_WALL) {
-        __atomic_store_n(&slot_ext(a, slot)->value,
-                         p->time_kind == PG_T_WALL
-                             ? p->time_ns
-                             : add_clamped(deadline_ns, a->header->wall_offset_ns),
-                         __ATOMIC_RELEASE);
-        deadline_ns = slot_deadline(a, slot);
-    }
+    const int64_t wall_ns = p->time_kind == PG_T_WALL
+                                ? p->time_ns
+                                : add_clamped(deadline_ns, a->header->wall_offset_ns);
+    if (h->flags & PG_F_WALL)
+        deadline_ns = wall_deadline(a, wall_ns);
+    answer(r, ctl_ticket(h->ctl), PG_ST_EXTENDED, deadline_ns);
+    if (h->flags & PG_F_WALL)
+        STORE_RELEASE(&slot_ext(a, slot)->value, wall_ns);
     wheel_remove(&a->wheel, slot);
     STORE_RELEASE(&h->deadline_ns, deadline_ns);
     wheel_place(&a->wheel, slot);
     a->metrics->extends++;
-    answer_slot(a, r, slot, PG_ST_EXTENDED);
 }
 
 void timers_put(struct pg_arena *a, const struct put *p, struct pg_result *r)

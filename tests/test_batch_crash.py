@@ -28,7 +28,6 @@ def cut_off(core: Purgatory, owner: Owner, records: int) -> None:
     reply = memory[(owner.id & 0xFFFF) * core.secret.window + row.last % core.secret.window]
     row.current, row.applied, row.last = row.last, records - 1, row.last - 1
     reply.sequence = 0
-    reply.results[records - 1].ticket = 0
     core.attach()
     core.rebuild(core.now_ns)
     core.check()

@@ -300,14 +300,14 @@ class Model:
         self.unsent -= self.inbox.pop(session).keys()
 
     def rebuilt(self) -> None:
-        """Everything is sent again; CLIENT conditions are asked again."""
+        """Everything is sent again, questions too; after a no to one another follows."""
         for box in self.inbox.values():
             for ticket in [t for t, op in box.items() if not op.cause]:
                 del box[ticket]
         for op in self.armed.values():
             if op.condition == CLIENT:
-                op.check = ""
-                self.ask(op)
+                op.check = "moved"
+                self.news(op)
         self.unsent = {t for box in self.inbox.values() for t in box}
 
 

@@ -408,7 +408,9 @@ static const uint8_t *model_cancel_for_key(struct world *w, const struct command
     uint32_t head[2], left = 0;
     int64_t ended = 0;
     const uint64_t status = r->ticket;
-    if (status == PG_ST_FULL_PAYLOAD)
+    if (status == PG_ST_UNKNOWN)
+        CHECK_EQUAL(r->deadline_ns, 0);
+    if (status == PG_ST_FULL_PAYLOAD || status == PG_ST_UNKNOWN)
         return extra;
     memcpy(head, extra, sizeof head);
     CHECK_EQUAL(head[0], n);
