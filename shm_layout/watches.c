@@ -60,59 +60,63 @@ void watches_give(struct pg_arena *a, uint32_t first)
 
 /* ---- the treap ---------------------------------------------------------------------------- */
 
-static void replace_child(struct pg_arena *a, struct pg_watched *l, uint32_t parent, uint32_t old,
-                          uint32_t child)
+/* What leads to x: a child's place in its parent, or the root. */
+static uint32_t *link_to(const struct pg_arena *a, struct pg_watched *l, uint32_t x)
 {
+    const uint32_t parent = at(a, x)->parent;
     if (parent == PG_NIL)
-        l->root = child;
-    else if (at(a, parent)->left == old)
-        at(a, parent)->left = child;
-    else
-        at(a, parent)->right = child;
-    if (child != PG_NIL)
-        at(a, child)->parent = parent;
+        return &l->root;
+    return at(a, parent)->left == x ? &at(a, parent)->left : &at(a, parent)->right;
 }
 
 static void rotate_up(struct pg_arena *a, struct pg_watched *l, uint32_t x)
 {
     const uint32_t p = at(a, x)->parent;
-    const uint32_t g = at(a, p)->parent;
     const bool left = at(a, p)->left == x;
     uint32_t *inner = left ? &at(a, x)->right : &at(a, x)->left;
     uint32_t *outer = left ? &at(a, p)->left : &at(a, p)->right;
 
+    *link_to(a, l, p) = x;
+    at(a, x)->parent = at(a, p)->parent;
+    at(a, p)->parent = x;
     *outer = *inner;
     if (*inner != PG_NIL)
         at(a, *inner)->parent = p;
     *inner = p;
-    replace_child(a, l, g, p, x);
-    at(a, p)->parent = x;
 }
 
-/* Where a new record goes: below the latest if targets rise, else by descent; equal targets
- * stand in the order of their arrival. */
-static void hang(struct pg_arena *a, struct pg_watched *l, uint32_t x)
+/* Behind all others: it takes over those of the right spine that are weaker. */
+static void hang_last(struct pg_arena *a, struct pg_watched *l, uint32_t x)
+{
+    uint32_t parent = l->latest, below = PG_NIL;
+    for (; parent != PG_NIL && priority(parent) < priority(x); parent = at(a, parent)->parent)
+        below = parent;
+    at(a, x)->left = below;
+    at(a, x)->parent = parent;
+    if (below != PG_NIL)
+        at(a, below)->parent = x;
+    *(parent == PG_NIL ? &l->root : &at(a, parent)->right) = x;
+    l->latest = x;
+}
+
+/* At a leaf, and up from there. */
+static void hang_between(struct pg_arena *a, struct pg_watched *l, uint32_t x)
 {
     const uint64_t target = at(a, x)->target;
-    uint32_t parent = l->root, *side;
-    if (target >= at(a, l->latest)->target) {
-        parent = l->latest;
-        side = &at(a, parent)->right;
-        l->latest = x;
-    } else {
-        for (;;) {
-            side = target < at(a, parent)->target ? &at(a, parent)->left : &at(a, parent)->right;
-            if (*side == PG_NIL)
-                break;
-            parent = *side;
-        }
-    }
+    uint32_t parent, *side = &l->root;
+    do {
+        parent = *side;
+        side = target < at(a, parent)->target ? &at(a, parent)->left : &at(a, parent)->right;
+    } while (*side != PG_NIL);
     *side = x;
     at(a, x)->parent = parent;
     if (target < at(a, l->first)->target)
         l->first = x;
+    while (at(a, x)->parent != PG_NIL && priority(x) > priority(at(a, x)->parent))
+        rotate_up(a, l, x);
 }
 
+/* Targets usually rise. Equal ones stand in the order of their arrival. */
 void watch_link(struct pg_arena *a, uint32_t x, uint64_t target)
 {
     struct pg_watch *w = at(a, x);
@@ -123,9 +127,10 @@ void watch_link(struct pg_arena *a, uint32_t x, uint64_t target)
         l->root = l->first = l->latest = x;
         return;
     }
-    hang(a, l, x);
-    while (w->parent != PG_NIL && priority(x) > priority(w->parent))
-        rotate_up(a, l, x);
+    if (target >= at(a, l->latest)->target)
+        hang_last(a, l, x);
+    else
+        hang_between(a, l, x);
 }
 
 /* The record before (side left) or after (side right) one that is at that end of its row:
@@ -150,12 +155,23 @@ static uint32_t before_latest(const struct pg_arena *a, uint32_t x)
     return next;
 }
 
-static uint32_t stronger_child(const struct pg_arena *a, uint32_t x)
+/* Puts the two subtrees of x, joined, in its place. */
+static void join_below(struct pg_arena *a, struct pg_watched *l, uint32_t x)
 {
-    const uint32_t l = at(a, x)->left, r = at(a, x)->right;
-    if (l == PG_NIL || r == PG_NIL)
-        return l == PG_NIL ? r : l;
-    return priority(l) > priority(r) ? l : r;
+    uint32_t left = at(a, x)->left, right = at(a, x)->right, parent = at(a, x)->parent;
+    uint32_t *hook = link_to(a, l, x);
+    while (left != PG_NIL && right != PG_NIL) {
+        const bool from_left = priority(left) > priority(right);
+        uint32_t *top = from_left ? &left : &right;
+        *hook = *top;
+        at(a, *top)->parent = parent;
+        parent = *top;
+        hook = from_left ? &at(a, parent)->right : &at(a, parent)->left;
+        *top = *hook;
+    }
+    *hook = left != PG_NIL ? left : right;
+    if (*hook != PG_NIL)
+        at(a, *hook)->parent = parent;
 }
 
 void watch_unlink(struct pg_arena *a, uint32_t x)
@@ -169,9 +185,7 @@ void watch_unlink(struct pg_arena *a, uint32_t x)
         l->first = after_first(a, x);
     if (l->latest == x)
         l->latest = before_latest(a, x);
-    while (at(a, x)->left != PG_NIL && at(a, x)->right != PG_NIL)
-        rotate_up(a, l, stronger_child(a, x));
-    replace_child(a, l, at(a, x)->parent, x, stronger_child(a, x));
+    join_below(a, l, x);
 }
 
 /* ---- check ---------------------------------------------------------------------------------- */
