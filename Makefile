@@ -28,7 +28,7 @@ LIBFUZZER := $(FUZZ_C:tests/fuzz/%.c=build/fuzz/%)
 LINT      := $(patsubst %.c,build/lint/%.o,$(CORE_C) $(TESTS_C) $(FUZZ_C) $(BENCH_C))
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test test-c test-python fuzz lint bench-core bench-purgatory docs clean
+.PHONY: help build run test test-c test-python crash-test fuzz lint bench-core bench-purgatory docs clean
 .DELETE_ON_ERROR:
 # Kept between runs, so that only what changed is compiled again.
 .SECONDARY:
@@ -55,6 +55,9 @@ fuzz: $(LIBFUZZER) ## look for inputs that break the C core: SECONDS=60 for each
 
 test-python: build ## Python tests alone; ARGS="..." goes to pytest
 	$(BIN)/python -m pytest $(ARGS)
+
+crash-test: build ## every call of every function fails once, not only some as in make test (hours)
+	CRASH_TEST=complete $(BIN)/python -m pytest --timeout=0 tests/test_faults.py $(ARGS)
 
 lint: build $(LINT) ## ruff, mypy --strict, and the C with every warning an error
 	$(BIN)/ruff check .

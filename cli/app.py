@@ -64,9 +64,15 @@ def app() -> None:
 
 
 def main() -> None:
-    """Entry point; a bug in purgatoryd ends with a traceback and its own exit code."""
+    """Entry point; a bug in purgatoryd ends with a traceback and its own exit code.
+
+    Memory may also run out in click, before or after a command.
+    """
     try:
         app(prog_name="purgatoryd")
+    except MemoryError:
+        sys.stderr.write("purgatoryd: out of memory\n")
+        sys.exit(Exit.UNUSABLE)
     except Exception:
         traceback.print_exc()
         sys.exit(Exit.BUG)

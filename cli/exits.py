@@ -59,6 +59,7 @@ _BY_ERROR: tuple[tuple[type[Exception], Exit], ...] = (
     (errors.QueueFull, Exit.TIMEOUT),
     (errors.ArenaBroken, Exit.BROKEN),
     (errors.ArenaError, Exit.UNUSABLE),
+    (errors.SystemFailure, Exit.UNUSABLE),
     (errors.StartError, Exit.UNUSABLE),
     (errors.SnapshotRequired, Exit.NOTICES_LOST),
     (errors.PurgatorydError, Exit.OTHER),

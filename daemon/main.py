@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import gc
 import os
@@ -12,6 +13,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+import zmq
+
 from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.clock import Clock, RealClock, VirtualClock
 from purgatoryd.daemon.config import Config
@@ -19,7 +22,7 @@ from purgatoryd.daemon.lanes import Lanes
 from purgatoryd.daemon.reaper import Reaper
 from purgatoryd.daemon.store import open_arena
 from purgatoryd.shm_layout.arena import Arena, boot_id
-from purgatoryd.shm_layout.errors import AlreadyRunning, BadPath
+from purgatoryd.shm_layout.errors import AlreadyRunning, BadPath, SystemFailure
 from purgatoryd.shm_layout.layout import ArenaState
 from purgatoryd.shm_layout.paths import Paths, daemon_paths
 
@@ -30,8 +33,15 @@ def serve(config: Config) -> int:
     """Runs the daemon until SIGTERM, SIGINT or the STOP command; returns the exit code.
 
     Prints one line that begins with "ready" once clients can reach it. Raises StartError
-    or ArenaError if it cannot start; an arena that was there is as it was.
+    or ArenaError if it cannot start; an arena that was there is as it was. Raises
+    SystemFailure, at the start or later, if the machine has no more memory, files or room.
     """
+    with _system_failures():
+        _run(config)
+    return 0
+
+
+def _run(config: Config) -> None:
     paths, access = daemon_paths(config.name), Access.of(config)
     _allow_connections()
     with (
@@ -47,7 +57,18 @@ def serve(config: Config) -> int:
         _go_live(arena, paths)
         reaper.run()
         arena.set_state(ArenaState.READY, 0)
-    return 0
+
+
+@contextlib.contextmanager
+def _system_failures() -> Iterator[None]:
+    """What the system refuses, anywhere inside, as one error with its figures."""
+    try:
+        yield
+    except MemoryError:
+        raise SystemFailure(errno.ENOMEM, os.strerror(errno.ENOMEM)) from None
+    except (OSError, zmq.ZMQError) as error:
+        path = getattr(error, "filename", None) or ""
+        raise SystemFailure(error.errno or 0, error.strerror or str(error), str(path)) from error
 
 
 def _clock(config: Config, arena: Arena) -> Clock:

@@ -1,8 +1,8 @@
 """Opens a daemon's arena: new, as it was left, or with its truth moved to other sizes.
 
 New segments are made under names of their own, NAME.new. The arena's second name, NAME.next,
-says that both are whole and take the place of what is there: a start that finds it completes
-what a killed daemon began. So a segment under the daemon's name is complete, and of one birth
+says that both are whole and take the place of what is there. A start completes what a killed
+daemon began, or undoes it. So a segment under the daemon's name is complete, and of one birth
 with its private one, or it is not ours and is left alone.
 """
 
@@ -45,6 +45,7 @@ def open_arena(config: Config, paths: Paths) -> Arena:
     the daemon's lock.
     """
     _take_place(paths)
+    _remove_new(paths)
     if not segment.exists(paths.arena):
         return _create(config, paths)
     old = Previous.attach(paths.arena, paths.private)
@@ -105,8 +106,10 @@ def core_config(config: Config) -> dict[str, Any]:
 @contextmanager
 def _in_place(paths: Paths, fields: dict[str, Any]) -> Iterator[Arena]:
     """A fresh arena; it takes the place of what is there if all goes well inside, else goes."""
-    _remove_new(paths)  # of a birth that was cut off
-    new = Arena.create(f"{paths.arena}.new", f"{paths.private}.new", fields)
+    new_names = f"{paths.arena}.new", f"{paths.private}.new"
+    for name in (*new_names, f"{paths.arena}.next"):
+        segment.refuse_foreign(name)
+    new = Arena.create(*new_names, fields)
     try:
         yield new
         segment.replace(f"{paths.arena}.new", f"{paths.arena}.next")

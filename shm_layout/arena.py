@@ -562,8 +562,11 @@ def retire(name: str) -> None:
 
 def boot_id() -> bytes:
     """Identity of this boot of the host, 16 bytes."""
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return bytes.fromhex(file.read().strip().replace("-", ""))
+    fd = os.open("/proc/sys/kernel/random/boot_id", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return bytes.fromhex(os.read(fd, 64).decode().strip().replace("-", ""))
+    finally:
+        os.close(fd)
 
 
 def page_size() -> int:

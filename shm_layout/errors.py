@@ -38,6 +38,7 @@ PurgatorydError
 |   +-- ArenaBroken                  check() found a broken invariant
 |   +-- ArenaTooLarge                needed and available bytes
 |   +-- ArenaTooSmall                below what lives in it
++-- SystemFailure                    the machine refused the daemon memory, a file, a descriptor
 +-- StartError                       the daemon cannot start
     +-- AlreadyRunning
     +-- BadPath                      not a directory, foreign owner, not writable
@@ -512,6 +513,23 @@ class ArenaTooSmall(ArenaError):
 
     def __str__(self) -> str:
         return f"{self.resource} {self.asked} is below the {self.needed} that live in the arena"
+
+
+@dataclass(eq=False)
+class SystemFailure(PurgatorydError):
+    """A system call of the daemon failed with errno `number` (0: not known) on `path`, if any.
+
+    The daemon ended. What it had acknowledged is in its arena, for the next start.
+    """
+
+    number: int
+    reason: str
+    path: str = ""
+
+    def __str__(self) -> str:
+        text = f"the daemon cannot go on: {self.reason}"
+        text += f" (errno {self.number})" if self.number else ""
+        return f"{self.path}: {text}" if self.path else text
 
 
 class StartError(PurgatorydError):

@@ -58,8 +58,9 @@ class Segment:
         try:
             if shm.size == 0:
                 raise ArenaMissing(name)
-            if not read_only:
-                _refuse_foreign(name, os.fstat(shm.fd).st_uid)
+            owner = os.fstat(shm.fd).st_uid
+            if not read_only and owner != os.geteuid():
+                raise BadPath(str(MOUNT / name[1:]), f"is foreign: it belongs to uid {owner}")
             access_kind = mmap.ACCESS_READ if read_only else mmap.ACCESS_WRITE
             return cls(name, mmap.mmap(shm.fd, 0, access=access_kind))
         finally:
@@ -88,17 +89,18 @@ def exists(name: str) -> bool:
 
 
 def ours(name: str) -> bool:
-    """True if there is one, False if there is none. Raises BadPath if it is another user's."""
+    """True if there is a segment of that name, and it is this user's."""
     try:
-        _refuse_foreign(name, (MOUNT / name[1:]).lstat().st_uid)
+        return (MOUNT / name[1:]).lstat().st_uid == os.geteuid()
     except FileNotFoundError:
         return False
-    return True
 
 
-def _refuse_foreign(name: str, owner: int) -> None:
-    if owner != os.geteuid():
-        raise BadPath(str(MOUNT / name[1:]), f"is foreign: it belongs to uid {owner}")
+def refuse_foreign(name: str) -> None:
+    """Raises BadPath if there is a segment of that name, and it is another user's."""
+    if exists(name) and not ours(name):
+        path = MOUNT / name[1:]
+        raise BadPath(str(path), f"is foreign: it belongs to uid {path.lstat().st_uid}")
 
 
 def unlink(name: str) -> None:

@@ -16,6 +16,7 @@ from typing import TypeVar
 import posix_ipc
 import pytest
 
+from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.paths import Paths, paths_in
 
@@ -166,6 +167,15 @@ def stats(daemon: Daemon) -> dict[str, int]:
         return reader.stats()
     finally:
         reader.close()
+
+
+def notices(reader: Reader, namespace: str, topic: str) -> list[wire.RawNotice]:
+    """All notices of a topic, from the outbox; none may be lost."""
+    _, last = reader.tails(namespace)[topic]
+    lost, bodies = reader.replay(namespace, topic, 1, last)
+    assert lost == 0
+    heads = [(body, wire.decode_notice_head(body)) for body in bodies]
+    return [n for body, head in heads for n in wire.decode_notices(body, head.records)]
 
 
 def refused(start: Callable[[], object]) -> str:

@@ -14,7 +14,7 @@ from conftest import StartDaemon
 from machine import needs
 from purgatory_driver import Command
 from raw_wire import Raw, batch
-from real_daemon import PATIENCE_S, Daemon, eventually, refused, stats
+from real_daemon import PATIENCE_S, Daemon, eventually, notices, refused, stats
 from stored_arena import FOLDERS, Stored
 
 from purgatoryd.cli.arena import infos
@@ -127,15 +127,6 @@ def payload_of(notice: wire.RawNotice) -> bytes:
     if notice.flags & NOTICE_OF_OPERATION:
         return wire.decode_verdict(notice.payload)[1]
     return notice.payload
-
-
-def notices(reader: Reader, namespace: str, topic: str) -> list[wire.RawNotice]:
-    """All that the outbox has of a topic; nothing of it may be lost."""
-    _, last = reader.tails(namespace)[topic]
-    lost, bodies = reader.replay(namespace, topic, 1, last)
-    assert lost == 0
-    heads = [(body, wire.decode_notice_head(body)) for body in bodies]
-    return [n for body, head in heads for n in wire.decode_notices(body, head.records)]
 
 
 def what_the_session_had_is_there(owner: Raw, session: dict[str, Any]) -> None:

@@ -1,0 +1,207 @@
+/* shim.c - fails, or kills at, the Nth call of one libc function: LD_PRELOAD it.
+ *
+ * FAULT_CALL    the function's name
+ * FAULT_NTH     which call fails, from 1 on
+ * FAULT_ERRNO   its errno as a number; 0 = the process is killed at the call
+ * FAULT_AFTER   a path: calls are counted once it exists; unset = from the beginning
+ * FAULT_LOG     a file to which "NAME NTH" is written when the call fails
+ *
+ * Only calls that other libraries make are seen, not those inside libc.  Nothing here
+ * allocates or uses a function that it stands for. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static _Atomic long counted;
+static _Atomic bool begun;
+
+static bool counting(void)
+{
+    if (atomic_load(&begun))
+        return true;
+    const char *after = getenv("FAULT_AFTER");
+    if (after != NULL && syscall(SYS_faccessat, AT_FDCWD, after, F_OK) != 0)
+        return false;
+    atomic_store(&begun, true);
+    return true;
+}
+
+static void tell(const char *name, const char *nth)
+{
+    const char *log = getenv("FAULT_LOG");
+    char line[128];
+    const size_t a = strlen(name), b = strlen(nth);
+    if (log == NULL || a + b + 2 > sizeof line)
+        return;
+    memcpy(line, name, a);
+    line[a] = ' ';
+    memcpy(line + a + 1, nth, b);
+    line[a + b + 1] = '\n';
+    const long fd = syscall(SYS_openat, AT_FDCWD, log, O_WRONLY | O_CREAT | O_APPEND, 0600);
+    syscall(SYS_write, fd, line, a + b + 2);
+    syscall(SYS_close, fd);
+}
+
+/* The errno to fail with; 0 = go on. */
+static int fault(const char *name)
+{
+    const int before = errno;
+    const char *call = getenv("FAULT_CALL"), *nth = getenv("FAULT_NTH");
+    const char *code = getenv("FAULT_ERRNO");
+    if (call == NULL || nth == NULL || code == NULL || strcmp(call, name) != 0 || !counting() ||
+        atomic_fetch_add(&counted, 1) + 1 != atol(nth)) {
+        errno = before;
+        return 0;
+    }
+    tell(name, nth);
+    if (atoi(code) == 0)
+        syscall(SYS_kill, getpid(), SIGKILL);
+    return atoi(code);
+}
+
+/* A wrapper that fails with `failed` and errno, or calls on. */
+#define WRAP(type, name, failed, parameters, arguments)                                          \
+    type name parameters                                                                         \
+    {                                                                                            \
+        static type(*next) parameters;                                                           \
+        const int error = fault(#name);                                                          \
+        if (error != 0) {                                                                        \
+            errno = error;                                                                       \
+            return failed;                                                                       \
+        }                                                                                        \
+        if (next == NULL)                                                                        \
+            *(void **)&next = dlsym(RTLD_NEXT, #name);                                           \
+        return next arguments;                                                                   \
+    }
+
+/* ---- memory: dlsym itself allocates, so these go on to glibc's own names ------------------- */
+
+void *__libc_malloc(size_t);
+void *__libc_calloc(size_t, size_t);
+void *__libc_realloc(void *, size_t);
+
+#define ALLOCATE(name, parameters, arguments)                                                    \
+    void *name parameters                                                                        \
+    {                                                                                            \
+        const int error = fault(#name);                                                          \
+        if (error == 0)                                                                          \
+            return __libc_##name arguments;                                                      \
+        errno = error;                                                                           \
+        return NULL;                                                                             \
+    }
+
+ALLOCATE(malloc, (size_t size), (size))
+ALLOCATE(calloc, (size_t count, size_t size), (count, size))
+ALLOCATE(realloc, (void *old, size_t size), (old, size))
+
+WRAP(void *, mmap, MAP_FAILED, (void *at, size_t size, int prot, int flags, int fd, off_t offset),
+     (at, size, prot, flags, fd, offset))
+WRAP(void *, mmap64, MAP_FAILED,
+     (void *at, size_t size, int prot, int flags, int fd, off64_t offset),
+     (at, size, prot, flags, fd, offset))
+
+/* ---- files ---------------------------------------------------------------------------------- */
+
+/* They return their error and leave errno alone. */
+#define FALLOCATE(name, offset_type)                                                             \
+    int name(int fd, offset_type offset, offset_type size)                                       \
+    {                                                                                            \
+        static int (*next)(int, offset_type, offset_type);                                       \
+        const int error = fault(#name);                                                          \
+        if (error != 0)                                                                          \
+            return error;                                                                        \
+        if (next == NULL)                                                                        \
+            *(void **)&next = dlsym(RTLD_NEXT, #name);                                           \
+        return next(fd, offset, size);                                                           \
+    }
+
+FALLOCATE(posix_fallocate, off_t)
+FALLOCATE(posix_fallocate64, off64_t)
+
+/* The mode is read whether it was given or not: the kernel ignores it then. */
+#define OPEN(name)                                                                               \
+    int name(const char *path, int flags, ...)                                                   \
+    {                                                                                            \
+        static int (*next)(const char *, int, ...);                                              \
+        va_list rest;                                                                            \
+        va_start(rest, flags);                                                                   \
+        const mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, mode_t) : 0;            \
+        va_end(rest);                                                                            \
+        const int error = fault(#name);                                                          \
+        if (error != 0) {                                                                        \
+            errno = error;                                                                       \
+            return -1;                                                                           \
+        }                                                                                        \
+        if (next == NULL)                                                                        \
+            *(void **)&next = dlsym(RTLD_NEXT, #name);                                           \
+        return next(path, flags, mode);                                                          \
+    }
+
+OPEN(open)
+OPEN(open64)
+
+WRAP(int, shm_open, -1, (const char *name, int flags, mode_t mode), (name, flags, mode))
+WRAP(int, ftruncate, -1, (int fd, off_t size), (fd, size))
+WRAP(int, ftruncate64, -1, (int fd, off64_t size), (fd, size))
+WRAP(int, rename, -1, (const char *from, const char *to), (from, to))
+WRAP(int, unlink, -1, (const char *path), (path))
+WRAP(int, fchmod, -1, (int fd, mode_t mode), (fd, mode))
+WRAP(int, chmod, -1, (const char *path, mode_t mode), (path, mode))
+WRAP(int, fsync, -1, (int fd), (fd))
+WRAP(int, fdatasync, -1, (int fd), (fd))
+WRAP(ssize_t, write, -1, (int fd, const void *bytes, size_t size), (fd, bytes, size))
+WRAP(ssize_t, pwrite, -1, (int fd, const void *bytes, size_t size, off_t at),
+     (fd, bytes, size, at))
+WRAP(ssize_t, pwrite64, -1, (int fd, const void *bytes, size_t size, off64_t at),
+     (fd, bytes, size, at))
+
+/* ---- descriptors, sockets, threads ---------------------------------------------------------- */
+
+WRAP(int, pipe2, -1, (int fds[2], int flags), (fds, flags))
+WRAP(int, eventfd, -1, (unsigned count, int flags), (count, flags))
+WRAP(int, epoll_create1, -1, (int flags), (flags))
+WRAP(int, epoll_ctl, -1, (int epoll, int op, int fd, struct epoll_event *event),
+     (epoll, op, fd, event))
+WRAP(int, socket, -1, (int domain, int type, int protocol), (domain, type, protocol))
+WRAP(int, bind, -1, (int fd, const struct sockaddr *at, socklen_t size), (fd, at, size))
+WRAP(int, listen, -1, (int fd, int backlog), (fd, backlog))
+WRAP(int, accept4, -1, (int fd, struct sockaddr *peer, socklen_t *size, int flags),
+     (fd, peer, size, flags))
+WRAP(ssize_t, send, -1, (int fd, const void *bytes, size_t size, int flags),
+     (fd, bytes, size, flags))
+WRAP(ssize_t, recv, -1, (int fd, void *bytes, size_t size, int flags), (fd, bytes, size, flags))
+WRAP(int, poll, -1, (struct pollfd * fds, nfds_t count, int timeout), (fds, count, timeout))
+WRAP(int, select, -1,
+     (int count, fd_set *in, fd_set *out, fd_set *err, struct timeval *timeout),
+     (count, in, out, err, timeout))
+WRAP(int, epoll_wait, -1, (int epoll, struct epoll_event *events, int most, int timeout),
+     (epoll, events, most, timeout))
+
+/* It returns its error. */
+int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
+                   void *argument)
+{
+    static int (*next)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+    const int error = fault("pthread_create");
+    if (error != 0)
+        return error;
+    if (next == NULL)
+        *(void **)&next = dlsym(RTLD_NEXT, "pthread_create");
+    return next(thread, attributes, run, argument);
+}

@@ -1,0 +1,256 @@
+"""Memory, files and room run out: the Nth call of every function fails, for every N.
+
+The daemon goes on, or ends with one clear sentence. libzmq aborts the process when it has no
+memory or descriptors left (ABORTS); then, too, the arena holds all that was acknowledged. By
+default N goes 1, 2, 3, 6, 12 ...; with CRASH_TEST=complete in the environment it takes all values.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import purgatory_driver as driver
+import pytest
+import raw_wire as raw
+import zmq
+from fault_driver import COMPLETE, Fault, Victim, build_shim, numbers
+from machine import needs
+from raw_wire import Raw
+from real_daemon import Daemon, notices, remove_segments
+
+from purgatoryd.cli.arena import infos
+from purgatoryd.cli.exits import Exit
+from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.store import open_arena
+from purgatoryd.shm_layout import segment
+from purgatoryd.shm_layout.arena import Reader
+from purgatoryd.shm_layout.layout import ArenaState, Message
+from purgatoryd.shm_layout.paths import Paths
+
+SIZES = (
+    "--capacity", "100", "--payload-memory", "64K", "--outbox", "64", "--topics", "8",
+    "--sessions", "4", "--watches", "64", "--watch-keys", "64",
+)  # fmt: skip
+CONFIG = Config(
+    "demo", capacity=100, payload_bytes=65536, outbox_capacity=64, topics=8, sessions=4,
+    watches=64, watch_keys=64,
+)  # fmt: skip
+OTHER_SIZES = (*SIZES, "--capacity", "200")
+
+OUTCOMES = int(Message.OUTCOMES)
+
+FAULTS = [
+    Fault("malloc", "ENOMEM"), Fault("calloc", "ENOMEM"), Fault("realloc", "ENOMEM"),
+    Fault("mmap64", "ENOMEM"),
+    Fault("posix_fallocate64", "ENOSPC"), Fault("posix_fallocate64", "EIO"),
+    Fault("open64", "EMFILE"), Fault("shm_open", "EMFILE"), Fault("ftruncate64", "EIO"),
+    Fault("rename", "EIO"), Fault("unlink", "EIO"), Fault("fchmod", "EPERM"),
+    Fault("write", "ENOSPC"), Fault("pwrite64", "ENOSPC"),
+    Fault("pipe2", "EMFILE"), Fault("eventfd", "EMFILE"), Fault("epoll_create1", "EMFILE"),
+    Fault("epoll_ctl", "ENOMEM"), Fault("epoll_wait", "EINTR"), Fault("poll", "ENOMEM"),
+    Fault("select", "ENOMEM"), Fault("socket", "EMFILE"), Fault("bind", "ENOMEM"),
+    Fault("listen", "EADDRINUSE"), Fault("accept4", "EMFILE"), Fault("send", "EAGAIN"),
+    Fault("recv", "EAGAIN"), Fault("recv", "EIO"),
+    Fault("pthread_create", "EAGAIN"),
+]  # fmt: skip
+KILLS = [Fault(c, "KILL") for c in ("rename", "unlink", "shm_open", "mmap64", "posix_fallocate64")]
+
+IN_ANY_PROCESS = {"malloc", "calloc", "realloc", "mmap64", "open64"}
+
+# Where libzmq asserts that the call succeeds.
+ABORTS = {
+    "malloc", "calloc", "realloc", "write", "epoll_create1", "epoll_ctl", "poll", "pthread_create",
+    "accept4",
+}  # fmt: skip
+
+
+def each(faults: list[Fault]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("fault", faults, ids=lambda f: f"{f.call}-{f.code}")
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    needs("cc", "to compile tests/fault/shim.c")
+    return build_shim(tmp_path_factory.mktemp("shim"))
+
+
+class Before:
+    """An arena of a daemon that was killed, and what it has acknowledged."""
+
+    def __init__(self, real: Daemon) -> None:
+        self.directory, self.paths = real.dir, real.paths
+        with Raw(real.paths.cmd) as client:
+            client.hello()
+            answer = client.batch(*(raw.put(b"%d" % i, payload=b"p" * 40) for i in range(30)))
+            self.tickets = {ticket for _, ticket, _ in answer.results}
+        real.kill()
+        self._bytes = {n: path_of(n).read_bytes() for n in (real.paths.arena, real.paths.private)}
+
+    def again(self) -> None:
+        """Lays it out once more, for the next N; the lock file tells when a start begins."""
+        remove_segments(self.paths)
+        self.paths.lock.unlink(missing_ok=True)
+        for name, data in self._bytes.items():
+            path_of(name).write_bytes(data)
+
+
+def path_of(name: str) -> Path:
+    return segment.MOUNT / name[1:]
+
+
+@pytest.fixture(scope="module")
+def before() -> Iterator[Before]:
+    directory = Path(tempfile.mkdtemp(prefix="purgatoryd-test-"))
+    real = Daemon("demo", directory, SIZES)
+    yield Before(real)
+    real.close()
+    remove_segments(real.paths)
+    shutil.rmtree(directory)
+
+
+def ended_well(victim: Victim, fault: Fault, code: int) -> None:
+    """It said what is wrong, or nothing was."""
+    said = victim.stderr
+    if code in (Exit.UNUSABLE, -signal.SIGTERM):  # told to end while it was ending
+        assert re.fullmatch(r"purgatoryd: .+\n", said.splitlines(keepends=True)[-1]), said
+        assert "Traceback" not in said
+    elif code == -signal.SIGABRT:
+        assert fault.call in ABORTS, said
+    else:
+        assert code == (-signal.SIGKILL if fault.code == "KILL" and victim.hit else 0), said
+
+
+def recovered(paths: Paths, tickets: set[int]) -> None:
+    """What the next start does: all that was acknowledged is there, and all of it whole."""
+    arena = open_arena(CONFIG, paths)
+    arena.check()
+    arena.set_state(ArenaState.READY)
+    arena.close()
+    assert tickets <= known(paths)
+    assert len(list(segment.MOUNT.glob(f"{paths.arena[1:]}*"))) == 2
+
+
+def known(paths: Paths) -> set[int]:
+    """Tickets that are armed or in the outbox."""
+    reader = Reader.attach(paths)
+    try:
+        fired = [n for topic in reader.tails("raw") for n in notices(reader, "raw", topic)]
+        return {info.ticket for info in infos(reader)} | {n.ticket for n in fired}
+    finally:
+        reader.close()
+
+
+# ---- the start ---------------------------------------------------------------------------------
+
+
+@each(FAULTS + KILLS)
+def test_the_start(fault: Fault, before: Before, shim: Path) -> None:
+    """From the lock on, with other sizes: attach, rebuild, birth, migration, sockets."""
+    nth, hits = 1, 0
+    while True:
+        before.again()
+        victim = Victim(before.directory, OTHER_SIZES, shim, fault, nth, before.paths.lock)
+        ended_well(victim, fault, victim.end())
+        recovered(before.paths, before.tickets)
+        if not victim.hit:
+            break
+        nth, hits = numbers(nth, COMPLETE), hits + 1
+    assert hits or fault.call in ("accept4", "send", "recv", "epoll_wait", "select"), "never called"
+
+
+@each([fault for fault in FAULTS if fault.call in IN_ANY_PROCESS])
+def test_the_beginning_of_the_process(fault: Fault, before: Before, shim: Path) -> None:
+    """From the loader on, before the daemon has touched anything: what the interpreter does."""
+    nth = 1
+    while True:
+        before.again()
+        victim = Victim(before.directory, SIZES, shim, fault, nth, None)
+        code = victim.end()
+        if code == -signal.SIGSEGV:  # CPython does that; anybody's, then, and not the daemon's
+            assert interpreter_alone(before.directory, shim, fault, nth) == code, f"N = {nth}"
+        else:
+            assert code in (*Exit, -signal.SIGABRT), f"N = {nth}: {code}, {victim.stderr}"
+        assert not victim.ready or code in (0, Exit.UNUSABLE, -signal.SIGABRT), victim.stderr
+        recovered(before.paths, before.tickets)
+        if not victim.hit:
+            break
+        nth = numbers(nth, COMPLETE)
+
+
+def interpreter_alone(directory: Path, shim: Path, fault: Fault, nth: int) -> int:
+    """How a Python that does nothing ends with that fault."""
+    env = os.environ | fault.environment(shim, nth, None, directory / "fault.log")
+    command = [sys.executable, "-c", "pass"]
+    return subprocess.run(command, env=env, capture_output=True, check=False).returncode
+
+
+# ---- work and the stop -------------------------------------------------------------------------
+
+
+@each(FAULTS)
+def test_work_and_stop(fault: Fault, before: Before, shim: Path) -> None:
+    """From the ready line to the end of the process."""
+    marker = before.directory / "begin"
+    nth = 1
+    while True:
+        before.again()
+        marker.unlink(missing_ok=True)
+        victim = Victim(before.directory, SIZES, shim, fault, nth, marker)
+        assert victim.ready, victim.stderr
+        marker.touch()
+        acknowledged = work(victim)
+        ended_well(victim, fault, victim.end())
+        recovered(before.paths, before.tickets | acknowledged)
+        if not victim.hit:
+            break
+        nth = numbers(nth, COMPLETE)
+
+
+def work(victim: Victim) -> set[int]:
+    """Tickets of the adds that were acknowledged before the daemon ended, if it did."""
+    tickets: set[int] = set()
+    batches: list[list[tuple[bytes, bytes] | driver.Command]] = [
+        [raw.put(b"far%d" % i, payload=b"x" * 100) for i in range(10)],
+        [raw.put(b"now%d" % i, 0) for i in range(10)],
+        [driver.watch(b"op", driver.ALL, [driver.Key(b"k", 1)], notice=True)],
+        [driver.advance(b"k", 1), driver.cancel(b"never")],
+        [raw.put(b"soon%d" % i, 20_000_000) for i in range(10)],
+    ]
+    with (
+        Raw(victim.paths.cmd, patience_s=0.1) as client,
+        Raw(victim.paths.pub, kind=zmq.SUB) as sub,
+    ):
+        sub.socket.subscribe(b"")
+        opened = ask(victim, client, raw.frame(raw.HELLO) + b"n" * 16 + bytes(16))
+        for sequence, records in enumerate(batches, 1):
+            if opened is None:
+                break
+            request = raw.batch(opened.session, sequence, [(r[0], r[1]) for r in records])
+            answer = ask(victim, client, request)
+            if answer is None:
+                break
+            tickets |= {ticket for status, ticket, _ in answer.results if status == raw.ADDED}
+    return tickets
+
+
+def ask(victim: Victim, client: Raw, request: bytes) -> raw.Answer | None:
+    """The answer, however often it takes to ask; None once the daemon has ended."""
+    sequence = raw.answer(request).sequence
+    while victim.running:
+        client.send(request)
+        try:
+            while (answer := client.receive()).sequence != sequence or answer.message == OUTCOMES:
+                pass
+        except zmq.Again:
+            continue
+        assert answer.error == 0
+        return answer
+    return None
