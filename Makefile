@@ -28,7 +28,7 @@ LIBFUZZER := $(FUZZ_C:tests/fuzz/%.c=build/fuzz/%)
 LINT      := $(patsubst %.c,build/lint/%.o,$(CORE_C) $(TESTS_C) $(FUZZ_C) $(BENCH_C))
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test test-c test-python crash-test fuzz lint bench-core bench-purgatory docs clean
+.PHONY: help build run test test-c test-python crash-test fuzz lint bench-core bench-purgatory bench-watchers docs clean
 .DELETE_ON_ERROR:
 # Kept between runs, so that only what changed is compiled again.
 .SECONDARY:
@@ -70,6 +70,9 @@ bench-core: build ## measure the C core; writes benchmarks/results/core.json
 
 bench-purgatory: build ## measure the purgatory; writes benchmarks/results/purgatory.json
 	$(BIN)/python benchmarks/bench_purgatory.py $(ARGS)
+
+bench-watchers: build ## measure one key with many watchers; writes benchmarks/results/watchers.json
+	$(BIN)/python benchmarks/bench_watchers.py $(ARGS)
 
 docs: build ## write docs/cli.md and the tables of docs/protocol.md from the code
 	$(BIN)/python -m purgatoryd.cli.reference > build/cli.md && mv build/cli.md docs/cli.md
