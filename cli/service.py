@@ -14,6 +14,9 @@ from purgatoryd.cli import settings
 from purgatoryd.cli.exits import Command, Exit
 from purgatoryd.cli.options import emit, json_option, name_option, timeout_option
 
+STOP_S = 30.0
+"""How long a daemon that did not drain in time may take to stop."""
+
 
 @click.command("run", cls=Command)
 @name_option
@@ -57,13 +60,22 @@ def run_command(
 
 @click.command("stop", cls=Command)
 @name_option
+@click.option(
+    "--drain/--keep",
+    default=False,
+    help="Drain: refuse adds, and wait until nothing is armed. Keep, the default: stop at once.",
+)
 @timeout_option
 @json_option
-def stop_command(name: str, timeout: float, as_json: bool) -> int:
+def stop_command(name: str, drain: bool, timeout: float, as_json: bool) -> int:
     """Stop the daemon cleanly, and return when its process has ended.
 
-    Armed timers stay in its arena; what comes due meanwhile fires when it is started again.
+    What is armed stays in its arena; what comes due meanwhile fires when it is started again.
     Exit code 6 if the process still runs after --timeout seconds.
+
+    With --drain nothing is armed any more, and the daemon ends once all that is armed has fired
+    or was cancelled, and owners have acknowledged their outcomes. After --timeout seconds it
+    ends all the same, and keeps the rest: exit code 1 then.
     """
     from purgatoryd.shm_layout.arena import Reader
     from purgatoryd.shm_layout.errors import DaemonUnreachable
@@ -72,18 +84,34 @@ def stop_command(name: str, timeout: float, as_json: bool) -> int:
     paths = client_paths(name)
     reader = Reader.attach(paths)
     pid = int(reader.header.daemon_pid)
-    reader.close()
     try:
         process = os.pidfd_open(pid)  # held before STOP: a pid alone may be somebody else's soon
     except OSError:
         raise DaemonUnreachable(name, str(paths.admin), 0.0) from None
     with open(process, "rb"):
-        stop_and_wait(paths.admin_endpoint, process, timeout)
-    emit({"stopped": name, "pid": pid}, f"stopped {name}, process {pid}", as_json)
-    return Exit.DONE
+        drained = drain_and_wait(paths.admin_endpoint, process, timeout) if drain else True
+        if not drain or not drained:
+            stop_and_wait(paths.admin_endpoint, process, STOP_S if drain else timeout)
+    armed = int(reader.metrics.live)
+    reader.close()
+    told = f"stopped {name}, process {pid}; {armed} armed"
+    emit({"stopped": name, "pid": pid, "armed": armed}, told, as_json)
+    return Exit.DONE if drained else Exit.NEGATIVE
 
 
-def stop_and_wait(endpoint: str, process: int, timeout_s: float) -> None:
+def drain_and_wait(endpoint: str, process: int, timeout_s: float) -> bool:
+    """Sends STOP with the wish to drain; False if `process` still runs after `timeout_s`."""
+    from purgatoryd.shm_layout.errors import CallTimeout
+    from purgatoryd.shm_layout.layout import FLAG_DRAIN
+
+    try:
+        stop_and_wait(endpoint, process, timeout_s, FLAG_DRAIN)
+    except CallTimeout:
+        return False
+    return True
+
+
+def stop_and_wait(endpoint: str, process: int, timeout_s: float, flags: int = 0) -> None:
     """Sends STOP and returns when `process`, a pidfd, has ended.
 
     The end counts, not the answer: that may be lost as the daemon closes its sockets. Raises
@@ -99,7 +127,7 @@ def stop_and_wait(endpoint: str, process: int, timeout_s: float) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.set(zmq.LINGER, 0)
         socket.connect(endpoint)
-        socket.send(wire.encode_frame(Message.STOP))
+        socket.send(wire.encode_frame(Message.STOP, flags=flags))
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(process, zmq.POLLIN)

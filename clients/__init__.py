@@ -40,6 +40,7 @@ from purgatoryd.shm_layout.errors import (
     Refused,
     SessionExpired,
     SnapshotRequired,
+    Stopping,
     TooFar,
     WrongShard,
 )
@@ -101,6 +102,7 @@ __all__ = [
     "SessionExpired",
     "SnapshotRequired",
     "Status",
+    "Stopping",
     "Subscriber",
     "SumOf",
     "TimerInfo",

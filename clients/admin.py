@@ -9,7 +9,7 @@ from typing import Self
 from purgatoryd.clients.channel import Channel
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import DaemonUnreachable, InvalidSetting
-from purgatoryd.shm_layout.layout import ANYBODY, QUOTA_MAX, QUOTA_OPS_MAX, Message
+from purgatoryd.shm_layout.layout import ANYBODY, FLAG_DRAIN, QUOTA_MAX, QUOTA_OPS_MAX, Message
 from purgatoryd.shm_layout.paths import check_name, client_paths
 from purgatoryd.shm_layout.wire import NamespaceSettings, Reply
 
@@ -82,9 +82,12 @@ class Admin:
         request = wire.encode_namespace_set(self._sequence, name, changes)
         return wire.decode_namespace_set(self._request(request, timeout).body)
 
-    def stop(self, *, timeout: float | None = None) -> None:
-        """Asks the daemon to end cleanly; returns when it has agreed."""
-        self._call(Message.STOP, None, timeout)
+    def stop(self, *, drain: bool = False, timeout: float | None = None) -> None:
+        """Asks the daemon to end cleanly; returns when it has agreed.
+
+        `drain`: it refuses adds from now on, as Stopping, and ends once nothing is armed.
+        """
+        self._call(Message.STOP, None, timeout, flags=FLAG_DRAIN if drain else 0)
 
     def close(self) -> None:
         """Drops the connection."""
@@ -103,9 +106,11 @@ class Admin:
     ) -> None:
         self.close()
 
-    def _call(self, message: Message, at_ns: int | None, timeout: float | None) -> Reply:
+    def _call(
+        self, message: Message, at_ns: int | None, timeout: float | None, flags: int = 0
+    ) -> Reply:
         self._sequence += 1  # tells a late answer to an earlier call from this one's
-        frame = wire.encode_frame(message, 0, self._sequence, at_ns=at_ns)
+        frame = wire.encode_frame(message, 0, self._sequence, flags=flags, at_ns=at_ns)
         return self._request(frame, timeout)
 
     def _request(self, frame: bytes, timeout: float | None) -> Reply:

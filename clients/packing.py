@@ -20,6 +20,7 @@ from purgatoryd.shm_layout.errors import (
     PurgatorydError,
     QuotaExceeded,
     Refused,
+    Stopping,
     TooFar,
     WrongShard,
 )
@@ -54,6 +55,7 @@ _REFUSED: dict[int, type[Refused]] = {
     Status.WRONG_SHARD: WrongShard,
     Status.DUPLICATE: DuplicateWatchKey,
     Status.OVERFLOW: LevelOverflow,
+    Status.STOPPING: Stopping,
 }
 
 

@@ -9,6 +9,7 @@ from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.lanes import Message
 from purgatoryd.shm_layout.arena import Arena
 from purgatoryd.shm_layout.layout import (
+    FLAG_DRAIN,
     WIRE_MAGIC,
     WIRE_VERSION,
     WireError,
@@ -32,6 +33,10 @@ class Loop(Protocol):
 
     def stop(self) -> None:
         """Ends the loop after this turn."""
+        ...
+
+    def drain(self) -> None:
+        """Ends the loop once nothing is armed; nothing is armed from now on."""
         ...
 
 
@@ -71,7 +76,8 @@ def _command(loop: Loop, message: Message, kind: int) -> bytes | None:
     if kind == Kind.PING:
         return frame(kind, echo=echo)
     if kind == Kind.STOP:
-        loop.stop()
+        flags = _FRAME.unpack_from(message.body)[9]
+        (loop.drain if flags & FLAG_DRAIN else loop.stop)()
         return frame(kind, echo=echo)
     if kind == Kind.ADVANCE:
         at_ns = _FRAME.unpack_from(message.body)[10]

@@ -50,7 +50,7 @@ class Reaper:
         self._budget = budget
         self._wait_for = [*sockets.fds(), wake_fd]
         self._wake_fd = wake_fd
-        self._stopping = False
+        self._stopping = self._draining = False
         self._next_beat_ns = 0
         self._unswept = 0
         self._turns = self._wakeups = self._sent = 0
@@ -62,12 +62,18 @@ class Reaper:
         """Turns until stopped; then sends what has fired and returns."""
         while not self._stopping:
             self._sleep(self._turn())
+            self._stopping |= self._draining and self.arena.drained
         while self._publish():
             pass
 
     def stop(self) -> None:
         """Ends the loop after the current turn."""
         self._stopping = True
+
+    def drain(self) -> None:
+        """Ends the loop once nothing is armed; nothing is armed from now on."""
+        self._draining = True
+        self.arena.drain()
 
     # ---- one turn ----
 

@@ -647,6 +647,14 @@ void pg_set_state(struct pg_arena *a, uint32_t state, uint32_t pid)
     STORE_RELEASE(&a->header->state, state);
 }
 
+void pg_drain(struct pg_arena *a) { a->draining = true; }
+
+int pg_drained(const struct pg_arena *a)
+{
+    return a->metrics->live == 0 && a->metrics->operations == 0 && a->metrics->outcomes == 0 &&
+           a->header->published == a->header->outbox_tail;
+}
+
 void pg_start_epoch(struct pg_arena *a, const uint8_t boot_id[16])
 {
     memcpy(a->header->boot_id, boot_id, sizeof a->header->boot_id);

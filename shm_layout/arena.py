@@ -326,6 +326,15 @@ class Arena(_Owned):
         """Publishes the arena's state, and the daemon's pid while it runs."""
         lib.pg_set_state(self._a, int(state), pid)
 
+    def drain(self) -> None:
+        """From now on nothing is armed: adds and watches are refused as STOPPING."""
+        lib.pg_drain(self._a)
+
+    @property
+    def drained(self) -> bool:
+        """True if nothing is armed, no outcome is unacknowledged, and the socket has all."""
+        return bool(lib.pg_drained(self._a))
+
     def beat(self, real_boot_ns: int, turns: int, wakeups: int, sent: int) -> None:
         """Stores the loop's progress for readers."""
         lib.pg_beat(self._a, real_boot_ns, turns, wakeups, sent)

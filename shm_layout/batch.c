@@ -281,11 +281,15 @@ static void put_read(const struct pg_arena *a, struct step *s, const uint8_t *at
     s->ext = p->payload + r->payload_len;
 }
 
-/* Whether owner and quotas allow the record. What arms or advances is counted, once, though its
- * work may need several calls. False: the result says why not. */
+/* Whether owner and quotas allow the record, and a draining daemon too. What arms or advances is
+ * counted, once, though its work may need several calls. False: the result says why not. */
 static bool record_allowed(struct pg_arena *a, const struct step *s, struct pg_result *result)
 {
     const struct pg_record *r = &s->record;
+    if (a->draining && op_rules[r->op].uses & NEEDS_TOPIC) {
+        answer(result, 0, PG_ST_STOPPING, 0);
+        return false;
+    }
     if (a->name_guards[r->name] == GUARD_DENIED) {
         a->metrics->refused_denied++;
         answer(result, 0, PG_ST_DENIED, 0);
@@ -302,7 +306,7 @@ static bool record_apply(struct pg_arena *a, struct step *s, const uint8_t *at,
                          struct pg_result *result)
 {
     const struct pg_record *r = &s->record;
-    if (UNLIKELY(a->name_guards[r->name] != 0) && !record_allowed(a, s, result))
+    if (UNLIKELY(a->name_guards[r->name] != 0 || a->draining) && !record_allowed(a, s, result))
         return true;
     if (name_missing(a, r)) {
         a->metrics->refused_names++;
@@ -344,7 +348,7 @@ static bool records_apply(struct pg_arena *a, const struct request *q, struct pg
 static void name_resolve(struct pg_arena *a, uint32_t i, struct name ns, struct name topic,
                          uint32_t uid)
 {
-    const unsigned uses = a->name_uses[i];
+    const unsigned uses = a->name_uses[i] & (a->draining ? NEEDS_NAMESPACE : ~0u);
     a->name_rows[i] = a->name_namespaces[i] = PG_NIL;
     a->name_guards[i] = a->guarded ? guard_of(a, names_find_namespace(a, ns), uid) : 0;
     if (UNLIKELY(a->name_guards[i] == GUARD_DENIED))

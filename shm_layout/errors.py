@@ -16,6 +16,7 @@ PurgatorydError
 |   +-- TooFar                       the deadline is past 2^63 - 1 ns
 |   +-- DuplicateWatchKey            a watch key twice in one operation
 |   +-- LevelOverflow                a level past 2^63 - 1
+|   +-- Stopping                     the daemon waits for what is armed, and then stops
 |   +-- Denied                       the namespace has another owner
 |   +-- QuotaExceeded                of a namespace or a uid: timers, bytes, operations per second
 |   +-- Busy, WrongShard
@@ -216,6 +217,12 @@ class DuplicateWatchKey(Refused):
     """A watch key stands twice in one operation."""
 
     why = "was refused: it watches a key twice"
+
+
+class Stopping(Refused):
+    """The daemon arms nothing any more: it ends as soon as nothing is armed (`stop --drain`)."""
+
+    why = "was refused because the daemon is about to stop"
 
 
 class LevelOverflow(Refused):

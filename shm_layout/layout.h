@@ -534,7 +534,8 @@ struct pg_frame {
 };
 enum pg_frame_flag {
     PG_W_AT = 1,                  /* at_ns is meant */
-    PG_W_DURABLE = 2              /* reserved: answer after the journal's commit */
+    PG_W_DURABLE = 2,             /* reserved: answer after the journal's commit */
+    PG_W_DRAIN = 4                /* STOP: when nothing is armed any more; arm nothing until then */
 };
 
 /* BATCH and QUERY: frame, name table, records, byte area.
@@ -602,7 +603,8 @@ enum pg_status {
                                      of OPS when, on the real clock, the next one is allowed */
     PG_ST_WRONG_SHARD = 28,
     PG_ST_DUPLICATE = 29,         /* WATCH: a key twice */
-    PG_ST_OVERFLOW = 30           /* a level past 2^63 - 1 */
+    PG_ST_OVERFLOW = 30,          /* a level past 2^63 - 1 */
+    PG_ST_STOPPING = 32           /* PUT, WATCH: the daemon waits for what is armed, and then stops */
 };
 
 /* Which quota was used up. */

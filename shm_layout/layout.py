@@ -33,6 +33,7 @@ WIRE_VERSION: int = lib.PG_WIRE_VERSION
 NOTICE_MAGIC: int = lib.PG_NOTICE_MAGIC
 REGION_ALIGN: int = lib.PG_REGION_ALIGN
 FLAG_AT: int = lib.PG_W_AT
+FLAG_DRAIN: int = lib.PG_W_DRAIN
 NOTICE_OF_OPERATION: int = lib.PG_E_OPERATION
 TIME_MAX_NS = 2**63 - 1
 LEVEL_MAX: int = lib.PG_LEVEL_MAX
@@ -140,6 +141,7 @@ class Status(enum.IntEnum):
     WRONG_SHARD = lib.PG_ST_WRONG_SHARD
     DUPLICATE = lib.PG_ST_DUPLICATE
     OVERFLOW = lib.PG_ST_OVERFLOW
+    STOPPING = lib.PG_ST_STOPPING
 
 
 class Quota(enum.IntEnum):

@@ -33,6 +33,7 @@ struct pg_arena {
     uint32_t namespace_rows, topic_rows, name_cells;
     struct pg_account *accounts;
     uint32_t account_rows;
+    bool draining;                /* nothing is armed any more */
     bool guarded;                 /* some namespace has an owner or a quota, or uids have quotas */
     struct pg_entry *outbox;
     struct pg_purgatory *purgatory;

@@ -141,14 +141,16 @@ def encode_frame(
     names: int = 0,
     error: int = 0,
     names_bytes: int = 0,
+    flags: int = 0,
     at_ns: int | None = None,
     detail: tuple[int, int] = (0, 0),
 ) -> bytes:
     """The 64 bytes that begin every request and reply; at_ns sets its flag when given."""
-    flags, at = (0, 0) if at_ns is None else (layout.FLAG_AT, at_ns)
+    if at_ns is not None:
+        flags |= layout.FLAG_AT
     return FRAME.pack(
         layout.WIRE_MAGIC, layout.WIRE_VERSION, message, session, sequence,
-        count, names, error, names_bytes, flags, at, *detail,
+        count, names, error, names_bytes, flags, at_ns or 0, *detail,
     )  # fmt: skip
 
 

@@ -194,9 +194,25 @@ def test_no_daemon_has_its_exit_code(command: str, daemon_dir: Path) -> None:
 
 
 def test_stop_returns_when_the_process_has_ended(demo: Daemon) -> None:
-    assert answer(demo, "stop") == {"stopped": "demo", "pid": demo.pid}
+    assert answer(demo, "stop") == {"stopped": "demo", "pid": demo.pid, "armed": 0}
     assert demo.process.wait(0) == 0
     assert cli(demo, "stop").returncode == Exit.NO_DAEMON
+
+
+def test_stop_that_drains_waits_for_what_is_armed(demo: Daemon) -> None:
+    cli(demo, "add", "k", "--delay", "300ms")
+    assert answer(demo, "stop", "--drain", "--timeout", "30")["armed"] == 0
+    demo.start()
+    assert answer(demo, "stats")["expiries"] == 1
+
+
+def test_stop_that_could_not_drain_in_time_keeps_the_rest(demo: Daemon) -> None:
+    cli(demo, "add", "k", "--delay", "1h")
+    done = cli(demo, "stop", "--drain", "--timeout", "0.1", "--json")
+    assert (done.returncode, json.loads(done.stdout)["armed"]) == (Exit.NEGATIVE, 1)
+    assert demo.process.wait(0) == 0
+    demo.start()
+    assert answer(demo, "list")["key"] == "k"
 
 
 def test_stop_of_a_killed_daemon_finds_none(demo: Daemon) -> None:

@@ -33,13 +33,16 @@ from real_daemon import PATIENCE_S, Daemon, DaemonFailed, boot_ns, eventually, r
 
 from purgatoryd.clients import (
     Admin,
+    AllOf,
     CancelResult,
     Client,
     InvalidPayload,
     MessageRefused,
     Notice,
+    Purgatory,
     SnapshotRequired,
     Status,
+    Stopping,
     Subscriber,
 )
 from purgatoryd.shm_layout.arena import Arena, Reader
@@ -800,6 +803,57 @@ def test_messages_on_the_notice_socket_do_not_hold_up_the_loop(real: Daemon) -> 
     finally:
         flooder.close(0)
         context.term()
+
+
+# ---- a stop that drains ------------------------------------------------------------------------
+
+
+def test_a_draining_daemon_arms_nothing_and_ends_when_nothing_is_armed(real: Daemon) -> None:
+    with shop() as client, Admin("demo", timeout=PATIENCE_S) as admin:
+        client.add("soon", delay=0.5, topic="t")
+        client.add("never", delay=HOUR_S, topic="t")
+        with listen("t") as subscriber:
+            admin.stop(drain=True)
+            for mode in ("error", "replace", "extend"):
+                with pytest.raises(Stopping):
+                    client.add("never", delay=1, topic="unborn", mode=mode)
+            pending = [client.add(f"p{i}", delay=1, wait=False) for i in range(3)]
+            assert client.get("never") is not None
+            (notice,) = take(subscriber, 1)
+            assert notice.key == "soon"
+            assert client.cancel("never") is CancelResult.CANCELLED
+            for one in pending:
+                with pytest.raises(Stopping):
+                    one.result(PATIENCE_S)
+    assert real.process.wait(PATIENCE_S) == 0
+    real.start()
+    topics = Reader.attach(real.paths)
+    assert set(topics.tails("shop")) == {"t"}
+    topics.close()
+    with shop() as client:
+        client.add("again", delay=HOUR_S)  # the wish to drain went with the process
+
+
+def test_a_draining_daemon_waits_for_owners_to_take_their_outcomes(real: Daemon) -> None:
+    with Purgatory("demo", namespace="shop", timeout=PATIENCE_S) as owner:
+        operation = owner.watch("op", AllOf({"k": 1}), timeout=HOUR_S)
+        with Admin("demo", timeout=PATIENCE_S) as admin:
+            admin.stop(drain=True)
+        with pytest.raises(Stopping):
+            owner.watch("late", AllOf({"k": 1}), timeout=HOUR_S)
+        owner.advance("k", 1)
+        assert operation.result(PATIENCE_S).cause == "satisfied"
+        assert real.process.wait(PATIENCE_S) == 0
+
+
+def test_a_draining_daemon_can_be_stopped_at_once(real: Daemon) -> None:
+    with shop() as client, Admin("demo", timeout=PATIENCE_S) as admin:
+        client.add("k", delay=HOUR_S)
+        admin.stop(drain=True)
+        admin.stop()
+    assert real.process.wait(PATIENCE_S) == 0
+    real.start()
+    assert stats(real)["live"] == 1
 
 
 # ---- names -----------------------------------------------------------------------------------
