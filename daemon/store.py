@@ -148,6 +148,8 @@ def _refuse_other_clock(arena: Arena | Previous, config: Config) -> None:
         raise ArenaMismatch(name, "clock", kind.name, ClockKind(header.clock_kind).name)
     if bytes(header.boot_id) != boot_id():
         raise ArenaMismatch(name, "boot id", boot_id().hex(), bytes(header.boot_id).hex())
+    if kind == ClockKind.BOOT and (now_ns := boot_ns()) < header.now_ns:
+        raise ArenaMismatch(name, "boot clock", f"at least {header.now_ns} ns", f"{now_ns} ns")
 
 
 def _current(arena: Arena | Previous) -> dict[str, int]:

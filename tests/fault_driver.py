@@ -16,14 +16,14 @@ from real_daemon import PATIENCE_S, clean_environment
 
 from purgatoryd.shm_layout.paths import paths_in
 
-SOURCE = Path(__file__).parent / "fault" / "shim.c"
+SOURCES = Path(__file__).parent / "fault"
 
 
-def build_shim(directory: Path) -> Path:
-    """The compiled shim."""
-    library = directory / "shim.so"
+def build_library(name: str, directory: Path) -> Path:
+    """tests/fault/NAME.c, compiled, to be preloaded."""
+    library = directory / f"{name}.so"
     flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O2", "-shared", "-fPIC"]
-    subprocess.run(["cc", *flags, "-o", library, SOURCE], check=True)
+    subprocess.run(["cc", *flags, "-o", library, SOURCES / f"{name}.c"], check=True)
     return library
 
 

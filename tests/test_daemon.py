@@ -12,6 +12,7 @@ import shlex
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import threading
 from collections import Counter
@@ -36,6 +37,7 @@ from purgatoryd.clients import (
     AllOf,
     CancelResult,
     Client,
+    Full,
     InvalidPayload,
     MessageRefused,
     Notice,
@@ -1047,6 +1049,68 @@ def test_what_does_not_fit_says_needed_and_available(
         int(n) for n in re.findall(r"needs (\d+) bytes in /dev/shm, available are (\d+)", said)[0]
     )
     assert needed > available == int(size[:-1]) << 20
+
+
+@pytest.fixture
+def small_memory(daemon_dir: Path) -> Iterator[Daemon]:
+    """A daemon whose /dev/shm has 8 MiB, also for those that follow it, but for nobody else."""
+    needs("mountns", "a small /dev/shm")
+    mount = "mount -t tmpfs -o size=8m tmpfs /dev/shm && echo mounted && exec cat"
+    holder = subprocess.Popen(
+        ["unshare", "-m", "sh", "-c", mount], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"mounted\n"
+    script = daemon_dir / "python"
+    enter = f"nsenter --mount=/proc/{holder.pid}/ns/mnt --wdns=."
+    script.write_text(f'#!/bin/sh\nexec {enter} {shlex.quote(sys.executable)} "$@"\n')
+    script.chmod(0o755)
+    real = Daemon("demo", daemon_dir, (*SMALL, "--capacity", "1000"), python=str(script))
+    yield real
+    real.close()
+    holder.communicate()
+
+
+SMALL = (
+    "--payload-memory", "1M", "--outbox", "1024", "--sessions", "4", "--watches", "1000",
+    "--watch-keys", "1000",
+)  # fmt: skip
+
+
+def test_a_resize_that_does_not_fit_says_so_and_changes_nothing(small_memory: Daemon) -> None:
+    """Both arenas stand side by side for a moment."""
+    with shop() as client:
+        client.add("k", delay=HOUR_S, payload=b"p")
+    small_memory.stop()
+    said = refused(lambda: small_memory.start(*SMALL, "--capacity", "80000"))
+    needed, available = (
+        int(n) for n in re.findall(r"needs (\d+) bytes in /dev/shm, available are (\d+)", said)[0]
+    )
+    assert available < needed < 8 << 20
+    small_memory.start(*SMALL, "--capacity", "1000")
+    with shop() as client:
+        assert client.get("k") is not None
+
+
+def test_a_full_shared_memory_does_not_touch_a_running_daemon(small_memory: Daemon) -> None:
+    """Its pages are its own from the start: a full arena is an answer, and no SIGBUS."""
+    shm = Path(f"/proc/{small_memory.pid}/root/dev/shm")
+    with (shm / "filler").open("wb") as filler, contextlib.suppress(OSError):  # until it is full
+        while True:
+            filler.write(bytes(1 << 16))
+    assert os.statvfs(shm).f_bavail == 0
+    with shop() as client:
+        for i in range(1000):
+            client.add(str(i), delay=HOUR_S, payload=bytes(500), wait=False)
+        client.flush()
+        with pytest.raises(Full):
+            client.add("one more", delay=HOUR_S)
+        assert client.cancel("7") is CancelResult.CANCELLED
+    small_memory.kill()
+    small_memory.start()
+    with shop() as client:
+        assert client.get("8") is not None
+    (shm / "filler").unlink(missing_ok=True)
 
 
 def test_the_defaults_fit_64_mib(daemon_dir: Path) -> None:

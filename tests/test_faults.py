@@ -21,7 +21,7 @@ import purgatory_driver as driver
 import pytest
 import raw_wire as raw
 import zmq
-from fault_driver import COMPLETE, Fault, Victim, build_shim, numbers
+from fault_driver import COMPLETE, Fault, Victim, build_library, numbers
 from machine import needs
 from raw_wire import Raw
 from real_daemon import Daemon, notices, remove_segments
@@ -79,7 +79,7 @@ def each(faults: list[Fault]) -> pytest.MarkDecorator:
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     needs("cc", "to compile tests/fault/shim.c")
-    return build_shim(tmp_path_factory.mktemp("shim"))
+    return build_library("shim", tmp_path_factory.mktemp("shim"))
 
 
 class Before:

@@ -1,0 +1,276 @@
+"""Clocks that jump: a wall clock that is stepped, suspend, another boot. Never early on any."""
+
+from __future__ import annotations
+
+import mmap
+import random
+import shlex
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from conftest import StartDaemon
+from fault_driver import build_library
+from machine import needs
+from real_daemon import PATIENCE_S, Daemon, boot_ns, eventually, notices, refused, stats
+from stored_arena import FOLDERS, Stored
+
+from purgatoryd.cli.arena import infos
+from purgatoryd.clients import Client, Subscriber
+from purgatoryd.clients.times import wall_time
+from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout.arena import Reader
+from purgatoryd.shm_layout.paths import paths_in
+
+HOUR_S, DAY_S, NS = 3600, 86_400, 10**9
+LATE = 2
+
+
+# ---- a wall clock that is stepped ------------------------------------------------------------
+
+
+class Wall:
+    """The wall clock of the daemons that get `environment`."""
+
+    def __init__(self, directory: Path, library: Path) -> None:
+        file = directory / "shift"
+        file.write_bytes(bytes(8))
+        self.environment = {"LD_PRELOAD": str(library), "WALL_SHIFT": str(file)}
+        self._highest_ns = 0
+        with file.open("r+b") as opened:
+            self._shift = mmap.mmap(opened.fileno(), 8)
+
+    @property
+    def now_ns(self) -> int:
+        return time.time_ns() + int(struct.unpack("<q", self._shift)[0])
+
+    @property
+    def highest_ns(self) -> int:
+        """The latest time that it has shown until now."""
+        self._highest_ns = max(self._highest_ns, self.now_ns)
+        return self._highest_ns
+
+    def step(self, shift_s: float) -> None:
+        """Sets it so far ahead of the machine's."""
+        _ = self.highest_ns
+        self._shift[:] = struct.pack("<q", round(shift_s * NS))
+
+
+@pytest.fixture
+def wall(tmp_path: Path) -> Wall:
+    needs("cc", "to compile tests/fault/wall.c")
+    return Wall(tmp_path, build_library("wall", tmp_path))
+
+
+@pytest.fixture
+def stepped(wall: Wall, daemon: StartDaemon) -> Daemon:
+    return daemon("demo", env=wall.environment)
+
+
+def at(wall: Wall, after_s: float) -> datetime:
+    return wall_time(wall.now_ns) + timedelta(seconds=after_s)
+
+
+def due(subscriber: Subscriber, wall: Wall, deadline: datetime) -> str:
+    """The key of the next notice, which is not early: by the daemon's word, and by the clock's."""
+    notice = subscriber.get(PATIENCE_S)
+    assert notice is not None
+    assert notice.fired_at >= deadline
+    assert wall_time(wall.highest_ns) >= deadline
+    return str(notice.key)
+
+
+def test_a_step_forwards_makes_due(stepped: Daemon, wall: Wall) -> None:
+    with Client("demo") as client, Subscriber("demo") as subscriber:
+        deadline = at(wall, HOUR_S)
+        client.add("wall", deadline=deadline)
+        client.add("delay", delay=HOUR_S)
+        wall.step(HOUR_S)
+        assert due(subscriber, wall, deadline) == "wall"
+        assert client.get("delay") is not None
+
+
+def test_a_step_backwards_lets_wait(stepped: Daemon, wall: Wall) -> None:
+    with Client("demo") as client, Subscriber("demo") as subscriber:
+        deadline = at(wall, 1)
+        client.add("wall", deadline=deadline)
+        wall.step(-HOUR_S)
+        client.add("delay", delay=2.5)  # a step does not touch it
+        assert due(subscriber, wall, datetime.fromtimestamp(0, UTC)) == "delay"
+        assert client.get("wall") is not None
+        wall.step(0)
+        assert due(subscriber, wall, deadline) == "wall"
+
+
+def test_a_step_before_the_start(wall: Wall, daemon: StartDaemon) -> None:
+    """While no daemon runs the clock goes back, and forth again while one does."""
+    real = daemon("demo", env=wall.environment)
+    with Client("demo") as client:
+        deadline = at(wall, 1)
+        client.add("wall", deadline=deadline)
+        real.stop()
+        wall.step(-HOUR_S)
+        eventually(lambda: time.time_ns() > deadline.timestamp() * NS)
+        real.start()
+        with Subscriber("demo") as subscriber:
+            client.add("mark", delay=0.1)
+            assert due(subscriber, wall, datetime.fromtimestamp(0, UTC)) == "mark"
+            assert client.get("wall") is not None
+            wall.step(0)
+            assert due(subscriber, wall, deadline) == "wall"
+
+
+def test_many_steps_fire_each_once_and_none_early(stepped: Daemon, wall: Wall) -> None:
+    rng = random.Random(7)
+    with Client("demo") as client, Subscriber("demo") as subscriber:
+        deadlines = {str(i): at(wall, rng.uniform(0, 4)) for i in range(300)}
+        for key, deadline in deadlines.items():
+            client.add(key, deadline=deadline, wait=False)
+        client.flush()
+        fired: list[str] = []
+        for _ in range(40):
+            wall.step(rng.uniform(-3, 3))
+            fired += take_due(subscriber, wall, deadlines, 0.05)
+        wall.step(10)
+        while len(fired) < len(deadlines):
+            fired += take_due(subscriber, wall, deadlines, PATIENCE_S)
+    assert sorted(fired) == sorted(deadlines)
+    assert stats(stepped)["expiries"] == len(deadlines)
+
+
+def take_due(
+    subscriber: Subscriber, wall: Wall, deadlines: dict[str, datetime], wait_s: float
+) -> list[str]:
+    """Keys of the next notices, the first of them within `wait_s`."""
+    keys: list[str] = []
+    while (notice := subscriber.get(0 if keys else wait_s)) is not None:
+        deadline = deadlines[str(notice.key)]
+        assert notice.fired_at >= deadline
+        assert wall_time(wall.highest_ns) >= deadline
+        keys.append(str(notice.key))
+    return keys
+
+
+# ---- suspend: a boot clock that is ahead ------------------------------------------------------
+
+
+def ahead(directory: Path, seconds: int) -> str:
+    """A Python whose CLOCK_BOOTTIME is so many seconds ahead of the machine's."""
+    needs("timens", "a boot clock of its own")
+    script = directory / f"ahead-{seconds}"
+    python = shlex.quote(sys.executable)
+    script.write_text(f'#!/bin/sh\nexec unshare -T --boottime {seconds} {python} "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+IN_THE_NAMESPACE = """
+import sys, time
+from purgatoryd.clients import Client, Subscriber
+with Client("demo") as client, Subscriber("demo") as subscriber:
+    begun_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    for i in range(100):
+        client.add(i.to_bytes(1, "little"), delay=i / 200, wait=False)
+    client.flush()
+    for i in range(100):
+        notice = subscriber.get(30)
+        assert begun_ns <= notice.deadline_boot_ns <= notice.fired_boot_ns
+        assert notice.fired_boot_ns <= time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    print(notice.deadline_boot_ns)
+"""
+
+
+def test_a_daemon_and_clients_in_a_time_namespace(daemon_dir: Path) -> None:
+    real = Daemon("demo", daemon_dir, python=ahead(daemon_dir, DAY_S))
+    try:
+        inside = ["nsenter", f"--time=/proc/{real.pid}/ns/time", sys.executable, "-c"]
+        done = subprocess.run(
+            [*inside, IN_THE_NAMESPACE], env=real.env, capture_output=True, text=True, check=False
+        )
+    finally:
+        real.close()
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > boot_ns() + (DAY_S - HOUR_S) * NS  # on the namespace's clock
+
+
+@pytest.fixture
+def sleeper(daemon_dir: Path) -> Iterator[Daemon]:
+    """A daemon whose machine was suspended for a day while it was stopped."""
+    real = Daemon("demo", daemon_dir)
+    try:
+        yield real
+    finally:
+        real.close()
+
+
+def all_notices(real: Daemon) -> list[wire.RawNotice]:
+    reader = Reader.attach(real.paths)
+    try:
+        return notices(reader, "default", "t")
+    finally:
+        reader.close()
+
+
+def armed(real: Daemon) -> set[wire.Key]:
+    reader = Reader.attach(real.paths)
+    try:
+        return {info.key for info in infos(reader)}
+    finally:
+        reader.close()
+
+
+@pytest.mark.parametrize("end", [Daemon.stop, Daemon.kill])
+def test_a_day_of_suspend(sleeper: Daemon, daemon_dir: Path, end: object) -> None:
+    """What came due fires once, flagged late, in the order of the deadlines; the rest waits."""
+    hours = {"23": 23, "1": 1, "25": 25, "12": 12}
+    with Client("demo") as client:
+        for key, after in hours.items():
+            client.add(key, delay=after * HOUR_S, topic="t")
+        client.add("wall", deadline=datetime.now(UTC) + timedelta(hours=1), topic="t")
+    assert callable(end)
+    end(sleeper)
+    sleeper.python = ahead(daemon_dir, DAY_S)
+    sleeper.start()
+    eventually(lambda: stats(sleeper)["published"] == 3)
+    found = all_notices(sleeper)
+    assert [n.key for n in found] == ["1", "12", "23"]
+    assert all(n.flags & LATE and n.fired_ns >= n.deadline_ns for n in found)
+    assert armed(sleeper) == {"25", "wall"}  # the wall clock did not move
+    sleeper.restart()
+    assert stats(sleeper)["published"] == 3
+    assert armed(sleeper) == {"25", "wall"}
+
+
+def test_a_boot_clock_that_went_back_is_refused(sleeper: Daemon, daemon_dir: Path) -> None:
+    """No suspend does that; a container that was moved may. Its deadlines would mean nothing."""
+    with Client("demo") as client:
+        client.add("k", delay=HOUR_S)
+    sleeper.stop()
+    here, sleeper.python = sleeper.python, ahead(daemon_dir, DAY_S)
+    sleeper.start()
+    sleeper.stop()
+    sleeper.python = here
+    said = refused(sleeper.start)
+    assert "boot clock is" in said
+    sleeper.python = ahead(daemon_dir, DAY_S)
+    sleeper.start()
+    assert stats(sleeper)["expiries"] == 1
+
+
+# ---- another boot --------------------------------------------------------------------------------
+
+
+def test_an_arena_of_another_boot_is_refused_and_untouched(
+    daemon_dir: Path, daemon: StartDaemon
+) -> None:
+    (daemon_dir / "demo.lock").touch()
+    stored, paths = Stored(FOLDERS[-1]), paths_in(daemon_dir, "demo")
+    stored.of_boot(b"another boot ...")
+    stored.lay_out(paths)
+    assert f"boot id is {b'another boot ...'.hex()}, expected " in refused(lambda: daemon("demo"))
+    assert stored.untouched(paths)
