@@ -540,9 +540,19 @@ static void wheel_rebuild(struct pg_arena *a, int64_t now_ns)
     a->wall_cursor = PG_NIL;
 }
 
+/* So that it can be taken from any time. */
+static bool wall_sound(const struct pg_header *h, struct pg_fault *why)
+{
+    return h->wall_offset_ns >= -(INT64_MAX / 2) ||
+           fault_set(why, "header", "offset of the wall clock", 0, 0,
+                     (uint64_t)h->wall_offset_ns);
+}
+
 int pg_rebuild(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
 {
     memset(why, 0, sizeof *why);
+    if (!wall_sound(a->header, why))
+        return 0;
     STORE_RELEASE(&a->header->state, PG_REBUILDING);
     a->started_ns = now_ns;
     a->first_ticket = a->header->next_ticket;
