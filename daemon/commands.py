@@ -21,6 +21,10 @@ from purgatoryd.shm_layout.layout import WireError
 
 PER_TURN = 16
 PUSHES_PER_TURN = 8
+BEHIND_MAX = 64
+"""Messages of one peer that wait for its unfinished one."""
+BEHIND_BYTES_MAX = 32 * 2**20
+"""Bytes of all that wait so."""
 TOLD_BYTES_MAX = 16 * 2**20
 """What may be under way to an owner that is not heard of; more is sent again later."""
 ROW = 0xFFFF  # of a session's id
@@ -56,6 +60,7 @@ class Commands:
         self._lane = sockets.commands
         self._unfinished: deque[Message] = deque()
         self._behind: dict[bytes, deque[Message]] = {}  # route -> what came after it
+        self._behind_bytes = 0
         self._held: Message | None = None
         self._owners: dict[int, _Owner] = {}  # by row, as many as the arena has
 
@@ -72,10 +77,22 @@ class Commands:
             if message is None:
                 return bool(self._unfinished)
             if message.route in self._behind:
-                self._behind[message.route].append(message)
+                self._wait_behind(message)
             else:
                 self._apply(message)
         return True
+
+    def _wait_behind(self, message: Message) -> None:
+        """One too many is dropped: its sender, who gets no answer, sends it again."""
+        behind = self._behind[message.route]
+        if len(behind) < BEHIND_MAX and self._behind_bytes + len(message.body) <= BEHIND_BYTES_MAX:
+            self._behind_bytes += len(message.body)
+            behind.append(message)
+
+    def _next_behind(self, behind: deque[Message]) -> Message:
+        message = behind.popleft()
+        self._behind_bytes -= len(message.body)
+        return message
 
     @property
     def waits_for_ns(self) -> int | None:
@@ -112,10 +129,10 @@ class Commands:
             return
         behind = self._behind[message.route]
         while behind and self._held is None:
-            if not self._apply(behind.popleft()):
+            if not self._apply(self._next_behind(behind)):
                 return
         if behind:
-            self._unfinished.append(behind.popleft())
+            self._unfinished.append(self._next_behind(behind))
         else:
             del self._behind[message.route]
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import secrets
 import socket as sockets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,11 @@ from typing import Any
 import zmq
 
 from purgatoryd.daemon.access import Access
+from purgatoryd.daemon.admission import DOMAIN, Admission, sender_of
+from purgatoryd.daemon.guard import Guard
 from purgatoryd.shm_layout.arena import Outgoing
 from purgatoryd.shm_layout.errors import BadPath
-from purgatoryd.shm_layout.layout import MESSAGE_MAX
+from purgatoryd.shm_layout.layout import MESSAGE_MAX, NAMESPACE_MAX, TOPIC_MAX
 from purgatoryd.shm_layout.paths import Paths
 
 SOCKET_MODE = 0o660
@@ -25,7 +29,17 @@ PROBE_S = 1.0
 NOTICE_HWM = 1000
 REPLY_HWM = 64
 """Messages that wait for one peer. Replies may be large, and a peer that reads has few."""
-REPORTS_PER_TURN = 64
+REQUEST_HWM = 16
+"""Requests of one peer that wait for us; more wait at the peer."""
+SUBSCRIPTION_MAX = NAMESPACE_MAX + TOPIC_MAX + 32
+"""Bytes: two names, three bytes around them, and what ZMTP puts before them."""
+ROUTE_MAX = 255
+PARTS_MAX = 256
+"""Frames of a message; one with more is nobody's mistake. Also how many go in one turn."""
+REPORTS_PER_TURN = 256
+HANDSHAKE_MS = 10_000
+ASK_NS = 5_000_000
+"""How often a loop that does not sleep asks for news of connections."""
 LINGER_MS = 1000
 """How long a clean stop waits for peers to take what was sent."""
 
@@ -41,6 +55,36 @@ class Message:
     pid: int
 
 
+class Lane:
+    """A ROUTER socket: requests of many peers, and their answers."""
+
+    def __init__(self, socket: zmq.Socket[bytes], guard: Guard) -> None:
+        self.socket = socket
+        self.guard = guard
+        self._overlong = False
+        """The rest of a message has to be taken off before the next one."""
+
+    def receive(self) -> Message | None:
+        """The next request, None if there is none. See receive()."""
+        if self._overlong and not self._take_off():
+            return None
+        try:
+            route = self.socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        body = self.socket.recv(copy=False)
+        self._overlong = body.more and not self._take_off()
+        if self._overlong or len(route) > ROUTE_MAX:
+            self.guard.offence(body, "more frames or a longer name than any client has")
+            return None
+        self.guard.completed(body)
+        return Message(route, b"" if body.more else body.buffer, *sender_of(body))
+
+    def _take_off(self) -> bool:
+        """Drops the rest of a message, PARTS_MAX frames at a time. True = all is gone."""
+        return any(not self.socket.recv(copy=False).more for _ in range(PARTS_MAX))
+
+
 class Lanes:
     """Binds all sockets. They are used from one thread; nothing here ever blocks."""
 
@@ -48,19 +92,35 @@ class Lanes:
         self._paths = (paths.cmd, paths.admin, paths.pub)
         for path in self._paths:
             _refuse_foreign(path)
+        _unpredictable_routes()
         self._context = zmq.Context(io_threads=1)
-        self.commands = self._bind(zmq.ROUTER, paths.cmd, REPLY_HWM)
-        self.admin = self._bind(zmq.ROUTER, paths.admin, REPLY_HWM)
-        self.notices = self._bind(zmq.XPUB, paths.pub, NOTICE_HWM, access)
-        self._sockets = (self.commands, self.admin, self.notices)
+        self._guard = Guard(self._context)
+        self._admission = Admission(self._context, self._guard, {})
+        commands = self._bind(zmq.ROUTER, paths.cmd, REPLY_HWM, MESSAGE_MAX)
+        admin = self._bind(zmq.ROUTER, paths.admin, REPLY_HWM, MESSAGE_MAX)
+        self.commands, self.admin = Lane(commands, self._guard), Lane(admin, self._guard)
+        self.notices = self._bind(zmq.XPUB, paths.pub, NOTICE_HWM, SUBSCRIPTION_MAX, access)
+        self._sockets = (commands, admin, self.notices)
+        self._watched = {self._admission.fd, *self._guard.fds}
+        self._ask_ns = 0
 
     def _bind(
-        self, kind: int, path: Path, send_hwm: int, listeners: Access | None = None
+        self,
+        kind: int,
+        path: Path,
+        send_hwm: int,
+        message_max: int,
+        listeners: Access | None = None,
     ) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.LINGER, LINGER_MS)
-        socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_MAX)
+        socket.setsockopt(zmq.MAXMSGSIZE, message_max)
         socket.setsockopt(zmq.SNDHWM, send_hwm)
+        socket.setsockopt(zmq.RCVHWM, REQUEST_HWM)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        self._guard.watch(socket)
         if listeners is not None:
             _accept_only(socket, listeners)
         try:
@@ -72,19 +132,37 @@ class Lanes:
 
     def fds(self) -> list[int]:
         """Descriptors that become readable when a socket has news (edge-triggered)."""
-        return [int(socket.getsockopt(zmq.FD)) for socket in self._sockets]
+        own = [int(socket.getsockopt(zmq.FD)) for socket in self._sockets]
+        return [*own, *self._watched]
 
     def pending(self) -> bool:
         """True if a message waits. Asking is needed before every sleep: the descriptors
         tell of changes only."""
         return any(int(s.getsockopt(zmq.EVENTS)) & zmq.POLLIN for s in self._sockets)
 
-    def forget_subscriptions(self) -> None:
-        """Takes subscriptions that XPUB reports off its queue; the socket keeps them."""
+    def keep_watch(self, now_ns: int, ready: Set[int]) -> bool:
+        """Admits who connected and cuts off who does harm.
+
+        `now_ns` is CLOCK_BOOTTIME, `ready` the descriptors on which the loop woke up, if it
+        slept. True = there is more to do at once.
+        """
+        if now_ns < min(self._ask_ns, self._guard.due_ns) and self._watched.isdisjoint(ready):
+            return False
+        more = self._admission.serve() | self._guard.turn(now_ns)
+        self._ask_ns = now_ns if more else now_ns + ASK_NS
+        return more
+
+    @property
+    def watch_due_ns(self) -> int:
+        """When keep_watch() wants to be called though nothing happened."""
+        return self._guard.due_ns
+
+    def take_subscriptions(self) -> None:
+        """Takes off XPUB's queue what it reports of subscriptions; the socket keeps them."""
         for _ in range(REPORTS_PER_TURN):
             if not int(self.notices.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 return
-            self.notices.recv(zmq.NOBLOCK)
+            self._guard.subscribed(self.notices.recv(zmq.NOBLOCK, copy=False))
 
     def publish(self, messages: Iterable[Outgoing]) -> int:
         """Hands notice messages to the socket, which drops them for peers that are behind."""
@@ -97,52 +175,42 @@ class Lanes:
 
     def close(self) -> None:
         """Closes; what was sent and not taken within LINGER_MS is dropped."""
+        self._guard.close()
         for socket in self._sockets:
             socket.close()
+        self._admission.close()
         self._context.term()
         for path in self._paths:
             with contextlib.suppress(OSError):  # the next daemon takes over what is left
                 path.unlink()
 
 
-def receive(lane: zmq.Socket[bytes]) -> Message | None:
-    """The next request of a ROUTER lane, None if there is none.
+def receive(lane: Lane) -> Message | None:
+    """The next request of a lane, None if there is none.
 
     A request has exactly two frames, routing id and body; of one with more, the body is
     empty, which the decoder refuses.
     """
-    try:
-        route, *rest = lane.recv_multipart(zmq.NOBLOCK, copy=False)
-    except zmq.Again:
-        return None
-    uid, gid, pid = _peer(rest[0]) if rest else (_NOBODY, _NOBODY, 0)
-    body = rest[0].buffer if len(rest) == 1 else b""
-    return Message(route.bytes, body, uid, gid, pid)
+    return lane.receive()
 
 
-def reply(lane: zmq.Socket[bytes], message: Message, body: Any) -> None:
+def reply(lane: Lane, message: Message, body: Any) -> None:
     """Answers a request."""
     send(lane, message.route, body)
 
 
-def send(lane: zmq.Socket[bytes], route: bytes, body: Any) -> None:
+def send(lane: Lane, route: bytes, body: Any) -> None:
     """Sends to a peer. One that is gone, or does not read, loses it and asks again."""
     try:
-        lane.send_multipart([route, body], zmq.NOBLOCK)
+        lane.socket.send_multipart([route, body], zmq.NOBLOCK)
     except zmq.Again:
         return
 
 
-def _peer(frame: zmq.Frame) -> tuple[int, int, int]:
-    """(uid, gid, pid) of the sender: the kernel's word, as libzmq's ipc transport reports it."""
-    try:
-        _, uid, gid, pid = str(frame.get("Peer-Address")).rsplit(":", 3)
-        return int(uid), int(gid), int(pid)
-    except (zmq.ZMQError, ValueError):
-        return _NOBODY, _NOBODY, 0
-
-
-_NOBODY = 0xFFFFFFFF
+def _unpredictable_routes() -> None:
+    """libzmq numbers peers without a routing id from rand() on. A peer that chose the number
+    that comes next as its own id would make it abort."""
+    ctypes.CDLL(None).srand(secrets.randbits(32))
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import select
 from collections import deque
+from collections.abc import Set
 
 from purgatoryd.daemon import admin, lanes
 from purgatoryd.daemon.access import Access
@@ -54,6 +55,7 @@ class Reaper:
         self._next_beat_ns = 0
         self._unswept = 0
         self._turns = self._wakeups = self._sent = 0
+        self._ready: Set[int] = frozenset()
         self._target_ns: int | None = None
         self._commands = Commands(arena, sockets, access)
         self._advancing: deque[Message] = deque()
@@ -83,7 +85,8 @@ class Reaper:
         real_ns = boot_ns()
         left = self._fire(real_ns)
         busy = self._serve_admin() | self._serve_commands() | self._commands.push()
-        self._lanes.forget_subscriptions()
+        self._lanes.take_subscriptions()
+        busy |= self._lanes.keep_watch(real_ns, self._ready)
         if real_ns >= self._next_beat_ns:
             self._beat(real_ns)
         return self._sweep(real_ns) or left or busy
@@ -191,9 +194,10 @@ class Reaper:
     # ---- the one place that sleeps ----
 
     def _sleep(self, busy: bool) -> None:
+        self._ready = frozenset()
         if busy or self._stopping or self._lanes.pending():
             return
-        until_ns = self._next_beat_ns
+        until_ns = min(self._next_beat_ns, self._lanes.watch_due_ns)
         if not self._clock.virtual:
             until_ns = min(until_ns, self.arena.next_ns)
         elif self._due_by(int(self.arena.header.now_ns)):
@@ -201,5 +205,5 @@ class Reaper:
         left_ns = until_ns - boot_ns()
         if left_ns <= 0:
             return
-        select.select(self._wait_for, [], [], left_ns / 1e9)
+        self._ready = frozenset(select.select(self._wait_for, [], [], left_ns / 1e9)[0])
         self._wakeups += 1

@@ -1,0 +1,84 @@
+"""The daemon's side of ZAP (ZeroMQ RFC 27): every connection asks for admission.
+
+What is answered stands on every message of the connection then: who sent it, as the kernel or
+the key said it at the handshake.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import zmq
+
+from purgatoryd.daemon.guard import Guard
+
+ENDPOINT = "inproc://zeromq.zap.01"
+DOMAIN = b"purgatoryd"
+REQUESTS_PER_TURN = 16
+NOBODY = 0xFFFFFFFF
+
+_ADMITTED, _NOT_NOW, _NEVER = b"200", b"300", b"400"
+
+
+class Sender(NamedTuple):
+    """Who sent a message."""
+
+    uid: int
+    gid: int
+    pid: int
+
+
+class Admission:
+    """Answers for the context's sockets. `keys`: uids by public key (32 bytes), behind tcp."""
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], guard: Guard, keys: Mapping[bytes, int]
+    ) -> None:
+        self._guard = guard
+        self._keys = keys
+        self._socket = context.socket(zmq.REP)
+        self._socket.set(zmq.LINGER, 0)
+        self._socket.bind(ENDPOINT)
+        self.fd = int(self._socket.get(zmq.FD))
+
+    def serve(self) -> bool:
+        """Answers who asks now. True = there are more."""
+        for _ in range(REQUESTS_PER_TURN):
+            if not int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
+                return False
+            version, number, _, address, _, mechanism, *credentials = self._socket.recv_multipart()
+            sender = self._sender(mechanism, address, credentials)
+            status = _NEVER
+            if sender is not None:
+                status = _ADMITTED if self._guard.admits(sender.uid) else _NOT_NOW
+            name = ":".join(map(str, sender or ())).encode()
+            self._socket.send_multipart([version, number, status, b"", name, b""])
+        return True
+
+    def _sender(self, mechanism: bytes, address: bytes, credentials: list[bytes]) -> Sender | None:
+        if mechanism == b"CURVE":
+            uid = self._keys.get(credentials[0])
+            return None if uid is None else Sender(uid, NOBODY, 0)
+        try:
+            # as libzmq writes the address of an ipc connection
+            _, uid_text, gid_text, pid_text = address.decode().rsplit(":", 3)
+            return Sender(int(uid_text), int(gid_text), int(pid_text))
+        except ValueError:
+            return None
+
+    def close(self) -> None:
+        """Admits nobody from now on."""
+        self._socket.close(0)
+
+
+def sender_of(frame: zmq.Frame) -> Sender:
+    """Who sent `frame`: what admission answered for its connection."""
+    return _read(str(frame.get("User-Id")))
+
+
+@functools.lru_cache(maxsize=4096)
+def _read(name: str) -> Sender:
+    uid, gid, pid = map(int, name.split(":"))
+    return Sender(uid, gid, pid)

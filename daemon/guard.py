@@ -1,0 +1,352 @@
+"""Keeps broken and hostile peers from the others: who may connect, and who is cut off.
+
+libzmq takes connections and bytes in a thread of its own and has no limit for a message whose
+parts never end. So every connection is known here, by its descriptor, and with its peer as the
+kernel says. While bytes come in, the guard looks around every LOOK_NS; while none do, it sleeps.
+What a look does once the process has grown by ALARM_BYTES:
+
+    bytes kept coming, no message was ever whole    cut off, and the peer refused for a while
+    bytes lie untaken at a peer, always as many     cut off: it does not read
+
+Past SHED_BYTES it also cuts off those whose messages only wait for their turn. Who is cut off
+loses nothing that sessions and the outbox do not give back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import resource
+import select
+import socket
+import struct
+import sys
+import termios
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import zmq
+
+MIB = 2**20
+MS = 1_000_000
+PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+FOREVER_NS = 2**63 - 1
+
+LOOK_NS = 20 * MS
+STRIKES = 4
+"""Looks: so long may one message take to arrive while memory is short."""
+ALARM_BYTES = 64 * MIB
+SHED_BYTES = 192 * MIB
+REFUSED_NS = 60_000 * MS
+"""After the first offence; twice as long after each one more, up to REFUSED_MAX_NS."""
+REFUSED_MAX_NS = 3600_000 * MS
+TRIM_NS = 1_000 * MS
+UNREAD_MAX = 8 * MIB
+"""What the kernel may hold for us; more is left to libzmq."""
+PEERS_PER_LOOK = 256
+EVENTS_PER_TURN, EVENTS_MAX = 32, 512
+"""Twice as many in the next turn if they were not all: libzmq ends the process if it has no
+descriptor left to accept with, so news of connections must not pile up."""
+CONNECTIONS_PER_UID = 1024
+"""At most, and at most an eighth of the descriptors that the process may have."""
+CONNECTS_PER_S = 64
+"""New connections of one uid, beyond as many at once as it may have at all."""
+SUBJECTS_PER_UID = 8192
+"""Prefixes that only subscribers of one uid asked for: the socket keeps each of them."""
+
+Who = int | str
+"""A uid; of a peer behind tcp its address."""
+
+_CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid
+_EVENT = struct.Struct("=Hi")
+_NUMBER = struct.Struct("=i")
+_libc = ctypes.CDLL(None)
+_ACCEPTED, _DISCONNECTED = zmq.Event.ACCEPTED, zmq.Event.DISCONNECTED
+
+
+@dataclass(slots=True)
+class Peer:
+    """One connection."""
+
+    lane: int
+    who: Who
+    strikes: int = 0
+    """Looks before which bytes had come, since its last whole message."""
+    untaken: int = 0
+    """Bytes on their way to it at the last look."""
+    stuck: int = 0
+    """Looks at which they were as many as before."""
+    gone: bool = False
+    """It was cut off; what it sent before may still come."""
+
+
+@dataclass(slots=True)
+class Refusal:
+    """Until when a peer may not connect, and how long that was from its last offence on."""
+
+    until_ns: int = 0
+    span_ns: int = REFUSED_NS // 2
+
+
+@dataclass(slots=True)
+class Allowance:
+    """New connections that a uid may still make, as of `at_ns`."""
+
+    left: float
+    at_ns: int
+
+
+class Guard:
+    """All connections of the daemon's sockets. Used by the loop's thread; nothing blocks."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self._context = context
+        self._trusted = {0, os.geteuid()}
+        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._most_per_uid = min(CONNECTIONS_PER_UID, descriptors // 8)
+        self._most = descriptors // 2
+        self._lanes: list[zmq.Socket[bytes]] = []
+        self._monitors: list[zmq.Socket[bytes]] = []
+        self._events_max = EVENTS_PER_TURN
+        self._peers: dict[int, Peer] = {}
+        self._connections: Counter[Who] = Counter()
+        self._refused: dict[Who, Refusal] = {}
+        self._allowances: dict[Who, Allowance] = {}
+        self._subjects: dict[bytes, Who] = {}
+        self._subjects_of: Counter[Who] = Counter()
+        self._flow = select.epoll()
+        self._flowed: list[int] = []
+        self._round: list[int] = []
+        self.fds = {self._flow.fileno()}
+        """Descriptors to wait on."""
+        self._now_ns = self._look_ns = self._trim_ns = self._tell_ns = 0
+        self.due_ns = FOREVER_NS
+        """When turn() wants to be called though no descriptor is ready."""
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        self._base_bytes = self._own_bytes()
+
+    def watch(self, lane: zmq.Socket[bytes]) -> None:
+        """Learns of the socket's connections; to be called before it is bound."""
+        endpoint = f"inproc://monitor-{len(self._lanes)}"
+        lane.monitor(endpoint, _ACCEPTED | _DISCONNECTED)
+        monitor = self._context.socket(zmq.PAIR)
+        monitor.set(zmq.LINGER, 0)
+        monitor.set(zmq.RCVHWM, 0)  # a full one would make libzmq's thread wait
+        monitor.connect(endpoint)
+        self._lanes.append(lane)
+        self._monitors.append(monitor)
+        self.fds.add(int(monitor.get(zmq.FD)))
+
+    def close(self) -> None:
+        """Stops watching."""
+        for lane, monitor in zip(self._lanes, self._monitors, strict=True):
+            lane.disable_monitor()
+            monitor.close(0)
+        self._flow.close()
+        os.close(self._statm)
+
+    # ---- a turn --------------------------------------------------------------------------
+
+    def turn(self, now_ns: int) -> bool:
+        """Takes what there is to know at `now_ns`, CLOCK_BOOTTIME. True = there is more."""
+        self._now_ns = now_ns
+        more = [self._hear(lane, monitor) for lane, monitor in enumerate(self._monitors)]
+        self._note_flow()
+        if now_ns >= self._look_ns:
+            self._look()
+        self._events_max = min(2 * self._events_max, EVENTS_MAX) if any(more) else EVENTS_PER_TURN
+        return any(more)
+
+    def _hear(self, lane: int, monitor: zmq.Socket[bytes]) -> bool:
+        for _ in range(self._events_max):
+            if not int(monitor.get(zmq.EVENTS)) & zmq.POLLIN:
+                return False
+            event, fd = _EVENT.unpack(monitor.recv_multipart()[0])
+            if event == _ACCEPTED:
+                self._accepted(lane, fd)
+            elif fd in self._peers and self._peers[fd].lane == lane:
+                self._forget(fd)
+        return True
+
+    # ---- connections ---------------------------------------------------------------------
+
+    def _accepted(self, lane: int, fd: int) -> None:
+        if fd in self._peers:  # another lane's event comes later than this one's
+            self._forget(fd)
+        with suppress(OSError), _borrowed(fd) as connection:
+            peer = self._peers[fd] = Peer(lane, _who(connection))
+            self._connections[peer.who] += 1
+            self._flow.register(fd, select.EPOLLIN | select.EPOLLONESHOT)
+            if self._too_many(peer.who) or self.refuses(peer.who):
+                _end(connection)
+
+    def _too_many(self, who: Who) -> bool:
+        crowded = len(self._peers) > self._most and who not in self._trusted
+        return crowded or self._connections[who] > self._most_per_uid
+
+    def _forget(self, fd: int) -> None:
+        who = self._peers.pop(fd).who
+        self._connections[who] -= 1
+        if self._connections[who] == 0:
+            del self._connections[who]
+
+    def refuses(self, who: Who) -> bool:
+        """True while nobody of that uid, or from that address, may connect."""
+        refusal = self._refused.get(who)
+        return refusal is not None and refusal.until_ns > self._now_ns
+
+    def admits(self, uid: int) -> bool:
+        """Asked once for each connection, at its handshake."""
+        if uid in self._trusted:
+            return True
+        return not self.refuses(uid) and self._allowed(uid)
+
+    def _allowed(self, uid: int) -> bool:
+        most = float(self._most_per_uid)
+        allowance = self._allowances.setdefault(uid, Allowance(most, self._now_ns))
+        gained = (self._now_ns - allowance.at_ns) * CONNECTS_PER_S / 1e9
+        allowance.left = min(most, allowance.left + gained)
+        allowance.at_ns = self._now_ns
+        if allowance.left < 1:
+            return False
+        allowance.left -= 1
+        return True
+
+    # ---- what peers do -------------------------------------------------------------------
+
+    def completed(self, frame: zmq.Frame) -> None:
+        """A whole message came; `frame` is a part of it."""
+        peer = self._peers.get(_descriptor(frame))
+        if peer is not None:
+            peer.strikes = 0
+
+    def offence(self, frame: zmq.Frame, what: str) -> None:
+        """Cuts off whoever sent `frame`, and refuses it for a while."""
+        self._cut_off(_descriptor(frame), what, refuse=True)
+
+    def subscribed(self, frame: zmq.Frame) -> None:
+        """Takes a message of the XPUB socket: 1 or 0, and a prefix that is new or gone."""
+        report = frame.bytes
+        subject = report[1:]
+        if report[:1] == b"\1":
+            peer = self._peers.get(_descriptor(frame))
+            if peer is not None and subject not in self._subjects:
+                self._subjects[subject] = peer.who
+                self._subjects_of[peer.who] += 1
+                if self._subjects_of[peer.who] > SUBJECTS_PER_UID:
+                    self.offence(frame, "too many subscriptions")
+        elif report[:1] == b"\0" and subject in self._subjects:
+            self._subjects_of[self._subjects.pop(subject)] -= 1
+
+    def _cut_off(self, fd: int, what: str, *, refuse: bool) -> None:
+        peer = self._peers.get(fd)
+        if peer is None or peer.gone:
+            return
+        peer.gone = True
+        with suppress(OSError), _borrowed(fd) as connection:
+            _end(connection)
+        if refuse and peer.who not in self._trusted:
+            self._refuse(peer.who)
+        self._tell(f"cut off a connection of {_named(peer.who)}: {what}")
+
+    def _refuse(self, who: Who) -> None:
+        refusal = self._refused.setdefault(who, Refusal())
+        refusal.span_ns = min(2 * refusal.span_ns, REFUSED_MAX_NS)
+        refusal.until_ns = self._now_ns + refusal.span_ns
+
+    def _tell(self, text: str) -> None:
+        if self._now_ns >= self._tell_ns:
+            self._tell_ns = self._now_ns + LOOK_NS
+            print(text, file=sys.stderr, flush=True)
+
+    # ---- looks ---------------------------------------------------------------------------
+
+    def _note_flow(self) -> None:
+        """Each descriptor tells once that bytes came, and again after the next look."""
+        flowing = [fd for fd, _ in self._flow.poll(0, EVENTS_PER_TURN) if fd in self._peers]
+        if flowing and not self._flowed:
+            self.due_ns = self._look_ns = self._now_ns + LOOK_NS
+        for fd in flowing:
+            self._peers[fd].strikes += 1
+        self._flowed += flowing
+
+    def _look(self) -> None:
+        self.due_ns = FOREVER_NS
+        self._look_ns = self._now_ns + LOOK_NS
+        grown_bytes = self._own_bytes() - self._base_bytes
+        if grown_bytes > ALARM_BYTES:
+            self._blame(shed=grown_bytes > SHED_BYTES)
+        for fd in self._flowed:
+            with suppress(OSError):
+                self._flow.modify(fd, select.EPOLLIN | select.EPOLLONESHOT)
+        self._flowed.clear()
+
+    def _blame(self, *, shed: bool) -> None:
+        """Somebody holds the memory. It is nobody's fault while whole messages wait for us."""
+        waiting = any(int(lane.get(zmq.EVENTS)) & zmq.POLLIN for lane in self._lanes)
+        self._round = self._round or list(self._peers)
+        some, self._round = self._round[:PEERS_PER_LOOK], self._round[PEERS_PER_LOOK:]
+        peers = [(fd, p) for fd in some if (p := self._peers.get(fd)) and not p.gone]
+        endless = [fd for fd, p in peers if p.strikes >= STRIKES and (shed or not waiting)]
+        deaf = [fd for fd, p in peers if self._takes_nothing(fd, p, shed)]
+        for fd in endless:
+            self._cut_off(fd, "a message without end", refuse=not waiting)
+        for fd in deaf:
+            self._cut_off(fd, "it does not read", refuse=False)
+        if not endless and not deaf and self._now_ns >= self._trim_ns:
+            self._trim_ns = self._now_ns + TRIM_NS
+            _libc.malloc_trim(0)  # what those who are gone have held
+
+    def _takes_nothing(self, fd: int, peer: Peer, shed: bool) -> bool:
+        untaken = 0
+        with suppress(OSError):
+            untaken = _NUMBER.unpack(fcntl.ioctl(fd, termios.TIOCOUTQ, bytes(4)))[0]
+        same = untaken > 0 and (shed or untaken == peer.untaken)
+        peer.stuck = peer.stuck + 1 if same else 0
+        peer.untaken = untaken
+        return peer.stuck >= STRIKES
+
+    def _own_bytes(self) -> int:
+        """Memory of this process alone: without the arena, and without files."""
+        _, resident, shared, *_ = os.pread(self._statm, 64, 0).split()
+        return (int(resident) - int(shared)) * PAGE_BYTES
+
+
+@contextmanager
+def _borrowed(fd: int) -> Iterator[socket.socket]:
+    """libzmq's descriptor as a socket. Raises OSError if it is none any more."""
+    connection = socket.socket(fileno=fd)
+    try:
+        yield connection
+    finally:
+        connection.detach()
+
+
+def _end(connection: socket.socket) -> None:
+    """Shuts it down; libzmq finds that out and closes it. What it has not read is dropped."""
+    connection.shutdown(socket.SHUT_RDWR)
+    for _ in range(UNREAD_MAX // MIB):
+        if not connection.recv(MIB, socket.MSG_DONTWAIT):
+            return
+
+
+def _who(connection: socket.socket) -> Who:
+    if connection.family != socket.AF_UNIX:
+        return str(connection.getpeername()[0])
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[1])
+
+
+def _named(who: Who) -> str:
+    return f"uid {who}" if isinstance(who, int) else who
+
+
+def _descriptor(frame: zmq.Frame) -> int:
+    """Of the connection on which `frame` came; -1 of a report that libzmq made itself."""
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return -1

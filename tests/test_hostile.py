@@ -1,0 +1,198 @@
+"""Hostile and broken clients against a real daemon, while an honest one works beside them.
+
+The attackers are processes of another uid where the tests run as root; they are members of the
+daemon's group, so they may do all that a client may.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+import zmq
+from attacker import ATTACKS
+from conftest import StartDaemon
+from machine import needs
+from real_daemon import PATIENCE_S, Daemon
+
+from purgatoryd.clients import Client, Subscriber
+from purgatoryd.daemon.guard import REFUSED_NS, SHED_BYTES, Guard
+
+MIB = 2**20
+BASE_MAX = 256 * MIB
+"""What a daemon may need at most, on top of what it had."""
+NOBODY = 65534
+PING = 5
+CUT_OFF = {
+    "endless-large": "a message without end",
+    "endless-small": "a message without end",
+    "many-parts": "more frames",
+    "long-routing-id": "a longer name",
+    "subscription-flood": "too many subscriptions",
+}
+
+
+def own_bytes(daemon: Daemon) -> int:
+    """Memory of the daemon alone, without its arena."""
+    status = Path(f"/proc/{daemon.pid}/status").read_text()
+    found = re.search(r"^RssAnon:\s+(\d+) kB", status, re.M)
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+@contextmanager
+def attacked(daemon: Daemon, attack: str, uid: int = NOBODY) -> Iterator[subprocess.Popen[bytes]]:
+    """Lets an attacker loose on the daemon meanwhile."""
+    daemon.dir.chmod(0o750)
+    script = Path(__file__).with_name("attacker.py")
+    as_other = [str(uid)] if os.geteuid() == 0 else []
+    command = [sys.executable, str(script), attack, str(daemon.dir), daemon.name, *as_other]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+class Honest:
+    """A client and a subscriber that expect all of theirs, and nothing else."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon = daemon
+        self.peak = 0
+        self.base = own_bytes(daemon)
+        self.rounds = 0
+        self.client = Client(daemon.name, namespace="honest", timeout=PATIENCE_S)
+        self.notices = Subscriber(daemon.name, namespace="honest")
+
+    def work(self) -> None:
+        """One round: add, look, cancel, and a notice that comes."""
+        self.rounds += 1
+        key = f"key-{self.rounds}"
+        self.client.add(key, delay=3600, payload=key.encode())
+        found = self.client.get(key)
+        assert found is not None
+        assert found.payload == key.encode()
+        assert self.client.cancel(key).name == "CANCELLED"
+        self.client.add(key, delay=0, topic="done")
+        notice = self.notices.get(timeout=PATIENCE_S)
+        assert notice is not None
+        assert notice.key == key
+        self.peak = max(self.peak, own_bytes(self.daemon))
+
+    def work_until(self, done: Callable[[], bool], at_least: int = 50) -> None:
+        """Rounds until the attack has come to what is to be seen."""
+        end_s = time.monotonic() + PATIENCE_S
+        while self.rounds < at_least or not done():
+            self.work()
+            assert time.monotonic() < end_s, self.daemon.stderr
+
+    def close(self) -> None:
+        self.client.close()
+        self.notices.close()
+
+
+@pytest.fixture
+def honest(daemon: StartDaemon) -> Iterator[Honest]:
+    one = Honest(daemon())
+    yield one
+    one.close()
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_nobody_else_is_harmed(honest: Honest, attack: str) -> None:
+    reason = CUT_OFF.get(attack, "")
+    with attacked(honest.daemon, attack):
+        honest.work_until(lambda: reason in honest.daemon.stderr)
+    honest.work()
+    assert honest.daemon.running
+    assert honest.peak - honest.base < BASE_MAX
+
+
+def test_memory_is_given_back(honest: Honest) -> None:
+    with attacked(honest.daemon, "endless-large"):
+        honest.work_until(lambda: "without end" in honest.daemon.stderr)
+    honest.work_until(lambda: own_bytes(honest.daemon) - honest.base < SHED_BYTES // 3)
+
+
+def test_a_refused_uid_gets_no_further_and_others_do(honest: Honest) -> None:
+    needs("root", "two uids")
+    with attacked(honest.daemon, "endless-small"):
+        honest.work_until(lambda: "without end" in honest.daemon.stderr)
+    assert ask_as(NOBODY, honest.daemon) == "refused"
+    assert ask_as(NOBODY - 1, honest.daemon) == "answered"
+    assert ask_as(0, honest.daemon) == "answered"
+
+
+def ask_as(uid: int, daemon: Daemon) -> str:
+    """Pings the daemon as another uid: "answered", or "refused" if no handshake succeeds."""
+    program = f"""
+import os, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+from attacker import PING, frame, shake_hands
+os.setgroups([])
+os.setuid({uid})
+try:
+    connection = shake_hands(Path({str(daemon.paths.cmd)!r}))
+    connection.sendall(frame(PING))
+    print("answered" if connection.recv(100) else "refused")
+except ConnectionError:
+    print("refused")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    return done.stdout.decode().strip()
+
+
+@pytest.fixture
+def honest_with_few_descriptors(daemon_dir: Path, tmp_path: Path) -> Iterator[Honest]:
+    """Of a daemon that may have 4096 of them."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nulimit -n 4096\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    with closing(Daemon("demo", daemon_dir, python=str(python))) as one, closing(Honest(one)) as h:
+        yield h
+
+
+def test_connections_do_not_use_up_the_descriptors(honest_with_few_descriptors: Honest) -> None:
+    """One uid gets an eighth of them. libzmq would end the process for want of one."""
+    honest = honest_with_few_descriptors
+    with attacked(honest.daemon, "half-handshakes") as attacker:
+        assert attacker.stdout is not None
+        assert attacker.stdout.readline() == b"ready\n"  # it has all that it gets
+        honest.work_until(lambda: descriptors(honest.daemon) < 4096 // 4)
+    honest.work()
+
+
+def descriptors(daemon: Daemon) -> int:
+    """How many the daemon has open."""
+    return len(list(Path(f"/proc/{daemon.pid}/fd").iterdir()))
+
+
+def test_a_peer_that_was_refused_is_let_in_again() -> None:
+    with zmq.Context() as context:
+        guard = Guard(context)
+        guard.turn(1)
+        assert guard.admits(NOBODY)
+        guard._refuse(NOBODY)
+        assert not guard.admits(NOBODY)
+        guard.turn(1 + REFUSED_NS)
+        assert guard.admits(NOBODY)
+        guard._refuse(NOBODY)
+        guard.turn(1 + 2 * REFUSED_NS)
+        assert not guard.admits(NOBODY)  # the second time it takes twice as long
+        guard.turn(1 + 3 * REFUSED_NS)
+        assert guard.admits(NOBODY)
+        guard.close()
