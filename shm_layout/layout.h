@@ -303,7 +303,8 @@ struct pg_watched {
     uint32_t error;               /* sticky until cleared; 0 = none */
     uint32_t root;                /* derived; free row: the next free one */
     uint32_t first;               /* derived: the watcher with the lowest target */
-    uint32_t latest;              /* derived: the one with the highest, for rising targets */
+    uint32_t latest;              /* derived: the one with the highest, for rising targets;
+                                     free row: the next free one but one */
     uint32_t touched_s;           /* real clock: last change or last watcher; PG_NIL = forgotten
                                      as soon as nobody watches */
     uint16_t namespace_row;

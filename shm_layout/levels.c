@@ -81,7 +81,8 @@ uint32_t level_born(struct pg_arena *a, const struct key *k, unsigned *status)
         return PG_NIL;
     a->purgatory->free_level = l->root;
     a->purgatory->free_levels--;
-    __builtin_prefetch(&a->levels[l->root], 1);      /* the next to be born */
+    __builtin_prefetch(&a->levels[l->latest], 1);    /* the next but one, both its lines */
+    __builtin_prefetch(&a->levels[l->latest].place, 1);
     l->level = 0;
     l->hash = k->hash;
     l->error = 0;
@@ -96,8 +97,10 @@ uint32_t level_born(struct pg_arena *a, const struct key *k, unsigned *status)
 
 static void level_push_free(struct pg_arena *a, uint32_t row)
 {
-    a->levels[row].root = a->purgatory->free_level;
-    a->levels[row].first = a->levels[row].latest = PG_NIL;
+    const uint32_t next = a->purgatory->free_level;
+    a->levels[row].root = next;
+    a->levels[row].latest = next == PG_NIL ? PG_NIL : a->levels[next].root;
+    a->levels[row].first = PG_NIL;
     a->purgatory->free_level = row;
     a->purgatory->free_levels++;
 }
