@@ -18,7 +18,7 @@ BENCH_H := $(sort $(wildcard benchmarks/*/*.h))
 # The compiler that was checked builds the extension too. Only here is a warning an error:
 # who installs the package may have a compiler with newer warnings.
 STRICT_BUILD := CC="$(CC)" CFLAGS="$(CFLAGS) -Werror"
-STRICT   := -std=c11 -Wall -Wextra -Werror
+STRICT   := -std=c11 -Wall -Wextra -Werror -pthread
 SANITIZE := -g -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 
 SAN_CORE  := $(CORE_C:shm_layout/%.c=build/sanitize/%.o)

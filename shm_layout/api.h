@@ -34,6 +34,7 @@ struct pg_config {                /* what an arena is created with */
     uint32_t accounts;            /* uids that may have timers while uids have quotas */
     uint64_t level_ttl_ns;
     uint64_t inbox_max;
+    uint64_t stage_bytes;         /* of the journal's ring, a power of two; 0 = no journal */
     uint32_t page_size;
     uint32_t clock_kind;
     uint32_t shard;
@@ -62,7 +63,8 @@ int pg_attach_previous(struct pg_arena *a, void *arena, uint64_t arena_bytes, vo
  * now_ns is the arena's clock. Entries that fired but were not handed over stay so. */
 int pg_rebuild(struct pg_arena *a, int64_t now_ns, struct pg_fault *why);
 /* Copies all truth of `from` into the fresh arena `to` (other sizes): tickets, sequences,
- * sessions stay. Refuses what has no room, with both values. */
+ * sessions and LSNs stay. Refuses what has no room, with both values. Slots and rows get other
+ * numbers: frames from before cannot be redone over a snapshot from after, nor the reverse. */
 int pg_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why);
 /* Copies all truth of `from`, of an earlier minor ABI, as it stands into the fresh arena `to` of
  * the same sizes; pg_rebuild must follow. Refuses other sizes, with both values. */
@@ -180,6 +182,153 @@ int pg_drained(const struct pg_arena *a);
 void pg_start_epoch(struct pg_arena *a, const uint8_t boot_id[16]);
 void pg_beat(struct pg_arena *a, int64_t real_boot_ns, uint64_t turns, uint64_t wakeups,
              uint64_t sent);
+
+/* ---- the journal's stage (stage.c) --------------------------------------------------- */
+
+/* NULL: an arena without a journal. The committer's fields are its own; all others read. */
+struct pg_stage *pg_stage_of(const struct pg_arena *a);
+/* What ends timers waits for room in the stage: it goes on once `committed` has moved. */
+int pg_stage_full(const struct pg_arena *a);
+/* The frame that has to be on disk before the reply of the last pg_handle may be sent;
+ * 0 = it need not wait. */
+uint64_t pg_durable_lsn(const struct pg_arena *a);
+/* Copies whole frames from position `from` of the ring up to the tail, as many as fit,
+ * without paddings, crc and salt 0. Returns the bytes; *upto = the position behind them,
+ * *lsn = number of the last one (unchanged when there is none). out_bytes is PG_J_FRAME_MAX
+ * at least. Safe beside the daemon, from its committer thread. */
+uint64_t pg_stage_copy(const struct pg_arena *a, uint64_t from, void *out, uint64_t out_bytes,
+                       uint64_t *upto, uint64_t *lsn);
+
+/* ---- snapshots (snapshot.c): from a reader of a live arena ------------------------------ */
+
+struct pg_snapshot {              /* zeros at the start, but for `quiet` */
+    uint32_t quiet;               /* 1: nobody changes the arena meanwhile, so that the snapshot
+                                     is whole without any journal */
+    uint32_t done;                /* 1: LAST was written */
+    uint64_t phase;
+    uint64_t next, end;           /* within the phase */
+    uint64_t frames;
+    uint64_t start_lsn;           /* the journal is to be redone over it from here */
+    uint64_t end_lsn;             /* once done: it is valid when the journal holds this frame */
+};
+/* The next whole frames of all truth but sessions, not sealed; their numbers count from 1.
+ * Returns bytes written; call until `done`. out_bytes is PG_J_FRAME_MAX at least. The arena
+ * may change meanwhile: what changed after start_lsn is in the journal. */
+uint64_t pg_snapshot(const struct pg_arena *a, struct pg_snapshot *s, void *out,
+                     uint64_t out_bytes);
+
+/* ---- the journal's files (segment.c, crc32c.c) -------------------------------------------- */
+
+/* CRC-32C of what came before, whose own is `crc` (nothing: 0), and of these bytes. */
+uint32_t pg_crc32c(uint32_t crc, const void *bytes, uint64_t count);
+
+/* Where a walk stands: in the middle; or behind the last whole group, with its reason. */
+enum pg_walk_state {
+    PG_WALK_NONE,                 /* nothing was read yet */
+    PG_WALK_GROUPS,               /* there may be another group */
+    PG_WALK_SEALED,               /* the segment is complete; the next one goes on */
+    PG_WALK_END,                  /* only zeros follow */
+    PG_WALK_TORN,                 /* parts of the newest group follow: it was not committed */
+    PG_WALK_DAMAGED               /* what followed was committed and is lost */
+};
+
+/* Reads segments in order, each whole in memory and aligned to 8 bytes; zeros at the start. */
+struct pg_walk {
+    struct pg_segment header;     /* of the segment that is being read */
+    const uint8_t *bytes;
+    uint64_t size;
+    uint64_t at;                  /* byte behind the last whole group */
+    uint64_t next;                /* byte of the frame that comes next; at most `at` */
+    uint64_t lsn;                 /* of the last frame of the last whole group */
+    uint64_t group;               /* its number */
+    int64_t boot_ns;              /* its clocks, or the header's */
+    int64_t wall_ns;
+    uint64_t bad_from;            /* TORN, DAMAGED: bytes that are not as they were written */
+    uint64_t bad_to;
+    uint64_t lost_from;           /* DAMAGED: LSNs that are lost ... */
+    uint64_t lost_to;             /* ... this one too; lost_from - 1: none */
+    uint32_t state;               /* enum pg_walk_state */
+    uint32_t reserved;
+};
+
+/* Takes the next file. Refuses what is no segment, or of another arena; and one that does not go
+ * on where the walk has ended: then the walk is DAMAGED. */
+int pg_walk_segment(struct pg_walk *w, const void *bytes, uint64_t size, struct pg_fault *why);
+/* The next frame of a whole group, GROUP and SEAL left out. NULL: w->state says why. */
+const struct pg_frame_head *pg_walk_next(struct pg_walk *w);
+/* Makes the first PG_SEGMENT_HEAD bytes of a file; major, minor and crc are filled in. */
+void pg_segment_begin(void *block, const struct pg_segment *fields);
+/* Seals the frames that stand behind PG_GROUP_HEAD bytes of room for the GROUP frame; together
+ * `bytes`. Of the fields, number and the clocks are meant. */
+void pg_group_seal(void *group, uint64_t bytes, uint32_t salt, const struct pg_j_group *fields);
+/* The SEAL frame, behind the last group of a file; its number, and the LSN of its last frame. */
+void pg_segment_end(struct pg_frame_head *seal, uint32_t salt, uint64_t group, uint64_t lsn);
+
+/* ---- redo (redo.c): frames into a fresh arena ---------------------------------------------- */
+
+struct pg_redo {                  /* zeros at the start */
+    uint64_t frames;              /* of the snapshot, read so far */
+    uint64_t next_lsn;            /* of the journal, once the snapshot was read; 0 before */
+    uint64_t end_lsn;             /* of the snapshot: what was redone is whole once next_lsn is
+                                     past it */
+};
+/* What the arena has to be created with, from a snapshot's first frame. Left as they are,
+ * for the caller: layout_id, secret, sessions, page_size, stream_id, boot_id. */
+int pg_redo_config(const void *frame, uint64_t bytes, struct pg_config *config,
+                   struct pg_fault *why);
+/* Applies a buffer of whole frames, aligned to 8 bytes: first all of the snapshot, then the
+ * journal's from its start LSN on (older ones are skipped). Redoing them twice changes nothing.
+ * Refuses what names anything that is not there, a hole in the numbers, and what has no room:
+ * a snapshot is of several moments, so the sum of what it has may need a larger arena, and
+ * pg_migrate afterwards. `where` is the number of the frame. */
+int pg_redo(struct pg_arena *a, struct pg_redo *r, const void *frames, uint64_t bytes,
+            struct pg_fault *why);
+/* The same with the frames of the file that a walk is in, until it gives no more. */
+int pg_redo_file(struct pg_arena *a, struct pg_redo *r, struct pg_walk *walk,
+                 struct pg_fault *why);
+/* After the last frame: adds shift_ns to all times on the arena's clock, counts tickets
+ * past those that a power cut may have lost, rebuilds all that is derived. shift_ns = wall
+ * offset then - wall offset now (of the boot clocks) when the boot id differs, else 0. */
+int pg_redo_end(struct pg_arena *a, const struct pg_redo *r, int64_t now_ns,
+                int64_t real_boot_ns, int64_t shift_ns, int64_t wall_offset_ns,
+                struct pg_fault *why);
+
+/* ---- the committer (committer.c): from the stage to disk ---------------------------------- */
+
+/* The system calls of the committer; each returns what the call of that name does, and sets
+ * errno. For tests, which give their own. */
+struct pg_storage {
+    void *context;
+    int (*open)(void *context, int directory, const char *name, int flags); /* directory -1: none */
+    int64_t (*pwrite)(void *context, int file, const void *bytes, uint64_t count, uint64_t at);
+    int (*fallocate)(void *context, int file, uint64_t bytes);
+    int (*fdatasync)(void *context, int file);
+    int (*rename)(void *context, int directory, const char *from, const char *to);
+    int (*fsync_dir)(void *context, int directory);
+    int (*close)(void *context, int file);
+    int64_t (*clock_ns)(void *context);                  /* monotonic; measures syncs */
+};
+
+struct pg_committer;
+uint64_t pg_committer_bytes(void);
+/* Goes on where `end`, a walk that has read the newest segment of `directory` to its end, has
+ * ended (NONE: a new journal, behind its lsn and group); all that is staged is on disk when it
+ * returns. segment_bytes: of new segments, a multiple of PG_SEGMENT_HEAD, PG_SEGMENT_MIN at
+ * least. storage NULL: the system's. After a refusal nothing is open; a call that failed is
+ * named in `why`, `where` is the LSN and `found` its errno. */
+int pg_committer_open(struct pg_committer *c, struct pg_arena *a, const char *directory,
+                      uint64_t segment_bytes, const struct pg_walk *end,
+                      const struct pg_storage *storage, struct pg_fault *why);
+/* Commits one group of what is staged; 0 = nothing was. The thread does nothing else. */
+int pg_committer_turn(struct pg_committer *c);
+int pg_committer_start(struct pg_committer *c, struct pg_fault *why);    /* the thread */
+/* To be called after something was staged; cheap while the thread is busy. */
+void pg_committer_kick(struct pg_committer *c);
+/* An eventfd: readable once committed_lsn has moved, or the state is PG_JOURNAL_STOPPED. */
+int pg_committer_fd(const struct pg_committer *c);
+/* Ends the thread, after it has committed all that is staged. */
+void pg_committer_stop(struct pg_committer *c);
+void pg_committer_close(struct pg_committer *c);                         /* the files */
 
 /* ---- a wheel in private memory (local.c) ------------------------------------------------- */
 

@@ -67,6 +67,8 @@ static bool config_bounded(const struct pg_config *c, struct pg_fault *why)
         {"outcomes in an inbox", c->inbox_max, 1, UINT64_MAX},
         {"stream id", c->stream_id, 1, UINT64_MAX},
         {"bits of the outbox entries", (uint64_t)__builtin_popcount(c->outbox_capacity), 1, 1},
+        {"stage bytes", c->stage_bytes, c->stage_bytes == 0 ? 0 : PG_STAGE_MIN, PG_STAGE_MAX},
+        {"bits of the stage bytes", (uint64_t)__builtin_popcountll(c->stage_bytes), 0, 1},
     };
     for (uint32_t i = 0; i < sizeof bounds / sizeof bounds[0]; i++)
         if (bounds[i].value < bounds[i].low || bounds[i].value > bounds[i].high)
@@ -119,6 +121,8 @@ static void plan_make(struct plan *p, const struct pg_config *c)
     plan_add(p, PG_R_OUTBOX, sizeof(struct pg_entry), c->outbox_capacity);
     if (c->accounts != 0)
         plan_add(p, PG_R_ACCOUNTS, sizeof(struct pg_account), c->accounts);
+    if (c->stage_bytes != 0)
+        plan_add(p, PG_R_STAGE, PG_STAGE_HEAD, 1 + c->stage_bytes / PG_STAGE_HEAD);
     p->length = round_up(p->length, PG_REGION_ALIGN);
 }
 
@@ -188,6 +192,10 @@ static void handle_open_truth(struct pg_arena *a)
     a->watch_rows = region_count(a, PG_R_WATCHES);
     a->levels = region(a, PG_R_LEVELS);
     a->level_rows = region_count(a, PG_R_LEVELS);
+    if (region_count(a, PG_R_STAGE) != 0) {
+        a->stage = region(a, PG_R_STAGE);
+        a->ring = (uint8_t *)a->stage + PG_STAGE_HEAD;
+    }
     a->slots = (struct slots){region(a, PG_R_HOT), region(a, PG_R_COLD),
                               region(a, PG_R_FREE_SLOTS), a->header->capacity + 1};
 }
@@ -213,6 +221,7 @@ static void handle_open(struct pg_arena *a, void *arena, void *secret)
 {
     memset(a, 0, sizeof *a);
     a->header = arena;
+    a->uid = PG_NIL;
     a->wall_cursor = a->orphans = PG_NIL;
     a->wall_placed_by_ns = a->header->wall_offset_ns;
     a->topics_stuck_at = UINT64_MAX;
@@ -296,6 +305,7 @@ int pg_create(struct pg_arena *a, void *arena, void *secret, const struct pg_con
     a->purgatory->inbox_max = config->inbox_max;
     levels_init(a);
     watches_init(a);
+    stage_init(a);
     STORE_RELEASE(&h->state, PG_REBUILDING);
     STORE_RELEASE(&s->version, PG_PRIVATE_MAGIC);
     STORE_RELEASE(&h->version, PG_MAGIC);
@@ -309,6 +319,12 @@ static bool same(struct pg_fault *why, const char *what, uint64_t expected, uint
     return expected == found || fault_set(why, "header", what, 0, expected, found);
 }
 
+static uint64_t stage_bytes_of(const struct pg_header *h)
+{
+    const uint64_t length = h->regions[PG_R_STAGE].length;
+    return length < PG_STAGE_HEAD ? 0 : length - PG_STAGE_HEAD;
+}
+
 static struct pg_config config_of(const struct pg_header *h)
 {
     return (struct pg_config){.capacity = h->capacity, .outbox_capacity = h->outbox_capacity,
@@ -318,7 +334,8 @@ static struct pg_config config_of(const struct pg_header *h)
                               .topics = h->regions[PG_R_TOPICS].count, .sessions = 1,
                               .watches = h->regions[PG_R_WATCHES].count,
                               .levels = h->regions[PG_R_LEVELS].count,
-                              .accounts = h->regions[PG_R_ACCOUNTS].count, .inbox_max = 1};
+                              .accounts = h->regions[PG_R_ACCOUNTS].count, .inbox_max = 1,
+                              .stage_bytes = stage_bytes_of(h)};
 }
 
 static bool region_fits(const struct pg_region *planned, const struct pg_region *r, uint32_t id,
@@ -559,7 +576,7 @@ int pg_rebuild(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
     a->now_ns = a->header->now_ns = now_ns;
     counters_reset(a);
     quotas_rebuild(a);
-    if (!names_sound(a, why))
+    if (!names_sound(a, why) || !stage_recover(a, why))
         return 0;
     names_rebuild(a);
     index_init(&a->index);
@@ -575,7 +592,9 @@ int pg_rebuild(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
     slots_link(a);
     a->metrics->blob_bytes = blobs_used(&a->blobs) * PG_GRANULE;
     sessions_recover(a);
-    return operations_rebuild(a, why);
+    const bool done = operations_rebuild(a, why);
+    stage_settle(a);
+    return done;
 }
 
 /* ---- check --------------------------------------------------------------------------- */
@@ -589,7 +608,7 @@ int pg_check(struct pg_arena *a, struct pg_fault *fault)
            names_check(a, fault) && timers_check(a, fault, &granules) &&
            quotas_check(a, fault) &&
            outbox_check(a, fault, &granules) && levels_check(a, fault, &granules) &&
-           watches_check(a, fault) &&
+           watches_check(a, fault) && stage_check(a, fault) &&
            (a->secret == NULL || (sessions_check(a, fault, &granules) &&
                                   blobs_check(&a->blobs, granules, fault)));
 }

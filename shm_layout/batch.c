@@ -223,8 +223,8 @@ static bool level_apply(struct pg_arena *a, const struct step *s, struct pg_resu
     case PG_OP_ADVANCE_KEY:
     case PG_OP_BUMP: return operations_advance(a, row, intent[1], result);
     case PG_OP_FAIL: return operations_fail(a, row, (uint32_t)intent[1], result);
-    case PG_OP_CLEAR: a->levels[row].error = 0; return true;
-    case PG_OP_FORGET: level_forget(a, row); level_left(a, row); return true;
+    case PG_OP_CLEAR: level_clear(a, row); return true;
+    case PG_OP_FORGET: level_drop(a, row); return true;
     default: cancel_for_key(a, s, row, (uint32_t)intent[1], result); return true;
     }
 }
@@ -302,6 +302,12 @@ static bool record_allowed(struct pg_arena *a, const struct step *s, struct pg_r
     return quota_charge(a, a->name_namespaces[r->name], a->account, result);
 }
 
+static void count_missing(struct pg_arena *a, unsigned status)
+{
+    const bool journal = status == PG_ST_BUSY || status == PG_ST_JOURNAL;
+    ++*(journal ? &a->metrics->refused_journal : &a->metrics->refused_names);
+}
+
 static bool record_apply(struct pg_arena *a, struct step *s, const uint8_t *at,
                          struct pg_result *result)
 {
@@ -309,9 +315,14 @@ static bool record_apply(struct pg_arena *a, struct step *s, const uint8_t *at,
     if (UNLIKELY(a->name_guards[r->name] != 0 || a->draining) && !record_allowed(a, s, result))
         return true;
     if (name_missing(a, r)) {
-        a->metrics->refused_names++;
+        count_missing(a, a->name_status[r->name]);
         *result = (struct pg_result){a->name_status[r->name], 0};
         return true;
+    }
+    if (stage_full(a) && !(op_rules[r->op].uses & NEEDS_TOPIC)) {
+        if (stage_is_lost(a))
+            answer(result, 0, PG_ST_JOURNAL, 0);
+        return stage_is_lost(a);
     }
     put_read(a, s, at);
     return op_apply(a, s, result);
@@ -359,6 +370,8 @@ static void name_resolve(struct pg_arena *a, uint32_t i, struct name ns, struct 
                                 : names_find_namespace(a, ns);
     if (a->name_rows[i] != PG_NIL)
         names_hold(a, a->name_rows[i]);
+    if (a->name_namespaces[i] != PG_NIL)
+        a->durable |= a->namespaces[a->name_namespaces[i]].durability != 0;
 }
 
 static void names_begin(struct pg_arena *a, const struct request *q)

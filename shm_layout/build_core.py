@@ -22,5 +22,6 @@ ffibuilder.set_source(
     include_dirs=[HERE.name],
     depends=files("*.[ch]"),
     # Hidden symbols are called directly, not through the linkage table.
-    extra_compile_args=["-std=c11", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra"],
+    extra_compile_args=["-std=c11", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra", "-pthread"],
+    extra_link_args=["-pthread"],
 )

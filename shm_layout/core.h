@@ -16,6 +16,10 @@
  *   messages.c    the command lane                           notices.c  outbox -> messages
  *   ahead.c       memory fetched early                       scan.c     readers
  *   quotas.c      owners, quotas, accounts                   migrate.c  truth into other sizes
+ *   stage.c       the journal's ring                         frames.c   what a frame says
+ *   snapshot.c    truth -> frames                            redo.c     frames -> truth
+ *   segment.c     frames in files                            crc32c.c   their checksum
+ *   committer.c   ring -> files: the one part with a thread and system calls
  *   local.c       the wheel alone
  */
 #ifndef PURGATORYD_CORE_H
@@ -218,6 +222,11 @@ struct hash_scope {
 };
 struct hash_scope hash_begin(const uint64_t secret[2], uint64_t scope);
 uint64_t hash_in(const struct hash_scope *scope, const void *bytes, size_t len);
+
+/* ---- checksum --------------------------------------------------------------------------- */
+
+/* What pg_crc32c gives, on any machine. */
+uint32_t crc32c_by_table(uint32_t crc, const void *bytes, size_t count);
 
 #include "parts.h"
 

@@ -33,7 +33,8 @@ bool frame_read(struct request *q, struct refusal *why)
         return refused(why, PG_ERR_MALFORMED, 0, q->frame.magic);
     if (q->frame.version != PG_WIRE_VERSION)
         return refused(why, PG_ERR_VERSION, PG_WIRE_VERSION, q->frame.version);
-    if (q->frame.error != 0 || (q->frame.flags & ~(uint32_t)PG_W_AT) != 0)
+    const uint32_t known = q->frame.message == PG_M_BATCH ? PG_W_AT | PG_W_DURABLE : PG_W_AT;
+    if (q->frame.error != 0 || (q->frame.flags & ~known) != 0)
         return refused(why, PG_ERR_MALFORMED, offsetof(struct pg_frame, flags), q->frame.flags);
     return true;
 }

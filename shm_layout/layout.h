@@ -14,8 +14,8 @@
  * Times are int64 nanoseconds.  *_boot_ns is CLOCK_BOOTTIME, or virtual time under the
  * virtual clock; *_wall_ns is CLOCK_REALTIME.  Offsets are bytes from the segment start.
  *
- * Two segments.  The ARENA is written by the daemon alone and mapped read-only by
- * clients.  The PRIVATE segment (sessions, replies, the hash secret) is the daemon's.
+ * Two segments.  The ARENA is written by the daemon alone (its committer thread writes its
+ * fields of the stage) and mapped read-only by clients.  The PRIVATE segment (sessions, replies, the hash secret) is the daemon's.
  * "Truth" survives a crash; "derived" is rebuilt from truth at every attach.
  */
 
@@ -50,7 +50,8 @@ enum pg_region_id {
     PG_R_FREE_CHUNKS, PG_R_INDEX, PG_R_BLOB_HEAP, PG_R_BLOB_MAP, PG_R_BLOBS,
     PG_R_NAMESPACES, PG_R_TOPICS, PG_R_NAME_INDEX, PG_R_ACCOUNTS, PG_R_OUTBOX,
     PG_R_METRICS, PG_R_PURGATORY, PG_R_WATCHES, PG_R_LEVELS, PG_R_LEVEL_INDEX,
-    PG_R_STAGE, PG_R_LIFE, PG_R_RETENTION, /* empty until used */
+    PG_R_STAGE,                   /* length 0: an arena without a journal */
+    PG_R_LIFE, PG_R_RETENTION,    /* empty until used */
     PG_R_COUNT
 };
 
@@ -151,7 +152,8 @@ struct pg_metrics {
     uint64_t refused_keys;        /* watch keys or watch records */
     uint64_t refused_denied;      /* the namespace has another owner */
     uint64_t refused_quota;       /* of the namespace or the uid, and no account left */
-    uint64_t reserved[25];
+    uint64_t refused_journal;     /* the journal's stage was too full, or the journal stopped */
+    uint64_t reserved[24];
 };
 
 /* ---- timers --------------------------------------------------------------------- */
@@ -451,6 +453,331 @@ struct pg_entry {
     uint8_t  meta;                /* key type in bits 0-3, enum pg_entry_flag in bits 4-7 */
 };
 
+/* ---- the journal ------------------------------------------------------------------ */
+
+/* What happened, as absolute results, in frames. They are written to the stage, a ring in the
+ * arena, before the effect that each describes; the committer copies them from there to
+ * segment files. Snapshot and export files hold frames of the same form. */
+
+#define PG_STAGE_HEAD 4096               /* bytes before the ring in PG_R_STAGE */
+#define PG_STAGE_MIN 4194304             /* bytes of the ring, a power of two */
+#define PG_STAGE_MAX 1073741824
+#define PG_J_FRAME_MAX 131072            /* bytes; no frame is longer */
+#define PG_SEGMENT_MAGIC 0x314c4e524a475050u  /* "PPGJRNL1" read as little endian */
+#define PG_SNAPSHOT_MAGIC 0x3150414e53475050u /* "PPGSNAP1" */
+#define PG_JOURNAL_MAJOR 1               /* readers refuse another one */
+#define PG_JOURNAL_MINOR 0
+#define PG_SEGMENT_HEAD 4096             /* bytes before the first frame of a file */
+#define PG_SEGMENT_MIN 262144            /* bytes of a segment file */
+#define PG_GROUP_HEAD 72                 /* bytes of a GROUP frame */
+#define PG_GROUP_MAX 1048576             /* bytes of a group, its GROUP frame included */
+
+enum pg_journal_state { PG_JOURNAL_NONE, PG_JOURNAL_RUNNING, PG_JOURNAL_STOPPED };
+/* The system call that stopped it. */
+enum pg_storage_call { PG_CALL_NONE, PG_CALL_OPEN, PG_CALL_FALLOCATE, PG_CALL_WRITE,
+                       PG_CALL_SYNC, PG_CALL_RENAME, PG_CALL_SYNC_DIR };
+
+/* At the start of PG_R_STAGE. Positions count bytes since birth; a position's place in the
+ * ring is position % size. committed <= tail <= staged <= committed + size. */
+struct pg_stage {
+    uint64_t size;                /* bytes of the ring; fixed at creation */
+    uint64_t staged;              /* truth, daemon: end of the newest frame */
+    uint64_t tail;                /* truth, daemon, release: end of the newest frame whose effect
+                                     is done. At most one frame stands between tail and staged */
+    uint64_t next_lsn;            /* truth, daemon: of the next frame; stored after `staged` */
+    uint64_t reserved0[4];
+    uint64_t committed;           /* committer, release: up to here all is on disk, and its
+                                     bytes of the ring are free */
+    uint64_t committed_lsn;       /* committer, release: of the newest frame on disk; 0 = none */
+    uint32_t state;               /* committer, release: enum pg_journal_state */
+    uint32_t error;               /* errno of the call that stopped it; before `state` */
+    uint32_t call;                /* enum pg_storage_call; before `state` */
+    uint32_t reserved1;
+    uint64_t error_lsn;           /* the first that did not get to disk; before `state` */
+    uint64_t group;               /* committer: number of the newest group on disk */
+    uint64_t segment;             /* committer: first LSN of the segment that it writes */
+    uint64_t syncs;               /* committer: fdatasync calls that returned well */
+    uint64_t sync_ns;             /* committer: the time that they took together */
+    uint64_t bytes;               /* committer: bytes written */
+    uint64_t reserved2[5];
+};
+
+/* Every frame begins with these 24 bytes. Its number, the LSN, is that of the frame before
+ * plus 1; PAD, GROUP and SEAL take none and repeat that of the frame before. In the ring crc,
+ * salt and group are 0: the committer fills them in. */
+struct pg_frame_head {
+    uint32_t bytes;               /* of the whole frame, a multiple of 8 */
+    uint32_t crc;                 /* CRC32C of the frame without this field */
+    uint64_t lsn;
+    uint32_t salt;                /* of its file: stale bytes of another one do not parse */
+    uint16_t type;                /* enum pg_journal_type */
+    uint16_t group;               /* low 16 bits of its group's number */
+};
+
+/* Behind the head stands the struct of the type, behind that what the comment says, and
+ * zeros up to a multiple of 8. */
+enum pg_journal_type {
+    PG_J_PAD = 1,                 /* the rest of the ring before its end; never in a file */
+    PG_J_GROUP,                   /* files: pg_j_group, first in each commit */
+    PG_J_SEAL,                    /* files: nothing; behind the last group */
+    PG_J_NAMESPACE,               /* pg_j_namespace, name */
+    PG_J_TOPIC,                   /* pg_j_topic, name */
+    PG_J_ARM,                     /* pg_j_arm, key, payload: a timer, or one that replaces another */
+    PG_J_MOVE,                    /* pg_j_move: extended */
+    PG_J_END,                     /* pg_j_end: cancelled, or an outcome acknowledged */
+    PG_J_FIRE,                    /* pg_j_fire: became an outbox entry */
+    PG_J_SENT,                    /* pg_j_sent: notices were handed to the socket */
+    PG_J_WATCH,                   /* pg_j_watch, a pg_j_watch_key per watch key, key, payload */
+    PG_J_LEVEL,                   /* pg_j_level, at birth the key: a watch key's level or error */
+    PG_J_GONE,                    /* pg_j_gone: a watch key was forgotten */
+    PG_J_OUTCOME,                 /* pg_j_outcome, bitmap of missing keys: an operation ended */
+    PG_J_SESSION,                 /* pg_j_session: a session ended, its outcomes with it */
+    PG_J_HEAD,                    /* snapshots, first: pg_j_head */
+    PG_J_ENTRY,                   /* snapshots: pg_j_entry, key, payload: a notice not sent yet */
+    PG_J_LAST,                    /* snapshots, last: pg_j_last */
+    PG_J_TYPES
+};
+
+struct pg_j_group {
+    uint64_t number;              /* that of the group before + 1 */
+    uint64_t bytes;               /* of the frames that follow in this group */
+    int64_t  boot_ns;             /* the arena's clock and the wall clock, read together */
+    int64_t  wall_ns;
+    uint64_t reserved[2];
+};
+
+struct pg_j_namespace {
+    uint32_t row;
+    uint32_t shard;
+    uint32_t owner_uid;
+    uint32_t durability;
+    uint64_t quota_timers;
+    uint64_t quota_bytes;
+    uint64_t quota_ops;
+    uint64_t reserved[4];
+    uint32_t reserved0;
+    uint32_t name_len;
+};
+
+struct pg_j_topic {
+    uint64_t incarnation;
+    uint64_t sequence;            /* 0 at birth */
+    uint64_t last_position;       /* 0 at birth */
+    uint64_t reserved[2];
+    uint32_t row;
+    uint32_t namespace_row;
+    uint32_t reserved0;
+    uint32_t name_len;
+};
+
+struct pg_j_arm {
+    uint64_t ticket;
+    int64_t  deadline_ns;
+    int64_t  wall_ns;             /* absolute wall deadline; INT64_MIN = none */
+    int64_t  armed_ns;
+    uint64_t replaced;            /* ticket of the timer that it replaces; 0 = none */
+    uint32_t slot;
+    uint32_t replaced_slot;
+    uint32_t topic;               /* row */
+    uint32_t uid;                 /* of who asked for it; PG_NIL = nobody's message */
+    uint32_t payload_len;
+    uint8_t  counted;             /* 1 = in the quota of that uid */
+    uint8_t  reserved0;
+    uint8_t  key_len;
+    uint8_t  key_type;
+    uint64_t reserved[3];
+};
+
+struct pg_j_move {
+    uint64_t ticket;
+    int64_t  deadline_ns;
+    int64_t  wall_ns;             /* as in pg_j_arm */
+    int64_t  at_ns;
+    uint32_t slot;
+    uint32_t uid;
+    uint64_t reserved;
+};
+
+enum pg_end_cause { PG_END_CANCELLED = 1, PG_END_ACKNOWLEDGED };
+struct pg_j_end {
+    uint64_t ticket;
+    int64_t  at_ns;
+    uint32_t slot;
+    uint32_t cause;               /* enum pg_end_cause */
+    uint32_t uid;
+    uint32_t reserved0;
+    uint64_t reserved;
+};
+
+struct pg_j_fire {
+    uint64_t ticket;
+    int64_t  deadline_ns;
+    int64_t  fired_ns;
+    uint64_t position;            /* in the outbox */
+    uint64_t sequence;            /* in the topic */
+    uint64_t previous;            /* of the entry: outbox position + 1 of the one before; 0 = none */
+    uint32_t slot;
+    uint32_t topic;
+    uint32_t flags;               /* enum pg_entry_flag */
+    uint32_t reserved0;
+    uint64_t reserved[3];         /* for the times of sending and receiving, and the worker */
+};
+
+struct pg_j_sent {
+    uint64_t from;                /* outbox positions, without `upto` */
+    uint64_t upto;
+    int64_t  built_ns;
+    int64_t  sent_boot_ns;        /* real clock */
+    uint64_t reserved[2];
+};
+
+struct pg_j_watch {
+    uint64_t ticket;
+    int64_t  deadline_ns;
+    int64_t  armed_ns;
+    uint64_t threshold;           /* SUM */
+    uint64_t session;             /* the owner's */
+    uint32_t slot;
+    uint32_t topic;
+    uint32_t uid;
+    uint32_t payload_len;
+    uint16_t keys;
+    uint8_t  condition;           /* enum pg_condition */
+    uint8_t  notice;              /* 1 = a notice to the topic, too */
+    uint8_t  key_len;
+    uint8_t  key_type;
+    uint8_t  counted;             /* as in pg_j_arm */
+    uint8_t  reserved0;
+    uint64_t reserved[3];
+};
+struct pg_j_watch_key {
+    uint64_t target;              /* ALL, ANY; 2^64 - 1: is reached */
+    uint64_t base;                /* SUM */
+    uint64_t cap;                 /* SUM */
+    uint32_t row;                 /* of the watch key */
+    uint32_t flags;               /* enum pg_watch_key_flag */
+};
+
+enum pg_level_flag { PG_L_BORN = 1, PG_L_FORGOTTEN = 2 };
+struct pg_j_level {
+    uint64_t level;
+    uint32_t row;
+    uint32_t error;
+    uint32_t namespace_row;
+    uint16_t flags;               /* BORN: the key follows. FORGOTTEN: ends with its last watcher */
+    uint8_t  key_len;
+    uint8_t  key_type;
+    uint64_t reserved[2];
+};
+
+struct pg_j_gone {
+    uint32_t row;
+    uint32_t reserved;
+};
+
+struct pg_j_outcome {
+    uint64_t ticket;
+    int64_t  deadline_ns;
+    int64_t  ended_ns;
+    uint64_t position;            /* of its notice, + 1; 0 = it had none */
+    uint64_t sequence;            /* of its notice */
+    uint64_t previous;            /* of its notice, as in pg_j_fire */
+    uint32_t slot;
+    uint32_t topic;
+    uint32_t error;
+    uint16_t keys;
+    uint8_t  cause;               /* enum pg_cause */
+    uint8_t  flags;               /* enum pg_entry_flag */
+    uint64_t reserved[3];
+};
+
+struct pg_j_session {
+    uint64_t session;
+    int64_t  at_boot_ns;          /* real clock */
+    uint32_t uid;
+    uint32_t pid;
+    uint64_t dropped;             /* outcomes and CHECKs that it had not acknowledged */
+    uint64_t reserved[2];
+};
+
+/* All that struct pg_config needs, and the counters that only rise. */
+struct pg_j_head {
+    uint8_t  uuid[16];
+    uint8_t  boot_id[16];
+    uint64_t stream_id;
+    uint64_t epoch;
+    uint64_t payload_bytes;
+    uint64_t outbox_bytes_max;
+    uint64_t stage_bytes;
+    uint64_t level_ttl_ns;
+    uint64_t inbox_max;
+    int64_t  tick_ns;
+    int64_t  now_ns;              /* on the arena's clock */
+    int64_t  wall_offset_ns;      /* wall = the arena's clock + offset */
+    int64_t  created_wall_ns;
+    int64_t  wall_origin_ns;
+    uint64_t next_ticket;
+    uint64_t next_incarnation;
+    uint64_t outbox_tail;
+    uint64_t published;
+    uint64_t start_lsn;           /* the journal is to be redone from here */
+    uint32_t capacity;
+    uint32_t outbox_capacity;
+    uint32_t fanout;
+    uint32_t namespaces;
+    uint32_t topics;
+    uint32_t watches;
+    uint32_t levels;
+    uint32_t clock_kind;
+    uint32_t shard;
+    uint32_t shards;
+    uint32_t accounts;
+    uint32_t reserved0;
+    uint64_t reserved[7];
+};
+
+struct pg_j_entry {
+    uint64_t position;
+    uint64_t ticket;              /* as in pg_entry */
+    int64_t  deadline_ns;
+    int64_t  fired_ns;
+    uint64_t sequence;
+    uint64_t previous;
+    uint32_t topic;
+    uint32_t payload_len;
+    uint8_t  key_len;
+    uint8_t  meta;                /* as in pg_entry */
+    uint8_t  reserved0[6];
+    uint64_t reserved[2];
+};
+
+struct pg_j_last {
+    uint64_t frames;              /* of the snapshot, without this one */
+    uint64_t start_lsn;           /* as in pg_j_head */
+    uint64_t end_lsn;             /* the snapshot is valid once the journal holds this frame */
+    uint64_t reserved;
+};
+
+/* The first bytes of every segment and snapshot file; zeros up to PG_SEGMENT_HEAD. */
+struct pg_segment {
+    uint64_t magic;               /* PG_SEGMENT_MAGIC or PG_SNAPSHOT_MAGIC */
+    uint32_t major;
+    uint32_t minor;
+    uint8_t  uuid[16];            /* of the arena */
+    uint8_t  boot_id[16];
+    uint64_t epoch;
+    int64_t  boot_ns;             /* the arena's clock and the wall clock, read together */
+    int64_t  wall_ns;
+    uint64_t first_lsn;           /* of its first frame; of a snapshot: its start LSN */
+    uint64_t first_group;         /* number of its first group */
+    uint64_t bytes;               /* of the file */
+    uint32_t clock_kind;
+    uint32_t salt;
+    uint64_t reserved[14];
+    uint32_t reserved0;
+    uint32_t crc;                 /* CRC32C of all before */
+};
+
 /* ---- the private segment -------------------------------------------------------- */
 
 struct pg_private {
@@ -535,7 +862,7 @@ struct pg_frame {
 };
 enum pg_frame_flag {
     PG_W_AT = 1,                  /* at_ns is meant */
-    PG_W_DURABLE = 2,             /* reserved: answer after the journal's commit */
+    PG_W_DURABLE = 2,             /* BATCH: answer after the journal's commit */
     PG_W_DRAIN = 4                /* STOP: when nothing is armed any more; arm nothing until then */
 };
 
@@ -605,6 +932,7 @@ enum pg_status {
     PG_ST_WRONG_SHARD = 28,
     PG_ST_DUPLICATE = 29,         /* WATCH: a key twice */
     PG_ST_OVERFLOW = 30,          /* a level past 2^63 - 1 */
+    PG_ST_JOURNAL = 31,           /* the journal has stopped: nothing is armed any more */
     PG_ST_STOPPING = 32           /* PUT, WATCH: the daemon waits for what is armed, and then stops */
 };
 
@@ -628,7 +956,12 @@ enum pg_error {
     PG_ERR_STOPPING = 11,
     PG_ERR_CLOCK = 12,            /* ADVANCE or at_ns without a virtual clock, or backwards */
     PG_ERR_INTERNAL = 13,
-    PG_ERR_NAMESPACES_FULL = 15   /* NAMESPACE. detail: rows */
+    PG_ERR_NO_JOURNAL = 14,       /* PG_W_DURABLE, and this daemon has no journal */
+    PG_ERR_NAMESPACES_FULL = 15,  /* NAMESPACE. detail: rows */
+    PG_ERR_NOT_DURABLE = 16,      /* applied, but the journal stopped before it was on disk;
+                                     detail: the newest LSN on disk, errno */
+    PG_ERR_BUSY = 17              /* NAMESPACE: the journal cannot take it now.
+                                     detail: why, BUSY or JOURNAL of enum pg_status */
 };
 
 /* HELLO request: frame, struct pg_hello. Reply: frame, struct pg_welcome. */

@@ -33,6 +33,7 @@ WIRE_VERSION: int = lib.PG_WIRE_VERSION
 NOTICE_MAGIC: int = lib.PG_NOTICE_MAGIC
 REGION_ALIGN: int = lib.PG_REGION_ALIGN
 FLAG_AT: int = lib.PG_W_AT
+FLAG_DURABLE: int = lib.PG_W_DURABLE
 FLAG_DRAIN: int = lib.PG_W_DRAIN
 NOTICE_OF_OPERATION: int = lib.PG_E_OPERATION
 TIME_MAX_NS = 2**63 - 1
@@ -141,6 +142,7 @@ class Status(enum.IntEnum):
     WRONG_SHARD = lib.PG_ST_WRONG_SHARD
     DUPLICATE = lib.PG_ST_DUPLICATE
     OVERFLOW = lib.PG_ST_OVERFLOW
+    JOURNAL = lib.PG_ST_JOURNAL
     STOPPING = lib.PG_ST_STOPPING
 
 
@@ -182,7 +184,10 @@ class WireError(enum.IntEnum):
     STOPPING = lib.PG_ERR_STOPPING
     CLOCK = lib.PG_ERR_CLOCK
     INTERNAL = lib.PG_ERR_INTERNAL
+    NO_JOURNAL = lib.PG_ERR_NO_JOURNAL
     NAMESPACES_FULL = lib.PG_ERR_NAMESPACES_FULL
+    NOT_DURABLE = lib.PG_ERR_NOT_DURABLE
+    BUSY = lib.PG_ERR_BUSY
 
 
 class Cause(enum.IntEnum):
@@ -209,6 +214,25 @@ class ArenaState(enum.IntEnum):
     REBUILDING = lib.PG_REBUILDING
     READY = lib.PG_READY
     RETIRED = lib.PG_RETIRED
+
+
+class JournalState(enum.IntEnum):
+    """enum pg_journal_state: whether what is staged gets to disk."""
+
+    NONE = lib.PG_JOURNAL_NONE
+    RUNNING = lib.PG_JOURNAL_RUNNING
+    STOPPED = lib.PG_JOURNAL_STOPPED
+
+
+class WalkState(enum.IntEnum):
+    """enum pg_walk_state: where reading a journal stands."""
+
+    NONE = lib.PG_WALK_NONE
+    GROUPS = lib.PG_WALK_GROUPS
+    SEALED = lib.PG_WALK_SEALED
+    END = lib.PG_WALK_END
+    TORN = lib.PG_WALK_TORN
+    DAMAGED = lib.PG_WALK_DAMAGED
 
 
 _CODES = {

@@ -90,6 +90,8 @@ uint32_t level_born(struct pg_arena *a, const struct key *k, unsigned *status)
     l->touched_s = now_s(a);
     l->namespace_row = (uint16_t)k->namespace_row;
     l->key_type = k->type;
+    if (staging(a))
+        stage_level(a, row, l, k);
     STORE_RELEASE(&l->key_len, k->len);
     l->place = index_insert(&a->level_index, k->hash, row);
     return row;
@@ -110,6 +112,8 @@ void level_free(struct pg_arena *a, uint32_t row)
     struct pg_watched *l = &a->levels[row];
     const uint32_t granules = level_granules(l);
     index_erase_at(&a->level_index, l->hash, l->place);
+    if (staging(a))
+        stage_gone(a, row);
     STORE_RELEASE(&l->key_len, (uint8_t)0);
     if (granules != 0)
         blobs_give(&a->blobs, level_blob(l), granules);
@@ -117,15 +121,56 @@ void level_free(struct pg_arena *a, uint32_t row)
     level_push_free(a, row);
 }
 
+static void level_stage(struct pg_arena *a, uint32_t row, uint64_t level, uint32_t error,
+                        uint32_t touched_s)
+{
+    struct pg_watched next = a->levels[row];
+    next.level = level;
+    next.error = error;
+    next.touched_s = touched_s;
+    stage_level(a, row, &next, NULL);
+}
+
 void level_left(struct pg_arena *a, uint32_t row)
 {
     struct pg_watched *l = &a->levels[row];
-    if (l->root != PG_NIL)
+    if (l->root != PG_NIL) {
+        if (staging(a) && l->touched_s == PG_NIL)
+            level_stage(a, row, l->level, l->error, PG_NIL);  /* as an own key, perhaps */
         return;
+    }
     if (l->touched_s == PG_NIL)
         level_free(a, row);
     else
         l->touched_s = now_s(a);
+}
+
+/* ---- changes ------------------------------------------------------------------------------- */
+
+void level_set(struct pg_arena *a, uint32_t row, uint64_t level, uint32_t error)
+{
+    struct pg_watched *l = &a->levels[row];
+    if (staging(a))
+        level_stage(a, row, level, error, now_s(a));
+    l->touched_s = now_s(a);
+    l->error = error;
+    STORE_RELEASE(&l->level, level);
+}
+
+void level_clear(struct pg_arena *a, uint32_t row)
+{
+    struct pg_watched *l = &a->levels[row];
+    if (staging(a))
+        level_stage(a, row, l->level, 0, l->touched_s);
+    l->error = 0;
+}
+
+void level_drop(struct pg_arena *a, uint32_t row)
+{
+    if (staging(a))
+        level_stage(a, row, a->levels[row].level, a->levels[row].error, PG_NIL);
+    level_forget(a, row);
+    level_left(a, row);
 }
 
 /* ---- time to live ------------------------------------------------------------------------ */
@@ -138,11 +183,12 @@ void pg_sweep(struct pg_arena *a, int64_t real_boot_ns, uint32_t *cursor, uint32
         if (*cursor >= a->level_rows)
             *cursor = 0;
         const struct pg_watched *l = &a->levels[*cursor];
-        if (l->key_len != 0 && l->root == PG_NIL && l->touched_s != PG_NIL &&
-            now_s(a) - l->touched_s > ttl_s)
+        const bool over = l->touched_s == PG_NIL || now_s(a) - l->touched_s > ttl_s;
+        if (l->key_len != 0 && l->root == PG_NIL && over && !stage_full(a))
             level_free(a, *cursor);
         ++*cursor;
     }
+    stage_settle(a);
 }
 
 /* ---- init, rebuild, check ------------------------------------------------------------------ */
@@ -187,8 +233,8 @@ void levels_drop_forgotten(struct pg_arena *a)
 {
     for (uint32_t row = 0; row < a->level_rows; row++)
         if (a->levels[row].key_len != 0 && a->levels[row].root == PG_NIL &&
-            a->levels[row].touched_s == PG_NIL)
-            level_free(a, row);
+            a->levels[row].touched_s == PG_NIL && !stage_full(a))
+            level_free(a, row);   /* else the next sweep does it */
 }
 
 bool levels_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules)
@@ -207,7 +253,7 @@ bool levels_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *gr
         if (!index_find_id(&a->level_index, l->hash, row, &at) ||
             at.bucket * (PG_INDEX_CELLS + 1) + at.cell != l->place)
             return fault_set(fault, "levels", "place in the index", row, l->place, at.cell);
-        if (l->root == PG_NIL && l->touched_s == PG_NIL)
+        if (l->root == PG_NIL && l->touched_s == PG_NIL && a->stage == NULL)
             return fault_set(fault, "levels", "a forgotten watch key that nobody watches", row, 0,
                              l->touched_s);
         *granules += level_granules(l);

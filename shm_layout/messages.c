@@ -82,6 +82,7 @@ static bool handle_repeated(struct pg_arena *a, const struct request *q,
     if (m->checksum != sum)
         return refused(why, PG_ERR_CHANGED, m->checksum, sum);
     reply_results(a, q, out, m);
+    a->durable = true;            /* whether it has to be is not remembered */
     a->metrics->batches_repeated++;
     return true;
 }
@@ -101,6 +102,9 @@ static bool handle_batch(struct pg_arena *a, struct request *q, struct sink *out
     struct pg_session *s;
     if (!session_of(a, q, &s, why) || !tables_read(q, why))
         return false;
+    a->durable = (q->frame.flags & PG_W_DURABLE) != 0;
+    if (a->durable && a->stage == NULL)
+        return refused(why, PG_ERR_NO_JOURNAL, 0, 0);
     const uint32_t sum = fingerprint(q->bytes, q->len);
     if (q->frame.sequence == 0)
         return refused(why, PG_ERR_MALFORMED, offsetof(struct pg_frame, sequence), 0);
@@ -249,11 +253,16 @@ int pg_handle(struct pg_arena *a, const void *message, uint64_t message_bytes, u
 
     a->real_boot_ns = real_boot_ns;
     a->visits_left = VISITS_PER_CALL;
+    a->uid = uid;
+    a->durable = false;
     *wait_ns = INT64_MIN;
     if (!dispatch(a, &q, &out, &why, wait_ns)) {
         reply_refusal(&q, &out, &why);
         a->metrics->batches_refused++;
     }
+    stage_settle(a);
+    a->uid = PG_NIL;
+    a->durable_lsn = a->durable && staging(a) ? a->stage->next_lsn - 1 : 0;
     *reply_bytes = out.used;
     if (out.used != 0)
         return PG_H_REPLY;
@@ -289,6 +298,8 @@ static bool settings_apply(struct pg_arena *a, const uint8_t *body, uint64_t byt
     uint32_t status;
     if (!name_sound(name))
         return refused(why, PG_ERR_MALFORMED, sizeof *s, name.len);
+    if (stage_refusal(a) != PG_ST_NONE)
+        return refused(why, PG_ERR_BUSY, stage_refusal(a), 0);
     const uint32_t row = names_namespace(a, name, &status);
     if (row == PG_NIL)
         return refused(why, PG_ERR_NAMESPACES_FULL, a->namespace_rows, 0);
@@ -340,6 +351,7 @@ void pg_put(struct pg_arena *a, const struct pg_put *p, struct pg_result *result
     const struct put put = {put_key(a, p, a->topics[topic].namespace_row), p->payload,
                             p->payload_len, topic, p->mode, p->time_kind, p->time_ns, 0, false};
     timers_put(a, &put, result);
+    stage_settle(a);
 }
 
 void pg_cancel(struct pg_arena *a, const struct pg_put *p, uint64_t ticket,
@@ -350,6 +362,7 @@ void pg_cancel(struct pg_arena *a, const struct pg_put *p, uint64_t ticket,
     const struct key key = put_key(a, p, ns);
     if (!timers_cancel(a, &key, ticket, result))
         answer(result, 0, PG_ST_BUSY, 0);
+    stage_settle(a);
 }
 
 uint64_t pg_get(struct pg_arena *a, const struct pg_put *p, void *bytes, uint64_t size)

@@ -63,6 +63,15 @@ static void header_migrate(struct pg_header *to, const struct pg_header *from)
     to->quota_ops = from->quota_ops;
 }
 
+/* The frames stay behind, but their numbers go on. */
+static void stage_migrate(struct pg_stage *to, const struct pg_stage *from)
+{
+    if (to == NULL || from == NULL)
+        return;
+    to->next_lsn = from->next_lsn;
+    to->committed_lsn = from->committed_lsn;
+}
+
 /* ---- timers ------------------------------------------------------------------------------ */
 
 static uint32_t blob_copy(struct pg_arena *to, const struct pg_arena *from, uint32_t blob,
@@ -248,6 +257,7 @@ int pg_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault
 {
     memset(why, 0, sizeof *why);
     header_migrate(to->header, from->header);
+    stage_migrate(to->stage, from->stage);
     *to->metrics = *from->metrics;
     accounts_migrate(to, from);
     return names_migrate(to, from, why) && sessions_migrate(to, from, why) &&

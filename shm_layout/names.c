@@ -110,6 +110,8 @@ static uint32_t namespace_born(struct pg_arena *a, struct name name, uint32_t ce
         row->shard = a->header->shard;
         row->owner_uid = PG_NIL;
         memcpy(row->name, name.bytes, name.len);
+        if (staging(a))
+            stage_namespace(a, i, row, name);
         STORE_RELEASE(&row->name_len, name.len);
         a->name_index[cell] = i + 1;
         return i;
@@ -152,6 +154,8 @@ static uint32_t topic_born(struct pg_arena *a, uint32_t ns, struct name name)
     t->namespace_row = ns;
     t->incarnation = a->header->next_incarnation++;
     memcpy(t->name, name.bytes, name.len);
+    if (staging(a))
+        stage_topic(a, row, name);
     STORE_RELEASE(&t->name_len, name.len + 1);
     name_link(a, a->namespace_rows + row, ns, name);
     return row;
@@ -159,26 +163,35 @@ static uint32_t topic_born(struct pg_arena *a, uint32_t ns, struct name name)
 
 void names_configure(struct pg_arena *a, uint32_t row, const struct pg_namespace_set *set)
 {
-    struct pg_namespace *n = &a->namespaces[row];
+    struct pg_namespace n = a->namespaces[row];
     if (set->fields & PG_N_OWNER)
-        n->owner_uid = set->owner_uid;
+        n.owner_uid = set->owner_uid;
     if (set->fields & PG_N_DURABILITY)
-        n->durability = set->durability;
+        n.durability = set->durability;
     if (set->fields & PG_N_TIMERS)
-        n->quota_timers = set->quota_timers;
+        n.quota_timers = set->quota_timers;
     if (set->fields & PG_N_BYTES)
-        n->quota_bytes = set->quota_bytes;
+        n.quota_bytes = set->quota_bytes;
     if (set->fields & PG_N_OPS)
-        n->quota_ops = set->quota_ops;
+        n.quota_ops = set->quota_ops;
+    if (staging(a))
+        stage_namespace(a, row, &n, namespace_name(a, row));
+    a->namespaces[row] = n;
     guards_note(a);
+    stage_settle(a);
 }
 
 uint32_t names_namespace(struct pg_arena *a, struct name ns, uint32_t *status)
 {
     uint32_t cell = 0;
     const uint32_t row = name_find(a, PG_NIL, ns, &cell);
+    if (row != PG_NIL)
+        return row;
+    *status = stage_refusal(a);
+    if (*status != PG_ST_NONE)
+        return PG_NIL;
     *status = PG_ST_FULL_NAMESPACES;
-    return row != PG_NIL ? row : namespace_born(a, ns, cell);
+    return namespace_born(a, ns, cell);
 }
 
 uint32_t names_topic(struct pg_arena *a, struct name ns, struct name topic, uint32_t *status)
@@ -187,9 +200,14 @@ uint32_t names_topic(struct pg_arena *a, struct name ns, struct name topic, uint
     const uint32_t ns_row = names_namespace(a, ns, status);
     if (ns_row == PG_NIL)
         return PG_NIL;
-    *status = PG_ST_FULL_TOPICS;
     const uint32_t row = name_find(a, ns_row, topic, &cell);
-    return row != PG_NIL ? row - a->namespace_rows : topic_born(a, ns_row, topic);
+    if (row != PG_NIL)
+        return row - a->namespace_rows;
+    *status = stage_refusal(a);
+    if (*status != PG_ST_NONE)
+        return PG_NIL;
+    *status = PG_ST_FULL_TOPICS;
+    return topic_born(a, ns_row, topic);
 }
 
 void names_hold(struct pg_arena *a, uint32_t topic) { a->topics[topic].live++; }

@@ -125,13 +125,16 @@ uint32_t pg_notices(struct pg_arena *a, void *bytes, uint64_t size, struct pg_pa
 {
     struct sink out = {bytes, 0, size, false};
     uint32_t groups;
+    *upto = a->header->published;
+    if (stage_full(a))
+        return 0;                 /* what is sent must be staged */
     const uint32_t taken = window_group(a, size < BODY_MAX ? size : BODY_MAX,
                                         parts_max < PG_NOTICE_WINDOW ? parts_max
                                                                      : PG_NOTICE_WINDOW,
                                         &groups);
     for (uint32_t i = 0; i < groups; i++)
         parts[i] = group_write(a, &a->groups[i], &out);
-    *upto = a->header->published + taken;
+    *upto += taken;
     return groups;
 }
 

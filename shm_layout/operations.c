@@ -52,6 +52,11 @@ static uint32_t notice_granules(uint32_t key_len, uint32_t keys, uint32_t payloa
     return blob_granules((uint64_t)key_len + notice_payload(keys, payload_len));
 }
 
+uint32_t operation_ext_bytes(const struct pg_operation *op)
+{
+    return ext_bytes(op->condition, op->keys, op->has_own);
+}
+
 uint64_t operation_granules(const struct pg_arena *a, uint32_t slot)
 {
     const struct pg_cold *c = &a->slots.cold[slot];
@@ -218,23 +223,30 @@ static void watches_release(struct pg_arena *a, struct pg_operation *op)
 }
 
 /* The notice's blob was taken when the operation was armed, so ending needs no memory. */
-static void notice_write(struct pg_arena *a, uint32_t slot, struct pg_operation *op)
+struct pg_entry operation_notice(struct pg_arena *a, uint32_t slot, unsigned flags)
 {
     const struct pg_hot *h = &a->slots.hot[slot];
     const struct pg_cold *c = &a->slots.cold[slot];
+    struct pg_operation *op = operation_at(a, slot);
     uint8_t *at = blob_at(&a->blobs, op->notice_blob) + c->key_len;
     const struct pg_verdict verdict = {op->ended_ns - op->armed_ns, op->error, op->keys,
                                        (uint16_t)bitmap_bytes(op->keys)};
     const struct pg_entry e = {.ticket = ctl_ticket(h->ctl) << 8 | op->cause,
-                               .deadline_ns = h->deadline_ns, .fired_ns = a->now_ns,
+                               .deadline_ns = h->deadline_ns, .fired_ns = op->ended_ns,
                                .blob = op->notice_blob,
                                .payload_len = notice_payload(op->keys, c->payload_len),
                                .hash = h->hash, .topic = (uint16_t)h->topic,
                                .key_len = c->key_len,
-                               .meta = (uint8_t)(c->key_type |
-                                                 (PG_E_OPERATION | late_flag(a, h)) << 4)};
+                               .meta = (uint8_t)(c->key_type | flags << 4)};
     memcpy(at, &verdict, sizeof verdict);
     memcpy(at + sizeof verdict, missing_of(op), bitmap_bytes(op->keys));
+    return e;
+}
+
+static void notice_write(struct pg_arena *a, uint32_t slot, struct pg_operation *op)
+{
+    const unsigned flags = PG_E_OPERATION | late_flag(a, &a->slots.hot[slot]);
+    const struct pg_entry e = operation_notice(a, slot, flags);
     outbox_append(a, &e);
     op->notice_blob = PG_NIL;
 }
@@ -263,6 +275,8 @@ static void operation_close(struct pg_arena *a, uint32_t slot, enum pg_cause cau
     op->cause = (uint8_t)cause;
     op->check = PG_K_NONE;
     slot_counted(a, slot, -1);
+    if (staging(a))
+        stage_outcome(a, slot);
     if (op->notice_blob != PG_NIL)
         notice_write(a, slot, op);
     STORE_RELEASE(&h->ctl, ctl_of(ctl_ticket(h->ctl), PG_S_OUTCOME));
@@ -280,12 +294,12 @@ void operation_end(struct pg_arena *a, uint32_t slot, enum pg_cause cause, uint3
     operation_close(a, slot, cause, error);
 }
 
-/* Whether the notice that an operation owes its topic can be written now. The outbox counts
+/* Whether the frame and the notice that an operation owes can be written now. The outbox counts
  * its own entries' blobs, so a notice's blob is counted for the first time when it is written. */
 bool operation_may_end(struct pg_arena *a, uint32_t slot)
 {
     const uint64_t granules = operation_granules(a, slot);
-    return granules == 0 || outbox_make_room(a, granules * PG_GRANULE);
+    return !stage_full(a) && (granules == 0 || outbox_make_room(a, granules * PG_GRANULE));
 }
 
 bool operation_expire(struct pg_arena *a, uint32_t slot)
@@ -541,6 +555,8 @@ static uint32_t operation_write(struct pg_arena *a, struct watch *w, int64_t dea
     h->flags = PG_F_OPERATION;
     h->hash = w->put->key.hash;
     h->topic = w->put->topic;
+    if (staging(a))
+        stage_watch(a, slot, ticket);
     STORE_RELEASE(&h->ctl, ctl_of(ticket, PG_S_ARMED));
     a->metrics->blob_bytes += (slot_granules(&a->slots.cold[slot]) +
                                operation_granules(a, slot)) * PG_GRANULE;
@@ -573,6 +589,8 @@ static void settle(struct pg_arena *a, uint32_t slot)
 static unsigned room_for_watch(const struct pg_arena *a, const struct watch *w)
 {
     const struct pg_session *s = session_find(a, w->session);
+    if (stage_refusal(a) != PG_ST_NONE)
+        return stage_refusal(a);
     if (s == NULL || inbox_full(a, s))
         return PG_ST_BUSY;
     if (a->purgatory->free_watches < w->count)
@@ -602,7 +620,8 @@ static unsigned watch_arm(struct pg_arena *a, struct watch *w, int64_t deadline_
 
 static void count_refusal(struct pg_arena *a, unsigned status)
 {
-    uint64_t *counter = status == PG_ST_BUSY           ? &a->metrics->refused_busy
+    uint64_t *counter = stage_refusal(a) == status     ? &a->metrics->refused_journal
+                        : status == PG_ST_BUSY         ? &a->metrics->refused_busy
                         : status == PG_ST_FULL         ? &a->metrics->refused_full
                         : status == PG_ST_FULL_PAYLOAD ? &a->metrics->refused_payload
                         : status == PG_ST_FULL_KEYS || status == PG_ST_FULL_WATCHES
@@ -735,8 +754,7 @@ bool operations_advance(struct pg_arena *a, uint32_t row, uint64_t level, struct
 {
     if (level > a->levels[row].level) {
         a->metrics->advances++;
-        a->levels[row].touched_s = (uint32_t)(a->real_boot_ns / 1000000000);
-        STORE_RELEASE(&a->levels[row].level, level);
+        level_set(a, row, level, a->levels[row].error);
     }
     return walk(a, row, r);
 }
@@ -744,8 +762,7 @@ bool operations_advance(struct pg_arena *a, uint32_t row, uint64_t level, struct
 bool operations_fail(struct pg_arena *a, uint32_t row, uint32_t error, struct pg_result *r)
 {
     struct pg_watched *l = &a->levels[row];
-    l->touched_s = (uint32_t)(a->real_boot_ns / 1000000000);
-    l->error = error;
+    level_set(a, row, l->level, error);
     while (l->first != PG_NIL && watch_at(a, l->first)->target != MET) {
         const uint32_t slot = watch_at(a, l->first)->slot;
         if (!visit_allowed(a, l->first, true))
@@ -787,6 +804,92 @@ void operations_cancel_for_key(struct pg_arena *a, uint32_t row, struct sink *ou
         }
         end_counted(a, slot, PG_CAUSE_CANCELLED, 0, r);
     }
+}
+
+/* ---- the journal ---------------------------------------------------------------------------------- */
+
+/* Bounded, because a reader may follow records that are given to others meanwhile. */
+void operation_keys_copy(const struct pg_arena *a, const struct pg_operation *op,
+                         const uint8_t *blob, struct pg_j_watch_key *out)
+{
+    const uint8_t *own = blob + sizeof *op + bitmap_bytes(op->keys);
+    const uint8_t *shares = blob + sizeof *op + bitmaps_room(op->keys, op->has_own);
+    uint32_t x = op->first_watch;
+    memset(out, 0, op->keys * sizeof *out);
+    for (uint32_t n = 0; n < op->keys && x < a->watch_rows; n++, x = watch_at(a, x)->sibling) {
+        struct pg_share share = {0, 0};
+        if (op->condition == PG_C_SUM)
+            memcpy(&share, shares + n * sizeof share, sizeof share);
+        out[n] = (struct pg_j_watch_key){.target = watch_at(a, x)->target, .base = share.base,
+                                         .cap = share.cap, .row = watch_at(a, x)->level};
+        if (op->has_own && own[n / 8] >> n % 8 & 1)
+            out[n].flags = PG_WK_OWN;
+    }
+}
+
+static void records_restore(struct pg_arena *a, const struct pg_j_watch *j,
+                            const struct pg_j_watch_key *keys, struct pg_operation *op)
+{
+    uint32_t x = op->first_watch = watches_take(a, j->keys);
+    for (uint32_t n = 0; n < j->keys; n++, x = watch_at(a, x)->sibling) {
+        watch_at(a, x)->target = keys[n].target;
+        watch_at(a, x)->level = keys[n].row;
+        watch_at(a, x)->slot = j->slot;
+        if (keys[n].flags & PG_WK_OWN)
+            own_of(op)[n / 8] |= (uint8_t)(1u << n % 8);
+        if (op->condition == PG_C_SUM)
+            shares_of(op)[n] = (struct pg_share){keys[n].base, keys[n].cap};
+    }
+}
+
+bool operation_restore(struct pg_arena *a, const struct pg_j_watch *j,
+                       const struct pg_j_watch_key *keys, uint16_t account)
+{
+    const uint8_t *key = (const uint8_t *)(keys + j->keys);
+    const struct put p = {.key = {.bytes = key, .len = j->key_len, .type = j->key_type},
+                          .payload = key + j->key_len, .payload_len = j->payload_len};
+    struct watch w = {.put = &p, .session = j->session, .threshold = j->threshold,
+                      .count = j->keys, .condition = j->condition, .notice = j->notice != 0};
+    uint32_t blob, notice;
+    for (uint32_t n = 0; n < j->keys; n++)
+        w.has_own |= keys[n].flags & PG_WK_OWN;
+    if (a->purgatory->free_watches < j->keys || !blobs_for(a, &w, &blob, &notice))
+        return false;
+    blob_fill(a, &w, blob, notice);
+    struct pg_operation *op = (struct pg_operation *)blob_at(&a->blobs, blob);
+    op->armed_ns = j->armed_ns;
+    op->version = j->ticket << 32;
+    records_restore(a, j, keys, op);
+    a->slots.cold[j->slot] = (struct pg_cold){
+        .blob = blob, .payload_len = j->payload_len, .key_len = j->key_len,
+        .key_type = j->key_type, .ext_len = (uint16_t)operation_ext_bytes(op),
+        .account = account};
+    a->slots.hot[j->slot] = (struct pg_hot){.ctl = ctl_of(j->ticket, PG_S_ARMED),
+                                            .deadline_ns = j->deadline_ns,
+                                            .flags = PG_F_OPERATION, .topic = j->topic};
+    return true;
+}
+
+void operation_end_restore(struct pg_arena *a, const struct pg_j_outcome *j,
+                           const uint8_t *missing)
+{
+    struct pg_operation *op = operation_at(a, j->slot);
+    uint32_t n = 0;
+    memcpy(missing_of(op), missing, bitmap_bytes(op->keys));
+    op->error = j->error;
+    op->ended_ns = j->ended_ns;
+    op->cause = j->cause;
+    for (uint32_t x = op->first_watch; op->has_own && x != PG_NIL; x = watch_at(a, x)->sibling, n++)
+        if (own_of(op)[n / 8] >> n % 8 & 1)
+            level_forget(a, watch_at(a, x)->level);
+}
+
+void operation_release(struct pg_arena *a, uint32_t slot)
+{
+    struct pg_operation *op = operation_at(a, slot);
+    if (op->notice_blob != PG_NIL)
+        blobs_give(&a->blobs, op->notice_blob, (uint32_t)operation_granules(a, slot));
+    watches_give(a, op->first_watch);
 }
 
 /* ---- rebuild -------------------------------------------------------------------------------------- */

@@ -84,8 +84,12 @@ void outbox_supersede(struct pg_arena *a, uint32_t id)
 
 void pg_published(struct pg_arena *a, uint64_t upto)
 {
-    if (upto > a->header->published && upto <= a->header->outbox_tail)
-        STORE_RELEASE(&a->header->published, upto);
+    if (upto <= a->header->published || upto > a->header->outbox_tail)
+        return;
+    if (staging(a))
+        stage_sent(a, upto);
+    STORE_RELEASE(&a->header->published, upto);
+    stage_settle(a);
 }
 
 /* ---- rebuild ------------------------------------------------------------------------------ */

@@ -41,6 +41,12 @@ struct pg_arena {
     struct pg_watched *levels;
     struct key_index level_index;
     uint32_t watch_rows, level_rows;
+    struct pg_stage *stage;       /* NULL: no journal */
+    uint8_t *ring;
+    uint64_t stage_end;           /* position behind the frame being written */
+    bool durable;                 /* the running batch is to be answered after its commit */
+    uint64_t durable_lsn;         /* that the reply of the last call waits for; 0 = none */
+    uint32_t uid;                 /* of the running call's sender; PG_NIL = nobody's message */
     uint32_t visits_left;         /* of the running call; eight keys of one operation are one */
     bool inbox_news;              /* some session has something unsent */
     uint32_t orphans;             /* slots of outcomes and CHECKs of ended sessions, by inbox_next */
@@ -95,6 +101,69 @@ static inline struct name topic_name(const struct pg_arena *a, uint32_t row)
 {
     return (struct name){a->topics[row].name, a->topics[row].name_len - 1};
 }
+
+/* ---- the journal: frames ------------------------------------------------------------------ */
+
+/* Bytes of a frame with so many behind its body, a multiple of 8. */
+uint64_t frame_bytes(enum pg_journal_type type, uint64_t extra);
+/* Its type takes an LSN and its bytes are those that its body asks for. The head must be
+ * readable, and as many bytes as the head says. */
+bool frame_fits(const struct pg_frame_head *f);
+static inline uint64_t j_watch_extra(uint32_t keys, uint64_t bytes)
+{
+    return keys * sizeof(struct pg_j_watch_key) + bytes;
+}
+struct pg_j_namespace j_namespace_of(uint32_t row, const struct pg_namespace *n,
+                                     uint32_t name_len);
+struct pg_j_topic j_topic_of(uint32_t row, const struct pg_topic *t, uint32_t name_len);
+struct pg_j_arm j_arm_of(const struct pg_arena *a, uint32_t slot, const struct pg_hot *h,
+                         const struct pg_cold *c, uint64_t ticket);
+struct pg_j_watch j_watch_of(const struct pg_arena *a, uint32_t slot, const struct pg_hot *h, const struct pg_cold *c,
+                             const struct pg_operation *op, uint64_t ticket);
+struct pg_j_level j_level_of(uint32_t row, const struct pg_watched *l, bool born);
+
+/* ---- the journal's stage ---------------------------------------------------------------- */
+
+/* Each stage_* writes one frame, immediately before the store that makes its effect so, and
+ * only when there is a stage: `if (staging(a)) stage_...`. The store has to follow before the
+ * next frame, or the end of the call, which settles it: only then the committer sees it. */
+struct key;
+static inline bool staging(const struct pg_arena *a) { return UNLIKELY(a->stage != NULL); }
+void stage_namespace(struct pg_arena *a, uint32_t row, const struct pg_namespace *fields,
+                     struct name name);
+void stage_topic(struct pg_arena *a, uint32_t row, struct name name);
+/* A timer whose fields are written, but for its control word; replaced: slot, PG_NIL = none. */
+void stage_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t replaced);
+void stage_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns, int64_t wall_ns);
+void stage_end(struct pg_arena *a, uint32_t slot, enum pg_end_cause cause);
+void stage_fire(struct pg_arena *a, uint32_t slot, const struct pg_entry *e);
+void stage_sent(struct pg_arena *a, uint64_t upto);
+void stage_watch(struct pg_arena *a, uint32_t slot, uint64_t ticket);
+/* What the row is going to be; at birth with its key, else NULL. */
+void stage_level(struct pg_arena *a, uint32_t row, const struct pg_watched *fields,
+                 const struct key *key);
+void stage_gone(struct pg_arena *a, uint32_t row);
+/* An operation whose cause, error, end and missing keys are written. */
+void stage_outcome(struct pg_arena *a, uint32_t slot);
+void stage_session(struct pg_arena *a, const struct pg_session *s);
+
+void stage_init(struct pg_arena *a);                     /* of a zeroed region */
+void stage_settle(struct pg_arena *a);                   /* ends every call that may stage */
+/* Before anything is rebuilt: keeps or drops the one frame in doubt. */
+bool stage_recover(struct pg_arena *a, struct pg_fault *why);
+bool stage_check(const struct pg_arena *a, struct pg_fault *fault);
+
+bool stage_over(const struct pg_arena *a, uint64_t percent);
+unsigned stage_refuses(const struct pg_arena *a);
+/* Why nothing may be armed or born now: BUSY over 75 %, JOURNAL when it has stopped; else NONE. */
+static inline unsigned stage_refusal(const struct pg_arena *a)
+{
+    return staging(a) ? stage_refuses(a) : (unsigned)PG_ST_NONE;
+}
+/* What ends, moves or advances waits then. Below that, any one of them fits with all that
+ * follows from it. */
+static inline bool stage_full(const struct pg_arena *a) { return staging(a) && stage_over(a, 94); }
+bool stage_is_lost(const struct pg_arena *a);            /* full, and there will be no room again */
 
 /* ---- timers ------------------------------------------------------------------------ */
 
@@ -205,6 +274,10 @@ static inline void level_forget(struct pg_arena *a, uint32_t row)
 {
     a->levels[row].touched_s = PG_NIL;
 }
+/* Changes of a row by a command. Its watchers are visited afterwards. */
+void level_set(struct pg_arena *a, uint32_t row, uint64_t level, uint32_t error);
+void level_clear(struct pg_arena *a, uint32_t row);                     /* of its error */
+void level_drop(struct pg_arena *a, uint32_t row);      /* now, or with its last watcher */
 /* To be called when a watcher left: frees a forgotten row, or begins its time to live. */
 void level_left(struct pg_arena *a, uint32_t row);
 void levels_init(struct pg_arena *a);
@@ -245,6 +318,21 @@ static inline bool is_operation(const struct pg_arena *a, uint32_t slot)
 {
     return (a->slots.hot[slot].flags & PG_F_OPERATION) != 0;
 }
+/* Bytes before the key and payload in its blob. */
+uint32_t operation_ext_bytes(const struct pg_operation *op);
+/* As a frame says that it was armed, in a slot that is free; in whose account. False: no room. */
+bool operation_restore(struct pg_arena *a, const struct pg_j_watch *j,
+                       const struct pg_j_watch_key *keys, uint16_t account);
+/* As a frame says that an armed one ended: cause, missing keys; its own ones are forgotten. */
+void operation_end_restore(struct pg_arena *a, const struct pg_j_outcome *j,
+                           const uint8_t *missing);
+/* The notice of one that has its cause, which takes over the blob for it. */
+struct pg_entry operation_notice(struct pg_arena *a, uint32_t slot, unsigned flags);
+/* Gives back watch records and the notice's blob, while nothing that is derived is there. */
+void operation_release(struct pg_arena *a, uint32_t slot);
+/* Its watch keys; `op` may be a copy of the head of its blob. */
+void operation_keys_copy(const struct pg_arena *a, const struct pg_operation *op,
+                         const uint8_t *blob, struct pg_j_watch_key *out);
 /* False: its notice would have no room in the outbox now; nothing was changed. */
 bool operations_watch(struct pg_arena *a, struct watch *w, struct pg_result *result);
 bool operation_may_end(struct pg_arena *a, uint32_t slot);
@@ -360,6 +448,9 @@ bool sessions_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *
 
 void *sink_take(struct sink *s, uint64_t bytes);     /* NULL and full when it does not fit */
 void sink_put(struct sink *s, const void *bytes, uint64_t len);
+/* What a reader copied may be half of one timer and half of the next: whether all that it names
+ * is inside, so that it may be read. */
+bool slot_copy_bounded(const struct pg_arena *a, const struct pg_hot *h, const struct pg_cold *c);
 /* One struct pg_info with names, key and payload; false (and nothing written) when it does
  * not fit or the slot changed underneath. */
 bool info_write(const struct pg_arena *a, uint32_t slot, uint64_t ctl, struct sink *out);

@@ -53,9 +53,7 @@ static void info_copy(const struct pg_arena *a, const struct pg_hot *h, const st
     sink_put(out, blob + c->ext_len, (uint64_t)c->key_len + c->payload_len);
 }
 
-/* What a reader copied may be half of one timer and half of the next: bounds come first. */
-static bool copy_bounded(const struct pg_arena *a, const struct pg_hot *h,
-                         const struct pg_cold *c)
+bool slot_copy_bounded(const struct pg_arena *a, const struct pg_hot *h, const struct pg_cold *c)
 {
     if (h->topic >= a->topic_rows || c->payload_len > PG_PAYLOAD_MAX ||
         !blob_inside(a, c->blob, (uint64_t)c->ext_len + c->key_len + c->payload_len))
@@ -72,7 +70,7 @@ bool info_write(const struct pg_arena *a, uint32_t slot, uint64_t ctl, struct si
     const struct pg_cold c = a->slots.cold[slot];
     const uint64_t before = out->used;
 
-    if (copy_bounded(a, &h, &c))
+    if (slot_copy_bounded(a, &h, &c))
         info_copy(a, &h, &c, out);
     atomic_thread_fence(memory_order_acquire);
     if (!out->full && out->used != before && LOAD_ACQUIRE(&a->slots.hot[slot].ctl) == ctl &&

@@ -100,6 +100,8 @@ struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uin
 /* After the store of the id it is gone, with its inbox and its replies. */
 void session_end(struct pg_arena *a, struct pg_session *s)
 {
+    if (staging(a) && !stage_full(a))         /* nothing that is kept depends on it */
+        stage_session(a, s);
     STORE_RELEASE(&s->id, 0ull);
     inbox_drop(a, s);
     replies_forget(a, s);

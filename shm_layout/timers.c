@@ -191,7 +191,7 @@ static void blob_write(struct pg_arena *a, uint32_t blob, const struct put *p)
 
 /* Fields first, control word last: half a slot is a free slot. */
 static void slot_write(struct pg_arena *a, uint32_t slot, uint32_t blob, const struct put *p,
-                       int64_t deadline_ns, uint64_t ticket)
+                       int64_t deadline_ns, uint64_t ticket, uint32_t replaced)
 {
     struct pg_hot *h = &a->slots.hot[slot];
     const bool wall = p->time_kind == PG_T_WALL;
@@ -205,6 +205,8 @@ static void slot_write(struct pg_arena *a, uint32_t slot, uint32_t blob, const s
     h->flags = wall ? PG_F_WALL | PG_F_EXT : 0;
     h->hash = p->key.hash;
     h->topic = p->topic;
+    if (staging(a))
+        stage_arm(a, slot, ticket, replaced);
     STORE_RELEASE(&h->ctl, ctl_of(ticket, PG_S_ARMED));
 }
 
@@ -218,6 +220,7 @@ static unsigned refuse(struct pg_arena *a, unsigned status)
 {
     uint64_t *counter = status == PG_ST_FULL           ? &a->metrics->refused_full
                         : status == PG_ST_FULL_PAYLOAD ? &a->metrics->refused_payload
+                        : stage_refusal(a) == status   ? &a->metrics->refused_journal
                                                        : &a->metrics->refused_other;
     ++*counter;
     return status;
@@ -244,19 +247,20 @@ static uint32_t arm_blob(struct pg_arena *a, uint32_t granules, bool replacing,
     return blob;
 }
 
-/* Arms a new slot and answers with `status`; the caller binds the key to it. PG_NIL: refused. */
+/* Arms a new slot, in the place of slot `replaced` (PG_NIL: of none), and answers; the caller
+ * binds the key to it. PG_NIL: refused. */
 static uint32_t arm(struct pg_arena *a, const struct put *p, int64_t deadline_ns,
-                    unsigned status, struct pg_result *r)
+                    uint32_t replaced, struct pg_result *r)
 {
     const uint32_t granules = put_granules(p);
-    const uint32_t blob = arm_blob(a, granules, status == PG_ST_REPLACED, r);
+    const uint32_t blob = arm_blob(a, granules, replaced != PG_NIL, r);
     if (blob == PG_NIL)
         return PG_NIL;
     const uint32_t slot = slots_take(&a->slots);
     const uint64_t ticket = a->header->next_ticket;
     STORE_RELEASE(&a->header->next_ticket, ticket + 1);
-    answer(r, ticket, status, deadline_ns);
-    slot_write(a, slot, blob, p, deadline_ns, ticket);
+    answer(r, ticket, replaced == PG_NIL ? PG_ST_ADDED : PG_ST_REPLACED, deadline_ns);
+    slot_write(a, slot, blob, p, deadline_ns, ticket, replaced);
     slot_place(a, slot);
     slot_counted(a, slot, 1);
     a->metrics->blob_bytes += (uint64_t)granules * PG_GRANULE;
@@ -269,7 +273,7 @@ static void put_fresh(struct pg_arena *a, const struct put *p, int64_t deadline_
 {
     if (UNLIKELY(p->limited) && !quota_admits(a, p, put_granules(p), PG_NIL, r))
         return;
-    const uint32_t slot = arm(a, p, deadline_ns, PG_ST_ADDED, r);
+    const uint32_t slot = arm(a, p, deadline_ns, PG_NIL, r);
     if (slot == PG_NIL)
         return;
     if (id == PG_NIL) {
@@ -285,7 +289,7 @@ static void put_replace(struct pg_arena *a, const struct put *p, int64_t deadlin
 {
     if (UNLIKELY(p->limited) && !quota_admits(a, p, put_granules(p), old, r))
         return;
-    const uint32_t slot = arm(a, p, deadline_ns, PG_ST_REPLACED, r);
+    const uint32_t slot = arm(a, p, deadline_ns, old, r);
     if (slot == PG_NIL)
         return;
     index_replace(&a->index, p->key.hash, at, slot);
@@ -309,6 +313,8 @@ static void put_extend(struct pg_arena *a, const struct put *p, int64_t deadline
     if (h->flags & PG_F_WALL)
         deadline_ns = wall_deadline(a, wall_ns);
     answer(r, ctl_ticket(h->ctl), PG_ST_EXTENDED, deadline_ns);
+    if (staging(a))
+        stage_move(a, slot, deadline_ns, h->flags & PG_F_WALL ? wall_ns : NO_WALL);
     if (h->flags & PG_F_WALL)
         STORE_RELEASE(&slot_ext(a, slot)->value, wall_ns);
     wheel_remove(&a->wheel, slot);
@@ -321,8 +327,9 @@ void timers_put(struct pg_arena *a, const struct put *p, struct pg_result *r)
 {
     struct probe at;
     int64_t deadline_ns;
-    if (!time_resolve(a, p, &deadline_ns)) {
-        answer(r, 0, refuse(a, PG_ST_TOO_FAR), 0);
+    const unsigned refusal = stage_refusal(a);
+    if (refusal != PG_ST_NONE || !time_resolve(a, p, &deadline_ns)) {
+        answer(r, 0, refuse(a, refusal != PG_ST_NONE ? refusal : PG_ST_TOO_FAR), 0);
         return;
     }
     const uint32_t id = key_find(a, &p->key, &at);
@@ -356,6 +363,8 @@ static void cancel_timer(struct pg_arena *a, uint32_t slot, const struct probe *
 {
     index_erase(&a->index, at);
     wheel_remove(&a->wheel, slot);
+    if (staging(a))
+        stage_end(a, slot, PG_END_CANCELLED);
     slot_end(a, slot, 0);
 }
 
@@ -372,7 +381,7 @@ bool timers_cancel(struct pg_arena *a, const struct key *k, uint64_t ticket, str
         answer(r, 0, PG_ST_UNKNOWN, 0);
         return true;
     }
-    if (is_operation(a, id) && !operation_may_end(a, id))
+    if (stage_full(a) || (is_operation(a, id) && !operation_may_end(a, id)))
         return false;
     answer_slot(a, r, id, PG_ST_CANCELLED);
     if (is_operation(a, id))
@@ -433,8 +442,10 @@ static bool expire(void *context, uint32_t slot)
         return true;
     const struct pg_entry e = entry_of(a, slot);
     const uint32_t granules = entry_granules(&e);
-    if (!outbox_make_room(a, (uint64_t)granules * PG_GRANULE))
+    if (stage_full(a) || !outbox_make_room(a, (uint64_t)granules * PG_GRANULE))
         return false;
+    if (staging(a))
+        stage_fire(a, slot, &e);
     const uint64_t position = outbox_append(a, &e);
     if (index_find_id(&a->index, e.hash, slot, &at))
         index_replace(&a->index, e.hash, &at, outbox_id(a, position));
@@ -502,6 +513,7 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
     const bool stepping = wall_turn(a, budget), freeing = orphans_free(a);
     const uint32_t done = wheel_advance_ahead(&a->wheel, now_ns, budget, expire,
                                               expire_soon, a, &left);
+    stage_settle(a);
     *more = left || stepping || freeing;
     a->header->next_deadline_ns = wheel_next_deadline_ns(&a->wheel);
     return done;

@@ -1,0 +1,581 @@
+/* committer.c - the journal's way to disk: a thread that never takes Python's lock.
+ *
+ * What was staged when the last sync returned is the next group. A segment is written once
+ * with zeros before it is used, so that a commit changes no metadata; the next one is made
+ * ready while the open one fills. The first call that fails stops the committer for good:
+ * after a failed sync nobody knows what is on disk, and trying again would hide it. All system
+ * calls on files go through struct pg_storage. */
+#define _GNU_SOURCE
+#include "core.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SLICE 1048576u               /* bytes by which the next segment is made ready */
+#define NAME_BYTES 32
+#define SPARE "spare.new"            /* the next segment, until it is begun */
+
+struct pg_committer {
+    struct pg_storage storage;
+    struct pg_arena *arena;
+    struct pg_stage *stage;
+    uint64_t position;               /* of the stage: what stands before it is on disk */
+    uint64_t lsn;                    /* of the newest frame on disk */
+    uint64_t group;                  /* number of the newest group on disk */
+    uint64_t at;                     /* byte of the open segment at which the next group begins */
+    uint64_t end;                    /* byte at which the open segment ends */
+    uint32_t salt;                   /* of the open segment */
+    int directory, file, spare;      /* descriptors; -1 = none */
+    uint64_t segment_bytes;          /* of the segments to come */
+    uint64_t spare_zeros;            /* bytes of the spare that are written */
+    bool spare_given_up;             /* it failed; tried once more when it is needed */
+    enum pg_storage_call call;       /* the last one that failed, and its errno */
+    int error;
+    int wake, moved;                 /* eventfds: for the thread; for who waits for commits */
+    atomic_bool kicked, stopping;
+    bool threaded;
+    pthread_t thread;
+    _Alignas(8) uint8_t buffer[PG_GROUP_MAX];
+    uint8_t zeros[SLICE];
+};
+
+uint64_t pg_committer_bytes(void) { return sizeof(struct pg_committer); }
+
+/* ---- the system's storage ------------------------------------------------------------------ */
+
+static int system_open(void *context, int directory, const char *name, int flags)
+{
+    (void)context;
+    return openat(directory < 0 ? AT_FDCWD : directory, name, flags | O_CLOEXEC, 0640);
+}
+
+static int64_t system_pwrite(void *context, int file, const void *bytes, uint64_t count,
+                             uint64_t at)
+{
+    (void)context;
+    return pwrite(file, bytes, count, (off_t)at);
+}
+
+/* Where the file system cannot allocate ahead, the zeros that follow do it. */
+static int system_fallocate(void *context, int file, uint64_t bytes)
+{
+    int result = fallocate(file, 0, 0, (off_t)bytes);
+    (void)context;
+    return result < 0 && errno == EOPNOTSUPP ? 0 : result;
+}
+
+static int system_fdatasync(void *context, int file)
+{
+    (void)context;
+    return fdatasync(file);
+}
+
+static int system_rename(void *context, int directory, const char *from, const char *to)
+{
+    (void)context;
+    return renameat(directory, from, directory, to);
+}
+
+static int system_fsync_dir(void *context, int directory)
+{
+    (void)context;
+    return fsync(directory);
+}
+
+static int system_close(void *context, int file)
+{
+    (void)context;
+    return close(file);
+}
+
+static int64_t system_clock_ns(void *context)
+{
+    struct timespec t;
+    (void)context;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static const struct pg_storage system_storage = {
+    NULL, system_open, system_pwrite, system_fallocate, system_fdatasync, system_rename,
+    system_fsync_dir, system_close, system_clock_ns};
+
+/* ---- calls that succeed or are remembered -------------------------------------------------- */
+
+static bool failed(struct pg_committer *c, enum pg_storage_call call, int error)
+{
+    c->call = call;
+    c->error = error;
+    return false;
+}
+
+/* Repeats a call that a signal interrupted: it did nothing. */
+#define UNINTERRUPTED(result, expression)                                                  \
+    do                                                                                     \
+        (result) = (expression);                                                           \
+    while ((result) < 0 && errno == EINTR)
+
+static bool open_file(struct pg_committer *c, int *file, int directory, const char *name,
+                      int flags)
+{
+    UNINTERRUPTED(*file, c->storage.open(c->storage.context, directory, name, flags));
+    return *file >= 0 || failed(c, PG_CALL_OPEN, errno);
+}
+
+static void close_file(struct pg_committer *c, int *file)
+{
+    if (*file >= 0)
+        c->storage.close(c->storage.context, *file); /* all in it that counts was synced */
+    *file = -1;
+}
+
+static bool write_all(struct pg_committer *c, int file, const void *bytes, uint64_t count,
+                      uint64_t at)
+{
+    const uint8_t *from = bytes;
+    int64_t done;
+
+    for (; count > 0; count -= (uint64_t)done, from += done, at += (uint64_t)done) {
+        UNINTERRUPTED(done, c->storage.pwrite(c->storage.context, file, from, count, at));
+        if (done <= 0)
+            return failed(c, PG_CALL_WRITE, done < 0 ? errno : EIO);
+    }
+    return true;
+}
+
+static bool write_zeros(struct pg_committer *c, int file, uint64_t from, uint64_t upto)
+{
+    for (uint64_t count; from < upto; from += count) {
+        count = upto - from < SLICE ? upto - from : SLICE;
+        if (!write_all(c, file, c->zeros, count, from))
+            return false;
+    }
+    return true;
+}
+
+static bool sync_file(struct pg_committer *c, int file)
+{
+    int result;
+    UNINTERRUPTED(result, c->storage.fdatasync(c->storage.context, file));
+    return result == 0 || failed(c, PG_CALL_SYNC, errno);
+}
+
+static bool sync_directory(struct pg_committer *c)
+{
+    int result;
+    UNINTERRUPTED(result, c->storage.fsync_dir(c->storage.context, c->directory));
+    return result == 0 || failed(c, PG_CALL_SYNC_DIR, errno);
+}
+
+/* ---- segments -------------------------------------------------------------------------------- */
+
+static void name_of(uint64_t first_lsn, char name[NAME_BYTES])
+{
+    snprintf(name, NAME_BYTES, "%016" PRIx64 ".journal", first_lsn);
+}
+
+static bool spare_open(struct pg_committer *c)
+{
+    int result;
+
+    if (c->spare >= 0)
+        return true;
+    c->spare_zeros = 0;
+    if (!open_file(c, &c->spare, c->directory, SPARE, O_RDWR | O_CREAT | O_TRUNC))
+        return false;
+    UNINTERRUPTED(result, c->storage.fallocate(c->storage.context, c->spare, c->segment_bytes));
+    return result == 0 || failed(c, PG_CALL_FALLOCATE, errno);
+}
+
+/* Has the spare segment's first `upto` bytes written with zeros, on disk. */
+static bool spare_extend(struct pg_committer *c, uint64_t upto)
+{
+    if (!spare_open(c))
+        return false;
+    if (c->spare_zeros >= upto)
+        return true;
+    if (!write_zeros(c, c->spare, c->spare_zeros, upto) || !sync_file(c, c->spare))
+        return false;
+    c->spare_zeros = upto;
+    return true;
+}
+
+/* Two bytes of the next segment for each byte of this one: ready when this one is half full.
+ * That it fails stops nothing yet: until the segment is needed there may be room again. */
+static void spare_keep_up(struct pg_committer *c)
+{
+    uint64_t upto = 2 * c->at < c->segment_bytes ? 2 * c->at : c->segment_bytes;
+
+    if (c->spare_given_up || (upto < c->segment_bytes && upto < c->spare_zeros + SLICE))
+        return;
+    c->spare_given_up = !spare_extend(c, upto);
+    if (c->spare_given_up)
+        close_file(c, &c->spare);
+}
+
+/* The arena's clock and the wall clock, as the daemon read them last. */
+static int64_t clocks(const struct pg_committer *c, int64_t *wall_ns)
+{
+    const struct pg_header *h = c->arena->header;
+    int64_t boot_ns = LOAD_ACQUIRE(&h->now_ns);
+
+    *wall_ns = boot_ns + LOAD_ACQUIRE(&h->wall_offset_ns);
+    return boot_ns;
+}
+
+static struct pg_segment header_of(const struct pg_committer *c)
+{
+    const struct pg_header *h = c->arena->header;
+    struct pg_segment s = {
+        .magic = PG_SEGMENT_MAGIC, .epoch = h->epoch, .first_lsn = c->lsn + 1,
+        .first_group = c->group + 1, .bytes = c->segment_bytes, .clock_kind = h->clock_kind};
+
+    s.boot_ns = clocks(c, &s.wall_ns);
+    memcpy(s.uuid, h->uuid, sizeof s.uuid);
+    memcpy(s.boot_id, h->boot_id, sizeof s.boot_id);
+    s.salt = (uint32_t)keyed_hash(c->arena->secret->secret, h->epoch, &s.first_lsn,
+                                  sizeof s.first_lsn);
+    return s;
+}
+
+/* The spare segment gets its header and its name: from then on it is part of the journal. */
+static bool segment_begin(struct pg_committer *c)
+{
+    struct pg_segment fields = header_of(c);
+    char name[NAME_BYTES];
+    int result;
+
+    name_of(fields.first_lsn, name);
+    pg_segment_begin(c->buffer, &fields);
+    if (!spare_extend(c, c->segment_bytes) ||
+        !write_all(c, c->spare, c->buffer, PG_SEGMENT_HEAD, 0) || !sync_file(c, c->spare))
+        return false;
+    UNINTERRUPTED(result, c->storage.rename(c->storage.context, c->directory, SPARE, name));
+    if (result != 0)
+        return failed(c, PG_CALL_RENAME, errno);
+    if (!sync_directory(c))
+        return false;
+    c->file = c->spare;
+    c->spare = -1;
+    c->spare_given_up = false;
+    c->salt = fields.salt;
+    c->at = PG_SEGMENT_HEAD;
+    c->end = c->segment_bytes;
+    c->stage->segment = fields.first_lsn;
+    return true;
+}
+
+/* Nobody reads on behind the SEAL, and no segment follows one that has none. */
+static bool segment_end(struct pg_committer *c)
+{
+    struct pg_frame_head seal;
+
+    pg_segment_end(&seal, c->salt, c->group, c->lsn);
+    if (!write_all(c, c->file, &seal, sizeof seal, c->at) || !sync_file(c, c->file))
+        return false;
+    close_file(c, &c->file);
+    return true;
+}
+
+/* Bytes that are left in the open segment; its SEAL keeps its place. */
+static uint64_t segment_room(const struct pg_committer *c)
+{
+    uint64_t end = c->end - sizeof(struct pg_frame_head);
+    return c->file < 0 || end < c->at ? 0 : end - c->at;
+}
+
+/* A segment in which the longest frame has room. */
+static bool segment_ready(struct pg_committer *c)
+{
+    if (segment_room(c) >= PG_GROUP_HEAD + PG_J_FRAME_MAX)
+        return true;
+    return (c->file < 0 || segment_end(c)) && segment_begin(c);
+}
+
+/* ---- groups ---------------------------------------------------------------------------------- */
+
+/* Moves out of the way what a file had before the restart; returns what is left of `bytes`. */
+static uint64_t drop_known(const struct pg_committer *c, uint8_t *frames, uint64_t bytes)
+{
+    uint64_t known = 0;
+
+    while (known < bytes) {
+        const struct pg_frame_head *f = (const void *)(frames + known);
+        if (f->lsn > c->lsn)
+            break;
+        known += f->bytes;
+    }
+    if (known > 0)
+        memmove(frames, frames + known, bytes - known);
+    return bytes - known;
+}
+
+/* Puts a group of what is staged into c->buffer, sealed, and its bytes into *bytes. They are 0
+ * if nothing up to position *upto is new. */
+static bool group_collect(struct pg_committer *c, uint64_t *bytes, uint64_t *upto, uint64_t *lsn)
+{
+    uint8_t *frames = c->buffer + PG_GROUP_HEAD;
+    uint64_t most = segment_room(c) < PG_GROUP_MAX ? segment_room(c) : PG_GROUP_MAX;
+    struct pg_j_group fields = {.number = c->group + 1};
+
+    *lsn = c->lsn;
+    *bytes = pg_stage_copy(c->arena, c->position, frames, most - PG_GROUP_HEAD, upto, lsn);
+    *bytes = drop_known(c, frames, *bytes);
+    if (*bytes == 0)
+        return *upto != c->position || failed(c, PG_CALL_NONE, EUCLEAN);
+    if (((struct pg_frame_head *)frames)->lsn != c->lsn + 1)
+        return failed(c, PG_CALL_NONE, EUCLEAN);
+    *bytes += PG_GROUP_HEAD;
+    fields.boot_ns = clocks(c, &fields.wall_ns);
+    pg_group_seal(c->buffer, *bytes, c->salt, &fields);
+    return true;
+}
+
+static bool group_write(struct pg_committer *c, uint64_t bytes)
+{
+    struct pg_stage *s = c->stage;
+    int64_t since_ns;
+
+    if (!write_all(c, c->file, c->buffer, bytes, c->at))
+        return false;
+    since_ns = c->storage.clock_ns(c->storage.context);
+    if (!sync_file(c, c->file))
+        return false;
+    s->sync_ns += (uint64_t)(c->storage.clock_ns(c->storage.context) - since_ns);
+    s->syncs++;
+    s->bytes += bytes;
+    s->group = ++c->group;
+    c->at += bytes;
+    return true;
+}
+
+/* What is on disk may be acknowledged, and its bytes of the ring be used again. */
+static void committed(struct pg_committer *c, uint64_t position, uint64_t lsn)
+{
+    c->position = position;
+    c->lsn = lsn;
+    STORE_RELEASE(&c->stage->committed_lsn, lsn);
+    STORE_RELEASE(&c->stage->committed, position);
+    eventfd_write(c->moved, 1);
+}
+
+static bool commit(struct pg_committer *c)
+{
+    uint64_t bytes, upto, lsn;
+
+    if (!segment_ready(c) || !group_collect(c, &bytes, &upto, &lsn) ||
+        (bytes > 0 && !group_write(c, bytes)))
+        return false;
+    committed(c, upto, bytes > 0 ? lsn : c->lsn);
+    spare_keep_up(c);
+    return true;
+}
+
+static void stop_for_good(struct pg_committer *c)
+{
+    struct pg_stage *s = c->stage;
+
+    s->call = c->call;
+    s->error = (uint32_t)c->error;
+    s->error_lsn = c->lsn + 1;
+    STORE_RELEASE(&s->state, PG_JOURNAL_STOPPED);
+    eventfd_write(c->moved, 1);
+}
+
+int pg_committer_turn(struct pg_committer *c)
+{
+    if (c->stage->state != PG_JOURNAL_RUNNING || LOAD_ACQUIRE(&c->stage->tail) == c->position)
+        return 0;
+    if (!commit(c))
+        stop_for_good(c);
+    return 1;
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+static const char *const call_names[] = {
+    [PG_CALL_NONE] = "stage", [PG_CALL_OPEN] = "open", [PG_CALL_FALLOCATE] = "fallocate",
+    [PG_CALL_WRITE] = "pwrite", [PG_CALL_SYNC] = "fdatasync", [PG_CALL_RENAME] = "rename",
+    [PG_CALL_SYNC_DIR] = "fsync of the directory"};
+
+/* Whether files that end so can be those of this arena. */
+static bool fits(const struct pg_committer *c, const struct pg_walk *end, struct pg_fault *why)
+{
+    const struct pg_stage *s = c->stage;
+
+    if (c->segment_bytes < PG_SEGMENT_MIN || c->segment_bytes % PG_SEGMENT_HEAD != 0)
+        return fault_set(why, "journal", "bytes of a segment", 0, PG_SEGMENT_MIN,
+                         c->segment_bytes);
+    if (end->state == PG_WALK_GROUPS || end->state == PG_WALK_DAMAGED)
+        return fault_set(why, "journal", "state of the walk", end->at, PG_WALK_END, end->state);
+    if (end->state != PG_WALK_NONE &&
+        memcmp(end->header.uuid, c->arena->header->uuid, sizeof end->header.uuid) != 0)
+        return fault_set(why, "journal", "journal of another arena", 0, s->next_lsn, end->lsn);
+    if (end->lsn < s->committed_lsn)
+        return fault_set(why, "journal", "the files end before what was committed, at LSN", 0,
+                         s->committed_lsn, end->lsn);
+    if (end->lsn >= s->next_lsn)
+        return fault_set(why, "journal", "the files hold more than the arena, up to LSN", 0,
+                         s->next_lsn - 1, end->lsn);
+    return true;
+}
+
+/* Opens the segment in which a walk has ended. A group that was torn is wiped, for what is left
+ * of it must not follow the next one; what is whole may never have been synced. */
+static bool segment_resume(struct pg_committer *c, const struct pg_walk *end)
+{
+    const struct pg_segment *h = &end->header;
+    uint64_t torn_end = end->at + PG_GROUP_MAX < h->bytes ? end->at + PG_GROUP_MAX : h->bytes;
+    char name[NAME_BYTES];
+
+    c->at = end->at;
+    c->end = h->bytes;
+    c->salt = h->salt;
+    c->stage->segment = h->first_lsn;
+    name_of(h->first_lsn, name);
+    if (!open_file(c, &c->file, c->directory, name, O_RDWR))
+        return false;
+    if (end->state == PG_WALK_TORN && !write_zeros(c, c->file, c->at, torn_end))
+        return false;
+    return sync_file(c, c->file) && sync_directory(c);
+}
+
+/* The clock of another boot has a segment of its own. One without a group makes place. */
+static bool segment_of_this_boot(struct pg_committer *c, const struct pg_walk *end)
+{
+    const uint8_t *boot_id = c->arena->header->boot_id;
+
+    if (memcmp(end->header.boot_id, boot_id, sizeof end->header.boot_id) == 0)
+        return true;
+    if (c->at > PG_SEGMENT_HEAD)
+        return segment_end(c);
+    close_file(c, &c->file);
+    return true;
+}
+
+static bool resume(struct pg_committer *c, const struct pg_walk *end, const char *directory)
+{
+    struct pg_stage *s = c->stage;
+
+    c->wake = eventfd(0, EFD_CLOEXEC);
+    c->moved = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (c->wake < 0 || c->moved < 0)
+        return failed(c, PG_CALL_OPEN, errno);
+    if (!open_file(c, &c->directory, -1, directory, O_RDONLY | O_DIRECTORY))
+        return false;
+    if ((end->state == PG_WALK_END || end->state == PG_WALK_TORN) &&
+        (!segment_resume(c, end) || !segment_of_this_boot(c, end)))
+        return false;
+    if (!segment_ready(c))
+        return false;
+    s->call = s->error = 0;
+    s->error_lsn = 0;
+    s->group = c->group;
+    s->committed_lsn = c->lsn;
+    STORE_RELEASE(&s->state, PG_JOURNAL_RUNNING);
+    while (pg_committer_turn(c)) {}
+    return s->state == PG_JOURNAL_RUNNING;
+}
+
+int pg_committer_open(struct pg_committer *c, struct pg_arena *a, const char *directory,
+                      uint64_t segment_bytes, const struct pg_walk *end,
+                      const struct pg_storage *storage, struct pg_fault *why)
+{
+    memset(c, 0, sizeof *c);
+    *why = (struct pg_fault){0};
+    c->directory = c->file = c->spare = c->wake = c->moved = -1;
+    c->storage = storage ? *storage : system_storage;
+    c->arena = a;
+    c->stage = a->stage;
+    c->segment_bytes = segment_bytes;
+    if (!c->stage)
+        return fault_set(why, "journal", "bytes of the stage", 0, PG_STAGE_MIN, 0);
+    if (!fits(c, end, why))
+        return 0;
+    c->position = c->stage->committed;
+    c->lsn = end->lsn;
+    c->group = end->group;
+    if (resume(c, end, directory))
+        return 1;
+    pg_committer_close(c);
+    return fault_set(why, "journal", call_names[c->call], c->lsn + 1, 0, (uint64_t)c->error);
+}
+
+void pg_committer_close(struct pg_committer *c)
+{
+    close_file(c, &c->file);
+    close_file(c, &c->spare);
+    close_file(c, &c->directory);
+    if (c->wake >= 0)
+        close(c->wake);
+    if (c->moved >= 0)
+        close(c->moved);
+    c->wake = c->moved = -1;
+}
+
+/* ---- the thread ------------------------------------------------------------------------------ */
+
+static void wait_for_kick(struct pg_committer *c)
+{
+    eventfd_t kicks;
+
+    eventfd_read(c->wake, &kicks);
+    atomic_exchange(&c->kicked, false);  /* before the stage is looked at: a later kick counts */
+}
+
+static void *run(void *context)
+{
+    struct pg_committer *c = context;
+    bool last;
+
+    prctl(PR_SET_NAME, "committer");
+    do {
+        last = atomic_load(&c->stopping);
+        while (pg_committer_turn(c)) {}
+        if (!last)
+            wait_for_kick(c);
+    } while (!last);
+    return NULL;
+}
+
+int pg_committer_start(struct pg_committer *c, struct pg_fault *why)
+{
+    sigset_t all, before;
+    int error;
+
+    *why = (struct pg_fault){0};
+    sigfillset(&all);                    /* signals are for the daemon's own thread */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    error = pthread_create(&c->thread, NULL, run, c);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error != 0)
+        return fault_set(why, "journal", "pthread_create", 0, 0, (uint64_t)error);
+    c->threaded = true;
+    return 1;
+}
+
+void pg_committer_kick(struct pg_committer *c)
+{
+    if (!atomic_exchange(&c->kicked, true))
+        eventfd_write(c->wake, 1);
+}
+
+int pg_committer_fd(const struct pg_committer *c) { return c->moved; }
+
+void pg_committer_stop(struct pg_committer *c)
+{
+    if (!c->threaded)
+        return;
+    atomic_store(&c->stopping, true);
+    pg_committer_kick(c);
+    pthread_join(c->thread, NULL);
+    c->threaded = false;
+}

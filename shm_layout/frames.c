@@ -1,0 +1,111 @@
+/* frames.c - what a frame of the journal says of the arena, for the stage and for snapshots. */
+
+#include "core.h"
+
+static const uint16_t body_bytes[PG_J_TYPES] = {
+    [PG_J_GROUP] = sizeof(struct pg_j_group),
+    [PG_J_NAMESPACE] = sizeof(struct pg_j_namespace),
+    [PG_J_TOPIC] = sizeof(struct pg_j_topic),
+    [PG_J_ARM] = sizeof(struct pg_j_arm),
+    [PG_J_MOVE] = sizeof(struct pg_j_move),
+    [PG_J_END] = sizeof(struct pg_j_end),
+    [PG_J_FIRE] = sizeof(struct pg_j_fire),
+    [PG_J_SENT] = sizeof(struct pg_j_sent),
+    [PG_J_WATCH] = sizeof(struct pg_j_watch),
+    [PG_J_LEVEL] = sizeof(struct pg_j_level),
+    [PG_J_GONE] = sizeof(struct pg_j_gone),
+    [PG_J_OUTCOME] = sizeof(struct pg_j_outcome),
+    [PG_J_SESSION] = sizeof(struct pg_j_session),
+    [PG_J_HEAD] = sizeof(struct pg_j_head),
+    [PG_J_ENTRY] = sizeof(struct pg_j_entry),
+    [PG_J_LAST] = sizeof(struct pg_j_last),
+};
+
+uint64_t frame_bytes(enum pg_journal_type type, uint64_t extra)
+{
+    return (sizeof(struct pg_frame_head) + body_bytes[type] + extra + 7) & ~7ull;
+}
+
+/* How many bytes stand behind the body, by what the body says. */
+static uint64_t extra_bytes(const struct pg_frame_head *f)
+{
+    const void *body = f + 1;
+    const struct pg_j_arm *arm = body;
+    const struct pg_j_watch *watch = body;
+    const struct pg_j_level *level = body;
+    const struct pg_j_entry *entry = body;
+    switch (f->type) {
+    case PG_J_NAMESPACE: return ((const struct pg_j_namespace *)body)->name_len;
+    case PG_J_TOPIC: return ((const struct pg_j_topic *)body)->name_len;
+    case PG_J_ARM: return (uint64_t)arm->key_len + arm->payload_len;
+    case PG_J_WATCH:
+        return j_watch_extra(watch->keys, (uint64_t)watch->key_len + watch->payload_len);
+    case PG_J_LEVEL: return level->flags & PG_L_BORN ? level->key_len : 0;
+    case PG_J_OUTCOME: return (((const struct pg_j_outcome *)body)->keys + 7u) / 8;
+    case PG_J_ENTRY: return (uint64_t)entry->key_len + entry->payload_len;
+    default: return 0;
+    }
+}
+
+bool frame_fits(const struct pg_frame_head *f)
+{
+    return f->type > PG_J_SEAL && f->type < PG_J_TYPES && f->bytes <= PG_J_FRAME_MAX &&
+           f->bytes >= frame_bytes(f->type, 0) && f->bytes == frame_bytes(f->type, extra_bytes(f));
+}
+
+/* ---- bodies ----------------------------------------------------------------------------------- */
+
+struct pg_j_namespace j_namespace_of(uint32_t row, const struct pg_namespace *n, uint32_t name_len)
+{
+    return (struct pg_j_namespace){.row = row, .shard = n->shard, .owner_uid = n->owner_uid,
+                                   .durability = n->durability, .quota_timers = n->quota_timers,
+                                   .quota_bytes = n->quota_bytes, .quota_ops = n->quota_ops,
+                                   .name_len = name_len};
+}
+
+struct pg_j_topic j_topic_of(uint32_t row, const struct pg_topic *t, uint32_t name_len)
+{
+    return (struct pg_j_topic){.incarnation = t->incarnation, .sequence = t->sequence,
+                               .last_position = t->last_position, .row = row,
+                               .namespace_row = t->namespace_row, .name_len = name_len};
+}
+
+/* The uid that a slot counts for; PG_NIL = none. */
+static uint32_t uid_of(const struct pg_arena *a, const struct pg_cold *c)
+{
+    return c->account == 0 || c->account > a->account_rows ? PG_NIL
+                                                           : a->accounts[c->account - 1].uid;
+}
+
+struct pg_j_arm j_arm_of(const struct pg_arena *a, uint32_t slot, const struct pg_hot *h,
+                         const struct pg_cold *c, uint64_t ticket)
+{
+    int64_t wall_ns = NO_WALL;
+    if (h->flags & PG_F_WALL)
+        wall_ns = ((const struct pg_ext *)blob_at(&a->blobs, c->blob))->value;
+    return (struct pg_j_arm){.ticket = ticket, .deadline_ns = h->deadline_ns, .wall_ns = wall_ns,
+                             .slot = slot, .replaced_slot = PG_NIL, .topic = h->topic,
+                             .uid = uid_of(a, c), .payload_len = c->payload_len,
+                             .counted = c->account != 0, .key_len = c->key_len, .key_type = c->key_type};
+}
+
+struct pg_j_watch j_watch_of(const struct pg_arena *a, uint32_t slot, const struct pg_hot *h, const struct pg_cold *c,
+                             const struct pg_operation *op, uint64_t ticket)
+{
+    return (struct pg_j_watch){.ticket = ticket, .deadline_ns = h->deadline_ns,
+                               .armed_ns = op->armed_ns, .threshold = op->threshold,
+                               .session = op->session, .slot = slot, .topic = h->topic,
+                               .uid = uid_of(a, c), .counted = c->account != 0,
+                               .payload_len = c->payload_len, .keys = op->keys,
+                               .condition = op->condition, .notice = op->notice_blob != PG_NIL,
+                               .key_len = c->key_len, .key_type = c->key_type};
+}
+
+struct pg_j_level j_level_of(uint32_t row, const struct pg_watched *l, bool born)
+{
+    return (struct pg_j_level){.level = l->level, .row = row, .error = l->error,
+                               .namespace_row = l->namespace_row,
+                               .flags = (uint16_t)((born ? PG_L_BORN : 0) |
+                                                   (l->touched_s == PG_NIL ? PG_L_FORGOTTEN : 0)),
+                               .key_len = l->key_len, .key_type = l->key_type};
+}

@@ -1,0 +1,676 @@
+/* redo.c - frames of a snapshot and of the journal, into the truth of a fresh arena.
+ *
+ * A frame says how things stand after it, in slots, rows and positions of the arena that it
+ * comes from. So the snapshot may be of several moments: all that changed after its start is
+ * redone, and the last frame of each thing is right. A slot's tickets rise, so an older timer
+ * never takes the place of a younger one. What is derived, key hashes too, is made at the end.
+ * Frames are input: all that they name is looked at first. */
+
+#include "core.h"
+
+struct redo {
+    struct pg_arena *a;
+    const struct pg_frame_head *frame;
+    const void *body;
+    struct pg_redo *state;
+    struct pg_fault *why;
+};
+
+static bool refuse(const struct redo *r, const char *what, uint64_t expected, uint64_t found)
+{
+    return fault_set(r->why, "redo", what, r->frame->lsn, expected, found);
+}
+
+static bool below(const struct redo *r, const char *what, uint64_t limit, uint64_t found)
+{
+    return found < limit || refuse(r, what, limit, found);
+}
+
+/* ---- slots ------------------------------------------------------------------------------- */
+
+static bool ticket_seen(const struct redo *r, uint64_t ticket)
+{
+    if (ticket == 0 || ticket > PG_TICKET_MAX)
+        return refuse(r, "a ticket out of bounds", PG_TICKET_MAX, ticket);
+    if (ticket >= r->a->header->next_ticket)
+        r->a->header->next_ticket = ticket + 1;
+    return true;
+}
+
+static bool slot_named(const struct redo *r, uint32_t slot, uint64_t ticket)
+{
+    return below(r, "a slot that is not there", r->a->slots.capacity, slot) &&
+           ticket_seen(r, ticket);
+}
+
+static bool key_sound(const struct redo *r, unsigned type, unsigned len, uint32_t payload_len)
+{
+    return below(r, "type of a key", PG_KEY_TYPES, type) &&
+           (len != 0 || refuse(r, "length of a key", 1, 0)) &&
+           below(r, "length of a payload", PG_PAYLOAD_MAX + 1, payload_len);
+}
+
+static bool time_sound(const struct redo *r, int64_t t)
+{
+    return t >= 0 || refuse(r, "a time before 0", 0, (uint64_t)t);
+}
+
+static bool no_room(const struct redo *r, uint32_t granules)
+{
+    return refuse(r, "no room for a blob of so many bytes",
+                  (uint64_t)r->a->blobs.granules * PG_GRANULE, (uint64_t)granules * PG_GRANULE);
+}
+
+/* The account that a slot counts in; 0 = none. */
+static uint16_t account_named(const struct redo *r, uint32_t uid, unsigned counted)
+{
+    return counted ? account_of(r->a, uid) : 0;
+}
+
+/* So that no account is taken for idle that has timers. */
+static void slot_count(struct pg_arena *a, uint32_t slot, int64_t sign)
+{
+    if (a->slots.cold[slot].account != 0)
+        account_counted(a, a->slots.cold[slot].account, sign, 0);
+}
+
+static bool slot_holds(const struct pg_arena *a, uint32_t slot, uint64_t ticket)
+{
+    return a->slots.hot[slot].ctl == ctl_of(ticket, PG_S_ARMED);
+}
+
+static void slot_drop(struct pg_arena *a, uint32_t slot)
+{
+    const struct pg_cold *c = &a->slots.cold[slot];
+    if (ctl_state(a->slots.hot[slot].ctl) == PG_S_FREE)
+        return;
+    slot_count(a, slot, -1);
+    if (is_operation(a, slot))
+        operation_release(a, slot);
+    blobs_give(&a->blobs, c->blob, slot_granules(c));
+}
+
+/* Frees the slot, unless a younger timer has it. */
+static void slot_ended(struct pg_arena *a, uint32_t slot, uint64_t ticket)
+{
+    if (ctl_ticket(a->slots.hot[slot].ctl) > ticket)
+        return;
+    slot_drop(a, slot);
+    a->slots.hot[slot].ctl = ctl_of(ticket, PG_S_FREE);
+}
+
+/* ---- timers --------------------------------------------------------------------------------- */
+
+static bool timer_write(const struct redo *r, const struct pg_j_arm *j)
+{
+    struct pg_arena *a = r->a;
+    struct pg_hot *h = &a->slots.hot[j->slot];
+    const bool wall = j->wall_ns != NO_WALL;
+    const struct pg_cold c = {.payload_len = j->payload_len, .key_len = j->key_len,
+                              .key_type = j->key_type,
+                              .ext_len = wall ? sizeof(struct pg_ext) : 0};
+    const uint32_t blob = blobs_take(&a->blobs, slot_granules(&c));
+    if (blob == PG_NIL)
+        return no_room(r, slot_granules(&c));
+    uint8_t *at = blob_at(&a->blobs, blob);
+    if (wall)
+        *(struct pg_ext *)at = (struct pg_ext){PG_EXT_WALL, 0, j->wall_ns};
+    memcpy(at + c.ext_len, j + 1, (size_t)j->key_len + j->payload_len);
+    a->slots.cold[j->slot] = c;
+    a->slots.cold[j->slot].blob = blob;
+    a->slots.cold[j->slot].account = account_named(r, j->uid, j->counted);
+    slot_count(a, j->slot, 1);
+    *h = (struct pg_hot){.ctl = ctl_of(j->ticket, PG_S_ARMED), .deadline_ns = j->deadline_ns,
+                         .flags = wall ? PG_F_WALL | PG_F_EXT : 0, .topic = j->topic};
+    return true;
+}
+
+static bool redo_arm(const struct redo *r)
+{
+    const struct pg_j_arm *j = r->body;
+    if (!slot_named(r, j->slot, j->ticket) || !time_sound(r, j->deadline_ns) ||
+        !below(r, "a topic that is not there", r->a->topic_rows, j->topic) ||
+        !key_sound(r, j->key_type, j->key_len, j->payload_len))
+        return false;
+    if (j->replaced != 0) {
+        if (!slot_named(r, j->replaced_slot, j->replaced))
+            return false;
+        slot_ended(r->a, j->replaced_slot, j->replaced);
+    }
+    if (ctl_ticket(r->a->slots.hot[j->slot].ctl) >= j->ticket)
+        return true;
+    slot_drop(r->a, j->slot);
+    r->a->slots.hot[j->slot].ctl = 0;
+    return timer_write(r, j);
+}
+
+static bool redo_move(const struct redo *r)
+{
+    const struct pg_j_move *j = r->body;
+    if (!slot_named(r, j->slot, j->ticket) || !time_sound(r, j->deadline_ns))
+        return false;
+    if (!slot_holds(r->a, j->slot, j->ticket))
+        return true;
+    struct pg_hot *h = &r->a->slots.hot[j->slot];
+    const bool wall = j->wall_ns != NO_WALL;
+    if (wall != ((h->flags & PG_F_WALL) != 0))
+        return refuse(r, "moves a timer of another kind", wall, h->flags);
+    h->deadline_ns = j->deadline_ns;
+    if (wall)
+        ((struct pg_ext *)blob_at(&r->a->blobs, r->a->slots.cold[j->slot].blob))->value = j->wall_ns;
+    return true;
+}
+
+static bool redo_end(const struct redo *r)
+{
+    const struct pg_j_end *j = r->body;
+    if (!slot_named(r, j->slot, j->ticket))
+        return false;
+    slot_ended(r->a, j->slot, j->ticket);
+    return true;
+}
+
+/* ---- the outbox ------------------------------------------------------------------------------ */
+
+/* Takes note of a notice. *wanted: its entry is to be made, for it was not sent, as far as is
+ * known yet, nor is it there. */
+static bool notice_seen(const struct redo *r, uint32_t topic, uint64_t position,
+                        uint64_t sequence, bool *wanted)
+{
+    struct pg_header *h = r->a->header;
+    if (!below(r, "a topic that is not there", r->a->topic_rows, topic) ||
+        !below(r, "an outbox position too far", h->published + h->outbox_capacity, position))
+        return false;
+    r->a->topics[topic].sequence = sequence;
+    r->a->topics[topic].last_position = position + 1;
+    if (position >= h->outbox_tail)
+        h->outbox_tail = position + 1;
+    *wanted = position >= h->published && outbox_at(r->a, position)->commit != position + 1;
+    return true;
+}
+
+static void entry_put(struct pg_arena *a, uint64_t position, const struct pg_entry *e,
+                      uint64_t sequence, uint64_t previous)
+{
+    struct pg_entry *at = outbox_at(a, position);
+    *at = *e;
+    at->sequence = sequence;
+    at->previous = previous;
+    at->commit = position + 1;
+}
+
+/* The entry takes over the timer's blob, without the extension at its start. */
+static void timer_fire(struct pg_arena *a, const struct pg_j_fire *j)
+{
+    const struct pg_cold *c = &a->slots.cold[j->slot];
+    const struct pg_entry e = {.ticket = j->ticket << 8 | PG_CAUSE_EXPIRED,
+                               .deadline_ns = j->deadline_ns, .fired_ns = j->fired_ns,
+                               .blob = c->blob + c->ext_len / PG_GRANULE,
+                               .payload_len = c->payload_len, .topic = (uint16_t)j->topic,
+                               .key_len = c->key_len,
+                               .meta = (uint8_t)(c->key_type | j->flags << 4)};
+    if (c->ext_len != 0)
+        blobs_give(&a->blobs, c->blob, c->ext_len / PG_GRANULE);
+    slot_count(a, j->slot, -1);
+    a->slots.hot[j->slot].ctl = ctl_of(j->ticket, PG_S_FREE);
+    entry_put(a, j->position, &e, j->sequence, j->previous);
+}
+
+static bool redo_fire(const struct redo *r)
+{
+    const struct pg_j_fire *j = r->body;
+    bool wanted;
+    if (!slot_named(r, j->slot, j->ticket) || !below(r, "flags of a notice", 16, j->flags) ||
+        !notice_seen(r, j->topic, j->position, j->sequence, &wanted))
+        return false;
+    if (!slot_holds(r->a, j->slot, j->ticket) || !wanted) {
+        slot_ended(r->a, j->slot, j->ticket);
+        return true;
+    }
+    if (is_operation(r->a, j->slot))
+        return refuse(r, "fires an operation", 0, j->slot);
+    timer_fire(r->a, j);
+    return true;
+}
+
+static bool redo_entry(const struct redo *r)
+{
+    const struct pg_j_entry *j = r->body;
+    const struct pg_entry e = {.ticket = j->ticket, .deadline_ns = j->deadline_ns,
+                               .fired_ns = j->fired_ns, .payload_len = j->payload_len,
+                               .topic = (uint16_t)j->topic, .key_len = j->key_len,
+                               .meta = j->meta};
+    struct pg_header *h = r->a->header;
+    if (!below(r, "a topic that is not there", r->a->topic_rows, j->topic) ||
+        !below(r, "an outbox position too far", h->published + h->outbox_capacity, j->position) ||
+        !ticket_seen(r, j->ticket >> 8))
+        return false;
+    if (j->position >= h->outbox_tail)
+        h->outbox_tail = j->position + 1;
+    if (j->position < h->published || outbox_at(r->a, j->position)->commit == j->position + 1)
+        return true;
+    const uint32_t blob = blobs_take(&r->a->blobs, entry_granules(&e));
+    if (blob == PG_NIL)
+        return no_room(r, entry_granules(&e));
+    memcpy(blob_at(&r->a->blobs, blob), j + 1, (size_t)j->key_len + j->payload_len);
+    entry_put(r->a, j->position, &e, j->sequence, j->previous);
+    outbox_at(r->a, j->position)->blob = blob;
+    return true;
+}
+
+/* What was sent is not kept: subscribers get another stream id. */
+static bool redo_sent(const struct redo *r)
+{
+    const struct pg_j_sent *j = r->body;
+    struct pg_header *h = r->a->header;
+    if (!below(r, "notices were sent that never were", h->outbox_tail + 1, j->upto))
+        return false;
+    for (; h->published < j->upto; h->published++) {
+        struct pg_entry *e = outbox_at(r->a, h->published);
+        if (e->commit != h->published + 1)
+            continue;
+        blobs_give(&r->a->blobs, e->blob, entry_granules(e));
+        e->commit = 0;
+    }
+    return true;
+}
+
+/* ---- operations -------------------------------------------------------------------------------- */
+
+static bool redo_watch(const struct redo *r)
+{
+    const struct pg_j_watch *j = r->body;
+    const struct pg_j_watch_key *keys = (const struct pg_j_watch_key *)(j + 1);
+    if (!slot_named(r, j->slot, j->ticket) || !time_sound(r, j->deadline_ns) ||
+        !time_sound(r, j->armed_ns) ||
+        !below(r, "a topic that is not there", r->a->topic_rows, j->topic) ||
+        !key_sound(r, j->key_type, j->key_len, j->payload_len) ||
+        !below(r, "a condition", PG_CONDITIONS, j->condition) ||
+        !below(r, "watch keys of an operation", PG_WATCH_KEYS_MAX, j->keys - 1ull))
+        return false;
+    for (uint32_t n = 0; n < j->keys; n++) {
+        if (!below(r, "a watch key that is not there", r->a->level_rows, keys[n].row))
+            return false;
+        r->a->levels[keys[n].row].touched_s = 0;     /* not forgotten any more */
+    }
+    if (ctl_ticket(r->a->slots.hot[j->slot].ctl) >= j->ticket)
+        return true;
+    slot_drop(r->a, j->slot);
+    r->a->slots.hot[j->slot].ctl = 0;
+    if (!operation_restore(r->a, j, keys, account_named(r, j->uid, j->counted)))
+        return refuse(r, "no room for an operation with so many watch keys",
+                      r->a->purgatory->free_watches, j->keys);
+    slot_count(r->a, j->slot, 1);
+    return true;
+}
+
+/* How it ended is only kept in its notice: nobody has a session who could ask. */
+static bool redo_outcome(const struct redo *r)
+{
+    const struct pg_j_outcome *j = r->body;
+    bool wanted = false;
+    if (!slot_named(r, j->slot, j->ticket) || !time_sound(r, j->ended_ns) ||
+        !below(r, "flags of a notice", 16, j->flags) ||
+        (j->position != 0 &&
+         !notice_seen(r, j->topic, j->position - 1, j->sequence, &wanted)))
+        return false;
+    if (slot_holds(r->a, j->slot, j->ticket)) {
+        if (!is_operation(r->a, j->slot) || operation_at(r->a, j->slot)->keys != j->keys)
+            return refuse(r, "the outcome of another operation", j->keys, j->slot);
+        operation_end_restore(r->a, j, (const uint8_t *)(j + 1));
+        if (wanted && operation_at(r->a, j->slot)->notice_blob != PG_NIL) {
+            const struct pg_entry e = operation_notice(r->a, j->slot, j->flags);
+            entry_put(r->a, j->position - 1, &e, j->sequence, j->previous);
+            operation_at(r->a, j->slot)->notice_blob = PG_NIL;
+        }
+    }
+    slot_ended(r->a, j->slot, j->ticket);
+    return true;
+}
+
+static void level_give(struct pg_arena *a, struct pg_watched *l)
+{
+    if (l->key_len != 0 && level_granules(l) != 0)
+        blobs_give(&a->blobs, level_blob(l), level_granules(l));
+    l->key_len = 0;
+}
+
+static bool level_key_write(const struct redo *r, const struct pg_j_level *j)
+{
+    struct pg_watched *l = &r->a->levels[j->row];
+    if (!key_sound(r, j->key_type, j->key_len, 0) ||
+        !below(r, "a namespace that is not there", r->a->namespace_rows, j->namespace_row))
+        return false;
+    level_give(r->a, l);
+    *l = (struct pg_watched){.root = PG_NIL, .first = PG_NIL, .latest = PG_NIL,
+                             .namespace_row = (uint16_t)j->namespace_row,
+                             .key_type = j->key_type};
+    uint8_t *at = l->key;
+    if (j->key_len > sizeof l->key) {
+        const uint32_t blob = blobs_take(&r->a->blobs, blob_granules(j->key_len));
+        if (blob == PG_NIL)
+            return no_room(r, blob_granules(j->key_len));
+        memcpy(l->key, &blob, sizeof blob);
+        at = blob_at(&r->a->blobs, blob);
+    }
+    memcpy(at, j + 1, j->key_len);
+    l->key_len = j->key_len;
+    return true;
+}
+
+static bool redo_level(const struct redo *r)
+{
+    const struct pg_j_level *j = r->body;
+    if (!below(r, "a watch key that is not there", r->a->level_rows, j->row) ||
+        !below(r, "a level", PG_LEVEL_MAX + 1ull, j->level) ||
+        ((j->flags & PG_L_BORN) && !level_key_write(r, j)))
+        return false;
+    struct pg_watched *l = &r->a->levels[j->row];
+    if (l->key_len == 0)
+        return true;              /* it ended before the snapshot came by */
+    l->level = j->level;
+    l->error = j->error;
+    l->touched_s = j->flags & PG_L_FORGOTTEN ? PG_NIL : 0;
+    return true;
+}
+
+static bool redo_gone(const struct redo *r)
+{
+    const struct pg_j_gone *j = r->body;
+    if (!below(r, "a watch key that is not there", r->a->level_rows, j->row))
+        return false;
+    level_give(r->a, &r->a->levels[j->row]);
+    return true;
+}
+
+static bool redo_nothing(const struct redo *r)
+{
+    (void)r;
+    return true;
+}
+
+/* ---- names ------------------------------------------------------------------------------------- */
+
+static bool redo_namespace(const struct redo *r)
+{
+    const struct pg_j_namespace *j = r->body;
+    if (!below(r, "a namespace that is not there", r->a->namespace_rows, j->row) ||
+        !below(r, "length of a namespace's name", PG_NAMESPACE_MAX, j->name_len - 1ull))
+        return false;
+    struct pg_namespace *n = &r->a->namespaces[j->row];
+    if (n->name_len != 0 && (n->name_len != j->name_len || memcmp(n->name, j + 1, j->name_len)))
+        return refuse(r, "a namespace has two names", n->name_len, j->name_len);
+    *n = (struct pg_namespace){.name_len = j->name_len, .shard = j->shard,
+                               .owner_uid = j->owner_uid, .durability = j->durability,
+                               .quota_timers = j->quota_timers, .quota_bytes = j->quota_bytes,
+                               .quota_ops = j->quota_ops};
+    memcpy(n->name, j + 1, j->name_len);
+    return true;
+}
+
+static bool redo_topic(const struct redo *r)
+{
+    const struct pg_j_topic *j = r->body;
+    if (!below(r, "a topic that is not there", r->a->topic_rows, j->row) ||
+        !below(r, "a namespace that is not there", r->a->namespace_rows, j->namespace_row) ||
+        !below(r, "length of a topic's name", PG_TOPIC_MAX + 1, j->name_len) ||
+        !below(r, "an incarnation out of bounds", UINT64_MAX - 1, j->incarnation - 1))
+        return false;
+    struct pg_topic *t = &r->a->topics[j->row];
+    if (j->incarnation >= r->a->header->next_incarnation)
+        r->a->header->next_incarnation = j->incarnation + 1;
+    if (t->incarnation > j->incarnation)
+        return true;
+    *t = (struct pg_topic){.name_len = j->name_len + 1, .namespace_row = j->namespace_row,
+                           .incarnation = j->incarnation, .sequence = j->sequence,
+                           .last_position = j->last_position};
+    memcpy(t->name, j + 1, j->name_len);
+    return true;
+}
+
+/* ---- a snapshot's first and last frame ------------------------------------------------------------ */
+
+static bool redo_head(const struct redo *r)
+{
+    const struct pg_j_head *j = r->body;
+    struct pg_header *h = r->a->header;
+    if (!below(r, "outbox entries of the arena that is to be filled", h->outbox_capacity + 1ull,
+               j->outbox_capacity) ||
+        !below(r, "published past the tail of the outbox", j->outbox_tail + 1, j->published) ||
+        !below(r, "notices not sent yet", j->outbox_capacity + 1ull,
+               j->outbox_tail - j->published) ||
+        !below(r, "the next ticket", PG_TICKET_MAX + 1ull, j->next_ticket - 1))
+        return false;
+    h->epoch = j->epoch;
+    h->next_ticket = j->next_ticket;
+    h->next_incarnation = j->next_incarnation;
+    h->published = j->published;
+    h->outbox_tail = j->outbox_tail;
+    h->wall_offset_ns = j->wall_offset_ns;
+    return true;
+}
+
+static bool redo_last(const struct redo *r)
+{
+    const struct pg_j_last *j = r->body;
+    if (j->frames + 1 != r->frame->lsn)
+        return refuse(r, "frames of the snapshot", j->frames + 1, r->frame->lsn);
+    r->state->next_lsn = j->start_lsn == 0 ? 1 : j->start_lsn;
+    r->state->end_lsn = j->end_lsn;
+    return true;
+}
+
+int pg_redo_config(const void *frame, uint64_t bytes, struct pg_config *c, struct pg_fault *why)
+{
+    const struct pg_frame_head *f = frame;
+    const struct pg_j_head *j = (const void *)(f + 1);
+    memset(why, 0, sizeof *why);
+    if (bytes < frame_bytes(PG_J_HEAD, 0) || f->type != PG_J_HEAD || f->lsn != 1 || !frame_fits(f))
+        return fault_set(why, "redo", "a snapshot without its first frame", 0, PG_J_HEAD,
+                         bytes < sizeof *f ? 0 : f->type);
+    c->payload_bytes = j->payload_bytes;
+    c->outbox_bytes_max = j->outbox_bytes_max;
+    c->stage_bytes = j->stage_bytes;
+    c->level_ttl_ns = j->level_ttl_ns;
+    c->inbox_max = j->inbox_max;
+    c->tick_ns = j->tick_ns;
+    c->now_ns = j->now_ns;
+    c->wall_offset_ns = j->wall_offset_ns;
+    c->created_wall_ns = j->created_wall_ns;
+    c->wall_origin_ns = j->wall_origin_ns;
+    memcpy(c->uuid, j->uuid, sizeof c->uuid);
+    c->capacity = j->capacity;
+    c->outbox_capacity = j->outbox_capacity;
+    c->fanout = j->fanout;
+    c->namespaces = j->namespaces;
+    c->topics = j->topics;
+    c->watches = j->watches;
+    c->levels = j->levels;
+    c->accounts = j->accounts;
+    c->clock_kind = j->clock_kind;
+    c->shard = j->shard;
+    c->shards = j->shards;
+    return 1;
+}
+
+/* ---- frames in order --------------------------------------------------------------------------- */
+
+enum { IN_SNAPSHOT = 1, IN_JOURNAL = 2 };
+static const struct rule {
+    bool (*redo)(const struct redo *r);
+    uint8_t where;
+} rules[PG_J_TYPES] = {
+    [PG_J_NAMESPACE] = {redo_namespace, IN_SNAPSHOT | IN_JOURNAL},
+    [PG_J_TOPIC] = {redo_topic, IN_SNAPSHOT | IN_JOURNAL},
+    [PG_J_ARM] = {redo_arm, IN_SNAPSHOT | IN_JOURNAL},
+    [PG_J_MOVE] = {redo_move, IN_JOURNAL},
+    [PG_J_END] = {redo_end, IN_JOURNAL},
+    [PG_J_FIRE] = {redo_fire, IN_JOURNAL},
+    [PG_J_SENT] = {redo_sent, IN_JOURNAL},
+    [PG_J_WATCH] = {redo_watch, IN_SNAPSHOT | IN_JOURNAL},
+    [PG_J_LEVEL] = {redo_level, IN_SNAPSHOT | IN_JOURNAL},
+    [PG_J_GONE] = {redo_gone, IN_JOURNAL},
+    [PG_J_OUTCOME] = {redo_outcome, IN_JOURNAL},
+    [PG_J_SESSION] = {redo_nothing, IN_JOURNAL},
+    [PG_J_HEAD] = {redo_head, IN_SNAPSHOT},
+    [PG_J_ENTRY] = {redo_entry, IN_SNAPSHOT},
+    [PG_J_LAST] = {redo_last, IN_SNAPSHOT},
+};
+
+static bool snapshot_redo(const struct redo *r)
+{
+    const uint64_t number = r->state->frames + 1;
+    if (r->frame->lsn != number)
+        return refuse(r, "a hole in a snapshot", number, r->frame->lsn);
+    if ((number == 1) != (r->frame->type == PG_J_HEAD))
+        return refuse(r, "a snapshot without its first frame", PG_J_HEAD, r->frame->type);
+    r->state->frames++;
+    return rules[r->frame->type].redo(r);
+}
+
+static bool journal_redo(const struct redo *r)
+{
+    if (r->frame->lsn < r->state->next_lsn)
+        return true;
+    if (r->frame->lsn != r->state->next_lsn)
+        return refuse(r, "a hole in the journal", r->state->next_lsn, r->frame->lsn);
+    r->state->next_lsn++;
+    return rules[r->frame->type].redo(r);
+}
+
+static bool frame_redo(const struct redo *r)
+{
+    const bool snapshot = r->state->next_lsn == 0;
+    if (!frame_fits(r->frame))
+        return refuse(r, "bytes that are no frame", PG_J_TYPES, r->frame->type);
+    if (!(rules[r->frame->type].where & (snapshot ? IN_SNAPSHOT : IN_JOURNAL)))
+        return refuse(r, "a frame in the wrong kind of file", snapshot, r->frame->type);
+    return snapshot ? snapshot_redo(r) : journal_redo(r);
+}
+
+int pg_redo(struct pg_arena *a, struct pg_redo *state, const void *frames, uint64_t bytes,
+            struct pg_fault *why)
+{
+    const uint8_t *at = frames, *end = at + bytes;
+    memset(why, 0, sizeof *why);
+    while (at != end) {
+        const struct pg_frame_head *f = (const void *)at;
+        const struct redo r = {a, f, f + 1, state, why};
+        if ((uint64_t)(end - at) < sizeof *f || f->bytes < sizeof *f || f->bytes % 8 != 0 ||
+            f->bytes > (uint64_t)(end - at))
+            return fault_set(why, "redo", "bytes that are no frame",
+                             (uint64_t)(at - (const uint8_t *)frames), sizeof *f, bytes);
+        if (!frame_redo(&r))
+            return 0;
+        at += f->bytes;
+    }
+    return 1;
+}
+
+int pg_redo_file(struct pg_arena *a, struct pg_redo *state, struct pg_walk *walk,
+                 struct pg_fault *why)
+{
+    const struct pg_frame_head *f;
+    memset(why, 0, sizeof *why);
+    while ((f = pg_walk_next(walk)) != NULL) {
+        const struct redo r = {a, f, f + 1, state, why};
+        if (!frame_redo(&r))
+            return 0;
+    }
+    return 1;
+}
+
+/* ---- the end -------------------------------------------------------------------------------------- */
+
+/* Counted past the tickets of what a power cut may have lost: more than a stage holds. */
+#define TICKETS_LOST (PG_STAGE_MAX / 64)
+
+static bool is_whole(const struct pg_arena *a, const struct pg_redo *state, struct pg_fault *why)
+{
+    const struct pg_header *h = a->header;
+    if (state->next_lsn == 0)
+        return fault_set(why, "redo", "a snapshot without its last frame", state->frames,
+                         PG_J_LAST, 0);
+    if (state->next_lsn <= state->end_lsn)
+        return fault_set(why, "redo", "the journal ends before the snapshot", state->next_lsn,
+                         state->end_lsn, state->next_lsn - 1);
+    for (uint64_t p = h->published; p < h->outbox_tail; p++)
+        if (outbox_at(a, p)->commit != p + 1)
+            return fault_set(why, "redo", "a notice that was not sent is lost", p, p + 1,
+                             outbox_at(a, p)->commit);
+    return true;
+}
+
+static int64_t shifted(int64_t t, int64_t by)
+{
+    int64_t sum;
+    if (__builtin_add_overflow(t, by, &sum))
+        return by > 0 ? INT64_MAX : 0;
+    return sum < 0 ? 0 : sum;
+}
+
+static uint32_t hash_in_topic(const struct pg_arena *a, uint32_t topic, unsigned type,
+                              const uint8_t *key, unsigned len)
+{
+    return key_hash(a, a->topics[topic].namespace_row, type, key, len);
+}
+
+static void slots_finish(struct pg_arena *a, int64_t shift_ns)
+{
+    for (uint32_t i = 0; i < a->slots.capacity; i++) {
+        struct pg_hot *h = &a->slots.hot[i];
+        const struct pg_cold *c = &a->slots.cold[i];
+        if (ctl_state(h->ctl) == PG_S_FREE)
+            continue;
+        h->hash = hash_in_topic(a, h->topic, c->key_type, blob_at(&a->blobs, c->blob) + c->ext_len,
+                                c->key_len);
+        h->deadline_ns = shifted(h->deadline_ns, shift_ns);
+        if (is_operation(a, i))
+            operation_at(a, i)->armed_ns = shifted(operation_at(a, i)->armed_ns, shift_ns);
+    }
+}
+
+static void outbox_finish(struct pg_arena *a, int64_t shift_ns)
+{
+    a->header->outbox_head = a->header->published;
+    for (uint64_t p = a->header->outbox_head; p < a->header->outbox_tail; p++) {
+        struct pg_entry *e = outbox_at(a, p);
+        e->hash = hash_in_topic(a, e->topic, entry_key_type(e), blob_at(&a->blobs, e->blob),
+                                e->key_len);
+        e->deadline_ns = shifted(e->deadline_ns, shift_ns);
+        e->fired_ns = shifted(e->fired_ns, shift_ns);
+    }
+}
+
+static void levels_finish(struct pg_arena *a)
+{
+    for (uint32_t row = 0; row < a->level_rows; row++) {
+        struct pg_watched *l = &a->levels[row];
+        const uint8_t *key = level_granules(l) == 0 ? l->key : blob_at(&a->blobs, level_blob(l));
+        if (l->key_len == 0)
+            continue;
+        l->hash = key_hash(a, l->namespace_row, l->key_type, key, l->key_len);
+        if (l->touched_s != PG_NIL)
+            l->touched_s = (uint32_t)(a->real_boot_ns / 1000000000);
+    }
+}
+
+int pg_redo_end(struct pg_arena *a, const struct pg_redo *state, int64_t now_ns,
+                int64_t real_boot_ns, int64_t shift_ns, int64_t wall_offset_ns,
+                struct pg_fault *why)
+{
+    memset(why, 0, sizeof *why);
+    if (!is_whole(a, state, why))
+        return 0;
+    a->real_boot_ns = real_boot_ns;
+    a->header->wall_offset_ns = wall_offset_ns;
+    a->header->next_ticket += TICKETS_LOST;
+    slots_finish(a, shift_ns);
+    outbox_finish(a, shift_ns);
+    levels_finish(a);
+    if (a->stage != NULL) {
+        a->stage->next_lsn = state->next_lsn;
+        a->stage->committed_lsn = state->next_lsn - 1;
+    }
+    return pg_rebuild(a, now_ns, why);
+}

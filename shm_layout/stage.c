@@ -1,0 +1,445 @@
+/* stage.c - the journal's ring: every effect is written down here before it happens.
+ *
+ * A frame stands complete behind `staged` before `staged` moves over it; then comes the store
+ * that makes its effect so; then `tail` moves, with the next frame or at the end of the call.
+ * So a crash at any instruction leaves one frame in doubt at most, and whether its effect is
+ * there can be seen. What is on disk is never ahead of the arena, and the arena at most by
+ * what stands in the ring. */
+
+#include "core.h"
+
+struct pg_stage *pg_stage_of(const struct pg_arena *a) { return a->stage; }
+
+uint64_t pg_durable_lsn(const struct pg_arena *a) { return a->durable_lsn; }
+
+/* ---- the ring ------------------------------------------------------------------------------ */
+
+static struct pg_frame_head *frame_at(const struct pg_arena *a, uint64_t position)
+{
+    return (struct pg_frame_head *)(a->ring + (position & (a->stage->size - 1)));
+}
+
+static uint64_t before_end(const struct pg_stage *s, uint64_t position)
+{
+    return s->size - (position & (s->size - 1));
+}
+
+/* Where the frame stands that comes at a position: no frame wraps. What is left before the
+ * ring's end is a PAD, or too short even for that. */
+static uint64_t past_padding(const struct pg_arena *a, uint64_t position)
+{
+    const uint64_t left = before_end(a->stage, position);
+    if (left < sizeof(struct pg_frame_head) || frame_at(a, position)->type == PG_J_PAD)
+        return position + left;
+    return position;
+}
+
+/* For a frame of `whole` bytes; pads what is left before the ring's end when it is too short. */
+static uint64_t place_for(const struct pg_arena *a, uint64_t whole)
+{
+    const uint64_t position = a->stage->staged, left = before_end(a->stage, position);
+    if (LIKELY(whole <= left))
+        return position;
+    if (left >= sizeof(struct pg_frame_head))
+        *frame_at(a, position) = (struct pg_frame_head){
+            .bytes = (uint32_t)left, .lsn = a->stage->next_lsn - 1, .type = PG_J_PAD};
+    return position + left;
+}
+
+bool stage_over(const struct pg_arena *a, uint64_t percent)
+{
+    const struct pg_stage *s = a->stage;
+    return s->staged - LOAD_ACQUIRE(&s->committed) > s->size / 100 * percent;
+}
+
+static bool stopped(const struct pg_arena *a)
+{
+    return LOAD_ACQUIRE(&a->stage->state) == PG_JOURNAL_STOPPED;
+}
+
+unsigned stage_refuses(const struct pg_arena *a)
+{
+    return stopped(a) ? PG_ST_JOURNAL : stage_over(a, 75) ? PG_ST_BUSY : PG_ST_NONE;
+}
+
+bool stage_is_lost(const struct pg_arena *a) { return stage_full(a) && stopped(a); }
+
+int pg_stage_full(const struct pg_arena *a) { return stage_full(a); }
+
+void stage_settle(struct pg_arena *a)
+{
+    if (a->stage != NULL && a->stage->tail != a->stage->staged)
+        STORE_RELEASE(&a->stage->tail, a->stage->staged);
+}
+
+/* The body of a frame, with `extra` bytes behind it that the caller fills. */
+static void *frame_begin(struct pg_arena *a, enum pg_journal_type type, uint64_t extra)
+{
+    const uint64_t whole = frame_bytes(type, extra);
+    stage_settle(a);
+    const uint64_t position = place_for(a, whole);
+    struct pg_frame_head *f = frame_at(a, position);
+    memset((uint8_t *)f + whole - 8, 0, 8);
+    *f = (struct pg_frame_head){.bytes = (uint32_t)whole, .lsn = a->stage->next_lsn,
+                                .type = (uint16_t)type};
+    a->stage_end = position + whole;
+    return f + 1;
+}
+
+static void frame_end(struct pg_arena *a)
+{
+    STORE_RELEASE(&a->stage->staged, a->stage_end);
+    STORE_RELEASE(&a->stage->next_lsn, a->stage->next_lsn + 1);
+}
+
+/* ---- what happens ---------------------------------------------------------------------------- */
+
+void stage_namespace(struct pg_arena *a, uint32_t row, const struct pg_namespace *fields,
+                     struct name name)
+{
+    struct pg_j_namespace *body = frame_begin(a, PG_J_NAMESPACE, name.len);
+    *body = j_namespace_of(row, fields, name.len);
+    memcpy(body + 1, name.bytes, name.len);
+    frame_end(a);
+}
+
+void stage_topic(struct pg_arena *a, uint32_t row, struct name name)
+{
+    struct pg_j_topic *body = frame_begin(a, PG_J_TOPIC, name.len);
+    *body = j_topic_of(row, &a->topics[row], name.len);
+    memcpy(body + 1, name.bytes, name.len);
+    frame_end(a);
+}
+
+void stage_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t replaced)
+{
+    const struct pg_cold *c = &a->slots.cold[slot];
+    const uint32_t bytes = c->key_len + c->payload_len;
+    struct pg_j_arm *body = frame_begin(a, PG_J_ARM, bytes);
+    *body = j_arm_of(a, slot, &a->slots.hot[slot], c, ticket);
+    body->armed_ns = a->now_ns;
+    body->uid = a->uid;
+    if (replaced != PG_NIL) {
+        body->replaced = ctl_ticket(a->slots.hot[replaced].ctl);
+        body->replaced_slot = replaced;
+    }
+    memcpy(body + 1, blob_at(&a->blobs, c->blob) + c->ext_len, bytes);
+    frame_end(a);
+}
+
+void stage_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns, int64_t wall_ns)
+{
+    struct pg_j_move *body = frame_begin(a, PG_J_MOVE, 0);
+    *body = (struct pg_j_move){.ticket = ctl_ticket(a->slots.hot[slot].ctl),
+                               .deadline_ns = deadline_ns, .wall_ns = wall_ns,
+                               .at_ns = a->now_ns, .slot = slot, .uid = a->uid};
+    frame_end(a);
+}
+
+void stage_end(struct pg_arena *a, uint32_t slot, enum pg_end_cause cause)
+{
+    struct pg_j_end *body = frame_begin(a, PG_J_END, 0);
+    *body = (struct pg_j_end){.ticket = ctl_ticket(a->slots.hot[slot].ctl), .at_ns = a->now_ns,
+                              .slot = slot, .cause = cause, .uid = a->uid};
+    frame_end(a);
+}
+
+void stage_fire(struct pg_arena *a, uint32_t slot, const struct pg_entry *e)
+{
+    const struct pg_topic *t = &a->topics[e->topic];
+    struct pg_j_fire *body = frame_begin(a, PG_J_FIRE, 0);
+    *body = (struct pg_j_fire){.ticket = e->ticket >> 8, .deadline_ns = e->deadline_ns,
+                               .fired_ns = e->fired_ns, .position = a->header->outbox_tail,
+                               .sequence = t->sequence + 1, .previous = t->last_position,
+                               .slot = slot, .topic = e->topic, .flags = entry_flags(e)};
+    frame_end(a);
+}
+
+void stage_sent(struct pg_arena *a, uint64_t upto)
+{
+    struct pg_j_sent *body = frame_begin(a, PG_J_SENT, 0);
+    *body = (struct pg_j_sent){.from = a->header->published, .upto = upto,
+                               .built_ns = a->now_ns, .sent_boot_ns = a->real_boot_ns};
+    frame_end(a);
+}
+
+void stage_watch(struct pg_arena *a, uint32_t slot, uint64_t ticket)
+{
+    const struct pg_cold *c = &a->slots.cold[slot];
+    const struct pg_operation *op = operation_at(a, slot);
+    const uint32_t bytes = c->key_len + c->payload_len;
+    struct pg_j_watch *body = frame_begin(a, PG_J_WATCH, j_watch_extra(op->keys, bytes));
+    struct pg_j_watch_key *keys = (struct pg_j_watch_key *)(body + 1);
+    *body = j_watch_of(a, slot, &a->slots.hot[slot], c, op, ticket);
+    body->uid = a->uid;
+    operation_keys_copy(a, op, (const uint8_t *)op, keys);
+    memcpy(keys + op->keys, (const uint8_t *)op + c->ext_len, bytes);
+    frame_end(a);
+}
+
+void stage_level(struct pg_arena *a, uint32_t row, const struct pg_watched *fields,
+                 const struct key *key)
+{
+    struct pg_j_level *body = frame_begin(a, PG_J_LEVEL, key == NULL ? 0 : key->len);
+    *body = j_level_of(row, fields, key != NULL);
+    if (key != NULL) {
+        body->key_len = key->len;
+        memcpy(body + 1, key->bytes, key->len);
+    }
+    frame_end(a);
+}
+
+void stage_gone(struct pg_arena *a, uint32_t row)
+{
+    struct pg_j_gone *body = frame_begin(a, PG_J_GONE, 0);
+    *body = (struct pg_j_gone){.row = row};
+    frame_end(a);
+}
+
+void stage_outcome(struct pg_arena *a, uint32_t slot)
+{
+    const struct pg_hot *h = &a->slots.hot[slot];
+    const struct pg_operation *op = operation_at(a, slot);
+    const struct pg_topic *t = &a->topics[h->topic];
+    const uint32_t bitmap = (op->keys + 7u) / 8;
+    struct pg_j_outcome *body = frame_begin(a, PG_J_OUTCOME, bitmap);
+    *body = (struct pg_j_outcome){.ticket = ctl_ticket(h->ctl), .deadline_ns = h->deadline_ns,
+                                  .ended_ns = op->ended_ns, .slot = slot, .topic = h->topic,
+                                  .error = op->error, .keys = op->keys, .cause = op->cause,
+                                  .flags = (uint8_t)(PG_E_OPERATION | late_flag(a, h))};
+    if (op->notice_blob != PG_NIL) {
+        body->position = a->header->outbox_tail + 1;
+        body->sequence = t->sequence + 1;
+        body->previous = t->last_position;
+    }
+    memcpy(body + 1, op + 1, bitmap);
+    frame_end(a);
+}
+
+void stage_session(struct pg_arena *a, const struct pg_session *s)
+{
+    struct pg_j_session *body = frame_begin(a, PG_J_SESSION, 0);
+    *body = (struct pg_j_session){.session = s->id, .at_boot_ns = a->real_boot_ns, .uid = s->uid,
+                                  .pid = s->pid, .dropped = s->inbox_count};
+    frame_end(a);
+}
+
+/* ---- the committer's side ---------------------------------------------------------------------- */
+
+uint64_t pg_stage_copy(const struct pg_arena *a, uint64_t from, void *out, uint64_t out_bytes,
+                       uint64_t *upto, uint64_t *lsn)
+{
+    struct sink to = {out, 0, out_bytes, false};
+    const uint64_t tail = LOAD_ACQUIRE(&a->stage->tail);
+    *upto = from;
+    while (*upto != tail) {
+        const uint64_t at = past_padding(a, *upto);
+        const struct pg_frame_head *f = frame_at(a, at);
+        sink_put(&to, f, f->bytes);
+        if (to.full)
+            break;
+        *upto = at + f->bytes;
+        *lsn = f->lsn;
+    }
+    return to.used;
+}
+
+/* ---- the frame in doubt ------------------------------------------------------------------------ */
+
+/* Whether the effect that a frame describes is there. One function per type; each first looks
+ * whether what the frame names can be there at all. */
+typedef bool (*visible_fn)(const struct pg_arena *a, const void *body);
+
+static bool slot_is(const struct pg_arena *a, uint32_t slot, uint64_t ticket, unsigned state)
+{
+    return slot < a->slots.capacity && a->slots.hot[slot].ctl == ctl_of(ticket, state);
+}
+
+static bool entry_is(const struct pg_arena *a, uint64_t position, uint64_t ticket)
+{
+    const struct pg_entry *e = outbox_at(a, position);
+    return e->commit == position + 1 && e->ticket >> 8 == ticket;
+}
+
+static bool namespace_visible(const struct pg_arena *a, const void *body)
+{
+    const struct pg_j_namespace *j = body;
+    if (j->row >= a->namespace_rows || a->namespaces[j->row].name_len == 0)
+        return false;
+    const struct pg_j_namespace found = j_namespace_of(j->row, &a->namespaces[j->row], j->name_len);
+    return memcmp(&found, j, sizeof found) == 0;
+}
+
+static bool topic_visible(const struct pg_arena *a, const void *body)
+{
+    const struct pg_j_topic *j = body;
+    return j->row < a->topic_rows && a->topics[j->row].name_len != 0 &&
+           a->topics[j->row].incarnation == j->incarnation;
+}
+
+static bool arm_visible(const struct pg_arena *a, const void *body)
+{
+    const struct pg_j_arm *j = body;
+    return slot_is(a, j->slot, j->ticket, PG_S_ARMED);
+}
+
+static bool watch_visible(const struct pg_arena *a, const void *body)
+{
+    const struct pg_j_watch *j = body;
+    return slot_is(a, j->slot, j->ticket, PG_S_ARMED);
+}
+
+/* Of a wall timer the deadline by the wall clock decides; the other follows from it. */
+static bool move_visible(const struct pg_arena *a, const void *body)
+{
+    const struct pg_j_move *j = body;
+    if (!slot_is(a, j->slot, j->ticket, PG_S_ARMED))
+        return false;
+    if (j->wall_ns == NO_WALL)
+        return a->slots.hot[j->slot].deadline_ns == j->deadline_ns;
+    return ((const struct pg_ext *)blob_at(&a->blobs, a->slots.cold[j->slot].blob))->value ==
+           j->wall_ns;
+}
+
+static bool end_visible(const struct pg_arena *a, const void *body)
+{
+    const struct pg_j_end *j = body;
+    return slot_is(a, j->slot, j->ticket, PG_S_FREE);
+}
+
+static bool fire_visible(const struct pg_arena *a, const void *body)
+{
+    const struct pg_j_fire *j = body;
+    return entry_is(a, j->position, j->ticket);
+}
+
+static bool sent_visible(const struct pg_arena *a, const void *body)
+{
+    return a->header->published >= ((const struct pg_j_sent *)body)->upto;
+}
+
+static bool level_visible(const struct pg_arena *a, const void *body)
+{
+    const struct pg_j_level *j = body;
+    if (j->row >= a->level_rows || a->levels[j->row].key_len == 0)
+        return false;
+    const struct pg_watched *l = &a->levels[j->row];
+    return l->level == j->level && l->error == j->error &&
+           (!(j->flags & PG_L_FORGOTTEN) || l->touched_s == PG_NIL);
+}
+
+static bool gone_visible(const struct pg_arena *a, const void *body)
+{
+    const struct pg_j_gone *j = body;
+    return j->row < a->level_rows && a->levels[j->row].key_len == 0;
+}
+
+/* With a notice its entry decides; an outcome without an owner is free at once. */
+static bool outcome_visible(const struct pg_arena *a, const void *body)
+{
+    const struct pg_j_outcome *j = body;
+    return (j->position != 0 && entry_is(a, j->position - 1, j->ticket)) ||
+           slot_is(a, j->slot, j->ticket, PG_S_OUTCOME) ||
+           slot_is(a, j->slot, j->ticket, PG_S_FREE);
+}
+
+static bool session_visible(const struct pg_arena *a, const void *body)
+{
+    return session_find(a, ((const struct pg_j_session *)body)->session) == NULL;
+}
+
+static const visible_fn visible[PG_J_TYPES] = {
+    [PG_J_NAMESPACE] = namespace_visible, [PG_J_TOPIC] = topic_visible, [PG_J_ARM] = arm_visible,
+    [PG_J_MOVE] = move_visible, [PG_J_END] = end_visible, [PG_J_FIRE] = fire_visible,
+    [PG_J_SENT] = sent_visible, [PG_J_WATCH] = watch_visible, [PG_J_LEVEL] = level_visible,
+    [PG_J_GONE] = gone_visible, [PG_J_OUTCOME] = outcome_visible,
+    [PG_J_SESSION] = session_visible,
+};
+
+/* ---- init, recovery, check --------------------------------------------------------------------- */
+
+void stage_init(struct pg_arena *a)
+{
+    if (a->stage == NULL)
+        return;
+    a->stage->size = a->header->regions[PG_R_STAGE].length - PG_STAGE_HEAD;
+    a->stage->next_lsn = 1;
+}
+
+static bool positions_sound(const struct pg_arena *a, struct pg_fault *fault)
+{
+    const struct pg_stage *s = a->stage;
+    const uint64_t committed = LOAD_ACQUIRE(&s->committed);
+    if (s->size != a->header->regions[PG_R_STAGE].length - PG_STAGE_HEAD)
+        return fault_set(fault, "stage", "bytes of the ring", 0,
+                         a->header->regions[PG_R_STAGE].length - PG_STAGE_HEAD, s->size);
+    if (committed > s->tail || s->tail > s->staged || s->staged - committed > s->size ||
+        (committed | s->tail | s->staged) % 8 != 0)
+        return fault_set(fault, "stage", "committed, tail and staged are out of order",
+                         committed, s->tail, s->staged);
+    return true;
+}
+
+/* The frame at a position that is not the end. */
+static bool frame_sound(const struct pg_arena *a, uint64_t at, uint64_t end, struct pg_fault *fault)
+{
+    const struct pg_frame_head *f = frame_at(a, at);
+    if (at >= end || end - at < sizeof *f || f->bytes > end - at ||
+        f->bytes > before_end(a->stage, at) || !frame_fits(f))
+        return fault_set(fault, "stage", "bytes that are no frame", at, end, f->bytes);
+    return true;
+}
+
+/* Walks from `committed` to `end`; *lsn = number of the last frame, 0 = there is none. */
+static bool frames_sound(const struct pg_arena *a, uint64_t end, uint64_t *lsn,
+                         struct pg_fault *fault)
+{
+    uint64_t position = a->stage->committed;
+    *lsn = 0;
+    while (position != end) {
+        const uint64_t at = past_padding(a, position);
+        if (!frame_sound(a, at, end, fault))
+            return false;
+        const struct pg_frame_head *f = frame_at(a, at);
+        if (*lsn != 0 && f->lsn != *lsn + 1)
+            return fault_set(fault, "stage", "a hole in the numbers of frames", at, *lsn + 1,
+                             f->lsn);
+        *lsn = f->lsn;
+        position = at + f->bytes;
+    }
+    return true;
+}
+
+/* next_lsn first: if this too is interrupted, it is decided again in the same way. */
+bool stage_recover(struct pg_arena *a, struct pg_fault *why)
+{
+    struct pg_stage *s = a->stage;
+    uint64_t lsn;
+    if (s == NULL)
+        return true;
+    if (!positions_sound(a, why) || !frames_sound(a, s->staged, &lsn, why))
+        return false;
+    if (s->tail == s->staged)
+        return lsn == 0 || lsn + 1 == s->next_lsn ||
+               fault_set(why, "stage", "number of the next frame", s->tail, lsn + 1, s->next_lsn);
+    const struct pg_frame_head *f = frame_at(a, past_padding(a, s->tail));
+    const bool done = visible[f->type](a, f + 1);
+    s->next_lsn = lsn + done;
+    if (done)
+        STORE_RELEASE(&s->tail, s->staged);
+    else
+        s->staged = s->tail;
+    return true;
+}
+
+bool stage_check(const struct pg_arena *a, struct pg_fault *fault)
+{
+    uint64_t lsn;
+    if (a->stage == NULL)
+        return true;
+    if (!positions_sound(a, fault) || !frames_sound(a, a->stage->staged, &lsn, fault))
+        return false;
+    return lsn == 0 || lsn + 1 == a->stage->next_lsn ||
+           fault_set(fault, "stage", "number of the next frame", a->stage->staged, lsn + 1,
+                     a->stage->next_lsn);
+}
