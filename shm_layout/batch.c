@@ -239,13 +239,25 @@ static void extra_trim(struct pg_arena *a, struct pg_reply_memory *m)
     a->metrics->blob_bytes -= (uint64_t)(all - used) * PG_GRANULE;
 }
 
+static bool arm_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
+{
+    if (staging(a) && !stage_admits(a, result))
+        return true;
+    if (s->record.op == PG_OP_WATCH)
+        return watch_apply(a, s, result);
+    timers_put(a, &s->put, result);
+    return true;
+}
+
 /* False: the bounded work of this call is used up; the same again continues. */
 static bool op_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
 {
     const struct key *key = &s->put.key;
+    if (s->record.op == PG_OP_PUT || s->record.op == PG_OP_WATCH)
+        return arm_apply(a, s, result);
+    if (stage_full(a))
+        return stage_gives_up(a, result);
     switch (s->record.op) {
-    case PG_OP_PUT: timers_put(a, &s->put, result); return true;
-    case PG_OP_WATCH: return watch_apply(a, s, result);
     case PG_OP_CANCEL: return timers_cancel(a, key, s->record.value, result);
     case PG_OP_COMPLETE:
         return operations_complete(a, key, s->session->id, s->record.value, result);
@@ -318,11 +330,6 @@ static bool record_apply(struct pg_arena *a, struct step *s, const uint8_t *at,
         count_missing(a, a->name_status[r->name]);
         *result = (struct pg_result){a->name_status[r->name], 0};
         return true;
-    }
-    if (stage_full(a) && !(op_rules[r->op].uses & NEEDS_TOPIC)) {
-        if (stage_is_lost(a))
-            answer(result, 0, PG_ST_JOURNAL, 0);
-        return stage_is_lost(a);
     }
     put_read(a, s, at);
     return op_apply(a, s, result);

@@ -350,7 +350,8 @@ void pg_put(struct pg_arena *a, const struct pg_put *p, struct pg_result *result
     }
     const struct put put = {put_key(a, p, a->topics[topic].namespace_row), p->payload,
                             p->payload_len, topic, p->mode, p->time_kind, p->time_ns, 0, false};
-    timers_put(a, &put, result);
+    if (!staging(a) || stage_admits(a, result))
+        timers_put(a, &put, result);
     stage_settle(a);
 }
 

@@ -589,8 +589,6 @@ static void settle(struct pg_arena *a, uint32_t slot)
 static unsigned room_for_watch(const struct pg_arena *a, const struct watch *w)
 {
     const struct pg_session *s = session_find(a, w->session);
-    if (stage_refusal(a) != PG_ST_NONE)
-        return stage_refusal(a);
     if (s == NULL || inbox_full(a, s))
         return PG_ST_BUSY;
     if (a->purgatory->free_watches < w->count)
@@ -620,8 +618,7 @@ static unsigned watch_arm(struct pg_arena *a, struct watch *w, int64_t deadline_
 
 static void count_refusal(struct pg_arena *a, unsigned status)
 {
-    uint64_t *counter = stage_refusal(a) == status     ? &a->metrics->refused_journal
-                        : status == PG_ST_BUSY         ? &a->metrics->refused_busy
+    uint64_t *counter = status == PG_ST_BUSY           ? &a->metrics->refused_busy
                         : status == PG_ST_FULL         ? &a->metrics->refused_full
                         : status == PG_ST_FULL_PAYLOAD ? &a->metrics->refused_payload
                         : status == PG_ST_FULL_KEYS || status == PG_ST_FULL_WATCHES

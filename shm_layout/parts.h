@@ -163,7 +163,10 @@ static inline unsigned stage_refusal(const struct pg_arena *a)
 /* What ends, moves or advances waits then. Below that, any one of them fits with all that
  * follows from it. */
 static inline bool stage_full(const struct pg_arena *a) { return staging(a) && stage_over(a, 94); }
-bool stage_is_lost(const struct pg_arena *a);            /* full, and there will be no room again */
+/* The same with the answer, for what arms. False: it is refused. */
+bool stage_admits(struct pg_arena *a, struct pg_result *r);
+/* Of a full stage: false = wait; true = there will be no room again, and this is the answer. */
+bool stage_gives_up(const struct pg_arena *a, struct pg_result *r);
 
 /* ---- timers ------------------------------------------------------------------------ */
 

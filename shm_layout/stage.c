@@ -62,7 +62,22 @@ unsigned stage_refuses(const struct pg_arena *a)
     return stopped(a) ? PG_ST_JOURNAL : stage_over(a, 75) ? PG_ST_BUSY : PG_ST_NONE;
 }
 
-bool stage_is_lost(const struct pg_arena *a) { return stage_full(a) && stopped(a); }
+bool stage_admits(struct pg_arena *a, struct pg_result *r)
+{
+    const unsigned refusal = stage_refuses(a);
+    if (refusal == PG_ST_NONE)
+        return true;
+    a->metrics->refused_journal++;
+    answer(r, 0, refusal, 0);
+    return false;
+}
+
+bool stage_gives_up(const struct pg_arena *a, struct pg_result *r)
+{
+    if (stopped(a))
+        answer(r, 0, PG_ST_JOURNAL, 0);
+    return stopped(a);
+}
 
 int pg_stage_full(const struct pg_arena *a) { return stage_full(a); }
 

@@ -220,7 +220,6 @@ static unsigned refuse(struct pg_arena *a, unsigned status)
 {
     uint64_t *counter = status == PG_ST_FULL           ? &a->metrics->refused_full
                         : status == PG_ST_FULL_PAYLOAD ? &a->metrics->refused_payload
-                        : stage_refusal(a) == status   ? &a->metrics->refused_journal
                                                        : &a->metrics->refused_other;
     ++*counter;
     return status;
@@ -327,9 +326,8 @@ void timers_put(struct pg_arena *a, const struct put *p, struct pg_result *r)
 {
     struct probe at;
     int64_t deadline_ns;
-    const unsigned refusal = stage_refusal(a);
-    if (refusal != PG_ST_NONE || !time_resolve(a, p, &deadline_ns)) {
-        answer(r, 0, refuse(a, refusal != PG_ST_NONE ? refusal : PG_ST_TOO_FAR), 0);
+    if (!time_resolve(a, p, &deadline_ns)) {
+        answer(r, 0, refuse(a, PG_ST_TOO_FAR), 0);
         return;
     }
     const uint32_t id = key_find(a, &p->key, &at);

@@ -1,0 +1,240 @@
+"""The journal of a core in private memory: frames taken as the committer takes them, snapshots
+as another process takes them, and both redone into a fresh core."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from core_driver import Fault
+from purgatory_driver import Purgatory
+
+from purgatoryd.shm_layout._core import ffi, lib
+
+FRAME_MAX: int = lib.PG_J_FRAME_MAX
+HEAD_BYTES: int = ffi.sizeof("struct pg_frame_head")
+SUPERSEDED: int = lib.PG_E_SUPERSEDED << 4
+NIL = 0xFFFFFFFF
+NO_WALL = -(2**63)
+
+
+class Frame(NamedTuple):
+    """A frame with its body and what stands behind it."""
+
+    lsn: int
+    type: int
+    data: bytes
+
+    def body(self, struct: str) -> Any:
+        return ffi.from_buffer(f"struct {struct} *", self.data[HEAD_BYTES:], require_writable=False)
+
+
+def frames_of(data: bytes) -> Iterator[Frame]:
+    """The frames of a buffer of whole ones."""
+    at = 0
+    while at < len(data):
+        head = ffi.from_buffer("struct pg_frame_head *", data[at : at + HEAD_BYTES])
+        yield Frame(head.lsn, head.type, data[at : at + head.bytes])
+        at += head.bytes
+    assert at == len(data)
+
+
+class Journal:
+    """Takes a core's frames, and frees their room in the ring."""
+
+    def __init__(self, core: Purgatory) -> None:
+        self.core = core
+        self.data = b""
+        self.position = 0
+        self._out = ffi.new("uint64_t[]", FRAME_MAX // 8)
+        self._upto, self._lsn = ffi.new("uint64_t *"), ffi.new("uint64_t *")
+
+    @property
+    def stage(self) -> Any:
+        return lib.pg_stage_of(self.core.a)
+
+    def take(self, out_bytes: int = FRAME_MAX, commit: bool = True) -> bytes:
+        """All that is staged now."""
+        taken = b""
+        while True:
+            used = lib.pg_stage_copy(
+                self.core.a, self.position, self._out, out_bytes, self._upto, self._lsn
+            )
+            if used == 0:
+                break
+            taken += bytes(ffi.buffer(self._out, used))
+            self.position = self._upto[0]
+        self.data += taken
+        if commit:
+            self.stage.committed = self.position
+            self.stage.committed_lsn = self._lsn[0]
+        return taken
+
+
+class Snapshot:
+    """Taken bit by bit by a reader while work goes on."""
+
+    def __init__(self, core: Purgatory, *, quiet: bool = False) -> None:
+        self.core = core
+        self.data = b""
+        self.cursor = ffi.new("struct pg_snapshot *", {"quiet": quiet})
+        self._memory = ffi.new("uint8_t[]", lib.pg_handle_bytes())
+        self._reader = ffi.cast("struct pg_arena *", self._memory)
+        fault = ffi.new("struct pg_fault *")
+        base = ffi.from_buffer(core.arena)
+        size, layout_id = len(core.arena), core.header.layout_id
+        if not lib.pg_attach(self._reader, base, size, ffi.NULL, 0, layout_id, fault):
+            raise Fault(fault)
+
+    @property
+    def done(self) -> bool:
+        return bool(self.cursor.done)
+
+    def step(self, out_bytes: int) -> None:
+        """As many frames as fit, one at least."""
+        out = ffi.new("uint64_t[]", FRAME_MAX // 8)
+        used = lib.pg_snapshot(self._reader, self.cursor, out, out_bytes)
+        if used == 0 and not self.done:
+            used = lib.pg_snapshot(self._reader, self.cursor, out, FRAME_MAX)
+        self.data += bytes(ffi.buffer(out, used))
+
+    def finish(self) -> Snapshot:
+        while not self.done:
+            self.step(FRAME_MAX)
+        return self
+
+
+class Redo:
+    """A fresh core, and what was redone into it."""
+
+    def __init__(self, snapshot: bytes, **changes: Any) -> None:
+        first = next(frames_of(snapshot)).data
+        config = ffi.new("struct pg_config *")
+        fault = ffi.new("struct pg_fault *")
+        if not lib.pg_redo_config(ffi.from_buffer(first), len(first), config, fault):
+            raise Fault(fault)
+        taken = {name for name, _ in ffi.typeof("struct pg_config").fields}
+        taken -= {"layout_id", "secret", "sessions", "page_size", "stream_id", "boot_id"}
+        fields = {name: getattr(config, name) for name in taken}
+        fields["uuid"] = bytes(config.uuid)
+        self.core = Purgatory(**{**fields, "secret": (3, 4), "stream_id": 78, **changes})
+        self._fault = fault
+        self.begin()
+
+    def begin(self) -> None:
+        """From here on frames count from the snapshot's first one."""
+        self.state = ffi.new("struct pg_redo *")
+
+    def frames(self, data: bytes) -> None:
+        words = ffi.new("uint64_t[]", len(data) // 8 + 1)
+        ffi.memmove(words, data, len(data))
+        if not lib.pg_redo(self.core.a, self.state, words, len(data), self._fault):
+            raise Fault(self._fault)
+
+    def in_pieces(self, data: bytes, rng: random.Random) -> None:
+        piece = b""
+        for frame in frames_of(data):
+            piece += frame.data
+            if rng.random() < 0.1:
+                self.frames(piece)
+                piece = b""
+        self.frames(piece)
+
+    def end(
+        self, now_ns: int, *, real_boot_ns: int = 0, shift_ns: int = 0, wall_offset_ns: int = 0
+    ) -> Purgatory:
+        if not lib.pg_redo_end(
+            self.core.a, self.state, now_ns, real_boot_ns, shift_ns, wall_offset_ns, self._fault
+        ):
+            raise Fault(self._fault)
+        return self.core
+
+
+def twin(core: Purgatory, now_ns: int) -> Purgatory:
+    """A core on a copy of the same bytes, after a crash and a rebuild."""
+    copy = Purgatory(**core.config)
+    copy.arena[:] = core.arena[:]
+    copy.private[:] = core.private[:]
+    copy.attach()
+    copy.rebuild(now_ns)
+    return copy
+
+
+# ---- the whole truth, but for sessions -------------------------------------------------------
+
+
+def truth(core: Purgatory) -> dict[str, Any]:
+    """All that has to be the same after a redo and a rebuild."""
+    header = core.header
+    return {
+        "namespaces": dict(_namespaces(core)),
+        "topics": {row: t._replace(live=0) for row, t in core.topic_rows().items()},
+        "slots": dict(_slots(core)),
+        "levels": dict(_levels(core)),
+        "unsent": list(_unsent(core)),
+        "tail": header.outbox_tail,
+        "published": header.published,
+        "incarnation": header.next_incarnation,
+    }
+
+
+def _namespaces(core: Purgatory) -> Iterator[tuple[int, Any]]:
+    rows = core.rows(lib.PG_R_NAMESPACES, "pg_namespace")
+    for i in range(core.header.regions[lib.PG_R_NAMESPACES].count):
+        if n := rows[i].name_len:
+            quotas = (rows[i].quota_timers, rows[i].quota_bytes, rows[i].quota_ops)
+            name = bytes(ffi.buffer(rows[i].name, n))
+            yield i, (name, rows[i].shard, rows[i].owner_uid, rows[i].durability, quotas)
+
+
+def _slots(core: Purgatory) -> Iterator[tuple[int, Any]]:
+    hot, cold = core.rows(lib.PG_R_HOT, "pg_hot"), core.rows(lib.PG_R_COLD, "pg_cold")
+    blobs = core.region(lib.PG_R_BLOBS)
+    for slot in range(core.header.capacity + 1):
+        h, c = hot[slot], cold[slot]
+        if h.ctl & 0xFF != lib.PG_S_ARMED:
+            continue
+        at = c.blob * lib.PG_GRANULE
+        ext, rest = bytes(blobs[at : at + c.ext_len]), bytes(blobs[at + c.ext_len :][:70_000])
+        key, payload = rest[: c.key_len], rest[c.key_len : c.key_len + c.payload_len]
+        kind = _operation(core, slot) if h.flags & lib.PG_F_OPERATION else ext[8:16]
+        owner = core.rows(lib.PG_R_ACCOUNTS, "pg_account")[c.account - 1].uid if c.account else None
+        timer = (h.ctl >> 8, h.deadline_ns, h.topic, h.flags, owner)
+        yield slot, (*timer, c.key_type, key, payload, kind)
+
+
+def _operation(core: Purgatory, slot: int) -> Any:
+    op = core.operation(slot)
+    records = core.rows(lib.PG_R_WATCHES, "pg_watch")
+    keys, x = [], op.first_watch
+    while x != NIL:
+        asked = op.condition == lib.PG_C_CLIENT  # then its place depends on its session
+        keys.append((0 if asked else records[x].target, records[x].level))
+        x = records[x].sibling
+    room = core.rows(lib.PG_R_COLD, "pg_cold")[slot].ext_len - ffi.sizeof("struct pg_operation")
+    extension = bytes(ffi.buffer(op + 1, room))[(op.keys + 7) // 8 :]  # not what is missing
+    return (
+        op.session, op.threshold, op.armed_ns, op.condition, op.has_own, op.notice_blob != NIL,
+        keys, extension,
+    )  # fmt: skip
+
+
+def _levels(core: Purgatory) -> Iterator[tuple[int, Any]]:
+    rows = core.rows(lib.PG_R_LEVELS, "pg_watched")
+    keys = {ffi.cast("uintptr_t", ffi.addressof(row)): key for key, row in core.levels()}
+    by_address = {int(address): key for address, key in keys.items()}
+    for i in range(core.header.regions[lib.PG_R_LEVELS].count):
+        row = rows[i]
+        if row.key_len:
+            key = by_address[int(ffi.cast("uintptr_t", ffi.addressof(row)))]
+            forgotten = row.touched_s == NIL
+            yield i, (key, row.key_type, row.namespace_row, row.level, row.error, forgotten)
+
+
+def _unsent(core: Purgatory) -> Iterator[Any]:
+    ring = core.rows(lib.PG_R_OUTBOX, "pg_entry")
+    for position in range(core.header.published, core.header.outbox_tail):
+        raw = ring[position % core.header.outbox_capacity]
+        entry = core.entry(position)._replace(superseded=False)
+        yield entry, raw.meta & ~SUPERSEDED

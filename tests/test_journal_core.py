@@ -1,0 +1,201 @@
+"""What the journal says against what happened: random work on an arena with a stage, redone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import purgatory_driver as pd
+import pytest
+from journal_driver import Journal, Redo, Snapshot, truth, twin
+from purgatory_driver import ALL, ANY, CLIENT, SUM, Command, Key, Owner, Purgatory
+
+from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout._core import ffi, lib
+from purgatoryd.shm_layout.layout import PutMode, TimeKind
+
+MS = 1_000_000
+CONFIG: dict[str, Any] = {
+    "capacity": 48,
+    "outbox_capacity": 64,
+    "outbox_bytes_max": 1 << 20,
+    "payload_bytes": 1 << 21,
+    "watches": 256,
+    "levels": 24,
+    "topics": 5,
+    "stage_bytes": lib.PG_STAGE_MIN,
+    "accounts": 3,
+}
+KEYS = [f"key{i}".encode() for i in range(14)] + [b"long" * 60]
+NAMES = [f"w{i}".encode() for i in range(8)] + [b"watched by a long name" * 4]
+NAMESPACES = (b"n", b"other", b"third")
+TOPICS = (b"t", b"u", b"v" * 127)
+
+
+class Work:
+    """Random operations of every kind, on one core."""
+
+    def __init__(self, seed: int, **config: Any) -> None:
+        self.rng = random.Random(seed)
+        self.core = Purgatory(**{**CONFIG, **config})
+        if self.rng.random() < 0.5:
+            lib.pg_set_quotas(self.core.a, 40, 0, 0)
+        self.journal = Journal(self.core)
+        self.owners = [Owner(self.core, n) for n in (1, 2)]
+        self.nonce = 2
+        self.now_ns = 0
+        self.wall_offset_ns = 5 * MS
+
+    def payload(self) -> bytes:
+        size = self.rng.choice([0, 1, 15, 16, 17, 300, 300, 9000, 65536])
+        return self.rng.randbytes(size)
+
+    def watch_keys(self, condition: int) -> list[Key]:
+        names = self.rng.sample(NAMES, self.rng.randint(1, 5))
+        cap = self.rng.randint(1, 9) if condition == SUM else 0
+        base = pd.BASE_NOW if condition == SUM and self.rng.random() < 0.5 else 0
+        return [Key(name, base or self.rng.randint(0, 12), cap) for name in names]
+
+    def watch(self) -> Command:
+        condition = self.rng.choice([ALL, ANY, SUM, CLIENT])
+        keys = self.watch_keys(condition)
+        made = pd.watch(
+            self.rng.choice(KEYS), condition, keys, self.rng.randint(0, 400) * MS,
+            threshold=self.rng.randint(1, 12) if condition == SUM else 0,
+            payload=self.payload()[:300], notice=self.rng.random() < 0.5,
+        )  # fmt: skip
+        return own_some(made, keys, self.rng)
+
+    def command(self) -> Command:
+        name, key = self.rng.choice(NAMES), self.rng.choice(KEYS)
+        level = self.rng.randint(0, 14)
+        makers: list[Callable[[], Command]] = [
+            lambda: pd.put(key, self.rng.randint(-5, 300) * MS, self.rng.randrange(4)),
+            lambda: pd.cancel(key), self.watch, self.watch, lambda: pd.advance(name, level),
+            lambda: pd.advance(name, level), lambda: pd.bump(name, 2),
+            lambda: pd.fail(name, 1 + level), lambda: pd.clear(name), lambda: pd.clear(name),
+            lambda: pd.forget(name), lambda: pd.cancel_for_key(name),
+        ]  # fmt: skip
+        return self.rng.choice(makers)()
+
+    def batch(self) -> None:
+        owner = self.rng.choice(self.owners)
+        owner.send(*(self.command() for _ in range(self.rng.randint(1, 6))))
+
+    def complete(self) -> None:
+        for owner in self.owners:
+            checks = [mail for mail in owner.mail() if mail.cause == 0]
+            owner.send(*(pd.complete(m.key, m.version) for m in checks[:3]), pd.bump(NAMES[0], 1))
+
+    def put(self) -> None:
+        kind = self.rng.choice([TimeKind.DELAY, TimeKind.WALL, TimeKind.WALL])
+        self.core.put(
+            self.rng.choice(KEYS), self.now_ns + self.rng.randint(0, 300) * MS, kind,
+            mode=self.rng.choice(list(PutMode)), payload=self.payload(),
+            namespace=self.rng.choice(NAMESPACES), topic=self.rng.choice(TOPICS),
+        )  # fmt: skip
+
+    def cancel(self) -> None:
+        self.core.cancel(self.rng.choice(KEYS), self.rng.choice(NAMESPACES))
+
+    def go(self) -> None:
+        self.now_ns += self.rng.randint(0, 60) * MS
+        if self.rng.random() < 0.2:
+            self.wall_offset_ns += self.rng.randint(-40, 40) * MS
+        while self.core.advance(self.now_ns, wall_offset_ns=self.wall_offset_ns):
+            self.core.publish_all()
+
+    def publish(self) -> None:
+        _, upto = self.core.notices(parts_max=self.rng.randint(1, 3))
+        self.core.published(upto)
+
+    def acknowledge(self) -> None:
+        for owner in self.owners:
+            self.core.mail_again(owner.id)
+            owner.ack(*(m.ack() for m in owner.mail() if self.rng.random() < 0.7))
+
+    def bye(self) -> None:
+        n = self.rng.randrange(2)
+        self.owners[n].bye()
+        self.nonce += 1
+        self.owners[n] = Owner(self.core, self.nonce)
+
+    def configure(self) -> None:
+        """Owner, quotas and durability of a namespace."""
+        changes = {"durability": self.rng.randrange(2), "quota_timers": self.rng.choice([0, 40])}
+        message = wire.encode_namespace_set(1, self.rng.choice(NAMESPACES), changes)
+        body = message[wire.FRAME.size :]
+        now, detail = ffi.new("struct pg_namespace_set *"), ffi.new("uint64_t[2]")
+        assert lib.pg_set_namespace(self.core.a, body, len(body), now, detail) == 0
+
+    def step(self) -> None:
+        act = self.rng.choice(
+            [self.batch] * 8
+            + [self.put] * 3
+            + [self.cancel, self.go, self.go, self.publish, self.publish, self.acknowledge]
+            + [self.complete, self.core.sweep]
+        )
+        act()
+        if self.rng.random() < 0.02:
+            self.bye()
+        if self.rng.random() < 0.02:
+            self.configure()
+        if self.core.header.outbox_tail - self.core.header.published > 30:
+            self.core.publish_all()
+        self.journal.take()
+
+
+def own_some(made: Command, keys: list[Key], rng: random.Random) -> Command:
+    """The same command, with some of its watch keys its own."""
+    area, at = bytearray(made.area), len(made.area) - len(pd.watch_keys(keys))
+    for key in keys:
+        area[at + 18] = lib.PG_WK_OWN if rng.random() < 0.3 else 0
+        at += pd.WATCH_KEY.size + len(key.name)
+    return Command(made.record, bytes(area))
+
+
+def redone(work: Work, snapshot: bytes, rng: random.Random, *, twice: bool = False) -> Purgatory:
+    redo = Redo(snapshot)
+    for _ in range(1 + twice):
+        redo.begin()
+        redo.in_pieces(snapshot, rng)
+        redo.in_pieces(work.journal.data, rng)
+    real_boot_ns = work.now_ns
+    return redo.end(
+        work.now_ns, real_boot_ns=real_boot_ns, wall_offset_ns=work.core.header.wall_offset_ns
+    )
+
+
+def the_same(work: Work, snapshot: bytes, rng: random.Random, *, twice: bool = False) -> None:
+    found = redone(work, snapshot, rng, twice=twice)
+    found.check()
+    expected = truth(twin(work.core, work.now_ns))
+    assert truth(found) == expected
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_journal_gives_all_truth_back(seed: int) -> None:
+    work = Work(seed)
+    first = Snapshot(work.core).finish().data
+    for _ in range(8):
+        for _ in range(40):
+            work.step()
+        work.core.check()
+        the_same(work, first, work.rng, twice=work.rng.random() < 0.3)
+
+
+@pytest.mark.parametrize("seed", range(100, 160))
+def test_a_snapshot_taken_while_work_goes_on(seed: int) -> None:
+    work = Work(seed)
+    for _ in range(work.rng.randint(10, 150)):
+        work.step()
+    snapshot = Snapshot(work.core)
+    while not snapshot.done:
+        snapshot.step(work.rng.choice([400, 1000, 4000]))
+        for _ in range(work.rng.randint(0, 3)):
+            work.step()
+    the_same(work, snapshot.data, work.rng)
+    for _ in range(work.rng.randint(0, 100)):
+        work.step()
+    the_same(work, snapshot.data, work.rng, twice=True)
