@@ -77,13 +77,13 @@ def stop_command(name: str, drain: bool, timeout: float, as_json: bool) -> int:
     or was cancelled, and owners have acknowledged their outcomes. After --timeout seconds it
     ends all the same, and keeps the rest: exit code 1 then.
     """
-    from purgatoryd.shm_layout.arena import Reader
+    from purgatoryd.shm_layout.arena import Glance
     from purgatoryd.shm_layout.errors import DaemonUnreachable
     from purgatoryd.shm_layout.paths import client_paths
 
     paths = client_paths(name)
-    reader = Reader.attach(paths)
-    pid = int(reader.header.daemon_pid)
+    arena = Glance(paths.arena)  # the daemon may be of the version before
+    pid = arena.pid
     try:
         process = os.pidfd_open(pid)  # held before STOP: a pid alone may be somebody else's soon
     except OSError:
@@ -92,8 +92,8 @@ def stop_command(name: str, drain: bool, timeout: float, as_json: bool) -> int:
         drained = drain_and_wait(paths.admin_endpoint, process, timeout) if drain else True
         if not drain or not drained:
             stop_and_wait(paths.admin_endpoint, process, STOP_S if drain else timeout)
-    armed = int(reader.metrics.live)
-    reader.close()
+    armed = arena.armed
+    arena.close()
     told = f"stopped {name}, process {pid}; {armed} armed"
     emit({"stopped": name, "pid": pid, "armed": armed}, told, as_json)
     return Exit.DONE if drained else Exit.NEGATIVE

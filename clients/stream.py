@@ -7,6 +7,9 @@ What stands in `_todo` is done in order, so a message waits behind the gap befor
 
     Gap      notices that the arena has and this subscriber has not
     Arrival  a message; turned into notices once the topic's gap is closed
+
+Without an arena that this version can read only the messages are left: a topic begins with the
+first one that is heard, and a gap is lost, with its range.
 """
 
 from __future__ import annotations
@@ -61,15 +64,16 @@ class Arrival:
 class Stream:
     """What one subscriber has seen of one namespace.
 
-    `attach` maps the arena of the daemon as it is now, or raises a PurgatorydError. `topics` None =
-    all topics, those included that are born later. `clock` is CLOCK_BOOTTIME, in ns.
+    `attach` maps the arena of the daemon as it is now, or raises a PurgatorydError; None = it is
+    of another version. `topics` None = all topics, those included that are born later. `clock` is
+    CLOCK_BOOTTIME, in ns.
     """
 
     def __init__(
         self,
         namespace: str,
         topics: Collection[str] | None,
-        attach: Callable[[], Reader],
+        attach: Callable[[], Reader | None],
         clock: Callable[[], int],
     ) -> None:
         self._namespace = namespace
@@ -80,7 +84,7 @@ class Stream:
         self._positions: dict[str, Position] = {}
         self._todo: deque[Gap | Arrival] = deque()
         self._ready: deque[Notice | SnapshotRequired] = deque()
-        self._stream_id = self._reader.stream_id
+        self._stream_id = self._reader.stream_id if self._reader else 0
         for topic, (incarnation, sequence) in self._tails().items():
             self._positions[topic] = Position(topic, incarnation, sequence + 1)
         for topic in topics or ():
@@ -93,7 +97,8 @@ class Stream:
 
     def close(self) -> None:
         """Unmaps the arena."""
-        self._reader.close()
+        if self._reader is not None:
+            self._reader.close()
 
     # ---- in ----------------------------------------------------------------------------------
 
@@ -141,6 +146,9 @@ class Stream:
         if not self._same_stream(head):
             self._todo.popleft()
             return True
+        if self._reader is None and position.incarnation == 0:
+            position.next = head.first if head.records else head.tail + 1
+            position.forgiving = False
         self._adopt(position, head.incarnation)
         behind = head.first - 1 if head.records else head.tail
         if behind >= position.next:
@@ -156,9 +164,12 @@ class Stream:
         if gap.last < position.next:
             self._todo.popleft()
             return True
-        first, last = position.next, min(gap.last, position.next + REPLAY_CHUNK - 1)
         if not self._current(self._stream_id) and not self._follow():
             return False
+        if self._reader is None:
+            self._lose(position, gap.last)
+            return True
+        first, last = position.next, min(gap.last, position.next + REPLAY_CHUNK - 1)
         epoch = self._reader.epoch
         lost_until, bodies = self._reader.replay(self._namespace, position.topic, first, last)
         if not self._current(self._stream_id) or self._reader.epoch != epoch:
@@ -203,13 +214,15 @@ class Stream:
         position.next = until + 1
 
     def _received_ns(self) -> int | None:
-        virtual = int(self._reader.header.clock_kind) == ClockKind.VIRTUAL
-        return None if virtual else self._clock()
+        """None under the virtual clock, and where nobody can tell which clock it is."""
+        if self._reader is None or int(self._reader.header.clock_kind) == ClockKind.VIRTUAL:
+            return None
+        return self._clock()
 
     # ---- which stream this is ------------------------------------------------------------------
 
     def _tails(self) -> dict[str, tuple[int, int]]:
-        tails = self._reader.tails(self._namespace)
+        tails = self._reader.tails(self._namespace) if self._reader else {}
         return {t: v for t, v in tails.items() if self._topics is None or t in self._topics}
 
     def _position(self, topic: str) -> Position:
@@ -219,7 +232,9 @@ class Stream:
         return position
 
     def _current(self, stream_id: int) -> bool:
-        """True if the mapped arena is in order and of this stream."""
+        """True if the mapped arena is in order and of this stream, or none can be read."""
+        if self._reader is None:
+            return True
         return self._reader.state == ArenaState.READY and self._reader.stream_id == stream_id
 
     def _follow(self) -> bool:
@@ -228,9 +243,9 @@ class Stream:
             reader = self._attach()
         except PurgatorydError:
             return False
-        self._reader.close()
+        self.close()
         self._reader = reader
-        if reader.stream_id != self._stream_id:
+        if reader is not None and reader.stream_id != self._stream_id:
             self._break(reader.stream_id)
         return True
 
@@ -238,6 +253,8 @@ class Stream:
         """False for a message of a stream that is over."""
         if head.stream_id != self._stream_id:
             self._follow()
+        if self._reader is None and head.stream_id != self._stream_id:
+            self._break(head.stream_id)
         return head.stream_id == self._stream_id
 
     def _break(self, stream_id: int) -> None:

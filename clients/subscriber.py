@@ -26,6 +26,7 @@ from purgatoryd.shm_layout.errors import (
     ArenaMissing,
     ArenaNotReady,
     DaemonUnreachable,
+    OtherAbi,
 )
 from purgatoryd.shm_layout.paths import check_name, client_paths
 
@@ -91,8 +92,12 @@ class Inbox:
             self._stream.close()
             self._close_sockets()
 
-    def _attach(self) -> Reader:
-        return Reader.attach(client_paths(self.name))
+    def _attach(self) -> Reader | None:
+        """None if the daemon is of a version with another ABI."""
+        try:
+            return Reader.attach(client_paths(self.name))
+        except OtherAbi:
+            return None
 
     def _close_sockets(self) -> None:
         self.socket.disable_monitor()
@@ -149,6 +154,10 @@ class Subscriber:
     `topics`: only these; None = all topics of the namespace. `high_water_mark`: messages that
     wait in the socket; more are dropped and recovered from the arena. `timeout`: seconds to
     wait for the daemon. Everything that fires after the constructor returned arrives.
+
+    Beside a daemon of a version with another ABI only what comes by the socket is left: a topic
+    begins with its first message that arrives, and what the socket drops is not recovered but
+    told as SnapshotRequired.
 
     Not thread-safe. Raises DaemonUnreachable, ArenaError, InvalidName.
     """

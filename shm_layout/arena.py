@@ -560,6 +560,43 @@ class Reader(_Handle):
         }
 
 
+class Glance:
+    """A few figures of an arena of this major ABI, whatever its minor: to stop its daemon.
+
+    Raises ArenaMissing, and OtherAbi or ArenaMismatch for what has no such header.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.segment = Segment.open(name, read_only=True)
+        self._base = ffi.from_buffer(self.segment.memory)
+        if self.segment.bytes < size_of("pg_header") or self._header.magic != lib.PG_MAGIC:
+            raise ArenaMismatch(name, "magic", lib.PG_MAGIC, 0)
+        if self._header.abi_major != ABI[0]:
+            raise OtherAbi(name, "ABI major", ABI[0], self._header.abi_major)
+
+    @property
+    def _header(self) -> Any:
+        return ffi.cast("struct pg_header *", self._base)
+
+    @property
+    def pid(self) -> int:
+        """The daemon's process, 0 if it has stopped."""
+        return int(self._header.daemon_pid)
+
+    @property
+    def armed(self) -> int:
+        """Timers and operations armed."""
+        region = self._header.regions[lib.PG_R_METRICS]
+        if region.offset + size_of("pg_metrics") > self.segment.bytes:
+            raise ArenaMismatch(self.segment.name, "offset of the counters", 0, region.offset)
+        return int(ffi.cast("struct pg_metrics *", self._base + region.offset).live)
+
+    def close(self) -> None:
+        """Unmaps."""
+        ffi.release(self._base)
+        self.segment.close()
+
+
 def retire(name: str) -> None:
     """Tells those who read segment `name` that another one takes its place: attach again."""
     arena = Segment.open(name, read_only=False)

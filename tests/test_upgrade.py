@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,10 +21,21 @@ from real_daemon import PATIENCE_S, Daemon, eventually, notices, refused, stats
 from stored_arena import FOLDERS, Stored
 
 from purgatoryd.cli.arena import infos
-from purgatoryd.clients import Client
+from purgatoryd.clients import Client, Notice, SnapshotRequired, Subscriber
+from purgatoryd.clients.stream import Stream
 from purgatoryd.shm_layout import segment, wire
 from purgatoryd.shm_layout.arena import Reader
-from purgatoryd.shm_layout.layout import ABI, LAYOUT_ID, NOTICE_OF_OPERATION, Cause, Message
+from purgatoryd.shm_layout.errors import OtherAbi
+from purgatoryd.shm_layout.layout import (
+    ABI,
+    LAYOUT_ID,
+    NOTICE_MAGIC,
+    NOTICE_OF_OPERATION,
+    WIRE_VERSION,
+    Cause,
+    KeyType,
+    Message,
+)
 from purgatoryd.shm_layout.paths import Paths, paths_in
 
 SAME = (
@@ -207,6 +221,93 @@ def test_another_abi_is_refused_and_untouched(
     stored.lay_out(paths)
     assert expected in refused(lambda: daemon("demo", *SAME))
     assert stored.untouched(paths)
+
+
+# ---- beside a daemon of another ABI --------------------------------------------------------------
+
+
+@pytest.fixture
+def newer(daemon: StartDaemon) -> Daemon:
+    """A daemon whose arena is of the next minor, as far as others can tell."""
+    real = daemon("demo")
+    with file(real, "").open("r+b") as arena:
+        arena.seek(MINOR_AT)
+        arena.write(struct.pack("<I", ABI[1] + 1))
+        arena.seek(LAYOUT_AT)
+        arena.write(struct.pack("<Q", 77))
+    return real
+
+
+@pytest.mark.parametrize("topics", [None, ["t"]])
+def test_a_subscriber_has_the_socket(newer: Daemon, topics: list[str] | None) -> None:
+    with pytest.raises(OtherAbi, match=f"ABI is {ABI[0]}.{ABI[1] + 1}, expected"):
+        Reader.attach(newer.paths)
+    with Client("demo") as client, Subscriber("demo", topics=topics) as subscriber:
+        heard: Notice | None = None
+        while heard is None:  # a subscription takes effect some time after it was made
+            client.add("first", delay=0, topic="t", mode="replace")
+            heard = subscriber.get(0.05)
+        for i in range(100):
+            client.add(str(i), delay=0, topic="t")
+        found = [heard]
+        while found[-1].key != "99":
+            notice = subscriber.get(PATIENCE_S)
+            assert notice is not None
+            found.append(notice)
+    assert [n.seq for n in found] == list(range(heard.seq, heard.seq + len(found)))
+    assert {str(i) for i in range(100)} <= {n.key for n in found}
+
+
+def test_a_subscriber_without_an_arena_names_what_the_socket_dropped() -> None:
+    stream = Stream("n", None, lambda: None, lambda: 0)
+    stream.take(message(first=41, keys=[b"a", b"b"]))
+    assert [popped(stream), popped(stream), popped(stream)] == [(b"a", 41), (b"b", 42), None]
+    stream.take(message(first=45, keys=[b"e"]))
+    assert [popped(stream), popped(stream)] == [(43, 44), (b"e", 45)]
+    stream.take(message(first=45, keys=[b"e"]))  # again, after a restart of the daemon
+    stream.take(message(first=46, keys=[], tail=47))  # what comes after it was dropped
+    assert [popped(stream), popped(stream)] == [(46, 47), None]
+    stream.take(message(first=1, keys=[b"z"], stream_id=8))
+    assert [popped(stream), popped(stream)] == [(48, 0), (b"z", 1)]
+
+
+def test_a_topic_without_an_arena_may_begin_with_a_heartbeat() -> None:
+    stream = Stream("n", ["t"], lambda: None, lambda: 0)
+    stream.take(message(first=10, keys=[], tail=9))
+    stream.take(message(first=11, keys=[b"k"]))
+    assert [popped(stream), popped(stream)] == [(10, 10), (b"k", 11)]
+
+
+def popped(stream: Stream) -> tuple[object, int] | None:
+    """(key, sequence) of the next notice, or the range that is lost."""
+    try:
+        notice = stream.pop()
+    except SnapshotRequired as lost:
+        return lost.first_lost, lost.last_lost
+    return None if notice is None else (notice.key, notice.seq)
+
+
+def message(
+    first: int, keys: list[bytes], tail: int | None = None, stream_id: int = 7
+) -> list[bytes]:
+    """Both frames of a message of topic t."""
+    last = first + len(keys) - 1 if tail is None else tail
+    head = wire.NOTICES.pack(
+        NOTICE_MAGIC, WIRE_VERSION, 0, stream_id, 3, first, last, 0, 0, len(keys), 0
+    )
+    records = b"".join(
+        wire.NOTICE.pack(1, 0, 0, 0, len(k), KeyType.BYTES, Cause.EXPIRED, 0) for k in keys
+    )
+    return [b"n\0t\0", head + records + b"".join(keys)]
+
+
+def test_a_daemon_of_another_minor_can_be_stopped(newer: Daemon) -> None:
+    with Client("demo") as client:
+        client.add("k", delay=3600)
+    command = [sys.executable, "-m", "purgatoryd.cli", "stop", "--name", "demo", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == {"stopped": "demo", "pid": newer.pid, "armed": 1}
+    assert newer.process.wait(PATIENCE_S) == 0
 
 
 # ---- births that were cut off ------------------------------------------------------------------
