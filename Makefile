@@ -4,6 +4,7 @@ PYTHON ?= python3
 CC     ?= cc
 CLANG  ?= clang
 SECONDS ?= 60
+ROUNDS ?= 60
 VENV   := .venv
 BIN    := $(VENV)/bin
 
@@ -12,6 +13,8 @@ CORE_H  := $(sort $(wildcard shm_layout/*.h))
 TESTS_C := $(sort $(wildcard tests/c/*.c))
 TESTS_H := $(sort $(wildcard tests/c/*.h tests/fuzz/*.h))
 FUZZ_C  := $(sort $(filter-out tests/fuzz/main.c,$(wildcard tests/fuzz/*.c)))
+CRASH_C := $(sort $(wildcard tests/crash/*.c))
+CRASH_H := $(sort $(wildcard tests/crash/*.h))
 BENCH_C := $(sort $(wildcard benchmarks/*/*.c))
 BENCH_H := $(sort $(wildcard benchmarks/*/*.h))
 
@@ -25,7 +28,7 @@ SAN_CORE  := $(CORE_C:shm_layout/%.c=build/sanitize/%.o)
 SAN_TESTS := $(TESTS_C:tests/c/%.c=build/sanitize/tests/%)
 SAN_FUZZ  := $(FUZZ_C:tests/fuzz/%.c=build/sanitize/fuzz/%)
 LIBFUZZER := $(FUZZ_C:tests/fuzz/%.c=build/fuzz/%)
-LINT      := $(patsubst %.c,build/lint/%.o,$(CORE_C) $(TESTS_C) $(FUZZ_C) $(BENCH_C))
+LINT      := $(patsubst %.c,build/lint/%.o,$(CORE_C) $(TESTS_C) $(FUZZ_C) $(CRASH_C) $(BENCH_C))
 
 .DEFAULT_GOAL := help
 .PHONY: help build run test test-c test-python crash-test fuzz lint bench-core bench-purgatory bench-watchers docs clean
@@ -53,10 +56,13 @@ fuzz: $(LIBFUZZER) ## look for inputs that break the C core: SECONDS=60 for each
 		$$t -max_total_time=$(SECONDS) -timeout=20 -max_len=1024 -print_final_stats=1 -verbosity=0 \
 		-artifact_prefix=build/fuzz/ $$found tests/fuzz/corpus/$$(basename $$t) || exit 1; done
 
-test-python: build ## Python tests alone; ARGS="..." goes to pytest
+test-python: build build/crash/crash ## Python tests alone; ARGS="..." goes to pytest
 	$(BIN)/python -m pytest $(ARGS)
 
-crash-test: build ## every call of every function fails once, not only some as in make test (hours)
+# ROUNDS of the harness: worlds that each operation is killed in, times four shapes.
+crash-test: build build/crash/crash ## the long versions: a kill at any instruction; every call of every function fails once (hours)
+	build/crash/crash $(ROUNDS) 1 30 > build/crash/crash.json
+	mv build/crash/crash.json benchmarks/results/crash.json
 	CRASH_TEST=complete $(BIN)/python -m pytest --timeout=0 tests/test_faults.py $(ARGS)
 
 lint: build $(LINT) ## ruff, mypy --strict, and the C with every warning an error
@@ -129,6 +135,11 @@ build/fuzz/%: tests/fuzz/%.c $(CORE_C) $(TESTS_H) $(CORE_H)
 	@mkdir -p $(@D)
 	$(CLANG) $(STRICT) $(SANITIZE) -fsanitize=fuzzer -Ishm_layout -o $@ $< $(CORE_C)
 
-build/lint/%.o: %.c $(CORE_H) $(TESTS_H) $(BENCH_H)
+# The core as it is in the extension: its own instructions are stepped.
+build/crash/crash: $(CRASH_C) $(CORE_C) $(CRASH_H) $(TESTS_H) $(CORE_H)
 	@mkdir -p $(@D)
-	$(CC) $(STRICT) $(if $(filter benchmarks/%,$<),-std=gnu11) -O3 -Ishm_layout -c -o $@ $<
+	$(CC) $(STRICT) -O3 -fvisibility=hidden -Ishm_layout -Itests/c -o $@ $(CRASH_C) $(CORE_C)
+
+build/lint/%.o: %.c $(CORE_H) $(TESTS_H) $(CRASH_H) $(BENCH_H)
+	@mkdir -p $(@D)
+	$(CC) $(STRICT) $(if $(filter benchmarks/%,$<),-std=gnu11) -O3 -Ishm_layout -Itests/c -c -o $@ $<

@@ -217,15 +217,20 @@ static bool level_apply(struct pg_arena *a, const struct step *s, struct pg_resu
     if (intent[0] != s->n + 1ull && !level_begin(a, s, result))
         return true;
     const uint32_t row = (uint32_t)intent[3];
-    if (!level_has_key(a, row, &s->put.key))
-        return true;              /* forgotten with its last watcher, which this record ended */
+    /* It may have been forgotten with its last watcher, which this record ended. */
+    const bool gone = !level_has_key(a, row, &s->put.key);
+    if (s->record.op == PG_OP_CANCEL_FOR_KEY) {
+        cancel_for_key(a, s, gone ? PG_NIL : row, (uint32_t)intent[1], result);
+        return true;
+    }
+    if (gone)
+        return true;
     switch (s->record.op) {
     case PG_OP_ADVANCE_KEY:
     case PG_OP_BUMP: return operations_advance(a, row, intent[1], result);
     case PG_OP_FAIL: return operations_fail(a, row, (uint32_t)intent[1], result);
     case PG_OP_CLEAR: level_clear(a, row); return true;
-    case PG_OP_FORGET: level_drop(a, row); return true;
-    default: cancel_for_key(a, s, row, (uint32_t)intent[1], result); return true;
+    default: level_drop(a, row); return true;
     }
 }
 

@@ -759,7 +759,8 @@ bool operations_advance(struct pg_arena *a, uint32_t row, uint64_t level, struct
 bool operations_fail(struct pg_arena *a, uint32_t row, uint32_t error, struct pg_result *r)
 {
     struct pg_watched *l = &a->levels[row];
-    level_set(a, row, l->level, error);
+    if (r->deadline_ns == 0)      /* else it goes on, and may have forgotten the key since */
+        level_set(a, row, l->level, error);
     while (l->first != PG_NIL && watch_at(a, l->first)->target != MET) {
         const uint32_t slot = watch_at(a, l->first)->slot;
         if (!visit_allowed(a, l->first, true))
@@ -791,11 +792,10 @@ static void ended_keys_skip(struct sink *out, int64_t count)
 void operations_cancel_for_key(struct pg_arena *a, uint32_t row, struct sink *out,
                                struct pg_result *r)
 {
-    const struct pg_watched *l = &a->levels[row];
     ended_keys_skip(out, r->deadline_ns);
-    while (l->first != PG_NIL) {
-        const uint32_t slot = watch_at(a, l->first)->slot;
-        if (!visit_allowed(a, l->first, true) || !ended_key_write(a, slot, out)) {
+    while (row != PG_NIL && a->levels[row].first != PG_NIL) {
+        const uint32_t slot = watch_at(a, a->levels[row].first)->slot;
+        if (!visit_allowed(a, a->levels[row].first, true) || !ended_key_write(a, slot, out)) {
             r->ticket = PG_ST_MORE;
             return;
         }

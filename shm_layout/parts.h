@@ -351,7 +351,7 @@ bool operation_expire(struct pg_arena *a, uint32_t slot);
 bool operations_advance(struct pg_arena *a, uint32_t row, uint64_t level,
                         struct pg_result *result);
 bool operations_fail(struct pg_arena *a, uint32_t row, uint32_t error, struct pg_result *result);
-/* Writes the ended keys to `out`: u8 type, u8 length, bytes. */
+/* Writes the ended keys to `out`: u8 type, u8 length, bytes. PG_NIL: nobody watches any more. */
 void operations_cancel_for_key(struct pg_arena *a, uint32_t row, struct sink *out,
                                struct pg_result *result);
 /* The count of a trigger that a kill cut off. */

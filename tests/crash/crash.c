@@ -1,0 +1,560 @@
+/* crash.c - kill -9 at any instruction.
+ *
+ * Each trial runs one call in a tiny arena, one instruction after the other. Whenever truth has
+ * changed, what a kill would leave there is taken as a new daemon would take it: attached,
+ * rebuilt, checked, and the call is made again, as a client sends its batch again. Then nothing
+ * may tell this arena from one in which nobody was killed:
+ *
+ *   - the recovered arena is whole, and each ticket and key in it is as it was before the call
+ *     or as it is behind one of its records, never in between and never gone;
+ *   - notices that were committed keep their place, sequence and ticket; no topic has a gap;
+ *   - the repeated call is answered with the same statuses;
+ *   - behind it all is as without the kill, and so is what fires until nothing is left.
+ *
+ * Some of the recoveries are stepped themselves, and killed again. */
+#define _GNU_SOURCE                /* setenv */
+#include <stdio.h>
+#include <unistd.h>
+
+#include "ledger.h"
+#include "step.h"
+#include "world.h"
+
+#define VIOLATIONS_SHOWN 20
+#define STATES_MAX (1u << 23)
+
+/* ---- counting ------------------------------------------------------------------------------ */
+
+struct counts {
+    uint64_t trials, instructions, states, recoveries, violations;
+};
+
+/* Hashes of states; open addressing. */
+struct seen {
+    uint64_t *cells;
+    uint32_t mask, count;
+};
+
+static void seen_open(struct seen *s, uint32_t cells)
+{
+    s->cells = calloc(cells, sizeof *s->cells);
+    s->mask = cells - 1;
+    s->count = 0;
+    CHECK(s->cells != NULL);
+}
+
+static void seen_clear(struct seen *s)
+{
+    memset(s->cells, 0, ((uint64_t)s->mask + 1) * sizeof *s->cells);
+    s->count = 0;
+}
+
+static bool seen_add(struct seen *s, uint64_t hash)
+{
+    uint64_t cell = hash & s->mask;
+    hash |= 1;
+    while (s->cells[cell] != 0) {
+        if (s->cells[cell] == hash)
+            return false;
+        cell = (cell + 1) & s->mask;
+    }
+    CHECK(++s->count < s->mask);
+    s->cells[cell] = hash;
+    return true;
+}
+
+/* ---- a trial ---------------------------------------------------------------------------------- */
+
+#define DOUBLES_MAX 8
+
+struct trial {
+    const char *operation;
+    uint32_t shape;
+    uint64_t seed;
+    struct world w, twin;         /* where the call is stepped, and where recoveries run */
+    struct call call;
+    uint64_t fresh;               /* the first ticket that the call may give */
+    int64_t recover_ns;
+    uint32_t stage_count;
+    struct ledger stages[RECORDS_MAX + 1];  /* before the call, and behind each of its records */
+    bool whole_only;              /* notices were handed over within the call */
+    struct ledger after, drained;
+    uint64_t fired;
+    struct reply reply;
+    uint64_t statuses;            /* bit per enum pg_status that was answered */
+    struct truth truth;
+    uint8_t *shadow;              /* truth as it was last seen */
+    uint8_t *doubles[DOUBLES_MAX];
+    uint32_t double_count, double_every;
+    uint64_t changes;
+    struct counts *counts;
+};
+
+static struct seen all_states, own_states;
+static uint64_t violations;
+static bool first_only;
+
+static void violated(struct trial *t, const char *what, const struct pg_fault *why)
+{
+    t->counts->violations++;
+    if (violations++ < VIOLATIONS_SHOWN) {
+        fprintf(stderr, "%s, shape %u, seed %" PRIu64 ", change %" PRIu64 ": %s\n", t->operation,
+                t->shape, t->seed, t->changes, what);
+        if (why != NULL && why->part[0] != 0)
+            fprintf(stderr, "    %s: %s at %" PRIu64 ": expected %" PRIu64 ", found %" PRIu64 "\n",
+                    why->part, why->what, why->where, why->expected, why->found);
+    }
+    if (first_only)
+        exit(1);
+}
+
+/* ---- truth ------------------------------------------------------------------------------------- */
+
+static void truth_save(const struct truth *t, uint8_t *to)
+{
+    for (uint32_t i = 0; i < t->count; i++) {
+        memcpy(to, t->pieces[i].at, t->pieces[i].bytes);
+        to += t->pieces[i].bytes;
+    }
+}
+
+static void truth_load(const struct truth *t, const uint8_t *from)
+{
+    for (uint32_t i = 0; i < t->count; i++) {
+        memcpy(t->pieces[i].at, from, t->pieces[i].bytes);
+        from += t->pieces[i].bytes;
+    }
+}
+
+static bool truth_same(const struct truth *t, const uint8_t *saved)
+{
+    for (uint32_t i = 0; i < t->count; i++) {
+        if (memcmp(saved, t->pieces[i].at, t->pieces[i].bytes) != 0)
+            return false;
+        saved += t->pieces[i].bytes;
+    }
+    return true;
+}
+
+/* Of truth only: what layout.h calls derived within its records is left out. */
+static uint64_t truth_hash(const struct world *w, const struct truth *t)
+{
+    const struct pg_header *h = w->a->header;
+    uint64_t hash = ledger_mix(h->next_ticket, h->next_incarnation);
+    hash = ledger_mix(ledger_mix(hash, h->outbox_head), h->outbox_tail);
+    hash = ledger_mix(ledger_mix(hash, h->published), (uint64_t)h->wall_offset_ns);
+    for (uint32_t i = 0; i < w->a->slots.capacity; i++) {
+        const struct pg_hot *s = &w->a->slots.hot[i];
+        hash = ledger_mix(ledger_mix(hash, s->ctl), (uint64_t)s->deadline_ns);
+        hash = ledger_mix(ledger_mix(hash, s->flags), (uint64_t)s->hash << 32 | s->topic);
+    }
+    for (uint32_t i = 0; i < w->a->watch_rows; i++) {
+        const struct pg_watch *x = &w->a->watches[i];
+        hash = ledger_mix(ledger_mix(hash, x->target), (uint64_t)x->level << 32 | x->slot);
+        hash = ledger_mix(hash, x->slot == PG_NIL ? 0 : x->sibling);
+    }
+    for (uint32_t i = 0; i < w->a->level_rows; i++) {
+        const struct pg_watched *l = &w->a->levels[i];
+        hash = ledger_bytes(ledger_mix(hash, l->level), l->key, sizeof l->key);
+        hash = ledger_mix(hash, (uint64_t)l->error << 32 | l->touched_s);
+        hash = ledger_mix(hash, (uint64_t)l->key_len << 32 | l->namespace_row);
+    }
+    for (uint32_t i = 2; i < t->count; i++)       /* all but the header and the hot slots */
+        if (t->pieces[i].at != (uint8_t *)w->a->watches && t->pieces[i].at != (uint8_t *)w->a->levels)
+            hash = ledger_bytes(hash, t->pieces[i].at, t->pieces[i].bytes);
+    return hash;
+}
+
+/* ---- what has to hold --------------------------------------------------------------------------- */
+
+static bool whole(struct trial *t, const char *when)
+{
+    struct pg_fault fault;
+    if (pg_check(t->twin.a, &fault) && pg_check_live(t->twin.a, &fault))
+        return true;
+    violated(t, when, &fault);
+    return false;
+}
+
+/* What was committed when the kill hit stands where it stood. */
+static bool committed_stay(const struct trial *t)
+{
+    const struct pg_header *h = t->twin.a->header;
+    const uint64_t published = ((const struct pg_header *)t->w.arena)->published;
+    for (uint64_t p = h->outbox_head; p < h->outbox_head + h->outbox_capacity; p++) {
+        const struct pg_entry *was = outbox_at(t->w.a, p), *is = outbox_at(t->twin.a, p);
+        if (was->commit == p + 1 &&
+            (p >= h->outbox_tail || is->commit != was->commit || is->ticket != was->ticket ||
+             is->sequence != was->sequence || is->topic != was->topic))
+            return false;
+    }
+    return h->published <= (published > h->outbox_head ? published : h->outbox_head);
+}
+
+static uint64_t answer_ticket(uint64_t ticket, uint64_t fresh)
+{
+    return ticket >> 8 < fresh ? ticket : ctl_of(PG_TICKET_MAX, ticket & 0xff);
+}
+
+/* What CANCEL_FOR_KEY ended, per record, in any order: watchers for the same level have none. */
+static uint64_t ended_keys(const struct reply *r, uint64_t at)
+{
+    uint64_t sum = 0;
+    while (at < r->bytes) {
+        uint32_t head[2];
+        memcpy(head, r->body + at, sizeof head);
+        at += sizeof head;
+        sum += ledger_mix(head[0], head[1]);
+        for (const uint64_t end = at + head[1]; at < end; at += 2u + r->body[at + 1])
+            sum += ledger_bytes(head[0], r->body + at, 2u + r->body[at + 1]);
+    }
+    return sum;
+}
+
+static bool same_results(const struct trial *t, const struct reply *found, uint32_t count)
+{
+    const struct pg_result *a = (const void *)(t->reply.body + sizeof(struct pg_frame));
+    const struct pg_result *b = (const void *)(found->body + sizeof(struct pg_frame));
+    for (uint32_t i = 0; i < count; i++)
+        if (answer_ticket(a[i].ticket, t->fresh) != answer_ticket(b[i].ticket, t->fresh) ||
+            a[i].deadline_ns != b[i].deadline_ns)
+            return false;
+    const uint64_t rest = sizeof(struct pg_frame) + count * sizeof *a;
+    return ended_keys(&t->reply, rest) == ended_keys(found, rest);
+}
+
+/* A HELLO may get another id; the session of a repeated BYE is gone. */
+static bool same_reply(const struct trial *t, const struct reply *found)
+{
+    const struct pg_frame *f = (const struct pg_frame *)found->body;
+    const struct pg_frame *expected = (const struct pg_frame *)t->reply.body;
+    if (t->call.kind != BY_MESSAGE)
+        return true;
+    const unsigned message = ((const struct pg_frame *)t->call.message)->message;
+    if (message == PG_M_BYE)
+        return f->error == 0 || f->error == PG_ERR_SESSION_EXPIRED;
+    if (found->bytes != t->reply.bytes)
+        return false;
+    if (message == PG_M_HELLO || found->bytes == 0)
+        return f->error == expected->error;
+    if (message == PG_M_QUERY)
+        return memcmp(found->body, t->reply.body, found->bytes) == 0;
+    return f->error == expected->error && same_results(t, found, f->count);
+}
+
+/* Lets everything fire that ever will. Returns the sum of all notices. */
+static uint64_t drain(struct world *w, uint64_t fresh)
+{
+    uint64_t fired = 0;
+    int more = 1;
+    for (uint32_t tries = 0; tries < 100 && more; tries++) {
+        const uint64_t tail = w->a->header->outbox_tail;
+        pg_advance(w->a, INT64_MAX / 4, w->offset_ns, w->real_ns, 4, &more);
+        fired += ledger_fired(w->a, tail, fresh);
+        pg_published(w->a, w->a->header->outbox_tail);
+    }
+    CHECK(!more);
+    return fired;
+}
+
+static void ledger_check(struct trial *t, const struct ledger *expected, const char *what)
+{
+    struct ledger found;
+    struct pg_fault fault = {0};
+    ledger_take(&found, t->twin.a, t->fresh);
+    if (!ledger_same(&found, expected, &fault))
+        violated(t, what, &fault);
+}
+
+static void recovered_check(struct trial *t)
+{
+    struct ledger found;
+    struct pg_fault fault = {0};
+    ledger_take(&found, t->twin.a, t->fresh);
+    if (!t->whole_only && !ledger_between(&found, t->stages, t->stage_count, &fault))
+        violated(t, "recovered to a state that never was", &fault);
+    if (!committed_stay(t))
+        violated(t, "a committed notice has moved", NULL);
+}
+
+static void recovery_check(struct trial *t)
+{
+    struct pg_fault why;
+    struct reply reply;
+
+    t->counts->recoveries++;
+    if (!world_recover(&t->twin, t->recover_ns, &why)) {
+        violated(t, "refused", &why);
+        return;
+    }
+    if (!whole(t, "not whole when recovered"))
+        return;
+    recovered_check(t);
+    call_run(&t->twin, &t->call, &reply);
+    if (!whole(t, "not whole when repeated"))
+        return;
+    if (!same_reply(t, &reply))
+        violated(t, "another answer", NULL);
+    if (!ledger_gapless(t->twin.a))
+        violated(t, "a gap in a topic", NULL);
+    ledger_check(t, &t->after, "not the same when repeated");
+    if (drain(&t->twin, t->fresh) != t->fired)
+        violated(t, "other notices fired", NULL);
+    ledger_check(t, &t->drained, "not the same at the end");
+}
+
+/* ---- stepping -------------------------------------------------------------------------------------- */
+
+static void double_keep(struct trial *t)
+{
+    if (t->double_every == 0 || (t->changes + t->seed) % t->double_every != 0 ||
+        t->double_count == DOUBLES_MAX)
+        return;
+    memcpy(t->doubles[t->double_count++], t->shadow, t->truth.bytes);
+}
+
+/* Behind every instruction. */
+static void kill_here(void *context)
+{
+    struct trial *t = context;
+    struct truth twin_truth;
+    if (truth_same(&t->truth, t->shadow))
+        return;
+    truth_save(&t->truth, t->shadow);
+    const uint64_t hash = truth_hash(&t->w, &t->truth);
+    t->counts->states += seen_add(&all_states, hash);
+    if (!seen_add(&own_states, hash))
+        return;
+    t->changes++;
+    world_truth(&t->w, &twin_truth);
+    for (uint32_t i = 0; i < twin_truth.count; i++) {
+        const bool in_arena = twin_truth.pieces[i].at >= t->w.arena &&
+                              twin_truth.pieces[i].at < t->w.arena + t->w.arena_bytes;
+        twin_truth.pieces[i].at += in_arena ? t->twin.arena - t->w.arena
+                                            : t->twin.secret - t->w.secret;
+    }
+    truth_load(&twin_truth, t->shadow);
+    double_keep(t);
+    t->twin.offset_ns = t->w.offset_ns;
+    recovery_check(t);
+}
+
+static void run_call(void *context)
+{
+    struct trial *t = context;
+    struct reply reply;
+    call_run(&t->w, &t->call, &reply);
+}
+
+static void run_recovery(void *context)
+{
+    struct trial *t = context;
+    struct pg_fault why;
+    world_recover(&t->w, t->recover_ns, &why);
+}
+
+/* ---- one trial --------------------------------------------------------------------------------------- */
+
+struct image {
+    uint8_t *arena, *secret, *handle;
+    struct world w;
+};
+
+static void image_take(struct image *i, const struct world *w)
+{
+    i->arena = malloc(w->arena_bytes);
+    i->secret = malloc(w->secret_bytes);
+    i->handle = malloc(pg_handle_bytes());
+    CHECK(i->arena != NULL && i->secret != NULL && i->handle != NULL);
+    memcpy(i->arena, w->arena, w->arena_bytes);
+    memcpy(i->secret, w->secret, w->secret_bytes);
+    memcpy(i->handle, w->a, pg_handle_bytes());
+    i->w = *w;
+}
+
+static void image_put(const struct image *i, struct world *w)
+{
+    *w = i->w;
+    memcpy(w->arena, i->arena, w->arena_bytes);
+    memcpy(w->secret, i->secret, w->secret_bytes);
+    memcpy(w->a, i->handle, pg_handle_bytes());
+}
+
+static void image_drop(struct image *i)
+{
+    free(i->arena);
+    free(i->secret);
+    free(i->handle);
+}
+
+/* What happens without a kill: behind each record, behind the call, and until nothing is left. */
+static void reference(struct trial *t, const struct image *start)
+{
+    static struct call prefix;
+    struct reply reply;
+    const bool batch = t->call.kind == BY_MESSAGE && t->call.records > 1;
+    ledger_take(&t->stages[0], t->w.a, t->fresh);
+    t->stage_count = 1;
+    for (uint32_t n = 1; batch && n < t->call.records; n++) {
+        call_prefix(&t->call, n, &prefix);
+        call_run(&t->w, &prefix, &reply);
+        ledger_take(&t->stages[t->stage_count++], t->w.a, t->fresh);
+        image_put(start, &t->w);
+    }
+    t->whole_only = call_run(&t->w, &t->call, &t->reply);
+    ledger_take(&t->after, t->w.a, t->fresh);
+    t->stages[t->stage_count++] = t->after;
+    t->fired = drain(&t->w, t->fresh);
+    ledger_take(&t->drained, t->w.a, t->fresh);
+    image_put(start, &t->w);
+}
+
+static void statuses_note(struct trial *t)
+{
+    const struct pg_frame *f = (const struct pg_frame *)t->reply.body;
+    const struct pg_result *r = (const void *)(f + 1);
+    if (t->reply.bytes == 0 || f->message != PG_M_BATCH || f->error != 0)
+        return;
+    for (uint32_t i = 0; i < f->count; i++)
+        t->statuses |= 1ull << (r[i].ticket & 63);
+}
+
+static void stepped(struct trial *t, void (*run)(void *))
+{
+    truth_save(&t->truth, t->shadow);
+    t->counts->instructions += step_run(run, kill_here, t);
+}
+
+static void trial_run(struct trial *t, struct counts *recoveries)
+{
+    struct image start;
+    image_take(&start, &t->w);
+    reference(t, &start);
+    statuses_note(t);
+    seen_clear(&own_states);
+    t->counts->trials++;
+    stepped(t, run_call);
+    t->counts = recoveries;
+    t->double_every = 0;
+    for (uint32_t i = 0; i < t->double_count; i++) {
+        image_put(&start, &t->w);
+        truth_load(&t->truth, t->doubles[i]);
+        seen_clear(&own_states);
+        recoveries->trials++;
+        stepped(t, run_recovery);
+    }
+    image_put(&start, &t->w);
+    image_drop(&start);
+}
+
+/* Every other time a while later, unless that changes what the call does. */
+static int64_t recovered_at(const struct trial *t)
+{
+    if (t->call.kind == BY_ADVANCE)
+        return t->call.now_ns;
+    const bool later = t->seed % 2 == 0 && !call_has_delay(&t->call);
+    return t->w.a->header->now_ns + (later ? 1000000 : 0);
+}
+
+/* `every`: of so many states one has its recovery stepped, too; 0 = none. */
+static uint64_t trial(uint32_t operation, enum shape shape, uint64_t seed, uint32_t every,
+                      struct counts *counts, struct counts *recoveries)
+{
+    static struct trial t;
+    uint64_t statuses;
+    t = (struct trial){.operation = call_name(operation), .shape = shape, .seed = seed,
+                       .counts = counts, .double_every = every};
+    world_open(&t.w, shape, seed * 64 + operation);
+    call_make(&t.w, operation, &t.call);
+    t.fresh = t.w.a->header->next_ticket;
+    t.recover_ns = recovered_at(&t);
+    world_twin(&t.twin, &t.w);
+    world_truth(&t.w, &t.truth);
+    t.shadow = malloc(t.truth.bytes);
+    CHECK(t.shadow != NULL);
+    for (uint32_t i = 0; i < DOUBLES_MAX; i++)
+        CHECK((t.doubles[i] = malloc(t.truth.bytes)) != NULL);
+    trial_run(&t, recoveries);
+    statuses = t.statuses;
+    for (uint32_t i = 0; i < DOUBLES_MAX; i++)
+        free(t.doubles[i]);
+    free(t.shadow);
+    world_close(&t.w);
+    world_close(&t.twin);
+    return statuses;
+}
+
+/* ---- the summary ------------------------------------------------------------------------------------- */
+
+/* A string instruction traps once per repeat, and a memset of pages is of no interest here. */
+static void step_without_repeats(char **argv)
+{
+    if (getenv("GLIBC_TUNABLES") != NULL)
+        return;
+    setenv("GLIBC_TUNABLES", "glibc.cpu.x86_rep_stosb_threshold=1073741824:"
+                             "glibc.cpu.x86_rep_movsb_threshold=1073741824", 1);
+    execv("/proc/self/exe", argv);
+}
+
+static void counts_add(struct counts *sum, const struct counts *c)
+{
+    sum->trials += c->trials;
+    sum->instructions += c->instructions;
+    sum->states += c->states;
+    sum->recoveries += c->recoveries;
+    sum->violations += c->violations;
+}
+
+static void counts_print(const char *name, const struct counts *c, uint64_t statuses)
+{
+    printf("  \"%s\": {\"trials\": %" PRIu64 ", \"instructions\": %" PRIu64
+           ", \"states\": %" PRIu64 ", \"recoveries\": %" PRIu64 ", \"violations\": %" PRIu64,
+           name, c->trials, c->instructions, c->states, c->recoveries, c->violations);
+    const char *separator = ", \"statuses\": [";
+    for (uint32_t i = 1; i < 64; i++)
+        if (statuses >> i & 1) {
+            printf("%s%u", separator, i);
+            separator = ", ";
+        }
+    printf(statuses != 0 ? "]}" : "}");
+}
+
+/* A migration changes nothing of what is stepped, and takes as long as all others together. */
+static bool worth_it(uint32_t operation, uint64_t seed)
+{
+    return strcmp(call_name(operation), "migrate") != 0 || seed % 16 == 0;
+}
+
+/* crash ROUNDS [FIRST_SEED [DOUBLE_EVERY [first]]]: a round is every operation in every shape.
+ * "first" ends it at the first violation. Prints counts as JSON; exit code 1 = violations, 2 =
+ * this machine cannot step. */
+int main(int argc, char **argv)
+{
+    step_without_repeats(argv);
+    const uint64_t rounds = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
+    const uint64_t first_seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
+    const uint32_t every = argc > 3 ? (uint32_t)strtoull(argv[3], NULL, 10) : 0;
+    struct counts all = {0}, recoveries = {0}, counts[64] = {0};
+    uint64_t statuses[64] = {0};
+    first_only = argc > 4;
+    seen_open(&all_states, STATES_MAX);
+    seen_open(&own_states, 1 << 14);
+    for (uint64_t seed = first_seed; seed < first_seed + rounds; seed++)
+        for (uint32_t op = 0; call_name(op) != NULL; op++)
+            for (uint32_t shape = 0; shape < SHAPES && worth_it(op, seed); shape++)
+                statuses[op] |= trial(op, (enum shape)shape, seed,
+                                      (seed + op + shape) % 4 == 0 ? every : 0, &counts[op],
+                                      &recoveries);
+    printf("{\n");
+    for (uint32_t op = 0; call_name(op) != NULL; op++) {
+        counts_add(&all, &counts[op]);
+        counts_print(call_name(op), &counts[op], statuses[op]);
+        printf(",\n");
+    }
+    counts_add(&all, &recoveries);
+    counts_print("recovery", &recoveries, 0);
+    printf(",\n");
+    counts_print("all", &all, 0);
+    printf("\n}\n");
+    return all.instructions == 0 ? 2 : violations != 0;
+}

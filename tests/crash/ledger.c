@@ -1,0 +1,266 @@
+#include "ledger.h"
+
+#include "check.h"
+
+uint64_t ledger_mix(uint64_t hash, uint64_t value)
+{
+    uint64_t x = (hash ^ value) * 0xff51afd7ed558ccdu;
+    x = (x ^ x >> 33) * 0xc4ceb9fe1a85ec53u;
+    return x ^ x >> 29;
+}
+
+uint64_t ledger_bytes(uint64_t hash, const void *bytes, uint64_t len)
+{
+    const uint8_t *at = bytes;
+    hash = ledger_mix(hash, len);
+    for (; len >= 8; len -= 8, at += 8) {
+        uint64_t word;
+        memcpy(&word, at, 8);
+        hash = ledger_mix(hash, word);
+    }
+    for (; len > 0; len--)
+        hash = ledger_mix(hash, *at++);
+    return hash;
+}
+
+/* ---- facts ----------------------------------------------------------------------------- */
+
+static const char *const kinds[] = {"a ticket", "a key", "a level", "a name", "a session"};
+
+static void note(struct ledger *l, enum subject_kind kind, uint64_t subject, uint64_t state)
+{
+    subject = ledger_mix(0, subject) << 3 | kind;
+    for (uint32_t i = 0; i < l->count; i++)
+        if (l->facts[i].subject == subject) {
+            l->facts[i].state += state;
+            return;
+        }
+    CHECK(l->count < FACTS_MAX);
+    l->facts[l->count++] = (struct fact){subject, state};
+}
+
+/* 0 = nothing is known. */
+static uint64_t ledger_state(const struct ledger *l, uint64_t subject)
+{
+    for (uint32_t i = 0; i < l->count; i++)
+        if (l->facts[i].subject == subject)
+            return l->facts[i].state;
+    return 0;
+}
+
+static bool known(const struct ledger *stages, uint32_t count, uint64_t subject, uint64_t state)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (ledger_state(&stages[i], subject) == state)
+            return true;
+    return false;
+}
+
+bool ledger_same(const struct ledger *found, const struct ledger *expected,
+                 struct pg_fault *fault)
+{
+    for (uint32_t i = 0; i < found->count; i++) {
+        const struct fact *f = &found->facts[i];
+        if (ledger_state(expected, f->subject) != f->state)
+            return fault_set(fault, "ledger", kinds[f->subject & 7], f->subject,
+                             ledger_state(expected, f->subject), f->state);
+    }
+    for (uint32_t i = 0; i < expected->count; i++) {
+        const struct fact *f = &expected->facts[i];
+        if (ledger_state(found, f->subject) != f->state)
+            return fault_set(fault, "ledger", kinds[f->subject & 7], f->subject, f->state, 0);
+    }
+    for (uint32_t i = 0; i < TOPICS_MAX; i++)
+        if (found->sequences[i] != expected->sequences[i])
+            return fault_set(fault, "ledger", "a topic's sequence", i, expected->sequences[i],
+                             found->sequences[i]);
+    return true;
+}
+
+bool ledger_between(const struct ledger *found, const struct ledger *stages, uint32_t count,
+                    struct pg_fault *fault)
+{
+    for (uint32_t i = 0; i < found->count; i++)
+        if (!known(stages, count, found->facts[i].subject, found->facts[i].state))
+            return fault_set(fault, "ledger", kinds[found->facts[i].subject & 7],
+                             found->facts[i].subject, 0, found->facts[i].state);
+    for (uint32_t i = 0; i < stages[0].count; i++) {
+        const struct fact *f = &stages[0].facts[i];
+        if (ledger_state(found, f->subject) == 0 && !known(stages, count, f->subject, 0))
+            return fault_set(fault, "ledger", kinds[f->subject & 7], f->subject, f->state, 0);
+    }
+    return true;
+}
+
+/* ---- what is said of each -------------------------------------------------------------- */
+
+static uint64_t level_hash(const struct pg_arena *a, uint32_t row)
+{
+    const struct pg_watched *l = &a->levels[row];
+    const void *key = level_granules(l) == 0 ? l->key : blob_at(&a->blobs, level_blob(l));
+    return ledger_bytes(l->namespace_row, key, l->key_len);
+}
+
+static uint64_t watches_hash(const struct pg_arena *a, const struct pg_operation *op,
+                             uint64_t hash)
+{
+    for (uint32_t x = op->first_watch; x != PG_NIL; x = a->watches[x].sibling) {
+        const struct pg_watched *l = &a->levels[a->watches[x].level];
+        const bool fixed = op->condition == PG_C_ALL || op->condition == PG_C_ANY;
+        hash = ledger_mix(hash, level_hash(a, a->watches[x].level));
+        if (fixed)
+            hash = ledger_mix(hash, l->level >= a->watches[x].target ? UINT64_MAX
+                                                                     : a->watches[x].target);
+    }
+    return hash;
+}
+
+static uint64_t operation_hash(const struct pg_arena *a, uint32_t slot, uint64_t hash)
+{
+    const struct pg_operation *op = operation_at(a, slot);
+    const bool armed = ctl_state(a->slots.hot[slot].ctl) == PG_S_ARMED;
+    const uint32_t missing = (op->keys + 7u) / 8;
+    const uint32_t rest = a->slots.cold[slot].ext_len - (uint32_t)sizeof *op - missing;
+    hash = ledger_mix(ledger_mix(hash, op->session), op->threshold);
+    hash = ledger_mix(hash, (uint64_t)op->cause << 32 | op->error);
+    hash = ledger_mix(hash, (uint64_t)op->condition << 16 | op->keys);
+    hash = ledger_bytes(hash, (const uint8_t *)(op + 1) + missing, rest);
+    return armed ? watches_hash(a, op, hash) : ledger_bytes(hash, op + 1, missing);
+}
+
+static uint64_t topic_hash(const struct pg_arena *a, uint32_t row)
+{
+    const struct pg_topic *t = &a->topics[row];
+    return ledger_bytes(t->namespace_row, t->name, t->name_len);
+}
+
+static uint64_t slot_hash(const struct pg_arena *a, uint32_t slot)
+{
+    const struct pg_hot *h = &a->slots.hot[slot];
+    const struct pg_cold *c = &a->slots.cold[slot];
+    const uint8_t *blob = blob_at(&a->blobs, c->blob);
+    uint64_t hash = ledger_mix(ctl_state(h->ctl), h->flags);
+    const bool wall = h->flags & PG_F_WALL;
+    hash = ledger_mix(hash, topic_hash(a, h->topic));
+    hash = ledger_mix(hash, (uint64_t)(wall ? ((const struct pg_ext *)blob)->value
+                                            : h->deadline_ns));
+    hash = ledger_bytes(hash, blob + c->ext_len, c->key_len + c->payload_len);
+    return is_operation(a, slot) ? operation_hash(a, slot, hash) : hash;
+}
+
+/* Of an operation's verdict the elapsed time is left out: a recovery may come later. */
+static uint64_t entry_hash(const struct pg_arena *a, const struct pg_entry *e)
+{
+    const uint8_t *blob = blob_at(&a->blobs, e->blob);
+    const uint32_t skip = entry_flags(e) & PG_E_OPERATION ? sizeof(int64_t) : 0;
+    uint64_t hash = ledger_mix(e->ticket & 0xff, entry_key_type(e));
+    hash = ledger_mix(hash, topic_hash(a, e->topic));
+    hash = ledger_mix(hash, (uint64_t)e->deadline_ns);
+    hash = ledger_bytes(hash, blob, e->key_len);
+    return ledger_bytes(hash, blob + e->key_len + skip, e->payload_len - skip);
+}
+
+static uint64_t slot_key_hash(const struct pg_arena *a, uint32_t slot)
+{
+    const struct pg_cold *c = &a->slots.cold[slot];
+    return ledger_bytes(slot_namespace(a, slot), blob_at(&a->blobs, c->blob) + c->ext_len,
+                        c->key_len);
+}
+
+static uint64_t entry_key_hash(const struct pg_arena *a, const struct pg_entry *e)
+{
+    return ledger_bytes(a->topics[e->topic].namespace_row, blob_at(&a->blobs, e->blob),
+                        e->key_len);
+}
+
+/* ---- taking ---------------------------------------------------------------------------- */
+
+static void slots_note(struct ledger *l, const struct pg_arena *a, uint64_t fresh)
+{
+    for (uint32_t i = 0; i < a->slots.capacity; i++) {
+        const uint64_t ticket = ctl_ticket(a->slots.hot[i].ctl);
+        if (ctl_state(a->slots.hot[i].ctl) == PG_S_FREE)
+            continue;
+        const uint64_t hash = slot_hash(a, i);
+        if (ticket >= fresh || ctl_state(a->slots.hot[i].ctl) == PG_S_ARMED)
+            note(l, OF_KEY, slot_key_hash(a, i), ledger_mix(hash, ticket < fresh ? ticket : 0));
+        if (ticket < fresh)
+            note(l, OF_TICKET, ticket, hash);
+    }
+}
+
+static bool speaks(const struct pg_arena *a, uint64_t position, const struct pg_entry *e)
+{
+    struct probe at;
+    return index_find_id(&a->index, e->hash, outbox_id(a, position), &at);
+}
+
+static void entries_note(struct ledger *l, const struct pg_arena *a, uint64_t fresh)
+{
+    for (uint64_t p = a->header->outbox_head; p < a->header->outbox_tail; p++) {
+        const struct pg_entry *e = outbox_at(a, p);
+        const uint64_t hash = ledger_mix(entry_hash(a, e), speaks(a, p, e));
+        if (e->ticket >> 8 < fresh)
+            note(l, OF_TICKET, e->ticket >> 8, hash);
+        else
+            note(l, OF_KEY, entry_key_hash(a, e), hash);
+    }
+}
+
+/* A level of 0 is as good as none. */
+static void levels_note(struct ledger *l, const struct pg_arena *a)
+{
+    for (uint32_t row = 0; row < a->level_rows; row++) {
+        const struct pg_watched *w = &a->levels[row];
+        if (w->key_len != 0 && (w->level != 0 || w->error != 0))
+            note(l, OF_LEVEL, level_hash(a, row), ledger_mix(w->level, w->error));
+    }
+}
+
+static void names_note(struct ledger *l, const struct pg_arena *a)
+{
+    for (uint32_t i = 0; i < a->topic_rows; i++)
+        if (a->topics[i].name_len != 0)
+            note(l, OF_NAME, topic_hash(a, i), 1);
+    for (uint32_t i = 0; i < a->secret->sessions; i++)
+        if (a->sessions[i].id != 0)
+            note(l, OF_SESSION, a->sessions[i].nonce[0], a->sessions[i].uid + 1);
+}
+
+void ledger_take(struct ledger *l, const struct pg_arena *a, uint64_t fresh)
+{
+    *l = (struct ledger){.count = 0};
+    CHECK(a->topic_rows <= TOPICS_MAX);
+    for (uint32_t i = 0; i < a->topic_rows; i++)
+        l->sequences[i] = a->topics[i].name_len != 0 ? a->topics[i].sequence : 0;
+    slots_note(l, a, fresh);
+    entries_note(l, a, fresh);
+    levels_note(l, a);
+    names_note(l, a);
+}
+
+uint64_t ledger_fired(const struct pg_arena *a, uint64_t from, uint64_t fresh)
+{
+    uint64_t sum = 0;
+    for (uint64_t p = from; p < a->header->outbox_tail; p++) {
+        const struct pg_entry *e = outbox_at(a, p);
+        const uint64_t ticket = e->ticket >> 8;
+        sum += ledger_mix(entry_hash(a, e), ticket < fresh ? ticket : 0);
+    }
+    return sum;
+}
+
+bool ledger_gapless(const struct pg_arena *a)
+{
+    uint64_t newest[TOPICS_MAX] = {0};
+    for (uint64_t p = a->header->outbox_head; p < a->header->outbox_tail; p++) {
+        const struct pg_entry *e = outbox_at(a, p);
+        if (newest[e->topic] != 0 && e->sequence != newest[e->topic] + 1)
+            return false;
+        newest[e->topic] = e->sequence;
+    }
+    for (uint32_t i = 0; i < a->topic_rows; i++)
+        if (newest[i] != 0 && newest[i] != a->topics[i].sequence)
+            return false;
+    return true;
+}

@@ -1,0 +1,42 @@
+/* ledger.h - what an arena says of its timers, operations, notices and levels, in a form that
+ * two arenas can be compared in, whatever slots, chunks and rows they use. */
+#ifndef PURGATORYD_LEDGER_H
+#define PURGATORYD_LEDGER_H
+
+#include "core.h"
+
+#define FACTS_MAX 160
+#define TOPICS_MAX 8
+
+/* All that holds for one ticket, or for one key, as the sum of hashes. What a crash may cut
+ * apart but a recovery may not - a timer and its notice, the old and the new timer of a key -
+ * stands in one fact. */
+enum subject_kind { OF_TICKET, OF_KEY, OF_LEVEL, OF_NAME, OF_SESSION };
+struct fact {
+    uint64_t subject, state;      /* enum subject_kind in the low 3 bits of the subject */
+};
+
+struct ledger {
+    uint32_t count;
+    struct fact facts[FACTS_MAX];
+    uint64_t sequences[TOPICS_MAX];  /* by row of the topic */
+};
+
+/* Tickets from `fresh` on were given by the call under test: a repeated call may give others,
+ * so they count by their keys and not by their numbers. */
+void ledger_take(struct ledger *l, const struct pg_arena *a, uint64_t fresh);
+/* False: *fault says what differs. */
+bool ledger_same(const struct ledger *found, const struct ledger *expected,
+                 struct pg_fault *fault);
+/* Every fact is as in one of the stages; nothing is gone that is in all of them. */
+bool ledger_between(const struct ledger *found, const struct ledger *stages, uint32_t count,
+                    struct pg_fault *fault);
+/* Sums up entries [from, tail) independently of their order. */
+uint64_t ledger_fired(const struct pg_arena *a, uint64_t from, uint64_t fresh);
+/* Every topic's entries follow one another, and the topic knows the newest. */
+bool ledger_gapless(const struct pg_arena *a);
+
+uint64_t ledger_mix(uint64_t hash, uint64_t value);
+uint64_t ledger_bytes(uint64_t hash, const void *bytes, uint64_t len);
+
+#endif

@@ -1,0 +1,648 @@
+#include "world.h"
+
+static uint8_t reply_buffer[PG_MESSAGE_MAX];
+static uint8_t out_buffer[1 << 16];
+
+enum { LAYOUT = 4711, WATCH_KEYS = 5, KEYS = 6, CAPACITY = 10, TICK_NS = 1000 };
+
+static const int64_t OWN_MINUTE_NS = 60000000000;
+
+/* ---- memory ---------------------------------------------------------------------------- */
+
+static void *zeroed(uint64_t bytes)
+{
+    void *memory = aligned_alloc(4096, bytes);
+    CHECK(memory != NULL);
+    return memset(memory, 0, bytes);
+}
+
+static void memory_take(struct world *w)
+{
+    w->arena_bytes = pg_arena_bytes(&w->config);
+    w->secret_bytes = pg_private_bytes(&w->config);
+    w->arena = zeroed(w->arena_bytes);
+    w->secret = zeroed(w->secret_bytes);
+    w->a = malloc(pg_handle_bytes());
+    CHECK(w->a != NULL);
+}
+
+void world_close(struct world *w)
+{
+    free(w->arena);
+    free(w->secret);
+    free(w->a);
+}
+
+void world_twin(struct world *twin, const struct world *w)
+{
+    *twin = *w;
+    memory_take(twin);
+    memcpy(twin->arena, w->arena, w->arena_bytes);
+    memcpy(twin->secret, w->secret, w->secret_bytes);
+}
+
+bool world_recover(struct world *w, int64_t now_ns, struct pg_fault *why)
+{
+    w->now_ns = now_ns;
+    return pg_attach(w->a, w->arena, w->arena_bytes, w->secret, w->secret_bytes, LAYOUT, why) &&
+           pg_rebuild(w->a, now_ns, why);
+}
+
+static void piece_add(struct truth *t, void *at, uint64_t bytes)
+{
+    CHECK(t->count < sizeof t->pieces / sizeof t->pieces[0]);
+    t->pieces[t->count++] = (struct piece){at, bytes};
+    t->bytes += bytes;
+}
+
+void world_truth(const struct world *w, struct truth *t)
+{
+    static const enum pg_region_id regions[] = {PG_R_HOT, PG_R_COLD, PG_R_BLOBS, PG_R_NAMESPACES,
+                                                PG_R_TOPICS, PG_R_OUTBOX, PG_R_WATCHES,
+                                                PG_R_LEVELS, PG_R_ACCOUNTS};
+    const struct pg_header *h = (const struct pg_header *)w->arena;
+    const struct pg_private *s = (const struct pg_private *)w->secret;
+    *t = (struct truth){0};
+    piece_add(t, w->arena, sizeof *h);
+    for (uint32_t i = 0; i < sizeof regions / sizeof regions[0]; i++)
+        piece_add(t, w->arena + h->regions[regions[i]].offset, h->regions[regions[i]].length);
+    piece_add(t, w->secret, s->rows_offset + SESSIONS * sizeof(struct pg_session));
+    for (uint32_t i = 0; i < SESSIONS * PG_WINDOW; i++)
+        piece_add(t, w->secret + s->replies_offset + i * sizeof(struct pg_reply_memory),
+                  offsetof(struct pg_reply_memory, results) +
+                      REMEMBERED * sizeof(struct pg_result));
+}
+
+/* ---- messages -------------------------------------------------------------------------- */
+
+/* Two topics that are used all the time, and one that is mostly not born yet. */
+static const uint8_t names[16] = "\1\1nt\1\1nu\1\1mv";
+
+struct draft {
+    uint32_t count;
+    struct pg_record records[RECORDS_MAX];
+    uint8_t area[MESSAGE_MAX];
+    uint32_t used;
+};
+
+static uint8_t *draft_take(struct draft *d, uint32_t bytes)
+{
+    CHECK(d->used + bytes <= sizeof d->area);
+    d->used += bytes;
+    return d->area + d->used - bytes;
+}
+
+static void frame_write(struct call *call, const struct client *c, unsigned message,
+                        uint32_t count, uint64_t sequence)
+{
+    const struct pg_frame f = {.magic = PG_WIRE_MAGIC, .version = PG_WIRE_VERSION,
+                               .message = (uint16_t)message, .session = c->session,
+                               .sequence = sequence, .count = count};
+    call->kind = BY_MESSAGE;
+    call->uid = c->uid;
+    call->records = 0;
+    memcpy(call->message, &f, sizeof f);
+    call->bytes = sizeof f;
+}
+
+static void call_append(struct call *call, const void *bytes, uint32_t len)
+{
+    CHECK(call->bytes + len <= sizeof call->message);
+    memcpy(call->message + call->bytes, bytes, len);
+    call->bytes += len;
+}
+
+static void batch_write(struct call *call, struct client *c, const struct draft *d,
+                        unsigned message)
+{
+    frame_write(call, c, message, d->count, message == PG_M_BATCH ? c->sequence : 0);
+    struct pg_frame *f = (struct pg_frame *)call->message;
+    f->names = 3;
+    f->names_bytes = sizeof names;
+    call->records = d->count;
+    call_append(call, names, sizeof names);
+    call_append(call, d->records, d->count * sizeof d->records[0]);
+    call_append(call, d->area, d->used);
+}
+
+void call_prefix(const struct call *whole, uint32_t records, struct call *prefix)
+{
+    const uint32_t fixed = sizeof(struct pg_frame) + sizeof names;
+    const struct pg_record *r = (const struct pg_record *)(whole->message + fixed);
+    const uint8_t *area = (const uint8_t *)(r + whole->records);
+    uint32_t used = 0;
+    for (uint32_t i = 0; i < records; i++)
+        used += r[i].key_len + r[i].payload_len + r[i].ext_len;
+    *prefix = *whole;
+    ((struct pg_frame *)prefix->message)->count = prefix->records = records;
+    prefix->bytes = fixed + records * (uint32_t)sizeof *r;
+    call_append(prefix, area, used);
+}
+
+bool call_has_delay(const struct call *call)
+{
+    const struct pg_record *r =
+        (const struct pg_record *)(call->message + sizeof(struct pg_frame) + sizeof names);
+    bool delay = false;
+    for (uint32_t i = 0; call->kind == BY_MESSAGE && i < call->records; i++)
+        delay |= r[i].time_kind == PG_T_DELAY;
+    return delay;
+}
+
+/* ---- records ---------------------------------------------------------------------------- */
+
+static uint32_t below(struct world *w, uint64_t bound)
+{
+    return (uint32_t)rng_below(&w->rng, bound);
+}
+
+static uint32_t some_key(struct world *w)
+{
+    return w->shape == SHARED_KEY ? below(w, 2) : w->shape == FULL ? below(w, 2 * CAPACITY)
+                                                                   : below(w, KEYS);
+}
+
+static uint8_t key_write(uint8_t *at, uint32_t key)
+{
+    const uint8_t len = (uint8_t)(1 + key * 7 % 40);
+    memset(at, (int)('a' + key), len);
+    return len;
+}
+
+/* Odd ones are too long for their row. */
+static uint8_t watch_key_write(uint8_t *at, uint32_t key)
+{
+    const uint8_t len = key % 2 ? 20 : 3;
+    memset(at, (int)('A' + key), len);
+    return len;
+}
+
+static struct pg_record *record_new(struct world *w, struct draft *d, unsigned op, bool on_level)
+{
+    uint8_t key[64];
+    const uint32_t watch_keys = w->shape == SHARED_KEY ? 1 : WATCH_KEYS;
+    const uint8_t len = on_level ? watch_key_write(key, below(w, watch_keys))
+                                 : key_write(key, some_key(w));
+    memcpy(draft_take(d, len), key, len);
+    CHECK(d->count < RECORDS_MAX);
+    struct pg_record *r = &d->records[d->count++];
+    *r = (struct pg_record){.op = (uint8_t)op, .key_type = PG_KEY_BYTES, .key_len = len,
+                            .name = (uint16_t)(below(w, 16) == 0 ? 2 : below(w, 2))};
+    return r;
+}
+
+static void payload_add(struct world *w, struct draft *d, struct pg_record *r)
+{
+    r->payload_len = below(w, 64) == 0 && d->used < 1000 ? 41000 : below(w, 3) * 13;
+    memset(draft_take(d, r->payload_len), 'p', r->payload_len);
+}
+
+static int64_t some_delay(struct world *w)
+{
+    if (w->shape == SHARED_BUCKET)
+        return 5 * TICK_NS;
+    return below(w, 8) == 0 ? -(int64_t)below(w, TICK_NS)
+                            : (int64_t)(rng_next(&w->rng) >> (24 + below(w, 30)));
+}
+
+static void put_draft(struct world *w, struct draft *d, unsigned mode)
+{
+    struct pg_record *r = record_new(w, d, PG_OP_PUT, false);
+    const int64_t delay = some_delay(w);
+    r->mode = (uint8_t)mode;
+    r->time_kind = (uint8_t)(below(w, 3) == 0 ? below(w, PG_T_KINDS) : PG_T_BOOT);
+    r->time_ns = r->time_kind == PG_T_DELAY  ? delay
+                 : r->time_kind == PG_T_WALL ? w->now_ns + w->offset_ns + delay
+                                             : w->now_ns + delay;
+    payload_add(w, d, r);
+}
+
+static void watch_key_add(struct world *w, struct draft *d, struct pg_record *r, uint32_t key)
+{
+    uint8_t bytes[64];
+    const bool sum = r->mode == PG_C_SUM;
+    struct pg_watch_key k = {.key_len = watch_key_write(bytes, key), .key_type = PG_KEY_BYTES,
+                             .target = sum && below(w, 2) ? UINT64_MAX : 1 + below(w, 4),
+                             .cap = sum ? 1 + below(w, 4) : 0,
+                             .flags = below(w, 4) == 0 ? PG_WK_OWN : 0};
+    memcpy(draft_take(d, sizeof k), &k, sizeof k);
+    memcpy(draft_take(d, k.key_len), bytes, k.key_len);
+    r->ext_len += (uint32_t)sizeof k + k.key_len;
+}
+
+static void watch_draft(struct world *w, struct draft *d, unsigned condition)
+{
+    struct pg_record *r = record_new(w, d, PG_OP_WATCH, false);
+    const uint32_t first = below(w, WATCH_KEYS), keys = 1 + below(w, 3);
+    r->mode = (uint8_t)condition;
+    r->flags = (uint8_t)below(w, 2);
+    r->time_ns = w->now_ns + some_delay(w);
+    payload_add(w, d, r);
+    r->value = condition == PG_C_SUM ? 1 + below(w, 5) : 0;
+    for (uint32_t i = 0; i < keys; i++)
+        watch_key_add(w, d, r, w->shape == SHARED_BUCKET ? i : (first + i) % WATCH_KEYS);
+}
+
+static void level_draft(struct world *w, struct draft *d, unsigned op)
+{
+    struct pg_record *r = record_new(w, d, op, true);
+    r->value = op == PG_OP_ADVANCE_KEY ? 1 + below(w, 6)
+               : op == PG_OP_BUMP      ? (below(w, 16) == 0 ? PG_LEVEL_MAX : 1 + below(w, 2))
+               : op == PG_OP_FAIL      ? 7
+                                       : 0;
+}
+
+/* Names an armed timer or operation, if there is one, more often than anything else. */
+static void aim(struct world *w, struct draft *d, struct pg_record *r, bool client_only)
+{
+    const uint32_t from = below(w, w->a->slots.capacity);
+    for (uint32_t i = 0; i < w->a->slots.capacity && below(w, 8) != 0; i++) {
+        const uint32_t slot = (from + i) % w->a->slots.capacity;
+        const struct pg_cold *c = &w->a->slots.cold[slot];
+        if (ctl_state(w->a->slots.hot[slot].ctl) != PG_S_ARMED || slot_namespace(w->a, slot) != 0 ||
+            (client_only && (!is_operation(w->a, slot) ||
+                             operation_at(w->a, slot)->condition != PG_C_CLIENT)))
+            continue;
+        d->used -= r->key_len;
+        memcpy(draft_take(d, c->key_len), blob_at(&w->a->blobs, c->blob) + c->ext_len, c->key_len);
+        r->key_len = c->key_len;
+        r->name = 0;
+        if (client_only)
+            r->value = operation_at(w->a, slot)->version;
+        else if (below(w, 4) == 0)
+            r->value = ctl_ticket(w->a->slots.hot[slot].ctl);
+        return;
+    }
+}
+
+static void cancel_draft(struct world *w, struct draft *d)
+{
+    aim(w, d, record_new(w, d, PG_OP_CANCEL, false), false);
+}
+
+static void complete_draft(struct world *w, struct draft *d)
+{
+    aim(w, d, record_new(w, d, PG_OP_COMPLETE, false), true);
+}
+
+static void any_draft(struct world *w, struct draft *d)
+{
+    switch (below(w, 10)) {
+    case 0: case 1: case 2: put_draft(w, d, below(w, PG_MODES)); break;
+    case 3: cancel_draft(w, d); break;
+    case 4: case 5: watch_draft(w, d, below(w, PG_CONDITIONS)); break;
+    case 6: level_draft(w, d, PG_OP_ADVANCE_KEY); break;
+    case 7: complete_draft(w, d); break;
+    default: level_draft(w, d, PG_OP_ADVANCE_KEY + below(w, 6)); break;
+    }
+}
+
+/* ---- running ---------------------------------------------------------------------------- */
+
+static bool message_run(struct world *w, const struct call *call, struct reply *reply)
+{
+    bool again = false;
+    int64_t wait_ns;
+    for (uint32_t tries = 0; tries < 8; tries++) {
+        const int done = pg_handle(w->a, call->message, call->bytes, call->uid, 1, call->real_ns,
+                                   reply_buffer, &reply->bytes, &wait_ns);
+        if (done != PG_H_AGAIN)
+            break;
+        again = true;
+        pg_published(w->a, w->a->header->outbox_tail);
+    }
+    CHECK(reply->bytes <= sizeof reply->body);
+    memcpy(reply->body, reply_buffer, reply->bytes);
+    return again;
+}
+
+static bool advance_run(struct world *w, const struct call *call)
+{
+    bool again = false;
+    int more = 1;
+    w->now_ns = call->now_ns;
+    w->offset_ns = call->offset_ns;
+    for (uint32_t tries = 0; tries < 40 && more; tries++) {
+        pg_advance(w->a, call->now_ns, call->offset_ns, call->real_ns, 3, &more);
+        if (w->a->header->outbox_tail - w->a->header->published < 16)
+            continue;
+        again = true;
+        pg_published(w->a, w->a->header->outbox_tail);
+    }
+    return again;
+}
+
+/* Into an arena that nobody knows of yet: of the old one nothing may change. */
+static void migrate_run(struct world *w)
+{
+    struct world to = {.config = w->config};
+    struct pg_fault why;
+    to.config.capacity += 3;
+    memory_take(&to);
+    CHECK(pg_create(to.a, to.arena, to.secret, &to.config) && pg_migrate(to.a, w->a, &why));
+    world_close(&to);
+}
+
+bool call_run(struct world *w, const struct call *call, struct reply *reply)
+{
+    uint64_t session;
+    uint32_t cursor = 0;
+    reply->bytes = 0;
+    switch (call->kind) {
+    case BY_MESSAGE: return message_run(w, call, reply);
+    case BY_ADVANCE: return advance_run(w, call);
+    case BY_PUBLISHED: pg_published(w->a, w->a->header->outbox_tail); break;
+    case BY_SWEEP: pg_sweep(w->a, call->real_ns, &cursor, UINT32_MAX); break;
+    case BY_INBOX: pg_inbox(w->a, &session, out_buffer, sizeof out_buffer); break;
+    case BY_INBOX_AGAIN: pg_inbox_again(w->a, 0, call->real_ns); break;
+    case BY_MIGRATE: migrate_run(w); break;
+    }
+    return false;
+}
+
+/* ---- the operations under test ------------------------------------------------------------ */
+
+static void batch_make(struct world *w, struct call *call, const struct draft *d)
+{
+    batch_write(call, &w->clients[below(w, CLIENTS)], d, PG_M_BATCH);
+}
+
+static void put_make(struct world *w, struct call *call, unsigned mode)
+{
+    struct draft d = {.count = 0};
+    put_draft(w, &d, mode);
+    if (mode != PG_MODE_ERROR && below(w, 2)) {   /* of a key that is armed */
+        struct draft cancel = {.count = 0};
+        cancel_draft(w, &cancel);
+        struct pg_record *r = &d.records[0];
+        memmove(d.area + cancel.used, d.area + r->key_len, r->payload_len);
+        memcpy(d.area, cancel.area, cancel.used);
+        d.used = cancel.used + r->payload_len;
+        r->key_len = (uint8_t)cancel.used;
+        r->name = 0;
+    }
+    batch_make(w, call, &d);
+}
+
+static void watch_make(struct world *w, struct call *call, unsigned condition)
+{
+    struct draft d = {.count = 0};
+    watch_draft(w, &d, condition);
+    batch_make(w, call, &d);
+}
+
+static void level_make(struct world *w, struct call *call, unsigned op)
+{
+    struct draft d = {.count = 0};
+    level_draft(w, &d, op);
+    batch_make(w, call, &d);
+}
+
+static void cancel_make(struct world *w, struct call *call, unsigned unused)
+{
+    struct draft d = {.count = 0};
+    (void)unused;
+    cancel_draft(w, &d);
+    batch_make(w, call, &d);
+}
+
+static void complete_make(struct world *w, struct call *call, unsigned unused)
+{
+    struct draft d = {.count = 0};
+    (void)unused;
+    complete_draft(w, &d);
+    batch_make(w, call, &d);
+}
+
+static void bulk_make(struct world *w, struct call *call, unsigned records)
+{
+    struct draft d = {.count = 0};
+    for (uint32_t n = 2 + below(w, records - 1); n > 0; n--)
+        any_draft(w, &d);
+    batch_make(w, call, &d);
+}
+
+static void get_make(struct world *w, struct call *call, unsigned unused)
+{
+    struct draft d = {.count = 0};
+    (void)unused;
+    record_new(w, &d, PG_OP_GET, false)->name = 0;
+    batch_write(call, &w->clients[0], &d, PG_M_QUERY);
+}
+
+static void repeated_make(struct world *w, struct call *call, unsigned unused)
+{
+    struct reply reply;
+    bulk_make(w, call, 3);
+    (void)unused;
+    call->real_ns = w->real_ns;
+    call_run(w, call, &reply);
+}
+
+static void ack_make(struct world *w, struct call *call, unsigned unused)
+{
+    const struct client *c = &w->clients[below(w, CLIENTS)];
+    uint32_t count = 0;
+    (void)unused;
+    frame_write(call, c, PG_M_ACK, 0, 0);
+    for (uint32_t slot = 0; slot < w->a->slots.capacity; slot++) {
+        const uint64_t ctl = w->a->slots.hot[slot].ctl;
+        if (ctl_state(ctl) == PG_S_FREE || !is_operation(w->a, slot))
+            continue;
+        const bool outcome = ctl_state(ctl) == PG_S_OUTCOME;
+        const struct pg_ack ack = {ctl_ticket(ctl), outcome ? 0 : operation_at(w->a, slot)->version,
+                                   slot, 0};
+        call_append(call, &ack, sizeof ack);
+        count++;
+    }
+    ((struct pg_frame *)call->message)->count = count;
+}
+
+/* A new one, a known one, or one that takes the row of a session that was silent too long. */
+static void hello_make(struct world *w, struct call *call, unsigned unused)
+{
+    const struct pg_hello hello = {.nonce = {(uint8_t)(1 + below(w, CLIENTS + 2))}};
+    (void)unused;
+    frame_write(call, &(struct client){0, 0, 100 + hello.nonce[0] - 1u}, PG_M_HELLO, 0, 0);
+    call_append(call, &hello, sizeof hello);
+    if (below(w, 2))
+        w->real_ns += 2 * OWN_MINUTE_NS;
+}
+
+static void bye_make(struct world *w, struct call *call, unsigned unused)
+{
+    (void)unused;
+    frame_write(call, &w->clients[below(w, CLIENTS)], PG_M_BYE, 0, 0);
+}
+
+/* `far`: how many of the armed deadlines it passes. */
+static void advance_make(struct world *w, struct call *call, unsigned far)
+{
+    int64_t earliest_ns = timers_earliest_ns(w->a);
+    call->kind = BY_ADVANCE;
+    w->now_ns += below(w, 3) * TICK_NS;
+    if (earliest_ns < INT64_MAX / 8 && earliest_ns > w->now_ns && far != 0)
+        w->now_ns = earliest_ns + TICK_NS;
+    if (far > 1)
+        w->now_ns += (int64_t)(rng_next(&w->rng) >> (24 + below(w, 30)));
+}
+
+static void wall_make(struct world *w, struct call *call, unsigned unused)
+{
+    (void)unused;
+    call->kind = BY_ADVANCE;
+    w->offset_ns += (below(w, 2) ? 1 : -1) * 2000000ll;
+}
+
+static void sweep_make(struct world *w, struct call *call, unsigned unused)
+{
+    (void)unused;
+    call->kind = BY_SWEEP;
+    w->real_ns += 2 * OWN_MINUTE_NS;
+}
+
+static void published_make(struct world *w, struct call *call, unsigned unused)
+{
+    struct reply reply;
+    advance_make(w, call, 2);
+    (void)unused;
+    call->now_ns = w->now_ns;
+    call->offset_ns = w->offset_ns;
+    call->real_ns = w->real_ns;
+    call_run(w, call, &reply);
+    call->kind = BY_PUBLISHED;
+}
+
+static void plain_make(struct world *w, struct call *call, unsigned kind)
+{
+    (void)w;
+    call->kind = (enum call_kind)kind;
+}
+
+static const struct operation {
+    const char *name;
+    void (*make)(struct world *w, struct call *call, unsigned variant);
+    unsigned variant;
+} operations[] = {
+    {"put error", put_make, PG_MODE_ERROR},
+    {"put replace", put_make, PG_MODE_REPLACE},
+    {"put keep", put_make, PG_MODE_KEEP},
+    {"put extend", put_make, PG_MODE_EXTEND},
+    {"cancel", cancel_make, 0},
+    {"get", get_make, 0},
+    {"watch all", watch_make, PG_C_ALL},
+    {"watch any", watch_make, PG_C_ANY},
+    {"watch sum", watch_make, PG_C_SUM},
+    {"watch client", watch_make, PG_C_CLIENT},
+    {"advance key", level_make, PG_OP_ADVANCE_KEY},
+    {"bump", level_make, PG_OP_BUMP},
+    {"fail", level_make, PG_OP_FAIL},
+    {"clear", level_make, PG_OP_CLEAR},
+    {"forget", level_make, PG_OP_FORGET},
+    {"cancel for key", level_make, PG_OP_CANCEL_FOR_KEY},
+    {"complete", complete_make, 0},
+    {"bulk", bulk_make, RECORDS_MAX},
+    {"repeated batch", repeated_make, 0},
+    {"ack", ack_make, 0},
+    {"hello", hello_make, 0},
+    {"bye", bye_make, 0},
+    {"expire one", advance_make, 1},
+    {"expire burst", advance_make, 2},
+    {"cascade", advance_make, 0},
+    {"wall step", wall_make, 0},
+    {"published", published_make, 0},
+    {"sweep", sweep_make, 0},
+    {"inbox", plain_make, BY_INBOX},
+    {"inbox again", plain_make, BY_INBOX_AGAIN},
+    {"migrate", plain_make, BY_MIGRATE},
+    {NULL, NULL, 0},
+};
+
+const char *call_name(uint32_t operation) { return operations[operation].name; }
+
+void call_make(struct world *w, uint32_t operation, struct call *call)
+{
+    *call = (struct call){.kind = BY_MESSAGE};
+    operations[operation].make(w, call, operations[operation].variant);
+    call->now_ns = w->now_ns;
+    call->offset_ns = w->offset_ns;
+    call->real_ns = w->real_ns;
+}
+
+/* ---- the past ------------------------------------------------------------------------------ */
+
+static void hello(struct world *w, uint32_t n)
+{
+    struct call call = {.real_ns = w->real_ns};
+    struct reply reply;
+    struct pg_welcome welcome;
+    const struct pg_hello body = {.nonce = {(uint8_t)(n + 1)}};
+    w->clients[n] = (struct client){0, 1, 100 + n};
+    frame_write(&call, &w->clients[n], PG_M_HELLO, 0, 0);
+    call_append(&call, &body, sizeof body);
+    call_run(w, &call, &reply);
+    CHECK_EQUAL(reply.bytes, sizeof(struct pg_frame) + sizeof welcome);
+    memcpy(&welcome, reply.body + sizeof(struct pg_frame), sizeof welcome);
+    w->clients[n].session = welcome.session;
+}
+
+static void past_batch(struct world *w)
+{
+    struct call call = {.real_ns = w->real_ns};
+    struct reply reply;
+    struct draft d = {.count = 0};
+    struct client *c = &w->clients[below(w, CLIENTS)];
+    for (uint32_t n = 1 + below(w, 3); n > 0; n--)
+        any_draft(w, &d);
+    batch_write(&call, c, &d, PG_M_BATCH);
+    call_run(w, &call, &reply);
+    CHECK(reply.bytes != 0);
+    c->sequence++;
+}
+
+/* Calls of all kinds, so that timers, operations and notices of every age are there. */
+static void past(struct world *w, uint32_t steps)
+{
+    struct call call = {.kind = BY_ADVANCE};
+    struct reply reply;
+    while (steps-- > 0) {
+        past_batch(w);
+        w->now_ns += below(w, 3) * TICK_NS;
+        w->real_ns += 1000000;
+        call.now_ns = w->now_ns;
+        call.offset_ns = w->offset_ns;
+        call.real_ns = w->real_ns;
+        call.kind = below(w, 3) == 0 ? BY_PUBLISHED : BY_ADVANCE;
+        call_run(w, &call, &reply);
+    }
+}
+
+static void fill(struct world *w)
+{
+    for (uint32_t tries = 0; tries < 60 && slots_live(&w->a->slots) < CAPACITY; tries++)
+        past(w, 1);
+}
+
+void world_open(struct world *w, enum shape shape, uint64_t seed)
+{
+    *w = (struct world){.rng = {seed * 0x9e3779b97f4a7c15u + 1}, .shape = shape};
+    w->config = (struct pg_config){
+        .layout_id = LAYOUT, .payload_bytes = 40960, .outbox_bytes_max = 16384,
+        .tick_ns = TICK_NS, .now_ns = 1 + (int64_t)below(w, 1 << 20), .stream_id = 1,
+        .secret = {rng_next(&w->rng), rng_next(&w->rng)}, .capacity = CAPACITY,
+        .outbox_capacity = 16, .fanout = 4, .namespaces = 2, .topics = 4, .sessions = SESSIONS,
+        .accounts = 4, .watches = 16, .levels = 6, .level_ttl_ns = 60000000000, .inbox_max = 6,
+        .clock_kind = PG_CLOCK_VIRTUAL};
+    memory_take(w);
+    w->now_ns = w->config.now_ns;
+    w->real_ns = 1000000000;
+    CHECK(pg_create(w->a, w->arena, w->secret, &w->config));
+    if (below(w, 3) == 0)
+        pg_set_quotas(w->a, 6, 700, 0);   /* no rate: a restart fills it up */
+    for (uint32_t n = 0; n < CLIENTS; n++)
+        hello(w, n);
+    if (shape != EMPTY)
+        past(w, 2 + below(w, 8));
+    if (shape == FULL)
+        fill(w);
+}

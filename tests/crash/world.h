@@ -1,0 +1,78 @@
+/* world.h - tiny arenas with a past, and the calls that a kill may cut. */
+#ifndef PURGATORYD_WORLD_H
+#define PURGATORYD_WORLD_H
+
+#include "check.h"
+#include "core.h"
+
+#define CLIENTS 2
+#define SESSIONS 3
+#define REMEMBERED 24             /* results of a reply that these worlds use, at most */
+
+enum shape { EMPTY, FULL, SHARED_BUCKET, SHARED_KEY, SHAPES };
+
+struct client {
+    uint64_t session, sequence;   /* of its next batch */
+    uint32_t uid;
+};
+
+struct world {
+    struct rng rng;
+    enum shape shape;
+    struct pg_config config;
+    struct pg_arena *a;
+    uint8_t *arena, *secret;
+    uint64_t arena_bytes, secret_bytes;
+    int64_t now_ns, offset_ns, real_ns;
+    struct client clients[CLIENTS];
+};
+
+/* Where truth stands; pieces of both segments. */
+struct piece {
+    uint8_t *at;
+    uint64_t bytes;
+};
+struct truth {
+    uint32_t count;
+    uint64_t bytes;
+    struct piece pieces[32];
+};
+
+enum call_kind { BY_MESSAGE, BY_ADVANCE, BY_PUBLISHED, BY_SWEEP, BY_INBOX, BY_INBOX_AGAIN,
+                 BY_MIGRATE };
+
+#define RECORDS_MAX 12
+#define MESSAGE_MAX 49152         /* with a payload that no arena here can hold */
+
+struct call {
+    enum call_kind kind;
+    uint32_t uid;
+    uint32_t records;
+    uint32_t bytes;
+    uint8_t message[MESSAGE_MAX];
+    int64_t now_ns, offset_ns, real_ns;
+};
+
+struct reply {
+    uint64_t bytes;
+    uint8_t body[4096];
+};
+
+void world_open(struct world *w, enum shape shape, uint64_t seed);
+void world_close(struct world *w);
+/* A second one of the same sizes, for recoveries. */
+void world_twin(struct world *twin, const struct world *w);
+void world_truth(const struct world *w, struct truth *truth);
+/* What one daemon does at its start. */
+bool world_recover(struct world *w, int64_t now_ns, struct pg_fault *why);
+
+/* The operations under test, by number; NULL behind the last. */
+const char *call_name(uint32_t operation);
+void call_make(struct world *w, uint32_t operation, struct call *call);
+/* The same batch, with its first records only. */
+void call_prefix(const struct call *whole, uint32_t records, struct call *prefix);
+bool call_has_delay(const struct call *call);
+/* Runs it to its end. True: notices were handed over in between, to make room. */
+bool call_run(struct world *w, const struct call *call, struct reply *reply);
+
+#endif
