@@ -294,25 +294,26 @@ static void put_read(const struct pg_arena *a, struct step *s, const uint8_t *at
     p->mode = r->mode;
     p->time_kind = r->time_kind;
     p->time_ns = r->time_ns;
-    p->limited = a->name_guards[r->name] != 0;
     s->ext = p->payload + r->payload_len;
 }
 
 /* Whether owner and quotas allow the record, and a draining daemon too. What arms or advances is
  * counted, once, though its work may need several calls. False: the result says why not. */
-static bool record_allowed(struct pg_arena *a, const struct step *s, struct pg_result *result)
+static bool record_allowed(struct pg_arena *a, struct step *s, struct pg_result *result)
 {
     const struct pg_record *r = &s->record;
+    const unsigned guard = a->name_guards[r->name];
+    s->put.limited = guard == GUARD_QUOTA;
     if (a->draining && op_rules[r->op].uses & NEEDS_TOPIC) {
         answer(result, 0, PG_ST_STOPPING, 0);
         return false;
     }
-    if (a->name_guards[r->name] == GUARD_DENIED) {
+    if (guard == GUARD_DENIED) {
         a->metrics->refused_denied++;
         answer(result, 0, PG_ST_DENIED, 0);
         return false;
     }
-    if (s->n < s->session->charged || name_missing(a, r) ||
+    if (!s->put.limited || s->n < s->session->charged || name_missing(a, r) ||
         (op_rules[r->op].uses & (NEEDS_TOPIC | NEEDS_NAMESPACE)) == 0)
         return true;
     s->session->charged = s->n + 1;
@@ -329,7 +330,7 @@ static bool record_apply(struct pg_arena *a, struct step *s, const uint8_t *at,
                          struct pg_result *result)
 {
     const struct pg_record *r = &s->record;
-    if (UNLIKELY(a->name_guards[r->name] != 0 || a->draining) && !record_allowed(a, s, result))
+    if (UNLIKELY(a->guarded | a->draining) && !record_allowed(a, s, result))
         return true;
     if (name_missing(a, r)) {
         count_missing(a, a->name_status[r->name]);

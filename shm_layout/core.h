@@ -36,6 +36,8 @@
 
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
+/* Kept out of its callers, whose common way needs fewer registers then. */
+#define RARE __attribute__((noinline, cold))
 
 /* Shared fields that readers poll while the daemon writes. */
 #define LOAD_ACQUIRE(p) __atomic_load_n((p), __ATOMIC_ACQUIRE)

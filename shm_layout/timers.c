@@ -116,19 +116,30 @@ static int64_t slot_deadline(const struct pg_arena *a, uint32_t slot)
 
 /* ---- ending a slot ------------------------------------------------------------------------ */
 
+/* What few slots have: a wall deadline, an operation's notice, an account. */
+RARE static void slot_counted_more(struct pg_arena *a, uint32_t slot, int64_t sign)
+{
+    const struct pg_hot *h = &a->slots.hot[slot];
+    if (h->flags & PG_F_WALL)
+        a->metrics->live_wall += (uint64_t)sign;
+    if (h->flags & PG_F_OPERATION)
+        a->namespaces[slot_namespace(a, slot)].bytes +=
+            (uint64_t)sign * operation_granules(a, slot) * PG_GRANULE;
+    if (a->slots.cold[slot].account != 0)
+        account_counted(a, a->slots.cold[slot].account, sign, slot_bytes(a, slot));
+}
+
 void slot_counted(struct pg_arena *a, uint32_t slot, int64_t sign)
 {
     const struct pg_hot *h = &a->slots.hot[slot];
+    const struct pg_cold *c = &a->slots.cold[slot];
     struct pg_namespace *ns = &a->namespaces[a->topics[h->topic].namespace_row];
-    const uint64_t bytes = slot_bytes(a, slot);
     a->metrics->live += (uint64_t)sign;
     a->topics[h->topic].live += (uint64_t)sign;
     ns->live += (uint64_t)sign;
-    ns->bytes += (uint64_t)sign * bytes;
-    if (h->flags & PG_F_WALL)
-        a->metrics->live_wall += (uint64_t)sign;
-    if (UNLIKELY(a->slots.cold[slot].account != 0))
-        account_counted(a, a->slots.cold[slot].account, sign, bytes);
+    ns->bytes += (uint64_t)sign * slot_granules(c) * PG_GRANULE;
+    if (UNLIKELY((h->flags | c->account) != 0))
+        slot_counted_more(a, slot, sign);
 }
 
 /* After this store the timer is gone. */
