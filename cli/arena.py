@@ -111,7 +111,7 @@ def list_command(
 FOR_PROGRAMS = {
     "stream_id", "heartbeat_boot_ns", "loop_turns", "now_ns", "next_deadline_ns",
     "wall_offset_ns", "next_ticket", "outbox_head", "outbox_tail", "published", "late_sum_ns",
-    "namespaces",
+    "namespaces", "uids",
 }  # fmt: skip
 
 
@@ -168,7 +168,7 @@ def human(field: str, value: Any) -> str:
     """A figure with its unit, which its name tells."""
     if value is None:
         return "-"
-    if not isinstance(value, int) or field == "daemon_pid":
+    if not isinstance(value, int) or field.endswith(("pid", "uid")):
         return str(value)
     if field.endswith("_ns"):
         return units.format_duration(value)
@@ -191,6 +191,7 @@ def gather(reader: Reader) -> dict[str, Any]:
             {"namespace": n.name, "live": n.live, "blob_bytes": n.bytes}
             for n in reader.namespaces().values()
         ],
+        "uids": [{"uid": a.uid, "live": a.live, "blob_bytes": a.bytes} for a in reader.accounts()],
     }
 
 
@@ -237,8 +238,9 @@ def stats_command(name: str, topics: bool, as_json: bool) -> None:
         print_table(rows, "topics")
     elif not topics:
         print_figures(figures, name)
-        if figures["namespaces"]:
-            print_table(figures["namespaces"], "namespaces")
+        for table in ("namespaces", "uids"):
+            if figures[table]:
+                print_table(figures[table], table)
 
 
 @click.command("check", cls=Command)

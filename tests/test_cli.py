@@ -285,6 +285,13 @@ def test_namespaces_are_set_and_listed(demo: Daemon) -> None:
     assert answer(demo, "namespace", "ls")["bytes"] == 32
 
 
+def test_stats_tell_what_each_uid_has(daemon: StartDaemon) -> None:
+    real = daemon("demo", "--quota-timers", "5")
+    cli(real, "add", "k", "--delay", "1h", "--payload", "x" * 20)
+    assert answer(real, "stats")["uids"] == [{"uid": os.getuid(), "live": 1, "blob_bytes": 32}]
+    assert "uids" in cli(real, "stats").stdout
+
+
 def test_what_an_owner_and_a_quota_refuse(demo: Daemon) -> None:
     cli(demo, "namespace", "set", "shop", "--owner", "1001")
     cli(demo, "namespace", "set", "small", "--quota-timers", "1")

@@ -343,6 +343,15 @@ def test_operations_come_back_evenly(core: Purgatory, whose: str) -> None:
     assert statuses(alice.send(*advances)).count(Status.DONE) == 4
 
 
+def test_what_was_not_used_is_not_saved_bit_by_bit(core: Purgatory) -> None:
+    core.set_namespace(b"n", quota_ops=4)
+    alice = Owner(core, 1, ALICE)
+    for _ in range(5):
+        assert statuses(alice.send(pd.advance(b"w", 1))) == [Status.DONE]
+        core.advance(core.now_ns + 9 * SECOND_NS // 10)
+    assert statuses(alice.send(*[pd.advance(b"w", 1)] * 6)).count(Status.DONE) == 4
+
+
 def test_over_a_long_time_the_rate_is_exact(core: Purgatory) -> None:
     core.set_namespace(b"n", quota_ops=1000)
     alice, done = Owner(core, 1, ALICE), 0
@@ -432,14 +441,14 @@ def test_an_account_that_was_idle_longest_is_given_away(core: Purgatory) -> None
     (answer,) = fifth.send(pd.put(b"k", MS))
     assert isinstance(error_of(answer), Full)
     assert (answer.status, answer.ended) == (Status.FULL_ACCOUNTS, 4)
-    for uid in (3, 2):
+    for uid in (3, 4, 2, 1):
         owner = Owner(core, uid, uid)
         owner.send(pd.cancel(b"%d" % uid), pd.cancel(b"x%d" % uid))
         core.advance(core.now_ns + MS)
-        if uid == 2:
+        if uid != 3:
             owner.bye()  # 3 has a session: not idle
     assert statuses(fifth.send(pd.put(b"k", MS))) == [Status.ADDED]
-    assert sorted(accounts_of(core)) == [1, 3, 4, 5]
+    assert sorted(accounts_of(core)) == [1, 2, 3, 5]
 
 
 def test_with_too_few_accounts_for_what_lives_there_is_no_migration(core: Purgatory) -> None:

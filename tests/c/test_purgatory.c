@@ -65,7 +65,7 @@ static struct pg_config config_random(struct rng *r)
         .topics = 1, .sessions = SESSIONS, .clock_kind = PG_CLOCK_VIRTUAL,
         .watches = 1 + (uint32_t)rng_below(r, OPERATIONS * MOST_KEYS),
         .levels = 1 + (uint32_t)rng_below(r, WATCHED), .level_ttl_ns = 1000000000000,
-        .inbox_max = 1 + rng_below(r, OPERATIONS)};
+        .inbox_max = 1 + rng_below(r, OPERATIONS), .accounts = 2};
 }
 
 static void *zeroed(uint64_t bytes)
@@ -81,6 +81,8 @@ static void arena_open(struct world *w)
     w->secret = zeroed(pg_private_bytes(&w->config));
     w->a = malloc(pg_handle_bytes());
     CHECK(w->a != NULL && pg_create(w->a, w->arena, w->secret, &w->config));
+    /* Wide enough to refuse nothing: all is counted, and every check() compares. */
+    pg_set_quotas(w->a, PG_QUOTA_MAX, PG_QUOTA_MAX, PG_QUOTA_OPS_MAX);
 }
 
 static void arena_close(struct world *w)
