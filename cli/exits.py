@@ -33,7 +33,7 @@ class Exit(IntEnum):
 
 MEANING = {
     Exit.DONE: "done",
-    Exit.NEGATIVE: "answered, but not yes: unknown, already fired, nothing arrived",
+    Exit.NEGATIVE: "answered, but not yes: unknown, already fired, nothing arrived, not drained",
     Exit.USAGE: "bad argument or setting; nothing was sent",
     Exit.NO_DAEMON: "no daemon of that name, or its arena is not ready",
     Exit.REFUSED: "refused by the daemon: exists, full, too far, denied",

@@ -52,10 +52,12 @@ class Victim:
         after: Path | None,
     ) -> None:  # fmt: skip
         self.paths = paths_in(directory, "demo")
+        self.nth = nth
         self._log = directory / "fault.log"
         self._log.unlink(missing_ok=True)
         self._stderr = directory / "victim.stderr"
-        env = clean_environment(directory) | fault.environment(shim, nth, after, self._log)
+        self.fault_environment = fault.environment(shim, nth, after, self._log)
+        env = clean_environment(directory) | self.fault_environment
         command = [sys.executable, "-m", "purgatoryd.cli", "run", "--name", "demo", *args]
         with self._stderr.open("wb") as stderr:
             self.process = subprocess.Popen(

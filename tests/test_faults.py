@@ -1,8 +1,9 @@
 """Memory, files and room run out: the Nth call of every function fails, for every N.
 
 The daemon goes on, or ends with one clear sentence. libzmq aborts the process when it has no
-memory or descriptors left (ABORTS); then, too, the arena holds all that was acknowledged. By
-default N goes 1, 2, 3, 6, 12 ...; with CRASH_TEST=complete in the environment it takes all values.
+memory or descriptors left (ABORTS), and so does glibc; then, too, the arena holds all that was
+acknowledged. By default N goes 1, 2, 3, 6, 12 ...; with CRASH_TEST=complete in the environment it
+takes all values.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,6 +65,12 @@ FAULTS = [
 ]  # fmt: skip
 KILLS = [Fault(c, "KILL") for c in ("rename", "unlink", "shm_open", "mmap64", "posix_fallocate64")]
 
+# What glibc exits with when a thread has no memory for its thread-local data.
+GLIBC_ENDS = 127
+
+LATER = {"accept4", "send", "recv", "epoll_wait", "select"}
+"""Not called by a daemon that ends as soon as it is ready."""
+
 IN_ANY_PROCESS = {"malloc", "calloc", "realloc", "mmap64", "open64"}
 
 # Where libzmq asserts that the call succeeds.
@@ -93,6 +101,21 @@ class Before:
             self.tickets = {ticket for _, ticket, _ in answer.results}
         real.kill()
         self._bytes = {n: path_of(n).read_bytes() for n in (real.paths.arena, real.paths.private)}
+        self.tally: Counter[str] = Counter()
+
+    def victims(
+        self, fault: Fault, shim: Path, args: tuple[str, ...], after: Path | None
+    ) -> Iterator[Victim]:
+        """A daemon whose Nth call fails, for N = 1, 2 ... until it ends without the fault."""
+        nth = 1
+        while True:
+            self.again()
+            victim = Victim(self.directory, args, shim, fault, nth, after)
+            yield victim
+            if not victim.hit:
+                return
+            self.tally[HOW.get(victim.process.returncode, "ended")] += 1
+            nth = numbers(nth, COMPLETE)
 
     def again(self) -> None:
         """Lays it out once more, for the next N; the lock file tells when a start begins."""
@@ -106,11 +129,22 @@ def path_of(name: str) -> Path:
     return segment.MOUNT / name[1:]
 
 
+HOW = {
+    0: "went on", 7: "ended with a sentence", -6: "were aborted by libzmq", -9: "were killed",
+    127: "were ended by glibc",
+}  # fmt: skip
+
+
 @pytest.fixture(scope="module")
-def before() -> Iterator[Before]:
+def before(request: pytest.FixtureRequest) -> Iterator[Before]:
     directory = Path(tempfile.mkdtemp(prefix="purgatoryd-test-"))
     real = Daemon("demo", directory, SIZES)
-    yield Before(real)
+    found = Before(real)
+    yield found
+    told = ", ".join(f"{count} {how}" for how, count in found.tally.most_common())
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        print(f"\n{found.tally.total()} daemons with a fault: {told}")
     real.close()
     remove_segments(real.paths)
     shutil.rmtree(directory)
@@ -124,6 +158,8 @@ def ended_well(victim: Victim, fault: Fault, code: int) -> None:
         assert "Traceback" not in said
     elif code == -signal.SIGABRT:
         assert fault.call in ABORTS, said
+    elif code == GLIBC_ENDS:
+        assert "cannot allocate memory for thread-local data" in said
     else:
         assert code == (-signal.SIGKILL if fault.code == "KILL" and victim.hit else 0), said
 
@@ -154,40 +190,30 @@ def known(paths: Paths) -> set[int]:
 @each(FAULTS + KILLS)
 def test_the_start(fault: Fault, before: Before, shim: Path) -> None:
     """From the lock on, with other sizes: attach, rebuild, birth, migration, sockets."""
-    nth, hits = 1, 0
-    while True:
-        before.again()
-        victim = Victim(before.directory, OTHER_SIZES, shim, fault, nth, before.paths.lock)
+    victims = 0
+    for victim in before.victims(fault, shim, OTHER_SIZES, before.paths.lock):
+        victims += 1
         ended_well(victim, fault, victim.end())
         recovered(before.paths, before.tickets)
-        if not victim.hit:
-            break
-        nth, hits = numbers(nth, COMPLETE), hits + 1
-    assert hits or fault.call in ("accept4", "send", "recv", "epoll_wait", "select"), "never called"
+    assert victims > 1 or fault.call in LATER, "never called"
 
 
 @each([fault for fault in FAULTS if fault.call in IN_ANY_PROCESS])
 def test_the_beginning_of_the_process(fault: Fault, before: Before, shim: Path) -> None:
     """From the loader on, before the daemon has touched anything: what the interpreter does."""
-    nth = 1
-    while True:
-        before.again()
-        victim = Victim(before.directory, SIZES, shim, fault, nth, None)
+    for victim in before.victims(fault, shim, SIZES, None):
         code = victim.end()
         if code == -signal.SIGSEGV:  # CPython does that; anybody's, then, and not the daemon's
-            assert interpreter_alone(before.directory, shim, fault, nth) == code, f"N = {nth}"
+            assert interpreter_alone(victim) == code, f"N = {victim.nth}"
         else:
-            assert code in (*Exit, -signal.SIGABRT), f"N = {nth}: {code}, {victim.stderr}"
+            assert code in (*Exit, -signal.SIGABRT), f"N = {victim.nth}: {code}, {victim.stderr}"
         assert not victim.ready or code in (0, Exit.UNUSABLE, -signal.SIGABRT), victim.stderr
         recovered(before.paths, before.tickets)
-        if not victim.hit:
-            break
-        nth = numbers(nth, COMPLETE)
 
 
-def interpreter_alone(directory: Path, shim: Path, fault: Fault, nth: int) -> int:
+def interpreter_alone(victim: Victim) -> int:
     """How a Python that does nothing ends with that fault."""
-    env = os.environ | fault.environment(shim, nth, None, directory / "fault.log")
+    env = os.environ | victim.fault_environment
     command = [sys.executable, "-c", "pass"]
     return subprocess.run(command, env=env, capture_output=True, check=False).returncode
 
@@ -199,19 +225,13 @@ def interpreter_alone(directory: Path, shim: Path, fault: Fault, nth: int) -> in
 def test_work_and_stop(fault: Fault, before: Before, shim: Path) -> None:
     """From the ready line to the end of the process."""
     marker = before.directory / "begin"
-    nth = 1
-    while True:
-        before.again()
-        marker.unlink(missing_ok=True)
-        victim = Victim(before.directory, SIZES, shim, fault, nth, marker)
+    for victim in before.victims(fault, shim, SIZES, marker):
         assert victim.ready, victim.stderr
         marker.touch()
         acknowledged = work(victim)
         ended_well(victim, fault, victim.end())
         recovered(before.paths, before.tickets | acknowledged)
-        if not victim.hit:
-            break
-        nth = numbers(nth, COMPLETE)
+        marker.unlink()
 
 
 def work(victim: Victim) -> set[int]:
