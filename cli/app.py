@@ -23,6 +23,7 @@ COMMANDS = {
     "stats": "arena",
     "check": "arena",
     "namespace": "namespaces",
+    "keygen": "keys",
 }
 
 

@@ -86,6 +86,11 @@ _TABLE: tuple[tuple[str, str, click.ParamType[Any], str], ...] = (
      "Uid that may connect; others may not, once one is named. May be repeated."),
     ("allow-gid", "allow_gids", click.INT,
      "Group whose members may connect, likewise. May be repeated."),
+    ("tcp", "tcp", click.STRING,
+     "HOST:PORT for clients on other hosts; notices have the next port. Needs the next two."),
+    ("server-key", "server_key", click.STRING,
+     "File of the daemon's key pair, made by `purgatoryd keygen`."),
+    ("keys", "keys", click.STRING, "File of the keys that are let in: lines of NAME KEY UID."),
 )  # fmt: skip
 FLAG_OF = {field: flag for flag, field, _, _ in _TABLE}
 _REPEATED = {"admin_uids", "allow_uids", "allow_gids"}
@@ -95,6 +100,9 @@ _DERIVED = {
     "admin_uids": "none",
     "allow_uids": "everybody",
     "allow_gids": "everybody",
+    "tcp": "none",
+    "server_key": "none",
+    "keys": "none",
 }
 
 

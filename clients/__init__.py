@@ -10,6 +10,7 @@ from purgatoryd.clients.conditions import AllOf, AnyOf, SumOf, When
 from purgatoryd.clients.local import DelayedOperation, DelayedOperationPurgatory
 from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
 from purgatoryd.clients.purgatory import Operation, Outcome, Purgatory, Watch
+from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.subscriber import Subscriber
 from purgatoryd.shm_layout.errors import (
     ArenaError,
@@ -99,6 +100,7 @@ __all__ = [
     "QueueFull",
     "QuotaExceeded",
     "Refused",
+    "Remote",
     "SessionExpired",
     "SnapshotRequired",
     "Status",

@@ -20,6 +20,7 @@ from purgatoryd.clients.bulk import BulkResult, pack_cancels, pack_puts
 from purgatoryd.clients.core import BYE_S, OPEN_RETRY_S, QUEUE_LIMIT, Core, Mode
 from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
 from purgatoryd.clients.packing import Pending
+from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.session import Batch, State
 from purgatoryd.clients.subscriber import RECEIVE_HWM, Inbox, unreachable
 from purgatoryd.shm_layout.errors import (
@@ -72,10 +73,11 @@ class AsyncClient:
         namespace: str = "default",
         timeout: float = 5.0,
         queue_limit: int = QUEUE_LIMIT,
+        remote: Remote | None = None,
     ) -> None:
         self.timeout = timeout
         self.queue_limit = queue_limit
-        self._core = Core(name, namespace)
+        self._core = Core(name, namespace, remote)
         self._changed: set[asyncio.Future[None]] = set()
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
@@ -376,8 +378,9 @@ class AsyncSubscriber:
         topics: Collection[str] | None = None,
         high_water_mark: int = RECEIVE_HWM,
         timeout: float = 5.0,
+        remote: Remote | None = None,
     ) -> None:
-        self._arguments = (name, namespace, topics, high_water_mark)
+        self._arguments = (name, namespace, topics, high_water_mark, remote)
         self._timeout = timeout
         self._inbox: Inbox | None = None
         self._news = asyncio.Event()
@@ -392,6 +395,11 @@ class AsyncSubscriber:
                 if time.monotonic() >= deadline_s:
                     raise unreachable(self._arguments[0], error, self._timeout) from None
                 await asyncio.sleep(OPEN_RETRY_S)
+        while not self._inbox.let_in():
+            if time.monotonic() >= deadline_s:
+                self._inbox.close()
+                raise DaemonUnreachable(self._inbox.name, self._inbox.endpoint, self._timeout)
+            await asyncio.sleep(OPEN_RETRY_S)
         self._loop = asyncio.get_running_loop()
         for socket in (self._inbox.socket, self._inbox.monitor):
             self._loop.add_reader(int(socket.get(zmq.FD)), self._news.set)

@@ -25,6 +25,7 @@ from purgatoryd.clients.purgatory import (
     pack_watch,
     settle_book,
 )
+from purgatoryd.clients.remote import Remote
 from purgatoryd.shm_layout.errors import CallTimeout, Closed
 from purgatoryd.shm_layout.layout import Op, Status
 from purgatoryd.shm_layout.wire import Key
@@ -88,8 +89,11 @@ class AsyncPurgatory(AsyncClient):
         namespace: str = "default",
         timeout: float = 5.0,
         queue_limit: int = QUEUE_LIMIT,
+        remote: Remote | None = None,
     ) -> None:
-        super().__init__(name, namespace=namespace, timeout=timeout, queue_limit=queue_limit)
+        super().__init__(
+            name, namespace=namespace, timeout=timeout, queue_limit=queue_limit, remote=remote
+        )
         self._book = Book(self._schedule)
         self._core.session.on_outcomes = self._book.take
         self._core.session.on_lost = self._book.lost

@@ -177,7 +177,7 @@ class _Packing:
 
 
 def _pack_rows(core: Core, packing: _Packing, rows: Any, topic: str, mode: int) -> None:
-    clock, default = core.clock, core.topic_name(topic)
+    clock, default = core.delay_clock, core.topic_name(topic)
     now_ns = None if clock == ClockKind.VIRTUAL else times.boot_now_ns()
     for index, row in enumerate(rows):
         key, time, its_topic, payload = _fields(row, index)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import zmq
 
+from purgatoryd.clients.remote import Remote
+
 SEND_HWM = 1000  # messages; the session's window keeps far below it
 RECONNECT_MS = 10
 SOON_MS = 20  # how long a reader may stay blind to a new connection
@@ -30,7 +32,9 @@ class Channel:
     when a connection broke is gone too; immediate=False keeps both.
     """
 
-    def __init__(self, endpoint: str, *, immediate: bool = True) -> None:
+    def __init__(
+        self, endpoint: str, remote: Remote | None = None, *, immediate: bool = True
+    ) -> None:
         self.connected = False
         self.context = zmq.Context()
         self.socket: zmq.Socket[bytes] = self.context.socket(zmq.DEALER)
@@ -40,6 +44,8 @@ class Channel:
         self.socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
         self.socket.set(zmq.RCVTIMEO, SOON_MS)
         self.monitor = self.socket.get_monitor_socket(_CONNECTED | zmq.Event.DISCONNECTED)
+        if remote is not None:
+            remote.equip(self.socket)
         self.socket.connect(endpoint)
         self._poller = zmq.Poller()
         self._poller.register(self.monitor, zmq.POLLIN)

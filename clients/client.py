@@ -21,6 +21,7 @@ from purgatoryd.clients.bulk import BulkResult, pack_cancels, pack_puts
 from purgatoryd.clients.core import BYE_S, OPEN_RETRY_S, QUEUE_LIMIT, Core, Mode
 from purgatoryd.clients.model import CancelResult, TimerInfo
 from purgatoryd.clients.packing import Pending
+from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.session import Batch, State
 from purgatoryd.shm_layout.errors import CallTimeout, DaemonError, PurgatorydError, QueueFull
 from purgatoryd.shm_layout.wire import Key
@@ -77,7 +78,8 @@ class Client:
 
     `namespace`: where this client's keys and topics live, 1-63 bytes. `timeout`: seconds that
     a call waits for its answer; for flush and the bulk calls, seconds without any answer.
-    `queue_limit`: how many packed calls may wait before add(wait=False) blocks.
+    `queue_limit`: how many packed calls may wait before add(wait=False) blocks. `remote`: where
+    the daemon is, if it is on another host.
 
     Raises DaemonUnreachable if no daemon answers within `timeout`; InvalidName.
     """
@@ -89,10 +91,11 @@ class Client:
         namespace: str = "default",
         timeout: float = 5.0,
         queue_limit: int = QUEUE_LIMIT,
+        remote: Remote | None = None,
     ) -> None:
         self.timeout = timeout
         self.queue_limit = queue_limit
-        self._core = Core(name, namespace)
+        self._core = Core(name, namespace, remote)
         self._io = threading.Lock()  # session and socket; taken before _packing
         self._packing = threading.Lock()  # the packer's open batch
         self._flusher: threading.Thread | None = None

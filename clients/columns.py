@@ -63,7 +63,7 @@ class Columns(NamedTuple):
 
 def pack_puts(core: Core, result: BulkResult, table: Any, topic: str, mode: int) -> list[Batch]:
     """Batches for add_many. Raises InvalidArgument, and then nothing was packed."""
-    now_ns = None if core.clock == ClockKind.VIRTUAL else times.boot_now_ns()
+    now_ns = None if core.delay_clock == ClockKind.VIRTUAL else times.boot_now_ns()
     parts = [_puts(core, part, topic, mode, now_ns) for part in _parts(table)]
     return [batch for part in parts for batch in _batches(result, part)]
 

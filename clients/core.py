@@ -11,6 +11,7 @@ from purgatoryd.clients.channel import Channel
 from purgatoryd.clients.life import Life
 from purgatoryd.clients.model import TimerInfo
 from purgatoryd.clients.packing import Packer, Pending, PendingAdd, PendingCancel
+from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.session import Batch, Query, Session, State
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import (
@@ -24,7 +25,7 @@ from purgatoryd.shm_layout.errors import (
     SessionExpired,
 )
 from purgatoryd.shm_layout.layout import TIME_MAX_NS, ClockKind, PutMode, Status
-from purgatoryd.shm_layout.paths import Paths, check_name, client_paths
+from purgatoryd.shm_layout.paths import check_name, client_paths
 from purgatoryd.shm_layout.wire import Key
 
 Mode = Literal["error", "replace", "keep", "extend"]
@@ -51,8 +52,9 @@ def mode_number(mode: str) -> int:
 class Core:
     """A client without locks and waits."""
 
-    def __init__(self, name: str, namespace: str) -> None:
+    def __init__(self, name: str, namespace: str, remote: Remote | None = None) -> None:
         self.name = check_name(name)
+        self._remote = remote
         self.namespace = namespace
         self.namespace_bytes = wire.encode_namespace(namespace)
         self.key_name = self._name_entry(b"")  # for calls that name no topic
@@ -81,13 +83,17 @@ class Core:
         """Connects if the daemon's socket is there. True once there is a channel."""
         if self.channel is None:
             try:
-                paths: Paths = client_paths(self.name)
+                self.endpoint = self._find()
             except DaemonUnreachable as error:
                 self.endpoint = error.endpoint
                 return False
-            self.endpoint = paths.cmd_endpoint
-            self.channel = Channel(self.endpoint)
+            self.channel = Channel(self.endpoint, self._remote)
         return True
+
+    def _find(self) -> str:
+        if self._remote is not None:
+            return self._remote.place.commands
+        return client_paths(self.name).cmd_endpoint
 
     def close(self) -> None:
         """Drops the connection; what is in flight stays without an answer."""
@@ -100,6 +106,12 @@ class Core:
     def clock(self) -> int:
         """The daemon's ClockKind, from its last welcome."""
         return self.session.welcome.clock_kind if self.session.welcome else ClockKind.BOOT
+
+    @property
+    def delay_clock(self) -> int:
+        """The ClockKind by which delays are sent: VIRTUAL if the daemon has to stamp them,
+        because its clock is not ours."""
+        return self.clock if self._remote is None else ClockKind.VIRTUAL
 
     # ---- calls -------------------------------------------------------------------------------
 
@@ -117,7 +129,7 @@ class Core:
         collect: bool,
     ) -> PendingAdd:
         """Packs an add. Raises InvalidArgument, and then nothing was packed."""
-        kind, time_ns = times.due(self.clock, delay, delay_ns, deadline, deadline_boot_ns)
+        kind, time_ns = times.due(self.delay_clock, delay, delay_ns, deadline, deadline_boot_ns)
         key_type, key_bytes = wire.encode_key(key)
         name = self.topic_name(topic)
         payload = wire.encode_payload(payload) if payload else b""

@@ -48,7 +48,8 @@ class Notice:
 
     `seq` counts the topic's notices from 1 without a hole. All `_boot_ns` are on the daemon's
     clock; `received_boot_ns` is when this process took the message from its socket, None
-    under the virtual clock, and beside a daemon of a version with another ABI.
+    under the virtual clock, beside a daemon of a version with another ABI, and from a daemon on
+    another host.
     """
 
     key: Key
@@ -72,7 +73,7 @@ class Notice:
 
     @property
     def lateness_ns(self) -> int:
-        """Receipt minus deadline; firing minus deadline under the virtual clock."""
+        """Receipt minus deadline; firing minus deadline where the receipt has no time."""
         end_ns = self.received_boot_ns
         return (self.fired_boot_ns if end_ns is None else end_ns) - self.deadline_boot_ns
 

@@ -23,6 +23,7 @@ from purgatoryd.clients.conditions import AnyCondition, ByKey, When, check_level
 from purgatoryd.clients.core import QUEUE_LIMIT, Core
 from purgatoryd.clients.operations import Book, Operation, Outcome
 from purgatoryd.clients.packing import PendingTrigger
+from purgatoryd.clients.remote import Remote
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import Closed, InvalidCondition
 from purgatoryd.shm_layout.layout import Op, Status
@@ -53,7 +54,7 @@ class Armed(NamedTuple):
 def pack_watch(core: Core, book: Book, row: Watch) -> Armed:
     """Packs a WATCH. Raises InvalidArgument, and then nothing was packed."""
     encoded = encode(row.condition)
-    kind, time_ns = times.due(core.clock, row.timeout, None, None, None)
+    kind, time_ns = times.due(core.delay_clock, row.timeout, None, None, None)
     key_type, key_bytes = wire.encode_key(row.key)
     name = core.key_name if row.topic is None else core.topic_name(row.topic)
     payload = wire.encode_payload(row.payload)
@@ -112,13 +113,16 @@ class Purgatory(Client):
         namespace: str = "default",
         timeout: float = 5.0,
         queue_limit: int = QUEUE_LIMIT,
+        remote: Remote | None = None,
     ) -> None:
         self._kicked = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._book = Book(self._kick)
         self._listener: threading.Thread | None = None
         self._spoke_s = time.monotonic()
         try:
-            super().__init__(name, namespace=namespace, timeout=timeout, queue_limit=queue_limit)
+            super().__init__(
+                name, namespace=namespace, timeout=timeout, queue_limit=queue_limit, remote=remote
+            )
         except BaseException:
             os.close(self._kicked)
             raise

@@ -18,6 +18,7 @@ import zmq
 from purgatoryd.clients.channel import RECONNECT_MS, connection_events
 from purgatoryd.clients.life import Life
 from purgatoryd.clients.model import Notice
+from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.stream import Stream
 from purgatoryd.clients.times import boot_now_ns
 from purgatoryd.shm_layout import wire
@@ -42,11 +43,19 @@ class Inbox:
     """A SUB socket, the stream behind it, and when to compare. Never waits."""
 
     def __init__(
-        self, name: str, namespace: str, topics: Collection[str] | None, high_water_mark: int
+        self,
+        name: str,
+        namespace: str,
+        topics: Collection[str] | None,
+        high_water_mark: int,
+        remote: Remote | None,
     ) -> None:
         self.name = check_name(name)
+        self._remote = remote
         subjects = _subjects(namespace, topics)
-        paths = client_paths(name)
+        self.endpoint = remote.place.notices if remote else client_paths(name).pub_endpoint
+        self.live = remote is None
+        """False until a remote daemon has let us in; of a local one the arena tells all."""
         self._life = Life("subscriber")
         self.context = zmq.Context()
         self.socket: zmq.Socket[bytes] = self.context.socket(zmq.SUB)
@@ -56,7 +65,9 @@ class Inbox:
         for subject in subjects:
             self.socket.subscribe(subject)
         self.monitor = self.socket.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED)
-        self.socket.connect(paths.pub_endpoint)
+        if remote is not None:
+            remote.equip(self.socket)
+        self.socket.connect(self.endpoint)
         try:
             chosen = None if topics is None else frozenset(topics)
             self._stream = Stream(namespace, chosen, self._attach, boot_now_ns)
@@ -64,6 +75,12 @@ class Inbox:
             self._close_sockets()
             raise
         self._probation()
+
+    def let_in(self) -> bool:
+        """True once there is or was a connection."""
+        if not self.live:
+            self._compare()
+        return self.live
 
     def next_now(self) -> Notice | None:
         """The next notice, None if there is none now. Raises SnapshotRequired."""
@@ -93,7 +110,9 @@ class Inbox:
             self._close_sockets()
 
     def _attach(self) -> Reader | None:
-        """None if the daemon is of a version with another ABI."""
+        """None if the daemon is on another host, or of a version with another ABI."""
+        if self._remote is not None:
+            return None
         try:
             return Reader.attach(client_paths(self.name))
         except OtherAbi:
@@ -117,6 +136,7 @@ class Inbox:
     def _compare(self) -> bool:
         """With nothing to receive: compares with the arena if it is time. True if it was."""
         if any(list(connection_events(self.monitor))):
+            self.live = True
             self._stream.reconnected()
             self._probation()
             return True
@@ -155,9 +175,10 @@ class Subscriber:
     wait in the socket; more are dropped and recovered from the arena. `timeout`: seconds to
     wait for the daemon. Everything that fires after the constructor returned arrives.
 
-    Beside a daemon of a version with another ABI only what comes by the socket is left: a topic
-    begins with its first message that arrives, and what the socket drops is not recovered but
-    told as SnapshotRequired.
+    Beside a daemon of a version with another ABI, and with `remote` one on another host, only what
+    comes by the socket is left: a topic begins with its first message that arrives, and what the
+    socket drops is not recovered but told as SnapshotRequired, when the topic's next message
+    shows it.
 
     Not thread-safe. Raises DaemonUnreachable, ArenaError, InvalidName.
     """
@@ -170,15 +191,21 @@ class Subscriber:
         topics: Collection[str] | None = None,
         high_water_mark: int = RECEIVE_HWM,
         timeout: float = 5.0,
+        remote: Remote | None = None,
     ) -> None:
         deadline_s = time.monotonic() + timeout
         while True:
             try:
-                self._inbox = Inbox(name, namespace, topics, high_water_mark)
+                self._inbox = Inbox(name, namespace, topics, high_water_mark, remote)
                 break
             except (DaemonUnreachable, ArenaMissing, ArenaNotReady) as error:
                 if time.monotonic() >= deadline_s:
                     raise unreachable(name, error, timeout) from None
+            time.sleep(OPEN_RETRY_S)
+        while not self._inbox.let_in():
+            if time.monotonic() >= deadline_s:
+                self._inbox.close()
+                raise DaemonUnreachable(name, self._inbox.endpoint, timeout)
             time.sleep(OPEN_RETRY_S)
         self._poller = zmq.Poller()
         self._poller.register(self._inbox.socket, zmq.POLLIN)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import zmq
 
+from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.guard import Guard
 
 ENDPOINT = "inproc://zeromq.zap.01"
@@ -34,9 +35,14 @@ class Admission:
     """Answers for the context's sockets. `keys`: uids by public key (32 bytes), behind tcp."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], guard: Guard, keys: Mapping[bytes, int]
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        guard: Guard,
+        access: Access,
+        keys: Mapping[bytes, int],
     ) -> None:
         self._guard = guard
+        self._access = access
         self._keys = keys
         self._socket = context.socket(zmq.REP)
         self._socket.set(zmq.LINGER, 0)
@@ -60,7 +66,8 @@ class Admission:
     def _sender(self, mechanism: bytes, address: bytes, credentials: list[bytes]) -> Sender | None:
         if mechanism == b"CURVE":
             uid = self._keys.get(credentials[0])
-            return None if uid is None else Sender(uid, NOBODY, 0)
+            known = uid is not None and self._access.may_connect(uid, NOBODY)
+            return Sender(uid, NOBODY, 0) if uid is not None and known else None
         try:
             # as libzmq writes the address of an ipc connection
             _, uid_text, gid_text, pid_text = address.decode().rsplit(":", 3)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from purgatoryd.shm_layout.errors import InvalidSetting
+from purgatoryd.shm_layout.errors import InvalidArgument, InvalidSetting
+from purgatoryd.shm_layout.keys import place
 from purgatoryd.shm_layout.paths import check_name
 
 MIB = 2**20
@@ -90,8 +91,16 @@ class Config:
     allow_gids: tuple[int, ...] = ()
     """Groups whose members may connect."""
 
+    tcp: str = ""
+    """HOST:PORT for clients on other hosts: commands there, notices at the next port."""
+    server_key: str = ""
+    """File of the daemon's key pair, for `tcp`."""
+    keys: str = ""
+    """File of the keys that are let in through `tcp`."""
+
     def __post_init__(self) -> None:
         check_name(self.name)
+        self._check_tcp()
         if self.outbox_bytes_max == 0:
             object.__setattr__(self, "outbox_bytes_max", max(4096, self.payload_bytes // 2))
         for setting, (low, high) in BOUNDS.items():
@@ -113,6 +122,18 @@ class Config:
             raise InvalidSetting(
                 "wall_origin_ns", self.wall_origin_ns, "0 with the real clock", "config"
             )
+
+    def _check_tcp(self) -> None:
+        given = [setting for setting in ("tcp", "server_key", "keys") if getattr(self, setting)]
+        if len(given) not in (0, 3):
+            bound = "given with tcp, server-key and keys all three, or not at all"
+            raise InvalidSetting(given[0], getattr(self, given[0]), bound, "config")
+        try:
+            if self.tcp:
+                place(self.tcp)
+        except InvalidArgument:
+            bound = "HOST:PORT, with room for the next port"
+            raise InvalidSetting("tcp", self.tcp, bound, "config") from None
 
 
 def _unit(setting: str) -> str:

@@ -17,7 +17,9 @@ import zmq
 
 from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.admission import DOMAIN, Admission, sender_of
+from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.guard import Guard
+from purgatoryd.shm_layout import keys
 from purgatoryd.shm_layout.arena import Outgoing
 from purgatoryd.shm_layout.errors import BadPath
 from purgatoryd.shm_layout.layout import MESSAGE_MAX, NAMESPACE_MAX, TOPIC_MAX
@@ -38,6 +40,10 @@ PARTS_MAX = 256
 """Frames of a message; one with more is nobody's mistake. Also how many go in one turn."""
 REPORTS_PER_TURN = 256
 HANDSHAKE_MS = 10_000
+CURVE_MAX = 512
+"""Bytes that encryption adds to a message, or that its handshake takes."""
+HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5_000, 15_000
+"""Of tcp peers; behind ipc the kernel tells at once that one is gone."""
 ASK_NS = 5_000_000
 """How often a loop that does not sleep asks for news of connections."""
 LINGER_MS = 1000
@@ -53,6 +59,23 @@ class Message:
     uid: int
     gid: int
     pid: int
+
+
+@dataclass(frozen=True)
+class Remotes:
+    """Where clients on other hosts connect, our keys, and theirs with their uids."""
+
+    place: keys.Place
+    pair: keys.KeyPair
+    allowed: dict[bytes, int]
+
+    @classmethod
+    def of(cls, config: Config) -> Remotes | None:
+        """What the settings say; None = no tcp. Raises BadPath."""
+        if not config.tcp:
+            return None
+        pair = keys.read_pair(Path(config.server_key))
+        return cls(keys.place(config.tcp), pair, keys.read_allowed(Path(config.keys)))
 
 
 class Lane:
@@ -88,19 +111,23 @@ class Lane:
 class Lanes:
     """Binds all sockets. They are used from one thread; nothing here ever blocks."""
 
-    def __init__(self, paths: Paths, access: Access) -> None:
+    def __init__(self, paths: Paths, access: Access, remotes: Remotes | None = None) -> None:
         self._paths = (paths.cmd, paths.admin, paths.pub)
         for path in self._paths:
             _refuse_foreign(path)
         _unpredictable_routes()
         self._context = zmq.Context(io_threads=1)
         self._guard = Guard(self._context)
-        self._admission = Admission(self._context, self._guard, {})
+        allowed = {} if remotes is None else remotes.allowed
+        self._admission = Admission(self._context, self._guard, access, allowed)
         commands = self._bind(zmq.ROUTER, paths.cmd, REPLY_HWM, MESSAGE_MAX)
         admin = self._bind(zmq.ROUTER, paths.admin, REPLY_HWM, MESSAGE_MAX)
         self.commands, self.admin = Lane(commands, self._guard), Lane(admin, self._guard)
         self.notices = self._bind(zmq.XPUB, paths.pub, NOTICE_HWM, SUBSCRIPTION_MAX, access)
         self._sockets = (commands, admin, self.notices)
+        if remotes is not None:
+            _listen(commands, remotes.place.commands, remotes.pair, MESSAGE_MAX)
+            _listen(self.notices, remotes.place.notices, remotes.pair, SUBSCRIPTION_MAX)
         self._watched = {self._admission.fd, *self._guard.fds}
         self._ask_ns = 0
 
@@ -211,6 +238,21 @@ def _unpredictable_routes() -> None:
     """libzmq numbers peers without a routing id from rand() on. A peer that chose the number
     that comes next as its own id would make it abort."""
     ctypes.CDLL(None).srand(secrets.randbits(32))
+
+
+def _listen(socket: zmq.Socket[bytes], endpoint: str, pair: keys.KeyPair, message_max: int) -> None:
+    """Binds a socket to tcp, too. Options hold for later binds only: ipc stays without CURVE."""
+    socket.setsockopt(zmq.MAXMSGSIZE, message_max + CURVE_MAX)
+    socket.setsockopt(zmq.CURVE_SERVER, 1)
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, pair.public)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, pair.secret)
+    socket.setsockopt(zmq.IPV6, endpoint.startswith("tcp://["))
+    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        raise BadPath(endpoint, f"cannot be bound: {error.strerror}") from error
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ import zmq
 from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.clock import Clock, RealClock, VirtualClock
 from purgatoryd.daemon.config import Config
-from purgatoryd.daemon.lanes import Lanes
+from purgatoryd.daemon.lanes import Lanes, Remotes
 from purgatoryd.daemon.reaper import Reaper
 from purgatoryd.daemon.store import open_arena
 from purgatoryd.shm_layout.arena import Arena, boot_id
@@ -47,7 +47,7 @@ def _run(config: Config) -> None:
     with (
         _lock(paths),
         _signals() as wake_fd,
-        contextlib.closing(Lanes(paths, access)) as sockets,
+        contextlib.closing(Lanes(paths, access, Remotes.of(config))) as sockets,
         contextlib.closing(open_arena(config, paths)) as arena,
     ):
         arena.start_epoch(boot_id())

@@ -1,0 +1,48 @@
+"""A daemon on another host: where it is, and the keys to talk to it.
+
+Nothing of its memory is here. So it stamps delays itself, when it first applies them; and a
+subscriber has only what the messages say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+
+import zmq
+
+from purgatoryd.shm_layout import keys
+
+HEARTBEAT_MS = 5_000
+HEARTBEAT_TIMEOUT_MS = 15_000
+
+
+@dataclass(frozen=True)
+class Remote:
+    """Give it to a client as `remote=`.
+
+    `tcp`: "HOST:PORT" of the daemon. `server_key`: its public key, 40 characters. `key`: a file
+    of `purgatoryd keygen` whose public key stands in the daemon's list.
+
+    Raises InvalidArgument, and BadPath for the file.
+    """
+
+    tcp: str
+    server_key: str
+    key: str | PathLike[str]
+    place: keys.Place = field(init=False, repr=False)
+    _pair: keys.KeyPair = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        keys.check_key(self.server_key)
+        object.__setattr__(self, "place", keys.place(self.tcp))
+        object.__setattr__(self, "_pair", keys.read_pair(Path(self.key)))
+
+    def equip(self, socket: zmq.Socket[bytes]) -> None:
+        """Has the socket, before it connects, speak with these keys and notice a dead host."""
+        socket.set(zmq.CURVE_SERVERKEY, self.server_key.encode())
+        socket.set(zmq.CURVE_PUBLICKEY, self._pair.public)
+        socket.set(zmq.CURVE_SECRETKEY, self._pair.secret)
+        socket.set(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        socket.set(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)

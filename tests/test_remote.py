@@ -1,0 +1,356 @@
+"""tcp: only with CURVE and a key of the list, on loopback too; what remote clients can do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import zmq
+from conftest import StartDaemon
+from raw_wire import PING
+from raw_wire import frame as request
+from real_daemon import PATIENCE_S, Daemon, DaemonFailed
+
+from purgatoryd.clients import (
+    AllOf,
+    AsyncClient,
+    AsyncSubscriber,
+    Client,
+    DaemonUnreachable,
+    Denied,
+    InvalidArgument,
+    Purgatory,
+    Remote,
+    SnapshotRequired,
+    Subscriber,
+)
+from purgatoryd.clients.stream import Stream
+from purgatoryd.clients.times import boot_now_ns
+from purgatoryd.shm_layout import keys, wire
+from purgatoryd.shm_layout.errors import BadPath
+
+UID = 4242
+SHORT_S = 0.5
+"""How long a refused client tries; it is never let in."""
+
+
+class Place(NamedTuple):
+    """A daemon behind tcp, and who may connect to it."""
+
+    daemon: Daemon
+    remote: Remote
+    server_key: str
+    args: tuple[str, ...]
+
+
+def free_port() -> int:
+    """A port of loopback that is free, and the next one too."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
+
+
+@pytest.fixture
+def place(daemon: StartDaemon, tmp_path: Path) -> Place:
+    server = keys.generate(tmp_path / "server")
+    client = keys.generate(tmp_path / "client")
+    allowed = tmp_path / "allowed"
+    allowed.write_text(f"# who is let in\n\nworker {client.public.decode()} {UID} # one of them\n")
+    tcp = f"127.0.0.1:{free_port()}"
+    args = ("--tcp", tcp, "--server-key", str(tmp_path / "server"), "--keys", str(allowed))
+    remote = Remote(tcp, server.public.decode(), tmp_path / "client")
+    return Place(daemon("demo", *args), remote, server.public.decode(), args)
+
+
+# ---- what works --------------------------------------------------------------------------------
+
+
+def test_a_client_and_a_subscriber(place: Place) -> None:
+    with (
+        Subscriber("demo", namespace="far", remote=place.remote) as notices,
+        Client("demo", namespace="far", remote=place.remote) as timers,
+    ):
+        added = timers.add("late", delay=3600, payload=b"x" * 60_000)
+        assert added.deadline_boot_ns > 0
+        assert timers.cancel("late").name == "CANCELLED"
+        timers.add_many([(f"key-{i}", 0.0, "jobs", b"payload") for i in range(3000)])
+        seen = {notices.get(timeout=PATIENCE_S) for _ in range(3000)}
+    assert {n.key for n in seen if n is not None} == {f"key-{i}" for i in range(3000)}
+    assert {n.received_boot_ns for n in seen if n is not None} == {None}  # there is no common clock
+
+
+def test_the_daemon_stamps_the_delays(place: Place) -> None:
+    with Client("demo", remote=place.remote) as timers:
+        before_ns = boot_now_ns()
+        one = timers.add("one", delay=100)
+        many = timers.add_many([("many", 100.0)])
+        after_ns = boot_now_ns()
+        assert before_ns <= one.deadline_boot_ns - 100 * 10**9 <= after_ns
+        assert before_ns <= int(many.deadlines_boot_ns[0]) - 100 * 10**9 <= after_ns
+
+
+def test_operations(place: Place) -> None:
+    with Purgatory("demo", namespace="far", remote=place.remote) as owner:
+        write = owner.watch("write", AllOf({"replica": 5}), timeout=60.0)
+        with Purgatory("demo", namespace="far") as local:
+            local.advance("replica", 5)
+        assert write.result(timeout=PATIENCE_S).cause == "satisfied"
+
+
+def test_asyncio(place: Place) -> None:
+    async def both() -> str:
+        async with (
+            AsyncSubscriber("demo", namespace="far", remote=place.remote) as notices,
+            AsyncClient("demo", namespace="far", remote=place.remote) as timers,
+        ):
+            await timers.add("key", delay=0)
+            notice = await notices.get(timeout=PATIENCE_S)
+            assert notice is not None
+            return str(notice.key)
+
+    assert asyncio.run(both()) == "key"
+
+
+def test_local_clients_need_no_key(place: Place) -> None:
+    with Client("demo", namespace="near") as timers:
+        timers.add("key", delay=60)
+
+
+def test_the_key_is_the_uid_that_owns(place: Place) -> None:
+    namespaces = [sys.executable, "-m", "purgatoryd.cli", "namespace", "set", "--name", "demo"]
+    environment = place.daemon.env
+
+    def give(namespace: str, owner: int) -> None:
+        command = [*namespaces, namespace, "--owner", str(owner)]
+        subprocess.run(command, check=True, capture_output=True, env=environment)
+
+    give("its", UID)
+    give("others", UID + 1)
+    with Client("demo", namespace="its", remote=place.remote) as timers:
+        timers.add("key", delay=60)
+    with (
+        Client("demo", namespace="others", remote=place.remote) as timers,
+        pytest.raises(Denied),
+    ):
+        timers.add("key", delay=60)
+
+
+def test_a_restart_is_survived(place: Place) -> None:
+    with Client("demo", remote=place.remote, timeout=PATIENCE_S) as timers:
+        timers.add("before", delay=600)
+        place.daemon.kill()
+        place.daemon.start()
+        assert timers.get("before") is not None
+
+
+def test_uids_that_may_not_connect_do_not_by_key(place: Place) -> None:
+    place.daemon.restart(*place.args, "--allow-uid", str(UID + 1))
+    refused(place.remote)
+    place.daemon.restart(*place.args, "--allow-uid", str(UID))
+    with Client("demo", remote=place.remote) as timers:
+        timers.add("key", delay=60)
+
+
+# ---- what is refused -------------------------------------------------------------------------
+
+
+def refused(remote: Remote) -> None:
+    with pytest.raises(DaemonUnreachable):
+        Client("demo", remote=remote, timeout=SHORT_S)
+    with pytest.raises(DaemonUnreachable):
+        Subscriber("demo", remote=remote, timeout=SHORT_S)
+
+
+def test_a_key_that_is_not_in_the_list(place: Place, tmp_path: Path) -> None:
+    keys.generate(tmp_path / "stranger")
+    refused(Remote(place.remote.tcp, place.server_key, tmp_path / "stranger"))
+
+
+def test_another_server_than_expected(place: Place, tmp_path: Path) -> None:
+    other = keys.generate(tmp_path / "other").public.decode()
+    refused(Remote(place.remote.tcp, other, place.remote.key))
+
+
+def test_other_mechanisms(place: Place) -> None:
+    """NULL and PLAIN get no answer on either port."""
+    for endpoint in place.remote.place:
+        for plain in (False, True):
+            assert not answers(endpoint, plain)
+    assert place.daemon.running
+
+
+def answers(endpoint: str, plain: bool) -> bool:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as client:
+        client.set(zmq.LINGER, 0)
+        client.set(zmq.RCVTIMEO, round(SHORT_S * 1000))
+        if plain:
+            client.set(zmq.PLAIN_USERNAME, b"root")
+            client.set(zmq.PLAIN_PASSWORD, b"root")
+        client.connect(endpoint)
+        client.send(request(PING))
+        try:
+            client.recv()
+        except zmq.Again:
+            return False
+        return True
+
+
+def test_bytes_that_are_no_zmtp(place: Place) -> None:
+    host, port = place.remote.tcp.split(":")
+    for noise in (b"GET / HTTP/1.0\r\n\r\n", bytes(100), os.urandom(1000), b"\xff" + bytes(9)):
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(noise)
+    with Client("demo", remote=place.remote) as timers:
+        timers.add("key", delay=60)
+
+
+def test_administration_is_not_on_tcp(place: Place) -> None:
+    stop = wire.encode_frame(33)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as client:
+        client.set(zmq.LINGER, 0)
+        place.remote.equip(client)
+        client.connect(place.remote.place.commands)
+        client.send(stop)
+        assert client.poll(round(PATIENCE_S * 1000))
+        assert wire.decode_reply(client.recv()).error
+    assert place.daemon.running
+
+
+# ---- files ------------------------------------------------------------------------------------
+
+
+def keygen(*args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "purgatoryd.cli", "keygen", *args]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_keygen(tmp_path: Path) -> None:
+    made = keygen(str(tmp_path / "key"))
+    assert made.returncode == 0, made.stderr
+    pair = keys.read_pair(tmp_path / "key")
+    assert made.stdout == f"{pair.public.decode()}\n"
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+    assert zmq.curve_public(pair.secret) == pair.public
+    again = keygen(str(tmp_path / "key"))
+    assert again.returncode != 0
+    assert "exists" in again.stderr
+    assert keys.read_pair(tmp_path / "key") == pair
+
+
+def test_a_key_file_that_others_may_read_is_refused(place: Place, tmp_path: Path) -> None:
+    place.daemon.stop()
+    for name, mode in (("server", 0o640), ("server", 0o604), ("allowed", 0o662)):
+        (tmp_path / name).chmod(mode)
+        with pytest.raises(DaemonFailed, match="others may"):
+            place.daemon.start(*place.args)
+        (tmp_path / name).chmod(0o600)
+    place.daemon.start(*place.args)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("worker", "NAME KEY UID"),
+        ("worker short 1", "is not a key"),
+        (f"worker {'a' * 40} minus", "NAME KEY UID"),
+        (f"worker {'~' * 40} 1", "is not a key"),
+        (f"worker {'a' * 40} {2**32 - 1}", "NAME KEY UID"),
+        (f"one {'a' * 40} 1\ntwo {'a' * 40} 2", "stands there already"),
+    ],
+)
+def test_a_list_that_says_nothing_is_refused(tmp_path: Path, line: str, reason: str) -> None:
+    (tmp_path / "allowed").write_text(line + "\n")
+    with pytest.raises(BadPath, match=re.escape(reason)):
+        keys.read_allowed(tmp_path / "allowed")
+
+
+@pytest.mark.parametrize("tcp", ["", "host", "host:0", "host:65535", "host:1:2", "a b:7", ":7"])
+def test_places_that_are_none(tcp: str) -> None:
+    with pytest.raises(InvalidArgument, match="HOST:PORT"):
+        keys.place(tcp)
+    assert keys.place("[::1]:7000").notices == "tcp://[::1]:7001"
+
+
+def test_settings_of_tcp_come_together(daemon: StartDaemon) -> None:
+    with pytest.raises(DaemonFailed, match="all three"):
+        daemon("demo", "--tcp", "127.0.0.1:7000")
+
+
+# ---- a subscriber without an arena --------------------------------------------------------------
+
+
+def message(first: int, count: int, stream_id: int = 7) -> list[bytes]:
+    """Notices from `first` on of topic t; none is a heartbeat, of which `first` - 1 is newest."""
+    head = struct.pack(
+        "<IHHQQQQqqII", 0x4E434750, 1, 0, stream_id, 1, first, first + count - 1, 0, 0, count, 0
+    )  # fmt: skip
+    records = struct.pack("<QqqIBBBB", 1, 0, 0, 0, 1, 0, 1, 0) * count
+    return [b"n\0t\0", head + records + b"k" * count]
+
+
+@pytest.fixture
+def stream() -> Stream:
+    return Stream("n", None, lambda: None, boot_now_ns)
+
+
+def drain(stream: Stream) -> list[int | tuple[int, int]]:
+    """Sequences as they come, and the ranges that were lost."""
+    found: list[int | tuple[int, int]] = []
+    while True:
+        try:
+            notice = stream.pop()
+        except SnapshotRequired as lost:
+            found.append((lost.first_lost, lost.last_lost))
+            continue
+        if notice is None:
+            return found
+        found.append(notice.seq)
+
+
+def test_what_comes_is_given_and_what_is_lost_is_said(stream: Stream) -> None:
+    stream.take(message(11, 2))  # a topic begins where it is first seen
+    assert drain(stream) == [11, 12]
+    stream.take(message(12, 2))  # once only
+    assert drain(stream) == [13]
+    stream.take(message(17, 1))
+    assert drain(stream) == [(14, 16), 17]
+    stream.take(message(18, 0))  # a heartbeat with nothing new
+    assert drain(stream) == []
+    stream.take(message(200_018, 0))  # a heartbeat that tells of a loss
+    assert drain(stream) == [(18, 200_017)]
+    stream.take(message(200_018, 1))
+    assert drain(stream) == [200_018]
+
+
+def test_a_topic_that_a_heartbeat_announces(stream: Stream) -> None:
+    stream.take(message(100_001, 0))
+    assert drain(stream) == []
+    stream.take(message(100_002, 1))
+    assert drain(stream) == [(100_001, 100_001), 100_002]
+
+
+def test_another_stream_is_said(stream: Stream) -> None:
+    stream.take(message(5, 1))
+    stream.take(message(1, 1, stream_id=8))
+    assert drain(stream) == [5, (6, 0), 1]
+
+
+def test_a_reconnect_loses_no_place(stream: Stream) -> None:
+    stream.take(message(5, 1))
+    stream.reconnected()
+    stream.take(message(8, 1))
+    assert drain(stream) == [5, (6, 7), 8]
