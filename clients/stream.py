@@ -65,8 +65,8 @@ class Stream:
     """What one subscriber has seen of one namespace.
 
     `attach` maps the arena of the daemon as it is now, or raises a PurgatorydError; None = there is
-    none that can be read here. `topics` None = all topics, those included that are born later. `clock` is
-    CLOCK_BOOTTIME, in ns.
+    none that can be read here. `topics` None = all topics, those included that are born later.
+    `clock` is CLOCK_BOOTTIME, in ns.
     """
 
     def __init__(

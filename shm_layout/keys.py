@@ -11,9 +11,6 @@ import stat
 from pathlib import Path
 from typing import NamedTuple
 
-import zmq
-from zmq.utils import z85
-
 from purgatoryd.shm_layout.errors import BadPath, InvalidArgument
 
 KEY_CHARACTERS = 40
@@ -49,6 +46,8 @@ def place(text: str) -> Place:
 
 def check_key(text: str) -> bytes:
     """A key as 32 bytes. Raises InvalidArgument."""
+    from zmq.utils import z85  # only here: settings are read without ZeroMQ
+
     try:
         raw = z85.decode(text.encode())
     except (ValueError, KeyError, UnicodeEncodeError):
@@ -60,6 +59,8 @@ def check_key(text: str) -> bytes:
 
 def generate(path: Path) -> KeyPair:
     """Makes a key pair and keeps it in a new file that only its owner reads. Raises BadPath."""
+    import zmq
+
     pair = KeyPair(*zmq.curve_keypair())
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

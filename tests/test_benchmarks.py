@@ -29,3 +29,14 @@ def test_the_benchmark_of_watchers_runs_and_writes_nothing() -> None:
     assert run.returncode == 0, run.stderr
     assert set(json.loads(run.stdout)) == {"all", "sum"}
     assert results.stat().st_mtime_ns == before
+
+
+def test_the_benchmark_of_attacks_runs_and_writes_nothing() -> None:
+    results = ROOT / "benchmarks" / "results" / "hostile.json"
+    before = results.stat().st_mtime_ns
+    command = [sys.executable, str(ROOT / "benchmarks" / "bench_hostile.py"), "--dry", "flood"]
+    small = ["--seconds", "0.2", "--rounds", "1"]
+    run = subprocess.run([*command, *small], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert set(json.loads(run.stdout)) == {"flood"}
+    assert results.stat().st_mtime_ns == before

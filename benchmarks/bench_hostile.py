@@ -1,0 +1,160 @@
+"""Measures what others notice of an attack, on a real daemon.
+
+A client looks up a timer, again and again, for a while without and a while with each attack of
+tests/attacker.py, in turns. As root the attacker has another uid each time, because the last one
+is refused by then; else it has the daemon's own, which is cut off but never refused. Writes
+benchmarks/results/hostile.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import posix_ipc
+from bench_purgatory import machine
+
+from purgatoryd.clients import Client
+from purgatoryd.shm_layout.paths import paths_in
+
+ROOT = Path(__file__).resolve().parent.parent
+ATTACKER = ROOT / "tests" / "attacker.py"
+RESULTS = ROOT / "benchmarks" / "results" / "hostile.json"
+NAME = "bench"
+FIRST_UID = 60_000
+GAP_S = 0.0005
+SAMPLE_EVERY = 20
+PATIENCE_S = 60.0
+ATTACKS = (
+    "endless-large", "endless-small", "many-parts", "flood", "never-read", "garbage",
+    "half-handshakes", "many-connections", "long-routing-id", "claimed-routing-ids",
+    "empty-messages", "subscription-flood", "deaf-subscriber",
+)  # fmt: skip
+
+
+class Bench:
+    """A daemon in a directory of its own, and the client that is disturbed."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.chmod(0o750)
+        os.environ["PURGATORYD_DIR"] = str(directory)
+        self.directory = directory
+        command = [sys.executable, "-m", "purgatoryd.cli", "run", "--name", NAME]
+        self.daemon = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        assert self.daemon.stdout is not None
+        assert self.daemon.stdout.readline().startswith(b"ready")
+        self.client = Client(NAME, timeout=PATIENCE_S)
+        self.client.add("probe", delay=86_400)
+        self.base_mib = self.memory_mib()
+        self.uids = count(FIRST_UID)
+
+    def memory_mib(self) -> float:
+        """The daemon's own, without its arena."""
+        status = Path(f"/proc/{self.daemon.pid}/status").read_text()
+        found = re.search(r"^RssAnon:\s+(\d+) kB", status, re.M)
+        assert found is not None
+        return int(found[1]) / 1024
+
+    def probe(self, seconds: float) -> tuple[list[float], float]:
+        """(sorted round trips in ms, most MiB above the start) of so many seconds."""
+        trips, most, end_s = [], 0.0, time.perf_counter() + seconds
+        while (begun_s := time.perf_counter()) < end_s:
+            self.client.get("probe")
+            trips.append((time.perf_counter() - begun_s) * 1e3)
+            if len(trips) % SAMPLE_EVERY == 0:
+                most = max(most, self.memory_mib() - self.base_mib)
+            time.sleep(GAP_S)
+        return sorted(trips), most
+
+    @contextmanager
+    def attacked(self, attack: str) -> Iterator[None]:
+        """Meanwhile an attacker is at work."""
+        uid = [str(next(self.uids))] if os.geteuid() == 0 else []
+        command = [sys.executable, str(ATTACKER), attack, str(self.directory), NAME, *uid]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+    def close(self) -> None:
+        """Ends the daemon and removes its arena."""
+        self.client.close()
+        self.daemon.terminate()
+        self.daemon.wait(PATIENCE_S)
+        paths = paths_in(self.directory, NAME)
+        for segment in (paths.arena, paths.private):
+            posix_ipc.unlink_shared_memory(segment)
+
+
+def quantile(ordered: list[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+
+
+def round_of(bench: Bench, attack: str, seconds: float) -> dict[str, float]:
+    """One turn without and one with the attack."""
+    quiet, _ = bench.probe(seconds)
+    with bench.attacked(attack):
+        loud, most = bench.probe(seconds)
+    row = {f"{name}_{when}_ms": quantile(trips, share)
+           for when, trips in (("without", quiet), ("with", loud))
+           for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))}  # fmt: skip
+    return {**row, "p99_ratio": row["p99_with_ms"] / row["p99_without_ms"], "most_mib": most}
+
+
+def summary(rounds: list[dict[str, float]]) -> dict[str, float]:
+    """Medians of the rounds; of memory the most."""
+    pick: dict[str, Callable[[list[float]], float]] = {"most_mib": max}
+    return {
+        name: round(pick.get(name, median)([one[name] for one in rounds]), 3) for name in rounds[0]
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each turn")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--dry", action="store_true", help="write nothing")
+    parser.add_argument("attacks", nargs="*", default=ATTACKS)
+    arguments = parser.parse_args()
+    found: dict[str, list[dict[str, float]]] = {attack: [] for attack in arguments.attacks}
+    with tempfile.TemporaryDirectory(prefix="purgatoryd-bench-") as directory:
+        bench = Bench(Path(directory))
+        try:
+            for _ in range(arguments.rounds):
+                for attack in arguments.attacks:
+                    found[attack].append(round_of(bench, attack, arguments.seconds))
+        finally:
+            bench.close()
+    medians = {attack: summary(rounds) for attack, rounds in found.items()}
+    print(json.dumps(medians, indent=1))
+    if not arguments.dry:
+        document: dict[str, Any] = {
+            "command": "make bench-hostile",
+            "machine": machine(),
+            "other_uid": os.geteuid() == 0,
+            "seconds": arguments.seconds,
+            "medians": medians,
+            "rounds": found,
+        }
+        RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
