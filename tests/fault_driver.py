@@ -56,8 +56,7 @@ class Victim:
         self._log = directory / "fault.log"
         self._log.unlink(missing_ok=True)
         self._stderr = directory / "victim.stderr"
-        self.fault_environment = fault.environment(shim, nth, after, self._log)
-        env = clean_environment(directory) | self.fault_environment
+        env = clean_environment(directory) | fault.environment(shim, nth, after, self._log)
         command = [sys.executable, "-m", "purgatoryd.cli", "run", "--name", "demo", *args]
         with self._stderr.open("wb") as stderr:
             self.process = subprocess.Popen(
