@@ -34,6 +34,8 @@ Mode = Literal["error", "replace", "keep", "extend"]
 MODES: dict[str, int] = {mode.name.lower(): int(mode) for mode in PutMode}
 UNCOLLECTED_MAX = 10_000  # refusals remembered one by one; more are only counted
 TOPICS_CACHED = 4096
+APART_NS = 60_000_000_000
+"""A welcome of an earlier or later time on this process's boot clock is of another clock."""
 RESEND_S = 0.1  # the first wait for an overdue answer; doubles up to RESEND_MAX_S
 RESEND_MAX_S = 2.0
 QUEUE_LIMIT = 65_536  # calls that are packed and have no answer
@@ -63,6 +65,7 @@ class Core:
         self.channel: Channel | None = None
         self.endpoint = ""
         self.answers = 0
+        self._apart = False
         """Messages that came; a wait that sees it grow has not been in vain."""
         self._resend_s = RESEND_S
         self._silent_s = 0.0
@@ -110,8 +113,9 @@ class Core:
     @property
     def delay_clock(self) -> int:
         """The ClockKind by which delays are sent: VIRTUAL if the daemon has to stamp them,
-        because its clock is not ours."""
-        return self.clock if self._remote is None else ClockKind.VIRTUAL
+        because its clock is not ours: on another host, or in another time namespace."""
+        ours = self._remote is None and not self._apart
+        return self.clock if ours else ClockKind.VIRTUAL
 
     # ---- calls -------------------------------------------------------------------------------
 
@@ -239,7 +243,10 @@ class Core:
     def take(self, data: bytes) -> None:
         """Hands one message to the session."""
         self._silent_s, self._resend_s = 0.0, RESEND_S
+        before = self.session.welcome
         self.session.receive(data)
+        if (welcome := self.session.welcome) is not None and welcome is not before:
+            self._apart = not 0 <= times.boot_now_ns() - welcome.now_ns < APART_NS
         if self.session.refusal is None:  # being refused again and again is no progress
             self.answers += 1
 

@@ -21,7 +21,7 @@ from real_daemon import PATIENCE_S, Daemon, boot_ns, eventually, notices, refuse
 from stored_arena import FOLDERS, Stored
 
 from purgatoryd.cli.arena import infos
-from purgatoryd.clients import Client, Subscriber
+from purgatoryd.clients import AllOf, Client, Purgatory, Subscriber
 from purgatoryd.clients.times import wall_time
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Reader
@@ -171,7 +171,7 @@ def ahead(directory: Path, seconds: int) -> str:
 
 IN_THE_NAMESPACE = """
 import sys, time
-from purgatoryd.clients import Client, Subscriber
+from purgatoryd.clients import AllOf, Client, Purgatory, Subscriber
 with Client("demo") as client, Subscriber("demo") as subscriber:
     begun_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     for i in range(100):
@@ -196,6 +196,28 @@ def test_a_daemon_and_clients_in_a_time_namespace(daemon_dir: Path) -> None:
         real.close()
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > boot_ns() + (DAY_S - HOUR_S) * NS  # on the namespace's clock
+
+
+@pytest.mark.parametrize("seconds", [DAY_S, -120])
+def test_a_client_outside_of_the_daemons_time_namespace(seconds: int, daemon_dir: Path) -> None:
+    """Its delays are counted by the daemon, from when they come; measured on a clock of both."""
+    real = Daemon("demo", daemon_dir, python=ahead(daemon_dir, seconds))
+    try:
+        with (
+            Client("demo") as client, Purgatory("demo") as owner, Subscriber("demo") as subscriber,
+        ):  # fmt: skip
+            begun_s = time.monotonic()
+            client.add("one", delay=0.2)
+            client.add_many([("row", 0.2)])
+            client.add_many({"key": ["column"], "delay": [0.2]})
+            operation = owner.watch("op", AllOf({"k": 1}), timeout=0.2)
+            for _ in range(3):
+                assert subscriber.get(PATIENCE_S) is not None
+                assert time.monotonic() - begun_s >= 0.2
+            assert operation.result(PATIENCE_S).cause == "expired"
+            assert time.monotonic() - begun_s >= 0.2
+    finally:
+        real.close()
 
 
 @pytest.fixture

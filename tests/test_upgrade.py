@@ -31,6 +31,7 @@ from purgatoryd.shm_layout.layout import (
     LAYOUT_ID,
     NOTICE_MAGIC,
     NOTICE_OF_OPERATION,
+    RELEASED_LAYOUTS,
     WIRE_VERSION,
     Cause,
     KeyType,
@@ -190,6 +191,11 @@ def operations_end_as_they_would_have(owner: Raw) -> None:
 
 def as_raw(command: Command) -> tuple[bytes, bytes]:
     return command.record, command.area
+
+
+def test_every_released_layout_has_a_stored_arena() -> None:
+    stored = {Stored(folder).contents["layout_id"]: folder.name for folder in FOLDERS}
+    assert stored == {layout_id: f"{a}.{b}" for layout_id, (a, b) in RELEASED_LAYOUTS.items()}
 
 
 # ---- what cannot be converted ------------------------------------------------------------------
