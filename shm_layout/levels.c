@@ -147,13 +147,15 @@ void level_left(struct pg_arena *a, uint32_t row)
 
 /* ---- changes ------------------------------------------------------------------------------- */
 
+/* Remembered first: a rebuild that finds the level or the error must not drop a row that was
+ * forgotten before. */
 void level_set(struct pg_arena *a, uint32_t row, uint64_t level, uint32_t error)
 {
     struct pg_watched *l = &a->levels[row];
     if (staging(a))
         level_stage(a, row, level, error, now_s(a));
     l->touched_s = now_s(a);
-    l->error = error;
+    STORE_RELEASE(&l->error, error);
     STORE_RELEASE(&l->level, level);
 }
 

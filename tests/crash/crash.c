@@ -8,6 +8,7 @@
  *   - the recovered arena is whole, and each ticket and key in it is as it was before the call
  *     or as it is behind one of its records, never in between and never gone;
  *   - notices that were committed keep their place, sequence and ticket; no topic has a gap;
+ *   - where there is a journal, its frames redone over a snapshot give the recovered arena;
  *   - the repeated call is answered with the same statuses;
  *   - behind it all is as without the kill, and so is what fires until nothing is left.
  *
@@ -16,6 +17,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "journal.h"
 #include "ledger.h"
 #include "step.h"
 #include "world.h"
@@ -71,7 +73,8 @@ struct trial {
     const char *operation;
     uint32_t shape;
     uint64_t seed;
-    struct world w, twin;         /* where the call is stepped, and where recoveries run */
+    struct world w, twin, redo;   /* where the call is stepped, recoveries run, frames are redone */
+    struct frames snapshot, staged;
     struct call call;
     uint64_t fresh;               /* the first ticket that the call may give */
     int64_t recover_ns;
@@ -228,14 +231,14 @@ static bool same_reply(const struct trial *t, const struct reply *found)
 {
     const struct pg_frame *f = (const struct pg_frame *)found->body;
     const struct pg_frame *expected = (const struct pg_frame *)t->reply.body;
-    if (t->call.kind != BY_MESSAGE)
+    if (t->call.kind != BY_MESSAGE || (found->bytes == 0 && t->reply.bytes == 0))
         return true;
     const unsigned message = ((const struct pg_frame *)t->call.message)->message;
     if (message == PG_M_BYE)
         return f->error == 0 || f->error == PG_ERR_SESSION_EXPIRED;
     if (found->bytes != t->reply.bytes)
         return false;
-    if (message == PG_M_HELLO || found->bytes == 0)
+    if (message == PG_M_HELLO)
         return f->error == expected->error;
     if (message == PG_M_QUERY)
         return memcmp(found->body, t->reply.body, found->bytes) == 0;
@@ -266,6 +269,23 @@ static void ledger_check(struct trial *t, const struct ledger *expected, const c
         violated(t, what, &fault);
 }
 
+static void journal_check(struct trial *t)
+{
+    struct ledger found, expected;
+    struct pg_fault fault = {0};
+    if (pg_stage_of(t->twin.a) == NULL)
+        return;
+    frames_staged(&t->staged, &t->twin);
+    if (!frames_redo(&t->snapshot, &t->staged, &t->twin, &t->redo, &fault)) {
+        violated(t, "the journal cannot be redone", &fault);
+        return;
+    }
+    ledger_take_durable(&expected, t->twin.a);
+    ledger_take_durable(&found, t->redo.a);
+    if (!ledger_same(&found, &expected, &fault))
+        violated(t, "the journal says something else", &fault);
+}
+
 static void recovered_check(struct trial *t)
 {
     struct ledger found;
@@ -290,6 +310,7 @@ static void recovery_check(struct trial *t)
     if (!whole(t, "not whole when recovered"))
         return;
     recovered_check(t);
+    journal_check(t);
     call_run(&t->twin, &t->call, &reply);
     if (!whole(t, "not whole when repeated"))
         return;
@@ -317,7 +338,7 @@ static void double_keep(struct trial *t)
 static void kill_here(void *context)
 {
     struct trial *t = context;
-    struct truth twin_truth;
+    struct truth twin_truth = t->truth;
     if (truth_same(&t->truth, t->shadow))
         return;
     truth_save(&t->truth, t->shadow);
@@ -326,7 +347,6 @@ static void kill_here(void *context)
     if (!seen_add(&own_states, hash))
         return;
     t->changes++;
-    world_truth(&t->w, &twin_truth);
     for (uint32_t i = 0; i < twin_truth.count; i++) {
         const bool in_arena = twin_truth.pieces[i].at >= t->w.arena &&
                               twin_truth.pieces[i].at < t->w.arena + t->w.arena_bytes;
@@ -468,8 +488,13 @@ static uint64_t trial(uint32_t operation, enum shape shape, uint64_t seed, uint3
     call_make(&t.w, operation, &t.call);
     t.fresh = t.w.a->header->next_ticket;
     t.recover_ns = recovered_at(&t);
+    world_commit(&t.w);
     world_twin(&t.twin, &t.w);
+    world_for_redo(&t.redo, &t.w);
     world_truth(&t.w, &t.truth);
+    frames_open(&t.snapshot);
+    frames_open(&t.staged);
+    frames_snapshot(&t.snapshot, &t.w);
     t.shadow = malloc(t.truth.bytes);
     CHECK(t.shadow != NULL);
     for (uint32_t i = 0; i < DOUBLES_MAX; i++)
@@ -481,6 +506,9 @@ static uint64_t trial(uint32_t operation, enum shape shape, uint64_t seed, uint3
     free(t.shadow);
     world_close(&t.w);
     world_close(&t.twin);
+    world_close(&t.redo);
+    frames_close(&t.snapshot);
+    frames_close(&t.staged);
     return statuses;
 }
 

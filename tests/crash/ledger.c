@@ -175,14 +175,15 @@ static uint64_t entry_key_hash(const struct pg_arena *a, const struct pg_entry *
 
 /* ---- taking ---------------------------------------------------------------------------- */
 
-static void slots_note(struct ledger *l, const struct pg_arena *a, uint64_t fresh)
+static void slots_note(struct ledger *l, const struct pg_arena *a, uint64_t fresh, bool outcomes)
 {
     for (uint32_t i = 0; i < a->slots.capacity; i++) {
         const uint64_t ticket = ctl_ticket(a->slots.hot[i].ctl);
-        if (ctl_state(a->slots.hot[i].ctl) == PG_S_FREE)
+        const unsigned state = ctl_state(a->slots.hot[i].ctl);
+        if (state == PG_S_FREE || (state == PG_S_OUTCOME && !outcomes))
             continue;
         const uint64_t hash = slot_hash(a, i);
-        if (ticket >= fresh || ctl_state(a->slots.hot[i].ctl) == PG_S_ARMED)
+        if (ticket >= fresh || state == PG_S_ARMED)
             note(l, OF_KEY, slot_key_hash(a, i), ledger_mix(hash, ticket < fresh ? ticket : 0));
         if (ticket < fresh)
             note(l, OF_TICKET, ticket, hash);
@@ -219,9 +220,15 @@ static void levels_note(struct ledger *l, const struct pg_arena *a)
 
 static void names_note(struct ledger *l, const struct pg_arena *a)
 {
-    for (uint32_t i = 0; i < a->topic_rows; i++)
+    for (uint32_t i = 0; i < a->topic_rows; i++) {
+        l->sequences[i] = a->topics[i].name_len != 0 ? a->topics[i].sequence : 0;
         if (a->topics[i].name_len != 0)
             note(l, OF_NAME, topic_hash(a, i), 1);
+    }
+}
+
+static void sessions_note(struct ledger *l, const struct pg_arena *a)
+{
     for (uint32_t i = 0; i < a->secret->sessions; i++)
         if (a->sessions[i].id != 0)
             note(l, OF_SESSION, a->sessions[i].nonce[0], a->sessions[i].uid + 1);
@@ -231,10 +238,19 @@ void ledger_take(struct ledger *l, const struct pg_arena *a, uint64_t fresh)
 {
     *l = (struct ledger){.count = 0};
     CHECK(a->topic_rows <= TOPICS_MAX);
-    for (uint32_t i = 0; i < a->topic_rows; i++)
-        l->sequences[i] = a->topics[i].name_len != 0 ? a->topics[i].sequence : 0;
-    slots_note(l, a, fresh);
+    slots_note(l, a, fresh, true);
     entries_note(l, a, fresh);
+    levels_note(l, a);
+    names_note(l, a);
+    sessions_note(l, a);
+}
+
+void ledger_take_durable(struct ledger *l, const struct pg_arena *a)
+{
+    *l = (struct ledger){.count = 0};
+    slots_note(l, a, UINT64_MAX, false);
+    for (uint64_t p = a->header->published; p < a->header->outbox_tail; p++)
+        note(l, OF_TICKET, outbox_at(a, p)->ticket >> 8, entry_hash(a, outbox_at(a, p)));
     levels_note(l, a);
     names_note(l, a);
 }

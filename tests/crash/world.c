@@ -3,9 +3,14 @@
 static uint8_t reply_buffer[PG_MESSAGE_MAX];
 static uint8_t out_buffer[1 << 16];
 
-enum { LAYOUT = 4711, WATCH_KEYS = 5, KEYS = 6, CAPACITY = 10, TICK_NS = 1000 };
+enum { STAGED_MAX = 24576, LAYOUT = 4711, WATCH_KEYS = 5, KEYS = 6, CAPACITY = 10, TICK_NS = 1000 };
 
 static const int64_t OWN_MINUTE_NS = 60000000000;
+
+static uint32_t below(struct world *w, uint64_t bound)
+{
+    return (uint32_t)rng_below(&w->rng, bound);
+}
 
 /* ---- memory ---------------------------------------------------------------------------- */
 
@@ -41,6 +46,37 @@ void world_twin(struct world *twin, const struct world *w)
     memcpy(twin->secret, w->secret, w->secret_bytes);
 }
 
+void world_for_redo(struct world *redo, const struct world *w)
+{
+    *redo = *w;
+    redo->config.stage_bytes = 0;
+    memory_take(redo);
+}
+
+void world_blank(struct world *w)
+{
+    memset(w->arena, 0, w->arena_bytes);
+    memset(w->secret, 0, w->secret_bytes);
+    CHECK(pg_create(w->a, w->arena, w->secret, &w->config));
+}
+
+void world_commit(struct world *w)
+{
+    struct pg_stage *s = pg_stage_of(w->a);
+    if (s == NULL)
+        return;
+    s->committed = s->tail;
+    s->committed_lsn = s->next_lsn - 1;
+}
+
+/* Near the ring's end, so that frames are padded and begin anew. */
+static void stage_place(struct world *w)
+{
+    struct pg_stage *s = pg_stage_of(w->a);
+    if (s != NULL)
+        s->staged = s->tail = s->committed = s->size - 8 * below(w, 512);
+}
+
 bool world_recover(struct world *w, int64_t now_ns, struct pg_fault *why)
 {
     w->now_ns = now_ns;
@@ -55,6 +91,19 @@ static void piece_add(struct truth *t, void *at, uint64_t bytes)
     t->bytes += bytes;
 }
 
+/* The ring's next bytes, in two pieces where it begins anew. */
+static void stage_add(struct truth *t, const struct world *w)
+{
+    struct pg_stage *s = pg_stage_of(w->a);
+    if (s == NULL)
+        return;
+    uint8_t *ring = (uint8_t *)s + PG_STAGE_HEAD;
+    const uint64_t at = s->committed & (s->size - 1), left = s->size - at;
+    piece_add(t, s, sizeof *s);
+    piece_add(t, ring + at, left < STAGED_MAX ? left : STAGED_MAX);
+    piece_add(t, ring, left < STAGED_MAX ? STAGED_MAX - left : 0);
+}
+
 void world_truth(const struct world *w, struct truth *t)
 {
     static const enum pg_region_id regions[] = {PG_R_HOT, PG_R_COLD, PG_R_BLOBS, PG_R_NAMESPACES,
@@ -66,6 +115,7 @@ void world_truth(const struct world *w, struct truth *t)
     piece_add(t, w->arena, sizeof *h);
     for (uint32_t i = 0; i < sizeof regions / sizeof regions[0]; i++)
         piece_add(t, w->arena + h->regions[regions[i]].offset, h->regions[regions[i]].length);
+    stage_add(t, w);
     piece_add(t, w->secret, s->rows_offset + SESSIONS * sizeof(struct pg_session));
     for (uint32_t i = 0; i < SESSIONS * PG_WINDOW; i++)
         piece_add(t, w->secret + s->replies_offset + i * sizeof(struct pg_reply_memory),
@@ -150,11 +200,6 @@ bool call_has_delay(const struct call *call)
 }
 
 /* ---- records ---------------------------------------------------------------------------- */
-
-static uint32_t below(struct world *w, uint64_t bound)
-{
-    return (uint32_t)rng_below(&w->rng, bound);
-}
 
 static uint32_t some_key(struct world *w)
 {
@@ -606,6 +651,7 @@ static void past(struct world *w, uint32_t steps)
     struct call call = {.kind = BY_ADVANCE};
     struct reply reply;
     while (steps-- > 0) {
+        world_commit(w);
         past_batch(w);
         w->now_ns += below(w, 3) * TICK_NS;
         w->real_ns += 1000000;
@@ -632,11 +678,12 @@ void world_open(struct world *w, enum shape shape, uint64_t seed)
         .secret = {rng_next(&w->rng), rng_next(&w->rng)}, .capacity = CAPACITY,
         .outbox_capacity = 16, .fanout = 4, .namespaces = 2, .topics = 4, .sessions = SESSIONS,
         .accounts = 4, .watches = 16, .levels = 6, .level_ttl_ns = 60000000000, .inbox_max = 6,
-        .clock_kind = PG_CLOCK_VIRTUAL};
+        .clock_kind = PG_CLOCK_VIRTUAL, .stage_bytes = below(w, 2) ? PG_STAGE_MIN : 0};
     memory_take(w);
     w->now_ns = w->config.now_ns;
     w->real_ns = 1000000000;
     CHECK(pg_create(w->a, w->arena, w->secret, &w->config));
+    stage_place(w);
     if (below(w, 3) == 0)
         pg_set_quotas(w->a, 6, 700, 0);   /* no rate: a restart fills it up */
     for (uint32_t n = 0; n < CLIENTS; n++)

@@ -62,6 +62,11 @@ void world_open(struct world *w, enum shape shape, uint64_t seed);
 void world_close(struct world *w);
 /* A second one of the same sizes, for recoveries. */
 void world_twin(struct world *twin, const struct world *w);
+/* One for what the journal says: of the same sizes, without a stage. */
+void world_for_redo(struct world *redo, const struct world *w);
+void world_blank(struct world *w);
+/* As the committer does once all that is staged is on disk. */
+void world_commit(struct world *w);
 void world_truth(const struct world *w, struct truth *truth);
 /* What one daemon does at its start. */
 bool world_recover(struct world *w, int64_t now_ns, struct pg_fault *why);

@@ -1,0 +1,44 @@
+#include "journal.h"
+
+void frames_open(struct frames *f)
+{
+    f->words = malloc(JOURNAL_MAX);
+    f->bytes = 0;
+    CHECK(f->words != NULL);
+}
+
+void frames_close(struct frames *f) { free(f->words); }
+
+static void *room(const struct frames *f)
+{
+    CHECK(JOURNAL_MAX - f->bytes >= PG_J_FRAME_MAX);
+    return (uint8_t *)f->words + f->bytes;
+}
+
+void frames_snapshot(struct frames *f, const struct world *w)
+{
+    struct pg_snapshot s = {.quiet = 1};
+    for (f->bytes = 0; !s.done;)
+        f->bytes += pg_snapshot(w->a, &s, room(f), PG_J_FRAME_MAX);
+}
+
+void frames_staged(struct frames *f, const struct world *w)
+{
+    uint64_t at = pg_stage_of(w->a)->committed, lsn, bytes;
+    f->bytes = 0;
+    do {
+        bytes = pg_stage_copy(w->a, at, room(f), PG_J_FRAME_MAX, &at, &lsn);
+        f->bytes += bytes;
+    } while (bytes != 0);
+}
+
+bool frames_redo(const struct frames *snapshot, const struct frames *staged,
+                 const struct world *from, struct world *to, struct pg_fault *why)
+{
+    struct pg_redo redo = {0};
+    world_blank(to);
+    return pg_redo(to->a, &redo, snapshot->words, snapshot->bytes, why) &&
+           pg_redo(to->a, &redo, staged->words, staged->bytes, why) &&
+           pg_redo_end(to->a, &redo, from->a->now_ns, from->real_ns, 0,
+                       from->a->header->wall_offset_ns, why);
+}

@@ -1,0 +1,24 @@
+/* journal.h - what the stage of a world says, redone over a snapshot into a fresh arena. */
+#ifndef PURGATORYD_JOURNAL_H
+#define PURGATORYD_JOURNAL_H
+
+#include "world.h"
+
+#define JOURNAL_MAX (1u << 19)
+
+struct frames {
+    uint64_t bytes;
+    uint64_t *words;              /* JOURNAL_MAX bytes, which hold whole frames */
+};
+
+void frames_open(struct frames *f);
+void frames_close(struct frames *f);
+/* All truth of a world that nobody changes meanwhile. */
+void frames_snapshot(struct frames *f, const struct world *w);
+/* All that stands in the ring and is not committed. */
+void frames_staged(struct frames *f, const struct world *w);
+/* As a start without an arena does it: `to` is of the same sizes, without a stage. */
+bool frames_redo(const struct frames *snapshot, const struct frames *staged,
+                 const struct world *from, struct world *to, struct pg_fault *why);
+
+#endif
