@@ -448,15 +448,18 @@ static bool segment_resume(struct pg_committer *c, const struct pg_walk *end)
     return sync_file(c, c->file) && sync_directory(c);
 }
 
-/* The clock of another boot has a segment of its own. One without a group makes place. */
-static bool segment_of_this_boot(struct pg_committer *c, const struct pg_walk *end)
+/* Nothing is added to a sealed segment, nor to one of another boot, whose clock was another.
+ * One that is still without a group will be replaced by the next, which has its name. */
+static bool segment_leave(struct pg_committer *c, const struct pg_walk *end)
 {
     const uint8_t *boot_id = c->arena->header->boot_id;
 
-    if (memcmp(end->header.boot_id, boot_id, sizeof end->header.boot_id) == 0)
-        return true;
-    if (c->at > PG_SEGMENT_HEAD)
-        return segment_end(c);
+    if (end->state != PG_WALK_SEALED) {
+        if (memcmp(end->header.boot_id, boot_id, sizeof end->header.boot_id) == 0)
+            return true;
+        if (c->at > PG_SEGMENT_HEAD)
+            return segment_end(c);
+    }
     close_file(c, &c->file);
     return true;
 }
@@ -471,8 +474,7 @@ static bool resume(struct pg_committer *c, const struct pg_walk *end, const char
         return failed(c, PG_CALL_OPEN, errno);
     if (!open_file(c, &c->directory, -1, directory, O_RDONLY | O_DIRECTORY))
         return false;
-    if ((end->state == PG_WALK_END || end->state == PG_WALK_TORN) &&
-        (!segment_resume(c, end) || !segment_of_this_boot(c, end)))
+    if (end->state != PG_WALK_NONE && (!segment_resume(c, end) || !segment_leave(c, end)))
         return false;
     if (!segment_ready(c))
         return false;

@@ -1,0 +1,337 @@
+/* The committer on a disk that loses power, and on one where any call may fail: all that was
+ * said to be on disk is there afterwards, and what is there is a prefix of what was staged.
+ * An argument is the number of power cuts; the seeds are the same every time. */
+#include "check.h"
+#include "core.h"
+#include "disk.h"
+
+
+enum { RING = 1 << 19, LSNS = 16384, POWER_CUTS = 300 };
+
+struct world {
+    struct rng rng;
+    struct disk disk;
+    struct pg_storage storage;
+    struct pg_arena arena;        /* no more of it than the committer looks at */
+    struct pg_header header;
+    struct pg_private secret;
+    struct pg_stage stage;
+    _Alignas(8) uint8_t ring[RING];
+    struct pg_frame_head *log[LSNS];   /* what was staged under each LSN, last */
+    uint64_t acknowledged;        /* LSN up to which it was said to be on disk */
+    bool uniform;                 /* all frames have the same length, so that old ones fit anywhere */
+    struct pg_committer *c;
+};
+
+/* ---- a stage ------------------------------------------------------------------------------------ */
+
+static void world_fresh_arena(struct world *w, uint64_t next_lsn)
+{
+    w->stage = (struct pg_stage){.size = RING, .next_lsn = next_lsn};
+}
+
+static struct world *world_new(uint64_t seed)
+{
+    struct world *w = calloc(1, sizeof *w);
+
+    CHECK(w != NULL);
+    w->rng.state = seed * 0x9e3779b97f4a7c15u + 1;
+    w->disk.rng.state = rng_next(&w->rng);
+    w->storage = disk_storage(&w->disk);
+    w->arena.header = &w->header;
+    w->arena.secret = &w->secret;
+    w->arena.stage = &w->stage;
+    w->arena.ring = w->ring;
+    w->c = malloc(pg_committer_bytes());
+    CHECK(w->c != NULL);
+    world_fresh_arena(w, 1);
+    return w;
+}
+
+static void world_free(struct world *w)
+{
+    disk_free(&w->disk);
+    for (unsigned i = 0; i < LSNS; i++)
+        free(w->log[i]);
+    free(w->c);
+    free(w);
+}
+
+static uint64_t random_bytes(struct world *w)
+{
+    uint64_t most = rng_below(&w->rng, 24) == 0 ? PG_J_FRAME_MAX : 800;
+    return w->uniform ? 32 : most - 8 * rng_below(&w->rng, (most - 24) / 8);
+}
+
+/* As the stage does it: no frame wraps. False: there is no room. */
+static bool stage_one(struct world *w, uint64_t bytes)
+{
+    struct pg_stage *s = &w->stage;
+    uint64_t left = RING - s->staged % RING, at = s->staged + (bytes <= left ? 0 : left);
+    struct pg_frame_head *f = (struct pg_frame_head *)(w->ring + at % RING);
+
+    if (at + bytes - s->committed > RING || s->next_lsn == LSNS)
+        return false;
+    if (bytes > left && left >= sizeof *f)
+        *(struct pg_frame_head *)(w->ring + s->staged % RING) =
+            (struct pg_frame_head){.bytes = (uint32_t)left, .type = PG_J_PAD};
+    *f = (struct pg_frame_head){.bytes = (uint32_t)bytes, .lsn = s->next_lsn,
+                                .type = (uint16_t)(PG_J_SEAL + 1 + s->next_lsn % 12)};
+    for (uint64_t i = sizeof *f; i < bytes; i += 8)
+        *(uint64_t *)((uint8_t *)f + i) = rng_next(&w->rng);
+    free(w->log[f->lsn]);
+    w->log[f->lsn] = malloc(bytes);
+    CHECK(w->log[f->lsn] != NULL);
+    memcpy(w->log[f->lsn], f, bytes);
+    s->next_lsn++;
+    s->staged = at + bytes;
+    STORE_RELEASE(&s->tail, s->staged);
+    return true;
+}
+
+static void stage_some(struct world *w)
+{
+    for (uint64_t n = rng_below(&w->rng, w->uniform ? 64 : 12); n > 0; n--)
+        stage_one(w, random_bytes(w));
+}
+
+/* ---- what is on disk ------------------------------------------------------------------------------ */
+
+/* The next segment file of the directory by name; NULL: there is none behind `after`. */
+static const char *next_segment(struct disk *d, const char *after)
+{
+    struct directory *dir = disk_directory(d);
+    const char *next = NULL;
+
+    for (unsigned i = 0; i < dir->count; i++) {
+        const char *name = dir->rows[i].name;
+        if (strstr(name, ".journal") && strcmp(name, after) > 0 && (!next || strcmp(name, next) < 0))
+            next = name;
+    }
+    return next;
+}
+
+static void same_as_staged(const struct world *w, const struct pg_frame_head *f)
+{
+    const struct pg_frame_head *staged = w->log[f->lsn];
+
+    CHECK(f->lsn < LSNS && staged != NULL);
+    CHECK_EQUAL(f->bytes, staged->bytes);
+    CHECK_EQUAL(f->type, staged->type);
+    CHECK(memcmp(f + 1, staged + 1, f->bytes - sizeof *f) == 0);
+}
+
+/* Reads all segments: nothing is refused, and nothing acknowledged is missing. */
+static struct pg_walk journal_read(struct world *w)
+{
+    struct pg_walk walk = {0};
+    const struct pg_frame_head *f;
+    struct pg_fault why;
+    uint64_t lsn = 0;
+
+    for (const char *name = next_segment(&w->disk, ""); name; name = next_segment(&w->disk, name)) {
+        struct file *file = &w->disk.files[disk_directory(&w->disk)->rows[disk_find(&w->disk, name)].file];
+        if (!pg_walk_segment(&walk, file->now, file->now_bytes, &why)) {
+            fprintf(stderr, "%s: %s at %" PRIu64 ": expected %" PRIu64 ", found %" PRIu64 "\n", name,
+                    why.what, why.where, why.expected, why.found);
+            CHECK(!"the segment is sound and goes on where the last one ended");
+        }
+        while ((f = pg_walk_next(&walk)) != NULL) {
+            CHECK_EQUAL(f->lsn, ++lsn);
+            same_as_staged(w, f);
+        }
+        CHECK(walk.state != PG_WALK_DAMAGED);
+    }
+    CHECK_EQUAL(walk.lsn, lsn);
+    CHECK(lsn >= w->acknowledged);
+    return walk;
+}
+
+static bool journal_open(struct world *w, struct pg_fault *why)
+{
+    struct pg_walk end = journal_read(w);
+    bool opened = pg_committer_open(w->c, &w->arena, "dir", FILE_BYTES, &end, &w->storage, why);
+
+    w->acknowledged = w->stage.committed_lsn;
+    if (opened)
+        CHECK_EQUAL(w->stage.committed_lsn, w->stage.next_lsn - 1);
+    return opened;
+}
+
+static void work(struct world *w, unsigned turns)
+{
+    for (; turns > 0 && w->stage.state == PG_JOURNAL_RUNNING; turns--) {
+        stage_some(w);
+        pg_committer_turn(w->c);
+        CHECK(w->stage.committed_lsn >= w->acknowledged);
+        w->acknowledged = w->stage.committed_lsn;
+    }
+}
+
+/* ---- power cuts and deaths ------------------------------------------------------------------------- */
+
+/* The process is killed; or the arena is lost too; or power is gone, too. */
+static void fall(struct world *w)
+{
+    uint64_t depth = rng_below(&w->rng, 4);
+    struct pg_walk end;
+
+    w->disk.dead_at = 0;
+    if (depth >= 2) {
+        disk_power_cut(&w->disk);
+        w->header.boot_id[0]++;
+    }
+    end = journal_read(w);
+    if (depth >= 1) {
+        w->acknowledged = end.lsn;
+        world_fresh_arena(w, end.lsn + 1);
+    }
+}
+
+static void world_of_power_cuts(uint64_t seed)
+{
+    struct world *w = world_new(seed);
+    struct pg_fault why;
+    bool opened;
+
+    w->uniform = seed % 2;
+    for (unsigned round = 0; round < 5; round++) {
+        w->disk.dead_at = w->disk.calls + 1 + rng_below(&w->rng, 1 + 8 * rng_below(&w->rng, 16));
+        opened = journal_open(w, &why);
+        if (opened)
+            work(w, 60);
+        CHECK(opened || w->disk.dead_at != 0);
+        if (opened)
+            pg_committer_close(w->c);
+        fall(w);
+    }
+    CHECK(journal_open(w, &why));
+    work(w, 3);
+    CHECK_EQUAL(w->stage.state, PG_JOURNAL_RUNNING);
+    pg_committer_close(w->c);
+    journal_read(w);
+    world_free(w);
+}
+
+static unsigned power_cuts = POWER_CUTS;
+
+static void test_power_cuts(void)
+{
+    for (unsigned seed = 1; seed <= power_cuts; seed++)
+        world_of_power_cuts(seed);
+    printf("%u seeds with five cuts each\n", power_cuts);
+}
+
+/* ---- calls that fail -------------------------------------------------------------------------------- */
+
+/* Fills two segments and begins a third. */
+static bool script(struct world *w, struct pg_fault *why)
+{
+    if (!journal_open(w, why))
+        return false;
+    for (unsigned i = 0; i < 12 && w->stage.state == PG_JOURNAL_RUNNING; i++) {
+        for (unsigned n = 0; n < 5; n++)
+            stage_one(w, 8192);
+        work(w, 1);
+    }
+    while (pg_committer_turn(w->c)) {}
+    w->acknowledged = w->stage.committed_lsn;
+    return true;
+}
+
+/* It stopped, says where, and does nothing more. */
+static void stopped_well(struct world *w, int error)
+{
+    uint64_t calls = w->disk.calls, lsn = w->stage.committed_lsn;
+
+    CHECK_EQUAL(w->stage.state, PG_JOURNAL_STOPPED);
+    CHECK_EQUAL(w->stage.error, error);
+    CHECK(w->stage.call != PG_CALL_NONE);
+    CHECK_EQUAL(w->stage.error_lsn, lsn + 1);
+    stage_one(w, 64);
+    CHECK_EQUAL(pg_committer_turn(w->c), 0);
+    CHECK_EQUAL(w->disk.calls, calls);
+    CHECK_EQUAL(w->stage.committed_lsn, lsn);
+}
+
+/* False: the failing call was never reached. */
+static bool script_failing(uint64_t fail_at, int error, unsigned *stopped)
+{
+    struct world *w = world_new(fail_at);
+    struct pg_fault why;
+    bool harmless = error == EINTR || error == 0, reached, opened;
+
+    w->disk.fail_at = fail_at;
+    w->disk.fail_errno = error;
+    opened = script(w, &why);
+    reached = w->disk.calls >= fail_at;
+    if (!opened) {
+        CHECK_EQUAL(why.found, error);
+    } else if (w->stage.state == PG_JOURNAL_STOPPED) {
+        stopped_well(w, error);
+    } else {
+        CHECK_EQUAL(w->stage.committed_lsn, w->stage.next_lsn - 1);
+    }
+    CHECK(!harmless || (opened && w->stage.state == PG_JOURNAL_RUNNING));
+    *stopped += !opened || w->stage.state == PG_JOURNAL_STOPPED;
+    w->disk.fail_at = 0;
+    if (opened)
+        pg_committer_close(w->c);
+    CHECK(journal_open(w, &why));                    /* the arena has what the disk has not */
+    disk_power_cut(&w->disk);
+    journal_read(w);
+    pg_committer_close(w->c);
+    world_free(w);
+    return reached;
+}
+
+static void test_every_call_fails(void)
+{
+    static const int errors[] = {EIO, ENOSPC, EINTR, 0};
+    unsigned tried = 0, stopped = 0;
+
+    for (unsigned e = 0; e < 4; e++)
+        for (uint64_t n = 1; script_failing(n, errors[e], &stopped); n++)
+            tried++;
+    CHECK(tried > 100 && stopped > 50);
+    printf("%u failing calls, %u of them stopped the journal\n", tried, stopped);
+}
+
+/* Until the open segment is full a full disk stops nothing; room that comes before is used. */
+static void test_full_disk(void)
+{
+    for (unsigned in_time = 0; in_time < 2; in_time++) {
+        struct world *w = world_new(1 + in_time);
+        struct pg_fault why;
+
+        CHECK(journal_open(w, &why));
+        w->disk.full = true;
+        for (uint64_t bytes = 0; bytes < FILE_BYTES - PG_J_FRAME_MAX - 16384; bytes += 4096) {
+            CHECK(stage_one(w, 4096 - PG_GROUP_HEAD));
+            CHECK(pg_committer_turn(w->c));
+            CHECK_EQUAL(w->stage.state, PG_JOURNAL_RUNNING);
+        }
+        CHECK_EQUAL(w->stage.segment, 1);
+        w->disk.full = !in_time;
+        work(w, 20);
+        if (in_time)
+            CHECK(w->stage.segment > 1 && w->stage.state == PG_JOURNAL_RUNNING);
+        else
+            stopped_well(w, ENOSPC);
+        pg_committer_close(w->c);
+        w->disk.full = false;
+        CHECK(journal_open(w, &why));
+        pg_committer_close(w->c);
+        world_free(w);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1)
+        power_cuts = (unsigned)strtoul(argv[1], NULL, 10);
+    RUN(test_power_cuts);
+    RUN(test_every_call_fails);
+    RUN(test_full_disk);
+    return 0;
+}
