@@ -1,0 +1,107 @@
+"""Segments on disk under the C core in private memory: a committer, and walks over them."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from core_driver import Core, Fault
+
+from purgatoryd.shm_layout._core import ffi, lib
+
+SEGMENT_BYTES: int = lib.PG_SEGMENT_MIN
+STAGE_BYTES: int = lib.PG_STAGE_MIN
+
+
+class Walked(NamedTuple):
+    """Where a walk over segments has ended."""
+
+    refused: bool  # a file was not taken; `damaged` says whether records are missing
+    damaged: bool
+    torn: bool
+    lsn: int
+    lost: tuple[int, int]  # LSNs, the second one too
+    bad: tuple[int, int]  # bytes
+    groups: list[memoryview]  # the frames of each whole group
+
+
+class Walk:
+    """Reads segments, given one by one."""
+
+    def __init__(self) -> None:
+        self.w = ffi.new("struct pg_walk *")
+        self._why = ffi.new("struct pg_fault *")
+
+    def read(self, segments: Iterable[Any]) -> Walked:
+        """Goes over whole files in memory (writable buffers) until one cannot be read on."""
+        refused, groups = False, []
+        for segment in segments:
+            view = memoryview(segment)
+            refused = not lib.pg_walk_segment(
+                self.w, ffi.from_buffer(segment), len(view), self._why
+            )
+            if refused:
+                break
+            while (frame := lib.pg_walk_next(self.w)) != ffi.NULL:
+                groups.append(view[self.w.next - frame.bytes : self.w.at])
+                self.w.next = self.w.at
+        w = self.w
+        return Walked(
+            refused, w.state == lib.PG_WALK_DAMAGED, w.state == lib.PG_WALK_TORN, w.lsn,
+            (w.lost_from, w.lost_to), (w.bad_from, w.bad_to), groups,
+        )  # fmt: skip
+
+
+def segment_files(directory: Path) -> list[Path]:
+    """Oldest first."""
+    return sorted(directory.glob("*.journal"))
+
+
+class Committer:
+    """A committer of a core with a stage; goes on with the segments that the directory has."""
+
+    def __init__(self, core: Core, directory: Path) -> None:
+        self.stage = lib.pg_stage_of(core.a)
+        self.core = core
+        self._memory = ffi.new("uint64_t[]", lib.pg_committer_bytes() // 8 + 1)
+        self.c = ffi.cast("struct pg_committer *", self._memory)
+        self._why = ffi.new("struct pg_fault *")
+        walk = Walk()
+        walk.read(bytearray(path.read_bytes()) for path in segment_files(directory))
+        self._need(
+            lib.pg_committer_open(
+                self.c, core.a, os.fsencode(directory), SEGMENT_BYTES, walk.w, ffi.NULL, self._why
+            )
+        )
+
+    def _need(self, done: int) -> None:
+        if not done:
+            raise Fault(self._why)
+
+    def commit(self) -> int:
+        """All that is staged, as one group; the newest LSN on disk."""
+        while lib.pg_committer_turn(self.c):
+            pass
+        assert self.stage.state == lib.PG_JOURNAL_RUNNING
+        return int(self.stage.committed_lsn)
+
+    def start(self) -> None:
+        """The committer's thread."""
+        self._need(lib.pg_committer_start(self.c, self._why))
+
+    def kick(self) -> None:
+        lib.pg_committer_kick(self.c)
+
+    def wait(self, lsn: int) -> None:
+        """Until it is on disk."""
+        descriptor = lib.pg_committer_fd(self.c)
+        while self.stage.committed_lsn < lsn:
+            select.select([descriptor], [], [])
+            os.eventfd_read(descriptor)
+
+    def close(self) -> None:
+        lib.pg_committer_stop(self.c)
+        lib.pg_committer_close(self.c)

@@ -1,0 +1,264 @@
+"""Segments that real work left behind: every bit flipped, every cut, and what may follow a cut.
+
+What a walk gives is always a prefix of what was written; what it leaves out was never
+committed, or it says which records are missing. $PURGATORYD_JOURNAL_ROUNDS makes it longer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import pytest
+from core_driver import Core, Fault
+from segment_driver import SEGMENT_BYTES, STAGE_BYTES, Committer, Walk, Walked, segment_files
+
+from purgatoryd.shm_layout._core import ffi, lib
+from purgatoryd.shm_layout.layout import PutMode
+
+HEAD: int = lib.PG_SEGMENT_HEAD
+HEADER_BYTES = ffi.sizeof("struct pg_segment")
+ROUNDS = int(os.environ.get("PURGATORYD_JOURNAL_ROUNDS", "1"))
+
+
+def core_with_stage(**config: object) -> Core:
+    sizes = {"capacity": 4096, "outbox_capacity": 4096, "payload_bytes": 1 << 22, "topics": 16}
+    return Core(**{**sizes, "stage_bytes": STAGE_BYTES, "stream_id": 1, **config})
+
+
+def work(core: Core, random: Random, steps: int) -> None:
+    """Timers of all fates."""
+    for _ in range(steps):
+        key = b"key-%d" % random.randrange(40)
+        topic = b"topic-%d" % random.randrange(4)
+        payload = random.randbytes(random.choice((0, 5, 70)))
+        match random.randrange(8):
+            case 0:
+                core.cancel(key)
+            case 1:
+                core.put(key, 10**10, mode=PutMode.EXTEND, topic=topic)
+            case 2:
+                core.advance(core.header.now_ns + 10**8)
+                core.publish_all()
+            case _:
+                delay_ns = random.randrange(10**9)
+                core.put(key, delay_ns, mode=PutMode.REPLACE, payload=payload, topic=topic)
+
+
+class Written(NamedTuple):
+    """Two segments of one journal: the first sealed, since the second is of another boot."""
+
+    files: list[bytearray]
+    used: list[int]  # bytes that were written
+    groups: list[bytes]  # the frames of each group
+    lsns: list[int]  # the newest LSN after each
+
+
+def used_bytes(file: bytearray) -> int:
+    return len(file.rstrip(b"\0"))
+
+
+def write_two_segments(directory: Path, seed: int) -> Written:
+    random, core = Random(seed), core_with_stage(uuid=bytes([seed] * 16), secret=(seed, 7))
+    lsns = [0]
+    for boot in range(2):
+        lib.pg_start_epoch(core.a, bytes([boot + 1] * 16))
+        journal = Committer(core, directory)
+        for _ in range(6):
+            work(core, random, 8)
+            lsns.append(journal.commit())
+        journal.close()
+    files = [bytearray(path.read_bytes()) for path in segment_files(directory)]
+    whole = Walk().read(files)
+    assert (whole.refused, whole.damaged, whole.torn) == (False, False, False)
+    assert len(files) == 2
+    assert len(whole.groups) == 12
+    groups = [bytes(group) for group in whole.groups]
+    return Written(files, [used_bytes(file) for file in files], groups, lsns)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    return write_two_segments(tmp_path_factory.mktemp("journal"), 1)
+
+
+@pytest.fixture(scope="module")
+def stale(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """Of another journal, whose files' blocks the first may have got."""
+    return write_two_segments(tmp_path_factory.mktemp("stale"), 2)
+
+
+def is_prefix(walked: Walked, written: Written) -> None:
+    """What came out is what went in, up to some group; and where records are said to be lost,
+    they are the next ones, and whole groups."""
+    got = walked.groups
+    assert all(found == group for found, group in zip(got, written.groups, strict=False))
+    assert walked.lsn in (written.lsns[len(got)], 0)  # 0: not even a header
+    if walked.damaged:
+        assert walked.lost[0] == written.lsns[len(got)] + 1
+        assert walked.lost[1] in written.lsns
+
+
+def flips(size: int) -> Iterator[tuple[int, int]]:
+    for byte in range(size):
+        for bit in range(8):
+            yield byte, 1 << bit
+
+
+@pytest.mark.parametrize("segment", [0, 1])
+def test_every_single_bit(written: Written, segment: int) -> None:
+    file, used = written.files[segment], written.used[segment]
+    outcomes = {"whole": 0, "torn": 0, "refused": 0}
+    for byte, bit in flips(used):
+        file[byte] ^= bit
+        walked = Walk().read(written.files)
+        file[byte] ^= bit
+        is_prefix(walked, written)
+        if walked.refused or walked.damaged:
+            outcomes["refused"] += 1
+        elif len(walked.groups) == len(written.groups):
+            assert HEADER_BYTES <= byte < HEAD  # zeros that mean nothing
+            outcomes["whole"] += 1
+        else:
+            assert segment == 1
+            assert walked.torn
+            assert len(walked.groups) == len(written.groups) - 1
+            outcomes["torn"] += 1
+    print(f"{8 * used} single bits of segment {segment + 1} flipped: {outcomes}")
+    assert outcomes["refused"] > 8 * used // 4
+
+
+def behind_nothing(file: bytearray, cut: int, stale: bytearray) -> bytearray:
+    return file[:cut]
+
+
+def behind_zeros(file: bytearray, cut: int, stale: bytearray) -> bytearray:
+    return file[:cut] + bytes(len(file) - cut)
+
+
+def behind_stale(file: bytearray, cut: int, stale: bytearray) -> bytearray:
+    return file[:cut] + stale[cut:]
+
+
+@pytest.mark.parametrize("behind", [behind_nothing, behind_zeros, behind_stale])
+@pytest.mark.parametrize("segment", [0, 1])
+def test_every_cut(
+    written: Written,
+    stale: Written,
+    segment: int,
+    behind: Callable[[bytearray, int, bytearray], bytearray],
+) -> None:
+    files, used = written.files[:], written.used[segment]
+    for cut in range(HEADER_BYTES, used):
+        files[segment] = behind(written.files[segment], cut, stale.files[segment])
+        walked = Walk().read(files)
+        is_prefix(walked, written)
+        changed = files[segment][:used] != written.files[segment][:used]
+        assert segment == 1 or walked.refused == changed  # a next segment: this is no torn tail
+        assert segment == 0 or not walked.damaged
+    print(f"{used - HEADER_BYTES} cuts of segment {segment + 1}, {behind.__name__}")
+
+
+def test_random_sectors(written: Written) -> None:
+    """Any subset of sectors of the newest group may be missing after a power cut."""
+    random, rounds = Random(3), 3000 * ROUNDS
+    sound = written.files[1]
+    start = sound.index(written.groups[-1]) - lib.PG_GROUP_HEAD
+    for _ in range(rounds):
+        file = bytearray(sound)
+        for at in range(start - start % 512, written.used[1], 512):
+            if random.random() < 0.5:
+                low = max(at, start)
+                file[low : at + 512] = bytes(at + 512 - low)
+        walked = Walk().read([written.files[0], file])
+        assert not walked.refused
+        assert not walked.damaged
+        assert len(walked.groups) == 12 - (file != sound)
+        is_prefix(walked, written)
+    print(f"{rounds} subsets of sectors")
+
+
+# ---- a journal that goes on -------------------------------------------------------------------
+
+
+def test_a_killed_process_goes_on(tmp_path: Path) -> None:
+    """What was staged and not committed is on disk once the next one has opened the files."""
+    core, random = core_with_stage(), Random(4)
+    journal = Committer(core, tmp_path)
+    work(core, random, 30)
+    first = journal.commit()
+    work(core, random, 30)
+    lib.pg_committer_close(journal.c)  # as a kill: nothing more is written
+    again = Committer(core, tmp_path)
+    assert again.stage.committed_lsn == again.stage.next_lsn - 1 > first
+    work(core, random, 30)
+    last = again.commit()
+    again.close()
+    (file,) = segment_files(tmp_path)
+    assert Walk().read([bytearray(file.read_bytes())]).lsn == last
+
+
+def test_a_torn_tail_is_wiped(tmp_path: Path) -> None:
+    core, random = core_with_stage(), Random(5)
+    journal = Committer(core, tmp_path)
+    for _ in range(3):
+        work(core, random, 30)
+        journal.commit()
+    journal.close()
+    (path,) = segment_files(tmp_path)
+    file = bytearray(path.read_bytes())
+    newest = Walk().read([file]).groups[-1]
+    start = file.index(newest) - lib.PG_GROUP_HEAD
+    file[start + 100] ^= 1
+    path.write_bytes(file)
+    torn = Walk().read([file])
+    assert torn.torn
+    fresh = core_with_stage()
+    lib.pg_stage_of(fresh.a).next_lsn = torn.lsn + 1
+    Committer(fresh, tmp_path).close()
+    wiped = path.read_bytes()
+    assert wiped[:start] == file[:start]
+    assert not any(wiped[start:])
+
+
+def test_files_that_are_not_this_arenas(tmp_path: Path) -> None:
+    core, random = core_with_stage(), Random(6)
+    journal = Committer(core, tmp_path)
+    work(core, random, 30)
+    journal.commit()
+    journal.close()
+    with pytest.raises(Fault, match="journal of another arena"):
+        Committer(core_with_stage(uuid=b"x" * 16), tmp_path)
+    with pytest.raises(Fault, match="the files hold more than the arena"):
+        Committer(core_with_stage(), tmp_path)
+    segment_files(tmp_path)[0].unlink()
+    with pytest.raises(Fault, match="the files end before what was committed"):
+        Committer(core, tmp_path)
+    with pytest.raises(Fault, match="open"):
+        Committer(core_with_stage(), tmp_path / "missing")
+
+
+def test_the_thread_commits_and_rotates(tmp_path: Path) -> None:
+    core, random = core_with_stage(), Random(7)
+    journal = Committer(core, tmp_path)
+    journal.start()
+    for _ in range(40):
+        for _ in range(20):
+            core.put(
+                b"key-%d" % random.randrange(1000), 10**9, mode=PutMode.REPLACE,
+                payload=random.randbytes(2000),
+            )  # fmt: skip
+        journal.kick()
+        journal.wait(journal.stage.next_lsn - 1)
+    core.put(b"last", 10**9)
+    journal.close()  # commits what is staged
+    assert journal.stage.committed_lsn == journal.stage.next_lsn - 1
+    files = segment_files(tmp_path)
+    assert len(files) > 5
+    assert all(path.stat().st_size == SEGMENT_BYTES for path in files)
+    walked = Walk().read([bytearray(path.read_bytes()) for path in files])
+    assert (walked.refused, walked.damaged, walked.torn) == (False, False, False)
+    assert walked.lsn == journal.stage.committed_lsn
