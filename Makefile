@@ -12,6 +12,7 @@ CORE_C  := $(sort $(wildcard shm_layout/*.c))
 CORE_H  := $(sort $(wildcard shm_layout/*.h))
 TESTS_C := $(sort $(wildcard tests/c/*.c))
 TESTS_H := $(sort $(wildcard tests/c/*.h tests/fuzz/*.h))
+GUEST_C := $(sort $(wildcard tests/guest/*.c))
 FUZZ_C  := $(sort $(filter-out tests/fuzz/main.c,$(wildcard tests/fuzz/*.c)))
 CRASH_C := $(sort $(wildcard tests/crash/*.c))
 CRASH_H := $(sort $(wildcard tests/crash/*.h))
@@ -28,7 +29,7 @@ SAN_CORE  := $(CORE_C:shm_layout/%.c=build/sanitize/%.o)
 SAN_TESTS := $(TESTS_C:tests/c/%.c=build/sanitize/tests/%)
 SAN_FUZZ  := $(FUZZ_C:tests/fuzz/%.c=build/sanitize/fuzz/%)
 LIBFUZZER := $(FUZZ_C:tests/fuzz/%.c=build/fuzz/%)
-LINT      := $(patsubst %.c,build/lint/%.o,$(CORE_C) $(TESTS_C) $(FUZZ_C) $(CRASH_C) $(BENCH_C))
+LINT      := $(patsubst %.c,build/lint/%.o,$(CORE_C) $(TESTS_C) $(GUEST_C) $(FUZZ_C) $(CRASH_C) $(BENCH_C))
 
 .DEFAULT_GOAL := help
 .PHONY: help build run test test-c test-python crash-test fuzz lint bench-core bench-purgatory bench-watchers bench-hostile docs clean
@@ -59,10 +60,15 @@ fuzz: $(LIBFUZZER) ## look for inputs that break the C core: SECONDS=60 for each
 test-python: build build/crash/crash ## Python tests alone; ARGS="..." goes to pytest
 	$(BIN)/python -m pytest $(ARGS)
 
-# ROUNDS of the harness: worlds that each operation is killed in, times four shapes.
-crash-test: build build/crash/crash ## the long versions: a kill at any instruction; every call of every function fails once (hours)
+# ROUNDS of the harness: worlds that each operation is killed in, times four shapes. CUTS of
+# power on a simulated disk: seeds with five each.
+crash-test: CUTS ?= 5000
+crash-test: build build/crash/crash build/sanitize/tests/test_committer ## the long versions: a kill at any instruction; power cuts; every call of every function fails once (hours)
 	build/crash/crash $(ROUNDS) 1 30 > build/crash/crash.json
 	mv build/crash/crash.json benchmarks/results/crash.json
+	build/sanitize/tests/test_committer $(CUTS)
+	PURGATORYD_JOURNAL_ROUNDS=50 PURGATORYD_POWER_CUTS=20 $(BIN)/python -m pytest -q -s --timeout=0 \
+		tests/test_journal_files.py tests/test_power_cut.py
 	CRASH_TEST=complete $(BIN)/python -m pytest --timeout=0 tests/test_faults.py $(ARGS)
 
 lint: build $(LINT) ## ruff, mypy --strict, and the C with every warning an error
