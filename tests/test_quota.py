@@ -462,6 +462,18 @@ def test_with_too_few_accounts_for_what_lives_there_is_no_migration(core: Purgat
         to.check()
 
 
+def test_outcomes_hold_no_account(core: Purgatory) -> None:
+    core.set_quotas(timers=9)
+    owners = [Owner(core, uid, uid) for uid in range(1, 5)]
+    for owner in owners:
+        owner.send(pd.watch(b"%d" % owner.uid, ANY, [Key(b"w", 1)]))
+    owners[0].send(pd.advance(b"w", 1))
+    assert core.metrics.outcomes == 4
+    to = core.migrated(accounts=1)
+    to.check()
+    assert to.metrics.outcomes == 4
+
+
 @pytest.mark.parametrize("what", ["name_live", "name_bytes", "live", "bytes", "slot"])
 def test_check_finds_a_count_that_is_wrong(core: Purgatory, what: str) -> None:
     core.set_quotas(timers=9)
