@@ -172,7 +172,8 @@ void level_drop(struct pg_arena *a, uint32_t row)
     if (staging(a))
         level_stage(a, row, a->levels[row].level, a->levels[row].error, PG_NIL);
     level_forget(a, row);
-    level_left(a, row);
+    if (a->levels[row].root == PG_NIL)
+        level_free(a, row);
 }
 
 /* ---- time to live ------------------------------------------------------------------------ */

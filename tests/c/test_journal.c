@@ -1,0 +1,762 @@
+/* The journal's stage, snapshots and redo: each frame in doubt with and without its effect, a
+ * ring that fills, a snapshot taken by another thread while work goes on, frames of noise. */
+#include "check.h"
+#include "core.h"
+
+#include <pthread.h>
+
+enum { LAYOUT = 4711, MS = 1000000, KEYS = 24, WATCHED = 6, TOPICS = 3, FRAMES = 1 << 23 };
+
+struct world {
+    struct rng rng;
+    struct pg_config config;
+    struct pg_arena *a;
+    void *arena, *secret;
+    uint8_t *reply;
+    uint64_t session, sequence;
+    uint8_t greeted;
+    int64_t now_ns;
+    uint8_t *journal;             /* frames taken out of the stage */
+    uint64_t used, position, lsn;
+};
+
+/* ---- set-up ------------------------------------------------------------------------------ */
+
+static void *zeroed(uint64_t bytes)
+{
+    void *memory = aligned_alloc(4096, bytes);
+    CHECK(bytes % 4096 == 0 && memory != NULL);
+    return memset(memory, 0, bytes);
+}
+
+static void arena_open(struct world *w)
+{
+    w->arena = zeroed(pg_arena_bytes(&w->config));
+    w->secret = zeroed(pg_private_bytes(&w->config));
+    w->a = malloc(pg_handle_bytes());
+    CHECK(w->a != NULL && pg_create(w->a, w->arena, w->secret, &w->config));
+}
+
+static void arena_close(struct world *w)
+{
+    free(w->arena);
+    free(w->secret);
+    free(w->a);
+}
+
+static void told(const struct pg_fault *fault)
+{
+    fprintf(stderr, "%s: %s at %" PRIu64 ": expected %" PRIu64 ", found %" PRIu64 "\n", fault->part,
+            fault->what, fault->where, fault->expected, fault->found);
+}
+
+static void whole(struct world *w)
+{
+    struct pg_fault fault;
+    if (pg_check(w->a, &fault) && pg_check_live(w->a, &fault))
+        return;
+    told(&fault);
+    CHECK(!"the arena is whole");
+}
+
+/* ---- messages ------------------------------------------------------------------------------ */
+
+static uint64_t send(struct world *w, const void *bytes, uint64_t len)
+{
+    uint64_t used = 0;
+    int64_t wait_ns;
+    int state;
+    while ((state = pg_handle(w->a, bytes, len, 1, 1, w->now_ns, w->reply, &used, &wait_ns)) ==
+           PG_H_AGAIN)
+        pg_published(w->a, w->a->header->outbox_tail);
+    return state == PG_H_REPLY ? used : 0;
+}
+
+static struct pg_frame frame_of(const struct world *w, unsigned message)
+{
+    return (struct pg_frame){.magic = PG_WIRE_MAGIC, .version = PG_WIRE_VERSION,
+                             .message = (uint16_t)message, .session = w->session};
+}
+
+static void greet(struct world *w)
+{
+    struct {
+        struct pg_frame frame;
+        struct pg_hello hello;
+    } message = {.frame = frame_of(w, PG_M_HELLO)};
+    message.frame.session = 0;
+    message.hello.nonce[0] = ++w->greeted;
+    send(w, &message, sizeof message);
+    memcpy(&w->session, w->reply + offsetof(struct pg_frame, session), 8);
+    w->sequence = 0;
+}
+
+static void bye(struct world *w)
+{
+    const struct pg_frame f = frame_of(w, PG_M_BYE);
+    send(w, &f, sizeof f);
+}
+
+/* One record in a batch of its own; its key is `kind` and a number. */
+struct command {
+    struct pg_record record;
+    uint32_t key, topic;
+    uint32_t watch_keys;          /* of a WATCH: the first so many */
+    uint64_t target;
+    bool own, durable;
+};
+
+static uint8_t *key_write(uint8_t *at, char kind, uint32_t n)
+{
+    const uint32_t len = n % 5 == 4 ? 60 : 8;
+    memset(at, kind, len);
+    at[1] = (uint8_t)n;
+    return at + len;
+}
+
+static uint8_t *keys_write(uint8_t *at, const struct command *c)
+{
+    for (uint32_t i = 0; i < c->watch_keys; i++) {
+        const struct pg_watch_key k = {.target = c->target, .cap = c->record.mode == PG_C_SUM,
+                                       .key_len = i % 5 == 4 ? 60 : 8, .key_type = PG_KEY_BYTES,
+                                       .flags = c->own ? PG_WK_OWN : 0};
+        memcpy(at, &k, sizeof k);
+        at = key_write(at + sizeof k, 'w', i);
+    }
+    return at;
+}
+
+static bool on_timer(unsigned op)
+{
+    return op == PG_OP_PUT || op == PG_OP_WATCH || op == PG_OP_CANCEL || op == PG_OP_COMPLETE;
+}
+
+/* Returns enum pg_status, or 256 + enum pg_error. */
+static unsigned command(struct world *w, const struct command *c)
+{
+    static _Alignas(8) uint8_t message[1 << 17];
+    struct pg_frame f = frame_of(w, PG_M_BATCH);
+    struct pg_record r = c->record;
+    uint8_t *names = message + sizeof f, *record = names + 8;
+    uint8_t *at = key_write(record + sizeof r, on_timer(r.op) ? 'o' : 'w', c->key);
+    struct pg_result result;
+    f.sequence = ++w->sequence;
+    f.count = f.names = 1;
+    f.names_bytes = 8;
+    f.flags = c->durable ? PG_W_DURABLE : 0;
+    memcpy(names, "\1\1nt\0\0\0", 8);
+    names[3] = (uint8_t)('t' + c->topic);
+    r.key_len = (uint8_t)(at - record - sizeof r);
+    r.key_type = PG_KEY_BYTES;
+    memset(at, (int)c->key, r.payload_len);
+    uint8_t *ext = at + r.payload_len;
+    at = keys_write(ext, c);
+    r.ext_len = (uint32_t)(at - ext);
+    memcpy(message, &f, sizeof f);
+    memcpy(record, &r, sizeof r);
+    send(w, message, (uint64_t)(at - message));
+    memcpy(&f, w->reply, sizeof f);
+    memcpy(&result, w->reply + sizeof f, sizeof result);
+    return f.error != 0 ? 256u + f.error : (unsigned)(result.ticket & 0xff);
+}
+
+static unsigned put(struct world *w, uint32_t key, int64_t time_ns, unsigned mode, unsigned kind)
+{
+    const struct command c = {.record = {.op = PG_OP_PUT, .mode = (uint8_t)mode,
+                                         .time_kind = (uint8_t)kind, .time_ns = time_ns,
+                                         .payload_len = 40}, .key = key};
+    return command(w, &c);
+}
+
+static unsigned simple(struct world *w, unsigned op, uint32_t key, uint64_t value)
+{
+    const struct command c = {.record = {.op = (uint8_t)op, .value = value}, .key = key};
+    return command(w, &c);
+}
+
+static unsigned watch(struct world *w, uint32_t key, unsigned keys, uint64_t target, bool notice)
+{
+    const struct command c = {.record = {.op = PG_OP_WATCH, .mode = PG_C_ALL,
+                                         .time_kind = PG_T_DELAY, .time_ns = 50 * MS,
+                                         .flags = notice, .payload_len = 33},
+                              .key = key, .watch_keys = keys, .target = target};
+    return command(w, &c);
+}
+
+static void acknowledge(struct world *w)
+{
+    uint64_t session;
+    struct pg_frame head;
+    struct pg_outcome o;
+    uint8_t *mail = w->reply;
+    if (pg_inbox(w->a, &session, mail, PG_MESSAGE_MAX) == 0)
+        return;
+    memcpy(&head, mail, sizeof head);
+    for (uint32_t i = 0; i < head.count; i++) {
+        struct {
+            struct pg_frame frame;
+            struct pg_ack ack;
+        } message = {.frame = frame_of(w, PG_M_ACK)};
+        memcpy(&o, mail + sizeof head + i * sizeof o, sizeof o);
+        message.frame.count = 1;
+        message.ack = (struct pg_ack){o.ticket >> 8, o.version, o.slot, 0};
+        uint64_t used;
+        int64_t wait_ns;
+        uint8_t none[sizeof head];
+        pg_handle(w->a, &message, sizeof message, 1, 1, w->now_ns, none, &used, &wait_ns);
+    }
+}
+
+static bool go(struct world *w, int64_t by_ns)
+{
+    int more;
+    w->now_ns += by_ns;
+    pg_advance(w->a, w->now_ns, 0, w->now_ns, 1u << 20, &more);
+    return more != 0;
+}
+
+static void configure(struct world *w, uint64_t quota)
+{
+    const struct pg_namespace_set set = {.fields = PG_N_TIMERS, .name_len = 1,
+                                         .quota_timers = quota};
+    struct pg_namespace_set now;
+    uint64_t detail[2];
+    uint8_t body[sizeof set + 1];
+    memcpy(body, &set, sizeof set);
+    body[sizeof set] = 'n';
+    CHECK_EQUAL(pg_set_namespace(w->a, body, sizeof body, &now, detail), PG_ERR_NONE);
+}
+
+static struct pg_config config_of_test(void)
+{
+    return (struct pg_config){
+        .layout_id = LAYOUT, .payload_bytes = 1 << 19, .outbox_bytes_max = 1 << 17, .tick_ns = MS,
+        .stream_id = 1, .secret = {1, 2}, .capacity = KEYS + 8, .outbox_capacity = 32,
+        .fanout = 20, .namespaces = 2, .topics = TOPICS, .sessions = 2, .watches = 256,
+        .levels = WATCHED + 2, .level_ttl_ns = 1000000000, .inbox_max = 64, .accounts = 2,
+        .clock_kind = PG_CLOCK_VIRTUAL, .stage_bytes = PG_STAGE_MIN};
+}
+
+static void world_open(struct world *w)
+{
+    w->config = config_of_test();
+    w->reply = malloc(PG_MESSAGE_MAX);
+    CHECK(w->reply != NULL);
+    arena_open(w);
+    greet(w);
+    CHECK_EQUAL(put(w, KEYS - 1, INT64_MAX, 0, PG_T_BOOT), PG_ST_ADDED);     /* names are born */
+}
+
+static void world_close(struct world *w)
+{
+    arena_close(w);
+    free(w->reply);
+    free(w->journal);
+}
+
+/* ---- the frame in doubt ------------------------------------------------------------------- */
+
+static void nothing(struct world *w) { (void)w; }
+static void a_while(struct world *w) { go(w, MS); }
+static void a_timer(struct world *w) { CHECK_EQUAL(put(w, 1, 30 * MS, 0, PG_T_BOOT), PG_ST_ADDED); }
+static void a_wall_timer(struct world *w)
+{
+    CHECK_EQUAL(put(w, 1, 30 * MS, 0, PG_T_WALL), PG_ST_ADDED);
+}
+static void two_timers(struct world *w)
+{
+    a_timer(w);
+    CHECK_EQUAL(put(w, 2, 90 * MS, 0, PG_T_BOOT), PG_ST_ADDED);
+}
+static void replaces(struct world *w)
+{
+    CHECK_EQUAL(put(w, 1, 60 * MS, PG_MODE_REPLACE, PG_T_BOOT), PG_ST_REPLACED);
+}
+static void extends(struct world *w)
+{
+    CHECK_EQUAL(put(w, 1, 70 * MS, PG_MODE_EXTEND, PG_T_BOOT), PG_ST_EXTENDED);
+}
+static void arms(struct world *w) { CHECK_EQUAL(put(w, 3, 40 * MS, 0, PG_T_BOOT), PG_ST_ADDED); }
+static void cancels(struct world *w)
+{
+    CHECK_EQUAL(simple(w, PG_OP_CANCEL, 1, 0), PG_ST_CANCELLED);
+}
+static void comes_due(struct world *w) { go(w, 31 * MS); }
+static void fired(struct world *w)
+{
+    two_timers(w);
+    comes_due(w);
+}
+static void sent(struct world *w) { pg_published(w->a, w->a->header->outbox_tail); }
+static void levels(struct world *w)
+{
+    for (uint32_t i = 0; i < 5; i++)
+        CHECK_EQUAL(simple(w, PG_OP_ADVANCE_KEY, i, 3), PG_ST_DONE);
+}
+static void watches(struct world *w) { CHECK_EQUAL(watch(w, 1, 5, 9, false), PG_ST_ADDED); }
+static void notified_watches(struct world *w) { CHECK_EQUAL(watch(w, 1, 5, 9, true), PG_ST_ADDED); }
+static void an_operation(struct world *w)
+{
+    levels(w);
+    watches(w);
+}
+static void a_notified_operation(struct world *w)
+{
+    levels(w);
+    notified_watches(w);
+}
+static void is_born(struct world *w)
+{
+    CHECK_EQUAL(simple(w, PG_OP_ADVANCE_KEY, 4, 0), PG_ST_DONE);
+}
+static void advances(struct world *w)
+{
+    CHECK_EQUAL(simple(w, PG_OP_ADVANCE_KEY, 1, 8), PG_ST_DONE);
+}
+static void fails(struct world *w) { CHECK_EQUAL(simple(w, PG_OP_FAIL, 1, 8), PG_ST_DONE); }
+static void a_failed_level(struct world *w)
+{
+    levels(w);
+    fails(w);
+}
+static void clears(struct world *w) { CHECK_EQUAL(simple(w, PG_OP_CLEAR, 1, 0), PG_ST_DONE); }
+static void forgets(struct world *w) { CHECK_EQUAL(simple(w, PG_OP_FORGET, 1, 0), PG_ST_DONE); }
+static void one_level(struct world *w)
+{
+    CHECK_EQUAL(simple(w, PG_OP_ADVANCE_KEY, 4, 3), PG_ST_DONE);
+}
+static void sweeps(struct world *w)
+{
+    uint32_t cursor = 0;
+    pg_sweep(w->a, w->now_ns + 20000000000, &cursor, w->config.levels);
+}
+static void an_outcome(struct world *w)
+{
+    an_operation(w);
+    CHECK_EQUAL(simple(w, PG_OP_CANCEL, 1, 0), PG_ST_CANCELLED);
+}
+static void a_topic_only(struct world *w)
+{
+    const struct command c = {.record = {.op = PG_OP_PUT, .time_kind = PG_T_DELAY,
+                                         .time_ns = INT64_MAX}, .topic = 1};
+    CHECK_EQUAL(command(w, &c), PG_ST_TOO_FAR);
+}
+static void is_configured(struct world *w) { configure(w, 5); }
+
+struct doubt {
+    enum pg_journal_type type;
+    void (*prepare)(struct world *w);
+    void (*act)(struct world *w);
+};
+
+static const struct doubt doubts[] = {
+    {PG_J_ARM, nothing, arms},
+    {PG_J_ARM, two_timers, replaces},
+    {PG_J_MOVE, a_timer, extends},
+    {PG_J_MOVE, a_wall_timer, extends},
+    {PG_J_END, a_timer, cancels},
+    {PG_J_END, an_outcome, acknowledge},
+    {PG_J_FIRE, two_timers, comes_due},
+    {PG_J_SENT, fired, sent},
+    {PG_J_WATCH, levels, watches},
+    {PG_J_WATCH, levels, notified_watches},
+    {PG_J_LEVEL, nothing, is_born},
+    {PG_J_LEVEL, levels, advances},
+    {PG_J_LEVEL, an_operation, advances},
+    {PG_J_LEVEL, levels, fails},
+    {PG_J_LEVEL, a_failed_level, clears},
+    {PG_J_LEVEL, an_operation, forgets},
+    {PG_J_GONE, one_level, sweeps},
+    {PG_J_OUTCOME, an_operation, cancels},
+    {PG_J_OUTCOME, a_notified_operation, cancels},
+    {PG_J_TOPIC, a_while, a_topic_only},
+    {PG_J_NAMESPACE, nothing, is_configured},
+    {PG_J_SESSION, nothing, bye},
+};
+
+struct image {
+    uint8_t *arena, *secret;
+};
+
+static struct image image_of(const struct world *w)
+{
+    struct image i = {malloc(pg_arena_bytes(&w->config)), malloc(pg_private_bytes(&w->config))};
+    CHECK(i.arena != NULL && i.secret != NULL);
+    memcpy(i.arena, w->arena, pg_arena_bytes(&w->config));
+    memcpy(i.secret, w->secret, pg_private_bytes(&w->config));
+    return i;
+}
+
+static void image_free(struct image i)
+{
+    free(i.arena);
+    free(i.secret);
+}
+
+/* A daemon that finds these bytes. */
+static void image_load(struct world *w, struct image i)
+{
+    struct pg_fault fault;
+    memcpy(w->arena, i.arena, pg_arena_bytes(&w->config));
+    memcpy(w->secret, i.secret, pg_private_bytes(&w->config));
+    CHECK(pg_attach(w->a, w->arena, pg_arena_bytes(&w->config), w->secret,
+                    pg_private_bytes(&w->config), LAYOUT, &fault));
+}
+
+static struct pg_stage *stage_of(struct image i)
+{
+    const struct pg_header *h = (struct pg_header *)i.arena;
+    return (struct pg_stage *)(i.arena + h->regions[PG_R_STAGE].offset);
+}
+
+/* Once rebuilt, tail, staged and next_lsn are those of `expected`. */
+static void decided(struct world *w, struct image expected)
+{
+    struct pg_fault fault;
+    if (!pg_rebuild(w->a, w->now_ns, &fault))
+        told(&fault);
+    CHECK_EQUAL(w->a->stage->tail, stage_of(expected)->tail);
+    CHECK_EQUAL(w->a->stage->staged, stage_of(expected)->tail);
+    CHECK_EQUAL(w->a->stage->next_lsn, stage_of(expected)->next_lsn);
+    whole(w);
+}
+
+/* The frame is there, its effect is not: it is dropped. The effect is there, and `tail` has not
+ * moved: it is kept. */
+static void both_ways(struct world *w, struct image before, struct image after)
+{
+    const struct pg_header *h = (struct pg_header *)before.arena;
+    const struct pg_region *region = &h->regions[PG_R_STAGE];
+    struct pg_stage *stage;
+
+    image_load(w, before);
+    stage = w->a->stage;
+    memcpy(stage, stage_of(after), region->length);
+    stage->tail = stage_of(before)->tail;
+    decided(w, before);
+
+    image_load(w, after);
+    stage = w->a->stage;
+    stage->tail = stage_of(before)->tail;
+    stage->next_lsn = stage_of(before)->next_lsn;     /* stored after `staged` */
+    decided(w, after);
+}
+
+static void test_the_frame_in_doubt(void)
+{
+    for (uint32_t i = 0; i < sizeof doubts / sizeof doubts[0]; i++) {
+        struct world w = {.rng = {1}};
+        world_open(&w);
+        doubts[i].prepare(&w);
+        const struct image before = image_of(&w);
+        doubts[i].act(&w);
+        const struct image after = image_of(&w);
+        const struct pg_frame_head *f =
+            (const void *)(w.a->ring + stage_of(before)->tail % w.a->stage->size);
+        CHECK_EQUAL(f->type, doubts[i].type);
+        CHECK_EQUAL(stage_of(after)->tail, stage_of(before)->tail + f->bytes);
+        both_ways(&w, before, after);
+        image_free(before);
+        image_free(after);
+        world_close(&w);
+    }
+}
+
+/* ---- a ring that fills ------------------------------------------------------------------------ */
+
+static bool takes(struct world *w, uint32_t key)
+{
+    const struct command c = {.record = {.op = PG_OP_PUT, .mode = PG_MODE_REPLACE,
+                                         .time_kind = PG_T_DELAY, .time_ns = 10 * MS,
+                                         .payload_len = 9000}, .key = key};
+    const unsigned status = command(w, &c);
+    CHECK(status == PG_ST_ADDED || status == PG_ST_REPLACED || status == PG_ST_BUSY);
+    return status != PG_ST_BUSY;
+}
+
+/* Nothing is committed: adds are refused at three quarters, what ends waits at the end, and the
+ * next commit lets both go on. */
+static void test_a_ring_that_fills(void)
+{
+    struct world w = {.rng = {2}};
+    uint32_t n = 0;
+    world_open(&w);
+    struct pg_stage *s = w.a->stage;
+    for (uint32_t round = 0; round < 4; round++) {
+        while (takes(&w, n++ % KEYS))
+            ;
+        CHECK(w.a->metrics->refused_journal == round + 1);
+        CHECK(s->staged - s->committed > s->size / 100 * 75);
+        CHECK(simple(&w, PG_OP_CANCEL, n % KEYS, 0) == PG_ST_CANCELLED);
+        while (!pg_stage_full(w.a)) {
+            CHECK(simple(&w, PG_OP_ADVANCE_KEY, 0, ++w.lsn) == PG_ST_DONE);
+            CHECK(s->staged - s->committed <= s->size);
+        }
+        const uint64_t live = w.a->metrics->live, staged = s->staged;
+        CHECK(live > 0 && go(&w, 11 * MS) && w.a->metrics->live == live && s->staged == staged);
+        whole(&w);
+        s->committed = s->tail;
+        while (go(&w, 0))
+            pg_published(w.a, w.a->header->outbox_tail);
+        CHECK_EQUAL(w.a->metrics->live, 0);
+    }
+    STORE_RELEASE(&s->state, PG_JOURNAL_STOPPED);
+    CHECK_EQUAL(put(&w, 1, 5 * MS, 0, PG_T_BOOT), PG_ST_JOURNAL);
+    CHECK_EQUAL(watch(&w, 1, 1, 1ull << 60, false), PG_ST_JOURNAL);
+    while (!pg_stage_full(w.a))
+        CHECK(simple(&w, PG_OP_ADVANCE_KEY, 0, ++w.lsn) == PG_ST_DONE);
+    CHECK_EQUAL(simple(&w, PG_OP_ADVANCE_KEY, 0, ++w.lsn), PG_ST_JOURNAL);
+    whole(&w);
+    world_close(&w);
+}
+
+static void test_durable_replies(void)
+{
+    struct world w = {.rng = {3}};
+    const struct command c = {.record = {.op = PG_OP_PUT, .time_ns = 5 * MS}, .durable = true};
+    world_open(&w);
+    CHECK_EQUAL(put(&w, 1, 5 * MS, 0, PG_T_BOOT), PG_ST_ADDED);
+    CHECK_EQUAL(pg_durable_lsn(w.a), 0);
+    CHECK_EQUAL(command(&w, &c), PG_ST_ADDED);
+    CHECK_EQUAL(pg_durable_lsn(w.a), w.a->stage->next_lsn - 1);
+    w.a->namespaces[0].durability = 1;
+    CHECK_EQUAL(simple(&w, PG_OP_CANCEL, 1, 0), PG_ST_CANCELLED);
+    CHECK_EQUAL(pg_durable_lsn(w.a), w.a->stage->next_lsn - 1);
+    world_close(&w);
+}
+
+/* ---- random work ------------------------------------------------------------------------------- */
+
+/* What the committer does. */
+static void take(struct world *w)
+{
+    const uint64_t used = pg_stage_copy(w->a, w->position, w->journal + w->used,
+                                        FRAMES - w->used, &w->position, &w->lsn);
+    w->used += used;
+    CHECK(w->position == w->a->stage->tail);
+    STORE_RELEASE(&w->a->stage->committed, w->position);
+}
+
+static void act(struct world *w)
+{
+    static const uint8_t ops[] = {PG_OP_CANCEL, PG_OP_ADVANCE_KEY, PG_OP_ADVANCE_KEY, PG_OP_BUMP,
+                                  PG_OP_FAIL, PG_OP_CLEAR, PG_OP_CLEAR, PG_OP_FORGET,
+                                  PG_OP_CANCEL_FOR_KEY};
+    struct rng *r = &w->rng;
+    const uint32_t key = (uint32_t)rng_below(r, KEYS), kind = (uint32_t)rng_below(r, 20);
+    struct command c = {.record = {.op = PG_OP_PUT, .mode = (uint8_t)rng_below(r, PG_MODES),
+                                   .time_kind = (uint8_t)rng_below(r, PG_T_KINDS),
+                                   .time_ns = (int64_t)rng_below(r, 40) * MS,
+                                   .payload_len = (uint32_t)rng_below(r, 600)},
+                        .key = key, .topic = (uint32_t)rng_below(r, TOPICS)};
+    if (kind < 8 && kind >= 5) {
+        c.record.op = PG_OP_WATCH;
+        c.record.mode = (uint8_t)rng_below(r, PG_CONDITIONS);
+        c.record.time_kind = PG_T_DELAY;
+        c.record.flags = (uint8_t)rng_below(r, 2);
+        c.record.value = c.record.mode == PG_C_SUM ? 3 : 0;
+        c.watch_keys = 1 + (uint32_t)rng_below(r, WATCHED);
+        c.target = rng_below(r, 12);
+        c.own = rng_below(r, 3) == 0;
+    } else if (kind >= 8 && kind < 16) {
+        const uint8_t op = ops[rng_below(r, sizeof ops)];
+        const bool valued = op == PG_OP_ADVANCE_KEY || op == PG_OP_BUMP || op == PG_OP_FAIL;
+        c = (struct command){.record = {.op = op, .value = valued ? 1 + rng_below(r, 12) : 0},
+                             .key = on_timer(op) ? key : key % WATCHED};
+    } else if (kind >= 16) {
+        if (kind == 16)
+            acknowledge(w);
+        if (kind == 17)
+            pg_published(w->a, w->a->header->outbox_tail);
+        while (kind >= 18 && go(w, (int64_t)rng_below(r, 9) * MS))
+            pg_published(w->a, w->a->header->outbox_tail);
+        return;
+    }
+    command(w, &c);
+}
+
+/* Snapshot and journal into a fresh arena, without a stage and by another secret. */
+static int redone(struct world *to, const struct world *from, const uint8_t *snapshot,
+                  uint64_t snapshot_bytes, struct pg_fault *why)
+{
+    struct pg_redo state = {0};
+    *to = (struct world){.config = {.layout_id = LAYOUT, .stream_id = 2, .secret = {7, 8},
+                                    .sessions = 1}};
+    CHECK(pg_redo_config(snapshot, snapshot_bytes, &to->config, why));
+    to->config.stage_bytes = 0;
+    arena_open(to);
+    return pg_redo(to->a, &state, snapshot, snapshot_bytes, why) &&
+           pg_redo(to->a, &state, from->journal, from->used, why) &&
+           pg_redo_end(to->a, &state, from->now_ns, from->now_ns, 0, 0, why);
+}
+
+static void slots_are_the_same(const struct pg_arena *x, const struct pg_arena *y)
+{
+    for (uint32_t i = 0; i < x->slots.capacity; i++) {
+        const struct pg_hot *h = &x->slots.hot[i], *g = &y->slots.hot[i];
+        const struct pg_cold *c = &x->slots.cold[i], *d = &y->slots.cold[i];
+        CHECK((ctl_state(h->ctl) == PG_S_ARMED) == (ctl_state(g->ctl) == PG_S_ARMED));
+        if (ctl_state(h->ctl) != PG_S_ARMED)
+            continue;
+        CHECK(h->ctl == g->ctl && h->deadline_ns == g->deadline_ns && h->topic == g->topic &&
+              h->flags == g->flags && c->key_len == d->key_len && c->ext_len == d->ext_len &&
+              c->payload_len == d->payload_len);
+        CHECK(memcmp(blob_at(&x->blobs, c->blob) + c->ext_len,
+                     blob_at(&y->blobs, d->blob) + d->ext_len, c->key_len + c->payload_len) == 0);
+        if (!is_operation(x, i))
+            continue;
+        const struct pg_operation *op = operation_at(x, i), *other = operation_at(y, i);
+        CHECK(op->keys == other->keys && op->condition == other->condition &&
+              op->threshold == other->threshold && op->armed_ns == other->armed_ns);
+    }
+}
+
+static void levels_are_the_same(const struct pg_arena *x, const struct pg_arena *y)
+{
+    for (uint32_t i = 0; i < x->level_rows; i++) {
+        const struct pg_watched *l = &x->levels[i], *m = &y->levels[i];
+        CHECK_EQUAL(l->key_len, m->key_len);
+        if (l->key_len != 0)
+            CHECK(l->level == m->level && l->error == m->error &&
+                  (l->touched_s == PG_NIL) == (m->touched_s == PG_NIL));
+    }
+}
+
+static void notices_are_the_same(const struct pg_arena *x, const struct pg_arena *y)
+{
+    CHECK_EQUAL(x->header->published, y->header->published);
+    CHECK_EQUAL(x->header->outbox_tail, y->header->outbox_tail);
+    for (uint64_t p = x->header->published; p < x->header->outbox_tail; p++)
+        CHECK(outbox_at(x, p)->ticket == outbox_at(y, p)->ticket &&
+              outbox_at(x, p)->sequence == outbox_at(y, p)->sequence);
+    for (uint32_t i = 0; i < x->topic_rows; i++)
+        CHECK(x->topics[i].sequence == y->topics[i].sequence &&
+              x->topics[i].incarnation == y->topics[i].incarnation);
+}
+
+/* ---- a snapshot beside the work ------------------------------------------------------------------ */
+
+struct photographer {
+    const struct world *world;
+    uint8_t *snapshot;
+    uint64_t bytes;
+    struct pg_snapshot cursor;
+};
+
+/* In small pieces, so that much happens meanwhile; a piece has room for any one frame of these. */
+static void *photograph(void *context)
+{
+    struct photographer *p = context;
+    struct pg_arena *reader = malloc(pg_handle_bytes());
+    struct pg_fault fault;
+    CHECK(reader != NULL && pg_attach(reader, p->world->arena, pg_arena_bytes(&p->world->config),
+                                      NULL, 0, LAYOUT, &fault));
+    while (!p->cursor.done)
+        p->bytes += pg_snapshot(reader, &p->cursor, p->snapshot + p->bytes, 1500);
+    free(reader);
+    return NULL;
+}
+
+static void snapshot_beside(struct world *w)
+{
+    struct photographer p = {.world = w, .snapshot = malloc(FRAMES)};
+    struct world copy;
+    struct pg_fault fault;
+    pthread_t thread;
+    CHECK(p.snapshot != NULL && pthread_create(&thread, NULL, photograph, &p) == 0);
+    for (uint32_t i = 0; i < 300; i++) {
+        act(w);
+        take(w);
+    }
+    pthread_join(thread, NULL);
+    while (go(w, 0))
+        pg_published(w->a, w->a->header->outbox_tail);
+    take(w);
+    if (!redone(&copy, w, p.snapshot, p.bytes, &fault))
+        told(&fault);
+    whole(&copy);
+    slots_are_the_same(w->a, copy.a);
+    levels_are_the_same(w->a, copy.a);
+    notices_are_the_same(w->a, copy.a);
+    arena_close(&copy);
+    free(p.snapshot);
+}
+
+static void test_a_snapshot_beside_the_work(void)
+{
+    struct world w = {.rng = {4}, .journal = malloc(FRAMES)};
+    CHECK(w.journal != NULL);
+    world_open(&w);
+    for (uint32_t round = 0; round < 60; round++) {
+        w.used = 0;
+        simple(&w, PG_OP_ADVANCE_KEY, WATCHED, w.lsn);    /* a frame that is not taken yet */
+        snapshot_beside(&w);
+        whole(&w);
+    }
+    world_close(&w);
+}
+
+/* ---- noise ----------------------------------------------------------------------------------------- */
+
+static void spoil(struct rng *r, uint8_t *bytes, uint64_t len)
+{
+    static const uint8_t values[] = {0, 1, 2, 5, 14, 0x7f, 0x80, 0xff};
+    for (uint64_t n = 1 + rng_below(r, 3); n > 0; n--)
+        bytes[rng_below(r, len)] = values[rng_below(r, sizeof values)];
+}
+
+/* Refused with a reason, by the redo or by the check after it: what contradicts itself in no
+ * single frame, as one key in two rows. */
+static uint32_t noise(struct world *w, const uint8_t *snapshot, uint64_t bytes)
+{
+    struct pg_fault fault = {0};
+    struct world copy;
+    int done = redone(&copy, w, snapshot, bytes, &fault);
+    CHECK((fault.part[0] == 0) == (done != 0));
+    done = done && pg_check(copy.a, &fault);
+    arena_close(&copy);
+    return done == 0;
+}
+
+static void test_noise_is_refused(void)
+{
+    struct world w = {.rng = {5}, .journal = malloc(FRAMES)};
+    struct photographer p = {.world = &w, .snapshot = malloc(FRAMES)};
+    CHECK(w.journal != NULL && p.snapshot != NULL);
+    world_open(&w);
+    for (uint32_t i = 0; i < 60; i++)
+        act(&w);
+    photograph(&p);
+    for (uint32_t i = 0; i < 60; i++)
+        act(&w);
+    take(&w);
+    uint8_t *snapshot = malloc(p.bytes), *journal = w.journal;
+    uint32_t refusals = 0;
+    w.journal = malloc(w.used);
+    CHECK(snapshot != NULL && w.journal != NULL);
+    for (uint32_t i = 0; i < 3000; i++) {
+        memcpy(snapshot, p.snapshot, p.bytes);
+        memcpy(w.journal, journal, w.used);
+        if (i % 2 == 0)
+            spoil(&w.rng, snapshot + frame_bytes(PG_J_HEAD, 0),
+                  p.bytes - frame_bytes(PG_J_HEAD, 0));
+        else
+            spoil(&w.rng, w.journal, w.used);
+        refusals += noise(&w, snapshot, p.bytes);
+    }
+    CHECK(refusals > 500 && refusals < 2900);
+    free(snapshot);
+    free(journal);
+    free(p.snapshot);
+    world_close(&w);
+}
+
+int main(void)
+{
+    RUN(test_the_frame_in_doubt);
+    RUN(test_a_ring_that_fills);
+    RUN(test_durable_replies);
+    RUN(test_a_snapshot_beside_the_work);
+    RUN(test_noise_is_refused);
+    return 0;
+}
