@@ -214,11 +214,12 @@ static void cancel_for_key(struct pg_arena *a, const struct step *s, uint32_t ro
 static bool level_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
 {
     const uint64_t *intent = s->session->intent;
-    if (intent[0] != s->n + 1ull && !level_begin(a, s, result))
+    const bool goes_on = intent[0] == s->n + 1ull;
+    if (!goes_on && !level_begin(a, s, result))
         return true;
     const uint32_t row = (uint32_t)intent[3];
-    /* It may have been forgotten with its last watcher, which this record ended. */
-    const bool gone = !level_has_key(a, row, &s->put.key);
+    /* It may have been forgotten with its last watcher, which this record ended before. */
+    const bool gone = goes_on && !level_has_key(a, row, &s->put.key);
     if (s->record.op == PG_OP_CANCEL_FOR_KEY) {
         cancel_for_key(a, s, gone ? PG_NIL : row, (uint32_t)intent[1], result);
         return true;

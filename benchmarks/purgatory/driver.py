@@ -14,7 +14,7 @@ from .experiment import MS, TIMEOUT_NS, Experiment, Longs, Result, Schedule
 from .messages import BATCH, Messages, outcomes_in
 
 TURN_NS = MS
-LEAD_NS = 1_000 * MS
+LEAD_NS = 3_000 * MS
 """Between making the design and the first arrival."""
 
 BEHIND_NS = 1_000 * MS
