@@ -74,10 +74,11 @@ class AsyncClient:
         timeout: float = 5.0,
         queue_limit: int = QUEUE_LIMIT,
         remote: Remote | None = None,
+        durable: bool = False,
     ) -> None:
         self.timeout = timeout
         self.queue_limit = queue_limit
-        self._core = Core(name, namespace, remote)
+        self._core = Core(name, namespace, remote, durable)
         self._changed: set[asyncio.Future[None]] = set()
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None

@@ -90,9 +90,15 @@ class AsyncPurgatory(AsyncClient):
         timeout: float = 5.0,
         queue_limit: int = QUEUE_LIMIT,
         remote: Remote | None = None,
+        durable: bool = False,
     ) -> None:
         super().__init__(
-            name, namespace=namespace, timeout=timeout, queue_limit=queue_limit, remote=remote
+            name,
+            namespace=namespace,
+            timeout=timeout,
+            queue_limit=queue_limit,
+            remote=remote,
+            durable=durable,
         )
         self._book = Book(self._schedule)
         self._core.session.on_outcomes = self._book.take

@@ -79,7 +79,9 @@ class Client:
     `namespace`: where this client's keys and topics live, 1-63 bytes. `timeout`: seconds that
     a call waits for its answer; for flush and the bulk calls, seconds without any answer.
     `queue_limit`: how many packed calls may wait before add(wait=False) blocks. `remote`: where
-    the daemon is, if it is on another host.
+    the daemon is, if it is on another host. `durable`: each call is answered once the daemon's
+    journal has it on disk; it raises NoJournal if the daemon keeps none, and NotDurable if the
+    journal stopped meanwhile.
 
     Raises DaemonUnreachable if no daemon answers within `timeout`; InvalidName.
     """
@@ -92,10 +94,11 @@ class Client:
         timeout: float = 5.0,
         queue_limit: int = QUEUE_LIMIT,
         remote: Remote | None = None,
+        durable: bool = False,
     ) -> None:
         self.timeout = timeout
         self.queue_limit = queue_limit
-        self._core = Core(name, namespace, remote)
+        self._core = Core(name, namespace, remote, durable)
         self._io = threading.Lock()  # session and socket; taken before _packing
         self._packing = threading.Lock()  # the packer's open batch
         self._flusher: threading.Thread | None = None

@@ -54,13 +54,15 @@ def mode_number(mode: str) -> int:
 class Core:
     """A client without locks and waits."""
 
-    def __init__(self, name: str, namespace: str, remote: Remote | None = None) -> None:
+    def __init__(
+        self, name: str, namespace: str, remote: Remote | None = None, durable: bool = False
+    ) -> None:
         self.name = check_name(name)
         self._remote = remote
         self.namespace = namespace
         self.namespace_bytes = wire.encode_namespace(namespace)
         self.key_name = self._name_entry(b"")  # for calls that name no topic
-        self.session = Session()
+        self.session = Session(durable=durable)
         self.packer = Packer()
         self.channel: Channel | None = None
         self.endpoint = ""

@@ -16,6 +16,7 @@ from purgatoryd.shm_layout.errors import (
     DuplicateWatchKey,
     Exists,
     Full,
+    JournalStopped,
     LevelOverflow,
     PurgatorydError,
     QuotaExceeded,
@@ -52,6 +53,7 @@ _QUOTAS = {
 _REFUSED: dict[int, type[Refused]] = {
     Status.DENIED: Denied,
     Status.BUSY: Busy,
+    Status.JOURNAL: JournalStopped,
     Status.WRONG_SHARD: WrongShard,
     Status.DUPLICATE: DuplicateWatchKey,
     Status.OVERFLOW: LevelOverflow,

@@ -114,6 +114,7 @@ class Purgatory(Client):
         timeout: float = 5.0,
         queue_limit: int = QUEUE_LIMIT,
         remote: Remote | None = None,
+        durable: bool = False,
     ) -> None:
         self._kicked = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._book = Book(self._kick)
@@ -121,8 +122,9 @@ class Purgatory(Client):
         self._spoke_s = time.monotonic()
         try:
             super().__init__(
-                name, namespace=namespace, timeout=timeout, queue_limit=queue_limit, remote=remote
-            )
+                name, namespace=namespace, timeout=timeout, queue_limit=queue_limit,
+                remote=remote, durable=durable,
+            )  # fmt: skip
         except BaseException:
             os.close(self._kicked)
             raise

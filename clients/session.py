@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from purgatoryd.shm_layout import layout, wire
-from purgatoryd.shm_layout.errors import DaemonError, MessageRefused, SessionExpired
+from purgatoryd.shm_layout.errors import DaemonError, MessageRefused, NotDurable, SessionExpired
 from purgatoryd.shm_layout.layout import Message, WireError
 from purgatoryd.shm_layout.wire import Info, Key, RawOutcome, Reply, Welcome
 
@@ -75,14 +75,14 @@ class Batch(Letter):
         self.doubtful = False
         """A copy was sent and has no answer, although a later copy may get one."""
 
-    def address(self, session: int, sequence: int) -> None:
+    def address(self, session: int, sequence: int, durable: bool) -> None:
         """Fixes the bytes: from here on every copy is the same."""
         self.sequence = sequence
         self.sent = self.doubtful = False
         self.frame = (
             wire.encode_frame(
                 Message.BATCH, session, sequence, count=self.count, names=self.names,
-                names_bytes=self.names_bytes, at_ns=self.at_ns,
+                names_bytes=self.names_bytes, at_ns=self.at_ns, flags=layout.FLAG_DURABLE * durable,
             )
             + self.body
         )  # fmt: skip
@@ -105,8 +105,11 @@ class Query(Letter):
 class Session:
     """The client's end of one session, and of the sessions that replace it."""
 
-    def __init__(self, nonce: Callable[[int], bytes] = os.urandom) -> None:
+    def __init__(
+        self, nonce: Callable[[int], bytes] = os.urandom, *, durable: bool = False
+    ) -> None:
         self._nonce = nonce
+        self._durable = durable  # batches are answered once they are on disk
         self._hellos = 0
         self._questions = 0
         self._sequence = 0
@@ -196,7 +199,7 @@ class Session:
         if not self._window_full():
             batch = self._waiting.popleft()
             self._sequence += 1
-            batch.address(self.id, self._sequence)
+            batch.address(self.id, self._sequence, self._durable)
             self._flight[self._sequence] = batch
             self._outgoing.append(batch)
 
@@ -278,6 +281,9 @@ class Session:
             self._reorder(batch, reply.detail[0])
         elif reply.error in (WireError.STALE, WireError.CHANGED):
             self._replace(self._sequence + 1)  # the sequence was used; by what is unknown
+        elif reply.error == WireError.NOT_DURABLE:  # applied: the session goes on
+            del self._flight[reply.sequence]
+            batch.settle(NotDurable(*reply.detail))
         elif reply.error != WireError.STOPPING:  # the daemon's successor will be asked again
             self._abandon(batch, reply.refusal())
 

@@ -20,6 +20,7 @@ PurgatorydError
 |   +-- Denied                       the namespace has another owner
 |   +-- QuotaExceeded                of a namespace or a uid: timers, bytes, operations per second
 |   +-- Busy, WrongShard
+|   +-- JournalStopped               the daemon's disk failed or is full
 +-- BatchError                       refusals of packed calls that nobody collected
 +-- DaemonError                      the conversation with the daemon failed
 |   +-- DaemonUnreachable (ConnectionError)
@@ -27,6 +28,8 @@ PurgatorydError
 |   +-- QueueFull (TimeoutError)     the bounded send queue stayed full
 |   +-- SessionExpired               the outcome of what was in flight is unknown
 |   +-- MessageRefused               the daemon refused a whole message
+|   |   +-- NoJournal                durable=True, and the daemon keeps no journal
+|   +-- NotDurable                   applied, but the journal stopped before it was on disk
 |   +-- ProtocolError                bytes that break docs/protocol.md
 +-- SnapshotRequired                 a subscriber was overtaken by the outbox
 +-- Closed                           the client or subscriber was closed
@@ -39,16 +42,24 @@ PurgatorydError
 |   +-- ArenaBroken                  check() found a broken invariant
 |   +-- ArenaTooLarge                needed and available bytes
 |   +-- ArenaTooSmall                below what lives in it
+|   +-- ArenaInUse                   an import would replace what lives in it
 +-- SystemFailure                    the machine refused the daemon memory, a file, a descriptor
 +-- StartError                       the daemon cannot start
     +-- AlreadyRunning
     +-- BadPath                      not a directory, foreign owner, not writable
     +-- PathTooLong                  for AF_UNIX
     +-- Unsupported                  this machine cannot run it
+    +-- JournalError                 the files of the journal
+        +-- JournalInUse             another daemon writes it
+        +-- JournalMismatch          it is not this arena's, or not of this version
+        +-- JournalDamaged           bytes that were on disk are not what was written
+        +-- JournalUnwritable        a full disk, an error of the device
+        +-- JournalNeeded            this arena has a journal, and none was given
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -243,6 +254,12 @@ class Busy(Refused):
     why = "was refused because the daemon is busy"
 
 
+class JournalStopped(Refused):
+    """The daemon's journal cannot be written any more: it takes nothing new."""
+
+    why = "was refused because the daemon's journal stopped"
+
+
 @dataclass(eq=False)
 class QuotaExceeded(Refused):
     """The quota of a namespace or of a uid (`whose`) is used up; `limit` is what it allows.
@@ -374,6 +391,31 @@ class MessageRefused(DaemonError):
 
     def __str__(self) -> str:
         return f"the daemon refused the message: {self.name} {self.detail[0]}, {self.detail[1]}"
+
+
+class NoJournal(MessageRefused):
+    """A durable call, and the daemon keeps no journal: nothing was applied."""
+
+    def __str__(self) -> str:
+        return "durable calls need a daemon with a journal: purgatoryd run --journal DIRECTORY"
+
+
+@dataclass(eq=False)
+class NotDurable(DaemonError):
+    """What of these calls was applied is not on disk, because the journal stopped before.
+
+    It holds until a reboot. `committed_lsn` is the last record that is on disk; `errno` says
+    why no later one is.
+    """
+
+    committed_lsn: int
+    errno: int
+
+    def __str__(self) -> str:
+        return (
+            f"applied, but not on disk: the journal stopped after record {self.committed_lsn}: "
+            f"{os.strerror(self.errno)}"
+        )
 
 
 @dataclass(eq=False)
@@ -523,6 +565,22 @@ class ArenaTooSmall(ArenaError):
 
 
 @dataclass(eq=False)
+class ArenaInUse(ArenaError):
+    """`segment` holds `timers` armed, `operations` and `notices`: an import replaces none."""
+
+    segment: str
+    timers: int
+    operations: int
+    notices: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.segment} holds {self.timers} timers, {self.operations} operations and "
+            f"{self.notices} notices not sent yet; an import needs an empty arena"
+        )
+
+
+@dataclass(eq=False)
 class SystemFailure(PurgatorydError):
     """A system call of the daemon failed with errno `number` (0: not known) on `path`, if any.
 
@@ -588,3 +646,74 @@ class Unsupported(StartError):
 
     def __str__(self) -> str:
         return self.what
+
+
+class JournalError(StartError):
+    """The files of a journal cannot be used."""
+
+
+@dataclass(eq=False)
+class JournalInUse(JournalError):
+    """Process `pid` (0 when unknown) writes the journal in `path`."""
+
+    path: str
+    pid: int
+
+    def __str__(self) -> str:
+        return f"{self.path}: process {self.pid or 'unknown'} writes this journal"
+
+
+@dataclass(eq=False)
+class JournalMismatch(JournalError):
+    """`field` of `path` differs: both values."""
+
+    path: str
+    field: str
+    expected: object
+    found: object
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.field} is {self.found}, expected {self.expected}"
+
+
+@dataclass(eq=False)
+class JournalDamaged(JournalError):
+    """Bytes `first_byte`..`last_byte` of `path` are not what was written: records
+    `first_lsn`..`last_lsn` are lost or in doubt; 0 = unknown."""
+
+    path: str
+    what: str
+    first_byte: int
+    last_byte: int
+    first_lsn: int
+    last_lsn: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: {self.what}: bytes {self.first_byte} to {self.last_byte}, records "
+            f"{self.first_lsn} to {self.last_lsn}; --force-journal goes on with what is before"
+        )
+
+
+@dataclass(eq=False)
+class JournalUnwritable(JournalError):
+    """Writing `path` failed with the error number `errno`."""
+
+    path: str
+    errno: int
+
+    def __str__(self) -> str:
+        return f"{self.path} cannot be written: {os.strerror(self.errno)}"
+
+
+@dataclass(eq=False)
+class JournalNeeded(JournalError):
+    """The arena `segment` has a journal; without it, its records would go nowhere."""
+
+    segment: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.segment} has a journal: start it with --journal; to go on without, "
+            "stop it with --export FILE, and import that into another name"
+        )

@@ -19,6 +19,7 @@ from purgatoryd.shm_layout.errors import (
     InvalidName,
     InvalidPayload,
     MessageRefused,
+    NoJournal,
     ProtocolError,
 )
 from purgatoryd.shm_layout.layout import KeyType, Message, NamespaceField, WireError, struct_format
@@ -226,7 +227,8 @@ class Reply(NamedTuple):
             name = WireError(self.error).name
         except ValueError:
             name = "an error this client does not know"
-        return MessageRefused(error=self.error, name=name, detail=self.detail)
+        kind = NoJournal if self.error == WireError.NO_JOURNAL else MessageRefused
+        return kind(error=self.error, name=name, detail=self.detail)
 
 
 class Welcome(NamedTuple):
