@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from purgatoryd.shm_layout import segment
+from purgatoryd.shm_layout import segment, wire
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.errors import (
     ArenaBroken,
     ArenaMismatch,
     ArenaNotReady,
     ArenaTooLarge,
+    InvalidSetting,
     OtherAbi,
 )
 from purgatoryd.shm_layout.layout import (
@@ -25,6 +26,7 @@ from purgatoryd.shm_layout.layout import (
     LAYOUT_ID,
     MESSAGE_MAX,
     ArenaState,
+    JournalState,
     WireError,
     converts,
     size_of,
@@ -56,14 +58,14 @@ def _config(values: Mapping[str, Any]) -> Any:
     return ffi.new("struct pg_config *", {"layout_id": LAYOUT_ID, **values})
 
 
-def _text(chars: Any) -> str:
+def text(chars: Any) -> str:
+    """A zero-terminated string of the core."""
     return str(ffi.string(chars).decode())
 
 
-def _broken(fault: Any) -> ArenaBroken:
-    return ArenaBroken(
-        _text(fault.part), _text(fault.what), fault.where, fault.expected, fault.found
-    )
+def broken(fault: Any) -> ArenaBroken:
+    """What the core found, as an error."""
+    return ArenaBroken(text(fault.part), text(fault.what), fault.where, fault.expected, fault.found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ class Account:
     bytes: int
 
 
-class _Handle:
+class Handle:
     """A mapped arena, with the private segment if this is its writer."""
 
     def __init__(self, arena: Segment, private: Segment | None) -> None:
@@ -119,7 +121,7 @@ class _Handle:
             self._a, self._base, self.segment.bytes, self._secret, private_bytes, layout_id,
             self._fault,
         ):  # fmt: skip
-            raise self._mismatch(_text(self._fault.what))
+            raise self._mismatch(text(self._fault.what))
 
     def _mismatch(self, what: str) -> ArenaMismatch:
         name = self.segment.name
@@ -130,6 +132,22 @@ class _Handle:
         if found == ABI:  # a build that changed the layout and not its version
             return OtherAbi(name, "layout id", LAYOUT_ID, header.layout_id)
         return OtherAbi(name, "ABI", *(f"{major}.{minor}" for major, minor in (ABI, found)))
+
+    @property
+    def struct(self) -> Any:
+        """struct pg_arena, for functions of the core."""
+        return self._a
+
+    @property
+    def stage(self) -> Any:
+        """struct pg_stage, live; None: an arena without a journal."""
+        stage = lib.pg_stage_of(self._a)
+        return stage if stage != ffi.NULL else None
+
+    @property
+    def uuid(self) -> bytes:
+        """Identity of the arena, 16 bytes."""
+        return bytes(self.header.uuid)
 
     @property
     def header(self) -> Any:
@@ -206,7 +224,7 @@ class Outgoing:
     body: memoryview
 
 
-class _Owned(_Handle):
+class _Owned(Handle):
     """A handle with the private segment: the daemon's."""
 
     @property
@@ -298,7 +316,7 @@ class Arena(_Owned):
     def attach(cls, name: str, private_name: str) -> Arena:
         """Maps existing segments; `rebuild` must follow. Raises ArenaMissing, ArenaMismatch."""
         arena = Segment.open(name, read_only=False)
-        _Handle(arena, None)._attach()  # says what is wrong with a foreign one
+        Handle(arena, None)._attach()  # says what is wrong with a foreign one
         self = cls(arena, Segment.open(private_name, read_only=False))
         self._attach()
         return self
@@ -306,17 +324,31 @@ class Arena(_Owned):
     def rebuild(self, now_ns: int) -> None:
         """Rebuilds all that is derived. Raises ArenaBroken if truth is damaged."""
         if not lib.pg_rebuild(self._a, now_ns, self._fault):
-            raise _broken(self._fault)
+            raise broken(self._fault)
 
     def migrate_from(self, old: Arena) -> None:
         """Takes over all truth of `old`. Raises ArenaBroken with what has no room."""
         if not lib.pg_migrate(self._a, old._a, self._fault):
-            raise _broken(self._fault)
+            raise broken(self._fault)
+
+    def redo_file(self, redo: Any, walk: Any) -> None:
+        """Applies the records of the file that a walk is in. Raises ArenaBroken."""
+        if not lib.pg_redo_file(self._a, redo, walk, self._fault):
+            raise broken(self._fault)
+
+    def redo_end(
+        self, redo: Any, now_ns: int, real_boot_ns: int, shift_ns: int, wall_offset_ns: int
+    ) -> None:
+        """After the last record: moves all times by `shift_ns`, rebuilds what is derived."""
+        if not lib.pg_redo_end(
+            self._a, redo, now_ns, real_boot_ns, shift_ns, wall_offset_ns, self._fault
+        ):
+            raise broken(self._fault)
 
     def convert_from(self, old: Previous) -> None:
         """Takes over all truth of `old`, which has the same sizes; `rebuild` must follow."""
         if not lib.pg_convert(self._a, old._a, self._fault):
-            raise _broken(self._fault)
+            raise broken(self._fault)
 
     def start_epoch(self, boot_id: bytes) -> None:
         """Counts a start of the daemon; deadlines are on the boot clock of `boot_id`."""
@@ -335,6 +367,21 @@ class Arena(_Owned):
         """True if nothing is armed, no outcome is unacknowledged, and the socket has all."""
         return bool(lib.pg_drained(self._a))
 
+    def set_durable(self, namespace: str) -> None:
+        """Changes in a namespace, which is born if need be, are answered once they are on disk.
+
+        Raises InvalidName, and InvalidSetting when there is no room for another namespace.
+        """
+        change = wire.encode_namespace_set(0, wire.encode_namespace(namespace), {"durability": 1})
+        error, detail, _ = self.set_namespace(change[wire.FRAME.size :])
+        if error:
+            raise InvalidSetting("namespaces", detail[0], "room for every durable one", "arena")
+
+    @property
+    def stage_full(self) -> bool:
+        """True while what is due, ends or moves has to wait for the journal."""
+        return bool(lib.pg_stage_full(self._a))
+
     def beat(self, real_boot_ns: int, turns: int, wakeups: int, sent: int) -> None:
         """Stores the loop's progress for readers."""
         lib.pg_beat(self._a, real_boot_ns, turns, wakeups, sent)
@@ -342,7 +389,7 @@ class Arena(_Owned):
     def check(self) -> None:
         """Walks everything; raises ArenaBroken with the first broken invariant."""
         if not lib.pg_check(self._a, self._fault):
-            raise _broken(self._fault)
+            raise broken(self._fault)
 
     # ---- time ----
 
@@ -383,6 +430,11 @@ class Arena(_Owned):
     def set_quotas(self, timers: int, byte_count: int, ops: int) -> None:
         """Quotas of every uid from now on: timers, bytes, operations per second; 0 = none."""
         lib.pg_set_quotas(self._a, timers, byte_count, ops)
+
+    @property
+    def durable_lsn(self) -> int:
+        """The record that must be on disk before the last reply is sent; 0 = none."""
+        return int(lib.pg_durable_lsn(self._a))
 
     @property
     def wait_ns(self) -> int:
@@ -442,7 +494,7 @@ class Arena(_Owned):
             yield from self._outgoing(count)
 
 
-class Reader(_Handle):
+class Reader(Handle):
     """A read-only view of an arena, valid while the daemon writes, hangs or is gone."""
 
     def __init__(self, arena: Segment) -> None:
@@ -471,11 +523,6 @@ class Reader(_Handle):
     def retired(self) -> bool:
         """True when another segment has taken this one's place: attach again."""
         return self.state == ArenaState.RETIRED
-
-    @property
-    def uuid(self) -> bytes:
-        """Identity of the arena, 16 bytes."""
-        return bytes(self.header.uuid)
 
     @property
     def stream_id(self) -> int:
@@ -540,7 +587,7 @@ class Reader(_Handle):
     def check(self) -> None:
         """The invariants that hold on a live arena; raises ArenaBroken with the first broken."""
         if not lib.pg_check_live(self._a, self._fault):
-            raise _broken(self._fault)
+            raise broken(self._fault)
 
     def stats(self) -> dict[str, Any]:
         """Header fields and counters that say how the daemon does, by name."""
@@ -557,6 +604,23 @@ class Reader(_Handle):
             "clock": "virtual" if header.clock_kind == lib.PG_CLOCK_VIRTUAL else "real",
             **{name: int(getattr(header, name)) for name in shown},
             **{name: int(getattr(metrics, name)) for name in counters},
+            **self._journal_stats(),
+        }
+
+    def _journal_stats(self) -> dict[str, Any]:
+        stage = self.stage
+        if stage is None:
+            return {"journal": "none"}
+        return {
+            "journal": JournalState(stage.state).name.lower(),
+            "journal_error": os.strerror(stage.error) if stage.error else None,
+            "committed_lsn": int(stage.committed_lsn),
+            "staged_lsn": int(stage.next_lsn) - 1,
+            "staged_bytes": int(stage.tail - stage.committed),
+            "stage_bytes": int(stage.size),
+            "journal_bytes": int(stage.bytes),
+            "syncs": int(stage.syncs),
+            "sync_mean_ns": int(stage.sync_ns) // max(1, int(stage.syncs)),
         }
 
 

@@ -1,0 +1,48 @@
+"""Files that are there whole or not at all, also after a power cut."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+MODE = 0o600
+"""Keys and payloads are in them."""
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes names that were given or removed in `directory` durable."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_durably(temporary: Path, write: Callable[[BinaryIO], str]) -> Path:
+    """`write` fills the file and says which name in its folder it gets once it is on disk."""
+    try:
+        with open(temporary, "wb", opener=_private) as file:
+            path = temporary.with_name(write(file))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_directory(path.parent)
+    return path
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, MODE)
+
+
+def replace_durably(path: Path, content: bytes) -> None:
+    """Gives `path` this content, at once."""
+
+    def write(file: BinaryIO) -> str:
+        file.write(content)
+        return path.name
+
+    write_durably(path.with_name(f"{path.name}.new"), write)

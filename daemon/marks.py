@@ -1,0 +1,81 @@
+"""Marks: what readers of a journal still need of it.
+
+A mark names the first record (LSN) that somebody still wants to read. Files of the journal
+from there on stay, until the mark moves, is removed, or holds more bytes than its cap. The
+marks stand in one small file beside the segments, which is replaced whole; daemon and
+command line take turns by a lock on the directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from purgatoryd.daemon.files import replace_durably
+from purgatoryd.shm_layout.errors import BadPath, InvalidName
+
+FILE = "marks"
+NAME_BYTES_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """`cap_bytes`: how much of the journal it may hold back, 0 = any amount. A mark that held
+    more was dropped: it holds nothing any more, and stands here so that its reader learns it."""
+
+    name: str
+    lsn: int
+    cap_bytes: int = 0
+    dropped: bool = False
+
+
+def read_marks(directory: Path) -> dict[str, Mark]:
+    """All marks of the journal in `directory`. Raises BadPath if the file is not one of ours."""
+    path = directory / FILE
+    try:
+        rows = json.loads(path.read_bytes())
+        return {row["name"]: Mark(**row) for row in rows}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError, KeyError) as error:
+        raise BadPath(str(path), f"is no table of marks: {error}") from error
+
+
+def set_mark(directory: Path, mark: Mark) -> None:
+    """Adds a mark or moves it, and lets it hold again if it was dropped. Raises InvalidName."""
+    length = len(mark.name.encode())
+    if not 1 <= length <= NAME_BYTES_MAX or not mark.name.isprintable():
+        reason = "is empty, too long or not printable"
+        raise InvalidName("mark", mark.name, reason, length, NAME_BYTES_MAX)
+    with changing_marks(directory) as marks:
+        marks[mark.name] = mark
+
+
+def remove_mark(directory: Path, name: str) -> bool:
+    """False if there was none of that name."""
+    with changing_marks(directory) as marks:
+        return marks.pop(name, None) is not None
+
+
+@contextlib.contextmanager
+def changing_marks(directory: Path) -> Iterator[dict[str, Mark]]:
+    """The marks, to be changed in place; written when the block ends without an error.
+
+    Others wait meanwhile, so that what is held and what goes is decided by one at a time.
+    """
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        marks = read_marks(directory)
+        before = dict(marks)
+        yield marks
+        if marks != before:
+            rows = [asdict(mark) for mark in marks.values()]
+            replace_durably(directory / FILE, json.dumps(rows, indent=1).encode())
+    finally:
+        os.close(fd)

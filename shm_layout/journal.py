@@ -1,0 +1,343 @@
+"""The journal's files: their names, reading and writing them. layout.h has their bytes.
+
+A journal is a folder of segments and snapshots, named by the LSN (the number of a record) with
+which each begins. Files of one arena carry its uuid; an arena that takes another one's place
+goes on with the numbers under a uuid of its own, and never are both redone together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from purgatoryd.shm_layout._core import ffi, lib
+from purgatoryd.shm_layout.arena import Arena, Handle, text
+from purgatoryd.shm_layout.errors import (
+    BadPath,
+    JournalDamaged,
+    JournalError,
+    JournalMismatch,
+    JournalUnwritable,
+)
+from purgatoryd.shm_layout.layout import JournalState, WalkState, size_of
+from purgatoryd.shm_layout.wire import Key, decode_key
+
+SEGMENT = ".journal"
+SNAPSHOT = ".snapshot"
+_NAME = re.compile(r"([0-9a-f]{16})(\.journal|\.snapshot)")
+_GROUP_MAX: int = lib.PG_GROUP_MAX
+_GROUP_HEAD: int = lib.PG_GROUP_HEAD
+_HEAD: int = lib.PG_SEGMENT_HEAD
+
+
+# ---- which files there are -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A segment or a snapshot. `lsn`: a segment's first record; the record from which on the
+    journal is redone over a snapshot. `wall_ns`: when it was last written."""
+
+    path: Path
+    lsn: int
+    bytes: int
+    wall_ns: int
+
+
+def file_name(lsn: int, suffix: str) -> str:
+    """The name of a segment or a snapshot."""
+    return f"{lsn:016x}{suffix}"
+
+
+def segments(directory: Path) -> list[File]:
+    """The segments of a journal, oldest first."""
+    return _files(directory, SEGMENT)
+
+
+def snapshots(directory: Path) -> list[File]:
+    """The snapshots of a journal, oldest first."""
+    return _files(directory, SNAPSHOT)
+
+
+def _files(directory: Path, suffix: str) -> list[File]:
+    found = []
+    for path in directory.glob(f"*{suffix}"):
+        match = _NAME.fullmatch(path.name)
+        with contextlib.suppress(FileNotFoundError):  # it went meanwhile
+            about = path.stat()
+            if match:
+                found.append(File(path, int(match[1], 16), about.st_size, about.st_mtime_ns))
+    return sorted(found, key=lambda file: file.lsn)
+
+
+def header_of(path: Path) -> Any:
+    """struct pg_segment of a segment or snapshot, not checked. Raises JournalDamaged, BadPath."""
+    head = ffi.new("struct pg_segment *")
+    try:
+        with path.open("rb") as file:
+            bytes_read = file.readinto(ffi.buffer(head))
+    except OSError as error:
+        raise BadPath(str(path), f"cannot be read: {error.strerror}") from error
+    if bytes_read < size_of("pg_segment"):
+        raise JournalDamaged(str(path), "is cut off", bytes_read, _HEAD, 0, 0)
+    return head
+
+
+def uuid_of(path: Path) -> bytes:
+    """Whose segment or snapshot it is. Raises JournalDamaged."""
+    return bytes(header_of(path).uuid)
+
+
+# ---- reading -------------------------------------------------------------------------------
+
+
+class Frame(NamedTuple):
+    """A record. `kind`: "arm", "fire", ...; `fields`: of its struct pg_j_*, without reserved
+    ones; `rest`: what stands behind the struct, padding included."""
+
+    lsn: int
+    kind: str
+    fields: dict[str, int]
+    rest: bytes
+
+
+class Contents(NamedTuple):
+    """What stands behind a record's struct, as far as it has any of it."""
+
+    name: str | None = None
+    key: Key | None = None
+    payload: bytes | None = None
+
+
+def contents(frame: Frame) -> Contents:
+    """The name, or key and payload, of a record."""
+    fields, rest = frame.fields, frame.rest
+    if "name_len" in fields:
+        return Contents(name=rest[: fields["name_len"]].decode(errors="replace"))
+    if not fields.get("key_len"):
+        return Contents()
+    start = fields.get("keys", 0) * size_of("pg_j_watch_key")  # of a watch
+    end = start + fields["key_len"]
+    kind = fields["key_type"] if "key_type" in fields else fields["meta"] & 15
+    key = decode_key(kind, rest[start:end])
+    size = fields.get("payload_len")
+    return Contents(key=key, payload=None if size is None else rest[end : end + size])
+
+
+_KINDS: dict[int, str] = {
+    value: name.removeprefix("PG_J_").lower()
+    for name, value in vars(lib).items()
+    if name.startswith("PG_J_") and name not in ("PG_J_FRAME_MAX", "PG_J_TYPES")
+}
+
+
+class Walk:
+    """Reads files of a journal one behind the other: whole commit groups, each byte checked."""
+
+    def __init__(self) -> None:
+        self.struct = ffi.new("struct pg_walk *")
+        self.path: Path | None = None
+        self._fault = ffi.new("struct pg_fault *")
+        self._memory: Any = None
+
+    @classmethod
+    def before(cls, arena: Arena) -> Walk:
+        """The end of a journal that this arena has not begun: all it staged is still to come."""
+        stage, self = arena.stage, cls()
+        staged = int(stage.tail) != int(stage.committed)
+        self.struct.lsn = stage.committed_lsn if staged else stage.next_lsn - 1
+        self.struct.header.uuid = bytes(arena.header.uuid)
+        self.struct.state = lib.PG_WALK_SEALED
+        return self
+
+    @property
+    def state(self) -> WalkState:
+        """Where it stands."""
+        return WalkState(self.struct.state)
+
+    @property
+    def lsn(self) -> int:
+        """The last record that was read."""
+        return int(self.struct.lsn)
+
+    @property
+    def uuid(self) -> bytes:
+        """Of the arena whose files these are."""
+        return bytes(self.struct.header.uuid)
+
+    @property
+    def boot_id(self) -> bytes:
+        """The boot whose clock its times use."""
+        return bytes(self.struct.header.boot_id)
+
+    def enter(self, path: Path) -> None:
+        """Goes on with this file. Raises JournalDamaged, JournalMismatch, BadPath."""
+        memory = _read(path)
+        if not lib.pg_walk_segment(self.struct, memory, len(memory), self._fault):
+            raise self._refused(path)
+        self.path, self._memory = path, memory
+
+    def groups(self) -> Iterator[tuple[Any, int]]:
+        """Address and bytes of the records of each commit group, until there is none left."""
+        walk = self.struct
+        while (frame := lib.pg_walk_next(walk)) != ffi.NULL:
+            begin = ffi.cast("uint8_t *", frame)
+            walk.next = walk.at  # the group's other frames go with its first
+            yield (
+                begin,
+                int(ffi.cast("uintptr_t", walk.bytes + walk.at))
+                - int(ffi.cast("uintptr_t", begin)),
+            )
+
+    def frames(self) -> Iterator[Frame]:
+        """Every record, decoded, until there is none left."""
+        while (frame := lib.pg_walk_next(self.struct)) != ffi.NULL:
+            yield _decode(frame)
+
+    def check(self) -> None:
+        """Raises JournalDamaged if the file ended in bytes that are not what was written."""
+        walk = self.struct
+        if self.state == WalkState.DAMAGED:
+            raise self._damage("was written and is not there any more", self.path)
+        if walk.header.magic == lib.PG_SNAPSHOT_MAGIC and self.state != WalkState.SEALED:
+            raise self._damage("a snapshot without its end", self.path)
+
+    def _damage(self, what: str, path: Path | None) -> JournalDamaged:
+        walk = self.struct
+        return JournalDamaged(
+            str(path), what, walk.bad_from, walk.bad_to, walk.lost_from, walk.lost_to
+        )
+
+    def _refused(self, path: Path) -> JournalError:
+        fault = self._fault
+        what = text(fault.what)
+        if self.state == WalkState.DAMAGED:
+            return self._damage(what, path)
+        return JournalMismatch(str(path), what, fault.expected, fault.found)
+
+
+def _read(path: Path) -> Any:
+    """A file's bytes, aligned; read and not mapped, so that a bad sector is an error."""
+    try:
+        with path.open("rb") as file:
+            memory = mmap.mmap(-1, max(os.fstat(file.fileno()).st_size, _HEAD))
+            with memoryview(memory) as view:
+                end = 0
+                while count := file.readinto(view[end:]):
+                    end += count
+    except FileNotFoundError as error:
+        raise BadPath(str(path), f"cannot be read: {error.strerror}") from error
+    except OSError as error:
+        what = f"cannot be read: {error.strerror}"
+        raise JournalDamaged(str(path), what, 0, 0, 0, 0) from error
+    return ffi.from_buffer(memory)
+
+
+def _decode(frame: Any) -> Frame:
+    kind = _KINDS[frame.type]
+    body = ffi.cast("uint8_t *", frame) + size_of("pg_frame_head")
+    struct = ffi.cast(f"struct pg_j_{kind} *", body)
+    names = [n for n, f in ffi.typeof(struct).item.fields if f.type.kind == "primitive"]
+    fields = {n: int(getattr(struct, n)) for n in names if not n.startswith("reserved")}
+    size = size_of(f"pg_j_{kind}")
+    rest = frame.bytes - size_of("pg_frame_head") - size
+    return Frame(int(frame.lsn), kind, fields, bytes(ffi.buffer(body + size, rest)))
+
+
+# ---- writing -------------------------------------------------------------------------------
+
+
+class Written(NamedTuple):
+    """A snapshot's first record to be redone over it, and the one that makes it valid."""
+
+    start_lsn: int
+    end_lsn: int
+
+
+def write_snapshot(handle: Handle, file: BinaryIO, *, quiet: bool) -> Written:
+    """Writes all truth of an arena, sessions left out, as a snapshot.
+
+    `quiet`: nobody changes the arena meanwhile, so that it is whole without any journal.
+    """
+    snapshot, out = ffi.new("struct pg_snapshot *", {"quiet": quiet}), bytearray(_GROUP_MAX)
+    base, salt, lsn, number = ffi.from_buffer(out), secrets.randbits(32), 0, 0
+    header = handle.header
+    clocks = {"boot_ns": header.now_ns, "wall_ns": header.now_ns + header.wall_offset_ns}
+    file.write(bytes(_HEAD))
+    for number in count(1):
+        used = lib.pg_snapshot(
+            handle.struct, snapshot, base + _GROUP_HEAD, _GROUP_MAX - _GROUP_HEAD
+        )
+        group = ffi.new("struct pg_j_group *", {"number": number, **clocks})
+        lib.pg_group_seal(base, _GROUP_HEAD + used, salt, group)
+        file.write(memoryview(out)[: _GROUP_HEAD + used])
+        if snapshot.done:
+            break
+    lsn = int(snapshot.frames)
+    seal = ffi.new("struct pg_frame_head *")
+    lib.pg_segment_end(seal, salt, number, lsn)
+    file.write(ffi.buffer(seal))
+    fields = {
+        "magic": lib.PG_SNAPSHOT_MAGIC, "uuid": bytes(header.uuid), "salt": salt,
+        "boot_id": bytes(header.boot_id), "epoch": header.epoch, "first_group": 1,
+        "first_lsn": snapshot.start_lsn, "bytes": file.tell(), "clock_kind": header.clock_kind,
+        **clocks,
+    }  # fmt: skip
+    lib.pg_segment_begin(base, ffi.new("struct pg_segment *", fields))
+    file.seek(0)
+    file.write(memoryview(out)[:_HEAD])
+    return Written(int(snapshot.start_lsn), int(snapshot.end_lsn))
+
+
+class Committer:
+    """The thread that brings staged records to disk; what was staged is there once it begins.
+
+    `end` has read the newest segment to its end, or is Walk.before(arena). Raises
+    JournalUnwritable if a system call failed, JournalMismatch if disk and arena disagree.
+    """
+
+    def __init__(self, arena: Arena, directory: Path, segment_bytes: int, end: Walk) -> None:
+        self._arena = arena
+        self._memory = ffi.new("uint8_t[]", lib.pg_committer_bytes())
+        self._c = ffi.cast("struct pg_committer *", self._memory)
+        fault = ffi.new("struct pg_fault *")
+        name = str(directory).encode()
+        opened = lib.pg_committer_open(
+            self._c, arena.struct, name, segment_bytes, end.struct, ffi.NULL, fault
+        )
+        if not opened or not lib.pg_committer_start(self._c, fault):
+            raise _unwritable(directory, fault, arena.stage.error)
+
+    @property
+    def fd(self) -> int:
+        """Readable once more is on disk, or nothing will be any more."""
+        return int(lib.pg_committer_fd(self._c))
+
+    def kick(self) -> None:
+        """Something may have been staged."""
+        lib.pg_committer_kick(self._c)
+
+    def close(self) -> None:
+        """Commits what is staged, ends the thread and closes the files."""
+        lib.pg_committer_stop(self._c)
+        lib.pg_committer_close(self._c)
+
+
+def _unwritable(directory: Path, fault: Any, errno: int) -> JournalError:
+    what = text(fault.what)
+    if errno:
+        return JournalUnwritable(str(directory), errno)
+    return JournalMismatch(str(directory), what, fault.expected, fault.found)
+
+
+def has_stopped(stage: Any) -> bool:
+    """True if nothing more will get to disk."""
+    return int(stage.state) == JournalState.STOPPED

@@ -1,0 +1,169 @@
+"""Marks and retention: which files of a journal may go, and who holds the others."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from purgatoryd.daemon.files import replace_durably, write_durably
+from purgatoryd.daemon.marks import (
+    FILE,
+    Mark,
+    read_marks,
+    remove_mark,
+    set_mark,
+)
+from purgatoryd.daemon.retention import (
+    Keep,
+    bytes_from,
+    is_untidy,
+    needed_lsn,
+    over_cap,
+    removable,
+    tidy,
+)
+from purgatoryd.shm_layout.errors import BadPath, InvalidName
+from purgatoryd.shm_layout.journal import (
+    SEGMENT,
+    SNAPSHOT,
+    File,
+    file_name,
+    segments,
+    snapshots,
+)
+
+NOTHING = Keep(0, 0)
+
+
+def files(*lsns: int, size: int = 100) -> list[File]:
+    """Files whose times are their LSNs."""
+    return [File(Path(f"{lsn:016x}"), lsn, size, lsn) for lsn in lsns]
+
+
+def lsns(found: list[File]) -> list[int]:
+    return [file.lsn for file in found]
+
+
+# ---- marks -----------------------------------------------------------------------------------
+
+
+def test_marks_are_set_moved_and_removed(tmp_path: Path) -> None:
+    assert read_marks(tmp_path) == {}
+    set_mark(tmp_path, Mark("audit", 5))
+    set_mark(tmp_path, Mark("replay", 7, cap_bytes=4096))
+    set_mark(tmp_path, Mark("audit", 9))
+    assert read_marks(tmp_path) == {
+        "audit": Mark("audit", 9),
+        "replay": Mark("replay", 7, cap_bytes=4096),
+    }
+    assert remove_mark(tmp_path, "audit")
+    assert not remove_mark(tmp_path, "audit")
+    assert set(read_marks(tmp_path)) == {"replay"}
+
+
+def test_a_dropped_mark_holds_again_once_it_is_set(tmp_path: Path) -> None:
+    set_mark(tmp_path, Mark("slow", 1, 10, dropped=True))
+    set_mark(tmp_path, Mark("slow", 60, 10))
+    assert not read_marks(tmp_path)["slow"].dropped
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "x" * 65])
+def test_names_of_marks_have_bounds(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidName):
+        set_mark(tmp_path, Mark(name, 1))
+    assert read_marks(tmp_path) == {}
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b'[{"name": "a"}]', b"\xff"])
+def test_a_foreign_file_of_marks_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(content)
+    with pytest.raises(BadPath, match="is no table of marks"):
+        set_mark(tmp_path, Mark("audit", 1))
+    assert (tmp_path / FILE).read_bytes() == content
+
+
+def test_many_set_marks_at_once_and_none_is_lost(tmp_path: Path) -> None:
+    threads = [
+        threading.Thread(target=set_mark, args=(tmp_path, Mark(f"reader-{i}", i + 1)))
+        for i in range(16)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {mark.lsn for mark in read_marks(tmp_path).values()} == set(range(1, 17))
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    replace_durably(path, b"first")
+
+    def fail(file: object) -> str:
+        raise OSError(28, "full")
+
+    with pytest.raises(OSError, match="full"):
+        write_durably(tmp_path / "table.new", fail)
+    assert [p.name for p in tmp_path.iterdir()] == ["table"]
+    assert path.read_bytes() == b"first"
+
+
+# ---- retention -------------------------------------------------------------------------------
+
+
+def test_recovery_needs_all_from_the_older_of_two_snapshots() -> None:
+    assert needed_lsn(files(10)) == 10
+    assert needed_lsn(files(10, 20)) == 10
+    assert needed_lsn(files(10, 20, 30)) == 20
+
+
+def test_what_is_before_goes_but_never_the_segment_with_the_needed_record() -> None:
+    found = files(1, 10, 20, 30)
+    assert lsns(removable(found, 20, [], NOTHING, 0)) == [1, 10]
+    assert lsns(removable(found, 19, [], NOTHING, 0)) == [1]
+    assert lsns(removable(found, 9, [], NOTHING, 0)) == []
+    assert lsns(removable(found, 10**6, [], NOTHING, 0)) == [1, 10, 20]
+
+
+def test_marks_hold_segments_until_they_are_dropped() -> None:
+    found = files(1, 10, 20, 30)
+    assert lsns(removable(found, 30, [Mark("m", 15)], NOTHING, 0)) == [1]
+    assert lsns(removable(found, 30, [Mark("m", 15, dropped=True)], NOTHING, 0)) == [1, 10, 20]
+
+
+def test_a_mark_over_its_cap_is_named() -> None:
+    found = files(1, 10, 20)
+    marks = [
+        Mark("a", 1, 299),
+        Mark("b", 1, 300),
+        Mark("c", 15, 200),
+        Mark("d", 1),
+        Mark("e", 1, 1, True),
+    ]
+    assert [mark.name for mark in over_cap(found, marks)] == ["a"]
+    assert bytes_from(found, 25) == 100
+
+
+def test_settings_keep_segments_for_an_age_or_a_size() -> None:
+    found = files(1, 10, 20, 30)
+    assert lsns(removable(found, 30, [], Keep(0, 150), 0)) == [1, 10]
+    assert lsns(removable(found, 30, [], Keep(0, 400), 0)) == []
+    assert lsns(removable(found, 30, [], Keep(age_ns=91, bytes=0), 100)) == [1]
+    assert lsns(removable(found, 30, [], Keep(age_ns=1000, bytes=0), 100)) == []
+
+
+def test_a_folder_is_tidied(tmp_path: Path) -> None:
+    for lsn in (1, 10, 20, 30):
+        (tmp_path / file_name(lsn, SEGMENT)).write_bytes(bytes(100))
+    for lsn in (5, 15, 25):
+        (tmp_path / file_name(lsn, SNAPSHOT)).write_bytes(b"")
+    set_mark(tmp_path, Mark("audit", 12))
+    set_mark(tmp_path, Mark("slow", 1, cap_bytes=350))
+    assert is_untidy(tmp_path, NOTHING)
+    assert tidy(tmp_path, NOTHING) == [Mark("slow", 1, 350)]
+    assert lsns(segments(tmp_path)) == [10, 20, 30]
+    assert lsns(snapshots(tmp_path)) == [15, 25]
+    assert read_marks(tmp_path)["slow"].dropped
+    assert not is_untidy(tmp_path, NOTHING)
+    assert tidy(tmp_path, NOTHING) == []
