@@ -24,6 +24,7 @@ COMMANDS = {
     "check": "arena",
     "namespace": "namespaces",
     "keygen": "keys",
+    "journal": "journal",
 }
 
 

@@ -132,6 +132,10 @@ SECTIONS = {
         "batches_refused", "refused_full", "refused_payload", "refused_names", "refused_busy",
         "refused_keys", "refused_denied", "refused_quota", "refused_other",
     ),
+    "journal": (
+        "journal", "journal_error", "committed_lsn", "staged_lsn", "staged_bytes", "stage_bytes",
+        "journal_bytes", "syncs", "sync_mean_ns", "refused_journal",
+    ),
     "sizes": (
         "length", "capacity", "payload_bytes", "blob_bytes", "outbox_capacity",
         "outbox_bytes_max", "tick_ns", "fanout", "levels",

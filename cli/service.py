@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from purgatoryd.cli import settings
 from purgatoryd.cli.exits import Command, Exit
 from purgatoryd.cli.options import emit, json_option, name_option, timeout_option
+
+if TYPE_CHECKING:
+    from purgatoryd.shm_layout.paths import Paths
 
 STOP_S = 30.0
 """How long a daemon that did not drain in time may take to stop."""
@@ -31,12 +35,24 @@ STOP_S = 30.0
     callback=settings.read_file,
     help="TOML file with settings, named as the flags are: payload-memory = '64M'.",
 )
+@click.option(
+    "--import",
+    "import_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Begin with what stop --export wrote; the arena must be empty.",
+)
+@click.option(
+    "--force-journal",
+    is_flag=True,
+    help="Go on with what a damaged journal holds before the damage; its files are set aside.",
+)
 @click.option("--print-config", is_flag=True, help="Print the settings and their sources; stop.")
 @json_option
 @click.pass_context
 def run_command(
-    ctx: click.Context, /, name: str, print_config: bool, as_json: bool, **values: Any
-) -> int:
+    ctx: click.Context, /, name: str, import_path: Path | None, force_journal: bool,
+    print_config: bool, as_json: bool, **values: Any,
+) -> int:  # fmt: skip
     """Run the daemon in the foreground until SIGTERM or SIGINT.
 
     It prints one line that begins with "ready" once clients can reach it. A daemon that was
@@ -51,7 +67,7 @@ def run_command(
     if not print_config:
         from purgatoryd.daemon.main import serve
 
-        return serve(config)
+        return serve(config, import_path, force_journal)
     for flag, value, source in settings.effective(ctx, config):
         record = {"setting": flag, "value": value, "source": source}
         emit(record, f"{flag} = {json.dumps(value)}  # {source}", as_json)
@@ -66,8 +82,13 @@ def run_command(
     help="Drain: refuse adds, and wait until nothing is armed. Keep, the default: stop at once.",
 )
 @timeout_option
+@click.option(
+    "--export",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Then write all that it holds to this file, for run --import.",
+)
 @json_option
-def stop_command(name: str, drain: bool, timeout: float, as_json: bool) -> int:
+def stop_command(name: str, drain: bool, timeout: float, export: Path | None, as_json: bool) -> int:
     """Stop the daemon cleanly, and return when its process has ended.
 
     What is armed stays in its arena; what comes due meanwhile fires when it is started again.
@@ -95,8 +116,20 @@ def stop_command(name: str, drain: bool, timeout: float, as_json: bool) -> int:
     armed = arena.armed
     arena.close()
     told = f"stopped {name}, process {pid}; {armed} armed"
+    if export is not None:
+        export_arena(paths, export)
     emit({"stopped": name, "pid": pid, "armed": armed}, told, as_json)
     return Exit.DONE if drained else Exit.NEGATIVE
+
+
+def export_arena(paths: Paths, file: Path) -> None:
+    """Writes what a stopped daemon left. Raises AlreadyRunning, JournalUnwritable."""
+    from purgatoryd.daemon.main import name_lock
+    from purgatoryd.daemon.snapshot import save_export
+    from purgatoryd.shm_layout.arena import Reader
+
+    with name_lock(paths), closing(Reader.attach(paths)) as reader:
+        save_export(reader, file.absolute())
 
 
 def drain_and_wait(endpoint: str, process: int, timeout_s: float) -> bool:

@@ -91,9 +91,22 @@ _TABLE: tuple[tuple[str, str, click.ParamType[Any], str], ...] = (
     ("server-key", "server_key", click.STRING,
      "File of the daemon's key pair, made by `purgatoryd keygen`."),
     ("keys", "keys", click.STRING, "File of the keys that are let in: lines of NAME KEY UID."),
+    ("journal", "journal", click.Path(),
+     "Keep a journal in DIRECTORY/NAME: what is armed survives a reboot."),
+    ("segment-bytes", "segment_bytes", units.Size(), "Size of one file of the journal."),
+    ("stage-bytes", "stage_bytes", units.PowerOfTwoSize(),
+     "Room for records on their way to disk; rounded up to a power of two."),
+    ("snapshot-segments", "snapshot_segments", click.INT,
+     "Take a snapshot whenever so many files were filled."),
+    ("retain-age", "retain_age_ns", units.Duration(),
+     "Keep files of the journal at least so long for readers."),
+    ("retain-bytes", "retain_bytes", units.Size(),
+     "Keep at least so much of the journal for readers."),
+    ("durable-namespace", "durable_namespaces", click.STRING,
+     "Answer every change in this namespace once it is on disk; may be repeated."),
 )  # fmt: skip
 FLAG_OF = {field: flag for flag, field, _, _ in _TABLE}
-_REPEATED = {"admin_uids", "allow_uids", "allow_gids"}
+_REPEATED = {"admin_uids", "allow_uids", "allow_gids", "durable_namespaces"}
 _DERIVED = {
     "outbox_bytes_max": "half of --payload-memory",
     "wall_origin_ns": "1970",
@@ -103,6 +116,8 @@ _DERIVED = {
     "tcp": "none",
     "server_key": "none",
     "keys": "none",
+    "journal": "none",
+    "durable_namespaces": "none",
 }
 
 

@@ -70,8 +70,20 @@ class PowerOfTwo(Count):
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int:
         """The smallest power of two that is not below `value`."""
-        number = int(click.INT.convert(value, param, ctx))
-        return 1 << max(0, number - 1).bit_length()
+        return power_of_two(int(click.INT.convert(value, param, ctx)))
+
+
+class PowerOfTwoSize(Size):
+    """A number of bytes, rounded up to a power of two."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        """The smallest power of two that is not below `value`."""
+        return power_of_two(super().convert(value, param, ctx))
+
+
+def power_of_two(number: int) -> int:
+    """The smallest one that is not below `number`."""
+    return 1 << max(0, number - 1).bit_length()
 
 
 class Moment(Instant):

@@ -14,6 +14,8 @@ from typing import Any
 from purgatoryd.daemon import lanes
 from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.clock import boot_ns
+from purgatoryd.daemon.held import Held
+from purgatoryd.daemon.journal import Memory
 from purgatoryd.daemon.lanes import Lanes, Message
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Arena, Handled
@@ -54,10 +56,12 @@ def _denied(message: Message) -> bytes:
 class Commands:
     """Feeds the command lane's messages to the arena, bounded in every turn."""
 
-    def __init__(self, arena: Arena, sockets: Lanes, access: Access) -> None:
+    def __init__(self, arena: Arena, sockets: Lanes, access: Access, journal: Memory) -> None:
         self._arena = arena
         self._access = access
         self._lane = sockets.commands
+        self._journal = journal
+        self._waiting = Held(self._lane)  # for the journal
         self._unfinished: deque[Message] = deque()
         self._behind: dict[bytes, deque[Message]] = {}  # route -> what came after it
         self._behind_bytes = 0
@@ -73,6 +77,8 @@ class Commands:
         for _ in range(PER_TURN):
             if self._held is not None:
                 return True
+            if self.full:
+                return bool(self._unfinished)
             message = lanes.receive(self._lane)
             if message is None:
                 return bool(self._unfinished)
@@ -112,7 +118,7 @@ class Commands:
             return True
         state, reply = self._arena.handle(message.body, message.uid, message.pid, boot_ns())
         if state == Handled.REPLY:
-            lanes.reply(self._lane, message, reply)
+            self._answer(message, reply)
             self._heard(message.route, reply)
         elif state == Handled.SILENT:
             self._heard(message.route, message.body)
@@ -123,6 +129,25 @@ class Commands:
             self._behind.setdefault(message.route, deque())
             return False
         return True
+
+    def _answer(self, message: Message, reply: memoryview) -> None:
+        lsn = self._arena.durable_lsn
+        if lsn > self._journal.committed_lsn:
+            self._waiting.hold(lsn, message.route, reply)
+        else:
+            lanes.reply(self._lane, message, reply)
+
+    @property
+    def full(self) -> bool:
+        """True while so many answers wait for the journal that no message is taken on."""
+        return self._waiting.full
+
+    def release(self) -> None:
+        """Sends the answers whose records are on disk; with the journal stopped, none will be."""
+        committed_lsn, errno = self._journal.committed_lsn, self._journal.errno
+        self._waiting.release(committed_lsn)
+        if errno:
+            self._waiting.refuse(committed_lsn, errno)
 
     def _go_on(self, message: Message) -> None:
         if not self._apply(message):

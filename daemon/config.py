@@ -33,7 +33,16 @@ BOUNDS = {
     "quota_timers": (0, 2**48 - 1),
     "quota_bytes": (0, 2**48 - 1),
     "quota_ops": (0, 10**9),
+    "segment_bytes": (256 * 1024, 4096 * MIB),
+    "stage_bytes": (4 * MIB, 1024 * MIB),
+    "snapshot_segments": (1, 2**20),
+    "retain_age_ns": (0, 10**9 * 86_400 * 3650),
+    "retain_bytes": (0, 2**62),
 }
+_OF_THE_JOURNAL = (
+    "segment_bytes", "stage_bytes", "snapshot_segments", "retain_age_ns", "retain_bytes",
+    "durable_namespaces",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,20 @@ class Config:
     """Who may connect; with no uid and no gid, whoever may open the socket."""
     allow_gids: tuple[int, ...] = ()
     """Groups whose members may connect."""
+    journal: str = ""
+    """Directory of the journals; each daemon has one of its name in there. Empty = none."""
+    segment_bytes: int = 64 * MIB
+    """Size of one file of the journal."""
+    stage_bytes: int = 8 * MIB
+    """Room in the arena for records on their way to disk; a power of two."""
+    snapshot_segments: int = 4
+    """A snapshot is taken whenever so many files were filled since the last one."""
+    retain_age_ns: int = 0
+    """Files are kept for readers at least so long, though recovery needs them no more."""
+    retain_bytes: int = 0
+    """The newest files, so many bytes of them, are kept likewise."""
+    durable_namespaces: tuple[str, ...] = ()
+    """Namespaces whose every change is answered once it is on disk."""
 
     tcp: str = ""
     """HOST:PORT for clients on other hosts: commands there, notices at the next port."""
@@ -116,6 +139,13 @@ class Config:
             raise InvalidSetting(
                 "outbox_capacity", self.outbox_capacity, "a power of two", "config"
             )
+        if self.stage_bytes & (self.stage_bytes - 1):
+            raise InvalidSetting("stage_bytes", self.stage_bytes, "a power of two", "config")
+        if self.segment_bytes % 4096:
+            raise InvalidSetting(
+                "segment_bytes", self.segment_bytes, "a multiple of 4096", "config"
+            )
+        self._refuse_settings_of_no_journal()
         if self.clock not in ("real", "virtual"):
             raise InvalidSetting("clock", self.clock, "real or virtual", "config")
         if self.wall_origin_ns and self.clock == "real":
@@ -134,6 +164,12 @@ class Config:
         except InvalidArgument:
             bound = "HOST:PORT, with room for the next port"
             raise InvalidSetting("tcp", self.tcp, bound, "config") from None
+
+    def _refuse_settings_of_no_journal(self) -> None:
+        for setting in _OF_THE_JOURNAL:
+            value = getattr(self, setting)
+            if not self.journal and value != DEFAULTS[setting]:
+                raise InvalidSetting(setting, value, "left out without a journal", "config")
 
 
 def _unit(setting: str) -> str:

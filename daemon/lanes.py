@@ -162,10 +162,11 @@ class Lanes:
         own = [int(socket.getsockopt(zmq.FD)) for socket in self._sockets]
         return [*own, *self._watched]
 
-    def pending(self) -> bool:
-        """True if a message waits. Asking is needed before every sleep: the descriptors
-        tell of changes only."""
-        return any(int(s.getsockopt(zmq.EVENTS)) & zmq.POLLIN for s in self._sockets)
+    def pending(self, *, commands: bool) -> bool:
+        """True if a message waits, one on the command lane only if `commands`. Asking is needed
+        before every sleep: the descriptors tell of changes only."""
+        asked = self._sockets if commands else self._sockets[1:]
+        return any(int(s.getsockopt(zmq.EVENTS)) & zmq.POLLIN for s in asked)
 
     def keep_watch(self, now_ns: int, ready: Set[int]) -> bool:
         """Admits who connected and cuts off who does harm.

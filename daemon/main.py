@@ -18,9 +18,10 @@ import zmq
 from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.clock import Clock, RealClock, VirtualClock
 from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.journal import Journal, Memory, locked
 from purgatoryd.daemon.lanes import Lanes, Remotes
 from purgatoryd.daemon.reaper import Reaper
-from purgatoryd.daemon.store import open_arena
+from purgatoryd.daemon.store import Opening, journal_end, open_arena
 from purgatoryd.shm_layout.arena import Arena, boot_id
 from purgatoryd.shm_layout.errors import AlreadyRunning, BadPath, SystemFailure
 from purgatoryd.shm_layout.layout import ArenaState
@@ -29,30 +30,36 @@ from purgatoryd.shm_layout.paths import Paths, daemon_paths
 LOCK_MODE = 0o600
 
 
-def serve(config: Config) -> int:
+def serve(config: Config, import_path: Path | None = None, force_journal: bool = False) -> int:
     """Runs the daemon until SIGTERM, SIGINT or the STOP command; returns the exit code.
+
+    `import_path`: an export file to begin with. `force_journal`: what a damaged journal holds
+    before the damage is enough.
 
     Prints one line that begins with "ready" once clients can reach it. Raises StartError
     or ArenaError if it cannot start; an arena that was there is as it was. Raises
     SystemFailure, at the start or later, if the machine has no more memory, files or room.
     """
     with _system_failures():
-        _run(config)
+        _run(Opening(config, daemon_paths(config.name), import_path, force_journal))
     return 0
 
 
-def _run(config: Config) -> None:
-    paths, access = daemon_paths(config.name), Access.of(config)
+def _run(opening: Opening) -> None:
+    config, paths = opening.config, opening.paths
+    access = Access.of(config)
     _allow_connections()
     with (
-        _lock(paths),
+        name_lock(paths),
+        locked(opening.journal),
         _signals() as wake_fd,
         contextlib.closing(Lanes(paths, access, Remotes.of(config))) as sockets,
-        contextlib.closing(open_arena(config, paths)) as arena,
+        contextlib.closing(open_arena(opening)) as arena,
+        contextlib.closing(_begin_journal(arena, opening)) as journal,
     ):
-        arena.start_epoch(boot_id())
         arena.set_quotas(config.quota_timers, config.quota_bytes, config.quota_ops)
-        reaper = Reaper(arena, sockets, access, _clock(config, arena), config.budget, wake_fd)
+        clock = _clock(config, arena)
+        reaper = Reaper(arena, sockets, access, clock, journal, config.budget, wake_fd)
         _on_signals(reaper)
         _go_live(arena, paths)
         reaper.run()
@@ -69,6 +76,18 @@ def _system_failures() -> Iterator[None]:
     except (OSError, zmq.ZMQError) as error:
         path = getattr(error, "filename", None) or ""
         raise SystemFailure(error.errno or 0, error.strerror or str(error), str(path)) from error
+
+
+def _begin_journal(arena: Arena, opening: Opening) -> Memory:
+    """Counts the start; what was staged before it is on disk when this returns."""
+    arena.start_epoch(boot_id())
+    if opening.journal is None:
+        return Memory()
+    end = journal_end(arena, opening)
+    journal = Journal(arena, opening.paths.arena, opening.journal, opening.config, end)
+    for namespace in opening.config.durable_namespaces:
+        arena.set_durable(namespace)
+    return journal
 
 
 def _clock(config: Config, arena: Arena) -> Clock:
@@ -101,7 +120,7 @@ def _precise_sleep() -> None:
 
 
 @contextlib.contextmanager
-def _lock(paths: Paths) -> Iterator[None]:
+def name_lock(paths: Paths) -> Iterator[None]:
     """Holds the daemon's lock file: one daemon per name and directory.
 
     The kernel lets go of it when the process ends, however it ends. The file stays, because

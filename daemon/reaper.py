@@ -14,6 +14,7 @@ from purgatoryd.daemon import admin, lanes
 from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.clock import Clock, VirtualClock, boot_ns
 from purgatoryd.daemon.commands import Commands
+from purgatoryd.daemon.journal import Memory
 from purgatoryd.daemon.lanes import Lanes, Message
 from purgatoryd.shm_layout.arena import NONE_NS, Arena
 
@@ -41,6 +42,7 @@ class Reaper:
         sockets: Lanes,
         access: Access,
         clock: Clock,
+        journal: Memory,
         budget: int,
         wake_fd: int,
     ) -> None:
@@ -49,15 +51,15 @@ class Reaper:
         self._lanes = sockets
         self._clock = clock
         self._budget = budget
-        self._wait_for = [*sockets.fds(), wake_fd]
-        self._wake_fd = wake_fd
+        self._journal = journal
+        self._wait_for = [*sockets.fds(), wake_fd, *journal.fds]
         self._stopping = self._draining = False
         self._next_beat_ns = 0
         self._unswept = 0
         self._turns = self._wakeups = self._sent = 0
         self._ready: Set[int] = frozenset()
         self._target_ns: int | None = None
-        self._commands = Commands(arena, sockets, access)
+        self._commands = Commands(arena, sockets, access, journal)
         self._advancing: deque[Message] = deque()
 
     def run(self) -> None:
@@ -67,6 +69,8 @@ class Reaper:
             self._stopping |= self._draining and self.arena.drained
         while self._publish():
             pass
+        self._journal.commit()
+        self._commands.release()
 
     def stop(self) -> None:
         """Ends the loop after the current turn."""
@@ -89,7 +93,10 @@ class Reaper:
         busy |= self._lanes.keep_watch(real_ns, self._ready)
         if real_ns >= self._next_beat_ns:
             self._beat(real_ns)
-        return self._sweep(real_ns) or left or busy
+        left |= self._sweep(real_ns)
+        self._journal.turn()
+        self._commands.release()
+        return left or busy
 
     def _fire(self, real_ns: int) -> bool:
         """Fires what is due and hands it over. True = some is left."""
@@ -137,6 +144,7 @@ class Reaper:
         self.arena.inbox_again(0, real_ns - INBOX_AGAIN_NS)
         self._unswept = min(SWEEP_PER_BEAT, self.arena.levels_to_sweep)
         self.arena.beat(real_ns, self._turns, self._wakeups, self._sent)
+        self._journal.beat()
 
     def _sweep(self, real_ns: int) -> bool:
         """A part of the beat's watch keys. True = there are more."""
@@ -195,15 +203,24 @@ class Reaper:
 
     def _sleep(self, busy: bool) -> None:
         self._ready = frozenset()
-        if busy or self._stopping or self._lanes.pending():
+        full = self._journal.full
+        if self._stopping or (busy and not full):
+            return
+        if self._lanes.pending(commands=not self._commands.full):
             return
         until_ns = min(self._next_beat_ns, self._lanes.watch_due_ns)
-        if not self._clock.virtual:
-            until_ns = min(until_ns, self.arena.next_ns)
-        elif self._due_by(int(self.arena.header.now_ns)):
-            return
+        if not full:
+            until_ns = min(until_ns, self._due_ns())
         left_ns = until_ns - boot_ns()
         if left_ns <= 0:
             return
         self._ready = frozenset(select.select(self._wait_for, [], [], left_ns / 1e9)[0])
         self._wakeups += 1
+        if not self._ready.isdisjoint(self._journal.fds):
+            self._journal.heard()
+
+    def _due_ns(self) -> int:
+        """When the wheel has something to do, on the boot clock."""
+        if not self._clock.virtual:
+            return self.arena.next_ns
+        return 0 if self._due_by(int(self.arena.header.now_ns)) else NONE_NS

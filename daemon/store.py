@@ -1,25 +1,50 @@
-"""Opens a daemon's arena: new, as it was left, or with its truth moved to other sizes.
+"""Opens a daemon's arena: new, as it was left, from its journal, or with its truth moved to
+other sizes.
 
 New segments are made under names of their own, NAME.new. The arena's second name, NAME.next,
 says that both are whole and take the place of what is there. A start completes what a killed
 daemon began, or undoes it. So a segment under the daemon's name is complete, and of one birth
 with its private one, or it is not ours and is left alone.
+
+An arena with a journal has a snapshot in it before it takes its place. One that takes the
+place of another, or of a journal's, has a uuid of its own: its slots and rows have other
+numbers or its clock is another one, and the records of both must not be mixed.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.journal import (
+    has_begun,
+    journal_directory,
+    newest_end,
+    refuse_other_journal,
+    set_aside,
+)
+from purgatoryd.daemon.recovery import import_file, recover
+from purgatoryd.daemon.snapshot import save_snapshot
 from purgatoryd.shm_layout import segment
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.arena import Arena, Previous, boot_id, page_size, retire
-from purgatoryd.shm_layout.errors import ArenaBroken, ArenaMismatch, ArenaTooSmall
+from purgatoryd.shm_layout.errors import (
+    ArenaBroken,
+    ArenaInUse,
+    ArenaMismatch,
+    ArenaTooSmall,
+    JournalError,
+    JournalMismatch,
+    JournalNeeded,
+)
+from purgatoryd.shm_layout.journal import Committer, Walk
 from purgatoryd.shm_layout.layout import REGION_ALIGN, ClockKind
 from purgatoryd.shm_layout.paths import Paths
 
@@ -37,27 +62,179 @@ _SIZES = {
 }
 
 
-def open_arena(config: Config, paths: Paths) -> Arena:
-    """The arena of daemon `config.name`, rebuilt and ready to be used.
+# Sizes that a fresh arena may have larger than the one whose records are redone in it.
+_ROOM = (
+    "capacity", "payload_bytes", "outbox_capacity", "outbox_bytes_max", "namespaces", "topics",
+    "watches", "levels",
+)  # fmt: skip
+NEW = ".new"
+REDONE = ".redone"
+"""Of an arena into which a journal is redone."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How a daemon's arena is to be opened; the caller holds the locks of name and journal."""
+
+    config: Config
+    paths: Paths
+    import_path: Path | None = None
+    """An export file to begin with."""
+    force: bool = False
+    """Go on with what comes before a damage in the journal."""
+
+    @property
+    def journal(self) -> Path | None:
+        """The folder of the journal; None = no journal."""
+        return journal_directory(self.config)
+
+
+def open_arena(opening: Opening) -> Arena:
+    """The arena of a daemon, rebuilt and ready to be used.
 
     Raises ArenaTooLarge, ArenaTooSmall, ArenaMismatch for what is not ours or does not
-    fit, ArenaBroken for damaged truth; what was there is as it was then. The caller holds
-    the daemon's lock.
+    fit, ArenaBroken for damaged truth, ArenaInUse, and JournalError; what was there is as it
+    was then.
     """
+    paths = opening.paths
     _take_place(paths)
-    _remove_new(paths)
-    if not segment.exists(paths.arena):
-        return _create(config, paths)
-    old = Previous.attach(paths.arena, paths.private)
-    arena = _convert(old, config, paths) if old else _attach(config, paths)
-    return arena if _same_sizes(arena, config) else _resize(arena, config, paths)
+    _remove(paths, NEW)
+    _remove(paths, REDONE)
+    if opening.import_path is not None:
+        return _import(opening, opening.import_path)
+    if segment.exists(paths.arena):
+        return _open_left(opening)
+    if opening.journal is not None and has_begun(opening.journal):
+        return _recover(opening, opening.journal)
+    with _in_place(opening, core_config(opening.config)) as arena:
+        return arena
 
 
-def _attach(config: Config, paths: Paths) -> Arena:
-    arena = Arena.attach(paths.arena, paths.private)
-    _refuse_other_clock(arena, config)
-    arena.rebuild(_now_ns(arena, config))
+# ---- as it was left --------------------------------------------------------------------------
+
+
+def _open_left(opening: Opening) -> Arena:
+    old = Previous.attach(opening.paths.arena, opening.paths.private)
+    arena = _convert(old, opening) if old else _attach(opening)
+    if _same_sizes(arena, opening.config):
+        return arena
+    if opening.journal is not None and arena.stage is not None:
+        end = journal_end(arena, opening)
+        Committer(arena, opening.journal, opening.config.segment_bytes, end).close()
+    return _resize(arena, opening)
+
+
+def _attach(opening: Opening) -> Arena:
+    arena = Arena.attach(opening.paths.arena, opening.paths.private)
+    _refuse_other_clock(arena, opening.config)
+    _refuse_other_journal(arena, opening)
+    arena.rebuild(_now_ns(arena, opening.config))
     return arena
+
+
+def _refuse_other_journal(arena: Arena | Previous, opening: Opening) -> None:
+    journal = opening.journal
+    if journal is None:
+        if arena.stage is not None:
+            raise JournalNeeded(arena.segment.name)
+    elif arena.stage is None:
+        if has_begun(journal):
+            raise JournalMismatch(str(journal), "journal", "empty", "that of another arena")
+    elif not opening.force:
+        refuse_other_journal(journal, arena.uuid)
+
+
+def journal_end(arena: Arena, opening: Opening) -> Walk:
+    """Where the arena's journal goes on. Raises JournalDamaged, JournalMismatch.
+
+    With `force` a damaged journal is set aside, and a new one begun with all of the arena.
+    """
+    assert opening.journal is not None
+    try:
+        return newest_end(opening.journal, arena)
+    except JournalError:
+        if not opening.force:
+            raise
+        set_aside(opening.journal)
+        save_snapshot(arena, opening.journal)
+        return Walk.before(arena)
+
+
+# ---- from files ------------------------------------------------------------------------------
+
+
+def _recover(opening: Opening, journal: Path) -> Arena:
+    try:
+        arena = recover(
+            journal, lambda sizes: _make_redone(opening, sizes), _clock_of, force=opening.force
+        )
+        arena = _place_redone(arena, opening)
+    finally:
+        _remove(opening.paths, REDONE)
+    if opening.force:
+        set_aside(journal)
+    return arena
+
+
+def _import(opening: Opening, path: Path) -> Arena:
+    if segment.exists(opening.paths.arena):
+        _refuse_used(opening.paths)
+    if opening.journal is not None and has_begun(opening.journal):
+        raise JournalMismatch(str(opening.journal), "journal", "empty", "one that was begun")
+    try:
+        arena = import_file(path, lambda sizes: _make_redone(opening, sizes), _clock_of)
+        return _place_redone(arena, opening)
+    finally:
+        _remove(opening.paths, REDONE)
+
+
+def _refuse_used(paths: Paths) -> None:
+    arena = Arena.attach(paths.arena, paths.private)
+    arena.rebuild(int(arena.header.now_ns))
+    header, metrics = arena.header, arena.metrics
+    timers, operations = int(metrics.live), int(metrics.operations + metrics.outcomes)
+    unsent = int(header.outbox_tail - header.published)
+    arena.close()
+    if timers or operations or unsent:
+        raise ArenaInUse(paths.arena, timers, operations, unsent)
+
+
+def _make_redone(opening: Opening, sizes: Mapping[str, Any]) -> Arena:
+    """Records name slots and rows, so nothing may be smaller than it was."""
+    fields = core_config(opening.config)
+    found, wanted = ClockKind(sizes["clock_kind"]), ClockKind(fields["clock_kind"])
+    if found != wanted:
+        raise ArenaMismatch(opening.paths.arena, "clock", wanted.name, found.name)
+    room = {name: max(fields[name], sizes[name]) for name in _ROOM}
+    kept = {name: sizes[name] for name in ("now_ns", "wall_origin_ns", "created_wall_ns")}
+    _remove(opening.paths, REDONE)  # of an attempt that failed
+    return _create(opening.paths, fields | room | kept, REDONE)
+
+
+def _clock_of(walk: Walk) -> tuple[int, int, int]:
+    """Times are carried from one boot's clock to another's by the wall clock."""
+    then = walk.struct
+    then_offset_ns = int(then.wall_ns - then.boot_ns)
+    if then.header.clock_kind == ClockKind.VIRTUAL:
+        return int(then.boot_ns), 0, then_offset_ns
+    now_ns = boot_ns()
+    offset_ns = time.time_ns() - now_ns
+    return now_ns, 0 if walk.boot_id == boot_id() else then_offset_ns - offset_ns, offset_ns
+
+
+def _place_redone(arena: Arena, opening: Opening) -> Arena:
+    if not _same_sizes(arena, opening.config):
+        return _resize(arena, opening)
+    paths = opening.paths
+    if opening.journal is not None:
+        save_snapshot(arena, opening.journal)
+    segment.replace(f"{paths.private}{REDONE}", f"{paths.private}{NEW}")
+    segment.replace(f"{paths.arena}{REDONE}", f"{paths.arena}.next")
+    _take_place(paths)
+    return arena
+
+
+# ---- sizes and births ------------------------------------------------------------------------
 
 
 def _now_ns(arena: Arena | Previous, config: Config) -> int:
@@ -80,6 +257,7 @@ def _geometry(config: Config) -> dict[str, int]:
         "level_ttl_ns": config.level_ttl_ns,
         "inbox_max": config.inbox,
         "accounts": config.accounts,
+        "stage_bytes": config.stage_bytes if config.journal else 0,
     }
 
 
@@ -104,23 +282,31 @@ def core_config(config: Config) -> dict[str, Any]:
 
 
 @contextmanager
-def _in_place(paths: Paths, fields: dict[str, Any]) -> Iterator[Arena]:
+def _in_place(opening: Opening, fields: Mapping[str, Any]) -> Iterator[Arena]:
     """A fresh arena; it takes the place of what is there if all goes well inside, else goes."""
-    new_names = f"{paths.arena}.new", f"{paths.private}.new"
-    for name in (*new_names, f"{paths.arena}.next"):
-        segment.refuse_foreign(name)
-    new = Arena.create(*new_names, fields)
+    paths = opening.paths
+    new = _create(paths, fields, NEW)
     try:
         yield new
-        segment.replace(f"{paths.arena}.new", f"{paths.arena}.next")
+        if opening.journal is not None:
+            save_snapshot(new, opening.journal)
+        segment.replace(f"{paths.arena}{NEW}", f"{paths.arena}.next")
     except BaseException:
-        _remove_new(paths)
+        _remove(paths, NEW)
         raise
     _take_place(paths)
 
 
-def _remove_new(paths: Paths) -> None:
-    for name in (f"{paths.arena}.new", f"{paths.private}.new"):
+def _create(paths: Paths, fields: Mapping[str, Any], suffix: str) -> Arena:
+    """Fresh segments under names of their own."""
+    names = f"{paths.arena}{suffix}", f"{paths.private}{suffix}"
+    for name in (*names, f"{paths.arena}.next"):
+        segment.refuse_foreign(name)
+    return Arena.create(*names, fields)
+
+
+def _remove(paths: Paths, suffix: str) -> None:
+    for name in (f"{paths.arena}{suffix}", f"{paths.private}{suffix}"):
         if segment.ours(name):
             segment.unlink(name)
 
@@ -134,11 +320,6 @@ def _take_place(paths: Paths) -> None:
     if segment.ours(f"{paths.private}.new"):
         segment.replace(f"{paths.private}.new", paths.private)
     segment.replace(f"{paths.arena}.next", paths.arena)
-
-
-def _create(config: Config, paths: Paths) -> Arena:
-    with _in_place(paths, core_config(config)) as arena:
-        return arena
 
 
 def _refuse_other_clock(arena: Arena | Previous, config: Config) -> None:
@@ -169,6 +350,7 @@ def _current(arena: Arena | Previous) -> dict[str, int]:
         "level_ttl_ns": arena.purgatory.level_ttl_ns,
         "inbox_max": arena.purgatory.inbox_max,
         "accounts": header.regions[lib.PG_R_ACCOUNTS].count,
+        "stage_bytes": arena.stage.size if arena.stage is not None else 0,
     }
 
 
@@ -178,19 +360,21 @@ def _same_sizes(arena: Arena, config: Config) -> bool:
     return wanted == _current(arena)
 
 
-def _identity(old: Arena | Previous) -> dict[str, Any]:
-    """Fields of struct pg_config by which nobody can tell a new arena from the old one."""
+def _identity(old: Arena | Previous, opening: Opening) -> dict[str, Any]:
+    """Fields of struct pg_config by which nobody can tell a new arena from the old one; a
+    journal can, by the uuid."""
     header = old.header
-    return {
-        "uuid": bytes(header.uuid),
+    same = {
         "stream_id": header.stream_id,
         "now_ns": header.now_ns,
         "created_wall_ns": header.created_wall_ns,
     }
+    return same if opening.journal else same | {"uuid": old.uuid}
 
 
-def _resize(old: Arena, config: Config, paths: Paths) -> Arena:
-    with _in_place(paths, core_config(config) | _identity(old)) as new:
+def _resize(old: Arena, opening: Opening) -> Arena:
+    fields = core_config(opening.config) | _identity(old, opening)
+    with _in_place(opening, fields) as new:
         try:
             new.migrate_from(old)
         except ArenaBroken as error:
@@ -200,15 +384,17 @@ def _resize(old: Arena, config: Config, paths: Paths) -> Arena:
     return new
 
 
-def _convert(old: Previous, config: Config, paths: Paths) -> Arena:
+def _convert(old: Previous, opening: Opening) -> Arena:
     """The truth of an arena of an earlier ABI in a new one, whose sizes are the old ones.
 
     What an earlier ABI had no room for has size 0 there, and gets that of the settings.
     """
-    _refuse_other_clock(old, config)
+    _refuse_other_clock(old, opening.config)
+    _refuse_other_journal(old, opening)
     sizes = {name: size for name, size in _current(old).items() if size}
-    with _in_place(paths, core_config(config) | sizes | _identity(old)) as new:
+    fields = core_config(opening.config) | sizes | _identity(old, opening)
+    with _in_place(opening, fields) as new:
         new.convert_from(old)
-        new.rebuild(_now_ns(old, config))
+        new.rebuild(_now_ns(old, opening.config))
     old.close()
     return new

@@ -28,7 +28,7 @@ from real_daemon import Daemon, notices, remove_segments
 from purgatoryd.cli.arena import infos
 from purgatoryd.cli.exits import Exit
 from purgatoryd.daemon.config import Config
-from purgatoryd.daemon.store import open_arena
+from purgatoryd.daemon.store import Opening, open_arena
 from purgatoryd.shm_layout import segment
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.layout import ArenaState, Message
@@ -170,7 +170,7 @@ def ended_well(victim: Victim, fault: Fault, code: int) -> None:
 
 def recovered(paths: Paths, tickets: set[int]) -> None:
     """What the next start does: all that was acknowledged is there, and all of it whole."""
-    arena = open_arena(CONFIG, paths)
+    arena = open_arena(Opening(CONFIG, paths))
     arena.check()
     arena.set_state(ArenaState.READY)
     arena.close()

@@ -1,0 +1,263 @@
+"""journal: the files of a daemon's journal, also while it runs, or when it is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from purgatoryd.cli import units
+from purgatoryd.cli.exits import Command, Exit
+from purgatoryd.cli.options import (
+    emit,
+    json_option,
+    key_record,
+    key_text,
+    name_option,
+    payload_record,
+    visible,
+)
+
+if TYPE_CHECKING:
+    from purgatoryd.daemon.marks import Mark
+    from purgatoryd.shm_layout.journal import Frame, Walk
+
+journal_option = click.option(
+    "--journal",
+    type=click.Path(file_okay=False, path_type=Path),
+    envvar="PURGATORYD_JOURNAL",
+    show_envvar=True,
+    required=True,
+    help="Directory of the journals, as it was given to run.",
+)
+
+
+@click.group("journal")
+def journal_command() -> None:
+    """Look at a journal, and hold it for a reader.
+
+    The files stand in JOURNAL/NAME: segments, in which every change has a number, its LSN,
+    and snapshots, from which a recovery begins.
+    """
+
+
+def folder(journal: Path, name: str) -> Path:
+    """The folder of the daemon's journal. Raises BadPath."""
+    from purgatoryd.shm_layout.errors import BadPath
+
+    path = journal / name
+    if not path.is_dir():
+        raise BadPath(str(path), "is no journal")
+    return path
+
+
+# ---- ls --------------------------------------------------------------------------------------
+
+
+def file_records(path: Path) -> Iterator[dict[str, Any]]:
+    """One record for each file, snapshots first."""
+    from purgatoryd.shm_layout.journal import header_of, segments, snapshots
+
+    for kind, files in (("snapshot", snapshots(path)), ("segment", segments(path))):
+        for file in files:
+            header = header_of(file.path)
+            yield {
+                "file": file.path.name,
+                "kind": kind,
+                "lsn": file.lsn,
+                "bytes": file.bytes,
+                "begun_at": units.format_wall(int(header.wall_ns)),
+                "epoch": int(header.epoch),
+                "uuid": bytes(header.uuid).hex(),
+            }
+
+
+@journal_command.command("ls", cls=Command)
+@name_option
+@journal_option
+@json_option
+def ls_command(name: str, journal: Path, as_json: bool) -> None:
+    """List segments and snapshots.
+
+    A snapshot's LSN is the record from which on the segments are redone over it. Files of one
+    uuid belong together; one recovery, or other sizes, begin a new one.
+    """
+    records = list(file_records(folder(journal, name)))
+    if not as_json:
+        records = [
+            {n: record[n] for n in ("file", "lsn", "bytes", "begun_at")} for record in records
+        ]
+    show(records, f"journal of {name}", as_json)
+
+
+def show(records: list[dict[str, Any]], title: str, as_json: bool) -> None:
+    """Records that have the same fields: as JSON, or as a table if there are any."""
+    from purgatoryd.cli.arena import print_table
+
+    if as_json:
+        for record in records:
+            emit(record, "", as_json)
+    elif records:
+        print_table(records, title)
+
+
+# ---- cat -------------------------------------------------------------------------------------
+
+
+def frames_of(paths: Iterable[Path]) -> Iterator[Frame]:
+    """The records of files, in order. Raises JournalDamaged, JournalMismatch."""
+    from purgatoryd.shm_layout.journal import Walk
+
+    walk = Walk()
+    for path in paths:
+        walk = entered(walk, path)
+        yield from walk.frames()
+        walk.check()
+
+
+def entered(walk: Walk, path: Path) -> Walk:
+    """A walk in the next file: the same one, or a new one where another arena's files begin."""
+    from purgatoryd.shm_layout.journal import SEGMENT, Walk, uuid_of
+
+    segments = walk.path is not None and {walk.path.suffix, path.suffix} == {SEGMENT}
+    if not segments or uuid_of(path) != walk.uuid:
+        walk = Walk()
+    walk.enter(path)
+    return walk
+
+
+def frame_record(frame: Frame) -> dict[str, Any]:
+    """A record in JSON."""
+    from purgatoryd.shm_layout.journal import contents
+
+    fields = {n: v for n, v in frame.fields.items() if n not in ("key_type",) and "_len" not in n}
+    record: dict[str, Any] = {"lsn": frame.lsn, "kind": frame.kind, **fields}
+    found = contents(frame)
+    if found.name is not None:
+        record["name"] = found.name
+    if found.key is not None:
+        record |= key_record(found.key)
+    if found.payload is not None:
+        record |= payload_record(found.payload)
+    return record
+
+
+def frame_text(frame: Frame) -> str:
+    """A record for people, on one line."""
+    from purgatoryd.shm_layout.journal import contents
+
+    found = contents(frame)
+    what = visible(found.name or "") if found.key is None else key_text(found.key)
+    shown = ("ticket", "topic", "position", "level", "row", "cause", "upto", "start_lsn")
+    rest = " ".join(f"{n}={frame.fields[n]}" for n in shown if n in frame.fields)
+    return f"{frame.lsn:>12} {frame.kind:<10} {what:<36} {rest}".rstrip()
+
+
+@journal_command.command("cat", cls=Command)
+@name_option
+@journal_option
+@click.option("--from", "from_lsn", type=click.IntRange(0), default=0, help="First LSN.")
+@click.option("--kind", help="Only records of this kind: arm, fire, end, ...")
+@click.option("--limit", type=click.IntRange(1), help="At most so many.")
+@click.argument("files", nargs=-1, type=click.Path(dir_okay=False, exists=True, path_type=Path))
+@json_option
+def cat_command(
+    name: str, journal: Path, from_lsn: int, kind: str | None, limit: int | None,
+    files: tuple[Path, ...], as_json: bool,
+) -> None:  # fmt: skip
+    """Print the records of the segments, or of the FILES, which may be snapshots and exports.
+
+    Only records that are on disk are printed; what was cut off by a crash is left out.
+    """
+    from purgatoryd.shm_layout.journal import segments
+
+    paths = files or [file.path for file in segments(folder(journal, name))]
+    found = (f for f in frames_of(paths) if f.lsn >= from_lsn and kind in (None, f.kind))
+    for frame in islice(found, limit):
+        emit(frame_record(frame), frame_text(frame), as_json)
+
+
+# ---- verify ----------------------------------------------------------------------------------
+
+
+@journal_command.command("verify", cls=Command)
+@name_option
+@journal_option
+@json_option
+def verify_command(name: str, journal: Path, as_json: bool) -> int:
+    """Read every file to its end: exit code 5 if one is damaged, or a segment is missing.
+
+    A newest segment that ends in a torn group is in order: a power cut leaves that behind.
+    """
+    from purgatoryd.shm_layout.journal import Walk, segments, snapshots
+
+    path, walk, records = folder(journal, name), Walk(), []
+    for file in (*snapshots(path), *segments(path)):
+        walk = entered(walk, file.path)
+        count = sum(1 for _ in walk.frames())
+        walk.check()
+        records.append({"file": file.path.name, "records": count, "end": walk.state.name.lower()})
+    show(records, f"journal of {name}: no damage", as_json)
+    return Exit.DONE
+
+
+# ---- marks -----------------------------------------------------------------------------------
+
+
+@journal_command.command("mark", cls=Command)
+@name_option
+@journal_option
+@click.option("--cap", type=units.Size(), default=0, help="Drop it when it holds back more.")
+@click.argument("mark")
+@click.argument("lsn", type=click.IntRange(1))
+@json_option
+def mark_command(name: str, journal: Path, cap: int, mark: str, lsn: int, as_json: bool) -> None:
+    """Hold the journal from LSN on for a reader, under the name MARK; again to move it."""
+    from purgatoryd.daemon.marks import Mark, remove_mark, set_mark
+    from purgatoryd.shm_layout.errors import InvalidSetting
+    from purgatoryd.shm_layout.journal import segments
+
+    held, path = Mark(mark, lsn, cap), folder(journal, name)
+    set_mark(path, held)
+    oldest = min((file.lsn for file in segments(path)), default=1)
+    if lsn < oldest:  # what is there from now on stays
+        remove_mark(path, mark)
+        raise InvalidSetting("lsn", lsn, f"at least {oldest}, the oldest record", "argument")
+    emit(mark_record(held), f"{mark} holds the journal from {lsn} on", as_json)
+
+
+def mark_record(mark: Mark) -> dict[str, Any]:
+    """A mark in JSON, and in the table."""
+    return {
+        "mark": mark.name, "lsn": mark.lsn, "cap_bytes": mark.cap_bytes, "dropped": mark.dropped
+    }  # fmt: skip
+
+
+@journal_command.command("unmark", cls=Command)
+@name_option
+@journal_option
+@click.argument("mark")
+@json_option
+def unmark_command(name: str, journal: Path, mark: str, as_json: bool) -> int:
+    """Hold nothing for MARK any more; exit code 1 if there is no such mark."""
+    from purgatoryd.daemon.marks import remove_mark
+
+    found = remove_mark(folder(journal, name), mark)
+    told = "removed" if found else "unknown"
+    emit({"mark": mark, "unmark": told}, f"{mark}: {told}", as_json)
+    return Exit.DONE if found else Exit.NEGATIVE
+
+
+@journal_command.command("marks", cls=Command)
+@name_option
+@journal_option
+@json_option
+def marks_command(name: str, journal: Path, as_json: bool) -> None:
+    """List the marks. A dropped one held back more than its cap, and holds nothing now."""
+    from purgatoryd.daemon.marks import read_marks
+
+    marks = read_marks(folder(journal, name)).values()
+    show([mark_record(mark) for mark in marks], f"marks of {name}", as_json)

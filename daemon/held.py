@@ -1,0 +1,77 @@
+"""Replies that wait until what they say is on disk."""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from dataclasses import dataclass
+
+from purgatoryd.daemon import lanes
+from purgatoryd.daemon.admin import frame
+from purgatoryd.daemon.lanes import Lane
+from purgatoryd.shm_layout.layout import Message as Kind
+from purgatoryd.shm_layout.layout import Status, WireError
+from purgatoryd.shm_layout.wire import FRAME, RESULT, decode_results
+
+HELD_BYTES_MAX = 64 * 2**20
+"""With more than that waiting, no more messages are taken from the command lane."""
+_COUNT_AT = 24  # of the records, in a struct pg_frame
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    lsn: int
+    route: bytes
+    body: bytes
+
+
+class Held:
+    """In the order of their LSNs. Who waits for nothing on disk is not held up by them."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._replies: deque[_Reply] = deque()
+        self._bytes = 0
+
+    @property
+    def full(self) -> bool:
+        """True while so much waits that nothing more is to be taken on."""
+        return self._bytes > HELD_BYTES_MAX
+
+    def hold(self, lsn: int, route: bytes, body: memoryview) -> None:
+        """Keeps a reply until record `lsn` is on disk. A later one never has a lower LSN."""
+        self._replies.append(_Reply(lsn, route, bytes(body)))
+        self._bytes += len(body)
+
+    def release(self, committed_lsn: int) -> None:
+        """Sends what waited for records up to `committed_lsn`."""
+        while self._replies and self._replies[0].lsn <= committed_lsn:
+            reply = self._take()
+            lanes.send(self._lane, reply.route, reply.body)
+
+    def refuse(self, committed_lsn: int, errno: int) -> None:
+        """The journal stopped: tells all who wait that their calls are not on disk."""
+        while self._replies:
+            reply = self._take()
+            body = reply.body
+            if not _only_refuses(body):
+                body = _not_durable(body, committed_lsn, errno)
+            lanes.send(self._lane, reply.route, body)
+
+    def _take(self) -> _Reply:
+        reply = self._replies.popleft()
+        self._bytes -= len(reply.body)
+        return reply
+
+
+def _only_refuses(reply: bytes) -> bool:
+    """True if nothing of the batch was applied, because the journal has stopped."""
+    (count,) = struct.unpack_from("<I", reply, _COUNT_AT)
+    end = FRAME.size + count * RESULT.size
+    return all(word & 0xFF == Status.JOURNAL for word, _ in decode_results(reply[FRAME.size : end]))
+
+
+def _not_durable(reply: bytes, committed_lsn: int, errno: int) -> bytes:
+    """The answer to a batch that was applied and will not be on disk."""
+    echo = int.from_bytes(reply[8:16], "little"), int.from_bytes(reply[16:24], "little")
+    return frame(Kind.BATCH, WireError.NOT_DURABLE, detail=(committed_lsn, errno), echo=echo)

@@ -1,0 +1,276 @@
+"""A running daemon's journal: its folder, its committer, its snapshots, what of it may go."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.files import sync_directory
+from purgatoryd.daemon.retention import Keep, is_untidy
+from purgatoryd.daemon.snapshot import save_snapshot, start, tell, tidy_and_tell
+from purgatoryd.shm_layout.arena import Arena
+from purgatoryd.shm_layout.errors import (
+    BadPath,
+    JournalError,
+    JournalInUse,
+    JournalMismatch,
+    JournalUnwritable,
+)
+from purgatoryd.shm_layout.journal import (
+    Committer,
+    Walk,
+    has_stopped,
+    segments,
+    snapshots,
+    uuid_of,
+)
+
+MODE = 0o700
+"""Of the folder: every key and payload is in it, and whoever may open it may lock it."""
+BEATS_PER_LOOK = 60
+"""How often, in heartbeats, ages and marks are looked at when no segment was filled."""
+SET_ASIDE = ".damaged"
+
+
+# ---- the folder ------------------------------------------------------------------------------
+
+
+def journal_directory(config: Config) -> Path | None:
+    """Where the daemon's journal is; None = it keeps none."""
+    return Path(config.journal).absolute() / config.name if config.journal else None
+
+
+@contextlib.contextmanager
+def locked(directory: Path | None) -> Iterator[None]:
+    """Makes the folder and holds its lock. Raises JournalInUse, BadPath."""
+    if directory is None:
+        yield
+        return
+    try:
+        directory.mkdir(MODE, parents=True, exist_ok=True)
+        _refuse_open_folder(directory)
+        fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise BadPath(str(directory), f"cannot be used: {error.strerror}") from error
+    try:
+        _flock(fd, directory)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _refuse_open_folder(directory: Path) -> None:
+    about = directory.stat()
+    if about.st_uid != os.geteuid():
+        raise BadPath(str(directory), f"is foreign: it belongs to uid {about.st_uid}")
+    if about.st_mode & 0o022:
+        mode = stat.S_IMODE(about.st_mode)
+        raise BadPath(str(directory), f"has mode {mode:04o}: others may write it")
+
+
+def _flock(fd: int, directory: Path) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(fd, 32, 0).strip()
+        raise JournalInUse(str(directory), int(holder) if holder.isdigit() else 0) from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+
+
+def has_begun(directory: Path) -> bool:
+    """True if a daemon ever ran with this journal: a snapshot alone was never used."""
+    return bool(segments(directory))
+
+
+def refuse_other_journal(directory: Path, uuid: bytes) -> None:
+    """Raises JournalMismatch if the folder holds the journal of another arena."""
+    found = {uuid_of(file.path) for file in (*segments(directory), *snapshots(directory))}
+    if has_begun(directory) and uuid not in found:
+        raise JournalMismatch(str(directory), "uuid", uuid.hex(), found.pop().hex())
+
+
+def newest_end(directory: Path, arena: Arena) -> Walk:
+    """Where the arena's journal goes on: its newest segment, read to its end.
+
+    Raises JournalDamaged, JournalMismatch.
+    """
+    newest = segments(directory)[-1:]
+    if not newest or uuid_of(newest[0].path) != arena.uuid:
+        return Walk.before(arena)
+    walk = Walk()
+    walk.enter(newest[0].path)
+    for _ in walk.groups():
+        pass
+    walk.check()
+    return walk
+
+
+def own_snapshot(directory: Path, arena: Arena) -> None:
+    """Has one of this arena, and none of those whose place it took: they are of no use."""
+    found = {file.path: uuid_of(file.path) for file in snapshots(directory)}
+    if arena.uuid not in found.values():
+        save_snapshot(arena, directory)
+    for path, uuid in found.items():
+        if uuid != arena.uuid:
+            path.unlink()
+    sync_directory(directory)
+
+
+def set_aside(directory: Path) -> None:
+    """Renames all segments: after a damage they are for people, not for recovery."""
+    for file in segments(directory):
+        file.path.rename(file.path.with_name(file.path.name + SET_ASIDE))
+    sync_directory(directory)
+
+
+# ---- while the daemon runs -------------------------------------------------------------------
+
+
+class Memory:
+    """The journal of a daemon that keeps none: nothing is written, and nothing waits for it."""
+
+    @property
+    def fds(self) -> list[int]:
+        """Descriptors that are readable when it has news."""
+        return []
+
+    @property
+    def committed_lsn(self) -> int:
+        """The newest record on disk."""
+        return 0
+
+    @property
+    def errno(self) -> int:
+        """Why the journal stopped; 0 = it did not."""
+        return 0
+
+    @property
+    def full(self) -> bool:
+        """True while what is due has to wait for the disk."""
+        return False
+
+    def turn(self) -> None:
+        """Ends a turn of the loop: what was staged in it may go to disk."""
+
+    def heard(self) -> None:
+        """A descriptor was readable."""
+
+    def beat(self) -> None:
+        """Once a second: snapshots, and files that may go."""
+
+    def commit(self) -> None:
+        """Brings all to disk; nothing may be staged any more."""
+
+    def close(self) -> None:
+        """Lets go of the files, after a last snapshot if all is in order."""
+
+
+class Journal(Memory):
+    """Takes what the arena stages to disk. One thread, besides the committer's own."""
+
+    def __init__(self, arena: Arena, name: str, directory: Path, config: Config, end: Walk) -> None:
+        """`name`: under which others find the arena; `end`: where its journal goes on."""
+        self._arena = arena
+        self._stage = arena.stage
+        self._name = name
+        self._directory = directory
+        self._snapshot_segments = config.snapshot_segments
+        self._keep = Keep(config.retain_age_ns, config.retain_bytes)
+        own_snapshot(directory, arena)
+        self._committer = Committer(arena, directory, config.segment_bytes, end)
+        self._open = True
+        self._child: subprocess.Popen[bytes] | None = None
+        self._kicked = self._segment = self._beats = 0
+        self._told = False
+
+    @property
+    def fds(self) -> list[int]:
+        """The committer's."""
+        return [self._committer.fd]
+
+    @property
+    def committed_lsn(self) -> int:
+        """As the committer last wrote it."""
+        return int(self._stage.committed_lsn)
+
+    @property
+    def errno(self) -> int:
+        """Of the committer's call that failed."""
+        return int(self._stage.error) if has_stopped(self._stage) else 0
+
+    @property
+    def full(self) -> bool:
+        """True while the stage has no room."""
+        return self._arena.stage_full
+
+    def turn(self) -> None:
+        """Wakes the committer if something was staged."""
+        staged = int(self._stage.tail)
+        if staged != self._kicked:
+            self._kicked = staged
+            self._committer.kick()
+
+    def heard(self) -> None:
+        """Clears the descriptor."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._committer.fd)
+
+    def beat(self) -> None:
+        """Looks after files when there are new ones, and once a minute."""
+        self._beats += 1
+        if self.errno and not self._told:
+            self._told = True
+            tell(f"the journal stopped: {JournalUnwritable(str(self._directory), self.errno)}")
+        if self._child is not None:
+            self._child = self._child if self._child.poll() is None else None
+            return
+        if self._segment != int(self._stage.segment) or self._beats % BEATS_PER_LOOK == 0:
+            self._segment = int(self._stage.segment)
+            self._look()
+
+    def _look(self) -> None:
+        try:
+            snapshot = self._snapshot_is_due()
+            if snapshot or is_untidy(self._directory, self._keep):
+                self._child = start(self._name, self._directory, self._keep, snapshot=snapshot)
+        except (OSError, BadPath) as error:
+            tell(f"the journal's files: {error}")
+
+    def _snapshot_is_due(self) -> bool:
+        filled = sum(file.lsn > self._snapshot_lsn() for file in segments(self._directory))
+        return filled >= self._snapshot_segments and not self.errno
+
+    def _snapshot_lsn(self) -> int:
+        newest = snapshots(self._directory)[-1:]
+        return newest[0].lsn if newest else 0
+
+    def commit(self) -> None:
+        """Ends the committer once all is on disk."""
+        if self._child is not None:
+            self._child.kill()
+            self._child.wait()
+            self._child = None
+        if self._open:
+            self._open = False
+            self._committer.close()
+
+    def close(self) -> None:
+        """Takes a snapshot, unless the loop ended by an error or the disk is at fault."""
+        clean = not self._open  # after an error of the loop its arena is left as it is
+        self.commit()
+        try:
+            if clean and not self.errno and self._changed():
+                save_snapshot(self._arena, self._directory)
+                tidy_and_tell(self._directory, self._keep)
+        except (OSError, JournalError, BadPath) as error:
+            tell(f"the journal's files: {error}")
+
+    def _changed(self) -> bool:
+        return int(self._stage.next_lsn) != self._snapshot_lsn()

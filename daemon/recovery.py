@@ -1,0 +1,148 @@
+"""An arena from files: a snapshot, and what the journal says happened after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from purgatoryd.daemon.clock import boot_ns
+from purgatoryd.daemon.snapshot import tell
+from purgatoryd.shm_layout._core import ffi, lib
+from purgatoryd.shm_layout.arena import Arena, broken
+from purgatoryd.shm_layout.errors import ArenaBroken, JournalDamaged, JournalError
+from purgatoryd.shm_layout.journal import File, Walk, segments, snapshots, uuid_of
+
+Make = Callable[[Mapping[str, Any]], Arena]
+"""Makes a fresh arena that has room for one of these sizes (fields of struct pg_config)."""
+Clock = Callable[[Walk], tuple[int, int, int]]
+"""From where a walk ended: now and the shift of all times (arena's clock), and the wall offset."""
+
+_OF_BLOBS = ("payload_bytes", "watches")
+
+
+def recover(directory: Path, make: Make, clock: Clock, *, force: bool) -> Arena:
+    """The arena that a journal describes, from its newest snapshot that can be read.
+
+    With `force`, what comes before a damage counts. Raises JournalDamaged, JournalMismatch
+    with the first reason, and ArenaTooLarge.
+    """
+    found = snapshots(directory)
+    if not found:
+        raise JournalDamaged(str(directory), "no snapshot is left", 0, 0, 0, 0)
+    uuid = uuid_of(found[-1].path)
+    *older, newest = [file for file in found if force or uuid_of(file.path) == uuid]
+    try:
+        return _restore(newest.path, _behind(directory, newest), make, clock, force=force)
+    except JournalError as error:
+        if not older:
+            raise
+        first = error
+    tell(f"{first}; the older snapshot is taken")
+    try:
+        return _restore(older[-1].path, _behind(directory, older[-1]), make, clock, force=force)
+    except JournalError:
+        raise first from None
+
+
+def import_file(path: Path, make: Make, clock: Clock) -> Arena:
+    """The arena that an export file describes. Raises as recover does."""
+    return _restore(path, [], make, clock, force=False)
+
+
+def _behind(directory: Path, snapshot: File) -> list[Path]:
+    """The segments with the records that come after a snapshot.
+
+    Raises JournalDamaged if they are another arena's: its own snapshot must have been there.
+    """
+    uuid = uuid_of(snapshot.path)
+    found = segments(directory)
+    newer = [file for file in found if file.lsn > snapshot.lsn]
+    own = [file for file in found if uuid_of(file.path) == uuid]
+    for file in newer:
+        if file not in own:
+            what = "goes on under another uuid, whose snapshot is gone"
+            raise JournalDamaged(str(file.path), what, 0, file.bytes, file.lsn, 0)
+    before = [file for file in own if file.lsn <= snapshot.lsn]
+    return [file.path for file in (*before[-1:], *newer)]
+
+
+class _NoRoom(Exception):
+    """The parts of a snapshot are of several moments, and together more than was ever there."""
+
+
+def _restore(
+    snapshot: Path, behind: Sequence[Path], make: Make, clock: Clock, *, force: bool
+) -> Arena:
+    """The arena of a snapshot and of the segments behind it, rebuilt."""
+    try:
+        return _Restore(snapshot, make, force, 1).run(behind, clock)
+    except _NoRoom:
+        return _Restore(snapshot, make, force, 2).run(behind, clock)
+
+
+class _Restore:
+    """One attempt, in a fresh arena with so many times the room."""
+
+    def __init__(self, snapshot: Path, make: Make, force: bool, times: int) -> None:
+        self._snapshot = snapshot
+        self._force = force
+        self._redo = ffi.new("struct pg_redo *")
+        sizes = _sizes(snapshot)
+        self._arena = make(sizes | {name: sizes[name] * times for name in _OF_BLOBS})
+
+    def run(self, behind: Sequence[Path], clock: Clock) -> Arena:
+        """The arena, rebuilt. After an error nothing is mapped any more."""
+        try:
+            walk = self._read([self._snapshot])
+            if behind:
+                walk = self._read_segments(behind)
+            self._refuse_part()
+            now_ns, shift_ns, wall_offset_ns = clock(walk)
+            self._arena.redo_end(self._redo, now_ns, boot_ns(), shift_ns, wall_offset_ns)
+            return self._arena
+        except BaseException:
+            self._arena.close()
+            raise
+
+    def _read_segments(self, paths: Sequence[Path]) -> Walk:
+        walk = Walk()
+        try:
+            return self._read(paths, walk)
+        except JournalError as error:
+            if not self._force:
+                raise
+            tell(f"{error}; going on with the records up to {walk.lsn}")
+            return walk
+
+    def _read(self, paths: Sequence[Path], walk: Walk | None = None) -> Walk:
+        walk = walk or Walk()
+        for path in paths:
+            walk.enter(path)
+            try:
+                self._arena.redo_file(self._redo, walk.struct)
+            except ArenaBroken as error:
+                if error.what.startswith("no room"):
+                    raise _NoRoom from error
+                what = f"a record that cannot be redone: {error}"
+                raise JournalDamaged(str(path), what, 0, 0, error.where, walk.lsn) from error
+            walk.check()
+        return walk
+
+    def _refuse_part(self) -> None:
+        redo = self._redo
+        if redo.next_lsn == 0 or redo.next_lsn <= redo.end_lsn:
+            what = "the records written beside this snapshot are missing"
+            raise JournalDamaged(str(self._snapshot), what, 0, 0, redo.next_lsn, redo.end_lsn)
+
+
+def _sizes(snapshot: Path) -> dict[str, Any]:
+    """What a snapshot's first record says of its arena, as fields of struct pg_config."""
+    config, fault, walk = ffi.new("struct pg_config *"), ffi.new("struct pg_fault *"), Walk()
+    walk.enter(snapshot)
+    for frames, size in walk.groups():
+        if not lib.pg_redo_config(frames, size, config, fault):
+            raise broken(fault)
+        fields = ffi.typeof(config).item.fields
+        return {n: int(getattr(config, n)) for n, f in fields if f.type.kind == "primitive"}
+    raise JournalDamaged(str(snapshot), "holds nothing", 0, 0, 0, 0)

@@ -1,0 +1,110 @@
+"""Snapshots of an arena: the file, and the process of its own that writes it beside the daemon.
+
+That process also removes what nobody needs, so that the daemon's loop never waits for a file.
+The arena changes meanwhile: the snapshot counts once the journal has all that happened until
+its end on disk, and only then it takes its name.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from purgatoryd.daemon.files import write_durably
+from purgatoryd.daemon.retention import Keep, tidy
+from purgatoryd.shm_layout.arena import Handle, Reader
+from purgatoryd.shm_layout.errors import JournalUnwritable, PurgatorydError
+from purgatoryd.shm_layout.journal import SNAPSHOT, file_name, has_stopped, write_snapshot
+from purgatoryd.shm_layout.segment import Segment
+
+POLL_S = 0.005
+NICENESS = 10
+TEMPORARY = "snapshot.new"
+
+
+def save_snapshot(
+    handle: Handle, directory: Path, wait: Callable[[int], None] | None = None
+) -> None:
+    """Writes a snapshot into a journal's folder. Raises JournalUnwritable.
+
+    `wait` returns once a record is on disk; None = nobody changes the arena meanwhile.
+    """
+
+    def write(file: BinaryIO) -> str:
+        written = write_snapshot(handle, file, quiet=wait is None)
+        if wait is not None:
+            wait(written.end_lsn)
+        return file_name(written.start_lsn, SNAPSHOT)
+
+    try:
+        write_durably(directory / TEMPORARY, write)
+    except OSError as error:
+        raise JournalUnwritable(str(directory / TEMPORARY), error.errno or 0) from error
+
+
+def save_export(handle: Handle, path: Path) -> None:
+    """Writes a snapshot as a file of that name. Raises JournalUnwritable."""
+
+    def write(file: BinaryIO) -> str:
+        write_snapshot(handle, file, quiet=True)
+        return path.name
+
+    try:
+        write_durably(path.with_name(f"{path.name}.new"), write)
+    except OSError as error:
+        raise JournalUnwritable(str(path), error.errno or 0) from error
+
+
+def tidy_and_tell(directory: Path, keep: Keep) -> None:
+    """Removes what nobody needs, and says which marks were dropped."""
+    for mark in tidy(directory, keep):
+        tell(f"the mark {mark.name!r} held back more than {mark.cap_bytes} bytes: dropped")
+
+
+def tell(what: str) -> None:
+    """A line for whoever looks after the daemon."""
+    print(f"purgatoryd: {what}", file=sys.stderr, flush=True)
+
+
+def start(arena: str, directory: Path, keep: Keep, *, snapshot: bool) -> subprocess.Popen[bytes]:
+    """The process beside the daemon: a snapshot if wanted, then what nobody needs goes."""
+    arguments = [arena, directory, os.getpid(), keep.age_ns, keep.bytes, int(snapshot)]
+    return subprocess.Popen(
+        [sys.executable, "-m", "purgatoryd.daemon.snapshot", *map(str, arguments)],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def _beside(arena: str, directory: Path, daemon: int) -> None:
+    reader = Reader(Segment.open(arena, read_only=True))
+
+    def wait(lsn: int) -> None:
+        """As long as the daemon lives and its journal goes on."""
+        while int(reader.stage.committed_lsn) < lsn:
+            if has_stopped(reader.stage) or os.getppid() != daemon:
+                raise JournalUnwritable(str(directory), int(reader.stage.error))
+            time.sleep(POLL_S)
+
+    save_snapshot(reader, directory, wait)
+
+
+def _main(arena: str, folder: str, daemon: str, age_ns: str, keep: str, snapshot: str) -> int:
+    os.nice(NICENESS)
+    directory = Path(folder)
+    try:
+        if int(snapshot):
+            _beside(arena, directory, int(daemon))
+        tidy_and_tell(directory, Keep(int(age_ns), int(keep)))
+    except (OSError, PurgatorydError) as error:
+        tell(f"the journal's files: {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(*sys.argv[1:]))

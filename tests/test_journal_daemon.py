@@ -1,0 +1,792 @@
+"""The journal with real daemons: what a reboot leaves, what a full disk does, what is refused.
+
+A reboot is a daemon killed and its segments in /dev/shm removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from conftest import StartDaemon
+from machine import needs
+from real_daemon import (
+    PATIENCE_S,
+    Daemon,
+    boot_ns,
+    eventually,
+    refused,
+    remove_segments,
+    stats,
+)
+
+from purgatoryd.clients import (
+    AllOf,
+    AsyncClient,
+    CancelResult,
+    Client,
+    DaemonError,
+    JournalStopped,
+    NoJournal,
+    NotDurable,
+    Notice,
+    Purgatory,
+    PurgatorydError,
+    SessionExpired,
+    SnapshotRequired,
+    Subscriber,
+    TimerInfo,
+)
+from purgatoryd.shm_layout.arena import Reader
+from purgatoryd.shm_layout.journal import (
+    Frame,
+    Walk,
+    contents,
+    segments,
+    snapshots,
+    uuid_of,
+)
+from purgatoryd.shm_layout.layout import NOTICE_LATE
+
+HOUR_S = 3600.0
+SMALL = ("--segment-bytes", "256K", "--stage-bytes", "4M")
+
+
+@pytest.fixture
+def journal(daemon_dir: Path) -> Path:
+    return daemon_dir / "journal"
+
+
+def journalled(journal: Path, *args: str) -> tuple[str, ...]:
+    return ("--journal", str(journal), *SMALL, *args)
+
+
+def reboot(daemon: Daemon) -> None:
+    """What a power cut leaves of a daemon: its files."""
+    daemon.kill()
+    remove_segments(daemon.paths)
+
+
+def durable(namespace: str = "shop") -> Client:
+    return Client("demo", namespace=namespace, timeout=PATIENCE_S, durable=True)
+
+
+def listen(namespace: str = "shop") -> Subscriber:
+    return Subscriber("demo", namespace=namespace, timeout=PATIENCE_S)
+
+
+def collect(subscriber: Subscriber, tickets: set[int]) -> dict[int, Notice]:
+    """Notices until each of these tickets has come; others are left out."""
+    found: dict[int, Notice] = {}
+    while missing := tickets - found.keys():
+        with contextlib.suppress(SnapshotRequired):  # the stream is another one now
+            notice = subscriber.get(PATIENCE_S)
+            assert notice is not None, f"{len(missing)} of {len(tickets)} did not come"
+            if notice.ticket in tickets:
+                found[notice.ticket] = notice
+    return found
+
+
+def records(daemon: Daemon, journal: Path) -> list[Frame]:
+    """All that is on disk in segments, of arenas one behind the other."""
+    found, walk = [], Walk()
+    for file in segments(journal / daemon.name):
+        if uuid_of(file.path) != walk.uuid:
+            walk = Walk()
+        walk.enter(file.path)
+        found += list(walk.frames())
+        walk.check()
+    return found
+
+
+def command(daemon: Daemon, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "purgatoryd.cli", *args], env=daemon.env, text=True,
+        capture_output=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+
+
+# ---- durable ---------------------------------------------------------------------------------
+
+
+def test_without_a_journal_a_durable_call_is_refused(daemon: StartDaemon) -> None:
+    real = daemon()
+    with durable() as client, pytest.raises(NoJournal, match="--journal"):
+        client.add("a", delay=HOUR_S)
+    assert stats(real)["adds"] == 0
+
+
+def test_what_was_answered_is_on_disk(daemon: StartDaemon, journal: Path) -> None:
+    real = daemon("demo", *journalled(journal))
+    with durable() as client:
+        for i in range(20):
+            timer = client.add(f"k{i}", delay=HOUR_S, payload=b"p" * i)
+            newest = records(real, journal)[-1]
+            assert (newest.kind, newest.fields["ticket"]) == ("arm", timer.ticket)
+            assert contents(newest) == (None, f"k{i}", b"p" * i)
+        assert client.cancel("k3") is CancelResult.CANCELLED
+        assert records(real, journal)[-1].kind == "end"
+
+
+def test_a_durable_namespace_needs_no_flag_of_its_clients(
+    daemon: StartDaemon, journal: Path
+) -> None:
+    real = daemon("demo", *journalled(journal, "--durable-namespace", "shop"))
+    with Client("demo", namespace="shop") as client:
+        for i in range(20):
+            timer = client.add(f"k{i}", delay=HOUR_S)
+            assert records(real, journal)[-1].fields["ticket"] == timer.ticket
+
+
+def test_every_kind_of_client_can_be_durable(daemon: StartDaemon, journal: Path) -> None:
+    real = daemon("demo", *journalled(journal))
+
+    async def add() -> None:
+        async with AsyncClient("demo", durable=True) as client:
+            ticket = (await client.add("async", delay=HOUR_S)).ticket
+            assert records(real, journal)[-1].fields["ticket"] == ticket
+
+    asyncio.run(add())
+    with Purgatory("demo", durable=True) as purgatory:
+        operation = purgatory.watch("op", AllOf({"level": 5}), timeout=HOUR_S)
+        assert records(real, journal)[-1].fields["ticket"] == operation.ticket
+        purgatory.advance("level", 4)
+        assert records(real, journal)[-1].fields["level"] == 4
+
+
+# ---- a reboot --------------------------------------------------------------------------------
+
+
+def test_a_reboot_loses_nothing_that_was_answered(daemon: StartDaemon, journal: Path) -> None:
+    real = daemon("demo", *journalled(journal))
+    begun_ns = boot_ns()
+    with listen() as subscriber, durable() as client:
+        fired = [client.add(f"fired{i}", delay=0, topic="done") for i in range(50)]
+        collect(subscriber, {timer.ticket for timer in fired})
+        down = {client.add(f"down{i}", delay=4, topic="t").ticket for i in range(200)}
+        later = {client.add(f"later{i}", delay=8, topic="t").ticket for i in range(200)}
+        wall_at = datetime.now(UTC) + timedelta(seconds=8)
+        wall = {client.add(f"wall{i}", deadline=wall_at, topic="t").ticket for i in range(50)}
+        rows = [(f"far{i}", HOUR_S, "t", b"x" * i) for i in range(500)]
+        far = dict(zip((row[0] for row in rows), client.add_many(rows).tickets, strict=True))
+        gone = [f"far{i}" for i in range(0, 500, 5)]
+        assert set(client.cancel_many(gone)) == {CancelResult.CANCELLED}
+        reboot(real)
+        while boot_ns() < begun_ns + 5 * 10**9:
+            time.sleep(0.1)
+        real.start()
+        came = collect(subscriber, down | later | wall)
+    assert all(came[ticket].flags & NOTICE_LATE for ticket in down)
+    assert all(n.fired_boot_ns >= n.deadline_boot_ns for n in came.values())
+    assert all(came[ticket].fired_at >= wall_at for ticket in wall)
+    with durable() as client:
+        for key, ticket in far.items():
+            timer = client.get(key)
+            if key in gone:
+                assert timer is None
+            else:
+                assert timer is not None
+                assert (timer.ticket, timer.payload) == (ticket, b"x" * int(key[3:]))
+        assert client.add("new", delay=HOUR_S).ticket > max(far.values())
+        assert client.get("fired0") is None
+    reader = Reader.attach(real.paths)
+    reader.check()
+    reader.close()
+
+
+def test_a_subscriber_learns_that_the_stream_is_another_one(
+    daemon: StartDaemon, journal: Path
+) -> None:
+    real = daemon("demo", *journalled(journal))
+    with listen() as subscriber, durable() as client:
+        client.add("a", delay=0, topic="t")
+        first = subscriber.get(PATIENCE_S)
+        assert first is not None
+        client.add("b", delay=1, topic="t")
+        stream_id = Reader.attach(real.paths).stream_id
+        reboot(real)
+        real.start()
+        assert Reader.attach(real.paths).stream_id != stream_id
+        with pytest.raises(SnapshotRequired) as caught:
+            subscriber.get(PATIENCE_S)
+        assert (caught.value.first_lost, caught.value.last_lost) == (first.seq + 1, 0)
+        second = subscriber.get(PATIENCE_S)
+        assert second is not None
+        assert (second.key, second.seq) == ("b", first.seq + 1)
+
+
+def test_levels_operations_and_their_notices_are_kept(daemon: StartDaemon, journal: Path) -> None:
+    real = daemon("demo", *journalled(journal))
+    with Purgatory("demo", namespace="shop", durable=True, timeout=PATIENCE_S) as owner:
+        owner.advance("replica-1", 7)
+        owner.fail("broken", 42)
+        ended = owner.watch("ended", AllOf({"replica-1": 5}), timeout=HOUR_S, topic="t")
+        assert ended.result(PATIENCE_S).cause == "satisfied"
+        waiting = owner.watch("waiting", AllOf({"replica-1": 8, "replica-2": 1}), timeout=HOUR_S,
+                              topic="t", payload=b"mine")  # fmt: skip
+        failing = owner.watch("later", AllOf({"other": 1}), timeout=HOUR_S, topic="t")
+        reboot(real)
+        real.start()
+        with pytest.raises(SessionExpired):
+            waiting.result(PATIENCE_S)
+    with listen() as subscriber, Purgatory("demo", namespace="shop", timeout=PATIENCE_S) as other:
+        assert other.advance("replica-1", 8) == 0
+        assert other.advance("replica-2", 1) == 1
+        assert other.fail("other", 9) == 1
+        came = collect(subscriber, {waiting.ticket, failing.ticket})
+        assert came[waiting.ticket].payload == b"mine"
+        assert came[waiting.ticket].cause.name == "SATISFIED"
+        verdict = came[failing.ticket].verdict
+        assert verdict is not None
+        assert (verdict.error, verdict.missing) == (9, (0,))
+        again = other.watch("again", AllOf({"broken": 1}), timeout=HOUR_S)
+        assert again.result(PATIENCE_S).error == 42
+
+
+def test_notices_that_nobody_was_told_come_after_a_reboot(
+    daemon: StartDaemon, journal: Path
+) -> None:
+    """Clean or not: what fired and was handed over is not published again after a clean stop."""
+    real = daemon("demo", *journalled(journal))
+    with listen() as subscriber, durable() as client:
+        tickets = {client.add(f"k{i}", delay=0, topic="t").ticket for i in range(100)}
+        collect(subscriber, tickets)
+    real.stop()
+    published = stats(real)["published"]
+    remove_segments(real.paths)
+    real.start()
+    assert stats(real)["published"] == published
+    assert stats(real)["outbox_tail"] == published
+
+
+def test_another_boot_has_another_clock(daemon: StartDaemon, journal: Path) -> None:
+    needs("timens", "the daemon's second life is in a time namespace")
+    needs("mountns")
+    real = daemon("demo", *journalled(journal))
+    with durable() as client:
+        at = datetime.now(UTC) + timedelta(seconds=HOUR_S)
+        client.add("delay", delay=HOUR_S)
+        client.add("wall", deadline=at)
+        early = client.add("early", delay=0.5, topic="t")
+    reboot(real)
+    other_id = real.dir / "boot_id"
+    other_id.write_text("01234567-89ab-cdef-0123-456789abcdef\n")
+    script = real.dir / "other-boot"
+    mount = f"mount --bind {other_id} /proc/sys/kernel/random/boot_id"
+    inner = f'{mount} && exec {sys.executable} "$@"'
+    script.write_text(
+        f"#!/bin/sh\nexec unshare -m -T --boottime 1000000 sh -c '{inner}' - \"$@\"\n"
+    )
+    script.chmod(0o755)
+    real.python = str(script)
+    real.start()
+    with Client("demo", namespace="shop", timeout=PATIENCE_S) as client:
+        delayed, walled = client.get("delay"), client.get("wall")
+        assert delayed is not None
+        assert walled is not None
+        moved_ns = delayed.deadline_boot_ns - boot_ns() - 1_000_000 * 10**9
+        assert abs(moved_ns - HOUR_S * 10**9) < PATIENCE_S * 10**9
+        assert walled.deadline_at is not None
+        assert abs(walled.deadline_at - at) < timedelta(milliseconds=1)
+    eventually(lambda: stats(real)["expiries"] == 1)
+    reader = Reader.attach(real.paths)
+    _, (body,) = reader.replay("shop", "t", 1, 1)
+    reader.close()
+    assert early.ticket.to_bytes(8, "little") in body
+
+
+# ---- a ledger under kill -9 ------------------------------------------------------------------
+
+
+class Ledger:
+    """What a client was told for certain, and what it does not know."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.armed: dict[str, int] = {}
+        self.cancelled: set[int] = set()
+        self.in_doubt: set[str] = set()
+
+    def work(self, client: Client, rounds: int) -> None:
+        for _ in range(rounds):
+            if self.armed and self.rng.random() < 0.3:
+                self._cancel(client, self.rng.choice(list(self.armed)))
+            else:
+                self._add(client, f"k{self.rng.randrange(10**9)}")
+
+    def _add(self, client: Client, key: str) -> None:
+        self.in_doubt.add(key)
+        timer = client.add(key, delay=HOUR_S, topic="t", payload=os.urandom(20))
+        self.in_doubt.discard(key)
+        self.armed[key] = timer.ticket
+
+    def _cancel(self, client: Client, key: str) -> None:
+        ticket = self.armed.pop(key)
+        self.in_doubt.add(key)
+        if client.cancel(key) is CancelResult.CANCELLED:
+            self.cancelled.add(ticket)
+            self.in_doubt.discard(key)
+
+    def compare(self, client: Client) -> None:
+        for key, ticket in self.armed.items():
+            timer = client.get(key)
+            assert timer is not None, f"{key} was acknowledged and is lost"
+            assert timer.ticket == ticket
+        for key in self.in_doubt:
+            timer = client.get(key)
+            assert timer is None or timer.ticket not in self.cancelled
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_answered_is_lost_by_kills_at_any_time(
+    daemon: StartDaemon, journal: Path, seed: int
+) -> None:
+    real = daemon("demo", *journalled(journal, "--snapshot-segments", "1"))
+    ledger, rng = Ledger(seed), random.Random(seed)
+    for _ in range(4):
+        killer = subprocess.Popen(
+            ["sh", "-c", f"sleep {rng.uniform(0.1, 0.8):.3f}; kill -9 {real.pid}"]
+        )
+        with contextlib.suppress(DaemonError), contextlib.ExitStack() as stack:
+            client = Client("demo", namespace="shop", timeout=2.0, durable=True)
+            stack.callback(client._core.close)  # it cannot say goodbye to a dead daemon
+            ledger.work(client, 10**6)
+        assert killer.wait(PATIENCE_S) == 0
+        real.kill()
+        if rng.random() < 0.5:
+            remove_segments(real.paths)
+        real.start()
+        with durable() as client:
+            ledger.compare(client)
+        reader = Reader.attach(real.paths)
+        reader.check()
+        reader.close()
+    assert len(ledger.armed) > 20
+
+
+# ---- sizes, and journals that come later -----------------------------------------------------
+
+
+def test_other_sizes_begin_the_journal_anew(daemon: StartDaemon, journal: Path) -> None:
+    real = daemon("demo", *journalled(journal))
+    with durable() as client:
+        tickets = {f"k{i}": client.add(f"k{i}", delay=HOUR_S).ticket for i in range(100)}
+        for i in range(0, 100, 2):
+            client.cancel(f"k{i}")
+    first = uuid_of(snapshots(journal / "demo")[-1].path)
+    real.restart(*journalled(journal, "--capacity", "200", "--topics", "10"))
+    (kept,) = snapshots(journal / "demo")
+    assert uuid_of(kept.path) != first
+    with durable() as client:
+        client.add("behind", delay=HOUR_S)
+    reboot(real)
+    real.start()
+    assert stats(real)["capacity"] == 200
+    with durable() as client:
+        for i in range(100):
+            timer = client.get(f"k{i}")
+            assert (timer and timer.ticket) == (tickets[f"k{i}"] if i % 2 else None)
+        assert client.get("behind") is not None
+
+
+@pytest.mark.parametrize("capacity", ["500", "300000"])
+def test_a_recovery_with_other_sizes(daemon: StartDaemon, journal: Path, capacity: str) -> None:
+    real = daemon("demo", *journalled(journal, "--capacity", "2000"))
+    with durable() as client:
+        tickets = [client.add(f"k{i}", delay=HOUR_S).ticket for i in range(300)]
+    reboot(real)
+    real.start(*journalled(journal, "--capacity", capacity))
+    assert stats(real)["capacity"] == int(capacity)
+    with durable() as client:
+        assert [timer.ticket for i in range(300) if (timer := client.get(f"k{i}"))] == tickets
+
+
+def test_a_journal_for_an_arena_that_had_none(daemon: StartDaemon, journal: Path) -> None:
+    real = daemon()
+    with Client("demo", namespace="shop") as client:
+        ticket = client.add("a", delay=HOUR_S).ticket
+    real.restart(*journalled(journal))
+    with durable() as client:
+        client.add("b", delay=HOUR_S)
+    reboot(real)
+    real.start()
+    with durable() as client:
+        timer = client.get("a")
+        assert timer is not None
+        assert timer.ticket == ticket
+        assert client.get("b") is not None
+
+
+def test_an_arena_with_a_journal_is_not_started_without(daemon: StartDaemon, journal: Path) -> None:
+    real = daemon("demo", *journalled(journal))
+    real.stop()
+    said = refused(lambda: real.start("--capacity", "131072"))
+    assert "has a journal: start it with --journal" in said
+    real.start(*journalled(journal))
+
+
+def test_a_lost_journal_is_begun_anew_from_the_arena(daemon: StartDaemon, journal: Path) -> None:
+    real = daemon("demo", *journalled(journal))
+    with durable() as client:
+        client.add("a", delay=HOUR_S)
+    real.kill()
+    shutil.rmtree(journal)
+    real.start()
+    with durable() as client:
+        client.add("b", delay=HOUR_S)
+    reboot(real)
+    real.start()
+    with durable() as client:
+        assert client.get("a") is not None
+        assert client.get("b") is not None
+
+
+# ---- what is refused -------------------------------------------------------------------------
+
+
+def test_two_daemons_do_not_share_a_journal(
+    daemon: StartDaemon, journal: Path, tmp_path: Path
+) -> None:
+    real = daemon("demo", *journalled(journal))
+    second = refused(lambda: Daemon("demo", tmp_path, journalled(journal)))
+    assert f"process {real.pid} writes this journal" in second
+    remove_segments(real.paths)
+
+
+def test_the_journal_of_another_arena_is_refused(daemon: StartDaemon, journal: Path) -> None:
+    one = daemon("one", *journalled(journal))
+    two = daemon("two", *journalled(journal))
+    one.stop()
+    two.stop()
+    (journal / "one").rename(journal / "other")
+    (journal / "two").rename(journal / "one")
+    assert "uuid is" in refused(one.start)
+    (journal / "one").rename(journal / "two")
+    (journal / "other").rename(journal / "one")
+    one.start()
+    two.start()
+
+
+def test_a_folder_that_cannot_be_made_is_refused(daemon: StartDaemon, daemon_dir: Path) -> None:
+    (daemon_dir / "open" / "demo").mkdir(parents=True)
+    (daemon_dir / "open" / "demo").chmod(0o770)
+    said = refused(lambda: daemon("demo", *journalled(daemon_dir / "open")))
+    assert "has mode 0770: others may write it" in said
+    (daemon_dir / "file").write_text("")
+    said = refused(lambda: daemon("demo", *journalled(daemon_dir / "file")))
+    assert "cannot be used" in said
+
+
+# ---- damage ----------------------------------------------------------------------------------
+
+
+def flip(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes((byte[0] ^ 0xFF,)))
+
+
+def fill(client: Client, segments_full: int, journal: Path) -> list[TimerInfo]:
+    """Adds until so many segments were begun."""
+    timers: list[TimerInfo] = []
+    while len(segments(journal)) <= segments_full:
+        timers.append(client.add(f"k{len(timers)}", delay=HOUR_S, payload=b"x" * 4000))
+    return timers
+
+
+def test_a_damaged_snapshot_makes_place_for_the_older(daemon: StartDaemon, journal: Path) -> None:
+    real = daemon("demo", *journalled(journal, "--snapshot-segments", "1"))
+    with durable() as client:
+        timers = fill(client, 3, journal / "demo")
+        eventually(lambda: len(snapshots(journal / "demo")) == 2)
+    reboot(real)
+    newest = snapshots(journal / "demo")[-1]
+    flip(newest.path, newest.bytes // 2)
+    real.start()
+    assert "the older snapshot is taken" in real.stderr
+    with durable() as client:
+        assert all(client.get(timer.key) is not None for timer in timers)
+
+
+def test_damage_is_refused_with_its_place_and_can_be_forced(
+    daemon: StartDaemon, journal: Path
+) -> None:
+    real = daemon("demo", *journalled(journal, "--snapshot-segments", "1000"))
+    with durable() as client:
+        timers = fill(client, 2, journal / "demo")
+    reboot(real)
+    first = segments(journal / "demo")[0]
+    flip(first.path, first.bytes // 2)
+    said = refused(real.start)
+    assert str(first.path) in said
+    assert "--force-journal" in said
+    verified = command(real, "journal", "verify", "--name", "demo", "--journal", str(journal))
+    assert verified.returncode == 5
+    real.start(*journalled(journal, "--snapshot-segments", "1000", "--force-journal"))
+    with durable() as client:
+        there = [client.get(timer.key) is not None for timer in timers]
+        assert 0 < sum(there) < len(timers)
+        assert there == sorted(there, reverse=True), "what is left is no prefix"
+        client.add("goes on", delay=HOUR_S)
+    reboot(real)
+    real.start(*journalled(journal))
+    with durable() as client:
+        assert client.get("goes on") is not None
+        assert [client.get(timer.key) is not None for timer in timers] == there
+
+
+def test_a_cut_end_is_no_damage(daemon: StartDaemon, journal: Path) -> None:
+    real = daemon("demo", *journalled(journal))
+    with durable() as client:
+        tickets = [client.add(f"k{i}", delay=HOUR_S).ticket for i in range(50)]
+    reboot(real)
+    (segment,) = segments(journal / "demo")
+    walk = Walk()
+    walk.enter(segment.path)
+    ends = [int(walk.struct.at) for _ in walk.groups()]
+    with segment.path.open("r+b") as file:
+        file.seek(ends[-1] - 8)
+        file.write(bytes(8))
+    real.start()
+    with durable() as client:
+        there = [timer.ticket for i in range(50) if (timer := client.get(f"k{i}"))]
+        assert there == tickets[: len(there)]
+        assert len(there) >= 50 - 1024
+        client.add("new", delay=HOUR_S)
+
+
+# ---- retention -------------------------------------------------------------------------------
+
+
+def told(real: Daemon, *args: str) -> list[dict[str, object]]:
+    """What a journal command prints as JSON."""
+    done = command(real, "journal", *args, "--name", real.name, "--json")
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def replace_until(fact: Callable[[], bool]) -> None:
+    """Fills segments with one timer, again and again."""
+    with durable() as client:
+
+        def turn() -> bool:
+            for _ in range(4):
+                client.add("k", delay=HOUR_S, payload=b"x" * 60_000, mode="replace")
+            return fact()
+
+        eventually(turn)
+
+
+def test_old_files_go_and_marks_hold_them(daemon: StartDaemon, journal: Path) -> None:
+    at, folder = ("--journal", str(journal)), journal / "demo"
+    real = daemon("demo", *journalled(journal, "--snapshot-segments", "1"))
+    told(real, "mark", "audit", "1", *at)
+    told(real, "mark", "slow", "1", "--cap", "1M", *at)
+    replace_until(lambda: "slow" in real.stderr and len(snapshots(folder)) == 2)
+    assert segments(folder)[0].lsn == 1, "the mark holds the first segment"
+    marks = [(mark["mark"], mark["dropped"]) for mark in told(real, "marks", *at)]
+    assert sorted(marks) == [("audit", False), ("slow", True)]
+    told(real, "unmark", "audit", *at)
+    assert command(real, "journal", "unmark", "audit", "--name", "demo", *at).returncode == 1
+    replace_until(lambda: segments(folder)[0].lsn > 1)
+    late = command(real, "journal", "mark", "late", "1", "--name", "demo", *at)
+    assert late.returncode == 2
+    assert "the oldest record" in late.stderr
+    assert told(real, "marks", *at) == [
+        {"mark": "slow", "lsn": 1, "cap_bytes": 2**20, "dropped": True}
+    ]
+    eventually(lambda: len(snapshots(folder)) == 2)
+    reboot(real)
+    real.start()
+    with durable() as client:
+        assert client.get("k") is not None
+
+
+# ---- a full disk -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    needs("root", "a small tmpfs is mounted")
+    path = tmp_path / "disk"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4M", "tmpfs", str(path)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        needs("mountns", "a tmpfs could not be mounted")
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def add_until_refused(client: Client) -> tuple[list[TimerInfo], PurgatorydError]:
+    """The timers that were acknowledged, and why the next one was not."""
+    timers: list[TimerInfo] = []
+    try:
+        while len(timers) < 1000:
+            timers.append(client.add(f"k{len(timers)}", delay=HOUR_S, payload=b"x" * 60_000))
+    except PurgatorydError as error:
+        return timers, error
+    raise AssertionError("nothing was refused")
+
+
+def test_a_full_disk_stops_adds_and_not_the_daemon(daemon: StartDaemon, small_disk: Path) -> None:
+    real = daemon("demo", *journalled(small_disk, "--snapshot-segments", "1000"))
+    with listen() as subscriber, durable() as client:
+        soon = client.add("soon", delay=6, topic="t")
+        acknowledged, error = add_until_refused(client)
+        assert isinstance(error, NotDurable | JournalStopped)
+        assert len(acknowledged) > 10
+        with pytest.raises(JournalStopped):
+            client.add("refused", delay=HOUR_S)
+        (health,) = (json.loads(command(real, "stats", "--name", "demo", "--json").stdout),)
+        assert (health["journal"], health["journal_error"]) == ("stopped", os.strerror(28))
+        assert client.get("k0") is not None
+        collect(subscriber, {soon.ticket})
+    eventually(lambda: "No space left on device" in real.stderr)
+    reboot(real)
+    (small_disk / "demo" / "spare.new").unlink(missing_ok=True)
+    subprocess.run(["mount", "-o", "remount,size=32M", str(small_disk)], check=True)
+    real.start()
+    with durable() as client:
+        assert all(client.get(timer.key) is not None for timer in acknowledged)
+        client.add("again", delay=HOUR_S)
+    real.stop()  # before its disk goes
+
+
+def test_a_restart_brings_to_disk_what_the_full_one_kept_out(
+    daemon: StartDaemon, small_disk: Path
+) -> None:
+    real = daemon("demo", *journalled(small_disk, "--snapshot-segments", "1000"))
+    with Client("demo", namespace="shop", timeout=PATIENCE_S) as client:
+        applied, error = add_until_refused(client)
+    assert isinstance(error, JournalStopped)
+    real.kill()
+    assert "No space left on device" in refused(real.start)
+    subprocess.run(["mount", "-o", "remount,size=32M", str(small_disk)], check=True)
+    real.start()
+    reboot(real)
+    real.start()
+    with durable() as client:
+        assert all(client.get(timer.key) is not None for timer in applied)
+    real.stop()
+
+
+def test_what_is_due_waits_for_the_disk_and_the_loop_sleeps(
+    daemon: StartDaemon, small_disk: Path
+) -> None:
+    subprocess.run(["mount", "-o", "remount,size=16M", str(small_disk)], check=True)
+    real = daemon("demo", *journalled(small_disk, "--snapshot-segments", "1000"))
+    with Client("demo", namespace="shop", timeout=PATIENCE_S) as client:
+        for first in range(0, 60_000, 1000):  # their notices are more than the stage holds
+            client.add_many([(f"due{i}", 15, "t") for i in range(first, first + 1000)])
+        with contextlib.suppress(OSError), (small_disk / "filler").open("wb") as filler:
+            while True:
+                filler.write(bytes(4096))
+        add_until_refused(client)
+        eventually(lambda: stats(real)["live"] < 60_000)
+        eventually(lambda: stats(real)["staged_bytes"] > 0.9 * stats(real)["stage_bytes"])
+        turns, beats = stats(real)["loop_turns"], 3
+        for _ in range(beats):
+            beat_ns = stats(real)["heartbeat_boot_ns"]
+            eventually(lambda at=beat_ns: stats(real)["heartbeat_boot_ns"] > at)  # type: ignore[misc]
+        assert stats(real)["loop_turns"] - turns < 100 * beats, "the loop does not sleep"
+        assert stats(real)["live"] > 0
+    real.kill()
+    (small_disk / "filler").unlink()
+    real.start()
+    eventually(lambda: stats(real)["outbox_tail"] == 60_000)
+    real.stop()
+
+
+# ---- export and import -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("with_journal", [False, True])
+def test_an_export_begins_another_daemon(
+    daemon: StartDaemon, journal: Path, with_journal: bool
+) -> None:
+    real = daemon("demo", *(journalled(journal) if with_journal else ()))
+    with Purgatory("demo", namespace="shop", timeout=PATIENCE_S) as owner:
+        timers = {f"k{i}": owner.add(f"k{i}", delay=HOUR_S, topic=f"t{i % 7}", payload=b"x" * i)
+                  for i in range(300)}  # fmt: skip
+        owner.advance("replica", 3)
+        operation = owner.watch("op", AllOf({"replica": 4}), timeout=HOUR_S, topic="t0")
+    file = real.dir / "demo.export"
+    stopped = command(real, "stop", "--name", "demo", "--export", str(file))
+    assert stopped.returncode == 0, stopped.stderr
+    assert real.process.wait(PATIENCE_S) == 0
+    other = daemon(
+        "other", "--import", str(file), "--capacity", "1000", "--topics", "50",
+        *(journalled(journal) if with_journal else ()),
+    )  # fmt: skip
+    with Purgatory("other", namespace="shop", timeout=PATIENCE_S) as client:
+        for key, timer in timers.items():
+            found = client.get(key)
+            assert found is not None
+            assert (found.ticket, found.payload, found.topic, found.deadline_boot_ns) == (
+                timer.ticket, timer.payload, timer.topic, timer.deadline_boot_ns
+            )  # fmt: skip
+        with Subscriber("other", namespace="shop") as subscriber:
+            assert client.advance("replica", 4) == 1
+            assert collect(subscriber, {operation.ticket})
+    reader = Reader.attach(other.paths)
+    reader.check()
+    reader.close()
+    other.stop()
+    assert "an import needs an empty arena" in refused(lambda: other.start("--import", str(file)))
+
+
+def test_what_is_no_export_is_refused(daemon: StartDaemon, daemon_dir: Path) -> None:
+    real = daemon("demo")
+    with Client("demo") as client:
+        client.add("a", delay=HOUR_S)
+    file = daemon_dir / "demo.export"
+    assert command(real, "stop", "--name", "demo", "--export", str(file)).returncode == 0
+    assert real.process.wait(PATIENCE_S) == 0
+    content = file.read_bytes()
+    for bad in (b"", b"nothing", content[:4200], content[:-8], content[:-40] + bytes(40)):
+        file.write_bytes(bad)
+        refused(lambda: daemon("other", "--import", str(file)))
+    for at in range(4096, len(content), 97):
+        file.write_bytes(content)
+        flip(file, at)
+        if at % 5 == 0:
+            refused(lambda: daemon("other", "--import", str(file)))
+    file.write_bytes(content)
+    daemon("other", "--import", str(file), "--capacity", "100")
+
+
+# ---- the command line ------------------------------------------------------------------------
+
+
+def test_the_files_are_listed_printed_and_verified(daemon: StartDaemon, journal: Path) -> None:
+    real = daemon("demo", *journalled(journal))
+    with durable() as client:
+        ticket = client.add("order:42", delay=HOUR_S, topic="orders", payload=b"\xff").ticket
+        client.cancel("order:42")
+    at = ("--journal", str(journal))
+    assert [row["kind"] for row in told(real, "ls", *at)] == ["snapshot", "segment"]
+    (arm,) = told(real, "cat", "--kind", "arm", *at)
+    assert (arm["key"], arm["payload_base64"], arm["ticket"]) == ("order:42", "/w==", ticket)
+    (end,) = told(real, "cat", "--from", str(arm["lsn"]), "--kind", "end", *at)
+    assert end["ticket"] == ticket
+    assert {row["end"] for row in told(real, "verify", *at)} == {"sealed", "end"}
+    snapshot = str(snapshots(journal / "demo")[-1].path)
+    assert told(real, "cat", snapshot, *at)[0]["kind"] == "head"
+    assert "order:42" in command(real, "journal", "cat", "--name", "demo", *at).stdout
+    assert ".snapshot" in command(real, "journal", "ls", "--name", "demo", *at).stdout
+    nowhere = command(real, "journal", "ls", "--name", "nobody", *at)
+    assert nowhere.returncode == 7
+    assert "is no journal" in nowhere.stderr
