@@ -208,11 +208,12 @@ static bool spare_extend(struct pg_committer *c, uint64_t upto)
     return true;
 }
 
-/* Two bytes of the next segment for each byte of this one: ready when this one is half full.
- * That it fails stops nothing yet: until the segment is needed there may be room again. */
+/* The next segment is a slice ahead of the open one: ready when it is needed, and never much
+ * work at once. That it fails stops nothing yet: until then there may be room again. */
 static void spare_keep_up(struct pg_committer *c)
 {
-    uint64_t upto = 2 * c->at < c->segment_bytes ? 2 * c->at : c->segment_bytes;
+    uint64_t ahead = c->at + SLICE;
+    uint64_t upto = ahead < c->segment_bytes ? ahead : c->segment_bytes;
 
     if (c->spare_given_up || (upto < c->segment_bytes && upto < c->spare_zeros + SLICE))
         return;
