@@ -33,6 +33,11 @@ from purgatoryd.shm_layout.wire import Key, decode_key
 SEGMENT = ".journal"
 SNAPSHOT = ".snapshot"
 _NAME = re.compile(r"([0-9a-f]{16})(\.journal|\.snapshot)")
+_CALLS = {
+    "open", "fallocate", "pwrite", "fdatasync", "rename", "fsync of the directory",
+    "pthread_create",
+}  # fmt: skip
+"""What the committer names when a call failed; `found` is its errno then."""
 _GROUP_MAX: int = lib.PG_GROUP_MAX
 _GROUP_HEAD: int = lib.PG_GROUP_HEAD
 _HEAD: int = lib.PG_SEGMENT_HEAD
@@ -154,8 +159,6 @@ class Walk:
         stage, self = arena.stage, cls()
         staged = int(stage.tail) != int(stage.committed)
         self.struct.lsn = stage.committed_lsn if staged else stage.next_lsn - 1
-        self.struct.header.uuid = bytes(arena.header.uuid)
-        self.struct.state = lib.PG_WALK_SEALED
         return self
 
     @property
@@ -314,7 +317,7 @@ class Committer:
             self._c, arena.struct, name, segment_bytes, end.struct, ffi.NULL, fault
         )
         if not opened or not lib.pg_committer_start(self._c, fault):
-            raise _unwritable(directory, fault, arena.stage.error)
+            raise _unopened(directory, fault)
 
     @property
     def fd(self) -> int:
@@ -331,10 +334,10 @@ class Committer:
         lib.pg_committer_close(self._c)
 
 
-def _unwritable(directory: Path, fault: Any, errno: int) -> JournalError:
+def _unopened(directory: Path, fault: Any) -> JournalError:
     what = text(fault.what)
-    if errno:
-        return JournalUnwritable(str(directory), errno)
+    if what in _CALLS:
+        return JournalUnwritable(str(directory), int(fault.found))
     return JournalMismatch(str(directory), what, fault.expected, fault.found)
 
 
