@@ -115,8 +115,11 @@ def _allow_connections() -> None:
 
 def _precise_sleep() -> None:
     """The kernel may end a sleep up to the slack late, 50 us by default."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/timerslack_ns").write_text("1")
+    with (
+        contextlib.suppress(OSError),
+        open("/proc/self/timerslack_ns", "wb", buffering=0) as slack_ns,
+    ):
+        slack_ns.write(b"1")
 
 
 @contextlib.contextmanager

@@ -672,11 +672,8 @@ def retire(name: str) -> None:
 
 def boot_id() -> bytes:
     """Identity of this boot of the host, 16 bytes."""
-    fd = os.open("/proc/sys/kernel/random/boot_id", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return bytes.fromhex(os.read(fd, 64).decode().strip().replace("-", ""))
-    finally:
-        os.close(fd)
+    with open("/proc/sys/kernel/random/boot_id", "rb", buffering=0) as file:
+        return bytes.fromhex(file.read().decode().strip().replace("-", ""))
 
 
 def page_size() -> int:
