@@ -55,9 +55,9 @@ class Journal:
         return lib.pg_stage_of(self.core.a)
 
     def take(self, out_bytes: int = FRAME_MAX, commit: bool = True) -> bytes:
-        """All that is staged now."""
+        """All that is staged now; nothing when there is no stage."""
         taken = b""
-        while True:
+        while self.stage:
             used = lib.pg_stage_copy(
                 self.core.a, self.position, self._out, out_bytes, self._upto, self._lsn
             )
@@ -66,7 +66,7 @@ class Journal:
             taken += bytes(ffi.buffer(self._out, used))
             self.position = self._upto[0]
         self.data += taken
-        if commit:
+        if taken and commit:
             self.stage.committed = self.position
             self.stage.committed_lsn = self._lsn[0]
         return taken
@@ -92,11 +92,12 @@ class Snapshot:
         return bool(self.cursor.done)
 
     def step(self, out_bytes: int) -> None:
-        """As many frames as fit, one at least."""
+        """As many frames as fit; if none does, the next one alone."""
         out = ffi.new("uint64_t[]", FRAME_MAX // 8)
         used = lib.pg_snapshot(self._reader, self.cursor, out, out_bytes)
-        if used == 0 and not self.done:
-            used = lib.pg_snapshot(self._reader, self.cursor, out, FRAME_MAX)
+        while used == 0 and not self.done:
+            out_bytes += 64
+            used = lib.pg_snapshot(self._reader, self.cursor, out, out_bytes)
         self.data += bytes(ffi.buffer(out, used))
 
     def finish(self) -> Snapshot:

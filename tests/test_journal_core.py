@@ -8,7 +8,8 @@ from typing import Any
 
 import purgatory_driver as pd
 import pytest
-from journal_driver import Journal, Redo, Snapshot, truth, twin
+from core_driver import Fault
+from journal_driver import Journal, Redo, Snapshot, frames_of, truth, twin
 from purgatory_driver import ALL, ANY, CLIENT, SUM, Command, Key, Owner, Purgatory
 
 from purgatoryd.shm_layout import wire
@@ -199,3 +200,130 @@ def test_a_snapshot_taken_while_work_goes_on(seed: int) -> None:
     for _ in range(work.rng.randint(0, 100)):
         work.step()
     the_same(work, snapshot.data, work.rng, twice=True)
+
+
+# ---- what a redo needs, and what it refuses ----------------------------------------------------
+
+
+def begun(seed: int = 7, steps: int = 120, **config: Any) -> Work:
+    work = Work(seed, **config)
+    for _ in range(steps):
+        work.step()
+    return work
+
+
+def test_an_arena_without_a_journal_is_whole_in_a_quiet_snapshot() -> None:
+    work = Work(5, stage_bytes=0)
+    for _ in range(200):
+        work.step()
+    the_same(work, Snapshot(work.core, quiet=True).finish().data, work.rng)
+
+
+def test_a_quiet_snapshot_needs_no_journal() -> None:
+    work = begun()
+    work.journal.data = b""
+    the_same(work, Snapshot(work.core, quiet=True).finish().data, work.rng)
+
+
+@pytest.mark.parametrize("sizes", [(0, lib.PG_STAGE_MIN), (lib.PG_STAGE_MIN, 2 * lib.PG_STAGE_MIN),
+                                   (lib.PG_STAGE_MIN, 0)])  # fmt: skip
+def test_migration_between_arenas_with_and_without_a_stage(sizes: tuple[int, int]) -> None:
+    work = Work(6, stage_bytes=sizes[0])
+    for _ in range(150):
+        work.step()
+    to = work.core.migrated(stage_bytes=sizes[1])
+    to.check()
+    assert len(dict(truth(to)["slots"])) == len(dict(truth(work.core)["slots"]))
+    if all(sizes):
+        taken = lib.pg_stage_of(work.core.a).next_lsn
+        assert lib.pg_stage_of(to.a).next_lsn >= taken
+    elif sizes[1]:
+        journal, fresh = Journal(to), Snapshot(to, quiet=True).finish().data
+        to.put("later", 10**9)
+        assert len(list(frames_of(journal.take()))) > 0
+        redo = Redo(fresh)
+        redo.frames(fresh)
+        redo.frames(journal.data)
+        found = redo.end(work.now_ns, wall_offset_ns=to.header.wall_offset_ns)
+        assert truth(found) == truth(twin(to, work.now_ns))
+
+
+def test_deadlines_move_with_the_boot_clock_and_wall_deadlines_do_not() -> None:
+    core = Purgatory(**CONFIG)
+    soon = core.put("soon", 1000 * MS, TimeKind.BOOT)
+    core.put("later", 9000 * MS, TimeKind.BOOT)
+    core.put("wall", 9000 * MS, TimeKind.WALL)
+    core.advance(500 * MS)
+    snapshot = Snapshot(core, quiet=True).finish().data
+    redo = Redo(snapshot)
+    redo.frames(snapshot)
+    # The new boot's clock is 4 s behind the old one, and 6 s went by: wall time is at 6.5 s.
+    found = redo.end(2500 * MS, shift_ns=-4000 * MS, wall_offset_ns=4000 * MS)
+    assert found.get("later").deadline_ns == 5000 * MS
+    assert found.get("wall").deadline_ns == 5000 * MS
+    assert found.get("soon").deadline_ns == 0
+    assert found.put("new", 10**10).ticket > soon.ticket + 1000  # none that may have been lost
+    found.advance(2500 * MS)
+    (late,) = found.entries()
+    assert (late.key, late.ticket) == (b"soon", soon.ticket)
+    raw = found.rows(lib.PG_R_OUTBOX, "pg_entry")[0]
+    assert raw.meta >> 4 & lib.PG_E_LATE
+    found.advance(4999 * MS)
+    assert len(list(found.entries())) == 1
+    found.advance(5001 * MS)
+    assert {e.key for e in found.entries()} == {b"soon", b"later", b"wall"}
+    found.check()
+
+
+def test_a_snapshot_of_two_moments_may_need_a_larger_arena_for_a_moment() -> None:
+    core = Purgatory(**{**CONFIG, "payload_bytes": 100_000})
+    journal = Journal(core)
+    core.put("first", 10**9, payload=bytes(60_000))
+    core.put("second", 10**9)
+    snapshot = Snapshot(core)
+    while b"first" not in snapshot.data:
+        snapshot.step(100)
+    core.cancel("first")
+    core.put("third", 10**9)
+    core.put("fourth", 10**9, payload=bytes(60_000))
+    snapshot.finish()
+    journal.take()
+    with pytest.raises(Fault, match="no room for a blob"):
+        Redo(snapshot.data).frames(snapshot.data + journal.data)
+    redo = Redo(snapshot.data, payload_bytes=200_000)
+    redo.frames(snapshot.data)
+    redo.frames(journal.data)
+    small = redo.end(0).migrated(payload_bytes=100_000)
+    small.check()
+    assert {info.key for info in small.scan()} == {"second", "third", "fourth"}
+
+
+def all_of_it(snapshot: bytes, *pieces: bytes) -> Purgatory:
+    redo = Redo(snapshot)
+    for piece in pieces:
+        redo.frames(piece)
+    return redo.end(10**12)
+
+
+def test_what_is_not_whole_is_refused() -> None:
+    work = begun()
+    frames = list(frames_of(work.journal.data))
+    snapshot = Snapshot(work.core).finish()
+    for _ in range(20):
+        work.step()
+    later = [f for f in frames_of(work.journal.data) if f.lsn > frames[-1].lsn]
+    assert len(later) > 3
+    pieces = {
+        "ends before the snapshot": b"",
+        "a hole in the journal": b"".join(f.data for f in frames[-1:] + later[1:]),
+        "no frame": frames[-1].data[:-8],
+        "wrong kind of file": next(frames_of(snapshot.data)).data,
+    }
+    for what, piece in pieces.items():
+        with pytest.raises(Fault, match=what):
+            all_of_it(snapshot.data, snapshot.data, piece)
+    without_last = b"".join(f.data for f in list(frames_of(snapshot.data))[:-1])
+    with pytest.raises(Fault, match="without its last frame"):
+        all_of_it(snapshot.data, without_last)
+    with pytest.raises(Fault, match="a hole in a snapshot"):
+        all_of_it(snapshot.data, without_last[len(next(frames_of(without_last)).data) :])
