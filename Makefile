@@ -52,10 +52,19 @@ test-c: $(SAN_TESTS) $(SAN_FUZZ) ## C tests alone, with the corpus of every fuzz
 	@for t in $(SAN_FUZZ); do echo "$$t"; $$t tests/fuzz/corpus/$$(basename $$t)/* || exit 1; done
 
 # What is found stays in build/fuzz/corpus; a case that failed, in build/fuzz.
-fuzz: $(LIBFUZZER) ## look for inputs that break the C core: SECONDS=60 for each target, with clang
-	@for t in $^; do found=build/fuzz/corpus/$$(basename $$t); mkdir -p $$found; echo "$$t"; \
-		$$t -max_total_time=$(SECONDS) -timeout=20 -max_len=1024 -print_final_stats=1 -verbosity=0 \
-		-artifact_prefix=build/fuzz/ $$found tests/fuzz/corpus/$$(basename $$t) || exit 1; done
+fuzz: $(LIBFUZZER:%=%.run) build/fuzz/decoders.run ## look for inputs that break us: SECONDS=60 for each target, with clang
+
+fuzzing = -max_total_time=$(SECONDS) -timeout=20 -max_len=1024 -print_final_stats=1 -verbosity=0 \
+	-artifact_prefix=build/fuzz/ build/fuzz/corpus/$(1) tests/fuzz/corpus/$(1)
+
+.PHONY: $(LIBFUZZER:%=%.run) build/fuzz/decoders.run
+$(LIBFUZZER:%=%.run): build/fuzz/%.run: build/fuzz/%
+	@mkdir -p build/fuzz/corpus/$*
+	$< $(call fuzzing,$*)
+
+build/fuzz/decoders.run: build $(VENV)/fuzz.stamp
+	@mkdir -p build/fuzz/corpus/decoders
+	$(BIN)/python tests/fuzz/guided.py $(call fuzzing,decoders)
 
 test-python: build build/crash/crash ## Python tests alone; ARGS="..." goes to pytest
 	$(BIN)/python -m pytest $(ARGS)
@@ -116,6 +125,10 @@ $(VENV)/tools.stamp: $(VENV)/bin/python
 $(VENV)/install.stamp: pyproject.toml setup.py $(VENV)/tools.stamp
 	$(STRICT_BUILD) PYTHONWARNINGS=ignore flock build/lock \
 		$(BIN)/pip install --quiet --no-build-isolation --editable ".[demo]" --group dev
+	@touch $@
+
+$(VENV)/fuzz.stamp: $(VENV)/install.stamp
+	$(BIN)/pip install --quiet --group fuzz
 	@touch $@
 
 build/core.stamp: $(CORE_C) $(CORE_H) shm_layout/build_core.py $(VENV)/install.stamp

@@ -155,7 +155,8 @@ class Stream:
             self._todo.appendleft(Gap(position, behind))
             return True
         self._todo.popleft()
-        self._deliver(position, head, arrival.body, arrival.received_ns)
+        if head.records:
+            self._deliver(position, head, arrival.body, arrival.received_ns)
         return True
 
     def _fill(self, gap: Gap) -> bool:

@@ -522,7 +522,13 @@ static void slot_drop_fired(struct pg_arena *a, uint32_t slot)
     a->slots.hot[slot].ctl = ctl_of(ticket, is_operation(a, slot) ? PG_S_OUTCOME : PG_S_FREE);
 }
 
-/* The slot whose entry is already committed counts as ended. */
+static bool blob_inside(const struct pg_arena *a, const struct pg_cold *c)
+{
+    return (uint64_t)c->blob + slot_granules(c) <= a->blobs.granules;
+}
+
+/* The slot whose entry is already committed counts as ended. One that is not sound stays as it
+ * is, and is refused when the blobs are marked. */
 static void slots_drop_fired(struct pg_arena *a)
 {
     const uint64_t tail = a->header->outbox_tail;
@@ -530,7 +536,9 @@ static void slots_drop_fired(struct pg_arena *a)
         return;
     const uint64_t ticket = outbox_at(a, tail - 1)->ticket >> 8;
     for (uint32_t i = 0; i < a->slots.capacity; i++)
-        if (a->slots.hot[i].ctl == ctl_of(ticket, PG_S_ARMED))
+        if (a->slots.hot[i].ctl == ctl_of(ticket, PG_S_ARMED) &&
+            slot_sound(a, &a->slots.hot[i], &a->slots.cold[i]) &&
+            blob_inside(a, &a->slots.cold[i]))
             slot_drop_fired(a, i);
 }
 
@@ -626,7 +634,7 @@ static bool live_slot_sound(const struct pg_arena *a, uint32_t i, struct pg_faul
                          a->header->next_ticket, ctl_ticket(ctl));
     if (!slot_sound(a, &h, &c))
         return fault_set(fault, "slots", "an armed slot names what is not there", i, 0, h.topic);
-    if ((uint64_t)c.blob + slot_granules(&c) > a->blobs.granules)
+    if (!blob_inside(a, &c))
         return fault_set(fault, "slots", "a blob outside its region", i, a->blobs.granules,
                          c.blob);
     return true;

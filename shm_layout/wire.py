@@ -414,7 +414,9 @@ def decode_ended(extra: bytes) -> dict[int, list[Key]]:
 def _ended_keys(data: bytes) -> Iterator[Key]:
     at = 0
     while at < len(data):
+        _need("an ended key", data, at, 2)
         kind, size = data[at], data[at + 1]
+        _need("an ended key", data, at + 2, size)
         yield decode_key(kind, data[at + 2 : at + 2 + size])
         at += 2 + size
 

@@ -1,0 +1,124 @@
+"""Fuzz target for what clients and the command decode: replies, notices, key files, settings.
+
+The first byte of an input says which decoder gets the rest, behind a sound head where there is
+one. Whatever it is, it is decoded, or refused with an error of ours.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from click.testing import CliRunner
+
+from purgatoryd.cli.app import app
+from purgatoryd.cli.exits import Exit
+from purgatoryd.clients.session import Batch, Query, Session
+from purgatoryd.clients.stream import Stream
+from purgatoryd.clients.times import boot_now_ns
+from purgatoryd.shm_layout import keys, wire
+from purgatoryd.shm_layout.errors import PurgatorydError, SnapshotRequired
+from purgatoryd.shm_layout.layout import NOTICE_MAGIC, WIRE_VERSION, Message
+
+SESSION = 7
+_FOLDER = TemporaryDirectory(prefix="purgatoryd-fuzz-")
+
+
+def _file(data: bytes) -> Path:
+    path = Path(_FOLDER.name) / "input"
+    path.write_bytes(data)
+    path.chmod(0o600)
+    return path
+
+
+def _pieces(data: bytes, head: struct.Struct) -> Iterator[tuple[tuple[int, ...], bytes]]:
+    """(fields of a small head, bytes behind it) as long as there are any; the last field of the
+    head is how many those are."""
+    while len(data) >= head.size:
+        fields = head.unpack_from(data)
+        end = head.size + fields[-1]
+        yield fields, data[head.size : end]
+        data = data[end:]
+
+
+def conversation(data: bytes) -> None:
+    """Replies to a client that has a batch and a question under way."""
+    talk = Session(bytes)
+    talk.on_outcomes = lambda outcomes: None
+    talk.receive(
+        wire.encode_frame(Message.HELLO, SESSION, 1)
+        + struct.pack("<QQ16sQQqqQQIIII32x", SESSION, 1, bytes(16), 1, 1, 0, 0, 0, 1, 0, 4, 9, 9)
+    )
+    talk.submit(Batch(1, 1, 8, bytes(40), lambda outcome: None))
+    talk.ask(Query(b"n", "key", lambda outcome: None))
+    for (kind, sequence, count, error, _), body in _pieces(data, struct.Struct("<BBBBH")):
+        while talk.frame() is not None:
+            talk.sent()
+        talk.receive(wire.encode_frame(kind, SESSION, sequence, count=count, error=error) + body)
+
+
+def notices(data: bytes) -> None:
+    """Messages to a subscriber that has no arena."""
+    stream = Stream("n", None, lambda: None, boot_now_ns)
+    for (first, count, tail, stream_id, _), body in _pieces(data, struct.Struct("<BBBBH")):
+        head = (NOTICE_MAGIC, WIRE_VERSION, 0, stream_id, 1, first, tail, 0, 0, count, 0)
+        stream.take([b"n\0t\0", wire.NOTICES.pack(*head) + body])
+        _take_all(stream)
+
+
+def _take_all(stream: Stream) -> None:
+    while True:
+        with suppress(SnapshotRequired):
+            if stream.pop() is None:
+                return
+
+
+def raw(data: bytes) -> None:
+    """Messages as they are."""
+    Session(bytes).receive(data)
+    half = len(data) // 2
+    Stream("n", None, lambda: None, boot_now_ns).take([data[:half], data[half:]])
+
+
+def counted(decode: Callable[[bytes, int], object]) -> Callable[[bytes], None]:
+    """A decoder that is told how many to expect, by the first byte."""
+
+    def target(data: bytes) -> None:
+        decode(data[1:], data[0] if data else 0)
+
+    return target
+
+
+def settings(data: bytes) -> None:
+    """A TOML file for `purgatoryd run`, which only says what it read."""
+    arguments = ["run", "--print-config", "--config", str(_file(data))]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code != Exit.BUG, result.output
+
+
+TARGETS: tuple[Callable[[bytes], object], ...] = (
+    conversation,
+    notices,
+    raw,
+    counted(wire.decode_infos),
+    counted(wire.decode_outcomes),
+    counted(wire.decode_tails),
+    wire.decode_ended,
+    wire.decode_verdict,
+    wire.decode_welcome,
+    wire.decode_namespace_set,
+    lambda data: keys.read_allowed(_file(data)),
+    lambda data: keys.read_pair(_file(data)),
+    lambda data: keys.place(data.decode(errors="replace")),
+    settings,
+)
+
+
+def run(data: bytes) -> None:
+    """One input. Raises what is no error of ours."""
+    if data:
+        with suppress(PurgatorydError):
+            TARGETS[data[0] % len(TARGETS)](data[1:])

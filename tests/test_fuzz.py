@@ -1,0 +1,22 @@
+"""The corpus of the Python fuzz target; that of the C targets runs with `make test-c`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+FUZZ = Path(__file__).resolve().parent / "fuzz"
+CORPUS = sorted((FUZZ / "corpus" / "decoders").iterdir())
+sys.path.insert(0, str(FUZZ))
+
+import decoders  # noqa: E402  -- a program, in a folder of its own
+
+
+@pytest.mark.parametrize("target", range(len(decoders.TARGETS)))
+def test_every_input_is_decoded_or_refused(target: int) -> None:
+    """Each input goes to each decoder: what breaks one may break another."""
+    assert CORPUS
+    for path in CORPUS:
+        decoders.run(bytes([target]) + path.read_bytes()[1:])
