@@ -1,8 +1,7 @@
 /* committer.c - the journal's way to disk: a thread that never takes Python's lock.
  *
- * What was staged when the last sync returned is the next group. A segment is written once
- * with zeros before it is used, so that a commit changes no metadata; the next one is made
- * ready while the open one fills. The first call that fails stops the committer for good:
+ * What was staged when the last sync returned is the next group. Groups go where zeros were
+ * written before, a little ahead, so that a commit changes no metadata. The first call that fails stops the committer for good:
  * after a failed sync nobody knows what is on disk, and trying again would hide it. All system
  * calls on files go through struct pg_storage. */
 #define _GNU_SOURCE
@@ -19,9 +18,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SLICE 1048576u               /* bytes by which the next segment is made ready */
+#define SLICE 1048576u               /* bytes of zeros that are written at once */
 #define NAME_BYTES 32
-#define SPARE "spare.new"            /* the next segment, until it is begun */
+#define NEW "segment.new"            /* the next segment, until it has its header */
 
 struct pg_committer {
     struct pg_storage storage;
@@ -31,12 +30,11 @@ struct pg_committer {
     uint64_t lsn;                    /* of the newest frame on disk */
     uint64_t group;                  /* number of the newest group on disk */
     uint64_t at;                     /* byte of the open segment at which the next group begins */
+    uint64_t zeros;                  /* byte up to which zeros were written ahead of it */
     uint64_t end;                    /* byte at which the open segment ends */
     uint32_t salt;                   /* of the open segment */
-    int directory, file, spare;      /* descriptors; -1 = none */
+    int directory, file;             /* descriptors; -1 = none. The file: the open segment */
     uint64_t segment_bytes;          /* of the segments to come */
-    uint64_t spare_zeros;            /* bytes of the spare that are written */
-    bool spare_given_up;             /* it failed; tried once more when it is needed */
     enum pg_storage_call call;       /* the last one that failed, and its errno */
     int error;
     int wake, moved;                 /* eventfds: for the thread; for who waits for commits */
@@ -44,7 +42,7 @@ struct pg_committer {
     bool threaded;
     pthread_t thread;
     _Alignas(8) uint8_t buffer[PG_GROUP_MAX];
-    uint8_t zeros[SLICE];
+    uint8_t blank[SLICE];            /* zeros */
 };
 
 uint64_t pg_committer_bytes(void) { return sizeof(struct pg_committer); }
@@ -155,7 +153,7 @@ static bool write_zeros(struct pg_committer *c, int file, uint64_t from, uint64_
 {
     for (uint64_t count; from < upto; from += count) {
         count = upto - from < SLICE ? upto - from : SLICE;
-        if (!write_all(c, file, c->zeros, count, from))
+        if (!write_all(c, file, c->blank, count, from))
             return false;
     }
     return true;
@@ -182,44 +180,18 @@ static void name_of(uint64_t first_lsn, char name[NAME_BYTES])
     snprintf(name, NAME_BYTES, "%016" PRIx64 ".journal", first_lsn);
 }
 
-static bool spare_open(struct pg_committer *c)
+/* Never much work at once: one slice for each slice that was filled. */
+static bool zeros_keep_ahead(struct pg_committer *c)
 {
-    int result;
+    uint64_t from = c->zeros > c->at ? c->zeros : c->at;
+    uint64_t upto = c->at + 2 * SLICE < c->end ? c->at + 2 * SLICE : c->end;
 
-    if (c->spare >= 0)
+    if (from >= c->end || from >= c->at + SLICE)
         return true;
-    c->spare_zeros = 0;
-    if (!open_file(c, &c->spare, c->directory, SPARE, O_RDWR | O_CREAT | O_TRUNC))
+    if (!write_zeros(c, c->file, from, upto) || !sync_file(c, c->file))
         return false;
-    UNINTERRUPTED(result, c->storage.fallocate(c->storage.context, c->spare, c->segment_bytes));
-    return result == 0 || failed(c, PG_CALL_FALLOCATE, errno);
-}
-
-/* Has the spare segment's first `upto` bytes written with zeros, on disk. */
-static bool spare_extend(struct pg_committer *c, uint64_t upto)
-{
-    if (!spare_open(c))
-        return false;
-    if (c->spare_zeros >= upto)
-        return true;
-    if (!write_zeros(c, c->spare, c->spare_zeros, upto) || !sync_file(c, c->spare))
-        return false;
-    c->spare_zeros = upto;
+    c->zeros = upto;
     return true;
-}
-
-/* The next segment is a slice ahead of the open one: ready when it is needed, and never much
- * work at once. That it fails stops nothing yet: until then there may be room again. */
-static void spare_keep_up(struct pg_committer *c)
-{
-    uint64_t ahead = c->at + SLICE;
-    uint64_t upto = ahead < c->segment_bytes ? ahead : c->segment_bytes;
-
-    if (c->spare_given_up || (upto < c->segment_bytes && upto < c->spare_zeros + SLICE))
-        return;
-    c->spare_given_up = !spare_extend(c, upto);
-    if (c->spare_given_up)
-        close_file(c, &c->spare);
 }
 
 /* The arena's clock and the wall clock, as the daemon read them last. */
@@ -247,29 +219,40 @@ static struct pg_segment header_of(const struct pg_committer *c)
     return s;
 }
 
-/* The spare segment gets its header and its name: from then on it is part of the journal. */
-static bool segment_begin(struct pg_committer *c)
+static bool new_file(struct pg_committer *c)
 {
-    struct pg_segment fields = header_of(c);
+    int result;
+
+    if (!open_file(c, &c->file, c->directory, NEW, O_RDWR | O_CREAT | O_TRUNC))
+        return false;
+    UNINTERRUPTED(result, c->storage.fallocate(c->storage.context, c->file, c->segment_bytes));
+    return result == 0 || failed(c, PG_CALL_FALLOCATE, errno);
+}
+
+static bool new_file_joins(struct pg_committer *c, uint64_t first_lsn)
+{
     char name[NAME_BYTES];
     int result;
 
-    name_of(fields.first_lsn, name);
-    pg_segment_begin(c->buffer, &fields);
-    if (!spare_extend(c, c->segment_bytes) ||
-        !write_all(c, c->spare, c->buffer, PG_SEGMENT_HEAD, 0) || !sync_file(c, c->spare))
+    name_of(first_lsn, name);
+    UNINTERRUPTED(result, c->storage.rename(c->storage.context, c->directory, NEW, name));
+    return result == 0 ? sync_directory(c) : failed(c, PG_CALL_RENAME, errno);
+}
+
+/* A file is part of the journal once its header is on disk, and then its name. */
+static bool segment_begin(struct pg_committer *c)
+{
+    struct pg_segment fields = header_of(c);
+
+    if (!new_file(c))
         return false;
-    UNINTERRUPTED(result, c->storage.rename(c->storage.context, c->directory, SPARE, name));
-    if (result != 0)
-        return failed(c, PG_CALL_RENAME, errno);
-    if (!sync_directory(c))
-        return false;
-    c->file = c->spare;
-    c->spare = -1;
-    c->spare_given_up = false;
     c->salt = fields.salt;
-    c->at = PG_SEGMENT_HEAD;
+    c->at = c->zeros = PG_SEGMENT_HEAD;
     c->end = c->segment_bytes;
+    pg_segment_begin(c->buffer, &fields);
+    if (!write_all(c, c->file, c->buffer, PG_SEGMENT_HEAD, 0) || !zeros_keep_ahead(c) ||
+        !new_file_joins(c, fields.first_lsn))
+        return false;
     c->stage->segment = fields.first_lsn;
     return true;
 }
@@ -376,8 +359,7 @@ static bool commit(struct pg_committer *c)
         (bytes > 0 && !group_write(c, bytes)))
         return false;
     committed(c, upto, bytes > 0 ? lsn : c->lsn);
-    spare_keep_up(c);
-    return true;
+    return zeros_keep_ahead(c);
 }
 
 static void stop_for_good(struct pg_committer *c)
@@ -437,7 +419,7 @@ static bool segment_resume(struct pg_committer *c, const struct pg_walk *end)
     uint64_t torn_end = end->at + PG_GROUP_MAX < h->bytes ? end->at + PG_GROUP_MAX : h->bytes;
     char name[NAME_BYTES];
 
-    c->at = end->at;
+    c->at = c->zeros = end->at;
     c->end = h->bytes;
     c->salt = h->salt;
     c->stage->segment = h->first_lsn;
@@ -494,7 +476,7 @@ int pg_committer_open(struct pg_committer *c, struct pg_arena *a, const char *di
 {
     memset(c, 0, sizeof *c);
     *why = (struct pg_fault){0};
-    c->directory = c->file = c->spare = c->wake = c->moved = -1;
+    c->directory = c->file = c->wake = c->moved = -1;
     c->storage = storage ? *storage : system_storage;
     c->arena = a;
     c->stage = a->stage;
@@ -515,7 +497,6 @@ int pg_committer_open(struct pg_committer *c, struct pg_arena *a, const char *di
 void pg_committer_close(struct pg_committer *c)
 {
     close_file(c, &c->file);
-    close_file(c, &c->spare);
     close_file(c, &c->directory);
     if (c->wake >= 0)
         close(c->wake);

@@ -656,7 +656,7 @@ def test_a_full_disk_stops_adds_and_not_the_daemon(daemon: StartDaemon, small_di
         collect(subscriber, {soon.ticket})
     eventually(lambda: "No space left on device" in real.stderr)
     reboot(real)
-    (small_disk / "demo" / "spare.new").unlink(missing_ok=True)
+    (small_disk / "demo" / "segment.new").unlink(missing_ok=True)
     subprocess.run(["mount", "-o", "remount,size=32M", str(small_disk)], check=True)
     real.start()
     with durable() as client:
