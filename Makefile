@@ -32,7 +32,7 @@ LIBFUZZER := $(FUZZ_C:tests/fuzz/%.c=build/fuzz/%)
 LINT      := $(patsubst %.c,build/lint/%.o,$(CORE_C) $(TESTS_C) $(GUEST_C) $(FUZZ_C) $(CRASH_C) $(BENCH_C))
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test test-c test-python crash-test fuzz lint bench-core bench-purgatory bench-watchers bench-hostile docs clean
+.PHONY: help build run test test-c test-python crash-test fuzz lint bench-core bench-purgatory bench-watchers bench-hostile bench-journal docs clean
 .DELETE_ON_ERROR:
 # Kept between runs, so that only what changed is compiled again.
 .SECONDARY:
@@ -94,6 +94,9 @@ bench-purgatory: build ## measure the purgatory; writes benchmarks/results/purga
 
 bench-hostile: build ## measure what others notice of an attack; writes benchmarks/results/hostile.json
 	$(BIN)/python benchmarks/bench_hostile.py $(ARGS)
+
+bench-journal: build ## measure the journal, and recovery from it; writes benchmarks/results/journal.json
+	$(BIN)/python benchmarks/bench_journal.py $(ARGS)
 
 bench-watchers: build ## measure one key with many watchers; writes benchmarks/results/watchers.json
 	$(BIN)/python benchmarks/bench_watchers.py $(ARGS)

@@ -40,3 +40,15 @@ def test_the_benchmark_of_attacks_runs_and_writes_nothing() -> None:
     assert run.returncode == 0, run.stderr
     assert set(json.loads(run.stdout)) == {"flood"}
     assert results.stat().st_mtime_ns == before
+
+
+def test_the_benchmark_of_the_journal_runs_and_writes_nothing(tmp_path: Path) -> None:
+    results = ROOT / "benchmarks" / "results" / "journal.json"
+    before = results.exists() and results.stat().st_mtime_ns
+    command = [sys.executable, str(ROOT / "benchmarks" / "bench_journal.py"), "--dry"]
+    small = ["--adds", "2000", "--repeats", "1", "--pending", "2000", "--recoveries", "1"]
+    where = ["--sessions", "2", "--directory", str(tmp_path)]
+    run = subprocess.run([*command, *small, *where], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert set(json.loads(run.stdout)) == {"ratios", "targets"}
+    assert (results.exists() and results.stat().st_mtime_ns) == before
