@@ -76,7 +76,7 @@ crash-test: build build/crash/crash build/sanitize/tests/test_committer ## the l
 	build/crash/crash $(ROUNDS) 1 30 > build/crash/crash.json
 	mv build/crash/crash.json benchmarks/results/crash.json
 	build/sanitize/tests/test_committer $(CUTS)
-	PURGATORYD_JOURNAL_ROUNDS=50 PURGATORYD_POWER_CUTS=20 $(BIN)/python -m pytest -q -s --timeout=0 \
+	JOURNAL_ROUNDS=50 POWER_CUTS=20 $(BIN)/python -m pytest -q -s --timeout=0 \
 		tests/test_journal_files.py tests/test_power_cut.py
 	CRASH_TEST=complete $(BIN)/python -m pytest --timeout=0 tests/test_faults.py $(ARGS)
 

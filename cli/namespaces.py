@@ -51,7 +51,7 @@ def namespace_command() -> None:
 @click.argument("namespace")
 @name_option
 @click.option("--owner", type=Owner(), help="Uid that alone may use it, or anybody.")
-@click.option("--durability", type=click.Choice(DURABILITY), help="What a timer in it survives.")
+@click.option("--durability", type=click.Choice(DURABILITY), help="Of what is answered.")
 @click.option("--quota-timers", type=click.INT, help="Timers armed at once; 0 = no quota.")
 @click.option("--quota-bytes", type=units.Size(), help="Bytes of keys and payloads; 0 = no quota.")
 @click.option("--quota-ops", type=click.INT, help="Adds, watches and advances per second; 0 = any.")

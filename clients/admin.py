@@ -66,8 +66,9 @@ class Admin:
         """Sets what is given and leaves the rest; returns the settings as they are now.
 
         `owner_uid`: who alone may use the namespace, ANYBODY = everybody. `durability`: 0 memory,
-        1 durable. Quotas count armed timers, their bytes, and operations per second; 0 = none.
-        A namespace that is not there is made. Raises InvalidName and InvalidSetting too.
+        1 durable, which needs a journal. Quotas count armed timers, their bytes, and operations
+        per second; 0 = none.
+        A namespace that is not there is made. Raises InvalidName, InvalidSetting and NoJournal too.
         """
         given = {
             "owner_uid": owner_uid, "durability": durability, "quota_timers": quota_timers,

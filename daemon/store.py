@@ -65,7 +65,7 @@ _SIZES = {
 # Sizes that a fresh arena may have larger than the one whose records are redone in it.
 _ROOM = (
     "capacity", "payload_bytes", "outbox_capacity", "outbox_bytes_max", "namespaces", "topics",
-    "watches", "levels",
+    "watches", "levels", "accounts",
 )  # fmt: skip
 NEW = ".new"
 REDONE = ".redone"

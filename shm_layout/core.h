@@ -1,9 +1,10 @@
 /*
  * core.h - what the parts of the C core know of each other.
  *
- * The core is pure: functions over mapped memory.  It allocates nothing, reads no clock,
- * opens nothing; time is an argument.  One file per part of the arena; no part reaches
- * into another's bytes.  Every part brings its own piece of init, rebuild and check.
+ * The core is pure: functions over mapped memory.  But for the committer it allocates
+ * nothing, reads no clock, opens nothing; time is an argument.  One file per part of the
+ * arena; no part reaches into another's bytes.  Every part brings its own piece of init,
+ * rebuild and check.
  *
  *   arena.c       geometry, create, attach, rebuild, check   wheel.c    the timing wheel
  *   slots.c       hot and cold slots, free stack             index.c    key -> id

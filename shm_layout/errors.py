@@ -394,10 +394,10 @@ class MessageRefused(DaemonError):
 
 
 class NoJournal(MessageRefused):
-    """A durable call, and the daemon keeps no journal: nothing was applied."""
+    """Durability was asked for, and the daemon keeps no journal: nothing was applied."""
 
     def __str__(self) -> str:
-        return "durable calls need a daemon with a journal: purgatoryd run --journal DIRECTORY"
+        return "durability needs a daemon with a journal: purgatoryd run --journal DIRECTORY"
 
 
 @dataclass(eq=False)

@@ -956,7 +956,7 @@ enum pg_error {
     PG_ERR_STOPPING = 11,
     PG_ERR_CLOCK = 12,            /* ADVANCE or at_ns without a virtual clock, or backwards */
     PG_ERR_INTERNAL = 13,
-    PG_ERR_NO_JOURNAL = 14,       /* PG_W_DURABLE, and this daemon has no journal */
+    PG_ERR_NO_JOURNAL = 14,       /* durability is asked for, and there is no journal */
     PG_ERR_NAMESPACES_FULL = 15,  /* NAMESPACE. detail: rows */
     PG_ERR_NOT_DURABLE = 16,      /* applied, but the journal stopped before it was on disk;
                                      detail: the newest LSN on disk, errno */

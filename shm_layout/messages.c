@@ -298,6 +298,8 @@ static bool settings_apply(struct pg_arena *a, const uint8_t *body, uint64_t byt
     uint32_t status;
     if (!name_sound(name))
         return refused(why, PG_ERR_MALFORMED, sizeof *s, name.len);
+    if ((s->fields & PG_N_DURABILITY) && s->durability != 0 && a->stage == NULL)
+        return refused(why, PG_ERR_NO_JOURNAL, 0, 0);
     if (stage_refusal(a) != PG_ST_NONE)
         return refused(why, PG_ERR_BUSY, stage_refusal(a), 0);
     const uint32_t row = names_namespace(a, name, &status);

@@ -56,10 +56,6 @@ PROBES: dict[str, tuple[Callable[[], bool], str]] = {
     ),
     "cc": (_on_path("cc"), "a C compiler `cc` is needed"),
     "clang": (_on_path("clang"), "`clang` is needed"),
-    "gdb": (_on_path("gdb"), "`gdb` is needed"),
-    "strace": (_on_path("strace"), "`strace` is needed"),
-    "valgrind": (_on_path("valgrind"), "`valgrind` is needed"),
-    "perf": (_runs("perf", "stat", "-e", "instructions:u", "true"), "`perf stat` must work"),
     "nspawn": (
         lambda: os.geteuid() == 0 and shutil.which("systemd-nspawn") is not None,
         "`systemd-nspawn` and root are needed",

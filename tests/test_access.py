@@ -38,6 +38,7 @@ from purgatoryd.shm_layout.errors import (
     Denied,
     InvalidSetting,
     MessageRefused,
+    NoJournal,
     QuotaExceeded,
 )
 from purgatoryd.shm_layout.layout import Message, WireError
@@ -251,7 +252,10 @@ def test_settings_of_a_namespace_through_the_daemon(daemon: StartDaemon) -> None
                 admin.set_namespace("shop", **bad)
         real.kill()
         real.start()
-        assert admin.set_namespace("shop", durability=1) == settings._replace(durability=1)
+        assert admin.set_namespace("shop", quota_ops=3) == settings._replace(quota_ops=3)
+        with pytest.raises(NoJournal, match="--journal"):
+            admin.set_namespace("shop", durability=1)
+        assert admin.set_namespace("shop", durability=0) == settings._replace(quota_ops=3)
         assert admin.set_namespace("shop", owner_uid=ANYBODY).owner_uid == ANYBODY
 
 

@@ -272,10 +272,10 @@ def test_control_characters_never_reach_the_terminal() -> None:
 def test_namespaces_are_set_and_listed(demo: Daemon) -> None:
     told = answer(
         demo, "namespace", "set", "shop", "--owner", "1001", "--quota-bytes", "4K",
-        "--durability", "durable",
+        "--durability", "memory",
     )  # fmt: skip
     assert told == {
-        "namespace": "shop", "owner_uid": 1001, "durability": "durable", "quota_timers": 0,
+        "namespace": "shop", "owner_uid": 1001, "durability": "memory", "quota_timers": 0,
         "quota_bytes": 4096, "quota_ops": 0,
     }  # fmt: skip
     assert answer(demo, "namespace", "ls") == told | {"timers": 0, "bytes": 0}

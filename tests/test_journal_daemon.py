@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import random
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import pytest
 from conftest import StartDaemon
+from fault_driver import Fault, build_library
 from machine import needs
 from real_daemon import (
     PATIENCE_S,
@@ -32,6 +34,7 @@ from real_daemon import (
 )
 
 from purgatoryd.clients import (
+    Admin,
     AllOf,
     AsyncClient,
     CancelResult,
@@ -43,6 +46,7 @@ from purgatoryd.clients import (
     Notice,
     Purgatory,
     PurgatorydError,
+    QuotaExceeded,
     SessionExpired,
     SnapshotRequired,
     Subscriber,
@@ -147,6 +151,26 @@ def test_a_durable_namespace_needs_no_flag_of_its_clients(
         for i in range(20):
             timer = client.add(f"k{i}", delay=HOUR_S)
             assert records(real, journal)[-1].fields["ticket"] == timer.ticket
+
+
+def test_a_namespace_that_was_set_durable_answers_nothing_that_the_disk_refused(
+    daemon: StartDaemon, journal: Path, tmp_path: Path
+) -> None:
+    needs("cc", "to compile tests/fault/shim.c")
+    shim, broken = build_library("shim", tmp_path), tmp_path / "broken"
+    fault = Fault("fdatasync", "EIO").environment(shim, 1, broken, tmp_path / "log")
+    daemon("demo", *journalled(journal), env=fault)
+    with Admin("demo") as admin:
+        assert admin.set_namespace("shop", durability=1).durability == 1
+    with Client("demo", namespace="shop") as shop, Client("demo", namespace="other") as other:
+        shop.add("before", delay=HOUR_S)
+        broken.touch()
+        with pytest.raises(NotDurable, match=os.strerror(errno.EIO)):
+            shop.add("applied", delay=HOUR_S)
+        for client in (shop, other):
+            with pytest.raises(JournalStopped):
+                client.add("refused", delay=HOUR_S)
+        assert shop.get("before") is not None
 
 
 def test_every_kind_of_client_can_be_durable(daemon: StartDaemon, journal: Path) -> None:
@@ -410,6 +434,23 @@ def test_a_recovery_with_other_sizes(daemon: StartDaemon, journal: Path, capacit
     assert stats(real)["capacity"] == int(capacity)
     with durable() as client:
         assert [timer.ticket for i in range(300) if (timer := client.get(f"k{i}"))] == tickets
+
+
+def test_quotas_count_on_after_a_reboot(daemon: StartDaemon, journal: Path) -> None:
+    real = daemon("demo", *journalled(journal, "--quota-timers", "3"))
+    with durable() as client, Admin("demo") as admin:
+        admin.set_namespace("small", quota_timers=1)
+        for key in ("a", "b"):
+            client.add(key, delay=HOUR_S)
+    reboot(real)
+    real.start()
+    with durable() as client, durable("small") as small:
+        small.add("c", delay=HOUR_S)
+        with pytest.raises(QuotaExceeded, match="3"):
+            client.add("d", delay=HOUR_S)
+        client.cancel("a")
+        with pytest.raises(QuotaExceeded, match="1"):
+            small.add("d", delay=HOUR_S)
 
 
 def test_a_journal_for_an_arena_that_had_none(daemon: StartDaemon, journal: Path) -> None:

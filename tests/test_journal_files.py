@@ -1,7 +1,7 @@
 """Segments that real work left behind: every bit flipped, every cut, and what may follow a cut.
 
 What a walk gives is always a prefix of what was written; what it leaves out was never
-committed, or it says which records are missing. $PURGATORYD_JOURNAL_ROUNDS makes it longer.
+committed, or it says which records are missing. $JOURNAL_ROUNDS makes it longer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from purgatoryd.shm_layout.layout import PutMode
 
 HEAD: int = lib.PG_SEGMENT_HEAD
 HEADER_BYTES = ffi.sizeof("struct pg_segment")
-ROUNDS = int(os.environ.get("PURGATORYD_JOURNAL_ROUNDS", "1"))
+ROUNDS = int(os.environ.get("JOURNAL_ROUNDS", "1"))
 
 
 def core_with_stage(**config: object) -> Core:

@@ -3,7 +3,7 @@
 The machine's only process is guest/power_cut.c: at each boot it reads the journal, checks it,
 and appends until it is killed with SIGKILL, at a random moment. What the guest's kernel had not
 written is lost with it, and of what it wrote since its last flush the disk keeps random sectors.
-A file that is written without sync shows whether anything was lost. $PURGATORYD_POWER_CUTS: how
+A file that is written without sync shows whether anything was lost. $POWER_CUTS: how
 many times.
 """
 
@@ -25,7 +25,7 @@ import pytest
 from machine import needs
 
 ROOT = Path(__file__).resolve().parent.parent
-CUTS = int(os.environ.get("PURGATORYD_POWER_CUTS", "2"))
+CUTS = int(os.environ.get("POWER_CUTS", "2"))
 DISK_BYTES = 1 << 28
 MODULES = ("virtio_pci", "virtio_blk")
 SECTOR = 512

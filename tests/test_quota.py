@@ -75,14 +75,14 @@ def core() -> Iterator[Purgatory]:
 def test_settings_are_set_one_by_one(core: Purgatory) -> None:
     assert core.set_namespace(b"n") == wire.NamespaceSettings()
     core.set_namespace(b"n", owner_uid=ALICE, quota_timers=3)
-    core.set_namespace(b"n", durability=1, quota_ops=7)
-    expected = wire.NamespaceSettings(ALICE, 1, 3, 0, 7)
+    core.set_namespace(b"n", quota_ops=7)
+    expected = wire.NamespaceSettings(ALICE, 0, 3, 0, 7)
     assert core.set_namespace(b"n", quota_bytes=0) == expected
     core.attach()
     core.rebuild(core.now_ns)
     assert core.set_namespace(b"n") == expected
     assert core.migrated(namespaces=2).set_namespace(b"n") == expected
-    assert core.set_namespace(b"n", owner_uid=ANYBODY, quota_timers=0) == (ANYBODY, 1, 0, 0, 7)
+    assert core.set_namespace(b"n", owner_uid=ANYBODY, quota_timers=0) == (ANYBODY, 0, 0, 0, 7)
 
 
 SET = wire.NAMESPACE_SET
@@ -102,6 +102,7 @@ SET = wire.NAMESPACE_SET
         (SET.pack(0, 0, 0, 1, 0, 0, 0, 0, 0, 0) + b"\xff", WireError.MALFORMED),
         (SET.pack(32, 0, 0, 1, 0, 0, 0, 0, 0, 0) + b"n", WireError.MALFORMED),
         (SET.pack(2, 0, 2, 1, 0, 0, 0, 0, 0, 0) + b"n", WireError.MALFORMED),
+        (SET.pack(2, 0, 1, 1, 0, 0, 0, 0, 0, 0) + b"n", WireError.NO_JOURNAL),
         (SET.pack(1, 0, 0, 1, 0, 0, 0, 0, 0, 1) + b"n", WireError.MALFORMED),
         (SET.pack(4, 0, 0, 1, QUOTA_MAX + 1, 0, 0, 0, 0, 0) + b"n", WireError.TOO_LARGE),
         (SET.pack(8, 0, 0, 1, 0, QUOTA_MAX + 1, 0, 0, 0, 0) + b"n", WireError.TOO_LARGE),
