@@ -68,6 +68,14 @@ GLIBC_ENDS = 127
 LATER = {"accept4", "send", "recv", "epoll_wait", "select"}
 """Not called by a daemon that ends as soon as it is ready."""
 
+JOURNAL_FAULTS = [
+    Fault("openat", "EMFILE"), Fault("open64", "EMFILE"), Fault("fallocate", "ENOSPC"),
+    Fault("pwrite", "ENOSPC"), Fault("pwrite", "EIO"), Fault("fdatasync", "EIO"),
+    Fault("fsync", "EIO"), Fault("rename", "EIO"), Fault("eventfd", "EMFILE"),
+    Fault("pthread_create", "EAGAIN"), Fault("fdatasync", "KILL"), Fault("pwrite", "KILL"),
+    Fault("rename", "KILL"),
+]  # fmt: skip
+
 IN_ANY_PROCESS = {"malloc", "calloc", "realloc", "mmap64", "open64"}
 
 # Where libzmq asserts that the call succeeds.
@@ -229,6 +237,22 @@ def test_work_and_stop(fault: Fault, before: Before, shim: Path) -> None:
         ended_well(victim, fault, victim.end())
         recovered(before.paths, before.tickets | acknowledged)
         marker.unlink()
+
+
+@each(JOURNAL_FAULTS)
+def test_the_journal(fault: Fault, before: Before, shim: Path) -> None:
+    """From the lock to the end of the process, on an arena that had no journal before."""
+    folder = before.directory / "journal"
+    settings = (*SIZES, "--journal", str(folder))
+    for victim in before.victims(fault, shim, settings, before.paths.lock):
+        acknowledged = work(victim) if victim.ready else set()
+        ended_well(victim, fault, victim.end())
+        successor = Daemon("demo", before.directory, settings)
+        try:
+            assert before.tickets | acknowledged <= known(before.paths)
+        finally:
+            successor.close()
+            shutil.rmtree(folder)
 
 
 def work(victim: Victim) -> set[int]:

@@ -156,6 +156,24 @@ FALLOCATE(posix_fallocate64, off64_t)
 OPEN(open)
 OPEN(open64)
 
+int openat(int directory, const char *path, int flags, ...)
+{
+    static int (*next)(int, const char *, int, ...);
+    va_list rest;
+    va_start(rest, flags);
+    const mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, mode_t) : 0;
+    va_end(rest);
+    const int error = fault("openat");
+    if (error != 0) {
+        errno = error;
+        return -1;
+    }
+    if (next == NULL)
+        *(void **)&next = dlsym(RTLD_NEXT, "openat");
+    return next(directory, path, flags, mode);
+}
+
+WRAP(int, fallocate, -1, (int fd, int mode, off_t offset, off_t size), (fd, mode, offset, size))
 WRAP(int, shm_open, -1, (const char *name, int flags, mode_t mode), (name, flags, mode))
 WRAP(int, ftruncate, -1, (int fd, off_t size), (fd, size))
 WRAP(int, ftruncate64, -1, (int fd, off64_t size), (fd, size))
