@@ -119,7 +119,8 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     command = [
         "qemu-system-x86_64", "-accel", "tcg", "-m", "256", "-nodefaults", "-no-reboot",
         "-display", "none", "-serial", "stdio", "-kernel", str(image),
-        "-initrd", str(folder / "initramfs"), "-append", "console=ttyS0 quiet panic=-1",
+        "-initrd", str(folder / "initramfs"),
+        "-append", "console=ttyS0 quiet panic=-1 no_timer_check",
         "-blockdev", json.dumps(drive), "-device", "virtio-blk-pci,drive=disk",
     ]  # fmt: skip
     return Machine(command, disk, copy, log)
@@ -173,10 +174,11 @@ def running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
         process.wait()
 
 
-def facts(process: subprocess.Popen[str]) -> Iterator[tuple[str, int]]:
-    """What the guest says, line by line."""
+def facts(process: subprocess.Popen[str], console: list[str]) -> Iterator[tuple[str, int]]:
+    """What the guest says, line by line; `console` gets the lines as they are."""
     assert process.stdout is not None
     for line in process.stdout:
+        console.append(line)
         word, _, rest = line.strip().partition(" ")
         assert word != "broken", line
         if word in ("recovered", "unsynced", "ack", "ready") and line.endswith("\n"):
@@ -186,16 +188,17 @@ def facts(process: subprocess.Popen[str]) -> Iterator[tuple[str, int]]:
 def live_and_be_killed(machine: Machine, alive_s: float) -> Boot:
     """Boots, lets it append for some time, kills it."""
     said: dict[str, int] = {}
+    console: list[str] = []
     acks = 0
     subprocess.run(["cp", "--sparse=always", machine.disk, machine.copy], check=True)
     machine.log.write_bytes(b"")
     with running(machine.command) as process:
-        for word, number in facts(process):
+        for word, number in facts(process, console):
             said[word] = number
             acks += word == "ack"
             if word == "ready":
                 threading.Timer(alive_s, process.kill).start()
-    assert "ready" in said, "the machine did not get as far as to append"
+    assert "ready" in said, "".join(["the machine did not come to append:\n", *console[-40:]])
     return Boot(said["recovered"], said["unsynced"], said.get("ack", said["recovered"]), acks)
 
 
