@@ -98,8 +98,8 @@ def daemon(directory: Path, capacity: int, journal: bool) -> Iterator[Daemon]:
         tempfile.TemporaryDirectory(prefix="purgatoryd-bench-") as sockets,
     ):
         one = Daemon(Path(sockets), capacity, Path(files) if journal else None)
-        one.start_s = one.start()
         try:
+            one.start_s = one.start()
             yield one
         finally:
             one.end(signal.SIGKILL)
