@@ -437,7 +437,11 @@ bool stage_recover(struct pg_arena *a, struct pg_fault *why)
     if (s->tail == s->staged)
         return lsn == 0 || lsn + 1 == s->next_lsn ||
                fault_set(why, "stage", "number of the next frame", s->tail, lsn + 1, s->next_lsn);
-    const struct pg_frame_head *f = frame_at(a, past_padding(a, s->tail));
+    const uint64_t at = past_padding(a, s->tail);
+    const struct pg_frame_head *f = frame_at(a, at);
+    if (at + f->bytes != s->staged)
+        return fault_set(why, "stage", "more than one frame in doubt", s->tail, at + f->bytes,
+                         s->staged);
     const bool done = visible[f->type](a, f + 1);
     s->next_lsn = lsn + done;
     if (done)

@@ -124,7 +124,8 @@ class Work:
 
     def configure(self) -> None:
         """Owner, quotas and durability of a namespace."""
-        changes = {"durability": self.rng.randrange(2), "quota_timers": self.rng.choice([0, 40])}
+        durability = self.rng.randrange(2) if self.journal.stage else 0
+        changes = {"durability": durability, "quota_timers": self.rng.choice([0, 40])}
         message = wire.encode_namespace_set(1, self.rng.choice(NAMESPACES), changes)
         body = message[wire.FRAME.size :]
         now, detail = ffi.new("struct pg_namespace_set *"), ffi.new("uint64_t[2]")
