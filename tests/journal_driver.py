@@ -16,7 +16,6 @@ FRAME_MAX: int = lib.PG_J_FRAME_MAX
 HEAD_BYTES: int = ffi.sizeof("struct pg_frame_head")
 SUPERSEDED: int = lib.PG_E_SUPERSEDED << 4
 NIL = 0xFFFFFFFF
-NO_WALL = -(2**63)
 
 
 class Frame(NamedTuple):

@@ -706,6 +706,24 @@ def test_a_full_disk_stops_adds_and_not_the_daemon(daemon: StartDaemon, small_di
     real.stop()  # before its disk goes
 
 
+def test_a_disk_that_a_mark_fills_stops_adds_and_keeps_what_is_marked(
+    daemon: StartDaemon, small_disk: Path
+) -> None:
+    at, folder = ("--journal", str(small_disk)), small_disk / "demo"
+    real = daemon("demo", *journalled(small_disk, "--snapshot-segments", "1"))
+    told(real, "mark", "slow", "1", *at)
+    with pytest.raises((NotDurable, JournalStopped)):
+        replace_until(lambda: False)
+    assert segments(folder)[0].lsn == 1
+    assert [mark["dropped"] for mark in told(real, "marks", *at)] == [False]
+    real.kill()
+    told(real, "unmark", "slow", *at)
+    subprocess.run(["mount", "-o", "remount,size=256M", str(small_disk)], check=True)
+    real.start()
+    replace_until(lambda: segments(folder)[0].lsn > 1)
+    real.stop()
+
+
 def test_a_restart_brings_to_disk_what_the_full_one_kept_out(
     daemon: StartDaemon, small_disk: Path
 ) -> None:
