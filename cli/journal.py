@@ -172,8 +172,11 @@ def cat_command(
 
     Only records that are on disk are printed; what was cut off by a crash is left out.
     """
-    from purgatoryd.shm_layout.journal import segments
+    from purgatoryd.shm_layout.errors import InvalidSetting
+    from purgatoryd.shm_layout.journal import KINDS, segments
 
+    if kind is not None and kind not in KINDS.values():
+        raise InvalidSetting("kind", kind, f"one of {', '.join(KINDS.values())}", "argument")
     paths = files or [file.path for file in segments(folder(journal, name))]
     found = (f for f in frames_of(paths) if f.lsn >= from_lsn and kind in (None, f.kind))
     for frame in islice(found, limit):
@@ -181,6 +184,18 @@ def cat_command(
 
 
 # ---- verify ----------------------------------------------------------------------------------
+
+
+def refuse_missing(path: Path) -> None:
+    """Raises JournalDamaged if the first segment goes on where no snapshot ends."""
+    from purgatoryd.shm_layout.errors import JournalDamaged
+    from purgatoryd.shm_layout.journal import segments, snapshots
+
+    first = min((file.lsn for file in segments(path)), default=0)
+    last = max((file.lsn for file in snapshots(path)), default=0)
+    if first > last:
+        what = "the segment behind the snapshot is missing" if last else "no snapshot is left"
+        raise JournalDamaged(str(path), what, 0, 0, last, first - 1)
 
 
 @journal_command.command("verify", cls=Command)
@@ -200,6 +215,7 @@ def verify_command(name: str, journal: Path, as_json: bool) -> int:
         count = sum(1 for _ in walk.frames())
         walk.check()
         records.append({"file": file.path.name, "records": count, "end": walk.state.name.lower()})
+    refuse_missing(path)
     show(records, f"journal of {name}: no damage", as_json)
     return Exit.DONE
 

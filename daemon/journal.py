@@ -124,8 +124,8 @@ def own_snapshot(directory: Path, arena: Arena) -> None:
 
 
 def set_aside(directory: Path) -> None:
-    """Renames all segments: after a damage they are for people, not for recovery."""
-    for file in segments(directory):
+    """Renames all files: after a damage they are for people, not for recovery."""
+    for file in (*segments(directory), *snapshots(directory)):
         file.path.rename(file.path.with_name(file.path.name + SET_ASIDE))
     sync_directory(directory)
 

@@ -30,17 +30,24 @@ def recover(directory: Path, make: Make, clock: Clock, *, force: bool) -> Arena:
     found = snapshots(directory)
     if not found:
         raise JournalDamaged(str(directory), "no snapshot is left", 0, 0, 0, 0)
-    uuid = uuid_of(found[-1].path)
-    *older, newest = [file for file in found if force or uuid_of(file.path) == uuid]
+    if not force:
+        uuid = uuid_of(found[-1].path)
+        found = [file for file in found if uuid_of(file.path) == uuid]
+    *older, newest = found
+
+    def restored(snapshot: File) -> Arena:
+        behind = _behind(directory, snapshot, force)
+        return _restore(snapshot.path, behind, make, clock, force=force)
+
     try:
-        return _restore(newest.path, _behind(directory, newest), make, clock, force=force)
+        return restored(newest)
     except JournalError as error:
         if not older:
             raise
         first = error
     tell(f"{first}; the older snapshot is taken")
     try:
-        return _restore(older[-1].path, _behind(directory, older[-1]), make, clock, force=force)
+        return restored(older[-1])
     except JournalError:
         raise first from None
 
@@ -50,21 +57,35 @@ def import_file(path: Path, make: Make, clock: Clock) -> Arena:
     return _restore(path, [], make, clock, force=False)
 
 
-def _behind(directory: Path, snapshot: File) -> list[Path]:
-    """The segments with the records that come after a snapshot.
+def _behind(directory: Path, snapshot: File, force: bool) -> list[Path]:
+    """The segments with the records that come after a snapshot; with `force`, up to a damage.
 
     Raises JournalDamaged if they are another arena's: its own snapshot must have been there.
     """
     uuid = uuid_of(snapshot.path)
-    found = segments(directory)
-    newer = [file for file in found if file.lsn > snapshot.lsn]
-    own = [file for file in found if uuid_of(file.path) == uuid]
-    for file in newer:
-        if file not in own:
-            what = "goes on under another uuid, whose snapshot is gone"
-            raise JournalDamaged(str(file.path), what, 0, file.bytes, file.lsn, 0)
-    before = [file for file in own if file.lsn <= snapshot.lsn]
-    return [file.path for file in (*before[-1:], *newer)]
+    paths: list[Path] = []
+    for file in segments(directory):
+        try:
+            own = _is_own(file, uuid, snapshot.lsn)
+        except JournalError as error:
+            if not force:
+                raise
+            tell(f"{error}; going on with what is before {file.path.name}")
+            break
+        if own and file.lsn <= snapshot.lsn:
+            paths.clear()
+        if own:
+            paths.append(file.path)
+    return paths
+
+
+def _is_own(file: File, uuid: bytes, snapshot_lsn: int) -> bool:
+    """Whether a segment is of the snapshot's arena; one that is not may only be older."""
+    own = uuid_of(file.path) == uuid
+    if not own and file.lsn > snapshot_lsn:
+        what = "goes on under another uuid, whose snapshot is gone"
+        raise JournalDamaged(str(file.path), what, 0, file.bytes, file.lsn, 0)
+    return own
 
 
 class _NoRoom(Exception):
@@ -112,7 +133,7 @@ class _Restore:
         except JournalError as error:
             if not self._force:
                 raise
-            tell(f"{error}; going on with the records up to {walk.lsn}")
+            tell(f"{error}; going on with the records up to {self._redo.next_lsn - 1}")
             return walk
 
     def _read(self, paths: Sequence[Path], walk: Walk | None = None) -> Walk:

@@ -137,11 +137,12 @@ def contents(frame: Frame) -> Contents:
     return Contents(key=key, payload=None if size is None else rest[end : end + size])
 
 
-_KINDS: dict[int, str] = {
+KINDS: dict[int, str] = {
     value: name.removeprefix("PG_J_").lower()
     for name, value in vars(lib).items()
     if name.startswith("PG_J_") and name not in ("PG_J_FRAME_MAX", "PG_J_TYPES")
 }
+"""Type of a record to its name."""
 
 
 class Walk:
@@ -245,7 +246,7 @@ def _read(path: Path) -> Any:
 
 
 def _decode(frame: Any) -> Frame:
-    kind = _KINDS[frame.type]
+    kind = KINDS[frame.type]
     body = ffi.cast("uint8_t *", frame) + size_of("pg_frame_head")
     struct = ffi.cast(f"struct pg_j_{kind} *", body)
     names = [n for n, f in ffi.typeof(struct).item.fields if f.type.kind == "primitive"]

@@ -562,6 +562,63 @@ def test_a_damaged_snapshot_makes_place_for_the_older(daemon: StartDaemon, journ
         assert all(client.get(timer.key) is not None for timer in timers)
 
 
+def flip_uuid(path: Path) -> None:
+    flip(path, 16)
+
+
+def cut_header(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+@pytest.mark.parametrize("harm", [flip_uuid, cut_header])
+def test_a_segment_without_its_header_is_damage_like_any_other(
+    daemon: StartDaemon, journal: Path, harm: Callable[[Path], None]
+) -> None:
+    real = daemon("demo", *journalled(journal, "--snapshot-segments", "1000"))
+    with durable() as client:
+        timers = fill(client, 2, journal / "demo")
+    reboot(real)
+    harm(segments(journal / "demo")[-1].path)
+    assert "--force-journal" in refused(real.start)
+    real.start(*journalled(journal, "--force-journal"))
+    with durable() as client:
+        there = [client.get(timer.key) is not None for timer in timers]
+    assert 0 < sum(there) < len(timers)
+    assert there == sorted(there, reverse=True), "what is left is no prefix"
+
+
+@pytest.mark.parametrize("harm", [flip_uuid, cut_header])
+def test_forced_the_older_snapshot_makes_good_for_one_without_a_header(
+    daemon: StartDaemon, journal: Path, harm: Callable[[Path], None]
+) -> None:
+    real = daemon("demo", *journalled(journal))
+    with durable() as client:
+        client.add("k", delay=HOUR_S)
+    real.stop()
+    remove_segments(real.paths)
+    _, newest = snapshots(journal / "demo")
+    harm(newest.path)
+    refused(real.start)
+    real.start(*journalled(journal, "--force-journal"))
+    with durable() as client:
+        assert client.get("k") is not None
+
+
+@pytest.mark.parametrize(("suffix", "what"), [(".journal", "missing"), (".snapshot", "no snap")])
+def test_a_first_file_that_is_missing_is_told(
+    daemon: StartDaemon, journal: Path, suffix: str, what: str
+) -> None:
+    real = daemon("demo", *journalled(journal, "--snapshot-segments", "1000"))
+    with durable() as client:
+        fill(client, 2, journal / "demo")
+    reboot(real)
+    min((journal / "demo").glob(f"*{suffix}")).unlink()
+    verified = command(real, "journal", "verify", "--name", "demo", "--journal", str(journal))
+    assert verified.returncode == 5
+    assert what in verified.stderr
+    refused(real.start)
+
+
 def test_damage_is_refused_with_its_place_and_can_be_forced(
     daemon: StartDaemon, journal: Path
 ) -> None:
@@ -846,6 +903,9 @@ def test_the_files_are_listed_printed_and_verified(daemon: StartDaemon, journal:
     assert told(real, "cat", snapshot, *at)[0]["kind"] == "head"
     assert "order:42" in command(real, "journal", "cat", "--name", "demo", *at).stdout
     assert ".snapshot" in command(real, "journal", "ls", "--name", "demo", *at).stdout
+    unknown = command(real, "journal", "cat", "--name", "demo", "--kind", "nothing", *at)
+    assert unknown.returncode == 2
+    assert "one of " in unknown.stderr
     nowhere = command(real, "journal", "ls", "--name", "nobody", *at)
     assert nowhere.returncode == 7
     assert "is no journal" in nowhere.stderr
