@@ -32,7 +32,7 @@ LIBFUZZER := $(FUZZ_C:tests/fuzz/%.c=build/fuzz/%)
 LINT      := $(patsubst %.c,build/lint/%.o,$(CORE_C) $(TESTS_C) $(GUEST_C) $(FUZZ_C) $(CRASH_C) $(BENCH_C))
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test test-c test-python crash-test fuzz lint bench-core bench-purgatory bench-watchers bench-hostile bench-journal docs clean
+.PHONY: help build run test test-c test-python crash-test soak fuzz lint bench-core bench-purgatory bench-watchers bench-recovery bench-hostile bench-journal docs clean
 .DELETE_ON_ERROR:
 # Kept between runs, so that only what changed is compiled again.
 .SECONDARY:
@@ -69,12 +69,16 @@ build/fuzz/decoders.run: build $(VENV)/fuzz.stamp
 test-python: build build/crash/crash ## Python tests alone; ARGS="..." goes to pytest
 	$(BIN)/python -m pytest $(ARGS)
 
+soak: build ## a daemon and its workers, killed at random for SECONDS=60, with a ledger
+	PYTHONPATH=tests $(BIN)/python tests/crash/soak.py $(SECONDS)
+
 # ROUNDS of the harness: worlds that each operation is killed in, times four shapes. CUTS of
 # power on a simulated disk: seeds with five each.
 crash-test: CUTS ?= 5000
-crash-test: build build/crash/crash build/sanitize/tests/test_committer ## the long versions: a kill at any instruction; power cuts; every call of every function fails once (hours)
+crash-test: build build/crash/crash build/sanitize/tests/test_committer ## the long versions: a kill at any instruction, mutants; power cuts; every call of every function fails once (hours)
 	build/crash/crash $(ROUNDS) 1 30 > build/crash/crash.json
 	mv build/crash/crash.json benchmarks/results/crash.json
+	$(BIN)/python tests/crash/mutate.py --write
 	build/sanitize/tests/test_committer $(CUTS)
 	JOURNAL_ROUNDS=50 POWER_CUTS=20 $(BIN)/python -m pytest -q -s --timeout=0 \
 		tests/test_journal_files.py tests/test_power_cut.py
@@ -91,6 +95,9 @@ bench-core: build ## measure the C core; writes benchmarks/results/core.json
 
 bench-purgatory: build ## measure the purgatory; writes benchmarks/results/purgatory.json
 	$(BIN)/python benchmarks/bench_purgatory.py $(ARGS)
+
+bench-recovery: build ## measure how long a killed daemon is away; writes benchmarks/results/recovery.json
+	$(BIN)/python benchmarks/bench_recovery.py $(ARGS)
 
 bench-hostile: build ## measure what others notice of an attack; writes benchmarks/results/hostile.json
 	$(BIN)/python benchmarks/bench_hostile.py $(ARGS)

@@ -501,6 +501,7 @@ static bool slots_mark_blobs(struct pg_arena *a, struct pg_fault *why)
     for (uint32_t i = 0; i < a->slots.capacity; i++) {
         const struct pg_hot *h = &a->slots.hot[i];
         const struct pg_cold *c = &a->slots.cold[i];
+        operation_ahead(a, i);
         if (ctl_state(h->ctl) == PG_S_FREE)
             continue;
         if (!slot_sound(a, h, c))

@@ -987,13 +987,16 @@ bool operations_rebuild(struct pg_arena *a, struct pg_fault *why)
 {
     for (uint32_t x = 0; x < a->watch_rows; x++)
         watch_at(a, x)->left = PG_NIL;
-    for (uint32_t slot = 0; slot < a->slots.capacity; slot++)
+    for (uint32_t slot = 0; slot < a->slots.capacity; slot++) {
+        operation_ahead(a, slot);
         if (armed_operation(a, slot) && !chain_claim(a, slot, why))
             return false;
+    }
     records_sort_out(a);
     inboxes_reset(a);
     a->metrics->operations = a->metrics->outcomes = 0;
     for (uint32_t slot = 0; slot < a->slots.capacity; slot++) {
+        operation_ahead(a, slot);
         if (armed_operation(a, slot)) {
             armed_again(a, operation_at(a, slot));
             a->metrics->operations++;
@@ -1003,9 +1006,11 @@ bool operations_rebuild(struct pg_arena *a, struct pg_fault *why)
             inbox_add(a, slot);
         }
     }
-    for (uint32_t slot = 0; slot < a->slots.capacity; slot++)
+    for (uint32_t slot = 0; slot < a->slots.capacity; slot++) {
+        operation_ahead(a, slot);
         if (armed_operation(a, slot))
             settle_again(a, slot);
+    }
     levels_drop_forgotten(a);
     return true;
 }

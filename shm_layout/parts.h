@@ -321,6 +321,13 @@ static inline bool is_operation(const struct pg_arena *a, uint32_t slot)
 {
     return (a->slots.hot[slot].flags & PG_F_OPERATION) != 0;
 }
+/* For a walk over all slots, so that the next operations' blobs are there in time. */
+static inline void operation_ahead(const struct pg_arena *a, uint32_t slot)
+{
+    enum { AHEAD = 16 };
+    if (slot + AHEAD < a->slots.capacity && is_operation(a, slot + AHEAD))
+        __builtin_prefetch(operation_at(a, slot + AHEAD), 1);
+}
 /* Bytes before the key and payload in its blob. */
 uint32_t operation_ext_bytes(const struct pg_operation *op);
 /* As a frame says that it was armed, in a slot that is free; in whose account. False: no room. */

@@ -1,9 +1,11 @@
-"""kill -9 at any instruction: the short run of the single-step harness (tests/crash)."""
+"""kill -9: short runs of the single-step harness, of its mutants, and of the soak (tests/crash)."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 from machine import needs
@@ -28,3 +30,25 @@ def test_a_kill_at_any_instruction_loses_and_doubles_nothing() -> None:
     assert counts["recovery"]["trials"] > 0, "some recoveries are killed, too"
     silent = {"get", "repeated batch", "inbox", "inbox again", "migrate"}
     assert {name for name, c in counts.items() if c["recoveries"] == 0} <= silent
+
+
+def test_mutants_are_caught() -> None:
+    """A few of them: `make crash-test` tries all."""
+    needs("trapflag")
+    script = str(ROOT / "tests" / "crash" / "mutate.py")
+    sample = ["--file", "outbox.c", "--every", "7", "--rounds", "1"]
+    run = subprocess.run([sys.executable, script, *sample], capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert " outbox.c:" in run.stdout
+
+
+def test_kills_at_random_under_load_lose_and_double_nothing() -> None:
+    script = str(ROOT / "tests" / "crash" / "soak.py")
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
+    run = subprocess.run(
+        [sys.executable, script, "15"], capture_output=True, text=True, env=environment
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    result = json.loads(run.stdout)
+    assert result["daemon_kills"] > 0
+    assert result["added"] > 0

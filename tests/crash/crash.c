@@ -8,6 +8,7 @@
  *   - the recovered arena is whole, and each ticket and key in it is as it was before the call
  *     or as it is behind one of its records, never in between and never gone;
  *   - notices that were committed keep their place, sequence and ticket; no topic has a gap;
+ *   - what a reader trusts, because its control word or commit has not changed, has not changed;
  *   - where there is a journal, its frames redone over a snapshot give the recovered arena;
  *   - the repeated call is answered with the same statuses;
  *   - behind it all is as without the kill, and so is what fires until nothing is left.
@@ -68,6 +69,12 @@ static bool seen_add(struct seen *s, uint64_t hash)
 /* ---- a trial ---------------------------------------------------------------------------------- */
 
 #define DOUBLES_MAX 8
+#define WORDS_MAX 64              /* control words and commits of such a world */
+
+/* What a reader found behind a word. */
+struct trusted {
+    uint64_t word, hash;
+};
 
 struct trial {
     const char *operation;
@@ -87,6 +94,7 @@ struct trial {
     uint64_t statuses;            /* bit per enum pg_status that was answered */
     struct truth truth;
     uint8_t *shadow;              /* truth as it was last seen */
+    struct trusted trusted[WORDS_MAX];
     uint8_t *doubles[DOUBLES_MAX];
     uint32_t double_count, double_every;
     uint64_t changes;
@@ -324,6 +332,40 @@ static void recovery_check(struct trial *t)
     ledger_check(t, &t->drained, "not the same at the end");
 }
 
+/* ---- readers ------------------------------------------------------------------------------------ */
+
+static void trust(struct trial *t, uint32_t place, uint64_t word, uint64_t hash)
+{
+    struct trusted *known = &t->trusted[place];
+    CHECK(place < WORDS_MAX);
+    if (word != 0 && known->word == word && known->hash != hash)
+        violated(t, "a reader would trust what has changed", NULL);
+    *known = (struct trusted){word, hash};
+}
+
+/* Of the arena as it stands, in the middle of the call. */
+static void readers_check(struct trial *t)
+{
+    const struct pg_arena *a = t->w.a;
+    const uint32_t slots = a->slots.capacity;
+    for (uint32_t i = 0; i < slots; i++) {
+        const struct pg_cold *c = &a->slots.cold[i];
+        const bool armed = ctl_state(a->slots.hot[i].ctl) == PG_S_ARMED;
+        trust(t, i, armed ? a->slots.hot[i].ctl : 0,
+              armed ? ledger_bytes(c->ext_len, blob_at(&a->blobs, c->blob) + c->ext_len,
+                                   c->key_len + c->payload_len)
+                    : 0);
+    }
+    for (uint32_t i = 0; i < a->header->outbox_capacity; i++) {
+        const struct pg_entry *e = &a->outbox[i];
+        trust(t, slots + i, e->commit,
+              e->commit == 0 ? 0
+                             : ledger_bytes(ledger_mix(e->ticket, e->sequence),
+                                            blob_at(&a->blobs, e->blob),
+                                            e->key_len + e->payload_len));
+    }
+}
+
 /* ---- stepping -------------------------------------------------------------------------------------- */
 
 static void double_keep(struct trial *t)
@@ -342,6 +384,7 @@ static void kill_here(void *context)
     if (truth_same(&t->truth, t->shadow))
         return;
     truth_save(&t->truth, t->shadow);
+    readers_check(t);
     const uint64_t hash = truth_hash(&t->w, &t->truth);
     t->counts->states += seen_add(&all_states, hash);
     if (!seen_add(&own_states, hash))
@@ -442,6 +485,8 @@ static void statuses_note(struct trial *t)
 static void stepped(struct trial *t, void (*run)(void *))
 {
     truth_save(&t->truth, t->shadow);
+    memset(t->trusted, 0, sizeof t->trusted);
+    readers_check(t);
     t->counts->instructions += step_run(run, kill_here, t);
 }
 

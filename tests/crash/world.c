@@ -663,8 +663,21 @@ static void past(struct world *w, uint32_t steps)
     }
 }
 
+/* Slots and outbox: whatever fires from here on withdraws what is old. */
 static void fill(struct world *w)
 {
+    struct call call;
+    struct reply reply;
+    const struct pg_header *h = w->a->header;
+    for (uint32_t tries = 0; tries < 60 && h->outbox_tail - h->outbox_head < 16; tries++) {
+        past(w, 1);
+        call = (struct call){.kind = BY_ADVANCE};
+        advance_make(w, &call, 1);
+        call.now_ns = w->now_ns;
+        call.real_ns = w->real_ns;
+        call_run(w, &call, &reply);
+        pg_published(w->a, h->outbox_tail);
+    }
     for (uint32_t tries = 0; tries < 60 && slots_live(&w->a->slots) < CAPACITY; tries++)
         past(w, 1);
 }

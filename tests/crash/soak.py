@@ -1,0 +1,231 @@
+"""Kills a real daemon and its workers at random, under load, and keeps a ledger.
+
+`python soak.py SECONDS [SEED]`, with tests/ on PYTHONPATH. Workers note what the daemon has
+acknowledged; at the end each timer was noticed once, or cancelled and never noticed, and each
+operation ended once. Prints kills and totals as JSON; exit code 1 = something is lost or doubled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from real_daemon import PATIENCE_S, Daemon, clean_environment, remove_segments
+
+from purgatoryd.clients import AllOf, AnyOf, Client, Purgatory, Subscriber
+from purgatoryd.shm_layout.errors import PurgatorydError
+
+NAME, NAMESPACE = "soak", "soak"
+JOBS = ("timers", "timers", "operations", "operations")
+SHARED = [f"shared:{n}" for n in range(6)]
+LONGEST_S = 0.8
+"""Every timer and operation is over after that."""
+
+
+# ---- workers --------------------------------------------------------------------------------
+
+
+def say(out: int, *words: object) -> None:
+    """One line, in one write: whole, or not there."""
+    os.write(out, (" ".join(map(str, words)) + "\n").encode())
+
+
+def timers(seed: int, out: int) -> None:
+    """Adds, replaces nothing, cancels some; every key is used once."""
+    rng = random.Random(seed)
+    with Client(NAME, namespace=NAMESPACE, timeout=10 * PATIENCE_S) as client:
+        for n in range(1 << 30):
+            keys = [f"{seed}:{n}:{i}" for i in range(rng.randint(1, 20))]
+            for key in keys:
+                say(out, "tried", key)
+            handles = [
+                client.add(key, rng.uniform(0, LONGEST_S), topic="timers", wait=False)
+                for key in keys
+            ]
+            tickets = [handle.result().ticket for handle in handles]
+            for ticket in tickets:
+                say(out, "added", ticket)
+            for key, ticket in zip(keys, tickets, strict=True):
+                if rng.random() < 0.3:
+                    say(out, "cancelling", ticket)
+                    say(out, client.cancel(key).name, ticket)
+
+
+def operations(seed: int, out: int) -> None:
+    """Arms, and ends others' by levels; says what it was told of its own."""
+    rng = random.Random(seed)
+    with Purgatory(NAME, namespace=NAMESPACE, timeout=10 * PATIENCE_S) as purgatory:
+        level = 0
+        for n in range(1 << 30):
+            key, level = f"{seed}:{n}", level + 1
+            say(out, "tried", key)
+            targets = {k: level + rng.randint(0, 20) for k in rng.sample(SHARED, 2)}
+            condition = AllOf(targets) if rng.random() < 0.5 else AnyOf(targets)
+            timeout = rng.uniform(0, LONGEST_S)
+            operation = purgatory.watch(key, condition, timeout, topic="ends")
+            say(out, "armed", operation.ticket)
+            operation.add_done_callback(lambda o: say(out, "ended", o.ticket))
+            if rng.random() < 0.3:
+                purgatory.advance(rng.choice(SHARED), level)
+            if rng.random() < 0.1:
+                purgatory.cancel(key)
+
+
+def worker(job: str, seed: str, path: str) -> None:
+    """Until it is killed, or finds something that must not be."""
+    out = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        {"timers": timers, "operations": operations}[job](int(seed), out)
+    except PurgatorydError as error:
+        say(out, "error", type(error).__name__, str(error).replace("\n", " "))
+
+
+# ---- the soak -------------------------------------------------------------------------------
+
+
+class Listener(threading.Thread):
+    """Counts every notice by its ticket."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.noticed: Counter[int] = Counter()
+        self.keys: set[str] = set()
+        self.error = ""
+        self.stopping = False
+        self._subscriber = Subscriber(NAME, namespace=NAMESPACE, timeout=PATIENCE_S)
+
+    def run(self) -> None:
+        """Until stopping, and nothing comes any more."""
+        try:
+            while not self.stopping:
+                if (notice := self._subscriber.get(timeout=0.2)) is not None:
+                    self.noticed[notice.ticket] += 1
+                    self.keys.add(str(notice.key))
+        except PurgatorydError as error:
+            self.error = f"{type(error).__name__}: {error}"
+
+
+class Soak:
+    """A daemon, its workers, and what they said."""
+
+    def __init__(self, seed: int, directory: Path) -> None:
+        self.rng = random.Random(seed)
+        self.directory = directory
+        self.daemon = Daemon(NAME, directory, ("--outbox", "524288", "--inbox", "100000"))
+        self.listener = Listener()
+        self.listener.start()
+        self.workers: dict[subprocess.Popen[bytes], str] = {}
+        self.started = self.daemon_kills = self.worker_kills = 0
+        for job in JOBS:
+            self.start(job)
+
+    def start(self, job: str) -> None:
+        """Another worker, with a seed and a file of its own."""
+        self.started += 1
+        said = self.directory / f"{self.started}.said"
+        command = [sys.executable, __file__, "worker", job, str(self.started), str(said)]
+        self.workers[subprocess.Popen(command)] = job
+
+    def kill_worker(self) -> None:
+        """SIGKILL, and another one takes its place."""
+        victim = self.rng.choice(list(self.workers))
+        victim.send_signal(signal.SIGKILL)
+        victim.wait(PATIENCE_S)
+        self.worker_kills += 1
+        self.start(self.workers.pop(victim))
+
+    def run(self, seconds: float) -> None:
+        """Kills somebody every now and then."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            time.sleep(self.rng.uniform(0, 0.3))
+            if self.rng.random() < 0.3:
+                self.kill_worker()
+            else:
+                self.daemon.kill()
+                self.daemon_kills += 1
+                self.daemon.start()
+        for one in self.workers:
+            one.kill()
+            one.wait(PATIENCE_S)
+
+    def said(self) -> Iterator[list[str]]:
+        """All whole lines of all workers."""
+        for path in self.directory.glob("*.said"):
+            for line in path.read_text().splitlines():
+                yield line.split()
+
+    def settle(self) -> None:
+        """Waits until nothing is missing any more, or for as long as patience lasts."""
+        end = time.monotonic() + PATIENCE_S
+        while self.result()["lost"] and time.monotonic() < end:
+            time.sleep(LONGEST_S)
+        time.sleep(2 * LONGEST_S)
+        self.listener.stopping = True
+        self.listener.join(PATIENCE_S)
+
+    def result(self) -> dict[str, object]:
+        """The ledger."""
+        lines = list(self.said())
+        tried = {words[1] for words in lines if words[0] == "tried"}
+        told = {kind: Counter(int(w[1]) for w in lines if w[0] == kind) for kind in (
+            "added", "armed", "ended", "cancelling", "CANCELLED", "FIRED",
+            "UNKNOWN")}  # fmt: skip
+        noticed = self.listener.noticed
+        unsure = told["cancelling"].keys() - told["FIRED"].keys()
+        due = (told["added"].keys() - unsure) | told["armed"].keys()
+        return {
+            "daemon_kills": self.daemon_kills,
+            "worker_kills": self.worker_kills,
+            "added": len(told["added"]),
+            "cancelled": len(told["CANCELLED"]),
+            "armed": len(told["armed"]),
+            "outcomes": len(told["ended"]),
+            "notices": noticed.total(),
+            "lost": len((due - noticed.keys()) | told["UNKNOWN"].keys()),
+            "doubled": sum(n > 1 for n in noticed.values()),
+            "outcomes_doubled": sum(n > 1 for n in told["ended"].values()),
+            "fired_though_cancelled": len(told["CANCELLED"].keys() & noticed.keys()),
+            "strangers": len(self.listener.keys - tried),
+            "errors": [" ".join(w) for w in lines if w[0] == "error"],
+            "listener": self.listener.error,
+        }
+
+
+FAULTS = ("lost", "doubled", "outcomes_doubled", "fired_though_cancelled", "strangers", "errors",
+          "listener")  # fmt: skip
+
+
+def soak(seconds: float, seed: int) -> int:
+    with tempfile.TemporaryDirectory(prefix="purgatoryd-soak-") as folder:
+        directory = Path(folder)
+        os.environ.update(clean_environment(directory))
+        one = Soak(seed, directory)
+        try:
+            one.run(seconds)
+            one.settle()
+            result = one.result()
+        finally:
+            for process in one.workers:
+                process.kill()
+            one.daemon.close()
+            remove_segments(one.daemon.paths)
+    print(json.dumps(result, indent=1))
+    return any(result[fault] for fault in FAULTS)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "worker":
+        worker(*sys.argv[2:])
+    else:
+        sys.exit(soak(float(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1))
