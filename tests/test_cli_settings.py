@@ -87,7 +87,7 @@ def test_unknown_variable() -> None:
 
 
 def test_variables_that_are_no_settings_are_known() -> None:
-    assert effective(env={"PURGATORYD_DIR": "/x", "PURGATORYD_REQUIRE": "netns"})
+    assert effective(env={"PURGATORYD_DIR": "/x", "PURGATORYD_REQUIRE": "qemu"})
 
 
 @pytest.mark.parametrize(
