@@ -132,13 +132,18 @@ def test_without_a_journal_a_durable_call_is_refused(daemon: StartDaemon) -> Non
 
 
 def test_what_was_answered_is_on_disk(daemon: StartDaemon, journal: Path) -> None:
-    real = daemon("demo", *journalled(journal))
+    """Payloads are large, so that who does not wait for the disk is answered long before it."""
+    real = daemon("demo", *journalled(journal, "--snapshot-segments", "1000"))
+    reader = Reader.attach(real.paths)
     with durable() as client:
         for i in range(20):
-            timer = client.add(f"k{i}", delay=HOUR_S, payload=b"p" * i)
+            payload = bytes((i,)) * 60_000
+            timer = client.add(f"k{i}", delay=HOUR_S, payload=payload)
+            committed_lsn = int(reader.stage.committed_lsn)
             newest = records(real, journal)[-1]
             assert (newest.kind, newest.fields["ticket"]) == ("arm", timer.ticket)
-            assert contents(newest) == (None, f"k{i}", b"p" * i)
+            assert contents(newest) == (None, f"k{i}", payload)
+            assert newest.lsn <= committed_lsn
         assert client.cancel("k3") is CancelResult.CANCELLED
         assert records(real, journal)[-1].kind == "end"
 
