@@ -97,6 +97,9 @@ def stop_command(name: str, drain: bool, timeout: float, export: Path | None, as
     With --drain nothing is armed any more, and the daemon ends once all that is armed has fired
     or was cancelled, and owners have acknowledged their outcomes. After --timeout seconds it
     ends all the same, and keeps the rest: exit code 1 then.
+
+    --export is for the daemon's own uid. The daemon is not stopped for a file that could not be
+    written.
     """
     from purgatoryd.shm_layout.arena import Glance
     from purgatoryd.shm_layout.errors import DaemonUnreachable
@@ -110,6 +113,8 @@ def stop_command(name: str, drain: bool, timeout: float, export: Path | None, as
     except OSError:
         raise DaemonUnreachable(name, str(paths.admin), 0.0) from None
     with open(process, "rb"):
+        if export is not None:
+            try_export(paths, export)
         drained = drain_and_wait(paths.admin_endpoint, process, timeout) if drain else True
         if not drain or not drained:
             stop_and_wait(paths.admin_endpoint, process, STOP_S if drain else timeout)
@@ -120,6 +125,19 @@ def stop_command(name: str, drain: bool, timeout: float, export: Path | None, as
         export_arena(paths, export)
     emit({"stopped": name, "pid": pid, "armed": armed}, told, as_json)
     return Exit.DONE if drained else Exit.NEGATIVE
+
+
+def try_export(paths: Paths, file: Path) -> None:
+    """What export_arena will need, tried while the daemon still runs.
+
+    Raises BadPath if this user is not the daemon's, JournalUnwritable, and OtherAbi.
+    """
+    from purgatoryd.daemon import main, snapshot
+    from purgatoryd.shm_layout.arena import Reader
+
+    main.try_lock(paths)
+    snapshot.try_export(file.absolute())
+    Reader.attach(paths).close()
 
 
 def export_arena(paths: Paths, file: Path) -> None:

@@ -34,6 +34,12 @@ def write_durably(temporary: Path, write: Callable[[BinaryIO], str]) -> Path:
     return path
 
 
+def try_write(temporary: Path) -> None:
+    """Raises OSError if `write_durably` could not even begin."""
+    with open(temporary, "wb", opener=_private):
+        temporary.unlink()
+
+
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, MODE)
 

@@ -142,6 +142,11 @@ def name_lock(paths: Paths) -> Iterator[None]:
         os.close(fd)
 
 
+def try_lock(paths: Paths) -> None:
+    """Raises BadPath if this user cannot hold the lock, whoever holds it now."""
+    os.close(_open_lock(paths.lock))
+
+
 def _open_lock(path: Path) -> int:
     """Ours, and of no use to others: whoever may open a file may lock it."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from purgatoryd.daemon.files import write_durably
+from purgatoryd.daemon.files import try_write, write_durably
 from purgatoryd.daemon.retention import Keep, tidy
 from purgatoryd.shm_layout.arena import Handle, Reader
 from purgatoryd.shm_layout.errors import JournalUnwritable, PurgatorydError
@@ -55,9 +55,21 @@ def save_export(handle: Handle, path: Path) -> None:
         return path.name
 
     try:
-        write_durably(path.with_name(f"{path.name}.new"), write)
+        write_durably(_temporary(path), write)
     except OSError as error:
         raise JournalUnwritable(str(path), error.errno or 0) from error
+
+
+def try_export(path: Path) -> None:
+    """Raises JournalUnwritable if there is no place for an export of that name."""
+    try:
+        try_write(_temporary(path))
+    except OSError as error:
+        raise JournalUnwritable(str(path), error.errno or 0) from error
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f"{path.name}.new")
 
 
 def tidy_and_tell(directory: Path, keep: Keep) -> None:

@@ -183,20 +183,28 @@ def _import(opening: Opening, path: Path) -> Arena:
         raise JournalMismatch(str(opening.journal), "journal", "empty", "one that was begun")
     try:
         arena = import_file(path, lambda sizes: _make_redone(opening, sizes), _clock_of)
+        _refuse_durable(arena, opening)
         return _place_redone(arena, opening)
     finally:
         _remove(opening.paths, REDONE)
 
 
 def _refuse_used(paths: Paths) -> None:
+    """Only reads. What its daemon was about to add or to end when it was killed counts too."""
     arena = Arena.attach(paths.arena, paths.private)
-    arena.rebuild(int(arena.header.now_ns))
-    header, metrics = arena.header, arena.metrics
-    timers, operations = int(metrics.live), int(metrics.operations + metrics.outcomes)
-    unsent = int(header.outbox_tail - header.published)
+    timers, operations = arena.in_use()
+    unsent = int(arena.header.outbox_tail - arena.header.published)
     arena.close()
     if timers or operations or unsent:
         raise ArenaInUse(paths.arena, timers, operations, unsent)
+
+
+def _refuse_durable(arena: Arena, opening: Opening) -> None:
+    """What a durable namespace answers is on disk, so there has to be a journal."""
+    durable = [n.name for n in arena.namespaces().values() if n.settings.durability]
+    if durable and opening.journal is None:
+        arena.close()
+        raise JournalNeeded(opening.paths.arena, durable[0])
 
 
 def _make_redone(opening: Opening, sizes: Mapping[str, Any]) -> Arena:

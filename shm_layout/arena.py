@@ -198,6 +198,15 @@ class Handle:
             if rows[i].in_use:
                 yield Account(rows[i].uid, rows[i].live, rows[i].bytes)
 
+    def in_use(self) -> tuple[int, int]:
+        """Timers, and operations, that have a slot: those whose outcome is held, too.
+
+        Counted in the slots, so that it holds whatever a killed daemon was about.
+        """
+        timers, operations = ffi.new("uint64_t *"), ffi.new("uint64_t *")
+        lib.pg_slots_in_use(self._a, timers, operations)
+        return int(timers[0]), int(operations[0])
+
     def close(self) -> None:
         """Unmaps; the handle must not be used afterwards."""
         ffi.release(self._base)

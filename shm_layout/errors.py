@@ -54,7 +54,7 @@ PurgatorydError
         +-- JournalMismatch          it is not this arena's, or not of this version
         +-- JournalDamaged           bytes that were on disk are not what was written
         +-- JournalUnwritable        a full disk, an error of the device
-        +-- JournalNeeded            this arena has a journal, and none was given
+        +-- JournalNeeded            an arena or a namespace needs one, and none was given
 """
 
 from __future__ import annotations
@@ -708,11 +708,20 @@ class JournalUnwritable(JournalError):
 
 @dataclass(eq=False)
 class JournalNeeded(JournalError):
-    """The arena `segment` has a journal; without it, its records would go nowhere."""
+    """The arena `segment` has a journal; without it, its records would go nowhere.
+
+    Or it is to be imported, and its `namespace` is durable, which nothing is without a journal.
+    """
 
     segment: str
+    namespace: str | None = None
 
     def __str__(self) -> str:
+        if self.namespace is not None:
+            return (
+                f"namespace {self.namespace!r} is durable: import it with --journal; to go on "
+                "without, set its durability to memory before the export"
+            )
         return (
             f"{self.segment} has a journal: start it with --journal; to go on without, "
             "stop it with --export FILE, and import that into another name"

@@ -96,6 +96,16 @@ uint64_t pg_scan(const struct pg_arena *a, uint32_t *cursor, uint32_t max, void 
     return out.used;
 }
 
+void pg_slots_in_use(const struct pg_arena *a, uint64_t *timers, uint64_t *operations)
+{
+    *timers = *operations = 0;
+    for (uint32_t i = 0; i < a->slots.capacity; i++) {
+        const struct pg_hot *h = &a->slots.hot[i];
+        if (ctl_state(LOAD_ACQUIRE(&h->ctl)) != PG_S_FREE)
+            ++*(h->flags & PG_F_OPERATION ? operations : timers);
+    }
+}
+
 /* ---- notices of the past ------------------------------------------------------------------- */
 
 static bool entry_copy(const struct pg_arena *a, uint64_t position, struct pg_entry *copy)

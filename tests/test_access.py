@@ -19,6 +19,7 @@ from types import SimpleNamespace
 import pytest
 import raw_wire as raw
 import zmq
+from click.testing import CliRunner
 from conftest import StartDaemon
 from machine import needs
 from other_user import run_as
@@ -26,6 +27,7 @@ from raw_wire import Raw
 from real_daemon import PATIENCE_S, Daemon, DaemonFailed, clean_environment
 
 from purgatoryd.cli.exits import Exit
+from purgatoryd.cli.service import stop_command
 from purgatoryd.clients import ANYBODY, Admin, Client, Purgatory, Subscriber
 from purgatoryd.clients.conditions import AllOf
 from purgatoryd.daemon.access import Access
@@ -240,6 +242,27 @@ def test_administration_is_for_admins(shared_dir: Path, daemon: StartDaemon) -> 
         assert Reader.attach(real.paths).namespaces() == {}
     assert as_member(real, BOB, admin_calls) == ["done"] * 4
     assert real.process.wait(PATIENCE_S) == 0
+
+
+def test_an_export_is_for_the_daemons_own_uid(shared_dir: Path, daemon: StartDaemon) -> None:
+    real = daemon("demo", "--admin-uid", str(BOB))
+    bobs = shared_dir / "bobs"
+    bobs.mkdir()
+
+    def stop(folder: Path) -> tuple[int, str]:
+        arguments = ["--name", "demo", "--export", str(folder / "demo.export")]
+        done = CliRunner().invoke(stop_command, arguments)
+        return done.exit_code, done.output
+
+    code, said = stop(shared_dir / "nowhere")
+    assert (code, "cannot be written" in said) == (Exit.UNUSABLE, True)
+    bobs.chmod(0o777)
+    code, said = run_as(BOB, lambda: stop(bobs), groups=[group_of(real)])
+    assert code == Exit.UNUSABLE
+    assert f"{real.paths.lock}: cannot be opened: Permission denied" in said
+    with Admin("demo") as admin:
+        admin.ping()
+    assert not list(bobs.iterdir())
 
 
 def test_settings_of_a_namespace_through_the_daemon(daemon: StartDaemon) -> None:

@@ -33,6 +33,7 @@ from real_daemon import (
     stats,
 )
 
+from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import (
     Admin,
     AllOf,
@@ -52,6 +53,7 @@ from purgatoryd.clients import (
     Subscriber,
     TimerInfo,
 )
+from purgatoryd.shm_layout import segment
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.journal import (
     Frame,
@@ -62,6 +64,7 @@ from purgatoryd.shm_layout.journal import (
     uuid_of,
 )
 from purgatoryd.shm_layout.layout import NOTICE_LATE
+from purgatoryd.shm_layout.paths import paths_in
 
 HOUR_S = 3600.0
 SMALL = ("--segment-bytes", "256K", "--stage-bytes", "4M")
@@ -656,11 +659,11 @@ def test_a_cut_end_is_no_damage(daemon: StartDaemon, journal: Path) -> None:
     with durable() as client:
         tickets = [client.add(f"k{i}", delay=HOUR_S).ticket for i in range(50)]
     reboot(real)
-    (segment,) = segments(journal / "demo")
+    (only,) = segments(journal / "demo")
     walk = Walk()
-    walk.enter(segment.path)
+    walk.enter(only.path)
     ends = [int(walk.struct.at) for _ in walk.groups()]
-    with segment.path.open("r+b") as file:
+    with only.path.open("r+b") as file:
         file.seek(ends[-1] - 8)
         file.write(bytes(8))
     real.start()
@@ -834,6 +837,15 @@ def test_what_is_due_waits_for_the_disk_and_the_loop_sleeps(
 # ---- export and import -----------------------------------------------------------------------
 
 
+def export(real: Daemon) -> Path:
+    """What a daemon holds, as a file; it has ended then."""
+    file = real.dir / f"{real.name}.export"
+    stopped = command(real, "stop", "--name", real.name, "--export", str(file))
+    assert stopped.returncode == 0, stopped.stderr
+    assert real.process.wait(PATIENCE_S) == 0
+    return file
+
+
 @pytest.mark.parametrize("with_journal", [False, True])
 def test_an_export_begins_another_daemon(
     daemon: StartDaemon, journal: Path, with_journal: bool
@@ -844,10 +856,7 @@ def test_an_export_begins_another_daemon(
                   for i in range(300)}  # fmt: skip
         owner.advance("replica", 3)
         operation = owner.watch("op", AllOf({"replica": 4}), timeout=HOUR_S, topic="t0")
-    file = real.dir / "demo.export"
-    stopped = command(real, "stop", "--name", "demo", "--export", str(file))
-    assert stopped.returncode == 0, stopped.stderr
-    assert real.process.wait(PATIENCE_S) == 0
+    file = export(real)
     other = daemon(
         "other", "--import", str(file), "--capacity", "1000", "--topics", "50",
         *(journalled(journal) if with_journal else ()),
@@ -869,13 +878,81 @@ def test_an_export_begins_another_daemon(
     assert "an import needs an empty arena" in refused(lambda: other.start("--import", str(file)))
 
 
-def test_what_is_no_export_is_refused(daemon: StartDaemon, daemon_dir: Path) -> None:
+@pytest.mark.parametrize("how", ["--keep", "--drain"])
+@pytest.mark.parametrize("file", ["nowhere/demo.export", "x" * 255], ids=["no folder", "long"])
+def test_a_daemon_is_not_stopped_for_an_export_that_cannot_be_written(
+    daemon: StartDaemon, daemon_dir: Path, file: str, how: str
+) -> None:
+    real = daemon("demo")
+    path = daemon_dir / file
+    with Client("demo") as client:
+        client.add("before", delay=HOUR_S)
+        told = command(real, "stop", "--name", "demo", how, "--export", str(path))
+        assert (told.returncode, told.stdout) == (Exit.UNUSABLE, "")
+        assert f"{path} cannot be written" in told.stderr
+        client.add("behind", delay=HOUR_S)
+    assert real.running
+    assert not path.exists()
+
+
+def segments_of(real: Daemon) -> dict[str, bytes]:
+    """The bytes in shared memory that have a daemon's name."""
+    found = segment.MOUNT.glob(f"{real.paths.arena[1:]}*")
+    return {path.name: path.read_bytes() for path in found}
+
+
+@pytest.mark.parametrize("end", [Daemon.stop, Daemon.kill], ids=["stopped", "killed"])
+def test_an_import_over_an_arena_in_use_changes_no_byte(
+    daemon: StartDaemon, end: Callable[[Daemon], None]
+) -> None:
+    small = ("--capacity", "100", "--payload-memory", "1M")
+    other, real = daemon("other", *small), daemon("demo", *small)
+    with Client("other") as client:
+        client.add("imported", delay=HOUR_S)
+    file = export(other)
+    with Purgatory("demo", timeout=PATIENCE_S) as owner:
+        owner.add("mine", delay=HOUR_S)
+        owner.watch("operation", AllOf({"level": 1}), timeout=HOUR_S)
+    end(real)
+    before = segments_of(real)
+    said = refused(lambda: real.start(*small, "--import", str(file)))
+    assert "holds 1 timers, 1 operations and 0 notices not sent yet" in said
+    assert segments_of(real) == before
+    real.start(*small)
+    with Purgatory("demo", timeout=PATIENCE_S) as client:
+        assert client.cancel("mine") is CancelResult.CANCELLED
+        assert client.advance("level", 1) == 1
+    eventually(lambda: stats(real)["outcomes"] == 0)
+    end(real)
+    real.start(*small, "--import", str(file))
+    with Client("demo") as client:
+        assert client.get("imported") is not None
+
+
+def test_a_durable_namespace_is_not_imported_without_a_journal(
+    daemon: StartDaemon, journal: Path
+) -> None:
+    real = daemon("demo", *journalled(journal, "--durable-namespace", "shop"))
+    with Client("demo", namespace="shop") as client:
+        client.add("a", delay=HOUR_S)
+    begin = ("--import", str(export(real)))
+    assert "namespace 'shop' is durable" in refused(lambda: daemon("other", *begin))
+    assert not list(segment.MOUNT.glob(f"{paths_in(real.dir, 'other').arena[1:]}*"))
+    other = daemon("other", *begin, *journalled(journal))
+    with Client("other", namespace="shop") as client, Admin("other") as admin:
+        ticket = client.add("b", delay=HOUR_S).ticket
+        assert records(other, journal)[-1].fields["ticket"] == ticket
+        admin.set_namespace("shop", durability=0)
+    daemon("third", "--import", str(export(other)))
+    with Client("third", namespace="shop") as client:
+        assert all(client.get(key) is not None for key in "ab")
+
+
+def test_what_is_no_export_is_refused(daemon: StartDaemon) -> None:
     real = daemon("demo")
     with Client("demo") as client:
         client.add("a", delay=HOUR_S)
-    file = daemon_dir / "demo.export"
-    assert command(real, "stop", "--name", "demo", "--export", str(file)).returncode == 0
-    assert real.process.wait(PATIENCE_S) == 0
+    file = export(real)
     content = file.read_bytes()
     for bad in (b"", b"nothing", content[:4200], content[:-8], content[:-40] + bytes(40)):
         file.write_bytes(bad)
