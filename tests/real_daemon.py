@@ -169,11 +169,11 @@ def stats(daemon: Daemon) -> dict[str, int]:
         reader.close()
 
 
-def notices(reader: Reader, namespace: str, topic: str) -> list[wire.RawNotice]:
-    """All notices of a topic, from the outbox; none may be lost."""
+def notices(reader: Reader, namespace: str, topic: str, first: int = 1) -> list[wire.RawNotice]:
+    """All notices of a topic from sequence `first` on, from the outbox; none may be lost."""
     _, last = reader.tails(namespace)[topic]
-    lost, bodies = reader.replay(namespace, topic, 1, last)
-    assert lost == 0
+    lost, bodies = reader.replay(namespace, topic, first, last)
+    assert lost == first - 1
     heads = [(body, wire.decode_notice_head(body)) for body in bodies]
     return [n for body, head in heads for n in wire.decode_notices(body, head.records)]
 

@@ -1,4 +1,4 @@
-"""Stored arenas of released layouts, laid out in shared memory for a daemon of today."""
+"""Stored arenas and exports of released versions, for a daemon of today."""
 
 from __future__ import annotations
 
@@ -12,16 +12,22 @@ from purgatoryd.shm_layout import segment
 from purgatoryd.shm_layout.arena import boot_id
 from purgatoryd.shm_layout.paths import Paths
 
-FOLDERS = sorted((Path(__file__).parent / "stored").glob("[0-9]*.[0-9]*"))
+FOLDER = Path(__file__).parent / "stored"
+ARENAS = sorted(path.parent for path in FOLDER.glob("*/arena.xz"))
+EXPORTS = sorted(path.parent for path in FOLDER.glob("*/export.xz"))
+
+
+def unpacked(path: Path) -> bytearray:
+    return bytearray(lzma.decompress(path.read_bytes()))
 
 
 class Stored:
-    """One folder of tests/stored: two segments, and what stands in them."""
+    """The arena in a folder of tests/stored: two segments, and what stands in them."""
 
     def __init__(self, folder: Path) -> None:
-        self.contents: dict[str, Any] = json.loads((folder / "contents.json").read_text())
-        self.arena = bytearray(lzma.decompress((folder / "arena.xz").read_bytes()))
-        self.private = bytearray(lzma.decompress((folder / "private.xz").read_bytes()))
+        self.contents: dict[str, Any] = json.loads((folder / "arena.json").read_text())
+        self.arena = unpacked(folder / "arena.xz")
+        self.private = unpacked(folder / "private.xz")
         self.of_boot(boot_id())
         for at in self.contents["uid_offsets"]:  # its sessions are this user's
             self.private[at : at + 4] = os.geteuid().to_bytes(4, "little")
@@ -46,3 +52,12 @@ class Stored:
         beside = list(segment.MOUNT.glob(f"{paths.arena[1:]}*"))
         found = [(segment.MOUNT / name[1:]).read_bytes() for name in (paths.arena, paths.private)]
         return found == [self.arena, self.private] and len(beside) == 2
+
+
+class StoredExport:
+    """The export in such a folder, written to `file`, and what stands in it."""
+
+    def __init__(self, folder: Path, file: Path) -> None:
+        self.contents: dict[str, Any] = json.loads((folder / "export.json").read_text())
+        self.file = file
+        file.write_bytes(unpacked(folder / "export.xz"))

@@ -18,7 +18,7 @@ from conftest import StartDaemon
 from fault_driver import build_library
 from machine import needs
 from real_daemon import PATIENCE_S, Daemon, boot_ns, eventually, notices, refused, stats
-from stored_arena import FOLDERS, Stored
+from stored_arena import ARENAS, Stored
 
 from purgatoryd.cli.arena import infos
 from purgatoryd.clients import AllOf, Client, Purgatory, Subscriber
@@ -291,7 +291,7 @@ def test_an_arena_of_another_boot_is_refused_and_untouched(
     daemon_dir: Path, daemon: StartDaemon
 ) -> None:
     (daemon_dir / "demo.lock").touch()
-    stored, paths = Stored(FOLDERS[-1]), paths_in(daemon_dir, "demo")
+    stored, paths = Stored(ARENAS[-1]), paths_in(daemon_dir, "demo")
     stored.of_boot(b"another boot ...")
     stored.lay_out(paths)
     assert f"boot id is {b'another boot ...'.hex()}, expected " in refused(lambda: daemon("demo"))

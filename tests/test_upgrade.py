@@ -17,15 +17,27 @@ from conftest import StartDaemon
 from machine import needs
 from purgatory_driver import Command
 from raw_wire import Raw, batch
-from real_daemon import PATIENCE_S, Daemon, eventually, notices, refused, stats
-from stored_arena import FOLDERS, Stored
+from real_daemon import (
+    PATIENCE_S,
+    Daemon,
+    eventually,
+    notices,
+    refused,
+    remove_segments,
+    stats,
+)
+from stored_arena import ARENAS, EXPORTS, Stored, StoredExport
 
 from purgatoryd.cli.arena import infos
-from purgatoryd.clients import Client, Notice, SnapshotRequired, Subscriber
+from purgatoryd.cli.exits import Exit
+from purgatoryd.clients import Client, Notice, Purgatory, SnapshotRequired, Subscriber
 from purgatoryd.clients.stream import Stream
 from purgatoryd.shm_layout import segment, wire
+from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import OtherAbi
+from purgatoryd.shm_layout.journal import Walk
+from purgatoryd.shm_layout.journal import contents as contents_of
 from purgatoryd.shm_layout.layout import (
     ABI,
     LAYOUT_ID,
@@ -48,11 +60,12 @@ MORE = ("--capacity", "1000", "--payload-memory", "1M", "--outbox", "256", "--fa
 FAR_NS = 10**18
 LATE = 2
 KEY_TYPES = ("str", "bytes", "uuid")
+LONG_KEY = b"a watch key of more than sixteen bytes"
 # offsets in struct pg_header and struct pg_private, the same in every ABI
 MAJOR_AT, MINOR_AT, LAYOUT_AT, PRIVATE_LAYOUT_AT = 8, 12, 16, 8
 
 
-@pytest.fixture(params=FOLDERS, ids=lambda folder: folder.name)
+@pytest.fixture(params=ARENAS, ids=lambda folder: folder.name)
 def stored(request: pytest.FixtureRequest) -> Stored:
     return Stored(request.param)
 
@@ -95,7 +108,7 @@ def is_due(timer: dict[str, Any]) -> bool:
     return bool(timer["deadline_ns"] < FAR_NS)
 
 
-def what_is_armed_stays(reader: Reader, was: dict[str, Any]) -> None:
+def what_is_armed_stays(reader: Reader, was: dict[str, Any], shift_ns: int = 0) -> None:
     """Deadlines and tickets; a wall deadline is placed anew by today's wall clock."""
     armed = {i.ticket: i for i in infos(reader)}
     expected = [t for t in was["timers"] if not is_due(t)]
@@ -107,21 +120,37 @@ def what_is_armed_stays(reader: Reader, was: dict[str, Any]) -> None:
         )  # fmt: skip
         assert (info.wall_ns, info.payload.hex()) == (timer["wall_ns"], timer["payload"])
         if timer["wall_ns"] is None:
-            assert info.deadline_ns == timer["deadline_ns"]
+            assert info.deadline_ns == timer["deadline_ns"] + shift_ns
 
 
-def what_came_due_fires(reader: Reader, was: dict[str, Any]) -> None:
-    """After what had fired before, which keeps its place: once, in the order of deadlines."""
+def what_came_due_fires(
+    reader: Reader, was: dict[str, Any], *, sent: bool = True, shift_ns: int = 0
+) -> None:
+    """After what had fired before, which keeps its place: once, in the order of deadlines.
+
+    `sent`: what the socket had is still there, too.
+    """
     fired = len(was["outbox"]) + 6  # of the seven that are due one asked for no notice
     eventually(lambda: reader.header.published == fired)
     for namespace, topic in {(e["namespace"], e["topic"]) for e in was["outbox"]}:
         before = [e for e in was["outbox"] if (e["namespace"], e["topic"]) == (namespace, topic)]
-        found = notices(reader, namespace, topic)
+        gone = 0 if sent else sum(e["sent"] for e in before)
+        del before[:gone]
+        found = notices(reader, namespace, topic, gone + 1)
         assert [(n.ticket, n.key, n.deadline_ns, n.fired_ns, n.cause) for n in found][
             : len(before)
-        ] == [(e["ticket"], key_of(e), e["deadline_ns"], e["fired_ns"], e["cause"]) for e in before]
+        ] == [
+            (e["ticket"], key_of(e), moved(e["deadline_ns"], shift_ns),
+             moved(e["fired_ns"], shift_ns), e["cause"])
+            for e in before
+        ]  # fmt: skip
         assert [n.payload.hex() for n in found][: len(before)] == [e["payload"] for e in before]
         came_due(found[len(before) :], was, namespace, topic)
+
+
+def moved(time_ns: int, shift_ns: int) -> int:
+    """A time on the clock of another boot; what was before it began is at its beginning."""
+    return max(0, time_ns + shift_ns)
 
 
 def came_due(found: list[wire.RawNotice], was: dict[str, Any], namespace: str, topic: str) -> None:
@@ -165,7 +194,7 @@ def operations_end_as_they_would_have(owner: Raw) -> None:
     levels = [
         driver.advance(b"a", 9), driver.advance(b"b", 1), driver.bump(b"c", 3),
         driver.bump(b"69", 7),
-        driver.advance(b"a watch key of more than sixteen bytes", 9),
+        driver.advance(LONG_KEY, 9),
         driver.fail(b"broken", 14),
     ]  # fmt: skip
     owner.sequence += 1
@@ -194,8 +223,105 @@ def as_raw(command: Command) -> tuple[bytes, bytes]:
 
 
 def test_every_released_layout_has_a_stored_arena() -> None:
-    stored = {Stored(folder).contents["layout_id"]: folder.name for folder in FOLDERS}
+    stored = {Stored(folder).contents["layout_id"]: folder.name for folder in ARENAS}
     assert stored == {layout_id: f"{a}.{b}" for layout_id, (a, b) in RELEASED_LAYOUTS.items()}
+
+
+@pytest.mark.parametrize("settings", [SAME, MORE], ids=["the same sizes", "other sizes"])
+def test_a_stored_arena_gets_a_journal(
+    stored: Stored, settings: tuple[str, ...], paths: Paths, daemon: StartDaemon
+) -> None:
+    stored.lay_out(paths)
+    real = daemon("demo", *settings, "--journal", str(paths.directory / "journal"))
+    reader = Reader.attach(real.paths)
+    what_came_due_fires(reader, stored.contents)
+    fired = reader.header.published
+    reader.close()
+    with Client("demo", durable=True, timeout=PATIENCE_S) as client:
+        client.add("behind", delay=3600)  # what was before is on disk with it
+        client.cancel("behind")
+    real.kill()
+    remove_segments(real.paths)  # as a reboot does
+    real.start()
+    reader = Reader.attach(real.paths)
+    what_is_armed_stays(reader, stored.contents)
+    assert reader.header.published == reader.header.outbox_tail == fired
+    operations_wait_for_their_levels(reader)
+    reader.close()
+
+
+def operations_wait_for_their_levels(reader: Reader) -> None:
+    """Their owner is gone: those that owe a notice tell by it how they ended."""
+    _, last = reader.tails("n")["t"]
+    with Purgatory("demo", namespace="n", timeout=PATIENCE_S) as other:
+        ended = [
+            other.advance(b"a", 9), other.advance(b"b", 1), other.bump(b"c", 3),
+            other.bump(b"69", 7), other.advance(LONG_KEY, 9),
+        ]  # fmt: skip
+    assert ended == [0, 1, 1, 1, 1]
+    told = [(n.key, n.cause) for n in notices(reader, "n", "t", last + 1)]
+    assert told == [(b"any", Cause.SATISFIED), (b"sum", Cause.SATISFIED)]
+
+
+# ---- an export of an earlier version -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [SAME, MORE], ids=["the same sizes", "other sizes"])
+@pytest.mark.parametrize("folder", EXPORTS, ids=lambda folder: folder.name)
+def test_a_stored_export_is_imported(
+    folder: Path, settings: tuple[str, ...], tmp_path: Path, daemon: StartDaemon
+) -> None:
+    stored = StoredExport(folder, tmp_path / "stored.export")
+    was = stored.contents
+    real = daemon("demo", *settings, "--import", str(stored.file))
+    reader = Reader.attach(real.paths)
+    shift_ns = moved_by(reader, was)
+    what_came_due_fires(reader, was, sent=False, shift_ns=shift_ns)
+    what_is_armed_stays(reader, was, shift_ns)
+    assert levels_in(exported(real)) == {
+        bytes.fromhex(key): (level, error) for key, level, error in was["levels"]
+    }
+    reader.close()
+    real.start(*settings)
+    reader = Reader.attach(real.paths)
+    what_is_armed_stays(reader, was, shift_ns)
+    operations_wait_for_their_levels(reader)
+    assert stats(real)["next_ticket"] > was["next_ticket"]
+    reader.check()
+    reader.close()
+
+
+def moved_by(reader: Reader, was: dict[str, Any]) -> int:
+    """By how much delays moved to this boot's clock: as much as the wall clock says."""
+    far = next(t for t in was["timers"] if t["wall_ns"] is None and not is_due(t))
+    (found,) = (i for i in infos(reader) if i.ticket == far["ticket"])
+    shift_ns = int(found.deadline_ns - far["deadline_ns"])
+    expected_ns = was["wall_offset_ns"] - int(reader.header.wall_offset_ns)
+    assert abs(shift_ns - expected_ns) < PATIENCE_S * 10**9
+    return shift_ns
+
+
+def exported(real: Daemon) -> Path:
+    """What a daemon holds, as a file; it has ended then."""
+    file = real.dir / "exported"
+    command = [sys.executable, "-m", "purgatoryd.cli", "stop", "--name", real.name]
+    subprocess.run([*command, "--export", str(file)], check=True, env=real.env)
+    assert real.process.wait(PATIENCE_S) == 0
+    return file
+
+
+def levels_in(export: Path) -> dict[wire.Key | None, tuple[int, int]]:
+    """Level and error of every watch key."""
+    walk = Walk()
+    walk.enter(export)
+    found = [frame for frame in walk.frames() if frame.kind == "level"]
+    walk.check()
+    return {contents_of(f).key: (f.fields["level"], f.fields["error"]) for f in found}
+
+
+def test_every_format_of_the_journal_has_a_stored_export(tmp_path: Path) -> None:
+    stored = [StoredExport(folder, tmp_path / "export").contents["journal"] for folder in EXPORTS]
+    assert [lib.PG_JOURNAL_MAJOR, lib.PG_JOURNAL_MINOR] in stored
 
 
 # ---- what cannot be converted ------------------------------------------------------------------
@@ -314,6 +440,18 @@ def test_a_daemon_of_another_minor_can_be_stopped(newer: Daemon) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == {"stopped": "demo", "pid": newer.pid, "armed": 1}
     assert newer.process.wait(PATIENCE_S) == 0
+
+
+def test_a_daemon_of_another_minor_is_not_stopped_for_an_export(newer: Daemon) -> None:
+    file = newer.dir / "demo.export"
+    command = [sys.executable, "-m", "purgatoryd.cli", "stop", "--name", "demo"]
+    done = subprocess.run(
+        [*command, "--export", str(file)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == Exit.UNUSABLE
+    assert f"ABI is {ABI[0]}.{ABI[1] + 1}, expected" in done.stderr
+    assert newer.running
+    assert not file.exists()
 
 
 # ---- births that were cut off ------------------------------------------------------------------

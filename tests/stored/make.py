@@ -1,12 +1,14 @@
-"""Writes the stored arena of the layout of this build: `python tests/stored/make.py`.
+"""Writes what later versions have to read: `python tests/stored/make.py arena` or `... export`.
 
-Run once when a layout is released, from its code; the folder is named after the ABI and never
-changes again. tests/test_upgrade.py starts later daemons on it. The arena is what a daemon
-leaves that was killed: clock and contents are made up, so that it is the same on every machine.
+Run once when a layout, or a format of the journal, is released, from its code; the folder is
+named after the ABI, and what stands in it never changes again. tests/test_upgrade.py starts
+later daemons on it. The arena is what a daemon leaves that was killed, the export is of the same
+moment: clock and contents are made up, so that they are the same on every machine.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import lzma
 import sys
@@ -23,7 +25,10 @@ from purgatory_driver import BASE_NOW, Key, Owner, Purgatory  # noqa: E402
 
 from purgatoryd.shm_layout import wire  # noqa: E402
 from purgatoryd.shm_layout._core import ffi, lib  # noqa: E402
+from purgatoryd.shm_layout.arena import Reader  # noqa: E402
+from purgatoryd.shm_layout.journal import write_snapshot  # noqa: E402
 from purgatoryd.shm_layout.layout import LAYOUT_ID, PutMode, Status, TimeKind  # noqa: E402
+from purgatoryd.shm_layout.segment import Segment  # noqa: E402
 
 S = 10**9
 WALL_OFFSET_NS = 1_767_225_600 * S  # boot clock 0 was 2026-01-01T00:00:00Z
@@ -145,9 +150,11 @@ def contents(core: Purgatory, owner: Owner) -> dict[str, Any]:
     return {
         "abi": [int(core.header.abi_major), int(core.header.abi_minor)],
         "layout_id": LAYOUT_ID,
+        "journal": [lib.PG_JOURNAL_MAJOR, lib.PG_JOURNAL_MINOR],
         "boot_id_offset": ffi.offsetof("struct pg_header", "boot_id"),
         "uid_offsets": [uid_offset(core, row) for row in range(CONFIG["sessions"])],
         "killed_ns": KILLED_NS,
+        "wall_offset_ns": WALL_OFFSET_NS,
         "next_ticket": int(core.header.next_ticket),
         "timers": [timer_record(info) for info in core.scan()],
         "outbox": [entry_record(core, entry) for entry in core.entries()],
@@ -200,15 +207,27 @@ def operation_record(core: Purgatory, slot: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def main() -> None:
+def arena_files(core: Purgatory) -> dict[str, bytes]:
+    return {"arena": core.arena[:], "private": core.private[:]}
+
+
+def export_files(core: Purgatory) -> dict[str, bytes]:
+    """What `stop --export` writes."""
+    file = io.BytesIO()
+    write_snapshot(Reader(Segment("stored", core.arena)), file, quiet=True)
+    return {"export": file.getvalue()}
+
+
+def main(what: str) -> None:
     core, owner = build()
     found = contents(core, owner)
     folder = HERE / ".".join(map(str, found["abi"]))
-    folder.mkdir()
-    for name, memory in (("arena", core.arena), ("private", core.private)):
-        (folder / f"{name}.xz").write_bytes(lzma.compress(memory[:], preset=9))
-    (folder / "contents.json").write_text(json.dumps(found, indent=1) + "\n")
+    folder.mkdir(exist_ok=True)
+    files = {"arena": arena_files, "export": export_files}[what](core)
+    for name, data in files.items():
+        (folder / f"{name}.xz").write_bytes(lzma.compress(data, preset=9))
+    (folder / f"{what}.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])
