@@ -421,7 +421,6 @@ static void batch_begin(struct pg_arena *a, struct pg_session *s, const struct r
     reply_forget(a, m);
     m->checksum = sum;
     m->count = q->frame.count;
-    m->extra_blob = PG_NIL;
     memset(m->results, 0, q->frame.count * sizeof(struct pg_result));
     STORE_RELEASE(&s->intent[0], 0ull);
     s->applied = 0;

@@ -37,7 +37,7 @@ FIELDS = {
     "target", "level", "slot", "sibling", "error", "touched_s", "key_len", "key_type",
     "first_watch", "notice_blob", "ended_ns", "cause", "version",
     "id", "uid", "last", "current", "applied", "count", "intent", "checksum", "extra_blob",
-    "extra_bytes", "charged",
+    "extra_bytes",
     "staged", "tail", "next_lsn",
 }  # fmt: skip
 COPIES = ("memcpy(", "memset(", "answer(", "answer_slot(", "*op = ", "*e = ", "*r = ", "*f = ")
@@ -48,8 +48,10 @@ STORES = (
 )
 
 COMPILE = ["cc", "-std=c11", "-O3", "-fvisibility=hidden", "-w", f"-I{CORE}", f"-I{ROOT}/tests/c"]
-PRIVATE = re.compile(r"memcpy\(&.*|memset\((?:a->|out,).*|a->\w+ = .*|(?:p->|n\.|next\.|out\[).*")
-"""Locals, the fields of a process's handle, and what is derived."""
+PRIVATE = re.compile(
+    r"answer\(\w+, 0, .*|memcpy\(&.*|memset\((?:a->|out,).*|a->\w+ = .*|(?:p->|n\.|next\.|out\[).*"
+)
+"""Refusals, locals, the fields of a process's handle, and what is derived."""
 
 CPU_S = 60
 """Of one program; a mutant that takes more hangs. The core as it is takes a third for a round."""
