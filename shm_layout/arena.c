@@ -495,25 +495,6 @@ static bool notice_mark(struct pg_arena *a, uint32_t slot)
                               (uint32_t)operation_granules(a, slot));
 }
 
-/* Blobs are marked in one pass and keys linked in a second, because linking compares keys. */
-static bool slots_mark_blobs(struct pg_arena *a, struct pg_fault *why)
-{
-    for (uint32_t i = 0; i < a->slots.capacity; i++) {
-        const struct pg_hot *h = &a->slots.hot[i];
-        const struct pg_cold *c = &a->slots.cold[i];
-        operation_ahead(a, i);
-        if (ctl_state(h->ctl) == PG_S_FREE)
-            continue;
-        if (!slot_sound(a, h, c))
-            return fault_set(why, "slots", "an armed slot names what is not there", i, 0,
-                             h->topic);
-        if (!blobs_rebuild_mark(&a->blobs, c->blob, slot_granules(c)) ||
-            !notice_mark(a, i))
-            return fault_set(why, "blobs", "a slot's blob overlaps or is outside", i, 0, c->blob);
-    }
-    return true;
-}
-
 /* A timer's blob is the entry's now; an operation gave away only its notice's. */
 static void slot_drop_fired(struct pg_arena *a, uint32_t slot)
 {
@@ -528,19 +509,49 @@ static bool blob_inside(const struct pg_arena *a, const struct pg_cold *c)
     return (uint64_t)c->blob + slot_granules(c) <= a->blobs.granules;
 }
 
-/* The slot whose entry is already committed counts as ended. One that is not sound stays as it
- * is, and is refused when the blobs are marked. */
-static void slots_drop_fired(struct pg_arena *a)
+/* The control word of the slot whose entry is already committed; 0 = none. That one counts as
+ * ended. If it is not sound it stays as it is, and is refused when its blob is marked. */
+static uint64_t fired_ctl(const struct pg_arena *a)
 {
     const uint64_t tail = a->header->outbox_tail;
     if (tail == 0 || outbox_at(a, tail - 1)->commit != tail)
-        return;
-    const uint64_t ticket = outbox_at(a, tail - 1)->ticket >> 8;
-    for (uint32_t i = 0; i < a->slots.capacity; i++)
-        if (a->slots.hot[i].ctl == ctl_of(ticket, PG_S_ARMED) &&
-            slot_sound(a, &a->slots.hot[i], &a->slots.cold[i]) &&
+        return 0;
+    return ctl_of(outbox_at(a, tail - 1)->ticket >> 8, PG_S_ARMED);
+}
+
+static bool slot_mark(struct pg_arena *a, uint32_t i, struct pg_fault *why)
+{
+    const struct pg_hot *h = &a->slots.hot[i];
+    const struct pg_cold *c = &a->slots.cold[i];
+    if (!slot_sound(a, h, c))
+        return fault_set(why, "slots", "an armed slot names what is not there", i, 0, h->topic);
+    if (!blobs_rebuild_mark(&a->blobs, c->blob, slot_granules(c)) || !notice_mark(a, i))
+        return fault_set(why, "blobs", "a slot's blob overlaps or is outside", i, 0, c->blob);
+    return true;
+}
+
+/* Marks blobs, finds the free slots (downwards: the lowest is given first) and the earliest
+ * deadline. Keys are linked in a second walk, because that compares keys. */
+static bool slots_walk(struct pg_arena *a, int64_t *earliest_ns, struct pg_fault *why)
+{
+    const uint64_t fired = fired_ctl(a);
+    *earliest_ns = INT64_MAX;
+    a->slots.free[0] = 0;
+    for (uint32_t i = a->slots.capacity; i-- > 0;) {
+        const struct pg_hot *h = &a->slots.hot[i];
+        if (i >= OPERATIONS_AHEAD)
+            operation_prefetch(a, i - OPERATIONS_AHEAD);
+        if (UNLIKELY(h->ctl == fired) && fired != 0 && slot_sound(a, h, &a->slots.cold[i]) &&
             blob_inside(a, &a->slots.cold[i]))
             slot_drop_fired(a, i);
+        if (ctl_state(h->ctl) == PG_S_FREE)
+            slots_give(&a->slots, i);
+        else if (!slot_mark(a, i, why))
+            return false;
+        if (ctl_state(h->ctl) == PG_S_ARMED && timers_deadline_ns(a, i) < *earliest_ns)
+            *earliest_ns = timers_deadline_ns(a, i);
+    }
+    return true;
 }
 
 static void slots_link(struct pg_arena *a)
@@ -556,11 +567,10 @@ static void slots_link(struct pg_arena *a)
 
 /* The wheel begins before the earliest deadline, so that all which came due meanwhile stands
  * in its tick and fires in order. */
-static void wheel_rebuild(struct pg_arena *a, int64_t now_ns)
+static void wheel_rebuild(struct pg_arena *a, int64_t earliest_ns, int64_t now_ns)
 {
     const struct wheel_shape shape = {(int64_t)a->header->tick_ns, a->header->fanout,
                                       a->slots.capacity};
-    const int64_t earliest_ns = timers_earliest_ns(a);
     wheel_init(&a->wheel, &shape, earliest_ns <= now_ns ? earliest_ns - 1 : now_ns);
     a->wall_placed_by_ns = a->header->wall_offset_ns;
     a->wall_cursor = PG_NIL;
@@ -576,6 +586,7 @@ static bool wall_sound(const struct pg_header *h, struct pg_fault *why)
 
 int pg_rebuild(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
 {
+    int64_t earliest_ns;
     memset(why, 0, sizeof *why);
     if (!wall_sound(a->header, why))
         return 0;
@@ -592,12 +603,10 @@ int pg_rebuild(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
     blobs_rebuild_begin(&a->blobs);
     if (!outbox_rebuild(a, why) || !names_check(a, why))
         return 0;
-    slots_drop_fired(a);
-    if (!slots_mark_blobs(a, why) || !levels_rebuild(a, why) || !sessions_rebuild(a, why))
+    if (!slots_walk(a, &earliest_ns, why) || !levels_rebuild(a, why) || !sessions_rebuild(a, why))
         return 0;
     blobs_rebuild_end(&a->blobs);
-    slots_rebuild(&a->slots);
-    wheel_rebuild(a, now_ns);
+    wheel_rebuild(a, earliest_ns, now_ns);
     slots_link(a);
     a->metrics->blob_bytes = blobs_used(&a->blobs) * PG_GRANULE;
     sessions_recover(a);

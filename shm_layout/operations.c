@@ -891,7 +891,7 @@ void operation_release(struct pg_arena *a, uint32_t slot)
 
 /* ---- rebuild -------------------------------------------------------------------------------------- */
 
-#define CLAIMED (PG_NIL - 1)      /* in `left` while records are sorted out */
+#define UNCLAIMED (PG_NIL - 1)    /* in `left` of records that no operation was seen to have */
 
 static bool chain_claim(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
 {
@@ -899,9 +899,10 @@ static bool chain_claim(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
     uint32_t n = 0;
     for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(a, x)->sibling, n++) {
         if (x >= a->watch_rows || n >= op->keys || watch_at(a, x)->slot != slot ||
-            watch_at(a, x)->level >= a->level_rows || level_of(a, x)->key_len == 0)
+            watch_at(a, x)->left != UNCLAIMED || watch_at(a, x)->level >= a->level_rows ||
+            level_of(a, x)->key_len == 0)
             return fault_set(why, "operations", "a watch record that is not its own", slot, n, x);
-        watch_at(a, x)->left = CLAIMED;
+        watch_at(a, x)->left = PG_NIL;
     }
     return n == op->keys ||
            fault_set(why, "operations", "watch records of an operation", slot, op->keys, n);
@@ -969,7 +970,7 @@ static void records_sort_out(struct pg_arena *a)
     a->purgatory->free_watch = PG_NIL;
     a->purgatory->free_watches = 0;
     for (uint32_t x = a->watch_rows; x-- > 0;)
-        if (watch_at(a, x)->left != CLAIMED)
+        if (watch_at(a, x)->left == UNCLAIMED)
             watch_free(a, x);
 }
 
@@ -983,31 +984,35 @@ static void armed_again(struct pg_arena *a, struct pg_operation *op)
     watches_place(a, op, false);
 }
 
+static bool operation_rebuild(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
+{
+    if (armed_operation(a, slot)) {
+        if (!chain_claim(a, slot, why))
+            return false;
+        armed_again(a, operation_at(a, slot));
+        a->metrics->operations++;
+    } else if (ctl_state(a->slots.hot[slot].ctl) == PG_S_OUTCOME) {
+        operation_at(a, slot)->in_inbox = 0;
+        a->metrics->outcomes++;
+        inbox_add(a, slot);
+    }
+    return true;
+}
+
 bool operations_rebuild(struct pg_arena *a, struct pg_fault *why)
 {
     for (uint32_t x = 0; x < a->watch_rows; x++)
-        watch_at(a, x)->left = PG_NIL;
-    for (uint32_t slot = 0; slot < a->slots.capacity; slot++) {
-        operation_ahead(a, slot);
-        if (armed_operation(a, slot) && !chain_claim(a, slot, why))
-            return false;
-    }
-    records_sort_out(a);
+        watch_at(a, x)->left = UNCLAIMED;
     inboxes_reset(a);
     a->metrics->operations = a->metrics->outcomes = 0;
     for (uint32_t slot = 0; slot < a->slots.capacity; slot++) {
-        operation_ahead(a, slot);
-        if (armed_operation(a, slot)) {
-            armed_again(a, operation_at(a, slot));
-            a->metrics->operations++;
-        } else if (ctl_state(a->slots.hot[slot].ctl) == PG_S_OUTCOME) {
-            operation_at(a, slot)->in_inbox = 0;
-            a->metrics->outcomes++;
-            inbox_add(a, slot);
-        }
+        operation_prefetch(a, slot + OPERATIONS_AHEAD);
+        if (!operation_rebuild(a, slot, why))
+            return false;
     }
+    records_sort_out(a);
     for (uint32_t slot = 0; slot < a->slots.capacity; slot++) {
-        operation_ahead(a, slot);
+        operation_prefetch(a, slot + OPERATIONS_AHEAD);
         if (armed_operation(a, slot))
             settle_again(a, slot);
     }

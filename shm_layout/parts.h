@@ -209,8 +209,8 @@ bool timers_cancel(struct pg_arena *a, const struct key *key, uint64_t ticket,
 uint32_t key_find(const struct pg_arena *a, const struct key *key, struct probe *at);
 /* The armed slot of a key; PG_NIL = none. */
 uint32_t timers_find(const struct pg_arena *a, const struct key *key);
-/* The earliest deadline of all armed slots by the wall clock as it stands; needs truth only. */
-int64_t timers_earliest_ns(const struct pg_arena *a);
+/* Deadline of an armed slot by the wall clock as it stands; needs truth only. */
+int64_t timers_deadline_ns(const struct pg_arena *a, uint32_t slot);
 /* Links an armed slot, whose truth is in place, into all that is derived. False: another
  * slot with a higher ticket has its key, and this one is freed. */
 bool timers_link(struct pg_arena *a, uint32_t slot);
@@ -321,12 +321,12 @@ static inline bool is_operation(const struct pg_arena *a, uint32_t slot)
 {
     return (a->slots.hot[slot].flags & PG_F_OPERATION) != 0;
 }
-/* For a walk over all slots, so that the next operations' blobs are there in time. */
-static inline void operation_ahead(const struct pg_arena *a, uint32_t slot)
+/* For a walk over all slots: fetches an operation's blob so many slots ahead. */
+#define OPERATIONS_AHEAD 16
+static inline void operation_prefetch(const struct pg_arena *a, uint32_t slot)
 {
-    enum { AHEAD = 16 };
-    if (slot + AHEAD < a->slots.capacity && is_operation(a, slot + AHEAD))
-        __builtin_prefetch(operation_at(a, slot + AHEAD), 1);
+    if (slot < a->slots.capacity && is_operation(a, slot))
+        __builtin_prefetch(operation_at(a, slot), 1);
 }
 /* Bytes before the key and payload in its blob. */
 uint32_t operation_ext_bytes(const struct pg_operation *op);

@@ -106,7 +106,7 @@ static int64_t wall_deadline(const struct pg_arena *a, int64_t wall_ns)
 }
 
 /* By the wall clock as it stands now; where the wheel has the slot may be an older truth. */
-static int64_t slot_deadline(const struct pg_arena *a, uint32_t slot)
+int64_t timers_deadline_ns(const struct pg_arena *a, uint32_t slot)
 {
     if (a->slots.hot[slot].flags & PG_F_WALL)
         return wall_deadline(a, slot_ext(a, slot)->value);
@@ -313,7 +313,7 @@ static void put_extend(struct pg_arena *a, const struct put *p, int64_t deadline
                        uint32_t slot, struct pg_result *r)
 {
     struct pg_hot *h = &a->slots.hot[slot];
-    if (deadline_ns <= slot_deadline(a, slot)) {
+    if (deadline_ns <= timers_deadline_ns(a, slot)) {
         answer_slot(a, r, slot, PG_ST_KEPT);
         return;
     }
@@ -406,7 +406,7 @@ bool timers_cancel(struct pg_arena *a, const struct key *k, uint64_t ticket, str
 /* True when a wall timer is really due by the wall clock; else it is placed anew. */
 static bool wall_reached(struct pg_arena *a, uint32_t slot)
 {
-    const int64_t deadline_ns = slot_deadline(a, slot);
+    const int64_t deadline_ns = timers_deadline_ns(a, slot);
     if (deadline_ns <= a->now_ns)
         return true;
     STORE_RELEASE(&a->slots.hot[slot].deadline_ns, deadline_ns);
@@ -479,7 +479,7 @@ static void wall_replace(struct pg_arena *a, uint32_t slot)
     if (ctl_state(h->ctl) != PG_S_ARMED || !(h->flags & PG_F_WALL))
         return;
     wheel_remove(&a->wheel, slot);
-    STORE_RELEASE(&h->deadline_ns, slot_deadline(a, slot));
+    STORE_RELEASE(&h->deadline_ns, timers_deadline_ns(a, slot));
     wheel_place(&a->wheel, slot);
 }
 
@@ -536,18 +536,6 @@ int64_t pg_next_ns(const struct pg_arena *a)
 
 /* ---- linking, for rebuild and migrate ------------------------------------------------------------- */
 
-int64_t timers_earliest_ns(const struct pg_arena *a)
-{
-    int64_t earliest_ns = INT64_MAX;
-    for (uint32_t i = 0; i < a->slots.capacity; i++) {
-        if (ctl_state(a->slots.hot[i].ctl) != PG_S_ARMED)
-            continue;
-        const int64_t deadline_ns = slot_deadline(a, i);
-        earliest_ns = deadline_ns < earliest_ns ? deadline_ns : earliest_ns;
-    }
-    return earliest_ns;
-}
-
 /* A duplicate is half a replacement: the younger of the two stays. */
 static void drop(struct pg_arena *a, uint32_t slot)
 {
@@ -560,7 +548,7 @@ static void drop(struct pg_arena *a, uint32_t slot)
 
 static void link_armed(struct pg_arena *a, uint32_t slot)
 {
-    a->slots.hot[slot].deadline_ns = slot_deadline(a, slot);
+    a->slots.hot[slot].deadline_ns = timers_deadline_ns(a, slot);
     wheel_place(&a->wheel, slot);
     slot_counted(a, slot, 1);
 }

@@ -523,7 +523,11 @@ static void bye_make(struct world *w, struct call *call, unsigned unused)
 /* `far`: how many of the armed deadlines it passes. */
 static void advance_make(struct world *w, struct call *call, unsigned far)
 {
-    int64_t earliest_ns = timers_earliest_ns(w->a);
+    int64_t earliest_ns = INT64_MAX;
+    for (uint32_t i = 0; i < w->a->slots.capacity; i++)
+        if (ctl_state(w->a->slots.hot[i].ctl) == PG_S_ARMED &&
+            timers_deadline_ns(w->a, i) < earliest_ns)
+            earliest_ns = timers_deadline_ns(w->a, i);
     call->kind = BY_ADVANCE;
     w->now_ns += below(w, 3) * TICK_NS;
     if (earliest_ns < INT64_MAX / 8 && earliest_ns > w->now_ns && far != 0)
