@@ -26,8 +26,8 @@ from other_user import run_as
 from raw_wire import Raw
 from real_daemon import PATIENCE_S, Daemon, DaemonFailed, clean_environment
 
+from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
-from purgatoryd.cli.service import stop_command
 from purgatoryd.clients import ANYBODY, Admin, Client, Purgatory, Subscriber
 from purgatoryd.clients.conditions import AllOf
 from purgatoryd.daemon.access import Access
@@ -250,8 +250,8 @@ def test_an_export_is_for_the_daemons_own_uid(shared_dir: Path, daemon: StartDae
     bobs.mkdir()
 
     def stop(folder: Path) -> tuple[int, str]:
-        arguments = ["--name", "demo", "--export", str(folder / "demo.export")]
-        done = CliRunner().invoke(stop_command, arguments)
+        arguments = ["stop", "--name", "demo", "--export", str(folder / "demo.export")]
+        done = CliRunner().invoke(app, arguments)
         return done.exit_code, done.output
 
     code, said = stop(shared_dir / "nowhere")

@@ -187,11 +187,12 @@ def recovered(paths: Paths, tickets: set[int]) -> None:
 
 
 def known(paths: Paths) -> set[int]:
-    """Tickets that are armed or in the outbox."""
+    """Tickets that are armed or in the outbox; armed ones first, for a live daemon may fire them."""
     reader = Reader.attach(paths)
     try:
+        armed = {info.ticket for info in infos(reader)}
         fired = [n for topic in reader.tails("raw") for n in notices(reader, "raw", topic)]
-        return {info.ticket for info in infos(reader)} | {n.ticket for n in fired}
+        return armed | {n.ticket for n in fired}
     finally:
         reader.close()
 
