@@ -7,6 +7,7 @@ import os
 import struct
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from real_daemon import (
     remove_segments,
     stats,
 )
-from stored_arena import ARENAS, EXPORTS, Stored, StoredExport
+from stored_arena import ARENAS, EXPORTS, JOURNALS, Stored, StoredExport, StoredJournal
 
 from purgatoryd.cli.arena import infos
 from purgatoryd.cli.exits import Exit
@@ -36,7 +37,7 @@ from purgatoryd.shm_layout import segment, wire
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import OtherAbi
-from purgatoryd.shm_layout.journal import Walk
+from purgatoryd.shm_layout.journal import Walk, segments
 from purgatoryd.shm_layout.journal import contents as contents_of
 from purgatoryd.shm_layout.layout import (
     ABI,
@@ -322,6 +323,40 @@ def levels_in(export: Path) -> dict[wire.Key | None, tuple[int, int]]:
 def test_every_format_of_the_journal_has_a_stored_export(tmp_path: Path) -> None:
     stored = [StoredExport(folder, tmp_path / "export").contents["journal"] for folder in EXPORTS]
     assert [lib.PG_JOURNAL_MAJOR, lib.PG_JOURNAL_MINOR] in stored
+
+
+# ---- a journal of an earlier version -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("folder", JOURNALS, ids=lambda folder: folder.name)
+def test_a_stored_journal_is_read(folder: Path, tmp_path: Path) -> None:
+    stored = StoredJournal(folder, tmp_path / "demo")
+    walk, kinds = Walk(), Counter[str]()
+    for file in segments(stored.directory):
+        walk.enter(file.path)
+        kinds.update(frame.kind for frame in walk.frames())
+        walk.check()
+    assert walk.uuid.hex() == stored.contents["uuid"]
+    assert (walk.lsn, kinds) == (stored.contents["last_lsn"], stored.contents["kinds"])
+
+
+@pytest.mark.parametrize("folder", JOURNALS, ids=lambda folder: folder.name)
+def test_a_daemon_goes_on_with_a_stored_journal(
+    folder: Path, paths: Paths, daemon: StartDaemon
+) -> None:
+    journal = paths.directory / "journal"
+    StoredJournal(folder, journal / "demo")
+    real = daemon("demo", *MORE, "--journal", str(journal))
+    reader = Reader.attach(real.paths)
+    keys = {info.key for info in infos(reader)}
+    reader.check()
+    reader.close()
+    assert keys == {b"of boot %d" % boot for boot in range(3)}
+
+
+def test_every_format_of_the_journal_is_stored() -> None:
+    names = {folder.name for folder in JOURNALS}
+    assert f"journal-{lib.PG_JOURNAL_MAJOR}.{lib.PG_JOURNAL_MINOR}" in names
 
 
 # ---- what cannot be converted ------------------------------------------------------------------

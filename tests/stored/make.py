@@ -1,9 +1,12 @@
-"""Writes what later versions have to read: `python tests/stored/make.py arena` or `... export`.
+"""Writes what later versions have to read: `python tests/stored/make.py arena`, `... export` or
+`... journal`.
 
 Run once when a layout, or a format of the journal, is released, from its code; the folder is
-named after the ABI, and what stands in it never changes again. tests/test_upgrade.py starts
-later daemons on it. The arena is what a daemon leaves that was killed, the export is of the same
-moment: clock and contents are made up, so that they are the same on every machine.
+named after the ABI, or after the journal's format, and what stands in it never changes again.
+tests/test_upgrade.py starts later daemons on it. The arena is what a daemon leaves that was
+killed, the export is of the same moment; the journal is of several boots, with every fate that a
+timer or an operation can have. Clock and contents are made up, so that they are the same on
+every machine.
 """
 
 from __future__ import annotations
@@ -11,7 +14,10 @@ from __future__ import annotations
 import io
 import json
 import lzma
+import shutil
 import sys
+import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -22,11 +28,12 @@ sys.path.insert(0, str(HERE.parent))
 import purgatory_driver as driver  # noqa: E402
 from core_driver import NIL, Entry  # noqa: E402
 from purgatory_driver import BASE_NOW, Key, Owner, Purgatory  # noqa: E402
+from segment_driver import STAGE_BYTES, Committer  # noqa: E402
 
 from purgatoryd.shm_layout import wire  # noqa: E402
 from purgatoryd.shm_layout._core import ffi, lib  # noqa: E402
 from purgatoryd.shm_layout.arena import Reader  # noqa: E402
-from purgatoryd.shm_layout.journal import write_snapshot  # noqa: E402
+from purgatoryd.shm_layout.journal import Walk, file_name, segments, write_snapshot  # noqa: E402
 from purgatoryd.shm_layout.layout import LAYOUT_ID, PutMode, Status, TimeKind  # noqa: E402
 from purgatoryd.shm_layout.segment import Segment  # noqa: E402
 
@@ -218,7 +225,100 @@ def export_files(core: Purgatory) -> dict[str, bytes]:
     return {"export": file.getvalue()}
 
 
+# ---- a journal -----------------------------------------------------------------------------
+
+BOOTS = 3
+ROUNDS = 20
+"""Of each boot: more than a segment holds."""
+JOURNAL_CONFIG = CONFIG | {
+    "capacity": 2048, "outbox_capacity": 2048, "outbox_bytes_max": 1 << 20,
+    "payload_bytes": 1 << 22, "stage_bytes": STAGE_BYTES,
+}  # fmt: skip
+
+
+def write_journal(directory: Path) -> None:
+    """All files that a daemon's journal folder has; of the newest segment the end is open."""
+    core = Purgatory(**JOURNAL_CONFIG)
+    for boot in range(BOOTS):
+        lib.pg_start_epoch(core.a, bytes([boot + 1] * 16))
+        write_snapshot_file(core, directory)
+        committer = Committer(core, directory)
+        owner = Owner(core, NONCE + boot)
+        for number in range(ROUNDS):
+            journal_round(core, owner, f"{boot}-{number}")
+            core.check()
+            committer.commit()
+        owner.send(driver.put(b"of boot %d" % boot, FAR_NS))
+        owner.bye()
+        committer.commit()
+        committer.close()
+
+
+def write_snapshot_file(core: Purgatory, directory: Path) -> None:
+    lsn = int(lib.pg_stage_of(core.a).next_lsn)
+    with (directory / file_name(lsn, ".snapshot")).open("wb") as file:
+        write_snapshot(Reader(Segment("stored", core.arena)), file, quiet=True)
+
+
+def journal_round(core: Purgatory, owner: Owner, name: str) -> None:
+    """Timers that fire, are cancelled, replaced and extended; operations of every outcome."""
+    begin_ns, of = core.now_ns, name.encode()
+    keys = [b"%s/%d" % (of, i) for i in range(20)]
+    owner.send(*(driver.put(key, S + i, payload=key * 8) for i, key in enumerate(keys)))
+    core.put(f"wall {name}", begin_ns + WALL_OFFSET_NS + S, TimeKind.WALL, topic=b"u")
+    core.put(UUID(int=begin_ns), S // 2, namespace=b"other", payload=of)
+    owner.send(*(driver.put(key, 2 * S, PutMode.EXTEND) for key in keys[:4]))
+    owner.send(*(driver.put(key, 2 * S, PutMode.REPLACE) for key in keys[4:8]))
+    core.advance(begin_ns + S // 10)
+    owner.send(*(driver.cancel(key) for key in keys[8:12]))
+    outcomes(owner, of)
+    core.advance(begin_ns + 3 * S)
+    core.publish_all()
+    owner.ack(*(mail.ack() for mail in owner.mail()))
+
+
+def outcomes(owner: Owner, of: bytes) -> None:
+    level, own, broken = b"level " + of, b"own key of " + of, b"broken " + of
+    owner.send(
+        driver.watch(b"all " + of, driver.ALL, [Key(level, 2), Key(own, 1)], S, notice=True),
+        driver.watch(b"sum " + of, driver.SUM, [Key(level, 0, 9)], S, threshold=3, payload=of),
+        driver.watch(b"any " + of, driver.ANY, [Key(level, 99), Key(own, 99)], S, notice=True),
+        driver.watch(b"failed " + of, driver.ALL, [Key(broken, 1, own=True)], S),
+        driver.watch(b"cancelled " + of, driver.CLIENT, [Key(level, 0)], S),
+    )
+    owner.send(driver.advance(level, 2), driver.advance(own, 5), driver.bump(level, 1))
+    owner.send(driver.fail(broken, 7), driver.cancel(b"cancelled " + of))
+    owner.send(driver.clear(broken), driver.forget(level), driver.forget(own))
+
+
+def journal_contents(directory: Path) -> dict[str, Any]:
+    """What a reader has to find in the segments."""
+    walk, kinds = Walk(), Counter[str]()
+    for file in segments(directory):
+        walk.enter(file.path)
+        kinds.update(frame.kind for frame in walk.frames())
+        walk.check()
+    return {"journal": [lib.PG_JOURNAL_MAJOR, lib.PG_JOURNAL_MINOR],
+            "uuid": CONFIG["uuid"].hex(), "last_lsn": walk.lsn, "kinds": kinds}  # fmt: skip
+
+
+def journal_main() -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary)
+        write_journal(directory)
+        found = journal_contents(directory)
+        folder = HERE / "journal-{}.{}".format(*found["journal"])
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        for file in sorted(directory.iterdir()):
+            (folder / f"{file.name}.xz").write_bytes(lzma.compress(file.read_bytes(), preset=9))
+    (folder / "journal.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
 def main(what: str) -> None:
+    if what == "journal":
+        journal_main()
+        return
     core, owner = build()
     found = contents(core, owner)
     folder = HERE / ".".join(map(str, found["abi"]))
