@@ -134,7 +134,7 @@ $(VENV)/tools.stamp: $(VENV)/bin/python
 # for folders named as the package; there is none.
 $(VENV)/install.stamp: pyproject.toml setup.py $(VENV)/tools.stamp
 	$(STRICT_BUILD) PYTHONWARNINGS=ignore flock build/lock \
-		$(BIN)/pip install --quiet --no-build-isolation --editable ".[demo]" --group dev
+		$(BIN)/pip install --quiet --no-build-isolation --editable ".[demo,lake,spark,jre]" --group dev
 	@touch $@
 
 $(VENV)/fuzz.stamp: $(VENV)/install.stamp

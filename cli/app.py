@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Mapping
 from importlib import import_module
+from typing import Any
 
 import click
 
@@ -25,27 +27,36 @@ COMMANDS = {
     "namespace": "namespaces",
     "keygen": "keys",
     "journal": "journal",
+    "pipeline": "pipeline",
 }
 
 
 class Lazy(click.Group):
-    """Imports the module of a command when the command is asked for."""
+    """Imports the module of a command when the command is asked for.
+
+    `table` names, for each command, the module of purgatoryd.cli that holds COMMAND_command.
+    """
+
+    def __init__(self, *args: Any, table: Mapping[str, str], **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.table = table
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All commands, in the order of the table."""
-        return list(COMMANDS)
+        return list(self.table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of that name; None lets click say that there is none."""
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self.table:
             return None
-        module = import_module(f"purgatoryd.cli.{COMMANDS[cmd_name]}")
-        command: click.Command = getattr(module, f"{cmd_name}_command")
+        module = import_module(f"purgatoryd.cli.{self.table[cmd_name]}")
+        command: click.Command = getattr(module, f"{cmd_name.replace('-', '_')}_command")
         return command
 
 
 @click.group(
     cls=Lazy,
+    table=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     help=f"""Timers for the processes of this host.
 

@@ -22,8 +22,8 @@ from purgatoryd.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from purgatoryd.daemon.marks import Mark
     from purgatoryd.shm_layout.journal import Frame, Walk
+    from purgatoryd.shm_layout.marks import Mark
 
 journal_option = click.option(
     "--journal",
@@ -232,9 +232,9 @@ def verify_command(name: str, journal: Path, as_json: bool) -> int:
 @json_option
 def mark_command(name: str, journal: Path, cap: int, mark: str, lsn: int, as_json: bool) -> None:
     """Hold the journal from LSN on for a reader, under the name MARK; again to move it."""
-    from purgatoryd.daemon.marks import Mark, remove_mark, set_mark
     from purgatoryd.shm_layout.errors import InvalidSetting
     from purgatoryd.shm_layout.journal import segments
+    from purgatoryd.shm_layout.marks import Mark, remove_mark, set_mark
 
     held, path = Mark(mark, lsn, cap), folder(journal, name)
     set_mark(path, held)
@@ -259,7 +259,7 @@ def mark_record(mark: Mark) -> dict[str, Any]:
 @json_option
 def unmark_command(name: str, journal: Path, mark: str, as_json: bool) -> int:
     """Hold nothing for MARK any more; exit code 1 if there is no such mark."""
-    from purgatoryd.daemon.marks import remove_mark
+    from purgatoryd.shm_layout.marks import remove_mark
 
     found = remove_mark(folder(journal, name), mark)
     told = "removed" if found else "unknown"
@@ -273,7 +273,7 @@ def unmark_command(name: str, journal: Path, mark: str, as_json: bool) -> int:
 @json_option
 def marks_command(name: str, journal: Path, as_json: bool) -> None:
     """List the marks. A dropped one held back more than its cap, and holds nothing now."""
-    from purgatoryd.daemon.marks import read_marks
+    from purgatoryd.shm_layout.marks import read_marks
 
     marks = read_marks(folder(journal, name)).values()
     show([mark_record(mark) for mark in marks], f"marks of {name}", as_json)

@@ -56,8 +56,11 @@ def _leaves(command: click.Command, title: str) -> Iterator[tuple[click.Command,
     if not isinstance(command, click.Group):
         yield command, title
         return
-    for name, one in command.commands.items():
-        yield from _leaves(one, f"{title} {name}")
+    with click.Context(command) as ctx:
+        found = [(name, command.get_command(ctx, name)) for name in command.list_commands(ctx)]
+    for name, one in found:
+        if one:
+            yield from _leaves(one, f"{title} {name}")
 
 
 def text() -> str:

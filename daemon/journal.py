@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from purgatoryd.daemon.config import Config
-from purgatoryd.daemon.files import sync_directory
 from purgatoryd.daemon.retention import Keep, is_untidy
 from purgatoryd.daemon.snapshot import save_snapshot, start, tell, tidy_and_tell
 from purgatoryd.shm_layout.arena import Arena
@@ -22,6 +21,7 @@ from purgatoryd.shm_layout.errors import (
     JournalMismatch,
     JournalUnwritable,
 )
+from purgatoryd.shm_layout.files import sync_directory
 from purgatoryd.shm_layout.journal import (
     Committer,
     Walk,

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from purgatoryd.daemon.files import sync_directory
-from purgatoryd.daemon.marks import Mark, changing_marks, read_marks
+from purgatoryd.shm_layout.files import sync_directory
 from purgatoryd.shm_layout.journal import File, segments, snapshots
+from purgatoryd.shm_layout.marks import Mark, changing_marks, read_marks
 
 SNAPSHOTS_KEPT = 2
 

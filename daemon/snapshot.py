@@ -15,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from purgatoryd.daemon.files import try_write, write_durably
 from purgatoryd.daemon.retention import Keep, tidy
 from purgatoryd.shm_layout.arena import Handle, Reader
 from purgatoryd.shm_layout.errors import JournalUnwritable, PurgatorydError
+from purgatoryd.shm_layout.files import try_write, write_durably
 from purgatoryd.shm_layout.journal import SNAPSHOT, file_name, has_stopped, write_snapshot
 from purgatoryd.shm_layout.segment import Segment
 

@@ -44,6 +44,9 @@ PurgatorydError
 |   +-- ArenaTooSmall                below what lives in it
 |   +-- ArenaInUse                   an import would replace what lives in it
 +-- SystemFailure                    the machine refused the daemon memory, a file, a descriptor
++-- PipelineError                    what leaves the host for the lake
+|   +-- ExtraMissing                 a part of the installation that was not asked for
+|   +-- LakeBroken                   a file of the lake is not what was written
 +-- StartError                       the daemon cannot start
     +-- AlreadyRunning
     +-- BadPath                      not a directory, foreign owner, not writable
@@ -595,6 +598,32 @@ class SystemFailure(PurgatorydError):
         text = f"the daemon cannot go on: {self.reason}"
         text += f" (errno {self.number})" if self.number else ""
         return f"{self.path}: {text}" if self.path else text
+
+
+class PipelineError(PurgatorydError):
+    """The journal's way into the lake, or what is made of it there."""
+
+
+@dataclass(eq=False)
+class ExtraMissing(PipelineError):
+    """`what` is needed and not installed; `install` says how to get it."""
+
+    what: str
+    install: str
+
+    def __str__(self) -> str:
+        return f"{self.what} is missing: {self.install}"
+
+
+@dataclass(eq=False)
+class LakeBroken(PipelineError):
+    """The file `path` of a lake is not what was written: `what`."""
+
+    path: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.what}"
 
 
 class StartError(PurgatorydError):

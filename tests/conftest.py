@@ -10,12 +10,16 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import pytest
 from real_daemon import Daemon, remove_segments
 
+from purgatoryd.pipeline.session import session
 from purgatoryd.shm_layout.paths import paths_in
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 class StartDaemon(Protocol):
@@ -55,3 +59,11 @@ def daemon(daemon_dir: Path) -> Iterator[StartDaemon]:
     yield start
     for one in started:
         one.close()
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """The one Spark session of the whole run, started when the first test asks for it."""
+    made = session("local[2]", {"spark.sql.shuffle.partitions": "2"}, name="tests")
+    yield made
+    made.stop()

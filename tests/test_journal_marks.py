@@ -7,14 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from purgatoryd.daemon.files import replace_durably, write_durably
-from purgatoryd.daemon.marks import (
-    FILE,
-    Mark,
-    read_marks,
-    remove_mark,
-    set_mark,
-)
 from purgatoryd.daemon.retention import (
     Keep,
     bytes_from,
@@ -25,6 +17,7 @@ from purgatoryd.daemon.retention import (
     tidy,
 )
 from purgatoryd.shm_layout.errors import BadPath, InvalidName
+from purgatoryd.shm_layout.files import replace_durably, write_durably
 from purgatoryd.shm_layout.journal import (
     SEGMENT,
     SNAPSHOT,
@@ -32,6 +25,13 @@ from purgatoryd.shm_layout.journal import (
     file_name,
     segments,
     snapshots,
+)
+from purgatoryd.shm_layout.marks import (
+    FILE,
+    Mark,
+    read_marks,
+    remove_mark,
+    set_mark,
 )
 
 NOTHING = Keep(0, 0)

@@ -76,7 +76,7 @@ def test_wheel_holds_one_tree_for_every_python(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert "-cp311-abi3-linux_" in wheel.name
     assert {name.split("/")[0].split("-")[0] for name in names} == {"purgatoryd"}
-    for part in ("shm_layout", "daemon", "clients", "cli"):
+    for part in ("shm_layout", "daemon", "clients", "pipeline", "cli"):
         assert f"purgatoryd/{part}/py.typed" in names
     assert "purgatoryd/shm_layout/_core.abi3.so" in names
     assert "purgatoryd/shm_layout/layout.h" in names

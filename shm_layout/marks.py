@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from purgatoryd.daemon.files import replace_durably
 from purgatoryd.shm_layout.errors import BadPath, InvalidName
+from purgatoryd.shm_layout.files import replace_durably
 
 FILE = "marks"
 NAME_BYTES_MAX = 64
