@@ -7,6 +7,7 @@ from purgatoryd.clients.admin import Admin
 from purgatoryd.clients.bulk import BulkResult
 from purgatoryd.clients.client import Client, Handle
 from purgatoryd.clients.conditions import AllOf, AnyOf, SumOf, When
+from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.local import DelayedOperation, DelayedOperationPurgatory
 from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
 from purgatoryd.clients.purgatory import Operation, Outcome, Purgatory, Watch
@@ -92,6 +93,7 @@ __all__ = [
     "InvalidRows",
     "InvalidTime",
     "JournalStopped",
+    "Ledger",
     "LevelOverflow",
     "MessageRefused",
     "NamespaceSettings",

@@ -18,6 +18,7 @@ import zmq
 
 from purgatoryd.clients.bulk import BulkResult, pack_cancels, pack_puts
 from purgatoryd.clients.core import BYE_S, OPEN_RETRY_S, QUEUE_LIMIT, Core, Mode
+from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
 from purgatoryd.clients.packing import Pending
 from purgatoryd.clients.remote import Remote
@@ -75,10 +76,11 @@ class AsyncClient:
         queue_limit: int = QUEUE_LIMIT,
         remote: Remote | None = None,
         durable: bool = False,
+        ledger: Ledger | None = None,
     ) -> None:
         self.timeout = timeout
         self.queue_limit = queue_limit
-        self._core = Core(name, namespace, remote, durable)
+        self._core = Core(name, namespace, remote, durable, ledger)
         self._changed: set[asyncio.Future[None]] = set()
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
@@ -380,8 +382,9 @@ class AsyncSubscriber:
         high_water_mark: int = RECEIVE_HWM,
         timeout: float = 5.0,
         remote: Remote | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
-        self._arguments = (name, namespace, topics, high_water_mark, remote)
+        self._arguments = (name, namespace, topics, high_water_mark, remote, ledger)
         self._timeout = timeout
         self._inbox: Inbox | None = None
         self._news = asyncio.Event()

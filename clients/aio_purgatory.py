@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar
 from purgatoryd.clients.aio import AsyncClient
 from purgatoryd.clients.conditions import AnyCondition, ByKey, check_level
 from purgatoryd.clients.core import QUEUE_LIMIT
+from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.operations import Book, Operation, Outcome
 from purgatoryd.clients.packing import PendingTrigger
 from purgatoryd.clients.purgatory import (
@@ -91,6 +92,7 @@ class AsyncPurgatory(AsyncClient):
         queue_limit: int = QUEUE_LIMIT,
         remote: Remote | None = None,
         durable: bool = False,
+        ledger: Ledger | None = None,
     ) -> None:
         super().__init__(
             name,
@@ -99,6 +101,7 @@ class AsyncPurgatory(AsyncClient):
             queue_limit=queue_limit,
             remote=remote,
             durable=durable,
+            ledger=ledger,
         )
         self._book = Book(self._schedule)
         self._core.session.on_outcomes = self._book.take

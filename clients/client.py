@@ -19,6 +19,7 @@ from typing import Any, Generic, Literal, Protocol, Self, TypeVar, overload
 
 from purgatoryd.clients.bulk import BulkResult, pack_cancels, pack_puts
 from purgatoryd.clients.core import BYE_S, OPEN_RETRY_S, QUEUE_LIMIT, Core, Mode
+from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.model import CancelResult, TimerInfo
 from purgatoryd.clients.packing import Pending
 from purgatoryd.clients.remote import Remote
@@ -81,7 +82,7 @@ class Client:
     `queue_limit`: how many packed calls may wait before add(wait=False) blocks. `remote`: where
     the daemon is, if it is on another host. `durable`: each call is answered once the daemon's
     journal has it on disk; it raises NoJournal if the daemon keeps none, and NotDurable if the
-    journal stopped meanwhile.
+    journal stopped meanwhile. `ledger`: notes what is acknowledged.
 
     Raises DaemonUnreachable if no daemon answers within `timeout`; InvalidName.
     """
@@ -95,10 +96,11 @@ class Client:
         queue_limit: int = QUEUE_LIMIT,
         remote: Remote | None = None,
         durable: bool = False,
+        ledger: Ledger | None = None,
     ) -> None:
         self.timeout = timeout
         self.queue_limit = queue_limit
-        self._core = Core(name, namespace, remote, durable)
+        self._core = Core(name, namespace, remote, durable, ledger)
         self._io = threading.Lock()  # session and socket; taken before _packing
         self._packing = threading.Lock()  # the packer's open batch
         self._flusher: threading.Thread | None = None

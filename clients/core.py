@@ -8,6 +8,7 @@ from typing import Literal
 
 from purgatoryd.clients import times
 from purgatoryd.clients.channel import Channel
+from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.life import Life
 from purgatoryd.clients.model import TimerInfo
 from purgatoryd.clients.packing import Packer, Pending, PendingAdd, PendingCancel
@@ -55,14 +56,19 @@ class Core:
     """A client without locks and waits."""
 
     def __init__(
-        self, name: str, namespace: str, remote: Remote | None = None, durable: bool = False
+        self,
+        name: str,
+        namespace: str,
+        remote: Remote | None = None,
+        durable: bool = False,
+        ledger: Ledger | None = None,
     ) -> None:
         self.name = check_name(name)
         self._remote = remote
         self.namespace = namespace
         self.namespace_bytes = wire.encode_namespace(namespace)
         self.key_name = self._name_entry(b"")  # for calls that name no topic
-        self.session = Session(durable=durable)
+        self.session = Session(durable=durable, ledger=ledger)
         self.packer = Packer()
         self.channel: Channel | None = None
         self.endpoint = ""

@@ -21,6 +21,7 @@ from purgatoryd.clients import times
 from purgatoryd.clients.client import Client
 from purgatoryd.clients.conditions import AnyCondition, ByKey, When, check_level, encode
 from purgatoryd.clients.core import QUEUE_LIMIT, Core
+from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.operations import Book, Operation, Outcome
 from purgatoryd.clients.packing import PendingTrigger
 from purgatoryd.clients.remote import Remote
@@ -115,6 +116,7 @@ class Purgatory(Client):
         queue_limit: int = QUEUE_LIMIT,
         remote: Remote | None = None,
         durable: bool = False,
+        ledger: Ledger | None = None,
     ) -> None:
         self._kicked = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._book = Book(self._kick)
@@ -123,7 +125,7 @@ class Purgatory(Client):
         try:
             super().__init__(
                 name, namespace=namespace, timeout=timeout, queue_limit=queue_limit,
-                remote=remote, durable=durable,
+                remote=remote, durable=durable, ledger=ledger,
             )  # fmt: skip
         except BaseException:
             os.close(self._kicked)

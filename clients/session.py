@@ -22,6 +22,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from purgatoryd.clients.ledger import Ledger
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import DaemonError, MessageRefused, NotDurable, SessionExpired
 from purgatoryd.shm_layout.layout import Message, WireError
@@ -106,10 +107,15 @@ class Session:
     """The client's end of one session, and of the sessions that replace it."""
 
     def __init__(
-        self, nonce: Callable[[int], bytes] = os.urandom, *, durable: bool = False
+        self,
+        nonce: Callable[[int], bytes] = os.urandom,
+        *,
+        durable: bool = False,
+        ledger: Ledger | None = None,
     ) -> None:
         self._nonce = nonce
         self._durable = durable  # batches are answered once they are on disk
+        self._ledger = ledger
         self._hellos = 0
         self._questions = 0
         self._sequence = 0
@@ -274,6 +280,7 @@ class Session:
         if not reply.error:
             wire.check_results(reply.body, batch.count)
             del self._flight[reply.sequence]
+            self._note_answer(batch, reply.body)
             batch.settle(reply.body)
         elif reply.error == WireError.SESSION_EXPIRED:
             self._expire(batch)
@@ -287,6 +294,12 @@ class Session:
         elif reply.error != WireError.STOPPING:  # the daemon's successor will be asked again
             self._abandon(batch, reply.refusal())
 
+    def _note_answer(self, batch: Batch, results: bytes) -> None:
+        if self._ledger is not None and self.welcome is not None:
+            self._ledger.answered(
+                self.welcome.uuid, batch.body, batch.names, batch.names_bytes, batch.count, results
+            )
+
     def _on_query(self, reply: Reply) -> None:
         if reply.error == WireError.STOPPING or reply.session != self.id:
             return
@@ -299,7 +312,10 @@ class Session:
 
     def _on_outcomes(self, reply: Reply) -> None:
         if reply.session == self.id and self.on_outcomes is not None:
-            self.on_outcomes(wire.decode_outcomes(reply.body, reply.records))
+            outcomes = wire.decode_outcomes(reply.body, reply.records)
+            if self._ledger is not None and self.welcome is not None:
+                self._ledger.ended(self.welcome.uuid, outcomes)
+            self.on_outcomes(outcomes)
 
     def _on_ping_or_ack(self, reply: Reply) -> None:
         if reply.error != WireError.SESSION_EXPIRED or reply.session != self.id:

@@ -84,11 +84,17 @@ class Stream:
         self._positions: dict[str, Position] = {}
         self._todo: deque[Gap | Arrival] = deque()
         self._ready: deque[Notice | SnapshotRequired] = deque()
-        self._stream_id = self._reader.stream_id if self._reader else 0
+        self.stream_id = self._reader.stream_id if self._reader else 0
+        """Of the notice that pop() returned last, too."""
         for topic, (incarnation, sequence) in self._tails().items():
             self._positions[topic] = Position(topic, incarnation, sequence + 1)
         for topic in topics or ():
             self._position(topic)
+
+    @property
+    def daemon(self) -> bytes:
+        """The uuid of the arena that sent what pop() returned last; empty if none can be read."""
+        return self._reader.uuid if self._reader else b""
 
     @property
     def stuck(self) -> bool:
@@ -112,7 +118,7 @@ class Stream:
 
     def compare(self) -> None:
         """Looks in the arena for notices that no message has announced."""
-        if not self._current(self._stream_id):
+        if not self._current(self.stream_id):
             self._follow()
         for topic, (incarnation, sequence) in self._tails().items():
             position = self._position(topic)
@@ -165,7 +171,7 @@ class Stream:
         if gap.last < position.next:
             self._todo.popleft()
             return True
-        if not self._current(self._stream_id) and not self._follow():
+        if not self._current(self.stream_id) and not self._follow():
             return False
         if self._reader is None:
             self._lose(position, gap.last)
@@ -173,7 +179,7 @@ class Stream:
         first, last = position.next, min(gap.last, position.next + REPLAY_CHUNK - 1)
         epoch = self._reader.epoch
         lost_until, bodies = self._reader.replay(self._namespace, position.topic, first, last)
-        if not self._current(self._stream_id) or self._reader.epoch != epoch:
+        if not self._current(self.stream_id) or self._reader.epoch != epoch:
             return False  # read while the daemon rebuilt the arena: proves nothing
         for body in bodies:
             head = wire.decode_notice_head(body)
@@ -246,21 +252,21 @@ class Stream:
             return False
         self.close()
         self._reader = reader
-        if reader is not None and reader.stream_id != self._stream_id:
+        if reader is not None and reader.stream_id != self.stream_id:
             self._break(reader.stream_id)
         return True
 
     def _same_stream(self, head: NoticeHead) -> bool:
         """False for a message of a stream that is over."""
-        if head.stream_id != self._stream_id:
+        if head.stream_id != self.stream_id:
             self._follow()
-        if self._reader is None and head.stream_id != self._stream_id:
+        if self._reader is None and head.stream_id != self.stream_id:
             self._break(head.stream_id)
-        return head.stream_id == self._stream_id
+        return head.stream_id == self.stream_id
 
     def _break(self, stream_id: int) -> None:
         """Continuity is lost: says so for every topic, and goes on with what there is."""
-        self._stream_id = stream_id
+        self.stream_id = stream_id
         for position in self._positions.values():
             self._restart(position, 0)
 

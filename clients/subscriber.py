@@ -16,6 +16,7 @@ from typing import Self
 import zmq
 
 from purgatoryd.clients.channel import RECONNECT_MS, connection_events
+from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.life import Life
 from purgatoryd.clients.model import Notice
 from purgatoryd.clients.remote import Remote
@@ -49,9 +50,11 @@ class Inbox:
         topics: Collection[str] | None,
         high_water_mark: int,
         remote: Remote | None,
+        ledger: Ledger | None = None,
     ) -> None:
         self.name = check_name(name)
         self._remote = remote
+        self._ledger = ledger
         subjects = _subjects(namespace, topics)
         self.endpoint = remote.place.notices if remote else client_paths(name).pub_endpoint
         self.live = remote is None
@@ -88,6 +91,8 @@ class Inbox:
         while (notice := self._stream.pop()) is None:
             if self._stream.stuck or not (self._receive() or self._compare()):
                 return None
+        if self._ledger is not None:
+            self._ledger.received(self._stream.daemon, self._stream.stream_id, notice)
         return notice
 
     @property
@@ -173,7 +178,8 @@ class Subscriber:
 
     `topics`: only these; None = all topics of the namespace. `high_water_mark`: messages that
     wait in the socket; more are dropped and recovered from the arena. `timeout`: seconds to
-    wait for the daemon. Everything that fires after the constructor returned arrives.
+    wait for the daemon. Everything that fires after the constructor returned arrives. `ledger`:
+    notes every notice that is handed out.
 
     Beside a daemon of a version with another ABI, and with `remote` one on another host, only what
     comes by the socket is left: a topic begins with its first message that arrives, and what the
@@ -192,11 +198,12 @@ class Subscriber:
         high_water_mark: int = RECEIVE_HWM,
         timeout: float = 5.0,
         remote: Remote | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         deadline_s = time.monotonic() + timeout
         while True:
             try:
-                self._inbox = Inbox(name, namespace, topics, high_water_mark, remote)
+                self._inbox = Inbox(name, namespace, topics, high_water_mark, remote, ledger)
                 break
             except (DaemonUnreachable, ArenaMissing, ArenaNotReady) as error:
                 if time.monotonic() >= deadline_s:

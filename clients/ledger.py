@@ -1,0 +1,179 @@
+"""What a process was told by the daemon, kept in a file of its own, for `pipeline audit`.
+
+A line is a fact in JSON: an acknowledged call, the outcome of an operation, a notice received.
+docs/audit.md has the fields. Files stand in DIRECTORY/daemon=<uuid>/, one for each Ledger.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+from uuid import UUID
+
+from purgatoryd.clients.model import Notice
+from purgatoryd.clients.times import boot_now_ns
+from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout.errors import BadPath
+from purgatoryd.shm_layout.layout import Cause, Op, Status
+from purgatoryd.shm_layout.wire import Key, RawOutcome
+
+BUFFER_BYTES = 65_536
+UNKNOWN = "unknown"
+"""Stands for the uuid of a daemon whose arena a subscriber cannot read."""
+
+_OPS = {int(Op.PUT): "add", int(Op.WATCH): "watch", int(Op.CANCEL): "cancel"}
+_FOUND = {
+    int(status): status.name.lower()
+    for status in (Status.ADDED, Status.REPLACED, Status.KEPT, Status.EXTENDED, Status.CANCELLED,
+                   Status.FIRED)
+}  # fmt: skip
+_CAUSES = {int(cause): cause.name.lower() for cause in Cause}
+
+
+class Ledger:
+    """Takes note of what its clients and subscribers are told; thread-safe.
+
+    Lines are written once they fill `buffer_bytes`, on flush() and on close(); a process that is
+    killed loses those that were not. A ledger that outlives a fork writes in the parent only.
+    Raises BadPath if `directory` cannot be made.
+    """
+
+    def __init__(self, directory: str | Path, *, buffer_bytes: int = BUFFER_BYTES) -> None:
+        self._directory = Path(directory)
+        self._buffer_bytes = buffer_bytes
+        self._name = f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}.jsonl"
+        self._pid = os.getpid()
+        self._lines: dict[bytes, list[str]] = {}
+        self._waiting = 0
+        self._mutex = threading.Lock()
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadPath(str(directory), f"cannot be made: {error.strerror}") from error
+
+    # ---- what is noted -------------------------------------------------------------------------
+
+    def answered(self, daemon: bytes, body: bytes, names: int, names_bytes: int,
+                 count: int, results: bytes) -> None:  # fmt: skip
+        """A batch was answered: `body` as it was sent, `results` as they came."""
+        told = f'"acked_boot_ns":{boot_now_ns()}'
+        calls = _calls(body, names, names_bytes, count)
+        answers = wire.decode_results(results[: count * wire.RESULT.size])
+        self._note(daemon, (
+            f'{{"op":"{call.op}",{_subject(word >> 8, call.namespace, call.key)},'
+            f'"found":"{found}",{told}}}\n'
+            for call, (word, _) in zip(calls, answers, strict=True)
+            if call.op and (found := _FOUND.get(word & 0xFF))
+        ))  # fmt: skip
+
+    def ended(self, daemon: bytes, outcomes: Iterable[RawOutcome]) -> None:
+        """The owner of operations was told how they ended."""
+        told = f'"acked_boot_ns":{boot_now_ns()}'
+        self._note(daemon, (
+            f'{{"op":"outcome","ticket":{raw.ticket},"found":"{_CAUSES[raw.cause]}",{told}}}\n'
+            for raw in outcomes if raw.cause
+        ))  # fmt: skip
+
+    def received(self, daemon: bytes, stream: int, notice: Notice) -> None:
+        """A subscriber handed a notice to its caller."""
+        subject = _subject(notice.ticket, notice.namespace, notice.key)
+        at = "null" if notice.received_boot_ns is None else notice.received_boot_ns
+        line = (
+            f'{{"op":"notice",{subject},"found":"{notice.cause.name.lower()}",'
+            f'"stream":"{stream:016x}","topic":{json.dumps(notice.topic)},'
+            f'"sequence":{notice.seq},"received_boot_ns":{at}}}\n'
+        )
+        self._note(daemon, (line,))
+
+    def _note(self, daemon: bytes, lines: Iterable[str]) -> None:
+        with self._mutex:
+            kept = self._lines.setdefault(daemon, [])
+            before = len(kept)
+            kept.extend(lines)
+            self._waiting += sum(map(len, kept[before:]))
+            if self._waiting >= self._buffer_bytes:
+                self._write()
+
+    # ---- to disk -------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Writes what waits; a crash of this process takes it back no more. Raises OSError."""
+        with self._mutex:
+            self._write()
+
+    def _write(self) -> None:
+        taken, self._lines, self._waiting = self._lines, {}, 0
+        if os.getpid() != self._pid:
+            return
+        for daemon, lines in taken.items():
+            path = self._directory / f"daemon={daemon.hex() or UNKNOWN}" / self._name
+            path.parent.mkdir(exist_ok=True)
+            with path.open("ab", buffering=0) as file:
+                _write_all(file.fileno(), "".join(lines).encode())
+
+    def close(self) -> None:
+        """Writes what waits. Raises OSError."""
+        self.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def _subject(ticket: int, namespace: str, key: Key) -> str:
+    if isinstance(key, str):
+        kind, text = "str", json.dumps(key)
+    elif isinstance(key, UUID):
+        kind, text = "uuid", f'"{key.hex}"'
+    else:
+        kind, text = "bytes", f'"{key.hex()}"'
+    return f'"ticket":{ticket},"namespace":{json.dumps(namespace)},"key":{text},"key_type":"{kind}"'
+
+
+# ---- a batch, read back ------------------------------------------------------------------------
+
+
+class _Call(NamedTuple):
+    """`op` is empty for what a ledger does not note."""
+
+    op: str
+    namespace: str
+    key: Key
+
+
+def _calls(body: bytes, names: int, names_bytes: int, count: int) -> Iterator[_Call]:
+    """The calls of a batch, in order."""
+    namespaces = list(_namespaces(body, names))
+    at = names_bytes + count * wire.RECORD.size
+    for record in wire.RECORD.iter_unpack(body[names_bytes:at]):
+        op, _, key_type, key_len, name, _, _, payload_len, ext_len, _, _ = record
+        key = wire.decode_key(key_type, body[at : at + key_len])
+        yield _Call(_OPS.get(op, ""), namespaces[name], key)
+        at += key_len + payload_len + ext_len
+
+
+def _namespaces(body: bytes, names: int) -> Iterator[str]:
+    """The namespace of each entry of a name table."""
+    at = 0
+    for _ in range(names):
+        namespace_len, topic_len = body[at], body[at + 1]
+        yield body[at + 2 : at + 2 + namespace_len].decode()
+        at += 2 + namespace_len + topic_len
