@@ -388,9 +388,22 @@ static void name_resolve(struct pg_arena *a, uint32_t i, struct name ns, struct 
         a->durable |= a->namespaces[a->name_namespaces[i]].durability != 0;
 }
 
+/* Namespaces that a later name of the table gave birth to. */
+static void names_again(struct pg_arena *a, const struct request *q)
+{
+    const uint8_t *at = q->names;
+    for (uint32_t i = 0; i < q->frame.names; i++) {
+        struct name ns, topic;
+        at = names_next(at, &ns, &topic);
+        if (a->name_namespaces[i] == PG_NIL && a->name_guards[i] != GUARD_DENIED)
+            a->name_namespaces[i] = names_find_namespace(a, ns);
+    }
+}
+
 static void names_begin(struct pg_arena *a, const struct request *q)
 {
     const uint8_t *at = q->names;
+    bool unknown = false;
     a->account = account_for(a, q->uid);
     memset(a->name_uses, 0, sizeof a->name_uses);
     for (uint32_t i = 0; i < q->frame.count; i++) {
@@ -401,7 +414,10 @@ static void names_begin(struct pg_arena *a, const struct request *q)
         struct name ns, topic;
         at = names_next(at, &ns, &topic);
         name_resolve(a, i, ns, topic, q->uid);
+        unknown |= a->name_namespaces[i] == PG_NIL;
     }
+    if (UNLIKELY(unknown))
+        names_again(a, q);
 }
 
 static void names_end(struct pg_arena *a, const struct request *q)

@@ -250,6 +250,9 @@ bool levels_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *gr
             continue;
         const struct key k = {level_key(a, row), l->hash, l->namespace_row, PG_NIL, l->key_len,
                               l->key_type};
+        if (a->secret != NULL && k.hash != key_hash(a, k.namespace_row, k.type, k.bytes, k.len))
+            return fault_set(fault, "levels", "hash of a watch key", row,
+                             key_hash(a, k.namespace_row, k.type, k.bytes, k.len), k.hash);
         if (a->secret != NULL && level_find(a, &k) != row)
             return fault_set(fault, "levels", "a watch key that the index does not lead to", row,
                              row, level_find(a, &k));

@@ -425,6 +425,19 @@ static bool frames_sound(const struct pg_arena *a, uint64_t end, uint64_t *lsn,
     return true;
 }
 
+/* Settings are stored one by one: those that the kill has cut off are in the frame. */
+static void settings_finish(struct pg_arena *a, const struct pg_j_namespace *j)
+{
+    if (j->row >= a->namespace_rows || a->namespaces[j->row].name_len == 0)
+        return;
+    struct pg_namespace *n = &a->namespaces[j->row];
+    n->owner_uid = j->owner_uid;
+    n->durability = j->durability;
+    n->quota_timers = j->quota_timers;
+    n->quota_bytes = j->quota_bytes;
+    n->quota_ops = j->quota_ops;
+}
+
 /* next_lsn first: if this too is interrupted, it is decided again in the same way. */
 bool stage_recover(struct pg_arena *a, struct pg_fault *why)
 {
@@ -442,6 +455,8 @@ bool stage_recover(struct pg_arena *a, struct pg_fault *why)
     if (at + f->bytes != s->staged)
         return fault_set(why, "stage", "more than one frame in doubt", s->tail, at + f->bytes,
                          s->staged);
+    if (f->type == PG_J_NAMESPACE)
+        settings_finish(a, (const void *)(f + 1));
     const bool done = visible[f->type](a, f + 1);
     s->next_lsn = lsn + done;
     if (done)

@@ -310,6 +310,13 @@ def test_a_topic_without_timers_gives_its_row_to_the_next_batch() -> None:
     core.check()
 
 
+def test_a_namespace_is_found_by_an_earlier_name_of_the_table(lane: Lane) -> None:
+    names = [(b"new", b""), (b"new", b"t")]
+    assert lane.batch(put(b"k", name=1), cancel(b"k", name=0), names=names) == [
+        (Status.ADDED, 1), (Status.CANCELLED, 1),
+    ]  # fmt: skip
+
+
 def test_cancel_needs_no_room_for_names() -> None:
     core = Core(topics=1, namespaces=1)
     lane = Lane(core)

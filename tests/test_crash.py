@@ -32,11 +32,22 @@ def test_a_kill_at_any_instruction_loses_and_doubles_nothing() -> None:
     assert {name for name, c in counts.items() if c["recoveries"] == 0} <= silent
 
 
+def test_a_kill_before_any_store_loses_and_doubles_nothing() -> None:
+    needs("cc")
+    subprocess.run(["make", "--silent", "build/crash/stores"], cwd=ROOT, check=True)
+    run = subprocess.run(
+        [ROOT / "build/crash/stores", "4", "101", str(DOUBLE_EVERY)], capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    counts = json.loads(run.stdout)
+    assert counts["all"]["violations"] == 0
+    assert counts["all"]["states"] > 8000
+
+
 def test_mutants_are_caught() -> None:
     """A few of them: `make crash-test` tries all."""
-    needs("trapflag")
     script = str(ROOT / "tests" / "crash" / "mutate.py")
-    sample = ["--file", "outbox.c", "--every", "7", "--rounds", "1"]
+    sample = ["--file", "outbox.c", "--every", "7", "--rounds", "4"]
     run = subprocess.run([sys.executable, script, *sample], capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
     assert " outbox.c:" in run.stdout

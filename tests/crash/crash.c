@@ -288,8 +288,8 @@ static void journal_check(struct trial *t)
         violated(t, "the journal cannot be redone", &fault);
         return;
     }
-    ledger_take_durable(&expected, t->twin.a);
-    ledger_take_durable(&found, t->redo.a);
+    ledger_take_durable(&expected, t->twin.a, t->twin.a);
+    ledger_take_durable(&found, t->redo.a, t->twin.a);
     if (!ledger_same(&found, &expected, &fault))
         violated(t, "the journal says something else", &fault);
 }

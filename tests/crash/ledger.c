@@ -139,9 +139,11 @@ static uint64_t slot_hash(const struct pg_arena *a, uint32_t slot)
     const struct pg_hot *h = &a->slots.hot[slot];
     const struct pg_cold *c = &a->slots.cold[slot];
     const uint8_t *blob = blob_at(&a->blobs, c->blob);
-    uint64_t hash = ledger_mix(ctl_state(h->ctl), h->flags);
+    const unsigned state = ctl_state(h->ctl);
     const bool wall = h->flags & PG_F_WALL;
-    hash = ledger_mix(hash, topic_hash(a, h->topic));
+    uint64_t hash = ledger_mix(state, h->flags);
+    if (state == PG_S_ARMED)      /* an outcome's topic may be another one's by now */
+        hash = ledger_mix(hash, topic_hash(a, h->topic));
     hash = ledger_mix(hash, (uint64_t)(wall ? ((const struct pg_ext *)blob)->value
                                             : h->deadline_ns));
     hash = ledger_bytes(hash, blob + c->ext_len, c->key_len + c->payload_len);
@@ -163,8 +165,9 @@ static uint64_t entry_hash(const struct pg_arena *a, const struct pg_entry *e)
 static uint64_t slot_key_hash(const struct pg_arena *a, uint32_t slot)
 {
     const struct pg_cold *c = &a->slots.cold[slot];
-    return ledger_bytes(slot_namespace(a, slot), blob_at(&a->blobs, c->blob) + c->ext_len,
-                        c->key_len);
+    const bool armed = ctl_state(a->slots.hot[slot].ctl) == PG_S_ARMED;
+    return ledger_bytes(armed ? slot_namespace(a, slot) : PG_NIL,
+                        blob_at(&a->blobs, c->blob) + c->ext_len, c->key_len);
 }
 
 static uint64_t entry_key_hash(const struct pg_arena *a, const struct pg_entry *e)
@@ -218,12 +221,28 @@ static void levels_note(struct ledger *l, const struct pg_arena *a)
     }
 }
 
-static void names_note(struct ledger *l, const struct pg_arena *a)
+/* Each setting by itself, for nobody was told of those that a kill has cut off; as long as it is
+ * what a namespace is born with, there is nothing to tell. */
+static void settings_note(struct ledger *l, const struct pg_namespace *n)
 {
+    const uint64_t settings[] = {n->owner_uid + 1u, n->durability, n->quota_timers,
+                                 n->quota_bytes};
+    for (uint32_t i = 0; i < sizeof settings / sizeof settings[0]; i++)
+        if ((uint32_t)settings[i] != 0)
+            note(l, OF_NAME, ledger_bytes(i, n->name, n->name_len), ledger_mix(1, settings[i]));
+}
+
+/* Of topics those whose row is used in `rows`, too. */
+static void names_note(struct ledger *l, const struct pg_arena *a, const struct pg_arena *rows)
+{
+    for (uint32_t i = 0; i < a->namespace_rows; i++)
+        if (a->namespaces[i].name_len != 0)
+            settings_note(l, &a->namespaces[i]);
     for (uint32_t i = 0; i < a->topic_rows; i++) {
-        l->sequences[i] = a->topics[i].name_len != 0 ? a->topics[i].sequence : 0;
-        if (a->topics[i].name_len != 0)
-            note(l, OF_NAME, topic_hash(a, i), 1);
+        if (a->topics[i].name_len == 0 || rows->topics[i].name_len == 0)
+            continue;
+        l->sequences[i] = a->topics[i].sequence;
+        note(l, OF_NAME, topic_hash(a, i), 1);
     }
 }
 
@@ -241,18 +260,18 @@ void ledger_take(struct ledger *l, const struct pg_arena *a, uint64_t fresh)
     slots_note(l, a, fresh, true);
     entries_note(l, a, fresh);
     levels_note(l, a);
-    names_note(l, a);
+    names_note(l, a, a);
     sessions_note(l, a);
 }
 
-void ledger_take_durable(struct ledger *l, const struct pg_arena *a)
+void ledger_take_durable(struct ledger *l, const struct pg_arena *a, const struct pg_arena *live)
 {
     *l = (struct ledger){.count = 0};
     slots_note(l, a, UINT64_MAX, false);
     for (uint64_t p = a->header->published; p < a->header->outbox_tail; p++)
         note(l, OF_TICKET, outbox_at(a, p)->ticket >> 8, entry_hash(a, outbox_at(a, p)));
     levels_note(l, a);
-    names_note(l, a);
+    names_note(l, a, live);
 }
 
 uint64_t ledger_fired(const struct pg_arena *a, uint64_t from, uint64_t fresh)

@@ -3,7 +3,7 @@
 static uint8_t reply_buffer[PG_MESSAGE_MAX];
 static uint8_t out_buffer[1 << 16];
 
-enum { STAGED_MAX = 24576, LAYOUT = 4711, WATCH_KEYS = 5, KEYS = 6, CAPACITY = 10, TICK_NS = 1000 };
+enum { STAGED_MAX = 24576, LAYOUT = 4711, WATCH_KEYS = 5, KEYS = 6, TICK_NS = 1000 };
 
 static const int64_t OWN_MINUTE_NS = 60000000000;
 
@@ -203,21 +203,20 @@ bool call_has_delay(const struct call *call)
 
 static uint32_t some_key(struct world *w)
 {
-    return w->shape == SHARED_KEY ? below(w, 2) : w->shape == FULL ? below(w, 2 * CAPACITY)
-                                                                   : below(w, KEYS);
+    return below(w, w->shape == SHARED_KEY ? 2 : w->shape == FULL ? 2 * w->config.capacity : KEYS);
 }
 
-static uint8_t key_write(uint8_t *at, uint32_t key)
+static uint8_t key_write(const struct world *w, uint8_t *at, uint32_t key)
 {
-    const uint8_t len = (uint8_t)(1 + key * 7 % 40);
+    const uint8_t len = (uint8_t)(1 + (key * 7 + w->lengths) % 40);
     memset(at, (int)('a' + key), len);
     return len;
 }
 
 /* Odd ones are too long for their row. */
-static uint8_t watch_key_write(uint8_t *at, uint32_t key)
+static uint8_t watch_key_write(const struct world *w, uint8_t *at, uint32_t key)
 {
-    const uint8_t len = key % 2 ? 20 : 3;
+    const uint8_t len = key % 2 ? 20 : (uint8_t)(1 + w->lengths % 16);
     memset(at, (int)('A' + key), len);
     return len;
 }
@@ -226,8 +225,8 @@ static struct pg_record *record_new(struct world *w, struct draft *d, unsigned o
 {
     uint8_t key[64];
     const uint32_t watch_keys = w->shape == SHARED_KEY ? 1 : WATCH_KEYS;
-    const uint8_t len = on_level ? watch_key_write(key, below(w, watch_keys))
-                                 : key_write(key, some_key(w));
+    const uint8_t len = on_level ? watch_key_write(w, key, below(w, watch_keys))
+                                 : key_write(w, key, some_key(w));
     memcpy(draft_take(d, len), key, len);
     CHECK(d->count < RECORDS_MAX);
     struct pg_record *r = &d->records[d->count++];
@@ -238,7 +237,7 @@ static struct pg_record *record_new(struct world *w, struct draft *d, unsigned o
 
 static void payload_add(struct world *w, struct draft *d, struct pg_record *r)
 {
-    r->payload_len = below(w, 64) == 0 && d->used < 1000 ? 41000 : below(w, 3) * 13;
+    r->payload_len = below(w, 64) == 0 && d->used < 1000 ? 41000 : below(w, 3) * (1 + w->lengths);
     memset(draft_take(d, r->payload_len), 'p', r->payload_len);
 }
 
@@ -266,7 +265,7 @@ static void watch_key_add(struct world *w, struct draft *d, struct pg_record *r,
 {
     uint8_t bytes[64];
     const bool sum = r->mode == PG_C_SUM;
-    struct pg_watch_key k = {.key_len = watch_key_write(bytes, key), .key_type = PG_KEY_BYTES,
+    struct pg_watch_key k = {.key_len = watch_key_write(w, bytes, key), .key_type = PG_KEY_BYTES,
                              .target = sum && below(w, 2) ? UINT64_MAX : 1 + below(w, 4),
                              .cap = sum ? 1 + below(w, 4) : 0,
                              .flags = below(w, 4) == 0 ? PG_WK_OWN : 0};
@@ -369,7 +368,7 @@ static bool advance_run(struct world *w, const struct call *call)
     w->offset_ns = call->offset_ns;
     for (uint32_t tries = 0; tries < 40 && more; tries++) {
         pg_advance(w->a, call->now_ns, call->offset_ns, call->real_ns, 3, &more);
-        if (w->a->header->outbox_tail - w->a->header->published < 16)
+        if (w->a->header->outbox_tail - w->a->header->published < w->config.outbox_capacity)
             continue;
         again = true;
         pg_published(w->a, w->a->header->outbox_tail);
@@ -388,11 +387,20 @@ static void migrate_run(struct world *w)
     world_close(&to);
 }
 
+static void settings_run(struct world *w, const struct call *call)
+{
+    struct pg_namespace_set now;
+    uint64_t detail[2];
+    CHECK_EQUAL(pg_set_namespace(w->a, call->message, call->bytes, &now, detail), PG_ERR_NONE);
+}
+
 bool call_run(struct world *w, const struct call *call, struct reply *reply)
 {
     uint64_t session;
     uint32_t cursor = 0;
     reply->bytes = 0;
+    if (call->draining)
+        pg_drain(w->a);
     switch (call->kind) {
     case BY_MESSAGE: return message_run(w, call, reply);
     case BY_ADVANCE: return advance_run(w, call);
@@ -400,6 +408,7 @@ bool call_run(struct world *w, const struct call *call, struct reply *reply)
     case BY_SWEEP: pg_sweep(w->a, call->real_ns, &cursor, UINT32_MAX); break;
     case BY_INBOX: pg_inbox(w->a, &session, out_buffer, sizeof out_buffer); break;
     case BY_INBOX_AGAIN: pg_inbox_again(w->a, 0, call->real_ns); break;
+    case BY_SETTINGS: settings_run(w, call); break;
     case BY_MIGRATE: migrate_run(w); break;
     }
     return false;
@@ -543,6 +552,29 @@ static void wall_make(struct world *w, struct call *call, unsigned unused)
     w->offset_ns += (below(w, 2) ? 1 : -1) * 2000000ll;
 }
 
+/* The wish to drain is the daemon's own: who wants it says so again after a kill. */
+static void drain_make(struct world *w, struct call *call, unsigned expire)
+{
+    if (expire)
+        advance_make(w, call, 2);
+    else
+        bulk_make(w, call, RECORDS_MAX);
+    call->draining = true;
+}
+
+/* No rate: a restart fills it up. */
+static void settings_make(struct world *w, struct call *call, unsigned unused)
+{
+    struct pg_namespace_set s = {.fields = below(w, PG_N_OPS), .owner_uid = 100 + below(w, 3),
+                                 .durability = pg_stage_of(w->a) != NULL && below(w, 2),
+                                 .name_len = 1, .quota_timers = 1 + below(w, 6),
+                                 .quota_bytes = 16 * below(w, 20)};
+    (void)unused;
+    call->kind = BY_SETTINGS;
+    call_append(call, &s, sizeof s);
+    call_append(call, below(w, 2) ? "n" : "m", 1);
+}
+
 static void sweep_make(struct world *w, struct call *call, unsigned unused)
 {
     (void)unused;
@@ -579,6 +611,7 @@ static const struct operation {
     {"put extend", put_make, PG_MODE_EXTEND},
     {"cancel", cancel_make, 0},
     {"get", get_make, 0},
+    {"settings", settings_make, 0},
     {"watch all", watch_make, PG_C_ALL},
     {"watch any", watch_make, PG_C_ANY},
     {"watch sum", watch_make, PG_C_SUM},
@@ -600,6 +633,8 @@ static const struct operation {
     {"cascade", advance_make, 0},
     {"wall step", wall_make, 0},
     {"published", published_make, 0},
+    {"drain", drain_make, false},
+    {"drain expire", drain_make, true},
     {"sweep", sweep_make, 0},
     {"inbox", plain_make, BY_INBOX},
     {"inbox again", plain_make, BY_INBOX_AGAIN},
@@ -649,6 +684,13 @@ static void past_batch(struct world *w)
     c->sequence++;
 }
 
+static void past_settings(struct world *w)
+{
+    struct call call = {.bytes = 0};
+    settings_make(w, &call, 0);
+    settings_run(w, &call);
+}
+
 /* Calls of all kinds, so that timers, operations and notices of every age are there. */
 static void past(struct world *w, uint32_t steps)
 {
@@ -656,6 +698,8 @@ static void past(struct world *w, uint32_t steps)
     struct reply reply;
     while (steps-- > 0) {
         world_commit(w);
+        if (below(w, 16) == 0)
+            past_settings(w);
         past_batch(w);
         w->now_ns += below(w, 3) * TICK_NS;
         w->real_ns += 1000000;
@@ -667,35 +711,48 @@ static void past(struct world *w, uint32_t steps)
     }
 }
 
+static uint64_t outbox_kept(const struct world *w)
+{
+    return w->a->header->outbox_tail - w->a->header->outbox_head;
+}
+
 /* Slots and outbox: whatever fires from here on withdraws what is old. */
 static void fill(struct world *w)
 {
     struct call call;
     struct reply reply;
-    const struct pg_header *h = w->a->header;
-    for (uint32_t tries = 0; tries < 60 && h->outbox_tail - h->outbox_head < 16; tries++) {
+    for (uint32_t tries = 0; tries < 60 && outbox_kept(w) < w->config.outbox_capacity;
+         tries++) {
         past(w, 1);
         call = (struct call){.kind = BY_ADVANCE};
         advance_make(w, &call, 1);
         call.now_ns = w->now_ns;
         call.real_ns = w->real_ns;
         call_run(w, &call, &reply);
-        pg_published(w->a, h->outbox_tail);
+        pg_published(w->a, w->a->header->outbox_tail);
     }
-    for (uint32_t tries = 0; tries < 60 && slots_live(&w->a->slots) < CAPACITY; tries++)
+    for (uint32_t tries = 0; tries < 60 && slots_live(&w->a->slots) < w->config.capacity; tries++)
         past(w, 1);
+}
+
+static struct pg_config config_of(struct world *w)
+{
+    return (struct pg_config){
+        .layout_id = LAYOUT, .payload_bytes = 20480 + 4096ull * below(w, 6),
+        .outbox_bytes_max = 16384, .tick_ns = TICK_NS, .now_ns = 1 + (int64_t)below(w, 1 << 20),
+        .stream_id = 1, .secret = {rng_next(&w->rng), rng_next(&w->rng)},
+        .capacity = 6 + below(w, 9), .outbox_capacity = 16u << below(w, 2),
+        .fanout = 2u << below(w, 3), .namespaces = 2, .topics = 2 + below(w, 3),
+        .sessions = SESSIONS, .accounts = 2 + below(w, 3), .watches = 8 + below(w, 12),
+        .levels = 4 + below(w, 4), .level_ttl_ns = 60000000000, .inbox_max = 2 + below(w, 6),
+        .clock_kind = PG_CLOCK_VIRTUAL, .stage_bytes = below(w, 2) ? PG_STAGE_MIN : 0};
 }
 
 void world_open(struct world *w, enum shape shape, uint64_t seed)
 {
     *w = (struct world){.rng = {seed * 0x9e3779b97f4a7c15u + 1}, .shape = shape};
-    w->config = (struct pg_config){
-        .layout_id = LAYOUT, .payload_bytes = 40960, .outbox_bytes_max = 16384,
-        .tick_ns = TICK_NS, .now_ns = 1 + (int64_t)below(w, 1 << 20), .stream_id = 1,
-        .secret = {rng_next(&w->rng), rng_next(&w->rng)}, .capacity = CAPACITY,
-        .outbox_capacity = 16, .fanout = 4, .namespaces = 2, .topics = 4, .sessions = SESSIONS,
-        .accounts = 4, .watches = 16, .levels = 6, .level_ttl_ns = 60000000000, .inbox_max = 6,
-        .clock_kind = PG_CLOCK_VIRTUAL, .stage_bytes = below(w, 2) ? PG_STAGE_MIN : 0};
+    w->config = config_of(w);
+    w->lengths = below(w, 40);
     memory_take(w);
     w->now_ns = w->config.now_ns;
     w->real_ns = 1000000000;

@@ -19,6 +19,7 @@ struct client {
 struct world {
     struct rng rng;
     enum shape shape;
+    uint32_t lengths;             /* where those of keys and payloads begin */
     struct pg_config config;
     struct pg_arena *a;
     uint8_t *arena, *secret;
@@ -39,13 +40,14 @@ struct truth {
 };
 
 enum call_kind { BY_MESSAGE, BY_ADVANCE, BY_PUBLISHED, BY_SWEEP, BY_INBOX, BY_INBOX_AGAIN,
-                 BY_MIGRATE };
+                 BY_SETTINGS, BY_MIGRATE };
 
 #define RECORDS_MAX 12
 #define MESSAGE_MAX 49152         /* with a payload that no arena here can hold */
 
 struct call {
     enum call_kind kind;
+    bool draining;                /* the daemon was told before */
     uint32_t uid;
     uint32_t records;
     uint32_t bytes;
