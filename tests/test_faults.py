@@ -187,7 +187,7 @@ def recovered(paths: Paths, tickets: set[int]) -> None:
 
 
 def known(paths: Paths) -> set[int]:
-    """Tickets that are armed or in the outbox; armed ones first, for a live daemon may fire them."""
+    """Tickets that are armed or in the outbox; armed first, for a live daemon may fire them."""
     reader = Reader.attach(paths)
     try:
         armed = {info.ticket for info in infos(reader)}
