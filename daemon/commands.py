@@ -116,7 +116,9 @@ class Commands:
         if not self._access.may_connect(message.uid, message.gid):
             lanes.reply(self._lane, message, _denied(message))
             return True
-        state, reply = self._arena.handle(message.body, message.uid, message.pid, boot_ns())
+        state, reply = self._arena.handle(
+            message.body, message.uid, message.pid, message.received_boot_ns, boot_ns()
+        )
         if state == Handled.REPLY:
             self._answer(message, reply)
             self._heard(message.route, reply)

@@ -17,6 +17,7 @@ import zmq
 
 from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.admission import DOMAIN, Admission, sender_of
+from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.guard import Guard
 from purgatoryd.shm_layout import keys
@@ -52,13 +53,15 @@ LINGER_MS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One request: who asks, by routing id and as the kernel says, and the bytes."""
+    """One request: who asks, by routing id and as the kernel says, the bytes, and when it was
+    taken from the socket."""
 
     route: bytes
     body: Any
     uid: int
     gid: int
     pid: int
+    received_boot_ns: int
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ class Lane:
             self.guard.offence(body, "more frames or a longer name than any client has")
             return None
         self.guard.completed(body)
-        return Message(route, b"" if body.more else body.buffer, *sender_of(body))
+        return Message(route, b"" if body.more else body.buffer, *sender_of(body), boot_ns())
 
     def _take_off(self) -> bool:
         """Drops the rest of a message, PARTS_MAX frames at a time. True = all is gone."""

@@ -134,8 +134,9 @@ class Reaper:
             messages, upto = self.arena.notices()
             if not messages:
                 return False
+            built_boot_ns = boot_ns()
             self._sent += self._lanes.publish(messages)
-            self.arena.published(upto)
+            self.arena.published(upto, built_boot_ns, boot_ns())
         return True
 
     def _beat(self, real_ns: int) -> None:

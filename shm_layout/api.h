@@ -93,10 +93,15 @@ enum pg_handled {
 };
 /* Decodes, validates and applies one command-lane message. Never fails: whatever the
  * bytes are, the reply says so. `reply` has PG_MESSAGE_MAX bytes. uid and pid are the
- * sender's, from the kernel; real_boot_ns is CLOCK_BOOTTIME also under the virtual clock. */
+ * sender's, from the kernel. received_boot_ns, when it was taken from the socket, and
+ * real_boot_ns, now, are CLOCK_BOOTTIME also under the virtual clock. */
 int pg_handle(struct pg_arena *a, const void *message, uint64_t message_bytes, uint32_t uid,
-              uint32_t pid, int64_t real_boot_ns, void *reply, uint64_t *reply_bytes,
-              int64_t *wait_ns);
+              uint32_t pid, int64_t received_boot_ns, int64_t real_boot_ns, void *reply,
+              uint64_t *reply_bytes, int64_t *wait_ns);
+/* For the journal: answers to `count` batches of a session, from `sequence` on, are with the
+ * socket. The first was there at built_boot_ns, the last was taken at handed_boot_ns. */
+void pg_replied(struct pg_arena *a, uint64_t session, uint64_t sequence, uint32_t count,
+                int64_t built_boot_ns, int64_t handed_boot_ns);
 
 /* ---- owners and quotas (quotas.c, messages.c) ---------------------------------------------- */
 
@@ -140,7 +145,9 @@ struct pg_part {                  /* one message inside an output buffer */
  * order. *upto = position to give to pg_published once all are sent. */
 uint32_t pg_notices(struct pg_arena *a, void *out, uint64_t out_bytes, struct pg_part *parts,
                     uint32_t parts_max, uint64_t *upto);
-void pg_published(struct pg_arena *a, uint64_t upto);
+/* With the times, on the real clock, at which the messages were there and the socket had them. */
+void pg_published(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns,
+                  int64_t handed_boot_ns);
 /* Tail heartbeats of topics that changed since `since_boot_ns`, from row *cursor on. */
 uint32_t pg_tails(struct pg_arena *a, int64_t since_boot_ns, uint32_t *cursor, void *out,
                   uint64_t out_bytes, struct pg_part *parts, uint32_t parts_max);
@@ -265,6 +272,11 @@ void pg_segment_begin(void *block, const struct pg_segment *fields);
 void pg_group_seal(void *group, uint64_t bytes, uint32_t salt, const struct pg_j_group *fields);
 /* The SEAL frame, behind the last group of a file; its number, and the LSN of its last frame. */
 void pg_segment_end(struct pg_frame_head *seal, uint32_t salt, uint64_t group, uint64_t lsn);
+
+/* What a frame of a known type tells of its timer's beginning, and of the timer's that it replaces
+ * (else NULL). NULL: it has none, as those of minor 0. The frame is one that a walk gave. */
+const struct pg_life *pg_frame_life(const struct pg_frame_head *frame,
+                                    const struct pg_life **replaced);
 
 /* ---- redo (redo.c): frames into a fresh arena ---------------------------------------------- */
 

@@ -121,8 +121,10 @@ static void plan_make(struct plan *p, const struct pg_config *c)
     plan_add(p, PG_R_OUTBOX, sizeof(struct pg_entry), c->outbox_capacity);
     if (c->accounts != 0)
         plan_add(p, PG_R_ACCOUNTS, sizeof(struct pg_account), c->accounts);
-    if (c->stage_bytes != 0)
+    if (c->stage_bytes != 0) {
+        plan_add(p, PG_R_LIFE, sizeof(struct pg_life), slots);
         plan_add(p, PG_R_STAGE, PG_STAGE_HEAD, 1 + c->stage_bytes / PG_STAGE_HEAD);
+    }
     p->length = round_up(p->length, PG_REGION_ALIGN);
 }
 
@@ -195,6 +197,7 @@ static void handle_open_truth(struct pg_arena *a)
     if (region_count(a, PG_R_STAGE) != 0) {
         a->stage = region(a, PG_R_STAGE);
         a->ring = (uint8_t *)a->stage + PG_STAGE_HEAD;
+        a->lives = region(a, PG_R_LIFE);
     }
     a->slots = (struct slots){region(a, PG_R_HOT), region(a, PG_R_COLD),
                               region(a, PG_R_FREE_SLOTS), a->header->capacity + 1};

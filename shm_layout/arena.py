@@ -415,17 +415,17 @@ class Arena(_Owned):
     # ---- commands ----
 
     def handle(
-        self, message: Any, uid: int, pid: int, real_boot_ns: int
+        self, message: Any, uid: int, pid: int, received_boot_ns: int, real_boot_ns: int
     ) -> tuple[Handled, memoryview]:
-        """Applies one command-lane message (any buffer).
+        """Applies one command-lane message (any buffer), which was received then, now.
 
         Returns what is to be done, and the reply if there is one: a view that the next call
         overwrites. After AGAIN the same call continues; after WAIT too, once the arena's time
         is `wait_ns`.
         """
         state = lib.pg_handle(
-            self._a, ffi.from_buffer(message), len(message), uid, pid, real_boot_ns,
-            self._reply_base, self._reply_bytes, self._wait_ns,
+            self._a, ffi.from_buffer(message), len(message), uid, pid, received_boot_ns,
+            real_boot_ns, self._reply_base, self._reply_bytes, self._wait_ns,
         )  # fmt: skip
         return Handled(state), memoryview(self._reply)[: self._reply_bytes[0]]
 
@@ -490,9 +490,16 @@ class Arena(_Owned):
         )
         return self._outgoing(count), int(self._upto[0])
 
-    def published(self, upto: int) -> None:
-        """Notes that all entries below position `upto` were handed to the socket."""
-        lib.pg_published(self._a, upto)
+    def published(self, upto: int, built_boot_ns: int, handed_boot_ns: int) -> None:
+        """Notes that all entries below position `upto` were handed to the socket, and when."""
+        lib.pg_published(self._a, upto, built_boot_ns, handed_boot_ns)
+
+    def replied(
+        self, session: int, sequence: int, count: int, built_boot_ns: int, handed_boot_ns: int
+    ) -> None:
+        """Tells the journal that answers to `count` batches, from `sequence` on, were handed over:
+        when the first was there, and when the socket had the last."""
+        lib.pg_replied(self._a, session, sequence, count, built_boot_ns, handed_boot_ns)
 
     def tails(self, since_boot_ns: int) -> Iterator[Outgoing]:
         """Tail heartbeats of the topics that changed since then (real boot clock)."""

@@ -442,7 +442,18 @@ static void batch_begin(struct pg_arena *a, struct pg_session *s, const struct r
     s->applied = 0;
     s->charged = 0;
     s->count = q->frame.count;
+    s->begun_boot_ns = a->real_boot_ns;
     STORE_RELEASE(&s->current, q->frame.sequence);
+}
+
+/* Of a batch that goes on after a kill another copy was received, later than it was begun. */
+static void life_learn(struct pg_arena *a, const struct request *q, const struct pg_session *s)
+{
+    const bool before = s->begun_boot_ns < q->received_boot_ns;
+    a->life = (struct pg_life){
+        .session = s->id, .sent_boot_ns = (int64_t)q->frame.detail[0],
+        .received_boot_ns = q->received_boot_ns,
+        .applied_boot_ns = before ? q->received_boot_ns : s->begun_boot_ns};
 }
 
 bool batch_apply(struct pg_arena *a, const struct request *q, struct pg_session *s, uint32_t sum)
@@ -450,6 +461,7 @@ bool batch_apply(struct pg_arena *a, const struct request *q, struct pg_session 
     struct pg_reply_memory *m = session_reply(a, s, q->frame.sequence);
 
     batch_begin(a, s, q, m, sum);
+    life_learn(a, q, s);
     names_begin(a, q);
     const bool whole = records_apply(a, q, s, m);
     names_end(a, q);

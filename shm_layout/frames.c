@@ -19,6 +19,8 @@ static const uint16_t body_bytes[PG_J_TYPES] = {
     [PG_J_HEAD] = sizeof(struct pg_j_head),
     [PG_J_ENTRY] = sizeof(struct pg_j_entry),
     [PG_J_LAST] = sizeof(struct pg_j_last),
+    [PG_J_OPENED] = sizeof(struct pg_j_opened),
+    [PG_J_REPLIED] = sizeof(struct pg_j_replied),
 };
 
 uint64_t frame_bytes(enum pg_journal_type type, uint64_t extra)
@@ -43,14 +45,43 @@ static uint64_t extra_bytes(const struct pg_frame_head *f)
     case PG_J_LEVEL: return level->flags & PG_L_BORN ? level->key_len : 0;
     case PG_J_OUTCOME: return (((const struct pg_j_outcome *)body)->keys + 7u) / 8;
     case PG_J_ENTRY: return (uint64_t)entry->key_len + entry->payload_len;
+    case PG_J_OPENED: return ((const struct pg_j_opened *)body)->name_len;
+    default: return 0;
+    }
+}
+
+/* How many pg_life may end a frame. */
+static uint32_t lives_of(const struct pg_frame_head *f)
+{
+    switch (f->type) {
+    case PG_J_ARM: return 1 + (((const struct pg_j_arm *)(f + 1))->replaced != 0);
+    case PG_J_WATCH:
+    case PG_J_END:
+    case PG_J_FIRE:
+    case PG_J_OUTCOME: return 1;
     default: return 0;
     }
 }
 
 bool frame_fits(const struct pg_frame_head *f)
 {
-    return f->type > PG_J_SEAL && f->type < PG_J_TYPES && f->bytes <= PG_J_FRAME_MAX &&
-           f->bytes >= frame_bytes(f->type, 0) && f->bytes == frame_bytes(f->type, extra_bytes(f));
+    if (f->type <= PG_J_SEAL || f->type >= PG_J_TYPES || f->bytes > PG_J_FRAME_MAX ||
+        f->bytes < frame_bytes(f->type, 0))
+        return false;
+    const uint64_t bytes = frame_bytes(f->type, extra_bytes(f));
+    return f->bytes == bytes || f->bytes == bytes + lives_of(f) * sizeof(struct pg_life);
+}
+
+const struct pg_life *pg_frame_life(const struct pg_frame_head *f, const struct pg_life **replaced)
+{
+    const struct pg_life *life =
+        (const struct pg_life *)((const uint8_t *)f + f->bytes - sizeof *life);
+    *replaced = NULL;
+    if (lives_of(f) == 0 || f->bytes == frame_bytes(f->type, extra_bytes(f)))
+        return NULL;
+    if (lives_of(f) == 2)
+        *replaced = life - 1;
+    return life;
 }
 
 /* ---- bodies ----------------------------------------------------------------------------------- */
@@ -108,4 +139,13 @@ struct pg_j_level j_level_of(uint32_t row, const struct pg_watched *l, bool born
                                .flags = (uint16_t)((born ? PG_L_BORN : 0) |
                                                    (l->touched_s == PG_NIL ? PG_L_FORGOTTEN : 0)),
                                .key_len = l->key_len, .key_type = l->key_type};
+}
+
+struct pg_j_entry j_entry_of(uint64_t position, const struct pg_entry *e)
+{
+    return (struct pg_j_entry){.position = position, .ticket = e->ticket,
+                               .deadline_ns = e->deadline_ns, .fired_ns = e->fired_ns,
+                               .sequence = e->sequence, .previous = e->previous,
+                               .topic = e->topic, .payload_len = e->payload_len,
+                               .key_len = e->key_len, .meta = e->meta, .uid = PG_NIL};
 }

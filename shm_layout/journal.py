@@ -106,12 +106,15 @@ def uuid_of(path: Path) -> bytes:
 
 class Frame(NamedTuple):
     """A record. `kind`: "arm", "fire", ...; `fields`: of its struct pg_j_*, without reserved
-    ones; `rest`: what stands behind the struct, padding included."""
+    ones; `rest`: what stands behind the struct, padding included; `life`: of the pg_life of its
+    timer, `replaced`: of the one that it replaces, empty if it has none."""
 
     lsn: int
     kind: str
     fields: dict[str, int]
     rest: bytes
+    life: dict[str, int] = {}  # noqa: RUF012  -- never written
+    replaced: dict[str, int] = {}  # noqa: RUF012
 
 
 class Contents(NamedTuple):
@@ -248,12 +251,20 @@ def _read(path: Path) -> Any:
 def _decode(frame: Any) -> Frame:
     kind = KINDS[frame.type]
     body = ffi.cast("uint8_t *", frame) + size_of("pg_frame_head")
-    struct = ffi.cast(f"struct pg_j_{kind} *", body)
-    names = [n for n, f in ffi.typeof(struct).item.fields if f.type.kind == "primitive"]
-    fields = {n: int(getattr(struct, n)) for n in names if not n.startswith("reserved")}
+    fields = _fields(ffi.cast(f"struct pg_j_{kind} *", body))
+    replaced = ffi.new("struct pg_life **")
+    lives = [_fields(life) for life in (lib.pg_frame_life(frame, replaced), replaced[0])]
     size = size_of(f"pg_j_{kind}")
     rest = frame.bytes - size_of("pg_frame_head") - size
-    return Frame(int(frame.lsn), kind, fields, bytes(ffi.buffer(body + size, rest)))
+    rest -= sum(map(bool, lives)) * size_of("pg_life")
+    return Frame(int(frame.lsn), kind, fields, bytes(ffi.buffer(body + size, rest)), *lives)
+
+
+def _fields(struct: Any) -> dict[str, int]:
+    if struct == ffi.NULL:
+        return {}
+    names = [n for n, f in ffi.typeof(struct).item.fields if f.type.kind == "primitive"]
+    return {n: int(getattr(struct, n)) for n in names if not n.startswith("reserved")}
 
 
 # ---- writing -------------------------------------------------------------------------------

@@ -38,6 +38,7 @@
 #define PG_BATCH_NAMES 256               /* distinct namespace/topic pairs in one batch */
 #define PG_MESSAGE_MAX 8388608           /* bytes of one request or reply */
 #define PG_WINDOW 4                      /* batches of one session in flight */
+#define PG_WORKER_MAX 63                 /* bytes of the name that a client gives itself */
 #define PG_QUOTA_MAX 281474976710655u    /* of timers or bytes: 2^48 - 1 */
 #define PG_QUOTA_OPS_MAX 1000000000u     /* operations per second */
 
@@ -51,7 +52,8 @@ enum pg_region_id {
     PG_R_NAMESPACES, PG_R_TOPICS, PG_R_NAME_INDEX, PG_R_ACCOUNTS, PG_R_OUTBOX,
     PG_R_METRICS, PG_R_PURGATORY, PG_R_WATCHES, PG_R_LEVELS, PG_R_LEVEL_INDEX,
     PG_R_STAGE,                   /* length 0: an arena without a journal */
-    PG_R_LIFE, PG_R_RETENTION,    /* empty until used */
+    PG_R_LIFE,                    /* the same */
+    PG_R_RETENTION,               /* empty until used */
     PG_R_COUNT
 };
 
@@ -191,6 +193,18 @@ struct pg_cold {
     uint16_t ext_len;             /* bytes, a multiple of 16 */
     uint16_t account;             /* whose it is: row of the account table + 1; 0 = nobody's */
     uint16_t reserved;
+};
+
+/* Truth, of an arena with a journal: what the record of a timer's or an operation's end tells of
+ * its beginning. It stands at the slot's index, written before hot.ctl, and behind all else in
+ * the records of beginning and end. 48 bytes. */
+struct pg_life {
+    uint64_t add_lsn;             /* of its ARM or WATCH; 0 = not known */
+    uint64_t session;             /* of who asked for it; 0 = no message did */
+    int64_t  sent_boot_ns;        /* its client packed the batch, by the client's clock; 0 = not told */
+    int64_t  received_boot_ns;    /* real clock: the daemon took the batch from the socket; 0 = none */
+    int64_t  applied_boot_ns;     /* real clock: the daemon began to apply the batch */
+    int64_t  armed_ns;            /* on the arena's clock */
 };
 
 enum pg_key_type { PG_KEY_STR, PG_KEY_BYTES, PG_KEY_UUID, PG_KEY_TYPES };
@@ -466,7 +480,7 @@ struct pg_entry {
 #define PG_SEGMENT_MAGIC 0x314c4e524a475050u  /* "PPGJRNL1" read as little endian */
 #define PG_SNAPSHOT_MAGIC 0x3150414e53475050u /* "PPGSNAP1" */
 #define PG_JOURNAL_MAJOR 1               /* readers refuse another one */
-#define PG_JOURNAL_MINOR 0
+#define PG_JOURNAL_MINOR 1               /* 1: pg_life, OPENED, REPLIED, ENTRY in segments */
 #define PG_SEGMENT_HEAD 4096             /* bytes before the first frame of a file */
 #define PG_SEGMENT_MIN 262144            /* bytes of a segment file */
 #define PG_GROUP_HEAD 72                 /* bytes of a GROUP frame */
@@ -515,7 +529,9 @@ struct pg_frame_head {
 };
 
 /* Behind the head stands the struct of the type, behind that what the comment says, and
- * zeros up to a multiple of 8. */
+ * zeros up to a multiple of 8. Then, from minor 1 on, a pg_life ends ARM, WATCH, END, FIRE and
+ * OUTCOME; in an ARM that replaces a timer that one's stands before it. They are there if the
+ * frame is longer by them: there are none in what an arena without a journal exports. */
 enum pg_journal_type {
     PG_J_PAD = 1,                 /* the rest of the ring before its end; never in a file */
     PG_J_GROUP,                   /* files: pg_j_group, first in each commit */
@@ -533,8 +549,11 @@ enum pg_journal_type {
     PG_J_OUTCOME,                 /* pg_j_outcome, bitmap of missing keys: an operation ended */
     PG_J_SESSION,                 /* pg_j_session: a session ended, its outcomes with it */
     PG_J_HEAD,                    /* snapshots, first: pg_j_head */
-    PG_J_ENTRY,                   /* snapshots: pg_j_entry, key, payload: a notice not sent yet */
+    PG_J_ENTRY,                   /* pg_j_entry, key, payload: a notice that was published; in
+                                     snapshots, any that was not sent yet */
     PG_J_LAST,                    /* snapshots, last: pg_j_last */
+    PG_J_OPENED,                  /* pg_j_opened, name: a session began */
+    PG_J_REPLIED,                 /* pg_j_replied: answers were handed to the socket */
     PG_J_TYPES
 };
 
@@ -605,8 +624,8 @@ struct pg_j_end {
     uint32_t slot;
     uint32_t cause;               /* enum pg_end_cause */
     uint32_t uid;
-    uint32_t reserved0;
-    uint64_t reserved;
+    uint32_t topic;               /* from minor 1 on */
+    int64_t  ended_boot_ns;       /* real clock; from minor 1 on */
 };
 
 struct pg_j_fire {
@@ -620,15 +639,17 @@ struct pg_j_fire {
     uint32_t topic;
     uint32_t flags;               /* enum pg_entry_flag */
     uint32_t reserved0;
-    uint64_t reserved[3];         /* for the times of sending and receiving, and the worker */
+    int64_t  ended_boot_ns;       /* real clock; from minor 1 on */
+    uint64_t reserved[2];
 };
 
 struct pg_j_sent {
     uint64_t from;                /* outbox positions, without `upto` */
     uint64_t upto;
-    int64_t  built_ns;
-    int64_t  sent_boot_ns;        /* real clock */
-    uint64_t reserved[2];
+    int64_t  built_ns;            /* on the arena's clock */
+    int64_t  handed_boot_ns;      /* real clock: the socket had all of them */
+    int64_t  built_boot_ns;       /* real clock; from minor 1 on */
+    uint64_t reserved;
 };
 
 struct pg_j_watch {
@@ -688,7 +709,8 @@ struct pg_j_outcome {
     uint16_t keys;
     uint8_t  cause;               /* enum pg_cause */
     uint8_t  flags;               /* enum pg_entry_flag */
-    uint64_t reserved[3];
+    int64_t  ended_boot_ns;       /* real clock; from minor 1 on */
+    uint64_t reserved[2];
 };
 
 struct pg_j_session {
@@ -747,14 +769,38 @@ struct pg_j_entry {
     uint32_t payload_len;
     uint8_t  key_len;
     uint8_t  meta;                /* as in pg_entry */
-    uint8_t  reserved0[6];
-    uint64_t reserved[2];
+    uint8_t  reserved0[2];
+    uint32_t uid;                 /* of who published it; PG_NIL in snapshots */
+    int64_t  ended_boot_ns;       /* real clock: it was published; 0 in snapshots */
+    uint64_t reserved;
 };
 
 struct pg_j_last {
     uint64_t frames;              /* of the snapshot, without this one */
     uint64_t start_lsn;           /* as in pg_j_head */
     uint64_t end_lsn;             /* the snapshot is valid once the journal holds this frame */
+    uint64_t reserved;
+};
+
+struct pg_j_opened {
+    uint64_t session;
+    int64_t  at_boot_ns;          /* real clock */
+    uint32_t uid;
+    uint32_t pid;                 /* from the kernel; 0 = unknown */
+    uint32_t reserved0;
+    uint32_t name_len;            /* 0 = the client gave itself no name */
+    uint64_t reserved[2];
+};
+
+/* Of one session's batches, those that were answered in one turn of the daemon. Some may be
+ * missing after a crash. */
+struct pg_j_replied {
+    uint64_t session;
+    uint64_t sequence;            /* of the first batch */
+    int64_t  built_boot_ns;       /* real clock: the first answer was there */
+    int64_t  handed_boot_ns;      /* real clock: the socket had the last one */
+    uint32_t count;               /* batches */
+    uint32_t reserved0;
     uint64_t reserved;
 };
 
@@ -815,7 +861,8 @@ struct pg_session {
     int64_t  inbox_boot_ns;       /* real clock: when something was last sent or acknowledged */
     uint64_t load_id;             /* reserved: bulk loads remembered past firing */
     uint64_t charged;             /* records of the current batch that quotas have counted */
-    uint64_t reserved[14];
+    int64_t  begun_boot_ns;       /* real clock: the current batch's application began */
+    uint64_t reserved[13];
 };
 
 /* One record's answer; also what the reply carries. */
@@ -858,7 +905,8 @@ struct pg_frame {
     uint32_t names_bytes;         /* bytes of the name table, padded to 8 */
     uint32_t flags;               /* enum pg_frame_flag */
     int64_t  at_ns;               /* BATCH under the virtual clock, ADVANCE: go there first */
-    uint64_t detail[2];           /* replies with an error: its figures */
+    uint64_t detail[2];           /* replies with an error: its figures; BATCH: [0] = when it was
+                                     packed, CLOCK_BOOTTIME of the daemon's host in ns, 0 = not told */
 };
 enum pg_frame_flag {
     PG_W_AT = 1,                  /* at_ns is meant */
@@ -964,10 +1012,12 @@ enum pg_error {
                                      detail: why, BUSY or JOURNAL of enum pg_status */
 };
 
-/* HELLO request: frame, struct pg_hello. Reply: frame, struct pg_welcome. */
+/* HELLO request: frame, struct pg_hello, name. Reply: frame, struct pg_welcome. */
 struct pg_hello {
     uint8_t  nonce[16];
-    uint64_t reserved[2];
+    uint32_t name_len;            /* 0..63: what the journal calls who opens the session */
+    uint32_t reserved0;
+    uint64_t reserved;
 };
 struct pg_welcome {
     uint64_t session;

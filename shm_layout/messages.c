@@ -34,14 +34,27 @@ static void reply_results(const struct pg_arena *a, const struct request *q, str
 
 /* ---- messages ------------------------------------------------------------------------------ */
 
+static bool hello_read(const struct request *q, struct pg_hello *hello, struct name *worker,
+                       struct refusal *why)
+{
+    const uint64_t fixed = sizeof q->frame + sizeof *hello;
+    if (q->len < fixed || q->frame.count != 0)
+        return refused(why, PG_ERR_MALFORMED, q->len, fixed);
+    memcpy(hello, q->bytes + sizeof q->frame, sizeof *hello);
+    *worker = (struct name){(const char *)q->bytes + fixed, hello->name_len};
+    if (hello->name_len > PG_WORKER_MAX || q->len != fixed + hello->name_len)
+        return refused(why, PG_ERR_MALFORMED, q->len, fixed + hello->name_len);
+    return name_sound(*worker) || refused(why, PG_ERR_MALFORMED, fixed, hello->name_len);
+}
+
 static bool handle_hello(struct pg_arena *a, struct request *q, struct sink *out,
                          struct refusal *why)
 {
     struct pg_hello hello;
-    if (q->len != sizeof q->frame + sizeof hello || q->frame.count != 0)
-        return refused(why, PG_ERR_MALFORMED, q->len, sizeof q->frame + sizeof hello);
-    memcpy(&hello, q->bytes + sizeof q->frame, sizeof hello);
-    struct pg_session *s = session_open(a, hello.nonce, q->uid, q->pid);
+    struct name worker;
+    if (!hello_read(q, &hello, &worker, why))
+        return false;
+    struct pg_session *s = session_open(a, hello.nonce, q->uid, q->pid, worker);
     if (s == NULL)
         return refused(why, PG_ERR_SESSIONS_FULL, a->secret->sessions,
                        (uint64_t)sessions_silence_ns(a));
@@ -244,10 +257,11 @@ static bool dispatch(struct pg_arena *a, struct request *q, struct sink *out,
 #define VISITS_PER_CALL 1024      /* watchers that one call looks at: under a millisecond */
 
 int pg_handle(struct pg_arena *a, const void *message, uint64_t message_bytes, uint32_t uid,
-              uint32_t pid, int64_t real_boot_ns, void *reply, uint64_t *reply_bytes,
-              int64_t *wait_ns)
+              uint32_t pid, int64_t received_boot_ns, int64_t real_boot_ns, void *reply,
+              uint64_t *reply_bytes, int64_t *wait_ns)
 {
-    struct request q = {.bytes = message, .len = message_bytes, .uid = uid, .pid = pid};
+    struct request q = {.bytes = message, .len = message_bytes, .uid = uid, .pid = pid,
+                        .received_boot_ns = received_boot_ns};
     struct sink out = {reply, 0, PG_MESSAGE_MAX, false};
     struct refusal why = {PG_ERR_INTERNAL, {0, 0}};
 
@@ -262,6 +276,7 @@ int pg_handle(struct pg_arena *a, const void *message, uint64_t message_bytes, u
     }
     stage_settle(a);
     a->uid = PG_NIL;
+    a->life = (struct pg_life){0};
     a->durable_lsn = a->durable && staging(a) ? a->stage->next_lsn - 1 : 0;
     *reply_bytes = out.used;
     if (out.used != 0)

@@ -151,6 +151,8 @@ static bool slot_migrate(struct pg_arena *to, const struct pg_arena *from, uint3
     to->slots.cold[slot] = from->slots.cold[i];
     to->slots.cold[slot].blob = blob;
     to->slots.hot[slot] = from->slots.hot[i];
+    if (to->lives != NULL && from->lives != NULL)
+        to->lives[slot] = from->lives[i];
     if (!account_migrate(to, from, i, &to->slots.cold[slot], why))
         return false;
     return !is_operation(from, i) || operation_migrate(to, from, i, slot, why);

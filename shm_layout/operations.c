@@ -271,7 +271,7 @@ static void operation_close(struct pg_arena *a, uint32_t slot, enum pg_cause cau
 
     keys_leave(a, op);
     op->error = error;
-    op->ended_ns = a->now_ns;
+    op->ended_ns = moment_ns(a);
     op->cause = (uint8_t)cause;
     op->check = PG_K_NONE;
     slot_counted(a, slot, -1);
@@ -486,7 +486,7 @@ static void blob_fill(struct pg_arena *a, const struct watch *w, uint32_t blob, 
     const struct put *p = w->put;
 
     *op = (struct pg_operation){.session = w->session, .threshold = w->threshold,
-                                .armed_ns = a->now_ns, .first_watch = PG_NIL,
+                                .armed_ns = moment_ns(a), .first_watch = PG_NIL,
                                 .version = a->header->next_ticket << 32,
                                 .notice_blob = notice, .inbox_next = PG_NIL,
                                 .inbox_previous = PG_NIL, .keys = (uint16_t)w->count,

@@ -82,12 +82,12 @@ void outbox_supersede(struct pg_arena *a, uint32_t id)
     a->outbox[id - a->slots.capacity].meta |= PG_E_SUPERSEDED << 4;
 }
 
-void pg_published(struct pg_arena *a, uint64_t upto)
+void pg_published(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns, int64_t handed_boot_ns)
 {
     if (upto <= a->header->published || upto > a->header->outbox_tail)
         return;
     if (staging(a))
-        stage_sent(a, upto);
+        stage_sent(a, upto, built_boot_ns, handed_boot_ns);
     STORE_RELEASE(&a->header->published, upto);
     stage_settle(a);
 }
@@ -107,7 +107,8 @@ static void entry_index(struct pg_arena *a, uint64_t position)
     const uint32_t ns = a->topics[e->topic].namespace_row;
     struct probe at;
 
-    if (entry_flags(e) & (PG_E_SUPERSEDED | PG_E_OPERATION))
+    if ((entry_flags(e) & (PG_E_SUPERSEDED | PG_E_OPERATION)) ||
+        (e->ticket & 0xff) == PG_CAUSE_PUBLISHED)
         return;                   /* an operation that ended is not FIRED but UNKNOWN */
     for (uint32_t id = index_first(&a->index, e->hash, &at); id != PG_NIL;
          id = index_next(&a->index, e->hash, &at)) {

@@ -43,6 +43,8 @@ struct pg_arena {
     uint32_t watch_rows, level_rows;
     struct pg_stage *stage;       /* NULL: no journal */
     uint8_t *ring;
+    struct pg_life *lives;        /* by slot; NULL: no journal */
+    struct pg_life life;          /* of what the running batch arms, as far as it is known before */
     uint64_t stage_end;           /* position behind the frame being written */
     bool durable;                 /* the running batch is to be answered after its commit */
     uint64_t durable_lsn;         /* that the reply of the last call waits for; 0 = none */
@@ -104,7 +106,7 @@ static inline struct name topic_name(const struct pg_arena *a, uint32_t row)
 
 /* ---- the journal: frames ------------------------------------------------------------------ */
 
-/* Bytes of a frame with so many behind its body, a multiple of 8. */
+/* Bytes of a frame with so many behind its body, a multiple of 8; a pg_life comes behind that. */
 uint64_t frame_bytes(enum pg_journal_type type, uint64_t extra);
 /* Its type takes an LSN and its bytes are those that its body asks for. The head must be
  * readable, and as many bytes as the head says. */
@@ -121,6 +123,7 @@ struct pg_j_arm j_arm_of(const struct pg_arena *a, uint32_t slot, const struct p
 struct pg_j_watch j_watch_of(const struct pg_arena *a, uint32_t slot, const struct pg_hot *h, const struct pg_cold *c,
                              const struct pg_operation *op, uint64_t ticket);
 struct pg_j_level j_level_of(uint32_t row, const struct pg_watched *l, bool born);
+struct pg_j_entry j_entry_of(uint64_t position, const struct pg_entry *e);
 
 /* ---- the journal's stage ---------------------------------------------------------------- */
 
@@ -137,7 +140,7 @@ void stage_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t repl
 void stage_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns, int64_t wall_ns);
 void stage_end(struct pg_arena *a, uint32_t slot, enum pg_end_cause cause);
 void stage_fire(struct pg_arena *a, uint32_t slot, const struct pg_entry *e);
-void stage_sent(struct pg_arena *a, uint64_t upto);
+void stage_sent(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns, int64_t handed_boot_ns);
 void stage_watch(struct pg_arena *a, uint32_t slot, uint64_t ticket);
 /* What the row is going to be; at birth with its key, else NULL. */
 void stage_level(struct pg_arena *a, uint32_t row, const struct pg_watched *fields,
@@ -146,6 +149,10 @@ void stage_gone(struct pg_arena *a, uint32_t row);
 /* An operation whose cause, error, end and missing keys are written. */
 void stage_outcome(struct pg_arena *a, uint32_t slot);
 void stage_session(struct pg_arena *a, const struct pg_session *s);
+/* A session whose fields are written, but for its id. */
+void stage_opened(struct pg_arena *a, const struct pg_session *s, uint64_t id, struct name name);
+/* A notice that is going to be the newest entry. */
+void stage_entry(struct pg_arena *a, const struct pg_entry *e);
 
 void stage_init(struct pg_arena *a);                     /* of a zeroed region */
 void stage_settle(struct pg_arena *a);                   /* ends every call that may stage */
@@ -228,6 +235,12 @@ static inline uint32_t slot_namespace(const struct pg_arena *a, uint32_t slot)
 void slot_free(struct pg_arena *a, uint32_t slot, uint32_t give);
 void slot_place(struct pg_arena *a, uint32_t slot);      /* links a new one in the wheel */
 void slot_counted(struct pg_arena *a, uint32_t slot, int64_t sign);
+/* Now on the arena's clock: a message may have come after the running turn's advance. */
+static inline int64_t moment_ns(const struct pg_arena *a)
+{
+    const bool later = a->header->clock_kind == PG_CLOCK_BOOT && a->real_boot_ns > a->now_ns;
+    return later ? a->real_boot_ns : a->now_ns;
+}
 bool time_resolve(const struct pg_arena *a, const struct put *put, int64_t *deadline_ns);
 void answer(struct pg_result *r, uint64_t ticket, unsigned status, int64_t deadline_ns);
 unsigned room_for(const struct pg_arena *a, bool replacing);
@@ -436,7 +449,7 @@ bool outbox_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *gr
 struct pg_session *session_find(const struct pg_arena *a, uint64_t id);
 /* The session of a nonce, opened if need be; NULL: all rows are in use. */
 struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uint32_t uid,
-                                uint32_t pid);
+                                uint32_t pid, struct name worker);
 /* How long the most silent session has been silent. */
 int64_t sessions_silence_ns(const struct pg_arena *a);
 void session_end(struct pg_arena *a, struct pg_session *s);

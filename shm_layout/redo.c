@@ -21,6 +21,9 @@ static bool refuse(const struct redo *r, const char *what, uint64_t expected, ui
     return fault_set(r->why, "redo", what, r->frame->lsn, expected, found);
 }
 
+/* Else in the journal, which is redone over it. */
+static bool in_snapshot(const struct redo *r) { return r->state->next_lsn == 0; }
+
 static bool below(const struct redo *r, const char *what, uint64_t limit, uint64_t found)
 {
     return found < limit || refuse(r, what, limit, found);
@@ -99,6 +102,17 @@ static void slot_ended(struct pg_arena *a, uint32_t slot, uint64_t ticket)
     a->slots.hot[slot].ctl = ctl_of(ticket, PG_S_FREE);
 }
 
+/* A frame of minor 0 says less. */
+static void life_write(const struct redo *r, uint32_t slot, const struct pg_life *known)
+{
+    const struct pg_life *replaced, *life = pg_frame_life(r->frame, &replaced);
+    if (r->a->lives != NULL)
+        r->a->lives[slot] = life != NULL ? *life : *known;
+}
+
+/* Of a frame of minor 0; in a snapshot its number is not that of the record. */
+static uint64_t add_lsn_of(const struct redo *r) { return in_snapshot(r) ? 0 : r->frame->lsn; }
+
 /* ---- timers --------------------------------------------------------------------------------- */
 
 static bool timer_write(const struct redo *r, const struct pg_j_arm *j)
@@ -122,6 +136,7 @@ static bool timer_write(const struct redo *r, const struct pg_j_arm *j)
     slot_count(a, j->slot, 1);
     *h = (struct pg_hot){.ctl = ctl_of(j->ticket, PG_S_ARMED), .deadline_ns = j->deadline_ns,
                          .flags = wall ? PG_F_WALL | PG_F_EXT : 0, .topic = j->topic};
+    life_write(r, j->slot, &(struct pg_life){.add_lsn = add_lsn_of(r), .armed_ns = j->armed_ns});
     return true;
 }
 
@@ -173,7 +188,7 @@ static bool redo_end(const struct redo *r)
 /* ---- the outbox ------------------------------------------------------------------------------ */
 
 /* Takes note of a notice. *wanted: its entry is to be made, for it was not sent, as far as is
- * known yet, nor is it there. */
+ * known yet, nor is it there. A snapshot's topics may be further on than its entries. */
 static bool notice_seen(const struct redo *r, uint32_t topic, uint64_t position,
                         uint64_t sequence, bool *wanted)
 {
@@ -181,8 +196,10 @@ static bool notice_seen(const struct redo *r, uint32_t topic, uint64_t position,
     if (!below(r, "a topic that is not there", r->a->topic_rows, topic) ||
         !below(r, "an outbox position too far", h->published + h->outbox_capacity, position))
         return false;
-    r->a->topics[topic].sequence = sequence;
-    r->a->topics[topic].last_position = position + 1;
+    if (!in_snapshot(r)) {
+        r->a->topics[topic].sequence = sequence;
+        r->a->topics[topic].last_position = position + 1;
+    }
     if (position >= h->outbox_tail)
         h->outbox_tail = position + 1;
     *wanted = position >= h->published && outbox_at(r->a, position)->commit != position + 1;
@@ -240,14 +257,11 @@ static bool redo_entry(const struct redo *r)
                                .fired_ns = j->fired_ns, .payload_len = j->payload_len,
                                .topic = (uint16_t)j->topic, .key_len = j->key_len,
                                .meta = j->meta};
-    struct pg_header *h = r->a->header;
-    if (!below(r, "a topic that is not there", r->a->topic_rows, j->topic) ||
-        !below(r, "an outbox position too far", h->published + h->outbox_capacity, j->position) ||
-        !ticket_seen(r, j->ticket >> 8))
+    bool wanted;
+    if (!ticket_seen(r, j->ticket >> 8) ||
+        !notice_seen(r, j->topic, j->position, j->sequence, &wanted))
         return false;
-    if (j->position >= h->outbox_tail)
-        h->outbox_tail = j->position + 1;
-    if (j->position < h->published || outbox_at(r->a, j->position)->commit == j->position + 1)
+    if (!wanted)
         return true;
     const uint32_t blob = blobs_take(&r->a->blobs, entry_granules(&e));
     if (blob == PG_NIL)
@@ -301,6 +315,8 @@ static bool redo_watch(const struct redo *r)
         return refuse(r, "no room for an operation with so many watch keys",
                       r->a->purgatory->free_watches, j->keys);
     slot_count(r->a, j->slot, 1);
+    life_write(r, j->slot, &(struct pg_life){.add_lsn = add_lsn_of(r), .session = j->session,
+                                             .armed_ns = j->armed_ns});
     return true;
 }
 
@@ -513,8 +529,10 @@ static const struct rule {
     [PG_J_OUTCOME] = {redo_outcome, IN_JOURNAL},
     [PG_J_SESSION] = {redo_nothing, IN_JOURNAL},
     [PG_J_HEAD] = {redo_head, IN_SNAPSHOT},
-    [PG_J_ENTRY] = {redo_entry, IN_SNAPSHOT},
+    [PG_J_ENTRY] = {redo_entry, IN_SNAPSHOT | IN_JOURNAL},
     [PG_J_LAST] = {redo_last, IN_SNAPSHOT},
+    [PG_J_OPENED] = {redo_nothing, IN_JOURNAL},
+    [PG_J_REPLIED] = {redo_nothing, IN_JOURNAL},
 };
 
 static bool snapshot_redo(const struct redo *r)
@@ -540,7 +558,7 @@ static bool journal_redo(const struct redo *r)
 
 static bool frame_redo(const struct redo *r)
 {
-    const bool snapshot = r->state->next_lsn == 0;
+    const bool snapshot = in_snapshot(r);
     if (!frame_fits(r->frame))
         return refuse(r, "bytes that are no frame", PG_J_TYPES, r->frame->type);
     if (!(rules[r->frame->type].where & (snapshot ? IN_SNAPSHOT : IN_JOURNAL)))
@@ -615,6 +633,23 @@ static uint32_t hash_in_topic(const struct pg_arena *a, uint32_t topic, unsigned
     return key_hash(a, a->topics[topic].namespace_row, type, key, len);
 }
 
+/* May be before the boot, and below 0. */
+static int64_t moved(int64_t t, int64_t by)
+{
+    return t == 0 || __builtin_add_overflow(t, by, &t) ? 0 : t;
+}
+
+/* Under a virtual clock nobody can tell which boot's clock the real times are of. */
+static void life_finish(struct pg_arena *a, uint32_t slot, int64_t shift_ns)
+{
+    struct pg_life *life = &a->lives[slot];
+    const bool real = a->header->clock_kind == PG_CLOCK_BOOT;
+    life->armed_ns = moved(life->armed_ns, shift_ns);
+    life->sent_boot_ns = real ? moved(life->sent_boot_ns, shift_ns) : 0;
+    life->received_boot_ns = real ? moved(life->received_boot_ns, shift_ns) : 0;
+    life->applied_boot_ns = real ? moved(life->applied_boot_ns, shift_ns) : 0;
+}
+
 static void slots_finish(struct pg_arena *a, int64_t shift_ns)
 {
     for (uint32_t i = 0; i < a->slots.capacity; i++) {
@@ -627,6 +662,8 @@ static void slots_finish(struct pg_arena *a, int64_t shift_ns)
         h->deadline_ns = shifted(h->deadline_ns, shift_ns);
         if (is_operation(a, i))
             operation_at(a, i)->armed_ns = shifted(operation_at(a, i)->armed_ns, shift_ns);
+        if (a->lives != NULL)
+            life_finish(a, i, shift_ns);
     }
 }
 

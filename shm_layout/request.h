@@ -12,6 +12,7 @@ struct request {
     struct pg_frame frame;        /* copied: the bytes may be unaligned */
     const uint8_t *names, *records, *area;
     uint32_t uid, pid;
+    int64_t received_boot_ns;     /* real clock: it was taken from the socket */
 };
 
 struct refusal {

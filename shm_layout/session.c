@@ -74,7 +74,7 @@ static void replies_forget(struct pg_arena *a, const struct pg_session *s)
 }
 
 struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uint32_t uid,
-                                uint32_t pid)
+                                uint32_t pid, struct name worker)
 {
     struct pg_session *s = session_of_nonce(a, nonce, uid);
     if (s != NULL)
@@ -93,7 +93,10 @@ struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uin
     s->opened_boot_ns = s->used_boot_ns = a->real_boot_ns;
     s->inbox_head = s->inbox_tail = s->inbox_next = PG_NIL;
     /* Bit 63 set: never 0, whatever the hash. */
-    STORE_RELEASE(&s->id, (random & ~0xffffull) | 1ull << 63 | (uint64_t)(s - a->sessions));
+    const uint64_t id = (random & ~0xffffull) | 1ull << 63 | (uint64_t)(s - a->sessions);
+    if (staging(a) && !stage_full(a))         /* nothing that is kept depends on it */
+        stage_opened(a, s, id, worker);
+    STORE_RELEASE(&s->id, id);
     return s;
 }
 

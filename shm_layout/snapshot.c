@@ -11,18 +11,27 @@ enum phase { HEAD, NAMESPACES, TOPICS, SLOTS, LEVELS, ENTRIES, LAST };
 /* Slots come before levels, because an operation that ends forgets its own keys; and before
  * the outbox, where what fired meanwhile is found. */
 
-/* The body of the next frame; NULL: it does not fit any more. */
-static void *frame_begin(const struct pg_snapshot *s, struct sink *out, enum pg_journal_type type,
-                         uint64_t extra)
+/* The body of the next frame; NULL: it does not fit any more. `life`: what ends it, if any. */
+static void *frame_begin_with(const struct pg_snapshot *s, struct sink *out,
+                              enum pg_journal_type type, uint64_t extra, const struct pg_life *life)
 {
     const uint64_t bytes = frame_bytes(type, extra);
-    struct pg_frame_head *f = sink_take(out, bytes);
+    const uint64_t whole = bytes + (life == NULL ? 0 : sizeof *life);
+    struct pg_frame_head *f = sink_take(out, whole);
     if (f == NULL)
         return NULL;
     memset((uint8_t *)f + bytes - 8, 0, 8);
-    *f = (struct pg_frame_head){.bytes = (uint32_t)bytes, .lsn = s->frames + 1,
+    *f = (struct pg_frame_head){.bytes = (uint32_t)whole, .lsn = s->frames + 1,
                                 .type = (uint16_t)type};
+    if (life != NULL)
+        memcpy((uint8_t *)f + bytes, life, sizeof *life);
     return f + 1;
+}
+
+static void *frame_begin(const struct pg_snapshot *s, struct sink *out, enum pg_journal_type type,
+                         uint64_t extra)
+{
+    return frame_begin_with(s, out, type, extra, NULL);
 }
 
 static bool frame_end(struct pg_snapshot *s)
@@ -151,11 +160,16 @@ static bool topic_write(const struct pg_arena *a, struct pg_snapshot *s, struct 
 
 /* ---- slots ------------------------------------------------------------------------------------ */
 
+static const struct pg_life *life_at(const struct pg_arena *a, uint64_t slot)
+{
+    return a->lives == NULL ? NULL : &a->lives[slot];
+}
+
 static bool timer_copy(const struct pg_arena *a, struct pg_snapshot *s, const struct pg_hot *h,
                        const struct pg_cold *c, struct sink *out)
 {
     const uint32_t bytes = c->key_len + c->payload_len;
-    struct pg_j_arm *j = frame_begin(s, out, PG_J_ARM, bytes);
+    struct pg_j_arm *j = frame_begin_with(s, out, PG_J_ARM, bytes, life_at(a, s->next));
     if (j == NULL)
         return false;
     *j = j_arm_of(a, (uint32_t)s->next, h, c, ctl_ticket(h->ctl));
@@ -169,7 +183,8 @@ static bool operation_copy(const struct pg_arena *a, struct pg_snapshot *s,
 {
     const uint32_t bytes = c->key_len + c->payload_len;
     const uint8_t *blob = blob_at(&a->blobs, c->blob);
-    struct pg_j_watch *j = frame_begin(s, out, PG_J_WATCH, j_watch_extra(op->keys, bytes));
+    struct pg_j_watch *j = frame_begin_with(s, out, PG_J_WATCH, j_watch_extra(op->keys, bytes),
+                                            life_at(a, s->next));
     if (j == NULL)
         return false;
     struct pg_j_watch_key *keys = (struct pg_j_watch_key *)(j + 1);
@@ -249,11 +264,7 @@ static bool entry_copy(const struct pg_arena *a, struct pg_snapshot *s, const st
     struct pg_j_entry *j = frame_begin(s, out, PG_J_ENTRY, bytes);
     if (j == NULL)
         return false;
-    *j = (struct pg_j_entry){.position = s->next, .ticket = e->ticket,
-                             .deadline_ns = e->deadline_ns, .fired_ns = e->fired_ns,
-                             .sequence = e->sequence, .previous = e->previous,
-                             .topic = e->topic, .payload_len = e->payload_len,
-                             .key_len = e->key_len, .meta = e->meta};
+    *j = j_entry_of(s->next, e);
     memcpy(j + 1, blob_at(&a->blobs, e->blob), bytes);
     return true;
 }

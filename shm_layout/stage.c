@@ -87,24 +87,54 @@ void stage_settle(struct pg_arena *a)
         STORE_RELEASE(&a->stage->tail, a->stage->staged);
 }
 
-/* The body of a frame, with `extra` bytes behind it that the caller fills. */
-static void *frame_begin(struct pg_arena *a, enum pg_journal_type type, uint64_t extra)
+/* The body of a frame, with `extra` bytes behind it that the caller fills, and room for lives. */
+static void *frame_begin_with(struct pg_arena *a, enum pg_journal_type type, uint64_t extra,
+                              uint32_t lives)
 {
-    const uint64_t whole = frame_bytes(type, extra);
+    const uint64_t bytes = frame_bytes(type, extra), whole = bytes + lives * sizeof(struct pg_life);
     stage_settle(a);
     const uint64_t position = place_for(a, whole);
     struct pg_frame_head *f = frame_at(a, position);
-    memset((uint8_t *)f + whole - 8, 0, 8);
+    memset((uint8_t *)f + bytes - 8, 0, 8);
     *f = (struct pg_frame_head){.bytes = (uint32_t)whole, .lsn = a->stage->next_lsn,
                                 .type = (uint16_t)type};
     a->stage_end = position + whole;
     return f + 1;
 }
 
+static void *frame_begin(struct pg_arena *a, enum pg_journal_type type, uint64_t extra)
+{
+    return frame_begin_with(a, type, extra, 0);
+}
+
 static void frame_end(struct pg_arena *a)
 {
     STORE_RELEASE(&a->stage->staged, a->stage_end);
     STORE_RELEASE(&a->stage->next_lsn, a->stage->next_lsn + 1);
+}
+
+/* ---- lives ---------------------------------------------------------------------------------- */
+
+/* The last but `n` of the frame with this body. */
+static struct pg_life *frame_life(void *body, uint32_t n)
+{
+    const struct pg_frame_head *f = (const struct pg_frame_head *)body - 1;
+    return (struct pg_life *)((uint8_t *)body + f->bytes - sizeof *f) - 1 - n;
+}
+
+/* Of what the frame with this body arms; the row is written before the control word, too. */
+static void life_begin(struct pg_arena *a, uint32_t slot, void *body)
+{
+    struct pg_life life = a->life;
+    life.add_lsn = a->stage->next_lsn;
+    life.armed_ns = moment_ns(a);
+    a->lives[slot] = life;
+    *frame_life(body, 0) = life;
+}
+
+static void life_tell(const struct pg_arena *a, uint32_t slot, void *body)
+{
+    *frame_life(body, 0) = a->lives[slot];
 }
 
 /* ---- what happens ---------------------------------------------------------------------------- */
@@ -130,15 +160,17 @@ void stage_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t repl
 {
     const struct pg_cold *c = &a->slots.cold[slot];
     const uint32_t bytes = c->key_len + c->payload_len;
-    struct pg_j_arm *body = frame_begin(a, PG_J_ARM, bytes);
+    struct pg_j_arm *body = frame_begin_with(a, PG_J_ARM, bytes, replaced == PG_NIL ? 1 : 2);
     *body = j_arm_of(a, slot, &a->slots.hot[slot], c, ticket);
-    body->armed_ns = a->now_ns;
+    body->armed_ns = moment_ns(a);
     body->uid = a->uid;
     if (replaced != PG_NIL) {
         body->replaced = ctl_ticket(a->slots.hot[replaced].ctl);
         body->replaced_slot = replaced;
+        *frame_life(body, 1) = a->lives[replaced];
     }
     memcpy(body + 1, blob_at(&a->blobs, c->blob) + c->ext_len, bytes);
+    life_begin(a, slot, body);
     frame_end(a);
 }
 
@@ -147,34 +179,53 @@ void stage_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns, int64_t 
     struct pg_j_move *body = frame_begin(a, PG_J_MOVE, 0);
     *body = (struct pg_j_move){.ticket = ctl_ticket(a->slots.hot[slot].ctl),
                                .deadline_ns = deadline_ns, .wall_ns = wall_ns,
-                               .at_ns = a->now_ns, .slot = slot, .uid = a->uid};
+                               .at_ns = moment_ns(a), .slot = slot, .uid = a->uid};
     frame_end(a);
 }
 
 void stage_end(struct pg_arena *a, uint32_t slot, enum pg_end_cause cause)
 {
-    struct pg_j_end *body = frame_begin(a, PG_J_END, 0);
-    *body = (struct pg_j_end){.ticket = ctl_ticket(a->slots.hot[slot].ctl), .at_ns = a->now_ns,
-                              .slot = slot, .cause = cause, .uid = a->uid};
+    const struct pg_hot *h = &a->slots.hot[slot];
+    struct pg_j_end *body = frame_begin_with(a, PG_J_END, 0, 1);
+    *body = (struct pg_j_end){.ticket = ctl_ticket(h->ctl), .at_ns = moment_ns(a), .slot = slot,
+                              .cause = cause, .uid = a->uid, .topic = h->topic,
+                              .ended_boot_ns = a->real_boot_ns};
+    life_tell(a, slot, body);
     frame_end(a);
 }
 
 void stage_fire(struct pg_arena *a, uint32_t slot, const struct pg_entry *e)
 {
     const struct pg_topic *t = &a->topics[e->topic];
-    struct pg_j_fire *body = frame_begin(a, PG_J_FIRE, 0);
+    struct pg_j_fire *body = frame_begin_with(a, PG_J_FIRE, 0, 1);
     *body = (struct pg_j_fire){.ticket = e->ticket >> 8, .deadline_ns = e->deadline_ns,
                                .fired_ns = e->fired_ns, .position = a->header->outbox_tail,
                                .sequence = t->sequence + 1, .previous = t->last_position,
-                               .slot = slot, .topic = e->topic, .flags = entry_flags(e)};
+                               .slot = slot, .topic = e->topic, .flags = entry_flags(e),
+                               .ended_boot_ns = a->real_boot_ns};
+    life_tell(a, slot, body);
     frame_end(a);
 }
 
-void stage_sent(struct pg_arena *a, uint64_t upto)
+void stage_entry(struct pg_arena *a, const struct pg_entry *e)
+{
+    const struct pg_topic *t = &a->topics[e->topic];
+    const uint32_t bytes = e->key_len + e->payload_len;
+    struct pg_j_entry *body = frame_begin(a, PG_J_ENTRY, bytes);
+    *body = j_entry_of(a->header->outbox_tail, e);
+    body->sequence = t->sequence + 1;
+    body->previous = t->last_position;
+    body->uid = a->uid;
+    body->ended_boot_ns = a->real_boot_ns;
+    memcpy(body + 1, blob_at(&a->blobs, e->blob), bytes);
+    frame_end(a);
+}
+
+void stage_sent(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns, int64_t handed_boot_ns)
 {
     struct pg_j_sent *body = frame_begin(a, PG_J_SENT, 0);
-    *body = (struct pg_j_sent){.from = a->header->published, .upto = upto,
-                               .built_ns = a->now_ns, .sent_boot_ns = a->real_boot_ns};
+    *body = (struct pg_j_sent){.from = a->header->published, .upto = upto, .built_ns = a->now_ns,
+                               .built_boot_ns = built_boot_ns, .handed_boot_ns = handed_boot_ns};
     frame_end(a);
 }
 
@@ -183,12 +234,13 @@ void stage_watch(struct pg_arena *a, uint32_t slot, uint64_t ticket)
     const struct pg_cold *c = &a->slots.cold[slot];
     const struct pg_operation *op = operation_at(a, slot);
     const uint32_t bytes = c->key_len + c->payload_len;
-    struct pg_j_watch *body = frame_begin(a, PG_J_WATCH, j_watch_extra(op->keys, bytes));
+    struct pg_j_watch *body = frame_begin_with(a, PG_J_WATCH, j_watch_extra(op->keys, bytes), 1);
     struct pg_j_watch_key *keys = (struct pg_j_watch_key *)(body + 1);
     *body = j_watch_of(a, slot, &a->slots.hot[slot], c, op, ticket);
     body->uid = a->uid;
     operation_keys_copy(a, op, (const uint8_t *)op, keys);
     memcpy(keys + op->keys, (const uint8_t *)op + c->ext_len, bytes);
+    life_begin(a, slot, body);
     frame_end(a);
 }
 
@@ -217,17 +269,19 @@ void stage_outcome(struct pg_arena *a, uint32_t slot)
     const struct pg_operation *op = operation_at(a, slot);
     const struct pg_topic *t = &a->topics[h->topic];
     const uint32_t bitmap = (op->keys + 7u) / 8;
-    struct pg_j_outcome *body = frame_begin(a, PG_J_OUTCOME, bitmap);
+    struct pg_j_outcome *body = frame_begin_with(a, PG_J_OUTCOME, bitmap, 1);
     *body = (struct pg_j_outcome){.ticket = ctl_ticket(h->ctl), .deadline_ns = h->deadline_ns,
                                   .ended_ns = op->ended_ns, .slot = slot, .topic = h->topic,
                                   .error = op->error, .keys = op->keys, .cause = op->cause,
-                                  .flags = (uint8_t)(PG_E_OPERATION | late_flag(a, h))};
+                                  .flags = (uint8_t)(PG_E_OPERATION | late_flag(a, h)),
+                                  .ended_boot_ns = a->real_boot_ns};
     if (op->notice_blob != PG_NIL) {
         body->position = a->header->outbox_tail + 1;
         body->sequence = t->sequence + 1;
         body->previous = t->last_position;
     }
     memcpy(body + 1, op + 1, bitmap);
+    life_tell(a, slot, body);
     frame_end(a);
 }
 
@@ -237,6 +291,29 @@ void stage_session(struct pg_arena *a, const struct pg_session *s)
     *body = (struct pg_j_session){.session = s->id, .at_boot_ns = a->real_boot_ns, .uid = s->uid,
                                   .pid = s->pid, .dropped = s->inbox_count};
     frame_end(a);
+}
+
+void stage_opened(struct pg_arena *a, const struct pg_session *s, uint64_t id, struct name name)
+{
+    struct pg_j_opened *body = frame_begin(a, PG_J_OPENED, name.len);
+    *body = (struct pg_j_opened){.session = id, .at_boot_ns = a->real_boot_ns, .uid = s->uid,
+                                 .pid = s->pid, .name_len = name.len};
+    if (name.len != 0)
+        memcpy(body + 1, name.bytes, name.len);
+    frame_end(a);
+}
+
+void pg_replied(struct pg_arena *a, uint64_t session, uint64_t sequence, uint32_t count,
+                int64_t built_boot_ns, int64_t handed_boot_ns)
+{
+    if (!staging(a) || stage_full(a))         /* nothing that is kept depends on it */
+        return;
+    struct pg_j_replied *body = frame_begin(a, PG_J_REPLIED, 0);
+    *body = (struct pg_j_replied){.session = session, .sequence = sequence, .count = count,
+                                  .built_boot_ns = built_boot_ns,
+                                  .handed_boot_ns = handed_boot_ns};
+    frame_end(a);
+    stage_settle(a);
 }
 
 /* ---- the committer's side ---------------------------------------------------------------------- */
@@ -363,12 +440,31 @@ static bool session_visible(const struct pg_arena *a, const void *body)
     return session_find(a, ((const struct pg_j_session *)body)->session) == NULL;
 }
 
+static bool opened_visible(const struct pg_arena *a, const void *body)
+{
+    return session_find(a, ((const struct pg_j_opened *)body)->session) != NULL;
+}
+
+static bool published_visible(const struct pg_arena *a, const void *body)
+{
+    const struct pg_j_entry *j = body;
+    return entry_is(a, j->position, j->ticket >> 8);
+}
+
+/* It has no effect, so it may be told. */
+static bool replied_visible(const struct pg_arena *a, const void *body)
+{
+    (void)a, (void)body;
+    return true;
+}
+
 static const visible_fn visible[PG_J_TYPES] = {
     [PG_J_NAMESPACE] = namespace_visible, [PG_J_TOPIC] = topic_visible, [PG_J_ARM] = arm_visible,
     [PG_J_MOVE] = move_visible, [PG_J_END] = end_visible, [PG_J_FIRE] = fire_visible,
     [PG_J_SENT] = sent_visible, [PG_J_WATCH] = watch_visible, [PG_J_LEVEL] = level_visible,
     [PG_J_GONE] = gone_visible, [PG_J_OUTCOME] = outcome_visible,
-    [PG_J_SESSION] = session_visible,
+    [PG_J_SESSION] = session_visible, [PG_J_ENTRY] = published_visible,
+    [PG_J_OPENED] = opened_visible, [PG_J_REPLIED] = replied_visible,
 };
 
 /* ---- init, recovery, check --------------------------------------------------------------------- */
@@ -466,12 +562,22 @@ bool stage_recover(struct pg_arena *a, struct pg_fault *why)
     return true;
 }
 
+static bool lives_sound(const struct pg_arena *a, struct pg_fault *fault)
+{
+    for (uint32_t i = 0; i < a->slots.capacity; i++)
+        if (ctl_state(a->slots.hot[i].ctl) == PG_S_ARMED &&
+            a->lives[i].add_lsn >= a->stage->next_lsn)
+            return fault_set(fault, "stage", "a timer of a record that is still to come", i,
+                             a->stage->next_lsn, a->lives[i].add_lsn);
+    return true;
+}
+
 bool stage_check(const struct pg_arena *a, struct pg_fault *fault)
 {
     uint64_t lsn;
     if (a->stage == NULL)
         return true;
-    if (!positions_sound(a, fault) || !frames_sound(a, a->stage->staged, &lsn, fault))
+    if (!lives_sound(a, fault) || !positions_sound(a, fault) || !frames_sound(a, a->stage->staged, &lsn, fault))
         return false;
     return lsn == 0 || lsn + 1 == a->stage->next_lsn ||
            fault_set(fault, "stage", "number of the next frame", a->stage->staged, lsn + 1,

@@ -73,17 +73,10 @@ static int64_t add_clamped(int64_t a, int64_t b)
     return b > 0 ? INT64_MAX : INT64_MIN;
 }
 
-/* A message may have come after the running turn's advance; its delays must not begin before. */
-static int64_t message_ns(const struct pg_arena *a)
-{
-    const bool later = a->header->clock_kind == PG_CLOCK_BOOT && a->real_boot_ns > a->now_ns;
-    return later ? a->real_boot_ns : a->now_ns;
-}
-
 bool time_resolve(const struct pg_arena *a, const struct put *p, int64_t *deadline_ns)
 {
     int64_t t = p->time_ns;
-    if (p->time_kind == PG_T_DELAY && t > 0 && __builtin_add_overflow(message_ns(a), t, &t))
+    if (p->time_kind == PG_T_DELAY && t > 0 && __builtin_add_overflow(moment_ns(a), t, &t))
         return false;
     if (p->time_kind == PG_T_DELAY && p->time_ns <= 0)
         t = a->now_ns;

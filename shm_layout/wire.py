@@ -155,9 +155,15 @@ def encode_frame(
     )  # fmt: skip
 
 
-def encode_hello(nonce: bytes, sequence: int = 0) -> bytes:
+def encode_worker(name: str) -> bytes:
+    """What a client calls itself: 0-63 bytes of UTF-8 without NUL. Raises InvalidName."""
+    return _encode_name("worker", name, 0, layout.WORKER_MAX)
+
+
+def encode_hello(nonce: bytes, sequence: int = 0, worker: bytes = b"") -> bytes:
     """A greeting; `nonce` is 16 random bytes, the same ones for the same session."""
-    return encode_frame(Message.HELLO, 0, sequence) + HELLO.pack(nonce, 0, 0)
+    hello = HELLO.pack(nonce, len(worker), 0, 0)
+    return encode_frame(Message.HELLO, 0, sequence) + hello + worker
 
 
 def encode_query(sequence: int, session: int, namespace: bytes, key: Key) -> bytes:

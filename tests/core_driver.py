@@ -266,7 +266,7 @@ class Core:
         """The reply, or the virtual time to advance to first."""
         used, wait = ffi.new("uint64_t *"), ffi.new("int64_t *")
         state = lib.pg_handle(
-            self.a, ffi.from_buffer(message), len(message), uid, pid, real_boot_ns,
+            self.a, ffi.from_buffer(message), len(message), uid, pid, real_boot_ns, real_boot_ns,
             ffi.from_buffer(self._reply), used, wait,
         )  # fmt: skip
         if state == lib.PG_H_WAIT:
@@ -319,7 +319,7 @@ class Core:
         return found
 
     def published(self, upto: int) -> None:
-        lib.pg_published(self.a, upto)
+        lib.pg_published(self.a, upto, 0, 0)
 
     def publish_all(self) -> list[Part]:
         """Hands everything over; returns the messages."""

@@ -213,7 +213,7 @@ class Purgatory(Core):
         """The reply; None = the same again."""
         used, wait = ffi.new("uint64_t *"), ffi.new("int64_t *")
         state = lib.pg_handle(
-            self.a, ffi.from_buffer(message), len(message), uid, 1, self.now_ns,
+            self.a, ffi.from_buffer(message), len(message), uid, 1, self.now_ns, self.now_ns,
             ffi.from_buffer(self._reply), used, wait,
         )  # fmt: skip
         if state == lib.PG_H_AGAIN:

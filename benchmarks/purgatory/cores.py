@@ -202,8 +202,8 @@ class Ours:
         self._session, self._more = ffi.new("uint64_t *"), ffi.new("int *")
         self._now_ns = now_ns
         lib.pg_handle(
-            self._a, self._in, messages.hello(os.urandom(16)), 0, 0, now_ns, self._to,
-            self._reply_bytes, self._wait_ns,
+            self._a, self._in, messages.hello(os.urandom(16)), 0, 0, now_ns, now_ns,
+            self._to, self._reply_bytes, self._wait_ns,
         )  # fmt: skip
         messages.session = wire.decode_reply(self._reply[:FRAME].tobytes()).session
 
@@ -219,8 +219,8 @@ class Ours:
         handled = lib.PG_H_AGAIN
         while handled == lib.PG_H_AGAIN:
             handled = lib.pg_handle(
-                self._a, self._in, length, 0, 0, self._now_ns, self._to, self._reply_bytes,
-                self._wait_ns,
+                self._a, self._in, length, 0, 0, self._now_ns, self._now_ns, self._to,
+                self._reply_bytes, self._wait_ns,
             )  # fmt: skip
         count = (self._reply_bytes[0] - FRAME) // RESULT.itemsize
         if handled == lib.PG_H_REPLY and not DONE[self._statuses[:count]].all():

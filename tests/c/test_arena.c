@@ -223,7 +223,7 @@ static void step_publish(struct world *w)
     while (w->a->header->published < w->a->header->outbox_tail) {
         CHECK(pg_notices(w->a, w->out, OUT, parts, 8, &upto) > 0);
         CHECK(upto > w->a->header->published);
-        pg_published(w->a, upto);
+        pg_published(w->a, upto, 0, 0);
     }
 }
 
@@ -349,7 +349,7 @@ static uint64_t session_begin(struct world *w, uint8_t *reply)
     uint64_t bytes;
     int64_t wait_ns;
     struct pg_welcome welcome;
-    CHECK_EQUAL(pg_handle(w->a, &m, sizeof m, 0, 0, 0, reply, &bytes, &wait_ns), PG_H_REPLY);
+    CHECK_EQUAL(pg_handle(w->a, &m, sizeof m, 0, 0, 0, 0, reply, &bytes, &wait_ns), PG_H_REPLY);
     CHECK_EQUAL(bytes, sizeof(struct pg_frame) + sizeof welcome);
     memcpy(&welcome, reply + sizeof(struct pg_frame), sizeof welcome);
     return welcome.session;
@@ -414,7 +414,7 @@ static void messages(void)
             int64_t wait_ns;
             CHECK(exact != NULL);
             memcpy(exact, draft, len);
-            if (pg_handle(w.a, exact, len, 0, 0, 0, reply, &bytes, &wait_ns) == PG_H_REPLY)
+            if (pg_handle(w.a, exact, len, 0, 0, 0, 0, reply, &bytes, &wait_ns) == PG_H_REPLY)
                 CHECK(bytes >= sizeof(struct pg_frame));
             free(exact);
             whole(&w);

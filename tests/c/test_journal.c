@@ -66,9 +66,10 @@ static uint64_t send(struct world *w, const void *bytes, uint64_t len)
     uint64_t used = 0;
     int64_t wait_ns;
     int state;
-    while ((state = pg_handle(w->a, bytes, len, 1, 1, w->now_ns, w->reply, &used, &wait_ns)) ==
+    while ((state = pg_handle(w->a, bytes, len, 1, 1, w->now_ns, w->now_ns, w->reply, &used,
+                              &wait_ns)) ==
            PG_H_AGAIN)
-        pg_published(w->a, w->a->header->outbox_tail);
+        pg_published(w->a, w->a->header->outbox_tail, 0, 0);
     return state == PG_H_REPLY ? used : 0;
 }
 
@@ -203,7 +204,8 @@ static void acknowledge(struct world *w)
         uint64_t used;
         int64_t wait_ns;
         uint8_t none[sizeof head];
-        pg_handle(w->a, &message, sizeof message, 1, 1, w->now_ns, none, &used, &wait_ns);
+        pg_handle(w->a, &message, sizeof message, 1, 1, w->now_ns, w->now_ns, none, &used,
+                  &wait_ns);
     }
 }
 
@@ -287,7 +289,7 @@ static void fired(struct world *w)
     two_timers(w);
     comes_due(w);
 }
-static void sent(struct world *w) { pg_published(w->a, w->a->header->outbox_tail); }
+static void sent(struct world *w) { pg_published(w->a, w->a->header->outbox_tail, 0, 0); }
 static void levels(struct world *w)
 {
     for (uint32_t i = 0; i < 5; i++)
@@ -498,7 +500,7 @@ static void test_a_ring_that_fills(void)
         whole(&w);
         s->committed = s->tail;
         while (go(&w, 0))
-            pg_published(w.a, w.a->header->outbox_tail);
+            pg_published(w.a, w.a->header->outbox_tail, 0, 0);
         CHECK_EQUAL(w.a->metrics->live, 0);
     }
     STORE_RELEASE(&s->state, PG_JOURNAL_STOPPED);
@@ -568,9 +570,9 @@ static void act(struct world *w)
         if (kind == 16)
             acknowledge(w);
         if (kind == 17)
-            pg_published(w->a, w->a->header->outbox_tail);
+            pg_published(w->a, w->a->header->outbox_tail, 0, 0);
         while (kind >= 18 && go(w, (int64_t)rng_below(r, 9) * MS))
-            pg_published(w->a, w->a->header->outbox_tail);
+            pg_published(w->a, w->a->header->outbox_tail, 0, 0);
         return;
     }
     command(w, &c);
@@ -671,7 +673,7 @@ static void snapshot_beside(struct world *w)
     }
     pthread_join(thread, NULL);
     while (go(w, 0))
-        pg_published(w->a, w->a->header->outbox_tail);
+        pg_published(w->a, w->a->header->outbox_tail, 0, 0);
     take(w);
     if (!redone(&copy, w, p.snapshot, p.bytes, &fault))
         told(&fault);

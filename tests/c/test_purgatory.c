@@ -104,7 +104,7 @@ static void whole(struct world *w)
 
 static void publish(struct world *w)
 {
-    pg_published(w->a, w->a->header->outbox_tail);
+    pg_published(w->a, w->a->header->outbox_tail, 0, 0);
 }
 
 /* ---- messages ------------------------------------------------------------------------------ */
@@ -118,7 +118,8 @@ static uint64_t send(struct world *w, const void *bytes, uint64_t len)
     int state;
     CHECK(message != NULL);
     memcpy(message, bytes, len);
-    while ((state = pg_handle(w->a, message, len, 1, 1, w->now_ns, w->reply, &used, &wait_ns)) ==
+    while ((state = pg_handle(w->a, message, len, 1, 1, w->now_ns, w->now_ns, w->reply, &used,
+                              &wait_ns)) ==
            PG_H_AGAIN) {
         whole(w);
         publish(w);

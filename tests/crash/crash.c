@@ -262,7 +262,7 @@ static uint64_t drain(struct world *w, uint64_t fresh)
         const uint64_t tail = w->a->header->outbox_tail;
         pg_advance(w->a, INT64_MAX / 4, w->offset_ns, w->real_ns, 4, &more);
         fired += ledger_fired(w->a, tail, fresh);
-        pg_published(w->a, w->a->header->outbox_tail);
+        pg_published(w->a, w->a->header->outbox_tail, 0, 0);
     }
     CHECK(!more);
     return fired;
@@ -284,6 +284,8 @@ static void journal_check(struct trial *t)
     if (pg_stage_of(t->twin.a) == NULL)
         return;
     frames_staged(&t->staged, &t->twin);
+    if (!frames_lives(&t->staged, &t->twin, &fault))
+        violated(t, "a life is not what the journal says", &fault);
     if (!frames_redo(&t->snapshot, &t->staged, &t->twin, &t->redo, &fault)) {
         violated(t, "the journal cannot be redone", &fault);
         return;

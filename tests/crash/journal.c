@@ -42,3 +42,26 @@ bool frames_redo(const struct frames *snapshot, const struct frames *staged,
            pg_redo_end(to->a, &redo, from->a->now_ns, from->real_ns, 0,
                        from->a->header->wall_offset_ns, why);
 }
+
+static bool life_told(const struct pg_frame_head *f, const struct world *w, uint32_t slot,
+                      uint64_t ticket)
+{
+    const struct pg_life *replaced, *life = pg_frame_life(f, &replaced);
+    return w->a->slots.hot[slot].ctl != ctl_of(ticket, PG_S_ARMED) ||
+           (life != NULL && life->add_lsn == f->lsn &&
+            memcmp(life, &w->a->lives[slot], sizeof *life) == 0);
+}
+
+bool frames_lives(const struct frames *staged, const struct world *w, struct pg_fault *why)
+{
+    const uint8_t *at = (const uint8_t *)staged->words, *end = at + staged->bytes;
+    for (; at != end; at += ((const struct pg_frame_head *)at)->bytes) {
+        const struct pg_frame_head *f = (const struct pg_frame_head *)at;
+        const struct pg_j_arm *arm = (const struct pg_j_arm *)(f + 1);
+        const struct pg_j_watch *watch = (const struct pg_j_watch *)(f + 1);
+        if ((f->type == PG_J_ARM && !life_told(f, w, arm->slot, arm->ticket)) ||
+            (f->type == PG_J_WATCH && !life_told(f, w, watch->slot, watch->ticket)))
+            return fault_set(why, "lives", "another one than its record has", f->lsn, 0, f->type);
+    }
+    return true;
+}

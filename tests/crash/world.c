@@ -108,7 +108,7 @@ void world_truth(const struct world *w, struct truth *t)
 {
     static const enum pg_region_id regions[] = {PG_R_HOT, PG_R_COLD, PG_R_BLOBS, PG_R_NAMESPACES,
                                                 PG_R_TOPICS, PG_R_OUTBOX, PG_R_WATCHES,
-                                                PG_R_LEVELS, PG_R_ACCOUNTS};
+                                                PG_R_LEVELS, PG_R_ACCOUNTS, PG_R_LIFE};
     const struct pg_header *h = (const struct pg_header *)w->arena;
     const struct pg_private *s = (const struct pg_private *)w->secret;
     *t = (struct truth){0};
@@ -349,11 +349,11 @@ static bool message_run(struct world *w, const struct call *call, struct reply *
     int64_t wait_ns;
     for (uint32_t tries = 0; tries < 8; tries++) {
         const int done = pg_handle(w->a, call->message, call->bytes, call->uid, 1, call->real_ns,
-                                   reply_buffer, &reply->bytes, &wait_ns);
+                                   call->real_ns, reply_buffer, &reply->bytes, &wait_ns);
         if (done != PG_H_AGAIN)
             break;
         again = true;
-        pg_published(w->a, w->a->header->outbox_tail);
+        pg_published(w->a, w->a->header->outbox_tail, 0, 0);
     }
     CHECK(reply->bytes <= sizeof reply->body);
     memcpy(reply->body, reply_buffer, reply->bytes);
@@ -371,7 +371,7 @@ static bool advance_run(struct world *w, const struct call *call)
         if (w->a->header->outbox_tail - w->a->header->published < w->config.outbox_capacity)
             continue;
         again = true;
-        pg_published(w->a, w->a->header->outbox_tail);
+        pg_published(w->a, w->a->header->outbox_tail, 0, 0);
     }
     return again;
 }
@@ -404,7 +404,7 @@ bool call_run(struct world *w, const struct call *call, struct reply *reply)
     switch (call->kind) {
     case BY_MESSAGE: return message_run(w, call, reply);
     case BY_ADVANCE: return advance_run(w, call);
-    case BY_PUBLISHED: pg_published(w->a, w->a->header->outbox_tail); break;
+    case BY_PUBLISHED: pg_published(w->a, w->a->header->outbox_tail, 0, 0); break;
     case BY_SWEEP: pg_sweep(w->a, call->real_ns, &cursor, UINT32_MAX); break;
     case BY_INBOX: pg_inbox(w->a, &session, out_buffer, sizeof out_buffer); break;
     case BY_INBOX_AGAIN: pg_inbox_again(w->a, 0, call->real_ns); break;
@@ -729,7 +729,7 @@ static void fill(struct world *w)
         call.now_ns = w->now_ns;
         call.real_ns = w->real_ns;
         call_run(w, &call, &reply);
-        pg_published(w->a, w->a->header->outbox_tail);
+        pg_published(w->a, w->a->header->outbox_tail, 0, 0);
     }
     for (uint32_t tries = 0; tries < 60 && slots_live(&w->a->slots) < w->config.capacity; tries++)
         past(w, 1);

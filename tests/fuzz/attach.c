@@ -29,7 +29,7 @@ static uint64_t handle_message(uint64_t len)
 {
     uint64_t used;
     int64_t wait_ns;
-    if (pg_handle(handle, buffer, len, 1, 1, 1, buffer + MESSAGE, &used, &wait_ns) != PG_H_REPLY)
+    if (pg_handle(handle, buffer, len, 1, 1, 1, 1, buffer + MESSAGE, &used, &wait_ns) != PG_H_REPLY)
         abort();
     return used;
 }
@@ -86,7 +86,7 @@ static void advance(int64_t now_ns)
     int more = 1;
     for (uint32_t i = 0; more && i < 100; i++) {
         pg_advance(handle, now_ns, 0, 1, 64, &more);
-        pg_published(handle, handle->header->outbox_tail);
+        pg_published(handle, handle->header->outbox_tail, 0, 0);
     }
 }
 

@@ -55,7 +55,7 @@ static void advance(struct world *w, int64_t by_ns, int64_t wall_offset_ns)
     w->now_ns += by_ns;
     for (uint32_t i = 0; more && i < 100; i++) {
         pg_advance(w->a, w->now_ns, wall_offset_ns, w->now_ns, 64, &more);
-        pg_published(w->a, w->a->header->outbox_tail);
+        pg_published(w->a, w->a->header->outbox_tail, 0, 0);
     }
 }
 
@@ -72,7 +72,8 @@ static uint64_t deliver(struct world *w, uint32_t uid, const uint8_t *bytes, uin
     while (state == PG_H_AGAIN || (state == PG_H_WAIT && wait_ns - w->now_ns < 1ll << 40)) {
         if (state == PG_H_WAIT)
             advance(w, wait_ns - w->now_ns, 0);
-        state = pg_handle(w->a, message, len, uid, 1, w->now_ns, w->reply, &used, &wait_ns);
+        state = pg_handle(w->a, message, len, uid, 1, w->now_ns, w->now_ns, w->reply, &used,
+                          &wait_ns);
     }
     free(message);
     return state == PG_H_REPLY ? used : 0;

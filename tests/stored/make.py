@@ -1,8 +1,9 @@
 """Writes what later versions have to read: `python tests/stored/make.py arena`, `... export` or
 `... journal`.
 
-Run once when a layout, or a format of the journal, is released, from its code; the folder is
-named after the ABI, or after the journal's format, and what stands in it never changes again.
+Run once when a layout, or a format of the journal, is released, from its code; an arena's folder
+is named after the ABI, the others' after the journal's format, and what stands in it never
+changes again.
 tests/test_upgrade.py starts later daemons on it. The arena is what a daemon leaves that was
 killed, the export is of the same moment; the journal is of several boots, with every fate that a
 timer or an operation can have. Clock and contents are made up, so that they are the same on
@@ -14,7 +15,6 @@ from __future__ import annotations
 import io
 import json
 import lzma
-import shutil
 import sys
 import tempfile
 from collections import Counter
@@ -302,14 +302,20 @@ def journal_contents(directory: Path) -> dict[str, Any]:
             "uuid": CONFIG["uuid"].hex(), "last_lsn": walk.lsn, "kinds": kinds}  # fmt: skip
 
 
+def journal_folder() -> Path:
+    folder = HERE / f"journal-{lib.PG_JOURNAL_MAJOR}.{lib.PG_JOURNAL_MINOR}"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 def journal_main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
         write_journal(directory)
         found = journal_contents(directory)
-        folder = HERE / "journal-{}.{}".format(*found["journal"])
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
+        folder = journal_folder()
+        for old in folder.glob("*.journal.xz"):
+            old.unlink()
         for file in sorted(directory.iterdir()):
             (folder / f"{file.name}.xz").write_bytes(lzma.compress(file.read_bytes(), preset=9))
     (folder / "journal.json").write_text(json.dumps(found, indent=1) + "\n")
@@ -321,7 +327,7 @@ def main(what: str) -> None:
         return
     core, owner = build()
     found = contents(core, owner)
-    folder = HERE / ".".join(map(str, found["abi"]))
+    folder = HERE / ".".join(map(str, found["abi"])) if what == "arena" else journal_folder()
     folder.mkdir(exist_ok=True)
     files = {"arena": arena_files, "export": export_files}[what](core)
     for name, data in files.items():
