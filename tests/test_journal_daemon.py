@@ -817,7 +817,7 @@ def turns_in_a_beat(real: Daemon) -> int:
 def test_what_is_due_waits_for_the_disk_and_the_loop_sleeps(
     daemon: StartDaemon, small_disk: Path
 ) -> None:
-    subprocess.run(["mount", "-o", "remount,size=16M", str(small_disk)], check=True)
+    subprocess.run(["mount", "-o", "remount,size=32M", str(small_disk)], check=True)
     real = daemon("demo", *journalled(small_disk, "--snapshot-segments", "1000"))
     with Client("demo", namespace="shop", timeout=PATIENCE_S) as client:
         for first in range(0, 60_000, 1000):  # their notices are more than the stage holds
