@@ -177,7 +177,7 @@ def human(field: str, value: Any) -> str:
     if field.endswith("_ns"):
         return units.format_duration(value)
     if "bytes" in field or field == "length":
-        return f"{value / 2**20:,.1f} MiB"
+        return units.format_size(value)
     return f"{value:,}"
 
 

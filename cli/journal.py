@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from purgatoryd.shm_layout.journal import Frame, Walk
     from purgatoryd.shm_layout.marks import Mark
 
+_JOURNAL: dict[str, Any] = {
+    "type": click.Path(file_okay=False, path_type=Path),
+    "envvar": "PURGATORYD_JOURNAL",
+    "show_envvar": True,
+}
 journal_option = click.option(
-    "--journal",
-    type=click.Path(file_okay=False, path_type=Path),
-    envvar="PURGATORYD_JOURNAL",
-    show_envvar=True,
-    required=True,
-    help="Directory of the journals, as it was given to run.",
+    "--journal", **_JOURNAL, required=True, help="Directory of the journals, as given to run."
 )
 
 
@@ -158,14 +158,16 @@ def frame_text(frame: Frame) -> str:
 
 @journal_command.command("cat", cls=Command)
 @name_option
-@journal_option
+@click.option(
+    "--journal", **_JOURNAL, help="Directory of the journals, as given to run; not with FILES."
+)
 @click.option("--from", "from_lsn", type=click.IntRange(0), default=0, help="First LSN.")
 @click.option("--kind", help="Only records of this kind: arm, fire, end, ...")
 @click.option("--limit", type=click.IntRange(1), help="At most so many.")
 @click.argument("files", nargs=-1, type=click.Path(dir_okay=False, exists=True, path_type=Path))
 @json_option
 def cat_command(
-    name: str, journal: Path, from_lsn: int, kind: str | None, limit: int | None,
+    name: str, journal: Path | None, from_lsn: int, kind: str | None, limit: int | None,
     files: tuple[Path, ...], as_json: bool,
 ) -> None:  # fmt: skip
     """Print the records of the segments, or of the FILES, which may be snapshots and exports.
@@ -177,7 +179,11 @@ def cat_command(
 
     if kind is not None and kind not in KINDS.values():
         raise InvalidSetting("kind", kind, f"one of {', '.join(KINDS.values())}", "argument")
-    paths = files or [file.path for file in segments(folder(journal, name))]
+    paths = files
+    if not files:
+        if journal is None:
+            raise click.UsageError("either --journal or FILES must be given")
+        paths = tuple(file.path for file in segments(folder(journal, name)))
     found = (f for f in frames_of(paths) if f.lsn >= from_lsn and kind in (None, f.kind))
     for frame in islice(found, limit):
         emit(frame_record(frame), frame_text(frame), as_json)

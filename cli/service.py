@@ -81,6 +81,9 @@ def run_command(
     default=False,
     help="Drain: refuse adds, and wait until nothing is armed. Keep, the default: stop at once.",
 )
+@click.option(
+    "--resume", is_flag=True, help="Give up a drain: the daemon arms again, and goes on running."
+)
 @timeout_option
 @click.option(
     "--export",
@@ -88,7 +91,9 @@ def run_command(
     help="Then write all that it holds to this file, for run --import.",
 )
 @json_option
-def stop_command(name: str, drain: bool, timeout: float, export: Path | None, as_json: bool) -> int:
+def stop_command(
+    name: str, drain: bool, resume: bool, timeout: float, export: Path | None, as_json: bool
+) -> int:
     """Stop the daemon cleanly, and return when its process has ended.
 
     What is armed stays in its arena; what comes due meanwhile fires when it is started again.
@@ -96,7 +101,8 @@ def stop_command(name: str, drain: bool, timeout: float, export: Path | None, as
 
     With --drain nothing is armed any more, and the daemon ends once all that is armed has fired
     or was cancelled, and owners have acknowledged their outcomes. After --timeout seconds it
-    ends all the same, and keeps the rest: exit code 1 then.
+    ends all the same, and keeps the rest: exit code 1 then. Interrupted by SIGINT, the command
+    gives the drain up; one that ended otherwise leaves it to --resume.
 
     --export is for the daemon's own uid. The daemon is not stopped for a file that could not be
     written.
@@ -105,6 +111,8 @@ def stop_command(name: str, drain: bool, timeout: float, export: Path | None, as
     from purgatoryd.shm_layout.errors import DaemonUnreachable
     from purgatoryd.shm_layout.paths import client_paths
 
+    if resume:
+        return resume_drained(name, timeout, as_json)
     paths = client_paths(name)
     arena = Glance(paths.arena)  # the daemon may be of the version before
     pid = arena.pid
@@ -115,7 +123,7 @@ def stop_command(name: str, drain: bool, timeout: float, export: Path | None, as
     with open(process, "rb"):
         if export is not None:
             try_export(paths, export)
-        drained = drain_and_wait(paths.admin_endpoint, process, timeout) if drain else True
+        drained = drain_and_wait(paths, process, timeout) if drain else True
         if not drain or not drained:
             stop_and_wait(paths.admin_endpoint, process, STOP_S if drain else timeout)
     armed = arena.armed
@@ -125,6 +133,16 @@ def stop_command(name: str, drain: bool, timeout: float, export: Path | None, as
         export_arena(paths, export)
     emit({"stopped": name, "pid": pid, "armed": armed}, told, as_json)
     return Exit.DONE if drained else Exit.NEGATIVE
+
+
+def resume_drained(name: str, timeout_s: float, as_json: bool) -> int:
+    """Has the daemon arm again. Raises DaemonUnreachable, MessageRefused if this uid may not."""
+    from purgatoryd.clients import Admin
+
+    with Admin(name, timeout=timeout_s) as admin:
+        admin.resume()
+    emit({"resumed": name}, f"{name} goes on", as_json)
+    return Exit.DONE
 
 
 def try_export(paths: Paths, file: Path) -> None:
@@ -150,15 +168,23 @@ def export_arena(paths: Paths, file: Path) -> None:
         save_export(reader, file.absolute())
 
 
-def drain_and_wait(endpoint: str, process: int, timeout_s: float) -> bool:
-    """Sends STOP with the wish to drain; False if `process` still runs after `timeout_s`."""
+def drain_and_wait(paths: Paths, process: int, timeout_s: float) -> bool:
+    """Sends STOP with the wish to drain; False if `process` still runs after `timeout_s`.
+
+    Who does not wait any more gives the drain up.
+    """
+    from purgatoryd.clients import Admin
     from purgatoryd.shm_layout.errors import CallTimeout
     from purgatoryd.shm_layout.layout import FLAG_DRAIN
 
     try:
-        stop_and_wait(endpoint, process, timeout_s, FLAG_DRAIN)
+        stop_and_wait(paths.admin_endpoint, process, timeout_s, FLAG_DRAIN)
     except CallTimeout:
         return False
+    except KeyboardInterrupt:
+        with Admin(paths.name, timeout=STOP_S) as admin:
+            admin.resume()
+        raise
     return True
 
 

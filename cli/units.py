@@ -118,6 +118,12 @@ def format_duration(ns: int) -> str:
     return f"{ns / NS_PER[unit]:.4g}{unit}"
 
 
+def format_size(count: int) -> str:
+    """For people: one digit behind the point, and the largest unit that leaves a whole part."""
+    unit = next((u for u in "GMK" if abs(count) >= BYTES_PER[u]), "")
+    return f"{count / BYTES_PER[unit]:,.1f} {unit}iB" if unit else f"{count} B"
+
+
 def exact_duration(ns: int) -> str:
     """The shortest text that Duration reads back as `ns`."""
     unit = next((u for u in ("s", "ms", "us") if ns and ns % NS_PER[u] == 0), "ns")

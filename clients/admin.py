@@ -9,7 +9,14 @@ from typing import Self
 from purgatoryd.clients.channel import Channel
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import DaemonUnreachable, InvalidSetting
-from purgatoryd.shm_layout.layout import ANYBODY, FLAG_DRAIN, QUOTA_MAX, QUOTA_OPS_MAX, Message
+from purgatoryd.shm_layout.layout import (
+    ANYBODY,
+    FLAG_DRAIN,
+    FLAG_RESUME,
+    QUOTA_MAX,
+    QUOTA_OPS_MAX,
+    Message,
+)
 from purgatoryd.shm_layout.paths import check_name, client_paths
 from purgatoryd.shm_layout.wire import NamespaceSettings, Reply
 
@@ -89,6 +96,10 @@ class Admin:
         `drain`: it refuses adds from now on, as Stopping, and ends once nothing is armed.
         """
         self._call(Message.STOP, None, timeout, flags=FLAG_DRAIN if drain else 0)
+
+    def resume(self, timeout: float | None = None) -> None:
+        """Gives up a drain: the daemon arms again and goes on; without one, nothing changes."""
+        self._call(Message.STOP, None, timeout, flags=FLAG_RESUME)
 
     def close(self) -> None:
         """Drops the connection."""

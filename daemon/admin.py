@@ -10,6 +10,7 @@ from purgatoryd.daemon.lanes import Message
 from purgatoryd.shm_layout.arena import Arena
 from purgatoryd.shm_layout.layout import (
     FLAG_DRAIN,
+    FLAG_RESUME,
     WIRE_MAGIC,
     WIRE_VERSION,
     WireError,
@@ -37,6 +38,10 @@ class Loop(Protocol):
 
     def drain(self) -> None:
         """Ends the loop once nothing is armed; nothing is armed from now on."""
+        ...
+
+    def resume(self) -> None:
+        """Gives up to drain."""
         ...
 
 
@@ -76,8 +81,7 @@ def _command(loop: Loop, message: Message, kind: int) -> bytes | None:
     if kind == Kind.PING:
         return frame(kind, echo=echo)
     if kind == Kind.STOP:
-        flags = _FRAME.unpack_from(message.body)[9]
-        (loop.drain if flags & FLAG_DRAIN else loop.stop)()
+        _stop(loop, _FRAME.unpack_from(message.body)[9])
         return frame(kind, echo=echo)
     if kind == Kind.ADVANCE:
         at_ns = _FRAME.unpack_from(message.body)[10]
@@ -89,6 +93,15 @@ def _command(loop: Loop, message: Message, kind: int) -> bytes | None:
         error, detail, now = loop.arena.set_namespace(message.body[_FRAME.size :])
         return frame(kind, error, detail=detail, echo=echo) + (b"" if error else now)
     return frame(kind, WireError.UNKNOWN_MESSAGE, detail=(kind, 0), echo=echo)
+
+
+def _stop(loop: Loop, flags: int) -> None:
+    if flags & FLAG_RESUME:
+        loop.resume()
+    elif flags & FLAG_DRAIN:
+        loop.drain()
+    else:
+        loop.stop()
 
 
 def advanced(arena: Arena, message: Message) -> bytes:

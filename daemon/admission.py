@@ -43,7 +43,7 @@ class Admission:
     ) -> None:
         self._guard = guard
         self._access = access
-        self._keys = keys
+        self.keys = keys
         self._socket = context.socket(zmq.REP)
         self._socket.set(zmq.LINGER, 0)
         self._socket.bind(ENDPOINT)
@@ -65,7 +65,7 @@ class Admission:
 
     def _sender(self, mechanism: bytes, address: bytes, credentials: list[bytes]) -> Sender | None:
         if mechanism == b"CURVE":
-            uid = self._keys.get(credentials[0])
+            uid = self.keys.get(credentials[0])
             known = uid is not None and self._access.may_connect(uid, NOBODY)
             return Sender(uid, NOBODY, 0) if uid is not None and known else None
         try:

@@ -215,6 +215,13 @@ class Guard:
         allowance.left -= 1
         return True
 
+    def end_remote(self) -> None:
+        """Ends all connections through tcp; who still may connects again."""
+        for fd, peer in self._peers.items():
+            if isinstance(peer.who, str):
+                with suppress(OSError), _borrowed(fd) as connection:
+                    _end(connection)
+
     # ---- what peers do -------------------------------------------------------------------
 
     def completed(self, frame: zmq.Frame) -> None:

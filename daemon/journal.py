@@ -66,6 +66,16 @@ def locked(directory: Path | None) -> Iterator[None]:
 
 
 def _refuse_open_folder(directory: Path) -> None:
+    """Raises BadPath if others may write in it, or may put another one in its place."""
+    for above in (*directory.parents, *directory.resolve().parents):
+        about = above.stat()
+        if about.st_uid not in (0, os.geteuid()):
+            raise BadPath(str(directory), f"is in {above}, which belongs to uid {about.st_uid}")
+        if about.st_mode & 0o022 and not about.st_mode & stat.S_ISVTX:
+            mode = stat.S_IMODE(about.st_mode)
+            raise BadPath(
+                str(directory), f"is in {above}, whose mode is {mode:04o}: others may replace it"
+            )
     about = directory.stat()
     if about.st_uid != os.geteuid():
         raise BadPath(str(directory), f"is foreign: it belongs to uid {about.st_uid}")

@@ -70,6 +70,8 @@ class Remotes:
 
     place: keys.Place
     pair: keys.KeyPair
+    list: Path
+    """Of the keys that are let in."""
     allowed: dict[bytes, int]
 
     @classmethod
@@ -78,7 +80,8 @@ class Remotes:
         if not config.tcp:
             return None
         pair = keys.read_pair(Path(config.server_key))
-        return cls(keys.place(config.tcp), pair, keys.read_allowed(Path(config.keys)))
+        path = Path(config.keys).absolute()
+        return cls(keys.place(config.tcp), pair, path, keys.read_allowed(path))
 
 
 class Lane:
@@ -131,6 +134,7 @@ class Lanes:
         if remotes is not None:
             _listen(commands, remotes.place.commands, remotes.pair, MESSAGE_MAX)
             _listen(self.notices, remotes.place.notices, remotes.pair, SUBSCRIPTION_MAX)
+        self._remotes = remotes
         self._watched = {self._admission.fd, *self._guard.fds}
         self._ask_ns = 0
 
@@ -203,6 +207,15 @@ class Lanes:
             self.notices.send(message.body, zmq.NOBLOCK)
             sent += 1
         return sent
+
+    def read_keys(self) -> None:
+        """Reads the list of keys again; who is connected through tcp has to connect again.
+
+        Raises BadPath; then the keys stay as they are.
+        """
+        if self._remotes is not None:
+            self._admission.keys = keys.read_allowed(self._remotes.list)
+            self._guard.end_remote()
 
     def close(self) -> None:
         """Closes; what was sent and not taken within LINGER_MS is dropped."""

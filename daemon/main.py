@@ -185,3 +185,4 @@ def _signals() -> Iterator[int]:
 def _on_signals(reaper: Reaper) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: reaper.stop())
+    signal.signal(signal.SIGHUP, lambda *_: reaper.read_keys())

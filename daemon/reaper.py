@@ -16,7 +16,9 @@ from purgatoryd.daemon.clock import Clock, VirtualClock, boot_ns
 from purgatoryd.daemon.commands import Commands
 from purgatoryd.daemon.journal import Memory
 from purgatoryd.daemon.lanes import Lanes, Message
+from purgatoryd.daemon.snapshot import tell
 from purgatoryd.shm_layout.arena import NONE_NS, Arena
+from purgatoryd.shm_layout.errors import BadPath
 
 BEAT_NS = 1_000_000_000
 TAILS_FOR_NS = 30 * BEAT_NS
@@ -53,7 +55,7 @@ class Reaper:
         self._budget = budget
         self._journal = journal
         self._wait_for = [*sockets.fds(), wake_fd, *journal.fds]
-        self._stopping = self._draining = False
+        self._stopping = self._draining = self._keys_are_stale = False
         self._next_beat_ns = 0
         self._unswept = 0
         self._turns = self._wakeups = self._sent = 0
@@ -76,10 +78,19 @@ class Reaper:
         """Ends the loop after the current turn."""
         self._stopping = True
 
+    def read_keys(self) -> None:
+        """Has the list of keys read again."""
+        self._keys_are_stale = True
+
     def drain(self) -> None:
         """Ends the loop once nothing is armed; nothing is armed from now on."""
         self._draining = True
-        self.arena.drain()
+        self.arena.drain(draining=True)
+
+    def resume(self) -> None:
+        """Gives up to drain."""
+        self._draining = False
+        self.arena.drain(draining=False)
 
     # ---- one turn ----
 
@@ -89,6 +100,8 @@ class Reaper:
         real_ns = boot_ns()
         left = self._fire(real_ns)
         busy = self._serve_admin() | self._serve_commands() | self._commands.push()
+        if self._keys_are_stale:
+            self._read_keys()
         self._lanes.take_subscriptions()
         busy |= self._lanes.keep_watch(real_ns, self._ready)
         if real_ns >= self._next_beat_ns:
@@ -97,6 +110,13 @@ class Reaper:
         self._journal.turn()
         self._commands.release()
         return left or busy
+
+    def _read_keys(self) -> None:
+        self._keys_are_stale = False
+        try:
+            self._lanes.read_keys()
+        except BadPath as error:
+            tell(f"{error}; the keys stay as they are")
 
     def _fire(self, real_ns: int) -> bool:
         """Fires what is due and hands it over. True = some is left."""

@@ -11,7 +11,7 @@ from purgatoryd.daemon.snapshot import tell
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Arena, broken
 from purgatoryd.shm_layout.errors import ArenaBroken, JournalDamaged, JournalError
-from purgatoryd.shm_layout.journal import File, Walk, segments, snapshots, uuid_of
+from purgatoryd.shm_layout.journal import File, Walk, has_header, segments, snapshots, uuid_of
 
 Make = Callable[[Mapping[str, Any]], Arena]
 """Makes a fresh arena that has room for one of these sizes (fields of struct pg_config)."""
@@ -19,6 +19,7 @@ Clock = Callable[[Walk], tuple[int, int, int]]
 """From where a walk ended: now and the shift of all times (arena's clock), and the wall offset."""
 
 _OF_BLOBS = ("payload_bytes", "watches")
+_MISSING = "records that were confirmed are missing"
 
 
 def recover(directory: Path, make: Make, clock: Clock, *, force: bool) -> Arena:
@@ -30,19 +31,18 @@ def recover(directory: Path, make: Make, clock: Clock, *, force: bool) -> Arena:
     found = snapshots(directory)
     if not found:
         raise JournalDamaged(str(directory), "no snapshot is left", 0, 0, 0, 0)
-    if not force:
-        uuid = uuid_of(found[-1].path)
-        found = [file for file in found if uuid_of(file.path) == uuid]
-    *older, newest = found
+    *older, newest = found if force else _of_one_arena(found)
+    confirmed = 0 if force else newest.lsn - 1
 
     def restored(snapshot: File) -> Arena:
         behind = _behind(directory, snapshot, force)
-        return _restore(snapshot.path, behind, make, clock, force=force)
+        return _restore(snapshot.path, behind, make, clock, confirmed=confirmed, force=force)
 
     try:
         return restored(newest)
     except JournalError as error:
-        if not older:
+        lost = isinstance(error, JournalDamaged) and error.what == _MISSING
+        if not older or (lost and not force):
             raise
         first = error
     tell(f"{first}; the older snapshot is taken")
@@ -52,9 +52,16 @@ def recover(directory: Path, make: Make, clock: Clock, *, force: bool) -> Arena:
         raise first from None
 
 
+def _of_one_arena(found: Sequence[File]) -> list[File]:
+    """The snapshots of the newest one's arena; one whose header is gone may be of it, too."""
+    sound = [file for file in found if has_header(file.path)]
+    uuid = uuid_of(sound[-1].path) if sound else b""
+    return [file for file in found if file not in sound or uuid_of(file.path) == uuid]
+
+
 def import_file(path: Path, make: Make, clock: Clock) -> Arena:
     """The arena that an export file describes. Raises as recover does."""
-    return _restore(path, [], make, clock, force=False)
+    return _restore(path, [], make, clock, confirmed=0, force=False)
 
 
 def _behind(directory: Path, snapshot: File, force: bool) -> list[Path]:
@@ -93,13 +100,16 @@ class _NoRoom(Exception):
 
 
 def _restore(
-    snapshot: Path, behind: Sequence[Path], make: Make, clock: Clock, *, force: bool
+    snapshot: Path, behind: Sequence[Path], make: Make, clock: Clock, *, confirmed: int, force: bool
 ) -> Arena:
-    """The arena of a snapshot and of the segments behind it, rebuilt."""
+    """The arena of a snapshot and of the segments behind it, rebuilt.
+
+    `confirmed`: a record that is known to have been on disk.
+    """
     try:
-        return _Restore(snapshot, make, force, 1).run(behind, clock)
+        return _Restore(snapshot, make, force, 1).run(behind, clock, confirmed)
     except _NoRoom:
-        return _Restore(snapshot, make, force, 2).run(behind, clock)
+        return _Restore(snapshot, make, force, 2).run(behind, clock, confirmed)
 
 
 class _Restore:
@@ -112,13 +122,13 @@ class _Restore:
         sizes = _sizes(snapshot)
         self._arena = make(sizes | {name: sizes[name] * times for name in _OF_BLOBS})
 
-    def run(self, behind: Sequence[Path], clock: Clock) -> Arena:
+    def run(self, behind: Sequence[Path], clock: Clock, confirmed: int) -> Arena:
         """The arena, rebuilt. After an error nothing is mapped any more."""
         try:
             walk = self._read([self._snapshot])
             if behind:
                 walk = self._read_segments(behind)
-            self._refuse_part()
+            self._refuse_part([self._snapshot, *behind][-1], confirmed)
             now_ns, shift_ns, wall_offset_ns = clock(walk)
             self._arena.redo_end(self._redo, now_ns, boot_ns(), shift_ns, wall_offset_ns)
             return self._arena
@@ -150,11 +160,12 @@ class _Restore:
             walk.check()
         return walk
 
-    def _refuse_part(self) -> None:
+    def _refuse_part(self, last: Path, confirmed: int) -> None:
+        """A snapshot was given its name once the journal had all until its end on disk."""
         redo = self._redo
-        if redo.next_lsn == 0 or redo.next_lsn <= redo.end_lsn:
-            what = "the records written beside this snapshot are missing"
-            raise JournalDamaged(str(self._snapshot), what, 0, 0, redo.next_lsn, redo.end_lsn)
+        confirmed = max(confirmed, int(redo.end_lsn))
+        if redo.next_lsn == 0 or redo.next_lsn <= confirmed:
+            raise JournalDamaged(str(last), _MISSING, 0, 0, redo.next_lsn, confirmed)
 
 
 def _sizes(snapshot: Path) -> dict[str, Any]:

@@ -184,8 +184,8 @@ uint64_t pg_replay(const struct pg_arena *a, uint32_t topic, uint64_t first, uin
 const struct pg_header *pg_header_of(const struct pg_arena *a);
 const struct pg_metrics *pg_metrics_of(const struct pg_arena *a);
 void pg_set_state(struct pg_arena *a, uint32_t state, uint32_t pid);
-/* From now on nothing is armed: PUT and WATCH get PG_ST_STOPPING. */
-void pg_drain(struct pg_arena *a);
+/* 1: from now on nothing is armed: PUT and WATCH get PG_ST_STOPPING; 0: no more. */
+void pg_drain(struct pg_arena *a, int draining);
 /* Nothing is armed, no outcome waits for its acknowledgement, and the socket has all notices. */
 int pg_drained(const struct pg_arena *a);
 void pg_start_epoch(struct pg_arena *a, const uint8_t boot_id[16]);

@@ -697,7 +697,7 @@ void pg_set_state(struct pg_arena *a, uint32_t state, uint32_t pid)
     STORE_RELEASE(&a->header->state, state);
 }
 
-void pg_drain(struct pg_arena *a) { a->draining = true; }
+void pg_drain(struct pg_arena *a, int draining) { a->draining = draining != 0; }
 
 int pg_drained(const struct pg_arena *a)
 {

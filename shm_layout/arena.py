@@ -367,9 +367,9 @@ class Arena(_Owned):
         """Publishes the arena's state, and the daemon's pid while it runs."""
         lib.pg_set_state(self._a, int(state), pid)
 
-    def drain(self) -> None:
-        """From now on nothing is armed: adds and watches are refused as STOPPING."""
-        lib.pg_drain(self._a)
+    def drain(self, *, draining: bool) -> None:
+        """While draining nothing is armed: adds and watches are refused as STOPPING."""
+        lib.pg_drain(self._a, draining)
 
     @property
     def drained(self) -> bool:

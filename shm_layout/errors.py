@@ -718,10 +718,13 @@ class JournalDamaged(JournalError):
     last_lsn: int
 
     def __str__(self) -> str:
-        return (
+        text = (
             f"{self.path}: {self.what}: bytes {self.first_byte} to {self.last_byte}, records "
-            f"{self.first_lsn} to {self.last_lsn}; --force-journal goes on with what is before"
+            f"{self.first_lsn} to {self.last_lsn}"
         )
+        if not self.path.endswith(".journal"):  # of a snapshot there is nothing before
+            return text
+        return f"{text}; --force-journal goes on with what is before"
 
 
 @dataclass(eq=False)

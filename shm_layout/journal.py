@@ -38,6 +38,10 @@ _CALLS = {
     "pthread_create",
 }  # fmt: skip
 """What the committer names when a call failed; `found` is its errno then."""
+_HEADER_DAMAGES = {
+    "bytes of a segment", "magic of a segment", "checksum of a segment's header",
+}  # fmt: skip
+"""What a walk names when a header is not what was written."""
 _GROUP_MAX: int = lib.PG_GROUP_MAX
 _GROUP_HEAD: int = lib.PG_GROUP_HEAD
 _HEAD: int = lib.PG_SEGMENT_HEAD
@@ -99,6 +103,16 @@ def header_of(path: Path) -> Any:
 def uuid_of(path: Path) -> bytes:
     """Whose segment or snapshot it is. Raises JournalDamaged."""
     return bytes(header_of(path).uuid)
+
+
+def has_header(path: Path) -> bool:
+    """True if the header of a segment or snapshot is as it was written."""
+    block = bytearray(_HEAD)
+    with path.open("rb") as file:
+        if file.readinto(block) < _HEAD:
+            return False
+    walk, fault = ffi.new("struct pg_walk *"), ffi.new("struct pg_fault *")
+    return bool(lib.pg_walk_segment(walk, ffi.from_buffer(block), _HEAD, fault))
 
 
 # ---- reading -------------------------------------------------------------------------------
@@ -214,8 +228,13 @@ class Walk:
         walk = self.struct
         if self.state == WalkState.DAMAGED:
             raise self._damage("was written and is not there any more", self.path)
-        if walk.header.magic == lib.PG_SNAPSHOT_MAGIC and self.state != WalkState.SEALED:
+        if self.state == WalkState.SEALED:
+            return
+        if walk.header.magic == lib.PG_SNAPSHOT_MAGIC:
             raise self._damage("a snapshot without its end", self.path)
+        if walk.size < walk.header.bytes:  # it had that size before its first record was written
+            what, size = "was made shorter", int(walk.header.bytes)
+            raise JournalDamaged(str(self.path), what, walk.size, size, walk.lsn + 1, 0)
 
     def _damage(self, what: str, path: Path | None) -> JournalDamaged:
         walk = self.struct
@@ -228,6 +247,8 @@ class Walk:
         what = text(fault.what)
         if self.state == WalkState.DAMAGED:
             return self._damage(what, path)
+        if what in _HEADER_DAMAGES:
+            return JournalDamaged(str(path), f"{what} is not as written", 0, _HEAD, 0, 0)
         return JournalMismatch(str(path), what, fault.expected, fault.found)
 
 

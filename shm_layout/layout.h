@@ -911,7 +911,8 @@ struct pg_frame {
 enum pg_frame_flag {
     PG_W_AT = 1,                  /* at_ns is meant */
     PG_W_DURABLE = 2,             /* BATCH: answer after the journal's commit */
-    PG_W_DRAIN = 4                /* STOP: when nothing is armed any more; arm nothing until then */
+    PG_W_DRAIN = 4,               /* STOP: when nothing is armed any more; arm nothing until then */
+    PG_W_RESUME = 8               /* STOP: not any more; arm again */
 };
 
 /* BATCH and QUERY: frame, name table, records, byte area.

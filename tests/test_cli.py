@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import StartDaemon
-from real_daemon import PATIENCE_S, Daemon
+from real_daemon import PATIENCE_S, Daemon, eventually
 
 from purgatoryd.cli import reference
 from purgatoryd.cli.app import COMMANDS
@@ -213,6 +213,34 @@ def test_stop_that_could_not_drain_in_time_keeps_the_rest(demo: Daemon) -> None:
     assert demo.process.wait(0) == 0
     demo.start()
     assert answer(demo, "list")["key"] == "k"
+
+
+def draining(demo: Daemon) -> subprocess.Popen[bytes]:
+    """A command that waits for the daemon to drain, which refuses adds by now."""
+    cli(demo, "add", "k", "--delay", "1h")
+    waiting = subprocess.Popen(
+        [*BASE, "stop", "--drain", "--timeout", "3600", "--name", demo.name],
+        env=demo.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    eventually(lambda: cli(demo, "add", "x", "--delay", "1h", "--mode", "replace").returncode)
+    return waiting
+
+
+def test_a_drain_that_is_interrupted_is_given_up(demo: Daemon) -> None:
+    waiting = draining(demo)
+    waiting.send_signal(signal.SIGINT)
+    assert waiting.wait(PATIENCE_S) == Exit.INTERRUPTED
+    assert cli(demo, "add", "y", "--delay", "1h").returncode == Exit.DONE
+
+
+def test_a_drain_whose_command_is_gone_is_given_up_on_demand(demo: Daemon) -> None:
+    waiting = draining(demo)
+    waiting.kill()
+    waiting.wait(PATIENCE_S)
+    assert cli(demo, "add", "y", "--delay", "1h").returncode == Exit.REFUSED
+    assert answer(demo, "stop", "--resume") == {"resumed": "demo"}
+    assert cli(demo, "add", "y", "--delay", "1h").returncode == Exit.DONE
+    assert demo.running
 
 
 def test_stop_of_a_killed_daemon_finds_none(demo: Daemon) -> None:

@@ -67,6 +67,7 @@ from purgatoryd.shm_layout.layout import NOTICE_LATE
 from purgatoryd.shm_layout.paths import paths_in
 
 HOUR_S = 3600.0
+HEAD_BYTES = 4096
 SMALL = ("--segment-bytes", "256K", "--stage-bytes", "4M")
 
 
@@ -537,6 +538,18 @@ def test_a_folder_that_cannot_be_made_is_refused(daemon: StartDaemon, daemon_dir
     assert "cannot be used" in said
 
 
+def test_a_folder_that_others_may_replace_is_refused(daemon: StartDaemon, journal: Path) -> None:
+    above = journal / "open"
+    above.mkdir(parents=True)
+    above.chmod(0o777)
+    real = daemon("demo", *journalled(journal))
+    real.stop()
+    assert "others may replace it" in refused(lambda: real.start(*journalled(above)))
+    assert not list(above.glob("*/lock"))
+    above.chmod(0o1777)  # as /tmp: only the owner may rename
+    real.start(*journalled(journal))
+
+
 # ---- damage ----------------------------------------------------------------------------------
 
 
@@ -596,7 +609,7 @@ def test_a_segment_without_its_header_is_damage_like_any_other(
 
 
 @pytest.mark.parametrize("harm", [flip_uuid, cut_header])
-def test_forced_the_older_snapshot_makes_good_for_one_without_a_header(
+def test_the_older_snapshot_makes_good_for_one_without_a_header(
     daemon: StartDaemon, journal: Path, harm: Callable[[Path], None]
 ) -> None:
     real = daemon("demo", *journalled(journal))
@@ -606,10 +619,68 @@ def test_forced_the_older_snapshot_makes_good_for_one_without_a_header(
     remove_segments(real.paths)
     _, newest = snapshots(journal / "demo")
     harm(newest.path)
-    refused(real.start)
-    real.start(*journalled(journal, "--force-journal"))
+    real.start()
+    assert "the older snapshot is taken" in real.stderr
     with durable() as client:
         assert client.get("k") is not None
+
+
+def test_force_is_not_advised_where_it_cannot_help(daemon: StartDaemon, journal: Path) -> None:
+    real = daemon("demo", *journalled(journal))
+    reboot(real)
+    (only,) = snapshots(journal / "demo")
+    flip(only.path, only.bytes - 8)
+    assert "--force-journal" not in refused(real.start)
+    refused(lambda: real.start(*journalled(journal, "--force-journal")))
+
+
+def test_a_newest_segment_that_was_made_shorter_is_refused(
+    daemon: StartDaemon, journal: Path
+) -> None:
+    real = daemon("demo", *journalled(journal))
+    with durable() as client:
+        client.add("k", delay=HOUR_S)
+    reboot(real)
+    (only,) = segments(journal / "demo")
+    os.truncate(only.path, only.bytes // 2)
+    said = refused(real.start)
+    assert "was made shorter" in said
+    assert "--force-journal" in said
+    verified = command(real, "journal", "verify", "--name", "demo", "--journal", str(journal))
+    assert verified.returncode == 5
+    real.start(*journalled(journal, "--force-journal"))
+    with durable() as client:
+        assert client.get("k") is not None, "it was before the cut"
+
+
+def test_what_a_snapshot_knows_to_be_confirmed_has_to_be_there(
+    daemon: StartDaemon, journal: Path
+) -> None:
+    real = daemon("demo", *journalled(journal, "--snapshot-segments", "1"))
+    with durable() as client:
+        fill(client, 3, journal / "demo")
+        eventually(lambda: len(snapshots(journal / "demo")) == 2)
+    reboot(real)
+    newest = snapshots(journal / "demo")[-1]
+    *before, last = [file for file in segments(journal / "demo") if file.lsn <= newest.lsn]
+    for file in segments(journal / "demo")[len(before) + 1 :]:
+        file.path.unlink()
+    with last.path.open("r+b") as damaged:
+        damaged.seek(HEAD_BYTES)
+        damaged.write(bytes(last.bytes - HEAD_BYTES))
+    said = refused(real.start)
+    assert "confirmed are missing" in said
+    assert str(last.path) in said
+
+
+def test_a_header_that_is_damaged_is_told_as_damage(daemon: StartDaemon, journal: Path) -> None:
+    real = daemon("demo", *journalled(journal))
+    reboot(real)
+    (only,) = segments(journal / "demo")
+    flip(only.path, 40)
+    verified = command(real, "journal", "verify", "--name", "demo", "--journal", str(journal))
+    assert verified.returncode == 5
+    assert "header" in verified.stderr
 
 
 @pytest.mark.parametrize(("suffix", "what"), [(".journal", "missing"), (".snapshot", "no snap")])
@@ -985,9 +1056,12 @@ def test_the_files_are_listed_printed_and_verified(daemon: StartDaemon, journal:
     assert end["ticket"] == ticket
     assert {row["end"] for row in told(real, "verify", *at)} == {"sealed", "end"}
     snapshot = str(snapshots(journal / "demo")[-1].path)
-    assert told(real, "cat", snapshot, *at)[0]["kind"] == "head"
+    assert told(real, "cat", snapshot)[0]["kind"] == "head"
+    assert command(real, "journal", "cat", "--name", "demo").returncode == Exit.USAGE
     assert "order:42" in command(real, "journal", "cat", "--name", "demo", *at).stdout
-    assert ".snapshot" in command(real, "journal", "ls", "--name", "demo", *at).stdout
+    listed = command(real, "journal", "ls", "--name", "demo", *at).stdout
+    assert ".snapshot" in listed
+    assert "KiB" in listed
     unknown = command(real, "journal", "cat", "--name", "demo", "--kind", "nothing", *at)
     assert unknown.returncode == 2
     assert "one of " in unknown.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import socket
 import struct
 import subprocess
@@ -17,12 +18,13 @@ import zmq
 from conftest import StartDaemon
 from raw_wire import PING
 from raw_wire import frame as request
-from real_daemon import PATIENCE_S, Daemon, DaemonFailed
+from real_daemon import PATIENCE_S, Daemon, DaemonFailed, eventually
 
 from purgatoryd.clients import (
     AllOf,
     AsyncClient,
     AsyncSubscriber,
+    CallTimeout,
     Client,
     DaemonUnreachable,
     Denied,
@@ -178,6 +180,44 @@ def refused(remote: Remote) -> None:
 def test_a_key_that_is_not_in_the_list(place: Place, tmp_path: Path) -> None:
     keys.generate(tmp_path / "stranger")
     refused(Remote(place.remote.tcp, place.server_key, tmp_path / "stranger"))
+
+
+def allow(place: Place, tmp_path: Path, *pairs: keys.KeyPair) -> None:
+    """Lists these keys, and has the daemon read the list."""
+    lines = (f"worker-{n} {pair.public.decode()} {UID}\n" for n, pair in enumerate(pairs))
+    (tmp_path / "allowed").write_text("".join(lines))
+    os.kill(place.daemon.pid, signal.SIGHUP)
+
+
+def is_let_in(remote: Remote) -> bool:
+    try:
+        with Client("demo", remote=remote, timeout=SHORT_S) as client:
+            return client.get("k") is not None
+    except (CallTimeout, DaemonUnreachable):
+        return False
+
+
+def is_cut_off(client: Client) -> bool:
+    try:
+        return client.get("k", timeout=SHORT_S) is None
+    except (CallTimeout, DaemonUnreachable):
+        return True
+
+
+def test_the_list_of_keys_is_read_again_on_demand(place: Place, tmp_path: Path) -> None:
+    first, second = keys.read_pair(tmp_path / "client"), keys.generate(tmp_path / "second")
+    other = Remote(place.remote.tcp, place.server_key, tmp_path / "second")
+    with Client("demo", remote=place.remote, timeout=PATIENCE_S) as client:
+        client.add("k", delay=3600)
+        allow(place, tmp_path, first, second)
+        eventually(lambda: is_let_in(other))
+        assert client.get("k") is not None, "it connects again"
+        allow(place, tmp_path, second)
+        eventually(lambda: is_cut_off(client))
+    allow(place, tmp_path, second, second)
+    eventually(lambda: "stands there already" in place.daemon.stderr)
+    eventually(lambda: is_let_in(other))  # a list that cannot be read changes nothing
+    assert not is_let_in(place.remote)
 
 
 def test_another_server_than_expected(place: Place, tmp_path: Path) -> None:

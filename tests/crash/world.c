@@ -400,7 +400,7 @@ bool call_run(struct world *w, const struct call *call, struct reply *reply)
     uint32_t cursor = 0;
     reply->bytes = 0;
     if (call->draining)
-        pg_drain(w->a);
+        pg_drain(w->a, 1);
     switch (call->kind) {
     case BY_MESSAGE: return message_run(w, call, reply);
     case BY_ADVANCE: return advance_run(w, call);
