@@ -25,6 +25,7 @@ COMMANDS = {
     "stats": "arena",
     "check": "arena",
     "namespace": "namespaces",
+    "load": "loads",
     "keygen": "keys",
     "journal": "journal",
     "pipeline": "pipeline",

@@ -132,6 +132,10 @@ SECTIONS = {
         "batches_refused", "refused_full", "refused_payload", "refused_names", "refused_busy",
         "refused_keys", "refused_denied", "refused_quota", "refused_other",
     ),
+    "loads": (
+        "loads", "load_blocks", "load_rows", "load_rows_repeated", "refused_loads",
+        "refused_fenced",
+    ),
     "journal": (
         "journal", "journal_error", "committed_lsn", "staged_lsn", "staged_bytes", "stage_bytes",
         "journal_bytes", "syncs", "sync_mean_ns", "refused_journal",

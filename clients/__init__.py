@@ -8,6 +8,7 @@ from purgatoryd.clients.bulk import BulkResult
 from purgatoryd.clients.client import Client, Handle
 from purgatoryd.clients.conditions import AllOf, AnyOf, SumOf, When
 from purgatoryd.clients.ledger import Ledger
+from purgatoryd.clients.loads import Load, LoadStatus
 from purgatoryd.clients.local import DelayedOperation, DelayedOperationPurgatory
 from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
 from purgatoryd.clients.purgatory import Operation, Outcome, Purgatory, Watch
@@ -24,6 +25,7 @@ from purgatoryd.shm_layout.errors import (
     Denied,
     DuplicateWatchKey,
     Exists,
+    Fenced,
     ForkedProcess,
     Full,
     InvalidArgument,
@@ -35,6 +37,7 @@ from purgatoryd.shm_layout.errors import (
     InvalidTime,
     JournalStopped,
     LevelOverflow,
+    LoadClosed,
     MessageRefused,
     NoJournal,
     NotDurable,
@@ -49,7 +52,7 @@ from purgatoryd.shm_layout.errors import (
     TooFar,
     WrongShard,
 )
-from purgatoryd.shm_layout.layout import ANYBODY, Cause, Status
+from purgatoryd.shm_layout.layout import ANYBODY, Cause, LoadState, Status
 from purgatoryd.shm_layout.wire import NamespaceSettings
 
 if TYPE_CHECKING:
@@ -82,6 +85,7 @@ __all__ = [
     "Denied",
     "DuplicateWatchKey",
     "Exists",
+    "Fenced",
     "ForkedProcess",
     "Full",
     "Handle",
@@ -95,6 +99,10 @@ __all__ = [
     "JournalStopped",
     "Ledger",
     "LevelOverflow",
+    "Load",
+    "LoadClosed",
+    "LoadState",
+    "LoadStatus",
     "MessageRefused",
     "NamespaceSettings",
     "NoJournal",

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from purgatoryd.clients.channel import Channel
+from purgatoryd.clients.loads import LoadStatus, StatusParts, check_load
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import DaemonUnreachable, InvalidSetting
 from purgatoryd.shm_layout.layout import (
@@ -15,6 +16,7 @@ from purgatoryd.shm_layout.layout import (
     FLAG_RESUME,
     QUOTA_MAX,
     QUOTA_OPS_MAX,
+    LoadAction,
     Message,
 )
 from purgatoryd.shm_layout.paths import check_name, client_paths
@@ -89,6 +91,28 @@ class Admin:
         self._sequence += 1
         request = wire.encode_namespace_set(self._sequence, name, changes)
         return wire.decode_namespace_set(self._request(request, timeout).body)
+
+    def load_status(self, load: bytes, *, timeout: float | None = None) -> LoadStatus:
+        """Which rows of a bulk load are done, whoever began it. Raises InvalidArgument too."""
+        parts = StatusParts()
+        while parts.start is not None:
+            parts.take(self._load(load, LoadAction.STATUS, timeout, parts.start))
+        return parts.status
+
+    def forget_load(self, load: bytes, *, timeout: float | None = None) -> None:
+        """Frees what the daemon remembers of a bulk load, whoever began it; its timers stay.
+
+        A row that is sent again afterwards is added again. Raises InvalidArgument too.
+        """
+        self._load(load, LoadAction.FORGET, timeout)
+
+    def _load(
+        self, load: bytes, action: LoadAction, timeout: float | None, start: int = 0
+    ) -> wire.LoadInfo:
+        check_load(load, 0, 0)
+        self._sequence += 1
+        request = wire.encode_load(self._sequence, 0, load, action, start=start)
+        return wire.decode_load(self._request(request, timeout).body)
 
     def stop(self, *, drain: bool = False, timeout: float | None = None) -> None:
         """Asks the daemon to end cleanly; returns when it has agreed.

@@ -17,8 +17,17 @@ from typing import Any, Generic, Literal, Self, TypeVar, overload
 import zmq
 
 from purgatoryd.clients.bulk import BulkResult, pack_cancels, pack_puts
-from purgatoryd.clients.core import BYE_S, OPEN_RETRY_S, QUEUE_LIMIT, Core, Mode
+from purgatoryd.clients.core import (
+    BYE_S,
+    OPEN_RETRY_S,
+    QUEUE_LIMIT,
+    Core,
+    LoadQuestion,
+    Mode,
+    Question,
+)
 from purgatoryd.clients.ledger import Ledger
+from purgatoryd.clients.loads import Load, LoadStatus, StatusParts
 from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
 from purgatoryd.clients.packing import Pending
 from purgatoryd.clients.remote import Remote
@@ -32,7 +41,8 @@ from purgatoryd.shm_layout.errors import (
     PurgatorydError,
     QueueFull,
 )
-from purgatoryd.shm_layout.wire import Key
+from purgatoryd.shm_layout.layout import LoadAction
+from purgatoryd.shm_layout.wire import Key, LoadInfo
 
 Outcome = TypeVar("Outcome", TimerInfo, CancelResult)
 
@@ -194,27 +204,69 @@ class AsyncClient:
         core = await self._ready()
         await self._settle("get", timeout)
         question = core.question(key)
-        self._schedule()
-        try:
-            await self._until(lambda: question.done, "get", timeout)
-        finally:
-            core.session.forget(question.query)
+        await self._answer(question, "get", timeout)
         return question.outcome()
 
     async def add_many(
-        self, rows: Any, *, topic: str = "default", mode: Mode = "error", wait: bool = True,
-        timeout: float | None = None,
+        self, rows: Any, *, topic: str = "default", mode: Mode = "error",
+        load: Load | None = None, wait: bool = True, timeout: float | None = None,
     ) -> BulkResult:  # fmt: skip
         """Arms many timers, as Client.add_many does."""
-        result, batches = pack_puts(await self._ready(), rows, topic, mode)
+        result, batches = pack_puts(await self._ready(), rows, topic, mode, load)
         await self._submit(result, batches, wait, timeout)
         return result
 
-    async def cancel_many(self, keys: Any, *, timeout: float | None = None) -> list[CancelResult]:
+    async def cancel_many(
+        self, keys: Any, *, load: Load | None = None, timeout: float | None = None
+    ) -> list[CancelResult]:
         """Disarms many timers, as Client.cancel_many does."""
-        result, batches = pack_cancels(await self._ready(), keys)
+        result, batches = pack_cancels(await self._ready(), keys, load)
         await self._submit(result, batches, True, timeout)
         return result.cancels()
+
+    # ---- bulk loads ------------------------------------------------------------------------
+
+    async def open_load(
+        self, load: bytes, fence: int = 0, *, timeout: float | None = None
+    ) -> LoadStatus:
+        """Begins a bulk load, or a run of it, as Client.open_load does."""
+        await self._ask_load(load, LoadAction.OPEN, timeout, fence)
+        return await self.load_status(load, timeout=timeout)
+
+    async def close_load(
+        self, load: bytes, fence: int = 0, *, timeout: float | None = None
+    ) -> None:
+        """Lets no more row of a load be done, as Client.close_load does."""
+        await self._ask_load(load, LoadAction.CLOSE, timeout, fence)
+
+    async def forget_load(self, load: bytes, *, timeout: float | None = None) -> None:
+        """Frees what the daemon remembers of a load, as Client.forget_load does."""
+        await self._ask_load(load, LoadAction.FORGET, timeout)
+
+    async def load_status(self, load: bytes, *, timeout: float | None = None) -> LoadStatus:
+        """Which rows of a load are done, as Client.load_status does."""
+        parts = StatusParts()
+        while parts.start is not None:
+            parts.take(await self._ask_load(load, LoadAction.STATUS, timeout, start=parts.start))
+        return parts.status
+
+    async def _ask_load(
+        self, load: bytes, action: LoadAction, timeout: float | None, fence: int = 0, start: int = 0
+    ) -> LoadInfo:
+        core = await self._ready()
+        await self._settle("load", timeout)
+        question = core.load_question(load, action, fence, start)
+        await self._answer(question, "load", timeout)
+        return question.outcome()
+
+    async def _answer(
+        self, question: Question | LoadQuestion, what: str, timeout: float | None
+    ) -> None:
+        self._schedule()
+        try:
+            await self._until(lambda: question.done, what, timeout)
+        finally:
+            self._core.session.forget(question.query)
 
     def at(self, at_ns: int | None) -> None:
         """Under the virtual clock: applies later calls at virtual time `at_ns`."""

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from purgatoryd.clients import times
 from purgatoryd.clients.core import Core, mode_number
+from purgatoryd.clients.loads import Load
 from purgatoryd.clients.model import CancelResult
 from purgatoryd.clients.packing import Builder, is_refusal, refusal
 from purgatoryd.clients.session import Batch
@@ -118,31 +119,40 @@ class BulkResult:
 _CANCELS = {int(result.value): result for result in CancelResult}
 
 
-def pack_puts(core: Core, rows: Any, topic: str, mode: str) -> tuple[BulkResult, list[Batch]]:
+Packed = tuple[BulkResult, list[Batch]]
+
+
+def pack_puts(core: Core, rows: Any, topic: str, mode: str, load: Load | None = None) -> Packed:
     """Packs `rows` for add_many. Raises InvalidArgument, and then nothing was packed."""
     number = mode_number(mode)
     if isinstance(rows, Mapping) or hasattr(rows, "schema"):
         columns = _columns()
         result = BulkResult(core, arrays=True)
-        return result, columns.pack_puts(core, result, rows, topic, number)
+        return _checked(result, columns.pack_puts(core, result, rows, topic, number, load), load)
     result = BulkResult(core, arrays=False)
-    packing = _Packing(result)
+    packing = _Packing(result, load)
     _pack_rows(core, packing, rows, topic, number)
-    return result, packing.finish()
+    return _checked(result, packing.finish(), load)
 
 
-def pack_cancels(core: Core, keys: Any) -> tuple[BulkResult, list[Batch]]:
+def pack_cancels(core: Core, keys: Any, load: Load | None = None) -> Packed:
     """Packs `keys` for cancel_many. Raises InvalidArgument, and then nothing was packed."""
     if hasattr(keys, "dtype") or hasattr(keys, "buffers") or hasattr(keys, "chunks"):
         columns = _columns()
         result = BulkResult(core, arrays=True)
-        return result, columns.pack_cancels(core, result, keys)
+        return _checked(result, columns.pack_cancels(core, result, keys, load), load)
     result = BulkResult(core, arrays=False)
-    packing = _Packing(result)
+    packing = _Packing(result, load)
     name = core.key_name
     for key in keys:
         packing.builder(name).cancel(name, *wire.encode_key(key), 0)
-    return result, packing.finish()
+    return _checked(result, packing.finish(), load)
+
+
+def _checked(result: BulkResult, batches: list[Batch], load: Load | None) -> Packed:
+    if load is not None:
+        load.check_rows(len(result))
+    return result, batches
 
 
 def _columns() -> Any:
@@ -156,8 +166,9 @@ def _columns() -> Any:
 class _Packing:
     """Fills one builder after the other."""
 
-    def __init__(self, result: BulkResult) -> None:
+    def __init__(self, result: BulkResult, load: Load | None) -> None:
         self._result = result
+        self._load = load
         self._batches: list[Batch] = []
         self._builder = Builder()
 
@@ -170,7 +181,9 @@ class _Packing:
     def finish(self) -> list[Batch]:
         """All batches so far."""
         if len(self._builder):
-            batch = self._result.expect(self._builder.batch, len(self._builder))
+            rows = self._load.rows_from(len(self._result)) if self._load else b""
+            build = partial(self._builder.batch, rows=rows)
+            batch = self._result.expect(build, len(self._builder))
             self._batches.append(batch)
             self._builder = Builder()
         return self._batches

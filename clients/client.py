@@ -18,14 +18,24 @@ from types import TracebackType
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar, overload
 
 from purgatoryd.clients.bulk import BulkResult, pack_cancels, pack_puts
-from purgatoryd.clients.core import BYE_S, OPEN_RETRY_S, QUEUE_LIMIT, Core, Mode
+from purgatoryd.clients.core import (
+    BYE_S,
+    OPEN_RETRY_S,
+    QUEUE_LIMIT,
+    Core,
+    LoadQuestion,
+    Mode,
+    Question,
+)
 from purgatoryd.clients.ledger import Ledger
+from purgatoryd.clients.loads import Load, LoadStatus, StatusParts
 from purgatoryd.clients.model import CancelResult, TimerInfo
 from purgatoryd.clients.packing import Pending
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.session import Batch, State
 from purgatoryd.shm_layout.errors import CallTimeout, DaemonError, PurgatorydError, QueueFull
-from purgatoryd.shm_layout.wire import Key
+from purgatoryd.shm_layout.layout import LoadAction
+from purgatoryd.shm_layout.wire import Key, LoadInfo
 
 FLUSH_S = 0.0003  # how long a packed call waits for company
 HARVEST_S = 0.002  # how long the flusher may keep the connection while it waits for answers
@@ -212,52 +222,108 @@ class Client:
         with self._turn("get", timeout):
             self._settle("get", timeout)
             question = self._core.question(key)
-            try:
-                self._drive(question, "get", timeout)
-            finally:
-                self._core.session.forget(question.query)
+            self._answer(question, "get", timeout)
         return question.outcome()
 
     def add_many(
-        self, rows: Any, *, topic: str = "default", mode: Mode = "error", wait: bool = True,
-        timeout: float | None = None,
+        self, rows: Any, *, topic: str = "default", mode: Mode = "error",
+        load: Load | None = None, wait: bool = True, timeout: float | None = None,
     ) -> BulkResult:  # fmt: skip
         """Arms many timers; each row succeeds or is refused by itself.
 
         `rows`: dicts with the arguments of add, tuples (key, delay[, topic[, payload]]), or
         columns: a dict of lists or numpy arrays, an Arrow table or record batch, with columns
         key, one of delay / delay_ns / deadline / deadline_boot_ns, and topic and payload if
-        wanted. `topic` is for rows without one. With wait=False it returns as soon as all is
-        packed. Raises InvalidArgument before anything is sent, DaemonError.
+        wanted. `topic` is for rows without one. `load`: these are rows of a bulk load, each of
+        which is done once; one that was done before gets the status LOADED. With wait=False it
+        returns as soon as all is packed. Raises InvalidArgument before anything is sent,
+        DaemonError.
         """
         self._core.check()
-        result, batches = pack_puts(self._core, rows, topic, mode)
+        result, batches = pack_puts(self._core, rows, topic, mode, load)
         self._submit(batches, timeout)
         return self._settled(result, wait, timeout)
 
     @overload
     def cancel_many(
-        self, keys: Any, *, wait: Literal[True] = True, timeout: float | None = None
-    ) -> list[CancelResult]: ...
+        self, keys: Any, *, load: Load | None = None, wait: Literal[True] = True,
+        timeout: float | None = None,
+    ) -> list[CancelResult]: ...  # fmt: skip
 
     @overload
     def cancel_many(
-        self, keys: Any, *, wait: Literal[False], timeout: float | None = None
-    ) -> BulkResult: ...
+        self, keys: Any, *, load: Load | None = None, wait: Literal[False],
+        timeout: float | None = None,
+    ) -> BulkResult: ...  # fmt: skip
 
     def cancel_many(
-        self, keys: Any, *, wait: bool = True, timeout: float | None = None
-    ) -> list[CancelResult] | BulkResult:
+        self, keys: Any, *, load: Load | None = None, wait: bool = True,
+        timeout: float | None = None,
+    ) -> list[CancelResult] | BulkResult:  # fmt: skip
         """Disarms many timers; `keys`: a list, a numpy array, an Arrow array.
 
-        Returns what each cancel found; with wait=False the BulkResult, once all is packed.
-        Raises Denied, DaemonError.
+        `load`: these keys are of rows of a bulk load that has begun: an add of such a row which
+        comes later gets the status LOADED and adds nothing. Returns what each cancel found; with
+        wait=False the BulkResult, once all is packed. Raises Refused, DaemonError.
         """
         self._core.check()
-        result, batches = pack_cancels(self._core, keys)
+        result, batches = pack_cancels(self._core, keys, load)
         self._submit(batches, timeout)
         self._settled(result, wait, timeout)
         return result.cancels() if wait else result
+
+    # ---- bulk loads ------------------------------------------------------------------------
+
+    def open_load(self, load: bytes, fence: int = 0, *, timeout: float | None = None) -> LoadStatus:
+        """Begins a bulk load in this namespace, or run `fence` of it, which shuts out lower ones.
+
+        add_many begins a load by itself; this claims it before the first row, and says how far it
+        is, as load_status does. A load belongs to the uid that began it. Raises InvalidArgument,
+        MessageRefused (FENCED, DENIED, LOADS_FULL, BUSY), DaemonError.
+        """
+        self._ask_load(load, LoadAction.OPEN, timeout, fence)
+        return self.load_status(load, timeout=timeout)
+
+    def close_load(self, load: bytes, fence: int = 0, *, timeout: float | None = None) -> None:
+        """From now on no row of the load is done any more: those that were not get CLOSED.
+
+        What was added stays. Raises as open_load does.
+        """
+        self._ask_load(load, LoadAction.CLOSE, timeout, fence)
+
+    def forget_load(self, load: bytes, *, timeout: float | None = None) -> None:
+        """Frees what the daemon remembers of a load; its timers stay.
+
+        A row that is sent again afterwards is added again. Raises as open_load does.
+        """
+        self._ask_load(load, LoadAction.FORGET, timeout)
+
+    def load_status(self, load: bytes, *, timeout: float | None = None) -> LoadStatus:
+        """Which rows of a load are done. Raises as open_load does.
+
+        Sees the effect of every earlier call of this client, packed ones included.
+        """
+        parts = StatusParts()
+        while parts.start is not None:
+            info = self._ask_load(load, LoadAction.STATUS, timeout, start=parts.start)
+            parts.take(info)
+        return parts.status
+
+    def _ask_load(
+        self, load: bytes, action: LoadAction, timeout: float | None, fence: int = 0, start: int = 0
+    ) -> LoadInfo:
+        self._core.check()
+        with self._turn("load", timeout):
+            self._settle("load", timeout)
+            question = self._core.load_question(load, action, fence, start)
+            self._answer(question, "load", timeout)
+        return question.outcome()
+
+    def _answer(self, question: Question | LoadQuestion, what: str, timeout: float | None) -> None:
+        try:
+            self._drive(question, what, timeout)
+        finally:
+            self._core.session.forget(question.query)
 
     def at(self, at_ns: int | None) -> None:
         """Under the virtual clock: applies later calls at virtual time `at_ns`.

@@ -14,6 +14,7 @@ import numpy as np
 
 from purgatoryd.clients import times
 from purgatoryd.clients.core import Core
+from purgatoryd.clients.loads import Load
 from purgatoryd.clients.packing import BATCH_BYTES
 from purgatoryd.clients.session import Batch
 from purgatoryd.shm_layout import layout, wire
@@ -61,17 +62,19 @@ class Columns(NamedTuple):
     names: list[bytes]
 
 
-def pack_puts(core: Core, result: BulkResult, table: Any, topic: str, mode: int) -> list[Batch]:
+def pack_puts(
+    core: Core, result: BulkResult, table: Any, topic: str, mode: int, load: Load | None
+) -> list[Batch]:
     """Batches for add_many. Raises InvalidArgument, and then nothing was packed."""
     now_ns = None if core.delay_clock == ClockKind.VIRTUAL else times.boot_now_ns()
     parts = [_puts(core, part, topic, mode, now_ns) for part in _parts(table)]
-    return [batch for part in parts for batch in _batches(result, part)]
+    return [batch for part in parts for batch in _batches(result, part, load)]
 
 
-def pack_cancels(core: Core, result: BulkResult, keys: Any) -> list[Batch]:
+def pack_cancels(core: Core, result: BulkResult, keys: Any, load: Load | None) -> list[Batch]:
     """Batches for cancel_many. Raises InvalidArgument, and then nothing was packed."""
     chunks = keys.chunks if hasattr(keys, "chunks") else [keys]
-    return [batch for chunk in chunks for batch in _batches(result, _cancels(core, chunk))]
+    return [batch for chunk in chunks for batch in _batches(result, _cancels(core, chunk), load)]
 
 
 def _parts(table: Any) -> Iterator[Mapping[str, Any]]:
@@ -125,7 +128,7 @@ def _cancels(core: Core, column: Any) -> Columns:
 # ---- cutting and packing -----------------------------------------------------------------
 
 
-def _batches(result: BulkResult, columns: Columns) -> Iterator[Batch]:
+def _batches(result: BulkResult, columns: Columns, load: Load | None) -> Iterator[Batch]:
     sizes = _RECORD.itemsize + columns.keys.lengths + columns.payloads.lengths
     ends = np.concatenate(([0], np.cumsum(sizes)))
     start, rows = 0, len(sizes)
@@ -137,13 +140,19 @@ def _batches(result: BulkResult, columns: Columns) -> Iterator[Batch]:
             stop = (start + stop) // 2
             used, codes = np.unique(columns.codes[start:stop], return_inverse=True)
         names = [columns.names[code] for code in used]
-        build = partial(_batch, columns, slice(start, stop), names, codes)
+        rows_of_load = load.rows_from(len(result)) if load else b""
+        build = partial(_batch, columns, slice(start, stop), names, codes, rows_of_load)
         yield result.expect(build, stop - start)
         start = stop
 
 
 def _batch(
-    columns: Columns, rows: slice, names: list[bytes], codes: Array, settle: Callable[..., None]
+    columns: Columns,
+    rows: slice,
+    names: list[bytes],
+    codes: Array,
+    rows_of_load: bytes,
+    settle: Callable[..., None],
 ) -> Batch:
     keys, payloads = columns.keys.cut(rows), columns.payloads.cut(rows)
     records = np.zeros(len(codes), _RECORD)
@@ -158,7 +167,9 @@ def _batch(
     table = b"".join(names)
     table += bytes(-len(table) % 8)
     body = b"".join((table, records.tobytes(), _interleave(keys, payloads)))
-    return Batch(len(codes), len(names), len(table), body, settle)
+    batch = Batch(len(codes), len(names), len(table), body, settle)
+    batch.rows = rows_of_load
+    return batch
 
 
 def _interleave(keys: Ragged, payloads: Ragged) -> bytes:

@@ -3,6 +3,7 @@ non-blocking exchange with the daemon. No lock, no wait: those are the clients' 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -10,6 +11,7 @@ from purgatoryd.clients import times
 from purgatoryd.clients.channel import Channel
 from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.life import Life
+from purgatoryd.clients.loads import check_load
 from purgatoryd.clients.model import TimerInfo
 from purgatoryd.clients.packing import Packer, Pending, PendingAdd, PendingCancel
 from purgatoryd.clients.remote import Remote
@@ -25,9 +27,9 @@ from purgatoryd.shm_layout.errors import (
     InvalidTime,
     SessionExpired,
 )
-from purgatoryd.shm_layout.layout import TIME_MAX_NS, ClockKind, PutMode, Status
+from purgatoryd.shm_layout.layout import TIME_MAX_NS, ClockKind, LoadAction, PutMode, Status
 from purgatoryd.shm_layout.paths import check_name, client_paths
-from purgatoryd.shm_layout.wire import Key
+from purgatoryd.shm_layout.wire import Key, Reply
 
 Mode = Literal["error", "replace", "keep", "extend"]
 """What an add does when its key is armed: refuse, re-arm, leave it, move it only later."""
@@ -167,6 +169,15 @@ class Core:
         self.session.ask(question.query)
         return question
 
+    def load_question(
+        self, load: bytes, action: int, fence: int = 0, start: int = 0
+    ) -> LoadQuestion:
+        """Asks for a load, or begins, closes or forgets it. Raises InvalidArgument."""
+        check_load(load, 0, fence)
+        question = LoadQuestion(self.namespace_bytes, load, action, fence, start)
+        self.session.ask(question.query)
+        return question
+
     def set_time(self, at_ns: int | None) -> None:
         """Later calls are applied at virtual time `at_ns`. Raises InvalidTime."""
         if at_ns is not None and (self.clock != ClockKind.VIRTUAL or at_ns < 0):
@@ -287,28 +298,60 @@ class Core:
         return CallTimeout(what, waited_s, in_doubt)
 
 
-class Question:
+class _Asked:
+    """A question on its way."""
+
+    def __init__(self, build: Callable[[int, int], bytes]) -> None:
+        self.query = Query(build, self._settle)
+        self._reply: Reply | DaemonError | None = None
+
+    def _settle(self, reply: Reply | DaemonError) -> None:
+        self._reply = reply
+
+    @property
+    def done(self) -> bool:
+        """True once the answer, or why there is none, is here."""
+        return self._reply is not None
+
+    def _answer(self) -> Reply:
+        if isinstance(self._reply, DaemonError):
+            raise self._reply
+        assert self._reply is not None
+        return self._reply
+
+
+class LoadQuestion(_Asked):
+    """A question about a load."""
+
+    def __init__(self, namespace: bytes, load: bytes, action: int, fence: int, start: int) -> None:
+        named = namespace if action in (LoadAction.OPEN, LoadAction.CLOSE) else b""
+        super().__init__(
+            lambda number, session: wire.encode_load(
+                number, session, load, action, namespace=named, fence=fence, start=start
+            )
+        )
+
+    def outcome(self) -> wire.LoadInfo:
+        """How the load stands now. Raises DaemonError."""
+        return wire.decode_load(self._answer().body)
+
+
+class Question(_Asked):
     """A get on its way."""
 
     def __init__(self, namespace: bytes, key: Key) -> None:
         self.key = key
-        self.done = False
-        self.query = Query(namespace, key, self._settle)
-        self._found: list[wire.Info] | DaemonError = []
-
-    def _settle(self, found: list[wire.Info] | DaemonError) -> None:
-        self._found = found
-        self.done = True
+        super().__init__(lambda number, session: wire.encode_query(number, session, namespace, key))
 
     def outcome(self) -> TimerInfo | None:
         """The timer, or None. Raises Denied or DaemonError."""
-        if isinstance(self._found, DaemonError):
-            raise self._found
-        if self._found and self._found[0].status == Status.DENIED:
+        reply = self._answer()
+        found = wire.decode_infos(reply.body, reply.records)
+        if found and found[0].status == Status.DENIED:
             raise Denied(self.key, Status.DENIED)
-        if not self._found or self._found[0].status != Status.FOUND:
+        if not found or found[0].status != Status.FOUND:
             return None
-        info = self._found[0]
+        info = found[0]
         return TimerInfo(
             self.key, info.namespace, info.topic, info.ticket, info.deadline_ns, Status.FOUND,
             info.payload, None if info.wall_ns is None else times.wall_time(info.wall_ns),

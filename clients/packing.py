@@ -15,9 +15,11 @@ from purgatoryd.shm_layout.errors import (
     Denied,
     DuplicateWatchKey,
     Exists,
+    Fenced,
     Full,
     JournalStopped,
     LevelOverflow,
+    LoadClosed,
     PurgatorydError,
     QuotaExceeded,
     Refused,
@@ -41,6 +43,7 @@ _FULL: dict[int, str] = {
     Status.FULL_KEYS: "watch keys",
     Status.FULL_WATCHES: "watch records",
     Status.FULL_ACCOUNTS: "accounts",
+    Status.FULL_LOADS: "room for loads and their rows",
 }
 _QUOTAS = {
     Quota.NAMESPACE_TIMERS: ("namespace", "timers"),
@@ -58,6 +61,8 @@ _REFUSED: dict[int, type[Refused]] = {
     Status.DUPLICATE: DuplicateWatchKey,
     Status.OVERFLOW: LevelOverflow,
     Status.STOPPING: Stopping,
+    Status.FENCED: Fenced,
+    Status.CLOSED: LoadClosed,
 }
 
 
@@ -242,12 +247,14 @@ class Builder:
         self._area.append(key)
         self._bytes += len(record) + len(key)
 
-    def batch(self, settle: Settle, at_ns: int | None = None) -> Batch:
-        """The finished batch."""
+    def batch(self, settle: Settle, at_ns: int | None = None, rows: bytes = b"") -> Batch:
+        """The finished batch; `rows`: which rows of a load its records are."""
         names = b"".join(self._names)
         names += bytes(-len(names) % 8)
         body = b"".join((names, *self._records, *self._area))
-        return Batch(len(self._records), len(self._names), len(names), body, settle, at_ns)
+        batch = Batch(len(self._records), len(self._names), len(names), body, settle, at_ns)
+        batch.rows = rows
+        return batch
 
 
 class Packer:

@@ -26,7 +26,7 @@ from purgatoryd.clients.ledger import Ledger
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import DaemonError, MessageRefused, NotDurable, SessionExpired
 from purgatoryd.shm_layout.layout import Message, WireError
-from purgatoryd.shm_layout.wire import Info, Key, RawOutcome, Reply, Welcome
+from purgatoryd.shm_layout.wire import RawOutcome, Reply, Welcome
 
 Settle = Callable[[bytes | DaemonError], None]
 """Takes the results of a batch (struct pg_result each), or why there are none."""
@@ -52,9 +52,12 @@ class Letter:
 
 
 class Batch(Letter):
-    """Packed records; `body` is name table, records and byte area."""
+    """Packed records; `body` is name table, records and byte area, `rows` the struct pg_rows that
+    says which rows of a load they are, if any."""
 
-    __slots__ = ("at_ns", "body", "count", "doubtful", "names", "names_bytes", "sequence", "settle")
+    __slots__ = (
+        "at_ns", "body", "count", "doubtful", "names", "names_bytes", "rows", "sequence", "settle",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -72,6 +75,7 @@ class Batch(Letter):
         self.body = body
         self.settle = settle
         self.at_ns = at_ns
+        self.rows = b""
         self.sequence = 0
         self.doubtful = False
         """A copy was sent and has no answer, although a later copy may get one."""
@@ -80,26 +84,33 @@ class Batch(Letter):
         """Fixes the bytes: from here on every copy is the same."""
         self.sequence = sequence
         self.sent = self.doubtful = False
+        flags = layout.FLAG_DURABLE * durable | layout.FLAG_LOAD * bool(self.rows)
         self.frame = (
             wire.encode_frame(
                 Message.BATCH, session, sequence, count=self.count, names=self.names,
-                names_bytes=self.names_bytes, at_ns=self.at_ns, flags=layout.FLAG_DURABLE * durable,
+                names_bytes=self.names_bytes, at_ns=self.at_ns, flags=flags,
             )
+            + self.rows
             + self.body
         )  # fmt: skip
 
 
 class Query(Letter):
-    """A question for one key; asking twice changes nothing."""
+    """A question; asking twice changes nothing.
 
-    __slots__ = ("key", "namespace", "settle")
+    `build` makes the message from its number and the session; `settle` takes the reply, or why
+    there is none.
+    """
+
+    __slots__ = ("build", "settle")
 
     def __init__(
-        self, namespace: bytes, key: Key, settle: Callable[[list[Info] | DaemonError], None]
+        self,
+        build: Callable[[int, int], bytes],
+        settle: Callable[[Reply | DaemonError], None],
     ) -> None:
         super().__init__()
-        self.namespace = namespace
-        self.key = key
+        self.build = build
         self.settle = settle
 
 
@@ -234,7 +245,7 @@ class Session:
         return bool(self._flight) and self._sequence - next(iter(self._flight)) + 1 >= self.window
 
     def _address_query(self, number: int, query: Query) -> None:
-        query.frame = wire.encode_query(number, self.id, query.namespace, query.key)
+        query.frame = query.build(number, self.id)
 
     # ---- what comes in ---------------------------------------------------------------------
 
@@ -307,8 +318,7 @@ class Session:
             if not self._flight:  # else the batches' own answers say which are certain
                 self._replace(0)
         elif query := self._queries.pop(reply.sequence, None):
-            failed = reply.refusal() if reply.error else None
-            query.settle(failed or wire.decode_infos(reply.body, reply.records))
+            query.settle(reply.refusal() if reply.error else reply)
 
     def _on_outcomes(self, reply: Reply) -> None:
         if reply.session == self.id and self.on_outcomes is not None:
@@ -331,6 +341,7 @@ class Session:
         int(Message.HELLO): _on_hello,
         int(Message.BATCH): _on_batch,
         int(Message.QUERY): _on_query,
+        int(Message.LOAD): _on_query,
         int(Message.BYE): _on_bye,
         int(Message.PING): _on_ping_or_ack,
         int(Message.ACK): _on_ping_or_ack,

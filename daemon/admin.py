@@ -14,12 +14,15 @@ from purgatoryd.shm_layout.layout import (
     WIRE_MAGIC,
     WIRE_VERSION,
     WireError,
+    size_of,
     struct_format,
 )
 from purgatoryd.shm_layout.layout import Message as Kind
 
 _FRAME = struct.Struct(struct_format("pg_frame"))
 _TAIL = struct.Struct(struct_format("pg_tail"))
+_LOAD_INFO_BYTES = size_of("pg_load_info")
+_LOAD_PART_BYTES = size_of("pg_load_part")
 
 
 class Loop(Protocol):
@@ -63,7 +66,7 @@ def handle(loop: Loop, message: Message) -> bytes | None:
         return frame(kind, WireError.MALFORMED, detail=(0, magic), echo=echo)
     if version != WIRE_VERSION:
         return frame(kind, WireError.VERSION, detail=(WIRE_VERSION, version), echo=echo)
-    if kind != Kind.NAMESPACE and len(message.body) != _FRAME.size:
+    if kind not in (Kind.NAMESPACE, Kind.LOAD) and len(message.body) != _FRAME.size:
         detail = (len(message.body), _FRAME.size)
         return frame(kind, WireError.MALFORMED, detail=detail, echo=echo)
     if not loop.access.may_administer(message.uid):
@@ -92,6 +95,10 @@ def _command(loop: Loop, message: Message, kind: int) -> bytes | None:
     if kind == Kind.NAMESPACE:
         error, detail, now = loop.arena.set_namespace(message.body[_FRAME.size :])
         return frame(kind, error, detail=detail, echo=echo) + (b"" if error else now)
+    if kind == Kind.LOAD:
+        error, detail, found = loop.arena.load(message.body[_FRAME.size :])
+        count = max(0, len(found) - _LOAD_INFO_BYTES) // _LOAD_PART_BYTES
+        return frame(kind, error, count, detail, echo) + found
     return frame(kind, WireError.UNKNOWN_MESSAGE, detail=(kind, 0), echo=echo)
 
 

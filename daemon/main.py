@@ -59,7 +59,9 @@ def _run(opening: Opening) -> None:
     ):
         arena.set_quotas(config.quota_timers, config.quota_bytes, config.quota_ops)
         clock = _clock(config, arena)
-        reaper = Reaper(arena, sockets, access, clock, journal, config.budget, wake_fd)
+        reaper = Reaper(
+            arena, sockets, access, clock, journal, config.budget, config.load_ttl_ns, wake_fd
+        )
         _on_signals(reaper)
         _go_live(arena, paths)
         reaper.run()

@@ -46,6 +46,7 @@ class Reaper:
         clock: Clock,
         journal: Memory,
         budget: int,
+        load_ttl_ns: int,
         wake_fd: int,
     ) -> None:
         self.arena = arena
@@ -53,6 +54,7 @@ class Reaper:
         self._lanes = sockets
         self._clock = clock
         self._budget = budget
+        self._load_ttl_ns = load_ttl_ns
         self._journal = journal
         self._wait_for = [*sockets.fds(), wake_fd, *journal.fds]
         self._stopping = self._draining = self._keys_are_stale = False
@@ -164,6 +166,7 @@ class Reaper:
         self._sent += self._lanes.publish(self.arena.tails(real_ns - TAILS_FOR_NS))
         self.arena.inbox_again(0, real_ns - INBOX_AGAIN_NS)
         self._unswept = min(SWEEP_PER_BEAT, self.arena.levels_to_sweep)
+        self.arena.sweep_loads(real_ns, self._load_ttl_ns)
         self.arena.beat(real_ns, self._turns, self._wakeups, self._sent)
         self._journal.beat()
 

@@ -18,7 +18,7 @@ Make = Callable[[Mapping[str, Any]], Arena]
 Clock = Callable[[Walk], tuple[int, int, int]]
 """From where a walk ended: now and the shift of all times (arena's clock), and the wall offset."""
 
-_OF_BLOBS = ("payload_bytes", "watches")
+_OF_BLOBS = ("payload_bytes", "watches", "loads", "load_blocks")
 _MISSING = "records that were confirmed are missing"
 
 

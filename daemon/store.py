@@ -45,7 +45,7 @@ from purgatoryd.shm_layout.errors import (
     JournalNeeded,
 )
 from purgatoryd.shm_layout.journal import Committer, Walk
-from purgatoryd.shm_layout.layout import REGION_ALIGN, ClockKind
+from purgatoryd.shm_layout.layout import LOAD_BLOCK_ROWS, REGION_ALIGN, ClockKind
 from purgatoryd.shm_layout.paths import Paths
 
 # Settings that can differ at a restart: what the core calls them, and the setting's name.
@@ -59,13 +59,15 @@ _SIZES = {
     "watches in use": "watches",
     "watch keys in use": "watch_keys",
     "accounts in use": "accounts",
+    "loads in use": "loads",
+    "rows of loads in use": "load_rows",
 }
 
 
 # Sizes that a fresh arena may have larger than the one whose records are redone in it.
 _ROOM = (
     "capacity", "payload_bytes", "outbox_capacity", "outbox_bytes_max", "namespaces", "topics",
-    "watches", "levels", "accounts",
+    "watches", "levels", "accounts", "loads", "load_blocks",
 )  # fmt: skip
 NEW = ".new"
 REDONE = ".redone"
@@ -265,6 +267,8 @@ def _geometry(config: Config) -> dict[str, int]:
         "level_ttl_ns": config.level_ttl_ns,
         "inbox_max": config.inbox,
         "accounts": config.accounts,
+        "loads": config.loads,
+        "load_blocks": -(-config.load_rows // LOAD_BLOCK_ROWS),
         "stage_bytes": config.stage_bytes if config.journal else 0,
     }
 
@@ -358,6 +362,8 @@ def _current(arena: Arena | Previous) -> dict[str, int]:
         "level_ttl_ns": arena.purgatory.level_ttl_ns,
         "inbox_max": arena.purgatory.inbox_max,
         "accounts": header.regions[lib.PG_R_ACCOUNTS].count,
+        "loads": header.regions[lib.PG_R_LOADS].count,
+        "load_blocks": header.regions[lib.PG_R_LOAD_BLOCKS].count,
         "stage_bytes": arena.stage.size if arena.stage is not None else 0,
     }
 
@@ -387,7 +393,8 @@ def _resize(old: Arena, opening: Opening) -> Arena:
             new.migrate_from(old)
         except ArenaBroken as error:
             setting = _SIZES.get(error.what, error.what)
-            raise ArenaTooSmall(setting, error.found, error.expected) from error
+            unit = LOAD_BLOCK_ROWS if setting == "load_rows" else 1
+            raise ArenaTooSmall(setting, error.found * unit, error.expected * unit) from error
     old.close()
     return new
 

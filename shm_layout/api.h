@@ -32,6 +32,8 @@ struct pg_config {                /* what an arena is created with */
     uint32_t watches;             /* records: a key of an operation each */
     uint32_t levels;              /* watch keys */
     uint32_t accounts;            /* uids that may have timers while uids have quotas */
+    uint32_t loads;               /* bulk loads that are remembered; 0 = none can be */
+    uint32_t load_blocks;         /* of PG_LOAD_BLOCK_ROWS of their rows each */
     uint64_t level_ttl_ns;
     uint64_t inbox_max;
     uint64_t stage_bytes;         /* of the journal's ring, a power of two; 0 = no journal */
@@ -111,6 +113,16 @@ void pg_set_quotas(struct pg_arena *a, uint64_t timers, uint64_t bytes, uint64_t
  * settings as they stand. */
 int pg_set_namespace(struct pg_arena *a, const void *body, uint64_t bytes,
                      struct pg_namespace_set *now, uint64_t detail[2]);
+
+/* ---- bulk loads (loads.c, messages.c) -------------------------------------------------------- */
+
+/* The body of a LOAD message from an administrator, who may ask for STATUS and FORGET of any load.
+ * Returns enum pg_error with its figures in `detail`, else writes struct pg_load_info and its
+ * parts to `out`, of PG_MESSAGE_MAX bytes. */
+int pg_load_admin(struct pg_arena *a, const void *body, uint64_t bytes, void *out,
+                  uint64_t *out_bytes, uint64_t detail[2]);
+/* Forgets loads that were last used more than ttl_ns ago, one at most. */
+void pg_loads_sweep(struct pg_arena *a, int64_t real_boot_ns, int64_t ttl_ns);
 
 /* One timer without a message: for tests, imports and use inside one process. */
 struct pg_put {

@@ -64,6 +64,8 @@ static bool config_bounded(const struct pg_config *c, struct pg_fault *why)
         {"watch records", c->watches, 1, PG_CAPACITY_MAX},
         {"watch keys", c->levels, 1, PG_CAPACITY_MAX},
         {"accounts", c->accounts, 0, 65535},
+        {"loads", c->loads, 0, 65535},
+        {"blocks of rows of loads", c->load_blocks, 0, PG_CAPACITY_MAX},
         {"outcomes in an inbox", c->inbox_max, 1, UINT64_MAX},
         {"stream id", c->stream_id, 1, UINT64_MAX},
         {"bits of the outbox entries", (uint64_t)__builtin_popcount(c->outbox_capacity), 1, 1},
@@ -121,6 +123,13 @@ static void plan_make(struct plan *p, const struct pg_config *c)
     plan_add(p, PG_R_OUTBOX, sizeof(struct pg_entry), c->outbox_capacity);
     if (c->accounts != 0)
         plan_add(p, PG_R_ACCOUNTS, sizeof(struct pg_account), c->accounts);
+    if (c->loads != 0)
+        plan_add(p, PG_R_LOADS, sizeof(struct pg_load), c->loads);
+    if (c->load_blocks != 0) {
+        plan_add(p, PG_R_LOAD_BLOCKS, sizeof(struct pg_load_block), c->load_blocks);
+        plan_add(p, PG_R_LOAD_BITS, PG_LOAD_BLOCK_ROWS / 8, c->load_blocks);
+        plan_add(p, PG_R_LOAD_INDEX, sizeof(struct pg_index_bucket), index_buckets(c->load_blocks));
+    }
     if (c->stage_bytes != 0) {
         plan_add(p, PG_R_LIFE, sizeof(struct pg_life), slots);
         plan_add(p, PG_R_STAGE, PG_STAGE_HEAD, 1 + c->stage_bytes / PG_STAGE_HEAD);
@@ -188,6 +197,11 @@ static void handle_open_truth(struct pg_arena *a)
     a->topic_rows = region_count(a, PG_R_TOPICS);
     a->accounts = region(a, PG_R_ACCOUNTS);
     a->account_rows = region_count(a, PG_R_ACCOUNTS);
+    a->loads = region(a, PG_R_LOADS);
+    a->load_rows = region_count(a, PG_R_LOADS);
+    a->load_blocks = region(a, PG_R_LOAD_BLOCKS);
+    a->load_block_rows = region_count(a, PG_R_LOAD_BLOCKS);
+    a->load_bits = region(a, PG_R_LOAD_BITS);
     a->outbox = region(a, PG_R_OUTBOX);
     a->purgatory = region(a, PG_R_PURGATORY);
     a->watches = region(a, PG_R_WATCHES);
@@ -216,6 +230,9 @@ static void handle_open_derived(struct pg_arena *a)
     a->level_index = (struct key_index){region(a, PG_R_LEVEL_INDEX),
                                         region_count(a, PG_R_LEVEL_INDEX),
                                         index_id_bits(a->level_rows)};
+    a->load_index = (struct key_index){region(a, PG_R_LOAD_INDEX),
+                                       region_count(a, PG_R_LOAD_INDEX),
+                                       index_id_bits(a->load_block_rows)};
     a->blobs = (struct blob_pool){region(a, PG_R_BLOB_HEAP), region(a, PG_R_BLOB_MAP),
                                   region(a, PG_R_BLOBS), region_count(a, PG_R_BLOBS)};
 }
@@ -226,6 +243,7 @@ static void handle_open(struct pg_arena *a, void *arena, void *secret)
     a->header = arena;
     a->uid = PG_NIL;
     a->wall_cursor = a->orphans = PG_NIL;
+    a->free_load_block = a->load_block = a->load = PG_NIL;
     a->wall_placed_by_ns = a->header->wall_offset_ns;
     a->topics_stuck_at = UINT64_MAX;
     a->real_boot_ns = a->header->heartbeat_boot_ns;
@@ -308,6 +326,7 @@ int pg_create(struct pg_arena *a, void *arena, void *secret, const struct pg_con
     a->purgatory->inbox_max = config->inbox_max;
     levels_init(a);
     watches_init(a);
+    loads_init(a);
     stage_init(a);
     STORE_RELEASE(&h->state, PG_REBUILDING);
     STORE_RELEASE(&s->version, PG_PRIVATE_MAGIC);
@@ -337,7 +356,9 @@ static struct pg_config config_of(const struct pg_header *h)
                               .topics = h->regions[PG_R_TOPICS].count, .sessions = 1,
                               .watches = h->regions[PG_R_WATCHES].count,
                               .levels = h->regions[PG_R_LEVELS].count,
-                              .accounts = h->regions[PG_R_ACCOUNTS].count, .inbox_max = 1,
+                              .accounts = h->regions[PG_R_ACCOUNTS].count,
+                              .loads = h->regions[PG_R_LOADS].count,
+                              .load_blocks = h->regions[PG_R_LOAD_BLOCKS].count, .inbox_max = 1,
                               .stage_bytes = stage_bytes_of(h)};
 }
 
@@ -606,7 +627,8 @@ int pg_rebuild(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
     blobs_rebuild_begin(&a->blobs);
     if (!outbox_rebuild(a, why) || !names_check(a, why))
         return 0;
-    if (!slots_walk(a, &earliest_ns, why) || !levels_rebuild(a, why) || !sessions_rebuild(a, why))
+    if (!slots_walk(a, &earliest_ns, why) || !levels_rebuild(a, why) ||
+        !loads_rebuild(a, why) || !sessions_rebuild(a, why))
         return 0;
     blobs_rebuild_end(&a->blobs);
     wheel_rebuild(a, earliest_ns, now_ns);
@@ -629,7 +651,7 @@ int pg_check(struct pg_arena *a, struct pg_fault *fault)
            names_check(a, fault) && timers_check(a, fault, &granules) &&
            quotas_check(a, fault) &&
            outbox_check(a, fault, &granules) && levels_check(a, fault, &granules) &&
-           watches_check(a, fault) && stage_check(a, fault) &&
+           watches_check(a, fault) && loads_check(a, fault) && stage_check(a, fault) &&
            (a->secret == NULL || (sessions_check(a, fault, &granules) &&
                                   blobs_check(&a->blobs, granules, fault)));
 }

@@ -27,6 +27,7 @@ from purgatoryd.shm_layout.layout import (
     MESSAGE_MAX,
     ArenaState,
     JournalState,
+    LoadState,
     WireError,
     converts,
     size_of,
@@ -97,6 +98,20 @@ class Account:
     uid: int
     live: int
     bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class KnownLoad:
+    """A bulk load: `rows` are done, the highest of them is `upto` - 1."""
+
+    id: bytes
+    state: LoadState
+    fence: int
+    rows: int
+    upto: int
+    uid: int
+    namespace_row: int
+    used_boot_ns: int
 
 
 class Handle:
@@ -197,6 +212,17 @@ class Handle:
         for i in range(region.count):
             if rows[i].in_use:
                 yield Account(rows[i].uid, rows[i].live, rows[i].bytes)
+
+    def loads(self) -> Iterator[KnownLoad]:
+        """The bulk loads that are remembered."""
+        region = self.header.regions[lib.PG_R_LOADS]
+        rows = ffi.cast("struct pg_load *", self._base + region.offset)
+        for i in range(region.count):
+            if state := rows[i].state:
+                yield KnownLoad(
+                    bytes(rows[i].id), LoadState(state), rows[i].fence, rows[i].rows,
+                    rows[i].upto, rows[i].uid, rows[i].namespace_row, rows[i].used_boot_ns,
+                )  # fmt: skip
 
     def in_use(self) -> tuple[int, int]:
         """Timers, and operations, that have a slot: those whose outcome is held, too.
@@ -439,6 +465,19 @@ class Arena(_Owned):
     def set_quotas(self, timers: int, byte_count: int, ops: int) -> None:
         """Quotas of every uid from now on: timers, bytes, operations per second; 0 = none."""
         lib.pg_set_quotas(self._a, timers, byte_count, ops)
+
+    def load(self, body: Any) -> tuple[WireError, tuple[int, int], bytes]:
+        """Applies the body of an administrator's LOAD message: (error, its figures, answer)."""
+        detail = ffi.new("uint64_t[2]")
+        error = lib.pg_load_admin(
+            self._a, ffi.from_buffer(body), len(body), self._reply_base, self._reply_bytes, detail
+        )
+        answer = bytes(memoryview(self._reply)[: self._reply_bytes[0]])
+        return WireError(error), (detail[0], detail[1]), answer
+
+    def sweep_loads(self, real_boot_ns: int, ttl_ns: int) -> None:
+        """Forgets a bulk load that was last used more than `ttl_ns` ago, if there is one."""
+        lib.pg_loads_sweep(self._a, real_boot_ns, ttl_ns)
 
     @property
     def durable_lsn(self) -> int:

@@ -245,14 +245,34 @@ static void extra_trim(struct pg_arena *a, struct pg_reply_memory *m)
     a->metrics->blob_bytes -= (uint64_t)(all - used) * PG_GRANULE;
 }
 
+/* A row of a load is done once, and remembered. */
+static void row_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
+{
+    if (!load_admits(a, &s->put.key, s->session->load_first + s->n, result))
+        return;
+    timers_put(a, &s->put, result);
+    load_settle(a, result);
+}
+
 static bool arm_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
 {
     if (staging(a) && !stage_admits(a, result))
         return true;
     if (s->record.op == PG_OP_WATCH)
         return watch_apply(a, s, result);
-    timers_put(a, &s->put, result);
+    if (UNLIKELY(s->q->in_load))
+        row_apply(a, s, result);
+    else
+        timers_put(a, &s->put, result);
     return true;
+}
+
+static bool cancel_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
+{
+    const struct key *key = &s->put.key;
+    if (s->q->in_load && !load_void(a, key, s->session->load_first + s->n, result))
+        return true;
+    return timers_cancel(a, key, s->record.value, result);
 }
 
 /* False: the bounded work of this call is used up; the same again continues. */
@@ -264,7 +284,7 @@ static bool op_apply(struct pg_arena *a, const struct step *s, struct pg_result 
     if (stage_full(a))
         return stage_gives_up(a, result);
     switch (s->record.op) {
-    case PG_OP_CANCEL: return timers_cancel(a, key, s->record.value, result);
+    case PG_OP_CANCEL: return cancel_apply(a, s, result);
     case PG_OP_COMPLETE:
         return operations_complete(a, key, s->session->id, s->record.value, result);
     default: return level_apply(a, s, result);
@@ -440,6 +460,7 @@ static void batch_begin(struct pg_arena *a, struct pg_session *s, const struct r
     memset(m->results, 0, q->frame.count * sizeof(struct pg_result));
     STORE_RELEASE(&s->intent[0], 0ull);
     s->applied = 0;
+    s->load = 0;
     s->charged = 0;
     s->count = q->frame.count;
     s->begun_boot_ns = a->real_boot_ns;
@@ -456,6 +477,19 @@ static void life_learn(struct pg_arena *a, const struct request *q, const struct
         .applied_boot_ns = before ? q->received_boot_ns : s->begun_boot_ns};
 }
 
+/* What arms begins a load, in the namespace of the first name that is there; a batch of cancels
+ * only looks for it. */
+static void rows_begin(struct pg_arena *a, struct pg_session *s, const struct request *q)
+{
+    uint32_t ns = PG_NIL;
+    unsigned uses = 0;
+    for (uint32_t i = q->frame.names; i-- > 0;) {
+        ns = a->name_namespaces[i] != PG_NIL ? a->name_namespaces[i] : ns;
+        uses |= a->name_uses[i];
+    }
+    load_begin(a, s, &q->rows, uses & NEEDS_TOPIC && !a->draining ? ns : PG_NIL);
+}
+
 bool batch_apply(struct pg_arena *a, const struct request *q, struct pg_session *s, uint32_t sum)
 {
     struct pg_reply_memory *m = session_reply(a, s, q->frame.sequence);
@@ -463,6 +497,8 @@ bool batch_apply(struct pg_arena *a, const struct request *q, struct pg_session 
     batch_begin(a, s, q, m, sum);
     life_learn(a, q, s);
     names_begin(a, q);
+    if (q->in_load)
+        rows_begin(a, s, q);
     const bool whole = records_apply(a, q, s, m);
     names_end(a, q);
     if (!whole)

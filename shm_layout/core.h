@@ -16,7 +16,8 @@
  *   decode.c      the bytes of commands: bounds and rules    batch.c    records, each applied once
  *   messages.c    the command lane                           notices.c  outbox -> messages
  *   ahead.c       memory fetched early                       scan.c     readers
- *   quotas.c      owners, quotas, accounts                   migrate.c  truth into other sizes
+ *   quotas.c      owners, quotas, accounts                   loads.c    rows of loads, done once
+ *   migrate.c     truth into other sizes
  *   stage.c       the journal's ring                         frames.c   what a frame says
  *   snapshot.c    truth -> frames                            redo.c     frames -> truth
  *   segment.c     frames in files                            crc32c.c   their checksum

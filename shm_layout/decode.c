@@ -33,10 +33,30 @@ bool frame_read(struct request *q, struct refusal *why)
         return refused(why, PG_ERR_MALFORMED, 0, q->frame.magic);
     if (q->frame.version != PG_WIRE_VERSION)
         return refused(why, PG_ERR_VERSION, PG_WIRE_VERSION, q->frame.version);
-    const uint32_t known = q->frame.message == PG_M_BATCH ? PG_W_AT | PG_W_DURABLE : PG_W_AT;
+    const uint32_t known =
+        q->frame.message == PG_M_BATCH ? PG_W_AT | PG_W_DURABLE | PG_W_LOAD : PG_W_AT;
     if (q->frame.error != 0 || (q->frame.flags & ~known) != 0)
         return refused(why, PG_ERR_MALFORMED, offsetof(struct pg_frame, flags), q->frame.flags);
     return true;
+}
+
+static bool rows_sound(const struct request *q)
+{
+    static const uint8_t none[sizeof q->rows.load];
+    return memcmp(q->rows.load, none, sizeof none) != 0 && q->rows.first_row <= PG_LOAD_ROW_MAX &&
+           q->frame.count <= PG_LOAD_ROW_MAX - q->rows.first_row;
+}
+
+/* Which rows of a load the records are, if they are. */
+static bool rows_read(struct request *q, struct refusal *why)
+{
+    q->in_load = (q->frame.flags & PG_W_LOAD) != 0;
+    if (!q->in_load)
+        return true;
+    if (q->len < sizeof q->frame + sizeof q->rows)
+        return refused(why, PG_ERR_MALFORMED, q->len, sizeof q->frame + sizeof q->rows);
+    memcpy(&q->rows, q->bytes + sizeof q->frame, sizeof q->rows);
+    return rows_sound(q) || refused(why, PG_ERR_MALFORMED, sizeof q->frame, q->rows.first_row);
 }
 
 static bool tables_find(struct request *q, struct refusal *why)
@@ -49,10 +69,11 @@ static bool tables_find(struct request *q, struct refusal *why)
     if (f->names_bytes % 8 != 0)
         return refused(why, PG_ERR_MALFORMED, offsetof(struct pg_frame, names_bytes),
                        f->names_bytes);
-    const uint64_t fixed = sizeof *f + f->names_bytes + f->count * sizeof(struct pg_record);
+    const uint64_t head = sizeof *f + (q->in_load ? sizeof q->rows : 0);
+    const uint64_t fixed = head + f->names_bytes + f->count * sizeof(struct pg_record);
     if (fixed > q->len)
         return refused(why, PG_ERR_MALFORMED, q->len, fixed);
-    q->names = q->bytes + sizeof *f;
+    q->names = q->bytes + head;
     q->records = q->names + f->names_bytes;
     q->area = q->bytes + fixed;
     return true;
@@ -127,6 +148,8 @@ static bool record_sound(const struct request *q, const struct pg_record *r)
     if (r->op == 0 || r->op > PG_OP_COMPLETE)
         return false;
     const struct op_rule *rule = &op_rules[r->op];
+    if (q->in_load && r->op != PG_OP_PUT && r->op != PG_OP_CANCEL)
+        return false;
     return ((rule->uses & IN_QUERY) != 0) == (q->frame.message == PG_M_QUERY) &&
            key_sound(r->key_type, r->key_len) && r->name < q->frame.names &&
            r->payload_len <= PG_PAYLOAD_MAX && fields_sound(r, rule);
@@ -171,7 +194,7 @@ static bool records_walk(const struct request *q, struct refusal *why)
 
 bool tables_read(struct request *q, struct refusal *why)
 {
-    return tables_find(q, why) && names_walk(q, why) && records_walk(q, why);
+    return rows_read(q, why) && tables_find(q, why) && names_walk(q, why) && records_walk(q, why);
 }
 
 /* ---- a batch that is sent again ---------------------------------------------------------- */

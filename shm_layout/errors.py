@@ -19,6 +19,8 @@ PurgatorydError
 |   +-- Stopping                     the daemon waits for what is armed, and then stops
 |   +-- Denied                       the namespace has another owner
 |   +-- QuotaExceeded                of a namespace or a uid: timers, bytes, operations per second
+|   +-- Fenced                       a newer run of the load has begun
+|   +-- LoadClosed                   the load takes no more rows
 |   +-- Busy, WrongShard
 |   +-- JournalStopped               the daemon's disk failed or is full
 +-- BatchError                       refusals of packed calls that nobody collected
@@ -209,7 +211,7 @@ class Exists(Refused):
 
 @dataclass(eq=False)
 class Full(Refused):
-    """`resource` ran out: slots, payload, namespaces, topics, tickets, keys or accounts."""
+    """`resource` ran out: slots, payload, namespaces, topics, tickets, keys, accounts or loads."""
 
     resource: str
 
@@ -249,6 +251,18 @@ class Denied(Refused):
     """The sender's uid may not do this in this namespace."""
 
     why = "was denied"
+
+
+class Fenced(Refused):
+    """A newer run of the load has begun, so this one adds nothing more."""
+
+    why = "was refused: a newer run of the load has begun"
+
+
+class LoadClosed(Refused):
+    """The load is closed, and this row of it was not done before."""
+
+    why = "was refused: the load is closed"
 
 
 class Busy(Refused):

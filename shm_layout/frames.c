@@ -21,6 +21,9 @@ static const uint16_t body_bytes[PG_J_TYPES] = {
     [PG_J_LAST] = sizeof(struct pg_j_last),
     [PG_J_OPENED] = sizeof(struct pg_j_opened),
     [PG_J_REPLIED] = sizeof(struct pg_j_replied),
+    [PG_J_LOAD] = sizeof(struct pg_j_load),
+    [PG_J_DONE] = sizeof(struct pg_j_done),
+    [PG_J_BLOCK] = sizeof(struct pg_j_block),
 };
 
 uint64_t frame_bytes(enum pg_journal_type type, uint64_t extra)
@@ -39,7 +42,8 @@ static uint64_t extra_bytes(const struct pg_frame_head *f)
     switch (f->type) {
     case PG_J_NAMESPACE: return ((const struct pg_j_namespace *)body)->name_len;
     case PG_J_TOPIC: return ((const struct pg_j_topic *)body)->name_len;
-    case PG_J_ARM: return (uint64_t)arm->key_len + arm->payload_len;
+    case PG_J_ARM: return j_row_bytes(arm->in_load) + arm->key_len + arm->payload_len;
+    case PG_J_MOVE: return j_row_bytes(((const struct pg_j_move *)body)->in_load);
     case PG_J_WATCH:
         return j_watch_extra(watch->keys, (uint64_t)watch->key_len + watch->payload_len);
     case PG_J_LEVEL: return level->flags & PG_L_BORN ? level->key_len : 0;
@@ -148,4 +152,12 @@ struct pg_j_entry j_entry_of(uint64_t position, const struct pg_entry *e)
                                .sequence = e->sequence, .previous = e->previous,
                                .topic = e->topic, .payload_len = e->payload_len,
                                .key_len = e->key_len, .meta = e->meta, .uid = PG_NIL};
+}
+
+struct pg_j_load j_load_of(const struct pg_load *l)
+{
+    struct pg_j_load j = {.fence = l->fence, .namespace_row = l->namespace_row, .uid = l->uid,
+                          .state = l->state};
+    memcpy(j.load, l->id, sizeof j.load);
+    return j;
 }

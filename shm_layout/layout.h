@@ -41,6 +41,7 @@
 #define PG_WORKER_MAX 63                 /* bytes of the name that a client gives itself */
 #define PG_QUOTA_MAX 281474976710655u    /* of timers or bytes: 2^48 - 1 */
 #define PG_QUOTA_OPS_MAX 1000000000u     /* operations per second */
+#define PG_LOAD_ROW_MAX 9223372036854775807u /* number of a row in a load */
 
 /* ---- the arena header ----------------------------------------------------------- */
 
@@ -54,6 +55,7 @@ enum pg_region_id {
     PG_R_STAGE,                   /* length 0: an arena without a journal */
     PG_R_LIFE,                    /* the same */
     PG_R_RETENTION,               /* empty until used */
+    PG_R_LOADS, PG_R_LOAD_BLOCKS, PG_R_LOAD_BITS, PG_R_LOAD_INDEX,
     PG_R_COUNT
 };
 
@@ -155,7 +157,13 @@ struct pg_metrics {
     uint64_t refused_denied;      /* the namespace has another owner */
     uint64_t refused_quota;       /* of the namespace or the uid, and no account left */
     uint64_t refused_journal;     /* the journal's stage was too full, or the journal stopped */
-    uint64_t reserved[24];
+    uint64_t loads;               /* that are remembered (derived) */
+    uint64_t load_blocks;         /* of their rows, in use (derived) */
+    uint64_t load_rows;           /* that were done */
+    uint64_t load_rows_repeated;  /* that came again */
+    uint64_t refused_loads;       /* no room for a load or for its rows */
+    uint64_t refused_fenced;      /* rows of a load that is closed, or of an older run of it */
+    uint64_t reserved[18];
 };
 
 /* ---- timers --------------------------------------------------------------------- */
@@ -438,6 +446,35 @@ struct pg_account {
     uint64_t reserved[2];
 };
 
+/* ---- bulk loads ---------------------------------------------------------------------- */
+
+#define PG_LOAD_BLOCK_ROWS 4096
+
+enum pg_load_state { PG_LOAD_NONE, PG_LOAD_OPEN, PG_LOAD_CLOSED };
+
+/* Truth but for rows and upto. A bulk load: which of its rows were done, whatever became of their
+ * timers since. 80 bytes. */
+struct pg_load {
+    uint8_t  id[16];              /* chosen by who loads; not 0 */
+    uint64_t fence;               /* the newest run that is known: older ones are refused */
+    int64_t  used_boot_ns;        /* real clock */
+    uint64_t rows;                /* derived: done */
+    uint64_t upto;                /* derived: behind the highest row that is done */
+    uint32_t uid;                 /* who began it, and alone may go on */
+    uint32_t namespace_row;
+    uint32_t state;               /* enum pg_load_state; NONE = row not used; written last */
+    uint32_t reserved0;
+    uint64_t reserved[2];
+};
+
+/* Truth. Rows number * PG_LOAD_BLOCK_ROWS and those that follow, of one load; a bit for each
+ * stands at the same index of PG_R_LOAD_BITS, and is set after the row's effect. 16 bytes. */
+struct pg_load_block {
+    uint64_t number;              /* of a free one: the next free one */
+    uint32_t load;                /* row of the load + 1; 0 = not used; written last */
+    uint32_t reserved;
+};
+
 /* ---- the outbox (truth) --------------------------------------------------------- */
 
 enum pg_cause { PG_CAUSE_EXPIRED = 1, PG_CAUSE_SATISFIED, PG_CAUSE_FAILED, PG_CAUSE_CANCELLED,
@@ -538,8 +575,9 @@ enum pg_journal_type {
     PG_J_SEAL,                    /* files: nothing; behind the last group */
     PG_J_NAMESPACE,               /* pg_j_namespace, name */
     PG_J_TOPIC,                   /* pg_j_topic, name */
-    PG_J_ARM,                     /* pg_j_arm, key, payload: a timer, or one that replaces another */
-    PG_J_MOVE,                    /* pg_j_move: extended */
+    PG_J_ARM,                     /* pg_j_arm, pg_j_row if in_load, key, payload: a timer, or one
+                                     that replaces another */
+    PG_J_MOVE,                    /* pg_j_move, pg_j_row if in_load: extended */
     PG_J_END,                     /* pg_j_end: cancelled, or an outcome acknowledged */
     PG_J_FIRE,                    /* pg_j_fire: became an outbox entry */
     PG_J_SENT,                    /* pg_j_sent: notices were handed to the socket */
@@ -554,6 +592,9 @@ enum pg_journal_type {
     PG_J_LAST,                    /* snapshots, last: pg_j_last */
     PG_J_OPENED,                  /* pg_j_opened, name: a session began */
     PG_J_REPLIED,                 /* pg_j_replied: answers were handed to the socket */
+    PG_J_LOAD,                    /* pg_j_load: a load began, was fenced, closed or forgotten */
+    PG_J_DONE,                    /* pg_j_done: a row of a load was done without a new timer */
+    PG_J_BLOCK,                   /* snapshots: pg_j_block: which rows of a load were done */
     PG_J_TYPES
 };
 
@@ -589,6 +630,11 @@ struct pg_j_topic {
     uint32_t name_len;
 };
 
+struct pg_j_row {                 /* of a load */
+    uint8_t  load[16];
+    uint64_t row;
+};
+
 struct pg_j_arm {
     uint64_t ticket;
     int64_t  deadline_ns;
@@ -601,7 +647,7 @@ struct pg_j_arm {
     uint32_t uid;                 /* of who asked for it; PG_NIL = nobody's message */
     uint32_t payload_len;
     uint8_t  counted;             /* 1 = in the quota of that uid */
-    uint8_t  reserved0;
+    uint8_t  in_load;             /* 1 = the row of a load: a pg_j_row stands before the key */
     uint8_t  key_len;
     uint8_t  key_type;
     uint64_t reserved[3];
@@ -614,7 +660,8 @@ struct pg_j_move {
     int64_t  at_ns;
     uint32_t slot;
     uint32_t uid;
-    uint64_t reserved;
+    uint32_t in_load;             /* as in pg_j_arm */
+    uint32_t reserved;
 };
 
 enum pg_end_cause { PG_END_CANCELLED = 1, PG_END_ACKNOWLEDGED };
@@ -722,6 +769,29 @@ struct pg_j_session {
     uint64_t reserved[2];
 };
 
+struct pg_j_load {
+    uint8_t  load[16];
+    uint64_t fence;
+    int64_t  at_ns;
+    uint32_t namespace_row;
+    uint32_t uid;
+    uint32_t state;               /* enum pg_load_state; NONE = forgotten */
+    uint32_t reserved0;
+    uint64_t reserved;
+};
+
+struct pg_j_done {
+    struct pg_j_row row;
+    int64_t  at_ns;
+    uint64_t reserved;
+};
+
+struct pg_j_block {
+    uint8_t  load[16];
+    uint64_t number;              /* as in pg_load_block */
+    uint64_t bits[64];
+};
+
 /* All that struct pg_config needs, and the counters that only rise. */
 struct pg_j_head {
     uint8_t  uuid[16];
@@ -754,8 +824,10 @@ struct pg_j_head {
     uint32_t shard;
     uint32_t shards;
     uint32_t accounts;
+    uint32_t loads;
+    uint32_t load_blocks;
     uint32_t reserved0;
-    uint64_t reserved[7];
+    uint64_t reserved[6];
 };
 
 struct pg_j_entry {
@@ -859,10 +931,11 @@ struct pg_session {
     uint32_t inbox_next;          /* derived: the first one not sent in this round */
     uint32_t inbox_count;         /* derived */
     int64_t  inbox_boot_ns;       /* real clock: when something was last sent or acknowledged */
-    uint64_t load_id;             /* reserved: bulk loads remembered past firing */
+    uint64_t load;                /* of the current batch: row of its load + 1; 0 = none */
     uint64_t charged;             /* records of the current batch that quotas have counted */
     int64_t  begun_boot_ns;       /* real clock: the current batch's application began */
-    uint64_t reserved[13];
+    uint64_t load_first;          /* row in the load of the batch's first record */
+    uint64_t reserved[12];
 };
 
 /* One record's answer; also what the reply carries. */
@@ -888,6 +961,7 @@ struct pg_reply_memory {
 enum pg_message {
     PG_M_HELLO = 1, PG_M_BATCH, PG_M_QUERY, PG_M_BYE, PG_M_PING,  /* command lane */
     PG_M_OUTCOMES, PG_M_ACK,      /* command lane: pushed to an owner, and his answer */
+    PG_M_LOAD,                    /* both lanes */
     PG_M_ADVANCE = 32, PG_M_STOP, PG_M_PUBLISH, PG_M_NAMESPACE    /* admin lane */
 };
 
@@ -912,10 +986,18 @@ enum pg_frame_flag {
     PG_W_AT = 1,                  /* at_ns is meant */
     PG_W_DURABLE = 2,             /* BATCH: answer after the journal's commit */
     PG_W_DRAIN = 4,               /* STOP: when nothing is armed any more; arm nothing until then */
-    PG_W_RESUME = 8               /* STOP: not any more; arm again */
+    PG_W_RESUME = 8,              /* STOP: not any more; arm again */
+    PG_W_LOAD = 16                /* BATCH: a struct pg_rows stands before the name table */
 };
 
-/* BATCH and QUERY: frame, name table, records, byte area.
+/* The rows of a load that a batch's records are: the n-th has number first_row + n. */
+struct pg_rows {                  /* 32 bytes */
+    uint8_t  load[16];            /* chosen by who loads; not 0 */
+    uint64_t first_row;
+    uint64_t fence;               /* number of this run of the load; a higher one shuts out lower ones */
+};
+
+/* BATCH and QUERY: frame, struct pg_rows of a batch with PG_W_LOAD, name table, records, byte area.
  * Name table: per entry u8 namespace length, u8 topic length, the bytes of both.
  * Byte area: per record, in order: key, payload, extension (no padding). Nothing may follow.
  * A WATCH's extension is, per watch key, struct pg_watch_key and the key's bytes. */
@@ -965,6 +1047,8 @@ enum pg_status {
     PG_ST_FOUND = 9,              /* GET */
     PG_ST_DONE = 10,              /* ADVANCE .. FORGET, COMPLETE: deadline_ns = operations ended */
     PG_ST_MORE = 11,              /* CANCEL_FOR_KEY: so many were ended, there are others */
+    PG_ST_LOADED = 12,            /* PUT: this row of the load was done before; with the timer that
+                                     its key has now, if any */
     PG_ST_FULL = 16,              /* no free slot */
     PG_ST_FULL_PAYLOAD = 17,      /* no room for key and payload */
     PG_ST_FULL_NAMESPACES = 18,
@@ -982,7 +1066,10 @@ enum pg_status {
     PG_ST_DUPLICATE = 29,         /* WATCH: a key twice */
     PG_ST_OVERFLOW = 30,          /* a level past 2^63 - 1 */
     PG_ST_JOURNAL = 31,           /* the journal has stopped: nothing is armed any more */
-    PG_ST_STOPPING = 32           /* PUT, WATCH: the daemon waits for what is armed, and then stops */
+    PG_ST_STOPPING = 32,          /* PUT, WATCH: the daemon waits for what is armed, and then stops */
+    PG_ST_FULL_LOADS = 33,        /* no room to remember the load, or its rows */
+    PG_ST_FENCED = 34,            /* a newer run of the load has begun */
+    PG_ST_CLOSED = 35             /* the load is closed, and this row was not done */
 };
 
 /* Which quota was used up. */
@@ -1009,8 +1096,10 @@ enum pg_error {
     PG_ERR_NAMESPACES_FULL = 15,  /* NAMESPACE. detail: rows */
     PG_ERR_NOT_DURABLE = 16,      /* applied, but the journal stopped before it was on disk;
                                      detail: the newest LSN on disk, errno */
-    PG_ERR_BUSY = 17              /* NAMESPACE: the journal cannot take it now.
+    PG_ERR_BUSY = 17,             /* NAMESPACE, LOAD: the journal cannot take it now.
                                      detail: why, BUSY or JOURNAL of enum pg_status */
+    PG_ERR_LOADS_FULL = 18,       /* LOAD. detail: loads that are remembered at most */
+    PG_ERR_FENCED = 19            /* LOAD: a newer run of it has begun. detail: its fence, yours */
 };
 
 /* HELLO request: frame, struct pg_hello, name. Reply: frame, struct pg_welcome. */
@@ -1050,6 +1139,37 @@ struct pg_namespace_set {
     uint64_t quota_bytes;
     uint64_t quota_ops;           /* per second */
     uint64_t reserved[3];
+};
+
+/* LOAD request: frame, this, the namespace's name. Reply: frame, struct pg_load_info, then `count`
+ * of struct pg_load_part. OPEN, CLOSE and FORGET may be repeated at will. */
+enum pg_load_action {
+    PG_LA_STATUS,                 /* how it stands, with its rows from block `from` on */
+    PG_LA_OPEN,                   /* begins it, or this run of it */
+    PG_LA_CLOSE,                  /* begins it if need be; it takes no more rows */
+    PG_LA_FORGET,                 /* as if it had never been */
+    PG_LOAD_ACTIONS
+};
+struct pg_load_ask {              /* 40 bytes */
+    uint8_t  load[16];            /* not 0 */
+    uint64_t fence;               /* OPEN, CLOSE: as in struct pg_rows */
+    uint64_t from;                /* STATUS: number of a block */
+    uint32_t action;              /* enum pg_load_action */
+    uint32_t name_len;            /* OPEN, CLOSE: 1..63; else 0 */
+};
+struct pg_load_info {             /* 64 bytes */
+    uint8_t  load[16];
+    uint64_t fence;
+    uint64_t rows;                /* done */
+    uint64_t upto;                /* behind the highest row that is done */
+    uint64_t next;                /* block from which on to ask for more; 2^64 - 1 = these are all */
+    uint32_t uid;
+    uint32_t state;               /* enum pg_load_state; NONE = no such load */
+    uint64_t reserved;
+};
+struct pg_load_part {             /* 520 bytes: rows number * 4096 to number * 4096 + 4095 */
+    uint64_t number;
+    uint64_t bits[64];            /* bit n % 64 of bits[n / 64]: the n-th of them is done */
 };
 
 /* OUTCOMES: frame, `count` of these, then per record its key, payload, bitmap of missing

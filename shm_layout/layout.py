@@ -37,12 +37,15 @@ FLAG_AT: int = lib.PG_W_AT
 FLAG_DURABLE: int = lib.PG_W_DURABLE
 FLAG_DRAIN: int = lib.PG_W_DRAIN
 FLAG_RESUME: int = lib.PG_W_RESUME
+FLAG_LOAD: int = lib.PG_W_LOAD
 NOTICE_OF_OPERATION: int = lib.PG_E_OPERATION
 NOTICE_LATE: int = lib.PG_E_LATE
 TIME_MAX_NS = 2**63 - 1
 LEVEL_MAX: int = lib.PG_LEVEL_MAX
 QUOTA_MAX: int = lib.PG_QUOTA_MAX
 QUOTA_OPS_MAX: int = lib.PG_QUOTA_OPS_MAX
+LOAD_ROW_MAX: int = lib.PG_LOAD_ROW_MAX
+LOAD_BLOCK_ROWS: int = lib.PG_LOAD_BLOCK_ROWS
 ANYBODY: int = lib.PG_NIL
 """The owner of a namespace that has none."""
 WATCH_KEYS_MAX: int = lib.PG_WATCH_KEYS_MAX
@@ -59,6 +62,7 @@ class Message(enum.IntEnum):
     PING = lib.PG_M_PING
     OUTCOMES = lib.PG_M_OUTCOMES
     ACK = lib.PG_M_ACK
+    LOAD = lib.PG_M_LOAD
     ADVANCE = lib.PG_M_ADVANCE
     STOP = lib.PG_M_STOP
     PUBLISH = lib.PG_M_PUBLISH
@@ -130,6 +134,7 @@ class Status(enum.IntEnum):
     FOUND = lib.PG_ST_FOUND
     DONE = lib.PG_ST_DONE
     MORE = lib.PG_ST_MORE
+    LOADED = lib.PG_ST_LOADED
     FULL = lib.PG_ST_FULL
     FULL_PAYLOAD = lib.PG_ST_FULL_PAYLOAD
     FULL_NAMESPACES = lib.PG_ST_FULL_NAMESPACES
@@ -147,6 +152,9 @@ class Status(enum.IntEnum):
     OVERFLOW = lib.PG_ST_OVERFLOW
     JOURNAL = lib.PG_ST_JOURNAL
     STOPPING = lib.PG_ST_STOPPING
+    FULL_LOADS = lib.PG_ST_FULL_LOADS
+    FENCED = lib.PG_ST_FENCED
+    CLOSED = lib.PG_ST_CLOSED
 
 
 class Quota(enum.IntEnum):
@@ -191,6 +199,25 @@ class WireError(enum.IntEnum):
     NAMESPACES_FULL = lib.PG_ERR_NAMESPACES_FULL
     NOT_DURABLE = lib.PG_ERR_NOT_DURABLE
     BUSY = lib.PG_ERR_BUSY
+    LOADS_FULL = lib.PG_ERR_LOADS_FULL
+    FENCED = lib.PG_ERR_FENCED
+
+
+class LoadState(enum.IntEnum):
+    """enum pg_load_state."""
+
+    NONE = lib.PG_LOAD_NONE
+    OPEN = lib.PG_LOAD_OPEN
+    CLOSED = lib.PG_LOAD_CLOSED
+
+
+class LoadAction(enum.IntEnum):
+    """enum pg_load_action: what a LOAD message asks for."""
+
+    STATUS = lib.PG_LA_STATUS
+    OPEN = lib.PG_LA_OPEN
+    CLOSE = lib.PG_LA_CLOSE
+    FORGET = lib.PG_LA_FORGET
 
 
 class Cause(enum.IntEnum):

@@ -141,6 +141,34 @@ static bool levels_migrate(struct pg_arena *to, const struct pg_arena *from, str
     return true;
 }
 
+/* Rows keep their numbers: blocks and sessions name them. */
+static bool loads_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why)
+{
+    for (uint32_t i = to->load_rows; i < from->load_rows; i++)
+        if (from->loads[i].state != PG_LOAD_NONE)
+            return room(why, "loads in use", i + 1, to->load_rows);
+    for (uint32_t i = 0; i < from->load_rows && i < to->load_rows; i++)
+        to->loads[i] = from->loads[i];
+    return true;
+}
+
+static bool load_blocks_migrate(struct pg_arena *to, const struct pg_arena *from,
+                                struct pg_fault *why)
+{
+    uint32_t used = 0;
+    for (uint32_t i = 0; i < from->load_block_rows; i++) {
+        if (from->load_blocks[i].load == 0)
+            continue;
+        if (used == to->load_block_rows)
+            return room(why, "rows of loads in use", used + 1, to->load_block_rows);
+        const struct pg_load_part part = load_part(from, i);
+        memcpy(to->load_bits + (uint64_t)used * PG_LOAD_BLOCK_ROWS / 64, part.bits,
+               sizeof part.bits);
+        to->load_blocks[used++] = from->load_blocks[i];
+    }
+    return true;
+}
+
 static bool slot_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t i,
                          uint32_t slot, struct pg_fault *why)
 {
@@ -264,7 +292,8 @@ int pg_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault
     accounts_migrate(to, from);
     return names_migrate(to, from, why) && sessions_migrate(to, from, why) &&
            outbox_migrate(to, from, why) && watches_migrate(to, from, why) &&
-           levels_migrate(to, from, why) && slots_migrate(to, from, why) &&
+           levels_migrate(to, from, why) && loads_migrate(to, from, why) &&
+           load_blocks_migrate(to, from, why) && slots_migrate(to, from, why) &&
            pg_rebuild(to, from->header->now_ns, why);
 }
 

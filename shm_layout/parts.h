@@ -41,6 +41,17 @@ struct pg_arena {
     struct pg_watched *levels;
     struct key_index level_index;
     uint32_t watch_rows, level_rows;
+    struct pg_load *loads;
+    struct pg_load_block *load_blocks;
+    uint64_t *load_bits;
+    struct key_index load_index;
+    uint32_t load_rows, load_block_rows;
+    uint32_t free_load_block;     /* the chain's first; PG_NIL = none */
+    uint32_t load_block;          /* that a row was last looked up in, or PG_NIL */
+    uint32_t load;                /* of the running batch */
+    unsigned load_status;         /* why no row of that batch is admitted, or PG_ST_NONE */
+    bool in_load;                 /* the record under way is a row: */
+    uint64_t load_row;
     struct pg_stage *stage;       /* NULL: no journal */
     uint8_t *ring;
     struct pg_life *lives;        /* by slot; NULL: no journal */
@@ -111,6 +122,11 @@ uint64_t frame_bytes(enum pg_journal_type type, uint64_t extra);
 /* Its type takes an LSN and its bytes are those that its body asks for. The head must be
  * readable, and as many bytes as the head says. */
 bool frame_fits(const struct pg_frame_head *f);
+/* What stands between body and key. */
+static inline uint64_t j_row_bytes(uint32_t in_load)
+{
+    return in_load != 0 ? sizeof(struct pg_j_row) : 0;
+}
 static inline uint64_t j_watch_extra(uint32_t keys, uint64_t bytes)
 {
     return keys * sizeof(struct pg_j_watch_key) + bytes;
@@ -124,6 +140,7 @@ struct pg_j_watch j_watch_of(const struct pg_arena *a, uint32_t slot, const stru
                              const struct pg_operation *op, uint64_t ticket);
 struct pg_j_level j_level_of(uint32_t row, const struct pg_watched *l, bool born);
 struct pg_j_entry j_entry_of(uint64_t position, const struct pg_entry *e);
+struct pg_j_load j_load_of(const struct pg_load *l);
 
 /* ---- the journal's stage ---------------------------------------------------------------- */
 
@@ -153,6 +170,8 @@ void stage_session(struct pg_arena *a, const struct pg_session *s);
 void stage_opened(struct pg_arena *a, const struct pg_session *s, uint64_t id, struct name name);
 /* A notice that is going to be the newest entry. */
 void stage_entry(struct pg_arena *a, const struct pg_entry *e);
+void stage_load(struct pg_arena *a, const struct pg_load *fields);
+void stage_done(struct pg_arena *a, uint32_t load, uint64_t row);
 
 void stage_init(struct pg_arena *a);                     /* of a zeroed region */
 void stage_settle(struct pg_arena *a);                   /* ends every call that may stage */
@@ -266,6 +285,42 @@ bool quota_admits(struct pg_arena *a, const struct put *put, uint64_t granules, 
                   struct pg_result *r);
 void quotas_rebuild(struct pg_arena *a);             /* counts at 0: linking the slots counts */
 bool quotas_check(const struct pg_arena *a, struct pg_fault *fault);
+
+/* ---- loads: rows that are done once --------------------------------------------------------- */
+
+uint32_t load_find(const struct pg_arena *a, const uint8_t id[16]);     /* PG_NIL: none */
+uint32_t load_row_for_new(const struct pg_arena *a);                    /* PG_NIL: all in use */
+/* A new load in that row, as its fields say. */
+void load_write(struct pg_arena *a, uint32_t load, const struct pg_load *fields);
+/* The load of this id, begun if need be, for a run with this fence; a state above its own takes its
+ * place. *status = NONE, or why not: DENIED, FENCED, FULL_LOADS, BUSY, JOURNAL. */
+uint32_t load_claim(struct pg_arena *a, const struct pg_load *wanted, unsigned *status);
+void load_forget(struct pg_arena *a, uint32_t load);
+void load_drop(struct pg_arena *a, uint32_t load);      /* the same, not staged */
+/* Sets a row's bit. False: there is no block for it. */
+bool load_mark(struct pg_arena *a, uint32_t load, uint64_t row);
+/* Whether a row is done; needs truth only. */
+bool load_row_visible(const struct pg_arena *a, const struct pg_j_row *row);
+/* Before the records of a batch, of that namespace. */
+void load_begin(struct pg_arena *a, struct pg_session *s, const struct pg_rows *rows,
+                uint32_t namespace_row);
+/* Of a PUT, before it is applied: whether this row may be done. False: answered. */
+bool load_admits(struct pg_arena *a, const struct key *key, uint64_t row, struct pg_result *r);
+/* After it: what is done is marked so. */
+void load_settle(struct pg_arena *a, const struct pg_result *r);
+/* Of a CANCEL, before it is applied: the row will not be done any more. False: answered. */
+bool load_void(struct pg_arena *a, const struct key *key, uint64_t row, struct pg_result *r);
+/* Of the record that a session was about: whether its row is marked; marks it. */
+bool load_has_row(const struct pg_arena *a, const struct pg_session *s);
+void load_recover(struct pg_arena *a, const struct pg_session *s);
+#define LOAD_PARTS 64             /* blocks in one answer to STATUS */
+uint32_t load_pick(const struct pg_arena *a, uint32_t load, uint64_t from,
+                   uint32_t picked[LOAD_PARTS], uint64_t *next);
+struct pg_load_info load_info(const struct pg_arena *a, uint32_t load);
+struct pg_load_part load_part(const struct pg_arena *a, uint32_t block);
+void loads_init(struct pg_arena *a);
+bool loads_rebuild(struct pg_arena *a, struct pg_fault *why);
+bool loads_check(const struct pg_arena *a, struct pg_fault *fault);
 
 /* ---- levels: watch keys ---------------------------------------------------------------- */
 

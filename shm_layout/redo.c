@@ -112,6 +112,62 @@ static void life_write(const struct redo *r, uint32_t slot, const struct pg_life
 
 /* Of a frame of minor 0; in a snapshot its number is not that of the record. */
 static uint64_t add_lsn_of(const struct redo *r) { return in_snapshot(r) ? 0 : r->frame->lsn; }
+/* ---- loads ---------------------------------------------------------------------------------- */
+
+/* A load that is not there was forgotten since. */
+static bool row_done(const struct redo *r, const struct pg_j_row *row)
+{
+    const uint32_t load = load_find(r->a, row->load);
+    return below(r, "row of a load", PG_LOAD_ROW_MAX, row->row) &&
+           (load == PG_NIL || load_mark(r->a, load, row->row) ||
+            refuse(r, "no room for the rows of a load", r->a->load_block_rows, row->row));
+}
+
+static bool redo_done(const struct redo *r)
+{
+    return row_done(r, &((const struct pg_j_done *)r->body)->row);
+}
+
+static bool redo_block(const struct redo *r)
+{
+    const struct pg_j_block *j = r->body;
+    struct pg_j_row row;
+    memcpy(row.load, j->load, sizeof row.load);
+    if (!below(r, "number of a block of rows", PG_LOAD_ROW_MAX / PG_LOAD_BLOCK_ROWS + 1, j->number))
+        return false;
+    for (uint32_t i = 0; i < PG_LOAD_BLOCK_ROWS; i++) {
+        row.row = j->number * PG_LOAD_BLOCK_ROWS + i;
+        if ((j->bits[i / 64] >> i % 64 & 1) != 0 && !row_done(r, &row))
+            return false;
+    }
+    return true;
+}
+
+static bool redo_load(const struct redo *r)
+{
+    const struct pg_j_load *j = r->body;
+    struct pg_load l = {.fence = j->fence, .uid = j->uid, .namespace_row = j->namespace_row,
+                        .state = j->state};
+    uint32_t load = load_find(r->a, j->load);
+    if (!below(r, "state of a load", PG_LOAD_CLOSED + 1, j->state) ||
+        !below(r, "a namespace that is not there", r->a->namespace_rows, j->namespace_row))
+        return false;
+    if (load != PG_NIL && j->state == PG_LOAD_NONE)
+        load_drop(r->a, load);
+    if (j->state == PG_LOAD_NONE)
+        return true;
+    if (load != PG_NIL) {
+        r->a->loads[load].fence = j->fence;
+        r->a->loads[load].state = j->state;
+        return true;
+    }
+    memcpy(l.id, j->load, sizeof l.id);
+    load = load_row_for_new(r->a);
+    if (load == PG_NIL)
+        return refuse(r, "no room for another load", r->a->load_rows, r->a->metrics->loads);
+    load_write(r->a, load, &l);
+    return true;
+}
 
 /* ---- timers --------------------------------------------------------------------------------- */
 
@@ -129,7 +185,8 @@ static bool timer_write(const struct redo *r, const struct pg_j_arm *j)
     uint8_t *at = blob_at(&a->blobs, blob);
     if (wall)
         *(struct pg_ext *)at = (struct pg_ext){PG_EXT_WALL, 0, j->wall_ns};
-    memcpy(at + c.ext_len, j + 1, (size_t)j->key_len + j->payload_len);
+    memcpy(at + c.ext_len, (const uint8_t *)(j + 1) + j_row_bytes(j->in_load),
+           (size_t)j->key_len + j->payload_len);
     a->slots.cold[j->slot] = c;
     a->slots.cold[j->slot].blob = blob;
     a->slots.cold[j->slot].account = account_named(r, j->uid, j->counted);
@@ -145,7 +202,8 @@ static bool redo_arm(const struct redo *r)
     const struct pg_j_arm *j = r->body;
     if (!slot_named(r, j->slot, j->ticket) || !time_sound(r, j->deadline_ns) ||
         !below(r, "a topic that is not there", r->a->topic_rows, j->topic) ||
-        !key_sound(r, j->key_type, j->key_len, j->payload_len))
+        !key_sound(r, j->key_type, j->key_len, j->payload_len) ||
+        (j->in_load && !row_done(r, (const struct pg_j_row *)(j + 1))))
         return false;
     if (j->replaced != 0) {
         if (!slot_named(r, j->replaced_slot, j->replaced))
@@ -162,7 +220,8 @@ static bool redo_arm(const struct redo *r)
 static bool redo_move(const struct redo *r)
 {
     const struct pg_j_move *j = r->body;
-    if (!slot_named(r, j->slot, j->ticket) || !time_sound(r, j->deadline_ns))
+    if (!slot_named(r, j->slot, j->ticket) || !time_sound(r, j->deadline_ns) ||
+        (j->in_load && !row_done(r, (const struct pg_j_row *)(j + 1))))
         return false;
     if (!slot_holds(r->a, j->slot, j->ticket))
         return true;
@@ -503,6 +562,8 @@ int pg_redo_config(const void *frame, uint64_t bytes, struct pg_config *c, struc
     c->watches = j->watches;
     c->levels = j->levels;
     c->accounts = j->accounts;
+    c->loads = j->loads;
+    c->load_blocks = j->load_blocks;
     c->clock_kind = j->clock_kind;
     c->shard = j->shard;
     c->shards = j->shards;
@@ -533,6 +594,9 @@ static const struct rule {
     [PG_J_LAST] = {redo_last, IN_SNAPSHOT},
     [PG_J_OPENED] = {redo_nothing, IN_JOURNAL},
     [PG_J_REPLIED] = {redo_nothing, IN_JOURNAL},
+    [PG_J_LOAD] = {redo_load, IN_SNAPSHOT | IN_JOURNAL},
+    [PG_J_DONE] = {redo_done, IN_JOURNAL},
+    [PG_J_BLOCK] = {redo_block, IN_SNAPSHOT},
 };
 
 static bool snapshot_redo(const struct redo *r)
@@ -692,6 +756,12 @@ static void levels_finish(struct pg_arena *a)
     }
 }
 
+static void loads_finish(struct pg_arena *a)
+{
+    for (uint32_t i = 0; i < a->load_rows; i++)
+        a->loads[i].used_boot_ns = a->real_boot_ns;
+}
+
 int pg_redo_end(struct pg_arena *a, const struct pg_redo *state, int64_t now_ns,
                 int64_t real_boot_ns, int64_t shift_ns, int64_t wall_offset_ns,
                 struct pg_fault *why)
@@ -705,6 +775,7 @@ int pg_redo_end(struct pg_arena *a, const struct pg_redo *state, int64_t now_ns,
     slots_finish(a, shift_ns);
     outbox_finish(a, shift_ns);
     levels_finish(a);
+    loads_finish(a);
     if (a->stage != NULL) {
         a->stage->next_lsn = state->next_lsn;
         a->stage->committed_lsn = state->next_lsn - 1;

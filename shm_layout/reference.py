@@ -19,7 +19,9 @@ _MARK = re.compile(r"<!-- (struct|enum|limits) ?(\w*) -->\n.*?<!-- end -->", re.
 _FIELD = re.compile(r"\w+\s+(\w+)(?:\[\w+\])?;\s*(?:/\*(.*?)\*/)?", re.DOTALL)
 _CONSTANT = re.compile(r"(PG_\w+)(?:\s*=\s*\d+)?,?[ \t]*(?:/\*(.*?)\*/)?", re.DOTALL)
 # How many there are, not one of them.
-_COUNTS = {"PG_MODES", "PG_T_KINDS", "PG_KEY_TYPES", "PG_CONDITIONS", "PG_N_FIELDS"}
+_COUNTS = {
+    "PG_MODES", "PG_T_KINDS", "PG_KEY_TYPES", "PG_CONDITIONS", "PG_N_FIELDS", "PG_LOAD_ACTIONS",
+}  # fmt: skip
 _INTERNAL = {"PG_GRANULE", "PG_NIL", "PG_CAPACITY_MAX"}
 _LIMIT = re.compile(r"^#define (PG_\w+) .*?(?:/\*(.*?)\*/)?$", re.MULTILINE)
 

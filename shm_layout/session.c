@@ -207,17 +207,27 @@ static bool answer_holds(const struct pg_arena *a, const struct pg_result *r)
     }
 }
 
+/* The row of a load that is marked had its answer before, if it is one without an effect. */
+static bool row_answered(const struct pg_arena *a, const struct pg_session *s,
+                         const struct pg_result *r)
+{
+    return (r->ticket & 0xff) == PG_ST_KEPT && load_has_row(a, s);
+}
+
 /* A record on a watch key goes on when it is sent again, with the count so far. Any other one
  * is whole, or was never begun: nothing of it may be left that a later recovery takes for more. */
 static void record_recover(struct pg_arena *a, struct pg_session *s)
 {
     struct pg_result *r = &session_reply(a, s, s->current)->results[s->applied];
-    if (on_watch_key(s))
+    if (on_watch_key(s)) {
         trigger_recover(a, r);
-    else if (r->ticket >> 8 != 0 && answer_holds(a, r))
+    } else if ((r->ticket >> 8 != 0 && answer_holds(a, r)) || row_answered(a, s, r)) {
+        if ((r->ticket & 0xff) <= PG_ST_EXTENDED)
+            load_recover(a, s);
         STORE_RELEASE(&s->applied, s->applied + 1);
-    else
+    } else {
         *r = (struct pg_result){0, 0};
+    }
 }
 
 static bool under_way(const struct pg_session *s)

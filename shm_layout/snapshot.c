@@ -7,7 +7,7 @@
 
 #include "core.h"
 
-enum phase { HEAD, NAMESPACES, TOPICS, SLOTS, LEVELS, ENTRIES, LAST };
+enum phase { HEAD, NAMESPACES, TOPICS, SLOTS, LEVELS, ENTRIES, LOADS, BLOCKS, LAST };
 /* Slots come before levels, because an operation that ends forgets its own keys; and before
  * the outbox, where what fired meanwhile is found. */
 
@@ -70,6 +70,8 @@ static void head_sizes(const struct pg_header *h, const struct pg_purgatory *p,
     j->watches = h->regions[PG_R_WATCHES].count;
     j->levels = h->regions[PG_R_LEVELS].count;
     j->accounts = h->regions[PG_R_ACCOUNTS].count;
+    j->loads = h->regions[PG_R_LOADS].count;
+    j->load_blocks = h->regions[PG_R_LOAD_BLOCKS].count;
 }
 
 static void head_identity(const struct pg_header *h, struct pg_j_head *j)
@@ -286,13 +288,46 @@ static bool entry_write(const struct pg_arena *a, struct pg_snapshot *s, struct 
     return out->used == before || frame_end(s);
 }
 
+/* ---- loads ------------------------------------------------------------------------------------------ */
+
+static bool load_frame_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
+{
+    struct pg_load l = a->loads[s->next];
+    l.state = LOAD_ACQUIRE(&a->loads[s->next].state);
+    if (l.state == PG_LOAD_NONE || l.state > PG_LOAD_CLOSED)
+        return true;
+    struct pg_j_load *j = frame_begin(s, out, PG_J_LOAD, 0);
+    if (j == NULL)
+        return false;
+    *j = j_load_of(&l);
+    return frame_end(s);
+}
+
+/* One that is given to another load meanwhile is left out: the journal has all of that one. */
+static bool block_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
+{
+    const struct pg_load_block *b = &a->load_blocks[s->next];
+    const uint32_t load = LOAD_ACQUIRE(&b->load);
+    if (load == 0 || load > a->load_rows)
+        return true;
+    struct pg_j_block *j = frame_begin(s, out, PG_J_BLOCK, 0);
+    if (j == NULL)
+        return false;
+    const struct pg_load_part part = load_part(a, (uint32_t)s->next);
+    j->number = part.number;
+    memcpy(j->load, a->loads[load - 1].id, sizeof j->load);
+    memcpy(j->bits, part.bits, sizeof j->bits);
+    return frame_end(s);
+}
+
 /* ---- all of it -------------------------------------------------------------------------------------- */
 
 typedef bool (*write_fn)(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out);
 
 static const write_fn writes[] = {
     [HEAD] = head_write, [NAMESPACES] = namespace_write, [TOPICS] = topic_write,
-    [SLOTS] = slot_write, [LEVELS] = level_write, [ENTRIES] = entry_write, [LAST] = last_write,
+    [SLOTS] = slot_write, [LEVELS] = level_write, [ENTRIES] = entry_write,
+    [LOADS] = load_frame_write, [BLOCKS] = block_write, [LAST] = last_write,
 };
 
 static void phase_begin(const struct pg_arena *a, struct pg_snapshot *s)
@@ -300,7 +335,8 @@ static void phase_begin(const struct pg_arena *a, struct pg_snapshot *s)
     const struct pg_header *h = a->header;
     const uint64_t counts[] = {[HEAD] = 1, [NAMESPACES] = a->namespace_rows,
                                [TOPICS] = a->topic_rows, [SLOTS] = a->slots.capacity,
-                               [LEVELS] = a->level_rows, [ENTRIES] = 0, [LAST] = 1};
+                               [LEVELS] = a->level_rows, [ENTRIES] = 0, [LOADS] = a->load_rows,
+                               [BLOCKS] = a->load_block_rows, [LAST] = 1};
     s->next = s->phase == ENTRIES ? LOAD_ACQUIRE(&h->published) : 0;
     s->end = s->phase == ENTRIES ? LOAD_ACQUIRE(&h->outbox_tail) : counts[s->phase];
 }

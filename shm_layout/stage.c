@@ -156,11 +156,28 @@ void stage_topic(struct pg_arena *a, uint32_t row, struct name name)
     frame_end(a);
 }
 
+static struct pg_j_row row_of(const struct pg_arena *a, uint32_t load, uint64_t row)
+{
+    struct pg_j_row j = {.row = row};
+    memcpy(j.load, a->loads[load].id, sizeof j.load);
+    return j;
+}
+
+/* Which row the record under way is, if it is one. Returns the byte behind it. */
+static void *row_write(const struct pg_arena *a, void *at)
+{
+    if (LIKELY(!a->in_load))
+        return at;
+    *(struct pg_j_row *)at = row_of(a, a->load, a->load_row);
+    return (struct pg_j_row *)at + 1;
+}
+
 void stage_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t replaced)
 {
     const struct pg_cold *c = &a->slots.cold[slot];
     const uint32_t bytes = c->key_len + c->payload_len;
-    struct pg_j_arm *body = frame_begin_with(a, PG_J_ARM, bytes, replaced == PG_NIL ? 1 : 2);
+    const uint64_t extra = j_row_bytes(a->in_load) + bytes;
+    struct pg_j_arm *body = frame_begin_with(a, PG_J_ARM, extra, replaced == PG_NIL ? 1 : 2);
     *body = j_arm_of(a, slot, &a->slots.hot[slot], c, ticket);
     body->armed_ns = moment_ns(a);
     body->uid = a->uid;
@@ -169,17 +186,20 @@ void stage_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t repl
         body->replaced_slot = replaced;
         *frame_life(body, 1) = a->lives[replaced];
     }
-    memcpy(body + 1, blob_at(&a->blobs, c->blob) + c->ext_len, bytes);
+    body->in_load = a->in_load;
+    memcpy(row_write(a, body + 1), blob_at(&a->blobs, c->blob) + c->ext_len, bytes);
     life_begin(a, slot, body);
     frame_end(a);
 }
 
 void stage_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns, int64_t wall_ns)
 {
-    struct pg_j_move *body = frame_begin(a, PG_J_MOVE, 0);
+    struct pg_j_move *body = frame_begin(a, PG_J_MOVE, j_row_bytes(a->in_load));
     *body = (struct pg_j_move){.ticket = ctl_ticket(a->slots.hot[slot].ctl),
                                .deadline_ns = deadline_ns, .wall_ns = wall_ns,
-                               .at_ns = moment_ns(a), .slot = slot, .uid = a->uid};
+                               .at_ns = moment_ns(a), .slot = slot, .uid = a->uid,
+                               .in_load = a->in_load};
+    row_write(a, body + 1);
     frame_end(a);
 }
 
@@ -314,6 +334,21 @@ void pg_replied(struct pg_arena *a, uint64_t session, uint64_t sequence, uint32_
                                   .handed_boot_ns = handed_boot_ns};
     frame_end(a);
     stage_settle(a);
+}
+
+void stage_load(struct pg_arena *a, const struct pg_load *fields)
+{
+    struct pg_j_load *body = frame_begin(a, PG_J_LOAD, 0);
+    *body = j_load_of(fields);
+    body->at_ns = moment_ns(a);
+    frame_end(a);
+}
+
+void stage_done(struct pg_arena *a, uint32_t load, uint64_t row)
+{
+    struct pg_j_done *body = frame_begin(a, PG_J_DONE, 0);
+    *body = (struct pg_j_done){.row = row_of(a, load, row), .at_ns = moment_ns(a)};
+    frame_end(a);
 }
 
 /* ---- the committer's side ---------------------------------------------------------------------- */
@@ -458,6 +493,20 @@ static bool replied_visible(const struct pg_arena *a, const void *body)
     return true;
 }
 
+static bool load_visible(const struct pg_arena *a, const void *body)
+{
+    const struct pg_j_load *j = body;
+    const uint32_t load = load_find(a, j->load);
+    if (load == PG_NIL || j->state == PG_LOAD_NONE)
+        return load == PG_NIL && j->state == PG_LOAD_NONE;
+    return a->loads[load].fence == j->fence && a->loads[load].state == j->state;
+}
+
+static bool done_visible(const struct pg_arena *a, const void *body)
+{
+    return load_row_visible(a, &((const struct pg_j_done *)body)->row);
+}
+
 static const visible_fn visible[PG_J_TYPES] = {
     [PG_J_NAMESPACE] = namespace_visible, [PG_J_TOPIC] = topic_visible, [PG_J_ARM] = arm_visible,
     [PG_J_MOVE] = move_visible, [PG_J_END] = end_visible, [PG_J_FIRE] = fire_visible,
@@ -465,6 +514,7 @@ static const visible_fn visible[PG_J_TYPES] = {
     [PG_J_GONE] = gone_visible, [PG_J_OUTCOME] = outcome_visible,
     [PG_J_SESSION] = session_visible, [PG_J_ENTRY] = published_visible,
     [PG_J_OPENED] = opened_visible, [PG_J_REPLIED] = replied_visible,
+    [PG_J_LOAD] = load_visible, [PG_J_DONE] = done_visible,
 };
 
 /* ---- init, recovery, check --------------------------------------------------------------------- */

@@ -43,6 +43,10 @@ OUTCOME = struct.Struct(struct_format("pg_outcome"))
 ACK = struct.Struct(struct_format("pg_ack"))
 VERDICT = struct.Struct(struct_format("pg_verdict"))
 NAMESPACE_SET = struct.Struct(struct_format("pg_namespace_set"))
+ROWS = struct.Struct(struct_format("pg_rows"))
+LOAD_ASK = struct.Struct(struct_format("pg_load_ask"))
+LOAD_INFO = struct.Struct(struct_format("pg_load_info"))
+LOAD_PART = struct.Struct("<Q512s")  # pg_load_part, its bits as bytes
 
 
 # ---- keys, names, payloads ---------------------------------------------------------------
@@ -175,6 +179,15 @@ def encode_query(sequence: int, session: int, namespace: bytes, key: Key) -> byt
     return head + names + record + data
 
 
+def encode_load(
+    sequence: int, session: int, load: bytes, action: int,
+    *, namespace: bytes = b"", fence: int = 0, start: int = 0,
+) -> bytes:  # fmt: skip
+    """A LOAD message; OPEN and CLOSE name a namespace, STATUS the block to start with."""
+    ask = LOAD_ASK.pack(load, fence, start, action, len(namespace))
+    return encode_frame(Message.LOAD, session, sequence) + ask + namespace
+
+
 class NamespaceSettings(NamedTuple):
     """What an admin sets of a namespace; quotas of 0 are none."""
 
@@ -268,6 +281,20 @@ class Info(NamedTuple):
     payload: bytes
 
 
+class LoadInfo(NamedTuple):
+    """struct pg_load_info without its reserved bytes, and its parts: number of a block of
+    LOAD_BLOCK_ROWS rows -> its bits, lowest first."""
+
+    load: bytes
+    fence: int
+    rows: int
+    upto: int
+    next: int
+    uid: int
+    state: int
+    parts: dict[int, bytes]
+
+
 def _need(what: str, data: bytes, offset: int, length: int) -> None:
     if len(data) < offset + length:
         raise ProtocolError(what=what, offset=offset, expected=length, found=len(data) - offset)
@@ -319,6 +346,16 @@ def decode_infos(body: bytes, count: int) -> list[Info]:
         )  # fmt: skip
         at = ends[-1]
     return infos
+
+
+def decode_load(body: bytes) -> LoadInfo:
+    """The body of a LOAD's reply. Raises ProtocolError."""
+    _need("load", body, 0, LOAD_INFO.size)
+    parts = body[LOAD_INFO.size :]
+    _need("parts of a load", parts, 0, -(-len(parts) // LOAD_PART.size) * LOAD_PART.size)
+    load, fence, rows, upto, following, uid, state, _ = LOAD_INFO.unpack_from(body)
+    blocks = dict(LOAD_PART.iter_unpack(parts))
+    return LoadInfo(load, fence, rows, upto, following, uid, state, blocks)
 
 
 def decode_tails(body: bytes, count: int) -> dict[tuple[str, str], tuple[int, int]]:

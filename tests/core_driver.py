@@ -41,7 +41,7 @@ DEFAULTS: dict[str, Any] = {
 DERIVED = (
     lib.PG_R_FREE_SLOTS, lib.PG_R_WHEEL, lib.PG_R_BUCKETS, lib.PG_R_CHUNKS,
     lib.PG_R_FREE_CHUNKS, lib.PG_R_INDEX, lib.PG_R_BLOB_HEAP, lib.PG_R_BLOB_MAP,
-    lib.PG_R_NAME_INDEX, lib.PG_R_LEVEL_INDEX,
+    lib.PG_R_NAME_INDEX, lib.PG_R_LEVEL_INDEX, lib.PG_R_LOAD_INDEX,
 )  # fmt: skip
 
 
@@ -118,6 +118,16 @@ def split_infos(data: bytes) -> list[wire.Info]:
 def config_struct(**changes: Any) -> Any:
     """struct pg_config with the defaults above."""
     return ffi.new("struct pg_config *", {"layout_id": LAYOUT_ID, **DEFAULTS, **changes})
+
+
+class LoadTruth(NamedTuple):
+    """What an arena remembers of a load."""
+
+    fence: int
+    state: int
+    uid: int
+    namespace_row: int
+    rows: frozenset[int]
 
 
 class Core:
@@ -363,6 +373,32 @@ class Core:
         table = self.rows(lib.PG_R_TOPICS, "pg_topic")
         used = (i for i in range(self.config["topics"]) if table[i].name_len)
         return {i: self.topic_row(i) for i in used}
+
+    # ---- loads ----
+
+    def loads(self) -> dict[bytes, LoadTruth]:
+        """The loads that are remembered, by id, as their bits stand in the arena."""
+        rows = self.rows(lib.PG_R_LOADS, "pg_load")
+        table = range(self.header.regions[lib.PG_R_LOADS].count)
+        return {
+            bytes(rows[i].id): LoadTruth(
+                rows[i].fence, rows[i].state, rows[i].uid, rows[i].namespace_row,
+                frozenset(self._rows_done(i)),
+            )
+            for i in table if rows[i].state
+        }  # fmt: skip
+
+    def _rows_done(self, load: int) -> Iterator[int]:
+        blocks = self.rows(lib.PG_R_LOAD_BLOCKS, "pg_load_block")
+        bits, size = self.region(lib.PG_R_LOAD_BITS), lib.PG_LOAD_BLOCK_ROWS // 8
+        for block in range(self.header.regions[lib.PG_R_LOAD_BLOCKS].count):
+            if blocks[block].load != load + 1:
+                continue
+            word = int.from_bytes(bits[block * size : (block + 1) * size], "little")
+            first = blocks[block].number * lib.PG_LOAD_BLOCK_ROWS
+            while word:
+                yield first + (word & -word).bit_length() - 1
+                word &= word - 1
 
     # ---- readers ----
 

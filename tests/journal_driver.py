@@ -172,6 +172,7 @@ def truth(core: Purgatory) -> dict[str, Any]:
         "topics": {row: t._replace(live=0) for row, t in core.topic_rows().items()},
         "slots": dict(_slots(core)),
         "levels": dict(_levels(core)),
+        "loads": core.loads(),
         "unsent": list(_unsent(core)),
         "tail": header.outbox_tail,
         "published": header.published,

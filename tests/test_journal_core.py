@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,8 @@ from purgatory_driver import ALL, ANY, CLIENT, SUM, Command, Key, Owner, Purgato
 
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import ffi, lib
-from purgatoryd.shm_layout.layout import PutMode, TimeKind
+from purgatoryd.shm_layout.errors import MessageRefused
+from purgatoryd.shm_layout.layout import LoadAction, PutMode, TimeKind
 
 MS = 1_000_000
 CONFIG: dict[str, Any] = {
@@ -27,11 +29,14 @@ CONFIG: dict[str, Any] = {
     "topics": 5,
     "stage_bytes": lib.PG_STAGE_MIN,
     "accounts": 3,
+    "loads": 6,
+    "load_blocks": 24,
 }
 KEYS = [f"key{i}".encode() for i in range(14)] + [b"long" * 60]
 NAMES = [f"w{i}".encode() for i in range(8)] + [b"watched by a long name" * 4]
 NAMESPACES = (b"n", b"other", b"third")
 TOPICS = (b"t", b"u", b"v" * 127)
+LOADS = [bytes([n]) * 16 for n in range(1, 5)]
 
 
 class Work:
@@ -84,6 +89,30 @@ class Work:
         owner = self.rng.choice(self.owners)
         owner.send(*(self.command() for _ in range(self.rng.randint(1, 6))))
 
+    def load(self) -> None:
+        """Rows of a load on both sides of a block's end; or it is claimed, closed, forgotten."""
+        rng, owner = self.rng, self.rng.choice(self.owners)
+        load, fence = rng.choice(LOADS), rng.randrange(3)
+        if rng.random() < 0.7:
+            first = rng.choice([0, 5, lib.PG_LOAD_BLOCK_ROWS - 3])
+            keys = (rng.choice(KEYS) for _ in range(rng.randint(1, 6)))
+            made = (
+                pd.cancel(key)
+                if rng.random() < 0.2
+                else pd.put(key, rng.randint(-5, 300) * MS, rng.randrange(4))
+                for key in keys
+            )
+            owner.load((load, first, fence), *made)
+            return
+        with contextlib.suppress(MessageRefused):
+            match rng.randrange(3):
+                case 0:
+                    owner.ask_load(load, LoadAction.OPEN, namespace=b"n", fence=fence)
+                case 1:
+                    owner.ask_load(load, LoadAction.CLOSE, namespace=b"n", fence=fence)
+                case _:
+                    owner.ask_load(load, LoadAction.FORGET)
+
     def complete(self) -> None:
         for owner in self.owners:
             checks = [mail for mail in owner.mail() if mail.cause == 0]
@@ -135,6 +164,7 @@ class Work:
         act = self.rng.choice(
             [self.batch] * 8
             + [self.put] * 3
+            + [self.load] * 3
             + [self.cancel, self.go, self.go, self.publish, self.publish, self.acknowledge]
             + [self.complete, self.core.sweep]
         )

@@ -314,7 +314,7 @@ def test_a_question_survives_an_eviction(model: ModelDaemon) -> None:
     client, found = Session(), list[object]()
     exchange(client, model)
     model.sessions.clear()
-    client.ask(Query(b"ns", "key", found.append))
+    client.ask(Query(lambda n, session: wire.encode_query(n, session, b"ns", "key"), found.append))
     exchange(client, model)
     assert len(found) == 1
 

@@ -25,7 +25,8 @@ uint64_t ledger_bytes(uint64_t hash, const void *bytes, uint64_t len)
 
 /* ---- facts ----------------------------------------------------------------------------- */
 
-static const char *const kinds[] = {"a ticket", "a key", "a level", "a name", "a session"};
+static const char *const kinds[] = {"a ticket", "a key", "a level", "a name", "a session",
+                                    "a load", "a row of a load"};
 
 static void note(struct ledger *l, enum subject_kind kind, uint64_t subject, uint64_t state)
 {
@@ -253,6 +254,23 @@ static void sessions_note(struct ledger *l, const struct pg_arena *a)
             note(l, OF_SESSION, a->sessions[i].nonce[0], a->sessions[i].uid + 1);
 }
 
+static void loads_note(struct ledger *l, const struct pg_arena *a)
+{
+    for (uint32_t i = 0; i < a->load_rows; i++) {
+        const struct pg_load *load = &a->loads[i];
+        const uint64_t subject = ledger_bytes(0, load->id, sizeof load->id);
+        if (load->state != PG_LOAD_NONE)
+            note(l, OF_LOAD, subject, ledger_mix(load->fence, (uint64_t)load->uid << 32 |
+                                                              load->namespace_row << 8 | load->state));
+    }
+    for (uint32_t i = 0; i < a->load_block_rows * PG_LOAD_BLOCK_ROWS; i++) {
+        const struct pg_load_block *b = &a->load_blocks[i / PG_LOAD_BLOCK_ROWS];
+        const uint64_t row = b->number * PG_LOAD_BLOCK_ROWS + i % PG_LOAD_BLOCK_ROWS;
+        if (b->load != 0 && (a->load_bits[i / 64] >> i % 64 & 1) != 0)
+            note(l, OF_ROW, ledger_bytes(row, a->loads[b->load - 1].id, 16), 1);
+    }
+}
+
 void ledger_take(struct ledger *l, const struct pg_arena *a, uint64_t fresh)
 {
     *l = (struct ledger){.count = 0};
@@ -262,6 +280,7 @@ void ledger_take(struct ledger *l, const struct pg_arena *a, uint64_t fresh)
     levels_note(l, a);
     names_note(l, a, a);
     sessions_note(l, a);
+    loads_note(l, a);
 }
 
 void ledger_take_durable(struct ledger *l, const struct pg_arena *a, const struct pg_arena *live)
@@ -272,6 +291,7 @@ void ledger_take_durable(struct ledger *l, const struct pg_arena *a, const struc
         note(l, OF_TICKET, outbox_at(a, p)->ticket >> 8, entry_hash(a, outbox_at(a, p)));
     levels_note(l, a);
     names_note(l, a, live);
+    loads_note(l, a);
 }
 
 uint64_t ledger_fired(const struct pg_arena *a, uint64_t from, uint64_t fresh)

@@ -24,7 +24,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "mutants.json"
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 
 FILES = [
-    "batch.c", "inbox.c", "levels.c", "names.c", "operations.c", "outbox.c",
+    "batch.c", "inbox.c", "levels.c", "loads.c", "names.c", "operations.c", "outbox.c",
     "session.c", "stage.c", "timers.c",
 ]  # fmt: skip
 """Whatever stores truth while a daemon runs."""
@@ -39,6 +39,7 @@ FIELDS = {
     "id", "uid", "last", "current", "applied", "count", "intent", "checksum", "extra_blob",
     "extra_bytes",
     "staged", "tail", "next_lsn", "lives", "begun_boot_ns",
+    "fence", "state", "load", "load_first", "number", "used_boot_ns",
 }  # fmt: skip
 COPIES = ("memcpy(", "memset(", "answer(", "answer_slot(", "*op = ", "*e = ", "*r = ", "*f = ")
 TARGET = r"[a-z_]\w*(?:->|\.|\[)(?:[^=;]*?\W)?(?P<field>[a-z_]+)(?:\[\w+\])?"

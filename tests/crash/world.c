@@ -108,7 +108,8 @@ void world_truth(const struct world *w, struct truth *t)
 {
     static const enum pg_region_id regions[] = {PG_R_HOT, PG_R_COLD, PG_R_BLOBS, PG_R_NAMESPACES,
                                                 PG_R_TOPICS, PG_R_OUTBOX, PG_R_WATCHES,
-                                                PG_R_LEVELS, PG_R_ACCOUNTS, PG_R_LIFE};
+                                                PG_R_LEVELS, PG_R_ACCOUNTS, PG_R_LIFE, PG_R_LOADS,
+                                                PG_R_LOAD_BLOCKS, PG_R_LOAD_BITS};
     const struct pg_header *h = (const struct pg_header *)w->arena;
     const struct pg_private *s = (const struct pg_private *)w->secret;
     *t = (struct truth){0};
@@ -129,6 +130,8 @@ void world_truth(const struct world *w, struct truth *t)
 static const uint8_t names[16] = "\1\1nt\1\1nu\1\1mv";
 
 struct draft {
+    struct pg_rows rows;          /* which rows of a load the records are, where in_load */
+    bool in_load;
     uint32_t count;
     struct pg_record records[RECORDS_MAX];
     uint8_t area[MESSAGE_MAX];
@@ -170,14 +173,24 @@ static void batch_write(struct call *call, struct client *c, const struct draft 
     f->names = 3;
     f->names_bytes = sizeof names;
     call->records = d->count;
+    f->flags = d->in_load ? PG_W_LOAD : 0;
+    call_append(call, &d->rows, d->in_load ? sizeof d->rows : 0);
     call_append(call, names, sizeof names);
     call_append(call, d->records, d->count * sizeof d->records[0]);
     call_append(call, d->area, d->used);
 }
 
+/* Bytes before the records of a batch. */
+static uint32_t fixed_bytes(const struct call *call)
+{
+    const struct pg_frame *f = (const struct pg_frame *)call->message;
+    return (uint32_t)(sizeof *f + (f->flags & PG_W_LOAD ? sizeof(struct pg_rows) : 0) +
+                      sizeof names);
+}
+
 void call_prefix(const struct call *whole, uint32_t records, struct call *prefix)
 {
-    const uint32_t fixed = sizeof(struct pg_frame) + sizeof names;
+    const uint32_t fixed = fixed_bytes(whole);
     const struct pg_record *r = (const struct pg_record *)(whole->message + fixed);
     const uint8_t *area = (const uint8_t *)(r + whole->records);
     uint32_t used = 0;
@@ -191,8 +204,7 @@ void call_prefix(const struct call *whole, uint32_t records, struct call *prefix
 
 bool call_has_delay(const struct call *call)
 {
-    const struct pg_record *r =
-        (const struct pg_record *)(call->message + sizeof(struct pg_frame) + sizeof names);
+    const struct pg_record *r = (const struct pg_record *)(call->message + fixed_bytes(call));
     bool delay = false;
     for (uint32_t i = 0; call->kind == BY_MESSAGE && i < call->records; i++)
         delay |= r[i].time_kind == PG_T_DELAY;
@@ -329,6 +341,28 @@ static void complete_draft(struct world *w, struct draft *d)
     aim(w, d, record_new(w, d, PG_OP_COMPLETE, false), true);
 }
 
+enum { LOAD_IDS = 4, LOADS = 3, LOAD_BLOCKS = 3 };
+
+static void load_id(struct world *w, uint8_t id[16])
+{
+    memset(id, (int)(1 + below(w, LOAD_IDS)), 16);
+}
+
+/* Rows on both sides of a block's end, in more blocks than there are. */
+static void rows_draft(struct world *w, struct draft *d, uint32_t records, unsigned modes)
+{
+    static const uint64_t first[] = {0, 3, PG_LOAD_BLOCK_ROWS - 2, 5 * PG_LOAD_BLOCK_ROWS};
+    d->in_load = true;
+    d->rows = (struct pg_rows){.first_row = first[below(w, 4)] + below(w, 3),
+                               .fence = below(w, 4) == 0 ? below(w, 3) : 1};
+    load_id(w, d->rows.load);
+    for (; records > 0; records--)
+        if (below(w, 4) == 0)
+            cancel_draft(w, d);
+        else
+            put_draft(w, d, modes == PG_MODES ? below(w, PG_MODES) : modes);
+}
+
 static void any_draft(struct world *w, struct draft *d)
 {
     switch (below(w, 10)) {
@@ -406,6 +440,10 @@ bool call_run(struct world *w, const struct call *call, struct reply *reply)
     case BY_ADVANCE: return advance_run(w, call);
     case BY_PUBLISHED: pg_published(w->a, w->a->header->outbox_tail, 0, 0); break;
     case BY_SWEEP: pg_sweep(w->a, call->real_ns, &cursor, UINT32_MAX); break;
+    case BY_SWEEP_LOADS:
+        for (uint32_t i = 0; i < LOADS; i++)
+            pg_loads_sweep(w->a, call->real_ns, OWN_MINUTE_NS);
+        break;
     case BY_INBOX: pg_inbox(w->a, &session, out_buffer, sizeof out_buffer); break;
     case BY_INBOX_AGAIN: pg_inbox_again(w->a, 0, call->real_ns); break;
     case BY_SETTINGS: settings_run(w, call); break;
@@ -436,6 +474,38 @@ static void put_make(struct world *w, struct call *call, unsigned mode)
         r->name = 0;
     }
     batch_make(w, call, &d);
+}
+
+static void rows_make(struct world *w, struct call *call, unsigned mode)
+{
+    struct draft d = {.count = 0};
+    rows_draft(w, &d, 1, mode);
+    batch_make(w, call, &d);
+}
+
+static void load_make(struct world *w, struct call *call, unsigned unused)
+{
+    struct draft d = {.count = 0};
+    (void)unused;
+    rows_draft(w, &d, 2 + below(w, 5), PG_MODES);
+    batch_make(w, call, &d);
+}
+
+static void load_ask_make(struct world *w, struct call *call, unsigned action)
+{
+    const bool named = action == PG_LA_OPEN || action == PG_LA_CLOSE;
+    struct pg_load_ask ask = {.action = action, .name_len = named, .fence = named ? below(w, 4) : 0};
+    load_id(w, ask.load);
+    frame_write(call, &w->clients[below(w, CLIENTS)], PG_M_LOAD, 0, 0);
+    call_append(call, &ask, sizeof ask);
+    call_append(call, "n", named);
+}
+
+static void sweep_loads_make(struct world *w, struct call *call, unsigned unused)
+{
+    (void)unused;
+    call->kind = BY_SWEEP_LOADS;
+    w->real_ns += 2 * OWN_MINUTE_NS;
 }
 
 static void watch_make(struct world *w, struct call *call, unsigned condition)
@@ -624,6 +694,16 @@ static const struct operation {
     {"cancel for key", level_make, PG_OP_CANCEL_FOR_KEY},
     {"complete", complete_make, 0},
     {"bulk", bulk_make, RECORDS_MAX},
+    {"row error", rows_make, PG_MODE_ERROR},
+    {"row replace", rows_make, PG_MODE_REPLACE},
+    {"row keep", rows_make, PG_MODE_KEEP},
+    {"row extend", rows_make, PG_MODE_EXTEND},
+    {"load", load_make, 0},
+    {"load status", load_ask_make, PG_LA_STATUS},
+    {"load open", load_ask_make, PG_LA_OPEN},
+    {"load close", load_ask_make, PG_LA_CLOSE},
+    {"load forget", load_ask_make, PG_LA_FORGET},
+    {"sweep loads", sweep_loads_make, 0},
     {"repeated batch", repeated_make, 0},
     {"ack", ack_make, 0},
     {"hello", hello_make, 0},
@@ -676,7 +756,10 @@ static void past_batch(struct world *w)
     struct reply reply;
     struct draft d = {.count = 0};
     struct client *c = &w->clients[below(w, CLIENTS)];
-    for (uint32_t n = 1 + below(w, 3); n > 0; n--)
+    const uint32_t records = 1 + below(w, 3);
+    if (below(w, 3) == 0)
+        rows_draft(w, &d, records, PG_MODES);
+    while (d.count < records)
         any_draft(w, &d);
     batch_write(&call, c, &d, PG_M_BATCH);
     call_run(w, &call, &reply);
@@ -743,7 +826,8 @@ static struct pg_config config_of(struct world *w)
         .stream_id = 1, .secret = {rng_next(&w->rng), rng_next(&w->rng)},
         .capacity = 6 + below(w, 9), .outbox_capacity = 16u << below(w, 2),
         .fanout = 2u << below(w, 3), .namespaces = 2, .topics = 2 + below(w, 3),
-        .sessions = SESSIONS, .accounts = 2 + below(w, 3), .watches = 8 + below(w, 12),
+        .sessions = SESSIONS, .accounts = 2 + below(w, 3), .loads = 1 + below(w, LOADS),
+        .load_blocks = 1 + below(w, LOAD_BLOCKS), .watches = 8 + below(w, 12),
         .levels = 4 + below(w, 4), .level_ttl_ns = 60000000000, .inbox_max = 2 + below(w, 6),
         .clock_kind = PG_CLOCK_VIRTUAL, .stage_bytes = below(w, 2) ? PG_STAGE_MIN : 0};
 }

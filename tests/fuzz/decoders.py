@@ -20,8 +20,9 @@ from purgatoryd.clients.session import Batch, Query, Session
 from purgatoryd.clients.stream import Stream
 from purgatoryd.clients.times import boot_now_ns
 from purgatoryd.shm_layout import keys, wire
-from purgatoryd.shm_layout.errors import PurgatorydError, SnapshotRequired
+from purgatoryd.shm_layout.errors import DaemonError, PurgatorydError, SnapshotRequired
 from purgatoryd.shm_layout.layout import NOTICE_MAGIC, WIRE_VERSION, Message
+from purgatoryd.shm_layout.wire import Reply
 
 SESSION = 7
 _FOLDER = TemporaryDirectory(prefix="purgatoryd-fuzz-")
@@ -44,6 +45,12 @@ def _pieces(data: bytes, head: struct.Struct) -> Iterator[tuple[tuple[int, ...],
         data = data[end:]
 
 
+def _decoded(reply: Reply | DaemonError) -> None:
+    if isinstance(reply, Reply):
+        wire.decode_infos(reply.body, reply.records)
+        wire.decode_load(reply.body)
+
+
 def conversation(data: bytes) -> None:
     """Replies to a client that has a batch and a question under way."""
     talk = Session(bytes)
@@ -53,7 +60,7 @@ def conversation(data: bytes) -> None:
         + struct.pack("<QQ16sQQqqQQIIII32x", SESSION, 1, bytes(16), 1, 1, 0, 0, 0, 1, 0, 4, 9, 9)
     )
     talk.submit(Batch(1, 1, 8, bytes(40), lambda outcome: None))
-    talk.ask(Query(b"n", "key", lambda outcome: None))
+    talk.ask(Query(lambda n, session: wire.encode_query(n, session, b"n", "key"), _decoded))
     for (kind, sequence, count, error, _), body in _pieces(data, struct.Struct("<BBBBH")):
         while talk.frame() is not None:
             talk.sent()

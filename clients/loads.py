@@ -1,0 +1,134 @@
+"""Bulk loads: rows that are done once, however often they are sent, and how far a load is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout.errors import InvalidArgument
+from purgatoryd.shm_layout.layout import LOAD_BLOCK_ROWS, LOAD_ROW_MAX, LoadState
+
+ID_BYTES = 16
+_FENCE_MAX = 2**64 - 1
+_LAST_BLOCK = 2**64 - 1
+
+
+def check_load(load: Any, first_row: int, fence: int) -> None:
+    """Raises InvalidArgument unless these may name a load, a row of it and a run of it."""
+    if not isinstance(load, bytes) or len(load) != ID_BYTES or not any(load):
+        raise InvalidArgument(f"a load is named by {ID_BYTES} bytes, not all zero: not {load!r}")
+    if not 0 <= first_row < LOAD_ROW_MAX:
+        raise InvalidArgument(f"row {first_row} is outside 0 to {LOAD_ROW_MAX - 1}")
+    if not 0 <= fence <= _FENCE_MAX:
+        raise InvalidArgument(f"fence {fence} is outside 0 to {_FENCE_MAX}")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Which rows of a bulk load the rows of one call are: `first_row`, and those that follow.
+
+    `id`: 16 bytes of the caller's choice, such as the bytes of a UUID. A row is done once: sent
+    again, by whichever session and however long after its timer is gone, it gets the status
+    LOADED and adds nothing. `fence`: number of this run of the load; once a higher one was seen,
+    rows of lower ones get FENCED. Raises InvalidArgument.
+    """
+
+    id: bytes
+    first_row: int = 0
+    fence: int = 0
+
+    def __post_init__(self) -> None:
+        check_load(self.id, self.first_row, self.fence)
+
+    def rows_from(self, start: int) -> bytes:
+        """struct pg_rows of a batch that begins with row `start` of the call."""
+        return wire.ROWS.pack(self.id, self.first_row + start, self.fence)
+
+    def check_rows(self, count: int) -> None:
+        """Raises InvalidArgument unless the load may have so many rows from the first on."""
+        if self.first_row + count > LOAD_ROW_MAX:
+            raise InvalidArgument(f"{count} rows from {self.first_row} on end past {LOAD_ROW_MAX}")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadStatus:
+    """How a load stands in the daemon.
+
+    `rows`: how many are done; `done`: which, in ascending ranges that do not touch. With the
+    state NONE the daemon knows nothing of it: it never began, or was forgotten.
+    """
+
+    id: bytes
+    state: LoadState
+    fence: int
+    rows: int
+    done: tuple[range, ...]
+
+    def missing(self, first: int, upto: int) -> list[range]:
+        """The rows from `first` to before `upto` that are not done, in ranges."""
+        holes, at = [], first
+        for rows in self.done:
+            if rows.start >= upto:
+                break
+            if rows.start > at:
+                holes.append(range(at, rows.start))
+            at = max(at, rows.stop)
+        return [*holes, range(at, upto)] if at < upto else holes
+
+
+class StatusParts:
+    """Puts the answers to several STATUS messages together."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, bytes] = {}
+        self._last: wire.LoadInfo | None = None
+        self.start: int | None = 0
+        """The block to ask for next; None = all are here."""
+
+    def take(self, info: wire.LoadInfo) -> None:
+        """Adds an answer."""
+        self._blocks.update(info.parts)
+        self._last = info
+        self.start = None if info.next == _LAST_BLOCK else info.next
+
+    @property
+    def status(self) -> LoadStatus:
+        """How the load stands, by what was taken."""
+        assert self._last is not None
+        head, done = self._last, tuple(_joined(self._ranges()))
+        return LoadStatus(head.load, LoadState(head.state), head.fence, head.rows, done)
+
+    def _ranges(self) -> Iterator[range]:
+        for number, block in sorted(self._blocks.items()):
+            for rows in _ones(int.from_bytes(block, "little")):
+                yield range(
+                    number * LOAD_BLOCK_ROWS + rows.start, number * LOAD_BLOCK_ROWS + rows.stop
+                )
+
+
+def _ones(bits: int) -> Iterator[range]:
+    """The runs of ones in a number, from the lowest bit on."""
+    at = 0
+    while bits:
+        zeros = (bits & -bits).bit_length() - 1
+        bits >>= zeros
+        ones = (~bits & (bits + 1)).bit_length() - 1
+        bits >>= ones
+        yield range(at + zeros, at + zeros + ones)
+        at += zeros + ones
+
+
+def _joined(ranges: Iterator[range]) -> Iterator[range]:
+    """Ranges in ascending order, those that touch made one."""
+    last: range | None = None
+    for rows in ranges:
+        if last is not None and last.stop == rows.start:
+            last = range(last.start, rows.stop)
+            continue
+        if last is not None:
+            yield last
+        last = rows
+    if last is not None:
+        yield last

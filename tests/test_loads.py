@@ -1,0 +1,566 @@
+"""Bulk loads in the core: a row is done once, whatever happened to its timer since."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import purgatory_driver as pd
+import pytest
+from core_driver import DERIVED
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from journal_driver import Journal, Redo, Snapshot
+from purgatory_driver import Command, Owner, Purgatory
+
+from purgatoryd.clients.loads import Load, StatusParts, check_load
+from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout._core import ffi, lib
+from purgatoryd.shm_layout.errors import InvalidArgument, MessageRefused
+from purgatoryd.shm_layout.layout import (
+    LOAD_ROW_MAX,
+    LoadAction,
+    LoadState,
+    Message,
+    PutMode,
+    Status,
+    WireError,
+)
+
+MS = 10**6
+SECOND_NS = 10**9
+BLOCK: int = lib.PG_LOAD_BLOCK_ROWS
+ALICE, BOB = 1001, 1002
+LOAD = b"a load of 16 b.."
+OTHER = b"another of 16 b."
+CONFIG: dict[str, Any] = {"loads": 3, "load_blocks": 4, "stage_bytes": lib.PG_STAGE_MIN}
+
+
+def puts(count: int, mode: int = PutMode.ERROR, delay_ns: int = SECOND_NS) -> list[Command]:
+    return [pd.put(b"key %d" % n, delay_ns, mode) for n in range(count)]
+
+
+def made(owner: Owner, first: int, *commands: Command, load: bytes = LOAD, fence: int = 0
+         ) -> list[Status]:  # fmt: skip
+    return [Status(a.status) for a in owner.load((load, first, fence), *commands)]
+
+
+@pytest.fixture
+def core() -> Purgatory:
+    return Purgatory(**CONFIG)
+
+
+def restarted(core: Purgatory) -> None:
+    """What a kill -9 leaves, with garbage in all that is derived."""
+    for region in DERIVED:
+        view = core.region(region)
+        view[:] = b"\xa5" * len(view)
+    core.attach()
+    core.rebuild(core.now_ns)
+    core.check()
+
+
+def fire(core: Purgatory) -> None:
+    while core.advance(core.now_ns + 10 * SECOND_NS):
+        core.publish_all()
+    core.publish_all()
+
+
+# ---- remembered ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("past", ["armed", "fired", "cancelled"])
+@pytest.mark.parametrize("by", ["again", "after a kill", "in another arena", "from the journal"])
+def test_a_row_that_was_done_adds_nothing(core: Purgatory, past: str, by: str) -> None:
+    journal, snapshot = Journal(core), Snapshot(core).finish().data
+    owner = Owner(core, 1, ALICE)
+    assert made(owner, 7, *puts(3)) == [Status.ADDED] * 3
+    if past == "fired":
+        fire(core)
+    if past == "cancelled":
+        owner.send(*(pd.cancel(b"key %d" % n) for n in range(3)))
+    if by == "after a kill":
+        restarted(core)
+    if by == "in another arena":
+        core = core.migrated(loads=5, load_blocks=1, capacity=70)
+    if by == "from the journal":
+        journal.take()
+        redo = Redo(snapshot, sessions=3)
+        redo.frames(snapshot)
+        redo.frames(journal.data)
+        core = redo.end(core.now_ns)
+    tail = core.header.outbox_tail
+    answers = Owner(core, 2, ALICE).load((LOAD, 7, 0), *puts(3))
+    assert {a.status for a in answers} == {Status.LOADED}
+    assert [a.ticket != 0 for a in answers] == [past == "armed"] * 3
+    fire(core)
+    assert core.header.outbox_tail - tail == (3 if past == "armed" else 0)
+    assert core.loads()[LOAD].rows == {7, 8, 9}
+    core.check()
+
+
+def test_what_changes_no_timer_is_done_too(core: Purgatory) -> None:
+    owner = Owner(core, 1, ALICE)
+    owner.send(pd.put(b"key 0", SECOND_NS))
+    later = pd.put(b"key 0", 5 * SECOND_NS, PutMode.EXTEND)
+    assert made(owner, 0, *puts(1, PutMode.KEEP), later) == [Status.KEPT, Status.EXTENDED]
+    assert made(owner, 0, *puts(1, PutMode.KEEP), later) == [Status.LOADED] * 2
+
+
+def test_a_row_that_was_refused_may_come_again(core: Purgatory) -> None:
+    owner = Owner(core, 1, ALICE)
+    owner.send(pd.put(b"key 0", SECOND_NS))
+    assert made(owner, 0, *puts(1)) == [Status.EXISTS]
+    assert core.metrics.load_blocks == 0
+    owner.send(pd.cancel(b"key 0"))
+    assert made(owner, 0, *puts(1)) == [Status.ADDED]
+
+
+def test_a_load_belongs_to_its_uid_and_namespace(core: Purgatory) -> None:
+    alice, bob = Owner(core, 1, ALICE), Owner(core, 2, BOB)
+    assert made(alice, 0, *puts(1)) == [Status.ADDED]
+    assert made(bob, 1, pd.put(b"x", SECOND_NS), pd.cancel(b"key 0")) == [Status.DENIED] * 2
+    assert made(alice, 1, pd.put(b"x", SECOND_NS, name=1)) == [Status.DENIED]
+    for action in (LoadAction.OPEN, LoadAction.CLOSE):
+        with pytest.raises(MessageRefused, match="DENIED"):
+            bob.ask_load(LOAD, action, namespace=b"n")
+        with pytest.raises(MessageRefused, match="DENIED"):
+            alice.ask_load(LOAD, action, namespace=b"other")
+    for action in (LoadAction.STATUS, LoadAction.FORGET):
+        with pytest.raises(MessageRefused, match="DENIED"):
+            bob.ask_load(LOAD, action)
+    assert core.loads()[LOAD].rows == {0}
+
+
+# ---- bounds ------------------------------------------------------------------------------------
+
+
+def test_loads_and_rows_have_bounds_and_a_refused_row_takes_none(core: Purgatory) -> None:
+    owner = Owner(core, 1, ALICE)
+    for n in range(4):
+        expected = Status.ADDED if n < 3 else Status.FULL_LOADS
+        assert made(owner, 0, pd.put(b"%d" % n, SECOND_NS), load=bytes([n + 1]) * 16) == [expected]
+    assert made(owner, BLOCK - 1, *puts(2), load=b"\1" * 16) == [Status.ADDED] * 2
+    assert made(owner, 2 * BLOCK, pd.put(b"y", SECOND_NS), load=b"\1" * 16) == [Status.FULL_LOADS]
+    assert core.get("y").status == Status.UNKNOWN
+    assert (core.metrics.loads, core.metrics.load_blocks) == (3, 4)
+    assert core.metrics.refused_loads == 2
+    with pytest.raises(MessageRefused, match="LOADS_FULL"):
+        owner.ask_load(OTHER, LoadAction.OPEN, namespace=b"n")
+    owner.ask_load(b"\2" * 16, LoadAction.FORGET)
+    assert made(owner, 2 * BLOCK, pd.put(b"y", SECOND_NS), load=b"\1" * 16) == [Status.ADDED]
+    core.check()
+
+
+def test_an_arena_without_room_for_loads_refuses_them() -> None:
+    core = Purgatory()
+    owner = Owner(core)
+    assert made(owner, 0, *puts(2)) == [Status.FULL_LOADS] * 2
+    assert owner.ask_load(LOAD, LoadAction.STATUS).state == LoadState.NONE
+    assert len(core.scan()) == 0
+    restarted(core)
+
+
+def test_a_smaller_arena_is_refused_while_loads_need_the_room(core: Purgatory) -> None:
+    owner = Owner(core)
+    made(owner, BLOCK - 1, *puts(2))
+    with pytest.raises(Exception, match="rows of loads in use"):
+        core.migrated(load_blocks=1)
+    with pytest.raises(Exception, match="loads in use"):
+        core.migrated(loads=0)
+
+
+def test_a_load_is_forgotten_after_its_time(core: Purgatory) -> None:
+    owner = Owner(core)
+    made(owner, 0, *puts(1))
+    core.advance(5 * SECOND_NS)
+    made(owner, 0, pd.put(b"x", SECOND_NS), load=OTHER)
+    lib.pg_loads_sweep(core.a, 5 * SECOND_NS, 5 * SECOND_NS)
+    assert set(core.loads()) == {LOAD, OTHER}
+    lib.pg_loads_sweep(core.a, 5 * SECOND_NS + 1, 5 * SECOND_NS)
+    assert set(core.loads()) == {OTHER}
+    core.check()
+
+
+def test_a_forgotten_load_begins_anew(core: Purgatory) -> None:
+    owner = Owner(core)
+    made(owner, 0, *puts(1), fence=9)
+    assert owner.ask_load(LOAD, LoadAction.FORGET).state == LoadState.NONE
+    assert owner.ask_load(LOAD, LoadAction.FORGET).state == LoadState.NONE
+    assert (core.metrics.loads, core.metrics.load_blocks) == (0, 0)
+    assert made(owner, 0, *puts(2)) == [Status.EXISTS, Status.ADDED]
+    assert core.loads()[LOAD].fence == 0
+
+
+# ---- runs, and the end of a load -----------------------------------------------------------------
+
+
+def test_a_newer_run_shuts_out_an_older_one(core: Purgatory) -> None:
+    old, new = Owner(core, 1, ALICE), Owner(core, 2, ALICE)
+    assert made(old, 0, *puts(1), fence=4) == [Status.ADDED]
+    assert new.ask_load(LOAD, LoadAction.OPEN, namespace=b"n", fence=5).fence == 5
+    assert made(old, 0, *puts(2), fence=4) == [Status.FENCED] * 2
+    restarted(core)
+    assert made(old, 0, *puts(2), fence=4) == [Status.FENCED] * 2
+    assert made(new, 0, *puts(2), fence=5) == [Status.LOADED, Status.ADDED]
+    assert made(new, 2, pd.put(b"x", SECOND_NS), fence=6) == [Status.ADDED]
+    with pytest.raises(MessageRefused, match="FENCED") as refused:
+        new.ask_load(LOAD, LoadAction.CLOSE, namespace=b"n", fence=5)
+    assert refused.value.detail == (6, 5)
+
+
+def test_a_closed_load_takes_no_more_rows(core: Purgatory) -> None:
+    owner = Owner(core)
+    made(owner, 0, *puts(1), fence=2)
+    closed = owner.ask_load(LOAD, LoadAction.CLOSE, namespace=b"n", fence=3)
+    assert (closed.state, closed.fence, closed.rows) == (LoadState.CLOSED, 3, 1)
+    assert made(owner, 0, *puts(2), fence=3) == [Status.LOADED, Status.CLOSED]
+    assert made(owner, 1, pd.put(b"x", SECOND_NS), fence=2) == [Status.FENCED]
+    assert owner.ask_load(LOAD, LoadAction.OPEN, namespace=b"n", fence=4).state == LoadState.CLOSED
+    owner.ask_load(OTHER, LoadAction.CLOSE, namespace=b"n")
+    assert made(owner, 0, pd.put(b"x", SECOND_NS), load=OTHER) == [Status.CLOSED]
+
+
+def test_a_cancel_of_a_row_holds_for_a_row_that_comes_later(core: Purgatory) -> None:
+    loader, owner = Owner(core, 1, ALICE), Owner(core, 2, ALICE)
+    loader.ask_load(LOAD, LoadAction.OPEN, namespace=b"n", fence=3)
+    assert made(owner, 1, pd.cancel(b"key 1")) == [Status.UNKNOWN]
+    assert made(loader, 0, *puts(3), fence=3) == [Status.ADDED, Status.LOADED, Status.ADDED]
+    assert made(owner, 2, pd.cancel(b"key 2")) == [Status.CANCELLED]
+    assert made(loader, 0, *puts(3), fence=4) == [Status.LOADED] * 3
+    loader.ask_load(LOAD, LoadAction.CLOSE, namespace=b"n", fence=4)
+    assert made(owner, 0, pd.cancel(b"key 0")) == [Status.CANCELLED]
+    fire(core)
+    assert core.header.outbox_tail == 0
+
+
+def test_a_cancel_of_a_load_that_has_not_begun_leaves_nothing(core: Purgatory) -> None:
+    owner = Owner(core)
+    owner.send(pd.put(b"key 0", SECOND_NS))
+    assert made(owner, 0, pd.cancel(b"key 0"), pd.cancel(b"x")) == [
+        Status.CANCELLED, Status.UNKNOWN,
+    ]  # fmt: skip
+    assert core.loads() == {}
+
+
+# ---- status --------------------------------------------------------------------------------------
+
+
+def test_status_names_every_row_in_as_many_answers_as_it_takes() -> None:
+    core = Purgatory(loads=2, load_blocks=200, capacity=300)
+    owner = Owner(core)
+    rows = {0, 1, 2, 9, BLOCK - 1, BLOCK, *(n * 1000 * BLOCK + n for n in range(1, 151))}
+    for n, row in enumerate(sorted(rows, reverse=True)):
+        assert made(owner, row, pd.put(b"%d" % n, SECOND_NS)) == [Status.ADDED]
+    made(owner, 77, pd.put(b"of another", SECOND_NS), load=OTHER)
+    parts, answers = StatusParts(), 0
+    while parts.start is not None:
+        info = owner.ask_load(LOAD, LoadAction.STATUS, start=parts.start)
+        assert list(info.parts) == sorted(info.parts)
+        parts.take(info)
+        answers += 1
+    status = parts.status
+    assert answers == 3
+    assert (info.upto, info.rows, status.rows) == (max(rows) + 1, len(rows), len(rows))
+    assert {row for part in status.done for row in part} == rows
+    assert status.done[:3] == (range(3), range(9, 10), range(BLOCK - 1, BLOCK + 1))
+    assert status.missing(1, 12) == [range(3, 9), range(10, 12)]
+    assert status.missing(0, 3) == []
+    assert status.missing(2000 * BLOCK + 2, 2000 * BLOCK + 4) == [
+        range(2000 * BLOCK + 3, 2000 * BLOCK + 4)
+    ]
+
+
+# ---- what is refused as a whole ------------------------------------------------------------------
+
+
+def test_rows_that_cannot_be_are_malformed(core: Purgatory) -> None:
+    owner = Owner(core)
+    plain = [pd.put(b"k", SECOND_NS)]
+    wrong = {
+        "no id": (wire.ROWS.pack(bytes(16), 0, 0), plain),
+        "past the last row": (wire.ROWS.pack(LOAD, LOAD_ROW_MAX, 0), plain),
+        "far past it": (wire.ROWS.pack(LOAD, 2**64 - 1, 0), plain),
+        "a watch": (
+            wire.ROWS.pack(LOAD, 0, 0), [pd.watch(b"k", pd.ALL, [pd.Key(b"w", 1)])],
+        ),
+        "an advance": (wire.ROWS.pack(LOAD, 0, 0), [pd.advance(b"w", 1)]),
+    }  # fmt: skip
+    before = core.snapshot()
+    for rows, commands in wrong.values():
+        reply = wire.decode_reply(core.send(owner.message(commands, rows)))
+        owner.sequence -= 1
+        assert reply.error == WireError.MALFORMED
+    head = wire.encode_frame(Message.BATCH, owner.id, 1, count=1, names=1, flags=lib.PG_W_LOAD)
+    for tail in (b"", LOAD, wire.ROWS.pack(LOAD, 0, 0)):
+        assert wire.decode_reply(core.send(head + tail)).error == WireError.MALFORMED
+    assert core.snapshot() == before
+    last = pd.put(b"last", SECOND_NS)
+    assert made(owner, LOAD_ROW_MAX - 1, last) == [Status.ADDED]
+    assert core.loads()[LOAD].rows == {LOAD_ROW_MAX - 1}
+
+
+def test_asks_that_cannot_be_are_malformed(core: Purgatory) -> None:
+    owner = Owner(core)
+    good = wire.LOAD_ASK.pack(LOAD, 0, 0, LoadAction.STATUS, 0)
+    wrong = [
+        b"", good[:-1], good + b"n",
+        wire.LOAD_ASK.pack(bytes(16), 0, 0, LoadAction.STATUS, 0),
+        wire.LOAD_ASK.pack(LOAD, 0, 0, lib.PG_LOAD_ACTIONS, 0),
+        wire.LOAD_ASK.pack(LOAD, 1, 0, LoadAction.STATUS, 0),
+        wire.LOAD_ASK.pack(LOAD, 0, 1, LoadAction.FORGET, 0),
+        wire.LOAD_ASK.pack(LOAD, 0, 0, LoadAction.STATUS, 1) + b"n",
+        wire.LOAD_ASK.pack(LOAD, 0, 0, LoadAction.OPEN, 0),
+        wire.LOAD_ASK.pack(LOAD, 0, 0, LoadAction.OPEN, 64) + b"n" * 64,
+        wire.LOAD_ASK.pack(LOAD, 0, 0, LoadAction.CLOSE, 1) + b"\xff",
+    ]  # fmt: skip
+    for body in wrong:
+        reply = wire.decode_reply(
+            core.send(wire.encode_frame(Message.LOAD, owner.id, 9) + body)
+        )  # fmt: skip
+        assert (reply.error, reply.sequence) == (WireError.MALFORMED, 9)
+    assert core.loads() == {}
+
+
+def test_an_administrator_sees_and_forgets_any_load(core: Purgatory) -> None:
+    made(Owner(core, 1, ALICE), 3, *puts(2))
+    out, used, detail = bytearray(1 << 23), ffi.new("uint64_t *"), ffi.new("uint64_t[2]")
+
+    def ask(action: int, name: bytes = b"") -> tuple[WireError, bytes]:
+        body = wire.LOAD_ASK.pack(LOAD, 0, 0, action, len(name)) + name
+        error = lib.pg_load_admin(core.a, body, len(body), ffi.from_buffer(out), used, detail)
+        return WireError(error), bytes(out[: used[0]])
+
+    error, body = ask(LoadAction.STATUS)
+    info = wire.decode_load(body)
+    assert (error, info.uid, info.rows) == (WireError.NONE, ALICE, 2)
+    assert ask(LoadAction.CLOSE, b"n") == (WireError.MALFORMED, b"")
+    error, body = ask(LoadAction.FORGET)
+    assert (error, wire.decode_load(body).state) == (WireError.NONE, LoadState.NONE)
+    assert core.loads() == {}
+
+
+@pytest.mark.parametrize(
+    ("load", "first", "fence"),
+    [(b"short", 0, 0), (bytes(16), 0, 0), ("text of 16 chars", 0, 0), (LOAD, -1, 0),
+     (LOAD, LOAD_ROW_MAX, 0), (LOAD, 0, -1), (LOAD, 0, 2**64)],
+)  # fmt: skip
+def test_what_names_no_row_is_no_argument(load: Any, first: int, fence: int) -> None:
+    with pytest.raises(InvalidArgument):
+        check_load(load, first, fence)
+    with pytest.raises(InvalidArgument):
+        Load(load, first, fence)
+    with pytest.raises(InvalidArgument):
+        Load(LOAD, LOAD_ROW_MAX - 1).check_rows(2)
+
+
+# ---- against a model -----------------------------------------------------------------------------
+
+
+@dataclass
+class Known:
+    uid: int
+    fence: int
+    closed: bool = False
+    rows: set[int] = field(default_factory=set)
+
+    @property
+    def blocks(self) -> set[int]:
+        return {row // BLOCK for row in self.rows}
+
+
+IDS = [bytes([n]) * 16 for n in range(1, 5)]
+UIDS = (ALICE, BOB)
+KEYS = [b"%d" % n for n in range(8)]
+
+
+class Loading(RuleBasedStateMachine):
+    """Rows, cancels, claims, ends, kills, redone journals: every answer is foretold."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.adopt(Purgatory(**CONFIG, now_ns=SECOND_NS))
+        self.owners = {uid: Owner(self.core, uid, uid) for uid in UIDS}
+        self.loads: dict[bytes, Known] = {}
+        self.timers: dict[bytes, int] = {}  # key -> deadline
+
+    def adopt(self, core: Purgatory) -> None:
+        self.core = core
+        self.journal, self.snapshot = Journal(core), Snapshot(core, quiet=True).finish().data
+
+    # ---- what is foretold ----
+
+    @property
+    def blocks_left(self) -> int:
+        return int(CONFIG["load_blocks"]) - sum(len(k.blocks) for k in self.loads.values())
+
+    def claim(self, load: bytes, uid: int, fence: int, *, arms: bool) -> Status:
+        """Why no row of a batch is admitted; NONE."""
+        known = self.loads.get(load)
+        if known is None and arms and len(self.loads) == CONFIG["loads"]:
+            return Status.FULL_LOADS
+        if known is None:
+            if arms:
+                self.loads[load] = Known(uid, fence)
+            return Status.NONE
+        if known.uid != uid:
+            return Status.DENIED
+        if not arms:
+            return Status.NONE
+        if fence < known.fence:
+            return Status.FENCED
+        known.fence = fence
+        return Status.NONE
+
+    def admit(self, known: Known, row: int) -> Status:
+        if row in known.rows:
+            return Status.LOADED
+        if known.closed:
+            return Status.CLOSED
+        full = row // BLOCK not in known.blocks and self.blocks_left == 0
+        return Status.FULL_LOADS if full else Status.NONE
+
+    def put_row(self, known: Known, row: int, key: bytes, mode: int, deadline_ns: int) -> Status:
+        refusal = self.admit(known, row)
+        if refusal:
+            return refusal
+        armed = self.timers.get(key)
+        if armed is None or mode == PutMode.REPLACE:
+            self.timers[key] = deadline_ns
+            status = Status.ADDED if armed is None else Status.REPLACED
+        elif mode == PutMode.ERROR:
+            return Status.EXISTS
+        elif mode == PutMode.EXTEND and deadline_ns > armed:
+            self.timers[key] = deadline_ns
+            status = Status.EXTENDED
+        else:
+            status = Status.KEPT
+        known.rows.add(row)
+        return status
+
+    def cancel_row(self, known: Known | None, row: int, key: bytes) -> Status:
+        refusal = self.admit(known, row) if known else Status.NONE
+        if refusal == Status.FULL_LOADS:
+            return refusal
+        if known and not refusal:
+            known.rows.add(row)
+        return Status.CANCELLED if self.timers.pop(key, None) else Status.UNKNOWN
+
+    # ---- what happens ----
+
+    uids = st.sampled_from(UIDS)
+    ids = st.sampled_from(IDS)
+    firsts = st.sampled_from([0, 2, BLOCK - 2, 3 * BLOCK, 9 * BLOCK])
+    fences = st.integers(0, 2)
+    records = st.lists(
+        st.tuples(
+            st.sampled_from(KEYS), st.sampled_from([None, *PutMode]), st.integers(1, 90),
+        ),
+        min_size=1, max_size=5,
+    )  # fmt: skip
+
+    @rule(uid=uids, load=ids, first=firsts, fence=fences, records=records)
+    def rows(self, uid: int, load: bytes, first: int, fence: int, records: Any) -> None:
+        now_ns = self.core.now_ns
+        commands = [
+            pd.cancel(key) if mode is None else pd.put(key, ms * MS, mode)
+            for key, mode, ms in records
+        ]
+        answers = self.owners[uid].load((load, first, fence), *commands)
+        refusal = self.claim(load, uid, fence, arms=any(m is not None for _, m, _ in records))
+        known = self.loads.get(load)
+        expected = []
+        for row, (key, mode, ms) in enumerate(records, first):
+            if mode is None and refusal in (Status.NONE, Status.FENCED):
+                expected.append(self.cancel_row(known, row, key))
+            elif refusal or known is None:
+                expected.append(refusal)
+            else:
+                expected.append(self.put_row(known, row, key, mode, now_ns + ms * MS))
+        found = [Status(a.status) for a in answers]
+        fired = {Status.FIRED: Status.UNKNOWN}  # the outbox may still know the key
+        assert [fired.get(status, status) for status in found] == expected
+        again = [Status(a.status) for a in self.owners[uid].again().answers]
+        assert again == found
+
+    @rule(uid=uids, load=ids, fence=fences, close=st.booleans())
+    def claims(self, uid: int, load: bytes, fence: int, close: bool) -> None:
+        action = LoadAction.CLOSE if close else LoadAction.OPEN
+        expected = self.claim(load, uid, fence, arms=True)
+        try:
+            self.owners[uid].ask_load(load, action, namespace=b"n", fence=fence)
+            found = Status.NONE
+        except MessageRefused as error:
+            found = {
+                WireError.DENIED: Status.DENIED,
+                WireError.FENCED: Status.FENCED,
+                WireError.LOADS_FULL: Status.FULL_LOADS,
+            }[WireError(error.error)]
+        assert found == expected
+        if close and not found:
+            self.loads[load].closed = True
+
+    @rule(uid=uids, load=ids)
+    def forgets(self, uid: int, load: bytes) -> None:
+        if load in self.loads and self.loads[load].uid != uid:
+            return
+        self.owners[uid].ask_load(load, LoadAction.FORGET)
+        self.loads.pop(load, None)
+
+    @rule(ms=st.integers(1, 60))
+    def pass_time(self, ms: int) -> None:
+        while self.core.advance(self.core.now_ns + ms * MS):
+            self.core.publish_all()
+        self.core.publish_all()
+        self.timers = {k: d for k, d in self.timers.items() if d > self.core.now_ns}
+
+    @rule()
+    def kill(self) -> None:
+        restarted(self.core)
+
+    @rule(more=st.integers(0, 2))
+    def resize(self, more: int) -> None:
+        self.adopt(self.core.migrated(capacity=64 + more))
+        for owner in self.owners.values():
+            owner.core = self.core
+
+    @rule()
+    def reboot(self) -> None:
+        self.journal.take()
+        redo = Redo(self.snapshot, sessions=3)
+        redo.frames(self.snapshot)
+        redo.frames(self.journal.data)
+        self.adopt(redo.end(self.core.now_ns))
+        self.owners = {uid: Owner(self.core, uid, uid) for uid in UIDS}
+
+    # ---- what holds ----
+
+    @invariant()
+    def the_arena_remembers_what_the_model_does(self) -> None:
+        if not hasattr(self, "core"):
+            return
+        self.core.check()
+        found = {
+            load: (t.uid, t.fence, t.state == LoadState.CLOSED, set(t.rows))
+            for load, t in self.core.loads().items()
+        }
+        assert found == {load: (k.uid, k.fence, k.closed, k.rows) for load, k in self.loads.items()}
+        armed = {bytes(wire.encode_key(info.key)[1]): info.deadline_ns for info in self.core.scan()}
+        assert armed == self.timers
+        self.journal.take()
+
+
+COMMON: dict[str, Any] = {
+    "deadline": None,
+    "suppress_health_check": list(HealthCheck),
+    "print_blob": True,
+}
+LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
+TestLoading = Loading.TestCase
+TestLoading.settings = (
+    settings(**COMMON, max_examples=3000, stateful_step_count=80)
+    if LONG
+    else settings(**COMMON, max_examples=60, stateful_step_count=40, derandomize=True)
+)
