@@ -63,6 +63,7 @@ _BY_ERROR: tuple[tuple[type[Exception], Exit], ...] = (
     (errors.ArenaError, Exit.UNUSABLE),
     (errors.SystemFailure, Exit.UNUSABLE),
     (errors.ExtraMissing, Exit.UNUSABLE),
+    (errors.LakeInUse, Exit.UNUSABLE),
     (errors.StartError, Exit.UNUSABLE),
     (errors.SnapshotRequired, Exit.NOTICES_LOST),
     (errors.PurgatorydError, Exit.OTHER),

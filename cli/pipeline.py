@@ -13,7 +13,7 @@ from purgatoryd.cli.app import Lazy
 Wrapped = TypeVar("Wrapped", bound=Callable[..., Any])
 
 # command: module of purgatoryd.cli; in the order of --help
-PARTS: dict[str, str] = {}
+PARTS = {"ship": "pipeline_ship", "status": "pipeline_ship"}
 
 lake_option = click.option(
     "--lake",

@@ -2,24 +2,49 @@
 
 A file is written under a temporary name, brought to disk, renamed; its manifest comes last. A
 file without a manifest does not exist for readers: they list manifests, never folders. POSIX
-file systems only: it rests on rename and fsync.
+file systems only: it rests on rename, fsync and flock.
+
+    bronze/daemon=<uuid>/<name>.parquet      the records of one sealed segment
+    openings/daemon=<uuid>/<name>.parquet    those of one snapshot
+    manifests/daemon=<uuid>/<name>.json      makes one of them count
+    manifests/daemon=<uuid>/names            what rows and sessions are called, see names.py
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
-from purgatoryd.shm_layout.errors import BadPath, LakeBroken
+from purgatoryd.pipeline.cache import drop
+from purgatoryd.pipeline.names import Names
+from purgatoryd.pipeline.schemas import Table
+from purgatoryd.shm_layout.errors import BadPath, LakeBroken, LakeInUse
 from purgatoryd.shm_layout.files import replace_durably, write_durably
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
 
 BRONZE = "bronze"
 OPENINGS = "openings"
-_MANIFESTS = "manifests"
-_UNFINISHED = ".new"
+MANIFESTS = "manifests"
+NAMES = "names"
+LOCK = "lock"
+UNFINISHED = ".new"
+
+
+class Identity(NamedTuple):
+    """Tells a segment or a snapshot from all others, in whatever tier it is."""
+
+    table: str
+    daemon: str
+    epoch: int
+    first_lsn: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +52,9 @@ class Manifest:
     """What one file of bronze or openings holds; `table` says of which.
 
     `first_lsn`, `last_lsn`: of a snapshot, from where the journal is redone over it and the
-    record that makes it valid. `crc`: of the journal's file. `wall_from_us`, `wall_to_us`: UTC, of
-    its rows. `bytes`: of the Parquet file, set when it is committed. `kinds`: rows of each kind.
+    record that makes it valid. `crc`: CRC-32C of the journal's file. `wall_from_us`,
+    `wall_to_us`: UTC, of its rows. `bytes`: of the Parquet file, set when it is committed.
+    `schema`: version of BRONZE. `kinds`: rows of each kind.
     """
 
     table: str
@@ -52,50 +78,107 @@ class Manifest:
         return f"{self.epoch}-{self.first_lsn:016x}-{self.last_lsn:016x}-{self.crc:08x}"
 
     @property
-    def segment(self) -> tuple[str, int, int]:
+    def identity(self) -> Identity:
         """What it is known by in every tier."""
-        return self.daemon, self.epoch, self.first_lsn
+        return Identity(self.table, self.daemon, self.epoch, self.first_lsn)
 
 
 class Lake:
-    """The lake in a folder. Raises BadPath unless the folder is there."""
+    """The lake in a folder."""
 
     def __init__(self, root: Path) -> None:
+        """Raises BadPath unless the folder is there."""
         if not root.is_dir():
             raise BadPath(str(root), "is no directory")
         self.root = root
 
+    def folder(self, table: str, daemon: str) -> Path:
+        """Where a daemon's files of a table are."""
+        return self.root / table / f"daemon={daemon}"
+
     def data(self, manifest: Manifest) -> Path:
         """The Parquet file of a manifest."""
-        folder = self.root / manifest.table / f"daemon={manifest.daemon}"
-        return folder / f"{manifest.name}.parquet"
+        return self.folder(manifest.table, manifest.daemon) / f"{manifest.name}.parquet"
 
-    def manifest(self, manifest: Manifest) -> Path:
-        """Where the manifest itself stands."""
-        return self._manifests(manifest.daemon) / f"{manifest.name}.json"
-
-    def _manifests(self, daemon: str) -> Path:
-        return self.root / _MANIFESTS / f"daemon={daemon}"
+    def daemons(self) -> list[str]:
+        """Those of whom something was shipped, in order."""
+        folders = (self.root / MANIFESTS).glob("daemon=*")
+        return sorted(folder.name.removeprefix("daemon=") for folder in folders)
 
     def manifests(self, table: str = BRONZE, daemon: str = "*") -> list[Manifest]:
         """All that count, by daemon, epoch and LSN. Raises LakeBroken."""
-        paths = (self.root / _MANIFESTS).glob(f"daemon={daemon}/*.json")
+        paths = (self.root / MANIFESTS).glob(f"daemon={daemon}/*.json")
         found = (read_manifest(path) for path in paths)
-        return sorted((m for m in found if m.table == table), key=lambda m: m.segment)
+        return sorted((m for m in found if m.table == table), key=lambda m: m.identity)
 
-    def commit(self, manifest: Manifest, write: Callable[[BinaryIO], object]) -> None:
-        """`write` fills the file; then it counts, also after a power cut, or nothing is there."""
-        path, told = self.data(manifest), self.manifest(manifest)
-        for folder in (path.parent, told.parent):
-            folder.mkdir(parents=True, exist_ok=True)
+    # ---- writing ----
+
+    def commit(self, table: str, daemon: str, write: Callable[[BinaryIO], Manifest]) -> Manifest:
+        """`write` fills a file and says what is in it. It counts, also after a power cut, or
+        nothing is there."""
+        folder, told = self.folder(table, daemon), self.folder(MANIFESTS, daemon)
+        for one in (folder, told):
+            one.mkdir(parents=True, exist_ok=True)
+        made: list[Manifest] = []
 
         def fill(file: BinaryIO) -> str:
-            write(file)
-            return path.name
+            made.append(write(file))
+            return f"{made[0].name}.parquet"
 
-        write_durably(path.with_name(path.name + _UNFINISHED), fill)
-        manifest = replace(manifest, bytes=path.stat().st_size)
-        replace_durably(told, json.dumps(asdict(manifest), indent=1).encode())
+        path = write_durably(folder / f"{os.getpid()}{UNFINISHED}", fill)
+        with path.open("rb") as file:
+            drop(file)
+        manifest = replace(made[0], bytes=path.stat().st_size)
+        replace_durably(
+            told / f"{manifest.name}.json", json.dumps(asdict(manifest), indent=1).encode()
+        )
+        return manifest
+
+    def names(self, daemon: str) -> Names:
+        """What was learnt of a daemon's names so far. Raises LakeBroken."""
+        path = self.folder(MANIFESTS, daemon) / NAMES
+        try:
+            return Names.from_json(json.loads(path.read_bytes()))
+        except FileNotFoundError:
+            return Names()
+        except (ValueError, TypeError, KeyError) as error:
+            raise LakeBroken(str(path), f"is no table of names: {error}") from error
+
+    def save_names(self, daemon: str, names: Names) -> None:
+        """To be called before the commit of what was decoded with them."""
+        path = self.folder(MANIFESTS, daemon) / NAMES
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_durably(path, json.dumps(names.to_json()).encode())
+
+    @contextlib.contextmanager
+    def writing(self, daemon: str) -> Iterator[None]:
+        """Inside, nobody else writes what is shipped of this daemon; what a killed one left
+        behind is gone. Raises LakeInUse."""
+        folder = self.folder(MANIFESTS, daemon)
+        folder.mkdir(parents=True, exist_ok=True)
+        fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            _lock(fd, folder / LOCK)
+            self._tidy(daemon)
+            yield
+        finally:
+            os.close(fd)
+
+    def _tidy(self, daemon: str) -> None:
+        for table in (BRONZE, OPENINGS):
+            kept = {self.data(manifest) for manifest in self.manifests(table, daemon)}
+            for path in self.folder(table, daemon).glob("*"):
+                if path not in kept:
+                    path.unlink()
+        for path in self.folder(MANIFESTS, daemon).glob(f"*{UNFINISHED}"):
+            path.unlink()
+
+
+def _lock(fd: int, path: Path) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise LakeInUse(str(path)) from None
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -106,6 +189,11 @@ def read_manifest(path: Path) -> Manifest:
         raise LakeBroken(str(path), f"is no manifest: {error}") from error
 
 
-def unfinished(folder: Path) -> Iterator[Path]:
-    """Files that a killed writer left behind."""
-    return folder.rglob(f"*{_UNFINISHED}")
+def parquet_writer(file: BinaryIO, table: Table) -> pq.ParquetWriter:
+    """Writes a file of a table as the lake has them: plain Parquet that every engine reads."""
+    import pyarrow.parquet as pq
+
+    words = [column.name for column in table.columns if column.type == "word"]
+    return pq.ParquetWriter(
+        file, table.arrow(), compression="zstd", compression_level=1, use_dictionary=words
+    )

@@ -53,7 +53,7 @@ exec '{java}' "$@"
 def session(
     master: str | None = None, conf: Mapping[str, str] | None = None, name: str = "purgatoryd"
 ) -> SparkSession:
-    """The session of this process, made if there is none yet.
+    """The session of this process, made if there is none yet; it knows format("purgatoryd").
 
     `master`: of a cluster; None = all cores of this host. `conf`: Spark's settings, which win over
     ours. Raises ExtraMissing when PySpark or Java is missing.
@@ -62,12 +62,16 @@ def session(
     need("pandas", "spark")
     from pyspark.sql import SparkSession
 
+    from purgatoryd.pipeline.source import PurgatorydSource
+
     os.environ["JAVA_HOME"] = str(java_home())
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name)
     for key, value in settings(master, conf or {}).items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    made = builder.getOrCreate()
+    made.dataSource.register(PurgatorydSource)
+    return made
 
 
 def settings(master: str | None, conf: Mapping[str, str]) -> dict[str, str]:

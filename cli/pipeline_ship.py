@@ -1,0 +1,103 @@
+"""pipeline ship and status: the journal's way into the lake."""
+
+from __future__ import annotations
+
+import socket
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from purgatoryd.cli import units
+from purgatoryd.cli.exits import Command
+from purgatoryd.cli.journal import folder, journal_option, show
+from purgatoryd.cli.options import emit, json_option, name_option
+from purgatoryd.cli.pipeline import lake_option
+
+if TYPE_CHECKING:
+    from purgatoryd.pipeline.lake import Manifest
+    from purgatoryd.pipeline.tiers import Segment
+
+POLL_S = 1.0
+
+
+@click.command("ship", cls=Command)
+@name_option
+@journal_option
+@lake_option
+@click.option("--follow", is_flag=True, help="Go on as segments are sealed, until interrupted.")
+@click.option("--limit", type=units.Size(), default=0, help="Read at most so many bytes a second.")
+@click.option("--node", default=socket.gethostname, help="Name of this host; its own unless given.")
+@json_option
+def ship_command(
+    name: str, journal: Path, lake: Path, follow: bool, limit: int, node: str, as_json: bool
+) -> None:
+    """Bring sealed segments and snapshots into the lake, each once, oldest first.
+
+    It may be killed at any time and started again. The journal is held for it by a mark, so
+    no segment goes before it is in the lake.
+    """
+    from purgatoryd.pipeline.extras import need
+
+    need("pyarrow", "lake")
+    from purgatoryd.pipeline.lake import Lake
+    from purgatoryd.pipeline.ship import Shipper
+
+    directory = folder(journal, name)
+    lake.mkdir(parents=True, exist_ok=True)
+    shipper = Shipper(directory, Lake(lake), node, limit)
+    try:
+        while True:
+            for manifest in shipper.turn():
+                emit(asdict(manifest), shipped_text(manifest), as_json)
+            if not follow:
+                return
+            time.sleep(POLL_S)
+    finally:
+        shipper.close()
+
+
+def shipped_text(manifest: Manifest) -> str:
+    """A manifest for people, on one line."""
+    lsns = f"{manifest.first_lsn}..{manifest.last_lsn}"
+    return f"{manifest.table:<9} {lsns:<24} {manifest.rows:>9} records {manifest.bytes:>10} bytes"
+
+
+@click.command("status", cls=Command)
+@name_option
+@click.option(
+    "--journal",
+    type=click.Path(file_okay=False, path_type=Path),
+    envvar="PURGATORYD_JOURNAL",
+    show_envvar=True,
+    help="Directory of the journals; its segments are listed too.",
+)
+@lake_option
+@json_option
+def status_command(name: str, journal: Path | None, lake: Path, as_json: bool) -> None:
+    """Show where each segment is: hot (in the journal alone), both, or lake."""
+    from purgatoryd.pipeline.extras import need
+
+    need("pyarrow", "lake")
+    from purgatoryd.pipeline.lake import Lake
+    from purgatoryd.pipeline.tiers import tiers
+
+    found = tiers(Lake(lake), [folder(journal, name)] if journal else [])
+    show([segment_record(one) for one in found], f"segments in {lake}", as_json)
+
+
+def segment_record(one: Segment) -> dict[str, Any]:
+    """A segment in JSON, and in the table."""
+    manifest = one.manifest
+    return {
+        "daemon": one.identity.daemon,
+        "epoch": one.identity.epoch,
+        "first_lsn": one.identity.first_lsn,
+        "last_lsn": manifest.last_lsn if manifest else None,
+        "tier": one.tier.value,
+        "node": manifest.node if manifest else None,
+        "records": manifest.rows if manifest else None,
+        "bytes": manifest.bytes if manifest else None,
+    }

@@ -1,0 +1,239 @@
+"""Segments and snapshots as Arrow batches of BRONZE. The columns are made by columns.c."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from purgatoryd.pipeline.names import Names
+from purgatoryd.pipeline.schemas import BRONZE, Column, arrow_type
+from purgatoryd.shm_layout._core import ffi, lib
+from purgatoryd.shm_layout.journal import KINDS, UNKNOWN, Walk
+
+BATCH_ROWS = 1 << 16
+BATCH_BYTES = 1 << 24
+"""Of keys, or of payloads, in a batch; memory is only taken as far as it is used."""
+
+
+def _columns_of(prefix: str, count: str) -> list[str]:
+    """The names of an enum's columns, by number."""
+    found = {
+        value: name.removeprefix(prefix).lower()
+        for name, value in vars(lib).items()
+        if name.startswith(prefix)
+    }
+    return [found[n] for n in range(getattr(lib, count))]
+
+
+def _kind(number: int) -> str:
+    return KINDS.get(number, UNKNOWN) if number else UNKNOWN
+
+
+_LONGS = _columns_of("PG_LC_", "PG_LONG_COLUMNS")
+_INTS = _columns_of("PG_IC_", "PG_INT_COLUMNS")
+_BYTES = _columns_of("PG_BC_", "PG_BYTES_COLUMNS")
+_WORDS: dict[str, Sequence[str]] = {
+    "kind": [_kind(n) for n in range(lib.PG_J_TYPES)],
+    "clock": ("boot", "virtual", "load"),
+    "key_type": ("str", "bytes", "uuid"),
+    "cause": ("", "expired", "satisfied", "failed", "cancelled", "published", "acknowledged"),
+    "condition": ("all", "any", "sum", "client"),
+}
+_SCHEMA = BRONZE.arrow()
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What all rows of a file share. `segment`: its first LSN."""
+
+    daemon: str
+    node: str
+    epoch: int
+    segment: int
+
+    @classmethod
+    def of(cls, walk: Walk, node: str) -> Origin:
+        """Of the file that the walk has entered."""
+        header = walk.struct.header
+        return cls(walk.uuid.hex(), node, int(header.epoch), int(header.first_lsn))
+
+
+class Decoder:
+    """Reads the files of one daemon, in any order; learns names on the way.
+
+    `kinds`: how many records of each kind the file had that was read last.
+    """
+
+    def __init__(self, node: str, names: Names | None = None, *, payloads: bool = True) -> None:
+        """`names`: what is known of this daemon already; it gets what is learnt."""
+        self.names = names if names is not None else Names()
+        self.kinds: dict[str, int] = {}
+        self._node = node
+        self._payloads = payloads
+        self._births = ffi.new("struct pg_births *")
+        ffi.buffer(self._births)[:] = b"\xff" * ffi.sizeof("struct pg_births")
+        for row in self.names.namespaces:
+            self._births.namespaces[row] = row
+        for row, (namespace, _) in self.names.topics.items():
+            self._births.topics[row] = namespace
+
+    def batches(self, walk: Walk) -> Iterator[pa.RecordBatch]:
+        """The records of the file that the walk has entered.
+
+        Raises JournalDamaged at the end if the file is.
+        """
+        origin, more = Origin.of(walk, self._node), 1
+        self.kinds = {}
+        while more:
+            columns = _Columns(walk, self._payloads)
+            more = lib.pg_columns_fill(columns.struct, self._births, walk.struct)
+            self._learn(columns)
+            self._count(columns.struct.kinds)
+            if columns.rows:
+                yield columns.batch(origin, self.names)
+        walk.check()
+
+    def learn(self, walk: Walk) -> None:
+        """Takes the names from a file, and nothing else. Raises JournalDamaged."""
+        more = 1
+        while more:
+            columns = _Columns(walk, payloads=False)
+            more = lib.pg_columns_names(columns.struct, self._births, walk.struct)
+            self._learn(columns)
+        walk.check()
+
+    def _learn(self, columns: _Columns) -> None:
+        for kind, row, name in columns.births():
+            if kind == "namespace":
+                self.names.namespaces[row] = name
+            else:
+                self.names.topics[row] = (int(self._births.topics[row]), name)
+
+    def _count(self, kinds: Any) -> None:
+        for number, count in enumerate(kinds):
+            if count:
+                self.kinds[_kind(number)] = self.kinds.get(_kind(number), 0) + int(count)
+
+
+# ---- one batch -------------------------------------------------------------------------------
+
+
+class _Columns:
+    """The memory of one batch; Arrow's arrays are made of it without a copy."""
+
+    def __init__(self, walk: Walk, payloads: bool) -> None:
+        left = int(walk.struct.size - walk.struct.next)
+        rows = min(BATCH_ROWS, left // ffi.sizeof("struct pg_frame_head") + 1)
+        size = min(left, BATCH_BYTES) + int(lib.PG_J_FRAME_MAX)
+        self.struct = ffi.new(
+            "struct pg_columns *", {"capacity": rows, "bytes_max": size, "payloads": payloads}
+        )
+        names = (*_LONGS, *_INTS, *_BYTES, "watch")
+        structs = (*self.struct.longs, *self.struct.ints, *self.struct.bytes, self.struct.watch)
+        self._columns = dict(zip(names, structs, strict=True))
+        self._buffers = {
+            name: _allocated(column, rows, size) for name, column in self._columns.items()
+        }
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return int(self.struct.rows)
+
+    def births(self) -> Iterator[tuple[str, int, str]]:
+        """Kind, row and name of what got a name here."""
+        if not self._columns["name"].count:
+            return
+        names = self._array("name", pa.binary())
+        kinds, rows = self._array("kind", pa.int32()), self._array("row", pa.int32())
+        for at in pc.indices_nonzero(names.is_valid()).to_pylist():
+            name = names[at].as_py().decode(errors="replace")
+            yield _kind(kinds[at].as_py()), rows[at].as_py(), name
+
+    def batch(self, origin: Origin, names: Names) -> pa.RecordBatch:
+        """All rows, with the names that are known."""
+        words = _WORDS | {
+            "namespace": _by_row(names.namespaces),
+            "topic": _by_row({row: name for row, (_, name) in names.topics.items()}),
+        }
+        made = {
+            **{name: self._same(getattr(origin, name)) for name in ("daemon", "node")},
+            **{name: self._same(getattr(origin, name)) for name in ("epoch", "segment")},
+            "worker": self._workers(names.workers),
+        }
+        arrays = [
+            made[column.name] if column.name in made else self._made(column, words)
+            for column in BRONZE.columns
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
+
+    # ---- arrays ----
+
+    def _made(self, column: Column, words: dict[str, Sequence[str]]) -> pa.Array:
+        if column.type == "word":
+            found = self._array(column.name, pa.int32())
+            return pa.DictionaryArray.from_arrays(found, pa.array(words[column.name], pa.string()))
+        if column.name == "watch":
+            return self._watch(column)
+        return self._array(column.name, arrow_type(column.type))
+
+    def _array(self, name: str, kind: pa.DataType) -> pa.Array:
+        column, buffers = self._columns[name], self._buffers[name]
+        nulls = self.rows - column.count
+        if column.count == 0:
+            return pa.nulls(self.rows, kind)
+        parts = [buffers[part] for part in ("offsets", "values", "bytes") if part in buffers]
+        valid = buffers["valid"] if nulls else None
+        return pa.Array.from_buffers(kind, self.rows, [valid, *parts], nulls)
+
+    def _same(self, value: str | int) -> pa.Array:
+        if isinstance(value, int):
+            return pa.repeat(pa.scalar(value, pa.int64()), self.rows)
+        zeros = pa.repeat(pa.scalar(0, pa.int32()), self.rows)
+        return pa.DictionaryArray.from_arrays(zeros, pa.array([value]))
+
+    def _workers(self, workers: dict[int, str]) -> pa.Array:
+        found = self._array("session", pa.int64())
+        sessions = pa.array(workers, pa.int64())
+        indices = pc.index_in(found, sessions, skip_nulls=True)
+        return pa.DictionaryArray.from_arrays(indices, pa.array(workers.values(), pa.string()))
+
+    def _watch(self, column: Column) -> pa.Array:
+        lists, buffers = self._columns["watch"], self._buffers["watch"]
+        kind = arrow_type(column.type)
+        if lists.count == 0:
+            return pa.nulls(self.rows, kind)
+        fields = [
+            pa.Array.from_buffers(field.type, lists.used, [None, buffers[field.name]], 0)
+            for field in kind.value_type
+        ]
+        keys = pa.StructArray.from_arrays(fields, fields=list(kind.value_type))
+        nulls = self.rows - lists.count
+        parts = [buffers["valid"] if nulls else None, buffers["offsets"]]
+        return pa.Array.from_buffers(kind, self.rows, parts, nulls, children=[keys])
+
+
+def _allocated(column: Any, rows: int, size: int) -> dict[str, pa.Buffer]:
+    """Memory for all that a column points to; what C expects to be zero is."""
+    keys = size // ffi.sizeof("struct pg_j_watch_key")
+    made = {}
+    for name, field in ffi.typeof(column).fields:
+        if field.type.kind != "pointer":
+            continue
+        item = ffi.sizeof(field.type.item)
+        count = {"valid": rows // 8 + 1, "offsets": rows + 1, "values": rows, "bytes": size}
+        made[name] = pa.allocate_buffer(item * count.get(name, keys))
+        setattr(column, name, ffi.cast(field.type, made[name].address))
+    ffi.buffer(column.valid, rows // 8 + 1)[:] = bytes(rows // 8 + 1)
+    if "offsets" in made:
+        column.offsets[0] = 0
+    return made
+
+
+def _by_row(names: dict[int, str]) -> list[str]:
+    """Names by their rows; rows that nobody named are never asked for."""
+    return [names.get(row, "") for row in range(max(names, default=-1) + 1)]

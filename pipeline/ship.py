@@ -1,0 +1,189 @@
+"""The journal's way into the lake: sealed segments and snapshots, each once, oldest first."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from purgatoryd.pipeline import cache
+from purgatoryd.pipeline.decode import Decoder
+from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Identity, Lake, Manifest, parquet_writer
+from purgatoryd.pipeline.schemas import BRONZE as BRONZE_TABLE
+from purgatoryd.pipeline.sources import Source, openings, sealed
+from purgatoryd.shm_layout._core import lib
+from purgatoryd.shm_layout.errors import BadPath, JournalDamaged
+from purgatoryd.shm_layout.journal import SNAPSHOT, Walk, segments
+from purgatoryd.shm_layout.layout import WalkState
+from purgatoryd.shm_layout.marks import Mark, read_marks, set_mark
+
+
+class Pace:
+    """Sleeps so that no more than `limit` bytes a second are read; 0 = as fast as it goes."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._free_s = time.monotonic()  # from when on more may be read
+
+    def __call__(self, count: int) -> None:
+        """So many bytes are about to be read."""
+        if self._limit:
+            now_s = time.monotonic()
+            time.sleep(max(0.0, self._free_s - now_s))
+            self._free_s = max(self._free_s, now_s) + count / self._limit
+
+
+# ---- one file --------------------------------------------------------------------------------
+
+
+class _Tally:
+    """Writes batches to a file, and keeps account of what they hold."""
+
+    def __init__(self, writer: pq.ParquetWriter) -> None:
+        self._writer = writer
+        self.rows = 0
+        self.last: pa.RecordBatch | None = None
+        self._walls: list[int] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """The next one."""
+        self._writer.write_batch(batch)
+        self.rows += batch.num_rows
+        self.last = batch
+        ends = pc.min_max(batch["at"].cast(pa.int64()))
+        self._walls += (ends["min"].as_py(), ends["max"].as_py())
+
+    @property
+    def walls_us(self) -> tuple[int, int]:
+        """The first and the last wall time; zeros if there is no row."""
+        return min(self._walls, default=0), max(self._walls, default=0)
+
+
+def write_file(walk: Walk, decoder: Decoder, file: BinaryIO) -> _Tally:
+    """The records of the file that a walk has entered, as Parquet. Raises JournalDamaged."""
+    with parquet_writer(file, BRONZE_TABLE) as writer:
+        tally = _Tally(writer)
+        for batch in decoder.batches(walk):
+            tally.write(batch)
+    return tally
+
+
+def _refuse_open_end(walk: Walk, one: Source) -> None:
+    if one.identity.table == BRONZE and not one.complete and walk.state != WalkState.SEALED:
+        what = "ends before the next segment begins"
+        at = int(walk.struct.at)
+        raise JournalDamaged(str(one.path), what, at, int(walk.struct.size), walk.lsn + 1, walk.lsn)
+
+
+def _last_lsn(walk: Walk, tally: _Tally) -> int:
+    """Of a segment its last record's; of a snapshot that of the record that makes it valid."""
+    if walk.path is not None and walk.path.suffix == SNAPSHOT and tally.last is not None:
+        return int(tally.last["add_lsn"][-1].as_py())
+    return walk.lsn
+
+
+# ---- one journal -----------------------------------------------------------------------------
+
+
+class Shipper:
+    """Brings one journal into a lake; to be closed."""
+
+    def __init__(self, directory: Path, lake: Lake, node: str, limit: int = 0) -> None:
+        """`directory`: JOURNAL/NAME; `node`: what its host is called; `limit`: bytes a second."""
+        self._directory = directory
+        self._lake = lake
+        self._node = node
+        self._pace = Pace(limit)
+        self._mark = mark_name(lake)
+        self._decoders: dict[str, Decoder] = {}
+        self._done: set[Identity] = set()
+        self._locks = ExitStack()
+
+    def close(self) -> None:
+        """Others may ship now."""
+        self._locks.close()
+
+    def turn(self) -> Iterator[Manifest]:
+        """Ships what is complete and not there yet; yields each manifest once it counts.
+
+        Snapshots come first, for they may go, and they have names. Raises JournalDamaged,
+        JournalMismatch for a file that cannot be read: nothing of it is in the lake then.
+        """
+        if self._mark not in read_marks(self._directory):
+            self._hold()
+        for one in (*openings(self._directory), *sealed(self._directory)):
+            decoder = self._decoder(one.identity.daemon)
+            manifest = None if one.identity in self._done else self._ship(one, decoder)
+            if manifest is not None:
+                self._done.add(one.identity)
+                self._hold()
+                yield manifest
+        self._hold()
+
+    def _decoder(self, daemon: str) -> Decoder:
+        if daemon not in self._decoders:
+            self._locks.enter_context(self._lake.writing(daemon))
+            self._decoders[daemon] = Decoder(self._node, self._lake.names(daemon))
+            for table in (BRONZE, OPENINGS):
+                self._done |= {m.identity for m in self._lake.manifests(table, daemon)}
+        return self._decoders[daemon]
+
+    def _hold(self) -> None:
+        """Moves the mark to the first segment that is not in the lake."""
+        done = {one.first_lsn for one in self._done if one.table == BRONZE}
+        waiting = [file.lsn for file in segments(self._directory) if file.lsn not in done]
+        held = read_marks(self._directory).get(self._mark)
+        if waiting and (held is None or held.dropped or held.lsn != waiting[0]):
+            set_mark(self._directory, Mark(self._mark, waiting[0]))
+
+    def _ship(self, one: Source, decoder: Decoder) -> Manifest | None:
+        """None: it was a snapshot, and is gone."""
+        try:
+            memory = cache.read(one.path, self._pace)
+        except BadPath:
+            if one.identity.table == OPENINGS:
+                return None
+            raise
+        walk, known = Walk(), decoder.names.size
+        walk.enter(one.path, memory)
+
+        def write(file: BinaryIO) -> Manifest:
+            tally = write_file(walk, decoder, file)
+            _refuse_open_end(walk, one)
+            if decoder.names.size != known:
+                self._lake.save_names(one.identity.daemon, decoder.names)
+            return self._manifest(one.identity, walk, tally, decoder.kinds, memory)
+
+        return self._lake.commit(one.identity.table, one.identity.daemon, write)
+
+    def _manifest(
+        self, identity: Identity, walk: Walk, tally: _Tally, kinds: dict[str, int], memory: Any
+    ) -> Manifest:
+        virtual = walk.struct.header.clock_kind == lib.PG_CLOCK_VIRTUAL
+        first_us, last_us = tally.walls_us
+        return Manifest(
+            *identity[:2],
+            node=self._node,
+            epoch=identity.epoch,
+            first_lsn=identity.first_lsn,
+            last_lsn=_last_lsn(walk, tally),
+            crc=int(lib.pg_crc32c(0, memory, len(memory))),
+            clock="virtual" if virtual else "boot",
+            rows=tally.rows,
+            wall_from_us=first_us,
+            wall_to_us=last_us,
+            schema=BRONZE_TABLE.version,
+            kinds=dict(kinds),
+        )
+
+
+def mark_name(lake: Lake) -> str:
+    """The mark by which a journal is held for this lake."""
+    return f"ship-{zlib.crc32(str(lake.root.resolve()).encode()):08x}"

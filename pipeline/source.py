@@ -1,0 +1,258 @@
+"""format("purgatoryd"): a journal's records as a table of Spark, batch and streaming.
+
+    spark.read.format("purgatoryd").load("JOURNAL/NAME")
+
+Options: `columns` (of BRONZE, comma-separated), `from_us` and `to_us` (UTC microseconds; rows
+with from <= at < to), `payloads` (off: without them), `node` (this host's name unless given),
+`files` (a JSON list of file names; all segments unless given), and of a stream `max_rows` of a
+batch, and `mark`, a name under which the journal is held for what is not processed yet.
+
+There is no pushFilters: Spark keeps the reader that was pushed to with the relation, and later
+queries of it, or other branches of one query, get what the last push left (4.1 to 4.3).
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from purgatoryd.pipeline import cache
+from purgatoryd.pipeline.decode import Decoder
+from purgatoryd.pipeline.names import Names
+from purgatoryd.pipeline.schemas import BRONZE, Table
+from purgatoryd.pipeline.sources import Source, names_of, openings, source
+from purgatoryd.shm_layout.errors import BadPath, InvalidSetting, JournalDamaged
+from purgatoryd.shm_layout.journal import Walk, segments
+from purgatoryd.shm_layout.marks import Mark, set_mark
+
+LSN_END = 1 << 64
+_SCHEMA = BRONZE.arrow()
+
+
+@dataclass
+class Part(InputPartition):
+    """One file, records lsn_from <= lsn < lsn_to; and the names that its daemon has."""
+
+    path: str
+    names: Names
+    lsn_from: int = 0
+    lsn_to: int = LSN_END
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options, read and checked."""
+
+    path: Path
+    columns: tuple[str, ...]
+    payloads: bool
+    node: str
+    from_us: int
+    to_us: int
+    files: frozenset[str] | None
+    max_rows: int
+    mark: str
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> Settings:
+        """Raises InvalidSetting, BadPath."""
+        path = Path(options.get("path", ""))
+        if "path" not in options or not path.is_dir():
+            raise BadPath(str(path), "is no journal")
+        files = options.get("files")
+        return cls(
+            path,
+            _columns(options.get("columns", "")),
+            _switch("payloads", options.get("payloads", "on")),
+            options.get("node") or socket.gethostname(),
+            _number("from_us", options.get("from_us", str(-(1 << 63)))),
+            _number("to_us", options.get("to_us", str((1 << 63) - 1))),
+            None if files is None else frozenset(json.loads(files)),
+            _number("max_rows", options.get("max_rows", "0")),
+            options.get("mark", ""),
+        )
+
+    def has(self, one: Source) -> bool:
+        """True if the file is to be read."""
+        return self.files is None or one.path.name in self.files
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if name not in BRONZE.names:
+            raise InvalidSetting("columns", name, f"of {', '.join(BRONZE.names)}", "option")
+    return names or tuple(BRONZE.names)
+
+
+def _switch(name: str, text: str) -> bool:
+    if text not in ("on", "off"):
+        raise InvalidSetting(name, text, "on or off", "option")
+    return text == "on"
+
+
+def _number(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise InvalidSetting(name, text, "a whole number", "option") from None
+
+
+class PurgatorydSource(DataSource):
+    """A journal; see the module for its options."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What format() is given."""
+        return "purgatoryd"
+
+    def schema(self) -> StructType:
+        """That of BRONZE, or of the columns that are asked for."""
+        wanted = _columns(self.options.get("columns", ""))
+        chosen = {column.name: column for column in BRONZE.columns}
+        return Table(BRONZE.name, BRONZE.version, tuple(chosen[n] for n in wanted)).spark()
+
+    def reader(self, schema: StructType) -> JournalReader:
+        """Of a batch query."""
+        return JournalReader(Settings.of(self.options))
+
+    def streamReader(self, schema: StructType) -> JournalStream:  # noqa: N802
+        """Of a stream."""
+        return JournalStream(Settings.of(self.options))
+
+
+# ---- batch -----------------------------------------------------------------------------------
+
+
+class JournalReader(DataSourceReader):
+    """Every record of the files, also of the one that is still written."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def partitions(self) -> Sequence[Part]:
+        """One for each file; the names are learnt here, for all of them."""
+        found = [*map(source, segments(self.settings.path))]
+        if self.settings.files is not None:
+            found += openings(self.settings.path)
+        wanted = [one for one in found if self.settings.has(one)]
+        names = _names(self.settings.path, wanted)
+        return [Part(str(one.path), names[one.identity.daemon]) for one in wanted]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one file, in Arrow batches."""
+        assert isinstance(partition, Part)
+        return read_part(self.settings, partition)
+
+
+def _names(path: Path, files: Sequence[Source]) -> dict[str, Names]:
+    return {daemon: names_of(path, daemon) for daemon in {one.identity.daemon for one in files}}
+
+
+def read_part(settings: Settings, part: Part) -> Iterator[pa.RecordBatch]:
+    """The rows of a part, as far as they are asked for."""
+    payloads = settings.payloads and "payload" in settings.columns
+    decoder = Decoder(settings.node, part.names, payloads=payloads)
+    plain = pa.schema([_plain(_SCHEMA.field(name)) for name in settings.columns])
+    path, walk = Path(part.path), Walk()
+    walk.enter(path, cache.read(path))
+    for batch in decoder.batches(walk):
+        kept = batch.filter(_wanted(batch, settings, part))
+        if kept.num_rows:
+            yield kept.select(settings.columns).cast(plain)
+
+
+def _plain(field: pa.Field) -> pa.Field:
+    """Words as strings: Spark takes no dictionaries."""
+    return field.with_type(pa.string()) if pa.types.is_dictionary(field.type) else field
+
+
+def _wanted(batch: pa.RecordBatch, settings: Settings, part: Part) -> pa.Array:
+    at, lsn = batch["at"].cast(pa.int64()), batch["lsn"]
+    bounds = (
+        pc.greater_equal(at, settings.from_us), pc.less(at, settings.to_us),
+        pc.greater_equal(lsn, part.lsn_from), pc.less(lsn, min(part.lsn_to, (1 << 63) - 1)),
+    )  # fmt: skip
+    wanted = bounds[0]
+    for bound in bounds[1:]:
+        wanted = pc.and_(wanted, bound)
+    return wanted
+
+
+# ---- streaming -------------------------------------------------------------------------------
+
+
+class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Sealed segments as they come. An offset is the LSN of the next record, and a record takes
+    one: so how many rows a batch has is known without reading them."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._last: int | None = None  # of a stream that ends with what there is
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+        """The oldest record."""
+        return {"lsn": min((file.lsn for file in segments(self.settings.path)), default=1)}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """The option max_rows."""
+        rows = self.settings.max_rows
+        return ReadMaxRows(rows) if rows else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """What is sealed later is left for the next run."""
+        self._last = self._sealed_upto()
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+        """Where the next batch ends."""
+        upto = self._sealed_upto() if self._last is None else self._last
+        if isinstance(limit, ReadMaxRows):
+            upto = min(upto, start["lsn"] + limit.max_rows)
+        return {"lsn": max(upto, start["lsn"])}
+
+    def _sealed_upto(self) -> int:
+        return max((file.lsn for file in segments(self.settings.path)), default=1)
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[Part]:
+        """The segments between two offsets. Raises JournalDamaged if some of it is gone."""
+        files = segments(self.settings.path)
+        first, upto = start["lsn"], end["lsn"]
+        oldest = min((file.lsn for file in files), default=upto)
+        if first < upto and oldest > first:
+            what = "records went before the stream came to them; give it a mark"
+            raise JournalDamaged(str(self.settings.path), what, 0, 0, first, oldest - 1)
+        wanted = [
+            source(file) for file, after in pairwise(files) if after.lsn > first and file.lsn < upto
+        ]
+        names = _names(self.settings.path, wanted)
+        return [Part(str(one.path), names[one.identity.daemon], first, upto) for one in wanted]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one segment, in Arrow batches."""
+        assert isinstance(partition, Part)
+        return read_part(self.settings, partition)
+
+    def commit(self, end: dict[str, int]) -> None:
+        """Moves the mark: what is before `end` is not needed any more."""
+        if self.settings.mark:
+            set_mark(self.settings.path, Mark(self.settings.mark, end["lsn"]))

@@ -1,0 +1,69 @@
+"""The files of a journal as the pipeline reads them: told apart from those of other arenas, and
+without a trace in the page cache."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+from purgatoryd.pipeline import cache
+from purgatoryd.pipeline.decode import Decoder
+from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Identity
+from purgatoryd.pipeline.names import Names
+from purgatoryd.shm_layout._core import lib
+from purgatoryd.shm_layout.errors import BadPath
+from purgatoryd.shm_layout.journal import SNAPSHOT, File, Walk, segments, snapshots
+
+HEAD: int = lib.PG_SEGMENT_HEAD
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file of a journal. `complete`: what follows it is of another arena, so that it has its
+    end without a seal."""
+
+    path: Path
+    identity: Identity
+    complete: bool = False
+
+
+def source(file: File) -> Source:
+    """Reads the file's header. Raises JournalMismatch, JournalDamaged, BadPath."""
+    walk = Walk()
+    walk.enter(file.path, cache.read(file.path, upto=HEAD))
+    table = OPENINGS if file.path.suffix == SNAPSHOT else BRONZE
+    header = walk.struct.header
+    return Source(
+        file.path, Identity(table, walk.uuid.hex(), int(header.epoch), int(header.first_lsn))
+    )
+
+
+def sealed(directory: Path) -> list[Source]:
+    """The segments that nobody writes any more, all but the newest one, oldest first."""
+    found = [source(file) for file in segments(directory)]
+    return [
+        replace(one, complete=one.identity.daemon != after.identity.daemon)
+        for one, after in pairwise(found)
+    ]
+
+
+def openings(directory: Path) -> list[Source]:
+    """The snapshots that are there; they may go at any time."""
+    found = []
+    for file in snapshots(directory):
+        with contextlib.suppress(BadPath):
+            found.append(source(file))
+    return found
+
+
+def names_of(directory: Path, daemon: str) -> Names:
+    """All names that the files of a journal have for a daemon."""
+    decoder = Decoder("")
+    for one in (*openings(directory), *map(source, segments(directory))):
+        if one.identity.daemon == daemon:
+            walk = Walk()
+            walk.enter(one.path, cache.read(one.path))
+            decoder.learn(walk)
+    return decoder.names

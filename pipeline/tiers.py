@@ -1,0 +1,106 @@
+"""Where each segment is, and one reader over all of it that counts none twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Identity, Lake, Manifest
+from purgatoryd.pipeline.schemas import BRONZE as BRONZE_TABLE
+from purgatoryd.pipeline.sources import Source, openings, source
+from purgatoryd.shm_layout.journal import segments
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class Tier(StrEnum):
+    """HOT: in the journal alone. LAKE: the journal has let it go."""
+
+    HOT = "hot"
+    BOTH = "both"
+    LAKE = "lake"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A segment, or a snapshot, with what each tier has of it."""
+
+    identity: Identity
+    source: Source | None
+    manifest: Manifest | None
+
+    @property
+    def tier(self) -> Tier:
+        """Where it is."""
+        if self.manifest is None:
+            return Tier.HOT
+        return Tier.LAKE if self.source is None else Tier.BOTH
+
+
+def tiers(lake: Lake | None, journals: Iterable[Path] = (), table: str = BRONZE) -> list[Segment]:
+    """All segments, or snapshots, by daemon, epoch and LSN; `journals`: folders JOURNAL/NAME.
+
+    The one that a daemon still writes is among the hot ones. Raises LakeBroken, JournalMismatch.
+    """
+    shipped = {m.identity: m for m in (lake.manifests(table) if lake else ())}
+    there = {one.identity: one for folder in journals for one in _sources(folder, table)}
+    return [
+        Segment(identity, there.get(identity), shipped.get(identity))
+        for identity in sorted({*shipped, *there})
+    ]
+
+
+def _sources(folder: Path, table: str) -> list[Source]:
+    if table == OPENINGS:
+        return openings(folder)
+    return [source(file) for file in segments(folder)]
+
+
+# ---- reading ---------------------------------------------------------------------------------
+
+
+def read_events(spark: SparkSession, lake: Lake | None, journals: Sequence[Path] = ()) -> DataFrame:
+    """BRONZE: every record of both tiers, each segment once.
+
+    What is in the lake is read there, by Spark's own Parquet reader; the rest from the journal.
+    A segment that its daemon still writes is read up to what was on disk then.
+    """
+    return _read(spark, lake, journals, BRONZE)
+
+
+def read_openings(
+    spark: SparkSession, lake: Lake | None, journals: Sequence[Path] = ()
+) -> DataFrame:
+    """The records of every snapshot of both tiers; `segment` is its first LSN to be redone."""
+    return _read(spark, lake, journals, OPENINGS)
+
+
+def _read(
+    spark: SparkSession, lake: Lake | None, journals: Sequence[Path], table: str
+) -> DataFrame:
+    found = tiers(lake, journals, table)
+    paths = [str(lake.data(one.manifest)) for one in found if lake and one.manifest]
+    hot = {str(one.source.path) for one in found if one.source and not one.manifest}
+    parts = [read_files(spark, paths)]
+    for folder in journals:
+        names = [Path(path).name for path in sorted(hot) if Path(path).parent == folder]
+        if names:
+            reader = spark.read.format("purgatoryd").option("files", json.dumps(names))
+            parts.append(reader.load(str(folder)))
+    whole = parts[0]
+    for part in parts[1:]:
+        whole = whole.unionByName(part)
+    return whole
+
+
+def read_files(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
+    """BRONZE from files of the lake; none is an empty table."""
+    schema = BRONZE_TABLE.spark()
+    if not paths:
+        return spark.createDataFrame([], schema)
+    return spark.read.schema(schema).parquet(*paths)

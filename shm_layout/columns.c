@@ -1,0 +1,392 @@
+/* columns.c - records of the journal as columns, one array each, as Arrow wants them.
+ *
+ * One function per type of record says which columns it has. A record of a type that is not
+ * known, or of another length than its type, still becomes a row: its place and time count. */
+
+#include "core.h"
+
+/* The record that is being written, as row number c->rows. */
+struct row {
+    struct pg_columns *c;
+    struct pg_births *births;
+    int64_t wall_offset_ns;       /* wall = the arena's clock + offset, in this group */
+};
+
+_Static_assert(PG_J_TYPES <= 32, "kinds[] has an element per type");
+_Static_assert(PG_LONG_COLUMNS == 21 && PG_INT_COLUMNS == 14 && PG_BYTES_COLUMNS == 5,
+               "sizes in struct pg_columns");
+_Static_assert((int)PG_CAUSE_ACKNOWLEDGED > (int)PG_CAUSE_PUBLISHED, "causes are told apart");
+
+static void mark(uint8_t *valid, uint32_t row)
+{
+    valid[row / 8] |= (uint8_t)(1u << row % 8);
+}
+
+static void put(const struct row *r, enum pg_long_column column, int64_t value)
+{
+    struct pg_longs *l = &r->c->longs[column];
+    l->values[r->c->rows] = value;
+    mark(l->valid, r->c->rows);
+    l->count++;
+}
+
+static void put_int(const struct row *r, enum pg_int_column column, uint32_t value)
+{
+    struct pg_ints *i = &r->c->ints[column];
+    i->values[r->c->rows] = (int32_t)value;
+    mark(i->valid, r->c->rows);
+    i->count++;
+}
+
+/* One of `count` words; what is none of them has no value. */
+static void put_word(const struct row *r, enum pg_int_column column, unsigned value, unsigned count)
+{
+    if (value < count)
+        put_int(r, column, value);
+}
+
+static void put_bytes(const struct row *r, enum pg_bytes_column column, const void *bytes,
+                      uint32_t size)
+{
+    struct pg_bytes *b = &r->c->bytes[column];
+    memcpy(b->bytes + b->used, bytes, size);
+    b->used += size;
+    mark(b->valid, r->c->rows);
+    b->count++;
+}
+
+/* ---- what several types have ----------------------------------------------------------------- */
+
+static void put_unless(const struct row *r, enum pg_long_column column, uint64_t value,
+                       uint64_t none)
+{
+    if (value != none)
+        put(r, column, (int64_t)value);
+}
+
+/* On the arena's clock; the wall clock's time follows. */
+static void put_at(const struct row *r, int64_t at_ns)
+{
+    put(r, PG_LC_AT_NS, at_ns);
+    r->c->longs[PG_LC_AT].values[r->c->rows] = (at_ns + r->wall_offset_ns) / 1000;
+}
+
+static void put_uid(const struct row *r, uint32_t uid)
+{
+    if (uid != PG_NIL)
+        put_int(r, PG_IC_UID, uid);
+}
+
+static void put_namespace(const struct row *r, uint32_t row)
+{
+    if (row < 65536 && r->births->namespaces[row] != PG_NIL)
+        put_int(r, PG_IC_NAMESPACE, row);
+}
+
+static void put_topic(const struct row *r, uint32_t row)
+{
+    if (row >= 65536 || r->births->topics[row] == PG_NIL)
+        return;
+    put_int(r, PG_IC_TOPIC, row);
+    put_namespace(r, r->births->topics[row]);
+}
+
+static void put_key(const struct row *r, unsigned type, const void *key, uint32_t size)
+{
+    put_bytes(r, PG_BC_KEY, key, size);
+    put_word(r, PG_IC_KEY_TYPE, type, PG_KEY_TYPES);
+}
+
+static void put_payload(const struct row *r, const void *payload, uint32_t size)
+{
+    put_int(r, PG_IC_PAYLOAD_LEN, size);
+    if (r->c->payloads)
+        put_bytes(r, PG_BC_PAYLOAD, payload, size);
+}
+
+static void put_slot(const struct row *r, uint64_t ticket, uint32_t slot)
+{
+    put(r, PG_LC_TICKET, (int64_t)ticket);
+    put_int(r, PG_IC_SLOT, slot);
+}
+
+/* ---- names ----------------------------------------------------------------------------------- */
+
+static void namespace_row(const struct row *r, const void *body)
+{
+    const struct pg_j_namespace *j = body;
+    if (j->row < 65536)
+        r->births->namespaces[j->row] = j->row;
+    put_int(r, PG_IC_ROW, j->row);
+    put_uid(r, j->owner_uid);
+    put_namespace(r, j->row);
+    put_bytes(r, PG_BC_NAME, j + 1, j->name_len);
+}
+
+static void topic_row(const struct row *r, const void *body)
+{
+    const struct pg_j_topic *j = body;
+    if (j->row < 65536)
+        r->births->topics[j->row] = j->namespace_row;
+    put_int(r, PG_IC_ROW, j->row);
+    put(r, PG_LC_SEQUENCE, (int64_t)j->sequence);
+    put_unless(r, PG_LC_POSITION, j->last_position - 1, UINT64_MAX);
+    put_topic(r, j->row);
+    put_bytes(r, PG_BC_NAME, j + 1, j->name_len);
+}
+
+/* ---- timers ---------------------------------------------------------------------------------- */
+
+static void arm_row(const struct row *r, const void *body)
+{
+    const struct pg_j_arm *j = body;
+    const uint8_t *key = (const uint8_t *)(j + 1);
+    put_slot(r, j->ticket, j->slot);
+    put_at(r, j->armed_ns);
+    put(r, PG_LC_ARMED_NS, j->armed_ns);
+    put(r, PG_LC_DEADLINE_NS, j->deadline_ns);
+    put_unless(r, PG_LC_WALL_DEADLINE_NS, (uint64_t)j->wall_ns, (uint64_t)NO_WALL);
+    put_unless(r, PG_LC_REPLACED, j->replaced, 0);
+    put_uid(r, j->uid);
+    put_topic(r, j->topic);
+    put_key(r, j->key_type, key, j->key_len);
+    put_payload(r, key + j->key_len, j->payload_len);
+}
+
+static void move_row(const struct row *r, const void *body)
+{
+    const struct pg_j_move *j = body;
+    put_slot(r, j->ticket, j->slot);
+    put_at(r, j->at_ns);
+    put(r, PG_LC_DEADLINE_NS, j->deadline_ns);
+    put_unless(r, PG_LC_WALL_DEADLINE_NS, (uint64_t)j->wall_ns, (uint64_t)NO_WALL);
+    put_uid(r, j->uid);
+}
+
+static void end_row(const struct row *r, const void *body)
+{
+    const struct pg_j_end *j = body;
+    put_slot(r, j->ticket, j->slot);
+    put_at(r, j->at_ns);
+    put_uid(r, j->uid);
+    put_int(r, PG_IC_CAUSE,
+            j->cause == PG_END_CANCELLED ? (uint32_t)PG_CAUSE_CANCELLED : PG_CAUSE_ACKNOWLEDGED);
+}
+
+static void fire_row(const struct row *r, const void *body)
+{
+    const struct pg_j_fire *j = body;
+    put_slot(r, j->ticket, j->slot);
+    put_at(r, j->fired_ns);
+    put(r, PG_LC_DEADLINE_NS, j->deadline_ns);
+    put(r, PG_LC_POSITION, (int64_t)j->position);
+    put(r, PG_LC_SEQUENCE, (int64_t)j->sequence);
+    put_topic(r, j->topic);
+    put_int(r, PG_IC_FLAGS, j->flags);
+    put_int(r, PG_IC_CAUSE, PG_CAUSE_EXPIRED);
+}
+
+static void sent_row(const struct row *r, const void *body)
+{
+    const struct pg_j_sent *j = body;
+    put_at(r, j->built_ns);
+    put(r, PG_LC_BUILT_NS, j->built_ns);
+    put(r, PG_LC_HANDED_NS, j->sent_boot_ns);
+    put(r, PG_LC_POSITIONS_FROM, (int64_t)j->from);
+    put(r, PG_LC_POSITIONS_UPTO, (int64_t)j->upto);
+    put_int(r, PG_IC_COUNT, (uint32_t)(j->upto - j->from));
+}
+
+static void entry_row(const struct row *r, const void *body)
+{
+    const struct pg_j_entry *j = body;
+    const uint8_t *key = (const uint8_t *)(j + 1);
+    put(r, PG_LC_TICKET, (int64_t)(j->ticket >> 8));
+    put_at(r, j->fired_ns);
+    put(r, PG_LC_DEADLINE_NS, j->deadline_ns);
+    put(r, PG_LC_POSITION, (int64_t)j->position);
+    put(r, PG_LC_SEQUENCE, (int64_t)j->sequence);
+    put_topic(r, j->topic);
+    put_int(r, PG_IC_FLAGS, j->meta >> 4);
+    put_word(r, PG_IC_CAUSE, j->ticket & 255, PG_CAUSE_ACKNOWLEDGED);
+    put_key(r, j->meta & 15, key, j->key_len);
+    put_payload(r, key + j->key_len, j->payload_len);
+}
+
+/* ---- operations ------------------------------------------------------------------------------ */
+
+static void put_watch_keys(const struct row *r, const struct pg_j_watch_key *keys, uint32_t count)
+{
+    struct pg_watch_lists *w = &r->c->watch;
+    for (uint32_t n = 0; n < count; n++, w->used++) {
+        w->row[w->used] = (int32_t)keys[n].row;
+        w->flags[w->used] = (int32_t)keys[n].flags;
+        w->target[w->used] = (int64_t)keys[n].target;
+        w->base[w->used] = (int64_t)keys[n].base;
+        w->cap[w->used] = (int64_t)keys[n].cap;
+    }
+    mark(w->valid, r->c->rows);
+    w->count++;
+}
+
+static void watch_row(const struct row *r, const void *body)
+{
+    const struct pg_j_watch *j = body;
+    const struct pg_j_watch_key *keys = (const void *)(j + 1);
+    const uint8_t *key = (const uint8_t *)(keys + j->keys);
+    put_slot(r, j->ticket, j->slot);
+    put_at(r, j->armed_ns);
+    put(r, PG_LC_ARMED_NS, j->armed_ns);
+    put(r, PG_LC_DEADLINE_NS, j->deadline_ns);
+    put(r, PG_LC_SESSION, (int64_t)j->session);
+    put_word(r, PG_IC_CONDITION, j->condition, PG_CONDITIONS);
+    if (j->condition == PG_C_SUM)
+        put(r, PG_LC_THRESHOLD, (int64_t)j->threshold);
+    put_uid(r, j->uid);
+    put_topic(r, j->topic);
+    put_watch_keys(r, keys, j->keys);
+    put_key(r, j->key_type, key, j->key_len);
+    put_payload(r, key + j->key_len, j->payload_len);
+}
+
+static void outcome_row(const struct row *r, const void *body)
+{
+    const struct pg_j_outcome *j = body;
+    put_slot(r, j->ticket, j->slot);
+    put_at(r, j->ended_ns);
+    put(r, PG_LC_DEADLINE_NS, j->deadline_ns);
+    if (j->position != 0) {
+        put(r, PG_LC_POSITION, (int64_t)j->position - 1);
+        put(r, PG_LC_SEQUENCE, (int64_t)j->sequence);
+    }
+    put_topic(r, j->topic);
+    put_int(r, PG_IC_ERROR, j->error);
+    put_int(r, PG_IC_FLAGS, j->flags);
+    put_word(r, PG_IC_CAUSE, j->cause, PG_CAUSE_ACKNOWLEDGED);
+    put_bytes(r, PG_BC_MISSING, j + 1, (j->keys + 7u) / 8);
+}
+
+static void level_row(const struct row *r, const void *body)
+{
+    const struct pg_j_level *j = body;
+    put(r, PG_LC_LEVEL, (int64_t)j->level);
+    put_int(r, PG_IC_ROW, j->row);
+    put_int(r, PG_IC_ERROR, j->error);
+    put_int(r, PG_IC_FLAGS, j->flags);
+    put_namespace(r, j->namespace_row);
+    if (j->flags & PG_L_BORN)
+        put_key(r, j->key_type, j + 1, j->key_len);
+}
+
+static void gone_row(const struct row *r, const void *body)
+{
+    put_int(r, PG_IC_ROW, ((const struct pg_j_gone *)body)->row);
+}
+
+static void session_row(const struct row *r, const void *body)
+{
+    const struct pg_j_session *j = body;
+    put(r, PG_LC_SESSION, (int64_t)j->session);
+    put_uid(r, j->uid);
+    put_int(r, PG_IC_COUNT, (uint32_t)j->dropped);
+}
+
+/* ---- a snapshot's first and last ------------------------------------------------------------- */
+
+static void head_row(const struct row *r, const void *body)
+{
+    const struct pg_j_head *j = body;
+    put_at(r, j->now_ns);
+    put(r, PG_LC_POSITIONS_FROM, (int64_t)j->published);
+    put(r, PG_LC_POSITIONS_UPTO, (int64_t)j->outbox_tail);
+    put(r, PG_LC_ADD_LSN, (int64_t)j->start_lsn);
+    put_int(r, PG_IC_COUNT, j->capacity);
+}
+
+static void last_row(const struct row *r, const void *body)
+{
+    const struct pg_j_last *j = body;
+    put(r, PG_LC_ADD_LSN, (int64_t)j->end_lsn);
+    put_int(r, PG_IC_COUNT, (uint32_t)j->frames);
+}
+
+/* ---- rows in order --------------------------------------------------------------------------- */
+
+static const struct rule {
+    void (*write)(const struct row *r, const void *body);
+    bool names;
+} rules[PG_J_TYPES] = {
+    [PG_J_NAMESPACE] = {namespace_row, true}, [PG_J_TOPIC] = {topic_row, true},
+    [PG_J_ARM] = {arm_row, false}, [PG_J_MOVE] = {move_row, false},
+    [PG_J_END] = {end_row, false}, [PG_J_FIRE] = {fire_row, false},
+    [PG_J_SENT] = {sent_row, false}, [PG_J_WATCH] = {watch_row, false},
+    [PG_J_LEVEL] = {level_row, false}, [PG_J_GONE] = {gone_row, false},
+    [PG_J_OUTCOME] = {outcome_row, false}, [PG_J_SESSION] = {session_row, false},
+    [PG_J_HEAD] = {head_row, false}, [PG_J_ENTRY] = {entry_row, false},
+    [PG_J_LAST] = {last_row, false},
+};
+
+static void row_begin(const struct row *r, const struct pg_frame_head *f, const struct pg_walk *w)
+{
+    put(r, PG_LC_LSN, (int64_t)f->lsn);
+    put(r, PG_LC_AT, w->wall_ns / 1000);
+    put_int(r, PG_IC_CLOCK, w->header.clock_kind == PG_CLOCK_VIRTUAL ? PG_CC_VIRTUAL : PG_CC_BOOT);
+}
+
+static void row_end(struct pg_columns *c)
+{
+    c->rows++;
+    for (unsigned n = 0; n < PG_BYTES_COLUMNS; n++)
+        c->bytes[n].offsets[c->rows] = (int32_t)c->bytes[n].used;
+    c->watch.offsets[c->rows] = (int32_t)c->watch.used;
+}
+
+static void row_write(struct pg_columns *c, struct pg_births *births,
+                      const struct pg_frame_head *f, const struct pg_walk *w)
+{
+    const struct row r = {c, births, w->wall_ns - w->boot_ns};
+    const unsigned kind = frame_fits(f) ? f->type : 0;
+    row_begin(&r, f, w);
+    put_int(&r, PG_IC_KIND, kind);
+    c->kinds[kind]++;
+    if (kind != 0)
+        rules[kind].write(&r, f + 1);
+    row_end(c);
+}
+
+/* No column of bytes takes more of a record than its frame has, nor the lists of watch keys. */
+static bool has_room(const struct pg_columns *c)
+{
+    uint64_t used = (uint64_t)c->watch.used * sizeof(struct pg_j_watch_key);
+    for (unsigned n = 0; n < PG_BYTES_COLUMNS; n++)
+        if (c->bytes[n].used > used)
+            used = c->bytes[n].used;
+    return c->rows < c->capacity && used + PG_J_FRAME_MAX <= c->bytes_max;
+}
+
+static bool names_something(const struct pg_frame_head *f)
+{
+    return f->type < PG_J_TYPES && rules[f->type].names;
+}
+
+static int fill(struct pg_columns *c, struct pg_births *births, struct pg_walk *walk, bool names)
+{
+    const struct pg_frame_head *f;
+    while (has_room(c)) {
+        if ((f = pg_walk_next(walk)) == NULL)
+            return 0;
+        if (!names || names_something(f))
+            row_write(c, births, f, walk);
+    }
+    return 1;
+}
+
+int pg_columns_fill(struct pg_columns *c, struct pg_births *births, struct pg_walk *walk)
+{
+    return fill(c, births, walk, false);
+}
+
+int pg_columns_names(struct pg_columns *c, struct pg_births *births, struct pg_walk *walk)
+{
+    return fill(c, births, walk, true);
+}

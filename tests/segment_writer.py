@@ -1,0 +1,96 @@
+"""Segments made byte by byte: records of any type, version and clock."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from purgatoryd.shm_layout._core import ffi, lib
+from purgatoryd.shm_layout.journal import SEGMENT, file_name
+
+DAEMON = bytes(range(16))
+BOOT_NS = 1_000 * 10**9
+WALL_NS = 1_700_000_000 * 10**9
+SALT = 77
+_HEAD: int = lib.PG_SEGMENT_HEAD
+_GROUP_HEAD: int = lib.PG_GROUP_HEAD
+
+Record = tuple[int, bytes]
+
+
+def record(kind: str, rest: bytes = b"", **fields: Any) -> Record:
+    """Type and body of a record; `rest` stands behind its struct."""
+    body = ffi.new(f"struct pg_j_{kind} *", fields)
+    return int(getattr(lib, f"PG_J_{kind.upper()}")), bytes(ffi.buffer(body)) + rest
+
+
+def names() -> list[Record]:
+    """Namespace `n` and its topic `t`, in rows 0."""
+    return [
+        record("namespace", b"n", row=0, name_len=1, owner_uid=0xFFFFFFFF),
+        record("topic", b"t", row=0, name_len=1, incarnation=1),
+    ]
+
+
+def arm(ticket: int, key: bytes = b"key", payload: bytes = b"", **fields: Any) -> Record:
+    """A timer, armed `ticket` microseconds after the segment's begin, due a second later."""
+    at_ns = BOOT_NS + ticket * 1000
+    given = {"ticket": ticket, "armed_ns": at_ns, "deadline_ns": at_ns + 10**9,
+             "wall_ns": -(2**63), "uid": 1000, "slot": ticket}  # fmt: skip
+    return record(
+        "arm", key + payload, key_len=len(key), payload_len=len(payload), **(given | fields)
+    )
+
+
+def _frame(lsn: int, kind: int, body: bytes) -> bytes:
+    body += bytes(-len(body) % 8)
+    return struct.pack("<IIQIHH", 24 + len(body), 0, lsn, 0, kind, 0) + body
+
+
+def segment(
+    records: Iterable[Record],
+    first_lsn: int = 1,
+    *,
+    first_group: int = 1,
+    seal: bool = True,
+    major: int = lib.PG_JOURNAL_MAJOR,
+    minor: int = lib.PG_JOURNAL_MINOR,
+    uuid: bytes = DAEMON,
+    clock: int = lib.PG_CLOCK_BOOT,
+) -> bytes:
+    """A segment whose records stand in one group."""
+    frames = [_frame(first_lsn + n, *one) for n, one in enumerate(records)]
+    group = bytearray(_GROUP_HEAD) + b"".join(frames)
+    clocks = {"boot_ns": BOOT_NS, "wall_ns": WALL_NS}
+    lib.pg_group_seal(
+        ffi.from_buffer(group), len(group), SALT,
+        ffi.new("struct pg_j_group *", {"number": first_group, **clocks}),
+    )  # fmt: skip
+    end = ffi.new("struct pg_frame_head *")
+    lib.pg_segment_end(end, SALT, first_group, first_lsn + len(frames) - 1)
+    head = _header(
+        {"magic": lib.PG_SEGMENT_MAGIC, "uuid": uuid, "epoch": 1, "first_lsn": first_lsn,
+         "first_group": first_group, "salt": SALT, "clock_kind": clock, **clocks},
+        major, minor,
+    )  # fmt: skip
+    return head + bytes(group) + (bytes(ffi.buffer(end)) if seal else bytes(24))
+
+
+def _header(fields: dict[str, Any], major: int, minor: int) -> bytes:
+    block = bytearray(_HEAD)
+    lib.pg_segment_begin(ffi.from_buffer(block), ffi.new("struct pg_segment *", fields))
+    head = ffi.from_buffer("struct pg_segment *", block)
+    head.major, head.minor = major, minor
+    size = ffi.offsetof("struct pg_segment", "crc")
+    head.crc = lib.pg_crc32c(0, ffi.from_buffer(block), size)
+    return bytes(block)
+
+
+def write(directory: Path, data: bytes, first_lsn: int = 1) -> Path:
+    """The segment as a file of a journal."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / file_name(first_lsn, SEGMENT)
+    path.write_bytes(data)
+    return path

@@ -1,0 +1,405 @@
+"""From the journal into the lake: every record once, whatever happens on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import segment_writer as sw
+from click.testing import CliRunner, Result
+from conftest import StartDaemon
+from machine import needs
+from stored_arena import JOURNALS, StoredJournal
+
+from purgatoryd.cli.app import app
+from purgatoryd.clients import Client
+from purgatoryd.pipeline import cache, ship
+from purgatoryd.pipeline.decode import Decoder
+from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Lake
+from purgatoryd.pipeline.schemas import BRONZE as BRONZE_TABLE
+from purgatoryd.pipeline.ship import Shipper, mark_name
+from purgatoryd.pipeline.sources import names_of
+from purgatoryd.pipeline.tiers import Tier, tiers
+from purgatoryd.shm_layout._core import lib
+from purgatoryd.shm_layout.errors import (
+    JournalDamaged,
+    JournalMismatch,
+    LakeInUse,
+    PurgatorydError,
+)
+from purgatoryd.shm_layout.journal import Frame, Walk, contents, segments, snapshots
+from purgatoryd.shm_layout.marks import Mark, read_marks, set_mark
+
+KILLER = Path(__file__).with_name("ship_killed.py")
+
+
+@pytest.fixture(params=JOURNALS, ids=lambda folder: folder.name)
+def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The journal of a released version; its newest segment is still written."""
+    return StoredJournal(request.param, tmp_path / "journals" / "demo").directory
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    (tmp_path / "lake").mkdir()
+    return Lake(tmp_path / "lake")
+
+
+def shipped(journal: Path, lake: Lake) -> int:
+    """Ships all that is complete; returns how many files that were."""
+    shipper = Shipper(journal, lake, "node")
+    try:
+        return len(list(shipper.turn()))
+    finally:
+        shipper.close()
+
+
+def rows_of(lake: Lake, table: str = BRONZE) -> list[dict[str, Any]]:
+    found = [pq.read_table(lake.data(m)).to_pylist() for m in lake.manifests(table)]
+    return [row for rows in found for row in rows]
+
+
+def frames_of(journal: Path) -> list[Frame]:
+    """The records of all complete segments, read by other code than the decoder."""
+    walk, frames = Walk(), []
+    for file in segments(journal)[:-1]:
+        walk.enter(file.path)
+        frames += list(walk.frames())
+    return frames
+
+
+def key_bytes(key: object) -> bytes:
+    if isinstance(key, UUID):
+        return key.bytes
+    return key.encode() if isinstance(key, str) else bytes(key)  # type: ignore[call-overload]
+
+
+def tree(root: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in root.rglob("*") if path.is_file()}
+
+
+# ---- what is in the lake ---------------------------------------------------------------------
+
+
+def test_every_record_is_in_the_lake_once(stored: Path, lake: Lake) -> None:
+    count = shipped(stored, lake)
+    assert count == len(segments(stored)) - 1 + len(snapshots(stored))
+    rows, frames = rows_of(lake), frames_of(stored)
+    assert [(row["lsn"], row["kind"]) for row in rows] == [(f.lsn, f.kind) for f in frames]
+    for row, frame in zip(rows, frames, strict=True):
+        assert_same(row, frame)
+    assert all(row["topic"] for row in rows if row["kind"] in ("arm", "watch", "fire", "outcome"))
+
+
+TIMES = {"arm": "armed_ns", "watch": "armed_ns", "move": "at_ns", "end": "at_ns",
+         "fire": "fired_ns", "outcome": "ended_ns", "sent": "built_ns"}  # fmt: skip
+
+
+def assert_same(row: dict[str, Any], frame: Frame) -> None:
+    """The row has what the record says."""
+    found, fields = contents(frame), frame.fields
+    if found.key:
+        assert row["key"] == key_bytes(found.key)
+    if found.payload is not None:
+        assert (row["payload"], row["payload_len"]) == (found.payload, len(found.payload))
+    for name in ("ticket", "deadline_ns", "slot", "level"):
+        assert row[name] == fields.get(name)
+    assert row["at_ns"] == fields.get(TIMES.get(frame.kind, ""))
+
+
+def test_nothing_is_shipped_twice(stored: Path, lake: Lake) -> None:
+    shipped(stored, lake)
+    before = tree(lake.root)
+    assert shipped(stored, lake) == 0
+    assert tree(lake.root) == before
+
+
+def test_manifests_say_what_is_in_the_files(stored: Path, lake: Lake) -> None:
+    shipped(stored, lake)
+    for table in (BRONZE, OPENINGS):
+        for manifest in lake.manifests(table):
+            path = lake.data(manifest)
+            found = pq.read_table(path)
+            kinds = {row["values"]: row["counts"] for row in
+                     found["kind"].cast(pa.string()).value_counts().to_pylist()}  # fmt: skip
+            assert (manifest.rows, manifest.kinds) == (found.num_rows, kinds)
+            assert manifest.bytes == path.stat().st_size
+            assert path.name == f"{manifest.name}.parquet"
+            assert found.schema.names == BRONZE_TABLE.names
+
+
+def test_segments_in_any_order_give_the_same_rows(stored: Path, lake: Lake) -> None:
+    shipped(stored, lake)
+    daemon = lake.daemons()[0]
+    decoder, rows = Decoder("node", names_of(stored, daemon)), []
+    files = segments(stored)[:-1]
+    random.Random(1).shuffle(files)
+    for file in files:
+        walk = Walk()
+        walk.enter(file.path)
+        for batch in decoder.batches(walk):
+            rows += batch.to_pylist()
+    assert sorted(rows, key=lambda row: row["lsn"]) == rows_of(lake)
+
+
+def test_payloads_can_be_left_out(stored: Path) -> None:
+    walk = Walk()
+    walk.enter(segments(stored)[0].path)
+    for batch in Decoder("node", payloads=False).batches(walk):
+        assert batch["payload"].null_count == batch.num_rows
+        assert batch["payload_len"].null_count < batch.num_rows
+
+
+def test_batches_of_any_size_give_the_same_rows(
+    stored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rows() -> list[dict[str, Any]]:
+        walk = Walk()
+        walk.enter(segments(stored)[0].path)
+        return [row for batch in Decoder("node").batches(walk) for row in batch.to_pylist()]
+
+    whole = rows()
+    monkeypatch.setattr("purgatoryd.pipeline.decode.BATCH_ROWS", 7)
+    assert rows() == whole
+
+
+def test_virtual_time_is_told_apart(tmp_path: Path, lake: Lake) -> None:
+    journal = tmp_path / "journal"
+    data = sw.segment([*sw.names(), sw.arm(3)], clock=lib.PG_CLOCK_VIRTUAL)
+    sw.write(journal, data)
+    sw.write(journal, sw.segment([sw.arm(4)], 4, first_group=2, seal=False), 4)
+    shipped(journal, lake)
+    assert {row["clock"] for row in rows_of(lake)} == {"virtual"}
+    assert lake.manifests()[0].clock == "virtual"
+    arm = rows_of(lake)[-1]
+    assert arm["at"].timestamp() == (sw.WALL_NS + 3000) / 1e9
+
+
+def test_records_of_a_later_version_are_counted(tmp_path: Path, lake: Lake) -> None:
+    journal = tmp_path / "journal"
+    later = [*sw.names(), (31, b"whatever"), (200, bytes(160)), sw.arm(3)]
+    sw.write(journal, sw.segment(later, minor=lib.PG_JOURNAL_MINOR + 1))
+    sw.write(journal, sw.segment([sw.arm(4)], 6, first_group=2, seal=False), 6)
+    shipped(journal, lake)
+    assert lake.manifests()[0].kinds == {"namespace": 1, "topic": 1, "unknown": 2, "arm": 1}
+    rows = rows_of(lake)
+    assert [row["lsn"] for row in rows if row["kind"] == "unknown"] == [3, 4]
+    assert rows[-1]["key"] == b"key"
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_an_empty_journal_is_no_error(tmp_path: Path, lake: Lake, count: int) -> None:
+    journal = tmp_path / "journal"
+    journal.mkdir()
+    if count:
+        sw.write(journal, sw.segment(sw.names(), seal=False))
+    assert shipped(journal, lake) == 0
+    assert lake.manifests() == []
+    assert [one.tier for one in tiers(lake, [journal])] == [Tier.HOT] * count
+
+
+# ---- what cannot be read ---------------------------------------------------------------------
+
+
+def cut(data: bytes) -> bytes:
+    return data[:-300]
+
+
+def flipped(data: bytes) -> bytes:
+    at = data.index(b"payload of 5")
+    return data[:at] + b"P" + data[at + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error"),
+    [
+        (cut, JournalDamaged),
+        (flipped, JournalDamaged),
+        (lambda data: data[:100], JournalMismatch),
+        (lambda data: b"\0" * 8 + data[8:], JournalMismatch),
+    ],
+    ids=["cut", "flipped", "no header", "no magic"],
+)
+def test_a_damaged_segment_is_refused_and_changes_nothing(
+    tmp_path: Path, lake: Lake, spoil: Any, error: type[PurgatorydError]
+) -> None:
+    journal = tmp_path / "journal"
+    records = [sw.arm(n, payload=b"payload of %d" % n) for n in range(3, 10)]
+    sw.write(journal, sw.segment([*sw.names(), *records]))
+    sw.write(journal, spoil(sw.segment(records, 10, first_group=2)), 10)
+    sw.write(journal, sw.segment([sw.arm(20)], 17, first_group=3, seal=False), 17)
+    with pytest.raises(error) as caught:
+        shipped(journal, lake)
+    assert "000000000000000a.journal" in str(caught.value)
+    assert len(lake.manifests()) <= 1
+    files = {
+        path
+        for path in lake.root.rglob("*")
+        if path.is_file() and path.parent.parent.name == BRONZE
+    }
+    assert files == {lake.data(manifest) for manifest in lake.manifests()}
+
+
+def test_another_major_version_is_refused(tmp_path: Path, lake: Lake) -> None:
+    journal = tmp_path / "journal"
+    sw.write(journal, sw.segment(sw.names(), major=lib.PG_JOURNAL_MAJOR + 1))
+    sw.write(journal, sw.segment([sw.arm(4)], 3, first_group=2, seal=False), 3)
+    with pytest.raises(JournalMismatch, match="version of a segment"):
+        shipped(journal, lake)
+    assert not list(lake.root.rglob("*.parquet"))
+
+
+# ---- killed, and side by side ----------------------------------------------------------------
+
+
+def test_killed_at_any_step_nothing_is_lost_doubled_or_left_behind(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    sw.write(journal, sw.segment([*sw.names(), sw.arm(3), sw.arm(4)]))
+    sw.write(journal, sw.segment([sw.arm(5), *sw.names()], 5, first_group=2), 5)
+    sw.write(journal, sw.segment([sw.arm(6)], 8, first_group=3, seal=False), 8)
+    (tmp_path / "work").mkdir()
+    done = subprocess.run(
+        [sys.executable, KILLER, journal, tmp_path / "work"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 20
+
+
+def test_two_do_not_ship_one_journal(stored: Path, lake: Lake) -> None:
+    shipper = Shipper(stored, lake, "node")
+    next(shipper.turn())
+    with pytest.raises(LakeInUse):
+        shipped(stored, lake)
+    shipper.close()
+    assert shipped(stored, lake) > 0
+
+
+# ---- retention -------------------------------------------------------------------------------
+
+
+def test_the_mark_holds_what_is_not_in_the_lake(stored: Path, lake: Lake) -> None:
+    mark, files = mark_name(lake), segments(stored)
+    shipper = Shipper(stored, lake, "node")
+    held = []
+    for manifest in shipper.turn():
+        held.append(read_marks(stored)[mark].lsn)
+        assert manifest.table == OPENINGS or held[-1] > manifest.first_lsn
+    shipper.close()
+    assert held == sorted(held)
+    assert held[0] == files[0].lsn
+    assert read_marks(stored)[mark].lsn == files[-1].lsn
+    set_mark(stored, Mark(mark, files[-1].lsn, dropped=True))
+    shipped(stored, lake)
+    assert not read_marks(stored)[mark].dropped
+
+
+def test_segments_are_hot_then_both_then_in_the_lake(stored: Path, lake: Lake) -> None:
+    assert {one.tier for one in tiers(lake, [stored])} == {Tier.HOT}
+    shipped(stored, lake)
+    found = tiers(lake, [stored])
+    assert [one.tier for one in found] == [Tier.BOTH] * (len(found) - 1) + [Tier.HOT]
+    segments(stored)[0].path.unlink()
+    found = tiers(lake, [stored])
+    assert [one.tier for one in found][:2] == [Tier.LAKE, Tier.BOTH]
+    assert len({one.identity for one in found}) == len(found)
+
+
+# ---- the host --------------------------------------------------------------------------------
+
+
+def test_the_page_cache_is_left_as_it_was(tmp_path: Path, lake: Lake) -> None:
+    needs("pagecache")
+    journal, payload = tmp_path / "journal", bytes(1000)
+    records = [sw.arm(n, payload=payload) for n in range(3, 2003)]
+    paths = [
+        sw.write(journal, sw.segment(records, 1, first_group=1)),
+        sw.write(journal, sw.segment(records, 2001, first_group=2), 2001),
+        sw.write(journal, sw.segment([sw.arm(1)], 4001, first_group=3, seal=False), 4001),
+    ]
+    for path in paths:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    with paths[0].open("rb") as file:
+        cache.drop(file)
+    before = [resident_pages(path) for path in paths]
+    assert before[0] == 0
+    assert before[1] > 500
+    assert shipped(journal, lake) == 2
+    assert [resident_pages(path) for path in paths] == before
+    for manifest in lake.manifests():
+        assert resident_pages(lake.data(manifest)) == 0
+
+
+def resident_pages(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(byte & 1 for byte in cache.resident(file))
+
+
+def test_no_more_bytes_are_read_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, slept_s = 100.0, 0.0
+
+    def sleep(time_s: float) -> None:
+        nonlocal now_s, slept_s
+        now_s, slept_s = now_s + time_s, slept_s + time_s
+
+    monkeypatch.setattr("purgatoryd.pipeline.ship.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("purgatoryd.pipeline.ship.time.sleep", sleep)
+    pace = ship.Pace(1000)
+    for _ in range(11):
+        pace(500)
+    assert slept_s == pytest.approx(5.0)
+    free = ship.Pace(0)
+    free(1 << 40)
+    assert slept_s == pytest.approx(5.0)
+
+
+# ---- the command -----------------------------------------------------------------------------
+
+
+def called(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["pipeline", *map(str, arguments)])
+
+
+def test_a_running_daemon_is_shipped(daemon: StartDaemon, tmp_path: Path) -> None:
+    journals, root = tmp_path / "journals", tmp_path / "lake"
+    journals.mkdir()
+    daemon("demo", "--journal", str(journals), "--segment-bytes", "256K")
+    with Client("demo") as client:
+        for batch in range(8):
+            client.add_many([(f"{batch}:{n}", 3600.0, "t", b"x" * 200) for n in range(500)])
+    where = ("--name", "demo", "--journal", journals, "--lake", root, "--json")
+    done = called("ship", *where, "--node", "here")
+    assert done.exit_code == 0, done.output
+    told = [json.loads(line) for line in done.output.splitlines()]
+    assert {one["table"] for one in told} == {BRONZE, OPENINGS}
+    assert {one["node"] for one in told} == {"here"}
+    listed = [json.loads(line) for line in called("status", *where).output.splitlines()]
+    assert [one["tier"] for one in listed][-1] == "hot"
+    assert {one["tier"] for one in listed[:-1]} == {"both"}
+    lsns = [row["lsn"] for row in rows_of(Lake(root))]
+    assert lsns == list(range(1, len(lsns) + 1))
+
+
+def test_a_damaged_segment_ends_the_command_with_its_code(tmp_path: Path) -> None:
+    journal = tmp_path / "journals" / "demo"
+    sw.write(journal, cut(sw.segment([*sw.names(), *(sw.arm(n) for n in range(3, 50))])))
+    sw.write(journal, sw.segment([sw.arm(1)], 50, first_group=2, seal=False), 50)
+    done = called("ship", "--name", "demo", "--journal", journal.parent, "--lake", tmp_path / "l")
+    assert done.exit_code == 5, done.output
+
+
+def test_no_journal_is_a_clear_error(tmp_path: Path) -> None:
+    done = called("ship", "--name", "demo", "--journal", tmp_path, "--lake", tmp_path / "lake")
+    assert done.exit_code == 7
+    assert "is no journal" in done.output
+    assert not (tmp_path / "lake").exists()
