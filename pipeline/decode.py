@@ -107,11 +107,15 @@ class Decoder:
         walk.check()
 
     def _learn(self, columns: _Columns) -> None:
-        for kind, row, name in columns.births():
-            if kind == "namespace":
-                self.names.namespaces[row] = name
-            else:
-                self.names.topics[row] = (int(self._births.topics[row]), name)
+        for born in columns.births():
+            name = born["name"].decode(errors="replace")
+            if born["kind"] == lib.PG_J_NAMESPACE:
+                self.names.namespaces[born["row"]] = name
+            elif born["kind"] == lib.PG_J_TOPIC:
+                namespace = int(self._births.topics[born["row"]])
+                self.names.topics[born["row"]] = (namespace, name)
+            else:  # a session was opened; its row is the pid
+                self.names.workers[born["session"]] = name or f"{born['uid']}:{born['row']}"
 
     def _count(self, kinds: Any) -> None:
         for number, count in enumerate(kinds):
@@ -144,15 +148,17 @@ class _Columns:
         """How many there are."""
         return int(self.struct.rows)
 
-    def births(self) -> Iterator[tuple[str, int, str]]:
-        """Kind, row and name of what got a name here."""
+    def births(self) -> list[dict[str, Any]]:
+        """What got a name here, with the columns that tell what it is."""
         if not self._columns["name"].count:
-            return
-        names = self._array("name", pa.binary())
-        kinds, rows = self._array("kind", pa.int32()), self._array("row", pa.int32())
-        for at in pc.indices_nonzero(names.is_valid()).to_pylist():
-            name = names[at].as_py().decode(errors="replace")
-            yield _kind(kinds[at].as_py()), rows[at].as_py(), name
+            return []
+        kinds = {"name": pa.binary(), "kind": pa.int32(), "row": pa.int32(), "uid": pa.int32(),
+                 "session": pa.int64()}  # fmt: skip
+        rows = pa.RecordBatch.from_pydict(
+            {name: self._array(name, kind) for name, kind in kinds.items()}
+        )
+        found: list[dict[str, Any]] = rows.filter(rows["name"].is_valid()).to_pylist()
+        return found
 
     def batch(self, origin: Origin, names: Names) -> pa.RecordBatch:
         """All rows, with the names that are known."""
@@ -163,7 +169,8 @@ class _Columns:
         made = {
             **{name: self._same(getattr(origin, name)) for name in ("daemon", "node")},
             **{name: self._same(getattr(origin, name)) for name in ("epoch", "segment")},
-            "worker": self._workers(names.workers),
+            "worker": self._workers("session", names.workers),
+            "replaced_worker": self._workers("replaced_session", names.workers),
         }
         arrays = [
             made[column.name] if column.name in made else self._made(column, words)
@@ -196,8 +203,8 @@ class _Columns:
         zeros = pa.repeat(pa.scalar(0, pa.int32()), self.rows)
         return pa.DictionaryArray.from_arrays(zeros, pa.array([value]))
 
-    def _workers(self, workers: dict[int, str]) -> pa.Array:
-        found = self._array("session", pa.int64())
+    def _workers(self, column: str, workers: dict[int, str]) -> pa.Array:
+        found = self._array(column, pa.int64())
         sessions = pa.array(workers, pa.int64())
         indices = pc.index_in(found, sessions, skip_nulls=True)
         return pa.DictionaryArray.from_arrays(indices, pa.array(workers.values(), pa.string()))

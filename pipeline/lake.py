@@ -78,6 +78,11 @@ class Manifest:
         return f"{self.epoch}-{self.first_lsn:016x}-{self.last_lsn:016x}-{self.crc:08x}"
 
     @property
+    def segment(self) -> tuple[str, int, int]:
+        """Daemon, epoch and first LSN: a segment's name in every tier."""
+        return self.daemon, self.epoch, self.first_lsn
+
+    @property
     def identity(self) -> Identity:
         """What it is known by in every tier."""
         return Identity(self.table, self.daemon, self.epoch, self.first_lsn)

@@ -134,9 +134,10 @@ BRONZE = Table(
         Column("key_type", "word"),
         Column("payload", "binary"),
         Column("payload_len", "int"),
-        *columns("long", "deadline_ns wall_deadline_ns sent_ns received_ns armed_ns"),
+        *columns("long", "deadline_ns wall_deadline_ns sent_ns received_ns applied_ns armed_ns"),
         *columns("long", "add_lsn session"),
         Column("worker", "word"),
+        Column("ended_boot_ns", "long"),
         *columns("int", "uid slot"),
         Column("cause", "word"),
         *columns("int", "error flags"),
@@ -158,6 +159,9 @@ BRONZE = Table(
         Column("count", "int"),
         Column("load", "binary"),
         Column("load_row", "long"),
+        *columns("long", "replaced_add_lsn replaced_session replaced_sent_ns"),
+        *columns("long", "replaced_received_ns replaced_applied_ns replaced_armed_ns"),
+        Column("replaced_worker", "word"),
     ),
 )
 """One row per record of a journal or a snapshot. Unsigned 64-bit numbers stand as the long of

@@ -298,9 +298,13 @@ const struct pg_life *pg_frame_life(const struct pg_frame_head *frame,
 enum pg_long_column {
     PG_LC_LSN, PG_LC_AT,          /* microseconds, UTC */
     PG_LC_AT_NS, PG_LC_TICKET, PG_LC_DEADLINE_NS, PG_LC_WALL_DEADLINE_NS, PG_LC_SENT_NS,
-    PG_LC_RECEIVED_NS, PG_LC_ARMED_NS, PG_LC_ADD_LSN, PG_LC_SESSION, PG_LC_SEQUENCE,
-    PG_LC_POSITION, PG_LC_REPLACED, PG_LC_THRESHOLD, PG_LC_LEVEL, PG_LC_POSITIONS_FROM,
-    PG_LC_POSITIONS_UPTO, PG_LC_BUILT_NS, PG_LC_HANDED_NS, PG_LC_LOAD_ROW, PG_LONG_COLUMNS
+    PG_LC_RECEIVED_NS, PG_LC_APPLIED_NS, PG_LC_ARMED_NS, PG_LC_ADD_LSN, PG_LC_SESSION,
+    PG_LC_ENDED_BOOT_NS, PG_LC_SEQUENCE, PG_LC_POSITION, PG_LC_REPLACED, PG_LC_THRESHOLD,
+    PG_LC_LEVEL, PG_LC_POSITIONS_FROM, PG_LC_POSITIONS_UPTO, PG_LC_BUILT_NS, PG_LC_HANDED_NS,
+    PG_LC_LOAD_ROW,
+    PG_LC_REPLACED_ADD_LSN, PG_LC_REPLACED_SESSION, PG_LC_REPLACED_SENT_NS,
+    PG_LC_REPLACED_RECEIVED_NS, PG_LC_REPLACED_APPLIED_NS, PG_LC_REPLACED_ARMED_NS,
+    PG_LONG_COLUMNS
 };
 enum pg_int_column {
     PG_IC_KIND, PG_IC_CLOCK, PG_IC_NAMESPACE, PG_IC_TOPIC, PG_IC_KEY_TYPE, PG_IC_PAYLOAD_LEN,
@@ -331,7 +335,7 @@ struct pg_columns {
     uint32_t bytes_max;           /* PG_J_FRAME_MAX at least */
     uint32_t payloads;            /* 0: they are left out */
     uint64_t kinds[32];           /* records of each type; 0: of those that are not known */
-    struct pg_longs longs[21];
+    struct pg_longs longs[29];
     struct pg_ints ints[14];
     struct pg_bytes bytes[5];
     struct pg_watch_lists watch;

@@ -9,11 +9,14 @@
 struct row {
     struct pg_columns *c;
     struct pg_births *births;
+    const struct pg_frame_head *frame;
     int64_t wall_offset_ns;       /* wall = the arena's clock + offset, in this group */
+    uint32_t minor;               /* version of the file */
+    bool live;                    /* the arena's clock is the real boot clock */
 };
 
 _Static_assert(PG_J_TYPES <= 32, "kinds[] has an element per type");
-_Static_assert(PG_LONG_COLUMNS == 21 && PG_INT_COLUMNS == 14 && PG_BYTES_COLUMNS == 5,
+_Static_assert(PG_LONG_COLUMNS == 29 && PG_INT_COLUMNS == 14 && PG_BYTES_COLUMNS == 5,
                "sizes in struct pg_columns");
 _Static_assert((int)PG_CAUSE_ACKNOWLEDGED > (int)PG_CAUSE_PUBLISHED, "causes are told apart");
 
@@ -69,6 +72,49 @@ static void put_at(const struct row *r, int64_t at_ns)
 {
     put(r, PG_LC_AT_NS, at_ns);
     r->c->longs[PG_LC_AT].values[r->c->rows] = (at_ns + r->wall_offset_ns) / 1000;
+}
+
+/* A moment of the real clock, of a record that tells no other. */
+static void put_real_at(const struct row *r, int64_t at_boot_ns)
+{
+    if (r->live)
+        put_at(r, at_boot_ns);
+}
+
+/* What a record tells of a timer's beginning: its own, or of the one that it replaces. */
+static void put_life(const struct row *r, const struct pg_life *life,
+                     const enum pg_long_column columns[6])
+{
+    put_unless(r, columns[0], life->add_lsn, 0);
+    put_unless(r, columns[1], life->session, 0);
+    put_unless(r, columns[2], (uint64_t)life->sent_boot_ns, 0);
+    put_unless(r, columns[3], (uint64_t)life->received_boot_ns, 0);
+    put_unless(r, columns[4], (uint64_t)life->applied_boot_ns, 0);
+    put(r, columns[5], life->armed_ns);
+}
+
+/* False: it tells none, as those of minor 0. */
+static bool put_lives(const struct row *r)
+{
+    static const enum pg_long_column own[6] = {
+        PG_LC_ADD_LSN, PG_LC_SESSION, PG_LC_SENT_NS, PG_LC_RECEIVED_NS, PG_LC_APPLIED_NS,
+        PG_LC_ARMED_NS};
+    static const enum pg_long_column other[6] = {
+        PG_LC_REPLACED_ADD_LSN, PG_LC_REPLACED_SESSION, PG_LC_REPLACED_SENT_NS,
+        PG_LC_REPLACED_RECEIVED_NS, PG_LC_REPLACED_APPLIED_NS, PG_LC_REPLACED_ARMED_NS};
+    const struct pg_life *replaced, *life = pg_frame_life(r->frame, &replaced);
+    if (life != NULL)
+        put_life(r, life, own);
+    if (replaced != NULL)
+        put_life(r, replaced, other);
+    return life != NULL;
+}
+
+/* The end of a timer or an operation, and what is told of its beginning. */
+static void put_ended(const struct row *r, int64_t ended_boot_ns)
+{
+    put_unless(r, PG_LC_ENDED_BOOT_NS, (uint64_t)ended_boot_ns, 0);
+    put_lives(r);
 }
 
 static void put_uid(const struct row *r, uint32_t uid)
@@ -143,7 +189,8 @@ static void arm_row(const struct row *r, const void *body)
     const uint8_t *key = (const uint8_t *)(j + 1);
     put_slot(r, j->ticket, j->slot);
     put_at(r, j->armed_ns);
-    put(r, PG_LC_ARMED_NS, j->armed_ns);
+    if (!put_lives(r))
+        put(r, PG_LC_ARMED_NS, j->armed_ns);
     put(r, PG_LC_DEADLINE_NS, j->deadline_ns);
     put_unless(r, PG_LC_WALL_DEADLINE_NS, (uint64_t)j->wall_ns, (uint64_t)NO_WALL);
     put_unless(r, PG_LC_REPLACED, j->replaced, 0);
@@ -168,6 +215,9 @@ static void end_row(const struct row *r, const void *body)
     const struct pg_j_end *j = body;
     put_slot(r, j->ticket, j->slot);
     put_at(r, j->at_ns);
+    put_ended(r, j->ended_boot_ns);
+    if (r->minor >= 1)
+        put_topic(r, j->topic);
     put_uid(r, j->uid);
     put_int(r, PG_IC_CAUSE,
             j->cause == PG_END_CANCELLED ? (uint32_t)PG_CAUSE_CANCELLED : PG_CAUSE_ACKNOWLEDGED);
@@ -178,6 +228,7 @@ static void fire_row(const struct row *r, const void *body)
     const struct pg_j_fire *j = body;
     put_slot(r, j->ticket, j->slot);
     put_at(r, j->fired_ns);
+    put_ended(r, j->ended_boot_ns);
     put(r, PG_LC_DEADLINE_NS, j->deadline_ns);
     put(r, PG_LC_POSITION, (int64_t)j->position);
     put(r, PG_LC_SEQUENCE, (int64_t)j->sequence);
@@ -190,8 +241,8 @@ static void sent_row(const struct row *r, const void *body)
 {
     const struct pg_j_sent *j = body;
     put_at(r, j->built_ns);
-    put(r, PG_LC_BUILT_NS, j->built_ns);
-    put(r, PG_LC_HANDED_NS, j->sent_boot_ns);
+    put(r, PG_LC_BUILT_NS, r->minor >= 1 ? j->built_boot_ns : j->built_ns);
+    put(r, PG_LC_HANDED_NS, j->handed_boot_ns);
     put(r, PG_LC_POSITIONS_FROM, (int64_t)j->from);
     put(r, PG_LC_POSITIONS_UPTO, (int64_t)j->upto);
     put_int(r, PG_IC_COUNT, (uint32_t)(j->upto - j->from));
@@ -206,7 +257,10 @@ static void entry_row(const struct row *r, const void *body)
     put(r, PG_LC_DEADLINE_NS, j->deadline_ns);
     put(r, PG_LC_POSITION, (int64_t)j->position);
     put(r, PG_LC_SEQUENCE, (int64_t)j->sequence);
+    put_unless(r, PG_LC_ENDED_BOOT_NS, (uint64_t)j->ended_boot_ns, 0);
     put_topic(r, j->topic);
+    if (r->minor >= 1)
+        put_uid(r, j->uid);
     put_int(r, PG_IC_FLAGS, j->meta >> 4);
     put_word(r, PG_IC_CAUSE, j->ticket & 255, PG_CAUSE_ACKNOWLEDGED);
     put_key(r, j->meta & 15, key, j->key_len);
@@ -236,9 +290,11 @@ static void watch_row(const struct row *r, const void *body)
     const uint8_t *key = (const uint8_t *)(keys + j->keys);
     put_slot(r, j->ticket, j->slot);
     put_at(r, j->armed_ns);
-    put(r, PG_LC_ARMED_NS, j->armed_ns);
+    if (!put_lives(r)) {
+        put(r, PG_LC_ARMED_NS, j->armed_ns);
+        put(r, PG_LC_SESSION, (int64_t)j->session);
+    }
     put(r, PG_LC_DEADLINE_NS, j->deadline_ns);
-    put(r, PG_LC_SESSION, (int64_t)j->session);
     put_word(r, PG_IC_CONDITION, j->condition, PG_CONDITIONS);
     if (j->condition == PG_C_SUM)
         put(r, PG_LC_THRESHOLD, (int64_t)j->threshold);
@@ -254,6 +310,7 @@ static void outcome_row(const struct row *r, const void *body)
     const struct pg_j_outcome *j = body;
     put_slot(r, j->ticket, j->slot);
     put_at(r, j->ended_ns);
+    put_ended(r, j->ended_boot_ns);
     put(r, PG_LC_DEADLINE_NS, j->deadline_ns);
     if (j->position != 0) {
         put(r, PG_LC_POSITION, (int64_t)j->position - 1);
@@ -286,9 +343,32 @@ static void gone_row(const struct row *r, const void *body)
 static void session_row(const struct row *r, const void *body)
 {
     const struct pg_j_session *j = body;
+    put_real_at(r, j->at_boot_ns);
     put(r, PG_LC_SESSION, (int64_t)j->session);
     put_uid(r, j->uid);
     put_int(r, PG_IC_COUNT, (uint32_t)j->dropped);
+}
+
+/* Its name, if the client gave itself one; else uid and pid name it. */
+static void opened_row(const struct row *r, const void *body)
+{
+    const struct pg_j_opened *j = body;
+    put_real_at(r, j->at_boot_ns);
+    put(r, PG_LC_SESSION, (int64_t)j->session);
+    put_uid(r, j->uid);
+    put_int(r, PG_IC_ROW, j->pid);
+    put_bytes(r, PG_BC_NAME, j + 1, j->name_len);
+}
+
+static void replied_row(const struct row *r, const void *body)
+{
+    const struct pg_j_replied *j = body;
+    put_real_at(r, j->built_boot_ns);
+    put(r, PG_LC_SESSION, (int64_t)j->session);
+    put(r, PG_LC_SEQUENCE, (int64_t)j->sequence);
+    put(r, PG_LC_BUILT_NS, j->built_boot_ns);
+    put(r, PG_LC_HANDED_NS, j->handed_boot_ns);
+    put_int(r, PG_IC_COUNT, j->count);
 }
 
 /* ---- a snapshot's first and last ------------------------------------------------------------- */
@@ -323,7 +403,8 @@ static const struct rule {
     [PG_J_LEVEL] = {level_row, false}, [PG_J_GONE] = {gone_row, false},
     [PG_J_OUTCOME] = {outcome_row, false}, [PG_J_SESSION] = {session_row, false},
     [PG_J_HEAD] = {head_row, false}, [PG_J_ENTRY] = {entry_row, false},
-    [PG_J_LAST] = {last_row, false},
+    [PG_J_LAST] = {last_row, false}, [PG_J_OPENED] = {opened_row, true},
+    [PG_J_REPLIED] = {replied_row, false},
 };
 
 static void row_begin(const struct row *r, const struct pg_frame_head *f, const struct pg_walk *w)
@@ -344,12 +425,13 @@ static void row_end(struct pg_columns *c)
 static void row_write(struct pg_columns *c, struct pg_births *births,
                       const struct pg_frame_head *f, const struct pg_walk *w)
 {
-    const struct row r = {c, births, w->wall_ns - w->boot_ns};
+    const struct row r = {c, births, f, w->wall_ns - w->boot_ns, w->header.minor,
+                          w->header.clock_kind == PG_CLOCK_BOOT};
     const unsigned kind = frame_fits(f) ? f->type : 0;
     row_begin(&r, f, w);
     put_int(&r, PG_IC_KIND, kind);
     c->kinds[kind]++;
-    if (kind != 0)
+    if (kind != 0 && rules[kind].write != NULL)
         rules[kind].write(&r, f + 1);
     row_end(c);
 }

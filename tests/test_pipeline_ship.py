@@ -98,10 +98,20 @@ def test_every_record_is_in_the_lake_once(stored: Path, lake: Lake) -> None:
     for row, frame in zip(rows, frames, strict=True):
         assert_same(row, frame)
     assert all(row["topic"] for row in rows if row["kind"] in ("arm", "watch", "fire", "outcome"))
+    if any(row["kind"] == "opened" for row in rows):
+        assert {row["worker"] for row in rows if row["session"]} == {"1000:1"}
 
 
 TIMES = {"arm": "armed_ns", "watch": "armed_ns", "move": "at_ns", "end": "at_ns",
          "fire": "fired_ns", "outcome": "ended_ns", "sent": "built_ns"}  # fmt: skip
+
+LIFE = {"sent_boot_ns": "sent_ns", "received_boot_ns": "received_ns",
+        "applied_boot_ns": "applied_ns"}  # fmt: skip
+
+
+def signed(value: int) -> int:
+    """As the lake has numbers of 64 bits."""
+    return value - (1 << 64) if value >> 63 else value
 
 
 def assert_same(row: dict[str, Any], frame: Frame) -> None:
@@ -113,7 +123,11 @@ def assert_same(row: dict[str, Any], frame: Frame) -> None:
         assert (row["payload"], row["payload_len"]) == (found.payload, len(found.payload))
     for name in ("ticket", "deadline_ns", "slot", "level"):
         assert row[name] == fields.get(name)
-    assert row["at_ns"] == fields.get(TIMES.get(frame.kind, ""))
+    if frame.kind in TIMES:
+        assert row["at_ns"] == fields[TIMES[frame.kind]]
+    for prefix, life in (("", frame.life), ("replaced_", frame.replaced)):
+        for name, value in life.items():
+            assert (row[prefix + LIFE.get(name, name)] or 0) == signed(value)
 
 
 def test_nothing_is_shipped_twice(stored: Path, lake: Lake) -> None:
@@ -264,15 +278,14 @@ def test_another_major_version_is_refused(tmp_path: Path, lake: Lake) -> None:
 def test_killed_at_any_step_nothing_is_lost_doubled_or_left_behind(tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     sw.write(journal, sw.segment([*sw.names(), sw.arm(3), sw.arm(4)]))
-    sw.write(journal, sw.segment([sw.arm(5), *sw.names()], 5, first_group=2), 5)
-    sw.write(journal, sw.segment([sw.arm(6)], 8, first_group=3, seal=False), 8)
+    sw.write(journal, sw.segment([sw.arm(5)], 5, first_group=2, seal=False), 5)
     (tmp_path / "work").mkdir()
     done = subprocess.run(
         [sys.executable, KILLER, journal, tmp_path / "work"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 20
+    assert int(done.stdout) > 10
 
 
 def test_two_do_not_ship_one_journal(stored: Path, lake: Lake) -> None:
@@ -384,8 +397,9 @@ def test_a_running_daemon_is_shipped(daemon: StartDaemon, tmp_path: Path) -> Non
     assert {one["table"] for one in told} == {BRONZE, OPENINGS}
     assert {one["node"] for one in told} == {"here"}
     listed = [json.loads(line) for line in called("status", *where).output.splitlines()]
-    assert [one["tier"] for one in listed][-1] == "hot"
-    assert {one["tier"] for one in listed[:-1]} == {"both"}
+    found = [one["tier"] for one in listed]
+    assert found == sorted(found)  # both, then hot: the daemon may have sealed another meanwhile
+    assert set(found) == {"both", "hot"}
     lsns = [row["lsn"] for row in rows_of(Lake(root))]
     assert lsns == list(range(1, len(lsns) + 1))
 
