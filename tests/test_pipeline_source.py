@@ -1,0 +1,187 @@
+"""Spark reads journals and the lake: the same rows by every way, each segment once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import segment_writer as sw
+from pyspark.sql import DataFrame, SparkSession
+from stored_arena import JOURNALS, StoredJournal
+
+from purgatoryd.pipeline.lake import Lake
+from purgatoryd.pipeline.schemas import BRONZE
+from purgatoryd.pipeline.ship import Shipper
+from purgatoryd.pipeline.source import Settings
+from purgatoryd.pipeline.sources import openings
+from purgatoryd.pipeline.tiers import read_events, read_openings
+from purgatoryd.shm_layout.errors import BadPath, InvalidSetting, JournalDamaged
+from purgatoryd.shm_layout.journal import segments
+from purgatoryd.shm_layout.marks import read_marks
+
+STORED = max(JOURNALS, key=lambda folder: folder.name)
+"""Of the newest format."""
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    return StoredJournal(STORED, tmp_path / "journals" / "demo").directory
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    (tmp_path / "lake").mkdir()
+    return Lake(tmp_path / "lake")
+
+
+def ship(journal: Path, lake: Lake) -> None:
+    shipper = Shipper(journal, lake, "node")
+    assert list(shipper.turn())
+    shipper.close()
+
+
+def raw(spark: SparkSession, journal: Path, **options: str) -> DataFrame:
+    return spark.read.format("purgatoryd").options(node="node", **options).load(str(journal))
+
+
+def rows(frame: DataFrame) -> list[tuple[Any, ...]]:
+    """By segment and LSN."""
+    return sorted((tuple(row) for row in frame.collect()), key=lambda row: row[3:5])
+
+
+def test_both_ways_give_equal_rows_and_no_segment_counts_twice(
+    spark: SparkSession, journal: Path, lake: Lake
+) -> None:
+    """Segments that were ingested raw, those of the lake, and both tiers together."""
+    hot = rows(raw(spark, journal))
+    ship(journal, lake)
+    newest = segments(journal)[-1].lsn
+    assert rows(read_events(spark, lake)) == [row for row in hot if row[4] < newest]
+    assert [row[4:7] for row in rows(read_events(spark, lake, [journal]))] == [
+        row[4:7] for row in hot
+    ]
+    segments(journal)[0].path.unlink()
+    kinds = read_events(spark, lake, [journal]).groupBy("kind").count()
+    assert sum(row["count"] for row in kinds.collect()) == len(hot)
+
+
+def test_openings_are_read_from_both_tiers(spark: SparkSession, journal: Path, lake: Lake) -> None:
+    before = rows(read_openings(spark, None, [journal]))
+    ship(journal, lake)
+    assert {row[3] for row in before} == {one.identity.first_lsn for one in openings(journal)}
+    assert [row[4:] for row in rows(read_openings(spark, lake, [journal]))] == [
+        row[4:] for row in before
+    ]
+
+
+def test_an_empty_lake_is_an_empty_table(spark: SparkSession, lake: Lake) -> None:
+    found = read_events(spark, lake)
+    assert found.schema == BRONZE.spark()
+    assert found.isEmpty()
+
+
+def test_a_filter_of_one_query_does_not_reach_another(spark: SparkSession, journal: Path) -> None:
+    """What Spark does with a pushed filter: the next query of the DataFrame, and the other
+    branch of a union, get too few rows. So nothing may be pushed."""
+    all_ = raw(spark, journal, columns="lsn,kind")
+    count = all_.count()
+    arms, fires = all_.filter("kind = 'arm'"), all_.filter("kind = 'fire'")
+    armed, fired = arms.count(), fires.count()
+    assert 0 < armed < count
+    assert 0 < fired < count
+    assert all_.count() == count
+    assert arms.union(fires).count() == armed + fired
+
+
+def test_columns_and_a_time_range_are_options(spark: SparkSession, journal: Path) -> None:
+    at = sorted(row["at_us"] for row in raw(spark, journal, columns="at").selectExpr(
+        "unix_micros(at) at_us").collect())  # fmt: skip
+    middle, end = at[len(at) // 3], at[2 * len(at) // 3]
+    part = raw(spark, journal, columns="lsn,payload", payloads="off", from_us=str(middle),
+               to_us=str(end))  # fmt: skip
+    found = part.collect()
+    assert part.columns == ["lsn", "payload"]
+    assert len(found) == sum(middle <= us < end for us in at)
+    assert all(row["payload"] is None for row in found)
+
+
+def test_a_stream_killed_between_batches_has_each_row_once(
+    spark: SparkSession, journal: Path, tmp_path: Path
+) -> None:
+    batches: list[list[int]] = []
+    sealed_upto = segments(journal)[-1].lsn
+
+    def keep(frame: DataFrame, number: int) -> None:
+        batches.append([row["lsn"] for row in frame.collect()])
+        if len(batches) == 2:
+            raise RuntimeError("killed")
+
+    with pytest.raises(Exception, match="killed"):
+        run(spark, journal, tmp_path / "checkpoint", keep)
+    batches.pop()  # it was not committed, so it comes again
+    run(spark, journal, tmp_path / "checkpoint", keep)
+    assert sorted(lsn for batch in batches for lsn in batch) == list(range(1, sealed_upto))
+    assert max(map(len, batches)) <= 2000
+    assert len(batches) > 2
+    assert 1 < read_marks(journal)["stream"].lsn <= sealed_upto
+
+
+def run(
+    spark: SparkSession, journal: Path, checkpoint: Path, keep: Callable[[DataFrame, int], None]
+) -> None:
+    """All that is sealed, as a stream that ends."""
+    reader = spark.readStream.format("purgatoryd").option("columns", "lsn")
+    found = reader.option("max_rows", "2000").option("mark", "stream").load(str(journal))
+    query = (
+        found.writeStream.foreachBatch(keep)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+# ---- without a session -----------------------------------------------------------------------
+
+
+def test_a_range_that_is_gone_is_named(journal: Path) -> None:
+    from purgatoryd.pipeline.source import JournalStream
+
+    stream = JournalStream(Settings.of({"path": str(journal)}))
+    first = stream.initialOffset()
+    end = stream.latestOffset(first, stream.getDefaultReadLimit())
+    assert end["lsn"] == segments(journal)[-1].lsn
+    segments(journal)[0].path.unlink()
+    with pytest.raises(JournalDamaged) as caught:
+        stream.partitions(first, end)
+    assert (caught.value.first_lsn, caught.value.last_lsn) == (1, segments(journal)[0].lsn - 1)
+
+
+def test_nothing_sealed_is_nothing_new(tmp_path: Path) -> None:
+    from purgatoryd.pipeline.source import JournalStream
+
+    sw.write(tmp_path, sw.segment(sw.names(), seal=False))
+    stream = JournalStream(Settings.of({"path": str(tmp_path)}))
+    first = stream.initialOffset()
+    assert stream.latestOffset(first, stream.getDefaultReadLimit()) == first
+    assert stream.partitions(first, first) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"columns": "lsn,nothing"}, InvalidSetting),
+        ({"payloads": "maybe"}, InvalidSetting),
+        ({"from_us": "yesterday"}, InvalidSetting),
+        ({"files": json.dumps([]), "path": "/nowhere"}, BadPath),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_bad_options_are_refused(
+    tmp_path: Path, options: dict[str, str], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        Settings.of({"path": str(tmp_path), **options})
