@@ -238,8 +238,8 @@ def flipped(data: bytes) -> bytes:
     [
         (cut, JournalDamaged),
         (flipped, JournalDamaged),
-        (lambda data: data[:100], JournalMismatch),
-        (lambda data: b"\0" * 8 + data[8:], JournalMismatch),
+        (lambda data: data[:100], JournalDamaged),
+        (lambda data: b"\0" * 8 + data[8:], JournalDamaged),
     ],
     ids=["cut", "flipped", "no header", "no magic"],
 )
