@@ -112,9 +112,10 @@ bench-journal: build ## measure the journal, and recovery from it; writes benchm
 bench-watchers: build ## measure one key with many watchers; writes benchmarks/results/watchers.json
 	$(BIN)/python benchmarks/bench_watchers.py $(ARGS)
 
-docs: build ## write docs/cli.md and the tables of docs/protocol.md from the code
+docs: build ## write docs/cli.md and the tables of docs/protocol.md and docs/tables.md from the code
 	$(BIN)/python -m purgatoryd.cli.reference > build/cli.md && mv build/cli.md docs/cli.md
 	$(BIN)/python -m purgatoryd.shm_layout.reference docs/protocol.md
+	$(BIN)/python -m purgatoryd.pipeline.reference docs/tables.md
 
 clean: ## remove all that was built, .venv included
 	rm -rf $(VENV) build dist *.egg-info shm_layout/*.so .mypy_cache .pytest_cache .ruff_cache

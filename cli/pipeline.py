@@ -13,7 +13,19 @@ from purgatoryd.cli.app import Lazy
 Wrapped = TypeVar("Wrapped", bound=Callable[..., Any])
 
 # command: module of purgatoryd.cli; in the order of --help
-PARTS = {"ship": "pipeline_ship", "status": "pipeline_ship"}
+PARTS = {
+    "ship": "pipeline_ship",
+    "status": "pipeline_ship",
+    "ingest": "pipeline_tables",
+    "silver": "pipeline_tables",
+    "gold": "pipeline_tables",
+    "rebuild": "pipeline_tables",
+    "compact": "pipeline_tables",
+    "trace": "pipeline_tables",
+    "slow": "pipeline_tables",
+    "timeouts": "pipeline_tables",
+    "capacity": "pipeline_tables",
+}
 
 lake_option = click.option(
     "--lake",

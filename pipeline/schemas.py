@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 class Column:
     """`type`: "string", "word" (a string of few values), "binary", "long", "int", "double",
     "boolean", "date", "timestamp" (UTC, microseconds), or for a list of structs its columns.
-    `since`: the version of the table that brought it."""
+    `since`: the version of the table that brought it; `about`: for docs/tables.md."""
 
     name: str
     type: str | tuple[Column, ...]
     nullable: bool = True
     since: int = 1
+    about: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,3 +167,151 @@ BRONZE = Table(
 )
 """One row per record of a journal or a snapshot. Unsigned 64-bit numbers stand as the long of
 the same bits. Times in ns are on the arena's clock unless docs/pipeline.md says otherwise."""
+
+# ---- silver ----------------------------------------------------------------------------------
+
+_ORIGIN = (
+    Column("daemon", "word", False, about="uuid of the arena, in hex"),
+    Column("node", "word", False, about="host of the daemon"),
+    Column("epoch", "long", False, about="start of the daemon that began the segment"),
+    Column("segment", "long", False, about="first LSN of the segment that has the end"),
+)
+_CLOCK = Column("clock", "word", False, about="`live`, `virtual` or `load`: never to be mixed")
+_SUBJECT = (
+    Column("namespace", "word", about="of the key"),
+    Column("topic", "word", about="of the notice; of a replaced timer: of the one that came"),
+    Column("key", "binary", about="null in journals of format 1.0"),
+    Column("key_type", "word", about="`str`, `bytes` or `uuid`"),
+    Column("ticket", "long", False, about="names it for ever, with `daemon`"),
+)
+
+LIVES = Table(
+    "lives",
+    1,
+    (
+        *_ORIGIN,
+        Column("lsn", "long", False, about="of the record of the end"),
+        Column("kind", "word", False, about="`timer` or `operation`"),
+        _CLOCK,
+        Column(
+            "outcome", "word", False,
+            about="`expired`, `cancelled`, `replaced`; of an operation also `satisfied`, `failed`",
+        ),
+        *_SUBJECT,
+        Column("add_lsn", "long", about="of the record that armed it"),
+        Column("session", "long", about="of who armed it"),
+        Column("worker", "word", about="who armed it: `uid:pid`, or the name that it gave"),
+        Column("deadline_ns", "long", about="the arena's clock; of a timer only if it expired"),
+        Column("sent_ns", "long", about="the call, on the client's boot clock"),
+        Column("received_ns", "long", about="the daemon had the message; boot clock"),
+        Column("armed_ns", "long", about="the arena's clock"),
+        Column("ended_ns", "long", False, about="the arena's clock"),
+        Column("ended_at", "timestamp", False, about="the same on the wall clock"),
+        Column("request_queue_ns", "long", about="received to applied"),
+        Column("local_ns", "long", about="applied to armed; null under a virtual clock"),
+        Column("remote_ns", "long", about="armed to ended: the waiting that was asked for"),
+        Column("response_queue_ns", "long", about="ended to the batch of notices built"),
+        Column("send_ns", "long", about="built to handed to the socket"),
+        Column("receive_ns", "long", about="handed over to received, where a subscriber told"),
+        Column("lateness_ns", "long", about="deadline to ended; of what expired"),
+        Column("error", "int", about="of a failed operation"),
+        Column("flags", "int", about="enum pg_entry_flag; bit 1: was due before a restart"),
+        Column("sequence", "long", about="of its notice, in the topic"),
+    ),
+)  # fmt: skip
+"""One row per timer or operation that ended."""
+
+OPEN_TIMERS = Table(
+    "open_timers",
+    1,
+    (
+        *_ORIGIN[:2],
+        Column("lsn", "long", False, about="of the record that armed it, or of a snapshot"),
+        Column("kind", "word", False, about="`timer` or `operation`"),
+        _CLOCK,
+        *_SUBJECT,
+        Column("session", "long", about="of who armed it"),
+        Column("worker", "word", about="who armed it: `uid:pid`, or the name that it gave"),
+        Column("armed_ns", "long", about="the arena's clock"),
+        Column("deadline_ns", "long", about="the arena's clock, as last extended"),
+        Column("wall_deadline_ns", "long", about="since 1970; of a deadline on the wall clock"),
+    ),
+)
+"""One row per timer or operation that has not ended; made when it is read."""
+
+# ---- gold ------------------------------------------------------------------------------------
+
+_COUNTS = (
+    Column("ended", "long", False, about="lives"),
+    *(
+        Column(name, "long", False, about="of them")
+        for name in ("expired", "cancelled", "replaced", "satisfied", "failed")
+    ),
+    Column(
+        "overdue", "long", False, about="of the expired: due before a restart, not in `lateness`"
+    ),
+)
+_LATENCIES = (
+    *(
+        Column(name, "binary", False, about=f"sketch of `{name}_ns`")
+        for name in ("request_queue", "local", "response_queue", "send")
+    ),
+    Column("service", "binary", False, about="sketch of the sum of these four"),
+    Column("lateness", "binary", False, about="sketch of `lateness_ns`"),
+)
+
+TOPICS = Table(
+    "topics",
+    1,
+    (
+        *_ORIGIN,
+        _CLOCK,
+        Column("namespace", "word"),
+        Column("topic", "word"),
+        Column("window_start", "timestamp", False, about="5 minutes of `ended_at`"),
+        *_COUNTS,
+        *_LATENCIES,
+        Column(
+            "settled",
+            "binary",
+            False,
+            about="sketch of `remote_ns` of what was cancelled or satisfied",
+        ),
+        Column("asked", "binary", False, about="sketch of `deadline_ns - armed_ns`, where known"),
+    ),
+)
+"""Partials per segment: add counts and merge sketches over what you group by."""
+
+WORKERS = Table(
+    "workers",
+    1,
+    (
+        *_ORIGIN,
+        _CLOCK,
+        Column("worker", "word"),
+        Column("window_start", "timestamp", False, about="hour of `ended_at`"),
+        *_COUNTS,
+        *_LATENCIES,
+    ),
+)
+"""Partials per segment, by who armed the timers."""
+
+FLOW = Table(
+    "flow",
+    1,
+    (
+        *_ORIGIN,
+        _CLOCK,
+        Column("namespace", "word"),
+        Column("window_start", "timestamp", False, about="5 minutes of the record's wall time"),
+        Column("added", "long", False, about="timers and operations armed"),
+        Column("bytes", "long", False, about="their keys and payloads"),
+        *(
+            Column(name, "long", False, about="ends")
+            for name in ("expired", "cancelled", "replaced", "satisfied", "failed")
+        ),
+        Column("extended", "long", False, about="deadlines moved"),
+        Column("unknown", "long", False, about="records of types that this version does not know"),
+    ),
+)
+"""Partials per segment: what came and went."""

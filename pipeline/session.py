@@ -29,6 +29,7 @@ EVERYWHERE = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.parquet.compression.codec": "zstd",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.hadoop.parquet.compression.codec.zstd.level": "1",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",

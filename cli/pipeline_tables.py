@@ -1,0 +1,280 @@
+"""pipeline silver, gold, ...: the tables, made and asked."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from purgatoryd.cli import units
+from purgatoryd.cli.exits import Command, Exit
+from purgatoryd.cli.journal import show
+from purgatoryd.cli.options import (
+    emit,
+    json_option,
+    key_type_option,
+    namespace_option,
+    read_key,
+)
+from purgatoryd.cli.pipeline import lake_option, spark_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from purgatoryd.pipeline.lake import Lake
+    from purgatoryd.pipeline.trace import Life
+
+
+def opened(lake: Path, master: str | None, conf: dict[str, str]) -> tuple[SparkSession, Lake]:
+    """A Spark session, which ends with the process, and the lake."""
+    from purgatoryd.pipeline.lake import Lake
+    from purgatoryd.pipeline.session import session
+
+    place = Lake(lake)
+    return session(master, conf), place
+
+
+def tell(made: dict[str, int], as_json: bool) -> None:
+    """How many segments, or parts, a job dealt with."""
+    text = ", ".join(f"{name} {count}" for name, count in made.items())
+    emit(made, text, as_json)
+
+
+# ---- making them -----------------------------------------------------------------------------
+
+
+@click.command("silver", cls=Command)
+@lake_option
+@spark_options
+@json_option
+def silver_command(lake: Path, master: str | None, conf: dict[str, str], as_json: bool) -> None:
+    """Make silver - the lives - of all segments that are new."""
+    spark, place = opened(lake, master, conf)
+    from purgatoryd.pipeline.jobs import make_silver
+
+    tell({"silver": make_silver(spark, place)}, as_json)
+
+
+@click.command("gold", cls=Command)
+@lake_option
+@spark_options
+@json_option
+def gold_command(lake: Path, master: str | None, conf: dict[str, str], as_json: bool) -> None:
+    """Make gold - latencies, outcomes, flow - of all lives that are new."""
+    spark, place = opened(lake, master, conf)
+    from purgatoryd.pipeline.jobs import make_gold
+
+    tell({"gold": make_gold(spark, place)}, as_json)
+
+
+@click.command("ingest", cls=Command)
+@lake_option
+@click.option("--follow", is_flag=True, help="Go on as segments come, until interrupted.")
+@click.option(
+    "--every", type=units.Duration(), default="10s", show_default=True, help="Pause of --follow."
+)
+@spark_options
+@json_option
+def ingest_command(
+    lake: Path, follow: bool, every: int, master: str | None, conf: dict[str, str], as_json: bool
+) -> None:
+    """Bring silver and gold up to what was shipped.
+
+    It may be killed at any time and started again. Segments may come in any order, late or
+    twice: what the tables say does not depend on it.
+    """
+    spark, place = opened(lake, master, conf)
+    from purgatoryd.pipeline.jobs import bring_up
+
+    while True:
+        tell(bring_up(spark, place), as_json)
+        if not follow:
+            return
+        time.sleep(every / units.NS_PER["s"])
+
+
+@click.command("rebuild", cls=Command)
+@lake_option
+@click.option("--from", "since", type=units.Moment(), required=True, help="Records from then on.")
+@spark_options
+@json_option
+def rebuild_command(
+    lake: Path, since: datetime, master: str | None, conf: dict[str, str], as_json: bool
+) -> None:
+    """Make silver and gold again of all segments with records of that time or later."""
+    spark, place = opened(lake, master, conf)
+    from purgatoryd.pipeline.jobs import bring_up
+
+    tell(bring_up(spark, place, int(since.timestamp() * 1_000_000)), as_json)
+
+
+@click.command("compact", cls=Command)
+@lake_option
+@spark_options
+@json_option
+def compact_command(lake: Path, master: str | None, conf: dict[str, str], as_json: bool) -> None:
+    """Put small parts of silver and gold together; prints how many parts less there are."""
+    spark, place = opened(lake, master, conf)
+    from purgatoryd.pipeline.jobs import compact
+
+    tell(compact(spark, place), as_json)
+
+
+# ---- asking them -----------------------------------------------------------------------------
+
+
+@click.command("slow", cls=Command)
+@lake_option
+@click.option(
+    "--limit",
+    type=units.Duration(),
+    default="300ms",
+    show_default=True,
+    help="Of the 99th percentile.",
+)
+@click.option(
+    "--least",
+    type=click.IntRange(1),
+    default=1000,
+    show_default=True,
+    help="Values that an hour must have to be judged.",
+)
+@spark_options
+@json_option
+def slow_command(
+    lake: Path, limit: int, least: int, master: str | None, conf: dict[str, str], as_json: bool
+) -> int:
+    """Find nodes and workers that are slow; exit code 1 if there are some.
+
+    Slow is an hour in which the 99th percentile of what the service answers for - request
+    queue, local stage, response queue, sending - or of lateness is over the limit. The waiting
+    that was asked for never counts.
+    """
+    spark, place = opened(lake, master, conf)
+    from purgatoryd.pipeline.findings import slow
+    from purgatoryd.pipeline.parts import Layer
+    from purgatoryd.pipeline.schemas import TOPICS, WORKERS
+
+    gold = Layer(place.root, "gold")
+    found = slow(gold.read(spark, TOPICS), gold.read(spark, WORKERS), limit, least)
+    show([finding.record() for finding in found], "slow", as_json)
+    return Exit.NEGATIVE if found else Exit.DONE
+
+
+@click.command("timeouts", cls=Command)
+@lake_option
+@click.option(
+    "--rate",
+    type=click.FloatRange(0, 1),
+    default=0.01,
+    show_default=True,
+    help="The share that may expire.",
+)
+@spark_options
+@json_option
+def timeouts_command(
+    lake: Path, rate: float, master: str | None, conf: dict[str, str], as_json: bool
+) -> None:
+    """Show per topic what expires, and the time-out with which the wanted share would."""
+    spark, place = opened(lake, master, conf)
+    from purgatoryd.pipeline.advice import timeouts
+    from purgatoryd.pipeline.parts import Layer
+    from purgatoryd.pipeline.schemas import TOPICS
+
+    show_rows(timeouts(Layer(place.root, "gold").read(spark, TOPICS), rate), "time-outs", as_json)
+
+
+@click.command("capacity", cls=Command)
+@lake_option
+@spark_options
+@json_option
+def capacity_command(lake: Path, master: str | None, conf: dict[str, str], as_json: bool) -> None:
+    """Show what lives in each daemon, and when its slots are used up at the last day's pace."""
+    spark, place = opened(lake, master, conf)
+    from purgatoryd.pipeline.advice import capacity, sizes
+    from purgatoryd.pipeline.parts import Layer
+    from purgatoryd.pipeline.schemas import FLOW
+
+    flow = Layer(place.root, "gold").read(spark, FLOW)
+    show_rows(capacity(flow, sizes(spark, place)), "capacity", as_json)
+
+
+def show_rows(frame: DataFrame, title: str, as_json: bool) -> None:
+    """A small table, in the order of its first columns."""
+    rows = frame.orderBy(*frame.columns[:3]).collect()
+    show(
+        [{name: plain(value) for name, value in row.asDict().items()} for row in rows],
+        title,
+        as_json,
+    )
+
+
+def plain(value: Any) -> Any:
+    """As JSON has it."""
+    return units.format_moment(value) if isinstance(value, datetime) else value
+
+
+# ---- trace -----------------------------------------------------------------------------------
+
+
+@click.command("trace", cls=Command)
+@lake_option
+@namespace_option
+@key_type_option
+@click.argument("key")
+@spark_options
+@json_option
+def trace_command(
+    lake: Path, namespace: str, key_type: str, key: str, master: str | None,
+    conf: dict[str, str], as_json: bool,
+) -> int:  # fmt: skip
+    """Show every timer that KEY had, on all hosts, and where the time went.
+
+    Exit code 1 if nothing is known of it.
+    """
+    from purgatoryd.shm_layout.layout import KeyType
+    from purgatoryd.shm_layout.wire import encode_key
+
+    kind, data = encode_key(read_key(key, key_type))
+    spark, place = opened(lake, master, conf)
+    from purgatoryd.pipeline.trace import history, record
+
+    lives = history(spark, place, data, KeyType(kind).name.lower(), namespace)
+    for life in lives:
+        if as_json:
+            emit(record(life), "", as_json)
+        else:
+            print_life(life)
+    return Exit.DONE if lives else Exit.NEGATIVE
+
+
+def print_life(life: Life) -> None:
+    """What happened when, and a bar per stage."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from purgatoryd.pipeline.trace import record
+
+    told = record(life)
+    table = Table("at", "lsn", "what", title=life_title(told), title_justify="left")
+    for event in told["events"]:
+        table.add_row(event["at"], str(event["lsn"]), event["what"])
+    for stage, span in told["stages_ns"].items():
+        table.add_row("", stage, f"{units.format_duration(span):>8} {bar(span, told['stages_ns'])}")
+    Console().print(table)
+
+
+def life_title(told: dict[str, Any]) -> str:
+    """Who it is, and how it ended."""
+    late = told["lateness_ns"]
+    how = told["outcome"] or "open"
+    how += "" if late is None else f", {units.format_duration(late)} late"
+    return f"{told['node']}, ticket {told['ticket']}: {how}"
+
+
+def bar(span: int, stages: dict[str, int]) -> str:
+    """Its share of the whole, in 40 characters."""
+    return "█" * round(40 * max(0, span) / max(1, sum(stages.values())))

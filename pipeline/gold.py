@@ -1,0 +1,130 @@
+"""Gold: small tables of partials, one set per segment, that are merged when they are read.
+
+So a segment that comes late, or again, replaces its own rows and moves no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812
+
+from purgatoryd.pipeline import silver, sketches
+from purgatoryd.pipeline.schemas import FLOW, TOPICS, WORKERS, Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+WINDOW_S = 300
+HOUR_S = 3600
+OUTCOMES = ("expired", "cancelled", "replaced", "satisfied", "failed")
+LATENCIES = (*silver.SERVICE, "service", "lateness")
+_LATE = 2  # PG_E_LATE: was due before a restart of the daemon
+_SEGMENT = ("daemon", "node", "epoch", "segment", "clock")
+
+
+def window(at: str, seconds: int) -> Column:
+    """The begin of the window of wall time in which `at` is."""
+    whole = F.unix_micros(at) - F.pmod(F.unix_micros(at), F.lit(seconds * 10**6))
+    return F.timestamp_micros(whole).alias("window_start")
+
+
+# ---- partials --------------------------------------------------------------------------------
+
+
+def topics(lives: DataFrame) -> DataFrame:
+    """TOPICS of lives."""
+    settled = F.col("outcome").isin("cancelled", "satisfied")
+    times = {
+        "settled": F.when(settled, F.col("remote_ns")),
+        "asked": F.col("deadline_ns") - F.col("armed_ns"),
+    }
+    by = ("namespace", "topic", window("ended_at", WINDOW_S))
+    return _partials(lives, TOPICS, by, times)
+
+
+def workers(lives: DataFrame) -> DataFrame:
+    """WORKERS of lives."""
+    return _partials(lives, WORKERS, ("worker", window("ended_at", HOUR_S)), {})
+
+
+def _partials(
+    lives: DataFrame, table: Table, by: Iterable[str | Column], times: dict[str, Column]
+) -> DataFrame:
+    values = {**{name: F.col(f"{name}_ns") for name in silver.SERVICE}, **times}
+    values |= {
+        "service": silver.service_ns(),
+        "lateness": F.when(~_overdue(), F.col("lateness_ns")),
+    }
+    made = [sketches.sketch(value, name) for name, value in values.items()]
+    counts = [
+        _sum(F.lit(1), "ended"),
+        *_outcomes(F.col("outcome")),
+        _sum(_one(_overdue()), "overdue"),
+    ]
+    return lives.groupBy(*_SEGMENT, *by).agg(*counts, *made).select(table.names)
+
+
+def _overdue() -> Column:
+    late = F.coalesce(F.col("flags").bitwiseAND(_LATE) != 0, F.lit(False))
+    return late & (F.col("outcome") == "expired")
+
+
+def _one(condition: Column) -> Column:
+    return F.when(condition, 1).otherwise(0)
+
+
+def _sum(value: Column, name: str) -> Column:
+    return F.sum(value).cast("long").alias(name)
+
+
+def _outcomes(outcome: Column) -> list[Column]:
+    return [_sum(_one(outcome == name), name) for name in OUTCOMES]
+
+
+def flow(bronze: DataFrame) -> DataFrame:
+    """FLOW of rows of a journal."""
+    kind = F.col("kind")
+    added, replaced = kind.isin("arm", "watch"), silver.is_replacing()
+    bytes_ = F.octet_length("key") + F.coalesce("payload_len", F.lit(0))
+    # An add that replaces is an end and an add in one row.
+    outcome = F.when(replaced, "replaced").when(silver.is_end(), F.col("cause"))
+    return (
+        bronze.groupBy(
+            "daemon", "node", "epoch", "segment", silver.clock().alias("clock"),
+            "namespace", window("at", WINDOW_S),
+        )
+        .agg(
+            _sum(_one(added), "added"), _sum(F.when(added, bytes_).otherwise(0), "bytes"),
+            *_outcomes(F.coalesce(outcome, F.lit(""))),
+            _sum(_one(kind == "move"), "extended"), _sum(_one(kind == "unknown"), "unknown"),
+        )
+        .select(FLOW.names)
+    )  # fmt: skip
+
+
+# ---- merged ----------------------------------------------------------------------------------
+
+
+def merge(partials: DataFrame, table: Table, by: Sequence[str | Column]) -> DataFrame:
+    """Partials of TOPICS or WORKERS in one row per group; `by`: columns of theirs."""
+    counts = [c.name for c in table.columns if c.type == "long" and c.name not in _SEGMENT]
+    binaries = [c.name for c in table.columns if c.type == "binary"]
+    return partials.groupBy(*by).agg(
+        *(_sum(F.col(name), name) for name in counts), *(sketches.merged(n) for n in binaries)
+    )
+
+
+def latency(merged: DataFrame, by: Sequence[str]) -> DataFrame:
+    """Per group and measure: n, p50_ns, p90_ns, p99_ns and max_ns, from a merged table."""
+    ranks = {"p50_ns": 0.5, "p90_ns": 0.9, "p99_ns": 0.99, "max_ns": 1.0}
+    return unpivot(merged, by, LATENCIES).select(
+        *by, "measure", sketches.count("sketch").alias("n"),
+        *(sketches.quantile("sketch", rank).alias(name) for name, rank in ranks.items()),
+    ).where("n > 0")  # fmt: skip
+
+
+def unpivot(merged: DataFrame, by: Sequence[str], measures: Sequence[str]) -> DataFrame:
+    """Columns of sketches as rows: `measure` and `sketch`."""
+    return merged.unpivot([*by], [*measures], "measure", "sketch")

@@ -1,0 +1,180 @@
+"""The jobs: which segments are new, and which tables they become.
+
+A segment's rows are a function of its own file and of the few that follow it, in which its last
+notices were handed over. A job compares these files with those that a table was made of, and
+makes again what differs. So it may be killed anywhere and run again, and segments may come in any
+order, twice, or years late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from purgatoryd.pipeline import gold, silver
+from purgatoryd.pipeline.lake import Lake, Manifest
+from purgatoryd.pipeline.parts import Layer, Part, Segment
+from purgatoryd.pipeline.schemas import FLOW, LIVES, TOPICS, WORKERS
+from purgatoryd.pipeline.tiers import read_files
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+REACH_ROWS = 65_536
+"""A batch of notices is handed over at most so many records after its newest one ended."""
+CHUNK_ROWS = 16_000_000
+BATCH_ROWS = 16
+"""Rows of bronze that become one part; a batch counts for so many, for it is broadcast."""
+SMALL_BYTES = 64 << 20
+"""Parts below this size are put together."""
+NEVER = (1 << 63) - 1
+
+
+def bronze_of(spark: SparkSession, lake: Lake, manifests: Iterable[Manifest]) -> DataFrame:
+    """The rows of these files, of any version."""
+    return read_files(spark, [str(lake.data(manifest)) for manifest in manifests])
+
+
+# ---- which segments, made of what ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """A segment, first, and those behind it in which its notices may have been handed over."""
+
+    manifests: tuple[Manifest, ...]
+
+    @property
+    def own(self) -> Manifest:
+        """The segment itself."""
+        return self.manifests[0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all its files."""
+        return tuple(manifest.name for manifest in self.manifests)
+
+    @property
+    def cost(self) -> int:
+        """In rows."""
+        return self.own.rows + BATCH_ROWS * sum(m.kinds.get("sent", 0) for m in self.manifests)
+
+
+def reaches(manifests: Sequence[Manifest]) -> dict[Segment, Reach]:
+    """Of all segments; `manifests` in the order of Lake.manifests()."""
+    return {
+        manifest.segment: Reach(tuple(_reached(manifests, at)))
+        for at, manifest in enumerate(manifests)
+    }
+
+
+def _reached(manifests: Sequence[Manifest], at: int) -> Iterator[Manifest]:
+    yield manifests[at]
+    rows = 0
+    while rows < REACH_ROWS and at + 1 < len(manifests) and _adjoin(*manifests[at : at + 2]):
+        at += 1
+        rows += manifests[at].rows
+        yield manifests[at]
+
+
+def _adjoin(one: Manifest, other: Manifest) -> bool:
+    return one.daemon == other.daemon and one.last_lsn + 1 == other.first_lsn
+
+
+def chunks(wanted: Iterable[Reach]) -> Iterator[list[Reach]]:
+    """Runs of bounded cost."""
+    run: list[Reach] = []
+    for reach in wanted:
+        if run and sum(r.cost for r in run) + reach.cost > CHUNK_ROWS:
+            yield run
+            run = []
+        run.append(reach)
+    if run:
+        yield run
+
+
+# ---- jobs ------------------------------------------------------------------------------------
+
+
+def make_silver(spark: SparkSession, lake: Lake, since_us: int = NEVER) -> int:
+    """Lives of all segments that are new, or have records of `since_us`, UTC, or later.
+
+    Returns how many segments. Raises LakeBroken, LakeInUse.
+    """
+
+    def tables(run: Sequence[Reach]) -> dict[str, DataFrame]:
+        files = {m.segment: m for reach in run for m in reach.manifests}
+        bronze = bronze_of(spark, lake, (reach.own for reach in run))
+        return {LIVES.name: silver.lives(bronze, bronze_of(spark, lake, files.values()))}
+
+    return _make(Layer(lake.root, "silver"), reaches(lake.manifests()), since_us, tables)
+
+
+def make_gold(spark: SparkSession, lake: Lake, since_us: int = NEVER) -> int:
+    """Partials of all segments whose lives are new; otherwise as make_silver."""
+    lives_of = Layer(lake.root, "silver")
+    made, all_ = lives_of.sources(), reaches(lake.manifests())
+    there = {segment: reach for segment, reach in all_.items() if made.get(segment) == reach.names}
+
+    def tables(run: Sequence[Reach]) -> dict[str, DataFrame]:
+        lives = lives_of.read(spark, LIVES, [reach.own.segment for reach in run])
+        return {
+            TOPICS.name: gold.topics(lives),
+            WORKERS.name: gold.workers(lives),
+            FLOW.name: gold.flow(bronze_of(spark, lake, (reach.own for reach in run))),
+        }
+
+    return _make(Layer(lake.root, "gold"), there, since_us, tables)
+
+
+def _make(
+    layer: Layer, reached: dict[Segment, Reach], since_us: int,
+    tables: Callable[[Sequence[Reach]], dict[str, DataFrame]],
+) -> int:  # fmt: skip
+    with layer.writing():
+        made = layer.sources()
+        wanted = [
+            reach for segment, reach in reached.items()
+            if made.get(segment) != reach.names or reach.own.wall_to_us >= since_us
+        ]  # fmt: skip
+        for run in chunks(wanted):
+            layer.commit(tables(run), {reach.own.segment: reach.names for reach in run})
+    return len(wanted)
+
+
+def bring_up(spark: SparkSession, lake: Lake, since_us: int = NEVER) -> dict[str, int]:
+    """Silver and gold of all that is new, or of `since_us` or later; how many segments of each."""
+    return {
+        "silver": make_silver(spark, lake, since_us),
+        "gold": make_gold(spark, lake, since_us),
+    }
+
+
+def compact(spark: SparkSession, lake: Lake) -> dict[str, int]:
+    """Puts small parts together, and drops rows that were replaced; per layer, parts less."""
+    return {name: _compact(spark, Layer(lake.root, name)) for name in ("silver", "gold")}
+
+
+def _compact(spark: SparkSession, layer: Layer) -> int:
+    with layer.writing():
+        counting = layer.counting()
+        alive = {part.number: part for part in counting.values()}
+        chosen = _worth_it(alive.values(), counting)
+        if not chosen:
+            return 0
+        kept = {s: part.sources[s] for s, part in counting.items() if part.number in chosen}
+        frames = {t.name: layer.read(spark, t, kept).coalesce(1) for t in layer.tables}
+        layer.commit(frames, kept)
+    return len(chosen) - 1
+
+
+def _worth_it(parts: Collection[Part], counting: Mapping[Segment, Part]) -> set[int]:
+    """Small ones, if there are several, and those with rows that do not count."""
+    small = {part.number for part in parts if part.bytes < SMALL_BYTES}
+    partly = {
+        part.number
+        for part in parts
+        if any(counting[segment].number != part.number for segment in part.sources)
+    }
+    return partly | (small if len(small) > 1 else set())

@@ -1,0 +1,192 @@
+"""Silver and gold on disk: parts, each with the rows of some segments.
+
+    LAKE/silver/lives/<part>/*.parquet        rows
+    LAKE/silver/parts/<part>.json             written last; without it the files do not exist
+    LAKE/silver/lock                          one writer at a time
+
+Parts are numbered. Of a segment that stands in several, the newest counts, whole. So making a
+segment again replaces its rows, and a crash leaves the older ones in place. gold/ is the same
+with more tables. Writers remove what does not count any more, a while later.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from purgatoryd.pipeline.schemas import FLOW, LIVES, TOPICS, WORKERS, Table
+from purgatoryd.shm_layout.errors import LakeBroken, LakeInUse
+from purgatoryd.shm_layout.files import replace_durably, sync_directory
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Segment = tuple[str, int, int]
+"""Daemon, epoch and first LSN."""
+Sources = Mapping[Segment, tuple[str, ...]]
+"""The files of bronze that the rows of each segment were made of."""
+KEPT_S = 600
+"""For so long a part that counts no more stays, for those who are reading it."""
+LAYERS: dict[str, tuple[Table, ...]] = {"silver": (LIVES,), "gold": (TOPICS, WORKERS, FLOW)}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """`versions`: of its tables; `bytes`: of all its files."""
+
+    number: int
+    versions: dict[str, int]
+    bytes: int
+    sources: dict[Segment, tuple[str, ...]]
+
+
+class Layer:
+    """The parts of "silver" or "gold" of the lake in a folder."""
+
+    def __init__(self, lake: Path, name: str) -> None:
+        self.name = name
+        self.tables = LAYERS[name]
+        self.root = lake / name
+        self._parts = self.root / "parts"
+
+    # ---- what counts -----------------------------------------------------------------------
+
+    def parts(self) -> list[Part]:
+        """All, oldest first. Raises LakeBroken."""
+        return [_read(path) for path in sorted(self._parts.glob("*.json"))]
+
+    def counting(self) -> dict[Segment, Part]:
+        """The part of each segment that is there."""
+        return {segment: part for part in self.parts() for segment in part.sources}
+
+    def sources(self) -> dict[Segment, tuple[str, ...]]:
+        """What each segment's rows were made of."""
+        return {segment: part.sources[segment] for segment, part in self.counting().items()}
+
+    def read(
+        self, spark: SparkSession, table: Table, segments: Iterable[Segment] | None = None
+    ) -> DataFrame:
+        """The rows that count; of these segments, if some are given."""
+        counting = self.counting()
+        wanted = set(counting if segments is None else segments)
+        whole: list[Path] = []
+        frames: list[DataFrame] = []
+        for part in self.parts():
+            kept = [s for s in part.sources if counting[s].number == part.number and s in wanted]
+            if len(kept) == len(part.sources):
+                whole += self._files(table, part.number)
+            elif kept:
+                frames.append(_only(_rows(spark, table, self._files(table, part.number)), kept))
+        if whole or not frames:
+            frames.append(_rows(spark, table, whole))
+        return reduce(DataFrame.unionByName, frames)
+
+    def _folder(self, table: Table, number: int) -> Path:
+        return self.root / table.name / f"{number:012d}"
+
+    def _files(self, table: Table, number: int) -> list[Path]:
+        return sorted(self._folder(table, number).glob("*.parquet"))
+
+    # ---- writing -----------------------------------------------------------------------------
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Nobody else writes here inside; what never counted, or does not any more, is removed.
+
+        Raises LakeInUse.
+        """
+        self._parts.mkdir(parents=True, exist_ok=True)
+        lock = self.root / "lock"
+        with lock.open("ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise LakeInUse(str(lock)) from None
+            self._remove_dead()
+            yield
+
+    def _remove_dead(self) -> None:
+        counting = {part.number for part in self.counting().values()}
+        for path in self._parts.glob("*.json"):
+            if int(path.stem) not in counting and time.time() - path.stat().st_mtime > KEPT_S:
+                path.unlink()
+        known = {path.stem for path in self._parts.glob("*.json")}
+        for table in self.tables:
+            for folder in (self.root / table.name).glob("*"):
+                if folder.name not in known:
+                    shutil.rmtree(folder)
+
+    def commit(self, frames: Mapping[str, DataFrame], sources: Sources) -> Part:
+        """A new part with these tables, by name; call it inside `writing`.
+
+        It counts once all of it is on disk, and takes the place of what these segments had.
+        """
+        number = max((part.number for part in self.parts()), default=0) + 1
+        size = sum(self._write(table, number, frames[table.name]) for table in self.tables)
+        versions = {table.name: table.version for table in self.tables}
+        part = Part(number, versions, size, dict(sources))
+        replace_durably(self._parts / f"{number:012d}.json", _json(part))
+        return part
+
+    def _write(self, table: Table, number: int, rows: DataFrame) -> int:
+        """Writes a table's rows durably; returns the bytes."""
+        folder = self._folder(table, number)
+        rows.write.parquet(str(folder), mode="overwrite")
+        for path in folder.iterdir():
+            if path.suffix != ".parquet":  # Hadoop's checksums and its mark of success
+                path.unlink()
+        files = self._files(table, number)
+        for path in files:
+            _sync(path)
+        for changed in (folder, folder.parent, self.root):
+            sync_directory(changed)
+        return sum(path.stat().st_size for path in files)
+
+
+def _rows(spark: SparkSession, table: Table, paths: Sequence[Path]) -> DataFrame:
+    """Of files of any version: what a file does not have is null."""
+    if not paths:
+        return spark.createDataFrame([], table.spark())
+    return spark.read.schema(table.spark()).parquet(*map(str, paths))
+
+
+def _only(rows: DataFrame, segments: Iterable[Segment]) -> DataFrame:
+    place = F.concat_ws("/", "daemon", "epoch", "segment")
+    return rows.where(place.isin(["/".join(map(str, segment)) for segment in segments]))
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+# ---- manifests -------------------------------------------------------------------------------
+
+
+def _json(part: Part) -> bytes:
+    told = {
+        "number": part.number, "versions": part.versions, "bytes": part.bytes,
+        "sources": [[*segment, names] for segment, names in part.sources.items()],
+    }  # fmt: skip
+    return json.dumps(told).encode()
+
+
+def _read(path: Path) -> Part:
+    try:
+        told = json.loads(path.read_bytes())
+        sources = {(d, epoch, lsn): tuple(names) for d, epoch, lsn, names in told["sources"]}
+        return Part(**{**told, "sources": sources})
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise LakeBroken(str(path), f"is no part of a table: {error!r}") from error

@@ -1,0 +1,166 @@
+"""Silver: what became of each timer and operation, from rows of bronze.
+
+The record of an end carries the life up to it, so a life is a projection of one row: nothing is
+sorted or grouped, and segments may come in any order. When a notice was built and handed to the
+socket stands in the few records of batches, which are broadcast.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812
+
+from purgatoryd.pipeline.schemas import LIVES, OPEN_TIMERS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+BLOCK_BITS = 6
+"""Notices find their batch by blocks of so many positions: a hash join instead of a search."""
+SERVICE = ("request_queue", "local", "response_queue", "send")
+"""The stages that the service answers for; `remote` is waiting that was asked for."""
+_LIFE = ("add_lsn", "session", "worker", "sent_ns", "received_ns", "applied_ns", "armed_ns")
+
+
+# ---- which rows are ends ---------------------------------------------------------------------
+
+
+def is_fire() -> Column:
+    """A timer ended because its time came; notices that were published are no ends."""
+    return (F.col("kind") == "fire") & (F.col("cause") == "expired")
+
+
+def is_cancel() -> Column:
+    """A timer was cancelled; the acknowledgement of an outcome is no end."""
+    return (F.col("kind") == "end") & (F.col("cause") == "cancelled")
+
+
+def is_replacing() -> Column:
+    """An add that ended the timer which its key had."""
+    return (F.col("kind") == "arm") & F.col("replaced").isNotNull()
+
+
+def is_end() -> Column:
+    """A timer or an operation ended."""
+    return is_fire() | is_cancel() | is_replacing() | (F.col("kind") == "outcome")
+
+
+def ended_ticket() -> Column:
+    """Of what the row of an end ended."""
+    return F.when(F.col("kind") == "arm", F.col("replaced")).otherwise(F.col("ticket"))
+
+
+def clock() -> Column:
+    """Keeps live, virtual and load runs apart."""
+    loaded = F.when(F.col("load").isNotNull(), "load")
+    return F.coalesce(loaded, F.when(F.col("clock") == "boot", "live"), F.col("clock"))
+
+
+# ---- lives -----------------------------------------------------------------------------------
+
+
+def lives(bronze: DataFrame, batches: DataFrame, received: DataFrame | None = None) -> DataFrame:
+    """LIVES of the ends in `bronze`.
+
+    `batches`: rows of bronze that have their batches, so those of later segments too.
+    `received`: daemon, ticket and notified_ns, once each, as subscribers noted them; joining it
+    costs a shuffle.
+    """
+    ended = _with_batches(_ended(bronze), batches)
+    if received is None:
+        ended = ended.withColumn("notified_ns", F.lit(None).cast("long"))
+    else:
+        ended = ended.join(received, ["daemon", "ticket"], "left")
+    return ended.withColumns(_stages()).select(LIVES.names)
+
+
+def _ended(bronze: DataFrame) -> DataFrame:
+    """One row per end. An add that replaces tells both lives: the older one's ends here."""
+    own = F.col("kind") != "arm"
+    life = (F.when(own, F.col(n)).otherwise(F.col(f"replaced_{n}")).alias(n) for n in _LIFE)
+    return bronze.where(is_end()).select(
+        "daemon", "node", "epoch", "segment", "lsn",
+        F.when(F.col("kind") == "outcome", "operation").otherwise("timer").alias("kind"),
+        clock().alias("clock"),
+        F.when(own, F.col("cause")).otherwise("replaced").alias("outcome"),
+        "namespace", "topic", "key", "key_type",
+        ended_ticket().alias("ticket"),
+        F.col("at").alias("ended_at"), F.col("at_ns").alias("ended_ns"), "ended_boot_ns",
+        F.when(own, F.col("deadline_ns")).alias("deadline_ns"), *life,
+        "error", "flags", "sequence", "position",
+    )  # fmt: skip
+
+
+def _with_batches(ended: DataFrame, batches: DataFrame) -> DataFrame:
+    """Each notice with `built_ns` and `handed_ns` of its batch."""
+    block = F.shiftright("position", BLOCK_BITS)
+    found = F.broadcast(_by_block(batches))
+    inside = (ended.position >= found.positions_from) & (ended.position < found.positions_upto)
+    same = (F.xxhash64(ended.daemon, block) == found.place) & (ended.daemon == found.of_daemon)
+    return ended.join(found, same & inside, "left")
+
+
+def _by_block(batches: DataFrame) -> DataFrame:
+    """A row per block of positions that a batch of notices reaches."""
+    first = F.shiftright("positions_from", BLOCK_BITS)
+    last = F.shiftright(F.col("positions_upto") - 1, BLOCK_BITS)
+    sent = (F.col("kind") == "sent") & (F.col("positions_upto") > F.col("positions_from"))
+    blocks = batches.where(sent).withColumn("block", F.explode(F.sequence(first, last)))
+    return blocks.select(
+        F.xxhash64("daemon", "block").alias("place"), F.col("daemon").alias("of_daemon"),
+        "positions_from", "positions_upto", "built_ns", "handed_ns",
+    )  # fmt: skip
+
+
+def _stages() -> dict[str, Column]:
+    """Durations, ns, each on one clock: the arena's for armed, ended and deadline, else the real
+    one, which journals of format 1.0 do not have."""
+    expired, virtual = F.col("outcome") == "expired", F.col("clock") == "virtual"
+    told = F.col("ended_boot_ns").isNotNull()
+    return {
+        "request_queue_ns": F.col("applied_ns") - F.col("received_ns"),
+        "local_ns": F.when(~virtual, F.col("armed_ns") - F.col("applied_ns")),
+        "remote_ns": F.col("ended_ns") - F.col("armed_ns"),
+        "response_queue_ns": F.col("built_ns") - F.col("ended_boot_ns"),
+        "send_ns": F.when(told, F.col("handed_ns") - F.col("built_ns")),
+        "receive_ns": F.col("notified_ns") - F.col("handed_ns"),
+        "lateness_ns": F.when(expired, F.col("ended_ns") - F.col("deadline_ns")),
+    }
+
+
+def service_ns() -> Column:
+    """What is known of the stages that the service answers for; null if nothing is."""
+    known = [F.col(f"{name}_ns") for name in SERVICE]
+    total = reduce(lambda a, b: a + b, (F.coalesce(span, F.lit(0)) for span in known))
+    return F.when(F.coalesce(*known).isNotNull(), total)
+
+
+# ---- what has not ended ----------------------------------------------------------------------
+
+
+def open_timers(bronze: DataFrame) -> DataFrame:
+    """OPEN_TIMERS: adds without an end, with the deadline that they have now.
+
+    `bronze`: all rows of a daemon from a snapshot on, the rows of that snapshot included; what
+    stands in both is taken once. Two shuffles by ticket.
+    """
+    add = F.col("kind").isin("arm", "watch")
+    ends = bronze.where(is_end()).select("daemon", ended_ticket().alias("ticket"))
+    adds = bronze.where(add).dropDuplicates(["daemon", "ticket"])
+    still = adds.join(ends, ["daemon", "ticket"], "left_anti")
+    return _moved(still, bronze).select(OPEN_TIMERS.names)
+
+
+def _moved(still: DataFrame, bronze: DataFrame) -> DataFrame:
+    """The newest deadline of what was extended."""
+    newest = F.max_by(F.struct("deadline_ns", "wall_deadline_ns"), "lsn").alias("newest")
+    moves = bronze.where(F.col("kind") == "move").groupBy("daemon", "ticket").agg(newest)
+    deadlines = {
+        name: F.when(F.col("newest").isNull(), F.col(name)).otherwise(F.col(f"newest.{name}"))
+        for name in ("deadline_ns", "wall_deadline_ns")
+    }
+    joined = still.join(moves, ["daemon", "ticket"], "left").withColumns(deadlines)
+    kind = F.when(F.col("kind") == "watch", "operation").otherwise("timer")
+    return joined.withColumns({"kind": kind, "clock": clock()})

@@ -1,0 +1,271 @@
+"""Bronze that is made up: lives of every kind as rows of a journal, in files of a lake."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from purgatoryd.pipeline.lake import Lake, Manifest
+from purgatoryd.pipeline.schemas import BRONZE
+
+Longs = npt.NDArray[np.int64]
+Rows = dict[str, Longs]
+
+MS, S = 10**6, 10**9
+BOOT_NS = 5_000 * S
+WALL_NS = 1_760_000_400 * S
+"""The wall clock when the boot clock was BOOT_NS."""
+NIL = -(2**63)
+"""Stands for null."""
+TIMEOUTS_NS = np.array([S, 2 * S, 5 * S, 20 * S])
+"""Of topics t0, t1, ..."""
+WORDS: dict[str, list[str]] = {
+    "kind": ["arm", "watch", "move", "end", "fire", "outcome", "sent", "unknown"],
+    "cause": ["expired", "satisfied", "failed", "cancelled", "acknowledged", "published"],
+    "key_type": ["str", "bytes", "uuid"],
+}
+ARM, WATCH, MOVE, END, FIRE, OUTCOME, SENT, UNKNOWN = range(8)
+EXPIRED, SATISFIED, FAILED, CANCELLED, ACKNOWLEDGED, PUBLISHED = range(6)
+REPLACED, OPEN = 6, 7
+FATES = np.array([CANCELLED] * 80 + [EXPIRED] * 8 + [REPLACED] * 4 + [OPEN] * 3
+                 + [SATISFIED] * 3 + [FAILED] * 2)  # fmt: skip
+"""A life's, in a hundred. Every tenth of the expired, and all that were satisfied or failed, are
+operations."""
+REPLACED_LIFE = ("session", "worker", "sent_ns", "received_ns", "applied_ns", "armed_ns")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to make up. `slow_worker`: its calls wait half a second longer in the request queue.
+    `real_offset_ns`: the real boot clock less the arena's."""
+
+    timers: int
+    seed: int = 1
+    daemon: str = "ab" * 16
+    node: str = "host-a"
+    clock: str = "boot"
+    span_s: int = 1200
+    segment_rows: int = 5_000
+    topics: int = 4
+    workers: int = 6
+    slow_worker: int = -1
+    real_offset_ns: int = 0
+    payload: bytes = b"20 bytes of payload."
+
+
+def rows_of(plan: Plan) -> Rows:
+    """All rows in the order of LSN; every column has a number, NIL where a row has no value."""
+    rng = np.random.default_rng(plan.seed)
+    adds = _adds(plan, rng)
+    ends = _ends(plan, adds, rng)
+    batches = _batches(plan, _notices(ends))
+    moves = _some_of(adds, OPEN, MOVE, rng)
+    rows = _stacked([adds, ends, batches, moves, *_strays(adds, rng)])
+    order = np.argsort(rows["at_ns"], kind="stable")
+    rows = {name: column[order] for name, column in rows.items()}
+    rows["lsn"] = np.arange(1, len(order) + 1)
+    _link(rows, plan.timers)
+    return rows
+
+
+def _adds(plan: Plan, rng: np.random.Generator) -> Rows:
+    n = plan.timers
+    armed = np.sort(BOOT_NS + rng.integers(0, plan.span_s * S, n))
+    topic, worker = np.arange(n) % plan.topics, np.arange(n) * 5 % plan.workers
+    queue = rng.integers(5_000, 200_000, n) + np.where(worker == plan.slow_worker, 500 * MS, 0)
+    applied = armed + plan.real_offset_ns - rng.integers(100, 5_000, n)
+    fate = rng.choice(FATES, n)
+    fate[-1] = OPEN
+    replacing = np.flatnonzero(fate[:-1] == REPLACED) + 1  # each by the next one
+    replaced = np.full(n, NIL)
+    replaced[replacing] = replacing
+    operation = np.isin(fate, (SATISFIED, FAILED)) | ((fate == EXPIRED) & (np.arange(n) % 10 == 0))
+    operation[replacing] = False
+    fate[replacing[np.isin(fate[replacing], (SATISFIED, FAILED))]] = CANCELLED
+    return {
+        "kind": np.where(operation, WATCH, ARM), "ticket": np.arange(1, n + 1), "fate": fate,
+        "at_ns": armed, "armed_ns": armed, "applied_ns": applied, "received_ns": applied - queue,
+        "sent_ns": applied - queue - rng.integers(10_000, 90_000, n),
+        "deadline_ns": armed + TIMEOUTS_NS[topic % len(TIMEOUTS_NS)], "topic": topic,
+        "worker": worker, "session": worker + 100, "replaced": replaced,
+        "key": np.maximum.accumulate(np.where(replaced == NIL, np.arange(n), 0)),
+    }  # fmt: skip
+
+
+def _ends(plan: Plan, adds: Rows, rng: np.random.Generator) -> Rows:
+    """One row per end but replacements, which are adds."""
+    ended = np.isin(adds["fate"], (CANCELLED, EXPIRED, SATISFIED, FAILED))
+    rows = {name: column[ended] for name, column in adds.items()}
+    fate, n = rows["fate"], int(ended.sum())
+    asked = rows["deadline_ns"] - rows["armed_ns"]
+    late = rng.exponential(200_000, n).astype(np.int64)
+    early = (asked * rng.beta(2, 5, n)).astype(np.int64)
+    rows["at_ns"] = rows["armed_ns"] + np.where(fate == EXPIRED, asked + late, early)
+    rows["ended_boot_ns"] = rows["at_ns"] + plan.real_offset_ns
+    kind = np.where(fate == CANCELLED, END, FIRE)
+    rows["kind"] = np.where(rows["kind"] == WATCH, OUTCOME, kind)
+    rows["cause"] = fate
+    rows["deadline_ns"] = np.where(rows["kind"] == END, NIL, rows["deadline_ns"])
+    rows["flags"] = np.where(rng.random(n) < 0.01, 2, 0)
+    del rows["replaced"]
+    return rows
+
+
+def _notices(ends: Rows) -> Longs:
+    """When each of the notices left its timer, in the order of positions; gives them these."""
+    fired = np.flatnonzero(np.isin(ends["kind"], (FIRE, OUTCOME)))
+    fired = fired[np.argsort(ends["at_ns"][fired], kind="stable")]
+    ends["position"] = np.full(len(ends["kind"]), NIL)
+    ends["position"][fired] = np.arange(len(fired))
+    return ends["at_ns"][fired]
+
+
+def _batches(plan: Plan, notices: Longs) -> Rows:
+    """What fired within 2 ms is one batch."""
+    first = np.flatnonzero(np.diff(notices // (2 * MS), prepend=-1))
+    upto = np.append(first[1:], len(notices)) if len(first) else first
+    at = notices[upto - 1] + 30_000
+    built = at + plan.real_offset_ns
+    return {
+        "kind": np.full(len(first), SENT), "at_ns": at, "built_ns": built,
+        "handed_ns": built + 45_000, "positions_from": first, "positions_upto": upto,
+    }  # fmt: skip
+
+
+def _some_of(adds: Rows, fate: int, kind: int, rng: np.random.Generator) -> Rows:
+    """Rows about a half of the timers of that fate, 1 us after they were armed."""
+    chosen = (adds["fate"] == fate) & (adds["kind"] == ARM) & (rng.random(len(adds["fate"])) < 0.5)
+    ticket, armed = adds["ticket"][chosen], adds["armed_ns"][chosen]
+    return {
+        "kind": np.full(len(ticket), kind), "ticket": ticket, "at_ns": armed + 1_000,
+        "deadline_ns": adds["deadline_ns"][chosen] + S,
+    }  # fmt: skip
+
+
+def _strays(adds: Rows, rng: np.random.Generator) -> list[Rows]:
+    """Rows that end nothing: acknowledgements, a published notice, types of a later version."""
+    acknowledged = _some_of(adds, SATISFIED, END, rng)
+    acknowledged["cause"] = np.full(len(acknowledged["kind"]), ACKNOWLEDGED)
+    published = {"kind": np.array([FIRE]), "cause": np.array([PUBLISHED]),
+                 "ticket": np.array([2**40]), "at_ns": adds["at_ns"][:1]}  # fmt: skip
+    unknown = {"kind": np.full(3, UNKNOWN), "at_ns": adds["at_ns"][:3]}
+    return [acknowledged, published, unknown]
+
+
+def _stacked(parts: list[Rows]) -> Rows:
+    names = {name for part in parts for name in part}
+    return {
+        name: np.concatenate([part.get(name, np.full(len(part["kind"]), NIL)) for part in parts])
+        for name in sorted(names)
+    }
+
+
+def _link(rows: Rows, timers: int) -> None:
+    """add_lsn of the ends, and the replaced lives' columns of the adds that replaced them."""
+    added = np.flatnonzero(np.isin(rows["kind"], (ARM, WATCH)))
+    row_of = np.zeros(timers + 1, dtype=np.int64)
+    row_of[rows["ticket"][added]] = added
+    ends = np.isin(rows["kind"], (END, FIRE, OUTCOME)) & (rows["armed_ns"] != NIL)
+    rows["add_lsn"] = np.full(len(ends), NIL)
+    rows["add_lsn"][ends] = rows["lsn"][row_of[rows["ticket"][ends]]]
+    replacing = np.flatnonzero(rows["replaced"] != NIL)
+    life = {"add_lsn": "lsn"} | {name: name for name in REPLACED_LIFE}
+    for name, source in life.items():
+        column = np.full(len(ends), NIL)
+        column[replacing] = rows[source][row_of[rows["replaced"][replacing]]]
+        rows[f"replaced_{name}"] = column
+
+
+# ---- as files --------------------------------------------------------------------------------
+
+
+def table_of(plan: Plan, rows: Rows, segment: int) -> pa.Table:
+    """Rows of one segment in the newest schema of bronze."""
+    count = len(rows["lsn"])
+    same = {"daemon": plan.daemon, "node": plan.node, "clock": plan.clock, "epoch": 1,
+            "segment": segment}  # fmt: skip
+    known = same | _named(plan, rows)
+    schema = BRONZE.arrow()
+    arrays = []
+    for field in schema:
+        value = known.get(field.name)
+        if field.name in same:
+            value = pa.repeat(pa.scalar(value), count)
+        elif value is None and field.name in rows:
+            value = _nullable(rows[field.name])
+        arrays.append(pa.nulls(count, field.type) if value is None else _cast(value, field.type))
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _named(plan: Plan, rows: Rows) -> dict[str, pa.Array]:
+    """Columns that are no numbers."""
+    of_timer = rows["topic"] != NIL
+    wall = rows["at_ns"] - BOOT_NS + WALL_NS
+    words = {name: _words(rows[name], words) for name, words in WORDS.items() if name in rows}
+    keys = np.char.add("key:", np.char.mod("%d", rows["key"]))
+    workers = [f"worker-{n}" for n in range(plan.workers)]
+    payload = np.where(np.isin(rows["kind"], (ARM, WATCH)), len(plan.payload), NIL)
+    return words | {
+        "at": pa.array(wall // 1000),
+        "key": pa.array(keys, mask=~of_timer),
+        "key_type": _words(np.where(of_timer, 0, NIL), WORDS["key_type"]),
+        "payload": pa.array(np.full(len(payload), plan.payload.decode()), mask=payload == NIL),
+        "payload_len": _nullable(payload),
+        "namespace": _words(np.where(of_timer, 0, NIL), ["default"]),
+        "topic": _words(rows["topic"], [f"t{n}" for n in range(plan.topics)]),
+        **{name: _words(rows[name], workers) for name in ("worker", "replaced_worker")},
+    }  # fmt: skip
+
+
+def _nullable(column: Longs) -> pa.Array:
+    return pa.array(column, mask=column == NIL)
+
+
+def _words(column: Longs, words: list[str]) -> pa.Array:
+    indices = pa.array(column, mask=column == NIL).cast(pa.int32())
+    return pa.DictionaryArray.from_arrays(indices, pa.array(words))
+
+
+def _cast(value: pa.Array, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_dictionary(kind):
+        return value if pa.types.is_dictionary(value.type) else value.dictionary_encode()
+    return value.cast(kind)
+
+
+def segments_of(plan: Plan) -> list[tuple[Manifest, pa.Table]]:
+    """All segments, in order."""
+    rows = rows_of(plan)
+    total = len(rows["lsn"])
+    starts = range(0, total, plan.segment_rows)
+    return [_segment(plan, {n: c[at : at + plan.segment_rows] for n, c in rows.items()})
+            for at in starts]  # fmt: skip
+
+
+def _segment(plan: Plan, rows: Rows) -> tuple[Manifest, pa.Table]:
+    first, last = int(rows["lsn"][0]), int(rows["lsn"][-1])
+    table = table_of(plan, rows, first)
+    at = table["at"].cast(pa.int64()).to_numpy()
+    kinds = Counter(WORDS["kind"][kind] for kind in rows["kind"].tolist())
+    return Manifest(
+        table="bronze", daemon=plan.daemon, node=plan.node, epoch=1, first_lsn=first,
+        last_lsn=last, crc=plan.seed, clock=plan.clock, rows=len(table),
+        wall_from_us=int(at.min()), wall_to_us=int(at.max()), schema=BRONZE.version,
+        kinds=dict(kinds),
+    ), table  # fmt: skip
+
+
+def put(lake: Lake, segment: tuple[Manifest, pa.Table]) -> None:
+    """Puts a segment into a lake."""
+    manifest, table = segment
+    file = lake.data(manifest)
+    told = lake.root / "manifests" / f"daemon={manifest.daemon}" / f"{manifest.name}.json"
+    for path in (file, told):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, file, compression="zstd")
+    told.write_text(json.dumps(asdict(manifest)))

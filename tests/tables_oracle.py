@@ -1,0 +1,90 @@
+"""What silver and gold have to say, asked of DuckDB in another way: ends are joined with the
+adds themselves instead of taken from what the records of ends carry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from purgatoryd.pipeline.schemas import Table
+
+LIVES_SQL = """
+WITH adds AS (SELECT * FROM bronze WHERE kind IN ('arm', 'watch')),
+ends AS (
+    SELECT *, ticket AS ended, cause AS outcome FROM bronze
+    WHERE (kind = 'fire' AND cause = 'expired') OR (kind = 'end' AND cause = 'cancelled')
+       OR kind = 'outcome'
+    UNION ALL BY NAME
+    SELECT *, replaced AS ended, 'replaced' AS outcome FROM bronze WHERE replaced IS NOT NULL
+),
+sent AS (SELECT * FROM bronze WHERE kind = 'sent')
+SELECT e.daemon, e.node, e.epoch, e.segment, e.lsn, e.ended AS ticket, e.outcome,
+    if(e.kind = 'outcome', 'operation', 'timer') AS kind,
+    if(e.clock = 'boot', 'live', e.clock) AS clock, e.namespace, e.topic, e.key, e.key_type,
+    e.at AS ended_at, e.at_ns AS ended_ns, e.flags,
+    a.lsn AS add_lsn, a.session, a.worker, a.sent_ns, a.received_ns, a.armed_ns,
+    if(e.outcome = 'replaced', NULL, e.deadline_ns) AS deadline_ns,
+    a.applied_ns - a.received_ns AS request_queue_ns,
+    if(e.clock = 'virtual', NULL, a.armed_ns - a.applied_ns) AS local_ns,
+    e.at_ns - a.armed_ns AS remote_ns,
+    s.built_ns - e.ended_boot_ns AS response_queue_ns, s.handed_ns - s.built_ns AS send_ns,
+    if(e.outcome = 'expired', e.at_ns - e.deadline_ns, NULL) AS lateness_ns
+FROM ends e
+LEFT JOIN adds a ON a.daemon = e.daemon AND a.ticket = e.ended
+LEFT JOIN sent s ON s.daemon = e.daemon
+    AND e.position >= s.positions_from AND e.position < s.positions_upto
+"""
+OPEN_SQL = """
+SELECT a.daemon, a.ticket, a.lsn, a.key, a.topic, a.worker, a.armed_ns,
+    coalesce((SELECT arg_max(m.deadline_ns, m.lsn) FROM bronze m
+              WHERE m.kind = 'move' AND m.daemon = a.daemon AND m.ticket = a.ticket),
+             a.deadline_ns) AS deadline_ns
+FROM bronze a WHERE a.kind IN ('arm', 'watch')
+    AND NOT EXISTS (FROM lives e WHERE e.daemon = a.daemon AND e.ticket = a.ticket)
+"""
+WINDOW_SQL = "time_bucket(INTERVAL '5 minutes', {0}::TIMESTAMP)"
+
+
+class Oracle:
+    """DuckDB over the bronze of a lake: the table `bronze`, and `lives` made of it."""
+
+    def __init__(self, files: list[Path]) -> None:
+        self.db = duckdb.connect()
+        self.db.execute("SET TimeZone = 'UTC'")
+        names = [str(path) for path in files]
+        self.db.execute(
+            "CREATE TABLE bronze AS SELECT * FROM read_parquet(?, hive_partitioning = false)",
+            [names],
+        )
+        self.db.execute(f"CREATE TABLE lives AS {LIVES_SQL}")
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        """Of a query."""
+        return self.db.execute(sql).fetchall()
+
+    def take(self, name: str, frame: DataFrame) -> list[str]:
+        """A DataFrame of Spark as a table here; returns its columns."""
+        found: pa.Table = frame.toArrow()
+        self.db.register("taken", found)
+        self.db.execute(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM taken")
+        self.db.unregister("taken")
+        return list(found.column_names)
+
+    def differing(self, name: str, sql: str) -> list[tuple[Any, ...]]:
+        """Rows of the table `name` that `sql` has not, and the other way round: its columns."""
+        names = ", ".join(column[0] for column in self.db.execute(sql).description or ())
+        ours, theirs = f"SELECT {names} FROM {name}", f"SELECT {names} FROM ({sql})"
+        return [
+            *self.rows(f"{ours} EXCEPT ALL {theirs} LIMIT 5"),
+            *self.rows(f"{theirs} EXCEPT ALL {ours} LIMIT 5"),
+        ]
+
+
+def same_schema(frame: DataFrame, table: Table) -> bool:
+    """True if names and types are the table's, in order."""
+    ours = [(field.name, field.dataType) for field in frame.schema]
+    return ours == [(field.name, field.dataType) for field in table.spark()]

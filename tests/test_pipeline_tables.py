@@ -1,0 +1,463 @@
+"""Silver and gold against DuckDB, in any order, after kills, and after years."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from conftest import StartDaemon
+from made_bronze import SENT, Plan, S, put, rows_of, segments_of
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from real_daemon import PATIENCE_S
+from stored_arena import JOURNALS, StoredJournal
+from tables_oracle import OPEN_SQL, WINDOW_SQL, Oracle, same_schema
+
+from purgatoryd.clients import Client, Subscriber
+from purgatoryd.pipeline import (
+    advice,
+    findings,
+    gold,
+    jobs,
+    parts,
+    reference,
+    silver,
+    sketches,
+    trace,
+)
+from purgatoryd.pipeline.lake import Lake
+from purgatoryd.pipeline.parts import Layer
+from purgatoryd.pipeline.progress import progress
+from purgatoryd.pipeline.schemas import (
+    FLOW,
+    LIVES,
+    OPEN_TIMERS,
+    TOPICS,
+    WORKERS,
+    Table,
+)
+from purgatoryd.pipeline.ship import Shipper
+from purgatoryd.shm_layout.errors import LakeBroken, LakeInUse
+
+TABLES = {LIVES: "silver", TOPICS: "gold", WORKERS: "gold", FLOW: "gold"}
+LIVE = Plan(9_000, slow_worker=3)
+VIRTUAL = Plan(600, seed=2, daemon="cd" * 16, node="host-b", clock="virtual", real_offset_ns=7 * S)
+
+
+def lake_in(directory: Path) -> Lake:
+    directory.mkdir(exist_ok=True)
+    return Lake(directory)
+
+
+def table(spark: SparkSession, lake: Lake, which: Table) -> DataFrame:
+    return Layer(lake.root, TABLES[which]).read(spark, which)
+
+
+@pytest.fixture(scope="module")
+def made(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """A lake with a live and a virtual daemon, and all tables."""
+    lake = lake_in(tmp_path_factory.mktemp("made"))
+    for segment in (*segments_of(LIVE), *segments_of(VIRTUAL)):
+        put(lake, segment)
+    jobs.bring_up(spark, lake)
+    return lake
+
+
+@pytest.fixture(scope="module")
+def oracle(made: Lake) -> Oracle:
+    return Oracle([made.data(manifest) for manifest in made.manifests()])
+
+
+# ---- against the oracle ------------------------------------------------------------------------
+
+
+def test_lives_are_what_duckdb_finds(spark: SparkSession, made: Lake, oracle: Oracle) -> None:
+    lives = table(spark, made, LIVES)
+    assert same_schema(lives, LIVES)
+    oracle.take("ours", lives)
+    assert oracle.differing("ours", "SELECT * FROM lives") == []
+    kinds = oracle.rows("SELECT DISTINCT clock, kind, outcome FROM ours")
+    assert len(kinds) == 12  # both clocks: timers of three outcomes, operations of three
+
+
+def test_open_timers_are_what_duckdb_finds(spark: SparkSession, made: Lake, oracle: Oracle) -> None:
+    found = silver.open_timers(jobs.bronze_of(spark, made, made.manifests()))
+    assert same_schema(found, OPEN_TIMERS)
+    oracle.take("still", found)
+    assert oracle.differing("still", OPEN_SQL) == []
+    assert oracle.rows("SELECT count(*) > 100 FROM still") == [(True,)]
+
+
+def test_flow_and_outcomes_are_what_duckdb_counts(
+    spark: SparkSession, made: Lake, oracle: Oracle
+) -> None:
+    oracle.take("flow", table(spark, made, FLOW))
+    oracle.take("topics", table(spark, made, TOPICS).drop(*sketch_columns(TOPICS)))
+    window = WINDOW_SQL.format('"at"')
+    added = f"""SELECT daemon, segment, namespace, {window}::TIMESTAMPTZ AS window_start,
+        count(*) FILTER (kind IN ('arm', 'watch')) AS added,
+        coalesce(sum(octet_length(key) + payload_len) FILTER (kind IN ('arm', 'watch')), 0)
+            AS bytes,
+        count(*) FILTER (kind = 'move') AS extended, count(*) FILTER (kind = 'unknown') AS unknown
+        FROM bronze GROUP BY ALL"""
+    assert oracle.differing("flow", added) == []
+    counts = ", ".join(f"count(*) FILTER (outcome = '{o}') AS {o}" for o in gold.OUTCOMES)
+    window = WINDOW_SQL.format("ended_at")
+    ends = f"SELECT daemon, segment, clock, {window}::TIMESTAMPTZ AS window_start, {counts}"
+    by_topic = f"""{ends}, topic, count(*) AS ended,
+        count(*) FILTER (outcome = 'expired' AND flags & 2 > 0) AS overdue
+        FROM lives GROUP BY ALL"""
+    assert oracle.differing("topics", by_topic) == []
+    sums = ", ".join(f"sum({o})::BIGINT AS {o}" for o in gold.OUTCOMES)
+    ended = (
+        f"SELECT daemon, segment, clock, window_start, {sums} FROM flow WHERE namespace IS NOT NULL"
+    )
+    again = f"{ends} FROM lives GROUP BY ALL"
+    both = f"SELECT * FROM ({ended} GROUP BY ALL) WHERE {'+'.join(gold.OUTCOMES)} > 0"
+    assert sorted(oracle.rows(both)) == sorted(oracle.rows(again))
+
+
+def sketch_columns(of: Table) -> list[str]:
+    return [column.name for column in of.columns if column.type == "binary"]
+
+
+@pytest.mark.parametrize(("which", "by"), [(TOPICS, ["clock"]), (WORKERS, ["clock", "worker"])])
+def test_quantiles_keep_within_the_stated_error(
+    spark: SparkSession, made: Lake, oracle: Oracle, which: Table, by: list[str]
+) -> None:
+    merged = gold.merge(table(spark, made, which), which, by)
+    oracle.take("quantiles", gold.latency(merged, by))
+    for measure, value in MEASURES.items():
+        same = " AND ".join(f"l.{name} = q.{name}" for name in by)
+        rows = oracle.rows(f"""
+            SELECT {", ".join(f"l.{name}" for name in by)}, q.n, count(*), q.max_ns, max(v),
+                avg((v <= p50_ns)::INT), avg((v < p50_ns)::INT),
+                avg((v <= p99_ns)::INT), avg((v < p99_ns)::INT)
+            FROM quantiles q JOIN (SELECT *, {value} AS v FROM lives) l ON {same}
+            WHERE measure = '{measure}' AND v IS NOT NULL GROUP BY ALL""")
+        assert rows, measure
+        for n, count, most, really, *ranks in (row[len(by) :] for row in rows):
+            assert (n, most) == (count, really)
+            for asked, below, under in ((0.5, *ranks[:2]), (0.99, *ranks[2:])):
+                assert under - error() <= asked <= below + error(), (measure, asked)
+
+
+MEASURES = {
+    "request_queue": "request_queue_ns",
+    "send": "send_ns",
+    "service": "coalesce(request_queue_ns, 0) + coalesce(response_queue_ns, 0)"
+    " + coalesce(send_ns, 0) + coalesce(local_ns, 0)",
+    "lateness": "if(flags & 2 > 0, NULL, lateness_ns)",
+}
+
+
+def error() -> float:
+    """Stated for 99 ranks of 100; twice that is never seen."""
+    return 2 * sketches.rank_error()
+
+
+# ---- real journals -----------------------------------------------------------------------------
+
+
+def shipped(journal: Path, root: Path) -> Lake:
+    lake = lake_in(root)
+    shipper = Shipper(journal, lake, "host")
+    list(shipper.turn())
+    shipper.close()
+    return lake
+
+
+@pytest.mark.parametrize("folder", JOURNALS, ids=lambda folder: folder.name)
+def test_journals_of_all_versions_become_tables(
+    spark: SparkSession, folder: Path, tmp_path: Path
+) -> None:
+    lake = shipped(StoredJournal(folder, tmp_path / "journals" / "demo").directory, tmp_path / "l")
+    jobs.bring_up(spark, lake)
+    oracle = Oracle([lake.data(manifest) for manifest in lake.manifests()])
+    oracle.take("ours", table(spark, lake, LIVES))
+    wanted = "SELECT * FROM lives"
+    if folder.name == "journal-1.0":  # its ends tell nothing of their beginnings
+        wanted = "SELECT daemon, lsn, ticket, kind, clock, outcome, topic, lateness_ns FROM lives"
+    assert oracle.differing("ours", wanted) == []
+    causes = oracle.rows("SELECT DISTINCT outcome FROM ours ORDER BY 1")
+    assert [cause for (cause,) in causes] == sorted(gold.OUTCOMES)
+
+
+def test_a_daemons_journal_becomes_tables(
+    spark: SparkSession, daemon: StartDaemon, tmp_path: Path
+) -> None:
+    journals = tmp_path / "journals"
+    journals.mkdir()
+    demo = daemon("demo", "--journal", str(journals), "--segment-bytes", "256K")
+    with Client("demo") as client, Subscriber("demo") as subscriber:
+        client.add_many([(f"soon:{n}", 0.001, "t", b"") for n in range(100)])
+        client.add_many([(f"far:{n}", 3600.0, "t", b"x" * 200) for n in range(3000)])
+        for n in range(50):
+            client.cancel(f"far:{n}")
+            client.add(f"far:{n + 50}", delay=7200, mode="replace")
+        tickets = {subscriber.get(timeout=PATIENCE_S).ticket for _ in range(100)}
+        client.add_many([(f"more:{n}", 3600.0, "t", b"x" * 200) for n in range(3000)])
+    demo.stop()  # all that it staged is on disk
+    lake = shipped(journals / "demo", tmp_path / "lake")
+    jobs.bring_up(spark, lake)
+    oracle = Oracle([lake.data(manifest) for manifest in lake.manifests()])
+    oracle.take("ours", table(spark, lake, LIVES))
+    assert oracle.differing("ours", "SELECT * FROM lives") == []
+    fired = oracle.rows("SELECT ticket FROM ours WHERE outcome = 'expired'")
+    assert {ticket for (ticket,) in fired} == tickets
+    counts = oracle.rows("SELECT outcome, count(*) FROM ours GROUP BY 1 ORDER BY 1")
+    assert counts == [("cancelled", 50), ("expired", 100), ("replaced", 50)]
+    stages = ("request_queue", "local", "remote", "response_queue", "send", "lateness")
+    least = ", ".join(f"bool_and({name}_ns >= 0)" for name in stages)
+    known = "outcome = 'expired'"
+    assert oracle.rows(f"SELECT {least} FROM ours WHERE {known}") == [(True,) * len(stages)]
+    assert oracle.rows("SELECT DISTINCT worker FROM ours") == [(f"{os.getuid()}:{os.getpid()}",)]
+
+
+# ---- in any order, again, killed ---------------------------------------------------------------
+
+SMALL = Plan(500, segment_rows=300)
+
+
+@pytest.fixture(scope="module")
+def batch(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """All segments of SMALL, made in one go."""
+    lake = lake_in(tmp_path_factory.mktemp("batch"))
+    for segment in segments_of(SMALL):
+        put(lake, segment)
+    jobs.bring_up(spark, lake)
+    return lake
+
+
+def contents(spark: SparkSession, lake: Lake) -> dict[str, list[str]]:
+    """What does not depend on chance: rows, counts, least and greatest values."""
+    found = {}
+    for which in TABLES:
+        rows = table(spark, lake, which)
+        for name in sketch_columns(which) if which is not LIVES else ():
+            ends = [sketches.quantile(name, rank).alias(f"{name}_{rank}") for rank in (0.0, 1.0)]
+            rows = rows.select("*", *ends).drop(name)
+        found[which.name] = sorted(map(repr, rows.collect()))
+    return found
+
+
+def test_segments_come_late_twice_and_in_any_order(
+    spark: SparkSession, batch: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "REACH_ROWS", 1)
+    lake, segments = lake_in(tmp_path), segments_of(SMALL)
+    random.Random(5).shuffle(segments)
+    late = segments.pop()
+    for some in (segments[:2], segments[2:], segments[:3], [late]):
+        for segment in some:
+            put(lake, segment)
+        jobs.bring_up(spark, lake)
+    assert contents(spark, lake) == contents(spark, batch)
+    assert jobs.bring_up(spark, lake) == {"silver": 0, "gold": 0}
+
+
+class Killed(BaseException):
+    pass
+
+
+def dying(monkeypatch: pytest.MonkeyPatch, name: str, after: bool) -> None:
+    """The next call of parts.NAME is the last thing that the process does, or not even that."""
+    real = getattr(parts, name)
+
+    def die(*args: object) -> None:
+        monkeypatch.setattr(parts, name, real)
+        if after:
+            real(*args)
+        raise Killed
+
+    monkeypatch.setattr(parts, name, die)
+
+
+@pytest.mark.parametrize("job", ["make_silver", "make_gold"])
+def test_a_kill_at_any_step_of_a_commit_changes_nothing(
+    spark: SparkSession, batch: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str
+) -> None:
+    lake, segments = lake_in(tmp_path), segments_of(SMALL)
+    for segment in segments[:2]:
+        put(lake, segment)
+    jobs.bring_up(spark, lake)
+    before = contents(spark, lake)
+    for segment in segments[2:]:
+        put(lake, segment)
+    if job == "make_gold":
+        jobs.make_silver(spark, lake)
+    for name, after in (("_sync", False), ("sync_directory", True), ("replace_durably", False)):
+        dying(monkeypatch, name, after)
+        with pytest.raises(Killed):
+            getattr(jobs, job)(spark, lake)
+        which = "topics" if job == "make_gold" else "lives"
+        assert contents(spark, lake)[which] == before[which]
+    dying(monkeypatch, "replace_durably", after=True)
+    with pytest.raises(Killed):
+        getattr(jobs, job)(spark, lake)
+    jobs.bring_up(spark, lake)
+    assert contents(spark, lake) == contents(spark, batch)
+
+
+def test_rebuilt_and_compacted_tables_are_the_same(
+    spark: SparkSession, batch: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "KEPT_S", 0)
+    lake = lake_in(tmp_path)
+    for segment in segments_of(SMALL):
+        put(lake, segment)
+        jobs.bring_up(spark, lake)
+    since = lake.manifests()[2].wall_from_us
+    assert jobs.bring_up(spark, lake, since)["gold"] >= 2
+    assert contents(spark, lake) == contents(spark, batch)
+    assert jobs.compact(spark, lake)["gold"] >= 1
+    assert contents(spark, lake) == contents(spark, batch)
+    assert jobs.compact(spark, lake) == {"silver": 0, "gold": 0}
+    assert len(list((lake.root / "gold" / "flow").iterdir())) == 1
+
+
+def test_a_batch_may_be_handed_over_in_the_next_segment(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    rows = rows_of(SMALL)
+    first_sent = int(rows["lsn"][rows["kind"] == SENT][0])
+    lake, segments = lake_in(tmp_path), segments_of(replace(SMALL, segment_rows=first_sent - 1))
+    unsent = []
+    for segment in segments[:2]:
+        put(lake, segment)
+        assert jobs.make_silver(spark, lake) >= 1
+        first = table(spark, lake, LIVES).where("segment = 1 AND send_ns IS NULL")
+        unsent.append(first.where("kind = 'operation' OR outcome = 'expired'").count())
+    assert unsent[0] > unsent[1] == 0
+
+
+def test_one_writer_at_a_time(spark: SparkSession, batch: Lake) -> None:
+    with Layer(batch.root, "silver").writing(), pytest.raises(LakeInUse):
+        jobs.make_silver(spark, batch)
+
+
+def test_an_empty_lake_has_empty_tables(spark: SparkSession, tmp_path: Path) -> None:
+    lake = lake_in(tmp_path)
+    assert jobs.bring_up(spark, lake) == {"silver": 0, "gold": 0}
+    assert jobs.compact(spark, lake) == {"silver": 0, "gold": 0}
+    assert [table(spark, lake, which).count() for which in TABLES] == [0, 0, 0, 0]
+    assert progress(lake) == []
+
+
+def test_the_page_has_the_columns_of_the_tables() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "tables.md").read_text()
+    assert page == reference.refresh(page), "run: make docs"
+
+
+def test_a_broken_part_is_named(tmp_path: Path) -> None:
+    broken = tmp_path / "silver" / "parts" / "000000000001.json"
+    broken.parent.mkdir(parents=True)
+    broken.write_text('{"number": 1}')
+    with pytest.raises(LakeBroken, match=r"000000000001\.json"):
+        Layer(tmp_path, "silver").parts()
+
+
+# ---- progress ----------------------------------------------------------------------------------
+
+
+def test_complete_to_stops_at_a_gap(tmp_path: Path) -> None:
+    lake, segments = lake_in(tmp_path), segments_of(SMALL)
+    for segment in (segments[0], segments[1], segments[3]):
+        put(lake, segment)
+    (found,) = progress(lake)
+    assert found.segments == 3
+    assert found.complete_to_us == segments[1][0].wall_to_us < found.last_us
+    assert found.gaps == ((segments[2][0].first_lsn, segments[2][0].last_lsn),)
+    put(lake, segments[2])
+    (found,) = progress(lake)
+    assert (found.complete_to_us, found.gaps) == (segments[3][0].wall_to_us, ())
+
+
+def test_progress_counts_what_is_up_to_date_and_what_is_unknown(batch: Lake) -> None:
+    (found,) = progress(batch)
+    assert found.silver == found.gold == found.segments == len(segments_of(SMALL))
+    assert found.unknown == 3
+
+
+# ---- findings and advice -----------------------------------------------------------------------
+
+
+def test_only_the_slow_worker_is_found_with_its_stage(spark: SparkSession, made: Lake) -> None:
+    topics, workers = table(spark, made, TOPICS), table(spark, made, WORKERS)
+    found = findings.slow(topics, workers)
+    assert {(f.subject, f.name, f.measure, f.stage, f.clock) for f in found} == {
+        ("worker", "worker-3", "service", "request_queue", "live"),
+        ("node", "host-a", "service", "request_queue", "live"),
+    }
+    assert all(f.p99_ns > f.limit_ns and f.n >= 1000 for f in found)
+    assert findings.slow(topics, workers, limit_ns=10**9) == []
+    assert findings.slow(topics, workers, least=10**6) == []
+
+
+def test_the_advised_timeout_gives_the_wanted_rate(
+    spark: SparkSession, made: Lake, oracle: Oracle
+) -> None:
+    advised = advice.timeouts(table(spark, made, TOPICS).where("clock = 'live'"), 0.2)
+    oracle.take("advised", advised)
+    rows = oracle.rows("""
+        SELECT a.settled, a.expired, count(*) FILTER (outcome <> 'expired'),
+            count(*) FILTER (outcome = 'expired'), avg((remote_ns > timeout_ns)::INT), rate
+        FROM advised a JOIN lives l USING (clock, namespace, topic)
+        WHERE l.outcome IN ('cancelled', 'satisfied', 'expired') GROUP BY ALL""")
+    assert len(rows) == LIVE.topics
+    for settled, expired, really_settled, really_expired, would_expire, rate in rows:
+        assert (settled, expired) == (really_settled, really_expired)
+        assert rate == pytest.approx(expired / (settled + expired))
+        assert abs(would_expire - 0.2) <= error()
+    # Nobody knows how long those that expired would have taken.
+    assert advice.timeouts(table(spark, made, TOPICS), 0.0).where("timeout_ns > 0").count() == 0
+
+
+def test_capacity_tells_when_the_slots_are_used_up(spark: SparkSession) -> None:
+    begin = datetime(2026, 1, 1, tzinfo=UTC)
+    windows = [
+        (daemon, begin + timedelta(minutes=5 * n), added, ended)
+        for n in range(24)
+        for daemon, added, ended in (("grows", 20, 10), ("shrinks", 5, 6))
+    ]
+    flow = spark.createDataFrame(
+        windows, "daemon string, window_start timestamp, added long, expired long"
+    ).withColumns(
+        {name: F.lit(0) for name in gold.OUTCOMES if name != "expired"} | {"node": F.lit("host")}
+    )
+    sizes = spark.createDataFrame(
+        [("grows", 100, 1540), ("shrinks", 500, 1000)], "daemon string, opening long, slots long"
+    )
+    grows, shrinks = advice.capacity(flow, sizes).orderBy("daemon").collect()
+    assert (grows.live, grows.slots) == (100 + 24 * 10, 1540)
+    assert grows.per_hour == pytest.approx(120)
+    full_at = begin + timedelta(hours=2) + timedelta(hours=(1540 - 340) / 120)
+    assert abs(grows.full_at.astimezone(UTC) - full_at) < timedelta(minutes=1)
+    assert (shrinks.live, shrinks.full_at) == (500 - 24, None)
+
+
+# ---- trace -------------------------------------------------------------------------------------
+
+
+def test_a_trace_tells_every_record_of_a_key(
+    spark: SparkSession, made: Lake, oracle: Oracle
+) -> None:
+    sql = "SELECT decode(key), ticket, lsn FROM lives WHERE outcome = '{}' AND daemon LIKE 'ab%'"
+    for outcome in ("expired", "replaced"):
+        key, ticket, lsn = oracle.rows(sql.format(outcome))[0]
+        assert isinstance(key, str)
+        lives = trace.history(spark, made, key.encode(), "str", "default")
+        told = next(
+            t for t in map(trace.record, lives) if (t["ticket"], t["node"]) == (ticket, "host-a")
+        )
+        assert told["outcome"] == outcome
+        assert told["events"][-1]["lsn"] == lsn
+        assert told["events"][0]["what"].startswith("armed")
+        assert told["stages_ns"].keys() >= (
+            {"request_queue", "remote"} | (set() if outcome == "replaced" else {"send"})
+        )
+    assert trace.history(spark, made, b"nobody", "str", "default") == []
