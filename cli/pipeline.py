@@ -25,6 +25,8 @@ PARTS = {
     "slow": "pipeline_tables",
     "timeouts": "pipeline_tables",
     "capacity": "pipeline_tables",
+    "cold": "pipeline_cold",
+    "plan": "pipeline_plan",
 }
 
 lake_option = click.option(

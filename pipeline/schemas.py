@@ -315,3 +315,25 @@ FLOW = Table(
     ),
 )
 """Partials per segment: what came and went."""
+
+# ---- the cold tier ---------------------------------------------------------------------------
+
+COLD = Table(
+    "cold",
+    1,
+    (
+        *columns("string", "namespace topic"),
+        Column("key", "binary"),
+        Column("key_type", "string"),
+        Column("payload", "binary"),
+        *columns("long", "deadline_ns version"),
+    ),
+)
+"""Timers that are due far from now. `deadline_ns`: since 1970, UTC; `version`: tier.py."""
+
+TOMBSTONES = Table(
+    "cold_tombstones",
+    1,
+    (*columns("string", "namespace key_type"), Column("key", "binary"), Column("version", "long")),
+)
+"""Keys whose rows of smaller versions are dead."""

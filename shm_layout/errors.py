@@ -49,7 +49,10 @@ PurgatorydError
 +-- PipelineError                    what leaves the host for the lake
 |   +-- ExtraMissing                 a part of the installation that was not asked for
 |   +-- LakeBroken                   a file of the lake is not what was written
-|   +-- LakeInUse                    another process ships this journal
+|   +-- LakeInUse                    another process writes there
+|   +-- LoadRefused                  the daemon refused rows of a load
+|   +-- MoveMissing                  daemons of this version cannot move a namespace
+|   +-- WindowElsewhere              a window is on its way to another daemon
 +-- StartError                       the daemon cannot start
     +-- AlreadyRunning
     +-- BadPath                      not a directory, foreign owner, not writable
@@ -643,12 +646,58 @@ class LakeBroken(PipelineError):
 
 @dataclass(eq=False)
 class LakeInUse(PipelineError):
-    """Another process holds `path`, the lock of a daemon's part of the lake."""
+    """Another process holds the lock `path`."""
 
     path: str
 
     def __str__(self) -> str:
-        return f"{self.path}: another process ships this daemon's journal"
+        return f"{self.path}: another process writes there"
+
+
+@dataclass(eq=False)
+class LoadRefused(PipelineError):
+    """The daemon refused `refused` rows of `what`. `counts`: rows by status; `samples`: some
+    refusals, as (namespace, key, status). The other rows were done."""
+
+    what: str
+    refused: int
+    counts: dict[str, int]
+    samples: tuple[tuple[str, str, str], ...]
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{n} {status}" for status, n in sorted(self.counts.items()))
+        some = ", ".join(f"{key!r} in {space!r}: {why}" for space, key, why in self.samples)
+        return f"{self.what}: {self.refused} rows were refused ({counts}); such as {some}"
+
+
+@dataclass(eq=False)
+class MoveMissing(PipelineError):
+    """`namespace` cannot be moved from `source` to `target`: no daemon has a command for it."""
+
+    namespace: str
+    source: str
+    target: str
+
+    def __str__(self) -> str:
+        return (
+            f"namespace {self.namespace!r} cannot go from {self.source!r} to {self.target!r}: "
+            "the daemon has no command `move`"
+        )
+
+
+@dataclass(eq=False)
+class WindowElsewhere(PipelineError):
+    """The window `window` is being promoted to the daemon `daemon`, not to `other`."""
+
+    window: str
+    daemon: str
+    other: str
+
+    def __str__(self) -> str:
+        return (
+            f"window {self.window} is on its way to the daemon {self.daemon!r}: finish it there "
+            f"before windows go to {self.other!r}"
+        )
 
 
 class StartError(PurgatorydError):

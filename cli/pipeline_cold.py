@@ -1,0 +1,337 @@
+"""pipeline cold: timers that are due far from now, kept in the lake until their window comes."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from purgatoryd.cli import units
+from purgatoryd.cli.exits import Command, Exit, report
+from purgatoryd.cli.options import (
+    emit,
+    json_option,
+    key_type_option,
+    name_option,
+    namespace_option,
+    read_key,
+)
+from purgatoryd.cli.pipeline import lake_option, spark_options
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from purgatoryd.pipeline.loading import Loader
+    from purgatoryd.pipeline.tier import Tier, Window
+
+Wrapped = TypeVar("Wrapped", bound=Callable[..., Any])
+FILE = click.Path(exists=True, path_type=Path)
+
+
+@click.group("cold")
+def cold_command() -> None:
+    """Keep timers that are due far from now in the lake, and bring them to the daemon in time.
+
+    They live in LAKE/cold by the hour in which they are due. A window of them at a time goes
+    to the daemon, before it begins; from then on they are timers like all others.
+    """
+
+
+def daemon_options(command: Wrapped) -> Wrapped:
+    """--name, and where the daemon is if it is on another host."""
+    remote = (
+        click.option("--tcp", metavar="HOST:PORT", help="The daemon on another host."),
+        click.option("--server-key", help="Its public key."),
+        click.option("--key-file", type=FILE, help="Our key pair, a file of `purgatoryd keygen`."),
+    )
+    for option in reversed((name_option, *remote)):
+        command = option(command)
+    return command
+
+
+def daemon_of(
+    name: str, tcp: str | None, server_key: str | None, key_file: Path | None, mode: str = "keep"
+) -> Loader:
+    """The daemon that the options mean; it is not asked before it is needed."""
+    from purgatoryd.clients import Remote
+    from purgatoryd.pipeline.loading import Loader
+
+    if not (tcp or server_key or key_file):
+        return Loader(name, mode=mode)
+    if not (tcp and server_key and key_file):
+        raise click.UsageError("Give --tcp, --server-key and --key-file together.")
+    return Loader(name, Remote(tcp=tcp, server_key=server_key, key=key_file), mode)
+
+
+def tier_of(lake: Path) -> Tier:
+    """The tier in a lake. Raises ExtraMissing, BadPath."""
+    from purgatoryd.pipeline.extras import need
+
+    need("pyarrow", "lake")
+    from purgatoryd.pipeline.tier import Tier
+
+    return Tier(lake)
+
+
+# ---- load, cancel ----------------------------------------------------------------------------
+
+
+@cold_command.command("load", cls=Command)
+@click.argument("files", nargs=-1, required=True, type=FILE)
+@lake_option
+@daemon_options
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["parquet", "csv"]),
+    default="parquet",
+    show_default=True,
+    help="Of FILES; a CSV file begins with its columns' names.",
+)
+@click.option(
+    "--load-id",
+    help="Names this load; the same again adds nothing. Made of FILES' names, sizes and times "
+    "unless given.",
+)
+@click.option(
+    "--replace",
+    "replacing",
+    is_flag=True,
+    help="Take the place of all timers of the same keys, hot ones too.",
+)
+@spark_options
+@json_option
+def load_command(
+    files: tuple[Path, ...], lake: Path, name: str, tcp: str | None, server_key: str | None,
+    key_file: Path | None, kind: str, load_id: str | None, replacing: bool, master: str | None,
+    conf: dict[str, str], as_json: bool,
+) -> None:  # fmt: skip
+    """Take the timers in FILES into the tier: all, or none.
+
+    Columns: key; deadline (a time) or deadline_ns (since 1970); if wanted namespace, topic,
+    payload and key_type (str, bytes, uuid).
+    """
+    tier = tier_of(lake)
+    from purgatoryd.pipeline.cold import load
+    from purgatoryd.pipeline.session import session
+
+    reader = session(master, conf).read.options(header=True)
+    rows = reader.load([str(file.resolve()) for file in files], format=kind)
+    with daemon_of(name, tcp, server_key, key_file) as hot:
+        done = load(tier, rows, load_id or id_of(files), hot, replacing=replacing)
+    text = f"{done.rows} timers, version {done.version}"
+    text += f"; {done.late} of them late: they go with the next window" if done.late else ""
+    emit({"version": done.version, "rows": done.rows, "late": done.late}, text, as_json)
+
+
+def id_of(files: tuple[Path, ...]) -> str:
+    """What names a load of these files, as they are now."""
+    told = [
+        (str(file.resolve()), (about := file.stat()).st_size, about.st_mtime_ns) for file in files
+    ]
+    return f"files-{zlib.crc32(repr(sorted(told)).encode()):08x}"
+
+
+@cold_command.command("cancel", cls=Command)
+@click.argument("keys", metavar="KEY...", nargs=-1)
+@lake_option
+@daemon_options
+@namespace_option
+@key_type_option
+@click.option(
+    "--file", type=FILE, help="A Parquet file: columns key, and if wanted namespace and key_type."
+)
+@json_option
+def cancel_command(
+    keys: tuple[str, ...], lake: Path, name: str, tcp: str | None, server_key: str | None,
+    key_file: Path | None, namespace: str, key_type: str, file: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Cancel timers by their keys, in the tier and in the daemon.
+
+    Once it is done, none of them fires that did not fire before. What the daemon answered is
+    told; the tier itself takes any key.
+    """
+    tier = tier_of(lake)
+    from purgatoryd.pipeline.cold import cancel
+
+    if bool(keys) == bool(file):
+        raise click.UsageError("Give either keys or --file.")
+    table = keys_in(file, namespace) if file else keys_given(keys, namespace, key_type)
+    with daemon_of(name, tcp, server_key, key_file) as hot:
+        found = cancel(tier, table, hot)
+    told = ", ".join(f"{count} {what.lower()}" for what, count in sorted(found.items()))
+    text = f"{table.num_rows} keys; the daemon: {told or 'not asked, it has none of them'}"
+    emit({"keys": table.num_rows, "daemon": found}, text, as_json)
+
+
+def keys_given(keys: tuple[str, ...], namespace: str, key_type: str) -> pa.Table:
+    """The keys of the command line."""
+    import pyarrow as pa
+
+    from purgatoryd.shm_layout.layout import KeyType
+    from purgatoryd.shm_layout.wire import encode_key
+
+    pairs = [encode_key(read_key(key, key_type)) for key in keys]
+    kinds = [KeyType(kind).name.lower() for kind, _ in pairs]
+    spaces = [namespace] * len(pairs)
+    return pa.table({"namespace": spaces, "key_type": kinds, "key": [key for _, key in pairs]})
+
+
+def keys_in(file: Path, namespace: str) -> pa.Table:
+    """The keys of a file. Raises InvalidRows."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from purgatoryd.shm_layout.errors import InvalidRows
+
+    rows = pq.read_table(file)
+    if "key" not in rows.column_names:
+        raise InvalidRows(f"{file} has columns {rows.column_names}, not key", -1)
+    text = pa.types.is_string(rows["key"].type)
+    for column, usual in (("namespace", namespace), ("key_type", "str" if text else "bytes")):
+        if column not in rows.column_names:
+            rows = rows.append_column(column, pa.array([usual] * rows.num_rows, pa.string()))
+    return rows
+
+
+# ---- promote ---------------------------------------------------------------------------------
+
+
+@cold_command.command("promote", cls=Command)
+@lake_option
+@daemon_options
+@click.option("--window", type=units.Moment(), help="Everything that is due before this time.")
+@click.option(
+    "--every",
+    type=units.Duration(),
+    help="Run on, and bring each window of this length to the daemon one window before it begins.",
+)
+@click.option("--rate", type=click.FloatRange(1), help="At most so many timers per second.")
+@spark_options
+@json_option
+def promote_command(
+    lake: Path, name: str, tcp: str | None, server_key: str | None, key_file: Path | None,
+    window: datetime | None, every: int | None, rate: float | None, master: str | None,
+    conf: dict[str, str], as_json: bool,
+) -> None:  # fmt: skip
+    """Bring timers from the tier to the daemon.
+
+    A window that was begun before is finished first. The same window again adds nothing.
+    """
+    tier = tier_of(lake)
+    from purgatoryd.clients.times import wall_ns
+    from purgatoryd.pipeline.promote import Pace, at_once, promote, window_end_ns
+    from purgatoryd.pipeline.session import session
+
+    if (window is None) == (every is None):
+        raise click.UsageError("Give either --window or --every.")
+    pace = Pace(rate).wait if rate else at_once
+    spark = session(master, conf)
+
+    def bring(until_ns: int) -> None:
+        with daemon_of(name, tcp, server_key, key_file) as hot:
+            for one in promote(spark, tier, until_ns, hot, pace):
+                emit(window_record(one), window_text(one), as_json)
+
+    if window is not None:
+        bring(wall_ns(window))
+        return
+    assert every is not None
+    follow(lambda: bring(window_end_ns(time.time_ns(), every)), every, as_json)
+
+
+def follow(
+    bring: Callable[[], None], every_ns: int, as_json: bool,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:  # fmt: skip
+    """Brings a window at once, and one at the beginning of each. An error is told, and the next
+    turn goes on with what it left."""
+    from purgatoryd.shm_layout.errors import PurgatorydError
+
+    while True:
+        try:
+            bring()
+        except PurgatorydError as error:
+            report(error, as_json)
+        now_ns = time.time_ns()
+        sleep((every_ns - now_ns % every_ns) / 1e9)
+
+
+def window_record(window: Window) -> dict[str, Any]:
+    """A window in JSON."""
+    return {
+        "window": window.id, "state": window.state, "daemon": window.daemon,
+        "until": units.format_wall(window.until.end_ns), "rows": window.rows,
+        "cancelled": window.cancelled, "results": window.results,
+    }  # fmt: skip
+
+
+def window_text(window: Window) -> str:
+    """A window for people."""
+    told = ", ".join(f"{count} {what.lower()}" for what, count in sorted(window.results.items()))
+    until = units.format_wall(window.until.end_ns)
+    return f"{window.state} until {until}: {window.rows} rows ({told or 'none'})"
+
+
+# ---- compact, verify, status -----------------------------------------------------------------
+
+
+@cold_command.command("compact", cls=Command)
+@lake_option
+@click.option("--hour", metavar="YYYY-MM-DD-HH", help="Only the timers that are due in this hour.")
+@spark_options
+@json_option
+def compact_command(
+    lake: Path, hour: str | None, master: str | None, conf: dict[str, str], as_json: bool
+) -> None:
+    """Merge small files, and drop rows that were cancelled, changed or promoted.
+
+    Files that nothing names any more are removed; those that this compaction replaced, by the
+    next one, since somebody may be reading them.
+    """
+    tier = tier_of(lake)
+    from purgatoryd.pipeline.cold import compact
+    from purgatoryd.pipeline.session import session
+
+    done = compact(session(master, conf), tier, hour)
+    text = f"{done.files[0]} files became {done.files[1]}, {done.rows[0]} rows {done.rows[1]}"
+    emit(
+        {"files": done.files, "rows": done.rows, "orphans": done.orphans},
+        f"{text}; {done.orphans} old files removed", as_json,
+    )  # fmt: skip
+
+
+@cold_command.command("verify", cls=Command)
+@lake_option
+@spark_options
+@json_option
+def verify_command(lake: Path, master: str | None, conf: dict[str, str], as_json: bool) -> int:
+    """Read every file: bytes, order, counts, keys with two timers. Exit code 5 if one is wrong."""
+    tier = tier_of(lake)
+    from purgatoryd.pipeline.cold import verify
+    from purgatoryd.pipeline.session import session
+
+    figures, wrong = verify(session(master, conf), tier)
+    lines = [f"{name:<18}{value}" for name, value in figures.items()]
+    emit({**figures, "wrong": wrong}, "\n".join([*lines, *wrong]), as_json)
+    return Exit.BROKEN if wrong else Exit.DONE
+
+
+@cold_command.command("status", cls=Command)
+@lake_option
+@json_option
+def status_command(lake: Path, as_json: bool) -> None:
+    """Show what the tier has, and how far it was promoted. Needs no Spark."""
+    tier = tier_of(lake)
+    from purgatoryd.pipeline.cold import status
+
+    figures = status(tier)
+    window = tier.unfinished()
+    lines = [f"{name:<18}{value}" for name, value in figures.items()]
+    lines += [window_text(window)] if window else []
+    emit({**figures, "promoting": window and window_record(window)}, "\n".join(lines), as_json)

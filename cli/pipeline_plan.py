@@ -1,0 +1,144 @@
+"""pipeline plan: which namespaces should move to which daemon."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from purgatoryd.cli.exits import Command, Exit
+from purgatoryd.cli.options import emit, json_option
+from purgatoryd.cli.pipeline import lake_option, spark_options
+
+if TYPE_CHECKING:
+    from purgatoryd.pipeline.plan import Plan
+
+FILE = "plan.json"
+
+
+@click.group("plan")
+def plan_command() -> None:
+    """Propose moves of namespaces between the daemons whose journals are in the lake.
+
+    First those that keep the namespaces of a group apart, then those that even out what daemons
+    hold and do. A plan stands in LAKE/plan.json.
+    """
+
+
+@plan_command.command("make", cls=Command)
+@lake_option
+@click.option(
+    "--fleet",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    required=True,
+    help="A TOML file: what each daemon can do, its labels, and groups of namespaces.",
+)
+@click.option("--label", default="rack", show_default=True, help="By which groups are kept apart.")
+@click.option(
+    "--tolerance", type=click.FloatRange(0.01, 1), default=0.1, show_default=True,
+    help="How far daemons may differ, as a share of what they can do.",
+)  # fmt: skip
+@spark_options
+@json_option
+def make_command(
+    lake: Path, fleet: Path, label: str, tolerance: float, master: str | None,
+    conf: dict[str, str], as_json: bool,
+) -> None:  # fmt: skip
+    """Make a plan from what the journals say, in place of the last one."""
+    from purgatoryd.pipeline.extras import need
+
+    need("pyspark", "spark")
+    from purgatoryd.pipeline.fleet import measured_in, read_fleet, spaces
+    from purgatoryd.pipeline.plan import plan
+    from purgatoryd.pipeline.session import session
+
+    hosts, groups = read_fleet(fleet)
+    rows = measured_in(session(master, conf), lake).collect()
+    made = plan(list(hosts.values()), spaces(rows, hosts, groups), label, tolerance)
+    save(lake, made)
+    tell(made, as_json)
+
+
+@plan_command.command("show", cls=Command)
+@lake_option
+@json_option
+def show_command(lake: Path, as_json: bool) -> int:
+    """Show the plan; exit code 1 if there is none."""
+    made = read(lake)
+    if made is not None:
+        tell(made, as_json)
+    return Exit.NEGATIVE if made is None else Exit.DONE
+
+
+@plan_command.command("apply", cls=Command)
+@lake_option
+@click.option(
+    "--in-flight", type=click.IntRange(1), default=2, show_default=True, help="Moves at a time."
+)
+@json_option
+def apply_command(lake: Path, in_flight: int, as_json: bool) -> int:
+    """Begin the plan's moves, as many as may be under way. Exit code 1 if there is no plan.
+
+    No daemon can move a namespace yet: this says so, and changes nothing.
+    """
+    from purgatoryd.pipeline.plan import NoMover, step
+
+    made = read(lake)
+    if made is None:
+        return Exit.NEGATIVE
+    made = step(made, NoMover(), in_flight)
+    save(lake, made)
+    tell(made, as_json)
+    return Exit.DONE
+
+
+@plan_command.command("cancel", cls=Command)
+@lake_option
+@json_option
+def cancel_command(lake: Path, as_json: bool) -> int:
+    """Give up the moves that have not begun; exit code 1 if there is no plan."""
+    from purgatoryd.pipeline.plan import cancelled
+
+    made = read(lake)
+    if made is None:
+        return Exit.NEGATIVE
+    save(lake, cancelled(made))
+    tell(cancelled(made), as_json)
+    return Exit.DONE
+
+
+# ---- the plan's file ---------------------------------------------------------------------------
+
+
+def read(lake: Path) -> Plan | None:
+    """The plan of a lake. Raises LakeBroken."""
+    from purgatoryd.pipeline.plan import plan_of
+    from purgatoryd.shm_layout.errors import LakeBroken
+
+    path = lake / FILE
+    try:
+        return plan_of(json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise LakeBroken(str(path), f"is no plan: {error!r}") from error
+
+
+def save(lake: Path, made: Plan) -> None:
+    """Puts a plan in the place of the last one, at once."""
+    from purgatoryd.shm_layout.files import replace_durably
+
+    replace_durably(lake / FILE, json.dumps(made.record(), indent=1).encode())
+
+
+def tell(made: Plan, as_json: bool) -> None:
+    """The plan, as JSON or a move on each line."""
+    lines = [
+        f"{move.state:<10}{move.namespace}: {move.source} -> {move.target}, {move.live} timers; "
+        f"{move.reason}{': ' * bool(move.error)}{move.error}"
+        for move in made.moves
+    ]
+    lines.append(f"the fullest daemon: {made.before:.0%} now, {made.after:.0%} afterwards")
+    emit(made.record(), "\n".join(lines), as_json)

@@ -1,0 +1,386 @@
+"""What is done to the cold tier: load, cancel, compact, verify. tier.py has its files.
+
+Rows are read and written by Spark; a cancel needs none.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from purgatoryd.pipeline.schemas import COLD, TOMBSTONES, Table
+from purgatoryd.pipeline.tier import (
+    HOUR_NS,
+    NOTHING,
+    Frontier,
+    Part,
+    Tier,
+    Version,
+    crc_of,
+    hour_text,
+    newer_keys,
+)
+from purgatoryd.shm_layout import layout
+from purgatoryd.shm_layout.errors import InvalidRows
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+KEY = ["namespace", "key_type", "key"]
+DEFAULTS = {"namespace": "default", "topic": "default"}
+WRITING = {
+    "compression": "lz4_raw",
+    "parquet.block.size": str(16 << 20),
+    **{f"parquet.enable.dictionary#{name}": "false" for name in ("key", "payload", "deadline_ns")},
+}
+"""Row groups small enough that a window of minutes reads few of them."""
+
+
+class Hot(Protocol):
+    """The daemon into which windows go."""
+
+    def cancel(self, keys: pa.Table) -> dict[str, int]:
+        """Ends the timers of namespace, key_type, key; how many cancels found what."""
+
+
+# ---- reading -------------------------------------------------------------------------------
+
+
+def rows_of(spark: SparkSession, tier: Tier, parts: Iterable[Part]) -> DataFrame:
+    """All rows of some files."""
+    return _read(spark, tier, parts, COLD)
+
+
+def tombstones_of(spark: SparkSession, tier: Tier, parts: Iterable[Part]) -> DataFrame:
+    """The tombstones of some files."""
+    return _read(spark, tier, parts, TOMBSTONES)
+
+
+def _read(spark: SparkSession, tier: Tier, parts: Iterable[Part], table: Table) -> DataFrame:
+    paths = [str(tier.lake / part.path) for part in parts]
+    schema = table.spark()
+    if not paths:
+        return spark.createDataFrame([], schema)
+    return spark.read.schema(schema).parquet(*paths)
+
+
+def alive(rows: DataFrame, tombstones: DataFrame) -> DataFrame:
+    """Rows that no younger tombstone ends."""
+    ended = [rows[name] == tombstones[name] for name in KEY]
+    return rows.join(tombstones, [*ended, tombstones.version > rows.version], "left_anti")
+
+
+def beyond(rows: DataFrame, frontier: Frontier) -> DataFrame:
+    """Rows that were not promoted."""
+    if frontier == NOTHING:
+        return rows
+    late = rows.version > frontier.version
+    return rows.filter((rows.deadline_ns >= frontier.end_ns) | late)
+
+
+def pending(spark: SparkSession, tier: Tier) -> DataFrame:
+    """Every timer that the tier still has to promote, whatever is under way."""
+    version, frontier = tier.version(), tier.frontier("hot")
+    rows = beyond(rows_of(spark, tier, reached(version.rows, frontier)), frontier)
+    return alive(rows, tombstones_of(spark, tier, version.tombstones))
+
+
+def reached(parts: Iterable[Part], since: Frontier) -> list[Part]:
+    """Files that may have rows beyond a frontier."""
+    return [p for p in parts if p.last_ns >= since.end_ns or p.version > since.version]
+
+
+# ---- load ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """`rows` came with `version`; 0 = this load was there before. `late`: of them, due before
+    what was promoted already: they go with the next window."""
+
+    version: int
+    rows: int
+    late: int = 0
+
+
+def load(tier: Tier, rows: DataFrame, load_id: str, hot: Hot, *, replacing: bool = False) -> Loaded:
+    """Takes `rows` in: all of them, or none. A `load_id` that is known adds nothing.
+
+    Columns: key (string or binary), deadline (timestamp) or deadline_ns (since 1970); if wanted
+    namespace, topic, payload, key_type. `replacing`: they take the place of all older timers of
+    their keys, also of those that `hot` holds. Raises InvalidRows, LakeInUse; DaemonError after
+    all is in the tier: the next command tells the daemon.
+    """
+    with tier.writing():
+        known = tier.version().loads.get(load_id)
+        if known is not None:
+            return Loaded(known, 0)
+        with tier.lock():
+            begun = tier.version()
+            number = tier.commit(replace(begun, reserved=begun.number + 1)).number
+        with _staged(tier, f"load-{number}") as staged:
+            stage_load(rows, number, staged)
+            parts = tier.take_rows(staged, number, clean=number)
+        keys = keys_of(tier, parts if replacing else ())
+        with tier.lock():
+            late = late_rows(tier, parts)
+            version = tier.version()
+            end_keys(tier, replace(
+                version, rows=(*version.rows, *parts), reserved=0,
+                loads={**version.loads, load_id: number},
+            ), keys, number, hot)  # fmt: skip
+    return Loaded(number, sum(part.rows for part in parts), late)
+
+
+def stage_load(rows: DataFrame, number: int, staged: Path) -> None:
+    """Writes rows as a version's files. Raises InvalidRows."""
+    write_rows(shaped(rows, number), staged)
+
+
+def shaped(rows: DataFrame, number: int) -> DataFrame:
+    """The columns of the tier, and the hour. Raises InvalidRows for columns that are not."""
+    from pyspark.sql import functions as f
+
+    given = dict(rows.dtypes)
+    if "key" not in given or len({"deadline", "deadline_ns"} & given.keys()) != 1:
+        raise InvalidRows(f"columns {sorted(given)}: need key, and deadline or deadline_ns", -1)
+    binary = given["key"] == "binary"
+    columns: dict[str, Column] = {
+        name: f.coalesce(f.col(name), f.lit(usual)) if name in given else f.lit(usual)
+        for name, usual in {**DEFAULTS, "key_type": "bytes" if binary else "str"}.items()
+    }
+    micros = f.unix_micros(f.col("deadline").cast("timestamp")) if "deadline" in given else None
+    columns |= {
+        "key": f.col("key").cast("binary"),
+        "payload": f.col("payload").cast("binary") if "payload" in given else f.lit(b""),
+        "deadline_ns": f.col("deadline_ns") if micros is None else micros * f.lit(1000),
+        "version": f.lit(number).cast("long"),
+    }
+    shaped = rows.select([columns[name].alias(name) for name in COLD.names])
+    return shaped.withColumn("hour", f.expr(f"deadline_ns div {HOUR_NS}"))
+
+
+def write_rows(rows: DataFrame, staged: Path) -> None:
+    """Sorted files by hour. Raises InvalidRows, with how many are bad and some of them."""
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as f
+
+    seen, bad = Observation(), f.expr(_BAD)
+    watched = rows.observe(seen, f.count_if(bad).alias("bad"))
+    ordered = watched.repartition("hour").sortWithinPartitions("hour", "deadline_ns")
+    ordered.write.partitionBy("hour").options(**WRITING).parquet(str(staged), mode="overwrite")
+    if count := seen.get["bad"]:
+        some = rows.filter(bad).limit(3).select("namespace", "key", "deadline_ns").collect()
+        raise InvalidRows(f"{count} rows have a bad key, name, payload or deadline: {some}", -1)
+
+
+_BAD = f"""
+    key is null or octet_length(key) not between 1 and {layout.KEY_MAX}
+    or deadline_ns is null or deadline_ns < 0
+    or coalesce(octet_length(payload), 0) > {layout.PAYLOAD_MAX}
+    or octet_length(namespace) not between 1 and {layout.NAMESPACE_MAX}
+    or octet_length(topic) not between 1 and {layout.TOPIC_MAX}
+    or key_type not in ('str', 'bytes', 'uuid')
+    or key_type = 'uuid' and octet_length(key) <> 16
+"""
+
+
+def keys_of(tier: Tier, parts: Iterable[Part]) -> pa.Table:
+    """The keys of some files."""
+    empty = TOMBSTONES.arrow().empty_table().select(KEY)
+    files = [pq.read_table(tier.lake / part.path, columns=KEY) for part in parts]
+    return pa.concat_tables([empty, *(file.select(KEY).cast(empty.schema) for file in files)])
+
+
+def late_rows(tier: Tier, parts: Iterable[Part]) -> int:
+    """How many rows are due before the end of what was promoted."""
+    end_ns = tier.frontier("promoting", "hot").end_ns
+    late = [tier.lake / part.path for part in parts if part.first_ns < end_ns]
+    times = (pq.read_table(path, columns=["deadline_ns"])["deadline_ns"] for path in late)
+    return sum(pc.sum(pc.less(column, end_ns)).as_py() for column in times)
+
+
+@contextmanager
+def _staged(tier: Tier, name: str) -> Iterator[Path]:
+    folder = tier.staging(name)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+# ---- cancel --------------------------------------------------------------------------------
+
+
+def cancel(tier: Tier, keys: pa.Table, hot: Hot) -> dict[str, int]:
+    """Ends all timers of namespace, key_type, key, here and in the daemon; what it answered.
+
+    Once it returned no such timer fires any more, unless it came later. Raises DaemonError
+    after the tombstones are in the tier: the next command tells the daemon.
+    """
+    with tier.lock():
+        version = tier.version()
+        return end_keys(tier, version, keys.select(KEY), version.number + 1, hot)
+
+
+def end_keys(tier: Tier, version: Version, keys: pa.Table, number: int, hot: Hot) -> dict[str, int]:
+    """Commits `version` with tombstones; under the lock. The daemon is told once it has rows."""
+    tombstones = tier.add_tombstones(keys, number)
+    told = () if tier.frontier("promoting", "hot") == NOTHING else (t.path for t in tombstones)
+    tier.commit(replace(
+        version, tombstones=(*version.tombstones, *tombstones), owed=(*version.owed, *told)
+    ))  # fmt: skip
+    return settle(tier, hot)
+
+
+def settle(tier: Tier, hot: Hot) -> dict[str, int]:
+    """Tells the daemon of tombstones that it does not know; under the lock."""
+    version = tier.version()
+    if not version.owed:
+        return {}
+    owed = [part for part in version.tombstones if part.path in version.owed]
+    found = hot.cancel(newer_keys(tier.lake, owed).select(KEY))
+    tier.commit(replace(version, owed=()))
+    return found
+
+
+# ---- compact -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """Files and rows before and after; `orphans`: files that were removed."""
+
+    files: tuple[int, int]
+    rows: tuple[int, int]
+    orphans: int
+
+
+def compact(spark: SparkSession, tier: Tier, hour: str | None = None) -> Compacted:
+    """Merges the files of each hour, without dead and promoted rows, and drops tombstones that
+    end nothing any more. `hour`: only this one, as 2026-11-21-17. Raises LakeInUse."""
+    with tier.writing():
+        orphans = _remove_orphans(tier)
+        with tier.lock():
+            version = tier.version()
+            number = tier.commit(replace(version, reserved=0)).number
+        frontier = tier.frontier("hot")
+        old = [part for part in version.rows if untidy(version, part, frontier, hour)]
+        with _staged(tier, f"compact-{number}") as staged:
+            if old:
+                stage_left(spark, tier, old, staged)
+            parts = tier.take_rows(staged, number, clean=version.number)
+        with tier.lock():
+            tier.commit(_compacted(tier, old, parts))
+        tier.forget_old()
+    before, after = sum(part.rows for part in old), sum(part.rows for part in parts)
+    return Compacted((len(old), len(parts)), (before, after), orphans)
+
+
+def untidy(version: Version, part: Part, frontier: Frontier, hour: str | None) -> bool:
+    """True if a file can be merged with another, or may have rows that are of no use."""
+    folder = Path(part.path).parent
+    if hour is not None and folder.name != f"due_hour={hour}":
+        return False
+    alone = sum(Path(other.path).parent == folder for other in version.rows) == 1
+    whole = part.first_ns >= frontier.end_ns or part.version > frontier.version
+    return not (alone and whole and not version.newer_tombstones(part.clean))
+
+
+def stage_left(spark: SparkSession, tier: Tier, old: list[Part], staged: Path) -> None:
+    """Writes what files have that is of use."""
+    from pyspark.sql import functions as f
+
+    rows = beyond(rows_of(spark, tier, old), tier.frontier("hot"))
+    left = alive(rows, tombstones_of(spark, tier, tier.version().tombstones))
+    write_rows(left.withColumn("hour", f.expr(f"deadline_ns div {HOUR_NS}")), staged)
+
+
+def _compacted(tier: Tier, old: list[Part], parts: tuple[Part, ...]) -> Version:
+    version, gone = tier.version(), {part.path for part in old}
+    rows = (*(part for part in version.rows if part.path not in gone), *parts)
+    clean = min((part.clean for part in rows), default=version.number)
+    window = tier.unfinished()
+    needed = min(clean, window.until.version) if window else clean
+    kept = tuple(t for t in version.tombstones if t.version > needed or t.path in version.owed)
+    ended = {t.path for t in version.tombstones} - {t.path for t in kept}
+    return replace(version, rows=rows, tombstones=kept, replaced=tuple(sorted(gone | ended)))
+
+
+def _remove_orphans(tier: Tier) -> int:
+    orphans = tier.orphans(tier.version())
+    for path in orphans:
+        path.unlink(missing_ok=True)
+    return len(orphans)
+
+
+# ---- status and verify -----------------------------------------------------------------------
+
+
+def status(tier: Tier) -> dict[str, int]:
+    """Figures of the tier, from its version alone."""
+    version, windows = tier.version(), tier.windows()
+    return {
+        "version": version.number,
+        "files": len(version.rows),
+        "rows": sum(part.rows for part in version.rows),
+        "bytes": sum(part.bytes for part in version.rows),
+        "tombstones": sum(part.rows for part in version.tombstones),
+        "owed": len(version.owed),
+        "windows": len(windows),
+        "promoted": sum(sum(window.results.values()) for window in windows),
+        "promoted_until_ns": max(0, tier.frontier("hot").end_ns),
+    }
+
+
+def verify(spark: SparkSession, tier: Tier) -> tuple[dict[str, int], list[str]]:
+    """Reads everything: counts, and what is wrong, one line each."""
+    from pyspark.sql import functions as f
+
+    version = tier.version()
+    wrong = [line for part in version.rows for line in _check_part(tier, part, COLD)]
+    wrong += [line for part in version.tombstones for line in _check_part(tier, part, TOMBSTONES)]
+    if wrong:
+        return {}, wrong
+    left = pending(spark, tier)
+    keys = left.groupBy(KEY).count()
+    counted = keys.agg(
+        f.sum("count").alias("pending"), f.count_if(f.col("count") > 1).alias("twice")
+    ).first()
+    assert counted is not None
+    figures = status(tier) | {"pending": counted["pending"] or 0}
+    figures["dead"] = figures["rows"] - figures["pending"]
+    figures["orphans"] = len(tier.orphans(version))
+    if counted["twice"]:
+        some = [tuple(row) for row in keys.filter("count > 1").limit(3).collect()]
+        wrong.append(f"{counted['twice']} keys have more than one timer: {some}")
+    return figures, wrong
+
+
+def _check_part(tier: Tier, part: Part, table: Table) -> Iterator[str]:
+    path = tier.lake / part.path
+    if not path.is_file():
+        yield f"{part.path}: is missing"
+    elif path.stat().st_size != part.bytes or crc_of(path) != part.crc:
+        yield f"{part.path}: its bytes are not those that were written"
+    elif table is COLD:
+        yield from _check_order(part, pq.read_table(path, columns=["deadline_ns"])["deadline_ns"])
+
+
+def _check_order(part: Part, times: pa.ChunkedArray) -> Iterator[str]:
+    column = times.combine_chunks()
+    if len(column) != part.rows:
+        yield f"{part.path}: has {len(column)} rows, not {part.rows}"
+    elif not pc.all(pc.less_equal(column[:-1], column[1:]), min_count=0).as_py():
+        yield f"{part.path}: is not sorted by deadline"
+    hours = {hour_text(time // HOUR_NS) for time in (part.first_ns, part.last_ns)}
+    if hours != {Path(part.path).parent.name.removeprefix("due_hour=")}:
+        yield f"{part.path}: has rows of other hours: {sorted(hours)}"

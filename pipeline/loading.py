@@ -1,0 +1,216 @@
+"""Rows of columns on their way into a daemon, each known there by its load and its number."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from uuid import UUID, uuid5
+
+import numpy as np
+import pyarrow as pa
+
+from purgatoryd.clients import Client, Load, Remote
+from purgatoryd.clients.packing import is_refusal
+from purgatoryd.shm_layout.errors import LoadRefused, SessionExpired
+from purgatoryd.shm_layout.layout import Status
+
+TIMES = ("deadline", "deadline_ns", "delay", "delay_ns", "deadline_boot_ns")
+BUSY_WAIT_S = 0.01
+PATIENCE_S = 60.0
+"""How long rows may be answered BUSY before that counts as refused."""
+SESSIONS = 3
+"""How often rows whose session was lost are added again."""
+SAMPLES = 5
+_ARROW = {"str": pa.string(), "bytes": pa.binary()}
+
+
+@dataclass(slots=True)
+class Answers:
+    """How many rows were answered how, by the names of enum pg_status; and some refusals, as
+    (namespace, key, status)."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    samples: list[tuple[str, str, str]] = field(default_factory=list)
+
+    @property
+    def refusals(self) -> dict[str, int]:
+        """The counts of rows that were not done."""
+        return {name: n for name, n in self.counts.items() if is_refusal(Status[name])}
+
+    @property
+    def refused(self) -> int:
+        """How many rows were not done."""
+        return sum(self.refusals.values())
+
+    def add(self, other: Answers) -> None:
+        """Takes what another has."""
+        self.counts += other.counts
+        self.samples = (self.samples + other.samples)[:SAMPLES]
+
+    def record(self) -> dict[str, Any]:
+        """In JSON."""
+        return {"counts": dict(self.counts), "refused": self.refused, "samples": self.samples}
+
+    def check(self, what: str) -> None:
+        """Raises LoadRefused if a row was refused."""
+        if self.refused:
+            raise LoadRefused(what, self.refused, dict(self.counts), tuple(self.samples))
+
+
+def write_report(path: Path, load: UUID, answers: Answers) -> None:
+    """What became of a load, as JSON."""
+    path.write_text(json.dumps({"load": str(load), **answers.record()}, indent=1) + "\n")
+
+
+class Loader:
+    """Adds rows to the daemon `name`; it connects once it has something to say.
+
+    `remote`: where the daemon is, if it is on another host. `mode`: what an add does when its key
+    is armed. `timeout`: seconds without any answer that end a call.
+    """
+
+    def __init__(
+        self, name: str, remote: Remote | None = None, mode: Any = "keep", *,
+        timeout: float = 30.0, durable: bool = False,
+    ) -> None:  # fmt: skip
+        self.name = name
+        self._remote = remote
+        self._mode = mode
+        self._timeout = timeout
+        self._durable = durable
+        self._clients: dict[str, Client] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the sessions."""
+        clients, self._clients = self._clients, {}
+        for client in clients.values():
+            client.close()
+
+    def _client(self, namespace: str) -> Client:
+        if namespace not in self._clients:
+            self._clients[namespace] = Client(
+                self.name, namespace=namespace, remote=self._remote, timeout=self._timeout,
+                durable=self._durable,
+            )  # fmt: skip
+        return self._clients[namespace]
+
+    # ---- adds ----------------------------------------------------------------------------
+
+    def add(self, load: UUID, rows: pa.Table) -> Answers:
+        """Arms rows: namespace, key_type, key, topic, payload, one of TIMES, and `row`, their
+        number in the load. What the daemon is too busy for is sent again. Raises DaemonError."""
+        answers, end_s = Answers(), time.monotonic() + PATIENCE_S
+        while rows.num_rows:
+            sent = [self._statuses(load, run) for run in runs(rows)]
+            statuses = np.concatenate(sent)
+            again = (statuses == Status.BUSY) & (time.monotonic() < end_s)
+            answers.add(counted(rows.filter(pa.array(~again)), statuses[~again]))
+            rows = rows.filter(pa.array(again))
+            if rows.num_rows:
+                time.sleep(BUSY_WAIT_S)
+        return answers
+
+    def _statuses(self, load: UUID, run: pa.Table) -> Any:
+        """What became of a run; rows whose session was lost are sent in another one."""
+        namespace = run["namespace"][0].as_py()
+        known = Load(load_in(load, namespace), run["row"][0].as_py())
+        for left in reversed(range(SESSIONS)):
+            try:
+                client = self._client(namespace)
+                return client.add_many(as_adds(run), mode=self._mode, load=known).statuses
+            except SessionExpired:
+                if not left:
+                    raise
+        raise AssertionError
+
+    def close_load(self, load: UUID, namespaces: Iterable[str]) -> None:
+        """From now on no row of it adds anything. Raises MessageRefused, DaemonError."""
+        for namespace in namespaces:
+            self._client(namespace).close_load(load_in(load, namespace))
+
+    def forget_load(self, load: UUID, namespaces: Iterable[str]) -> None:
+        """The daemon need not know it any more. Raises MessageRefused, DaemonError."""
+        for namespace in namespaces:
+            self._client(namespace).forget_load(load_in(load, namespace))
+
+    # ---- cancels -------------------------------------------------------------------------
+
+    def cancel(self, keys: pa.Table) -> dict[str, int]:
+        """Ends the timers of namespace, key_type, key; how many cancels found what.
+
+        Raises LoadRefused, DaemonError.
+        """
+        answers = Answers()
+        for run in runs(keys):
+            client = self._client(run["namespace"][0].as_py())
+            result = client.cancel_many(keys_of(run), wait=False)
+            client.flush()
+            result.check()
+            answers.add(counted(run, np.asarray(result.statuses)))
+        answers.check("cancels")
+        return dict(answers.counts)
+
+
+def load_in(load: UUID, namespace: str) -> bytes:
+    """What the daemon knows a load by: a load of its has one namespace."""
+    return uuid5(load, namespace).bytes
+
+
+def runs(rows: pa.Table) -> Iterator[pa.Table]:
+    """Pieces of one namespace and one type of keys, whose numbers follow each other."""
+    ends = np.zeros(max(rows.num_rows - 1, 0), bool)
+    for name in ("namespace", "key_type"):
+        codes = rows[name].combine_chunks().dictionary_encode().indices.to_numpy()
+        ends |= np.diff(codes) != 0
+    if "row" in rows.column_names:
+        ends |= np.diff(rows["row"].to_numpy()) != 1
+    borders = [0, *(np.flatnonzero(ends) + 1).tolist(), rows.num_rows]
+    for first, last in pairwise(borders):
+        yield rows.slice(first, last - first)
+
+
+def as_adds(run: pa.Table) -> dict[str, Any]:
+    """The columns as add_many takes them."""
+    columns: dict[str, Any] = {"key": keys_of(run), "topic": run["topic"].combine_chunks()}
+    columns["payload"] = run["payload"].combine_chunks().fill_null(b"")
+    (time_name,) = (name for name in TIMES if name in run.column_names)
+    times = run[time_name].combine_chunks()
+    if time_name == "deadline_ns":  # since 1970
+        return columns | {"deadline": times.cast(pa.int64()).view(pa.timestamp("ns", "UTC"))}
+    return columns | {time_name: times}
+
+
+def keys_of(run: pa.Table) -> Any:
+    """The keys of a run, of their type."""
+    keys, kind = run["key"].combine_chunks(), run["key_type"][0].as_py()
+    if kind in _ARROW:
+        return keys.cast(_ARROW[kind])
+    return [UUID(bytes=key) for key in keys.to_pylist()]
+
+
+def counted(rows: pa.Table, statuses: Any) -> Answers:
+    """The answers to rows."""
+    values, counts = np.unique(statuses, return_counts=True)
+    found = {Status(value).name: int(n) for value, n in zip(values, counts, strict=True)}
+    refused = np.flatnonzero([is_refusal(value) for value in statuses.tolist()])
+    some = rows.select(["namespace", "key"]).take(pa.array(refused[:SAMPLES], pa.int64()))
+    samples = [
+        (row["namespace"], row["key"].decode(errors="backslashreplace"), Status(statuses[i]).name)
+        for row, i in zip(some.to_pylist(), refused, strict=False)
+    ]
+    return Answers(Counter(found), samples)

@@ -1,0 +1,279 @@
+"""Windows of the cold tier on their way to the daemon: cold, promoting, hot.
+
+A window takes every row that is due before its end and was not taken by the window before.
+Its steps, each of them durable before the next begins:
+
+1. the window's file says "promoting": from now on a cancel also goes to the daemon;
+2. its rows are written to a slice of their own, without those that tombstones end;
+3. the slice goes to the daemon, in parts; a row is known there by the window and its number in the
+   slice, also after it fired. Before each part, cancels that came meanwhile take effect;
+4. the daemon closes the window: a late copy of step 3 adds nothing;
+5. the window's file says "hot". The daemon forgets the one that was promoted long before.
+
+Whoever finds a window that is promoting goes on with it, first of all. What he repeats, the
+daemon knows. So nothing is lost or doubled, wherever a process ends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+from uuid import UUID, uuid5
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from purgatoryd.pipeline.cold import (
+    KEY,
+    alive,
+    beyond,
+    rows_of,
+    settle,
+    tombstones_of,
+)
+from purgatoryd.pipeline.loading import Answers
+from purgatoryd.pipeline.tier import Frontier, Part, Tier, Version, Window, newer_keys, sync
+from purgatoryd.shm_layout.errors import WindowElsewhere
+from purgatoryd.shm_layout.files import sync_directory
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ORDER = ("namespace", "key_type", "deadline_ns")
+"""Of a slice: rows that go in one message to the daemon stand beside each other."""
+REMEMBERED = 16
+"""So many windows are known to the daemon after they became hot."""
+ROWS_AT_ONCE = 8192
+"""So many go to the daemon under one hold of the lock."""
+SMALL_ROWS = 1_000_000
+"""Up to so many rows of a window are sent to every task."""
+
+
+Pacing = Callable[[int], object]
+"""Is told how many rows go next, and may wait."""
+
+
+def at_once(rows: int) -> None:
+    """Does not wait."""
+
+
+class Hot(Protocol):
+    """The daemon that windows go to."""
+
+    name: str
+
+    def add(self, load: UUID, rows: pa.Table) -> Answers:
+        """Arms rows; one that is known by (load, row) adds nothing."""
+
+    def close_load(self, load: UUID, namespaces: Iterable[str]) -> None:
+        """From now on no row of `load` adds anything."""
+
+    def forget_load(self, load: UUID, namespaces: Iterable[str]) -> None:
+        """The daemon need not know `load` any more."""
+
+    def cancel(self, keys: pa.Table) -> dict[str, int]:
+        """Ends the timers of namespace, key_type, key; how many cancels found what."""
+
+
+def promote(
+    spark: SparkSession, tier: Tier, until_ns: int, hot: Hot, pace: Pacing = at_once
+) -> list[Window]:
+    """Brings all that is due before `until_ns` (since 1970) to the daemon; the windows that
+    became hot by this call.
+
+    Raises LoadRefused if the daemon had no room, and the like: the next call goes on. Raises
+    LakeInUse while another process promotes.
+    """
+    with tier.promoting():
+        tier.drop_slices()
+        begun = tier.unfinished()
+        done = [finish(spark, tier, begun, hot, pace)] if begun else []
+        if window := begin(tier, until_ns, hot.name):
+            done.append(finish(spark, tier, window, hot, pace))
+        return done
+
+
+def begin(tier: Tier, until_ns: int, daemon: str) -> Window | None:
+    """A new window, promoting; None if nothing can be in it."""
+    with tier.lock():
+        version, since = tier.version(), tier.frontier("promoting", "hot")
+        if not version.number:
+            return None
+        until = Frontier(max(until_ns, since.end_ns), version.whole)
+        late = any(part.version > since.version for part in taken(version, since, until))
+        if until.end_ns == since.end_ns and not late:
+            return None
+        window = Window(window_id(until), daemon, since, until)
+        tier.save_window(window)
+        return window
+
+
+def taken(version: Version, since: Frontier, until: Frontier) -> list[Part]:
+    """Files that may have rows of a window."""
+    due = (part for part in version.rows if part.first_ns < until.end_ns)
+    return [p for p in due if p.last_ns >= since.end_ns or p.version > since.version]
+
+
+def window_id(until: Frontier) -> str:
+    """Its end, and up to which version it takes rows."""
+    end = datetime.fromtimestamp(until.end_ns // 10**9, UTC)
+    return f"{end:%Y%m%dT%H%M%SZ}-{until.end_ns % 10**9:09d}-{until.version}"
+
+
+# ---- the steps -----------------------------------------------------------------------------
+
+
+def finish(spark: SparkSession, tier: Tier, window: Window, hot: Hot, pace: Pacing) -> Window:
+    """Steps 2 to 5 of a window, as far as they are not done."""
+    if window.daemon != hot.name:
+        raise WindowElsewhere(window.id, window.daemon, hot.name)
+    if not tier.slice_of(window).is_dir():
+        write_slice(spark, tier, window)
+    window = _deliver(tier, window, hot, pace)
+    window = replace(window, state="hot")
+    with tier.lock():
+        tier.save_window(window)
+    tier.drop_slices()
+    for old in tier.windows()[-1 - REMEMBERED : -REMEMBERED]:
+        hot.forget_load(load_of(tier, old), old.namespaces)
+    return window
+
+
+def load_of(tier: Tier, window: Window) -> UUID:
+    """What the daemon knows a window by."""
+    return uuid5(UUID(tier.version().tier), window.id)
+
+
+def write_slice(spark: SparkSession, tier: Tier, window: Window) -> None:
+    """The window's rows in files of their own, in the order of their numbers."""
+    place = tier.slice_of(window)
+    staged = place.with_name(f"{place.name}.new")
+    stage_slice(spark, tier, window, staged)
+    for path in staged.iterdir():
+        sync(path)
+    sync_directory(staged)
+    staged.rename(place)
+    sync_directory(place.parent)
+
+
+def stage_slice(spark: SparkSession, tier: Tier, window: Window, staged: Path) -> None:
+    """Writes the window's rows that no tombstone ends."""
+    rows = selected(spark, tier, window)
+    rows.write.options(compression="lz4_raw").parquet(str(staged), mode="overwrite")
+
+
+def selected(spark: SparkSession, tier: Tier, window: Window) -> DataFrame:
+    """The window's rows that no tombstone ends, as ORDER says."""
+    from pyspark.sql.functions import broadcast
+
+    version = tier.version()
+    parts = taken(version, window.since, window.until)
+    rows = rows_of(spark, tier, parts).filter(
+        f"deadline_ns < {window.until.end_ns} and version <= {window.until.version}"
+    )
+    rows = beyond(rows, window.since)
+    tombstones = tombstones_of(spark, tier, version.tombstones)
+    if (count := estimated(parts, window)) > SMALL_ROWS:
+        pieces = 1 + count // SMALL_ROWS
+        return (
+            alive(rows, tombstones).repartitionByRange(pieces, *ORDER).sortWithinPartitions(*ORDER)
+        )
+    if version.tombstones:  # few of them are of these keys
+        of_these = tombstones.join(broadcast(rows.select(KEY)), KEY, "left_semi")
+        rows = alive(rows, broadcast(of_these))
+    return rows.coalesce(1).sortWithinPartitions(*ORDER)
+
+
+def estimated(parts: list[Part], window: Window) -> int:
+    """About how many rows files have for a window, if their deadlines are spread evenly."""
+    return sum(int(part.rows * _share(part, window.until.end_ns)) + 1 for part in parts)
+
+
+def _share(part: Part, end_ns: int) -> float:
+    span = part.last_ns - part.first_ns + 1
+    return min(1.0, (end_ns - part.first_ns) / span)
+
+
+def _deliver(tier: Tier, window: Window, hot: Hot, pace: Pacing) -> Window:
+    load, namespaces = load_of(tier, window), set[str]()
+    total, answers, cancelled, ended = 0, Answers(), 0, Ended(tier, window.until.version)
+    for rows in numbered(tier.slice_of(window)):
+        pace(rows.num_rows)
+        with tier.lock():
+            settle(tier, hot)
+            left = ended.without(rows)
+            answers.add(hot.add(load, left))
+        answers.check(f"window {window.id}")
+        namespaces.update(rows["namespace"].unique().to_pylist())
+        total += rows.num_rows
+        cancelled += rows.num_rows - left.num_rows
+    hot.close_load(load, sorted(namespaces))
+    return replace(
+        window, rows=total, cancelled=cancelled, results=dict(answers.counts),
+        namespaces=tuple(sorted(namespaces)),
+    )  # fmt: skip
+
+
+def numbered(folder: Path) -> Iterator[pa.Table]:
+    """A slice, piece by piece, with the numbers of its rows."""
+    first = 0
+    for path in sorted(folder.glob("*.parquet")):
+        for batch in pq.ParquetFile(path).iter_batches(ROWS_AT_ONCE):
+            numbers = pa.array(np.arange(first, first + batch.num_rows))
+            yield pa.Table.from_batches([batch]).append_column("row", numbers)
+            first += batch.num_rows
+
+
+class Ended:
+    """What tombstones after `version` end, up to now."""
+
+    def __init__(self, tier: Tier, version: int) -> None:
+        self._tier = tier
+        self._since = self._seen = version
+        self._newest: dict[tuple[str, ...], int] = {}
+
+    def without(self, rows: pa.Table) -> pa.Table:
+        """The rows that are not ended; under the lock."""
+        version = self._tier.version()
+        parts = version.newer_tombstones(self._seen)
+        for *key, number in _tuples(newer_keys(self._tier.lake, parts)):
+            self._newest[tuple(key)] = max(number, self._newest.get(tuple(key), 0))
+        self._seen = max([self._seen, *(part.version for part in parts)])
+        if not self._newest:
+            return rows
+        dead = [
+            self._newest.get(tuple(key), 0) > number
+            for *key, number in _tuples(rows.select([*KEY, "version"]))
+        ]
+        return rows.filter(pa.array([not one for one in dead]))
+
+
+def _tuples(table: pa.Table) -> Iterator[tuple[Any, ...]]:
+    return zip(*table.to_pydict().values(), strict=True)
+
+
+# ---- time ----------------------------------------------------------------------------------
+
+
+class Pace:
+    """Waits so that no more than `rate` rows per second go on average."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self._next_s = time.monotonic()
+
+    def wait(self, rows: int) -> None:
+        """Until so many may go."""
+        now_s = time.monotonic()
+        time.sleep(max(0.0, self._next_s - now_s))
+        self._next_s = max(self._next_s, now_s) + rows / self._rate
+
+
+def window_end_ns(now_ns: int, every_ns: int) -> int:
+    """The end of the window after the one that holds `now_ns`: a window is hot before it begins."""
+    return (now_ns // every_ns + 2) * every_ns

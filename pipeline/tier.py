@@ -1,0 +1,347 @@
+"""The cold tier on disk: timers that are due far from now, as Parquet files in the lake.
+
+    LAKE/cold/due_hour=2026-11-21-17/<version>-<n>.parquet   rows, sorted by deadline
+    LAKE/cold_tombstones/<version>.parquet                   keys whose older rows are dead
+    LAKE/cold/versions/<version>.json                        what counts; written last, by rename
+    LAKE/cold/lock, LAKE/cold/writer, LAKE/windows/promoter  see below
+    LAKE/windows/<window>.json, <window>/                    what was promoted, see promote.py
+
+A *version* names every file that counts; the newest one is the tier. Each row and tombstone has
+the number of the version that brought it: a tombstone ends the rows of its key that have a
+smaller one. So a change is a tombstone and a new row in one version.
+
+Locks, which the kernel takes back when their process ends: the *lock* is held for moments, around
+a new version and around a few thousand timers on their way to the daemon; so a cancel stands
+wholly before or wholly after these. Whoever writes rows holds the *writer*'s, whoever promotes
+the *promoter*'s, all the time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from purgatoryd.pipeline.schemas import TOMBSTONES
+from purgatoryd.shm_layout.errors import BadPath, LakeBroken, LakeInUse
+from purgatoryd.shm_layout.files import replace_durably, sync_directory, write_durably
+
+HOUR_NS = 3600 * 10**9
+ROWS = "cold"
+TOMBS = "cold_tombstones"
+WINDOWS = "windows"
+VERSIONS_KEPT = 16
+WINDOWS_KEPT = 1000
+
+
+class Frontier(NamedTuple):
+    """Every row that is due before `end_ns` and came with a version up to `version` was
+    promoted. It only ever moves forward."""
+
+    end_ns: int
+    version: int
+
+
+NOTHING = Frontier(-(2**63), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A file. `first_ns`, `last_ns`: its deadlines; `version`: the newest of its rows;
+    `clean`: tombstones up to that version have been applied to it; `crc`: CRC-32 of its bytes."""
+
+    path: str
+    rows: int
+    first_ns: int
+    last_ns: int
+    version: int
+    clean: int
+    bytes: int
+    crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """All that counts. `tier`: names this tier alone. `loads`: which version each load became, so
+    that it is not loaded twice; `reserved`: that of the load under way, whose rows are not there
+    yet. `owed`: tombstones of which the daemon was not told. `replaced`: files of the version
+    before a compaction, which may still have readers."""
+
+    number: int = 0
+    tier: str = ""
+    rows: tuple[Part, ...] = ()
+    tombstones: tuple[Part, ...] = ()
+    loads: dict[str, int] = field(default_factory=dict)
+    reserved: int = 0
+    owed: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
+
+    @property
+    def whole(self) -> int:
+        """Up to here no row will ever come any more."""
+        return self.reserved - 1 if self.reserved else self.number
+
+    @property
+    def paths(self) -> set[str]:
+        """Of all files that must not be removed."""
+        return {part.path for part in (*self.rows, *self.tombstones)} | set(self.replaced)
+
+    def newer_tombstones(self, version: int) -> list[Part]:
+        """Those that came after a version."""
+        return [part for part in self.tombstones if part.version > version]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Rows on their way to a daemon, or there.
+
+    It takes what `until` covers and `since` does not. `state`: "promoting" until the daemon
+    has acknowledged every row, then "hot". `rows`: of its slice; `results`: how many of them the
+    daemon answered how; `cancelled`: left out, for they were cancelled meanwhile.
+    """
+
+    id: str
+    daemon: str
+    since: Frontier
+    until: Frontier
+    state: str = "promoting"
+    rows: int = 0
+    cancelled: int = 0
+    results: dict[str, int] = field(default_factory=dict)
+    namespaces: tuple[str, ...] = ()
+
+
+class Tier:
+    """The cold tier of the lake in a folder; empty until something is loaded. Raises BadPath."""
+
+    def __init__(self, lake: Path) -> None:
+        if not lake.is_dir():
+            raise BadPath(str(lake), "is no directory")
+        self.lake = lake.resolve()
+        self._newest = (Path(), Version())
+        for folder in (self._versions, lake / TOMBS, lake / WINDOWS):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def _versions(self) -> Path:
+        return self.lake / ROWS / "versions"
+
+    # ---- versions ------------------------------------------------------------------------
+
+    def version(self) -> Version:
+        """The newest. Raises LakeBroken."""
+        newest = max(self._versions.glob("*.json"), default=None)
+        if newest is None:
+            return Version()
+        if self._newest[0] != newest:
+            self._newest = newest, read_version(newest)
+        return self._newest[1]
+
+    def commit(self, version: Version) -> Version:
+        """`version` under the next number, durably; call it under the lock."""
+        tier = version.tier or uuid4().hex
+        version = replace(version, number=version.number + 1, tier=tier)
+        path = self._versions / f"{version.number:012d}.json"
+        replace_durably(path, json.dumps(asdict(version)).encode())
+        return version
+
+    def forget_old(self) -> None:
+        """Removes all versions and windows but the newest."""
+        for path in sorted(self._versions.glob("*.json"))[:-VERSIONS_KEPT]:
+            path.unlink()
+        for window in self.windows()[:-WINDOWS_KEPT]:
+            (self.lake / WINDOWS / f"{window.id}.json").unlink()
+
+    def lock(self) -> AbstractContextManager[None]:
+        """Nobody else makes a version, or adds to the daemon, inside."""
+        return _locked(self.lake / ROWS / "lock")
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Nobody else writes rows inside. Raises LakeInUse."""
+        return alone(self.lake / ROWS / "writer")
+
+    def promoting(self) -> AbstractContextManager[None]:
+        """Nobody else promotes inside. Raises LakeInUse."""
+        return alone(self.lake / WINDOWS / "promoter")
+
+    # ---- files ---------------------------------------------------------------------------
+
+    def staging(self, name: str) -> Path:
+        """Where a writer puts rows before they get their names; one writer, one folder."""
+        return self.lake / ROWS / f"{name}.new"
+
+    def take_rows(self, staged: Path, number: int, clean: int) -> tuple[Part, ...]:
+        """Moves hour=N/*.parquet of `staged` to their places: durable, and not counting yet."""
+        parts = []
+        for count, path in enumerate(sorted(staged.glob("hour=*/*.parquet"))):
+            folder = self.lake / ROWS / f"due_hour={hour_text(int(path.parent.name[5:]))}"
+            folder.mkdir(exist_ok=True)
+            target = folder / f"{number:012d}-{count:05d}.parquet"
+            sync(path)
+            path.rename(target)
+            parts.append(self._part(target, clean))
+        for folder in {(self.lake / part.path).parent for part in parts}:
+            sync_directory(folder)
+        sync_directory(self.lake / ROWS)
+        return tuple(parts)
+
+    def add_tombstones(self, keys: pa.Table, number: int) -> tuple[Part, ...]:
+        """A durable file of tombstones for namespace, key_type, key; not counting yet."""
+        if not keys.num_rows:
+            return ()
+        path = self.lake / TOMBS / f"{number:012d}.parquet"
+        versions = pa.array([number]).take(pa.nulls(keys.num_rows, pa.int64()).fill_null(0))
+        rows = keys.append_column("version", versions).select(TOMBSTONES.names)
+
+        def write(file: object) -> str:
+            pq.write_table(rows.cast(TOMBSTONES.arrow()), file, compression="lz4")
+            return path.name
+
+        write_durably(path.with_suffix(".new"), write)
+        return (self._part(path, number),)
+
+    def _part(self, path: Path, clean: int) -> Part:
+        about = pq.read_metadata(path)
+        first, last = _bounds(about, "deadline_ns")
+        _, version = _bounds(about, "version")
+        name = str(path.relative_to(self.lake))
+        return Part(
+            name, about.num_rows, first, last, version, clean, path.stat().st_size, crc_of(path)
+        )
+
+    def orphans(self, version: Version) -> list[Path]:
+        """Files that no version names: what killed writers and compactions left behind."""
+        counting = version.paths
+        files = (
+            *(self.lake / ROWS).glob("due_hour=*/*"),
+            *(self.lake / ROWS).glob("*.new/**/*"),
+            *(self.lake / TOMBS).glob("*"),
+        )
+        return sorted(
+            path for path in files
+            if path.is_file() and str(path.relative_to(self.lake)) not in counting
+        )  # fmt: skip
+
+    # ---- windows -------------------------------------------------------------------------
+
+    def windows(self) -> list[Window]:
+        """All, in the order in which they were promoted. Raises LakeBroken."""
+        found = [read_window(path) for path in (self.lake / WINDOWS).glob("*.json")]
+        return sorted(found, key=lambda window: window.until)
+
+    def frontier(self, *states: str) -> Frontier:
+        """How far windows in one of these states reach."""
+        return max((w.until for w in self.windows() if w.state in states), default=NOTHING)
+
+    def unfinished(self) -> Window | None:
+        """The window that is being promoted; there is one at most."""
+        return next((w for w in self.windows() if w.state == "promoting"), None)
+
+    def save_window(self, window: Window) -> None:
+        """Durably, at once."""
+        path = self.lake / WINDOWS / f"{window.id}.json"
+        replace_durably(path, json.dumps(asdict(window), indent=1).encode())
+
+    def slice_of(self, window: Window) -> Path:
+        """The folder of its rows while it is being promoted; it is there whole or not at all."""
+        return self.lake / WINDOWS / window.id
+
+    def drop_slices(self) -> None:
+        """Removes those of windows that are not being promoted any more."""
+        window = self.unfinished()
+        for folder in (self.lake / WINDOWS).glob("*/"):
+            if window is None or folder.name != window.id:
+                shutil.rmtree(folder)
+
+
+# ---- reading and writing -------------------------------------------------------------------
+
+
+def read_version(path: Path) -> Version:
+    """The version in a file. Raises LakeBroken."""
+    try:
+        told = json.loads(path.read_bytes())
+        told |= {
+            name: tuple(Part(**part) for part in told[name]) for name in ("rows", "tombstones")
+        }
+        told |= {name: tuple(told[name]) for name in ("owed", "replaced")}
+        return Version(**told)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise LakeBroken(str(path), f"is no version of the cold tier: {error!r}") from error
+
+
+def read_window(path: Path) -> Window:
+    """The window in a file. Raises LakeBroken."""
+    try:
+        told = json.loads(path.read_bytes())
+        told |= {name: Frontier(*told[name]) for name in ("since", "until")}
+        told["namespaces"] = tuple(told["namespaces"])
+        return Window(**told)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise LakeBroken(str(path), f"is no window: {error!r}") from error
+
+
+def hour_text(hour: int) -> str:
+    """The name of an hour, counted from 1970, UTC."""
+    return datetime.fromtimestamp(hour * 3600, UTC).strftime("%Y-%m-%d-%H")
+
+
+def crc_of(path: Path) -> int:
+    """CRC-32 of a file."""
+    crc = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            crc = zlib.crc32(block, crc)
+    return crc
+
+
+def newer_keys(lake: Path, parts: Iterable[Part]) -> pa.Table:
+    """The tombstones of these files in one table."""
+    files = [pq.read_table(lake / part.path, schema=TOMBSTONES.arrow()) for part in parts]
+    return pa.concat_tables(files or [TOMBSTONES.arrow().empty_table()])
+
+
+def _bounds(about: pq.FileMetaData, column: str) -> tuple[int, int]:
+    """The least and the greatest value of a column; (0, 0) where the file has no such column."""
+    names = about.schema.names
+    if column not in names:
+        return 0, 0
+    index = names.index(column)
+    groups = [about.row_group(i).column(index).statistics for i in range(about.num_row_groups)]
+    return min(g.min for g in groups), max(g.max for g in groups)
+
+
+def sync(path: Path) -> None:
+    """Brings a file to disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Nobody else holds `path` inside. Raises LakeInUse."""
+    with path.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LakeInUse(str(path)) from None
+        yield

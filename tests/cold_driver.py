@@ -1,0 +1,195 @@
+"""A daemon that is a table, and a process that dies after its n-th effect."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from purgatoryd.pipeline import cold, promote, tier
+from purgatoryd.pipeline.cold import KEY
+from purgatoryd.pipeline.loading import Answers
+from purgatoryd.pipeline.schemas import COLD
+from purgatoryd.pipeline.tier import HOUR_NS, Part, Tier, Window
+
+Key = tuple[str, str, bytes]
+
+
+def keys_in(rows: pa.Table) -> list[Key]:
+    """(namespace, key_type, key) of each row."""
+    return list(zip(*rows.select(KEY).to_pydict().values(), strict=True))
+
+
+class TableDaemon:
+    """What a daemon promises of loads, and nothing else. `added`: every timer ever armed."""
+
+    def __init__(self, name: str = "demo") -> None:
+        self.name = name
+        self.armed: dict[Key, int] = {}
+        self.added: list[tuple[Key, int]] = []
+        self.done: set[tuple[UUID, int]] = set()
+        self.closed: set[UUID] = set()
+
+    def add(self, load: UUID, rows: pa.Table) -> Answers:
+        """Arms what was not armed before."""
+        counts: Counter[str] = Counter()
+        for key, due, row in zip(
+            keys_in(rows), rows["deadline_ns"].to_pylist(), rows["row"].to_pylist(), strict=True
+        ):
+            counts[self._add(load, key, due, row)] += 1
+        return Answers(counts)
+
+    def _add(self, load: UUID, key: Key, due: int, row: int) -> str:
+        if load in self.closed or (load, row) in self.done:
+            return "LOADED" if (load, row) in self.done else "CLOSED"
+        self.done.add((load, row))
+        if key in self.armed:
+            return "KEPT"
+        self.armed[key] = due
+        self.added.append((key, due))
+        return "ADDED"
+
+    def fire(self) -> None:
+        """All that is armed is due."""
+        self.armed.clear()
+
+    def close_load(self, load: UUID, namespaces: Iterable[str]) -> None:
+        """Nothing of it is armed any more."""
+        self.closed.add(load)
+
+    def forget_load(self, load: UUID, namespaces: Iterable[str]) -> None:
+        """As if it had never been."""
+        self.closed.discard(load)
+        self.done = {(one, row) for one, row in self.done if one != load}
+
+    def cancel(self, keys: pa.Table) -> dict[str, int]:
+        """Disarms."""
+        found = [self.armed.pop(key, None) is not None for key in keys_in(keys)]
+        return dict(Counter("CANCELLED" if one else "UNKNOWN" for one in found))
+
+
+class Killed(BaseException):
+    """The process ended here."""
+
+
+class Mortal:
+    """Every effect on disk, and on the daemon, may be the last: the n-th happens, and nothing
+    after it, not even what a `finally` would do."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, daemon: object) -> None:
+        self.effects = 0
+        self.last = 0  # 0: lives for ever
+        self._patch = patch
+        for where, name in (
+            (tier, "replace_durably"), (tier, "write_durably"), (Path, "rename"),
+            (Path, "unlink"), (shutil, "rmtree"),
+            (daemon, "add"), (daemon, "cancel"), (daemon, "close_load"), (daemon, "forget_load"),
+        ):  # fmt: skip
+            patch.setattr(where, name, self._counted(getattr(where, name)))
+
+    def _counted(self, effect: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **named: Any) -> Any:
+            if self.last and self.effects >= self.last:
+                raise Killed
+            found = effect(*args, **named)
+            self.effects += 1
+            if self.effects == self.last:
+                raise Killed
+            return found
+
+        return counted
+
+    def run(self, what: Callable[[], object], last: int) -> bool:
+        """Runs `what` until it has had `last` effects; True if it was killed."""
+        self.effects, self.last = 0, last
+        try:
+            what()
+        except Killed:
+            return True
+        finally:
+            self.last = 0
+        return False
+
+
+# ---- what Spark does, without it ---------------------------------------------------------------
+
+
+def spark_of_python(patch: pytest.MonkeyPatch) -> None:
+    """Rows are written without Spark: a load's are a table with the columns of the tier."""
+    patch.setattr(cold, "stage_load", _stage_load)
+    patch.setattr(cold, "stage_left", _stage_left)
+    patch.setattr(promote, "stage_slice", _stage_slice)
+
+
+def _stage_load(rows: pa.Table, number: int, staged: Path) -> None:
+    versions = pa.array([number] * rows.num_rows, pa.int64())
+    _write_hours(rows.append_column("version", versions).to_pylist(), staged)
+
+
+def _stage_left(_: object, tier: Tier, old: list[Part], staged: Path) -> None:
+    end_ns, version = tier.frontier("hot")
+    rows = [
+        row for row in living(tier, [part.path for part in old])
+        if row["deadline_ns"] >= end_ns or row["version"] > version
+    ]  # fmt: skip
+    _write_hours(rows, staged)
+
+
+def _stage_slice(_: object, tier: Tier, window: Window, staged: Path) -> None:
+    (since_ns, before), (until_ns, upto) = window.since, window.until
+    rows = [
+        row for row in living(tier, [part.path for part in tier.version().rows])
+        if row["deadline_ns"] < until_ns and row["version"] <= upto
+        and (row["deadline_ns"] >= since_ns or row["version"] > before)
+    ]  # fmt: skip
+    shutil.rmtree(staged, ignore_errors=True)
+    staged.mkdir()
+    pq.write_table(pa.Table.from_pylist(rows, COLD.arrow()), staged / "part.parquet")
+
+
+def _write_hours(rows: list[dict[str, Any]], staged: Path) -> None:
+    for hour in {row["deadline_ns"] // HOUR_NS for row in rows}:
+        some = [row for row in rows if row["deadline_ns"] // HOUR_NS == hour]
+        table = pa.Table.from_pylist(some, COLD.arrow()).sort_by("deadline_ns")
+        (staged / f"hour={hour}").mkdir(parents=True)
+        pq.write_table(table, staged / f"hour={hour}" / "part.parquet")
+
+
+def living(tier: Tier, paths: list[str]) -> list[dict[str, Any]]:
+    """Rows of files that no tombstone ends."""
+    ended: dict[Key, int] = {}
+    for part in tier.version().tombstones:
+        rows = pq.read_table(tier.lake / part.path, partitioning=None)
+        for one, number in zip(keys_in(rows), rows["version"].to_pylist(), strict=True):
+            ended[one] = max(number, ended.get(one, 0))
+    found = []
+    for path in paths:
+        rows = pq.read_table(tier.lake / path, partitioning=None)
+        for one, row in zip(keys_in(rows), rows.to_pylist(), strict=True):
+            if ended.get(one, 0) <= row["version"]:
+                found.append(row)
+    return found
+
+
+def waiting(tier: Tier) -> dict[Key, int]:
+    """What the tier still has to promote."""
+    end_ns, version = tier.frontier("hot")
+    rows = [
+        row for row in living(tier, [part.path for part in tier.version().rows])
+        if row["deadline_ns"] >= end_ns or row["version"] > version
+    ]  # fmt: skip
+    found = {(row["namespace"], row["key_type"], row["key"]): row["deadline_ns"] for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def small_pieces(patch: pytest.MonkeyPatch, rows: int) -> None:
+    """So many rows go to the daemon at once."""
+    patch.setattr(promote, "ROWS_AT_ONCE", rows)

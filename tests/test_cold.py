@@ -1,0 +1,338 @@
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from cold_driver import (
+    Key,
+    Mortal,
+    TableDaemon,
+    small_pieces,
+    spark_of_python,
+    waiting,
+)
+
+from purgatoryd.pipeline import cold
+from purgatoryd.pipeline.promote import promote, window_end_ns
+from purgatoryd.pipeline.tier import Tier
+from purgatoryd.shm_layout.errors import InvalidRows, LakeInUse, WindowElsewhere
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+BASE = dt.datetime(2030, 1, 1, tzinfo=dt.UTC)
+MINUTE_NS = 60 * 10**9
+BASE_NS = int(BASE.timestamp()) * 10**9
+
+
+def frame(spark: SparkSession, first: int, last: int, shift: int = 0) -> DataFrame:
+    """Timers k<first>.. of namespace `shop`, k<i> being due i + shift minutes after BASE."""
+    base = BASE_NS // 10**9
+    return spark.range(first, last, 1, 1).selectExpr(
+        "'shop' as namespace", "concat('k', id) as key", "cast(id as string) as payload",
+        f"timestamp_seconds({base} + (id + {shift}) * 60) as deadline",
+    )  # fmt: skip
+
+
+def key(i: int) -> Key:
+    return ("shop", "str", f"k{i}".encode())
+
+
+def due(i: int) -> int:
+    return BASE_NS + i * MINUTE_NS
+
+
+def keys(*numbers: int) -> pa.Table:
+    rows = [dict(zip(cold.KEY, key(i), strict=True)) for i in numbers]
+    return pa.Table.from_pylist(rows)
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> Tier:
+    return Tier(tmp_path)
+
+
+@pytest.fixture
+def daemon() -> TableDaemon:
+    return TableDaemon()
+
+
+def test_what_was_loaded_is_promoted_window_by_window(
+    spark: SparkSession, tier: Tier, daemon: TableDaemon
+) -> None:
+    assert promote(spark, tier, due(1), daemon) == []
+    loaded = cold.load(tier, frame(spark, 0, 150), "one", daemon)
+    assert (loaded.rows, loaded.late) == (150, 0)
+    assert cold.load(tier, frame(spark, 0, 150), "one", daemon).rows == 0
+    (first,) = promote(spark, tier, due(70), daemon)
+    assert (first.state, first.rows, first.results) == ("hot", 70, {"ADDED": 70})
+    assert daemon.armed == {key(i): due(i) for i in range(70)}
+    daemon.fire()
+    assert promote(spark, tier, due(70), daemon) == []
+    assert promote(spark, tier, due(60), daemon) == []
+    (second,) = promote(spark, tier, due(150), daemon)
+    assert second.rows == 80
+    assert daemon.armed == {key(i): due(i) for i in range(70, 150)}
+    assert waiting(tier) == {}
+
+
+def test_rows_that_come_late_go_with_the_next_window(
+    spark: SparkSession, tier: Tier, daemon: TableDaemon
+) -> None:
+    cold.load(tier, frame(spark, 0, 10), "one", daemon)
+    promote(spark, tier, due(10), daemon)
+    assert cold.load(tier, frame(spark, 20, 30, shift=-15), "two", daemon).late == 5
+    (window,) = promote(spark, tier, due(10), daemon)
+    assert window.rows == 5
+    assert promote(spark, tier, due(10), daemon) == []
+    assert set(waiting(tier)) == {key(i) for i in range(25, 30)}
+
+
+def test_cancels_and_changes_reach_cold_and_hot_timers(
+    spark: SparkSession, tier: Tier, daemon: TableDaemon
+) -> None:
+    cold.load(tier, frame(spark, 0, 40), "one", daemon)
+    assert cold.cancel(tier, keys(1, 30), daemon) == {}  # the daemon has none of them
+    promote(spark, tier, due(20), daemon)
+    assert key(1) not in daemon.armed
+    assert cold.cancel(tier, keys(2, 31, 77), daemon) == {"CANCELLED": 1, "UNKNOWN": 2}
+    cold.load(tier, frame(spark, 3, 5, shift=30), "changed", daemon, replacing=True)
+    assert daemon.armed == {key(i): due(i) for i in (0, *range(5, 20))}
+    promote(spark, tier, due(100), daemon)
+    expected = {key(i): due(i) for i in range(40) if i not in (1, 2, 3, 4, 30, 31)}
+    assert daemon.armed == expected | {key(i): due(i + 30) for i in (3, 4)}
+    assert cold.load(tier, frame(spark, 30, 31, shift=500), "again", daemon).rows == 1
+    assert waiting(tier) == {key(30): due(530)}
+
+
+def test_a_compaction_leaves_what_lives(
+    spark: SparkSession, tier: Tier, daemon: TableDaemon
+) -> None:
+    for part in range(3):
+        cold.load(tier, frame(spark, part * 50, part * 50 + 50), f"load {part}", daemon)
+    cold.cancel(tier, keys(100, 101), daemon)
+    promote(spark, tier, due(55), daemon)
+    before = waiting(tier)
+    found = cold.compact(spark, tier)
+    assert found.rows == (150, 93)
+    assert found.files[1] < found.files[0]
+    assert waiting(tier) == before
+    assert not tier.version().tombstones
+    figures, wrong = cold.verify(spark, tier)
+    assert wrong == []
+    assert (figures["pending"], figures["dead"], figures["orphans"]) == (93, 0, 0)
+    assert cold.compact(spark, tier).rows == (0, 0)
+    promote(spark, tier, due(1000), daemon)
+    assert len(daemon.added) == 148
+
+
+def test_verify_names_what_is_wrong(spark: SparkSession, tier: Tier, daemon: TableDaemon) -> None:
+    cold.load(tier, frame(spark, 0, 5), "one", daemon)
+    cold.load(tier, frame(spark, 4, 90), "two", daemon)
+    assert "1 keys have more than one timer" in cold.verify(spark, tier)[1][0]
+    first, second, *_ = (tier.lake / part.path for part in tier.version().rows)
+    content = bytearray(first.read_bytes())
+    content[len(content) // 2] ^= 1
+    first.write_bytes(content)
+    second.unlink()
+    wrong = cold.verify(spark, tier)[1]
+    assert [line.partition(": ")[2] for line in wrong] == [
+        "its bytes are not those that were written", "is missing",
+    ]  # fmt: skip
+
+
+def test_bad_rows_are_refused_and_nothing_changes(
+    spark: SparkSession, tier: Tier, daemon: TableDaemon
+) -> None:
+    good = frame(spark, 0, 10)
+    for bad in (
+        good.selectExpr("key", "namespace"),
+        good.selectExpr("key", "deadline", "1 as deadline_ns"),
+        good.selectExpr("if(key = 'k3', '', key) as key", "deadline"),
+        good.selectExpr("key", "if(key = 'k3', null, deadline) as deadline"),
+        good.selectExpr("key", "deadline", "repeat('x', 70000) as payload"),
+        good.selectExpr("key", "deadline", "repeat('x', 70) as namespace"),
+        good.selectExpr("key", "deadline", "'uuid' as key_type"),
+    ):
+        with pytest.raises(InvalidRows):
+            cold.load(tier, bad, "bad", daemon)
+    assert not tier.version().rows
+    assert tier.orphans(tier.version()) == []
+    cold.load(tier, good, "bad", daemon)
+    assert len(waiting(tier)) == 10
+
+
+def test_a_window_ends_one_window_ahead() -> None:
+    assert window_end_ns(7 * MINUTE_NS, 5 * MINUTE_NS) == 15 * MINUTE_NS
+    assert window_end_ns(10 * MINUTE_NS, 5 * MINUTE_NS) == 20 * MINUTE_NS
+
+
+# ---- killed between any two steps ------------------------------------------------------------
+# What Spark does is not the point here: spark_of_python stands in for it.
+
+NO_SPARK: Any = None
+
+
+def table(first: int, last: int, shift: int = 0) -> pa.Table:
+    """As frame(), but with the columns of the tier."""
+    rows = [
+        dict(zip(cold.KEY, key(i), strict=True))
+        | {"topic": "t", "payload": b"", "deadline_ns": due(i + shift)}
+        for i in range(first, last)
+    ]
+    return pa.Table.from_pylist(rows)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    spark_of_python(monkeypatch)
+
+
+def every_death(
+    mortal: Mortal, step: Callable[[int], Callable[[], object]], after: Callable[[int], None]
+) -> int:
+    """Kills step(n) after its n-th effect, for every n until it lives through it; then after(n)."""
+    last = 1
+    while mortal.run(step(last), last):
+        after(last)
+        last += 1
+    return last - 1
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_load_that_is_killed_is_there_whole_or_not_at_all(
+    tmp_path: Path, daemon: TableDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, mortal = table(0, 70), Mortal(monkeypatch, daemon)
+    tiers: dict[int, Tier] = {}
+
+    def step(last: int) -> Callable[[], object]:
+        (tmp_path / str(last)).mkdir()
+        tiers[last] = Tier(tmp_path / str(last))
+        return lambda: cold.load(tiers[last], rows, "one", daemon)
+
+    def after(last: int) -> None:
+        assert len(waiting(tiers[last])) in (0, 70)
+        if last == 1:  # a window that is taken in between has none of its rows
+            promote(NO_SPARK, tiers[last], due(10), daemon)
+        cold.load(tiers[last], rows, "one", daemon)
+        assert len(waiting(tiers[last])) == 70
+
+    assert every_death(mortal, step, after) >= 4
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_promotion_that_is_killed_loses_and_doubles_nothing(
+    tmp_path: Path, daemon: TableDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_pieces(monkeypatch, 4)
+    tier, mortal = Tier(tmp_path), Mortal(monkeypatch, daemon)
+    cold.load(tier, table(0, 300), "one", daemon)
+    begun: list[int] = []
+
+    def step(last: int) -> Callable[[], object]:
+        begun.append(last * 10)
+        return lambda: promote(NO_SPARK, tier, due(last * 10), daemon)
+
+    def after(last: int) -> None:
+        daemon.fire()  # all that was acknowledged is gone, when the next one goes on
+        cold.cancel(tier, keys(last * 10 - 1), daemon)
+
+    deaths = every_death(mortal, step, after)
+    assert deaths >= 7
+    end = begun[-1]
+    added = [k for k, _ in daemon.added]
+    assert len(added) == len(set(added))
+    assert {key(i) for i in range(end)} - set(added) <= {
+        key(n * 10 - 1) for n in range(1, deaths + 1)
+    }
+    assert set(waiting(tier)) == {key(i) for i in range(end, 300)}
+    assert not list(tier.lake.glob("windows/*/"))
+
+
+@pytest.mark.usefixtures("quick")
+def test_nothing_is_armed_after_its_cancel(
+    tmp_path: Path, daemon: TableDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_pieces(monkeypatch, 3)
+    tier = Tier(tmp_path)
+    cold.load(tier, table(0, 12), "one", daemon)
+    cancelled: list[int] = []
+
+    def pace(
+        rows: int,
+    ) -> None:  # between two pieces, others cancel one that went and one that did not
+        for i in (len(cancelled) // 2, 11 - len(cancelled) // 2):
+            cold.cancel(tier, keys(i), daemon)
+            cancelled.append(i)
+
+    (window,) = promote(NO_SPARK, tier, due(12), daemon, pace)
+    assert window.cancelled > 0
+    assert set(daemon.armed) == {key(i) for i in range(12) if i not in cancelled}
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_cancel_that_is_killed_takes_effect_with_the_next_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = TableDaemon()
+    tier, mortal = Tier(tmp_path), Mortal(monkeypatch, daemon)
+    cold.load(tier, table(0, 100), "one", daemon)
+    promote(NO_SPARK, tier, due(50), daemon)
+
+    left: list[bool] = []
+
+    def step(last: int) -> Callable[[], object]:
+        return lambda: cold.cancel(tier, keys(last, 50 + last), daemon)
+
+    def after(last: int) -> None:
+        cold.cancel(tier, keys(99), daemon)
+        hot, cool = key(last) in daemon.armed, key(50 + last) in waiting(tier)
+        assert hot == cool  # the one and the other, or none
+        left.append(hot)
+
+    assert every_death(mortal, step, after) >= 4
+    assert left == sorted(left, reverse=True)
+    assert set(left) == {True, False}
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_compaction_that_is_killed_changes_nothing(
+    tmp_path: Path, daemon: TableDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier, mortal = Tier(tmp_path), Mortal(monkeypatch, daemon)
+    for part in range(2):
+        cold.load(tier, table(part * 40, part * 40 + 40), f"load {part}", daemon)
+    cold.cancel(tier, keys(7), daemon)
+    promote(NO_SPARK, tier, due(5), daemon)
+    expected = {key(i): due(i) for i in range(5, 80) if i != 7}
+
+    def after(last: int) -> None:
+        assert waiting(tier) == expected
+
+    assert every_death(mortal, lambda _: lambda: cold.compact(NO_SPARK, tier), after) >= 4
+    assert waiting(tier) == expected
+
+
+@pytest.mark.usefixtures("quick")
+def test_one_writer_and_one_promoter_at_a_time(tier: Tier, daemon: TableDaemon) -> None:
+    with tier.writing(), pytest.raises(LakeInUse):
+        cold.load(tier, table(0, 1), "one", daemon)
+    with tier.promoting(), pytest.raises(LakeInUse):
+        promote(NO_SPARK, tier, due(1), daemon)
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_unfinished_window_goes_to_its_own_daemon(
+    tier: Tier, daemon: TableDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cold.load(tier, table(0, 10), "one", daemon)
+    mortal = Mortal(monkeypatch, daemon)
+    assert mortal.run(lambda: promote(NO_SPARK, tier, due(5), daemon), last=1)
+    with pytest.raises(WindowElsewhere):
+        promote(NO_SPARK, tier, due(5), TableDaemon("other"))
+    assert [w.rows for w in promote(NO_SPARK, tier, due(5), daemon)] == [5]

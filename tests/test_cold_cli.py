@@ -1,0 +1,126 @@
+"""The commands of the cold tier and of the agent, as their pages show them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+from cold_driver import spark_of_python
+from conftest import StartDaemon
+from pyspark.sql import SparkSession
+from real_daemon import stats
+
+from purgatoryd.cli.app import app
+from purgatoryd.cli.exits import Exit
+from purgatoryd.cli.pipeline_cold import follow
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "cold.md"
+DUE_S = 1893456000  # 2030-01-01T00:00:00Z
+
+
+def command(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
+def told(*arguments: str, code: Exit = Exit.DONE) -> dict[str, Any]:
+    """What a command says with --json, on its last line."""
+    result = command(*arguments, "--json")
+    assert result.exit_code == code, result.output
+    found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return found
+
+
+def reminders(path: Path) -> None:
+    """20 timers, a minute apart."""
+    keys = [f"order:{i}" for i in range(20)]
+    times = pa.array([(DUE_S + 60 * i) * 10**6 for i in range(20)], pa.timestamp("us", "UTC"))
+    pq.write_table(pa.table({"key": keys, "namespace": ["shop"] * 20, "deadline": times}), path)
+
+
+def test_the_page_from_load_to_verify(
+    spark: SparkSession, daemon: StartDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demo = daemon()
+    monkeypatch.chdir(tmp_path)
+    Path("lake").mkdir()
+    reminders(Path("reminders.parquet"))
+    (shown,) = re.findall(r"^```console\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    for line in shown.splitlines():
+        result = command(*shlex.split(line)[1:])
+        assert result.exit_code == Exit.DONE, (line, result.output)
+    assert stats(demo)["live"] == 9  # those of ten minutes, but for the cancelled one
+    figures = told("pipeline", "cold", "status", "--lake", "lake")
+    assert (figures["rows"], figures["promoted"], figures["promoting"]) == (10, 9, None)
+    again = command(*shlex.split(shown.splitlines()[2])[1:])
+    assert (again.exit_code, again.output) == (Exit.DONE, "")
+    Path("reminders.csv").write_text("key,deadline\na,2031-01-01T00:00:00Z\n")
+    for block in re.findall(r"^```py\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL):
+        exec(block.replace('"reminders.csv"', repr(str(Path("reminders.csv").resolve()))), {})
+    load = ("pipeline", "cold", "load", "reminders.csv", "--format", "csv", "--lake", "lake")
+    assert told(*load)["rows"] == 1
+    assert told(*load)["rows"] == 0
+    assert command(*load, "--load-id", "other").output.startswith("1 timers, version")
+    wrong = told("pipeline", "cold", "verify", "--lake", "lake", code=Exit.BROKEN)["wrong"]
+    assert "more than one timer" in wrong[0]
+
+
+@pytest.fixture
+def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    spark_of_python(monkeypatch)
+    return tmp_path
+
+
+def test_cancels_from_the_command_line_and_from_files(lake: Path) -> None:
+    base = ("pipeline", "cold", "cancel", "--lake", str(lake))
+    assert told(*base, "a", "b") == {"keys": 2, "daemon": {}}
+    assert "not asked" in command(*base, "c0ffee", "--key-type", "hex").output
+    file = lake / "keys.parquet"
+    pq.write_table(pa.table({"key": ["a", "b", "c"]}), file)
+    assert told(*base, "--file", str(file))["keys"] == 3
+    pq.write_table(pa.table({"other": ["a"]}), file)
+    assert command(*base, "--file", str(file)).exit_code == Exit.USAGE
+    for bad in ((), ("a", "--file", str(file)), ("a", "--tcp", "h:1")):
+        assert command(*base, *bad).exit_code == Exit.USAGE
+    figures = told("pipeline", "cold", "status", "--lake", str(lake))
+    assert (figures["tombstones"], figures["version"]) == (6, 3)
+
+
+def test_bad_places_are_refused(lake: Path) -> None:
+    nowhere = str(lake / "nowhere")
+    assert command("pipeline", "cold", "status", "--lake", nowhere).exit_code == Exit.UNUSABLE
+    (lake / "cold" / "versions").mkdir(parents=True)
+    (lake / "cold" / "versions" / "000000000001.json").write_text("{}")
+    assert command("pipeline", "cold", "status", "--lake", str(lake)).exit_code == Exit.BROKEN
+    promote = ("pipeline", "cold", "promote", "--lake", str(lake))
+    assert command(*promote).exit_code == Exit.USAGE
+
+
+class Enough(Exception):
+    """The loop was left to run long enough."""
+
+
+def test_windows_go_on_after_an_error() -> None:
+    from purgatoryd.shm_layout.errors import DaemonUnreachable
+
+    tried: list[int] = []
+
+    def bring() -> None:
+        tried.append(len(tried))
+        if len(tried) == 2:
+            raise DaemonUnreachable("demo", "nowhere", 0.0)
+
+    def sleep(seconds: float) -> None:
+        assert 0 < seconds <= 300
+        if len(tried) == 4:
+            raise Enough
+
+    with pytest.raises(Enough):
+        follow(bring, 300 * 10**9, False, sleep)
+    assert tried == [0, 1, 2, 3]

@@ -1,0 +1,282 @@
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql import Row, SparkSession
+
+from purgatoryd.cli.app import app
+from purgatoryd.cli.exits import Exit
+from purgatoryd.cli.pipeline_plan import save
+from purgatoryd.pipeline import fleet
+from purgatoryd.pipeline.plan import (
+    Host,
+    Move,
+    NoMover,
+    Plan,
+    Space,
+    cancelled,
+    ended,
+    plan,
+    plan_of,
+    step,
+)
+from purgatoryd.shm_layout.errors import BadPath, InvalidSetting, MoveMissing
+
+RACKS = {"a1": "a", "a2": "a", "b1": "b", "c1": "c"}
+HOSTS = [Host(name, 1000, 100.0, {"rack": rack}) for name, rack in RACKS.items()]
+
+
+def after(spaces: list[Space], found: Plan) -> dict[str, str]:
+    """Where every namespace is once the plan is applied."""
+    where = {space.name: space.host for space in spaces}
+    for move in found.moves:
+        assert where[move.namespace] == move.source
+        where[move.namespace] = move.target
+    return where
+
+
+def shares(spaces: list[Space], where: dict[str, str]) -> dict[str, float]:
+    used = dict.fromkeys(RACKS, 0.0)
+    for host in HOSTS:
+        mine = [space for space in spaces if where[space.name] == host.name]
+        live, rate = sum(one.live for one in mine), sum(one.rate for one in mine)
+        used[host.name] = max(live / host.capacity, rate / host.speed)
+    return used
+
+
+def test_what_is_even_stays() -> None:
+    spaces = [Space(f"n{name}", name, 500, 10.0) for name in RACKS]
+    assert plan(HOSTS, spaces).moves == ()
+
+
+def test_two_of_three_on_one_rack_are_parted_by_the_smallest_move() -> None:
+    spaces = [
+        Space("x", "a1", 300, 1.0, group="copies"),
+        Space("y", "a2", 290, 1.0, group="copies"),
+        Space("z", "b1", 300, 1.0, group="copies"),
+        Space("other", "c1", 300, 1.0),
+    ]
+    found = plan(HOSTS, spaces, tolerance=1.0)
+    assert [(move.namespace, move.target) for move in found.moves] == [("y", "c1")]
+    assert "shares rack a" in found.moves[0].reason
+
+
+def test_four_copies_on_three_racks_move_as_little_as_they_can() -> None:
+    spaces = [Space(f"s{i}", "a1", 100, 1.0, group="copies") for i in range(4)]
+    where = after(spaces, plan(HOSTS, spaces, tolerance=1.0))
+    racks = [RACKS[host] for host in where.values()]
+    assert sorted(racks.count(rack) for rack in "abc") == [1, 1, 2]
+
+
+def test_apart_by_node_where_there_is_no_rack() -> None:
+    hosts = [Host("h1", 100, 1.0), Host("h2", 100, 1.0)]
+    spaces = [Space("x", "h1", 1, 0.0, group="g"), Space("y", "h1", 1, 0.0, group="g")]
+    assert len(plan(hosts, spaces).moves) == 1
+
+
+def test_a_full_daemon_gives_to_the_empty_ones() -> None:
+    spaces = [Space(f"n{i}", "a1", 100, 1.0) for i in range(8)]
+    found = plan(HOSTS, spaces, tolerance=0.15)
+    used = shares(spaces, after(spaces, found))
+    assert max(used.values()) - min(used.values()) <= 0.15
+    assert len(found.moves) == 6
+    assert (found.before, found.after) == (0.8, 0.2)
+
+
+def test_the_load_counts_as_the_room_does() -> None:
+    spaces = [Space("busy", "a1", 1, 60.0), Space("also", "a1", 1, 30.0)]
+    assert [move.namespace for move in plan(HOSTS, spaces).moves] == ["also"]
+
+
+def test_evening_out_brings_no_copies_together() -> None:
+    spaces = [
+        Space("x", "a1", 500, 1.0, group="copies"),
+        Space("y", "b1", 400, 1.0, group="copies"),
+        Space("z", "c1", 400, 1.0, group="copies"),
+        Space("big", "a1", 300, 1.0),
+    ]
+    where = after(spaces, plan(HOSTS, spaces))
+    assert len({RACKS[where[name]] for name in "xyz"}) == 3
+
+
+def test_nothing_goes_where_there_is_no_room() -> None:
+    hosts = [Host("h1", 1000, 9.0), Host("h2", 10, 9.0)]
+    spaces = [Space("x", "h1", 400, 0.0, group="g"), Space("y", "h1", 400, 0.0, group="g")]
+    assert plan(hosts, spaces).moves == ()
+
+
+def test_bad_input_is_refused() -> None:
+    with pytest.raises(InvalidSetting):
+        plan(HOSTS, [Space("x", "nowhere", 1, 1.0)])
+    with pytest.raises(InvalidSetting):
+        plan([Host("h", 0, 1.0)], [])
+
+
+SPACES = st.lists(
+    st.builds(
+        Space,
+        st.uuids().map(str),
+        st.sampled_from(sorted(RACKS)),
+        st.integers(0, 400),
+        st.floats(0, 40),
+        st.sampled_from(["", "g", "h"]),
+    ),
+    max_size=12,
+    unique_by=lambda space: space.name,
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(spaces=SPACES)
+def test_a_plan_never_makes_it_worse_and_is_always_the_same(spaces: list[Space]) -> None:
+    found = plan(HOSTS, spaces)
+    assert plan(HOSTS[::-1], spaces[::-1]) == found
+    assert plan_of(found.record()) == found
+    assert len({move.namespace for move in found.moves}) == len(found.moves)
+    where = after(spaces, found)
+    assert max(shares(spaces, where).values()) == pytest.approx(found.after)
+    moved = [replace(space, host=where[space.name]) for space in spaces]
+    assert together(moved) <= together(spaces)
+
+
+def together(spaces: list[Space]) -> int:
+    """Pairs of one group on one rack."""
+    return sum(
+        one.group == other.group != "" and RACKS[one.host] == RACKS[other.host]
+        for i, one in enumerate(spaces)
+        for other in spaces[:i]
+    )
+
+
+# ---- applying --------------------------------------------------------------------------------
+
+
+class SlowMover:
+    """A move needs as many looks as its namespace's name says; "never" does not end."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.looks: dict[str, int] = {}
+
+    def begin(self, move: Move) -> None:
+        self.begun.append(move.namespace)
+
+    def state(self, move: Move) -> tuple[str, str]:
+        if move.namespace == "never":
+            return "moving", ""
+        if move.namespace == "bad":
+            return "failed", "no room"
+        looks = self.looks[move.namespace] = self.looks.get(move.namespace, 0) + 1
+        return ("done" if looks >= int(move.namespace) else "moving"), ""
+
+
+def moves(*names: str) -> Plan:
+    return Plan(tuple(Move(name, "a1", "b1", 1, "") for name in names), 0.9, 0.5)
+
+
+def test_a_stuck_move_holds_nobody_back() -> None:
+    one, mover = moves("never", "1", "2", "bad", "1", "3"), SlowMover()
+    for _ in range(12):
+        one = step(one, mover, in_flight=2)
+        assert sum(move.state == "moving" for move in one.moves) <= 2
+    states = [move.state for move in one.moves]
+    assert states == ["moving", "done", "done", "failed", "done", "done"]
+    assert one.moves[3].error == "no room"
+    assert not ended(one)
+
+
+def test_a_plan_that_is_cancelled_ends_with_what_is_under_way() -> None:
+    mover = SlowMover()
+    one = cancelled(step(moves("1", "2", "3"), mover, in_flight=1))
+    assert [move.state for move in one.moves] == ["moving", "cancelled", "cancelled"]
+    one = step(one, mover)
+    assert ended(one)
+    assert mover.begun == ["1"]
+
+
+def test_applying_says_what_daemons_lack() -> None:
+    with pytest.raises(MoveMissing, match="has no command `move`"):
+        step(moves("1"), NoMover())
+
+
+# ---- figures from the lake -------------------------------------------------------------------
+
+
+FLEET = """
+[hosts.alpha]
+daemon = "aa"
+capacity = 100
+speed = 10
+labels = { rack = "a" }
+[hosts.beta]
+daemon = "bb"
+capacity = 100
+speed = 10
+[groups]
+copies = ["x", "y"]
+"""
+
+
+def record(
+    daemon: str, kind: str, namespace: str | None, second: int, replaced: int | None = None
+) -> tuple[object, ...]:
+    return daemon, kind, namespace, dt.datetime(2030, 1, 1, second=second, tzinfo=dt.UTC), replaced
+
+
+def test_a_plan_is_made_of_journals(spark: SparkSession, tmp_path: Path) -> None:
+    columns = "daemon string, kind string, namespace string, at timestamp, replaced long"
+    bronze = spark.createDataFrame(
+        [
+            *(record("aa", "arm", "x", i) for i in range(20)),
+            record("aa", "arm", "x", 20, replaced=7),
+            record("aa", "fire", "x", 21), record("aa", "end", "x", 22),
+            record("aa", "watch", "y", 23), record("aa", "watch", "y", 24),
+            record("aa", "outcome", "y", 25), record("aa", "group", None, 50),
+        ],
+        columns,
+    )  # fmt: skip
+    kinds = (("aa", "arm", "x"), ("bb", "arm", "z"), ("aa", "level", "x"))
+    opened = [record(*kind, 0) for kind in kinds]
+    found = fleet.measured(bronze, spark.createDataFrame(opened, columns)).collect()
+    assert {(r.daemon, r.namespace): (r.live, r.rate) for r in found} == {
+        ("aa", "x"): (19, 22 / 50), ("aa", "y"): (1, 3 / 50),
+    }  # fmt: skip
+    path = tmp_path / "fleet.toml"
+    path.write_text(FLEET)
+    hosts, groups = fleet.read_fleet(path)
+    made = plan(list(hosts.values()), fleet.spaces(found, hosts, groups))
+    assert [(move.namespace, move.target) for move in made.moves] == [("y", "beta")]
+
+
+def test_a_fleet_that_is_not_whole_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.toml"
+    with pytest.raises(BadPath):
+        fleet.read_fleet(path)
+    path.write_text("[hosts.alpha]\ncapacity = 1")
+    with pytest.raises(InvalidSetting):
+        fleet.read_fleet(path)
+    with pytest.raises(InvalidSetting, match="this daemon is missing"):
+        fleet.spaces([Row(daemon="cc", namespace="x", live=1, rate=1.0)], {}, {})
+
+
+def test_the_commands_of_a_plan(tmp_path: Path) -> None:
+    def command(name: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, ["pipeline", "plan", name, "--lake", str(tmp_path)])
+        return done.exit_code, done.output
+
+    for name in ("show", "apply", "cancel"):
+        assert command(name) == (Exit.NEGATIVE, "")
+    save(tmp_path, moves("1"))
+    assert command("show")[1].startswith("planned   1: a1 -> b1, 1 timers")
+    code, said = command("apply")
+    assert code == Exit.UNUSABLE
+    assert "has no command `move`" in said
+    assert command("cancel")[1].startswith("cancelled 1: a1 -> b1")
+    (tmp_path / "plan.json").write_text("{}")
+    assert command("show")[0] == Exit.BROKEN
