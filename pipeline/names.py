@@ -24,14 +24,6 @@ class Names:
     topics: dict[int, tuple[int, str]] = field(default_factory=dict)
     workers: dict[int, str] = field(default_factory=dict)
 
-    def add(self, other: Names) -> bool:
-        """Takes over what the other one knows; True if there was something new."""
-        before = self.size
-        self.namespaces |= other.namespaces
-        self.topics |= other.topics
-        self.workers |= other.workers
-        return self.size != before
-
     @property
     def size(self) -> int:
         """How many names it has."""

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from purgatoryd.pipeline import cache
 from purgatoryd.pipeline.decode import Decoder
 from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Identity, Lake, Manifest, parquet_writer
+from purgatoryd.pipeline.names import Names
 from purgatoryd.pipeline.schemas import BRONZE as BRONZE_TABLE
 from purgatoryd.pipeline.sources import Source, openings, sealed
 from purgatoryd.shm_layout._core import lib
@@ -103,6 +104,7 @@ class Shipper:
         self._pace = Pace(limit)
         self._mark = mark_name(lake)
         self._decoders: dict[str, Decoder] = {}
+        self._named: dict[str, int] = {}  # how many names of each daemon are in the lake
         self._done: set[Identity] = set()
         self._locks = ExitStack()
 
@@ -113,24 +115,34 @@ class Shipper:
     def turn(self) -> Iterator[Manifest]:
         """Ships what is complete and not there yet; yields each manifest once it counts.
 
-        Snapshots come first, for they may go, and they have names. Raises JournalDamaged,
+        Names come first: a snapshot has those whose births are gone. Raises JournalDamaged,
         JournalMismatch for a file that cannot be read: nothing of it is in the lake then.
         """
         if self._mark not in read_marks(self._directory):
             self._hold()
-        for one in (*openings(self._directory), *sealed(self._directory)):
-            decoder = self._decoder(one.identity.daemon)
-            manifest = None if one.identity in self._done else self._ship(one, decoder)
+        found = [*self._new(openings(self._directory)), *self._new(sealed(self._directory))]
+        for one in found:
+            if one.identity.table == OPENINGS:
+                self._learn(one)
+        for one in sorted(found, key=lambda one: one.identity.first_lsn):
+            manifest = self._ship(one, self._decoder(one.identity.daemon))
             if manifest is not None:
                 self._done.add(one.identity)
                 self._hold()
                 yield manifest
         self._hold()
 
+    def _new(self, found: list[Source]) -> list[Source]:
+        for one in found:
+            self._decoder(one.identity.daemon)
+        return [one for one in found if one.identity not in self._done]
+
     def _decoder(self, daemon: str) -> Decoder:
         if daemon not in self._decoders:
             self._locks.enter_context(self._lake.writing(daemon))
-            self._decoders[daemon] = Decoder(self._node, self._lake.names(daemon))
+            names = self._lake.names(daemon)
+            self._named[daemon] = names.size
+            self._decoders[daemon] = Decoder(self._node, names)
             for table in (BRONZE, OPENINGS):
                 self._done |= {m.identity for m in self._lake.manifests(table, daemon)}
         return self._decoders[daemon]
@@ -143,25 +155,40 @@ class Shipper:
         if waiting and (held is None or held.dropped or held.lsn != waiting[0]):
             set_mark(self._directory, Mark(self._mark, waiting[0]))
 
-    def _ship(self, one: Source, decoder: Decoder) -> Manifest | None:
+    def _read(self, one: Source) -> Any:
         """None: it was a snapshot, and is gone."""
         try:
-            memory = cache.read(one.path, self._pace)
+            return cache.read(one.path, self._pace)
         except BadPath:
             if one.identity.table == OPENINGS:
                 return None
             raise
-        walk, known = Walk(), decoder.names.size
+
+    def _learn(self, one: Source) -> None:
+        memory, walk = self._read(one), Walk()
+        if memory is not None:
+            walk.enter(one.path, memory)
+            self._decoder(one.identity.daemon).learn(walk)
+
+    def _ship(self, one: Source, decoder: Decoder) -> Manifest | None:
+        """None: it was a snapshot, and is gone."""
+        memory, walk = self._read(one), Walk()
+        if memory is None:
+            return None
         walk.enter(one.path, memory)
 
         def write(file: BinaryIO) -> Manifest:
             tally = write_file(walk, decoder, file)
             _refuse_open_end(walk, one)
-            if decoder.names.size != known:
-                self._lake.save_names(one.identity.daemon, decoder.names)
+            self._save_names(one.identity.daemon, decoder.names)
             return self._manifest(one.identity, walk, tally, decoder.kinds, memory)
 
         return self._lake.commit(one.identity.table, one.identity.daemon, write)
+
+    def _save_names(self, daemon: str, names: Names) -> None:
+        if names.size != self._named[daemon]:
+            self._lake.save_names(daemon, names)
+            self._named[daemon] = names.size
 
     def _manifest(
         self, identity: Identity, walk: Walk, tally: _Tally, kinds: dict[str, int], memory: Any

@@ -52,6 +52,34 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build("wheel", out / sdist.name.removesuffix(".tar.gz"), out)
 
 
+NEEDS_SPARK = """
+from purgatoryd.pipeline.session import session
+from purgatoryd.shm_layout.errors import ExtraMissing
+
+try:
+    session()
+except ExtraMissing as error:
+    print(error)
+"""
+
+
+def names_the_extras(python: Path, folder: Path) -> None:
+    """What the pipeline says where neither of its extras is installed."""
+    command = [
+        str(python.with_name("purgatoryd")),
+        "pipeline",
+        "ship",
+        "--journal",
+        ".",
+        "--lake",
+        ".",
+    ]
+    ship = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert (ship.returncode, ship.stdout) == (7, "")
+    assert ship.stderr == "purgatoryd: pyarrow is missing: pip install 'purgatoryd[lake]'\n"
+    assert "pip install 'purgatoryd[spark]'" in run(python, "-c", NEEDS_SPARK, cwd=folder)
+
+
 @pytest.mark.parametrize("kind", ["wheel", "sdist"])
 def test_installed_goes_from_add_to_notice(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path, daemon_dir: Path
@@ -65,6 +93,7 @@ def test_installed_goes_from_add_to_notice(
         assert run(python, "-c", ADD_TO_NOTICE, cwd=tmp_path, env=daemon.env) == "noticed\n"
         told = run(python.with_name("purgatoryd"), "--version", cwd=tmp_path)
         assert told.startswith("purgatoryd ")
+        names_the_extras(python, tmp_path)
         run(
             python.with_name("purgatoryd"), "stop", "--name", "packed", cwd=tmp_path, env=daemon.env
         )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import segment_writer as sw
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from stored_arena import JOURNALS, StoredJournal
 
@@ -22,6 +24,7 @@ from purgatoryd.shm_layout.errors import BadPath, InvalidSetting, JournalDamaged
 from purgatoryd.shm_layout.journal import segments
 from purgatoryd.shm_layout.marks import read_marks
 
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "pipeline.md"
 STORED = max(JOURNALS, key=lambda folder: folder.name)
 """Of the newest format."""
 
@@ -116,12 +119,14 @@ def test_a_stream_killed_between_batches_has_each_row_once(
 
     def keep(frame: DataFrame, number: int) -> None:
         batches.append([row["lsn"] for row in frame.collect()])
-        if len(batches) == 2:
-            raise RuntimeError("killed")
 
-    with pytest.raises(Exception, match="killed"):
-        run(spark, journal, tmp_path / "checkpoint", keep)
-    batches.pop()  # it was not committed, so it comes again
+    def fail(frame: DataFrame, number: int) -> None:
+        if number == 1:
+            raise RuntimeError("killed")
+        keep(frame, number)
+
+    with pytest.raises(StreamingQueryException, match="killed"):
+        run(spark, journal, tmp_path / "checkpoint", fail)
     run(spark, journal, tmp_path / "checkpoint", keep)
     assert sorted(lsn for batch in batches for lsn in batch) == list(range(1, sealed_upto))
     assert max(map(len, batches)) <= 2000
@@ -142,6 +147,22 @@ def run(
         .start()
     )
     query.awaitTermination()
+
+
+def test_the_page_s_examples_run(
+    spark: SparkSession,
+    journal: Path,
+    lake: Lake,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ship(journal, lake)
+    monkeypatch.chdir(lake.root.parent)
+    shared: dict[str, object] = {}
+    for block in re.findall(r"^```pyspark\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL):
+        exec(block, shared)
+    assert shared["spark"] is spark
+    assert "outcome" in capsys.readouterr().out
 
 
 # ---- without a session -----------------------------------------------------------------------
