@@ -95,7 +95,7 @@ class Lake:
         """Raises BadPath unless the folder is there."""
         if not root.is_dir():
             raise BadPath(str(root), "is no directory")
-        self.root = root
+        self.root = root.absolute()  # Spark's JVM may stand in another folder
 
     def folder(self, table: str, daemon: str) -> Path:
         """Where a daemon's files of a table are."""

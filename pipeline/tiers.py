@@ -83,6 +83,7 @@ def read_openings(
 def _read(
     spark: SparkSession, lake: Lake | None, journals: Sequence[Path], table: str
 ) -> DataFrame:
+    journals = [folder.absolute() for folder in journals]
     found = tiers(lake, journals, table)
     paths = [str(lake.data(one.manifest)) for one in found if lake and one.manifest]
     hot = {str(one.source.path) for one in found if one.source and not one.manifest}
