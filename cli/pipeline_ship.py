@@ -18,6 +18,7 @@ from purgatoryd.cli.pipeline import lake_option
 
 if TYPE_CHECKING:
     from purgatoryd.pipeline.lake import Manifest
+    from purgatoryd.pipeline.progress import Progress
     from purgatoryd.pipeline.tiers import Segment
 
 POLL_S = 1.0
@@ -75,17 +76,50 @@ def shipped_text(manifest: Manifest) -> str:
     help="Directory of the journals; its segments are listed too.",
 )
 @lake_option
+@click.option(
+    "--segments", is_flag=True, help="Where each is: hot (only in the journal), both, lake."
+)
 @json_option
-def status_command(name: str, journal: Path | None, lake: Path, as_json: bool) -> None:
-    """Show where each segment is: hot (in the journal alone), both, or lake."""
+def status_command(
+    name: str, journal: Path | None, lake: Path, segments: bool, as_json: bool
+) -> None:
+    """Show how far each daemon's journal has come, or where each segment is.
+
+    Up to `complete_to` every segment is in the lake; `missing` are the LSNs of those that are
+    not. `silver` and `gold` are the segments whose tables are up to date.
+    """
     from purgatoryd.pipeline.extras import need
 
     need("pyarrow", "lake")
     from purgatoryd.pipeline.lake import Lake
-    from purgatoryd.pipeline.tiers import tiers
 
-    found = tiers(Lake(lake), [folder(journal, name)] if journal else [])
-    show([segment_record(one) for one in found], f"segments in {lake}", as_json)
+    place = Lake(lake)
+    if segments:
+        from purgatoryd.pipeline.tiers import tiers
+
+        found = tiers(place, [folder(journal, name)] if journal else [])
+        show([segment_record(one) for one in found], f"segments in {lake}", as_json)
+        return
+    need("pyspark", "spark")
+    from purgatoryd.pipeline.progress import progress
+
+    show([progress_record(one) for one in progress(place)], f"daemons in {lake}", as_json)
+
+
+def progress_record(one: Progress) -> dict[str, Any]:
+    """A daemon's journal in JSON, and in the table."""
+    return {
+        "daemon": one.daemon,
+        "node": one.node,
+        "complete_to": units.format_wall(one.complete_to_us * 1000),
+        "newest": units.format_wall(one.last_us * 1000),
+        "missing": [f"{first}..{last}" for first, last in one.gaps],
+        "segments": one.segments,
+        "silver": one.silver,
+        "gold": one.gold,
+        "records": one.rows,
+        "unknown": one.unknown,
+    }
 
 
 def segment_record(one: Segment) -> dict[str, Any]:

@@ -43,19 +43,29 @@ def tell(made: dict[str, int], as_json: bool) -> None:
     emit(made, text, as_json)
 
 
+ledger_option = click.option(
+    "--ledger",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Directory of the ledgers, which tell when notices were received.",
+)
+
+
 # ---- making them -----------------------------------------------------------------------------
 
 
 @click.command("silver", cls=Command)
 @lake_option
+@ledger_option
 @spark_options
 @json_option
-def silver_command(lake: Path, master: str | None, conf: dict[str, str], as_json: bool) -> None:
+def silver_command(
+    lake: Path, ledger: Path | None, master: str | None, conf: dict[str, str], as_json: bool
+) -> None:
     """Make silver - the lives - of all segments that are new."""
     spark, place = opened(lake, master, conf)
     from purgatoryd.pipeline.jobs import make_silver
 
-    tell({"silver": make_silver(spark, place)}, as_json)
+    tell({"silver": make_silver(spark, place, ledgers=ledger)}, as_json)
 
 
 @click.command("gold", cls=Command)
@@ -76,11 +86,13 @@ def gold_command(lake: Path, master: str | None, conf: dict[str, str], as_json: 
 @click.option(
     "--every", type=units.Duration(), default="10s", show_default=True, help="Pause of --follow."
 )
+@ledger_option
 @spark_options
 @json_option
 def ingest_command(
-    lake: Path, follow: bool, every: int, master: str | None, conf: dict[str, str], as_json: bool
-) -> None:
+    lake: Path, follow: bool, every: int, ledger: Path | None, master: str | None,
+    conf: dict[str, str], as_json: bool,
+) -> None:  # fmt: skip
     """Bring silver and gold up to what was shipped.
 
     It may be killed at any time and started again. Segments may come in any order, late or
@@ -90,7 +102,7 @@ def ingest_command(
     from purgatoryd.pipeline.jobs import bring_up
 
     while True:
-        tell(bring_up(spark, place), as_json)
+        tell(bring_up(spark, place, ledgers=ledger), as_json)
         if not follow:
             return
         time.sleep(every / units.NS_PER["s"])
@@ -99,16 +111,18 @@ def ingest_command(
 @click.command("rebuild", cls=Command)
 @lake_option
 @click.option("--from", "since", type=units.Moment(), required=True, help="Records from then on.")
+@ledger_option
 @spark_options
 @json_option
 def rebuild_command(
-    lake: Path, since: datetime, master: str | None, conf: dict[str, str], as_json: bool
-) -> None:
+    lake: Path, since: datetime, ledger: Path | None, master: str | None,
+    conf: dict[str, str], as_json: bool,
+) -> None:  # fmt: skip
     """Make silver and gold again of all segments with records of that time or later."""
     spark, place = opened(lake, master, conf)
     from purgatoryd.pipeline.jobs import bring_up
 
-    tell(bring_up(spark, place, int(since.timestamp() * 1_000_000)), as_json)
+    tell(bring_up(spark, place, int(since.timestamp() * 1_000_000), ledger), as_json)
 
 
 @click.command("compact", cls=Command)
@@ -224,12 +238,19 @@ def plain(value: Any) -> Any:
 @lake_option
 @namespace_option
 @key_type_option
+@click.option(
+    "--journal",
+    "journals",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder JOURNAL/NAME of a daemon, for what was not shipped yet.",
+)
 @click.argument("key")
 @spark_options
 @json_option
 def trace_command(
-    lake: Path, namespace: str, key_type: str, key: str, master: str | None,
-    conf: dict[str, str], as_json: bool,
+    lake: Path, namespace: str, key_type: str, journals: tuple[Path, ...], key: str,
+    master: str | None, conf: dict[str, str], as_json: bool,
 ) -> int:  # fmt: skip
     """Show every timer that KEY had, on all hosts, and where the time went.
 
@@ -242,7 +263,7 @@ def trace_command(
     spark, place = opened(lake, master, conf)
     from purgatoryd.pipeline.trace import history, record
 
-    lives = history(spark, place, data, KeyType(kind).name.lower(), namespace)
+    lives = history(spark, place, journals, data, KeyType(kind).name.lower(), namespace)
     for life in lives:
         if as_json:
             emit(record(life), "", as_json)

@@ -19,6 +19,8 @@ from purgatoryd.pipeline.schemas import FLOW, LIVES, TOPICS, WORKERS
 from purgatoryd.pipeline.tiers import read_files
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import DataFrame, SparkSession
 
 REACH_ROWS = 65_536
@@ -97,16 +99,21 @@ def chunks(wanted: Iterable[Reach]) -> Iterator[list[Reach]]:
 # ---- jobs ------------------------------------------------------------------------------------
 
 
-def make_silver(spark: SparkSession, lake: Lake, since_us: int = NEVER) -> int:
+def make_silver(
+    spark: SparkSession, lake: Lake, since_us: int = NEVER, ledgers: Path | None = None
+) -> int:
     """Lives of all segments that are new, or have records of `since_us`, UTC, or later.
 
-    Returns how many segments. Raises LakeBroken, LakeInUse.
+    `ledgers`: a folder in which subscribers noted what they received. Returns how many segments.
+    Raises LakeBroken, LakeInUse.
     """
+    received = silver.received(spark, ledgers) if ledgers else None
 
     def tables(run: Sequence[Reach]) -> dict[str, DataFrame]:
         files = {m.segment: m for reach in run for m in reach.manifests}
         bronze = bronze_of(spark, lake, (reach.own for reach in run))
-        return {LIVES.name: silver.lives(bronze, bronze_of(spark, lake, files.values()))}
+        batches = bronze_of(spark, lake, files.values())
+        return {LIVES.name: silver.lives(bronze, batches, received)}
 
     return _make(Layer(lake.root, "silver"), reaches(lake.manifests()), since_us, tables)
 
@@ -143,10 +150,12 @@ def _make(
     return len(wanted)
 
 
-def bring_up(spark: SparkSession, lake: Lake, since_us: int = NEVER) -> dict[str, int]:
+def bring_up(
+    spark: SparkSession, lake: Lake, since_us: int = NEVER, ledgers: Path | None = None
+) -> dict[str, int]:
     """Silver and gold of all that is new, or of `since_us` or later; how many segments of each."""
     return {
-        "silver": make_silver(spark, lake, since_us),
+        "silver": make_silver(spark, lake, since_us, ledgers),
         "gold": make_gold(spark, lake, since_us),
     }
 

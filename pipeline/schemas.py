@@ -187,7 +187,7 @@ _SUBJECT = (
 
 LIVES = Table(
     "lives",
-    1,
+    2,
     (
         *_ORIGIN,
         Column("lsn", "long", False, about="of the record of the end"),
@@ -217,6 +217,7 @@ LIVES = Table(
         Column("error", "int", about="of a failed operation"),
         Column("flags", "int", about="enum pg_entry_flag; bit 1: was due before a restart"),
         Column("sequence", "long", about="of its notice, in the topic"),
+        Column("replaced_by", "long", since=2, about="ticket of the timer that took its place"),
     ),
 )  # fmt: skip
 """One row per timer or operation that ended."""

@@ -15,7 +15,9 @@ from pyspark.sql import functions as F  # noqa: N812
 from purgatoryd.pipeline.schemas import LIVES, OPEN_TIMERS
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pathlib import Path
+
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 BLOCK_BITS = 6
 """Notices find their batch by blocks of so many positions: a hash join instead of a search."""
@@ -76,6 +78,15 @@ def lives(bronze: DataFrame, batches: DataFrame, received: DataFrame | None = No
     return ended.withColumns(_stages()).select(LIVES.names)
 
 
+def received(spark: SparkSession, ledgers: Path) -> DataFrame:
+    """When each notice first came to a subscriber, from the ledgers in a folder: daemon, ticket
+    and notified_ns. docs/audit.md has their form."""
+    lines = "daemon string, op string, ticket long, received_boot_ns long"
+    noted = spark.read.schema(lines).option("basePath", str(ledgers)).json(f"{ledgers}/daemon=*")
+    first = F.min("received_boot_ns").alias("notified_ns")
+    return noted.where(F.col("op") == "notice").groupBy("daemon", "ticket").agg(first)
+
+
 def _ended(bronze: DataFrame) -> DataFrame:
     """One row per end. An add that replaces tells both lives: the older one's ends here."""
     own = F.col("kind") != "arm"
@@ -90,6 +101,7 @@ def _ended(bronze: DataFrame) -> DataFrame:
         F.col("at").alias("ended_at"), F.col("at_ns").alias("ended_ns"), "ended_boot_ns",
         F.when(own, F.col("deadline_ns")).alias("deadline_ns"), *life,
         "error", "flags", "sequence", "position",
+        F.when(~own, F.col("ticket")).alias("replaced_by"),
     )  # fmt: skip
 
 

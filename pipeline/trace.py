@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F  # noqa: N812
 
 from purgatoryd.pipeline import silver
-from purgatoryd.pipeline.jobs import bronze_of
-from purgatoryd.pipeline.lake import OPENINGS, Lake
+from purgatoryd.pipeline.lake import Lake
+from purgatoryd.pipeline.tiers import read_events, read_openings
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import Column, DataFrame, Row, SparkSession
 
 ADDS = ("arm", "watch")
@@ -44,11 +46,15 @@ class Life:
 
 
 def history(
-    spark: SparkSession, lake: Lake, key: bytes, key_type: str, namespace: str
-) -> list[Life]:
-    """Every life of the key of which the lake knows, oldest first. Raises LakeBroken."""
-    files = [*lake.manifests(), *lake.manifests(OPENINGS)]
-    return trace(bronze_of(spark, lake, files), key, key_type, namespace)
+    spark: SparkSession, lake: Lake, journals: Sequence[Path],
+    key: bytes, key_type: str, namespace: str,
+) -> list[Life]:  # fmt: skip
+    """Every life of the key in the lake and in `journals`, folders JOURNAL/NAME; oldest first.
+
+    Raises LakeBroken, JournalMismatch.
+    """
+    rows = read_events(spark, lake, journals).unionByName(read_openings(spark, lake, journals))
+    return trace(rows, key, key_type, namespace)
 
 
 def trace(bronze: DataFrame, key: bytes, key_type: str, namespace: str) -> list[Life]:

@@ -25,6 +25,7 @@ sent AS (SELECT * FROM bronze WHERE kind = 'sent')
 SELECT e.daemon, e.node, e.epoch, e.segment, e.lsn, e.ended AS ticket, e.outcome,
     if(e.kind = 'outcome', 'operation', 'timer') AS kind,
     if(e.clock = 'boot', 'live', e.clock) AS clock, e.namespace, e.topic, e.key, e.key_type,
+    if(e.outcome = 'replaced', e.ticket, NULL) AS replaced_by,
     e.at AS ended_at, e.at_ns AS ended_ns, e.flags,
     a.lsn AS add_lsn, a.session, a.worker, a.sent_ns, a.received_ns, a.armed_ns,
     if(e.outcome = 'replaced', NULL, e.deadline_ns) AS deadline_ns,

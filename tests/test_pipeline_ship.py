@@ -396,7 +396,8 @@ def test_a_running_daemon_is_shipped(daemon: StartDaemon, tmp_path: Path) -> Non
     told = [json.loads(line) for line in done.output.splitlines()]
     assert {one["table"] for one in told} == {BRONZE, OPENINGS}
     assert {one["node"] for one in told} == {"here"}
-    listed = [json.loads(line) for line in called("status", *where).output.splitlines()]
+    told = called("status", "--segments", *where).output
+    listed = [json.loads(line) for line in told.splitlines()]
     found = [one["tier"] for one in listed]
     assert found == sorted(found)  # both, then hot: the daemon may have sealed another meanwhile
     assert set(found) == {"both", "hot"}

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import shutil
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from click.testing import CliRunner
 from conftest import StartDaemon
-from made_bronze import SENT, Plan, S, put, rows_of, segments_of
+from made_bronze import EXPIRED, FIRE, SENT, Plan, S, put, rows_of, segments_of
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from real_daemon import PATIENCE_S
 from stored_arena import JOURNALS, StoredJournal
 from tables_oracle import OPEN_SQL, WINDOW_SQL, Oracle, same_schema
 
+from purgatoryd.cli.app import app
 from purgatoryd.clients import Client, Subscriber
 from purgatoryd.pipeline import (
     advice,
@@ -43,6 +49,7 @@ from purgatoryd.pipeline.schemas import (
 from purgatoryd.pipeline.ship import Shipper
 from purgatoryd.shm_layout.errors import LakeBroken, LakeInUse
 
+STORED = Path(__file__).parent / "stored" / "lake-1"
 TABLES = {LIVES: "silver", TOPICS: "gold", WORKERS: "gold", FLOW: "gold"}
 LIVE = Plan(9_000, slow_worker=3)
 VIRTUAL = Plan(600, seed=2, daemon="cd" * 16, node="host-b", clock="virtual", real_offset_ns=7 * S)
@@ -218,6 +225,30 @@ def test_a_daemons_journal_becomes_tables(
     assert oracle.rows("SELECT DISTINCT worker FROM ours") == [(f"{os.getuid()}:{os.getpid()}",)]
 
 
+def test_a_ledger_tells_when_notices_were_received(spark: SparkSession, tmp_path: Path) -> None:
+    lake, rows = lake_in(tmp_path / "lake"), rows_of(SMALL)
+    put(lake, segments_of(replace(SMALL, segment_rows=10**6))[0])
+    fired = np.flatnonzero(rows["kind"] == FIRE)[:20]
+    told = [
+        {
+            "op": "notice",
+            "ticket": int(rows["ticket"][n]),
+            "received_boot_ns": int(rows["at_ns"][n]) + late,
+        }
+        for n in fired
+        for late in (9_000_000, 5_000_000)
+    ]
+    ledger = tmp_path / "ledgers" / f"daemon={SMALL.daemon}" / "host-1-2.jsonl"
+    ledger.parent.mkdir(parents=True)
+    ledger.write_text("".join(f"{json.dumps(line)}\n" for line in told))
+    jobs.make_silver(spark, lake, ledgers=tmp_path / "ledgers")
+    heard = table(spark, lake, LIVES).where("receive_ns IS NOT NULL")
+    whole = F.col("response_queue_ns") + F.col("send_ns") + F.col("receive_ns")
+    assert [tuple(row) for row in heard.select("ticket", whole).orderBy("lsn").collect()] == [
+        (int(rows["ticket"][n]), 5_000_000) for n in fired if rows["cause"][n] == EXPIRED
+    ]
+
+
 # ---- in any order, again, killed ---------------------------------------------------------------
 
 SMALL = Plan(500, segment_rows=300)
@@ -353,6 +384,21 @@ def test_the_page_has_the_columns_of_the_tables() -> None:
     assert page == reference.refresh(page), "run: make docs"
 
 
+def test_tables_of_the_first_version_read_as_ever(spark: SparkSession, tmp_path: Path) -> None:
+    shutil.copytree(STORED, tmp_path / "lake")
+    lake = Lake(tmp_path / "lake")
+    assert jobs.bring_up(spark, lake) == {"silver": 0, "gold": 1}
+    old = table(spark, lake, LIVES)
+    assert same_schema(old, LIVES)
+    before = old.collect()
+    assert {row.replaced_by for row in before} == {None}  # a column of version 2
+    assert jobs.bring_up(spark, lake, since_us=0) == {"silver": 1, "gold": 1}
+    after = table(spark, lake, LIVES).collect()
+    assert {row.replaced_by is not None for row in after if row.outcome == "replaced"} == {True}
+    first = len(LIVES.at(1).columns)
+    assert sorted(repr(row[:first]) for row in before) == sorted(repr(row[:first]) for row in after)
+
+
 def test_a_broken_part_is_named(tmp_path: Path) -> None:
     broken = tmp_path / "silver" / "parts" / "000000000001.json"
     broken.parent.mkdir(parents=True)
@@ -450,7 +496,7 @@ def test_a_trace_tells_every_record_of_a_key(
     for outcome in ("expired", "replaced"):
         key, ticket, lsn = oracle.rows(sql.format(outcome))[0]
         assert isinstance(key, str)
-        lives = trace.history(spark, made, key.encode(), "str", "default")
+        lives = trace.history(spark, made, (), key.encode(), "str", "default")
         told = next(
             t for t in map(trace.record, lives) if (t["ticket"], t["node"]) == (ticket, "host-a")
         )
@@ -460,4 +506,35 @@ def test_a_trace_tells_every_record_of_a_key(
         assert told["stages_ns"].keys() >= (
             {"request_queue", "remote"} | (set() if outcome == "replaced" else {"send"})
         )
-    assert trace.history(spark, made, b"nobody", "str", "default") == []
+    assert trace.history(spark, made, (), b"nobody", "str", "default") == []
+
+
+# ---- the commands ------------------------------------------------------------------------------
+
+
+def called(*arguments: str | Path) -> list[dict[str, Any]]:
+    done = CliRunner().invoke(app, ["pipeline", *map(str, arguments), "--json"])
+    assert done.exit_code in (0, 1), done.output
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_the_commands_make_and_ask_the_tables(spark: SparkSession, tmp_path: Path) -> None:
+    assert spark  # the commands find it
+    lake = lake_in(tmp_path)
+    for segment in segments_of(SMALL):
+        put(lake, segment)
+    where, count = ("--lake", lake.root), len(segments_of(SMALL))
+    assert called("silver", *where) == [{"silver": count}]
+    assert called("gold", *where) == [{"gold": count}]
+    assert called("ingest", *where) == [{"silver": 0, "gold": 0}]
+    since = ("--from", "2025-01-01T00:00Z")
+    assert called("rebuild", *where, *since) == [{"silver": count, "gold": count}]
+    (status,) = called("status", *where)
+    assert (status["segments"], status["gold"], status["missing"]) == (count, count, [])
+    assert called("slow", *where) == []
+    assert {row["topic"] for row in called("timeouts", *where)} == {"t0", "t1", "t2", "t3"}
+    (capacity,) = called("capacity", *where)
+    assert capacity["live"] > 0
+    (life, *_) = called("trace", "key:0", *where)
+    assert life["events"][0]["what"] == "armed"
+    assert called("trace", "nobody", *where) == []
