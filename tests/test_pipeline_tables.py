@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -49,6 +50,7 @@ from purgatoryd.pipeline.schemas import (
 from purgatoryd.pipeline.ship import Shipper
 from purgatoryd.shm_layout.errors import LakeBroken, LakeInUse
 
+PAGE = Path(__file__).parent.parent / "docs" / "tables.md"
 STORED = Path(__file__).parent / "stored" / "lake-1"
 TABLES = {LIVES: "silver", TOPICS: "gold", WORKERS: "gold", FLOW: "gold"}
 LIVE = Plan(9_000, slow_worker=3)
@@ -380,8 +382,7 @@ def test_an_empty_lake_has_empty_tables(spark: SparkSession, tmp_path: Path) -> 
 
 
 def test_the_page_has_the_columns_of_the_tables() -> None:
-    page = (Path(__file__).parent.parent / "docs" / "tables.md").read_text()
-    assert page == reference.refresh(page), "run: make docs"
+    assert PAGE.read_text() == reference.refresh(PAGE.read_text()), "run: make docs"
 
 
 def test_tables_of_the_first_version_read_as_ever(spark: SparkSession, tmp_path: Path) -> None:
@@ -397,6 +398,16 @@ def test_tables_of_the_first_version_read_as_ever(spark: SparkSession, tmp_path:
     assert {row.replaced_by is not None for row in after if row.outcome == "replaced"} == {True}
     first = len(LIVES.at(1).columns)
     assert sorted(repr(row[:first]) for row in before) == sorted(repr(row[:first]) for row in after)
+
+
+def test_the_query_of_the_page_runs(
+    spark: SparkSession, batch: Lake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert spark  # the query finds it
+    (query,) = re.findall(r"^```py\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    query = query.replace('Path("lake")', f"Path({str(batch.root)!r})")
+    exec(compile(query, PAGE.name, "exec"), {})
+    assert "request_queue" in capsys.readouterr().out
 
 
 def test_a_broken_part_is_named(tmp_path: Path) -> None:
