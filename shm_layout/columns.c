@@ -183,10 +183,21 @@ static void topic_row(const struct row *r, const void *body)
 
 /* ---- timers ---------------------------------------------------------------------------------- */
 
+/* Which row of a load a record is, if it is one. Returns what stands behind. */
+static const uint8_t *put_load(const struct row *r, const void *at, uint32_t in_load)
+{
+    const struct pg_j_row *j = at;
+    if (in_load == 0)
+        return at;
+    put_bytes(r, PG_BC_LOAD, j->load, sizeof j->load);
+    put(r, PG_LC_LOAD_ROW, (int64_t)j->row);
+    return (const uint8_t *)(j + 1);
+}
+
 static void arm_row(const struct row *r, const void *body)
 {
     const struct pg_j_arm *j = body;
-    const uint8_t *key = (const uint8_t *)(j + 1);
+    const uint8_t *key = put_load(r, j + 1, j->in_load);
     put_slot(r, j->ticket, j->slot);
     put_at(r, j->armed_ns);
     if (!put_lives(r))
@@ -208,6 +219,7 @@ static void move_row(const struct row *r, const void *body)
     put(r, PG_LC_DEADLINE_NS, j->deadline_ns);
     put_unless(r, PG_LC_WALL_DEADLINE_NS, (uint64_t)j->wall_ns, (uint64_t)NO_WALL);
     put_uid(r, j->uid);
+    put_load(r, j + 1, j->in_load);
 }
 
 static void end_row(const struct row *r, const void *body)
@@ -390,6 +402,32 @@ static void last_row(const struct row *r, const void *body)
     put_int(r, PG_IC_COUNT, (uint32_t)j->frames);
 }
 
+/* ---- loads ------------------------------------------------------------------------------------- */
+
+static void load_row(const struct row *r, const void *body)
+{
+    const struct pg_j_load *j = body;
+    put_at(r, j->at_ns);
+    put_bytes(r, PG_BC_LOAD, j->load, sizeof j->load);
+    put_uid(r, j->uid);
+    put_namespace(r, j->namespace_row);
+}
+
+static void done_row(const struct row *r, const void *body)
+{
+    const struct pg_j_done *j = body;
+    put_at(r, j->at_ns);
+    put_load(r, &j->row, 1);
+}
+
+/* Of a snapshot: the number of its first row. */
+static void block_row(const struct row *r, const void *body)
+{
+    const struct pg_j_block *j = body;
+    put_bytes(r, PG_BC_LOAD, j->load, sizeof j->load);
+    put(r, PG_LC_LOAD_ROW, (int64_t)(j->number * PG_LOAD_BLOCK_ROWS));
+}
+
 /* ---- rows in order --------------------------------------------------------------------------- */
 
 static const struct rule {
@@ -404,7 +442,8 @@ static const struct rule {
     [PG_J_OUTCOME] = {outcome_row, false}, [PG_J_SESSION] = {session_row, false},
     [PG_J_HEAD] = {head_row, false}, [PG_J_ENTRY] = {entry_row, false},
     [PG_J_LAST] = {last_row, false}, [PG_J_OPENED] = {opened_row, true},
-    [PG_J_REPLIED] = {replied_row, false},
+    [PG_J_REPLIED] = {replied_row, false}, [PG_J_LOAD] = {load_row, false},
+    [PG_J_DONE] = {done_row, false}, [PG_J_BLOCK] = {block_row, false},
 };
 
 static void row_begin(const struct row *r, const struct pg_frame_head *f, const struct pg_walk *w)

@@ -21,7 +21,7 @@ from machine import needs
 from stored_arena import JOURNALS, StoredJournal
 
 from purgatoryd.cli.app import app
-from purgatoryd.clients import Client
+from purgatoryd.clients import Client, Load
 from purgatoryd.pipeline import cache, ship
 from purgatoryd.pipeline.decode import Decoder
 from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Lake
@@ -403,6 +403,30 @@ def test_a_running_daemon_is_shipped(daemon: StartDaemon, tmp_path: Path) -> Non
     assert set(found) == {"both", "hot"}
     lsns = [row["lsn"] for row in rows_of(Lake(root))]
     assert lsns == list(range(1, len(lsns) + 1))
+
+
+def test_rows_of_a_load_have_their_numbers(daemon: StartDaemon, tmp_path: Path) -> None:
+    journals, root, load = tmp_path / "journals", tmp_path / "lake", b"a load of 16 b.."
+    journals.mkdir()
+    daemon("demo", "--journal", str(journals), "--segment-bytes", "256K")
+    with Client("demo") as client:
+        rows = [(f"key {n}", 3600.0, "t", b"x" * 200) for n in range(1000)]
+        client.add_many(rows, load=Load(load, 5))
+        client.add_many(rows[:1], load=Load(load, 2), mode="keep")
+        client.add_many([("no row", 3600.0)])
+        client.add_many([(f"more {n}", 3600.0, "t", b"x" * 200) for n in range(1000)])
+    where = ("--name", "demo", "--journal", journals, "--lake", root, "--json")
+    assert called("ship", *where).exit_code == 0
+    found = rows_of(Lake(root))
+    arms = [row for row in found if row["kind"] == "arm"]
+    assert [(r["key"], r["load_row"]) for r in arms if r["load"] == load] == [
+        (b"key %d" % n, n + 5) for n in range(1000)
+    ]
+    assert {r["key"] for r in arms if r["load"] is None} >= {b"no row"}
+    (begun,) = [row for row in found if row["kind"] == "load"]
+    assert (begun["load"], begun["uid"]) == (load, os.getuid())
+    (kept,) = [row for row in found if row["kind"] == "done"]
+    assert (kept["load"], kept["load_row"]) == (load, 2)
 
 
 def test_a_damaged_segment_ends_the_command_with_its_code(tmp_path: Path) -> None:
