@@ -148,7 +148,7 @@ static uint32_t level_row(struct pg_arena *a, const struct step *s, struct pg_re
     unsigned status = PG_ST_UNKNOWN;
     uint32_t row = level_find(a, &s->put.key);
     if (row == PG_NIL && gives_birth(s->record.op)) {
-        row = level_born(a, &s->put.key, &status);
+        row = level_born(a, &s->put.key, false, &status);
         a->metrics->refused_keys += row == PG_NIL;
     }
     if (row == PG_NIL)

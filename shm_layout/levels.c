@@ -69,7 +69,7 @@ static bool key_write(struct pg_arena *a, struct pg_watched *l, const struct key
     return true;
 }
 
-uint32_t level_born(struct pg_arena *a, const struct key *k, unsigned *status)
+uint32_t level_born(struct pg_arena *a, const struct key *k, bool to_join, unsigned *status)
 {
     const uint32_t row = a->purgatory->free_level;
     *status = PG_ST_FULL_KEYS;
@@ -92,6 +92,8 @@ uint32_t level_born(struct pg_arena *a, const struct key *k, unsigned *status)
     l->key_type = k->type;
     if (staging(a))
         stage_level(a, row, l, k);
+    if (to_join)
+        l->touched_s = PG_NIL;
     STORE_RELEASE(&l->key_len, k->len);
     l->place = index_insert(&a->level_index, k->hash, row);
     return row;

@@ -128,7 +128,9 @@ static bool topic_reusable(const struct pg_arena *a, const struct pg_topic *t)
  * not repeated until something ended, so that hostile names cost nothing. */
 static uint32_t topic_row_for(struct pg_arena *a)
 {
-    const uint64_t ends = a->metrics->cancels + a->metrics->replaces + a->header->outbox_head;
+    const struct pg_metrics *m = a->metrics;
+    const uint64_t operations = m->watches - m->operations;      /* that have ended */
+    const uint64_t ends = m->cancels + m->replaces + operations + a->header->outbox_head;
     if (a->topics_stuck_at == ends)
         return PG_NIL;
     for (uint32_t i = 0; i < a->topic_rows; i++)

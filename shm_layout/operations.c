@@ -411,7 +411,7 @@ static unsigned rows_resolve(struct pg_arena *a, struct watch *w, uint32_t *done
         unsigned status;
         uint32_t row = level_find(a, &key), born = 0;
         if (row == PG_NIL) {
-            row = level_born(a, &key, &status);
+            row = level_born(a, &key, true, &status);
             born = BORN;
         }
         if (row == PG_NIL)

@@ -337,8 +337,9 @@ static inline uint32_t level_blob(const struct pg_watched *l)
 }
 uint32_t level_find(const struct pg_arena *a, const struct key *key);   /* PG_NIL: level 0 */
 bool level_has_key(const struct pg_arena *a, uint32_t row, const struct key *key);
-/* A new row at level 0; PG_NIL with *status = why not. */
-uint32_t level_born(struct pg_arena *a, const struct key *key, unsigned *status);
+/* A new row at level 0; PG_NIL with *status = why not. With `to_join` it is forgotten until an
+ * operation joins it: if a kill comes before, it goes. */
+uint32_t level_born(struct pg_arena *a, const struct key *key, bool to_join, unsigned *status);
 void level_free(struct pg_arena *a, uint32_t row);                      /* nobody watches it */
 /* From now on it goes with its last watcher. */
 static inline void level_forget(struct pg_arena *a, uint32_t row)

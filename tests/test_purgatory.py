@@ -128,6 +128,16 @@ def test_every_condition_and_end_gives_all_back() -> None:
     assert left == counts
 
 
+def test_the_end_of_an_operation_frees_its_topic() -> None:
+    owner = Owner(Purgatory(topics=1))
+    key = [Key(b"key", 1)]
+    assert owner.send(pd.watch(b"a", ALL, key, MS))[0].status == Status.ADDED
+    other = pd.watch(b"b", ALL, key, MS, name=1)
+    assert owner.send(other)[0].status == Status.FULL_TOPICS
+    owner.send(pd.advance(b"key", 1))
+    assert owner.send(other)[0].status == Status.ADDED
+
+
 # ---- visits --------------------------------------------------------------------------------
 
 
