@@ -134,7 +134,9 @@ def frame_record(frame: Frame) -> dict[str, Any]:
     from purgatoryd.shm_layout.journal import contents
 
     fields = {n: v for n, v in frame.fields.items() if n not in ("key_type",) and "_len" not in n}
-    record: dict[str, Any] = {"lsn": frame.lsn, "kind": frame.kind, **fields}
+    record: dict[str, Any] = {"lsn": frame.lsn, "kind": frame.kind, **fields, **frame.life}
+    if frame.replaced:
+        record["replaced_life"] = frame.replaced
     found = contents(frame)
     if found.name is not None:
         record["name"] = found.name
@@ -151,7 +153,8 @@ def frame_text(frame: Frame) -> str:
 
     found = contents(frame)
     what = visible(found.name or "") if found.key is None else key_text(found.key)
-    shown = ("ticket", "topic", "position", "level", "row", "cause", "upto", "start_lsn")
+    shown = ("ticket", "topic", "position", "level", "row", "cause", "upto", "start_lsn",
+             "session", "sequence", "count")  # fmt: skip
     rest = " ".join(f"{n}={frame.fields[n]}" for n in shown if n in frame.fields)
     return f"{frame.lsn:>12} {frame.kind:<10} {what:<36} {rest}".rstrip()
 

@@ -87,10 +87,11 @@ class AsyncClient:
         remote: Remote | None = None,
         durable: bool = False,
         ledger: Ledger | None = None,
+        worker: str | None = None,
     ) -> None:
         self.timeout = timeout
         self.queue_limit = queue_limit
-        self._core = Core(name, namespace, remote, durable, ledger)
+        self._core = Core(name, namespace, remote, durable, ledger, worker)
         self._changed: set[asyncio.Future[None]] = set()
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None

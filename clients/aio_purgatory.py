@@ -93,6 +93,7 @@ class AsyncPurgatory(AsyncClient):
         remote: Remote | None = None,
         durable: bool = False,
         ledger: Ledger | None = None,
+        worker: str | None = None,
     ) -> None:
         super().__init__(
             name,
@@ -102,6 +103,7 @@ class AsyncPurgatory(AsyncClient):
             remote=remote,
             durable=durable,
             ledger=ledger,
+            worker=worker,
         )
         self._book = Book(self._schedule)
         self._core.session.on_outcomes = self._book.take

@@ -92,7 +92,8 @@ class Client:
     `queue_limit`: how many packed calls may wait before add(wait=False) blocks. `remote`: where
     the daemon is, if it is on another host. `durable`: each call is answered once the daemon's
     journal has it on disk; it raises NoJournal if the daemon keeps none, and NotDurable if the
-    journal stopped meanwhile. `ledger`: notes what is acknowledged.
+    journal stopped meanwhile. `ledger`: notes what is acknowledged. `worker`: what the journal, and
+    with it the pipeline, calls this client, up to 63 bytes; otherwise that is its uid and pid.
 
     Raises DaemonUnreachable if no daemon answers within `timeout`; InvalidName.
     """
@@ -107,10 +108,11 @@ class Client:
         remote: Remote | None = None,
         durable: bool = False,
         ledger: Ledger | None = None,
+        worker: str | None = None,
     ) -> None:
         self.timeout = timeout
         self.queue_limit = queue_limit
-        self._core = Core(name, namespace, remote, durable, ledger)
+        self._core = Core(name, namespace, remote, durable, ledger, worker)
         self._io = threading.Lock()  # session and socket; taken before _packing
         self._packing = threading.Lock()  # the packer's open batch
         self._flusher: threading.Thread | None = None

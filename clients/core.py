@@ -3,6 +3,7 @@ non-blocking exchange with the daemon. No lock, no wait: those are the clients' 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Literal
@@ -43,6 +44,7 @@ RESEND_S = 0.1  # the first wait for an overdue answer; doubles up to RESEND_MAX
 RESEND_MAX_S = 2.0
 QUEUE_LIMIT = 65_536  # calls that are packed and have no answer
 OPEN_RETRY_S = 0.01  # between looks for the daemon's socket
+HOST_MAX = 50  # characters of a host's name in that of a worker
 BYE_S = 0.2  # how long a closing client waits for the end of its session
 
 
@@ -52,6 +54,13 @@ def mode_number(mode: str) -> int:
         return MODES[mode]
     except (KeyError, TypeError):
         raise InvalidArgument(f"mode {mode!r} is none of {', '.join(MODES)}") from None
+
+
+def _worker_name(worker: str | None, remote: Remote | None) -> bytes:
+    """What HELLO says. Of local processes the daemon learns the pid without it."""
+    if worker is None and remote is not None:
+        worker = f"{os.uname().nodename[:HOST_MAX]}:{os.getpid()}"
+    return wire.encode_worker(worker or "")
 
 
 class Core:
@@ -64,13 +73,15 @@ class Core:
         remote: Remote | None = None,
         durable: bool = False,
         ledger: Ledger | None = None,
+        worker: str | None = None,
     ) -> None:
         self.name = check_name(name)
         self._remote = remote
         self.namespace = namespace
         self.namespace_bytes = wire.encode_namespace(namespace)
         self.key_name = self._name_entry(b"")  # for calls that name no topic
-        self.session = Session(durable=durable, ledger=ledger)
+        self.session = Session(durable=durable, ledger=ledger, worker=_worker_name(worker, remote))
+        self.session.same_clock = remote is None
         self.packer = Packer()
         self.channel: Channel | None = None
         self.endpoint = ""
@@ -124,8 +135,7 @@ class Core:
     def delay_clock(self) -> int:
         """The ClockKind by which delays are sent: VIRTUAL if the daemon has to stamp them,
         because its clock is not ours: on another host, or in another time namespace."""
-        ours = self._remote is None and not self._apart
-        return self.clock if ours else ClockKind.VIRTUAL
+        return self.clock if self.session.same_clock else ClockKind.VIRTUAL
 
     # ---- calls -------------------------------------------------------------------------------
 
@@ -265,7 +275,9 @@ class Core:
         before = self.session.welcome
         self.session.receive(data)
         if (welcome := self.session.welcome) is not None and welcome is not before:
-            self._apart = not 0 <= times.boot_now_ns() - welcome.now_ns < APART_NS
+            theirs_ns = welcome.real_boot_ns or welcome.now_ns
+            self._apart = not 0 <= times.boot_now_ns() - theirs_ns < APART_NS
+            self.session.same_clock = self._remote is None and not self._apart
         if self.session.refusal is None:  # being refused again and again is no progress
             self.answers += 1
 

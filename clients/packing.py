@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from purgatoryd.clients.model import CancelResult, TimerInfo
 from purgatoryd.clients.session import Batch, Settle
+from purgatoryd.clients.times import boot_now_ns
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import (
     Busy,
@@ -298,6 +299,7 @@ class Packer:
         if not self._pending:
             return None
         batch = self._builder.batch(_Settlement(self, self._pending), self.at_ns)
+        batch.packed_boot_ns = boot_now_ns()
         self.sealed.append(batch)
         self._open()
         return batch
@@ -306,6 +308,7 @@ class Packer:
         """Queues a batch that was packed elsewhere, behind what is open."""
         self.seal()
         batch.at_ns = self.at_ns
+        batch.packed_boot_ns = boot_now_ns()
         self.sealed.append(batch)
         self.packed += batch.count
 

@@ -117,6 +117,7 @@ class Purgatory(Client):
         remote: Remote | None = None,
         durable: bool = False,
         ledger: Ledger | None = None,
+        worker: str | None = None,
     ) -> None:
         self._kicked = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._book = Book(self._kick)
@@ -125,7 +126,7 @@ class Purgatory(Client):
         try:
             super().__init__(
                 name, namespace=namespace, timeout=timeout, queue_limit=queue_limit,
-                remote=remote, durable=durable, ledger=ledger,
+                remote=remote, durable=durable, ledger=ledger, worker=worker,
             )  # fmt: skip
         except BaseException:
             os.close(self._kicked)

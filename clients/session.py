@@ -56,7 +56,8 @@ class Batch(Letter):
     says which rows of a load they are, if any."""
 
     __slots__ = (
-        "at_ns", "body", "count", "doubtful", "names", "names_bytes", "rows", "sequence", "settle",
+        "at_ns", "body", "count", "doubtful", "names", "names_bytes", "packed_boot_ns", "rows",
+        "sequence", "settle",
     )  # fmt: skip
 
     def __init__(
@@ -76,11 +77,13 @@ class Batch(Letter):
         self.settle = settle
         self.at_ns = at_ns
         self.rows = b""
+        self.packed_boot_ns = 0
+        """When it was packed, on this host's CLOCK_BOOTTIME; 0 = not noted."""
         self.sequence = 0
         self.doubtful = False
         """A copy was sent and has no answer, although a later copy may get one."""
 
-    def address(self, session: int, sequence: int, durable: bool) -> None:
+    def address(self, session: int, sequence: int, durable: bool, same_clock: bool) -> None:
         """Fixes the bytes: from here on every copy is the same."""
         self.sequence = sequence
         self.sent = self.doubtful = False
@@ -89,6 +92,7 @@ class Batch(Letter):
             wire.encode_frame(
                 Message.BATCH, session, sequence, count=self.count, names=self.names,
                 names_bytes=self.names_bytes, at_ns=self.at_ns, flags=flags,
+                detail=(self.packed_boot_ns if same_clock else 0, 0),
             )
             + self.rows
             + self.body
@@ -123,8 +127,10 @@ class Session:
         *,
         durable: bool = False,
         ledger: Ledger | None = None,
+        worker: bytes = b"",
     ) -> None:
         self._nonce = nonce
+        self._worker = worker  # what the journal calls us
         self._durable = durable  # batches are answered once they are on disk
         self._ledger = ledger
         self._hellos = 0
@@ -137,6 +143,8 @@ class Session:
         self.state = State.GREETING
         self.id = 0
         self.window = layout.WINDOW
+        self.same_clock = True
+        """Whether our CLOCK_BOOTTIME is the daemon's: only then it is told ours."""
         self.welcome: Welcome | None = None
         self.refusal: MessageRefused | None = None
         """Why the last HELLO was refused, until one is accepted."""
@@ -216,7 +224,7 @@ class Session:
         if not self._window_full():
             batch = self._waiting.popleft()
             self._sequence += 1
-            batch.address(self.id, self._sequence, self._durable)
+            batch.address(self.id, self._sequence, self._durable, self.same_clock)
             self._flight[self._sequence] = batch
             self._outgoing.append(batch)
 
@@ -390,7 +398,7 @@ class Session:
     def _greet(self) -> None:
         # Numbered, so that a late answer to an earlier nonce is not taken for this one's.
         self._hellos += 1
-        self._hello = wire.encode_hello(self._nonce(16), self._hellos)
+        self._hello = wire.encode_hello(self._nonce(16), self._hellos, self._worker)
         self.state = State.GREETING
         self._outgoing.clear()
         self._outgoing.append(Letter(self._hello))

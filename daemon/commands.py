@@ -61,7 +61,7 @@ class Commands:
         self._access = access
         self._lane = sockets.commands
         self._journal = journal
-        self._waiting = Held(self._lane)  # for the journal
+        self._waiting = Held(self._lane, journal)
         self._unfinished: deque[Message] = deque()
         self._behind: dict[bytes, deque[Message]] = {}  # route -> what came after it
         self._behind_bytes = 0
@@ -133,11 +133,12 @@ class Commands:
         return True
 
     def _answer(self, message: Message, reply: memoryview) -> None:
-        lsn = self._arena.durable_lsn
+        lsn, built_boot_ns = self._arena.durable_lsn, self._journal.built_boot_ns()
         if lsn > self._journal.committed_lsn:
-            self._waiting.hold(lsn, message.route, reply)
+            self._waiting.hold(lsn, message.route, reply, built_boot_ns)
         else:
             lanes.reply(self._lane, message, reply)
+            self._journal.replied(reply, built_boot_ns)
 
     @property
     def full(self) -> bool:

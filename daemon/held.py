@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from purgatoryd.daemon import lanes
 from purgatoryd.daemon.admin import frame
+from purgatoryd.daemon.journal import Memory
 from purgatoryd.daemon.lanes import Lane
 from purgatoryd.shm_layout.layout import Message as Kind
 from purgatoryd.shm_layout.layout import Status, WireError
@@ -23,13 +24,15 @@ class _Reply:
     lsn: int
     route: bytes
     body: bytes
+    built_boot_ns: int
 
 
 class Held:
     """In the order of their LSNs. Who waits for nothing on disk is not held up by them."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: Lane, journal: Memory) -> None:
         self._lane = lane
+        self._journal = journal
         self._replies: deque[_Reply] = deque()
         self._bytes = 0
 
@@ -38,9 +41,9 @@ class Held:
         """True while so much waits that nothing more is to be taken on."""
         return self._bytes > HELD_BYTES_MAX
 
-    def hold(self, lsn: int, route: bytes, body: memoryview) -> None:
+    def hold(self, lsn: int, route: bytes, body: memoryview, built_boot_ns: int) -> None:
         """Keeps a reply until record `lsn` is on disk. A later one never has a lower LSN."""
-        self._replies.append(_Reply(lsn, route, bytes(body)))
+        self._replies.append(_Reply(lsn, route, bytes(body), built_boot_ns))
         self._bytes += len(body)
 
     def release(self, committed_lsn: int) -> None:
@@ -48,6 +51,7 @@ class Held:
         while self._replies and self._replies[0].lsn <= committed_lsn:
             reply = self._take()
             lanes.send(self._lane, reply.route, reply.body)
+            self._journal.replied(reply.body, reply.built_boot_ns)
 
     def refuse(self, committed_lsn: int, errno: int) -> None:
         """The journal stopped: tells all who wait that their calls are not on disk."""

@@ -9,8 +9,11 @@ import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.replies import Replies
 from purgatoryd.daemon.retention import Keep, is_untidy
 from purgatoryd.daemon.snapshot import save_snapshot, start, tell, tidy_and_tell
 from purgatoryd.shm_layout.arena import Arena
@@ -169,6 +172,13 @@ class Memory:
     def turn(self) -> None:
         """Ends a turn of the loop: what was staged in it may go to disk."""
 
+    def built_boot_ns(self) -> int:
+        """When an answer was there, for replied(): now, if anybody wants to know."""
+        return 0
+
+    def replied(self, reply: Any, built_boot_ns: int) -> None:
+        """The socket has an answer, a whole message."""
+
     def heard(self) -> None:
         """A descriptor was readable."""
 
@@ -199,6 +209,7 @@ class Journal(Memory):
         self._child: subprocess.Popen[bytes] | None = None
         self._kicked = self._segment = self._beats = 0
         self._told = False
+        self._replies = Replies(arena)
 
     @property
     def fds(self) -> list[int]:
@@ -220,12 +231,25 @@ class Journal(Memory):
         """True while the stage has no room."""
         return self._arena.stage_full
 
+    def built_boot_ns(self) -> int:
+        """Now."""
+        return boot_ns()
+
+    def replied(self, reply: Any, built_boot_ns: int) -> None:
+        """Notes it; it is staged with the next record of something else."""
+        if self._open:
+            self._replies.add(reply, built_boot_ns, boot_ns())
+
     def turn(self) -> None:
         """Wakes the committer if something was staged."""
-        staged = int(self._stage.tail)
-        if staged != self._kicked:
-            self._kicked = staged
-            self._committer.kick()
+        if int(self._stage.tail) != self._kicked:
+            self._kick()
+
+    def _kick(self) -> None:
+        """Answers alone cause no commit: the next durable call would have to wait for it."""
+        self._replies.stage()
+        self._kicked = int(self._stage.tail)
+        self._committer.kick()
 
     def heard(self) -> None:
         """Clears the descriptor."""
@@ -235,6 +259,8 @@ class Journal(Memory):
     def beat(self) -> None:
         """Looks after files when there are new ones, and once a minute."""
         self._beats += 1
+        if self._replies:
+            self._kick()
         if self.errno and not self._told:
             self._told = True
             tell(f"the journal stopped: {JournalUnwritable(str(self._directory), self.errno)}")
@@ -269,6 +295,7 @@ class Journal(Memory):
             self._child = None
         if self._open:
             self._open = False
+            self._replies.stage()
             self._committer.close()
 
     def close(self) -> None:

@@ -1123,7 +1123,8 @@ struct pg_welcome {
     uint32_t window;
     uint32_t batch_records;
     uint32_t message_bytes;
-    uint64_t reserved[4];
+    int64_t  real_boot_ns;        /* the daemon's CLOCK_BOOTTIME, also under the virtual clock */
+    uint64_t reserved[3];
 };
 
 /* NAMESPACE request: frame, this, the name's bytes. It sets what `fields` names, and nothing

@@ -64,7 +64,8 @@ static bool handle_hello(struct pg_arena *a, struct request *q, struct sink *out
                            .now_ns = a->now_ns, .wall_offset_ns = a->header->wall_offset_ns,
                            .last = s->last, .tick_ns = a->header->tick_ns,
                            .clock_kind = a->header->clock_kind, .window = PG_WINDOW,
-                           .batch_records = PG_BATCH_RECORDS, .message_bytes = PG_MESSAGE_MAX};
+                           .batch_records = PG_BATCH_RECORDS, .message_bytes = PG_MESSAGE_MAX,
+                           .real_boot_ns = a->real_boot_ns};
     memcpy(w.uuid, a->header->uuid, sizeof w.uuid);
     q->frame.session = s->id;
     reply_head(q, out, 0);

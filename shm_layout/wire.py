@@ -266,6 +266,8 @@ class Welcome(NamedTuple):
     window: int
     batch_records: int
     message_bytes: int
+    real_boot_ns: int = 0
+    """The daemon's CLOCK_BOOTTIME; 0 = an older daemon, which does not tell."""
 
 
 class Info(NamedTuple):
@@ -314,7 +316,7 @@ def decode_reply(data: bytes) -> Reply:
 def decode_welcome(body: bytes) -> Welcome:
     """The body of a HELLO's reply. Raises ProtocolError."""
     _need("welcome", body, 0, WELCOME.size)
-    return Welcome(*WELCOME.unpack_from(body)[:13])
+    return Welcome(*WELCOME.unpack_from(body)[:14])
 
 
 def check_results(body: bytes, count: int) -> None:

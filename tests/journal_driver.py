@@ -173,6 +173,7 @@ def truth(core: Purgatory) -> dict[str, Any]:
         "slots": dict(_slots(core)),
         "levels": dict(_levels(core)),
         "loads": core.loads(),
+        "lives": dict(_lives(core)),
         "unsent": list(_unsent(core)),
         "tail": header.outbox_tail,
         "published": header.published,
@@ -203,6 +204,15 @@ def _slots(core: Purgatory) -> Iterator[tuple[int, Any]]:
         owner = core.rows(lib.PG_R_ACCOUNTS, "pg_account")[c.account - 1].uid if c.account else None
         timer = (h.ctl >> 8, h.deadline_ns, h.topic, h.flags, owner)
         yield slot, (*timer, c.key_type, key, payload, kind)
+
+
+def _lives(core: Purgatory) -> Iterator[tuple[int, Any]]:
+    """Without the times of the real clock, which is another one after a reboot."""
+    hot, lives = core.rows(lib.PG_R_HOT, "pg_hot"), core.rows(lib.PG_R_LIFE, "pg_life")
+    for slot in range(core.header.regions[lib.PG_R_LIFE].count):
+        if hot[slot].ctl & 0xFF == lib.PG_S_ARMED:
+            life = lives[slot]
+            yield hot[slot].ctl >> 8, (life.add_lsn, life.session, life.armed_ns)
 
 
 def _operation(core: Purgatory, slot: int) -> Any:

@@ -107,13 +107,13 @@ def collect(subscriber: Subscriber, tickets: set[int]) -> dict[int, Notice]:
 
 
 def records(daemon: Daemon, journal: Path) -> list[Frame]:
-    """All that is on disk in segments, of arenas one behind the other."""
+    """All that is on disk in segments, of arenas one behind the other, but when it was answered."""
     found, walk = [], Walk()
     for file in segments(journal / daemon.name):
         if uuid_of(file.path) != walk.uuid:
             walk = Walk()
         walk.enter(file.path)
-        found += list(walk.frames())
+        found += [frame for frame in walk.frames() if frame.kind != "replied"]
         walk.check()
     return found
 

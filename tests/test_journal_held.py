@@ -8,6 +8,7 @@ import pytest
 
 from purgatoryd.daemon import lanes
 from purgatoryd.daemon.held import HELD_BYTES_MAX, Held
+from purgatoryd.daemon.journal import Memory
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.layout import Message, Status, WireError
 
@@ -27,7 +28,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
 
 
 def held() -> Held:
-    return Held(None)  # type: ignore[arg-type]
+    return Held(None, Memory())  # type: ignore[arg-type]
 
 
 def reply(sequence: int, *statuses: int, extra: bytes = b"") -> memoryview:
@@ -44,7 +45,7 @@ def sequences(sent: Sent) -> list[int]:
 def test_answers_go_out_in_order_once_their_records_are_on_disk(sent: Sent) -> None:
     waiting = held()
     for lsn, sequence in ((5, 1), (5, 2), (8, 3)):
-        waiting.hold(lsn, b"route", reply(sequence, Status.ADDED))
+        waiting.hold(lsn, b"route", reply(sequence, Status.ADDED), 0)
     waiting.release(4)
     assert sequences(sent) == []
     waiting.release(7)
@@ -56,7 +57,7 @@ def test_answers_go_out_in_order_once_their_records_are_on_disk(sent: Sent) -> N
 
 def test_an_answer_is_kept_as_it_was(sent: Sent) -> None:
     waiting, buffer = held(), reply(1, Status.ADDED)
-    waiting.hold(1, b"route", buffer)
+    waiting.hold(1, b"route", buffer, 0)
     buffer[:] = bytes(len(buffer))  # the arena's buffer, which the next call overwrites
     waiting.release(1)
     assert sequences(sent) == [1]
@@ -64,8 +65,8 @@ def test_an_answer_is_kept_as_it_was(sent: Sent) -> None:
 
 def test_a_stopped_journal_is_told_to_all_who_wait(sent: Sent) -> None:
     waiting = held()
-    waiting.hold(5, b"one", reply(1, Status.ADDED, Status.JOURNAL))
-    waiting.hold(6, b"two", reply(2, Status.JOURNAL, Status.JOURNAL, extra=bytes(24)))
+    waiting.hold(5, b"one", reply(1, Status.ADDED, Status.JOURNAL), 0)
+    waiting.hold(6, b"two", reply(2, Status.JOURNAL, Status.JOURNAL, extra=bytes(24)), 0)
     waiting.refuse(committed_lsn=4, errno=28)
     (first, applied), (second, refused) = sent
     assert (first, applied.session, applied.sequence) == (b"one", 7, 1)
@@ -78,7 +79,7 @@ def test_a_stopped_journal_is_told_to_all_who_wait(sent: Sent) -> None:
 def test_what_waits_is_bounded(sent: Sent) -> None:
     waiting, count = held(), 0
     while not waiting.full:
-        waiting.hold(1, b"route", reply(count, *[Status.ADDED] * 1024))
+        waiting.hold(1, b"route", reply(count, *[Status.ADDED] * 1024), 0)
         count += 1
     assert count * 16 * 1024 < 2 * HELD_BYTES_MAX
     waiting.release(1)

@@ -1,0 +1,196 @@
+"""Where a timer's time went: what the records of its end tell of its beginning."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import StartDaemon
+from real_daemon import PATIENCE_S, Daemon, boot_ns, eventually, remove_segments, stats
+
+from purgatoryd.clients import Admin, AllOf, Client, InvalidName, Purgatory
+from purgatoryd.clients.core import Core
+from purgatoryd.shm_layout.journal import Frame, Walk, contents, segments, uuid_of
+
+HOUR_S = 3600.0
+LIFE = ["sent_boot_ns", "received_boot_ns", "applied_boot_ns"]
+
+
+@pytest.fixture
+def journal(daemon_dir: Path) -> Path:
+    return daemon_dir / "journal"
+
+
+@pytest.fixture
+def real(daemon: StartDaemon, journal: Path) -> Daemon:
+    return daemon("demo", "--journal", str(journal), "--segment-bytes", "256K")
+
+
+def frames(journal: Path) -> list[Frame]:
+    """Of all arenas, one behind the other."""
+    found, walk = [], Walk()
+    for file in segments(journal / "demo"):
+        if uuid_of(file.path) != walk.uuid:
+            walk = Walk()
+        walk.enter(file.path)
+        found += list(walk.frames())
+        walk.check()
+    return found
+
+
+def of_kind(journal: Path, kind: str) -> list[Frame]:
+    return [frame for frame in frames(journal) if frame.kind == kind]
+
+
+def on_disk(journal: Path, kind: str, count: int = 1) -> list[Frame]:
+    """Records of a kind, once there are so many."""
+    return eventually(lambda: found if len(found := of_kind(journal, kind)) >= count else [])
+
+
+def arm_of(journal: Path, ticket: int) -> Frame:
+    (arm,) = (f for f in frames(journal)
+              if f.kind in ("arm", "watch") and f.fields["ticket"] == ticket)  # fmt: skip
+    return arm
+
+
+def durable(worker: str | None = None) -> Client:
+    return Client("demo", namespace="shop", timeout=PATIENCE_S, durable=True, worker=worker)
+
+
+def told(journal: Path, frame: Frame, life: dict[str, int], begun_ns: int) -> None:
+    """Its life is that of its beginning, and every step came behind the one before."""
+    arm = arm_of(journal, frame.fields["ticket"])
+    assert life == arm.life
+    assert life["add_lsn"] == arm.lsn
+    ended = [frame.fields["ended_boot_ns"]] if "ended_boot_ns" in frame.fields else []
+    steps = [begun_ns, *(life[name] for name in LIFE), life["armed_ns"], *ended, boot_ns()]
+    assert steps == sorted(steps)
+
+
+# ---- lives -------------------------------------------------------------------------------------
+
+
+def test_the_end_of_a_timer_tells_of_its_beginning(real: Daemon, journal: Path) -> None:
+    begun_ns = boot_ns()
+    with durable(worker="web-3") as client:
+        fired = client.add("fires", delay=0, topic="t")
+        cancelled = client.add("cancelled", delay=HOUR_S)
+        client.add("replaced", delay=HOUR_S)
+        client.cancel("cancelled")
+        client.add("replaced", delay=HOUR_S, mode="replace")
+    (fire,), (end,) = on_disk(journal, "fire"), of_kind(journal, "end")
+    assert (fire.fields["ticket"], end.fields["ticket"]) == (fired.ticket, cancelled.ticket)
+    told(journal, fire, fire.life, begun_ns)
+    told(journal, end, end.life, begun_ns)
+    assert end.fields["topic"] == arm_of(journal, cancelled.ticket).fields["topic"]
+    (replacing,) = (f for f in of_kind(journal, "arm") if f.fields["replaced"])
+    assert replacing.replaced == arm_of(journal, replacing.fields["replaced"]).life
+    (opened,) = (
+        f for f in of_kind(journal, "opened") if f.fields["session"] == fire.life["session"]
+    )
+    assert contents(opened).name == "web-3"
+    assert (opened.fields["uid"], opened.fields["pid"]) == (os.geteuid(), os.getpid())
+
+
+def test_the_outcome_of_an_operation_tells_of_its_beginning(real: Daemon, journal: Path) -> None:
+    begun_ns = boot_ns()
+    with Purgatory("demo", timeout=PATIENCE_S, durable=True, worker="owner") as owner:
+        operation = owner.watch("op", AllOf({"replica": 1}), timeout=HOUR_S)
+        owner.advance("replica", 1)
+        operation.result(PATIENCE_S)
+    (outcome,) = on_disk(journal, "outcome")
+    told(journal, outcome, outcome.life, begun_ns)
+    assert outcome.life["session"] == arm_of(journal, outcome.fields["ticket"]).fields["session"]
+
+
+def killed(real: Daemon) -> None:
+    real.kill()
+
+
+def rebooted(real: Daemon) -> None:
+    real.kill()
+    remove_segments(real.paths)
+
+
+def resized(real: Daemon) -> None:
+    real.stop()
+    real.args = (*real.args, "--capacity", "5000")
+
+
+@pytest.mark.parametrize("interrupted", [killed, rebooted, resized])
+def test_a_life_is_known_after_an_interruption(
+    interrupted: Callable[[Daemon], None], real: Daemon, journal: Path
+) -> None:
+    """Of the arena, or of the journal, or of a snapshot."""
+    with durable() as client:
+        client.add("k", delay=HOUR_S)
+    (arm,) = of_kind(journal, "arm")
+    interrupted(real)
+    real.start()
+    with durable() as client:
+        client.cancel("k")
+    (end,) = of_kind(journal, "end")
+    assert end.life == arm.life
+
+
+def test_under_a_virtual_clock_stages_are_of_the_real_one(
+    daemon: StartDaemon, journal: Path
+) -> None:
+    begun_ns = boot_ns()
+    daemon("demo", "--journal", str(journal), "--clock", "virtual")
+    with durable() as client, Admin("demo", timeout=PATIENCE_S) as admin:
+        client.add("k", delay_ns=1000, topic="t")
+        admin.advance(10**9)
+    (fire,) = on_disk(journal, "fire")
+    assert fire.life["armed_ns"] == 0
+    steps = [begun_ns, *(fire.life[name] for name in LIFE), fire.fields["ended_boot_ns"], boot_ns()]
+    assert steps == sorted(steps)
+
+
+# ---- who it was, and when it was answered ------------------------------------------------------
+
+
+def test_a_worker_without_a_name_is_known_by_its_process(real: Daemon, journal: Path) -> None:
+    with durable() as client:
+        client.add("k", delay=HOUR_S)
+    (opened,) = of_kind(journal, "opened")
+    assert contents(opened).name == ""
+    assert opened.fields["pid"] == os.getpid()
+
+
+@pytest.mark.parametrize("name", ["x" * 64, "a\0b", "\ud800"])
+def test_a_worker_has_a_short_name(name: str, real: Daemon) -> None:
+    with pytest.raises(InvalidName, match="worker"):
+        Client("demo", worker=name)
+
+
+def test_a_remote_worker_names_its_host() -> None:
+    core = Core("demo", "n", remote=object())  # type: ignore[arg-type]
+    frame = core.session.frame()
+    assert frame is not None
+    assert frame.endswith(f":{os.getpid()}".encode())
+    assert not core.session.same_clock
+
+
+def test_answers_and_notices_say_when_they_were_handed_over(real: Daemon, journal: Path) -> None:
+    with durable() as client:
+        for i in range(3):
+            client.add(f"k{i}", delay=0, topic="t")
+    fires = {f.fields["position"]: f for f in on_disk(journal, "fire", 3)}
+    eventually(lambda: stats(real)["published"] == 3)
+    eventually(lambda: sum(f.fields["count"] for f in of_kind(journal, "replied")) == 3)
+    eventually(
+        lambda: sum(f.fields["upto"] - f.fields["from"] for f in of_kind(journal, "sent")) == 3
+    )
+    for sent in of_kind(journal, "sent"):
+        for position in range(sent.fields["from"], sent.fields["upto"]):
+            ended_ns = fires[position].fields["ended_boot_ns"]
+            assert ended_ns <= sent.fields["built_boot_ns"] <= sent.fields["handed_boot_ns"]
+    replied = of_kind(journal, "replied")
+    assert replied[0].fields["sequence"] == 1
+    applied = {f.life["session"]: f.life["applied_boot_ns"] for f in fires.values()}
+    for answer in replied:
+        assert answer.fields["session"] in applied
+        assert answer.fields["built_boot_ns"] <= answer.fields["handed_boot_ns"]
