@@ -21,6 +21,7 @@ COMMANDS = {
     "cancel": "timers",
     "get": "timers",
     "listen": "notices",
+    "publish": "notices",
     "list": "arena",
     "stats": "arena",
     "check": "arena",

@@ -1,8 +1,8 @@
-"""listen: notices as they come."""
+"""listen and publish: notices as they come, and one without a timer."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
@@ -13,9 +13,11 @@ from purgatoryd.cli.options import (
     json_option,
     key_record,
     key_text,
+    key_type_option,
     name_option,
     namespace_option,
     payload_record,
+    read_key,
     timeout_option,
     visible,
 )
@@ -88,3 +90,38 @@ def listen_command(
             emit(notice_record(notice), notice_text(notice), as_json)
             seen += 1
     return Exit.DONE
+
+
+@click.command("publish", cls=Command)
+@click.argument("key")
+@name_option
+@namespace_option
+@click.option("-t", "--topic", default="default", show_default=True, help="Topic of the notice.")
+@click.option("-p", "--payload", default="", help="Text that the notice carries.")
+@click.option("--payload-file", type=click.File("rb"), help="The same from a file; - is stdin.")
+@key_type_option
+@timeout_option
+@json_option
+def publish_command(
+    key: str, name: str, namespace: str, topic: str, payload: str, payload_file: BinaryIO | None,
+    key_type: str, timeout: float, as_json: bool,
+) -> None:  # fmt: skip
+    """Publish one notice to a topic at once, with KEY and without a timer.
+
+    Everybody who listens to the topic receives it, those who were away too, as they receive those
+    of timers; its cause is "published". For administrators. Names that begin with _ are for this
+    command alone: findings about the daemon go to namespace _purgatoryd, topic _events.
+
+    \b
+    purgatoryd publish node-7 -n _purgatoryd -t _events -p '{"finding": "slow"}'
+    """
+    from purgatoryd.clients import Admin
+
+    if payload and payload_file:
+        raise click.UsageError("Give either --payload or --payload-file.")
+    content = payload_file.read() if payload_file else payload.encode()
+    wanted = read_key(key, key_type)
+    with Admin(name, timeout=timeout) as admin:
+        ticket = admin.publish(topic, wanted, content, namespace=namespace)
+    record = {**key_record(wanted), "namespace": namespace, "topic": topic, "ticket": ticket}
+    emit(record, f"published {key_text(wanted)}, ticket {ticket}", as_json)

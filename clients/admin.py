@@ -1,4 +1,5 @@
-"""The admin lane: moves a virtual clock, sets namespaces, stops the daemon. One call at a time."""
+"""The admin lane: a virtual clock, namespaces, notices without a timer, the daemon's end. One call
+at a time."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Self
 
 from purgatoryd.clients.channel import Channel
 from purgatoryd.clients.loads import LoadStatus, StatusParts, check_load
+from purgatoryd.clients.packing import is_refusal, refusal
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import DaemonUnreachable, InvalidSetting
 from purgatoryd.shm_layout.layout import (
@@ -20,7 +22,7 @@ from purgatoryd.shm_layout.layout import (
     Message,
 )
 from purgatoryd.shm_layout.paths import check_name, client_paths
-from purgatoryd.shm_layout.wire import NamespaceSettings, Reply
+from purgatoryd.shm_layout.wire import Key, NamespaceSettings, Reply
 
 RETRY_S = 0.01
 PATIENCE_S = 0.5
@@ -114,6 +116,33 @@ class Admin:
         request = wire.encode_load(self._sequence, 0, load, action, start=start)
         return wire.decode_load(self._request(request, timeout).body)
 
+    def publish(
+        self,
+        topic: str,
+        key: Key,
+        payload: bytes = b"",
+        *,
+        namespace: str = "default",
+        timeout: float | None = None,
+    ) -> int:
+        """Publishes one notice, with cause PUBLISHED, to any topic; returns its ticket.
+
+        It takes the outbox as all notices do: subscribers that were away get it, too. Names that
+        begin with "_" are for this call alone. Not repeated by itself: after DaemonUnreachable
+        with `in_doubt` 1 it was published once or not at all. Raises InvalidName, InvalidKey,
+        InvalidPayload, and Refused (Full, Busy, JournalStopped) too.
+        """
+        names = wire.encode_namespace(namespace), wire.encode_topic(topic)
+        data = wire.encode_payload(payload)
+        self._sequence += 1
+        request = wire.encode_publish(self._sequence, *names, key, data)
+        reply = self._request(request, timeout, again=False)
+        wire.check_results(reply.body, 1)
+        ((word, deadline_ns),) = wire.decode_results(reply.body[: wire.RESULT.size])
+        if is_refusal(word & 0xFF):
+            raise refusal(key, word, deadline_ns)
+        return word >> 8
+
     def stop(self, *, drain: bool = False, timeout: float | None = None) -> None:
         """Asks the daemon to end cleanly; returns when it has agreed.
 
@@ -149,10 +178,10 @@ class Admin:
         frame = wire.encode_frame(message, 0, self._sequence, flags=flags, at_ns=at_ns)
         return self._request(frame, timeout)
 
-    def _request(self, frame: bytes, timeout: float | None) -> Reply:
+    def _request(self, frame: bytes, timeout: float | None, *, again: bool = True) -> Reply:
         limit_s = self.timeout if timeout is None else timeout
         deadline_s = time.monotonic() + limit_s
-        reply = self._exchange(self._open(deadline_s, limit_s), frame, deadline_s)
+        reply = self._exchange(self._open(deadline_s, limit_s), frame, deadline_s, again)
         if reply is None:
             raise DaemonUnreachable(self.name, self._endpoint, limit_s, in_doubt=1)
         if reply.error:
@@ -171,15 +200,17 @@ class Admin:
                 time.sleep(RETRY_S)
         return self._channel
 
-    def _exchange(self, channel: Channel, frame: bytes, deadline_s: float) -> Reply | None:
-        """Every command may be repeated, so a new connection just asks again."""
+    def _exchange(
+        self, channel: Channel, frame: bytes, deadline_s: float, again: bool
+    ) -> Reply | None:
+        """A command that may be repeated is sent `again` on a new connection."""
         sent = False
         while (remaining_s := deadline_s - time.monotonic()) > 0:
             sent = sent or channel.send(frame)
             data = channel.receive_soon() if sent else None
             if data is None:
                 channel.wait(min(remaining_s, PATIENCE_S), to_send=not sent)
-                sent = sent and not channel.reconnected()
+                sent = sent and not (channel.reconnected() and again)
             elif (reply := wire.decode_reply(data)).sequence == self._sequence:
                 return reply
         return None

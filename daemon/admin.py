@@ -1,4 +1,5 @@
-"""The admin lane: virtual clock, settings of namespaces, the end. Never blocked by load."""
+"""The admin lane: virtual clock, settings of namespaces, notices of its own, the end. Never
+blocked by load."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import struct
 from typing import Protocol
 
 from purgatoryd.daemon.access import Access
+from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.lanes import Message
 from purgatoryd.shm_layout.arena import Arena
 from purgatoryd.shm_layout.layout import (
@@ -66,7 +68,7 @@ def handle(loop: Loop, message: Message) -> bytes | None:
         return frame(kind, WireError.MALFORMED, detail=(0, magic), echo=echo)
     if version != WIRE_VERSION:
         return frame(kind, WireError.VERSION, detail=(WIRE_VERSION, version), echo=echo)
-    if kind not in (Kind.NAMESPACE, Kind.LOAD) and len(message.body) != _FRAME.size:
+    if kind not in (Kind.NAMESPACE, Kind.LOAD, Kind.PUBLISH) and len(message.body) != _FRAME.size:
         detail = (len(message.body), _FRAME.size)
         return frame(kind, WireError.MALFORMED, detail=detail, echo=echo)
     if not loop.access.may_administer(message.uid):
@@ -99,6 +101,11 @@ def _command(loop: Loop, message: Message, kind: int) -> bytes | None:
         error, detail, found = loop.arena.load(message.body[_FRAME.size :])
         count = max(0, len(found) - _LOAD_INFO_BYTES) // _LOAD_PART_BYTES
         return frame(kind, error, count, detail, echo) + found
+    if kind == Kind.PUBLISH:
+        body = message.body[_FRAME.size :]
+        error, detail, result = loop.arena.publish(body, message.uid, boot_ns())
+        head = frame(kind, error, count=not error, detail=detail, echo=echo)
+        return head + (b"" if error else result)
     return frame(kind, WireError.UNKNOWN_MESSAGE, detail=(kind, 0), echo=echo)
 
 

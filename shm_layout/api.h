@@ -124,6 +124,13 @@ int pg_load_admin(struct pg_arena *a, const void *body, uint64_t bytes, void *ou
 /* Forgets loads that were last used more than ttl_ns ago, one at most. */
 void pg_loads_sweep(struct pg_arena *a, int64_t real_boot_ns, int64_t ttl_ns);
 
+/* ---- notices without a timer (publish.c) ----------------------------------------------------- */
+
+/* The body of a PUBLISH message of `uid`. Returns enum pg_error with its figures in `detail`; *result
+ * = the answer. */
+int pg_publish(struct pg_arena *a, const void *body, uint64_t bytes, uint32_t uid,
+               int64_t real_boot_ns, struct pg_result *result, uint64_t detail[2]);
+
 /* One timer without a message: for tests, imports and use inside one process. */
 struct pg_put {
     const char *namespace_name;

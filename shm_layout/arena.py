@@ -462,6 +462,16 @@ class Arena(_Owned):
         error = lib.pg_set_namespace(self._a, ffi.from_buffer(body), len(body), now, detail)
         return WireError(error), (detail[0], detail[1]), bytes(ffi.buffer(now))
 
+    def publish(
+        self, body: Any, uid: int, real_boot_ns: int
+    ) -> tuple[WireError, tuple[int, int], bytes]:
+        """Applies the body of a PUBLISH message: (error, its figures, struct pg_result)."""
+        result, detail = ffi.new("struct pg_result *"), ffi.new("uint64_t[2]")
+        error = lib.pg_publish(
+            self._a, ffi.from_buffer(body), len(body), uid, real_boot_ns, result, detail
+        )
+        return WireError(error), (detail[0], detail[1]), bytes(ffi.buffer(result))
+
     def set_quotas(self, timers: int, byte_count: int, ops: int) -> None:
         """Quotas of every uid from now on: timers, bytes, operations per second; 0 = none."""
         lib.pg_set_quotas(self._a, timers, byte_count, ops)

@@ -329,7 +329,8 @@ static bool record_allowed(struct pg_arena *a, struct step *s, struct pg_result 
         answer(result, 0, PG_ST_STOPPING, 0);
         return false;
     }
-    if (guard == GUARD_DENIED) {
+    if (guard == GUARD_DENIED ||
+        (guard == GUARD_RESERVED && op_rules[r->op].uses & (NEEDS_TOPIC | NEEDS_NAMESPACE))) {
         a->metrics->refused_denied++;
         answer(result, 0, PG_ST_DENIED, 0);
         return false;
@@ -351,7 +352,7 @@ static bool record_apply(struct pg_arena *a, struct step *s, const uint8_t *at,
                          struct pg_result *result)
 {
     const struct pg_record *r = &s->record;
-    if (UNLIKELY(a->guarded | a->draining) && !record_allowed(a, s, result))
+    if (UNLIKELY(a->guarded | a->draining | a->reserved) && !record_allowed(a, s, result))
         return true;
     if (name_missing(a, r)) {
         count_missing(a, a->name_status[r->name]);
@@ -388,6 +389,11 @@ static bool records_apply(struct pg_arena *a, const struct request *q, struct pg
 
 /* ---- names --------------------------------------------------------------------------------- */
 
+static bool is_reserved(struct name name)
+{
+    return name.len != 0 && name.bytes[0] == PG_RESERVED;
+}
+
 /* Only what arms or advances gives birth to names. Their rows are held, so that a later name
  * of the table does not take an earlier one's. */
 static void name_resolve(struct pg_arena *a, uint32_t i, struct name ns, struct name topic,
@@ -398,6 +404,12 @@ static void name_resolve(struct pg_arena *a, uint32_t i, struct name ns, struct 
     a->name_guards[i] = a->guarded ? guard_of(a, names_find_namespace(a, ns), uid) : 0;
     if (UNLIKELY(a->name_guards[i] == GUARD_DENIED))
         return;                   /* no name is born by it */
+    if (UNLIKELY(is_reserved(ns) || is_reserved(topic))) {
+        a->name_guards[i] = GUARD_RESERVED;
+        a->name_namespaces[i] = names_find_namespace(a, ns);
+        a->reserved = true;
+        return;
+    }
     a->name_rows[i] = uses & NEEDS_TOPIC ? names_topic(a, ns, topic, &a->name_status[i]) : PG_NIL;
     a->name_namespaces[i] = uses & NEEDS_NAMESPACE && a->name_rows[i] == PG_NIL
                                 ? names_namespace(a, ns, &a->name_status[i])
@@ -425,6 +437,7 @@ static void names_begin(struct pg_arena *a, const struct request *q)
     const uint8_t *at = q->names;
     bool unknown = false;
     a->account = account_for(a, q->uid);
+    a->reserved = false;
     memset(a->name_uses, 0, sizeof a->name_uses);
     for (uint32_t i = 0; i < q->frame.count; i++) {
         const struct pg_record r = record_at(q, i);

@@ -17,7 +17,7 @@
  *   messages.c    the command lane                           notices.c  outbox -> messages
  *   ahead.c       memory fetched early                       scan.c     readers
  *   quotas.c      owners, quotas, accounts                   loads.c    rows of loads, done once
- *   migrate.c     truth into other sizes
+ *   migrate.c     truth into other sizes                     publish.c  notices without a timer
  *   stage.c       the journal's ring                         frames.c   what a frame says
  *   snapshot.c    truth -> frames                            redo.c     frames -> truth
  *   segment.c     frames in files                            crc32c.c   their checksum

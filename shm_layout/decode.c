@@ -128,7 +128,7 @@ static bool names_walk(const struct request *q, struct refusal *why)
 
 /* ---- records -------------------------------------------------------------------------- */
 
-static bool key_sound(unsigned type, unsigned len)
+bool key_sound(unsigned type, unsigned len)
 {
     return len != 0 && type < PG_KEY_TYPES && (type != PG_KEY_UUID || len == 16);
 }

@@ -42,6 +42,7 @@
 #define PG_QUOTA_MAX 281474976710655u    /* of timers or bytes: 2^48 - 1 */
 #define PG_QUOTA_OPS_MAX 1000000000u     /* operations per second */
 #define PG_LOAD_ROW_MAX 9223372036854775807u /* number of a row in a load */
+#define PG_RESERVED 95                   /* '_': names that begin with it are for PUBLISH alone */
 
 /* ---- the arena header ----------------------------------------------------------- */
 
@@ -1045,7 +1046,8 @@ enum pg_status {
     PG_ST_FIRED = 7,              /* CANCEL: too late, its notice is in the outbox */
     PG_ST_UNKNOWN = 8,            /* CANCEL, GET: no such timer */
     PG_ST_FOUND = 9,              /* GET */
-    PG_ST_DONE = 10,              /* ADVANCE .. FORGET, COMPLETE: deadline_ns = operations ended */
+    PG_ST_DONE = 10,              /* ADVANCE .. FORGET, COMPLETE: deadline_ns = operations ended;
+                                     PUBLISH: when */
     PG_ST_MORE = 11,              /* CANCEL_FOR_KEY: so many were ended, there are others */
     PG_ST_LOADED = 12,            /* PUT: this row of the load was done before; with the timer that
                                      its key has now, if any */
@@ -1058,7 +1060,7 @@ enum pg_status {
     PG_ST_FULL_WATCHES = 22,      /* watch records */
     PG_ST_FULL_ACCOUNTS = 23,     /* uids that have timers, where uids have quotas */
     PG_ST_TOO_FAR = 24,           /* the deadline is past 2^63 - 1 */
-    PG_ST_DENIED = 25,            /* the namespace has another owner */
+    PG_ST_DENIED = 25,            /* the namespace has another owner, or the name is reserved */
     PG_ST_BUSY = 26,
     PG_ST_QUOTA = 27,             /* ticket = quota << 8 | enum pg_quota; deadline_ns = what is used,
                                      of OPS when, on the real clock, the next one is allowed */
@@ -1171,6 +1173,17 @@ struct pg_load_info {             /* 64 bytes */
 struct pg_load_part {             /* 520 bytes: rows number * 4096 to number * 4096 + 4095 */
     uint64_t number;
     uint64_t bits[64];            /* bit n % 64 of bits[n / 64]: the n-th of them is done */
+};
+
+/* PUBLISH request: frame, this, namespace, topic, key, payload. Reply: frame, struct pg_result with
+ * the notice's ticket and time and DONE; or the status that says why there is none. */
+struct pg_publish {
+    uint32_t payload_len;         /* 0..65536 */
+    uint8_t  key_len;             /* 1..255 */
+    uint8_t  key_type;            /* enum pg_key_type */
+    uint8_t  namespace_len;       /* 1..63 */
+    uint8_t  topic_len;           /* 0..127 */
+    uint64_t reserved[3];
 };
 
 /* OUTCOMES: frame, `count` of these, then per record its key, payload, bitmap of missing

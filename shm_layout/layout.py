@@ -337,6 +337,9 @@ def layout_id() -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
+EVENTS_NAMESPACE, EVENTS_TOPIC = "_purgatoryd", "_events"
+"""Where findings about the daemon and its clients are published; the names are reserved."""
+
 LAYOUT_ID = layout_id()
 
 ABI = (int(lib.PG_ABI_MAJOR), int(lib.PG_ABI_MINOR))

@@ -34,6 +34,7 @@ struct pg_arena {
     struct pg_account *accounts;
     uint32_t account_rows;
     bool draining;                /* nothing is armed any more */
+    bool reserved;                /* the running batch names what is for PUBLISH alone */
     bool guarded;                 /* some namespace has an owner or a quota, or uids have quotas */
     struct pg_entry *outbox;
     struct pg_purgatory *purgatory;
@@ -266,7 +267,7 @@ unsigned room_for(const struct pg_arena *a, bool replacing);
 
 /* ---- quotas: who may do what, and how much ------------------------------------------------ */
 
-enum { GUARD_DENIED = 1, GUARD_QUOTA = 2 };
+enum { GUARD_DENIED = 1, GUARD_QUOTA = 2, GUARD_RESERVED = 3 };
 /* What stands between a uid and a namespace (PG_NIL: one that is not there yet); 0 = nothing. */
 unsigned guard_of(const struct pg_arena *a, uint32_t namespace_row, uint32_t uid);
 /* To be called when an owner or a quota has changed. */

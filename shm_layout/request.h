@@ -58,6 +58,7 @@ extern const struct op_rule op_rules[];
 
 bool frame_read(struct request *q, struct refusal *why);
 bool name_sound(struct name name);                   /* UTF-8 without NUL */
+bool key_sound(unsigned type, unsigned len);
 /* Of a BATCH or QUERY: where its tables are, and that every byte of them is sound. */
 bool tables_read(struct request *q, struct refusal *why);
 /* Of the whole message: what a batch that is sent again under its sequence is compared by. */

@@ -47,6 +47,7 @@ ROWS = struct.Struct(struct_format("pg_rows"))
 LOAD_ASK = struct.Struct(struct_format("pg_load_ask"))
 LOAD_INFO = struct.Struct(struct_format("pg_load_info"))
 LOAD_PART = struct.Struct("<Q512s")  # pg_load_part, its bits as bytes
+PUBLISH = struct.Struct(struct_format("pg_publish"))
 
 
 # ---- keys, names, payloads ---------------------------------------------------------------
@@ -224,6 +225,15 @@ def decode_namespace_set(body: bytes) -> NamespaceSettings:
     _need("namespace settings", body, 0, NAMESPACE_SET.size)
     _, owner, durability, _, *quotas = NAMESPACE_SET.unpack_from(body)
     return NamespaceSettings(owner, durability, *quotas[:3])
+
+
+def encode_publish(
+    sequence: int, namespace: bytes, topic: bytes, key: Key, payload: bytes
+) -> bytes:
+    """One notice to a topic, at once. Raises InvalidKey."""
+    kind, data = encode_key(key)
+    head = PUBLISH.pack(len(payload), len(data), kind, len(namespace), len(topic), 0, 0, 0)
+    return encode_frame(Message.PUBLISH, 0, sequence) + head + namespace + topic + data + payload
 
 
 # ---- replies -------------------------------------------------------------------------------

@@ -151,14 +151,16 @@ static uint64_t slot_hash(const struct pg_arena *a, uint32_t slot)
     return is_operation(a, slot) ? operation_hash(a, slot, hash) : hash;
 }
 
-/* Of an operation's verdict the elapsed time is left out: a recovery may come later. */
+/* A recovery may come later: the elapsed time of an operation's verdict is left out, and when
+ * something was published. */
 static uint64_t entry_hash(const struct pg_arena *a, const struct pg_entry *e)
 {
     const uint8_t *blob = blob_at(&a->blobs, e->blob);
     const uint32_t skip = entry_flags(e) & PG_E_OPERATION ? sizeof(int64_t) : 0;
     uint64_t hash = ledger_mix(e->ticket & 0xff, entry_key_type(e));
     hash = ledger_mix(hash, topic_hash(a, e->topic));
-    hash = ledger_mix(hash, (uint64_t)e->deadline_ns);
+    if ((e->ticket & 0xff) != PG_CAUSE_PUBLISHED)
+        hash = ledger_mix(hash, (uint64_t)e->deadline_ns);
     hash = ledger_bytes(hash, blob, e->key_len);
     return ledger_bytes(hash, blob + e->key_len + skip, e->payload_len - skip);
 }

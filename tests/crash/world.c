@@ -428,6 +428,16 @@ static void settings_run(struct world *w, const struct call *call)
     CHECK_EQUAL(pg_set_namespace(w->a, call->message, call->bytes, &now, detail), PG_ERR_NONE);
 }
 
+/* Not to be repeated: whoever does not know whether it was published looks first. */
+static void publish_run(struct world *w, const struct call *call)
+{
+    struct pg_result result;
+    uint64_t detail[2];
+    if (w->a->header->outbox_tail == call->tail)
+        CHECK(pg_publish(w->a, call->message, call->bytes, call->uid, call->real_ns, &result,
+                         detail) == PG_ERR_NONE);
+}
+
 bool call_run(struct world *w, const struct call *call, struct reply *reply)
 {
     uint64_t session;
@@ -439,6 +449,7 @@ bool call_run(struct world *w, const struct call *call, struct reply *reply)
     case BY_MESSAGE: return message_run(w, call, reply);
     case BY_ADVANCE: return advance_run(w, call);
     case BY_PUBLISHED: pg_published(w->a, w->a->header->outbox_tail, 0, 0); break;
+    case BY_PUBLISH: publish_run(w, call); break;
     case BY_SWEEP: pg_sweep(w->a, call->real_ns, &cursor, UINT32_MAX); break;
     case BY_SWEEP_LOADS:
         for (uint32_t i = 0; i < LOADS; i++)
@@ -664,6 +675,22 @@ static void published_make(struct world *w, struct call *call, unsigned unused)
     call->kind = BY_PUBLISHED;
 }
 
+/* To a topic that timers use, or to one that is theirs no more. */
+static void publish_make(struct world *w, struct call *call, unsigned unused)
+{
+    const bool timers = below(w, 2);
+    const struct pg_publish head = {.payload_len = below(w, 3) * 13, .key_len = 3,
+                                    .key_type = PG_KEY_BYTES, .namespace_len = 1,
+                                    .topic_len = timers ? 1 : 2};
+    (void)unused;
+    call->kind = BY_PUBLISH;
+    call->bytes = 0;
+    call->tail = w->a->header->outbox_tail;
+    call_append(call, &head, sizeof head);
+    call_append(call, timers ? "nt" : "n_e", 1u + head.topic_len);
+    call_append(call, "key its payload of bytes, and so on", head.key_len + head.payload_len);
+}
+
 static void plain_make(struct world *w, struct call *call, unsigned kind)
 {
     (void)w;
@@ -715,6 +742,7 @@ static const struct operation {
     {"published", published_make, 0},
     {"drain", drain_make, false},
     {"drain expire", drain_make, true},
+    {"publish", publish_make, 0},
     {"sweep", sweep_make, 0},
     {"inbox", plain_make, BY_INBOX},
     {"inbox again", plain_make, BY_INBOX_AGAIN},

@@ -39,8 +39,8 @@ struct truth {
     struct piece pieces[32];
 };
 
-enum call_kind { BY_MESSAGE, BY_ADVANCE, BY_PUBLISHED, BY_SWEEP, BY_SWEEP_LOADS, BY_INBOX,
-                 BY_INBOX_AGAIN, BY_SETTINGS, BY_MIGRATE };
+enum call_kind { BY_MESSAGE, BY_ADVANCE, BY_PUBLISHED, BY_PUBLISH, BY_SWEEP, BY_SWEEP_LOADS,
+                 BY_INBOX, BY_INBOX_AGAIN, BY_SETTINGS, BY_MIGRATE };
 
 #define RECORDS_MAX 12
 #define MESSAGE_MAX 49152         /* with a payload that no arena here can hold */
@@ -53,6 +53,7 @@ struct call {
     uint32_t bytes;
     uint8_t message[MESSAGE_MAX];
     int64_t now_ns, offset_ns, real_ns;
+    uint64_t tail;                /* BY_PUBLISH: of the outbox before it */
 };
 
 struct reply {

@@ -1,0 +1,184 @@
+"""Notices without a timer, and the names that are reserved for them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import StartDaemon
+from real_daemon import PATIENCE_S, Daemon, eventually, notices, remove_segments
+
+from purgatoryd.clients import (
+    Admin,
+    AllOf,
+    CancelResult,
+    Client,
+    Denied,
+    Full,
+    InvalidName,
+    InvalidPayload,
+    MessageRefused,
+    Purgatory,
+    Subscriber,
+)
+from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout.arena import Reader
+from purgatoryd.shm_layout.journal import Frame, Walk, contents, segments, uuid_of
+from purgatoryd.shm_layout.layout import EVENTS_NAMESPACE, EVENTS_TOPIC, Cause, Message, WireError
+
+HOUR_S = 3600.0
+
+
+@pytest.fixture
+def admin(daemon: StartDaemon) -> Admin:
+    daemon("demo", "--payload-memory", "64K", "--outbox-memory", "16K")
+    return Admin("demo", timeout=PATIENCE_S)
+
+
+def listen(namespace: str = EVENTS_NAMESPACE) -> Subscriber:
+    return Subscriber("demo", namespace=namespace, timeout=PATIENCE_S)
+
+
+def publish(admin: Admin, key: wire.Key, payload: bytes = b"") -> int:
+    return admin.publish(EVENTS_TOPIC, key, payload, namespace=EVENTS_NAMESPACE)
+
+
+def test_a_notice_without_a_timer_comes_like_any_other(admin: Admin) -> None:
+    with listen() as subscriber, admin:
+        tickets = [publish(admin, key, b"found") for key in ("node-7", b"\0", "node-7")]
+        came = [subscriber.get(PATIENCE_S) for _ in tickets]
+    assert [n and (n.ticket, n.seq, n.key, n.payload, n.topic, n.cause) for n in came] == [
+        (ticket, seq, key, b"found", EVENTS_TOPIC, Cause.PUBLISHED)
+        for ticket, seq, key in zip(tickets, (1, 2, 3), ("node-7", b"\0", "node-7"), strict=True)
+    ]
+    assert all(n and n.lateness_ns >= 0 for n in came)
+
+
+def test_no_key_leads_to_what_was_published(admin: Admin) -> None:
+    """Neither now nor after a rebuild."""
+    with Client("demo", timeout=PATIENCE_S) as client, admin:
+        admin.publish("t", "k")
+        assert client.cancel("k") is CancelResult.UNKNOWN
+        timer = client.add("k", delay=HOUR_S, topic="t")
+        admin.publish("t", "k")
+        found = client.get("k")
+        assert found is not None
+        assert found.ticket == timer.ticket
+        assert client.cancel("k") is CancelResult.CANCELLED
+
+
+def test_what_was_published_survives_kills_and_reboots(
+    daemon: StartDaemon, daemon_dir: Path
+) -> None:
+    """Its record is one of the journal; who was away is told from the outbox."""
+    journal = daemon_dir / "journal"
+    real = daemon("demo", "--journal", str(journal))
+    with Admin("demo", timeout=PATIENCE_S) as admin:
+        ticket = publish(admin, "k", b"payload")
+    real.kill()
+    real.start()
+    (notice,) = in_outbox(real)
+    assert (notice.ticket, notice.payload, notice.cause) == (ticket, b"payload", Cause.PUBLISHED)
+    with Client("demo", timeout=PATIENCE_S) as client:
+        assert client.cancel("k") is CancelResult.UNKNOWN
+    eventually(lambda: entries(journal))
+    real.kill()
+    remove_segments(real.paths)
+    real.start()
+    (entry,) = entries(journal)
+    assert (contents(entry).key, contents(entry).payload) == ("k", b"payload")
+    with Admin("demo", timeout=PATIENCE_S) as admin:
+        assert publish(admin, "after") > ticket
+    assert [n.key for n in in_outbox(real, first=2)] == ["after"], "sequences go on"
+
+
+def in_outbox(real: Daemon, first: int = 1) -> list[wire.RawNotice]:
+    reader = Reader.attach(real.paths)
+    try:
+        return notices(reader, EVENTS_NAMESPACE, EVENTS_TOPIC, first)
+    finally:
+        reader.close()
+
+
+def entries(journal: Path) -> list[Frame]:
+    found, walk = [], Walk()
+    for file in segments(journal / "demo"):
+        if uuid_of(file.path) != walk.uuid:
+            walk = Walk()
+        walk.enter(file.path)
+        found += [frame for frame in walk.frames() if frame.kind == "entry"]
+    return found
+
+
+# ---- refusals ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("namespace", "topic"), [("_mine", "t"), (EVENTS_NAMESPACE, EVENTS_TOPIC), ("default", "_t")]
+)
+def test_reserved_names_are_not_for_timers(namespace: str, topic: str, admin: Admin) -> None:
+    with Purgatory("demo", namespace=namespace, timeout=PATIENCE_S) as owner, admin:
+        with pytest.raises(Denied):
+            owner.add("k", delay=HOUR_S, topic=topic)
+        with pytest.raises(Denied):
+            owner.watch("op", AllOf({"w": 1}), timeout=HOUR_S, topic=topic)
+        if namespace.startswith("_"):
+            with pytest.raises(Denied):
+                owner.advance("w", 1)
+        assert owner.cancel("k") is CancelResult.UNKNOWN
+        assert owner.get("k") is None
+        assert owner.add("free", delay=HOUR_S) if namespace == "default" else True
+
+
+def test_a_full_daemon_says_so_and_publishes_nothing(admin: Admin) -> None:
+    with Client("demo", timeout=PATIENCE_S) as client, admin:
+        client.add_many([(f"k{i}", HOUR_S, "t", bytes(4096)) for i in range(100)])
+        with pytest.raises(Full):
+            publish(admin, "k", bytes(8192))
+
+
+def test_what_cannot_be_published(admin: Admin) -> None:
+    with admin:
+        with pytest.raises(InvalidName):
+            admin.publish("t\0", "k")
+        with pytest.raises(InvalidPayload):
+            admin.publish("t", "k", bytes(65537))
+
+
+BROKEN = [
+    b"",
+    wire.PUBLISH.pack(0, 0, 0, 1, 1, 0, 0, 0) + b"nt",
+    wire.PUBLISH.pack(0, 1, 9, 1, 1, 0, 0, 0) + b"ntk",
+    wire.PUBLISH.pack(0, 1, 0, 0, 1, 0, 0, 0) + b"tk",
+    wire.PUBLISH.pack(0, 1, 0, 1, 128, 0, 0, 0) + b"n" + b"t" * 128 + b"k",
+    wire.PUBLISH.pack(0, 1, 0, 1, 1, 0, 0, 0) + b"n\0k",
+    wire.PUBLISH.pack(0, 1, 0, 1, 1, 0, 0, 0) + b"ntk more",
+    wire.PUBLISH.pack(2**32 - 1, 1, 0, 1, 1, 0, 0, 0) + b"ntk",
+]
+
+
+@pytest.mark.parametrize("body", BROKEN, ids=range(len(BROKEN)))
+def test_broken_bytes_publish_nothing(body: bytes, admin: Admin) -> None:
+    with admin:
+        with pytest.raises(MessageRefused) as refused:
+            admin._request(wire.encode_frame(Message.PUBLISH, 0, 1) + body, PATIENCE_S)
+        assert refused.value.error in (WireError.MALFORMED, WireError.TOO_LARGE)
+        first = admin.publish("t", "k")
+    with Client("demo", timeout=PATIENCE_S) as client:
+        assert client.add("k", delay=HOUR_S).ticket == first + 1
+
+
+def test_the_command_publishes(admin: Admin, daemon_dir: Path) -> None:
+    names = ("-n", EVENTS_NAMESPACE, "-t", EVENTS_TOPIC)
+    with listen() as subscriber, admin:
+        done = subprocess.run(
+            [sys.executable, "-m", "purgatoryd.cli", "publish", "node-7", "--name", "demo",
+             *names, "-p", "slow", "--json"], capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        notice = subscriber.get(PATIENCE_S)
+    assert notice is not None
+    assert (notice.key, notice.payload) == ("node-7", b"slow")
+    assert json.loads(done.stdout)["ticket"] == notice.ticket
