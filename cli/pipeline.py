@@ -26,6 +26,7 @@ PARTS = {
     "timeouts": "pipeline_tables",
     "capacity": "pipeline_tables",
     "cold": "pipeline_cold",
+    "load-agent": "pipeline_agent",
     "plan": "pipeline_plan",
 }
 

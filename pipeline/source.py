@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import (
     DataSource,
+    DataSourceArrowWriter,
     DataSourceReader,
     DataSourceStreamReader,
     InputPartition,
@@ -139,6 +140,12 @@ class PurgatorydSource(DataSource):
     def streamReader(self, schema: StructType) -> JournalStream:  # noqa: N802
         """Of a stream."""
         return JournalStream(Settings.of(self.options))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """Rows become timers; see writer.py for its options."""
+        from purgatoryd.pipeline.writer import writer_of
+
+        return writer_of(self.options, schema)
 
 
 # ---- batch -----------------------------------------------------------------------------------

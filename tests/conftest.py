@@ -64,6 +64,6 @@ def daemon(daemon_dir: Path) -> Iterator[StartDaemon]:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The one Spark session of the whole run, started when the first test asks for it."""
-    made = session("local[2]", {"spark.sql.shuffle.partitions": "2"}, name="tests")
+    made = session("local[2,2]", {"spark.sql.shuffle.partitions": "2"}, name="tests")
     yield made
     made.stop()

@@ -15,11 +15,12 @@ from click.testing import CliRunner, Result
 from cold_driver import spark_of_python
 from conftest import StartDaemon
 from pyspark.sql import SparkSession
-from real_daemon import stats
+from real_daemon import Daemon, stats
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
 from purgatoryd.cli.pipeline_cold import follow
+from purgatoryd.clients import Client
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cold.md"
 DUE_S = 1893456000  # 2030-01-01T00:00:00Z
@@ -44,6 +45,13 @@ def reminders(path: Path) -> None:
     pq.write_table(pa.table({"key": keys, "namespace": ["shop"] * 20, "deadline": times}), path)
 
 
+def for_this_session(block: str, demo: Daemon) -> str:
+    """Code of the page, for a session whose JVM has other folders than this test."""
+    block = block.replace('"reminders.csv"', repr(str(Path("reminders.csv").resolve())))
+    return block.replace('.option("load"', f'.option("directory", {str(demo.dir)!r}).option("load"')
+
+
+@pytest.mark.timeout(900)  # ten jobs of Spark, which a busy machine takes its time for
 def test_the_page_from_load_to_verify(
     spark: SparkSession, daemon: StartDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,8 +69,10 @@ def test_the_page_from_load_to_verify(
     again = command(*shlex.split(shown.splitlines()[2])[1:])
     assert (again.exit_code, again.output) == (Exit.DONE, "")
     Path("reminders.csv").write_text("key,deadline\na,2031-01-01T00:00:00Z\n")
+    names: dict[str, Any] = {}
     for block in re.findall(r"^```py\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL):
-        exec(block.replace('"reminders.csv"', repr(str(Path("reminders.csv").resolve()))), {})
+        exec(for_this_session(block, demo), names)
+    assert stats(demo)["live"] == 10
     load = ("pipeline", "cold", "load", "reminders.csv", "--format", "csv", "--lake", "lake")
     assert told(*load)["rows"] == 1
     assert told(*load)["rows"] == 0
@@ -124,3 +134,20 @@ def test_windows_go_on_after_an_error() -> None:
     with pytest.raises(Enough):
         follow(bring, 300 * 10**9, False, sleep)
     assert tried == [0, 1, 2, 3]
+
+
+def test_the_agent_adds_and_tells(daemon: StartDaemon, tmp_path: Path) -> None:
+    from test_loading import filed, files_writer
+
+    demo = daemon()
+    agent = ("pipeline", "load-agent", str(tmp_path), "--name", "demo")
+    assert command(*agent).output == ""
+    writer = files_writer(tmp_path)
+    writer.commit([writer.write(iter([filed(0, 5, "demo")]))])
+    assert told(*agent)["counts"] == {"ADDED": 5}
+    with Client("demo") as client:
+        client.add("k1", 3600)
+    writer = files_writer(tmp_path)
+    writer.commit([writer.write(iter([filed(1, 3, "demo")]))])
+    assert told(*agent, code=Exit.REFUSED)["counts"] == {"ADDED": 1, "EXISTS": 1}
+    assert stats(demo)["live"] == 1

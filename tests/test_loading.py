@@ -1,28 +1,53 @@
-"""Rows of loads and of the cold tier in a real daemon: each once, whatever is killed."""
+"""Rows of Spark, of files and of the cold tier in a real daemon: each once, whatever is killed."""
 
 from __future__ import annotations
 
+import json
+import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from cold_driver import Mortal, keys_in, small_pieces, spark_of_python
 from conftest import StartDaemon
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 from real_daemon import Daemon, eventually, notices, stats
 
 from purgatoryd.clients import Client
-from purgatoryd.pipeline import cold
+from purgatoryd.pipeline import agent, cold
 from purgatoryd.pipeline.loading import Answers, Loader, runs
 from purgatoryd.pipeline.promote import promote
 from purgatoryd.pipeline.tier import Tier
+from purgatoryd.pipeline.writer import FilesWriter, TimersWriter, writer_of
 from purgatoryd.shm_layout.arena import Reader
-from purgatoryd.shm_layout.errors import LoadRefused
+from purgatoryd.shm_layout.errors import (
+    InvalidRows,
+    InvalidSetting,
+    LakeBroken,
+    LakeInUse,
+    LoadRefused,
+)
 
 HOUR_NS = 3600 * 10**9
+SCHEMA = StructType().add("key", "string").add("delay", "double").add("payload", "binary")
 NO_SPARK: Any = None
+
+
+def batch(first: int, last: int, delay: float = 3600.0) -> pa.RecordBatch:
+    """Rows of SCHEMA."""
+    numbers = range(first, last)
+    return pa.RecordBatch.from_pydict({
+        "key": [f"k{i}" for i in numbers],
+        "delay": pa.array([delay] * len(numbers), pa.float64()),
+        "payload": pa.array([b"p%d" % i for i in numbers], pa.binary()),
+    })  # fmt: skip
 
 
 def fired(daemon: Daemon, topic: str = "default", namespace: str = "default") -> list[Any]:
@@ -39,14 +64,99 @@ def has_expired(daemon: Daemon, count: int) -> None:
     eventually(lambda: stats(daemon)["expiries"] == count)
 
 
+def timers_writer(daemon: Daemon, **options: str) -> TimersWriter:
+    writer = writer_of({"name": daemon.name, **options}, SCHEMA)
+    assert isinstance(writer, TimersWriter)
+    return writer
+
+
+# ---- format("purgatoryd") ----------------------------------------------------------------------
+
+
+def test_a_task_that_dies_after_its_timers_fired_adds_nothing_twice(daemon: StartDaemon) -> None:
+    demo = daemon()
+    writer = timers_writer(demo)
+
+    def dies() -> Iterator[pa.RecordBatch]:
+        yield batch(0, 3000, delay=0.0)
+        yield batch(3000, 5000, delay=0.0)
+        has_expired(demo, 5000)
+        raise OSError("the executor is gone")
+
+    with pytest.raises(OSError, match="gone"):
+        writer.write(dies())
+    done = writer.write(iter([batch(0, 3000), batch(3000, 5000), batch(5000, 5010, 0.0)]))
+    assert done.answers.counts == {"LOADED": 5000, "ADDED": 10}
+    writer.commit([done])
+    has_expired(demo, 5010)
+    assert sorted(fired(demo)) == sorted(f"k{i}" for i in range(5010))
+    late = writer.write(iter([batch(0, 5011)]))  # a copy that nobody waits for
+    assert late.answers.counts == {"LOADED": 5010, "CLOSED": 1}
+
+
+def test_the_daemon_may_be_killed_meanwhile(daemon: StartDaemon) -> None:
+    demo = daemon()
+    writer = timers_writer(demo)
+
+    def killed() -> Iterator[pa.RecordBatch]:
+        yield batch(0, 2000)
+        demo.kill()
+        demo.start()
+        yield batch(2000, 4000)
+
+    done = writer.write(killed())
+    assert done.answers.counts == {"ADDED": 4000}
+    assert stats(demo)["live"] == 4000
+
+
+def test_refusals_are_told_with_counts_and_samples(daemon: StartDaemon, tmp_path: Path) -> None:
+    demo = daemon("demo", "--capacity", "100")
+    report = tmp_path / "report.json"
+    with Client(demo.name) as client:
+        client.add("k3", 3600)
+    writer = timers_writer(demo, report=str(report))
+    done = writer.write(iter([batch(0, 150)]))
+    assert done.answers.counts == {"ADDED": 99, "EXISTS": 1, "FULL": 50}
+    with pytest.raises(LoadRefused) as caught:
+        writer.commit([done])
+    assert caught.value.refused == 51
+    assert ("default", "k3", "EXISTS") in caught.value.samples
+    told = json.loads(report.read_text())
+    assert (told["refused"], told["counts"]["FULL"]) == (51, 50)
+    timers_writer(demo, refused="count").commit([done])
+
+
+def test_columns_and_options_are_checked(daemon_dir: Path) -> None:
+    good = {"name": "demo"}
+    for bad in (
+        {"put": "often"},
+        {"load": "x"},
+        {"to": "nowhere"},
+        {"tcp": "h:1"},
+        {"to": "files"},
+    ):
+        with pytest.raises(InvalidSetting):
+            writer_of(good | bad, SCHEMA)
+    with pytest.raises(InvalidRows, match="not there"):
+        writer_of(good | {"topic": "nothing"}, SCHEMA)
+    with pytest.raises(InvalidRows, match="need key"):
+        writer_of(good, StructType().add("key", "string"))
+    with pytest.raises(InvalidRows, match="for payload is double"):
+        writer_of(good | {"payload": "delay"}, SCHEMA)
+    nulls = pa.RecordBatch.from_pydict(
+        {"key": ["a", None], "delay": [1.0, 2.0], "payload": pa.array([None, b""], pa.binary())}
+    )
+    writer = writer_of(good, SCHEMA)
+    with pytest.raises(InvalidRows, match="holds nulls"):
+        writer.write(iter([nulls]))
+
+
 def test_rows_of_many_namespaces_topics_and_types(daemon: StartDaemon) -> None:
     demo = daemon()
     names = ["a", "a", "b", "a", "b", "b"]
     kinds = ["str", "str", "bytes", "uuid", "uuid", "bytes"]
     raw = [uuid4().bytes for _ in names]
-    keys = [
-        key.hex().encode() if kind == "str" else key for key, kind in zip(raw, kinds, strict=True)
-    ]
+    keys = [b"k%d" % i if kind == "str" else raw[i] for i, kind in enumerate(kinds)]
     rows = pa.table({
         "namespace": names, "key_type": kinds, "key": pa.array(keys, pa.binary()),
         "topic": [f"t{i % 2}" for i in range(6)], "payload": pa.array(raw, pa.binary()),
@@ -63,6 +173,120 @@ def test_rows_of_many_namespaces_topics_and_types(daemon: StartDaemon) -> None:
         assert (timer.topic, timer.payload) == ("t0", raw[4])
         assert loader.cancel(rows) == {"CANCELLED": 6}
         assert loader.cancel(rows) == {"UNKNOWN": 6}
+
+
+def test_spark_runs_a_killed_task_again(
+    spark: SparkSession, daemon: StartDaemon, tmp_path: Path
+) -> None:
+    demo = daemon("demo", "--capacity", "65536", "--payload-memory", "64M")
+    report, died, paths = tmp_path / "report.json", tmp_path / "died", demo.paths
+
+    def dies_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        if died.exists():
+            return
+        reader = Reader.attach(paths)
+        while reader.stats()["expiries"] < 1000:
+            time.sleep(0.01)
+        died.touch()
+        os._exit(1)
+
+    rows = spark.range(0, 40_000, 1, 1).selectExpr(
+        "concat('k', id) as key", "repeat('x', 400) as payload", "0.0D as delay"
+    )
+    (
+        rows.mapInArrow(dies_once, rows.schema).write.format("purgatoryd").mode("append")
+        .options(name="demo", directory=str(demo.dir), report=str(report)).save()
+    )  # fmt: skip
+    counts = json.loads(report.read_text())["counts"]
+    assert counts["LOADED"] >= 1000
+    assert sum(counts.values()) == 40_000
+    has_expired(demo, 40_000)
+    assert stats(demo)["adds"] == 40_000
+
+
+def test_refusals_fail_the_write(spark: SparkSession, daemon: StartDaemon, tmp_path: Path) -> None:
+    demo = daemon("demo", "--capacity", "10")
+    rows = spark.range(0, 15, 1, 1).selectExpr("concat('k', id) as key", "3600.0D as delay")
+    write = rows.write.format("purgatoryd").mode("append")
+    with pytest.raises(PySparkException, match=r"5 rows were refused \(10 ADDED, 5 FULL\)"):
+        write.options(name="demo", directory=str(demo.dir)).save()
+
+
+# ---- files and their agent ---------------------------------------------------------------------
+
+
+FILED = StructType().add("key", "string").add("deadline", "timestamp").add("daemon", "string")
+
+
+def filed(first: int, last: int, *daemons: str) -> pa.RecordBatch:
+    """Rows of FILED, due long ago, the daemons taking turns."""
+    numbers = range(first, last)
+    return pa.RecordBatch.from_pydict({
+        "key": [f"k{i}" for i in numbers],
+        "deadline": pa.array(list(numbers), pa.timestamp("us", "UTC")),
+        "daemon": [daemons[i % len(daemons)] for i in numbers],
+    })  # fmt: skip
+
+
+def files_writer(spool: Path) -> FilesWriter:
+    writer = writer_of({"to": "files", "path": str(spool)}, FILED)
+    assert isinstance(writer, FilesWriter)
+    return writer
+
+
+def test_files_go_to_their_daemons_once(daemon: StartDaemon, tmp_path: Path) -> None:
+    one, two = daemon("one"), daemon("two")
+    writer = files_writer(tmp_path)
+    lost = writer.write(iter([filed(0, 50, "one", "two")]))
+    done = writer.write(iter([filed(0, 30, "one", "two"), filed(30, 50, "one", "two")]))
+    assert not list(tmp_path.glob("*/*.parquet"))
+    writer.abort([lost])
+    writer.commit([done, None])
+    for host in (one, two):
+        (path,) = tmp_path.glob(f"{host.name}/*.parquet")
+        content = path.read_bytes()
+        with Loader(host.name) as loader:
+            (found,) = agent.deliver(tmp_path, loader, credits=8)
+            assert (found.left, found.answers.counts) == (False, {"ADDED": 25})
+            path.write_bytes(content)  # as if the agent had been killed before it moved the file
+            has_expired(host, 25)
+            (again,) = agent.deliver(tmp_path, loader)
+            assert again.answers.counts == {"LOADED": 25}
+            assert list(agent.deliver(tmp_path, loader)) == []
+        told = json.loads((path.parent / "done" / f"{path.stem}.json").read_text())
+        assert told["counts"] == {"LOADED": 25}
+    assert sorted(fired(one)) == sorted(f"k{i}" for i in range(0, 50, 2))
+
+
+def test_a_file_stays_until_there_is_room(daemon: StartDaemon, tmp_path: Path) -> None:
+    one = daemon("one", "--capacity", "10")
+    writer = files_writer(tmp_path)
+    rows = filed(0, 15, "one").set_column(
+        1, "deadline", pa.array([2**51] * 15, pa.timestamp("us", "UTC"))
+    )
+    writer.commit([writer.write(iter([rows]))])
+    with Loader("one") as loader:
+        (found,) = agent.deliver(tmp_path, loader)
+        assert found.left
+        assert found.answers.refusals == {"FULL": 5}
+        with Client("one") as client:
+            client.cancel_many([f"k{i}" for i in range(5)])
+        (found,) = agent.deliver(tmp_path, loader)
+        assert (found.left, found.answers.counts) == (False, {"LOADED": 10, "ADDED": 5})
+    assert stats(one)["live"] == 10
+
+
+def test_the_agent_is_alone_and_reads_only_its_files(daemon_dir: Path, tmp_path: Path) -> None:
+    loader = Loader("one")
+    with agent.working(tmp_path, "one"), pytest.raises(LakeInUse):
+        list(agent.deliver(tmp_path, loader))
+    pq.write_table(pa.table({"key": ["x"]}), tmp_path / "one" / "foreign.parquet")
+    with pytest.raises(LakeBroken):
+        list(agent.deliver(tmp_path, loader))
+    (tmp_path / "one" / "foreign.parquet").write_bytes(b"nothing")
+    with pytest.raises(LakeBroken):
+        list(agent.deliver(tmp_path, loader))
 
 
 # ---- the cold tier -----------------------------------------------------------------------------

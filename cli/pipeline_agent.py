@@ -1,0 +1,73 @@
+"""pipeline load-agent: files that Spark wrote for a daemon, added on the daemon's host."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from purgatoryd.cli import units
+from purgatoryd.cli.exits import Command, Exit, report
+from purgatoryd.cli.options import emit, json_option, name_option
+
+if TYPE_CHECKING:
+    from purgatoryd.pipeline.agent import Delivered
+
+
+@click.command("load-agent", cls=Command)
+@click.argument("spool", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@name_option
+@click.option(
+    "--credits", "credit_rows", type=click.IntRange(1, 10**7), default=65_536, show_default=True,
+    help="At most so many rows are on their way without an answer.",
+)  # fmt: skip
+@click.option(
+    "--put",
+    type=click.Choice(["error", "replace", "keep", "extend"]),
+    default="error",
+    show_default=True,
+    help="If a key is armed: refuse, replace it, keep it, or move it to a later time.",
+)
+@click.option(
+    "--follow", type=units.Duration(), help="Run on, and look for files once in this time."
+)
+@json_option
+def load_agent_command(
+    spool: Path, name: str, credit_rows: int, put: str, follow: int | None, as_json: bool
+) -> int:
+    """Add the timers in the files of SPOOL/NAME to the daemon, each once.
+
+    df.write.format("purgatoryd").option("to", "files") writes them. What was added moves to
+    SPOOL/NAME/done, with the answers beside it. Exit code 4 if rows were refused.
+    """
+    from purgatoryd.pipeline.extras import need
+
+    need("pyarrow", "lake")
+    from purgatoryd.pipeline.agent import deliver
+    from purgatoryd.pipeline.loading import Loader
+    from purgatoryd.shm_layout.errors import PurgatorydError
+
+    def round_() -> Exit:
+        code = Exit.DONE
+        with Loader(name, mode=put) as loader:
+            for one in deliver(spool, loader, credit_rows):
+                emit({"file": one.path.name, "left": one.left, **one.answers.record()},
+                     told(one), as_json)  # fmt: skip
+                code = Exit.REFUSED if one.answers.refused else code
+        return code
+
+    while follow is not None:
+        try:
+            round_()
+        except PurgatorydError as error:
+            report(error, as_json)
+        time.sleep(follow / 1e9)
+    return round_()
+
+
+def told(one: Delivered) -> str:
+    """A file for people."""
+    counts = ", ".join(f"{n} {what.lower()}" for what, n in sorted(one.answers.counts.items()))
+    return f"{one.path.name}: {counts}" + ("; it stays for another time" if one.left else "")
