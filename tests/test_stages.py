@@ -6,13 +6,16 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import purgatory_driver as driver
 import pytest
 from conftest import StartDaemon
 from real_daemon import PATIENCE_S, Daemon, boot_ns, eventually, remove_segments, stats
 
 from purgatoryd.clients import Admin, AllOf, Client, InvalidName, Purgatory
 from purgatoryd.clients.core import Core
+from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.journal import Frame, Walk, contents, segments, uuid_of
+from purgatoryd.shm_layout.layout import MESSAGE_MAX
 
 HOUR_S = 3600.0
 LIFE = ["sent_boot_ns", "received_boot_ns", "applied_boot_ns"]
@@ -200,3 +203,46 @@ def test_answers_and_notices_say_when_they_were_handed_over(real: Daemon, journa
     for answer in replied:
         assert answer.fields["session"] in applied
         assert answer.fields["built_boot_ns"] <= answer.fields["handed_boot_ns"]
+
+
+# ---- in the core -------------------------------------------------------------------------------
+
+
+def test_a_batch_that_takes_several_calls_was_begun_in_the_first() -> None:
+    """Of what it arms in a later one, *local* is the time between them."""
+    core = driver.Purgatory(
+        stage_bytes=lib.PG_STAGE_MIN,
+        capacity=4096,
+        watches=4096,
+        payload_bytes=1 << 20,
+        clock_kind=lib.PG_CLOCK_BOOT,
+    )
+    owner = driver.Owner(core)
+    for first in (0, 1000):
+        owner.send(*(driver.watch(b"%d" % i, driver.ALL, [driver.Key(b"w", 1)])
+                     for i in range(first, first + 1000)))  # fmt: skip
+    message = owner.message([driver.advance(b"w", 1), driver.put(b"last", 10**9)])
+    begun_ns = core.now_ns + 10
+    state, now_ns = handle(core, message, begun_ns), begun_ns
+    while state == lib.PG_H_AGAIN:
+        now_ns += 1000
+        state = handle(core, message, now_ns, received_ns=begun_ns)
+    assert now_ns > begun_ns, "its work was over the bound of a call"
+    lives = core.rows(lib.PG_R_LIFE, "pg_life")
+    (life,) = (lives[i] for i in range(core.header.capacity) if lives[i].armed_ns == now_ns)
+    assert (life.received_boot_ns, life.applied_boot_ns) == (begun_ns, begun_ns)
+    assert life.session == owner.id
+
+
+def handle(
+    core: driver.Purgatory, message: bytes, now_ns: int, received_ns: int | None = None
+) -> int:
+    """One call of the core, as the daemon makes it."""
+    reply, used, wait = bytearray(MESSAGE_MAX), ffi.new("uint64_t *"), ffi.new("int64_t *")
+    times_ns = (now_ns if received_ns is None else received_ns, now_ns)
+    bytes_in, bytes_out = ffi.from_buffer(message), ffi.from_buffer(reply)
+    uid, pid = driver.UID, 1
+    state = lib.pg_handle(
+        core.a, bytes_in, len(message), uid, pid, *times_ns, bytes_out, used, wait
+    )
+    return int(state)

@@ -38,7 +38,7 @@ FIELDS = {
     "first_watch", "notice_blob", "ended_ns", "cause", "version",
     "id", "uid", "last", "current", "applied", "count", "intent", "checksum", "extra_blob",
     "extra_bytes",
-    "staged", "tail", "next_lsn", "lives", "begun_boot_ns",
+    "staged", "tail", "next_lsn", "lives",
     "fence", "state", "load", "load_first", "number", "used_boot_ns",
 }  # fmt: skip
 COPIES = ("memcpy(", "memset(", "answer(", "answer_slot(", "*op = ", "*e = ", "*r = ", "*f = ")
