@@ -194,11 +194,21 @@ def read_manifest(path: Path) -> Manifest:
         raise LakeBroken(str(path), f"is no manifest: {error}") from error
 
 
+SAME = {"epoch", "segment"}
+"""Numbers that hardly change within a file."""
+
+
 def parquet_writer(file: BinaryIO, table: Table) -> pq.ParquetWriter:
     """Writes a file of a table as the lake has them: plain Parquet that every engine reads."""
     import pyarrow.parquet as pq
 
-    words = [column.name for column in table.columns if column.type == "word"]
+    words = [c.name for c in table.columns if c.type == "word" or c.name in SAME]
     return pq.ParquetWriter(
-        file, table.arrow(), compression="zstd", compression_level=1, use_dictionary=words
+        file,
+        table.arrow(),
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=words,
+        data_page_size=1 << 22,  # a segment has few columns that fill one
+        write_batch_size=1 << 16,
     )

@@ -10,7 +10,7 @@ struct row {
     struct pg_columns *c;
     struct pg_births *births;
     const struct pg_frame_head *frame;
-    int64_t wall_offset_ns;       /* wall = the arena's clock + offset, in this group */
+    uint64_t wall_offset_ns;      /* wall = the arena's clock + offset, in this group */
     uint32_t minor;               /* version of the file */
     bool live;                    /* the arena's clock is the real boot clock */
 };
@@ -71,7 +71,7 @@ static void put_unless(const struct row *r, enum pg_long_column column, uint64_t
 static void put_at(const struct row *r, int64_t at_ns)
 {
     put(r, PG_LC_AT_NS, at_ns);
-    r->c->longs[PG_LC_AT].values[r->c->rows] = (at_ns + r->wall_offset_ns) / 1000;
+    r->c->longs[PG_LC_AT].values[r->c->rows] = (int64_t)((uint64_t)at_ns + r->wall_offset_ns) / 1000;
 }
 
 /* A moment of the real clock, of a record that tells no other. */
@@ -464,7 +464,7 @@ static void row_end(struct pg_columns *c)
 static void row_write(struct pg_columns *c, struct pg_births *births,
                       const struct pg_frame_head *f, const struct pg_walk *w)
 {
-    const struct row r = {c, births, f, w->wall_ns - w->boot_ns, w->header.minor,
+    const struct row r = {c, births, f, (uint64_t)w->wall_ns - (uint64_t)w->boot_ns, w->header.minor,
                           w->header.clock_kind == PG_CLOCK_BOOT};
     const unsigned kind = frame_fits(f) ? f->type : 0;
     row_begin(&r, f, w);

@@ -1,0 +1,187 @@
+/* Records into columns whose memory is exactly as large as promised: records of every type,
+ * with and without the lives behind them, with any bytes in their fields, and some that are none. */
+#include "check.h"
+#include "core.h"
+
+enum { RECORDS = 300, BYTES = 1 << 20, ROUNDS = 200 };
+
+static _Alignas(8) uint8_t file[BYTES];
+
+/* ---- making records ----------------------------------------------------------------------- */
+
+static void fill(struct rng *r, void *at, uint64_t bytes)
+{
+    for (uint64_t i = 0; i < bytes; i++)
+        ((uint8_t *)at)[i] = (uint8_t)rng_next(r);
+}
+
+/* Sets the lengths that a body tells; returns how many bytes stand behind it. */
+static uint64_t lengths_set(struct rng *r, unsigned type, void *body)
+{
+    const uint8_t key_len = (uint8_t)rng_next(r);
+    const uint32_t len = (uint32_t)rng_below(r, 400), keys = (uint32_t)rng_below(r, 9);
+    switch (type) {
+    case PG_J_NAMESPACE: return ((struct pg_j_namespace *)body)->name_len = len;
+    case PG_J_TOPIC: return ((struct pg_j_topic *)body)->name_len = len;
+    case PG_J_OPENED: return ((struct pg_j_opened *)body)->name_len = len;
+    case PG_J_OUTCOME: return (((struct pg_j_outcome *)body)->keys = (uint16_t)len) / 8 + (len % 8 != 0);
+    case PG_J_ARM:
+        ((struct pg_j_arm *)body)->key_len = key_len;
+        return (((struct pg_j_arm *)body)->payload_len = len) + key_len;
+    case PG_J_ENTRY:
+        ((struct pg_j_entry *)body)->key_len = key_len;
+        return (((struct pg_j_entry *)body)->payload_len = len) + key_len;
+    case PG_J_WATCH:
+        ((struct pg_j_watch *)body)->key_len = key_len;
+        ((struct pg_j_watch *)body)->keys = (uint16_t)keys;
+        return j_watch_extra(keys, (((struct pg_j_watch *)body)->payload_len = len) + key_len);
+    case PG_J_LEVEL:
+        ((struct pg_j_level *)body)->flags |= PG_L_BORN;
+        return ((struct pg_j_level *)body)->key_len = key_len;
+    default: return 0;
+    }
+}
+
+/* A record of a known type, or in one of eight cases of any number and length. */
+static uint64_t record_write(struct rng *r, uint8_t *at, uint64_t lsn)
+{
+    struct pg_frame_head *f = (struct pg_frame_head *)at;
+    const unsigned type = PG_J_SEAL + 1 + (unsigned)rng_below(r, PG_J_TYPES - PG_J_SEAL - 1);
+    fill(r, at, 2048);
+    *f = (struct pg_frame_head){.lsn = lsn, .type = (uint16_t)type};
+    f->bytes = (uint32_t)frame_bytes(type, lengths_set(r, type, f + 1));
+    if (rng_below(r, 4) == 0)
+        f->bytes += (uint32_t)(rng_below(r, 3) * sizeof(struct pg_life));
+    if (rng_below(r, 8) == 0)
+        f->bytes = (uint32_t)(sizeof *f + 8 * rng_below(r, 100));
+    if (rng_below(r, 8) == 0)
+        f->type = (uint16_t)(PG_J_SEAL + 1 + rng_below(r, 60000));
+    return f->bytes;
+}
+
+static uint64_t segment_write(struct rng *r)
+{
+    struct pg_segment header = {.magic = PG_SEGMENT_MAGIC, .first_lsn = 1, .first_group = 1,
+                                .salt = 7, .clock_kind = (uint32_t)rng_below(r, 2)};
+    struct pg_j_group group = {.number = 1, .boot_ns = (int64_t)rng_next(r),
+                               .wall_ns = (int64_t)rng_next(r)};
+    uint64_t end = PG_SEGMENT_HEAD + PG_GROUP_HEAD;
+    memset(file, 0, sizeof file);
+    pg_segment_begin(file, &header);
+    ((struct pg_segment *)file)->minor = PG_JOURNAL_MINOR + 1;   /* may have unknown types */
+    ((struct pg_segment *)file)->crc = pg_crc32c(0, file, offsetof(struct pg_segment, crc));
+    for (uint64_t lsn = 1; lsn <= RECORDS; lsn++)
+        end += record_write(r, file + end, lsn);
+    pg_group_seal(file + PG_SEGMENT_HEAD, end - PG_SEGMENT_HEAD, 7, &group);
+    pg_segment_end((struct pg_frame_head *)(file + end), 7, 1, RECORDS);
+    return end + sizeof(struct pg_frame_head);
+}
+
+/* ---- columns of exactly the memory that is promised --------------------------------------- */
+
+static void *take(uint64_t bytes)
+{
+    void *memory = calloc(1, bytes);
+    CHECK(memory != NULL);
+    return memory;
+}
+
+static struct pg_columns *columns_make(uint32_t capacity, uint32_t bytes_max)
+{
+    struct pg_columns *c = take(sizeof *c);
+    const uint64_t bits = capacity / 8 + 1, keys = bytes_max / sizeof(struct pg_j_watch_key);
+    struct pg_watch_lists *w = &c->watch;
+    *c = (struct pg_columns){.capacity = capacity, .bytes_max = bytes_max, .payloads = 1};
+    for (unsigned n = 0; n < PG_LONG_COLUMNS; n++)
+        c->longs[n] = (struct pg_longs){take(8ull * capacity), take(bits), 0};
+    for (unsigned n = 0; n < PG_INT_COLUMNS; n++)
+        c->ints[n] = (struct pg_ints){take(4ull * capacity), take(bits), 0};
+    for (unsigned n = 0; n < PG_BYTES_COLUMNS; n++)
+        c->bytes[n] = (struct pg_bytes){take(4ull * capacity + 4), take(bytes_max), take(bits), 0, 0};
+    *w = (struct pg_watch_lists){take(4ull * capacity + 4), take(4 * keys), take(4 * keys),
+                                 take(8 * keys), take(8 * keys), take(8 * keys), take(bits), 0, 0};
+    return c;
+}
+
+static void columns_free(struct pg_columns *c)
+{
+    struct pg_watch_lists *w = &c->watch;
+    void *lists[] = {w->offsets, w->row, w->flags, w->target, w->base, w->cap, w->valid};
+    for (unsigned n = 0; n < PG_LONG_COLUMNS; n++) {
+        free(c->longs[n].values);
+        free(c->longs[n].valid);
+    }
+    for (unsigned n = 0; n < PG_INT_COLUMNS; n++) {
+        free(c->ints[n].values);
+        free(c->ints[n].valid);
+    }
+    for (unsigned n = 0; n < PG_BYTES_COLUMNS; n++) {
+        free(c->bytes[n].offsets);
+        free(c->bytes[n].bytes);
+        free(c->bytes[n].valid);
+    }
+    for (unsigned n = 0; n < sizeof lists / sizeof *lists; n++)
+        free(lists[n]);
+    free(c);
+}
+
+/* ---- what they hold ------------------------------------------------------------------------ */
+
+static uint32_t bits_set(const uint8_t *valid, uint32_t rows)
+{
+    uint32_t count = 0;
+    for (uint32_t row = 0; row < rows; row++)
+        count += valid[row / 8] >> row % 8 & 1;
+    return count;
+}
+
+static void columns_check(const struct pg_columns *c, uint64_t first_lsn)
+{
+    for (unsigned n = 0; n < PG_LONG_COLUMNS; n++)
+        CHECK_EQUAL(c->longs[n].count, bits_set(c->longs[n].valid, c->rows));
+    for (unsigned n = 0; n < PG_INT_COLUMNS; n++)
+        CHECK_EQUAL(c->ints[n].count, bits_set(c->ints[n].valid, c->rows));
+    for (unsigned n = 0; n < PG_BYTES_COLUMNS; n++) {
+        CHECK_EQUAL(c->bytes[n].count, bits_set(c->bytes[n].valid, c->rows));
+        CHECK_EQUAL(c->bytes[n].offsets[c->rows], c->bytes[n].used);
+        for (uint32_t row = 0; row < c->rows; row++)
+            CHECK(c->bytes[n].offsets[row] <= c->bytes[n].offsets[row + 1]);
+    }
+    for (uint32_t row = 0; row < c->rows; row++)
+        CHECK_EQUAL(c->longs[PG_LC_LSN].values[row], first_lsn + row);
+}
+
+static void test_any_records(void)
+{
+    static struct pg_births births;
+    struct rng r = {9};
+    uint64_t known = 0;
+
+    for (unsigned round = 0; round < ROUNDS; round++) {
+        const uint64_t size = segment_write(&r);
+        struct pg_walk w = {0};
+        struct pg_fault why;
+        uint64_t rows = 0;
+        int more = 1;
+        memset(&births, 0xff, sizeof births);
+        CHECK(pg_walk_segment(&w, file, size, &why));
+        while (more) {
+            struct pg_columns *c = columns_make(1 + (uint32_t)rng_below(&r, 200),
+                                                PG_J_FRAME_MAX + (uint32_t)rng_below(&r, 4096));
+            more = pg_columns_fill(c, &births, &w);
+            columns_check(c, rows + 1);
+            rows += c->rows;
+            known += c->rows - c->kinds[0];
+            columns_free(c);
+        }
+        CHECK_EQUAL(rows, RECORDS);
+        CHECK_EQUAL(w.state, PG_WALK_SEALED);
+    }
+    CHECK(known > ROUNDS * RECORDS / 2);
+}
+
+int main(void)
+{
+    RUN(test_any_records);
+    return 0;
+}
