@@ -38,7 +38,7 @@ _INTS = _columns_of("PG_IC_", "PG_INT_COLUMNS")
 _BYTES = _columns_of("PG_BC_", "PG_BYTES_COLUMNS")
 _WORDS: dict[str, Sequence[str]] = {
     "kind": [_kind(n) for n in range(lib.PG_J_TYPES)],
-    "clock": ("boot", "virtual", "load"),
+    "clock": ("boot", "virtual"),
     "key_type": ("str", "bytes", "uuid"),
     "cause": ("", "expired", "satisfied", "failed", "cancelled", "published", "acknowledged"),
     "condition": ("all", "any", "sum", "client"),

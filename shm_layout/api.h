@@ -320,7 +320,6 @@ enum pg_int_column {
 };
 enum pg_bytes_column { PG_BC_KEY, PG_BC_PAYLOAD, PG_BC_MISSING, PG_BC_LOAD, PG_BC_NAME,
                        PG_BYTES_COLUMNS };  /* NAME: of a namespace, topic or worker */
-enum pg_clock_column { PG_CC_BOOT, PG_CC_VIRTUAL, PG_CC_LOAD };
 enum pg_cause_column { PG_CAUSE_ACKNOWLEDGED = 6 };  /* behind enum pg_cause: of an END */
 
 /* Bit n of `valid`: row n has a value; `count`: how many have. */

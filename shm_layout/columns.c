@@ -450,7 +450,7 @@ static void row_begin(const struct row *r, const struct pg_frame_head *f, const 
 {
     put(r, PG_LC_LSN, (int64_t)f->lsn);
     put(r, PG_LC_AT, w->wall_ns / 1000);
-    put_int(r, PG_IC_CLOCK, w->header.clock_kind == PG_CLOCK_VIRTUAL ? PG_CC_VIRTUAL : PG_CC_BOOT);
+    put_int(r, PG_IC_CLOCK, w->header.clock_kind == PG_CLOCK_VIRTUAL);
 }
 
 static void row_end(struct pg_columns *c)

@@ -18,6 +18,7 @@ import segment_writer as sw
 from click.testing import CliRunner, Result
 from conftest import StartDaemon
 from machine import needs
+from real_daemon import eventually
 from stored_arena import JOURNALS, StoredJournal
 
 from purgatoryd.cli.app import app
@@ -390,14 +391,15 @@ def test_a_running_daemon_is_shipped(daemon: StartDaemon, tmp_path: Path) -> Non
     with Client("demo") as client:
         for batch in range(8):
             client.add_many([(f"{batch}:{n}", 3600.0, "t", b"x" * 200) for n in range(500)])
+    eventually(lambda: len(segments(journals / "demo")) >= 4)  # so three are sealed
     where = ("--name", "demo", "--journal", journals, "--lake", root, "--json")
     done = called("ship", *where, "--node", "here")
     assert done.exit_code == 0, done.output
     told = [json.loads(line) for line in done.output.splitlines()]
     assert {one["table"] for one in told} == {BRONZE, OPENINGS}
     assert {one["node"] for one in told} == {"here"}
-    told = called("status", "--segments", *where).output
-    listed = [json.loads(line) for line in told.splitlines()]
+    status = called("status", "--segments", *where).output
+    listed = [json.loads(line) for line in status.splitlines()]
     found = [one["tier"] for one in listed]
     assert found == sorted(found)  # both, then hot: the daemon may have sealed another meanwhile
     assert set(found) == {"both", "hot"}
@@ -415,6 +417,7 @@ def test_rows_of_a_load_have_their_numbers(daemon: StartDaemon, tmp_path: Path) 
         client.add_many(rows[:1], load=Load(load, 2), mode="keep")
         client.add_many([("no row", 3600.0)])
         client.add_many([(f"more {n}", 3600.0, "t", b"x" * 200) for n in range(1000)])
+    eventually(lambda: segments(journals / "demo")[-1].lsn > 1100)  # what is looked at is sealed
     where = ("--name", "demo", "--journal", journals, "--lake", root, "--json")
     assert called("ship", *where).exit_code == 0
     found = rows_of(Lake(root))

@@ -25,9 +25,12 @@ static uint64_t lengths_set(struct rng *r, unsigned type, void *body)
     case PG_J_TOPIC: return ((struct pg_j_topic *)body)->name_len = len;
     case PG_J_OPENED: return ((struct pg_j_opened *)body)->name_len = len;
     case PG_J_OUTCOME: return (((struct pg_j_outcome *)body)->keys = (uint16_t)len) / 8 + (len % 8 != 0);
+    case PG_J_MOVE: return j_row_bytes(((struct pg_j_move *)body)->in_load = keys & 1);
     case PG_J_ARM:
         ((struct pg_j_arm *)body)->key_len = key_len;
-        return (((struct pg_j_arm *)body)->payload_len = len) + key_len;
+        ((struct pg_j_arm *)body)->in_load = keys & 1;
+        ((struct pg_j_arm *)body)->payload_len = len;
+        return j_row_bytes(keys & 1) + len + key_len;
     case PG_J_ENTRY:
         ((struct pg_j_entry *)body)->key_len = key_len;
         return (((struct pg_j_entry *)body)->payload_len = len) + key_len;
