@@ -256,14 +256,17 @@ static void sessions_note(struct ledger *l, const struct pg_arena *a)
             note(l, OF_SESSION, a->sessions[i].nonce[0], a->sessions[i].uid + 1);
 }
 
+/* Fence and state each by itself: one after the other rises. */
 static void loads_note(struct ledger *l, const struct pg_arena *a)
 {
     for (uint32_t i = 0; i < a->load_rows; i++) {
         const struct pg_load *load = &a->loads[i];
         const uint64_t subject = ledger_bytes(0, load->id, sizeof load->id);
-        if (load->state != PG_LOAD_NONE)
-            note(l, OF_LOAD, subject, ledger_mix(load->fence, (uint64_t)load->uid << 32 |
-                                                              load->namespace_row << 8 | load->state));
+        const uint64_t whose = (uint64_t)load->uid << 32 | load->namespace_row;
+        if (load->state == PG_LOAD_NONE)
+            continue;
+        note(l, OF_LOAD, subject, ledger_mix(whose, load->state));
+        note(l, OF_LOAD, subject + 1, ledger_mix(whose, load->fence));
     }
     for (uint32_t i = 0; i < a->load_block_rows * PG_LOAD_BLOCK_ROWS; i++) {
         const struct pg_load_block *b = &a->load_blocks[i / PG_LOAD_BLOCK_ROWS];

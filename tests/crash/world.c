@@ -610,7 +610,8 @@ static void bye_make(struct world *w, struct call *call, unsigned unused)
     frame_write(call, &w->clients[below(w, CLIENTS)], PG_M_BYE, 0, 0);
 }
 
-/* `far`: how many of the armed deadlines it passes. */
+/* `far`: how many of the armed deadlines it passes. To a border of ticks: within one, a restart
+ * fires what is due at once, and a daemon that goes on when the tick ends. */
 static void advance_make(struct world *w, struct call *call, unsigned far)
 {
     int64_t earliest_ns = INT64_MAX;
@@ -624,6 +625,7 @@ static void advance_make(struct world *w, struct call *call, unsigned far)
         w->now_ns = earliest_ns + TICK_NS;
     if (far > 1)
         w->now_ns += (int64_t)(rng_next(&w->rng) >> (24 + below(w, 30)));
+    w->now_ns -= w->now_ns % TICK_NS;
 }
 
 static void wall_make(struct world *w, struct call *call, unsigned unused)
@@ -850,7 +852,8 @@ static struct pg_config config_of(struct world *w)
 {
     return (struct pg_config){
         .layout_id = LAYOUT, .payload_bytes = 20480 + 4096ull * below(w, 6),
-        .outbox_bytes_max = 16384, .tick_ns = TICK_NS, .now_ns = 1 + (int64_t)below(w, 1 << 20),
+        .outbox_bytes_max = 16384, .tick_ns = TICK_NS,
+        .now_ns = TICK_NS * (1 + (int64_t)below(w, 1 << 10)),
         .stream_id = 1, .secret = {rng_next(&w->rng), rng_next(&w->rng)},
         .capacity = 6 + below(w, 9), .outbox_capacity = 16u << below(w, 2),
         .fanout = 2u << below(w, 3), .namespaces = 2, .topics = 2 + below(w, 3),
