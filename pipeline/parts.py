@@ -58,7 +58,7 @@ class Layer:
     def __init__(self, lake: Path, name: str) -> None:
         self.name = name
         self.tables = LAYERS[name]
-        self.root = lake / name
+        self.root = lake.resolve() / name
         self._parts = self.root / "parts"
 
     # ---- what counts -----------------------------------------------------------------------
@@ -143,7 +143,9 @@ class Layer:
     def _write(self, table: Table, number: int, rows: DataFrame) -> int:
         """Writes a table's rows durably; returns the bytes."""
         folder = self._folder(table, number)
-        rows.write.parquet(str(folder), mode="overwrite")
+        plain = [column.name for column in table.columns if column.type in ("long", "binary")]
+        options = {f"parquet.enable.dictionary#{name}": "false" for name in plain}
+        rows.write.options(**options).parquet(str(folder), mode="overwrite")
         for path in folder.iterdir():
             if path.suffix != ".parquet":  # Hadoop's checksums and its mark of success
                 path.unlink()

@@ -30,6 +30,7 @@ EVERYWHERE = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "4096",  # groups of sketches
     "spark.hadoop.parquet.compression.codec.zstd.level": "1",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
