@@ -156,11 +156,13 @@ def compact_command(lake: Path, master: str | None, conf: dict[str, str], as_jso
     show_default=True,
     help="Values that an hour must have to be judged.",
 )
+@click.option("--publish", "told", metavar="NAME", help="Publish them to topic _events of NAME.")
 @spark_options
 @json_option
 def slow_command(
-    lake: Path, limit: int, least: int, master: str | None, conf: dict[str, str], as_json: bool
-) -> int:
+    lake: Path, limit: int, least: int, told: str | None, master: str | None,
+    conf: dict[str, str], as_json: bool,
+) -> int:  # fmt: skip
     """Find nodes and workers that are slow; exit code 1 if there are some.
 
     Slow is an hour in which the 99th percentile of what the service answers for - request
@@ -168,13 +170,15 @@ def slow_command(
     that was asked for never counts.
     """
     spark, place = opened(lake, master, conf)
-    from purgatoryd.pipeline.findings import slow
+    from purgatoryd.pipeline.findings import publish, slow
     from purgatoryd.pipeline.parts import Layer
     from purgatoryd.pipeline.schemas import TOPICS, WORKERS
 
     gold = Layer(place.root, "gold")
     found = slow(gold.read(spark, TOPICS), gold.read(spark, WORKERS), limit, least)
     show([finding.record() for finding in found], "slow", as_json)
+    if told is not None:
+        publish(told, found)
     return Exit.NEGATIVE if found else Exit.DONE
 
 

@@ -7,13 +7,14 @@ sending, together; or firing late. Never the waiting that was asked for.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812
 
+from purgatoryd.clients import Admin
 from purgatoryd.pipeline import gold, sketches
 from purgatoryd.pipeline.schemas import TOPICS, WORKERS
 from purgatoryd.pipeline.silver import SERVICE
@@ -21,6 +22,7 @@ from purgatoryd.pipeline.silver import SERVICE
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
 
+EVENTS = "_events"
 LIMIT_NS = 300 * 10**6
 LEAST = 1000
 _RANKS = {"p50_ns": 0.5, "p99_ns": 0.99, "max_ns": 1.0}
@@ -52,6 +54,16 @@ class Finding:
     def payload(self) -> bytes:
         """Of the notice that tells it."""
         return json.dumps(self.record()).encode()
+
+
+def publish(name: str, findings: Sequence[Finding]) -> None:
+    """Tells them to all who listen to the topic _events of the daemon `name`, by its admin lane.
+
+    Raises DaemonUnreachable, MessageRefused, Refused.
+    """
+    with Admin(name) as admin:
+        for finding in findings:
+            admin.publish(EVENTS, f"slow {finding.subject}", finding.payload())
 
 
 def slow(

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from conftest import StartDaemon
-from made_bronze import EXPIRED, FIRE, SENT, Plan, S, put, rows_of, segments_of
+from made_bronze import EXPIRED, FIRE, MS, SENT, Plan, S, put, rows_of, segments_of
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from real_daemon import PATIENCE_S
@@ -453,6 +453,30 @@ def test_only_the_slow_worker_is_found_with_its_stage(spark: SparkSession, made:
     assert all(f.p99_ns > f.limit_ns and f.n >= 1000 for f in found)
     assert findings.slow(topics, workers, limit_ns=10**9) == []
     assert findings.slow(topics, workers, least=10**6) == []
+
+
+def test_findings_are_published(daemon: StartDaemon) -> None:
+    hour = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    found = findings.Finding(
+        "worker",
+        "1000:7",
+        "live",
+        hour,
+        "service",
+        1200,
+        5,
+        400 * MS,
+        500 * MS,
+        300 * MS,
+        "send",
+        9,
+    )
+    daemon("demo")
+    with Subscriber("demo", topics=[findings.EVENTS]) as subscriber:
+        findings.publish("demo", [found])
+        notice = subscriber.get(timeout=PATIENCE_S)
+    assert notice is not None
+    assert json.loads(notice.payload) == found.record()
 
 
 def test_the_advised_timeout_gives_the_wanted_rate(
