@@ -20,7 +20,7 @@ struct group {
 
 static bool of_level(unsigned op) { return op >= PG_OP_ADVANCE_KEY && op <= PG_OP_CANCEL_FOR_KEY; }
 
-static uint64_t reach_of(const struct pg_record *r)
+static uint64_t reach_of(const wire_record *r)
 {
     if (r->op == PG_OP_ADVANCE_KEY)
         return r->value;
@@ -46,18 +46,17 @@ static uint32_t watch_keys_hash(struct pg_arena *a, struct group *g, uint32_t ns
     const uint8_t *end = at + bytes;
     uint32_t count = 0;
     while (at != end) {
-        struct pg_watch_key k;
-        memcpy(&k, at, sizeof k);
-        at += sizeof k;
-        hashes[count] = group_hash(a, g, ns, k.key_type, at, k.key_len);
+        const wire_watch_key *k = (const wire_watch_key *)at;
+        at += sizeof *k;
+        hashes[count] = group_hash(a, g, ns, k->key_type, at, k->key_len);
         index_prefetch(&a->level_index, hashes[count++]);
-        at += k.key_len;
+        at += k->key_len;
     }
     return count;
 }
 
 /* Hashes all keys of a record; returns how many watch keys a WATCH has. */
-static uint32_t record_hash(struct pg_arena *a, struct group *g, const struct pg_record *r,
+static uint32_t record_hash(struct pg_arena *a, struct group *g, const wire_record *r,
                             const uint8_t *at, uint32_t n)
 {
     const uint32_t ns = a->name_namespaces[r->name], place = n - g->first;
@@ -75,7 +74,7 @@ static uint32_t record_hash(struct pg_arena *a, struct group *g, const struct pg
 }
 
 /* Watch keys of a WATCH, at most: each has a byte at least. */
-static uint32_t watch_keys_most(const struct pg_record *r)
+static uint32_t watch_keys_most(const wire_record *r)
 {
     return r->ext_len / (sizeof(struct pg_watch_key) + 1);
 }
@@ -87,12 +86,12 @@ static void group_begin(struct pg_arena *a, const struct request *q, struct grou
     uint32_t n = g->first;
     g->level_count = g->keys[0] = 0;
     for (; n < q->frame.count && n < g->first + PG_AHEAD; n++) {
-        const struct pg_record r = record_at(q, n);
+        const wire_record *r = record_at(q, n);
         uint32_t *keys = &g->keys[n - g->first];
-        if (keys[0] + watch_keys_most(&r) > PG_WATCH_KEYS_MAX && n != g->first)
+        if (keys[0] + watch_keys_most(r) > PG_WATCH_KEYS_MAX && n != g->first)
             break;
-        keys[1] = keys[0] + record_hash(a, g, &r, at, n);
-        at += (uint64_t)r.key_len + r.payload_len + r.ext_len;
+        keys[1] = keys[0] + record_hash(a, g, r, at, n);
+        at += record_bytes(r);
     }
     g->end = n;
     ahead_levels(a, &a->hashes[g->first], g->levels, g->reach, g->level_count, g->rows);
@@ -104,7 +103,7 @@ struct step {
     const struct request *q;
     struct pg_session *session;
     struct pg_reply_memory *memory;
-    struct pg_record record;
+    const wire_record *record;
     struct put put;               /* as far as the record has one */
     const uint8_t *ext;
     uint32_t n;                   /* number of the record */
@@ -115,10 +114,10 @@ static bool watch_apply(struct pg_arena *a, const struct step *s, struct pg_resu
 {
     const uint32_t *keys = &s->group.keys[s->n - s->group.first];
     struct watch w = {.put = &s->put, .session = s->session->id,
-                      .threshold = s->record.value, .keys = s->ext,
-                      .keys_bytes = s->record.ext_len,
+                      .threshold = s->record->value, .keys = s->ext,
+                      .keys_bytes = s->record->ext_len,
                       .hashes = &a->key_hashes[keys[0]], .count = keys[1] - keys[0],
-                      .condition = s->record.mode, .notice = s->record.flags != 0};
+                      .condition = s->record->mode, .notice = s->record->flags != 0};
     return operations_watch(a, &w, result);
 }
 
@@ -132,7 +131,7 @@ static void intend(const struct step *s, uint64_t value, uint32_t row)
     uint64_t *intent = s->session->intent;
     STORE_RELEASE(&intent[0], 0ull);
     intent[1] = value;
-    intent[2] = s->record.op;
+    intent[2] = s->record->op;
     intent[3] = row;
     STORE_RELEASE(&intent[0], s->n + 1ull);
 }
@@ -147,7 +146,7 @@ static uint32_t level_row(struct pg_arena *a, const struct step *s, struct pg_re
 {
     unsigned status = PG_ST_UNKNOWN;
     uint32_t row = level_find(a, &s->put.key);
-    if (row == PG_NIL && gives_birth(s->record.op)) {
+    if (row == PG_NIL && gives_birth(s->record->op)) {
         row = level_born(a, &s->put.key, false, &status);
         a->metrics->refused_keys += row == PG_NIL;
     }
@@ -173,16 +172,16 @@ static bool extra_take(struct pg_arena *a, struct pg_reply_memory *m)
 static bool level_begin(struct pg_arena *a, const struct step *s, struct pg_result *result)
 {
     const uint32_t row = level_row(a, s, result);
-    uint64_t value = s->record.value;
+    uint64_t value = s->record->value;
     if (row == PG_NIL)
         return false;
-    if (s->record.op == PG_OP_BUMP && __builtin_add_overflow(value, a->levels[row].level, &value))
+    if (s->record->op == PG_OP_BUMP && __builtin_add_overflow(value, a->levels[row].level, &value))
         value = UINT64_MAX;
-    if (s->record.op == PG_OP_CANCEL_FOR_KEY && !extra_take(a, s->memory)) {
+    if (s->record->op == PG_OP_CANCEL_FOR_KEY && !extra_take(a, s->memory)) {
         answer(result, 0, PG_ST_FULL_PAYLOAD, 0);
         return false;
     }
-    if (s->record.op == PG_OP_CANCEL_FOR_KEY)
+    if (s->record->op == PG_OP_CANCEL_FOR_KEY)
         value = s->memory->extra_bytes;
     if (value > PG_LEVEL_MAX) {
         answer(result, 0, PG_ST_OVERFLOW, 0);
@@ -220,13 +219,13 @@ static bool level_apply(struct pg_arena *a, const struct step *s, struct pg_resu
     const uint32_t row = (uint32_t)intent[3];
     /* It may have been forgotten with its last watcher, which this record ended before. */
     const bool gone = goes_on && !level_has_key(a, row, &s->put.key);
-    if (s->record.op == PG_OP_CANCEL_FOR_KEY) {
+    if (s->record->op == PG_OP_CANCEL_FOR_KEY) {
         cancel_for_key(a, s, gone ? PG_NIL : row, (uint32_t)intent[1], result);
         return true;
     }
     if (gone)
         return true;
-    switch (s->record.op) {
+    switch (s->record->op) {
     case PG_OP_ADVANCE_KEY:
     case PG_OP_BUMP: return operations_advance(a, row, intent[1], result);
     case PG_OP_FAIL: return operations_fail(a, row, (uint32_t)intent[1], result);
@@ -258,7 +257,7 @@ static bool arm_apply(struct pg_arena *a, const struct step *s, struct pg_result
 {
     if (staging(a) && !stage_admits(a, result))
         return true;
-    if (s->record.op == PG_OP_WATCH)
+    if (s->record->op == PG_OP_WATCH)
         return watch_apply(a, s, result);
     if (UNLIKELY(s->q->in_load))
         row_apply(a, s, result);
@@ -272,26 +271,26 @@ static bool cancel_apply(struct pg_arena *a, const struct step *s, struct pg_res
     const struct key *key = &s->put.key;
     if (s->q->in_load && !load_void(a, key, s->session->load_first + s->n, result))
         return true;
-    return timers_cancel(a, key, s->record.value, result);
+    return timers_cancel(a, key, s->record->value, result);
 }
 
 /* False: the bounded work of this call is used up; the same again continues. */
 static bool op_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
 {
     const struct key *key = &s->put.key;
-    if (s->record.op == PG_OP_PUT || s->record.op == PG_OP_WATCH)
+    if (s->record->op == PG_OP_PUT || s->record->op == PG_OP_WATCH)
         return arm_apply(a, s, result);
     if (stage_full(a))
         return stage_gives_up(a, result);
-    switch (s->record.op) {
+    switch (s->record->op) {
     case PG_OP_CANCEL: return cancel_apply(a, s, result);
     case PG_OP_COMPLETE:
-        return operations_complete(a, key, s->session->id, s->record.value, result);
+        return operations_complete(a, key, s->session->id, s->record->value, result);
     default: return level_apply(a, s, result);
     }
 }
 
-static bool name_missing(const struct pg_arena *a, const struct pg_record *r)
+static bool name_missing(const struct pg_arena *a, const wire_record *r)
 {
     const unsigned uses = op_rules[r->op].uses;
     return (uses & NEEDS_TOPIC && a->name_rows[r->name] == PG_NIL) ||
@@ -301,7 +300,7 @@ static bool name_missing(const struct pg_arena *a, const struct pg_record *r)
 /* Field by field: a copy of the whole would wait for the stores of its parts. */
 static void put_read(const struct pg_arena *a, struct step *s, const uint8_t *at)
 {
-    const struct pg_record *r = &s->record;
+    const wire_record *r = s->record;
     struct put *p = &s->put;
     p->key.bytes = at;
     p->key.hash = a->hashes[s->n];
@@ -322,7 +321,7 @@ static void put_read(const struct pg_arena *a, struct step *s, const uint8_t *at
  * counted, once, though its work may need several calls. False: the result says why not. */
 static bool record_allowed(struct pg_arena *a, struct step *s, struct pg_result *result)
 {
-    const struct pg_record *r = &s->record;
+    const wire_record *r = s->record;
     const unsigned guard = a->name_guards[r->name];
     s->put.limited = guard == GUARD_QUOTA;
     if (a->draining && op_rules[r->op].uses & NEEDS_TOPIC) {
@@ -351,7 +350,7 @@ static void count_missing(struct pg_arena *a, unsigned status)
 static bool record_apply(struct pg_arena *a, struct step *s, const uint8_t *at,
                          struct pg_result *result)
 {
-    const struct pg_record *r = &s->record;
+    const wire_record *r = s->record;
     if (UNLIKELY(a->guarded | a->draining | a->reserved) && !record_allowed(a, s, result))
         return true;
     if (name_missing(a, r)) {
@@ -382,7 +381,7 @@ static bool records_apply(struct pg_arena *a, const struct request *q, struct pg
                 return false;
             STORE_RELEASE(&session->applied, s.n + 1);
         }
-        at += (uint64_t)s.record.key_len + s.record.payload_len + s.record.ext_len;
+        at += record_bytes(s.record);
     }
     return true;
 }
@@ -440,8 +439,8 @@ static void names_begin(struct pg_arena *a, const struct request *q)
     a->reserved = false;
     memset(a->name_uses, 0, sizeof a->name_uses);
     for (uint32_t i = 0; i < q->frame.count; i++) {
-        const struct pg_record r = record_at(q, i);
-        a->name_uses[r.name] |= op_rules[r.op].uses & (NEEDS_TOPIC | NEEDS_NAMESPACE);
+        const wire_record *r = record_at(q, i);
+        a->name_uses[r->name] |= op_rules[r->op].uses & (NEEDS_TOPIC | NEEDS_NAMESPACE);
     }
     for (uint32_t i = 0; i < q->frame.names; i++) {
         struct name ns, topic;

@@ -66,6 +66,10 @@ static inline uint32_t in_word(uint32_t at, uint32_t granules)
 
 static inline void map_flip(struct blob_pool *p, uint32_t at, uint32_t granules)
 {
+    if (LIKELY(granules <= WORD - at % WORD)) {
+        p->map[at / WORD] ^= word_bits(at % WORD, granules);
+        return;
+    }
     while (granules) {
         uint32_t count = in_word(at, granules);
         p->map[at / WORD] ^= word_bits(at % WORD, count);

@@ -42,6 +42,10 @@
 /* Kept out of its callers, whose common way needs fewer registers then. */
 #define RARE __attribute__((noinline, cold))
 
+/* What a message has, read where it stands: at any address. */
+typedef struct pg_record wire_record __attribute__((aligned(1)));
+typedef struct pg_watch_key wire_watch_key __attribute__((aligned(1)));
+
 /* Shared fields that readers poll while the daemon writes. */
 #define LOAD_ACQUIRE(p) __atomic_load_n((p), __ATOMIC_ACQUIRE)
 #define STORE_RELEASE(p, v) __atomic_store_n((p), (v), __ATOMIC_RELEASE)

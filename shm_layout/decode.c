@@ -133,7 +133,7 @@ bool key_sound(unsigned type, unsigned len)
     return len != 0 && type < PG_KEY_TYPES && (type != PG_KEY_UUID || len == 16);
 }
 
-static bool fields_sound(const struct pg_record *r, const struct op_rule *rule)
+static bool fields_sound(const wire_record *r, const struct op_rule *rule)
 {
     const bool time = rule->uses & USES_TIME;
     return r->mode < rule->modes && r->time_kind < rule->time_kinds &&
@@ -143,7 +143,7 @@ static bool fields_sound(const struct pg_record *r, const struct op_rule *rule)
            ((rule->uses & USES_KEYS) != 0) == (r->ext_len != 0);
 }
 
-static bool record_sound(const struct request *q, const struct pg_record *r)
+static bool record_sound(const struct request *q, const wire_record *r)
 {
     if (r->op == 0 || r->op > PG_OP_COMPLETE)
         return false;
@@ -161,14 +161,13 @@ static uint32_t watch_keys_count(const uint8_t *at, uint32_t bytes)
     const uint8_t *end = at + bytes;
     uint32_t count = 0;
     while (at != end) {
-        struct pg_watch_key k;
-        if ((uint64_t)(end - at) < sizeof k || ++count > PG_WATCH_KEYS_MAX)
+        const wire_watch_key *k = (const wire_watch_key *)at;
+        if ((uint64_t)(end - at) < sizeof *k || ++count > PG_WATCH_KEYS_MAX)
             return 0;
-        memcpy(&k, at, sizeof k);
-        if (!key_sound(k.key_type, k.key_len) || k.flags > PG_WK_OWN ||
-            (uint64_t)(end - at) < sizeof k + k.key_len)
+        if (!key_sound(k->key_type, k->key_len) || k->flags > PG_WK_OWN ||
+            (uint64_t)(end - at) < sizeof *k + k->key_len)
             return 0;
-        at += sizeof k + k.key_len;
+        at += sizeof *k + k->key_len;
     }
     return count;
 }
@@ -178,16 +177,15 @@ static bool records_walk(const struct request *q, struct refusal *why)
     const uint64_t area = (uint64_t)(q->bytes + q->len - q->area);
     uint64_t used = 0;
     for (uint32_t i = 0; i < q->frame.count; i++) {
-        const struct pg_record r = record_at(q, i);
-        if (!record_sound(q, &r))
-            return refused(why, PG_ERR_MALFORMED, (uint64_t)(q->records - q->bytes) +
-                           (uint64_t)i * sizeof r, i);
-        const uint64_t fixed = (uint64_t)r.key_len + r.payload_len;
-        if (used + fixed + r.ext_len > area)
+        const wire_record *r = record_at(q, i);
+        if (!record_sound(q, r))
+            return refused(why, PG_ERR_MALFORMED, (uint64_t)((const uint8_t *)r - q->bytes), i);
+        const uint64_t fixed = (uint64_t)r->key_len + r->payload_len;
+        if (used + fixed + r->ext_len > area)
             return refused(why, PG_ERR_MALFORMED, q->len, i);
-        if (r.ext_len != 0 && watch_keys_count(q->area + used + fixed, r.ext_len) == 0)
+        if (r->ext_len != 0 && watch_keys_count(q->area + used + fixed, r->ext_len) == 0)
             return refused(why, PG_ERR_MALFORMED, q->len - area + used + fixed, i);
-        used += fixed + r.ext_len;
+        used += fixed + r->ext_len;
     }
     return used == area || refused(why, PG_ERR_MALFORMED, q->len - area + used, q->len);
 }

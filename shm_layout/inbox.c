@@ -5,11 +5,6 @@
 
 #include "core.h"
 
-bool inbox_full(const struct pg_arena *a, const struct pg_session *s)
-{
-    return s->inbox_count >= a->purgatory->inbox_max;
-}
-
 /* ---- the list ---------------------------------------------------------------------------- */
 
 static void link_last(struct pg_arena *a, struct pg_session *s, uint32_t slot)

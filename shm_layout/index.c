@@ -111,8 +111,8 @@ static inline bool probe_step(const struct key_index *x, struct probe *at)
 }
 
 /* The first candidate from at->bucket on, there among the cells of `allowed`. */
-static inline uint32_t candidate(const struct key_index *x, uint32_t hash, uint32_t allowed,
-                                 struct probe *at)
+RARE static uint32_t candidate_search(const struct key_index *x, uint32_t hash, uint32_t allowed,
+                                      struct probe *at)
 {
     uint32_t tag = tag_of(x, hash), mask = id_mask(x);
     do {
@@ -125,6 +125,20 @@ static inline uint32_t candidate(const struct key_index *x, uint32_t hash, uint3
         allowed = ~(uint32_t)0;
     } while (probe_step(x, at));
     return PG_NIL;
+}
+
+/* The same; nearly always the answer is in the first bucket. */
+static inline uint32_t candidate(const struct key_index *x, uint32_t hash, uint32_t allowed,
+                                 struct probe *at)
+{
+    const struct pg_index_bucket *b = &x->buckets[at->bucket];
+    const uint32_t mask = id_mask(x), hits = cells_tagged(b, tag_of(x, hash), mask) & allowed;
+    at->cell = (uint32_t)__builtin_ctz(hits | 1u << PG_INDEX_CELLS);
+    if (LIKELY(hits == 0 && b->overflowed == 0))
+        return PG_NIL;
+    if (LIKELY(hits != 0 && b->cells[at->cell] != 0))
+        return (b->cells[at->cell] & mask) - 1;
+    return candidate_search(x, hash, allowed, at);
 }
 
 uint32_t index_first(const struct key_index *x, uint32_t hash, struct probe *at)

@@ -11,21 +11,41 @@ static const uint8_t *level_key(const struct pg_arena *a, uint32_t row)
     return level_granules(l) == 0 ? l->key : blob_at(&a->blobs, level_blob(l));
 }
 
-bool level_has_key(const struct pg_arena *a, uint32_t row, const struct key *k)
+static inline uint64_t word_of(const uint8_t *at)
+{
+    uint64_t word;
+    memcpy(&word, at, sizeof word);
+    return word;
+}
+
+/* Most keys are short, and a call costs more than they do. */
+static inline bool same_bytes(const uint8_t *x, const uint8_t *y, uint32_t len)
+{
+    if (LIKELY(len >= 8 && len <= 16))
+        return word_of(x) == word_of(y) && word_of(x + len - 8) == word_of(y + len - 8);
+    return memcmp(x, y, len) == 0;
+}
+
+static inline bool has_key(const struct pg_arena *a, uint32_t row, const struct key *k)
 {
     const struct pg_watched *l = &a->levels[row];
     return l->hash == k->hash && l->key_len == k->len && l->key_type == k->type &&
-           l->namespace_row == k->namespace_row &&
-           memcmp(level_key(a, row), k->bytes, k->len) == 0;
+           l->namespace_row == k->namespace_row && same_bytes(level_key(a, row), k->bytes, k->len);
+}
+
+bool level_has_key(const struct pg_arena *a, uint32_t row, const struct key *k)
+{
+    return has_key(a, row, k);
 }
 
 uint32_t level_find(const struct pg_arena *a, const struct key *k)
 {
     struct probe at;
-    if (k->row_guess != PG_NIL && level_has_key(a, k->row_guess, k))
-        return k->row_guess;
-    uint32_t row = index_first(&a->level_index, k->hash, &at);
-    while (row != PG_NIL && !level_has_key(a, row, k))
+    uint32_t row = k->row_guess;
+    if (row != PG_NIL && has_key(a, row, k))
+        return row;
+    row = index_first(&a->level_index, k->hash, &at);
+    while (UNLIKELY(row != PG_NIL && !has_key(a, row, k)))
         row = index_next(&a->level_index, k->hash, &at);
     return row;
 }

@@ -162,10 +162,10 @@ static bool handle_query(struct pg_arena *a, struct request *q, struct sink *out
     reply_head(q, out, q->frame.count);
     const uint8_t *at = q->area;
     for (uint32_t i = 0; i < q->frame.count; i++) {
-        const struct pg_record r = record_at(q, i);
-        const uint32_t ns = query_namespace(a, q, r.name);
-        const struct key key = {at, key_hash(a, ns, r.key_type, at, r.key_len), ns, PG_NIL,
-                                r.key_len, r.key_type};
+        const wire_record *r = record_at(q, i);
+        const uint32_t ns = query_namespace(a, q, r->name);
+        const struct key key = {at, key_hash(a, ns, r->key_type, at, r->key_len), ns, PG_NIL,
+                                r->key_len, r->key_type};
         const uint32_t slot = ns == PG_NIL ? PG_NIL : timers_find(a, &key);
         if (guard_of(a, ns, q->uid) == GUARD_DENIED) {
             a->metrics->refused_denied++;
@@ -175,7 +175,7 @@ static bool handle_query(struct pg_arena *a, struct request *q, struct sink *out
         }
         if (out->full)
             return refused(why, PG_ERR_TOO_LARGE, i, q->frame.count);
-        at += r.key_len;
+        at += r->key_len;
     }
     return true;
 }

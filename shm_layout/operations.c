@@ -47,7 +47,7 @@ static uint32_t notice_payload(uint32_t keys, uint32_t payload_len)
     return (uint32_t)sizeof(struct pg_verdict) + bitmap_bytes(keys) + payload_len;
 }
 
-static uint32_t notice_granules(uint32_t key_len, uint32_t keys, uint32_t payload_len)
+static uint32_t granules_of_notice(uint32_t key_len, uint32_t keys, uint32_t payload_len)
 {
     return blob_granules((uint64_t)key_len + notice_payload(keys, payload_len));
 }
@@ -57,11 +57,10 @@ uint32_t operation_ext_bytes(const struct pg_operation *op)
     return ext_bytes(op->condition, op->keys, op->has_own);
 }
 
-uint64_t operation_granules(const struct pg_arena *a, uint32_t slot)
+uint64_t notice_granules(const struct pg_arena *a, uint32_t slot)
 {
     const struct pg_cold *c = &a->slots.cold[slot];
-    const struct pg_operation *op = operation_at(a, slot);
-    return op->notice_blob == PG_NIL ? 0 : notice_granules(c->key_len, op->keys, c->payload_len);
+    return granules_of_notice(c->key_len, operation_at(a, slot)->keys, c->payload_len);
 }
 
 /* ---- bounded work ------------------------------------------------------------------------ */
@@ -402,13 +401,16 @@ static bool row_repeats(struct pg_arena *a, uint32_t count, uint32_t row, uint32
 
 static unsigned rows_resolve(struct pg_arena *a, struct watch *w, uint32_t *done)
 {
+    struct key key = {.namespace_row = w->put->key.namespace_row, .row_guess = PG_NIL};
     const uint8_t *at = w->keys;
+    uint32_t own = 0;
     for (*done = 0; *done < w->count; ++*done) {
-        struct pg_watch_key k;
-        memcpy(&k, at, sizeof k);
-        const struct key key = {at + sizeof k, w->hashes[*done], w->put->key.namespace_row, PG_NIL,
-                                k.key_len, k.key_type};
+        const wire_watch_key *k = (const wire_watch_key *)at;
         unsigned status;
+        key.bytes = (const uint8_t *)(k + 1);
+        key.hash = w->hashes[*done];
+        key.len = k->key_len;
+        key.type = k->key_type;
         uint32_t row = level_find(a, &key), born = 0;
         if (row == PG_NIL) {
             row = level_born(a, &key, true, &status);
@@ -419,9 +421,10 @@ static unsigned rows_resolve(struct pg_arena *a, struct watch *w, uint32_t *done
         if (row_repeats(a, w->count, row, *done))
             return PG_ST_DUPLICATE;
         a->rows[*done] = row | born;
-        w->has_own |= k.flags & PG_WK_OWN;
-        at += sizeof k + k.key_len;
+        own |= k->flags & PG_WK_OWN;
+        at += sizeof *k + key.len;
     }
+    w->has_own = own != 0;
     return PG_ST_ADDED;
 }
 
@@ -433,21 +436,21 @@ static void rows_undo(struct pg_arena *a, uint32_t done)
 }
 
 /* Puts a watcher where it has to be looked at first, and notes whether it may end at once. */
-static void target_place(struct pg_arena *a, struct watch *w, struct pg_operation *op, uint32_t x)
+static inline void target_place(struct pg_arena *a, struct watch *w, struct pg_operation *op,
+                                uint32_t x)
 {
     const struct pg_watched *l = level_of(a, x);
     const uint64_t target = watch_at(a, x)->target;
     const bool reached = l->level >= target, met = reached && w->condition == PG_C_ALL;
-    w->may_end |= reached || l->error != 0;
+    w->may_end |= reached | (l->error != 0);
     op->unmet += !met;
     watch_link(a, x, met ? MET : target);
 }
 
 /* One key of the operation: all but where its watcher stands. */
-static void key_join(struct pg_arena *a, const struct watch *w, struct pg_operation *op,
-                     uint32_t n, const struct pg_watch_key *k)
+static inline void key_join(const struct watch *w, struct pg_operation *op, uint32_t n,
+                            const wire_watch_key *k, uint64_t level)
 {
-    const uint64_t level = a->levels[row_at(a, n)].level;
     if (k->flags & PG_WK_OWN)
         own_of(op)[n / 8] |= (uint8_t)(1u << n % 8);
     if (w->condition == PG_C_SUM)
@@ -464,16 +467,16 @@ static void keys_join(struct pg_arena *a, struct watch *w, uint32_t slot, struct
     uint32_t x = op->first_watch = watches_take(a, w->count);
     w->may_end = !targets;
     for (uint32_t n = 0; n < w->count; n++, x = watch_at(a, x)->sibling) {
-        struct pg_watch_key k;
-        memcpy(&k, at, sizeof k);
-        at += sizeof k + k.key_len;
-        key_join(a, w, op, n, &k);
-        watch_at(a, x)->target = k.target < PARKED ? k.target : PARKED - 1;
-        watch_at(a, x)->level = row_at(a, n);
-        watch_at(a, x)->slot = slot;
-        a->levels[row_at(a, n)].touched_s = now_s;
+        const wire_watch_key *k = (const wire_watch_key *)at;
+        struct pg_watch *watch = watch_at(a, x);
+        watch->target = k->target < PARKED ? k->target : PARKED - 1;
+        watch->level = row_at(a, n);
+        watch->slot = slot;
+        a->levels[watch->level].touched_s = now_s;
         if (targets)
             target_place(a, w, op, x);
+        key_join(w, op, n, k, level_of(a, x)->level);
+        at += sizeof *k + k->key_len;
     }
     if (!targets)
         watches_place(a, op, false);
@@ -509,7 +512,7 @@ static uint32_t watch_granules(const struct watch *w)
 
 static uint32_t watch_notice_granules(const struct watch *w)
 {
-    return w->notice ? notice_granules(w->put->key.len, w->count, w->put->payload_len) : 0;
+    return w->notice ? granules_of_notice(w->put->key.len, w->count, w->put->payload_len) : 0;
 }
 
 static bool watch_admitted(struct pg_arena *a, const struct watch *w, struct pg_result *r)

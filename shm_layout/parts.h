@@ -262,8 +262,20 @@ static inline int64_t moment_ns(const struct pg_arena *a)
     return later ? a->real_boot_ns : a->now_ns;
 }
 bool time_resolve(const struct pg_arena *a, const struct put *put, int64_t *deadline_ns);
-void answer(struct pg_result *r, uint64_t ticket, unsigned status, int64_t deadline_ns);
-unsigned room_for(const struct pg_arena *a, bool replacing);
+/* An answer with a ticket is stored before the effect that it tells of: if a kill cuts the record
+ * off, the rebuild sees by the ticket whether it holds (session.c). */
+static inline void answer(struct pg_result *r, uint64_t ticket, unsigned status,
+                          int64_t deadline_ns)
+{
+    *r = (struct pg_result){ticket << 8 | status, deadline_ns};
+}
+/* The last free slot is for a replacement, which needs two for a moment. */
+static inline unsigned room_for(const struct pg_arena *a, bool replacing)
+{
+    if (UNLIKELY(a->slots.free[0] <= (replacing ? 0u : 1u)))
+        return PG_ST_FULL;
+    return a->header->next_ticket > PG_TICKET_MAX ? PG_ST_FULL_TICKETS : PG_ST_ADDED;
+}
 
 /* ---- quotas: who may do what, and how much ------------------------------------------------ */
 
@@ -365,8 +377,27 @@ void watches_init(struct pg_arena *a);
 uint32_t watches_take(struct pg_arena *a, uint32_t count);
 void watches_give(struct pg_arena *a, uint32_t first);                  /* a whole chain */
 void watch_free(struct pg_arena *a, uint32_t watch);                    /* one: for a rebuild */
-void watch_link(struct pg_arena *a, uint32_t watch, uint64_t target);
-void watch_unlink(struct pg_arena *a, uint32_t watch);
+void watch_link_among(struct pg_arena *a, uint32_t watch);              /* there are others */
+void watch_unlink_among(struct pg_arena *a, uint32_t watch);
+static inline void watch_link(struct pg_arena *a, uint32_t watch, uint64_t target)
+{
+    struct pg_watch *w = &a->watches[watch];
+    struct pg_watched *l = &a->levels[w->level];
+    w->target = target;
+    w->left = w->right = w->parent = PG_NIL;
+    if (l->root == PG_NIL)
+        l->root = l->first = l->latest = watch;
+    else
+        watch_link_among(a, watch);
+}
+static inline void watch_unlink(struct pg_arena *a, uint32_t watch)
+{
+    struct pg_watched *l = &a->levels[a->watches[watch].level];
+    if (l->first == l->latest)    /* it is the only one */
+        l->root = l->first = l->latest = PG_NIL;
+    else
+        watch_unlink_among(a, watch);
+}
 bool watches_check(const struct pg_arena *a, struct pg_fault *fault);
 
 /* ---- operations --------------------------------------------------------------------------- */
@@ -436,11 +467,16 @@ void trigger_recover(const struct pg_arena *a, struct pg_result *result);
 bool operations_complete(struct pg_arena *a, const struct key *key, uint64_t session,
                          uint64_t version, struct pg_result *result);
 bool operations_rebuild(struct pg_arena *a, struct pg_fault *why);
-uint64_t operation_granules(const struct pg_arena *a, uint32_t slot);   /* of its notice */
+uint64_t notice_granules(const struct pg_arena *a, uint32_t slot);      /* it has one */
+/* Of an operation's notice, while it has not left. */
+static inline uint64_t operation_granules(const struct pg_arena *a, uint32_t slot)
+{
+    return LIKELY(operation_at(a, slot)->notice_blob == PG_NIL) ? 0 : notice_granules(a, slot);
+}
 /* All blob bytes of an armed slot. */
 static inline uint64_t slot_bytes(const struct pg_arena *a, uint32_t slot)
 {
-    const uint64_t notice = UNLIKELY(is_operation(a, slot)) ? operation_granules(a, slot) : 0;
+    const uint64_t notice = is_operation(a, slot) ? operation_granules(a, slot) : 0;
     return (slot_granules(&a->slots.cold[slot]) + notice) * PG_GRANULE;
 }
 
@@ -460,7 +496,10 @@ void ahead_bytes(const struct pg_arena *a, uint32_t slot);   /* key and payload,
 
 void inbox_add(struct pg_arena *a, uint32_t slot);       /* the owner's; frees an ownerless outcome */
 void inbox_remove(struct pg_arena *a, uint32_t slot);
-bool inbox_full(const struct pg_arena *a, const struct pg_session *s);
+static inline bool inbox_full(const struct pg_arena *a, const struct pg_session *s)
+{
+    return s->inbox_count >= a->purgatory->inbox_max;
+}
 /* Of a session that ends: what is in it is freed, some now, the rest by orphans_free. */
 void inbox_drop(struct pg_arena *a, struct pg_session *s);
 bool orphans_free(struct pg_arena *a);                   /* a bounded number; true: some are left */
@@ -503,7 +542,12 @@ bool outbox_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *gr
 
 /* ---- sessions ------------------------------------------------------------------------ */
 
-struct pg_session *session_find(const struct pg_arena *a, uint64_t id);
+static inline uint32_t row_of_session(uint64_t id) { return (uint32_t)(id & 0xffff); }
+static inline struct pg_session *session_find(const struct pg_arena *a, uint64_t id)
+{
+    struct pg_session *s = &a->sessions[row_of_session(id)];
+    return id != 0 && row_of_session(id) < a->secret->sessions && s->id == id ? s : NULL;
+}
 /* The session of a nonce, opened if need be; NULL: all rows are in use. */
 struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uint32_t uid,
                                 uint32_t pid, struct name worker);

@@ -29,11 +29,14 @@ static inline bool refused(struct refusal *why, enum pg_error error, uint64_t fi
     return false;
 }
 
-static inline struct pg_record record_at(const struct request *q, uint32_t i)
+static inline const wire_record *record_at(const struct request *q, uint32_t i)
 {
-    struct pg_record record;
-    memcpy(&record, q->records + (uint64_t)i * sizeof record, sizeof record);
-    return record;
+    return (const wire_record *)q->records + i;
+}
+/* Bytes of its key, payload and watch keys. */
+static inline uint64_t record_bytes(const wire_record *r)
+{
+    return (uint64_t)r->key_len + r->payload_len + r->ext_len;
 }
 
 /* One entry of the name table; returns where the next one begins. */

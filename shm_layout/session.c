@@ -2,16 +2,6 @@
 
 #include "core.h"
 
-static uint32_t session_row(uint64_t id) { return (uint32_t)(id & 0xffff); }
-
-struct pg_session *session_find(const struct pg_arena *a, uint64_t id)
-{
-    if (id == 0 || session_row(id) >= a->secret->sessions)
-        return NULL;
-    struct pg_session *s = &a->sessions[session_row(id)];
-    return s->id == id ? s : NULL;
-}
-
 static struct pg_session *session_of_nonce(const struct pg_arena *a, const uint8_t nonce[16],
                                            uint32_t uid)
 {
@@ -133,8 +123,8 @@ static bool intent_sound(const struct pg_arena *a, const struct pg_session *s)
 static bool session_sound(const struct pg_arena *a, uint32_t i, struct pg_fault *fault)
 {
     const struct pg_session *s = &a->sessions[i];
-    if (session_row(s->id) != i)
-        return fault_set(fault, "sessions", "an id of another row", i, i, session_row(s->id));
+    if (row_of_session(s->id) != i)
+        return fault_set(fault, "sessions", "an id of another row", i, i, row_of_session(s->id));
     if (s->current != 0 && s->current != s->last + 1)
         return fault_set(fault, "sessions", "a batch out of order", i, s->last + 1, s->current);
     if (s->current != 0 && (s->applied > s->count || s->count > PG_BATCH_RECORDS))

@@ -109,15 +109,11 @@ int64_t timers_deadline_ns(const struct pg_arena *a, uint32_t slot)
 
 /* ---- ending a slot ------------------------------------------------------------------------ */
 
-/* What few slots have: a wall deadline, an operation's notice, an account. */
+/* What few slots have: a wall deadline, an account. */
 RARE static void slot_counted_more(struct pg_arena *a, uint32_t slot, int64_t sign)
 {
-    const struct pg_hot *h = &a->slots.hot[slot];
-    if (h->flags & PG_F_WALL)
+    if (a->slots.hot[slot].flags & PG_F_WALL)
         a->metrics->live_wall += (uint64_t)sign;
-    if (h->flags & PG_F_OPERATION)
-        a->namespaces[slot_namespace(a, slot)].bytes +=
-            (uint64_t)sign * operation_granules(a, slot) * PG_GRANULE;
     if (a->slots.cold[slot].account != 0)
         account_counted(a, a->slots.cold[slot].account, sign, slot_bytes(a, slot));
 }
@@ -130,8 +126,8 @@ void slot_counted(struct pg_arena *a, uint32_t slot, int64_t sign)
     a->metrics->live += (uint64_t)sign;
     a->topics[h->topic].live += (uint64_t)sign;
     ns->live += (uint64_t)sign;
-    ns->bytes += (uint64_t)sign * slot_granules(c) * PG_GRANULE;
-    if (UNLIKELY((h->flags | c->account) != 0))
+    ns->bytes += (uint64_t)sign * slot_bytes(a, slot);
+    if (UNLIKELY(((h->flags & PG_F_WALL) | c->account) != 0))
         slot_counted_more(a, slot, sign);
 }
 
@@ -166,13 +162,6 @@ void slot_place(struct pg_arena *a, uint32_t slot)
 }
 
 /* ---- put ----------------------------------------------------------------------------------- */
-
-/* An answer with a ticket is stored before the effect that it tells of: if a kill cuts the record
- * off, the rebuild sees by the ticket whether it holds (session.c). */
-void answer(struct pg_result *r, uint64_t ticket, unsigned status, int64_t deadline_ns)
-{
-    *r = (struct pg_result){ticket << 8 | status, deadline_ns};
-}
 
 static void answer_slot(const struct pg_arena *a, struct pg_result *r, uint32_t slot,
                         unsigned status)
@@ -227,14 +216,6 @@ static unsigned refuse(struct pg_arena *a, unsigned status)
                                                        : &a->metrics->refused_other;
     ++*counter;
     return status;
-}
-
-/* The last free slot is for a replacement, which needs two for a moment. */
-unsigned room_for(const struct pg_arena *a, bool replacing)
-{
-    if (a->slots.free[0] <= (replacing ? 0u : 1u))
-        return PG_ST_FULL;
-    return a->header->next_ticket > PG_TICKET_MAX ? PG_ST_FULL_TICKETS : PG_ST_ADDED;
 }
 
 /* Room for a new slot's blob; PG_NIL: refused and answered. */

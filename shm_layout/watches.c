@@ -117,17 +117,10 @@ static void hang_between(struct pg_arena *a, struct pg_watched *l, uint32_t x)
 }
 
 /* Targets usually rise. Equal ones stand in the order of their arrival. */
-void watch_link(struct pg_arena *a, uint32_t x, uint64_t target)
+void watch_link_among(struct pg_arena *a, uint32_t x)
 {
-    struct pg_watch *w = at(a, x);
-    struct pg_watched *l = &a->levels[w->level];
-    w->target = target;
-    w->left = w->right = w->parent = PG_NIL;
-    if (l->root == PG_NIL) {
-        l->root = l->first = l->latest = x;
-        return;
-    }
-    if (target >= at(a, l->latest)->target)
+    struct pg_watched *l = &a->levels[at(a, x)->level];
+    if (at(a, x)->target >= at(a, l->latest)->target)
         hang_last(a, l, x);
     else
         hang_between(a, l, x);
@@ -174,13 +167,9 @@ static void join_below(struct pg_arena *a, struct pg_watched *l, uint32_t x)
         at(a, *hook)->parent = parent;
 }
 
-void watch_unlink(struct pg_arena *a, uint32_t x)
+void watch_unlink_among(struct pg_arena *a, uint32_t x)
 {
     struct pg_watched *l = &a->levels[at(a, x)->level];
-    if (l->first == l->latest) {  /* x is the only one */
-        l->root = l->first = l->latest = PG_NIL;
-        return;
-    }
     if (l->first == x)
         l->first = after_first(a, x);
     if (l->latest == x)
