@@ -147,10 +147,23 @@ void ahead_outcomes(const struct pg_arena *a, const uint32_t *slots, uint32_t co
     }
 }
 
+#define FAR 16                    /* outcomes ahead: their slots, */
+#define NEAR 8                    /* and what the slots lead to */
+
+void ahead_news(struct pg_arena *a)
+{
+    const uint32_t next = a->news_seen++;
+    if (next + FAR < a->news_count)
+        fetch(&a->slots.cold[a->news[next + FAR]]);
+    if (next + NEAR < a->news_count)
+        fetch(operation_at(a, a->news[next + NEAR]));
+}
+
 void ahead_bytes(const struct pg_arena *a, uint32_t slot)
 {
     const struct pg_cold *c = &a->slots.cold[slot];
     const uint8_t *at = blob_at(&a->blobs, c->blob);
+    fetch(&a->slots.hot[slot]);
     fetch_whole(at + c->ext_len, LINE);
     fetch(at + (slot_granules(c) - 1) * PG_GRANULE);
 }

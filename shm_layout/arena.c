@@ -246,7 +246,7 @@ static void handle_open(struct pg_arena *a, void *arena, void *secret)
     a->free_load_block = a->load_block = a->load = PG_NIL;
     a->wall_placed_by_ns = a->header->wall_offset_ns;
     a->topics_stuck_at = UINT64_MAX;
-    a->real_boot_ns = a->header->heartbeat_boot_ns;
+    real_time_set(a, a->header->heartbeat_boot_ns);
     handle_open_truth(a);
     handle_open_derived(a);
     if (secret == NULL)

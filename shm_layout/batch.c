@@ -8,6 +8,7 @@
 struct group {
     uint32_t first, end;          /* numbers of the records */
     uint32_t keys[PG_AHEAD + 1];  /* of each: its first hash in key_hashes[]; last: the end */
+    uint32_t arms;                /* records that may take a slot */
     uint32_t level_count;
     uint32_t levels[PG_AHEAD];    /* places in the group, of records on watch keys */
     uint64_t reach[PG_AHEAD];     /* of each: up to which level it visits watchers */
@@ -69,6 +70,8 @@ static uint32_t record_hash(struct pg_arena *a, struct group *g, const wire_reco
         return 0;
     }
     index_prefetch(&a->index, a->hashes[n]);
+    slots_prefetch(&a->slots, g->arms);
+    g->arms += op_rules[r->op].uses / NEEDS_TOPIC % 2;
     return watch_keys_hash(a, g, ns, at + r->key_len + r->payload_len, r->ext_len,
                            &a->key_hashes[g->keys[place]]);
 }
@@ -84,7 +87,7 @@ static void group_begin(struct pg_arena *a, const struct request *q, struct grou
                         const uint8_t *at)
 {
     uint32_t n = g->first;
-    g->level_count = g->keys[0] = 0;
+    g->level_count = g->arms = g->keys[0] = 0;
     for (; n < q->frame.count && n < g->first + PG_AHEAD; n++) {
         const wire_record *r = record_at(q, n);
         uint32_t *keys = &g->keys[n - g->first];

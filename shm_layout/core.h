@@ -88,8 +88,9 @@ static inline void slots_give(struct slots *s, uint32_t slot) { s->free[++s->fre
 /* Fetches the slot that slots_take will give `ahead` calls from now. */
 static inline void slots_prefetch(const struct slots *s, uint32_t ahead)
 {
-    if (LIKELY(s->free[0] > ahead))
-        __builtin_prefetch(&s->hot[s->free[s->free[0] - ahead]], 1);
+    const uint32_t slot = LIKELY(s->free[0] > ahead) ? s->free[s->free[0] - ahead] : 0;
+    __builtin_prefetch(&s->hot[slot], 1);
+    __builtin_prefetch(&s->cold[slot], 1);
 }
 
 static inline uint64_t ctl_of(uint64_t ticket, unsigned state) { return ticket << 8 | state; }
@@ -169,15 +170,11 @@ struct probe {
 uint32_t index_buckets(uint64_t ids);                /* for so many ids: 8 bytes an id */
 uint32_t index_id_bits(uint64_t ids);
 void index_init(struct key_index *x);
-/* Candidates whose tag matches, PG_NIL at the end; the caller compares the key. */
-uint32_t index_first(const struct key_index *x, uint32_t hash, struct probe *at);
+/* The candidate behind the one that index_first (index.h) or this gave last. */
 uint32_t index_next(const struct key_index *x, uint32_t hash, struct probe *at);
-/* Returns the place, for index_erase_at; nothing in the index moves. PG_NIL: it is full. */
-uint32_t index_insert(struct key_index *x, uint32_t hash, uint32_t id);
 bool index_find_id(const struct key_index *x, uint32_t hash, uint32_t id, struct probe *at);
 void index_replace(struct key_index *x, uint32_t hash, const struct probe *at, uint32_t id);
 void index_erase(struct key_index *x, const struct probe *at);
-void index_erase_at(struct key_index *x, uint32_t hash, uint32_t place);
 static inline void index_prefetch(const struct key_index *x, uint32_t hash)
 {
     __builtin_prefetch(&x->buckets[((uint64_t)hash * x->count) >> 32], 1);
@@ -237,6 +234,7 @@ uint64_t hash_in(const struct hash_scope *scope, const void *bytes, size_t len);
 /* What pg_crc32c gives, on any machine. */
 uint32_t crc32c_by_table(uint32_t crc, const void *bytes, size_t count);
 
+#include "index.h"
 #include "parts.h"
 
 #endif

@@ -26,7 +26,7 @@ static inline void sip_word(struct hash_scope *s, uint64_t word, int rounds)
     s->v0 ^= word;
 }
 
-/* The up to 7 bytes behind the whole words, as a number. */
+/* The 1 to 7 bytes behind the whole words, as a number. */
 static inline uint64_t rest_of(const uint8_t *at, size_t len)
 {
     uint64_t rest = 0;
@@ -62,7 +62,10 @@ static inline uint64_t sip_end(struct hash_scope s, const void *bytes, size_t le
         memcpy(&word, at, sizeof word);
         sip_word(&s, word, c);
     }
-    sip_word(&s, (uint64_t)(sizeof(uint64_t) + len) << 56 | rest_of(at, len), c);
+    uint64_t last = (uint64_t)(sizeof(uint64_t) + len) << 56;
+    if (UNLIKELY(len % 8 != 0))
+        last |= rest_of(at, len);
+    sip_word(&s, last, c);
     s.v2 ^= 0xff;
     sip_rounds(&s, d);
     return s.v0 ^ s.v1 ^ s.v2 ^ s.v3;

@@ -22,6 +22,8 @@ static void link_last(struct pg_arena *a, struct pg_session *s, uint32_t slot)
         s->inbox_next = slot;
     s->inbox_count++;
     a->inbox_news = true;
+    if (a->news_count < PG_NEWS)
+        a->news[a->news_count++] = slot;
 }
 
 static void unlink_from(struct pg_arena *a, struct pg_session *s, uint32_t slot)
@@ -130,6 +132,7 @@ void inbox_acknowledge(struct pg_arena *a, struct pg_session *s, const struct pg
 /* ---- sending ----------------------------------------------------------------------------------- */
 
 #define PER_MESSAGE 512
+#define BYTES_AHEAD 8             /* outcomes whose bytes are fetched before they are copied */
 
 static void outcome_write(const struct pg_arena *a, uint32_t slot, struct pg_outcome *to)
 {
@@ -149,22 +152,29 @@ static void outcome_bytes(const struct pg_arena *a, uint32_t slot, struct sink *
 {
     const struct pg_cold *c = &a->slots.cold[slot];
     const struct pg_operation *op = operation_at(a, slot);
-    sink_put(out, blob_at(&a->blobs, c->blob) + c->ext_len, (uint64_t)c->key_len + c->payload_len);
-    sink_put(out, op + 1, (op->keys + 7u) / 8);
+    const uint64_t bytes = (uint64_t)c->key_len + c->payload_len, missing = (op->keys + 7u) / 8;
+    uint8_t *to = sink_take(out, bytes + missing);
+    memcpy(to, (const uint8_t *)op + c->ext_len, bytes);
+    if (LIKELY(missing == 1))
+        to[bytes] = *(const uint8_t *)(op + 1);
+    else
+        memcpy(to + bytes, op + 1, missing);
 }
 
-/* How many go into one message. The bytes of those are fetched meanwhile. */
-static uint32_t fitting(const struct pg_arena *a, const struct pg_session *s, uint64_t size)
+/* Those that go into one message; returns how many. */
+static uint32_t fitting(struct pg_arena *a, const struct pg_session *s, uint64_t size,
+                        uint32_t slots[PER_MESSAGE])
 {
     uint64_t used = sizeof(struct pg_frame);
     uint32_t n = 0, slot = s->inbox_next;
     for (; slot != PG_NIL && n < PER_MESSAGE; n++) {
+        ahead_news(a);
         const struct pg_cold *c = &a->slots.cold[slot];
         const struct pg_operation *op = operation_at(a, slot);
         used += sizeof(struct pg_outcome) + c->key_len + c->payload_len + (op->keys + 7u) / 8;
         if (used > size)
             break;
-        ahead_bytes(a, slot);
+        slots[n] = slot;
         slot = op->inbox_next;
     }
     return n;
@@ -172,16 +182,20 @@ static uint32_t fitting(const struct pg_arena *a, const struct pg_session *s, ui
 
 static uint64_t inbox_write(struct pg_arena *a, struct pg_session *s, struct sink *out)
 {
-    const uint32_t count = fitting(a, s, out->size);
+    uint32_t slots[PER_MESSAGE];
+    const uint32_t count = fitting(a, s, out->size, slots);
     const struct pg_frame f = {.magic = PG_WIRE_MAGIC, .version = PG_WIRE_VERSION,
                                .message = PG_M_OUTCOMES, .session = s->id, .count = count};
     sink_put(out, &f, sizeof f);
     struct pg_outcome *heads = sink_take(out, count * sizeof *heads);
     for (uint32_t n = 0; n < count; n++) {
-        outcome_write(a, s->inbox_next, &heads[n]);
-        outcome_bytes(a, s->inbox_next, out);
-        s->inbox_next = operation_at(a, s->inbox_next)->inbox_next;
+        if (n + BYTES_AHEAD < count)
+            ahead_bytes(a, slots[n + BYTES_AHEAD]);
+        outcome_write(a, slots[n], &heads[n]);
+        outcome_bytes(a, slots[n], out);
     }
+    if (count != 0)
+        s->inbox_next = operation_at(a, slots[count - 1])->inbox_next;
     s->inbox_boot_ns = a->real_boot_ns;
     return out->used;
 }
@@ -200,6 +214,7 @@ uint64_t pg_inbox(struct pg_arena *a, uint64_t *session, void *bytes, uint64_t s
         return inbox_write(a, s, &out);
     }
     a->inbox_news = false;
+    a->news_count = a->news_seen = 0;
     return 0;
 }
 

@@ -323,13 +323,13 @@ struct pg_index_bucket {
  * which stand in a treap ordered by the level that each of them waits for. 56 bytes. */
 struct pg_watched {
     uint64_t level;               /* stored (release) before any watcher is visited */
-    uint8_t  key[16];             /* its bytes; of a longer one the granule of its blob, u32 */
+    uint8_t  key[16];             /* its bytes; of a longer one the granule of its blob, u32;
+                                     free row: those behind the next one, u32 each: guesses */
     uint32_t hash;
     uint32_t error;               /* sticky until cleared; 0 = none */
     uint32_t root;                /* derived; free row: the next free one */
     uint32_t first;               /* derived: the watcher with the lowest target */
-    uint32_t latest;              /* derived: the one with the highest, for rising targets;
-                                     free row: the next free one but one */
+    uint32_t latest;              /* derived: the one with the highest, for rising targets */
     uint32_t touched_s;           /* real clock: last change or last watcher; PG_NIL = forgotten
                                      as soon as nobody watches */
     uint16_t namespace_row;
@@ -343,7 +343,7 @@ struct pg_watch {
     uint64_t target;              /* visited once the key's level is at least this */
     uint32_t level;               /* row of the watch key */
     uint32_t slot;                /* the operation; PG_NIL = record not used */
-    uint32_t left, right, parent; /* derived: the treap */
+    uint32_t left, right, parent; /* derived: the treap; of free records guesses */
     uint32_t sibling;             /* next key of the operation; free record: the next free one */
 };
 

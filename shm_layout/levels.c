@@ -50,11 +50,6 @@ uint32_t level_find(const struct pg_arena *a, const struct key *k)
     return row;
 }
 
-static uint32_t now_s(const struct pg_arena *a)
-{
-    return (uint32_t)(a->real_boot_ns / 1000000000);
-}
-
 /* ---- birth and end --------------------------------------------------------------------- */
 
 /* Two copies that may overlap: most keys are short, and a call costs more than they do. */
@@ -89,6 +84,16 @@ static bool key_write(struct pg_arena *a, struct pg_watched *l, const struct key
     return true;
 }
 
+/* Fetches a row that will be born some births later. The list itself leads only from row to row,
+ * so a free row has the numbers of those behind the next one in the place of its key. */
+static inline void free_row_fetch(const struct pg_arena *a, const struct pg_watched *l)
+{
+    uint32_t row;
+    memcpy(&row, l->key + sizeof l->key - sizeof row, sizeof row);
+    __builtin_prefetch(&a->levels[row], 1);
+    __builtin_prefetch(&a->levels[row].place, 1);
+}
+
 uint32_t level_born(struct pg_arena *a, const struct key *k, bool to_join, unsigned *status)
 {
     const uint32_t row = a->purgatory->free_level;
@@ -96,18 +101,17 @@ uint32_t level_born(struct pg_arena *a, const struct key *k, bool to_join, unsig
     if (row == PG_NIL)
         return PG_NIL;
     struct pg_watched *l = &a->levels[row];
+    free_row_fetch(a, l);
     *status = PG_ST_FULL_PAYLOAD;
     if (!key_write(a, l, k))
         return PG_NIL;
     a->purgatory->free_level = l->root;
     a->purgatory->free_levels--;
-    __builtin_prefetch(&a->levels[l->latest], 1);    /* the next but one, both its lines */
-    __builtin_prefetch(&a->levels[l->latest].place, 1);
     l->level = 0;
     l->hash = k->hash;
     l->error = 0;
     l->root = l->first = l->latest = PG_NIL;
-    l->touched_s = now_s(a);
+    l->touched_s = a->real_s;
     l->namespace_row = (uint16_t)k->namespace_row;
     l->key_type = k->type;
     if (staging(a))
@@ -119,12 +123,18 @@ uint32_t level_born(struct pg_arena *a, const struct key *k, bool to_join, unsig
     return row;
 }
 
-static void level_push_free(struct pg_arena *a, uint32_t row)
+static inline void level_push_free(struct pg_arena *a, uint32_t row)
 {
     const uint32_t next = a->purgatory->free_level;
-    a->levels[row].root = next;
-    a->levels[row].latest = next == PG_NIL ? PG_NIL : a->levels[next].root;
-    a->levels[row].first = PG_NIL;
+    struct pg_watched *l = &a->levels[row];
+    if (UNLIKELY(next == PG_NIL)) {
+        memset(l->key, 0, sizeof l->key);
+    } else {
+        memcpy(l->key, &a->levels[next].root, sizeof next);
+        memcpy(l->key + sizeof next, a->levels[next].key, sizeof l->key - sizeof next);
+    }
+    l->root = next;
+    l->first = PG_NIL;
     a->purgatory->free_level = row;
     a->purgatory->free_levels++;
 }
@@ -137,9 +147,10 @@ void level_free(struct pg_arena *a, uint32_t row)
     if (staging(a))
         stage_gone(a, row);
     STORE_RELEASE(&l->key_len, (uint8_t)0);
-    if (granules != 0)
+    if (granules != 0) {
         blobs_give(&a->blobs, level_blob(l), granules);
-    a->metrics->blob_bytes -= (uint64_t)granules * PG_GRANULE;
+        a->metrics->blob_bytes -= (uint64_t)granules * PG_GRANULE;
+    }
     level_push_free(a, row);
 }
 
@@ -153,18 +164,20 @@ static void level_stage(struct pg_arena *a, uint32_t row, uint64_t level, uint32
     stage_level(a, row, &next, NULL);
 }
 
-void level_left(struct pg_arena *a, uint32_t row)
+RARE void level_left_by_one(struct pg_arena *a, uint32_t row)
+{
+    const struct pg_watched *l = &a->levels[row];
+    if (l->touched_s == PG_NIL)
+        level_stage(a, row, l->level, l->error, PG_NIL);      /* as an own key, perhaps */
+}
+
+void level_left_by_last(struct pg_arena *a, uint32_t row)
 {
     struct pg_watched *l = &a->levels[row];
-    if (l->root != PG_NIL) {
-        if (staging(a) && l->touched_s == PG_NIL)
-            level_stage(a, row, l->level, l->error, PG_NIL);  /* as an own key, perhaps */
-        return;
-    }
     if (l->touched_s == PG_NIL)
         level_free(a, row);
     else
-        l->touched_s = now_s(a);
+        l->touched_s = a->real_s;
 }
 
 /* ---- changes ------------------------------------------------------------------------------- */
@@ -175,8 +188,8 @@ void level_set(struct pg_arena *a, uint32_t row, uint64_t level, uint32_t error)
 {
     struct pg_watched *l = &a->levels[row];
     if (staging(a))
-        level_stage(a, row, level, error, now_s(a));
-    l->touched_s = now_s(a);
+        level_stage(a, row, level, error, a->real_s);
+    l->touched_s = a->real_s;
     STORE_RELEASE(&l->error, error);
     STORE_RELEASE(&l->level, level);
 }
@@ -203,12 +216,12 @@ void level_drop(struct pg_arena *a, uint32_t row)
 void pg_sweep(struct pg_arena *a, int64_t real_boot_ns, uint32_t *cursor, uint32_t budget)
 {
     const uint32_t ttl_s = (uint32_t)(a->purgatory->level_ttl_ns / 1000000000);
-    a->real_boot_ns = real_boot_ns;
+    real_time_set(a, real_boot_ns);
     for (uint32_t n = 0; n < budget && n < a->level_rows; n++) {
         if (*cursor >= a->level_rows)
             *cursor = 0;
         const struct pg_watched *l = &a->levels[*cursor];
-        const bool over = l->touched_s == PG_NIL || now_s(a) - l->touched_s > ttl_s;
+        const bool over = l->touched_s == PG_NIL || a->real_s - l->touched_s > ttl_s;
         if (l->key_len != 0 && l->root == PG_NIL && over && !stage_full(a))
             level_free(a, *cursor);
         ++*cursor;

@@ -406,7 +406,7 @@ int pg_handle(struct pg_arena *a, const void *message, uint64_t message_bytes, u
     struct sink out = {reply, 0, PG_MESSAGE_MAX, false};
     struct refusal why = {PG_ERR_INTERNAL, {0, 0}};
 
-    a->real_boot_ns = real_boot_ns;
+    real_time_set(a, real_boot_ns);
     a->visits_left = VISITS_PER_CALL;
     a->uid = uid;
     a->durable = false;

@@ -214,8 +214,9 @@ static void keys_leave(struct pg_arena *a, struct pg_operation *op)
 static void watches_release(struct pg_arena *a, struct pg_operation *op)
 {
     for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(a, x)->sibling) {
+        const uint32_t row = watch_at(a, x)->level;
         watch_unlink(a, x);
-        level_left(a, watch_at(a, x)->level);
+        level_left(a, row);
     }
     watches_give(a, op->first_watch);
     op->first_watch = PG_NIL;
@@ -425,6 +426,7 @@ static unsigned rows_resolve(struct pg_arena *a, struct watch *w, uint32_t *done
         at += sizeof *k + key.len;
     }
     w->has_own = own != 0;
+    w->ext = ext_bytes(w->condition, w->count, w->has_own);
     return PG_ST_ADDED;
 }
 
@@ -447,14 +449,11 @@ static inline void target_place(struct pg_arena *a, struct watch *w, struct pg_o
     watch_link(a, x, met ? MET : target);
 }
 
-/* One key of the operation: all but where its watcher stands. */
-static inline void key_join(const struct watch *w, struct pg_operation *op, uint32_t n,
-                            const wire_watch_key *k, uint64_t level)
+/* What the n-th key of a SUM counts from, and up to. */
+static inline void share_write(struct pg_operation *op, uint32_t n, const wire_watch_key *k,
+                               uint64_t level)
 {
-    if (k->flags & PG_WK_OWN)
-        own_of(op)[n / 8] |= (uint8_t)(1u << n % 8);
-    if (w->condition == PG_C_SUM)
-        shares_of(op)[n] = (struct pg_share){k->target == UINT64_MAX ? level : k->target, k->cap};
+    shares_of(op)[n] = (struct pg_share){k->target == UINT64_MAX ? level : k->target, k->cap};
 }
 
 /* Records in the order of the keys, so that the bitmaps' bits are the owner's. The keys of SUM
@@ -462,9 +461,8 @@ static inline void key_join(const struct watch *w, struct pg_operation *op, uint
 static void keys_join(struct pg_arena *a, struct watch *w, uint32_t slot, struct pg_operation *op)
 {
     const bool targets = w->condition == PG_C_ALL || w->condition == PG_C_ANY;
-    const uint32_t now_s = (uint32_t)(a->real_boot_ns / 1000000000);
     const uint8_t *at = w->keys;
-    uint32_t x = op->first_watch = watches_take(a, w->count);
+    uint32_t x = op->first_watch = watches_take(a, w->count), own = 0;
     w->may_end = !targets;
     for (uint32_t n = 0; n < w->count; n++, x = watch_at(a, x)->sibling) {
         const wire_watch_key *k = (const wire_watch_key *)at;
@@ -472,12 +470,18 @@ static void keys_join(struct pg_arena *a, struct watch *w, uint32_t slot, struct
         watch->target = k->target < PARKED ? k->target : PARKED - 1;
         watch->level = row_at(a, n);
         watch->slot = slot;
-        a->levels[watch->level].touched_s = now_s;
+        a->levels[watch->level].touched_s = a->real_s;
         if (targets)
             target_place(a, w, op, x);
-        key_join(w, op, n, k, level_of(a, x)->level);
+        if (w->condition == PG_C_SUM)
+            share_write(op, n, k, level_of(a, x)->level);
+        own = own >> 1 | (k->flags & PG_WK_OWN) << 7;         /* after eight keys, a byte */
+        if (w->has_own && n % 8 == 7)
+            own_of(op)[n / 8] = (uint8_t)own;
         at += sizeof *k + k->key_len;
     }
+    if (w->has_own && w->count % 8 != 0)
+        own_of(op)[w->count / 8] = (uint8_t)(own >> (8 - w->count % 8));
     if (!targets)
         watches_place(a, op, false);
 }
@@ -494,9 +498,8 @@ static void blob_fill(struct pg_arena *a, const struct watch *w, uint32_t blob, 
                                 .notice_blob = notice, .inbox_next = PG_NIL,
                                 .inbox_previous = PG_NIL, .keys = (uint16_t)w->count,
                                 .condition = w->condition, .has_own = w->has_own};
-    memset(op + 1, 0, bitmaps_room(w->count, w->has_own));
-    memcpy((uint8_t *)op + ext_bytes(w->condition, w->count, w->has_own), p->key.bytes,
-           p->key.len + p->payload_len);
+    memset(op + 1, 0, w->ext - sizeof *op);
+    memcpy((uint8_t *)op + w->ext, p->key.bytes, p->key.len + p->payload_len);
     if (notice == PG_NIL)
         return;
     uint8_t *at = blob_at(&a->blobs, notice);
@@ -506,8 +509,7 @@ static void blob_fill(struct pg_arena *a, const struct watch *w, uint32_t blob, 
 
 static uint32_t watch_granules(const struct watch *w)
 {
-    return blob_granules((uint64_t)ext_bytes(w->condition, w->count, w->has_own) +
-                         w->put->key.len + w->put->payload_len);
+    return blob_granules((uint64_t)w->ext + w->put->key.len + w->put->payload_len);
 }
 
 static uint32_t watch_notice_granules(const struct watch *w)
@@ -551,9 +553,7 @@ static uint32_t operation_write(struct pg_arena *a, struct watch *w, int64_t dea
     keys_join(a, w, slot, (struct pg_operation *)blob_at(&a->blobs, blob));
     a->slots.cold[slot] = (struct pg_cold){
         .blob = blob, .payload_len = w->put->payload_len, .key_len = w->put->key.len,
-        .key_type = w->put->key.type,
-        .ext_len = (uint16_t)ext_bytes(w->condition, w->count, w->has_own),
-        .account = w->put->account};
+        .key_type = w->put->key.type, .ext_len = (uint16_t)w->ext, .account = w->put->account};
     h->deadline_ns = deadline_ns;
     h->flags = PG_F_OPERATION;
     h->hash = w->put->key.hash;
@@ -561,8 +561,7 @@ static uint32_t operation_write(struct pg_arena *a, struct watch *w, int64_t dea
     if (staging(a))
         stage_watch(a, slot, ticket);
     STORE_RELEASE(&h->ctl, ctl_of(ticket, PG_S_ARMED));
-    a->metrics->blob_bytes += (slot_granules(&a->slots.cold[slot]) +
-                               operation_granules(a, slot)) * PG_GRANULE;
+    a->metrics->blob_bytes += slot_bytes(a, slot);
     return slot;
 }
 
@@ -853,6 +852,7 @@ bool operation_restore(struct pg_arena *a, const struct pg_j_watch *j,
     uint32_t blob, notice;
     for (uint32_t n = 0; n < j->keys; n++)
         w.has_own |= keys[n].flags & PG_WK_OWN;
+    w.ext = ext_bytes(w.condition, w.count, w.has_own);
     if (a->purgatory->free_watches < j->keys || !blobs_for(a, &w, &blob, &notice))
         return false;
     blob_fill(a, &w, blob, notice);

@@ -17,6 +17,8 @@ struct pg_group {
     uint64_t bytes;
 };
 
+#define PG_NEWS 1024              /* as many as a batch can end */
+
 struct pg_arena {
     struct pg_header *header;
     struct pg_metrics *metrics;
@@ -63,11 +65,14 @@ struct pg_arena {
     uint32_t uid;                 /* of the running call's sender; PG_NIL = nobody's message */
     uint32_t visits_left;         /* of the running call; eight keys of one operation are one */
     bool inbox_news;              /* some session has something unsent */
+    uint32_t news_count, news_seen;
+    uint32_t news[PG_NEWS];       /* slots that came into inboxes last, to be fetched early */
     uint32_t orphans;             /* slots of outcomes and CHECKs of ended sessions, by inbox_next */
     uint32_t rows[PG_WATCH_KEYS_MAX];     /* of the watch being armed */
     uint16_t seen[4 * PG_WATCH_KEYS_MAX]; /* hash set over rows[] */
     int64_t now_ns;               /* of the running call, on the arena's clock */
     int64_t real_boot_ns;         /* of the running call */
+    uint32_t real_s;              /* the same in whole seconds */
     int64_t started_ns;           /* arena clock at the last rebuild, and the first ticket */
     uint64_t first_ticket;        /* given after it; 0 in a fresh arena */
     int64_t wall_placed_by_ns;    /* the offset that wall timers were last placed by */
@@ -84,6 +89,12 @@ struct pg_arena {
     struct pg_group groups[PG_NOTICE_WINDOW];
     uint16_t group_next[PG_NOTICE_WINDOW];
 };
+
+static inline void real_time_set(struct pg_arena *a, int64_t real_boot_ns)
+{
+    a->real_boot_ns = real_boot_ns;
+    a->real_s = (uint32_t)(real_boot_ns / 1000000000);
+}
 
 /* ---- names ------------------------------------------------------------------------- */
 
@@ -364,7 +375,15 @@ void level_set(struct pg_arena *a, uint32_t row, uint64_t level, uint32_t error)
 void level_clear(struct pg_arena *a, uint32_t row);                     /* of its error */
 void level_drop(struct pg_arena *a, uint32_t row);      /* now, or with its last watcher */
 /* To be called when a watcher left: frees a forgotten row, or begins its time to live. */
-void level_left(struct pg_arena *a, uint32_t row);
+void level_left_by_last(struct pg_arena *a, uint32_t row);
+void level_left_by_one(struct pg_arena *a, uint32_t row);
+static inline void level_left(struct pg_arena *a, uint32_t row)
+{
+    if (a->levels[row].root == PG_NIL)
+        level_left_by_last(a, row);
+    else if (staging(a))
+        level_left_by_one(a, row);
+}
 void levels_init(struct pg_arena *a);
 bool levels_rebuild(struct pg_arena *a, struct pg_fault *why);          /* blobs, index, free list */
 void levels_drop_forgotten(struct pg_arena *a);         /* which a crash left without a watcher */
@@ -411,7 +430,8 @@ struct watch {
     uint8_t condition;
     bool notice;
     bool has_own;                 /* found out while it is armed: some key is its own; */
-    bool may_end;                 /* it may have to end at once */
+    bool may_end;                 /* it may have to end at once; */
+    uint32_t ext;                 /* bytes of the blob before its key */
 };
 
 static inline struct pg_operation *operation_at(const struct pg_arena *a, uint32_t slot)
@@ -482,7 +502,7 @@ static inline uint64_t slot_bytes(const struct pg_arena *a, uint32_t slot)
 
 /* ---- looking ahead -------------------------------------------------------------------------- */
 
-#define PG_AHEAD 16               /* most ids that one of these calls takes */
+#define PG_AHEAD 32               /* most ids that one of these calls takes */
 
 /* What operations on watch keys will touch. hashes[places[i]] is the i-th key's, reach[i] up to
  * which level its watchers will be visited; rows[places[i]] = the row that it may have. */
@@ -490,6 +510,9 @@ void ahead_levels(const struct pg_arena *a, const uint32_t *hashes, const uint32
                   const uint64_t *reach, uint32_t count, uint32_t *rows);
 void ahead_ends(const struct pg_arena *a, const uint32_t *slots, uint32_t count);
 void ahead_outcomes(const struct pg_arena *a, const uint32_t *slots, uint32_t count);
+/* To be called before each outcome of an inbox is looked at: the list leads only from blob to
+ * blob. The order is that of all inboxes together. */
+void ahead_news(struct pg_arena *a);
 void ahead_bytes(const struct pg_arena *a, uint32_t slot);   /* key and payload, of what is short */
 
 /* ---- inboxes ------------------------------------------------------------------------------- */

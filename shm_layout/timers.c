@@ -488,7 +488,7 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
     if (now_ns < a->header->now_ns)
         now_ns = a->header->now_ns;
     a->now_ns = now_ns;
-    a->real_boot_ns = real_boot_ns;
+    real_time_set(a, real_boot_ns);
     a->header->now_ns = now_ns;
     a->visits_left = budget;
     if (wall_offset_ns != a->header->wall_offset_ns)

@@ -1,0 +1,118 @@
+/* index.h - the key index's common way, inline because every record goes it: keys that stand in
+ * their home bucket. index.c has the rest. Included by core.h alone. */
+
+/* A bucket is read as vectors (the generic ones of GCC and Clang: compilers do not find
+ * this loop's vector form by themselves). Lane 0 is the count, lane i + 1 is cell i. */
+#define VECTORS 4
+typedef uint32_t lanes __attribute__((vector_size(16)));
+typedef int32_t truths __attribute__((vector_size(16)));   /* of each lane: -1 or 0 */
+
+#ifdef __SSE2__
+#include <emmintrin.h>
+
+/* Bit i: lane i is true. */
+static inline uint32_t bits_of(const truths t[VECTORS])
+{
+    const __m128i low = _mm_packs_epi32((__m128i)t[0], (__m128i)t[1]);
+    const __m128i high = _mm_packs_epi32((__m128i)t[2], (__m128i)t[3]);
+    return (uint32_t)_mm_movemask_epi8(_mm_packs_epi16(low, high));
+}
+#else
+static inline uint32_t bits_of(const truths t[VECTORS])
+{
+    uint32_t bits = 0;
+    for (unsigned i = 0; i < 4 * VECTORS; i++)
+        bits |= (uint32_t)(t[i / 4][i % 4] & 1) << i;
+    return bits;
+}
+#endif
+
+static inline uint32_t index_home(const struct key_index *x, uint32_t hash)
+{
+    return (uint32_t)((uint64_t)hash * x->count >> 32);
+}
+
+static inline uint32_t index_after(const struct key_index *x, uint32_t bucket)
+{
+    return bucket + 1 == x->count ? 0 : bucket + 1;
+}
+
+/* Low bits of the hash above the id; the home is made of the high ones. */
+static inline uint32_t index_tag(const struct key_index *x, uint32_t hash)
+{
+    return hash << x->id_bits;
+}
+
+static inline uint32_t index_cell(const struct key_index *x, uint32_t hash, uint32_t id)
+{
+    return index_tag(x, hash) | (id + 1);
+}
+
+static inline uint32_t index_mask(const struct key_index *x)
+{
+    return ((uint32_t)1 << x->id_bits) - 1;
+}
+
+static inline lanes lanes_at(const struct pg_index_bucket *b, unsigned i)
+{
+    lanes words;
+    memcpy(&words, (const char *)b + i * sizeof words, sizeof words);
+    return words;
+}
+
+/* Bit i of the mask: cell i has this value. */
+static inline uint32_t cells_with(const struct pg_index_bucket *b, uint32_t value)
+{
+    truths found[VECTORS];
+    for (unsigned i = 0; i < VECTORS; i++)
+        found[i] = lanes_at(b, i) == value;
+    return bits_of(found) >> 1;
+}
+
+/* Bit i of the mask: cell i has this tag; if that is 0, it may be empty. */
+static inline uint32_t cells_tagged(const struct pg_index_bucket *b, uint32_t tag, uint32_t mask)
+{
+    truths found[VECTORS];
+    for (unsigned i = 0; i < VECTORS; i++)
+        found[i] = (lanes_at(b, i) & ~mask) == tag;
+    return bits_of(found) >> 1;
+}
+
+/* The first candidate from at->bucket on, there among the cells of `allowed`. */
+uint32_t index_search(const struct key_index *x, uint32_t hash, uint32_t allowed,
+                      struct probe *at);
+uint32_t index_insert_beyond(struct key_index *x, uint32_t hash, uint32_t id);
+void index_erase_beyond(struct key_index *x, uint32_t home, uint32_t bucket);
+
+/* Candidates whose tag matches, PG_NIL at the end; the caller compares the key. */
+static inline uint32_t index_first(const struct key_index *x, uint32_t hash, struct probe *at)
+{
+    at->home = at->bucket = index_home(x, hash);
+    const struct pg_index_bucket *b = &x->buckets[at->bucket];
+    const uint32_t hits = cells_tagged(b, index_tag(x, hash), index_mask(x));
+    if (LIKELY(hits == 0 && b->overflowed == 0))
+        return PG_NIL;
+    at->cell = (uint32_t)__builtin_ctz(hits | 1u << PG_INDEX_CELLS);
+    if (LIKELY(hits != 0 && b->cells[at->cell] != 0))
+        return (b->cells[at->cell] & index_mask(x)) - 1;
+    return index_search(x, hash, ~(uint32_t)0, at);
+}
+
+static inline void index_erase_at(struct key_index *x, uint32_t hash, uint32_t place)
+{
+    const uint32_t home = index_home(x, hash), bucket = place / (PG_INDEX_CELLS + 1);
+    x->buckets[bucket].cells[place % (PG_INDEX_CELLS + 1)] = 0;
+    if (UNLIKELY(bucket != home))
+        index_erase_beyond(x, home, bucket);
+}
+
+/* Returns the place, for index_erase_at; nothing in the index moves. PG_NIL: it is full. */
+static inline uint32_t index_insert(struct key_index *x, uint32_t hash, uint32_t id)
+{
+    const uint32_t home = index_home(x, hash), empty = cells_with(&x->buckets[home], 0);
+    if (UNLIKELY(empty == 0))
+        return index_insert_beyond(x, hash, id);
+    const uint32_t cell = (uint32_t)__builtin_ctz(empty);
+    x->buckets[home].cells[cell] = index_cell(x, hash, id);
+    return home * (PG_INDEX_CELLS + 1) + cell;
+}
