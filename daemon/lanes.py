@@ -90,6 +90,7 @@ class Lane:
     def __init__(self, socket: zmq.Socket[bytes], guard: Guard) -> None:
         self.socket = socket
         self.guard = guard
+        self.fd = int(socket.getsockopt(zmq.FD))
         self._overlong = False
         """The rest of a message has to be taken off before the next one."""
 
@@ -130,6 +131,7 @@ class Lanes:
         admin = self._bind(zmq.ROUTER, paths.admin, REPLY_HWM, MESSAGE_MAX)
         self.commands, self.admin = Lane(commands, self._guard), Lane(admin, self._guard)
         self.notices = self._bind(zmq.XPUB, paths.pub, NOTICE_HWM, SUBSCRIPTION_MAX, access)
+        self.notices_fd = int(self.notices.getsockopt(zmq.FD))
         self._sockets = (commands, admin, self.notices)
         if remotes is not None:
             _listen(commands, remotes.place.commands, remotes.pair, MESSAGE_MAX)
@@ -166,8 +168,7 @@ class Lanes:
 
     def fds(self) -> list[int]:
         """Descriptors that become readable when a socket has news (edge-triggered)."""
-        own = [int(socket.getsockopt(zmq.FD)) for socket in self._sockets]
-        return [*own, *self._watched]
+        return [self.commands.fd, self.admin.fd, self.notices_fd, *self._watched]
 
     def pending(self, *, commands: bool) -> bool:
         """True if a message waits, one on the command lane only if `commands`. Asking is needed

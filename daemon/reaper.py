@@ -61,7 +61,8 @@ class Reaper:
         self._next_beat_ns = 0
         self._unswept = 0
         self._turns = self._wakeups = self._sent = 0
-        self._ready: Set[int] = frozenset()
+        self._ready: Set[int] | None = None
+        """Descriptors that the loop woke up for; None = it did not sleep, so ask all."""
         self._target_ns: int | None = None
         self._commands = Commands(arena, sockets, access, journal)
         self._advancing: deque[Message] = deque()
@@ -101,11 +102,13 @@ class Reaper:
         self._turns += 1
         real_ns = boot_ns()
         left = self._fire(real_ns)
-        busy = self._serve_admin() | self._serve_commands() | self._commands.push()
+        busy = self._woke_for(self._lanes.admin.fd) and self._serve_admin()
+        busy |= self._serve_commands() | self._commands.push()
         if self._keys_are_stale:
             self._read_keys()
-        self._lanes.take_subscriptions()
-        busy |= self._lanes.keep_watch(real_ns, self._ready)
+        if self._woke_for(self._lanes.notices_fd):
+            self._lanes.take_subscriptions()
+        busy |= self._lanes.keep_watch(real_ns, self._ready or frozenset())
         if real_ns >= self._next_beat_ns:
             self._beat(real_ns)
         left |= self._sweep(real_ns)
@@ -225,8 +228,12 @@ class Reaper:
 
     # ---- the one place that sleeps ----
 
+    def _woke_for(self, fd: int) -> bool:
+        """False: a socket had nothing before the loop slept, and nothing came since."""
+        return self._ready is None or fd in self._ready
+
     def _sleep(self, busy: bool) -> None:
-        self._ready = frozenset()
+        self._ready = None
         full = self._journal.full
         if self._stopping or (busy and not full):
             return
