@@ -45,7 +45,9 @@ Row = dict[str, Any]
 
 
 def run_here(experiment: Experiment, virtual: bool = False) -> Result:
-    return Driver(experiment, VirtualClock() if virtual else RealClock()).run()
+    workers = through.WORKERS if experiment.design == "daemon" else 1
+    clock = VirtualClock() if virtual else RealClock(experiment.worker, workers)
+    return Driver(experiment, clock).run()
 
 
 def run_apart(experiment: Experiment) -> Row:

@@ -30,7 +30,7 @@ OUT_BYTES = 1 << 20
 OUTCOMES = 512
 """Outcomes in one message, at most; as in the core."""
 
-DONE = np.isin(np.arange(256), (lib.PG_ST_ADDED, lib.PG_ST_DONE))
+DONE = (lib.PG_ST_ADDED, lib.PG_ST_DONE)
 """Statuses of records that were applied."""
 
 DECLARATIONS = """
@@ -223,7 +223,8 @@ class Ours:
                 self._reply_bytes, self._wait_ns,
             )  # fmt: skip
         count = (self._reply_bytes[0] - FRAME) // RESULT.itemsize
-        if handled == lib.PG_H_REPLY and not DONE[self._statuses[:count]].all():
+        statuses = self._statuses[:count].tobytes()
+        if handled == lib.PG_H_REPLY and sum(map(statuses.count, DONE)) != count:
             check_reply(self._reply)
 
     def advance(self, now_ns: int) -> None:
@@ -258,7 +259,7 @@ class Ours:
 def check_reply(reply: Bytes) -> None:
     """Raises unless every record of a batch was applied."""
     statuses = statuses_in(reply)
-    if not (done := DONE[statuses]).all():
+    if not (done := np.isin(statuses, DONE)).all():
         raise Refused(f"status {int(statuses[~done][0])}")
 
 

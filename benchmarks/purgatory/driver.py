@@ -32,13 +32,22 @@ SILENCE_NS = 5_000 * MS
 
 
 class RealClock:
-    """The clock that deadlines use; turns begin at whole milliseconds of it."""
+    """The clock that deadlines use; turns begin once a millisecond of it, those of several workers
+    one after the other, as those of processes that know nothing of each other do."""
+
+    def __init__(self, worker: int = 0, workers: int = 1) -> None:
+        self._phase_ns = TURN_NS * worker // workers
 
     def now_ns(self) -> int:
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
+    def turn_ns(self, now_ns: int) -> int:
+        """When the turn began that `now_ns` is in."""
+        return now_ns - (now_ns - self._phase_ns) % TURN_NS
+
     def wait(self) -> None:
-        time.sleep((TURN_NS - self.now_ns() % TURN_NS) / 1e9)
+        now_ns = self.now_ns()
+        time.sleep((self.turn_ns(now_ns) + TURN_NS - now_ns) / 1e9)
 
 
 class VirtualClock:
@@ -49,6 +58,10 @@ class VirtualClock:
 
     def now_ns(self) -> int:
         return self._now_ns
+
+    def turn_ns(self, now_ns: int) -> int:
+        """Every moment begins a turn."""
+        return now_ns
 
     def wait(self) -> None:
         self._now_ns += TURN_NS
@@ -156,7 +169,7 @@ class Driver:
             if now_ns > give_up_ns:
                 return False
             try:
-                self._turn(now_ns // TURN_NS * TURN_NS)
+                self._turn(self.clock.turn_ns(now_ns))
             except Refused:
                 return True
             if self._behind(now_ns):

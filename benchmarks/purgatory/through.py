@@ -75,9 +75,8 @@ class Through:
     def advance(self, now_ns: int) -> None: ...
 
     def inbox(self) -> int:
-        with suppress(zmq.Again):
-            while True:
-                self._take(self._socket.recv(zmq.NOBLOCK))
+        while not self._outcomes and self._socket.get(zmq.EVENTS) & zmq.POLLIN:
+            self._take(self._socket.recv(zmq.NOBLOCK))
         if not self._outcomes:
             return 0
         self.out = np.frombuffer(self._outcomes.popleft(), np.uint8)
