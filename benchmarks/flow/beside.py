@@ -1,0 +1,141 @@
+"""The same work by pyarrow and by DuckDB, on the same files."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from purgatoryd.pipeline.decode import Decoder
+from purgatoryd.pipeline.lake import parquet_writer
+from purgatoryd.pipeline.schemas import BRONZE
+from purgatoryd.pipeline.sources import names_of, source
+from purgatoryd.pipeline.tier import Window
+from purgatoryd.shm_layout.journal import Walk, segments
+
+NAMES = {
+    "ship": "pyarrow writes the same batches",
+    "silver": "DuckDB, a projection of the same rows",
+    "gold": "DuckDB, exact quantiles",
+    "sketches of 8 groups": "DuckDB, exact quantiles",
+    "sketches of 8000 groups": "DuckDB, exact quantiles",
+    "cold load": "DuckDB, sorted, by hour",
+    "anti-join": "DuckDB",
+    "bulk add": "add_many in one process",
+}
+
+
+def forget(folder: Path) -> None:
+    """Takes the files of a folder out of the page cache."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def seconds(sql: str, **values: Any) -> float:
+    """Of a statement, over as many threads as there are processors."""
+    with duckdb.connect() as database:
+        database.execute(f"SET threads = {len(os.sched_getaffinity(0))}")
+        began_s = time.perf_counter()
+        database.execute(sql, values)
+        return time.perf_counter() - began_s
+
+
+def written(directory: Path, folder: Path) -> float:
+    """Rows per second of pyarrow alone: batches that are there already, to Parquet on disk."""
+    rows, spent_s, decoders = 0, 0.0, {}
+    for file in segments(directory)[:-1]:
+        daemon = source(file).identity.daemon
+        if daemon not in decoders:
+            decoders[daemon] = Decoder("bench", names_of(directory, daemon))
+        walk = Walk()
+        walk.enter(file.path)
+        batches = list(decoders[daemon].batches(walk))
+        began_s = time.perf_counter()
+        with open(folder / "beside.parquet", "wb") as out:
+            with parquet_writer(out, BRONZE) as writer:
+                for batch in batches:
+                    writer.write_batch(batch)
+            out.flush()
+            os.fsync(out.fileno())
+        spent_s += time.perf_counter() - began_s
+        rows += sum(batch.num_rows for batch in batches)
+    return rows / spent_s
+
+
+def silver(bronze: str, out: Path) -> float:
+    """Seconds: the rows of ends with their stages, written."""
+    return seconds(f"""
+        COPY (
+            SELECT daemon, segment, lsn, kind, clock, cause, namespace, topic, ticket, key, add_lsn,
+                session, worker, deadline_ns, sent_ns, received_ns, armed_ns, at_ns AS ended_ns,
+                "at", armed_ns - received_ns AS request_queue_ns, at_ns - armed_ns AS remote_ns,
+                at_ns - deadline_ns AS lateness_ns, sequence
+            FROM read_parquet('{bronze}') WHERE kind IN ('fire', 'end', 'outcome')
+        ) TO '{out}' (FORMAT parquet, COMPRESSION zstd)
+    """)
+
+
+def gold(bronze: str, silver: Path) -> float:
+    """Seconds: quantiles of topics and workers, and counts of kinds."""
+    of = _quantiles(("request_queue_ns", "remote_ns", "lateness_ns"))
+    window = 'time_bucket(INTERVAL {} MINUTES, "at")'
+    return sum((
+        seconds(f"CREATE TABLE a AS SELECT namespace, topic, {window.format(5)} AS w, {of} "
+                f"FROM read_parquet('{silver}') GROUP BY ALL"),
+        seconds(f"CREATE TABLE b AS SELECT worker, {window.format(60)} AS w, {of} "
+                f"FROM read_parquet('{silver}') GROUP BY ALL"),
+        seconds(f"CREATE TABLE c AS SELECT kind, {window.format(5)} AS w, count(*) "
+                f"FROM read_parquet('{bronze}') GROUP BY ALL"),
+    ))  # fmt: skip
+
+
+def quantiles(files: str, stages: tuple[str, ...], groups: int) -> float:
+    """Seconds: exact quantiles of stages by group."""
+    return seconds(
+        f"CREATE TABLE t AS SELECT add_lsn % {groups} AS g, {_quantiles(stages)} "
+        f"FROM read_parquet('{files}') GROUP BY g"
+    )
+
+
+def _quantiles(columns: tuple[str, ...]) -> str:
+    return ", ".join(f"quantile_cont({name}, [0.5, 0.99])" for name in columns)
+
+
+def cold_load(tier: Path, out: Path) -> float:
+    """Seconds: the rows of a tier sorted and written by the hour again."""
+    return seconds(f"""
+        COPY (SELECT *, deadline_ns // 3600000000000 AS hour
+              FROM read_parquet('{tier}/cold/due_hour=*/*.parquet', hive_partitioning = false)
+              ORDER BY deadline_ns)
+        TO '{out}' (FORMAT parquet, COMPRESSION lz4_raw, PARTITION_BY (hour))
+    """)
+
+
+_ENDED = """NOT EXISTS (
+    SELECT 1 FROM read_parquet('{tier}/cold_tombstones/*.parquet') t
+    WHERE t.key = r.key AND t.namespace = r.namespace AND t.key_type = r.key_type
+      AND t.version > r.version)"""
+_ROWS = "read_parquet('{tier}/cold/due_hour=*/*.parquet', hive_partitioning = false) r"
+
+
+def anti_join(tier: Path) -> float:
+    """Seconds: rows that no tombstone ends, counted with all their bytes."""
+    return seconds(
+        "SELECT count(*), sum(octet_length(payload)), sum(deadline_ns // 1000) FROM "
+        f"{_ROWS.format(tier=tier)} WHERE {_ENDED.format(tier=tier)}"
+    )
+
+
+def window(tier: Path, one: Window) -> float:
+    """Seconds: the rows of a window that no tombstone ends."""
+    bounds = f"deadline_ns >= {one.since.end_ns} AND deadline_ns < {one.until.end_ns}"
+    return seconds(
+        f"CREATE TABLE w AS SELECT * FROM {_ROWS.format(tier=tier)} "
+        f"WHERE {bounds} AND {_ENDED.format(tier=tier)}"
+    )

@@ -1,0 +1,235 @@
+"""The steps that are measured: each yields its name and its figures, rates per second first."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pyarrow as pa
+
+from flow import beside, journal
+from purgatoryd.clients import Client
+from purgatoryd.pipeline import cold
+from purgatoryd.pipeline.jobs import make_gold, make_silver
+from purgatoryd.pipeline.lake import Lake
+from purgatoryd.pipeline.loading import Loader
+from purgatoryd.pipeline.promote import promote, selected, window_id
+from purgatoryd.pipeline.session import session
+from purgatoryd.pipeline.sketches import sketch
+from purgatoryd.pipeline.tier import Frontier, Tier, Window
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+DAY_NS = 86_400 * 10**9
+WINDOW_NS = 300 * 10**9
+BASE_S = 1_893_456_000  # 2030-01-01, midnight
+CANCELLED = 10  # one of so many timers of the cold tier is cancelled
+STAGES = ("request_queue_ns", "remote_ns", "response_queue_ns", "send_ns")
+
+Figures = dict[str, float]
+
+
+def timed(what: Callable[[], object]) -> float:
+    """Seconds."""
+    began_s = time.perf_counter()
+    what()
+    return time.perf_counter() - began_s
+
+
+def all_steps(arguments: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Figures]]:
+    """Every step of one run."""
+    events = journal.events(arguments.journal)
+    lake = folder / "lake"
+    yield "ship", shipped(arguments, folder, lake, events)
+    spark = session(name="bench")
+    try:
+        yield from tables(spark, lake, folder, events)
+        yield from cold_tier(spark, folder / "tier", arguments.cold_rows)
+        yield "bulk add", bulk_add(spark, arguments.bulk_rows)
+    finally:
+        spark.stop()
+
+
+def noop(rows: DataFrame) -> None:
+    """Computes all of it, and keeps nothing."""
+    rows.write.format("noop").mode("overwrite").save()
+
+
+# ---- ship --------------------------------------------------------------------------------------
+
+_SHIP = """
+import json, sys, time
+from pathlib import Path
+from purgatoryd.pipeline.lake import Lake
+from purgatoryd.pipeline.ship import Shipper
+journal, lake = map(Path, sys.argv[1:])
+lake.mkdir(parents=True)
+began_s = time.perf_counter()
+shipper = Shipper(journal, Lake(lake), "bench")
+rows = sum(manifest.rows for manifest in shipper.turn())
+shipper.close()
+print(json.dumps([rows, time.perf_counter() - began_s]))
+"""
+
+
+def shipped(arguments: argparse.Namespace, folder: Path, lake: Path, events: int) -> Figures:
+    """Twice, each in a process of its own; the first time the journal is not in memory."""
+    found: Figures = {}
+    for name, place in (("cold", folder / "first"), ("warm", lake)):
+        if name == "cold":
+            beside.forget(arguments.journal)
+        command = [sys.executable, "-c", _SHIP, str(arguments.journal / journal.NAME), str(place)]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        rows, seconds = json.loads(done.stdout)
+        found[name] = rows / seconds
+        (Path(arguments.journal) / journal.NAME / "marks").unlink(missing_ok=True)
+    shutil.rmtree(folder / "first")
+    found["beside"] = beside.written(arguments.journal / journal.NAME, folder)
+    found["to_pyarrow"] = found["beside"] / found["warm"]
+    return found
+
+
+# ---- tables ------------------------------------------------------------------------------------
+
+
+def tables(
+    spark: SparkSession, lake: Path, folder: Path, events: int
+) -> Iterator[tuple[str, Figures]]:
+    """Bronze to gold, and sketches over silver."""
+    bronze = str(lake / "bronze" / "*" / "*.parquet")
+    found: dict[str, Figures] = {"silver": {}, "gold": {}}
+    for name in ("cold", "warm"):
+        place = folder / name
+        place.mkdir()
+        for part in ("bronze", "openings", "manifests"):
+            (place / part).symlink_to(lake / part)
+        one = Lake(place)
+        found["silver"][name] = events / timed(partial(make_silver, spark, one))
+        found["gold"][name] = events / timed(partial(make_gold, spark, one))
+    found["silver"]["beside"] = events / beside.silver(bronze, folder / "silver.parquet")
+    found["gold"]["beside"] = events / beside.gold(bronze, folder / "silver.parquet")
+    yield from found.items()
+    files = str(folder / "warm" / "silver" / "lives")
+    lives = spark.read.option("recursiveFileLookup", "true").parquet(files)
+    count = lives.count()
+    for groups in (8, 8000):
+        yield f"sketches of {groups} groups", sketched(lives, files, groups, count)
+
+
+def sketched(lives: DataFrame, files: str, groups: int, count: int) -> Figures:
+    """Four stages in `groups` groups."""
+    from pyspark.sql import functions as f
+
+    by = f.pmod(f.col("add_lsn"), f.lit(groups)).alias("by")
+    made = [sketch(f.col(stage), stage) for stage in STAGES]
+    rates = [count / timed(lambda: noop(lives.groupBy(by).agg(*made))) for _ in ("cold", "warm")]
+    other = beside.quantiles(f"{files}/**/*.parquet", STAGES, groups)
+    return {"cold": rates[0], "warm": rates[1], "beside": count / other}
+
+
+# ---- the cold tier -----------------------------------------------------------------------------
+
+
+def day(spark: SparkSession, rows: int) -> DataFrame:
+    """Timers spread over a day, in no order."""
+    step = DAY_NS // rows
+    return spark.range(rows).selectExpr(
+        "'shop' as namespace", "'reminders' as topic", "concat('order:2030:', id) as key",
+        'cast(concat(\'{"order": \', id, \', "remind": true}\') as binary) as payload',
+        f"{BASE_S * 10**9} + pmod(xxhash64(id), {rows}) * {step} as deadline_ns",
+    )  # fmt: skip
+
+
+def cold_tier(spark: SparkSession, folder: Path, rows: int) -> Iterator[tuple[str, Figures]]:
+    """Load a day, cancel a tenth, promote five minutes of it."""
+    found: Figures = {}
+    nobody = Loader("nobody")  # nothing is hot: it is never asked
+    for name in ("cold", "warm"):
+        place = folder / name
+        place.mkdir(parents=True)
+        tier = Tier(place)
+        seconds = timed(partial(cold.load, tier, day(spark, rows), "day", nobody))
+        found[name] = rows / seconds
+        if name == "cold":
+            found["beside"] = rows / beside.cold_load(place, folder / "beside")
+            shutil.rmtree(place)
+    yield "cold load", found
+    cold.cancel(tier, cancelled(rows), nobody)
+    version = tier.version()
+    ended = cold.tombstones_of(spark, tier, version.tombstones)
+    times = [
+        timed(lambda: noop(cold.alive(cold.rows_of(spark, tier, version.rows), ended)))
+        for _ in ("cold", "warm")
+    ]
+    other = rows / beside.anti_join(folder / "warm")
+    yield "anti-join", {"cold": rows / times[0], "warm": rows / times[1], "beside": other}
+    yield "window", window(spark, tier, rows)
+
+
+def cancelled(rows: int) -> pa.Table:
+    """Keys of a tenth of the day."""
+    keys = [b"order:2030:%d" % number for number in range(0, rows, CANCELLED)]
+    count = len(keys)
+    return pa.table({"namespace": ["shop"] * count, "key_type": ["str"] * count, "key": keys})
+
+
+def select(spark: SparkSession, tier: Tier, one: Window) -> None:
+    """The rows of a window, which go nowhere."""
+    noop(selected(spark, tier, one))
+
+
+def window(spark: SparkSession, tier: Tier, rows: int) -> Figures:
+    """Five minutes of a day, after the ones before them."""
+    noon_ns = BASE_S * 10**9 + DAY_NS // 2
+    with journal.daemon("--capacity", str(rows), "--payload-memory", "1500M"):
+        hot = Loader(journal.NAME, timeout=journal.PATIENCE_S)
+        taken = Frontier(noon_ns, tier.version().number)
+        tier.save_window(Window(window_id(taken), hot.name, Frontier(0, 0), taken, "hot"))
+        for turn in range(3):  # the first ones warm it up
+            until = Frontier(noon_ns + (turn + 1) * WINDOW_NS, tier.version().number)
+            one = Window(window_id(until), hot.name, tier.frontier("hot"), until)
+            select_s = timed(partial(select, spark, tier, one))
+            began_s = time.perf_counter()
+            (done,) = promote(spark, tier, until.end_ns, hot)
+            promote_s = time.perf_counter() - began_s
+        hot.close()
+    other = beside.window(tier.lake, one)
+    return {"rows": done.rows, "select_s": select_s, "promote_s": promote_s, "beside_s": other}
+
+
+# ---- bulk adds ---------------------------------------------------------------------------------
+
+
+def bulk_add(spark: SparkSession, rows: int) -> Figures:
+    """Through Spark, and beside it the same rows by add_many in one process."""
+    frame = day(spark, rows).selectExpr("namespace", "topic", "key", "payload", "3600.0D as delay")
+    frame = frame.repartition(spark.sparkContext.defaultParallelism).cache()
+    frame.count()
+    table = frame.drop("namespace").toArrow()
+    found = {}
+    size = ("--capacity", str(rows), "--payload-memory", "1500M", "--load-rows", str(4 * rows))
+    for name in ("cold", "warm"):
+        with journal.daemon(*size) as folder:
+            options = {"name": journal.NAME, "directory": str(folder), "load": str(uuid4())}
+            write = frame.write.format("purgatoryd").options(**options).mode("append")
+            found[name] = rows / timed(write.save)
+    with journal.daemon(*size), Client(journal.NAME, namespace="shop", timeout=60.0) as client:
+        found["beside"] = rows / timed(lambda: _added(client, table))
+    found["to_add_many"] = found["warm"] / found["beside"]
+    frame.unpersist()
+    return found
+
+
+def _added(client: Client, table: Any) -> None:
+    if not client.add_many(table).ok:
+        raise SystemExit("timers were refused")
