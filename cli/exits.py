@@ -37,7 +37,7 @@ MEANING = {
     Exit.USAGE: "bad argument or setting; nothing was sent",
     Exit.NO_DAEMON: "no daemon of that name, or its arena is not ready",
     Exit.REFUSED: "refused by the daemon: exists, full, too far, denied",
-    Exit.BROKEN: "a broken invariant of the arena, or a damaged journal or lake",
+    Exit.BROKEN: "a broken invariant of the arena, a damaged journal or lake, a violation",
     Exit.TIMEOUT: "no answer in time; the call may still be applied, once",
     Exit.UNUSABLE: "a path, a segment or this machine cannot be used",
     Exit.NOTICES_LOST: "the listener was overtaken; the lost range is named",

@@ -28,6 +28,8 @@ PARTS = {
     "cold": "pipeline_cold",
     "load-agent": "pipeline_agent",
     "plan": "pipeline_plan",
+    "audit": "pipeline_audit",
+    "report": "pipeline_audit",
 }
 
 lake_option = click.option(

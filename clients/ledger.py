@@ -19,7 +19,7 @@ from uuid import UUID
 from purgatoryd.clients.model import Notice
 from purgatoryd.clients.times import boot_now_ns
 from purgatoryd.shm_layout import wire
-from purgatoryd.shm_layout.errors import BadPath
+from purgatoryd.shm_layout.errors import BadPath, SnapshotRequired
 from purgatoryd.shm_layout.layout import Cause, Op, Status
 from purgatoryd.shm_layout.wire import Key, RawOutcome
 
@@ -34,6 +34,19 @@ _FOUND = {
                    Status.FIRED)
 }  # fmt: skip
 _CAUSES = {int(cause): cause.name.lower() for cause in Cause}
+
+
+class Source(NamedTuple):
+    """Where notices come from: uuid of the arena, id of the stream, number of the subscriber."""
+
+    daemon: bytes
+    stream: int
+    subscriber: int
+
+    @property
+    def text(self) -> str:
+        """As lines have it."""
+        return f'"stream":"{self.stream:016x}","subscriber":{self.subscriber}'
 
 
 class Ledger:
@@ -51,6 +64,7 @@ class Ledger:
         self._pid = os.getpid()
         self._lines: dict[bytes, list[str]] = {}
         self._waiting = 0
+        self._subscribers = 0
         self._mutex = threading.Lock()
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -80,16 +94,30 @@ class Ledger:
             for raw in outcomes if raw.cause
         ))  # fmt: skip
 
-    def received(self, daemon: bytes, stream: int, notice: Notice) -> None:
+    def subscriber(self) -> int:
+        """A number for one more subscriber, to tell those apart that share the ledger."""
+        with self._mutex:
+            self._subscribers += 1
+            return self._subscribers
+
+    def received(self, source: Source, notice: Notice) -> None:
         """A subscriber handed a notice to its caller."""
         subject = _subject(notice.ticket, notice.namespace, notice.key)
         at = "null" if notice.received_boot_ns is None else notice.received_boot_ns
         line = (
-            f'{{"op":"notice",{subject},"found":"{notice.cause.name.lower()}",'
-            f'"stream":"{stream:016x}","topic":{json.dumps(notice.topic)},'
-            f'"sequence":{notice.seq},"received_boot_ns":{at}}}\n'
+            f'{{"op":"notice",{subject},"found":"{notice.cause.name.lower()}",{source.text},'
+            f'"topic":{json.dumps(notice.topic)},"sequence":{notice.seq},"received_boot_ns":{at}}}\n'
         )
-        self._note(daemon, (line,))
+        self._note(source.daemon, (line,))
+
+    def lost(self, source: Source, told: SnapshotRequired) -> None:
+        """A subscriber told its caller that notices are gone."""
+        line = (
+            f'{{"op":"lost","namespace":{json.dumps(told.namespace)},{source.text},'
+            f'"topic":{json.dumps(told.topic)},"sequence":{told.first_lost},'
+            f'"upto":{told.last_lost}}}\n'
+        )
+        self._note(source.daemon, (line,))
 
     def _note(self, daemon: bytes, lines: Iterable[str]) -> None:
         with self._mutex:

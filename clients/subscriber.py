@@ -16,7 +16,7 @@ from typing import Self
 import zmq
 
 from purgatoryd.clients.channel import RECONNECT_MS, connection_events
-from purgatoryd.clients.ledger import Ledger
+from purgatoryd.clients.ledger import Ledger, Source
 from purgatoryd.clients.life import Life
 from purgatoryd.clients.model import Notice
 from purgatoryd.clients.remote import Remote
@@ -29,6 +29,7 @@ from purgatoryd.shm_layout.errors import (
     ArenaNotReady,
     DaemonUnreachable,
     OtherAbi,
+    SnapshotRequired,
 )
 from purgatoryd.shm_layout.paths import check_name, client_paths
 
@@ -55,6 +56,7 @@ class Inbox:
         self.name = check_name(name)
         self._remote = remote
         self._ledger = ledger
+        self._number = 0 if ledger is None else ledger.subscriber()
         subjects = _subjects(namespace, topics)
         self.endpoint = remote.place.notices if remote else client_paths(name).pub_endpoint
         self.live = remote is None
@@ -88,12 +90,26 @@ class Inbox:
     def next_now(self) -> Notice | None:
         """The next notice, None if there is none now. Raises SnapshotRequired."""
         self._life.check()
+        if self._ledger is None:
+            return self._next()
+        try:
+            notice = self._next()
+        except SnapshotRequired as told:
+            self._ledger.lost(self._source, told)
+            raise
+        if notice is not None:
+            self._ledger.received(self._source, notice)
+        return notice
+
+    def _next(self) -> Notice | None:
         while (notice := self._stream.pop()) is None:
             if self._stream.stuck or not (self._receive() or self._compare()):
                 return None
-        if self._ledger is not None:
-            self._ledger.received(self._stream.daemon, self._stream.stream_id, notice)
         return notice
+
+    @property
+    def _source(self) -> Source:
+        return Source(self._stream.daemon, self._stream.stream_id, self._number)
 
     @property
     def patience_s(self) -> float:

@@ -120,7 +120,7 @@ class Shipper:
         """
         if self._mark not in read_marks(self._directory):
             self._hold()
-        found = [*self._new(openings(self._directory)), *self._new(sealed(self._directory))]
+        found = self._new(self._sources())
         for one in found:
             if one.identity.table == OPENINGS:
                 self._learn(one)
@@ -136,6 +136,9 @@ class Shipper:
         for one in found:
             self._decoder(one.identity.daemon)
         return [one for one in found if one.identity not in self._done]
+
+    def _sources(self) -> list[Source]:
+        return [*openings(self._directory), *sealed(self._directory)]
 
     def _decoder(self, daemon: str) -> Decoder:
         if daemon not in self._decoders:

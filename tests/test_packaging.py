@@ -109,6 +109,7 @@ def test_wheel_holds_one_tree_for_every_python(wheel: Path) -> None:
         assert f"purgatoryd/{part}/py.typed" in names
     assert "purgatoryd/shm_layout/_core.abi3.so" in names
     assert "purgatoryd/shm_layout/layout.h" in names
+    assert "purgatoryd/pipeline/report.html.j2" in names
     assert not [name for name in names if name.endswith((".c", ".o", "core.h"))]
 
 

@@ -1,12 +1,14 @@
 """Kills a real daemon and its workers at random, under load, and keeps a ledger.
 
-`python soak.py SECONDS [SEED]`, with tests/ on PYTHONPATH. Workers note what the daemon has
-acknowledged; at the end each timer was noticed once, or cancelled and never noticed, and each
-operation ended once. Prints kills and totals as JSON; exit code 1 = something is lost or doubled.
+`python soak.py SECONDS [SEED] [--keep DIR]`, with tests/ on PYTHONPATH; what is audited is kept in
+DIR/journals and DIR/ledgers. Workers note what the daemon has acknowledged; at the end each timer
+was noticed once, or cancelled and never noticed, and each operation ended once. Prints kills and
+totals as JSON; exit code 1 = something is lost or doubled.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import random
@@ -22,17 +24,25 @@ from pathlib import Path
 
 from real_daemon import PATIENCE_S, Daemon, clean_environment, remove_segments
 
-from purgatoryd.clients import AllOf, AnyOf, Client, Purgatory, Subscriber
+from purgatoryd.clients import AllOf, AnyOf, Client, Ledger, Purgatory, Subscriber
 from purgatoryd.shm_layout.errors import PurgatorydError
 
 NAME, NAMESPACE = "soak", "soak"
 JOBS = ("timers", "timers", "operations", "operations")
 SHARED = [f"shared:{n}" for n in range(6)]
+SIZES = ("--outbox", "524288", "--inbox", "100000")
+KEEP = "SOAK_KEEP"
+"""Environment of the workers: the DIR of --keep."""
 LONGEST_S = 0.8
 """Every timer and operation is over after that."""
 
 
 # ---- workers --------------------------------------------------------------------------------
+
+
+def ledger() -> Ledger | None:
+    """Every line is written at once: what is told counts, however the process ends."""
+    return Ledger(f"{os.environ[KEEP]}/ledgers", buffer_bytes=0) if KEEP in os.environ else None
 
 
 def say(out: int, *words: object) -> None:
@@ -43,7 +53,7 @@ def say(out: int, *words: object) -> None:
 def timers(seed: int, out: int) -> None:
     """Adds, replaces nothing, cancels some; every key is used once."""
     rng = random.Random(seed)
-    with Client(NAME, namespace=NAMESPACE, timeout=10 * PATIENCE_S) as client:
+    with Client(NAME, namespace=NAMESPACE, timeout=10 * PATIENCE_S, ledger=ledger()) as client:
         for n in range(1 << 30):
             keys = [f"{seed}:{n}:{i}" for i in range(rng.randint(1, 20))]
             for key in keys:
@@ -64,7 +74,9 @@ def timers(seed: int, out: int) -> None:
 def operations(seed: int, out: int) -> None:
     """Arms, and ends others' by levels; says what it was told of its own."""
     rng = random.Random(seed)
-    with Purgatory(NAME, namespace=NAMESPACE, timeout=10 * PATIENCE_S) as purgatory:
+    with Purgatory(
+        NAME, namespace=NAMESPACE, timeout=10 * PATIENCE_S, ledger=ledger()
+    ) as purgatory:
         level = 0
         for n in range(1 << 30):
             key, level = f"{seed}:{n}", level + 1
@@ -90,6 +102,13 @@ def worker(job: str, seed: str, path: str) -> None:
         say(out, "error", type(error).__name__, str(error).replace("\n", " "))
 
 
+def journal_settings() -> tuple[str, ...]:
+    """Segments as small as they may be, so that there are many."""
+    if KEEP not in os.environ:
+        return ()
+    return ("--journal", f"{os.environ[KEEP]}/journals", "--segment-bytes", "256K")
+
+
 # ---- the soak -------------------------------------------------------------------------------
 
 
@@ -102,7 +121,9 @@ class Listener(threading.Thread):
         self.keys: set[str] = set()
         self.error = ""
         self.stopping = False
-        self._subscriber = Subscriber(NAME, namespace=NAMESPACE, timeout=PATIENCE_S)
+        self._subscriber = Subscriber(
+            NAME, namespace=NAMESPACE, timeout=PATIENCE_S, ledger=ledger()
+        )
 
     def run(self) -> None:
         """Until stopping, and nothing comes any more."""
@@ -121,7 +142,7 @@ class Soak:
     def __init__(self, seed: int, directory: Path) -> None:
         self.rng = random.Random(seed)
         self.directory = directory
-        self.daemon = Daemon(NAME, directory, ("--outbox", "524288", "--inbox", "100000"))
+        self.daemon = Daemon(NAME, directory, (*SIZES, *journal_settings()))
         self.listener = Listener()
         self.listener.start()
         self.workers: dict[subprocess.Popen[bytes], str] = {}
@@ -206,10 +227,13 @@ FAULTS = ("lost", "doubled", "outcomes_doubled", "fired_though_cancelled", "stra
           "listener")  # fmt: skip
 
 
-def soak(seconds: float, seed: int) -> int:
+def soak(seconds: float, seed: int, keep: Path | None) -> int:
     with tempfile.TemporaryDirectory(prefix="purgatoryd-soak-") as folder:
         directory = Path(folder)
         os.environ.update(clean_environment(directory))
+        if keep is not None:
+            os.environ[KEEP] = str(keep.absolute())
+            (keep / "journals").mkdir(parents=True, exist_ok=True)
         one = Soak(seed, directory)
         try:
             one.run(seconds)
@@ -228,4 +252,9 @@ if __name__ == "__main__":
     if sys.argv[1] == "worker":
         worker(*sys.argv[2:])
     else:
-        sys.exit(soak(float(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1))
+        parser = argparse.ArgumentParser()
+        parser.add_argument("seconds", type=float)
+        parser.add_argument("seed", type=int, nargs="?", default=1)
+        parser.add_argument("--keep", type=Path)
+        given = parser.parse_args()
+        sys.exit(soak(given.seconds, given.seed, given.keep))

@@ -1,0 +1,145 @@
+"""pipeline audit and report: whether the journals can be true, and a page on what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from purgatoryd.cli.exits import Command, Exit
+from purgatoryd.cli.options import emit, json_option
+from purgatoryd.cli.pipeline import lake_option, spark_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from purgatoryd.pipeline.audit import Verdict
+    from purgatoryd.pipeline.figures import Part
+    from purgatoryd.pipeline.whole import Whole
+
+_journal_option = click.option(
+    "--journal",
+    type=click.Path(file_okay=False, exists=True, path_type=Path),
+    envvar="PURGATORYD_JOURNAL",
+    show_envvar=True,
+    help="Directory of journals: what is not shipped yet counts, too.",
+)
+_ledger_option = click.option(
+    "--ledger",
+    type=click.Path(file_okay=False, exists=True, path_type=Path),
+    help="Directory of ledgers, to be held against the journals.",
+)
+
+
+def _what(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say what is audited."""
+    return lake_option(_journal_option(_ledger_option(spark_options(command))))
+
+
+class _Read(NamedTuple):
+    whole: Whole
+    ledger: DataFrame | None
+
+
+@contextmanager
+def _read(
+    lake: Path, journal: Path | None, ledger: Path | None, master: str | None, conf: dict[str, str]
+) -> Iterator[_Read]:
+    from purgatoryd.pipeline.lake import Lake
+    from purgatoryd.pipeline.ledger import read_ledgers
+    from purgatoryd.pipeline.session import session
+    from purgatoryd.pipeline.whole import whole
+
+    lake.mkdir(parents=True, exist_ok=True)
+    spark = session(master, conf)
+    folders = sorted(f for f in journal.iterdir() if any(f.glob("*.journal"))) if journal else []
+    noted = read_ledgers(spark, ledger) if ledger else None
+    with whole(spark, Lake(lake), folders) as found:
+        yield _Read(found, noted)
+
+
+@click.command("audit", cls=Command)
+@_what
+@json_option
+def audit_command(as_json: bool, **options: Any) -> int:
+    """Check that what the journals say can be true, and was kept.
+
+    Each timer and operation has one outcome or is open, nothing fired early, nothing is missing in
+    the numbers of records and notices, conditions held, snapshots agree; with --ledger also what
+    workers and subscribers were told. Ranges of records that are missing are named. Exit code 5
+    if there is a violation.
+    """
+    from purgatoryd.pipeline.audit import audit
+
+    with _read(**options) as read:
+        verdict = audit(*read.whole, read.ledger)
+    _show(verdict, as_json)
+    return Exit.DONE if verdict.clean else Exit.BROKEN
+
+
+def _show(verdict: Verdict, as_json: bool) -> None:
+    for one in verdict.lost:
+        upto = "?" if one.last_lsn is None else one.last_lsn
+        text = f"missing    {one.daemon[:8]} LSN {one.first_lsn}..{upto}: {one.cause}"
+        emit({"missing": one._asdict()}, text, as_json)
+    for v in verdict.samples:
+        text = (
+            f"{v.kind:<22} {v.daemon[:8]} LSN {v.lsn or '-'} ticket {v.ticket or '-'} {v.evidence}"
+        )
+        emit({"violation": v._asdict()}, text, as_json)
+    for balance in verdict.balance if as_json else ():
+        emit({"balance": asdict(balance)}, "", as_json)
+    found = verdict.counts or "no violation"
+    emit(_summary(verdict), f"{verdict.records:,} records: {found}", as_json)
+
+
+def _summary(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "records": verdict.records, "unknown": verdict.unknown, "clean": verdict.clean,
+        "violations": verdict.counts, "ledger": verdict.ledger,
+    }  # fmt: skip
+
+
+@click.command("report", cls=Command)
+@_what
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("report.html"),
+    show_default=True,
+    help="The page.",
+)
+@json_option
+def report_command(out: Path, as_json: bool, **options: Any) -> int:
+    """Audit, and write a page with the verdict and the figures of all journals.
+
+    The page needs nothing but itself. Exit code 5 if the audit found a violation.
+    """
+    from purgatoryd.pipeline import report
+    from purgatoryd.pipeline.audit import audit
+    from purgatoryd.pipeline.figures import figures
+    from purgatoryd.pipeline.ledger import received
+
+    with _read(**options) as read:
+        verdict = audit(*read.whole, read.ledger)
+        notified = None if read.ledger is None else received(read.ledger)
+        parts = figures(read.whole.bronze, notified)
+    out.write_text(report.page(verdict, parts, datetime.now(UTC)))
+    _show(verdict, as_json)
+    if not as_json:
+        _print_table(verdict, parts)
+    emit({"page": str(out)}, f"the report is {out}", as_json)
+    return Exit.DONE if verdict.clean else Exit.BROKEN
+
+
+def _print_table(verdict: Verdict, parts: list[Part]) -> None:
+    from rich.console import Console
+
+    from purgatoryd.pipeline.report import key_table
+
+    Console(highlight=False, soft_wrap=True).print(key_table(verdict, parts))

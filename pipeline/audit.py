@@ -1,0 +1,155 @@
+"""The audit: whether what the journals say can be true, and was kept.
+
+A shuffle of its own over bronze: it shares no code with the tables, and believes no record about
+another one. Every check gives violations of the same form; docs/audit.md names them all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812
+
+from purgatoryd.pipeline import checks, ledger
+from purgatoryd.pipeline.continuity import Continuity, Lost, Run, Violation
+from purgatoryd.pipeline.lives import ARMED, END_CODES, in_runs, lives, opening_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+SAMPLES = 20
+"""Violations of one kind that are shown; all are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """What began and what ended in a namespace: opening + added = the ends + open."""
+
+    daemon: str
+    namespace: str
+    opening: int
+    added: int
+    cancelled: int
+    replaced: int
+    expired: int
+    satisfied: int
+    failed: int
+    open: int
+
+    @property
+    def holds(self) -> bool:
+        """True if nothing came or went unseen."""
+        ends = self.cancelled + self.replaced + self.expired + self.satisfied + self.failed
+        return self.opening + self.added == ends + self.open
+
+
+@dataclass
+class Verdict:
+    """What an audit found. `counts`: violations of each kind; `samples`: some of each."""
+
+    records: int = 0
+    unknown: int = 0
+    runs: list[Run] = field(default_factory=list)
+    lost: list[Lost] = field(default_factory=list)
+    balance: list[Balance] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    samples: list[Violation] = field(default_factory=list)
+    ledger: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def clean(self) -> bool:
+        """True if there is no violation; ranges may be lost all the same."""
+        return not self.counts
+
+
+def audit(
+    bronze: DataFrame, openings: DataFrame, found: Continuity, noted: DataFrame | None = None
+) -> Verdict:
+    """Audits the records of the runs in `found`; `openings`: the rows of the snapshots; `noted`:
+    ledgers, as ledger.read_ledgers gives them."""
+    events = in_runs(bronze, found.runs)
+    opened = opening_rows(openings, found.runs)
+    known = lives(events, opened).persist()
+    try:
+        verdict = Verdict(runs=found.runs, lost=found.lost)
+        verdict.records, verdict.unknown = _counted(events)
+        verdict.balance = balance(known, events)
+        for part in checks.all_checks(known, events, opened, openings, found):
+            _add(verdict, part)
+        if noted is not None:
+            verdict.ledger = ledger.totals(noted, events)
+            for part in ledger.reconcile(noted, known, events, found):
+                _add(verdict, part)
+        for violation in (*found.violations, *_unbalanced(verdict.balance)):
+            verdict.counts[violation.kind] = verdict.counts.get(violation.kind, 0) + 1
+            verdict.samples.append(violation)
+        verdict.samples = _with_keys(events, verdict.samples)
+        return verdict
+    finally:
+        known.unpersist()
+
+
+def _counted(events: DataFrame) -> tuple[int, int]:
+    """Records, and those of unknown kinds among them."""
+    row = events.agg(F.count("*"), F.count_if(F.col("kind") == "unknown")).first()
+    assert row is not None
+    return row[0], row[1]
+
+
+def _add(verdict: Verdict, violations: DataFrame) -> None:
+    """All are counted; the first of each kind are shown."""
+    counts = {row.kind: row["count"] for row in violations.groupBy("kind").count().collect()}
+    for kind, count in sorted(counts.items()):
+        verdict.counts[kind] = verdict.counts.get(kind, 0) + count
+        first = violations.where(F.col("kind") == kind).orderBy("daemon", "lsn", "ticket")
+        verdict.samples += [
+            Violation(row.kind, row.daemon, row.lsn, row.ticket, json.loads(row.evidence))
+            for row in first.limit(SAMPLES).collect()
+        ]
+
+
+def balance(known: DataFrame, events: DataFrame) -> list[Balance]:
+    """Of each daemon and namespace, by counts of records, not of tickets."""
+    sums = {name: F.sum(F.expr(f"IF(end = '{name}', ends, 0)")) for name in END_CODES}
+    sums["cancelled"] = F.sum(F.expr("IF(end IN ('end', 'cancelled'), ends, 0)"))
+    rows = known.groupBy("daemon", "namespace_hash").agg(
+        F.count_if(F.expr("adds = 0")).alias("opening"),
+        F.sum("adds").alias("added"), sums["cancelled"].alias("cancelled"),
+        sums["replaced"].alias("replaced"), (sums["fire"] + sums["expired"]).alias("expired"),
+        sums["satisfied"].alias("satisfied"), sums["failed"].alias("failed"),
+        F.count_if(F.col("ends") == 0).alias("open"),
+    )  # fmt: skip
+    names = events.where("namespace IS NOT NULL").select("namespace").distinct()
+    names = names.withColumn("namespace_hash", F.xxhash64("namespace"))
+    named = rows.join(F.broadcast(names), "namespace_hash", "left").drop("namespace_hash")
+    named = named.withColumn("namespace", F.coalesce("namespace", F.lit("?")))
+    return [Balance(**row.asDict()) for row in named.orderBy("daemon", "namespace").collect()]
+
+
+def _unbalanced(balances: Iterable[Balance]) -> Iterator[Violation]:
+    for one in balances:
+        if not one.holds:
+            yield Violation("unbalanced", one.daemon, None, None, asdict(one))
+
+
+def _with_keys(events: DataFrame, samples: list[Violation]) -> list[Violation]:
+    """Each with namespace and key of its ticket, looked up."""
+    tickets = sorted({v.ticket for v in samples if v.ticket is not None})
+    if not tickets:
+        return samples
+    rows = events.where(ARMED).where(F.col("ticket").isin(tickets))
+    names = {
+        (row.daemon, row.ticket): {"namespace": row.namespace, "key": row.key_text}
+        for row in rows.select("daemon", "ticket", "namespace", _key_text()).collect()
+    }
+    return [
+        v._replace(evidence={**names.get((v.daemon, v.ticket or 0), {}), **v.evidence})
+        for v in samples
+    ]
+
+
+def _key_text() -> Column:
+    return F.expr("IF(key_type = 'str', CAST(key AS string), lower(hex(key)))").alias("key_text")

@@ -1,0 +1,368 @@
+"""The audit's checks: each gives violations, all of one form.
+
+A check is SQL over the rows of its family; docs/audit.md says what each one means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, NamedTuple
+
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.window import Window
+
+from purgatoryd.pipeline.continuity import Continuity, Run, predecessor
+from purgatoryd.pipeline.lives import ARMED, KEYS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from purgatoryd.pipeline.lake import Manifest
+
+GRACE_NS = 60_000_000_000
+"""How long after its deadline a timer may still be armed before it counts as forgotten."""
+
+
+class Check(NamedTuple):
+    """A violation of one ticket, in SQL over lives(): where it `holds`, it is one."""
+
+    kind: str
+    holds: str
+    lsn: str
+    evidence: str
+
+
+TICKETS = (
+    Check("armed_twice", "adds > 1", "arm_lsn", "adds"),
+    Check("never_armed", "adds + opened = 0 AND ends > 0 AND sure", "end_lsn", "ends, end"),
+    Check("ended_twice", "ends > 1", "last_end_lsn", "ends, end_lsn, last_end_lsn, end"),
+    Check("ended_before_armed", "opened = 0 AND end_lsn < arm_lsn", "end_lsn", "arm_lsn, end"),
+    Check(
+        "wrong_end",
+        "adds + opened > 0 AND end <> 'replaced' AND operation <> (end_kind = 'outcome')",
+        "end_lsn", "operation, end",
+    ),
+    Check("early", "fires AND ended_ns < end_deadline_ns", "end_lsn", "ended_ns, end_deadline_ns"),
+    Check(
+        "wrong_deadline",
+        "fires AND wall_deadline_ns IS NULL AND end_deadline_ns <> deadline_ns",
+        "end_lsn", "end_deadline_ns, deadline_ns",
+    ),
+    Check(
+        "early_by_wall", "fires AND ended_wall_ns + 1000000 < wall_deadline_ns", "end_lsn",
+        "ended_wall_ns, wall_deadline_ns",
+    ),
+    Check("moved_after_end", "last_move_lsn > end_lsn", "last_move_lsn", "end_lsn, end"),
+    Check("ack_unfounded", "acks > 0 AND (outcomes = 0 OR ack_lsn < end_lsn)", "ack_lsn", "end"),
+    Check("acked_twice", "acks > 1", "ack_lsn", "acks"),
+    Check(
+        "wrong_life",
+        "adds = 1 AND told_add_lsn > 0 AND (told_add_lsn <> arm_lsn OR told_armed_ns <> armed_ns)",
+        "end_lsn", "told_add_lsn, arm_lsn, told_armed_ns, armed_ns",
+    ),
+    Check(
+        "forgotten", "ends = 0 AND adds + opened > 0 AND overdue_ns > deadline_ns", "arm_lsn",
+        "deadline_ns, last_ns",
+    ),
+)  # fmt: skip
+
+LEVELS = tuple(
+    Check(kind, wrong, "lsn", "cause")
+    for kind, wrong in (
+        ("condition_unmet", "cause = 'satisfied' AND NOT holds"),
+        ("condition_overlooked", "cause = 'expired' AND holds"),
+        ("failure_unfounded", "cause = 'failed' AND NOT failed"),
+    )
+)
+REACHED = "(target = -1 OR (target >= 0 AND level >= target))"
+"""-1 stands for 2^64 - 1: it was reached before the record was written."""
+GAIN = (
+    "CAST(CASE WHEN base < 0 OR level <= base THEN 0 WHEN cap < 0 THEN level - base "
+    "ELSE least(cap, level - base) END AS decimal(20, 0))"
+)
+HOLDS = (
+    "CASE condition WHEN 'all' THEN all_reached WHEN 'any' THEN any_reached "
+    "ELSE threshold >= 0 AND gained >= threshold END"
+)
+
+NUMBERS = (
+    Check("sequence_gap", "topic IS NOT NULL AND number > before + 1", "lsn", "before"),
+    Check("sequence_repeated", "topic IS NOT NULL AND times > 1", "lsn", "times"),
+    Check("position_gap", "topic IS NULL AND number > before + 1", "lsn", "before"),
+    Check("position_repeated", "topic IS NULL AND times > 1", "lsn", "times"),
+)
+
+TIMED = "kind IN ('arm', 'watch', 'move', 'fire', 'outcome', 'end')"
+RECORDS = (
+    Check("lsn_gap", "lsn > before + 1", "lsn", "before"),
+    Check("lsn_repeated", "lsn = before", "lsn", "before"),
+    Check("clock_back", "at_ns < before_ns", "lsn", "at_ns, before_ns"),
+    Check("sent_before_made", "positions_upto > made", "lsn", "positions_upto, made"),
+)
+
+INVENTS = Check(
+    "snapshot_invents",
+    "coalesce(adds + opened, 0) = 0 OR end_lsn < segment OR arm_lsn > upto",
+    "segment", "arm_lsn, end_lsn",
+)  # fmt: skip
+LACKS = Check("snapshot_lacks", "true", "segment", "arm_lsn, end_lsn, segment")
+
+
+# ---- the form of all violations --------------------------------------------------------------
+
+
+def judge(rows: DataFrame, found: Iterable[Check], *more: str) -> DataFrame:
+    """The violations among rows; `more` columns belong to the evidence of each."""
+    cases = [
+        F.expr(
+            f"CASE WHEN {check.holds} THEN struct('{check.kind}' AS kind, "
+            f"CAST({check.lsn} AS long) AS lsn, "
+            f"to_json(struct({', '.join((*more, check.evidence))})) AS evidence) END"
+        )
+        for check in found
+    ]
+    ticket = "ticket" if "ticket" in rows.columns else "CAST(NULL AS long) AS ticket"
+    each = rows.select(
+        *KEYS, F.expr(ticket), F.explode(F.array_compact(F.array(*cases))).alias("found")
+    )
+    return each.select("found.kind", *KEYS, "ticket", "found.lsn", "found.evidence")
+
+
+def all_checks(
+    known: DataFrame, events: DataFrame, opened: DataFrame, openings: DataFrame, found: Continuity
+) -> Iterator[DataFrame]:
+    """The violations that each family of checks finds; families without any records are left out.
+
+    `known`: lives(); `events`, `opened`: what is audited; `openings`: rows of all snapshots.
+    """
+    kinds = {kind for run in found.runs for segment in run.segments for kind in segment.kinds}
+    yield of_tickets(known, events, found.runs)
+    yield of_keys(known)
+    yield of_records(events)
+    if "move" in kinds:
+        yield of_moves(events)
+    if "outcome" in kinds:
+        yield of_levels(events, opened)
+    if kinds & {"fire", "outcome", "entry"}:
+        yield of_numbers(events, opened)
+    if "sent" in kinds:
+        yield of_sent(events)
+    if judged := list(_judged(found)):
+        yield from of_snapshots(known, openings, judged)
+
+
+# ---- tickets and keys ------------------------------------------------------------------------
+
+
+def of_tickets(known: DataFrame, events: DataFrame, runs: Sequence[Run]) -> DataFrame:
+    """What one ticket's records say against each other."""
+    timed = known.join(F.broadcast(_clocks(events, runs)), list(KEYS), "left")
+    return judge(timed, TICKETS)
+
+
+def _clocks(events: DataFrame, runs: Sequence[Run]) -> DataFrame:
+    """Of each last run: when it was last heard of, and which deadlines were long past by then.
+
+    A virtual clock stands still between two steps, so nothing is overdue by it.
+    """
+    last = [F.expr(f"daemon = '{run.daemon}' AND run = {run.number}") for run in _newest(runs)]
+    heard = events.where("at_ns IS NOT NULL").groupBy(*KEYS, "clock", "epoch").agg(
+        F.min("at_ns").alias("begun_ns"), F.max("at_ns").alias("last_ns")
+    )  # fmt: skip
+    latest = heard.groupBy(*KEYS, "clock").agg(
+        F.max_by("begun_ns", "epoch").alias("begun_ns"), F.max("last_ns").alias("last_ns")
+    )
+    long = f"clock = 'boot' AND last_ns - begun_ns > {GRACE_NS}"
+    overdue = F.expr(f"IF({long}, last_ns - {GRACE_NS}, NULL)").alias("overdue_ns")
+    return latest.where(reduce(or_, last)).select(*KEYS, "last_ns", overdue)
+
+
+def _newest(runs: Iterable[Run]) -> Iterable[Run]:
+    return {run.daemon: run for run in runs}.values()
+
+
+def of_keys(known: DataFrame) -> DataFrame:
+    """A key names one armed timer or operation at a time."""
+    by_key = Window.partitionBy(*KEYS, "key_hash").orderBy("begun_lsn", "ticket")
+    held = known.where("key_hash IS NOT NULL").select(
+        *KEYS, "key_hash", "ticket", "end_lsn", F.expr("coalesce(arm_lsn, 0)").alias("begun_lsn")
+    )
+    next_lsn, other = F.lead("begun_lsn").over(by_key), F.lead("ticket").over(by_key)
+    twice = held.select(
+        *KEYS, "ticket", "end_lsn", next_lsn.alias("next_lsn"), other.alias("other")
+    )
+    clash = "next_lsn < coalesce(end_lsn, next_lsn + 1)"
+    return judge(twice, [Check("key_armed_twice", clash, "next_lsn", "other, end_lsn")])
+
+
+def of_moves(events: DataFrame) -> DataFrame:
+    """A timer is only moved to later; by the wall clock if it follows that."""
+    moved = events.where("kind = 'move'").select(*KEYS, "ticket").distinct()
+    due = F.coalesce("wall_deadline_ns", "deadline_ns")
+    steps = events.where("kind IN ('arm', 'move')").join(moved, [*KEYS, "ticket"], "leftsemi")
+    before = F.lag(due).over(Window.partitionBy(*KEYS, "ticket").orderBy("lsn"))
+    steps = steps.select(*KEYS, "ticket", "lsn", due.alias("due_ns"), before.alias("before_ns"))
+    return judge(steps, [Check("moved_back", "due_ns <= before_ns", "lsn", "due_ns, before_ns")])
+
+
+# ---- levels ----------------------------------------------------------------------------------
+
+
+def of_levels(events: DataFrame, opened: DataFrame) -> DataFrame:
+    """Conditions, computed once more from the levels as they stood when the operation ended."""
+    rows = events.where("kind IN ('watch', 'level', 'gone')").unionByName(opened)
+    watched = rows.where("kind = 'watch'").dropDuplicates([*KEYS, "ticket"]).select(
+        *KEYS, "ticket", "condition", "threshold", F.explode("watch").alias("of")
+    )  # fmt: skip
+    ends = events.where("kind = 'outcome' AND cause <> 'cancelled' AND lsn > unsure_lsn")
+    asked = ends.select(*KEYS, "ticket", "lsn", "cause").join(watched, [*KEYS, "ticket"])
+    asked = asked.where("condition <> 'client'").select("*", "of.*").drop("of", "flags")
+    judged = _at_levels(asked, rows).groupBy(
+        *KEYS, "ticket", "lsn", "cause", "condition", "threshold"
+    ).agg(
+        F.expr(f"min({REACHED})").alias("all_reached"),
+        F.expr(f"max({REACHED})").alias("any_reached"),
+        F.expr(f"sum({GAIN})").alias("gained"),
+        F.expr("max(failed)").alias("failed"),
+        F.expr("collect_list(struct(row, target, base, cap, level))").alias("keys"),
+    ).withColumn("holds", F.expr(HOLDS))  # fmt: skip
+    return judge(judged, LEVELS, "condition", "threshold", "keys")
+
+
+def _at_levels(asked: DataFrame, rows: DataFrame) -> DataFrame:
+    """Each watch key that is asked for, with its level and whether it ever failed by then."""
+    levels = rows.where("kind IN ('level', 'gone')").select(
+        *KEYS, "row", "lsn", F.coalesce("level", F.lit(0)).alias("level"),
+        F.expr("coalesce(error, 0) <> 0").alias("failed"), F.lit(False).alias("asked"),
+    )  # fmt: skip
+    both = asked.withColumn("asked", F.lit(True)).unionByName(levels, allowMissingColumns=True)
+    until = Window.partitionBy(*KEYS, "row").orderBy("lsn")
+    until = until.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    return both.select(
+        *(name for name in both.columns if name not in ("level", "failed")),
+        F.coalesce(F.last("level", ignorenulls=True).over(until), F.lit(0)).alias("level"),
+        F.coalesce(F.max("failed").over(until), F.lit(False)).alias("failed"),
+    ).where("asked")
+
+
+# ---- notices ---------------------------------------------------------------------------------
+
+
+def of_numbers(events: DataFrame, opened: DataFrame) -> DataFrame:
+    """Notices are numbered without a hole: per topic from 1, and over all in the outbox."""
+    notices = events.where("position IS NOT NULL AND kind IN ('fire', 'outcome', 'entry')")
+    births = events.where("kind = 'topic'").unionByName(opened).where("kind IN ('topic', 'head')")
+    given = _numbers(notices, "false").unionByName(_numbers(births, "true"))
+    scope = (*KEYS, "namespace", "topic")
+    counted = given.groupBy(*scope, "number").agg(
+        F.count_if(F.expr("NOT birth")).alias("times"), F.max("lsn").alias("lsn"),
+        F.max_by("ticket", "lsn").alias("ticket"),
+    )  # fmt: skip
+    before = F.lag("number").over(Window.partitionBy(*scope).orderBy("number"))
+    return judge(counted.withColumn("before", before), NUMBERS, "namespace", "topic", "number")
+
+
+def _numbers(rows: DataFrame, birth: str) -> DataFrame:
+    """The number in the topic, and the position in the outbox, which is of no topic.
+
+    A birth is the last number that was given before.
+    """
+    shared = (*KEYS, "lsn", "ticket", F.expr(birth).alias("birth"))
+    none = F.lit(None).cast("string")
+    in_topic = rows.where("kind <> 'head'").select(
+        *shared, "namespace", "topic", F.col("sequence").alias("number")
+    )
+    position = (
+        "CASE kind WHEN 'head' THEN positions_upto - 1 WHEN 'topic' THEN NULL ELSE position END"
+    )
+    in_outbox = rows.select(
+        *shared, none.alias("namespace"), none.alias("topic"), F.expr(position).alias("number")
+    )
+    return in_topic.unionByName(in_outbox.where("number IS NOT NULL"))
+
+
+def of_sent(events: DataFrame) -> DataFrame:
+    """Notices are handed to the socket in order, each once."""
+    in_order = Window.partitionBy(*KEYS).orderBy("lsn")
+    before = F.lag("positions_upto").over(in_order).alias("before")
+    sent = events.where("kind = 'sent'").select(*KEYS, "lsn", "positions_from", before)
+    turn = Check("sent_out_of_turn", "positions_from <> before", "lsn", "positions_from, before")
+    return judge(sent, [turn])
+
+
+# ---- the records themselves ------------------------------------------------------------------
+
+
+def of_records(events: DataFrame) -> DataFrame:
+    """LSNs rise by one within a segment; clock and outbox only go forward."""
+    in_order = Window.partitionBy(*KEYS, "segment").orderBy("lsn")
+    before = in_order.rowsBetween(Window.unboundedPreceding, -1)
+    at_ns = F.expr(f"IF({TIMED}, at_ns, NULL)")
+    made = F.expr("IF(kind IN ('fire', 'outcome', 'entry'), position + 1, NULL)")
+    steps = events.select(
+        *KEYS, "lsn", "ticket", "positions_upto", at_ns.alias("at_ns"),
+        F.lag("lsn").over(in_order).alias("before"), F.max(at_ns).over(before).alias("before_ns"),
+        F.max(made).over(before).alias("made"),
+    )  # fmt: skip
+    return judge(steps, RECORDS)
+
+
+# ---- snapshots -------------------------------------------------------------------------------
+
+
+def of_snapshots(
+    known: DataFrame, openings: DataFrame, judged: Sequence[Judged]
+) -> Iterator[DataFrame]:
+    """What a snapshot says is armed is what the records before it have left armed.
+
+    Also the first snapshot of an arena that took another one's place: nothing was lost on the
+    way, nor came to life again.
+    """
+    asked = F.broadcast(openings.sparkSession.createDataFrame(judged, JUDGED))
+    armed = openings.where(ARMED).select(F.col("daemon").alias("of"), "segment", "ticket")
+    armed = armed.distinct().join(asked, ["of", "segment"])
+    lived = known.select(*KEYS, "ticket", "arm_lsn", "end_lsn", "adds", "opened")
+    left = lived.where("adds + opened > 0").join(asked, list(KEYS))
+    left = left.where("coalesce(arm_lsn, 0) < segment AND coalesce(end_lsn, upto + 1) > upto")
+    risen = armed.join(lived, [*KEYS, "ticket"], "left")
+    yield judge(risen, [INVENTS], "of", "segment")
+    yield judge(left.join(armed, [*KEYS, "ticket", "of", "segment"], "leftanti"), [LACKS], "of")
+
+
+class Judged(NamedTuple):
+    """A snapshot, and the run of the records before it."""
+
+    of: str
+    segment: int
+    upto: int
+    daemon: str
+    run: int
+
+
+JUDGED = "of string, segment long, upto long, daemon string, run int"
+
+
+def _judged(found: Continuity) -> Iterator[Judged]:
+    """Snapshots that can be judged: the records before them are known, from an opening on."""
+    for snapshot in found.snapshots:
+        upto = max(snapshot.last_lsn, snapshot.first_lsn - 1)
+        for run in found.runs:
+            if run.opening and (_within(run, snapshot, upto) or _took_over(found, run, snapshot)):
+                yield Judged(snapshot.daemon, snapshot.first_lsn, upto, run.daemon, run.number)
+
+
+def _within(run: Run, snapshot: Manifest, upto: int) -> bool:
+    """Whether all records up to it are the run's."""
+    later = run.opening < snapshot.first_lsn <= run.last_lsn + 1
+    return run.daemon == snapshot.daemon and later and upto <= run.last_lsn
+
+
+def _took_over(found: Continuity, run: Run, snapshot: Manifest) -> bool:
+    """Whether it is the first snapshot of the arena that came after the run's."""
+    return any(
+        predecessor(found.runs, other) is run
+        for other in found.runs
+        if (other.daemon, other.first_lsn) == (snapshot.daemon, snapshot.first_lsn)
+    )

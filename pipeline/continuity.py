@@ -1,0 +1,175 @@
+"""Which records of a journal are in the lake without a hole, and what became of the others.
+
+From the manifests alone. A run is the records between two holes; an audit begins anew with each,
+from a snapshot. What is missing has a cause:
+
+    retention    the segments went before they were shipped
+    forced       `run --force-journal` set the files aside; the arena held all and went on
+    recovery     another arena took its place, and it was not stopped before: what was not on disk
+                 by then is nowhere, and nobody knows how much
+    snapshot     records before the first snapshot: what lived then is not known
+    unexplained  nothing says why: a violation
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from purgatoryd.pipeline.lake import Manifest
+
+
+class Violation(NamedTuple):
+    """Something that cannot be, or was promised otherwise. `evidence`: the figures that show it."""
+
+    kind: str
+    daemon: str
+    lsn: int | None
+    ticket: int | None
+    evidence: dict[str, Any]
+
+
+class Lost(NamedTuple):
+    """Records that the lake does not have, or that nobody can judge; `last_lsn` None: unknown."""
+
+    daemon: str
+    first_lsn: int
+    last_lsn: int | None
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Records of one daemon without a hole.
+
+    `from_lsn`: the first that is audited. `opening`: the start LSN of the snapshot that the audit
+    begins with; 0 = there is none. `unsure_lsn`: what ended up to here may be missing in it.
+    """
+
+    daemon: str
+    number: int
+    first_lsn: int
+    last_lsn: int
+    segments: tuple[Manifest, ...]
+    from_lsn: int = 0
+    opening: int = 0
+    unsure_lsn: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Continuity:
+    """All runs and snapshots, and all that is wrong or missing between them."""
+
+    runs: list[Run]
+    snapshots: list[Manifest]
+    lost: list[Lost]
+    violations: list[Violation]
+
+
+def continuity(segments: Sequence[Manifest], snapshots: Sequence[Manifest]) -> Continuity:
+    """Of all daemons whose segments these are."""
+    found = Continuity([], sorted(snapshots, key=_order), [], [])
+    for daemon, own in groupby(sorted(segments, key=_order), attrgetter("daemon")):
+        _follow(found, list(own), [s for s in found.snapshots if s.daemon == daemon])
+    _follow_arenas(found)
+    return found
+
+
+def _order(manifest: Manifest) -> tuple[str, int, int]:
+    return manifest.daemon, manifest.first_lsn, manifest.last_lsn
+
+
+# ---- one arena -------------------------------------------------------------------------------
+
+
+def _follow(found: Continuity, segments: list[Manifest], snapshots: list[Manifest]) -> None:
+    """The runs of one daemon."""
+    found.violations.extend(_out_of_order(segments))
+    before: Run | None = None
+    for run in _runs(segments):
+        opened = _opened(run, snapshots)
+        if before is not None:
+            cause = _cause(before, opened)
+            found.lost.append(Lost(run.daemon, before.last_lsn + 1, run.first_lsn - 1, cause))
+            if cause == "unexplained":
+                found.violations.append(_gap(before, run))
+        found.lost.extend(_before_opening(opened))
+        found.runs.append(opened)
+        before = opened
+
+
+def _out_of_order(segments: list[Manifest]) -> Iterator[Violation]:
+    for one, two in pairwise(segments):
+        evidence = {"segment": two.first_lsn, "before": one.first_lsn}
+        if two.first_lsn <= one.last_lsn:
+            yield Violation("lsn_repeated", two.daemon, two.first_lsn, None, evidence)
+        if two.epoch < one.epoch:
+            epochs = {"epoch": two.epoch, "epoch_before": one.epoch}
+            yield Violation("epoch_back", two.daemon, two.first_lsn, None, evidence | epochs)
+
+
+def _runs(segments: list[Manifest]) -> Iterator[Run]:
+    number, begun = 0, 0
+    for at, segment in enumerate(segments, 1):
+        if at == len(segments) or segments[at].first_lsn > segment.last_lsn + 1:
+            own = tuple(segments[begun:at])
+            yield Run(segment.daemon, number, own[0].first_lsn, own[-1].last_lsn, own)
+            number, begun = number + 1, at
+
+
+def _opened(run: Run, snapshots: Iterable[Manifest]) -> Run:
+    """With its opening: the first snapshot behind which there are records of it."""
+    for snapshot in snapshots:
+        if run.first_lsn <= snapshot.first_lsn <= run.last_lsn:
+            start = snapshot.first_lsn
+            return replace(run, from_lsn=start, opening=start, unsure_lsn=snapshot.last_lsn)
+    return replace(run, from_lsn=run.first_lsn)
+
+
+def _before_opening(run: Run) -> Iterator[Lost]:
+    if run.from_lsn > run.first_lsn:
+        yield Lost(run.daemon, run.first_lsn, run.from_lsn - 1, "snapshot")
+
+
+def _cause(before: Run, run: Run) -> str:
+    if not run.opening:
+        return "unexplained"
+    restarted = run.segments[0].epoch > before.segments[-1].epoch
+    return "forced" if restarted and run.opening == run.first_lsn else "retention"
+
+
+def _gap(before: Run, run: Run) -> Violation:
+    missing = {"first_lsn": before.last_lsn + 1, "last_lsn": run.first_lsn - 1}
+    return Violation("lsn_gap", run.daemon, run.first_lsn, None, missing)
+
+
+# ---- one arena in another one's place --------------------------------------------------------
+
+
+def _follow_arenas(found: Continuity) -> None:
+    """A recovery from the journal goes on with the numbers under a new uuid."""
+    for run in [r for r in found.runs if r.number == 0 and r.first_lsn > 1]:
+        before = predecessor(found.runs, run)
+        if before is None:
+            found.lost.append(Lost(run.daemon, 1, run.first_lsn - 1, "retention"))
+        elif not is_complete(before, found.snapshots):
+            found.lost.append(Lost(before.daemon, before.last_lsn + 1, None, "recovery"))
+
+
+def predecessor(runs: Sequence[Run], run: Run) -> Run | None:
+    """The last run of the arena whose place another one took with `run`; None = not known."""
+    node = run.segments[0].node
+    for other in runs:
+        goes_on = other.last_lsn + 1 == run.first_lsn and other.segments[-1].node == node
+        if goes_on and other.daemon != run.daemon:
+            return other
+    return None
+
+
+def is_complete(run: Run, snapshots: Iterable[Manifest]) -> bool:
+    """True if the daemon stopped behind it: a snapshot says that nothing came after."""
+    end = (run.daemon, run.last_lsn + 1)
+    return any((s.daemon, s.first_lsn) == end for s in snapshots)

@@ -1,0 +1,174 @@
+"""The figures of the report: small tables, one set for each daemon, from bronze and its lives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812
+
+from purgatoryd.pipeline import gold, silver
+from purgatoryd.pipeline.advice import timeouts
+from purgatoryd.pipeline.findings import Finding, slow
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+BUCKETS = 120
+"""Of time, in what is drawn over time."""
+RANKS = (0.0, *(n / 100 for n in range(1, 100)), 0.995, 0.999, 0.9999, 1.0)
+ACCURACY = 10_000
+"""Of quantiles: a rank is off by at most its reciprocal."""
+WANTED = 0.01
+"""The rate of expiries that time-outs are proposed for."""
+STAGES = (*silver.SERVICE, "receive")
+HOUR_S, DAY_S = 3600, 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """What began and ended from `at_us` on, UTC."""
+
+    at_us: int
+    added: int
+    cancelled: int
+    expired: int
+    satisfied: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Quantiles, ns, at RANKS, of `n` values."""
+
+    n: int
+    quantiles: tuple[int, ...]
+
+    def at(self, rank: float) -> int:
+        """The quantile of one of RANKS."""
+        return self.quantiles[RANKS.index(rank)]
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A topic, as advice.timeouts has it."""
+
+    namespace: str
+    topic: str
+    settled: int
+    expired: int
+    rate: float
+    settled_p50_ns: int
+    settled_p99_ns: int
+    timeout_ns: int | None
+
+
+@dataclass
+class Part:
+    """One daemon. `due`: (begin of a column, row within it) to how many deadlines; `column_s` and
+    `row_s` are their lengths."""
+
+    daemon: str
+    node: str
+    clock: str
+    begun_us: int
+    ended_us: int
+    flow: list[Flow] = field(default_factory=list)
+    lateness: Spread | None = None
+    stages: dict[str, Spread] = field(default_factory=dict)
+    due: dict[tuple[int, int], int] = field(default_factory=dict)
+    column_s: int = DAY_S
+    row_s: int = HOUR_S
+    advice: list[Advice] = field(default_factory=list)
+    slow: list[Finding] = field(default_factory=list)
+
+
+def figures(bronze: DataFrame, received: DataFrame | None = None) -> list[Part]:
+    """All parts; `received` as ledger.received gives it. One pass over bronze for each table."""
+    spans = bronze.groupBy("daemon", "node", "clock").agg(
+        F.min(F.unix_micros("at")).alias("begun_us"), F.max(F.unix_micros("at")).alias("ended_us")
+    )
+    parts = [Part(**row.asDict()) for row in spans.orderBy("clock", "begun_us").collect()]
+    for part in parts:
+        own = bronze.where(F.col("daemon") == part.daemon)
+        part.flow = flow(own, part)
+        lived = silver.lives(own, own, received)
+        _spread(part, lived)
+        part.due = due(own, part)
+        topics = gold.topics(lived).persist()
+        part.advice = _advice(topics)
+        part.slow = slow(topics, gold.workers(lived))
+        topics.unpersist()
+    return parts
+
+
+def _count(condition: str, name: str) -> Column:
+    return F.count_if(F.coalesce(F.expr(condition), F.lit(False))).alias(name)
+
+
+def flow(own: DataFrame, part: Part) -> list[Flow]:
+    """What began and ended, over time."""
+    step_us = max(1, (part.ended_us - part.begun_us) // BUCKETS + 1)
+    at_us = F.unix_micros("at")
+    bucket = (F.floor((at_us - part.begun_us) / step_us) * step_us + part.begun_us).alias("at_us")
+    counted = own.where("kind IN ('arm', 'watch', 'end', 'fire', 'outcome')").groupBy(bucket).agg(
+        _count("kind IN ('arm', 'watch')", "added"), _count("cause = 'cancelled'", "cancelled"),
+        _count("cause = 'expired'", "expired"), _count("cause = 'satisfied'", "satisfied"),
+    )  # fmt: skip
+    found = {row.at_us: Flow(*row) for row in counted.collect()}
+    starts = range(part.begun_us, part.ended_us + 1, step_us)
+    return [found.get(at, Flow(at, 0, 0, 0, 0)) for at in starts]
+
+
+# ---- lateness and stages ---------------------------------------------------------------------
+
+
+def _spread(part: Part, lived: DataFrame) -> None:
+    """Fills in lateness and stages."""
+    names = ("lateness", *STAGES)
+    row = lived.agg(
+        *(F.count(f"{name}_ns").alias(f"{name}_n") for name in names),
+        *(F.percentile_approx(f"{name}_ns", list(RANKS), ACCURACY).alias(name) for name in names),
+    ).first()
+    assert row is not None
+    spreads = {n: Spread(row[f"{n}_n"], tuple(row[n])) for n in names if row[f"{n}_n"]}
+    part.lateness = spreads.pop("lateness", None)
+    part.stages = spreads
+
+
+# ---- when it is due --------------------------------------------------------------------------
+
+
+def due(own: DataFrame, part: Part) -> dict[tuple[int, int], int]:
+    """How many deadlines fall where; sets the sizes of the map's cells."""
+    wall_ns = F.expr("unix_micros(at) * 1000 - at_ns + deadline_ns")
+    seconds = F.floor(wall_ns / 1_000_000_000)
+    armed = own.where("kind IN ('arm', 'watch', 'move') AND deadline_ns < 4000000000000000000")
+    ends = armed.agg(F.min(seconds), F.percentile_approx(seconds, 0.999)).first()
+    if ends is None or ends[0] is None:
+        return {}
+    part.column_s, part.row_s = _cells(ends[1] - ends[0])
+    column = (F.floor(seconds / part.column_s) * part.column_s).alias("column_s")
+    row = F.floor((seconds % part.column_s) / part.row_s).alias("row")
+    counted = armed.where(seconds <= ends[1]).groupBy(column, row).count()
+    return {(r.column_s, r.row): r["count"] for r in counted.collect()}
+
+
+def _cells(span_s: int) -> tuple[int, int]:
+    """Lengths of a column and of a row of the map."""
+    if span_s > 3 * DAY_S:
+        return DAY_S, HOUR_S
+    return (HOUR_S, 300) if span_s > 3 * HOUR_S else (60, 5) if span_s > 600 else (10, 1)
+
+
+# ---- time-outs -------------------------------------------------------------------------------
+
+
+def _advice(topics: DataFrame) -> list[Advice]:
+    """Of each topic in which something was cancelled or satisfied in time."""
+    names = [one.name for one in fields(Advice)]
+    rows = (
+        timeouts(topics, WANTED)
+        .where("settled > 0 AND topic IS NOT NULL")
+        .orderBy("namespace", "topic")
+    )
+    return [Advice(**row.asDict()) for row in rows.select(names).collect()]

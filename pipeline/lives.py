@@ -1,0 +1,147 @@
+"""What the records say of each ticket, for the audit: one shuffle over bronze.
+
+Names and keys are hashes and ends are codes, so that nothing but fixed-width numbers is shuffled;
+what the audit finds is looked up again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812
+
+from purgatoryd.pipeline.continuity import Run
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+KEYS = ("daemon", "run")
+
+# ---- what is audited -------------------------------------------------------------------------
+
+
+def in_runs(bronze: DataFrame, runs: Sequence[Run]) -> DataFrame:
+    """The rows that are audited, each with its run."""
+    rows = [
+        (run.daemon, segment.first_lsn, segment.epoch, run.number, run.from_lsn,
+         run.unsure_lsn if run.opening else run.last_lsn)
+        for run in runs for segment in run.segments
+    ]  # fmt: skip
+    form = "daemon string, segment long, epoch long, run int, from_lsn long, unsure_lsn long"
+    segments = F.broadcast(bronze.sparkSession.createDataFrame(rows, form))
+    joined = bronze.join(segments, ["daemon", "segment", "epoch"])
+    return joined.where("lsn >= from_lsn").drop("from_lsn")
+
+
+def opening_rows(openings: DataFrame, runs: Sequence[Run]) -> DataFrame:
+    """The rows of the snapshots with which the runs begin; they come before all records."""
+    rows = [(run.daemon, run.opening, run.number, run.unsure_lsn) for run in runs if run.opening]
+    form = "daemon string, segment long, run int, unsure_lsn long"
+    first = openings.sparkSession.createDataFrame(rows, form)
+    return openings.join(F.broadcast(first), ["daemon", "segment"]).withColumn("lsn", F.lit(0))
+
+
+# ---- one row for each ticket -----------------------------------------------------------------
+ARMED, MOVED, ACKNOWLEDGED = "kind IN ('arm', 'watch')", "kind = 'move'", "cause = 'acknowledged'"
+ENDED = f"kind IN ('fire', 'outcome', 'replaced') OR (kind = 'end' AND NOT {ACKNOWLEDGED})"
+END_CODES = {"replaced": 1, "fire": 2, "end": 3, "satisfied": 4, "expired": 5, "failed": 6,
+             "cancelled": 7}  # fmt: skip
+_LIFE = (
+    "daemon", "run", "lsn", "kind", "cause", "ticket", "deadline_ns", "wall_deadline_ns", "at_ns",
+    "armed_ns", "add_lsn", "unsure_lsn",
+)  # fmt: skip
+
+
+def lives(events: DataFrame, opened: DataFrame) -> DataFrame:
+    """One row for each ticket: all that the records say of it, as numbers.
+
+    Names and keys are hashes and ends are codes, so that nothing but fixed-width numbers is
+    shuffled; what is found is looked up again.
+    """
+    facts = _facts(events).withColumn("opening", F.lit(False))
+    facts = facts.unionByName(_facts(opened).withColumn("opening", F.lit(True)))
+    known = facts.groupBy(*KEYS, "ticket").agg(*_of_life())
+    return known.select(
+        "*",
+        _end_name(F.col("end_code")).alias("end"),
+        F.expr("CASE WHEN end_code > 3 THEN 'outcome' ELSE 'timer' END").alias("end_kind"),
+        F.expr("end_code IN (2, 5)").alias("fires"),
+        F.expr("end_lsn > unsure_lsn").alias("sure"),
+    )
+
+
+def _facts(rows: DataFrame) -> DataFrame:
+    """What is said of tickets; an arm that replaces a timer is a fact of that one, too."""
+    key = F.when(F.expr(ARMED), F.xxhash64("namespace", "key_type", "key")).alias("key_hash")
+    space = F.xxhash64("namespace").alias("namespace_hash")
+    wall = F.unix_micros("at") * 1000
+    told = rows.where(
+        f"ticket IS NOT NULL AND ({ARMED} OR {MOVED} OR kind IN ('fire', 'outcome', 'end'))"
+    )
+    own = told.select(*_LIFE, wall.alias("wall_ns"), key, space, _end_code())
+    replaced = rows.where("replaced IS NOT NULL").select(
+        *(F.col("replaced").alias("ticket") if name == "ticket" else F.col(name) for name in _LIFE),
+        wall.alias("wall_ns"), F.lit(None).cast("long").alias("key_hash"), space,
+        F.lit(END_CODES["replaced"]).alias("end_code"),
+    ).withColumn("kind", F.lit("replaced"))  # fmt: skip
+    return own.unionByName(replaced)
+
+
+def _end_code() -> Column:
+    return F.expr(
+        "CASE WHEN kind = 'fire' THEN 2 WHEN kind = 'end' AND cause = 'cancelled' THEN 3 "
+        "WHEN kind = 'outcome' THEN CASE cause WHEN 'satisfied' THEN 4 WHEN 'expired' THEN 5 "
+        "WHEN 'failed' THEN 6 ELSE 7 END END"
+    ).alias("end_code")
+
+
+def _end_name(code: Column) -> Column:
+    names = F.create_map(*(F.lit(x) for pair in END_CODES.items() for x in reversed(pair)))
+    return names[code]
+
+
+def _of_life() -> list[Column]:
+    """The aggregates. A record of the journal outranks the opening, which has LSN 0."""
+    armed, ended, journal = F.expr(ARMED), F.expr(ENDED), F.expr("NOT opening")
+    begins = armed & journal
+    end_lsn, due_lsn = (
+        F.when(ended, F.col("lsn")),
+        F.when(F.expr(f"{ARMED} OR {MOVED}"), F.col("lsn")),
+    )
+
+    def at_end(name: str) -> Column:
+        return F.min_by(F.when(ended, F.col(name)), end_lsn)
+
+    def when_due(name: str) -> Column:
+        return F.max_by(F.when(due_lsn.isNotNull(), F.col(name)), due_lsn)
+
+    return [
+        F.count_if(begins).alias("adds"),
+        F.count_if(armed & F.col("opening")).alias("opened"),
+        F.min(F.when(begins, F.col("lsn"))).alias("arm_lsn"),
+        F.max(F.when(begins, F.col("at_ns"))).alias("armed_ns"),
+        F.coalesce(F.bool_or(F.col("kind") == "watch"), F.lit(False)).alias("operation"),
+        F.max("key_hash").alias("key_hash"),
+        F.max(F.when(armed, F.col("namespace_hash"))).alias("namespace_hash"),
+        when_due("deadline_ns").alias("deadline_ns"),
+        when_due("wall_deadline_ns").alias("wall_deadline_ns"),
+        F.max(F.when(F.expr(MOVED), F.col("lsn"))).alias("last_move_lsn"),
+        F.count_if(ended).alias("ends"),
+        F.min(end_lsn).alias("end_lsn"),
+        F.max(end_lsn).alias("last_end_lsn"),
+        at_end("end_code").alias("end_code"),
+        at_end("at_ns").alias("ended_ns"),
+        at_end("wall_ns").alias("ended_wall_ns"),
+        F.min(F.when(F.col("kind").isin("fire", "outcome"), F.col("deadline_ns"))).alias(
+            "end_deadline_ns"
+        ),
+        at_end("add_lsn").alias("told_add_lsn"),
+        F.min(F.when(F.col("kind").isin("fire", "outcome", "end"), F.col("armed_ns"))).alias(
+            "told_armed_ns"
+        ),
+        F.count_if(F.col("kind") == "outcome").alias("outcomes"),
+        F.count_if(F.expr(ACKNOWLEDGED)).alias("acks"),
+        F.min(F.when(F.expr(ACKNOWLEDGED), F.col("lsn"))).alias("ack_lsn"),
+        F.max("unsure_lsn").alias("unsure_lsn"),
+    ]

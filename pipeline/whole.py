@@ -1,0 +1,88 @@
+"""All that there is of some journals: what is in the lake, and what is still hot.
+
+What the lake does not have is copied next to it for the time being, the newest segment as far as it
+is on disk; so everything has a manifest, and Spark reads it once for all as Parquet.
+"""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from purgatoryd.pipeline.continuity import Continuity, continuity
+from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Lake, Manifest
+from purgatoryd.pipeline.ship import Shipper
+from purgatoryd.pipeline.sources import Source
+from purgatoryd.pipeline.tiers import Tier, read_files, tiers
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class Whole(NamedTuple):
+    """Rows of segments and of snapshots, and how they hang together."""
+
+    bronze: DataFrame
+    openings: DataFrame
+    found: Continuity
+
+
+@contextmanager
+def whole(spark: SparkSession, lake: Lake, journals: Sequence[Path] = ()) -> Iterator[Whole]:
+    """Of a lake, and of the folders JOURNAL/NAME. Raises LakeBroken, JournalDamaged, BadPath."""
+    with tempfile.TemporaryDirectory(prefix="purgatoryd-hot-") as made:
+        lakes = [lake, Lake(Path(made))]
+        for folder in journals:
+            _copy(folder, *lakes)
+        segments, snapshots = _manifests(lakes, BRONZE), _manifests(lakes, OPENINGS)
+        yield Whole(
+            _rows(spark, lakes, segments), _rows(spark, lakes, snapshots),
+            continuity([m for _, m in segments], [m for _, m in snapshots]),
+        )  # fmt: skip
+
+
+def _manifests(lakes: Sequence[Lake], table: str) -> list[tuple[Lake, Manifest]]:
+    """All with records: a segment may have been begun and nothing more."""
+    found = ((lake, manifest) for lake in lakes for manifest in lake.manifests(table))
+    return [(lake, manifest) for lake, manifest in found if manifest.rows]
+
+
+def _rows(
+    spark: SparkSession, lakes: Sequence[Lake], found: Sequence[tuple[Lake, Manifest]]
+) -> DataFrame:
+    return read_files(spark, [str(lake.data(manifest)) for lake, manifest in found])
+
+
+def _copy(folder: Path, lake: Lake, beside: Lake) -> None:
+    for daemon in lake.daemons():
+        beside.save_names(daemon, lake.names(daemon))
+    copy = _Copy(folder, lake, beside)
+    try:
+        list(copy.turn())
+    finally:
+        copy.close()
+
+
+class _Copy(Shipper):
+    """Takes what a lake has not, and holds nothing of the journal."""
+
+    def __init__(self, directory: Path, lake: Lake, beside: Lake) -> None:
+        super().__init__(directory, beside, socket.gethostname())
+        self._shipped = lake
+
+    def _sources(self) -> list[Source]:
+        found = [
+            one.source
+            for table in (OPENINGS, BRONZE)
+            for one in tiers(self._shipped, [self._directory], table)
+            if one.tier is Tier.HOT and one.source is not None
+        ]
+        return [replace(source, complete=True) for source in found]
+
+    def _hold(self) -> None:
+        return

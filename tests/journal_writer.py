@@ -1,0 +1,323 @@
+"""Writes journals byte by byte, without any of the project's code: for planting what a daemon
+would never write. Frames, groups, segments and snapshots of format 1.0, as layout.h has them.
+
+A `Story` is made of records, each a type and a body; a test changes it where it wants the journal
+to lie. LSNs, groups and checksums are filled in when files are made of it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import UUID
+
+SEGMENT_MAGIC, SNAPSHOT_MAGIC = b"PPGJRNL1", b"PPGSNAP1"
+HEAD_BYTES = 4096
+SALT = 0x5EED
+NO_WALL = -(2**63)
+NIL = 2**32 - 1
+EXPIRED, SATISFIED, FAILED, CANCELLED = 1, 2, 3, 4
+ALL, ANY, SUM, CLIENT = 0, 1, 2, 3
+BOOT, VIRTUAL = 0, 1
+BORN = 1
+OPERATION = 4
+MET = 2**64 - 1
+S = 1_000_000_000
+
+_FRAME = struct.Struct("<IIQIHH")  # bytes, crc, lsn, salt, type, group
+_GROUP = struct.Struct("<QQqq16x")  # number, bytes, boot_ns, wall_ns
+_SEGMENT = struct.Struct("<8sII16s16sQqqQQQII116x")
+_KEY_TYPES = {str: 0, bytes: 1, UUID: 2}
+_KINDS = (
+    "pad", "group", "seal", "namespace", "topic", "arm", "move", "end", "fire", "sent", "watch",
+    "level", "gone", "outcome", "session", "head", "entry", "last",
+)  # fmt: skip
+_TYPES = {name: number for number, name in enumerate(_KINDS, 1)}
+
+
+class Record(NamedTuple):
+    """A frame before it has a number; `kind` is one of _TYPES, or the number of an unknown one."""
+
+    kind: str | int
+    body: bytes
+
+    @property
+    def type(self) -> int:
+        return self.kind if isinstance(self.kind, int) else _TYPES[self.kind]
+
+
+# ---- records ---------------------------------------------------------------------------------
+
+
+def _key(key: str | bytes | UUID) -> tuple[int, bytes]:
+    data = key.encode() if isinstance(key, str) else key.bytes if isinstance(key, UUID) else key
+    return _KEY_TYPES[type(key)], data
+
+
+def namespace(row: int, name: str) -> Record:
+    head = struct.pack("<IIIIQQQ32xII", row, 0, NIL, 0, 0, 0, 0, 0, len(name))
+    return Record("namespace", head + name.encode())
+
+
+def topic(row: int, namespace_row: int, name: str, sequence: int = 0) -> Record:
+    head = struct.pack("<QQQ16xIIII", row + 1, sequence, 0, row, namespace_row, 0, len(name))
+    return Record("topic", head + name.encode())
+
+
+def arm(
+    ticket: int, key: str | bytes | UUID, deadline_ns: int, *, at_ns: int = 0,
+    wall_ns: int = NO_WALL, replaced: int = 0, topic: int = 0, slot: int | None = None,
+    payload: bytes = b"",
+) -> Record:  # fmt: skip
+    kind, data = _key(key)
+    head = struct.pack(
+        "<QqqqQIIIIIBBBB24x", ticket, deadline_ns, wall_ns, at_ns, replaced,
+        ticket if slot is None else slot, replaced if replaced else NIL, topic, 1000,
+        len(payload), 0, 0, len(data), kind,
+    )  # fmt: skip
+    return Record("arm", head + data + payload)
+
+
+def move(ticket: int, deadline_ns: int, *, at_ns: int = 0, wall_ns: int = NO_WALL) -> Record:
+    return Record(
+        "move", struct.pack("<QqqqIIQ", ticket, deadline_ns, wall_ns, at_ns, ticket, 0, 0)
+    )
+
+
+def end(ticket: int, *, at_ns: int = 0, acknowledged: bool = False) -> Record:
+    cause = 2 if acknowledged else 1
+    return Record("end", struct.pack("<QqIIIIQ", ticket, at_ns, ticket, cause, 1000, 0, 0))
+
+
+def life(add_lsn: int, armed_ns: int) -> bytes:
+    """What format 1.1 has behind the records of an end: from where and when the timer is."""
+    return struct.pack("<QQqqqq", add_lsn, 77, 0, 0, 0, armed_ns)
+
+
+def fire(
+    ticket: int, deadline_ns: int, fired_ns: int, *, position: int, sequence: int, topic: int = 0,
+) -> Record:  # fmt: skip
+    return Record("fire", struct.pack(
+        "<QqqQQQIIII24x", ticket, deadline_ns, fired_ns, position, sequence, 0, ticket, topic, 0, 0
+    ))  # fmt: skip
+
+
+def sent(begin: int, upto: int, *, at_ns: int = 0) -> Record:
+    return Record("sent", struct.pack("<QQqq16x", begin, upto, at_ns, at_ns))
+
+
+class Watched(NamedTuple):
+    """A watch key of an operation."""
+
+    row: int
+    target: int = 0
+    base: int = 0
+    cap: int = 0
+
+
+def watch(
+    ticket: int, key: str, deadline_ns: int, keys: Sequence[Watched], *, condition: int = ALL,
+    threshold: int = 0, at_ns: int = 0, topic: int = 0, notice: bool = True,
+) -> Record:  # fmt: skip
+    kind, data = _key(key)
+    head = struct.pack(
+        "<QqqQQIIIIHBBBBBB24x", ticket, deadline_ns, at_ns, threshold, 77, ticket, topic, 1000, 0,
+        len(keys), condition, notice, len(data), kind, 0, 0,
+    )  # fmt: skip
+    shares = b"".join(struct.pack("<QQQII", k.target, k.base, k.cap, k.row, 0) for k in keys)
+    return Record("watch", head + shares + data)
+
+
+def level(row: int, value: int, *, key: str = "", error: int = 0, namespace: int = 0) -> Record:
+    data = key.encode()
+    flags = BORN if key else 0
+    head = struct.pack("<QIIIHBB16x", value, row, error, namespace, flags, len(data), 0)
+    return Record("level", head + data)
+
+
+def gone(row: int) -> Record:
+    return Record("gone", struct.pack("<II", row, 0))
+
+
+def outcome(
+    ticket: int, deadline_ns: int, ended_ns: int, cause: int, *, keys: int, position: int | None,
+    sequence: int = 0, topic: int = 0, error: int = 0,
+) -> Record:  # fmt: skip
+    head = struct.pack(
+        "<QqqQQQIIIHBB24x", ticket, deadline_ns, ended_ns,
+        0 if position is None else position + 1, sequence, 0, ticket, topic, error, keys, cause,
+        OPERATION,
+    )  # fmt: skip
+    return Record("outcome", head + bytes((keys + 7) // 8))
+
+
+def head(
+    journal: Journal, start_lsn: int, *, next_ticket: int, now_ns: int, published: int = 0
+) -> Record:
+    return Record("head", struct.pack(
+        "<16s16sQQQQQQQqqqqqQQQQQ12I56x", journal.uuid, journal.boot_id, 1, journal.epoch, 1 << 20,
+        1 << 20, 1 << 22, 600 * S, 100, 65536, now_ns, journal.wall_offset_ns, 0, 0, next_ticket, 1,
+        published, published, start_lsn, 1000, 1024, 256, 16, 16, 64, 64, journal.clock, 0, 1, 16,
+        0,
+    ))  # fmt: skip
+
+
+def last(frames: int, start_lsn: int, end_lsn: int) -> Record:
+    return Record("last", struct.pack("<QQQQ", frames, start_lsn, end_lsn, 0))
+
+
+# ---- bytes -----------------------------------------------------------------------------------
+
+
+def _crc_table() -> list[int]:
+    table = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+        table.append(byte)
+    return table
+
+
+_CRC = _crc_table()
+
+
+def crc32c(data: bytes) -> int:
+    crc = NIL
+    for byte in data:
+        crc = crc >> 8 ^ _CRC[(crc ^ byte) & 255]
+    return crc ^ NIL
+
+
+def _frame(kind: int, lsn: int, group: int, body: bytes) -> bytes:
+    body += bytes(-len(body) % 8)
+    size = _FRAME.size + len(body)
+    low = group & 0xFFFF
+    crc = crc32c(struct.pack("<IQIHH", size, lsn, SALT, kind, low) + body)
+    return _FRAME.pack(size, crc, lsn, SALT, kind, low) + body
+
+
+def _group(number: int, before_lsn: int, frames: bytes, boot_ns: int, wall_ns: int) -> bytes:
+    body = _GROUP.pack(number, len(frames), boot_ns, wall_ns)
+    return _frame(_TYPES["group"], before_lsn, number, body) + frames
+
+
+@dataclass(frozen=True)
+class Journal:
+    """Whose files they are. `wall_offset_ns`: what the wall clock is ahead of the arena's."""
+
+    uuid: bytes = bytes(range(16))
+    boot_id: bytes = bytes(range(16, 32))
+    epoch: int = 1
+    clock: int = BOOT
+    minor: int = 0
+    wall_offset_ns: int = 1_700_000_000 * S
+
+    def _head(
+        self, magic: bytes, first_lsn: int, first_group: int, size: int, now_ns: int
+    ) -> bytes:
+        block = _SEGMENT.pack(
+            magic, 1, self.minor, self.uuid, self.boot_id, self.epoch, now_ns,
+            now_ns + self.wall_offset_ns, first_lsn, first_group, size, self.clock, SALT,
+        )  # fmt: skip
+        return (block + struct.pack("<I", crc32c(block))).ljust(HEAD_BYTES, b"\0")
+
+    def segment(
+        self, first_lsn: int, groups: Sequence[Sequence[Record]], *, first_group: int = 1,
+        now_ns: int = 0, sealed: bool = True,
+    ) -> bytes:  # fmt: skip
+        """A segment's bytes."""
+        out, lsn = b"", first_lsn - 1
+        for number, records in enumerate(groups, first_group):
+            before, frames = lsn, b""
+            for record in records:
+                lsn += 1
+                frames += _frame(record.type, lsn, number, record.body)
+            out += _group(number, before, frames, now_ns, now_ns + self.wall_offset_ns)
+        if sealed:
+            out += _frame(_TYPES["seal"], lsn, first_group + len(groups), b"")
+        size = HEAD_BYTES + len(out)
+        return self._head(SEGMENT_MAGIC, first_lsn, first_group, size, now_ns) + out
+
+    def snapshot(
+        self, start_lsn: int, records: Sequence[Record], *, next_ticket: int, end_lsn: int = 0,
+        now_ns: int = 0, published: int = 0,
+    ) -> bytes:  # fmt: skip
+        """A snapshot's bytes: all that lived when the journal was at `start_lsn`."""
+        first = head(self, start_lsn, next_ticket=next_ticket, now_ns=now_ns, published=published)
+        whole = [first, *records]
+        whole.append(last(len(whole), start_lsn, end_lsn or start_lsn - 1))
+        frames = b"".join(_frame(r.type, n, 1, r.body) for n, r in enumerate(whole, 1))
+        out = _group(1, 0, frames, now_ns, now_ns + self.wall_offset_ns)
+        out += _frame(_TYPES["seal"], len(whole), 2, b"")
+        size = HEAD_BYTES + len(out)
+        return self._head(SNAPSHOT_MAGIC, start_lsn, 1, size, now_ns) + out
+
+
+@dataclass
+class Story:
+    """A journal: named records in order, cut into segments, and its snapshots.
+
+    `cuts`: names of the records that begin a segment, with how many LSNs are missing before it and
+    the epoch. `first`, `closing`: what its snapshots say lives at the begin and at the end, as
+    records; None = there is none. `published`: notices that were given before.
+    """
+
+    records: dict[str, Record]
+    journal: Journal = field(default_factory=Journal)
+    cuts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    first_lsn: int = 1
+    first: Sequence[Record] | None = ()
+    published: int = 0
+    closing: Sequence[Record] | None = None
+    now_ns: int = 100 * S
+
+    def having(self, **changes: Any) -> Story:
+        return replace(self, **changes)
+
+    def instead(self, **records: Record | None) -> Story:
+        """With other records under these names, or without them."""
+        kept = {name: records.get(name, record) for name, record in self.records.items()}
+        return replace(self, records={n: r for n, r in kept.items() if r is not None})
+
+    def then(self, after: str, *more: Record) -> Story:
+        """With more records behind that one."""
+        records: dict[str, Record] = {}
+        for name, record in self.records.items():
+            records[name] = record
+            if name == after:
+                records |= {f"{after}_{n}": one for n, one in enumerate(more)}
+        return replace(self, records=records)
+
+    def write(self, directory: Path) -> None:
+        """Writes all files of it."""
+        directory.mkdir(parents=True)
+        if self.first is not None:
+            self._snapshot(directory, self.first_lsn, self.first)
+        lsn = self.first_lsn
+        for group, (name, records) in enumerate(self._segments(), 1):
+            skipped, epoch = self.cuts.get(name, (0, self.journal.epoch))
+            lsn += skipped
+            journal = replace(self.journal, epoch=epoch)
+            data = journal.segment(lsn, [records], first_group=group, now_ns=self.now_ns)
+            (directory / f"{lsn:016x}.journal").write_bytes(data)
+            lsn += len(records)
+        empty = self.journal.segment(lsn, [], first_group=len(self.cuts) + 2, sealed=False)
+        (directory / f"{lsn:016x}.journal").write_bytes(empty)  # the daemon's next one
+        if self.closing is not None:
+            self._snapshot(directory, lsn, self.closing)
+
+    def _segments(self) -> Iterator[tuple[str, list[Record]]]:
+        names = list(self.records)
+        bounds = [0, *(names.index(cut) for cut in self.cuts), len(names)]
+        for begin, upto in pairwise(bounds):
+            yield names[begin], [self.records[name] for name in names[begin:upto]]
+
+    def _snapshot(self, directory: Path, lsn: int, living: Sequence[Record]) -> None:
+        data = self.journal.snapshot(
+            lsn, living, next_ticket=1000, now_ns=self.now_ns, published=self.published
+        )
+        (directory / f"{lsn:016x}.snapshot").write_bytes(data)

@@ -1,0 +1,425 @@
+"""The audit names what is planted, byte by byte, and finds nothing in clean journals.
+
+All journals are audited together: each is of a daemon of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+from journal_writer import (
+    ANY,
+    EXPIRED,
+    FAILED,
+    SATISFIED,
+    SUM,
+    VIRTUAL,
+    Journal,
+    Record,
+    S,
+    Story,
+    Watched,
+    arm,
+    end,
+    fire,
+    gone,
+    level,
+    life,
+    move,
+    namespace,
+    outcome,
+    sent,
+    topic,
+    watch,
+)
+
+from purgatoryd.pipeline.audit import Verdict, audit
+from purgatoryd.pipeline.continuity import continuity
+from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Lake, Manifest
+from purgatoryd.pipeline.ledger import read_ledgers
+from purgatoryd.pipeline.ship import Shipper
+from purgatoryd.pipeline.tiers import read_events, read_openings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+WALL = Journal().wall_offset_ns
+RECORDS: dict[str, Record] = {
+    "shop": namespace(0, "shop"),
+    "late": topic(0, 0, "late"),
+    "arm_a": arm(1, "a", 10 * S, at_ns=1 * S),
+    "arm_b": arm(2, "b", 11 * S, at_ns=1 * S),
+    "arm_c": arm(3, "c", 50 * S, at_ns=2 * S),
+    "cancel_c": end(3, at_ns=3 * S),
+    "arm_d": arm(4, "d", 60 * S, at_ns=3 * S),
+    "again_d": arm(5, "d", 70 * S, at_ns=4 * S, replaced=4),
+    "move_d": move(5, 80 * S, at_ns=5 * S),
+    "level": level(0, 0, key="stock"),
+    "watch_e": watch(6, "e", 30 * S, [Watched(0, 5)], at_ns=6 * S),
+    "reach_e": level(0, 7),
+    "end_e": outcome(6, 30 * S, 7 * S, SATISFIED, keys=1, position=0, sequence=1),
+    "sent_e": sent(0, 1, at_ns=7 * S),
+    "ack_e": end(6, at_ns=8 * S, acknowledged=True),
+    "watch_f": watch(7, "f", 9 * S, [Watched(0, 100)], at_ns=8 * S),
+    "end_f": outcome(7, 9 * S, 9 * S, EXPIRED, keys=1, position=1, sequence=2),
+    "fire_a": fire(1, 10 * S, 10 * S, position=2, sequence=3),
+    "fire_b": fire(2, 11 * S, 12 * S, position=3, sequence=4),
+    "sent_ab": sent(1, 4, at_ns=12 * S),
+    "arm_w": arm(8, "w", 20 * S, at_ns=12 * S, wall_ns=WALL + 20 * S),
+    "other": level(1, 0, key="more"),
+    "watch_s": watch(10, "s", 30 * S, [Watched(0, base=7, cap=10), Watched(1, cap=3)],
+                     condition=SUM, threshold=5, at_ns=13 * S),
+    "watch_y": watch(11, "y", 30 * S, [Watched(0, 90), Watched(1, 4)], condition=ANY,
+                     at_ns=13 * S),
+    "more_0": level(0, 9),
+    "more_1": level(1, 4),
+    "end_s": outcome(10, 30 * S, 14 * S, SATISFIED, keys=2, position=None),
+    "end_y": outcome(11, 30 * S, 14 * S, SATISFIED, keys=2, position=None),
+    "gone": gone(1),
+    "fire_w": fire(8, 20 * S, 20 * S, position=4, sequence=5),
+    "sent_w": sent(4, 5, at_ns=20 * S),
+    "arm_g": arm(9, "g", 900 * S, at_ns=21 * S),
+}  # fmt: skip
+OPEN = (arm(5, "d", 80 * S), arm(9, "g", 900 * S))
+CLEAN = Story(RECORDS, closing=OPEN)
+
+
+class Planted(NamedTuple):
+    """A story, and the kinds of violation that it must be told to have; `ticket`: of the first."""
+
+    story: Story
+    kinds: set[str]
+    ticket: int | None = None
+
+
+def planted(kind: str, story: Story, ticket: int | None = None, also: str = "") -> Planted:
+    return Planted(story, {kind, *also.split()}, ticket)
+
+
+PLANTED = [
+    planted("armed_twice", CLEAN.then("arm_a", RECORDS["arm_a"]), 1, "unbalanced"),
+    planted("never_armed", CLEAN.instead(arm_b=None), 2),
+    planted("ended_twice", CLEAN.then("fire_b", end(1, at_ns=12 * S)), 1, "unbalanced"),
+    planted("ended_before_armed", CLEAN.instead(arm_c=end(3, at_ns=2 * S),
+                                                cancel_c=arm(3, "c", 50 * S, at_ns=3 * S)), 3),
+    planted("wrong_end", CLEAN.instead(end_f=fire(7, 9 * S, 9 * S, position=1, sequence=2)), 7),
+    planted("early", CLEAN.instead(fire_a=fire(1, 10 * S, 10 * S - 1, position=2, sequence=3)), 1),
+    planted("wrong_deadline", CLEAN.instead(fire_b=fire(2, 12 * S, 12 * S, position=3,
+                                                        sequence=4)), 2),
+    planted("early_by_wall", CLEAN.instead(fire_w=fire(8, 19 * S, 19 * S, position=4,
+                                                       sequence=5)), 8),
+    planted("moved_after_end", CLEAN.then("cancel_c", move(3, 90 * S, at_ns=3 * S)), 3),
+    planted("moved_back", CLEAN.instead(move_d=move(5, 65 * S, at_ns=5 * S)), 5),
+    planted("ack_unfounded", CLEAN.then("ack_e", end(1, at_ns=8 * S, acknowledged=True)), 1),
+    planted("acked_twice", CLEAN.then("ack_e", end(6, at_ns=8 * S, acknowledged=True)), 6),
+    planted("key_armed_twice", CLEAN.then("arm_b", arm(20, "a", 90 * S, at_ns=1 * S),
+                                          end(20, at_ns=1 * S)), 1),
+    planted("condition_unmet", CLEAN.instead(
+        watch_e=watch(6, "e", 30 * S, [Watched(0, 8)], at_ns=6 * S)), 6),
+    planted("condition_unmet", CLEAN.instead(
+        watch_s=watch(10, "s", 30 * S, [Watched(0, base=7, cap=10), Watched(1, cap=2)],
+                      condition=SUM, threshold=5, at_ns=13 * S)), 10),
+    planted("condition_overlooked", CLEAN.instead(
+        watch_f=watch(7, "f", 9 * S, [Watched(0, 7)], at_ns=8 * S)), 7),
+    planted("failure_unfounded", CLEAN.instead(
+        end_f=outcome(7, 9 * S, 9 * S, FAILED, keys=1, position=1, sequence=2, error=5)), 7),
+    planted("sequence_gap", CLEAN.instead(
+        fire_b=fire(2, 11 * S, 12 * S, position=3, sequence=5),
+        fire_w=fire(8, 20 * S, 20 * S, position=4, sequence=6)), 2),
+    planted("sequence_repeated", CLEAN.instead(
+        fire_b=fire(2, 11 * S, 12 * S, position=3, sequence=3),
+        fire_w=fire(8, 20 * S, 20 * S, position=4, sequence=4)), 2),
+    planted("position_gap", CLEAN.instead(
+        fire_w=fire(8, 20 * S, 20 * S, position=6, sequence=5)), 8),
+    planted("position_repeated", CLEAN.instead(
+        fire_b=fire(2, 11 * S, 12 * S, position=2, sequence=4), sent_ab=sent(1, 3, at_ns=12 * S),
+        fire_w=fire(8, 20 * S, 20 * S, position=3, sequence=5), sent_w=sent(3, 4, at_ns=20 * S)),
+        2),
+    planted("sent_out_of_turn", CLEAN.instead(sent_w=sent(3, 5, at_ns=20 * S))),
+    planted("sent_before_made", CLEAN.instead(sent_ab=sent(1, 5, at_ns=12 * S),
+                                              sent_w=sent(5, 5, at_ns=20 * S))),
+    planted("clock_back", CLEAN.instead(arm_g=arm(9, "g", 900 * S, at_ns=5 * S)), 9),
+    planted("wrong_life", CLEAN.instead(
+        fire_a=Record("fire", RECORDS["fire_a"].body + life(4, 1 * S))), 1),
+    planted("forgotten", CLEAN.then("arm_g", arm(30, "x", 2000 * S, at_ns=500 * S),
+                                    end(30, at_ns=500 * S)), 5),
+    planted("lsn_gap", CLEAN.having(cuts={"fire_a": (3, 1)})),
+    planted("lsn_repeated", CLEAN.having(cuts={"fire_a": (-2, 1)}, closing=None)),
+    planted("epoch_back", CLEAN.having(cuts={"fire_a": (0, 0)})),
+    planted("snapshot_lacks", CLEAN.having(closing=OPEN[:1]), 9),
+    planted("snapshot_invents", CLEAN.having(closing=(*OPEN, RECORDS["arm_a"])), 1),
+]  # fmt: skip
+
+
+def uuid(number: int) -> bytes:
+    return number.to_bytes(16)
+
+
+def by(number: int, story: Story) -> Story:
+    """The story, as that daemon's."""
+    return story.having(journal=replace(story.journal, uuid=uuid(number)))
+
+
+# ---- ledgers ---------------------------------------------------------------------------------
+
+Line = dict[str, Any]
+
+
+def call(op: str, ticket: int, key: str, found: str, at_ns: int) -> Line:
+    return {"op": op, "ticket": ticket, "namespace": "shop", "key": key, "key_type": "str",
+            "found": found, "acked_boot_ns": at_ns}  # fmt: skip
+
+
+def told(ticket: int, found: str) -> Line:
+    return {"op": "outcome", "ticket": ticket, "found": found, "acked_boot_ns": 15 * S}
+
+
+def notice(ticket: int, key: str, sequence: int, at_ns: int, topic: str = "late") -> Line:
+    return {"op": "notice", "ticket": ticket, "namespace": "shop", "key": key, "key_type": "str",
+            "found": "expired", "stream": "0" * 15 + "1", "subscriber": 1, "topic": topic,
+            "sequence": sequence, "received_boot_ns": at_ns}  # fmt: skip
+
+
+NOTED = {
+    "a": call("add", 1, "a", "added", 1 * S),
+    "b": call("add", 2, "b", "added", 1 * S),
+    "c": call("add", 3, "c", "added", 2 * S),
+    "cancel_c": call("cancel", 3, "c", "cancelled", 3 * S),
+    "again_d": call("add", 5, "d", "replaced", 4 * S),
+    "move_d": call("add", 5, "d", "extended", 5 * S),
+    "e": call("watch", 6, "e", "added", 6 * S),
+    "cancel_e": call("cancel", 6, "e", "fired", 9 * S),
+    "told_e": told(6, "satisfied"),
+    "told_f": told(7, "expired"),
+    "notice_e": notice(6, "e", 1, 8 * S),
+    "notice_f": notice(7, "f", 2, 9 * S),
+    "notice_a": notice(1, "a", 3, 12 * S),
+    "notice_b": notice(2, "b", 4, 12 * S),
+    "notice_w": notice(8, "w", 5, 20 * S),
+}
+
+
+def noted(**changes: Line | None) -> list[Line]:
+    return [line for line in (NOTED | changes).values() if line is not None]
+
+
+WRONG_LEDGERS: list[tuple[str, list[Line], int]] = [
+    ("ack_lost", noted(more=call("add", 50, "z", "added", 5 * S)), 50),
+    ("ack_differs", noted(a=call("add", 1, "z", "added", 1 * S)), 1),
+    ("cancel_undone", noted(more=call("cancel", 1, "a", "cancelled", 9 * S)), 1),
+    ("fired_unfounded", noted(more=call("cancel", 3, "c", "fired", 9 * S)), 3),
+    ("outcome_differs", noted(told_e=told(6, "expired")), 6),
+    ("notice_unfounded", noted(more=notice(3, "c", 6, 21 * S)), 3),
+    ("notice_differs", noted(notice_w=notice(8, "w", 5, 20 * S, "other")), 8),
+    ("received_early", noted(notice_a=notice(1, "a", 3, 10 * S - 1)), 1),
+    ("notice_doubled", noted(more=notice(2, "b", 4, 12 * S)), 2),
+    ("notice_missed", noted(notice_b=None), 8),
+]
+LOST = {"op": "lost", "namespace": "shop", "stream": "0" * 15 + "1", "subscriber": 1,
+        "topic": "late", "sequence": 4, "upto": 4}  # fmt: skip
+
+
+def write_ledger(directory: Path, daemon: bytes, lines: list[Line]) -> None:
+    folder = directory / f"daemon={daemon.hex()}"
+    folder.mkdir(parents=True)
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "host-1-0.jsonl").write_text(text + '{"op":"add","ticket":99,"na')  # killed there
+
+
+# ---- one audit of all ------------------------------------------------------------------------
+
+CLEAN_FROM, LEDGER_FROM, PAIR, PAIR_LACKS = 200, 300, 400, 402
+
+
+def restarted(number: int, living: tuple[Record, ...]) -> Story:
+    """The arena that took the place of CLEAN's, after a recovery."""
+    later = {"shop": RECORDS["shop"], "late": topic(0, 0, "late", sequence=5),
+             "fire_d": fire(5, 80 * S, 80 * S, position=5, sequence=6)}  # fmt: skip
+    return by(number, Story(later, first_lsn=len(RECORDS) + 1, first=living, published=5))
+
+
+CLEAN_STORIES = {
+    "boot": CLEAN,
+    "virtual": CLEAN.having(journal=Journal(clock=VIRTUAL)),
+    "no_snapshot": CLEAN.having(first=None),
+    "retention": CLEAN.having(first_lsn=100),
+    "unknown_kind": CLEAN.then("gone", Record(99, bytes(16))).having(journal=Journal(minor=99)),
+}
+
+
+@dataclass
+class Found:
+    """The verdict, by daemon."""
+
+    verdict: Verdict
+    kinds: dict[bytes, set[str]]
+
+    def first(self, kind: str, daemon: bytes) -> Any:
+        return next(v for v in self.verdict.samples if (v.kind, v.daemon) == (kind, daemon.hex()))
+
+    def lost(self, daemon: bytes) -> list[tuple[int, int | None, str]]:
+        found = [one for one in self.verdict.lost if one.daemon == daemon.hex()]
+        return [(one.first_lsn, one.last_lsn, one.cause) for one in found]
+
+
+@pytest.fixture(scope="module")
+def found(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    root = tmp_path_factory.mktemp("audit")
+    stories = {uuid(n): by(n, plant.story) for n, plant in enumerate(PLANTED, 1)}
+    clean = enumerate(CLEAN_STORIES.values(), CLEAN_FROM)
+    stories |= {uuid(n): by(n, story) for n, story in clean}
+    for n, (_, lines, _) in enumerate([("", noted(), 0), *WRONG_LEDGERS], LEDGER_FROM):
+        stories[uuid(n)] = by(n, CLEAN)
+        write_ledger(root / "ledgers", uuid(n), lines)
+    excused = uuid(LEDGER_FROM - 1)
+    stories[excused] = by(LEDGER_FROM - 1, CLEAN)
+    write_ledger(root / "ledgers", excused, noted(notice_b=LOST))
+    for pair, living in ((PAIR, OPEN), (PAIR_LACKS, OPEN[:1])):
+        stories[uuid(pair)] = by(pair, CLEAN.having(closing=None))
+        stories[uuid(pair + 1)] = restarted(pair + 1, living)
+    lake = root / "lake"
+    lake.mkdir()
+    for daemon, story in stories.items():
+        node = str(int.from_bytes(daemon) // 2) if int.from_bytes(daemon) >= PAIR else daemon.hex()
+        story.write(root / daemon.hex())
+        ship(root / daemon.hex(), Lake(lake), node)
+    with small_plans(spark):
+        verdict = audited(spark, Lake(lake), root / "ledgers")
+    kinds: dict[bytes, set[str]] = defaultdict(set)
+    for violation in verdict.samples:
+        kinds[bytes.fromhex(violation.daemon)].add(violation.kind)
+    return Found(verdict, kinds)
+
+
+@contextmanager
+def small_plans(spark: SparkSession) -> Iterator[None]:
+    """For a few rows, compiling a plan costs more than running it."""
+    conf = {"spark.sql.adaptive.enabled", "spark.sql.codegen.wholeStage"}
+    before = {name: spark.conf.get(name) for name in conf}
+    try:
+        for name in conf:
+            spark.conf.set(name, "false")
+        yield
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value or "true")
+
+
+def ship(directory: Path, lake: Lake, node: str) -> None:
+    shipper = Shipper(directory, lake, node)
+    list(shipper.turn())
+    shipper.close()
+
+
+def audited(spark: SparkSession, lake: Lake, ledgers: Path) -> Verdict:
+    runs = continuity(lake.manifests(BRONZE), lake.manifests(OPENINGS))
+    noted_ = read_ledgers(spark, ledgers)
+    return audit(read_events(spark, lake), read_openings(spark, lake), runs, noted_)
+
+
+# ---- tests -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", range(1, len(PLANTED) + 1), ids=lambda n: _named(n))
+def test_what_is_planted_is_named(found: Found, number: int) -> None:
+    plant = PLANTED[number - 1]
+    assert found.kinds[uuid(number)] == plant.kinds
+    kind = min(plant.kinds - {"unbalanced"})
+    shown = found.first(kind, uuid(number))
+    if plant.ticket is not None:
+        assert shown.ticket == plant.ticket
+        assert shown.evidence
+    assert shown.lsn is not None
+
+
+def _named(number: int) -> str:
+    return f"{number}-{min(PLANTED[number - 1].kinds - {'unbalanced'})}"
+
+
+@pytest.mark.parametrize("at", range(len(WRONG_LEDGERS)), ids=[w[0] for w in WRONG_LEDGERS])
+def test_a_ledger_that_says_otherwise_is_named(found: Found, at: int) -> None:
+    kind, _, ticket = WRONG_LEDGERS[at]
+    daemon = uuid(LEDGER_FROM + 1 + at)
+    assert found.kinds[daemon] == {kind}
+    assert found.first(kind, daemon).ticket == ticket
+    assert found.first(kind, daemon).evidence["file"] == "host-1-0.jsonl"
+
+
+@pytest.mark.parametrize("name", CLEAN_STORIES)
+def test_clean_journals_have_none(found: Found, name: str) -> None:
+    assert found.kinds[uuid(CLEAN_FROM + list(CLEAN_STORIES).index(name))] == set()
+
+
+def test_a_true_ledger_and_losses_that_were_told_are_no_violations(found: Found) -> None:
+    assert found.kinds[uuid(LEDGER_FROM)] == set()
+    assert found.kinds[uuid(LEDGER_FROM - 1)] == set()
+
+
+def test_what_the_lake_does_not_have_is_named(found: Found) -> None:
+    at = {name: uuid(CLEAN_FROM + n) for n, name in enumerate(CLEAN_STORIES)}
+    assert found.lost(at["boot"]) == []
+    assert found.lost(at["retention"]) == [(1, 99, "retention")]
+    assert found.lost(uuid(PAIR)) == [(len(RECORDS) + 1, None, "recovery")]
+
+
+def test_what_a_recovery_lost_is_named(found: Found) -> None:
+    assert found.kinds[uuid(PAIR)] == found.kinds[uuid(PAIR + 1)] == set()
+    assert found.kinds[uuid(PAIR_LACKS)] == {"snapshot_lacks"}
+    assert found.first("snapshot_lacks", uuid(PAIR_LACKS)).ticket == 9
+
+
+def test_the_balance_of_a_namespace(found: Found) -> None:
+    boot = uuid(CLEAN_FROM).hex()
+    (shop,) = [one for one in found.verdict.balance if one.daemon == boot]
+    figures = (shop.opening, shop.added, shop.cancelled, shop.replaced, shop.expired,
+               shop.satisfied, shop.failed, shop.open)  # fmt: skip
+    assert figures == (0, 11, 1, 1, 4, 3, 0, 2)
+    assert shop.namespace == "shop"
+
+
+def test_evidence_has_the_key(found: Found) -> None:
+    early = 1 + next(n for n, plant in enumerate(PLANTED) if plant.kinds == {"early"})
+    shown = found.first("early", uuid(early))
+    assert shown.evidence == {
+        "namespace": "shop", "key": "a", "ended_ns": 10 * S - 1, "end_deadline_ns": 10 * S,
+    }  # fmt: skip
+
+
+# ---- what is missing, from manifests alone ---------------------------------------------------
+
+
+def manifest(first: int, last: int, *, epoch: int = 1, table: str = BRONZE) -> Manifest:
+    return Manifest(table, "d", "n", epoch, first, last, 0, "boot", 1, 0, 0, 1)
+
+
+def opening(start: int) -> Manifest:
+    return manifest(start, start - 1, table=OPENINGS)
+
+
+@pytest.mark.parametrize(
+    ("segments", "snapshots", "lost", "kinds"),
+    [
+        ([(1, 9), (10, 20)], [1], [], []),
+        ([(5, 9)], [5], [(1, 4, "retention")], []),
+        ([(5, 9)], [7], [(5, 6, "snapshot"), (1, 4, "retention")], []),
+        ([(1, 9), (15, 20)], [1, 17], [(10, 14, "retention"), (15, 16, "snapshot")], []),
+        ([(1, 9), (15, 20, 2)], [1, 15], [(10, 14, "forced")], []),
+        ([(1, 9), (15, 20)], [1], [(10, 14, "unexplained")], ["lsn_gap"]),
+        ([(1, 9), (9, 20)], [1], [], ["lsn_repeated"]),
+        ([(1, 9, 2), (10, 20, 1)], [1], [], ["epoch_back"]),
+    ],
+)
+def test_holes_have_a_cause(
+    segments: list[tuple[int, ...]], snapshots: list[int], lost: list[Any], kinds: list[str]
+) -> None:
+    known = [manifest(first, last, epoch=sum(e) or 1) for first, last, *e in segments]
+    one = continuity(known, [opening(start) for start in snapshots])
+    assert [tuple(o[1:]) for o in one.lost] == lost
+    assert [v.kind for v in one.violations] == kinds
