@@ -34,7 +34,7 @@ LIBFUZZER := $(FUZZ_C:tests/fuzz/%.c=build/fuzz/%)
 LINT      := $(patsubst %.c,build/lint/%.o,$(CORE_C) $(TESTS_C) $(GUEST_C) $(FUZZ_C) $(CRASH_C) $(BENCH_C))
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test test-c test-python crash-test soak fuzz lint bench-core bench-purgatory bench-watchers bench-recovery bench-hostile bench-journal bench-pipeline docs clean
+.PHONY: help build run report test test-c test-python crash-test soak fuzz lint bench-core bench-purgatory bench-watchers bench-recovery bench-hostile bench-journal bench-pipeline docs clean
 .DELETE_ON_ERROR:
 # Kept between runs, so that only what changed is compiled again.
 .SECONDARY:
@@ -45,7 +45,13 @@ help: ## list the targets
 build: build/core.stamp ## make .venv, install the package in it, compile the C core
 
 run: build ## the main job: the flights of 2013 through the daemon (4 minutes at most)
-	$(BIN)/python -m examples.flights
+	$(BIN)/python -m examples.flights --keep build/run
+
+# Without what `make run` left, a run without the load makes it.
+report: build ## ship and audit what make run left, with its ledgers, and make a page of it: build/report.html
+	@test -d build/run/ledgers || $(BIN)/python -m examples.flights --day --year --keep build/run
+	@for name in live year; do $(BIN)/purgatoryd pipeline ship --name $$name --journal build/run/journals --lake build/run/lake; done
+	$(BIN)/purgatoryd pipeline report --journal build/run/journals --ledger build/run/ledgers --lake build/run/lake --out build/report.html
 
 test: test-c test-python ## C tests under ASan and UBSan, then all Python tests
 

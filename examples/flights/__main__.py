@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -28,7 +29,7 @@ from examples.flights.data import DatasetMissing, carrier_names, dataset_file
 from examples.flights.day import busiest_date, flights_of
 from examples.flights.events import Timetable, load_timetable
 from examples.flights.processes import ChildFailed
-from examples.flights.service import DaemonFailed, private_directory
+from examples.flights.service import KEEP, DaemonFailed, private_directory
 
 FAILED, INTERRUPTED = 1, 130
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -138,13 +139,21 @@ class Run:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write all figures to this file.",
 )
-def main(json_file: Path | None, **options: Any) -> None:
+@click.option(
+    "--keep",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep the journals of day and year, and the ledgers, here; what is there goes.",
+)
+def main(json_file: Path | None, keep: Path | None, **options: Any) -> None:
     """Send the flights of 2013 through real daemons; exit code 0 if every count agrees.
 
     Three parts: a day live with four worker processes, the whole year under the virtual clock,
     and a million timers under load. Without --day, --year or --load all three run.
     """
     console = _console()
+    if keep is not None:
+        shutil.rmtree(keep, ignore_errors=True)
+        os.environ[KEEP] = str(keep.absolute())
     for number in INTERRUPTS:
         signal.signal(number, _interrupt)
     chosen = tuple(part for part in PARTS if options[part]) or PARTS

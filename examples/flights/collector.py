@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from examples.flights.processes import Link
+from examples.flights.service import noted
 from purgatoryd.clients import Notice, Subscriber
 
 NAMESPACE = "flights"
@@ -47,7 +48,10 @@ def notices(link: Link, name: str) -> Iterator[Notice]:
 
     Tells the parent that it is ready once nothing can be missed. Raises NoMoreNotices.
     """
-    with Subscriber(name, namespace=NAMESPACE, topics=[TOPIC]) as subscriber:
+    with (
+        noted(name) as ledger,
+        Subscriber(name, namespace=NAMESPACE, topics=[TOPIC], ledger=ledger) as subscriber,
+    ):
         link.ready()
         while (notice := subscriber.get(timeout=SILENCE_S)) is not None:
             if notice.key == LAST_KEY:

@@ -24,7 +24,7 @@ from examples.flights.display import Display
 from examples.flights.events import NS_PER_S, Flight, Kind, Moment
 from examples.flights.figures import Lateness, Rate
 from examples.flights.processes import Child, Crew, Link
-from examples.flights.service import running
+from examples.flights.service import journaled, noted, running
 from purgatoryd.clients import CancelResult, Client
 
 NAME = "live"
@@ -100,7 +100,7 @@ def run(
 
     Raises DaemonFailed, ChildFailed.
     """
-    with running(directory, NAME), Crew(WORKERS + 1) as crew:
+    with running(directory, NAME, journaled()), Crew(WORKERS + 1) as crew:
         subscriber = crew.start("subscriber", collect, NAME)
         workers = [
             crew.start(f"worker {n}", fly, NAME, share(flights, n, WORKERS)) for n in range(WORKERS)
@@ -117,7 +117,7 @@ def run(
 
 def fly(link: Link, name: str, moments: list[Moment]) -> list[Call]:
     """Target of a worker process: sends each moment when it comes."""
-    with Client(name, namespace=NAMESPACE) as client:
+    with noted(name) as ledger, Client(name, namespace=NAMESPACE, ledger=ledger) as client:
         replay: Pace = link.ready()
         return [_send(client, link, replay, moment) for moment in moments]
 
@@ -151,7 +151,7 @@ def _watch(
             display.show(gone_ns, now)
 
         crew.watch(list(workers), refresh)
-        with Client(NAME, namespace=NAMESPACE) as client:
+        with noted(NAME) as ledger, Client(NAME, namespace=NAMESPACE, ledger=ledger) as client:
             end_ns = replay.start_boot_ns + replay.span_real_ns + HEAD_START_NS
             client.add(LAST_KEY, deadline_boot_ns=end_ns, topic=TOPIC)
         crew.watch([subscriber], refresh)
