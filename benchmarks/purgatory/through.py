@@ -75,7 +75,7 @@ class Through:
     def advance(self, now_ns: int) -> None: ...
 
     def inbox(self) -> int:
-        while not self._outcomes and self._socket.get(zmq.EVENTS) & zmq.POLLIN:
+        while not self._outcomes and int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
             self._take(self._socket.recv(zmq.NOBLOCK))
         if not self._outcomes:
             return 0
