@@ -241,7 +241,10 @@ def tree(root: type[PurgatorydError]) -> list[type[PurgatorydError]]:
 @pytest.mark.parametrize("kind", tree(PurgatorydError))
 def test_every_error_is_in_the_drawing_and_survives_pickling(kind: type[PurgatorydError]) -> None:
     assert kind.__name__ in (errors.__doc__ or "")
-    samples = {"str": "text", "int": 1, "float": 1.5, "object": b"thing"}
+    samples = {
+        "str": "text", "int": 1, "float": 1.5, "object": b"thing", "dict[str, int]": {"a": 5},
+        "tuple[tuple[str, str, str], ...]": (("a", "b", "c"),),
+    }  # fmt: skip
     fields = getattr(kind, "__dataclass_fields__", {}).values()
     error = kind(*(samples.get(field.type, (("a", 5), ("b", 6))) for field in fields))
     copy = pickle.loads(pickle.dumps(error))
