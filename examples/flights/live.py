@@ -32,7 +32,8 @@ WORKERS = 4
 TICK_NS = 65_536
 """The daemon's tick: it may fire that much after a deadline, and cancel until then."""
 HEAD_START_NS = NS_PER_S // 2
-LATE_WORKERS_ALLOWED = 3
+LATE_WORKERS_ALLOWED = 10
+"""Of a thousand landings: a busy machine lets a worker oversleep, and its timers rightly fire."""
 
 _NEW_YORK = ZoneInfo("America/New_York")
 
