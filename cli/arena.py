@@ -119,8 +119,10 @@ FOR_PROGRAMS = {
 SECTIONS = {
     "daemon": ("state", "clock", "daemon_pid", "epoch", "heartbeat_age_ns", "wakeups"),
     "timers": (
-        "live", "live_wall", "next_in_ns", "adds", "replaces", "extends", "cancels",
-        "cancels_fired", "cancels_unknown", "expiries", "late_mean_ns", "late_max_ns",
+        "live", "live_wall", "parked", "overdue", "next_in_ns", "adds", "replaces", "extends",
+        "cancels",
+        "cancels_fired", "cancels_unknown", "expiries", "parks", "unparks", "late_mean_ns",
+        "late_max_ns",
     ),
     "purgatory": (
         "operations", "outcomes", "watches", "satisfied", "already_true", "expired", "failed",

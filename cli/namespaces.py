@@ -55,6 +55,9 @@ def namespace_command() -> None:
 @click.option("--quota-timers", type=click.INT, help="Timers armed at once; 0 = no quota.")
 @click.option("--quota-bytes", type=units.Size(), help="Bytes of keys and payloads; 0 = no quota.")
 @click.option("--quota-ops", type=click.INT, help="Adds, watches and advances per second; 0 = any.")
+@click.option(
+    "--park-beyond", type=units.Duration(), help="Park what is due later than that; 0s = nothing."
+)
 @timeout_option
 @json_option
 def set_command(
@@ -65,6 +68,7 @@ def set_command(
     quota_timers: int | None,
     quota_bytes: int | None,
     quota_ops: int | None,
+    park_beyond: int | None,
     timeout: float,
     as_json: bool,
 ) -> None:
@@ -86,9 +90,10 @@ def set_command(
             quota_timers=quota_timers,
             quota_bytes=quota_bytes,
             quota_ops=quota_ops,
+            park_beyond_ns=park_beyond,
         )
     record = settings_record(namespace, settings)
-    lines = (f"{field:<14}{'-' if value is None else value}" for field, value in record.items())
+    lines = (f"{field:<16}{'-' if value is None else value}" for field, value in record.items())
     emit(record, "\n".join(lines), as_json)
 
 

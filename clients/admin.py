@@ -18,6 +18,7 @@ from purgatoryd.shm_layout.layout import (
     FLAG_RESUME,
     QUOTA_MAX,
     QUOTA_OPS_MAX,
+    TIME_MAX_NS,
     LoadAction,
     Message,
 )
@@ -32,6 +33,7 @@ MOST = {
     "quota_timers": QUOTA_MAX,
     "quota_bytes": QUOTA_MAX,
     "quota_ops": QUOTA_OPS_MAX,
+    "park_beyond_ns": TIME_MAX_NS,
 }
 
 
@@ -72,18 +74,20 @@ class Admin:
         quota_timers: int | None = None,
         quota_bytes: int | None = None,
         quota_ops: int | None = None,
+        park_beyond_ns: int | None = None,
         timeout: float | None = None,
     ) -> NamespaceSettings:
         """Sets what is given and leaves the rest; returns the settings as they are now.
 
         `owner_uid`: who alone may use the namespace, ANYBODY = everybody. `durability`: 0 memory,
         1 durable, which needs a journal. Quotas count armed timers, their bytes, and operations
-        per second; 0 = none.
+        per second; 0 = none. `park_beyond_ns`: what is added and due later than so long from then
+        is parked, which needs a journal; 0 = nothing is.
         A namespace that is not there is made. Raises InvalidName, InvalidSetting and NoJournal too.
         """
         given = {
             "owner_uid": owner_uid, "durability": durability, "quota_timers": quota_timers,
-            "quota_bytes": quota_bytes, "quota_ops": quota_ops,
+            "quota_bytes": quota_bytes, "quota_ops": quota_ops, "park_beyond_ns": park_beyond_ns,
         }  # fmt: skip
         changes = {field: value for field, value in given.items() if value is not None}
         for field, value in changes.items():

@@ -16,7 +16,7 @@ from typing import Any, Generic, Literal, Self, TypeVar, overload
 
 import zmq
 
-from purgatoryd.clients.bulk import BulkResult, pack_cancels, pack_puts
+from purgatoryd.clients.bulk import BulkResult, pack_cancels, pack_puts, pack_unparks
 from purgatoryd.clients.core import (
     BYE_S,
     OPEN_RETRY_S,
@@ -224,6 +224,15 @@ class AsyncClient:
         result, batches = pack_cancels(await self._ready(), keys, load)
         await self._submit(result, batches, True, timeout)
         return result.cancels()
+
+    async def unpark_many(
+        self, rows: Iterable[tuple[Key, int, bytes]], *, load: Load | None = None,
+        timeout: float | None = None,
+    ) -> BulkResult:  # fmt: skip
+        """Arms parked timers, as Client.unpark_many does."""
+        result, batches = pack_unparks(await self._ready(), rows, load)
+        await self._submit(result, batches, True, timeout)
+        return result
 
     # ---- bulk loads ------------------------------------------------------------------------
 

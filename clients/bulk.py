@@ -17,7 +17,7 @@ from purgatoryd.clients.packing import Builder, is_refusal, refusal
 from purgatoryd.clients.session import Batch
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import DaemonError, InvalidRows
-from purgatoryd.shm_layout.layout import ClockKind, Status, struct_dtype
+from purgatoryd.shm_layout.layout import TICKET_MAX, ClockKind, Status, struct_dtype
 
 _TIMES = ("delay", "delay_ns", "deadline", "deadline_boot_ns")
 _FIELDS = frozenset(("key", "topic", "payload", *_TIMES))
@@ -146,6 +146,20 @@ def pack_cancels(core: Core, keys: Any, load: Load | None = None) -> Packed:
     name = core.key_name
     for key in keys:
         packing.builder(name).cancel(name, *wire.encode_key(key), 0)
+    return _checked(result, packing.finish(), load)
+
+
+def pack_unparks(core: Core, rows: Any, load: Load | None = None) -> Packed:
+    """Packs `rows` for unpark_many. Raises InvalidArgument, and then nothing was packed."""
+    result = BulkResult(core, arrays=False)
+    packing = _Packing(result, load)
+    name = core.key_name
+    for key, ticket, payload in rows:
+        if not 0 < ticket <= TICKET_MAX:
+            raise InvalidRows(f"a ticket is from 1 to {TICKET_MAX}, not {ticket}", len(result))
+        packing.builder(name).unpark(
+            name, *wire.encode_key(key), ticket, wire.encode_payload(payload)
+        )
     return _checked(result, packing.finish(), load)
 
 

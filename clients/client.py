@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar, overload
 
-from purgatoryd.clients.bulk import BulkResult, pack_cancels, pack_puts
+from purgatoryd.clients.bulk import BulkResult, pack_cancels, pack_puts, pack_unparks
 from purgatoryd.clients.core import (
     BYE_S,
     OPEN_RETRY_S,
@@ -273,6 +273,22 @@ class Client:
         self._submit(batches, timeout)
         self._settled(result, wait, timeout)
         return result.cancels() if wait else result
+
+    def unpark_many(
+        self, rows: Iterable[tuple[Key, int, bytes]], *, load: Load | None = None,
+        timeout: float | None = None,
+    ) -> BulkResult:  # fmt: skip
+        """Arms parked timers: (key, ticket, payload) of each, the payload as it was added.
+
+        UNPARKED: the timer is armed, with the ticket, topic and deadline that it had; one that
+        was due meanwhile fires at once. UNKNOWN: it is not parked any more under this ticket, and
+        nothing was changed. `load` as in add_many. Raises InvalidArgument before anything is sent,
+        DaemonError.
+        """
+        self._core.check()
+        result, batches = pack_unparks(self._core, rows, load)
+        self._submit(batches, timeout)
+        return self._settled(result, True, timeout)
 
     # ---- bulk loads ------------------------------------------------------------------------
 

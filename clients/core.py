@@ -361,10 +361,11 @@ class Question(_Asked):
         found = wire.decode_infos(reply.body, reply.records)
         if found and found[0].status == Status.DENIED:
             raise Denied(self.key, Status.DENIED)
-        if not found or found[0].status != Status.FOUND:
+        if not found or found[0].status not in (Status.FOUND, Status.PARKED):
             return None
         info = found[0]
         return TimerInfo(
-            self.key, info.namespace, info.topic, info.ticket, info.deadline_ns, Status.FOUND,
-            info.payload, None if info.wall_ns is None else times.wall_time(info.wall_ns),
+            self.key, info.namespace, info.topic, info.ticket, info.deadline_ns,
+            Status(info.status), info.payload,
+            None if info.wall_ns is None else times.wall_time(info.wall_ns),
         )  # fmt: skip

@@ -27,8 +27,9 @@ class TimerInfo:
     """A timer as the daemon knows it.
 
     `deadline_boot_ns` is on the daemon's clock (CLOCK_BOOTTIME, or virtual time); `status`
-    is ADDED, REPLACED, KEPT or EXTENDED after an add and FOUND after a get. After KEPT, topic
-    and payload are those of the call, not those of the timer that stayed.
+    is ADDED, REPLACED, KEPT, EXTENDED or PARKED after an add, FOUND or PARKED after a get. After
+    KEPT, topic and payload are those of the call, not those of the timer that stayed. A parked
+    timer's payload is not in the daemon: it is empty here.
     """
 
     key: Key

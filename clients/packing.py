@@ -226,6 +226,16 @@ class Builder:
         self._area.append(key)
         self._bytes += len(record) + len(key)
 
+    def unpark(self, name: bytes, key_type: int, key: bytes, ticket: int, payload: bytes) -> None:
+        """Adds an UNPARK."""
+        index = self._names.setdefault(name, len(self._names))
+        record = wire.RECORD.pack(
+            Op.UNPARK, 0, key_type, len(key), index, 0, 0, len(payload), 0, 0, ticket
+        )
+        self._records.append(record)
+        self._area += (key, payload)
+        self._bytes += len(record) + len(key) + len(payload)
+
     def watch(
         self, name: bytes, condition: int, key_type: int, key: bytes, time_kind: int,
         time_ns: int, payload: bytes, threshold: int, watched: bytes, notice: bool,

@@ -113,7 +113,9 @@ def event_text(event: Row, life: Life) -> str:
     """What a record did to the life."""
     if event["replaced"] == life.ticket:
         return f"replaced by ticket {event['ticket']}"
-    known = {"arm": "armed", "watch": "armed, an operation", "move": "extended"}
+    known = {
+        "arm": "armed", "watch": "armed, an operation", "move": "extended", "unpark": "unparked",
+    }  # fmt: skip
     cause = event["cause"] or event["kind"]
     return known.get(event["kind"], str(cause))
 

@@ -192,6 +192,8 @@ uint32_t pg_find_topic(const struct pg_arena *a, uint32_t namespace_row, const c
  * Returns bytes written; *cursor = capacity + 1 at the end. */
 uint64_t pg_scan(const struct pg_arena *a, uint32_t *cursor, uint32_t max, void *out,
                  uint64_t out_bytes);
+/* Parked timers that are due already, counted one by one. */
+uint64_t pg_overdue(const struct pg_arena *a);
 /* Slots that are not free, counted one by one. */
 void pg_slots_in_use(const struct pg_arena *a, uint64_t *timers, uint64_t *operations);
 /* Notices first..last of a topic as one body, oldest first, as many as fit. `positions`

@@ -479,7 +479,7 @@ int pg_attach_previous(struct pg_arena *a, void *arena, uint64_t arena_bytes, vo
 
 static void counters_reset(struct pg_arena *a)
 {
-    a->metrics->live = a->metrics->live_wall = 0;
+    a->metrics->live = a->metrics->live_wall = a->metrics->parked = 0;
     for (uint32_t i = 0; i < a->namespace_rows; i++)
         a->namespaces[i].live = a->namespaces[i].bytes = 0;
     for (uint32_t i = 0; i < a->topic_rows; i++)
@@ -500,8 +500,9 @@ static bool state_sound(const struct pg_arena *a, const struct pg_hot *h, const 
 {
     if (ctl_state(h->ctl) == PG_S_OUTCOME)
         return (h->flags & PG_F_OPERATION) != 0;
-    return ctl_state(h->ctl) == PG_S_ARMED && a->topics[h->topic].name_len != 0 &&
-           c->account <= a->account_rows;
+    return ctl_lives(h->ctl) && a->topics[h->topic].name_len != 0 &&
+           c->account <= a->account_rows &&
+           (ctl_state(h->ctl) == PG_S_ARMED || !(h->flags & PG_F_OPERATION));
 }
 
 static bool slot_sound(const struct pg_arena *a, const struct pg_hot *h, const struct pg_cold *c)
@@ -568,6 +569,8 @@ static bool slots_walk(struct pg_arena *a, int64_t *earliest_ns, struct pg_fault
         if (UNLIKELY(h->ctl == fired) && fired != 0 && slot_sound(a, h, &a->slots.cold[i]) &&
             blob_inside(a, &a->slots.cold[i]))
             slot_drop_fired(a, i);
+        if (is_parked(a, i))
+            a->slots.cold[i].payload_len = 0;     /* it was about to be armed */
         if (ctl_state(h->ctl) == PG_S_FREE)
             slots_give(&a->slots, i);
         else if (!slot_mark(a, i, why))
@@ -584,7 +587,7 @@ static void slots_link(struct pg_arena *a)
     for (uint32_t i = 0; i < a->slots.capacity; i++) {
         if (i + AHEAD < a->slots.capacity)
             index_prefetch(&a->index, a->slots.hot[i + AHEAD].hash);
-        if (ctl_state(a->slots.hot[i].ctl) == PG_S_ARMED)
+        if (ctl_lives(a->slots.hot[i].ctl))
             timers_link(a, i);
     }
 }

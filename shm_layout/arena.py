@@ -199,7 +199,7 @@ class Handle:
                 rows[i].shard,
                 NamespaceSettings(
                     rows[i].owner_uid, rows[i].durability, rows[i].quota_timers,
-                    rows[i].quota_bytes, rows[i].quota_ops,
+                    rows[i].quota_bytes, rows[i].quota_ops, rows[i].park_beyond_ns,
                 ),
             )
             for i in used
@@ -669,6 +669,7 @@ class Reader(Handle):
             "clock": "virtual" if header.clock_kind == lib.PG_CLOCK_VIRTUAL else "real",
             **{name: int(getattr(header, name)) for name in shown},
             **{name: int(getattr(metrics, name)) for name in counters},
+            "overdue": int(lib.pg_overdue(self._a)),
             **self._journal_stats(),
         }
 

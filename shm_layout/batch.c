@@ -247,12 +247,20 @@ static void extra_trim(struct pg_arena *a, struct pg_reply_memory *m)
     a->metrics->blob_bytes -= (uint64_t)(all - used) * PG_GRANULE;
 }
 
+static void timer_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
+{
+    if (UNLIKELY(s->record->op == PG_OP_UNPARK))
+        timers_unpark(a, &s->put, s->record->value, result);
+    else
+        timers_put(a, &s->put, result);
+}
+
 /* A row of a load is done once, and remembered. */
 static void row_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
 {
     if (!load_admits(a, &s->put.key, s->session->load_first + s->n, result))
         return;
-    timers_put(a, &s->put, result);
+    timer_apply(a, s, result);
     load_settle(a, result);
 }
 
@@ -265,7 +273,7 @@ static bool arm_apply(struct pg_arena *a, const struct step *s, struct pg_result
     if (UNLIKELY(s->q->in_load))
         row_apply(a, s, result);
     else
-        timers_put(a, &s->put, result);
+        timer_apply(a, s, result);
     return true;
 }
 
@@ -281,7 +289,7 @@ static bool cancel_apply(struct pg_arena *a, const struct step *s, struct pg_res
 static bool op_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
 {
     const struct key *key = &s->put.key;
-    if (s->record->op == PG_OP_PUT || s->record->op == PG_OP_WATCH)
+    if (s->record->op == PG_OP_PUT || s->record->op == PG_OP_WATCH || s->record->op == PG_OP_UNPARK)
         return arm_apply(a, s, result);
     if (stage_full(a))
         return stage_gives_up(a, result);
@@ -327,7 +335,7 @@ static bool record_allowed(struct pg_arena *a, struct step *s, struct pg_result 
     const wire_record *r = s->record;
     const unsigned guard = a->name_guards[r->name];
     s->put.limited = guard == GUARD_QUOTA;
-    if (a->draining && op_rules[r->op].uses & NEEDS_TOPIC) {
+    if (a->draining && (op_rules[r->op].uses & NEEDS_TOPIC || r->op == PG_OP_UNPARK)) {
         answer(result, 0, PG_ST_STOPPING, 0);
         return false;
     }
@@ -502,7 +510,8 @@ static void rows_begin(struct pg_arena *a, struct pg_session *s, const struct re
         ns = a->name_namespaces[i] != PG_NIL ? a->name_namespaces[i] : ns;
         uses |= a->name_uses[i];
     }
-    load_begin(a, s, &q->rows, uses & NEEDS_TOPIC && !a->draining ? ns : PG_NIL);
+    const bool arms = (uses & (NEEDS_TOPIC | NEEDS_NAMESPACE)) != 0;
+    load_begin(a, s, &q->rows, arms && !a->draining ? ns : PG_NIL);
 }
 
 bool batch_apply(struct pg_arena *a, const struct request *q, struct pg_session *s, uint32_t sum)

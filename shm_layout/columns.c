@@ -211,6 +211,21 @@ static void arm_row(const struct row *r, const void *body)
     put_payload(r, key + j->key_len, j->payload_len);
 }
 
+static void unpark_row(const struct row *r, const void *body)
+{
+    const struct pg_j_unpark *j = body;
+    const uint8_t *key = put_load(r, j + 1, j->in_load);
+    put_slot(r, j->ticket, j->slot);
+    put_at(r, j->at_ns);
+    put_lives(r);
+    put(r, PG_LC_DEADLINE_NS, j->deadline_ns);
+    put_unless(r, PG_LC_WALL_DEADLINE_NS, (uint64_t)j->wall_ns, (uint64_t)NO_WALL);
+    put_uid(r, j->uid);
+    put_topic(r, j->topic);
+    put_key(r, j->key_type, key, j->key_len);
+    put_payload(r, key + j->key_len, j->payload_len);
+}
+
 static void move_row(const struct row *r, const void *body)
 {
     const struct pg_j_move *j = body;
@@ -444,6 +459,7 @@ static const struct rule {
     [PG_J_LAST] = {last_row, false}, [PG_J_OPENED] = {opened_row, true},
     [PG_J_REPLIED] = {replied_row, false}, [PG_J_LOAD] = {load_row, false},
     [PG_J_DONE] = {done_row, false}, [PG_J_BLOCK] = {block_row, false},
+    [PG_J_UNPARK] = {unpark_row, false},
 };
 
 static void row_begin(const struct row *r, const struct pg_frame_head *f, const struct pg_walk *w)

@@ -6,11 +6,11 @@
 #include "request.h"
 
 const struct op_rule op_rules[] = {
-    [PG_OP_PUT] = {USES_TIME | NEEDS_TOPIC, PG_MODES, PG_T_KINDS, 0},
+    [PG_OP_PUT] = {USES_TIME | USES_PAYLOAD | NEEDS_TOPIC, PG_MODES, PG_T_KINDS, 0},
     [PG_OP_CANCEL] = {USES_VALUE, 1, 1, UINT64_MAX},
     [PG_OP_GET] = {IN_QUERY, 1, 1, 0},
-    [PG_OP_WATCH] = {USES_TIME | USES_VALUE | USES_KEYS | NEEDS_TOPIC, PG_CONDITIONS, PG_T_WALL,
-                     UINT64_MAX},
+    [PG_OP_WATCH] = {USES_TIME | USES_VALUE | USES_PAYLOAD | USES_KEYS | NEEDS_TOPIC, PG_CONDITIONS,
+                     PG_T_WALL, UINT64_MAX},
     [PG_OP_ADVANCE_KEY] = {USES_VALUE | NEEDS_NAMESPACE, 1, 1, PG_LEVEL_MAX},
     [PG_OP_BUMP] = {USES_VALUE | NEEDS_NAMESPACE, 1, 1, PG_LEVEL_MAX},
     [PG_OP_FAIL] = {USES_VALUE | NEEDS_NAMESPACE, 1, 1, UINT32_MAX},
@@ -18,6 +18,7 @@ const struct op_rule op_rules[] = {
     [PG_OP_FORGET] = {0, 1, 1, 0},
     [PG_OP_CANCEL_FOR_KEY] = {0, 1, 1, 0},
     [PG_OP_COMPLETE] = {USES_VALUE, 1, 1, UINT64_MAX},
+    [PG_OP_UNPARK] = {USES_VALUE | USES_PAYLOAD | NEEDS_NAMESPACE, 1, 1, PG_TICKET_MAX},
 };
 
 /* ---- frame and tables ---------------------------------------------------------------- */
@@ -138,17 +139,17 @@ static bool fields_sound(const wire_record *r, const struct op_rule *rule)
     const bool time = rule->uses & USES_TIME;
     return r->mode < rule->modes && r->time_kind < rule->time_kinds &&
            r->value <= rule->value_max && (r->op != PG_OP_FAIL || r->value != 0) &&
-           (time || (r->time_ns == 0 && r->payload_len == 0)) &&
+           (time || r->time_ns == 0) && (rule->uses & USES_PAYLOAD || r->payload_len == 0) &&
            r->flags <= (r->op == PG_OP_WATCH) &&
            ((rule->uses & USES_KEYS) != 0) == (r->ext_len != 0);
 }
 
 static bool record_sound(const struct request *q, const wire_record *r)
 {
-    if (r->op == 0 || r->op > PG_OP_COMPLETE)
+    if (r->op == 0 || r->op > PG_OP_UNPARK)
         return false;
     const struct op_rule *rule = &op_rules[r->op];
-    if (q->in_load && r->op != PG_OP_PUT && r->op != PG_OP_CANCEL)
+    if (q->in_load && r->op != PG_OP_PUT && r->op != PG_OP_CANCEL && r->op != PG_OP_UNPARK)
         return false;
     return ((rule->uses & IN_QUERY) != 0) == (q->frame.message == PG_M_QUERY) &&
            key_sound(r->key_type, r->key_len) && r->name < q->frame.names &&

@@ -24,6 +24,7 @@ static const uint16_t body_bytes[PG_J_TYPES] = {
     [PG_J_LOAD] = sizeof(struct pg_j_load),
     [PG_J_DONE] = sizeof(struct pg_j_done),
     [PG_J_BLOCK] = sizeof(struct pg_j_block),
+    [PG_J_UNPARK] = sizeof(struct pg_j_unpark),
 };
 
 uint64_t frame_bytes(enum pg_journal_type type, uint64_t extra)
@@ -36,6 +37,7 @@ static uint64_t extra_bytes(const struct pg_frame_head *f)
 {
     const void *body = f + 1;
     const struct pg_j_arm *arm = body;
+    const struct pg_j_unpark *unpark = body;
     const struct pg_j_watch *watch = body;
     const struct pg_j_level *level = body;
     const struct pg_j_entry *entry = body;
@@ -43,6 +45,8 @@ static uint64_t extra_bytes(const struct pg_frame_head *f)
     case PG_J_NAMESPACE: return ((const struct pg_j_namespace *)body)->name_len;
     case PG_J_TOPIC: return ((const struct pg_j_topic *)body)->name_len;
     case PG_J_ARM: return j_row_bytes(arm->in_load) + arm->key_len + arm->payload_len;
+    case PG_J_UNPARK:
+        return j_row_bytes(unpark->in_load) + unpark->key_len + unpark->payload_len;
     case PG_J_MOVE: return j_row_bytes(((const struct pg_j_move *)body)->in_load);
     case PG_J_WATCH:
         return j_watch_extra(watch->keys, (uint64_t)watch->key_len + watch->payload_len);
@@ -60,6 +64,7 @@ static uint32_t lives_of(const struct pg_frame_head *f)
     switch (f->type) {
     case PG_J_ARM: return 1 + (((const struct pg_j_arm *)(f + 1))->replaced != 0);
     case PG_J_WATCH:
+    case PG_J_UNPARK:
     case PG_J_END:
     case PG_J_FIRE:
     case PG_J_OUTCOME: return 1;
@@ -95,7 +100,7 @@ struct pg_j_namespace j_namespace_of(uint32_t row, const struct pg_namespace *n,
     return (struct pg_j_namespace){.row = row, .shard = n->shard, .owner_uid = n->owner_uid,
                                    .durability = n->durability, .quota_timers = n->quota_timers,
                                    .quota_bytes = n->quota_bytes, .quota_ops = n->quota_ops,
-                                   .name_len = name_len};
+                                   .park_beyond_ns = n->park_beyond_ns, .name_len = name_len};
 }
 
 struct pg_j_topic j_topic_of(uint32_t row, const struct pg_topic *t, uint32_t name_len)
@@ -121,6 +126,7 @@ struct pg_j_arm j_arm_of(const struct pg_arena *a, uint32_t slot, const struct p
     return (struct pg_j_arm){.ticket = ticket, .deadline_ns = h->deadline_ns, .wall_ns = wall_ns,
                              .slot = slot, .replaced_slot = PG_NIL, .topic = h->topic,
                              .uid = uid_of(a, c), .payload_len = c->payload_len,
+                             .parked = ctl_state(h->ctl) == PG_S_PARKED,
                              .counted = c->account != 0, .key_len = c->key_len, .key_type = c->key_type};
 }
 

@@ -164,14 +164,18 @@ struct pg_metrics {
     uint64_t load_rows_repeated;  /* that came again */
     uint64_t refused_loads;       /* no room for a load or for its rows */
     uint64_t refused_fenced;      /* rows of a load that is closed, or of an older run of it */
-    uint64_t reserved[18];
+    uint64_t parked;              /* timers without their payloads now (derived) */
+    uint64_t parks;
+    uint64_t unparks;
+    uint64_t reserved[15];
 };
 
 /* ---- timers --------------------------------------------------------------------- */
 
 /* States of a slot: the low 8 bits of its control word.
  *   FREE -> ARMED (put) -> FREE (cancelled; or fired, once its outbox entry is written)
- * The others are kept for operations and parked timers. */
+ *   FREE -> PARKED (put, far off) -> ARMED (unpark) or FREE (cancelled)
+ * A parked timer has its key alone, and no place in the wheel: its payload is in the journal. */
 enum pg_slot_state { PG_S_FREE, PG_S_ARMED, PG_S_OUTCOME, PG_S_PARKED };
 /* An operation: FREE -> ARMED (watch) -> OUTCOME (ended) -> FREE (acknowledged). */
 
@@ -417,7 +421,8 @@ struct pg_namespace {
     uint64_t quota_bytes;         /* 0 = none */
     uint64_t quota_ops;           /* per second; 0 = none */
     struct pg_tokens tokens;
-    uint64_t reserved[15];
+    uint64_t park_beyond_ns;      /* what is due later than that is parked; 0 = nothing is */
+    uint64_t reserved[14];
     char     name[64];
 };
 
@@ -596,6 +601,8 @@ enum pg_journal_type {
     PG_J_LOAD,                    /* pg_j_load: a load began, was fenced, closed or forgotten */
     PG_J_DONE,                    /* pg_j_done: a row of a load was done without a new timer */
     PG_J_BLOCK,                   /* snapshots: pg_j_block: which rows of a load were done */
+    PG_J_UNPARK,                  /* pg_j_unpark, pg_j_row if in_load, key, payload: what was parked
+                                     is armed */
     PG_J_TYPES
 };
 
@@ -615,7 +622,8 @@ struct pg_j_namespace {
     uint64_t quota_timers;
     uint64_t quota_bytes;
     uint64_t quota_ops;
-    uint64_t reserved[4];
+    uint64_t park_beyond_ns;
+    uint64_t reserved[3];
     uint32_t reserved0;
     uint32_t name_len;
 };
@@ -651,7 +659,27 @@ struct pg_j_arm {
     uint8_t  in_load;             /* 1 = the row of a load: a pg_j_row stands before the key */
     uint8_t  key_len;
     uint8_t  key_type;
-    uint64_t reserved[3];
+    uint32_t parked;              /* 1 = is parked: the payload is nowhere but here; in snapshots
+                                     there is none */
+    uint32_t reserved0;
+    uint64_t reserved[2];
+};
+
+struct pg_j_unpark {              /* as in pg_j_arm, where nothing is said */
+    uint64_t ticket;
+    int64_t  deadline_ns;
+    int64_t  wall_ns;
+    int64_t  at_ns;
+    uint32_t slot;
+    uint32_t topic;
+    uint32_t uid;                 /* that it counts for; PG_NIL = none */
+    uint32_t payload_len;
+    uint8_t  counted;
+    uint8_t  in_load;
+    uint8_t  key_len;
+    uint8_t  key_type;
+    uint32_t reserved0;
+    uint64_t reserved[2];
 };
 
 struct pg_j_move {
@@ -1004,7 +1032,7 @@ struct pg_rows {                  /* 32 bytes */
  * A WATCH's extension is, per watch key, struct pg_watch_key and the key's bytes. */
 enum pg_op { PG_OP_PUT = 1, PG_OP_CANCEL, PG_OP_GET,
              PG_OP_WATCH, PG_OP_ADVANCE_KEY, PG_OP_BUMP, PG_OP_FAIL, PG_OP_CLEAR, PG_OP_FORGET,
-             PG_OP_CANCEL_FOR_KEY, PG_OP_COMPLETE };
+             PG_OP_CANCEL_FOR_KEY, PG_OP_COMPLETE, PG_OP_UNPARK };
 enum pg_put_mode { PG_MODE_ERROR, PG_MODE_REPLACE, PG_MODE_KEEP, PG_MODE_EXTEND, PG_MODES };
 enum pg_time_kind { PG_T_BOOT, PG_T_DELAY, PG_T_WALL, PG_T_KINDS };
 
@@ -1016,10 +1044,11 @@ struct pg_record {                /* 32 bytes */
     uint16_t name;                /* index into the name table */
     uint8_t  time_kind;           /* PUT: enum pg_time_kind of time_ns */
     uint8_t  flags;               /* WATCH: 1 = a notice to the topic, too */
-    uint32_t payload_len;         /* PUT, WATCH: 0..65536 */
+    uint32_t payload_len;         /* PUT, WATCH, UNPARK: 0..65536 */
     uint32_t ext_len;             /* WATCH: bytes of its watch keys */
     int64_t  time_ns;             /* PUT: deadline or delay */
-    uint64_t value;               /* CANCEL: only this ticket, 0 = any; WATCH: SUM's threshold;
+    uint64_t value;               /* CANCEL: only this ticket, 0 = any; UNPARK: this ticket;
+                                     WATCH: SUM's threshold;
                                      ADVANCE_KEY: level; BUMP: n; FAIL: code; COMPLETE: version */
 };
 
@@ -1051,6 +1080,8 @@ enum pg_status {
     PG_ST_MORE = 11,              /* CANCEL_FOR_KEY: so many were ended, there are others */
     PG_ST_LOADED = 12,            /* PUT: this row of the load was done before; with the timer that
                                      its key has now, if any */
+    PG_ST_PARKED = 13,            /* PUT: accepted, and parked; GET: it is parked */
+    PG_ST_UNPARKED = 14,          /* UNPARK: armed, with the ticket and the deadline that it had */
     PG_ST_FULL = 16,              /* no free slot */
     PG_ST_FULL_PAYLOAD = 17,      /* no room for key and payload */
     PG_ST_FULL_NAMESPACES = 18,
@@ -1132,7 +1163,7 @@ struct pg_welcome {
 /* NAMESPACE request: frame, this, the name's bytes. It sets what `fields` names, and nothing
  * else; a namespace that is not there is born. Reply: frame, this with all as it is now. */
 enum pg_namespace_field { PG_N_OWNER = 1, PG_N_DURABILITY = 2, PG_N_TIMERS = 4, PG_N_BYTES = 8,
-                          PG_N_OPS = 16, PG_N_FIELDS = 32 };
+                          PG_N_OPS = 16, PG_N_PARK = 32, PG_N_FIELDS = 64 };
 struct pg_namespace_set {
     uint32_t fields;              /* enum pg_namespace_field, added up */
     uint32_t owner_uid;           /* 2^32 - 1 = anybody */
@@ -1141,7 +1172,8 @@ struct pg_namespace_set {
     uint64_t quota_timers;        /* 0 = none, here and below */
     uint64_t quota_bytes;
     uint64_t quota_ops;           /* per second */
-    uint64_t reserved[3];
+    uint64_t park_beyond_ns;      /* needs a journal */
+    uint64_t reserved[2];
 };
 
 /* LOAD request: frame, this, the namespace's name. Reply: frame, struct pg_load_info, then `count`

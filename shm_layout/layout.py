@@ -44,6 +44,7 @@ TIME_MAX_NS = 2**63 - 1
 LEVEL_MAX: int = lib.PG_LEVEL_MAX
 QUOTA_MAX: int = lib.PG_QUOTA_MAX
 QUOTA_OPS_MAX: int = lib.PG_QUOTA_OPS_MAX
+TICKET_MAX: int = lib.PG_TICKET_MAX
 LOAD_ROW_MAX: int = lib.PG_LOAD_ROW_MAX
 LOAD_BLOCK_ROWS: int = lib.PG_LOAD_BLOCK_ROWS
 ANYBODY: int = lib.PG_NIL
@@ -83,6 +84,7 @@ class Op(enum.IntEnum):
     FORGET = lib.PG_OP_FORGET
     CANCEL_FOR_KEY = lib.PG_OP_CANCEL_FOR_KEY
     COMPLETE = lib.PG_OP_COMPLETE
+    UNPARK = lib.PG_OP_UNPARK
 
 
 class Condition(enum.IntEnum):
@@ -135,6 +137,8 @@ class Status(enum.IntEnum):
     DONE = lib.PG_ST_DONE
     MORE = lib.PG_ST_MORE
     LOADED = lib.PG_ST_LOADED
+    PARKED = lib.PG_ST_PARKED
+    UNPARKED = lib.PG_ST_UNPARKED
     FULL = lib.PG_ST_FULL
     FULL_PAYLOAD = lib.PG_ST_FULL_PAYLOAD
     FULL_NAMESPACES = lib.PG_ST_FULL_NAMESPACES
@@ -176,6 +180,7 @@ class NamespaceField(enum.IntFlag):
     TIMERS = lib.PG_N_TIMERS
     BYTES = lib.PG_N_BYTES
     OPS = lib.PG_N_OPS
+    PARK = lib.PG_N_PARK
 
 
 class WireError(enum.IntEnum):

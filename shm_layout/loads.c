@@ -325,9 +325,9 @@ void load_settle(struct pg_arena *a, const struct pg_result *r)
 {
     const unsigned status = r->ticket & 0xff;
     a->in_load = false;
-    if (status > PG_ST_EXTENDED)
+    if (!load_counts(status) && status != PG_ST_UNKNOWN)      /* to be unparked, and gone */
         return;
-    if (staging(a) && status == PG_ST_KEPT)
+    if (staging(a) && (status == PG_ST_KEPT || status == PG_ST_UNKNOWN))
         stage_done(a, a->load, a->load_row);
     load_mark(a, a->load, a->load_row);
 }

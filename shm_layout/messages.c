@@ -433,7 +433,7 @@ static bool settings_sound(const struct pg_namespace_set *s, uint64_t bytes, str
 {
     if (bytes != sizeof *s + s->name_len || s->name_len == 0 || s->name_len > PG_NAMESPACE_MAX)
         return refused(why, PG_ERR_MALFORMED, bytes, sizeof *s + s->name_len);
-    if ((s->reserved[0] | s->reserved[1] | s->reserved[2]) != 0)
+    if ((s->reserved[0] | s->reserved[1]) != 0)
         return refused(why, PG_ERR_MALFORMED, offsetof(struct pg_namespace_set, reserved), 0);
     if (s->fields >= PG_N_FIELDS)
         return refused(why, PG_ERR_MALFORMED, offsetof(struct pg_namespace_set, fields), s->fields);
@@ -454,7 +454,8 @@ static bool settings_apply(struct pg_arena *a, const uint8_t *body, uint64_t byt
     uint32_t status;
     if (!name_sound(name))
         return refused(why, PG_ERR_MALFORMED, sizeof *s, name.len);
-    if ((s->fields & PG_N_DURABILITY) && s->durability != 0 && a->stage == NULL)
+    if (a->stage == NULL && (((s->fields & PG_N_DURABILITY) && s->durability != 0) ||
+                             ((s->fields & PG_N_PARK) && s->park_beyond_ns != 0)))
         return refused(why, PG_ERR_NO_JOURNAL, 0, 0);
     if (stage_refusal(a) != PG_ST_NONE)
         return refused(why, PG_ERR_BUSY, stage_refusal(a), 0);
@@ -464,7 +465,8 @@ static bool settings_apply(struct pg_arena *a, const uint8_t *body, uint64_t byt
     names_configure(a, row, s);
     const struct pg_namespace *n = &a->namespaces[row];
     *s = (struct pg_namespace_set){PG_N_FIELDS - 1, n->owner_uid, n->durability, n->name_len,
-                                   n->quota_timers, n->quota_bytes, n->quota_ops, {0, 0, 0}};
+                                   n->quota_timers, n->quota_bytes, n->quota_ops,
+                                   n->park_beyond_ns, {0, 0}};
     return true;
 }
 

@@ -38,7 +38,7 @@ static bool names_migrate(struct pg_arena *to, const struct pg_arena *from, stru
 static bool account_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t slot,
                             struct pg_cold *cold, struct pg_fault *why)
 {
-    if (ctl_state(from->slots.hot[slot].ctl) != PG_S_ARMED)
+    if (!ctl_lives(from->slots.hot[slot].ctl))
         cold->account = 0;
     return room(why, "accounts in use", cold->account, to->account_rows);
 }

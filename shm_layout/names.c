@@ -176,6 +176,8 @@ void names_configure(struct pg_arena *a, uint32_t row, const struct pg_namespace
         n.quota_bytes = set->quota_bytes;
     if (set->fields & PG_N_OPS)
         n.quota_ops = set->quota_ops;
+    if (set->fields & PG_N_PARK)
+        n.park_beyond_ns = set->park_beyond_ns;
     if (staging(a))
         stage_namespace(a, row, &n, namespace_name(a, row));
     a->namespaces[row] = n;

@@ -55,6 +55,7 @@ struct pg_arena {
     unsigned load_status;         /* why no row of that batch is admitted, or PG_ST_NONE */
     bool in_load;                 /* the record under way is a row: */
     uint64_t load_row;
+    const struct put *parking;    /* the record under way parks this; NULL = it does not */
     struct pg_stage *stage;       /* NULL: no journal */
     uint8_t *ring;
     struct pg_life *lives;        /* by slot; NULL: no journal */
@@ -166,6 +167,7 @@ void stage_namespace(struct pg_arena *a, uint32_t row, const struct pg_namespace
 void stage_topic(struct pg_arena *a, uint32_t row, struct name name);
 /* A timer whose fields are written, but for its control word; replaced: slot, PG_NIL = none. */
 void stage_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t replaced);
+void stage_unpark(struct pg_arena *a, uint32_t slot);
 void stage_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns, int64_t wall_ns);
 void stage_end(struct pg_arena *a, uint32_t slot, enum pg_end_cause cause);
 void stage_fire(struct pg_arena *a, uint32_t slot, const struct pg_entry *e);
@@ -240,6 +242,9 @@ static inline uint32_t key_hash_of(uint64_t hash) { return (uint32_t)(hash ^ has
 uint32_t key_hash(const struct pg_arena *a, uint32_t namespace_row, unsigned type,
                   const void *bytes, size_t len);
 void timers_put(struct pg_arena *a, const struct put *put, struct pg_result *result);
+/* Arms the parked timer of a key, if it has this ticket, with the payload that comes with it. */
+void timers_unpark(struct pg_arena *a, const struct put *put, uint64_t ticket,
+                   struct pg_result *result);
 /* False: an operation's notice has no room in the outbox now; nothing was changed. */
 bool timers_cancel(struct pg_arena *a, const struct key *key, uint64_t ticket,
                    struct pg_result *result);
@@ -262,6 +267,15 @@ static inline uint32_t slot_namespace(const struct pg_arena *a, uint32_t slot)
     return a->topics[a->slots.hot[slot].topic].namespace_row;
 }
 
+/* The slot speaks for its key, and counts: it is armed or parked. */
+static inline bool ctl_lives(uint64_t ctl)
+{
+    return ctl_state(ctl) == PG_S_ARMED || ctl_state(ctl) == PG_S_PARKED;
+}
+static inline bool is_parked(const struct pg_arena *a, uint32_t slot)
+{
+    return ctl_state(a->slots.hot[slot].ctl) == PG_S_PARKED;
+}
 /* Frees an armed or ended slot with `give` granules at its blob's start. */
 void slot_free(struct pg_arena *a, uint32_t slot, uint32_t give);
 void slot_place(struct pg_arena *a, uint32_t slot);      /* links a new one in the wheel */
@@ -330,6 +344,12 @@ void load_begin(struct pg_arena *a, struct pg_session *s, const struct pg_rows *
                 uint32_t namespace_row);
 /* Of a PUT, before it is applied: whether this row may be done. False: answered. */
 bool load_admits(struct pg_arena *a, const struct key *key, uint64_t row, struct pg_result *r);
+/* Whether a PUT or UNPARK with this status has done the row, by what it said in its frame. */
+static inline bool load_counts(unsigned status)
+{
+    return (status != PG_ST_NONE && status <= PG_ST_EXTENDED) || status == PG_ST_PARKED ||
+           status == PG_ST_UNPARKED;
+}
 /* After it: what is done is marked so. */
 void load_settle(struct pg_arena *a, const struct pg_result *r);
 /* Of a CANCEL, before it is applied: the row will not be done any more. False: answered. */

@@ -79,7 +79,7 @@ static void slot_count(struct pg_arena *a, uint32_t slot, int64_t sign)
 
 static bool slot_holds(const struct pg_arena *a, uint32_t slot, uint64_t ticket)
 {
-    return a->slots.hot[slot].ctl == ctl_of(ticket, PG_S_ARMED);
+    return ctl_lives(a->slots.hot[slot].ctl) && ctl_ticket(a->slots.hot[slot].ctl) == ticket;
 }
 
 static void slot_drop(struct pg_arena *a, uint32_t slot)
@@ -171,12 +171,13 @@ static bool redo_load(const struct redo *r)
 
 /* ---- timers --------------------------------------------------------------------------------- */
 
-static bool timer_write(const struct redo *r, const struct pg_j_arm *j)
+/* `bytes`: its key and payload. */
+static bool timer_write(const struct redo *r, const struct pg_j_arm *j, const uint8_t *bytes)
 {
     struct pg_arena *a = r->a;
     struct pg_hot *h = &a->slots.hot[j->slot];
     const bool wall = j->wall_ns != NO_WALL;
-    const struct pg_cold c = {.payload_len = j->payload_len, .key_len = j->key_len,
+    const struct pg_cold c = {.payload_len = j->parked ? 0 : j->payload_len, .key_len = j->key_len,
                               .key_type = j->key_type,
                               .ext_len = wall ? sizeof(struct pg_ext) : 0};
     const uint32_t blob = blobs_take(&a->blobs, slot_granules(&c));
@@ -185,13 +186,13 @@ static bool timer_write(const struct redo *r, const struct pg_j_arm *j)
     uint8_t *at = blob_at(&a->blobs, blob);
     if (wall)
         *(struct pg_ext *)at = (struct pg_ext){PG_EXT_WALL, 0, j->wall_ns};
-    memcpy(at + c.ext_len, (const uint8_t *)(j + 1) + j_row_bytes(j->in_load),
-           (size_t)j->key_len + j->payload_len);
+    memcpy(at + c.ext_len, bytes, (size_t)c.key_len + c.payload_len);
     a->slots.cold[j->slot] = c;
     a->slots.cold[j->slot].blob = blob;
     a->slots.cold[j->slot].account = account_named(r, j->uid, j->counted);
     slot_count(a, j->slot, 1);
-    *h = (struct pg_hot){.ctl = ctl_of(j->ticket, PG_S_ARMED), .deadline_ns = j->deadline_ns,
+    *h = (struct pg_hot){.ctl = ctl_of(j->ticket, j->parked ? PG_S_PARKED : PG_S_ARMED),
+                         .deadline_ns = j->deadline_ns,
                          .flags = wall ? PG_F_WALL | PG_F_EXT : 0, .topic = j->topic};
     life_write(r, j->slot, &(struct pg_life){.add_lsn = add_lsn_of(r), .armed_ns = j->armed_ns});
     return true;
@@ -214,7 +215,29 @@ static bool redo_arm(const struct redo *r)
         return true;
     slot_drop(r->a, j->slot);
     r->a->slots.hot[j->slot].ctl = 0;
-    return timer_write(r, j);
+    return timer_write(r, j, (const uint8_t *)(j + 1) + j_row_bytes(j->in_load));
+}
+
+/* A snapshot may have left the slot out: then this frame is all there is of it. */
+static bool redo_unpark(const struct redo *r)
+{
+    const struct pg_j_unpark *j = r->body;
+    const struct pg_j_arm arm = {.ticket = j->ticket, .deadline_ns = j->deadline_ns,
+                                 .wall_ns = j->wall_ns, .armed_ns = j->at_ns, .slot = j->slot,
+                                 .topic = j->topic, .uid = j->uid, .payload_len = j->payload_len,
+                                 .counted = j->counted, .key_len = j->key_len,
+                                 .key_type = j->key_type};
+    if (!slot_named(r, j->slot, j->ticket) || !time_sound(r, j->deadline_ns) ||
+        !below(r, "a topic that is not there", r->a->topic_rows, j->topic) ||
+        !key_sound(r, j->key_type, j->key_len, j->payload_len) ||
+        (j->in_load && !row_done(r, (const struct pg_j_row *)(j + 1))))
+        return false;
+    struct pg_hot *h = &r->a->slots.hot[j->slot];
+    if (ctl_ticket(h->ctl) >= j->ticket && h->ctl != ctl_of(j->ticket, PG_S_PARKED))
+        return true;
+    slot_drop(r->a, j->slot);
+    h->ctl = 0;
+    return timer_write(r, &arm, (const uint8_t *)(j + 1) + j_row_bytes(j->in_load));
 }
 
 static bool redo_move(const struct redo *r)
@@ -478,7 +501,7 @@ static bool redo_namespace(const struct redo *r)
     *n = (struct pg_namespace){.name_len = j->name_len, .shard = j->shard,
                                .owner_uid = j->owner_uid, .durability = j->durability,
                                .quota_timers = j->quota_timers, .quota_bytes = j->quota_bytes,
-                               .quota_ops = j->quota_ops};
+                               .quota_ops = j->quota_ops, .park_beyond_ns = j->park_beyond_ns};
     memcpy(n->name, j + 1, j->name_len);
     return true;
 }
@@ -596,6 +619,7 @@ static const struct rule {
     [PG_J_REPLIED] = {redo_nothing, IN_JOURNAL},
     [PG_J_LOAD] = {redo_load, IN_SNAPSHOT | IN_JOURNAL},
     [PG_J_DONE] = {redo_done, IN_JOURNAL},
+    [PG_J_UNPARK] = {redo_unpark, IN_JOURNAL},
     [PG_J_BLOCK] = {redo_block, IN_SNAPSHOT},
 };
 

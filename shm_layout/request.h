@@ -52,7 +52,7 @@ static inline const uint8_t *names_next(const uint8_t *at, struct name *ns, stru
 /* What each op may carry, and what of its name has to exist or is born; a field that an op
  * does not use is 0. */
 enum { USES_TIME = 1, USES_VALUE = 2, USES_KEYS = 4, IN_QUERY = 8, NEEDS_TOPIC = 16,
-       NEEDS_NAMESPACE = 32 };
+       NEEDS_NAMESPACE = 32, USES_PAYLOAD = 64 };
 struct op_rule {
     uint8_t uses, modes, time_kinds;
     uint64_t value_max;

@@ -42,7 +42,8 @@ static void info_copy(const struct pg_arena *a, const struct pg_hot *h, const st
     const struct pg_topic *t = &a->topics[h->topic];
     const struct name ns = namespace_name(a, t->namespace_row), topic = topic_name(a, h->topic);
     const uint8_t *blob = blob_at(&a->blobs, c->blob);
-    const struct pg_info info = {.ticket = ctl_ticket(h->ctl) << 8 | PG_ST_FOUND,
+    const unsigned status = ctl_state(h->ctl) == PG_S_PARKED ? PG_ST_PARKED : PG_ST_FOUND;
+    const struct pg_info info = {.ticket = ctl_ticket(h->ctl) << 8 | status,
                                  .deadline_ns = h->deadline_ns, .wall_ns = wall_of(h, blob),
                                  .payload_len = c->payload_len, .key_len = c->key_len,
                                  .key_type = c->key_type, .namespace_len = (uint8_t)ns.len,
@@ -87,13 +88,24 @@ uint64_t pg_scan(const struct pg_arena *a, uint32_t *cursor, uint32_t max, void 
     uint32_t found = 0;
     while (*cursor < a->slots.capacity && found < max) {
         const uint64_t ctl = LOAD_ACQUIRE(&a->slots.hot[*cursor].ctl);
-        if (ctl_state(ctl) == PG_S_ARMED)
+        if (ctl_lives(ctl))
             found += info_write(a, *cursor, ctl, &out);
         if (out.full)
             break;
         ++*cursor;
     }
     return out.used;
+}
+
+uint64_t pg_overdue(const struct pg_arena *a)
+{
+    uint64_t overdue = 0;
+    for (uint32_t i = 0; i < a->slots.capacity; i++) {
+        const struct pg_hot *h = &a->slots.hot[i];
+        overdue += ctl_state(LOAD_ACQUIRE(&h->ctl)) == PG_S_PARKED &&
+                   h->deadline_ns <= a->header->now_ns;
+    }
+    return overdue;
 }
 
 void pg_slots_in_use(const struct pg_arena *a, uint64_t *timers, uint64_t *operations)

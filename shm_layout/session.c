@@ -186,10 +186,12 @@ static bool answer_holds(const struct pg_arena *a, const struct pg_result *r)
 {
     const uint32_t slot = slot_of_ticket(a, r->ticket >> 8);
     const struct pg_hot *h = &a->slots.hot[slot != PG_NIL ? slot : 0];
-    const bool armed = slot != PG_NIL && ctl_state(h->ctl) == PG_S_ARMED;
+    const bool armed = slot != PG_NIL && ctl_lives(h->ctl);
     switch (r->ticket & 0xff) {
     case PG_ST_ADDED:
-    case PG_ST_REPLACED: return slot != PG_NIL;
+    case PG_ST_REPLACED:
+    case PG_ST_PARKED: return slot != PG_NIL;
+    case PG_ST_UNPARKED: return armed && !is_parked(a, slot);
     case PG_ST_EXTENDED: return armed && h->deadline_ns == r->deadline_ns;
     case PG_ST_CANCELLED:
     case PG_ST_DONE: return !armed;
@@ -201,7 +203,8 @@ static bool answer_holds(const struct pg_arena *a, const struct pg_result *r)
 static bool row_answered(const struct pg_arena *a, const struct pg_session *s,
                          const struct pg_result *r)
 {
-    return (r->ticket & 0xff) == PG_ST_KEPT && load_has_row(a, s);
+    const unsigned status = r->ticket & 0xff;
+    return (status == PG_ST_KEPT || status == PG_ST_UNKNOWN) && load_has_row(a, s);
 }
 
 /* A record on a watch key goes on when it is sent again, with the count so far. Any other one
@@ -212,7 +215,7 @@ static void record_recover(struct pg_arena *a, struct pg_session *s)
     if (on_watch_key(s)) {
         trigger_recover(a, r);
     } else if ((r->ticket >> 8 != 0 && answer_holds(a, r)) || row_answered(a, s, r)) {
-        if ((r->ticket & 0xff) <= PG_ST_EXTENDED)
+        if (load_counts(r->ticket & 0xff))
             load_recover(a, s);
         STORE_RELEASE(&s->applied, s->applied + 1);
     } else {

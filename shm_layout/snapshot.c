@@ -223,7 +223,7 @@ static bool slot_copy(const struct pg_arena *a, struct pg_snapshot *s, const str
 static bool slot_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
 {
     const uint64_t ctl = LOAD_ACQUIRE(&a->slots.hot[s->next].ctl), before = out->used;
-    if (ctl_state(ctl) != PG_S_ARMED)
+    if (!ctl_lives(ctl))
         return true;
     const struct pg_hot h = a->slots.hot[s->next];
     const struct pg_cold c = a->slots.cold[s->next];

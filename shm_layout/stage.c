@@ -172,13 +172,44 @@ static void *row_write(const struct pg_arena *a, void *at)
     return (struct pg_j_row *)at + 1;
 }
 
+/* A parked one, whose payload is there again. It lives on. */
+void stage_unpark(struct pg_arena *a, uint32_t slot)
+{
+    const struct pg_hot *h = &a->slots.hot[slot];
+    const struct pg_cold *c = &a->slots.cold[slot];
+    const struct pg_j_arm j = j_arm_of(a, slot, h, c, ctl_ticket(h->ctl));
+    const uint32_t bytes = c->key_len + c->payload_len;
+    struct pg_j_unpark *body =
+        frame_begin_with(a, PG_J_UNPARK, j_row_bytes(a->in_load) + bytes, 1);
+    *body = (struct pg_j_unpark){.ticket = j.ticket, .deadline_ns = j.deadline_ns,
+                                 .wall_ns = j.wall_ns, .at_ns = moment_ns(a), .slot = slot,
+                                 .topic = j.topic, .uid = j.uid, .payload_len = j.payload_len,
+                                 .counted = j.counted, .in_load = a->in_load,
+                                 .key_len = j.key_len, .key_type = j.key_type};
+    memcpy(row_write(a, body + 1), blob_at(&a->blobs, c->blob) + c->ext_len, bytes);
+    life_tell(a, slot, body);
+    frame_end(a);
+}
+
+/* Key and payload, as they stand in the blob; or the payload that is being parked. */
+static void arm_bytes(const struct pg_arena *a, const struct pg_cold *c, struct pg_j_arm *body)
+{
+    const uint32_t kept = c->key_len + c->payload_len;
+    uint8_t *at = row_write(a, body + 1);
+    memcpy(at, blob_at(&a->blobs, c->blob) + c->ext_len, kept);
+    if (UNLIKELY(a->parking != NULL) && body->payload_len != 0)
+        memcpy(at + kept, a->parking->payload, body->payload_len);
+}
+
 void stage_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t replaced)
 {
     const struct pg_cold *c = &a->slots.cold[slot];
-    const uint32_t bytes = c->key_len + c->payload_len;
-    const uint64_t extra = j_row_bytes(a->in_load) + bytes;
+    const uint32_t payload = a->parking != NULL ? a->parking->payload_len : c->payload_len;
+    const uint64_t extra = j_row_bytes(a->in_load) + c->key_len + payload;
     struct pg_j_arm *body = frame_begin_with(a, PG_J_ARM, extra, replaced == PG_NIL ? 1 : 2);
     *body = j_arm_of(a, slot, &a->slots.hot[slot], c, ticket);
+    body->payload_len = payload;
+    body->parked = a->parking != NULL;
     body->armed_ns = moment_ns(a);
     body->uid = a->uid;
     if (replaced != PG_NIL) {
@@ -187,7 +218,7 @@ void stage_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t repl
         *frame_life(body, 1) = a->lives[replaced];
     }
     body->in_load = a->in_load;
-    memcpy(row_write(a, body + 1), blob_at(&a->blobs, c->blob) + c->ext_len, bytes);
+    arm_bytes(a, c, body);
     life_begin(a, slot, body);
     frame_end(a);
 }
@@ -407,6 +438,12 @@ static bool topic_visible(const struct pg_arena *a, const void *body)
 static bool arm_visible(const struct pg_arena *a, const void *body)
 {
     const struct pg_j_arm *j = body;
+    return slot_is(a, j->slot, j->ticket, j->parked ? PG_S_PARKED : PG_S_ARMED);
+}
+
+static bool unpark_visible(const struct pg_arena *a, const void *body)
+{
+    const struct pg_j_unpark *j = body;
     return slot_is(a, j->slot, j->ticket, PG_S_ARMED);
 }
 
@@ -420,7 +457,8 @@ static bool watch_visible(const struct pg_arena *a, const void *body)
 static bool move_visible(const struct pg_arena *a, const void *body)
 {
     const struct pg_j_move *j = body;
-    if (!slot_is(a, j->slot, j->ticket, PG_S_ARMED))
+    if (!slot_is(a, j->slot, j->ticket, PG_S_ARMED) &&
+        !slot_is(a, j->slot, j->ticket, PG_S_PARKED))
         return false;
     if (j->wall_ns == NO_WALL)
         return a->slots.hot[j->slot].deadline_ns == j->deadline_ns;
@@ -514,7 +552,7 @@ static const visible_fn visible[PG_J_TYPES] = {
     [PG_J_GONE] = gone_visible, [PG_J_OUTCOME] = outcome_visible,
     [PG_J_SESSION] = session_visible, [PG_J_ENTRY] = published_visible,
     [PG_J_OPENED] = opened_visible, [PG_J_REPLIED] = replied_visible,
-    [PG_J_LOAD] = load_visible, [PG_J_DONE] = done_visible,
+    [PG_J_LOAD] = load_visible, [PG_J_DONE] = done_visible, [PG_J_UNPARK] = unpark_visible,
 };
 
 /* ---- init, recovery, check --------------------------------------------------------------------- */
@@ -582,6 +620,7 @@ static void settings_finish(struct pg_arena *a, const struct pg_j_namespace *j)
     n->quota_timers = j->quota_timers;
     n->quota_bytes = j->quota_bytes;
     n->quota_ops = j->quota_ops;
+    n->park_beyond_ns = j->park_beyond_ns;
 }
 
 /* next_lsn first: if this too is interrupted, it is decided again in the same way. */

@@ -123,7 +123,7 @@ void slot_counted(struct pg_arena *a, uint32_t slot, int64_t sign)
     const struct pg_hot *h = &a->slots.hot[slot];
     const struct pg_cold *c = &a->slots.cold[slot];
     struct pg_namespace *ns = &a->namespaces[a->topics[h->topic].namespace_row];
-    a->metrics->live += (uint64_t)sign;
+    *(UNLIKELY(is_parked(a, slot)) ? &a->metrics->parked : &a->metrics->live) += (uint64_t)sign;
     a->topics[h->topic].live += (uint64_t)sign;
     ns->live += (uint64_t)sign;
     ns->bytes += (uint64_t)sign * slot_bytes(a, slot);
@@ -161,6 +161,12 @@ void slot_place(struct pg_arena *a, uint32_t slot)
         wheel_place(&a->wheel, slot);
 }
 
+static void slot_unplace(struct pg_arena *a, uint32_t slot)
+{
+    if (LIKELY(!is_parked(a, slot)))
+        wheel_remove(&a->wheel, slot);
+}
+
 /* ---- put ----------------------------------------------------------------------------------- */
 
 static void answer_slot(const struct pg_arena *a, struct pg_result *r, uint32_t slot,
@@ -168,6 +174,20 @@ static void answer_slot(const struct pg_arena *a, struct pg_result *r, uint32_t 
 {
     const struct pg_hot *h = &a->slots.hot[slot];
     answer(r, ctl_ticket(h->ctl), status, h->deadline_ns);
+}
+
+/* Whether a namespace wants its far-off timers parked, which takes a journal. */
+static bool parks(const struct pg_arena *a, const struct put *p, int64_t deadline_ns)
+{
+    const uint64_t beyond_ns = a->namespaces[p->key.namespace_row].park_beyond_ns;
+    return UNLIKELY(beyond_ns != 0) && staging(a) && deadline_ns > a->now_ns &&
+           (uint64_t)deadline_ns - (uint64_t)a->now_ns > beyond_ns;
+}
+
+/* Bytes of its payload that the arena keeps. */
+static uint32_t payload_kept(const struct pg_arena *a, const struct put *p)
+{
+    return UNLIKELY(a->parking != NULL) ? 0 : p->payload_len;
 }
 
 static void blob_write(struct pg_arena *a, uint32_t blob, const struct put *p)
@@ -178,7 +198,7 @@ static void blob_write(struct pg_arena *a, uint32_t blob, const struct put *p)
         at += sizeof(struct pg_ext);
     }
     memcpy(at, p->key.bytes, p->key.len);
-    if (p->payload_len != 0)
+    if (payload_kept(a, p) != 0)
         memcpy(at + p->key.len, p->payload, p->payload_len);
 }
 
@@ -191,7 +211,7 @@ static void slot_write(struct pg_arena *a, uint32_t slot, uint32_t blob, const s
 
     blob_write(a, blob, p);
     a->slots.cold[slot] = (struct pg_cold){
-        .blob = blob, .payload_len = p->payload_len, .key_len = p->key.len,
+        .blob = blob, .payload_len = payload_kept(a, p), .key_len = p->key.len,
         .key_type = p->key.type, .ext_len = wall ? sizeof(struct pg_ext) : 0,
         .account = p->account};
     h->deadline_ns = deadline_ns;
@@ -200,13 +220,13 @@ static void slot_write(struct pg_arena *a, uint32_t slot, uint32_t blob, const s
     h->topic = p->topic;
     if (staging(a))
         stage_arm(a, slot, ticket, replaced);
-    STORE_RELEASE(&h->ctl, ctl_of(ticket, PG_S_ARMED));
+    STORE_RELEASE(&h->ctl, ctl_of(ticket, a->parking != NULL ? PG_S_PARKED : PG_S_ARMED));
 }
 
-static uint32_t put_granules(const struct put *p)
+static uint32_t put_granules(const struct pg_arena *a, const struct put *p)
 {
     const uint64_t ext = p->time_kind == PG_T_WALL ? sizeof(struct pg_ext) : 0;
-    return blob_granules(ext + p->key.len + p->payload_len);
+    return blob_granules(ext + p->key.len + payload_kept(a, p));
 }
 
 static unsigned refuse(struct pg_arena *a, unsigned status)
@@ -236,16 +256,20 @@ static uint32_t arm_blob(struct pg_arena *a, uint32_t granules, bool replacing,
 static uint32_t arm(struct pg_arena *a, const struct put *p, int64_t deadline_ns,
                     uint32_t replaced, struct pg_result *r)
 {
-    const uint32_t granules = put_granules(p);
+    const uint32_t granules = put_granules(a, p);
     const uint32_t blob = arm_blob(a, granules, replaced != PG_NIL, r);
     if (blob == PG_NIL)
         return PG_NIL;
     const uint32_t slot = slots_take(&a->slots);
     const uint64_t ticket = a->header->next_ticket;
     STORE_RELEASE(&a->header->next_ticket, ticket + 1);
-    answer(r, ticket, replaced == PG_NIL ? PG_ST_ADDED : PG_ST_REPLACED, deadline_ns);
+    const unsigned added = a->parking != NULL ? PG_ST_PARKED : PG_ST_ADDED;
+    answer(r, ticket, replaced == PG_NIL ? added : PG_ST_REPLACED, deadline_ns);
     slot_write(a, slot, blob, p, deadline_ns, ticket, replaced);
-    slot_place(a, slot);
+    if (LIKELY(a->parking == NULL))
+        slot_place(a, slot);
+    else
+        a->metrics->parks++;
     slot_counted(a, slot, 1);
     a->metrics->blob_bytes += (uint64_t)granules * PG_GRANULE;
     a->metrics->adds++;
@@ -255,7 +279,7 @@ static uint32_t arm(struct pg_arena *a, const struct put *p, int64_t deadline_ns
 static void put_fresh(struct pg_arena *a, const struct put *p, int64_t deadline_ns, uint32_t id,
                       const struct probe *at, struct pg_result *r)
 {
-    if (UNLIKELY(p->limited) && !quota_admits(a, p, put_granules(p), PG_NIL, r))
+    if (UNLIKELY(p->limited) && !quota_admits(a, p, put_granules(a, p), PG_NIL, r))
         return;
     const uint32_t slot = arm(a, p, deadline_ns, PG_NIL, r);
     if (slot == PG_NIL)
@@ -271,13 +295,13 @@ static void put_fresh(struct pg_arena *a, const struct put *p, int64_t deadline_
 static void put_replace(struct pg_arena *a, const struct put *p, int64_t deadline_ns,
                         uint32_t old, const struct probe *at, struct pg_result *r)
 {
-    if (UNLIKELY(p->limited) && !quota_admits(a, p, put_granules(p), old, r))
+    if (UNLIKELY(p->limited) && !quota_admits(a, p, put_granules(a, p), old, r))
         return;
     const uint32_t slot = arm(a, p, deadline_ns, old, r);
     if (slot == PG_NIL)
         return;
     index_replace(&a->index, p->key.hash, at, slot);
-    wheel_remove(&a->wheel, old);
+    slot_unplace(a, old);
     slot_end(a, old, 0);
     a->metrics->replaces++;
 }
@@ -301,9 +325,10 @@ static void put_extend(struct pg_arena *a, const struct put *p, int64_t deadline
         stage_move(a, slot, deadline_ns, h->flags & PG_F_WALL ? wall_ns : NO_WALL);
     if (h->flags & PG_F_WALL)
         STORE_RELEASE(&slot_ext(a, slot)->value, wall_ns);
-    wheel_remove(&a->wheel, slot);
+    slot_unplace(a, slot);
     STORE_RELEASE(&h->deadline_ns, deadline_ns);
-    wheel_place(&a->wheel, slot);
+    if (LIKELY(!is_parked(a, slot)))
+        wheel_place(&a->wheel, slot);
     a->metrics->extends++;
 }
 
@@ -316,6 +341,7 @@ void timers_put(struct pg_arena *a, const struct put *p, struct pg_result *r)
         return;
     }
     const uint32_t id = key_find(a, &p->key, &at);
+    a->parking = parks(a, p, deadline_ns) ? p : NULL;
     if (id >= a->slots.capacity)
         put_fresh(a, p, deadline_ns, id, &at, r);
     else if (p->mode == PG_MODE_ERROR || (p->mode == PG_MODE_REPLACE && is_operation(a, id)))
@@ -326,6 +352,53 @@ void timers_put(struct pg_arena *a, const struct put *p, struct pg_result *r)
         put_extend(a, p, deadline_ns, id, r);
     else
         put_replace(a, p, deadline_ns, id, &at, r);
+    a->parking = NULL;
+}
+
+/* ---- unpark --------------------------------------------------------------------------------- */
+
+/* In its own slot. The new blob begins as the stub's does, so that it may take its place at any
+ * moment; a rebuild that finds the slot parked still takes the payload from it again. */
+static void unpark(struct pg_arena *a, const struct put *p, uint32_t slot, uint32_t blob)
+{
+    struct pg_hot *h = &a->slots.hot[slot];
+    struct pg_cold *c = &a->slots.cold[slot];
+    const uint32_t stub = slot_granules(c), old = c->blob;
+    memcpy(blob_at(&a->blobs, blob), blob_at(&a->blobs, old), (size_t)c->ext_len + c->key_len);
+    if (p->payload_len != 0)
+        memcpy(blob_at(&a->blobs, blob) + c->ext_len + c->key_len, p->payload, p->payload_len);
+    slot_counted(a, slot, -1);
+    STORE_RELEASE(&c->blob, blob);
+    STORE_RELEASE(&c->payload_len, p->payload_len);
+    if (staging(a))
+        stage_unpark(a, slot);
+    STORE_RELEASE(&h->ctl, ctl_of(ctl_ticket(h->ctl), PG_S_ARMED));
+    slot_counted(a, slot, 1);
+    blobs_give(&a->blobs, old, stub);
+    a->metrics->blob_bytes += (uint64_t)(slot_granules(c) - stub) * PG_GRANULE;
+    h->deadline_ns = timers_deadline_ns(a, slot);
+    slot_place(a, slot);
+    a->metrics->unparks++;
+}
+
+void timers_unpark(struct pg_arena *a, const struct put *p, uint64_t ticket, struct pg_result *r)
+{
+    const uint32_t slot = timers_find(a, &p->key);
+    if (slot == PG_NIL || a->slots.hot[slot].ctl != ctl_of(ticket, PG_S_PARKED)) {
+        answer(r, 0, PG_ST_UNKNOWN, 0);
+        return;
+    }
+    const uint64_t ext = a->slots.cold[slot].ext_len;
+    const uint32_t granules = blob_granules(ext + p->key.len + p->payload_len);
+    if (UNLIKELY(p->limited) && !quota_admits(a, p, granules, slot, r))
+        return;
+    const uint32_t blob = blobs_take(&a->blobs, granules);
+    if (blob == PG_NIL) {
+        answer(r, 0, refuse(a, PG_ST_FULL_PAYLOAD), 0);
+        return;
+    }
+    answer(r, ticket, PG_ST_UNPARKED, timers_deadline_ns(a, slot));
+    unpark(a, p, slot, blob);
 }
 
 /* ---- cancel ---------------------------------------------------------------------------------- */
@@ -345,7 +418,7 @@ static void cancel_fired(struct pg_arena *a, uint32_t id, uint64_t ticket, struc
 static void cancel_timer(struct pg_arena *a, uint32_t slot, const struct probe *at)
 {
     index_erase(&a->index, at);
-    wheel_remove(&a->wheel, slot);
+    slot_unplace(a, slot);
     if (staging(a))
         stage_end(a, slot, PG_END_CANCELLED);
     slot_end(a, slot, 0);
@@ -450,11 +523,12 @@ static void expire_soon(void *context, const uint32_t *slots, uint32_t count)
 static void wall_replace(struct pg_arena *a, uint32_t slot)
 {
     struct pg_hot *h = &a->slots.hot[slot];
-    if (ctl_state(h->ctl) != PG_S_ARMED || !(h->flags & PG_F_WALL))
+    if (!ctl_lives(h->ctl) || !(h->flags & PG_F_WALL))
         return;
-    wheel_remove(&a->wheel, slot);
+    slot_unplace(a, slot);
     STORE_RELEASE(&h->deadline_ns, timers_deadline_ns(a, slot));
-    wheel_place(&a->wheel, slot);
+    if (!is_parked(a, slot))
+        wheel_place(&a->wheel, slot);
 }
 
 /* Walks the slots in bounded turns; a step during the walk begins it again. */
@@ -523,7 +597,8 @@ static void drop(struct pg_arena *a, uint32_t slot)
 static void link_armed(struct pg_arena *a, uint32_t slot)
 {
     a->slots.hot[slot].deadline_ns = timers_deadline_ns(a, slot);
-    wheel_place(&a->wheel, slot);
+    if (!is_parked(a, slot))
+        wheel_place(&a->wheel, slot);
     slot_counted(a, slot, 1);
 }
 
@@ -543,7 +618,7 @@ bool timers_link(struct pg_arena *a, uint32_t slot)
         return false;
     } else {
         index_replace(&a->index, k.hash, &at, slot);
-        wheel_remove(&a->wheel, id);
+        slot_unplace(a, id);
         slot_counted(a, id, -1);
         drop(a, id);
     }
@@ -589,20 +664,22 @@ static bool entries_indexed(const struct pg_arena *a, uint64_t *ids, struct pg_f
 
 bool timers_check(struct pg_arena *a, struct pg_fault *fault, uint64_t *granules)
 {
-    uint64_t live = 0, ids = 0;
+    uint64_t live = 0, parked = 0, ids = 0;
     for (uint32_t i = 0; i < a->slots.capacity; i++) {
         if (ctl_state(a->slots.hot[i].ctl) == PG_S_FREE)
             continue;
         *granules += slot_granules(&a->slots.cold[i]);
         if (is_operation(a, i))
             *granules += operation_granules(a, i);
-        if (ctl_state(a->slots.hot[i].ctl) != PG_S_ARMED)
+        if (!ctl_lives(a->slots.hot[i].ctl))
             continue;
         if (!slot_check(a, i, fault))
             return false;
-        live++;
+        ++*(is_parked(a, i) ? &parked : &live);
     }
+    if (parked != a->metrics->parked)
+        return fault_set(fault, "timers", "count of parked timers", 0, parked, a->metrics->parked);
     if (live != a->metrics->live)
         return fault_set(fault, "timers", "count of live timers", 0, live, a->metrics->live);
-    return entries_indexed(a, &ids, fault) && index_check(&a->index, live + ids, fault);
+    return entries_indexed(a, &ids, fault) && index_check(&a->index, live + parked + ids, fault);
 }

@@ -199,6 +199,8 @@ class NamespaceSettings(NamedTuple):
     quota_bytes: int = 0
     quota_ops: int = 0
     """Operations per second."""
+    park_beyond_ns: int = 0
+    """Timers that are due later than so long from now are parked; 0 = none is."""
 
 
 _SET_FIELDS = {
@@ -207,6 +209,7 @@ _SET_FIELDS = {
     "quota_timers": NamespaceField.TIMERS,
     "quota_bytes": NamespaceField.BYTES,
     "quota_ops": NamespaceField.OPS,
+    "park_beyond_ns": NamespaceField.PARK,
 }
 
 
@@ -216,7 +219,7 @@ def encode_namespace_set(sequence: int, namespace: bytes, changes: Mapping[str, 
     for name in changes:
         fields |= _SET_FIELDS[name]
     owner, durability, *quotas = NamespaceSettings(**changes)
-    body = NAMESPACE_SET.pack(fields, owner, durability, len(namespace), *quotas, 0, 0, 0)
+    body = NAMESPACE_SET.pack(fields, owner, durability, len(namespace), *quotas, 0, 0)
     return encode_frame(Message.NAMESPACE, 0, sequence) + body + namespace
 
 
@@ -224,7 +227,7 @@ def decode_namespace_set(body: bytes) -> NamespaceSettings:
     """The reply to a NAMESPACE message. Raises ProtocolError."""
     _need("namespace settings", body, 0, NAMESPACE_SET.size)
     _, owner, durability, _, *quotas = NAMESPACE_SET.unpack_from(body)
-    return NamespaceSettings(owner, durability, *quotas[:3])
+    return NamespaceSettings(owner, durability, *quotas[:4])
 
 
 def encode_publish(

@@ -22,7 +22,7 @@ from real_daemon import eventually
 from stored_arena import JOURNALS, StoredJournal
 
 from purgatoryd.cli.app import app
-from purgatoryd.clients import Client, Load
+from purgatoryd.clients import Admin, Client, Load, Status
 from purgatoryd.pipeline import cache, ship
 from purgatoryd.pipeline.decode import Decoder
 from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Lake
@@ -430,6 +430,27 @@ def test_rows_of_a_load_have_their_numbers(daemon: StartDaemon, tmp_path: Path) 
     assert (begun["load"], begun["uid"]) == (load, os.getuid())
     (kept,) = [row for row in found if row["kind"] == "done"]
     assert (kept["load"], kept["load_row"]) == (load, 2)
+
+
+def test_what_was_parked_is_a_row_when_it_comes_back(daemon: StartDaemon, tmp_path: Path) -> None:
+    journals, root = tmp_path / "journals", tmp_path / "lake"
+    journals.mkdir()
+    daemon("demo", "--journal", str(journals), "--segment-bytes", "256K")
+    with Admin("demo") as admin:
+        admin.set_namespace("shop", park_beyond_ns=3600 * 10**9)
+    with Client("demo", namespace="shop") as client:
+        parked = client.add("far", 7200.0, topic="t", payload=b"its payload")
+        back = client.unpark_many([("far", parked.ticket, b"its payload")])
+        assert back.statuses == [Status.UNPARKED]
+        client.add_many([(f"more {n}", 60.0, "t", b"x" * 200) for n in range(2000)])
+    eventually(lambda: segments(journals / "demo")[-1].lsn > 10)  # what is looked at is sealed
+    done = called("ship", "--name", "demo", "--journal", journals, "--lake", root, "--json")
+    assert done.exit_code == 0, done.output
+    arm, unpark = (row for row in rows_of(Lake(root)) if row["ticket"] == parked.ticket)
+    assert (arm["kind"], unpark["kind"]) == ("arm", "unpark")
+    same = ("namespace", "topic", "key", "payload", "deadline_ns", "armed_ns", "add_lsn")
+    assert [unpark[name] for name in same] == [arm[name] for name in same]
+    assert unpark["payload"] == b"its payload"
 
 
 def test_a_damaged_segment_ends_the_command_with_its_code(tmp_path: Path) -> None:

@@ -557,7 +557,7 @@ def malformed(owner: Owner, *commands: pd.Command) -> None:
         pd.command(lib.PG_OP_FAIL, b"x", value=2**32),
         pd.command(lib.PG_OP_FORGET, b"x", payload=b"y"),
         pd.command(lib.PG_OP_ADVANCE_KEY, b"x", extension=pd.watch_keys([FAR])),
-        pd.command(lib.PG_OP_COMPLETE + 1, b"x"),
+        pd.command(lib.PG_OP_UNPARK + 1, b"x"),
     ],
 )
 def test_malformed_batches_change_nothing(command: pd.Command) -> None:

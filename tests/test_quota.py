@@ -82,7 +82,7 @@ def test_settings_are_set_one_by_one(core: Purgatory) -> None:
     core.rebuild(core.now_ns)
     assert core.set_namespace(b"n") == expected
     assert core.migrated(namespaces=2).set_namespace(b"n") == expected
-    assert core.set_namespace(b"n", owner_uid=ANYBODY, quota_timers=0) == (ANYBODY, 0, 0, 0, 7)
+    assert core.set_namespace(b"n", owner_uid=ANYBODY, quota_timers=0) == (ANYBODY, 0, 0, 0, 7, 0)
 
 
 SET = wire.NAMESPACE_SET
@@ -100,7 +100,8 @@ SET = wire.NAMESPACE_SET
         (SET.pack(0, 0, 0, 1, 0, 0, 0, 0, 0, 0) + b"nn", WireError.MALFORMED),
         (SET.pack(0, 0, 0, 1, 0, 0, 0, 0, 0, 0) + b"\0", WireError.MALFORMED),
         (SET.pack(0, 0, 0, 1, 0, 0, 0, 0, 0, 0) + b"\xff", WireError.MALFORMED),
-        (SET.pack(32, 0, 0, 1, 0, 0, 0, 0, 0, 0) + b"n", WireError.MALFORMED),
+        (SET.pack(64, 0, 0, 1, 0, 0, 0, 0, 0, 0) + b"n", WireError.MALFORMED),
+        (SET.pack(32, 0, 0, 1, 0, 0, 0, 5, 0, 0) + b"n", WireError.NO_JOURNAL),
         (SET.pack(2, 0, 2, 1, 0, 0, 0, 0, 0, 0) + b"n", WireError.MALFORMED),
         (SET.pack(2, 0, 1, 1, 0, 0, 0, 0, 0, 0) + b"n", WireError.NO_JOURNAL),
         (SET.pack(1, 0, 0, 1, 0, 0, 0, 0, 0, 1) + b"n", WireError.MALFORMED),

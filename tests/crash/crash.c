@@ -519,7 +519,7 @@ static int64_t recovered_at(const struct trial *t)
 {
     if (t->call.kind == BY_ADVANCE)
         return t->call.now_ns;
-    const bool later = t->seed % 2 == 0 && !call_has_delay(&t->call);
+    const bool later = t->seed % 2 == 0 && !call_minds_when(&t->w, &t->call);
     return t->w.a->header->now_ns + (later ? 1000000 : 0);
 }
 

@@ -143,7 +143,7 @@ static uint64_t slot_hash(const struct pg_arena *a, uint32_t slot)
     const unsigned state = ctl_state(h->ctl);
     const bool wall = h->flags & PG_F_WALL;
     uint64_t hash = ledger_mix(state, h->flags);
-    if (state == PG_S_ARMED)      /* an outcome's topic may be another one's by now */
+    if (state != PG_S_OUTCOME)      /* an outcome's topic may be another one's by now */
         hash = ledger_mix(hash, topic_hash(a, h->topic));
     hash = ledger_mix(hash, (uint64_t)(wall ? ((const struct pg_ext *)blob)->value
                                             : h->deadline_ns));
@@ -189,7 +189,7 @@ static void slots_note(struct ledger *l, const struct pg_arena *a, uint64_t fres
         if (state == PG_S_FREE || (state == PG_S_OUTCOME && !outcomes))
             continue;
         const uint64_t hash = slot_hash(a, i);
-        if (ticket >= fresh || state == PG_S_ARMED)
+        if (ticket >= fresh || state == PG_S_ARMED || state == PG_S_PARKED)
             note(l, OF_KEY, slot_key_hash(a, i), ledger_mix(hash, ticket < fresh ? ticket : 0));
         if (ticket < fresh)
             note(l, OF_TICKET, ticket, hash);

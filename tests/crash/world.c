@@ -202,13 +202,22 @@ void call_prefix(const struct call *whole, uint32_t records, struct call *prefix
     call_append(prefix, area, used);
 }
 
-bool call_has_delay(const struct call *call)
+static bool parks_any(const struct pg_arena *a)
+{
+    bool parks = false;
+    for (uint32_t i = 0; i < a->namespace_rows; i++)
+        parks |= a->namespaces[i].park_beyond_ns != 0;
+    return parks;
+}
+
+bool call_minds_when(const struct world *w, const struct call *call)
 {
     const struct pg_record *r = (const struct pg_record *)(call->message + fixed_bytes(call));
-    bool delay = false;
+    const bool parks = parks_any(w->a);
+    bool minds = false;
     for (uint32_t i = 0; call->kind == BY_MESSAGE && i < call->records; i++)
-        delay |= r[i].time_kind == PG_T_DELAY;
-    return delay;
+        minds |= r[i].time_kind == PG_T_DELAY || (parks && r[i].op == PG_OP_PUT);
+    return minds;
 }
 
 /* ---- records ---------------------------------------------------------------------------- */
@@ -315,7 +324,7 @@ static void aim(struct world *w, struct draft *d, struct pg_record *r, bool clie
     for (uint32_t i = 0; i < w->a->slots.capacity && below(w, 8) != 0; i++) {
         const uint32_t slot = (from + i) % w->a->slots.capacity;
         const struct pg_cold *c = &w->a->slots.cold[slot];
-        if (ctl_state(w->a->slots.hot[slot].ctl) != PG_S_ARMED || slot_namespace(w->a, slot) != 0 ||
+        if (!ctl_lives(w->a->slots.hot[slot].ctl) || slot_namespace(w->a, slot) != 0 ||
             (client_only && (!is_operation(w->a, slot) ||
                              operation_at(w->a, slot)->condition != PG_C_CLIENT)))
             continue;
@@ -334,6 +343,28 @@ static void aim(struct world *w, struct draft *d, struct pg_record *r, bool clie
 static void cancel_draft(struct world *w, struct draft *d)
 {
     aim(w, d, record_new(w, d, PG_OP_CANCEL, false), false);
+}
+
+/* Of some parked timer, if there is one; now and then with another ticket. */
+static void unpark_draft(struct world *w, struct draft *d)
+{
+    struct pg_record *r = record_new(w, d, PG_OP_UNPARK, false);
+    const uint32_t from = below(w, w->a->slots.capacity);
+    r->value = 1 + below(w, 4);
+    for (uint32_t i = 0; i < w->a->slots.capacity; i++) {
+        const uint32_t slot = (from + i) % w->a->slots.capacity;
+        const struct pg_cold *c = &w->a->slots.cold[slot];
+        if (!is_parked(w->a, slot) || slot_namespace(w->a, slot) != 0)
+            continue;
+        d->used -= r->key_len;
+        memcpy(draft_take(d, c->key_len), blob_at(&w->a->blobs, c->blob) + c->ext_len, c->key_len);
+        r->key_len = c->key_len;
+        r->name = 0;
+        if (below(w, 8) != 0)
+            r->value = ctl_ticket(w->a->slots.hot[slot].ctl);
+        break;
+    }
+    payload_add(w, d, r);
 }
 
 static void complete_draft(struct world *w, struct draft *d)
@@ -359,6 +390,8 @@ static void rows_draft(struct world *w, struct draft *d, uint32_t records, unsig
     for (; records > 0; records--)
         if (below(w, 4) == 0)
             cancel_draft(w, d);
+        else if (below(w, 4) == 0)
+            unpark_draft(w, d);
         else
             put_draft(w, d, modes == PG_MODES ? below(w, PG_MODES) : modes);
 }
@@ -367,7 +400,7 @@ static void any_draft(struct world *w, struct draft *d)
 {
     switch (below(w, 10)) {
     case 0: case 1: case 2: put_draft(w, d, below(w, PG_MODES)); break;
-    case 3: cancel_draft(w, d); break;
+    case 3: below(w, 3) == 0 ? unpark_draft(w, d) : cancel_draft(w, d); break;
     case 4: case 5: watch_draft(w, d, below(w, PG_CONDITIONS)); break;
     case 6: level_draft(w, d, PG_OP_ADVANCE_KEY); break;
     case 7: complete_draft(w, d); break;
@@ -484,6 +517,46 @@ static void put_make(struct world *w, struct call *call, unsigned mode)
         r->key_len = (uint8_t)cancel.used;
         r->name = 0;
     }
+    batch_make(w, call, &d);
+}
+
+static void parks_far(struct world *w)
+{
+    struct {
+        struct pg_namespace_set set;
+        char name;
+    } ask = {{.fields = PG_N_PARK, .name_len = 1, .park_beyond_ns = 20 * TICK_NS}, 'n'};
+    struct pg_namespace_set now;
+    uint64_t detail[2];
+    CHECK_EQUAL(pg_set_namespace(w->a, &ask, sizeof ask.set + 1, &now, detail), PG_ERR_NONE);
+}
+
+/* Of both clients, so that somebody owns what is there to be unparked. */
+static void park_some(struct world *w)
+{
+    struct call call = {.real_ns = w->real_ns};
+    struct reply reply;
+    if (pg_stage_of(w->a) == NULL)
+        return;
+    parks_far(w);
+    for (uint32_t n = 0; n < CLIENTS; n++) {
+        struct draft d = {.count = 0};
+        put_draft(w, &d, PG_MODE_REPLACE);
+        d.records[0].name = 0;
+        d.records[0].time_kind = PG_T_BOOT;
+        d.records[0].time_ns = w->now_ns + 100 * TICK_NS;
+        batch_write(&call, &w->clients[n], &d, PG_M_BATCH);
+        call_run(w, &call, &reply);
+        w->clients[n].sequence++;
+    }
+}
+
+static void unpark_make(struct world *w, struct call *call, unsigned in_load)
+{
+    park_some(w);
+    struct draft d = {.in_load = in_load != 0, .rows = {.first_row = below(w, 6), .fence = 2}};
+    load_id(w, d.rows.load);
+    unpark_draft(w, &d);
     batch_make(w, call, &d);
 }
 
@@ -648,7 +721,9 @@ static void drain_make(struct world *w, struct call *call, unsigned expire)
 /* No rate: a restart fills it up. */
 static void settings_make(struct world *w, struct call *call, unsigned unused)
 {
-    struct pg_namespace_set s = {.fields = below(w, PG_N_OPS), .owner_uid = 100 + below(w, 3),
+    struct pg_namespace_set s = {.fields = below(w, PG_N_OPS) |
+                                           (pg_stage_of(w->a) != NULL && below(w, 3) == 0 ? PG_N_PARK : 0),
+                                 .park_beyond_ns = below(w, 2) * 20 * TICK_NS, .owner_uid = 100 + below(w, 3),
                                  .durability = pg_stage_of(w->a) != NULL && below(w, 2),
                                  .name_len = 1, .quota_timers = 1 + below(w, 6),
                                  .quota_bytes = 16 * below(w, 20)};
@@ -728,6 +803,8 @@ static const struct operation {
     {"row keep", rows_make, PG_MODE_KEEP},
     {"row extend", rows_make, PG_MODE_EXTEND},
     {"load", load_make, 0},
+    {"unpark", unpark_make, 0},
+    {"row unpark", unpark_make, 1},
     {"load status", load_ask_make, PG_LA_STATUS},
     {"load open", load_ask_make, PG_LA_OPEN},
     {"load close", load_ask_make, PG_LA_CLOSE},
@@ -875,6 +952,8 @@ void world_open(struct world *w, enum shape shape, uint64_t seed)
     stage_place(w);
     if (below(w, 3) == 0)
         pg_set_quotas(w->a, 6, 700, 0);   /* no rate: a restart fills it up */
+    if (pg_stage_of(w->a) != NULL && below(w, 2))
+        parks_far(w);
     for (uint32_t n = 0; n < CLIENTS; n++)
         hello(w, n);
     if (shape != EMPTY)

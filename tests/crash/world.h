@@ -79,7 +79,8 @@ const char *call_name(uint32_t operation);
 void call_make(struct world *w, uint32_t operation, struct call *call);
 /* The same batch, with its first records only. */
 void call_prefix(const struct call *whole, uint32_t records, struct call *prefix);
-bool call_has_delay(const struct call *call);
+/* What the call does depends on the time: it has delays, or adds that may be parked. */
+bool call_minds_when(const struct world *w, const struct call *call);
 /* Runs it to its end. True: notices were handed over in between, to make room. */
 bool call_run(struct world *w, const struct call *call, struct reply *reply);
 

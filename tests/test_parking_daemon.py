@@ -1,0 +1,103 @@
+"""Parked timers with real daemons: killed, rebooted, brought back from the journal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import StartDaemon
+from real_daemon import PATIENCE_S, Daemon, eventually, remove_segments, stats
+
+from purgatoryd.clients import Admin, CancelResult, Client, Exists, Load, NoJournal, Status
+from purgatoryd.shm_layout.journal import Walk, contents, segments, uuid_of
+from purgatoryd.shm_layout.wire import Key
+
+HOUR_S, FAR_S = 3600.0, 7200.0
+
+
+def parking(daemon: StartDaemon, daemon_dir: Path) -> Daemon:
+    journal = ("--journal", str(daemon_dir / "journal"), "--durable-namespace", "shop")
+    running = daemon("demo", *journal)
+    with Admin("demo", timeout=PATIENCE_S) as admin:
+        settings = admin.set_namespace("shop", park_beyond_ns=round(HOUR_S * 10**9))
+    assert settings.park_beyond_ns == HOUR_S * 10**9
+    return running
+
+
+def client() -> Client:
+    return Client("demo", namespace="shop", timeout=PATIENCE_S)
+
+
+def payloads_of(daemon: Daemon, journal: Path) -> dict[tuple[Key, int], bytes]:
+    """What a reader of the journal finds of parked timers."""
+    found, walk = {}, Walk()
+    for file in segments(journal / daemon.name):
+        if uuid_of(file.path) != walk.uuid:
+            walk = Walk()
+        walk.enter(file.path)
+        for frame in walk.frames():
+            if frame.kind == "arm" and frame.fields["parked"]:
+                key, payload = contents(frame).key, contents(frame).payload
+                assert key is not None
+                assert payload is not None
+                found[key, frame.fields["ticket"]] = payload
+    return found
+
+
+@pytest.mark.parametrize("reboot", [False, True])
+def test_what_is_parked_comes_back_from_the_journal(
+    daemon: StartDaemon, daemon_dir: Path, reboot: bool
+) -> None:
+    running = parking(daemon, daemon_dir)
+    with client() as some:
+        rows = [(f"k{n}", FAR_S, "t", b"payload %d" % n) for n in range(300)]
+        added = some.add_many(rows)
+        assert set(added.statuses) == {Status.PARKED}
+        assert some.add("near", 60).status == Status.ADDED
+        assert some.cancel("k0") is CancelResult.CANCELLED
+        moved = some.add("k1", 2 * FAR_S, mode="extend")
+        assert moved.ticket == added.tickets[1]
+        replaced = some.add("k2", FAR_S, payload=b"another", mode="replace")
+        with pytest.raises(Exists):
+            some.add("k3", 1)
+    running.kill()
+    if reboot:
+        remove_segments(running.paths)
+    running.start()
+    assert (stats(running)["parked"], stats(running)["live"]) == (299, 1)
+    kept = payloads_of(running, daemon_dir / "journal")
+    assert kept["k0", added.tickets[0]] == b"payload 0"
+    with client() as some:
+        found = some.get("k2")
+        assert found is not None
+        assert (found.status, found.ticket, found.payload) == (Status.PARKED, replaced.ticket, b"")
+        back = [(key, ticket, payload) for (key, ticket), payload in kept.items()]
+        load = Load(b"window of 2 hour")
+        statuses = some.unpark_many(back, load=load).statuses
+        assert statuses.count(Status.UNKNOWN) == 2  # the cancelled one, and the replaced one
+        assert statuses.count(Status.UNPARKED) == 299
+        assert set(some.unpark_many(back, load=load).statuses) == {Status.LOADED}
+        assert [(info := some.get(f"k{n}")) and info.payload for n in range(4)] == [
+            None, b"payload 1", b"another", b"payload 3",
+        ]  # fmt: skip
+    assert (stats(running)["parked"], stats(running)["live"]) == (0, 300)
+    assert stats(running)["expiries"] == 0
+
+
+def test_what_is_overdue_waits_and_is_counted(daemon: StartDaemon, daemon_dir: Path) -> None:
+    running = parking(daemon, daemon_dir)
+    with Admin("demo", timeout=PATIENCE_S) as admin:
+        admin.set_namespace("shop", park_beyond_ns=1)
+    with client() as some:
+        ticket = some.add("soon", 0.05, payload=b"soon").ticket
+        eventually(lambda: stats(running)["overdue"] == 1)
+        assert stats(running)["expiries"] == 0
+        assert some.unpark_many([("soon", ticket, b"soon")]).statuses == [Status.UNPARKED]
+        eventually(lambda: stats(running)["expiries"] == 1)
+        assert stats(running)["overdue"] == 0
+
+
+def test_parking_is_refused_without_a_journal(daemon: StartDaemon) -> None:
+    daemon()
+    with Admin("demo", timeout=PATIENCE_S) as admin, pytest.raises(NoJournal):
+        admin.set_namespace("shop", park_beyond_ns=1)
