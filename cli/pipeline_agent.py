@@ -40,7 +40,9 @@ def load_agent_command(
     """Add the timers in the files of SPOOL/NAME to the daemon, each once.
 
     df.write.format("purgatoryd").option("to", "files") writes them. What was added moves to
-    SPOOL/NAME/done, with the answers beside it. Exit code 4 if rows were refused.
+    SPOOL/NAME/done, with the answers beside it; a file that cannot be read or added moves to
+    SPOOL/NAME/refused, with the reason, and the others go on. Exit code 4 if rows were refused,
+    5 if a file was set aside.
     """
     from purgatoryd.pipeline.extras import need
 
@@ -53,9 +55,9 @@ def load_agent_command(
         code = Exit.DONE
         with Loader(name, mode=put) as loader:
             for one in deliver(spool, loader, credit_rows):
-                emit({"file": one.path.name, "left": one.left, **one.answers.record()},
-                     told(one), as_json)  # fmt: skip
-                code = Exit.REFUSED if one.answers.refused else code
+                emit({"file": one.path.name, "left": one.left, "bad": one.bad,
+                      **one.answers.record()}, told(one), as_json)  # fmt: skip
+                code = max(code, code_of(one))
         return code
 
     while follow is not None:
@@ -67,7 +69,18 @@ def load_agent_command(
     return round_()
 
 
+def code_of(one: Delivered) -> Exit:
+    """What a file means for the exit code; the worst counts."""
+    if one.bad:
+        return Exit.BROKEN
+    return Exit.REFUSED if one.answers.refused else Exit.DONE
+
+
 def told(one: Delivered) -> str:
     """A file for people."""
     counts = ", ".join(f"{n} {what.lower()}" for what, n in sorted(one.answers.counts.items()))
+    if one.bad:
+        return f"{one.path.name}: set aside, {one.bad}" + (
+            f"; before that {counts}" if counts else ""
+        )
     return f"{one.path.name}: {counts}" + ("; it stays for another time" if one.left else "")

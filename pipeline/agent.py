@@ -2,14 +2,16 @@
 
     SPOOL/<daemon>/<load>-<partition>.parquet         to be added; its name came by rename
     SPOOL/<daemon>/done/<load>-<partition>.parquet    added; .json beside it: what was answered
+    SPOOL/<daemon>/refused/<name>.parquet             cannot be added; .json beside it: why
     SPOOL/<daemon>/agent                              the lock of the one agent
 
 Rows are known to the daemon by their load and number. So an agent that was killed begins the file
-again, and nothing is added twice.
+again, and nothing is added twice; nor is a file that was mended and moved back.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,13 +22,16 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from purgatoryd.pipeline.loading import Answers, write_report
+from purgatoryd.pipeline.loading import TIMES, Answers, write_report
 from purgatoryd.pipeline.tier import alone
 from purgatoryd.shm_layout.errors import LakeBroken
 from purgatoryd.shm_layout.files import sync_directory
+from purgatoryd.shm_layout.paths import check_name
 
 LOAD = b"purgatoryd.load"
 DONE = "done"
+REFUSED = "refused"
+COLUMNS = frozenset(("namespace", "key_type", "key", "topic", "payload", "row"))
 CREDITS = 65_536
 FINAL = frozenset(("EXISTS", "TOO_FAR", "DENIED", "FENCED", "CLOSED"))
 """Refusals that will be the same next time."""
@@ -44,51 +49,82 @@ class Target(Protocol):
 @dataclass(frozen=True, slots=True)
 class Delivered:
     """A file and what was answered. `left`: it stays for another time, since rows of it were
-    refused for a reason that may pass."""
+    refused for a reason that may pass. `bad`: why it was set aside, if it was; rows of it may
+    have been added."""
 
     path: Path
     answers: Answers
-    left: bool
+    left: bool = False
+    bad: str = ""
 
 
 def folder_of(spool: Path, daemon: str) -> Path:
-    """Where the files of a daemon are."""
-    return spool / daemon
+    """Where the files of a daemon are. Raises InvalidName."""
+    return spool / check_name(daemon)
 
 
 def working(spool: Path, daemon: str) -> AbstractContextManager[None]:
     """No other agent works for this daemon inside. Raises LakeInUse."""
     folder = folder_of(spool, daemon)
-    (folder / DONE).mkdir(parents=True, exist_ok=True)
+    for name in (DONE, REFUSED):
+        (folder / name).mkdir(parents=True, exist_ok=True)
     return alone(folder / "agent")
 
 
 def deliver(spool: Path, target: Target, credits: int = CREDITS) -> Iterator[Delivered]:
     """Adds every file that is there, oldest name first, with at most `credits` rows that have no
-    answer. Raises LakeBroken, DaemonError; LakeInUse if there is another agent."""
+    answer; one that cannot be read or added is set aside. Raises DaemonError, InvalidName;
+    LakeInUse if there is another agent."""
     with working(spool, target.name):
         for path in sorted(folder_of(spool, target.name).glob("*.parquet")):
             yield _deliver(path, target, credits)
 
 
 def _deliver(path: Path, target: Target, credits: int) -> Delivered:
-    load, answers = load_of(path), Answers()
-    with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(credits):
-            answers.add(target.add(load, pa.Table.from_batches([batch])))
+    answers = Answers()
+    try:
+        load = load_of(path)
+        for rows in pieces(path, credits):
+            answers.add(target.add(load, rows))
+    except (LakeBroken, ValueError, TypeError, pa.ArrowException) as error:  # of the file, of a row
+        return _set_aside(path, answers, str(error))
     done = path.parent / DONE / path.name
     write_report(done.with_suffix(".json"), load, answers)
     if set(answers.refusals) - FINAL:
         return Delivered(path, answers, left=True)
-    path.rename(done)
+    return Delivered(_moved(path, done), answers)
+
+
+def _set_aside(path: Path, answers: Answers, bad: str) -> Delivered:
+    refused = path.parent / REFUSED / path.name
+    told = json.dumps({"bad": bad, **answers.record()}, indent=1)
+    refused.with_suffix(".json").write_text(told + "\n")
+    return Delivered(_moved(path, refused), answers, bad=bad)
+
+
+def _moved(path: Path, place: Path) -> Path:
+    path.rename(place)
     sync_directory(path.parent)
-    return Delivered(done, answers, left=False)
+    return place
 
 
 def load_of(path: Path) -> UUID:
     """The load of a file. Raises LakeBroken."""
     try:
-        about = pq.read_schema(path).metadata or {}
-        return UUID(bytes=about[LOAD])
-    except (OSError, pa.ArrowInvalid, KeyError, ValueError) as error:
+        about = pq.read_schema(path)
+        load = UUID(bytes=(about.metadata or {})[LOAD])
+    except (OSError, pa.ArrowException, KeyError, ValueError) as error:
         raise LakeBroken(str(path), f"is no file of timers: {error!r}") from error
+    if not set(about.names) >= COLUMNS or len(set(about.names) & set(TIMES)) != 1:
+        raise LakeBroken(str(path), f"is no file of timers: its columns are {about.names}")
+    return load
+
+
+def pieces(path: Path, credits: int) -> Iterator[pa.Table]:
+    """The rows of a file, so many at a time. Raises LakeBroken."""
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(credits):
+                yield pa.Table.from_batches([batch])
+    except (OSError, pa.ArrowException) as error:
+        raise LakeBroken(str(path), f"cannot be read: {error!r}") from error

@@ -6,7 +6,7 @@ Rows are read and written by Spark; a cancel needs none.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,6 +46,8 @@ WRITING = {
 
 class Hot(Protocol):
     """The daemon into which windows go."""
+
+    name: str
 
     def cancel(self, keys: pa.Table) -> dict[str, int]:
         """Ends the timers of namespace, key_type, key; how many cancels found what."""
@@ -116,10 +118,13 @@ def load(tier: Tier, rows: DataFrame, load_id: str, hot: Hot, *, replacing: bool
 
     Columns: key (string or binary), deadline (timestamp) or deadline_ns (since 1970); if wanted
     namespace, topic, payload, key_type. `replacing`: they take the place of all older timers of
-    their keys, also of those that `hot` holds. Raises InvalidRows, LakeInUse; DaemonError after
-    all is in the tier: the next command tells the daemon.
+    their keys, also of those that `hot` holds. Raises InvalidRows, LakeInUse; WindowElsewhere if
+    another daemon has to be told; DaemonError after all is in the tier: the next command tells
+    the daemon.
     """
     with tier.writing():
+        if replacing or tier.version().owed:
+            tier.check_daemon(hot.name)
         known = tier.version().loads.get(load_id)
         if known is not None:
             return Loaded(known, 0)
@@ -146,26 +151,49 @@ def stage_load(rows: DataFrame, number: int, staged: Path) -> None:
 
 
 def shaped(rows: DataFrame, number: int) -> DataFrame:
-    """The columns of the tier, and the hour. Raises InvalidRows for columns that are not."""
+    """The columns of the tier, and the hour. Raises InvalidRows for columns that are not.
+
+    A deadline that is no time becomes null.
+    """
     from pyspark.sql import functions as f
 
     given = dict(rows.dtypes)
-    if "key" not in given or len({"deadline", "deadline_ns"} & given.keys()) != 1:
-        raise InvalidRows(f"columns {sorted(given)}: need key, and deadline or deadline_ns", -1)
+    check_columns(given)
     binary = given["key"] == "binary"
     columns: dict[str, Column] = {
         name: f.coalesce(f.col(name), f.lit(usual)) if name in given else f.lit(usual)
         for name, usual in {**DEFAULTS, "key_type": "bytes" if binary else "str"}.items()
     }
-    micros = f.unix_micros(f.col("deadline").cast("timestamp")) if "deadline" in given else None
     columns |= {
         "key": f.col("key").cast("binary"),
         "payload": f.col("payload").cast("binary") if "payload" in given else f.lit(b""),
-        "deadline_ns": f.col("deadline_ns") if micros is None else micros * f.lit(1000),
+        "deadline_ns": f.expr(_DEADLINE if "deadline" in given else _DEADLINE_NS),
         "version": f.lit(number).cast("long"),
     }
     shaped = rows.select([columns[name].alias(name) for name in COLD.names])
     return shaped.withColumn("hour", f.expr(f"deadline_ns div {HOUR_NS}"))
+
+
+def check_columns(given: Mapping[str, str]) -> None:
+    """Raises InvalidRows if key or deadline is missing, or has a type that cannot be one."""
+    if "key" not in given or len({"deadline", "deadline_ns"} & given.keys()) != 1:
+        raise InvalidRows(f"columns {sorted(given)}: need key, and deadline or deadline_ns", -1)
+    for name, types in _TYPES.items():
+        if name in given and given[name].partition("(")[0] not in types:
+            raise InvalidRows(f"column {name} is {given[name]}, not {' or '.join(types)}", -1)
+
+
+_TYPES = {
+    "key": ("string", "binary"),
+    "deadline": ("timestamp", "timestamp_ntz", "date", "string"),
+    "deadline_ns": (
+        "bigint", "int", "smallint", "tinyint", "decimal", "double", "float", "string",
+    ),
+}  # fmt: skip
+"""As Spark names them; a string is of a CSV file."""
+_DEADLINE = "try_multiply(unix_micros(try_cast(deadline as timestamp)), 1000L)"
+_WHOLE = "try_cast(try_cast(deadline_ns as decimal(38, 9)) as bigint)"
+_DEADLINE_NS = f"if({_WHOLE} = try_cast(deadline_ns as decimal(38, 9)), {_WHOLE}, null)"
 
 
 def write_rows(rows: DataFrame, staged: Path) -> None:
@@ -223,10 +251,12 @@ def _staged(tier: Tier, name: str) -> Iterator[Path]:
 def cancel(tier: Tier, keys: pa.Table, hot: Hot) -> dict[str, int]:
     """Ends all timers of namespace, key_type, key, here and in the daemon; what it answered.
 
-    Once it returned no such timer fires any more, unless it came later. Raises DaemonError
-    after the tombstones are in the tier: the next command tells the daemon.
+    Once it returned no such timer fires any more, unless it came later. Raises WindowElsewhere
+    if another daemon may hold them; DaemonError after the tombstones are in the tier: the next
+    command tells the daemon.
     """
     with tier.lock():
+        tier.check_daemon(hot.name)
         version = tier.version()
         return end_keys(tier, version, keys.select(KEY), version.number + 1, hot)
 
@@ -242,10 +272,12 @@ def end_keys(tier: Tier, version: Version, keys: pa.Table, number: int, hot: Hot
 
 
 def settle(tier: Tier, hot: Hot) -> dict[str, int]:
-    """Tells the daemon of tombstones that it does not know; under the lock."""
+    """Tells the daemon of tombstones that it does not know; under the lock. Raises
+    WindowElsewhere, and they stay owed."""
     version = tier.version()
     if not version.owed:
         return {}
+    tier.check_daemon(hot.name)
     owed = [part for part in version.tombstones if part.path in version.owed]
     found = hot.cancel(newer_keys(tier.lake, owed).select(KEY))
     tier.commit(replace(version, owed=()))

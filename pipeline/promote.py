@@ -38,7 +38,6 @@ from purgatoryd.pipeline.cold import (
 )
 from purgatoryd.pipeline.loading import Answers
 from purgatoryd.pipeline.tier import Frontier, Part, Tier, Version, Window, newer_keys, sync
-from purgatoryd.shm_layout.errors import WindowElsewhere
 from purgatoryd.shm_layout.files import sync_directory
 
 if TYPE_CHECKING:
@@ -87,9 +86,11 @@ def promote(
     became hot by this call.
 
     Raises LoadRefused if the daemon had no room, and the like: the next call goes on. Raises
-    LakeInUse while another process promotes.
+    LakeInUse while another process promotes, WindowElsewhere if earlier windows went to another
+    daemon.
     """
     with tier.promoting():
+        tier.check_daemon(hot.name)
         tier.drop_slices()
         begun = tier.unfinished()
         done = [finish(spark, tier, begun, hot, pace)] if begun else []
@@ -130,8 +131,6 @@ def window_id(until: Frontier) -> str:
 
 def finish(spark: SparkSession, tier: Tier, window: Window, hot: Hot, pace: Pacing) -> Window:
     """Steps 2 to 5 of a window, as far as they are not done."""
-    if window.daemon != hot.name:
-        raise WindowElsewhere(window.id, window.daemon, hot.name)
     if not tier.slice_of(window).is_dir():
         write_slice(spark, tier, window)
     window = _deliver(tier, window, hot, pace)

@@ -35,7 +35,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from purgatoryd.pipeline.schemas import TOMBSTONES
-from purgatoryd.shm_layout.errors import BadPath, LakeBroken, LakeInUse
+from purgatoryd.shm_layout.errors import BadPath, LakeBroken, LakeInUse, WindowElsewhere
 from purgatoryd.shm_layout.files import replace_durably, sync_directory, write_durably
 
 HOUR_NS = 3600 * 10**9
@@ -244,6 +244,13 @@ class Tier:
     def frontier(self, *states: str) -> Frontier:
         """How far windows in one of these states reach."""
         return max((w.until for w in self.windows() if w.state in states), default=NOTHING)
+
+    def check_daemon(self, name: str) -> None:
+        """All windows are of one daemon, so that a cancel knows where its timer may be. Raises
+        WindowElsewhere if that is not the daemon `name`."""
+        for window in self.windows():
+            if window.daemon != name:
+                raise WindowElsewhere(window.id, window.daemon, name)
 
     def unfinished(self) -> Window | None:
         """The window that is being promoted; there is one at most."""

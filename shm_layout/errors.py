@@ -52,7 +52,7 @@ PurgatorydError
 |   +-- LakeInUse                    another process writes there
 |   +-- LoadRefused                  the daemon refused rows of a load
 |   +-- MoveMissing                  daemons of this version cannot move a namespace
-|   +-- WindowElsewhere              a window is on its way to another daemon
+|   +-- WindowElsewhere              a cold tier's windows go to another daemon
 +-- StartError                       the daemon cannot start
     +-- AlreadyRunning
     +-- BadPath                      not a directory, foreign owner, not writable
@@ -687,7 +687,7 @@ class MoveMissing(PipelineError):
 
 @dataclass(eq=False)
 class WindowElsewhere(PipelineError):
-    """The window `window` is being promoted to the daemon `daemon`, not to `other`."""
+    """The window `window` of a cold tier went to the daemon `daemon`: nothing goes to `other`."""
 
     window: str
     daemon: str
@@ -695,8 +695,8 @@ class WindowElsewhere(PipelineError):
 
     def __str__(self) -> str:
         return (
-            f"window {self.window} is on its way to the daemon {self.daemon!r}: finish it there "
-            f"before windows go to {self.other!r}"
+            f"window {self.window} went to the daemon {self.daemon!r}: all windows and cancels of "
+            f"its tier go there, none to {self.other!r}"
         )
 
 

@@ -19,7 +19,7 @@ from cold_driver import (
 from purgatoryd.pipeline import cold
 from purgatoryd.pipeline.promote import promote, window_end_ns
 from purgatoryd.pipeline.tier import Tier
-from purgatoryd.shm_layout.errors import InvalidRows, LakeInUse, WindowElsewhere
+from purgatoryd.shm_layout.errors import DaemonUnreachable, InvalidRows, LakeInUse, WindowElsewhere
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -157,6 +157,9 @@ def test_bad_rows_are_refused_and_nothing_changes(
         good.selectExpr("key", "deadline", "repeat('x', 70000) as payload"),
         good.selectExpr("key", "deadline", "repeat('x', 70) as namespace"),
         good.selectExpr("key", "deadline", "'uuid' as key_type"),
+        good.selectExpr("length(key) as key", "deadline"),
+        good.selectExpr("key", "deadline as deadline_ns"),
+        good.selectExpr("key", "1893456000 as deadline"),
     ):
         with pytest.raises(InvalidRows):
             cold.load(tier, bad, "bad", daemon)
@@ -164,6 +167,26 @@ def test_bad_rows_are_refused_and_nothing_changes(
     assert tier.orphans(tier.version()) == []
     cold.load(tier, good, "bad", daemon)
     assert len(waiting(tier)) == 10
+
+
+def test_deadlines_that_are_no_times_are_counted(
+    spark: SparkSession, tier: Tier, daemon: TableDaemon
+) -> None:
+    texts = ("1.5", "soon", "1e30", "-1", "", None)
+    times = ("soon", "2030-13-01", "9999-12-31T00:00:00Z", "1969-12-31T23:59:59Z", None)
+    bad: dict[str, tuple[tuple[object, ...], str]] = {
+        "deadline_ns string": (texts, str(BASE_NS)),
+        "deadline_ns double": ((1.5, float("nan"), float("inf"), 1e30, -1.0, None), "1893456000e9"),
+        "deadline string": (times, "2030-01-01T00:00:00Z"),
+    }
+    for kind, (wrong, right) in bad.items():
+        good = [(kind, right if kind.endswith("string") else float(right))]
+        rows = [*good, *(("x", value) for value in wrong)]
+        schema = f"key string, {kind}"
+        with pytest.raises(InvalidRows, match=f"^{len(wrong)} rows have"):
+            cold.load(tier, spark.createDataFrame(rows, schema), kind, daemon)
+        cold.load(tier, spark.createDataFrame(good, schema), kind, daemon)
+    assert waiting(tier) == {("default", "str", kind.encode()): BASE_NS for kind in bad}
 
 
 def test_a_window_ends_one_window_ahead() -> None:
@@ -327,12 +350,51 @@ def test_one_writer_and_one_promoter_at_a_time(tier: Tier, daemon: TableDaemon) 
 
 
 @pytest.mark.usefixtures("quick")
-def test_an_unfinished_window_goes_to_its_own_daemon(
+def test_windows_and_cancels_go_to_one_daemon(
     tier: Tier, daemon: TableDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cold.load(tier, table(0, 10), "one", daemon)
+    other = TableDaemon("other")
+    cold.load(tier, table(0, 10), "one", other)
+    assert cold.cancel(tier, keys(9), other) == {}  # no daemon has a window yet
     mortal = Mortal(monkeypatch, daemon)
     assert mortal.run(lambda: promote(NO_SPARK, tier, due(5), daemon), last=1)
+    before = tier.version()
+    for state in ("promoting", "hot"):
+        assert [window.state for window in tier.windows()] == [state]
+        with pytest.raises(WindowElsewhere):
+            promote(NO_SPARK, tier, due(8), other)
+        with pytest.raises(WindowElsewhere):
+            cold.cancel(tier, keys(1), other)
+        with pytest.raises(WindowElsewhere):
+            cold.load(tier, table(0, 2, shift=3), "two", other, replacing=True)
+        assert tier.version() == before
+        promote(NO_SPARK, tier, due(5), daemon)
+    assert cold.load(tier, table(20, 22), "three", other).rows == 2
+    assert set(daemon.armed) == {key(i) for i in range(5)}
+
+
+@pytest.mark.usefixtures("quick")
+def test_another_daemon_does_not_pay_what_is_owed(
+    tier: Tier, daemon: TableDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_down(_: pa.Table) -> dict[str, int]:
+        raise DaemonUnreachable("demo", "nowhere", 0.0)
+
+    other = TableDaemon("other")
+    cold.load(tier, table(0, 10), "one", daemon)
+    promote(NO_SPARK, tier, due(5), daemon)
+    with monkeypatch.context() as patch:
+        patch.setattr(daemon, "cancel", is_down)
+        with pytest.raises(DaemonUnreachable):
+            cold.cancel(tier, keys(1), daemon)
+    owed = tier.version().owed
+    assert owed
+    assert key(1) in daemon.armed
+    with tier.lock(), pytest.raises(WindowElsewhere):
+        cold.settle(tier, other)
     with pytest.raises(WindowElsewhere):
-        promote(NO_SPARK, tier, due(5), TableDaemon("other"))
-    assert [w.rows for w in promote(NO_SPARK, tier, due(5), daemon)] == [5]
+        cold.load(tier, table(20, 22), "two", other)
+    assert tier.version().owed == owed
+    assert cold.load(tier, table(20, 22), "two", daemon).rows == 2
+    assert tier.version().owed == ()
+    assert set(daemon.armed) == {key(i) for i in (0, 2, 3, 4)}

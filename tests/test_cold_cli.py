@@ -150,4 +150,12 @@ def test_the_agent_adds_and_tells(daemon: StartDaemon, tmp_path: Path) -> None:
     writer = files_writer(tmp_path)
     writer.commit([writer.write(iter([filed(1, 3, "demo")]))])
     assert told(*agent, code=Exit.REFUSED)["counts"] == {"ADDED": 1, "EXISTS": 1}
+    (tmp_path / "demo" / "bad.parquet").write_bytes(b"nothing")
+    writer = files_writer(tmp_path)
+    writer.commit([writer.write(iter([filed(1, 3, "demo")]))])
+    result = command(*agent)
+    assert result.exit_code == Exit.BROKEN
+    assert "bad.parquet: set aside" in result.output
+    assert "1 added, 1 exists" in result.output
+    assert command(*agent).output == ""
     assert stats(demo)["live"] == 1

@@ -28,9 +28,9 @@ from purgatoryd.pipeline.tier import Tier
 from purgatoryd.pipeline.writer import FilesWriter, TimersWriter, writer_of
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import (
+    InvalidName,
     InvalidRows,
     InvalidSetting,
-    LakeBroken,
     LakeInUse,
     LoadRefused,
 )
@@ -277,16 +277,54 @@ def test_a_file_stays_until_there_is_room(daemon: StartDaemon, tmp_path: Path) -
     assert stats(one)["live"] == 10
 
 
-def test_the_agent_is_alone_and_reads_only_its_files(daemon_dir: Path, tmp_path: Path) -> None:
-    loader = Loader("one")
+def test_the_agent_is_alone(daemon_dir: Path, tmp_path: Path) -> None:
     with agent.working(tmp_path, "one"), pytest.raises(LakeInUse):
-        list(agent.deliver(tmp_path, loader))
-    pq.write_table(pa.table({"key": ["x"]}), tmp_path / "one" / "foreign.parquet")
-    with pytest.raises(LakeBroken):
-        list(agent.deliver(tmp_path, loader))
-    (tmp_path / "one" / "foreign.parquet").write_bytes(b"nothing")
-    with pytest.raises(LakeBroken):
-        list(agent.deliver(tmp_path, loader))
+        list(agent.deliver(tmp_path, Loader("one")))
+    with pytest.raises(InvalidName):
+        list(agent.deliver(tmp_path, Loader("../one")))
+
+
+def spooled(path: Path, keys: list[str], **other: str) -> None:
+    """A file of timers as the agent takes it."""
+    usual = {"namespace": "default", "key_type": "str", "topic": "t"} | other
+    columns: dict[str, Any] = {name: [value] * len(keys) for name, value in usual.items()}
+    columns |= {
+        "key": pa.array([key.encode() for key in keys], pa.binary()),
+        "payload": pa.array([b""] * len(keys), pa.binary()),
+        "row": list(range(len(keys))),
+        "delay": [3600.0] * len(keys),
+    }
+    rows = pa.table(columns)
+    pq.write_table(rows.replace_schema_metadata({agent.LOAD: uuid4().bytes}), path)
+
+
+def test_a_bad_file_is_set_aside_and_the_others_go_on(daemon: StartDaemon, tmp_path: Path) -> None:
+    one, folder = daemon("one"), tmp_path / "one"
+    folder.mkdir()
+    (folder / "bytes.parquet").write_bytes(b"nothing")
+    pq.write_table(pa.table({"key": ["x"]}), folder / "foreign.parquet")
+    spooled(folder / "key.parquet", [*(f"a{i}" for i in range(8)), ""])
+    spooled(folder / "kind.parquet", ["b"], key_type="uuid")
+    spooled(folder / "name.parquet", ["c"], namespace="n" * 64)
+    spooled(folder / "pages.parquet", ["d" * 100])
+    content = (folder / "pages.parquet").read_bytes()
+    (folder / "pages.parquet").write_bytes(b"PAR1" + bytes(len(content) // 4) + content[
+        4 + len(content) // 4 :
+    ])  # fmt: skip
+    named = pa.table({"key": ["e"]}).replace_schema_metadata({agent.LOAD: uuid4().bytes})
+    pq.write_table(named, folder / "short.parquet")
+    spooled(folder / "whole.parquet", ["f", "g"])
+    with Loader("one") as loader:
+        *bad, good = agent.deliver(tmp_path, loader, credits=8)
+        assert list(agent.deliver(tmp_path, loader)) == []
+    names = ["bytes", "foreign", "key", "kind", "name", "pages", "short"]
+    assert [found.path for found in bad] == [folder / "refused" / f"{n}.parquet" for n in names]
+    for found in bad:
+        told = json.loads(found.path.with_suffix(".json").read_text())
+        assert told["bad"] == found.bad != ""
+        assert told["counts"] == ({"ADDED": 8} if found.path.stem == "key" else {})
+    assert (good.path, good.bad) == (folder / "done" / "whole.parquet", "")
+    assert stats(one)["live"] == 10
 
 
 # ---- the cold tier -----------------------------------------------------------------------------
