@@ -103,19 +103,21 @@ def _end_name(code: Column) -> Column:
 
 def _of_life() -> list[Column]:
     """The aggregates. A record of the journal outranks the opening, which has LSN 0."""
-    armed, ended, journal = F.expr(ARMED), F.expr(ENDED), F.expr("NOT opening")
-    begins = armed & journal
-    end_lsn, due_lsn = (
-        F.when(ended, F.col("lsn")),
-        F.when(F.expr(f"{ARMED} OR {MOVED}"), F.col("lsn")),
-    )
+    acknowledged = F.expr(ACKNOWLEDGED)
+    return [
+        *_begin(),
+        *_deadline(),
+        *_end(),
+        F.count_if(F.col("kind") == "outcome").alias("outcomes"),
+        F.count_if(acknowledged).alias("acks"),
+        F.min(F.when(acknowledged, F.col("lsn"))).alias("ack_lsn"),
+        F.max("unsure_lsn").alias("unsure_lsn"),
+    ]
 
-    def at_end(name: str) -> Column:
-        return F.min_by(F.when(ended, F.col(name)), end_lsn)
 
-    def when_due(name: str) -> Column:
-        return F.max_by(F.when(due_lsn.isNotNull(), F.col(name)), due_lsn)
-
+def _begin() -> list[Column]:
+    armed = F.expr(ARMED)
+    begins = armed & F.expr("NOT opening")
     return [
         F.count_if(begins).alias("adds"),
         F.count_if(armed & F.col("opening")).alias("opened"),
@@ -124,24 +126,30 @@ def _of_life() -> list[Column]:
         F.coalesce(F.bool_or(F.col("kind") == "watch"), F.lit(False)).alias("operation"),
         F.max("key_hash").alias("key_hash"),
         F.max(F.when(armed, F.col("namespace_hash"))).alias("namespace_hash"),
-        when_due("deadline_ns").alias("deadline_ns"),
-        when_due("wall_deadline_ns").alias("wall_deadline_ns"),
+    ]
+
+
+def _deadline() -> list[Column]:
+    """As the last record says that set it."""
+    lsn = F.when(F.expr(f"{ARMED} OR {MOVED}"), F.col("lsn"))
+    return [
+        *(F.max_by(name, lsn).alias(name) for name in ("deadline_ns", "wall_deadline_ns")),
         F.max(F.when(F.expr(MOVED), F.col("lsn"))).alias("last_move_lsn"),
+    ]
+
+
+def _end() -> list[Column]:
+    """As the first record says that ended it."""
+    ended, fired = F.expr(ENDED), F.col("kind").isin("fire", "outcome")
+    lsn = F.when(ended, F.col("lsn"))
+    first = {"end_code": "end_code", "ended_ns": "at_ns", "ended_wall_ns": "wall_ns",
+             "told_add_lsn": "add_lsn"}  # fmt: skip
+    told = fired | (F.col("kind") == "end")
+    return [
         F.count_if(ended).alias("ends"),
-        F.min(end_lsn).alias("end_lsn"),
-        F.max(end_lsn).alias("last_end_lsn"),
-        at_end("end_code").alias("end_code"),
-        at_end("at_ns").alias("ended_ns"),
-        at_end("wall_ns").alias("ended_wall_ns"),
-        F.min(F.when(F.col("kind").isin("fire", "outcome"), F.col("deadline_ns"))).alias(
-            "end_deadline_ns"
-        ),
-        at_end("add_lsn").alias("told_add_lsn"),
-        F.min(F.when(F.col("kind").isin("fire", "outcome", "end"), F.col("armed_ns"))).alias(
-            "told_armed_ns"
-        ),
-        F.count_if(F.col("kind") == "outcome").alias("outcomes"),
-        F.count_if(F.expr(ACKNOWLEDGED)).alias("acks"),
-        F.min(F.when(F.expr(ACKNOWLEDGED), F.col("lsn"))).alias("ack_lsn"),
-        F.max("unsure_lsn").alias("unsure_lsn"),
+        F.min(lsn).alias("end_lsn"),
+        F.max(lsn).alias("last_end_lsn"),
+        *(F.min_by(source, lsn).alias(name) for name, source in first.items()),
+        F.min(F.when(fired, F.col("deadline_ns"))).alias("end_deadline_ns"),
+        F.min(F.when(told, F.col("armed_ns"))).alias("told_armed_ns"),
     ]
