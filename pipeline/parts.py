@@ -38,7 +38,7 @@ Segment = tuple[str, int, int]
 Sources = Mapping[Segment, tuple[str, ...]]
 """The files of bronze that the rows of each segment were made of."""
 KEPT_S = 600
-"""For so long a part that counts no more stays, for those who are reading it."""
+"""For so long a part stays once it counts no more, for those who are reading it."""
 LAYERS: dict[str, tuple[Table, ...]] = {"silver": (LIVES,), "gold": (TOPICS, WORKERS, FLOW)}
 
 
@@ -93,6 +93,9 @@ class Layer:
             frames.append(_rows(spark, table, whole))
         return reduce(DataFrame.unionByName, frames)
 
+    def _manifest(self, number: int) -> Path:
+        return self._parts / f"{number:012d}.json"
+
     def _folder(self, table: Table, number: int) -> Path:
         return self.root / table.name / f"{number:012d}"
 
@@ -118,15 +121,26 @@ class Layer:
             yield
 
     def _remove_dead(self) -> None:
-        counting = {part.number for part in self.counting().values()}
-        for path in self._parts.glob("*.json"):
-            if int(path.stem) not in counting and time.time() - path.stat().st_mtime > KEPT_S:
-                path.unlink()
+        for number, ended_s in self._ended_s().items():
+            if time.time() - ended_s > KEPT_S:
+                self._manifest(number).unlink()
         known = {path.stem for path in self._parts.glob("*.json")}
         for table in self.tables:
             for folder in (self.root / table.name).glob("*"):
                 if folder.name not in known:
                     shutil.rmtree(folder)
+
+    def _ended_s(self) -> dict[int, float]:
+        """Since when, s of wall time, each part that counts no more does not: since the last of
+        its segments stood in a newer one."""
+        ended: dict[int, float] = {}
+        newer: dict[Segment, float] = {}
+        for part in reversed(self.parts()):
+            if newer.keys() >= part.sources.keys():
+                ended[part.number] = max(newer[segment] for segment in part.sources)
+            committed_s = self._manifest(part.number).stat().st_mtime
+            newer |= dict.fromkeys(part.sources, committed_s)
+        return ended
 
     def commit(self, frames: Mapping[str, DataFrame], sources: Sources) -> Part:
         """A new part with these tables, by name; call it inside `writing`.
@@ -137,7 +151,7 @@ class Layer:
         size = sum(self._write(table, number, frames[table.name]) for table in self.tables)
         versions = {table.name: table.version for table in self.tables}
         part = Part(number, versions, size, dict(sources))
-        replace_durably(self._parts / f"{number:012d}.json", _json(part))
+        replace_durably(self._manifest(number), _json(part))
         return part
 
     def _write(self, table: Table, number: int, rows: DataFrame) -> int:

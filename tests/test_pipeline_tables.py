@@ -7,6 +7,7 @@ import os
 import random
 import re
 import shutil
+import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -355,6 +356,34 @@ def test_rebuilt_and_compacted_tables_are_the_same(
 
 def test_a_batch_may_be_handed_over_in_the_next_segment(
     spark: SparkSession, tmp_path: Path
+def test_a_part_stays_for_its_readers_once_it_was_replaced(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    layer, minute = Layer(tmp_path, "silver"), 60
+    none = {LIVES.name: spark.createDataFrame([], LIVES.spark())}
+    one, two = ("d", 1, 1), ("d", 1, 9)
+
+    def commit(minutes_ago: int, *segments: parts.Segment) -> None:
+        with layer.writing():
+            number = layer.commit(none, dict.fromkeys(segments, ())).number
+        then = time.time() - minutes_ago * minute
+        os.utime(tmp_path / "silver" / "parts" / f"{number:012d}.json", (then, then))
+
+    def there() -> list[int]:
+        with layer.writing():
+            return [part.number for part in layer.parts()]
+
+    commit(10_000, one, two)
+    commit(9_000, one)
+    assert there() == [1, 2]  # of the first, a segment counts
+    commit(5, one, two)
+    assert there() == [1, 2, 3]
+    commit(1, one, two)
+    then = time.time() - 20 * minute
+    os.utime(tmp_path / "silver" / "parts" / "000000000003.json", (then, then))
+    assert there() == [3, 4]  # the first two were replaced 20 minutes ago, the third one just now
+
+
 ) -> None:
     rows = rows_of(SMALL)
     first_sent = int(rows["lsn"][rows["kind"] == SENT][0])
