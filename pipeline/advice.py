@@ -9,8 +9,8 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from purgatoryd.pipeline import gold, sketches
-from purgatoryd.pipeline.lake import OPENINGS, Lake
-from purgatoryd.pipeline.progress import progress
+from purgatoryd.pipeline.lake import Lake
+from purgatoryd.pipeline.living import living, newest_openings
 from purgatoryd.pipeline.schemas import TOPICS
 
 if TYPE_CHECKING:
@@ -47,15 +47,16 @@ def timeouts(topics: DataFrame, wanted: float) -> DataFrame:
 def live(flow: DataFrame, sizes: DataFrame) -> DataFrame:
     """How many timers and operations lived at the end of each window of each daemon.
 
-    `sizes`: daemon, opening (that lived before the first record) and slots.
+    `sizes`: daemon, living (at the end of the newest one; null if not known) and slots.
     """
     ends = sum((F.col(name) for name in gold.OUTCOMES), F.lit(0))
     net = F.sum(F.col("added") - ends).alias("net")
-    until = Window.partitionBy("daemon").orderBy("window_start")
-    so_far = F.sum("net").over(until) + F.coalesce("opening", F.lit(0))
+    ordered = Window.partitionBy("daemon").orderBy("window_start")
+    after = ordered.rowsBetween(1, Window.unboundedFollowing)
+    then = F.col("living") - F.coalesce(F.sum("net").over(after), F.lit(0))
     windows = flow.groupBy("daemon", "node", "window_start").agg(net)
     return windows.join(F.broadcast(sizes), "daemon", "left").select(
-        "daemon", "node", "window_start", "slots", so_far.alias("live")
+        "daemon", "node", "window_start", "slots", then.alias("live")
     )
 
 
@@ -63,7 +64,7 @@ def capacity(flow: DataFrame, sizes: DataFrame, past_s: int = DAY_S) -> DataFram
     """Per daemon what lives, and when its slots are used up if it goes on as in the last `past_s`.
 
     Columns: daemon, node, as_of, live, slots, per_hour (the slope of a straight line through what
-    lived), full_at: null if it does not grow, or not within ten years.
+    lived), full_at: null if it does not grow, or not within ten years. What is not known is null.
     """
     windows = live(flow, sizes)
     last = F.max("window_start").over(Window.partitionBy("daemon"))
@@ -85,10 +86,19 @@ def capacity(flow: DataFrame, sizes: DataFrame, past_s: int = DAY_S) -> DataFram
 
 
 def sizes(spark: SparkSession, lake: Lake) -> DataFrame:
-    """daemon, opening and slots of each daemon; null where no snapshot was shipped."""
-    slots = {o.daemon: _slots(lake.data(o)) for o in lake.manifests(OPENINGS)}
-    rows = [(p.daemon, p.opening, slots.get(p.daemon)) for p in progress(lake)]
-    return spark.createDataFrame(rows, "daemon string, opening long, slots long")
+    """daemon, living and slots of each daemon that has segments. Raises LakeBroken.
+
+    Without a snapshot nobody knows the slots, nor what lives unless the first record is there.
+    """
+    openings = newest_openings(lake)
+    slots = {daemon: _slots(lake.data(opening)) for daemon, opening in openings.items()}
+    counts = {r.daemon: r["count"] for r in living(spark, lake).groupBy("daemon").count().collect()}
+    first = {m.daemon: m.first_lsn for m in reversed(lake.manifests())}
+    rows = [
+        (name, counts.get(name, 0) if name in slots or lsn == 1 else None, slots.get(name))
+        for name, lsn in first.items()
+    ]
+    return spark.createDataFrame(rows, "daemon string, living long, slots long")
 
 
 def _slots(snapshot: Path) -> int | None:

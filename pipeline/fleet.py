@@ -17,16 +17,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Lake, Manifest
+from pyspark.sql import functions as F  # noqa: N812
+
+from purgatoryd.pipeline import silver
+from purgatoryd.pipeline.jobs import bronze_of
+from purgatoryd.pipeline.lake import Lake
+from purgatoryd.pipeline.living import living
 from purgatoryd.pipeline.plan import Host, Space
-from purgatoryd.pipeline.schemas import BRONZE as BRONZE_TABLE
 from purgatoryd.shm_layout.errors import BadPath, InvalidSetting
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-BEGINS = ("arm", "watch")
-ENDS = ("fire", "end", "outcome")
 
 
 def read_fleet(path: Path) -> tuple[dict[str, Host], dict[str, str]]:
@@ -51,26 +52,21 @@ def _host(path: Path, name: str, about: dict[str, Any]) -> tuple[Host, str]:
     return Host(name, int(about["capacity"]), float(about["speed"]), labels), about["daemon"]
 
 
-def measured(bronze: DataFrame, openings: DataFrame) -> DataFrame:
-    """daemon, namespace, live (timers and operations), rate (begins and ends per second of the
-    time that the journals cover). `openings`: what was armed before the first record."""
-    from pyspark.sql import functions as f
-
-    begun = f.col("kind").isin(*BEGINS) & f.coalesce(f.col("replaced"), f.lit(0)).eqNullSafe(0)
-    ended = f.col("kind").isin(*ENDS)
-    change = f.when(begun, 1).when(ended, -1).otherwise(0)
-    span_s = f.greatest(f.lit(1.0), (f.unix_micros(f.max("at")) - f.unix_micros(f.min("at"))) / 1e6)
+def measured(bronze: DataFrame, living: DataFrame) -> DataFrame:
+    """daemon, namespace, live (timers and operations), rate (adds and ends per second of the time
+    that the journals cover). `living`: the adds of what lives."""
+    by = ["daemon", "namespace"]
+    span_s = F.greatest(F.lit(1.0), (F.unix_micros(F.max("at")) - F.unix_micros(F.min("at"))) / 1e6)
     spans = bronze.groupBy("daemon").agg(span_s.alias("span_s"))
-    flow = (
-        bronze.filter("namespace is not null")
-        .groupBy("daemon", "namespace")
-        .agg(f.sum(change).alias("change"), f.count_if(begun | ended).alias("events"))
+    counted = (silver.is_add() | silver.is_end()) & F.col("namespace").isNotNull()
+    flow = bronze.where(counted).groupBy(*by).agg(F.count("*").alias("events"))
+    live = living.groupBy(*by).agg(F.count("*").alias("live"))
+    rate = F.coalesce("events", F.lit(0)) / F.col("span_s")
+    return (
+        flow.join(live, by, "full")
+        .join(spans, "daemon")
+        .select(*by, F.coalesce("live", F.lit(0)).alias("live"), rate.alias("rate"))
     )
-    first = openings.filter(f.col("kind").isin(*BEGINS)).groupBy("daemon", "namespace")
-    both = flow.join(first.count(), ["daemon", "namespace"], "full").join(spans, "daemon")
-    live = f.coalesce("change", f.lit(0)) + f.coalesce("count", f.lit(0))
-    rate = f.coalesce("events", f.lit(0)) / f.col("span_s")
-    return both.select("daemon", "namespace", live.alias("live"), rate.alias("rate"))
 
 
 def spaces(rows: Iterable[Any], hosts: dict[str, Host], groups: dict[str, str]) -> list[Space]:
@@ -81,20 +77,11 @@ def spaces(rows: Iterable[Any], hosts: dict[str, Host], groups: dict[str, str]) 
             raise InvalidSetting("hosts", row.daemon, "complete: this daemon is missing", "fleet")
         group = groups.get(row.namespace, "")
         host = hosts[row.daemon].name
-        found.append(Space(row.namespace, host, max(0, row.live), row.rate, group))
+        found.append(Space(row.namespace, host, row.live, row.rate, group))
     return found
 
 
 def measured_in(spark: SparkSession, place: Path) -> DataFrame:
     """measured() of the journals in a lake. Raises BadPath, LakeBroken."""
     lake = Lake(place)
-    opened: dict[str, Manifest] = {}
-    for manifest in lake.manifests(OPENINGS):  # the first one of each daemon
-        opened.setdefault(manifest.daemon, manifest)
-    return measured(_rows(spark, lake, lake.manifests(BRONZE)), _rows(spark, lake, opened.values()))
-
-
-def _rows(spark: SparkSession, lake: Lake, manifests: Iterable[Manifest]) -> DataFrame:
-    paths = [str(lake.data(manifest).resolve()) for manifest in manifests]
-    schema = BRONZE_TABLE.spark()
-    return spark.read.schema(schema).parquet(*paths) if paths else spark.createDataFrame([], schema)
+    return measured(bronze_of(spark, lake, lake.manifests()), living(spark, lake))

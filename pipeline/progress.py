@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 from purgatoryd.pipeline.jobs import Reach, reaches
-from purgatoryd.pipeline.lake import OPENINGS, Lake, Manifest
+from purgatoryd.pipeline.lake import Lake, Manifest
 from purgatoryd.pipeline.parts import Layer, Segment
 
 
@@ -14,9 +14,8 @@ from purgatoryd.pipeline.parts import Layer, Segment
 class Progress:
     """Of one daemon. `complete_to_us`: the wall time, UTC, up to which every segment is in the
     lake; `last_us`: that of the newest record there. `gaps`: first and last LSN of what is
-    missing. `silver`, `gold`: segments whose tables are up to date. `opening`: timers and
-    operations that were armed before the first segment; `unknown`: records of types that this
-    version does not know."""
+    missing. `silver`, `gold`: segments whose tables are up to date. `unknown`: records of types
+    that this version does not know."""
 
     daemon: str
     node: str
@@ -27,7 +26,6 @@ class Progress:
     gaps: tuple[tuple[int, int], ...]
     silver: int
     gold: int
-    opening: int
     unknown: int
 
 
@@ -36,11 +34,7 @@ def progress(lake: Lake) -> list[Progress]:
     manifests = lake.manifests()
     reached = reaches(manifests)
     done = {name: _up_to_date(lake, name, reached) for name in ("silver", "gold")}
-    openings = lake.manifests(OPENINGS)
-    return [
-        _of(list(found), done, [o for o in openings if o.daemon == daemon])
-        for daemon, found in groupby(manifests, key=lambda m: m.daemon)
-    ]
+    return [_of(list(found), done) for _, found in groupby(manifests, key=lambda m: m.daemon)]
 
 
 def _up_to_date(lake: Lake, layer: str, reached: dict[Segment, Reach]) -> set[Segment]:
@@ -48,12 +42,9 @@ def _up_to_date(lake: Lake, layer: str, reached: dict[Segment, Reach]) -> set[Se
     return {segment for segment, reach in reached.items() if made.get(segment) == reach.names}
 
 
-def _of(
-    segments: list[Manifest], done: dict[str, set[Segment]], openings: list[Manifest]
-) -> Progress:
+def _of(segments: list[Manifest], done: dict[str, set[Segment]]) -> Progress:
     pairs = [(a, b) for a, b in pairwise(segments) if a.last_lsn + 1 < b.first_lsn]
     whole = segments.index(pairs[0][0]) + 1 if pairs else len(segments)
-    first = [o for o in openings if o.first_lsn <= segments[0].first_lsn]
     return Progress(
         daemon=segments[0].daemon,
         node=segments[-1].node,
@@ -64,6 +55,5 @@ def _of(
         gaps=tuple((a.last_lsn + 1, b.first_lsn - 1) for a, b in pairs),
         silver=sum(m.segment in done["silver"] for m in segments),
         gold=sum(m.segment in done["gold"] for m in segments),
-        opening=sum(first[-1].kinds.get(kind, 0) for kind in ("arm", "watch")) if first else 0,
         unknown=sum(m.kinds.get("unknown", 0) for m in segments),
     )

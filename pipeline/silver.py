@@ -29,6 +29,11 @@ _LIFE = ("add_lsn", "session", "worker", "sent_ns", "received_ns", "applied_ns",
 # ---- which rows are ends ---------------------------------------------------------------------
 
 
+def is_add() -> Column:
+    """A timer or an operation was armed."""
+    return F.col("kind").isin("arm", "watch")
+
+
 def is_fire() -> Column:
     """A timer ended because its time came; notices that were published are no ends."""
     return (F.col("kind") == "fire") & (F.col("cause") == "expired")
@@ -158,11 +163,14 @@ def open_timers(bronze: DataFrame) -> DataFrame:
     `bronze`: all rows of a daemon from a snapshot on, the rows of that snapshot included; what
     stands in both is taken once. Two shuffles by ticket.
     """
-    add = F.col("kind").isin("arm", "watch")
+    return _moved(open_adds(bronze), bronze).select(OPEN_TIMERS.names)
+
+
+def open_adds(bronze: DataFrame) -> DataFrame:
+    """The adds without an end as they stand in `bronze`, each ticket once."""
     ends = bronze.where(is_end()).select("daemon", ended_ticket().alias("ticket"))
-    adds = bronze.where(add).dropDuplicates(["daemon", "ticket"])
-    still = adds.join(ends, ["daemon", "ticket"], "left_anti")
-    return _moved(still, bronze).select(OPEN_TIMERS.names)
+    adds = bronze.where(is_add()).dropDuplicates(["daemon", "ticket"])
+    return adds.join(ends, ["daemon", "ticket"], "left_anti")
 
 
 def _moved(still: DataFrame, bronze: DataFrame) -> DataFrame:

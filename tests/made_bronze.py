@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -258,6 +258,21 @@ def _segment(plan: Plan, rows: Rows) -> tuple[Manifest, pa.Table]:
         wall_from_us=int(at.min()), wall_to_us=int(at.max()), schema=BRONZE.version,
         kinds=dict(kinds),
     ), table  # fmt: skip
+
+
+def opening_of(plan: Plan, start_lsn: int, taken_lsn: int) -> tuple[Manifest, pa.Table]:
+    """A snapshot that is redone from `start_lsn` on, of what lived at `taken_lsn`."""
+    rows = rows_of(plan)
+    before = rows["lsn"] <= taken_lsn
+    ends = np.isin(rows["kind"], (END, FIRE, OUTCOME)) & (rows["armed_ns"] != NIL)
+    ended = [rows["ticket"][before & ends], rows["replaced"][before]]
+    added = np.isin(rows["kind"], (ARM, WATCH))
+    lived = before & added & ~np.isin(rows["ticket"], np.concatenate(ended))
+    rows = {name: column[lived] for name, column in rows.items()}
+    rows["replaced"] = np.full(len(rows["lsn"]), NIL)
+    manifest, _ = _segment(plan, rows)
+    told = replace(manifest, table="openings", first_lsn=start_lsn, last_lsn=taken_lsn)
+    return told, table_of(plan, rows, start_lsn)
 
 
 def put(lake: Lake, segment: tuple[Manifest, pa.Table]) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from conftest import StartDaemon
-from made_bronze import EXPIRED, FIRE, MS, SENT, Plan, S, put, rows_of, segments_of
+from made_bronze import EXPIRED, FIRE, MS, SENT, Plan, S, opening_of, put, rows_of, segments_of
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from real_daemon import PATIENCE_S
@@ -29,6 +29,7 @@ from purgatoryd.clients import Client, Subscriber
 from purgatoryd.pipeline import (
     advice,
     findings,
+    fleet,
     gold,
     jobs,
     parts,
@@ -38,6 +39,7 @@ from purgatoryd.pipeline import (
     trace,
 )
 from purgatoryd.pipeline.lake import Lake
+from purgatoryd.pipeline.living import living
 from purgatoryd.pipeline.parts import Layer
 from purgatoryd.pipeline.progress import progress
 from purgatoryd.pipeline.schemas import (
@@ -354,8 +356,6 @@ def test_rebuilt_and_compacted_tables_are_the_same(
     assert len(list((lake.root / "gold" / "flow").iterdir())) == 1
 
 
-def test_a_batch_may_be_handed_over_in_the_next_segment(
-    spark: SparkSession, tmp_path: Path
 def test_a_part_stays_for_its_readers_once_it_was_replaced(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -384,6 +384,8 @@ def test_a_part_stays_for_its_readers_once_it_was_replaced(
     assert there() == [3, 4]  # the first two were replaced 20 minutes ago, the third one just now
 
 
+def test_a_batch_may_be_handed_over_in_the_next_segment(
+    spark: SparkSession, tmp_path: Path
 ) -> None:
     rows = rows_of(SMALL)
     first_sent = int(rows["lsn"][rows["kind"] == SENT][0])
@@ -540,7 +542,7 @@ def test_capacity_tells_when_the_slots_are_used_up(spark: SparkSession) -> None:
         {name: F.lit(0) for name in gold.OUTCOMES if name != "expired"} | {"node": F.lit("host")}
     )
     sizes = spark.createDataFrame(
-        [("grows", 100, 1540), ("shrinks", 500, 1000)], "daemon string, opening long, slots long"
+        [("grows", 340, 1540), ("shrinks", 476, 1000)], "daemon string, living long, slots long"
     )
     grows, shrinks = advice.capacity(flow, sizes).orderBy("daemon").collect()
     assert (grows.live, grows.slots) == (100 + 24 * 10, 1540)
@@ -548,6 +550,30 @@ def test_capacity_tells_when_the_slots_are_used_up(spark: SparkSession) -> None:
     full_at = begin + timedelta(hours=2) + timedelta(hours=(1540 - 340) / 120)
     assert abs(grows.full_at.astimezone(UTC) - full_at) < timedelta(minutes=1)
     assert (shrinks.live, shrinks.full_at) == (500 - 24, None)
+
+
+def test_what_lives_is_counted_from_the_newest_snapshot_on(
+    spark: SparkSession, tmp_path: Path, batch: Lake
+) -> None:
+    every = jobs.bronze_of(spark, batch, batch.manifests())
+    lives = {row.ticket for row in silver.open_timers(every).collect()}
+    lake, segments = lake_in(tmp_path), segments_of(SMALL)
+    for segment in segments[1:]:  # the first one went before it was shipped
+        put(lake, segment)
+    assert [tuple(row) for row in advice.sizes(spark, lake).collect()] == [
+        (SMALL.daemon, None, None)
+    ]
+    second, third = (manifest for manifest, _ in segments[1:3])
+    put(lake, opening_of(SMALL, 1, 2))
+    put(lake, opening_of(SMALL, second.first_lsn + 20, third.first_lsn + 50))
+    assert sorted(row.ticket for row in living(spark, lake).collect()) == sorted(lives)
+    (size,) = advice.sizes(spark, lake).collect()
+    assert size.living == len(lives)
+    (found,) = fleet.measured_in(spark, lake.root).collect()
+    assert found.live == len(lives)
+    jobs.bring_up(spark, lake)
+    (capacity,) = called("capacity", "--lake", lake.root)
+    assert capacity["live"] == len(lives)
 
 
 # ---- trace -------------------------------------------------------------------------------------

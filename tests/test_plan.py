@@ -13,7 +13,7 @@ from pyspark.sql import Row, SparkSession
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
 from purgatoryd.cli.pipeline_plan import save
-from purgatoryd.pipeline import fleet
+from purgatoryd.pipeline import fleet, silver
 from purgatoryd.pipeline.plan import (
     Host,
     Move,
@@ -224,28 +224,34 @@ copies = ["x", "y"]
 
 
 def record(
-    daemon: str, kind: str, namespace: str | None, second: int, replaced: int | None = None
-) -> tuple[object, ...]:
-    return daemon, kind, namespace, dt.datetime(2030, 1, 1, second=second, tzinfo=dt.UTC), replaced
+    kind: str, namespace: str | None, second: int, ticket: int | None = None,
+    cause: str | None = None, replaced: int | None = None,
+) -> tuple[object, ...]:  # fmt: skip
+    at = dt.datetime(2030, 1, 1, second=second, tzinfo=dt.UTC)
+    return "aa", kind, namespace, at, ticket, cause, replaced
 
 
 def test_a_plan_is_made_of_journals(spark: SparkSession, tmp_path: Path) -> None:
-    columns = "daemon string, kind string, namespace string, at timestamp, replaced long"
+    columns = (
+        "daemon string, kind string, namespace string, at timestamp, ticket long, cause string, "
+        "replaced long"
+    )
     bronze = spark.createDataFrame(
         [
-            *(record("aa", "arm", "x", i) for i in range(20)),
-            record("aa", "arm", "x", 20, replaced=7),
-            record("aa", "fire", "x", 21), record("aa", "end", "x", 22),
-            record("aa", "watch", "y", 23), record("aa", "watch", "y", 24),
-            record("aa", "outcome", "y", 25), record("aa", "group", None, 50),
+            *(record("arm", "x", i, 10 + i) for i in range(20)),
+            record("arm", "x", 20, 30, replaced=7),
+            record("fire", "x", 21, 10, "expired"), record("end", "x", 22, 11, "cancelled"),
+            record("watch", "y", 23, 40), record("watch", "y", 24, 41),
+            record("outcome", "y", 25, 40, "satisfied"), record("end", "y", 26, 40, "acknowledged"),
+            record("fire", "y", 27, 50, "published"), record("group", None, 50),
         ],
         columns,
     )  # fmt: skip
-    kinds = (("aa", "arm", "x"), ("bb", "arm", "z"), ("aa", "level", "x"))
-    opened = [record(*kind, 0) for kind in kinds]
-    found = fleet.measured(bronze, spark.createDataFrame(opened, columns)).collect()
+    opened = [record("arm", "x", 0, 7), record("arm", "x", 0, 12), record("level", "x", 0)]
+    both = bronze.unionByName(spark.createDataFrame(opened, columns))
+    found = fleet.measured(bronze, silver.open_adds(both)).collect()
     assert {(r.daemon, r.namespace): (r.live, r.rate) for r in found} == {
-        ("aa", "x"): (19, 22 / 50), ("aa", "y"): (1, 3 / 50),
+        ("aa", "x"): (19, 23 / 50), ("aa", "y"): (1, 3 / 50),
     }  # fmt: skip
     path = tmp_path / "fleet.toml"
     path.write_text(FLEET)

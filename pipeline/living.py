@@ -1,0 +1,44 @@
+"""What lives in each daemon by the newest record in the lake: a snapshot, and the records from its
+start on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812
+
+from purgatoryd.pipeline import silver
+from purgatoryd.pipeline.lake import OPENINGS, Lake, Manifest
+from purgatoryd.pipeline.tiers import read_files
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def newest_openings(lake: Lake) -> dict[str, Manifest]:
+    """The newest snapshot of each daemon that has one. Raises LakeBroken."""
+    return {opening.daemon: opening for opening in lake.manifests(OPENINGS)}
+
+
+def living(spark: SparkSession, lake: Lake) -> DataFrame:
+    """The add of each timer and operation that lives, once: rows of bronze. Raises LakeBroken.
+
+    Of a daemon without a snapshot, only what was armed since its first record in the lake.
+    """
+    openings = newest_openings(lake)
+    starts = {daemon: opening.first_lsn for daemon, opening in openings.items()}
+    later = [m for m in lake.manifests() if m.last_lsn >= starts.get(m.daemon, 0)]
+    since = from_starts(_rows(spark, lake, later), starts)
+    return silver.open_adds(since.unionByName(_rows(spark, lake, openings.values())))
+
+
+def from_starts(bronze: DataFrame, starts: Mapping[str, int]) -> DataFrame:
+    """Without the records before the start of their daemon's snapshot: it has what they did."""
+    begin = bronze.sparkSession.createDataFrame([*starts.items()], "daemon string, start long")
+    known = bronze.join(F.broadcast(begin), "daemon", "left")
+    return known.where("start IS NULL OR lsn >= start").select(bronze.columns)
+
+
+def _rows(spark: SparkSession, lake: Lake, manifests: Iterable[Manifest]) -> DataFrame:
+    return read_files(spark, [str(lake.data(manifest)) for manifest in manifests])
