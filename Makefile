@@ -50,7 +50,7 @@ run: build ## the main job: the flights of 2013 through the daemon (4 minutes at
 # Without what `make run` left, a run without the load makes it.
 report: build ## ship and audit what make run left, with its ledgers, and make a page of it: build/report.html
 	@test -d build/run/ledgers || $(BIN)/python -m examples.flights --day --year --keep build/run
-	@for name in live year; do $(BIN)/purgatoryd pipeline ship --name $$name --journal build/run/journals --lake build/run/lake; done
+	@for name in live year; do $(BIN)/purgatoryd pipeline ship --name $$name --journal build/run/journals --lake build/run/lake || exit 1; done
 	$(BIN)/purgatoryd pipeline report --journal build/run/journals --ledger build/run/ledgers --lake build/run/lake --out build/report.html
 
 test: test-c test-python ## C tests under ASan and UBSan, then all Python tests

@@ -123,12 +123,12 @@ def report_command(out: Path, as_json: bool, **options: Any) -> int:
     from purgatoryd.pipeline import report
     from purgatoryd.pipeline.audit import audit
     from purgatoryd.pipeline.figures import figures
-    from purgatoryd.pipeline.ledger import received
+    from purgatoryd.pipeline.silver import received
 
     with _read(**options) as read:
         verdict = audit(*read.whole, read.ledger)
-        notified = None if read.ledger is None else received(read.ledger)
-        parts = figures(read.whole.bronze, notified)
+        bronze, ledgers = read.whole.bronze, options["ledger"]
+        parts = figures(bronze, received(bronze.sparkSession, ledgers) if ledgers else None)
     out.write_text(report.page(verdict, parts, datetime.now(UTC)))
     _show(verdict, as_json)
     if not as_json:

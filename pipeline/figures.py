@@ -1,4 +1,5 @@
-"""The figures of the report: small tables, one set for each daemon, from bronze and its lives."""
+"""The figures of the report: small tables, one set for each clock of a daemon, from bronze and its
+lives; clocks and lateness are those of silver and gold."""
 
 from __future__ import annotations
 
@@ -64,8 +65,11 @@ class Advice:
 
 @dataclass
 class Part:
-    """One daemon. `due`: (begin of a column, row within it) to how many deadlines; `column_s` and
-    `row_s` are their lengths."""
+    """What one daemon did live, in virtual time, or of bulk loads (`clock`).
+
+    `due`: (begin of a column, row within it) to how many deadlines; `column_s` and `row_s` are
+    their lengths.
+    """
 
     daemon: str
     node: str
@@ -83,15 +87,17 @@ class Part:
 
 
 def figures(bronze: DataFrame, received: DataFrame | None = None) -> list[Part]:
-    """All parts; `received` as ledger.received gives it. One pass over bronze for each table."""
-    spans = bronze.groupBy("daemon", "node", "clock").agg(
-        F.min(F.unix_micros("at")).alias("begun_us"), F.max(F.unix_micros("at")).alias("ended_us")
-    )
+    """All parts; `received` as silver.received gives it. One pass over bronze for each table."""
+    spans = bronze.groupBy("daemon", silver.clock().alias("clock")).agg(
+        F.max_by("node", "at").alias("node"),
+        F.min(F.unix_micros("at")).alias("begun_us"), F.max(F.unix_micros("at")).alias("ended_us"),
+    )  # fmt: skip
     parts = [Part(**row.asDict()) for row in spans.orderBy("clock", "begun_us").collect()]
     for part in parts:
-        own = bronze.where(F.col("daemon") == part.daemon)
+        whole = bronze.where(F.col("daemon") == part.daemon)
+        own = whole.where(silver.clock() == part.clock)
         part.flow = flow(own, part)
-        lived = silver.lives(own, own, received)
+        lived = silver.lives(own, whole, received)
         _spread(part, lived)
         part.due = due(own, part)
         topics = gold.topics(lived).persist()
@@ -125,10 +131,11 @@ def flow(own: DataFrame, part: Part) -> list[Flow]:
 def _spread(part: Part, lived: DataFrame) -> None:
     """Fills in lateness and stages."""
     names = ("lateness", *STAGES)
-    row = lived.agg(
+    on_time = F.when(~gold.overdue(), F.col("lateness_ns"))
+    row = lived.withColumn("lateness_ns", on_time).agg(
         *(F.count(f"{name}_ns").alias(f"{name}_n") for name in names),
         *(F.percentile_approx(f"{name}_ns", list(RANKS), ACCURACY).alias(name) for name in names),
-    ).first()
+    ).first()  # fmt: skip
     assert row is not None
     spreads = {n: Spread(row[f"{n}_n"], tuple(row[n])) for n in names if row[f"{n}_n"]}
     part.lateness = spreads.pop("lateness", None)

@@ -55,18 +55,19 @@ def _partials(
     values = {**{name: F.col(f"{name}_ns") for name in silver.SERVICE}, **times}
     values |= {
         "service": silver.service_ns(),
-        "lateness": F.when(~_overdue(), F.col("lateness_ns")),
+        "lateness": F.when(~overdue(), F.col("lateness_ns")),
     }
     made = [sketches.sketch(value, name) for name, value in values.items()]
     counts = [
         _sum(F.lit(1), "ended"),
         *_outcomes(F.col("outcome")),
-        _sum(_one(_overdue()), "overdue"),
+        _sum(_one(overdue()), "overdue"),
     ]
     return lives.groupBy(*_SEGMENT, *by).agg(*counts, *made).select(table.names)
 
 
-def _overdue() -> Column:
+def overdue() -> Column:
+    """Of a life: it expired late because of a restart, which no figure of lateness counts."""
     late = F.coalesce(F.col("flags").bitwiseAND(_LATE) != 0, F.lit(False))
     return late & (F.col("outcome") == "expired")
 

@@ -1,6 +1,6 @@
 """Ledgers: what workers and subscribers noted, held against what the journal says.
 
-docs/audit.md has the format of the files. `received` is for the tables: when a notice was received.
+docs/audit.md has the format of the files.
 """
 
 from __future__ import annotations
@@ -39,12 +39,6 @@ def read_ledgers(spark: SparkSession, directory: Path) -> DataFrame:
     lines = spark.read.schema(SCHEMA).option("basePath", str(directory))
     found = lines.json(f"{directory}/daemon=*").withColumn("file", F.col("_metadata.file_name"))
     return found.where("op IS NOT NULL")
-
-
-def received(ledger: DataFrame) -> DataFrame:
-    """daemon, ticket and notified_ns: when a subscriber first had the notice, on the boot clock."""
-    notices = ledger.where("op = 'notice' AND received_boot_ns IS NOT NULL")
-    return notices.groupBy("daemon", "ticket").agg(F.min("received_boot_ns").alias("notified_ns"))
 
 
 # ---- against the journal ---------------------------------------------------------------------

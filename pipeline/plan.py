@@ -254,8 +254,3 @@ def cancelled(plan: Plan) -> Plan:
         replace(move, state="cancelled") if move.state == "planned" else move for move in plan.moves
     )
     return replace(plan, moves=tuple(moves))
-
-
-def ended(plan: Plan) -> bool:
-    """True once nothing is planned or moving."""
-    return not any(move.state in ("planned", "moving") for move in plan.moves)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -61,6 +62,16 @@ def _sources(folder: Path, table: str) -> list[Source]:
     return [source(file) for file in segments(folder)]
 
 
+def node_of(lake: Lake | None, folder: Path) -> str:
+    """What the host of a journal is called: as the newest shipment from it says, else by its own
+    name. One name for all arenas of a journal, so that a recovery is known as one."""
+    tables = (BRONZE, OPENINGS)
+    here = {one.identity.daemon for table in tables for one in _sources(folder, table)}
+    shipped = [m for table in tables for m in (lake.manifests(table) if lake else ())]
+    own = [m for m in shipped if m.daemon in here]
+    return max(own, key=lambda m: m.last_lsn).node if own else socket.gethostname()
+
+
 # ---- reading ---------------------------------------------------------------------------------
 
 
@@ -92,7 +103,7 @@ def _read(
         names = [Path(path).name for path in sorted(hot) if Path(path).parent == folder]
         if names:
             reader = spark.read.format("purgatoryd").option("files", json.dumps(names))
-            parts.append(reader.load(str(folder)))
+            parts.append(reader.option("node", node_of(lake, folder)).load(str(folder)))
     whole = parts[0]
     for part in parts[1:]:
         whole = whole.unionByName(part)

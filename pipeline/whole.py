@@ -6,7 +6,6 @@ is on disk; so everything has a manifest, and Spark reads it once for all as Par
 
 from __future__ import annotations
 
-import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from purgatoryd.pipeline.continuity import Continuity, continuity
 from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Lake, Manifest
 from purgatoryd.pipeline.ship import Shipper
 from purgatoryd.pipeline.sources import Source
-from purgatoryd.pipeline.tiers import Tier, read_files, tiers
+from purgatoryd.pipeline.tiers import Tier, node_of, read_files, tiers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -72,7 +71,7 @@ class _Copy(Shipper):
     """Takes what a lake has not, and holds nothing of the journal."""
 
     def __init__(self, directory: Path, lake: Lake, beside: Lake) -> None:
-        super().__init__(directory, beside, socket.gethostname())
+        super().__init__(directory, beside, node_of(lake, directory))
         self._shipped = lake
 
     def _sources(self) -> list[Source]:

@@ -9,15 +9,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 from journal_writer import S
-from test_audit import CLEAN, ship, small_plans
+from pyspark.sql import functions as F  # noqa: N812
+from test_audit import CLEAN, OPEN, RECORDS, by, restarted, ship, small_plans, uuid
 
+from purgatoryd.pipeline import gold, silver
 from purgatoryd.pipeline.audit import Balance, Verdict
 from purgatoryd.pipeline.continuity import Lost, Violation
 from purgatoryd.pipeline.figures import RANKS, Advice, Flow, Part, Spread, figures
 from purgatoryd.pipeline.findings import Finding
 from purgatoryd.pipeline.lake import Lake
 from purgatoryd.pipeline.report import duration, key_table, page
+from purgatoryd.pipeline.schemas import TOPICS
 from purgatoryd.pipeline.tiers import read_events
+from purgatoryd.pipeline.whole import whole
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,14 +33,14 @@ def spread(step_ns: int) -> Spread:
     return Spread(1000, tuple(int(rank * 100 * step_ns) for rank in RANKS))
 
 
-def part(clock: str = "boot") -> Part:
+def part(clock: str = "live") -> Part:
     one = Part("ab" * 16, "eagle", clock, 10**15, 10**15 + 60_000_000)
     one.flow = [Flow(10**15 + n * 10**6, 10, 5, 3, 0) for n in range(60)]
     one.lateness = spread(2_000)
     one.due = {(10**9 + 10 * n, row): n + row for n in range(6) for row in range(10)}
     one.column_s, one.row_s = 10, 1
     one.advice = [Advice("shop", "late", 300, 180, 0.375, 2 * S, 9 * S, None)]
-    if clock == "boot":
+    if clock == "live":
         one.stages = {"request_queue": spread(300), "send": spread(10_000_000)}
         one.slow = [Finding("node", "eagle", "live", NOW, "service", 1000, 5, 10**9, 10**9,
                             3 * 10**8, "send", 990_000_000)]  # fmt: skip
@@ -50,12 +54,14 @@ def verdict() -> Verdict:
 
 
 def test_a_page_of_a_clean_journal() -> None:
-    text = page(verdict(), [part(), part("virtual")], NOW)
+    text = page(verdict(), [part(), part("virtual"), part("load")], NOW)
     assert "The audit found no violation." in text
+    assert "1 daemon," in text
     assert "virtual clock" in text
+    assert "bulk loads" in text
     assert "longer than any asked for" in text
     assert "send, p99 990 ms" in text
-    assert text.count("<svg") == 7  # a virtual clock has no stages
+    assert text.count("<svg") == 10  # the other two have no stages
 
 
 def test_the_page_needs_nothing_but_itself() -> None:
@@ -92,18 +98,70 @@ def test_durations(ns: int | None, text: str) -> None:
     assert duration(ns) == text
 
 
-def test_figures_of_a_journal(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    """The lake with the records of CLEAN."""
     (tmp_path / "lake").mkdir()
     CLEAN.write(tmp_path / "demo")
-    lake = Lake(tmp_path / "lake")
-    ship(tmp_path / "demo", lake, "eagle")
+    ship(tmp_path / "demo", Lake(tmp_path / "lake"), "eagle")
+    return Lake(tmp_path / "lake")
+
+
+def totals(found: Part) -> list[int]:
+    names = ("added", "cancelled", "expired", "satisfied")
+    return [sum(getattr(one, name) for one in found.flow) for name in names]
+
+
+def test_figures_of_a_journal(spark: SparkSession, lake: Lake) -> None:
     with small_plans(spark):
         (found,) = figures(read_events(spark, lake))
-    totals = [sum(getattr(one, name) for one in found.flow)
-              for name in ("added", "cancelled", "expired", "satisfied")]  # fmt: skip
-    assert (found.node, found.clock, totals) == ("eagle", "boot", [11, 1, 4, 3])
+    assert (found.node, found.clock, totals(found)) == ("eagle", "live", [11, 1, 4, 3])
     assert found.lateness is not None
     assert (found.lateness.n, found.lateness.at(1.0)) == (4, 1 * S)
     assert sum(found.due.values()) == 12
     assert found.advice == []  # format 1.0 does not tell when what ended was armed
     assert found.slow == []
+
+
+def test_a_daemon_counts_once_whatever_its_node_was_called(spark: SparkSession, lake: Lake) -> None:
+    called = F.when(F.col("lsn") < 9, "hawk").otherwise(F.col("node"))
+    with small_plans(spark):
+        (found,) = figures(read_events(spark, lake).withColumn("node", called))
+    assert (found.node, totals(found)) == ("eagle", [11, 1, 4, 3])
+
+
+def test_figures_keep_apart_what_gold_keeps_apart(spark: SparkSession, lake: Lake) -> None:
+    """Loads are no live traffic, and what was due before a restart is not late."""
+    bronze = read_events(spark, lake).withColumns({
+        "load": F.expr("IF(ticket = 2 AND kind IN ('arm', 'fire'), X'01', load)"),
+        "flags": F.expr("IF(ticket = 1 AND kind = 'fire', 2, flags)"),
+    })  # fmt: skip
+    with small_plans(spark):
+        found = figures(bronze)
+        topics = gold.merge(gold.topics(silver.lives(bronze, bronze)), TOPICS, ["clock"])
+        rows = gold.latency(topics, ["clock"]).where("measure = 'lateness'").collect()
+    assert {one.clock: totals(one) for one in found} == {
+        "live": [10, 1, 3, 3], "load": [1, 0, 1, 0]
+    }  # fmt: skip
+    late = {one.clock: (one.lateness.n, one.lateness.at(1.0)) for one in found if one.lateness}
+    assert late == {"live": (2, 0), "load": (1, 1 * S)}
+    assert late == {row.clock: (row.n, row.max_ns) for row in rows}
+
+
+def test_what_is_not_shipped_has_the_node_of_what_was(spark: SparkSession, tmp_path: Path) -> None:
+    """Also the arena that took the place of the shipped one."""
+    journal, later = tmp_path / "demo", tmp_path / "later"
+    by(1, CLEAN.having(closing=None)).write(journal)
+    (tmp_path / "lake").mkdir()
+    lake = Lake(tmp_path / "lake")
+    ship(journal, lake, "eagle")
+    restarted(2, OPEN).write(later)
+    for path in later.iterdir():
+        path.replace(journal / path.name)
+    with small_plans(spark), whole(spark, lake, [journal]) as found:
+        nodes = found.bronze.select("daemon", "node").distinct().collect()
+        assert {tuple(row) for row in nodes} == {(uuid(n).hex(), "eagle") for n in (1, 2)}
+        assert found.found.lost == [Lost(uuid(1).hex(), len(RECORDS) + 1, None, "recovery")]
+        assert {
+            row.node for row in read_events(spark, lake, [journal]).select("node").collect()
+        } == {"eagle"}
