@@ -51,7 +51,6 @@ def for_this_session(block: str, demo: Daemon) -> str:
     return block.replace('.option("load"', f'.option("directory", {str(demo.dir)!r}).option("load"')
 
 
-@pytest.mark.timeout(900)  # ten jobs of Spark, which a busy machine takes its time for
 def test_the_page_from_load_to_verify(
     spark: SparkSession, daemon: StartDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
