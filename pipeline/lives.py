@@ -80,8 +80,9 @@ def _facts(rows: DataFrame) -> DataFrame:
         f"ticket IS NOT NULL AND ({ARMED} OR {MOVED} OR kind IN ('fire', 'outcome', 'end'))"
     )
     own = told.select(*_LIFE, wall.alias("wall_ns"), key, space, _end_code())
+    its = {name: f"replaced_{name}" for name in ("add_lsn", "armed_ns")} | {"ticket": "replaced"}
     replaced = rows.where("replaced IS NOT NULL").select(
-        *(F.col("replaced").alias("ticket") if name == "ticket" else F.col(name) for name in _LIFE),
+        *(F.col(its.get(name, name)).alias(name) for name in _LIFE),
         wall.alias("wall_ns"), F.lit(None).cast("long").alias("key_hash"), space,
         F.lit(END_CODES["replaced"]).alias("end_code"),
     ).withColumn("kind", F.lit("replaced"))  # fmt: skip

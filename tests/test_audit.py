@@ -39,6 +39,7 @@ from journal_writer import (
     topic,
     watch,
 )
+from stored_arena import JOURNALS, StoredJournal
 
 from purgatoryd.pipeline.audit import Verdict, audit
 from purgatoryd.pipeline.continuity import continuity
@@ -286,6 +287,7 @@ def found(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Foun
         stories[uuid(pair + 1)] = restarted(pair + 1, living)
     lake = root / "lake"
     lake.mkdir()
+    ship(StoredJournal(JOURNALS[-1], root / "stored").directory, Lake(lake), "stored")
     for daemon, story in stories.items():
         node = str(int.from_bytes(daemon) // 2) if int.from_bytes(daemon) >= PAIR else daemon.hex()
         story.write(root / daemon.hex())
@@ -355,6 +357,12 @@ def test_a_ledger_that_says_otherwise_is_named(found: Found, at: int) -> None:
 @pytest.mark.parametrize("name", CLEAN_STORIES)
 def test_clean_journals_have_none(found: Found, name: str) -> None:
     assert found.kinds[uuid(CLEAN_FROM + list(CLEAN_STORIES).index(name))] == set()
+
+
+def test_a_stored_journal_has_none(found: Found) -> None:
+    """A daemon wrote it; its timers ended in every way, as replaced ones, too."""
+    told = json.loads((JOURNALS[-1] / "journal.json").read_text())
+    assert found.kinds[bytes.fromhex(told["uuid"])] == set()
 
 
 def test_a_true_ledger_and_losses_that_were_told_are_no_violations(found: Found) -> None:
