@@ -982,7 +982,7 @@ GARBAGE = {
     "a time that is not used": record(Op.ADVANCE_KEY, b"k", time_ns=1),
     "watch keys that are not used": record(Op.CANCEL_FOR_KEY, b"k", KEY, ext_len=len(KEY)),
     "no key": record(Op.ADVANCE_KEY, b""),
-    "an unknown op": record(12, b"k"),
+    "an unknown op": record(max(Op) + 1, b"k"),
 }
 
 

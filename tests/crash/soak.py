@@ -202,7 +202,7 @@ class Soak:
         told = {kind: Counter(int(w[1]) for w in lines if w[0] == kind) for kind in (
             "added", "armed", "ended", "cancelling", "CANCELLED", "FIRED",
             "UNKNOWN")}  # fmt: skip
-        noticed = self.listener.noticed
+        noticed = self.listener.noticed.copy()  # its thread goes on
         unsure = told["cancelling"].keys() - told["FIRED"].keys()
         due = (told["added"].keys() - unsure) | told["armed"].keys()
         return {
