@@ -225,12 +225,13 @@ def promote_command(
     """
     tier = tier_of(lake)
     from purgatoryd.clients.times import wall_ns
-    from purgatoryd.pipeline.promote import Pace, at_once, promote, window_end_ns
+    from purgatoryd.pipeline.pace import Pace
+    from purgatoryd.pipeline.promote import promote, window_end_ns
     from purgatoryd.pipeline.session import session
 
     if (window is None) == (every is None):
         raise click.UsageError("Give either --window or --every.")
-    pace = Pace(rate).wait if rate else at_once
+    pace = Pace(rate or 0).wait
     spark = session(master, conf)
 
     def bring(until_ns: int) -> None:

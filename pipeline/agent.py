@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from purgatoryd.pipeline.loading import TIMES, Answers, write_report
-from purgatoryd.pipeline.tier import alone
+from purgatoryd.pipeline.locks import alone
 from purgatoryd.shm_layout.errors import LakeBroken
 from purgatoryd.shm_layout.files import sync_directory
 from purgatoryd.shm_layout.paths import check_name

@@ -13,7 +13,6 @@ file systems only: it rests on rename, fsync and flock.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -22,9 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from purgatoryd.pipeline.cache import drop
+from purgatoryd.pipeline.locks import take
 from purgatoryd.pipeline.names import Names
 from purgatoryd.pipeline.schemas import Table
-from purgatoryd.shm_layout.errors import BadPath, LakeBroken, LakeInUse
+from purgatoryd.shm_layout.errors import BadPath, LakeBroken
 from purgatoryd.shm_layout.files import replace_durably, write_durably
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class Lake:
         folder.mkdir(parents=True, exist_ok=True)
         fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            _lock(fd, folder / LOCK)
+            take(fd, folder / LOCK)
             self._tidy(daemon)
             yield
         finally:
@@ -177,13 +177,6 @@ class Lake:
                     path.unlink()
         for path in self.folder(MANIFESTS, daemon).glob(f"*{UNFINISHED}"):
             path.unlink()
-
-
-def _lock(fd: int, path: Path) -> None:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise LakeInUse(str(path)) from None
 
 
 def read_manifest(path: Path) -> Manifest:

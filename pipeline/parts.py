@@ -11,9 +11,7 @@ with more tables. Writers remove what does not count any more, a while later.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,9 +24,10 @@ from typing import TYPE_CHECKING
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
+from purgatoryd.pipeline.locks import alone
 from purgatoryd.pipeline.schemas import FLOW, LIVES, TOPICS, WORKERS, Table
-from purgatoryd.shm_layout.errors import LakeBroken, LakeInUse
-from purgatoryd.shm_layout.files import replace_durably, sync_directory
+from purgatoryd.shm_layout.errors import LakeBroken
+from purgatoryd.shm_layout.files import replace_durably, sync_directory, sync_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -111,12 +110,7 @@ class Layer:
         Raises LakeInUse.
         """
         self._parts.mkdir(parents=True, exist_ok=True)
-        lock = self.root / "lock"
-        with lock.open("ab") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise LakeInUse(str(lock)) from None
+        with alone(self.root / "lock"):
             self._remove_dead()
             yield
 
@@ -165,7 +159,7 @@ class Layer:
                 path.unlink()
         files = self._files(table, number)
         for path in files:
-            _sync(path)
+            sync_file(path)
         for changed in (folder, folder.parent, self.root):
             sync_directory(changed)
         return sum(path.stat().st_size for path in files)
@@ -181,11 +175,6 @@ def _rows(spark: SparkSession, table: Table, paths: Sequence[Path]) -> DataFrame
 def _only(rows: DataFrame, segments: Iterable[Segment]) -> DataFrame:
     place = F.concat_ws("/", "daemon", "epoch", "segment")
     return rows.where(place.isin(["/".join(map(str, segment)) for segment in segments]))
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 # ---- manifests -------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ daemon knows. So nothing is lost or doubled, wherever a process ends.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -37,8 +36,8 @@ from purgatoryd.pipeline.cold import (
     tombstones_of,
 )
 from purgatoryd.pipeline.loading import Answers
-from purgatoryd.pipeline.tier import Frontier, Part, Tier, Version, Window, newer_keys, sync
-from purgatoryd.shm_layout.files import sync_directory
+from purgatoryd.pipeline.tier import Frontier, Part, Tier, Version, Window, newer_keys
+from purgatoryd.shm_layout.files import sync_directory, sync_file
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -154,7 +153,7 @@ def write_slice(spark: SparkSession, tier: Tier, window: Window) -> None:
     staged = place.with_name(f"{place.name}.new")
     stage_slice(spark, tier, window, staged)
     for path in staged.iterdir():
-        sync(path)
+        sync_file(path)
     sync_directory(staged)
     staged.rename(place)
     sync_directory(place.parent)
@@ -257,20 +256,6 @@ def _tuples(table: pa.Table) -> Iterator[tuple[Any, ...]]:
 
 
 # ---- time ----------------------------------------------------------------------------------
-
-
-class Pace:
-    """Waits so that no more than `rate` rows per second go on average."""
-
-    def __init__(self, rate: float) -> None:
-        self._rate = rate
-        self._next_s = time.monotonic()
-
-    def wait(self, rows: int) -> None:
-        """Until so many may go."""
-        now_s = time.monotonic()
-        time.sleep(max(0.0, self._next_s - now_s))
-        self._next_s = max(self._next_s, now_s) + rows / self._rate
 
 
 def window_end_ns(now_ns: int, every_ns: int) -> int:

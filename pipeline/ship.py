@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ from purgatoryd.pipeline import cache
 from purgatoryd.pipeline.decode import Decoder
 from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Identity, Lake, Manifest, parquet_writer
 from purgatoryd.pipeline.names import Names
+from purgatoryd.pipeline.pace import Pace
 from purgatoryd.pipeline.schemas import BRONZE as BRONZE_TABLE
 from purgatoryd.pipeline.sources import Source, openings, sealed
 from purgatoryd.shm_layout._core import lib
@@ -24,22 +24,6 @@ from purgatoryd.shm_layout.errors import BadPath, JournalDamaged
 from purgatoryd.shm_layout.journal import SNAPSHOT, Walk, segments
 from purgatoryd.shm_layout.layout import WalkState
 from purgatoryd.shm_layout.marks import Mark, read_marks, set_mark
-
-
-class Pace:
-    """Sleeps so that no more than `limit` bytes a second are read; 0 = as fast as it goes."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._free_s = time.monotonic()  # from when on more may be read
-
-    def __call__(self, count: int) -> None:
-        """So many bytes are about to be read."""
-        if self._limit:
-            now_s = time.monotonic()
-            time.sleep(max(0.0, self._free_s - now_s))
-            self._free_s = max(self._free_s, now_s) + count / self._limit
-
 
 # ---- one file --------------------------------------------------------------------------------
 
@@ -101,7 +85,7 @@ class Shipper:
         self._directory = directory
         self._lake = lake
         self._node = node
-        self._pace = Pace(limit)
+        self._pace = Pace(limit).wait
         self._mark = mark_name(lake)
         self._decoders: dict[str, Decoder] = {}
         self._named: dict[str, int] = {}  # how many names of each daemon are in the lake

@@ -18,13 +18,11 @@ the *promoter*'s, all the time.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,9 +32,10 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from purgatoryd.pipeline.locks import alone, in_turn
 from purgatoryd.pipeline.schemas import TOMBSTONES
-from purgatoryd.shm_layout.errors import BadPath, LakeBroken, LakeInUse, WindowElsewhere
-from purgatoryd.shm_layout.files import replace_durably, sync_directory, write_durably
+from purgatoryd.shm_layout.errors import BadPath, LakeBroken, WindowElsewhere
+from purgatoryd.shm_layout.files import replace_durably, sync_directory, sync_file, write_durably
 
 HOUR_NS = 3600 * 10**9
 ROWS = "cold"
@@ -166,7 +165,7 @@ class Tier:
 
     def lock(self) -> AbstractContextManager[None]:
         """Nobody else makes a version, or adds to the daemon, inside."""
-        return _locked(self.lake / ROWS / "lock")
+        return in_turn(self.lake / ROWS / "lock")
 
     def writing(self) -> AbstractContextManager[None]:
         """Nobody else writes rows inside. Raises LakeInUse."""
@@ -189,7 +188,7 @@ class Tier:
             folder = self.lake / ROWS / f"due_hour={hour_text(int(path.parent.name[5:]))}"
             folder.mkdir(exist_ok=True)
             target = folder / f"{number:012d}-{count:05d}.parquet"
-            sync(path)
+            sync_file(path)
             path.rename(target)
             parts.append(self._part(target, clean))
         for folder in {(self.lake / part.path).parent for part in parts}:
@@ -328,27 +327,3 @@ def _bounds(about: pq.FileMetaData, column: str) -> tuple[int, int]:
     index = names.index(column)
     groups = [about.row_group(i).column(index).statistics for i in range(about.num_row_groups)]
     return min(g.min for g in groups), max(g.max for g in groups)
-
-
-def sync(path: Path) -> None:
-    """Brings a file to disk."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-@contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Nobody else holds `path` inside. Raises LakeInUse."""
-    with path.open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise LakeInUse(str(path)) from None
-        yield

@@ -39,9 +39,8 @@ from pyspark.sql.types import StructType
 from purgatoryd.clients import Remote
 from purgatoryd.pipeline import agent
 from purgatoryd.pipeline.loading import Answers, Loader, write_report
-from purgatoryd.pipeline.tier import sync
 from purgatoryd.shm_layout.errors import InvalidRows, InvalidSetting
-from purgatoryd.shm_layout.files import sync_directory
+from purgatoryd.shm_layout.files import sync_directory, sync_file
 from purgatoryd.shm_layout.paths import check_name
 
 ROWS_PER_PARTITION = 1 << 40
@@ -263,7 +262,7 @@ class FilesWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """All files of the load count."""
         for new, path in self._files(messages):
-            sync(new)
+            sync_file(new)
             new.rename(path)
             sync_directory(path.parent)
 

@@ -20,6 +20,12 @@ def sync_directory(directory: Path) -> None:
         os.close(fd)
 
 
+def sync_file(path: Path) -> None:
+    """Brings what stands in a file to disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
 def write_durably(temporary: Path, write: Callable[[BinaryIO], str]) -> Path:
     """`write` fills the file and says which name in its folder it gets once it is on disk."""
     try:

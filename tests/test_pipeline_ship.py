@@ -23,9 +23,10 @@ from stored_arena import JOURNALS, StoredJournal
 
 from purgatoryd.cli.app import app
 from purgatoryd.clients import Admin, Client, Load, Status
-from purgatoryd.pipeline import cache, ship
+from purgatoryd.pipeline import cache
 from purgatoryd.pipeline.decode import Decoder
 from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Lake
+from purgatoryd.pipeline.pace import Pace
 from purgatoryd.pipeline.schemas import BRONZE as BRONZE_TABLE
 from purgatoryd.pipeline.ship import Shipper, mark_name
 from purgatoryd.pipeline.sources import names_of
@@ -366,14 +367,14 @@ def test_no_more_bytes_are_read_than_allowed(monkeypatch: pytest.MonkeyPatch) ->
         nonlocal now_s, slept_s
         now_s, slept_s = now_s + time_s, slept_s + time_s
 
-    monkeypatch.setattr("purgatoryd.pipeline.ship.time.monotonic", lambda: now_s)
-    monkeypatch.setattr("purgatoryd.pipeline.ship.time.sleep", sleep)
-    pace = ship.Pace(1000)
+    monkeypatch.setattr("purgatoryd.pipeline.pace.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("purgatoryd.pipeline.pace.time.sleep", sleep)
+    pace = Pace(1000)
     for _ in range(11):
-        pace(500)
+        pace.wait(500)
     assert slept_s == pytest.approx(5.0)
-    free = ship.Pace(0)
-    free(1 << 40)
+    free = Pace(0)
+    free.wait(1 << 40)
     assert slept_s == pytest.approx(5.0)
 
 

@@ -326,7 +326,7 @@ def test_a_kill_at_any_step_of_a_commit_changes_nothing(
         put(lake, segment)
     if job == "make_gold":
         jobs.make_silver(spark, lake)
-    for name, after in (("_sync", False), ("sync_directory", True), ("replace_durably", False)):
+    for name, after in (("sync_file", False), ("sync_directory", True), ("replace_durably", False)):
         dying(monkeypatch, name, after)
         with pytest.raises(Killed):
             getattr(jobs, job)(spark, lake)
