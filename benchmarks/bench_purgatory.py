@@ -45,9 +45,13 @@ Row = dict[str, Any]
 
 
 def run_here(experiment: Experiment, virtual: bool = False) -> Result:
-    workers = through.WORKERS if experiment.design == "daemon" else 1
-    clock = VirtualClock() if virtual else RealClock(experiment.worker, workers)
-    return Driver(experiment, clock).run()
+    return Driver(experiment, VirtualClock() if virtual else real_clock(experiment)).run()
+
+
+def real_clock(experiment: Experiment) -> RealClock:
+    if experiment.design == "daemon":
+        return RealClock(through.TURN_NS, experiment.worker, through.WORKERS)
+    return RealClock()
 
 
 def run_apart(experiment: Experiment) -> Row:

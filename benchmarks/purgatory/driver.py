@@ -11,7 +11,7 @@ from purgatoryd.shm_layout._core import lib
 
 from .cores import Core, Ours, Refused, make
 from .experiment import MS, TIMEOUT_NS, Experiment, Longs, Result, Schedule
-from .messages import BATCH, Messages, outcomes_in
+from .messages import BATCH, Bytes, Messages, outcomes_in
 
 TURN_NS = MS
 LEAD_NS = 3_000 * MS
@@ -26,28 +26,33 @@ process it is decided before; after, the order in which the design looks at both
 
 WINDOW_NS = (0, 2 * MS)
 
+ADVANCED = np.uint8(0x80)
+ENDED = np.uint8(0x7F)
+"""In the state of a request: that its advance was due, and why it ended."""
+
 NEVER_NS = np.iinfo(np.int64).max
 SILENCE_NS = 5_000 * MS
 """So long after the last end that was due, missing outcomes are lost."""
 
 
 class RealClock:
-    """The clock that deadlines use; turns begin once a millisecond of it, those of several workers
+    """The clock that deadlines use; turns begin every so many ns of it, those of several workers
     one after the other, as those of processes that know nothing of each other do."""
 
-    def __init__(self, worker: int = 0, workers: int = 1) -> None:
-        self._phase_ns = TURN_NS * worker // workers
+    def __init__(self, every_ns: int = TURN_NS, worker: int = 0, workers: int = 1) -> None:
+        self._every_ns = every_ns
+        self._phase_ns = every_ns * worker // workers
 
     def now_ns(self) -> int:
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
     def turn_ns(self, now_ns: int) -> int:
         """When the turn began that `now_ns` is in."""
-        return now_ns - (now_ns - self._phase_ns) % TURN_NS
+        return now_ns - (now_ns - self._phase_ns) % self._every_ns
 
     def wait(self) -> None:
         now_ns = self.now_ns()
-        time.sleep((self.turn_ns(now_ns) + TURN_NS - now_ns) / 1e9)
+        time.sleep((self.turn_ns(now_ns) + self._every_ns - now_ns) / 1e9)
 
 
 class VirtualClock:
@@ -81,10 +86,10 @@ class Driver:
         self._arrives_ns = self.schedule.arrives_ns + self.start_ns
         self._completes_ns = (self.schedule.completes_ns + self.start_ns)[self.schedule.order]
         self._deadlines_ns = self._arrives_ns + TIMEOUT_NS
-        self._sent_ns: Longs = np.full(count, NEVER_NS)
-        self._got_ns: Longs = np.zeros(count, np.int64)
         self._armed_ns: Longs = np.zeros(count, np.int64)
-        self._causes = np.zeros(count, np.uint8)
+        self._advanced_ns: Longs = np.full(count, NEVER_NS)  # in the order of the schedule
+        self._got: list[tuple[Longs, int]] = []  # requests whose outcomes came, and when
+        self._states = np.zeros(count, np.uint8)  # cause of the end, and ADVANCED
         self._arrived = self._completed = self._ended = 0
         self._last_arrival_ns = self._repeated = self._turn_ns = 0
 
@@ -109,9 +114,11 @@ class Driver:
         """One advance per request that is true now, unless it has ended."""
         due = int(np.searchsorted(self._completes_ns, now_ns, side="right"))
         requests = self.schedule.order[self._completed : due]
+        self._advanced_ns[self._completed : due] = now_ns
         self._completed = max(due, self._completed)
-        self._sent_ns[requests] = now_ns
-        requests = requests[self._causes[requests] == 0]
+        states = self._states[requests]
+        self._states[requests] = states | ADVANCED
+        requests = requests[states == 0]
         for first in range(0, len(requests), BATCH):
             self._handle(self.messages.advance(requests[first : first + BATCH]))
 
@@ -123,14 +130,15 @@ class Driver:
             heads, requests = outcomes_in(self.core.out[:length])
             causes = (heads["ticket"] & np.uint64(0xFF)).astype(np.uint8)
             self.core.handle(self.messages.ack(heads))
-            fresh = self._causes[requests] == 0
-            if not fresh.all():
+            states = self._states[requests]
+            if (states & ENDED).any():
+                fresh = states & ENDED == 0
                 self._repeated += len(requests) - int(fresh.sum())
-                requests, causes = requests[fresh], causes[fresh]
-            self._got_ns[requests] = got_ns
-            self._causes[requests] = causes
+                requests, causes, states = requests[fresh], causes[fresh], states[fresh]
+            self._states[requests] = states | causes
+            self._got.append((requests, got_ns))
             self._ended += len(requests)
-            late = (causes == lib.PG_CAUSE_EXPIRED) & (self._sent_ns[requests] != NEVER_NS)
+            late = (causes == lib.PG_CAUSE_EXPIRED) & (states == ADVANCED)
             if late.any():
                 self.core.handle(self.messages.forget(requests[late]))
 
@@ -178,24 +186,30 @@ class Driver:
 
     # ---- what came of it ----------------------------------------------------------------------
 
-    def _wrong(self) -> tuple[int, int]:
+    def _wrong(self, causes: Bytes, got_ns: Longs) -> tuple[int, int]:
         """(wrong, ambiguous) outcomes. Early is wrong too."""
-        satisfied = self._causes == lib.PG_CAUSE_SATISFIED
-        expired = self._causes == lib.PG_CAUSE_EXPIRED
+        sent_ns = np.empty_like(self._advanced_ns)
+        sent_ns[self.schedule.order] = self._advanced_ns
+        satisfied, expired = causes == lib.PG_CAUSE_SATISFIED, causes == lib.PG_CAUSE_EXPIRED
         before_ns, after_ns = WINDOWS_NS.get(self.experiment.design, WINDOW_NS)
-        must_satisfy = self._sent_ns < self._deadlines_ns - before_ns
-        must_expire = self._sent_ns >= self._deadlines_ns + after_ns
-        must_expire &= self._armed_ns < self._sent_ns
-        early = expired & (self._got_ns < self._deadlines_ns)
+        must_satisfy = sent_ns < self._deadlines_ns - before_ns
+        must_expire = sent_ns >= self._deadlines_ns + after_ns
+        must_expire &= self._armed_ns < sent_ns
+        early = expired & (got_ns < self._deadlines_ns)
         wrong = (must_satisfy & expired) | (must_expire & satisfied) | early
         return int(wrong.sum()), int((~must_satisfy & ~must_expire).sum())
 
     def _result(self, cpu_ns: int, tail_ns: int, aborted: bool) -> Result:
-        expired = self._causes == lib.PG_CAUSE_EXPIRED
-        late_ms = (self._got_ns - self._deadlines_ns)[expired] / MS
+        causes = self._states & ENDED
+        got_ns = np.zeros(len(causes), np.int64)
+        for requests, when_ns in self._got:
+            got_ns[requests] = when_ns
+        expired = causes == lib.PG_CAUSE_EXPIRED
+        late_ms = (got_ns - self._deadlines_ns)[expired] / MS
         late = np.percentile(late_ms, (50, 99, 100)) if len(late_ms) else np.zeros(3)
         took_ns = max(self._last_arrival_ns - self.start_ns, 1)
-        wrong, ambiguous = (0, 0) if self.experiment.design == "nothing" else self._wrong()
+        nothing = self.experiment.design == "nothing"
+        wrong, ambiguous = (0, 0) if nothing else self._wrong(causes, got_ns)
         if isinstance(self.core, Ours) and not aborted:
             self.core.check()
         f = self.core.figures()
@@ -210,11 +224,11 @@ class Driver:
             purges=f.purges,
             purge=f.purge_ns / 1e9,
             purge_max_ms=f.purge_max_ns / MS,
-            satisfied=int((self._causes == lib.PG_CAUSE_SATISFIED).sum()),
+            satisfied=int((causes == lib.PG_CAUSE_SATISFIED).sum()),
             expired=int(expired.sum()),
             ambiguous=ambiguous,
             wrong=0 if aborted else wrong,
-            lost=0 if aborted else int((self._causes == 0).sum()),
+            lost=0 if aborted else int((causes == 0).sum()),
             repeated=self._repeated,
             aborted=aborted,
         )
