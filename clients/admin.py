@@ -4,10 +4,9 @@ at a time."""
 from __future__ import annotations
 
 import time
-from types import TracebackType
-from typing import Self
 
 from purgatoryd.clients.channel import Channel
+from purgatoryd.clients.closing import Closing
 from purgatoryd.clients.loads import LoadStatus, StatusParts, check_load
 from purgatoryd.clients.packing import is_refusal, refusal
 from purgatoryd.shm_layout import wire
@@ -37,7 +36,7 @@ MOST = {
 }
 
 
-class Admin:
+class Admin(Closing):
     """Administration of the daemon `name`; only its admins may: root, its own uid, --admin-uid.
 
     `timeout`: seconds that a call waits for its answer. Not thread-safe. Every method raises
@@ -163,17 +162,6 @@ class Admin:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _call(
         self, message: Message, at_ns: int | None, timeout: float | None, flags: int = 0

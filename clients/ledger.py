@@ -12,10 +12,10 @@ import secrets
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 from uuid import UUID
 
+from purgatoryd.clients.closing import Closing
 from purgatoryd.clients.model import Notice
 from purgatoryd.clients.times import boot_now_ns
 from purgatoryd.shm_layout import wire
@@ -49,7 +49,7 @@ class Source(NamedTuple):
         return f'"stream":"{self.stream:016x}","subscriber":{self.subscriber}'
 
 
-class Ledger:
+class Ledger(Closing):
     """Takes note of what its clients and subscribers are told; thread-safe.
 
     Lines are written once they fill `buffer_bytes`, on flush() and on close(); a process that is
@@ -148,17 +148,6 @@ class Ledger:
     def close(self) -> None:
         """Writes what waits. Raises OSError."""
         self.flush()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _write_all(fd: int, data: bytes) -> None:

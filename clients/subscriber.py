@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from types import TracebackType
 from typing import Self
 
 import zmq
 
 from purgatoryd.clients.channel import RECONNECT_MS, connection_events
+from purgatoryd.clients.closing import Closing
 from purgatoryd.clients.ledger import Ledger, Source
 from purgatoryd.clients.life import Life
 from purgatoryd.clients.model import Notice
@@ -189,7 +189,7 @@ class Inbox:
         self._check_s = now_s + (self._step_s if self._step_s < PROBATION_S else CHECK_S)
 
 
-class Subscriber:
+class Subscriber(Closing):
     """Notices of the daemon `name`, from now on, none lost, each once, in order per topic.
 
     `topics`: only these; None = all topics of the namespace. `high_water_mark`: messages that
@@ -267,17 +267,6 @@ class Subscriber:
     def close(self) -> None:
         """Ends the subscription."""
         self._inbox.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def unreachable(name: str, error: Exception, waited_s: float) -> Exception:

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from uuid import UUID, uuid5
 
 import numpy as np
 import pyarrow as pa
 
 from purgatoryd.clients import Client, Load, Remote
+from purgatoryd.clients.closing import Closing
 from purgatoryd.clients.packing import is_refusal
 from purgatoryd.shm_layout.errors import LoadRefused, SessionExpired
 from purgatoryd.shm_layout.layout import Status
@@ -69,7 +69,7 @@ def write_report(path: Path, load: UUID, answers: Answers) -> None:
     path.write_text(json.dumps({"load": str(load), **answers.record()}, indent=1) + "\n")
 
 
-class Loader:
+class Loader(Closing):
     """Adds rows to the daemon `name`; it connects once it has something to say.
 
     `remote`: where the daemon is, if it is on another host. `mode`: what an add does when its key
@@ -86,14 +86,6 @@ class Loader:
         self._timeout = timeout
         self._durable = durable
         self._clients: dict[str, Client] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Ends the sessions."""
