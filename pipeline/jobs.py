@@ -1,15 +1,17 @@
 """The jobs: which segments are new, and which tables they become.
 
-A segment's rows are a function of its own file and of the few that follow it, in which its last
-notices were handed over. A job compares these files with those that a table was made of, and
+A segment's rows are a function of its own file and of those in which its notices were handed
+over, however much later. A job compares these files with those that a table was made of, and
 makes again what differs. So it may be killed anywhere and run again, and segments may come in any
 order, twice, or years late.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from purgatoryd.pipeline import gold, silver
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-REACH_ROWS = 65_536
-"""A batch of notices is handed over at most so many records after its newest one ended."""
 CHUNK_ROWS = 16_000_000
 BATCH_ROWS = 16
 """Rows of bronze that become one part; a batch counts for so many, for it is broadcast."""
@@ -43,7 +43,7 @@ def bronze_of(spark: SparkSession, lake: Lake, manifests: Iterable[Manifest]) ->
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """A segment, first, and those behind it in which its notices may have been handed over."""
+    """A segment, first, and the others in which its notices were handed over."""
 
     manifests: tuple[Manifest, ...]
 
@@ -65,23 +65,18 @@ class Reach:
 
 def reaches(manifests: Sequence[Manifest]) -> dict[Segment, Reach]:
     """Of all segments; `manifests` in the order of Lake.manifests()."""
-    return {
-        manifest.segment: Reach(tuple(_reached(manifests, at)))
-        for at, manifest in enumerate(manifests)
-    }
+    daemons = groupby(manifests, key=lambda manifest: manifest.daemon)
+    return {reach.own.segment: reach for _, own in daemons for reach in _reaches(list(own))}
 
 
-def _reached(manifests: Sequence[Manifest], at: int) -> Iterator[Manifest]:
-    yield manifests[at]
-    rows = 0
-    while rows < REACH_ROWS and at + 1 < len(manifests) and _adjoin(*manifests[at : at + 2]):
-        at += 1
-        rows += manifests[at].rows
-        yield manifests[at]
-
-
-def _adjoin(one: Manifest, other: Manifest) -> bool:
-    return one.daemon == other.daemon and one.last_lsn + 1 == other.first_lsn
+def _reaches(segments: Sequence[Manifest]) -> Iterator[Reach]:
+    """Of one daemon. Its notices are handed over in the order of their positions, so those who
+    hand over a segment's stand beside each other."""
+    handing = [segment for segment in segments if segment.handed.upto]
+    begins, uptos = zip(*(m.handed for m in handing), strict=True) if handing else ((), ())
+    for own in segments:
+        first, last = bisect_right(uptos, own.notices.begin), bisect_left(begins, own.notices.upto)
+        yield Reach((own, *(one for one in handing[first:last] if one is not own)))
 
 
 def chunks(wanted: Iterable[Reach]) -> Iterator[list[Reach]]:

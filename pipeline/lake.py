@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
@@ -38,6 +38,16 @@ LOCK = "lock"
 UNFINISHED = ".new"
 
 
+class Span(NamedTuple):
+    """Positions in a daemon's outbox, without `upto`."""
+
+    begin: int
+    upto: int
+
+
+NONE = Span(0, 0)
+
+
 class Identity(NamedTuple):
     """Tells a segment or a snapshot from all others, in whatever tier it is."""
 
@@ -54,7 +64,8 @@ class Manifest:
     `first_lsn`, `last_lsn`: of a snapshot, from where the journal is redone over it and the
     record that makes it valid. `crc`: CRC-32C of the journal's file. `wall_from_us`,
     `wall_to_us`: UTC, of its rows. `bytes`: of the Parquet file, set when it is committed.
-    `schema`: version of BRONZE. `kinds`: rows of each kind.
+    `schema`: version of BRONZE. `kinds`: rows of each kind. `notices`: of a segment, those that
+    it made; `handed`: those that its batches handed to the socket.
     """
 
     table: str
@@ -71,6 +82,8 @@ class Manifest:
     schema: int
     bytes: int = 0
     kinds: dict[str, int] = field(default_factory=dict)
+    notices: Span = NONE
+    handed: Span = NONE
 
     @property
     def name(self) -> str:
@@ -182,9 +195,48 @@ class Lake:
 def read_manifest(path: Path) -> Manifest:
     """The manifest in a file. Raises LakeBroken."""
     try:
-        return Manifest(**json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError) as error:
+        told = json.loads(path.read_bytes())
+        if "notices" in told:
+            told |= {name: Span(*told[name]) for name in ("notices", "handed")}
+        else:  # of an earlier version
+            bounds = _bounds(_data(path.parents[2], told["table"], path))
+            told["notices"], told["handed"] = spans(bounds)
+        return Manifest(**told)
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise LakeBroken(str(path), f"is no manifest: {error}") from error
+
+
+def _data(root: Path, table: str, manifest: Path) -> Path:
+    """The Parquet file of the manifest in a file."""
+    return root / table / manifest.parent.name / f"{manifest.stem}.parquet"
+
+
+POSITIONS = ("position", "positions_from", "positions_upto")
+"""Columns whose bounds tell which notices a segment has to do with."""
+
+
+def spans(bounds: Mapping[str, Sequence[int]]) -> tuple[Span, Span]:
+    """`notices` and `handed` of a manifest; `bounds`: the least and the greatest value of each of
+    POSITIONS, or of its parts; empty where it has none."""
+    made, begins, uptos = (bounds[name] for name in POSITIONS)
+    return (
+        Span(min(made), max(made) + 1) if made else NONE,
+        Span(min(begins), max(uptos)) if begins else NONE,
+    )
+
+
+def _bounds(path: Path) -> dict[str, list[int]]:
+    """Of POSITIONS, as a Parquet file's statistics tell them."""
+    import pyarrow.parquet as pq
+
+    about = pq.read_metadata(path)
+    parts = [about.row_group(n) for n in range(about.num_row_groups)]
+    at = {name: about.schema.names.index(name) for name in POSITIONS}
+    told = {name: [part.column(n).statistics for part in parts] for name, n in at.items()}
+    return {
+        name: [end for part in found if part.has_min_max for end in (part.min, part.max)]
+        for name, found in told.items()
+    }
 
 
 SAME = {"epoch", "segment"}

@@ -14,7 +14,16 @@ import pyarrow.parquet as pq
 
 from purgatoryd.pipeline import cache
 from purgatoryd.pipeline.decode import Decoder
-from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Identity, Lake, Manifest, parquet_writer
+from purgatoryd.pipeline.lake import (
+    BRONZE,
+    OPENINGS,
+    POSITIONS,
+    Identity,
+    Lake,
+    Manifest,
+    parquet_writer,
+    spans,
+)
 from purgatoryd.pipeline.names import Names
 from purgatoryd.pipeline.pace import Pace
 from purgatoryd.pipeline.schemas import BRONZE as BRONZE_TABLE
@@ -29,26 +38,29 @@ from purgatoryd.shm_layout.marks import Mark, read_marks, set_mark
 
 
 class _Tally:
-    """Writes batches to a file, and keeps account of what they hold."""
+    """Writes batches to a file, and keeps account of what they hold. `bounds`: least and greatest
+    values of some columns, of each batch."""
 
     def __init__(self, writer: pq.ParquetWriter) -> None:
         self._writer = writer
         self.rows = 0
         self.last: pa.RecordBatch | None = None
-        self._walls: list[int] = []
+        self.bounds: dict[str, list[int]] = {name: [] for name in ("at", *POSITIONS)}
 
     def write(self, batch: pa.RecordBatch) -> None:
         """The next one."""
         self._writer.write_batch(batch)
         self.rows += batch.num_rows
         self.last = batch
-        ends = pc.min_max(batch["at"].cast(pa.int64()))
-        self._walls += (ends["min"].as_py(), ends["max"].as_py())
+        for name, seen in self.bounds.items():
+            ends = pc.min_max(batch[name].cast(pa.int64()))
+            if ends["min"].is_valid:
+                seen += (ends["min"].as_py(), ends["max"].as_py())
 
     @property
     def walls_us(self) -> tuple[int, int]:
         """The first and the last wall time; zeros if there is no row."""
-        return min(self._walls, default=0), max(self._walls, default=0)
+        return min(self.bounds["at"], default=0), max(self.bounds["at"], default=0)
 
 
 def write_file(walk: Walk, decoder: Decoder, file: BinaryIO) -> _Tally:
@@ -182,6 +194,7 @@ class Shipper:
     ) -> Manifest:
         virtual = walk.struct.header.clock_kind == lib.PG_CLOCK_VIRTUAL
         first_us, last_us = tally.walls_us
+        notices, handed = spans(tally.bounds)
         return Manifest(
             *identity[:2],
             node=self._node,
@@ -195,6 +208,8 @@ class Shipper:
             wall_to_us=last_us,
             schema=BRONZE_TABLE.version,
             kinds=dict(kinds),
+            notices=notices,
+            handed=handed,
         )
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from purgatoryd.pipeline.lake import Lake, Manifest
+from purgatoryd.pipeline.lake import POSITIONS, Lake, Manifest, spans
 from purgatoryd.pipeline.schemas import BRONZE
 
 Longs = npt.NDArray[np.int64]
@@ -43,7 +43,8 @@ REPLACED_LIFE = ("session", "worker", "sent_ns", "received_ns", "applied_ns", "a
 @dataclass(frozen=True)
 class Plan:
     """What to make up. `slow_worker`: its calls wait half a second longer in the request queue.
-    `real_offset_ns`: the real boot clock less the arena's."""
+    `real_offset_ns`: the real boot clock less the arena's. `unsent_rows`: so many records come
+    between the last end and the first batch of notices."""
 
     timers: int
     seed: int = 1
@@ -56,6 +57,7 @@ class Plan:
     workers: int = 6
     slow_worker: int = -1
     real_offset_ns: int = 0
+    unsent_rows: int = 0
     payload: bytes = b"20 bytes of payload."
 
 
@@ -69,9 +71,20 @@ def rows_of(plan: Plan) -> Rows:
     rows = _stacked([adds, ends, batches, moves, *_strays(adds, rng)])
     order = np.argsort(rows["at_ns"], kind="stable")
     rows = {name: column[order] for name, column in rows.items()}
-    rows["lsn"] = np.arange(1, len(order) + 1)
+    if plan.unsent_rows:
+        rows = _held_up(rows, plan.unsent_rows)
+    rows["lsn"] = np.arange(1, len(rows["kind"]) + 1)
     _link(rows, plan.timers)
     return rows
+
+
+def _held_up(rows: Rows, count: int) -> Rows:
+    """Batches of notices behind all others, and behind so many of types of a later version."""
+    sent = rows["kind"] == SENT
+    last_ns = rows["at_ns"].max()
+    between = {"kind": np.full(count, UNKNOWN), "at_ns": np.full(count, last_ns)}
+    before, after = ({n: c[chosen] for n, c in rows.items()} for chosen in (~sent, sent))
+    return _stacked([before, between, after])
 
 
 def _adds(plan: Plan, rng: np.random.Generator) -> Rows:
@@ -251,13 +264,20 @@ def _segment(plan: Plan, rows: Rows) -> tuple[Manifest, pa.Table]:
     first, last = int(rows["lsn"][0]), int(rows["lsn"][-1])
     table = table_of(plan, rows, first)
     at = table["at"].cast(pa.int64()).to_numpy()
+    notices, handed = spans({name: _known(rows, name) for name in POSITIONS})
     kinds = Counter(WORDS["kind"][kind] for kind in rows["kind"].tolist())
     return Manifest(
         table="bronze", daemon=plan.daemon, node=plan.node, epoch=1, first_lsn=first,
         last_lsn=last, crc=plan.seed, clock=plan.clock, rows=len(table),
         wall_from_us=int(at.min()), wall_to_us=int(at.max()), schema=BRONZE.version,
-        kinds=dict(kinds),
+        kinds=dict(kinds), notices=notices, handed=handed,
     ), table  # fmt: skip
+
+
+def _known(rows: Rows, name: str) -> list[int]:
+    column = rows[name]
+    found: list[int] = column[column != NIL].tolist()
+    return found
 
 
 def opening_of(plan: Plan, start_lsn: int, taken_lsn: int) -> tuple[Manifest, pa.Table]:

@@ -282,9 +282,8 @@ def contents(spark: SparkSession, lake: Lake) -> dict[str, list[str]]:
 
 
 def test_segments_come_late_twice_and_in_any_order(
-    spark: SparkSession, batch: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, batch: Lake, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(jobs, "REACH_ROWS", 1)
     lake, segments = lake_in(tmp_path), segments_of(SMALL)
     random.Random(5).shuffle(segments)
     late = segments.pop()
@@ -397,6 +396,21 @@ def test_a_batch_may_be_handed_over_in_the_next_segment(
         first = table(spark, lake, LIVES).where("segment = 1 AND send_ns IS NULL")
         unsent.append(first.where("kind = 'operation' OR outcome = 'expired'").count())
     assert unsent[0] > unsent[1] == 0
+
+
+def test_a_batch_may_be_handed_over_much_later(spark: SparkSession, tmp_path: Path) -> None:
+    """However many records, and segments, stand between a notice and its batch."""
+    plan = replace(SMALL, unsent_rows=70_000, segment_rows=30_000)
+    lake, segments = lake_in(tmp_path), segments_of(plan)
+    assert (len(segments), segments[0][0].handed) == (3, (0, 0))
+    unsent = []
+    for segment in segments:
+        put(lake, segment)
+        jobs.make_silver(spark, lake)
+        notices = table(spark, lake, LIVES).where("kind = 'operation' OR outcome = 'expired'")
+        unsent.append(notices.where("response_queue_ns IS NULL OR send_ns IS NULL").count())
+    assert unsent[0] > unsent[-1] == 0
+    assert jobs.make_silver(spark, lake) == 0
 
 
 def test_one_writer_at_a_time(spark: SparkSession, batch: Lake) -> None:
