@@ -5,7 +5,8 @@
 Options: `columns` (of BRONZE, comma-separated), `from_us` and `to_us` (UTC microseconds; rows
 with from <= at < to), `payloads` (off: without them), `node` (this host's name unless given),
 `files` (a JSON list of file names; all segments unless given), and of a stream `max_rows` of a
-batch, and `mark`, a name under which the journal is held for what is not processed yet.
+batch, which has whole segments and one at least, and `mark`, a name under which the journal is held
+for what is not processed yet.
 
 There is no pushFilters: Spark keeps the reader that was pushed to with the relation, and later
 queries of it, or other branches of one query, get what the last push left (4.1 to 4.3).
@@ -41,9 +42,9 @@ from purgatoryd.pipeline import cache
 from purgatoryd.pipeline.decode import Decoder
 from purgatoryd.pipeline.names import Names
 from purgatoryd.pipeline.schemas import BRONZE, Table
-from purgatoryd.pipeline.sources import Source, names_of, openings, source
+from purgatoryd.pipeline.sources import Learnt, Source, names_of, openings, source
 from purgatoryd.shm_layout.errors import BadPath, InvalidSetting, JournalDamaged
-from purgatoryd.shm_layout.journal import Walk, segments
+from purgatoryd.shm_layout.journal import Walk, segments, snapshots
 from purgatoryd.shm_layout.marks import Mark, set_mark
 
 LSN_END = 1 << 64
@@ -163,17 +164,14 @@ class JournalReader(DataSourceReader):
         if self.settings.files is not None:
             found += openings(self.settings.path)
         wanted = [one for one in found if self.settings.has(one)]
-        names = _names(self.settings.path, wanted)
+        daemons = {one.identity.daemon for one in wanted}
+        names = {daemon: names_of(self.settings.path, daemon) for daemon in daemons}
         return [Part(str(one.path), names[one.identity.daemon]) for one in wanted]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one file, in Arrow batches."""
         assert isinstance(partition, Part)
         return read_part(self.settings, partition)
-
-
-def _names(path: Path, files: Sequence[Source]) -> dict[str, Names]:
-    return {daemon: names_of(path, daemon) for daemon in {one.identity.daemon for one in files}}
 
 
 def read_part(settings: Settings, part: Part) -> Iterator[pa.RecordBatch]:
@@ -210,11 +208,13 @@ def _wanted(batch: pa.RecordBatch, settings: Settings, part: Part) -> pa.Array:
 
 
 class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Sealed segments as they come. An offset is the LSN of the next record, and a record takes
-    one: so how many rows a batch has is known without reading them."""
+    """Sealed segments as they come, each read once for its names and once for its rows. An offset
+    is the LSN of the next record, and a record takes one: so how many rows a batch has is known
+    without reading them."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self._learnt = Learnt()
         self._last: int | None = None  # of a stream that ends with what there is
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
@@ -233,9 +233,13 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
         """Where the next batch ends."""
         upto = self._sealed_upto() if self._last is None else self._last
-        if isinstance(limit, ReadMaxRows):
-            upto = min(upto, start["lsn"] + limit.max_rows)
-        return {"lsn": max(upto, start["lsn"])}
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else upto
+        return {"lsn": self._end_of_batch(start["lsn"], upto, most)}
+
+    def _end_of_batch(self, first: int, upto: int, most: int) -> int:
+        """Behind as many whole segments as have `most` rows, or behind the next one."""
+        ends = [file.lsn for file in segments(self.settings.path) if first < file.lsn <= upto]
+        return max((end for end in ends if end - first <= most), default=min(ends, default=first))
 
     def _sealed_upto(self) -> int:
         return max((file.lsn for file in segments(self.settings.path)), default=1)
@@ -251,8 +255,12 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         wanted = [
             source(file) for file, after in pairwise(files) if after.lsn > first and file.lsn < upto
         ]
-        names = _names(self.settings.path, wanted)
-        return [Part(str(one.path), names[one.identity.daemon], first, upto) for one in wanted]
+        begun = (file for file in files if file.lsn < upto)
+        self._learnt.take([*snapshots(self.settings.path), *begun])
+        return [
+            Part(str(one.path), self._learnt.names(one.identity.daemon), first, upto)
+            for one in wanted
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one segment, in Arrow batches."""

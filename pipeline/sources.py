@@ -4,6 +4,7 @@ without a trace in the page cache."""
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -58,12 +59,41 @@ def openings(directory: Path) -> list[Source]:
     return found
 
 
+# ---- names -----------------------------------------------------------------------------------
+
+
+class Learnt:
+    """The names of a journal's daemons, learnt from its files; each of them is read once."""
+
+    def __init__(self) -> None:
+        self._decoders: dict[str, Decoder] = {}
+        self._read: set[File] = set()
+
+    def names(self, daemon: str) -> Names:
+        """What is known of a daemon's names."""
+        return self._decoder(daemon).names
+
+    def take(self, files: Iterable[File]) -> None:
+        """Reads those that are new. `files`: all that there are. Raises JournalDamaged."""
+        there = set(files)
+        for file in sorted(there - self._read, key=lambda file: file.lsn):
+            with contextlib.suppress(BadPath):  # it went: nobody asks for its records any more
+                self._learn(source(file))
+        self._read = there
+
+    def _learn(self, one: Source) -> None:
+        walk = Walk()
+        walk.enter(one.path, cache.read(one.path))
+        self._decoder(one.identity.daemon).learn(walk)
+
+    def _decoder(self, daemon: str) -> Decoder:
+        if daemon not in self._decoders:
+            self._decoders[daemon] = Decoder("")
+        return self._decoders[daemon]
+
+
 def names_of(directory: Path, daemon: str) -> Names:
     """All names that the files of a journal have for a daemon."""
-    decoder = Decoder("")
-    for one in (*openings(directory), *map(source, segments(directory))):
-        if one.identity.daemon == daemon:
-            walk = Walk()
-            walk.enter(one.path, cache.read(one.path))
-            decoder.learn(walk)
-    return decoder.names
+    learnt = Learnt()
+    learnt.take([*snapshots(directory), *segments(directory)])
+    return learnt.names(daemon)

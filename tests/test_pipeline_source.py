@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from stored_arena import JOURNALS, StoredJournal
 
+from purgatoryd.pipeline import cache
 from purgatoryd.pipeline.lake import Lake
 from purgatoryd.pipeline.schemas import BRONZE
 from purgatoryd.pipeline.ship import Shipper
@@ -178,6 +180,32 @@ def test_a_range_that_is_gone_is_named(journal: Path) -> None:
     with pytest.raises(JournalDamaged) as caught:
         stream.partitions(first, end)
     assert (caught.value.first_lsn, caught.value.last_lsn) == (1, segments(journal)[0].lsn - 1)
+
+
+def test_a_stream_reads_each_segment_twice_however_small_its_batches_are(
+    journal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for its names, once for its rows."""
+    from purgatoryd.pipeline.source import JournalStream
+
+    reads: Counter[Path] = Counter()
+    real = cache.read
+
+    def counted(path: Path, *rest: Any, **options: Any) -> Any:
+        reads[path] += "upto" not in options  # headers do not count
+        return real(path, *rest, **options)
+
+    monkeypatch.setattr(cache, "read", counted)
+    stream = JournalStream(Settings.of({"path": str(journal), "max_rows": "10"}))
+    sealed = segments(journal)[:-1]
+    at, lsns = stream.initialOffset(), []
+    while (end := stream.latestOffset(at, stream.getDefaultReadLimit())) != at:
+        for part in stream.partitions(at, end):
+            lsns += [lsn for batch in stream.read(part) for lsn in batch["lsn"].to_pylist()]
+        at = end
+    assert lsns == list(range(1, segments(journal)[-1].lsn))
+    assert [reads[file.path] for file in sealed] == [2] * len(sealed)
+    assert reads[segments(journal)[-1].path] == 0
 
 
 def test_nothing_sealed_is_nothing_new(tmp_path: Path) -> None:
