@@ -78,7 +78,7 @@ def exit_of(error: errors.PurgatorydError) -> Exit:
     return next(code for kind, code in _BY_ERROR if isinstance(error, kind))
 
 
-def figures(error: errors.PurgatorydError) -> dict[str, Any]:
+def figures(error: Exception) -> dict[str, Any]:
     """The figures that an error keeps, by name."""
     if not is_dataclass(error):
         return {}

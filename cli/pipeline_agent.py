@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from purgatoryd.cli import units
-from purgatoryd.cli.exits import Command, Exit, report
+from purgatoryd.cli.exits import Command, Exit
+from purgatoryd.cli.following import follow as take_turns
 from purgatoryd.cli.options import emit, json_option, name_option
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ def load_agent_command(
     need("pyarrow", "lake")
     from purgatoryd.pipeline.agent import deliver
     from purgatoryd.pipeline.loading import Loader
-    from purgatoryd.shm_layout.errors import PurgatorydError
 
     def round_() -> Exit:
         code = Exit.DONE
@@ -60,13 +59,11 @@ def load_agent_command(
                 code = max(code, code_of(one))
         return code
 
-    while follow is not None:
-        try:
-            round_()
-        except PurgatorydError as error:
-            report(error, as_json)
-        time.sleep(follow / 1e9)
-    return round_()
+    if follow is None:
+        return round_()
+    pause_s = follow / 1e9
+    take_turns(round_, lambda: pause_s, as_json)
+    return Exit.DONE
 
 
 def code_of(one: Delivered) -> Exit:

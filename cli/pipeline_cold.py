@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from purgatoryd.cli import units
-from purgatoryd.cli.exits import Command, Exit, report
+from purgatoryd.cli.exits import Command, Exit
+from purgatoryd.cli.following import follow
 from purgatoryd.cli.options import (
     emit,
     json_option,
@@ -243,24 +244,12 @@ def promote_command(
         bring(wall_ns(window))
         return
     assert every is not None
-    follow(lambda: bring(window_end_ns(time.time_ns(), every)), every, as_json)
-
-
-def follow(
-    bring: Callable[[], None], every_ns: int, as_json: bool,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:  # fmt: skip
-    """Brings a window at once, and one at the beginning of each. An error is told, and the next
-    turn goes on with what it left."""
-    from purgatoryd.shm_layout.errors import PurgatorydError
-
-    while True:
-        try:
-            bring()
-        except PurgatorydError as error:
-            report(error, as_json)
-        now_ns = time.time_ns()
-        sleep((every_ns - now_ns % every_ns) / 1e9)
+    length_ns = every
+    follow(
+        lambda: bring(window_end_ns(time.time_ns(), length_ns)),
+        lambda: (length_ns - time.time_ns() % length_ns) / 1e9,  # to the begin of the next one
+        as_json,
+    )
 
 
 def window_record(window: Window) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-import time
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ import click
 
 from purgatoryd.cli import units
 from purgatoryd.cli.exits import Command
+from purgatoryd.cli.following import follow as take_turns
 from purgatoryd.cli.journal import folder, journal_option, show
 from purgatoryd.cli.options import emit, json_option, name_option
 from purgatoryd.cli.pipeline import lake_option
@@ -48,16 +49,16 @@ def ship_command(
 
     directory = folder(journal, name)
     lake.mkdir(parents=True, exist_ok=True)
-    shipper = Shipper(directory, Lake(lake), node, limit)
-    try:
-        while True:
+    with closing(Shipper(directory, Lake(lake), node, limit)) as shipper:
+
+        def turn() -> None:
             for manifest in shipper.turn():
                 emit(asdict(manifest), shipped_text(manifest), as_json)
-            if not follow:
-                return
-            time.sleep(POLL_S)
-    finally:
-        shipper.close()
+
+        if follow:
+            take_turns(turn, lambda: POLL_S, as_json)
+        else:
+            turn()
 
 
 def shipped_text(manifest: Manifest) -> str:

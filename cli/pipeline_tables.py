@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import click
 
 from purgatoryd.cli import units
 from purgatoryd.cli.exits import Command, Exit
+from purgatoryd.cli.following import follow as take_turns
 from purgatoryd.cli.journal import show
 from purgatoryd.cli.options import (
     emit,
@@ -101,11 +101,13 @@ def ingest_command(
     spark, place = opened(lake, master, conf)
     from purgatoryd.pipeline.jobs import bring_up
 
-    while True:
+    def turn() -> None:
         tell(bring_up(spark, place, ledgers=ledger), as_json)
-        if not follow:
-            return
-        time.sleep(every / units.NS_PER["s"])
+
+    if follow:
+        take_turns(turn, lambda: every / units.NS_PER["s"], as_json)
+    else:
+        turn()
 
 
 @click.command("rebuild", cls=Command)

@@ -108,6 +108,7 @@ class Decoder:
 
     def _learn(self, columns: _Columns) -> None:
         for born in columns.births():
+            self.names.learnt += 1
             name = born["name"].decode(errors="replace")
             if born["kind"] == lib.PG_J_NAMESPACE:
                 self.names.namespaces[born["row"]] = name
@@ -115,7 +116,7 @@ class Decoder:
                 namespace = int(self._births.topics[born["row"]])
                 self.names.topics[born["row"]] = (namespace, name)
             else:  # a session was opened; its row is the pid
-                self.names.workers[born["session"]] = name or f"{born['uid']}:{born['row']}"
+                self.names.opened(born["session"], name or f"{born['uid']}:{born['row']}")
 
     def _count(self, kinds: Any) -> None:
         for number, count in enumerate(kinds):

@@ -13,21 +13,25 @@ from itertools import islice
 from typing import Any
 
 SESSIONS_KEPT = 1 << 17
-"""Sessions, the newest ones, whose workers are remembered: twice what a daemon can have."""
+"""Sessions, the newest ones, whose workers are written down: twice what a daemon can have. In
+memory there are up to twice as many."""
 
 
 @dataclass(slots=True)
 class Names:
-    """`topics`: the row of the namespace, and the name. `workers`: by session."""
+    """`topics`: the row of the namespace, and the name. `workers`: by session. `learnt`: births
+    that were taken, repeats among them."""
 
     namespaces: dict[int, str] = field(default_factory=dict)
     topics: dict[int, tuple[int, str]] = field(default_factory=dict)
     workers: dict[int, str] = field(default_factory=dict)
+    learnt: int = 0
 
-    @property
-    def size(self) -> int:
-        """How many names it has."""
-        return len(self.namespaces) + len(self.topics) + len(self.workers)
+    def opened(self, session: int, worker: str) -> None:
+        """A session has begun; the oldest ones are forgotten."""
+        self.workers[session] = worker
+        if len(self.workers) > 2 * SESSIONS_KEPT:
+            self.workers = dict(self._newest_workers())
 
     def to_json(self) -> dict[str, Any]:
         """As JSON has it; of the workers the newest ones alone."""

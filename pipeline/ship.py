@@ -100,7 +100,7 @@ class Shipper:
         self._pace = Pace(limit).wait
         self._mark = mark_name(lake)
         self._decoders: dict[str, Decoder] = {}
-        self._named: dict[str, int] = {}  # how many names of each daemon are in the lake
+        self._named: dict[str, int] = {}  # what of each daemon's names is in the lake
         self._done: set[Identity] = set()
         self._locks = ExitStack()
 
@@ -140,7 +140,7 @@ class Shipper:
         if daemon not in self._decoders:
             self._locks.enter_context(self._lake.writing(daemon))
             names = self._lake.names(daemon)
-            self._named[daemon] = names.size
+            self._named[daemon] = names.learnt
             self._decoders[daemon] = Decoder(self._node, names)
             for table in (BRONZE, OPENINGS):
                 self._done |= {m.identity for m in self._lake.manifests(table, daemon)}
@@ -185,9 +185,9 @@ class Shipper:
         return self._lake.commit(one.identity.table, one.identity.daemon, write)
 
     def _save_names(self, daemon: str, names: Names) -> None:
-        if names.size != self._named[daemon]:
+        if names.learnt != self._named[daemon]:
             self._lake.save_names(daemon, names)
-            self._named[daemon] = names.size
+            self._named[daemon] = names.learnt
 
     def _manifest(
         self, identity: Identity, walk: Walk, tally: _Tally, kinds: dict[str, int], memory: Any

@@ -19,7 +19,6 @@ from real_daemon import Daemon, stats
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
-from purgatoryd.cli.pipeline_cold import follow
 from purgatoryd.clients import Client
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cold.md"
@@ -109,30 +108,6 @@ def test_bad_places_are_refused(lake: Path) -> None:
     assert command("pipeline", "cold", "status", "--lake", str(lake)).exit_code == Exit.BROKEN
     promote = ("pipeline", "cold", "promote", "--lake", str(lake))
     assert command(*promote).exit_code == Exit.USAGE
-
-
-class Enough(Exception):
-    """The loop was left to run long enough."""
-
-
-def test_windows_go_on_after_an_error() -> None:
-    from purgatoryd.shm_layout.errors import DaemonUnreachable
-
-    tried: list[int] = []
-
-    def bring() -> None:
-        tried.append(len(tried))
-        if len(tried) == 2:
-            raise DaemonUnreachable("demo", "nowhere", 0.0)
-
-    def sleep(seconds: float) -> None:
-        assert 0 < seconds <= 300
-        if len(tried) == 4:
-            raise Enough
-
-    with pytest.raises(Enough):
-        follow(bring, 300 * 10**9, False, sleep)
-    assert tried == [0, 1, 2, 3]
 
 
 def test_the_agent_adds_and_tells(daemon: StartDaemon, tmp_path: Path) -> None:

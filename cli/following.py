@@ -1,0 +1,79 @@
+"""Commands that go on: turn after turn, through errors that pass, until a signal."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from time import sleep
+from typing import Any
+
+import click
+
+from purgatoryd.cli.exits import figures
+from purgatoryd.shm_layout import errors
+
+MOST_S = 60
+"""The longest pause after an error."""
+LASTING = (
+    errors.InvalidArgument, errors.ExtraMissing, errors.LakeBroken, errors.JournalDamaged,
+    errors.JournalMismatch, errors.WindowElsewhere,
+)  # fmt: skip
+"""What does not pass unless somebody mends it."""
+
+
+def follow(turn: Callable[[], object], pause_s: Callable[[], float], as_json: bool) -> None:
+    """Takes turns, with pauses, until SIGTERM or SIGINT; both end a turn where it stands.
+
+    An error that may pass - a lock that another process holds, a daemon that does not answer, a
+    disk that is full - is told on stderr, and the turn is taken again after 1 s, 2 s, 4 s, ... Any
+    other is raised.
+    """
+    failed = 0
+    with suppress(KeyboardInterrupt), _sigterm_interrupts():
+        while True:
+            try:
+                turn()
+                failed, wait_s = 0, pause_s()
+            except Exception as error:
+                if not passes(error):
+                    raise
+                wait_s = min(MOST_S, 2.0 ** min(failed, 16))
+                failed += 1
+                _tell(error, wait_s, as_json)
+            sleep(wait_s)
+
+
+def passes(error: Exception) -> bool:
+    """True if the same turn may do well later."""
+    if isinstance(error, (errors.PurgatorydError, OSError)):
+        return not isinstance(error, LASTING)
+    if "pyspark" not in sys.modules:
+        return False
+    from pyspark.errors import AnalysisException, PySparkException
+
+    return isinstance(error, PySparkException) and not isinstance(error, AnalysisException)
+
+
+def _tell(error: Exception, wait_s: float, as_json: bool) -> None:
+    said = str(error).partition("\n")[0]  # Spark adds the stack of its JVM
+    told: dict[str, Any] = {"error": type(error).__name__, "message": said}
+    told |= figures(error) | {"again_in_s": wait_s}
+    text = f"purgatoryd: {said}; again in {wait_s:g} s"
+    click.echo(json.dumps(told, default=str) if as_json else text, err=True)
+
+
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Inside, SIGTERM does what SIGINT does."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

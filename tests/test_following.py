@@ -1,0 +1,138 @@
+"""Commands that go on: what passes does not end them, a signal does, and what lasts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import segment_writer as sw
+from click.testing import CliRunner
+from made_bronze import Plan, put, segments_of
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from purgatoryd.cli import following
+from purgatoryd.cli.app import app
+from purgatoryd.cli.following import follow
+from purgatoryd.pipeline.lake import Lake
+from purgatoryd.pipeline.parts import Layer
+from purgatoryd.shm_layout.errors import DaemonUnreachable, LakeBroken, LakeInUse
+
+PASSING = [
+    LakeInUse("lock"),
+    DaemonUnreachable("demo", "nowhere", 0.0),
+    OSError(28, "No space left on device"),
+    PySparkException("a task was lost\nand the JVM's stack"),
+]
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses; none is waited for."""
+    pauses: list[float] = []
+    monkeypatch.setattr(following, "sleep", pauses.append)
+    return pauses
+
+
+def turns(*steps: BaseException | None) -> Callable[[], None]:
+    """One turn each, that is done or raises."""
+    left = list(steps)
+
+    def turn() -> None:
+        step = left.pop(0)
+        if step is not None:
+            raise step
+
+    return turn
+
+
+@pytest.mark.parametrize("error", PASSING, ids=lambda error: type(error).__name__)
+def test_what_passes_is_told_and_tried_again(
+    error: Exception, slept: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    follow(turns(error, error, error, None, error, KeyboardInterrupt()), lambda: 7.0, True)
+    assert slept == [1, 2, 4, 7, 1]
+    told = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [one["again_in_s"] for one in told] == [1, 2, 4, 1]
+    assert {one["error"] for one in told} == {type(error).__name__}
+
+
+def test_the_pause_grows_up_to_a_minute(slept: list[float]) -> None:
+    follow(turns(*[PASSING[0]] * 2000, KeyboardInterrupt()), lambda: 1.0, False)
+    assert max(slept) == following.MOST_S == slept[-1]
+
+
+@pytest.mark.parametrize("error", [LakeBroken("file", "is gone"), AssertionError()])
+def test_what_lasts_ends_it(error: Exception, slept: list[float]) -> None:
+    with pytest.raises(type(error)):
+        follow(turns(None, error), lambda: 1.0, False)
+    assert slept == [1]
+
+
+def test_sigterm_ends_a_turn_where_it_stands(slept: list[float]) -> None:
+    ended: list[str] = []
+
+    def turn() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.pause()
+        finally:
+            ended.append("cleanly")
+
+    before = signal.getsignal(signal.SIGTERM)
+    follow(turn, lambda: 1.0, False)
+    assert (ended, slept) == (["cleanly"], [])
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_ship_waits_for_the_lock_and_ends_on_sigterm(tmp_path: Path) -> None:
+    journal, root = tmp_path / "journals" / "demo", tmp_path / "lake"
+    sw.write(journal, sw.segment([*sw.names(), sw.arm(3)]))
+    sw.write(journal, sw.segment([sw.arm(4)], 4, first_group=2, seal=False), 4)
+    root.mkdir()
+    command = (sys.executable, "-m", "purgatoryd.cli", "pipeline", "ship", "--follow", "--name",
+               "demo", "--journal", journal.parent, "--lake", root)  # fmt: skip
+    with ExitStack() as held:
+        held.enter_context(Lake(root).writing(sw.DAEMON.hex()))
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert process.stderr is not None
+        assert process.stdout is not None
+        assert "again in 1 s" in process.stderr.readline()
+    assert process.stdout.readline().startswith("bronze")
+    process.send_signal(signal.SIGTERM)
+    process.communicate()
+    assert process.returncode == 0
+
+
+def test_ingest_goes_on_when_the_tables_are_free(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert spark  # the command finds it
+    for segment in segments_of(Plan(20)):
+        put(Lake(tmp_path), segment)
+    held = ExitStack()
+    held.enter_context(Layer(tmp_path, "silver").writing())
+    pauses: list[float] = []
+
+    def sleep(pause_s: float) -> None:
+        pauses.append(pause_s)
+        if len(pauses) == 2:
+            raise KeyboardInterrupt
+        held.close()
+
+    monkeypatch.setattr(following, "sleep", sleep)
+    options = ("--lake", str(tmp_path), "--follow", "--every", "5s", "--json")
+    done = CliRunner().invoke(app, ["pipeline", "ingest", *options])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout) == {"silver": 1, "gold": 1}
+    assert json.loads(done.stderr)["error"] == "LakeInUse"
+    assert pauses == [1, 5]
