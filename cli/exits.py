@@ -64,6 +64,7 @@ _BY_ERROR: tuple[tuple[type[Exception], Exit], ...] = (
     (errors.SystemFailure, Exit.UNUSABLE),
     (errors.ExtraMissing, Exit.UNUSABLE),
     (errors.LakeInUse, Exit.UNUSABLE),
+    (errors.LakeMismatch, Exit.UNUSABLE),
     (errors.LoadRefused, Exit.REFUSED),
     (errors.MoveMissing, Exit.UNUSABLE),
     (errors.WindowElsewhere, Exit.UNUSABLE),

@@ -19,7 +19,7 @@ MOST_S = 60
 """The longest pause after an error."""
 LASTING = (
     errors.InvalidArgument, errors.ExtraMissing, errors.LakeBroken, errors.JournalDamaged,
-    errors.JournalMismatch, errors.WindowElsewhere,
+    errors.JournalMismatch, errors.LakeMismatch, errors.WindowElsewhere,
 )  # fmt: skip
 """What does not pass unless somebody mends it."""
 

@@ -164,7 +164,8 @@ def _compact(spark: SparkSession, layer: Layer) -> int:
     with layer.writing():
         counting = layer.counting()
         alive = {part.number: part for part in counting.values()}
-        chosen = _worth_it(alive.values(), counting)
+        ours = [part for part in alive.values() if not part.later(layer.tables)]
+        chosen = _worth_it(ours, counting)
         if not chosen:
             return 0
         kept = {s: part.sources[s] for s, part in counting.items() if part.number in chosen}

@@ -16,15 +16,15 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from purgatoryd.pipeline.cache import drop
 from purgatoryd.pipeline.locks import take
 from purgatoryd.pipeline.names import Names
-from purgatoryd.pipeline.schemas import Table
-from purgatoryd.shm_layout.errors import BadPath, LakeBroken
+from purgatoryd.pipeline.schemas import MAJOR, Table
+from purgatoryd.shm_layout.errors import BadPath, LakeBroken, LakeMismatch
 from purgatoryd.shm_layout.files import replace_durably, write_durably
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ class Manifest:
     kinds: dict[str, int] = field(default_factory=dict)
     notices: Span = NONE
     handed: Span = NONE
+    major: int = MAJOR
 
     @property
     def name(self) -> str:
@@ -193,9 +194,9 @@ class Lake:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest in a file. Raises LakeBroken."""
+    """The manifest in a file. Raises LakeBroken, LakeMismatch."""
     try:
-        told = json.loads(path.read_bytes())
+        told = known(path, Manifest)
         if "notices" in told:
             told |= {name: Span(*told[name]) for name in ("notices", "handed")}
         else:  # of an earlier version
@@ -204,6 +205,18 @@ def read_manifest(path: Path) -> Manifest:
         return Manifest(**told)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise LakeBroken(str(path), f"is no manifest: {error}") from error
+
+
+def known(path: Path, kind: type[Any]) -> dict[str, Any]:
+    """The fields of a dataclass in a file of JSON; those of a later minor version are left out.
+
+    Raises LakeMismatch, or what reading gives.
+    """
+    told = json.loads(path.read_bytes())
+    if (major := told.get("major", MAJOR)) != MAJOR:
+        raise LakeMismatch(str(path), MAJOR, major)
+    names = {one.name for one in fields(kind)}
+    return {name: value for name, value in told.items() if name in names}
 
 
 def _data(root: Path, table: str, manifest: Path) -> Path:

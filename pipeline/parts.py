@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
+from purgatoryd.pipeline.lake import known
 from purgatoryd.pipeline.locks import alone
-from purgatoryd.pipeline.schemas import FLOW, LIVES, TOPICS, WORKERS, Table
+from purgatoryd.pipeline.schemas import FLOW, LIVES, MAJOR, TOPICS, WORKERS, Table
 from purgatoryd.shm_layout.errors import LakeBroken
 from purgatoryd.shm_layout.files import replace_durably, sync_directory, sync_file
 
@@ -50,6 +51,10 @@ class Part:
     bytes: int
     sources: dict[Segment, tuple[str, ...]]
 
+    def later(self, tables: Iterable[Table]) -> bool:
+        """True if a later version wrote it: it may have columns that this one does not know."""
+        return any(self.versions.get(table.name, 0) > table.version for table in tables)
+
 
 class Layer:
     """The parts of "silver" or "gold" of the lake in a folder."""
@@ -63,7 +68,7 @@ class Layer:
     # ---- what counts -----------------------------------------------------------------------
 
     def parts(self) -> list[Part]:
-        """All, oldest first. Raises LakeBroken."""
+        """All, oldest first. Raises LakeBroken, LakeMismatch."""
         return [_read(path) for path in sorted(self._parts.glob("*.json"))]
 
     def counting(self) -> dict[Segment, Part]:
@@ -182,7 +187,7 @@ def _only(rows: DataFrame, segments: Iterable[Segment]) -> DataFrame:
 
 def _json(part: Part) -> bytes:
     told = {
-        "number": part.number, "versions": part.versions, "bytes": part.bytes,
+        "major": MAJOR, "number": part.number, "versions": part.versions, "bytes": part.bytes,
         "sources": [[*segment, names] for segment, names in part.sources.items()],
     }  # fmt: skip
     return json.dumps(told).encode()
@@ -190,7 +195,7 @@ def _json(part: Part) -> bytes:
 
 def _read(path: Path) -> Part:
     try:
-        told = json.loads(path.read_bytes())
+        told = known(path, Part)
         sources = {(d, epoch, lsn): tuple(names) for d, epoch, lsn, names in told["sources"]}
         return Part(**{**told, "sources": sources})
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import DataType, StructType
 
+MAJOR = 1
+"""Of everything in a lake. What is more than new columns or fields makes the next one, which this
+version does not read."""
+
 
 @dataclass(frozen=True, slots=True)
 class Column:

@@ -50,6 +50,7 @@ PurgatorydError
 |   +-- ExtraMissing                 a part of the installation that was not asked for
 |   +-- LakeBroken                   a file of the lake is not what was written
 |   +-- LakeInUse                    another process writes there
+|   +-- LakeMismatch                 a lake of another major version
 |   +-- LoadRefused                  the daemon refused rows of a load
 |   +-- MoveMissing                  daemons of this version cannot move a namespace
 |   +-- WindowElsewhere              a cold tier's windows go to another daemon
@@ -652,6 +653,18 @@ class LakeInUse(PipelineError):
 
     def __str__(self) -> str:
         return f"{self.path}: another process writes there"
+
+
+@dataclass(eq=False)
+class LakeMismatch(PipelineError):
+    """The file `path` of a lake is of the major version `found`; this one reads `expected`."""
+
+    path: str
+    expected: int
+    found: object
+
+    def __str__(self) -> str:
+        return f"{self.path}: version of the lake is {self.found}, expected {self.expected}"
 
 
 @dataclass(eq=False)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from conftest import StartDaemon
@@ -25,6 +26,7 @@ from stored_arena import JOURNALS, StoredJournal
 from tables_oracle import OPEN_SQL, WINDOW_SQL, Oracle, same_schema
 
 from purgatoryd.cli.app import app
+from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import Client, Subscriber
 from purgatoryd.pipeline import (
     advice,
@@ -443,6 +445,50 @@ def test_tables_of_the_first_version_read_as_ever(spark: SparkSession, tmp_path:
     assert {row.replaced_by is not None for row in after if row.outcome == "replaced"} == {True}
     first = len(LIVES.at(1).columns)
     assert sorted(repr(row[:first]) for row in before) == sorted(repr(row[:first]) for row in after)
+
+
+def edit(path: Path, **changes: object) -> None:
+    """Changes fields of a file of JSON."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_what_a_later_version_wrote_is_read_and_kept(spark: SparkSession, tmp_path: Path) -> None:
+    """It has more fields and columns; ours among them are read, and no compaction drops any."""
+    for name in ("one", "two"):
+        shutil.copytree(STORED, tmp_path / name)
+    lake = Lake(tmp_path / "two")
+    for told in (*lake.root.glob("manifests/*/*.json"), *lake.root.glob("silver/parts/*.json")):
+        edit(told, invented=[1])
+    for manifest in lake.root.glob("manifests/*/*.json"):
+        edit(manifest, schema=99)
+    for part in lake.root.glob("silver/parts/*.json"):
+        edit(part, versions={"lives": 99, "invented": 1})
+    for file in lake.root.rglob("*.parquet"):
+        found = pq.read_table(file, partitioning=None)
+        pq.write_table(found.append_column("invented", found["lsn"]), file)
+    jobs.make_gold(spark, Lake(tmp_path / "one"))
+    assert jobs.bring_up(spark, lake) == {"silver": 0, "gold": 1}
+    assert contents(spark, lake) == contents(spark, Lake(tmp_path / "one"))
+    silver, one, two = lake.root / "silver", "000000000001", "000000000002"
+    shutil.copytree(silver / "lives" / one, silver / "lives" / two)
+    shutil.copy(silver / "parts" / f"{one}.json", silver / "parts" / f"{two}.json")
+    edit(silver / "parts" / f"{two}.json", number=2, sources=[["d", 1, 1, []]])
+    assert jobs.compact(spark, lake)["silver"] == 0
+
+
+@pytest.mark.parametrize("file", ["manifests/*/*.json", "silver/parts/*.json"])
+def test_another_major_version_is_refused(spark: SparkSession, tmp_path: Path, file: str) -> None:
+    assert spark  # the command finds it
+    shutil.copytree(STORED, tmp_path / "lake")
+    (path,) = (tmp_path / "lake").glob(file)
+    edit(path, major=2)
+    options = ("--lake", str(tmp_path / "lake"), "--json")
+    done = CliRunner().invoke(app, ["pipeline", "ingest", *options])
+    assert done.exit_code == Exit.UNUSABLE, done.output
+    told = json.loads(done.stderr)
+    assert (told["error"], told["found"], told["expected"]) == ("LakeMismatch", 2, 1)
+    assert told["path"] == str(path)
+    assert not list((tmp_path / "lake").glob("gold/parts/*.json"))
 
 
 def test_the_query_of_the_page_runs(
