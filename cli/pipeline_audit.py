@@ -53,11 +53,12 @@ def _read(
     from purgatoryd.pipeline.lake import Lake
     from purgatoryd.pipeline.ledger import read_ledgers
     from purgatoryd.pipeline.session import session
+    from purgatoryd.pipeline.sources import journals_in
     from purgatoryd.pipeline.whole import whole
 
     lake.mkdir(parents=True, exist_ok=True)
     spark = session(master, conf)
-    folders = sorted(f for f in journal.iterdir() if any(f.glob("*.journal"))) if journal else []
+    folders = journals_in(journal) if journal else []
     noted = read_ledgers(spark, ledger) if ledger else None
     with whole(spark, Lake(lake), folders) as found:
         yield _Read(found, noted)

@@ -86,23 +86,32 @@ def gold_command(lake: Path, master: str | None, conf: dict[str, str], as_json: 
 @click.option(
     "--every", type=units.Duration(), default="10s", show_default=True, help="Pause of --follow."
 )
+@click.option(
+    "--journal",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Directory of journals that nobody ships: what is sealed there is brought in first.",
+)
 @ledger_option
 @spark_options
 @json_option
 def ingest_command(
-    lake: Path, follow: bool, every: int, ledger: Path | None, master: str | None,
-    conf: dict[str, str], as_json: bool,
+    lake: Path, follow: bool, every: int, journal: Path | None, ledger: Path | None,
+    master: str | None, conf: dict[str, str], as_json: bool,
 ) -> None:  # fmt: skip
     """Bring silver and gold up to what was shipped.
 
     It may be killed at any time and started again. Segments may come in any order, late or
     twice: what the tables say does not depend on it.
     """
+    if journal is not None:
+        lake.mkdir(parents=True, exist_ok=True)
     spark, place = opened(lake, master, conf)
     from purgatoryd.pipeline.jobs import bring_up
+    from purgatoryd.pipeline.raw import ingest
 
     def turn() -> None:
-        tell(bring_up(spark, place, ledgers=ledger), as_json)
+        raw = {} if journal is None else {"raw": ingest(spark, place, journal)}
+        tell(raw | bring_up(spark, place, ledgers=ledger), as_json)
 
     if follow:
         take_turns(turn, lambda: every / units.NS_PER["s"], as_json)

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,60 +30,78 @@ from purgatoryd.pipeline.schemas import BRONZE as BRONZE_TABLE
 from purgatoryd.pipeline.sources import Source, openings, sealed
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.errors import BadPath, JournalDamaged
-from purgatoryd.shm_layout.journal import SNAPSHOT, Walk, segments
+from purgatoryd.shm_layout.journal import Walk, segments
 from purgatoryd.shm_layout.layout import WalkState
 from purgatoryd.shm_layout.marks import Mark, read_marks, set_mark
 
 # ---- one file --------------------------------------------------------------------------------
 
 
+class Head(NamedTuple):
+    """What a file of the journal is. `crc`: CRC-32C of it; `last_lsn`: of its last record."""
+
+    crc: int
+    clock: str
+    last_lsn: int
+
+
+class Content(NamedTuple):
+    """What its rows are. `bounds`: least and greatest values of "at", in microseconds, and of
+    POSITIONS; `end_lsn`: of a snapshot, the record that makes it valid."""
+
+    rows: int
+    kinds: dict[str, int]
+    bounds: dict[str, list[int]]
+    end_lsn: int | None
+
+
+def head_of(walk: Walk, memory: Any) -> Head:
+    """Of a file that was walked to its end."""
+    virtual = walk.struct.header.clock_kind == lib.PG_CLOCK_VIRTUAL
+    crc = int(lib.pg_crc32c(0, memory, len(memory)))
+    return Head(crc, "virtual" if virtual else "boot", walk.lsn)
+
+
 class _Tally:
-    """Writes batches to a file, and keeps account of what they hold. `bounds`: least and greatest
-    values of some columns, of each batch."""
+    """Writes batches to a file, and keeps account of what they hold."""
 
     def __init__(self, writer: pq.ParquetWriter) -> None:
         self._writer = writer
-        self.rows = 0
-        self.last: pa.RecordBatch | None = None
-        self.bounds: dict[str, list[int]] = {name: [] for name in ("at", *POSITIONS)}
+        self._rows = 0
+        self._last: pa.RecordBatch | None = None
+        self._bounds: dict[str, list[int]] = {name: [] for name in ("at", *POSITIONS)}
 
     def write(self, batch: pa.RecordBatch) -> None:
         """The next one."""
         self._writer.write_batch(batch)
-        self.rows += batch.num_rows
-        self.last = batch
-        for name, seen in self.bounds.items():
+        self._rows += batch.num_rows
+        self._last = batch
+        for name, seen in self._bounds.items():
             ends = pc.min_max(batch[name].cast(pa.int64()))
             if ends["min"].is_valid:
                 seen += (ends["min"].as_py(), ends["max"].as_py())
 
-    @property
-    def walls_us(self) -> tuple[int, int]:
-        """The first and the last wall time; zeros if there is no row."""
-        return min(self.bounds["at"], default=0), max(self.bounds["at"], default=0)
+    def content(self, kinds: dict[str, int]) -> Content:
+        """Of all of them."""
+        end_lsn = None if self._last is None else self._last["add_lsn"][-1].as_py()
+        return Content(self._rows, dict(kinds), self._bounds, end_lsn)
 
 
-def write_file(walk: Walk, decoder: Decoder, file: BinaryIO) -> _Tally:
+def write_file(walk: Walk, decoder: Decoder, file: BinaryIO) -> Content:
     """The records of the file that a walk has entered, as Parquet. Raises JournalDamaged."""
     with parquet_writer(file, BRONZE_TABLE) as writer:
         tally = _Tally(writer)
         for batch in decoder.batches(walk):
             tally.write(batch)
-    return tally
+    return tally.content(decoder.kinds)
 
 
-def _refuse_open_end(walk: Walk, one: Source) -> None:
+def refuse_open_end(walk: Walk, one: Source) -> None:
+    """Raises JournalDamaged if a walk over a whole segment did not come to its seal."""
     if one.identity.table == BRONZE and not one.complete and walk.state != WalkState.SEALED:
         what = "ends before the next segment begins"
         at = int(walk.struct.at)
         raise JournalDamaged(str(one.path), what, at, int(walk.struct.size), walk.lsn + 1, walk.lsn)
-
-
-def _last_lsn(walk: Walk, tally: _Tally) -> int:
-    """Of a segment its last record's; of a snapshot that of the record that makes it valid."""
-    if walk.path is not None and walk.path.suffix == SNAPSHOT and tally.last is not None:
-        return int(tally.last["add_lsn"][-1].as_py())
-    return walk.lsn
 
 
 # ---- one journal -----------------------------------------------------------------------------
@@ -120,13 +138,17 @@ class Shipper:
         for one in found:
             if one.identity.table == OPENINGS:
                 self._learn(one)
-        for one in sorted(found, key=lambda one: one.identity.first_lsn):
-            manifest = self._ship(one, self._decoder(one.identity.daemon))
+        for one, manifest in self._each(sorted(found, key=lambda one: one.identity.first_lsn)):
             if manifest is not None:
                 self._done.add(one.identity)
                 self._hold()
                 yield manifest
         self._hold()
+
+    def _each(self, found: list[Source]) -> Iterator[tuple[Source, Manifest | None]]:
+        """Each with its manifest; None: it was a snapshot, and is gone."""
+        for one in found:
+            yield one, self._ship(one, self._decoder(one.identity.daemon))
 
     def _new(self, found: list[Source]) -> list[Source]:
         for one in found:
@@ -177,10 +199,10 @@ class Shipper:
         walk.enter(one.path, memory)
 
         def write(file: BinaryIO) -> Manifest:
-            tally = write_file(walk, decoder, file)
-            _refuse_open_end(walk, one)
+            content = write_file(walk, decoder, file)
+            refuse_open_end(walk, one)
             self._save_names(one.identity.daemon, decoder.names)
-            return self._manifest(one.identity, walk, tally, decoder.kinds, memory)
+            return self._manifest(one.identity, head_of(walk, memory), content)
 
         return self._lake.commit(one.identity.table, one.identity.daemon, write)
 
@@ -189,25 +211,22 @@ class Shipper:
             self._lake.save_names(daemon, names)
             self._named[daemon] = names.learnt
 
-    def _manifest(
-        self, identity: Identity, walk: Walk, tally: _Tally, kinds: dict[str, int], memory: Any
-    ) -> Manifest:
-        virtual = walk.struct.header.clock_kind == lib.PG_CLOCK_VIRTUAL
-        first_us, last_us = tally.walls_us
-        notices, handed = spans(tally.bounds)
+    def _manifest(self, identity: Identity, head: Head, content: Content) -> Manifest:
+        last_lsn = content.end_lsn if identity.table == OPENINGS else None
+        notices, handed = spans(content.bounds)
         return Manifest(
             *identity[:2],
             node=self._node,
             epoch=identity.epoch,
             first_lsn=identity.first_lsn,
-            last_lsn=_last_lsn(walk, tally),
-            crc=int(lib.pg_crc32c(0, memory, len(memory))),
-            clock="virtual" if virtual else "boot",
-            rows=tally.rows,
-            wall_from_us=first_us,
-            wall_to_us=last_us,
+            last_lsn=head.last_lsn if last_lsn is None else last_lsn,
+            crc=head.crc,
+            clock=head.clock,
+            rows=content.rows,
+            wall_from_us=min(content.bounds["at"], default=0),
+            wall_to_us=max(content.bounds["at"], default=0),
             schema=BRONZE_TABLE.version,
-            kinds=dict(kinds),
+            kinds=content.kinds,
             notices=notices,
             handed=handed,
         )

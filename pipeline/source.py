@@ -4,7 +4,8 @@
 
 Options: `columns` (of BRONZE, comma-separated), `from_us` and `to_us` (UTC microseconds; rows
 with from <= at < to), `payloads` (off: without them), `node` (this host's name unless given),
-`files` (a JSON list of file names; all segments unless given), and of a stream `max_rows` of a
+`files` (a JSON list of file names; all segments unless given), `lake` (names are taken from there,
+which has them all, and not from the journal's files), and of a stream `max_rows` of a
 batch, which has whole segments and one at least, and `mark`, a name under which the journal is held
 for what is not processed yet.
 
@@ -40,6 +41,7 @@ from pyspark.sql.types import StructType
 
 from purgatoryd.pipeline import cache
 from purgatoryd.pipeline.decode import Decoder
+from purgatoryd.pipeline.lake import Lake
 from purgatoryd.pipeline.names import Names
 from purgatoryd.pipeline.schemas import BRONZE, Table
 from purgatoryd.pipeline.sources import Learnt, Source, names_of, openings, source
@@ -72,6 +74,7 @@ class Settings:
     from_us: int
     to_us: int
     files: frozenset[str] | None
+    lake: Path | None
     max_rows: int
     mark: str
 
@@ -90,6 +93,7 @@ class Settings:
             _number("from_us", options.get("from_us", str(-(1 << 63)))),
             _number("to_us", options.get("to_us", str((1 << 63) - 1))),
             None if files is None else frozenset(json.loads(files)),
+            Path(options["lake"]) if "lake" in options else None,
             _number("max_rows", options.get("max_rows", "0")),
             options.get("mark", ""),
         )
@@ -164,9 +168,12 @@ class JournalReader(DataSourceReader):
         if self.settings.files is not None:
             found += openings(self.settings.path)
         wanted = [one for one in found if self.settings.has(one)]
-        daemons = {one.identity.daemon for one in wanted}
-        names = {daemon: names_of(self.settings.path, daemon) for daemon in daemons}
+        names = {daemon: self._names(daemon) for daemon in {one.identity.daemon for one in wanted}}
         return [Part(str(one.path), names[one.identity.daemon]) for one in wanted]
+
+    def _names(self, daemon: str) -> Names:
+        lake = self.settings.lake
+        return Lake(lake).names(daemon) if lake else names_of(self.settings.path, daemon)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one file, in Arrow batches."""

@@ -15,7 +15,7 @@ from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Identity
 from purgatoryd.pipeline.names import Names
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.errors import BadPath
-from purgatoryd.shm_layout.journal import SNAPSHOT, File, Walk, segments, snapshots
+from purgatoryd.shm_layout.journal import SEGMENT, SNAPSHOT, File, Walk, segments, snapshots
 
 HEAD: int = lib.PG_SEGMENT_HEAD
 
@@ -48,6 +48,11 @@ def sealed(directory: Path) -> list[Source]:
         replace(one, complete=one.identity.daemon != after.identity.daemon)
         for one, after in pairwise(found)
     ]
+
+
+def journals_in(directory: Path) -> list[Path]:
+    """The folders of a directory of journals that have segments."""
+    return sorted(folder for folder in directory.iterdir() if any(folder.glob(f"*{SEGMENT}")))
 
 
 def openings(directory: Path) -> list[Source]:

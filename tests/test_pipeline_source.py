@@ -6,17 +6,23 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import segment_writer as sw
+from click.testing import CliRunner
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from stored_arena import JOURNALS, StoredJournal
 
+from purgatoryd.cli.app import app
 from purgatoryd.pipeline import cache
-from purgatoryd.pipeline.lake import Lake
+from purgatoryd.pipeline.lake import BRONZE as BRONZE_FOLDER
+from purgatoryd.pipeline.lake import OPENINGS, Lake, Manifest
+from purgatoryd.pipeline.raw import ingest
 from purgatoryd.pipeline.schemas import BRONZE
 from purgatoryd.pipeline.ship import Shipper
 from purgatoryd.pipeline.source import Settings
@@ -80,6 +86,51 @@ def test_openings_are_read_from_both_tiers(spark: SparkSession, journal: Path, l
     assert [row[4:] for row in rows(read_openings(spark, lake, [journal]))] == [
         row[4:] for row in before
     ]
+
+
+def test_ingest_of_raw_segments_gives_the_lake_that_ship_does(
+    spark: SparkSession, journal: Path, lake: Lake
+) -> None:
+    assert spark  # the command finds it
+    ship(journal, lake)
+    raw_lake = lake.root.parent / "raw"
+    options = ("--journal", str(journal.parent), "--lake", str(raw_lake), "--json")
+    told = [CliRunner().invoke(app, ["pipeline", "ingest", *options]) for _ in range(2)]
+    assert [one.exit_code for one in told] == [0, 0], told[0].output
+    count = len(lake.manifests()) + len(lake.manifests(OPENINGS))
+    assert [json.loads(one.stdout)["raw"] for one in told] == [count, 0]
+    ours = Lake(raw_lake)
+    for table in (BRONZE_FOLDER, OPENINGS):
+        theirs = lake.manifests(table)
+        for mine, other in zip(ours.manifests(table), theirs, strict=True):
+            assert replace(mine, node=other.node, bytes=other.bytes) == other
+            assert mine.bytes == ours.data(mine).stat().st_size
+            assert bronze_rows(ours, mine) == bronze_rows(lake, other)
+    assert ours.names(theirs[0].daemon).to_json() == lake.names(theirs[0].daemon).to_json()
+    assert {mark.lsn for mark in read_marks(journal).values()} == {segments(journal)[-1].lsn}
+    assert not list((raw_lake / "raw").rglob("*.parquet"))
+
+
+def bronze_rows(lake: Lake, manifest: Manifest) -> list[dict[str, Any]]:
+    """By other code than Spark's, but for the host's name."""
+    found = pq.read_table(lake.data(manifest), partitioning=None)
+    assert found.schema.names == BRONZE.names
+    rows: list[dict[str, Any]] = found.drop_columns(["node"]).to_pylist()
+    return rows
+
+
+def test_raw_ingest_takes_what_is_whole_and_names_the_damage(
+    spark: SparkSession, tmp_path: Path, lake: Lake
+) -> None:
+    journal = tmp_path / "journals" / "demo"
+    sw.write(journal, sw.segment([*sw.names(), sw.arm(3)]))
+    sw.write(journal, sw.segment([sw.arm(4)], 4, first_group=2)[:-40], 4)
+    sw.write(journal, sw.segment([sw.arm(5)], 5, first_group=3, seal=False), 5)
+    with pytest.raises(JournalDamaged) as caught:
+        ingest(spark, lake, journal.parent)
+    assert caught.value.path == str(journal / "0000000000000004.journal")
+    (manifest,) = lake.manifests()
+    assert (manifest.rows, manifest.first_lsn, manifest.last_lsn) == (3, 1, 3)
 
 
 def test_an_empty_lake_is_an_empty_table(spark: SparkSession, lake: Lake) -> None:
