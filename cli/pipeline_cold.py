@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,6 +15,7 @@ import click
 from purgatoryd.cli import units
 from purgatoryd.cli.exits import Command, Exit
 from purgatoryd.cli.following import follow
+from purgatoryd.cli.journal import folder
 from purgatoryd.cli.options import (
     emit,
     json_option,
@@ -26,8 +28,10 @@ from purgatoryd.cli.pipeline import lake_option, spark_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import SparkSession
 
     from purgatoryd.pipeline.loading import Loader
+    from purgatoryd.pipeline.parked import Collected
     from purgatoryd.pipeline.tier import Tier, Window
 
 Wrapped = TypeVar("Wrapped", bound=Callable[..., Any])
@@ -200,12 +204,54 @@ def keys_in(file: Path, namespace: str) -> pa.Table:
     return rows
 
 
-# ---- promote ---------------------------------------------------------------------------------
+# ---- collect, promote --------------------------------------------------------------------------
+
+
+def journal_option(command: Wrapped) -> Wrapped:
+    """--journal."""
+    return click.option(
+        "--journal",
+        type=click.Path(exists=True, file_okay=False, path_type=Path),
+        help="As of `purgatoryd run`: also what was not shipped yet is read, for parked timers.",
+    )(command)
+
+
+@cold_command.command("collect", cls=Command)
+@lake_option
+@daemon_options
+@journal_option
+@spark_options
+@json_option
+def collect_command(
+    lake: Path, name: str, tcp: str | None, server_key: str | None, key_file: Path | None,
+    journal: Path | None, master: str | None, conf: dict[str, str], as_json: bool,
+) -> None:  # fmt: skip
+    """Take the timers that the daemon parked into the tier, and what became of them.
+
+    They are read from what was shipped to LAKE, each record once. `promote` does this first.
+    """
+    tier = tier_of(lake)
+    from purgatoryd.pipeline.session import session
+
+    spark = session(master, conf)
+    with daemon_of(name, tcp, server_key, key_file) as hot:
+        done = collected(spark, tier, hot, journal)
+    text = f"{done.rows} timers, version {done.version}; {done.ended} older rows ended"
+    emit({"version": done.version, "rows": done.rows, "ended": done.ended}, text, as_json)
+
+
+def collected(spark: SparkSession, tier: Tier, hot: Loader, journal: Path | None) -> Collected:
+    """What the daemon parked is in the tier then."""
+    from purgatoryd.pipeline.lake import Lake
+    from purgatoryd.pipeline.parked import collect
+
+    return collect(spark, tier, Lake(tier.lake), hot, journal and folder(journal, hot.name))
 
 
 @cold_command.command("promote", cls=Command)
 @lake_option
 @daemon_options
+@journal_option
 @click.option("--window", type=units.Moment(), help="Everything that is due before this time.")
 @click.option(
     "--every",
@@ -217,18 +263,20 @@ def keys_in(file: Path, namespace: str) -> pa.Table:
 @json_option
 def promote_command(
     lake: Path, name: str, tcp: str | None, server_key: str | None, key_file: Path | None,
-    window: datetime | None, every: int | None, rate: float | None, master: str | None,
-    conf: dict[str, str], as_json: bool,
+    journal: Path | None, window: datetime | None, every: int | None, rate: float | None,
+    master: str | None, conf: dict[str, str], as_json: bool,
 ) -> None:  # fmt: skip
-    """Bring timers from the tier to the daemon.
+    """Bring timers from the tier to the daemon, those that it parked too.
 
     A window that was begun before is finished first. The same window again adds nothing.
     """
     tier = tier_of(lake)
     from purgatoryd.clients.times import wall_ns
+    from purgatoryd.pipeline.lake import Lake
     from purgatoryd.pipeline.pace import Pace
     from purgatoryd.pipeline.promote import promote, window_end_ns
     from purgatoryd.pipeline.session import session
+    from purgatoryd.shm_layout.errors import LakeInUse
 
     if (window is None) == (every is None):
         raise click.UsageError("Give either --window or --every.")
@@ -237,6 +285,9 @@ def promote_command(
 
     def bring(until_ns: int) -> None:
         with daemon_of(name, tcp, server_key, key_file) as hot:
+            if journal or Lake(lake).daemons():
+                with suppress(LakeInUse):  # somebody loads; the next turn takes them
+                    collected(spark, tier, hot, journal)
             for one in promote(spark, tier, until_ns, hot, pace):
                 emit(window_record(one), window_text(one), as_json)
 

@@ -134,6 +134,11 @@ class Client:
         return self._core.namespace
 
     @property
+    def daemon(self) -> bytes:
+        """The uuid of the daemon's arena: tickets are of it alone. As the session began."""
+        return self._core.daemon
+
+    @property
     def virtual(self) -> bool:
         """True if the daemon runs under the virtual clock."""
         return bool(self._core.clock)

@@ -132,6 +132,11 @@ class Core:
         return self.session.welcome.clock_kind if self.session.welcome else ClockKind.BOOT
 
     @property
+    def daemon(self) -> bytes:
+        """The uuid of the daemon's arena, from its last welcome."""
+        return self.session.welcome.uuid if self.session.welcome else b""
+
+    @property
     def delay_clock(self) -> int:
         """The ClockKind by which delays are sent: VIRTUAL if the daemon has to stamp them,
         because its clock is not ours: on another host, or in another time namespace."""

@@ -77,7 +77,14 @@ def _read(spark: SparkSession, tier: Tier, parts: Iterable[Part], table: Table) 
 def alive(rows: DataFrame, tombstones: DataFrame) -> DataFrame:
     """Rows that no younger tombstone ends."""
     ended = [rows[name] == tombstones[name] for name in KEY]
-    return rows.join(tombstones, [*ended, tombstones.version > rows.version], "left_anti")
+    of_this = [_is_of(tombstones[name], rows[name]) for name in ("daemon", "ticket")]
+    newer = tombstones.version > rows.version
+    return rows.join(tombstones, [*ended, *of_this, newer], "left_anti")
+
+
+def _is_of(ended: Column, row: Column) -> Column:
+    """A tombstone that names none is of all."""
+    return ended.isNull() | ended.eqNullSafe(row)
 
 
 def beyond(rows: DataFrame, frontier: Frontier) -> DataFrame:
@@ -128,10 +135,8 @@ def load(tier: Tier, rows: DataFrame, load_id: str, hot: Hot, *, replacing: bool
         known = tier.version().loads.get(load_id)
         if known is not None:
             return Loaded(known, 0)
-        with tier.lock():
-            begun = tier.version()
-            number = tier.commit(replace(begun, reserved=begun.number + 1)).number
-        with _staged(tier, f"load-{number}") as staged:
+        number = reserve(tier)
+        with staging(tier, f"load-{number}") as staged:
             stage_load(rows, number, staged)
             parts = tier.take_rows(staged, number, clean=number)
         keys = keys_of(tier, parts if replacing else ())
@@ -143,6 +148,13 @@ def load(tier: Tier, rows: DataFrame, load_id: str, hot: Hot, *, replacing: bool
                 loads={**version.loads, load_id: number},
             ), keys, number, hot)  # fmt: skip
     return Loaded(number, sum(part.rows for part in parts), late)
+
+
+def reserve(tier: Tier) -> int:
+    """The number of a version whose rows are still to come."""
+    with tier.lock():
+        begun = tier.version()
+        return tier.commit(replace(begun, reserved=begun.number + 1)).number
 
 
 def stage_load(rows: DataFrame, number: int, staged: Path) -> None:
@@ -169,9 +181,18 @@ def shaped(rows: DataFrame, number: int) -> DataFrame:
         "payload": f.col("payload").cast("binary") if "payload" in given else f.lit(b""),
         "deadline_ns": f.expr(_DEADLINE if "deadline" in given else _DEADLINE_NS),
         "version": f.lit(number).cast("long"),
+        "daemon": f.lit(None).cast("string"),
+        "ticket": f.lit(None).cast("long"),
     }
     shaped = rows.select([columns[name].alias(name) for name in COLD.names])
-    return shaped.withColumn("hour", f.expr(f"deadline_ns div {HOUR_NS}"))
+    return with_hour(shaped)
+
+
+def with_hour(rows: DataFrame) -> DataFrame:
+    """The hour in which they are due, as write_rows needs it."""
+    from pyspark.sql import functions as f
+
+    return rows.withColumn("hour", f.expr(f"deadline_ns div {HOUR_NS}"))
 
 
 def check_columns(given: Mapping[str, str]) -> None:
@@ -237,7 +258,8 @@ def late_rows(tier: Tier, parts: Iterable[Part]) -> int:
 
 
 @contextmanager
-def _staged(tier: Tier, name: str) -> Iterator[Path]:
+def staging(tier: Tier, name: str) -> Iterator[Path]:
+    """A folder to write to, which goes at the end with what is left in it."""
     folder = tier.staging(name)
     try:
         yield folder
@@ -264,7 +286,8 @@ def cancel(tier: Tier, keys: pa.Table, hot: Hot) -> dict[str, int]:
 def end_keys(tier: Tier, version: Version, keys: pa.Table, number: int, hot: Hot) -> dict[str, int]:
     """Commits `version` with tombstones; under the lock. The daemon is told once it has rows."""
     tombstones = tier.add_tombstones(keys, number)
-    told = () if tier.frontier("promoting", "hot") == NOTHING else (t.path for t in tombstones)
+    has_some = version.daemon or tier.frontier("promoting", "hot") != NOTHING
+    told = (t.path for t in tombstones) if has_some else ()
     tier.commit(replace(
         version, tombstones=(*version.tombstones, *tombstones), owed=(*version.owed, *told)
     ))  # fmt: skip
@@ -306,7 +329,7 @@ def compact(spark: SparkSession, tier: Tier, hour: str | None = None) -> Compact
             number = tier.commit(replace(version, reserved=0)).number
         frontier = tier.frontier("hot")
         old = [part for part in version.rows if untidy(version, part, frontier, hour)]
-        with _staged(tier, f"compact-{number}") as staged:
+        with staging(tier, f"compact-{number}") as staged:
             if old:
                 stage_left(spark, tier, old, staged)
             parts = tier.take_rows(staged, number, clean=version.number)
@@ -329,11 +352,9 @@ def untidy(version: Version, part: Part, frontier: Frontier, hour: str | None) -
 
 def stage_left(spark: SparkSession, tier: Tier, old: list[Part], staged: Path) -> None:
     """Writes what files have that is of use."""
-    from pyspark.sql import functions as f
-
     rows = beyond(rows_of(spark, tier, old), tier.frontier("hot"))
     left = alive(rows, tombstones_of(spark, tier, tier.version().tombstones))
-    write_rows(left.withColumn("hour", f.expr(f"deadline_ns div {HOUR_NS}")), staged)
+    write_rows(with_hour(left), staged)
 
 
 def _compacted(tier: Tier, old: list[Part], parts: tuple[Part, ...]) -> Version:
@@ -383,7 +404,7 @@ def verify(spark: SparkSession, tier: Tier) -> tuple[dict[str, int], list[str]]:
     if wrong:
         return {}, wrong
     left = pending(spark, tier)
-    keys = left.groupBy(KEY).count()
+    keys = left.groupBy(*KEY, "daemon", "ticket").count()
     counted = keys.agg(
         f.sum("count").alias("pending"), f.count_if(f.col("count") > 1).alias("twice")
     ).first()

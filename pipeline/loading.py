@@ -105,7 +105,8 @@ class Loader(Closing):
 
     def add(self, load: UUID, rows: pa.Table) -> Answers:
         """Arms rows: namespace, key_type, key, topic, payload, one of TIMES, and `row`, their
-        number in the load. What the daemon is too busy for is sent again. Raises DaemonError."""
+        number in the load. With `daemon` and `ticket`: those are parked there, and are brought
+        back. What the daemon is too busy for is sent again. Raises DaemonError."""
         answers, end_s = Answers(), time.monotonic() + PATIENCE_S
         while rows.num_rows:
             sent = [self._statuses(load, run) for run in runs(rows)]
@@ -123,12 +124,22 @@ class Loader(Closing):
         known = Load(load_in(load, namespace), run["row"][0].as_py())
         for left in reversed(range(SESSIONS)):
             try:
-                client = self._client(namespace)
-                return client.add_many(as_adds(run), mode=self._mode, load=known).statuses
+                return self._send(self._client(namespace), run, known)
             except SessionExpired:
                 if not left:
                     raise
         raise AssertionError
+
+    def _send(self, client: Client, run: pa.Table, known: Load) -> Any:
+        if "ticket" not in run.column_names or not run["ticket"][0].is_valid:
+            return client.add_many(as_adds(run), mode=self._mode, load=known).statuses
+        if run["daemon"][0].as_py() != client.daemon.hex():  # an arena that is gone
+            return np.full(run.num_rows, Status.UNKNOWN)
+        return np.asarray(client.unpark_many(as_returns(run), load=known).statuses)
+
+    def uuid(self) -> str:
+        """Of the daemon's arena, in hex. Raises DaemonError."""
+        return self._client("default").daemon.hex()
 
     def close_load(self, load: UUID, namespaces: Iterable[str]) -> None:
         """From now on no row of it adds anything. Raises MessageRefused, DaemonError."""
@@ -164,10 +175,12 @@ def load_in(load: UUID, namespace: str) -> bytes:
 
 
 def runs(rows: pa.Table) -> Iterator[pa.Table]:
-    """Pieces of one namespace and one type of keys, whose numbers follow each other."""
+    """Pieces of one namespace, one type of keys and one `daemon`, if the rows have one, whose
+    numbers follow each other."""
     ends = np.zeros(max(rows.num_rows - 1, 0), bool)
-    for name in ("namespace", "key_type"):
-        codes = rows[name].combine_chunks().dictionary_encode().indices.to_numpy()
+    for name in {"namespace", "key_type", "daemon"} & set(rows.column_names):
+        values = rows[name].combine_chunks()
+        codes = values.dictionary_encode("encode").indices.to_numpy()
         ends |= np.diff(codes) != 0
     if "row" in rows.column_names:
         ends |= np.diff(rows["row"].to_numpy()) != 1
@@ -185,6 +198,14 @@ def as_adds(run: pa.Table) -> dict[str, Any]:
     if time_name == "deadline_ns":  # since 1970
         return columns | {"deadline": times.cast(pa.int64()).view(pa.timestamp("ns", "UTC"))}
     return columns | {time_name: times}
+
+
+def as_returns(run: pa.Table) -> Iterator[tuple[Any, int, bytes]]:
+    """The rows as unpark_many takes them."""
+    keys = keys_of(run)
+    keys = keys if isinstance(keys, list) else keys.to_pylist()
+    payloads = run["payload"].combine_chunks().fill_null(b"").to_pylist()
+    return zip(keys, run["ticket"].to_pylist(), payloads, strict=True)
 
 
 def keys_of(run: pa.Table) -> Any:

@@ -42,7 +42,7 @@ from purgatoryd.shm_layout.files import sync_directory, sync_file
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-ORDER = ("namespace", "key_type", "deadline_ns")
+ORDER = ("namespace", "key_type", "daemon", "deadline_ns")
 """Of a slice: rows that go in one message to the daemon stand beside each other."""
 REMEMBERED = 16
 """So many windows are known to the daemon after they became hot."""
@@ -66,7 +66,8 @@ class Hot(Protocol):
     name: str
 
     def add(self, load: UUID, rows: pa.Table) -> Answers:
-        """Arms rows; one that is known by (load, row) adds nothing."""
+        """Arms rows, parked ones by their tickets; one that is known by (load, row) adds
+        nothing."""
 
     def close_load(self, load: UUID, namespaces: Iterable[str]) -> None:
         """From now on no row of `load` adds anything."""
@@ -233,26 +234,27 @@ class Ended:
     def __init__(self, tier: Tier, version: int) -> None:
         self._tier = tier
         self._since = self._seen = version
-        self._newest: dict[tuple[str, ...], int] = {}
+        self._newest: dict[tuple[Any, ...], int] = {}
 
     def without(self, rows: pa.Table) -> pa.Table:
         """The rows that are not ended; under the lock."""
         version = self._tier.version()
         parts = version.newer_tombstones(self._seen)
-        for *key, number in _tuples(newer_keys(self._tier.lake, parts)):
-            self._newest[tuple(key)] = max(number, self._newest.get(tuple(key), 0))
+        for number, *of in _tuples(newer_keys(self._tier.lake, parts)):
+            self._newest[tuple(of)] = max(number, self._newest.get(tuple(of), 0))
         self._seen = max([self._seen, *(part.version for part in parts)])
         if not self._newest:
             return rows
-        dead = [
-            self._newest.get(tuple(key), 0) > number
-            for *key, number in _tuples(rows.select([*KEY, "version"]))
-        ]
-        return rows.filter(pa.array([not one for one in dead]))
+        return rows.filter(pa.array([self._lives(*row) for row in _tuples(rows)]))
+
+    def _lives(self, version: int, daemon: str | None, ticket: int | None, *key: Any) -> bool:
+        ended = self._newest.get((daemon, ticket, *key), 0), self._newest.get((None, None, *key), 0)
+        return max(ended) <= version
 
 
 def _tuples(table: pa.Table) -> Iterator[tuple[Any, ...]]:
-    return zip(*table.to_pydict().values(), strict=True)
+    names = ["version", "daemon", "ticket", *KEY]
+    return zip(*table.select(names).to_pydict().values(), strict=True)
 
 
 # ---- time ----------------------------------------------------------------------------------

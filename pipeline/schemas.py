@@ -126,7 +126,7 @@ def spark_type(kind: str | tuple[Column, ...]) -> DataType:
 
 BRONZE = Table(
     "bronze",
-    1,
+    2,
     (
         *columns("word", "daemon node", nullable=False),
         *columns("long", "epoch segment lsn", nullable=False),
@@ -167,10 +167,12 @@ BRONZE = Table(
         *columns("long", "replaced_add_lsn replaced_session replaced_sent_ns"),
         *columns("long", "replaced_received_ns replaced_applied_ns replaced_armed_ns"),
         Column("replaced_worker", "word"),
+        Column("parked", "int", since=2),
     ),
 )
 """One row per record of a journal or a snapshot. Unsigned 64-bit numbers stand as the long of
-the same bits. Times in ns are on the arena's clock unless docs/pipeline.md says otherwise."""
+the same bits. Times in ns are on the arena's clock unless docs/pipeline.md says otherwise.
+`parked`: 1 of an add whose key alone the daemon kept, else null."""
 
 # ---- silver ----------------------------------------------------------------------------------
 
@@ -325,20 +327,29 @@ FLOW = Table(
 
 COLD = Table(
     "cold",
-    1,
+    2,
     (
         *columns("string", "namespace topic"),
         Column("key", "binary"),
         Column("key_type", "string"),
         Column("payload", "binary"),
         *columns("long", "deadline_ns version"),
+        Column("daemon", "string", since=2),
+        Column("ticket", "long", since=2),
     ),
 )
-"""Timers that are due far from now. `deadline_ns`: since 1970, UTC; `version`: tier.py."""
+"""Timers that are due far from now. `deadline_ns`: since 1970, UTC; `version`: tier.py. `daemon`,
+`ticket`: of one that a daemon parked, whose key it still has; null of one that was loaded."""
 
 TOMBSTONES = Table(
     "cold_tombstones",
-    1,
-    (*columns("string", "namespace key_type"), Column("key", "binary"), Column("version", "long")),
+    2,
+    (
+        *columns("string", "namespace key_type"),
+        Column("key", "binary"),
+        Column("version", "long"),
+        Column("daemon", "string", since=2),
+        Column("ticket", "long", since=2),
+    ),
 )
-"""Keys whose rows of smaller versions are dead."""
+"""Keys whose rows of smaller versions are dead; with `daemon` and `ticket`, the row of this one."""

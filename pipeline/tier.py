@@ -76,7 +76,8 @@ class Version:
     """All that counts. `tier`: names this tier alone. `loads`: which version each load became, so
     that it is not loaded twice; `reserved`: that of the load under way, whose rows are not there
     yet. `owed`: tombstones of which the daemon was not told. `replaced`: files of the version
-    before a compaction, which may still have readers."""
+    before a compaction, which may still have readers. `daemon`: whose parked timers it has;
+    `journals`: by uuid, up to which LSN their journals were read."""
 
     number: int = 0
     tier: str = ""
@@ -86,6 +87,8 @@ class Version:
     reserved: int = 0
     owed: tuple[str, ...] = ()
     replaced: tuple[str, ...] = ()
+    daemon: str = ""
+    journals: dict[str, int] = field(default_factory=dict)
 
     @property
     def whole(self) -> int:
@@ -196,13 +199,26 @@ class Tier:
         sync_directory(self.lake / ROWS)
         return tuple(parts)
 
+    def take_tombstones(self, staged: Path, number: int) -> tuple[Part, ...]:
+        """The same with tombstones, *.parquet of `staged`."""
+        parts = []
+        for count, path in enumerate(sorted(staged.glob("*.parquet"))):
+            if pq.read_metadata(path).num_rows:
+                target = self.lake / TOMBS / f"{number:012d}-{count:05d}.parquet"
+                sync_file(path)
+                path.rename(target)
+                parts.append(self._part(target, number))
+        sync_directory(self.lake / TOMBS)
+        return tuple(parts)
+
     def add_tombstones(self, keys: pa.Table, number: int) -> tuple[Part, ...]:
         """A durable file of tombstones for namespace, key_type, key; not counting yet."""
         if not keys.num_rows:
             return ()
         path = self.lake / TOMBS / f"{number:012d}.parquet"
-        versions = pa.array([number]).take(pa.nulls(keys.num_rows, pa.int64()).fill_null(0))
-        rows = keys.append_column("version", versions).select(TOMBSTONES.names)
+        rows = keys.append_column("version", pa.repeat(pa.scalar(number), keys.num_rows))
+        for name in ("daemon", "ticket"):
+            rows = rows.append_column(name, pa.nulls(keys.num_rows))
 
         def write(file: object) -> str:
             pq.write_table(rows.cast(TOMBSTONES.arrow()), file, compression="lz4")
@@ -245,11 +261,11 @@ class Tier:
         return max((w.until for w in self.windows() if w.state in states), default=NOTHING)
 
     def check_daemon(self, name: str) -> None:
-        """All windows are of one daemon, so that a cancel knows where its timer may be. Raises
+        """All is of one daemon, so that a cancel knows where its timer may be. Raises
         WindowElsewhere if that is not the daemon `name`."""
-        for window in self.windows():
-            if window.daemon != name:
-                raise WindowElsewhere(window.id, window.daemon, name)
+        for daemon in (self.version().daemon, *(window.daemon for window in self.windows())):
+            if daemon not in ("", name):
+                raise WindowElsewhere(daemon, name)
 
     def unfinished(self) -> Window | None:
         """The window that is being promoted; there is one at most."""

@@ -318,7 +318,7 @@ enum pg_long_column {
 enum pg_int_column {
     PG_IC_KIND, PG_IC_CLOCK, PG_IC_NAMESPACE, PG_IC_TOPIC, PG_IC_KEY_TYPE, PG_IC_PAYLOAD_LEN,
     PG_IC_UID, PG_IC_SLOT, PG_IC_CAUSE, PG_IC_ERROR, PG_IC_FLAGS, PG_IC_CONDITION, PG_IC_ROW,
-    PG_IC_COUNT, PG_INT_COLUMNS
+    PG_IC_COUNT, PG_IC_PARKED, PG_INT_COLUMNS
 };
 enum pg_bytes_column { PG_BC_KEY, PG_BC_PAYLOAD, PG_BC_MISSING, PG_BC_LOAD, PG_BC_NAME,
                        PG_BYTES_COLUMNS };  /* NAME: of a namespace, topic or worker */
@@ -344,7 +344,7 @@ struct pg_columns {
     uint32_t payloads;            /* 0: they are left out */
     uint64_t kinds[32];           /* records of each type; 0: of those that are not known */
     struct pg_longs longs[29];
-    struct pg_ints ints[14];
+    struct pg_ints ints[15];
     struct pg_bytes bytes[5];
     struct pg_watch_lists watch;
 };

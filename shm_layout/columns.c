@@ -16,7 +16,7 @@ struct row {
 };
 
 _Static_assert(PG_J_TYPES <= 32, "kinds[] has an element per type");
-_Static_assert(PG_LONG_COLUMNS == 29 && PG_INT_COLUMNS == 14 && PG_BYTES_COLUMNS == 5,
+_Static_assert(PG_LONG_COLUMNS == 29 && PG_INT_COLUMNS == 15 && PG_BYTES_COLUMNS == 5,
                "sizes in struct pg_columns");
 _Static_assert((int)PG_CAUSE_ACKNOWLEDGED > (int)PG_CAUSE_PUBLISHED, "causes are told apart");
 
@@ -205,6 +205,8 @@ static void arm_row(const struct row *r, const void *body)
     put(r, PG_LC_DEADLINE_NS, j->deadline_ns);
     put_unless(r, PG_LC_WALL_DEADLINE_NS, (uint64_t)j->wall_ns, (uint64_t)NO_WALL);
     put_unless(r, PG_LC_REPLACED, j->replaced, 0);
+    if (UNLIKELY(j->parked != 0))
+        put_int(r, PG_IC_PARKED, 1);
     put_uid(r, j->uid);
     put_topic(r, j->topic);
     put_key(r, j->key_type, key, j->key_len);

@@ -700,16 +700,15 @@ class MoveMissing(PipelineError):
 
 @dataclass(eq=False)
 class WindowElsewhere(PipelineError):
-    """The window `window` of a cold tier went to the daemon `daemon`: nothing goes to `other`."""
+    """The timers of a cold tier are those of the daemon `daemon`: nothing goes to `other`."""
 
-    window: str
     daemon: str
     other: str
 
     def __str__(self) -> str:
         return (
-            f"window {self.window} went to the daemon {self.daemon!r}: all windows and cancels of "
-            f"its tier go there, none to {self.other!r}"
+            f"this tier has windows or parked timers of the daemon {self.daemon!r}: all its "
+            f"windows and cancels go there, none to {self.other!r}"
         )
 
 

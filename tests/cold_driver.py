@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -13,10 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from purgatoryd.pipeline import cold, promote, tier
+from purgatoryd.pipeline import cold, parked, promote, tier
 from purgatoryd.pipeline.cold import KEY
 from purgatoryd.pipeline.loading import Answers
-from purgatoryd.pipeline.schemas import COLD
+from purgatoryd.pipeline.parked import Records
+from purgatoryd.pipeline.schemas import COLD, TOMBSTONES
 from purgatoryd.pipeline.tier import HOUR_NS, Part, Tier, Window
 
 Key = tuple[str, str, bytes]
@@ -55,6 +57,10 @@ class TableDaemon:
         self.armed[key] = due
         self.added.append((key, due))
         return "ADDED"
+
+    def uuid(self) -> str:
+        """Of its arena."""
+        return "0" * 32
 
     def fire(self) -> None:
         """All that is armed is due."""
@@ -126,11 +132,37 @@ def spark_of_python(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(cold, "stage_load", _stage_load)
     patch.setattr(cold, "stage_left", _stage_left)
     patch.setattr(promote, "stage_slice", _stage_slice)
+    patch.setattr(parked, "records", _records)
+    patch.setattr(parked, "stage_parked", _stage_parked)
 
 
 def _stage_load(rows: pa.Table, number: int, staged: Path) -> None:
     versions = pa.array([number] * rows.num_rows, pa.int64())
     _write_hours(rows.append_column("version", versions).to_pylist(), staged)
+
+
+@dataclass
+class Journal:
+    """Stands in for the lake: rows of timers that were parked, and those that were ended."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    ended: list[dict[str, Any]] = field(default_factory=list)
+
+
+def _records(_: object, lake: Any, daemon: str, *__: object) -> Records:
+    nothing: Any = None
+    return Records(daemon, 1, lake, nothing)
+
+
+def _stage_parked(_: object, tier: Tier, found: Any, number: int, staged: Path) -> None:
+    journal, known = found.shipped, {(row["key"], row["ticket"]) for row in all_rows(tier)}
+    fresh = [row | {"version": number, "daemon": found.daemon} for row in journal.rows]
+    _write_hours([row for row in fresh if (row["key"], row["ticket"]) not in known], staged)
+    ended = [row | {"version": number, "daemon": found.daemon} for row in journal.ended]
+    (staged / "stones").mkdir(parents=True)
+    pq.write_table(
+        pa.Table.from_pylist(ended, TOMBSTONES.arrow()), staged / "stones" / "part.parquet"
+    )
 
 
 def _stage_left(_: object, tier: Tier, old: list[Part], staged: Path) -> None:
@@ -164,18 +196,24 @@ def _write_hours(rows: list[dict[str, Any]], staged: Path) -> None:
 
 def living(tier: Tier, paths: list[str]) -> list[dict[str, Any]]:
     """Rows of files that no tombstone ends."""
-    ended: dict[Key, int] = {}
+    ended: dict[tuple[Any, ...], int] = {}
     for part in tier.version().tombstones:
-        rows = pq.read_table(tier.lake / part.path, partitioning=None)
-        for one, number in zip(keys_in(rows), rows["version"].to_pylist(), strict=True):
-            ended[one] = max(number, ended.get(one, 0))
-    found = []
-    for path in paths:
-        rows = pq.read_table(tier.lake / path, partitioning=None)
-        for one, row in zip(keys_in(rows), rows.to_pylist(), strict=True):
-            if ended.get(one, 0) <= row["version"]:
-                found.append(row)
-    return found
+        for row in pq.read_table(tier.lake / part.path, partitioning=None).to_pylist():
+            of = (*(row[name] for name in KEY), row["ticket"])
+            ended[of] = max(row["version"], ended.get(of, 0))
+
+    def lives(row: dict[str, Any]) -> bool:
+        key = tuple(row[name] for name in KEY)
+        return all(ended.get((*key, of), 0) <= row["version"] for of in {None, row["ticket"]})
+
+    return [row for row in all_rows(tier, paths) if lives(row)]
+
+
+def all_rows(tier: Tier, paths: list[str] | None = None) -> list[dict[str, Any]]:
+    """Those of files, dead ones too; of all files unless some are given."""
+    paths = [part.path for part in tier.version().rows] if paths is None else paths
+    tables = (pq.read_table(tier.lake / path, partitioning=None) for path in paths)
+    return [row for table in tables for row in table.to_pylist()]
 
 
 def waiting(tier: Tier) -> dict[Key, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,37 @@ def reminders(path: Path) -> None:
     pq.write_table(pa.table({"key": keys, "namespace": ["shop"] * 20, "deadline": times}), path)
 
 
+def consoles() -> list[str]:
+    """What the page shows of the command line."""
+    return re.findall(r"^```console\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_the_page_on_parked_timers(
+    spark: SparkSession, daemon: StartDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("journals", "lake"):
+        Path(name).mkdir()
+    demo = daemon("demo", "--journal", str(tmp_path / "journals"))
+    setting, *others = consoles()[1].splitlines()
+    assert command(*shlex.split(setting)[1:]).exit_code == Exit.DONE
+    with Client("demo", namespace="shop") as client:
+        ticket = client.add("far", 8 * 3600, payload=b"its payload").ticket
+    due = datetime.now(UTC) + timedelta(hours=8, minutes=1)
+    once = {"--follow ": "", "--every 5m": f"--window {due:%Y-%m-%dT%H:%M:%SZ}"}
+    for line in others:
+        for shown, run in once.items():
+            line = line.replace(shown, run)
+        assert command(*shlex.split(line)[1:]).exit_code == Exit.DONE
+    assert (stats(demo)["parked"], stats(demo)["live"]) == (0, 1)
+    with Client("demo", namespace="shop") as client:
+        found = client.get("far")
+    assert found is not None
+    assert (found.ticket, found.payload) == (ticket, b"its payload")
+    collect = ("pipeline", "cold", "collect", "--lake", "lake", "--journal", "journals")
+    assert told(*collect, "--name", "demo")["rows"] == 0
+
+
 def for_this_session(block: str, demo: Daemon) -> str:
     """Code of the page, for a session whose JVM has other folders than this test."""
     block = block.replace('"reminders.csv"', repr(str(Path("reminders.csv").resolve())))
@@ -57,7 +89,7 @@ def test_the_page_from_load_to_verify(
     monkeypatch.chdir(tmp_path)
     Path("lake").mkdir()
     reminders(Path("reminders.parquet"))
-    (shown,) = re.findall(r"^```console\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    shown, _ = consoles()
     for line in shown.splitlines():
         result = command(*shlex.split(line)[1:])
         assert result.exit_code == Exit.DONE, (line, result.output)

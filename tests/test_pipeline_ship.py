@@ -449,6 +449,7 @@ def test_what_was_parked_is_a_row_when_it_comes_back(daemon: StartDaemon, tmp_pa
     assert done.exit_code == 0, done.output
     arm, unpark = (row for row in rows_of(Lake(root)) if row["ticket"] == parked.ticket)
     assert (arm["kind"], unpark["kind"]) == ("arm", "unpark")
+    assert [row["ticket"] for row in rows_of(Lake(root)) if row["parked"]] == [parked.ticket]
     same = ("namespace", "topic", "key", "payload", "deadline_ns", "armed_ns", "add_lsn")
     assert [unpark[name] for name in same] == [arm[name] for name in same]
     assert unpark["payload"] == b"its payload"

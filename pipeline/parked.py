@@ -1,0 +1,179 @@
+"""Timers that a daemon parked, on their way from its journal into the cold tier.
+
+The daemon has their keys, and it alone decides what lives; here are the payloads, to be brought
+back in time. A record that parks a timer becomes a row of the tier. One that ends it - a cancel, a
+replacement, a return - becomes a tombstone of its ticket, and one that extends it a tombstone and
+a new row.
+
+What the newest segment says may yet be lost in a power cut. So only what was parked is taken from
+it: a row too many is answered UNKNOWN when its window comes, and a ticket is never used again. Ends
+and moves wait until their segment is in the lake.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from pyspark.sql import functions as F  # noqa: N812
+
+from purgatoryd.pipeline import silver
+from purgatoryd.pipeline.cold import (
+    alive,
+    beyond,
+    reserve,
+    rows_of,
+    staging,
+    tombstones_of,
+    with_hour,
+    write_rows,
+)
+from purgatoryd.pipeline.lake import Lake
+from purgatoryd.pipeline.schemas import COLD, TOMBSTONES, Table
+from purgatoryd.pipeline.tier import Tier
+from purgatoryd.pipeline.tiers import Tier as Place
+from purgatoryd.pipeline.tiers import node_of, read_files, tiers
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+STONES = "stones"
+END_OF_TIME_NS = 2**63 - 1
+
+
+class Hot(Protocol):
+    """The daemon that parked them."""
+
+    name: str
+
+    def uuid(self) -> str:
+        """Of its arena, in hex."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """`rows` came with `version`, and so many tombstones."""
+
+    version: int
+    rows: int
+    ended: int
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Rows of BRONZE of one daemon that were not looked at: those of the lake, up to `lsn`, and
+    those that are in the journal alone."""
+
+    daemon: str
+    lsn: int
+    shipped: DataFrame
+    newest: DataFrame
+
+
+def collect(
+    spark: SparkSession, tier: Tier, lake: Lake, hot: Hot, journal: Path | None = None
+) -> Collected:
+    """Takes what `hot` parked into the tier, and what became of it.
+
+    `journal`: its folder JOURNAL/NAME, for what was not shipped yet. Raises LakeInUse while
+    somebody else writes rows, WindowElsewhere, LakeBroken, JournalMismatch, DaemonError.
+    """
+    daemon = hot.uuid()
+    with tier.writing():
+        tier.check_daemon(hot.name)
+        seen = tier.version().journals.get(daemon, 0)
+        found = records(spark, lake, daemon, seen, journal)
+        number = reserve(tier)
+        with staging(tier, f"parked-{number}") as staged:
+            stage_parked(spark, tier, found, number, staged)
+            rows = tier.take_rows(staged, number, clean=number)
+            stones = tier.take_tombstones(staged / STONES, number)
+        with tier.lock():
+            version = tier.version()
+            tier.commit(replace(
+                version, reserved=0, daemon=hot.name, rows=(*version.rows, *rows),
+                tombstones=(*version.tombstones, *stones),
+                journals={**version.journals, daemon: found.lsn},
+            ))  # fmt: skip
+    return Collected(number, sum(part.rows for part in rows), sum(part.rows for part in stones))
+
+
+def records(
+    spark: SparkSession, lake: Lake, daemon: str, seen: int, journal: Path | None
+) -> Records:
+    """What a daemon's journal has behind LSN `seen`. Segments are shipped in their order."""
+    shipped = lake.manifests(daemon=daemon)
+    new = [str(lake.data(m)) for m in shipped if m.last_lsn > seen and m.rows]
+    lsn = max((m.last_lsn for m in shipped), default=seen)
+    newest = read_files(spark, []) if journal is None else _newest(spark, lake, daemon, journal)
+    return Records(daemon, max(lsn, seen), read_files(spark, new), newest)
+
+
+def _newest(spark: SparkSession, lake: Lake, daemon: str, journal: Path) -> DataFrame:
+    names = [
+        one.source.path.name for one in tiers(lake, [journal])
+        if one.source and one.tier is Place.HOT and one.identity.daemon == daemon
+    ]  # fmt: skip
+    reader = spark.read.format("purgatoryd").options(
+        files=json.dumps(names), node=node_of(lake, journal)
+    )
+    return reader.load(str(journal.absolute()))
+
+
+# ---- what they mean for the tier -------------------------------------------------------------
+
+
+def stage_parked(
+    spark: SparkSession, tier: Tier, found: Records, number: int, staged: Path
+) -> None:
+    """Writes the rows and the tombstones of a version."""
+    version = tier.version()
+    parked = rows_of(spark, tier, version.rows).where(F.col("daemon") == found.daemon)
+    stones = tombstones_of(spark, tier, version.tombstones)
+    waiting = alive(beyond(parked, tier.frontier("hot")), stones)
+    gone, moves = ends(found.shipped), newest_moves(found.shipped)
+    ended = waiting.join(gone, "ticket", "left_semi")
+    moved = waiting.join(gone, "ticket", "left_anti").join(moves, "ticket").where(
+        "moved_ns > deadline_ns"
+    )  # fmt: skip
+    fresh = adds(found).join(parked, "ticket", "left_anti").join(moves, "ticket", "left")
+    rows = fresh.unionByName(moved.select(fresh.columns))
+    due_ns = F.coalesce("moved_ns", "deadline_ns")
+    write_rows(with_hour(_numbered(rows.withColumn("deadline_ns", due_ns), COLD, number)), staged)
+    dead = ended.unionByName(moved.select(ended.columns))
+    dead = _numbered(dead, TOMBSTONES, number).coalesce(1)
+    dead.write.options(compression="lz4_raw").parquet(str(staged / STONES))
+
+
+def _numbered(rows: DataFrame, table: Table, number: int) -> DataFrame:
+    return rows.withColumn("version", F.lit(number).cast("long")).select(table.names)
+
+
+def adds(found: Records) -> DataFrame:
+    """What was parked and, as far as the records go, still is; as rows of COLD but for their
+    version."""
+    every = found.shipped.unionByName(found.newest)
+    names = [name for name in COLD.names if name not in ("deadline_ns", "version")]
+    parked = every.where("parked = 1").select(*names, _due_ns().alias("deadline_ns"))
+    return parked.join(ends(every), "ticket", "left_anti")
+
+
+def ends(bronze: DataFrame) -> DataFrame:
+    """The tickets of what is not parked any more."""
+    back = F.col("kind") == "unpark"
+    return bronze.where(silver.is_end() | back).select(silver.ended_ticket().alias("ticket"))
+
+
+def newest_moves(bronze: DataFrame) -> DataFrame:
+    """`ticket` and `moved_ns` of what was extended."""
+    moves = bronze.where(F.col("kind") == "move").groupBy("ticket")
+    return moves.agg(F.max_by(_due_ns(), F.col("lsn")).alias("moved_ns"))
+
+
+def _due_ns() -> Column:
+    """A deadline since 1970. One on the arena's clock is told by the map of its record."""
+    wall_ns = F.unix_micros("at") * 1000 - F.col("at_ns")
+    due_ns = F.try_add(F.col("deadline_ns"), wall_ns)
+    return F.coalesce("wall_deadline_ns", due_ns, F.lit(END_OF_TIME_NS))

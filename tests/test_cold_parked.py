@@ -1,0 +1,246 @@
+"""What a daemon parked on its way through journal, lake and cold tier, and back in time."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pytest
+from cold_driver import Journal, Mortal, TableDaemon, small_pieces, spark_of_python, waiting
+from conftest import StartDaemon
+from pyspark.sql import SparkSession
+from real_daemon import PATIENCE_S, Daemon, eventually, notices, stats
+
+from purgatoryd.clients import Admin, CancelResult, Client, Status
+from purgatoryd.pipeline import cold
+from purgatoryd.pipeline.lake import Lake
+from purgatoryd.pipeline.loading import Loader
+from purgatoryd.pipeline.parked import collect
+from purgatoryd.pipeline.promote import promote
+from purgatoryd.pipeline.ship import Shipper
+from purgatoryd.pipeline.tier import HOUR_NS, Tier
+from purgatoryd.shm_layout.arena import Reader
+from purgatoryd.shm_layout.errors import WindowElsewhere
+from purgatoryd.shm_layout.journal import segments
+
+MINUTE_NS = 60 * 10**9
+ORIGIN_NS = 1_893_456_000 * 10**9  # 2030-01-01T00:00:00Z
+NO_SPARK: Any = None
+
+
+def client(namespace: str = "shop") -> Client:
+    return Client("demo", namespace=namespace, timeout=PATIENCE_S)
+
+
+@dataclass
+class World:
+    """A daemon under the virtual clock that parks what is due in more than an hour, its journal,
+    and a lake."""
+
+    daemon: Daemon
+    journal: Path
+    lake: Lake
+    tier: Tier
+
+    def seal(self) -> None:
+        """All that is in the journal by now is in sealed segments, and those are in the lake."""
+        before = segments(self.journal)[-1].lsn
+        with client("other") as some:
+            some.add_many([(f"fill {before} {n}", 1e6, "t", b"x" * 200) for n in range(1500)])
+        eventually(lambda: segments(self.journal)[-1].lsn > before)
+        shipper = Shipper(self.journal, self.lake, "node")
+        list(shipper.turn())
+        shipper.close()
+
+    def fired(self) -> list[tuple[Any, bytes]]:
+        """Keys and payloads of all notices, in order of the keys."""
+        reader = Reader.attach(self.daemon.paths)
+        try:
+            return sorted((one.key, one.payload) for one in notices(reader, "shop", "t"))
+        finally:
+            reader.close()
+
+
+def advance(hours: float) -> None:
+    with Admin("demo", timeout=PATIENCE_S) as admin:
+        admin.advance(int(hours * HOUR_NS))
+
+
+@pytest.fixture
+def world(daemon: StartDaemon, tmp_path: Path) -> World:
+    journals, root = tmp_path / "journals", tmp_path / "lake"
+    journals.mkdir()
+    root.mkdir()
+    demo = daemon(
+        "demo", "--journal", str(journals), "--segment-bytes", "256K", "--clock", "virtual",
+        "--wall-origin", "2030-01-01T00:00:00Z", "--durable-namespace", "shop",
+    )  # fmt: skip
+    with Admin("demo", timeout=PATIENCE_S) as admin:
+        admin.set_namespace("shop", park_beyond_ns=HOUR_NS)
+    return World(demo, journals / "demo", Lake(root), Tier(root))
+
+
+def minutes(n: int) -> float:
+    """Seconds until k<n> is due."""
+    return 7200.0 + 60 * n
+
+
+def test_what_is_parked_comes_back_in_time_and_only_if_it_lives(
+    spark: SparkSession, world: World
+) -> None:
+    tier, lake = world.tier, world.lake
+    with client() as some, Loader("demo") as hot:
+        rows = [(f"k{n}", minutes(n), "t", b"p%d" % n) for n in range(40)]
+        assert set(some.add_many(rows).statuses) == {Status.PARKED}
+        assert some.cancel("k0") is CancelResult.CANCELLED
+        some.add("k1", 10 * 3600, mode="extend")
+        some.add("k2", 1800, topic="t", payload=b"near", mode="replace")
+        some.add("k3", minutes(60), topic="t", payload=b"other", mode="replace")
+        world.seal()
+        assert collect(spark, tier, lake, hot).rows == 38  # all but k0 and k2
+        due = {key[2].decode(): ns for key, ns in waiting(tier).items()}
+        assert due.keys() == {f"k{n}" for n in range(40)} - {"k0", "k2"}
+        assert (due["k1"], due["k3"]) == (ORIGIN_NS + 10 * HOUR_NS, ORIGIN_NS + 3 * HOUR_NS)
+        assert due["k30"] == ORIGIN_NS + 2 * HOUR_NS + 30 * MINUTE_NS
+
+        some.cancel("k4")
+        some.add("k5", 11 * 3600, mode="extend")
+        some.add("k6", 60, topic="t", payload=b"soon", mode="replace")
+        world.seal()
+        some.add("new", minutes(5), topic="t", payload=b"not sealed")
+        found = collect(spark, tier, lake, hot, world.journal)
+        assert (found.rows, found.ended) == (2, 3)  # k5 again, and `new`; k4, k5 and k6
+        again = collect(spark, tier, lake, hot, world.journal)
+        assert (again.rows, again.ended) == (0, 0)
+        with Loader("other") as other, pytest.raises(WindowElsewhere):
+            promote(NO_SPARK, tier, ORIGIN_NS, other)
+
+        some.cancel("k7")  # the tier does not know it yet
+        (window,) = promote(spark, tier, ORIGIN_NS + 2 * HOUR_NS + 20 * MINUTE_NS, hot)
+        assert window.results == {"UNPARKED": 13, "UNKNOWN": 1}
+        back = some.get("k8")
+        assert back is not None
+        assert (back.status, back.payload) == (Status.FOUND, b"p8")
+        still = some.get("k30")
+        assert still is not None
+        assert (still.status, still.payload) == (Status.PARKED, b"")
+        gone = pa.table({"namespace": ["shop"], "key_type": ["str"], "key": [b"k31"]})
+        assert cold.cancel(tier, gone, hot) == {"CANCELLED": 1}
+        assert some.cancel("k32") is CancelResult.CANCELLED
+        advance(2 + 20 / 60)
+        early = {f"k{n}": b"p%d" % n for n in range(8, 20)}
+        early |= {"k2": b"near", "k6": b"soon", "new": b"not sealed", "k20": b"p20"}
+        assert set(world.fired()) <= set(early.items())
+        assert len(world.fired()) == 15  # k20 is due now, and in the next window
+        world.seal()
+        assert collect(spark, tier, lake, hot).ended == 1  # k32
+        promote(spark, tier, ORIGIN_NS + 12 * HOUR_NS, hot)
+        advance(12)
+    lives = {f"k{n}": b"p%d" % n for n in range(8, 40) if n not in (31, 32)}
+    lives |= {"k1": b"p1", "k3": b"other", "k5": b"p5"} | early
+    assert world.fired() == sorted(lives.items())
+    assert (stats(world.daemon)["parked"], stats(world.daemon)["overdue"]) == (0, 0)
+    assert cold.verify(spark, tier)[1] == []
+
+
+# ---- killed between any two steps ------------------------------------------------------------
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    spark_of_python(monkeypatch)
+
+
+def row(n: int, ticket: int, due_ns: int = ORIGIN_NS) -> dict[str, Any]:
+    """A timer k<n>, as the journal has it."""
+    key = {"namespace": "shop", "key_type": "str", "key": b"k%d" % n}
+    return key | {"topic": "t", "payload": b"p%d" % n, "deadline_ns": due_ns, "ticket": ticket}
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_collection_that_is_killed_counts_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon, tier, last, killed = TableDaemon(), Tier(tmp_path), 0, True
+    mortal, seen = Mortal(monkeypatch, daemon), set[int]()
+
+    def step() -> object:
+        """Ten timers were parked, and one of the last ten was cancelled."""
+        found: Any = Journal([row(last * 10 + n, last * 10 + n + 1) for n in range(10)])
+        found.ended = [row(last * 10 - 1, last * 10)] if last else []
+        return collect(NO_SPARK, tier, found, daemon)
+
+    step()
+    while killed:
+        last += 1
+        before = len(waiting(tier))
+        killed = mortal.run(step, last)
+        seen.add(len(waiting(tier)) - before)
+        step()
+        assert len(waiting(tier)) == before + 9
+    assert last > 5
+    assert seen == {0, 9}
+
+
+@pytest.mark.usefixtures("quick")
+def test_returns_that_are_killed_are_whole_in_the_end(
+    daemon: StartDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_pieces(monkeypatch, 7)
+    demo = daemon("demo", "--journal", str(tmp_path), "--durable-namespace", "shop")
+    with Admin("demo", timeout=PATIENCE_S) as admin:
+        admin.set_namespace("shop", park_beyond_ns=HOUR_NS)
+    (tmp_path / "lake").mkdir()
+    tier, due_ns = Tier(tmp_path / "lake"), time.time_ns() + 2 * HOUR_NS
+    cancelled = set[str]()
+    with client() as some, Loader("demo") as hot:
+        mortal, deaths, killed = Mortal(monkeypatch, hot), 0, True
+        while killed:
+            numbers = range(deaths * 20, deaths * 20 + 20)
+            added = some.add_many([(f"k{n}", 7200.0, "t", b"p%d" % n) for n in numbers])
+            tickets = zip(numbers, added.tickets, strict=True)
+            journal: Any = Journal([row(n, ticket, due_ns) for n, ticket in tickets])
+            collect(NO_SPARK, tier, journal, hot)
+            deaths += 1
+
+            def bring() -> object:
+                return promote(NO_SPARK, tier, due_ns + MINUTE_NS, hot)
+
+            killed = mortal.run(bring, deaths)
+            cancelled.add(f"k{numbers[deaths % 20]}")
+            assert some.cancel(f"k{numbers[deaths % 20]}") is CancelResult.CANCELLED
+            bring()
+        assert deaths >= 7
+        names = [f"k{n}" for n in range(deaths * 20)]
+        found = {name: some.get(name) for name in names}
+    for name, timer in found.items():
+        assert (timer is None) == (name in cancelled)
+        assert timer is None or (timer.status, timer.payload) == (
+            Status.FOUND,
+            b"p" + name[1:].encode(),
+        )
+    figures = stats(demo)
+    assert (figures["parked"], figures["live"]) == (0, len(names) - len(cancelled))
+    assert figures["expiries"] == 0
+
+
+@pytest.mark.usefixtures("quick")
+def test_timers_of_another_arena_do_not_come_back(daemon: StartDaemon, tmp_path: Path) -> None:
+    demo = daemon("demo", "--journal", str(tmp_path), "--durable-namespace", "shop")
+    with Admin("demo", timeout=PATIENCE_S) as admin:
+        admin.set_namespace("shop", park_beyond_ns=1)
+    with client() as some, Loader("demo") as hot:
+        ticket = some.add("k1", 7200.0).ticket
+        rows = pa.Table.from_pylist(
+            [
+                row(1, ticket) | {"row": n, "daemon": of}
+                for n, of in enumerate(("0" * 32, hot.uuid()))
+            ]
+        )
+        answers = [hot.add(uuid4(), rows.slice(n, 1)).counts for n in range(2)]
+    assert answers == [{"UNKNOWN": 1}, {"UNPARKED": 1}]
+    assert stats(demo)["live"] == 1
