@@ -68,6 +68,7 @@ _BY_ERROR: tuple[tuple[type[Exception], Exit], ...] = (
     (errors.LoadRefused, Exit.REFUSED),
     (errors.MoveMissing, Exit.UNUSABLE),
     (errors.WindowElsewhere, Exit.UNUSABLE),
+    (errors.WindowTaken, Exit.UNUSABLE),
     (errors.StartError, Exit.UNUSABLE),
     (errors.SnapshotRequired, Exit.NOTICES_LOST),
     (errors.PurgatorydError, Exit.OTHER),

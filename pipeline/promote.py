@@ -5,13 +5,15 @@ Its steps, each of them durable before the next begins:
 
 1. the window's file says "promoting": from now on a cancel also goes to the daemon;
 2. its rows are written to a slice of their own, without those that tombstones end;
-3. the slice goes to the daemon, in parts; a row is known there by the window and its number in the
+3. the daemon opens the window for this run: earlier ones are shut out;
+4. the slice goes to the daemon, in parts; a row is known there by the window and its number in the
    slice, also after it fired. Before each part, cancels that came meanwhile take effect;
-4. the daemon closes the window: a late copy of step 3 adds nothing;
-5. the window's file says "hot". The daemon forgets the one that was promoted long before.
+5. the daemon closes the window: a late copy of step 4 adds nothing;
+6. the window's file says "hot". The daemon forgets the one that was promoted long before.
 
-Whoever finds a window that is promoting goes on with it, first of all. What he repeats, the
-daemon knows. So nothing is lost or doubled, wherever a process ends.
+Whoever finds a window that is promoting goes on with it, first of all, under the next *fence*: the
+number of the run. What he repeats, the daemon knows. So nothing is lost or doubled, wherever a
+process ends; and one that was only believed dead, because its lock was lost, adds nothing more.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from purgatoryd.pipeline.cold import (
 )
 from purgatoryd.pipeline.loading import Answers
 from purgatoryd.pipeline.tier import Frontier, Part, Tier, Version, Window, newer_keys
+from purgatoryd.shm_layout.errors import WindowTaken
 from purgatoryd.shm_layout.files import sync_directory, sync_file
 
 if TYPE_CHECKING:
@@ -65,11 +68,14 @@ class Hot(Protocol):
 
     name: str
 
-    def add(self, load: UUID, rows: pa.Table) -> Answers:
+    def open_load(self, load: UUID, namespaces: Iterable[str], fence: int) -> None:
+        """From now on runs of lower fences add nothing."""
+
+    def add(self, load: UUID, rows: pa.Table, fence: int) -> Answers:
         """Arms rows, parked ones by their tickets; one that is known by (load, row) adds
         nothing."""
 
-    def close_load(self, load: UUID, namespaces: Iterable[str]) -> None:
+    def close_load(self, load: UUID, namespaces: Iterable[str], fence: int) -> None:
         """From now on no row of `load` adds anything."""
 
     def forget_load(self, load: UUID, namespaces: Iterable[str]) -> None:
@@ -87,7 +93,7 @@ def promote(
 
     Raises LoadRefused if the daemon had no room, and the like: the next call goes on. Raises
     LakeInUse while another process promotes, WindowElsewhere if earlier windows went to another
-    daemon.
+    daemon, WindowTaken if another run took the window over.
     """
     with tier.promoting():
         tier.check_daemon(hot.name)
@@ -130,16 +136,27 @@ def window_id(until: Frontier) -> str:
 
 
 def finish(spark: SparkSession, tier: Tier, window: Window, hot: Hot, pace: Pacing) -> Window:
-    """Steps 2 to 5 of a window, as far as they are not done."""
+    """Steps 2 to 6 of a window, as far as they are not done."""
+    window = claimed(tier, window)
     if not tier.slice_of(window).is_dir():
         write_slice(spark, tier, window)
     window = _deliver(tier, window, hot, pace)
     window = replace(window, state="hot")
     with tier.lock():
+        tier.check_fence(window)
         tier.save_window(window)
     tier.drop_slices()
     for old in tier.windows()[-1 - REMEMBERED : -REMEMBERED]:
         hot.forget_load(load_of(tier, old), old.namespaces)
+    return window
+
+
+def claimed(tier: Tier, window: Window) -> Window:
+    """The window under the next fence."""
+    with tier.lock():
+        tier.check_fence(window)
+        window = replace(window, fence=window.fence + 1)
+        tier.save_window(window)
     return window
 
 
@@ -151,12 +168,14 @@ def load_of(tier: Tier, window: Window) -> UUID:
 def write_slice(spark: SparkSession, tier: Tier, window: Window) -> None:
     """The window's rows in files of their own, in the order of their numbers."""
     place = tier.slice_of(window)
-    staged = place.with_name(f"{place.name}.new")
+    staged = place.with_name(f"{place.name}-{window.fence}.new")
     stage_slice(spark, tier, window, staged)
     for path in staged.iterdir():
         sync_file(path)
     sync_directory(staged)
-    staged.rename(place)
+    with tier.lock():
+        tier.check_fence(window)
+        staged.rename(place)
     sync_directory(place.parent)
 
 
@@ -199,23 +218,32 @@ def _share(part: Part, end_ns: int) -> float:
 
 
 def _deliver(tier: Tier, window: Window, hot: Hot, pace: Pacing) -> Window:
-    load, namespaces = load_of(tier, window), set[str]()
+    load, place = load_of(tier, window), tier.slice_of(window)
+    namespaces = namespaces_in(place)
+    hot.open_load(load, namespaces, window.fence)
     total, answers, cancelled, ended = 0, Answers(), 0, Ended(tier, window.until.version)
-    for rows in numbered(tier.slice_of(window)):
+    for rows in numbered(place):
         pace(rows.num_rows)
         with tier.lock():
             settle(tier, hot)
             left = ended.without(rows)
-            answers.add(hot.add(load, left))
+            answers.add(hot.add(load, left, window.fence))
+        if "FENCED" in answers.counts:
+            raise WindowTaken(window.id, window.fence)
         answers.check(f"window {window.id}")
-        namespaces.update(rows["namespace"].unique().to_pylist())
         total += rows.num_rows
         cancelled += rows.num_rows - left.num_rows
-    hot.close_load(load, sorted(namespaces))
+    hot.close_load(load, namespaces, window.fence)
     return replace(
         window, rows=total, cancelled=cancelled, results=dict(answers.counts),
-        namespaces=tuple(sorted(namespaces)),
+        namespaces=namespaces,
     )  # fmt: skip
+
+
+def namespaces_in(folder: Path) -> tuple[str, ...]:
+    """Those of the rows of a slice."""
+    tables = (pq.read_table(path, columns=["namespace"]) for path in folder.glob("*.parquet"))
+    return tuple(sorted({name for one in tables for name in one["namespace"].unique().to_pylist()}))
 
 
 def numbered(folder: Path) -> Iterator[pa.Table]:

@@ -34,7 +34,7 @@ import pyarrow.parquet as pq
 
 from purgatoryd.pipeline.locks import alone, in_turn
 from purgatoryd.pipeline.schemas import TOMBSTONES
-from purgatoryd.shm_layout.errors import BadPath, LakeBroken, WindowElsewhere
+from purgatoryd.shm_layout.errors import BadPath, LakeBroken, WindowElsewhere, WindowTaken
 from purgatoryd.shm_layout.files import replace_durably, sync_directory, sync_file, write_durably
 
 HOUR_NS = 3600 * 10**9
@@ -110,8 +110,9 @@ class Window:
     """Rows on their way to a daemon, or there.
 
     It takes what `until` covers and `since` does not. `state`: "promoting" until the daemon
-    has acknowledged every row, then "hot". `rows`: of its slice; `results`: how many of them the
-    daemon answered how; `cancelled`: left out, for they were cancelled meanwhile.
+    has acknowledged every row, then "hot". `fence`: of its newest run. `rows`: of its slice;
+    `results`: how many of them the daemon answered how; `cancelled`: left out, for they were
+    cancelled meanwhile.
     """
 
     id: str
@@ -123,6 +124,7 @@ class Window:
     cancelled: int = 0
     results: dict[str, int] = field(default_factory=dict)
     namespaces: tuple[str, ...] = ()
+    fence: int = 0
 
 
 class Tier:
@@ -164,7 +166,7 @@ class Tier:
         for path in sorted(self._versions.glob("*.json"))[:-VERSIONS_KEPT]:
             path.unlink()
         for window in self.windows()[:-WINDOWS_KEPT]:
-            (self.lake / WINDOWS / f"{window.id}.json").unlink()
+            self._file_of(window).unlink()
 
     def lock(self) -> AbstractContextManager[None]:
         """Nobody else makes a version, or adds to the daemon, inside."""
@@ -273,8 +275,15 @@ class Tier:
 
     def save_window(self, window: Window) -> None:
         """Durably, at once."""
-        path = self.lake / WINDOWS / f"{window.id}.json"
-        replace_durably(path, json.dumps(asdict(window), indent=1).encode())
+        replace_durably(self._file_of(window), json.dumps(asdict(window), indent=1).encode())
+
+    def check_fence(self, window: Window) -> None:
+        """Raises WindowTaken if a newer run has the window; under the lock."""
+        if read_window(self._file_of(window)).fence != window.fence:
+            raise WindowTaken(window.id, window.fence)
+
+    def _file_of(self, window: Window) -> Path:
+        return self.lake / WINDOWS / f"{window.id}.json"
 
     def slice_of(self, window: Window) -> Path:
         """The folder of its rows while it is being promoted; it is there whole or not at all."""

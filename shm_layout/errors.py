@@ -53,7 +53,8 @@ PurgatorydError
 |   +-- LakeMismatch                 a lake of another major version
 |   +-- LoadRefused                  the daemon refused rows of a load
 |   +-- MoveMissing                  daemons of this version cannot move a namespace
-|   +-- WindowElsewhere              a cold tier's windows go to another daemon
+|   +-- WindowElsewhere              a cold tier's timers are another daemon's
+|   +-- WindowTaken                  a newer run brings this window of a cold tier
 +-- StartError                       the daemon cannot start
     +-- AlreadyRunning
     +-- BadPath                      not a directory, foreign owner, not writable
@@ -710,6 +711,18 @@ class WindowElsewhere(PipelineError):
             f"this tier has windows or parked timers of the daemon {self.daemon!r}: all its "
             f"windows and cancels go there, none to {self.other!r}"
         )
+
+
+@dataclass(eq=False)
+class WindowTaken(PipelineError):
+    """Run `fence` of the window `window` of a cold tier was overtaken: a newer one goes on with it,
+    and this one adds nothing more."""
+
+    window: str
+    fence: int
+
+    def __str__(self) -> str:
+        return f"a newer run than {self.fence} brings window {self.window}: this one adds no more"
 
 
 class StartError(PurgatorydError):

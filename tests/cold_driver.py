@@ -39,7 +39,10 @@ class TableDaemon:
         self.done: set[tuple[UUID, int]] = set()
         self.closed: set[UUID] = set()
 
-    def add(self, load: UUID, rows: pa.Table) -> Answers:
+    def open_load(self, load: UUID, namespaces: Iterable[str], fence: int) -> None:
+        """There is one run at a time."""
+
+    def add(self, load: UUID, rows: pa.Table, fence: int) -> Answers:
         """Arms what was not armed before."""
         counts: Counter[str] = Counter()
         for key, due, row in zip(
@@ -66,7 +69,7 @@ class TableDaemon:
         """All that is armed is due."""
         self.armed.clear()
 
-    def close_load(self, load: UUID, namespaces: Iterable[str]) -> None:
+    def close_load(self, load: UUID, namespaces: Iterable[str], fence: int) -> None:
         """Nothing of it is armed any more."""
         self.closed.add(load)
 
@@ -96,7 +99,8 @@ class Mortal:
         for where, name in (
             (tier, "replace_durably"), (tier, "write_durably"), (Path, "rename"),
             (Path, "unlink"), (shutil, "rmtree"),
-            (daemon, "add"), (daemon, "cancel"), (daemon, "close_load"), (daemon, "forget_load"),
+            (daemon, "open_load"), (daemon, "add"), (daemon, "cancel"), (daemon, "close_load"),
+            (daemon, "forget_load"),
         ):  # fmt: skip
             patch.setattr(where, name, self._counted(getattr(where, name)))
 

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -18,7 +19,7 @@ from conftest import StartDaemon
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
-from real_daemon import Daemon, eventually, notices, stats
+from real_daemon import PATIENCE_S, Daemon, eventually, notices, stats
 
 from purgatoryd.clients import Client
 from purgatoryd.pipeline import agent, cold
@@ -33,6 +34,7 @@ from purgatoryd.shm_layout.errors import (
     InvalidSetting,
     LakeInUse,
     LoadRefused,
+    WindowTaken,
 )
 
 HOUR_NS = 3600 * 10**9
@@ -404,6 +406,46 @@ def test_a_window_without_room_goes_on_later(
         assert window.results == {"LOADED": 60, "ADDED": 40}
     assert {key[2] for key in keys_in(rows.slice(40))} == {b"k%d" % i for i in range(40, 100)}
     assert stats(demo)["live"] == 60
+
+
+def test_a_promoter_that_wakes_up_late_adds_nothing(
+    daemon: StartDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spark_of_python(monkeypatch)
+    small_pieces(monkeypatch, 10)
+    demo, tier, due_ns = daemon(), Tier(tmp_path), time.time_ns() + HOUR_NS
+    stalled, wakes, errors = Event(), Event(), list[BaseException]()
+
+    def stalls(_: int) -> None:
+        if stats(demo)["live"] == 20:
+            stalled.set()
+            assert wakes.wait(PATIENCE_S)
+
+    def old_run() -> None:
+        with Loader(demo.name) as old:
+            try:
+                promote(NO_SPARK, Tier(tmp_path), due_ns + 100, old, stalls)
+            except WindowTaken as error:
+                errors.append(error)
+
+    with Loader(demo.name) as loader:
+        cold.load(tier, cold_rows(0, 60, due_ns), "one", loader)
+        old = Thread(target=old_run)
+        old.start()
+        assert stalled.wait(PATIENCE_S)
+        (tmp_path / "windows" / "promoter").unlink()  # its lock is lost
+
+        def wakes_the_old(_: int) -> None:
+            wakes.set()
+            old.join(PATIENCE_S)
+            assert not old.is_alive()
+
+        (window,) = promote(NO_SPARK, tier, due_ns + 100, loader, wakes_the_old)
+    assert [str(error) for error in errors] == [
+        f"a newer run than 1 brings window {window.id}: this one adds no more"
+    ]
+    assert (window.fence, window.results) == (2, {"LOADED": 20, "ADDED": 40})
+    assert (stats(demo)["adds"], stats(demo)["live"]) == (60, 60)
 
 
 def test_answers_add_up() -> None:
