@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +42,7 @@ from purgatoryd.shm_layout.errors import (
 HOUR_NS = 3600 * 10**9
 SCHEMA = StructType().add("key", "string").add("delay", "double").add("payload", "binary")
 NO_SPARK: Any = None
+KILLER = Path(__file__).with_name("cold_killed.py")
 
 
 def batch(first: int, last: int, delay: float = 3600.0) -> pa.RecordBatch:
@@ -363,6 +366,22 @@ def test_windows_that_are_killed_fire_every_timer_once(
     count = deaths * 100
     has_expired(demo, count)
     assert sorted(fired(demo, "t", "shop")) == sorted(f"k{i}" for i in range(count))
+
+
+def test_windows_whose_process_is_killed_fire_every_timer_once(
+    daemon: StartDaemon, tmp_path: Path
+) -> None:
+    demo = daemon()
+    command = [sys.executable, str(KILLER), str(tmp_path), demo.name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    windows = int(done.stdout)
+    assert windows > 20
+    has_expired(demo, 6 * windows)
+    assert sorted(fired(demo, "t", "shop")) == sorted(
+        f"w{window}:{n}" for window in range(1, windows + 1) for n in range(6)
+    )
+    assert stats(demo)["live"] == 5 * windows
 
 
 def test_a_cancel_reaches_what_the_daemon_has(

@@ -1,0 +1,118 @@
+"""Promotes windows, each killed one step later than the one before; then finishes them.
+
+    python cold_killed.py LAKE NAME
+
+Steps are what changes a file, and the beginning and the end of whatever the daemon is asked. A
+window has timers that are due and timers that are not; one of these is cancelled between the
+kill and the next start. Prints how many steps there were. One process that forks: a fresh
+interpreter for each step would take minutes. Spark, which only writes rows, is stood in for.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from cold_driver import small_pieces, spark_of_python
+from ship_killed import killed_at
+
+from purgatoryd.clients import Client
+from purgatoryd.pipeline import cold
+from purgatoryd.pipeline.loading import Loader
+from purgatoryd.pipeline.promote import promote
+from purgatoryd.pipeline.tier import HOUR_NS, Tier
+
+NO_SPARK: Any = None
+CALLS = ("open_load", "add", "cancel", "close_load", "forget_load")
+DUE, FAR = range(6), range(6, 12)
+NOW_NS = time.time_ns()
+UNTIL_NS = NOW_NS + 2 * HOUR_NS
+
+
+def rows_of(window: int) -> pa.Table:
+    """Of a window: due long ago, and in an hour."""
+    return pa.Table.from_pylist([
+        {"namespace": "shop", "key_type": "str", "key": key_of(window, n), "topic": "t",
+         "payload": b"", "deadline_ns": NOW_NS + (HOUR_NS if n in FAR else -HOUR_NS)}
+        for n in (*DUE, *FAR)
+    ])  # fmt: skip
+
+
+def key_of(window: int, n: int) -> bytes:
+    """Of its timer n."""
+    return f"w{window}:{n}".encode()
+
+
+def counted(call: Callable[..., Any], count: Callable[[str, tuple[object, ...]], None]) -> Any:
+    """A call whose beginning and end are steps."""
+
+    def called(*args: Any) -> Any:
+        count("os.rename", ())
+        found = call(*args)
+        count("os.rename", ())
+        return found
+
+    return called
+
+
+def forked(what: Callable[[Tier, Loader], object], lake: Path, name: str, step: int = 0) -> bool:
+    """Does it in a child, killed at a step unless it is 0; True if it came to its end."""
+    pid = os.fork()
+    if pid == 0:
+        hot, count = Loader(name), killed_at(step)
+        os.fsync = lambda fd: None  # a kill takes nothing from the kernel
+        for call in CALLS:
+            setattr(hot, call, counted(getattr(hot, call), count))
+        tier = Tier(lake)
+        sys.addaudithook(count)
+        what(tier, hot)
+        os._exit(0)
+    status = os.waitpid(pid, 0)[1]
+    assert status in (0, signal.SIGKILL), status
+    return status == 0
+
+
+def bring(tier: Tier, hot: Loader) -> object:
+    """All that is due soon."""
+    return promote(NO_SPARK, tier, UNTIL_NS, hot)
+
+
+def finish(window: int) -> Callable[[Tier, Loader], object]:
+    """After a kill: one of its timers is cancelled, and the promotion goes on."""
+
+    def after(tier: Tier, hot: Loader) -> object:
+        gone = rows_of(window).slice(FAR[window % len(FAR)], 1)
+        cold.cancel(tier, gone, hot)
+        promote(NO_SPARK, tier, UNTIL_NS, hot)
+        with Client(hot.name, namespace="shop") as client:
+            lives = [client.get(key_of(window, n).decode()) is not None for n in FAR]
+        assert lives == [n != FAR[window % len(FAR)] for n in FAR], (window, lives)
+        hot.close()
+        return lives
+
+    return after
+
+
+def main(lake: Path, name: str) -> None:
+    """Raises AssertionError at the first step that leaves something behind."""
+    with pytest.MonkeyPatch.context() as patch:
+        spark_of_python(patch)
+        small_pieces(patch, 5)
+        window, whole = 0, False
+        while not whole:
+            window += 1
+            cold.load(Tier(lake), rows_of(window), f"load {window}", Loader(name))
+            whole = forked(bring, lake, name, window)
+            assert forked(finish(window), lake, name), window
+    print(window)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
