@@ -12,6 +12,7 @@ again, and nothing is added twice; nor is a file that was mended and moved back.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -24,8 +25,9 @@ import pyarrow.parquet as pq
 
 from purgatoryd.pipeline.loading import TIMES, Answers, write_report
 from purgatoryd.pipeline.locks import alone
-from purgatoryd.shm_layout.errors import LakeBroken
+from purgatoryd.shm_layout.errors import DaemonError, LakeBroken, MessageRefused, ProtocolError
 from purgatoryd.shm_layout.files import sync_directory
+from purgatoryd.shm_layout.layout import WireError
 from purgatoryd.shm_layout.paths import check_name
 
 LOAD = b"purgatoryd.load"
@@ -35,6 +37,14 @@ COLUMNS = frozenset(("namespace", "key_type", "key", "topic", "payload", "row"))
 CREDITS = 65_536
 FINAL = frozenset(("EXISTS", "TOO_FAR", "DENIED", "FENCED", "CLOSED"))
 """Refusals that will be the same next time."""
+PASSING = frozenset((
+    WireError.SESSION_EXPIRED, WireError.SESSIONS_FULL, WireError.STOPPING, WireError.BUSY,
+    WireError.NAMESPACES_FULL, WireError.LOADS_FULL, WireError.NOT_DURABLE,
+))  # fmt: skip
+"""Refusals of a whole message that may be another next time."""
+TRIES = 3
+PAUSE_S = 1.0
+"""So often, and so far apart, a file is tried if the daemon fails."""
 
 
 class Target(Protocol):
@@ -73,8 +83,8 @@ def working(spool: Path, daemon: str) -> AbstractContextManager[None]:
 
 def deliver(spool: Path, target: Target, credits: int = CREDITS) -> Iterator[Delivered]:
     """Adds every file that is there, oldest name first, with at most `credits` rows that have no
-    answer; one that cannot be read or added is set aside. Raises DaemonError, InvalidName;
-    LakeInUse if there is another agent."""
+    answer; one that cannot be read or added is set aside. Raises InvalidName; LakeInUse if there
+    is another agent; DaemonError if the daemon fails again and again: the files stay."""
     with working(spool, target.name):
         for path in sorted(folder_of(spool, target.name).glob("*.parquet")):
             yield _deliver(path, target, credits)
@@ -85,14 +95,34 @@ def _deliver(path: Path, target: Target, credits: int) -> Delivered:
     try:
         load = load_of(path)
         for rows in pieces(path, credits):
-            answers.add(target.add(load, rows))
-    except (LakeBroken, ValueError, TypeError, pa.ArrowException) as error:  # of the file, of a row
+            answers.add(_added(load, rows, target))
+    except (DaemonError, LakeBroken, ValueError, TypeError, pa.ArrowException) as error:
+        if passes(error):
+            raise
         return _set_aside(path, answers, str(error))
     done = path.parent / DONE / path.name
     write_report(done.with_suffix(".json"), load, answers)
     if set(answers.refusals) - FINAL:
         return Delivered(path, answers, left=True)
     return Delivered(_moved(path, done), answers)
+
+
+def _added(load: UUID, rows: pa.Table, target: Target) -> Answers:
+    for left in reversed(range(TRIES)):
+        try:
+            return target.add(load, rows)
+        except DaemonError as error:
+            if not left or not passes(error):
+                raise
+            time.sleep(PAUSE_S)
+    raise AssertionError
+
+
+def passes(error: Exception) -> bool:
+    """True if the daemon failed, and not the file or a row of it."""
+    if isinstance(error, MessageRefused):
+        return error.error in PASSING
+    return isinstance(error, DaemonError) and not isinstance(error, ProtocolError)
 
 
 def _set_aside(path: Path, answers: Answers, bad: str) -> Delivered:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread
@@ -31,13 +32,17 @@ from purgatoryd.pipeline.tier import Tier
 from purgatoryd.pipeline.writer import FilesWriter, TimersWriter, writer_of
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import (
+    DaemonUnreachable,
     InvalidName,
     InvalidRows,
     InvalidSetting,
     LakeInUse,
     LoadRefused,
+    MessageRefused,
+    SessionExpired,
     WindowTaken,
 )
+from purgatoryd.shm_layout.layout import WireError
 
 HOUR_NS = 3600 * 10**9
 SCHEMA = StructType().add("key", "string").add("delay", "double").add("payload", "binary")
@@ -330,6 +335,57 @@ def test_a_bad_file_is_set_aside_and_the_others_go_on(daemon: StartDaemon, tmp_p
         assert told["counts"] == ({"ADDED": 8} if found.path.stem == "key" else {})
     assert (good.path, good.bad) == (folder / "done" / "whole.parquet", "")
     assert stats(one)["live"] == 10
+
+
+class Failing:
+    """A daemon that answers some keys with an error, each as often as `times` says."""
+
+    name = "one"
+
+    def __init__(self, times: dict[bytes, tuple[int, Exception]]) -> None:
+        self.times = times
+        self.added: list[bytes] = []
+
+    def add(self, load: UUID, rows: pa.Table) -> Answers:
+        """Arms rows."""
+        keys = rows["key"].to_pylist()
+        for key in keys:
+            left, error = self.times.get(key, (0, None))
+            if error and left:
+                self.times[key] = (left - 1, error)
+                raise error
+        self.added += keys
+        return Answers(Counter(ADDED=len(keys)))
+
+
+def test_what_the_daemon_refuses_of_a_file_holds_no_other_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent, "PAUSE_S", 0.0)
+    folder = tmp_path / "one"
+    folder.mkdir()
+    for name in "abcd":
+        spooled(folder / f"{name}.parquet", [f"{name}{n}" for n in range(6)])
+    daemon = Failing(
+        {
+            b"a3": (9, MessageRefused(WireError.TOO_LARGE, "TOO_LARGE", (1, 2))),
+            b"b0": (2, SessionExpired(7, 1)),
+            b"c5": (1, MessageRefused(WireError.LOADS_FULL, "LOADS_FULL", (1, 2))),
+            b"d0": (3, DaemonUnreachable("one", "nowhere", 1.0)),
+        }
+    )
+    with pytest.raises(DaemonUnreachable):
+        list(agent.deliver(tmp_path, daemon, credits=2))
+    assert [path.name for path in folder.glob("*.parquet")] == ["d.parquet"]
+    told = json.loads((folder / "refused" / "a.json").read_text())
+    assert ("TOO_LARGE" in told["bad"], told["counts"]) == (True, {"ADDED": 2})
+    (last,) = agent.deliver(tmp_path, daemon, credits=2)
+    assert (last.path, last.bad, last.left) == (folder / "done" / "d.parquet", "", False)
+    assert daemon.added == [
+        b"a0",
+        b"a1",
+        *(f"{name}{n}".encode() for name in "bcd" for n in range(6)),
+    ]
 
 
 # ---- the cold tier -----------------------------------------------------------------------------
