@@ -6,6 +6,7 @@ Rows are read and written by Spark; a cancel needs none.
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,7 +27,6 @@ from purgatoryd.pipeline.tier import (
     Version,
     crc_of,
     hour_text,
-    newer_keys,
 )
 from purgatoryd.shm_layout import layout
 from purgatoryd.shm_layout.errors import InvalidRows
@@ -42,6 +42,7 @@ WRITING = {
     **{f"parquet.enable.dictionary#{name}": "false" for name in ("key", "payload", "deadline_ns")},
 }
 """Row groups small enough that a window of minutes reads few of them."""
+KEYS_AT_ONCE = 65_536
 
 
 class Hot(Protocol):
@@ -134,20 +135,30 @@ def load(tier: Tier, rows: DataFrame, load_id: str, hot: Hot, *, replacing: bool
             tier.check_daemon(hot.name)
         known = tier.version().loads.get(load_id)
         if known is not None:
+            check_again(tier, rows, load_id)
             return Loaded(known, 0)
         number = reserve(tier)
         with staging(tier, f"load-{number}") as staged:
             stage_load(rows, number, staged)
             parts = tier.take_rows(staged, number, clean=number)
-        keys = keys_of(tier, parts if replacing else ())
+            ended = replaced_keys(tier, rows, parts, number, staged) if replacing else ()
+        count = sum(part.rows for part in parts)
         with tier.lock():
             late = late_rows(tier, parts)
             version = tier.version()
             end_keys(tier, replace(
                 version, rows=(*version.rows, *parts), reserved=0,
                 loads={**version.loads, load_id: number},
-            ), keys, number, hot)  # fmt: skip
-    return Loaded(number, sum(part.rows for part in parts), late)
+                load_rows={**version.load_rows, load_id: count},
+            ), ended, hot)  # fmt: skip
+    return Loaded(number, count, late)
+
+
+def check_again(tier: Tier, rows: DataFrame, load_id: str) -> None:
+    """Raises InvalidRows if a load that is known had another number of rows: it is another."""
+    had, has = tier.version().load_rows.get(load_id), rows.count()
+    if had not in (None, has):
+        raise InvalidRows(f"load {load_id} was loaded with {had} rows, and now has {has}", -1)
 
 
 def reserve(tier: Tier) -> int:
@@ -242,11 +253,38 @@ _BAD = f"""
 """
 
 
-def keys_of(tier: Tier, parts: Iterable[Part]) -> pa.Table:
-    """The keys of some files."""
-    empty = TOMBSTONES.arrow().empty_table().select(KEY)
-    files = [pq.read_table(tier.lake / part.path, columns=KEY) for part in parts]
-    return pa.concat_tables([empty, *(file.select(KEY).cast(empty.schema) for file in files)])
+def replaced_keys(
+    tier: Tier, rows: DataFrame, parts: Iterable[Part], number: int, staged: Path
+) -> tuple[Part, ...]:
+    """Tombstones of the keys of a version's files, not counting yet. Spark's workers write them."""
+    stage_keys(rows, tier, parts, number, staged / STONES)
+    return tier.take_tombstones(staged / STONES, number)
+
+
+def stage_keys(
+    rows: DataFrame, tier: Tier, parts: Iterable[Part], number: int, staged: Path
+) -> None:
+    """Writes them. A daemon may have a timer of any key; where none has to be asked, it is the
+    keys of older rows alone."""
+    spark, version = rows.sparkSession, tier.version()
+    keys = rows_of(spark, tier, parts).select(KEY).distinct()
+    if not has_timers(tier):
+        keys = keys.join(rows_of(spark, tier, version.rows).select(KEY), KEY, "left_semi")
+    write_tombstones(keys, number, staged)
+
+
+def write_tombstones(keys: DataFrame, number: int, staged: Path) -> None:
+    """Files of tombstones; with `daemon` and `ticket`, those end one row each."""
+    from pyspark.sql import functions as f
+
+    given = {name: f.lit(None).cast(kind) for name, kind in _OF_ONE if name not in keys.columns}
+    rows = keys.withColumns({**given, "version": f.lit(number).cast("long")})
+    rows.select(TOMBSTONES.names).write.option("compression", "lz4_raw").parquet(str(staged))
+
+
+_OF_ONE = (("daemon", "string"), ("ticket", "long"))
+STONES = "stones"
+"""Where tombstones are staged, in the folder of the rows that they come with."""
 
 
 def late_rows(tier: Tier, parts: Iterable[Part]) -> int:
@@ -280,14 +318,20 @@ def cancel(tier: Tier, keys: pa.Table, hot: Hot) -> dict[str, int]:
     with tier.lock():
         tier.check_daemon(hot.name)
         version = tier.version()
-        return end_keys(tier, version, keys.select(KEY), version.number + 1, hot)
+        tombstones = tier.add_tombstones(keys.select(KEY), version.number + 1)
+        return end_keys(tier, version, tombstones, hot)
 
 
-def end_keys(tier: Tier, version: Version, keys: pa.Table, number: int, hot: Hot) -> dict[str, int]:
+def has_timers(tier: Tier) -> bool:
+    """True if the daemon may have timers of the tier."""
+    return bool(tier.version().daemon) or tier.frontier("promoting", "hot") != NOTHING
+
+
+def end_keys(
+    tier: Tier, version: Version, tombstones: tuple[Part, ...], hot: Hot
+) -> dict[str, int]:
     """Commits `version` with tombstones; under the lock. The daemon is told once it has rows."""
-    tombstones = tier.add_tombstones(keys, number)
-    has_some = version.daemon or tier.frontier("promoting", "hot") != NOTHING
-    told = (t.path for t in tombstones) if has_some else ()
+    told = (t.path for t in tombstones) if has_timers(tier) else ()
     tier.commit(replace(
         version, tombstones=(*version.tombstones, *tombstones), owed=(*version.owed, *told)
     ))  # fmt: skip
@@ -302,9 +346,18 @@ def settle(tier: Tier, hot: Hot) -> dict[str, int]:
         return {}
     tier.check_daemon(hot.name)
     owed = [part for part in version.tombstones if part.path in version.owed]
-    found = hot.cancel(newer_keys(tier.lake, owed).select(KEY))
+    found = Counter[str]()
+    for keys in pieces(tier.lake, owed):
+        found.update(hot.cancel(keys))
     tier.commit(replace(version, owed=()))
-    return found
+    return dict(found)
+
+
+def pieces(lake: Path, parts: Iterable[Part]) -> Iterator[pa.Table]:
+    """The keys of tombstones, some at a time."""
+    for part in parts:
+        for batch in pq.ParquetFile(lake / part.path).iter_batches(KEYS_AT_ONCE, columns=KEY):
+            yield pa.Table.from_batches([batch])
 
 
 # ---- compact -------------------------------------------------------------------------------
@@ -331,11 +384,10 @@ def compact(spark: SparkSession, tier: Tier, hour: str | None = None) -> Compact
         old = [part for part in version.rows if untidy(version, part, frontier, hour)]
         with staging(tier, f"compact-{number}") as staged:
             if old:
-                stage_left(spark, tier, old, staged)
+                stage_left(spark, tier, reached(old, frontier), staged)
             parts = tier.take_rows(staged, number, clean=version.number)
         with tier.lock():
             tier.commit(_compacted(tier, old, parts))
-        tier.forget_old()
     before, after = sum(part.rows for part in old), sum(part.rows for part in parts)
     return Compacted((len(old), len(parts)), (before, after), orphans)
 

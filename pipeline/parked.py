@@ -21,6 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from purgatoryd.pipeline import silver
 from purgatoryd.pipeline.cold import (
+    STONES,
     alive,
     beyond,
     reserve,
@@ -29,9 +30,10 @@ from purgatoryd.pipeline.cold import (
     tombstones_of,
     with_hour,
     write_rows,
+    write_tombstones,
 )
 from purgatoryd.pipeline.lake import Lake
-from purgatoryd.pipeline.schemas import COLD, TOMBSTONES, Table
+from purgatoryd.pipeline.schemas import COLD
 from purgatoryd.pipeline.tier import Tier
 from purgatoryd.pipeline.tiers import Tier as Place
 from purgatoryd.pipeline.tiers import node_of, read_files, tiers
@@ -39,7 +41,6 @@ from purgatoryd.pipeline.tiers import node_of, read_files, tiers
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-STONES = "stones"
 END_OF_TIME_NS = 2**63 - 1
 
 
@@ -141,14 +142,9 @@ def stage_parked(
     fresh = adds(found).join(parked, "ticket", "left_anti").join(moves, "ticket", "left")
     rows = fresh.unionByName(moved.select(fresh.columns))
     due_ns = F.coalesce("moved_ns", "deadline_ns")
-    write_rows(with_hour(_numbered(rows.withColumn("deadline_ns", due_ns), COLD, number)), staged)
-    dead = ended.unionByName(moved.select(ended.columns))
-    dead = _numbered(dead, TOMBSTONES, number).coalesce(1)
-    dead.write.options(compression="lz4_raw").parquet(str(staged / STONES))
-
-
-def _numbered(rows: DataFrame, table: Table, number: int) -> DataFrame:
-    return rows.withColumn("version", F.lit(number).cast("long")).select(table.names)
+    made = rows.withColumns({"deadline_ns": due_ns, "version": F.lit(number).cast("long")})
+    write_rows(with_hour(made.select(COLD.names)), staged)
+    write_tombstones(ended.unionByName(moved.select(ended.columns)), number, staged / STONES)
 
 
 def adds(found: Records) -> DataFrame:

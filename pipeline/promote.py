@@ -19,6 +19,7 @@ process ends; and one that was only believed dead, because its lock was lost, ad
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,13 +34,15 @@ from purgatoryd.pipeline.cold import (
     KEY,
     alive,
     beyond,
+    compact,
+    reached,
     rows_of,
     settle,
     tombstones_of,
 )
 from purgatoryd.pipeline.loading import Answers
 from purgatoryd.pipeline.tier import Frontier, Part, Tier, Version, Window, newer_keys
-from purgatoryd.shm_layout.errors import WindowTaken
+from purgatoryd.shm_layout.errors import LakeInUse, WindowTaken
 from purgatoryd.shm_layout.files import sync_directory, sync_file
 
 if TYPE_CHECKING:
@@ -51,6 +54,8 @@ REMEMBERED = 16
 """So many windows are known to the daemon after they became hot."""
 ROWS_AT_ONCE = 8192
 """So many go to the daemon under one hold of the lock."""
+SURPLUS_MAX = 512
+"""So many files more than hours, and the tier is compacted."""
 SMALL_ROWS = 1_000_000
 """Up to so many rows of a window are sent to every task."""
 
@@ -102,7 +107,17 @@ def promote(
         done = [finish(spark, tier, begun, hot, pace)] if begun else []
         if window := begin(tier, until_ns, hot.name):
             done.append(finish(spark, tier, window, hot, pace))
-        return done
+    if surplus(tier) > SURPLUS_MAX:
+        with suppress(LakeInUse):  # somebody loads; a later window finds it
+            compact(spark, tier)
+    return done
+
+
+def surplus(tier: Tier) -> int:
+    """Files of the tier that a compaction would do without."""
+    version, frontier = tier.version(), tier.frontier("hot")
+    hours = {Path(part.path).parent for part in reached(version.rows, frontier)}
+    return len(version.rows) - len(hours) + len(version.tombstones)
 
 
 def begin(tier: Tier, until_ns: int, daemon: str) -> Window | None:
@@ -127,9 +142,9 @@ def taken(version: Version, since: Frontier, until: Frontier) -> list[Part]:
 
 
 def window_id(until: Frontier) -> str:
-    """Its end, and up to which version it takes rows."""
+    """Its end, and up to which version it takes rows: as text they sort as they were promoted."""
     end = datetime.fromtimestamp(until.end_ns // 10**9, UTC)
-    return f"{end:%Y%m%dT%H%M%SZ}-{until.end_ns % 10**9:09d}-{until.version}"
+    return f"{end:%Y%m%dT%H%M%SZ}-{until.end_ns % 10**9:09d}-{until.version:012d}"
 
 
 # ---- the steps -----------------------------------------------------------------------------
@@ -146,8 +161,9 @@ def finish(spark: SparkSession, tier: Tier, window: Window, hot: Hot, pace: Paci
         tier.check_fence(window)
         tier.save_window(window)
     tier.drop_slices()
-    for old in tier.windows()[-1 - REMEMBERED : -REMEMBERED]:
+    for old in tier.windows(1 + REMEMBERED)[:-REMEMBERED]:
         hot.forget_load(load_of(tier, old), old.namespaces)
+    tier.forget_windows()
     return window
 
 

@@ -74,16 +74,18 @@ class Part:
 @dataclass(frozen=True, slots=True)
 class Version:
     """All that counts. `tier`: names this tier alone. `loads`: which version each load became, so
-    that it is not loaded twice; `reserved`: that of the load under way, whose rows are not there
-    yet. `owed`: tombstones of which the daemon was not told. `replaced`: files of the version
-    before a compaction, which may still have readers. `daemon`: whose parked timers it has;
-    `journals`: by uuid, up to which LSN their journals were read."""
+    that it is not loaded twice; `load_rows`: how many rows it had; `reserved`: the version of the
+    load under way, whose rows are not there yet. `owed`: tombstones of which the daemon was not
+    told. `replaced`: files of the version before a compaction, which may still have readers.
+    `daemon`: whose parked timers it has; `journals`: by uuid, up to which LSN their journals were
+    read."""
 
     number: int = 0
     tier: str = ""
     rows: tuple[Part, ...] = ()
     tombstones: tuple[Part, ...] = ()
     loads: dict[str, int] = field(default_factory=dict)
+    load_rows: dict[str, int] = field(default_factory=dict)
     reserved: int = 0
     owed: tuple[str, ...] = ()
     replaced: tuple[str, ...] = ()
@@ -157,16 +159,12 @@ class Tier:
         """`version` under the next number, durably; call it under the lock."""
         tier = version.tier or uuid4().hex
         version = replace(version, number=version.number + 1, tier=tier)
-        path = self._versions / f"{version.number:012d}.json"
-        replace_durably(path, json.dumps(asdict(version)).encode())
+        replace_durably(self._file_of_version(version.number), json.dumps(asdict(version)).encode())
+        self._file_of_version(version.number - VERSIONS_KEPT).unlink(missing_ok=True)
         return version
 
-    def forget_old(self) -> None:
-        """Removes all versions and windows but the newest."""
-        for path in sorted(self._versions.glob("*.json"))[:-VERSIONS_KEPT]:
-            path.unlink()
-        for window in self.windows()[:-WINDOWS_KEPT]:
-            self._file_of(window).unlink()
+    def _file_of_version(self, number: int) -> Path:
+        return self._versions / f"{number:012d}.json"
 
     def lock(self) -> AbstractContextManager[None]:
         """Nobody else makes a version, or adds to the daemon, inside."""
@@ -253,25 +251,33 @@ class Tier:
 
     # ---- windows -------------------------------------------------------------------------
 
-    def windows(self) -> list[Window]:
-        """All, in the order in which they were promoted. Raises LakeBroken."""
-        found = [read_window(path) for path in (self.lake / WINDOWS).glob("*.json")]
-        return sorted(found, key=lambda window: window.until)
+    def windows(self, last: int = WINDOWS_KEPT) -> list[Window]:
+        """The newest, in the order in which they were promoted. Raises LakeBroken."""
+        return [read_window(path) for path in self._window_files()[-last:]]
+
+    def _window_files(self) -> list[Path]:
+        return sorted((self.lake / WINDOWS).glob("*.json"))
+
+    def forget_windows(self) -> None:
+        """Removes all but the newest."""
+        for path in self._window_files()[:-WINDOWS_KEPT]:
+            path.unlink()
 
     def frontier(self, *states: str) -> Frontier:
-        """How far windows in one of these states reach."""
-        return max((w.until for w in self.windows() if w.state in states), default=NOTHING)
+        """How far windows in one of these states reach: the newest may be promoting, and the one
+        before it is hot."""
+        return max((w.until for w in self.windows(2) if w.state in states), default=NOTHING)
 
     def check_daemon(self, name: str) -> None:
         """All is of one daemon, so that a cancel knows where its timer may be. Raises
         WindowElsewhere if that is not the daemon `name`."""
-        for daemon in (self.version().daemon, *(window.daemon for window in self.windows())):
+        for daemon in (self.version().daemon, *(window.daemon for window in self.windows(1))):
             if daemon not in ("", name):
                 raise WindowElsewhere(daemon, name)
 
     def unfinished(self) -> Window | None:
-        """The window that is being promoted; there is one at most."""
-        return next((w for w in self.windows() if w.state == "promoting"), None)
+        """The window that is being promoted; there is one at most, the newest."""
+        return next((w for w in self.windows(1) if w.state == "promoting"), None)
 
     def save_window(self, window: Window) -> None:
         """Durably, at once."""

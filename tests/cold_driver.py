@@ -134,6 +134,8 @@ class Mortal:
 def spark_of_python(patch: pytest.MonkeyPatch) -> None:
     """Rows are written without Spark: a load's are a table with the columns of the tier."""
     patch.setattr(cold, "stage_load", _stage_load)
+    patch.setattr(cold, "stage_keys", _stage_keys)
+    patch.setattr(cold, "check_again", lambda *_: None)
     patch.setattr(cold, "stage_left", _stage_left)
     patch.setattr(promote, "stage_slice", _stage_slice)
     patch.setattr(parked, "records", _records)
@@ -167,6 +169,14 @@ def _stage_parked(_: object, tier: Tier, found: Any, number: int, staged: Path) 
     pq.write_table(
         pa.Table.from_pylist(ended, TOMBSTONES.arrow()), staged / "stones" / "part.parquet"
     )
+
+
+def _stage_keys(_: object, tier: Tier, parts: Iterable[Part], number: int, staged: Path) -> None:
+    paths = [part.path for part in parts]
+    keys = [{name: row[name] for name in KEY} for row in all_rows(tier, paths)]
+    staged.mkdir(parents=True)
+    rows = pa.Table.from_pylist([key | {"version": number} for key in keys], TOMBSTONES.arrow())
+    pq.write_table(rows, staged / "part.parquet")
 
 
 def _stage_left(_: object, tier: Tier, old: list[Part], staged: Path) -> None:

@@ -17,8 +17,10 @@ from cold_driver import (
 )
 
 from purgatoryd.pipeline import cold
+from purgatoryd.pipeline import promote as promoting
+from purgatoryd.pipeline import tier as tiers
 from purgatoryd.pipeline.promote import promote, window_end_ns
-from purgatoryd.pipeline.tier import Tier
+from purgatoryd.pipeline.tier import Tier, Window
 from purgatoryd.shm_layout.errors import DaemonUnreachable, InvalidRows, LakeInUse, WindowElsewhere
 
 if TYPE_CHECKING:
@@ -128,6 +130,39 @@ def test_a_compaction_leaves_what_lives(
     assert cold.compact(spark, tier).rows == (0, 0)
     promote(spark, tier, due(1000), daemon)
     assert len(daemon.added) == 148
+
+
+def test_a_load_is_the_same_only_with_the_same_number_of_rows(
+    spark: SparkSession, tier: Tier, daemon: TableDaemon
+) -> None:
+    cold.load(tier, frame(spark, 0, 10), "one", daemon)
+    before = tier.version()
+    with pytest.raises(InvalidRows, match="loaded with 10 rows, and now has 11"):
+        cold.load(tier, frame(spark, 0, 11), "one", daemon)
+    assert tier.version() == before
+
+
+def test_no_key_of_a_replacement_comes_to_the_driver(
+    spark: SparkSession, tier: Tier, daemon: TableDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cold, "KEYS_AT_ONCE", 16)
+    cold.load(tier, frame(spark, 0, 40), "one", daemon)
+    cold.load(tier, frame(spark, 30, 70, shift=100), "two", daemon, replacing=True)
+    assert sum(part.rows for part in tier.version().tombstones) == 10  # of older rows alone
+    promote(spark, tier, due(35), daemon)
+    asked: list[int] = []
+    real = daemon.cancel
+
+    def cancel(keys: pa.Table) -> dict[str, int]:
+        asked.append(keys.num_rows)
+        return real(keys)
+
+    monkeypatch.setattr(daemon, "cancel", cancel)
+    cold.load(tier, frame(spark, 0, 50, shift=200), "three", daemon, replacing=True)
+    assert (sum(asked), max(asked)) == (50, 16)
+    assert daemon.armed == {}
+    left = {key(i): due(i + 200) for i in range(50)} | {key(i): due(i + 100) for i in range(50, 70)}
+    assert waiting(tier) == left
 
 
 def test_verify_names_what_is_wrong(spark: SparkSession, tier: Tier, daemon: TableDaemon) -> None:
@@ -254,7 +289,7 @@ def test_a_promotion_that_is_killed_loses_and_doubles_nothing(
 ) -> None:
     small_pieces(monkeypatch, 4)
     tier, mortal = Tier(tmp_path), Mortal(monkeypatch, daemon)
-    cold.load(tier, table(0, 300), "one", daemon)
+    cold.load(tier, table(0, 900), "one", daemon)
     begun: list[int] = []
 
     def step(last: int) -> Callable[[], object]:
@@ -273,7 +308,7 @@ def test_a_promotion_that_is_killed_loses_and_doubles_nothing(
     assert {key(i) for i in range(end)} - set(added) <= {
         key(n * 10 - 1) for n in range(1, deaths + 1)
     }
-    assert set(waiting(tier)) == {key(i) for i in range(end, 300)}
+    assert set(waiting(tier)) == {key(i) for i in range(end, 900)}
     assert not list(tier.lake.glob("windows/*/"))
 
 
@@ -339,6 +374,37 @@ def test_a_compaction_that_is_killed_changes_nothing(
 
     assert every_death(mortal, lambda _: lambda: cold.compact(NO_SPARK, tier), after) >= 4
     assert waiting(tier) == expected
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_tier_does_not_grow_by_what_it_did(
+    tier: Tier, daemon: TableDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(promoting, "SURPLUS_MAX", 8)
+    monkeypatch.setattr(tiers, "WINDOWS_KEPT", 20)
+    cold.load(tier, table(4000, 4010), "far", daemon)
+    reads, rounds, real = list[Path](), list[int](), tiers.read_window
+
+    def read(path: Path) -> Window:
+        reads.append(path)
+        return real(path)
+
+    monkeypatch.setattr(tiers, "read_window", read)
+    most = 0
+    for n in range(30):
+        cold.load(tier, table(n * 2, n * 2 + 2), f"load {n}", daemon)
+        cold.cancel(tier, keys(n * 2), daemon)
+        promote(NO_SPARK, tier, due(n * 2 + 2), daemon)
+        counting = tier.version()
+        most = max(most, len(counting.rows) + len(counting.tombstones))
+        rounds.append(len(reads))
+        daemon.fire()
+    assert len(daemon.added) == 30
+    assert most <= 8 + 3
+    assert len(list((tier.lake / "windows").glob("*.json"))) == 20
+    assert len(list((tier.lake / "cold" / "versions").glob("*.json"))) == tiers.VERSIONS_KEPT
+    assert rounds[29] - rounds[28] == rounds[19] - rounds[18]  # however many windows there are
+    assert set(waiting(tier)) == {key(i) for i in range(4000, 4010)}
 
 
 @pytest.mark.usefixtures("quick")
