@@ -34,7 +34,7 @@ LIBFUZZER := $(FUZZ_C:tests/fuzz/%.c=build/fuzz/%)
 LINT      := $(patsubst %.c,build/lint/%.o,$(CORE_C) $(TESTS_C) $(GUEST_C) $(FUZZ_C) $(CRASH_C) $(BENCH_C))
 
 .DEFAULT_GOAL := help
-.PHONY: help build run report test test-c test-python crash-test soak fuzz lint bench-core bench-purgatory bench-watchers bench-recovery bench-hostile bench-journal bench-pipeline docs clean
+.PHONY: help build run report test test-c test-python crash-test soak fuzz lint bench-core bench-purgatory bench-watchers bench-recovery bench-hostile bench-journal bench-pipeline bench-placement docs clean
 .DELETE_ON_ERROR:
 # Kept between runs, so that only what changed is compiled again.
 .SECONDARY:
@@ -114,6 +114,9 @@ bench-hostile: build ## measure what others notice of an attack; writes benchmar
 
 bench-journal: build ## measure the journal, and recovery from it; writes benchmarks/results/journal.json
 	$(BIN)/python benchmarks/bench_journal.py $(ARGS)
+
+bench-placement: build ## measure lateness beside busy processes; writes benchmarks/results/placement.json
+	$(BIN)/python benchmarks/bench_placement.py $(ARGS)
 
 bench-pipeline: build ## measure the pipeline; writes benchmarks/results/pipeline.json
 	$(BIN)/python benchmarks/bench_pipeline.py $(ARGS)

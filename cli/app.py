@@ -25,6 +25,7 @@ COMMANDS = {
     "list": "arena",
     "stats": "arena",
     "check": "arena",
+    "placement": "placement",
     "namespace": "namespaces",
     "load": "loads",
     "keygen": "keys",

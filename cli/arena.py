@@ -118,6 +118,10 @@ FOR_PROGRAMS = {
 # Sections of the table for people; what stands in none comes last.
 SECTIONS = {
     "daemon": ("state", "clock", "daemon_pid", "epoch", "heartbeat_age_ns", "wakeups"),
+    "placement": (
+        "placement", "node", "memory_node", "reaper_cpu", "placed", "clamped", "pages_sampled",
+        "pages_elsewhere",
+    ),
     "timers": (
         "live", "live_wall", "parked", "overdue", "next_in_ns", "adds", "replaces", "extends",
         "cancels",
@@ -178,7 +182,7 @@ def human(field: str, value: Any) -> str:
     """A figure with its unit, which its name tells."""
     if value is None:
         return "-"
-    if not isinstance(value, int) or field.endswith(("pid", "uid")):
+    if not isinstance(value, int) or field.endswith(("pid", "uid", "node", "cpu")):
         return str(value)
     if field.endswith("_ns"):
         return units.format_duration(value)

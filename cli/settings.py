@@ -42,12 +42,14 @@ def _text(value: Any, kind: click.ParamType[Any]) -> str:
         return units.exact_duration(value)
     if isinstance(kind, units.Moment):
         return units.format_wall(value)
-    return str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _written(value: Any, kind: click.ParamType[Any]) -> int | str | list[int | str]:
     if isinstance(value, tuple):
         return list(value)
+    if isinstance(value, bool):
+        return value
     text = _text(value, kind)
     return int(value) if text == str(value) and isinstance(value, int) else text
 
@@ -108,8 +110,21 @@ _TABLE: tuple[tuple[str, str, click.ParamType[Any], str], ...] = (
      "Keep at least so much of the journal for readers."),
     ("durable-namespace", "durable_namespaces", click.STRING,
      "Answer every change in this namespace once it is on disk; may be repeated."),
+    ("placement", "placement", click.Choice(["auto", "none"]),
+     "Who chooses CPUs and NUMA node: the daemon or the kernel. See `purgatoryd placement`."),
+    ("cpus", "cpus", click.STRING,
+     "CPUs of the daemon, as 3,1-2: its loop has the first, its other threads the rest."),
+    ("node", "node", click.INT, "NUMA node of arena and threads; -1 = as --placement says."),
+    ("realtime", "realtime", click.INT,
+     "Priority of the loop under SCHED_FIFO, 1 to 99, and one less of libzmq's thread; 0 = "
+     "the usual scheduling."),
+    ("lock-memory", "lock_memory", click.BOOL, "Keep what is mapped at the start in RAM."),
+    ("huge-pages", "huge_pages", click.BOOL, "Make the arena's pages huge ones at the start."),
+    ("busy-poll", "busy_poll_ns", units.Duration(),
+     "So long before a deadline the loop sleeps no more, 10ms at most."),
 )  # fmt: skip
 FLAG_OF = {field: flag for flag, field, _, _ in _TABLE}
+_YES_OR_NO = {field for _, field, kind, _ in _TABLE if kind is click.BOOL}
 _REPEATED = {"admin_uids", "allow_uids", "allow_gids", "durable_namespaces"}
 _DERIVED = {
     "outbox_bytes_max": "half of --payload-memory",
@@ -122,12 +137,22 @@ _DERIVED = {
     "keys": "none",
     "journal": "none",
     "durable_namespaces": "none",
+    "cpus": "none",
 }
 
 
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds an option for every setting to a command."""
-    for flag, field, kind, text in reversed(_TABLE):
+    return options(*FLAG_OF.values())(command)
+
+
+def options(*flags: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Adds an option for each of these settings to a command."""
+    return lambda command: _with_options(command, flags)
+
+
+def _with_options(command: Callable[..., Any], flags: tuple[str, ...]) -> Callable[..., Any]:
+    for flag, field, kind, text in reversed([row for row in _TABLE if row[0] in flags]):
         derived = _DERIVED.get(field)
         option = click.option(
             f"--{flag}",
@@ -166,6 +191,8 @@ def read_file(ctx: click.Context, _: click.Parameter, path: Path | None) -> Path
 def _from_file(flag: str, field: str, value: Any, source: str) -> str | list[str]:
     """What is read as the same text would be in a flag."""
     values = value if field in _REPEATED and isinstance(value, list) else [value]
+    if field in _YES_OR_NO and isinstance(value, bool):
+        return str(value)
     if any(isinstance(one, (bool, list, dict)) for one in values):
         raise InvalidSetting(flag, value, "a number or a string", source)
     return list(map(str, values)) if field in _REPEATED else str(value)

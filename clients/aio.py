@@ -88,10 +88,11 @@ class AsyncClient:
         durable: bool = False,
         ledger: Ledger | None = None,
         worker: str | None = None,
+        near: bool = False,
     ) -> None:
         self.timeout = timeout
         self.queue_limit = queue_limit
-        self._core = Core(name, namespace, remote, durable, ledger, worker)
+        self._core = Core(name, namespace, remote, durable, ledger, worker, near)
         self._changed: set[asyncio.Future[None]] = set()
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
@@ -445,8 +446,9 @@ class AsyncSubscriber:
         timeout: float = 5.0,
         remote: Remote | None = None,
         ledger: Ledger | None = None,
+        near: bool = False,
     ) -> None:
-        self._arguments = (name, namespace, topics, high_water_mark, remote, ledger)
+        self._arguments = (name, namespace, topics, high_water_mark, remote, ledger, near)
         self._timeout = timeout
         self._inbox: Inbox | None = None
         self._news = asyncio.Event()

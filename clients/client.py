@@ -94,6 +94,9 @@ class Client:
     journal has it on disk; it raises NoJournal if the daemon keeps none, and NotDurable if the
     journal stopped meanwhile. `ledger`: notes what is acknowledged. `worker`: what the journal, and
     with it the pipeline, calls this client, up to 63 bytes; otherwise that is its uid and pid.
+    `near`: moves this process, with all its threads, to CPUs near the daemon's: of its NUMA node,
+    without the core of its loop. No thread gets CPUs that it did not have; one that has none there
+    stays where it is.
 
     Raises DaemonUnreachable if no daemon answers within `timeout`; InvalidName.
     """
@@ -109,10 +112,11 @@ class Client:
         durable: bool = False,
         ledger: Ledger | None = None,
         worker: str | None = None,
+        near: bool = False,
     ) -> None:
         self.timeout = timeout
         self.queue_limit = queue_limit
-        self._core = Core(name, namespace, remote, durable, ledger, worker)
+        self._core = Core(name, namespace, remote, durable, ledger, worker, near)
         self._io = threading.Lock()  # session and socket; taken before _packing
         self._packing = threading.Lock()  # the packer's open batch
         self._flusher: threading.Thread | None = None

@@ -14,6 +14,7 @@ from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.life import Life
 from purgatoryd.clients.loads import check_load
 from purgatoryd.clients.model import TimerInfo
+from purgatoryd.clients.near import come_near, refuse_far
 from purgatoryd.clients.packing import Packer, Pending, PendingAdd, PendingCancel
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.session import Batch, Query, Session, State
@@ -28,7 +29,14 @@ from purgatoryd.shm_layout.errors import (
     InvalidTime,
     SessionExpired,
 )
-from purgatoryd.shm_layout.layout import TIME_MAX_NS, ClockKind, LoadAction, PutMode, Status
+from purgatoryd.shm_layout.layout import (
+    TIME_MAX_NS,
+    ClockKind,
+    LoadAction,
+    PutMode,
+    Status,
+    kernel_number,
+)
 from purgatoryd.shm_layout.paths import check_name, client_paths
 from purgatoryd.shm_layout.wire import Key, Reply
 
@@ -74,8 +82,11 @@ class Core:
         durable: bool = False,
         ledger: Ledger | None = None,
         worker: str | None = None,
+        near: bool = False,
     ) -> None:
         self.name = check_name(name)
+        refuse_far(near=near, remote=remote)
+        self._near = near
         self._remote = remote
         self.namespace = namespace
         self.namespace_bytes = wire.encode_namespace(namespace)
@@ -283,6 +294,9 @@ class Core:
             theirs_ns = welcome.real_boot_ns or welcome.now_ns
             self._apart = not 0 <= times.boot_now_ns() - theirs_ns < APART_NS
             self.session.same_clock = self._remote is None and not self._apart
+            if self._near:
+                self._near = False
+                come_near(kernel_number(welcome.node), kernel_number(welcome.reaper_cpu))
         if self.session.refusal is None:  # being refused again and again is no progress
             self.answers += 1
 

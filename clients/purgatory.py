@@ -118,6 +118,7 @@ class Purgatory(Client):
         durable: bool = False,
         ledger: Ledger | None = None,
         worker: str | None = None,
+        near: bool = False,
     ) -> None:
         self._kicked = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._book = Book(self._kick)
@@ -126,7 +127,7 @@ class Purgatory(Client):
         try:
             super().__init__(
                 name, namespace=namespace, timeout=timeout, queue_limit=queue_limit,
-                remote=remote, durable=durable, ledger=ledger, worker=worker,
+                remote=remote, durable=durable, ledger=ledger, worker=worker, near=near,
             )  # fmt: skip
         except BaseException:
             os.close(self._kicked)

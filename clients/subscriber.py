@@ -19,6 +19,7 @@ from purgatoryd.clients.closing import Closing
 from purgatoryd.clients.ledger import Ledger, Source
 from purgatoryd.clients.life import Life
 from purgatoryd.clients.model import Notice
+from purgatoryd.clients.near import come_near, refuse_far
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.stream import Stream
 from purgatoryd.clients.times import boot_now_ns
@@ -52,8 +53,10 @@ class Inbox:
         high_water_mark: int,
         remote: Remote | None,
         ledger: Ledger | None = None,
+        near: bool = False,
     ) -> None:
         self.name = check_name(name)
+        refuse_far(near=near, remote=remote)
         self._remote = remote
         self._ledger = ledger
         self._number = 0 if ledger is None else ledger.subscriber()
@@ -80,6 +83,14 @@ class Inbox:
             self._close_sockets()
             raise
         self._probation()
+        if near:
+            self._come_near()
+
+    def _come_near(self) -> None:
+        if (reader := self._attach()) is not None:
+            placed = reader.placement
+            reader.close()
+            come_near(placed.node, placed.reaper_cpu)
 
     def let_in(self) -> bool:
         """True once there is or was a connection."""
@@ -195,7 +206,7 @@ class Subscriber(Closing):
     `topics`: only these; None = all topics of the namespace. `high_water_mark`: messages that
     wait in the socket; more are dropped and recovered from the arena. `timeout`: seconds to
     wait for the daemon. Everything that fires after the constructor returned arrives. `ledger`:
-    notes every notice that is handed out.
+    notes every notice that is handed out. `near`: as of Client; it takes the arena to know.
 
     Beside a daemon of a version with another ABI, and with `remote` one on another host, only what
     comes by the socket is left: a topic begins with its first message that arrives, and what the
@@ -215,11 +226,14 @@ class Subscriber(Closing):
         timeout: float = 5.0,
         remote: Remote | None = None,
         ledger: Ledger | None = None,
+        near: bool = False,
     ) -> None:
         deadline_s = time.monotonic() + timeout
         while True:
             try:
-                self._inbox = Inbox(name, namespace, topics, high_water_mark, remote, ledger)
+                self._inbox = Inbox(
+                    name, namespace, topics, high_water_mark, remote, ledger, near
+                )  # fmt: skip
                 break
             except (DaemonUnreachable, ArenaMissing, ArenaNotReady) as error:
                 if time.monotonic() >= deadline_s:

@@ -8,6 +8,7 @@ from typing import Literal
 from purgatoryd.shm_layout.errors import InvalidArgument, InvalidSetting
 from purgatoryd.shm_layout.keys import place
 from purgatoryd.shm_layout.paths import check_name
+from purgatoryd.shm_layout.topology import cpu_order
 
 MIB = 2**20
 _ID_MAX = 2**32 - 2  # of a uid or gid; the kernel's "none" is above
@@ -36,6 +37,9 @@ BOUNDS = {
     "quota_timers": (0, 2**48 - 1),
     "quota_bytes": (0, 2**48 - 1),
     "quota_ops": (0, 10**9),
+    "node": (-1, 65_535),
+    "realtime": (0, 99),
+    "busy_poll_ns": (0, 10_000_000),
     "segment_bytes": (256 * 1024, 4096 * MIB),
     "stage_bytes": (4 * MIB, 1024 * MIB),
     "snapshot_segments": (1, 2**20),
@@ -122,6 +126,20 @@ class Config:
     """The newest files, so many bytes of them, are kept likewise."""
     durable_namespaces: tuple[str, ...] = ()
     """Namespaces whose every change is answered once it is on disk."""
+    placement: Literal["auto", "none"] = "auto"
+    """Who chooses CPUs and memory: the daemon, or the kernel."""
+    cpus: str = ""
+    """CPUs of the daemon, as in "3,1-2": the loop has the first, its other threads the rest."""
+    node: int = -1
+    """NUMA node of the arena and of the threads; -1 = as `placement` says."""
+    realtime: int = 0
+    """Priority of the loop under SCHED_FIFO, one less of libzmq's; 0 = the usual scheduling."""
+    lock_memory: bool = False
+    """What is mapped at the start stays in RAM."""
+    huge_pages: bool = False
+    """The arena gets huge pages at the start."""
+    busy_poll_ns: int = 0
+    """So long before a deadline the loop sleeps no more."""
 
     tcp: str = ""
     """HOST:PORT for clients on other hosts: commands there, notices at the next port."""
@@ -155,6 +173,7 @@ class Config:
                 "segment_bytes", self.segment_bytes, "a multiple of 4096", "config"
             )
         self._refuse_settings_of_no_journal()
+        self._check_placement()
         if self.clock not in ("real", "virtual"):
             raise InvalidSetting("clock", self.clock, "real or virtual", "config")
         if self.wall_origin_ns and self.clock == "real":
@@ -173,6 +192,18 @@ class Config:
         except InvalidArgument:
             bound = "HOST:PORT, with room for the next port"
             raise InvalidSetting("tcp", self.tcp, bound, "config") from None
+
+    def _check_placement(self) -> None:
+        if self.placement not in ("auto", "none"):
+            raise InvalidSetting("placement", self.placement, "auto or none", "config")
+        try:
+            cpu_order(self.cpus)
+        except ValueError:
+            raise InvalidSetting("cpus", self.cpus, 'a list such as "3,0-2"', "config") from None
+        for setting in ("cpus", "node"):
+            value = getattr(self, setting)
+            if self.placement == "none" and value != DEFAULTS[setting]:
+                raise InvalidSetting(setting, value, "left out with placement none", "config")
 
     def _refuse_settings_of_no_journal(self) -> None:
         for setting in _OF_THE_JOURNAL:

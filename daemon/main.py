@@ -20,6 +20,7 @@ from purgatoryd.daemon.clock import Clock, RealClock, VirtualClock
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.journal import Journal, Memory, locked
 from purgatoryd.daemon.lanes import Lanes, Remotes
+from purgatoryd.daemon.placement import Placement
 from purgatoryd.daemon.reaper import Reaper
 from purgatoryd.daemon.store import Opening, journal_end, open_arena
 from purgatoryd.shm_layout.arena import Arena, boot_id
@@ -48,6 +49,8 @@ def serve(config: Config, import_path: Path | None = None, force_journal: bool =
 def _run(opening: Opening) -> None:
     config, paths = opening.config, opening.paths
     access = Access.of(config)
+    placement = Placement(config, paths.arena)
+    placement.begin()
     _allow_connections()
     with (
         name_lock(paths),
@@ -60,8 +63,10 @@ def _run(opening: Opening) -> None:
         arena.set_quotas(config.quota_timers, config.quota_bytes, config.quota_ops)
         clock = _clock(config, arena)
         reaper = Reaper(
-            arena, sockets, access, clock, journal, config.budget, config.load_ttl_ns, wake_fd
-        )
+            arena, sockets, access, clock, journal, placement, config.budget, config.load_ttl_ns,
+            wake_fd,
+        )  # fmt: skip
+        placement.settle(arena)
         _on_signals(reaper)
         _go_live(arena, paths)
         reaper.run()
@@ -187,4 +192,4 @@ def _signals() -> Iterator[int]:
 def _on_signals(reaper: Reaper) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: reaper.stop())
-    signal.signal(signal.SIGHUP, lambda *_: reaper.read_keys())
+    signal.signal(signal.SIGHUP, lambda *_: reaper.reload())

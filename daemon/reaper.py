@@ -16,6 +16,7 @@ from purgatoryd.daemon.clock import Clock, VirtualClock, boot_ns
 from purgatoryd.daemon.commands import Commands
 from purgatoryd.daemon.journal import Memory
 from purgatoryd.daemon.lanes import Lanes, Message
+from purgatoryd.daemon.placement import Placement
 from purgatoryd.daemon.snapshot import tell
 from purgatoryd.shm_layout.arena import NONE_NS, Arena
 from purgatoryd.shm_layout.errors import BadPath
@@ -45,6 +46,7 @@ class Reaper:
         access: Access,
         clock: Clock,
         journal: Memory,
+        placement: Placement,
         budget: int,
         load_ttl_ns: int,
         wake_fd: int,
@@ -56,8 +58,9 @@ class Reaper:
         self._budget = budget
         self._load_ttl_ns = load_ttl_ns
         self._journal = journal
+        self._placement = placement
         self._wait_for = [*sockets.fds(), wake_fd, *journal.fds]
-        self._stopping = self._draining = self._keys_are_stale = False
+        self._stopping = self._draining = self._reloading = False
         self._next_beat_ns = 0
         self._unswept = 0
         self._turns = self._wakeups = self._sent = 0
@@ -81,9 +84,9 @@ class Reaper:
         """Ends the loop after the current turn."""
         self._stopping = True
 
-    def read_keys(self) -> None:
-        """Has the list of keys read again."""
-        self._keys_are_stale = True
+    def reload(self) -> None:
+        """Has the list of keys read again, and the placement decided anew."""
+        self._reloading = True
 
     def drain(self) -> None:
         """Ends the loop once nothing is armed; nothing is armed from now on."""
@@ -104,8 +107,8 @@ class Reaper:
         left = self._fire(real_ns)
         busy = self._woke_for(self._lanes.admin.fd) and self._serve_admin()
         busy |= self._serve_commands() | self._commands.push()
-        if self._keys_are_stale:
-            self._read_keys()
+        if self._reloading:
+            self._reload()
         if self._woke_for(self._lanes.notices_fd):
             self._lanes.take_subscriptions()
         busy |= self._lanes.keep_watch(real_ns, self._ready or frozenset())
@@ -116,8 +119,9 @@ class Reaper:
         self._commands.release()
         return left or busy
 
-    def _read_keys(self) -> None:
-        self._keys_are_stale = False
+    def _reload(self) -> None:
+        self._reloading = False
+        self._placement.again(self.arena)
         try:
             self._lanes.read_keys()
         except BadPath as error:
@@ -171,6 +175,7 @@ class Reaper:
         self._unswept = min(SWEEP_PER_BEAT, self.arena.levels_to_sweep)
         self.arena.sweep_loads(real_ns, self._load_ttl_ns)
         self.arena.beat(real_ns, self._turns, self._wakeups, self._sent)
+        self._placement.look(self.arena)
         self._journal.beat()
 
     def _sweep(self, real_ns: int) -> bool:
@@ -241,7 +246,7 @@ class Reaper:
             return
         until_ns = min(self._next_beat_ns, self._lanes.watch_due_ns)
         if not full:
-            until_ns = min(until_ns, self._due_ns())
+            until_ns = min(until_ns, self._due_ns() - self._placement.plan.spin_ns)
         left_ns = until_ns - boot_ns()
         if left_ns <= 0:
             return

@@ -105,10 +105,17 @@ def _beside(arena: str, directory: Path, daemon: int) -> None:
     save_snapshot(reader, directory, wait)
 
 
+def leave_the_loop(daemon: int) -> None:
+    """To the CPUs of the daemon's other threads: a child begins on its loop's."""
+    threads = {int(thread) for thread in os.listdir(f"/proc/{daemon}/task")} - {daemon}
+    os.sched_setaffinity(0, os.sched_getaffinity(max(threads)))
+
+
 def _main(arena: str, folder: str, daemon: str, age_ns: str, keep: str, snapshot: str) -> int:
     os.nice(NICENESS)
     directory = Path(folder)
     try:
+        leave_the_loop(int(daemon))
         if int(snapshot):
             _beside(arena, directory, int(daemon))
         tidy_and_tell(directory, Keep(int(age_ns), int(keep)))

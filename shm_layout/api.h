@@ -205,6 +205,7 @@ uint64_t pg_replay(const struct pg_arena *a, uint32_t topic, uint64_t first, uin
 const struct pg_header *pg_header_of(const struct pg_arena *a);
 const struct pg_metrics *pg_metrics_of(const struct pg_arena *a);
 void pg_set_state(struct pg_arena *a, uint32_t state, uint32_t pid);
+void pg_set_placement(struct pg_arena *a, const struct pg_placement *placement);
 /* 1: from now on nothing is armed: PUT and WATCH get PG_ST_STOPPING; 0: no more. */
 void pg_drain(struct pg_arena *a, int draining);
 /* Nothing is armed, no outcome waits for its acknowledgement, and the socket has all notices. */
@@ -426,6 +427,24 @@ int pg_committer_fd(const struct pg_committer *c);
 /* Ends the thread, after it has committed all that is staged. */
 void pg_committer_stop(struct pg_committer *c);
 void pg_committer_close(struct pg_committer *c);                         /* the files */
+
+/* ---- where memory is (memory.c): system calls, without an arena ---------------------------- */
+
+#define PG_NODES_MAX 1024             /* numbers of NUMA nodes are below */
+#define PG_MEMORY_SAMPLES 128
+
+/* They return 0 or an errno; ENOSYS: this kernel knows no nodes. */
+
+/* This thread, and those that it starts, get memory from that node while it has any. Memory that
+ * was touched before stays where it is. */
+int pg_memory_prefer(uint32_t node);
+/* The same for this memory, whoever touches it; whole pages. move: what is elsewhere comes over,
+ * as far as the kernel can. */
+int pg_memory_bind(void *memory, uint64_t bytes, uint32_t node, int move);
+/* *elsewhere = how many of PG_MEMORY_SAMPLES pages, evenly spread, are not on that node. */
+int pg_memory_elsewhere(const void *memory, uint64_t bytes, uint32_t node, uint32_t *elsewhere);
+/* All that is mapped now stays in RAM. */
+int pg_memory_lock(void);
 
 /* ---- a wheel in private memory (local.c) ------------------------------------------------- */
 

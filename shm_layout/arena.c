@@ -722,6 +722,11 @@ void pg_set_state(struct pg_arena *a, uint32_t state, uint32_t pid)
     STORE_RELEASE(&a->header->state, state);
 }
 
+void pg_set_placement(struct pg_arena *a, const struct pg_placement *placement)
+{
+    a->header->placement = *placement;
+}
+
 void pg_drain(struct pg_arena *a, int draining) { a->draining = draining != 0; }
 
 int pg_drained(const struct pg_arena *a)

@@ -6,6 +6,7 @@ Python crosses into C once per batch, message or page, never once per timer.
 from __future__ import annotations
 
 import enum
+import mmap
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -28,8 +29,11 @@ from purgatoryd.shm_layout.layout import (
     ArenaState,
     JournalState,
     LoadState,
+    PlacementMode,
+    PlacementPart,
     WireError,
     converts,
+    kernel_number,
     size_of,
 )
 from purgatoryd.shm_layout.paths import Paths
@@ -62,6 +66,11 @@ def _config(values: Mapping[str, Any]) -> Any:
 def text(chars: Any) -> str:
     """A zero-terminated string of the core."""
     return str(ffi.string(chars).decode())
+
+
+def parts_text(parts: PlacementPart) -> str | None:
+    """The parts of a placement in words."""
+    return ", ".join(str(part.name).lower() for part in parts) or None
 
 
 def broken(fault: Any) -> ArenaBroken:
@@ -112,6 +121,20 @@ class KnownLoad:
     uid: int
     namespace_row: int
     used_boot_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """struct pg_placement, with the kernel's numbers; None = any."""
+
+    mode: PlacementMode
+    node: int | None
+    memory_node: int | None
+    reaper_cpu: int | None
+    applied: PlacementPart
+    clamped: PlacementPart
+    pages_sampled: int = 0
+    pages_elsewhere: int = 0
 
 
 class Handle:
@@ -224,6 +247,16 @@ class Handle:
                     rows[i].upto, rows[i].uid, rows[i].namespace_row, rows[i].used_boot_ns,
                 )  # fmt: skip
 
+    @property
+    def placement(self) -> Placed:
+        """Where the daemon runs, or ran last."""
+        p = self.header.placement
+        return Placed(
+            PlacementMode(p.mode), kernel_number(p.node), kernel_number(p.memory_node),
+            kernel_number(p.reaper_cpu), PlacementPart(p.applied), PlacementPart(p.clamped),
+            p.pages_sampled, p.pages_elsewhere,
+        )  # fmt: skip
+
     def in_use(self) -> tuple[int, int]:
         """Timers, and operations, that have a slot: those whose outcome is held, too.
 
@@ -261,6 +294,11 @@ class Outgoing:
 
 class _Owned(Handle):
     """A handle with the private segment: the daemon's."""
+
+    @property
+    def mappings(self) -> list[mmap.mmap]:
+        """The memory of both segments."""
+        return [one.memory for one in (self.segment, self._private) if one is not None]
 
     @property
     def session_rows(self) -> int:
@@ -392,6 +430,13 @@ class Arena(_Owned):
     def set_state(self, state: ArenaState, pid: int = 0) -> None:
         """Publishes the arena's state, and the daemon's pid while it runs."""
         lib.pg_set_state(self._a, int(state), pid)
+
+    def set_placement(self, placed: Placed) -> None:
+        """Publishes where the daemon runs."""
+        numbers = (placed.node, placed.memory_node, placed.reaper_cpu)
+        fields = (placed.mode, *(0 if n is None else n + 1 for n in numbers), placed.applied,
+                  placed.clamped, placed.pages_sampled, placed.pages_elsewhere)  # fmt: skip
+        lib.pg_set_placement(self._a, ffi.new("struct pg_placement *", list(map(int, fields))))
 
     def drain(self, *, draining: bool) -> None:
         """While draining nothing is armed: adds and watches are refused as STOPPING."""
@@ -670,7 +715,21 @@ class Reader(Handle):
             **{name: int(getattr(header, name)) for name in shown},
             **{name: int(getattr(metrics, name)) for name in counters},
             "overdue": int(lib.pg_overdue(self._a)),
+            **self._placement_stats(),
             **self._journal_stats(),
+        }
+
+    def _placement_stats(self) -> dict[str, Any]:
+        placed = self.placement
+        return {
+            "placement": placed.mode.name.lower(),
+            "node": placed.node,
+            "memory_node": placed.memory_node,
+            "reaper_cpu": placed.reaper_cpu,
+            "placed": parts_text(placed.applied),
+            "clamped": parts_text(placed.clamped),
+            "pages_sampled": placed.pages_sampled,
+            "pages_elsewhere": placed.pages_elsewhere,
         }
 
     def _journal_stats(self) -> dict[str, Any]:
@@ -712,6 +771,11 @@ class Glance:
     def pid(self) -> int:
         """The daemon's process, 0 if it has stopped."""
         return int(self._header.daemon_pid)
+
+    @property
+    def reaper_cpu(self) -> int | None:
+        """The CPU of the daemon's loop, if it has one."""
+        return kernel_number(self._header.placement.reaper_cpu)
 
     @property
     def armed(self) -> int:

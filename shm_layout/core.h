@@ -1,10 +1,10 @@
 /*
  * core.h - what the parts of the C core know of each other.
  *
- * The core is pure: functions over mapped memory.  But for the committer it allocates
- * nothing, reads no clock, opens nothing; time is an argument.  One file per part of the
- * arena; no part reaches into another's bytes.  Every part brings its own piece of init,
- * rebuild and check.
+ * The core is pure: functions over mapped memory.  But for the committer and memory.c it
+ * makes no system call: it allocates nothing, reads no clock, opens nothing; time is an
+ * argument.  One file per part of the arena; no part reaches into another's bytes.  Every part
+ * brings its own piece of init, rebuild and check.
  *
  *   arena.c       geometry, create, attach, rebuild, check   wheel.c    the timing wheel
  *   slots.c       hot and cold slots, free stack             index.c    key -> id
@@ -22,7 +22,8 @@
  *   snapshot.c    truth -> frames                            redo.c     frames -> truth
  *   segment.c     frames in files                            crc32c.c   their checksum
  *   columns.c     frames -> columns of a table
- *   committer.c   ring -> files: the one part with a thread and system calls
+ *   committer.c   ring -> files: the one part with a thread
+ *   memory.c      which node memory is on: system calls alone
  *   local.c       the wheel alone
  */
 #ifndef PURGATORYD_CORE_H

@@ -70,6 +70,29 @@ struct pg_region {
     uint32_t count;       /* elements */
 };
 
+/* What a placement can have. A set of them, one bit each, says what is in force or was refused. */
+enum pg_placement_part {
+    PG_PL_CPUS = 1,               /* its threads keep to CPUs */
+    PG_PL_MEMORY = 2,             /* the arena is on one NUMA node */
+    PG_PL_REALTIME = 4,           /* the loop runs under SCHED_FIFO */
+    PG_PL_LOCK = 8,               /* memory stays in RAM */
+    PG_PL_HUGE = 16,              /* the arena has huge pages */
+    PG_PL_SPIN = 32               /* the loop does not sleep shortly before a deadline */
+};
+enum pg_placement_mode { PG_PLACE_NONE, PG_PLACE_AUTO, PG_PLACE_EXPLICIT, PG_PLACE_MODES };
+
+/* Where the daemon runs. Numbers of nodes and CPUs are the kernel's + 1; 0 = any. */
+struct pg_placement {
+    uint32_t mode;                /* enum pg_placement_mode */
+    uint32_t node;                /* of its threads: who wants to be near runs there */
+    uint32_t memory_node;         /* of the arena */
+    uint32_t reaper_cpu;          /* of the loop: who wants to be near leaves its core alone */
+    uint32_t applied;             /* bits of enum pg_placement_part */
+    uint32_t clamped;             /* the same: what was wanted and could not be had as a whole */
+    uint32_t pages_sampled;
+    uint32_t pages_elsewhere;     /* of them, on other nodes than memory_node */
+};
+
 /* Fixed at creation, except what is marked as moving. Daemon writes, all read. */
 struct pg_header {
     uint64_t magic;
@@ -111,7 +134,8 @@ struct pg_header {
     uint64_t quota_timers;        /* moving: of every uid, as the daemon was started; 0 = none */
     uint64_t quota_bytes;         /* moving: the same */
     uint64_t quota_ops;           /* moving: the same, per second */
-    uint64_t reserved[14];
+    struct pg_placement placement; /* moving: as the daemon was started, and since */
+    uint64_t reserved[10];
     struct pg_region regions[32];
     uint64_t version;             /* written last at creation: PG_MAGIC once all is in place */
 };
@@ -1157,7 +1181,9 @@ struct pg_welcome {
     uint32_t batch_records;
     uint32_t message_bytes;
     int64_t  real_boot_ns;        /* the daemon's CLOCK_BOOTTIME, also under the virtual clock */
-    uint64_t reserved[3];
+    uint32_t node;                /* NUMA node of the daemon's threads + 1; 0 = any */
+    uint32_t reaper_cpu;          /* CPU of its loop + 1; 0 = any */
+    uint64_t reserved[2];
 };
 
 /* NAMESPACE request: frame, this, the name's bytes. It sets what `fields` names, and nothing

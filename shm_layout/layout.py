@@ -251,6 +251,30 @@ class ArenaState(enum.IntEnum):
     RETIRED = lib.PG_RETIRED
 
 
+class PlacementMode(enum.IntEnum):
+    """enum pg_placement_mode: who chooses where the daemon runs."""
+
+    NONE = lib.PG_PLACE_NONE
+    AUTO = lib.PG_PLACE_AUTO
+    EXPLICIT = lib.PG_PLACE_EXPLICIT
+
+
+class PlacementPart(enum.IntFlag):
+    """enum pg_placement_part: what a placement can have."""
+
+    CPUS = lib.PG_PL_CPUS
+    MEMORY = lib.PG_PL_MEMORY
+    REALTIME = lib.PG_PL_REALTIME
+    LOCK = lib.PG_PL_LOCK
+    HUGE = lib.PG_PL_HUGE
+    SPIN = lib.PG_PL_SPIN
+
+
+def kernel_number(stored: int) -> int | None:
+    """Of a node or CPU, which struct pg_placement and the welcome have + 1; None = any."""
+    return stored - 1 if stored else None
+
+
 class JournalState(enum.IntEnum):
     """enum pg_journal_state: whether what is staged gets to disk."""
 

@@ -65,7 +65,9 @@ static bool handle_hello(struct pg_arena *a, struct request *q, struct sink *out
                            .last = s->last, .tick_ns = a->header->tick_ns,
                            .clock_kind = a->header->clock_kind, .window = PG_WINDOW,
                            .batch_records = PG_BATCH_RECORDS, .message_bytes = PG_MESSAGE_MAX,
-                           .real_boot_ns = a->real_boot_ns};
+                           .real_boot_ns = a->real_boot_ns,
+                           .node = a->header->placement.node,
+                           .reaper_cpu = a->header->placement.reaper_cpu};
     memcpy(w.uuid, a->header->uuid, sizeof w.uuid);
     q->frame.session = s->id;
     reply_head(q, out, 0);

@@ -281,6 +281,10 @@ class Welcome(NamedTuple):
     message_bytes: int
     real_boot_ns: int = 0
     """The daemon's CLOCK_BOOTTIME; 0 = an older daemon, which does not tell."""
+    node: int = 0
+    """NUMA node of the daemon's threads + 1; 0 = any."""
+    reaper_cpu: int = 0
+    """CPU of its loop + 1; 0 = any."""
 
 
 class Info(NamedTuple):
@@ -329,7 +333,7 @@ def decode_reply(data: bytes) -> Reply:
 def decode_welcome(body: bytes) -> Welcome:
     """The body of a HELLO's reply. Raises ProtocolError."""
     _need("welcome", body, 0, WELCOME.size)
-    return Welcome(*WELCOME.unpack_from(body)[:14])
+    return Welcome(*WELCOME.unpack_from(body)[:16])
 
 
 def check_results(body: bytes, count: int) -> None:

@@ -66,6 +66,7 @@ PROBES: dict[str, tuple[Callable[[], bool], str]] = {
         lambda: platform.machine() == "x86_64",
         "single steps are written for the trap flag of x86-64",
     ),
+    "cpus": (lambda: len(os.sched_getaffinity(0)) > 1, "two CPUs are needed"),
     "cc": (_on_path("cc"), "a C compiler `cc` is needed"),
     "qemu": (_on_path("qemu-system-x86_64"), "`qemu-system-x86_64` is needed"),
     "descriptors": (

@@ -42,6 +42,17 @@ def test_the_benchmark_of_attacks_runs_and_writes_nothing() -> None:
     assert results.stat().st_mtime_ns == before
 
 
+def test_the_benchmark_of_placement_runs_and_writes_nothing() -> None:
+    results = ROOT / "benchmarks" / "results" / "placement.json"
+    before = results.exists() and results.stat().st_mtime_ns
+    command = [sys.executable, str(ROOT / "benchmarks" / "bench_placement.py"), "--dry"]
+    small = ["--pairs", "1", "--notices", "10"]
+    run = subprocess.run([*command, *small], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert {"none", "pinned"} <= set(json.loads(run.stdout))
+    assert (results.exists() and results.stat().st_mtime_ns) == before
+
+
 def test_the_benchmark_of_the_journal_runs_and_writes_nothing(tmp_path: Path) -> None:
     results = ROOT / "benchmarks" / "results" / "journal.json"
     before = results.exists() and results.stat().st_mtime_ns

@@ -16,12 +16,12 @@ import struct
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
 import pytest
+from guest_machine import cpio_end, cpio_entry, kernel, running
 from machine import needs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,17 +51,6 @@ class Boot(NamedTuple):
 # ---- what the machine boots -------------------------------------------------------------------
 
 
-def kernel() -> tuple[Path, Path]:
-    """The newest kernel of the host that can be read, and its modules."""
-    for image in sorted(Path("/boot").glob("vmlinuz-*"), reverse=True):
-        modules = Path("/lib/modules") / image.name.removeprefix("vmlinuz-")
-        if os.access(image, os.R_OK) and (modules / "modules.dep").exists():
-            return image, modules
-    pytest.skip(
-        "kernel: /boot/vmlinuz-* with /lib/modules is needed, as of linux-image-cloud-amd64"
-    )
-
-
 def modules_in_order(folder: Path) -> list[Path]:
     """The disk's drivers, each behind what it needs. What is built in is not in the table."""
     needed: dict[str, list[str]] = {}
@@ -75,13 +64,6 @@ def modules_in_order(folder: Path) -> list[Path]:
     return [folder / path for path in order]
 
 
-def cpio_entry(name: str, data: bytes, mode: int, device: tuple[int, int] = (0, 0)) -> bytes:
-    """One file of an initramfs, in the format `newc`."""
-    fields = (0, mode, 0, 0, 1, 0, len(data), 0, 0, *device, len(name) + 1, 0)
-    head = b"070701" + b"".join(b"%08x" % field for field in fields) + name.encode() + b"\0"
-    return head + bytes(-len(head) % 4) + data + bytes(-len(data) % 4)
-
-
 def initramfs(program: Path, modules: list[Path]) -> bytes:
     entries = [
         cpio_entry("dev", b"", 0o040755),
@@ -91,7 +73,7 @@ def initramfs(program: Path, modules: list[Path]) -> bytes:
     ]
     for number, path in enumerate(modules):
         entries.append(cpio_entry(f"modules/{number}", path.read_bytes(), 0o100644))
-    return gzip.compress(b"".join([*entries, cpio_entry("TRAILER!!!", b"", 0)]), 1)
+    return gzip.compress(b"".join([*entries, cpio_end()]), 1)
 
 
 @pytest.fixture(scope="module")
@@ -162,16 +144,6 @@ def power_is_cut(machine: Machine, random: Random) -> tuple[int, int]:
 
 
 # ---- one life of it -----------------------------------------------------------------------------
-
-
-@contextmanager
-def running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace")
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
 
 
 def facts(process: subprocess.Popen[str], console: list[str]) -> Iterator[tuple[str, int]]:

@@ -1,0 +1,183 @@
+"""Measures how late notices are while every CPU has a process that never sleeps.
+
+The same load runs against a daemon without a placement and one with it, in pairs whose order
+changes; pairs of twice the same say what the machine's own noise is. Reported are the daemon's part
+(fired - deadline) and all of it (receipt - deadline); a ratio above 1 means that the placement made
+it shorter. Writes benchmarks/results/placement.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import posix_ipc
+from bench_purgatory import machine
+
+from purgatoryd.clients import Client, Subscriber
+from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.plan import plan
+from purgatoryd.shm_layout.arena import Reader
+from purgatoryd.shm_layout.paths import paths_in
+from purgatoryd.shm_layout.topology import read
+
+RESULTS = Path(__file__).resolve().parent / "results" / "placement.json"
+NAME = "bench"
+GAP_NS = 5_000_000
+SOON_NS = 20_000_000
+PATIENCE_S = 120.0
+RESAMPLES = 2000
+SEED = 1
+HOG = "print(flush=True)\nwhile True: pass"
+Lateness = dict[str, float]
+
+
+def variants() -> dict[str, list[str]]:
+    """Name -> what the daemon is started with. Where auto pins nothing, CPUs are named."""
+    ours = sorted(os.sched_getaffinity(0))
+    pinned = [] if plan(read(ours), Config(NAME)).reaper else ["--cpus", f"{ours[-1]},{ours[0]}"]
+    return {
+        "none": ["--placement", "none"],
+        "pinned": pinned,
+        "realtime": ["--placement", "none", "--realtime", "10"],
+        "pinned, realtime": [*pinned, "--realtime", "10"],
+    }
+
+
+# ---- one run -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def hogs() -> Iterator[None]:
+    """A process that never sleeps for each CPU; the scheduler moves them."""
+    command = [sys.executable, "-c", HOG]
+    with ExitStack() as stack:
+        for _ in os.sched_getaffinity(0):
+            hog = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))
+            stack.callback(hog.kill)
+            assert hog.stdout is not None
+            hog.stdout.readline()
+        yield
+
+
+@contextmanager
+def daemon(directory: Path, settings: list[str]) -> Iterator[dict[str, Any]]:
+    """A fresh one; gives what of its placement is in force."""
+    command = [sys.executable, "-m", "purgatoryd.cli", "run", "--name", NAME, *settings]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    paths = paths_in(directory, NAME)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(b"ready")
+        reader = Reader.attach(paths)
+        figures = reader.stats()
+        reader.close()
+        yield {name: figures[name] for name in ("placed", "clamped", "reaper_cpu")}
+    finally:
+        process.terminate()
+        process.wait(PATIENCE_S)
+        for segment in (paths.arena, paths.private):
+            with suppress(posix_ipc.ExistentialError):
+                posix_ipc.unlink_shared_memory(segment)
+
+
+def lateness(notices: int) -> dict[str, Lateness]:
+    """Of timers that are due one after the other, in us."""
+    fired, received = [], []
+    with Subscriber(NAME, timeout=PATIENCE_S) as inbox, Client(NAME, timeout=PATIENCE_S) as timers:
+        timers.add_many({
+            "key": [f"{n}" for n in range(notices)],
+            "delay_ns": [SOON_NS + n * GAP_NS for n in range(notices)],
+        })  # fmt: skip
+        for _ in range(notices):
+            notice = inbox.get(PATIENCE_S)
+            assert notice is not None
+            fired.append(notice.structural_lateness_ns / 1e3)
+            received.append(notice.lateness_ns / 1e3)
+    return {"daemon": summary(fired), "receipt": summary(received)}
+
+
+def summary(values_us: list[float]) -> Lateness:
+    cuts = quantiles(values_us, n=100, method="inclusive")
+    return {"p50": cuts[49], "p99": cuts[98], "max": max(values_us)}
+
+
+def run(directory: Path, settings: list[str], notices: int) -> dict[str, Any]:
+    with daemon(directory, settings) as placed:
+        return {"placed": placed, **lateness(notices)}
+
+
+# ---- pairs -------------------------------------------------------------------------------------
+
+
+def pair(directory: Path, settings: list[str], notices: int, *, swap: bool) -> dict[str, Any]:
+    """One run without a placement and one with these settings."""
+    both = {"without": variants()["none"], "with": settings}
+    order = reversed(both) if swap else iter(both)
+    found = {name: run(directory, both[name], notices) for name in order}
+    ratios = {
+        f"{part}_{figure}": found["without"][part][figure] / found["with"][part][figure]
+        for part in ("daemon", "receipt")
+        for figure in ("p50", "p99", "max")
+    }
+    return {**found, "ratios": ratios}
+
+
+def interval(values: list[float]) -> list[float]:
+    """95 % of the medians of resampled pairs."""
+    draw = random.Random(SEED)
+    medians = sorted(median(draw.choices(values, k=len(values))) for _ in range(RESAMPLES))
+    return [round(medians[int(RESAMPLES * share)], 3) for share in (0.025, 0.975)]
+
+
+def figures(pairs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians, and the ratio's spread."""
+    rows = {}
+    for name in pairs[0]["ratios"]:
+        part, figure = name.split("_")
+        ratios = [one["ratios"][name] for one in pairs]
+        rows[name] = {
+            **{f"{side}_us": round(median(one[side][part][figure] for one in pairs), 1)
+               for side in ("without", "with")},
+            "ratio": round(median(ratios), 3),
+            "ratio_95": interval(ratios),
+        }  # fmt: skip
+    return {"placed": pairs[0]["with"]["placed"], **rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--notices", type=int, default=300, help="of one run")
+    parser.add_argument("--dry", action="store_true", help="print only, write nothing")
+    arguments = parser.parse_args()
+    pairs: dict[str, list[dict[str, Any]]] = {name: [] for name in variants()}
+    with tempfile.TemporaryDirectory(prefix="purgatoryd-bench-") as directory, hogs():
+        os.environ["PURGATORYD_DIR"] = directory
+        for number in range(arguments.pairs):
+            for name, settings in variants().items():
+                swap = number % 2 == 1
+                pairs[name].append(pair(Path(directory), settings, arguments.notices, swap=swap))
+    medians = {name: figures(some) for name, some in pairs.items()}
+    print(json.dumps(medians, indent=1))
+    if not arguments.dry:
+        document = {
+            "command": "make bench-placement", "machine": machine(), "pairs": arguments.pairs,
+            "notices": arguments.notices, "settings": variants(), "medians": medians,
+            "runs": pairs,
+        }  # fmt: skip
+        RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""Moves the process of a client or subscriber to CPUs near its daemon's, if it was made so."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from purgatoryd.clients.remote import Remote
+from purgatoryd.shm_layout.errors import InvalidArgument
+from purgatoryd.shm_layout.topology import read, worker_cpus
+
+
+def refuse_far(*, near: bool, remote: Remote | None) -> None:
+    """Raises InvalidArgument if a daemon on another host is to be near."""
+    if near and remote is not None:
+        raise InvalidArgument("near=True needs a daemon on this host, and remote= names another")
+
+
+def come_near(node: int | None, reaper_cpu: int | None) -> None:
+    """To the CPUs of `node` without the core of `reaper_cpu`; None = any."""
+    import psutil  # which few need
+
+    cpus = worker_cpus(read(os.sched_getaffinity(0)), node, reaper_cpu)
+    for thread in psutil.Process().threads():
+        with suppress(ProcessLookupError):
+            if fewer := os.sched_getaffinity(thread.id).intersection(cpus):
+                os.sched_setaffinity(thread.id, fewer)

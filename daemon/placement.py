@@ -1,0 +1,186 @@
+"""Has the daemon run where its plan says, and sees to it that it stays there.
+
+Memory is asked for from the plan's node before any is touched. Once all threads are there they get
+their CPUs, and pages are sampled; those of another node are moved. Then the loop's affinity is
+looked at with every heartbeat: a cgroup or a hot plug that changed it has the plan made anew.
+What the kernel refuses is told, and the daemon runs all the same.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator, Set
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.plan import FEW_CPUS, Plan, plan
+from purgatoryd.daemon.snapshot import tell
+from purgatoryd.shm_layout import memory, segment
+from purgatoryd.shm_layout.arena import Arena, Glance, Placed
+from purgatoryd.shm_layout.errors import ArenaError, BadPath
+from purgatoryd.shm_layout.layout import PlacementPart
+from purgatoryd.shm_layout.topology import SYSTEM, read
+
+_CARRIERS = "ZMQbg/IO"
+"""How libzmq calls its threads that read and write."""
+
+
+class Placement:
+    """Of this process, whose main thread is the loop. Refusals are told, not raised."""
+
+    def __init__(self, config: Config, arena: str, root: Path = SYSTEM) -> None:
+        """`arena`: name of our segment, whose loop is not another daemon's."""
+        self._config = config
+        self._name = arena
+        self._root = root
+        given = os.sched_getaffinity(0)
+        self._given = None if given >= read(None, root).confined else given
+        """CPUs that we were started on; None: all that our cgroup has, as it changes."""
+        self._seen: Set[int] = given
+        """What the loop's affinity was when we last set or saw it."""
+        self._pinned = False
+        self._applied = self._refused = PlacementPart(0)
+        self._pages_elsewhere = self._pages_sampled = 0
+        self.plan = self._decide()
+
+    @property
+    def placed(self) -> Placed:
+        """What is in force."""
+        plan = self.plan
+        return Placed(
+            plan.mode, plan.node, plan.memory_node, plan.reaper_cpu, self._applied,
+            plan.clamped | self._refused, self._pages_sampled, self._pages_elsewhere,
+        )  # fmt: skip
+
+    def begin(self) -> None:
+        """Before memory is touched: what comes from now on is of the plan's node."""
+        for reason in self.plan.clamps:
+            tell(f"placement: {reason}")
+        if self.plan.memory_node is not None:
+            with self._part(PlacementPart.MEMORY, "memory of one node"):
+                memory.prefer(self.plan.memory_node)
+
+    def settle(self, arena: Arena) -> None:
+        """With all memory and all threads there: they get to their places."""
+        if self.plan.memory_node is not None and PlacementPart.MEMORY in self._applied:
+            with self._part(PlacementPart.MEMORY, "memory of one node"):
+                self._bring_home(arena, self.plan.memory_node)
+        if self.plan.huge:
+            with self._part(PlacementPart.HUGE, "huge pages"):
+                for mapping in arena.mappings:
+                    memory.collapse(mapping)
+        if self.plan.lock:
+            with self._part(PlacementPart.LOCK, "memory that stays in RAM"):
+                _lock()
+        if self.plan.realtime:
+            with self._part(PlacementPart.REALTIME, "SCHED_FIFO"):
+                _run_first(self.plan.realtime)
+        if self.plan.spin_ns:
+            self._applied |= PlacementPart.SPIN
+        self._pin()
+        arena.set_placement(self.placed)
+
+    def look(self, arena: Arena) -> None:
+        """Decides anew if somebody else has changed the loop's CPUs: a cgroup, a hot plug."""
+        if os.sched_getaffinity(0) != self._seen:
+            self.again(arena)
+
+    def again(self, arena: Arena) -> None:
+        """Decides anew where the threads run. The arena stays on its node: to move it would
+        hold up the loop."""
+        before = self.plan
+        self.plan = replace(self._decide(), memory_node=before.memory_node)
+        self._pin()
+        if (self.plan.reaper, self.plan.others) != (before.reaper, before.others):
+            tell(f"placement: {'; '.join(self.plan.reasons)}")
+        arena.set_placement(self.placed)
+
+    def _decide(self) -> Plan:
+        topology = read(self._given, self._root)
+        crowded = len(topology.allowed) > FEW_CPUS
+        return plan(topology, self._config, taken_cpus(self._name) if crowded else ())
+
+    @contextmanager
+    def _part(self, part: PlacementPart, what: str) -> Iterator[None]:
+        """Inside, the kernel is asked for `part`; notes whether it gave it."""
+        self._applied |= part
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            self._applied &= ~part
+            self._refused |= part
+            tell(f"placement: no {what}: {error}")
+
+    def _bring_home(self, arena: Arena, node: int) -> None:
+        for mapping in arena.mappings:
+            memory.bind(mapping, node, move=False)
+            if memory.elsewhere(mapping, node):
+                memory.bind(mapping, node, move=True)
+            self._pages_sampled += memory.SAMPLES
+            self._pages_elsewhere += memory.elsewhere(mapping, node)
+        if self._pages_elsewhere:
+            self._refused |= PlacementPart.MEMORY
+            tell(
+                f"placement: {self._pages_elsewhere} of {self._pages_sampled} sampled pages of the "
+                f"arena are not on node {node}"
+            )
+
+    def _pin(self) -> None:
+        """The loop to its CPUs, all other threads to theirs; or back to all, once pinned."""
+        self._refused &= ~PlacementPart.CPUS
+        if self.plan.reaper or self._pinned:
+            everywhere = read(self._given, self._root).allowed
+            with self._part(PlacementPart.CPUS, "choice of CPUs"):
+                _set_cpus(self.plan.reaper or everywhere, self.plan.others or everywhere)
+        self._pinned = bool(self.plan.reaper)
+        if not self._pinned:
+            self._applied &= ~PlacementPart.CPUS
+        self._seen = os.sched_getaffinity(0)
+
+
+def _set_cpus(loop: Set[int], others: Set[int]) -> None:
+    """Raises OSError, and ValueError for CPUs that are gone."""
+    import psutil  # half a start's time; where nothing is pinned, nobody needs it
+
+    try:
+        process = psutil.Process()
+        process.cpu_affinity(sorted(loop))  # of the main thread
+        for thread in process.threads():
+            if thread.id != process.pid:
+                with suppress(ProcessLookupError):
+                    os.sched_setaffinity(thread.id, others)
+    except psutil.Error as error:
+        raise OSError(str(error)) from error
+
+
+def _lock() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (most, most))
+    memory.lock()
+
+
+def _run_first(priority: int) -> None:
+    """The loop before all others on its CPU, and what carries its messages next to it; what
+    they start is scheduled as usual."""
+    policy = os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
+    os.sched_setscheduler(0, policy, os.sched_param(priority))
+    for thread in Path("/proc/self/task").iterdir():
+        if (thread / "comm").read_text().startswith(_CARRIERS):
+            os.sched_setscheduler(int(thread.name), policy, os.sched_param(max(1, priority - 1)))
+
+
+def taken_cpus(arena: str) -> set[int]:
+    """CPUs on which loops of other daemons of this host run, as far as we may know."""
+    found = set()
+    for path in segment.MOUNT.glob("purgatoryd.*"):
+        if f"/{path.name}" == arena or path.suffix == ".private":
+            continue
+        with suppress(ArenaError, BadPath, OSError):
+            glance = Glance(f"/{path.name}")
+            if glance.reaper_cpu is not None and Path(f"/proc/{glance.pid}").exists():
+                found.add(glance.reaper_cpu)
+            glance.close()
+    return found

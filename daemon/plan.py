@@ -1,0 +1,243 @@
+"""Where the daemon is to run: decided from a topology and the settings alone, with the reasons.
+
+The loop gets a physical core of its own where there is one, on the node that has most room; all
+other threads, libzmq's and the journal's committer, keep to other cores of that node, and the arena
+is on it. What was asked for and cannot be had is left out, and said: no plan fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+from purgatoryd.daemon.config import Config
+from purgatoryd.shm_layout.layout import PlacementMode, PlacementPart
+from purgatoryd.shm_layout.topology import Node, Topology, cpu_order, cpu_text
+
+NOTHING = PlacementPart(0)
+FEW_CPUS = 2
+"""With no more, a pinned thread only takes from what the scheduler can do."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be. Empty sets and None: as it comes."""
+
+    mode: PlacementMode
+    node: int | None = None
+    """Where the threads run, if one was chosen."""
+    memory_node: int | None = None
+    """Where the arena is to be; None where there is only one such node."""
+    reaper: frozenset[int] = frozenset()
+    """CPUs of the loop."""
+    others: frozenset[int] = frozenset()
+    """CPUs of all other threads."""
+    realtime: int = 0
+    """Priority under SCHED_FIFO; 0 = the usual scheduling."""
+    lock: bool = False
+    huge: bool = False
+    spin_ns: int = 0
+    clamped: PlacementPart = NOTHING
+    """What was asked for and cannot be had as a whole."""
+    clamps: tuple[str, ...] = ()
+    """Why not."""
+    reasons: tuple[str, ...] = ()
+    """Of what is to be."""
+
+    @property
+    def reaper_cpu(self) -> int | None:
+        """The one CPU of the loop, if it has one."""
+        return min(self.reaper) if len(self.reaper) == 1 else None
+
+
+@dataclass
+class _Draft:
+    """A plan in the making."""
+
+    topology: Topology
+    config: Config
+    taken: Collection[int]
+    clamped: PlacementPart = NOTHING
+    clamps: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+
+    def why(self, text: str) -> None:
+        self.reasons.append(text)
+
+    def clamp(self, part: PlacementPart, text: str) -> None:
+        self.clamped |= part
+        self.clamps.append(text)
+
+    def free(self, core: tuple[int, ...]) -> bool:
+        """No other daemon's loop is on it."""
+        return not any(cpu in self.taken for cpu in core)
+
+
+def plan(topology: Topology, config: Config, taken: Collection[int] = ()) -> Plan:
+    """What to do on this machine. `taken`: CPUs on which loops of other daemons run."""
+    draft = _Draft(topology, config, taken)
+    chosen = Plan(_mode(config))
+    if chosen.mode == PlacementMode.NONE:
+        draft.why("placement is none: CPUs and memory come as the kernel gives them")
+    else:
+        wanted, cpus = _wanted_node(draft), _wanted_cpus(draft)
+        chosen = _on_cpus(draft, chosen, cpus) if cpus else _on_cores(draft, chosen, wanted)
+        chosen = replace(chosen, memory_node=_memory_node(draft, wanted, chosen.node))
+    return replace(
+        chosen, realtime=config.realtime, lock=config.lock_memory, huge=_huge(draft),
+        spin_ns=_spin_ns(draft), clamped=draft.clamped, clamps=tuple(draft.clamps),
+        reasons=tuple(draft.reasons),
+    )  # fmt: skip
+
+
+def _mode(config: Config) -> PlacementMode:
+    if config.cpus or config.node >= 0:
+        return PlacementMode.EXPLICIT
+    return PlacementMode[config.placement.upper()]
+
+
+# ---- what the operator asks for ---------------------------------------------------------------
+
+
+def _wanted_node(draft: _Draft) -> Node | None:
+    """That of --node."""
+    number = draft.config.node
+    found = draft.topology.node(number)
+    if found is None and number >= 0:
+        ids = ", ".join(str(node.id) for node in draft.topology.nodes)
+        draft.clamp(PlacementPart.MEMORY, f"there is no node {number}; there are: {ids}")
+    return found
+
+
+def _wanted_cpus(draft: _Draft) -> list[int]:
+    """Those of --cpus that we may use, in the order in which they stand there."""
+    wanted, topology = cpu_order(draft.config.cpus), draft.topology
+    for some, reason in (
+        (set(wanted) - topology.online, "not online"),
+        (topology.online.intersection(wanted) - topology.confined, "not in our cgroup"),
+    ):
+        if some:
+            draft.clamp(PlacementPart.CPUS, f"of --cpus, {cpu_text(some)} are {reason}")
+    found = [cpu for cpu in wanted if cpu in topology.confined]
+    if wanted and not found:
+        draft.why("none of --cpus is left: CPUs are chosen as if they had not been given")
+    return found
+
+
+def _on_cpus(draft: _Draft, chosen: Plan, cpus: list[int]) -> Plan:
+    """As the operator says: the first one is the loop's."""
+    first, rest = cpus[0], frozenset(cpus[1:])
+    draft.why(f"the loop is on CPU {first}, the first of --cpus")
+    draft.why(f"libzmq and the committer are on {cpu_text(rest) if rest else 'it, too'}")
+    node = draft.topology.node_of(first)
+    return replace(
+        chosen, node=node.id if node else None, reaper=frozenset({first}),
+        others=rest or frozenset({first}),
+    )  # fmt: skip
+
+
+# ---- what the machine offers ------------------------------------------------------------------
+
+
+def _on_cores(draft: _Draft, chosen: Plan, wanted: Node | None) -> Plan:
+    """A core for the loop, the others of its node for the rest."""
+    topology = draft.topology
+    node = _near_node(draft, wanted) if wanted else _best_node(draft)
+    here = topology.allowed & node.cpus or topology.allowed
+    cores = topology.cores(here)
+    chosen = replace(chosen, node=node.id)
+    if len(topology.allowed) <= FEW_CPUS or len(cores) == 1:
+        return _without_a_core(draft, chosen, here)
+    core = max(cores, key=lambda core: _worth(draft, core))
+    rest = here - topology.siblings[core[0]]
+    others = rest - topology.isolated or rest
+    draft.why(f"the loop is on CPU {core[0]} of node {node.id}: {_why_core(draft, core)}")
+    draft.why(f"libzmq and the committer are on {cpu_text(others)} of the same node")
+    return replace(chosen, reaper=frozenset(core[:1]), others=others)
+
+
+def _without_a_core(draft: _Draft, chosen: Plan, here: frozenset[int]) -> Plan:
+    usable = draft.topology.allowed
+    if len(usable) <= FEW_CPUS:
+        draft.why(f"CPUs {cpu_text(usable)} are all we have: the scheduler does better than a pin")
+    else:
+        draft.why(f"node {chosen.node} has no core that the loop could have for itself")
+    if here == usable:
+        return chosen
+    draft.why(f"all threads are on {cpu_text(here)} of node {chosen.node}")
+    return replace(chosen, reaper=here, others=here)
+
+
+def _worth(draft: _Draft, core: tuple[int, ...]) -> tuple[bool, bool, bool, int]:
+    """The better a core is for the loop, the larger. The kernel has most to do on CPU 0."""
+    return draft.free(core), core[0] in draft.topology.isolated, 0 not in core, core[0]
+
+
+def _why_core(draft: _Draft, core: tuple[int, ...]) -> str:
+    siblings = draft.topology.siblings[core[0]] - {core[0]}
+    reason = f"its sibling {cpu_text(siblings)} stays free" if siblings else "a core of its own"
+    if core[0] in draft.topology.isolated:
+        reason = f"isolated, {reason}"
+    return reason if draft.free(core) else f"every core has the loop of another daemon; {reason}"
+
+
+def _near_node(draft: _Draft, wanted: Node) -> Node:
+    """That of --node, or the nearest one with CPUs for us."""
+    usable = [node for node in draft.topology.nodes if node.cpus & draft.topology.allowed]
+    nearest = draft.topology.nearest(wanted, usable) or wanted
+    if nearest != wanted:
+        what = "that are ours" if wanted.cpus else "at all"
+        text = f"node {wanted.id} has no CPUs {what}: the threads are on node {nearest.id}"
+        draft.clamp(PlacementPart.CPUS, text)
+    return nearest
+
+
+def _best_node(draft: _Draft) -> Node:
+    best = max(draft.topology.nodes, key=lambda node: _room(draft, node))
+    if len(draft.topology.nodes) > 1:
+        draft.why(f"node {best.id} has the most room: free cores, then memory")
+    return best
+
+
+def _room(draft: _Draft, node: Node) -> tuple[bool, bool, int, int, int]:
+    """The better a node is for the daemon, the larger."""
+    ours = node.cpus & draft.topology.allowed
+    free = sum(map(draft.free, draft.topology.cores(ours)))
+    has_memory = node.id in draft.topology.memory_nodes
+    return bool(ours), has_memory, free, node.memory_bytes, -node.id
+
+
+def _memory_node(draft: _Draft, wanted: Node | None, number: int | None) -> int | None:
+    """The node of the arena; None where there is no choice."""
+    topology = draft.topology
+    home = wanted or (topology.node(number) if number is not None else None)
+    usable = [node for node in topology.nodes if node.id in topology.memory_nodes]
+    nearest = topology.nearest(home, usable) if home else None
+    if len(topology.nodes) == 1 or home is None or nearest is None:
+        return None
+    if nearest != home:
+        what = "that is ours" if home.memory_bytes else "at all"
+        draft.clamp(
+            PlacementPart.MEMORY if wanted else NOTHING,
+            f"node {home.id} has no memory {what}: the arena is on node {nearest.id}",
+        )
+    draft.why(f"the arena is on node {nearest.id}")
+    return nearest.id
+
+
+# ---- what else --------------------------------------------------------------------------------
+
+
+def _huge(draft: _Draft) -> bool:
+    if not draft.config.huge_pages or draft.topology.huge_pages != "never":
+        return draft.config.huge_pages
+    text = "huge pages need /dev/shm to be mounted with huge=advise, within_size or always"
+    draft.clamp(PlacementPart.HUGE, text)
+    return False
+
+
+def _spin_ns(draft: _Draft) -> int:
+    if not draft.config.busy_poll_ns or len(draft.topology.allowed) > 1:
+        return draft.config.busy_poll_ns
+    draft.clamp(PlacementPart.SPIN, "on its only CPU the loop has to sleep, so that others can run")
+    return 0

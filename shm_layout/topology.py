@@ -1,0 +1,226 @@
+"""The machine as the kernel shows it: CPUs, cores, NUMA nodes, and what of it is ours.
+
+Read from sysfs, and from procfs what the process and its cgroup may use. Whatever is not there,
+as in a container without a part of sysfs, leaves the plainest machine that fits: each CPU a core,
+all of them one node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path, PurePosixPath
+
+SYSTEM = Path("/")
+NUMBER_MAX = 65_535
+"""No kernel has so many CPUs or nodes."""
+LOCAL_DISTANCE = 10
+"""Of a node to itself, by the ACPI tables."""
+
+_CPUSETS = (  # of cgroup v2, alone or beside v1, and of v1: mount, file
+    ("", "sys/fs/cgroup", "cpuset.cpus.effective"),
+    ("", "sys/fs/cgroup/unified", "cpuset.cpus.effective"),
+    ("cpuset", "sys/fs/cgroup/cpuset", "cpuset.effective_cpus"),
+)
+
+
+@dataclass(frozen=True)
+class Node:
+    """A NUMA node. `cpus`: those that are online; none where there is only memory."""
+
+    id: int
+    cpus: frozenset[int]
+    memory_bytes: int
+    free_bytes: int
+    distances: Mapping[int, int]
+    """To each node; 10 to itself, more to others."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """What there is, and what this process may use of it."""
+
+    online: frozenset[int]
+    confined: frozenset[int]
+    """Online CPUs that the cgroup allows: an affinity may name any of them."""
+    allowed: frozenset[int]
+    """Those of them that the affinity names: what we were started on."""
+    isolated: frozenset[int]
+    """The kernel puts nothing there by itself."""
+    siblings: Mapping[int, frozenset[int]]
+    """CPU -> the threads of its physical core that are online, itself included."""
+    nodes: tuple[Node, ...]
+    memory_nodes: frozenset[int]
+    """Nodes of which we may have memory."""
+    huge_pages: str
+    """How the tmpfs of shared memory was mounted: never, advise, within_size or always."""
+
+    def node(self, number: int) -> Node | None:
+        """The node of that number."""
+        return next((node for node in self.nodes if node.id == number), None)
+
+    def node_of(self, cpu: int) -> Node | None:
+        """The node of a CPU."""
+        return next((node for node in self.nodes if cpu in node.cpus), None)
+
+    def cores(self, cpus: Iterable[int]) -> list[tuple[int, ...]]:
+        """`cpus`, those of one physical core together, in the order of their first ones."""
+        left, found = sorted(cpus), []
+        while left:
+            core = self.siblings.get(left[0], frozenset(left[:1]))
+            found.append(tuple(cpu for cpu in left if cpu in core))
+            left = [cpu for cpu in left if cpu not in core]
+        return found
+
+    def nearest(self, node: Node, among: Iterable[Node]) -> Node | None:
+        """The one of `among` that is nearest to `node`; itself, if it is one of them."""
+        far = 2**31
+        return min(among, key=lambda n: (node.distances.get(n.id, far), n.id), default=None)
+
+
+def worker_cpus(topology: Topology, node: int | None, reaper_cpu: int | None) -> list[int]:
+    """CPUs for those who work with a daemon: on its node, its loop's core left alone, where
+    anything is left then. First one of each core, then the second threads."""
+    found = None if node is None else topology.node(node)
+    here = topology.allowed & found.cpus if found else topology.allowed
+    here = here or topology.allowed
+    if reaper_cpu is not None:
+        core = topology.siblings.get(reaper_cpu, frozenset((reaper_cpu,)))
+        here = here - core or here - {reaper_cpu} or here
+    turns = zip_longest(*topology.cores(here))
+    return [cpu for turn in turns for cpu in turn if cpu is not None]
+
+
+# ---- reading -----------------------------------------------------------------------------------
+
+
+def read(affinity: Iterable[int] | None, root: Path = SYSTEM) -> Topology:
+    """The machine under `root`. `affinity`: CPUs that this process was started on; None = all."""
+    online = _listed(root, "sys/devices/system/cpu/online") or frozenset(affinity or {0})
+    confined = online.intersection(*_cpusets(root)) or online
+    allowed = confined if affinity is None else confined.intersection(affinity) or confined
+    nodes = _nodes(root, online)
+    memory = {node.id for node in nodes if node.memory_bytes}
+    return Topology(
+        online=online,
+        confined=confined,
+        allowed=allowed,
+        isolated=_listed(root, "sys/devices/system/cpu/isolated") & online,
+        siblings={cpu: _siblings(root, cpu) & online for cpu in online},
+        nodes=nodes,
+        memory_nodes=frozenset(memory & (_memory_nodes(root) or memory)),
+        huge_pages=_huge_pages(root),
+    )
+
+
+def cpu_list(text: str) -> frozenset[int]:
+    """The numbers of a list as the kernel writes it: "0-2,8". Raises ValueError."""
+    found: set[int] = set()
+    for part in text.strip().split(",") if text.strip() else ():
+        first, dash, last = part.partition("-")
+        run = range(int(first), int(last if dash else first) + 1)
+        if not run or not 0 <= run[0] <= run[-1] <= NUMBER_MAX:
+            raise ValueError(f"{part!r} is not a range of numbers up to {NUMBER_MAX}")
+        found.update(run)
+    return frozenset(found)
+
+
+def cpu_order(text: str) -> list[int]:
+    """The same in the order in which they stand there, each once. Raises ValueError."""
+    parts = (sorted(cpu_list(part)) for part in text.split(","))
+    return list(dict.fromkeys(cpu for part in parts for cpu in part))
+
+
+def cpu_text(cpus: Iterable[int]) -> str:
+    """The list of them as the kernel writes it; "none" if it is empty."""
+    runs: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if runs and cpu == runs[-1][-1] + 1:
+            runs[-1][1:] = [cpu]
+        else:
+            runs.append([cpu])
+    return ",".join("-".join(map(str, run)) for run in runs) or "none"
+
+
+def _text(root: Path, path: str) -> str:
+    try:
+        return (root / path).read_text()
+    except OSError:
+        return ""
+
+
+def _listed(root: Path, path: str) -> frozenset[int]:
+    """The numbers in a file of the kernel's; none if it is not there, or says "(null)"."""
+    try:
+        return cpu_list(_text(root, path))
+    except ValueError:
+        return frozenset()
+
+
+def _siblings(root: Path, cpu: int) -> frozenset[int]:
+    return _listed(root, f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") | {cpu}
+
+
+def _cpusets(root: Path) -> Iterator[frozenset[int]]:
+    """What each hierarchy of cgroups leaves to us."""
+    for line in _text(root, "proc/self/cgroup").splitlines():
+        _, controllers, group = line.split(":", 2)
+        for controller, mount, file in _CPUSETS:
+            if controller not in controllers.split(","):
+                continue
+            if cpus := _nearest(root / mount, group, file):
+                yield cpus
+
+
+def _nearest(mount: Path, group: str, file: str) -> frozenset[int]:
+    """Of the group, or of the nearest above it that has the file: a controller may be off."""
+    steps = [step for step in PurePosixPath(group).parts if step not in ("/", "..")]
+    for depth in range(len(steps), -1, -1):
+        if cpus := _listed(mount, "/".join([*steps[:depth], file])):
+            return cpus
+    return frozenset()
+
+
+def _nodes(root: Path, online: frozenset[int]) -> tuple[Node, ...]:
+    folders = (root / "sys/devices/system/node").glob("node[0-9]*")
+    ids = sorted(int(folder.name.removeprefix("node")) for folder in folders)
+    if ids:
+        return tuple(_node(root, number, ids, online) for number in ids)
+    memory = _kilobytes(_text(root, "proc/meminfo"))
+    total, free = memory.get("MemTotal", 0), memory.get("MemFree", 0)
+    return (Node(0, online, total, free, {0: LOCAL_DISTANCE}),)
+
+
+def _node(root: Path, number: int, ids: list[int], online: frozenset[int]) -> Node:
+    folder = f"sys/devices/system/node/node{number}"
+    cpus = _listed(root, f"{folder}/cpulist") & online
+    distances = map(int, _text(root, f"{folder}/distance").split())
+    memory = _kilobytes(_text(root, f"{folder}/meminfo"))
+    return Node(
+        number, cpus, memory.get("MemTotal", 0), memory.get("MemFree", 0),
+        dict(zip(ids, distances, strict=False)) or {number: LOCAL_DISTANCE},
+    )  # fmt: skip
+
+
+def _kilobytes(meminfo: str) -> dict[str, int]:
+    """Field -> bytes, of a line such as "Node 0 MemTotal: 1024 kB"."""
+    rows = (line.split() for line in meminfo.splitlines() if line.endswith("kB"))
+    return {row[-3].removesuffix(":"): int(row[-2]) * 1024 for row in rows}
+
+
+def _memory_nodes(root: Path) -> frozenset[int]:
+    for line in _text(root, "proc/self/status").splitlines():
+        if line.startswith("Mems_allowed_list:"):
+            return cpu_list(line.partition(":")[2])
+    return frozenset()
+
+
+def _huge_pages(root: Path) -> str:
+    found = "never"
+    for line in _text(root, "proc/self/mounts").splitlines():
+        _, place, _, options, *_ = line.split()
+        if place == "/dev/shm":  # a later mount hides an earlier one
+            chosen = [o.removeprefix("huge=") for o in options.split(",") if o.startswith("huge=")]
+            found = chosen[0] if chosen else "never"
+    return found

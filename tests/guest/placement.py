@@ -1,0 +1,118 @@
+"""The first process of a virtual machine of two NUMA nodes: runs daemons there and tells, one JSON
+object a line, where their threads and pages are."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from purgatoryd.shm_layout.arena import Reader
+from purgatoryd.shm_layout.paths import HOST_DIRECTORY, paths_in
+from purgatoryd.shm_layout.topology import read
+
+PATIENCE_S = 120.0
+MOUNTS = (
+    ("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev"), ("tmpfs", "/dev/shm"),
+    ("tmpfs", "/run"), ("tmpfs", "/tmp"),
+)  # fmt: skip
+
+
+def tell(**facts: Any) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+def mount_all() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    for kind, place in MOUNTS:
+        os.makedirs(place, exist_ok=True)
+        if libc.mount(kind.encode(), place.encode(), kind.encode(), 0, None) != 0:
+            raise OSError(ctypes.get_errno(), f"mount {place}")
+
+
+def pages(pid: int) -> dict[str, int]:
+    """Pages of the arena's mapping in the daemon, by node."""
+    for line in Path(f"/proc/{pid}/numa_maps").read_text().splitlines():
+        if "file=/dev/shm/purgatoryd" in line and ".private" not in line:
+            return {node: int(count) for node, count in re.findall(r" N(\d+)=(\d+)", line)}
+    return {}
+
+
+def cpus(pid: int) -> tuple[list[int], list[int]]:
+    """Of the loop, and of all other threads."""
+    others = {thread.id for thread in psutil.Process(pid).threads()} - {pid}
+    found = set().union(*(os.sched_getaffinity(thread) for thread in others))
+    return sorted(os.sched_getaffinity(pid)), sorted(found)
+
+
+def state(daemon: subprocess.Popen[str]) -> dict[str, Any]:
+    loop, others = cpus(daemon.pid)
+    reader = Reader.attach(paths_in(HOST_DIRECTORY, "guest"))
+    figures = reader.stats()
+    reader.close()
+    shown = ("node", "memory_node", "reaper_cpu", "placed", "clamped", "pages_elsewhere")
+    return {"loop": loop, "others": others, "pages": pages(daemon.pid),
+            "policy": policy(daemon.pid), **{name: figures[name] for name in shown}}  # fmt: skip
+
+
+def policy(pid: int) -> str:
+    """Of the arena's mapping."""
+    for line in Path(f"/proc/{pid}/numa_maps").read_text().splitlines():
+        if "file=/dev/shm/purgatoryd" in line:
+            return line.split()[1]
+    return ""
+
+
+def start(*args: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "purgatoryd.cli", "run", "--name", "guest", *args]
+    daemon = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert daemon.stdout is not None
+    assert daemon.stdout.readline().startswith("ready")
+    return daemon
+
+
+def stop(daemon: subprocess.Popen[str]) -> None:
+    daemon.send_signal(signal.SIGTERM)
+    assert daemon.wait(PATIENCE_S) == 0
+
+
+def eventually(fact: Callable[[], bool]) -> bool:
+    end_s = time.monotonic() + PATIENCE_S
+    while not fact() and time.monotonic() < end_s:
+        time.sleep(0.1)
+    return fact()
+
+
+def main() -> None:
+    mount_all()
+    topology = read(None)
+    tell(nodes=[[n.id, sorted(n.cpus), dict(n.distances)] for n in topology.nodes])
+
+    daemon = start("--node", "1")
+    tell(born=state(daemon))
+    stop(daemon)
+
+    daemon = start("--node", "0")
+    tell(moved=state(daemon))
+    (cpu,) = os.sched_getaffinity(daemon.pid)
+    Path(f"/sys/devices/system/cpu/cpu{cpu}/online").write_text("0")
+    eventually(lambda: cpu not in os.sched_getaffinity(daemon.pid))
+    Path(f"/sys/devices/system/cpu/cpu{cpu}/online").write_text("1")
+    daemon.send_signal(signal.SIGHUP)
+    tell(back=eventually(lambda: os.sched_getaffinity(daemon.pid) == {cpu}), cpu=cpu)
+    stop(daemon)
+    tell(done=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""What tests need that boot a virtual machine: a kernel, an initramfs, the process of QEMU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+
+def kernel() -> tuple[Path, Path]:
+    """The newest kernel of the host that can be read, and its modules."""
+    for image in sorted(Path("/boot").glob("vmlinuz-*"), reverse=True):
+        modules = Path("/lib/modules") / image.name.removeprefix("vmlinuz-")
+        if os.access(image, os.R_OK) and (modules / "modules.dep").exists():
+            return image, modules
+    pytest.skip(
+        "kernel: /boot/vmlinuz-* with /lib/modules is needed, as of linux-image-cloud-amd64"
+    )
+
+
+def cpio_entry(
+    name: str, data: bytes, mode: int, device: tuple[int, int] = (0, 0), changed_s: int = 0
+) -> bytes:
+    """One file of an initramfs, in the format `newc`, last changed then."""
+    fields = (0, mode, 0, 0, 1, changed_s, len(data), 0, 0, *device, len(name) + 1, 0)
+    head = b"070701" + b"".join(b"%08x" % field for field in fields) + name.encode() + b"\0"
+    return head + bytes(-len(head) % 4) + data + bytes(-len(data) % 4)
+
+
+def cpio_end() -> bytes:
+    """What stands behind the last file."""
+    return cpio_entry("TRAILER!!!", b"", 0)
+
+
+@contextmanager
+def running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace")
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()

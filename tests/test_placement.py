@@ -1,0 +1,337 @@
+"""The plan of a placement on made-up machines, and how it is shown."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from fake_system import Machine, smt
+
+from purgatoryd.cli.app import app
+from purgatoryd.cli.exits import Exit
+from purgatoryd.cli.placement import lines, record
+from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.plan import Plan, plan
+from purgatoryd.shm_layout.errors import InvalidSetting
+from purgatoryd.shm_layout.layout import PlacementMode, PlacementPart
+
+TWO_BY_TWO = Machine({0: (0, 1), 1: (2, 3)}, memory={0: 4, 1: 4})
+TWO_BY_FOUR_SMT = Machine(
+    {0: (0, 1, 2, 3, 8, 9, 10, 11), 1: (4, 5, 6, 7, 12, 13, 14, 15)}, cores=smt(8)
+)
+NOTHING = PlacementPart(0)
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Any:
+    """planned(machine, taken=(), **settings): the plan for a daemon there."""
+
+    def make(machine: Machine, taken: tuple[int, ...] = (), **settings: Any) -> Plan:
+        return plan(machine.read(tmp_path), Config("demo", **settings), taken)
+
+    return make
+
+
+# ---- auto ----------------------------------------------------------------------------------------
+
+
+def test_one_node_gives_the_loop_a_core_and_binds_no_memory(planned: Any) -> None:
+    found = planned(Machine({0: range(4)}))
+    assert (found.mode, found.node, found.memory_node) == (PlacementMode.AUTO, 0, None)
+    assert (found.reaper, found.others) == ({3}, {0, 1, 2})
+    assert found.clamped == NOTHING
+    assert "a core of its own" in " ".join(found.reasons)
+
+
+@pytest.mark.parametrize("cpus", [1, 2])
+def test_a_small_machine_is_left_alone(planned: Any, cpus: int) -> None:
+    found = planned(Machine({0: range(cpus)}))
+    assert (found.reaper, found.others, found.memory_node) == (frozenset(), frozenset(), None)
+    assert found.clamped == NOTHING
+
+
+def test_two_cpus_that_a_cgroup_leaves_are_left_alone(planned: Any) -> None:
+    found = planned(replace(TWO_BY_FOUR_SMT, cgroup=(4, 5)))
+    assert (found.reaper, found.memory_node) == (frozenset(), 1)
+
+
+def test_a_machine_of_one_core_is_left_alone(planned: Any) -> None:
+    found = planned(Machine({0: range(4)}, cores=[range(4)]))
+    assert (found.reaper, found.others) == (frozenset(), frozenset())
+
+
+def test_the_sibling_of_the_loop_stays_free(planned: Any) -> None:
+    found = planned(Machine({0: range(8)}, cores=smt(4)))
+    assert found.reaper == {3}
+    assert found.others == {0, 1, 2, 4, 5, 6}
+    assert "its sibling 7 stays free" in " ".join(found.reasons)
+
+
+def test_threads_and_arena_are_on_one_node(planned: Any) -> None:
+    found = planned(TWO_BY_FOUR_SMT)
+    assert (found.node, found.memory_node) == (0, 0)
+    assert found.reaper == {3}
+    assert found.others == {0, 1, 2, 8, 9, 10}
+
+
+def test_two_by_two(planned: Any) -> None:
+    found = planned(TWO_BY_TWO)
+    assert (found.node, found.memory_node, found.reaper, found.others) == (0, 0, {1}, {0})
+
+
+def test_the_node_with_most_cores_is_chosen_then_that_with_most_memory(planned: Any) -> None:
+    assert planned(Machine({0: (0, 1), 1: (2, 3, 4)})).node == 1
+    assert planned(Machine({0: (0, 1), 1: (2, 3)}, memory={0: 4, 1: 8})).node == 1
+
+
+def test_nodes_of_one_core_each_hold_all_threads(planned: Any) -> None:
+    found = planned(Machine({0: (0, 2), 1: (1, 3)}, cores=[(0, 2), (1, 3)]))
+    assert (found.node, found.memory_node) == (0, 0)
+    assert found.reaper == found.others == {0, 2}
+    assert found.reaper_cpu is None
+
+
+def test_loops_of_other_daemons_have_their_cores(planned: Any) -> None:
+    machine = Machine({0: range(8)}, cores=smt(4))
+    assert planned(machine, taken=(3,)).reaper == {2}
+    assert planned(machine, taken=(3, 6)).reaper == {1}
+    crowded = planned(machine, taken=(0, 1, 2, 3))
+    assert crowded.reaper == {3}
+    assert "every core has the loop of another daemon" in " ".join(crowded.reasons)
+    assert planned(TWO_BY_FOUR_SMT, taken=(0, 1)).node == 1
+
+
+def test_the_loop_likes_an_isolated_core_and_others_do_not(planned: Any) -> None:
+    found = planned(Machine({0: range(6)}, isolated=(2, 3)))
+    assert (found.reaper, found.others) == ({3}, {0, 1, 4, 5})
+    everywhere = planned(Machine({0: range(4)}, isolated=range(4)))
+    assert (everywhere.reaper, everywhere.others) == ({3}, {0, 1, 2})
+
+
+def test_isolated_cpus_that_we_were_not_started_on_are_not_ours(planned: Any) -> None:
+    found = planned(Machine({0: range(6)}, isolated=(4, 5), given=range(4)))
+    assert found.reaper == {3}
+
+
+def test_a_node_without_memory_is_not_chosen(planned: Any) -> None:
+    machine = Machine({0: range(6), 1: (6, 7, 8)}, memory={0: 0, 1: 2})
+    assert (planned(machine).node, planned(machine).memory_node) == (1, 1)
+
+
+def test_a_node_without_cpus_is_not_chosen(planned: Any) -> None:
+    machine = Machine({0: range(4), 1: ()}, memory={0: 1, 1: 64})
+    assert (planned(machine).node, planned(machine).memory_node) == (0, 0)
+
+
+def test_memory_is_near_where_none_is_at_home(planned: Any) -> None:
+    rows = {0: (10, 30, 20), 1: (30, 10, 20), 2: (20, 20, 10)}
+    machine = Machine({0: (0, 1, 2), 1: (), 2: ()}, memory={0: 0, 1: 4, 2: 4}, distances=rows)
+    found = planned(machine)
+    assert (found.node, found.memory_node, found.clamped) == (0, 2, NOTHING)
+    assert found.clamps == ("node 0 has no memory at all: the arena is on node 2",)
+
+
+def test_offline_cpus_are_not_chosen(planned: Any) -> None:
+    found = planned(Machine({0: range(4)}, offline=(3,)))
+    assert (found.reaper, found.others) == ({2}, {0, 1})
+
+
+def test_a_container_that_shows_nothing(planned: Any, tmp_path: Path) -> None:
+    from purgatoryd.shm_layout.topology import read
+
+    found = plan(read({0, 1, 2}, tmp_path), Config("demo"))
+    assert (found.node, found.memory_node) == (0, None)
+    assert (sorted(found.reaper), sorted(found.others)) == ([2], [0, 1])
+
+
+# ---- none, and what the operator says -----------------------------------------------------------
+
+
+def test_none_leaves_all_as_it_comes(planned: Any) -> None:
+    found = planned(TWO_BY_FOUR_SMT, placement="none")
+    assert (found.mode, found.node, found.memory_node) == (PlacementMode.NONE, None, None)
+    assert found.reaper == found.others == frozenset()
+
+
+def test_cpus_as_they_are_given(planned: Any) -> None:
+    found = planned(TWO_BY_FOUR_SMT, cpus="6,12-13")
+    assert found.mode == PlacementMode.EXPLICIT
+    assert (found.reaper, found.others) == ({6}, {12, 13})
+    assert (found.node, found.memory_node, found.clamped) == (1, 1, NOTHING)
+    assert planned(TWO_BY_FOUR_SMT, cpus="6").others == {6}
+
+
+def test_a_small_machine_obeys(planned: Any) -> None:
+    found = planned(Machine({0: (0, 1)}), cpus="1,0")
+    assert (found.reaper, found.others) == ({1}, {0})
+
+
+def test_an_isolated_cpu_may_be_named_though_we_were_not_started_on_it(planned: Any) -> None:
+    machine = Machine({0: range(4)}, isolated=(3,), given=(0, 1, 2))
+    assert planned(machine, cpus="3,0").reaper == {3}
+
+
+def test_cpus_that_are_not_ours_are_left_out_and_told(planned: Any) -> None:
+    machine = Machine({0: range(8)}, offline=(5,), cgroup=range(6))
+    found = planned(machine, cpus="7,5,9,2,1")
+    assert (found.reaper, found.others, found.clamped) == ({2}, {1}, PlacementPart.CPUS)
+    assert found.clamps == (
+        "of --cpus, 5,9 are not online", "of --cpus, 7 are not in our cgroup",
+    )  # fmt: skip
+
+
+def test_no_cpu_left_is_as_if_none_had_been_given(planned: Any) -> None:
+    found = planned(Machine({0: range(4)}), cpus="8-9")
+    assert (found.reaper, found.others, found.clamped) == ({3}, {0, 1, 2}, PlacementPart.CPUS)
+
+
+def test_a_node_is_given(planned: Any) -> None:
+    found = planned(TWO_BY_FOUR_SMT, node=1)
+    assert found.mode == PlacementMode.EXPLICIT
+    assert (found.node, found.memory_node, found.reaper) == (1, 1, {7})
+    assert found.others == {4, 5, 6, 12, 13, 14}
+
+
+def test_a_node_that_is_not_there(planned: Any) -> None:
+    found = planned(TWO_BY_TWO, node=7)
+    assert (found.node, found.memory_node, found.clamped) == (0, 0, PlacementPart.MEMORY)
+    assert found.clamps == ("there is no node 7; there are: 0, 1",)
+    beside = planned(TWO_BY_TWO, node=7, cpus="2,3")
+    assert (beside.node, beside.memory_node, beside.clamped) == (1, 1, PlacementPart.MEMORY)
+
+
+def test_a_node_of_memory_alone_has_its_threads_nearby(planned: Any) -> None:
+    rows = {0: (10, 20, 30), 1: (20, 10, 15), 2: (30, 15, 10)}
+    machine = Machine({0: range(3), 1: range(3, 6), 2: ()}, distances=rows)
+    found = planned(machine, node=2)
+    assert (found.node, found.memory_node, found.reaper) == (1, 2, {5})
+    assert found.clamped == PlacementPart.CPUS
+
+
+def test_a_node_without_memory_has_its_arena_nearby(planned: Any) -> None:
+    found = planned(Machine({0: range(3), 1: range(3, 6)}, memory={1: 0}), node=1)
+    assert (found.node, found.memory_node, found.clamped) == (1, 0, PlacementPart.MEMORY)
+
+
+def test_a_node_whose_cpus_are_not_ours(planned: Any) -> None:
+    found = planned(replace(TWO_BY_FOUR_SMT, cgroup=(0, 1, 2, 3)), node=1)
+    assert (found.node, found.memory_node, found.clamped) == (0, 1, PlacementPart.CPUS)
+
+
+def test_memory_that_the_cgroup_withholds(planned: Any) -> None:
+    found = planned(replace(TWO_BY_FOUR_SMT, memory_nodes=(0,)), node=1)
+    assert (found.node, found.memory_node, found.clamped) == (1, 0, PlacementPart.MEMORY)
+
+
+def test_cpus_of_one_node_and_memory_of_another(planned: Any) -> None:
+    found = planned(TWO_BY_FOUR_SMT, cpus="0,1", node=1)
+    assert (found.node, found.memory_node, found.reaper) == (0, 1, {0})
+
+
+# ---- the rest ----------------------------------------------------------------------------------
+
+
+def test_what_else_is_asked_for(planned: Any) -> None:
+    wanted = {"realtime": 7, "lock_memory": True, "huge_pages": True, "busy_poll_ns": 50_000}
+    machine = Machine({0: range(4)}, shm_options="rw,huge=within_size")
+    found = planned(machine, **wanted)
+    assert (found.realtime, found.lock, found.huge, found.spin_ns) == (7, True, True, 50_000)
+    assert found.clamped == NOTHING
+
+
+def test_huge_pages_that_shared_memory_cannot_have(planned: Any) -> None:
+    found = planned(Machine({0: range(4)}), huge_pages=True)
+    assert (found.huge, found.clamped) == (False, PlacementPart.HUGE)
+    assert "huge=advise" in found.clamps[0]
+
+
+def test_the_loop_sleeps_on_the_only_cpu(planned: Any) -> None:
+    found = planned(Machine({0: (0,)}), busy_poll_ns=1000)
+    assert (found.spin_ns, found.clamped) == (0, PlacementPart.SPIN)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("placement", "best"), ("cpus", "a"), ("cpus", "3-1"), ("node", -2), ("realtime", 100),
+        ("busy_poll_ns", 10_000_001),
+    ],
+)  # fmt: skip
+def test_settings_out_of_bounds(setting: str, value: Any) -> None:
+    with pytest.raises(InvalidSetting, match=setting):
+        Config("demo", **{setting: value})
+
+
+@pytest.mark.parametrize(("setting", "value"), [("cpus", "1"), ("node", 0)])
+def test_no_placement_has_no_cpus(setting: str, value: Any) -> None:
+    with pytest.raises(InvalidSetting, match="left out with placement none"):
+        Config("demo", placement="none", **{setting: value})
+
+
+# ---- shown ---------------------------------------------------------------------------------------
+
+
+def test_the_picture(tmp_path: Path) -> None:
+    machine = replace(TWO_BY_FOUR_SMT, isolated=(14,), cgroup=range(15))
+    topology = machine.read(tmp_path)
+    found = plan(topology, Config("demo", node=0, realtime=5))
+    assert list(lines(topology, found, None)) == [
+        "node 0: 2.0 GiB free of 4.0 GiB, the arena; distance 20 to node 1",
+        "  [0o 8o] [1o 9o] [2o 10o] [3R 11.]",
+        "node 1: 2.0 GiB free of 4.0 GiB; distance 20 to node 0",
+        "  [4. 12.] [5. 13.] [6. 14i] [7. 15x]",
+        "R loop   o other threads   . free   i isolated   x not ours",
+        "",
+        "plan (explicit):",
+        "  the loop is on CPU 3 of node 0: its sibling 11 stays free",
+        "  libzmq and the committer are on 0-2,8-10 of the same node",
+        "  the arena is on node 0",
+        "  loop and libzmq run under SCHED_FIFO, priority 5, if permitted",
+    ]
+
+
+def test_a_record_is_json(tmp_path: Path) -> None:
+    topology = TWO_BY_TWO.read(tmp_path)
+    told = json.loads(json.dumps(record(topology, plan(topology, Config("demo", node=9)), None)))
+    assert told["topology"]["cores"] == [[0], [1], [2], [3]]
+    assert told["topology"]["nodes"][1]["distances"] == {"0": 20, "1": 10}
+    assert told["plan"]["reaper"] == [1]
+    assert told["plan"]["clamped"] == "memory"
+    assert told["daemon"] is None
+
+
+def command(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["placement", *arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_the_command_shows_this_machine(daemon_dir: Path) -> None:
+    code, out, _ = command()
+    assert code == Exit.DONE
+    assert "node 0" in out
+    assert "plan (auto):" in out
+    code, out, _ = command("--json", "--placement", "none")
+    told = json.loads(out)
+    assert set(told["topology"]["allowed"]) == os.sched_getaffinity(0)
+    assert told["plan"]["mode"] == "none"
+
+
+def test_the_command_advises(daemon_dir: Path) -> None:
+    ours = os.sched_getaffinity(0)
+    code, out, _ = command("--advise", "5", "--json", "--placement", "none")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert code == Exit.DONE
+    assert [row["worker"] for row in rows] == [0, 1, 2, 3, 4]
+    assert {row["cpu"] for row in rows} <= ours
+    assert len({row["cpu"] for row in rows}) == min(5, len(ours))
+
+
+def test_the_command_refuses_what_run_refuses(daemon_dir: Path) -> None:
+    code, _, err = command("--cpus", "x")
+    assert code == Exit.USAGE
+    assert "cpus = 'x' (flag): must be a list" in err
