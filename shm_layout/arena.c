@@ -654,7 +654,8 @@ int pg_check(struct pg_arena *a, struct pg_fault *fault)
            names_check(a, fault) && timers_check(a, fault, &granules) &&
            quotas_check(a, fault) &&
            outbox_check(a, fault, &granules) && levels_check(a, fault, &granules) &&
-           watches_check(a, fault) && loads_check(a, fault) && stage_check(a, fault) &&
+           watches_check(a, fault) && operations_check(a, fault) && loads_check(a, fault) &&
+           stage_check(a, fault) &&
            (a->secret == NULL || (sessions_check(a, fault, &granules) &&
                                   blobs_check(&a->blobs, granules, fault)));
 }

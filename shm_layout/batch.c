@@ -301,13 +301,6 @@ static bool op_apply(struct pg_arena *a, const struct step *s, struct pg_result 
     }
 }
 
-static bool name_missing(const struct pg_arena *a, const wire_record *r)
-{
-    const unsigned uses = op_rules[r->op].uses;
-    return (uses & NEEDS_TOPIC && a->name_rows[r->name] == PG_NIL) ||
-           (uses & NEEDS_NAMESPACE && a->name_namespaces[r->name] == PG_NIL);
-}
-
 /* Field by field: a copy of the whole would wait for the stores of its parts. */
 static void put_read(const struct pg_arena *a, struct step *s, const uint8_t *at)
 {
@@ -345,7 +338,7 @@ static bool record_allowed(struct pg_arena *a, struct step *s, struct pg_result 
         answer(result, 0, PG_ST_DENIED, 0);
         return false;
     }
-    if (!s->put.limited || s->n < s->session->charged || name_missing(a, r) ||
+    if (!s->put.limited || s->n < s->session->charged ||
         (op_rules[r->op].uses & (NEEDS_TOPIC | NEEDS_NAMESPACE)) == 0)
         return true;
     s->session->charged = s->n + 1;
@@ -361,14 +354,12 @@ static void count_missing(struct pg_arena *a, unsigned status)
 static bool record_apply(struct pg_arena *a, struct step *s, const uint8_t *at,
                          struct pg_result *result)
 {
-    const wire_record *r = s->record;
-    if (UNLIKELY(a->guarded | a->draining | a->reserved) && !record_allowed(a, s, result))
-        return true;
-    if (name_missing(a, r)) {
-        count_missing(a, a->name_status[r->name]);
-        *result = (struct pg_result){a->name_status[r->name], 0};
+    if (UNLIKELY(name_refused(result))) {
+        count_missing(a, (unsigned)result->ticket);
         return true;
     }
+    if (UNLIKELY(a->guarded | a->draining | a->reserved) && !record_allowed(a, s, result))
+        return true;
     put_read(a, s, at);
     return op_apply(a, s, result);
 }
@@ -411,6 +402,7 @@ static void name_resolve(struct pg_arena *a, uint32_t i, struct name ns, struct 
 {
     const unsigned uses = a->name_uses[i] & (a->draining ? NEEDS_NAMESPACE : ~0u);
     a->name_rows[i] = a->name_namespaces[i] = PG_NIL;
+    a->name_status[i] = PG_ST_NONE;
     a->name_guards[i] = a->guarded ? guard_of(a, names_find_namespace(a, ns), uid) : 0;
     if (UNLIKELY(a->name_guards[i] == GUARD_DENIED))
         return;                   /* no name is born by it */
@@ -426,6 +418,8 @@ static void name_resolve(struct pg_arena *a, uint32_t i, struct name ns, struct 
                                 : names_find_namespace(a, ns);
     if (a->name_rows[i] != PG_NIL)
         names_hold(a, a->name_rows[i]);
+    if (a->name_namespaces[i] != PG_NIL && (a->name_rows[i] != PG_NIL || !(uses & NEEDS_TOPIC)))
+        a->name_status[i] = PG_ST_NONE;
     if (a->name_namespaces[i] != PG_NIL)
         a->durable |= a->namespaces[a->name_namespaces[i]].durability != 0;
 }
@@ -442,25 +436,47 @@ static void names_again(struct pg_arena *a, const struct request *q)
     }
 }
 
-static void names_begin(struct pg_arena *a, const struct request *q)
+/* True: some name may be lacking. */
+static bool names_begin(struct pg_arena *a, const struct request *q,
+                        const struct pg_reply_memory *m)
 {
     const uint8_t *at = q->names;
-    bool unknown = false;
+    bool unknown = false, lacking = false;
     a->account = account_for(a, q->uid);
     a->reserved = false;
     memset(a->name_uses, 0, sizeof a->name_uses);
     for (uint32_t i = 0; i < q->frame.count; i++) {
         const wire_record *r = record_at(q, i);
-        a->name_uses[r->name] |= op_rules[r->op].uses & (NEEDS_TOPIC | NEEDS_NAMESPACE);
+        if (LIKELY(!name_refused(&m->results[i])))
+            a->name_uses[r->name] |= op_rules[r->op].uses & (NEEDS_TOPIC | NEEDS_NAMESPACE);
     }
     for (uint32_t i = 0; i < q->frame.names; i++) {
         struct name ns, topic;
         at = names_next(at, &ns, &topic);
         name_resolve(a, i, ns, topic, q->uid);
         unknown |= a->name_namespaces[i] == PG_NIL;
+        lacking |= a->name_status[i] != PG_ST_NONE;
     }
     if (UNLIKELY(unknown))
         names_again(a, q);
+    return lacking;
+}
+
+static bool name_lacks(const struct pg_arena *a, const wire_record *r)
+{
+    const unsigned uses = op_rules[r->op].uses;
+    return a->name_status[r->name] != PG_ST_NONE &&
+           ((uses & NEEDS_TOPIC && a->name_rows[r->name] == PG_NIL) ||
+            (uses & NEEDS_NAMESPACE && a->name_namespaces[r->name] == PG_NIL));
+}
+
+/* Answers the records whose names are not to be had: see name_refused(). */
+RARE static void names_refuse(struct pg_arena *a, const struct request *q,
+                              const struct pg_session *s, struct pg_reply_memory *m)
+{
+    for (uint32_t n = s->applied; n < q->frame.count; n++)
+        if (name_lacks(a, record_at(q, n)))
+            m->results[n] = (struct pg_result){a->name_status[record_at(q, n)->name], 0};
 }
 
 static void names_end(struct pg_arena *a, const struct request *q)
@@ -506,10 +522,10 @@ static void rows_begin(struct pg_arena *a, struct pg_session *s, const struct re
 {
     uint32_t ns = PG_NIL;
     unsigned uses = 0;
-    for (uint32_t i = q->frame.names; i-- > 0;) {
+    for (uint32_t i = q->frame.names; i-- > 0;)
         ns = a->name_namespaces[i] != PG_NIL ? a->name_namespaces[i] : ns;
-        uses |= a->name_uses[i];
-    }
+    for (uint32_t i = 0; i < q->frame.count; i++)
+        uses |= op_rules[record_at(q, i)->op].uses;
     const bool arms = (uses & (NEEDS_TOPIC | NEEDS_NAMESPACE)) != 0;
     load_begin(a, s, &q->rows, arms && !a->draining ? ns : PG_NIL);
 }
@@ -520,9 +536,11 @@ bool batch_apply(struct pg_arena *a, const struct request *q, struct pg_session 
 
     batch_begin(a, s, q, m, sum);
     life_learn(a, q, s);
-    names_begin(a, q);
+    const bool lacking = names_begin(a, q, m);
     if (q->in_load)
         rows_begin(a, s, q);
+    if (UNLIKELY(lacking))
+        names_refuse(a, q, s, m);
     const bool whole = records_apply(a, q, s, m);
     names_end(a, q);
     if (!whole)

@@ -106,7 +106,6 @@ static uint32_t namespace_born(struct pg_arena *a, struct name name, uint32_t ce
         struct pg_namespace *row = &a->namespaces[i];
         if (row->name_len != 0)
             continue;
-        memset(row, 0, sizeof *row);
         row->shard = a->header->shard;
         row->owner_uid = PG_NIL;
         memcpy(row->name, name.bytes, name.len);

@@ -194,14 +194,14 @@ static bool is_missing(const struct pg_arena *a, struct pg_operation *op, uint32
     }
 }
 
-/* Notes which keys are missing, and forgets the own ones: they go with their last watcher. This
- * comes before the operation counts as ended, so that a crash leaves no own key behind. */
+/* Notes which keys are missing, where none is noted yet, and forgets the own ones: they go with
+ * their last watcher. This comes before the operation counts as ended, so that a crash leaves no
+ * own key behind. */
 static void keys_leave(struct pg_arena *a, struct pg_operation *op)
 {
     const uint8_t *own = own_of(op);
     uint8_t *missing = missing_of(op);
     uint32_t n = 0;
-    memset(missing, 0, bitmap_bytes(op->keys));
     for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(a, x)->sibling, n++) {
         const uint8_t bit = (uint8_t)(1u << n % 8);
         if (is_missing(a, op, x, n))
@@ -907,8 +907,11 @@ static bool chain_claim(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
             return fault_set(why, "operations", "a watch record that is not its own", slot, n, x);
         watch_at(a, x)->left = PG_NIL;
     }
-    return n == op->keys ||
-           fault_set(why, "operations", "watch records of an operation", slot, op->keys, n);
+    if (n != op->keys)
+        return fault_set(why, "operations", "watch records of an operation", slot, op->keys, n);
+    return a->slots.cold[slot].ext_len == operation_ext_bytes(op) ||
+           fault_set(why, "operations", "bytes before the key of an operation", slot,
+                     operation_ext_bytes(op), a->slots.cold[slot].ext_len);
 }
 
 /* Its end was interrupted: the next advance of any of its keys, however small, ends it. */
@@ -982,6 +985,7 @@ static void armed_again(struct pg_arena *a, struct pg_operation *op)
 {
     op->cause = 0;
     op->error = 0;
+    memset(missing_of(op), 0, bitmap_bytes(op->keys));
     op->check = PG_K_NONE;
     op->in_inbox = 0;
     watches_place(a, op, false);
@@ -996,6 +1000,7 @@ static bool operation_rebuild(struct pg_arena *a, uint32_t slot, struct pg_fault
         a->metrics->operations++;
     } else if (ctl_state(a->slots.hot[slot].ctl) == PG_S_OUTCOME) {
         operation_at(a, slot)->in_inbox = 0;
+        operation_at(a, slot)->first_watch = PG_NIL;
         a->metrics->outcomes++;
         inbox_add(a, slot);
     }
@@ -1021,4 +1026,61 @@ bool operations_rebuild(struct pg_arena *a, struct pg_fault *why)
     }
     levels_drop_forgotten(a);
     return true;
+}
+
+/* ---- check ---------------------------------------------------------------------------------------- */
+
+static bool missing_noted(const struct pg_arena *a, uint32_t slot)
+{
+    struct pg_operation *op = operation_at(a, slot);
+    bool noted = false;
+    for (uint32_t n = 0; n < bitmap_bytes(op->keys); n++)
+        noted |= missing_of(op)[n] != 0;
+    return noted;
+}
+
+/* Its own watch records, as many as it has keys, as long as it is armed. */
+static bool chain_check(const struct pg_arena *a, uint32_t slot, bool armed, struct pg_fault *fault)
+{
+    const struct pg_operation *op = operation_at(a, slot);
+    uint32_t n = 0;
+    for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(a, x)->sibling, n++)
+        if (n >= op->keys || x >= a->watch_rows || watch_at(a, x)->slot != slot)
+            return fault_set(fault, "operations", "a watch record that is not its own", slot, n, x);
+    return n == (armed ? op->keys : 0) ||
+           fault_set(fault, "operations", "watch records of an operation", slot,
+                     armed ? op->keys : 0, n);
+}
+
+static bool operation_check(const struct pg_arena *a, uint32_t slot, struct pg_fault *fault)
+{
+    const struct pg_operation *op = operation_at(a, slot);
+    const uint64_t ticket = ctl_ticket(a->slots.hot[slot].ctl);
+    const bool armed = armed_operation(a, slot);
+    if (!chain_check(a, slot, armed, fault))
+        return false;
+    if ((op->cause == 0) != armed || (op->error != 0 && op->cause != PG_CAUSE_FAILED))
+        return fault_set(fault, "operations", "cause or error", slot, op->cause, op->error);
+    if (armed && missing_noted(a, slot))
+        return fault_set(fault, "operations", "missing keys of one that has not ended", slot, 0, 1);
+    return (uint32_t)(op->version >> 32) == (uint32_t)ticket ||
+           fault_set(fault, "operations", "a version of another operation", slot, ticket,
+                     op->version >> 32);
+}
+
+bool operations_check(const struct pg_arena *a, struct pg_fault *fault)
+{
+    uint64_t armed = 0, ended = 0;
+    for (uint32_t slot = 0; slot < a->slots.capacity; slot++) {
+        if (ctl_state(a->slots.hot[slot].ctl) == PG_S_FREE || !is_operation(a, slot))
+            continue;
+        if (!operation_check(a, slot, fault))
+            return false;
+        ++*(armed_operation(a, slot) ? &armed : &ended);
+    }
+    if (armed != a->metrics->operations)
+        return fault_set(fault, "operations", "count of operations", 0, armed,
+                         a->metrics->operations);
+    return ended == a->metrics->outcomes ||
+           fault_set(fault, "operations", "count of outcomes", 0, ended, a->metrics->outcomes);
 }

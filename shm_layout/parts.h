@@ -507,6 +507,7 @@ void trigger_recover(const struct pg_arena *a, struct pg_result *result);
 bool operations_complete(struct pg_arena *a, const struct key *key, uint64_t session,
                          uint64_t version, struct pg_result *result);
 bool operations_rebuild(struct pg_arena *a, struct pg_fault *why);
+bool operations_check(const struct pg_arena *a, struct pg_fault *fault);
 uint64_t notice_granules(const struct pg_arena *a, uint32_t slot);      /* it has one */
 /* Of an operation's notice, while it has not left. */
 static inline uint64_t operation_granules(const struct pg_arena *a, uint32_t slot)
@@ -599,6 +600,13 @@ int64_t sessions_silence_ns(const struct pg_arena *a);
 void session_end(struct pg_arena *a, struct pg_session *s);
 struct pg_reply_memory *session_reply(const struct pg_arena *a, const struct pg_session *s,
                                       uint64_t sequence);
+/* A record that has no name is answered before the batch's first one is applied: what the batch
+ * itself ends may make room for the name, and after a kill it would be there for the rest. */
+static inline bool name_refused(const struct pg_result *r)
+{
+    return r->ticket == PG_ST_FULL_TOPICS || r->ticket == PG_ST_FULL_NAMESPACES ||
+           r->ticket == PG_ST_BUSY || r->ticket == PG_ST_JOURNAL;
+}
 #define PG_ENDED_KEYS_BYTES 16384 /* of the keys that CANCEL_FOR_KEY ends in one batch */
 /* What its ended keys hold now. */
 uint32_t reply_granules(const struct pg_reply_memory *m);

@@ -218,7 +218,7 @@ static void record_recover(struct pg_arena *a, struct pg_session *s)
         if (load_counts(r->ticket & 0xff))
             load_recover(a, s);
         STORE_RELEASE(&s->applied, s->applied + 1);
-    } else {
+    } else if (!name_refused(r)) {
         *r = (struct pg_result){0, 0};
     }
 }

@@ -654,8 +654,7 @@ bool stage_recover(struct pg_arena *a, struct pg_fault *why)
 static bool lives_sound(const struct pg_arena *a, struct pg_fault *fault)
 {
     for (uint32_t i = 0; i < a->slots.capacity; i++)
-        if (ctl_state(a->slots.hot[i].ctl) == PG_S_ARMED &&
-            a->lives[i].add_lsn >= a->stage->next_lsn)
+        if (ctl_lives(a->slots.hot[i].ctl) && a->lives[i].add_lsn >= a->stage->next_lsn)
             return fault_set(fault, "stage", "a timer of a record that is still to come", i,
                              a->stage->next_lsn, a->lives[i].add_lsn);
     return true;
@@ -666,7 +665,8 @@ bool stage_check(const struct pg_arena *a, struct pg_fault *fault)
     uint64_t lsn;
     if (a->stage == NULL)
         return true;
-    if (!lives_sound(a, fault) || !positions_sound(a, fault) || !frames_sound(a, a->stage->staged, &lsn, fault))
+    if (!lives_sound(a, fault) || !positions_sound(a, fault) ||
+        !frames_sound(a, a->stage->staged, &lsn, fault))
         return false;
     return lsn == 0 || lsn + 1 == a->stage->next_lsn ||
            fault_set(fault, "stage", "number of the next frame", a->stage->staged, lsn + 1,

@@ -376,7 +376,6 @@ static void unpark(struct pg_arena *a, const struct put *p, uint32_t slot, uint3
     slot_counted(a, slot, 1);
     blobs_give(&a->blobs, old, stub);
     a->metrics->blob_bytes += (uint64_t)(slot_granules(c) - stub) * PG_GRANULE;
-    h->deadline_ns = timers_deadline_ns(a, slot);
     slot_place(a, slot);
     a->metrics->unparks++;
 }
@@ -397,7 +396,7 @@ void timers_unpark(struct pg_arena *a, const struct put *p, uint64_t ticket, str
         answer(r, 0, refuse(a, PG_ST_FULL_PAYLOAD), 0);
         return;
     }
-    answer(r, ticket, PG_ST_UNPARKED, timers_deadline_ns(a, slot));
+    answer_slot(a, r, slot, PG_ST_UNPARKED);
     unpark(a, p, slot, blob);
 }
 
@@ -628,6 +627,14 @@ bool timers_link(struct pg_arena *a, uint32_t slot)
 
 /* ---- check ------------------------------------------------------------------------------------------ */
 
+/* Where a wall timer stands is by drift away from the wall clock at most, but for a step that is
+ * under way. */
+static bool wall_placed(const struct pg_arena *a, uint32_t slot)
+{
+    const int64_t away_ns = timers_deadline_ns(a, slot) - a->slots.hot[slot].deadline_ns;
+    return a->wall_cursor != PG_NIL || (away_ns < 2 * STEP_NS && away_ns > -2 * STEP_NS);
+}
+
 static bool slot_check(const struct pg_arena *a, uint32_t slot, struct pg_fault *fault)
 {
     const struct pg_hot *h = &a->slots.hot[slot];
@@ -643,6 +650,9 @@ static bool slot_check(const struct pg_arena *a, uint32_t slot, struct pg_fault 
     if (k.hash != key_hash(a, k.namespace_row, k.type, k.bytes, k.len))
         return fault_set(fault, "timers", "hash of the key", slot,
                          key_hash(a, k.namespace_row, k.type, k.bytes, k.len), k.hash);
+    if (!wall_placed(a, slot))
+        return fault_set(fault, "timers", "a wall deadline that another clock gave", slot,
+                         (uint64_t)timers_deadline_ns(a, slot), (uint64_t)h->deadline_ns);
     if (timers_find(a, &k) != slot)
         return fault_set(fault, "timers", "a key that the index does not lead to", slot, slot,
                          timers_find(a, &k));
