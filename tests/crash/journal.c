@@ -43,16 +43,41 @@ bool frames_redo(const struct frames *snapshot, const struct frames *staged,
                        from->a->header->wall_offset_ns, why);
 }
 
+/* Of what it has armed or parked, while that lives. */
 static bool life_told(const struct pg_frame_head *f, const struct world *w, uint32_t slot,
                       uint64_t ticket)
 {
     const struct pg_life *replaced, *life = pg_frame_life(f, &replaced);
-    return w->a->slots.hot[slot].ctl != ctl_of(ticket, PG_S_ARMED) ||
+    const uint64_t ctl = w->a->slots.hot[slot].ctl;
+    return ctl_ticket(ctl) != ticket || !ctl_lives(ctl) ||
            (life != NULL && life->add_lsn == f->lsn &&
             memcmp(life, &w->a->lives[slot], sizeof *life) == 0);
 }
 
-bool frames_lives(const struct frames *staged, const struct world *w, struct pg_fault *why)
+/* All that lives here was armed with a journal: the record is a known one. */
+static bool lives_known(const struct pg_frame_head *f)
+{
+    const struct pg_life *replaced, *life = pg_frame_life(f, &replaced);
+    return (life == NULL || life->add_lsn - 1 < f->lsn) &&
+           (replaced == NULL || replaced->add_lsn - 1 < f->lsn);
+}
+
+static bool uid_told(const struct pg_frame_head *f, uint32_t uid)
+{
+    const void *body = f + 1;
+    switch (f->type) {
+    case PG_J_ARM: return ((const struct pg_j_arm *)body)->uid == uid;
+    case PG_J_MOVE: return ((const struct pg_j_move *)body)->uid == uid;
+    case PG_J_END: return ((const struct pg_j_end *)body)->uid == uid;
+    case PG_J_WATCH: return ((const struct pg_j_watch *)body)->uid == uid;
+    case PG_J_ENTRY: return ((const struct pg_j_entry *)body)->uid == uid;
+    case PG_J_OPENED: return ((const struct pg_j_opened *)body)->uid == uid;
+    default: return true;         /* nobody asked for it, or it does not say who */
+    }
+}
+
+bool frames_tell(const struct frames *staged, const struct world *w, uint32_t uid,
+                 struct pg_fault *why)
 {
     const uint8_t *at = (const uint8_t *)staged->words, *end = at + staged->bytes;
     for (; at != end; at += ((const struct pg_frame_head *)at)->bytes) {
@@ -62,6 +87,10 @@ bool frames_lives(const struct frames *staged, const struct world *w, struct pg_
         if ((f->type == PG_J_ARM && !life_told(f, w, arm->slot, arm->ticket)) ||
             (f->type == PG_J_WATCH && !life_told(f, w, watch->slot, watch->ticket)))
             return fault_set(why, "lives", "another one than its record has", f->lsn, 0, f->type);
+        if (!lives_known(f))
+            return fault_set(why, "lives", "one that no record began", f->lsn, 0, f->type);
+        if (!uid_told(f, uid))
+            return fault_set(why, "lives", "a record of another uid", f->lsn, uid, f->type);
     }
     return true;
 }

@@ -17,8 +17,10 @@ void frames_close(struct frames *f);
 void frames_snapshot(struct frames *f, const struct world *w);
 /* All that stands in the ring and is not committed. */
 void frames_staged(struct frames *f, const struct world *w);
-/* Whether what is armed has the life that its staged record tells. */
-bool frames_lives(const struct frames *staged, const struct world *w, struct pg_fault *why);
+/* Whether what lives has the life that its staged record tells, ends tell of lives that began, and
+ * all say who asked for it. */
+bool frames_tell(const struct frames *staged, const struct world *w, uint32_t uid,
+                 struct pg_fault *why);
 /* As a start without an arena does it: `to` is of the same sizes, without a stage. */
 bool frames_redo(const struct frames *snapshot, const struct frames *staged,
                  const struct world *from, struct world *to, struct pg_fault *why);

@@ -75,7 +75,9 @@ bool ledger_same(const struct ledger *found, const struct ledger *expected,
         if (found->sequences[i] != expected->sequences[i])
             return fault_set(fault, "ledger", "a topic's sequence", i, expected->sequences[i],
                              found->sequences[i]);
-    return true;
+    return found->forgotten == expected->forgotten ||
+           fault_set(fault, "ledger", "levels that are forgotten", 0, expected->forgotten,
+                     found->forgotten);
 }
 
 bool ledger_between(const struct ledger *found, const struct ledger *stages, uint32_t count,
@@ -214,13 +216,17 @@ static void entries_note(struct ledger *l, const struct pg_arena *a, uint64_t fr
     }
 }
 
-/* A level of 0 is as good as none. */
+/* A level of 0 is as good as none. An operation that ends forgets its own ones before, so in
+ * between it may be either. */
 static void levels_note(struct ledger *l, const struct pg_arena *a)
 {
     for (uint32_t row = 0; row < a->level_rows; row++) {
         const struct pg_watched *w = &a->levels[row];
-        if (w->key_len != 0 && (w->level != 0 || w->error != 0))
-            note(l, OF_LEVEL, level_hash(a, row), ledger_mix(w->level, w->error));
+        if (w->key_len == 0 || (w->level == 0 && w->error == 0))
+            continue;
+        note(l, OF_LEVEL, level_hash(a, row), ledger_mix(w->level, w->error));
+        if (w->touched_s == PG_NIL)
+            l->forgotten += ledger_mix(1, level_hash(a, row));
     }
 }
 
@@ -228,10 +234,10 @@ static void levels_note(struct ledger *l, const struct pg_arena *a)
  * what a namespace is born with, there is nothing to tell. */
 static void settings_note(struct ledger *l, const struct pg_namespace *n)
 {
-    const uint64_t settings[] = {n->owner_uid + 1u, n->durability, n->quota_timers,
-                                 n->quota_bytes};
+    const uint64_t settings[] = {(uint32_t)(n->owner_uid + 1), n->durability, n->quota_timers,
+                                 n->quota_bytes, n->quota_ops, n->park_beyond_ns, n->shard};
     for (uint32_t i = 0; i < sizeof settings / sizeof settings[0]; i++)
-        if ((uint32_t)settings[i] != 0)
+        if (settings[i] != 0)
             note(l, OF_NAME, ledger_bytes(i, n->name, n->name_len), ledger_mix(1, settings[i]));
 }
 
@@ -295,6 +301,7 @@ void ledger_take_durable(struct ledger *l, const struct pg_arena *a, const struc
     for (uint64_t p = a->header->published; p < a->header->outbox_tail; p++)
         note(l, OF_TICKET, outbox_at(a, p)->ticket >> 8, entry_hash(a, outbox_at(a, p)));
     levels_note(l, a);
+    l->forgotten = 0;
     names_note(l, a, live);
     loads_note(l, a);
 }

@@ -20,6 +20,7 @@ struct ledger {
     uint32_t count;
     struct fact facts[FACTS_MAX];
     uint64_t sequences[TOPICS_MAX];  /* by row of the topic */
+    uint64_t forgotten;           /* sum of hashes of levels that go with their last watcher */
 };
 
 /* Tickets from `fresh` on were given by the call under test: a repeated call may give others,

@@ -3,7 +3,7 @@
 static uint8_t reply_buffer[PG_MESSAGE_MAX];
 static uint8_t out_buffer[1 << 16];
 
-enum { STAGED_MAX = 24576, LAYOUT = 4711, WATCH_KEYS = 5, KEYS = 6, TICK_NS = 1000 };
+enum { STAGED_MAX = 57344, LAYOUT = 4711, WATCH_KEYS = 5, KEYS = 6, TICK_NS = 1000 };
 
 static const int64_t OWN_MINUTE_NS = 60000000000;
 
@@ -69,12 +69,14 @@ void world_commit(struct world *w)
     s->committed_lsn = s->next_lsn - 1;
 }
 
-/* Near the ring's end, so that frames are padded and begin anew. */
+/* Near the ring's end, so that frames are padded and begin anew, over what others have left. */
 static void stage_place(struct world *w)
 {
     struct pg_stage *s = pg_stage_of(w->a);
-    if (s != NULL)
-        s->staged = s->tail = s->committed = s->size - 8 * below(w, 512);
+    if (s == NULL)
+        return;
+    memset((uint8_t *)s + PG_STAGE_HEAD, 0xa5, s->size);
+    s->staged = s->tail = s->committed = s->size - 8 * below(w, 512);
 }
 
 bool world_recover(struct world *w, int64_t now_ns, struct pg_fault *why)
@@ -306,6 +308,15 @@ static void watch_draft(struct world *w, struct draft *d, unsigned condition)
     r->value = condition == PG_C_SUM ? 1 + below(w, 5) : 0;
     for (uint32_t i = 0; i < keys; i++)
         watch_key_add(w, d, r, w->shape == SHARED_BUCKET ? i : (first + i) % WATCH_KEYS);
+}
+
+/* The last record's key becomes that of a watch key, whose bytes are all the same. */
+static void watch_key_take(struct draft *d, struct pg_record *r, const uint8_t *key)
+{
+    const struct pg_watch_key *k = (const struct pg_watch_key *)key - 1;
+    d->used -= r->key_len;
+    r->key_len = k->key_len;
+    memcpy(draft_take(d, k->key_len), key, k->key_len);
 }
 
 static void level_draft(struct world *w, struct draft *d, unsigned op)
@@ -606,6 +617,31 @@ static void level_make(struct world *w, struct call *call, unsigned op)
     batch_make(w, call, &d);
 }
 
+/* Of a key that is to be forgotten with its last watcher, who is there if there is room for him. */
+static void forgotten_make(struct world *w, struct call *call, unsigned op)
+{
+    struct draft watched = {.count = 0}, d = {.count = 0};
+    struct reply reply;
+    if (w->shape == FULL) {
+        level_make(w, call, op);
+        return;
+    }
+    watch_draft(w, &watched, PG_C_ANY);
+    level_draft(w, &watched, PG_OP_FORGET);
+    level_draft(w, &d, op);
+    watched.records[0].name = watched.records[1].name = d.records[0].name = 0;
+    const uint8_t *key = watched.area + watched.records[0].key_len + watched.records[0].payload_len +
+                         sizeof(struct pg_watch_key);
+    watch_key_take(&watched, &watched.records[1], key);
+    watch_key_take(&d, &d.records[0], key);
+    batch_write(call, &w->clients[0], &watched, PG_M_BATCH);
+    call->real_ns = w->real_ns;
+    call_run(w, call, &reply);
+    CHECK(reply.bytes != 0);
+    w->clients[0].sequence++;
+    batch_make(w, call, &d);
+}
+
 static void cancel_make(struct world *w, struct call *call, unsigned unused)
 {
     struct draft d = {.count = 0};
@@ -718,15 +754,18 @@ static void drain_make(struct world *w, struct call *call, unsigned expire)
     call->draining = true;
 }
 
-/* No rate: a restart fills it up. */
+/* The rate is one that nobody gets to: a restart fills it up. */
 static void settings_make(struct world *w, struct call *call, unsigned unused)
 {
-    struct pg_namespace_set s = {.fields = below(w, PG_N_OPS) |
-                                           (pg_stage_of(w->a) != NULL && below(w, 3) == 0 ? PG_N_PARK : 0),
-                                 .park_beyond_ns = below(w, 2) * 20 * TICK_NS, .owner_uid = 100 + below(w, 3),
-                                 .durability = pg_stage_of(w->a) != NULL && below(w, 2),
-                                 .name_len = 1, .quota_timers = 1 + below(w, 6),
-                                 .quota_bytes = 16 * below(w, 20)};
+    const bool journal = pg_stage_of(w->a) != NULL;
+    struct pg_namespace_set s = {.fields = below(w, PG_N_OPS) | (below(w, 2) ? PG_N_OPS : 0) |
+                                           (journal && below(w, 3) == 0 ? PG_N_PARK : 0),
+                                 .park_beyond_ns = below(w, 2) * 20 * TICK_NS,
+                                 .owner_uid = 100 + below(w, 3),
+                                 .durability = journal && below(w, 2), .name_len = 1,
+                                 .quota_timers = 1 + below(w, 6),
+                                 .quota_bytes = 16 * below(w, 20),
+                                 .quota_ops = 1000000 + below(w, 2)};
     (void)unused;
     call->kind = BY_SETTINGS;
     call_append(call, &s, sizeof s);
@@ -793,6 +832,8 @@ static const struct operation {
     {"advance key", level_make, PG_OP_ADVANCE_KEY},
     {"bump", level_make, PG_OP_BUMP},
     {"fail", level_make, PG_OP_FAIL},
+    {"advance forgotten", forgotten_make, PG_OP_ADVANCE_KEY},
+    {"fail forgotten", forgotten_make, PG_OP_FAIL},
     {"clear", level_make, PG_OP_CLEAR},
     {"forget", level_make, PG_OP_FORGET},
     {"cancel for key", level_make, PG_OP_CANCEL_FOR_KEY},
@@ -937,7 +978,8 @@ static struct pg_config config_of(struct world *w)
         .sessions = SESSIONS, .accounts = 2 + below(w, 3), .loads = 1 + below(w, LOADS),
         .load_blocks = 1 + below(w, LOAD_BLOCKS), .watches = 8 + below(w, 12),
         .levels = 4 + below(w, 4), .level_ttl_ns = 60000000000, .inbox_max = 2 + below(w, 6),
-        .clock_kind = PG_CLOCK_VIRTUAL, .stage_bytes = below(w, 2) ? PG_STAGE_MIN : 0};
+        .clock_kind = PG_CLOCK_VIRTUAL, .stage_bytes = below(w, 2) ? PG_STAGE_MIN : 0,
+        .shard = 1, .shards = 2};
 }
 
 void world_open(struct world *w, enum shape shape, uint64_t seed)
