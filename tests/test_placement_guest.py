@@ -119,7 +119,6 @@ def all_that_is_told(command: list[str]) -> dict[str, Any]:
     return facts
 
 
-@pytest.mark.timeout(600)
 def test_the_guest_has_two_nodes(told: dict[str, Any]) -> None:
     assert told["nodes"] == [[0, [0, 1], {"0": 10, "1": 21}], [1, [2, 3], {"0": 21, "1": 10}]]
 
