@@ -22,6 +22,7 @@ COMMANDS = {
     "get": "timers",
     "listen": "notices",
     "publish": "notices",
+    "status": "status",
     "list": "arena",
     "stats": "arena",
     "check": "arena",
@@ -29,6 +30,7 @@ COMMANDS = {
     "namespace": "namespaces",
     "load": "loads",
     "keygen": "keys",
+    "install": "install",
     "journal": "journal",
     "pipeline": "pipeline",
 }

@@ -111,13 +111,16 @@ def list_command(
 FOR_PROGRAMS = {
     "stream_id", "heartbeat_boot_ns", "loop_turns", "now_ns", "next_deadline_ns",
     "wall_offset_ns", "next_ticket", "outbox_head", "outbox_tail", "published", "late_sum_ns",
-    "namespaces", "uids",
+    "namespaces", "uids", "daemon_since_boot_ns",
 }  # fmt: skip
 
 
 # Sections of the table for people; what stands in none comes last.
 SECTIONS = {
-    "daemon": ("state", "clock", "daemon_pid", "epoch", "heartbeat_age_ns", "wakeups"),
+    "daemon": (
+        "state", "daemon_state", "degraded_by", "clock", "daemon_pid", "epoch",
+        "heartbeat_age_ns", "wakeups",
+    ),
     "placement": (
         "placement", "node", "memory_node", "reaper_cpu", "placed", "clamped", "pages_sampled",
         "pages_elsewhere",
@@ -182,6 +185,8 @@ def human(field: str, value: Any) -> str:
     """A figure with its unit, which its name tells."""
     if value is None:
         return "-"
+    if isinstance(value, list):
+        return ", ".join(value) or "-"
     if not isinstance(value, int) or field.endswith(("pid", "uid", "node", "cpu")):
         return str(value)
     if field.endswith("_ns"):

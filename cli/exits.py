@@ -33,12 +33,12 @@ class Exit(IntEnum):
 
 MEANING = {
     Exit.DONE: "done",
-    Exit.NEGATIVE: "answered, but not yes: unknown, already fired, nothing arrived, not drained",
+    Exit.NEGATIVE: "answered, but not yes: unknown, fired, nothing arrived, not drained, degraded",
     Exit.USAGE: "bad argument or setting; nothing was sent",
     Exit.NO_DAEMON: "no daemon of that name, or its arena is not ready",
     Exit.REFUSED: "refused by the daemon: exists, full, too far, denied",
     Exit.BROKEN: "a broken invariant of the arena, a damaged journal or lake, a violation",
-    Exit.TIMEOUT: "no answer in time; the call may still be applied, once",
+    Exit.TIMEOUT: "no answer in time, the call may still be applied, once; a daemon that is frozen",
     Exit.UNUSABLE: "a path, a segment or this machine cannot be used",
     Exit.NOTICES_LOST: "the listener was overtaken; the lost range is named",
     Exit.OTHER: "another error of the conversation with the daemon",
@@ -93,7 +93,9 @@ def report(error: errors.PurgatorydError, as_json: bool) -> Exit:
         told = {"error": type(error).__name__, "message": str(error), **figures(error)}
         click.echo(json.dumps(told, default=str), err=True)
     else:
-        click.echo(f"purgatoryd: {error}", err=True)
+        from purgatoryd.daemon.log import line_prefix
+
+        click.echo(f"{line_prefix('error')}purgatoryd: {error}", err=True)
     return exit_of(error)
 
 
@@ -114,13 +116,20 @@ def errors_as_exit_codes(as_json: bool) -> Iterator[None]:
         raise click.exceptions.Exit(Exit.INTERRUPTED) from None
 
 
+ARGUMENTS = "purgatoryd.arguments"
+"""Under which a context keeps the words that the command was called with."""
+
+
 class Command(click.Command):
     """A command that says how it ended with its exit code."""
 
     def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> Any:
         """Parses the arguments; settings are refused here."""
+        given = tuple(args)
         with errors_as_exit_codes("--json" in args):
-            return super().make_context(info_name, args, *rest, **extra)
+            ctx = super().make_context(info_name, args, *rest, **extra)
+        ctx.meta[ARGUMENTS] = given
+        return ctx
 
     def invoke(self, ctx: click.Context) -> None:
         """Runs the command; what it returns, if anything, is its exit code."""

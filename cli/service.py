@@ -67,7 +67,7 @@ def run_command(
     if not print_config:
         from purgatoryd.daemon.main import serve
 
-        return serve(config, import_path, force_journal)
+        return serve(config, import_path, force_journal, lambda: settings.read_again(ctx))
     for flag, value, source in settings.effective(ctx, config):
         record = {"setting": flag, "value": value, "source": source}
         emit(record, f"{flag} = {json.dumps(value)}  # {source}", as_json)

@@ -15,8 +15,14 @@ import click
 from click.core import ParameterSource
 
 from purgatoryd.cli import units
+from purgatoryd.cli.exits import ARGUMENTS
 from purgatoryd.daemon.config import DEFAULTS, Config
-from purgatoryd.shm_layout.errors import BadPath, InvalidSetting, UnknownSetting
+from purgatoryd.shm_layout.errors import (
+    BadPath,
+    InvalidArgument,
+    InvalidSetting,
+    UnknownSetting,
+)
 
 PREFIX = "PURGATORYD_"
 # Variables that are no settings of `run` but ours all the same.
@@ -92,6 +98,8 @@ _TABLE: tuple[tuple[str, str, click.ParamType[Any], str], ...] = (
      "Uid that may connect; others may not, once one is named. May be repeated."),
     ("allow-gid", "allow_gids", click.INT,
      "Group whose members may connect, likewise. May be repeated."),
+    ("log-level", "log_level", click.Choice(["error", "warning", "info"]),
+     "What is told on stderr, or to journald: this, and what is graver."),
     ("tcp", "tcp", click.STRING,
      "HOST:PORT for clients on other hosts; notices have the next port. Needs the next two."),
     ("server-key", "server_key", click.STRING,
@@ -225,6 +233,19 @@ def config_from(ctx: click.Context, name: str, values: Mapping[str, Any]) -> Con
         raise InvalidSetting(
             FLAG_OF[error.setting], error.value, error.bound, source_of(ctx, error.setting)
         ) from None
+
+
+def read_again(ctx: click.Context) -> Config:
+    """The Config of the same command line as the settings are written down now.
+
+    Raises PurgatorydError.
+    """
+    try:
+        again = click.Command.make_context(ctx.command, ctx.info_name, list(ctx.meta[ARGUMENTS]))
+    except click.UsageError as error:
+        raise InvalidArgument(error.format_message()) from error
+    values = {field: value for field, value in again.params.items() if field in FLAG_OF}
+    return config_from(again, again.params["name"], values)
 
 
 def effective(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from purgatoryd.daemon.log import LEVELS
 from purgatoryd.shm_layout.errors import InvalidArgument, InvalidSetting
 from purgatoryd.shm_layout.keys import place
 from purgatoryd.shm_layout.paths import check_name
@@ -126,6 +127,8 @@ class Config:
     """The newest files, so many bytes of them, are kept likewise."""
     durable_namespaces: tuple[str, ...] = ()
     """Namespaces whose every change is answered once it is on disk."""
+    log_level: Literal["error", "warning", "info"] = "warning"
+    """What is told: this, and what is graver."""
     placement: Literal["auto", "none"] = "auto"
     """Who chooses CPUs and memory: the daemon, or the kernel."""
     cpus: str = ""
@@ -176,6 +179,10 @@ class Config:
         self._check_placement()
         if self.clock not in ("real", "virtual"):
             raise InvalidSetting("clock", self.clock, "real or virtual", "config")
+        if self.log_level not in LEVELS:
+            raise InvalidSetting(
+                "log_level", self.log_level, f"one of {', '.join(LEVELS)}", "config"
+            )
         if self.wall_origin_ns and self.clock == "real":
             raise InvalidSetting(
                 "wall_origin_ns", self.wall_origin_ns, "0 with the real clock", "config"

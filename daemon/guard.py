@@ -21,7 +21,6 @@ import resource
 import select
 import socket
 import struct
-import sys
 import termios
 from collections import Counter
 from collections.abc import Iterator
@@ -29,6 +28,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import zmq
+
+from purgatoryd.daemon.log import log
 
 MIB = 2**20
 MS = 1_000_000
@@ -248,6 +249,10 @@ class Guard:
         elif report[:1] == b"\0" and subject in self._subjects:
             self._subjects_of[self._subjects.pop(subject)] -= 1
 
+    def wanted(self, subject: bytes) -> bool:
+        """True if a subscription covers `subject`."""
+        return any(map(subject.startswith, self._subjects))
+
     def _cut_off(self, fd: int, what: str, *, refuse: bool) -> None:
         peer = self._peers.get(fd)
         if peer is None or peer.gone:
@@ -257,17 +262,14 @@ class Guard:
             _end(connection)
         if refuse and peer.who not in self._trusted:
             self._refuse(peer.who)
-        self._tell(f"cut off a connection of {_named(peer.who)}: {what}")
+        if self._now_ns >= self._tell_ns:
+            self._tell_ns = self._now_ns + LOOK_NS
+            log.warning(f"cut off a connection of {_named(peer.who)}: {what}", peer=peer.who)
 
     def _refuse(self, who: Who) -> None:
         refusal = self._refused.setdefault(who, Refusal())
         refusal.span_ns = min(2 * refusal.span_ns, REFUSED_MAX_NS)
         refusal.until_ns = self._now_ns + refusal.span_ns
-
-    def _tell(self, text: str) -> None:
-        if self._now_ns >= self._tell_ns:
-            self._tell_ns = self._now_ns + LOOK_NS
-            print(text, file=sys.stderr, flush=True)
 
     # ---- looks ---------------------------------------------------------------------------
 

@@ -13,9 +13,10 @@ from typing import Any
 
 from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.log import log
 from purgatoryd.daemon.replies import Replies
 from purgatoryd.daemon.retention import Keep, is_untidy
-from purgatoryd.daemon.snapshot import save_snapshot, start, tell, tidy_and_tell
+from purgatoryd.daemon.snapshot import save_snapshot, start, tidy_and_tell
 from purgatoryd.shm_layout.arena import Arena
 from purgatoryd.shm_layout.errors import (
     BadPath,
@@ -263,7 +264,8 @@ class Journal(Memory):
             self._kick()
         if self.errno and not self._told:
             self._told = True
-            tell(f"the journal stopped: {JournalUnwritable(str(self._directory), self.errno)}")
+            error = JournalUnwritable(str(self._directory), self.errno)
+            log.error(f"the journal stopped: {error}", errno=self.errno)
         if self._child is not None:
             self._child = self._child if self._child.poll() is None else None
             return
@@ -277,7 +279,7 @@ class Journal(Memory):
             if snapshot or is_untidy(self._directory, self._keep):
                 self._child = start(self._name, self._directory, self._keep, snapshot=snapshot)
         except (OSError, BadPath) as error:
-            tell(f"the journal's files: {error}")
+            log.warning(f"the journal's files: {error}")
 
     def _snapshot_is_due(self) -> bool:
         filled = sum(file.lsn > self._snapshot_lsn() for file in segments(self._directory))
@@ -307,7 +309,7 @@ class Journal(Memory):
                 save_snapshot(self._arena, self._directory)
                 tidy_and_tell(self._directory, self._keep)
         except (OSError, JournalError, BadPath) as error:
-            tell(f"the journal's files: {error}")
+            log.warning(f"the journal's files: {error}")
 
     def _changed(self) -> bool:
         return int(self._stage.next_lsn) != self._snapshot_lsn()

@@ -10,7 +10,7 @@ import os
 import resource
 import signal
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import zmq
@@ -20,9 +20,13 @@ from purgatoryd.daemon.clock import Clock, RealClock, VirtualClock
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.journal import Journal, Memory, locked
 from purgatoryd.daemon.lanes import Lanes, Remotes
+from purgatoryd.daemon.lifecycle import READY, RECOVERING, STARTING, LifeCycle
+from purgatoryd.daemon.log import log
 from purgatoryd.daemon.placement import Placement
 from purgatoryd.daemon.reaper import Reaper
+from purgatoryd.daemon.reload import Reload
 from purgatoryd.daemon.store import Opening, journal_end, open_arena
+from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.shm_layout.arena import Arena, boot_id
 from purgatoryd.shm_layout.errors import AlreadyRunning, BadPath, SystemFailure
 from purgatoryd.shm_layout.layout import ArenaState
@@ -31,24 +35,34 @@ from purgatoryd.shm_layout.paths import Paths, daemon_paths
 LOCK_MODE = 0o600
 
 
-def serve(config: Config, import_path: Path | None = None, force_journal: bool = False) -> int:
+def serve(
+    config: Config,
+    import_path: Path | None = None,
+    force_journal: bool = False,
+    reread: Callable[[], Config] | None = None,
+) -> int:
     """Runs the daemon until SIGTERM, SIGINT or the STOP command; returns the exit code.
 
     `import_path`: an export file to begin with. `force_journal`: what a damaged journal holds
-    before the damage is enough.
+    before the damage is enough. `reread`: the settings as they are written down now, for SIGHUP.
 
     Prints one line that begins with "ready" once clients can reach it. Raises StartError
     or ArenaError if it cannot start; an arena that was there is as it was. Raises
     SystemFailure, at the start or later, if the machine has no more memory, files or room.
     """
+    log.set_up(config.log_level, name=config.name)
+    life = LifeCycle(Supervisor.of(os.environ))
     with _system_failures():
-        _run(Opening(config, daemon_paths(config.name), import_path, force_journal))
+        paths = daemon_paths(config.name)
+        opening = Opening(config, paths, import_path, force_journal, life.supervisor.step)
+        _run(opening, life, reread or (lambda: config))
     return 0
 
 
-def _run(opening: Opening) -> None:
+def _run(opening: Opening, life: LifeCycle, reread: Callable[[], Config]) -> None:
     config, paths = opening.config, opening.paths
     access = Access.of(config)
+    life.enter(STARTING)
     placement = Placement(config, paths.arena)
     placement.begin()
     _allow_connections()
@@ -57,18 +71,19 @@ def _run(opening: Opening) -> None:
         locked(opening.journal),
         _signals() as wake_fd,
         contextlib.closing(Lanes(paths, access, Remotes.of(config))) as sockets,
-        contextlib.closing(open_arena(opening)) as arena,
+        contextlib.closing(_recovered(opening, life)) as arena,
         contextlib.closing(_begin_journal(arena, opening)) as journal,
     ):
         arena.set_quotas(config.quota_timers, config.quota_bytes, config.quota_ops)
         clock = _clock(config, arena)
+        reload = Reload(config, reread, arena, sockets, placement, life.supervisor)
         reaper = Reaper(
             arena, sockets, access, clock, journal, placement, config.budget, config.load_ttl_ns,
-            wake_fd,
+            wake_fd, life, reload,
         )  # fmt: skip
         placement.settle(arena)
         _on_signals(reaper)
-        _go_live(arena, paths)
+        _go_live(arena, paths, life)
         reaper.run()
         arena.set_state(ArenaState.READY, 0)
 
@@ -83,6 +98,13 @@ def _system_failures() -> Iterator[None]:
     except (OSError, zmq.ZMQError) as error:
         path = getattr(error, "filename", None) or ""
         raise SystemFailure(error.errno or 0, error.strerror or str(error), str(path)) from error
+
+
+def _recovered(opening: Opening, life: LifeCycle) -> Arena:
+    life.enter(RECOVERING)
+    arena = open_arena(opening)
+    life.attach(arena)
+    return arena
 
 
 def _begin_journal(arena: Arena, opening: Opening) -> Memory:
@@ -103,13 +125,14 @@ def _clock(config: Config, arena: Arena) -> Clock:
     return RealClock()
 
 
-def _go_live(arena: Arena, paths: Paths) -> None:
+def _go_live(arena: Arena, paths: Paths, life: LifeCycle) -> None:
     """What was built so far stays: the collector has nothing to look for in it."""
     gc.collect()
     gc.freeze()
     gc.disable()
     _precise_sleep()
     arena.set_state(ArenaState.READY, os.getpid())
+    life.enter(READY)
     print(f"ready name={paths.name} pid={os.getpid()} dir={paths.directory}", flush=True)
 
 

@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.log import log
 from purgatoryd.daemon.plan import FEW_CPUS, Plan, plan
-from purgatoryd.daemon.snapshot import tell
 from purgatoryd.shm_layout import memory, segment
 from purgatoryd.shm_layout.arena import Arena, Glance, Placed
 from purgatoryd.shm_layout.errors import ArenaError, BadPath
@@ -58,7 +58,7 @@ class Placement:
     def begin(self) -> None:
         """Before memory is touched: what comes from now on is of the plan's node."""
         for reason in self.plan.clamps:
-            tell(f"placement: {reason}")
+            log.warning(f"placement: {reason}")
         if self.plan.memory_node is not None:
             with self._part(PlacementPart.MEMORY, "memory of one node"):
                 memory.prefer(self.plan.memory_node)
@@ -95,7 +95,7 @@ class Placement:
         self.plan = replace(self._decide(), memory_node=before.memory_node)
         self._pin()
         if (self.plan.reaper, self.plan.others) != (before.reaper, before.others):
-            tell(f"placement: {'; '.join(self.plan.reasons)}")
+            log.warning(f"placement: {'; '.join(self.plan.reasons)}")
         arena.set_placement(self.placed)
 
     def _decide(self) -> Plan:
@@ -112,7 +112,7 @@ class Placement:
         except (OSError, ValueError) as error:
             self._applied &= ~part
             self._refused |= part
-            tell(f"placement: no {what}: {error}")
+            log.warning(f"placement: no {what}: {error}")
 
     def _bring_home(self, arena: Arena, node: int) -> None:
         for mapping in arena.mappings:
@@ -123,7 +123,7 @@ class Placement:
             self._pages_elsewhere += memory.elsewhere(mapping, node)
         if self._pages_elsewhere:
             self._refused |= PlacementPart.MEMORY
-            tell(
+            log.warning(
                 f"placement: {self._pages_elsewhere} of {self._pages_sampled} sampled pages of the "
                 f"arena are not on node {node}"
             )

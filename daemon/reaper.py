@@ -6,9 +6,10 @@ over is done in the next turn, so no burst, cascade or batch holds up the others
 
 from __future__ import annotations
 
+import os
 import select
 from collections import deque
-from collections.abc import Set
+from collections.abc import Callable, Set
 
 from purgatoryd.daemon import admin, lanes
 from purgatoryd.daemon.access import Access
@@ -16,10 +17,11 @@ from purgatoryd.daemon.clock import Clock, VirtualClock, boot_ns
 from purgatoryd.daemon.commands import Commands
 from purgatoryd.daemon.journal import Memory
 from purgatoryd.daemon.lanes import Lanes, Message
+from purgatoryd.daemon.lifecycle import STOPPED, LifeCycle, reasons
 from purgatoryd.daemon.placement import Placement
-from purgatoryd.daemon.snapshot import tell
+from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import NONE_NS, Arena
-from purgatoryd.shm_layout.errors import BadPath
+from purgatoryd.shm_layout.layout import EVENTS_NAMESPACE, EVENTS_TOPIC
 
 BEAT_NS = 1_000_000_000
 TAILS_FOR_NS = 30 * BEAT_NS
@@ -34,6 +36,7 @@ WINDOWS_PER_TURN = 8
 MOMENTS_PER_TURN = 16
 """Moves of a virtual clock that batches ask for."""
 STEPS_PER_TURN = 256
+_EVENTS = wire.encode_namespace(EVENTS_NAMESPACE), wire.encode_topic(EVENTS_TOPIC)
 
 
 class Reaper:
@@ -50,6 +53,8 @@ class Reaper:
         budget: int,
         load_ttl_ns: int,
         wake_fd: int,
+        life: LifeCycle,
+        reload: Callable[[], None],
     ) -> None:
         self.arena = arena
         self.access = access
@@ -60,8 +65,12 @@ class Reaper:
         self._journal = journal
         self._placement = placement
         self._wait_for = [*sockets.fds(), wake_fd, *journal.fds]
+        self._life = life
+        life.publish_by(self._announce)
+        self._reload = reload
         self._stopping = self._draining = self._reloading = False
         self._next_beat_ns = 0
+        self._beat_ns = min(BEAT_NS, life.supervisor.watchdog_ns // 2 or BEAT_NS)
         self._unswept = 0
         self._turns = self._wakeups = self._sent = 0
         self._ready: Set[int] | None = None
@@ -75,6 +84,7 @@ class Reaper:
         while not self._stopping:
             self._sleep(self._turn())
             self._stopping |= self._draining and self.arena.drained
+        self._life.enter(STOPPED)
         while self._publish():
             pass
         self._journal.commit()
@@ -85,18 +95,20 @@ class Reaper:
         self._stopping = True
 
     def reload(self) -> None:
-        """Has the list of keys read again, and the placement decided anew."""
+        """Has the settings read again, and the placement decided anew."""
         self._reloading = True
 
     def drain(self) -> None:
         """Ends the loop once nothing is armed; nothing is armed from now on."""
         self._draining = True
         self.arena.drain(draining=True)
+        self._settle()
 
     def resume(self) -> None:
         """Gives up to drain."""
         self._draining = False
         self.arena.drain(draining=False)
+        self._settle()
 
     # ---- one turn ----
 
@@ -108,6 +120,7 @@ class Reaper:
         busy = self._woke_for(self._lanes.admin.fd) and self._serve_admin()
         busy |= self._serve_commands() | self._commands.push()
         if self._reloading:
+            self._reloading = False
             self._reload()
         if self._woke_for(self._lanes.notices_fd):
             self._lanes.take_subscriptions()
@@ -118,14 +131,6 @@ class Reaper:
         self._journal.turn()
         self._commands.release()
         return left or busy
-
-    def _reload(self) -> None:
-        self._reloading = False
-        self._placement.again(self.arena)
-        try:
-            self._lanes.read_keys()
-        except BadPath as error:
-            tell(f"{error}; the keys stay as they are")
 
     def _fire(self, real_ns: int) -> bool:
         """Fires what is due and hands it over. True = some is left."""
@@ -169,7 +174,7 @@ class Reaper:
         return True
 
     def _beat(self, real_ns: int) -> None:
-        self._next_beat_ns = real_ns + BEAT_NS
+        self._next_beat_ns = real_ns + self._beat_ns
         self._sent += self._lanes.publish(self.arena.tails(real_ns - TAILS_FOR_NS))
         self.arena.inbox_again(0, real_ns - INBOX_AGAIN_NS)
         self._unswept = min(SWEEP_PER_BEAT, self.arena.levels_to_sweep)
@@ -177,6 +182,20 @@ class Reaper:
         self.arena.beat(real_ns, self._turns, self._wakeups, self._sent)
         self._placement.look(self.arena)
         self._journal.beat()
+        self._settle()
+        self._life.supervisor.alive()
+
+    def _settle(self) -> None:
+        stopped, full = bool(self._journal.errno), self._journal.full
+        why = reasons(self.arena, self._life.why, stopped=stopped, full=full)
+        self._life.settle(why, draining=self._draining)
+
+    def _announce(self, key: str, payload: bytes) -> None:
+        """For who listens to events now; the arena's header tells everybody."""
+        if self._lanes.listened_to(wire.topic_frame(*_EVENTS)):
+            request = wire.encode_publish(0, *_EVENTS, key, payload)
+            self.arena.publish(request[wire.FRAME.size :], os.geteuid(), boot_ns())
+            self._publish()
 
     def _sweep(self, real_ns: int) -> bool:
         """A part of the beat's watch keys. True = there are more."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from purgatoryd.daemon.clock import boot_ns
-from purgatoryd.daemon.snapshot import tell
+from purgatoryd.daemon.log import log
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Arena, broken
 from purgatoryd.shm_layout.errors import ArenaBroken, JournalDamaged, JournalError
@@ -17,35 +18,46 @@ Make = Callable[[Mapping[str, Any]], Arena]
 """Makes a fresh arena that has room for one of these sizes (fields of struct pg_config)."""
 Clock = Callable[[Walk], tuple[int, int, int]]
 """From where a walk ended: now and the shift of all times (arena's clock), and the wall offset."""
+Step = Callable[[str], None]
+"""Is told in words what comes next: one step takes bounded time, all of them may take long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How an arena is made of files. With `force`, what comes before a damage counts."""
+
+    make: Make
+    clock: Clock
+    step: Step
+    force: bool
+
 
 _OF_BLOBS = ("payload_bytes", "watches", "loads", "load_blocks")
 _MISSING = "records that were confirmed are missing"
 
 
-def recover(directory: Path, make: Make, clock: Clock, *, force: bool) -> Arena:
+def recover(directory: Path, way: Way) -> Arena:
     """The arena that a journal describes, from its newest snapshot that can be read.
 
-    With `force`, what comes before a damage counts. Raises JournalDamaged, JournalMismatch
-    with the first reason, and ArenaTooLarge.
+    Raises JournalDamaged, JournalMismatch with the first reason, and ArenaTooLarge.
     """
     found = snapshots(directory)
     if not found:
         raise JournalDamaged(str(directory), "no snapshot is left", 0, 0, 0, 0)
-    *older, newest = found if force else _of_one_arena(found)
-    confirmed = 0 if force else newest.lsn - 1
+    *older, newest = found if way.force else _of_one_arena(found)
+    confirmed = 0 if way.force else newest.lsn - 1
 
     def restored(snapshot: File) -> Arena:
-        behind = _behind(directory, snapshot, force)
-        return _restore(snapshot.path, behind, make, clock, confirmed=confirmed, force=force)
+        return _restore(snapshot.path, _behind(directory, snapshot, way.force), way, confirmed)
 
     try:
         return restored(newest)
     except JournalError as error:
         lost = isinstance(error, JournalDamaged) and error.what == _MISSING
-        if not older or (lost and not force):
+        if not older or (lost and not way.force):
             raise
         first = error
-    tell(f"{first}; the older snapshot is taken")
+    log.warning(f"{first}; the older snapshot is taken")
     try:
         return restored(older[-1])
     except JournalError:
@@ -59,9 +71,9 @@ def _of_one_arena(found: Sequence[File]) -> list[File]:
     return [file for file in found if file not in sound or uuid_of(file.path) == uuid]
 
 
-def import_file(path: Path, make: Make, clock: Clock) -> Arena:
+def import_file(path: Path, way: Way) -> Arena:
     """The arena that an export file describes. Raises as recover does."""
-    return _restore(path, [], make, clock, confirmed=0, force=False)
+    return _restore(path, [], replace(way, force=False), 0)
 
 
 def _behind(directory: Path, snapshot: File, force: bool) -> list[Path]:
@@ -77,7 +89,7 @@ def _behind(directory: Path, snapshot: File, force: bool) -> list[Path]:
         except JournalError as error:
             if not force:
                 raise
-            tell(f"{error}; going on with what is before {file.path.name}")
+            log.warning(f"{error}; going on with what is before {file.path.name}")
             break
         if own and file.lsn <= snapshot.lsn:
             paths.clear()
@@ -99,37 +111,36 @@ class _NoRoom(Exception):
     """The parts of a snapshot are of several moments, and together more than was ever there."""
 
 
-def _restore(
-    snapshot: Path, behind: Sequence[Path], make: Make, clock: Clock, *, confirmed: int, force: bool
-) -> Arena:
+def _restore(snapshot: Path, behind: Sequence[Path], way: Way, confirmed: int) -> Arena:
     """The arena of a snapshot and of the segments behind it, rebuilt.
 
     `confirmed`: a record that is known to have been on disk.
     """
     try:
-        return _Restore(snapshot, make, force, 1).run(behind, clock, confirmed)
+        return _Restore(snapshot, way, 1).run(behind, confirmed)
     except _NoRoom:
-        return _Restore(snapshot, make, force, 2).run(behind, clock, confirmed)
+        return _Restore(snapshot, way, 2).run(behind, confirmed)
 
 
 class _Restore:
     """One attempt, in a fresh arena with so many times the room."""
 
-    def __init__(self, snapshot: Path, make: Make, force: bool, times: int) -> None:
+    def __init__(self, snapshot: Path, way: Way, times: int) -> None:
         self._snapshot = snapshot
-        self._force = force
+        self._way = way
         self._redo = ffi.new("struct pg_redo *")
         sizes = _sizes(snapshot)
-        self._arena = make(sizes | {name: sizes[name] * times for name in _OF_BLOBS})
+        self._arena = way.make(sizes | {name: sizes[name] * times for name in _OF_BLOBS})
 
-    def run(self, behind: Sequence[Path], clock: Clock, confirmed: int) -> Arena:
+    def run(self, behind: Sequence[Path], confirmed: int) -> Arena:
         """The arena, rebuilt. After an error nothing is mapped any more."""
         try:
             walk = self._read([self._snapshot])
             if behind:
                 walk = self._read_segments(behind)
             self._refuse_part([self._snapshot, *behind][-1], confirmed)
-            now_ns, shift_ns, wall_offset_ns = clock(walk)
+            now_ns, shift_ns, wall_offset_ns = self._way.clock(walk)
+            self._way.step("rebuilding")
             self._arena.redo_end(self._redo, now_ns, boot_ns(), shift_ns, wall_offset_ns)
             return self._arena
         except BaseException:
@@ -141,14 +152,15 @@ class _Restore:
         try:
             return self._read(paths, walk)
         except JournalError as error:
-            if not self._force:
+            if not self._way.force:
                 raise
-            tell(f"{error}; going on with the records up to {self._redo.next_lsn - 1}")
+            log.warning(f"{error}; going on with the records up to {self._redo.next_lsn - 1}")
             return walk
 
     def _read(self, paths: Sequence[Path], walk: Walk | None = None) -> Walk:
         walk = walk or Walk()
         for path in paths:
+            self._way.step(f"redoing {path.name}")
             walk.enter(path)
             try:
                 self._arena.redo_file(self._redo, walk.struct)

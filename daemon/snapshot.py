@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+from purgatoryd.daemon.log import log
 from purgatoryd.daemon.retention import Keep, tidy
 from purgatoryd.shm_layout.arena import Handle, Reader
 from purgatoryd.shm_layout.errors import JournalUnwritable, PurgatorydError
@@ -75,12 +76,8 @@ def _temporary(path: Path) -> Path:
 def tidy_and_tell(directory: Path, keep: Keep) -> None:
     """Removes what nobody needs, and says which marks were dropped."""
     for mark in tidy(directory, keep):
-        tell(f"the mark {mark.name!r} held back more than {mark.cap_bytes} bytes: dropped")
-
-
-def tell(what: str) -> None:
-    """A line for whoever looks after the daemon."""
-    print(f"purgatoryd: {what}", file=sys.stderr, flush=True)
+        what = f"the mark {mark.name!r} held back more than {mark.cap_bytes} bytes: dropped"
+        log.warning(what, mark=mark.name)
 
 
 def start(arena: str, directory: Path, keep: Keep, *, snapshot: bool) -> subprocess.Popen[bytes]:
@@ -113,6 +110,7 @@ def leave_the_loop(daemon: int) -> None:
 
 def _main(arena: str, folder: str, daemon: str, age_ns: str, keep: str, snapshot: str) -> int:
     os.nice(NICENESS)
+    log.set_up("warning", name=Path(folder).name)
     directory = Path(folder)
     try:
         leave_the_loop(int(daemon))
@@ -120,7 +118,7 @@ def _main(arena: str, folder: str, daemon: str, age_ns: str, keep: str, snapshot
             _beside(arena, directory, int(daemon))
         tidy_and_tell(directory, Keep(int(age_ns), int(keep)))
     except (OSError, PurgatorydError) as error:
-        tell(f"the journal's files: {error}")
+        log.warning(f"the journal's files: {error}")
         return 1
     return 0
 

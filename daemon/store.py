@@ -13,6 +13,7 @@ numbers or its clock is another one, and the records of both must not be mixed.
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping
@@ -30,7 +31,7 @@ from purgatoryd.daemon.journal import (
     refuse_other_journal,
     set_aside,
 )
-from purgatoryd.daemon.recovery import import_file, recover
+from purgatoryd.daemon.recovery import Step, Way, import_file, recover
 from purgatoryd.daemon.snapshot import save_snapshot
 from purgatoryd.shm_layout import segment
 from purgatoryd.shm_layout._core import lib
@@ -45,7 +46,7 @@ from purgatoryd.shm_layout.errors import (
     JournalNeeded,
 )
 from purgatoryd.shm_layout.journal import Committer, Walk
-from purgatoryd.shm_layout.layout import LOAD_BLOCK_ROWS, REGION_ALIGN, ClockKind
+from purgatoryd.shm_layout.layout import LOAD_BLOCK_ROWS, REGION_ALIGN, ArenaState, ClockKind
 from purgatoryd.shm_layout.paths import Paths
 
 # Settings that can differ at a restart: what the core calls them, and the setting's name.
@@ -84,6 +85,8 @@ class Opening:
     """An export file to begin with."""
     force: bool = False
     """Go on with what comes before a damage in the journal."""
+    step: Step = lambda _: None
+    """Is told of each step."""
 
     @property
     def journal(self) -> Path | None:
@@ -130,6 +133,8 @@ def _attach(opening: Opening) -> Arena:
     arena = Arena.attach(opening.paths.arena, opening.paths.private)
     _refuse_other_clock(arena, opening.config)
     _refuse_other_journal(arena, opening)
+    opening.step("rebuilding")
+    arena.set_state(ArenaState.REBUILDING, os.getpid())
     arena.rebuild(_now_ns(arena, opening.config))
     return arena
 
@@ -167,9 +172,7 @@ def journal_end(arena: Arena, opening: Opening) -> Walk:
 
 def _recover(opening: Opening, journal: Path) -> Arena:
     try:
-        arena = recover(
-            journal, lambda sizes: _make_redone(opening, sizes), _clock_of, force=opening.force
-        )
+        arena = recover(journal, _way(opening))
         arena = _place_redone(arena, opening)
     finally:
         _remove(opening.paths, REDONE)
@@ -184,11 +187,15 @@ def _import(opening: Opening, path: Path) -> Arena:
     if opening.journal is not None and has_begun(opening.journal):
         raise JournalMismatch(str(opening.journal), "journal", "empty", "one that was begun")
     try:
-        arena = import_file(path, lambda sizes: _make_redone(opening, sizes), _clock_of)
+        arena = import_file(path, _way(opening))
         _refuse_durable(arena, opening)
         return _place_redone(arena, opening)
     finally:
         _remove(opening.paths, REDONE)
+
+
+def _way(opening: Opening) -> Way:
+    return Way(lambda sizes: _make_redone(opening, sizes), _clock_of, opening.step, opening.force)
 
 
 def _refuse_used(paths: Paths) -> None:
@@ -388,6 +395,7 @@ def _identity(old: Arena | Previous, opening: Opening) -> dict[str, Any]:
 
 def _resize(old: Arena, opening: Opening) -> Arena:
     fields = core_config(opening.config) | _identity(old, opening)
+    opening.step("moving to other sizes")
     with _in_place(opening, fields) as new:
         try:
             new.migrate_from(old)
@@ -408,6 +416,7 @@ def _convert(old: Previous, opening: Opening) -> Arena:
     _refuse_other_journal(old, opening)
     sizes = {name: size for name, size in _current(old).items() if size}
     fields = core_config(opening.config) | sizes | _identity(old, opening)
+    opening.step("converting the arena of an earlier version")
     with _in_place(opening, fields) as new:
         new.convert_from(old)
         new.rebuild(_now_ns(old, opening.config))

@@ -206,6 +206,8 @@ const struct pg_header *pg_header_of(const struct pg_arena *a);
 const struct pg_metrics *pg_metrics_of(const struct pg_arena *a);
 void pg_set_state(struct pg_arena *a, uint32_t state, uint32_t pid);
 void pg_set_placement(struct pg_arena *a, const struct pg_placement *placement);
+/* enum pg_daemon_state, and enum pg_degraded added up; since_boot_ns is CLOCK_BOOTTIME. */
+void pg_set_daemon_state(struct pg_arena *a, uint32_t state, uint32_t why, int64_t since_boot_ns);
 /* 1: from now on nothing is armed: PUT and WATCH get PG_ST_STOPPING; 0: no more. */
 void pg_drain(struct pg_arena *a, int draining);
 /* Nothing is armed, no outcome waits for its acknowledgement, and the socket has all notices. */

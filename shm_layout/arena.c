@@ -328,6 +328,7 @@ int pg_create(struct pg_arena *a, void *arena, void *secret, const struct pg_con
     watches_init(a);
     loads_init(a);
     stage_init(a);
+    STORE_RELEASE(&h->daemon_state, PG_D_RECOVERING);
     STORE_RELEASE(&h->state, PG_REBUILDING);
     STORE_RELEASE(&s->version, PG_PRIVATE_MAGIC);
     STORE_RELEASE(&h->version, PG_MAGIC);
@@ -617,6 +618,7 @@ int pg_rebuild(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
     memset(why, 0, sizeof *why);
     if (!wall_sound(a->header, why))
         return 0;
+    STORE_RELEASE(&a->header->daemon_state, PG_D_RECOVERING);
     STORE_RELEASE(&a->header->state, PG_REBUILDING);
     a->started_ns = now_ns;
     a->first_ticket = a->header->next_ticket;
@@ -726,6 +728,13 @@ void pg_set_state(struct pg_arena *a, uint32_t state, uint32_t pid)
 void pg_set_placement(struct pg_arena *a, const struct pg_placement *placement)
 {
     a->header->placement = *placement;
+}
+
+void pg_set_daemon_state(struct pg_arena *a, uint32_t state, uint32_t why, int64_t since_boot_ns)
+{
+    a->header->daemon_why = why;
+    a->header->daemon_since_boot_ns = since_boot_ns;
+    STORE_RELEASE(&a->header->daemon_state, state);
 }
 
 void pg_drain(struct pg_arena *a, int draining) { a->draining = draining != 0; }

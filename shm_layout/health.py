@@ -1,0 +1,118 @@
+"""How a daemon does, as its arena tells: also while it hangs, and when it is gone."""
+
+from __future__ import annotations
+
+import enum
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from purgatoryd.shm_layout.arena import NONE_NS, Reader
+from purgatoryd.shm_layout.layout import ClockKind, DaemonState, Degraded
+
+FROZEN_NS = 5_000_000_000
+"""A loop that stood still for longer is suspect: it moves once a second, whatever happens."""
+WATCHED_NS = 2_000_000_000
+"""How long a suspect is watched: after a suspend of the host its last move is long ago."""
+POLL_S = 0.05
+
+
+class Condition(enum.StrEnum):
+    """What somebody who watches a daemon has to know."""
+
+    READY = "ready"
+    DEGRADED = "degraded"
+    DRAINING = "draining"
+    RECOVERING = "recovering"
+    FROZEN = "frozen"
+    KILLED = "killed"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """A daemon at one moment."""
+
+    condition: Condition
+    why: Degraded
+    pid: int
+    """0 = it has stopped."""
+    since_boot_ns: int
+    """When it entered its state; 0 = not told."""
+    still_ns: int
+    """How long ago its loop moved last."""
+    overdue_ns: int
+    """By how much its next deadline is past; 0 = it is not, or its clock is virtual."""
+
+
+def look(reader: Reader, frozen_ns: int = FROZEN_NS) -> Health:
+    """The health of a daemon. A suspect is watched for WATCHED_NS before it is called frozen, or
+    killed."""
+    header = reader.header
+    first, end_ns = _move(header), _boot_ns() + WATCHED_NS
+    while (suspicion := _suspicion(header, frozen_ns)) and _boot_ns() < end_ns:
+        time.sleep(POLL_S)
+        if _move(header) != first:
+            suspicion = None
+            break
+    return _health(header, suspicion)
+
+
+def _move(header: Any) -> tuple[int, int, int]:
+    """Changes whenever the daemon, or its successor, does anything."""
+    return header.heartbeat_boot_ns, header.daemon_state, header.epoch
+
+
+def _suspicion(header: Any, frozen_ns: int) -> Condition | None:
+    if header.daemon_state == DaemonState.STOPPED:
+        return None
+    if not _lives(header):
+        return Condition.KILLED
+    rebuilding = header.daemon_state == DaemonState.RECOVERING
+    return Condition.FROZEN if _still_ns(header) > frozen_ns and not rebuilding else None
+
+
+def _lives(header: Any) -> bool:
+    """True if its process is there: another one with that id began after the last move."""
+    try:
+        with open(f"/proc/{header.daemon_pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return False
+    began_ns = int(fields[19]) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+    rebuilding = header.daemon_state == DaemonState.RECOVERING
+    return fields[0] not in ("Z", "X") and (rebuilding or began_ns <= _moved_boot_ns(header))
+
+
+def _health(header: Any, suspicion: Condition | None) -> Health:
+    state = DaemonState(header.daemon_state)
+    early = DaemonState.RECOVERING if state == DaemonState.STARTING else state
+    return Health(
+        suspicion or Condition[early.name],
+        Degraded(header.daemon_why),
+        int(header.daemon_pid),
+        int(header.daemon_since_boot_ns),
+        _still_ns(header),
+        _overdue_ns(header),
+    )
+
+
+def _still_ns(header: Any) -> int:
+    return max(0, _boot_ns() - _moved_boot_ns(header))
+
+
+def _moved_boot_ns(header: Any) -> int:
+    """When the daemon moved last; before its first heartbeat, when it entered its state."""
+    return max(int(header.heartbeat_boot_ns), int(header.daemon_since_boot_ns))
+
+
+def _overdue_ns(header: Any) -> int:
+    due_ns = int(header.next_deadline_ns)
+    if due_ns == NONE_NS or header.clock_kind == ClockKind.VIRTUAL:
+        return 0
+    return max(0, _boot_ns() - due_ns)
+
+
+def _boot_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)

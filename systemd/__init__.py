@@ -1,0 +1,1 @@
+"""Units for systemd, and what makes their user and folders; `purgatoryd install` writes them."""

@@ -1,0 +1,77 @@
+"""A container in which systemd boots, made of this machine's own /usr."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+BOOT_S = 300
+BOOTED = 42
+PYTHON, VENV = "/opt/python", "/opt/venv"
+"""Where the container has our interpreter and our packages: units see neither /root nor /home."""
+
+_UNIT = """\
+[Service]
+Type=oneshot
+ExecStart={command}
+ExecStopPost=/bin/systemctl exit {code}
+"""
+
+
+def make_root(root: Path) -> None:
+    """What systemd wants to find beside /usr."""
+    for name in ("usr", "etc/systemd/system", "var", "tmp", "run", "proc", "sys", "dev", "opt"):
+        (root / name).mkdir(parents=True)
+    for name in ("bin", "sbin", "lib", "lib64"):
+        (root / name).symlink_to(f"usr/{name}")
+    shutil.copy("/etc/os-release", root / "etc/os-release")
+    (root / "etc/machine-id").write_text(f"{uuid.uuid4().hex}\n")
+    (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
+    (root / "etc/group").write_text("root:x:0:\n")
+
+
+def boot(root: Path, command: str, binds: Mapping[str, str]) -> bool:
+    """Boots, runs one command, and ends. `binds`: folder inside -> folder of ours.
+
+    False if systemd did not get so far.
+    """
+    unit = _UNIT.format(command=command, code=BOOTED)
+    (root / "etc/systemd/system/check.service").write_text(unit)
+    call = ["systemd-nspawn", "--register=no", "--keep-unit", "--console=pipe", "--quiet"]
+    call += [f"--directory={root}", "--bind-ro=/usr"]
+    call += [f"--bind-ro={ours}:{inside}" for inside, ours in binds.items()]
+    done = subprocess.run(
+        [*call, "--boot", "systemd.unit=check.service"],
+        env=os.environ | {"SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"},
+        stdin=subprocess.DEVNULL, capture_output=True, timeout=BOOT_S, check=False,
+    )  # fmt: skip
+    return done.returncode == BOOTED
+
+
+def python_of(root: Path, source: Path) -> dict[str, str]:
+    """Writes /opt/bin/python, which has our packages; returns the folders that it needs."""
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    path = f"/opt/source/src:{VENV}/lib/{version}/site-packages"
+    script = root / "opt/bin/python"
+    script.parent.mkdir()
+    script.write_text(f'#!/bin/sh\nPYTHONPATH={path} exec {PYTHON}/bin/{version} "$@"\n')
+    script.chmod(0o755)
+    return {PYTHON: sys.base_prefix, VENV: sys.prefix, "/opt/source": str(source)}
+
+
+def boots() -> bool:
+    """Whether this machine can do it."""
+    if os.geteuid() != 0 or shutil.which("systemd-nspawn") is None:
+        return False
+    with tempfile.TemporaryDirectory() as folder:
+        make_root(Path(folder) / "root")
+        try:
+            return boot(Path(folder) / "root", "/bin/true", {})
+        except subprocess.TimeoutExpired:
+            return False

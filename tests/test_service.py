@@ -1,0 +1,61 @@
+"""The units in a systemd that boots: start, kill, hang, reload, second instance, users, stop.
+
+What happens inside is service_steps.py; here is the container around it, and a test per step.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import nspawn
+import pytest
+from machine import needs
+from service_steps import STEPS
+
+from purgatoryd.cli.install import install_command
+
+ROOT = Path(__file__).resolve().parent.parent
+PEOPLE = """\
+u insider 2001 - - -
+u outsider 2002 - - -
+m insider purgatoryd
+"""
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str | None]:
+    """Of each step: None, or why it failed."""
+    needs("nspawn")
+    root = tmp_path_factory.mktemp("service") / "root"
+    nspawn.make_root(root)
+    binds = nspawn.python_of(root, ROOT)
+    script = root / "opt/bin/purgatoryd"
+    script.write_text('#!/bin/sh\nexec /opt/bin/python -m purgatoryd.cli "$@"\n')
+    script.chmod(0o755)
+    install(root)
+    results = root / "var/results.json"
+    assert nspawn.boot(
+        root, "/opt/bin/python /opt/source/tests/service_steps.py /var/results.json", binds
+    ), "systemd did not boot"
+    found: dict[str, str | None] = json.loads(results.read_text())
+    return found
+
+
+def install(root: Path) -> None:
+    """As an image is made: by our own command, with the people of the tests in it."""
+    arguments = ["--root", str(root), "--command", "/opt/bin/purgatoryd"]
+    arguments += ["--enable", "default", "--enable", "web"]
+    with pytest.raises(SystemExit) as ended:
+        install_command.main(arguments)
+    assert ended.value.code == 0
+    people = root / "etc/sysusers.d/people.conf"
+    people.write_text(PEOPLE)
+    subprocess.run(["systemd-sysusers", f"--root={root}", "people.conf"], check=True)
+
+
+@pytest.mark.parametrize("step", [step.__name__ for step in STEPS])
+def test_as_a_service(step: str, outcomes: Mapping[str, str | None]) -> None:
+    assert outcomes[step] is None, outcomes[step]
