@@ -20,6 +20,8 @@ import nspawn
 import pytest
 
 from purgatoryd.pipeline.cache import resident
+from purgatoryd.pipeline.session import java_home
+from purgatoryd.shm_layout.errors import ExtraMissing
 
 VARIABLE = "PURGATORYD_REQUIRE"
 
@@ -55,6 +57,14 @@ def _drops_pages() -> bool:
         return not any(byte & 1 for byte in resident(file))
 
 
+def _has_java() -> bool:
+    try:
+        java_home()
+    except ExtraMissing:
+        return False
+    return True
+
+
 # feature: is it there, and what there has to be
 PROBES: dict[str, tuple[Callable[[], bool], str]] = {
     "root": (lambda: os.geteuid() == 0, "the tests must run as root"),
@@ -74,6 +84,7 @@ PROBES: dict[str, tuple[Callable[[], bool], str]] = {
         lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= 1000,
         "a hard limit of 1000 descriptors is needed",
     ),
+    "java": (_has_java, "Java 17 or newer, or pip install 'purgatoryd[jre]'"),
     "pagecache": (_drops_pages, "temporary files must be on a disk, not in memory"),
     "nspawn": (nspawn.boots, "`systemd-nspawn` must be able to boot systemd, as root"),
     "systemd": (

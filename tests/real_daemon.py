@@ -146,9 +146,9 @@ def remove_segments(paths: Paths) -> None:
             posix_ipc.unlink_shared_memory(segment)
 
 
-def eventually(fact: Callable[[], Value]) -> Value:
+def eventually(fact: Callable[[], Value], patience_s: float = PATIENCE_S) -> Value:
     """The first true value of `fact`."""
-    end_s = time.monotonic() + PATIENCE_S
+    end_s = time.monotonic() + patience_s
     while not (value := fact()):
         assert time.monotonic() < end_s, "what the test waits for did not come true"
         time.sleep(0.005)
