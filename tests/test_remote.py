@@ -12,13 +12,16 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
+from uuid import uuid4
 
 import pytest
 import zmq
 from conftest import StartDaemon
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 from raw_wire import PING
 from raw_wire import frame as request
-from real_daemon import PATIENCE_S, Daemon, DaemonFailed, eventually
+from real_daemon import PATIENCE_S, Daemon, DaemonFailed, eventually, stats
 
 from purgatoryd.clients import (
     AllOf,
@@ -103,6 +106,27 @@ def test_the_daemon_stamps_the_delays(place: Place) -> None:
         after_ns = boot_now_ns()
         assert before_ns <= one.deadline_boot_ns - 100 * 10**9 <= after_ns
         assert before_ns <= int(many.deadlines_boot_ns[0]) - 100 * 10**9 <= after_ns
+
+
+def test_rows_of_spark(spark: SparkSession, place: Place) -> None:
+    remote, demo = place.remote, place.daemon
+    rows = spark.range(0, 3000, 1, 2).selectExpr(
+        "concat('k', id) as key", "3600.0D as delay", "cast(id as string) as payload"
+    )
+    options = {
+        "name": "demo", "tcp": remote.tcp, "server_key": place.server_key,
+        "key_file": str(remote.key), "load": str(uuid4()),
+    }  # fmt: skip
+    for _ in range(2):
+        rows.write.format("purgatoryd").mode("append").options(**options).save()
+    assert (stats(demo)["adds"], stats(demo)["live"]) == (3000, 3000)
+    with Client("demo", remote=remote) as timers:
+        found = timers.get("k1234")
+    assert found is not None
+    assert found.payload == b"1234"
+    without = {name: value for name, value in options.items() if name != "key_file"}
+    with pytest.raises(PySparkException, match="key_file"):
+        rows.write.format("purgatoryd").mode("append").options(**without).save()
 
 
 def test_operations(place: Place) -> None:
