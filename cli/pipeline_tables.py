@@ -221,7 +221,10 @@ def timeouts_command(
 @spark_options
 @json_option
 def capacity_command(lake: Path, master: str | None, conf: dict[str, str], as_json: bool) -> None:
-    """Show what lives in each daemon, and when its slots are used up at the last day's pace."""
+    """Show what lives in each daemon, and when its arena is full at the last day's pace.
+
+    It is full when its slots are used up, or its memory for keys and payloads.
+    """
     spark, place = opened(lake, master, conf)
     from purgatoryd.pipeline.advice import capacity, sizes
     from purgatoryd.pipeline.parts import Layer

@@ -12,13 +12,15 @@ from purgatoryd.pipeline import gold, sketches
 from purgatoryd.pipeline.lake import Lake
 from purgatoryd.pipeline.living import living, newest_openings
 from purgatoryd.pipeline.schemas import TOPICS
+from purgatoryd.shm_layout._core import lib
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 DAY_S = 86_400
+GRANULE: int = lib.PG_GRANULE
 FAR_S = 3650 * DAY_S
 """Who is full in ten years is never full."""
 
@@ -45,63 +47,112 @@ def timeouts(topics: DataFrame, wanted: float) -> DataFrame:
 
 
 def live(flow: DataFrame, sizes: DataFrame) -> DataFrame:
-    """How many timers and operations lived at the end of each window of each daemon.
+    """How many timers and operations lived at the end of each window of each daemon, and how many
+    bytes their keys and payloads took.
 
-    `sizes`: daemon, living (at the end of the newest one; null if not known) and slots.
+    `sizes`: daemon, living and living_bytes (at the end of the newest one; null if not known),
+    slots and bytes. Ends do not tell a size: each is taken for that of the average add.
     """
     ends = sum((F.col(name) for name in gold.OUTCOMES), F.lit(0))
-    net = F.sum(F.col("added") - ends).alias("net")
-    ordered = Window.partitionBy("daemon").orderBy("window_start")
-    after = ordered.rowsBetween(1, Window.unboundedFollowing)
-    then = F.col("living") - F.coalesce(F.sum("net").over(after), F.lit(0))
-    windows = flow.groupBy("daemon", "node", "window_start").agg(net)
-    return windows.join(F.broadcast(sizes), "daemon", "left").select(
-        "daemon", "node", "window_start", "slots", then.alias("live")
+    of_daemon = Window.partitionBy("daemon")
+    after = of_daemon.orderBy("window_start").rowsBetween(1, Window.unboundedFollowing)
+    average = F.try_divide(F.sum("came").over(of_daemon), F.sum("added").over(of_daemon))
+    windows = flow.groupBy("daemon", "node", "window_start").agg(
+        F.sum("added").alias("added"), F.sum("bytes").alias("came"), F.sum(ends).alias("ended")
     )
+    net = {"living": F.col("added") - F.col("ended")}
+    net["living_bytes"] = F.col("came") - F.col("ended") * F.col("average")
+    then = [
+        (F.col(now) - F.coalesce(F.sum(change).over(after), F.lit(0))).alias(name)
+        for name, (now, change) in zip(("live", "live_bytes"), net.items(), strict=True)
+    ]
+    counted = windows.withColumn("average", F.coalesce(average, F.lit(0.0))).join(
+        F.broadcast(sizes), "daemon", "left"
+    )
+    return counted.select("daemon", "node", "window_start", "slots", "bytes", *then)
 
 
 def capacity(flow: DataFrame, sizes: DataFrame, past_s: int = DAY_S) -> DataFrame:
-    """Per daemon what lives, and when its slots are used up if it goes on as in the last `past_s`.
+    """Per daemon what lives, and when its slots or its memory for keys and payloads are used up if
+    it goes on as in the last `past_s`.
 
-    Columns: daemon, node, as_of, live, slots, per_hour (the slope of a straight line through what
-    lived), full_at: null if it does not grow, or not within ten years. What is not known is null.
+    Columns: daemon, node, as_of, live, slots, live_bytes, bytes, per_hour and bytes_per_hour (the
+    slopes of straight lines through what lived), full_at and full_by: what is used up first, null
+    if nothing grows, or not within ten years. What is not known is null.
     """
     windows = live(flow, sizes)
     last = F.max("window_start").over(Window.partitionBy("daemon"))
     near = F.col("window_start") >= F.col("last") - F.make_dt_interval(secs=F.lit(past_s))
-    slope = F.regr_slope("live", F.unix_seconds("window_start"))
+    ends = {name: F.max_by(name, "window_start") for name in ("node", "live", "live_bytes")}
+    rooms = {name: F.max(name) for name in ("slots", "bytes")}
+    slopes = {f"{name}_slope": _slope(used) for name, used in _USED.items()}
+    known = {"last": F.max("window_start"), **ends, **rooms, **slopes}
     found = windows.withColumn("last", last).where(near).groupBy("daemon").agg(
-        F.max_by("node", "window_start").alias("node"), F.max("window_start").alias("last"),
-        F.max_by("live", "window_start").alias("live"), F.max("slots").alias("slots"),
-        slope.alias("slope"),
+        *(value.alias(name) for name, value in known.items())
     )  # fmt: skip
     as_of = F.unix_seconds("last") + gold.WINDOW_S
-    left_s = (F.col("slots") - F.col("live")) / F.when(F.col("slope") > 0, F.col("slope"))
-    soon = F.when(left_s < FAR_S, (as_of + F.greatest(left_s, F.lit(0))).cast("long"))
+    left_s = {name: _left_s(name, used) for name, used in _USED.items()}
+    first_s = F.least(*left_s.values())
+    soon = F.when(first_s < FAR_S, (as_of + first_s).cast("long"))
+    by = F.when(left_s["bytes"] <= F.coalesce(left_s["slots"], F.lit(FAR_S)), "bytes")
     return found.select(
         "daemon", "node", F.timestamp_seconds(as_of).alias("as_of"), "live", "slots",
-        (F.col("slope") * gold.HOUR_S).alias("per_hour"),
+        F.col("live_bytes").cast("long"), "bytes",
+        (F.col("slots_slope") * gold.HOUR_S).alias("per_hour"),
+        (F.col("bytes_slope") * gold.HOUR_S).alias("bytes_per_hour"),
         F.timestamp_seconds(soon).alias("full_at"),
+        F.when(soon.isNotNull(), F.coalesce(by, F.lit("slots"))).alias("full_by"),
     )  # fmt: skip
+
+
+_USED = {"slots": "live", "bytes": "live_bytes"}
+
+
+def _slope(used: str) -> Column:
+    return F.regr_slope(used, F.unix_seconds("window_start"))
+
+
+def _left_s(room: str, used: str) -> Column:
+    """Seconds until a room is used up; null if it never is."""
+    slope = F.col(f"{room}_slope")
+    left_s = (F.col(room) - F.col(used)) / F.when(slope > 0, slope)
+    return F.when(left_s < 0, 0).otherwise(left_s)
 
 
 def sizes(spark: SparkSession, lake: Lake) -> DataFrame:
-    """daemon, living and slots of each daemon that has segments. Raises LakeBroken.
+    """daemon, living, living_bytes, slots and bytes of each daemon that has segments. Raises
+    LakeBroken.
 
-    Without a snapshot nobody knows the slots, nor what lives unless the first record is there.
+    Without a snapshot nobody knows the rooms, nor what lives unless the first record is there.
     """
     openings = newest_openings(lake)
-    slots = {daemon: _slots(lake.data(opening)) for daemon, opening in openings.items()}
-    counts = {r.daemon: r["count"] for r in living(spark, lake).groupBy("daemon").count().collect()}
+    rooms = {daemon: _rooms(lake.data(opening)) for daemon, opening in openings.items()}
+    counted = living(spark, lake).groupBy("daemon").agg(
+        F.count("*").alias("living"), F.sum(_memory()).alias("living_bytes")
+    )  # fmt: skip
+    counts = {row.daemon: (row.living, row.living_bytes) for row in counted.collect()}
     first = {m.daemon: m.first_lsn for m in reversed(lake.manifests())}
     rows = [
-        (name, counts.get(name, 0) if name in slots or lsn == 1 else None, slots.get(name))
+        (
+            name, *(counts.get(name, (0, 0)) if name in rooms or lsn == 1 else (None, None)),
+            *rooms.get(name, (None, None)),
+        )
         for name, lsn in first.items()
-    ]
-    return spark.createDataFrame(rows, "daemon string, living long, slots long")
+    ]  # fmt: skip
+    return spark.createDataFrame(
+        rows, "daemon string, living long, living_bytes long, slots long, bytes long"
+    )
 
 
-def _slots(snapshot: Path) -> int | None:
-    """Those that the arena had; of a shipped snapshot."""
-    heads = pq.read_table(snapshot, columns=["count"], filters=[("kind", "=", "head")])
-    return next(iter(heads["count"].to_pylist()), None)
+def _memory() -> Column:
+    """What the key of an add takes, and its payload, if it has that."""
+    size = F.octet_length("key") + gold.payload_len()
+    return F.ceil(size / GRANULE) * GRANULE
+
+
+def _rooms(snapshot: Path) -> tuple[int | None, int | None]:
+    """The slots of an arena and its memory for keys and payloads; of a shipped snapshot."""
+    known = [name for name in ("count", "payload_bytes") if name in pq.read_schema(snapshot).names]
+    heads = pq.read_table(snapshot, columns=known, filters=[("kind", "=", "head")]).to_pylist()
+    head: dict[str, int | None] = next(iter(heads), {})
+    return head.get("count"), head.get("payload_bytes")

@@ -88,7 +88,7 @@ def flow(bronze: DataFrame) -> DataFrame:
     """FLOW of rows of a journal."""
     kind = F.col("kind")
     added, replaced = kind.isin("arm", "watch"), silver.is_replacing()
-    bytes_ = F.octet_length("key") + F.coalesce("payload_len", F.lit(0))
+    bytes_ = F.octet_length("key") + payload_len()
     # An add that replaces is an end and an add in one row.
     outcome = F.when(replaced, "replaced").when(silver.is_end(), F.col("cause"))
     return (
@@ -103,6 +103,11 @@ def flow(bronze: DataFrame) -> DataFrame:
         )
         .select(FLOW.names)
     )  # fmt: skip
+
+
+def payload_len() -> Column:
+    """Of an add: what the daemon keeps of its payload, which of a parked one is nothing."""
+    return F.when(F.col("parked") == 1, 0).otherwise(F.coalesce("payload_len", F.lit(0)))
 
 
 # ---- merged ----------------------------------------------------------------------------------

@@ -168,6 +168,7 @@ BRONZE = Table(
         *columns("long", "replaced_received_ns replaced_applied_ns replaced_armed_ns"),
         Column("replaced_worker", "word"),
         Column("parked", "int", since=2),
+        Column("payload_bytes", "long", since=2),
     ),
 )
 """One row per record of a journal or a snapshot. Unsigned 64-bit numbers stand as the long of

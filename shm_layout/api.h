@@ -313,7 +313,7 @@ enum pg_long_column {
     PG_LC_RECEIVED_NS, PG_LC_APPLIED_NS, PG_LC_ARMED_NS, PG_LC_ADD_LSN, PG_LC_SESSION,
     PG_LC_ENDED_BOOT_NS, PG_LC_SEQUENCE, PG_LC_POSITION, PG_LC_REPLACED, PG_LC_THRESHOLD,
     PG_LC_LEVEL, PG_LC_POSITIONS_FROM, PG_LC_POSITIONS_UPTO, PG_LC_BUILT_NS, PG_LC_HANDED_NS,
-    PG_LC_LOAD_ROW,
+    PG_LC_LOAD_ROW, PG_LC_PAYLOAD_BYTES,
     PG_LC_REPLACED_ADD_LSN, PG_LC_REPLACED_SESSION, PG_LC_REPLACED_SENT_NS,
     PG_LC_REPLACED_RECEIVED_NS, PG_LC_REPLACED_APPLIED_NS, PG_LC_REPLACED_ARMED_NS,
     PG_LONG_COLUMNS
@@ -346,7 +346,7 @@ struct pg_columns {
     uint32_t bytes_max;           /* PG_J_FRAME_MAX at least */
     uint32_t payloads;            /* 0: they are left out */
     uint64_t kinds[32];           /* records of each type; 0: of those that are not known */
-    struct pg_longs longs[29];
+    struct pg_longs longs[30];
     struct pg_ints ints[15];
     struct pg_bytes bytes[5];
     struct pg_watch_lists watch;

@@ -16,7 +16,7 @@ struct row {
 };
 
 _Static_assert(PG_J_TYPES <= 32, "kinds[] has an element per type");
-_Static_assert(PG_LONG_COLUMNS == 29 && PG_INT_COLUMNS == 15 && PG_BYTES_COLUMNS == 5,
+_Static_assert(PG_LONG_COLUMNS == 30 && PG_INT_COLUMNS == 15 && PG_BYTES_COLUMNS == 5,
                "sizes in struct pg_columns");
 _Static_assert((int)PG_CAUSE_ACKNOWLEDGED > (int)PG_CAUSE_PUBLISHED, "causes are told apart");
 
@@ -410,6 +410,7 @@ static void head_row(const struct row *r, const void *body)
     put(r, PG_LC_POSITIONS_UPTO, (int64_t)j->outbox_tail);
     put(r, PG_LC_ADD_LSN, (int64_t)j->start_lsn);
     put_int(r, PG_IC_COUNT, j->capacity);
+    put(r, PG_LC_PAYLOAD_BYTES, (int64_t)j->payload_bytes);
 }
 
 static void last_row(const struct row *r, const void *body)

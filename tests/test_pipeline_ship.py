@@ -100,6 +100,9 @@ def test_every_record_is_in_the_lake_once(stored: Path, lake: Lake) -> None:
     for row, frame in zip(rows, frames, strict=True):
         assert_same(row, frame)
     assert all(row["topic"] for row in rows if row["kind"] in ("arm", "watch", "fire", "outcome"))
+    heads = [row for row in rows_of(lake, OPENINGS) if row["kind"] == "head"]
+    assert all(row["payload_bytes"] >= row["count"] for row in heads)
+    assert len(heads) == len(snapshots(stored))
     if any(row["kind"] == "opened" for row in rows):
         assert {row["worker"] for row in rows if row["session"]} == {"1000:1"}
 

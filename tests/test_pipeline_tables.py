@@ -592,24 +592,34 @@ def test_the_advised_timeout_gives_the_wanted_rate(
 def test_capacity_tells_when_the_slots_are_used_up(spark: SparkSession) -> None:
     begin = datetime(2026, 1, 1, tzinfo=UTC)
     windows = [
-        (daemon, begin + timedelta(minutes=5 * n), added, ended)
+        (daemon, begin + timedelta(minutes=5 * n), added, ended, added * 100)
         for n in range(24)
-        for daemon, added, ended in (("grows", 20, 10), ("shrinks", 5, 6))
+        for daemon, added, ended in (("grows", 20, 10), ("heavy", 20, 10), ("shrinks", 5, 6))
     ]
     flow = spark.createDataFrame(
-        windows, "daemon string, window_start timestamp, added long, expired long"
+        windows, "daemon string, window_start timestamp, added long, expired long, bytes long"
     ).withColumns(
         {name: F.lit(0) for name in gold.OUTCOMES if name != "expired"} | {"node": F.lit("host")}
     )
     sizes = spark.createDataFrame(
-        [("grows", 340, 1540), ("shrinks", 476, 1000)], "daemon string, living long, slots long"
-    )
-    grows, shrinks = advice.capacity(flow, sizes).orderBy("daemon").collect()
+        [
+            ("grows", 340, 34_000, 1540, 10_000_000), ("heavy", 340, 34_000, 1540, 40_000),
+            ("shrinks", 476, 47_600, 1000, None),
+        ],
+        "daemon string, living long, living_bytes long, slots long, bytes long",
+    )  # fmt: skip
+    grows, heavy, shrinks = advice.capacity(flow, sizes).orderBy("daemon").collect()
     assert (grows.live, grows.slots) == (100 + 24 * 10, 1540)
     assert grows.per_hour == pytest.approx(120)
-    full_at = begin + timedelta(hours=2) + timedelta(hours=(1540 - 340) / 120)
-    assert abs(grows.full_at.astimezone(UTC) - full_at) < timedelta(minutes=1)
-    assert (shrinks.live, shrinks.full_at) == (500 - 24, None)
+    assert (grows.live_bytes, grows.bytes) == (34_000, 10_000_000)
+    assert grows.bytes_per_hour == pytest.approx(12_000)
+    for row, hours, by in (
+        (grows, (1540 - 340) / 120, "slots"), (heavy, (40_000 - 34_000) / 12_000, "bytes"),
+    ):  # fmt: skip
+        full_at = begin + timedelta(hours=2 + hours)
+        assert abs(row.full_at.astimezone(UTC) - full_at) < timedelta(minutes=1)
+        assert row.full_by == by
+    assert (shrinks.live, shrinks.full_at, shrinks.full_by) == (500 - 24, None, None)
 
 
 def test_what_lives_is_counted_from_the_newest_snapshot_on(
@@ -621,7 +631,7 @@ def test_what_lives_is_counted_from_the_newest_snapshot_on(
     for segment in segments[1:]:  # the first one went before it was shipped
         put(lake, segment)
     assert [tuple(row) for row in advice.sizes(spark, lake).collect()] == [
-        (SMALL.daemon, None, None)
+        (SMALL.daemon, None, None, None, None)
     ]
     second, third = (manifest for manifest, _ in segments[1:3])
     put(lake, opening_of(SMALL, 1, 2))
@@ -629,6 +639,8 @@ def test_what_lives_is_counted_from_the_newest_snapshot_on(
     assert sorted(row.ticket for row in living(spark, lake).collect()) == sorted(lives)
     (size,) = advice.sizes(spark, lake).collect()
     assert size.living == len(lives)
+    sizes = [len(row.key) + row.payload_len for row in living(spark, lake).collect()]
+    assert size.living_bytes == sum(-(-one // 16) * 16 for one in sizes)
     (found,) = fleet.measured_in(spark, lake.root).collect()
     assert found.live == len(lives)
     jobs.bring_up(spark, lake)

@@ -269,6 +269,23 @@ def test_a_fleet_that_is_not_whole_is_refused(tmp_path: Path) -> None:
         fleet.spaces([Row(daemon="cc", namespace="x", live=1, rate=1.0)], {}, {})
 
 
+@pytest.mark.parametrize(
+    ("given", "begun"), [((), 2), (("--in-flight", "1"), 1), (("--in-flight", "3"), 3)]
+)
+def test_so_many_moves_are_under_way_as_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], begun: int
+) -> None:
+    mover = SlowMover()
+    monkeypatch.setattr("purgatoryd.pipeline.plan.NoMover", lambda: mover)
+    save(tmp_path, moves("never", "2", "3", "4"))
+    for _ in range(2):  # none of them is done by then
+        done = CliRunner().invoke(
+            app, ["pipeline", "plan", "apply", "--lake", str(tmp_path), *given]
+        )
+        assert done.exit_code == Exit.DONE, done.output
+        assert len(mover.begun) == begun
+
+
 def test_the_commands_of_a_plan(tmp_path: Path) -> None:
     def command(name: str) -> tuple[int, str]:
         done = CliRunner().invoke(app, ["pipeline", "plan", name, "--lake", str(tmp_path)])
