@@ -832,6 +832,7 @@ def test_a_full_disk_stops_adds_and_not_the_daemon(daemon: StartDaemon, small_di
         assert client.get("k0") is not None
         collect(subscriber, {soon.ticket})
     eventually(lambda: "No space left on device" in real.stderr)
+    eventually(lambda: "degraded: the journal has stopped" in real.stderr)
     reboot(real)
     (small_disk / "demo" / "segment.new").unlink(missing_ok=True)
     subprocess.run(["mount", "-o", "remount,size=32M", str(small_disk)], check=True)
