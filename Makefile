@@ -84,10 +84,8 @@ soak: build ## a daemon and its workers, killed at random for SECONDS=60, with a
 # many where only stores are looked at. CUTS of power on a simulated disk: seeds with five each.
 crash-test: CUTS ?= 5000
 crash-test: build build/crash/crash build/crash/stores build/sanitize/tests/test_committer ## the long versions: a kill at any instruction, mutants; power cuts; every call of every function fails once (hours)
-	build/crash/crash $(ROUNDS) 1 30 > build/crash/crash.json
-	mv build/crash/crash.json benchmarks/results/crash.json
-	build/crash/stores $(ROUNDS)0 1001 30 > build/crash/stores.json
-	mv build/crash/stores.json benchmarks/results/crash_stores.json
+	$(BIN)/python tests/crash/record.py crash.json build/crash/crash $(ROUNDS) 1 30
+	$(BIN)/python tests/crash/record.py crash_stores.json build/crash/stores $(ROUNDS)0 1001 30
 	$(BIN)/python tests/crash/mutate.py --write
 	build/sanitize/tests/test_committer $(CUTS)
 	JOURNAL_ROUNDS=50 POWER_CUTS=20 $(BIN)/python -m pytest -q -s --timeout=0 \

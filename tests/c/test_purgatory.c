@@ -4,7 +4,7 @@
 #include "core.h"
 
 enum {
-    OPERATIONS = 40, WATCHED = 12, MOST_KEYS = 4, SESSIONS = 2, COMMANDS = 6, LAYOUT = 4711,
+    OPERATIONS = 40, WATCHED = 12, FEW_KEYS = 4, MOST_KEYS = 9, SESSIONS = 2, COMMANDS = 6, LAYOUT = 4711,
     MESSAGE = 1 << 17, MS = 1000000
 };
 
@@ -219,12 +219,14 @@ static uint64_t level_random(struct rng *r)
 static struct command watch_random(struct rng *r)
 {
     struct command c = {.op = PG_OP_WATCH, .condition = (uint8_t)rng_below(r, PG_CONDITIONS),
-                        .count = (uint8_t)(1 + rng_below(r, MOST_KEYS)),
+                        .count = (uint8_t)(1 + rng_below(r, FEW_KEYS)),
                         .notice = rng_below(r, 2), .key = (uint32_t)rng_below(r, OPERATIONS),
                         .delay_ns = (int64_t)rng_below(r, 60) * MS,
                         .payload_len = (uint32_t)(rng_below(r, 3) == 0 ? rng_below(r, 3000) : 0)};
+    if (rng_below(r, 16) == 0)
+        c.count = MOST_KEYS;
     for (uint32_t i = 0; i < c.count; i++) {
-        c.keys[i] = (uint32_t)rng_below(r, WATCHED);
+        c.keys[i] = c.count == MOST_KEYS ? (c.key + i) % WATCHED : (uint32_t)rng_below(r, WATCHED);
         c.targets[i] = level_random(r);
         c.caps[i] = c.condition == PG_C_SUM ? level_random(r) : 0;
     }
@@ -512,6 +514,20 @@ static void outcome_found(struct world *w, uint32_t session, const struct pg_out
         w->outcomes[i] = w->outcomes[--w->outcome_count];
 }
 
+/* Key, payload and missing keys behind the heads; returns where the next one's are. */
+static const uint8_t *outcome_bytes_found(const struct world *w, const struct pg_outcome *o,
+                                          const uint8_t *at)
+{
+    for (uint32_t i = 0; i < o->key_len; i++)
+        CHECK(at[i] == 'o' || i == 1);
+    at += o->key_len;
+    for (uint32_t i = 0; i < o->payload_len; i++)
+        CHECK_EQUAL(at[i], 7);
+    at += o->payload_len;
+    CHECK(memcmp(at, operation_at(w->a, o->slot) + 1, o->bitmap_bytes) == 0);
+    return at + o->bitmap_bytes;
+}
+
 static void step_mail(struct world *w)
 {
     static uint8_t bytes[MESSAGE];
@@ -519,13 +535,16 @@ static void step_mail(struct world *w)
     uint64_t id, used;
     if (rng_below(&w->rng, 2))
         pg_inbox_again(w->a, 0, INT64_MAX);
+    memset(bytes, 0xa5, sizeof bytes);
     while ((used = pg_inbox(w->a, &id, bytes, MESSAGE)) != 0) {
         const uint32_t session = id == w->sessions[0] ? 0 : 1;
         CHECK(id == w->sessions[session] && used <= MESSAGE);
         memcpy(&f, bytes, sizeof f);
+        const uint8_t *at = bytes + sizeof f + f.count * sizeof(struct pg_outcome);
         for (uint32_t i = 0; i < f.count; i++) {
             struct pg_outcome o;
             memcpy(&o, bytes + sizeof f + i * sizeof o, sizeof o);
+            at = outcome_bytes_found(w, &o, at);
             outcome_found(w, session, &o);
         }
     }

@@ -347,10 +347,32 @@ static void trust(struct trial *t, uint32_t place, uint64_t word, uint64_t hash)
     *known = (struct trusted){word, hash};
 }
 
+/* Whose payload is given, has the bytes that all payloads have here. */
+static bool payload_sound(const struct pg_arena *a, uint32_t slot)
+{
+    const struct pg_cold *c = &a->slots.cold[slot];
+    const uint8_t *at = blob_at(&a->blobs, c->blob) + c->ext_len + c->key_len;
+    return c->payload_len == 0 || (at[0] == 'p' && memcmp(at, at + 1, c->payload_len - 1) == 0);
+}
+
+/* Who has read a topic's sequence finds that notice from its last position on. */
+static bool newest_found(const struct pg_arena *a, uint32_t topic)
+{
+    const struct pg_topic *t = &a->topics[topic];
+    return t->name_len == 0 || t->last_position <= a->header->outbox_head ||
+           outbox_at(a, t->last_position - 1)->sequence >= t->sequence;
+}
+
 /* Of the arena as it stands, in the middle of the call. */
 static void readers_check(struct trial *t)
 {
     const struct pg_arena *a = t->w.a;
+    for (uint32_t i = 0; i < a->slots.capacity; i++)
+        if (is_parked(a, i) && !payload_sound(a, i))
+            violated(t, "a reader would take other bytes for a payload", NULL);
+    for (uint32_t i = 0; i < a->topic_rows; i++)
+        if (!newest_found(a, i))
+            violated(t, "a reader would miss the newest notice", NULL);
     const uint32_t slots = a->slots.capacity;
     for (uint32_t i = 0; i < slots; i++) {
         const struct pg_cold *c = &a->slots.cold[i];

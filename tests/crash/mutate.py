@@ -1,94 +1,171 @@
 """Mutants of the core: each store to truth dropped, each adjacent pair of stores swapped.
 
-Every mutant has to be caught by the C tests or by the crash harness, which kills it before each
-store (stores.c); or it is listed in equivalent.toml with the reason why nobody could tell it. One
-whose machine code is that of the original is no mutant. `mutate.py --help` has the flags.
+Every mutant has to be caught by the crash harness, which kills it before each store (stores.c),
+or by the C tests; or it is listed in equivalent.toml with the reason why nobody could tell it. One
+whose machine code is that of the original is no mutant. All mutants are compiled into one core;
+$MUTANT says which one is alive. With --write the result of each file that was tried takes the place
+of its older one in benchmarks/results/mutants.json. `mutate.py --help` has the flags.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
+import resource
 import subprocess
 import sys
-import tempfile
 import tomllib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from record import RESULTS, ROOT, origin
+
 CORE = ROOT / "shm_layout"
-RESULTS = ROOT / "benchmarks" / "results" / "mutants.json"
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
+KEPT = RESULTS / "mutants.json"
+ALIVE, SAME_CODE = "alive", "same code"
 
 FILES = [
     "batch.c", "inbox.c", "levels.c", "loads.c", "names.c", "operations.c", "outbox.c",
-    "session.c", "stage.c", "timers.c",
+    "publish.c", "quotas.c", "session.c", "stage.c", "timers.c",
 ]  # fmt: skip
 """Whatever stores truth while a daemon runs."""
 
 FIELDS = {
-    "ctl", "deadline_ns", "flags", "hash", "topic", "cold", "value",
+    "ctl", "deadline_ns", "flags", "hash", "topic", "cold", "blob", "payload_len", "value",
     "next_ticket", "outbox_tail", "outbox_head", "published", "next_incarnation", "wall_offset_ns",
     "commit", "sequence", "previous", "last_position", "meta",
-    "name_len", "namespace_row", "incarnation", "shard", "owner_uid", "durability",
+    "namespaces", "name_len", "namespace_row", "incarnation", "shard", "owner_uid", "durability",
+    "quota_timers", "quota_bytes", "quota_ops", "park_beyond_ns",
     "target", "level", "slot", "sibling", "error", "touched_s", "key_len", "key_type",
     "first_watch", "notice_blob", "ended_ns", "cause", "version",
     "id", "uid", "last", "current", "applied", "count", "intent", "checksum", "extra_blob",
-    "extra_bytes",
-    "staged", "tail", "next_lsn", "lives",
+    "extra_bytes", "charged", "in_use",
+    "results", "staged", "tail", "next_lsn", "lives",
     "fence", "state", "load", "load_first", "number", "used_boot_ns",
 }  # fmt: skip
-COPIES = ("memcpy(", "memset(", "answer(", "answer_slot(", "*op = ", "*e = ", "*r = ", "*f = ")
+COPIES = (
+    "memcpy(", "memset(", "answer(", "answer_slot(", "*op = ", "*e = ", "*l = ", "*r = ", "*f = ",
+    "*body = ", "*frame_life(", "*to = ",
+)  # fmt: skip
+BEGINS = re.compile(r"\s+(?:\*|[a-z_]\w*(?:->|\.|\[)).* = [^;]*")
+"""A statement that ends on a later line."""
+FUNCTION = re.compile(r"[a-zA-Z][\w \*]*?\b(?P<name>\w+)\(")
+BRIEF = 100
+"""Characters of a statement in a mutant's name, at most."""
 TARGET = r"[a-z_]\w*(?:->|\.|\[)(?:[^=;]*?\W)?(?P<field>[a-z_]+)(?:\[\w+\])?"
 STORES = (
     re.compile(rf"STORE_RELEASE\(&{TARGET}, .*\);"),
     re.compile(rf"(?:\+\+|--)?{TARGET}(?: [-+|&]?= .*|\+\+|--)?;"),
 )
+PRIVATE = re.compile(
+    r"answer\(\w+, 0, .*|memcpy\((?:&|detail).*|memset\((?:a->|out,).*"
+    r"|a->(?:header->quota_)?\w+ = .*|(?:p->|n\.|next\.|out\[).*"
+)
+"""Refusals, locals, the fields of a process's handle, what each start sets, and what is derived."""
 
-COMPILE = ["cc", "-std=c11", "-O3", "-fvisibility=hidden", "-w", f"-I{CORE}", f"-I{ROOT}/tests/c"]
+COMPILE = ["cc", "-std=c11", "-fvisibility=hidden", "-w", f"-I{CORE}", f"-I{ROOT}/tests/c"]
+AS_SHIPPED = "-O3"
+QUICKLY = "-O1"
 STORES_SEEN = "-fsanitize=thread"
 """For stores.c, which has what the compiler calls then."""
 
-PRIVATE = re.compile(
-    r"answer\(\w+, 0, .*|memcpy\(&.*|memset\((?:a->|out,).*|a->\w+ = .*|(?:p->|n\.|next\.|out\[).*"
-)
-"""Refusals, locals, the fields of a process's handle, and what is derived."""
+CHOOSE = """
+#include <stdlib.h>
+int mutant;
+__attribute__((constructor)) static void choose(void)
+{
+    const char *number = getenv("MUTANT");
+    mutant = number == NULL ? 0 : atoi(number);
+}
+"""
 
-FEW_ROUNDS = 2
+PUTS = ("put error", "put replace", "put keep", "put extend")
+ROWS = ("row error", "row replace", "row keep", "row extend", "row unpark", "load")
+LEVELS = (
+    "advance key", "bump", "fail", "advance forgotten", "fail forgotten", "clear", "forget",
+    "cancel for key", "sweep",
+)  # fmt: skip
+WATCHES = ("watch all", "watch any", "watch sum", "watch client")
+ENDS = ("cancel", "complete", "expire one", "expire burst", "drain expire", "ack")
+OPERATIONS: dict[str, tuple[str, ...]] = {
+    "batch.c": (*PUTS[:1], "bulk", "cancel for key", "bump", "load", "settings", "drain"),
+    "inbox.c": ("inbox", *ENDS),
+    "levels.c": (*LEVELS, "watch any", *ENDS),
+    "loads.c": (*ROWS, "load open", "load close", "load forget", "load status", "sweep loads"),
+    "names.c": ("put error", "publish", "settings", "bulk", "advance key"),
+    "operations.c": (*WATCHES, *LEVELS, *ENDS, "bulk"),
+    "outbox.c": ("expire burst", "publish", "published", "drain expire", "put replace", "cascade"),
+    "publish.c": ("publish",),
+    "quotas.c": (*PUTS, "watch all", "bulk", "settings"),
+    "session.c": ("hello", "bye", "repeated batch", "bulk", "cancel for key", "load", *ENDS),
+    "stage.c": (
+        *PUTS, "settings", "publish", "published", "hello", "bye", "unpark", *ENDS, *ROWS,
+        "load open", "load close", *WATCHES, *LEVELS,
+    ),
+    "timers.c": (*PUTS, *ENDS, "unpark", "wall step", "cascade", "row replace"),
+}  # fmt: skip
+"""Of the harness, that come to what a file does."""
+
+TESTS = ("test_arena", "test_journal", "test_loads", "test_purgatory")
+"""Those of a part alone have none of these files."""
+
+FEW_ROUNDS = 3
 """Of the harness; they catch most."""
 
-CPU_S = 20
-"""Of one program, and of a round; a mutant that takes more hangs."""
+
+@dataclass(frozen=True)
+class Statement:
+    """One that stores, in lines first..last of its file, from 0, in a function."""
+
+    first: int
+    last: int
+    indent: int
+    function: str
+    text: str
+
+    @property
+    def brief(self) -> str:
+        """As it begins."""
+        return (
+            self.text if len(self.text) <= BRIEF else self.text[:BRIEF].rsplit(" ", 1)[0] + " ..."
+        )
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """`line`: of the statement, or of the first of two, in the file as it is."""
+    """Without a store, or with two that stand one behind the other swapped."""
 
     file: str
-    kind: str
-    line: int
-    text: str
+    stores: tuple[Statement, ...]
 
     @property
     def name(self) -> str:
-        return f"{self.file} {self.kind}: {self.text}"
+        kind = "drop" if len(self.stores) == 1 else "swap"
+        texts = " ".join(store.brief for store in self.stores)
+        return f"{self.file} {self.stores[0].function} {kind}: {texts}"
 
-    def source(self) -> str:
-        lines = (CORE / self.file).read_text().splitlines(keepends=True)
-        if self.kind == "drop":
-            lines[self.line] = ";\n"
-        else:
-            lines[self.line], lines[self.line + 1] = lines[self.line + 1], lines[self.line]
-        return "".join(lines)
+    @property
+    def place(self) -> str:
+        return f"{self.file}:{self.stores[0].first + 1}"
+
+    def instead(self, store: Statement) -> str:
+        """What this mutant does in the place of one of its stores."""
+        others = [s.text for s in self.stores if s != store]
+        return others[0] if others else ";"
 
 
-def is_store(line: str) -> bool:
-    """A whole statement on one line that stores into a field of the truth, or copies."""
-    text = line.strip()
+def lines_of(file: str) -> list[str]:
+    return (CORE / file).read_text().splitlines()
+
+
+def is_store(text: str) -> bool:
+    """A whole statement that stores into a field of the truth, or copies."""
     if PRIVATE.fullmatch(text):
         return False
     if text.startswith(COPIES):
@@ -97,137 +174,206 @@ def is_store(line: str) -> bool:
     return any(f is not None and f["field"] in FIELDS for f in found)
 
 
+def stores(lines: list[str]) -> Iterator[Statement]:
+    function = ""
+    for n, line in enumerate(lines):
+        last, begins = n, FUNCTION.match(line)
+        function = begins["name"] if begins else function
+        if BEGINS.fullmatch(line):
+            last = next(m for m in range(n, len(lines)) if lines[m].endswith(";"))
+        text = " ".join(part.strip() for part in lines[n : last + 1])
+        if is_store(text):
+            yield Statement(n, last, len(line) - len(line.lstrip()), function, text)
+
+
 def mutants() -> Iterator[Mutant]:
     """All of them, in the order of files and lines."""
     for file in FILES:
-        lines = (CORE / file).read_text().splitlines()
-        for n, line in enumerate(lines):
-            if not is_store(line):
-                continue
-            yield Mutant(file, "drop", n, line.strip())
-            after = lines[n + 1] if n + 1 < len(lines) else ""
-            if is_store(after) and _indent(after) == _indent(line) and not _guarded(lines, n):
-                yield Mutant(file, "swap", n, f"{line.strip()} {after.strip()}")
+        lines = lines_of(file)
+        found = list(stores(lines))
+        for n, store in enumerate(found):
+            yield Mutant(file, (store,))
+            after = found[n + 1] if n + 1 < len(found) else store
+            if (after.first, after.indent) == (store.last + 1, store.indent) and not guarded(
+                lines, store
+            ):
+                yield Mutant(file, (store, after))
 
 
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())
-
-
-def _guarded(lines: list[str], n: int) -> bool:
+def guarded(lines: list[str], store: Statement) -> bool:
     """The only statement of an if or a loop: swapped, it would guard the other one."""
-    before = lines[n - 1]
-    return _indent(before) < _indent(lines[n]) and not before.rstrip().endswith("{")
+    before = lines[store.first - 1]
+    return len(before) - len(before.lstrip()) < store.indent and not before.rstrip().endswith("{")
+
+
+def replaced(file: str, texts: dict[Statement, str]) -> str:
+    lines = lines_of(file)
+    for store, text in texts.items():
+        lines[store.first : store.last + 1] = [text, *[""] * (store.last - store.first)]
+    return "\n".join(lines)
+
+
+def woven(file: str, numbers: dict[Mutant, int]) -> str:
+    """The file with all its mutants in it: the one that is alive says what is done at a store."""
+    cases: dict[Statement, str] = {}
+    for mutant, number in numbers.items():
+        for store in mutant.stores if mutant.file == file else ():
+            case = f"case {number}: {mutant.instead(store)} break; "
+            cases[store] = cases.get(store, "") + case
+    texts = {s: f"switch (mutant) {{ {case}default: {s.text} }}" for s, case in cases.items()}
+    return "extern int mutant;\n" + replaced(file, texts)
 
 
 class Bench:
-    """Objects of the core as it is; programs with one of them replaced."""
+    """Programs with all mutants in them: the harness, and the C tests."""
 
-    def __init__(self, folder: Path, rounds: int) -> None:
-        self.folder = folder
+    def __init__(self, rounds: int) -> None:
+        self.folder = ROOT / "build" / "mutants"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.headers = newest(*CORE.glob("*.h"), *(ROOT / "tests").glob("c*/*.h"))
         self.rounds = rounds
-        core = sorted(CORE.glob("*.c"))
-        self.core = {c.name: self.compile(c, c.stem) for c in core}
-        self.seen = {c.name: self.compile(c, f"seen-{c.stem}", STORES_SEEN) for c in core}
-        crash = sorted(set((ROOT / "tests/crash").glob("*.c")) - {ROOT / "tests/crash/step.c"})
-        self.harness = [self.compile(c, f"crash-{c.stem}") for c in crash]
-        self.tests = [[self.compile(c, c.stem)] for c in sorted((ROOT / "tests/c").glob("*.c"))]
+        self.numbers = {mutant: number for number, mutant in enumerate(mutants(), 1)}
+        choose = self.compile(self.written("choose", CHOOSE), "choose")
+        plain, seen = [choose], [choose]
+        for file in sorted(CORE.glob("*.c")):
+            source = file
+            if file.name in FILES:
+                source = self.written(f"woven-{file.stem}", woven(file.name, self.numbers))
+            plain.append(self.compile(source, file.stem, QUICKLY))
+            seen.append(self.compile(source, f"seen-{file.stem}", QUICKLY, STORES_SEEN))
+        harness = set((ROOT / "tests/crash").glob("*.c")) - {ROOT / "tests/crash/step.c"}
+        self.harness = self.link("harness", sorted(harness), seen)
+        self.tests = [self.link(test, [ROOT / f"tests/c/{test}.c"], plain) for test in TESTS]
+        self.cpu_s = 0.0
+        self.cpu_s = 30 + 3 * self._whole()
+
+    def written(self, name: str, text: str) -> Path:
+        path = self.folder / f"{name}.c"
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+        return path
 
     def compile(self, source: Path, name: str, *flags: str) -> Path:
         target = self.folder / f"{name}.o"
-        subprocess.run([*COMPILE, *flags, "-c", "-o", target, source], check=True)
+        if not target.exists() or newest(target) < max(newest(source), self.headers):
+            subprocess.run([*COMPILE, *flags, "-c", "-o", target, source], check=True)
         return target
 
-    def link(self, program: list[Path], core: dict[str, Path]) -> Path:
+    def link(self, name: str, sources: list[Path], core: list[Path]) -> Path:
         """From an archive, because some tests bring a part of the core themselves."""
-        target, archive = self.folder / "program", self.folder / "core.a"
+        program, archive = self.folder / name, self.folder / f"{name}.a"
         archive.unlink(missing_ok=True)
-        subprocess.run(["ar", "-rcs", archive, *core.values()], check=True)
-        subprocess.run(["cc", "-o", target, *program, archive, "-lpthread"], check=True)
-        return target
+        subprocess.run(["ar", "-rcs", archive, *core], check=True)
+        subprocess.run(
+            [*COMPILE, QUICKLY, "-o", program, *sources, archive, "-lpthread"], check=True
+        )
+        return program
+
+    def _whole(self) -> float:
+        """Seconds of the longest program, none of which finds a fault in the core as it is."""
+        longest = 0.0
+        for program in (self.harness, *self.tests):
+            before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+            assert not self.fails(None, program), f"{program.name} fails without a mutant"
+            after = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+            longest = max(longest, after - before)
+        return longest
 
     def caught_by(self, mutant: Mutant, equivalent: bool) -> str:
-        """The harness or a C test, "" = neither; or that there is nothing to catch.
+        """The harness or a C test, ALIVE = neither; or that there is nothing to catch.
 
-        `equivalent`: it is said to be, so not all is tried.
+        `equivalent`: it is said to be, so the harness alone tries, and not for long.
         """
-        source = self.folder / "mutant.c"
-        source.write_text(mutant.source())
-        try:
-            changed = self.compile(source, "mutant")
-        except subprocess.CalledProcessError:
-            return "does not compile"
-        if _code(changed) == _code(self.core[mutant.file]):
-            return "same code"
-        core = {**self.core, mutant.file: changed}
-        seen = {**self.seen, mutant.file: self.compile(source, "seen-mutant", STORES_SEEN)}
-        if self.harness_fails(seen, FEW_ROUNDS):
+        if self.fails(mutant, self.harness, FEW_ROUNDS):
             return "harness"
         if equivalent:
             return "equivalent"
-        by = next((t[0].stem for t in self.tests if self.fails(t, core)), "")
-        return by or ("harness" if self.harness_fails(seen, self.rounds) else "")
+        if self.same_code(mutant):
+            return SAME_CODE
+        by = next((test.name for test in self.tests if self.fails(mutant, test)), None)
+        return by or ("harness" if self.fails(mutant, self.harness) else ALIVE)
 
-    def harness_fails(self, core: dict[str, Path], rounds: int) -> bool:
-        return self.fails(self.harness, core, str(rounds), "1", "30", "first")
-
-    def fails(self, program: list[Path], core: dict[str, Path], *args: str) -> bool:
-        limit = ["prlimit", f"--cpu={CPU_S * self.rounds}"]
+    def fails(self, mutant: Mutant | None, program: Path, rounds: int = 0) -> bool:
+        args = [str(rounds or self.rounds), "1", "30", "first"] if program == self.harness else []
+        if mutant is not None and args:
+            args += OPERATIONS[mutant.file]
+        limit = ["prlimit", f"--cpu={self.cpu_s:.0f}"] if self.cpu_s else []
+        environment = {**os.environ, "MUTANT": str(self.numbers[mutant] if mutant else 0)}
         run = subprocess.run(
-            [*limit, self.link(program, core), *args],
+            [*limit, program, *args],
+            env=environment,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
         return run.returncode != 0
 
+    def same_code(self, mutant: Mutant) -> bool:
+        number = self.numbers[mutant]
+        alone = replaced(mutant.file, {s: mutant.instead(s) for s in mutant.stores})
+        changed = self.written(f"alone-{number}", alone)
+        return _code(self.compile(changed, f"alone-{number}", AS_SHIPPED)) == _code(
+            self.compile(CORE / mutant.file, f"whole-{number}", AS_SHIPPED)
+        )
+
+
+def newest(*files: Path) -> float:
+    return max(file.stat().st_mtime for file in files)
+
 
 def _code(target: Path) -> bytes:
     """The machine code of an object, without names of files."""
-    dump = ["objcopy", "-O", "binary", "--only-section=.text*", str(target), "/dev/stdout"]
-    return subprocess.run(dump, check=True, capture_output=True).stdout
+    dump = target.with_suffix(".code")
+    subprocess.run(["objcopy", "-O", "binary", "--only-section=.text*", target, dump], check=True)
+    return dump.read_bytes()
 
 
-def judge(chosen: list[Mutant], rounds: int) -> dict[str, object]:
-    """Tries each; the result has counts, and the survivors with their reasons."""
-    reasons: dict[str, str] = tomllib.loads(EQUIVALENT.read_text())
-    counts: dict[str, int] = {}
-    equivalent: dict[str, str] = {}
-    alive: list[str] = []
-    with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder), rounds)
-        assert not bench.harness_fails(bench.seen, rounds), "the core as it is fails"
-        for mutant in chosen:
-            by = bench.caught_by(mutant, mutant.name in reasons) or "alive"
-            if by == "equivalent":
-                equivalent[mutant.name] = reasons[mutant.name]
-            elif by == "alive":
-                alive.append(f"{mutant.name} (line {mutant.line + 1})")
-            counts[by] = counts.get(by, 0) + 1
-            print(
-                f"{by:16} {mutant.file}:{mutant.line + 1} {mutant.kind} {mutant.text}", flush=True
-            )
-    mutated = len(chosen) - counts.get("same code", 0) - counts.get("does not compile", 0)
-    return {"mutants": mutated, "by": counts, "alive": alive, "equivalent": equivalent}
+def equivalent() -> dict[str, str]:
+    """Why nobody can tell a mutant, by its name."""
+    groups: list[dict[str, Any]] = tomllib.loads(EQUIVALENT.read_text())["equivalent"]
+    return {name: group["reason"] for group in groups for name in group["mutants"]}
+
+
+def judge(bench: Bench, chosen: list[Mutant], jobs: int) -> dict[str, Any]:
+    """Tries each: how many fared how, and which; without those that are no mutants."""
+    reasons = equivalent()
+    fates: dict[str, list[str]] = {}
+    with ThreadPoolExecutor(jobs) as pool:
+        found = pool.map(lambda m: bench.caught_by(m, m.name in reasons), chosen)
+        for mutant, fate in zip(chosen, found, strict=True):
+            print(f"{fate:16} {mutant.place:18} {mutant.name}", flush=True)
+            if fate != SAME_CODE:
+                fates.setdefault(fate, []).append(mutant.name)
+    return {"counts": {fate: len(names) for fate, names in fates.items()}, **fates}
+
+
+def keep(file: str, result: dict[str, Any]) -> None:
+    """Takes the place of the file's older result, if it has one."""
+    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    kept[file] = {**origin("python", *sys.argv), **result}
+    KEPT.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--every", type=int, default=1, help="only every n-th of them")
     parser.add_argument("--rounds", type=int, default=12, help="of the harness, for each")
+    parser.add_argument("--jobs", type=int, default=1, help="mutants that are tried at once")
     parser.add_argument("--file", help="only those of this file")
     parser.add_argument("--list", action="store_true", help="only list them")
-    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
+    parser.add_argument("--write", action="store_true", help="keep the result: mutants.json")
     args = parser.parse_args()
     chosen = [m for m in mutants() if args.file in (None, m.file)][:: args.every]
     if args.list:
-        print("\n".join(f"{m.file}:{m.line + 1} {m.kind} {m.text}" for m in chosen))
+        print("\n".join(f"{m.place} {m.name}" for m in chosen))
         return 0
-    result = judge(chosen, args.rounds)
-    text = json.dumps(result, indent=1)
-    print(text)
-    if args.write:
-        RESULTS.write_text(text + "\n")
-    return bool(result["alive"])
+    bench = Bench(args.rounds)
+    alive = False
+    for file in dict.fromkeys(m.file for m in chosen):
+        result = judge(bench, [m for m in chosen if m.file == file], args.jobs)
+        alive |= ALIVE in result
+        if args.write:
+            keep(file, result)
+    return alive
 
 
 if __name__ == "__main__":
