@@ -1,0 +1,315 @@
+/* What is kept for a while, and how much of it: quotas of operations and the rows that count them,
+ * the time to live of watch keys and of loads. All on a clock that the test moves. */
+#include "check.h"
+#include "core.h"
+
+enum { LAYOUT = 4711, SECOND = 1000000000, MESSAGE = 4096, RECORDS = 4, TTL_S = 10, OUTBOX = 16 };
+
+static struct pg_arena *a;
+static void *arena, *secret;
+static _Alignas(8) uint8_t message[MESSAGE], reply[MESSAGE];
+static uint32_t bytes;
+static int64_t now_s;
+
+/* Of one uid each. */
+struct client {
+    uint32_t uid;
+    uint64_t session, sequence;
+};
+
+/* ---- set-up ------------------------------------------------------------------------------ */
+
+static void *zeroed(uint64_t size)
+{
+    void *memory = aligned_alloc(4096, size);
+    CHECK(memory != NULL);
+    return memset(memory, 0, size);
+}
+
+static void arena_open(uint32_t accounts, uint64_t ops)
+{
+    const struct pg_config c = {
+        .layout_id = LAYOUT, .payload_bytes = 65536, .outbox_bytes_max = 16384, .tick_ns = 1000000,
+        .stream_id = 1, .secret = {1, 2}, .capacity = 10, .outbox_capacity = OUTBOX, .fanout = 8,
+        .namespaces = 1, .topics = 2, .sessions = 4, .watches = 8, .levels = 4,
+        .level_ttl_ns = (int64_t)TTL_S * SECOND, .inbox_max = 8, .loads = 1, .load_blocks = 1,
+        .accounts = accounts, .clock_kind = PG_CLOCK_VIRTUAL};
+    arena = zeroed(pg_arena_bytes(&c));
+    secret = zeroed(pg_private_bytes(&c));
+    a = malloc(pg_handle_bytes());
+    CHECK(a != NULL && pg_create(a, arena, secret, &c));
+    pg_set_quotas(a, 0, 0, ops);
+    now_s = 100;
+}
+
+static void arena_close(void)
+{
+    struct pg_fault fault;
+    CHECK(pg_check(a, &fault));
+    free(arena);
+    free(secret);
+    free(a);
+}
+
+/* ---- messages ------------------------------------------------------------------------------ */
+
+static void append(const void *from, uint32_t len)
+{
+    CHECK(bytes + len <= sizeof message);
+    memcpy(message + bytes, from, len);
+    bytes += len;
+}
+
+static void frame_begin(const struct client *c, unsigned kind, uint32_t count)
+{
+    const bool batch = kind == PG_M_BATCH;
+    const struct pg_frame f = {.magic = PG_WIRE_MAGIC, .version = PG_WIRE_VERSION,
+                               .message = (uint16_t)kind, .session = c->session,
+                               .sequence = batch ? c->sequence : 0, .count = count,
+                               .names = batch, .names_bytes = batch ? 8 : 0};
+    bytes = 0;
+    append(&f, sizeof f);
+    append("\1\1nt\0\0\0", batch ? 8 : 0);
+}
+
+static int handle(const struct client *c)
+{
+    uint64_t used;
+    int64_t wait_ns;
+    return pg_handle(a, message, bytes, c->uid, 1, now_s * SECOND, now_s * SECOND, reply, &used,
+                     &wait_ns);
+}
+
+static struct client greeted(uint32_t uid)
+{
+    struct client c = {.uid = uid, .sequence = 1};
+    const struct pg_hello hello = {.nonce = {(uint8_t)uid}};
+    frame_begin(&c, PG_M_HELLO, 0);
+    append(&hello, sizeof hello);
+    CHECK_EQUAL(handle(&c), PG_H_REPLY);
+    memcpy(&c.session, reply + offsetof(struct pg_frame, session), sizeof c.session);
+    return c;
+}
+
+static void leaves(const struct client *c)
+{
+    frame_begin(c, PG_M_BYE, 0);
+    handle(c);
+}
+
+static unsigned status(uint32_t n)
+{
+    struct pg_result r;
+    memcpy(&r, reply + sizeof(struct pg_frame) + n * sizeof r, sizeof r);
+    return (unsigned)(r.ticket & 0xff);
+}
+
+/* So many advances of the one key, each by one. */
+static void advances(struct client *c, uint32_t count)
+{
+    static uint64_t level;
+    frame_begin(c, PG_M_BATCH, count);
+    for (uint32_t i = 0; i < count; i++) {
+        const struct pg_record r = {.op = PG_OP_ADVANCE_KEY, .key_len = 1, .value = ++level};
+        append(&r, sizeof r);
+    }
+    append("kkkk", count);
+    CHECK_EQUAL(handle(c), PG_H_REPLY);
+    c->sequence++;
+}
+
+/* One record on the key, or on operation `o`, which waits for the key. */
+static void one(struct client *c, unsigned op, char o)
+{
+    const bool level = op == PG_OP_FORGET;
+    const struct pg_watch_key k = {.target = PG_LEVEL_MAX, .key_len = 1};
+    const struct pg_record r = {.op = (uint8_t)op, .key_len = 1,
+                                .ext_len = op == PG_OP_WATCH ? sizeof k + 1 : 0,
+                                .time_kind = op == PG_OP_WATCH ? PG_T_BOOT : 0,
+                                .time_ns = op == PG_OP_WATCH ? INT64_MAX / 2 : 0};
+    frame_begin(c, PG_M_BATCH, 1);
+    append(&r, sizeof r);
+    append(level ? "k" : &o, 1);
+    append(&k, op == PG_OP_WATCH ? sizeof k : 0);
+    append("k", op == PG_OP_WATCH);
+    CHECK_EQUAL(handle(c), PG_H_REPLY);
+    c->sequence++;
+}
+
+/* ---- quotas -------------------------------------------------------------------------------- */
+
+static void each_record_counts_in_a_quota_of_operations(void)
+{
+    arena_open(2, 3);
+    struct client c = greeted(5);
+    advances(&c, 2);
+    advances(&c, 2);
+    CHECK_EQUAL(status(0), PG_ST_DONE);
+    CHECK_EQUAL(status(1), PG_ST_QUOTA);
+    now_s++;
+    advances(&c, 2);
+    CHECK_EQUAL(status(1), PG_ST_DONE);
+    arena_close();
+}
+
+static void fill_outbox(void)
+{
+    const struct pg_publish head = {.key_len = 1, .namespace_len = 1, .topic_len = 1};
+    uint8_t body[sizeof head + 3];
+    struct pg_result r;
+    uint64_t detail[2];
+    memcpy(body, &head, sizeof head);
+    memcpy(body + sizeof head, "ntx", 3);
+    for (uint32_t i = 0; i < OUTBOX; i++)
+        CHECK_EQUAL(pg_publish(a, body, sizeof body, 0, now_s * SECOND, &r, detail), PG_ERR_NONE);
+}
+
+static void a_record_that_has_to_wait_counts_once(void)
+{
+    arena_open(2, 3);
+    struct client c = greeted(5);
+    const struct pg_watch_key k = {.target = PG_LEVEL_MAX, .key_len = 1};
+    const struct pg_record watch = {.op = PG_OP_WATCH, .key_len = 1, .flags = 1,
+                                    .ext_len = sizeof k + 1, .time_kind = PG_T_BOOT,
+                                    .time_ns = INT64_MAX / 2};
+    const struct pg_record advance = {.op = PG_OP_ADVANCE_KEY, .key_len = 1, .value = 1};
+    fill_outbox();
+    frame_begin(&c, PG_M_BATCH, 3);
+    append(&watch, sizeof watch);
+    append(&advance, sizeof advance);
+    append(&advance, sizeof advance);
+    append("o", 1);
+    append(&k, sizeof k);
+    append("kkk", 3);
+    CHECK_EQUAL(handle(&c), PG_H_AGAIN);
+    CHECK_EQUAL(handle(&c), PG_H_AGAIN);
+    pg_published(a, a->header->outbox_tail, 0, 0);
+    CHECK_EQUAL(handle(&c), PG_H_REPLY);
+    CHECK_EQUAL(status(0), PG_ST_ADDED);
+    CHECK_EQUAL(status(2), PG_ST_DONE);
+    arena_close();
+}
+
+static void an_account_begins_with_a_full_quota(void)
+{
+    arena_open(1, 3);
+    struct client c = greeted(5);
+    advances(&c, 3);
+    leaves(&c);
+    c = greeted(6);
+    advances(&c, 3);
+    CHECK_EQUAL(status(2), PG_ST_DONE);
+    arena_close();
+}
+
+static bool has_account(uint32_t uid)
+{
+    bool found = false;
+    for (uint32_t i = 0; i < a->account_rows; i++)
+        found |= a->accounts[i].in_use && a->accounts[i].uid == uid;
+    return found;
+}
+
+static void the_account_that_was_idle_longest_goes(void)
+{
+    for (uint32_t older = 5; older <= 6; older++) {
+        const uint32_t younger = 11 - older;
+        arena_open(2, 3);
+        struct client first = greeted(younger), second = greeted(older);
+        advances(&first, 1);
+        now_s++;
+        advances(&second, 1);
+        now_s++;
+        advances(&first, 1);
+        leaves(&first);
+        leaves(&second);
+        struct client third = greeted(7);
+        advances(&third, 1);
+        CHECK(has_account(7) && has_account(younger) && !has_account(older));
+        arena_close();
+    }
+}
+
+/* ---- time to live -------------------------------------------------------------------------- */
+
+static bool key_is_there(void) { return a->purgatory->free_levels < a->level_rows; }
+
+static void sweep_at(int64_t at_s)
+{
+    uint32_t cursor = 0;
+    now_s = at_s;
+    pg_sweep(a, at_s * SECOND, &cursor, a->level_rows);
+}
+
+static void a_watch_key_lives_from_its_last_change_and_its_last_watcher(void)
+{
+    arena_open(1, 0);
+    struct client c = greeted(5);
+    advances(&c, 1);
+    now_s = 109;
+    advances(&c, 1);
+    sweep_at(115);
+    CHECK(key_is_there());
+    one(&c, PG_OP_WATCH, 'o');
+    sweep_at(130);
+    CHECK(key_is_there());
+    one(&c, PG_OP_CANCEL, 'o');
+    sweep_at(139);
+    CHECK(key_is_there());
+    sweep_at(141);
+    CHECK(!key_is_there());
+    arena_close();
+}
+
+static void a_forgotten_watch_key_goes_with_its_last_watcher(void)
+{
+    arena_open(1, 0);
+    struct client c = greeted(5);
+    for (uint32_t revived = 0; revived < 3; revived++) {
+        advances(&c, 1);
+        one(&c, PG_OP_WATCH, 'o');
+        one(&c, PG_OP_FORGET, 0);
+        if (revived == 1)
+            advances(&c, 1);
+        if (revived == 2)
+            one(&c, PG_OP_WATCH, 'p');
+        one(&c, PG_OP_CANCEL, 'o');
+        if (revived == 2)
+            one(&c, PG_OP_CANCEL, 'p');
+        CHECK_EQUAL(key_is_there(), revived != 0);
+        one(&c, PG_OP_FORGET, 0);
+        CHECK(!key_is_there());
+    }
+    arena_close();
+}
+
+static void a_load_lives_from_when_it_was_last_claimed(void)
+{
+    const struct pg_load wanted = {.id = {1}, .fence = 1, .uid = 5, .state = PG_LOAD_OPEN};
+    unsigned refused;
+    arena_open(1, 0);
+    struct client c = greeted(5);
+    advances(&c, 1);              /* the namespace is born */
+    CHECK_EQUAL(load_claim(a, &wanted, &refused), 0);
+    pg_loads_sweep(a, 105ll * SECOND, (int64_t)TTL_S * SECOND);
+    CHECK_EQUAL(load_find(a, wanted.id), 0);
+    real_time_set(a, 109ll * SECOND);
+    CHECK_EQUAL(load_claim(a, &wanted, &refused), 0);
+    pg_loads_sweep(a, 115ll * SECOND, (int64_t)TTL_S * SECOND);
+    CHECK_EQUAL(load_find(a, wanted.id), 0);
+    pg_loads_sweep(a, 120ll * SECOND, (int64_t)TTL_S * SECOND);
+    CHECK_EQUAL(load_find(a, wanted.id), PG_NIL);
+    arena_close();
+}
+
+int main(void)
+{
+    RUN(each_record_counts_in_a_quota_of_operations);
+    RUN(a_record_that_has_to_wait_counts_once);
+    RUN(an_account_begins_with_a_full_quota);
+    RUN(the_account_that_was_idle_longest_goes);
+    RUN(a_watch_key_lives_from_its_last_change_and_its_last_watcher);
+    RUN(a_forgotten_watch_key_goes_with_its_last_watcher);
+    RUN(a_load_lives_from_when_it_was_last_claimed);
+    return 0;
+}
