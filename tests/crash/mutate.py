@@ -10,6 +10,7 @@ of its older one in benchmarks/results/mutants.json. `mutate.py --help` has the 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import re
@@ -230,6 +231,8 @@ class Bench:
     def __init__(self, rounds: int) -> None:
         self.folder = ROOT / "build" / "mutants"
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.lock = (self.folder / "lock").open("w")
+        fcntl.flock(self.lock, fcntl.LOCK_EX)
         self.headers = newest(*CORE.glob("*.h"), *(ROOT / "tests").glob("c*/*.h"))
         self.rounds = rounds
         self.numbers = {mutant: number for number, mutant in enumerate(mutants(), 1)}
@@ -358,17 +361,17 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=1, help="only every n-th of them")
     parser.add_argument("--rounds", type=int, default=12, help="of the harness, for each")
     parser.add_argument("--jobs", type=int, default=1, help="mutants that are tried at once")
-    parser.add_argument("--file", help="only those of this file")
+    parser.add_argument("--file", nargs="+", default=FILES, help="only those of these files")
     parser.add_argument("--list", action="store_true", help="only list them")
     parser.add_argument("--write", action="store_true", help="keep the result: mutants.json")
     args = parser.parse_args()
-    chosen = [m for m in mutants() if args.file in (None, m.file)][:: args.every]
+    chosen = [m for m in mutants() if m.file in args.file][:: args.every]
     if args.list:
         print("\n".join(f"{m.place} {m.name}" for m in chosen))
         return 0
     bench = Bench(args.rounds)
     alive = False
-    for file in dict.fromkeys(m.file for m in chosen):
+    for file in args.file:
         result = judge(bench, [m for m in chosen if m.file == file], args.jobs)
         alive |= ALIVE in result
         if args.write:
