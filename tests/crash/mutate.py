@@ -248,7 +248,7 @@ class Bench:
         self.harness = self.link("harness", sorted(harness), seen)
         self.tests = [self.link(test, [ROOT / f"tests/c/{test}.c"], plain) for test in TESTS]
         self.cpu_s = 0.0
-        self.cpu_s = 30 + 3 * self._whole()
+        self.cpu_s = 5 + 2 * self._whole()
 
     def written(self, name: str, text: str) -> Path:
         path = self.folder / f"{name}.c"

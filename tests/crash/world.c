@@ -356,12 +356,12 @@ static void cancel_draft(struct world *w, struct draft *d)
     aim(w, d, record_new(w, d, PG_OP_CANCEL, false), false);
 }
 
-/* Of some parked timer, if there is one; now and then with another ticket. */
+/* Of some parked timer, if there is one; now and then with a ticket that nobody has or gets. */
 static void unpark_draft(struct world *w, struct draft *d)
 {
     struct pg_record *r = record_new(w, d, PG_OP_UNPARK, false);
     const uint32_t from = below(w, w->a->slots.capacity);
-    r->value = 1 + below(w, 4);
+    r->value = PG_TICKET_MAX - below(w, 4);
     for (uint32_t i = 0; i < w->a->slots.capacity; i++) {
         const uint32_t slot = (from + i) % w->a->slots.capacity;
         const struct pg_cold *c = &w->a->slots.cold[slot];
