@@ -160,8 +160,10 @@ static void fill_outbox(void)
     uint64_t detail[2];
     memcpy(body, &head, sizeof head);
     memcpy(body + sizeof head, "ntx", 3);
-    for (uint32_t i = 0; i < OUTBOX; i++)
+    for (uint32_t i = 0; i < OUTBOX; i++) {
         CHECK_EQUAL(pg_publish(a, body, sizeof body, 0, now_s * SECOND, &r, detail), PG_ERR_NONE);
+        CHECK_EQUAL(r.ticket, (i + 1) << 8 | PG_ST_DONE);
+    }
 }
 
 static void a_record_that_has_to_wait_counts_once(void)
@@ -283,6 +285,21 @@ static void a_forgotten_watch_key_goes_with_its_last_watcher(void)
     arena_close();
 }
 
+static void a_watch_key_is_born_without_an_error(void)
+{
+    arena_open(1, 0);
+    struct client c = greeted(5);
+    advances(&c, 1);
+    const uint32_t row = a->purgatory->free_level == 0 ? 1 : 0;
+    CHECK(a->levels[row].key_len != 0);
+    level_set(a, row, 1, 7);
+    one(&c, PG_OP_FORGET, 0);
+    advances(&c, 1);
+    CHECK(a->levels[row].key_len != 0);
+    CHECK_EQUAL(a->levels[row].error, 0);
+    arena_close();
+}
+
 static void a_load_lives_from_when_it_was_last_claimed(void)
 {
     const struct pg_load wanted = {.id = {1}, .fence = 1, .uid = 5, .state = PG_LOAD_OPEN};
@@ -310,6 +327,7 @@ int main(void)
     RUN(the_account_that_was_idle_longest_goes);
     RUN(a_watch_key_lives_from_its_last_change_and_its_last_watcher);
     RUN(a_forgotten_watch_key_goes_with_its_last_watcher);
+    RUN(a_watch_key_is_born_without_an_error);
     RUN(a_load_lives_from_when_it_was_last_claimed);
     return 0;
 }
