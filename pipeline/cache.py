@@ -56,7 +56,7 @@ def read(path: Path, paced: Callable[[int], object] = int, upto: int | None = No
 
 def _read(file: FileIO, size: int, paced: Callable[[int], object]) -> mmap.mmap:
     before = resident(file)
-    memory = mmap.mmap(-1, max(size, 1))
+    memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE)
     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # nothing is read ahead
     with memoryview(memory)[:size] as view:
         at, count = 0, 1

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +20,8 @@ from purgatoryd.shm_layout.journal import KINDS, UNKNOWN, Walk
 BATCH_ROWS = 1 << 16
 BATCH_BYTES = 1 << 24
 """Of keys, or of payloads, in a batch; memory is only taken as far as it is used."""
+ALIGNED = 64
+"""Bytes: where Arrow's arrays begin."""
 
 
 def _columns_of(prefix: str, count: str) -> list[str]:
@@ -74,6 +79,7 @@ class Decoder:
         self.kinds: dict[str, int] = {}
         self._node = node
         self._payloads = payloads
+        self._spare: list[mmap.mmap] = []
         self._births = ffi.new("struct pg_births *")
         ffi.buffer(self._births)[:] = b"\xff" * ffi.sizeof("struct pg_births")
         for row in self.names.namespaces:
@@ -89,7 +95,7 @@ class Decoder:
         origin, more = Origin.of(walk, self._node), 1
         self.kinds = {}
         while more:
-            columns = _Columns(walk, self._payloads)
+            columns = _Columns(walk, self._spare, self._payloads)
             more = lib.pg_columns_fill(columns.struct, self._births, walk.struct)
             self._learn(columns)
             self._count(columns.struct.kinds)
@@ -101,7 +107,7 @@ class Decoder:
         """Takes the names from a file, and nothing else. Raises JournalDamaged."""
         more = 1
         while more:
-            columns = _Columns(walk, payloads=False)
+            columns = _Columns(walk, self._spare, payloads=False)
             more = lib.pg_columns_names(columns.struct, self._births, walk.struct)
             self._learn(columns)
         walk.check()
@@ -127,10 +133,37 @@ class Decoder:
 # ---- one batch -------------------------------------------------------------------------------
 
 
-class _Columns:
-    """The memory of one batch; Arrow's arrays are made of it without a copy."""
+class _Memory:
+    """Of one batch. It comes from `spare`, and goes back there when the last array is gone that
+    has a part of it: memory that was used before costs no page fault."""
 
-    def __init__(self, walk: Walk, payloads: bool) -> None:
+    def __init__(self, spare: list[mmap.mmap], size: int) -> None:
+        self._spare = spare
+        self._pages = spare.pop() if spare else _pages(size)
+        self._next = int(ffi.cast("uintptr_t", ffi.from_buffer(self._pages)))
+
+    def __del__(self) -> None:
+        self._spare.append(self._pages)
+
+    def take(self, size: int) -> pa.Buffer:
+        """The next part, as an array's."""
+        found = pa.foreign_buffer(self._next, size, base=self)
+        self._next += _aligned(size)
+        return found
+
+
+def _pages(size: int) -> mmap.mmap:
+    """In huge pages where there are some."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE)
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+class _Columns:
+    """One batch; Arrow's arrays are made of its memory without a copy."""
+
+    def __init__(self, walk: Walk, spare: list[mmap.mmap], payloads: bool) -> None:
         left = int(walk.struct.size - walk.struct.next)
         rows = min(BATCH_ROWS, left // ffi.sizeof("struct pg_frame_head") + 1)
         size = min(left, BATCH_BYTES) + int(lib.PG_J_FRAME_MAX)
@@ -140,8 +173,9 @@ class _Columns:
         names = (*_LONGS, *_INTS, *_BYTES, "watch")
         structs = (*self.struct.longs, *self.struct.ints, *self.struct.bytes, self.struct.watch)
         self._columns = dict(zip(names, structs, strict=True))
+        memory = _Memory(spare, sum(map(_most, structs)))
         self._buffers = {
-            name: _allocated(column, rows, size) for name, column in self._columns.items()
+            name: _allocated(column, memory, rows, size) for name, column in self._columns.items()
         }
 
     @property
@@ -193,7 +227,7 @@ class _Columns:
         column, buffers = self._columns[name], self._buffers[name]
         nulls = self.rows - column.count
         if column.count == 0:
-            return pa.nulls(self.rows, kind)
+            return _nulls(kind).slice(0, self.rows)
         parts = [buffers[part] for part in ("offsets", "values", "bytes") if part in buffers]
         valid = buffers["valid"] if nulls else None
         return pa.Array.from_buffers(kind, self.rows, [valid, *parts], nulls)
@@ -214,7 +248,7 @@ class _Columns:
         lists, buffers = self._columns["watch"], self._buffers["watch"]
         kind = arrow_type(column.type)
         if lists.count == 0:
-            return pa.nulls(self.rows, kind)
+            return _nulls(kind).slice(0, self.rows)
         fields = [
             pa.Array.from_buffers(field.type, lists.used, [None, buffers[field.name]], 0)
             for field in kind.value_type
@@ -225,21 +259,41 @@ class _Columns:
         return pa.Array.from_buffers(kind, self.rows, parts, nulls, children=[keys])
 
 
-def _allocated(column: Any, rows: int, size: int) -> dict[str, pa.Buffer]:
-    """Memory for all that a column points to; what C expects to be zero is."""
+def _parts(column: Any, rows: int, size: int) -> Iterator[tuple[str, Any, int]]:
+    """What a column points to: its name, its type, its bytes."""
     keys = size // ffi.sizeof("struct pg_j_watch_key")
-    made = {}
+    counts = {"valid": rows // 8 + 1, "offsets": rows + 1, "values": rows, "bytes": size}
     for name, field in ffi.typeof(column).fields:
-        if field.type.kind != "pointer":
-            continue
-        item = ffi.sizeof(field.type.item)
-        count = {"valid": rows // 8 + 1, "offsets": rows + 1, "values": rows, "bytes": size}
-        made[name] = pa.allocate_buffer(item * count.get(name, keys))
-        setattr(column, name, ffi.cast(field.type, made[name].address))
+        if field.type.kind == "pointer":
+            yield name, field.type, ffi.sizeof(field.type.item) * counts.get(name, keys)
+
+
+def _most(column: Any) -> int:
+    """Bytes of a column of the largest batch."""
+    parts = _parts(column, BATCH_ROWS, BATCH_BYTES + int(lib.PG_J_FRAME_MAX))
+    return sum(_aligned(size) for _, _, size in parts)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED
+
+
+def _allocated(column: Any, memory: _Memory, rows: int, size: int) -> dict[str, pa.Buffer]:
+    """Memory for all that a column points to; what C expects to be zero is."""
+    made = {}
+    for name, kind, bytes_ in _parts(column, rows, size):
+        made[name] = memory.take(bytes_)
+        setattr(column, name, ffi.cast(kind, made[name].address))
     ffi.buffer(column.valid, rows // 8 + 1)[:] = bytes(rows // 8 + 1)
     if "offsets" in made:
         column.offsets[0] = 0
     return made
+
+
+@cache
+def _nulls(kind: pa.DataType) -> pa.Array:
+    """A column without a value."""
+    return pa.nulls(BATCH_ROWS, kind)
 
 
 def _by_row(names: dict[int, str]) -> list[str]:

@@ -28,6 +28,7 @@ from purgatoryd.shm_layout.errors import BadPath, LakeBroken, LakeMismatch
 from purgatoryd.shm_layout.files import replace_durably, write_durably
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
 BRONZE = "bronze"
@@ -254,19 +255,23 @@ def _bounds(path: Path) -> dict[str, list[int]]:
 
 SAME = {"epoch", "segment"}
 """Numbers that hardly change within a file."""
+SOUGHT = ["lsn", "at", "kind", "ticket", "key", *POSITIONS]
+"""What is looked for: of these the least and the greatest value stand beside each row group."""
 
 
-def parquet_writer(file: BinaryIO, table: Table) -> pq.ParquetWriter:
+def parquet_writer(file: BinaryIO | pa.NativeFile, table: Table) -> pq.ParquetWriter:
     """Writes a file of a table as the lake has them: plain Parquet that every engine reads."""
     import pyarrow.parquet as pq
 
     words = [c.name for c in table.columns if c.type == "word" or c.name in SAME]
+    numbers = {c.name for c in table.columns if c.type in ("long", "int", "timestamp")} - SAME
     return pq.ParquetWriter(
         file,
         table.arrow(),
-        compression="zstd",
-        compression_level=1,
+        compression="lz4",
         use_dictionary=words,
+        column_encoding=dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),  # most grow row by row
+        write_statistics=SOUGHT,
         data_page_size=1 << 22,  # a segment has few columns that fill one
         write_batch_size=1 << 16,
     )

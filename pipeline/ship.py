@@ -1,16 +1,24 @@
-"""The journal's way into the lake: sealed segments and snapshots, each once, oldest first."""
+"""The journal's way into the lake: sealed segments and snapshots, each once, oldest first.
+
+A file goes through it in three steps, each in a thread of its own, so that they overlap: it is
+decoded, a batch at a time; these become Parquet in memory; that is brought to disk, while the
+next file is read.
+"""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, NoReturn, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from purgatoryd.pipeline import cache
 from purgatoryd.pipeline.decode import Decoder
@@ -29,10 +37,27 @@ from purgatoryd.pipeline.pace import Pace
 from purgatoryd.pipeline.schemas import BRONZE as BRONZE_TABLE
 from purgatoryd.pipeline.sources import Source, openings, sealed
 from purgatoryd.shm_layout._core import lib
-from purgatoryd.shm_layout.errors import BadPath, JournalDamaged
+from purgatoryd.shm_layout.errors import BadPath, JournalDamaged, PurgatorydError
 from purgatoryd.shm_layout.journal import Walk, segments
 from purgatoryd.shm_layout.layout import WalkState
 from purgatoryd.shm_layout.marks import Mark, read_marks, set_mark
+
+T = TypeVar("T")
+
+# ---- threads ---------------------------------------------------------------------------------
+
+
+def overlapped(calls: Iterable[Callable[[], T]]) -> Iterator[T]:
+    """What each call gives, in order; one runs in another thread while the next is got ready."""
+    with ThreadPoolExecutor(1) as thread:
+        running: deque[Future[T]] = deque()
+        for call in calls:
+            running.append(thread.submit(call))
+            if len(running) > 1:
+                yield running.popleft().result()
+        for last in running:
+            yield last.result()
+
 
 # ---- one file --------------------------------------------------------------------------------
 
@@ -63,10 +88,11 @@ def head_of(walk: Walk, memory: Any) -> Head:
 
 
 class _Tally:
-    """Writes batches to a file, and keeps account of what they hold."""
+    """Makes a file of batches, and keeps account of what they hold."""
 
-    def __init__(self, writer: pq.ParquetWriter) -> None:
-        self._writer = writer
+    def __init__(self) -> None:
+        self._file = pa.BufferOutputStream()
+        self._writer = parquet_writer(self._file, BRONZE_TABLE)
         self._rows = 0
         self._last: pa.RecordBatch | None = None
         self._bounds: dict[str, list[int]] = {name: [] for name in ("at", *POSITIONS)}
@@ -81,19 +107,33 @@ class _Tally:
             if ends["min"].is_valid:
                 seen += (ends["min"].as_py(), ends["max"].as_py())
 
+    def end(self) -> pa.Buffer:
+        """The file's bytes."""
+        self._writer.close()
+        return self._file.getvalue()
+
     def content(self, kinds: dict[str, int]) -> Content:
         """Of all of them."""
         end_lsn = None if self._last is None else self._last["add_lsn"][-1].as_py()
         return Content(self._rows, dict(kinds), self._bounds, end_lsn)
 
 
-def write_file(walk: Walk, decoder: Decoder, file: BinaryIO) -> Content:
-    """The records of the file that a walk has entered, as Parquet. Raises JournalDamaged."""
-    with parquet_writer(file, BRONZE_TABLE) as writer:
-        tally = _Tally(writer)
-        for batch in decoder.batches(walk):
-            tally.write(batch)
-    return tally.content(decoder.kinds)
+def _raise(error: Exception) -> NoReturn:
+    raise error
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A file of the lake that is not on disk yet."""
+
+    source: Source
+    content: pa.Buffer
+    manifest: Manifest
+
+    def fill(self, file: BinaryIO) -> Manifest:
+        """As Lake.commit wants it."""
+        file.write(self.content)
+        return self.manifest
 
 
 def refuse_open_end(walk: Walk, one: Source) -> None:
@@ -146,9 +186,10 @@ class Shipper:
         self._hold()
 
     def _each(self, found: list[Source]) -> Iterator[tuple[Source, Manifest | None]]:
-        """Each with its manifest; None: it was a snapshot, and is gone."""
-        for one in found:
-            yield one, self._ship(one, self._decoder(one.identity.daemon))
+        """Each with its manifest, once it counts; a snapshot that is gone has none."""
+        for made in overlapped(self._to_make(found)):
+            identity = made.source.identity
+            yield made.source, self._lake.commit(identity.table, identity.daemon, made.fill)
 
     def _new(self, found: list[Source]) -> list[Source]:
         for one in found:
@@ -191,20 +232,27 @@ class Shipper:
             walk.enter(one.path, memory)
             self._decoder(one.identity.daemon).learn(walk)
 
-    def _ship(self, one: Source, decoder: Decoder) -> Manifest | None:
-        """None: it was a snapshot, and is gone."""
-        memory, walk = self._read(one), Walk()
-        if memory is None:
-            return None
+    def _to_make(self, found: list[Source]) -> Iterator[Callable[[], _Made]]:
+        """How each is made, once it was read; a snapshot that is gone is left out."""
+        for one in found:
+            try:
+                memory = self._read(one)
+            except PurgatorydError as error:
+                yield partial(_raise, error)  # once those before it are in the lake
+                return
+            if memory is not None:
+                yield partial(self._make, one, memory)
+
+    def _make(self, one: Source, memory: Any) -> _Made:
+        decoder, walk = self._decoders[one.identity.daemon], Walk()
         walk.enter(one.path, memory)
-
-        def write(file: BinaryIO) -> Manifest:
-            content = write_file(walk, decoder, file)
-            refuse_open_end(walk, one)
-            self._save_names(one.identity.daemon, decoder.names)
-            return self._manifest(one.identity, head_of(walk, memory), content)
-
-        return self._lake.commit(one.identity.table, one.identity.daemon, write)
+        tally = _Tally()
+        for _ in overlapped(partial(tally.write, batch) for batch in decoder.batches(walk)):
+            pass
+        refuse_open_end(walk, one)
+        self._save_names(one.identity.daemon, decoder.names)
+        content = tally.content(decoder.kinds)
+        return _Made(one, tally.end(), self._manifest(one.identity, head_of(walk, memory), content))
 
     def _save_names(self, daemon: str, names: Names) -> None:
         if names.learnt != self._named[daemon]:
