@@ -221,10 +221,11 @@ class Reaper:
         return True
 
     def _serve_admin(self) -> bool:
-        for _ in range(ADMIN_PER_TURN):
+        """True = another turn follows at once: some may be left, and what was published goes out."""
+        for served in range(ADMIN_PER_TURN):
             message = lanes.receive(self._lanes.admin)
             if message is None:
-                return False
+                return served > 0
             answer = admin.handle(self, message)
             if answer is not None:
                 lanes.reply(self._lanes.admin, message, answer)
