@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import traceback
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -91,6 +90,6 @@ def main() -> None:
     except MemoryError:
         sys.stderr.write("purgatoryd: out of memory\n")
         sys.exit(Exit.UNUSABLE)
-    except Exception:
-        traceback.print_exc()
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(Exit.BUG)

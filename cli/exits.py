@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -81,10 +80,8 @@ def exit_of(error: errors.PurgatorydError) -> Exit:
 
 
 def figures(error: Exception) -> dict[str, Any]:
-    """The figures that an error keeps, by name."""
-    if not is_dataclass(error):
-        return {}
-    return {field.name: getattr(error, field.name) for field in fields(error)}
+    """The figures that an error keeps, by name; one that is not ours keeps none."""
+    return {name: getattr(error, name) for name in getattr(error, "figures", ())}
 
 
 def report(error: errors.PurgatorydError, as_json: bool) -> Exit:

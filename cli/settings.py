@@ -6,7 +6,6 @@ its owner wrote down.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,7 @@ from click.core import ParameterSource
 from purgatoryd.cli import units
 from purgatoryd.cli.exits import ARGUMENTS
 from purgatoryd.daemon.config import DEFAULTS, Config
-from purgatoryd.shm_layout.errors import (
-    BadPath,
-    InvalidArgument,
-    InvalidSetting,
-    UnknownSetting,
-)
+from purgatoryd.shm_layout.errors import InvalidArgument, InvalidSetting, UnknownSetting
 
 PREFIX = "PURGATORYD_"
 # Variables that are no settings of `run` but ours all the same.
@@ -180,13 +174,9 @@ def read_file(ctx: click.Context, _: click.Parameter, path: Path | None) -> Path
     """Callback of --config: the file's values become the defaults of the other options."""
     if path is None:
         return None
-    source = f"config file {path}"
-    try:
-        found = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise BadPath(str(path), f"cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidSetting("config", str(path), f"a TOML file: {error}", "flag") from error
+    from purgatoryd.cli.config_file import read_table
+
+    found, source = read_table(path), f"config file {path}"
     fields = {flag: field for field, flag in FLAG_OF.items()} | {"name": "name"}
     ctx.default_map = {}
     for flag, value in found.items():

@@ -71,24 +71,54 @@ PurgatorydError
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 
 class PurgatorydError(Exception):
     """Root of all errors that purgatoryd raises on purpose."""
 
+    figures: ClassVar[tuple[str, ...]] = ()
+    """Names of what an error keeps, in the order of its arguments."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args)
+        if not self.figures and not named:
+            return
+        given = dict(zip(self.figures, args, strict=False)) | named
+        missing = [name for name in self.figures if name not in given and not hasattr(self, name)]
+        if missing or len(given) < len(args) + len(named) or not given.keys() <= {*self.figures}:
+            expected = ", ".join(self.figures)
+            raise TypeError(f"{type(self).__name__} takes ({expected}), not {args!r} and {named!r}")
+        vars(self).update({name: getattr(self, name) for name in self.figures if name not in given})
+        vars(self).update(given)
+
+    def __repr__(self) -> str:
+        kept = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.figures)
+        return f"{type(self).__name__}({kept})" if self.figures else super().__repr__()
+
     def __reduce__(self) -> tuple[Any, ...]:
         # BaseException remembers positional arguments only; these are built with keywords.
-        names = getattr(self, "__dataclass_fields__", None)
-        return type(self), tuple(getattr(self, n) for n in names) if names else self.args
+        return type(self), tuple(getattr(self, n) for n in self.figures) or self.args
+
+
+_Error = TypeVar("_Error", bound=type[PurgatorydError])
+
+
+@dataclass_transform(eq_default=False)
+def keeps_figures(error: _Error) -> _Error:
+    """What the class annotates are its arguments from now on, behind those of its base.
+
+    As with a dataclass, but no code is made for it: every process that imports this would wait.
+    """
+    error.figures = (*error.figures, *error.__annotations__)
+    return error
 
 
 class InvalidArgument(PurgatorydError, ValueError):
     """An argument is out of bounds. Nothing was sent and nothing changed."""
 
 
-@dataclass(eq=False)
+@keeps_figures
 class InvalidKey(InvalidArgument):
     """`length` is in bytes (UTF-8 for str); 0 when the type is wrong."""
 
@@ -100,7 +130,7 @@ class InvalidKey(InvalidArgument):
         return f"key {self.reason}: it has {self.length} bytes, allowed are 1 to {self.limit}"
 
 
-@dataclass(eq=False)
+@keeps_figures
 class InvalidName(InvalidArgument):
     """`kind` is "daemon", "namespace" or "topic"; `length` and `limit` are bytes."""
 
@@ -117,7 +147,7 @@ class InvalidName(InvalidArgument):
         )
 
 
-@dataclass(eq=False)
+@keeps_figures
 class InvalidPayload(InvalidArgument):
     """`length` and `limit` are bytes; the length is 0 when the type is wrong."""
 
@@ -129,7 +159,7 @@ class InvalidPayload(InvalidArgument):
         return f"payload {self.reason}: it has {self.length} bytes, allowed are up to {self.limit}"
 
 
-@dataclass(eq=False)
+@keeps_figures
 class InvalidTime(InvalidArgument):
     """`value` as it was given; `limit_ns` is the largest deadline, in nanoseconds."""
 
@@ -144,7 +174,7 @@ class InvalidTime(InvalidArgument):
         )
 
 
-@dataclass(eq=False)
+@keeps_figures
 class InvalidRows(InvalidArgument):
     """A bulk call's rows: `row` is the first bad one, -1 when it is about a column."""
 
@@ -155,7 +185,7 @@ class InvalidRows(InvalidArgument):
         return self.reason if self.row < 0 else f"row {self.row}: {self.reason}"
 
 
-@dataclass(eq=False)
+@keeps_figures
 class InvalidCondition(InvalidArgument):
     """`reason` names the bound that `value` breaks."""
 
@@ -166,7 +196,7 @@ class InvalidCondition(InvalidArgument):
         return f"condition: {self.reason}, not {self.value!r}"
 
 
-@dataclass(eq=False)
+@keeps_figures
 class InvalidSetting(InvalidArgument):
     """`source` says where the value came from: a flag, the environment, a file."""
 
@@ -179,7 +209,7 @@ class InvalidSetting(InvalidArgument):
         return f"{self.setting} = {self.value!r} ({self.source}): must be {self.bound}"
 
 
-@dataclass(eq=False)
+@keeps_figures
 class UnknownSetting(InvalidArgument):
     """`known` are the settings that exist."""
 
@@ -191,7 +221,7 @@ class UnknownSetting(InvalidArgument):
         return f"unknown setting {self.setting!r} in {self.source}"
 
 
-@dataclass(eq=False)
+@keeps_figures
 class Refused(PurgatorydError):
     """The daemon refused one timer; `status` is its number in enum pg_status."""
 
@@ -204,7 +234,7 @@ class Refused(PurgatorydError):
         return f"{self.key!r} {self.why} (status {self.status})"
 
 
-@dataclass(eq=False)
+@keeps_figures
 class Exists(Refused):
     """The key is armed: `ticket` and `deadline_boot_ns` are those of the armed timer."""
 
@@ -215,7 +245,7 @@ class Exists(Refused):
         return f"{self.key!r} is armed already, with ticket {self.ticket}"
 
 
-@dataclass(eq=False)
+@keeps_figures
 class Full(Refused):
     """`resource` ran out: slots, payload, namespaces, topics, tickets, keys, accounts or loads."""
 
@@ -225,7 +255,7 @@ class Full(Refused):
         return f"{self.key!r} was refused: the arena is out of {self.resource}"
 
 
-@dataclass(eq=False)
+@keeps_figures
 class TooFar(Refused):
     """`deadline_ns` saturated; `limit_ns` is the largest deadline."""
 
@@ -283,7 +313,7 @@ class JournalStopped(Refused):
     why = "was refused because the daemon's journal stopped"
 
 
-@dataclass(eq=False)
+@keeps_figures
 class QuotaExceeded(Refused):
     """The quota of a namespace or of a uid (`whose`) is used up; `limit` is what it allows.
 
@@ -308,7 +338,7 @@ class WrongShard(Refused):
     why = "belongs to another shard"
 
 
-@dataclass(eq=False)
+@keeps_figures
 class BatchError(PurgatorydError):
     """Refusals of calls made with wait=False whose results nobody collected.
 
@@ -333,7 +363,7 @@ class DaemonError(PurgatorydError):
     """The conversation with the daemon failed."""
 
 
-@dataclass(eq=False)
+@keeps_figures
 class DaemonUnreachable(DaemonError, ConnectionError):
     """No daemon answered under `name` within `waited_s` seconds; `endpoint` was tried.
 
@@ -351,7 +381,7 @@ class DaemonUnreachable(DaemonError, ConnectionError):
         return text + (f"; {self.in_doubt} calls are in doubt" if self.in_doubt else "")
 
 
-@dataclass(eq=False)
+@keeps_figures
 class CallTimeout(DaemonError, TimeoutError):
     """The daemon is connected but did not answer `what` within `waited_s` seconds.
 
@@ -369,7 +399,7 @@ class CallTimeout(DaemonError, TimeoutError):
         )
 
 
-@dataclass(eq=False)
+@keeps_figures
 class QueueFull(DaemonError, TimeoutError):
     """`queued` calls wait already, of `limit` allowed; waited `waited_s` seconds for room."""
 
@@ -384,7 +414,7 @@ class QueueFull(DaemonError, TimeoutError):
         )
 
 
-@dataclass(eq=False)
+@keeps_figures
 class SessionExpired(DaemonError):
     """The daemon forgot the session: the outcome of `in_doubt` calls is unknown.
 
@@ -401,7 +431,7 @@ class SessionExpired(DaemonError):
         )
 
 
-@dataclass(eq=False)
+@keeps_figures
 class MessageRefused(DaemonError):
     """The daemon refused a whole message and applied nothing of it.
 
@@ -423,7 +453,7 @@ class NoJournal(MessageRefused):
         return "durability needs a daemon with a journal: purgatoryd run --journal DIRECTORY"
 
 
-@dataclass(eq=False)
+@keeps_figures
 class NotDurable(DaemonError):
     """What of these calls was applied is not on disk, because the journal stopped before.
 
@@ -441,7 +471,7 @@ class NotDurable(DaemonError):
         )
 
 
-@dataclass(eq=False)
+@keeps_figures
 class ProtocolError(DaemonError):
     """Bytes that break the protocol: `offset` where, `expected` and `found` what."""
 
@@ -454,7 +484,7 @@ class ProtocolError(DaemonError):
         return f"{self.what} at byte {self.offset}: expected {self.expected}, found {self.found}"
 
 
-@dataclass(eq=False)
+@keeps_figures
 class SnapshotRequired(PurgatorydError):
     """Notices `first_lost`..`last_lost` of a topic are gone from the outbox.
 
@@ -476,7 +506,7 @@ class SnapshotRequired(PurgatorydError):
         )
 
 
-@dataclass(eq=False)
+@keeps_figures
 class Closed(PurgatorydError):
     """`what` was closed before this call."""
 
@@ -486,7 +516,7 @@ class Closed(PurgatorydError):
         return f"this {self.what} is closed"
 
 
-@dataclass(eq=False)
+@keeps_figures
 class ForkedProcess(PurgatorydError):
     """`what` was made in process `owner_pid` and cannot be used in its child `pid`."""
 
@@ -505,7 +535,7 @@ class ArenaError(PurgatorydError):
     """The shared memory segment cannot be used."""
 
 
-@dataclass(eq=False)
+@keeps_figures
 class ArenaMissing(ArenaError):
     """There is no segment `segment`."""
 
@@ -515,7 +545,7 @@ class ArenaMissing(ArenaError):
         return f"there is no shared memory segment {self.segment}"
 
 
-@dataclass(eq=False)
+@keeps_figures
 class ArenaMismatch(ArenaError):
     """`field` of the header of `segment` differs: both values."""
 
@@ -532,7 +562,7 @@ class OtherAbi(ArenaMismatch):
     """The arena was made by a version with another ABI; `expected` is this one's."""
 
 
-@dataclass(eq=False)
+@keeps_figures
 class ArenaNotReady(ArenaError):
     """`state` is the arena's state: blank, rebuilding or retired."""
 
@@ -543,7 +573,7 @@ class ArenaNotReady(ArenaError):
         return f"{self.segment} is {self.state}"
 
 
-@dataclass(eq=False)
+@keeps_figures
 class ArenaBroken(ArenaError):
     """The first broken invariant: in `part`, at `where`."""
 
@@ -560,7 +590,7 @@ class ArenaBroken(ArenaError):
         )
 
 
-@dataclass(eq=False)
+@keeps_figures
 class ArenaTooLarge(ArenaError):
     """`needed` and `available` are bytes in `where`."""
 
@@ -575,7 +605,7 @@ class ArenaTooLarge(ArenaError):
         )
 
 
-@dataclass(eq=False)
+@keeps_figures
 class ArenaTooSmall(ArenaError):
     """`resource` was asked to be `asked`, but `needed` of it live."""
 
@@ -587,7 +617,7 @@ class ArenaTooSmall(ArenaError):
         return f"{self.resource} {self.asked} is below the {self.needed} that live in the arena"
 
 
-@dataclass(eq=False)
+@keeps_figures
 class ArenaInUse(ArenaError):
     """`segment` holds `timers` armed, `operations` and `notices`: an import replaces none."""
 
@@ -603,7 +633,7 @@ class ArenaInUse(ArenaError):
         )
 
 
-@dataclass(eq=False)
+@keeps_figures
 class SystemFailure(PurgatorydError):
     """A system call of the daemon failed with errno `number` (0: not known) on `path`, if any.
 
@@ -624,7 +654,7 @@ class PipelineError(PurgatorydError):
     """The journal's way into the lake, or what is made of it there."""
 
 
-@dataclass(eq=False)
+@keeps_figures
 class ExtraMissing(PipelineError):
     """`what` is needed and not installed; `install` says how to get it."""
 
@@ -635,7 +665,7 @@ class ExtraMissing(PipelineError):
         return f"{self.what} is missing: {self.install}"
 
 
-@dataclass(eq=False)
+@keeps_figures
 class LakeBroken(PipelineError):
     """The file `path` of a lake is not what was written: `what`."""
 
@@ -646,7 +676,7 @@ class LakeBroken(PipelineError):
         return f"{self.path}: {self.what}"
 
 
-@dataclass(eq=False)
+@keeps_figures
 class LakeInUse(PipelineError):
     """Another process holds the lock `path`."""
 
@@ -656,7 +686,7 @@ class LakeInUse(PipelineError):
         return f"{self.path}: another process writes there"
 
 
-@dataclass(eq=False)
+@keeps_figures
 class LakeMismatch(PipelineError):
     """The file `path` of a lake is of the major version `found`; this one reads `expected`."""
 
@@ -668,7 +698,7 @@ class LakeMismatch(PipelineError):
         return f"{self.path}: version of the lake is {self.found}, expected {self.expected}"
 
 
-@dataclass(eq=False)
+@keeps_figures
 class LoadRefused(PipelineError):
     """The daemon refused `refused` rows of `what`. `counts`: rows by status; `samples`: some
     refusals, as (namespace, key, status). The other rows were done."""
@@ -684,7 +714,7 @@ class LoadRefused(PipelineError):
         return f"{self.what}: {self.refused} rows were refused ({counts}); such as {some}"
 
 
-@dataclass(eq=False)
+@keeps_figures
 class MoveMissing(PipelineError):
     """`namespace` cannot be moved from `source` to `target`: no daemon has a command for it."""
 
@@ -699,7 +729,7 @@ class MoveMissing(PipelineError):
         )
 
 
-@dataclass(eq=False)
+@keeps_figures
 class WindowElsewhere(PipelineError):
     """The timers of a cold tier are those of the daemon `daemon`: nothing goes to `other`."""
 
@@ -713,7 +743,7 @@ class WindowElsewhere(PipelineError):
         )
 
 
-@dataclass(eq=False)
+@keeps_figures
 class WindowTaken(PipelineError):
     """Run `fence` of the window `window` of a cold tier was overtaken: a newer one goes on with it,
     and this one adds nothing more."""
@@ -729,7 +759,7 @@ class StartError(PurgatorydError):
     """The daemon cannot start."""
 
 
-@dataclass(eq=False)
+@keeps_figures
 class AlreadyRunning(StartError):
     """A daemon of this name runs as process `pid` (0 when unknown)."""
 
@@ -740,7 +770,7 @@ class AlreadyRunning(StartError):
         return f"a daemon {self.name!r} runs already, as process {self.pid or 'unknown'}"
 
 
-@dataclass(eq=False)
+@keeps_figures
 class BadPath(StartError):
     """`path` cannot be used because of `reason`."""
 
@@ -751,7 +781,7 @@ class BadPath(StartError):
         return f"{self.path}: {self.reason}"
 
 
-@dataclass(eq=False)
+@keeps_figures
 class PathTooLong(StartError):
     """`length` bytes of a socket path, of `limit` that AF_UNIX allows."""
 
@@ -766,7 +796,7 @@ class PathTooLong(StartError):
         )
 
 
-@dataclass(eq=False)
+@keeps_figures
 class Unsupported(StartError):
     """`what` is needed and missing on this machine."""
 
@@ -780,7 +810,7 @@ class JournalError(StartError):
     """The files of a journal cannot be used."""
 
 
-@dataclass(eq=False)
+@keeps_figures
 class JournalInUse(JournalError):
     """Process `pid` (0 when unknown) writes the journal in `path`."""
 
@@ -791,7 +821,7 @@ class JournalInUse(JournalError):
         return f"{self.path}: process {self.pid or 'unknown'} writes this journal"
 
 
-@dataclass(eq=False)
+@keeps_figures
 class JournalMismatch(JournalError):
     """`field` of `path` differs: both values."""
 
@@ -804,7 +834,7 @@ class JournalMismatch(JournalError):
         return f"{self.path}: {self.field} is {self.found}, expected {self.expected}"
 
 
-@dataclass(eq=False)
+@keeps_figures
 class JournalDamaged(JournalError):
     """Bytes `first_byte`..`last_byte` of `path` are not what was written: records
     `first_lsn`..`last_lsn` are lost or in doubt; 0 = unknown."""
@@ -826,7 +856,7 @@ class JournalDamaged(JournalError):
         return f"{text}; --force-journal goes on with what is before"
 
 
-@dataclass(eq=False)
+@keeps_figures
 class JournalUnwritable(JournalError):
     """Writing `path` failed with the error number `errno`."""
 
@@ -837,7 +867,7 @@ class JournalUnwritable(JournalError):
         return f"{self.path} cannot be written: {os.strerror(self.errno)}"
 
 
-@dataclass(eq=False)
+@keeps_figures
 class JournalNeeded(JournalError):
     """The arena `segment` has a journal; without it, its records would go nowhere.
 

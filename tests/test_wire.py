@@ -247,8 +247,12 @@ def test_every_error_is_in_the_drawing_and_survives_pickling(kind: type[Purgator
         "str": "text", "int": 1, "float": 1.5, "object": b"thing", "dict[str, int]": {"a": 5},
         "tuple[tuple[str, str, str], ...]": (("a", "b", "c"),),
     }  # fmt: skip
-    fields = getattr(kind, "__dataclass_fields__", {}).values()
-    error = kind(*(samples.get(field.type, (("a", 5), ("b", 6))) for field in fields))
+    kinds = {
+        name: kind
+        for c in kind.__mro__
+        for name, kind in vars(c).get("__annotations__", {}).items()
+    }
+    error = kind(*(samples.get(kinds[name], (("a", 5), ("b", 6))) for name in kind.figures))
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is kind
     assert vars(copy) == vars(error)
