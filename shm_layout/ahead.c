@@ -10,13 +10,6 @@
 #define LINE 64
 #define CHAIN 8                   /* watch keys of one operation that are worth it */
 
-/* The empty statement is an effect: without one, compilers drop the functions in here. */
-static inline void fetch(const void *at)
-{
-    __builtin_prefetch(at, 1);
-    __asm__ volatile("");
-}
-
 /* Both lines of an object that may lie across a border. */
 static inline void fetch_whole(const void *at, size_t bytes)
 {
@@ -100,6 +93,29 @@ void ahead_ends(const struct pg_arena *a, const uint32_t *slots, uint32_t count)
         found += watches[found] != PG_NIL;
     }
     fetch_chains(a, watches, found);
+}
+
+/* ---- links ------------------------------------------------------------------------------ */
+
+/* For a rebuild, which has not looked at this truth yet: what is out of bounds is left alone. */
+void ahead_links(const struct pg_arena *a, const uint32_t *slots, uint32_t count)
+{
+    uint32_t watches[PG_AHEAD], rows[PG_AHEAD], found = 0, known = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t first = operation_at(a, slots[i])->first_watch;
+        if (first < a->watch_rows)
+            fetch_watch(a, watches[found++] = first);
+    }
+    for (uint32_t i = 0; i < found; i++) {
+        const uint32_t row = a->watches[watches[i]].level;
+        if (row < a->level_rows)
+            fetch_level(a, rows[known++] = row);
+    }
+    for (uint32_t i = 0; i < known; i++)
+        fetch_watch(a, a->levels[rows[i]].latest);
+    for (uint32_t i = 0; i < known; i++)
+        if (a->levels[rows[i]].latest != PG_NIL)
+            fetch_watch(a, a->watches[a->levels[rows[i]].latest].parent);
 }
 
 /* ---- levels ------------------------------------------------------------------------------ */

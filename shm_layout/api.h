@@ -64,6 +64,12 @@ int pg_attach_previous(struct pg_arena *a, void *arena, uint64_t arena_bytes, vo
 /* Rebuilds all that is derived; required after attach, before anything is changed.
  * now_ns is the arena's clock. Entries that fired but were not handed over stay so. */
 int pg_rebuild(struct pg_arena *a, int64_t now_ns, struct pg_fault *why);
+/* The same in steps, in this order; `keys` and `places` may run at the same time in two threads,
+ * each with a fault of its own. */
+int pg_rebuild_begin(struct pg_arena *a, int64_t now_ns, struct pg_fault *why);
+int pg_rebuild_keys(struct pg_arena *a, struct pg_fault *why);
+int pg_rebuild_places(struct pg_arena *a, struct pg_fault *why);
+int pg_rebuild_end(struct pg_arena *a, struct pg_fault *why);
 /* Copies all truth of `from` into the fresh arena `to` (other sizes): tickets, sequences,
  * sessions and LSNs stay. Refuses what has no room, with both values. Slots and rows get other
  * numbers: frames from before cannot be redone over a snapshot from after, nor the reverse. */

@@ -1,4 +1,4 @@
-/* arena.c - geometry, create, attach, rebuild and check: the parts put together. */
+/* arena.c - geometry, create, attach and check: the parts put together. */
 
 #include "core.h"
 
@@ -476,175 +476,6 @@ int pg_attach_previous(struct pg_arena *a, void *arena, uint64_t arena_bytes, vo
     return 1;
 }
 
-/* ---- rebuild ------------------------------------------------------------------------- */
-
-static void counters_reset(struct pg_arena *a)
-{
-    a->metrics->live = a->metrics->live_wall = a->metrics->parked = 0;
-    for (uint32_t i = 0; i < a->namespace_rows; i++)
-        a->namespaces[i].live = a->namespaces[i].bytes = 0;
-    for (uint32_t i = 0; i < a->topic_rows; i++)
-        a->topics[i].live = 0;
-}
-
-/* What the flags say stands at the blob's start has room there. */
-static bool ext_sound(const struct pg_hot *h, const struct pg_cold *c)
-{
-    const uint64_t least = h->flags & PG_F_OPERATION ? sizeof(struct pg_operation)
-                           : h->flags & PG_F_WALL    ? sizeof(struct pg_ext)
-                                                     : 0;
-    return c->ext_len >= least && c->ext_len % PG_GRANULE == 0;
-}
-
-/* An outcome keeps no hold on its topic and account, whose rows may serve others by now. */
-static bool state_sound(const struct pg_arena *a, const struct pg_hot *h, const struct pg_cold *c)
-{
-    if (ctl_state(h->ctl) == PG_S_OUTCOME)
-        return (h->flags & PG_F_OPERATION) != 0;
-    return ctl_lives(h->ctl) && a->topics[h->topic].name_len != 0 &&
-           c->account <= a->account_rows &&
-           (ctl_state(h->ctl) == PG_S_ARMED || !(h->flags & PG_F_OPERATION));
-}
-
-static bool slot_sound(const struct pg_arena *a, const struct pg_hot *h, const struct pg_cold *c)
-{
-    return h->topic < a->topic_rows && state_sound(a, h, c) && ext_sound(h, c) && c->key_len != 0 &&
-           c->payload_len <= PG_PAYLOAD_MAX;
-}
-
-/* An operation that owes its topic a notice holds a second blob. */
-static bool notice_mark(struct pg_arena *a, uint32_t slot)
-{
-    if (!is_operation(a, slot) || operation_granules(a, slot) == 0)
-        return true;
-    return blobs_rebuild_mark(&a->blobs, operation_at(a, slot)->notice_blob,
-                              (uint32_t)operation_granules(a, slot));
-}
-
-/* A timer's blob is the entry's now; an operation gave away only its notice's. */
-static void slot_drop_fired(struct pg_arena *a, uint32_t slot)
-{
-    const uint64_t ticket = ctl_ticket(a->slots.hot[slot].ctl);
-    if (is_operation(a, slot))
-        operation_at(a, slot)->notice_blob = PG_NIL;
-    a->slots.hot[slot].ctl = ctl_of(ticket, is_operation(a, slot) ? PG_S_OUTCOME : PG_S_FREE);
-}
-
-static bool blob_inside(const struct pg_arena *a, const struct pg_cold *c)
-{
-    return (uint64_t)c->blob + slot_granules(c) <= a->blobs.granules;
-}
-
-/* The control word of the slot whose entry is already committed; 0 = none. That one counts as
- * ended. If it is not sound it stays as it is, and is refused when its blob is marked. */
-static uint64_t fired_ctl(const struct pg_arena *a)
-{
-    const uint64_t tail = a->header->outbox_tail;
-    if (tail == 0 || outbox_at(a, tail - 1)->commit != tail)
-        return 0;
-    return ctl_of(outbox_at(a, tail - 1)->ticket >> 8, PG_S_ARMED);
-}
-
-static bool slot_mark(struct pg_arena *a, uint32_t i, struct pg_fault *why)
-{
-    const struct pg_hot *h = &a->slots.hot[i];
-    const struct pg_cold *c = &a->slots.cold[i];
-    if (!slot_sound(a, h, c))
-        return fault_set(why, "slots", "an armed slot names what is not there", i, 0, h->topic);
-    if (!blobs_rebuild_mark(&a->blobs, c->blob, slot_granules(c)) || !notice_mark(a, i))
-        return fault_set(why, "blobs", "a slot's blob overlaps or is outside", i, 0, c->blob);
-    return true;
-}
-
-/* Marks blobs, finds the free slots (downwards: the lowest is given first) and the earliest
- * deadline. Keys are linked in a second walk, because that compares keys. */
-static bool slots_walk(struct pg_arena *a, int64_t *earliest_ns, struct pg_fault *why)
-{
-    const uint64_t fired = fired_ctl(a);
-    *earliest_ns = INT64_MAX;
-    a->slots.free[0] = 0;
-    for (uint32_t i = a->slots.capacity; i-- > 0;) {
-        const struct pg_hot *h = &a->slots.hot[i];
-        if (i >= OPERATIONS_AHEAD)
-            operation_prefetch(a, i - OPERATIONS_AHEAD);
-        if (UNLIKELY(h->ctl == fired) && fired != 0 && slot_sound(a, h, &a->slots.cold[i]) &&
-            blob_inside(a, &a->slots.cold[i]))
-            slot_drop_fired(a, i);
-        if (is_parked(a, i))
-            a->slots.cold[i].payload_len = 0;     /* it was about to be armed */
-        if (ctl_state(h->ctl) == PG_S_FREE)
-            slots_give(&a->slots, i);
-        else if (!slot_mark(a, i, why))
-            return false;
-        if (ctl_state(h->ctl) == PG_S_ARMED && timers_deadline_ns(a, i) < *earliest_ns)
-            *earliest_ns = timers_deadline_ns(a, i);
-    }
-    return true;
-}
-
-static void slots_link(struct pg_arena *a)
-{
-    enum { AHEAD = 24 };
-    for (uint32_t i = 0; i < a->slots.capacity; i++) {
-        if (i + AHEAD < a->slots.capacity)
-            index_prefetch(&a->index, a->slots.hot[i + AHEAD].hash);
-        if (ctl_lives(a->slots.hot[i].ctl))
-            timers_link(a, i);
-    }
-}
-
-/* The wheel begins before the earliest deadline, so that all which came due meanwhile stands
- * in its tick and fires in order. */
-static void wheel_rebuild(struct pg_arena *a, int64_t earliest_ns, int64_t now_ns)
-{
-    const struct wheel_shape shape = {(int64_t)a->header->tick_ns, a->header->fanout,
-                                      a->slots.capacity};
-    wheel_init(&a->wheel, &shape, earliest_ns <= now_ns ? earliest_ns - 1 : now_ns);
-    a->wall_placed_by_ns = a->header->wall_offset_ns;
-    a->wall_cursor = PG_NIL;
-}
-
-/* So that it can be taken from any time. */
-static bool wall_sound(const struct pg_header *h, struct pg_fault *why)
-{
-    return h->wall_offset_ns >= -(INT64_MAX / 2) ||
-           fault_set(why, "header", "offset of the wall clock", 0, 0,
-                     (uint64_t)h->wall_offset_ns);
-}
-
-int pg_rebuild(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
-{
-    int64_t earliest_ns;
-    memset(why, 0, sizeof *why);
-    if (!wall_sound(a->header, why))
-        return 0;
-    STORE_RELEASE(&a->header->daemon_state, PG_D_RECOVERING);
-    STORE_RELEASE(&a->header->state, PG_REBUILDING);
-    a->started_ns = now_ns;
-    a->first_ticket = a->header->next_ticket;
-    a->now_ns = a->header->now_ns = now_ns;
-    counters_reset(a);
-    quotas_rebuild(a);
-    if (!names_sound(a, why) || !stage_recover(a, why))
-        return 0;
-    names_rebuild(a);
-    index_init(&a->index);
-    blobs_rebuild_begin(&a->blobs);
-    if (!outbox_rebuild(a, why) || !names_check(a, why))
-        return 0;
-    if (!slots_walk(a, &earliest_ns, why) || !levels_rebuild(a, why) ||
-        !loads_rebuild(a, why) || !sessions_rebuild(a, why))
-        return 0;
-    blobs_rebuild_end(&a->blobs);
-    wheel_rebuild(a, earliest_ns, now_ns);
-    slots_link(a);
-    a->metrics->blob_bytes = blobs_used(&a->blobs) * PG_GRANULE;
-    sessions_recover(a);
-    const bool done = operations_rebuild(a, why);
-    stage_settle(a);
-    return done;
-}
-
 /* ---- check --------------------------------------------------------------------------- */
 
 int pg_check(struct pg_arena *a, struct pg_fault *fault)
@@ -675,7 +506,7 @@ static bool live_slot_sound(const struct pg_arena *a, uint32_t i, struct pg_faul
                          a->header->next_ticket, ctl_ticket(ctl));
     if (!slot_sound(a, &h, &c))
         return fault_set(fault, "slots", "an armed slot names what is not there", i, 0, h.topic);
-    if (!blob_inside(a, &c))
+    if (!slot_blob_inside(a, &c))
         return fault_set(fault, "slots", "a blob outside its region", i, a->blobs.granules,
                          c.blob);
     return true;

@@ -8,7 +8,8 @@ from __future__ import annotations
 import enum
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -397,9 +398,27 @@ class Arena(_Owned):
         return self
 
     def rebuild(self, now_ns: int) -> None:
-        """Rebuilds all that is derived. Raises ArenaBroken if truth is damaged."""
-        if not lib.pg_rebuild(self._a, now_ns, self._fault):
+        """Rebuilds all that is derived, in two threads. Raises ArenaBroken if truth is damaged."""
+        if not lib.pg_rebuild_begin(self._a, now_ns, self._fault):
             raise broken(self._fault)
+        fault = ffi.new("struct pg_fault *")
+        keys = threading.Thread(target=self._rebuild_keys, args=(fault,))
+        finish: Callable[[], None] = keys.join
+        try:
+            keys.start()
+        except RuntimeError:  # the machine has no other thread for us
+            finish = keys.run
+        try:
+            placed = lib.pg_rebuild_places(self._a, self._fault)
+        finally:
+            finish()
+        if text(fault.what):
+            raise broken(fault)
+        if not placed or not lib.pg_rebuild_end(self._a, self._fault):
+            raise broken(self._fault)
+
+    def _rebuild_keys(self, fault: Any) -> None:
+        lib.pg_rebuild_keys(self._a, fault)
 
     def migrate_from(self, old: Arena) -> None:
         """Takes over all truth of `old`. Raises ArenaBroken with what has no room."""

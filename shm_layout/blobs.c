@@ -246,6 +246,7 @@ void blobs_rebuild_begin(struct blob_pool *p)
     memset(p->heap, 0, sizeof *p->heap);
     for (uint32_t class = 0; class < PG_BLOB_CLASSES; class++)
         p->heap->heads[class] = PG_NIL;
+    touch(p->map, words * sizeof *p->map);
     memset(p->map, 0, words * sizeof *p->map);
     p->map[words - 1] = ~(uint64_t)0 << (p->granules % WORD);
 }

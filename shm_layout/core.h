@@ -6,8 +6,9 @@
  * argument.  One file per part of the arena; no part reaches into another's bytes.  Every part
  * brings its own piece of init, rebuild and check.
  *
- *   arena.c       geometry, create, attach, rebuild, check   wheel.c    the timing wheel
- *   slots.c       hot and cold slots, free stack             index.c    key -> id
+ *   arena.c       geometry, create, attach, check            wheel.c    the timing wheel
+ *   rebuild.c     all that is derived, from truth            index.c    key -> id
+ *   slots.c       hot and cold slots, free stack             columns.c  frames -> columns
  *   blobs.c       key and payload bytes                      names.c    namespaces, topics
  *   outbox.c      fired timers until they are overwritten    hash.c     keyed hash
  *   timers.c      put, cancel, get, expire                   session.c  sessions, replies
@@ -21,7 +22,6 @@
  *   stage.c       the journal's ring                         frames.c   what a frame says
  *   snapshot.c    truth -> frames                            redo.c     frames -> truth
  *   segment.c     frames in files                            crc32c.c   their checksum
- *   columns.c     frames -> columns of a table
  *   committer.c   ring -> files: the one part with a thread
  *   memory.c      which node memory is on: system calls alone
  *   local.c       the wheel alone
@@ -46,6 +46,23 @@
 /* What a message has, read where it stands: at any address. */
 typedef struct pg_record wire_record __attribute__((aligned(1)));
 typedef struct pg_watch_key wire_watch_key __attribute__((aligned(1)));
+
+/* Starts the way of a line from memory, to be written soon. The empty statement is an effect:
+ * without one, compilers drop functions that do nothing else. */
+static inline void fetch(const void *at)
+{
+    __builtin_prefetch(at, 1);
+    __asm__ volatile("");
+}
+
+/* To be called before memory is written that this process has not touched yet: the kernel maps the
+ * pages around one that is read, and only that one when it is written first. */
+static inline void touch(const void *at, uint64_t bytes)
+{
+    enum { AROUND = 65536 };
+    for (uint64_t i = 0; i < bytes; i += AROUND)
+        (void)*((const volatile uint8_t *)at + i);
+}
 
 /* Shared fields that readers poll while the daemon writes. */
 #define LOAD_ACQUIRE(p) __atomic_load_n((p), __ATOMIC_ACQUIRE)
@@ -90,8 +107,8 @@ static inline void slots_give(struct slots *s, uint32_t slot) { s->free[++s->fre
 static inline void slots_prefetch(const struct slots *s, uint32_t ahead)
 {
     const uint32_t slot = LIKELY(s->free[0] > ahead) ? s->free[s->free[0] - ahead] : 0;
-    __builtin_prefetch(&s->hot[slot], 1);
-    __builtin_prefetch(&s->cold[slot], 1);
+    fetch(&s->hot[slot]);
+    fetch(&s->cold[slot]);
 }
 
 static inline uint64_t ctl_of(uint64_t ticket, unsigned state) { return ticket << 8 | state; }
@@ -178,7 +195,7 @@ void index_replace(struct key_index *x, uint32_t hash, const struct probe *at, u
 void index_erase(struct key_index *x, const struct probe *at);
 static inline void index_prefetch(const struct key_index *x, uint32_t hash)
 {
-    __builtin_prefetch(&x->buckets[((uint64_t)hash * x->count) >> 32], 1);
+    fetch(&x->buckets[((uint64_t)hash * x->count) >> 32]);
 }
 /* Structure only: overflow counts and bounds. `ids` = how many must stand in it. */
 bool index_check(const struct key_index *x, uint64_t ids, struct pg_fault *fault);
@@ -208,6 +225,10 @@ void blobs_give(struct blob_pool *p, uint32_t blob, uint32_t granules);
 void blobs_rebuild_begin(struct blob_pool *p);
 bool blobs_rebuild_mark(struct blob_pool *p, uint32_t blob, uint32_t granules);
 void blobs_rebuild_end(struct blob_pool *p);
+static inline void blobs_prefetch_mark(const struct blob_pool *p, uint32_t blob)
+{
+    fetch(&p->map[blob / 64]);
+}
 static inline uint8_t *blob_at(const struct blob_pool *p, uint32_t blob)
 {
     return p->bytes + (uint64_t)blob * PG_GRANULE;

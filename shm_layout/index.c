@@ -21,7 +21,9 @@ uint32_t index_id_bits(uint64_t ids)
 
 void index_init(struct key_index *x)
 {
-    memset(x->buckets, 0, (size_t)x->count * sizeof *x->buckets);
+    const size_t bytes = (size_t)x->count * sizeof *x->buckets;
+    touch(x->buckets, bytes);
+    memset(x->buckets, 0, bytes);
 }
 
 /* To the next bucket where an id of this home can stand; false when there is none. */

@@ -991,41 +991,60 @@ static void armed_again(struct pg_arena *a, struct pg_operation *op)
     watches_place(a, op, false);
 }
 
-static bool operation_rebuild(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
+/* A kill may have kept it from ending, or its owner has to be asked. */
+static bool is_unsettled(const struct pg_arena *a, struct pg_operation *op)
 {
-    if (armed_operation(a, slot)) {
-        if (!chain_claim(a, slot, why))
+    uint32_t error;
+    return op->condition == PG_C_CLIENT || ends_now(a, op, &error);
+}
+
+bool operations_link(struct pg_arena *a, const uint32_t *slots, uint32_t *count,
+                     struct pg_fault *why)
+{
+    ahead_links(a, slots, *count);
+    for (uint32_t i = 0; i < *count; i++) {
+        struct pg_operation *op = operation_at(a, slots[i]);
+        if (!chain_claim(a, slots[i], why))
             return false;
-        armed_again(a, operation_at(a, slot));
-        a->metrics->operations++;
-    } else if (ctl_state(a->slots.hot[slot].ctl) == PG_S_OUTCOME) {
-        operation_at(a, slot)->in_inbox = 0;
-        operation_at(a, slot)->first_watch = PG_NIL;
-        a->metrics->outcomes++;
-        inbox_add(a, slot);
+        armed_again(a, op);
+        if (slots[i] < a->rebuild.unsettled && is_unsettled(a, op))
+            a->rebuild.unsettled = slots[i];
     }
+    a->metrics->operations += *count;
+    *count = 0;
     return true;
 }
 
-bool operations_rebuild(struct pg_arena *a, struct pg_fault *why)
+void watches_unclaim(struct pg_arena *a)
 {
+    touch(a->watches, (uint64_t)a->watch_rows * sizeof *a->watches);
     for (uint32_t x = 0; x < a->watch_rows; x++)
         watch_at(a, x)->left = UNCLAIMED;
+}
+
+static void outcome_rebuild(struct pg_arena *a, uint32_t slot)
+{
+    operation_at(a, slot)->in_inbox = 0;
+    operation_at(a, slot)->first_watch = PG_NIL;
+    a->metrics->outcomes++;
+    inbox_add(a, slot);
+}
+
+void operations_settle(struct pg_arena *a, uint32_t outcome, uint32_t unsettled)
+{
     inboxes_reset(a);
-    a->metrics->operations = a->metrics->outcomes = 0;
-    for (uint32_t slot = 0; slot < a->slots.capacity; slot++) {
+    for (uint32_t slot = outcome; slot < a->slots.capacity; slot++) {
         operation_prefetch(a, slot + OPERATIONS_AHEAD);
-        if (!operation_rebuild(a, slot, why))
-            return false;
+        if (ctl_state(a->slots.hot[slot].ctl) == PG_S_OUTCOME)
+            outcome_rebuild(a, slot);
     }
     records_sort_out(a);
-    for (uint32_t slot = 0; slot < a->slots.capacity; slot++) {
+    for (uint32_t slot = unsettled; slot < a->slots.capacity; slot++) {
         operation_prefetch(a, slot + OPERATIONS_AHEAD);
         if (armed_operation(a, slot))
             settle_again(a, slot);
     }
     levels_drop_forgotten(a);
-    return true;
 }
 
 /* ---- check ---------------------------------------------------------------------------------------- */

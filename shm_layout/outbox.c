@@ -156,7 +156,7 @@ static bool entry_rebuild(struct pg_arena *a, uint64_t position, struct pg_fault
     return true;
 }
 
-bool outbox_rebuild(struct pg_arena *a, struct pg_fault *why)
+bool outbox_settle(struct pg_arena *a, struct pg_fault *why)
 {
     struct pg_header *h = a->header;
     const bool half_done = outbox_at(a, h->outbox_tail)->commit == h->outbox_tail + 1;
@@ -174,8 +174,13 @@ bool outbox_rebuild(struct pg_arena *a, struct pg_fault *why)
         h->outbox_head++;
     if (h->published < h->outbox_head)
         h->published = h->outbox_head;
-    h->outbox_bytes = 0;
-    for (uint64_t p = h->outbox_head; p < h->outbox_tail; p++)
+    return true;
+}
+
+bool outbox_rebuild(struct pg_arena *a, struct pg_fault *why)
+{
+    a->header->outbox_bytes = 0;
+    for (uint64_t p = a->header->outbox_head; p < a->header->outbox_tail; p++)
         if (!entry_rebuild(a, p, why))
             return false;
     return true;

@@ -19,6 +19,15 @@ struct pg_group {
 
 #define PG_NEWS 1024              /* as many as a batch can end */
 
+/* What the parts of a rebuild find, for its end; PG_NIL = none. */
+struct rebuild {
+    uint64_t fired;               /* control word of the slot whose notice is committed; 0 = none */
+    uint32_t fired_slot;
+    uint32_t newest;              /* the slot with the newest ticket */
+    uint32_t outcome;             /* the first one */
+    uint32_t unsettled;           /* the first operation that may have to end, or to be asked for */
+};
+
 struct pg_arena {
     struct pg_header *header;
     struct pg_metrics *metrics;
@@ -71,6 +80,7 @@ struct pg_arena {
     uint32_t orphans;             /* slots of outcomes and CHECKs of ended sessions, by inbox_next */
     uint32_t rows[PG_WATCH_KEYS_MAX];     /* of the watch being armed */
     uint16_t seen[4 * PG_WATCH_KEYS_MAX]; /* hash set over rows[] */
+    struct rebuild rebuild;
     int64_t now_ns;               /* of the running call, on the arena's clock */
     int64_t real_boot_ns;         /* of the running call */
     uint32_t real_s;              /* the same in whole seconds */
@@ -208,6 +218,12 @@ bool stage_admits(struct pg_arena *a, struct pg_result *r);
 /* Of a full stage: false = wait; true = there will be no room again, and this is the answer. */
 bool stage_gives_up(const struct pg_arena *a, struct pg_result *r);
 
+/* ---- slots that a rebuild finds ------------------------------------------------------------ */
+
+/* What an armed slot or an outcome names is there; of its blob only the size is looked at. */
+bool slot_sound(const struct pg_arena *a, const struct pg_hot *h, const struct pg_cold *c);
+bool slot_blob_inside(const struct pg_arena *a, const struct pg_cold *c);
+
 /* ---- timers ------------------------------------------------------------------------ */
 
 struct key {
@@ -254,9 +270,11 @@ uint32_t key_find(const struct pg_arena *a, const struct key *key, struct probe 
 uint32_t timers_find(const struct pg_arena *a, const struct key *key);
 /* Deadline of an armed slot by the wall clock as it stands; needs truth only. */
 int64_t timers_deadline_ns(const struct pg_arena *a, uint32_t slot);
-/* Links an armed slot, whose truth is in place, into all that is derived. False: another
- * slot with a higher ticket has its key, and this one is freed. */
-bool timers_link(struct pg_arena *a, uint32_t slot);
+/* For a rebuild, of a living slot that is sound: the key leads to it, and it is counted. No other
+ * slot has the key; `newest` is the one with the newest ticket, and takes the place of one that
+ * has. It refuses to take that of an operation, which no put replaces. */
+void timers_link_own(struct pg_arena *a, uint32_t slot);
+bool timers_link_newest(struct pg_arena *a, uint32_t newest, struct pg_fault *why);
 bool timers_check(struct pg_arena *a, struct pg_fault *fault, uint64_t *granules);
 static inline uint32_t slot_granules(const struct pg_cold *c)
 {
@@ -466,8 +484,10 @@ static inline bool is_operation(const struct pg_arena *a, uint32_t slot)
 #define OPERATIONS_AHEAD 16
 static inline void operation_prefetch(const struct pg_arena *a, uint32_t slot)
 {
-    if (slot < a->slots.capacity && is_operation(a, slot))
-        __builtin_prefetch(operation_at(a, slot), 1);
+    if (slot >= a->slots.capacity || !is_operation(a, slot))
+        return;
+    fetch(operation_at(a, slot));
+    fetch(operation_at(a, slot) + 1);
 }
 /* Bytes before the key and payload in its blob. */
 uint32_t operation_ext_bytes(const struct pg_operation *op);
@@ -506,7 +526,12 @@ void operations_cancel_for_key(struct pg_arena *a, uint32_t row, struct sink *ou
 void trigger_recover(const struct pg_arena *a, struct pg_result *result);
 bool operations_complete(struct pg_arena *a, const struct key *key, uint64_t session,
                          uint64_t version, struct pg_result *result);
-bool operations_rebuild(struct pg_arena *a, struct pg_fault *why);
+/* For a rebuild: all records first; then armed operations that may be looked at, in groups, and
+ * *count is 0 again; at the end all that waits for the rest, from these slots on. */
+void watches_unclaim(struct pg_arena *a);
+bool operations_link(struct pg_arena *a, const uint32_t *slots, uint32_t *count,
+                     struct pg_fault *why);
+void operations_settle(struct pg_arena *a, uint32_t outcome, uint32_t unsettled);
 bool operations_check(const struct pg_arena *a, struct pg_fault *fault);
 uint64_t notice_granules(const struct pg_arena *a, uint32_t slot);      /* it has one */
 /* Of an operation's notice, while it has not left. */
@@ -530,6 +555,8 @@ static inline uint64_t slot_bytes(const struct pg_arena *a, uint32_t slot)
 void ahead_levels(const struct pg_arena *a, const uint32_t *hashes, const uint32_t *places,
                   const uint64_t *reach, uint32_t count, uint32_t *rows);
 void ahead_ends(const struct pg_arena *a, const uint32_t *slots, uint32_t count);
+/* What putting operations into their places touches first. */
+void ahead_links(const struct pg_arena *a, const uint32_t *slots, uint32_t count);
 void ahead_outcomes(const struct pg_arena *a, const uint32_t *slots, uint32_t count);
 /* To be called before each outcome of an inbox is looked at: the list leads only from blob to
  * blob. The order is that of all inboxes together. */
@@ -576,8 +603,9 @@ bool outbox_make_room(struct pg_arena *a, uint64_t bytes);
 /* Appends; the entry takes the blob over (key at its start). Returns its position. */
 uint64_t outbox_append(struct pg_arena *a, const struct pg_entry *fields);
 void outbox_supersede(struct pg_arena *a, uint32_t id);
-/* Rolls a half-done append forward, drops the withdrawn, marks blobs, indexes keys. */
-bool outbox_rebuild(struct pg_arena *a, struct pg_fault *why);
+/* Rolls a half-done append forward and drops the withdrawn. */
+bool outbox_settle(struct pg_arena *a, struct pg_fault *why);
+bool outbox_rebuild(struct pg_arena *a, struct pg_fault *why);          /* marks blobs, indexes keys */
 /* The head of a body of `count` notices from sequence `first`, and one record of it. */
 struct pg_notices notices_head(const struct pg_arena *a, uint32_t topic, uint64_t first,
                                uint32_t count);

@@ -276,20 +276,26 @@ static uint32_t arm(struct pg_arena *a, const struct put *p, int64_t deadline_ns
     return slot;
 }
 
+/* `id`: the entry that speaks for the key now, where key_find has found it; PG_NIL = none. */
+static void key_bind(struct pg_arena *a, uint32_t hash, uint32_t id, const struct probe *at,
+                     uint32_t slot)
+{
+    if (id == PG_NIL) {
+        index_insert(&a->index, hash, slot);
+    } else {
+        outbox_supersede(a, id);
+        index_replace(&a->index, hash, at, slot);
+    }
+}
+
 static void put_fresh(struct pg_arena *a, const struct put *p, int64_t deadline_ns, uint32_t id,
                       const struct probe *at, struct pg_result *r)
 {
     if (UNLIKELY(p->limited) && !quota_admits(a, p, put_granules(a, p), PG_NIL, r))
         return;
     const uint32_t slot = arm(a, p, deadline_ns, PG_NIL, r);
-    if (slot == PG_NIL)
-        return;
-    if (id == PG_NIL) {
-        index_insert(&a->index, p->key.hash, slot);
-    } else {
-        outbox_supersede(a, id);
-        index_replace(&a->index, p->key.hash, at, slot);
-    }
+    if (slot != PG_NIL)
+        key_bind(a, p->key.hash, id, at, slot);
 }
 
 static void put_replace(struct pg_arena *a, const struct put *p, int64_t deadline_ns,
@@ -581,47 +587,35 @@ int64_t pg_next_ns(const struct pg_arena *a)
     return at_once ? a->now_ns : wheel_next_ns(&a->wheel);
 }
 
-/* ---- linking, for rebuild and migrate ------------------------------------------------------------- */
+/* ---- linking, for a rebuild ---------------------------------------------------------------------- */
 
-/* A duplicate is half a replacement: the younger of the two stays. */
-static void drop(struct pg_arena *a, uint32_t slot)
+void timers_link_own(struct pg_arena *a, uint32_t slot)
 {
-    const struct pg_cold *c = &a->slots.cold[slot];
-    STORE_RELEASE(&a->slots.hot[slot].ctl,
-                  ctl_of(ctl_ticket(a->slots.hot[slot].ctl), PG_S_FREE));
-    blobs_give(&a->blobs, c->blob, slot_granules(c));
-    slots_give(&a->slots, slot);
-}
-
-static void link_armed(struct pg_arena *a, uint32_t slot)
-{
-    a->slots.hot[slot].deadline_ns = timers_deadline_ns(a, slot);
-    if (!is_parked(a, slot))
-        wheel_place(&a->wheel, slot);
+    const struct key k = key_of_slot(a, slot);
+    struct probe at;
+    uint32_t id = index_first(&a->index, k.hash, &at);
+    while (id != PG_NIL && (id < a->slots.capacity ||
+                            !entry_has_key(a, &a->outbox[id - a->slots.capacity], &k)))
+        id = index_next(&a->index, k.hash, &at);
+    key_bind(a, k.hash, id, &at, slot);
     slot_counted(a, slot, 1);
 }
 
-bool timers_link(struct pg_arena *a, uint32_t slot)
+bool timers_link_newest(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
 {
     const struct key k = key_of_slot(a, slot);
     struct probe at;
     const uint32_t id = key_find(a, &k, &at);
-
-    if (id == PG_NIL) {
-        index_insert(&a->index, k.hash, slot);
-    } else if (id >= a->slots.capacity) {
-        outbox_supersede(a, id);
-        index_replace(&a->index, k.hash, &at, slot);
-    } else if (a->slots.hot[id].ctl > a->slots.hot[slot].ctl) {
-        drop(a, slot);
-        return false;
-    } else {
-        index_replace(&a->index, k.hash, &at, slot);
-        slot_unplace(a, id);
-        slot_counted(a, id, -1);
-        drop(a, id);
+    if (id < a->slots.capacity && is_operation(a, id))
+        return fault_set(why, "slots", "the key of an operation, too", slot, id, slot);
+    slot_counted(a, slot, 1);
+    if (id >= a->slots.capacity) {
+        key_bind(a, k.hash, id, &at, slot);
+        return true;
     }
-    link_armed(a, slot);
+    index_replace(&a->index, k.hash, &at, slot);
+    slot_unplace(a, id);
+    slot_end(a, id, 0);
     return true;
 }
 

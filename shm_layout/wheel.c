@@ -140,6 +140,8 @@ void wheel_init(struct wheel *w, const struct wheel_shape *shape, int64_t now_ns
         level_enter(s, &s->levels[l], s->clock);
     for (uint32_t i = 0; i < wheel_buckets(shape); i++)
         w->buckets[i] = (struct pg_bucket){PG_NIL, 0};
+    touch(w->chunks, (uint64_t)s->chunk_count * sizeof *w->chunks);
+    touch(w->free_chunks, (uint64_t)s->chunk_count * sizeof *w->free_chunks);
     w->free_chunks[0] = s->chunk_count;
     for (uint32_t i = 0; i < s->chunk_count; i++)
         w->free_chunks[1 + i] = s->chunk_count - 1 - i;

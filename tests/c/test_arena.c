@@ -254,13 +254,20 @@ static void derived_damage(struct world *w)
     }
 }
 
+/* Its parts may run at the same time, so neither needs the other one to be done. */
+static int rebuild_in_steps(struct world *w, struct pg_fault *why)
+{
+    return pg_rebuild_begin(w->a, w->now_ns, why) && pg_rebuild_places(w->a, why) &&
+           pg_rebuild_keys(w->a, why) && pg_rebuild_end(w->a, why);
+}
+
 static void step_restart(struct world *w)
 {
     struct pg_fault why;
     derived_damage(w);
     CHECK(pg_attach(w->a, w->arena, pg_arena_bytes(&w->config), w->secret,
                     pg_private_bytes(&w->config), LAYOUT, &why));
-    CHECK(pg_rebuild(w->a, w->now_ns, &why));
+    CHECK(rng_below(&w->rng, 2) ? rebuild_in_steps(w, &why) : pg_rebuild(w->a, w->now_ns, &why));
 }
 
 static void fresh_open(struct world *to)
