@@ -270,7 +270,7 @@ def trace_command(
     lake: Path, namespace: str, key_type: str, journals: tuple[Path, ...], key: str,
     master: str | None, conf: dict[str, str], as_json: bool,
 ) -> int:  # fmt: skip
-    """Show every timer that KEY had, on all hosts, and where the time went.
+    """Show every timer that KEY had, on all hosts and in the cold tier, and where the time went.
 
     Exit code 1 if nothing is known of it.
     """
@@ -279,9 +279,10 @@ def trace_command(
 
     kind, data = encode_key(read_key(key, key_type))
     spark, place = opened(lake, master, conf)
-    from purgatoryd.pipeline.trace import history, record
+    from purgatoryd.pipeline.trace import Key, history, record
 
-    lives = history(spark, place, journals, data, KeyType(kind).name.lower(), namespace)
+    wanted = Key(namespace, KeyType(kind).name.lower(), data)
+    lives = history(spark, place, journals, wanted)
     for life in lives:
         if as_json:
             emit(record(life), "", as_json)
@@ -300,7 +301,7 @@ def print_life(life: Life) -> None:
     told = record(life)
     table = Table("at", "lsn", "what", title=life_title(told), title_justify="left")
     for event in told["events"]:
-        table.add_row(event["at"], str(event["lsn"]), event["what"])
+        table.add_row(event["at"] or "", str(event["lsn"] or ""), event["what"])
     for stage, span in told["stages_ns"].items():
         table.add_row("", stage, f"{units.format_duration(span):>8} {bar(span, told['stages_ns'])}")
     Console().print(table)
@@ -311,7 +312,8 @@ def life_title(told: dict[str, Any]) -> str:
     late = told["lateness_ns"]
     how = told["outcome"] or "open"
     how += "" if late is None else f", {units.format_duration(late)} late"
-    return f"{told['node']}, ticket {told['ticket']}: {how}"
+    who = f"{told['node']}, ticket {told['ticket']}" if told["ticket"] else told["node"]
+    return f"{who}: {how}"
 
 
 def bar(span: int, stages: dict[str, int]) -> str:

@@ -119,16 +119,28 @@ def _with_batches(ended: DataFrame, batches: DataFrame) -> DataFrame:
     return ended.join(found, same & inside, "left")
 
 
+def batches_of(bronze: DataFrame, notices: DataFrame) -> DataFrame:
+    """The batches in `bronze` that may have handed over `notices`: rows, few of them, with `daemon`
+    and `position`."""
+    wanted = notices.select("daemon", F.shiftright("position", BLOCK_BITS).alias("block"))
+    found = _blocks(bronze).join(F.broadcast(wanted), ["daemon", "block"], "left_semi")
+    return found.drop("block").dropDuplicates(["daemon", "lsn"])
+
+
 def _by_block(batches: DataFrame) -> DataFrame:
     """A row per block of positions that a batch of notices reaches."""
-    first = F.shiftright("positions_from", BLOCK_BITS)
-    last = F.shiftright(F.col("positions_upto") - 1, BLOCK_BITS)
-    sent = (F.col("kind") == "sent") & (F.col("positions_upto") > F.col("positions_from"))
-    blocks = batches.where(sent).withColumn("block", F.explode(F.sequence(first, last)))
-    return blocks.select(
+    return _blocks(batches).select(
         F.xxhash64("daemon", "block").alias("place"), F.col("daemon").alias("of_daemon"),
         "positions_from", "positions_upto", "built_ns", "handed_ns",
     )  # fmt: skip
+
+
+def _blocks(bronze: DataFrame) -> DataFrame:
+    """The batches of notices, each once for every `block` that it reaches."""
+    first = F.shiftright("positions_from", BLOCK_BITS)
+    last = F.shiftright(F.col("positions_upto") - 1, BLOCK_BITS)
+    sent = (F.col("kind") == "sent") & (F.col("positions_upto") > F.col("positions_from"))
+    return bronze.where(sent).withColumn("block", F.explode(F.sequence(first, last)))
 
 
 def _stages() -> dict[str, Column]:

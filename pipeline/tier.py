@@ -140,6 +140,11 @@ class Tier:
         for folder in (self._versions, lake / TOMBS, lake / WINDOWS):
             folder.mkdir(parents=True, exist_ok=True)
 
+    @staticmethod
+    def there(lake: Path) -> bool:
+        """True if something was loaded into a lake's tier."""
+        return any((lake / ROWS / "versions").glob("*.json"))
+
     @property
     def _versions(self) -> Path:
         return self.lake / ROWS / "versions"

@@ -1,17 +1,20 @@
-"""One key's history: what the journals of all hosts say, and where the time went."""
+"""One key's history: what the journals of all hosts and the cold tier say, and where the time
+went."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from datetime import UTC
-from functools import reduce
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812
 
 from purgatoryd.pipeline import silver
+from purgatoryd.pipeline.cold import rows_of, tombstones_of
 from purgatoryd.pipeline.lake import Lake
+from purgatoryd.pipeline.promote import load_of
+from purgatoryd.pipeline.tier import Tier, Window
 from purgatoryd.pipeline.tiers import read_events, read_openings
 
 if TYPE_CHECKING:
@@ -24,19 +27,41 @@ STAGES = ("request_queue", "local", "remote", "response_queue", "send", "receive
 
 
 @dataclass(frozen=True, slots=True)
+class Cold:
+    """A timer in the cold tier. `version`: the one that brought it; `due_ns`: since 1970; `window`:
+    the one that took it. `state`: "cold", "ended" there, or that of its window."""
+
+    version: int
+    due_ns: int
+    state: str
+    window: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Life:
     """A timer or operation of the key. `events`: its records in order, as rows of BRONZE; `end`:
-    its row of LIVES, None while it is open."""
+    its row of LIVES, None while it is open. `window`: of the cold tier, that armed it; `cold`: what
+    it was there, if the tier still has it. One that is in the tier alone has neither daemon nor
+    events."""
 
-    daemon: str
-    ticket: int
-    events: tuple[Row, ...]
-    end: Row | None
+    daemon: str = ""
+    ticket: int = 0
+    events: tuple[Row, ...] = ()
+    end: Row | None = None
+    window: str | None = None
+    cold: Cold | None = None
 
     @property
     def node(self) -> str:
         """The host."""
-        return str(self.events[0]["node"])
+        return str(self.events[0]["node"]) if self.events else "cold tier"
+
+    @property
+    def outcome(self) -> str | None:
+        """How it ended; None while it is open."""
+        if self.end is not None:
+            return str(self.end["outcome"])
+        return "ended" if not self.events and self.cold and self.cold.state == "ended" else None
 
     @property
     def stages(self) -> dict[str, int]:
@@ -45,41 +70,53 @@ class Life:
         return {name: span for name, span in spans.items() if span is not None}
 
 
-def history(
-    spark: SparkSession, lake: Lake, journals: Sequence[Path],
-    key: bytes, key_type: str, namespace: str,
-) -> list[Life]:  # fmt: skip
-    """Every life of the key in the lake and in `journals`, folders JOURNAL/NAME; oldest first.
+@dataclass(frozen=True, slots=True)
+class Key:
+    """`data`, `type`: as BRONZE has them."""
+
+    namespace: str
+    type: str
+    data: bytes
+
+    def of(self) -> Column:
+        """True for rows of the key."""
+        return (
+            (F.col("key") == self.data) & (F.col("key_type") == self.type)
+            & (F.col("namespace") == self.namespace)
+        )  # fmt: skip
+
+
+def history(spark: SparkSession, lake: Lake, journals: Sequence[Path], key: Key) -> list[Life]:
+    """Every life of the key in the lake, its cold tier, and `journals`, folders JOURNAL/NAME.
+
+    Oldest first; last of all what is in the cold tier alone.
 
     Raises LakeBroken, JournalMismatch.
     """
     rows = read_events(spark, lake, journals).unionByName(read_openings(spark, lake, journals))
-    return trace(rows, key, key_type, namespace)
+    lives = trace(rows, key)
+    if not Tier.there(lake.root):
+        return lives
+    tier = Tier(lake.root)
+    windows = {load_of(tier, window).bytes: window for window in tier.windows()}
+    return list(_with_cold(lives, cold_rows(spark, tier, key), windows))
 
 
-def trace(bronze: DataFrame, key: bytes, key_type: str, namespace: str) -> list[Life]:
+# ---- the journals ----------------------------------------------------------------------------
+
+
+def trace(bronze: DataFrame, key: Key) -> list[Life]:
     """Every life that the key had, in all rows of BRONZE that are given; oldest first."""
-    mine = (F.col("key") == key) & (F.col("key_type") == key_type) & F.col("kind").isin(*ADDS)
-    adds = bronze.where(mine & (F.col("namespace") == namespace))
-    tickets = {(row["daemon"], row["ticket"]) for row in adds.select("daemon", "ticket").collect()}
-    if not tickets:
-        return []
-    events = bronze.where(_any(_about(daemon, ticket) for daemon, ticket in tickets)).collect()
+    adds = bronze.where(key.of() & F.col("kind").isin(*ADDS))
+    tickets = adds.select("daemon", "ticket").distinct()
+    # What replaces a timer has its key, and so a ticket among these.
+    events = bronze.join(F.broadcast(tickets), ["daemon", "ticket"], "left_semi").collect()
     ends = _ends(bronze, events)
     found = [
         Life(daemon, ticket, tuple(_of(events, daemon, ticket)), ends.get((daemon, ticket)))
-        for daemon, ticket in tickets
+        for daemon, ticket in {(event["daemon"], event["ticket"]) for event in events}
     ]
     return sorted(found, key=lambda life: (life.events[0]["at"], life.ticket))
-
-
-def _any(conditions: Iterable[Column]) -> Column:
-    return reduce(lambda a, b: a | b, conditions)
-
-
-def _about(daemon: str, ticket: int) -> Column:
-    ours = (F.col("ticket") == ticket) | (F.col("replaced") == ticket)
-    return (F.col("daemon") == daemon) & ours
 
 
 def _of(events: Sequence[Row], daemon: str, ticket: int) -> Iterator[Row]:
@@ -95,15 +132,48 @@ def _of(events: Sequence[Row], daemon: str, ticket: int) -> Iterator[Row]:
 
 def _ends(bronze: DataFrame, events: Sequence[Row]) -> dict[tuple[str, int], Row]:
     """Rows of LIVES by daemon and ticket."""
-    spark, notices = bronze.sparkSession, [e for e in events if e["position"] is not None]
-    covers = [
-        (F.col("daemon") == e["daemon"]) & (F.col("positions_from") <= e["position"])
-        & (F.col("positions_upto") > e["position"])
-        for e in notices
-    ]  # fmt: skip
-    batches = bronze.where((F.col("kind") == "sent") & _any(covers)) if covers else bronze.limit(0)
-    lives = silver.lives(spark.createDataFrame(list(events), bronze.schema), batches)
+    if not events:
+        return {}
+    found = bronze.sparkSession.createDataFrame(list(events), bronze.schema)
+    lives = silver.lives(found, silver.batches_of(bronze, found.where("position IS NOT NULL")))
     return {(row["daemon"], row["ticket"]): row for row in lives.collect()}
+
+
+# ---- the cold tier ---------------------------------------------------------------------------
+
+
+def cold_rows(spark: SparkSession, tier: Tier, key: Key) -> list[Cold]:
+    """The key's timers in the tier, oldest first."""
+    version, windows = tier.version(), tier.windows()
+    rows = rows_of(spark, tier, version.rows).where(key.of()).select("version", "deadline_ns")
+    tombs = tombstones_of(spark, tier, version.tombstones).where(key.of()).select("version")
+    ended = sorted(row["version"] for row in tombs.collect())
+    return [
+        _cold(row["version"], row["deadline_ns"], ended, windows)
+        for row in sorted(rows.collect(), key=lambda row: row["version"])
+    ]
+
+
+def _cold(version: int, due_ns: int, ended: Sequence[int], windows: Sequence[Window]) -> Cold:
+    """The first window that covers it took it, unless it was ended before."""
+    end = min((one for one in ended if one > version), default=None)
+    taken = (w for w in windows if due_ns < w.until.end_ns and version <= w.until.version)
+    window = next(taken, None)
+    if window is not None and (end is None or end > window.until.version):
+        return Cold(version, due_ns, window.state, window.id)
+    return Cold(version, due_ns, "cold" if end is None else "ended", None)
+
+
+def _with_cold(
+    lives: Sequence[Life], rows: Sequence[Cold], windows: dict[bytes, Window]
+) -> Iterator[Life]:
+    by_window = {row.window: row for row in rows if row.window}
+    for life in lives:
+        loads = (event["load"] for event in life.events if event["load"])
+        ours = next((windows[bytes(load)].id for load in loads if bytes(load) in windows), None)
+        yield replace(life, window=ours, cold=by_window.pop(ours, None) if ours else None)
+    alone = [row for row in rows if not row.window or row.window in by_window]
+    yield from (Life(window=row.window, cold=row) for row in alone)
 
 
 # ---- telling it ------------------------------------------------------------------------------
@@ -117,12 +187,24 @@ def event_text(event: Row, life: Life) -> str:
         "arm": "armed", "watch": "armed, an operation", "move": "extended", "unpark": "unparked",
     }  # fmt: skip
     cause = event["cause"] or event["kind"]
-    return known.get(event["kind"], str(cause))
+    text = known.get(event["kind"], str(cause))
+    return f"{text} by window {life.window}" if event["load"] and life.window else text
+
+
+def cold_text(cold: Cold) -> str:
+    """What the tier has of it."""
+    due = datetime.fromtimestamp(cold.due_ns // 10**9, UTC)
+    text = f"in the cold tier since version {cold.version}, due {due:%Y-%m-%dT%H:%M:%SZ}"
+    return f"{text}; ended there" if cold.state == "ended" else text
 
 
 def record(life: Life) -> dict[str, Any]:
     """A life in JSON."""
-    events = [
+    before = life.cold
+    events = [{"at": None, "lsn": None, "what": cold_text(before)}] if before else []
+    if before and before.window and not life.events:
+        events.append({"at": None, "lsn": None, "what": f"{before.state}: window {before.window}"})
+    events += [
         {
             "at": f"{e['at'].astimezone(UTC):%Y-%m-%dT%H:%M:%S.%fZ}",
             "lsn": e["lsn"],
@@ -132,7 +214,7 @@ def record(life: Life) -> dict[str, Any]:
     ]
     return {
         "node": life.node, "daemon": life.daemon, "ticket": life.ticket,
-        "outcome": life.end["outcome"] if life.end else None,
+        "outcome": life.outcome,
         "lateness_ns": life.end["lateness_ns"] if life.end else None,
         "stages_ns": life.stages, "events": events,
     }  # fmt: skip

@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import segment_writer as sw
 from click.testing import CliRunner
+from cold_driver import TableDaemon, spark_of_python
 from conftest import StartDaemon
 from made_bronze import EXPIRED, FIRE, MS, SENT, Plan, S, opening_of, put, rows_of, segments_of
 from pyspark.sql import DataFrame, SparkSession
@@ -30,6 +33,7 @@ from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import Client, Subscriber
 from purgatoryd.pipeline import (
     advice,
+    cold,
     findings,
     fleet,
     gold,
@@ -44,6 +48,7 @@ from purgatoryd.pipeline.lake import Lake
 from purgatoryd.pipeline.living import living
 from purgatoryd.pipeline.parts import Layer
 from purgatoryd.pipeline.progress import progress
+from purgatoryd.pipeline.promote import load_of, promote
 from purgatoryd.pipeline.schemas import (
     FLOW,
     LIVES,
@@ -53,6 +58,7 @@ from purgatoryd.pipeline.schemas import (
     Table,
 )
 from purgatoryd.pipeline.ship import Shipper
+from purgatoryd.pipeline.tier import Tier
 from purgatoryd.shm_layout.errors import LakeBroken, LakeInUse
 
 PAGE = Path(__file__).parent.parent / "docs" / "tables.md"
@@ -658,7 +664,7 @@ def test_a_trace_tells_every_record_of_a_key(
     for outcome in ("expired", "replaced"):
         key, ticket, lsn = oracle.rows(sql.format(outcome))[0]
         assert isinstance(key, str)
-        lives = trace.history(spark, made, (), key.encode(), "str", "default")
+        lives = trace.history(spark, made, (), trace.Key("default", "str", key.encode()))
         told = next(
             t for t in map(trace.record, lives) if (t["ticket"], t["node"]) == (ticket, "host-a")
         )
@@ -668,7 +674,49 @@ def test_a_trace_tells_every_record_of_a_key(
         assert told["stages_ns"].keys() >= (
             {"request_queue", "remote"} | (set() if outcome == "replaced" else {"send"})
         )
-    assert trace.history(spark, made, (), b"nobody", "str", "default") == []
+    assert trace.history(spark, made, (), trace.Key("default", "str", b"nobody")) == []
+
+
+def test_a_trace_goes_from_the_cold_tier_to_the_end(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One listing of a timer that was promoted, armed and fired, of one that was cancelled in the
+    tier, and of one that is still there."""
+    spark_of_python(monkeypatch)
+    lake, daemon, due_ns = lake_in(tmp_path / "lake"), TableDaemon("demo"), sw.WALL_NS + 3600 * S
+    tier = Tier(lake.root)
+
+    def load(name: str, at_ns: int) -> None:
+        row = {"namespace": "n", "topic": "t", "key": b"key:7", "key_type": "str",
+               "deadline_ns": at_ns}  # fmt: skip
+        cold.load(tier, pa.Table.from_pylist([row]), name, daemon)
+
+    load("first", due_ns)
+    (window,) = promote(spark, tier, due_ns + 1, daemon)
+    daemon.fire()
+    load("second", due_ns + 7200 * S)
+    keys = pa.table({"namespace": ["n"], "key_type": ["str"], "key": [b"key:7"]})
+    cold.cancel(tier, keys, daemon)
+    load("third", due_ns + 9000 * S)
+    first, second, third = sorted(part.version for part in tier.version().rows)
+    arm = sw.arm(3, b"key:7", load=load_of(tier, window).bytes)
+    fire = sw.record("fire", ticket=3, fired_ns=sw.BOOT_NS + 2 * S, sequence=1, slot=3)
+    sw.write(tmp_path / "j", sw.segment([*sw.names(), arm, fire]))
+    lives = trace.history(spark, lake, [tmp_path / "j"], trace.Key("n", "str", b"key:7"))
+    told = [trace.record(life) for life in lives]
+    assert [[event["what"] for event in one["events"]] for one in told] == [
+        [f"in the cold tier since version {first}, due {moment(due_ns)}",
+         f"armed by window {window.id}", "expired"],
+        [f"in the cold tier since version {second}, due {moment(due_ns + 7200 * S)}; ended there"],
+        [f"in the cold tier since version {third}, due {moment(due_ns + 9000 * S)}"],
+    ]  # fmt: skip
+    assert [(one["outcome"], one["ticket"]) for one in told] == [
+        ("expired", 3), ("ended", 0), (None, 0)
+    ]  # fmt: skip
+
+
+def moment(wall_ns: int) -> str:
+    return f"{datetime.fromtimestamp(wall_ns // S, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 # ---- the commands ------------------------------------------------------------------------------
