@@ -25,7 +25,7 @@ from purgatoryd.pipeline.locks import take
 from purgatoryd.pipeline.names import Names
 from purgatoryd.pipeline.schemas import MAJOR, Table
 from purgatoryd.shm_layout.errors import BadPath, LakeBroken, LakeMismatch
-from purgatoryd.shm_layout.files import replace_durably, write_durably
+from purgatoryd.shm_layout.files import MODE, private_folder, replace_durably, write_durably
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -138,7 +138,7 @@ class Lake:
         nothing is there."""
         folder, told = self.folder(table, daemon), self.folder(MANIFESTS, daemon)
         for one in (folder, told):
-            one.mkdir(parents=True, exist_ok=True)
+            private_folder(one)
         made: list[Manifest] = []
 
         def fill(file: BinaryIO) -> str:
@@ -167,7 +167,7 @@ class Lake:
     def save_names(self, daemon: str, names: Names) -> None:
         """To be called before the commit of what was decoded with them."""
         path = self.folder(MANIFESTS, daemon) / NAMES
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent)
         replace_durably(path, json.dumps(names.to_json()).encode())
 
     @contextlib.contextmanager
@@ -175,8 +175,8 @@ class Lake:
         """Inside, nobody else writes what is shipped of this daemon; what a killed one left
         behind is gone. Raises LakeInUse."""
         folder = self.folder(MANIFESTS, daemon)
-        folder.mkdir(parents=True, exist_ok=True)
-        fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        private_folder(folder)
+        fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE)
         try:
             take(fd, folder / LOCK)
             self._tidy(daemon)

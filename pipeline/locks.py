@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from purgatoryd.shm_layout.errors import LakeInUse
+from purgatoryd.shm_layout.files import private
 
 
 def take(fd: int, path: Path) -> None:
@@ -21,7 +22,7 @@ def take(fd: int, path: Path) -> None:
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
     """Nobody else holds `path` inside. Raises LakeInUse."""
-    with path.open("ab") as file:
+    with open(path, "ab", opener=private) as file:
         take(file.fileno(), path)
         yield
 
@@ -29,6 +30,6 @@ def alone(path: Path) -> Iterator[None]:
 @contextmanager
 def in_turn(path: Path) -> Iterator[None]:
     """The same; waits while somebody else holds it."""
-    with path.open("ab") as file:
+    with open(path, "ab", opener=private) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

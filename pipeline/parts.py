@@ -28,7 +28,13 @@ from purgatoryd.pipeline.lake import known
 from purgatoryd.pipeline.locks import alone
 from purgatoryd.pipeline.schemas import FLOW, LIVES, MAJOR, TOPICS, WORKERS, Table
 from purgatoryd.shm_layout.errors import LakeBroken
-from purgatoryd.shm_layout.files import replace_durably, sync_directory, sync_file
+from purgatoryd.shm_layout.files import (
+    make_private,
+    private_folder,
+    replace_durably,
+    sync_directory,
+    sync_file,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -114,7 +120,7 @@ class Layer:
 
         Raises LakeInUse.
         """
-        self._parts.mkdir(parents=True, exist_ok=True)
+        private_folder(self._parts)
         with alone(self.root / "lock"):
             self._remove_dead()
             yield
@@ -158,7 +164,9 @@ class Layer:
         folder = self._folder(table, number)
         plain = [column.name for column in table.columns if column.type in ("long", "binary")]
         options = {f"parquet.enable.dictionary#{name}": "false" for name in plain}
+        private_folder(folder.parent)  # before there is anything in it
         rows.write.options(**options).parquet(str(folder), mode="overwrite")
+        make_private(folder)
         for path in folder.iterdir():
             if path.suffix != ".parquet":  # Hadoop's checksums and its mark of success
                 path.unlink()

@@ -43,7 +43,7 @@ from purgatoryd.pipeline.cold import (
 from purgatoryd.pipeline.loading import Answers
 from purgatoryd.pipeline.tier import Frontier, Part, Tier, Version, Window, newer_keys
 from purgatoryd.shm_layout.errors import LakeInUse, WindowTaken
-from purgatoryd.shm_layout.files import sync_directory, sync_file
+from purgatoryd.shm_layout.files import make_private, sync_directory, sync_file
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -186,6 +186,7 @@ def write_slice(spark: SparkSession, tier: Tier, window: Window) -> None:
     place = tier.slice_of(window)
     staged = place.with_name(f"{place.name}-{window.fence}.new")
     stage_slice(spark, tier, window, staged)
+    make_private(staged)
     for path in staged.iterdir():
         sync_file(path)
     sync_directory(staged)

@@ -23,6 +23,7 @@ from purgatoryd.pipeline.ship import Content, Head, Shipper, head_of, refuse_ope
 from purgatoryd.pipeline.sources import Source, journals_in
 from purgatoryd.pipeline.tiers import node_of
 from purgatoryd.shm_layout.errors import JournalError
+from purgatoryd.shm_layout.files import private_folder
 from purgatoryd.shm_layout.journal import Walk
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ class RawShipper(Shipper):
             files=names, node=self._node, lake=str(self._lake.root)
         )
         rows = raw.load(str(self._directory))
+        private_folder(staging.parent)  # Spark's files follow the umask
         rows.write.options(compression="zstd", maxRecordsPerFile=0).parquet(
             str(staging), mode="overwrite"
         )

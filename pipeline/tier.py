@@ -35,7 +35,14 @@ import pyarrow.parquet as pq
 from purgatoryd.pipeline.locks import alone, in_turn
 from purgatoryd.pipeline.schemas import TOMBSTONES
 from purgatoryd.shm_layout.errors import BadPath, LakeBroken, WindowElsewhere, WindowTaken
-from purgatoryd.shm_layout.files import replace_durably, sync_directory, sync_file, write_durably
+from purgatoryd.shm_layout.files import (
+    make_private,
+    private_folder,
+    replace_durably,
+    sync_directory,
+    sync_file,
+    write_durably,
+)
 
 HOUR_NS = 3600 * 10**9
 ROWS = "cold"
@@ -138,7 +145,7 @@ class Tier:
         self.lake = lake.resolve()
         self._newest = (Path(), Version())
         for folder in (self._versions, lake / TOMBS, lake / WINDOWS):
-            folder.mkdir(parents=True, exist_ok=True)
+            private_folder(folder)
 
     @staticmethod
     def there(lake: Path) -> bool:
@@ -192,9 +199,10 @@ class Tier:
     def take_rows(self, staged: Path, number: int, clean: int) -> tuple[Part, ...]:
         """Moves hour=N/*.parquet of `staged` to their places: durable, and not counting yet."""
         parts = []
+        make_private(staged)
         for count, path in enumerate(sorted(staged.glob("hour=*/*.parquet"))):
             folder = self.lake / ROWS / f"due_hour={hour_text(int(path.parent.name[5:]))}"
-            folder.mkdir(exist_ok=True)
+            private_folder(folder)
             target = folder / f"{number:012d}-{count:05d}.parquet"
             sync_file(path)
             path.rename(target)
@@ -207,6 +215,7 @@ class Tier:
     def take_tombstones(self, staged: Path, number: int) -> tuple[Part, ...]:
         """The same with tombstones, *.parquet of `staged`."""
         parts = []
+        make_private(staged)
         for count, path in enumerate(sorted(staged.glob("*.parquet"))):
             if pq.read_metadata(path).num_rows:
                 target = self.lake / TOMBS / f"{number:012d}-{count:05d}.parquet"

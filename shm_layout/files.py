@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-MODE = 0o600
+MODE, FOLDER_MODE = 0o600, 0o700
 """Keys and payloads are in them."""
 
 
@@ -29,7 +29,7 @@ def sync_file(path: Path) -> None:
 def write_durably(temporary: Path, write: Callable[[BinaryIO], str]) -> Path:
     """`write` fills the file and says which name in its folder it gets once it is on disk."""
     try:
-        with open(temporary, "wb", opener=_private) as file:
+        with open(temporary, "wb", opener=private) as file:
             path = temporary.with_name(write(file))
             file.flush()
             os.fsync(file.fileno())
@@ -42,12 +42,28 @@ def write_durably(temporary: Path, write: Callable[[BinaryIO], str]) -> Path:
 
 def try_write(temporary: Path) -> None:
     """Raises OSError if `write_durably` could not even begin."""
-    with open(temporary, "wb", opener=_private):
+    with open(temporary, "wb", opener=private):
         temporary.unlink()
 
 
-def _private(path: str, flags: int) -> int:
+def private(path: str, flags: int) -> int:
+    """An opener of files that are nobody else's."""
     return os.open(path, flags, MODE)
+
+
+def private_folder(path: Path) -> None:
+    """Makes a folder, and those above it that are missing, nobody else's."""
+    if not path.is_dir():
+        private_folder(path.parent)
+        path.mkdir(FOLDER_MODE, exist_ok=True)
+
+
+def make_private(folder: Path) -> None:
+    """All in a folder, if it is there, and the folder are nobody else's now: Spark, which wrote
+    them, follows the umask."""
+    for path in (folder, *folder.rglob("*")):
+        if path.exists():
+            path.chmod(FOLDER_MODE if path.is_dir() else MODE)
 
 
 def replace_durably(path: Path, content: bytes) -> None:

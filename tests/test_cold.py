@@ -80,6 +80,7 @@ def test_what_was_loaded_is_promoted_window_by_window(
     assert second.rows == 80
     assert daemon.armed == {key(i): due(i) for i in range(70, 150)}
     assert waiting(tier) == {}
+    assert [path for path in tier.lake.rglob("*") if path.stat().st_mode & 0o077] == []
 
 
 def test_rows_that_come_late_go_with_the_next_window(

@@ -109,6 +109,7 @@ def test_ingest_of_raw_segments_gives_the_lake_that_ship_does(
     assert ours.names(theirs[0].daemon).to_json() == lake.names(theirs[0].daemon).to_json()
     assert {mark.lsn for mark in read_marks(journal).values()} == {segments(journal)[-1].lsn}
     assert not list((raw_lake / "raw").rglob("*.parquet"))
+    assert [path for path in raw_lake.rglob("*") if path.stat().st_mode & 0o077] == []
 
 
 def bronze_rows(lake: Lake, manifest: Manifest) -> list[dict[str, Any]]:
