@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from purgatoryd.pipeline.audit import Verdict
-    from purgatoryd.pipeline.figures import Part
+    from purgatoryd.pipeline.figures import Profile
     from purgatoryd.pipeline.whole import Whole
 
 _journal_option = click.option(
@@ -138,7 +138,7 @@ def report_command(out: Path, as_json: bool, **options: Any) -> int:
     return Exit.DONE if verdict.clean else Exit.BROKEN
 
 
-def _print_table(verdict: Verdict, parts: list[Part]) -> None:
+def _print_table(verdict: Verdict, parts: list[Profile]) -> None:
     from rich.console import Console
 
     from purgatoryd.pipeline.report import key_table

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +39,18 @@ def opened(lake: Path, master: str | None, conf: dict[str, str]) -> tuple[SparkS
     return session(master, conf), place
 
 
+def on_tables(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--lake, the options of Spark, and --json: the command gets `spark`, `place` - the lake - and
+    `as_json`."""
+
+    @wraps(command)
+    def run(lake: Path, master: str | None, conf: dict[str, str], **rest: Any) -> Any:
+        spark, place = opened(lake, master, conf)
+        return command(spark, place, **rest)
+
+    return lake_option(spark_options(json_option(run)))
+
+
 def tell(made: dict[str, int], as_json: bool) -> None:
     """How many segments, or parts, a job dealt with."""
     text = ", ".join(f"{name} {count}" for name, count in made.items())
@@ -54,30 +68,35 @@ ledger_option = click.option(
 
 
 @click.command("silver", cls=Command)
-@lake_option
+@on_tables
 @ledger_option
-@spark_options
-@json_option
-def silver_command(
-    lake: Path, ledger: Path | None, master: str | None, conf: dict[str, str], as_json: bool
-) -> None:
+def silver_command(spark: SparkSession, place: Lake, ledger: Path | None, as_json: bool) -> None:
     """Make silver - the lives - of all segments that are new."""
-    spark, place = opened(lake, master, conf)
     from purgatoryd.pipeline.jobs import make_silver
 
     tell({"silver": make_silver(spark, place, ledgers=ledger)}, as_json)
 
 
 @click.command("gold", cls=Command)
-@lake_option
-@spark_options
-@json_option
-def gold_command(lake: Path, master: str | None, conf: dict[str, str], as_json: bool) -> None:
+@on_tables
+@click.option(
+    "--show",
+    type=click.Choice(["topics", "workers"]),
+    help="Then show the latencies of all time, by topic or by worker.",
+)
+def gold_command(spark: SparkSession, place: Lake, show: str | None, as_json: bool) -> None:
     """Make gold - latencies, outcomes, flow - of all lives that are new."""
-    spark, place = opened(lake, master, conf)
+    from purgatoryd.pipeline.gold import latency, merge
     from purgatoryd.pipeline.jobs import make_gold
+    from purgatoryd.pipeline.parts import Layer
+    from purgatoryd.pipeline.schemas import TOPICS, WORKERS
 
     tell({"gold": make_gold(spark, place)}, as_json)
+    if show is not None:
+        table = TOPICS if show == "topics" else WORKERS
+        by = ["clock", "node", "namespace", "topic"] if show == "topics" else ["clock", "worker"]
+        rows = merge(Layer(place.root, "gold").read(spark, table), table, by)
+        show_rows(latency(rows, by), f"latencies by {show[:-1]}", as_json, len(by) + 1)
 
 
 @click.command("ingest", cls=Command)
@@ -120,29 +139,22 @@ def ingest_command(
 
 
 @click.command("rebuild", cls=Command)
-@lake_option
+@on_tables
 @click.option("--from", "since", type=units.Moment(), required=True, help="Records from then on.")
 @ledger_option
-@spark_options
-@json_option
 def rebuild_command(
-    lake: Path, since: datetime, ledger: Path | None, master: str | None,
-    conf: dict[str, str], as_json: bool,
-) -> None:  # fmt: skip
+    spark: SparkSession, place: Lake, since: datetime, ledger: Path | None, as_json: bool
+) -> None:
     """Make silver and gold again of all segments with records of that time or later."""
-    spark, place = opened(lake, master, conf)
     from purgatoryd.pipeline.jobs import bring_up
 
     tell(bring_up(spark, place, int(since.timestamp() * 1_000_000), ledger), as_json)
 
 
 @click.command("compact", cls=Command)
-@lake_option
-@spark_options
-@json_option
-def compact_command(lake: Path, master: str | None, conf: dict[str, str], as_json: bool) -> None:
+@on_tables
+def compact_command(spark: SparkSession, place: Lake, as_json: bool) -> None:
     """Put small parts of silver and gold together; prints how many parts less there are."""
-    spark, place = opened(lake, master, conf)
     from purgatoryd.pipeline.jobs import compact
 
     tell(compact(spark, place), as_json)
@@ -152,7 +164,7 @@ def compact_command(lake: Path, master: str | None, conf: dict[str, str], as_jso
 
 
 @click.command("slow", cls=Command)
-@lake_option
+@on_tables
 @click.option(
     "--limit",
     type=units.Duration(),
@@ -168,19 +180,15 @@ def compact_command(lake: Path, master: str | None, conf: dict[str, str], as_jso
     help="Values that an hour must have to be judged.",
 )
 @click.option("--publish", "told", metavar="NAME", help="Publish them to topic _events of NAME.")
-@spark_options
-@json_option
 def slow_command(
-    lake: Path, limit: int, least: int, told: str | None, master: str | None,
-    conf: dict[str, str], as_json: bool,
-) -> int:  # fmt: skip
+    spark: SparkSession, place: Lake, limit: int, least: int, told: str | None, as_json: bool
+) -> int:
     """Find nodes and workers that are slow; exit code 1 if there are some.
 
     Slow is an hour in which the 99th percentile of what the service answers for - request
     queue, local stage, response queue, sending - or of lateness is over the limit. The waiting
     that was asked for never counts.
     """
-    spark, place = opened(lake, master, conf)
     from purgatoryd.pipeline.findings import publish, slow
     from purgatoryd.pipeline.parts import Layer
     from purgatoryd.pipeline.schemas import TOPICS, WORKERS
@@ -194,7 +202,7 @@ def slow_command(
 
 
 @click.command("timeouts", cls=Command)
-@lake_option
+@on_tables
 @click.option(
     "--rate",
     type=click.FloatRange(0, 1),
@@ -202,13 +210,8 @@ def slow_command(
     show_default=True,
     help="The share that may expire.",
 )
-@spark_options
-@json_option
-def timeouts_command(
-    lake: Path, rate: float, master: str | None, conf: dict[str, str], as_json: bool
-) -> None:
+def timeouts_command(spark: SparkSession, place: Lake, rate: float, as_json: bool) -> None:
     """Show per topic what expires, and the time-out with which the wanted share would."""
-    spark, place = opened(lake, master, conf)
     from purgatoryd.pipeline.advice import timeouts
     from purgatoryd.pipeline.parts import Layer
     from purgatoryd.pipeline.schemas import TOPICS
@@ -217,15 +220,12 @@ def timeouts_command(
 
 
 @click.command("capacity", cls=Command)
-@lake_option
-@spark_options
-@json_option
-def capacity_command(lake: Path, master: str | None, conf: dict[str, str], as_json: bool) -> None:
+@on_tables
+def capacity_command(spark: SparkSession, place: Lake, as_json: bool) -> None:
     """Show what lives in each daemon, and when its arena is full at the last day's pace.
 
     It is full when its slots are used up, or its memory for keys and payloads.
     """
-    spark, place = opened(lake, master, conf)
     from purgatoryd.pipeline.advice import capacity, sizes
     from purgatoryd.pipeline.parts import Layer
     from purgatoryd.pipeline.schemas import FLOW
@@ -234,9 +234,9 @@ def capacity_command(lake: Path, master: str | None, conf: dict[str, str], as_js
     show_rows(capacity(flow, sizes(spark, place)), "capacity", as_json)
 
 
-def show_rows(frame: DataFrame, title: str, as_json: bool) -> None:
-    """A small table, in the order of its first columns."""
-    rows = frame.orderBy(*frame.columns[:3]).collect()
+def show_rows(frame: DataFrame, title: str, as_json: bool, order: int = 3) -> None:
+    """A small table, in the order of its first columns, so many."""
+    rows = frame.orderBy(*frame.columns[:order]).collect()
     show(
         [{name: plain(value) for name, value in row.asDict().items()} for row in rows],
         title,
@@ -253,7 +253,7 @@ def plain(value: Any) -> Any:
 
 
 @click.command("trace", cls=Command)
-@lake_option
+@on_tables
 @namespace_option
 @key_type_option
 @click.option(
@@ -264,11 +264,9 @@ def plain(value: Any) -> Any:
     help="Folder JOURNAL/NAME of a daemon, for what was not shipped yet.",
 )
 @click.argument("key")
-@spark_options
-@json_option
 def trace_command(
-    lake: Path, namespace: str, key_type: str, journals: tuple[Path, ...], key: str,
-    master: str | None, conf: dict[str, str], as_json: bool,
+    spark: SparkSession, place: Lake, namespace: str, key_type: str,
+    journals: tuple[Path, ...], key: str, as_json: bool,
 ) -> int:  # fmt: skip
     """Show every timer that KEY had, on all hosts and in the cold tier, and where the time went.
 
@@ -278,7 +276,6 @@ def trace_command(
     from purgatoryd.shm_layout.wire import encode_key
 
     kind, data = encode_key(read_key(key, key_type))
-    spark, place = opened(lake, master, conf)
     from purgatoryd.pipeline.trace import Key, history, record
 
     wanted = Key(namespace, KeyType(kind).name.lower(), data)

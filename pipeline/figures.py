@@ -64,7 +64,7 @@ class Advice:
 
 
 @dataclass
-class Part:
+class Profile:
     """What one daemon did live, in virtual time, or of bulk loads (`clock`).
 
     `due`: (begin of a column, row within it) to how many deadlines; `column_s` and `row_s` are
@@ -86,13 +86,13 @@ class Part:
     slow: list[Finding] = field(default_factory=list)
 
 
-def figures(bronze: DataFrame, received: DataFrame | None = None) -> list[Part]:
-    """All parts; `received` as silver.received gives it. One pass over bronze for each table."""
+def figures(bronze: DataFrame, received: DataFrame | None = None) -> list[Profile]:
+    """All of them; `received` as silver.received gives it. One pass over bronze for each table."""
     spans = bronze.groupBy("daemon", silver.clock().alias("clock")).agg(
         F.max_by("node", "at").alias("node"),
         F.min(F.unix_micros("at")).alias("begun_us"), F.max(F.unix_micros("at")).alias("ended_us"),
     )  # fmt: skip
-    parts = [Part(**row.asDict()) for row in spans.orderBy("clock", "begun_us").collect()]
+    parts = [Profile(**row.asDict()) for row in spans.orderBy("clock", "begun_us").collect()]
     for part in parts:
         whole = bronze.where(F.col("daemon") == part.daemon)
         own = whole.where(silver.clock() == part.clock)
@@ -111,7 +111,7 @@ def _count(condition: str, name: str) -> Column:
     return F.count_if(F.coalesce(F.expr(condition), F.lit(False))).alias(name)
 
 
-def flow(own: DataFrame, part: Part) -> list[Flow]:
+def flow(own: DataFrame, part: Profile) -> list[Flow]:
     """What began and ended, over time."""
     step_us = max(1, (part.ended_us - part.begun_us) // BUCKETS + 1)
     at_us = F.unix_micros("at")
@@ -128,7 +128,7 @@ def flow(own: DataFrame, part: Part) -> list[Flow]:
 # ---- lateness and stages ---------------------------------------------------------------------
 
 
-def _spread(part: Part, lived: DataFrame) -> None:
+def _spread(part: Profile, lived: DataFrame) -> None:
     """Fills in lateness and stages."""
     names = ("lateness", *STAGES)
     on_time = F.when(~gold.overdue(), F.col("lateness_ns"))
@@ -145,7 +145,7 @@ def _spread(part: Part, lived: DataFrame) -> None:
 # ---- when it is due --------------------------------------------------------------------------
 
 
-def due(own: DataFrame, part: Part) -> dict[tuple[int, int], int]:
+def due(own: DataFrame, part: Profile) -> dict[tuple[int, int], int]:
     """How many deadlines fall where; sets the sizes of the map's cells."""
     wall_ns = F.expr("unix_micros(at) * 1000 - at_ns + deadline_ns")
     seconds = F.floor(wall_ns / 1_000_000_000)

@@ -35,8 +35,7 @@ from purgatoryd.pipeline.cold import (
 from purgatoryd.pipeline.lake import Lake
 from purgatoryd.pipeline.schemas import COLD
 from purgatoryd.pipeline.tier import Tier
-from purgatoryd.pipeline.tiers import Tier as Place
-from purgatoryd.pipeline.tiers import node_of, read_files, tiers
+from purgatoryd.pipeline.tiers import Place, node_of, read_files, tiers
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter
 from rich.table import Table
 
 from purgatoryd.pipeline.audit import Verdict
-from purgatoryd.pipeline.figures import DAY_S, RANKS, STAGES, WANTED, Part, Spread
+from purgatoryd.pipeline.figures import DAY_S, RANKS, STAGES, WANTED, Profile, Spread
 from purgatoryd.pipeline.findings import LIMIT_NS
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _UNITS = ((3_600_000_000_000, "h"), (60_000_000_000, "min"), (1_000_000_000, "s"
           (1_000_000, "ms"), (1_000, "µs"))  # fmt: skip
 
 
-def page(verdict: Verdict, parts: Sequence[Part], made_at: datetime) -> str:
+def page(verdict: Verdict, parts: Sequence[Profile], made_at: datetime) -> str:
     """The whole page."""
     environment = Environment(
         loader=PackageLoader("purgatoryd.pipeline", "."),
@@ -52,7 +52,7 @@ def page(verdict: Verdict, parts: Sequence[Part], made_at: datetime) -> str:
     )  # fmt: skip
 
 
-def _shown(part: Part) -> dict[str, Any]:
+def _shown(part: Profile) -> dict[str, Any]:
     with mpl.rc_context(STYLE):
         charts = {
             "flow": _flow(part), "lateness": _cdf(part), "stages": _stages(part),
@@ -83,7 +83,7 @@ def wall(at_us: int) -> str:
     return f"{datetime.fromtimestamp(at_us / 1e6, UTC):%Y-%m-%d %H:%M:%S}"
 
 
-def key_table(verdict: Verdict, parts: Iterable[Part]) -> Table:
+def key_table(verdict: Verdict, parts: Iterable[Profile]) -> Table:
     """The most important figures, for a terminal."""
     title = "the audit found nothing" if verdict.clean else "the audit found VIOLATIONS"
     table = Table(title=title, title_justify="left")
@@ -98,7 +98,7 @@ def key_table(verdict: Verdict, parts: Iterable[Part]) -> Table:
     return table
 
 
-def _totals(part: Part) -> list[str]:
+def _totals(part: Profile) -> list[str]:
     return [f"{sum(getattr(one, name) for one in part.flow):,}" for name in COLOURS]
 
 
@@ -127,7 +127,7 @@ def _time_axis(axes: Axes) -> None:
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
 
 
-def _flow(part: Part) -> Markup:
+def _flow(part: Profile) -> Markup:
     figure, axes = _chart(2.9)
     at = [one.at_us / 1e6 / DAY_S for one in part.flow]
     for name, colour in COLOURS.items():
@@ -143,7 +143,7 @@ def _flow(part: Part) -> Markup:
     return _svg(figure, "Adds, cancels and ends over time")
 
 
-def _cdf(part: Part) -> Markup | None:
+def _cdf(part: Profile) -> Markup | None:
     if part.lateness is None:
         return None
     figure, axes = _chart(2.9)
@@ -164,7 +164,7 @@ def _log(values: Iterable[int]) -> list[int]:
     return [max(value, 100) for value in values]
 
 
-def _stages(part: Part) -> Markup | None:
+def _stages(part: Profile) -> Markup | None:
     if not part.stages:
         return None
     figure, axes = _chart(0.75 + 0.5 * len(part.stages))
@@ -188,7 +188,7 @@ def _bar(axes: Axes, row: int, spread: Spread) -> None:
     axes.plot([most], [row], marker="|", color=INK, markersize=10, zorder=3)
 
 
-def _due(part: Part) -> Markup | None:
+def _due(part: Profile) -> Markup | None:
     if not part.due:
         return None
     first, last = min(c for c, _ in part.due), max(c for c, _ in part.due)
@@ -209,6 +209,6 @@ def _due(part: Part) -> Markup | None:
     return _svg(figure, "How many timers are due when")
 
 
-def _of_row(part: Part) -> str:
+def _of_row(part: Profile) -> str:
     units = {3600: "hour of the day", 300: "5 minutes of the hour", 5: "5 s of the minute"}
     return units.get(part.row_s, "second of ten")

@@ -54,7 +54,7 @@ _SCHEMA = BRONZE.arrow()
 
 
 @dataclass
-class Part(InputPartition):
+class Range(InputPartition):
     """One file, records lsn_from <= lsn < lsn_to; and the names that its daemon has."""
 
     path: str
@@ -162,14 +162,14 @@ class JournalReader(DataSourceReader):
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
-    def partitions(self) -> Sequence[Part]:
+    def partitions(self) -> Sequence[Range]:
         """One for each file; the names are learnt here, for all of them."""
         found = [*map(source, segments(self.settings.path))]
         if self.settings.files is not None:
             found += openings(self.settings.path)
         wanted = [one for one in found if self.settings.has(one)]
         names = {daemon: self._names(daemon) for daemon in {one.identity.daemon for one in wanted}}
-        return [Part(str(one.path), names[one.identity.daemon]) for one in wanted]
+        return [Range(str(one.path), names[one.identity.daemon]) for one in wanted]
 
     def _names(self, daemon: str) -> Names:
         lake = self.settings.lake
@@ -177,11 +177,11 @@ class JournalReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one file, in Arrow batches."""
-        assert isinstance(partition, Part)
-        return read_part(self.settings, partition)
+        assert isinstance(partition, Range)
+        return read_range(self.settings, partition)
 
 
-def read_part(settings: Settings, part: Part) -> Iterator[pa.RecordBatch]:
+def read_range(settings: Settings, part: Range) -> Iterator[pa.RecordBatch]:
     """The rows of a part, as far as they are asked for."""
     payloads = settings.payloads and "payload" in settings.columns
     decoder = Decoder(settings.node, part.names, payloads=payloads)
@@ -199,7 +199,7 @@ def _plain(field: pa.Field) -> pa.Field:
     return field.with_type(pa.string()) if pa.types.is_dictionary(field.type) else field
 
 
-def _wanted(batch: pa.RecordBatch, settings: Settings, part: Part) -> pa.Array:
+def _wanted(batch: pa.RecordBatch, settings: Settings, part: Range) -> pa.Array:
     at, lsn = batch["at"].cast(pa.int64()), batch["lsn"]
     bounds = (
         pc.greater_equal(at, settings.from_us), pc.less(at, settings.to_us),
@@ -251,7 +251,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _sealed_upto(self) -> int:
         return max((file.lsn for file in segments(self.settings.path)), default=1)
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[Part]:
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[Range]:
         """The segments between two offsets. Raises JournalDamaged if some of it is gone."""
         files = segments(self.settings.path)
         first, upto = start["lsn"], end["lsn"]
@@ -265,14 +265,14 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begun = (file for file in files if file.lsn < upto)
         self._learnt.take([*snapshots(self.settings.path), *begun])
         return [
-            Part(str(one.path), self._learnt.names(one.identity.daemon), first, upto)
+            Range(str(one.path), self._learnt.names(one.identity.daemon), first, upto)
             for one in wanted
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one segment, in Arrow batches."""
-        assert isinstance(partition, Part)
-        return read_part(self.settings, partition)
+        assert isinstance(partition, Range)
+        return read_range(self.settings, partition)
 
     def commit(self, end: dict[str, int]) -> None:
         """Moves the mark: what is before `end` is not needed any more."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-class Tier(StrEnum):
+class Place(StrEnum):
     """HOT: in the journal alone. LAKE: the journal has let it go."""
 
     HOT = "hot"
@@ -36,11 +36,11 @@ class Segment:
     manifest: Manifest | None
 
     @property
-    def tier(self) -> Tier:
+    def tier(self) -> Place:
         """Where it is."""
         if self.manifest is None:
-            return Tier.HOT
-        return Tier.LAKE if self.source is None else Tier.BOTH
+            return Place.HOT
+        return Place.LAKE if self.source is None else Place.BOTH
 
 
 def tiers(lake: Lake | None, journals: Iterable[Path] = (), table: str = BRONZE) -> list[Segment]:

@@ -110,7 +110,8 @@ def trace(bronze: DataFrame, key: Key) -> list[Life]:
     adds = bronze.where(key.of() & F.col("kind").isin(*ADDS))
     tickets = adds.select("daemon", "ticket").distinct()
     # What replaces a timer has its key, and so a ticket among these.
-    events = bronze.join(F.broadcast(tickets), ["daemon", "ticket"], "left_semi").collect()
+    mine = bronze.join(F.broadcast(tickets), ["daemon", "ticket"], "left_semi")
+    events = mine.select(bronze.columns).collect()
     ends = _ends(bronze, events)
     found = [
         Life(daemon, ticket, tuple(_of(events, daemon, ticket)), ends.get((daemon, ticket)))

@@ -17,7 +17,7 @@ from purgatoryd.pipeline.continuity import Continuity, continuity
 from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Lake, Manifest
 from purgatoryd.pipeline.ship import Shipper
 from purgatoryd.pipeline.sources import Source
-from purgatoryd.pipeline.tiers import Tier, node_of, read_files, tiers
+from purgatoryd.pipeline.tiers import Place, node_of, read_files, tiers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -79,7 +79,7 @@ class _Copy(Shipper):
             one.source
             for table in (OPENINGS, BRONZE)
             for one in tiers(self._shipped, [self._directory], table)
-            if one.tier is Tier.HOT and one.source is not None
+            if one.tier is Place.HOT and one.source is not None
         ]
         return [replace(source, complete=True) for source in found]
 

@@ -30,7 +30,7 @@ from purgatoryd.pipeline.pace import Pace
 from purgatoryd.pipeline.schemas import BRONZE as BRONZE_TABLE
 from purgatoryd.pipeline.ship import Shipper, mark_name
 from purgatoryd.pipeline.sources import names_of
-from purgatoryd.pipeline.tiers import Tier, tiers
+from purgatoryd.pipeline.tiers import Place, tiers
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.errors import (
     JournalDamaged,
@@ -223,7 +223,7 @@ def test_an_empty_journal_is_no_error(tmp_path: Path, lake: Lake, count: int) ->
         sw.write(journal, sw.segment(sw.names(), seal=False))
     assert shipped(journal, lake) == 0
     assert lake.manifests() == []
-    assert [one.tier for one in tiers(lake, [journal])] == [Tier.HOT] * count
+    assert [one.tier for one in tiers(lake, [journal])] == [Place.HOT] * count
 
 
 # ---- what cannot be read ---------------------------------------------------------------------
@@ -322,13 +322,13 @@ def test_the_mark_holds_what_is_not_in_the_lake(stored: Path, lake: Lake) -> Non
 
 
 def test_segments_are_hot_then_both_then_in_the_lake(stored: Path, lake: Lake) -> None:
-    assert {one.tier for one in tiers(lake, [stored])} == {Tier.HOT}
+    assert {one.tier for one in tiers(lake, [stored])} == {Place.HOT}
     shipped(stored, lake)
     found = tiers(lake, [stored])
-    assert [one.tier for one in found] == [Tier.BOTH] * (len(found) - 1) + [Tier.HOT]
+    assert [one.tier for one in found] == [Place.BOTH] * (len(found) - 1) + [Place.HOT]
     segments(stored)[0].path.unlink()
     found = tiers(lake, [stored])
-    assert [one.tier for one in found][:2] == [Tier.LAKE, Tier.BOTH]
+    assert [one.tier for one in found][:2] == [Place.LAKE, Place.BOTH]
     assert len({one.identity for one in found}) == len(found)
 
 

@@ -15,7 +15,7 @@ from test_audit import CLEAN, OPEN, RECORDS, by, restarted, ship, small_plans, u
 from purgatoryd.pipeline import gold, silver
 from purgatoryd.pipeline.audit import Balance, Verdict
 from purgatoryd.pipeline.continuity import Lost, Violation
-from purgatoryd.pipeline.figures import RANKS, Advice, Flow, Part, Spread, figures
+from purgatoryd.pipeline.figures import RANKS, Advice, Flow, Profile, Spread, figures
 from purgatoryd.pipeline.findings import Finding
 from purgatoryd.pipeline.lake import Lake
 from purgatoryd.pipeline.report import duration, key_table, page
@@ -33,8 +33,8 @@ def spread(step_ns: int) -> Spread:
     return Spread(1000, tuple(int(rank * 100 * step_ns) for rank in RANKS))
 
 
-def part(clock: str = "live") -> Part:
-    one = Part("ab" * 16, "eagle", clock, 10**15, 10**15 + 60_000_000)
+def part(clock: str = "live") -> Profile:
+    one = Profile("ab" * 16, "eagle", clock, 10**15, 10**15 + 60_000_000)
     one.flow = [Flow(10**15 + n * 10**6, 10, 5, 3, 0) for n in range(60)]
     one.lateness = spread(2_000)
     one.due = {(10**9 + 10 * n, row): n + row for n in range(6) for row in range(10)}
@@ -107,7 +107,7 @@ def lake(tmp_path: Path) -> Lake:
     return Lake(tmp_path / "lake")
 
 
-def totals(found: Part) -> list[int]:
+def totals(found: Profile) -> list[int]:
     names = ("added", "cancelled", "expired", "satisfied")
     return [sum(getattr(one, name) for one in found.flow) for name in names]
 
