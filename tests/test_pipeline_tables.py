@@ -8,6 +8,8 @@ import random
 import re
 import shutil
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -363,6 +365,44 @@ def test_a_kill_at_any_step_of_a_commit_changes_nothing(
         getattr(jobs, job)(spark, lake)
     jobs.bring_up(spark, lake)
     assert contents(spark, lake) == contents(spark, batch)
+
+
+STEPS = ("make_private", "sync_file", "sync_directory", "replace_durably")
+
+
+def dying_at(patch: pytest.MonkeyPatch, step: int) -> None:
+    """The process ends before its step of that number, counted from 1."""
+    left = iter(range(1, step))
+
+    def mortal(real: Callable[..., object]) -> Callable[..., None]:
+        def do(*args: object) -> None:
+            if next(left, None) is None:
+                raise Killed
+            real(*args)
+
+        return do
+
+    for name in STEPS:
+        patch.setattr(parts, name, mortal(getattr(parts, name)))
+
+
+def test_until_its_last_step_a_commit_has_done_nothing(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, one, step = Layer(tmp_path, "gold"), ("d", 1, 1), 1
+    none = {which.name: spark.createDataFrame([], which.spark()) for which in layer.tables}
+    with layer.writing():
+        layer.commit(none, {one: ("old",)})
+    while layer.sources() == {one: ("old",)}:
+        with monkeypatch.context() as patch, suppress(Killed), layer.writing():
+            dying_at(patch, step)
+            layer.commit(none, {one: ("new",)})
+        step += 1
+    assert layer.sources() == {one: ("new",)}
+    assert step - 2 >= len(layer.tables) * 4 + 1  # files may be none
+    monkeypatch.setattr(parts, "KEPT_S", 0)
+    with layer.writing():
+        assert [len(list((tmp_path / "gold" / t.name).iterdir())) for t in layer.tables] == [1] * 3
 
 
 def test_rebuilt_and_compacted_tables_are_the_same(
