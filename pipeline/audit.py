@@ -111,12 +111,16 @@ def _add(verdict: Verdict, violations: DataFrame) -> None:
         ]
 
 
+UNBORN = "opened = 0 AND ends > 0 AND sure"
+"""It ended, and neither a record nor the opening has its begin."""
+
+
 def balance(known: DataFrame, events: DataFrame) -> list[Balance]:
     """Of each daemon and namespace, by counts of records, not of tickets."""
     sums = {name: F.sum(F.expr(f"IF(end = '{name}', ends, 0)")) for name in END_CODES}
     sums["cancelled"] = F.sum(F.expr("IF(end IN ('end', 'cancelled'), ends, 0)"))
     rows = known.groupBy("daemon", "namespace_hash").agg(
-        F.count_if(F.expr("adds = 0")).alias("opening"),
+        F.count_if(F.expr(f"adds = 0 AND NOT ({UNBORN})")).alias("opening"),
         F.sum("adds").alias("added"), sums["cancelled"].alias("cancelled"),
         sums["replaced"].alias("replaced"), (sums["fire"] + sums["expired"]).alias("expired"),
         sums["satisfied"].alias("satisfied"), sums["failed"].alias("failed"),

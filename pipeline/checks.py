@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from purgatoryd.pipeline.lake import Manifest
 
+FORGOTTEN = 0
+"""PG_LOAD_NONE, in the `flags` of a load's record: from here on the daemon knows nothing of it."""
 GRACE_NS = 60_000_000_000
 """How long after its deadline a timer may still be armed before it counts as forgotten."""
 
@@ -94,11 +96,12 @@ NUMBERS = (
     Check("position_repeated", "topic IS NULL AND times > 1", "lsn", "times"),
 )
 
+CLOCK = Check("clock_back", "at_ns < before_ns", "lsn", "at_ns, before_ns")
 TIMED = "kind IN ('arm', 'watch', 'move', 'fire', 'outcome', 'end')"
 RECORDS = (
     Check("lsn_gap", "lsn > before + 1", "lsn", "before"),
     Check("lsn_repeated", "lsn = before", "lsn", "before"),
-    Check("clock_back", "at_ns < before_ns", "lsn", "at_ns, before_ns"),
+    CLOCK,
     Check("sent_before_made", "positions_upto > made", "lsn", "positions_upto, made"),
 )
 
@@ -141,6 +144,8 @@ def all_checks(
     yield of_tickets(known, events, found.runs)
     yield of_keys(known)
     yield of_records(events)
+    yield of_clocks(events)
+    yield of_loads(events)
     if "move" in kinds:
         yield of_moves(events)
     if "outcome" in kinds:
@@ -307,6 +312,38 @@ def of_records(events: DataFrame) -> DataFrame:
         F.max(made).over(before).alias("made"),
     )  # fmt: skip
     return judge(steps, RECORDS)
+
+
+def of_clocks(events: DataFrame) -> DataFrame:
+    """The clock goes on from one segment to the next of the same start of the daemon."""
+    first = [F.min_by(name, "lsn").alias(name) for name in ("at_ns", "ticket")]
+    segments = events.where(TIMED).groupBy(*KEYS, "epoch", "segment").agg(
+        *first, F.min("lsn").alias("lsn"), F.max("at_ns").alias("last_ns")
+    )  # fmt: skip
+    earlier = Window.partitionBy(*KEYS, "epoch").orderBy("segment")
+    before = F.max("last_ns").over(earlier.rowsBetween(Window.unboundedPreceding, -1))
+    return judge(segments.withColumn("before_ns", before), [CLOCK])
+
+
+# ---- loads -----------------------------------------------------------------------------------
+
+
+def of_loads(events: DataFrame) -> DataFrame:
+    """Each row of a load is done once, unless the daemon was told to forget the load between."""
+    done = events.where("load_row IS NOT NULL AND kind IN ('arm', 'move', 'unpark', 'done')")
+    rows = done.groupBy(*KEYS, "load", "load_row").agg(
+        F.count("*").alias("times"), F.min("lsn").alias("first_lsn"), F.max("lsn").alias("lsn"),
+        F.max_by("ticket", "lsn").alias("ticket"),
+    )  # fmt: skip
+    forgotten = events.where(f"kind = 'load' AND flags = {FORGOTTEN}").select(
+        *KEYS, "load", F.col("lsn").alias("forgot_lsn")
+    )
+    twice = rows.where("times > 1").join(forgotten, [*KEYS, "load"], "left").groupBy(*rows.columns)
+    kept = twice.agg(
+        F.count_if(F.expr("forgot_lsn BETWEEN first_lsn AND lsn")).alias("forgotten")
+    ).withColumn("load", F.lower(F.hex("load")))
+    return judge(kept, [Check("load_row_twice", "forgotten = 0", "lsn", "first_lsn")],
+                 "load", "load_row", "times")  # fmt: skip
 
 
 # ---- snapshots -------------------------------------------------------------------------------

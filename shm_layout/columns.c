@@ -427,6 +427,7 @@ static void load_row(const struct row *r, const void *body)
     const struct pg_j_load *j = body;
     put_at(r, j->at_ns);
     put_bytes(r, PG_BC_LOAD, j->load, sizeof j->load);
+    put_int(r, PG_IC_FLAGS, j->state);
     put_uid(r, j->uid);
     put_namespace(r, j->namespace_row);
 }

@@ -24,6 +24,7 @@ EXPIRED, SATISFIED, FAILED, CANCELLED = 1, 2, 3, 4
 ALL, ANY, SUM, CLIENT = 0, 1, 2, 3
 BOOT, VIRTUAL = 0, 1
 BORN = 1
+LOAD_NONE, LOAD_OPEN = 0, 1
 OPERATION = 4
 MET = 2**64 - 1
 S = 1_000_000_000
@@ -34,7 +35,7 @@ _SEGMENT = struct.Struct("<8sII16s16sQqqQQQII116x")
 _KEY_TYPES = {str: 0, bytes: 1, UUID: 2}
 _KINDS = (
     "pad", "group", "seal", "namespace", "topic", "arm", "move", "end", "fire", "sent", "watch",
-    "level", "gone", "outcome", "session", "head", "entry", "last",
+    "level", "gone", "outcome", "session", "head", "entry", "last", "opened", "replied", "load",
 )  # fmt: skip
 _TYPES = {name: number for number, name in enumerate(_KINDS, 1)}
 
@@ -71,15 +72,20 @@ def topic(row: int, namespace_row: int, name: str, sequence: int = 0) -> Record:
 def arm(
     ticket: int, key: str | bytes | UUID, deadline_ns: int, *, at_ns: int = 0,
     wall_ns: int = NO_WALL, replaced: int = 0, topic: int = 0, slot: int | None = None,
-    payload: bytes = b"",
+    payload: bytes = b"", load: bytes = b"", load_row: int = 0,
 ) -> Record:  # fmt: skip
     kind, data = _key(key)
+    row = load + struct.pack("<Q", load_row) if load else b""
     head = struct.pack(
         "<QqqqQIIIIIBBBB24x", ticket, deadline_ns, wall_ns, at_ns, replaced,
         ticket if slot is None else slot, replaced if replaced else NIL, topic, 1000,
-        len(payload), 0, 0, len(data), kind,
+        len(payload), 0, bool(load), len(data), kind,
     )  # fmt: skip
-    return Record("arm", head + data + payload)
+    return Record("arm", head + row + data + payload)
+
+
+def load(name: bytes, state: int, *, at_ns: int = 0) -> Record:
+    return Record("load", struct.pack("<16sQqIIIIQ", name, 1, at_ns, 0, 1000, state, 0, 0))
 
 
 def move(ticket: int, deadline_ns: int, *, at_ns: int = 0, wall_ns: int = NO_WALL) -> Record:

@@ -18,6 +18,8 @@ from journal_writer import (
     ANY,
     EXPIRED,
     FAILED,
+    LOAD_NONE,
+    LOAD_OPEN,
     SATISFIED,
     SUM,
     VIRTUAL,
@@ -32,6 +34,7 @@ from journal_writer import (
     gone,
     level,
     life,
+    load,
     move,
     namespace,
     outcome,
@@ -92,6 +95,16 @@ OPEN = (arm(5, "d", 80 * S), arm(9, "g", 900 * S))
 CLEAN = Story(RECORDS, closing=OPEN)
 
 
+def load_rows(*between: Record) -> Iterator[Record]:
+    """One row of a load, done twice."""
+    row = {"at_ns": 21 * S, "load": b"sixteen bytes id", "load_row": 7}
+    yield load(b"sixteen bytes id", LOAD_OPEN, at_ns=21 * S)
+    for ticket, more in ((30, between), (31, ())):
+        yield arm(ticket, "x", 900 * S, **row)  # type: ignore[arg-type]
+        yield end(ticket, at_ns=21 * S)
+        yield from more
+
+
 class Planted(NamedTuple):
     """A story, and the kinds of violation that it must be told to have; `ticket`: of the first."""
 
@@ -106,7 +119,7 @@ def planted(kind: str, story: Story, ticket: int | None = None, also: str = "") 
 
 PLANTED = [
     planted("armed_twice", CLEAN.then("arm_a", RECORDS["arm_a"]), 1, "unbalanced"),
-    planted("never_armed", CLEAN.instead(arm_b=None), 2),
+    planted("never_armed", CLEAN.instead(arm_b=None), 2, "unbalanced"),
     planted("ended_twice", CLEAN.then("fire_b", end(1, at_ns=12 * S)), 1, "unbalanced"),
     planted("ended_before_armed", CLEAN.instead(arm_c=end(3, at_ns=2 * S),
                                                 cancel_c=arm(3, "c", 50 * S, at_ns=3 * S)), 3),
@@ -147,6 +160,9 @@ PLANTED = [
     planted("sent_before_made", CLEAN.instead(sent_ab=sent(1, 5, at_ns=12 * S),
                                               sent_w=sent(5, 5, at_ns=20 * S))),
     planted("clock_back", CLEAN.instead(arm_g=arm(9, "g", 900 * S, at_ns=5 * S)), 9),
+    planted("clock_back", CLEAN.having(cuts={"arm_g": (0, 1)}).instead(
+        arm_g=arm(9, "g", 900 * S, at_ns=5 * S)), 9),
+    planted("load_row_twice", CLEAN.then("arm_g", *load_rows()), 31),
     planted("wrong_life", CLEAN.instead(
         fire_a=Record("fire", RECORDS["fire_a"].body + life(4, 1 * S))), 1),
     planted("forgotten", CLEAN.then("arm_g", arm(30, "x", 2000 * S, at_ns=500 * S),
@@ -251,6 +267,9 @@ CLEAN_STORIES = {
     "virtual": CLEAN.having(journal=Journal(clock=VIRTUAL)),
     "no_snapshot": CLEAN.having(first=None),
     "retention": CLEAN.having(first_lsn=100),
+    "forgotten_load": CLEAN.then(
+        "arm_g", *load_rows(load(b"sixteen bytes id", LOAD_NONE, at_ns=21 * S))
+    ),
     "unknown_kind": CLEAN.then("gone", Record(99, bytes(16))).having(journal=Journal(minor=99)),
 }
 
