@@ -56,6 +56,16 @@ TICKETS = (
         "early_by_wall", "fires AND ended_wall_ns + 1000000 < wall_deadline_ns", "end_lsn",
         "ended_wall_ns, wall_deadline_ns",
     ),
+    Check(
+        "fired_parked", "parked AND end = 'fire' AND coalesce(unpark_lsn > end_lsn, true)",
+        "end_lsn", "unpark_lsn",
+    ),
+    Check(
+        "unpark_unfounded",
+        "unpark_lsn > end_lsn OR (NOT parked AND unpark_lsn > unsure_lsn AND adds + opened > 0)",
+        "unpark_lsn", "parked, end_lsn, end",
+    ),
+    Check("unparked_twice", "unparks > 1", "unpark_lsn", "unparks"),
     Check("moved_after_end", "last_move_lsn > end_lsn", "last_move_lsn", "end_lsn, end"),
     Check("ack_unfounded", "acks > 0 AND (outcomes = 0 OR ack_lsn < end_lsn)", "ack_lsn", "end"),
     Check("acked_twice", "acks > 1", "ack_lsn", "acks"),

@@ -49,7 +49,7 @@ END_CODES = {"replaced": 1, "fire": 2, "end": 3, "satisfied": 4, "expired": 5, "
              "cancelled": 7}  # fmt: skip
 _LIFE = (
     "daemon", "run", "lsn", "kind", "cause", "ticket", "deadline_ns", "wall_deadline_ns", "at_ns",
-    "armed_ns", "add_lsn", "unsure_lsn",
+    "armed_ns", "add_lsn", "unsure_lsn", "parked",
 )  # fmt: skip
 
 
@@ -77,7 +77,8 @@ def _facts(rows: DataFrame) -> DataFrame:
     space = F.xxhash64("namespace").alias("namespace_hash")
     wall = F.unix_micros("at") * 1000
     told = rows.where(
-        f"ticket IS NOT NULL AND ({ARMED} OR {MOVED} OR kind IN ('fire', 'outcome', 'end'))"
+        f"ticket IS NOT NULL AND ({ARMED} OR {MOVED} OR "
+        "kind IN ('unpark', 'fire', 'outcome', 'end'))"
     )
     own = told.select(*_LIFE, wall.alias("wall_ns"), key, space, _end_code())
     its = {name: f"replaced_{name}" for name in ("add_lsn", "armed_ns")} | {"ticket": "replaced"}
@@ -109,6 +110,7 @@ def _of_life() -> list[Column]:
         *_begin(),
         *_deadline(),
         *_end(),
+        *_parked(),
         F.count_if(F.col("kind") == "outcome").alias("outcomes"),
         F.count_if(acknowledged).alias("acks"),
         F.min(F.when(acknowledged, F.col("lsn"))).alias("ack_lsn"),
@@ -127,6 +129,15 @@ def _begin() -> list[Column]:
         F.coalesce(F.bool_or(F.col("kind") == "watch"), F.lit(False)).alias("operation"),
         F.max("key_hash").alias("key_hash"),
         F.max(F.when(armed, F.col("namespace_hash"))).alias("namespace_hash"),
+    ]
+
+
+def _parked() -> list[Column]:
+    unpark = F.col("kind") == "unpark"
+    return [
+        F.coalesce(F.bool_or(F.expr(f"{ARMED} AND parked = 1")), F.lit(False)).alias("parked"),
+        F.count_if(unpark).alias("unparks"),
+        F.min(F.when(unpark, F.col("lsn"))).alias("unpark_lsn"),
     ]
 
 

@@ -36,6 +36,7 @@ _KEY_TYPES = {str: 0, bytes: 1, UUID: 2}
 _KINDS = (
     "pad", "group", "seal", "namespace", "topic", "arm", "move", "end", "fire", "sent", "watch",
     "level", "gone", "outcome", "session", "head", "entry", "last", "opened", "replied", "load",
+    "done", "block", "unpark",
 )  # fmt: skip
 _TYPES = {name: number for number, name in enumerate(_KINDS, 1)}
 
@@ -72,16 +73,25 @@ def topic(row: int, namespace_row: int, name: str, sequence: int = 0) -> Record:
 def arm(
     ticket: int, key: str | bytes | UUID, deadline_ns: int, *, at_ns: int = 0,
     wall_ns: int = NO_WALL, replaced: int = 0, topic: int = 0, slot: int | None = None,
-    payload: bytes = b"", load: bytes = b"", load_row: int = 0,
+    payload: bytes = b"", load: bytes = b"", load_row: int = 0, parked: bool = False,
 ) -> Record:  # fmt: skip
     kind, data = _key(key)
     row = load + struct.pack("<Q", load_row) if load else b""
     head = struct.pack(
-        "<QqqqQIIIIIBBBB24x", ticket, deadline_ns, wall_ns, at_ns, replaced,
+        "<QqqqQIIIIIBBBBI20x", ticket, deadline_ns, wall_ns, at_ns, replaced,
         ticket if slot is None else slot, replaced if replaced else NIL, topic, 1000,
-        len(payload), 0, bool(load), len(data), kind,
+        len(payload), 0, bool(load), len(data), kind, parked,
     )  # fmt: skip
     return Record("arm", head + row + data + payload)
+
+
+def unpark(ticket: int, key: str, deadline_ns: int, *, at_ns: int = 0) -> Record:
+    kind, data = _key(key)
+    head = struct.pack(
+        "<QqqqIIIIBBBB20x", ticket, deadline_ns, NO_WALL, at_ns, ticket, 0, 1000, 0, 0, 0,
+        len(data), kind,
+    )  # fmt: skip
+    return Record("unpark", head + data)
 
 
 def load(name: bytes, state: int, *, at_ns: int = 0) -> Record:

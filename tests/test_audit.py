@@ -40,6 +40,7 @@ from journal_writer import (
     outcome,
     sent,
     topic,
+    unpark,
     watch,
 )
 from stored_arena import JOURNALS, StoredJournal
@@ -93,6 +94,8 @@ RECORDS: dict[str, Record] = {
 }  # fmt: skip
 OPEN = (arm(5, "d", 80 * S), arm(9, "g", 900 * S))
 CLEAN = Story(RECORDS, closing=OPEN)
+PARKED = arm(1, "a", 10 * S, at_ns=1 * S, parked=True)
+BACK = unpark(1, "a", 10 * S, at_ns=1 * S)
 
 
 def load_rows(*between: Record) -> Iterator[Record]:
@@ -160,6 +163,9 @@ PLANTED = [
     planted("sent_before_made", CLEAN.instead(sent_ab=sent(1, 5, at_ns=12 * S),
                                               sent_w=sent(5, 5, at_ns=20 * S))),
     planted("clock_back", CLEAN.instead(arm_g=arm(9, "g", 900 * S, at_ns=5 * S)), 9),
+    planted("fired_parked", CLEAN.instead(arm_a=PARKED), 1),
+    planted("unpark_unfounded", CLEAN.then("arm_a", BACK), 1),
+    planted("unparked_twice", CLEAN.instead(arm_a=PARKED).then("arm_a", BACK, BACK), 1),
     planted("clock_back", CLEAN.having(cuts={"arm_g": (0, 1)}).instead(
         arm_g=arm(9, "g", 900 * S, at_ns=5 * S)), 9),
     planted("load_row_twice", CLEAN.then("arm_g", *load_rows()), 31),
@@ -267,6 +273,7 @@ CLEAN_STORIES = {
     "virtual": CLEAN.having(journal=Journal(clock=VIRTUAL)),
     "no_snapshot": CLEAN.having(first=None),
     "retention": CLEAN.having(first_lsn=100),
+    "parked": CLEAN.instead(arm_a=PARKED).then("arm_a", BACK),
     "forgotten_load": CLEAN.then(
         "arm_g", *load_rows(load(b"sixteen bytes id", LOAD_NONE, at_ns=21 * S))
     ),
