@@ -221,7 +221,7 @@ class Reaper:
         return True
 
     def _serve_admin(self) -> bool:
-        """True = another turn follows at once: some may be left, and what was published goes out."""
+        """True = another turn follows at once: some may be left, what was published goes out."""
         for served in range(ADMIN_PER_TURN):
             message = lanes.receive(self._lanes.admin)
             if message is None:
