@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import duckdb
 
@@ -16,6 +17,7 @@ from purgatoryd.pipeline.sources import names_of, source
 from purgatoryd.pipeline.tier import Window
 from purgatoryd.shm_layout.journal import Walk, segments
 
+MODULE = "flow.beside"
 NAMES = {
     "ship": "pyarrow writes the same batches",
     "silver": "DuckDB, a projection of the same rows",
@@ -37,13 +39,21 @@ def forget(folder: Path) -> None:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def seconds(sql: str, **values: Any) -> float:
-    """Of a statement, over as many threads as there are processors."""
+def seconds(sql: str) -> float:
+    """Of a statement, in a process of its own, over as many threads as there are processors."""
+    command = [sys.executable, "-m", MODULE, sql]
+    folder = Path(__file__).resolve().parent.parent
+    done = subprocess.run(command, check=True, cwd=folder, stdout=subprocess.PIPE, text=True)
+    return float(done.stdout)
+
+
+def main(sql: str) -> None:
+    """Prints the seconds of a statement."""
     with duckdb.connect() as database:
         database.execute(f"SET threads = {len(os.sched_getaffinity(0))}")
         began_s = time.perf_counter()
-        database.execute(sql, values)
-        return time.perf_counter() - began_s
+        database.execute(sql)
+        print(time.perf_counter() - began_s)
 
 
 def written(directory: Path, folder: Path) -> float:
@@ -139,3 +149,7 @@ def window(tier: Path, one: Window) -> float:
         f"CREATE TABLE w AS SELECT * FROM {_ROWS.format(tier=tier)} "
         f"WHERE {bounds} AND {_ENDED.format(tier=tier)}"
     )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from flow import beside, journal
 from purgatoryd.clients import Client
@@ -55,7 +56,7 @@ def all_steps(arguments: argparse.Namespace, folder: Path) -> Iterator[tuple[str
     try:
         yield from tables(spark, lake, folder, events)
         yield from cold_tier(spark, folder / "tier", arguments.cold_rows)
-        yield "bulk add", bulk_add(spark, arguments.bulk_rows)
+        yield "bulk add", bulk_add(spark, folder / "bulk", arguments.bulk_rows)
     finally:
         spark.stop()
 
@@ -191,7 +192,7 @@ def select(spark: SparkSession, tier: Tier, one: Window) -> None:
 def window(spark: SparkSession, tier: Tier, rows: int) -> Figures:
     """Five minutes of a day, after the ones before them."""
     noon_ns = BASE_S * 10**9 + DAY_NS // 2
-    with journal.daemon("--capacity", str(rows), "--payload-memory", "1500M"):
+    with journal.daemon("--capacity", str(max(1000, rows // 50)), "--payload-memory", "64M"):
         hot = Loader(journal.NAME, timeout=journal.PATIENCE_S)
         taken = Frontier(noon_ns, tier.version().number)
         tier.save_window(Window(window_id(taken), hot.name, Frontier(0, 0), taken, "hot"))
@@ -210,14 +211,15 @@ def window(spark: SparkSession, tier: Tier, rows: int) -> Figures:
 # ---- bulk adds ---------------------------------------------------------------------------------
 
 
-def bulk_add(spark: SparkSession, rows: int) -> Figures:
+def bulk_add(spark: SparkSession, folder: Path, rows: int) -> Figures:
     """Through Spark, and beside it the same rows by add_many in one process."""
     frame = day(spark, rows).selectExpr("namespace", "topic", "key", "payload", "3600.0D as delay")
-    frame = frame.repartition(spark.sparkContext.defaultParallelism).cache()
-    frame.count()
-    table = frame.drop("namespace").toArrow()
+    tasks = spark.sparkContext.defaultParallelism
+    frame.repartition(tasks).write.parquet(str(folder))
+    frame = spark.read.parquet(str(folder)).coalesce(tasks)
+    table = pq.read_table(folder).drop_columns("namespace")
     found = {}
-    size = ("--capacity", str(rows), "--payload-memory", "1500M", "--load-rows", str(4 * rows))
+    size = ("--capacity", str(rows), "--payload-memory", "512M", "--load-rows", str(4 * rows))
     for name in ("cold", "warm"):
         with journal.daemon(*size) as folder:
             options = {"name": journal.NAME, "directory": str(folder), "load": str(uuid4())}
@@ -226,7 +228,6 @@ def bulk_add(spark: SparkSession, rows: int) -> Figures:
     with journal.daemon(*size), Client(journal.NAME, namespace="shop", timeout=60.0) as client:
         found["beside"] = rows / timed(lambda: _added(client, table))
     found["to_add_many"] = found["warm"] / found["beside"]
-    frame.unpersist()
     return found
 
 
