@@ -5,7 +5,7 @@ So a segment that comes late, or again, replaces its own rows and moves no other
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812
@@ -40,30 +40,36 @@ def topics(lives: DataFrame) -> DataFrame:
         "settled": F.when(settled, F.col("remote_ns")),
         "asked": F.col("deadline_ns") - F.col("armed_ns"),
     }
-    by = ("namespace", "topic", window("ended_at", WINDOW_S))
-    return _partials(lives, TOPICS, by, times)
+    by = {name: F.col(name) for name in ("namespace", "topic")}
+    return _partials(lives, TOPICS, by | {"window_start": window("ended_at", WINDOW_S)}, times)
 
 
 def workers(lives: DataFrame) -> DataFrame:
     """WORKERS of lives."""
-    return _partials(lives, WORKERS, ("worker", window("ended_at", HOUR_S)), {})
+    by = {"worker": F.col("worker"), "window_start": window("ended_at", HOUR_S)}
+    return _partials(lives, WORKERS, by, {})
 
 
 def _partials(
-    lives: DataFrame, table: Table, by: Iterable[str | Column], times: dict[str, Column]
+    lives: DataFrame, table: Table, by: dict[str, Column], times: dict[str, Column]
 ) -> DataFrame:
+    """What is summed and sketched becomes plain columns first: a projection is compiled, and what
+    stands inside the aggregate of a sketch is interpreted row by row."""
     values = {**{name: F.col(f"{name}_ns") for name in silver.SERVICE}, **times}
     values |= {
         "service": silver.service_ns(),
         "lateness": F.when(~overdue(), F.col("lateness_ns")),
     }
-    made = [sketches.sketch(value, name) for name, value in values.items()]
-    counts = [
-        _sum(F.lit(1), "ended"),
-        *_outcomes(F.col("outcome")),
-        _sum(_one(overdue()), "overdue"),
-    ]
-    return lives.groupBy(*_SEGMENT, *by).agg(*counts, *made).select(table.names)
+    counts = {
+        "ended": F.lit(1),
+        **{name: _one(F.col("outcome") == name) for name in OUTCOMES},
+        "overdue": _one(overdue()),
+    }
+    columns = by | {name: count.cast("long") for name, count in counts.items()} | values
+    rows = lives.select(*_SEGMENT, *(column.alias(name) for name, column in columns.items()))
+    sums = [_sum(F.col(name), name) for name in counts]
+    made = [sketches.sketch(F.col(name), name) for name in values]
+    return rows.groupBy(*_SEGMENT, *by).agg(*sums, *made).select(table.names)
 
 
 def overdue() -> Column:

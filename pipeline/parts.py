@@ -15,6 +15,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
@@ -153,7 +154,11 @@ class Layer:
         It counts once all of it is on disk, and takes the place of what these segments had.
         """
         number = max((part.number for part in self.parts()), default=0) + 1
-        size = sum(self._write(table, number, frames[table.name]) for table in self.tables)
+        with ThreadPoolExecutor() as threads:  # one plans and ends while another computes
+            sizes = threads.map(
+                lambda table: self._write(table, number, frames[table.name]), self.tables
+            )
+            size = sum(sizes)
         versions = {table.name: table.version for table in self.tables}
         part = Part(number, versions, size, dict(sources))
         replace_durably(self._manifest(number), _json(part))

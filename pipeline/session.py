@@ -40,7 +40,9 @@ EVERYWHERE = {
 ON_ONE_BOX = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",  # throughput counts, no pause does
     "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
+    "spark.sql.files.minPartitionNum": str(4 * (os.cpu_count() or 1)),
 }
 _WRAPPER = """#!/bin/sh
 # Spark's launcher asks for a module that this image does not have, and that we do not need.

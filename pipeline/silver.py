@@ -111,11 +111,16 @@ def _ended(bronze: DataFrame) -> DataFrame:
 
 
 def _with_batches(ended: DataFrame, batches: DataFrame) -> DataFrame:
-    """Each notice with `built_ns` and `handed_ns` of its batch."""
+    """Each notice with `built_ns` and `handed_ns` of its batch.
+
+    The one key of the join is a long, which Spark looks up the fastest; so the daemons are no
+    second key, but compared where it was found.
+    """
     block = F.shiftright("position", BLOCK_BITS)
+    place = F.when(ended.position.isNotNull(), F.xxhash64(ended.daemon, block))
     found = F.broadcast(_by_block(batches))
     inside = (ended.position >= found.positions_from) & (ended.position < found.positions_upto)
-    same = (F.xxhash64(ended.daemon, block) == found.place) & (ended.daemon == found.of_daemon)
+    same = (place == found.place) & ended.daemon.startswith(found.of_daemon)
     return ended.join(found, same & inside, "left")
 
 
