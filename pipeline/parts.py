@@ -169,6 +169,7 @@ class Layer:
         folder = self._folder(table, number)
         plain = [column.name for column in table.columns if column.type in ("long", "binary")]
         options = {f"parquet.enable.dictionary#{name}": "false" for name in plain}
+        options["compression"] = "lz4_raw"  # less work than zstd, for larger files
         private_folder(folder.parent)  # before there is anything in it
         rows.write.options(**options).parquet(str(folder), mode="overwrite")
         make_private(folder)

@@ -48,6 +48,8 @@ HOUR_NS = 3600 * 10**9
 ROWS = "cold"
 TOMBS = "cold_tombstones"
 WINDOWS = "windows"
+TOMBSTONE_ROWS = 1 << 16
+"""In a row group: what is read by several tasks has several."""
 VERSIONS_KEPT = 16
 WINDOWS_KEPT = 1000
 
@@ -235,7 +237,10 @@ class Tier:
             rows = rows.append_column(name, pa.nulls(keys.num_rows))
 
         def write(file: object) -> str:
-            pq.write_table(rows.cast(TOMBSTONES.arrow()), file, compression="lz4")
+            pq.write_table(
+                rows.cast(TOMBSTONES.arrow()), file, TOMBSTONE_ROWS, compression="lz4",
+                use_dictionary=[name for name in TOMBSTONES.names if name != "key"],
+            )  # fmt: skip
             return path.name
 
         write_durably(path.with_suffix(".new"), write)
