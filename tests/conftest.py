@@ -64,6 +64,7 @@ def daemon(daemon_dir: Path) -> Iterator[StartDaemon]:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The one Spark session of the whole run, started when the first test asks for it."""
-    made = session("local[2,2]", {"spark.sql.shuffle.partitions": "2"}, name="tests")
+    few = {"spark.sql.shuffle.partitions": "2", "spark.sql.files.minPartitionNum": "2"}
+    made = session("local[2,2]", few, name="tests")
     yield made
     made.stop()
