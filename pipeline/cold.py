@@ -21,8 +21,8 @@ from purgatoryd.pipeline.schemas import COLD, TOMBSTONES, Table
 from purgatoryd.pipeline.tier import (
     HOUR_NS,
     NOTHING,
+    ColdFile,
     Frontier,
-    Part,
     Tier,
     Version,
     crc_of,
@@ -57,17 +57,17 @@ class Hot(Protocol):
 # ---- reading -------------------------------------------------------------------------------
 
 
-def rows_of(spark: SparkSession, tier: Tier, parts: Iterable[Part]) -> DataFrame:
+def rows_of(spark: SparkSession, tier: Tier, parts: Iterable[ColdFile]) -> DataFrame:
     """All rows of some files."""
     return _read(spark, tier, parts, COLD)
 
 
-def tombstones_of(spark: SparkSession, tier: Tier, parts: Iterable[Part]) -> DataFrame:
+def tombstones_of(spark: SparkSession, tier: Tier, parts: Iterable[ColdFile]) -> DataFrame:
     """The tombstones of some files."""
     return _read(spark, tier, parts, TOMBSTONES)
 
 
-def _read(spark: SparkSession, tier: Tier, parts: Iterable[Part], table: Table) -> DataFrame:
+def _read(spark: SparkSession, tier: Tier, parts: Iterable[ColdFile], table: Table) -> DataFrame:
     paths = [str(tier.lake / part.path) for part in parts]
     schema = table.spark()
     if not paths:
@@ -103,7 +103,7 @@ def pending(spark: SparkSession, tier: Tier) -> DataFrame:
     return alive(rows, tombstones_of(spark, tier, version.tombstones))
 
 
-def reached(parts: Iterable[Part], since: Frontier) -> list[Part]:
+def reached(parts: Iterable[ColdFile], since: Frontier) -> list[ColdFile]:
     """Files that may have rows beyond a frontier."""
     return [p for p in parts if p.last_ns >= since.end_ns or p.version > since.version]
 
@@ -254,15 +254,15 @@ _BAD = f"""
 
 
 def replaced_keys(
-    tier: Tier, rows: DataFrame, parts: Iterable[Part], number: int, staged: Path
-) -> tuple[Part, ...]:
+    tier: Tier, rows: DataFrame, parts: Iterable[ColdFile], number: int, staged: Path
+) -> tuple[ColdFile, ...]:
     """Tombstones of the keys of a version's files, not counting yet. Spark's workers write them."""
     stage_keys(rows, tier, parts, number, staged / STONES)
     return tier.take_tombstones(staged / STONES, number)
 
 
 def stage_keys(
-    rows: DataFrame, tier: Tier, parts: Iterable[Part], number: int, staged: Path
+    rows: DataFrame, tier: Tier, parts: Iterable[ColdFile], number: int, staged: Path
 ) -> None:
     """Writes them. A daemon may have a timer of any key; where none has to be asked, it is the
     keys of older rows alone."""
@@ -287,7 +287,7 @@ STONES = "stones"
 """Where tombstones are staged, in the folder of the rows that they come with."""
 
 
-def late_rows(tier: Tier, parts: Iterable[Part]) -> int:
+def late_rows(tier: Tier, parts: Iterable[ColdFile]) -> int:
     """How many rows are due before the end of what was promoted."""
     end_ns = tier.frontier("promoting", "hot").end_ns
     late = [tier.lake / part.path for part in parts if part.first_ns < end_ns]
@@ -328,7 +328,7 @@ def has_timers(tier: Tier) -> bool:
 
 
 def end_keys(
-    tier: Tier, version: Version, tombstones: tuple[Part, ...], hot: Hot
+    tier: Tier, version: Version, tombstones: tuple[ColdFile, ...], hot: Hot
 ) -> dict[str, int]:
     """Commits `version` with tombstones; under the lock. The daemon is told once it has rows."""
     told = (t.path for t in tombstones) if has_timers(tier) else ()
@@ -353,7 +353,7 @@ def settle(tier: Tier, hot: Hot) -> dict[str, int]:
     return dict(found)
 
 
-def pieces(lake: Path, parts: Iterable[Part]) -> Iterator[pa.Table]:
+def pieces(lake: Path, parts: Iterable[ColdFile]) -> Iterator[pa.Table]:
     """The keys of tombstones, some at a time."""
     for part in parts:
         for batch in pq.ParquetFile(lake / part.path).iter_batches(KEYS_AT_ONCE, columns=KEY):
@@ -392,7 +392,7 @@ def compact(spark: SparkSession, tier: Tier, hour: str | None = None) -> Compact
     return Compacted((len(old), len(parts)), (before, after), orphans)
 
 
-def untidy(version: Version, part: Part, frontier: Frontier, hour: str | None) -> bool:
+def untidy(version: Version, part: ColdFile, frontier: Frontier, hour: str | None) -> bool:
     """True if a file can be merged with another, or may have rows that are of no use."""
     folder = Path(part.path).parent
     if hour is not None and folder.name != f"due_hour={hour}":
@@ -402,14 +402,14 @@ def untidy(version: Version, part: Part, frontier: Frontier, hour: str | None) -
     return not (alone and whole and not version.newer_tombstones(part.clean))
 
 
-def stage_left(spark: SparkSession, tier: Tier, old: list[Part], staged: Path) -> None:
+def stage_left(spark: SparkSession, tier: Tier, old: list[ColdFile], staged: Path) -> None:
     """Writes what files have that is of use."""
     rows = beyond(rows_of(spark, tier, old), tier.frontier("hot"))
     left = alive(rows, tombstones_of(spark, tier, tier.version().tombstones))
     write_rows(with_hour(left), staged)
 
 
-def _compacted(tier: Tier, old: list[Part], parts: tuple[Part, ...]) -> Version:
+def _compacted(tier: Tier, old: list[ColdFile], parts: tuple[ColdFile, ...]) -> Version:
     version, gone = tier.version(), {part.path for part in old}
     rows = (*(part for part in version.rows if part.path not in gone), *parts)
     clean = min((part.clean for part in rows), default=version.number)
@@ -470,7 +470,7 @@ def verify(spark: SparkSession, tier: Tier) -> tuple[dict[str, int], list[str]]:
     return figures, wrong
 
 
-def _check_part(tier: Tier, part: Part, table: Table) -> Iterator[str]:
+def _check_part(tier: Tier, part: ColdFile, table: Table) -> Iterator[str]:
     path = tier.lake / part.path
     if not path.is_file():
         yield f"{part.path}: is missing"
@@ -480,7 +480,7 @@ def _check_part(tier: Tier, part: Part, table: Table) -> Iterator[str]:
         yield from _check_order(part, pq.read_table(path, columns=["deadline_ns"])["deadline_ns"])
 
 
-def _check_order(part: Part, times: pa.ChunkedArray) -> Iterator[str]:
+def _check_order(part: ColdFile, times: pa.ChunkedArray) -> Iterator[str]:
     column = times.combine_chunks()
     if len(column) != part.rows:
         yield f"{part.path}: has {len(column)} rows, not {part.rows}"

@@ -41,7 +41,7 @@ from purgatoryd.pipeline.cold import (
     tombstones_of,
 )
 from purgatoryd.pipeline.loading import Answers
-from purgatoryd.pipeline.tier import Frontier, Part, Tier, Version, Window, newer_keys
+from purgatoryd.pipeline.tier import ColdFile, Frontier, Tier, Version, Window, newer_keys
 from purgatoryd.shm_layout.errors import LakeInUse, WindowTaken
 from purgatoryd.shm_layout.files import make_private, sync_directory, sync_file
 
@@ -135,7 +135,7 @@ def begin(tier: Tier, until_ns: int, daemon: str) -> Window | None:
         return window
 
 
-def taken(version: Version, since: Frontier, until: Frontier) -> list[Part]:
+def taken(version: Version, since: Frontier, until: Frontier) -> list[ColdFile]:
     """Files that may have rows of a window."""
     due = (part for part in version.rows if part.first_ns < until.end_ns)
     return [p for p in due if p.last_ns >= since.end_ns or p.version > since.version]
@@ -224,12 +224,12 @@ def selected(spark: SparkSession, tier: Tier, window: Window) -> DataFrame:
     return rows.coalesce(1).sortWithinPartitions(*ORDER)
 
 
-def estimated(parts: list[Part], window: Window) -> int:
+def estimated(parts: list[ColdFile], window: Window) -> int:
     """About how many rows files have for a window, if their deadlines are spread evenly."""
     return sum(int(part.rows * _share(part, window.until.end_ns)) + 1 for part in parts)
 
 
-def _share(part: Part, end_ns: int) -> float:
+def _share(part: ColdFile, end_ns: int) -> float:
     span = part.last_ns - part.first_ns + 1
     return min(1.0, (end_ns - part.first_ns) / span)
 

@@ -66,7 +66,7 @@ NOTHING = Frontier(-(2**63), 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ColdFile:
     """A file. `first_ns`, `last_ns`: its deadlines; `version`: the newest of its rows;
     `clean`: tombstones up to that version have been applied to it; `crc`: CRC-32 of its bytes."""
 
@@ -91,8 +91,8 @@ class Version:
 
     number: int = 0
     tier: str = ""
-    rows: tuple[Part, ...] = ()
-    tombstones: tuple[Part, ...] = ()
+    rows: tuple[ColdFile, ...] = ()
+    tombstones: tuple[ColdFile, ...] = ()
     loads: dict[str, int] = field(default_factory=dict)
     load_rows: dict[str, int] = field(default_factory=dict)
     reserved: int = 0
@@ -111,7 +111,7 @@ class Version:
         """Of all files that must not be removed."""
         return {part.path for part in (*self.rows, *self.tombstones)} | set(self.replaced)
 
-    def newer_tombstones(self, version: int) -> list[Part]:
+    def newer_tombstones(self, version: int) -> list[ColdFile]:
         """Those that came after a version."""
         return [part for part in self.tombstones if part.version > version]
 
@@ -198,7 +198,7 @@ class Tier:
         """Where a writer puts rows before they get their names; one writer, one folder."""
         return self.lake / ROWS / f"{name}.new"
 
-    def take_rows(self, staged: Path, number: int, clean: int) -> tuple[Part, ...]:
+    def take_rows(self, staged: Path, number: int, clean: int) -> tuple[ColdFile, ...]:
         """Moves hour=N/*.parquet of `staged` to their places: durable, and not counting yet."""
         parts = []
         make_private(staged)
@@ -214,7 +214,7 @@ class Tier:
         sync_directory(self.lake / ROWS)
         return tuple(parts)
 
-    def take_tombstones(self, staged: Path, number: int) -> tuple[Part, ...]:
+    def take_tombstones(self, staged: Path, number: int) -> tuple[ColdFile, ...]:
         """The same with tombstones, *.parquet of `staged`."""
         parts = []
         make_private(staged)
@@ -227,7 +227,7 @@ class Tier:
         sync_directory(self.lake / TOMBS)
         return tuple(parts)
 
-    def add_tombstones(self, keys: pa.Table, number: int) -> tuple[Part, ...]:
+    def add_tombstones(self, keys: pa.Table, number: int) -> tuple[ColdFile, ...]:
         """A durable file of tombstones for namespace, key_type, key; not counting yet."""
         if not keys.num_rows:
             return ()
@@ -246,12 +246,12 @@ class Tier:
         write_durably(path.with_suffix(".new"), write)
         return (self._part(path, number),)
 
-    def _part(self, path: Path, clean: int) -> Part:
+    def _part(self, path: Path, clean: int) -> ColdFile:
         about = pq.read_metadata(path)
         first, last = _bounds(about, "deadline_ns")
         _, version = _bounds(about, "version")
         name = str(path.relative_to(self.lake))
-        return Part(
+        return ColdFile(
             name, about.num_rows, first, last, version, clean, path.stat().st_size, crc_of(path)
         )
 
@@ -330,7 +330,7 @@ def read_version(path: Path) -> Version:
     try:
         told = json.loads(path.read_bytes())
         told |= {
-            name: tuple(Part(**part) for part in told[name]) for name in ("rows", "tombstones")
+            name: tuple(ColdFile(**part) for part in told[name]) for name in ("rows", "tombstones")
         }
         told |= {name: tuple(told[name]) for name in ("owed", "replaced")}
         return Version(**told)
@@ -363,7 +363,7 @@ def crc_of(path: Path) -> int:
     return crc
 
 
-def newer_keys(lake: Path, parts: Iterable[Part]) -> pa.Table:
+def newer_keys(lake: Path, parts: Iterable[ColdFile]) -> pa.Table:
     """The tombstones of these files in one table."""
     files = [pq.read_table(lake / part.path, schema=TOMBSTONES.arrow()) for part in parts]
     return pa.concat_tables(files or [TOMBSTONES.arrow().empty_table()])

@@ -19,7 +19,7 @@ from purgatoryd.pipeline.cold import KEY
 from purgatoryd.pipeline.loading import Answers
 from purgatoryd.pipeline.parked import Records
 from purgatoryd.pipeline.schemas import COLD, TOMBSTONES
-from purgatoryd.pipeline.tier import HOUR_NS, Part, Tier, Window
+from purgatoryd.pipeline.tier import HOUR_NS, ColdFile, Tier, Window
 
 Key = tuple[str, str, bytes]
 
@@ -171,7 +171,9 @@ def _stage_parked(_: object, tier: Tier, found: Any, number: int, staged: Path) 
     )
 
 
-def _stage_keys(_: object, tier: Tier, parts: Iterable[Part], number: int, staged: Path) -> None:
+def _stage_keys(
+    _: object, tier: Tier, parts: Iterable[ColdFile], number: int, staged: Path
+) -> None:
     paths = [part.path for part in parts]
     keys = [{name: row[name] for name in KEY} for row in all_rows(tier, paths)]
     staged.mkdir(parents=True)
@@ -179,7 +181,7 @@ def _stage_keys(_: object, tier: Tier, parts: Iterable[Part], number: int, stage
     pq.write_table(rows, staged / "part.parquet")
 
 
-def _stage_left(_: object, tier: Tier, old: list[Part], staged: Path) -> None:
+def _stage_left(_: object, tier: Tier, old: list[ColdFile], staged: Path) -> None:
     end_ns, version = tier.frontier("hot")
     rows = [
         row for row in living(tier, [part.path for part in old])
