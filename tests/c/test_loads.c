@@ -205,6 +205,9 @@ static void ask_step(struct world *w)
     for (uint32_t i = 0; i < w->done_count; i++)
         rows += w->done[i].id == id;
     CHECK_EQUAL(info->rows, rows);
+    if (rows != 0)
+        CHECK(memcmp(info->load, ((const struct pg_load_ask *)(head(w) + 1))->load,
+                     sizeof info->load) == 0);
     const uint32_t parts = ((const struct pg_frame *)w->reply)->count;
     CHECK_EQUAL(used, sizeof(struct pg_frame) + sizeof *info + parts * sizeof(struct pg_load_part));
 }
@@ -260,6 +263,43 @@ static void against_a_table(void)
         }
         close_world(&w);
     }
+}
+
+static const struct pg_result *batch_done(struct world *w, uint32_t id, uint32_t records)
+{
+    batch_make(w, id, 0, records);
+    CHECK_EQUAL(handle(w), sizeof(struct pg_frame) + records * sizeof(struct pg_result));
+    w->sequence++;
+    return (const void *)(w->reply + sizeof(struct pg_frame));
+}
+
+static void a_row_that_comes_again_names_its_timer(void)
+{
+    static struct world w;
+    struct pg_result first[2];
+    open_world(&w, 2);
+    memcpy(first, batch_done(&w, 1, 2), sizeof first);
+    const struct pg_result *again = batch_done(&w, 1, 2);
+    for (uint32_t i = 0; i < 2; i++) {
+        CHECK_EQUAL(first[i].ticket & 0xff, PG_ST_ADDED);
+        CHECK_EQUAL(again[i].ticket, (first[i].ticket & ~0xffull) | PG_ST_LOADED);
+        CHECK_EQUAL(again[i].deadline_ns, first[i].deadline_ns);
+    }
+    close_world(&w);
+}
+
+static void a_load_that_is_closed_takes_no_more_rows(void)
+{
+    static struct world w;
+    open_world(&w, 2);
+    CHECK_EQUAL(batch_done(&w, 1, 1)[0].ticket & 0xff, PG_ST_ADDED);
+    ask_make(&w, 1, PG_LA_CLOSE);
+    handle(&w);
+    const struct pg_load_info *info = (const void *)(w.reply + sizeof(struct pg_frame));
+    CHECK_EQUAL(info->state, PG_LOAD_CLOSED);
+    CHECK_EQUAL(batch_done(&w, 1, 2)[1].ticket & 0xff, PG_ST_CLOSED);
+    whole(&w);
+    close_world(&w);
 }
 
 static void spoil(struct world *w)
@@ -321,6 +361,8 @@ static void what_an_administrator_sends_is_hostile_too(void)
 int main(void)
 {
     RUN(against_a_table);
+    RUN(a_row_that_comes_again_names_its_timer);
+    RUN(a_load_that_is_closed_takes_no_more_rows);
     RUN(hostile_bytes);
     RUN(what_an_administrator_sends_is_hostile_too);
     return 0;

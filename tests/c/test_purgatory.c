@@ -28,7 +28,7 @@ struct operation {
 
 struct outcome {
     uint64_t ticket;
-    uint32_t session, cause;
+    uint32_t session, cause, error;
 };
 
 struct level {
@@ -51,6 +51,7 @@ struct world {
     uint32_t outcome_count;
     struct level levels[WATCHED];
     uint64_t satisfied;
+    bool hostile;                 /* payloads are of any bytes */
 };
 
 /* ---- set-up ------------------------------------------------------------------------------ */
@@ -102,8 +103,21 @@ static void whole(struct world *w)
     CHECK(!"the arena is whole");
 }
 
+/* The payload behind verdict and missing keys; all payloads are of one byte. */
+static void notice_found(const struct world *w, const struct pg_entry *e)
+{
+    const uint8_t *at = blob_at(&w->a->blobs, e->blob) + e->key_len;
+    struct pg_verdict verdict;
+    memcpy(&verdict, at, sizeof verdict);
+    for (uint32_t i = (uint32_t)sizeof verdict + verdict.bitmap_bytes; i < e->payload_len; i++)
+        CHECK_EQUAL(at[i], 7);
+}
+
 static void publish(struct world *w)
 {
+    const struct pg_header *h = w->a->header;
+    for (uint64_t p = h->published; p < h->outbox_tail && !w->hostile; p++)
+        notice_found(w, outbox_at(w->a, p));
     pg_published(w->a, w->a->header->outbox_tail, 0, 0);
 }
 
@@ -280,13 +294,14 @@ static bool holds(const struct world *w, const struct command *c)
     }
 }
 
-static bool failed(const struct world *w, const struct command *c)
+/* The error of the first failed key that is still needed; 0 = none. */
+static uint32_t failed(const struct world *w, const struct command *c)
 {
     for (uint32_t i = 0; i < c->count; i++)
         if (w->levels[c->keys[i]].error != 0 &&
             !(c->condition == PG_C_ALL && key_reached(w, c, i)))
-            return true;
-    return false;
+            return w->levels[c->keys[i]].error;
+    return 0;
 }
 
 static bool watches(const struct operation *op, uint32_t key)
@@ -308,9 +323,10 @@ static void level_left_model(struct world *w, uint32_t key)
 
 static int64_t end(struct world *w, struct operation *op, uint32_t cause)
 {
+    const uint32_t error = cause == PG_CAUSE_FAILED ? failed(w, &op->watch) : 0;
     CHECK(op->ticket != 0);
     if (op->session < SESSIONS)
-        w->outcomes[w->outcome_count++] = (struct outcome){op->ticket, op->session, cause};
+        w->outcomes[w->outcome_count++] = (struct outcome){op->ticket, op->session, cause, error};
     op->ticket = 0;
     w->satisfied += cause == PG_CAUSE_SATISFIED;
     for (uint32_t i = 0; i < op->watch.count; i++)
@@ -505,6 +521,9 @@ static void outcome_found(struct world *w, uint32_t session, const struct pg_out
         CHECK(i < w->outcome_count);
         CHECK_EQUAL(w->outcomes[i].session, session);
         CHECK_EQUAL(w->outcomes[i].cause, o->ticket & 0xff);
+        CHECK_EQUAL(w->outcomes[i].error, o->error);
+    } else {
+        CHECK((uint32_t)o->version != 0);        /* how often it was asked */
     }
     if (rng_below(&w->rng, 2))
         return;
@@ -673,6 +692,7 @@ static void test_hostile_bytes(void)
     struct pg_fault why;
     for (uint64_t seed = 1; seed <= 40; seed++) {
         struct world *w = world_open(seed);
+        w->hostile = true;
         for (int i = 0; i < 300; i++) {
             const uint64_t before = w->sequences[0];
             for (uint32_t n = 0; n < COMMANDS; n++)
