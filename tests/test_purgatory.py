@@ -715,6 +715,7 @@ def test_a_crash_in_the_middle_of_an_end_leaves_no_own_key() -> None:
     for name, row in core.levels():
         if name == b"k":
             row.touched_s = 2**32 - 1
+    core.operation(slot).cause = lib.PG_CAUSE_EXPIRED
     core.rows(lib.PG_R_HOT, "pg_hot")[slot].ctl += lib.PG_S_OUTCOME - lib.PG_S_ARMED
     core.attach()
     core.rebuild(core.now_ns)

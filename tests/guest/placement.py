@@ -22,10 +22,8 @@ from purgatoryd.shm_layout.paths import HOST_DIRECTORY, paths_in
 from purgatoryd.shm_layout.topology import read
 
 PATIENCE_S = 120.0
-MOUNTS = (
-    ("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev"), ("tmpfs", "/dev/shm"),
-    ("tmpfs", "/run"), ("tmpfs", "/tmp"),
-)  # fmt: skip
+MOUNTS = (("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev"), ("tmpfs", "/dev/shm"))
+"""Not on /run and /tmp: the host's Python may be in them, and the root can be written."""
 
 
 def tell(**facts: Any) -> None:
@@ -38,6 +36,8 @@ def mount_all() -> None:
         os.makedirs(place, exist_ok=True)
         if libc.mount(kind.encode(), place.encode(), kind.encode(), 0, None) != 0:
             raise OSError(ctypes.get_errno(), f"mount {place}")
+    for place in ("/run", "/tmp"):
+        os.makedirs(place, exist_ok=True)
 
 
 def pages(pid: int) -> dict[str, int]:
