@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import uuid
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 from core_driver import DERIVED, FOREVER_NS, PLENTY, Answer, Core, Entry, Fault, Part
-from hypothesis import HealthCheck, settings
+from effort import effort
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -23,17 +22,6 @@ from hypothesis.stateful import (
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.layout import Cause, PutMode, Status, TimeKind
-
-COMMON: dict[str, Any] = {
-    "deadline": None,
-    "suppress_health_check": list(HealthCheck),
-    "print_blob": True,
-}
-settings.register_profile(
-    "short", settings(**COMMON, max_examples=500, stateful_step_count=40, derandomize=True)
-)
-settings.register_profile("long", settings(**COMMON, max_examples=5000, stateful_step_count=80))
-PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
 
 GRANULE = lib.PG_GRANULE
 TICKET_MAX = lib.PG_TICKET_MAX
@@ -762,7 +750,7 @@ def scribble(core: Core, seed: int) -> None:
 
 
 TestCore = CoreMachine.TestCase
-TestCore.settings = PROFILE
+TestCore.settings = effort(500, 5000)
 
 
 # ---- by name ---------------------------------------------------------------------------------

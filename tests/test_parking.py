@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
 import purgatory_driver as pd
 import pytest
 from core_driver import DERIVED
-from hypothesis import HealthCheck, settings
+from effort import effort
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from journal_driver import Journal, Redo, Snapshot, frames_of
@@ -294,15 +293,5 @@ class Parking(RuleBasedStateMachine):
         self.journal.take()
 
 
-COMMON: dict[str, Any] = {
-    "deadline": None,
-    "suppress_health_check": list(HealthCheck),
-    "print_blob": True,
-}
-LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
 TestParking = Parking.TestCase
-TestParking.settings = (
-    settings(**COMMON, max_examples=3000, stateful_step_count=80)
-    if LONG
-    else settings(**COMMON, max_examples=60, stateful_step_count=40, derandomize=True)
-)
+TestParking.settings = effort(60, 3000)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -10,24 +9,13 @@ from typing import Any
 
 import purgatory_driver as pd
 from core_driver import DERIVED, Fault
-from hypothesis import HealthCheck, settings
+from effort import effort
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from purgatory_driver import ALL, ANY, CLIENT, SUM, Answer, Key, Mail, Owner, Purgatory, Verdict
 
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.layout import Cause
-
-COMMON: dict[str, Any] = {
-    "deadline": None,
-    "suppress_health_check": list(HealthCheck),
-    "print_blob": True,
-}
-settings.register_profile(
-    "short", settings(**COMMON, max_examples=300, stateful_step_count=40, derandomize=True)
-)
-settings.register_profile("long", settings(**COMMON, max_examples=5000, stateful_step_count=80))
-PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
 
 NIL = 0xFFFFFFFF
 LEVEL_MAX = 2**63 - 1
@@ -723,5 +711,5 @@ def scribble_watches(core: Purgatory, junk: Callable[[], int]) -> None:
         op.in_inbox = junk() & 1
 
 
-PurgatoryMachine.TestCase.settings = PROFILE
+PurgatoryMachine.TestCase.settings = effort(300, 5000)
 TestPurgatory = PurgatoryMachine.TestCase

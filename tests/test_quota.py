@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import purgatory_driver as pd
 import pytest
 from core_driver import DERIVED, Fault
-from hypothesis import HealthCheck, settings
+from effort import effort
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from purgatory_driver import ALL, ANY, CLIENT, SUM, Key, Owner, Purgatory
@@ -666,15 +664,5 @@ class Accounting(RuleBasedStateMachine):
         self.armed = {k: o for k, o in self.armed.items() if o.ticket in tickets}
 
 
-COMMON: dict[str, Any] = {
-    "deadline": None,
-    "suppress_health_check": list(HealthCheck),
-    "print_blob": True,
-}
-LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
 TestAccounting = Accounting.TestCase
-TestAccounting.settings = (
-    settings(**COMMON, max_examples=3000, stateful_step_count=80)
-    if LONG
-    else settings(**COMMON, max_examples=200, stateful_step_count=40, derandomize=True)
-)
+TestAccounting.settings = effort(200, 3000)
