@@ -16,13 +16,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-import posix_ipc
 from bench_purgatory import machine
+from own_daemon import own_daemon
 
 from purgatoryd.clients import Client, Subscriber
 from purgatoryd.daemon.config import Config
@@ -73,22 +73,11 @@ def hogs() -> Iterator[None]:
 @contextmanager
 def daemon(directory: Path, settings: list[str]) -> Iterator[dict[str, Any]]:
     """A fresh one; gives what of its placement is in force."""
-    command = [sys.executable, "-m", "purgatoryd.cli", "run", "--name", NAME, *settings]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
-    paths = paths_in(directory, NAME)
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith(b"ready")
-        reader = Reader.attach(paths)
+    with own_daemon(directory, NAME, settings):
+        reader = Reader.attach(paths_in(directory, NAME))
         figures = reader.stats()
         reader.close()
         yield {name: figures[name] for name in ("placed", "clamped", "reaper_cpu")}
-    finally:
-        process.terminate()
-        process.wait(PATIENCE_S)
-        for segment in (paths.arena, paths.private):
-            with suppress(posix_ipc.ExistentialError):
-                posix_ipc.unlink_shared_memory(segment)
 
 
 def lateness(notices: int) -> dict[str, Lateness]:

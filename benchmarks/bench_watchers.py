@@ -23,8 +23,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import posix_ipc
 from bench_purgatory import machine
+from own_daemon import own_daemon
 from purgatory.through import cpu_seconds
 
 from purgatoryd.clients import AllOf, Client, Purgatory, SumOf
@@ -84,23 +84,9 @@ def daemon(watchers: int) -> Iterator[int]:
     with tempfile.TemporaryDirectory() as directory:
         os.environ["PURGATORYD_DIR"] = directory
         room = str(2 * watchers + 65_536)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "purgatoryd.cli", "run", "--name", NAME, "--capacity", room,
-             "--watches", room, "--inbox", str(watchers)],
-            stdout=subprocess.PIPE,
-        )  # fmt: skip
-        paths = paths_in(Path(directory), NAME)
-        assert process.stdout is not None
-        try:
-            if not process.stdout.readline().startswith(b"ready"):
-                raise SystemExit("the daemon did not start")
-            yield process.pid
-        finally:
-            process.terminate()
-            process.wait(PATIENCE_S)
-            for segment in (paths.arena, paths.private):
-                with suppress(posix_ipc.ExistentialError):
-                    posix_ipc.unlink_shared_memory(segment)
+        settings = ["--capacity", room, "--watches", room, "--inbox", str(watchers)]
+        with own_daemon(Path(directory), NAME, settings) as pid:
+            yield pid
 
 
 @contextmanager

@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import posix_ipc
 import zmq
+from own_daemon import own_daemon
 
 from purgatoryd.shm_layout import layout
 from purgatoryd.shm_layout._core import lib
@@ -32,7 +31,6 @@ TURN_NS = 2 * MS
 BEGIN_NS = 4_000 * MS
 """Until all workers have made their schedules."""
 
-PATIENCE_S = 10.0
 OUTCOMES: int = lib.PG_M_OUTCOMES
 
 Row = dict[str, Any]
@@ -107,22 +105,8 @@ def daemon(experiment: Experiment) -> Iterator[tuple[Paths, int]]:
     """A daemon of its own; its paths and process id."""
     with tempfile.TemporaryDirectory() as directory:
         paths = paths_in(Path(directory), "bench")
-        command = [sys.executable, "-m", "purgatoryd.cli", "run", "--name", "bench"]
-        environment = {**os.environ, "PURGATORYD_DIR": directory}
-        process = subprocess.Popen(
-            [*command, *settings(experiment)], env=environment, stdout=subprocess.PIPE
-        )
-        assert process.stdout is not None
-        try:
-            if not process.stdout.readline().startswith(b"ready"):
-                raise SystemExit("the daemon did not start")
-            yield paths, process.pid
-        finally:
-            process.terminate()
-            process.wait(PATIENCE_S)
-            for segment in (paths.arena, paths.private):
-                with suppress(posix_ipc.ExistentialError):
-                    posix_ipc.unlink_shared_memory(segment)
+        with own_daemon(Path(directory), "bench", settings(experiment)) as pid:
+            yield paths, pid
 
 
 def cpu_seconds(pid: int) -> float:

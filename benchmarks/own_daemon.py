@@ -1,0 +1,38 @@
+"""A daemon of a benchmark's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import posix_ipc
+
+from purgatoryd.shm_layout.paths import paths_in
+
+PATIENCE_S = 120.0
+
+
+@contextmanager
+def own_daemon(directory: Path, name: str, settings: Sequence[str]) -> Iterator[int]:
+    """Its process id, once it is ready; at the end it and its segments are gone."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "purgatoryd.cli", "run", "--name", name, *settings],
+        env={**os.environ, "PURGATORYD_DIR": str(directory)},
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    paths = paths_in(directory, name)
+    try:
+        if not process.stdout.readline().startswith(b"ready"):
+            raise SystemExit("the daemon did not start")
+        yield process.pid
+    finally:
+        process.terminate()
+        process.wait(PATIENCE_S)
+        for segment in (paths.arena, paths.private):
+            with suppress(posix_ipc.ExistentialError):
+                posix_ipc.unlink_shared_memory(segment)
