@@ -119,7 +119,7 @@ FOR_PROGRAMS = {
 SECTIONS = {
     "daemon": (
         "state", "daemon_state", "degraded_by", "clock", "daemon_pid", "epoch",
-        "heartbeat_age_ns", "wakeups",
+        "heartbeat_age_ns", "wakeups", "turns", "turns_full",
     ),
     "placement": (
         "placement", "node", "memory_node", "reaper_cpu", "placed", "clamped", "pages_sampled",
@@ -128,12 +128,12 @@ SECTIONS = {
     "timers": (
         "live", "live_wall", "parked", "overdue", "next_in_ns", "adds", "replaces", "extends",
         "cancels",
-        "cancels_fired", "cancels_unknown", "expiries", "parks", "unparks", "late_mean_ns",
-        "late_max_ns",
+        "cancels_fired", "cancels_unknown", "expiries", "parks", "unparks", "moved",
+        "late_mean_ns", "late_p99_ns", "late_max_ns",
     ),
     "purgatory": (
         "operations", "outcomes", "watches", "satisfied", "already_true", "expired", "failed",
-        "ended", "advances", "visits", "checks",
+        "ended", "advances", "visits", "checks", "outcomes_repeated",
     ),
     "notices": ("outbox_entries", "outbox_bytes", "notices_withdrawn", "messages_sent"),
     "commands": ("batches", "batches_repeated", "records"),
@@ -148,6 +148,7 @@ SECTIONS = {
     "journal": (
         "journal", "journal_error", "committed_lsn", "staged_lsn", "staged_bytes", "stage_bytes",
         "journal_bytes", "syncs", "sync_mean_ns", "refused_journal",
+        "records_redone",
     ),
     "sizes": (
         "length", "capacity", "payload_bytes", "blob_bytes", "outbox_capacity",
@@ -198,12 +199,18 @@ def human(field: str, value: Any) -> str:
 
 def gather(reader: Reader) -> dict[str, Any]:
     """The reader's figures, and what follows from them."""
+    from purgatoryd.shm_layout.metrics import read_metrics
+
     figures = reader.stats()
+    late = read_metrics(reader).histograms["structural_lateness"]
     heartbeat_ns = figures["heartbeat_boot_ns"]
     armed_ns = figures["next_deadline_ns"]
     return figures | {
         "outbox_entries": figures["outbox_tail"] - figures["outbox_head"],
-        "late_mean_ns": figures["late_sum_ns"] // max(1, figures["expiries"]),
+        "late_sum_ns": late.sum_ns,
+        "late_mean_ns": late.mean_ns,
+        "late_p99_ns": late.quantile(0.99),
+        "late_max_ns": late.max_ns,
         "heartbeat_age_ns": time.clock_gettime_ns(time.CLOCK_BOOTTIME) - heartbeat_ns,
         "next_in_ns": None if armed_ns == 2**63 - 1 else armed_ns - now_ns(reader),
         "namespaces": [

@@ -137,6 +137,8 @@ def frame_record(frame: Frame) -> dict[str, Any]:
     record: dict[str, Any] = {"lsn": frame.lsn, "kind": frame.kind, **fields, **frame.life}
     if frame.replaced:
         record["replaced_life"] = frame.replaced
+    if frame.kind == "metrics":
+        record["histograms"] = histogram_records(frame)
     found = contents(frame)
     if found.name is not None:
         record["name"] = found.name
@@ -147,6 +149,20 @@ def frame_record(frame: Frame) -> dict[str, Any]:
     return record
 
 
+def histogram_records(frame: Frame) -> dict[str, dict[str, int]]:
+    """The histograms of a METRICS record in JSON, by name."""
+    from purgatoryd.shm_layout.metrics import recorded
+
+    found = recorded(frame.fields["histogram_count"], frame.rest)
+    return {
+        name: {
+            "count": one.count, "sum_ns": one.sum_ns, "p50_ns": one.quantile(0.5),
+            "p99_ns": one.quantile(0.99), "max_ns": one.max_ns,
+        }
+        for name, one in found.items()
+    }  # fmt: skip
+
+
 def frame_text(frame: Frame) -> str:
     """A record for people, on one line."""
     from purgatoryd.shm_layout.journal import contents
@@ -154,7 +170,7 @@ def frame_text(frame: Frame) -> str:
     found = contents(frame)
     what = visible(found.name or "") if found.key is None else key_text(found.key)
     shown = ("ticket", "topic", "position", "level", "row", "cause", "upto", "start_lsn",
-             "session", "sequence", "count")  # fmt: skip
+             "session", "sequence", "count", "bucket_count")  # fmt: skip
     rest = " ".join(f"{n}={frame.fields[n]}" for n in shown if n in frame.fields)
     return f"{frame.lsn:>12} {frame.kind:<10} {what:<36} {rest}".rstrip()
 

@@ -19,7 +19,7 @@ from purgatoryd.daemon.journal import Memory
 from purgatoryd.daemon.lanes import Lanes, Message
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Arena, Handled
-from purgatoryd.shm_layout.layout import WireError
+from purgatoryd.shm_layout.layout import Measured, WireError
 
 PER_TURN = 16
 PUSHES_PER_TURN = 8
@@ -61,7 +61,7 @@ class Commands:
         self._access = access
         self._lane = sockets.commands
         self._journal = journal
-        self._waiting = Held(self._lane, journal)
+        self._waiting = Held(self._lane, self._answered)
         self._unfinished: deque[Message] = deque()
         self._behind: dict[bytes, deque[Message]] = {}  # route -> what came after it
         self._behind_bytes = 0
@@ -133,12 +133,19 @@ class Commands:
         return True
 
     def _answer(self, message: Message, reply: memoryview) -> None:
-        lsn, built_boot_ns = self._arena.durable_lsn, self._journal.built_boot_ns()
+        lsn, built_boot_ns = self._arena.durable_lsn, boot_ns()
+        self._arena.served(built_boot_ns)
         if lsn > self._journal.committed_lsn:
             self._waiting.hold(lsn, message.route, reply, built_boot_ns)
         else:
             lanes.reply(self._lane, message, reply)
-            self._journal.replied(reply, built_boot_ns)
+            self._answered(reply, built_boot_ns)
+
+    def _answered(self, reply: Any, built_boot_ns: int) -> None:
+        """The socket has an answer that was there at `built_boot_ns`."""
+        handed_boot_ns = boot_ns()
+        self._arena.measure(Measured.SEND, handed_boot_ns - built_boot_ns)
+        self._journal.replied(reply, built_boot_ns, handed_boot_ns)
 
     @property
     def full(self) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import struct
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from purgatoryd.daemon import lanes
 from purgatoryd.daemon.admin import frame
-from purgatoryd.daemon.journal import Memory
 from purgatoryd.daemon.lanes import Lane
 from purgatoryd.shm_layout.layout import Message as Kind
 from purgatoryd.shm_layout.layout import Status, WireError
@@ -30,9 +30,10 @@ class _Reply:
 class Held:
     """In the order of their LSNs. Who waits for nothing on disk is not held up by them."""
 
-    def __init__(self, lane: Lane, journal: Memory) -> None:
+    def __init__(self, lane: Lane, sent: Callable[[bytes, int], None]) -> None:
+        """`sent`: is told of an answer that was sent, and when it was there."""
         self._lane = lane
-        self._journal = journal
+        self._sent = sent
         self._replies: deque[_Reply] = deque()
         self._bytes = 0
 
@@ -51,7 +52,7 @@ class Held:
         while self._replies and self._replies[0].lsn <= committed_lsn:
             reply = self._take()
             lanes.send(self._lane, reply.route, reply.body)
-            self._journal.replied(reply.body, reply.built_boot_ns)
+            self._sent(reply.body, reply.built_boot_ns)
 
     def refuse(self, committed_lsn: int, errno: int) -> None:
         """The journal stopped: tells all who wait that their calls are not on disk."""

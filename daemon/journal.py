@@ -39,6 +39,8 @@ MODE = 0o700
 """Of the folder: every key and payload is in it, and whoever may open it may lock it."""
 BEATS_PER_LOOK = 60
 """How often, in heartbeats, ages and marks are looked at when no segment was filled."""
+METRICS_NS = 60_000_000_000
+"""How often the histograms are recorded."""
 SET_ASIDE = ".damaged"
 
 
@@ -173,12 +175,8 @@ class Memory:
     def turn(self) -> None:
         """Ends a turn of the loop: what was staged in it may go to disk."""
 
-    def built_boot_ns(self) -> int:
-        """When an answer was there, for replied(): now, if anybody wants to know."""
-        return 0
-
-    def replied(self, reply: Any, built_boot_ns: int) -> None:
-        """The socket has an answer, a whole message."""
+    def replied(self, reply: Any, built_boot_ns: int, handed_boot_ns: int) -> None:
+        """The socket has an answer, a whole message: when it was there, and when it was sent."""
 
     def heard(self) -> None:
         """A descriptor was readable."""
@@ -209,6 +207,7 @@ class Journal(Memory):
         self._open = True
         self._child: subprocess.Popen[bytes] | None = None
         self._kicked = self._segment = self._beats = 0
+        self._measured_boot_ns = boot_ns()
         self._told = False
         self._replies = Replies(arena)
 
@@ -232,14 +231,10 @@ class Journal(Memory):
         """True while the stage has no room."""
         return self._arena.stage_full
 
-    def built_boot_ns(self) -> int:
-        """Now."""
-        return boot_ns()
-
-    def replied(self, reply: Any, built_boot_ns: int) -> None:
+    def replied(self, reply: Any, built_boot_ns: int, handed_boot_ns: int) -> None:
         """Notes it; it is staged with the next record of something else."""
         if self._open:
-            self._replies.add(reply, built_boot_ns, boot_ns())
+            self._replies.add(reply, built_boot_ns, handed_boot_ns)
 
     def turn(self) -> None:
         """Wakes the committer if something was staged."""
@@ -260,6 +255,7 @@ class Journal(Memory):
     def beat(self) -> None:
         """Looks after files when there are new ones, and once a minute."""
         self._beats += 1
+        self._stage_metrics(boot_ns())
         if self._replies:
             self._kick()
         if self.errno and not self._told:
@@ -272,6 +268,11 @@ class Journal(Memory):
         if self._segment != int(self._stage.segment) or self._beats % BEATS_PER_LOOK == 0:
             self._segment = int(self._stage.segment)
             self._look()
+
+    def _stage_metrics(self, now_boot_ns: int) -> None:
+        if now_boot_ns - self._measured_boot_ns >= METRICS_NS:
+            self._measured_boot_ns = now_boot_ns
+            self._arena.stage_metrics(now_boot_ns)
 
     def _look(self) -> None:
         try:

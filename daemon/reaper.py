@@ -21,7 +21,7 @@ from purgatoryd.daemon.lifecycle import STOPPED, LifeCycle, reasons
 from purgatoryd.daemon.placement import Placement
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import NONE_NS, Arena
-from purgatoryd.shm_layout.layout import EVENTS_NAMESPACE, EVENTS_TOPIC
+from purgatoryd.shm_layout.layout import EVENTS_NAMESPACE, EVENTS_TOPIC, Measured
 
 BEAT_NS = 1_000_000_000
 TAILS_FOR_NS = 30 * BEAT_NS
@@ -76,6 +76,8 @@ class Reaper:
         self._ready: Set[int] | None = None
         """Descriptors that the loop woke up for; None = it did not sleep, so ask all."""
         self._target_ns: int | None = None
+        self._slept_until_ns: int | None = None
+        """When the loop was to wake up, if nothing else woke it before."""
         self._commands = Commands(arena, sockets, access, journal)
         self._advancing: deque[Message] = deque()
 
@@ -116,6 +118,8 @@ class Reaper:
         """True = there is more to do at once."""
         self._turns += 1
         real_ns = boot_ns()
+        if self._slept_until_ns is not None:
+            self.arena.measure(Measured.WAKEUP_LATENESS, real_ns - self._slept_until_ns)
         left = self._fire(real_ns)
         busy = self._woke_for(self._lanes.admin.fd) and self._serve_admin()
         busy |= self._serve_commands() | self._commands.push()
@@ -258,7 +262,7 @@ class Reaper:
         return self._ready is None or fd in self._ready
 
     def _sleep(self, busy: bool) -> None:
-        self._ready = None
+        self._ready = self._slept_until_ns = None
         full = self._journal.full
         if self._stopping or (busy and not full):
             return
@@ -272,6 +276,7 @@ class Reaper:
             return
         self._ready = frozenset(select.select(self._wait_for, [], [], left_ns / 1e9)[0])
         self._wakeups += 1
+        self._slept_until_ns = None if self._ready else until_ns
         if not self._ready.isdisjoint(self._journal.fds):
             self._journal.heard()
 

@@ -210,6 +210,7 @@ uint64_t pg_replay(const struct pg_arena *a, uint32_t topic, uint64_t first, uin
                    uint64_t *got);
 const struct pg_header *pg_header_of(const struct pg_arena *a);
 const struct pg_metrics *pg_metrics_of(const struct pg_arena *a);
+const struct pg_histogram *pg_histograms_of(const struct pg_arena *a);   /* PG_HISTOGRAMS */
 void pg_set_state(struct pg_arena *a, uint32_t state, uint32_t pid);
 void pg_set_placement(struct pg_arena *a, const struct pg_placement *placement);
 /* enum pg_daemon_state, and enum pg_degraded added up; since_boot_ns is CLOCK_BOOTTIME. */
@@ -221,6 +222,15 @@ int pg_drained(const struct pg_arena *a);
 void pg_start_epoch(struct pg_arena *a, const uint8_t boot_id[16]);
 void pg_beat(struct pg_arena *a, int64_t real_boot_ns, uint64_t turns, uint64_t wakeups,
              uint64_t sent);
+
+/* ---- how long things take (metrics.c) --------------------------------------------------- */
+
+/* Counts a span that the core cannot know, into one of enum pg_histogram_id. */
+void pg_measure(struct pg_arena *a, uint32_t histogram, int64_t ns);
+/* The answer that the last pg_handle gave was there at built_boot_ns. */
+void pg_served(struct pg_arena *a, int64_t built_boot_ns);
+/* Stages a METRICS record, if there is a journal that has room for it. */
+void pg_stage_metrics(struct pg_arena *a, int64_t real_boot_ns);
 
 /* ---- the journal's stage (stage.c) --------------------------------------------------- */
 

@@ -102,6 +102,7 @@ static void plan_make(struct plan *p, const struct pg_config *c)
     memset(p, 0, sizeof *p);
     p->length = sizeof(struct pg_header);
     plan_add(p, PG_R_METRICS, sizeof(struct pg_metrics), 1);
+    plan_add(p, PG_R_HISTOGRAMS, sizeof(struct pg_histogram), PG_HISTOGRAMS);
     plan_add(p, PG_R_HOT, sizeof(struct pg_hot), slots);
     plan_add(p, PG_R_COLD, sizeof(struct pg_cold), slots);
     plan_add(p, PG_R_FREE_SLOTS, sizeof(uint32_t), (uint64_t)slots + 1);
@@ -191,6 +192,7 @@ static uint32_t region_count(const struct pg_arena *a, enum pg_region_id id)
 static void handle_open_truth(struct pg_arena *a)
 {
     a->metrics = region(a, PG_R_METRICS);
+    a->histograms = region(a, PG_R_HISTOGRAMS);
     a->namespaces = region(a, PG_R_NAMESPACES);
     a->namespace_rows = region_count(a, PG_R_NAMESPACES);
     a->topics = region(a, PG_R_TOPICS);

@@ -32,10 +32,12 @@ from purgatoryd.shm_layout.layout import (
     Degraded,
     JournalState,
     LoadState,
+    Measured,
     PlacementMode,
     PlacementPart,
     WireError,
     converts,
+    fields,
     kernel_number,
     size_of,
 )
@@ -47,6 +49,8 @@ ARENA_MODE = 0o640
 PRIVATE_MODE = 0o600
 NONE_NS = 2**63 - 1
 """What `next_ns` says when nothing is armed."""
+COUNTED = [name for name, _, _ in fields("pg_metrics") if not name.startswith("reserved")]
+"""The fields of struct pg_metrics."""
 
 _PAGE_BYTES = 1 << 20
 _NIL = 0xFFFFFFFF
@@ -200,6 +204,17 @@ class Handle:
         """struct pg_metrics, live."""
         return lib.pg_metrics_of(self._a)
 
+    @property
+    def histograms(self) -> Any:
+        """struct pg_histogram[], live, in the order of enum pg_histogram_id."""
+        return lib.pg_histograms_of(self._a)
+
+    @property
+    def purgatory(self) -> Any:
+        """struct pg_purgatory, live."""
+        region = self.header.regions[lib.PG_R_PURGATORY]
+        return ffi.cast("struct pg_purgatory *", self._base + region.offset)
+
     def topics(self) -> Iterator[Topic]:
         """All rows of the topic table that are in use."""
         region = self.header.regions[lib.PG_R_TOPICS]
@@ -307,12 +322,6 @@ class _Owned(Handle):
     def session_rows(self) -> int:
         """Sessions that the private segment has room for."""
         return int(ffi.cast("struct pg_private *", self._secret).sessions)
-
-    @property
-    def purgatory(self) -> Any:
-        """struct pg_purgatory, live."""
-        region = self.header.regions[lib.PG_R_PURGATORY]
-        return ffi.cast("struct pg_purgatory *", self._base + region.offset)
 
 
 class Previous(_Owned):
@@ -486,6 +495,18 @@ class Arena(_Owned):
     def stage_full(self) -> bool:
         """True while what is due, ends or moves has to wait for the journal."""
         return bool(lib.pg_stage_full(self._a))
+
+    def measure(self, histogram: Measured, span_ns: int) -> None:
+        """Counts a span that only the caller knows."""
+        lib.pg_measure(self._a, histogram, span_ns)
+
+    def served(self, built_boot_ns: int) -> None:
+        """Notes when the answer that the last `handle` gave was there."""
+        lib.pg_served(self._a, built_boot_ns)
+
+    def stage_metrics(self, real_boot_ns: int) -> None:
+        """Has the journal, if there is one, keep the histograms as they are now."""
+        lib.pg_stage_metrics(self._a, real_boot_ns)
 
     def beat(self, real_boot_ns: int, turns: int, wakeups: int, sent: int) -> None:
         """Stores the loop's progress for readers."""
@@ -734,14 +755,13 @@ class Reader(Handle):
             "daemon_since_boot_ns",
             "outbox_head", "outbox_tail", "published", "outbox_bytes", "length",
         )  # fmt: skip
-        counters = [n for n, _ in ffi.typeof("struct pg_metrics").fields if n != "reserved"]
         return {
             "state": self.state.name.lower(),
             "daemon_state": DaemonState(header.daemon_state).name.lower(),
             "degraded_by": Degraded(header.daemon_why).names,
             "clock": "virtual" if header.clock_kind == lib.PG_CLOCK_VIRTUAL else "real",
             **{name: int(getattr(header, name)) for name in shown},
-            **{name: int(getattr(metrics, name)) for name in counters},
+            **{name: int(getattr(metrics, name)) for name in COUNTED},
             "overdue": int(lib.pg_overdue(self._a)),
             **self._placement_stats(),
             **self._journal_stats(),

@@ -400,6 +400,16 @@ static void replied_row(const struct row *r, const void *body)
     put_int(r, PG_IC_COUNT, j->count);
 }
 
+/* The histograms stand in the payload, as in the record. */
+static void metrics_row(const struct row *r, const void *body)
+{
+    const struct pg_j_metrics *j = body;
+    put_real_at(r, j->at_boot_ns);
+    put_int(r, PG_IC_COUNT, j->histogram_count);
+    put_payload(r, j + 1, (uint32_t)(j->histogram_count * sizeof(struct pg_j_histogram) +
+                                     j->bucket_count * sizeof(struct pg_j_bucket)));
+}
+
 /* ---- a snapshot's first and last ------------------------------------------------------------- */
 
 static void head_row(const struct row *r, const void *body)
@@ -463,7 +473,7 @@ static const struct rule {
     [PG_J_LAST] = {last_row, false}, [PG_J_OPENED] = {opened_row, true},
     [PG_J_REPLIED] = {replied_row, false}, [PG_J_LOAD] = {load_row, false},
     [PG_J_DONE] = {done_row, false}, [PG_J_BLOCK] = {block_row, false},
-    [PG_J_UNPARK] = {unpark_row, false},
+    [PG_J_UNPARK] = {unpark_row, false}, [PG_J_METRICS] = {metrics_row, false},
 };
 
 static void row_begin(const struct row *r, const struct pg_frame_head *f, const struct pg_walk *w)

@@ -24,6 +24,7 @@
  *   segment.c     frames in files                            crc32c.c   their checksum
  *   committer.c   ring -> files: the one part with a thread
  *   memory.c      which node memory is on: system calls alone
+ *   metrics.c     how long things take
  *   local.c       the wheel alone
  */
 #ifndef PURGATORYD_CORE_H

@@ -25,11 +25,18 @@ static const uint16_t body_bytes[PG_J_TYPES] = {
     [PG_J_DONE] = sizeof(struct pg_j_done),
     [PG_J_BLOCK] = sizeof(struct pg_j_block),
     [PG_J_UNPARK] = sizeof(struct pg_j_unpark),
+    [PG_J_METRICS] = sizeof(struct pg_j_metrics),
 };
 
 uint64_t frame_bytes(enum pg_journal_type type, uint64_t extra)
 {
     return (sizeof(struct pg_frame_head) + body_bytes[type] + extra + 7) & ~7ull;
+}
+
+static uint64_t metrics_extra(const struct pg_j_metrics *j)
+{
+    return j->histogram_count * (uint64_t)sizeof(struct pg_j_histogram) +
+           j->bucket_count * (uint64_t)sizeof(struct pg_j_bucket);
 }
 
 /* How many bytes stand behind the body, by what the body says. */
@@ -54,6 +61,7 @@ static uint64_t extra_bytes(const struct pg_frame_head *f)
     case PG_J_OUTCOME: return (((const struct pg_j_outcome *)body)->keys + 7u) / 8;
     case PG_J_ENTRY: return (uint64_t)entry->key_len + entry->payload_len;
     case PG_J_OPENED: return ((const struct pg_j_opened *)body)->name_len;
+    case PG_J_METRICS: return metrics_extra(body);
     default: return 0;
     }
 }

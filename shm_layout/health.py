@@ -67,14 +67,14 @@ def _move(header: Any) -> tuple[int, int, int]:
 def _suspicion(header: Any, frozen_ns: int) -> Condition | None:
     if header.daemon_state == DaemonState.STOPPED:
         return None
-    if not _lives(header):
+    if not lives(header):
         return Condition.KILLED
     rebuilding = header.daemon_state == DaemonState.RECOVERING
-    return Condition.FROZEN if _still_ns(header) > frozen_ns and not rebuilding else None
+    return Condition.FROZEN if still_ns(header) > frozen_ns and not rebuilding else None
 
 
-def _lives(header: Any) -> bool:
-    """True if its process is there: another one with that id began after the last move."""
+def lives(header: Any) -> bool:
+    """True if a daemon's process is there: another one with that id began after the last move."""
     try:
         with open(f"/proc/{header.daemon_pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -93,12 +93,13 @@ def _health(header: Any, suspicion: Condition | None) -> Health:
         Degraded(header.daemon_why),
         int(header.daemon_pid),
         int(header.daemon_since_boot_ns),
-        _still_ns(header),
-        _overdue_ns(header),
+        still_ns(header),
+        overdue_ns(header),
     )
 
 
-def _still_ns(header: Any) -> int:
+def still_ns(header: Any) -> int:
+    """How long ago the loop of a daemon moved last, by the header of its arena."""
     return max(0, _boot_ns() - _moved_boot_ns(header))
 
 
@@ -107,7 +108,8 @@ def _moved_boot_ns(header: Any) -> int:
     return max(int(header.heartbeat_boot_ns), int(header.daemon_since_boot_ns))
 
 
-def _overdue_ns(header: Any) -> int:
+def overdue_ns(header: Any) -> int:
+    """By how much the next deadline is past; 0 = it is not, or the clock is virtual."""
     due_ns = int(header.next_deadline_ns)
     if due_ns == NONE_NS or header.clock_kind == ClockKind.VIRTUAL:
         return 0

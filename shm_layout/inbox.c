@@ -226,6 +226,7 @@ void pg_inbox_again(struct pg_arena *a, uint64_t session, int64_t idle_since_boo
             (session != 0 ? s->id != session : s->inbox_boot_ns > idle_since_boot_ns))
             continue;
         s->inbox_next = s->inbox_head;
+        a->metrics->outcomes_repeated += s->inbox_count;
         a->inbox_news = true;
     }
 }

@@ -57,6 +57,7 @@ enum pg_region_id {
     PG_R_LIFE,                    /* the same */
     PG_R_RETENTION,               /* empty until used */
     PG_R_LOADS, PG_R_LOAD_BLOCKS, PG_R_LOAD_BITS, PG_R_LOAD_INDEX,
+    PG_R_HISTOGRAMS,
     PG_R_COUNT
 };
 
@@ -184,8 +185,7 @@ struct pg_metrics {
     uint64_t live_wall;           /* of them, absolute wall deadlines (derived) */
     uint64_t blob_bytes;          /* granules in use, in bytes (derived) */
     uint64_t moved;               /* timers re-placed by cascades and gradual drain */
-    uint64_t late_max_ns;         /* structural: fired - deadline */
-    uint64_t late_sum_ns;
+    uint64_t reserved0[2];        /* lateness, until it had a histogram */
     uint64_t wakeups;
     uint64_t messages_sent;       /* notice messages */
     uint64_t watches;             /* operations armed */
@@ -213,7 +213,42 @@ struct pg_metrics {
     uint64_t parked;              /* timers without their payloads now (derived) */
     uint64_t parks;
     uint64_t unparks;
-    uint64_t reserved[15];
+    uint64_t turns;               /* of the wheel */
+    uint64_t turns_full;          /* of them, those that used up their budget */
+    uint64_t outcomes_repeated;   /* and CHECKs: sent again, unacknowledged */
+    uint64_t records_redone;      /* of the journal, when the arena was made of it */
+    uint64_t reserved[11];
+};
+
+/* ---- histograms ----------------------------------------------------------------- */
+
+/* What is measured, each in ns. Stages are as the journal's records tell them. */
+enum pg_histogram_id {
+    PG_HG_STRUCTURAL_LATENESS,    /* a timer's or an operation's deadline until it fired */
+    PG_HG_WAKEUP_LATENESS,        /* when the loop was to wake up until it ran */
+    PG_HG_BATCH_SERVICE,          /* a batch's application began until its answer was there */
+    PG_HG_REQUEST_QUEUE,          /* a batch was received until its application began */
+    PG_HG_LOCAL,                  /* from there until its last record was applied */
+    PG_HG_REMOTE,                 /* armed until it fired or ended: operations; timers that fired,
+                                     in an arena with a journal */
+    PG_HG_RESPONSE_QUEUE,         /* fired, ended or published until the notice was built */
+    PG_HG_SEND,                   /* a notice or an answer was there until the socket had it */
+    PG_HISTOGRAMS
+};
+
+/* Bucket b < 16 counts the value b. Behind them, eight to a power of two, bucket b counts the
+ * values from m << s to ((m + 1) << s) - 1, with s = b / 8 - 1 and m = b - 8 * s: a bucket's end
+ * is at most an eighth above any of its values. */
+#define PG_HISTOGRAM_BUCKETS 488         /* up to 2^63 - 1 */
+
+/* Counted since the arena's birth, and derived from nothing. Daemon writes, all read, without any
+ * order between the fields. */
+struct pg_histogram {
+    uint64_t sum_ns;              /* of all values, modulo 2^64 */
+    uint64_t sum_high;            /* what is above */
+    uint64_t max_ns;
+    uint64_t reserved[5];
+    uint64_t counts[488];
 };
 
 /* ---- timers --------------------------------------------------------------------- */
@@ -569,7 +604,7 @@ struct pg_entry {
 #define PG_SEGMENT_MAGIC 0x314c4e524a475050u  /* "PPGJRNL1" read as little endian */
 #define PG_SNAPSHOT_MAGIC 0x3150414e53475050u /* "PPGSNAP1" */
 #define PG_JOURNAL_MAJOR 1               /* readers refuse another one */
-#define PG_JOURNAL_MINOR 1               /* 1: pg_life, OPENED, REPLIED, ENTRY in segments */
+#define PG_JOURNAL_MINOR 2               /* 1: pg_life, OPENED, REPLIED, ENTRY in segments; 2: METRICS */
 #define PG_SEGMENT_HEAD 4096             /* bytes before the first frame of a file */
 #define PG_SEGMENT_MIN 262144            /* bytes of a segment file */
 #define PG_GROUP_HEAD 72                 /* bytes of a GROUP frame */
@@ -649,6 +684,8 @@ enum pg_journal_type {
     PG_J_BLOCK,                   /* snapshots: pg_j_block: which rows of a load were done */
     PG_J_UNPARK,                  /* pg_j_unpark, pg_j_row if in_load, key, payload: what was parked
                                      is armed */
+    PG_J_METRICS,                 /* pg_j_metrics, its pg_j_histogram, all their pg_j_bucket: once a
+                                     minute */
     PG_J_TYPES
 };
 
@@ -949,6 +986,27 @@ struct pg_j_replied {
     uint32_t count;               /* batches */
     uint32_t reserved0;
     uint64_t reserved;
+};
+
+/* All histograms since the arena's birth: what came between two records is their difference.
+ * Missing records make no others wrong. */
+struct pg_j_metrics {
+    int64_t  at_boot_ns;          /* real clock */
+    uint32_t histogram_count;     /* in the order of enum pg_histogram_id */
+    uint32_t bucket_count;        /* of all of them */
+    uint64_t reserved[2];
+};
+struct pg_j_histogram {
+    uint64_t sum_ns;              /* as in pg_histogram */
+    uint64_t sum_high;
+    uint64_t max_ns;
+    uint32_t buckets;             /* that are not empty, in rising order */
+    uint32_t reserved;
+};
+struct pg_j_bucket {
+    uint64_t count;
+    uint32_t bucket;              /* its number, as in pg_histogram */
+    uint32_t reserved;
 };
 
 /* The first bytes of every segment and snapshot file; zeros up to PG_SEGMENT_HEAD. */

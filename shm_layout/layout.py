@@ -309,6 +309,19 @@ class JournalState(enum.IntEnum):
     STOPPED = lib.PG_JOURNAL_STOPPED
 
 
+class Measured(enum.IntEnum):
+    """enum pg_histogram_id: what has a histogram."""
+
+    STRUCTURAL_LATENESS = lib.PG_HG_STRUCTURAL_LATENESS
+    WAKEUP_LATENESS = lib.PG_HG_WAKEUP_LATENESS
+    BATCH_SERVICE = lib.PG_HG_BATCH_SERVICE
+    REQUEST_QUEUE = lib.PG_HG_REQUEST_QUEUE
+    LOCAL = lib.PG_HG_LOCAL
+    REMOTE = lib.PG_HG_REMOTE
+    RESPONSE_QUEUE = lib.PG_HG_RESPONSE_QUEUE
+    SEND = lib.PG_HG_SEND
+
+
 class WalkState(enum.IntEnum):
     """enum pg_walk_state: where reading a journal stands."""
 

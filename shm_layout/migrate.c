@@ -289,6 +289,7 @@ int pg_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault
     header_migrate(to->header, from->header);
     stage_migrate(to->stage, from->stage);
     *to->metrics = *from->metrics;
+    memcpy(to->histograms, from->histograms, PG_HISTOGRAMS * sizeof *to->histograms);
     accounts_migrate(to, from);
     return names_migrate(to, from, why) && sessions_migrate(to, from, why) &&
            outbox_migrate(to, from, why) && watches_migrate(to, from, why) &&

@@ -251,6 +251,13 @@ static void notice_write(struct pg_arena *a, uint32_t slot, struct pg_operation 
     op->notice_blob = PG_NIL;
 }
 
+static void end_measure(struct pg_arena *a, const struct pg_operation *op, int64_t deadline_ns)
+{
+    measure(a, PG_HG_REMOTE, op->ended_ns - op->armed_ns, 1);
+    if (op->cause == PG_CAUSE_EXPIRED)
+        measure(a, PG_HG_STRUCTURAL_LATENESS, op->ended_ns - deadline_ns, 1);
+}
+
 static void count_end(struct pg_arena *a, enum pg_cause cause)
 {
     uint64_t *counter = cause == PG_CAUSE_SATISFIED ? &a->metrics->satisfied
@@ -284,6 +291,7 @@ static void operation_close(struct pg_arena *a, uint32_t slot, enum pg_cause cau
     if (index_find_id(&a->index, h->hash, slot, &at))
         index_erase(&a->index, &at);
     count_end(a, cause);
+    end_measure(a, op, h->deadline_ns);
     a->metrics->outcomes++;
     inbox_add(a, slot);
 }

@@ -82,10 +82,26 @@ void outbox_supersede(struct pg_arena *a, uint32_t id)
     a->outbox[id - a->slots.capacity].meta |= PG_E_SUPERSEDED << 4;
 }
 
+/* What fired in one turn has one time. A virtual clock does not tell when that was. */
+static void queue_measure(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns)
+{
+    uint64_t p = a->header->published;
+    while (p < upto && a->header->clock_kind == PG_CLOCK_BOOT) {
+        const int64_t fired_ns = outbox_at(a, p)->fired_ns;
+        uint64_t same = 1;
+        while (p + same < upto && outbox_at(a, p + same)->fired_ns == fired_ns)
+            same++;
+        measure(a, PG_HG_RESPONSE_QUEUE, built_boot_ns - fired_ns, same);
+        p += same;
+    }
+}
+
 void pg_published(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns, int64_t handed_boot_ns)
 {
     if (upto <= a->header->published || upto > a->header->outbox_tail)
         return;
+    queue_measure(a, upto, built_boot_ns);
+    measure(a, PG_HG_SEND, handed_boot_ns - built_boot_ns, upto - a->header->published);
     if (staging(a))
         stage_sent(a, upto, built_boot_ns, handed_boot_ns);
     STORE_RELEASE(&a->header->published, upto);

@@ -31,6 +31,7 @@ struct rebuild {
 struct pg_arena {
     struct pg_header *header;
     struct pg_metrics *metrics;
+    struct pg_histogram *histograms;
     struct pg_private *secret;    /* NULL for readers */
     struct pg_session *sessions;
     struct pg_reply_memory *replies;
@@ -83,6 +84,7 @@ struct pg_arena {
     struct rebuild rebuild;
     int64_t now_ns;               /* of the running call, on the arena's clock */
     int64_t real_boot_ns;         /* of the running call */
+    int64_t begun_boot_ns;        /* of the batch that the last call has answered; 0 = none */
     uint32_t real_s;              /* the same in whole seconds */
     int64_t started_ns;           /* arena clock at the last rebuild, and the first ticket */
     uint64_t first_ticket;        /* given after it; 0 in a fresh arena */
@@ -106,6 +108,37 @@ static inline void real_time_set(struct pg_arena *a, int64_t real_boot_ns)
     a->real_boot_ns = real_boot_ns;
     a->real_s = (uint32_t)(real_boot_ns / 1000000000);
 }
+
+/* ---- histograms -------------------------------------------------------------------- */
+
+static inline uint32_t histogram_bucket(uint64_t ns)
+{
+    const uint32_t shift = 60 - (uint32_t)__builtin_clzll(ns | 8);
+    return shift * 8 + (uint32_t)(ns >> shift);
+}
+
+/* Counts a span so many times; a clock that went back counts as 0. Without PG_UNMEASURED there is
+ * no core but the benchmark's, which measures what this costs. */
+static inline void measure(struct pg_arena *a, enum pg_histogram_id id, int64_t ns, uint64_t times)
+{
+#ifndef PG_UNMEASURED
+    __extension__ typedef unsigned __int128 uint128;
+    struct pg_histogram *h = &a->histograms[id];
+    const uint64_t value = ns < 0 ? 0 : (uint64_t)ns;
+    const uint128 sum = (uint128)value * times + h->sum_ns;
+    h->counts[histogram_bucket(value)] += times;
+    h->sum_ns = (uint64_t)sum;
+    h->sum_high += (uint64_t)(sum >> 64);
+    if (value > h->max_ns)
+        h->max_ns = value;
+#else
+    (void)a, (void)id, (void)ns, (void)times;
+#endif
+}
+
+/* As in a METRICS record: how many buckets are not empty; the histograms with these. */
+uint32_t histograms_used(const struct pg_arena *a);
+void histograms_write(const struct pg_arena *a, struct pg_j_histogram *to);
 
 /* ---- names ------------------------------------------------------------------------- */
 

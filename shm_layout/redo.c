@@ -621,6 +621,7 @@ static const struct rule {
     [PG_J_DONE] = {redo_done, IN_JOURNAL},
     [PG_J_UNPARK] = {redo_unpark, IN_JOURNAL},
     [PG_J_BLOCK] = {redo_block, IN_SNAPSHOT},
+    [PG_J_METRICS] = {redo_nothing, IN_JOURNAL},
 };
 
 static bool snapshot_redo(const struct redo *r)
@@ -641,6 +642,7 @@ static bool journal_redo(const struct redo *r)
     if (r->frame->lsn != r->state->next_lsn)
         return refuse(r, "a hole in the journal", r->state->next_lsn, r->frame->lsn);
     r->state->next_lsn++;
+    r->a->metrics->records_redone++;
     return rules[r->frame->type].redo(r);
 }
 

@@ -367,6 +367,22 @@ void pg_replied(struct pg_arena *a, uint64_t session, uint64_t sequence, uint32_
     stage_settle(a);
 }
 
+/* Nothing depends on it, so it leaves the room to what does. */
+void pg_stage_metrics(struct pg_arena *a, int64_t real_boot_ns)
+{
+    if (stage_refusal(a) != PG_ST_NONE || !staging(a))
+        return;
+    const uint32_t buckets = histograms_used(a);
+    const uint64_t extra = PG_HISTOGRAMS * sizeof(struct pg_j_histogram) +
+                           buckets * sizeof(struct pg_j_bucket);
+    struct pg_j_metrics *body = frame_begin(a, PG_J_METRICS, extra);
+    *body = (struct pg_j_metrics){.at_boot_ns = real_boot_ns, .histogram_count = PG_HISTOGRAMS,
+                                  .bucket_count = buckets};
+    histograms_write(a, (struct pg_j_histogram *)(body + 1));
+    frame_end(a);
+    stage_settle(a);
+}
+
 void stage_load(struct pg_arena *a, const struct pg_load *fields)
 {
     struct pg_j_load *body = frame_begin(a, PG_J_LOAD, 0);
@@ -525,7 +541,7 @@ static bool published_visible(const struct pg_arena *a, const void *body)
 }
 
 /* It has no effect, so it may be told. */
-static bool replied_visible(const struct pg_arena *a, const void *body)
+static bool told_visible(const struct pg_arena *a, const void *body)
 {
     (void)a, (void)body;
     return true;
@@ -551,8 +567,9 @@ static const visible_fn visible[PG_J_TYPES] = {
     [PG_J_SENT] = sent_visible, [PG_J_WATCH] = watch_visible, [PG_J_LEVEL] = level_visible,
     [PG_J_GONE] = gone_visible, [PG_J_OUTCOME] = outcome_visible,
     [PG_J_SESSION] = session_visible, [PG_J_ENTRY] = published_visible,
-    [PG_J_OPENED] = opened_visible, [PG_J_REPLIED] = replied_visible,
+    [PG_J_OPENED] = opened_visible, [PG_J_REPLIED] = told_visible,
     [PG_J_LOAD] = load_visible, [PG_J_DONE] = done_visible, [PG_J_UNPARK] = unpark_visible,
+    [PG_J_METRICS] = told_visible,
 };
 
 /* ---- init, recovery, check --------------------------------------------------------------------- */

@@ -486,11 +486,11 @@ static struct pg_entry entry_of(const struct pg_arena *a, uint32_t slot)
                              .meta = (uint8_t)(c->key_type | late_flag(a, h) << 4)};
 }
 
-static void count_late(struct pg_arena *a, int64_t late_ns)
+static void expiry_measure(struct pg_arena *a, uint32_t slot, int64_t deadline_ns)
 {
-    a->metrics->late_sum_ns += (uint64_t)late_ns;
-    if ((uint64_t)late_ns > a->metrics->late_max_ns)
-        a->metrics->late_max_ns = (uint64_t)late_ns;
+    measure(a, PG_HG_STRUCTURAL_LATENESS, a->now_ns - deadline_ns, 1);
+    if (staging(a) && a->lives[slot].add_lsn != 0)
+        measure(a, PG_HG_REMOTE, a->now_ns - a->lives[slot].armed_ns, 1);
 }
 
 static bool expire(void *context, uint32_t slot)
@@ -512,7 +512,7 @@ static bool expire(void *context, uint32_t slot)
         index_replace(&a->index, e.hash, &at, outbox_id(a, position));
     slot_end(a, slot, granules);
     a->metrics->expiries++;
-    count_late(a, a->now_ns - e.deadline_ns);
+    expiry_measure(a, slot, e.deadline_ns);
     return true;
 }
 
@@ -573,9 +573,13 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
     if (wall_offset_ns != a->header->wall_offset_ns)
         wall_note(a, wall_offset_ns);
     const bool stepping = wall_turn(a, budget), freeing = orphans_free(a);
+    const uint64_t moved = a->wheel.state->moved;
     const uint32_t done = wheel_advance_ahead(&a->wheel, now_ns, budget, expire,
                                               expire_soon, a, &left);
     stage_settle(a);
+    a->metrics->moved += a->wheel.state->moved - moved;
+    a->metrics->turns++;
+    a->metrics->turns_full += done == budget;
     *more = left || stepping || freeing;
     a->header->next_deadline_ns = wheel_next_deadline_ns(&a->wheel);
     return done;

@@ -432,9 +432,9 @@ class Core:
     # ---- memory ----
 
     def snapshot(self) -> tuple[bytes, bytes]:
-        """All shared bytes but the counters."""
-        metrics = self.header.regions[lib.PG_R_METRICS]
-        before, after = metrics.offset, metrics.offset + metrics.length
+        """All shared bytes but the counters and, behind them, the histograms."""
+        first, last = (self.header.regions[r] for r in (lib.PG_R_METRICS, lib.PG_R_HISTOGRAMS))
+        before, after = first.offset, last.offset + last.length
         return self.arena[:before] + self.arena[after:], bytes(self.private[:])
 
     def free_runs(self) -> list[int]:

@@ -36,7 +36,7 @@ _KEY_TYPES = {str: 0, bytes: 1, UUID: 2}
 _KINDS = (
     "pad", "group", "seal", "namespace", "topic", "arm", "move", "end", "fire", "sent", "watch",
     "level", "gone", "outcome", "session", "head", "entry", "last", "opened", "replied", "load",
-    "done", "block", "unpark",
+    "done", "block", "unpark", "metrics",
 )  # fmt: skip
 _TYPES = {name: number for number, name in enumerate(_KINDS, 1)}
 

@@ -8,7 +8,6 @@ import pytest
 
 from purgatoryd.daemon import lanes
 from purgatoryd.daemon.held import HELD_BYTES_MAX, Held
-from purgatoryd.daemon.journal import Memory
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.layout import Message, Status, WireError
 
@@ -28,7 +27,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
 
 
 def held() -> Held:
-    return Held(None, Memory())  # type: ignore[arg-type]
+    return Held(None, lambda reply, built_boot_ns: None)  # type: ignore[arg-type]
 
 
 def reply(sequence: int, *statuses: int, extra: bytes = b"") -> memoryview:

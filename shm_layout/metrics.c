@@ -1,0 +1,57 @@
+/* metrics.c - how long things take, counted in histograms.
+ *
+ * What a part of the core can tell it counts itself, with measure(); here comes what only its
+ * caller knows, and what the journal is told. */
+
+#include "core.h"
+
+const struct pg_histogram *pg_histograms_of(const struct pg_arena *a) { return a->histograms; }
+
+void pg_measure(struct pg_arena *a, uint32_t histogram, int64_t ns)
+{
+    measure(a, histogram, ns, 1);
+}
+
+void pg_served(struct pg_arena *a, int64_t built_boot_ns)
+{
+    if (a->begun_boot_ns != 0)
+        measure(a, PG_HG_BATCH_SERVICE, built_boot_ns - a->begun_boot_ns, 1);
+}
+
+/* ---- for the journal ------------------------------------------------------------------------ */
+
+static uint32_t buckets_used(const struct pg_histogram *h)
+{
+    uint32_t used = 0;
+    for (uint32_t b = 0; b < PG_HISTOGRAM_BUCKETS; b++)
+        used += h->counts[b] != 0;
+    return used;
+}
+
+uint32_t histograms_used(const struct pg_arena *a)
+{
+    uint32_t used = 0;
+    for (uint32_t i = 0; i < PG_HISTOGRAMS; i++)
+        used += buckets_used(&a->histograms[i]);
+    return used;
+}
+
+/* Returns what stands behind the last one. */
+static struct pg_j_bucket *buckets_write(const struct pg_histogram *h, struct pg_j_bucket *to)
+{
+    for (uint32_t b = 0; b < PG_HISTOGRAM_BUCKETS; b++)
+        if (h->counts[b] != 0)
+            *to++ = (struct pg_j_bucket){.count = h->counts[b], .bucket = b};
+    return to;
+}
+
+void histograms_write(const struct pg_arena *a, struct pg_j_histogram *to)
+{
+    struct pg_j_bucket *buckets = (struct pg_j_bucket *)(to + PG_HISTOGRAMS);
+    for (uint32_t i = 0; i < PG_HISTOGRAMS; i++) {
+        const struct pg_histogram *h = &a->histograms[i];
+        to[i] = (struct pg_j_histogram){.sum_ns = h->sum_ns, .sum_high = h->sum_high,
+                                        .max_ns = h->max_ns, .buckets = buckets_used(h)};
+        buckets = buckets_write(h, buckets);
+    }
+}

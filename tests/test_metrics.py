@@ -1,0 +1,233 @@
+"""Histograms and counters in the arena: what is counted where, and who can read it when."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from conftest import StartDaemon
+from core_driver import Core
+from journal_driver import HEAD_BYTES, Journal, frames_of
+from purgatory_driver import Purgatory
+from real_daemon import Daemon, eventually
+from test_core_batch import Lane, put
+
+from purgatoryd.clients import AllOf, Client, Subscriber
+from purgatoryd.clients import Purgatory as PurgatoryClient
+from purgatoryd.shm_layout._core import lib
+from purgatoryd.shm_layout.arena import COUNTED, Reader
+from purgatoryd.shm_layout.layout import Measured, size_of
+from purgatoryd.shm_layout.metrics import (
+    BUCKETS,
+    COUNTERS,
+    GAUGES,
+    Histogram,
+    Metrics,
+    read_metrics,
+    recorded,
+    upper_edge_ns,
+)
+
+MS = 1_000_000
+NAMES = {name.lower() for name in Measured.__members__}
+
+
+def histogram(*values_ns: int) -> Histogram:
+    """What the core makes of these spans."""
+    core = Core()
+    for ns in values_ns:
+        lib.pg_measure(core.a, Measured.SEND, ns)
+    return of(core, Measured.SEND)
+
+
+def of(core: Core, which: Measured) -> Histogram:
+    live = lib.pg_histograms_of(core.a)[which]
+    return Histogram(which.name.lower(), tuple(live.counts), live.sum_ns, live.max_ns)
+
+
+# ---- one histogram ---------------------------------------------------------------------------
+
+
+def test_a_quantile_is_at_most_an_eighth_too_high() -> None:
+    values = [n * n * n for n in range(1, 1000)]
+    found = histogram(*values)
+    assert (found.count, found.sum_ns, found.max_ns) == (999, sum(values), values[-1])
+    for q in (0.01, 0.5, 0.9, 0.99, 1.0):
+        exact = values[max(1, int(q * 999 + 0.999999)) - 1]
+        assert exact <= found.quantile(q) <= exact + exact // 8
+
+
+def test_an_empty_histogram_says_zero() -> None:
+    empty = histogram()
+    assert (empty.count, empty.quantile(0.99), empty.mean_ns, list(empty.buckets())) == (
+        0,
+        0,
+        0,
+        [],
+    )
+
+
+def test_edges_rise_and_end_at_the_longest_time() -> None:
+    edges = [upper_edge_ns(bucket) for bucket in range(BUCKETS)]
+    assert edges == sorted(set(edges))
+    assert edges[:16] == list(range(16))
+    assert edges[-1] == 2**63 - 1
+
+
+def test_what_came_in_between_is_the_difference() -> None:
+    older, newer = histogram(5, 7, 1000), histogram(5, 7, 1000, 7, 300)
+    between = newer.since(older)
+    assert (between.count, between.sum_ns) == (2, 307)
+    assert [count for _, count in between.buckets()] == [1, 1]
+    assert 300 <= between.max_ns <= 300 + 300 // 8
+    assert older.since(newer) == older, "a counter that fell is of another arena"
+
+
+# ---- what the core counts --------------------------------------------------------------------
+
+
+def test_lateness_is_what_came_behind_the_deadline() -> None:
+    core = Core()
+    core.put("early", 3 * MS)
+    core.put("late", 1 * MS)
+    core.advance(10 * MS)
+    late = of(core, Measured.STRUCTURAL_LATENESS)
+    assert (late.count, late.sum_ns, late.max_ns) == (2, 16 * MS, 9 * MS)
+
+
+def test_a_batch_leaves_its_stages() -> None:
+    core = Core(clock_kind=lib.PG_CLOCK_BOOT)
+    lane = Lane(core)
+    lane.now_ns = 5 * MS
+    lane.ask(lane.encode(put()))
+    lib.pg_served(core.a, 8 * MS)
+    assert of(core, Measured.REQUEST_QUEUE).count == of(core, Measured.LOCAL).count == 1
+    assert of(core, Measured.BATCH_SERVICE).sum_ns == 3 * MS
+    core.advance(2000 * MS)
+    lib.pg_published(core.a, core.header.outbox_tail, 2003 * MS, 2007 * MS)
+    assert of(core, Measured.RESPONSE_QUEUE).sum_ns == 3 * MS
+    assert of(core, Measured.SEND).sum_ns == 4 * MS
+
+
+def test_what_is_no_batch_is_not_served() -> None:
+    core = Core()
+    Lane(core)  # a HELLO
+    lib.pg_served(core.a, 8 * MS)
+    assert of(core, Measured.BATCH_SERVICE).count == 0
+
+
+def test_turns_and_cascades_are_counted() -> None:
+    core = Core()
+    for n in range(8):
+        core.put(f"{n}", 100 * MS + n)
+    core.advance(90 * MS)
+    while core.advance(200 * MS, budget=3):
+        pass
+    assert core.metrics.turns > core.metrics.turns_full > 1
+    assert core.metrics.moved == core.rows(lib.PG_R_WHEEL, "pg_wheel")[0].moved > 0
+
+
+def test_other_sizes_keep_what_was_counted() -> None:
+    core = Core()
+    core.put("k", MS)
+    core.advance(10 * MS)
+    moved = core.migrated(capacity=99)
+    assert of(moved, Measured.STRUCTURAL_LATENESS) == of(core, Measured.STRUCTURAL_LATENESS)
+
+
+def test_the_journal_keeps_the_histograms() -> None:
+    core = Purgatory(stage_bytes=lib.PG_STAGE_MIN)
+    journal = Journal(core)
+    for ns in (7, 5000, 2**62, 2**63 - 1, 2**63 - 1):
+        lib.pg_measure(core.a, Measured.SEND, ns)
+    lib.pg_measure(core.a, Measured.LOCAL, 1)
+    lib.pg_stage_metrics(core.a, 77)
+    (frame,) = [f for f in frames_of(journal.take()) if f.type == lib.PG_J_METRICS]
+    body = frame.body("pg_j_metrics")
+    found = recorded(body.histogram_count, frame.data[HEAD_BYTES + size_of("pg_j_metrics") :])
+    assert (body.at_boot_ns, found.keys()) == (77, NAMES)
+    assert found["send"].sum_ns == 7 + 5000 + 2**62 + 2 * (2**63 - 1)
+    assert found["send"].max_ns == 2**63 - 1
+    assert [count for _, count in found["send"].buckets()] == [1, 1, 1, 2]
+    assert (found["local"].count, found["remote"].count) == (1, 0)
+
+
+# ---- reading a daemon ------------------------------------------------------------------------
+
+
+def test_every_field_has_a_meaning() -> None:
+    gauges = {name for name in COUNTED if name in GAUGES}
+    assert COUNTERS.keys() | gauges == set(COUNTED)
+    assert not COUNTERS.keys() & GAUGES.keys()
+
+
+@contextmanager
+def metrics_of(daemon: Daemon) -> Iterator[Metrics]:
+    reader = Reader.attach(daemon.paths)
+    try:
+        yield read_metrics(reader)
+    finally:
+        reader.close()
+
+
+def used(daemon: StartDaemon, *args: str) -> Daemon:
+    """One that has fired a timer and ended an operation."""
+    one = daemon("demo", *args)
+    with (
+        Subscriber("demo", topics=["t"]) as subscriber,
+        Client("demo", namespace="shop") as client,
+        Client("demo") as timers,
+        PurgatoryClient("demo") as purgatory,
+    ):
+        client.add("far", delay=3600.0)
+        client.add("farther", delay=7200.0)
+        timers.add("k", delay=0.001, topic="t")
+        assert subscriber.get(30) is not None
+        done = purgatory.watch("w", AllOf({"key": 1}), timeout=30.0)
+        purgatory.advance("key", 1)
+        done.result()
+    return one
+
+
+def test_a_daemon_fills_every_histogram(daemon: StartDaemon) -> None:
+    one = used(daemon)
+    with metrics_of(one) as found:
+        assert found.histograms.keys() == NAMES
+        empty = {name for name, h in found.histograms.items() if not h.count}
+        assert empty <= {"wakeup_lateness"}, "it wakes up by itself once a second"
+        assert (found.counters["expiries"], found.counters["satisfied"]) == (1, 1)
+        assert (found.gauges["live"], found.gauges["up"], found.gauges["starts"]) == (2, 1, 1)
+        assert found.gauges.keys() == GAUGES.keys()
+        assert next((n.name, n.live) for n in found.namespaces) == ("shop", 2)
+
+    def woken() -> int:
+        with metrics_of(one) as found:
+            return found.histograms["wakeup_lateness"].count
+
+    eventually(woken)
+
+
+def test_a_daemon_that_hangs_is_read(daemon: StartDaemon) -> None:
+    one = used(daemon)
+    os.kill(one.pid, signal.SIGSTOP)
+    try:
+        with metrics_of(one) as found:
+            assert (found.gauges["up"], found.counters["expiries"]) == (1, 1)
+    finally:
+        os.kill(one.pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("settings", [(), ("--capacity", "777")], ids=["same", "other sizes"])
+def test_a_restart_goes_on_counting(daemon: StartDaemon, settings: tuple[str, ...]) -> None:
+    one = used(daemon)
+    with metrics_of(one) as before:
+        pass
+    one.restart(*settings)
+    with metrics_of(one) as after:
+        assert after.gauges["starts"] == 2
+        assert after.counters["expiries"] == before.counters["expiries"]
+        for name in ("structural_lateness", "batch_service", "remote"):
+            assert after.histograms[name].since(before.histograms[name]).count == 0
