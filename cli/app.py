@@ -25,6 +25,7 @@ COMMANDS = {
     "list": "arena",
     "stats": "arena",
     "check": "arena",
+    "metrics": "metrics",
     "placement": "placement",
     "namespace": "namespaces",
     "load": "loads",

@@ -21,6 +21,7 @@ from purgatoryd.shm_layout.paths import check_name
 PLACES = {
     "purgatoryd.service": "etc/systemd/system/purgatoryd.service",
     "purgatoryd@.service": "etc/systemd/system/purgatoryd@.service",
+    "purgatoryd-metrics@.service": "etc/systemd/system/purgatoryd-metrics@.service",
     "purgatoryd.sysusers.conf": "etc/sysusers.d/purgatoryd.conf",
     "purgatoryd.tmpfiles.conf": "etc/tmpfiles.d/purgatoryd.conf",
 }
@@ -66,10 +67,10 @@ def install_command(
 ) -> int:
     """Install the units for systemd, and the user and folders that they need.
 
-    Writes purgatoryd.service and purgatoryd@.service to /etc/systemd/system, entries for
-    sysusers.d and tmpfiles.d, and settings in /etc/purgatoryd/NAME.toml for "default" and what is
-    enabled, unless they are there. Then it has systemd make the user and the folders, and read
-    its units again. Nothing is started.
+    Writes purgatoryd.service, purgatoryd@.service and purgatoryd-metrics@.service to
+    /etc/systemd/system, entries for sysusers.d and tmpfiles.d, and settings in
+    /etc/purgatoryd/NAME.toml for "default" and what is enabled, unless they are there. Then it
+    has systemd make the user and the folders, and read its units again. Nothing is started.
     """
     units = [unit_of(name) for name in enable]
     path = str(command or own_command())

@@ -117,8 +117,8 @@ static inline uint32_t histogram_bucket(uint64_t ns)
     return shift * 8 + (uint32_t)(ns >> shift);
 }
 
-/* Counts a span so many times; a clock that went back counts as 0. Without PG_UNMEASURED there is
- * no core but the benchmark's, which measures what this costs. */
+/* Counts a span so many times; a clock that went back counts as 0. PG_UNMEASURED is for the
+ * benchmark alone, which measures what this costs. */
 static inline void measure(struct pg_arena *a, enum pg_histogram_id id, int64_t ns, uint64_t times)
 {
 #ifndef PG_UNMEASURED

@@ -216,7 +216,8 @@ def probe() -> None:
 
 def the_unit_is_sound_and_little_exposed() -> None:
     found = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", "purgatoryd.service", "purgatoryd@web.service"],
+        ["systemd-analyze", "verify", "--man=no", "purgatoryd.service", "purgatoryd@web.service",
+         "purgatoryd-metrics@web.service"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (found.returncode, "purgatoryd" in found.stderr) == (0, False), found.stderr

@@ -146,11 +146,11 @@ def test_a_frozen_daemon_is_told_from_a_killed_one(daemon: StartDaemon) -> None:
 
 def test_how_far_a_deadline_is_past() -> None:
     header = SimpleNamespace(next_deadline_ns=NONE_NS, clock_kind=ClockKind.BOOT)
-    assert health._overdue_ns(header) == 0
+    assert health.overdue_ns(header) == 0
     header.next_deadline_ns = boot_ns() - 5
-    assert health._overdue_ns(header) >= 5
+    assert health.overdue_ns(header) >= 5
     header.clock_kind = ClockKind.VIRTUAL
-    assert health._overdue_ns(header) == 0
+    assert health.overdue_ns(header) == 0
 
 
 def test_no_daemon_at_all(daemon_dir: Path) -> None:

@@ -148,7 +148,8 @@ def test_the_journal_keeps_the_histograms() -> None:
     (frame,) = [f for f in frames_of(journal.take()) if f.type == lib.PG_J_METRICS]
     body = frame.body("pg_j_metrics")
     found = recorded(body.histogram_count, frame.data[HEAD_BYTES + size_of("pg_j_metrics") :])
-    assert (body.at_boot_ns, found.keys()) == (77, NAMES)
+    assert body.at_boot_ns == 77
+    assert found.keys() == NAMES
     assert found["send"].sum_ns == 7 + 5000 + 2**62 + 2 * (2**63 - 1)
     assert found["send"].max_ns == 2**63 - 1
     assert [count for _, count in found["send"].buckets()] == [1, 1, 1, 2]

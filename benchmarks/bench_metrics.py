@@ -1,0 +1,199 @@
+"""Measures what the figures in the arena cost: to count them, and to read them.
+
+Counting: one fixed load on a whole arena (metrics/arena.c), with the core as it is and with one
+that leaves the histograms out. Reading: lateness of notices of a daemon whose figures somebody
+reads ten times a second, and while it is left alone. Both in pairs whose order changes; pairs of
+twice the same say what the machine's own noise is. A ratio is with over without. Writes
+benchmarks/results/metrics.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench_placement import NAME, interval, lateness
+from bench_purgatory import machine
+from own_daemon import own_daemon
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "metrics.json"
+PAGE = ROOT / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- metrics: begin -->\n", "<!-- metrics: end -->"
+FLAGS = ["-std=gnu11", "-O3", "-Wall", "-Wextra", "-pthread"]
+WITHOUT = "-DPG_UNMEASURED"
+COST_MAX = 1.03
+READER_MAX = 1.05
+READER = """
+import sys, time
+from purgatoryd.shm_layout.arena import Reader
+from purgatoryd.shm_layout.metrics import read_metrics
+from purgatoryd.shm_layout.paths import arena_paths
+
+reader = Reader.attach(arena_paths(sys.argv[1]))
+print(flush=True)
+while True:
+    read_metrics(reader)
+    time.sleep(0.1)
+"""
+Run = Callable[[], float]
+
+
+# ---- counting ----------------------------------------------------------------------------------
+
+
+def build(folder: Path, *flags: str) -> Path:
+    """The load with a core of its own."""
+    core = [path for path in (ROOT / "shm_layout").glob("*.c") if not path.name.startswith("_")]
+    sources = sorted([*core, ROOT / "benchmarks" / "metrics" / "arena.c"])
+    binary = folder / f"arena{'-'.join(flags)}"
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    include = f"-I{ROOT / 'shm_layout'}"
+    subprocess.run(
+        [*compiler, *FLAGS, *flags, include, "-o", str(binary), *map(str, sources)], check=True
+    )
+    return binary
+
+
+def ns_per_timer(binary: Path, rounds: int) -> float:
+    done = subprocess.run([str(binary), str(rounds)], check=True, capture_output=True, text=True)
+    return float(json.loads(done.stdout)["ns_per_timer"])
+
+
+# ---- reading -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Somebody reads all figures ten times a second."""
+    command = [sys.executable, "-c", READER, NAME]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as reader:
+        try:
+            assert reader.stdout is not None
+            reader.stdout.readline()
+            yield
+        finally:
+            reader.kill()
+
+
+def p99_us(notices: int, *, read: bool) -> float:
+    """Lateness at the receipt."""
+    if not read:
+        return lateness(notices)["receipt"]["p99"]
+    with reading():
+        return lateness(notices)["receipt"]["p99"]
+
+
+# ---- pairs -------------------------------------------------------------------------------------
+
+
+def pairs(count: int, without: Run, with_: Run) -> list[dict[str, float]]:
+    """Both after one another, in an order that changes."""
+    found = []
+    for number in range(count):
+        runs = {"without": without, "with": with_}
+        order = reversed(runs) if number % 2 else iter(runs)
+        found.append({name: runs[name]() for name in order})
+    return found
+
+
+def ratio(found: list[dict[str, float]]) -> dict[str, Any]:
+    """The median of the pairs, with its interval."""
+    ratios = [pair["with"] / pair["without"] for pair in found]
+    return {"ratio": round(median(ratios), 4), "ratio_95": interval(ratios)}
+
+
+def compared(count: int, unit: str, limit: float, without: Run, with_: Run) -> dict[str, Any]:
+    """Pairs of the two, and of twice the same."""
+    found, noise = pairs(count, without, with_), pairs(count, without, without)
+    figures = ratio(found)
+    return {
+        "unit": unit,
+        **{side: round(median(pair[side] for pair in found), 2) for side in ("without", "with")},
+        **figures,
+        "noise": ratio(noise),
+        "limit": limit,
+        "met": figures["ratio"] <= limit,
+        "runs": found,
+        "noise_runs": noise,
+    }
+
+
+def counting(folder: Path, count: int, rounds: int) -> dict[str, Any]:
+    plain, measured = build(folder, WITHOUT), build(folder)
+    return compared(
+        count, "ns of processor time per timer", COST_MAX,
+        lambda: ns_per_timer(plain, rounds), lambda: ns_per_timer(measured, rounds),
+    )  # fmt: skip
+
+
+def being_read(folder: Path, count: int, notices: int) -> dict[str, Any]:
+    os.environ["PURGATORYD_DIR"] = str(folder)
+    with own_daemon(folder, NAME, []):
+        return compared(
+            count, "p99 of lateness in us", READER_MAX,
+            lambda: p99_us(notices, read=False), lambda: p99_us(notices, read=True),
+        )  # fmt: skip
+
+
+def shown(figures: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in figures.items() if "runs" not in name}
+
+
+def table(found: dict[str, dict[str, Any]]) -> str:
+    """For the page."""
+    rows = [
+        "| | unit | without | with | ratio | 95 % | noise | at most |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, one in found.items():
+        spread, noise = (
+            f"{low:.3f} to {high:.3f}" for low, high in (one["ratio_95"], one["noise"]["ratio_95"])
+        )
+        rows.append(
+            f"| {name} | {one['unit']} | {one['without']} | {one['with']} | {one['ratio']:.3f} "
+            f"| {spread} | {noise} | {one['limit']}, {'met' if one['met'] else 'missed'} |"
+        )
+    return "\n".join(rows) + "\n"
+
+
+def write_page(found: dict[str, dict[str, Any]]) -> None:
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(before + BEGIN + table(found) + END + rest.partition(END)[2])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=20, help="of 65,536 timers, of one run")
+    parser.add_argument("--notices", type=int, default=1000, help="of one run")
+    parser.add_argument("--dry", action="store_true", help="print only, write nothing")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="purgatoryd-bench-") as directory:
+        folder = Path(directory)
+        figures = {
+            "counting": counting(folder, arguments.pairs, arguments.rounds),
+            "being read": being_read(folder, arguments.pairs, arguments.notices),
+        }
+    print(json.dumps({name: shown(one) for name, one in figures.items()}, indent=1))
+    if not arguments.dry:
+        document = {
+            "command": "make bench-metrics", "machine": machine(), "pairs": arguments.pairs,
+            "rounds": arguments.rounds, "notices": arguments.notices, **figures,
+        }  # fmt: skip
+        RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+        write_page(figures)
+
+
+if __name__ == "__main__":
+    main()

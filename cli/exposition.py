@@ -1,0 +1,247 @@
+"""An arena's figures as families of OpenMetrics, and their table for docs/metrics.md.
+
+`python -m purgatoryd.cli.exposition docs/metrics.md` writes the table anew between its marks.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.openmetrics.exposition import generate_latest
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from purgatoryd.shm_layout.arena import Namespace, Reader
+from purgatoryd.shm_layout.errors import ArenaMissing
+from purgatoryd.shm_layout.layout import ANYBODY, DaemonState, Degraded, Measured
+from purgatoryd.shm_layout.metrics import (
+    BUCKETS,
+    COUNTERS,
+    GAUGES,
+    MEANINGS,
+    SINCE_START,
+    Histogram,
+    Metrics,
+    read_metrics,
+    upper_edge_ns,
+)
+from purgatoryd.shm_layout.paths import Paths
+from purgatoryd.shm_layout.segment import Segment
+from purgatoryd.shm_layout.wire import NamespaceSettings
+
+PREFIX = "purgatoryd_"
+REFUSED = "refused_"
+STAGES = ("request_queue", "local", "remote", "response_queue", "send")
+"""Histograms that share a family, as the label `stage`."""
+SLOW_NS = 300_000_000
+"""What an alarm asks for; a bucket ends just above it."""
+TOP = 20
+"""Namespaces that are named."""
+_MARK = re.compile(r"<!-- metrics -->\n.*?<!-- end -->", re.DOTALL)
+
+
+def _edges_ns() -> list[int]:
+    """A bucket for each power of two from 1 us to 73 minutes, and SLOW_NS's own end."""
+    ends = {upper_edge_ns(bucket) for bucket in range(BUCKETS)}
+    slow_ns = min(end for end in ends if end >= SLOW_NS)
+    return sorted({(1 << power) - 1 for power in range(10, 43)} & ends | {slow_ns})
+
+
+EDGES_NS = _edges_ns()
+
+
+# ---- families --------------------------------------------------------------------------------
+
+
+def families(name: str, found: Metrics) -> Iterator[Metric]:
+    """All families of a daemon, whose name is the label `daemon` of every sample."""
+    yield from _counters(name, found)
+    yield from _gauges(name, found)
+    yield from _states(name, found)
+    yield from _namespaces(name, found)
+    yield from _histograms(name, found)
+
+
+def _counters(name: str, found: Metrics) -> Iterator[Metric]:
+    refused = CounterMetricFamily(
+        f"{PREFIX}refused", "records refused, by reason", labels=["daemon", "reason"]
+    )
+    for counter, value in found.counters.items():
+        if counter.startswith(REFUSED):
+            refused.add_metric([name, counter.removeprefix(REFUSED)], value)
+            continue
+        meaning = COUNTERS[counter]
+        if counter in SINCE_START:
+            meaning += ", since the daemon's start"
+        family = CounterMetricFamily(f"{PREFIX}{counter}", meaning, labels=["daemon"])
+        family.add_metric([name], value)
+        yield family
+    yield refused
+
+
+def _gauges(name: str, found: Metrics) -> Iterator[Metric]:
+    for gauge, value in found.gauges.items():
+        family = GaugeMetricFamily(f"{PREFIX}{gauge}", GAUGES[gauge], labels=["daemon"])
+        family.add_metric([name], value)
+        yield family
+
+
+def _states(name: str, found: Metrics) -> Iterator[Metric]:
+    state = GaugeMetricFamily(
+        f"{PREFIX}state", "1 for the state that the daemon is in", labels=["daemon", "state"]
+    )
+    for one in DaemonState:
+        state.add_metric([name, one.name.lower()], one == found.state)
+    why = GaugeMetricFamily(
+        f"{PREFIX}degraded", "1 for each reason to be degraded", labels=["daemon", "reason"]
+    )
+    for reason in Degraded:
+        why.add_metric([name, str(reason.name).lower()], reason in found.why)
+    yield state
+    yield why
+
+
+def _namespaces(name: str, found: Metrics) -> Iterator[Metric]:
+    labels = ["daemon", "namespace"]
+    timers = GaugeMetricFamily(
+        f"{PREFIX}namespace_timers", f"armed, of the {TOP} namespaces with the most", labels=labels
+    )
+    memory = GaugeMetricFamily(
+        f"{PREFIX}namespace_bytes", "memory of their keys and payloads", labels=labels
+    )
+    for one in found.namespaces[:TOP]:
+        timers.add_metric([name, one.name], one.live)
+        memory.add_metric([name, one.name], one.bytes)
+    yield timers
+    yield memory
+
+
+def _histograms(name: str, found: Metrics) -> Iterator[Metric]:
+    stages = HistogramMetricFamily(
+        f"{PREFIX}stage_seconds", "how long each stage takes", labels=["daemon", "stage"]
+    )
+    for which, histogram in found.histograms.items():
+        if which in STAGES:
+            stages.add_metric([name, which], *_buckets(histogram))
+            continue
+        family = HistogramMetricFamily(
+            f"{PREFIX}{which}_seconds", MEANINGS[which], labels=["daemon"]
+        )
+        family.add_metric([name], *_buckets(histogram))
+        yield family
+    yield stages
+
+
+def _buckets(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
+    """(end in seconds, values up to it) of each bucket, and the sum in seconds."""
+    reached, rows = 0, list(histogram.buckets())
+    buckets: list[tuple[str, float]] = []
+    for edge_ns in EDGES_NS:
+        while rows and rows[0][0] <= edge_ns:
+            reached += rows.pop(0)[1]
+        end: str = floatToGoString(edge_ns / 1e9)  # type: ignore[no-untyped-call]
+        buckets.append((end, reached))
+    return [*buckets, ("+Inf", histogram.count)], histogram.sum_ns / 1e9
+
+
+# ---- a daemon --------------------------------------------------------------------------------
+
+
+class Daemon(Collector):
+    """The families of a daemon, read from its arena whenever they are asked for."""
+
+    def __init__(self, paths: Paths) -> None:
+        self._paths = paths
+
+    def collect(self) -> Iterator[Metric]:
+        """Of a daemon that never was only that it is not up."""
+        name = self._paths.name
+        try:
+            found = read(self._paths)
+        except ArenaMissing:
+            up = GaugeMetricFamily(f"{PREFIX}up", GAUGES["up"], labels=["daemon"])
+            up.add_metric([name], 0)
+            yield up
+            return
+        yield from families(name, found)
+
+
+def read(paths: Paths) -> Metrics:
+    """The figures of a daemon's arena, in whatever state it is. Raises ArenaError."""
+    reader = Reader(Segment.open(paths.arena, read_only=True))
+    try:
+        return read_metrics(reader)
+    finally:
+        reader.close()
+
+
+def registry(paths: Paths) -> CollectorRegistry:
+    """One that has this daemon alone."""
+    only = CollectorRegistry(auto_describe=False)
+    only.register(Daemon(paths))
+    return only
+
+
+def text(paths: Paths) -> str:
+    """All that there is to tell of a daemon. Raises ArenaError."""
+    read(paths)
+    told: bytes = generate_latest(registry(paths))  # type: ignore[no-untyped-call]
+    return told.decode()
+
+
+# ---- the table -------------------------------------------------------------------------------
+
+
+def _of_nobody() -> Metrics:
+    settings = NamespaceSettings(ANYBODY, 0, 0, 0, 0, 0)
+    return Metrics(
+        DaemonState.STOPPED,
+        Degraded(0),
+        dict.fromkeys(COUNTERS, 0),
+        dict.fromkeys(GAUGES, 0.0),
+        {n.lower(): Histogram(n.lower(), (0,) * BUCKETS, 0, 0) for n in Measured.__members__},
+        [Namespace("", 0, 0, 0, settings)],
+    )
+
+
+def table() -> str:
+    """A row for each family, in Markdown."""
+    rows = ["| name | kind | labels | meaning |", "| --- | --- | --- | --- |"]
+    for family in families("", _of_nobody()):
+        name = family.name + ("_total" if family.type == "counter" else "")
+        labels = [label for label in family.samples[0].labels if label not in ("daemon", "le")]
+        shown = ", ".join(f"`{label}`" for label in labels)
+        rows.append(f"| `{name}` | {family.type} | {shown} | {family.documentation} |")
+    return "\n".join(rows) + "\n" + _labels()
+
+
+def _labels() -> str:
+    """What the labels say of which the meaning is not plain."""
+    rows = ["", "| label | value | meaning |", "| --- | --- | --- |"]
+    rows += [f"| `stage` | `{stage}` | {MEANINGS[stage]} |" for stage in STAGES]
+    rows += [
+        f"| `reason` | `{counter.removeprefix(REFUSED)}` | {meaning} |"
+        for counter, meaning in COUNTERS.items()
+        if counter.startswith(REFUSED)
+    ]
+    return "\n".join(rows) + "\n"
+
+
+def refresh(page: str) -> str:
+    """The text of a page with its table made anew."""
+    return _MARK.sub(lambda _: f"<!-- metrics -->\n{table()}<!-- end -->", page)
+
+
+if __name__ == "__main__":
+    for path in map(Path, sys.argv[1:]):
+        path.write_text(refresh(path.read_text()))

@@ -1,0 +1,196 @@
+"""OpenMetrics: what a daemon's figures look like to Prometheus, and what is made of them there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from conftest import StartDaemon
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+from real_daemon import PATIENCE_S, clean_environment, remove_segments
+from test_metrics import used
+
+from purgatoryd.cli.app import app
+from purgatoryd.cli.exits import Exit
+from purgatoryd.cli.exposition import EDGES_NS, SLOW_NS, families, refresh, table
+from purgatoryd.cli.metrics import address_of
+from purgatoryd.shm_layout.layout import DaemonState, Degraded
+from purgatoryd.shm_layout.metrics import COUNTERS, GAUGES, Histogram, Metrics, upper_edge_ns
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+RULES = (DOCS / "monitoring" / "purgatoryd.rules.yml").read_text()
+DASHBOARD = json.loads((DOCS / "monitoring" / "grafana.json").read_text())
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def parsed(text: str) -> Samples:
+    """Every sample by its name and labels; prometheus_client's own parser refuses what is wrong."""
+    told = text_string_to_metric_families(text)  # type: ignore[no-untyped-call]
+    found: list[Sample] = [sample for family in told for sample in family.samples]
+    return {(s.name, frozenset(s.labels.items())): s.value for s in found}
+
+
+def value(samples: Samples, name: str, **labels: str) -> float:
+    return samples[f"purgatoryd_{name}", frozenset({"daemon": "demo", **labels}.items())]
+
+
+# ---- the text --------------------------------------------------------------------------------
+
+
+def test_a_daemon_is_told_in_openmetrics(daemon: StartDaemon) -> None:
+    used(daemon)
+    done = CliRunner().invoke(app, ["metrics", "--name", "demo"], catch_exceptions=False)
+    found = parsed(done.stdout)
+    assert value(found, "up") == value(found, "expiries_total") == 1
+    assert value(found, "state", state="ready") == 1
+    assert value(found, "namespace_timers", namespace="shop") == 2
+    assert value(found, "refused_total", reason="quota") == 0
+    assert value(found, "structural_lateness_seconds_count") == 1
+    assert value(found, "stage_seconds_bucket", stage="remote", le="+Inf") == 1
+
+
+def test_a_histogram_keeps_every_value_below_its_ends() -> None:
+    counts = [0] * 488
+    for bucket in (0, 100, 227, 228, 487):
+        counts[bucket] = 1
+    lateness = Histogram("structural_lateness", tuple(counts), 2 * 10**9, 2**63 - 1)
+    known = Metrics(
+        DaemonState.READY, Degraded(0), {}, {}, {"structural_lateness": lateness}, []
+    )  # fmt: skip
+    (family,) = [f for f in families("demo", known) if "structural" in f.name]
+    reached = {s.labels["le"]: s.value for s in family.samples if s.name.endswith("_bucket")}
+    for edge_ns, (end, count) in zip([*EDGES_NS, 2**63], reached.items(), strict=True):
+        below = [b for b, n in enumerate(counts) if n and upper_edge_ns(b) <= edge_ns]
+        assert count == len(below), end
+    assert any(SLOW_NS <= edge_ns < SLOW_NS * 1.01 for edge_ns in EDGES_NS)
+
+
+def test_no_daemon_is_said_so(daemon_dir: Path) -> None:
+    done = CliRunner().invoke(app, ["metrics", "--name", "nobody"])
+    assert done.exit_code == Exit.NO_DAEMON
+
+
+# ---- the endpoint ----------------------------------------------------------------------------
+
+
+@contextmanager
+def serving(directory: Path, address: str) -> Iterator[str]:
+    """`purgatoryd metrics --serve` as a process; gives where it says that it is."""
+    command = ["-m", "purgatoryd.cli", "metrics", "--name", "demo", "--serve", address]
+    with subprocess.Popen(
+        [sys.executable, *command], env=clean_environment(directory), stdout=subprocess.PIPE,
+        text=True, bufsize=1,
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().split()[-1]
+        finally:
+            process.kill()
+
+
+def scraped(url: str) -> Samples:
+    request = urllib.request.Request(url, headers={"Accept": "application/openmetrics-text"})
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+        return parsed(answer.read().decode())
+
+
+def test_the_endpoint_answers_for_a_daemon_that_hangs_and_for_none(
+    daemon: StartDaemon, daemon_dir: Path
+) -> None:
+    one = used(daemon)
+    with serving(daemon_dir, "127.0.0.1:0") as url:
+        os.kill(one.pid, signal.SIGSTOP)
+        found = scraped(url)
+        assert (value(found, "up"), value(found, "expiries_total")) == (1, 1)
+        one.kill()
+        found = scraped(url)
+        assert (value(found, "up"), value(found, "expiries_total")) == (0, 1)
+        remove_segments(one.paths)
+        assert scraped(url) == {("purgatoryd_up", frozenset({("daemon", "demo")})): 0}
+
+
+def test_a_unix_socket_is_for_the_group(daemon: StartDaemon, daemon_dir: Path) -> None:
+    used(daemon)
+    path = daemon_dir / "metrics"
+    with serving(daemon_dir, str(path)) as told:
+        assert told == str(path)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o660
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(PATIENCE_S)
+            client.connect(str(path))
+            client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            with client.makefile("rb") as answer:
+                assert b" 200 " in answer.readline()
+                assert b"\npurgatoryd_up{" in answer.read()
+    with serving(daemon_dir, str(path)) as told:
+        assert told == str(path), "a dead socket is replaced"
+
+
+@pytest.mark.parametrize("address", ["9464", "host:", "host:x", "host:65536", ""])
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    done = CliRunner().invoke(app, ["metrics", "--serve", address])
+    assert (done.exit_code, "neither HOST:PORT" in done.stderr) == (Exit.USAGE, True)
+
+
+def test_an_address_says_where() -> None:
+    def at(text: str | None) -> object:
+        return address_of(None, None, text)  # type: ignore[arg-type]
+
+    assert at(":9464") == ("127.0.0.1", 9464)
+    assert at("[::1]:9464") == ("::1", 9464)
+    assert at("./metrics") == "./metrics"
+    assert at(None) is None
+
+
+# ---- alerts, dashboard, page -----------------------------------------------------------------
+
+
+def known_names() -> set[str]:
+    """Of every sample that a daemon can have."""
+    names = set(re.findall(r"^\| `(purgatoryd_\w+)` \| (\w+) ", table(), re.MULTILINE))
+    parts = {"histogram": ("_bucket", "_count", "_sum")}
+    return {name + part for name, kind in names for part in parts.get(kind, ("",))}
+
+
+def expressions() -> list[str]:
+    rules = re.findall(r"expr: (?:\|\n)?(.*?)(?=^ +for:|^ +labels:)", RULES, re.M | re.S)
+    panels = [t["expr"] for panel in DASHBOARD["panels"] for t in panel["targets"]]
+    assert len(rules) == RULES.count("- alert:")
+    return rules + panels
+
+
+@pytest.mark.parametrize("expression", expressions())
+def test_alerts_and_panels_ask_for_what_is_there(expression: str) -> None:
+    asked = set(re.findall(r"\bpurgatoryd_\w+", expression))
+    assert asked
+    assert asked <= known_names()
+    stages = re.findall(r'stage=~"([^"]+)"', expression)
+    assert all("remote" not in one.split("|") for one in stages), "planned waiting is no fault"
+    labels = {"daemon", "instance", "state", "reason", "stage", "namespace", "le"}
+    for asked_labels in re.findall(r"\{([^}]*)\}", expression):
+        assert set(re.findall(r'(\w+)(?:=~|!=|=)"', asked_labels)) <= labels
+
+
+def test_every_alert_has_its_meaning_on_the_page() -> None:
+    page = (DOCS / "metrics.md").read_text()
+    alerts = re.findall(r"- alert: (\w+)", RULES)
+    assert re.findall(r"^\| (Purgatoryd\w+) \|", page, re.MULTILINE) == alerts
+
+
+def test_the_page_has_every_metric() -> None:
+    page = (DOCS / "metrics.md").read_text()
+    assert refresh(page) == page, "make docs"
+    assert len(known_names()) > len(COUNTERS | GAUGES) - 10
