@@ -250,6 +250,7 @@ def write_journal(directory: Path) -> None:
             committer.commit()
         owner.send(driver.put(b"of boot %d" % boot, FAR_NS))
         owner.bye()
+        lib.pg_stage_metrics(core.a, core.now_ns)
         committer.commit()
         committer.close()
 
