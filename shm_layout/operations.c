@@ -359,9 +359,9 @@ bool operations_complete(struct pg_arena *a, const struct key *key, uint64_t ses
         answer(r, 0, PG_ST_UNKNOWN, 0);
         return true;
     }
-    if (!operation_may_end(a, slot))
-        return false;
     const bool current = operation_at(a, slot)->version == version;
+    if (current && !operation_may_end(a, slot))
+        return false;
     answer(r, ctl_ticket(a->slots.hot[slot].ctl), PG_ST_DONE, current);
     if (current)
         operation_end(a, slot, PG_CAUSE_SATISFIED, 0);
@@ -707,39 +707,46 @@ void trigger_recover(const struct pg_arena *a, struct pg_result *r)
     STORE_RELEASE(&r->deadline_ns, (int64_t)(uint32_t)r->deadline_ns + ended);
 }
 
-/* A watcher's target is reached. */
-static void reached(struct pg_arena *a, uint32_t x, struct pg_result *r)
+/* Whether a watcher whose target is reached ends its operation. */
+static bool ends_by(const struct pg_arena *a, uint32_t x)
 {
-    const uint32_t slot = watch_at(a, x)->slot;
-    struct pg_operation *op = operation_at(a, slot);
+    struct pg_operation *op = operation_at(a, watch_at(a, x)->slot);
     uint32_t unfinished;
-
-    if (op->condition == PG_C_CLIENT) {
-        ask(a, slot);
-    } else if (op->condition == PG_C_ALL && op->unmet > 1) {
-        watch_unlink(a, x);
-        watch_link(a, x, MET);
-        op->unmet--;
-    } else if (op->condition == PG_C_SUM && sum_now(a, op, &unfinished) < op->threshold) {
-        watches_place(a, op, true);
-    } else {
-        end_counted(a, slot, PG_CAUSE_SATISFIED, 0, r);
+    switch (op->condition) {
+    case PG_C_CLIENT: return false;
+    case PG_C_ALL: return op->unmet <= 1;
+    case PG_C_SUM: return sum_now(a, op, &unfinished) >= op->threshold;
+    default: return true;
     }
 }
 
-/* Whether a visit goes to all keys of the watcher's operation; of an ALL only the last does. */
-static bool touches_all(const struct pg_arena *a, uint32_t x)
-{
-    const struct pg_operation *op = operation_at(a, watch_at(a, x)->slot);
-    return op->condition != PG_C_ALL || op->unmet <= 1;
-}
-
-static bool visit_allowed(struct pg_arena *a, uint32_t x, bool all_keys)
+/* A watcher's target is reached, and its operation waits on. */
+static void waits_on(struct pg_arena *a, uint32_t x)
 {
     const uint32_t slot = watch_at(a, x)->slot;
-    if (a->visits_left == 0 || !operation_may_end(a, slot))
+    struct pg_operation *op = operation_at(a, slot);
+
+    if (op->condition == PG_C_CLIENT) {
+        ask(a, slot);
+    } else if (op->condition == PG_C_ALL) {
+        watch_unlink(a, x);
+        watch_link(a, x, MET);
+        op->unmet--;
+    } else {
+        watches_place(a, op, true);
+    }
+}
+
+/* Only an end needs room. A visit goes to all keys of its operation, but to one of an ALL that
+ * waits on. */
+static bool visit_allowed(struct pg_arena *a, uint32_t x, bool ends)
+{
+    const uint32_t slot = watch_at(a, x)->slot;
+    const struct pg_operation *op = operation_at(a, slot);
+    const bool all_keys = ends || op->condition != PG_C_ALL;
+    if (a->visits_left == 0 || (ends && !operation_may_end(a, slot)))
         return false;
-    work_done(a, 1 + (all_keys ? operation_at(a, slot)->keys / KEYS_PER_VISIT : 0));
+    work_done(a, 1 + (all_keys ? op->keys / KEYS_PER_VISIT : 0));
     a->metrics->visits++;
     return true;
 }
@@ -750,9 +757,14 @@ static bool walk(struct pg_arena *a, uint32_t row, struct pg_result *r)
 {
     const struct pg_watched *l = &a->levels[row];
     while (l->first != PG_NIL && watch_at(a, l->first)->target <= l->level) {
-        if (!visit_allowed(a, l->first, touches_all(a, l->first)))
+        const uint32_t x = l->first;
+        const bool ends = ends_by(a, x);
+        if (!visit_allowed(a, x, ends))
             return false;
-        reached(a, l->first, r);
+        if (ends)
+            end_counted(a, watch_at(a, x)->slot, PG_CAUSE_SATISFIED, 0, r);
+        else
+            waits_on(a, x);
     }
     return true;
 }

@@ -359,12 +359,13 @@ def test_a_full_outbox_holds_commands_back() -> None:
     owner, other = Owner(core, 1), Owner(core, 2)
     owner.send(*(pd.watch(b"%d" % n, ALL, [Key(b"k", 1)], notice=True) for n in range(20)))
     other.send(pd.watch(b"client", CLIENT, [Key(b"c", 0)], notice=True))
+    (question,) = other.mail()
     message = owner.message([pd.advance(b"k", 1)])
     assert step(core, message) is None
     assert step(core, message) is None
     assert core.metrics.satisfied == 16
     for held in (
-        pd.cancel(b"client"), pd.complete(b"client", 1), pd.fail(b"c", 1),
+        pd.cancel(b"client"), pd.complete(b"client", question.version), pd.fail(b"c", 1),
         pd.watch(b"new", ALL, [Key(b"n", 0)], notice=True),
     ):  # fmt: skip
         assert step(core, other.message([held])) is None
@@ -373,6 +374,37 @@ def test_a_full_outbox_holds_commands_back() -> None:
     reply = step(core, message)
     assert reply is not None
     assert owner.reply(reply).answers[0].ended == 20
+
+
+@pytest.mark.parametrize("sent", [False, True])
+@pytest.mark.parametrize(
+    ("watched", "command"),
+    [
+        (pd.watch(b"x", CLIENT, [Key(b"c", 0)], notice=True), pd.advance(b"c", 1)),
+        (pd.watch(b"x", CLIENT, [Key(b"c", 0)], notice=True), pd.complete(b"x", 1)),
+        (
+            pd.watch(b"x", ALL, [Key(b"c", 1), Key(b"d", 1)], notice=True),
+            pd.advance(b"c", 1),
+        ),
+        (
+            pd.watch(b"x", SUM, [Key(b"c", 0, 9), Key(b"d", 0, 9)], threshold=9, notice=True),
+            pd.advance(b"c", 8),
+        ),
+    ],
+    ids=["client", "late-answer", "all", "sum"],
+)
+def test_who_waits_on_takes_no_notice_from_a_full_outbox(
+    watched: pd.Command, command: pd.Command, sent: bool
+) -> None:
+    core = Purgatory(outbox_capacity=16)
+    owner = Owner(core)
+    owner.send(watched, *(pd.watch(b"%d" % n, ALL, [Key(b"k", 1)], notice=True) for n in range(16)))
+    owner.send(pd.advance(b"k", 1))
+    if sent:
+        core.publish_all()
+    assert step(core, owner.message([command])) is not None
+    assert core.header.outbox_tail - core.header.outbox_head == 16
+    assert core.metrics.operations == 1
 
 
 def test_expiry_waits_for_room_and_is_late_not_lost() -> None:
