@@ -17,7 +17,7 @@ from purgatoryd.daemon.guard import Guard
 
 ENDPOINT = "inproc://zeromq.zap.01"
 DOMAIN = b"purgatoryd"
-REQUESTS_PER_TURN = 16
+REQUESTS_PER_TURN = 4
 NOBODY = 0xFFFFFFFF
 
 _ADMITTED, _NOT_NOW, _NEVER = b"200", b"300", b"400"
@@ -50,7 +50,7 @@ class Admission:
         self.fd = int(self._socket.get(zmq.FD))
 
     def serve(self) -> bool:
-        """Answers who asks now. True = there are more."""
+        """Answers some of those who ask. True = there may be more."""
         for _ in range(REQUESTS_PER_TURN):
             if not int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
                 return False

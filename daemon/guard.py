@@ -26,6 +26,8 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
 
 import zmq
 
@@ -48,9 +50,8 @@ TRIM_NS = 1_000 * MS
 UNREAD_MAX = 8 * MIB
 """What the kernel may hold for us; more is left to libzmq."""
 PEERS_PER_LOOK = 256
-EVENTS_PER_TURN, EVENTS_MAX = 32, 512
-"""Twice as many in the next turn if they were not all: libzmq ends the process if it has no
-descriptor left to accept with, so news of connections must not pile up."""
+EVENTS_PER_TURN = 32
+"""Of one lane: who came and went in between costs no more than its news."""
 CONNECTIONS_PER_UID = 1024
 """At most, and at most an eighth of the descriptors that the process may have."""
 CONNECTS_PER_S = 64
@@ -65,7 +66,11 @@ _CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid
 _EVENT = struct.Struct("=Hi")
 _NUMBER = struct.Struct("=i")
 _libc = ctypes.CDLL(None)
-_ACCEPTED, _DISCONNECTED = zmq.Event.ACCEPTED, zmq.Event.DISCONNECTED
+_ACCEPTED, _DISCONNECTED = int(zmq.Event.ACCEPTED), int(zmq.Event.DISCONNECTED)
+_POLLIN = int(zmq.POLLIN)
+_NO_UID = 2**32 - 1
+_IPC = "localhost:"
+"""How libzmq begins the address of an ipc peer; uid, gid and pid follow."""
 
 
 @dataclass(slots=True)
@@ -111,7 +116,6 @@ class Guard:
         self._most = descriptors // 2
         self._lanes: list[zmq.Socket[bytes]] = []
         self._monitors: list[zmq.Socket[bytes]] = []
-        self._events_max = EVENTS_PER_TURN
         self._peers: dict[int, Peer] = {}
         self._connections: Counter[Who] = Counter()
         self._refused: dict[Who, Refusal] = {}
@@ -119,7 +123,7 @@ class Guard:
         self._subjects: dict[bytes, Who] = {}
         self._subjects_of: Counter[Who] = Counter()
         self._flow = select.epoll()
-        self._flowed: list[int] = []
+        self._flowed: set[int] = set()
         self._round: list[int] = []
         self.fds = {self._flow.fileno()}
         """Descriptors to wait on."""
@@ -152,25 +156,33 @@ class Guard:
     # ---- a turn --------------------------------------------------------------------------
 
     def turn(self, now_ns: int) -> bool:
-        """Takes what there is to know at `now_ns`, CLOCK_BOOTTIME. True = there is more."""
+        """Takes some of what there is to know at `now_ns`, CLOCK_BOOTTIME.
+
+        True = there is more, which must not pile up: libzmq ends the process if it has no
+        descriptor left to accept with.
+        """
         self._now_ns = now_ns
         more = [self._hear(lane, monitor) for lane, monitor in enumerate(self._monitors)]
         self._note_flow()
         if now_ns >= self._look_ns:
             self._look()
-        self._events_max = min(2 * self._events_max, EVENTS_MAX) if any(more) else EVENTS_PER_TURN
         return any(more)
 
     def _hear(self, lane: int, monitor: zmq.Socket[bytes]) -> bool:
-        for _ in range(self._events_max):
-            if not int(monitor.get(zmq.EVENTS)) & zmq.POLLIN:
-                return False
-            event, fd = _EVENT.unpack(monitor.recv_multipart()[0])
+        if not int(monitor.get(zmq.EVENTS)) & _POLLIN:
+            return False
+        came: set[int] = set()
+        heard = 0
+        for event, fd in islice(_news(monitor), EVENTS_PER_TURN):
+            heard += 1
             if event == _ACCEPTED:
-                self._accepted(lane, fd)
-            elif fd in self._peers and self._peers[fd].lane == lane:
-                self._forget(fd)
-        return True
+                came.add(fd)
+            else:
+                came.discard(fd)
+                self._left(lane, fd)
+        for fd in came:
+            self._accepted(lane, fd)
+        return heard == EVENTS_PER_TURN
 
     # ---- connections ---------------------------------------------------------------------
 
@@ -183,6 +195,11 @@ class Guard:
             self._flow.register(fd, select.EPOLLIN | select.EPOLLONESHOT)
             if self._too_many(peer.who) or self.refuses(peer.who):
                 _end(connection)
+
+    def _left(self, lane: int, fd: int) -> None:
+        peer = self._peers.get(fd)
+        if peer is not None and peer.lane == lane:
+            self._forget(fd)
 
     def _too_many(self, who: Who) -> bool:
         crowded = len(self._peers) > self._most and who not in self._trusted
@@ -232,20 +249,28 @@ class Guard:
             peer.strikes = 0
 
     def offence(self, frame: zmq.Frame, what: str) -> None:
-        """Cuts off whoever sent `frame`, and refuses it for a while."""
-        self._cut_off(_descriptor(frame), what, refuse=True)
+        """Cuts off whoever sent `frame`, and refuses it for a while.
+
+        By now its descriptor may be another's, and one that is not known yet finds itself refused
+        once it is.
+        """
+        fd, who = _descriptor(frame), _sender(frame)
+        peer = self._peers.get(fd)
+        if peer is not None and peer.who == who:
+            self._cut_off(fd, what, refuse=True)
+        elif who not in self._trusted and not self.refuses(who):
+            self._refuse(who)
+            self._tell(who, what)
 
     def subscribed(self, frame: zmq.Frame) -> None:
         """Takes a message of the XPUB socket: 1 or 0, and a prefix that is new or gone."""
         report = frame.bytes
         subject = report[1:]
-        if report[:1] == b"\1":
-            peer = self._peers.get(_descriptor(frame))
-            if peer is not None and subject not in self._subjects:
-                self._subjects[subject] = peer.who
-                self._subjects_of[peer.who] += 1
-                if self._subjects_of[peer.who] > SUBJECTS_PER_UID:
-                    self.offence(frame, "too many subscriptions")
+        if report[:1] == b"\1" and subject not in self._subjects:
+            who = self._subjects[subject] = _sender(frame)
+            self._subjects_of[who] += 1
+            if self._subjects_of[who] > SUBJECTS_PER_UID:
+                self.offence(frame, "too many subscriptions")
         elif report[:1] == b"\0" and subject in self._subjects:
             self._subjects_of[self._subjects.pop(subject)] -= 1
 
@@ -262,9 +287,12 @@ class Guard:
             _end(connection)
         if refuse and peer.who not in self._trusted:
             self._refuse(peer.who)
+        self._tell(peer.who, what)
+
+    def _tell(self, who: Who, what: str) -> None:
         if self._now_ns >= self._tell_ns:
             self._tell_ns = self._now_ns + LOOK_NS
-            log.warning(f"cut off a connection of {_named(peer.who)}: {what}", peer=peer.who)
+            log.warning(f"cut off a connection of {_named(who)}: {what}", peer=who)
 
     def _refuse(self, who: Who) -> None:
         refusal = self._refused.setdefault(who, Refusal())
@@ -280,7 +308,7 @@ class Guard:
             self.due_ns = self._look_ns = self._now_ns + LOOK_NS
         for fd in flowing:
             self._peers[fd].strikes += 1
-        self._flowed += flowing
+        self._flowed.update(flowing)
 
     def _look(self) -> None:
         self.due_ns = FOREVER_NS
@@ -288,7 +316,7 @@ class Guard:
         grown_bytes = self._own_bytes() - self._base_bytes
         if grown_bytes > ALARM_BYTES:
             self._blame(shed=grown_bytes > SHED_BYTES)
-        for fd in self._flowed:
+        for fd in self._flowed & self._peers.keys():
             with suppress(OSError):
                 self._flow.modify(fd, select.EPOLLIN | select.EPOLLONESHOT)
         self._flowed.clear()
@@ -324,10 +352,22 @@ class Guard:
         return (int(resident) - int(shared)) * PAGE_BYTES
 
 
+def _news(monitor: zmq.Socket[bytes]) -> Iterator[tuple[int, int]]:
+    """Events and their descriptors, oldest first, until there are none."""
+    with suppress(zmq.Again):
+        while True:
+            event, fd = _EVENT.unpack(monitor.recv(zmq.NOBLOCK))
+            monitor.recv()  # the lane's address
+            yield event, fd
+
+
 @contextmanager
 def _borrowed(fd: int) -> Iterator[socket.socket]:
-    """libzmq's descriptor as a socket. Raises OSError if it is none any more."""
-    connection = socket.socket(fileno=fd)
+    """libzmq's descriptor as a socket; whose family is told, so that nobody asks for it.
+
+    What is done with it raises OSError if it is no connection any more.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fd)
     try:
         yield connection
     finally:
@@ -343,10 +383,24 @@ def _end(connection: socket.socket) -> None:
 
 
 def _who(connection: socket.socket) -> Who:
-    if connection.family != socket.AF_UNIX:
-        return str(connection.getpeername()[0])
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(credentials)[1])
+    uid = int(_CREDENTIALS.unpack(credentials)[1])
+    return str(connection.getpeername()[0]) if uid == _NO_UID else uid
+
+
+def _sender(frame: zmq.Frame) -> Who:
+    """Who sent `frame`, as libzmq saw it when the connection was made; "" of its own reports."""
+    try:
+        return _of_address(str(frame.get("Peer-Address")))
+    except zmq.ZMQError:
+        return ""
+
+
+@lru_cache(maxsize=4096)
+def _of_address(address: str) -> Who:
+    if address.startswith(_IPC):
+        return int(address.split(":")[1])
+    return address.partition("%")[0]  # without the interface, as getpeername() tells it
 
 
 def _named(who: Who) -> str:

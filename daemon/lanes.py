@@ -47,6 +47,9 @@ HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5_000, 15_000
 """Of tcp peers; behind ipc the kernel tells at once that one is gone."""
 ASK_NS = 5_000_000
 """How often a loop that does not sleep asks for news of connections."""
+WATCH_NS, WATCH_MAX_NS = 100_000, 5_000_000
+"""How long to look after connections at once: as long as all else took since, within these. So
+neither keeps the other waiting, and news of connections are taken faster than libzmq makes them."""
 LINGER_MS = 1000
 """How long a clean stop waits for peers to take what was sent."""
 
@@ -138,7 +141,7 @@ class Lanes:
             _listen(self.notices, remotes.place.notices, remotes.pair, SUBSCRIPTION_MAX)
         self._remotes = remotes
         self._watched = {self._admission.fd, *self._guard.fds}
-        self._ask_ns = 0
+        self._ask_ns = self._kept_ns = 0
 
     def _bind(
         self,
@@ -184,7 +187,12 @@ class Lanes:
         """
         if now_ns < min(self._ask_ns, self._guard.due_ns) and self._watched.isdisjoint(ready):
             return False
-        more = self._admission.serve() | self._guard.turn(now_ns)
+        begun_ns = boot_ns()
+        until_ns = begun_ns + min(max(begun_ns - self._kept_ns, WATCH_NS), WATCH_MAX_NS)
+        while more := self._admission.serve() | self._guard.turn(now_ns):
+            if boot_ns() >= until_ns:
+                break
+        self._kept_ns = boot_ns()
         self._ask_ns = now_ns if more else now_ns + ASK_NS
         return more
 

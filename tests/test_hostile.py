@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 import zmq
-from attacker import ATTACKS
+from attacker import ATTACKS, frame, shake_hands
 from conftest import StartDaemon
 from machine import needs
-from real_daemon import PATIENCE_S, Daemon
+from real_daemon import PATIENCE_S, Daemon, eventually
 
 from purgatoryd.clients import Client, Subscriber
 from purgatoryd.daemon.guard import REFUSED_NS, SHED_BYTES, Guard
@@ -196,3 +197,71 @@ def test_a_peer_that_was_refused_is_let_in_again() -> None:
         guard.turn(1 + 3 * REFUSED_NS)
         assert guard.admits(NOBODY)
         guard.close()
+
+
+# ---- the guard alone ---------------------------------------------------------------------------
+
+
+class Guarded:
+    """A socket and its guard, which trusts nobody."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], path: Path) -> None:
+        self.path = path
+        self.guard = Guard(context)
+        self.guard._trusted.clear()
+        self._socket = context.socket(zmq.ROUTER)
+        self.guard.watch(self._socket)
+        self._socket.bind(f"ipc://{path}")
+
+    def request(self, connection: socket.socket) -> zmq.Frame:
+        """The body of a message that came through `connection`."""
+        connection.sendall(frame(b"body"))
+        self._socket.recv()
+        return self._socket.recv(copy=False)
+
+    def hears_of(self, connections: int) -> bool:
+        """Takes what there is to know; True if so many are left."""
+        return not self.guard.turn(1) and self.guard._connections.total() == connections
+
+    def close(self) -> None:
+        self.guard.close()
+        self._socket.close(0)
+
+
+@pytest.fixture
+def guarded(daemon_dir: Path) -> Iterator[Guarded]:
+    with zmq.Context() as context, closing(Guarded(context, daemon_dir / "lane")) as one:
+        yield one
+
+
+def test_connections_that_came_and_went_leave_nothing(guarded: Guarded) -> None:
+    with shake_hands(guarded.path):
+        eventually(lambda: guarded.hears_of(1))
+        for _ in range(100):
+            shake_hands(guarded.path).close()
+        eventually(lambda: guarded.hears_of(1))
+    eventually(lambda: guarded.hears_of(0))
+    assert not guarded.guard._peers
+
+
+def test_who_offends_before_it_is_known_is_refused_and_ended(guarded: Guarded) -> None:
+    with shake_hands(guarded.path) as connection:
+        connection.settimeout(PATIENCE_S)
+        guarded.guard.offence(guarded.request(connection), "a test")
+        assert guarded.guard.refuses(os.geteuid())
+        guarded.guard.turn(1)
+        with suppress(ConnectionResetError):
+            while connection.recv(100):
+                pass
+
+
+def test_an_offence_is_not_put_down_to_who_has_the_descriptor_now(guarded: Guarded) -> None:
+    with shake_hands(guarded.path) as connection:
+        eventually(lambda: guarded.hears_of(1))
+        body = guarded.request(connection)
+        (successor,) = guarded.guard._peers.values()
+        successor.who = NOBODY
+        guarded.guard.offence(body, "a test")
+        assert not successor.gone
+        assert not guarded.guard.refuses(NOBODY)
+        assert guarded.guard.refuses(os.geteuid())
