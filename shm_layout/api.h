@@ -64,12 +64,8 @@ int pg_attach_previous(struct pg_arena *a, void *arena, uint64_t arena_bytes, vo
 /* Rebuilds all that is derived; required after attach, before anything is changed.
  * now_ns is the arena's clock. Entries that fired but were not handed over stay so. */
 int pg_rebuild(struct pg_arena *a, int64_t now_ns, struct pg_fault *why);
-/* The same in steps, in this order; `keys` and `places` may run at the same time in two threads,
- * each with a fault of its own. */
-int pg_rebuild_begin(struct pg_arena *a, int64_t now_ns, struct pg_fault *why);
-int pg_rebuild_keys(struct pg_arena *a, struct pg_fault *why);
-int pg_rebuild_places(struct pg_arena *a, struct pg_fault *why);
-int pg_rebuild_end(struct pg_arena *a, struct pg_fault *why);
+/* The same, with a second thread while it lasts, if the machine has one for us. */
+int pg_rebuild_threaded(struct pg_arena *a, int64_t now_ns, struct pg_fault *why);
 /* Copies all truth of `from` into the fresh arena `to` (other sizes): tickets, sequences,
  * sessions and LSNs stay. Refuses what has no room, with both values. Slots and rows get other
  * numbers: frames from before cannot be redone over a snapshot from after, nor the reverse. */
@@ -403,11 +399,10 @@ int pg_redo(struct pg_arena *a, struct pg_redo *r, const void *frames, uint64_t 
 int pg_redo_file(struct pg_arena *a, struct pg_redo *r, struct pg_walk *walk,
                  struct pg_fault *why);
 /* After the last frame: adds shift_ns to all times on the arena's clock, counts tickets
- * past those that a power cut may have lost, rebuilds all that is derived. shift_ns = wall
- * offset then - wall offset now (of the boot clocks) when the boot id differs, else 0. */
-int pg_redo_end(struct pg_arena *a, const struct pg_redo *r, int64_t now_ns,
-                int64_t real_boot_ns, int64_t shift_ns, int64_t wall_offset_ns,
-                struct pg_fault *why);
+ * past those that a power cut may have lost; a rebuild must follow. shift_ns = wall offset then -
+ * wall offset now (of the boot clocks) when the boot id differs, else 0. */
+int pg_redo_end(struct pg_arena *a, const struct pg_redo *r, int64_t real_boot_ns,
+                int64_t shift_ns, int64_t wall_offset_ns, struct pg_fault *why);
 
 /* ---- the committer (committer.c): from the stage to disk ---------------------------------- */
 

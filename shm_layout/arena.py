@@ -8,8 +8,7 @@ from __future__ import annotations
 import enum
 import mmap
 import os
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -408,26 +407,8 @@ class Arena(_Owned):
 
     def rebuild(self, now_ns: int) -> None:
         """Rebuilds all that is derived, in two threads. Raises ArenaBroken if truth is damaged."""
-        if not lib.pg_rebuild_begin(self._a, now_ns, self._fault):
+        if not lib.pg_rebuild_threaded(self._a, now_ns, self._fault):
             raise broken(self._fault)
-        fault = ffi.new("struct pg_fault *")
-        keys = threading.Thread(target=self._rebuild_keys, args=(fault,))
-        finish: Callable[[], None] = keys.join
-        try:
-            keys.start()
-        except RuntimeError:  # the machine has no other thread for us
-            finish = keys.run
-        try:
-            placed = lib.pg_rebuild_places(self._a, self._fault)
-        finally:
-            finish()
-        if text(fault.what):
-            raise broken(fault)
-        if not placed or not lib.pg_rebuild_end(self._a, self._fault):
-            raise broken(self._fault)
-
-    def _rebuild_keys(self, fault: Any) -> None:
-        lib.pg_rebuild_keys(self._a, fault)
 
     def migrate_from(self, old: Arena) -> None:
         """Takes over all truth of `old`. Raises ArenaBroken with what has no room."""
@@ -443,10 +424,9 @@ class Arena(_Owned):
         self, redo: Any, now_ns: int, real_boot_ns: int, shift_ns: int, wall_offset_ns: int
     ) -> None:
         """After the last record: moves all times by `shift_ns`, rebuilds what is derived."""
-        if not lib.pg_redo_end(
-            self._a, redo, now_ns, real_boot_ns, shift_ns, wall_offset_ns, self._fault
-        ):
+        if not lib.pg_redo_end(self._a, redo, real_boot_ns, shift_ns, wall_offset_ns, self._fault):
             raise broken(self._fault)
+        self.rebuild(now_ns)
 
     def convert_from(self, old: Previous) -> None:
         """Takes over all truth of `old`, which has the same sizes; `rebuild` must follow."""

@@ -173,6 +173,7 @@ class Walk:
         self.path: Path | None = None
         self._fault = ffi.new("struct pg_fault *")
         self._memory: Any = None
+        self._own: mmap.mmap | None = None
 
     @classmethod
     def before(cls, arena: Arena) -> Walk:
@@ -207,7 +208,9 @@ class Walk:
 
         Raises JournalDamaged, JournalMismatch, BadPath.
         """
-        memory = _read(path) if memory is None else memory
+        if memory is None:
+            self._own = _read(path, self._own)
+            memory = ffi.from_buffer(self._own)
         if not lib.pg_walk_segment(self.struct, memory, len(memory), self._fault):
             raise self._refused(path)
         self.path, self._memory = path, memory
@@ -258,21 +261,31 @@ class Walk:
         return JournalMismatch(str(path), what, fault.expected, fault.found)
 
 
-def _read(path: Path) -> Any:
-    """A file's bytes, aligned; read and not mapped, so that a bad sector is an error."""
+def _read(path: Path, before: mmap.mmap | None) -> mmap.mmap:
+    """A file's bytes, aligned; read and not mapped, so that a bad sector is an error.
+
+    They take the place of those of the file `before`, if that had the size: fresh memory has to be
+    zeroed and mapped first.
+    """
     try:
         with path.open("rb") as file:
-            memory = mmap.mmap(-1, max(os.fstat(file.fileno()).st_size, _HEAD))
+            size = max(os.fstat(file.fileno()).st_size, _HEAD)
+            memory = before if before is not None and len(before) == size else _fresh(size)
             with memoryview(memory) as view:
                 end = 0
                 while count := file.readinto(view[end:]):
                     end += count
+                view[end:] = bytes(size - end)
     except FileNotFoundError as error:
         raise BadPath(str(path), f"cannot be read: {error.strerror}") from error
     except OSError as error:
         what = f"cannot be read: {error.strerror}"
         raise JournalDamaged(str(path), what, 0, 0, 0, 0) from error
-    return ffi.from_buffer(memory)
+    return memory
+
+
+def _fresh(size: int) -> mmap.mmap:
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE)
 
 
 def _decode(frame: Any) -> Frame:

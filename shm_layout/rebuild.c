@@ -1,12 +1,14 @@
 /* rebuild.c - all that is derived, from truth.
  *
  * Most of the time goes on waiting for memory, so the slots are gone through in two parts that
- * write nothing in common, and a caller with two threads may run them at the same time: the keys
- * (what blobs are used, the index, the counts) and the places (free slots, wheel, watchers).
+ * write nothing in common, and may be run by two threads at the same time: the keys (what blobs
+ * are used, the index, the counts) and the places (free slots, wheel, watchers).
  *
  * A kill leaves at most two slots half done, and both wait for the end: one whose notice is
  * committed, which counts as ended, and the one with the newest ticket, which may have been about
  * to replace another one of its key. All the others have keys of their own. */
+
+#include <pthread.h>
 
 #include "core.h"
 
@@ -120,7 +122,7 @@ static inline void key_fetch(const struct pg_arena *a, uint32_t slot)
     operation_prefetch(a, slot + NEAR);
 }
 
-int pg_rebuild_keys(struct pg_arena *a, struct pg_fault *why)
+int rebuild_keys(struct pg_arena *a, struct pg_fault *why)
 {
     memset(why, 0, sizeof *why);
     index_init(&a->index);
@@ -186,7 +188,7 @@ static void place_rebuild(struct pg_arena *a, uint32_t slot)
         wheel_place(&a->wheel, slot);
 }
 
-int pg_rebuild_places(struct pg_arena *a, struct pg_fault *why)
+int rebuild_places(struct pg_arena *a, struct pg_fault *why)
 {
     uint32_t group[PG_AHEAD], count = 0;
     memset(why, 0, sizeof *why);
@@ -236,7 +238,7 @@ static uint64_t fired_ctl(const struct pg_arena *a)
     return ctl_of(outbox_at(a, tail - 1)->ticket >> 8, PG_S_ARMED);
 }
 
-int pg_rebuild_begin(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
+int rebuild_begin(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
 {
     memset(why, 0, sizeof *why);
     if (!wall_sound(a->header, why))
@@ -275,7 +277,7 @@ static void fired_end(struct pg_arena *a, uint32_t slot)
         a->rebuild.outcome = slot;
 }
 
-int pg_rebuild_end(struct pg_arena *a, struct pg_fault *why)
+int rebuild_end(struct pg_arena *a, struct pg_fault *why)
 {
     const struct rebuild *r = &a->rebuild;
     memset(why, 0, sizeof *why);
@@ -293,6 +295,38 @@ int pg_rebuild_end(struct pg_arena *a, struct pg_fault *why)
 
 int pg_rebuild(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
 {
-    return pg_rebuild_begin(a, now_ns, why) && pg_rebuild_keys(a, why) &&
-           pg_rebuild_places(a, why) && pg_rebuild_end(a, why);
+    return rebuild_begin(a, now_ns, why) && rebuild_keys(a, why) && rebuild_places(a, why) &&
+           rebuild_end(a, why);
+}
+
+/* ---- in two threads ------------------------------------------------------------------------ */
+
+struct keys {
+    struct pg_arena *a;
+    struct pg_fault why;
+    int done;
+};
+
+static void *keys_run(void *argument)
+{
+    struct keys *k = argument;
+    k->done = rebuild_keys(k->a, &k->why);
+    return NULL;
+}
+
+int pg_rebuild_threaded(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
+{
+    struct keys keys = {.a = a};
+    pthread_t thread;
+    if (!rebuild_begin(a, now_ns, why))
+        return 0;
+    const bool alone = pthread_create(&thread, NULL, keys_run, &keys) != 0;
+    const int placed = rebuild_places(a, why);
+    if (alone)
+        keys_run(&keys);
+    else
+        pthread_join(thread, NULL);
+    if (!keys.done)
+        *why = keys.why;
+    return placed && keys.done && rebuild_end(a, why);
 }

@@ -788,9 +788,8 @@ static void loads_finish(struct pg_arena *a)
         a->loads[i].used_boot_ns = a->real_boot_ns;
 }
 
-int pg_redo_end(struct pg_arena *a, const struct pg_redo *state, int64_t now_ns,
-                int64_t real_boot_ns, int64_t shift_ns, int64_t wall_offset_ns,
-                struct pg_fault *why)
+int pg_redo_end(struct pg_arena *a, const struct pg_redo *state, int64_t real_boot_ns,
+                int64_t shift_ns, int64_t wall_offset_ns, struct pg_fault *why)
 {
     memset(why, 0, sizeof *why);
     if (!is_whole(a, state, why))
@@ -806,5 +805,5 @@ int pg_redo_end(struct pg_arena *a, const struct pg_redo *state, int64_t now_ns,
         a->stage->next_lsn = state->next_lsn;
         a->stage->committed_lsn = state->next_lsn - 1;
     }
-    return pg_rebuild(a, now_ns, why);
+    return 1;
 }

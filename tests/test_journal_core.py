@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import purgatory_driver as pd
@@ -15,8 +16,11 @@ from purgatory_driver import ALL, ANY, CLIENT, SUM, Command, Key, Owner, Purgato
 
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import ffi, lib
+from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import MessageRefused
+from purgatoryd.shm_layout.journal import Walk, contents, write_snapshot
 from purgatoryd.shm_layout.layout import LoadAction, PutMode, TimeKind
+from purgatoryd.shm_layout.segment import Segment
 
 MS = 1_000_000
 CONFIG: dict[str, Any] = {
@@ -254,6 +258,22 @@ def test_a_quiet_snapshot_needs_no_journal() -> None:
     work = begun()
     work.journal.data = b""
     the_same(work, Snapshot(work.core, quiet=True).finish().data, work.rng)
+
+
+def test_a_snapshot_of_several_groups_is_read_as_it_was_written(tmp_path: Path) -> None:
+    core, path = Purgatory(payload_bytes=1 << 23), tmp_path / "snapshot"
+    owner = Owner(core)
+    payloads = {b"%d" % n: bytes([n]) * 65_536 for n in range(40)}
+    for key, payload in payloads.items():
+        owner.send(pd.put(key, 10**9, payload=payload))
+    with path.open("wb") as file:
+        write_snapshot(Reader(Segment("snapshot", core.arena)), file, quiet=True)
+    walk = Walk()
+    walk.enter(path)
+    found = [contents(frame) for frame in walk.frames() if frame.kind == "arm"]
+    walk.check()
+    assert walk.struct.group == 3
+    assert {timer.key: timer.payload for timer in found} == payloads
 
 
 @pytest.mark.parametrize("sizes", [(0, lib.PG_STAGE_MIN), (lib.PG_STAGE_MIN, 2 * lib.PG_STAGE_MIN),

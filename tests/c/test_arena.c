@@ -257,17 +257,30 @@ static void derived_damage(struct world *w)
 /* Its parts may run at the same time, so neither needs the other one to be done. */
 static int rebuild_in_steps(struct world *w, struct pg_fault *why)
 {
-    return pg_rebuild_begin(w->a, w->now_ns, why) && pg_rebuild_places(w->a, why) &&
-           pg_rebuild_keys(w->a, why) && pg_rebuild_end(w->a, why);
+    return rebuild_begin(w->a, w->now_ns, why) && rebuild_places(w->a, why) &&
+           rebuild_keys(w->a, why) && rebuild_end(w->a, why);
+}
+
+typedef int (*rebuild_fn)(struct world *w, struct pg_fault *why);
+
+static int rebuild_in_one(struct world *w, struct pg_fault *why)
+{
+    return pg_rebuild(w->a, w->now_ns, why);
+}
+
+static int rebuild_in_threads(struct world *w, struct pg_fault *why)
+{
+    return pg_rebuild_threaded(w->a, w->now_ns, why);
 }
 
 static void step_restart(struct world *w)
 {
+    static const rebuild_fn rebuilds[] = {rebuild_in_one, rebuild_in_steps, rebuild_in_threads};
     struct pg_fault why;
     derived_damage(w);
     CHECK(pg_attach(w->a, w->arena, pg_arena_bytes(&w->config), w->secret,
                     pg_private_bytes(&w->config), LAYOUT, &why));
-    CHECK(rng_below(&w->rng, 2) ? rebuild_in_steps(w, &why) : pg_rebuild(w->a, w->now_ns, &why));
+    CHECK(rebuilds[rng_below(&w->rng, 3)](w, &why));
 }
 
 static void fresh_open(struct world *to)

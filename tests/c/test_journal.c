@@ -590,7 +590,8 @@ static int redone(struct world *to, const struct world *from, const uint8_t *sna
     arena_open(to);
     return pg_redo(to->a, &state, snapshot, snapshot_bytes, why) &&
            pg_redo(to->a, &state, from->journal, from->used, why) &&
-           pg_redo_end(to->a, &state, from->now_ns, from->now_ns, 0, 0, why);
+           pg_redo_end(to->a, &state, from->now_ns, 0, 0, why) &&
+           pg_rebuild(to->a, from->now_ns, why);
 }
 
 static void slots_are_the_same(const struct pg_arena *x, const struct pg_arena *y)

@@ -39,8 +39,8 @@ bool frames_redo(const struct frames *snapshot, const struct frames *staged,
     world_blank(to);
     return pg_redo(to->a, &redo, snapshot->words, snapshot->bytes, why) &&
            pg_redo(to->a, &redo, staged->words, staged->bytes, why) &&
-           pg_redo_end(to->a, &redo, from->a->now_ns, from->real_ns, 0,
-                       from->a->header->wall_offset_ns, why);
+           pg_redo_end(to->a, &redo, from->real_ns, 0, from->a->header->wall_offset_ns, why) &&
+           pg_rebuild(to->a, from->a->now_ns, why);
 }
 
 /* Of what it has armed or parked, while that lives. */
