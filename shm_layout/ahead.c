@@ -163,8 +163,8 @@ void ahead_outcomes(const struct pg_arena *a, const uint32_t *slots, uint32_t co
     }
 }
 
-#define FAR 16                    /* outcomes ahead: their slots, */
-#define NEAR 8                    /* and what the slots lead to */
+#define FAR 48                    /* outcomes ahead: their slots, */
+#define NEAR 24                   /* and what the slots lead to */
 
 void ahead_news(struct pg_arena *a)
 {
@@ -172,7 +172,7 @@ void ahead_news(struct pg_arena *a)
     if (next + FAR < a->news_count)
         fetch(&a->slots.cold[a->news[next + FAR]]);
     if (next + NEAR < a->news_count)
-        fetch(operation_at(a, a->news[next + NEAR]));
+        fetch_whole(operation_at(a, a->news[next + NEAR]), sizeof(struct pg_operation));
 }
 
 void ahead_bytes(const struct pg_arena *a, uint32_t slot)

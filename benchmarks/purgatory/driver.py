@@ -86,10 +86,12 @@ class Driver:
         self._arrives_ns = self.schedule.arrives_ns + self.start_ns
         self._completes_ns = (self.schedule.completes_ns + self.start_ns)[self.schedule.order]
         self._deadlines_ns = self._arrives_ns + TIMEOUT_NS
-        self._armed_ns: Longs = np.zeros(count, np.int64)
+        # Filled, so that no page is touched for the first time while the clock runs.
+        self._armed_ns: Longs = np.full(count, NEVER_NS)
         self._advanced_ns: Longs = np.full(count, NEVER_NS)  # in the order of the schedule
-        self._got: list[tuple[Longs, int]] = []  # requests whose outcomes came, and when
-        self._states = np.zeros(count, np.uint8)  # cause of the end, and ADVANCED
+        self._got: Longs = np.full(count, -1)  # requests in the order of their outcomes,
+        self._got_ns: Longs = np.full(count, -1)  # and when those came
+        self._states = np.full(count, 0, np.uint8)  # cause of the end, and ADVANCED
         self._arrived = self._completed = self._ended = 0
         self._last_arrival_ns = self._repeated = self._turn_ns = 0
 
@@ -136,16 +138,19 @@ class Driver:
                 self._repeated += len(requests) - int(fresh.sum())
                 requests, causes, states = requests[fresh], causes[fresh], states[fresh]
             self._states[requests] = states | causes
-            self._got.append((requests, got_ns))
-            self._ended += len(requests)
+            first, self._ended = self._ended, self._ended + len(requests)
+            self._got[first : self._ended] = requests
+            self._got_ns[first : self._ended] = got_ns
             late = (causes == lib.PG_CAUSE_EXPIRED) & (states == ADVANCED)
             if late.any():
                 self.core.handle(self.messages.forget(requests[late]))
 
     def _turn(self, now_ns: int) -> None:
-        """What ends makes room for what comes; an advance may come before its watch."""
+        """What ends makes room for what comes; an advance may come before its watch. Outcomes are
+        taken while what they are read from is still in the caches."""
         self._turn_ns = now_ns
         self.core.advance(now_ns)
+        self._collect()
         self._complete(now_ns)
         self._collect()
         self._arrive(now_ns)
@@ -202,8 +207,7 @@ class Driver:
     def _result(self, cpu_ns: int, tail_ns: int, aborted: bool) -> Result:
         causes = self._states & ENDED
         got_ns = np.zeros(len(causes), np.int64)
-        for requests, when_ns in self._got:
-            got_ns[requests] = when_ns
+        got_ns[self._got[: self._ended]] = self._got_ns[: self._ended]
         expired = causes == lib.PG_CAUSE_EXPIRED
         late_ms = (got_ns - self._deadlines_ns)[expired] / MS
         late = np.percentile(late_ms, (50, 99, 100)) if len(late_ms) else np.zeros(3)
