@@ -119,7 +119,9 @@ def stored_others(arguments: argparse.Namespace) -> list[Row]:
     others: list[Row] = []
     arguments.replaced = document.get("replaced", [])
     for row in document["runs"]:
-        again = (row["design"], row["case"], row["series"]) in now
+        again = (row["design"], row["case"], row["series"]) in now and (
+            not arguments.rates or row["rate"] in arguments.rates
+        )
         (arguments.replaced if again else others).append(row)
     return others
 

@@ -64,6 +64,12 @@ def table(rows: list[Row]) -> str:
     return "\n".join(f"| {' | '.join(parts)} |" for parts in lines)
 
 
+def rows_of(document: Row, case: str, series: str) -> list[Row]:
+    """By design and rate."""
+    rows = [r for r in document["runs"] if (r["case"], r["series"]) == (case, series)]
+    return sorted(rows, key=lambda row: (list(COLOURS).index(row["design"]), row["rate"]))
+
+
 def tables(document: Row) -> str:
     """All runs, a table per case and series."""
     machine = document["machine"]
@@ -74,8 +80,7 @@ def tables(document: Row) -> str:
     ]
     for case, (median, upper) in CASES.items():
         for series in SERIES:
-            rows = [r for r in document["runs"] if (r["case"], r["series"]) == (case, series)]
-            if rows:
+            if rows := rows_of(document, case, series):
                 title = f"### {case} (p50 {median:g}, p75 {upper:g} ms), {SERIES_TITLES[series]}"
                 parts += [title, table(rows)]
     return "\n\n".join(parts)
@@ -116,8 +121,7 @@ def plot(document: Row, name: str, label: str, value: Callable[[Row], float], lo
     for i, case in enumerate(CASES):
         for j, series in enumerate(SERIES):
             axes = panels[i][j]
-            rows = [r for r in document["runs"] if (r["case"], r["series"]) == (case, series)]
-            draw(axes, rows, value)
+            draw(axes, rows_of(document, case, series), value)
             axes.set_title(f"{case} time-out case, {SERIES_TITLES[series]}", fontsize=8)
             axes.set_xscale("log")
             if log:
