@@ -40,7 +40,7 @@ struct pg_config {                /* what an arena is created with */
     uint32_t page_size;
     uint32_t clock_kind;
     uint32_t shard;
-    uint32_t shards;
+    uint32_t shards;              /* 0 as 1: alone */
 };
 
 struct pg_arena;                  /* a process's handle; pg_handle_bytes() of memory */
@@ -76,6 +76,43 @@ int pg_convert(struct pg_arena *to, const struct pg_arena *from, struct pg_fault
 int pg_check(struct pg_arena *a, struct pg_fault *fault);
 /* Holds on a live arena too, from a reader. */
 int pg_check_live(const struct pg_arena *a, struct pg_fault *fault);
+
+/* ---- shards (gather.c, census.c) -------------------------------------------------------- */
+
+/* The partition that a key is in: CRC-32C of its bytes, modulo. */
+uint32_t pg_partition(const void *key, uint64_t bytes, uint32_t partitions);
+
+struct pg_route {                 /* of a namespace: which shards take it */
+    const uint32_t *shards;       /* one for each partition of its keys */
+    uint32_t partitions;          /* 0: none takes it */
+    uint32_t anew;                /* 1: it comes from several arenas or goes to several, so its topics
+                                     begin anew, and what was sent already stays behind */
+};
+struct pg_source {                /* an arena, attached with its private segment and rebuilt */
+    const struct pg_arena *arena;
+    const struct pg_route *routes;            /* by row of its namespaces */
+    uint32_t *namespaces, *topics, *levels, *sessions, *loads;  /* scratch, by its rows */
+    uint64_t next;                /* scratch */
+};
+/* Copies what belongs to the shard of the fresh arena `to` out of all these; pg_rebuild must follow.
+ * Tickets stay, and `to` goes on behind all that any of them gave, so all arenas of a deployment have
+ * to be among the sources, also those of which nothing is taken. A session keeps its nonce and its
+ * replies, and gets another id. Counters begin at 0. Refuses what has no room, with both values. */
+int pg_gather(struct pg_arena *to, struct pg_source *sources, uint32_t count,
+              struct pg_fault *why);
+
+struct pg_census {                /* what a namespace has in one arena */
+    uint64_t timers, parked, operations, outcomes, levels;
+    uint64_t notices;             /* not sent yet */
+    uint64_t loads;
+    uint64_t topics;
+    uint64_t digest;              /* of timers to notices: adds up over the arenas of a deployment */
+    uint64_t settings;            /* digest */
+    uint64_t streams;             /* digest of topics and loads */
+};
+/* By row of the namespaces, of an arena that nobody changes meanwhile. Refuses an outcome whose
+ * namespace nobody can tell. */
+int pg_census(const struct pg_arena *a, struct pg_census *rows, struct pg_fault *why);
 
 /* ---- time (timers.c) --------------------------------------------------------------- */
 

@@ -71,6 +71,8 @@ static bool config_bounded(const struct pg_config *c, struct pg_fault *why)
         {"bits of the outbox entries", (uint64_t)__builtin_popcount(c->outbox_capacity), 1, 1},
         {"stage bytes", c->stage_bytes, c->stage_bytes == 0 ? 0 : PG_STAGE_MIN, PG_STAGE_MAX},
         {"bits of the stage bytes", (uint64_t)__builtin_popcountll(c->stage_bytes), 0, 1},
+        {"shards", c->shards, 0, PG_SHARDS_MAX},
+        {"shard", c->shard, 0, c->shards == 0 ? 0 : c->shards - 1},
     };
     for (uint32_t i = 0; i < sizeof bounds / sizeof bounds[0]; i++)
         if (bounds[i].value < bounds[i].low || bounds[i].value > bounds[i].high)
@@ -286,7 +288,7 @@ static void header_fill(struct pg_header *h, const struct pg_config *c, const st
     h->now_ns = c->now_ns;
     h->wall_offset_ns = c->wall_offset_ns;
     h->next_deadline_ns = INT64_MAX;
-    h->next_ticket = 1;
+    h->next_ticket = c->shard * PG_TICKET_SHARD + 1;
     h->next_incarnation = 1;
     memcpy(h->regions, p->regions, sizeof h->regions);
 }
@@ -362,7 +364,8 @@ static struct pg_config config_of(const struct pg_header *h)
                               .accounts = h->regions[PG_R_ACCOUNTS].count,
                               .loads = h->regions[PG_R_LOADS].count,
                               .load_blocks = h->regions[PG_R_LOAD_BLOCKS].count, .inbox_max = 1,
-                              .stage_bytes = stage_bytes_of(h)};
+                              .stage_bytes = stage_bytes_of(h), .shard = h->shard,
+                              .shards = h->shards};
 }
 
 static bool region_fits(const struct pg_region *planned, const struct pg_region *r, uint32_t id,
@@ -480,11 +483,18 @@ int pg_attach_previous(struct pg_arena *a, void *arena, uint64_t arena_bytes, vo
 
 /* ---- check --------------------------------------------------------------------------- */
 
+static bool tickets_check(const struct pg_header *h, struct pg_fault *fault)
+{
+    return next_number(h) - 1 < PG_TICKET_SHARD ||
+           fault_set(fault, "header", "the next ticket, of this shard", h->shard,
+                     h->shard * PG_TICKET_SHARD, h->next_ticket);
+}
+
 int pg_check(struct pg_arena *a, struct pg_fault *fault)
 {
     uint64_t granules = 0;
     memset(fault, 0, sizeof *fault);
-    return slots_check(&a->slots, fault) &&
+    return tickets_check(a->header, fault) && slots_check(&a->slots, fault) &&
            wheel_check(&a->wheel, a->slots.capacity, (uint32_t)a->metrics->live, fault) &&
            names_check(a, fault) && timers_check(a, fault, &granules) &&
            quotas_check(a, fault) &&
@@ -503,7 +513,7 @@ static bool live_slot_sound(const struct pg_arena *a, uint32_t i, struct pg_faul
     atomic_thread_fence(memory_order_acquire);
     if (ctl_state(ctl) != PG_S_ARMED || LOAD_ACQUIRE(&a->slots.hot[i].ctl) != ctl)
         return true;
-    if (ctl_ticket(ctl) == 0 || ctl_ticket(ctl) >= LOAD_ACQUIRE(&a->header->next_ticket))
+    if (!ticket_known(a->header, ctl_ticket(ctl)))
         return fault_set(fault, "slots", "a ticket that was never given", i,
                          a->header->next_ticket, ctl_ticket(ctl));
     if (!slot_sound(a, &h, &c))

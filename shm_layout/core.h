@@ -19,6 +19,7 @@
  *   ahead.c       memory fetched early                       scan.c     readers
  *   quotas.c      owners, quotas, accounts                   loads.c    rows of loads, done once
  *   migrate.c     truth into other sizes                     publish.c  notices without a timer
+ *   gather.c      truth of several arenas into one of them   census.c   what a namespace has
  *   stage.c       the journal's ring                         frames.c   what a frame says
  *   snapshot.c    truth -> frames                            redo.c     frames -> truth
  *   segment.c     frames in files                            crc32c.c   their checksum
@@ -115,6 +116,29 @@ static inline void slots_prefetch(const struct slots *s, uint32_t ahead)
 static inline uint64_t ctl_of(uint64_t ticket, unsigned state) { return ticket << 8 | state; }
 static inline unsigned ctl_state(uint64_t ctl) { return (unsigned)(ctl & 0xff); }
 static inline uint64_t ctl_ticket(uint64_t ctl) { return ctl >> 8; }
+
+/* ---- tickets ----------------------------------------------------------------------- */
+
+/* The shard that gave it, and which one of that shard's it is. What was moved to another shard
+ * keeps its ticket, and that shard's own begin behind all numbers that were given anywhere. So in
+ * one arena the numbers tell which ticket is older. */
+static inline uint64_t ticket_shard(uint64_t ticket) { return ticket / PG_TICKET_SHARD; }
+static inline uint64_t ticket_number(uint64_t ticket) { return ticket % PG_TICKET_SHARD; }
+static inline bool ticket_older(uint64_t ticket, uint64_t than)
+{
+    return ticket_number(ticket) < ticket_number(than);
+}
+/* The next ticket's number; when all are given, PG_TICKET_SHARD. */
+static inline uint64_t next_number(const struct pg_header *h)
+{
+    return LOAD_ACQUIRE(&h->next_ticket) - h->shard * PG_TICKET_SHARD;
+}
+/* The arena gave it, or it came with a timer from another one. */
+static inline bool ticket_known(const struct pg_header *h, uint64_t ticket)
+{
+    return ticket_number(ticket) != 0 && ticket_number(ticket) < next_number(h) &&
+           ticket_shard(ticket) < PG_SHARDS_MAX;
+}
 
 /* ---- wheel ------------------------------------------------------------------------- */
 

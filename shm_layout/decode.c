@@ -209,9 +209,12 @@ static uint64_t fold(uint64_t lane, const uint8_t *bytes)
 /* Four independent lanes, eight bytes of each a step; the last step ends with the message, which
  * is a frame at least. Catches a client that re-sends another batch under the same sequence, not
  * an attacker (who can only hurt his own session). */
-uint32_t fingerprint(const uint8_t *bytes, uint64_t len)
+uint32_t fingerprint(const uint8_t *bytes, uint64_t len, const struct pg_session *s)
 {
+    const uint64_t renamed = UNLIKELY(s->first_id != 0) ? s->first_id ^ s->id : 0;
     uint64_t a = len, b = 0x9e3779b97f4a7c15, c = 0xc2b2ae3d27d4eb4f, d = 0x165667b19e3779f9;
+    _Static_assert(offsetof(struct pg_frame, session) == 8, "the id is the first word of lane b");
+    b ^= renamed;
     const uint8_t *at = bytes, *last = bytes + len - 32;
     for (;; at = at + 32 < last ? at + 32 : last) {
         a = fold(a, at);

@@ -32,6 +32,8 @@
 #define PG_TOPIC_MAX 127
 #define PG_CAPACITY_MAX 134217728u       /* slots; index entries keep >= 4 tag bits */
 #define PG_TICKET_MAX 72057594037927935u /* 2^56 - 1 */
+#define PG_TICKET_SHARD 281474976710656u /* 2^48: ticket = shard * this + a number from 1 on */
+#define PG_SHARDS_MAX 64
 #define PG_GRANULE 16                    /* bytes; unit of blob references */
 #define PG_NIL 4294967295u               /* no slot, no chunk, no blob */
 #define PG_BATCH_RECORDS 1024            /* records in one batch */
@@ -126,8 +128,8 @@ struct pg_header {
     uint8_t  boot_id[16];         /* of the boot whose CLOCK_BOOTTIME the deadlines use */
     uint64_t stream_id;           /* changes only when continuity of notices is lost */
     uint64_t epoch;               /* +1 at every daemon start */
-    uint32_t shard;
-    uint32_t shards;
+    uint32_t shard;               /* its number in the deployment; alone: 0 */
+    uint32_t shards;              /* of the deployment; alone: 1 */
     uint32_t capacity;            /* slots */
     uint32_t outbox_capacity;     /* entries, a power of two */
     uint64_t payload_bytes;       /* bytes of the blob region */
@@ -144,7 +146,7 @@ struct pg_header {
     int64_t  now_ns;              /* moving: time of the last advance, on the arena's clock */
     int64_t  next_deadline_ns;    /* moving: lower bound of the next expiry; INT64_MAX = none */
     int64_t  wall_offset_ns;      /* moving: wall = the arena's clock + offset */
-    uint64_t next_ticket;         /* truth; never reused */
+    uint64_t next_ticket;         /* truth; never reused; of this shard */
     uint64_t outbox_tail;         /* truth: position after the newest entry, release */
     uint64_t outbox_head;         /* truth: oldest position that is not withdrawn */
     uint64_t published;           /* truth: entries below were handed to the socket */
@@ -1068,7 +1070,8 @@ struct pg_session {
     uint64_t charged;             /* records of the current batch that quotas have counted */
     int64_t  begun_boot_ns;       /* real clock: the current batch's application began */
     uint64_t load_first;          /* row in the load of the batch's first record */
-    uint64_t reserved[12];
+    uint64_t first_id;            /* that it had before its namespaces moved to another arena; 0 = id */
+    uint64_t reserved[11];
 };
 
 /* One record's answer; also what the reply carries. */

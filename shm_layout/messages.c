@@ -121,7 +121,7 @@ static bool handle_batch(struct pg_arena *a, struct request *q, struct sink *out
     a->durable = (q->frame.flags & PG_W_DURABLE) != 0;
     if (a->durable && a->stage == NULL)
         return refused(why, PG_ERR_NO_JOURNAL, 0, 0);
-    const uint32_t sum = fingerprint(q->bytes, q->len);
+    const uint32_t sum = fingerprint(q->bytes, q->len, s);
     if (q->frame.sequence == 0)
         return refused(why, PG_ERR_MALFORMED, offsetof(struct pg_frame, sequence), 0);
     if (q->frame.sequence <= s->last)

@@ -74,8 +74,8 @@ static void stage_migrate(struct pg_stage *to, const struct pg_stage *from)
 
 /* ---- timers ------------------------------------------------------------------------------ */
 
-static uint32_t blob_copy(struct pg_arena *to, const struct pg_arena *from, uint32_t blob,
-                          uint32_t granules)
+uint32_t blob_copy(struct pg_arena *to, const struct pg_arena *from, uint32_t blob,
+                   uint32_t granules)
 {
     const uint32_t copy = blobs_take(&to->blobs, granules);
     if (copy != PG_NIL)
@@ -249,8 +249,8 @@ static bool outbox_migrate(struct pg_arena *to, const struct pg_arena *from, str
 
 /* ---- sessions ------------------------------------------------------------------------------ */
 
-static bool replies_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t session,
-                            struct pg_fault *why)
+bool replies_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t session,
+                     struct pg_fault *why)
 {
     for (uint64_t n = 0; n < PG_WINDOW; n++) {
         struct pg_reply_memory *m = session_reply(to, &to->sessions[session], n);

@@ -357,7 +357,7 @@ static inline unsigned room_for(const struct pg_arena *a, bool replacing)
 {
     if (UNLIKELY(a->slots.free[0] <= (replacing ? 0u : 1u)))
         return PG_ST_FULL;
-    return a->header->next_ticket > PG_TICKET_MAX ? PG_ST_FULL_TICKETS : PG_ST_ADDED;
+    return UNLIKELY(next_number(a->header) == PG_TICKET_SHARD) ? PG_ST_FULL_TICKETS : PG_ST_ADDED;
 }
 
 /* ---- quotas: who may do what, and how much ------------------------------------------------ */
@@ -686,6 +686,16 @@ void sessions_recover(struct pg_arena *a);
 /* The answer of a record under way that ends operations on a watch key; NULL = none. */
 struct pg_result *session_trigger(const struct pg_arena *a, uint32_t row);
 bool sessions_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules);
+
+/* ---- from one arena into another ---------------------------------------------------------- */
+
+uint32_t blob_copy(struct pg_arena *to, const struct pg_arena *from, uint32_t blob,
+                   uint32_t granules);               /* PG_NIL: no room */
+/* Of a session of `to` that has the copy of another one's replies: their blobs. */
+bool replies_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t session,
+                     struct pg_fault *why);
+/* The namespace of a slot in use, also of an outcome; PG_NIL: none has its key. */
+uint32_t slot_home(const struct pg_arena *a, uint32_t slot);
 
 /* ---- output --------------------------------------------------------------------------- */
 

@@ -72,7 +72,7 @@ static unsigned publish(struct pg_arena *a, const struct publish *p, struct pg_r
     const uint32_t topic = names_topic(a, p->namespace_name, p->topic_name, &status);
     if (topic == PG_NIL)
         return status;
-    if (a->header->next_ticket > PG_TICKET_MAX)
+    if (next_number(a->header) == PG_TICKET_SHARD)
         return PG_ST_FULL_TICKETS;
     if (!outbox_make_room(a, (uint64_t)granules * PG_GRANULE))
         return PG_ST_BUSY;

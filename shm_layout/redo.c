@@ -33,10 +33,11 @@ static bool below(const struct redo *r, const char *what, uint64_t limit, uint64
 
 static bool ticket_seen(const struct redo *r, uint64_t ticket)
 {
-    if (ticket == 0 || ticket > PG_TICKET_MAX)
+    struct pg_header *h = r->a->header;
+    if (ticket_number(ticket) == 0 || ticket_shard(ticket) >= PG_SHARDS_MAX)
         return refuse(r, "a ticket out of bounds", PG_TICKET_MAX, ticket);
-    if (ticket >= r->a->header->next_ticket)
-        r->a->header->next_ticket = ticket + 1;
+    if (ticket_number(ticket) >= next_number(h))
+        h->next_ticket = h->shard * PG_TICKET_SHARD + ticket_number(ticket) + 1;
     return true;
 }
 
@@ -96,7 +97,7 @@ static void slot_drop(struct pg_arena *a, uint32_t slot)
 /* Frees the slot, unless a younger timer has it. */
 static void slot_ended(struct pg_arena *a, uint32_t slot, uint64_t ticket)
 {
-    if (ctl_ticket(a->slots.hot[slot].ctl) > ticket)
+    if (ticket_older(ticket, ctl_ticket(a->slots.hot[slot].ctl)))
         return;
     slot_drop(a, slot);
     a->slots.hot[slot].ctl = ctl_of(ticket, PG_S_FREE);
@@ -211,7 +212,7 @@ static bool redo_arm(const struct redo *r)
             return false;
         slot_ended(r->a, j->replaced_slot, j->replaced);
     }
-    if (ctl_ticket(r->a->slots.hot[j->slot].ctl) >= j->ticket)
+    if (!ticket_older(ctl_ticket(r->a->slots.hot[j->slot].ctl), j->ticket))
         return true;
     slot_drop(r->a, j->slot);
     r->a->slots.hot[j->slot].ctl = 0;
@@ -233,7 +234,7 @@ static bool redo_unpark(const struct redo *r)
         (j->in_load && !row_done(r, (const struct pg_j_row *)(j + 1))))
         return false;
     struct pg_hot *h = &r->a->slots.hot[j->slot];
-    if (ctl_ticket(h->ctl) >= j->ticket && h->ctl != ctl_of(j->ticket, PG_S_PARKED))
+    if (!ticket_older(ctl_ticket(h->ctl), j->ticket) && h->ctl != ctl_of(j->ticket, PG_S_PARKED))
         return true;
     slot_drop(r->a, j->slot);
     h->ctl = 0;
@@ -389,7 +390,7 @@ static bool redo_watch(const struct redo *r)
             return false;
         r->a->levels[keys[n].row].touched_s = 0;     /* not forgotten any more */
     }
-    if (ctl_ticket(r->a->slots.hot[j->slot].ctl) >= j->ticket)
+    if (!ticket_older(ctl_ticket(r->a->slots.hot[j->slot].ctl), j->ticket))
         return true;
     slot_drop(r->a, j->slot);
     r->a->slots.hot[j->slot].ctl = 0;
@@ -532,15 +533,16 @@ static bool redo_head(const struct redo *r)
 {
     const struct pg_j_head *j = r->body;
     struct pg_header *h = r->a->header;
+    const uint64_t number = j->next_ticket - j->shard * PG_TICKET_SHARD;
     if (!below(r, "outbox entries of the arena that is to be filled", h->outbox_capacity + 1ull,
                j->outbox_capacity) ||
         !below(r, "published past the tail of the outbox", j->outbox_tail + 1, j->published) ||
         !below(r, "notices not sent yet", j->outbox_capacity + 1ull,
                j->outbox_tail - j->published) ||
-        !below(r, "the next ticket", PG_TICKET_MAX + 1ull, j->next_ticket - 1))
+        !below(r, "the next ticket", PG_TICKET_SHARD, number - 1))
         return false;
     h->epoch = j->epoch;
-    h->next_ticket = j->next_ticket;
+    h->next_ticket = h->shard * PG_TICKET_SHARD + number;
     h->next_incarnation = j->next_incarnation;
     h->published = j->published;
     h->outbox_tail = j->outbox_tail;

@@ -64,8 +64,9 @@ bool name_sound(struct name name);                   /* UTF-8 without NUL */
 bool key_sound(unsigned type, unsigned len);
 /* Of a BATCH or QUERY: where its tables are, and that every byte of them is sound. */
 bool tables_read(struct request *q, struct refusal *why);
-/* Of the whole message: what a batch that is sent again under its sequence is compared by. */
-uint32_t fingerprint(const uint8_t *bytes, uint64_t len);
+/* Of the whole message: what a batch that is sent again under its sequence is compared by. The
+ * session's id, which is in it, counts as its first one. */
+uint32_t fingerprint(const uint8_t *bytes, uint64_t len, const struct pg_session *s);
 
 /* ---- batch.c -------------------------------------------------------------------------- */
 

@@ -468,7 +468,8 @@ static bool wall_reached(struct pg_arena *a, uint32_t slot)
 
 unsigned late_flag(const struct pg_arena *a, const struct pg_hot *h)
 {
-    return ctl_ticket(h->ctl) < a->first_ticket && h->deadline_ns < a->started_ns ? PG_E_LATE : 0;
+    const bool before = ticket_older(ctl_ticket(h->ctl), a->first_ticket);
+    return before && h->deadline_ns < a->started_ns ? PG_E_LATE : 0;
 }
 
 static struct pg_entry entry_of(const struct pg_arena *a, uint32_t slot)
@@ -636,7 +637,7 @@ static bool wall_placed(const struct pg_arena *a, uint32_t slot)
 static bool slot_check(const struct pg_arena *a, uint32_t slot, struct pg_fault *fault)
 {
     const struct pg_hot *h = &a->slots.hot[slot];
-    if (ctl_ticket(h->ctl) == 0 || ctl_ticket(h->ctl) >= a->header->next_ticket)
+    if (!ticket_known(a->header, ctl_ticket(h->ctl)))
         return fault_set(fault, "timers", "a ticket that was never given", slot,
                          a->header->next_ticket, ctl_ticket(h->ctl));
     if (h->topic >= a->topic_rows || a->topics[h->topic].name_len == 0)

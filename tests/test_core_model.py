@@ -24,7 +24,7 @@ from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.layout import Cause, PutMode, Status, TimeKind
 
 GRANULE = lib.PG_GRANULE
-TICKET_MAX = lib.PG_TICKET_MAX
+TICKET_MAX = lib.PG_TICKET_SHARD - 1
 STEP_NS = 2_000_000
 """What wall timers may be off while the wall clock drifts: two differences below 1 ms."""
 

@@ -1,0 +1,104 @@
+"""Namespaces of several arenas into one, and what each namespace of an arena has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
+from typing import Any
+
+from purgatoryd.shm_layout._core import ffi, lib
+from purgatoryd.shm_layout.arena import Arena, broken
+
+_WORD = 2**64
+_SCRATCH = {
+    "namespaces": lib.PG_R_NAMESPACES,
+    "topics": lib.PG_R_TOPICS,
+    "levels": lib.PG_R_LEVELS,
+    "loads": lib.PG_R_LOADS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a namespace goes: struct pg_route."""
+
+    shards: tuple[int, ...]
+    """One for each partition of its keys."""
+    anew: bool = False
+    """Its topics begin anew, and what was sent stays behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """What a namespace has: struct pg_census, of one arena or added up over several."""
+
+    timers: int = 0
+    parked: int = 0
+    operations: int = 0
+    outcomes: int = 0
+    levels: int = 0
+    notices: int = 0
+    loads: int = 0
+    topics: int = 0
+    digest: int = 0
+    settings: int = 0
+    streams: int = 0
+
+    def __add__(self, other: Census) -> Census:
+        """Of both; the settings are this one's, unless it has none."""
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        total = dict(zip(_FIELDS, ((a + b) % _WORD for a, b in pairs), strict=True))
+        return Census(**total | {"settings": self.settings or other.settings})
+
+    @property
+    def empty(self) -> bool:
+        """True if it has its name and its settings alone."""
+        return not any((self.digest, self.streams, self.topics, self.loads))
+
+
+_FIELDS = tuple(field.name for field in fields(Census))
+
+
+def census(arena: Arena) -> dict[str, Census]:
+    """By the names of its namespaces. Nobody may change the arena meanwhile. Raises ArenaBroken."""
+    rows = ffi.new("struct pg_census[]", arena.header.regions[lib.PG_R_NAMESPACES].count)
+    fault = ffi.new("struct pg_fault *")
+    if not lib.pg_census(arena.struct, rows, fault):
+        raise broken(fault)
+    return {
+        namespace.name: Census(*(int(getattr(rows[row], name)) for name in _FIELDS))
+        for row, namespace in arena.namespaces().items()
+    }
+
+
+def gather(to: Arena, sources: Sequence[tuple[Arena, Mapping[str, Route]]]) -> None:
+    """Copies what belongs to the shard of `to`, which is fresh, by the routes of each source.
+
+    A namespace without a route stays where it is. `to` has to be rebuilt afterwards. Raises
+    ArenaBroken with what has no room.
+    """
+    structs, fault = ffi.new("struct pg_source[]", len(sources)), ffi.new("struct pg_fault *")
+    kept = [_fill(structs[i], arena, routes) for i, (arena, routes) in enumerate(sources)]
+    done = lib.pg_gather(to.struct, structs, len(sources), fault)
+    kept.clear()
+    if not done:
+        raise broken(fault)
+
+
+def _fill(struct: Any, arena: Arena, routes: Mapping[str, Route]) -> list[Any]:
+    """Returns what the struct points to, which has to live as long."""
+    regions = arena.header.regions
+    table = ffi.new("struct pg_route[]", regions[lib.PG_R_NAMESPACES].count)
+    kept: list[Any] = [table]
+    for row, namespace in arena.namespaces().items():
+        if route := routes.get(namespace.name):
+            shards = ffi.new("uint32_t[]", route.shards)
+            kept.append(shards)
+            table[row].shards, table[row].partitions = shards, len(route.shards)
+            table[row].anew = route.anew
+    sizes = {name: regions[region].count for name, region in _SCRATCH.items()}
+    for name, size in (sizes | {"sessions": arena.session_rows}).items():
+        kept.append(ffi.new("uint32_t[]", size))
+        setattr(struct, name, kept[-1])
+    struct.arena, struct.routes = arena.struct, table
+    return kept

@@ -1,0 +1,221 @@
+"""Shards and a ledger of what was asked of them: what they owe, wherever it is by now."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+from purgatory_driver import ALL, SUM, Key, Mail, Owner, Purgatory, advance, put, watch
+
+from purgatoryd.shm_layout._core import ffi, lib
+from purgatoryd.shm_layout.arena import Arena, Handle
+from purgatoryd.shm_layout.gather import Route
+from purgatoryd.shm_layout.layout import Status, TimeKind
+
+MS = 10**6
+FAR_NS = 10**12
+LATE_NS = 2 * FAR_NS
+PARTS = b"parts"
+"""The namespace whose keys are divided."""
+OWNED = b"n"
+"""That of the owner's operations and of his load: the first of the driver's names."""
+NONCE, UID, LOAD = 77, 4321, bytes(range(1, 17))
+SIZES = {
+    "capacity": 128,
+    "outbox_capacity": 64,
+    "topics": 32,
+    "namespaces": 16,
+    "accounts": 4,
+    "loads": 2,
+    "load_blocks": 2,
+}
+
+
+class Shards:
+    """The arenas of a deployment, by shard, and where its namespaces are."""
+
+    def __init__(
+        self, cores: Sequence[Purgatory], placements: Mapping[bytes, tuple[int, ...]]
+    ) -> None:
+        self.cores = cores
+        self.placements = placements
+
+    def of(self, namespace: bytes, key: bytes) -> Purgatory:
+        """Where a key is."""
+        shards = self.placements[namespace]
+        partition = int(lib.pg_partition(key, len(key), len(shards)))
+        return self.cores[shards[partition]]
+
+    def routes(self, to: Mapping[bytes, tuple[int, ...]], shard: int) -> dict[str, Route]:
+        """What this one gives to whom."""
+        mine = (name for name, shards in self.placements.items() if shard in shards)
+        return {name.decode(): Route(to[name], anew=len(to[name]) > 1) for name in mine}
+
+    def check(self) -> None:
+        for core in self.cores:
+            core.check()
+
+
+def as_arena(core: Purgatory) -> Arena:
+    """A core in private memory, for what takes an arena."""
+    view: Any = SimpleNamespace(
+        struct=core.a, header=core.header, session_rows=core.secret.sessions, _base=core._base
+    )
+    view.namespaces = lambda: Handle.namespaces(view)
+    return cast(Arena, view)
+
+
+def as_core(arena: Arena) -> Purgatory:
+    """An arena in shared memory, for what drives a core; as long as the arena is open."""
+    core = Purgatory()
+    core.a, core._base, core._secret = arena.struct, arena._base, arena._secret
+    core.arena, core.private = arena.mappings
+    core.config["topics"] = arena.header.regions[lib.PG_R_TOPICS].count
+    return core
+
+
+def renamed(batch: bytes, session: int) -> bytes:
+    """The same batch of a session whose id has changed."""
+    return batch[:8] + session.to_bytes(8, "little") + batch[16:]
+
+
+class Ledger:
+    """What was acknowledged, and what came of it."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.given: set[int] = set()
+        """Every ticket that any shard ever gave."""
+        self.owed: dict[int, tuple[bytes, bytes, bytes]] = {}
+        """Namespace, key and payload of each ticket that has to fire once."""
+        self.sent: dict[tuple[str, str], int] = {}
+        """The newest sequence of each topic of a whole namespace."""
+        self.last = b""
+        self.answers: list[Any] = []
+
+    # ---- before ----
+
+    def arm(self, shards: Shards, namespace: bytes, key: bytes, at_ns: int) -> None:
+        payload = self.random.randbytes(self.random.choice((0, 5, 300)))
+        kind = self.random.choice((TimeKind.BOOT, TimeKind.WALL))
+        core = shards.of(namespace, key)
+        topic = self.random.choice((b"t", b"u"))
+        answer = core.put(key, at_ns, kind, payload=payload, namespace=namespace, topic=topic)
+        assert answer.status == Status.ADDED
+        self.note(core, answer.ticket)
+        self.owed[answer.ticket] = namespace, key, payload
+
+    def note(self, core: Purgatory, ticket: int) -> None:
+        """A ticket that this shard just gave."""
+        assert ticket // lib.PG_TICKET_SHARD == core.header.shard
+        assert ticket not in self.given
+        self.given.add(ticket)
+
+    def fill(self, shards: Shards) -> None:
+        """Timers everywhere: fired and sent, fired and not sent, armed."""
+        for stage, at_ns in enumerate((10 * MS, 20 * MS, FAR_NS)):
+            for namespace in shards.placements:
+                for n in range(self.random.randint(1, 4)):
+                    self.arm(shards, namespace, b"%d:%d" % (stage, n), at_ns + n * MS)
+        for core in shards.cores:
+            core.advance(15 * MS)
+        self.take(shards)
+        for core in shards.cores:
+            core.advance(25 * MS)
+
+    def operate(self, shards: Shards) -> None:
+        """An owner with an armed operation, one that waits for more, and an outcome."""
+        core = shards.of(OWNED, b"")
+        core.set_quotas(timers=50)
+        owner = Owner(core, NONCE, UID)
+        answers = owner.send(
+            watch(b"all", ALL, [Key(b"r1", 5), Key(b"r2" * 20, 5)], FAR_NS, notice=True),
+            watch(b"sum", SUM, [Key(b"r1", 0, 100), Key(b"r3", 0, 100)], FAR_NS, threshold=90),
+            watch(b"ended", ALL, [Key(b"r1", 2)], FAR_NS, payload=b"why"),
+            advance(b"r1", 5), advance(b"r3", 84),
+        )  # fmt: skip
+        owner.load((LOAD, 0, 1), put(b"row0", FAR_NS), put(b"row1", FAR_NS))
+        self.last = owner.newest
+        self.answers = owner.again().answers
+        for answer in answers[:3] + self.answers:
+            self.note(core, answer.ticket)
+        for row, answer in enumerate(self.answers):
+            self.owed[answer.ticket] = OWNED, b"row%d" % row, b""
+
+    # ---- after ----
+
+    def take(self, shards: Shards) -> None:
+        """What the sockets get: each notice once, and of a whole namespace without a gap."""
+        for core in shards.cores:
+            for part in core.publish_all():
+                before = self.sent.get((part.namespace, part.topic), 0)
+                divided = len(shards.placements[part.namespace.encode()]) > 1
+                assert divided or part.head.first == before + 1
+                self.sent[part.namespace, part.topic] = part.head.first + part.head.records - 1
+                for ticket, _, _, _, flags, key, payload in part.notices:
+                    if not flags & lib.PG_E_OPERATION:
+                        due = self.owed.pop(ticket)
+                        assert due == (part.namespace.encode(), key, payload)
+
+    def compare(self, shards: Shards) -> None:
+        """All that is armed is where the placement says, and nowhere else."""
+        shards.check()
+        for core in shards.cores:
+            for info in core.scan():
+                if info.namespace == OWNED.decode() and info.ticket not in self.owed:
+                    continue  # an operation
+                namespace, key, _ = self.owed[info.ticket]
+                assert core is shards.of(namespace, key)
+        armed = [key for key in self.owed.values() if not key[1].startswith((b"0", b"1"))]
+        found = [info for core in shards.cores for info in core.scan()]
+        assert len(found) == len(armed) + 2  # the two operations
+
+    def owner(self, shards: Shards) -> Owner:
+        """The owner, as he comes back: he gets his answers again, and what he was not told."""
+        core = shards.of(OWNED, b"")
+        owner = Owner(core, NONCE, UID)
+        owner.newest = renamed(self.last, owner.id)
+        assert owner.again().answers == self.answers
+        core.mail_again(owner.id)
+        [outcome] = owner.mail()
+        assert (outcome.key, outcome.payload, outcome.cause) == (
+            b"ended", b"why", lib.PG_CAUSE_SATISFIED,
+        )  # fmt: skip
+        assert outcome.ticket in self.given
+        return owner
+
+    def finish(self, shards: Shards) -> None:
+        """Everything comes to its end, as it would have where it was."""
+        owner = self.owner(shards)
+        core = owner.core
+        core.set_quotas(timers=50)
+        row = owner.load((LOAD, 1, 1), put(b"row1", FAR_NS), put(b"row2", FAR_NS))
+        assert [answer.status for answer in row] == [Status.LOADED, Status.ADDED]
+        self.note(core, row[1].ticket)
+        self.owed[row[1].ticket] = OWNED, b"row2", b""
+        quota = owner.send(*[put(b"much%d" % n, FAR_NS) for n in range(50)])
+        assert {answer.status for answer in quota[45:]} == {Status.QUOTA}
+        for n, answer in enumerate(quota):
+            if answer.status == Status.ADDED:
+                self.note(core, answer.ticket)
+                self.owed[answer.ticket] = OWNED, b"much%d" % n, b""
+        ends = owner.send(advance(b"r3", 85), advance(b"r2" * 20, 5))
+        assert [answer.ended for answer in ends] == [1, 1]
+        told: list[Mail] = owner.mail()
+        assert {mail.key: mail.cause for mail in told} == dict.fromkeys(
+            (b"sum", b"all"), lib.PG_CAUSE_SATISFIED
+        )
+        for one in shards.cores:
+            while one.advance(LATE_NS):
+                self.take(shards)
+        self.take(shards)
+        assert not self.owed
+        shards.check()
+
+
+def release(cores: Sequence[Purgatory]) -> None:
+    """Lets go of their arenas' memory, so that it can be unmapped."""
+    for core in cores:
+        core.a = core._base = core._secret = ffi.NULL
