@@ -57,11 +57,9 @@ def build(folder: Path, *flags: str) -> Path:
     core = [path for path in (ROOT / "shm_layout").glob("*.c") if not path.name.startswith("_")]
     sources = sorted([*core, ROOT / "benchmarks" / "metrics" / "arena.c"])
     binary = folder / f"arena{'-'.join(flags)}"
-    compiler = shlex.split(os.environ.get("CC", "cc"))
-    include = f"-I{ROOT / 'shm_layout'}"
-    subprocess.run(
-        [*compiler, *FLAGS, *flags, include, "-o", str(binary), *map(str, sources)], check=True
-    )
+    compiler, more = (shlex.split(os.environ.get(n, "")) for n in ("CC", "CFLAGS"))
+    command = [*(compiler or ["cc"]), *FLAGS, *flags, f"-I{ROOT / 'shm_layout'}", *more]
+    subprocess.run([*command, "-o", str(binary), *map(str, sources)], check=True)
     return binary
 
 

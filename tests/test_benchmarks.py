@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,20 @@ def test_the_benchmark_of_placement_runs_and_writes_nothing() -> None:
     run = subprocess.run([*command, *small], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert {"none", "pinned"} <= set(json.loads(run.stdout))
+    assert (results.exists() and results.stat().st_mtime_ns) == before
+
+
+def test_the_benchmark_of_figures_runs_and_writes_nothing() -> None:
+    results = ROOT / "benchmarks" / "results" / "metrics.json"
+    before = results.exists() and results.stat().st_mtime_ns
+    command = [sys.executable, str(ROOT / "benchmarks" / "bench_metrics.py"), "--dry"]
+    small = ["--pairs", "1", "--rounds", "1", "--notices", "10"]
+    run = subprocess.run(
+        [*command, *small], capture_output=True, text=True, check=False,
+        env=os.environ | {"CFLAGS": "-O0"},
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert set(json.loads(run.stdout)) == {"counting", "being read"}
     assert (results.exists() and results.stat().st_mtime_ns) == before
 
 

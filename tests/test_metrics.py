@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from conftest import StartDaemon
@@ -17,8 +18,13 @@ from test_core_batch import Lane, put
 
 from purgatoryd.clients import AllOf, Client, Subscriber
 from purgatoryd.clients import Purgatory as PurgatoryClient
+from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.journal import Journal as DaemonJournal
+from purgatoryd.daemon.journal import locked
+from purgatoryd.daemon.store import Opening, journal_end, open_arena
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.arena import COUNTED, Reader
+from purgatoryd.shm_layout.journal import Walk, segments
 from purgatoryd.shm_layout.layout import Measured, size_of
 from purgatoryd.shm_layout.metrics import (
     BUCKETS,
@@ -30,6 +36,7 @@ from purgatoryd.shm_layout.metrics import (
     recorded,
     upper_edge_ns,
 )
+from purgatoryd.shm_layout.paths import paths_in
 
 MS = 1_000_000
 NAMES = {name.lower() for name in Measured.__members__}
@@ -154,6 +161,30 @@ def test_the_journal_keeps_the_histograms() -> None:
     assert found["send"].max_ns == 2**63 - 1
     assert [count for _, count in found["send"].buckets()] == [1, 1, 1, 2]
     assert (found["local"].count, found["remote"].count) == (1, 0)
+
+
+def test_a_daemon_records_them_once_a_minute(
+    daemon_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (daemon_dir / "demo.lock").touch()  # so that the segments go with the directory
+    paths = paths_in(daemon_dir, "demo")
+    opening = Opening(Config("demo", capacity=100, journal=str(daemon_dir / "journals")), paths)
+    directory = opening.journal
+    assert directory is not None
+    clock_ns = iter(range(0, 10**12, 40 * 10**9))
+    monkeypatch.setattr("purgatoryd.daemon.journal.boot_ns", lambda: next(clock_ns))
+    with locked(directory):
+        arena = open_arena(opening)
+        end = journal_end(arena, opening)
+        journal = DaemonJournal(arena, paths.arena, directory, opening.config, end)
+        for _ in range(4):
+            journal.beat()
+        journal.commit()
+        arena.close()
+    walk = Walk()
+    walk.enter(segments(directory)[0].path)
+    told = [f.fields["at_boot_ns"] for f in walk.frames() if f.kind == "metrics"]
+    assert told == [80 * 10**9, 160 * 10**9]
 
 
 # ---- reading a daemon ------------------------------------------------------------------------
