@@ -20,6 +20,7 @@ from purgatoryd.cli.options import (
     name_option,
     payload_record,
 )
+from purgatoryd.cli.shards import Named, daemons
 
 if TYPE_CHECKING:
     from purgatoryd.shm_layout.arena import Reader
@@ -96,15 +97,21 @@ def list_command(
     Reads the shared memory and does not trouble the daemon. What is armed, fires or is
     cancelled meanwhile may or may not be seen; every timer that is shown was armed.
     """
-    with reading(name) as reader:
-        found = (
-            info
-            for info in infos(reader)
-            if namespace in (None, info.namespace) and key_text(info.key).startswith(prefix)
-        )
-        for info in islice(found, limit):
-            due_in_ns = info.deadline_ns - now_ns(reader)
-            emit(info_record(info, due_in_ns), info_text(info, due_in_ns), as_json)
+    found = (
+        info
+        for info in armed(name)
+        if namespace in (None, info[0].namespace) and key_text(info[0].key).startswith(prefix)
+    )
+    for info, due_in_ns in islice(found, limit):
+        emit(info_record(info, due_in_ns), info_text(info, due_in_ns), as_json)
+
+
+def armed(name: str) -> Iterator[tuple[Info, int]]:
+    """All armed timers of what `name` means, and in how many ns each is due."""
+    for daemon in daemons(name):
+        with reading(daemon.name) as reader:
+            for info in infos(reader):
+                yield info, info.deadline_ns - now_ns(reader)
 
 
 # Points in time and positions: for programs, in --json.
@@ -118,7 +125,7 @@ FOR_PROGRAMS = {
 # Sections of the table for people; what stands in none comes last.
 SECTIONS = {
     "daemon": (
-        "state", "daemon_state", "degraded_by", "clock", "daemon_pid", "epoch",
+        "shard", "state", "daemon_state", "degraded_by", "clock", "daemon_pid", "epoch",
         "heartbeat_age_ns", "wakeups", "turns", "turns_full",
     ),
     "placement": (
@@ -254,16 +261,22 @@ def stats_command(name: str, topics: bool, as_json: bool) -> None:
     Reads the shared memory and does not trouble the daemon. An outbox of so many entries is
     how far a subscriber may fall behind, and how long a cancel still answers FIRED.
     """
-    with reading(name) as reader:
-        figures = gather(reader)
-        rows = list(topic_records(reader))
+    for daemon in daemons(name):
+        show_stats(daemon, topics, as_json)
+
+
+def show_stats(daemon: Named, topics: bool, as_json: bool) -> None:
+    """The figures of one daemon."""
+    with reading(daemon.name) as reader:
+        figures = daemon.record | gather(reader)
+        rows = [daemon.record | row for row in topic_records(reader)]
     if as_json:
         for record in rows if topics else [figures]:
             emit(record, "", as_json)
     elif topics and rows:
         print_table(rows, "topics")
     elif not topics:
-        print_figures(figures, name)
+        print_figures(figures, daemon.name)
         for table in ("namespaces", "uids"):
             if figures[table]:
                 print_table(figures[table], table)
@@ -278,7 +291,8 @@ def check_command(name: str, as_json: bool) -> int:
     Reads the shared memory and checks what has to hold while the daemon works on it. The
     first broken invariant is named, with its place and both values.
     """
-    with reading(name) as reader:
-        reader.check()
-        emit({"check": "clean"}, f"daemon {name}: clean", as_json)
+    for daemon in daemons(name):
+        with reading(daemon.name) as reader:
+            reader.check()
+        emit(daemon.record | {"check": "clean"}, f"daemon {daemon.name}: clean", as_json)
     return Exit.DONE

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from purgatoryd.cli.arena import print_table, reading
 from purgatoryd.cli.exits import Command
 from purgatoryd.cli.options import emit, json_option, name_option, timeout_option
+from purgatoryd.cli.shards import daemons
+
+if TYPE_CHECKING:
+    from purgatoryd.shm_layout.arena import Reader
 
 
 class LoadId(click.ParamType[bytes]):
@@ -38,6 +43,22 @@ def load_command() -> None:
     """Bulk loads, whose rows are done once however often they are sent."""
 
 
+def load_records(reader: Reader, now_ns: int) -> Iterator[dict[str, Any]]:
+    """One record for each load that an arena remembers; `now_ns` is CLOCK_BOOTTIME."""
+    names = reader.namespaces()
+    for load in reader.loads():
+        yield {
+            "load": load.id.hex(),
+            "namespace": names[load.namespace_row].name,
+            "uid": load.uid,
+            "state": load.state.name.lower(),
+            "fence": load.fence,
+            "rows": load.rows,
+            "upto": load.upto,
+            "unused_ns": max(0, now_ns - load.used_boot_ns),
+        }
+
+
 @load_command.command("ls", cls=Command)
 @name_option
 @json_option
@@ -47,21 +68,10 @@ def ls_command(name: str, as_json: bool) -> None:
     Reads the shared memory and does not trouble the daemon.
     """
     now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    with reading(name) as reader:
-        names = reader.namespaces()
-        rows = [
-            {
-                "load": load.id.hex(),
-                "namespace": names[load.namespace_row].name,
-                "uid": load.uid,
-                "state": load.state.name.lower(),
-                "fence": load.fence,
-                "rows": load.rows,
-                "upto": load.upto,
-                "unused_ns": max(0, now_ns - load.used_boot_ns),
-            }
-            for load in reader.loads()
-        ]
+    rows = []
+    for daemon in daemons(name):
+        with reading(daemon.name) as reader:
+            rows += [daemon.record | row for row in load_records(reader, now_ns)]
     if not as_json and rows:
         print_table(rows, name)
     for row in rows if as_json else []:

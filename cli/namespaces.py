@@ -10,6 +10,7 @@ from purgatoryd.cli import units
 from purgatoryd.cli.arena import print_table, reading
 from purgatoryd.cli.exits import Command
 from purgatoryd.cli.options import emit, json_option, name_option, timeout_option
+from purgatoryd.cli.shards import daemons
 
 if TYPE_CHECKING:
     from purgatoryd.shm_layout.wire import NamespaceSettings
@@ -97,6 +98,37 @@ def set_command(
     emit(record, "\n".join(lines), as_json)
 
 
+@namespace_command.command("create", cls=Command)
+@click.argument("namespace")
+@name_option
+@click.option(
+    "--partitions",
+    type=click.INT,
+    default=1,
+    show_default=True,
+    help="Divide its keys into so many parts, which go to different shards.",
+)
+@timeout_option
+@json_option
+def create_command(
+    namespace: str, name: str, partitions: int, timeout: float, as_json: bool
+) -> None:
+    """Have NAMESPACE born, before anybody uses it.
+
+    That is only needed for one with partitions: of the others, the first use is the birth. One
+    that is there already has to have as many. For administrators.
+
+    \b
+    purgatoryd namespace create clicks --partitions 4
+    """
+    from purgatoryd.clients import Admin
+
+    with Admin(name, timeout=timeout) as admin:
+        admin.create_namespace(namespace, partitions)
+    record = {"namespace": namespace, "partitions": partitions}
+    emit(record, f"{namespace} has {partitions} partitions", as_json)
+
+
 @namespace_command.command("ls", cls=Command)
 @name_option
 @json_option
@@ -105,11 +137,15 @@ def ls_command(name: str, as_json: bool) -> None:
 
     Reads the shared memory and does not trouble the daemon.
     """
-    with reading(name) as reader:
-        rows = [
-            settings_record(n.name, n.settings) | {"timers": n.live, "bytes": n.bytes}
-            for n in reader.namespaces().values()
-        ]
+    rows = []
+    for daemon in daemons(name):
+        with reading(daemon.name) as reader:
+            rows += [
+                settings_record(n.name, n.settings)
+                | {"timers": n.live, "bytes": n.bytes}
+                | daemon.record
+                for n in reader.namespaces().values()
+            ]
     if not as_json and rows:
         print_table(rows, name)
     for row in rows if as_json else []:

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from purgatoryd.cli import settings
-from purgatoryd.cli.exits import Command, Exit
+from purgatoryd.cli.exits import ARGUMENTS, Command, Exit
 from purgatoryd.cli.options import emit, json_option, name_option, timeout_option
+from purgatoryd.cli.shards import table_of
+from purgatoryd.shm_layout.errors import InvalidSetting
 
 if TYPE_CHECKING:
+    from purgatoryd.daemon.config import Config
+    from purgatoryd.shm_layout.arena import Glance
     from purgatoryd.shm_layout.paths import Paths
+    from purgatoryd.shm_layout.shards import ShardTable
 
 STOP_S = 30.0
 """How long a daemon that did not drain in time may take to stop."""
@@ -46,12 +53,13 @@ STOP_S = 30.0
     is_flag=True,
     help="Go on with what a damaged journal holds before the damage; its files are set aside.",
 )
+@click.option("--shard", "shard", type=(click.INT, click.INT), hidden=True)
 @click.option("--print-config", is_flag=True, help="Print the settings and their sources; stop.")
 @json_option
 @click.pass_context
 def run_command(
     ctx: click.Context, /, name: str, import_path: Path | None, force_journal: bool,
-    print_config: bool, as_json: bool, **values: Any,
+    print_config: bool, as_json: bool, shard: tuple[int, int] | None, **values: Any,
 ) -> int:  # fmt: skip
     """Run the daemon in the foreground until SIGTERM or SIGINT.
 
@@ -61,17 +69,61 @@ def run_command(
     A setting comes from its flag, else from its environment variable (PURGATORYD_CAPACITY
     for --capacity and so on), else from the TOML file, else it has its default. An unknown
     one is an error.
+
+    With --shards N it runs N daemons, NAME-1-0 and so on, and starts one that ended again; clients
+    find the one they need by NAME.
     """
     settings.refuse_unknown_variables(os.environ)
     config = settings.config_from(ctx, name, values)
-    if not print_config:
+    if print_config:
+        print_settings(ctx, config, as_json)
+    elif shard is not None:
+        run_shard(ctx, config, shard, force_journal)
+    elif config.shards:
+        run_shards(ctx, config, import_path)
+    else:
         from purgatoryd.daemon.main import serve
 
-        return serve(config, import_path, force_journal, lambda: settings.read_again(ctx))
+        serve(config, import_path, force_journal, lambda: settings.read_again(ctx))
+    return Exit.DONE
+
+
+def print_settings(ctx: click.Context, config: Config, as_json: bool) -> None:
+    """The settings and their sources."""
     for flag, value, source in settings.effective(ctx, config):
         record = {"setting": flag, "value": value, "source": source}
         emit(record, f"{flag} = {json.dumps(value)}  # {source}", as_json)
-    return Exit.DONE
+
+
+def run_shards(ctx: click.Context, config: Config, import_path: Path | None) -> None:
+    """Runs a deployment. Its daemons get the same words, and behind them what they are."""
+    from purgatoryd.daemon.deployment import serve_shards
+
+    if import_path is not None:
+        raise InvalidSetting("import", str(import_path), "left out with shards", "flag")
+    words = [sys.executable, "-m", "purgatoryd.cli", "run", *ctx.meta[ARGUMENTS]]
+
+    def command(table: ShardTable, number: int) -> list[str]:
+        which = "--shard", str(number), str(os.getpid())
+        return [*words, "--name", table.daemon(number), *which]
+
+    serve_shards(config, command)
+
+
+def run_shard(
+    ctx: click.Context, config: Config, shard: tuple[int, int], force_journal: bool
+) -> None:
+    """Runs one daemon of a deployment, which ends with the process that started it."""
+    from purgatoryd.daemon.main import serve
+    from purgatoryd.daemon.shard import end_with
+
+    number, parent = shard
+    end_with(parent)
+
+    def as_shard(config: Config) -> Config:
+        return replace(config, shard=number)
+
+    serve(as_shard(config), None, force_journal, lambda: as_shard(settings.read_again(ctx)))
 
 
 @click.command("stop", cls=Command)
@@ -109,13 +161,18 @@ def stop_command(
     """
     from purgatoryd.shm_layout.arena import Glance
     from purgatoryd.shm_layout.errors import DaemonUnreachable
-    from purgatoryd.shm_layout.paths import client_paths
+    from purgatoryd.shm_layout.paths import client_paths, paths_in
 
     if resume:
         return resume_drained(name, timeout, as_json)
     paths = client_paths(name)
-    arena = Glance(paths.arena)  # the daemon may be of the version before
-    pid = arena.pid
+    table = table_of(name)
+    if table is not None and export is not None:
+        raise InvalidSetting("export", str(export), "for one shard, which --name names", "flag")
+    names = [name] if table is None else table.daemons
+    arenas = [Glance(paths_in(paths.directory, daemon).arena) for daemon in names]
+    # the daemon may be of the version before
+    pid = arenas[0].pid if table is None else parent_of(arenas)
     try:
         process = os.pidfd_open(pid)  # held before STOP: a pid alone may be somebody else's soon
     except OSError:
@@ -126,13 +183,25 @@ def stop_command(
         drained = drain_and_wait(paths, process, timeout) if drain else True
         if not drain or not drained:
             stop_and_wait(paths.admin_endpoint, process, STOP_S if drain else timeout)
-    armed = arena.armed
-    arena.close()
+    armed = sum(arena.armed for arena in arenas)
+    for arena in arenas:
+        arena.close()
     told = f"stopped {name}, process {pid}; {armed} armed"
     if export is not None:
         export_arena(paths, export)
     emit({"stopped": name, "pid": pid, "armed": armed}, told, as_json)
     return Exit.DONE if drained else Exit.NEGATIVE
+
+
+def parent_of(arenas: list[Glance]) -> int:
+    """The process that runs these shards; 0 if none of them runs."""
+    import psutil
+
+    for arena in arenas:
+        with suppress(psutil.NoSuchProcess):
+            if arena.pid:
+                return int(psutil.Process(arena.pid).ppid())
+    return 0
 
 
 def resume_drained(name: str, timeout_s: float, as_json: bool) -> int:

@@ -94,6 +94,9 @@ _TABLE: tuple[tuple[str, str, click.ParamType[Any], str], ...] = (
      "Group whose members may connect, likewise. May be repeated."),
     ("log-level", "log_level", click.Choice(["error", "warning", "info"]),
      "What is told on stderr, or to journald: this, and what is graver."),
+    ("shards", "shards", click.INT,
+     "Divide the namespaces among so many daemons, each with an arena and a loop of its own; 0 = "
+     "one daemon for all."),
     ("tcp", "tcp", click.STRING,
      "HOST:PORT for clients on other hosts; notices have the next port. Needs the next two."),
     ("server-key", "server_key", click.STRING,

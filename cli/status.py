@@ -9,6 +9,7 @@ import click
 from purgatoryd.cli import units
 from purgatoryd.cli.exits import Command, Exit
 from purgatoryd.cli.options import emit, json_option, name_option
+from purgatoryd.cli.shards import daemons
 
 if TYPE_CHECKING:
     from purgatoryd.shm_layout.health import Health
@@ -38,18 +39,30 @@ def status_command(name: str, frozen_ns: int, as_json: bool) -> int:
 
     Reads the shared memory and does not need the daemon. Exit code 0: ready. 1: degraded,
     with the reasons, draining or recovering. 3: stopped, killed, or never there. 6: frozen: the
-    process is there and its loop stands still, which is watched for two seconds first.
+    process is there and its loop stands still, which is watched for two seconds first. Of a
+    deployment, one line for each shard, and 1 if they differ.
     """
+    exits = set()
+    for daemon in daemons(name):
+        health = health_of(daemon.name, frozen_ns)
+        shown = daemon.record | record(daemon.name, health)
+        emit(shown, told(daemon.name, health), as_json)
+        exits.add(_EXITS.get(health.condition, Exit.NEGATIVE))
+    return exits.pop() if len(exits) == 1 else Exit.NEGATIVE
+
+
+def health_of(name: str, frozen_ns: int) -> Health:
+    """How the daemon of that name does."""
     from purgatoryd.shm_layout.arena import Reader
     from purgatoryd.shm_layout.health import look
     from purgatoryd.shm_layout.paths import arena_paths
     from purgatoryd.shm_layout.segment import Segment
 
     reader = Reader(Segment.open(arena_paths(name).arena, read_only=True))
-    health = look(reader, frozen_ns)
-    reader.close()
-    emit(record(name, health), told(name, health), as_json)
-    return _EXITS.get(health.condition, Exit.NEGATIVE)
+    try:
+        return look(reader, frozen_ns)
+    finally:
+        reader.close()
 
 
 def record(name: str, health: Health) -> dict[str, Any]:

@@ -85,14 +85,14 @@ def add_command(
     \b
     purgatoryd add order:42 --delay 30s --topic orders --payload '{"remind": true}'
     """
-    from purgatoryd.clients import Client
+    from purgatoryd.clients import PartitionedClient
 
     if (delay is None) == (deadline is None):
         raise click.UsageError("Give either --delay or --deadline.")
     if payload and payload_file:
         raise click.UsageError("Give either --payload or --payload-file.")
     content = payload_file.read() if payload_file else payload.encode()
-    with Client(name, namespace=namespace, timeout=timeout) as client:
+    with PartitionedClient(name, namespace=namespace, timeout=timeout) as client:
         timer = client.add(
             read_key(key, key_type),
             delay_ns=delay,
@@ -120,10 +120,10 @@ def cancel_command(
     Answers CANCELLED, FIRED (too late, its notice is on its way) or UNKNOWN for each. Exit
     code 0 means that all were cancelled.
     """
-    from purgatoryd.clients import CancelResult, Client
+    from purgatoryd.clients import CancelResult, PartitionedClient
 
     wanted = [read_key(key, key_type) for key in keys]
-    with Client(name, namespace=namespace, timeout=timeout) as client:
+    with PartitionedClient(name, namespace=namespace, timeout=timeout) as client:
         results = list(client.cancel_many(wanted))
     for key, result in zip(wanted, results, strict=True):
         record = {**key_record(key), "result": result.name}
@@ -142,10 +142,10 @@ def get_command(
     key: str, name: str, namespace: str, key_type: str, timeout: float, as_json: bool
 ) -> int:
     """Show the armed timer of KEY; exit code 1 if there is none."""
-    from purgatoryd.clients import Client
+    from purgatoryd.clients import PartitionedClient
 
     wanted = read_key(key, key_type)
-    with Client(name, namespace=namespace, timeout=timeout) as client:
+    with PartitionedClient(name, namespace=namespace, timeout=timeout) as client:
         timer = client.get(wanted)
     if timer is None:
         emit({**key_record(wanted), "status": "UNKNOWN"}, f"unknown {key}", as_json)

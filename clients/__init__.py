@@ -11,6 +11,7 @@ from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.loads import Load, LoadStatus
 from purgatoryd.clients.local import DelayedOperation, DelayedOperationPurgatory
 from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
+from purgatoryd.clients.partitioned import PartitionedClient
 from purgatoryd.clients.purgatory import Operation, Outcome, Purgatory, Watch
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.subscriber import Subscriber
@@ -41,14 +42,17 @@ from purgatoryd.shm_layout.errors import (
     MessageRefused,
     NoJournal,
     NotDurable,
+    Partitioned,
     ProtocolError,
     PurgatorydError,
     QueueFull,
     QuotaExceeded,
     Refused,
     SessionExpired,
+    ShardUnavailable,
     SnapshotRequired,
     Stopping,
+    TableBroken,
     TooFar,
     WrongShard,
 )
@@ -57,6 +61,7 @@ from purgatoryd.shm_layout.wire import NamespaceSettings
 
 if TYPE_CHECKING:
     from purgatoryd.clients.aio import AsyncClient, AsyncHandle, AsyncSubscriber
+    from purgatoryd.clients.aio_partitioned import AsyncPartitionedClient
     from purgatoryd.clients.aio_purgatory import AsyncOperation, AsyncPurgatory
 
 __all__ = [
@@ -68,6 +73,7 @@ __all__ = [
     "AsyncClient",
     "AsyncHandle",
     "AsyncOperation",
+    "AsyncPartitionedClient",
     "AsyncPurgatory",
     "AsyncSubscriber",
     "BatchError",
@@ -110,6 +116,8 @@ __all__ = [
     "Notice",
     "Operation",
     "Outcome",
+    "Partitioned",
+    "PartitionedClient",
     "ProtocolError",
     "Purgatory",
     "PurgatorydError",
@@ -118,11 +126,13 @@ __all__ = [
     "Refused",
     "Remote",
     "SessionExpired",
+    "ShardUnavailable",
     "SnapshotRequired",
     "Status",
     "Stopping",
     "Subscriber",
     "SumOf",
+    "TableBroken",
     "TimerInfo",
     "TooFar",
     "Watch",
@@ -136,6 +146,7 @@ _ASYNC = {
     "AsyncHandle": "aio",
     "AsyncSubscriber": "aio",
     "AsyncOperation": "aio_purgatory",
+    "AsyncPartitionedClient": "aio_partitioned",
     "AsyncPurgatory": "aio_purgatory",
 }
 

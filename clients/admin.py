@@ -22,6 +22,7 @@ from purgatoryd.shm_layout.layout import (
     Message,
 )
 from purgatoryd.shm_layout.paths import check_name, client_paths
+from purgatoryd.shm_layout.shards import ShardTable, read_table
 from purgatoryd.shm_layout.wire import Key, NamespaceSettings, Reply
 
 RETRY_S = 0.01
@@ -39,6 +40,8 @@ MOST = {
 class Admin(Closing):
     """Administration of the daemon `name`; only its admins may: root, its own uid, --admin-uid.
 
+    Of a deployment of shards, what is said of a namespace goes to the shards that have it.
+
     `timeout`: seconds that a call waits for its answer. Not thread-safe. Every method raises
     DaemonUnreachable if no answer comes, MessageRefused if the daemon refuses.
     """
@@ -48,6 +51,7 @@ class Admin(Closing):
         self.timeout = timeout
         self._channel: Channel | None = None
         self._sequence = 0
+        self._shards: dict[str, Admin] = {}
 
     def ping(self, *, timeout: float | None = None) -> None:
         """Returns when the daemon's loop has answered."""
@@ -61,8 +65,34 @@ class Admin(Closing):
         Returns once every notice due until then was handed to the socket: (namespace, topic)
         -> (incarnation, sequence of its newest notice).
         """
+        table = self._table()
+        if table is None:
+            return self._advance(to_ns, timeout)
+        tails: dict[tuple[str, str], tuple[int, int]] = {}
+        for shard in self._all(table):
+            tails |= shard._advance(to_ns, timeout)
+        return tails
+
+    def _advance(self, to_ns: int, timeout: float | None) -> dict[tuple[str, str], tuple[int, int]]:
         reply = self._call(Message.ADVANCE, to_ns, timeout)
         return wire.decode_tails(reply.body, reply.records)
+
+    def create_namespace(
+        self, namespace: str, partitions: int = 1, *, timeout: float | None = None
+    ) -> None:
+        """Has a namespace born that is divided into so many partitions; one that is stays.
+
+        Without shards there can be one only. Raises InvalidName, InvalidSetting, and
+        MessageRefused too: PLACED if it has another number of partitions.
+        """
+        name = wire.encode_namespace(namespace)
+        if self._table() is not None:
+            self._sequence += 1
+            self._request(wire.encode_place(self._sequence, name, partitions), timeout)
+        elif partitions == 1:
+            self.set_namespace(namespace, timeout=timeout)
+        else:
+            raise InvalidSetting("partitions", partitions, "1 without shards", "argument")
 
     def set_namespace(
         self,
@@ -82,7 +112,8 @@ class Admin(Closing):
         1 durable, which needs a journal. Quotas count armed timers, their bytes, and operations
         per second; 0 = none. `park_beyond_ns`: what is added and due later than so long from then
         is parked, which needs a journal; 0 = nothing is.
-        A namespace that is not there is made. Raises InvalidName, InvalidSetting and NoJournal too.
+        A namespace that is not there is made; one with partitions has them all set so, and each
+        shard counts for itself. Raises InvalidName, InvalidSetting and NoJournal too.
         """
         given = {
             "owner_uid": owner_uid, "durability": durability, "quota_timers": quota_timers,
@@ -93,12 +124,22 @@ class Admin(Closing):
             if not 0 <= value <= MOST[field]:
                 raise InvalidSetting(field, value, f"from 0 to {MOST[field]}", "argument")
         name = wire.encode_namespace(namespace)
+        holders = self._holders(namespace, timeout)
+        settings = [holder._set(name, changes, timeout) for holder in holders]
+        return settings[0]
+
+    def _set(
+        self, name: bytes, changes: dict[str, int], timeout: float | None
+    ) -> NamespaceSettings:
         self._sequence += 1
         request = wire.encode_namespace_set(self._sequence, name, changes)
         return wire.decode_namespace_set(self._request(request, timeout).body)
 
     def load_status(self, load: bytes, *, timeout: float | None = None) -> LoadStatus:
         """Which rows of a bulk load are done, whoever began it. Raises InvalidArgument too."""
+        if table := self._table():
+            found = [shard.load_status(load, timeout=timeout) for shard in self._all(table)]
+            return max(found, key=lambda status: status.state)
         parts = StatusParts()
         while parts.start is not None:
             parts.take(self._load(load, LoadAction.STATUS, timeout, parts.start))
@@ -109,7 +150,9 @@ class Admin(Closing):
 
         A row that is sent again afterwards is added again. Raises InvalidArgument too.
         """
-        self._load(load, LoadAction.FORGET, timeout)
+        table = self._table()
+        for holder in [self] if table is None else self._all(table):
+            holder._load(load, LoadAction.FORGET, timeout)
 
     def _load(
         self, load: bytes, action: LoadAction, timeout: float | None, start: int = 0
@@ -137,6 +180,12 @@ class Admin(Closing):
         """
         names = wire.encode_namespace(namespace), wire.encode_topic(topic)
         data = wire.encode_payload(payload)
+        holder = self._holders(namespace, timeout, key)[0]
+        return holder._publish(names, key, data, timeout)
+
+    def _publish(
+        self, names: tuple[bytes, bytes], key: Key, data: bytes, timeout: float | None
+    ) -> int:
         self._sequence += 1
         request = wire.encode_publish(self._sequence, *names, key, data)
         reply = self._request(request, timeout, again=False)
@@ -162,6 +211,42 @@ class Admin(Closing):
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+        for shard in self._shards.values():
+            shard.close()
+
+    # ---- shards ----------------------------------------------------------------------------------
+
+    def _table(self) -> ShardTable | None:
+        """None for a daemon without shards, and for one that is not there now."""
+        try:
+            return read_table(client_paths(self.name).directory, self.name)
+        except DaemonUnreachable:
+            return None
+
+    def _all(self, table: ShardTable) -> list[Admin]:
+        return [self._shard(daemon) for daemon in table.daemons]
+
+    def _shard(self, daemon: str) -> Admin:
+        if daemon not in self._shards:
+            self._shards[daemon] = Admin(daemon, timeout=self.timeout)
+        return self._shards[daemon]
+
+    def _holders(
+        self, namespace: str, timeout: float | None, key: Key | None = None
+    ) -> list[Admin]:
+        """Who has a namespace, which is born if need be; with `key`, who has that part of it."""
+        table = self._table()
+        if table is None:
+            return [self]
+        if not table.knows(namespace):
+            self.create_namespace(namespace, timeout=timeout)
+            table = self._table() or table
+        shards = table.place(namespace).shards
+        if key is not None:
+            shards = (table.shard_of_key(namespace, wire.encode_key(key)[1]),)
+        return [self._shard(table.daemon(shard)) for shard in sorted({*shards})]
+
+    # ---- the exchange ----------------------------------------------------------------------------
 
     def _call(
         self, message: Message, at_ns: int | None, timeout: float | None, flags: int = 0

@@ -32,7 +32,7 @@ from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
 from purgatoryd.clients.packing import Pending
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.session import Batch, State
-from purgatoryd.clients.subscriber import RECEIVE_HWM, Inbox, unreachable
+from purgatoryd.clients.subscriber import RECEIVE_HWM, Inbox, Merged, Opener, unreachable
 from purgatoryd.shm_layout.errors import (
     ArenaMissing,
     ArenaNotReady,
@@ -89,10 +89,11 @@ class AsyncClient:
         ledger: Ledger | None = None,
         worker: str | None = None,
         near: bool = False,
+        partition: int | None = None,
     ) -> None:
         self.timeout = timeout
         self.queue_limit = queue_limit
-        self._core = Core(name, namespace, remote, durable, ledger, worker, near)
+        self._core = Core(name, namespace, remote, durable, ledger, worker, near, partition)
         self._changed: set[asyncio.Future[None]] = set()
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
@@ -295,7 +296,7 @@ class AsyncClient:
     async def _ready(self) -> Core:
         if self._loop is None:
             await self.connect()
-        self._core.check()
+        self._core.admit()
         return self._core
 
     async def _await(self, pending: Pending, timeout: float | None) -> None:
@@ -448,9 +449,11 @@ class AsyncSubscriber:
         ledger: Ledger | None = None,
         near: bool = False,
     ) -> None:
-        self._arguments = (name, namespace, topics, high_water_mark, remote, ledger, near)
+        self._open_inbox = Opener(name, namespace, topics, high_water_mark, remote, ledger, near)
         self._timeout = timeout
-        self._inbox: Inbox | None = None
+        self._inbox: Inbox | Merged | None = None
+        self._watched: tuple[zmq.Socket[bytes], ...] = ()
+        self._fds: list[int] = []
         self._news = asyncio.Event()
 
     async def connect(self) -> Self:
@@ -458,10 +461,11 @@ class AsyncSubscriber:
         deadline_s = time.monotonic() + self._timeout
         while self._inbox is None:
             try:
-                self._inbox = Inbox(*self._arguments)
+                self._inbox = self._open_inbox()
             except (DaemonUnreachable, ArenaMissing, ArenaNotReady) as error:
                 if time.monotonic() >= deadline_s:
-                    raise unreachable(self._arguments[0], error, self._timeout) from None
+                    self._open_inbox.close()
+                    raise unreachable(self._open_inbox.name, error, self._timeout) from None
                 await asyncio.sleep(OPEN_RETRY_S)
         while not self._inbox.let_in():
             if time.monotonic() >= deadline_s:
@@ -469,9 +473,16 @@ class AsyncSubscriber:
                 raise DaemonUnreachable(self._inbox.name, self._inbox.endpoint, self._timeout)
             await asyncio.sleep(OPEN_RETRY_S)
         self._loop = asyncio.get_running_loop()
-        for socket in (self._inbox.socket, self._inbox.monitor):
-            self._loop.add_reader(int(socket.get(zmq.FD)), self._news.set)
+        self._watch(self._inbox.sockets)
         return self
+
+    def _watch(self, sockets: tuple[zmq.Socket[bytes], ...]) -> None:
+        """Is woken by these from now on, which are others after shards became more or fewer."""
+        for fd in self._fds:
+            self._loop.remove_reader(fd)
+        self._watched, self._fds = sockets, [int(socket.get(zmq.FD)) for socket in sockets]
+        for fd in self._fds:
+            self._loop.add_reader(fd, self._news.set)
 
     async def get(self, timeout: float | None = None) -> Notice | None:
         """The next notice; None if none came within `timeout` seconds; as Subscriber.get."""
@@ -483,6 +494,9 @@ class AsyncSubscriber:
             self._news.clear()
             if (notice := self._inbox.next_now()) is not None:
                 return notice
+            if (sockets := self._inbox.sockets) != self._watched:
+                self._watch(sockets)
+                continue
             wait_s = self._inbox.patience_s
             if deadline_s is not None:
                 wait_s = min(wait_s, deadline_s - time.monotonic())
@@ -510,8 +524,7 @@ class AsyncSubscriber:
     async def close(self) -> None:
         """Ends the subscription."""
         if self._inbox is not None and self._inbox.open:
-            for socket in (self._inbox.socket, self._inbox.monitor):
-                self._loop.remove_reader(int(socket.get(zmq.FD)))
+            self._watch(())
             self._inbox.close()
 
     async def __aenter__(self) -> Self:

@@ -5,7 +5,7 @@ Columns (numpy, Arrow) take the vectorised way in columns.py; both give the same
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -29,12 +29,38 @@ class BulkResult:
     Columns in, numpy arrays out; rows in, lists out.
     """
 
-    def __init__(self, core: Core, *, arrays: bool) -> None:
+    def __init__(self, core: Core | None, *, arrays: bool) -> None:
+        """`core`: of the client that waits for it, None = it is done."""
         self._core = core
         self._arrays = arrays
         self._parts: list[bytes] = []
         self._open = 0
         self._error: DaemonError | None = None
+
+    @classmethod
+    def merged(
+        cls,
+        rows: int,
+        parts: Iterable[tuple[Sequence[int], BulkResult]],
+        error: DaemonError | None,
+    ) -> BulkResult:
+        """One result of several, with the places of their rows among all `rows`.
+
+        `error`: why some have no result.
+        """
+        whole = cls(None, arrays=False)
+        cells = [bytes(wire.RESULT.size)] * rows
+        for places, result in parts:
+            whole._arrays |= result._arrays
+            for place, cell in zip(places, result._cells(), strict=True):
+                cells[place] = cell
+        whole._parts = [b"".join(cells)]
+        whole._error = error
+        return whole
+
+    def _cells(self) -> list[bytes]:
+        data, size = b"".join(self._parts), wire.RESULT.size
+        return [data[at : at + size] for at in range(0, len(data), size)]
 
     def __repr__(self) -> str:
         state = f"{len(self.refused)} refused" if self.done else f"{self._open} batches open"
@@ -100,6 +126,7 @@ class BulkResult:
         return cast(Batch, build(partial(self._settle, index, count)))
 
     def _settle(self, index: int, count: int, outcome: bytes | DaemonError) -> None:
+        assert self._core is not None
         self._core.packer.settled += count
         self._open -= 1
         if isinstance(outcome, DaemonError):
@@ -207,7 +234,7 @@ def _pack_rows(core: Core, packing: _Packing, rows: Any, topic: str, mode: int) 
     clock, default = core.delay_clock, core.topic_name(topic)
     now_ns = None if clock == ClockKind.VIRTUAL else times.boot_now_ns()
     for index, row in enumerate(rows):
-        key, time, its_topic, payload = _fields(row, index)
+        key, time, its_topic, payload = fields_of(row, index)
         kind, time_ns = times.due(clock, now_ns=now_ns, **time)
         key_type, key_bytes = wire.encode_key(key)
         name = default if its_topic is None else core.topic_name(its_topic)
@@ -215,7 +242,7 @@ def _pack_rows(core: Core, packing: _Packing, rows: Any, topic: str, mode: int) 
         packing.builder(name).put(name, mode, key_type, key_bytes, kind, time_ns, payload)
 
 
-def _fields(row: Any, index: int) -> tuple[Any, dict[str, Any], Any, Any]:
+def fields_of(row: Any, index: int) -> tuple[Any, dict[str, Any], Any, Any]:
     """(key, {name of its time: time}, topic, payload) of a row; None = not given."""
     if isinstance(row, tuple | list) and 2 <= len(row) <= 4:
         topic = row[2] if len(row) > 2 else None

@@ -46,10 +46,17 @@ class Channel:
         self.monitor = self.socket.get_monitor_socket(_CONNECTED | zmq.Event.DISCONNECTED)
         if remote is not None:
             remote.equip(self.socket)
+        self._endpoint = endpoint
         self.socket.connect(endpoint)
         self._poller = zmq.Poller()
         self._poller.register(self.monitor, zmq.POLLIN)
         self._poller.register(self.socket, zmq.POLLIN)
+
+    def redirect(self, endpoint: str) -> None:
+        """Connects to another daemon instead; the socket and its descriptors stay."""
+        self.socket.disconnect(self._endpoint)
+        self._endpoint = endpoint
+        self.socket.connect(endpoint)
 
     def send(self, frame: bytes) -> bool:
         """False if there is no connection, or its queue is full."""

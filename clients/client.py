@@ -96,7 +96,8 @@ class Client:
     with it the pipeline, calls this client, up to 63 bytes; otherwise that is its uid and pid.
     `near`: moves this process, with all its threads, to CPUs near the daemon's: of its NUMA node,
     without the core of its loop. No thread gets CPUs that it did not have; one that has none there
-    stays where it is.
+    stays where it is. `partition`: only this one of a namespace that is divided into several;
+    PartitionedClient has them all.
 
     Raises DaemonUnreachable if no daemon answers within `timeout`; InvalidName.
     """
@@ -113,10 +114,11 @@ class Client:
         ledger: Ledger | None = None,
         worker: str | None = None,
         near: bool = False,
+        partition: int | None = None,
     ) -> None:
         self.timeout = timeout
         self.queue_limit = queue_limit
-        self._core = Core(name, namespace, remote, durable, ledger, worker, near)
+        self._core = Core(name, namespace, remote, durable, ledger, worker, near, partition)
         self._io = threading.Lock()  # session and socket; taken before _packing
         self._packing = threading.Lock()  # the packer's open batch
         self._flusher: threading.Thread | None = None
@@ -180,7 +182,7 @@ class Client:
         DaemonError; with wait=False QueueFull if the queue stays full for `timeout`.
         """
         core = self._core
-        core.check()
+        core.admit()
         if not wait:
             self._admit(timeout)
         with self._packing:
@@ -213,7 +215,7 @@ class Client:
         Raises as add does. UNKNOWN and FIRED are results, not errors.
         """
         core = self._core
-        core.check()
+        core.admit()
         if not wait:
             self._admit(timeout)
         with self._packing:
@@ -229,7 +231,7 @@ class Client:
 
         Sees the effect of every earlier call of this client, packed ones included.
         """
-        self._core.check()
+        self._core.admit()
         with self._turn("get", timeout):
             self._settle("get", timeout)
             question = self._core.question(key)
@@ -250,7 +252,7 @@ class Client:
         returns as soon as all is packed. Raises InvalidArgument before anything is sent,
         DaemonError.
         """
-        self._core.check()
+        self._core.admit()
         result, batches = pack_puts(self._core, rows, topic, mode, load)
         self._submit(batches, timeout)
         return self._settled(result, wait, timeout)
@@ -277,11 +279,16 @@ class Client:
         comes later gets the status LOADED and adds nothing. Returns what each cancel found; with
         wait=False the BulkResult, once all is packed. Raises Refused, DaemonError.
         """
-        self._core.check()
+        self._core.admit()
         result, batches = pack_cancels(self._core, keys, load)
         self._submit(batches, timeout)
         self._settled(result, wait, timeout)
         return result.cancels() if wait else result
+
+    def settle(self, result: BulkResult, *, timeout: float | None = None) -> None:
+        """Returns once `result`, of a bulk call with wait=False, is done. Raises DaemonError."""
+        self._core.check()
+        self._settled(result, True, timeout)
 
     def unpark_many(
         self, rows: Iterable[tuple[Key, int, bytes]], *, load: Load | None = None,
@@ -294,7 +301,7 @@ class Client:
         nothing was changed. `load` as in add_many. Raises InvalidArgument before anything is sent,
         DaemonError.
         """
-        self._core.check()
+        self._core.admit()
         result, batches = pack_unparks(self._core, rows, load)
         self._submit(batches, timeout)
         return self._settled(result, True, timeout)
@@ -339,7 +346,7 @@ class Client:
     def _ask_load(
         self, load: bytes, action: LoadAction, timeout: float | None, fence: int = 0, start: int = 0
     ) -> LoadInfo:
-        self._core.check()
+        self._core.admit()
         with self._turn("load", timeout):
             self._settle("load", timeout)
             question = self._core.load_question(load, action, fence, start)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -17,6 +18,7 @@ from purgatoryd.clients.model import TimerInfo
 from purgatoryd.clients.near import come_near, refuse_far
 from purgatoryd.clients.packing import Packer, Pending, PendingAdd, PendingCancel
 from purgatoryd.clients.remote import Remote
+from purgatoryd.clients.route import Route
 from purgatoryd.clients.session import Batch, Query, Session, State
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import (
@@ -28,6 +30,7 @@ from purgatoryd.shm_layout.errors import (
     InvalidArgument,
     InvalidTime,
     SessionExpired,
+    TableBroken,
 )
 from purgatoryd.shm_layout.layout import (
     TIME_MAX_NS,
@@ -37,7 +40,7 @@ from purgatoryd.shm_layout.layout import (
     Status,
     kernel_number,
 )
-from purgatoryd.shm_layout.paths import check_name, client_paths
+from purgatoryd.shm_layout.paths import check_name
 from purgatoryd.shm_layout.wire import Key, Reply
 
 Mode = Literal["error", "replace", "keep", "extend"]
@@ -83,6 +86,7 @@ class Core:
         ledger: Ledger | None = None,
         worker: str | None = None,
         near: bool = False,
+        partition: int | None = None,
     ) -> None:
         self.name = check_name(name)
         refuse_far(near=near, remote=remote)
@@ -90,6 +94,7 @@ class Core:
         self._remote = remote
         self.namespace = namespace
         self.namespace_bytes = wire.encode_namespace(namespace)
+        self._route = Route(name, namespace, partition)
         self.key_name = self._name_entry(b"")  # for calls that name no topic
         self.session = Session(durable=durable, ledger=ledger, worker=_worker_name(worker, remote))
         self.session.same_clock = remote is None
@@ -128,11 +133,30 @@ class Core:
     def _find(self) -> str:
         if self._remote is not None:
             return self._remote.place.commands
-        return client_paths(self.name).cmd_endpoint
+        return self._route.find().cmd_endpoint
+
+    def admit(self) -> None:
+        """Before a call. Raises Closed, ForkedProcess, and ShardUnavailable."""
+        self.check()
+        if self._route.breaker is not None:
+            self._route.breaker.check()
+
+    def _follow(self) -> None:
+        """With another number of shards the namespace may have gone to another daemon."""
+        if self.channel is None or not self._route.sharded:
+            return
+        with suppress(DaemonError, TableBroken):
+            endpoint = self._find()
+            if endpoint != self.endpoint:
+                self.endpoint = endpoint
+                self.channel.redirect(endpoint)
+                self.session.moved()
 
     def close(self) -> None:
         """Drops the connection; what is in flight stays without an answer."""
         self.life.closed = True
+        if self.life.mine:
+            self._route.close()
         if self.channel is not None and self.life.mine:
             self.channel.close()
             self.channel = None
@@ -297,8 +321,10 @@ class Core:
             if self._near:
                 self._near = False
                 come_near(kernel_number(welcome.node), kernel_number(welcome.reaper_cpu))
-        if self.session.refusal is None:  # being refused again and again is no progress
-            self.answers += 1
+        if self.session.refusal is None and self.session.astray is None:
+            self.answers += 1  # being refused again and again is no progress
+            if self._route.breaker is not None:
+                self._route.breaker.answered()
 
     @property
     def patience_s(self) -> float:
@@ -310,19 +336,24 @@ class Core:
         self._silent_s += waited_s
         if self._silent_s >= self._resend_s:
             self._silent_s, self._resend_s = 0.0, min(2 * self._resend_s, RESEND_MAX_S)
+            self._follow()
             self.session.resend()
 
     def look(self) -> None:
         """Takes all that has come; after a reconnect, hands everything out again."""
         if self.channel is not None and self.channel.reconnected():
             self.session.resend()
+        elif self.channel is not None and not self.channel.connected:
+            self._follow()
         self.pull()
 
     def overdue(self, what: str, waited_s: float) -> DaemonError:
         """The error for a call that got no answer within `waited_s` seconds."""
         in_doubt = self.session.in_doubt()
-        if self.session.refusal is not None:
-            return self.session.refusal
+        if self._route.breaker is not None:
+            self._route.breaker.failed()
+        if refusal := self.session.refusal or self.session.astray:
+            return refusal
         greeting = self.session.state is State.GREETING
         if greeting or self.channel is None or not self.channel.connected:
             return DaemonUnreachable(self.name, self.endpoint, waited_s, in_doubt)

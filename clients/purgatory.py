@@ -152,7 +152,7 @@ class Purgatory(Client):
         purgatory's thread when it ended. Raises InvalidArgument, Refused (Exists, Full,
         Busy, ...), DaemonError.
         """
-        self._core.check()
+        self._core.admit()
         with self._packing:
             armed = pack_watch(
                 self._core, self._book, Watch(key, condition, timeout, payload, topic)
@@ -168,7 +168,7 @@ class Purgatory(Client):
 
         Each is armed or refused by itself: the result() of one that was refused raises why.
         """
-        self._core.check()
+        self._core.admit()
         armed = []
         for row in rows:
             self._make_room(None)
@@ -226,7 +226,7 @@ class Purgatory(Client):
         return self._call(op, key, value).outcome()
 
     def _call(self, op: Op, key: Key, value: int = 0) -> PendingTrigger:
-        self._core.check()
+        self._core.admit()
         with self._packing:
             pending = pack_trigger(self._core, op, key, value)
         self._await(pending, None)

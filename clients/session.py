@@ -140,6 +140,8 @@ class Session:
         self._flight: dict[int, Batch] = {}  # ordered by sequence
         self._queries: dict[int, Query] = {}
         self._outgoing: deque[Letter] = deque()
+        self._moving = False
+        self._origin = 0
         self.state = State.GREETING
         self.id = 0
         self.window = layout.WINDOW
@@ -148,6 +150,8 @@ class Session:
         self.welcome: Welcome | None = None
         self.refusal: MessageRefused | None = None
         """Why the last HELLO was refused, until one is accepted."""
+        self.astray: MessageRefused | None = None
+        """A shard does not know our namespace, until one does."""
         self.on_outcomes: Callable[[list[RawOutcome]], None] | None = None
         """Takes what the daemon pushes to the owner of operations."""
         self.on_lost: Callable[[SessionExpired], None] | None = None
@@ -242,6 +246,12 @@ class Session:
             self._outgoing.extend(self._queries.values())
             self.call()
 
+    def moved(self) -> None:
+        """Another daemon has this session now, perhaps under another id: greets it by the nonce."""
+        self._moving |= self.state is State.OPEN
+        self.state = State.GREETING
+        self.resend()
+
     def _hand_out_again(self, batches: list[Batch]) -> None:
         for batch in batches:
             batch.doubtful = batch.doubtful or batch.sent
@@ -274,11 +284,24 @@ class Session:
         self.refusal = None
         self.id = self.welcome.session
         self.window = min(layout.WINDOW, self.welcome.window)
-        self._sequence = self.welcome.last
         self.state = State.OPEN
+        if self._moving and self.welcome.origin != self._origin:
+            self._give_up([b for b in self._flight.values() if not (b.doubtful or b.sent)])
+        self._moving, self._origin = False, self.welcome.origin
+        self._sequence = max(self.welcome.last, *self._flight, 0)
+        self._address_again()
         for number, query in self._queries.items():
             self._address_query(number, query)
         self._outgoing.extend(self._queries.values())
+
+    def _address_again(self) -> None:
+        """What was in flight when the session moved: the same batches, under its id of now."""
+        batches = list(self._flight.values())
+        self._hand_out_again(batches)
+        for batch in batches:
+            doubtful = batch.doubtful
+            batch.address(self.id, batch.sequence, self._durable, self.same_clock)
+            batch.doubtful = doubtful
 
     def _on_refused_hello(self, refusal: MessageRefused) -> None:
         self.refusal = refusal
@@ -296,7 +319,10 @@ class Session:
         batch = self._flight.get(reply.sequence)
         if batch is None or reply.session != self.id:
             return  # answers a copy of what is settled already
-        if not reply.error:
+        if reply.error == WireError.WRONG_SHARD:
+            self.astray = reply.refusal()  # it is asked again, there or elsewhere
+        elif not reply.error:
+            self.astray = None
             wire.check_results(reply.body, batch.count)
             del self._flight[reply.sequence]
             self._note_answer(batch, reply.body)
@@ -322,10 +348,14 @@ class Session:
     def _on_query(self, reply: Reply) -> None:
         if reply.error == WireError.STOPPING or reply.session != self.id:
             return
+        if reply.error == WireError.WRONG_SHARD:
+            self.astray = reply.refusal()
+            return
         if reply.error == WireError.SESSION_EXPIRED:
             if not self._flight:  # else the batches' own answers say which are certain
                 self._replace(0)
         elif query := self._queries.pop(reply.sequence, None):
+            self.astray = None
             query.settle(reply.refusal() if reply.error else reply)
 
     def _on_outcomes(self, reply: Reply) -> None:
@@ -365,7 +395,8 @@ class Session:
 
     def _reorder(self, refused: Batch, expected: int) -> None:
         if expected in self._flight:
-            if refused.sequence == expected + 1:  # one round for the whole window
+            at_once = self.astray is None and refused.sequence == expected + 1
+            if at_once:  # one round for the whole window
                 later = [b for b in self._flight.values() if b.sequence >= expected]
                 self._outgoing = deque(o for o in self._outgoing if o not in later)
                 self._hand_out_again(later)
@@ -384,13 +415,16 @@ class Session:
     def _replace(self, first_certain: int) -> None:
         """Opens a new session. Batches from `first_certain` on of which no copy is in doubt
         move over; the others have an unknown outcome."""
-        flight = list(self._flight.values())
-        certain = [b for b in flight if b.sequence >= first_certain and not b.doubtful]
-        lost = [b for b in flight if b not in certain]
+        flight = self._flight.values()
+        self._greet()
+        self._give_up([b for b in flight if b.sequence >= first_certain and not b.doubtful])
+
+    def _give_up(self, certain: list[Batch]) -> None:
+        """The session is gone: `certain` ones move over, the others have an unknown outcome."""
+        lost = [b for b in self._flight.values() if b not in certain]
         error = SessionExpired(session=self.id, in_doubt=sum(b.count for b in lost))
         self._flight.clear()
         self._waiting.extendleft(reversed(certain))
-        self._greet()
         _fail(lost, error)
         if self.on_lost is not None:
             self.on_lost(error)

@@ -65,7 +65,8 @@ class Stream:
     """What one subscriber has seen of one namespace.
 
     `attach` maps the arena of the daemon as it is now, or raises a PurgatorydError; None = there is
-    none that can be read here. `topics` None = all topics, those included that are born later.
+    none that can be read here. It begins with what comes from now on, or `whole`, with all that the
+    arena has. `topics` None = all topics, those included that are born later.
     `clock` is CLOCK_BOOTTIME, in ns.
     """
 
@@ -75,6 +76,8 @@ class Stream:
         topics: Collection[str] | None,
         attach: Callable[[], Reader | None],
         clock: Callable[[], int],
+        *,
+        whole: bool = False,
     ) -> None:
         self._namespace = namespace
         self._topics = topics
@@ -87,7 +90,8 @@ class Stream:
         self.stream_id = self._reader.stream_id if self._reader else 0
         """Of the notice that pop() returned last, too."""
         for topic, (incarnation, sequence) in self._tails().items():
-            self._positions[topic] = Position(topic, incarnation, sequence + 1)
+            first = 1 if whole else sequence + 1
+            self._positions[topic] = Position(topic, incarnation, first, forgiving=whole)
         for topic in topics or ():
             self._position(topic)
 

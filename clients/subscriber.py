@@ -9,7 +9,8 @@ it was made, and every CHECK_S from then on.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from contextlib import ExitStack, suppress
 from typing import Self
 
 import zmq
@@ -21,6 +22,7 @@ from purgatoryd.clients.life import Life
 from purgatoryd.clients.model import Notice
 from purgatoryd.clients.near import come_near, refuse_far
 from purgatoryd.clients.remote import Remote
+from purgatoryd.clients.route import Route
 from purgatoryd.clients.stream import Stream
 from purgatoryd.clients.times import boot_now_ns
 from purgatoryd.shm_layout import wire
@@ -30,9 +32,10 @@ from purgatoryd.shm_layout.errors import (
     ArenaNotReady,
     DaemonUnreachable,
     OtherAbi,
+    PurgatorydError,
     SnapshotRequired,
 )
-from purgatoryd.shm_layout.paths import check_name, client_paths
+from purgatoryd.shm_layout.paths import check_name
 
 RECEIVE_HWM = 1000  # messages; each holds up to a thousand notices
 CHECK_S = 5.0
@@ -54,14 +57,18 @@ class Inbox:
         remote: Remote | None,
         ledger: Ledger | None = None,
         near: bool = False,
+        route: Route | None = None,
+        whole: bool = False,
     ) -> None:
+        """`whole`: with all notices that the arena has, not only those from now on."""
         self.name = check_name(name)
         refuse_far(near=near, remote=remote)
         self._remote = remote
+        self._route = route or Route(name, namespace)
         self._ledger = ledger
         self._number = 0 if ledger is None else ledger.subscriber()
         subjects = _subjects(namespace, topics)
-        self.endpoint = remote.place.notices if remote else client_paths(name).pub_endpoint
+        self.endpoint = remote.place.notices if remote else self._route.find().pub_endpoint
         self.live = remote is None
         """False until a remote daemon has let us in; of a local one the arena tells all."""
         self._life = Life("subscriber")
@@ -78,10 +85,13 @@ class Inbox:
         self.socket.connect(self.endpoint)
         try:
             chosen = None if topics is None else frozenset(topics)
-            self._stream = Stream(namespace, chosen, self._attach, boot_now_ns)
+            self._stream = Stream(namespace, chosen, self._attach, boot_now_ns, whole=whole)
         except BaseException:
             self._close_sockets()
             raise
+        self.poller = zmq.Poller()
+        for source in self.sockets:
+            self.poller.register(source, zmq.POLLIN)
         self._probation()
         if near:
             self._come_near()
@@ -91,6 +101,11 @@ class Inbox:
             placed = reader.placement
             reader.close()
             come_near(placed.node, placed.reaper_cpu)
+
+    @property
+    def sockets(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+        """Those that tell when next_now() is worth a call."""
+        return self.socket, self.monitor
 
     def let_in(self) -> bool:
         """True once there is or was a connection."""
@@ -138,6 +153,7 @@ class Inbox:
         """Closes socket and arena."""
         if self.open:
             self._life.closed = True
+            self._route.close()
             self._stream.close()
             self._close_sockets()
 
@@ -146,7 +162,7 @@ class Inbox:
         if self._remote is not None:
             return None
         try:
-            return Reader.attach(client_paths(self.name))
+            return Reader.attach(self._route.find())
         except OtherAbi:
             return None
 
@@ -178,9 +194,21 @@ class Inbox:
             self._trust(now_s)
         if now_s < self._check_s:
             return False
+        self._follow()
         self._stream.compare()
         self._schedule(now_s)
         return True
+
+    def _follow(self) -> None:
+        """With another number of shards the namespace may have gone to another daemon."""
+        if not self._route.sharded:
+            return
+        with suppress(PurgatorydError):
+            endpoint = self._route.find().pub_endpoint
+            if endpoint != self.endpoint:
+                self.socket.disconnect(self.endpoint)
+                self.endpoint = endpoint
+                self.socket.connect(endpoint)
 
     # Checks double their distance until PROBATION_S, or until a message proves the
     # subscription to be live; then they come every CHECK_S.
@@ -200,6 +228,136 @@ class Inbox:
         self._check_s = now_s + (self._step_s if self._step_s < PROBATION_S else CHECK_S)
 
 
+class Merged:
+    """The inboxes of all shards that a namespace is in, as one. Each topic has an order in each."""
+
+    def __init__(self, route: Route, open_one: Callable[[Route, bool], Inbox]) -> None:
+        """`open_one`: the inbox at a route, with all that the arena has or from now on."""
+        self._route = route
+        self._open_one = open_one
+        self._inboxes: list[Inbox] = []
+        self._check_s = 0.0
+        self._generation = 0
+        self._turn = 0
+        self._open_all(whole=False)
+
+    @property
+    def name(self) -> str:
+        """Of the deployment."""
+        return self._route.name
+
+    @property
+    def endpoint(self) -> str:
+        """Of one of the shards: the one that lets us in last."""
+        waiting = [inbox for inbox in self._inboxes if not inbox.live] or self._inboxes
+        return waiting[0].endpoint
+
+    @property
+    def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
+        """Those that tell when next_now() is worth a call."""
+        return tuple(socket for inbox in self._inboxes for socket in inbox.sockets)
+
+    @property
+    def patience_s(self) -> float:
+        """How long to sleep on the sockets at most before next_now is worth a call."""
+        return min(inbox.patience_s for inbox in self._inboxes)
+
+    @property
+    def open(self) -> bool:
+        """True until it is closed, in the process that made it."""
+        return all(inbox.open for inbox in self._inboxes)
+
+    def let_in(self) -> bool:
+        """True once there are or were connections to all shards."""
+        return all(inbox.let_in() for inbox in self._inboxes)
+
+    def next_now(self) -> Notice | None:
+        """The next notice of any shard, None if there is none now. Raises SnapshotRequired."""
+        for _ in self._inboxes:
+            self._turn = (self._turn + 1) % len(self._inboxes)
+            if (notice := self._inboxes[self._turn].next_now()) is not None:
+                return notice
+        if time.monotonic() >= self._check_s:
+            self._follow()
+        return None
+
+    def close(self) -> None:
+        """Closes all."""
+        self._route.close()
+        for inbox in self._inboxes:
+            inbox.close()
+
+    def _follow(self) -> None:
+        """With another number of shards the topics begin anew, with what nobody was sent."""
+        self._check_s = time.monotonic() + CHECK_S
+        with suppress(PurgatorydError):
+            _, table = self._route.table()
+            if table is not None and table.generation != self._generation:
+                self._open_all(whole=True)
+
+    def _open_all(self, *, whole: bool) -> None:
+        paths, table = self._route.table()
+        assert table is not None
+        shards = self._route.placed(paths, table).shards
+        routes = [
+            Route(self.name, self._route.namespace, shards.index(shard)) for shard in {*shards}
+        ]
+        before, self._inboxes = self._inboxes, _all_or_none(routes, self._open_one, whole)
+        self._generation = table.generation
+        self.poller = zmq.Poller()
+        for socket in self.sockets:
+            self.poller.register(socket, zmq.POLLIN)
+        for inbox in before:
+            inbox.close()
+
+
+def _all_or_none(
+    routes: list[Route], open_one: Callable[[Route, bool], Inbox], whole: bool
+) -> list[Inbox]:
+    opened: list[Inbox] = []
+    with ExitStack() as undo:
+        for route in routes:
+            inbox = open_one(route, whole)
+            undo.callback(inbox.close)
+            opened.append(inbox)
+        undo.pop_all()
+    return opened
+
+
+class Opener:
+    """Opens what a subscriber listens to, once it is there."""
+
+    def __init__(
+        self,
+        name: str,
+        namespace: str,
+        topics: Collection[str] | None,
+        high_water_mark: int,
+        remote: Remote | None,
+        ledger: Ledger | None,
+        near: bool,
+    ) -> None:
+        self.name = name
+        self._arguments = (name, namespace, topics, high_water_mark, remote, ledger, near)
+        self._route = Route(name, namespace)
+        self._remote = remote
+
+    def __call__(self) -> Inbox | Merged:
+        """Raises as Subscriber does, at once."""
+        if self._remote is None:
+            paths, table = self._route.table()
+            if table is not None and self._route.placed(paths, table).partitions > 1:
+                return Merged(self._route, self._one)
+        return self._one(self._route, False)
+
+    def close(self) -> None:
+        """For an opener that has not opened anything."""
+        self._route.close()
+
+    def _one(self, route: Route, whole: bool) -> Inbox:
+        return Inbox(*self._arguments, route=route, whole=whole)
+
+
 class Subscriber(Closing):
     """Notices of the daemon `name`, from now on, none lost, each once, in order per topic.
 
@@ -207,6 +365,9 @@ class Subscriber(Closing):
     wait in the socket; more are dropped and recovered from the arena. `timeout`: seconds to
     wait for the daemon. Everything that fires after the constructor returned arrives. `ledger`:
     notes every notice that is handed out. `near`: as of Client; it takes the arena to know.
+
+    Of a namespace that is divided among shards the notices of all of them come, and "in order per
+    topic" holds for those of each shard.
 
     Beside a daemon of a version with another ABI, and with `remote` one on another host, only what
     comes by the socket is left: a topic begins with its first message that arrives, and what the
@@ -229,14 +390,14 @@ class Subscriber(Closing):
         near: bool = False,
     ) -> None:
         deadline_s = time.monotonic() + timeout
+        open_inbox = Opener(name, namespace, topics, high_water_mark, remote, ledger, near)
         while True:
             try:
-                self._inbox = Inbox(
-                    name, namespace, topics, high_water_mark, remote, ledger, near
-                )  # fmt: skip
+                self._inbox = open_inbox()
                 break
             except (DaemonUnreachable, ArenaMissing, ArenaNotReady) as error:
                 if time.monotonic() >= deadline_s:
+                    open_inbox.close()
                     raise unreachable(name, error, timeout) from None
             time.sleep(OPEN_RETRY_S)
         while not self._inbox.let_in():
@@ -244,9 +405,6 @@ class Subscriber(Closing):
                 self._inbox.close()
                 raise DaemonUnreachable(name, self._inbox.endpoint, timeout)
             time.sleep(OPEN_RETRY_S)
-        self._poller = zmq.Poller()
-        self._poller.register(self._inbox.socket, zmq.POLLIN)
-        self._poller.register(self._inbox.monitor, zmq.POLLIN)
 
     def get(self, timeout: float | None = None) -> Notice | None:
         """The next notice; None if none came within `timeout` seconds (None = no limit).
@@ -265,7 +423,7 @@ class Subscriber(Closing):
                 wait_s = min(wait_s, deadline_s - time.monotonic())
             if wait_s < 0:
                 break
-            self._poller.poll(round(wait_s * 1000 + 0.5))
+            inbox.poller.poll(round(wait_s * 1000 + 0.5))
             notice = inbox.next_now()
         return notice
 

@@ -58,16 +58,24 @@ def frame(kind: int, error: WireError = WireError.NONE, count: int = 0,
     )  # fmt: skip
 
 
-def handle(loop: Loop, message: Message) -> bytes | None:
-    """The reply to one admin request; None if it comes later, when the clock has arrived."""
+def fault(message: Message) -> bytes | None:
+    """The reply to what is no message of ours; None if it is one."""
     if len(message.body) < _FRAME.size:
         return frame(0, WireError.MALFORMED, detail=(len(message.body), _FRAME.size))
     magic, version, kind, *_ = _FRAME.unpack_from(message.body)
-    echo = _echo(message)
+    echo = echo_of(message)
     if magic != WIRE_MAGIC:
         return frame(kind, WireError.MALFORMED, detail=(0, magic), echo=echo)
     if version != WIRE_VERSION:
         return frame(kind, WireError.VERSION, detail=(WIRE_VERSION, version), echo=echo)
+    return None
+
+
+def handle(loop: Loop, message: Message) -> bytes | None:
+    """The reply to one admin request; None if it comes later, when the clock has arrived."""
+    if (answer := fault(message)) is not None:
+        return answer
+    kind, echo = _FRAME.unpack_from(message.body)[2], echo_of(message)
     if kind not in (Kind.NAMESPACE, Kind.LOAD, Kind.PUBLISH) and len(message.body) != _FRAME.size:
         detail = (len(message.body), _FRAME.size)
         return frame(kind, WireError.MALFORMED, detail=detail, echo=echo)
@@ -76,13 +84,14 @@ def handle(loop: Loop, message: Message) -> bytes | None:
     return _command(loop, message, kind)
 
 
-def _echo(message: Message) -> tuple[int, int]:
+def echo_of(message: Message) -> tuple[int, int]:
+    """Session and sequence of a request, which its reply repeats."""
     session, sequence = _FRAME.unpack_from(message.body)[3:5]
     return session, sequence
 
 
 def _command(loop: Loop, message: Message, kind: int) -> bytes | None:
-    echo = _echo(message)
+    echo = echo_of(message)
     if kind == Kind.PING:
         return frame(kind, echo=echo)
     if kind == Kind.STOP:
@@ -127,4 +136,4 @@ def advanced(arena: Arena, message: Message) -> bytes:
         parts.append(
             _TAIL.pack(topic.sequence, topic.incarnation, len(ns), len(name), b"") + ns + name
         )
-    return frame(Kind.ADVANCE, count=len(parts), echo=_echo(message)) + b"".join(parts)
+    return frame(Kind.ADVANCE, count=len(parts), echo=echo_of(message)) + b"".join(parts)

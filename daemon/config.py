@@ -8,7 +8,7 @@ from typing import Literal
 from purgatoryd.daemon.log import LEVELS
 from purgatoryd.shm_layout.errors import InvalidArgument, InvalidSetting
 from purgatoryd.shm_layout.keys import place
-from purgatoryd.shm_layout.paths import check_name
+from purgatoryd.shm_layout.paths import SHARDS_MAX, check_name
 from purgatoryd.shm_layout.topology import cpu_order
 
 MIB = 2**20
@@ -46,6 +46,7 @@ BOUNDS = {
     "snapshot_segments": (1, 2**20),
     "retain_age_ns": (0, 10**9 * 86_400 * 3650),
     "retain_bytes": (0, 2**62),
+    "shards": (0, SHARDS_MAX),
 }
 _OF_THE_JOURNAL = (
     "segment_bytes", "stage_bytes", "snapshot_segments", "retain_age_ns", "retain_bytes",
@@ -144,6 +145,10 @@ class Config:
     busy_poll_ns: int = 0
     """So long before a deadline the loop sleeps no more."""
 
+    shards: int = 0
+    """Into how many daemons the namespaces are divided; 0 = one daemon has them all."""
+    shard: int = -1
+    """Which of those daemons this is; -1 = none of them."""
     tcp: str = ""
     """HOST:PORT for clients on other hosts: commands there, notices at the next port."""
     server_key: str = ""
@@ -189,6 +194,8 @@ class Config:
             )
 
     def _check_tcp(self) -> None:
+        if self.tcp and self.shards:
+            raise InvalidSetting("tcp", self.tcp, "left out with shards", "config")
         given = [setting for setting in ("tcp", "server_key", "keys") if getattr(self, setting)]
         if len(given) not in (0, 3):
             bound = "given with tcp, server-key and keys all three, or not at all"
@@ -223,4 +230,8 @@ def _unit(setting: str) -> str:
     return " ns" if setting.endswith("_ns") else " bytes" * ("bytes" in setting)
 
 
-DEFAULTS = {field.name: field.default for field in fields(Config) if field.name != "name"}
+_OF_A_DEPLOYMENT = ("name", "shard")
+"""What who starts a daemon says of it, beside its settings."""
+DEFAULTS = {
+    field.name: field.default for field in fields(Config) if field.name not in _OF_A_DEPLOYMENT
+}

@@ -122,6 +122,7 @@ class Lanes:
     """Binds all sockets. They are used from one thread; nothing here ever blocks."""
 
     def __init__(self, paths: Paths, access: Access, remotes: Remotes | None = None) -> None:
+        self.directory = paths.directory
         self._paths = (paths.cmd, paths.admin, paths.pub)
         for path in self._paths:
             _refuse_foreign(path)

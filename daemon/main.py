@@ -28,9 +28,10 @@ from purgatoryd.daemon.reload import Reload
 from purgatoryd.daemon.store import Opening, journal_end, open_arena
 from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.shm_layout.arena import Arena, boot_id
-from purgatoryd.shm_layout.errors import AlreadyRunning, BadPath, SystemFailure
+from purgatoryd.shm_layout.errors import AlreadyRunning, BadPath, InvalidSetting, SystemFailure
 from purgatoryd.shm_layout.layout import ArenaState
 from purgatoryd.shm_layout.paths import Paths, daemon_paths
+from purgatoryd.shm_layout.shards import read_table
 
 LOCK_MODE = 0o600
 
@@ -52,8 +53,9 @@ def serve(
     """
     log.set_up(config.log_level, name=config.name)
     life = LifeCycle(Supervisor.of(os.environ))
-    with _system_failures():
+    with system_failures():
         paths = daemon_paths(config.name)
+        _refuse_divided(config, paths)
         opening = Opening(config, paths, import_path, force_journal, life.supervisor.step)
         _run(opening, life, reread or (lambda: config))
     return 0
@@ -69,11 +71,13 @@ def _run(opening: Opening, life: LifeCycle, reread: Callable[[], Config]) -> Non
     with (
         name_lock(paths),
         locked(opening.journal),
-        _signals() as wake_fd,
+        signals() as wake_fd,
         contextlib.closing(Lanes(paths, access, Remotes.of(config))) as sockets,
         contextlib.closing(_recovered(opening, life)) as arena,
         contextlib.closing(_begin_journal(arena, opening)) as journal,
     ):
+        if config.shard >= 0:
+            arena.confine()
         arena.set_quotas(config.quota_timers, config.quota_bytes, config.quota_ops)
         clock = _clock(config, arena)
         reload = Reload(config, reread, arena, sockets, placement, life.supervisor)
@@ -88,8 +92,19 @@ def _run(opening: Opening, life: LifeCycle, reread: Callable[[], Config]) -> Non
         arena.set_state(ArenaState.READY, 0)
 
 
+def _refuse_divided(config: Config, paths: Paths) -> None:
+    """A daemon alone would not see the timers that shards of its name hold."""
+    if config.shard >= 0:
+        return
+    home = Path(config.journal) if config.journal else paths.directory
+    table = read_table(home, config.name) or read_table(paths.directory, config.name)
+    if table is not None:
+        bound = f"given: {config.name} is divided into {table.count} shards"
+        raise InvalidSetting("shards", config.shards, bound, "config")
+
+
 @contextlib.contextmanager
-def _system_failures() -> Iterator[None]:
+def system_failures() -> Iterator[None]:
     """What the system refuses, anywhere inside, as one error with its figures."""
     try:
         yield
@@ -114,8 +129,9 @@ def _begin_journal(arena: Arena, opening: Opening) -> Memory:
         return Memory()
     end = journal_end(arena, opening)
     journal = Journal(arena, opening.paths.arena, opening.journal, opening.config, end)
-    for namespace in opening.config.durable_namespaces:
-        arena.set_durable(namespace)
+    if opening.config.shard < 0:  # else who placed them here says so
+        for namespace in opening.config.durable_namespaces:
+            arena.set_durable(namespace)
     return journal
 
 
@@ -200,7 +216,7 @@ def _holder(fd: int) -> int:
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[int]:
+def signals() -> Iterator[int]:
     """A descriptor that becomes readable when a signal arrives, so that it ends the sleep."""
     read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     before = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)

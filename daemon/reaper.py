@@ -36,6 +36,7 @@ WINDOWS_PER_TURN = 8
 MOMENTS_PER_TURN = 16
 """Moves of a virtual clock that batches ask for."""
 STEPS_PER_TURN = 256
+SIGNALS_AT_ONCE = 64
 _EVENTS = wire.encode_namespace(EVENTS_NAMESPACE), wire.encode_topic(EVENTS_TOPIC)
 
 
@@ -64,6 +65,7 @@ class Reaper:
         self._load_ttl_ns = load_ttl_ns
         self._journal = journal
         self._placement = placement
+        self._wake_fd = wake_fd
         self._wait_for = [*sockets.fds(), wake_fd, *journal.fds]
         self._life = life
         life.publish_by(self._announce)
@@ -279,6 +281,8 @@ class Reaper:
         self._slept_until_ns = None if self._ready else until_ns
         if not self._ready.isdisjoint(self._journal.fds):
             self._journal.heard()
+        if self._wake_fd in self._ready:
+            os.read(self._wake_fd, SIGNALS_AT_ONCE)
 
     def _due_ns(self) -> int:
         """When the wheel has something to do, on the boot clock."""

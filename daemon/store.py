@@ -295,8 +295,8 @@ def core_config(config: Config) -> dict[str, Any]:
         "boot_id": boot_id(),
         "page_size": page_size(),
         "clock_kind": ClockKind.VIRTUAL if virtual else ClockKind.BOOT,
-        "shard": 0,
-        "shards": 1,
+        "shard": max(0, config.shard),
+        "shards": max(1, config.shards),
     }
 
 

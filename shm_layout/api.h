@@ -250,6 +250,9 @@ void pg_set_placement(struct pg_arena *a, const struct pg_placement *placement);
 void pg_set_daemon_state(struct pg_arena *a, uint32_t state, uint32_t why, int64_t since_boot_ns);
 /* 1: from now on nothing is armed: PUT and WATCH get PG_ST_STOPPING; 0: no more. */
 void pg_drain(struct pg_arena *a, int draining);
+/* From now on namespaces are born by pg_set_namespace alone: messages that name another one get
+ * PG_ERR_WRONG_SHARD, and a notice of one PG_ST_WRONG_SHARD. */
+void pg_confine(struct pg_arena *a);
 /* Nothing is armed, no outcome waits for its acknowledgement, and the socket has all notices. */
 int pg_drained(const struct pg_arena *a);
 void pg_start_epoch(struct pg_arena *a, const uint8_t boot_id[16]);

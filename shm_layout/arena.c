@@ -582,6 +582,8 @@ void pg_set_daemon_state(struct pg_arena *a, uint32_t state, uint32_t why, int64
 
 void pg_drain(struct pg_arena *a, int draining) { a->draining = draining != 0; }
 
+void pg_confine(struct pg_arena *a) { a->confined = true; }
+
 int pg_drained(const struct pg_arena *a)
 {
     return a->metrics->live == 0 && a->metrics->operations == 0 && a->metrics->outcomes == 0 &&

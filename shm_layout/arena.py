@@ -456,6 +456,10 @@ class Arena(_Owned):
         """While draining nothing is armed: adds and watches are refused as STOPPING."""
         lib.pg_drain(self._a, draining)
 
+    def confine(self) -> None:
+        """From now on only set_namespace() gives birth to namespaces: others are WRONG_SHARD."""
+        lib.pg_confine(self._a)
+
     @property
     def drained(self) -> bool:
         """True if nothing is armed, no outcome is unacknowledged, and the socket has all."""

@@ -390,11 +390,6 @@ static bool records_apply(struct pg_arena *a, const struct request *q, struct pg
 
 /* ---- names --------------------------------------------------------------------------------- */
 
-static bool is_reserved(struct name name)
-{
-    return name.len != 0 && name.bytes[0] == PG_RESERVED;
-}
-
 /* Only what arms or advances gives birth to names. Their rows are held, so that a later name
  * of the table does not take an earlier one's. */
 static void name_resolve(struct pg_arena *a, uint32_t i, struct name ns, struct name topic,
@@ -406,7 +401,7 @@ static void name_resolve(struct pg_arena *a, uint32_t i, struct name ns, struct 
     a->name_guards[i] = a->guarded ? guard_of(a, names_find_namespace(a, ns), uid) : 0;
     if (UNLIKELY(a->name_guards[i] == GUARD_DENIED))
         return;                   /* no name is born by it */
-    if (UNLIKELY(is_reserved(ns) || is_reserved(topic))) {
+    if (UNLIKELY(name_reserved(ns) || name_reserved(topic))) {
         a->name_guards[i] = GUARD_RESERVED;
         a->name_namespaces[i] = names_find_namespace(a, ns);
         a->reserved = true;

@@ -9,6 +9,7 @@ PurgatorydError
 |   +-- InvalidRows                  columns of a bulk call
 |   +-- InvalidCondition             keys, levels or threshold of an operation
 |   +-- InvalidSetting               a setting of the daemon or the command line
+|   +-- Partitioned                  not with a namespace whose keys are divided among shards
 |   +-- UnknownSetting
 +-- Refused                          the daemon refused one timer; the arena is unchanged
 |   +-- Exists                       mode="error" and the key is armed
@@ -28,6 +29,7 @@ PurgatorydError
 |   +-- DaemonUnreachable (ConnectionError)
 |   +-- CallTimeout (TimeoutError)   connected, but no answer in time
 |   +-- QueueFull (TimeoutError)     the bounded send queue stayed full
+|   +-- ShardUnavailable (ConnectionError)   a shard failed often; it is not asked for a while
 |   +-- SessionExpired               the outcome of what was in flight is unknown
 |   +-- MessageRefused               the daemon refused a whole message
 |   |   +-- NoJournal                durable=True, and the daemon keeps no journal
@@ -45,6 +47,7 @@ PurgatorydError
 |   +-- ArenaTooLarge                needed and available bytes
 |   +-- ArenaTooSmall                below what lives in it
 |   +-- ArenaInUse                   an import would replace what lives in it
++-- TableBroken                      the file that says which shard holds what
 +-- SystemFailure                    the machine refused the daemon memory, a file, a descriptor
 +-- PipelineError                    what leaves the host for the lake
 |   +-- ExtraMissing                 a part of the installation that was not asked for
@@ -57,6 +60,8 @@ PurgatorydError
 |   +-- WindowTaken                  a newer run brings this window of a cold tier
 +-- StartError                       the daemon cannot start
     +-- AlreadyRunning
+    +-- ShardFailed                  a shard of a deployment does not start
+    +-- AloneBefore                  a daemon without shards left timers under this name
     +-- BadPath                      not a directory, foreign owner, not writable
     +-- PathTooLong                  for AF_UNIX
     +-- Unsupported                  this machine cannot run it
@@ -219,6 +224,18 @@ class UnknownSetting(InvalidArgument):
 
     def __str__(self) -> str:
         return f"unknown setting {self.setting!r} in {self.source}"
+
+
+@keeps_figures
+class Partitioned(InvalidArgument):
+    """The keys of `namespace` are divided into `partitions`, and `what` does not work with that."""
+
+    namespace: str
+    partitions: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"namespace {self.namespace!r} has {self.partitions} partitions: {self.what}"
 
 
 @keeps_figures
@@ -412,6 +429,23 @@ class QueueFull(DaemonError, TimeoutError):
             f"{self.queued} of {self.limit} calls are queued and none was acknowledged "
             f"within {self.waited_s:.3g} s; this call was not queued"
         )
+
+
+@keeps_figures
+class ShardUnavailable(DaemonError, ConnectionError):
+    """`shard` of the deployment `name` did not answer `failures` calls in a row; nothing was sent.
+
+    It is not asked before `retry_boot_ns`; it has failed since `since_boot_ns` (CLOCK_BOOTTIME).
+    """
+
+    name: str
+    shard: int
+    failures: int
+    since_boot_ns: int
+    retry_boot_ns: int
+
+    def __str__(self) -> str:
+        return f"shard {self.shard} of {self.name!r} did not answer {self.failures} calls in a row"
 
 
 @keeps_figures
@@ -634,6 +668,17 @@ class ArenaInUse(ArenaError):
 
 
 @keeps_figures
+class TableBroken(PurgatorydError):
+    """The routing table `path` of a deployment cannot be used because of `reason`."""
+
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+@keeps_figures
 class SystemFailure(PurgatorydError):
     """A system call of the daemon failed with errno `number` (0: not known) on `path`, if any.
 
@@ -768,6 +813,31 @@ class AlreadyRunning(StartError):
 
     def __str__(self) -> str:
         return f"a daemon {self.name!r} runs already, as process {self.pid or 'unknown'}"
+
+
+@keeps_figures
+class ShardFailed(StartError):
+    """`daemon`, a shard, ended with `code` before it was ready; what it said stands above."""
+
+    daemon: str
+    code: int
+
+    def __str__(self) -> str:
+        return f"shard {self.daemon} ended with code {self.code} before it was ready"
+
+
+@keeps_figures
+class AloneBefore(StartError):
+    """The arena or journal at `place` is of a daemon `name` without shards."""
+
+    name: str
+    place: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.place} is of the daemon {self.name!r} without shards, whose timers would be "
+            "left behind: start the shards under another name"
+        )
 
 
 @keeps_figures

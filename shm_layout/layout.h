@@ -1098,6 +1098,7 @@ enum pg_message {
     PG_M_HELLO = 1, PG_M_BATCH, PG_M_QUERY, PG_M_BYE, PG_M_PING,  /* command lane */
     PG_M_OUTCOMES, PG_M_ACK,      /* command lane: pushed to an owner, and his answer */
     PG_M_LOAD,                    /* both lanes */
+    PG_M_PLACE,                   /* both lanes of a deployment of shards */
     PG_M_ADVANCE = 32, PG_M_STOP, PG_M_PUBLISH, PG_M_NAMESPACE    /* admin lane */
 };
 
@@ -1202,7 +1203,7 @@ enum pg_status {
     PG_ST_BUSY = 26,
     PG_ST_QUOTA = 27,             /* ticket = quota << 8 | enum pg_quota; deadline_ns = what is used,
                                      of OPS when, on the real clock, the next one is allowed */
-    PG_ST_WRONG_SHARD = 28,
+    PG_ST_WRONG_SHARD = 28,       /* PUBLISH: the namespace is in another shard */
     PG_ST_DUPLICATE = 29,         /* WATCH: a key twice */
     PG_ST_OVERFLOW = 30,          /* a level past 2^63 - 1 */
     PG_ST_JOURNAL = 31,           /* the journal has stopped: nothing is armed any more */
@@ -1239,7 +1240,10 @@ enum pg_error {
     PG_ERR_BUSY = 17,             /* NAMESPACE, LOAD: the journal cannot take it now.
                                      detail: why, BUSY or JOURNAL of enum pg_status */
     PG_ERR_LOADS_FULL = 18,       /* LOAD. detail: loads that are remembered at most */
-    PG_ERR_FENCED = 19            /* LOAD: a newer run of it has begun. detail: its fence, yours */
+    PG_ERR_FENCED = 19,           /* LOAD: a newer run of it has begun. detail: its fence, yours */
+    PG_ERR_WRONG_SHARD = 20,      /* the namespace is in another shard, or in none yet.
+                                     detail: shard, shards; of a deployment: version, shards */
+    PG_ERR_PLACED = 21            /* PLACE: it was born otherwise. detail: its partitions, yours */
 };
 
 /* HELLO request: frame, struct pg_hello, name. Reply: frame, struct pg_welcome. */
@@ -1266,7 +1270,9 @@ struct pg_welcome {
     int64_t  real_boot_ns;        /* the daemon's CLOCK_BOOTTIME, also under the virtual clock */
     uint32_t node;                /* NUMA node of the daemon's threads + 1; 0 = any */
     uint32_t reaper_cpu;          /* CPU of its loop + 1; 0 = any */
-    uint64_t reserved[2];
+    uint64_t origin;              /* the id that this session had at first: another than before
+                                     means another session, though the nonce is the same */
+    uint64_t reserved;
 };
 
 /* NAMESPACE request: frame, this, the name's bytes. It sets what `fields` names, and nothing
@@ -1284,6 +1290,9 @@ struct pg_namespace_set {
     uint64_t park_beyond_ns;      /* needs a journal */
     uint64_t reserved[2];
 };
+
+/* PLACE request: frame (count = partitions, 1 on the command lane), the namespace's name. Reply:
+ * frame (count = its partitions), once the routing table says where it is. */
 
 /* LOAD request: frame, this, the namespace's name. Reply: frame, struct pg_load_info, then `count`
  * of struct pg_load_part. OPEN, CLOSE and FORGET may be repeated at will. */

@@ -37,6 +37,7 @@ FLAG_AT: int = lib.PG_W_AT
 FLAG_DURABLE: int = lib.PG_W_DURABLE
 FLAG_DRAIN: int = lib.PG_W_DRAIN
 FLAG_RESUME: int = lib.PG_W_RESUME
+RESERVED: int = lib.PG_RESERVED
 FLAG_LOAD: int = lib.PG_W_LOAD
 NOTICE_OF_OPERATION: int = lib.PG_E_OPERATION
 NOTICE_LATE: int = lib.PG_E_LATE
@@ -64,6 +65,7 @@ class Message(enum.IntEnum):
     OUTCOMES = lib.PG_M_OUTCOMES
     ACK = lib.PG_M_ACK
     LOAD = lib.PG_M_LOAD
+    PLACE = lib.PG_M_PLACE
     ADVANCE = lib.PG_M_ADVANCE
     STOP = lib.PG_M_STOP
     PUBLISH = lib.PG_M_PUBLISH
@@ -206,6 +208,8 @@ class WireError(enum.IntEnum):
     BUSY = lib.PG_ERR_BUSY
     LOADS_FULL = lib.PG_ERR_LOADS_FULL
     FENCED = lib.PG_ERR_FENCED
+    WRONG_SHARD = lib.PG_ERR_WRONG_SHARD
+    PLACED = lib.PG_ERR_PLACED
 
 
 class LoadState(enum.IntEnum):

@@ -67,7 +67,8 @@ static bool handle_hello(struct pg_arena *a, struct request *q, struct sink *out
                            .batch_records = PG_BATCH_RECORDS, .message_bytes = PG_MESSAGE_MAX,
                            .real_boot_ns = a->real_boot_ns,
                            .node = a->header->placement.node,
-                           .reaper_cpu = a->header->placement.reaper_cpu};
+                           .reaper_cpu = a->header->placement.reaper_cpu,
+                           .origin = s->first_id != 0 ? s->first_id : s->id};
     memcpy(w.uuid, a->header->uuid, sizeof w.uuid);
     q->frame.session = s->id;
     reply_head(q, out, 0);
@@ -112,11 +113,31 @@ static bool time_allowed(const struct pg_arena *a, const struct request *q, stru
     return refused(why, PG_ERR_CLOCK, (uint64_t)a->now_ns, (uint64_t)q->frame.at_ns);
 }
 
+static bool wrong_shard(const struct pg_arena *a, struct refusal *why)
+{
+    return refused(why, PG_ERR_WRONG_SHARD, a->header->shard, a->header->shards);
+}
+
+/* A message for another shard is refused as a whole: what follows it waits, so order is kept. */
+static bool names_here(const struct pg_arena *a, const struct request *q, struct refusal *why)
+{
+    const uint8_t *at = q->names;
+    for (uint32_t i = 0; a->confined && i < q->frame.names; i++) {
+        struct name ns, topic;
+        at = names_next(at, &ns, &topic);
+        if (names_elsewhere(a, ns))
+            return wrong_shard(a, why);
+    }
+    return true;
+}
+
 static bool handle_batch(struct pg_arena *a, struct request *q, struct sink *out,
                          struct refusal *why, int64_t *wait_ns)
 {
     struct pg_session *s;
     if (!session_of(a, q, &s, why) || !tables_read(q, why))
+        return false;
+    if (!names_here(a, q, why))
         return false;
     a->durable = (q->frame.flags & PG_W_DURABLE) != 0;
     if (a->durable && a->stage == NULL)
@@ -159,7 +180,7 @@ static bool handle_query(struct pg_arena *a, struct request *q, struct sink *out
                          struct refusal *why)
 {
     struct pg_session *s;
-    if (!session_of(a, q, &s, why) || !tables_read(q, why))
+    if (!session_of(a, q, &s, why) || !tables_read(q, why) || !names_here(a, q, why))
         return false;
     reply_head(q, out, q->frame.count);
     const uint8_t *at = q->area;
@@ -273,6 +294,8 @@ static bool load_begun(struct pg_arena *a, const struct pg_load_ask *ask, const 
     unsigned refusal;
     if (guard_of(a, names_find_namespace(a, name), uid) == GUARD_DENIED)
         return refused(why, PG_ERR_DENIED, uid, 0);
+    if (names_elsewhere(a, name))
+        return wrong_shard(a, why);
     wanted.namespace_row = names_namespace(a, name, &status);
     if (wanted.namespace_row == PG_NIL && status == PG_ST_FULL_NAMESPACES)
         return refused(why, PG_ERR_NAMESPACES_FULL, a->namespace_rows, 0);

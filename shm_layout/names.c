@@ -98,6 +98,16 @@ uint32_t names_find_namespace(const struct pg_arena *a, struct name ns)
     return name_find(a, PG_NIL, ns, &cell);
 }
 
+bool name_reserved(struct name name)
+{
+    return name.len != 0 && name.bytes[0] == PG_RESERVED;
+}
+
+bool names_elsewhere(const struct pg_arena *a, struct name ns)
+{
+    return a->confined && !name_reserved(ns) && names_find_namespace(a, ns) == PG_NIL;
+}
+
 /* ---- births ----------------------------------------------------------------------------- */
 
 static uint32_t namespace_born(struct pg_arena *a, struct name name, uint32_t cell)

@@ -46,6 +46,7 @@ struct pg_arena {
     struct pg_account *accounts;
     uint32_t account_rows;
     bool draining;                /* nothing is armed any more */
+    bool confined;                /* namespaces are born by NAMESPACE alone */
     bool reserved;                /* the running batch names what is for PUBLISH alone */
     bool guarded;                 /* some namespace has an owner or a quota, or uids have quotas */
     struct pg_entry *outbox;
@@ -156,6 +157,9 @@ uint32_t names_namespace(struct pg_arena *a, struct name ns, uint32_t *status);
 uint32_t names_topic(struct pg_arena *a, struct name ns, struct name topic, uint32_t *status);
 /* Row of an existing pair's topic or namespace; PG_NIL = none. */
 uint32_t names_find_namespace(const struct pg_arena *a, struct name ns);
+/* It is not here, and for all that this arena knows it is in another shard. */
+bool names_elsewhere(const struct pg_arena *a, struct name ns);
+bool name_reserved(struct name name);
 /* A held topic keeps its row, as if it had a timer. */
 void names_hold(struct pg_arena *a, uint32_t topic);
 void names_release(struct pg_arena *a, uint32_t topic);

@@ -26,6 +26,8 @@ from purgatoryd.shm_layout import segment
 from purgatoryd.shm_layout.errors import BadPath, DaemonUnreachable, InvalidName, PathTooLong
 
 NAME_BYTES_MAX = 32
+SHARDS_MAX = 64
+"""Of a deployment; their numbers stand in the names of its daemons."""
 SOCKET_PATH_BYTES_MAX = 107  # sun_path holds 108, the last one is the terminator
 HOST_DIRECTORY = Path("/run/purgatoryd")
 
@@ -101,7 +103,7 @@ def daemon_paths(name: str, environ: Mapping[str, str] = os.environ) -> Paths:
     Raises InvalidName, PathTooLong, and BadPath if the directory that remains cannot be used.
     """
     check_name(name)
-    *preferred, last = _candidates(environ)
+    *preferred, last = directories(environ)
     for directory in preferred:
         if _make(directory) is None:
             return paths_in(directory, name)
@@ -118,7 +120,7 @@ def client_paths(name: str, environ: Mapping[str, str] = os.environ) -> Paths:
     and DaemonUnreachable with the directories that hold no command socket of that name.
     """
     check_name(name)
-    tried = list(_candidates(environ))
+    tried = list(directories(environ))
     for directory in tried:
         paths = paths_in(directory, name)
         if _is_socket(paths.cmd):
@@ -137,14 +139,15 @@ def arena_paths(name: str, environ: Mapping[str, str] = os.environ) -> Paths:
     try:
         return client_paths(name, environ)
     except DaemonUnreachable:
-        for directory in _candidates(environ):
+        for directory in directories(environ):
             paths = paths_in(directory, name)
             if segment.exists(paths.arena):
                 return paths
         raise
 
 
-def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
+def directories(environ: Mapping[str, str] = os.environ) -> Iterator[Path]:
+    """Where a daemon may be, in the order in which clients look."""
     if chosen := environ.get("PURGATORYD_DIR"):
         yield Path(os.path.abspath(chosen))
         return

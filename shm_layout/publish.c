@@ -69,6 +69,8 @@ static unsigned publish(struct pg_arena *a, const struct publish *p, struct pg_r
     uint32_t status = stage_refusal(a);
     if (status != PG_ST_NONE)
         return status;
+    if (names_elsewhere(a, p->namespace_name))
+        return PG_ST_WRONG_SHARD;
     const uint32_t topic = names_topic(a, p->namespace_name, p->topic_name, &status);
     if (topic == PG_NIL)
         return status;

@@ -223,6 +223,11 @@ def encode_namespace_set(sequence: int, namespace: bytes, changes: Mapping[str, 
     return encode_frame(Message.NAMESPACE, 0, sequence) + body + namespace
 
 
+def encode_place(sequence: int, namespace: bytes, partitions: int = 1) -> bytes:
+    """Has a deployment of shards place a namespace, if it was not born yet."""
+    return encode_frame(Message.PLACE, 0, sequence, count=partitions) + namespace
+
+
 def decode_namespace_set(body: bytes) -> NamespaceSettings:
     """The reply to a NAMESPACE message. Raises ProtocolError."""
     _need("namespace settings", body, 0, NAMESPACE_SET.size)
@@ -285,6 +290,8 @@ class Welcome(NamedTuple):
     """NUMA node of the daemon's threads + 1; 0 = any."""
     reaper_cpu: int = 0
     """CPU of its loop + 1; 0 = any."""
+    origin: int = 0
+    """The id that the session had at first; 0 = an older daemon, which does not tell."""
 
 
 class Info(NamedTuple):
@@ -333,7 +340,7 @@ def decode_reply(data: bytes) -> Reply:
 def decode_welcome(body: bytes) -> Welcome:
     """The body of a HELLO's reply. Raises ProtocolError."""
     _need("welcome", body, 0, WELCOME.size)
-    return Welcome(*WELCOME.unpack_from(body)[:16])
+    return Welcome(*WELCOME.unpack_from(body)[:17])
 
 
 def check_results(body: bytes, count: int) -> None:

@@ -44,6 +44,7 @@ from purgatoryd.clients import (
     Status,
     Subscriber,
 )
+from purgatoryd.clients.subscriber import Inbox
 from purgatoryd.shm_layout.arena import Reader
 
 HOUR_S = 3600.0
@@ -511,9 +512,14 @@ def test_a_subscriber_that_was_overtaken_is_told_the_range(daemon: StartDaemon) 
         assert [n.seq for n in left] == list(range(caught.value.last_lost + 1, 5001))
 
 
+def inbox_of(subscriber: Subscriber) -> Inbox:
+    assert isinstance(subscriber._inbox, Inbox)
+    return subscriber._inbox
+
+
 def disconnected(subscriber: Subscriber, real: Daemon, act: Callable[[], object]) -> None:
     """Does `act`, and waits until its timers fired, while no message can arrive."""
-    socket = subscriber._inbox.socket
+    socket = inbox_of(subscriber).socket
     socket.disconnect(real.paths.pub_endpoint)
     act()
     reader = Reader.attach(real.paths)
@@ -544,7 +550,7 @@ def test_a_subscriber_outlives_the_daemon(client: Client, real: Daemon) -> None:
         client.add("a", delay=0, topic="t")
         take(subscriber, 1)
         real.stop()
-        subscriber._inbox._stream.reconnected()
+        inbox_of(subscriber)._stream.reconnected()
         assert subscriber.get(0) is None
         real.start()
         client.add("b", delay=0, topic="t")

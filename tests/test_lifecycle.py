@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from conftest import StartDaemon
-from real_daemon import PATIENCE_S, Daemon, boot_ns, eventually
+from real_daemon import PATIENCE_S, Daemon, boot_ns, eventually, stats
 from test_cli import answer, cli
 
 from purgatoryd.cli.app import app
@@ -220,6 +220,18 @@ def test_a_manager_is_told_when_the_daemon_is_ready_alive_and_at_its_end(
         manager.hears("STATUS=draining")
     real.stop()
     manager.hears("STOPPING=1")
+
+
+def test_a_daemon_sleeps_again_after_it_read_its_settings(
+    manager: Manager, daemon: StartDaemon
+) -> None:
+    real = daemon("demo", env={"NOTIFY_SOCKET": manager.address})
+    manager.hears("READY=1")
+    os.kill(real.pid, signal.SIGHUP)
+    manager.hears("READY=1")
+    first = stats(real)
+    eventually(lambda: stats(real)["heartbeat_boot_ns"] > first["heartbeat_boot_ns"])
+    assert stats(real)["wakeups"] - first["wakeups"] < 100
 
 
 def test_the_next_start_asks_for_time_while_it_recovers(

@@ -21,6 +21,7 @@ REFUSED = 5  # the model daemon refuses every fifth batch, whenever it comes
 
 @dataclass
 class ServerSession:
+    origin: int = 0
     last: int = 0
     replies: dict[int, bytes] = field(default_factory=dict)
 
@@ -34,6 +35,8 @@ class ModelDaemon:
         self.nonces: dict[bytes, int] = {}
         self.applied: list[int] = []
         self.ids = itertools.count(1)
+        self.strange = False
+        """It does not know the namespace, yet."""
 
     def handle(self, request: bytes) -> bytes:
         head = wire.FRAME.unpack_from(request)
@@ -54,12 +57,21 @@ class ModelDaemon:
         number = self.nonces.get(nonce)
         if number not in self.sessions:
             number = self.nonces[nonce] = next(self.ids)
-            self.sessions[number] = ServerSession()
+            self.sessions[number] = ServerSession(number)
         welcome = wire.WELCOME.pack(
             number, 7, bytes(16), 0, 1, 0, 0, self.sessions[number].last, 1, 0, 4, 1024, 1 << 23,
-            0, 0, 0, 0, 0,
+            0, 0, 0, self.sessions[number].origin, 0,
         )  # fmt: skip
         return wire.encode_frame(Message.HELLO, number, sequence) + welcome
+
+    def move(self) -> None:
+        """All sessions go to another daemon, which gives them other ids."""
+        known = {number: next(self.ids) for number in self.sessions}
+        self.nonces = {n: known[number] for n, number in self.nonces.items() if number in known}
+        self.sessions = {known[number]: session for number, session in self.sessions.items()}
+        for number, session in self.sessions.items():
+            for sequence, reply in session.replies.items():
+                session.replies[sequence] = reply[:8] + number.to_bytes(8, "little") + reply[16:]
 
     def _batch(self, head: tuple[int, ...], session: ServerSession, body: bytes) -> bytes:
         sequence = head[4]
@@ -69,6 +81,8 @@ class ModelDaemon:
             return session.replies[sequence]
         if sequence != session.last + 1:
             return self._error(head, WireError.OUT_OF_ORDER, (session.last + 1, sequence))
+        if self.strange:
+            return self._error(head, WireError.WRONG_SHARD)
         number = int.from_bytes(body, "little")
         if number % REFUSED == 0:
             return self._error(head, WireError.MALFORMED)
@@ -154,6 +168,18 @@ class Conversation(RuleBasedStateMachine):
         self.broken = False
         self.client.resend()
 
+    @rule(survive=st.integers(0, 3))
+    def move(self, survive: int) -> None:
+        """The number of shards has changed."""
+        self.break_connection(survive)
+        self.daemon.move()
+        self.client.moved()
+        self.broken = False
+
+    @rule()
+    def know_the_namespace_or_not(self) -> None:
+        self.daemon.strange = not self.daemon.strange
+
     @precondition(lambda self: self.client.busy)
     @rule()
     def resend_what_is_overdue(self) -> None:
@@ -186,6 +212,7 @@ class Conversation(RuleBasedStateMachine):
             assert max(flight) - min(flight) < layout.WINDOW
 
     def teardown(self) -> None:
+        self.daemon.strange = False
         for _ in range(100):
             if len(self.outcomes) == self.submitted:
                 break

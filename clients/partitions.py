@@ -1,0 +1,92 @@
+"""How rows go to the partitions of a namespace, and their results back into order. No socket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from purgatoryd.clients.bulk import fields_of
+from purgatoryd.clients.route import Route
+from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout.shards import Placement
+from purgatoryd.shm_layout.wire import Key
+
+
+class Part(NamedTuple):
+    """What of a bulk call is one partition's."""
+
+    partition: int
+    places: Sequence[int]
+    """Of its rows among all rows."""
+    rows: Any
+
+
+class Partitions:
+    """Of one namespace."""
+
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
+        self.count = placement.partitions
+
+    @classmethod
+    def at(cls, route: Route) -> Partitions:
+        """Those of a route's namespace; a daemon without shards has one. Raises as Route.find."""
+        paths, table = route.table()
+        alone = Placement(route.namespace, (0,))
+        return cls(alone if table is None else route.placed(paths, table))
+
+    def of(self, key: Key) -> int:
+        """The partition of a key. Raises InvalidKey."""
+        return self._placement.partition_of(wire.encode_key(key)[1])
+
+    @property
+    def numbers(self) -> list[int | None]:
+        """What the clients of the partitions are told; None = a plain namespace."""
+        return [*range(self.count)] if self.count > 1 else [None]
+
+    def split(self, rows: Any) -> Iterator[Part]:
+        """Rows or columns, as add_many takes them. Raises InvalidRows, InvalidKey."""
+        if isinstance(rows, Mapping) or hasattr(rows, "schema"):
+            yield from self._split_columns(rows)
+        else:
+            rows = list(rows)
+            keys = (fields_of(row, index)[0] for index, row in enumerate(rows))
+            yield from self._split_list(keys, rows)
+
+    def split_keys(self, keys: Any) -> Iterator[Part]:
+        """Keys, as cancel_many takes them."""
+        yield from self._split_list(_listed(keys), keys)
+
+    def _split_list(self, keys: Iterable[Key], rows: Any) -> Iterator[Part]:
+        for partition, places in self._places(keys).items():
+            yield Part(partition, places, _taken(rows, places))
+
+    def _split_columns(self, table: Any) -> Iterator[Part]:
+        keys = table["key"] if isinstance(table, Mapping) else table.column("key")
+        for partition, places in self._places(_listed(keys)).items():
+            if not isinstance(table, Mapping):
+                yield Part(partition, places, table.take(places))
+            else:
+                columns = {name: _taken(column, places) for name, column in table.items()}
+                yield Part(partition, places, columns)
+
+    def _places(self, keys: Iterable[Key]) -> dict[int, list[int]]:
+        places: dict[int, list[int]] = {}
+        for place, key in enumerate(keys):
+            places.setdefault(self.of(key), []).append(place)
+        return places
+
+
+def _listed(column: Any) -> Any:
+    """The keys of a column as Python objects."""
+    for convert in ("to_pylist", "tolist"):
+        if hasattr(column, convert):
+            return getattr(column, convert)()
+    return column
+
+
+def _taken(column: Any, places: list[int]) -> Any:
+    """Those of a list, a numpy array or an Arrow array at `places`."""
+    if hasattr(column, "take"):
+        return column.take(places)
+    return [column[place] for place in places]

@@ -1,0 +1,127 @@
+"""Name and namespace to the daemon that holds it: the daemon of that name, or one of its shards.
+
+Never waits. With shards the routing table says which; a namespace that does not stand in it yet is
+placed by who runs the deployment, who is asked once.
+"""
+
+from __future__ import annotations
+
+from purgatoryd.clients.channel import Channel
+from purgatoryd.clients.times import boot_now_ns
+from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout.errors import DaemonUnreachable, Partitioned, ShardUnavailable
+from purgatoryd.shm_layout.paths import Paths, client_paths, paths_in
+from purgatoryd.shm_layout.shards import Placement, ShardTable, read_table
+
+FAILURES = 3
+"""Calls in a row without an answer, after which a shard is not asked for a while."""
+ASK_AGAIN_NS = 500_000_000
+PAUSE_NS, PAUSE_MAX_NS = 1_000_000_000, 30_000_000_000
+"""For how long, the first time and at most; it doubles with every probe that fails."""
+
+
+class Route:
+    """To the daemon that holds `namespace`, or that partition of it."""
+
+    def __init__(self, name: str, namespace: str, partition: int | None = None) -> None:
+        self.name = name
+        self.namespace = namespace
+        self.breaker: Breaker | None = None
+        """Of the shard that was found last; None = the daemon has no shards."""
+        self._partition = partition
+        self._asked: Channel | None = None
+        self._ask_boot_ns = 0
+
+    @property
+    def sharded(self) -> bool:
+        """True if the daemon that was found last is a shard."""
+        return self.breaker is not None
+
+    def find(self) -> Paths:
+        """Where the daemon is now. Raises DaemonUnreachable, also while the namespace is being
+        placed, MessageRefused if it cannot be, Partitioned, and TableBroken."""
+        paths, table = self.table()
+        if table is None:
+            return paths
+        shard = self._shard(self.placed(paths, table))
+        if self.breaker is None or self.breaker.shard != shard:
+            self.breaker = Breaker(self.name, shard)
+        return paths_in(paths.directory, table.daemon(shard))
+
+    def table(self) -> tuple[Paths, ShardTable | None]:
+        """What there is of that name; with a table, a deployment. Raises DaemonUnreachable."""
+        paths = client_paths(self.name)
+        return paths, read_table(paths.directory, self.name)
+
+    def placed(self, paths: Paths, table: ShardTable) -> Placement:
+        """Where the namespace is by `table`. Raises as find() does."""
+        if not table.knows(self.namespace):
+            self._ask(paths)
+            raise DaemonUnreachable(self.name, paths.cmd_endpoint, 0.0)
+        self.close()
+        return table.place(self.namespace)
+
+    def _shard(self, placement: Placement) -> int:
+        if self._partition is not None:
+            return placement.shards[self._partition]
+        if placement.partitions > 1:
+            what = "PartitionedClient is for those, and has plain timers only"
+            raise Partitioned(self.namespace, placement.partitions, what)
+        return placement.shards[0]
+
+    def _ask(self, paths: Paths) -> None:
+        """Has the namespace placed. Asking again does no harm."""
+        if self._asked is None:
+            self._asked = Channel(paths.cmd_endpoint, immediate=False)
+            self._ask_boot_ns = 0
+        if boot_now_ns() - self._ask_boot_ns > ASK_AGAIN_NS:
+            self._ask_boot_ns = boot_now_ns()
+            self._asked.send(wire.encode_place(0, wire.encode_namespace(self.namespace)))
+        data = self._asked.receive()
+        if data is not None and (reply := wire.decode_reply(data)).error:
+            self.close()
+            raise reply.refusal()
+
+    def close(self) -> None:
+        """Gives back what it holds."""
+        if self._asked is not None:
+            self._asked.close()
+            self._asked = None
+
+
+class Breaker:
+    """Of one shard: after FAILURES calls in a row without an answer, calls fail at once; now and
+    then one is let through, and the first answer ends it."""
+
+    def __init__(self, name: str, shard: int) -> None:
+        self.name = name
+        self.shard = shard
+        self.failures = 0
+        self._since_boot_ns = 0
+        self._retry_boot_ns = 0
+        self._pause_ns = PAUSE_NS
+
+    def check(self) -> None:
+        """Before a call. Raises ShardUnavailable."""
+        if self.failures < FAILURES:
+            return
+        now_ns = boot_now_ns()
+        if now_ns < self._retry_boot_ns:
+            raise ShardUnavailable(
+                self.name, self.shard, self.failures, self._since_boot_ns, self._retry_boot_ns
+            )
+        self._retry_boot_ns = now_ns + self._pause_ns  # this call is the probe
+
+    def failed(self) -> None:
+        """A call has had no answer."""
+        now_ns = boot_now_ns()
+        self.failures += 1
+        if self.failures == 1:
+            self._since_boot_ns = now_ns
+        if self.failures > FAILURES:
+            self._pause_ns = min(2 * self._pause_ns, PAUSE_MAX_NS)
+        self._retry_boot_ns = now_ns + self._pause_ns
+
+    def answered(self) -> None:
+        """The shard answers."""
+        self.failures, self._pause_ns = 0, PAUSE_NS

@@ -1,0 +1,387 @@
+"""A deployment of shards: one process that runs so many daemons, and says which has what.
+
+It has the deployment's lock, its routing table, and sockets under its name. Clients have it place
+a namespace that was not born yet, and otherwise talk to the shards themselves. A shard that ends
+is started again; the others do not notice. When this process ends, however it ends, they do too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+from collections.abc import Callable, Sequence, Set
+from pathlib import Path
+
+import zmq
+
+from purgatoryd.daemon import admin, lanes
+from purgatoryd.daemon.access import Access
+from purgatoryd.daemon.clock import boot_ns
+from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.lanes import Lanes, Message
+from purgatoryd.daemon.log import log
+from purgatoryd.daemon.main import name_lock, signals, system_failures
+from purgatoryd.daemon.shard import Shard, State
+from purgatoryd.daemon.supervisor import Supervisor
+from purgatoryd.shm_layout import segment, wire
+from purgatoryd.shm_layout.errors import AloneBefore, InvalidName, InvalidSetting, ShardFailed
+from purgatoryd.shm_layout.files import private_folder
+from purgatoryd.shm_layout.layout import FLAG_DRAIN, FLAG_RESUME, RESERVED, WireError
+from purgatoryd.shm_layout.layout import Message as Kind
+from purgatoryd.shm_layout.paths import Paths, daemon_paths, paths_in
+from purgatoryd.shm_layout.shards import (
+    PARTITIONS_MAX,
+    Placement,
+    ShardTable,
+    read_table,
+    write_table,
+)
+
+BEAT_NS = 1_000_000_000
+PER_TURN = 16
+"""Requests of one lane that are answered before the shards are looked at again."""
+SIGNALS_AT_ONCE = 64
+RESERVED_ROWS = 1
+"""Rows of namespaces that a shard needs for what it publishes itself."""
+
+Command = Callable[[ShardTable, int], Sequence[str]]
+"""What starts the daemon that is the shard of that number."""
+
+
+def serve_shards(config: Config, command: Command) -> int:
+    """Runs a deployment until SIGTERM, SIGINT or the STOP command; returns the exit code.
+
+    Prints one line that begins with "ready" once clients can reach all shards. Raises StartError,
+    TableBroken, InvalidSetting, and ShardFailed if a shard does not start.
+    """
+    log.set_up(config.log_level, name=config.name)
+    with system_failures():
+        paths, access = daemon_paths(config.name), Access.of(config)
+        with name_lock(paths), signals() as wake_fd, zmq.Context() as context:
+            registry = Registry.of(config, paths)  # before the sockets: clients ask it first
+            shards = _shards(registry.table, paths.directory, command, context)
+            with contextlib.closing(Lanes(paths, access)) as sockets:
+                Deployment(config, registry, shards, sockets, access, wake_fd).run()
+    return 0
+
+
+def _shards(
+    table: ShardTable, directory: Path, command: Command, context: zmq.Context[zmq.Socket[bytes]]
+) -> list[Shard]:
+    return [
+        Shard(number, paths_in(directory, table.daemon(number)), command(table, number), context)
+        for number in range(table.count)
+    ]
+
+
+class Registry:
+    """The routing table, in memory and in its files: with a journal, the one beside it counts."""
+
+    def __init__(self, table: ShardTable, homes: Sequence[Path]) -> None:
+        self.table = table
+        self._homes = homes
+
+    @classmethod
+    def of(cls, config: Config, paths: Paths) -> Registry:
+        """As it was left, or that of a new deployment. Raises AloneBefore, TableBroken."""
+        homes = [paths.directory]
+        if config.journal:
+            homes.insert(0, Path(config.journal).absolute())
+            private_folder(homes[0])
+        found = [table for home in homes if (table := read_table(home, config.name))]
+        if not found:
+            _refuse_alone(config, paths)
+        registry = cls(found[0] if found else ShardTable(config.name, 1, 1, config.shards), homes)
+        if registry.table.count != config.shards:
+            bound = f"{registry.table.count}, as the namespaces are divided"
+            raise InvalidSetting("shards", config.shards, bound, "config")
+        registry.write()
+        return registry
+
+    def record(self, placement: Placement) -> None:
+        """Notes a birth; it counts once this returns. Raises OSError, and then it does not."""
+        before = self.table
+        self.table = before.with_birth(placement)
+        try:
+            self.write()
+        except OSError:
+            self.table = before
+            raise
+
+    def write(self) -> None:
+        """Replaces the files. Raises OSError."""
+        for home in self._homes:
+            write_table(home, self.table)
+
+
+def _refuse_alone(config: Config, paths: Paths) -> None:
+    places = [Path(config.journal).absolute() / config.name] if config.journal else []
+    for place in (*places, segment.MOUNT / paths.arena[1:]):
+        if place.exists():
+            raise AloneBefore(config.name, str(place))
+
+
+class Deployment:
+    """Looks after the shards and answers who asks for a place."""
+
+    def __init__(
+        self,
+        config: Config,
+        registry: Registry,
+        shards: Sequence[Shard],
+        sockets: Lanes,
+        access: Access,
+        wake_fd: int,
+    ) -> None:
+        self._config = config
+        self._access = access
+        self._registry = registry
+        self._shards = shards
+        self._lanes = sockets
+        self._wake_fd = wake_fd
+        self._manager = Supervisor.of(os.environ)
+        self._beat_ns = min(BEAT_NS, self._manager.watchdog_ns // 2 or BEAT_NS)
+        self._next_beat_ns = 0
+        self._began = self._stopping = self._told = self._draining = self._reloading = False
+        self._text = ""
+
+    def run(self) -> None:
+        """Turns until all shards have ended as was wished. Raises ShardFailed."""
+        signal.signal(signal.SIGTERM, lambda *_: self._stop())
+        signal.signal(signal.SIGINT, lambda *_: self._stop())
+        signal.signal(signal.SIGHUP, lambda *_: self._reload())
+        ready: Set[int] = frozenset()
+        try:
+            while not self._over:
+                busy = self._turn(boot_ns(), ready)
+                ready = frozenset() if busy else self._sleep()
+        finally:
+            self._end_all()
+
+    @property
+    def _over(self) -> bool:
+        return all(shard.state is State.ENDED for shard in self._shards)
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    def _reload(self) -> None:
+        self._reloading = True
+
+    # ---- one turn ------------------------------------------------------------------------------
+
+    def _turn(self, now_ns: int, ready: Set[int]) -> bool:
+        """True = there is more to do at once."""
+        for shard in self._shards:
+            self._look_at(shard, now_ns)
+        if self._reloading:
+            self._reloading = False
+            self._pass_on_reload(now_ns)
+        if self._stopping and not self._told:
+            self._told = True
+            self._manager.stopping()
+            self._signal_all(signal.SIGTERM)
+        self._start_next(now_ns)
+        self._settle()
+        self._lanes.take_subscriptions()
+        busy = self._serve(self._lanes.commands, self._command)
+        busy |= self._serve(self._lanes.admin, self._administer)
+        busy |= self._lanes.keep_watch(now_ns, ready)
+        if now_ns >= self._next_beat_ns:
+            self._beat(now_ns)
+        return busy
+
+    def _look_at(self, shard: Shard, now_ns: int) -> None:
+        shard.hear()
+        if shard.said_ready(now_ns):
+            log.info(f"shard {shard.name} is ready", shard=shard.number, process=shard.pid)
+            for namespace in self._registry.table.namespaces_of(shard.number):
+                shard.tell(self._birth(namespace))
+            if self._draining:
+                shard.tell(wire.encode_frame(Kind.STOP, flags=FLAG_DRAIN))
+        if shard.ended(now_ns, wished=self._stopping or self._draining):
+            self._note_end(shard)
+
+    def _note_end(self, shard: Shard) -> None:
+        if not self._began and not self._stopping:
+            raise ShardFailed(shard.name, shard.code)
+        if shard.state is State.GIVEN_UP:
+            log.error(f"shard {shard.name} ended again and again: it is given up", code=shard.code)
+        elif not self._stopping and shard.state is State.DOWN:
+            log.warning(f"shard {shard.name} ended, it is started again", code=shard.code)
+
+    def _start_next(self, now_ns: int) -> None:
+        """One after the other, so that each finds out which cores the others took."""
+        for shard in self._shards:
+            if self._stopping and shard.state in (State.DOWN, State.GIVEN_UP):
+                shard.enter(State.ENDED)
+        if any(shard.state is State.STARTING for shard in self._shards):
+            return
+        for shard in self._shards:
+            if shard.state is State.DOWN and shard.again_ns <= now_ns:
+                shard.start()
+                return
+
+    def _settle(self) -> None:
+        """Tells how many shards serve, when that has changed."""
+        states = [shard.state for shard in self._shards]
+        text = f"{states.count(State.READY)} of {len(states)} shards ready"
+        if lost := [shard.name for shard in self._shards if shard.state is State.GIVEN_UP]:
+            text += f"; given up: {', '.join(lost)}"
+        if text == self._text:
+            return
+        self._text = text
+        self._manager.status(text)
+        if not self._began and states.count(State.READY) == len(states):
+            self._go_live()
+
+    def _go_live(self) -> None:
+        self._began = True
+        self._manager.ready()
+        directory = self._lanes.directory
+        print(f"ready name={self._config.name} pid={os.getpid()} dir={directory}", flush=True)
+
+    def _beat(self, now_ns: int) -> None:
+        """The manager hears of progress while every shard that is ready answers."""
+        self._next_beat_ns = now_ns + self._beat_ns
+        if not self._began:
+            self._manager.step(self._text)
+        if not any(shard.silent for shard in self._shards):
+            self._manager.alive()
+        for shard in self._shards:
+            shard.ping()
+
+    def _pass_on_reload(self, now_ns: int) -> None:
+        """A shard that was given up gets another chance, too."""
+        self._manager.reloading()
+        for shard in self._shards:
+            if shard.state is State.READY:
+                shard.signal(signal.SIGHUP)
+            elif shard.state is State.GIVEN_UP:
+                shard.try_again(now_ns)
+        self._manager.ready()
+
+    # ---- the lanes ------------------------------------------------------------------------------
+
+    def _serve(self, lane: lanes.Lane, answer: Callable[[Message], bytes]) -> bool:
+        for _ in range(PER_TURN):
+            message = lanes.receive(lane)
+            if message is None:
+                return False
+            lanes.reply(lane, message, admin.fault(message) or answer(message))
+        return True
+
+    def _command(self, message: Message) -> bytes:
+        if not self._access.may_connect(message.uid, message.gid):
+            return _refused(message, WireError.DENIED, (message.uid, 0))
+        if _kind(message) == Kind.PLACE:
+            return self._place(message, 1)
+        return self._wrong_shard(message)
+
+    def _administer(self, message: Message) -> bytes:
+        kind = _kind(message)
+        if not self._access.may_administer(message.uid):
+            return _refused(message, WireError.DENIED, (message.uid, 0))
+        if kind == Kind.PLACE:
+            return self._place(message, PARTITIONS_MAX)
+        if kind not in (Kind.STOP, Kind.PING):
+            return self._wrong_shard(message)
+        if kind == Kind.STOP:
+            self._obey(wire.FRAME.unpack_from(message.body)[9])
+        return admin.frame(kind, echo=admin.echo_of(message))
+
+    def _wrong_shard(self, message: Message) -> bytes:
+        table = self._registry.table
+        return _refused(message, WireError.WRONG_SHARD, (table.version, table.count))
+
+    def _obey(self, flags: int) -> None:
+        """STOP, as a daemon without shards obeys it."""
+        if not flags & (FLAG_DRAIN | FLAG_RESUME):
+            self._stop()
+            return
+        self._draining = bool(flags & FLAG_DRAIN)
+        for shard in self._shards:
+            shard.tell(wire.encode_frame(Kind.STOP, flags=flags & (FLAG_DRAIN | FLAG_RESUME)))
+            if not self._draining and shard.state is State.ENDED:
+                shard.try_again(boot_ns())
+
+    # ---- births ----------------------------------------------------------------------------------
+
+    def _place(self, message: Message, most: int) -> bytes:
+        """Where a namespace is stands in the table when this is answered."""
+        partitions = wire.FRAME.unpack_from(message.body)[5]
+        name = bytes(message.body[wire.FRAME.size :])
+        try:
+            namespace = name.decode()
+            wire.encode_namespace(namespace)
+        except (UnicodeDecodeError, InvalidName):
+            return _refused(message, WireError.MALFORMED, (wire.FRAME.size, len(name)))
+        if name[0] == RESERVED:
+            return _refused(message, WireError.DENIED, (message.uid, 0))
+        if not 1 <= partitions <= most:
+            return _refused(message, WireError.TOO_LARGE, (most, partitions))
+        known = self._registry.table.placements.get(namespace)
+        if known is None:
+            return self._bear(message, self._registry.table.place(namespace, partitions))
+        if most > 1 and known.partitions != partitions:
+            return _refused(message, WireError.PLACED, (known.partitions, partitions))
+        return _placed(message, known)
+
+    def _bear(self, message: Message, placement: Placement) -> bytes:
+        table, rows = self._registry.table, self._config.namespaces - RESERVED_ROWS
+        if any(len(table.namespaces_of(shard)) >= rows for shard in placement.shards):
+            return _refused(message, WireError.NAMESPACES_FULL, (self._config.namespaces, 0))
+        try:
+            self._registry.record(placement)
+        except OSError as error:
+            log.error(f"the routing table cannot be written: {error}")
+            return _refused(message, WireError.INTERNAL, (error.errno or 0, 0))
+        for shard in {*placement.shards}:
+            self._shards[shard].tell(self._birth(placement.namespace))
+        return _placed(message, placement)
+
+    def _birth(self, namespace: str) -> bytes:
+        """Has a shard know a namespace as its own; one that does stays as it is."""
+        durable = namespace in self._config.durable_namespaces
+        changes = {"durability": 1} if durable else {}
+        return wire.encode_namespace_set(0, wire.encode_namespace(namespace), changes)
+
+    # ---- the one place that sleeps ---------------------------------------------------------------
+
+    def _sleep(self) -> Set[int]:
+        """Until there is something to do; returns the descriptors that have news."""
+        if self._lanes.pending(commands=True) or self._over:
+            return frozenset()
+        due_ns = [s.again_ns for s in self._shards if s.state is State.DOWN]
+        until_ns = min(self._next_beat_ns, self._lanes.watch_due_ns, *due_ns)
+        fds = [fd for shard in self._shards for fd in shard.fds]
+        wait_for = [*self._lanes.fds(), self._wake_fd, *fds]
+        left_s = max(0.0, (until_ns - boot_ns()) / 1e9)
+        ready = frozenset(select.select(wait_for, [], [], left_s)[0])
+        if self._wake_fd in ready:
+            os.read(self._wake_fd, SIGNALS_AT_ONCE)
+        return ready
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        for shard in self._shards:
+            shard.signal(number)
+
+    def _end_all(self) -> None:
+        """Whatever happened: no shard outlives this."""
+        self._signal_all(signal.SIGTERM)
+        for shard in self._shards:
+            shard.wait()
+
+
+def _kind(message: Message) -> int:
+    return int(wire.FRAME.unpack_from(message.body)[2])
+
+
+def _refused(message: Message, error: WireError, detail: tuple[int, int]) -> bytes:
+    return admin.frame(_kind(message), error, detail=detail, echo=admin.echo_of(message))
+
+
+def _placed(message: Message, placement: Placement) -> bytes:
+    return admin.frame(Kind.PLACE, count=placement.partitions, echo=admin.echo_of(message))

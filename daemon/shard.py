@@ -1,0 +1,210 @@
+"""One shard of a deployment: an ordinary daemon in a process of its own, and its life."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+import zmq
+
+from purgatoryd.daemon.log import log
+from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout.errors import ProtocolError
+from purgatoryd.shm_layout.layout import Message
+from purgatoryd.shm_layout.paths import Paths
+
+PAUSE_NS, PAUSE_MAX_NS = 100_000_000, 10_000_000_000
+"""Before a shard that ended is started again; it doubles with every end."""
+STEADY_NS = 60_000_000_000
+"""After so long as ready its earlier ends count no more."""
+ENDS_MAX = 8
+"""After so many ends in a row a shard is given up, until somebody says so by SIGHUP."""
+_SAID_MAX = 65_536
+_PR_SET_PDEATHSIG = 1
+_OF_THE_MANAGER = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+
+
+class State(enum.StrEnum):
+    """What a shard is doing."""
+
+    DOWN = "down"
+    """Its process is not there, and will be started."""
+    STARTING = "starting"
+    READY = "ready"
+    GIVEN_UP = "given up"
+    ENDED = "ended"
+    """Its process is not there, as was wished."""
+
+
+MOVES: Mapping[State, frozenset[State]] = {
+    State.DOWN: frozenset({State.STARTING, State.ENDED}),
+    State.STARTING: frozenset({State.READY, State.DOWN, State.GIVEN_UP, State.ENDED}),
+    State.READY: frozenset({State.DOWN, State.GIVEN_UP, State.ENDED}),
+    State.GIVEN_UP: frozenset({State.DOWN, State.ENDED}),
+    State.ENDED: frozenset({State.DOWN}),
+}
+"""Where each state may go."""
+
+
+def end_with(parent: int) -> None:
+    """Has the kernel end this process when the one that started it, `parent`, is gone."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+    if os.getppid() != parent:  # it was gone before the kernel knew
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Shard:
+    """The process of one shard, as the one that runs it sees it. Times are CLOCK_BOOTTIME."""
+
+    def __init__(
+        self,
+        number: int,
+        paths: Paths,
+        command: Sequence[str],
+        context: zmq.Context[zmq.Socket[bytes]],
+    ) -> None:
+        self.number = number
+        self.name = paths.name
+        self.state = State.DOWN
+        self.code = 0
+        """How its process ended last."""
+        self.again_ns = 0
+        """When it is to be started, while it is down."""
+        self.silent = False
+        """It owes an answer to a PING."""
+        self._paths = paths
+        self._command = command
+        self._context = context
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watch = -1
+        self._admin: zmq.Socket[bytes] | None = None
+        self._said = b""
+        self._ends = 0
+        self._ready_ns = 0
+
+    def enter(self, state: State) -> None:
+        """Moves to `state`; the table must have the move."""
+        if state not in MOVES[self.state]:
+            raise AssertionError(f"no move from {self.state} to {state}")
+        self.state = state
+
+    @property
+    def pid(self) -> int:
+        """Of its process; 0 = there is none."""
+        return self._process.pid if self._process else 0
+
+    @property
+    def fds(self) -> list[int]:
+        """Descriptors that become readable when it has said something, answered, or ended."""
+        if self._process is None:
+            return []
+        news = self._said_fd if self._admin is None else int(self._admin.get(zmq.FD))
+        return [self._watch, news]
+
+    def start(self) -> None:
+        """Starts its process."""
+        self.enter(State.STARTING)
+        environment = {k: v for k, v in os.environ.items() if k not in _OF_THE_MANAGER}
+        self._process = subprocess.Popen(
+            self._command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment
+        )
+        self._watch = os.pidfd_open(self._process.pid)
+        os.set_blocking(self._said_fd, False)
+        self._said = b""
+
+    @property
+    def _said_fd(self) -> int:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        return self._process.stdout.fileno()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to its process, if there is one."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def tell(self, request: bytes) -> None:
+        """Sends a request on its admin lane, if it is ready; nobody waits for the answer."""
+        if self._admin is not None:
+            with suppress(zmq.Again):
+                self._admin.send(request, zmq.NOBLOCK)
+
+    def ping(self) -> None:
+        """Asks for a sign of its loop, unless it owes one."""
+        if not self.silent:
+            self.silent = True
+            self.tell(wire.encode_frame(Message.PING))
+
+    # ---- what it does by itself ------------------------------------------------------------
+
+    def said_ready(self, now_ns: int) -> bool:
+        """True once, when it says that clients can reach it."""
+        if self.state is not State.STARTING or not self._reads_ready():
+            return False
+        self.enter(State.READY)
+        self._ready_ns = now_ns
+        self.silent = False
+        self._admin = self._context.socket(zmq.DEALER)
+        self._admin.set(zmq.LINGER, 0)
+        self._admin.set(zmq.SNDHWM, 0)
+        self._admin.connect(self._paths.admin_endpoint)
+        return True
+
+    def _reads_ready(self) -> bool:
+        with suppress(BlockingIOError):
+            self._said += os.read(self._said_fd, _SAID_MAX)
+        return self._said.startswith(b"ready") and self._said.endswith(b"\n")
+
+    def hear(self) -> None:
+        """Takes the answers that have come."""
+        while self._admin is not None:
+            try:
+                reply = wire.decode_reply(self._admin.recv(zmq.NOBLOCK))
+            except (zmq.Again, ProtocolError):
+                return
+            self.silent = False
+            if reply.error:
+                log.error(f"{self.name} refused a request: {reply.refusal()}")
+
+    def ended(self, now_ns: int, *, wished: bool) -> bool:
+        """True once, when its process has ended; it is down then, or what else became of it."""
+        if self._process is None or (code := self._process.poll()) is None:
+            return False
+        self.code = code
+        self._clean_up()
+        if wished and code == 0:
+            self.enter(State.ENDED)
+            return True
+        steady = self.state is State.READY and now_ns - self._ready_ns >= STEADY_NS
+        self._ends = 1 if steady else self._ends + 1
+        self.again_ns = now_ns + min(PAUSE_MAX_NS, PAUSE_NS * 2 ** (self._ends - 1))
+        self.enter(State.DOWN if self._ends < ENDS_MAX else State.GIVEN_UP)
+        return True
+
+    def try_again(self, now_ns: int) -> None:
+        """Forgets its earlier ends; one that ended or was given up is down, to be started now."""
+        self._ends = 0
+        self.again_ns = now_ns
+        if self.state in (State.GIVEN_UP, State.ENDED):
+            self.enter(State.DOWN)
+
+    def wait(self) -> None:
+        """Returns when its process, if there is one, has ended."""
+        if self._process is not None:
+            self._process.wait()
+            self._clean_up()
+
+    def _clean_up(self) -> None:
+        assert self._process is not None
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._process = None
+        os.close(self._watch)
+        if self._admin is not None:
+            self._admin.close()
+            self._admin = None

@@ -1,0 +1,182 @@
+"""Which shard holds which namespace: the routing table of a deployment, and its file.
+
+A deployment of COUNT shards is so many daemons, each with its own arena and sockets. Its generation
+changes with COUNT only, and stands in the daemons' names: arenas of two generations never meet.
+
+The table is one small file that is replaced as a whole. Who runs the deployment is its only writer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from purgatoryd.shm_layout._core import lib
+from purgatoryd.shm_layout.errors import TableBroken
+from purgatoryd.shm_layout.files import write_durably
+from purgatoryd.shm_layout.paths import SHARDS_MAX
+
+SCHEMA = 1
+PARTITIONS_MAX = 1024
+MODE = 0o640
+"""Clients of the group read it, as they reach the sockets beside it."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a namespace lives: a shard for each of its partitions; one partition = plain."""
+
+    namespace: str
+    shards: tuple[int, ...]
+
+    @property
+    def partitions(self) -> int:
+        """Into how many parts its keys are divided."""
+        return len(self.shards)
+
+    def partition_of(self, key: bytes) -> int:
+        """The partition of a key, by its bytes without their type."""
+        return int(lib.pg_partition(key, len(key), len(self.shards)))
+
+
+@dataclass(frozen=True)
+class ShardTable:
+    """The shards of the deployment `name`, and the namespaces that were born in it."""
+
+    name: str
+    version: int
+    """Grows with every change."""
+    generation: int
+    count: int
+    placements: Mapping[str, Placement] = field(default_factory=dict)
+
+    def daemon(self, shard: int) -> str:
+        """The name of the daemon that is `shard`."""
+        return f"{self.name}-{self.generation}-{shard}"
+
+    @property
+    def daemons(self) -> list[str]:
+        """The names of all its daemons, by shard."""
+        return [self.daemon(shard) for shard in range(self.count)]
+
+    def place(self, namespace: str, partitions: int = 1) -> Placement:
+        """Where `namespace` lives, or would if it were born now with so many partitions.
+
+        Namespaces spread by their names; a namespace's partitions are on as many shards as can be.
+        """
+        if namespace in self.placements:
+            return self.placements[namespace]
+        if _everywhere(namespace):
+            return Placement(namespace, tuple(range(self.count)))
+        ranked = sorted(range(self.count), key=lambda shard: _weight(namespace, shard))
+        return Placement(namespace, tuple(ranked[p % self.count] for p in range(partitions)))
+
+    def knows(self, namespace: str) -> bool:
+        """True if `namespace` was born, or is in every shard: one that daemons keep themselves."""
+        return namespace in self.placements or _everywhere(namespace)
+
+    def shard_of_key(self, namespace: str, key: bytes) -> int:
+        """The shard that holds a timer of `namespace` under `key`, its bytes without their type."""
+        placement = self.place(namespace)
+        return placement.shards[placement.partition_of(key)]
+
+    def with_birth(self, placement: Placement) -> ShardTable:
+        """The next version, with one more namespace."""
+        placements = {**self.placements, placement.namespace: placement}
+        return replace(self, version=self.version + 1, placements=placements)
+
+    def namespaces_of(self, shard: int) -> list[str]:
+        """What `shard` holds, or a part of it."""
+        return [name for name, found in self.placements.items() if shard in found.shards]
+
+
+def _everywhere(namespace: str) -> bool:
+    return namespace[:1] == chr(lib.PG_RESERVED)
+
+
+def _weight(namespace: str, shard: int) -> bytes:
+    """Rendezvous hashing: with another count of shards, few namespaces change theirs."""
+    return hashlib.blake2b(f"{shard} {namespace}".encode(), digest_size=8).digest()
+
+
+# ---- the file -----------------------------------------------------------------------------------
+
+
+def table_path(directory: Path, name: str) -> Path:
+    """The file of the deployment `name`: beside its sockets, or in the journals' folder."""
+    return directory / f"{name}.shards"
+
+
+def read_table(directory: Path, name: str) -> ShardTable | None:
+    """The table of the deployment `name`; None if there is none. Raises TableBroken."""
+    path = table_path(directory, name)
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise TableBroken(str(path), str(error)) from error
+    return _decoded(path, name, text)
+
+
+def write_table(directory: Path, table: ShardTable) -> None:
+    """Replaces the table, at once and durably. Raises OSError."""
+    content = _encoded(table)
+
+    def write(file: BinaryIO) -> str:
+        os.fchmod(file.fileno(), MODE)
+        file.write(content)
+        return path.name
+
+    path = table_path(directory, table.name)
+    write_durably(path.with_name(f"{path.name}.new"), write)
+
+
+def _encoded(table: ShardTable) -> bytes:
+    record = {
+        "schema": SCHEMA,
+        "name": table.name,
+        "version": table.version,
+        "generation": table.generation,
+        "count": table.count,
+        "placements": {name: found.shards for name, found in table.placements.items()},
+    }
+    return json.dumps(record, indent=1).encode() + b"\n"
+
+
+def _decoded(path: Path, name: str, text: str) -> ShardTable:
+    try:
+        record = json.loads(text)
+        if record["schema"] != SCHEMA:
+            raise TableBroken(str(path), f"has schema {record['schema']}, not {SCHEMA}")
+        table = _table(record)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TableBroken(str(path), f"is no routing table: {error!r}") from error
+    _check(path, name, table)
+    return table
+
+
+def _table(record: Any) -> ShardTable:
+    placements = {
+        name: Placement(name, tuple(map(int, shards)))
+        for name, shards in record["placements"].items()
+    }
+    version, generation, count = (int(record[n]) for n in ("version", "generation", "count"))
+    return ShardTable(str(record["name"]), version, generation, count, placements)
+
+
+def _check(path: Path, name: str, table: ShardTable) -> None:
+    if table.name != name:
+        raise TableBroken(str(path), f"is the table of {table.name!r}")
+    if not 1 <= table.count <= SHARDS_MAX or table.generation < 1 or table.version < 1:
+        raise TableBroken(str(path), f"has {table.count} shards of generation {table.generation}")
+    for placement in table.placements.values():
+        if not placement.shards or not all(0 <= s < table.count for s in placement.shards):
+            raise TableBroken(
+                str(path), f"places {placement.namespace!r} in {list(placement.shards)}"
+            )

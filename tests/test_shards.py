@@ -1,0 +1,324 @@
+"""Shards without a daemon: the table and its file, the life of a process, the breaker, the way of
+rows to partitions and back."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import zmq
+from journal_driver import truth
+from purgatory_driver import ANY, Command, Key, Purgatory, advance, cancel, put, watch
+
+from purgatoryd.clients import route
+from purgatoryd.clients.bulk import BulkResult
+from purgatoryd.clients.partitions import Partitions
+from purgatoryd.clients.route import FAILURES, PAUSE_NS, Breaker
+from purgatoryd.daemon import deployment, shard
+from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.deployment import Registry
+from purgatoryd.daemon.shard import ENDS_MAX, MOVES, Shard, State
+from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout._core import lib
+from purgatoryd.shm_layout.errors import (
+    AloneBefore,
+    DaemonError,
+    InvalidSetting,
+    ShardUnavailable,
+    TableBroken,
+)
+from purgatoryd.shm_layout.layout import LoadAction, Message, WireError
+from purgatoryd.shm_layout.paths import paths_in
+from purgatoryd.shm_layout.shards import (
+    Placement,
+    ShardTable,
+    read_table,
+    table_path,
+    write_table,
+)
+
+TABLE = ShardTable("demo", 3, 2, 4, {"shop": Placement("shop", (2,))})
+KEYS = [f"key-{i}" for i in range(200)]
+
+
+# ---- the table ----------------------------------------------------------------------------------
+
+
+def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
+    assert read_table(tmp_path, "demo") is None
+    write_table(tmp_path, TABLE)
+    assert read_table(tmp_path, "demo") == TABLE
+    assert [path.name for path in tmp_path.iterdir()] == ["demo.shards"]
+    assert table_path(tmp_path, "demo").stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"schema": 2}, "schema 2"),
+        ({"name": "other"}, "the table of 'other'"),
+        ({"count": 0}, "0 shards"),
+        ({"count": 65}, "65 shards"),
+        ({"placements": {"shop": [4]}}, r"places 'shop' in \[4\]"),
+        ({"placements": {"shop": []}}, "places 'shop'"),
+        ({"version": None}, "no routing table"),
+        ({"placements": [1]}, "no routing table"),
+    ],
+)
+def test_a_table_that_cannot_be_right_is_refused(
+    change: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    write_table(tmp_path, TABLE)
+    path = table_path(tmp_path, "demo")
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(TableBroken, match=why):
+        read_table(tmp_path, "demo")
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff"])
+def test_what_is_no_table_is_refused(content: bytes, tmp_path: Path) -> None:
+    table_path(tmp_path, "demo").write_bytes(content)
+    with pytest.raises(TableBroken):
+        read_table(tmp_path, "demo")
+
+
+def test_a_namespace_stays_where_it_was_born() -> None:
+    elsewhere = next(s for s in range(4) if TABLE.place("new").shards != (s,))
+    born = TABLE.with_birth(Placement("new", (elsewhere,)))
+    assert born.place("new").shards == (elsewhere,)
+    assert (born.version, born.generation) == (TABLE.version + 1, TABLE.generation)
+    assert "new" not in TABLE.placements
+    assert born.namespaces_of(2) == ["shop", *(["new"] if elsewhere == 2 else [])]
+    assert born.daemons == ["demo-2-0", "demo-2-1", "demo-2-2", "demo-2-3"]
+
+
+def test_namespaces_and_partitions_spread() -> None:
+    table = ShardTable("demo", 1, 1, 4)
+    used = Counter(table.place(f"n{i}").shards[0] for i in range(400))
+    assert sorted(used) == [0, 1, 2, 3]
+    assert min(used.values()) > 50
+    assert sorted(table.place("clicks", 4).shards) == [0, 1, 2, 3]
+    assert Counter(Counter(table.place("clicks", 8).shards).values()) == {2: 4}
+
+
+def test_few_namespaces_move_with_one_shard_more() -> None:
+    before, after = ShardTable("demo", 1, 1, 4), ShardTable("demo", 1, 2, 5)
+    names = [f"n{i}" for i in range(400)]
+    moved = [n for n in names if before.place(n).shards != after.place(n).shards]
+    assert 0 < len(moved) < 160
+    assert all(after.place(n).shards == (4,) for n in moved)
+
+
+def test_a_namespace_of_the_daemons_is_in_every_shard() -> None:
+    assert TABLE.knows("_purgatoryd")
+    assert TABLE.place("_purgatoryd").shards == (0, 1, 2, 3)
+    assert not TABLE.knows("new")
+
+
+# ---- the arena of a shard -----------------------------------------------------------------------
+
+
+def batch(session: int, command: Command) -> bytes:
+    names = wire.encode_names([(b"n", b"t")])
+    head = wire.encode_frame(
+        Message.BATCH, session, 1, count=1, names=1, names_bytes=len(names)
+    )  # fmt: skip
+    return head + names + b"".join(command)
+
+
+@pytest.mark.parametrize("kind", ["put", "cancel", "watch", "advance", "query", "load"])
+def test_a_shard_takes_only_what_names_a_namespace_of_its_own(kind: str) -> None:
+    core = Purgatory(shard=1, shards=2, loads=1, load_blocks=1)
+    lib.pg_confine(core.a)
+    hello = core.handle(wire.encode_hello(bytes(16)))
+    assert isinstance(hello, wire.Reply)
+    session = wire.decode_welcome(hello.body).session
+    message = {
+        "put": lambda: batch(session, put(b"k", 10**9)),
+        "cancel": lambda: batch(session, cancel(b"k")),
+        "watch": lambda: batch(session, watch(b"k", ANY, [Key(b"w", 1)])),
+        "advance": lambda: batch(session, advance(b"k", 1)),
+        "query": lambda: wire.encode_query(1, session, b"n", b"k"),
+        "load": lambda: wire.encode_load(1, session, b"l" * 16, LoadAction.OPEN, namespace=b"n"),
+    }[kind]()
+    before = truth(core)
+    refused = core.handle(message)
+    assert isinstance(refused, wire.Reply)
+    assert (refused.error, refused.detail) == (WireError.WRONG_SHARD, (1, 2))
+    assert truth(core) == before
+    core.set_namespace(b"n")
+    taken = core.handle(message)
+    assert isinstance(taken, wire.Reply)
+    assert taken.error == 0
+    core.check()
+
+
+# ---- the registry -------------------------------------------------------------------------------
+
+
+def test_a_birth_counts_once_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = paths_in(tmp_path, "demo")
+    registry = Registry.of(Config(name="demo", shards=2), paths)
+    placement = registry.table.place("shop")
+    registry.record(placement)
+    assert Registry.of(Config(name="demo", shards=2), paths).table == registry.table
+    before = registry.table
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    monkeypatch.setattr(deployment, "write_table", full)
+    with pytest.raises(OSError, match="no room"):
+        registry.record(registry.table.place("other"))
+    assert registry.table == before
+
+
+def test_with_a_journal_the_table_beside_it_counts(tmp_path: Path) -> None:
+    paths, journal = paths_in(tmp_path / "run", "demo"), tmp_path / "journal"
+    paths.directory.mkdir()
+    config = Config(name="demo", shards=2, journal=str(journal))
+    Registry.of(config, paths).record(Placement("shop", (1,)))
+    table_path(paths.directory, "demo").unlink()  # as a reboot does
+    assert Registry.of(config, paths).table.place("shop").shards == (1,)
+    assert read_table(paths.directory, "demo") == read_table(journal, "demo")
+
+
+def test_timers_of_a_daemon_without_shards_are_not_left_behind(tmp_path: Path) -> None:
+    (tmp_path / "journal" / "demo").mkdir(parents=True)
+    config = Config(name="demo", shards=2, journal=str(tmp_path / "journal"))
+    with pytest.raises(AloneBefore, match="without shards"):
+        Registry.of(config, paths_in(tmp_path, "demo"))
+    assert read_table(tmp_path, "demo") is None
+
+
+def test_shards_have_no_tcp() -> None:
+    with pytest.raises(InvalidSetting, match="with shards"):
+        Config(name="demo", shards=2, tcp="127.0.0.1:1", server_key="k", keys="l")
+
+
+# ---- a shard's process --------------------------------------------------------------------------
+
+
+def test_a_shard_that_ends_again_and_again_is_given_up(tmp_path: Path) -> None:
+    with zmq.Context() as context:
+        one = Shard(0, paths_in(tmp_path, "demo-1-0"), ["/bin/false"], context)
+        pauses, now_ns = [], 0
+        while one.state is not State.GIVEN_UP:
+            one.start()
+            assert one.pid
+            while not one.ended(now_ns, wished=False):
+                continue
+            pauses.append(one.again_ns - now_ns)
+            now_ns = one.again_ns
+        assert len(pauses) == ENDS_MAX
+        assert pauses[:4] == [shard.PAUSE_NS << n for n in range(4)]
+        assert pauses[-1] == shard.PAUSE_MAX_NS
+        assert one.code == 1
+        one.try_again(now_ns)
+        one.start()  # which only one that is down can
+        one.wait()
+
+
+@pytest.mark.parametrize(("command", "state"), [("true", State.ENDED), ("false", State.DOWN)])
+def test_a_shard_that_ends_as_was_wished_stays_so(
+    command: str, state: State, tmp_path: Path
+) -> None:
+    with zmq.Context() as context:
+        one = Shard(0, paths_in(tmp_path, "demo-1-0"), [f"/bin/{command}"], context)
+        one.start()
+        assert len(one.fds) == 2
+        while not one.ended(0, wished=True):
+            continue
+        assert one.state is state
+        assert one.fds == []
+
+
+def test_every_state_has_its_moves() -> None:
+    assert set(MOVES) == set(State)
+    reached = set(itertools.chain.from_iterable(MOVES.values()))
+    assert reached == set(State)
+
+
+# ---- the breaker --------------------------------------------------------------------------------
+
+
+def test_a_shard_that_is_silent_is_not_asked_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = 1_000_000_000
+    monkeypatch.setattr(route, "boot_now_ns", lambda: now_ns)
+    breaker = Breaker("demo", 3)
+    for _ in range(FAILURES):
+        breaker.check()
+        breaker.failed()
+    with pytest.raises(ShardUnavailable) as caught:
+        breaker.check()
+    error = caught.value
+    assert (error.name, error.shard, error.failures) == ("demo", 3, FAILURES)
+    assert (error.since_boot_ns, error.retry_boot_ns) == (now_ns, now_ns + PAUSE_NS)
+    now_ns += PAUSE_NS
+    breaker.check()  # the probe
+    with pytest.raises(ShardUnavailable):
+        breaker.check()  # the only one
+    breaker.failed()
+    now_ns += PAUSE_NS
+    with pytest.raises(ShardUnavailable):
+        breaker.check()  # the pause has doubled
+    now_ns += PAUSE_NS
+    breaker.check()
+    breaker.answered()
+    for _ in range(FAILURES):
+        breaker.check()
+        breaker.failed()
+
+
+# ---- partitions ---------------------------------------------------------------------------------
+
+
+def partitions(count: int = 3) -> Partitions:
+    return Partitions(Placement("clicks", tuple(range(count))))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [(key, 5.0) for key in KEYS],
+        [{"key": key, "delay": 5.0} for key in KEYS],
+        {"key": KEYS, "delay": [5.0] * len(KEYS)},
+        {"key": np.array(KEYS), "delay": np.full(len(KEYS), 5.0)},
+        pa.table({"key": KEYS, "delay": [5.0] * len(KEYS)}),
+    ],
+    ids=["tuples", "dicts", "lists", "numpy", "arrow"],
+)
+def test_rows_of_any_kind_go_where_their_keys_are(rows: Any) -> None:
+    some = partitions()
+    parts = list(some.split(rows))
+    assert sorted(part.partition for part in parts) == [0, 1, 2]
+    assert sorted(place for part in parts for place in part.places) == list(range(len(KEYS)))
+    for part in parts:
+        assert {some.of(KEYS[place]) for place in part.places} == {part.partition}
+        assert keys_of(part.rows) == [KEYS[place] for place in part.places]
+
+
+def keys_of(rows: Any) -> list[str]:
+    if isinstance(rows, list):
+        return [row["key"] if isinstance(row, dict) else row[0] for row in rows]
+    return [str(key) for key in rows["key"]]
+
+
+def test_results_come_back_in_the_order_of_the_rows() -> None:
+    cells = [wire.RESULT.pack(row << 8 | 1, row) for row in range(5)]
+    odd, even = BulkResult(None, arrays=False), BulkResult(None, arrays=False)
+    odd._parts, even._parts = [cells[1], cells[3]], [cells[0] + cells[2]]
+    lost = DaemonError()
+    merged = BulkResult.merged(5, [((1, 3), odd), ((0, 2), even)], lost)
+    assert merged.tickets == [0, 1, 2, 3, 0]
+    assert [int(status) for status in merged.statuses] == [1, 1, 1, 1, 0]
+    assert not merged.ok
+    with pytest.raises(DaemonError):
+        merged.check()

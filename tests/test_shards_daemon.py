@@ -1,0 +1,330 @@
+"""A deployment of shards as its users see it: real processes, one of which may end at any time."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from click.testing import CliRunner, Result
+from conftest import StartDaemon
+from real_daemon import Daemon, DaemonFailed, eventually, refused
+
+from purgatoryd.cli.app import app
+from purgatoryd.cli.exits import Exit
+from purgatoryd.clients import (
+    Admin,
+    AllOf,
+    AsyncClient,
+    AsyncPartitionedClient,
+    AsyncSubscriber,
+    CancelResult,
+    Client,
+    DaemonError,
+    MessageRefused,
+    Partitioned,
+    PartitionedClient,
+    Purgatory,
+    PurgatorydError,
+    ShardUnavailable,
+    Status,
+    Subscriber,
+)
+from purgatoryd.shm_layout.arena import Reader
+from purgatoryd.shm_layout.paths import paths_in
+from purgatoryd.shm_layout.shards import ShardTable, read_table
+
+FAR = 3600.0
+SMALL = "--capacity", "2000", "--payload-memory", "1M", "--outbox", "1024"
+NAMES = [f"n{i}" for i in range(20)]
+
+
+@pytest.fixture
+def demo(daemon: StartDaemon) -> Daemon:
+    return daemon("demo", "--shards", "2", *SMALL)
+
+
+def table(demo: Daemon) -> ShardTable:
+    found = read_table(demo.dir, demo.name)
+    assert found is not None
+    return found
+
+
+def one_in(demo: Daemon, shard: int) -> str:
+    """A namespace that is, or would be, in this shard."""
+    return next(name for name in NAMES if table(demo).place(name).shards == (shard,))
+
+
+def pid_of(demo: Daemon, shard: int) -> int:
+    reader = Reader.attach(paths_in(demo.dir, table(demo).daemon(shard)))
+    try:
+        return int(reader.header.daemon_pid)
+    finally:
+        reader.close()
+
+
+def cli(*words: str) -> Result:
+    return CliRunner().invoke(app, [*words, "--name", "demo"])
+
+
+def records(*words: str) -> list[Any]:
+    done = cli(*words, "--json")
+    assert done.exit_code == Exit.DONE, done.output
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+# ---- plain namespaces ---------------------------------------------------------------------------
+
+
+def test_clients_find_the_shard_of_their_namespace(demo: Daemon) -> None:
+    for shard in (0, 1):
+        name = one_in(demo, shard)
+        with (
+            Subscriber("demo", namespace=name) as notices,
+            Client("demo", namespace=name) as timers,
+        ):
+            timers.add("soon", delay=0.01, payload=b"p")
+            notice = notices.get(timeout=30)
+            assert notice is not None
+            assert (notice.key, notice.payload, notice.namespace) == ("soon", b"p", name)
+            timers.add("far", FAR)
+            assert table(demo).placements[name].shards == (shard,)
+        with Purgatory("demo", namespace=name) as owner:
+            operation = owner.watch("op", AllOf({"k": 1}), timeout=FAR)
+            assert owner.advance("k", 1) == 1
+            assert operation.result(timeout=30).cause == "satisfied"
+    assert {(r["namespace"], r["shard"]) for r in records("namespace", "ls")} == {
+        (one_in(demo, 0), 0), (one_in(demo, 1), 1),
+    }  # fmt: skip
+    assert sorted(r["shard"] for r in records("stats")) == [0, 1]
+    assert [r["key"] for r in records("list")] == ["far", "far"]
+    assert len(records("check")) == len(records("status")) == 2
+
+
+def test_asyncio_clients_find_it_too(demo: Daemon) -> None:
+    async def run(name: str) -> None:
+        async with (
+            AsyncSubscriber("demo", namespace=name) as notices,
+            AsyncClient("demo", namespace=name) as timers,
+        ):
+            await timers.add("soon", delay=0.01)
+            notice = await notices.get(timeout=30)
+            assert notice is not None
+            assert notice.key == "soon"
+
+    for shard in (0, 1):
+        asyncio.run(run(one_in(demo, shard)))
+
+
+def test_a_shard_refuses_what_is_not_its_own(demo: Daemon) -> None:
+    name = one_in(demo, 0)
+    with Client("demo", namespace=name) as timers:
+        timers.add("k", FAR)
+    with Client("demo-1-1", namespace=name, timeout=0.5) as wrong:
+        for call in (wrong.add, wrong.cancel, wrong.get):
+            arguments = ("k", FAR) if call == wrong.add else ("k",)
+            with pytest.raises(MessageRefused, match="WRONG_SHARD"):
+                call(*arguments)
+        wrong._core.close()
+    reader = Reader.attach(paths_in(demo.dir, "demo-1-1"))
+    assert name not in [space.name for space in reader.namespaces().values()]
+    reader.close()
+
+
+def test_an_admin_reaches_the_shard_of_a_namespace(demo: Daemon) -> None:
+    names = [one_in(demo, 0), one_in(demo, 1)]
+    with Admin("demo") as admin:
+        admin.ping()
+        for name in names:
+            assert admin.set_namespace(name, quota_timers=1).quota_timers == 1
+            with Subscriber("demo", namespace=name) as notices:
+                ticket = admin.publish("default", "news", b"p", namespace=name)
+                notice = notices.get(timeout=30)
+            assert notice is not None
+            assert (notice.ticket, notice.payload) == (ticket, b"p")
+        with pytest.raises(MessageRefused, match="PLACED"):
+            admin.create_namespace(names[0], 2)
+    limits = {r["namespace"]: r["quota_timers"] for r in records("namespace", "ls")}
+    assert limits == dict.fromkeys(names, 1)
+
+
+# ---- partitions ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clicks(demo: Daemon) -> Daemon:
+    assert cli("namespace", "create", "clicks", "--partitions", "4").exit_code == Exit.DONE
+    return demo
+
+
+def test_a_partitioned_namespace_is_one_for_its_users(clicks: Daemon) -> None:
+    keys = [f"k{i}" for i in range(40)]
+    with (
+        PartitionedClient("demo", namespace="clicks") as timers,
+        Subscriber("demo", namespace="clicks") as notices,
+    ):
+        result = timers.add_many([(key, 0.05) for key in keys])
+        assert result.ok
+        heard = [notices.get(timeout=30) for _ in keys]
+        assert sorted(n.key for n in heard if n) == sorted(keys)
+        assert sorted({n.ticket for n in heard if n}) == sorted(set(result.tickets))
+        assert {ticket >> 48 for ticket in result.tickets} == {0, 1}
+        timers.add("k0", FAR, wait=False)
+        timers.flush()
+        assert timers.add_many([(key, FAR) for key in keys]).statuses == [
+            Status.EXISTS, *[Status.ADDED] * 39,
+        ]  # fmt: skip
+        assert all(timers.get(key) is not None for key in keys)
+        assert timers.cancel("k1") == CancelResult.CANCELLED
+        assert timers.cancel_many(["k2", "k1", "k3"]) == [
+            CancelResult.CANCELLED, CancelResult.UNKNOWN, CancelResult.CANCELLED,
+        ]  # fmt: skip
+    for shard in (0, 1):
+        reader = Reader.attach(paths_in(clicks.dir, table(clicks).daemon(shard)))
+        assert reader.stats()["live"] > 0
+        reader.close()
+    for kind in (Client, Purgatory):
+        with pytest.raises(Partitioned, match="4 partitions"):
+            kind("demo", namespace="clicks")
+
+
+def test_a_partitioned_namespace_with_asyncio(clicks: Daemon) -> None:
+    keys = [f"k{i}" for i in range(40)]
+
+    async def run() -> None:
+        async with (
+            AsyncPartitionedClient("demo", namespace="clicks") as timers,
+            AsyncSubscriber("demo", namespace="clicks") as notices,
+        ):
+            assert (await timers.add_many([(key, 0.05) for key in keys])).ok
+            heard = [await notices.get(timeout=30) for _ in keys]
+            assert sorted(n.key for n in heard if n) == sorted(keys)
+            await timers.add("k0", FAR)
+            assert (await timers.get("k0")) is not None
+            assert await timers.cancel_many(["k1", "k0"]) == [
+                CancelResult.FIRED, CancelResult.CANCELLED,
+            ]  # fmt: skip
+
+    asyncio.run(run())
+
+
+# ---- when one ends ------------------------------------------------------------------------------
+
+
+def test_a_killed_shard_comes_back_and_the_others_do_not_notice(demo: Daemon) -> None:
+    lost, other = one_in(demo, 0), one_in(demo, 1)
+    with Client("demo", namespace=lost) as here, Client("demo", namespace=other) as there:
+        here.add("kept", FAR)
+        there.add("kept", FAR)
+        before = pid_of(demo, 0), pid_of(demo, 1)
+        os.kill(before[0], signal.SIGKILL)
+        handles = [here.add(f"k{i}", FAR, wait=False) for i in range(10)]
+        there.add("meanwhile", FAR)
+        assert all(handle.result(timeout=30).status == Status.ADDED for handle in handles)
+        assert here.get("kept") is not None
+        assert pid_of(demo, 0) != before[0]
+        assert pid_of(demo, 1) == before[1]
+    assert "shard demo-1-0 ended, it is started again" in demo.stderr
+
+
+def test_a_shard_that_is_silent_is_let_alone_for_a_while(clicks: Daemon) -> None:
+    keys = [f"k{i}" for i in range(40)]
+    with PartitionedClient("demo", namespace="clicks", timeout=0.2) as timers:
+        placement = table(clicks).place("clicks")
+        home = {key: placement.shards[placement.partition_of(key.encode())] for key in keys}
+        silent = next(key for key in keys if home[key] == 0)
+        lively = next(key for key in keys if home[key] == 1)
+        pid = pid_of(clicks, 0)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            for _ in range(3):
+                with pytest.raises(DaemonError):
+                    timers.get(silent)
+            with pytest.raises(ShardUnavailable) as caught:
+                timers.get(silent)
+            assert (caught.value.shard, caught.value.failures) == (0, 3)
+            eventually(lambda: answers(timers, lively))
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        eventually(lambda: answers(timers, silent))
+
+
+def answers(timers: PartitionedClient, key: str) -> bool:
+    try:
+        return timers.get(key) is None
+    except DaemonError:
+        return False
+
+
+def test_shards_end_with_the_process_that_runs_them(demo: Daemon) -> None:
+    with Client("demo", namespace="shop") as timers:
+        timers.add("k", FAR)
+    children = psutil.Process(demo.pid).children()
+    assert len(children) == 2
+    demo.kill()
+    eventually(lambda: not any(child.is_running() for child in children))
+    demo.start()
+    with Client("demo", namespace="shop") as timers:
+        assert timers.get("k") is not None
+
+
+def test_a_shard_that_cannot_start_ends_them_all(daemon: StartDaemon, daemon_dir: Path) -> None:
+    with (daemon_dir / "demo-1-1.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(DaemonFailed) as caught:
+            daemon("demo", "--shards", "2", *SMALL)
+    assert caught.value.code == Exit.UNUSABLE
+    assert "shard demo-1-1 ended with code 7 before it was ready" in caught.value.stderr
+    daemon("demo", "--shards", "2", *SMALL)  # the first one let go of all it had
+
+
+# ---- stop ---------------------------------------------------------------------------------------
+
+
+def test_stop_drain_and_resume_are_for_all(demo: Daemon) -> None:
+    names = [one_in(demo, 0), one_in(demo, 1)]
+    clients = [Client("demo", namespace=name) for name in names]
+    clients[0].add("k", FAR)
+    with Admin("demo") as admin:
+        admin.stop(drain=True)
+        eventually(lambda: states(demo) == ["draining", "stopped"])
+        admin.resume()
+        eventually(lambda: states(demo) == ["ready", "ready"])
+        for client in clients:
+            eventually(partial(arms, client))
+    for client in clients:
+        client.cancel("k")
+        client.cancel("again")
+        client.close()
+    done = cli("stop", "--drain", "--json")
+    assert done.exit_code == Exit.DONE, done.output
+    assert json.loads(done.stdout)["armed"] == 0
+    assert demo.process.wait(30) == 0
+    assert cli("status").exit_code == Exit.NO_DAEMON
+
+
+def states(demo: Daemon) -> list[str]:
+    lines = cli("status", "--json").stdout.splitlines()
+    return [json.loads(line)["condition"] for line in lines]
+
+
+def arms(client: Client) -> bool:
+    try:
+        client.add("again", FAR, mode="keep")
+    except PurgatorydError:
+        return False
+    return True
+
+
+def test_a_start_that_would_leave_timers_behind_is_refused(
+    daemon: StartDaemon, demo: Daemon
+) -> None:
+    demo.stop()
+    assert "shards" in refused(lambda: daemon("demo", *SMALL))
