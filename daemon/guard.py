@@ -66,6 +66,7 @@ _CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid
 _EVENT = struct.Struct("=Hi")
 _NUMBER = struct.Struct("=i")
 _libc = ctypes.CDLL(None)
+_dropped = bytearray(MIB)
 _ACCEPTED, _DISCONNECTED = int(zmq.Event.ACCEPTED), int(zmq.Event.DISCONNECTED)
 _POLLIN = int(zmq.POLLIN)
 _NO_UID = 2**32 - 1
@@ -378,7 +379,7 @@ def _end(connection: socket.socket) -> None:
     """Shuts it down; libzmq finds that out and closes it. What it has not read is dropped."""
     connection.shutdown(socket.SHUT_RDWR)
     for _ in range(UNREAD_MAX // MIB):
-        if not connection.recv(MIB, socket.MSG_DONTWAIT):
+        if not connection.recv_into(_dropped, MIB, socket.MSG_DONTWAIT):
             return
 
 

@@ -94,6 +94,7 @@ class Lane:
         self.socket = socket
         self.guard = guard
         self.fd = int(socket.getsockopt(zmq.FD))
+        self._route = bytearray(ROUTE_MAX)
         self._overlong = False
         """The rest of a message has to be taken off before the next one."""
 
@@ -102,16 +103,17 @@ class Lane:
         if self._overlong and not self._take_off():
             return None
         try:
-            route = self.socket.recv(zmq.NOBLOCK)
+            size = self.socket.recv_into(self._route, flags=zmq.NOBLOCK)  # what is too long is cut
         except zmq.Again:
             return None
         body = self.socket.recv(copy=False)
         self._overlong = body.more and not self._take_off()
-        if self._overlong or len(route) > ROUTE_MAX:
+        if self._overlong or size > ROUTE_MAX:
             self.guard.offence(body, "more frames or a longer name than any client has")
             return None
         self.guard.completed(body)
-        return Message(route, b"" if body.more else body.buffer, *sender_of(body), boot_ns())
+        route, request = bytes(self._route[:size]), b"" if body.more else body.buffer
+        return Message(route, request, *sender_of(body), boot_ns())
 
     def _take_off(self) -> bool:
         """Drops the rest of a message, PARTS_MAX frames at a time. True = all is gone."""
