@@ -488,6 +488,7 @@ static void batch_begin(struct pg_arena *a, struct pg_session *s, const struct r
 {
     if (s->current == q->frame.sequence && m->checksum == sum && s->count == q->frame.count)
         return;                   /* continued: its work was over the bound, or the daemon died */
+    STORE_RELEASE(&s->current, 0ull);         /* from here on none is under way */
     reply_forget(a, m);
     m->checksum = sum;
     m->count = q->frame.count;
