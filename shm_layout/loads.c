@@ -176,11 +176,11 @@ static uint32_t load_born(struct pg_arena *a, const struct pg_load *fields, unsi
 
 void load_write(struct pg_arena *a, uint32_t load, const struct pg_load *fields)
 {
-    struct pg_load *l = &a->loads[load];
-    *l = *fields;
-    l->state = PG_LOAD_NONE;
-    l->used_boot_ns = a->real_boot_ns;
-    l->rows = l->upto = 0;
+    struct pg_load *l = &a->loads[load], next = *fields;
+    next.state = PG_LOAD_NONE;
+    next.used_boot_ns = a->real_boot_ns;
+    next.rows = next.upto = 0;
+    *l = next;
     STORE_RELEASE(&l->state, fields->state);
     a->metrics->loads++;
 }

@@ -284,17 +284,37 @@ static bool topic_sound(const struct pg_arena *a, uint32_t i, struct pg_fault *f
                      a->namespace_rows + i, row);
 }
 
+static bool namespace_found(const struct pg_arena *a, uint32_t i, struct pg_fault *fault)
+{
+    return names_find_namespace(a, namespace_name(a, i)) == i ||
+           fault_set(fault, "names", "a namespace that the index does not find", i, i, 0);
+}
+
+/* Each name is found, so with as many cells as names none leads elsewhere. */
+static bool cells_used(const struct pg_arena *a, uint32_t names, struct pg_fault *fault)
+{
+    uint32_t used = 0;
+    for (uint32_t i = 0; i < a->name_cells; i++)
+        used += a->name_index[i] != 0;
+    return used == names || fault_set(fault, "names", "cells of the index", 0, names, used);
+}
+
 bool names_check(const struct pg_arena *a, struct pg_fault *fault)
 {
+    uint32_t names = 0;
     if (!names_sound(a, fault))
         return false;
     if (a->secret == NULL)
         return true;
-    for (uint32_t i = 0; i < a->namespace_rows; i++)
-        if (a->namespaces[i].name_len != 0 && names_find_namespace(a, namespace_name(a, i)) != i)
-            return fault_set(fault, "names", "a namespace that the index does not find", i, i, 0);
-    for (uint32_t i = 0; i < a->topic_rows; i++)
+    for (uint32_t i = 0; i < a->namespace_rows; i++) {
+        if (a->namespaces[i].name_len != 0 && !namespace_found(a, i, fault))
+            return false;
+        names += a->namespaces[i].name_len != 0;
+    }
+    for (uint32_t i = 0; i < a->topic_rows; i++) {
         if (a->topics[i].name_len != 0 && !topic_sound(a, i, fault))
             return false;
-    return true;
+        names += a->topics[i].name_len != 0;
+    }
+    return cells_used(a, names, fault);
 }

@@ -60,6 +60,7 @@ static void entry_settle(struct pg_arena *a, uint64_t position)
     STORE_RELEASE(&a->header->outbox_tail, position + 1);
 }
 
+/* The fields have no commit yet: with it, last of all, the entry is there. */
 uint64_t outbox_append(struct pg_arena *a, const struct pg_entry *fields)
 {
     const uint64_t position = a->header->outbox_tail;
@@ -67,7 +68,6 @@ uint64_t outbox_append(struct pg_arena *a, const struct pg_entry *fields)
     struct pg_topic *t = &a->topics[fields->topic];
 
     *e = *fields;
-    e->commit = 0;
     e->sequence = t->sequence + 1;
     e->previous = t->last_position;
     STORE_RELEASE(&e->commit, position + 1);

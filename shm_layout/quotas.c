@@ -77,7 +77,6 @@ static uint32_t account_born(struct pg_arena *a, uint32_t uid, uint32_t home)
     if (row == PG_NIL)
         return PG_NIL;
     struct pg_account *c = &a->accounts[row];
-    STORE_RELEASE(&c->in_use, 0u);
     memset(c, 0, sizeof *c);
     c->uid = uid;
     STORE_RELEASE(&c->in_use, 1u);

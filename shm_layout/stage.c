@@ -640,7 +640,8 @@ static void settings_finish(struct pg_arena *a, const struct pg_j_namespace *j)
     n->park_beyond_ns = j->park_beyond_ns;
 }
 
-/* next_lsn first: if this too is interrupted, it is decided again in the same way. */
+/* next_lsn first: if this too is interrupted, it is decided again in the same way. `tail` follows
+ * a frame that is kept with the next one, or at the end of the rebuild. */
 bool stage_recover(struct pg_arena *a, struct pg_fault *why)
 {
     struct pg_stage *s = a->stage;
@@ -661,9 +662,7 @@ bool stage_recover(struct pg_arena *a, struct pg_fault *why)
         settings_finish(a, (const void *)(f + 1));
     const bool done = visible[f->type](a, f + 1);
     s->next_lsn = lsn + done;
-    if (done)
-        STORE_RELEASE(&s->tail, s->staged);
-    else
+    if (!done)
         s->staged = s->tail;
     return true;
 }

@@ -82,7 +82,7 @@ static void whole(struct world *w)
 
 /* ---- the model ------------------------------------------------------------------------------ */
 
-static const uint8_t pattern[PG_PAYLOAD_MAX];
+static uint8_t pattern[PG_PAYLOAD_MAX];      /* the beginning of every payload, and not of zeros */
 
 static struct pg_put put_of(const struct world *w, uint32_t key, uint8_t *bytes)
 {
@@ -185,6 +185,7 @@ static void model_fire(struct world *w, uint64_t position)
     CHECK_EQUAL(e->ticket, t->ticket << 8 | PG_CAUSE_EXPIRED);
     CHECK_EQUAL(e->key_len, 1 + key[0] * 5);
     CHECK_EQUAL(e->payload_len, t->payload_len);
+    CHECK(memcmp(key + e->key_len, pattern, e->payload_len) == 0);
     CHECK_EQUAL(e->sequence, ++w->sequences[e->topic]);
     CHECK(e->deadline_ns <= e->fired_ns && e->fired_ns <= w->now_ns);
     if (t->wall_ns == NO_WALL)
@@ -350,6 +351,51 @@ static void random_steps(void)
         }
         world_close(&w);
     }
+}
+
+/* ---- rare moments ------------------------------------------------------------------------------ */
+
+/* The wall clock has gone slower, by less than a step: what is due by the other clock waits, and
+ * its notice says for how long. */
+static void a_wall_timer_waits_for_the_wall_clock(void)
+{
+    enum { SLOWER_NS = 900000 };
+    struct world w;
+    uint8_t bytes[256] = {0};
+    struct pg_result r;
+    int more;
+    for (uint64_t seed = 1; world_open(&w, seed), w.config.tick_ns >= SLOWER_NS; seed++)
+        world_close(&w);
+    const int64_t tick_ns = w.config.tick_ns, due_ns = (w.now_ns / tick_ns + 10) * tick_ns;
+    struct pg_put put = put_of(&w, 0, bytes);
+    put.time_kind = PG_T_WALL;
+    put.time_ns = due_ns;
+    pg_put(w.a, &put, &r);
+    CHECK_EQUAL(r.deadline_ns, due_ns);
+    pg_advance(w.a, due_ns + tick_ns / 2, -SLOWER_NS, 0, UINT32_MAX, &more);
+    CHECK_EQUAL(w.a->metrics->live, 1);
+    pg_advance(w.a, due_ns + 2 * SLOWER_NS, -SLOWER_NS, 0, UINT32_MAX, &more);
+    CHECK_EQUAL(w.a->metrics->live, 0);
+    CHECK_EQUAL(outbox_at(w.a, 0)->deadline_ns, due_ns + SLOWER_NS);
+    world_close(&w);
+}
+
+/* A notice whose commit is gone is none that could still be handed over. */
+static void what_is_withdrawn_counts_as_handed_over(void)
+{
+    struct world w;
+    struct pg_fault why;
+    world_open(&w, 1);
+    while (w.a->header->outbox_tail == 0) {
+        step_put(&w);
+        step_advance(&w);
+    }
+    outbox_at(w.a, 0)->commit = 0;
+    CHECK(pg_rebuild(w.a, w.now_ns, &why));
+    CHECK_EQUAL(w.a->header->outbox_head, 1);
+    CHECK_EQUAL(w.a->header->published, 1);
+    whole(&w);
+    world_close(&w);
 }
 
 /* ---- hostile messages ------------------------------------------------------------------------ */
@@ -518,7 +564,10 @@ static void damaged_previous(void)
 
 int main(void)
 {
+    memset(pattern, 'p', sizeof pattern);
     RUN(random_steps);
+    RUN(a_wall_timer_waits_for_the_wall_clock);
+    RUN(what_is_withdrawn_counts_as_handed_over);
     RUN(messages);
     RUN(damaged_truth);
     RUN(damaged_header);

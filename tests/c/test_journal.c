@@ -1,5 +1,5 @@
-/* The journal's stage, snapshots and redo: each frame in doubt with and without its effect, a
- * ring that fills, a snapshot taken by another thread while work goes on, frames of noise. */
+/* The journal's stage, snapshots and redo: each frame in doubt with and without its effect, and in
+ * a ring that was used before; an answer without its effect; a ring that fills, a snapshot taken by another thread while work goes on, frames of noise. */
 #include "check.h"
 #include "core.h"
 
@@ -15,6 +15,7 @@ struct world {
     uint8_t *reply;
     uint64_t session, sequence;
     uint8_t greeted;
+    uint8_t stale;                /* what the ring is full of at first */
     int64_t now_ns;
     uint8_t *journal;             /* frames taken out of the stage */
     uint64_t used, position, lsn;
@@ -84,9 +85,12 @@ static void greet(struct world *w)
     struct {
         struct pg_frame frame;
         struct pg_hello hello;
+        char name[16];
     } message = {.frame = frame_of(w, PG_M_HELLO)};
     message.frame.session = 0;
     message.hello.nonce[0] = ++w->greeted;
+    message.hello.name_len = sizeof message.name;
+    memset(message.name, 'w', sizeof message.name);
     send(w, &message, sizeof message);
     memcpy(&w->session, w->reply + offsetof(struct pg_frame, session), 8);
     w->sequence = 0;
@@ -129,7 +133,8 @@ static uint8_t *keys_write(uint8_t *at, const struct command *c)
 
 static bool on_timer(unsigned op)
 {
-    return op == PG_OP_PUT || op == PG_OP_WATCH || op == PG_OP_CANCEL || op == PG_OP_COMPLETE;
+    return op == PG_OP_PUT || op == PG_OP_WATCH || op == PG_OP_CANCEL || op == PG_OP_COMPLETE ||
+           op == PG_OP_UNPARK;
 }
 
 /* Returns enum pg_status, or 256 + enum pg_error. */
@@ -217,13 +222,12 @@ static bool go(struct world *w, int64_t by_ns)
     return more != 0;
 }
 
-static void configure(struct world *w, uint64_t quota)
+static void configure(struct world *w, struct pg_namespace_set set)
 {
-    const struct pg_namespace_set set = {.fields = PG_N_TIMERS, .name_len = 1,
-                                         .quota_timers = quota};
     struct pg_namespace_set now;
     uint64_t detail[2];
     uint8_t body[sizeof set + 1];
+    set.name_len = 1;
     memcpy(body, &set, sizeof set);
     body[sizeof set] = 'n';
     CHECK_EQUAL(pg_set_namespace(w->a, body, sizeof body, &now, detail), PG_ERR_NONE);
@@ -236,7 +240,7 @@ static struct pg_config config_of_test(void)
         .stream_id = 1, .secret = {1, 2}, .capacity = KEYS + 8, .outbox_capacity = 32,
         .fanout = 20, .namespaces = 2, .topics = TOPICS, .sessions = 2, .watches = 256,
         .levels = WATCHED + 2, .level_ttl_ns = 1000000000, .inbox_max = 64, .accounts = 2,
-        .clock_kind = PG_CLOCK_VIRTUAL, .stage_bytes = PG_STAGE_MIN};
+        .loads = 1, .load_blocks = 1, .clock_kind = PG_CLOCK_VIRTUAL, .stage_bytes = PG_STAGE_MIN};
 }
 
 static void world_open(struct world *w)
@@ -245,6 +249,8 @@ static void world_open(struct world *w)
     w->reply = malloc(PG_MESSAGE_MAX);
     CHECK(w->reply != NULL);
     arena_open(w);
+    CHECK_EQUAL(w->a->stage->next_lsn, 1);
+    memset(w->a->ring, w->stale, 1 << 16);
     greet(w);
     CHECK_EQUAL(put(w, KEYS - 1, INT64_MAX, 0, PG_T_BOOT), PG_ST_ADDED);     /* names are born */
 }
@@ -343,7 +349,55 @@ static void a_topic_only(struct world *w)
                                          .time_ns = INT64_MAX}, .topic = 1};
     CHECK_EQUAL(command(w, &c), PG_ST_TOO_FAR);
 }
-static void is_configured(struct world *w) { configure(w, 5); }
+static void is_configured(struct world *w)
+{
+    configure(w, (struct pg_namespace_set){.fields = PG_N_TIMERS, .quota_timers = 5});
+}
+static void parks(struct world *w)
+{
+    configure(w, (struct pg_namespace_set){.fields = PG_N_PARK, .park_beyond_ns = 10 * MS});
+}
+static void arms_far(struct world *w)
+{
+    CHECK_EQUAL(put(w, 1, 99 * MS, 0, PG_T_BOOT), PG_ST_PARKED);
+}
+static void a_parked_timer(struct world *w)
+{
+    parks(w);
+    arms_far(w);
+}
+static void comes_back(struct world *w)
+{
+    const struct command c = {.record = {.op = PG_OP_UNPARK, .payload_len = 40,
+                                         .value = w->a->header->next_ticket - 1}, .key = 1};
+    CHECK_EQUAL(command(w, &c), PG_ST_UNPARKED);
+}
+static void is_published(struct world *w)
+{
+    const struct pg_publish head = {.payload_len = 27, .key_len = 3, .key_type = PG_KEY_BYTES,
+                                    .namespace_len = 1, .topic_len = 1};
+    uint8_t body[sizeof head + 32];
+    struct pg_result r;
+    uint64_t detail[2];
+    memcpy(body, &head, sizeof head);
+    memcpy(body + sizeof head, "ntkeya payload of 27 bytes here", 32);
+    CHECK_EQUAL(pg_publish(w->a, body, sizeof body, 1, w->now_ns, &r, detail), PG_ERR_NONE);
+    CHECK_EQUAL(r.ticket & 0xff, PG_ST_DONE);
+}
+static void is_answered(struct world *w) { pg_replied(w->a, w->session, w->sequence, 1, 5, 6); }
+static void load(struct world *w, unsigned action, uint64_t fence)
+{
+    struct {
+        struct pg_frame frame;
+        struct pg_load_ask ask;
+        char name;
+    } message = {frame_of(w, PG_M_LOAD), {.load = {1}, .fence = fence, .action = action,
+                                          .name_len = 1}, 'n'};
+    CHECK(send(w, &message, offsetof(__typeof__(message), name) + 1) > sizeof message.frame);
+}
+static void opens_a_load(struct world *w) { load(w, PG_LA_OPEN, 1); }
+static void runs_it_again(struct world *w) { load(w, PG_LA_OPEN, 2); }
+static void closes_it(struct world *w) { load(w, PG_LA_CLOSE, 1); }
 
 struct doubt {
     enum pg_journal_type type;
@@ -375,6 +429,14 @@ static const struct doubt doubts[] = {
     {PG_J_TOPIC, a_while, a_topic_only, false},
     {PG_J_NAMESPACE, nothing, is_configured, true},
     {PG_J_SESSION, nothing, bye, false},
+    {PG_J_OPENED, nothing, greet, false},
+    {PG_J_REPLIED, nothing, is_answered, true},
+    {PG_J_ENTRY, nothing, is_published, false},
+    {PG_J_ARM, parks, arms_far, false},
+    {PG_J_UNPARK, a_parked_timer, comes_back, false},
+    {PG_J_LOAD, nothing, opens_a_load, false},
+    {PG_J_LOAD, opens_a_load, runs_it_again, false},
+    {PG_J_LOAD, opens_a_load, closes_it, false},
 };
 
 struct image {
@@ -412,16 +474,21 @@ static struct pg_stage *stage_of(struct image i)
     return (struct pg_stage *)(i.arena + h->regions[PG_R_STAGE].offset);
 }
 
-/* Once rebuilt, tail, staged and next_lsn are those of `expected`. */
-static void decided(struct world *w, struct image expected)
+static void rebuilt(struct world *w)
 {
     struct pg_fault fault;
     if (!pg_rebuild(w->a, w->now_ns, &fault))
         told(&fault);
+    whole(w);
+}
+
+/* Once rebuilt, tail, staged and next_lsn are those of `expected`. */
+static void decided(struct world *w, struct image expected)
+{
+    rebuilt(w);
     CHECK_EQUAL(w->a->stage->tail, stage_of(expected)->tail);
     CHECK_EQUAL(w->a->stage->staged, stage_of(expected)->tail);
     CHECK_EQUAL(w->a->stage->next_lsn, stage_of(expected)->next_lsn);
-    whole(w);
 }
 
 /* The frame is there, its effect is not: it is dropped, or the effect is made good. The effect is
@@ -463,6 +530,57 @@ static void test_the_frame_in_doubt(void)
         image_free(after);
         world_close(&w);
     }
+}
+
+/* What the ring held before is in no frame: neither between its fields nor in the place of one. */
+static void test_a_frame_in_a_ring_that_was_used(void)
+{
+    for (uint32_t i = 0; i < sizeof doubts / sizeof doubts[0]; i++) {
+        struct world worlds[2] = {{.stale = 0x5a}, {.stale = 0xa5}};
+        for (uint32_t n = 0; n < 2; n++) {
+            world_open(&worlds[n]);
+            doubts[i].prepare(&worlds[n]);
+            doubts[i].act(&worlds[n]);
+        }
+        const uint64_t tail = worlds[0].a->stage->tail;
+        CHECK(tail < 1 << 16 && worlds[1].a->stage->tail == tail);
+        CHECK(memcmp(worlds[0].a->ring, worlds[1].a->ring, tail) == 0);
+        world_close(&worlds[0]);
+        world_close(&worlds[1]);
+    }
+}
+
+/* ---- an answer without its effect -------------------------------------------------------------- */
+
+/* The newest batch again as it was before its only record was applied, with the answer stored. */
+static void answer_cut_off(struct world *w)
+{
+    struct pg_session *s = session_find(w->a, w->session);
+    session_reply(w->a, s, s->last)->sequence = 0;
+    s->applied = 0;
+    s->current = s->last--;
+}
+
+/* The timer fires, and that is what the client hears who asks again, whatever a second kill finds
+ * of the answer. */
+static void test_a_cancel_that_was_only_answered(void)
+{
+    struct world w = {.rng = {6}};
+    world_open(&w);
+    a_timer(&w);
+    const struct image before = image_of(&w);
+    cancels(&w);
+    const struct image after = image_of(&w);
+    image_load(&w, (struct image){before.arena, after.secret});
+    answer_cut_off(&w);
+    rebuilt(&w);
+    comes_due(&w);
+    rebuilt(&w);
+    w.sequence--;
+    CHECK_EQUAL(simple(&w, PG_OP_CANCEL, 1, 0), PG_ST_FIRED);
+    image_free(before);
+    image_free(after);
+    world_close(&w);
 }
 
 /* ---- a ring that fills ------------------------------------------------------------------------ */
@@ -758,6 +876,8 @@ static void test_noise_is_refused(void)
 int main(void)
 {
     RUN(test_the_frame_in_doubt);
+    RUN(test_a_frame_in_a_ring_that_was_used);
+    RUN(test_a_cancel_that_was_only_answered);
     RUN(test_a_ring_that_fills);
     RUN(test_durable_replies);
     RUN(test_a_snapshot_beside_the_work);

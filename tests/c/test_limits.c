@@ -1,5 +1,6 @@
 /* What is kept for a while, and how much of it: quotas of operations and the rows that count them,
- * the time to live of watch keys and of loads. All on a clock that the test moves. */
+ * the time to live of watch keys and of loads, names and the rows that they are given. All on a
+ * clock that the test moves. */
 #include "check.h"
 #include "core.h"
 
@@ -33,7 +34,7 @@ static void arena_open(uint32_t accounts, uint64_t ops)
         .stream_id = 1, .secret = {1, 2}, .capacity = 10, .outbox_capacity = OUTBOX, .fanout = 8,
         .namespaces = 1, .topics = 2, .sessions = 4, .watches = 8, .levels = 4,
         .level_ttl_ns = (int64_t)TTL_S * SECOND, .inbox_max = 8, .loads = 1, .load_blocks = 1,
-        .accounts = accounts, .clock_kind = PG_CLOCK_VIRTUAL};
+        .accounts = accounts, .clock_kind = PG_CLOCK_VIRTUAL, .shard = 1, .shards = 2};
     arena = zeroed(pg_arena_bytes(&c));
     secret = zeroed(pg_private_bytes(&c));
     a = malloc(pg_handle_bytes());
@@ -152,18 +153,24 @@ static void each_record_counts_in_a_quota_of_operations(void)
     arena_close();
 }
 
-static void fill_outbox(void)
+static void publish(char topic)
 {
     const struct pg_publish head = {.key_len = 1, .namespace_len = 1, .topic_len = 1};
+    const uint64_t ticket = a->header->next_ticket;
     uint8_t body[sizeof head + 3];
     struct pg_result r;
     uint64_t detail[2];
     memcpy(body, &head, sizeof head);
-    memcpy(body + sizeof head, "ntx", 3);
-    for (uint32_t i = 0; i < OUTBOX; i++) {
-        CHECK_EQUAL(pg_publish(a, body, sizeof body, 0, now_s * SECOND, &r, detail), PG_ERR_NONE);
-        CHECK_EQUAL(r.ticket, (i + 1) << 8 | PG_ST_DONE);
-    }
+    memcpy(body + sizeof head, (char[]){'n', topic, 'x'}, 3);
+    CHECK_EQUAL(pg_publish(a, body, sizeof body, 0, now_s * SECOND, &r, detail), PG_ERR_NONE);
+    CHECK_EQUAL(r.ticket, ticket << 8 | PG_ST_DONE);
+    CHECK_EQUAL(a->header->next_ticket, ticket + 1);
+}
+
+static void fill_outbox(void)
+{
+    for (uint32_t i = 0; i < OUTBOX; i++)
+        publish('t');
 }
 
 static void a_record_that_has_to_wait_counts_once(void)
@@ -300,6 +307,23 @@ static void a_watch_key_is_born_without_an_error(void)
     arena_close();
 }
 
+/* Killed between the birth of the key and the watch that needed it. */
+static void a_watch_key_that_nobody_came_to_watch_is_gone(void)
+{
+    for (uint32_t watched = 0; watched < 2; watched++) {
+        struct key k = {.bytes = (const uint8_t *)"key", .row_guess = PG_NIL, .len = 3};
+        struct pg_fault why;
+        unsigned refused;
+        arena_open(1, 0);
+        publish('t');             /* the namespace is born */
+        k.hash = key_hash(a, 0, k.type, k.bytes, k.len);
+        CHECK(level_born(a, &k, watched, &refused) != PG_NIL);
+        CHECK(pg_rebuild(a, 0, &why));
+        CHECK_EQUAL(key_is_there(), !watched);
+        arena_close();
+    }
+}
+
 static void a_load_lives_from_when_it_was_last_claimed(void)
 {
     const struct pg_load wanted = {.id = {1}, .fence = 1, .uid = 5, .state = PG_LOAD_OPEN};
@@ -319,6 +343,35 @@ static void a_load_lives_from_when_it_was_last_claimed(void)
     arena_close();
 }
 
+/* ---- names --------------------------------------------------------------------------------- */
+
+static void a_namespace_is_of_the_shard_where_it_was_born(void)
+{
+    arena_open(1, 0);
+    publish('t');
+    CHECK_EQUAL(a->namespaces[0].shard, a->header->shard);
+    CHECK_EQUAL(a->namespaces[0].shard, 1);
+    arena_close();
+}
+
+static void a_topic_begins_anew_in_the_row_of_another(void)
+{
+    arena_open(1, 0);
+    publish('t');
+    for (uint32_t i = 0; i < OUTBOX; i++) {
+        pg_published(a, a->header->outbox_tail, 0, 0);
+        publish('u');
+    }
+    pg_published(a, a->header->outbox_tail, 0, 0);
+    const uint64_t tail = a->header->outbox_tail;
+    publish('v');
+    CHECK_EQUAL(a->topics[0].name[0], 'v');
+    CHECK_EQUAL(a->topics[0].sequence, 1);
+    CHECK_EQUAL(outbox_at(a, tail)->sequence, 1);
+    CHECK_EQUAL(outbox_at(a, tail)->previous, 0);
+    arena_close();
+}
+
 int main(void)
 {
     RUN(each_record_counts_in_a_quota_of_operations);
@@ -328,6 +381,9 @@ int main(void)
     RUN(a_watch_key_lives_from_its_last_change_and_its_last_watcher);
     RUN(a_forgotten_watch_key_goes_with_its_last_watcher);
     RUN(a_watch_key_is_born_without_an_error);
+    RUN(a_watch_key_that_nobody_came_to_watch_is_gone);
     RUN(a_load_lives_from_when_it_was_last_claimed);
+    RUN(a_namespace_is_of_the_shard_where_it_was_born);
+    RUN(a_topic_begins_anew_in_the_row_of_another);
     return 0;
 }

@@ -585,9 +585,25 @@ static void step_bye(struct world *w)
     greet(w, session);
 }
 
+/* As the beginnings of an end that a kill has cut off. */
+static void ends_begin(struct world *w)
+{
+    for (uint32_t slot = 0; slot < w->config.capacity; slot++) {
+        if (ctl_state(w->a->slots.hot[slot].ctl) != PG_S_ARMED)
+            continue;
+        struct pg_operation *op = operation_at(w->a, slot);
+        memset(op + 1, 0xff, (op->keys + 7u) / 8);
+        op->error = 9;
+        op->ended_ns = w->now_ns;
+        op->cause = PG_CAUSE_FAILED;
+    }
+}
+
 static void step_restart(struct world *w)
 {
     struct pg_fault why;
+    if (rng_below(&w->rng, 2))
+        ends_begin(w);
     if (rng_below(&w->rng, 2))
         CHECK(pg_attach(w->a, w->arena, pg_arena_bytes(&w->config), w->secret,
                         pg_private_bytes(&w->config), LAYOUT, &why));
