@@ -385,6 +385,7 @@ static void is_published(struct world *w)
     CHECK_EQUAL(r.ticket & 0xff, PG_ST_DONE);
 }
 static void is_answered(struct world *w) { pg_replied(w->a, w->session, w->sequence, 1, 5, 6); }
+static void is_measured(struct world *w) { pg_stage_metrics(w->a, 7); }
 static void load(struct world *w, unsigned action, uint64_t fence)
 {
     struct {
@@ -431,6 +432,7 @@ static const struct doubt doubts[] = {
     {PG_J_SESSION, nothing, bye, false},
     {PG_J_OPENED, nothing, greet, false},
     {PG_J_REPLIED, nothing, is_answered, true},
+    {PG_J_METRICS, fired, is_measured, true},
     {PG_J_ENTRY, nothing, is_published, false},
     {PG_J_ARM, parks, arms_far, false},
     {PG_J_UNPARK, a_parked_timer, comes_back, false},
