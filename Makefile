@@ -34,7 +34,7 @@ LIBFUZZER := $(FUZZ_C:tests/fuzz/%.c=build/fuzz/%)
 LINT      := $(patsubst %.c,build/lint/%.o,$(CORE_C) $(TESTS_C) $(GUEST_C) $(FUZZ_C) $(CRASH_C) $(BENCH_C))
 
 .DEFAULT_GOAL := help
-.PHONY: help build run report test test-c test-python crash-test soak fuzz lint bench-core bench-purgatory bench-watchers bench-recovery bench-hostile bench-journal bench-pipeline bench-placement bench-metrics docs clean
+.PHONY: help build run report test test-c test-python crash-test soak fuzz lint bench-core bench-purgatory bench-watchers bench-recovery bench-hostile bench-journal bench-pipeline bench-placement bench-metrics bench-idle docs clean
 .DELETE_ON_ERROR:
 # Kept between runs, so that only what changed is compiled again.
 .SECONDARY:
@@ -119,17 +119,21 @@ bench-placement: build ## measure lateness beside busy processes; writes benchma
 bench-metrics: build ## measure what counting and reading figures cost; writes benchmarks/results/metrics.json and its table
 	$(BIN)/python benchmarks/bench_metrics.py $(ARGS)
 
+bench-idle: build ## measure what a daemon costs at rest and at work; writes benchmarks/results/idle.json
+	$(BIN)/python benchmarks/bench_idle.py $(ARGS)
+
 bench-pipeline: build ## measure the pipeline; writes benchmarks/results/pipeline.json
 	$(BIN)/python benchmarks/bench_pipeline.py $(ARGS)
 
 bench-watchers: build ## measure one key with many watchers; writes benchmarks/results/watchers.json
 	$(BIN)/python benchmarks/bench_watchers.py $(ARGS)
 
-docs: build ## write docs/cli.md and the tables of docs/protocol.md, docs/tables.md and docs/metrics.md from the code
+docs: build ## write docs/cli.md and the tables of docs/protocol.md, docs/tables.md, docs/metrics.md and docs/operations.md from the code
 	$(BIN)/python -m purgatoryd.cli.reference > build/cli.md && mv build/cli.md docs/cli.md
 	$(BIN)/python -m purgatoryd.shm_layout.reference docs/protocol.md
 	$(BIN)/python -m purgatoryd.pipeline.reference docs/tables.md
 	$(BIN)/python -m purgatoryd.cli.exposition docs/metrics.md
+	$(BIN)/python -m purgatoryd.cli.size docs/operations.md
 
 clean: ## remove all that was built, .venv included
 	rm -rf $(VENV) build dist *.egg-info shm_layout/*.so .mypy_cache .pytest_cache .ruff_cache
@@ -153,7 +157,7 @@ $(VENV)/tools.stamp: $(VENV)/bin/python
 # for folders named as the package; there is none.
 $(VENV)/install.stamp: pyproject.toml setup.py $(VENV)/tools.stamp
 	$(STRICT_BUILD) PYTHONWARNINGS=ignore flock build/lock \
-		$(BIN)/pip install --quiet --no-build-isolation --editable ".[demo,lake,spark,jre,metrics]" --group dev
+		$(BIN)/pip install --quiet --no-build-isolation --editable ".[demo,lake,spark,jre,metrics,web]" --group dev
 	@touch $@
 
 $(VENV)/fuzz.stamp: $(VENV)/install.stamp

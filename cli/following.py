@@ -32,7 +32,7 @@ def follow(turn: Callable[[], object], pause_s: Callable[[], float], as_json: bo
     other is raised.
     """
     failed = 0
-    with suppress(KeyboardInterrupt), _sigterm_interrupts():
+    with suppress(KeyboardInterrupt), sigterm_interrupts():
         while True:
             try:
                 turn()
@@ -66,7 +66,7 @@ def _tell(error: Exception, wait_s: float, as_json: bool) -> None:
 
 
 @contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
+def sigterm_interrupts() -> Iterator[None]:
     """Inside, SIGTERM does what SIGINT does."""
 
     def interrupt(_number: int, _frame: object) -> None:

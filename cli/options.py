@@ -10,6 +10,8 @@ from uuid import UUID
 
 import click
 
+from purgatoryd.cli import units
+
 Key = str | bytes | UUID
 
 name_option = click.option(
@@ -24,6 +26,14 @@ namespace_option = click.option(
     "-n", "--namespace", default="default", show_default=True, help="Namespace of keys and topics."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+frozen_option = click.option(
+    "--frozen-after",
+    "frozen_ns",
+    type=units.Duration(),
+    default="5s",
+    show_default=True,
+    help="A loop that stood still for longer is frozen; a sound one moves every second.",
+)
 timeout_option = click.option(
     "--timeout", type=float, default=5.0, show_default=True, help="Seconds to wait for the daemon."
 )

@@ -8,7 +8,7 @@ import click
 
 from purgatoryd.cli import units
 from purgatoryd.cli.exits import Command, Exit
-from purgatoryd.cli.options import emit, json_option, name_option
+from purgatoryd.cli.options import emit, frozen_option, json_option, name_option
 from purgatoryd.cli.shards import daemons
 
 if TYPE_CHECKING:
@@ -25,14 +25,7 @@ _EXITS = {
 
 @click.command("status", cls=Command)
 @name_option
-@click.option(
-    "--frozen-after",
-    "frozen_ns",
-    type=units.Duration(),
-    default="5s",
-    show_default=True,
-    help="A loop that stood still for longer is frozen; a sound one moves every second.",
-)
+@frozen_option
 @json_option
 def status_command(name: str, frozen_ns: int, as_json: bool) -> int:
     """Say whether the daemon does its work, in one line.

@@ -65,6 +65,12 @@ def region_bytes(config: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
+def segment_bytes(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Bytes of the arena and of the private segment that `config` gives."""
+    struct = _config(config)
+    return lib.pg_arena_bytes(struct), lib.pg_private_bytes(struct)
+
+
 def _config(values: Mapping[str, Any]) -> Any:
     return ffi.new("struct pg_config *", {"layout_id": LAYOUT_ID, **values})
 
@@ -211,13 +217,16 @@ class Handle:
     @property
     def purgatory(self) -> Any:
         """struct pg_purgatory, live."""
-        region = self.header.regions[lib.PG_R_PURGATORY]
-        return ffi.cast("struct pg_purgatory *", self._base + region.offset)
+        return self.rows(lib.PG_R_PURGATORY, "pg_purgatory")
+
+    def rows(self, region: int, struct: str) -> Any:
+        """The elements of a region (PG_R_...), live."""
+        return ffi.cast(f"struct {struct} *", self._base + self.header.regions[region].offset)
 
     def topics(self) -> Iterator[Topic]:
         """All rows of the topic table that are in use."""
         region = self.header.regions[lib.PG_R_TOPICS]
-        rows = ffi.cast("struct pg_topic *", self._base + region.offset)
+        rows = self.rows(lib.PG_R_TOPICS, "pg_topic")
         for i in range(region.count):
             t = rows[i]
             if length := t.name_len:
@@ -229,7 +238,7 @@ class Handle:
     def namespaces(self) -> dict[int, Namespace]:
         """Row number -> namespace, of those in use."""
         region = self.header.regions[lib.PG_R_NAMESPACES]
-        rows = ffi.cast("struct pg_namespace *", self._base + region.offset)
+        rows = self.rows(lib.PG_R_NAMESPACES, "pg_namespace")
         used = (i for i in range(region.count) if rows[i].name_len)
         return {
             i: Namespace(
@@ -248,7 +257,7 @@ class Handle:
     def accounts(self) -> Iterator[Account]:
         """The uids that have timers while uids have quotas."""
         region = self.header.regions[lib.PG_R_ACCOUNTS]
-        rows = ffi.cast("struct pg_account *", self._base + region.offset)
+        rows = self.rows(lib.PG_R_ACCOUNTS, "pg_account")
         for i in range(region.count):
             if rows[i].in_use:
                 yield Account(rows[i].uid, rows[i].live, rows[i].bytes)
@@ -256,7 +265,7 @@ class Handle:
     def loads(self) -> Iterator[KnownLoad]:
         """The bulk loads that are remembered."""
         region = self.header.regions[lib.PG_R_LOADS]
-        rows = ffi.cast("struct pg_load *", self._base + region.offset)
+        rows = self.rows(lib.PG_R_LOADS, "pg_load")
         for i in range(region.count):
             if state := rows[i].state:
                 yield KnownLoad(

@@ -46,17 +46,39 @@ class Health:
     """By how much its next deadline is past; 0 = it is not, or its clock is virtual."""
 
 
+class Watch:
+    """A daemon that is looked at again and again. Only a suspect that was watched for WATCHED_NS,
+    and did nothing meanwhile, is called frozen, or killed."""
+
+    def __init__(self, reader: Reader, frozen_ns: int = FROZEN_NS) -> None:
+        self._header = reader.header
+        self._frozen_ns = frozen_ns
+        self._seen()
+
+    def _seen(self) -> None:
+        self._last, self._since_ns = _move(self._header), _boot_ns()
+
+    def look(self) -> Health | None:
+        """Its health now; None = it is a suspect, and has to be watched for longer."""
+        if _move(self._header) != self._last:
+            self._seen()
+            return self.unsure()
+        suspicion = _suspicion(self._header, self._frozen_ns)
+        if suspicion and _boot_ns() - self._since_ns < WATCHED_NS:
+            return None
+        return _health(self._header, suspicion)
+
+    def unsure(self) -> Health:
+        """Its health as it tells itself, whatever it is suspected of."""
+        return _health(self._header, None)
+
+
 def look(reader: Reader, frozen_ns: int = FROZEN_NS) -> Health:
-    """The health of a daemon. A suspect is watched for WATCHED_NS before it is called frozen, or
-    killed."""
-    header = reader.header
-    first, end_ns = _move(header), _boot_ns() + WATCHED_NS
-    while (suspicion := _suspicion(header, frozen_ns)) and _boot_ns() < end_ns:
+    """The health of a daemon, which takes WATCHED_NS if it is a suspect."""
+    watch = Watch(reader, frozen_ns)
+    while (health := watch.look()) is None:
         time.sleep(POLL_S)
-        if _move(header) != first:
-            suspicion = None
-            break
-    return _health(header, suspicion)
+    return health
 
 
 def _move(header: Any) -> tuple[int, int, int]:

@@ -108,6 +108,21 @@ uint64_t pg_overdue(const struct pg_arena *a)
     return overdue;
 }
 
+int64_t pg_outcome_ended_ns(const struct pg_arena *a, uint32_t slot)
+{
+    struct pg_operation op;
+
+    if (slot >= a->slots.capacity)
+        return NO_WALL;
+    const uint64_t ctl = LOAD_ACQUIRE(&a->slots.hot[slot].ctl);
+    const uint32_t blob = a->slots.cold[slot].blob;
+    if (ctl_state(ctl) != PG_S_OUTCOME || !blob_inside(a, blob, sizeof op))
+        return NO_WALL;
+    memcpy(&op, blob_at(&a->blobs, blob), sizeof op);
+    atomic_thread_fence(memory_order_acquire);
+    return LOAD_ACQUIRE(&a->slots.hot[slot].ctl) == ctl ? op.ended_ns : NO_WALL;
+}
+
 void pg_slots_in_use(const struct pg_arena *a, uint64_t *timers, uint64_t *operations)
 {
     *timers = *operations = 0;

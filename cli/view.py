@@ -1,0 +1,263 @@
+"""What a daemon does at this moment, for people: `top` and `web` show the same.
+
+It is read from shared memory, so also while the daemon hangs. Keys and payloads are never read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from purgatoryd.cli.status import record as health_record
+from purgatoryd.shm_layout import occupancy
+from purgatoryd.shm_layout.arena import Reader
+from purgatoryd.shm_layout.errors import ArenaError, BadPath
+from purgatoryd.shm_layout.health import FROZEN_NS, Condition, Health, Watch
+from purgatoryd.shm_layout.layout import ClockKind
+from purgatoryd.shm_layout.metrics import Histogram, Metrics, read_metrics
+from purgatoryd.shm_layout.occupancy import Fill, Level
+from purgatoryd.shm_layout.paths import Paths, arena_paths
+from purgatoryd.shm_layout.segment import Segment
+from purgatoryd.shm_layout.sessions import Session, Sessions
+
+INTERVAL_S = 0.5
+"""Between two views."""
+WINDOW_NS = 10_000_000_000
+"""Times are spread over what came in within so long."""
+SLOW_CLIENTS = 8
+"""Clients in a view: the slowest."""
+NAMESPACES = 20
+"""Namespaces in a view: those with the most timers."""
+
+GONE = (Condition.KILLED, Condition.STOPPED)
+
+# What is filled: by which gauge, up to which other one, in which unit.
+FILLS = (
+    ("timers", "slots_used", "capacity", ""),
+    ("payload memory", "blob_bytes", "payload_bytes", "bytes"),
+    ("outbox memory", "outbox_bytes", "outbox_bytes_max", "bytes"),
+    ("watch records", "watch_records", "watch_records_max", ""),
+    ("watch keys", "watch_keys", "watch_keys_max", ""),
+    ("journal stage", "staged_bytes", "stage_bytes", "bytes"),
+)
+# What a rate adds up.
+RATES = {
+    "armed": ("adds", "watches"),
+    "fired": ("expiries",),
+    "cancelled": ("cancels", "ended"),
+    "satisfied": ("satisfied",),
+    "expired": ("expired",),
+    "advances": ("advances",),
+    "batches": ("batches",),
+    "messages": ("messages_sent",),
+    "moved": ("moved",),
+    "wake-ups": ("wakeups",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How long something took, over the last WINDOW_NS."""
+
+    count: int
+    p50_ns: int
+    p99_ns: int
+    max_ns: int
+    bins: list[tuple[int, int]]
+    """(upper edge in ns, a power of two; how many), rising."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a namespace has."""
+
+    name: str
+    timers: int
+    bytes: int
+    quota_timers: int
+    """0 = none."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A daemon at one moment. Rates are per second, since the view before."""
+
+    name: str
+    health: Health
+    clock: str
+    tick_ns: int
+    state_ns: int
+    """How long it has been in its state."""
+    armed: int
+    due: int
+    next_in_ns: int | None
+    """Until something is due; None = nothing is armed."""
+    rates: Mapping[str, float]
+    refused: Mapping[str, float]
+    """Per reason, those that are not 0."""
+    times: Mapping[str, Spread]
+    fills: list[Fill]
+    levels: list[Level]
+    namespaces: list[Share]
+    slowest: list[Session] | None
+    """The slowest clients; None = only the daemon's user and root may see them."""
+
+    def record(self) -> dict[str, Any]:
+        """The view in JSON."""
+        plain = asdict(self)
+        del plain["health"]
+        return {**health_record(self.name, self.health), **plain}
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """What views compare."""
+
+    at_ns: int
+    epoch: int
+    metrics: Metrics
+
+
+class Sampler:
+    """Views of one daemon, one after the other; also across its restarts."""
+
+    def __init__(self, name: str, frozen_ns: int = FROZEN_NS) -> None:
+        """Raises what arena_paths and Reader do where there is no arena. A loop that stood still
+        for longer than frozen_ns is frozen."""
+        self._name = name
+        self._frozen_ns = frozen_ns
+        self._turn_to(arena_paths(name))
+
+    def _turn_to(self, paths: Paths) -> None:
+        self._reader = Reader(Segment.open(paths.arena, read_only=True))
+        self._sessions = _sessions(paths, self._reader)
+        self._watch = Watch(self._reader, self._frozen_ns)
+        self._moments: deque[_Moment] = deque()
+
+    def take(self) -> View:
+        """A view of now. Raises as the constructor does if the arena has gone."""
+        health = self._watch.look()
+        if self._reader.retired or (health and health.condition in GONE):
+            self._follow()
+            health = self._watch.look()
+        now = self._moment()
+        before = self._moments[-1] if self._moments else now
+        if before.epoch != now.epoch:
+            before = now
+            self._moments.clear()
+        self._moments.append(now)
+        while now.at_ns - self._moments[0].at_ns > WINDOW_NS:
+            self._moments.popleft()
+        return self._view(health or self._watch.unsure(), before, now)
+
+    @property
+    def settled(self) -> bool:
+        """False while the daemon is suspected and was not watched for long enough."""
+        return self._watch.look() is not None
+
+    def _follow(self) -> None:
+        """Turns to the arena that took the place of this one, if one did."""
+        paths = arena_paths(self._name)
+        found = Reader(Segment.open(paths.arena, read_only=True))
+        other = self._reader.retired or found.uuid != self._reader.uuid
+        found.close()
+        if other:
+            left = self._reader, self._sessions
+            self._turn_to(paths)
+            _close(*left)
+
+    def _moment(self) -> _Moment:
+        return _Moment(time.monotonic_ns(), self._reader.epoch, read_metrics(self._reader))
+
+    def _view(self, health: Health, before: _Moment, now: _Moment) -> View:
+        header = self._reader.header
+        boot_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        virtual = header.clock_kind == ClockKind.VIRTUAL
+        arena_ns = int(header.now_ns) if virtual else boot_ns
+        table = self._sessions
+        clients = None if table is None else table.read(arena_ns, boot_ns)
+        return View(
+            name=self._name,
+            health=health,
+            clock="virtual" if virtual else "real",
+            tick_ns=int(header.tick_ns),
+            state_ns=boot_ns - health.since_boot_ns if health.since_boot_ns else 0,
+            armed=int(now.metrics.gauges["live"]),
+            due=occupancy.due(self._reader),
+            next_in_ns=_until(int(header.next_deadline_ns), arena_ns),
+            rates={name: _rate(fields, before, now) for name, fields in RATES.items()},
+            refused=_refused(before, now),
+            times=self._times(now),
+            fills=[
+                *_fills(now.metrics),
+                *occupancy.tables(self._reader),
+                *([] if table is None else [Fill("sessions", len(clients or ()), table.room)]),
+            ],
+            levels=occupancy.levels(self._reader),
+            namespaces=_shares(now.metrics),
+            slowest=None if clients is None else clients[:SLOW_CLIENTS],
+        )
+
+    def _times(self, now: _Moment) -> dict[str, Spread]:
+        older = self._moments[0].metrics.histograms
+        newer = now.metrics.histograms
+        return {name: _spread(one.since(older[name])) for name, one in newer.items()}
+
+    def close(self) -> None:
+        """Unmaps."""
+        _close(self._reader, self._sessions)
+
+
+def _close(reader: Reader, sessions: Sessions | None) -> None:
+    reader.close()
+    if sessions is not None:
+        sessions.close()
+
+
+def _sessions(paths: Paths, reader: Reader) -> Sessions | None:
+    try:
+        return Sessions(paths.private, reader)
+    except (ArenaError, BadPath):
+        return None
+
+
+def _until(due_ns: int, now_ns: int) -> int | None:
+    return None if due_ns == 2**63 - 1 else due_ns - now_ns
+
+
+def _rate(fields: tuple[str, ...], before: _Moment, now: _Moment) -> float:
+    """Per second. A restart begins anew: counters that fell say nothing."""
+    seconds = (now.at_ns - before.at_ns) / 1e9
+    more = sum(now.metrics.counters[f] - before.metrics.counters[f] for f in fields)
+    return max(0.0, more / seconds) if seconds else 0.0
+
+
+def _refused(before: _Moment, now: _Moment) -> dict[str, float]:
+    reasons = [name for name in now.metrics.counters if name.startswith("refused_")]
+    rates = {name: _rate((name,), before, now) for name in reasons}
+    return {name.removeprefix("refused_"): rate for name, rate in rates.items() if rate}
+
+
+def _spread(found: Histogram) -> Spread:
+    bins: dict[int, int] = {}
+    for edge_ns, count in found.buckets():
+        upper_ns = 1 << max(0, edge_ns - 1).bit_length()
+        bins[upper_ns] = bins.get(upper_ns, 0) + count
+    p50_ns, p99_ns, max_ns = map(found.quantile, (0.5, 0.99, 1.0))
+    return Spread(found.count, p50_ns, p99_ns, max_ns, list(bins.items()))
+
+
+def _fills(metrics: Metrics) -> list[Fill]:
+    sizes = ((name, metrics.gauges[used], metrics.gauges[room], unit)
+             for name, used, room, unit in FILLS)  # fmt: skip
+    return [Fill(name, int(used), int(room), unit) for name, used, room, unit in sizes if room]
+
+
+def _shares(metrics: Metrics) -> list[Share]:
+    return [
+        Share(n.name, n.live, n.bytes, n.settings.quota_timers)
+        for n in metrics.namespaces[:NAMESPACES]
+    ]

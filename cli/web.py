@@ -1,0 +1,182 @@
+"""web: a daemon at work, as a page for a browser on this host."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import re
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing, suppress
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from purgatoryd.cli.exits import Command
+from purgatoryd.cli.following import sigterm_interrupts
+from purgatoryd.cli.listening import called_here, on_port, on_socket, where
+from purgatoryd.cli.options import emit, frozen_option, json_option, name_option
+from purgatoryd.pipeline.extras import need
+from purgatoryd.shm_layout.errors import PurgatorydError
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from purgatoryd.cli.view import Sampler, View
+
+LISTEN = "127.0.0.1:8464"
+PAST = 240
+"""Views whose rates are remembered for the line charts: two minutes."""
+DRAWN = ("armed", "fired", "cancelled")
+"""Rates that have a line."""
+LATENESS = "structural_lateness"
+
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+@click.command("web", cls=Command)
+@name_option
+@click.option("--listen", default=LISTEN, show_default=True, help="HOST:PORT of this host alone.")
+@click.option(
+    "--socket",
+    "path",
+    type=click.Path(path_type=Path),
+    help="A unix socket of mode 0660 instead, for a server in front of it.",
+)
+@frozen_option
+@json_option
+def web_command(name: str, listen: str, path: Path | None, frozen_ns: int, as_json: bool) -> None:
+    """Show the daemon at work in a browser: the same as `top`, drawn.
+
+    A process of its own, which reads the shared memory and does not trouble the daemon. The page
+    can only be looked at. Keys and payloads are not shown; slow clients only if this runs as root
+    or the daemon's user. Whoever has an account on this host can open a port of it; a socket
+    only its user and group. It goes on until SIGTERM or SIGINT. Needs the extra web. Of a
+    deployment it shows the shard that is named: `purgatoryd status` lists them.
+    """
+    need("uvicorn", "web")
+    import uvicorn
+
+    from purgatoryd.cli.view import Sampler
+
+    with (
+        suppress(KeyboardInterrupt),
+        sigterm_interrupts(),
+        closing(Sampler(name, frozen_ns)) as sampler,
+        on_socket(path) if path else on_port(listen) as listening,
+    ):
+        address = where(listening)
+        emit({"listening": address}, f"listening on {address}", as_json)
+        settings = uvicorn.Config(
+            site(sampler), access_log=False, log_level="warning", server_header=False
+        )
+        uvicorn.Server(settings).run([listening])
+
+
+class Past:
+    """The newest view, in JSON, and what came before it."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self._lines: deque[dict[str, float]] = deque(maxlen=PAST)
+        self.newest: dict[str, Any] = {}
+
+    def look(self) -> None:
+        """Takes a view; if there is none, the reason stands in its place."""
+        try:
+            view = self._sampler.take()
+        except PurgatorydError as error:
+            self.newest = {"error": str(error)}
+            return
+        self._lines.append(line(view))
+        self.newest = {**view.record(), "past": list(self._lines)}
+
+    async def watch(self) -> None:
+        """Views, one after the other, until it is cancelled."""
+        from purgatoryd.cli.view import INTERVAL_S
+
+        while True:
+            self.look()
+            await asyncio.sleep(INTERVAL_S)
+
+
+def line(view: View) -> dict[str, float]:
+    """What of a view the line charts remember."""
+    late = view.times[LATENESS]
+    drawn = {name: round(view.rates[name], 1) for name in DRAWN}
+    return drawn | {"p50_ns": late.p50_ns, "p99_ns": late.p99_ns}
+
+
+def site(sampler: Sampler) -> Starlette:
+    """The page, and what it asks for again and again."""
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.requests import Request
+    from starlette.responses import HTMLResponse, JSONResponse, Response
+    from starlette.routing import Route
+
+    past, text = Past(sampler), page()
+    headers = HEADERS | {"Content-Security-Policy": policy(text)}
+
+    @asynccontextmanager
+    async def watching(_: Starlette) -> AsyncIterator[None]:
+        past.look()
+        task = asyncio.create_task(past.watch())
+        yield
+        task.cancel()
+
+    async def give_page(_: Request) -> Response:
+        return HTMLResponse(text, headers=headers)
+
+    async def give_view(_: Request) -> Response:
+        return JSONResponse(past.newest, headers=HEADERS)
+
+    return Starlette(
+        routes=[Route("/", give_page), Route("/view.json", give_view)],
+        middleware=[Middleware(OnlyHere)],
+        lifespan=watching,
+    )
+
+
+class OnlyHere:
+    """Lets through only what was asked of this host by a name of it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers 421 to a request for another host."""
+        from starlette.responses import PlainTextResponse
+
+        host = dict(scope.get("headers", ())).get(b"host", b"").decode("latin-1")
+        if scope["type"] == "http" and not called_here(host):
+            refusal = PlainTextResponse("this is not that host\n", 421, HEADERS)
+            await refusal(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+def page() -> str:
+    """The page: all that it needs is in it."""
+    return files("purgatoryd.cli").joinpath("web.html").read_text()
+
+
+def policy(text: str) -> str:
+    """What a browser may do with the page: run the script and use the style that are in it, and
+    ask where it came from."""
+    rules = ["default-src 'none'", "connect-src 'self'", "img-src data:", "base-uri 'none'",
+             "form-action 'none'", "frame-ancestors 'none'"]  # fmt: skip
+    for element in ("script", "style"):
+        (body,) = re.findall(rf"<{element}>(.*?)</{element}>", text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()
+        rules.append(f"{element}-src 'sha256-{digest}'")
+    return "; ".join(rules)

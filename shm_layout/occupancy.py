@@ -1,0 +1,105 @@
+"""How full an arena is: its wheel, cell by cell, and its tables. Never what is in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from purgatoryd.shm_layout._core import lib
+from purgatoryd.shm_layout.arena import Handle
+from purgatoryd.shm_layout.layout import size_of
+
+CELLS = 64
+"""Neighbouring buckets of a level are counted together in so many cells at most."""
+SHOWN = 4
+"""Finer levels are told also while they are empty."""
+_WORD = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A ring of buckets, from the one in which the clock stands on."""
+
+    number: int
+    bucket_ns: int
+    """Time that one bucket spans."""
+    cell_ns: int
+    """Time that one cell spans."""
+    counts: tuple[int, ...]
+    """Timers in each cell: the first has the clock's bucket, the last one comes latest."""
+
+    @property
+    def timers(self) -> int:
+        """Timers in all its buckets."""
+        return sum(self.counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """A table or a memory: `used` of `room`, in bytes if `unit` says so, else in rows."""
+
+    name: str
+    used: int
+    room: int
+    unit: str = ""
+
+    @property
+    def share(self) -> float:
+        """From 0 to 1; an empty table that has no room is not full."""
+        return self.used / self.room if self.room else 0.0
+
+
+def levels(arena: Handle) -> list[Level]:
+    """The wheel's levels that have timers, and its finest ones. The daemon may move timers
+    meanwhile: one that moves is seen once, twice or not at all."""
+    wheel = arena.rows(lib.PG_R_WHEEL, "pg_wheel")[0]
+    counts = _words(arena, lib.PG_R_BUCKETS)[1::2]  # struct pg_bucket is a tail and a count
+    return [
+        _level(wheel, number, counts)
+        for number in range(wheel.level_count)
+        if number < SHOWN or wheel.occupied >> number & 1
+    ]
+
+
+def due(arena: Handle) -> int:
+    """Timers that are due and wait for their turn."""
+    wheel = arena.rows(lib.PG_R_WHEEL, "pg_wheel")[0]
+    buckets = arena.rows(lib.PG_R_BUCKETS, "pg_bucket")
+    return int(buckets[wheel.due].count + buckets[wheel.due + 1].count)
+
+
+def _level(wheel: Any, number: int, counts: memoryview) -> Level:
+    level = wheel.levels[number]
+    ring, first, here = int(wheel.ring), int(level.first), int(level.here) % int(wheel.ring)
+    in_order = [*counts[first + here : first + ring], *counts[first : first + here]]
+    together = -(-ring // CELLS)
+    bucket_ns = int(level.width) * int(wheel.tick_ns)
+    cells = (sum(in_order[at : at + together]) for at in range(0, ring, together))
+    return Level(number, bucket_ns, bucket_ns * together, tuple(cells))
+
+
+def tables(arena: Handle) -> list[Fill]:
+    """The tables of names and loads."""
+    return [
+        Fill("namespaces", *_named(arena, lib.PG_R_NAMESPACES, "pg_namespace")),
+        Fill("topics", *_named(arena, lib.PG_R_TOPICS, "pg_topic")),
+        Fill("loads", int(arena.metrics.loads), _count(arena, lib.PG_R_LOADS)),
+        Fill("load blocks", int(arena.metrics.load_blocks), _count(arena, lib.PG_R_LOAD_BLOCKS)),
+    ]
+
+
+def _named(arena: Handle, region: int, struct: str) -> tuple[int, int]:
+    """Of a table whose rows begin with a length that is 0 while they are not used."""
+    lengths = _words(arena, region)[:: size_of(struct) // _WORD].tolist()
+    return len(lengths) - lengths.count(0), len(lengths)
+
+
+def _count(arena: Handle, region: int) -> int:
+    return int(arena.header.regions[region].count)
+
+
+def _words(arena: Handle, region: int) -> memoryview:
+    """A region's elements, live, as 32-bit words."""
+    where = arena.header.regions[region]
+    span = memoryview(arena.segment.memory)[where.offset :][: where.stride * where.count]
+    return span.cast("I")

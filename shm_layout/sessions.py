@@ -1,0 +1,88 @@
+"""Who talks to a daemon, and who is slow to: from its private segment, so for its user and root.
+
+Nothing of a session leaves this file by which somebody could act for it, nor a key or an answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from purgatoryd.shm_layout._core import ffi, lib
+from purgatoryd.shm_layout.arena import Handle
+from purgatoryd.shm_layout.errors import ArenaMismatch
+from purgatoryd.shm_layout.layout import LAYOUT_ID, size_of
+from purgatoryd.shm_layout.segment import Segment
+
+_NONE_NS = -(2**63)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A client as the daemon sees it."""
+
+    uid: int
+    pid: int
+    """0 = it is not on this host."""
+    in_flight: int
+    """Records of the batch under way that are not applied yet."""
+    unacknowledged: int
+    """Outcomes and questions in its inbox."""
+    oldest_ns: int
+    """How long the first outcome in its inbox waits; 0 = none does."""
+    silent_ns: int
+    """How long ago it sent its last batch."""
+
+
+class Sessions:
+    """The session table of the daemon whose arena is `arena`, read-only.
+
+    Raises ArenaMissing, BadPath if this user may not read it, and ArenaMismatch if it is another
+    arena's.
+    """
+
+    def __init__(self, name: str, arena: Handle) -> None:
+        self._arena = arena
+        self._segment = Segment.open(name, read_only=True)
+        self._base = ffi.from_buffer(self._segment.memory)
+        if not self._whole() or bytes(self._head.uuid) != arena.uuid:
+            self.close()
+            raise ArenaMismatch(name, "identity", arena.uuid.hex(), "another")
+
+    def _whole(self) -> bool:
+        """True if it is such a segment: somebody else may have put another one in its place."""
+        if self._segment.bytes < size_of("pg_private") or self._head.layout_id != LAYOUT_ID:
+            return False
+        rows = int(self._head.sessions) * size_of("pg_session")
+        return int(self._head.rows_offset) + rows <= self._segment.bytes
+
+    @property
+    def _head(self) -> Any:
+        return ffi.cast("struct pg_private *", self._base)
+
+    @property
+    def room(self) -> int:
+        """Sessions that can be remembered at once."""
+        return int(self._head.sessions)
+
+    def read(self, now_ns: int, boot_ns: int) -> list[Session]:
+        """All of them, by who is slowest. The arena's clock says now_ns, CLOCK_BOOTTIME boot_ns."""
+        rows = ffi.cast("struct pg_session *", self._base + self._head.rows_offset)
+        found = [self._session(rows[i], now_ns, boot_ns) for i in range(self.room) if rows[i].id]
+        return sorted(found, key=lambda s: (s.oldest_ns, s.unacknowledged, s.in_flight))[::-1]
+
+    def _session(self, row: Any, now_ns: int, boot_ns: int) -> Session:
+        ended_ns = int(lib.pg_outcome_ended_ns(self._arena.struct, row.inbox_head))
+        return Session(
+            int(row.uid),
+            int(row.pid),
+            max(0, int(row.count) - int(row.applied)) if row.current else 0,
+            int(row.inbox_count),
+            max(0, now_ns - ended_ns) if ended_ns != _NONE_NS else 0,
+            max(0, boot_ns - int(row.used_boot_ns)),
+        )
+
+    def close(self) -> None:
+        """Unmaps."""
+        ffi.release(self._base)
+        self._segment.close()

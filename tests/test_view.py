@@ -1,0 +1,260 @@
+"""What `top` and `web` show, and `top` itself: of real daemons, also of one that hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from typing import cast
+
+import pytest
+from click.testing import CliRunner
+from conftest import StartDaemon
+from core_driver import Core
+from real_daemon import PATIENCE_S, Daemon, eventually, remove_segments
+from test_purgatory_daemon import Raw, trigger, watch
+
+from purgatoryd.cli.app import app
+from purgatoryd.cli.exits import Exit
+from purgatoryd.cli.view import Sampler, View
+from purgatoryd.clients import Admin, Client
+from purgatoryd.shm_layout import health
+from purgatoryd.shm_layout.arena import Handle
+from purgatoryd.shm_layout.errors import BadPath, PurgatorydError
+from purgatoryd.shm_layout.layout import Op
+from purgatoryd.shm_layout.occupancy import due
+from purgatoryd.shm_layout.segment import Segment
+
+S = 1_000_000_000
+MS = 1_000_000
+VIRTUAL = ("--clock", "virtual", "--tick", "1ms", "--fanout", "20", "--capacity", "1000")
+
+
+@pytest.fixture
+def demo(daemon: StartDaemon) -> Daemon:
+    return daemon("demo", *VIRTUAL)
+
+
+@pytest.fixture
+def sampler(demo: Daemon) -> Iterator[Sampler]:
+    with closing(Sampler("demo")) as one:
+        yield one
+
+
+def fill(view: View, name: str) -> tuple[int, int]:
+    (one,) = (fill for fill in view.fills if fill.name == name)
+    return one.used, one.room
+
+
+def test_the_wheel_shows_each_timer_where_its_time_is(sampler: Sampler) -> None:
+    delays_ns = [5 * MS, 39 * MS, 1 * S, 90 * S, 90 * S, 3600 * S]
+    with Client("demo") as client:
+        client.add_many([(f"k{i}", delay_ns / S) for i, delay_ns in enumerate(delays_ns)])
+        view = sampler.take()
+    found = [
+        (number * level.cell_ns, (number + 1) * level.cell_ns)
+        for level in view.levels
+        for number, count in enumerate(level.counts)
+        for _ in range(count)
+    ]
+    assert len(found) == len(delays_ns)
+    for delay_ns, (first_ns, end_ns) in zip(delays_ns, sorted(found), strict=True):
+        assert first_ns <= delay_ns < end_ns
+    assert (view.armed, view.due) == (6, 0)
+    assert 0 < eventually(lambda: sampler.take().next_in_ns or 0) <= 5 * MS
+
+
+def test_the_first_cell_is_the_clocks_wherever_it_stands(sampler: Sampler) -> None:
+    with Client("demo") as client, Admin("demo") as admin:
+        for at_ms in (13, 39, 61, 795, 8001):
+            admin.advance(at_ms * MS)
+            client.add("k", delay=0.007)
+            (level,) = (one for one in sampler.take().levels if one.timers)
+            assert (level.number, level.counts.index(1)) == (0, 7), at_ms
+            admin.advance((at_ms + 8) * MS)
+
+
+def test_many_buckets_share_a_cell(daemon: StartDaemon) -> None:
+    daemon("demo", "--clock", "virtual", "--tick", "1ms", "--fanout", "256")
+    with Client("demo") as client, closing(Sampler("demo")) as sampler:
+        client.add_many([(f"k{i}", 0.001 * i) for i in range(8, 16)])
+        level = sampler.take().levels[0]
+    assert (len(level.counts), level.cell_ns) == (64, 8 * MS)
+    assert level.counts[1] == level.timers == 8
+
+
+def test_what_is_due_and_waits_is_told_apart() -> None:
+    core = Core()
+    core.put("late", -1)
+    core.put("later", S)
+    assert due(cast(Handle, core)) == 1
+
+
+def test_how_full_it_is(sampler: Sampler) -> None:
+    assert fill(sampler.take(), "timers") == (0, 1000)
+    with Client("demo", namespace="shop") as client:
+        client.add_many([(f"k{i}", 60.0, "orders", bytes(100)) for i in range(10)])
+        view = sampler.take()
+    assert fill(view, "timers") == (10, 1000)
+    assert fill(view, "namespaces") == (1, 64)
+    assert fill(view, "topics") == (1, 1024)
+    assert fill(view, "payload memory")[0] == 10 * 112
+    assert fill(view, "sessions") == (1, 128)
+    assert [(one.name, one.timers, one.bytes) for one in view.namespaces] == [("shop", 10, 1120)]
+
+
+def test_rates_are_of_what_came_since_the_view_before(sampler: Sampler) -> None:
+    with Client("demo") as client:
+        client.add("before", delay=60)
+        assert sampler.take().rates["armed"] == 0
+        client.add_many([(f"k{i}", 60.0) for i in range(10)])
+        client.cancel("k1")
+        rates = sampler.take().rates
+        assert rates["armed"] == pytest.approx(10 * rates["cancelled"])
+        assert rates["fired"] == 0
+        client.add_many([(f"more{i}", 60.0) for i in range(2000)])
+        refused = sampler.take().refused
+    assert set(refused) == {"full"}
+
+
+def test_lateness_is_of_the_last_seconds(sampler: Sampler) -> None:
+    sampler.take()
+    with Client("demo") as client, Admin("demo") as admin:
+        client.add_many([(f"k{i}", 0.001 * (1 + i)) for i in range(10)])
+        admin.advance(S)
+    late = sampler.take().times["structural_lateness"]
+    assert late.count == sum(count for _, count in late.bins) == 10
+    assert late.p50_ns <= late.p99_ns <= late.max_ns
+    assert all(edge_ns & (edge_ns - 1) == 0 for edge_ns, _ in late.bins)
+
+
+def test_a_client_that_does_not_acknowledge_is_seen(demo: Daemon, sampler: Sampler) -> None:
+    with Raw(demo) as slow, Client("demo") as fast, Admin("demo") as admin:
+        fast.add("k", delay=60)
+        slow.batch(watch(b"one", b"t", 1), watch(b"two", b"t", 1))
+        slow.batch(trigger(Op.ADVANCE_KEY, b"t", 1))
+        admin.advance(3 * S)
+        slowest = sampler.take().slowest
+    assert slowest is not None
+    assert [(one.unacknowledged, one.oldest_ns) for one in slowest] == [(2, 3 * S), (0, 0)]
+    assert {(one.pid, one.uid) for one in slowest} == {(os.getpid(), os.geteuid())}
+
+
+def test_another_user_does_not_see_clients(demo: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Segment.open
+
+    def open_arena(name: str, *, read_only: bool) -> Segment:
+        if name == demo.paths.private:
+            raise BadPath(name, "cannot be read by this user")
+        return opened(name, read_only=read_only)
+
+    monkeypatch.setattr(Segment, "open", open_arena)
+    with closing(Sampler("demo")) as sampler:
+        view = sampler.take()
+    assert view.slowest is None
+    assert "sessions" not in {one.name for one in view.fills}
+
+
+@pytest.mark.parametrize("spoil", [b"", bytes(4096), b"\xff" * 512])
+def test_a_strangers_session_table_is_not_read(demo: Daemon, spoil: bytes) -> None:
+    demo.stop()
+    private = "/dev/shm" + demo.paths.private
+    os.unlink(private)
+    with open(private, "wb") as file:
+        file.write(spoil)
+    with closing(Sampler("demo")) as sampler:
+        assert sampler.take().slowest is None
+
+
+# ---- a daemon that hangs, ends, comes again ------------------------------------------------------
+
+
+def test_a_frozen_daemon_is_seen_at_work_before_it_froze(
+    demo: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "WATCHED_NS", 100 * MS)
+    with Client("demo") as client:
+        client.add("k", delay=60)
+    os.kill(demo.pid, signal.SIGSTOP)
+    try:
+        eventually(lambda: "frozen" in top("--frozen-after", "10ms"))
+        assert json.loads(top("--json", "--frozen-after", "10ms"))["armed"] == 1
+    finally:
+        os.kill(demo.pid, signal.SIGCONT)
+
+
+def test_views_follow_a_daemon_into_another_arena(demo: Daemon, sampler: Sampler) -> None:
+    with Client("demo") as client:
+        client.add("k", delay=60)
+    assert sampler.take().armed == 1
+    demo.stop()
+    assert sampler.take().health.condition == "stopped"
+    demo.start("--capacity", "2000", *VIRTUAL[:-2])
+    assert eventually(lambda: fill(sampler.take(), "timers")) == (1, 2000)
+    assert sampler.take().health.pid == demo.pid
+
+
+def test_an_arena_that_is_gone_may_come_again(demo: Daemon, sampler: Sampler) -> None:
+    demo.stop()
+    remove_segments(demo.paths)
+    with pytest.raises(PurgatorydError):
+        sampler.take()
+    demo.start()
+    assert sampler.take().health.pid == demo.pid
+
+
+# ---- top -----------------------------------------------------------------------------------------
+
+
+def top(*args: str) -> str:
+    """What one view prints."""
+    command = ["top", "--name", "demo", "--once", "--interval", "100ms", *args]
+    done = CliRunner().invoke(app, command, env={"COLUMNS": "140"}, catch_exceptions=False)
+    assert done.exit_code == Exit.DONE, done.output
+    return done.stdout
+
+
+def test_one_view_in_the_terminal(demo: Daemon) -> None:
+    with Client("demo", namespace="[red]shop") as client:
+        client.add("hidden-key", delay=3, payload=b"hidden-payload")
+        shown = top()
+    client_is = f"process {os.getpid()}, uid {os.geteuid()}"
+    for text in ("ready", f"process {demo.pid}", "1 of 1,000", "level 0", "█", "p99"):
+        assert text in shown
+    for text in ("[red]shop", "structural lateness", client_is):
+        assert text in shown
+    assert "hidden" not in shown
+
+
+def test_views_in_json_go_on(demo: Daemon) -> None:
+    command = [sys.executable, "-m", "purgatoryd.cli", "top", "--name", "demo", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=demo.env) as process:
+        assert process.stdout is not None
+        views = [json.loads(process.stdout.readline()) for _ in range(2)]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == Exit.DONE
+    assert [view["condition"] for view in views] == ["ready"] * 2
+
+
+def test_the_terminal_is_drawn_until_it_is_interrupted(demo: Daemon) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "purgatoryd.cli", "top", "--name", "demo"]
+    environment = demo.env | {"TERM": "xterm", "COLUMNS": "120", "LINES": "50"}
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, env=environment) as process:
+        os.close(theirs)
+        seen = b""
+        while b"level 0" not in seen:
+            seen += os.read(ours, 4096)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == Exit.DONE
+    os.close(ours)
+
+
+def test_no_daemon_at_all(daemon_dir: object) -> None:
+    done = CliRunner().invoke(app, ["top", "--name", "nobody", "--once"])
+    assert done.exit_code == Exit.NO_DAEMON

@@ -1,0 +1,259 @@
+"""`purgatoryd web`: who gets an answer, what is in it, and what a browser makes of it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+from click.testing import CliRunner
+from conftest import StartDaemon
+from machine import BROWSERS, needs
+from real_daemon import PATIENCE_S, Daemon, eventually
+
+from purgatoryd.cli.app import app
+from purgatoryd.cli.exits import Exit
+from purgatoryd.cli.listening import called_here, on_port, where
+from purgatoryd.cli.web import page, policy
+from purgatoryd.clients import Client
+from purgatoryd.shm_layout.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+BASE = [sys.executable, "-m", "purgatoryd.cli", "web", "--name", "demo", "--json"]
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    text: str
+
+
+class Web:
+    """`purgatoryd web` of daemon demo, listening after construction."""
+
+    def __init__(self, daemon: Daemon, *args: str) -> None:
+        self.process = subprocess.Popen(
+            [*BASE, *args], env=daemon.env, stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        self.address: str = json.loads(self.process.stdout.readline())["listening"]
+
+    def ask(self, path: str = "/", method: str = "GET", **headers: str) -> Answer:
+        host, port = self.address.removeprefix("http://").rstrip("/").rsplit(":", 1)
+        with closing(http.client.HTTPConnection(host, int(port), PATIENCE_S)) as connection:
+            connection.request(method, path, headers=headers)
+            reply = connection.getresponse()
+            return Answer(reply.status, dict(reply.headers), reply.read().decode())
+
+    def end(self) -> int:
+        self.process.terminate()
+        code = self.process.wait(PATIENCE_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+
+@pytest.fixture
+def demo(daemon: StartDaemon) -> Daemon:
+    return daemon("demo", "--capacity", "1000")
+
+
+@pytest.fixture
+def web(demo: Daemon) -> Iterator[Web]:
+    one = Web(demo, "--listen", "127.0.0.1:0")
+    yield one
+    assert one.end() == Exit.DONE
+
+
+# ---- who gets an answer --------------------------------------------------------------------------
+
+
+def test_it_can_only_be_looked_at_and_only_from_here(web: Web) -> None:
+    assert web.ask().status == 200
+    assert (web.ask(method="HEAD").status, web.ask(method="HEAD").text) == (200, "")
+    assert {web.ask(method=m).status for m in ("POST", "PUT", "DELETE", "OPTIONS")} == {405}
+    assert web.ask("/other").status == 404
+    for host in ("evil.example", "127.0.0.1.evil.example:80", "", "localhost:80:80"):
+        assert web.ask(Host=host).status == 421, host
+        assert "armed" not in web.ask("/view.json", Host=host).text
+    assert web.ask(Host="localhost:9").status == 200
+
+
+def test_no_other_site_may_read_it(web: Web) -> None:
+    for path in ("/", "/view.json"):
+        headers = web.ask(path, Origin="http://evil.example").headers
+        assert not [name for name in headers if name.lower().startswith("access-control")]
+        assert headers["cross-origin-resource-policy"] == "same-origin"
+        assert headers["cache-control"] == "no-store"
+        assert "server" not in headers
+    assert web.ask().headers["content-security-policy"] == policy(page())
+
+
+@pytest.mark.parametrize(
+    ("host", "ours"),
+    [("localhost", True), ("LOCALHOST:80", True), ("127.0.0.1:80", True), ("[::1]:80", True),
+     ("", False), ("::1", False), ("127.0.0.1@evil", False), ("localhost.evil", False),
+     ("localhost:", False), ("[::1", False), ("127.0.0.2", True), ("192.0.2.1", False)],
+)  # fmt: skip
+def test_names_of_this_host(host: str, ours: bool) -> None:
+    assert called_here(host) is ours
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:80", "[::]:80", "192.0.2.1:80", "example.com:80"])
+def test_others_cannot_be_let_in(listen: str) -> None:
+    with pytest.raises(InvalidArgument, match="not an address of this host alone"), on_port(listen):
+        pass
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1", "127.0.0.1:http", ":80", "127.0.0.1:123456"])
+def test_what_is_no_address(listen: str) -> None:
+    with pytest.raises(InvalidArgument, match="is not HOST:PORT"), on_port(listen):
+        pass
+
+
+def test_a_name_and_an_address() -> None:
+    for listen in ("localhost:0", "127.0.0.1:0"):
+        with on_port(listen) as listening:
+            assert where(listening).startswith("http://127.0.0.1:")
+
+
+def test_a_port_that_is_taken(web: Web) -> None:
+    taken = web.address.removeprefix("http://").rstrip("/")
+    done = CliRunner().invoke(app, ["web", "--name", "demo", "--listen", taken])
+    assert (done.exit_code, "cannot be listened on" in done.output) == (Exit.UNUSABLE, True)
+
+
+def test_a_socket_for_user_and_group(demo: Daemon, tmp_path: Path) -> None:
+    path = tmp_path / "web"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    one = Web(demo, "--socket", str(path))
+    assert one.address == f"unix:{path}"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o660
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+        client.sendall(b"GET /view.json HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert client.makefile("rb").readline() == b"HTTP/1.1 200 OK\r\n"
+    done = CliRunner().invoke(app, ["web", "--name", "demo", "--socket", str(path)])
+    assert (done.exit_code, "another process's" in done.output) == (Exit.UNUSABLE, True)
+    assert one.end() == Exit.DONE
+    assert not path.exists()
+    path.write_text("a file")
+    done = CliRunner().invoke(app, ["web", "--name", "demo", "--socket", str(path)])
+    assert (done.exit_code, path.read_text()) == (Exit.UNUSABLE, "a file")
+
+
+# ---- what is in it -------------------------------------------------------------------------------
+
+
+def view(web: Web) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(web.ask("/view.json").text)
+    return found
+
+
+def test_aggregates_and_nothing_else(web: Web) -> None:
+    with Client("demo", namespace="shop") as client:
+        client.add("secret-key", delay=3600, topic="orders", payload=b"secret-payload")
+        eventually(lambda: view(web)["armed"])
+        found = view(web)
+    assert [space["name"] for space in found["namespaces"]] == ["shop"]
+    assert sum(sum(level["counts"]) for level in found["levels"]) == 1
+    assert "secret" not in web.ask("/view.json").text
+
+
+def test_the_past_is_told_too(web: Web) -> None:
+    eventually(lambda: len(view(web)["past"]) > 2)
+    assert set(view(web)["past"][0]) == {"armed", "fired", "cancelled", "p50_ns", "p99_ns"}
+
+
+def test_a_daemon_that_ends_is_still_shown(demo: Daemon, web: Web) -> None:
+    demo.stop()
+    assert eventually(lambda: view(web)["condition"] == "stopped")
+    for segment in (demo.paths.arena, demo.paths.private):
+        os.unlink("/dev/shm" + segment)
+    assert eventually(lambda: "error" in view(web))
+
+
+def test_the_page_needs_nothing_but_itself() -> None:
+    used = re.findall(r'(?:src|href|url)\s*[=(]\s*"?([^")\s>]+)', page())
+    assert {one.split(":")[0] for one in used} <= {"data"}
+    assert "@import" not in page()
+    assert " style=" not in page()
+    assert set(re.findall(r'fetch\("([^"]+)"', page())) == {"view.json"}
+
+
+# ---- what a browser makes of it ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A browser without a window."""
+    needs("browser")
+    from playwright.sync_api import sync_playwright
+
+    chromium = next(filter(None, map(shutil.which, BROWSERS)))
+    with sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def shown(browser: Browser, web: Web) -> Iterator[Page]:
+    """The page in the browser; what that complains about fails the test."""
+    complaints: list[str] = []
+    page = browser.new_page()
+    page.set_default_timeout(PATIENCE_S * 1000)
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("requestfailed", lambda request: complaints.append(request.url))
+    page.goto(web.address)
+    yield page
+    found = list(complaints)  # before what the end cuts off
+    page.close()
+    assert found == []
+
+
+def test_a_browser_draws_it(shown: Page, demo: Daemon) -> None:
+    with Client("demo", namespace="shop<b>&amp;") as client:
+        client.add_many([(f"k{i}", 5.0 + i) for i in range(50)])
+        client.add("soon", delay=0)
+        shown.wait_for_selector("#namespaces td:text-is('50')")
+        assert shown.text_content("#condition") == "ready"
+        assert "shop<b>&amp;" in (shown.text_content("#namespaces") or "")
+        assert shown.locator("#wheel .cell").count() > 1
+        assert shown.locator("#rates .curve").count() == 3
+        assert shown.locator("#spread .column").count() == 1
+        assert f"process {os.getpid()}" in (shown.text_content("#clients") or "")
+    assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_browser_shows_day_night_and_a_phone(shown: Page) -> None:
+    shown.wait_for_selector("#wheel path")
+    papers = set()
+    for scheme in ("light", "dark"):
+        shown.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+        papers.add(shown.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert len(papers) == 2
+    shown.set_viewport_size({"width": 360, "height": 800})
+    assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_browser_says_that_the_daemon_was_killed(shown: Page, demo: Daemon) -> None:
+    shown.wait_for_selector("#condition:text-is('ready')")
+    demo.kill()
+    shown.wait_for_selector("#condition:text-is('killed')")
+    assert "The daemon was killed" in (shown.text_content("#alarm") or "")
