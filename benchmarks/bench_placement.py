@@ -3,7 +3,7 @@
 The same load runs against a daemon without a placement and one with it, in pairs whose order
 changes; pairs of twice the same say what the machine's own noise is. Reported are the daemon's part
 (fired - deadline) and all of it (receipt - deadline); a ratio above 1 means that the placement made
-it shorter. Writes benchmarks/results/placement.json.
+it shorter. Writes benchmarks/results/placement.json and the table of docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from purgatoryd.shm_layout.paths import paths_in
 from purgatoryd.shm_layout.topology import read
 
 RESULTS = Path(__file__).resolve().parent / "results" / "placement.json"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- placement: begin -->\n", "<!-- placement: end -->\n"
 NAME = "bench"
 GAP_NS = 5_000_000
 SOON_NS = 20_000_000
@@ -144,6 +146,30 @@ def figures(pairs: list[dict[str, Any]]) -> dict[str, Any]:
     return {"placed": pairs[0]["with"]["placed"], **rows}
 
 
+def table(medians: dict[str, dict[str, Any]]) -> str:
+    """Of each setting, how late the 99th percentile is without it and with it."""
+    rows = [
+        "| settings | what is in force | of | without | with | ratio | 95 % |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, found in medians.items():
+        for part in ("daemon", "receipt"):
+            one = found[f"{part}_p99"]
+            low, high = one["ratio_95"]
+            rows.append(
+                f"| {name} | {found['placed']['placed'] or 'nothing'} | {part} "
+                f"| {one['without_us']:,.0f} µs | {one['with_us']:,.0f} µs "
+                f"| {one['ratio']:.2f} | {low:.2f} to {high:.2f} |"
+            )
+    return "\n".join(rows) + "\n"
+
+
+def write(document: dict[str, Any]) -> None:
+    RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+    before, begin, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(before + begin + table(document["medians"]) + END + rest.partition(END)[2])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--pairs", type=int, default=20)
@@ -160,12 +186,11 @@ def main() -> None:
     medians = {name: figures(some) for name, some in pairs.items()}
     print(json.dumps(medians, indent=1))
     if not arguments.dry:
-        document = {
+        write({
             "command": "make bench-placement", "machine": machine(), "pairs": arguments.pairs,
             "notices": arguments.notices, "settings": variants(), "medians": medians,
             "runs": pairs,
-        }  # fmt: skip
-        RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+        })  # fmt: skip
 
 
 if __name__ == "__main__":

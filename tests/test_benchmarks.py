@@ -68,6 +68,20 @@ def test_the_benchmark_of_figures_runs_and_writes_nothing() -> None:
     assert (results.exists() and results.stat().st_mtime_ns) == before
 
 
+def test_the_benchmark_at_rest_runs_and_writes_nothing() -> None:
+    results = ROOT / "benchmarks" / "results" / "idle.json"
+    before = results.exists() and results.stat().st_mtime_ns
+    command = [sys.executable, str(ROOT / "benchmarks" / "bench_idle.py"), "--dry"]
+    small = ["--timers", "1000", "--seconds", "0.1", "--settle", "0"]
+    work = ["--rate", "2000", "--work", "0.1"]
+    run = subprocess.run([*command, *small, *work], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert set(found["at_rest"]) == {"alone", "with a subscriber"}
+    assert {one["timers"] for one in found["at_work"].values()} == {200}
+    assert (results.exists() and results.stat().st_mtime_ns) == before
+
+
 def test_the_benchmark_of_the_journal_runs_and_writes_nothing(tmp_path: Path) -> None:
     results = ROOT / "benchmarks" / "results" / "journal.json"
     before = results.exists() and results.stat().st_mtime_ns
