@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 JAVA_MIN = 17
 LOCAL = "local[*]"
+LOOPBACK = "127.0.0.1"
 EVERYWHERE = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -38,8 +39,8 @@ EVERYWHERE = {
     "spark.driver.memory": "1g",
 }
 ON_ONE_BOX = {
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": LOOPBACK,
+    "spark.driver.bindAddress": LOOPBACK,
     "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",  # throughput counts, no pause does
     "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
     "spark.sql.files.minPartitionNum": str(4 * (os.cpu_count() or 1)),
@@ -68,10 +69,13 @@ def session(
 
     from purgatoryd.pipeline.source import PurgatorydSource
 
+    wanted = settings(master, conf or {})
     os.environ["JAVA_HOME"] = str(java_home())
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if _on_one_box(wanted["spark.master"]):  # else Spark looks for an address first, and warns
+        os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
     builder = SparkSession.builder.appName(name)
-    for key, value in settings(master, conf or {}).items():
+    for key, value in wanted.items():
         builder = builder.config(key, value)
     made = builder.getOrCreate()
     made.dataSource.register(PurgatorydSource)
@@ -81,8 +85,12 @@ def session(
 def settings(master: str | None, conf: Mapping[str, str]) -> dict[str, str]:
     """All settings of a session."""
     master = master or conf.get("spark.master") or LOCAL
-    ours = EVERYWHERE | (ON_ONE_BOX if master.startswith("local") else {})
+    ours = EVERYWHERE | (ON_ONE_BOX if _on_one_box(master) else {})
     return {**ours, **conf, "spark.master": master}
+
+
+def _on_one_box(master: str) -> bool:
+    return master.startswith("local")
 
 
 # ---- Java ------------------------------------------------------------------------------------

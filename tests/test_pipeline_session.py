@@ -116,6 +116,12 @@ def test_help_imports_neither_spark_nor_arrow() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_a_session_on_one_box_looks_for_no_address(spark: SparkSession) -> None:
+    """It would warn about what it finds."""
+    assert spark.conf.get("spark.driver.host") == "127.0.0.1"
+    assert os.environ["SPARK_LOCAL_IP"]
+
+
 def test_the_session_works_in_utc(spark: SparkSession) -> None:
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     hours = spark.sql("SELECT hour(timestamp_micros(0)) AS hour, count(*) AS n GROUP BY 1")
