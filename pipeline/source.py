@@ -55,12 +55,14 @@ _SCHEMA = BRONZE.arrow()
 
 @dataclass
 class Range(InputPartition):
-    """One file, records lsn_from <= lsn < lsn_to; and the names that its daemon has."""
+    """One file, records lsn_from <= lsn < lsn_to; and the names that its daemon has. `next_lsn`:
+    of the record behind it, 0 if nobody can know."""
 
     path: str
     names: Names
     lsn_from: int = 0
     lsn_to: int = LSN_END
+    next_lsn: int = 0
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,7 @@ class JournalReader(DataSourceReader):
 
 
 def read_range(settings: Settings, part: Range) -> Iterator[pa.RecordBatch]:
-    """The rows of a part, as far as they are asked for."""
+    """The rows of a part, as far as they are asked for. Raises JournalDamaged if it ends early."""
     payloads = settings.payloads and "payload" in settings.columns
     decoder = Decoder(settings.node, part.names, payloads=payloads)
     plain = pa.schema([_plain(_SCHEMA.field(name)) for name in settings.columns])
@@ -192,6 +194,9 @@ def read_range(settings: Settings, part: Range) -> Iterator[pa.RecordBatch]:
         kept = batch.filter(_wanted(batch, settings, part))
         if kept.num_rows:
             yield kept.select(settings.columns).cast(plain)
+    if part.next_lsn and walk.lsn + 1 != part.next_lsn:
+        what, lost = "the segment behind it is missing", (walk.lsn + 1, part.next_lsn - 1)
+        raise JournalDamaged(str(path.parent), f"{path.name}: {what}", 0, 0, *lost)
 
 
 def _plain(field: pa.Field) -> pa.Field:
@@ -260,13 +265,21 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             what = "records went before the stream came to them; give it a mark"
             raise JournalDamaged(str(self.settings.path), what, 0, 0, first, oldest - 1)
         wanted = [
-            source(file) for file, after in pairwise(files) if after.lsn > first and file.lsn < upto
+            (source(file), source(after))
+            for file, after in pairwise(files)
+            if after.lsn > first and file.lsn < upto
         ]
         begun = (file for file in files if file.lsn < upto)
         self._learnt.take([*snapshots(self.settings.path), *begun])
         return [
-            Range(str(one.path), self._learnt.names(one.identity.daemon), first, upto)
-            for one in wanted
+            Range(
+                str(one.path),
+                self._learnt.names(one.identity.daemon),
+                first,
+                upto,
+                one.next_lsn(after),
+            )
+            for one, after in wanted
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

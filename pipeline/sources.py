@@ -29,6 +29,13 @@ class Source:
     identity: Identity
     complete: bool = False
 
+    def next_lsn(self, after: Source) -> int:
+        """The record behind this segment's last one, if `after` is the following segment; 0 =
+        nobody knows: another start of the daemon may have left some out."""
+        own, other = self.identity, after.identity
+        same = (own.daemon, own.epoch) == (other.daemon, other.epoch)
+        return other.first_lsn if same else 0
+
 
 def source(file: File) -> Source:
     """Reads the file's header. Raises JournalMismatch, JournalDamaged, BadPath."""

@@ -29,7 +29,7 @@ from purgatoryd.pipeline.source import Settings
 from purgatoryd.pipeline.sources import openings
 from purgatoryd.pipeline.tiers import read_events, read_openings
 from purgatoryd.shm_layout.errors import BadPath, InvalidSetting, JournalDamaged
-from purgatoryd.shm_layout.journal import segments
+from purgatoryd.shm_layout.journal import SEGMENT, file_name, segments
 from purgatoryd.shm_layout.marks import read_marks
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "pipeline.md"
@@ -165,27 +165,55 @@ def test_columns_and_a_time_range_are_options(spark: SparkSession, journal: Path
     assert all(row["payload"] is None for row in found)
 
 
-def test_a_stream_killed_between_batches_has_each_row_once(
+def test_a_stream_killed_at_each_step_of_a_batch_has_each_row_once(
     spark: SparkSession, journal: Path, tmp_path: Path
 ) -> None:
-    batches: list[list[int]] = []
-    sealed_upto = segments(journal)[-1].lsn
+    """Its steps: the offsets are logged, the source reads, the rows are kept, that is logged."""
+    batches: dict[int, list[int]] = {}
+    checkpoint, aside = tmp_path / "checkpoint", tmp_path / "aside"
 
     def keep(frame: DataFrame, number: int) -> None:
-        batches.append([row["lsn"] for row in frame.collect()])
+        lsns = sorted(row["lsn"] for row in frame.collect())
+        assert batches.setdefault(number, lsns) == lsns, "a batch that comes again is the same"
 
-    def fail(frame: DataFrame, number: int) -> None:
+    def before(frame: DataFrame, number: int) -> None:
         if number == 1:
             raise RuntimeError("killed")
         keep(frame, number)
 
-    with pytest.raises(StreamingQueryException, match="killed"):
-        run(spark, journal, tmp_path / "checkpoint", fail)
-    run(spark, journal, tmp_path / "checkpoint", keep)
-    assert sorted(lsn for batch in batches for lsn in batch) == list(range(1, sealed_upto))
-    assert max(map(len, batches)) <= 2000
-    assert len(batches) > 2
-    assert 1 < read_marks(journal)["stream"].lsn <= sealed_upto
+    def unread(frame: DataFrame, number: int) -> None:
+        next_in(batches).rename(aside)
+        keep(frame, number)
+
+    def next_in(kept: dict[int, list[int]]) -> Path:
+        return journal / file_name(kept[max(kept)][-1] + 1, SEGMENT)
+
+    def after(frame: DataFrame, number: int) -> None:
+        keep(frame, number)
+        raise OSError("killed")
+
+    killed(spark, journal, checkpoint, before, "killed")
+    (checkpoint / "offsets" / "1").unlink()
+    (checkpoint / "offsets" / ".1.crc").unlink()
+    killed(spark, journal, checkpoint, unread, "cannot be read")
+    aside.rename(next_in(batches))
+    killed(spark, journal, checkpoint, after, "killed")
+    kept = len(batches)
+    run(spark, journal, checkpoint, keep)
+    upto = segments(journal)[-1].lsn
+    assert [lsn for number in sorted(batches) for lsn in batches[number]] == list(range(1, upto))
+    assert max(map(len, batches.values())) <= 2000
+    assert len(batches) >= kept > 1
+    assert 1 < read_marks(journal)["stream"].lsn <= upto
+
+
+def killed(
+    spark: SparkSession, journal: Path, checkpoint: Path, keep: Callable[[DataFrame, int], None],
+    how: str,
+) -> None:  # fmt: skip
+    """The stream ends by an error."""
+    with pytest.raises(StreamingQueryException, match=how):
+        run(spark, journal, checkpoint, keep)
 
 
 def run(
@@ -232,6 +260,26 @@ def test_a_range_that_is_gone_is_named(journal: Path) -> None:
     with pytest.raises(JournalDamaged) as caught:
         stream.partitions(first, end)
     assert (caught.value.first_lsn, caught.value.last_lsn) == (1, segments(journal)[0].lsn - 1)
+
+
+def test_a_segment_that_is_gone_between_others_is_named(tmp_path: Path) -> None:
+    from purgatoryd.pipeline.source import JournalStream
+
+    sw.write(tmp_path, sw.segment([*sw.names(), sw.arm(3)]))
+    for lsn in (4, 5, 6):
+        sw.write(tmp_path, sw.segment([sw.arm(lsn)], lsn, first_group=lsn - 2), lsn)
+    stream = JournalStream(Settings.of({"path": str(tmp_path)}))
+
+    def lsns() -> list[int]:
+        parts = stream.partitions({"lsn": 1}, {"lsn": 6})
+        batches = [batch for part in parts for batch in stream.read(part)]
+        return [lsn for batch in batches for lsn in batch["lsn"].to_pylist()]
+
+    assert lsns() == [1, 2, 3, 4, 5]
+    (tmp_path / file_name(4, SEGMENT)).unlink()
+    with pytest.raises(JournalDamaged, match="segment behind it is missing") as caught:
+        lsns()
+    assert (caught.value.first_lsn, caught.value.last_lsn) == (4, 4)
 
 
 def test_a_stream_reads_each_segment_twice_however_small_its_batches_are(
