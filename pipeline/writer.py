@@ -5,9 +5,10 @@
 Options: `name`, the daemon. Which columns to take: `key` (string or binary), `deadline` (timestamp)
 or `delay` (seconds), `topic`, `namespace`, `payload`; each is the column of that name unless given,
 and all but the key and a time may be missing. `put`: error, replace, keep or extend, as for add.
-`load`: a UUID for this load, made anew for each write unless given; the same again adds nothing.
 `row`: a column that numbers the rows; else their places in their partitions do, which a
-repeated task must then meet again in the same order. `refused`: "error", or "count" to go on;
+repeated task must then meet again in the same order. `load`: a UUID for this load, made anew for
+each write unless given; the same again adds nothing. It needs `row`, because another write may
+have other partitions. `refused`: "error", or "count" to go on;
 `report`: a file on the driver's host that gets the counts, as JSON. `durable`: "true" to be
 answered once the journal has it. `directory`: $PURGATORYD_DIR of the workers. `tcp`,
 `server_key`, `key_file`: a daemon on another host.
@@ -70,9 +71,12 @@ class Target:
     @classmethod
     def of(cls, options: Mapping[str, str], schema: StructType) -> Target:
         """Raises InvalidSetting, InvalidRows."""
+        columns = columns_of(options, schema)
+        if "load" in options and "row" not in columns:
+            raise InvalidSetting("row", "", "a column that numbers the rows, with load", "option")
         return cls(
             options.get("name", "default"),
-            columns_of(options, schema),
+            columns,
             load_of(options.get("load", "")),
             one_of("put", options.get("put", "error"), PUTS),
             one_of("refused", options.get("refused", "error"), ("error", "count")) == "error",

@@ -111,7 +111,7 @@ def test_the_daemon_stamps_the_delays(place: Place) -> None:
 def test_rows_of_spark(spark: SparkSession, place: Place) -> None:
     remote, demo = place.remote, place.daemon
     rows = spark.range(0, 3000, 1, 2).selectExpr(
-        "concat('k', id) as key", "3600.0D as delay", "cast(id as string) as payload"
+        "concat('k', id) as key", "3600.0D as delay", "cast(id as string) as payload", "id as row"
     )
     options = {
         "name": "demo", "tcp": remote.tcp, "server_key": place.server_key,

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -222,7 +221,7 @@ def bulk_add(spark: SparkSession, folder: Path, rows: int) -> Figures:
     size = ("--capacity", str(rows), "--payload-memory", "512M", "--load-rows", str(4 * rows))
     for name in ("cold", "warm"):
         with journal.daemon(*size) as folder:
-            options = {"name": journal.NAME, "directory": str(folder), "load": str(uuid4())}
+            options = {"name": journal.NAME, "directory": str(folder)}
             write = frame.write.format("purgatoryd").options(**options).mode("append")
             found[name] = rows / timed(write.save)
     with journal.daemon(*size), Client(journal.NAME, namespace="shop", timeout=60.0) as client:
