@@ -139,6 +139,8 @@ def frame_record(frame: Frame) -> dict[str, Any]:
         record["replaced_life"] = frame.replaced
     if frame.kind == "metrics":
         record["histograms"] = histogram_records(frame)
+    if frame.asked:
+        record["asked"] = frame.asked
     found = contents(frame)
     if found.name is not None:
         record["name"] = found.name

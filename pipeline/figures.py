@@ -97,7 +97,7 @@ def figures(bronze: DataFrame, received: DataFrame | None = None) -> list[Profil
         whole = bronze.where(F.col("daemon") == part.daemon)
         own = whole.where(silver.clock() == part.clock)
         part.flow = flow(own, part)
-        lived = silver.lives(own, whole, received)
+        lived = silver.lives(whole, whole, received).where(F.col("clock") == part.clock)
         _spread(part, lived)
         part.due = due(own, part)
         topics = gold.topics(lived).persist()

@@ -1,9 +1,9 @@
 """The jobs: which segments are new, and which tables they become.
 
-A segment's rows are a function of its own file and of those in which its notices were handed
-over, however much later. A job compares these files with those that a table was made of, and
-makes again what differs. So it may be killed anywhere and run again, and segments may come in any
-order, twice, or years late.
+A segment's rows are a function of its own file, of those in which its notices were handed over,
+however much later, and of the next one, for the answers to its last batches. A job compares these
+files with those that a table was made of, and makes again what differs. So it may be killed
+anywhere and run again, and segments may come in any order, twice, or years late.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 CHUNK_ROWS = 16_000_000
+BATCHES = ("sent", "replied")
 BATCH_ROWS = 16
 """Rows of bronze that become one part; a batch counts for so many, for it is broadcast."""
 SMALL_BYTES = 64 << 20
@@ -43,7 +44,7 @@ def bronze_of(spark: SparkSession, lake: Lake, manifests: Iterable[Manifest]) ->
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """A segment, first, and the others in which its notices were handed over."""
+    """A segment, first, and the others in which its notices and answers were handed over."""
 
     manifests: tuple[Manifest, ...]
 
@@ -60,7 +61,8 @@ class Reach:
     @property
     def cost(self) -> int:
         """In rows."""
-        return self.own.rows + BATCH_ROWS * sum(m.kinds.get("sent", 0) for m in self.manifests)
+        batches = sum(m.kinds.get(kind, 0) for m in self.manifests for kind in BATCHES)
+        return self.own.rows + BATCH_ROWS * batches
 
 
 def reaches(manifests: Sequence[Manifest]) -> dict[Segment, Reach]:
@@ -71,12 +73,21 @@ def reaches(manifests: Sequence[Manifest]) -> dict[Segment, Reach]:
 
 def _reaches(segments: Sequence[Manifest]) -> Iterator[Reach]:
     """Of one daemon. Its notices are handed over in the order of their positions, so those who
-    hand over a segment's stand beside each other."""
+    hand over a segment's stand beside each other. An answer follows what it answers, within the
+    second or so that a disk takes."""
     handing = [segment for segment in segments if segment.handed.upto]
     begins, uptos = zip(*(m.handed for m in handing), strict=True) if handing else ((), ())
-    for own in segments:
+    for own, following in zip(segments, [*segments[1:], None], strict=True):
         first, last = bisect_right(uptos, own.notices.begin), bisect_left(begins, own.notices.upto)
-        yield Reach((own, *(one for one in handing[first:last] if one is not own)))
+        others = [one for one in handing[first:last] if one is not own]
+        if following and _answers(following, own) and following not in others:
+            others.append(following)
+        yield Reach((own, *others))
+
+
+def _answers(following: Manifest, own: Manifest) -> bool:
+    """True if answers to what `own` has may stand in the segment behind it."""
+    return "replied" in following.kinds and bool(own.kinds.keys() & {"arm", "end"})
 
 
 def chunks(wanted: Iterable[Reach]) -> Iterator[list[Reach]]:

@@ -126,7 +126,7 @@ def spark_type(kind: str | tuple[Column, ...]) -> DataType:
 
 BRONZE = Table(
     "bronze",
-    2,
+    3,
     (
         *columns("word", "daemon node", nullable=False),
         *columns("long", "epoch segment lsn", nullable=False),
@@ -169,11 +169,15 @@ BRONZE = Table(
         Column("replaced_worker", "word"),
         Column("parked", "int", since=2),
         Column("payload_bytes", "long", since=2),
+        *columns("long", "replaced_deadline_ns ended_by ended_batch", since=3),
+        *columns("int", "loaded replaced_loaded", since=3),
     ),
 )
 """One row per record of a journal or a snapshot. Unsigned 64-bit numbers stand as the long of
 the same bits. Times in ns are on the arena's clock unless docs/pipeline.md says otherwise.
-`parked`: 1 of an add whose key alone the daemon kept, else null."""
+`parked`: 1 of an add whose key alone the daemon kept, else null. `ended_by`, `ended_batch`: session
+and number of the batch that cancelled or replaced a timer. `loaded`: 1 of the add or the end of one
+that came as the row of a load, else null."""
 
 # ---- silver ----------------------------------------------------------------------------------
 
@@ -187,7 +191,7 @@ _CLOCK = Column("clock", "word", False, about="`live`, `virtual` or `load`: neve
 _SUBJECT = (
     Column("namespace", "word", about="of the key"),
     Column("topic", "word", about="of the notice; of a replaced timer: of the one that came"),
-    Column("key", "binary", about="null in journals of format 1.0"),
+    Column("key", "binary", about="null of what ended, unless replaced; the add has it"),
     Column("key_type", "word", about="`str`, `bytes` or `uuid`"),
     Column("ticket", "long", False, about="names it for ever, with `daemon`"),
 )
@@ -208,7 +212,8 @@ LIVES = Table(
         Column("add_lsn", "long", about="of the record that armed it"),
         Column("session", "long", about="of who armed it"),
         Column("worker", "word", about="who armed it: `uid:pid`, or the name that it gave"),
-        Column("deadline_ns", "long", about="the arena's clock; of a timer only if it expired"),
+        Column("deadline_ns", "long", about="the arena's clock; null in journals of format 1.1"
+               " unless it expired"),
         Column("sent_ns", "long", about="the call, on the client's boot clock"),
         Column("received_ns", "long", about="the daemon had the message; boot clock"),
         Column("armed_ns", "long", about="the arena's clock"),
@@ -217,10 +222,11 @@ LIVES = Table(
         Column("request_queue_ns", "long", about="received to applied"),
         Column("local_ns", "long", about="applied to armed; null under a virtual clock"),
         Column("remote_ns", "long", about="armed to ended: the waiting that was asked for"),
-        Column("response_queue_ns", "long", about="ended to the batch of notices built"),
+        Column("response_queue_ns", "long", about="ended to the batch of notices built, or to the"
+               " answer to who cancelled or replaced it"),
         Column("send_ns", "long", about="built to handed to the socket"),
         Column("receive_ns", "long", about="handed over to received, where a subscriber told"),
-        Column("lateness_ns", "long", about="deadline to ended; of what expired"),
+        Column("lateness_ns", "long", about="deadline, or armed if later, to ended; if expired"),
         Column("error", "int", about="of a failed operation"),
         Column("flags", "int", about="enum pg_entry_flag; bit 1: was due before a restart"),
         Column("sequence", "long", about="of its notice, in the topic"),

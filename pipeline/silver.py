@@ -1,8 +1,8 @@
 """Silver: what became of each timer and operation, from rows of bronze.
 
 The record of an end carries the life up to it, so a life is a projection of one row: nothing is
-sorted or grouped, and segments may come in any order. When a notice was built and handed to the
-socket stands in the few records of batches, which are broadcast.
+sorted or grouped, and segments may come in any order. When a notice or an answer was built and
+handed to the socket stands in the few records of batches, which are broadcast.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 BLOCK_BITS = 6
 """Notices find their batch by blocks of so many positions: a hash join instead of a search."""
+NOTICES = 0
+"""Their stream, for that join; those of answers are sessions, which are never 0."""
 SERVICE = ("request_queue", "local", "response_queue", "send")
 """The stages that the service answers for; `remote` is waiting that was asked for."""
 _LIFE = ("add_lsn", "session", "worker", "sent_ns", "received_ns", "applied_ns", "armed_ns")
@@ -61,8 +63,12 @@ def ended_ticket() -> Column:
 
 def clock() -> Column:
     """Keeps live, virtual and load runs apart."""
-    loaded = F.when(F.col("load").isNotNull(), "load")
-    return F.coalesce(loaded, F.when(F.col("clock") == "boot", "live"), F.col("clock"))
+    return _clock(F.col("load").isNotNull() | (F.col("loaded") == 1))
+
+
+def _clock(loaded: Column) -> Column:
+    arena = F.when(F.col("clock") == "boot", "live").otherwise(F.col("clock"))
+    return F.when(loaded, "load").otherwise(arena)
 
 
 # ---- lives -----------------------------------------------------------------------------------
@@ -99,44 +105,61 @@ def _ended(bronze: DataFrame) -> DataFrame:
     return bronze.where(is_end()).select(
         "daemon", "node", "epoch", "segment", "lsn",
         F.when(F.col("kind") == "outcome", "operation").otherwise("timer").alias("kind"),
-        clock().alias("clock"),
+        F.when(own, clock()).otherwise(_clock(F.col("replaced_loaded") == 1)).alias("clock"),
+        (F.col("clock") == "virtual").alias("virtual"),
         F.when(own, F.col("cause")).otherwise("replaced").alias("outcome"),
         "namespace", "topic", "key", "key_type",
         ended_ticket().alias("ticket"),
         F.col("at").alias("ended_at"), F.col("at_ns").alias("ended_ns"), "ended_boot_ns",
-        F.when(own, F.col("deadline_ns")).alias("deadline_ns"), *life,
-        "error", "flags", "sequence", "position",
+        F.when(own, F.col("deadline_ns")).otherwise(F.col("replaced_deadline_ns"))
+        .alias("deadline_ns"),
+        *life, "error", "flags", "sequence", *_place(),
         F.when(~own, F.col("ticket")).alias("replaced_by"),
     )  # fmt: skip
 
 
 def _with_batches(ended: DataFrame, batches: DataFrame) -> DataFrame:
-    """Each notice with `built_ns` and `handed_ns` of its batch.
+    """Each end with `built_ns` and `handed_ns` of the batch that told of it.
 
-    The one key of the join is a long, which Spark looks up the fastest; so the daemons are no
-    second key, but compared where it was found.
+    Where several batches were answered together, the first answer was there at `built_ns`, and each
+    of the others as soon as its batch was applied.
     """
-    block = F.shiftright("position", BLOCK_BITS)
-    place = F.when(ended.position.isNotNull(), F.xxhash64(ended.daemon, block))
-    found = F.broadcast(_by_block(batches))
-    inside = (ended.position >= found.positions_from) & (ended.position < found.positions_upto)
-    same = (place == found.place) & ended.daemon.startswith(found.of_daemon)
-    return ended.join(found, same & inside, "left")
+    found = F.broadcast(_handed(batches))
+    inside = (ended.number >= found.begin) & (ended.number < found.upto)
+    same = (ended.place == found.place) & (ended.stream == found.of_stream)
+    told = ended.join(found, same & inside & ended.daemon.startswith(found.of_daemon), "left")
+    built = F.when(F.col("built_ns").isNotNull(), F.greatest("built_ns", "ended_boot_ns"))
+    return told.withColumn("built_ns", built)
 
 
-def batches_of(bronze: DataFrame, notices: DataFrame) -> DataFrame:
-    """The batches in `bronze` that may have handed over `notices`: rows, few of them, with `daemon`
-    and `position`."""
-    wanted = notices.select("daemon", F.shiftright("position", BLOCK_BITS).alias("block"))
-    found = _blocks(bronze).join(F.broadcast(wanted), ["daemon", "block"], "left_semi")
-    return found.drop("block").dropDuplicates(["daemon", "lsn"])
+def _place() -> list[Column]:
+    """What tells of an end: a notice, by its position in the outbox, or the answer to a batch, by
+    its session, the `stream`.
+
+    The one key of the join is a long, which Spark looks up the fastest; so daemon and stream are no
+    more keys, but compared where it was found.
+    """
+    asked = F.col("position").isNull()
+    stream = F.when(asked, F.col("ended_by")).otherwise(NOTICES)
+    number = F.when(asked, F.col("ended_batch")).otherwise(F.col("position"))
+    block = F.when(asked, number).otherwise(F.shiftright(number, BLOCK_BITS))
+    told = stream.isNotNull() & number.isNotNull()
+    place = F.when(told, F.xxhash64("daemon", stream, block))
+    return [stream.alias("stream"), number.alias("number"), place.alias("place")]
 
 
-def _by_block(batches: DataFrame) -> DataFrame:
+def _handed(bronze: DataFrame) -> DataFrame:
+    """What was handed to sockets, by places: notices by blocks of positions, and answers."""
+    return _by_block(bronze).unionByName(_answers(bronze))
+
+
+def _by_block(bronze: DataFrame) -> DataFrame:
     """A row per block of positions that a batch of notices reaches."""
-    return _blocks(batches).select(
-        F.xxhash64("daemon", "block").alias("place"), F.col("daemon").alias("of_daemon"),
-        "positions_from", "positions_upto", "built_ns", "handed_ns",
+    stream = F.lit(NOTICES).cast("long")
+    return _blocks(bronze).select(
+        F.xxhash64("daemon", stream, "block").alias("place"), F.col("daemon").alias("of_daemon"),
+        stream.alias("of_stream"), F.col("positions_from").alias("begin"),
+        F.col("positions_upto").alias("upto"), "built_ns", "handed_ns",
     )  # fmt: skip
 
 
@@ -148,10 +171,34 @@ def _blocks(bronze: DataFrame) -> DataFrame:
     return bronze.where(sent).withColumn("block", F.explode(F.sequence(first, last)))
 
 
+def _answers(bronze: DataFrame) -> DataFrame:
+    """The first answer to each batch of a session: one that came again was answered again."""
+    batches = F.sequence("sequence", F.col("sequence") + F.col("count") - 1)
+    answers = bronze.where((F.col("kind") == "replied") & (F.col("count") > 0)).select(
+        F.col("daemon").alias("of_daemon"), F.col("session").alias("of_stream"),
+        F.explode(batches).alias("begin"), F.struct("built_ns", "handed_ns").alias("told"),
+    )  # fmt: skip
+    by = ["of_daemon", "of_stream", "begin"]
+    return answers.groupBy(*by).agg(F.min("told").alias("told")).select(
+        F.xxhash64(*by).alias("place"), *by, (F.col("begin") + 1).alias("upto"),
+        "told.built_ns", "told.handed_ns",
+    )  # fmt: skip
+
+
+def batches_of(bronze: DataFrame, ends: DataFrame) -> DataFrame:
+    """The batches in `bronze` that may have told of `ends`: rows of bronze, few of them."""
+    wanted = ends.select("daemon", F.shiftright("position", BLOCK_BITS).alias("block"))
+    sent = _blocks(bronze).join(F.broadcast(wanted), ["daemon", "block"], "left_semi")
+    askers = ends.select("daemon", F.col("ended_by").alias("session"))
+    answers = bronze.where(F.col("kind") == "replied")
+    replied = answers.join(F.broadcast(askers), ["daemon", "session"], "left_semi")
+    return sent.drop("block").dropDuplicates(["daemon", "lsn"]).unionByName(replied)
+
+
 def _stages() -> dict[str, Column]:
     """Durations, ns, each on one clock: the arena's for armed, ended and deadline, else the real
     one, which journals of format 1.0 do not have."""
-    expired, virtual = F.col("outcome") == "expired", F.col("clock") == "virtual"
+    expired, virtual = F.col("outcome") == "expired", F.col("virtual")
     told = F.col("ended_boot_ns").isNotNull()
     return {
         "request_queue_ns": F.col("applied_ns") - F.col("received_ns"),
@@ -160,7 +207,7 @@ def _stages() -> dict[str, Column]:
         "response_queue_ns": F.col("built_ns") - F.col("ended_boot_ns"),
         "send_ns": F.when(told, F.col("handed_ns") - F.col("built_ns")),
         "receive_ns": F.col("notified_ns") - F.col("handed_ns"),
-        "lateness_ns": F.when(expired, F.col("ended_ns") - F.col("deadline_ns")),
+        "lateness_ns": F.when(expired, F.col("ended_ns") - F.greatest("deadline_ns", "armed_ns")),
     }
 
 

@@ -136,7 +136,7 @@ def _ends(bronze: DataFrame, events: Sequence[Row]) -> dict[tuple[str, int], Row
     if not events:
         return {}
     found = bronze.sparkSession.createDataFrame(list(events), bronze.schema)
-    lives = silver.lives(found, silver.batches_of(bronze, found.where("position IS NOT NULL")))
+    lives = silver.lives(found, silver.batches_of(bronze, found))
     return {(row["daemon"], row["ticket"]): row for row in lives.collect()}
 
 

@@ -355,6 +355,8 @@ void pg_segment_end(struct pg_frame_head *seal, uint32_t salt, uint64_t group, u
  * (else NULL). NULL: it has none, as those of minor 0. The frame is one that a walk gave. */
 const struct pg_life *pg_frame_life(const struct pg_frame_head *frame,
                                     const struct pg_life **replaced);
+/* What it tells of who asked for the end of a timer. NULL: it has none, as those of minor 1. */
+const struct pg_asked *pg_frame_asked(const struct pg_frame_head *frame);
 
 /* ---- columns (columns.c): records as the columns of a table ------------------------------- */
 
@@ -370,12 +372,13 @@ enum pg_long_column {
     PG_LC_LOAD_ROW, PG_LC_PAYLOAD_BYTES,
     PG_LC_REPLACED_ADD_LSN, PG_LC_REPLACED_SESSION, PG_LC_REPLACED_SENT_NS,
     PG_LC_REPLACED_RECEIVED_NS, PG_LC_REPLACED_APPLIED_NS, PG_LC_REPLACED_ARMED_NS,
+    PG_LC_REPLACED_DEADLINE_NS, PG_LC_ENDED_BY, PG_LC_ENDED_BATCH,
     PG_LONG_COLUMNS
 };
 enum pg_int_column {
     PG_IC_KIND, PG_IC_CLOCK, PG_IC_NAMESPACE, PG_IC_TOPIC, PG_IC_KEY_TYPE, PG_IC_PAYLOAD_LEN,
     PG_IC_UID, PG_IC_SLOT, PG_IC_CAUSE, PG_IC_ERROR, PG_IC_FLAGS, PG_IC_CONDITION, PG_IC_ROW,
-    PG_IC_COUNT, PG_IC_PARKED, PG_INT_COLUMNS
+    PG_IC_COUNT, PG_IC_PARKED, PG_IC_LOADED, PG_IC_REPLACED_LOADED, PG_INT_COLUMNS
 };
 enum pg_bytes_column { PG_BC_KEY, PG_BC_PAYLOAD, PG_BC_MISSING, PG_BC_LOAD, PG_BC_NAME,
                        PG_BYTES_COLUMNS };  /* NAME: of a namespace, topic or worker */
@@ -400,8 +403,8 @@ struct pg_columns {
     uint32_t bytes_max;           /* PG_J_FRAME_MAX at least */
     uint32_t payloads;            /* 0: they are left out */
     uint64_t kinds[32];           /* records of each type; 0: of those that are not known */
-    struct pg_longs longs[30];
-    struct pg_ints ints[15];
+    struct pg_longs longs[33];
+    struct pg_ints ints[17];
     struct pg_bytes bytes[5];
     struct pg_watch_lists watch;
 };

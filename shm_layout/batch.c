@@ -507,6 +507,7 @@ static void batch_begin(struct pg_arena *a, struct pg_session *s, const struct r
 static void life_learn(struct pg_arena *a, const struct request *q, const struct pg_session *s)
 {
     const bool before = s->begun_boot_ns < q->received_boot_ns;
+    a->sequence = q->frame.sequence;
     a->life = (struct pg_life){
         .session = s->id, .sent_boot_ns = (int64_t)q->frame.detail[0],
         .received_boot_ns = q->received_boot_ns,

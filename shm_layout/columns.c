@@ -16,7 +16,7 @@ struct row {
 };
 
 _Static_assert(PG_J_TYPES <= 32, "kinds[] has an element per type");
-_Static_assert(PG_LONG_COLUMNS == 30 && PG_INT_COLUMNS == 15 && PG_BYTES_COLUMNS == 5,
+_Static_assert(PG_LONG_COLUMNS == 33 && PG_INT_COLUMNS == 17 && PG_BYTES_COLUMNS == 5,
                "sizes in struct pg_columns");
 _Static_assert((int)PG_CAUSE_ACKNOWLEDGED > (int)PG_CAUSE_PUBLISHED, "causes are told apart");
 
@@ -39,6 +39,12 @@ static void put_int(const struct row *r, enum pg_int_column column, uint32_t val
     i->values[r->c->rows] = (int32_t)value;
     mark(i->valid, r->c->rows);
     i->count++;
+}
+
+static void put_flag(const struct row *r, enum pg_int_column column, uint32_t value)
+{
+    if (UNLIKELY(value != 0))
+        put_int(r, column, 1);
 }
 
 /* One of `count` words; what is none of them has no value. */
@@ -108,6 +114,18 @@ static bool put_lives(const struct row *r)
     if (replaced != NULL)
         put_life(r, replaced, other);
     return life != NULL;
+}
+
+/* Who asked for an end, and what else is told of the timer that ended by it. */
+static void put_asked(const struct row *r, enum pg_long_column deadline, enum pg_int_column loaded)
+{
+    const struct pg_asked *asked = pg_frame_asked(r->frame);
+    if (asked == NULL)
+        return;
+    put_unless(r, PG_LC_ENDED_BY, asked->session, 0);
+    put_unless(r, PG_LC_ENDED_BATCH, asked->sequence, 0);
+    put(r, deadline, asked->deadline_ns);
+    put_flag(r, loaded, asked->loaded);
 }
 
 /* The end of a timer or an operation, and what is told of its beginning. */
@@ -205,8 +223,11 @@ static void arm_row(const struct row *r, const void *body)
     put(r, PG_LC_DEADLINE_NS, j->deadline_ns);
     put_unless(r, PG_LC_WALL_DEADLINE_NS, (uint64_t)j->wall_ns, (uint64_t)NO_WALL);
     put_unless(r, PG_LC_REPLACED, j->replaced, 0);
-    if (UNLIKELY(j->parked != 0))
-        put_int(r, PG_IC_PARKED, 1);
+    if (j->replaced != 0)
+        put_unless(r, PG_LC_ENDED_BOOT_NS, (uint64_t)j->armed_boot_ns, 0);
+    put_asked(r, PG_LC_REPLACED_DEADLINE_NS, PG_IC_REPLACED_LOADED);
+    put_flag(r, PG_IC_PARKED, j->parked);
+    put_flag(r, PG_IC_LOADED, j->loaded | j->in_load);
     put_uid(r, j->uid);
     put_topic(r, j->topic);
     put_key(r, j->key_type, key, j->key_len);
@@ -220,6 +241,7 @@ static void unpark_row(const struct row *r, const void *body)
     put_slot(r, j->ticket, j->slot);
     put_at(r, j->at_ns);
     put_lives(r);
+    put_flag(r, PG_IC_LOADED, j->loaded);
     put(r, PG_LC_DEADLINE_NS, j->deadline_ns);
     put_unless(r, PG_LC_WALL_DEADLINE_NS, (uint64_t)j->wall_ns, (uint64_t)NO_WALL);
     put_uid(r, j->uid);
@@ -245,6 +267,7 @@ static void end_row(const struct row *r, const void *body)
     put_slot(r, j->ticket, j->slot);
     put_at(r, j->at_ns);
     put_ended(r, j->ended_boot_ns);
+    put_asked(r, PG_LC_DEADLINE_NS, PG_IC_LOADED);
     if (r->minor >= 1)
         put_topic(r, j->topic);
     put_uid(r, j->uid);
@@ -263,6 +286,7 @@ static void fire_row(const struct row *r, const void *body)
     put(r, PG_LC_SEQUENCE, (int64_t)j->sequence);
     put_topic(r, j->topic);
     put_int(r, PG_IC_FLAGS, j->flags);
+    put_flag(r, PG_IC_LOADED, j->loaded);
     put_int(r, PG_IC_CAUSE, PG_CAUSE_EXPIRED);
 }
 

@@ -80,13 +80,20 @@ static uint32_t lives_of(const struct pg_frame_head *f)
     }
 }
 
+/* How many bytes of pg_asked may stand before them. */
+static uint64_t asked_bytes(const struct pg_frame_head *f)
+{
+    return f->type == PG_J_END || lives_of(f) == 2 ? sizeof(struct pg_asked) : 0;
+}
+
 bool frame_fits(const struct pg_frame_head *f)
 {
     if (f->type <= PG_J_SEAL || f->type >= PG_J_TYPES || f->bytes > PG_J_FRAME_MAX ||
         f->bytes < frame_bytes(f->type, 0))
         return false;
     const uint64_t bytes = frame_bytes(f->type, extra_bytes(f));
-    return f->bytes == bytes || f->bytes == bytes + lives_of(f) * sizeof(struct pg_life);
+    const uint64_t lived = bytes + lives_of(f) * sizeof(struct pg_life);
+    return f->bytes == bytes || f->bytes == lived || f->bytes == lived + asked_bytes(f);
 }
 
 const struct pg_life *pg_frame_life(const struct pg_frame_head *f, const struct pg_life **replaced)
@@ -99,6 +106,14 @@ const struct pg_life *pg_frame_life(const struct pg_frame_head *f, const struct 
     if (lives_of(f) == 2)
         *replaced = life - 1;
     return life;
+}
+
+const struct pg_asked *pg_frame_asked(const struct pg_frame_head *f)
+{
+    const uint64_t lives = lives_of(f) * sizeof(struct pg_life);
+    if (asked_bytes(f) == 0 || f->bytes <= frame_bytes(f->type, extra_bytes(f)) + lives)
+        return NULL;
+    return (const struct pg_asked *)((const uint8_t *)f + f->bytes - lives) - 1;
 }
 
 /* ---- bodies ----------------------------------------------------------------------------------- */
@@ -135,6 +150,7 @@ struct pg_j_arm j_arm_of(const struct pg_arena *a, uint32_t slot, const struct p
                              .slot = slot, .replaced_slot = PG_NIL, .topic = h->topic,
                              .uid = uid_of(a, c), .payload_len = c->payload_len,
                              .parked = ctl_state(h->ctl) == PG_S_PARKED,
+                             .loaded = is_loaded(h),
                              .counted = c->account != 0, .key_len = c->key_len, .key_type = c->key_type};
 }
 

@@ -121,8 +121,8 @@ def has_header(path: Path) -> bool:
 class Frame(NamedTuple):
     """A record. `kind`: "arm", "fire", ..., or "unknown" if a later version wrote it; `fields`: of
     its struct pg_j_*, without reserved ones; `rest`: what stands behind it, padding included;
-    `life`: of the pg_life of its timer, `replaced`: of the one that it replaces, empty if it has
-    none."""
+    `life`: of the pg_life of its timer, `replaced`: of the one that it replaces, `asked`: of the
+    pg_asked of the one that ended by it, empty if it has none."""
 
     lsn: int
     kind: str
@@ -130,6 +130,7 @@ class Frame(NamedTuple):
     rest: bytes
     life: dict[str, int] = {}  # noqa: RUF012  -- never written
     replaced: dict[str, int] = {}  # noqa: RUF012
+    asked: dict[str, int] = {}  # noqa: RUF012
 
 
 class Contents(NamedTuple):
@@ -296,11 +297,12 @@ def _decode(frame: Any) -> Frame:
         return Frame(int(frame.lsn), kind, {}, bytes(ffi.buffer(body, rest)))
     fields = _fields(ffi.cast(f"struct pg_j_{kind} *", body))
     replaced = ffi.new("struct pg_life **")
-    lives = [_fields(life) for life in (lib.pg_frame_life(frame, replaced), replaced[0])]
+    tail = [lib.pg_frame_life(frame, replaced), replaced[0], lib.pg_frame_asked(frame)]
+    told = [_fields(struct) for struct in tail]
     size = size_of(f"pg_j_{kind}")
     rest = frame.bytes - size_of("pg_frame_head") - size
-    rest -= sum(map(bool, lives)) * size_of("pg_life")
-    return Frame(int(frame.lsn), kind, fields, bytes(ffi.buffer(body + size, rest)), *lives)
+    rest -= sum(ffi.sizeof(struct[0]) for struct in tail if struct != ffi.NULL)
+    return Frame(int(frame.lsn), kind, fields, bytes(ffi.buffer(body + size, rest)), *told)
 
 
 def _fields(struct: Any) -> dict[str, int]:

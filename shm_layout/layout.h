@@ -265,7 +265,8 @@ enum pg_slot_state { PG_S_FREE, PG_S_ARMED, PG_S_OUTCOME, PG_S_PARKED };
 enum pg_slot_flag {
     PG_F_WALL = 1,                /* absolute wall deadline in the blob's extension */
     PG_F_EXT = 2,                 /* the blob begins with extension items */
-    PG_F_OPERATION = 4            /* a purgatory operation: struct pg_operation in the blob */
+    PG_F_OPERATION = 4,           /* a purgatory operation: struct pg_operation in the blob */
+    PG_F_LOADED = 8               /* it came as the row of a load */
 };
 
 /* 32 bytes, two to a cache line. Fields first, ctl last (release). Readers load ctl
@@ -606,7 +607,8 @@ struct pg_entry {
 #define PG_SEGMENT_MAGIC 0x314c4e524a475050u  /* "PPGJRNL1" read as little endian */
 #define PG_SNAPSHOT_MAGIC 0x3150414e53475050u /* "PPGSNAP1" */
 #define PG_JOURNAL_MAJOR 1               /* readers refuse another one */
-#define PG_JOURNAL_MINOR 2               /* 1: pg_life, OPENED, REPLIED, ENTRY in segments; 2: METRICS */
+#define PG_JOURNAL_MINOR 2               /* 1: pg_life, OPENED, REPLIED, ENTRY in segments;
+                                            2: pg_asked, loaded, METRICS */
 #define PG_SEGMENT_HEAD 4096             /* bytes before the first frame of a file */
 #define PG_SEGMENT_MIN 262144            /* bytes of a segment file */
 #define PG_GROUP_HEAD 72                 /* bytes of a GROUP frame */
@@ -656,8 +658,9 @@ struct pg_frame_head {
 
 /* Behind the head stands the struct of the type, behind that what the comment says, and
  * zeros up to a multiple of 8. Then, from minor 1 on, a pg_life ends ARM, WATCH, END, FIRE and
- * OUTCOME; in an ARM that replaces a timer that one's stands before it. They are there if the
- * frame is longer by them: there are none in what an arena without a journal exports. */
+ * OUTCOME; in an ARM that replaces a timer that one's stands before it. Before these stands, from
+ * minor 2 on, a pg_asked in END, and in such an ARM. They are there if the frame is longer by
+ * them: there are none in what an arena without a journal exports. */
 enum pg_journal_type {
     PG_J_PAD = 1,                 /* the rest of the ring before its end; never in a file */
     PG_J_GROUP,                   /* files: pg_j_group, first in each commit */
@@ -746,8 +749,9 @@ struct pg_j_arm {
     uint8_t  key_type;
     uint32_t parked;              /* 1 = is parked: the payload is nowhere but here; in snapshots
                                      there is none */
-    uint32_t reserved0;
-    uint64_t reserved[2];
+    uint32_t loaded;              /* 1 = came as the row of a load, in snapshots too; from minor 2 on */
+    int64_t  armed_boot_ns;       /* real clock; 0 in snapshots; from minor 2 on */
+    uint64_t reserved;
 };
 
 struct pg_j_unpark {              /* as in pg_j_arm, where nothing is said */
@@ -763,7 +767,7 @@ struct pg_j_unpark {              /* as in pg_j_arm, where nothing is said */
     uint8_t  in_load;
     uint8_t  key_len;
     uint8_t  key_type;
-    uint32_t reserved0;
+    uint32_t loaded;              /* from minor 2 on */
     uint64_t reserved[2];
 };
 
@@ -775,6 +779,15 @@ struct pg_j_move {
     uint32_t slot;
     uint32_t uid;
     uint32_t in_load;             /* as in pg_j_arm */
+    uint32_t reserved;
+};
+
+/* Of a timer that ended because somebody asked for it. 32 bytes. */
+struct pg_asked {
+    uint64_t session;             /* of who asked; 0 = no batch did */
+    uint64_t sequence;            /* of the batch: its REPLIED tells of the answer */
+    int64_t  deadline_ns;         /* on the arena's clock */
+    uint32_t loaded;              /* 1 = it had come as the row of a load */
     uint32_t reserved;
 };
 
@@ -799,7 +812,7 @@ struct pg_j_fire {
     uint32_t slot;
     uint32_t topic;
     uint32_t flags;               /* enum pg_entry_flag */
-    uint32_t reserved0;
+    uint32_t loaded;              /* 1 = it had come as the row of a load; from minor 2 on */
     int64_t  ended_boot_ns;       /* real clock; from minor 1 on */
     uint64_t reserved[2];
 };

@@ -444,6 +444,7 @@ int pg_handle(struct pg_arena *a, const void *message, uint64_t message_bytes, u
     stage_settle(a);
     a->uid = PG_NIL;
     a->life = (struct pg_life){0};
+    a->sequence = 0;
     a->durable_lsn = a->durable && staging(a) ? a->stage->next_lsn - 1 : 0;
     *reply_bytes = out.used;
     if (out.used != 0)

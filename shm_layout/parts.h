@@ -71,6 +71,7 @@ struct pg_arena {
     uint8_t *ring;
     struct pg_life *lives;        /* by slot; NULL: no journal */
     struct pg_life life;          /* of what the running batch arms, as far as it is known before */
+    uint64_t sequence;            /* of the running batch; 0 = none runs */
     uint64_t stage_end;           /* position behind the frame being written */
     bool durable;                 /* the running batch is to be answered after its commit */
     uint64_t durable_lsn;         /* that the reply of the last call waits for; 0 = none */
@@ -524,6 +525,7 @@ static inline bool is_operation(const struct pg_arena *a, uint32_t slot)
 {
     return (a->slots.hot[slot].flags & PG_F_OPERATION) != 0;
 }
+static inline bool is_loaded(const struct pg_hot *h) { return (h->flags & PG_F_LOADED) != 0; }
 /* For a walk over all slots: fetches an operation's blob so many slots ahead. */
 #define OPERATIONS_AHEAD 16
 static inline void operation_prefetch(const struct pg_arena *a, uint32_t slot)

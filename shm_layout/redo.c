@@ -194,7 +194,9 @@ static bool timer_write(const struct redo *r, const struct pg_j_arm *j, const ui
     slot_count(a, j->slot, 1);
     *h = (struct pg_hot){.ctl = ctl_of(j->ticket, j->parked ? PG_S_PARKED : PG_S_ARMED),
                          .deadline_ns = j->deadline_ns,
-                         .flags = wall ? PG_F_WALL | PG_F_EXT : 0, .topic = j->topic};
+                         .flags = (wall ? PG_F_WALL | PG_F_EXT : 0) |
+                                  (j->loaded | j->in_load ? PG_F_LOADED : 0),
+                         .topic = j->topic};
     life_write(r, j->slot, &(struct pg_life){.add_lsn = add_lsn_of(r), .armed_ns = j->armed_ns});
     return true;
 }
@@ -227,7 +229,7 @@ static bool redo_unpark(const struct redo *r)
                                  .wall_ns = j->wall_ns, .armed_ns = j->at_ns, .slot = j->slot,
                                  .topic = j->topic, .uid = j->uid, .payload_len = j->payload_len,
                                  .counted = j->counted, .key_len = j->key_len,
-                                 .key_type = j->key_type};
+                                 .key_type = j->key_type, .loaded = j->loaded};
     if (!slot_named(r, j->slot, j->ticket) || !time_sound(r, j->deadline_ns) ||
         !below(r, "a topic that is not there", r->a->topic_rows, j->topic) ||
         !key_sound(r, j->key_type, j->key_len, j->payload_len) ||

@@ -87,11 +87,12 @@ void stage_settle(struct pg_arena *a)
         STORE_RELEASE(&a->stage->tail, a->stage->staged);
 }
 
-/* The body of a frame, with `extra` bytes behind it that the caller fills, and room for lives. */
+/* The body of a frame, with `extra` bytes behind it that the caller fills, and `tail` at its end
+ * for what is told of beginning and end. */
 static void *frame_begin_with(struct pg_arena *a, enum pg_journal_type type, uint64_t extra,
-                              uint32_t lives)
+                              uint64_t tail)
 {
-    const uint64_t bytes = frame_bytes(type, extra), whole = bytes + lives * sizeof(struct pg_life);
+    const uint64_t bytes = frame_bytes(type, extra), whole = bytes + tail;
     stage_settle(a);
     const uint64_t position = place_for(a, whole);
     struct pg_frame_head *f = frame_at(a, position);
@@ -115,6 +116,11 @@ static void frame_end(struct pg_arena *a)
 
 /* ---- lives ---------------------------------------------------------------------------------- */
 
+enum {
+    BEGUN = sizeof(struct pg_life),
+    ENDED = sizeof(struct pg_asked) + sizeof(struct pg_life)
+};
+
 /* The last but `n` of the frame with this body. */
 static struct pg_life *frame_life(void *body, uint32_t n)
 {
@@ -135,6 +141,15 @@ static void life_begin(struct pg_arena *a, uint32_t slot, void *body)
 static void life_tell(const struct pg_arena *a, uint32_t slot, void *body)
 {
     *frame_life(body, 0) = a->lives[slot];
+}
+
+/* Before the `lives` of the frame with this body. */
+static void asked_tell(const struct pg_arena *a, uint32_t slot, void *body, uint32_t lives)
+{
+    const struct pg_hot *h = &a->slots.hot[slot];
+    struct pg_asked *at = (struct pg_asked *)(frame_life(body, 0) + 1 - lives) - 1;
+    *at = (struct pg_asked){.session = a->life.session, .sequence = a->sequence,
+                            .deadline_ns = h->deadline_ns, .loaded = is_loaded(h)};
 }
 
 /* ---- what happens ---------------------------------------------------------------------------- */
@@ -180,12 +195,13 @@ void stage_unpark(struct pg_arena *a, uint32_t slot)
     const struct pg_j_arm j = j_arm_of(a, slot, h, c, ctl_ticket(h->ctl));
     const uint32_t bytes = c->key_len + c->payload_len;
     struct pg_j_unpark *body =
-        frame_begin_with(a, PG_J_UNPARK, j_row_bytes(a->in_load) + bytes, 1);
+        frame_begin_with(a, PG_J_UNPARK, j_row_bytes(a->in_load) + bytes, BEGUN);
     *body = (struct pg_j_unpark){.ticket = j.ticket, .deadline_ns = j.deadline_ns,
                                  .wall_ns = j.wall_ns, .at_ns = moment_ns(a), .slot = slot,
                                  .topic = j.topic, .uid = j.uid, .payload_len = j.payload_len,
                                  .counted = j.counted, .in_load = a->in_load,
-                                 .key_len = j.key_len, .key_type = j.key_type};
+                                 .key_len = j.key_len, .key_type = j.key_type,
+                                 .loaded = j.loaded};
     memcpy(row_write(a, body + 1), blob_at(&a->blobs, c->blob) + c->ext_len, bytes);
     life_tell(a, slot, body);
     frame_end(a);
@@ -206,16 +222,19 @@ void stage_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t repl
     const struct pg_cold *c = &a->slots.cold[slot];
     const uint32_t payload = a->parking != NULL ? a->parking->payload_len : c->payload_len;
     const uint64_t extra = j_row_bytes(a->in_load) + c->key_len + payload;
-    struct pg_j_arm *body = frame_begin_with(a, PG_J_ARM, extra, replaced == PG_NIL ? 1 : 2);
+    struct pg_j_arm *body =
+        frame_begin_with(a, PG_J_ARM, extra, replaced == PG_NIL ? BEGUN : ENDED + BEGUN);
     *body = j_arm_of(a, slot, &a->slots.hot[slot], c, ticket);
     body->payload_len = payload;
     body->parked = a->parking != NULL;
     body->armed_ns = moment_ns(a);
+    body->armed_boot_ns = a->real_boot_ns;
     body->uid = a->uid;
     if (replaced != PG_NIL) {
         body->replaced = ctl_ticket(a->slots.hot[replaced].ctl);
         body->replaced_slot = replaced;
         *frame_life(body, 1) = a->lives[replaced];
+        asked_tell(a, replaced, body, 2);
     }
     body->in_load = a->in_load;
     arm_bytes(a, c, body);
@@ -237,22 +256,24 @@ void stage_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns, int64_t 
 void stage_end(struct pg_arena *a, uint32_t slot, enum pg_end_cause cause)
 {
     const struct pg_hot *h = &a->slots.hot[slot];
-    struct pg_j_end *body = frame_begin_with(a, PG_J_END, 0, 1);
+    struct pg_j_end *body = frame_begin_with(a, PG_J_END, 0, ENDED);
     *body = (struct pg_j_end){.ticket = ctl_ticket(h->ctl), .at_ns = moment_ns(a), .slot = slot,
                               .cause = cause, .uid = a->uid, .topic = h->topic,
                               .ended_boot_ns = a->real_boot_ns};
     life_tell(a, slot, body);
+    asked_tell(a, slot, body, 1);
     frame_end(a);
 }
 
 void stage_fire(struct pg_arena *a, uint32_t slot, const struct pg_entry *e)
 {
     const struct pg_topic *t = &a->topics[e->topic];
-    struct pg_j_fire *body = frame_begin_with(a, PG_J_FIRE, 0, 1);
+    struct pg_j_fire *body = frame_begin_with(a, PG_J_FIRE, 0, BEGUN);
     *body = (struct pg_j_fire){.ticket = e->ticket >> 8, .deadline_ns = e->deadline_ns,
                                .fired_ns = e->fired_ns, .position = a->header->outbox_tail,
                                .sequence = t->sequence + 1, .previous = t->last_position,
                                .slot = slot, .topic = e->topic, .flags = entry_flags(e),
+                               .loaded = is_loaded(&a->slots.hot[slot]),
                                .ended_boot_ns = a->real_boot_ns};
     life_tell(a, slot, body);
     frame_end(a);
@@ -285,7 +306,8 @@ void stage_watch(struct pg_arena *a, uint32_t slot, uint64_t ticket)
     const struct pg_cold *c = &a->slots.cold[slot];
     const struct pg_operation *op = operation_at(a, slot);
     const uint32_t bytes = c->key_len + c->payload_len;
-    struct pg_j_watch *body = frame_begin_with(a, PG_J_WATCH, j_watch_extra(op->keys, bytes), 1);
+    struct pg_j_watch *body =
+        frame_begin_with(a, PG_J_WATCH, j_watch_extra(op->keys, bytes), BEGUN);
     struct pg_j_watch_key *keys = (struct pg_j_watch_key *)(body + 1);
     *body = j_watch_of(a, slot, &a->slots.hot[slot], c, op, ticket);
     body->uid = a->uid;
@@ -320,7 +342,7 @@ void stage_outcome(struct pg_arena *a, uint32_t slot)
     const struct pg_operation *op = operation_at(a, slot);
     const struct pg_topic *t = &a->topics[h->topic];
     const uint32_t bitmap = (op->keys + 7u) / 8;
-    struct pg_j_outcome *body = frame_begin_with(a, PG_J_OUTCOME, bitmap, 1);
+    struct pg_j_outcome *body = frame_begin_with(a, PG_J_OUTCOME, bitmap, BEGUN);
     *body = (struct pg_j_outcome){.ticket = ctl_ticket(h->ctl), .deadline_ns = h->deadline_ns,
                                   .ended_ns = op->ended_ns, .slot = slot, .topic = h->topic,
                                   .error = op->error, .keys = op->keys, .cause = op->cause,

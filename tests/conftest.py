@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
+from kept import Flown, fly
 from real_daemon import Daemon, remove_segments
 
 from purgatoryd.pipeline.session import session
@@ -59,6 +60,12 @@ def daemon(daemon_dir: Path) -> Iterator[StartDaemon]:
     yield start
     for one in started:
         one.close()
+
+
+@pytest.fixture(scope="session")
+def flown(tmp_path_factory: pytest.TempPathFactory) -> Flown:
+    """What two days of the flights left."""
+    return fly(tmp_path_factory.mktemp("flights"))
 
 
 @pytest.fixture(scope="session")

@@ -26,18 +26,20 @@ NIL = -(2**63)
 TIMEOUTS_NS = np.array([S, 2 * S, 5 * S, 20 * S])
 """Of topics t0, t1, ..."""
 WORDS: dict[str, list[str]] = {
-    "kind": ["arm", "watch", "move", "end", "fire", "outcome", "sent", "unknown"],
+    "kind": ["arm", "watch", "move", "end", "fire", "outcome", "sent", "unknown", "replied"],
     "cause": ["expired", "satisfied", "failed", "cancelled", "acknowledged", "published"],
     "key_type": ["str", "bytes", "uuid"],
 }
-ARM, WATCH, MOVE, END, FIRE, OUTCOME, SENT, UNKNOWN = range(8)
+ARM, WATCH, MOVE, END, FIRE, OUTCOME, SENT, UNKNOWN, REPLIED = range(9)
 EXPIRED, SATISFIED, FAILED, CANCELLED, ACKNOWLEDGED, PUBLISHED = range(6)
 REPLACED, OPEN = 6, 7
 FATES = np.array([CANCELLED] * 80 + [EXPIRED] * 8 + [REPLACED] * 4 + [OPEN] * 3
                  + [SATISFIED] * 3 + [FAILED] * 2)  # fmt: skip
 """A life's, in a hundred. Every tenth of the expired, and all that were satisfied or failed, are
 operations."""
-REPLACED_LIFE = ("session", "worker", "sent_ns", "received_ns", "applied_ns", "armed_ns")
+REPLACED_LIFE = (
+    "session", "worker", "sent_ns", "received_ns", "applied_ns", "armed_ns", "deadline_ns",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,8 @@ def rows_of(plan: Plan) -> Rows:
     ends = _ends(plan, adds, rng)
     batches = _batches(plan, _notices(ends))
     moves = _some_of(adds, OPEN, MOVE, rng)
-    rows = _stacked([adds, ends, batches, moves, *_strays(adds, rng)])
+    answers = [_answers(plan, rows) for rows in (adds, ends)]
+    rows = _stacked([adds, ends, batches, moves, *answers, *_strays(adds, rng)])
     order = np.argsort(rows["at_ns"], kind="stable")
     rows = {name: column[order] for name, column in rows.items()}
     if plan.unsent_rows:
@@ -124,7 +127,6 @@ def _ends(plan: Plan, adds: Rows, rng: np.random.Generator) -> Rows:
     kind = np.where(fate == CANCELLED, END, FIRE)
     rows["kind"] = np.where(rows["kind"] == WATCH, OUTCOME, kind)
     rows["cause"] = fate
-    rows["deadline_ns"] = np.where(rows["kind"] == END, NIL, rows["deadline_ns"])
     rows["flags"] = np.where(rng.random(n) < 0.01, 2, 0)
     del rows["replaced"]
     return rows
@@ -148,6 +150,26 @@ def _batches(plan: Plan, notices: Longs) -> Rows:
     return {
         "kind": np.full(len(first), SENT), "at_ns": at, "built_ns": built,
         "handed_ns": built + 45_000, "positions_from": first, "positions_upto": upto,
+    }  # fmt: skip
+
+
+def _answers(plan: Plan, rows: Rows) -> Rows:
+    """Who ended something asked for it in a batch of his last 5 ms; gives the rows these batches.
+    Every third is answered again."""
+    asks = (rows["kind"] == END) | (rows.get("replaced", np.full(len(rows["kind"]), NIL)) != NIL)
+    batch = 1 + 2 * ((rows["at_ns"] - BOOT_NS) // (5 * MS)) + (rows["kind"] == END)
+    ended_boot = rows["at_ns"] + plan.real_offset_ns
+    told = {"ended_by": rows["session"], "ended_batch": batch, "ended_boot_ns": ended_boot}
+    rows |= {name: np.where(asks, column, rows.get(name, NIL)) for name, column in told.items()}
+    asked = np.unique(np.stack([rows["session"], batch])[:, asks], axis=1)
+    session, sequence = np.concatenate([asked, asked[:, ::3]], axis=1)
+    again = np.arange(len(session)) >= asked.shape[1]
+    at = BOOT_NS + (sequence + 1) // 2 * 5 * MS + np.where(again, MS, 0)
+    built = at + plan.real_offset_ns
+    return {
+        "kind": np.full(len(session), REPLIED), "at_ns": at, "session": session,
+        "sequence": sequence, "count": np.ones_like(session), "built_ns": built,
+        "handed_ns": built + 15_000,
     }  # fmt: skip
 
 

@@ -21,23 +21,41 @@ ends AS (
     UNION ALL BY NAME
     SELECT *, replaced AS ended, 'replaced' AS outcome FROM bronze WHERE replaced IS NOT NULL
 ),
-sent AS (SELECT * FROM bronze WHERE kind = 'sent')
+sent AS (SELECT * FROM bronze WHERE kind = 'sent'),
+replied AS (
+    SELECT daemon, session, built_ns, handed_ns,
+        unnest(generate_series(sequence, sequence + count - 1)) AS batch
+    FROM bronze WHERE kind = 'replied'
+),
+answers AS (
+    SELECT DISTINCT ON (daemon, session, batch) * FROM replied ORDER BY built_ns, handed_ns
+)
 SELECT e.daemon, e.node, e.epoch, e.segment, e.lsn, e.ended AS ticket, e.outcome,
     if(e.kind = 'outcome', 'operation', 'timer') AS kind,
-    if(e.clock = 'boot', 'live', e.clock) AS clock, e.namespace, e.topic, e.key, e.key_type,
+    if(a.load IS NOT NULL, 'load', if(e.clock = 'boot', 'live', e.clock)) AS clock,
+    e.namespace, e.topic, e.key, e.key_type,
     if(e.outcome = 'replaced', e.ticket, NULL) AS replaced_by,
     e.at AS ended_at, e.at_ns AS ended_ns, e.flags,
     a.lsn AS add_lsn, a.session, a.worker, a.sent_ns, a.received_ns, a.armed_ns,
-    if(e.outcome = 'replaced', NULL, e.deadline_ns) AS deadline_ns,
+    CASE WHEN e.outcome = 'replaced' AND e.replaced_deadline_ns IS NULL THEN NULL
+         WHEN e.outcome != 'replaced' AND e.deadline_ns IS NULL THEN NULL
+         ELSE coalesce((SELECT arg_max(m.deadline_ns, m.lsn) FROM bronze m
+                        WHERE m.kind = 'move' AND m.daemon = e.daemon AND m.ticket = e.ended
+                            AND m.lsn < e.lsn),
+                       a.deadline_ns) END AS deadline_ns,
     a.applied_ns - a.received_ns AS request_queue_ns,
     if(e.clock = 'virtual', NULL, a.armed_ns - a.applied_ns) AS local_ns,
     e.at_ns - a.armed_ns AS remote_ns,
-    s.built_ns - e.ended_boot_ns AS response_queue_ns, s.handed_ns - s.built_ns AS send_ns,
-    if(e.outcome = 'expired', e.at_ns - e.deadline_ns, NULL) AS lateness_ns
+    coalesce(s.built_ns, if(r.built_ns < e.ended_boot_ns, e.ended_boot_ns, r.built_ns))
+        - e.ended_boot_ns AS response_queue_ns,
+    coalesce(s.handed_ns - s.built_ns, r.handed_ns - greatest(r.built_ns, e.ended_boot_ns))
+        AS send_ns,
+    if(e.outcome = 'expired', e.at_ns - greatest(e.deadline_ns, a.armed_ns), NULL) AS lateness_ns
 FROM ends e
 LEFT JOIN adds a ON a.daemon = e.daemon AND a.ticket = e.ended
 LEFT JOIN sent s ON s.daemon = e.daemon
     AND e.position >= s.positions_from AND e.position < s.positions_upto
+LEFT JOIN answers r ON r.daemon = e.daemon AND r.session = e.ended_by AND r.batch = e.ended_batch
 """
 OPEN_SQL = """
 SELECT a.daemon, a.ticket, a.lsn, a.key, a.topic, a.worker, a.armed_ns,

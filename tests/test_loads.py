@@ -11,7 +11,7 @@ from core_driver import DERIVED
 from effort import effort
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from journal_driver import Journal, Redo, Snapshot
+from journal_driver import Journal, Redo, Snapshot, frames_of
 from purgatory_driver import Command, Owner, Purgatory
 
 from purgatoryd.clients.loads import Load, StatusParts, check_load
@@ -70,8 +70,25 @@ def fire(core: Purgatory) -> None:
 # ---- remembered ------------------------------------------------------------------------------
 
 
+def carried(core: Purgatory, by: str, snapshot: bytes, journal: Journal) -> Purgatory:
+    """The core that goes on; `snapshot`: of what was before the journal."""
+    if by == "after a kill":
+        restarted(core)
+    if by == "in another arena":
+        return core.migrated(loads=5, load_blocks=1, capacity=70)
+    if by == "from the journal":
+        redo = Redo(snapshot, sessions=3)
+        redo.frames(snapshot)
+        redo.frames(journal.data)
+        return redo.end(core.now_ns)
+    return core
+
+
+WAYS = ["again", "after a kill", "in another arena", "from the journal"]
+
+
 @pytest.mark.parametrize("past", ["armed", "fired", "cancelled"])
-@pytest.mark.parametrize("by", ["again", "after a kill", "in another arena", "from the journal"])
+@pytest.mark.parametrize("by", WAYS)
 def test_a_row_that_was_done_adds_nothing(core: Purgatory, past: str, by: str) -> None:
     journal, snapshot = Journal(core), Snapshot(core).finish().data
     owner = Owner(core, 1, ALICE)
@@ -80,16 +97,8 @@ def test_a_row_that_was_done_adds_nothing(core: Purgatory, past: str, by: str) -
         fire(core)
     if past == "cancelled":
         owner.send(*(pd.cancel(b"key %d" % n) for n in range(3)))
-    if by == "after a kill":
-        restarted(core)
-    if by == "in another arena":
-        core = core.migrated(loads=5, load_blocks=1, capacity=70)
-    if by == "from the journal":
-        journal.take()
-        redo = Redo(snapshot, sessions=3)
-        redo.frames(snapshot)
-        redo.frames(journal.data)
-        core = redo.end(core.now_ns)
+    journal.take()
+    core = carried(core, by, snapshot, journal)
     tail = core.header.outbox_tail
     answers = Owner(core, 2, ALICE).load((LOAD, 7, 0), *puts(3))
     assert {a.status for a in answers} == {Status.LOADED}
@@ -98,6 +107,38 @@ def test_a_row_that_was_done_adds_nothing(core: Purgatory, past: str, by: str) -
     assert core.header.outbox_tail - tail == (3 if past == "armed" else 0)
     assert core.loads()[LOAD].rows == {7, 8, 9}
     core.check()
+
+
+def ends_loaded(data: bytes) -> list[int]:
+    """What the records of ends say of it, in their order."""
+    found = []
+    for frame in frames_of(data):
+        asked = lib.pg_frame_asked(ffi.from_buffer("struct pg_frame_head *", frame.data))
+        if frame.type == lib.PG_J_FIRE:
+            found.append(frame.body("pg_j_fire").loaded)
+        elif asked != ffi.NULL:
+            found.append(asked.loaded)
+    return found
+
+
+@pytest.mark.parametrize("by", WAYS)
+def test_the_end_of_a_row_says_that_it_was_one(core: Purgatory, by: str) -> None:
+    journal, snapshot = Journal(core), Snapshot(core).finish().data
+    owner = Owner(core, 1, ALICE)
+    made(owner, 0, *puts(3))
+    owner.send(*(pd.put(b"other %d" % n, SECOND_NS) for n in range(2)))
+    journal.take()
+    core = carried(core, by, snapshot, journal)
+    after = Journal(core)
+    after.position = int(after.stage.tail)
+    owner = Owner(core, 2, ALICE)
+    owner.send(pd.cancel(b"key 0"), pd.cancel(b"other 0"))
+    owner.send(pd.put(b"key 1", 9 * SECOND_NS, PutMode.REPLACE))
+    made(owner, 3, pd.put(b"other 1", 10 * SECOND_NS, PutMode.REPLACE))
+    for _ in range(20):
+        core.advance(core.now_ns + SECOND_NS)
+    after.take()
+    assert ends_loaded(after.data) == [1, 0, 1, 0, 1, 0, 1]
 
 
 def test_what_changes_no_timer_is_done_too(core: Purgatory) -> None:

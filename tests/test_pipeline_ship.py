@@ -126,13 +126,23 @@ def assert_same(row: dict[str, Any], frame: Frame) -> None:
         assert row["key"] == key_bytes(found.key)
     if found.payload is not None:
         assert (row["payload"], row["payload_len"]) == (found.payload, len(found.payload))
+    ended = {name: frame.asked.get(name) for name in ("deadline_ns", "loaded")}
+    told = fields | (ended if frame.kind == "end" else {})
     for name in ("ticket", "deadline_ns", "slot", "level"):
-        assert row[name] == fields.get(name)
+        assert row[name] == told.get(name)
+    came = told.get("loaded") or (frame.kind == "arm" and fields["in_load"])
+    assert bool(row["loaded"]) == bool(came)
     if frame.kind in TIMES:
         assert row["at_ns"] == fields[TIMES[frame.kind]]
     for prefix, life in (("", frame.life), ("replaced_", frame.replaced)):
         for name, value in life.items():
             assert (row[prefix + LIFE.get(name, name)] or 0) == signed(value)
+    assert (row["ended_by"] or 0) == signed(frame.asked.get("session", 0))
+    assert (row["ended_batch"] or 0) == frame.asked.get("sequence", 0)
+    if frame.kind == "arm":
+        assert row["replaced_deadline_ns"] == ended["deadline_ns"]
+        assert bool(row["replaced_loaded"]) == bool(ended["loaded"])
+        assert (row["ended_boot_ns"] or 0) == bool(fields["replaced"]) * fields["armed_boot_ns"]
 
 
 def test_nothing_is_shipped_twice(stored: Path, lake: Lake) -> None:

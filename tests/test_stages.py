@@ -90,6 +90,11 @@ def test_the_end_of_a_timer_tells_of_its_beginning(real: Daemon, journal: Path) 
     assert end.fields["topic"] == arm_of(journal, cancelled.ticket).fields["topic"]
     (replacing,) = (f for f in of_kind(journal, "arm") if f.fields["replaced"])
     assert replacing.replaced == arm_of(journal, replacing.fields["replaced"]).life
+    session = end.life["session"]
+    for asking, sequence in ((end, 4), (replacing, 5)):
+        ended = arm_of(journal, asking.fields.get("replaced", cancelled.ticket))
+        assert asking.asked == {"session": session, "sequence": sequence, "loaded": 0,
+                                "deadline_ns": ended.fields["deadline_ns"]}  # fmt: skip
     (opened,) = (
         f for f in of_kind(journal, "opened") if f.fields["session"] == fire.life["session"]
     )

@@ -1,5 +1,5 @@
 /* Records into columns whose memory is exactly as large as promised: records of every type,
- * with and without the lives behind them, with any bytes in their fields, and some that are none. */
+ * with and without what is told of lives behind them, with any bytes in their fields, and some that are none. */
 #include "check.h"
 #include "core.h"
 
@@ -30,6 +30,7 @@ static uint64_t lengths_set(struct rng *r, unsigned type, void *body)
         ((struct pg_j_arm *)body)->key_len = key_len;
         ((struct pg_j_arm *)body)->in_load = keys & 1;
         ((struct pg_j_arm *)body)->payload_len = len;
+        ((struct pg_j_arm *)body)->replaced &= keys & 2;
         return j_row_bytes(keys & 1) + len + key_len;
     case PG_J_ENTRY:
         ((struct pg_j_entry *)body)->key_len = key_len;
@@ -54,7 +55,8 @@ static uint64_t record_write(struct rng *r, uint8_t *at, uint64_t lsn)
     *f = (struct pg_frame_head){.lsn = lsn, .type = (uint16_t)type};
     f->bytes = (uint32_t)frame_bytes(type, lengths_set(r, type, f + 1));
     if (rng_below(r, 4) == 0)
-        f->bytes += (uint32_t)(rng_below(r, 3) * sizeof(struct pg_life));
+        f->bytes += (uint32_t)(rng_below(r, 3) * sizeof(struct pg_life) +
+                               rng_below(r, 2) * sizeof(struct pg_asked));
     if (rng_below(r, 8) == 0)
         f->bytes = (uint32_t)(sizeof *f + 8 * rng_below(r, 100));
     if (rng_below(r, 8) == 0)

@@ -758,6 +758,76 @@ static void notices_are_the_same(const struct pg_arena *x, const struct pg_arena
               x->topics[i].incarnation == y->topics[i].incarnation);
 }
 
+/* ---- who asked ---------------------------------------------------------------------------------- */
+
+static struct pg_frame_head *newest(const struct world *w, unsigned type)
+{
+    struct pg_frame_head *f, *found = NULL;
+    for (uint64_t at = 0; at < w->used; at += f->bytes) {
+        f = (struct pg_frame_head *)(w->journal + at);
+        found = f->type == type ? f : found;
+    }
+    CHECK(found != NULL);
+    return found;
+}
+
+/* As a frame of an earlier minor is: shorter by what stands at its end. */
+static void is_told_less(const struct pg_frame_head *f, uint64_t lives)
+{
+    const uint64_t tail = sizeof(struct pg_asked) + lives * sizeof(struct pg_life);
+    const struct pg_life *replaced;
+    struct pg_frame_head *shorter = malloc(f->bytes);
+    CHECK(shorter != NULL);
+    memcpy(shorter, f, f->bytes);
+    shorter->bytes -= (uint32_t)sizeof(struct pg_asked);
+    CHECK(frame_fits(shorter) && pg_frame_asked(shorter) == NULL);
+    CHECK(pg_frame_life(shorter, &replaced) != NULL && (replaced != NULL) == (lives == 2));
+    shorter->bytes = f->bytes - (uint32_t)tail;
+    CHECK(frame_fits(shorter) && pg_frame_asked(shorter) == NULL);
+    CHECK(pg_frame_life(shorter, &replaced) == NULL);
+    shorter->bytes += sizeof(struct pg_asked);
+    CHECK(!frame_fits(shorter));
+    free(shorter);
+}
+
+static void was_asked(const struct world *w, const struct pg_frame_head *f, int64_t deadline_ns)
+{
+    const struct pg_asked *asked = pg_frame_asked(f);
+    CHECK(frame_fits(f) && asked != NULL);
+    CHECK_EQUAL(asked->session, w->session);
+    CHECK_EQUAL(asked->sequence, w->sequence);
+    CHECK_EQUAL(asked->deadline_ns, deadline_ns);
+    CHECK_EQUAL(asked->loaded, 0);
+}
+
+static void test_an_end_tells_who_asked(void)
+{
+    struct world w = {.rng = {6}, .journal = malloc(FRAMES)};
+    const struct pg_life *life, *replaced;
+    CHECK(w.journal != NULL);
+    world_open(&w);
+    two_timers(&w);
+    take(&w);
+    CHECK(pg_frame_asked(newest(&w, PG_J_ARM)) == NULL);
+    replaces(&w);
+    take(&w);
+    was_asked(&w, newest(&w, PG_J_ARM), 30 * MS);
+    life = pg_frame_life(newest(&w, PG_J_ARM), &replaced);
+    CHECK(life != NULL && replaced != NULL && replaced->add_lsn < life->add_lsn);
+    is_told_less(newest(&w, PG_J_ARM), 2);
+    extends(&w);
+    cancels(&w);
+    take(&w);
+    was_asked(&w, newest(&w, PG_J_END), 70 * MS);
+    is_told_less(newest(&w, PG_J_END), 1);
+    an_operation(&w);
+    cancels(&w);
+    acknowledge(&w);
+    take(&w);
+    CHECK_EQUAL(pg_frame_asked(newest(&w, PG_J_END))->sequence, 0);
+    world_close(&w);
+}
+
 /* ---- a snapshot beside the work ------------------------------------------------------------------ */
 
 struct photographer {
@@ -882,6 +952,7 @@ int main(void)
     RUN(test_a_cancel_that_was_only_answered);
     RUN(test_a_ring_that_fills);
     RUN(test_durable_replies);
+    RUN(test_an_end_tells_who_asked);
     RUN(test_a_snapshot_beside_the_work);
     RUN(test_noise_is_refused);
     return 0;

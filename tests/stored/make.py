@@ -230,9 +230,11 @@ def export_files(core: Purgatory) -> dict[str, bytes]:
 BOOTS = 3
 ROUNDS = 20
 """Of each boot: more than a segment holds."""
+LOAD_ROWS = 8
+"""Of a round."""
 JOURNAL_CONFIG = CONFIG | {
     "capacity": 2048, "outbox_capacity": 2048, "outbox_bytes_max": 1 << 20,
-    "payload_bytes": 1 << 22, "stage_bytes": STAGE_BYTES,
+    "payload_bytes": 1 << 22, "stage_bytes": STAGE_BYTES, "loads": 2, "load_blocks": 2,
 }  # fmt: skip
 
 
@@ -246,6 +248,7 @@ def write_journal(directory: Path) -> None:
         owner = Owner(core, NONCE + boot)
         for number in range(ROUNDS):
             journal_round(core, owner, f"{boot}-{number}")
+            load_round(core, owner, (boot * ROUNDS + number) * LOAD_ROWS)
             core.check()
             committer.commit()
         owner.send(driver.put(b"of boot %d" % boot, FAR_NS))
@@ -276,6 +279,29 @@ def journal_round(core: Purgatory, owner: Owner, name: str) -> None:
     core.advance(begin_ns + 3 * S)
     core.publish_all()
     owner.ack(*(mail.ack() for mail in owner.mail()))
+
+
+def load_round(core: Purgatory, owner: Owner, first: int) -> None:
+    """Rows of a load that fire, are cancelled and replaced; one that replaces; answers, one of
+    them twice."""
+    keys = [b"row %d" % (first + i) for i in range(LOAD_ROWS)]
+    owner.send(driver.put(keys[0], S))
+    owner.load((b"a load of 16 b..", first, 0),
+               *(driver.put(key, 2 * S, PutMode.REPLACE) for key in keys))  # fmt: skip
+    answered(core, owner, 1)
+    owner.send(*(driver.cancel(key) for key in keys[:3]))
+    owner.send(driver.put(keys[3], 2 * S, PutMode.REPLACE))
+    answered(core, owner, 2)
+    answered(core, owner, 2)
+    core.advance(core.now_ns + 3 * S)
+    core.publish_all()
+
+
+def answered(core: Purgatory, owner: Owner, batches: int) -> None:
+    """The newest ones."""
+    core.advance(core.now_ns + 1000)
+    first = owner.sequence - batches + 1
+    lib.pg_replied(core.a, owner.id, first, batches, core.now_ns, core.now_ns + 500)
 
 
 def outcomes(owner: Owner, of: bytes) -> None:
