@@ -128,7 +128,8 @@ def _with_batches(ended: DataFrame, batches: DataFrame) -> DataFrame:
     inside = (ended.number >= found.begin) & (ended.number < found.upto)
     same = (ended.place == found.place) & (ended.stream == found.of_stream)
     told = ended.join(found, same & inside & ended.daemon.startswith(found.of_daemon), "left")
-    built = F.when(F.col("built_ns").isNotNull(), F.greatest("built_ns", "ended_boot_ns"))
+    earlier = (F.col("stream") != NOTICES) & (F.col("built_ns") < F.col("ended_boot_ns"))
+    built = F.when(earlier, F.col("ended_boot_ns")).otherwise(F.col("built_ns"))
     return told.withColumn("built_ns", built)
 
 

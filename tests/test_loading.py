@@ -148,7 +148,7 @@ def test_columns_and_options_are_checked(daemon_dir: Path) -> None:
         with pytest.raises(InvalidSetting):
             writer_of(good | bad, SCHEMA)
     with pytest.raises(InvalidSetting, match="UUID"):
-        writer_of(good | {"load": "x"}, StructType(SCHEMA.fields).add("row", "long"))
+        writer_of(good | {"load": "x"}, StructType([*SCHEMA.fields]).add("row", "long"))
     with pytest.raises(InvalidRows, match="not there"):
         writer_of(good | {"topic": "nothing"}, SCHEMA)
     with pytest.raises(InvalidRows, match="need key"):
