@@ -23,10 +23,11 @@ from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.lanes import Lanes, Message
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.main import name_lock, signals, system_failures
+from purgatoryd.daemon.redistribute import Division, settle
 from purgatoryd.daemon.shard import Shard, State
 from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.shm_layout import segment, wire
-from purgatoryd.shm_layout.errors import AloneBefore, InvalidName, InvalidSetting, ShardFailed
+from purgatoryd.shm_layout.errors import AloneBefore, InvalidName, ShardFailed
 from purgatoryd.shm_layout.files import private_folder
 from purgatoryd.shm_layout.layout import FLAG_DRAIN, FLAG_RESUME, RESERVED, WireError
 from purgatoryd.shm_layout.layout import Message as Kind
@@ -54,7 +55,7 @@ def serve_shards(config: Config, command: Command) -> int:
     """Runs a deployment until SIGTERM, SIGINT or the STOP command; returns the exit code.
 
     Prints one line that begins with "ready" once clients can reach all shards. Raises StartError,
-    TableBroken, InvalidSetting, and ShardFailed if a shard does not start.
+    TableBroken, what settle() raises, and ShardFailed if a shard does not start.
     """
     log.set_up(config.log_level, name=config.name)
     with system_failures():
@@ -85,7 +86,10 @@ class Registry:
 
     @classmethod
     def of(cls, config: Config, paths: Paths) -> Registry:
-        """As it was left, or that of a new deployment. Raises AloneBefore, TableBroken."""
+        """That of a new deployment; or as it was left, divided anew if it had another count.
+
+        Raises AloneBefore, TableBroken, and what settle() raises.
+        """
         homes = [paths.directory]
         if config.journal:
             homes.insert(0, Path(config.journal).absolute())
@@ -94,11 +98,17 @@ class Registry:
         if not found:
             _refuse_alone(config, paths)
         registry = cls(found[0] if found else ShardTable(config.name, 1, 1, config.shards), homes)
-        if registry.table.count != config.shards:
-            bound = f"{registry.table.count}, as the namespaces are divided"
-            raise InvalidSetting("shards", config.shards, bound, "config")
         registry.write()
+        if found:
+            step = Supervisor.of(os.environ).step
+            division = Division(config, paths.directory, registry.adopt, step)
+            registry.table = settle(division, registry.table, config.shards)
         return registry
+
+    def adopt(self, table: ShardTable) -> None:
+        """Makes another table the one that counts. Raises OSError."""
+        self.table = table
+        self.write()
 
     def record(self, placement: Placement) -> None:
         """Notes a birth; it counts once this returns. Raises OSError, and then it does not."""

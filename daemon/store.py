@@ -17,7 +17,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from purgatoryd.shm_layout.errors import (
     JournalError,
     JournalMismatch,
     JournalNeeded,
+    PurgatorydError,
 )
 from purgatoryd.shm_layout.journal import Committer, Walk
 from purgatoryd.shm_layout.layout import LOAD_BLOCK_ROWS, REGION_ALIGN, ArenaState, ClockKind
@@ -73,6 +74,7 @@ _ROOM = (
 NEW = ".new"
 REDONE = ".redone"
 """Of an arena into which a journal is redone."""
+NEXT = ".next"
 
 
 @dataclass(frozen=True)
@@ -115,12 +117,54 @@ def open_arena(opening: Opening) -> Arena:
         return arena
 
 
+@contextmanager
+def source(opening: Opening) -> Iterator[Arena | None]:
+    """The arena of a daemon that does not run, rebuilt, with the sizes that it has; None: there is
+    none. What a journal describes is redone under a name of its own, and goes afterwards.
+
+    Raises as open_arena does.
+    """
+    paths = opening.paths
+    _take_place(paths)
+    _remove(paths, NEW)
+    _remove(paths, REDONE)
+    with ExitStack() as held:
+        held.callback(_remove, paths, REDONE)
+        arena = _source(opening)
+        if arena is not None:
+            held.callback(arena.close)
+            held.callback(arena.set_state, ArenaState.READY)
+        yield arena
+
+
+def _source(opening: Opening) -> Arena | None:
+    if segment.exists(opening.paths.arena):
+        return _as_left(opening)
+    if opening.journal is not None and has_begun(opening.journal):
+        return recover(opening.journal, _way(opening))
+    return None
+
+
+def remove_arena(paths: Paths) -> None:
+    """Removes all segments of a daemon that does not run; readers are told."""
+    if segment.ours(paths.arena):
+        retire(paths.arena)
+    if segment.ours(f"{paths.arena}{NEXT}"):
+        segment.unlink(f"{paths.arena}{NEXT}")
+    for suffix in ("", NEW, REDONE):
+        _remove(paths, suffix)
+
+
 # ---- as it was left --------------------------------------------------------------------------
 
 
-def _open_left(opening: Opening) -> Arena:
+def _as_left(opening: Opening) -> Arena:
     old = Previous.attach(opening.paths.arena, opening.paths.private)
-    arena = _convert(old, opening) if old else _attach(opening)
+    return _convert(old, opening) if old else _attach(opening)
+
+
+def _open_left(opening: Opening) -> Arena:
+    arena = _as_left(opening)
     if _same_sizes(arena, opening.config):
         return arena
     if opening.journal is not None and arena.stage is not None:
@@ -132,6 +176,7 @@ def _open_left(opening: Opening) -> Arena:
 def _attach(opening: Opening) -> Arena:
     arena = Arena.attach(opening.paths.arena, opening.paths.private)
     _refuse_other_clock(arena, opening.config)
+    _refuse_other_shard(arena, opening.config)
     _refuse_other_journal(arena, opening)
     opening.step("rebuilding")
     arena.set_state(ArenaState.REBUILDING, os.getpid())
@@ -225,7 +270,7 @@ def _make_redone(opening: Opening, sizes: Mapping[str, Any]) -> Arena:
     room = {name: max(fields[name], sizes[name]) for name in _ROOM}
     kept = {name: sizes[name] for name in ("now_ns", "wall_origin_ns", "created_wall_ns")}
     _remove(opening.paths, REDONE)  # of an attempt that failed
-    return _create(opening.paths, fields | room | kept, REDONE)
+    return create_arena(opening.paths, fields | room | kept, REDONE)
 
 
 def _clock_of(walk: Walk) -> tuple[int, int, int]:
@@ -246,7 +291,7 @@ def _place_redone(arena: Arena, opening: Opening) -> Arena:
     if opening.journal is not None:
         save_snapshot(arena, opening.journal)
     segment.replace(f"{paths.private}{REDONE}", f"{paths.private}{NEW}")
-    segment.replace(f"{paths.arena}{REDONE}", f"{paths.arena}.next")
+    segment.replace(f"{paths.arena}{REDONE}", f"{paths.arena}{NEXT}")
     _take_place(paths)
     return arena
 
@@ -304,22 +349,22 @@ def core_config(config: Config) -> dict[str, Any]:
 def _in_place(opening: Opening, fields: Mapping[str, Any]) -> Iterator[Arena]:
     """A fresh arena; it takes the place of what is there if all goes well inside, else goes."""
     paths = opening.paths
-    new = _create(paths, fields, NEW)
+    new = create_arena(paths, fields, NEW)
     try:
         yield new
         if opening.journal is not None:
             save_snapshot(new, opening.journal)
-        segment.replace(f"{paths.arena}{NEW}", f"{paths.arena}.next")
+        segment.replace(f"{paths.arena}{NEW}", f"{paths.arena}{NEXT}")
     except BaseException:
         _remove(paths, NEW)
         raise
     _take_place(paths)
 
 
-def _create(paths: Paths, fields: Mapping[str, Any], suffix: str) -> Arena:
-    """Fresh segments under names of their own."""
+def create_arena(paths: Paths, fields: Mapping[str, Any], suffix: str = "") -> Arena:
+    """Fresh segments, under names of their own with a suffix. Raises ArenaTooLarge."""
     names = f"{paths.arena}{suffix}", f"{paths.private}{suffix}"
-    for name in (*names, f"{paths.arena}.next"):
+    for name in (*names, f"{paths.arena}{NEXT}"):
         segment.refuse_foreign(name)
     return Arena.create(*names, fields)
 
@@ -332,13 +377,13 @@ def _remove(paths: Paths, suffix: str) -> None:
 
 def _take_place(paths: Paths) -> None:
     """Completes a birth that got as far as the name NAME.next, from wherever it stopped."""
-    if not segment.ours(f"{paths.arena}.next"):
+    if not segment.ours(f"{paths.arena}{NEXT}"):
         return
     if segment.ours(paths.arena):
         retire(paths.arena)
     if segment.ours(f"{paths.private}.new"):
         segment.replace(f"{paths.private}.new", paths.private)
-    segment.replace(f"{paths.arena}.next", paths.arena)
+    segment.replace(f"{paths.arena}{NEXT}", paths.arena)
 
 
 def _refuse_other_clock(arena: Arena | Previous, config: Config) -> None:
@@ -350,6 +395,14 @@ def _refuse_other_clock(arena: Arena | Previous, config: Config) -> None:
         raise ArenaMismatch(name, "boot id", boot_id().hex(), bytes(header.boot_id).hex())
     if kind == ClockKind.BOOT and (now_ns := boot_ns()) < header.now_ns:
         raise ArenaMismatch(name, "boot clock", f"at least {header.now_ns} ns", f"{now_ns} ns")
+
+
+def _refuse_other_shard(arena: Arena, config: Config) -> None:
+    fields, header = core_config(config), arena.header
+    wanted, found = (fields["shard"], fields["shards"]), (header.shard, header.shards)
+    if found != wanted:
+        wanted_text, found_text = ("{} of {}".format(*shard) for shard in (wanted, found))
+        raise ArenaMismatch(arena.segment.name, "shard", wanted_text, found_text)
 
 
 def _current(arena: Arena | Previous) -> dict[str, int]:
@@ -400,11 +453,18 @@ def _resize(old: Arena, opening: Opening) -> Arena:
         try:
             new.migrate_from(old)
         except ArenaBroken as error:
-            setting = _SIZES.get(error.what, error.what)
-            unit = LOAD_BLOCK_ROWS if setting == "load_rows" else 1
-            raise ArenaTooSmall(setting, error.found * unit, error.expected * unit) from error
+            raise too_small(error) from error
     old.close()
     return new
+
+
+def too_small(error: ArenaBroken, of: str = "") -> PurgatorydError:
+    """What had no room, as the setting that is too low for it; `of`: whose. Else the error."""
+    setting = _SIZES.get(error.what)
+    if setting is None:
+        return error
+    unit = LOAD_BLOCK_ROWS if setting == "load_rows" else 1
+    return ArenaTooSmall(f"{setting}{of}", error.found * unit, error.expected * unit)
 
 
 def _convert(old: Previous, opening: Opening) -> Arena:

@@ -62,6 +62,7 @@ PurgatorydError
     +-- AlreadyRunning
     +-- ShardFailed                  a shard of a deployment does not start
     +-- AloneBefore                  a daemon without shards left timers under this name
+    +-- Unplaceable                  a namespace that cannot be divided among other shards
     +-- BadPath                      not a directory, foreign owner, not writable
     +-- PathTooLong                  for AF_UNIX
     +-- Unsupported                  this machine cannot run it
@@ -838,6 +839,17 @@ class AloneBefore(StartError):
             f"{self.place} is of the daemon {self.name!r} without shards, whose timers would be "
             "left behind: start the shards under another name"
         )
+
+
+@keeps_figures
+class Unplaceable(StartError):
+    """`namespace` cannot be divided among another number of shards because of `reason`."""
+
+    namespace: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"namespace {self.namespace!r} cannot be divided anew: it {self.reason}"
 
 
 @keeps_figures

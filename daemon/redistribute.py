@@ -1,0 +1,301 @@
+"""A deployment's namespaces, divided among another number of shards while none of them runs.
+
+Beside the arenas of this generation those of the next one are made, under names of their own. The
+routing table is the switch. Before it is written the next generation does not count: a start throws
+away what there is of it and begins again. Once it is written the old one does not count any more,
+and what is left of it goes. So whatever a start finds, one generation is whole.
+
+Nothing of the old generation is changed before the switch, so a refusal leaves all as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from purgatoryd.daemon.clock import boot_ns
+from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.journal import locked
+from purgatoryd.daemon.main import name_lock
+from purgatoryd.daemon.recovery import Step
+from purgatoryd.daemon.snapshot import save_snapshot
+from purgatoryd.daemon.store import (
+    Opening,
+    core_config,
+    create_arena,
+    remove_arena,
+    source,
+    too_small,
+)
+from purgatoryd.shm_layout import segment
+from purgatoryd.shm_layout.arena import Arena
+from purgatoryd.shm_layout.errors import (
+    ArenaBroken,
+    InvalidName,
+    JournalError,
+    JournalMismatch,
+    PathTooLong,
+    Unplaceable,
+)
+from purgatoryd.shm_layout.gather import Census, Route, census, gather
+from purgatoryd.shm_layout.journal import Committer, Walk, segments
+from purgatoryd.shm_layout.layout import RESERVED, ArenaState
+from purgatoryd.shm_layout.paths import SHARDS_MAX, Paths, paths_in
+from purgatoryd.shm_layout.shards import Placement, ShardTable
+
+
+@dataclass(frozen=True)
+class Division:
+    """How a deployment is divided; the caller holds its lock, and no shard of it runs."""
+
+    config: Config
+    """Of the deployment; each shard runs with it under a name of its own."""
+    directory: Path
+    """Where the sockets and locks are."""
+    write: Callable[[ShardTable], None]
+    """Makes a table the one that counts, durably."""
+    step: Step = lambda _: None
+    """Is told of each step."""
+
+    def opening(self, table: ShardTable, shard: int) -> Opening:
+        """How the arena of a shard is opened. Raises InvalidName, PathTooLong."""
+        name = table.daemon(shard)
+        config = replace(self.config, name=name, shard=shard, shards=table.count)
+        return Opening(config, paths_in(self.directory, name), step=self.step)
+
+
+def settle(division: Division, table: ShardTable, count: int) -> ShardTable:
+    """The table under which `count` shards may run: this one, or the next generation's.
+
+    What an earlier call left behind when it was cut off is cleared away first. Raises StartError,
+    ArenaError and JournalError for what cannot be opened, divided or placed: then all is as it was.
+    """
+    _clear(division, table)
+    if table.count == count:
+        return table
+    new = ShardTable(table.name, table.version + 1, table.generation + 1, count)
+    new = replace(new, placements=_placed(table, new))
+    _divide(division, table, new)
+    _clear(division, new)
+    return new
+
+
+def _placed(old: ShardTable, new: ShardTable) -> dict[str, Placement]:
+    return {name: new.place(name, was.partitions) for name, was in old.placements.items()}
+
+
+def _divide(division: Division, old: ShardTable, new: ShardTable) -> None:
+    with contextlib.ExitStack() as held:
+        sources = list(_sources(division, old, held))
+        have = [census(arena) if arena else {} for arena in sources]
+        routes = [_routes(old, new, shard, found) for shard, found in enumerate(have)]
+        _refuse_other_settings(old, have)
+        given = [(a, r) for a, r in zip(sources, routes, strict=True) if a is not None]
+        try:
+            made = list(_made(division, new, given))
+            _verify(old, have, routes, made)
+        except BaseException:
+            _clear_generation(division, new)
+            raise
+        division.step("writing the routing table")
+        division.write(new)
+
+
+# ---- what there is ---------------------------------------------------------------------------
+
+
+def _sources(
+    division: Division, old: ShardTable, held: contextlib.ExitStack
+) -> Iterator[Arena | None]:
+    """The arenas of all shards, locked and rebuilt; None: a shard that never had anything."""
+    for shard in range(old.count):
+        opening = division.opening(old, shard)
+        held.enter_context(name_lock(opening.paths))
+        held.enter_context(locked(opening.journal))
+        division.step(f"opening {opening.config.name}")
+        yield held.enter_context(source(opening))
+
+
+def _routes(
+    old: ShardTable, new: ShardTable, shard: int, found: Mapping[str, Census]
+) -> dict[str, Route]:
+    """Where what `shard` has goes to. Raises Unplaceable."""
+    return {
+        name: route
+        for name, what in found.items()
+        if (route := _route(old, new, shard, name, what)) is not None
+    }
+
+
+def _route(old: ShardTable, new: ShardTable, shard: int, name: str, found: Census) -> Route | None:
+    """None: it is not this shard's, and has nothing there.
+
+    What a daemon tells of itself is in no table, and goes on where its place is now.
+    """
+    if name.encode()[0] == RESERVED:
+        return Route((shard % new.count,), anew=True)
+    was = old.placements.get(name)
+    if was is None or shard not in was.shards:
+        if found.empty:
+            return None
+        raise Unplaceable(name, f"is in shard {shard}, of which the routing table says nothing")
+    if found.parked:
+        raise Unplaceable(name, f"has parked timers: their payloads are in shard {shard}'s journal")
+    if was.partitions > 1 and (found.operations or found.outcomes or found.levels):
+        raise Unplaceable(name, "has operations or watch keys, and its keys are divided")
+    return Route(new.placements[name].shards, anew=was.partitions > 1)
+
+
+def _refuse_other_settings(old: ShardTable, have: Sequence[Mapping[str, Census]]) -> None:
+    """Parts of one namespace may meet in one arena."""
+    for name, was in old.placements.items():
+        shards = [shard for shard in sorted({*was.shards}) if name in have[shard]]
+        for shard in shards[1:]:
+            if have[shard][name].settings != have[shards[0]][name].settings:
+                why = f"has other settings in shard {shard} than in shard {shards[0]}"
+                raise Unplaceable(name, why)
+
+
+# ---- the next generation ------------------------------------------------------------------------
+
+
+def _made(
+    division: Division, new: ShardTable, sources: Sequence[tuple[Arena, Mapping[str, Route]]]
+) -> Iterator[dict[str, Census]]:
+    """Makes the arenas of the next generation, one after the other; what each of them has."""
+    arenas = [arena for arena, _ in sources]
+    same = _identity(division.config, arenas)
+    for shard in range(new.count):
+        opening = division.opening(new, shard)
+        division.step(f"making {opening.config.name}")
+        with (
+            locked(opening.journal),
+            contextlib.closing(
+                create_arena(opening.paths, core_config(opening.config) | same)
+            ) as to,
+        ):
+            try:
+                gather(to, sources)
+            except ArenaBroken as error:
+                raise too_small(error, f" of shard {shard}") from error
+            yield _finished(to, opening)
+
+
+def _identity(config: Config, sources: Sequence[Arena]) -> dict[str, Any]:
+    """Fields of struct pg_config that the arenas of a generation have in common, and if possible
+    with those before: subscribers go on in a stream whose id stays."""
+    headers = [arena.header for arena in sources]
+    streams = {int(header.stream_id) for header in headers}
+    same = {"stream_id": streams.pop() if len(streams) == 1 else secrets.randbits(63) | 1}
+    if config.clock == "virtual" and headers:
+        kept = ("wall_origin_ns", "wall_offset_ns")
+        same |= {name: int(getattr(headers[0], name)) for name in kept}
+        same["now_ns"] = max(int(header.now_ns) for header in headers)
+    return same
+
+
+def _finished(arena: Arena, opening: Opening) -> dict[str, Census]:
+    """Rebuilt, checked, and with a journal so begun that it can be recovered from."""
+    virtual = opening.config.clock == "virtual"
+    arena.rebuild(int(arena.header.now_ns) if virtual else boot_ns())
+    arena.check()
+    if opening.journal is not None:
+        save_snapshot(arena, opening.journal)
+        end = Walk.before(arena)
+        Committer(arena, opening.journal, opening.config.segment_bytes, end).close()
+    arena.set_state(ArenaState.READY)
+    return census(arena)
+
+
+def _verify(
+    old: ShardTable,
+    have: Sequence[Mapping[str, Census]],
+    routes: Sequence[Mapping[str, Route]],
+    made: Sequence[Mapping[str, Census]],
+) -> None:
+    """All that went is there, once. Raises ArenaBroken."""
+    before = _total(
+        {n: c for n, c in found.items() if n in r} for found, r in zip(have, routes, strict=True)
+    )
+    after = _total(made)
+    anew = {name for r in routes for name, route in r.items() if route.anew}
+    for name in before:
+        was, now = (_kept(one.get(name, Census()), anew=name in anew) for one in (before, after))
+        if was != now:
+            what = f"what namespace {name!r} has is not what it had"
+            raise ArenaBroken("redistribute", what, 0, was.digest, now.digest)
+
+
+def _total(parts: Iterable[Mapping[str, Census]]) -> dict[str, Census]:
+    total: dict[str, Census] = {}
+    for part in parts:
+        for name, found in part.items():
+            total[name] = total.get(name, Census()) + found
+    return total
+
+
+def _kept(found: Census, *, anew: bool) -> Census:
+    """What has to stay the same: of a divided namespace each part has topics of its own, and learns
+    all of a load."""
+    return replace(found, topics=0, streams=0, loads=0) if anew else found
+
+
+# ---- clearing away ------------------------------------------------------------------------------
+
+
+def _clear(division: Division, table: ShardTable) -> None:
+    """Of the generations before and after the one that counts nothing stays but journals that were
+    used: who ships them may not be done."""
+    _refuse_later(division, table)
+    _clear_generation(division, replace(table, generation=table.generation - 1))
+    _clear_generation(division, replace(table, generation=table.generation + 1))
+
+
+def _all_openings(division: Division, table: ShardTable) -> Iterator[Opening]:
+    """Of as many shards as a generation can have had; a name that is too long had none."""
+    for shard in range(SHARDS_MAX):
+        with contextlib.suppress(InvalidName, PathTooLong):
+            yield division.opening(replace(table, count=SHARDS_MAX), shard)
+
+
+def _refuse_later(division: Division, table: ShardTable) -> None:
+    """An unfinished generation has no daemons, so one that had is of a later table."""
+    for opening in _all_openings(division, replace(table, generation=table.generation + 1)):
+        if opening.journal is not None and _used(opening.journal):
+            generation = table.generation
+            raise JournalMismatch(str(opening.journal), "generation", generation, generation + 1)
+
+
+def _used(journal: Path) -> bool:
+    """Whether a daemon has written a record there."""
+    found = segments(journal)
+    if len(found) != 1:
+        return bool(found)
+    walk = Walk()
+    try:
+        walk.enter(found[0].path)
+        return any(True for _ in walk.groups())
+    except JournalError:
+        return True
+
+
+def _clear_generation(division: Division, table: ShardTable) -> None:
+    for opening in _all_openings(division, table):
+        if segment.exists(opening.paths.arena):
+            division.step(f"clearing {opening.config.name} away")
+        _clear_files(opening.paths)
+        remove_arena(opening.paths)
+        if opening.journal is not None and opening.journal.exists() and not _used(opening.journal):
+            division.step(f"clearing the journal of {opening.config.name} away")
+            shutil.rmtree(opening.journal)
+
+
+def _clear_files(paths: Paths) -> None:
+    """Nobody starts a daemon of this name again, so its lock is of no use either."""
+    for path in (paths.cmd, paths.pub, paths.admin, paths.lock):
+        path.unlink(missing_ok=True)

@@ -1,0 +1,378 @@
+"""Other numbers of shards: all is moved or nothing is, and a start that was killed is made good."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import StartDaemon
+from real_daemon import PATIENCE_S, remove_segments
+from shards_driver import FAR_NS, OWNED, PARTS, Ledger, Shards, as_arena, as_core, release
+
+from purgatoryd.clients import AllOf, Client, Purgatory
+from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.journal import locked
+from purgatoryd.daemon.main import name_lock
+from purgatoryd.daemon.redistribute import Division, settle
+from purgatoryd.daemon.store import journal_end, open_arena
+from purgatoryd.shm_layout import segment
+from purgatoryd.shm_layout.arena import Arena
+from purgatoryd.shm_layout.errors import (
+    AlreadyRunning,
+    ArenaMismatch,
+    ArenaTooSmall,
+    JournalMismatch,
+    PurgatorydError,
+    Unplaceable,
+)
+from purgatoryd.shm_layout.gather import Census, census
+from purgatoryd.shm_layout.journal import Committer
+from purgatoryd.shm_layout.layout import ArenaState, Status
+from purgatoryd.shm_layout.paths import paths_in
+from purgatoryd.shm_layout.shards import Placement, ShardTable, read_table, write_table
+
+SMALL: dict[str, Any] = {
+    "capacity": 128, "payload_bytes": 1 << 18, "outbox_capacity": 64, "topics": 32,
+    "namespaces": 16, "sessions": 8, "watches": 128, "watch_keys": 32, "accounts": 4, "loads": 2,
+    "load_rows": 8192, "tick_ns": 10**6, "fanout": 20, "clock": "virtual",
+}  # fmt: skip
+JOURNALLED: dict[str, Any] = {"segment_bytes": 256 * 1024, "stage_bytes": 4 << 20}
+KILLED = 9
+
+
+@dataclass
+class Deployment:
+    """The arenas of a deployment whose daemons do not run, and its table."""
+
+    directory: Path
+    config: Config
+    table: ShardTable
+
+    def write(self, table: ShardTable) -> None:
+        write_table(self.directory, table)
+
+    def division(self, step: Callable[[str], None] = lambda _: None) -> Division:
+        return Division(self.config, self.directory, self.write, step)
+
+    def divide(self, count: int, step: Callable[[str], None] = lambda _: None) -> None:
+        """What a start with so many shards does first, with the table as it finds it."""
+        table = read_table(self.directory, "demo")
+        assert table is not None
+        self.table = settle(self.division(step), table, count)
+
+    def killed_at(self, nth: int, count: int) -> bool:
+        """A start that is killed at its nth step; False if it has fewer."""
+        left = [nth]
+
+        def step(_: str) -> None:
+            left[0] -= 1
+            if left[0] == 0:
+                os._exit(KILLED)
+
+        child = os.fork()
+        if child == 0:
+            try:
+                self.divide(count, step)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert code in (0, KILLED)
+        return code == KILLED
+
+    @contextlib.contextmanager
+    def opened(self, *, commit: bool = False) -> Iterator[Shards]:
+        """Its arenas, as its daemons open them. `commit`: all is in the journals afterwards."""
+        placements = {name.encode(): p.shards for name, p in self.table.placements.items()}
+        with contextlib.ExitStack() as held:
+            cores = [as_core(held.enter_context(self.shard(k, commit))) for k in self.shards]
+            held.callback(release, cores)
+            yield Shards(cores, placements)
+
+    @property
+    def shards(self) -> range:
+        return range(self.table.count)
+
+    @contextlib.contextmanager
+    def shard(self, shard: int, commit: bool) -> Iterator[Arena]:
+        opening = self.division().opening(self.table, shard)
+        with name_lock(opening.paths), locked(opening.journal):
+            arena = open_arena(opening)
+            yield arena
+            if commit and opening.journal is not None:
+                end = journal_end(arena, opening)
+                Committer(arena, opening.journal, opening.config.segment_bytes, end).close()
+            arena.set_state(ArenaState.READY)
+            arena.close()
+
+    def segments(self) -> set[str]:
+        """The names of what there is in shared memory."""
+        return {path.name for path in segment.MOUNT.glob(f"purgatoryd.demo-*{self.suffix}*")}
+
+    def all_there_is(self) -> tuple[set[str], ShardTable | None, list[dict[str, Census]]]:
+        """Segments, table, and what is in them."""
+        with self.opened(commit=True) as shards:
+            found = [census(as_arena(core)) for core in shards.cores]
+        return self.segments(), read_table(self.directory, "demo"), found
+
+    @property
+    def suffix(self) -> str:
+        return paths_in(self.directory, "demo").arena.removeprefix("/purgatoryd.demo")
+
+    def reboot(self) -> None:
+        """Shared memory is empty then."""
+        for name in self.table.daemons:
+            remove_segments(paths_in(self.directory, name))
+
+
+def test_a_start_with_another_number_keeps_what_clients_have(daemon: StartDaemon) -> None:
+    small = ("--capacity", "2000", "--payload-memory", "1M", "--outbox", "1024")
+    real = daemon("demo", "--shards", "2", *small)
+    names = [f"n{n}" for n in range(6)]
+    with Purgatory("demo", namespace="n0", timeout=PATIENCE_S) as owner:
+        armed = owner.watch("op", AllOf({"k": 2}), timeout=3600)
+        owner.advance("k", 1)
+        with contextlib.ExitStack() as held:
+            clients = [
+                held.enter_context(Client("demo", namespace=name, timeout=PATIENCE_S))
+                for name in names
+            ]
+            tickets = [client.add("far", delay=3600).ticket for client in clients]
+            for count in ("3", "1"):
+                real.restart("--shards", count, *small)
+                found = [info for client in clients if (info := client.get("far"))]
+                assert [info.ticket for info in found] == tickets
+                tickets += [client.add(f"in {count}", delay=3600).ticket for client in clients]
+                assert len({*tickets}) == len(tickets)
+                tickets = tickets[: len(clients)]
+        assert owner.advance("k", 2) == 1
+        assert armed.result(timeout=PATIENCE_S).cause == "satisfied"
+    assert read_table(real.dir, "demo") == replace(
+        ShardTable("demo", 1, 1, 1), version=9, generation=3,
+        placements={name: Placement(name, (0,)) for name in names},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def begin(daemon_dir: Path, tmp_path: Path) -> Iterator[Callable[..., Deployment]]:
+    """A deployment of two shards, with or without journals."""
+    made: list[Deployment] = []
+
+    def begin(*, journal: bool = False, **changes: Any) -> Deployment:
+        kept = {"journal": str(tmp_path), **JOURNALLED} if journal else {}
+        config = Config("demo", **{**SMALL, **kept, **changes})
+        table = ShardTable("demo", 1, 1, 2)
+        names = (OWNED.decode(), "other", "a", "b", "c", "d")
+        for place in (*map(table.place, names), table.place(PARTS.decode(), 5)):
+            table = table.with_birth(place)
+        made.append(Deployment(daemon_dir, config, table))
+        made[-1].write(table)
+        return made[-1]
+
+    yield begin
+    for one in made:
+        for name in one.segments():
+            (segment.MOUNT / name).unlink(missing_ok=True)
+
+
+def names_of(one: Deployment) -> set[str]:
+    """The segments that ought to be there."""
+    arenas = [paths_in(one.directory, name) for name in one.table.daemons]
+    return {name[1:] for paths in arenas for name in (paths.arena, paths.private)}
+
+
+@pytest.mark.parametrize("journal", [False, True], ids=["memory", "journal"])
+def test_two_shards_become_three_and_one_though_starts_are_killed(
+    journal: bool, begin: Callable[..., Deployment], tmp_path: Path
+) -> None:
+    one, ledger, steps = begin(journal=journal), Ledger(3), 0
+    with one.opened(commit=True) as shards:
+        ledger.fill(shards)
+        ledger.operate(shards)
+    for count in (3, 1):
+        generation, nth = one.table.generation, 1
+        while one.killed_at(nth, count):
+            steps += 1
+            found = read_table(one.directory, "demo")
+            assert found is not None
+            if found.count == count and generation != found.generation:
+                generation, nth = found.generation, 0  # the switch: the rest is cleared away
+            nth += 1
+        one.divide(count)
+        assert one.table.count == count
+        assert one.segments() == names_of(one)
+        with one.opened(commit=True) as shards:
+            ledger.compare(shards)
+    print(f"killed at {steps} steps")
+    with one.opened(commit=True) as shards:
+        ledger.finish(shards)
+    folders = {path.name for path in tmp_path.iterdir() if path.is_dir()}
+    used = {"demo-1-0", "demo-1-1", "demo-3-0"}  # nobody wrote anything in the second generation
+    assert folders == (used if journal else set())
+
+
+@pytest.mark.parametrize("when", ["before", "after", "before and after"])
+def test_a_reboot_before_or_after_loses_nothing_that_is_in_the_journals(
+    when: str, begin: Callable[..., Deployment]
+) -> None:
+    one, ledger = begin(journal=True), Ledger(5)
+    with one.opened(commit=True) as shards:
+        ledger.fill(shards)
+        ledger.take(shards)
+    for count in (3, 2):
+        if "before" in when:
+            one.reboot()
+        one.divide(count)
+        if "after" in when:
+            one.reboot()
+        with one.opened(commit=True) as shards:
+            key = b"0 of %d" % count
+            ledger.arm(shards, b"a", key, FAR_NS)
+            shards.of(b"b", b"2:0").cancel(b"2:0", b"b")
+            ledger.owed = {t: due for t, due in ledger.owed.items() if due[:2] != (b"b", b"2:0")}
+            ledger.arm(shards, b"b", b"2:0", FAR_NS)
+            found = {info.ticket for core in shards.cores for info in core.scan()}
+            assert found == ledger.owed.keys()
+            shards.check()
+
+
+def test_the_same_number_changes_nothing(begin: Callable[..., Deployment]) -> None:
+    one = begin()
+    with one.opened() as shards:
+        Ledger(1).fill(shards)
+    before = one.all_there_is()
+    one.divide(2)
+    assert one.all_there_is() == before
+
+
+def test_shards_that_never_ran_are_divided_too(begin: Callable[..., Deployment]) -> None:
+    one = begin()
+    one.divide(3)
+    with one.opened() as shards:
+        assert [core.put(b"k", FAR_NS).ticket % 2**48 for core in shards.cores] == [1, 1, 1]
+
+
+def refused(one: Deployment, count: int) -> PurgatorydError:
+    """Why; what was there is there, and nothing else."""
+    before = one.all_there_is()
+    with pytest.raises(PurgatorydError) as caught:
+        one.divide(count)
+    one.divide(2)
+    assert one.all_there_is() == before
+    return caught.value
+
+
+def test_what_does_not_fit_is_named_and_nothing_is_changed(
+    begin: Callable[..., Deployment],
+) -> None:
+    one = begin()
+    plain = [p for p in one.table.placements.values() if p.partitions == 1]
+    names = {p.shards[0]: p.namespace.encode() for p in plain}
+    with one.opened() as shards:
+        for n in range(70):
+            for shard, core in enumerate(shards.cores):
+                core.put(b"%d" % n, FAR_NS, namespace=names[shard])
+    error = refused(one, 1)
+    assert isinstance(error, ArenaTooSmall)
+    assert (error.resource, error.asked, error.needed) == ("capacity of shard 0", 128, 140)
+    with one.opened() as shards:
+        assert sum(len(core.scan()) for core in shards.cores) == 140
+
+
+def test_what_cannot_be_divided_is_named(begin: Callable[..., Deployment]) -> None:
+    one = begin()
+    with one.opened() as shards:
+        elsewhere = 1 - one.table.place("a").shards[0]
+        shards.cores[elsewhere].put(b"k", FAR_NS, namespace=b"a")
+    error = refused(one, 3)
+    assert isinstance(error, Unplaceable)
+    assert (error.namespace, str(elsewhere) in error.reason) == ("a", True)
+
+
+def test_operations_in_a_divided_namespace_cannot_be_placed(
+    begin: Callable[..., Deployment],
+) -> None:
+    one = begin()
+    one.table = replace(one.table, placements={OWNED.decode(): Placement(OWNED.decode(), (0, 1))})
+    one.write(one.table)
+    with one.opened() as shards:
+        Ledger(1).operate(shards)
+    error = refused(one, 3)
+    assert isinstance(error, Unplaceable)
+    assert "operations" in error.reason
+
+
+def test_parked_timers_stay_with_the_journal_that_has_their_payloads(
+    begin: Callable[..., Deployment],
+) -> None:
+    one = begin(journal=True)
+    with one.opened(commit=True) as shards:
+        core = shards.of(b"a", b"")
+        core.set_namespace(b"a", park_beyond_ns=1)
+        assert core.put(b"k", FAR_NS, namespace=b"a").status == Status.PARKED
+    error = refused(one, 3)
+    assert isinstance(error, Unplaceable)
+    assert (error.namespace, "parked" in error.reason) == ("a", True)
+
+
+def test_parts_with_different_settings_cannot_meet(begin: Callable[..., Deployment]) -> None:
+    one = begin()
+    with one.opened() as shards:
+        for k, core in enumerate(shards.cores):
+            core.set_namespace(PARTS, quota_timers=5 + k)
+    error = refused(one, 3)
+    assert isinstance(error, Unplaceable)
+    assert error.namespace == PARTS.decode()
+
+
+def test_a_shard_that_still_runs_is_named(begin: Callable[..., Deployment]) -> None:
+    one = begin()
+    with (
+        name_lock(paths_in(one.directory, "demo-1-1")),
+        pytest.raises(AlreadyRunning) as caught,
+    ):
+        one.divide(3)
+    assert caught.value.name == "demo-1-1"
+
+
+def test_an_arena_of_another_shard_is_refused(begin: Callable[..., Deployment]) -> None:
+    one = begin()
+    with one.opened():
+        pass
+    opening = one.division().opening(one.table, 1)
+    wrong = replace(opening, config=replace(opening.config, shard=0))
+    with pytest.raises(ArenaMismatch) as caught:
+        open_arena(wrong)
+    assert (caught.value.field, caught.value.found) == ("shard", "1 of 2")
+
+
+def test_a_journal_of_a_later_generation_is_left_alone(begin: Callable[..., Deployment]) -> None:
+    """The routing table is an older one than the journals."""
+    one = begin(journal=True)
+    with one.opened(commit=True) as shards:
+        Ledger(1).fill(shards)
+    old = one.table
+    one.divide(3)
+    with one.opened(commit=True) as shards:
+        shards.cores[0].put(b"k", FAR_NS, namespace=b"_x")
+    one.write(old)
+    with pytest.raises(JournalMismatch) as caught:
+        one.divide(3)
+    assert caught.value.field == "generation"
+
+
+def test_namespaces_of_the_daemons_themselves_go_on(begin: Callable[..., Deployment]) -> None:
+    one = begin()
+    with one.opened() as shards:
+        for core in shards.cores:
+            core.put(b"told", 1, 1, namespace=b"_purgatoryd", topic=b"_events")
+            core.advance(10**9)
+    one.divide(1)
+    with one.opened() as shards:
+        [part] = shards.cores[0].publish_all()
+        assert (part.namespace, part.head.records) == ("_purgatoryd", 2)
