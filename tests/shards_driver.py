@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from purgatory_driver import ALL, SUM, Key, Mail, Owner, Purgatory, advance, put, watch
 
 from purgatoryd.shm_layout._core import ffi, lib
-from purgatoryd.shm_layout.arena import Arena, Handle
+from purgatoryd.shm_layout.arena import Arena
 from purgatoryd.shm_layout.gather import Route
 from purgatoryd.shm_layout.layout import Status, TimeKind
 
@@ -60,11 +59,9 @@ class Shards:
 
 def as_arena(core: Purgatory) -> Arena:
     """A core in private memory, for what takes an arena."""
-    view: Any = SimpleNamespace(
-        struct=core.a, header=core.header, session_rows=core.secret.sessions, _base=core._base
-    )
-    view.namespaces = lambda: Handle.namespaces(view)
-    return cast(Arena, view)
+    arena = Arena.__new__(Arena)  # without segments
+    arena._a, arena._base, arena._secret = core.a, core._base, core._secret
+    return arena
 
 
 def as_core(arena: Arena) -> Purgatory:
