@@ -116,10 +116,11 @@ def create_command(
     """Have NAMESPACE born, before anybody uses it.
 
     That is only needed for one with partitions: of the others, the first use is the birth. One
-    that is there already has to have as many. For administrators.
+    that is there already has to have as many. More than one needs a daemon that runs with --shards.
+    For administrators.
 
     \b
-    purgatoryd namespace create clicks --partitions 4
+    purgatoryd namespace create clicks
     """
     from purgatoryd.clients import Admin
 
