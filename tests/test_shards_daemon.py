@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import signal
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,13 @@ from purgatoryd.clients import (
     Client,
     DaemonError,
     MessageRefused,
+    Notice,
     Partitioned,
     PartitionedClient,
     Purgatory,
     PurgatorydError,
     ShardUnavailable,
+    SnapshotRequired,
     Status,
     Subscriber,
 )
@@ -328,3 +331,37 @@ def test_a_start_that_would_leave_timers_behind_is_refused(
 ) -> None:
     demo.stop()
     assert "shards" in refused(lambda: daemon("demo", *SMALL))
+
+
+def test_clients_live_through_another_number_of_shards(clicks: Daemon) -> None:
+    keys = [f"k{i}" for i in range(40)]
+    names = [one_in(clicks, 0), one_in(clicks, 1)]
+    with ExitStack() as stack:
+        timers = [stack.enter_context(Client("demo", namespace=name)) for name in names]
+        owners = [stack.enter_context(Purgatory("demo", namespace=name)) for name in names]
+        heard = [stack.enter_context(Subscriber("demo", namespace=name)) for name in names]
+        many = stack.enter_context(PartitionedClient("demo", namespace="clicks"))
+        all_heard = stack.enter_context(Subscriber("demo", namespace="clicks"))
+        assert many.add_many([(key, FAR) for key in keys]).ok
+        waits = [owner.watch("op", AllOf({"k": 1}), timeout=FAR) for owner in owners]
+        for one in timers:
+            one.add("kept", FAR)
+        clicks.restart("--shards", "3", *SMALL)
+        for one, owner, wait, notices in zip(timers, owners, waits, heard, strict=True):
+            assert one.get("kept", timeout=30) is not None
+            one.add("soon", delay=0, timeout=30)
+            assert next_of(notices).key == "soon"
+            assert owner.advance("k", 1) == 1
+            assert wait.result(timeout=30).cause == "satisfied"
+        assert all(many.get(key, timeout=30) is not None for key in keys)
+        many.add("new", delay=0, timeout=30)
+        assert next_of(all_heard).key == "new"
+
+
+def next_of(notices: Subscriber) -> Notice:
+    """The next notice, whatever else is said to be lost."""
+    while True:
+        with suppress(SnapshotRequired):
+            notice = notices.get(timeout=30)
+            assert notice is not None
+            return notice
