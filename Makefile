@@ -7,6 +7,7 @@ SECONDS ?= 60
 ROUNDS ?= 40
 VENV   := .venv
 BIN    := $(VENV)/bin
+CPUS   := $(shell nproc)
 
 CORE_C  := $(sort $(wildcard shm_layout/*.c))
 CORE_H  := $(sort $(wildcard shm_layout/*.h))
@@ -55,9 +56,15 @@ report: build ## ship and audit what make run left, with its ledgers, and make a
 
 test: test-c test-python ## C tests under ASan and UBSan, then all Python tests
 
-test-c: $(SAN_TESTS) $(SAN_FUZZ) ## C tests alone, with the corpus of every fuzz target
-	@for t in $(SAN_TESTS); do echo "$$t"; $$t || exit 1; done
-	@for t in $(SAN_FUZZ); do echo "$$t"; $$t tests/fuzz/corpus/$$(basename $$t)/* || exit 1; done
+test-c: ## C tests alone, with the corpus of every fuzz target; as many at once as there are CPUs
+	@$(MAKE) --no-print-directory --jobs=$(CPUS) --output-sync=target \
+		$(SAN_TESTS:%=%.run) $(SAN_FUZZ:%=%.run)
+
+.PHONY: $(SAN_TESTS:%=%.run) $(SAN_FUZZ:%=%.run)
+$(SAN_TESTS:%=%.run): build/sanitize/tests/%.run: build/sanitize/tests/%
+	@echo $< && $<
+$(SAN_FUZZ:%=%.run): build/sanitize/fuzz/%.run: build/sanitize/fuzz/%
+	@echo $< && $< tests/fuzz/corpus/$*/*
 
 # What is found stays in build/fuzz/corpus; a case that failed, in build/fuzz.
 fuzz: $(LIBFUZZER:%=%.run) build/fuzz/decoders.run ## look for inputs that break us: SECONDS=60 for each target, with clang

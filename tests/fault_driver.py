@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,17 +37,18 @@ class Fault:
     code: str
 
     def environment(self, shim: Path, nth: int, after: Path | None, log: Path) -> dict[str, str]:
-        """For a process whose `nth` call fails, counted once the path `after` exists."""
+        """For a process whose `nth` call fails, counted once the path `after` exists; 0 = none."""
         number = 0 if self.code == "KILL" else getattr(errno, self.code)
-        marker = {"FAULT_AFTER": str(after)} if after else {}
-        return marker | {
-            "LD_PRELOAD": str(shim), "FAULT_CALL": self.call, "FAULT_NTH": str(nth),
-            "FAULT_ERRNO": str(number), "FAULT_LOG": str(log),
-        }  # fmt: skip
+        found = {"LD_PRELOAD": str(shim), "FAULT_LOG": str(log)}
+        if after:
+            found["FAULT_AFTER"] = str(after)
+        if nth:
+            found |= {"FAULT_CALL": self.call, "FAULT_NTH": str(nth), "FAULT_ERRNO": str(number)}
+        return found
 
 
 class Victim:
-    """A daemon with a fault to come. It may end at any moment."""
+    """A daemon with a fault to come, if `nth` is not 0. It may end at any moment."""
 
     def __init__(
         self, directory: Path, args: tuple[str, ...], shim: Path, fault: Fault, nth: int,
@@ -80,7 +83,13 @@ class Victim:
     @property
     def hit(self) -> bool:
         """True once the call has failed."""
-        return self._log.exists()
+        return self.nth > 0 and self._log.exists()
+
+    @property
+    def calls(self) -> Counter[str]:
+        """How often each function was called, where none failed and the daemon has ended."""
+        lines = map(str.split, self._log.read_text().splitlines())
+        return Counter({name: int(count) for name, count in lines})
 
     @property
     def stderr(self) -> str:
@@ -100,9 +109,12 @@ class Victim:
             self.process.stdout.close()
 
 
-def numbers(hit: int, complete: bool) -> int:
-    """Which call fails after the `hit`th: all of them, or further and further apart."""
-    return hit + 1 if complete or hit < 3 else 2 * hit
+def numbers(calls: int, complete: bool) -> Iterator[int]:
+    """Which of so many calls fail: all of them, or further and further apart."""
+    nth = 1
+    while nth <= calls:
+        yield nth
+        nth = nth + 1 if complete or nth < 3 else 2 * nth
 
 
 COMPLETE = os.environ.get("CRASH_TEST") == "complete"

@@ -750,7 +750,7 @@ def scribble(core: Core, seed: int) -> None:
 
 
 TestCore = CoreMachine.TestCase
-TestCore.settings = effort(500, 5000)
+TestCore.settings = effort(200, 5000)
 
 
 # ---- by name ---------------------------------------------------------------------------------

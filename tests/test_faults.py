@@ -109,21 +109,28 @@ class Before:
             self.tickets = {ticket for _, ticket, _ in answer.results}
         real.kill()
         self._bytes = {n: path_of(n).read_bytes() for n in (real.paths.arena, real.paths.private)}
+        self._calls: dict[tuple[tuple[str, ...], Path | None], Counter[str]] = {}
         self.tally: Counter[str] = Counter()
 
     def victims(
         self, fault: Fault, shim: Path, args: tuple[str, ...], after: Path | None
     ) -> Iterator[Victim]:
-        """A daemon whose Nth call fails, for N = 1, 2 ... until it ends without the fault."""
-        nth = 1
-        while True:
+        """A daemon whose Nth call fails, for N = 1, 2 ...; the first time one without a fault.
+
+        That one tells how many calls there are.
+        """
+        if (args, after) not in self._calls:
+            self.again()
+            victim = Victim(self.directory, args, shim, fault, 0, after)
+            yield victim
+            self._calls[args, after] = victim.calls
+        for nth in numbers(self._calls[args, after][fault.call], COMPLETE):
             self.again()
             victim = Victim(self.directory, args, shim, fault, nth, after)
             yield victim
             if not victim.hit:
                 return
             self.tally[HOW.get(victim.process.returncode, "ended")] += 1
-            nth = numbers(nth, COMPLETE)
 
     @property
     def untouched(self) -> bool:
@@ -208,12 +215,12 @@ def known(paths: Paths) -> set[int]:
 @each(FAULTS + KILLS)
 def test_the_start(fault: Fault, before: Before, shim: Path) -> None:
     """From the lock on, with other sizes: attach, rebuild, birth, migration, sockets."""
-    victims = 0
+    hits = 0
     for victim in before.victims(fault, shim, OTHER_SIZES, before.paths.lock):
-        victims += 1
         ended_well(victim, fault, victim.end())
         recovered(before.paths, before.tickets)
-    assert victims > 1 or fault.call in LATER, "never called"
+        hits += victim.hit
+    assert hits > 0 or fault.call in LATER, "never called"
 
 
 @each([fault for fault in FAULTS if fault.call in IN_ANY_PROCESS])

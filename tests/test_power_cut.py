@@ -25,7 +25,7 @@ from guest_machine import cpio_end, cpio_entry, kernel, running
 from machine import needs
 
 ROOT = Path(__file__).resolve().parent.parent
-CUTS = int(os.environ.get("POWER_CUTS", "2"))
+CUTS = int(os.environ.get("POWER_CUTS", "1"))
 DISK_BYTES = 1 << 28
 MODULES = ("virtio_pci", "virtio_blk")
 SECTOR = 512

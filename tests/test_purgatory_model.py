@@ -711,5 +711,5 @@ def scribble_watches(core: Purgatory, junk: Callable[[], int]) -> None:
         op.in_inbox = junk() & 1
 
 
-PurgatoryMachine.TestCase.settings = effort(300, 5000)
+PurgatoryMachine.TestCase.settings = effort(150, 5000)
 TestPurgatory = PurgatoryMachine.TestCase

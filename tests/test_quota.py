@@ -665,4 +665,4 @@ class Accounting(RuleBasedStateMachine):
 
 
 TestAccounting = Accounting.TestCase
-TestAccounting.settings = effort(200, 3000)
+TestAccounting.settings = effort(100, 3000)

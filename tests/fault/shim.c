@@ -1,10 +1,11 @@
 /* shim.c - fails, or kills at, the Nth call of one libc function: LD_PRELOAD it.
  *
- * FAULT_CALL    the function's name
+ * FAULT_CALL    the function's name; unset = none fails, and all calls are counted
  * FAULT_NTH     which call fails, from 1 on
  * FAULT_ERRNO   its errno as a number; 0 = the process is killed at the call
  * FAULT_AFTER   a path: calls are counted once it exists; unset = from the beginning
- * FAULT_LOG     a file to which "NAME NTH" is written when the call fails
+ * FAULT_LOG     a file to which "NAME NTH" is written when the call fails; where none does,
+ *               "NAME CALLS" for each function at the end of the process
  *
  * Only calls that other libraries make are seen, not those inside libc.  Nothing here
  * allocates or uses a function that it stands for. */
@@ -19,6 +20,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -28,7 +30,14 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static _Atomic long counted;
+/* How often a function was called. */
+struct calls {
+    const char *name;
+    _Atomic long count;
+    struct calls *next;           /* another one that was called */
+};
+
+static struct calls *_Atomic called;
 static _Atomic bool begun;
 
 static bool counting(void)
@@ -42,34 +51,49 @@ static bool counting(void)
     return true;
 }
 
-static void tell(const char *name, const char *nth)
+static void tell(const char *name, long number)
 {
     const char *log = getenv("FAULT_LOG");
     char line[128];
-    const size_t a = strlen(name), b = strlen(nth);
-    if (log == NULL || a + b + 2 > sizeof line)
+    if (log == NULL)
         return;
-    memcpy(line, name, a);
-    line[a] = ' ';
-    memcpy(line + a + 1, nth, b);
-    line[a + b + 1] = '\n';
+    const int bytes = snprintf(line, sizeof line, "%s %ld\n", name, number);
     const long fd = syscall(SYS_openat, AT_FDCWD, log, O_WRONLY | O_CREAT | O_APPEND, 0600);
-    syscall(SYS_write, fd, line, a + b + 2);
+    syscall(SYS_write, fd, line, bytes);
     syscall(SYS_close, fd);
 }
 
+/* Counts the call, from the first one on in the list of those that were called. */
+static long call_count(struct calls *c)
+{
+    const long n = atomic_fetch_add(&c->count, 1) + 1;
+    if (n == 1) {
+        c->next = atomic_load(&called);
+        while (!atomic_compare_exchange_weak(&called, &c->next, c))
+            continue;
+    }
+    return n;
+}
+
+__attribute__((destructor)) static void calls_tell(void)
+{
+    for (struct calls *c = atomic_load(&called); c != NULL && getenv("FAULT_CALL") == NULL;
+         c = c->next)
+        tell(c->name, atomic_load(&c->count));
+}
+
 /* The errno to fail with; 0 = go on. */
-static int fault(const char *name)
+static int fault(struct calls *c)
 {
     const int before = errno;
     const char *call = getenv("FAULT_CALL"), *nth = getenv("FAULT_NTH");
     const char *code = getenv("FAULT_ERRNO");
-    if (call == NULL || nth == NULL || code == NULL || strcmp(call, name) != 0 || !counting() ||
-        atomic_fetch_add(&counted, 1) + 1 != atol(nth)) {
-        errno = before;
+    const bool meant = (call == NULL || strcmp(call, c->name) == 0) && counting();
+    const long n = meant ? call_count(c) : 0;
+    errno = before;
+    if (call == NULL || nth == NULL || code == NULL || n == 0 || n != atol(nth))
         return 0;
-    }
-    tell(name, nth);
+    tell(c->name, n);
     if (atoi(code) == 0)
         syscall(SYS_kill, getpid(), SIGKILL);
     return atoi(code);
@@ -80,7 +104,8 @@ static int fault(const char *name)
     type name parameters                                                                         \
     {                                                                                            \
         static type(*next) parameters;                                                           \
-        const int error = fault(#name);                                                          \
+        static struct calls calls = {#name, 0, NULL};                                            \
+        const int error = fault(&calls);                                                         \
         if (error != 0) {                                                                        \
             errno = error;                                                                       \
             return failed;                                                                       \
@@ -99,7 +124,8 @@ void *__libc_realloc(void *, size_t);
 #define ALLOCATE(name, parameters, arguments)                                                    \
     void *name parameters                                                                        \
     {                                                                                            \
-        const int error = fault(#name);                                                          \
+        static struct calls calls = {#name, 0, NULL};                                            \
+        const int error = fault(&calls);                                                         \
         if (error == 0)                                                                          \
             return __libc_##name arguments;                                                      \
         errno = error;                                                                           \
@@ -123,7 +149,8 @@ WRAP(void *, mmap64, MAP_FAILED,
     int name(int fd, offset_type offset, offset_type size)                                       \
     {                                                                                            \
         static int (*next)(int, offset_type, offset_type);                                       \
-        const int error = fault(#name);                                                          \
+        static struct calls calls = {#name, 0, NULL};                                            \
+        const int error = fault(&calls);                                                         \
         if (error != 0)                                                                          \
             return error;                                                                        \
         if (next == NULL)                                                                        \
@@ -139,11 +166,12 @@ FALLOCATE(posix_fallocate64, off64_t)
     int name(const char *path, int flags, ...)                                                   \
     {                                                                                            \
         static int (*next)(const char *, int, ...);                                              \
+        static struct calls calls = {#name, 0, NULL};                                            \
         va_list rest;                                                                            \
         va_start(rest, flags);                                                                   \
         const mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, mode_t) : 0;            \
         va_end(rest);                                                                            \
-        const int error = fault(#name);                                                          \
+        const int error = fault(&calls);                                                         \
         if (error != 0) {                                                                        \
             errno = error;                                                                       \
             return -1;                                                                           \
@@ -159,11 +187,12 @@ OPEN(open64)
 int openat(int directory, const char *path, int flags, ...)
 {
     static int (*next)(int, const char *, int, ...);
+    static struct calls calls = {"openat", 0, NULL};
     va_list rest;
     va_start(rest, flags);
     const mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, mode_t) : 0;
     va_end(rest);
-    const int error = fault("openat");
+    const int error = fault(&calls);
     if (error != 0) {
         errno = error;
         return -1;
@@ -216,7 +245,8 @@ int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*
                    void *argument)
 {
     static int (*next)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
-    const int error = fault("pthread_create");
+    static struct calls calls = {"pthread_create", 0, NULL};
+    const int error = fault(&calls);
     if (error != 0)
         return error;
     if (next == NULL)
