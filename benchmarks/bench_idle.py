@@ -122,12 +122,13 @@ def at_work(pid: int, per_s: int, seconds: float, *, cancel: bool) -> dict[str, 
             if cancel:
                 client.cancel_many(keys)
             time.sleep(max(0.0, before.at_s + (number + 1) / BATCHES_PER_S - time.monotonic()))
+        armed_s = time.monotonic() - before.at_s
         time.sleep(0 if cancel else 2 * DUE_S)
         after = used(pid)
     timers = int(seconds * BATCHES_PER_S) * batch
     return {
         "timers": timers,
-        "timers_per_s": round(timers / (after.at_s - before.at_s)),
+        "timers_per_s": round(timers / armed_s),
         "cpu_ms_per_100k": round((after.cpu_ns - before.cpu_ns) / timers / 10, 1),
     }
 
