@@ -17,7 +17,7 @@ from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import ArenaError, BadPath
 from purgatoryd.shm_layout.health import FROZEN_NS, Condition, Health, Watch
 from purgatoryd.shm_layout.layout import ClockKind
-from purgatoryd.shm_layout.metrics import Histogram, Metrics, read_metrics
+from purgatoryd.shm_layout.metrics import SINCE_START, Histogram, Metrics, read_metrics
 from purgatoryd.shm_layout.occupancy import Fill, Level
 from purgatoryd.shm_layout.paths import Paths, arena_paths
 from purgatoryd.shm_layout.segment import Segment
@@ -83,7 +83,8 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A daemon at one moment. Rates are per second, since the view before."""
+    """A daemon at one moment. Rates are per second, since the view before; of messages and
+    wake-ups, which the daemon tells once a second, over the last WINDOW_NS."""
 
     name: str
     health: Health
@@ -188,7 +189,7 @@ class Sampler:
             armed=int(now.metrics.gauges["live"]),
             due=occupancy.due(self._reader),
             next_in_ns=_until(int(header.next_deadline_ns), arena_ns),
-            rates={name: _rate(fields, before, now) for name, fields in RATES.items()},
+            rates={name: self._rate(of, before, now) for name, of in RATES.items()},
             refused=_refused(before, now),
             times=self._times(now),
             fills=[
@@ -200,6 +201,12 @@ class Sampler:
             namespaces=_shares(now.metrics),
             slowest=None if clients is None else clients[:SLOW_CLIENTS],
         )
+
+    def _rate(self, counters: tuple[str, ...], before: _Moment, now: _Moment) -> float:
+        """Since the view before; of counters that the daemon stores once a second, since the first
+        moment of the window: between two views they stand still, or leap."""
+        seldom = not SINCE_START.isdisjoint(counters)
+        return _rate(counters, self._moments[0] if seldom else before, now)
 
     def _times(self, now: _Moment) -> dict[str, Spread]:
         older = self._moments[0].metrics.histograms
@@ -228,10 +235,10 @@ def _until(due_ns: int, now_ns: int) -> int | None:
     return None if due_ns == 2**63 - 1 else due_ns - now_ns
 
 
-def _rate(fields: tuple[str, ...], before: _Moment, now: _Moment) -> float:
+def _rate(counters: tuple[str, ...], before: _Moment, now: _Moment) -> float:
     """Per second. A restart begins anew: counters that fell say nothing."""
     seconds = (now.at_ns - before.at_ns) / 1e9
-    more = sum(now.metrics.counters[f] - before.metrics.counters[f] for f in fields)
+    more = sum(now.metrics.counters[one] - before.metrics.counters[one] for one in counters)
     return max(0.0, more / seconds) if seconds else 0.0
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -21,7 +22,7 @@ from test_purgatory_daemon import Raw, trigger, watch
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
-from purgatoryd.cli.view import Sampler, View
+from purgatoryd.cli.view import Sampler, View, _Moment
 from purgatoryd.clients import Admin, Client
 from purgatoryd.shm_layout import health
 from purgatoryd.shm_layout.arena import Handle
@@ -120,6 +121,25 @@ def test_rates_are_of_what_came_since_the_view_before(sampler: Sampler) -> None:
         client.add_many([(f"more{i}", 60.0) for i in range(2000)])
         refused = sampler.take().refused
     assert set(refused) == {"full"}
+
+
+def test_what_is_told_once_a_second_is_rated_over_the_window(
+    sampler: Sampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = sampler._moment()
+
+    def moment(number: int) -> _Moment:
+        """Half a second after the one before; 100 wake-ups and as many advances per second."""
+        counters = first.metrics.counters | {"wakeups": number // 2 * 100, "advances": number * 50}
+        metrics = replace(first.metrics, counters=counters)
+        return _Moment(number * S // 2, first.epoch, metrics)
+
+    moments = map(moment, range(60))
+    monkeypatch.setattr(sampler, "_moment", lambda: next(moments))
+    rates = [sampler.take().rates for _ in range(60)]
+    assert [one["advances"] for one in rates[1:]] == [100] * 59
+    assert all(80 <= one["wake-ups"] <= 120 for one in rates[10:])
+    assert rates[20]["wake-ups"] == rates[58]["wake-ups"] == 100
 
 
 def test_lateness_is_of_the_last_seconds(sampler: Sampler) -> None:
