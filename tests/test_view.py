@@ -130,8 +130,8 @@ def test_what_is_told_once_a_second_is_rated_over_the_window(
 
     def moment(number: int) -> _Moment:
         """Half a second after the one before; 100 wake-ups and as many advances per second."""
-        counters = first.metrics.counters | {"wakeups": number // 2 * 100, "advances": number * 50}
-        metrics = replace(first.metrics, counters=counters)
+        made = {"wakeups": number // 2 * 100, "advances": number * 50}
+        metrics = replace(first.metrics, counters={**first.metrics.counters, **made})
         return _Moment(number * S // 2, first.epoch, metrics)
 
     moments = map(moment, range(60))
