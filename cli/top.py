@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
@@ -52,8 +51,8 @@ def top_command(name: str, interval_ns: int, once: bool, frozen_ns: int, as_json
 
     Reads the shared memory and does not trouble the daemon, so it also works while that hangs, and
     says so. Keys and payloads are not shown; slow clients only to root and the daemon's user. It
-    goes on until it is interrupted. Of a deployment it
-    shows the shard that is named: `purgatoryd status` lists them.
+    goes on until it is interrupted; where an arena has gone, its name is looked for again. Of a
+    deployment it shows the shard that is named: `purgatoryd status` lists them.
     """
     from purgatoryd.cli.view import Sampler
 
@@ -62,8 +61,7 @@ def top_command(name: str, interval_ns: int, once: bool, frozen_ns: int, as_json
         if once:
             show(one_interval(sampler, interval_s), as_json)
         elif as_json:
-            for view in views(sampler, interval_s):
-                show(view, as_json)
+            stream(sampler, interval_s)
         else:
             live(sampler, interval_s)
 
@@ -77,10 +75,13 @@ def one_interval(sampler: Sampler, interval_s: float) -> View:
     return sampler.take()
 
 
-def views(sampler: Sampler, interval_s: float) -> Iterator[View]:
-    """One after the other, for ever."""
+def stream(sampler: Sampler, interval_s: float) -> None:
+    """Prints views in JSON until it is interrupted, or the reason why there is none."""
     while True:
-        yield sampler.take()
+        try:
+            show(sampler.take(), as_json=True)
+        except PurgatorydError as error:
+            emit({"error": str(error)}, "", as_json=True)
         time.sleep(interval_s)
 
 
@@ -140,7 +141,8 @@ def headline(view: View) -> Text:
     line.append(f" {view.name}", "bold")
     if health.why:
         line.append(f", because of {', '.join(health.why.names)}", colour)
-    line.append(f"  process {health.pid} for {units.format_duration(view.state_ns)}, loop moved ")
+    who = f"process {health.pid}" if health.pid else health.condition
+    line.append(f"  {who} for {units.format_duration(view.state_ns)}, loop moved ")
     line.append(f"{units.format_duration(health.still_ns)} ago")
     if health.overdue_ns:
         line.append(f", overdue by {units.format_duration(health.overdue_ns)}", "red")

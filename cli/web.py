@@ -7,8 +7,7 @@ import base64
 import hashlib
 import re
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import closing, suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +22,11 @@ from purgatoryd.pipeline.extras import need
 from purgatoryd.shm_layout.errors import PurgatorydError
 
 if TYPE_CHECKING:
+    from socket import socket
+
     from starlette.applications import Starlette
     from starlette.types import ASGIApp, Receive, Scope, Send
+    from uvicorn import Server
 
     from purgatoryd.cli.view import Sampler, View
 
@@ -76,10 +78,26 @@ def web_command(name: str, listen: str, path: Path | None, frozen_ns: int, as_js
     ):
         address = where(listening)
         emit({"listening": address}, f"listening on {address}", as_json)
+        past = Past(sampler)
         settings = uvicorn.Config(
-            site(sampler), access_log=False, log_level="warning", server_header=False
+            site(past), access_log=False, log_level="warning", server_header=False
         )
-        uvicorn.Server(settings).run([listening])
+        asyncio.run(serve(past, uvicorn.Server(settings), listening))
+
+
+async def serve(past: Past, server: Server, listening: socket) -> None:
+    """Answers until a signal comes. What ends the views ends the server, too, and is raised: it
+    would give the last one for ever."""
+
+    def stop(_: object) -> None:
+        server.should_exit = True
+
+    past.look()
+    watching = asyncio.create_task(past.watch())
+    watching.add_done_callback(stop)
+    await server.serve([listening])
+    if watching.done():
+        watching.result()
 
 
 class Past:
@@ -116,7 +134,7 @@ def line(view: View) -> dict[str, float]:
     return drawn | {"p50_ns": late.p50_ns, "p99_ns": late.p99_ns}
 
 
-def site(sampler: Sampler) -> Starlette:
+def site(past: Past) -> Starlette:
     """The page, and what it asks for again and again."""
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
@@ -124,15 +142,8 @@ def site(sampler: Sampler) -> Starlette:
     from starlette.responses import HTMLResponse, JSONResponse, Response
     from starlette.routing import Route
 
-    past, text = Past(sampler), page()
+    text = page()
     headers = HEADERS | {"Content-Security-Policy": policy(text)}
-
-    @asynccontextmanager
-    async def watching(_: Starlette) -> AsyncIterator[None]:
-        past.look()
-        task = asyncio.create_task(past.watch())
-        yield
-        task.cancel()
 
     async def give_page(_: Request) -> Response:
         return HTMLResponse(text, headers=headers)
@@ -143,7 +154,6 @@ def site(sampler: Sampler) -> Starlette:
     return Starlette(
         routes=[Route("/", give_page), Route("/view.json", give_view)],
         middleware=[Middleware(OnlyHere)],
-        lifespan=watching,
     )
 
 

@@ -261,6 +261,28 @@ def test_views_in_json_go_on(demo: Daemon) -> None:
     assert [view["condition"] for view in views] == ["ready"] * 2
 
 
+def test_views_in_json_outlive_the_arena(demo: Daemon) -> None:
+    command = [sys.executable, "-m", "purgatoryd.cli", "top", "--name", "demo", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=demo.env) as process:
+        assert process.stdout is not None
+        told = map(json.loads, process.stdout)
+        assert next(told)["condition"] == "ready"
+        demo.stop()
+        remove_segments(demo.paths)
+        assert "demo" in next(view for view in told if "error" in view)["error"]
+        demo.start()
+        assert next(view for view in told if "error" not in view)["condition"] == "ready"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == Exit.DONE
+
+
+def test_a_stopped_daemon_has_no_process(demo: Daemon) -> None:
+    demo.stop()
+    shown = top()
+    assert "stopped for " in shown
+    assert "process 0" not in shown
+
+
 def test_the_terminal_is_drawn_until_it_is_interrupted(demo: Daemon) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "purgatoryd.cli", "top", "--name", "demo"]

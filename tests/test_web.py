@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import stat
 import subprocess
@@ -25,6 +26,7 @@ from real_daemon import PATIENCE_S, Daemon, eventually
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
 from purgatoryd.cli.listening import called_here, on_port, where
+from purgatoryd.cli.view import Sampler, View
 from purgatoryd.cli.web import page, policy
 from purgatoryd.clients import Client
 from purgatoryd.shm_layout.errors import InvalidArgument
@@ -187,6 +189,19 @@ def test_a_daemon_that_ends_is_still_shown(demo: Daemon, web: Web) -> None:
     assert eventually(lambda: "error" in view(web))
 
 
+def test_what_ends_the_views_ends_the_server(demo: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    views = [Sampler.take]
+
+    def take(sampler: Sampler) -> View:
+        if not views:
+            raise ZeroDivisionError
+        return views.pop()(sampler)
+
+    monkeypatch.setattr(Sampler, "take", take)
+    done = CliRunner().invoke(app, ["web", "--name", "demo", "--listen", "127.0.0.1:0"])
+    assert isinstance(done.exception, ZeroDivisionError)
+
+
 def test_the_page_needs_nothing_but_itself() -> None:
     used = re.findall(r'(?:src|href|url)\s*[=(]\s*"?([^")\s>]+)', page())
     assert {one.split(":")[0] for one in used} <= {"data"}
@@ -257,3 +272,18 @@ def test_a_browser_says_that_the_daemon_was_killed(shown: Page, demo: Daemon) ->
     demo.kill()
     shown.wait_for_selector("#condition:text-is('killed')")
     assert "The daemon was killed" in (shown.text_content("#alarm") or "")
+
+
+def test_a_browser_shows_the_past_as_past(browser: Browser, web: Web) -> None:
+    with closing(browser.new_page()) as page:
+        page.set_default_timeout(PATIENCE_S * 1000)
+        page.goto(web.address)
+        page.wait_for_selector("body:not(.past) #condition:text-is('ready')")
+        os.kill(web.process.pid, signal.SIGSTOP)
+        try:
+            page.wait_for_selector(".past #condition:text-is('unknown')")
+            assert "does not answer" in (page.text_content("#alarm") or "")
+            assert page.text_content("#told") == ""
+        finally:
+            os.kill(web.process.pid, signal.SIGCONT)
+        page.wait_for_selector("body:not(.past) #condition:text-is('ready')")
