@@ -124,7 +124,7 @@ class Book:
         self._kick = kick  # wakes whoever calls work()
         self._armed: dict[int, Operation] = {}
         self._expected = 0  # watches whose answer is not here
-        self._orphans: dict[int, RawOutcome] = {}  # ended before their watch's answer was here
+        self._orphans: dict[int, RawOutcome] = {}  # came before their watch's answer
         self._news: deque[Callable[[], None]] = deque()
         self._acks: list[tuple[int, int, int]] = []
         self._true: deque[tuple[Operation, int]] = deque()
@@ -155,46 +155,45 @@ class Book:
         if error is not None:
             self._add(lambda: operation._end(None, error))
         elif raw is not None:
-            self._end(operation, raw)
+            self._tell(operation, raw)
 
     def _bind(self, operation: Operation, ticket: int) -> RawOutcome | None:
+        """What came of it already, an outcome or a CHECK."""
         operation.ticket = ticket
         raw = self._orphans.pop(ticket, None)
-        if raw is None:
+        if raw is None or raw.cause == 0:
             self._armed[ticket] = operation
         return raw
 
     def take(self, outcomes: list[RawOutcome]) -> None:
         """Outcomes and CHECKs that came; a repeated one is only acknowledged again."""
         for raw in outcomes:
-            if raw.cause == 0:
-                self._check(raw)
-            else:
+            if raw.cause != 0:
                 self._acks.append((raw.ticket, 0, raw.slot))
-                self._outcome(raw)
+            self._match(raw)
         self._kick()
 
-    def _outcome(self, raw: RawOutcome) -> None:
+    def _match(self, raw: RawOutcome) -> None:
         with self._mutex:
-            operation = self._armed.pop(raw.ticket, None)
+            operation = self._armed.get(raw.ticket)
             if operation is None and self._expected:
                 self._remember(raw)
+            elif raw.cause != 0:
+                self._armed.pop(raw.ticket, None)
         if operation is not None:
-            self._end(operation, raw)
+            self._tell(operation, raw)
 
     def _remember(self, raw: RawOutcome) -> None:
+        """A CHECK too: it is sent again only to an owner that acknowledges nothing at all."""
         if len(self._orphans) >= _ORPHANS_MAX:
             del self._orphans[next(iter(self._orphans))]
         self._orphans[raw.ticket] = raw._replace(payload=b"")
 
-    def _end(self, operation: Operation, raw: RawOutcome) -> None:
-        self._add(lambda: operation._told(raw))
-
-    def _check(self, raw: RawOutcome) -> None:
-        operation = self._armed.get(raw.ticket)
-        if operation is None:
-            return  # its watch's answer is on the way; the CHECK comes again
-        self._add(lambda: self._answer(operation, raw))
+    def _tell(self, operation: Operation, raw: RawOutcome) -> None:
+        if raw.cause == 0:
+            self._add(lambda: self._answer(operation, raw))
+        else:
+            self._add(lambda: operation._told(raw))
 
     def _answer(self, operation: Operation, raw: RawOutcome) -> None:
         if operation.done:
