@@ -37,6 +37,7 @@ from purgatoryd.shm_layout.shards import (
     Placement,
     ShardTable,
     read_table,
+    refuse_shard_name,
     write_table,
 )
 
@@ -54,10 +55,11 @@ Command = Callable[[ShardTable, int], Sequence[str]]
 def serve_shards(config: Config, command: Command) -> int:
     """Runs a deployment until SIGTERM, SIGINT or the STOP command; returns the exit code.
 
-    Prints one line that begins with "ready" once clients can reach all shards. Raises StartError,
-    TableBroken, what settle() raises, and ShardFailed if a shard does not start.
+    Prints one line that begins with "ready" once clients can reach all shards. Raises InvalidName,
+    StartError, TableBroken, what settle() raises, and ShardFailed if a shard does not start.
     """
     log.set_up(config.log_level, name=config.name)
+    refuse_shard_name(config.name)
     with system_failures():
         paths, access = daemon_paths(config.name), Access.of(config)
         with name_lock(paths), signals() as wake_fd, zmq.Context() as context:

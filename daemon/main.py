@@ -31,7 +31,7 @@ from purgatoryd.shm_layout.arena import Arena, boot_id
 from purgatoryd.shm_layout.errors import AlreadyRunning, BadPath, InvalidSetting, SystemFailure
 from purgatoryd.shm_layout.layout import ArenaState
 from purgatoryd.shm_layout.paths import Paths, daemon_paths
-from purgatoryd.shm_layout.shards import read_table
+from purgatoryd.shm_layout.shards import read_table, refuse_shard_name
 
 LOCK_MODE = 0o600
 
@@ -47,8 +47,8 @@ def serve(
     `import_path`: an export file to begin with. `force_journal`: what a damaged journal holds
     before the damage is enough. `reread`: the settings as they are written down now, for SIGHUP.
 
-    Prints one line that begins with "ready" once clients can reach it. Raises StartError
-    or ArenaError if it cannot start; an arena that was there is as it was. Raises
+    Prints one line that begins with "ready" once clients can reach it. Raises StartError,
+    ArenaError or InvalidName if it cannot start; an arena that was there is as it was. Raises
     SystemFailure, at the start or later, if the machine has no more memory, files or room.
     """
     log.set_up(config.log_level, name=config.name)
@@ -96,6 +96,7 @@ def _refuse_divided(config: Config, paths: Paths) -> None:
     """A daemon alone would not see the timers that shards of its name hold."""
     if config.shard >= 0:
         return
+    refuse_shard_name(config.name)
     home = Path(config.journal) if config.journal else paths.directory
     table = read_table(home, config.name) or read_table(paths.directory, config.name)
     if table is not None:

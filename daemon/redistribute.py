@@ -286,13 +286,19 @@ def _used(journal: Path) -> bool:
 
 def _clear_generation(division: Division, table: ShardTable) -> None:
     for opening in _all_openings(division, table):
-        if segment.exists(opening.paths.arena):
-            division.step(f"clearing {opening.config.name} away")
-        _clear_files(opening.paths)
-        remove_arena(opening.paths)
-        if opening.journal is not None and opening.journal.exists() and not _used(opening.journal):
-            division.step(f"clearing the journal of {opening.config.name} away")
-            shutil.rmtree(opening.journal)
+        with name_lock(opening.paths):
+            _clear_daemon(division, opening)
+
+
+def _clear_daemon(division: Division, opening: Opening) -> None:
+    """The caller holds its lock."""
+    if segment.exists(opening.paths.arena):
+        division.step(f"clearing {opening.config.name} away")
+    remove_arena(opening.paths)
+    if opening.journal is not None and opening.journal.exists() and not _used(opening.journal):
+        division.step(f"clearing the journal of {opening.config.name} away")
+        shutil.rmtree(opening.journal)
+    _clear_files(opening.paths)
 
 
 def _clear_files(paths: Paths) -> None:

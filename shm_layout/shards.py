@@ -11,20 +11,40 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from purgatoryd.shm_layout._core import lib
-from purgatoryd.shm_layout.errors import TableBroken
+from purgatoryd.shm_layout.errors import InvalidName, TableBroken
 from purgatoryd.shm_layout.files import write_durably
-from purgatoryd.shm_layout.paths import SHARDS_MAX
+from purgatoryd.shm_layout.paths import NAME_BYTES_MAX, SHARDS_MAX
 
 SCHEMA = 1
 PARTITIONS_MAX = 1024
 MODE = 0o640
 """Clients of the group read it, as they reach the sockets beside it."""
+
+_DAEMON = re.compile(r"(.+)-[0-9]+-[0-9]+")
+"""What ShardTable.daemon() makes."""
+
+
+def deployment_of(daemon: str) -> str | None:
+    """The deployment whose shard has this name; None for a name that no shard has."""
+    found = _DAEMON.fullmatch(daemon)
+    return found[1] if found else None
+
+
+def refuse_shard_name(name: str) -> None:
+    """Names of shards are the deployments' own, which remove what they left under them.
+
+    Raises InvalidName.
+    """
+    if deployment_of(name) is not None:
+        reason = "ends in -N-N, as only names of shards do"
+        raise InvalidName("daemon", name, reason, len(name), NAME_BYTES_MAX)
 
 
 @dataclass(frozen=True)

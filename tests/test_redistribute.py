@@ -19,7 +19,7 @@ from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.journal import locked
 from purgatoryd.daemon.main import name_lock
 from purgatoryd.daemon.redistribute import Division, settle
-from purgatoryd.daemon.store import journal_end, open_arena
+from purgatoryd.daemon.store import Opening, journal_end, open_arena
 from purgatoryd.shm_layout import segment
 from purgatoryd.shm_layout.arena import Arena
 from purgatoryd.shm_layout.errors import (
@@ -338,6 +338,23 @@ def test_a_shard_that_still_runs_is_named(begin: Callable[..., Deployment]) -> N
     ):
         one.divide(3)
     assert caught.value.name == "demo-1-1"
+
+
+@pytest.mark.parametrize("name", ["demo-0-5", "demo-2-5"])
+def test_what_a_running_daemon_has_is_not_cleared_away(
+    name: str, begin: Callable[..., Deployment]
+) -> None:
+    one = begin()
+    paths = paths_in(one.directory, name)
+    config = replace(one.config, name=name)
+    arena = open_arena(Opening(config, paths))
+    arena.close()
+    before = one.segments()
+    with name_lock(paths), pytest.raises(AlreadyRunning):
+        one.divide(2)
+    assert one.segments() == before
+    one.divide(2)
+    assert one.segments() == set()
 
 
 def test_an_arena_of_another_shard_is_refused(begin: Callable[..., Deployment]) -> None:

@@ -24,12 +24,14 @@ from purgatoryd.clients.route import FAILURES, PAUSE_NS, Breaker
 from purgatoryd.daemon import deployment, shard
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.deployment import Registry
+from purgatoryd.daemon.main import serve
 from purgatoryd.daemon.shard import ENDS_MAX, MOVES, Shard, State
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.errors import (
     AloneBefore,
     DaemonError,
+    InvalidName,
     InvalidSetting,
     ShardUnavailable,
     TableBroken,
@@ -39,7 +41,9 @@ from purgatoryd.shm_layout.paths import paths_in
 from purgatoryd.shm_layout.shards import (
     Placement,
     ShardTable,
+    deployment_of,
     read_table,
+    refuse_shard_name,
     table_path,
     write_table,
 )
@@ -97,6 +101,20 @@ def test_a_namespace_stays_where_it_was_born() -> None:
     assert "new" not in TABLE.placements
     assert born.namespaces_of(2) == ["shop", *(["new"] if elsewhere == 2 else [])]
     assert born.daemons == ["demo-2-0", "demo-2-1", "demo-2-2", "demo-2-3"]
+
+
+@pytest.mark.parametrize("name", ["demo", "demo-1", "1-0", "demo-1-a", "demo-1-0-x"])
+def test_other_names_are_free(name: str) -> None:
+    refuse_shard_name(name)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_the_name_of_a_shard_is_no_other_daemons(count: int) -> None:
+    name = TABLE.daemon(1)
+    assert deployment_of(name) == "demo"
+    config = Config(name=name, shards=count)
+    with pytest.raises(InvalidName, match="only names of shards"):
+        deployment.serve_shards(config, lambda *_: []) if count else serve(config)
 
 
 def test_namespaces_and_partitions_spread() -> None:
