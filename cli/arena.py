@@ -206,6 +206,7 @@ def human(field: str, value: Any) -> str:
 
 def gather(reader: Reader) -> dict[str, Any]:
     """The reader's figures, and what follows from them."""
+    from purgatoryd.shm_layout.arena import NONE_NS
     from purgatoryd.shm_layout.metrics import read_metrics
 
     figures = reader.stats()
@@ -219,7 +220,7 @@ def gather(reader: Reader) -> dict[str, Any]:
         "late_p99_ns": late.quantile(0.99),
         "late_max_ns": late.max_ns,
         "heartbeat_age_ns": time.clock_gettime_ns(time.CLOCK_BOOTTIME) - heartbeat_ns,
-        "next_in_ns": None if armed_ns == 2**63 - 1 else armed_ns - now_ns(reader),
+        "next_in_ns": None if armed_ns == NONE_NS else armed_ns - now_ns(reader),
         "namespaces": [
             {"namespace": n.name, "live": n.live, "blob_bytes": n.bytes}
             for n in reader.namespaces().values()

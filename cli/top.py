@@ -231,13 +231,13 @@ def clients(view: View) -> RenderableType:
     """Those who have most to acknowledge."""
     if view.slowest is None:
         return "[dim]for root and the daemon's user only"
-    table = columns("left", "right", "right", "right")
-    table.add_row("", "[dim]to acknowledge", "[dim]oldest", "[dim]silent")
+    table = columns("left", "right", "right", "right", "right")
+    table.add_row("", "[dim]under way", "[dim]to acknowledge", "[dim]oldest", "[dim]silent")
     for one in view.slowest:
         oldest = units.format_duration(one.oldest_ns) if one.oldest_ns else "-"
         table.add_row(
-            f"process {one.pid}, uid {one.uid}", f"{one.unacknowledged:,}", oldest,
-            units.format_duration(one.silent_ns),
+            f"process {one.pid}, uid {one.uid}", f"{one.in_flight:,}", f"{one.unacknowledged:,}",
+            oldest, units.format_duration(one.silent_ns),
         )  # fmt: skip
     return table
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from purgatoryd.cli.status import record as health_record
 from purgatoryd.shm_layout import occupancy
-from purgatoryd.shm_layout.arena import Reader
+from purgatoryd.shm_layout.arena import NONE_NS, Reader
 from purgatoryd.shm_layout.errors import ArenaError, BadPath
 from purgatoryd.shm_layout.health import FROZEN_NS, Condition, Health, Watch
 from purgatoryd.shm_layout.layout import ClockKind
@@ -52,6 +52,7 @@ RATES = {
     "expired": ("expired",),
     "advances": ("advances",),
     "batches": ("batches",),
+    "full turns": ("turns_full",),
     "messages": ("messages_sent",),
     "moved": ("moved",),
     "wake-ups": ("wakeups",),
@@ -104,7 +105,8 @@ class View:
     levels: list[Level]
     namespaces: list[Share]
     slowest: list[Session] | None
-    """The slowest clients; None = only the daemon's user and root may see them."""
+    """The slowest clients that send commands; None = only the daemon's user and root may see them.
+    Subscribers are no sessions: how slow they are is the histogram `send`."""
 
     def record(self) -> dict[str, Any]:
         """The view in JSON."""
@@ -232,7 +234,7 @@ def _sessions(paths: Paths, reader: Reader) -> Sessions | None:
 
 
 def _until(due_ns: int, now_ns: int) -> int | None:
-    return None if due_ns == 2**63 - 1 else due_ns - now_ns
+    return None if due_ns == NONE_NS else due_ns - now_ns
 
 
 def _rate(counters: tuple[str, ...], before: _Moment, now: _Moment) -> float:

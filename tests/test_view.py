@@ -244,7 +244,7 @@ def test_one_view_in_the_terminal(demo: Daemon) -> None:
         client.add("hidden-key", delay=3, payload=b"hidden-payload")
         shown = top()
     client_is = f"process {os.getpid()}, uid {os.geteuid()}"
-    for text in ("ready", f"process {demo.pid}", "1 of 1,000", "level 0", "█", "p99"):
+    for text in ("ready", f"process {demo.pid}", "1 of 1,000", "level 0", "█", "p99", "under way"):
         assert text in shown
     for text in ("[red]shop", "structural lateness", client_is):
         assert text in shown
