@@ -23,8 +23,8 @@ from purgatoryd.clients.purgatory import (
     check_error,
     each_level,
     pack_trigger,
-    pack_watch,
     settle_book,
+    watch_packer,
 )
 from purgatoryd.clients.remote import Remote
 from purgatoryd.shm_layout.errors import CallTimeout, Closed
@@ -126,7 +126,10 @@ class AsyncPurgatory(AsyncClient):
         callback: Callable[[AsyncOperation], object] | None = None,
     ) -> AsyncOperation:  # fmt: skip
         """Arms an operation; arguments and errors are those of Purgatory.watch."""
-        armed = await self._pack_watch(Watch(key, condition, timeout, payload, topic))
+        core = await self._ready()
+        armed = await self._pack(
+            watch_packer(core, self._book, Watch(key, condition, timeout, payload, topic))
+        )
         await self._await(armed.pending, None)
         armed.pending.outcome()
         operation = self._operation(armed)
@@ -136,13 +139,12 @@ class AsyncPurgatory(AsyncClient):
 
     async def watch_many(self, rows: Iterable[Watch | tuple[Any, ...]]) -> list[AsyncOperation]:
         """Arms many, as Purgatory.watch_many does."""
-        armed = [await self._pack_watch(Watch(*row)) for row in rows]
+        core = await self._ready()
+        packs = [watch_packer(core, self._book, Watch(*row)) for row in rows]
+        armed = [await self._pack(pack) for pack in packs]
         for one in armed:
             await self._await(one.pending, None)
         return [self._operation(one) for one in armed]
-
-    async def _pack_watch(self, row: Watch) -> Armed:
-        return await self._pack(lambda: pack_watch(self._core, self._book, row))
 
     async def _pack(self, pack: Callable[[], T]) -> T:
         await self._ready()
@@ -163,9 +165,7 @@ class AsyncPurgatory(AsyncClient):
 
     async def advance_many(self, levels: ByKey[int] | Iterable[tuple[Key, int]]) -> list[int]:
         """Advances many keys, as Purgatory.advance_many does."""
-        pending = [
-            await self._send(Op.ADVANCE_KEY, key, check_level(n)) for key, n in each_level(levels)
-        ]
+        pending = [await self._send(Op.ADVANCE_KEY, key, n) for key, n in each_level(levels)]
         for one in pending:
             await self._await(one, None)
         return [one.outcome() for one in pending]

@@ -52,8 +52,8 @@ class Armed(NamedTuple):
     pending: PendingTrigger
 
 
-def pack_watch(core: Core, book: Book, row: Watch) -> Armed:
-    """Packs a WATCH. Raises InvalidArgument, and then nothing was packed."""
+def watch_packer(core: Core, book: Book, row: Watch) -> Callable[[], Armed]:
+    """What packs a WATCH, once. Raises InvalidArgument here, so that the packing raises none."""
     encoded = encode(row.condition)
     kind, time_ns = times.due(core.delay_clock, row.timeout, None, None, None)
     key_type, key_bytes = wire.encode_key(row.key)
@@ -61,13 +61,17 @@ def pack_watch(core: Core, book: Book, row: Watch) -> Armed:
     payload = wire.encode_payload(row.payload)
     condition = row.condition if isinstance(row.condition, When) else None
     operation = Operation(row.key, encoded, condition)
-    pending = PendingTrigger(row.key, lambda p: book.armed(operation, p))
-    core.packer.builder(name, pending).watch(
-        name, encoded.kind, key_type, key_bytes, kind, time_ns, payload, encoded.threshold,
-        encoded.watched, row.topic is not None,
-    )  # fmt: skip
-    book.expect()
-    return Armed(operation, pending)
+
+    def pack() -> Armed:
+        pending = PendingTrigger(row.key, lambda p: book.armed(operation, p))
+        core.packer.builder(name, pending).watch(
+            name, encoded.kind, key_type, key_bytes, kind, time_ns, payload, encoded.threshold,
+            encoded.watched, row.topic is not None,
+        )  # fmt: skip
+        book.expect()
+        return Armed(operation, pending)
+
+    return pack
 
 
 def pack_trigger(core: Core, op: Op, key: Key, value: int = 0) -> PendingTrigger:
@@ -87,9 +91,13 @@ def check_error(code: object) -> int:
     return code
 
 
-def each_level(levels: ByKey[int] | Iterable[tuple[Key, int]]) -> Iterable[tuple[Key, int]]:
-    """(key, level) of what advance_many was given."""
-    return levels.items() if isinstance(levels, Mapping) else levels
+def each_level(levels: ByKey[int] | Iterable[tuple[Key, int]]) -> list[tuple[Key, int]]:
+    """(key, level) of what advance_many was given. Raises InvalidArgument."""
+    rows = list(levels.items() if isinstance(levels, Mapping) else levels)
+    for key, level in rows:
+        wire.encode_key(key)
+        check_level(level)
+    return rows
 
 
 def settle_book(core: Core, book: Book) -> None:
@@ -153,10 +161,9 @@ class Purgatory(Client):
         Busy, ...), DaemonError.
         """
         self._core.admit()
+        pack = watch_packer(self._core, self._book, Watch(key, condition, timeout, payload, topic))
         with self._packing:
-            armed = pack_watch(
-                self._core, self._book, Watch(key, condition, timeout, payload, topic)
-            )
+            armed = pack()
         self._await(armed.pending, None)
         armed.pending.outcome()
         if callback is not None:
@@ -167,13 +174,15 @@ class Purgatory(Client):
         """Arms many: rows are Watch, or tuples (key, condition, timeout[, payload[, topic]]).
 
         Each is armed or refused by itself: the result() of one that was refused raises why.
+        Raises InvalidArgument before anything is sent, DaemonError.
         """
         self._core.admit()
+        packs = [watch_packer(self._core, self._book, Watch(*row)) for row in rows]
         armed = []
-        for row in rows:
+        for pack in packs:
             self._make_room(None)
             with self._packing:
-                armed.append(pack_watch(self._core, self._book, Watch(*row)))
+                armed.append(pack())
             self._leave()
         for _, pending in armed:
             self._await(pending, None)
@@ -186,12 +195,17 @@ class Purgatory(Client):
         return self._trigger(Op.ADVANCE_KEY, key, check_level(level))
 
     def advance_many(self, levels: ByKey[int] | Iterable[tuple[Key, int]]) -> list[int]:
-        """Advances many keys, in order; returns how many operations each ended."""
+        """Advances many keys, in order; returns how many operations each ended.
+
+        Raises InvalidArgument before anything is sent, DaemonError. Raises Refused for the
+        first key that was refused; the others are advanced all the same.
+        """
+        self._core.admit()
         pending = []
         for key, level in each_level(levels):
             self._make_room(None)
             with self._packing:
-                pending.append(pack_trigger(self._core, Op.ADVANCE_KEY, key, check_level(level)))
+                pending.append(pack_trigger(self._core, Op.ADVANCE_KEY, key, level))
             self._leave()
         for one in pending:
             self._await(one, None)

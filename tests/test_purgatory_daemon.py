@@ -388,6 +388,41 @@ def test_rows_of_watch_many_are_refused_one_by_one(a: Purgatory) -> None:
     assert [ops[n].result(PATIENCE_S).cause for n in (0, 3)] == ["satisfied"] * 2
 
 
+def test_an_invalid_row_among_many_is_found_before_anything_is_sent(
+    a: Purgatory, stats: Callable[[str], int]
+) -> None:
+    good = ("one", AllOf({"k": 1}), HOUR_S)
+    for bad in (("", good[1], 1.0), ("two", AllOf({}), 1.0), ("two", good[1], float("nan"))):
+        with pytest.raises(InvalidArgument):
+            a.watch_many([good, bad])
+    for levels in ([("k", 1), ("k", -1)], [("k", 1), ("", 1)]):
+        with pytest.raises(InvalidArgument):
+            a.advance_many(levels)
+    a.flush()
+    assert (stats("operations"), a.operations) == (0, 0)
+    op = a.watch(*good)
+    assert not op.done, "nor was the key advanced"
+    assert a.advance_many({"k": 1}) == [1]
+
+
+def test_asyncio_finds_an_invalid_row_before_anything_is_sent(
+    demo: Daemon, stats: Callable[[str], int]
+) -> None:
+    async def work(p: AsyncPurgatory) -> None:
+        with pytest.raises(InvalidArgument):
+            await p.watch_many([("w", AllOf({"k": 1}), HOUR_S), ("", AllOf({"k": 1}), HOUR_S)])
+        with pytest.raises(InvalidArgument):
+            await p.advance_many([("k", 1), ("k", -1)])
+        await p.flush()
+        assert stats("operations") == 0
+        assert await p.bump("k") == 0
+        op = await p.watch("w", AllOf({"k": 2}), HOUR_S)
+        assert await p.advance_many({"k": 2}) == [1]
+        assert (await op).cause == "satisfied"
+
+    run(work)
+
+
 def test_an_inbox_that_is_full_refuses_watches(daemon: StartDaemon) -> None:
     """The owner's thread hangs in a callback, so nothing is acknowledged."""
     demo = daemon("demo", "--inbox", "5")
