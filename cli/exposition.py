@@ -1,4 +1,4 @@
-"""An arena's figures as families of OpenMetrics, and their table for docs/metrics.md.
+"""Figures of arenas as families of OpenMetrics, and their table for docs/metrics.md.
 
 `python -m purgatoryd.cli.exposition docs/metrics.md` writes the table anew between its marks.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -21,8 +21,9 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from purgatoryd.cli.shards import daemons
 from purgatoryd.shm_layout.arena import Namespace, Reader
-from purgatoryd.shm_layout.errors import ArenaMissing
+from purgatoryd.shm_layout.errors import ArenaError, ArenaMissing, DaemonUnreachable
 from purgatoryd.shm_layout.layout import ANYBODY, DaemonState, Degraded, Measured
 from purgatoryd.shm_layout.metrics import (
     BUCKETS,
@@ -35,7 +36,7 @@ from purgatoryd.shm_layout.metrics import (
     read_metrics,
     upper_edge_ns,
 )
-from purgatoryd.shm_layout.paths import Paths
+from purgatoryd.shm_layout.paths import arena_paths
 from purgatoryd.shm_layout.segment import Segment
 from purgatoryd.shm_layout.wire import NamespaceSettings
 
@@ -45,6 +46,7 @@ STAGES = ("request_queue", "local", "remote", "response_queue", "send")
 """Histograms that share a family, as the label `stage`."""
 SLOW_NS = 300_000_000
 """What an alarm asks for; a bucket ends just above it."""
+READABLE = "1 while the arena can be read: 0 = there is none, or it is another version's"
 TOP = 20
 """Namespaces that are named."""
 _MARK = re.compile(r"<!-- metrics -->\n.*?<!-- end -->", re.DOTALL)
@@ -65,6 +67,7 @@ EDGES_NS = _edges_ns()
 
 def families(name: str, found: Metrics) -> Iterator[Metric]:
     """All families of a daemon, whose name is the label `daemon` of every sample."""
+    yield _gauge(name, "readable", READABLE, 1)
     yield from _counters(name, found)
     yield from _gauges(name, found)
     yield from _states(name, found)
@@ -91,9 +94,13 @@ def _counters(name: str, found: Metrics) -> Iterator[Metric]:
 
 def _gauges(name: str, found: Metrics) -> Iterator[Metric]:
     for gauge, value in found.gauges.items():
-        family = GaugeMetricFamily(f"{PREFIX}{gauge}", GAUGES[gauge], labels=["daemon"])
-        family.add_metric([name], value)
-        yield family
+        yield _gauge(name, gauge, GAUGES[gauge], value)
+
+
+def _gauge(name: str, gauge: str, meaning: str, value: float) -> Metric:
+    family = GaugeMetricFamily(f"{PREFIX}{gauge}", meaning, labels=["daemon"])
+    family.add_metric([name], value)
+    return family
 
 
 def _states(name: str, found: Metrics) -> Iterator[Metric]:
@@ -154,49 +161,63 @@ def _buckets(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
     return [*buckets, ("+Inf", histogram.count)], histogram.sum_ns / 1e9
 
 
-# ---- a daemon --------------------------------------------------------------------------------
+# ---- daemons ---------------------------------------------------------------------------------
 
 
-class Daemon(Collector):
-    """The families of a daemon, read from its arena whenever they are asked for."""
+class Daemons(Collector):
+    """The families of the daemons that a name means, read whenever they are asked for: those of a
+    deployment change with its number of shards."""
 
-    def __init__(self, paths: Paths) -> None:
-        self._paths = paths
+    def __init__(self, name: str) -> None:
+        self._name = name
 
-    def collect(self) -> Iterator[Metric]:
-        """Of a daemon that never was only that it is not up."""
-        name = self._paths.name
-        try:
-            found = read(self._paths)
-        except ArenaMissing:
-            up = GaugeMetricFamily(f"{PREFIX}up", GAUGES["up"], labels=["daemon"])
-            up.add_metric([name], 0)
-            yield up
-            return
-        yield from families(name, found)
+    def collect(self) -> Iterable[Metric]:
+        """Each family once, with samples of all daemons. Raises TableBroken."""
+        merged: dict[str, Metric] = {}
+        for daemon in daemons(self._name):
+            for family in told(daemon.name):
+                known = merged.setdefault(family.name, family)
+                if known is not family:
+                    known.samples += family.samples
+        return merged.values()
 
 
-def read(paths: Paths) -> Metrics:
-    """The figures of a daemon's arena, in whatever state it is. Raises ArenaError."""
-    reader = Reader(Segment.open(paths.arena, read_only=True))
+def told(name: str) -> Iterator[Metric]:
+    """All families of a daemon; of one whose arena cannot be read only that, and that it is not up
+    if there is no arena."""
+    try:
+        found = read(name)
+    except (ArenaError, DaemonUnreachable) as error:
+        yield _gauge(name, "readable", READABLE, 0)
+        if isinstance(error, ArenaMissing | DaemonUnreachable):
+            yield _gauge(name, "up", GAUGES["up"], 0)
+        return
+    yield from families(name, found)
+
+
+def read(name: str) -> Metrics:
+    """The figures of a daemon's arena, in whatever state it is. Raises ArenaError,
+    DaemonUnreachable if there never was one."""
+    reader = Reader(Segment.open(arena_paths(name).arena, read_only=True))
     try:
         return read_metrics(reader)
     finally:
         reader.close()
 
 
-def registry(paths: Paths) -> CollectorRegistry:
-    """One that has this daemon alone."""
+def registry(name: str) -> CollectorRegistry:
+    """One that has these daemons alone."""
     only = CollectorRegistry(auto_describe=False)
-    only.register(Daemon(paths))
+    only.register(Daemons(name))
     return only
 
 
-def text(paths: Paths) -> str:
-    """All that there is to tell of a daemon. Raises ArenaError."""
-    read(paths)
-    told: bytes = generate_latest(registry(paths))  # type: ignore[no-untyped-call]
-    return told.decode()
+def text(name: str) -> str:
+    """All that there is to tell of these daemons. Raises what read() does, TableBroken."""
+    for daemon in daemons(name):
+        read(daemon.name)
+    printed: bytes = generate_latest(registry(name))  # type: ignore[no-untyped-call]
+    return printed.decode()
 
 
 # ---- the table -------------------------------------------------------------------------------

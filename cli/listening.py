@@ -37,7 +37,7 @@ def _split(listen: str) -> tuple[str, int]:
     if found is None or found[3] is None:
         raise InvalidArgument(f"{listen!r} is not HOST:PORT")
     host = _address(found[1] or found[2])
-    if not _loopback(host):
+    if not loopback(host):
         raise InvalidArgument(f"{listen!r} is not an address of this host alone, as 127.0.0.1 is")
     return host, int(found[3])
 
@@ -46,7 +46,8 @@ def _address(host: str) -> str:
     return "127.0.0.1" if host == "localhost" else host
 
 
-def _loopback(address: str) -> bool:
+def loopback(address: str) -> bool:
+    """True for an address that only this host reaches."""
     try:
         return ip_address(address).is_loopback
     except ValueError:
@@ -97,4 +98,4 @@ def called_here(host: str) -> bool:
     """True if a Host header names this host. A page of another site may have this host's address
     (DNS rebinding), but it is asked for by that site's name."""
     found = _PLACE.fullmatch(host.lower())
-    return found is not None and _loopback(_address(found[1] or found[2]))
+    return found is not None and loopback(_address(found[1] or found[2]))

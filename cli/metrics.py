@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any
@@ -13,13 +13,16 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 import click
 
 from purgatoryd.cli.exits import Command
+from purgatoryd.cli.following import sigterm_interrupts
+from purgatoryd.cli.listening import called_here, loopback, on_socket
 from purgatoryd.cli.options import name_option
 from purgatoryd.shm_layout.errors import BadPath
+from purgatoryd.shm_layout.paths import check_name
 
 if TYPE_CHECKING:
-    from purgatoryd.shm_layout.paths import Paths
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-SOCKET_MODE = 0o660
+PATH = "/metrics"
 REQUEST_S = 10.0
 """How long a request, or the taking of its answer, may stand still."""
 Address = str | tuple[str, int]
@@ -49,37 +52,65 @@ def metrics_command(name: str, serve: Address | None) -> None:
 
     Reads the shared memory and does not trouble the daemon, so it answers also while that hangs,
     or is gone. Needs the extra `metrics`. A server reads the arena anew for each request; it stays
-    when the daemon goes, and says then that it is not up. Whoever reaches the address may read the
-    names of namespaces.
+    when the daemon goes, and says then that it is not up. Of a deployment all shards are told of,
+    each with its own name. Whoever reaches the address may read the names of namespaces; at a
+    loopback address requests by another name than one of this host are refused. A server goes on
+    until SIGTERM or SIGINT.
     """
     from purgatoryd.pipeline.extras import need
-    from purgatoryd.shm_layout.paths import arena_paths
 
     need("prometheus_client", "metrics")
     from purgatoryd.cli.exposition import text
 
-    paths = arena_paths(name)
     if serve is None:
-        click.echo(text(paths), nl=False)
+        click.echo(text(name), nl=False)
     else:
-        serve_for_ever(paths, serve)
+        serve_until_interrupted(name, serve)
 
 
-def serve_for_ever(paths: Paths, address: Address) -> None:
-    """Answers requests until interrupted. Raises BadPath if the address cannot be had."""
+def serve_until_interrupted(name: str, address: Address) -> None:
+    """Answers requests. Raises InvalidName, and BadPath if the address cannot be had."""
     from prometheus_client import make_wsgi_app
 
     from purgatoryd.cli.exposition import registry
 
-    with server_at(address) as server:
-        server.set_app(make_wsgi_app(registry(paths)))
-        click.echo(f"serving {paths.name} at {shown(server.server_address)}")
+    check_name(name)
+    figures = make_wsgi_app(registry(name))
+    with suppress(KeyboardInterrupt), sigterm_interrupts(), server_at(address) as server:
+        server.set_app(OnlyFigures(figures, called_here=only_here(server.server_address)))
+        click.echo(f"serving {name} at {shown(server.server_address)}")
         server.serve_forever()
 
 
 def shown(address: Any) -> str:
     """Where a server is, for people."""
-    return address if isinstance(address, str) else f"http://{address[0]}:{address[1]}/metrics"
+    return address if isinstance(address, str) else f"http://{address[0]}:{address[1]}{PATH}"
+
+
+def only_here(address: Any) -> bool:
+    """True for an address that browsers of this host reach, and nobody else."""
+    return not isinstance(address, str) and loopback(address[0])
+
+
+class OnlyFigures:
+    """Lets through what asks for the figures, of this host if it has to be."""
+
+    def __init__(self, figures: WSGIApplication, *, called_here: bool) -> None:
+        self._figures = figures
+        self._called_here = called_here
+
+    def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        """Answers 421 to a request for another host, 404 to one for another path."""
+        if self._called_here and not called_here(environ.get("HTTP_HOST", "")):
+            return _refusal(start, "421 Misdirected Request")
+        if environ["PATH_INFO"] != PATH:
+            return _refusal(start, "404 Not Found")
+        return self._figures(environ, start)
+
+
+def _refusal(start: StartResponse, status: str) -> Iterable[bytes]:
+    start(status, [("Content-Type", "text/plain; charset=utf-8")])
+    return [f"{status}\n".encode()]
 
 
 # ---- servers ---------------------------------------------------------------------------------
@@ -102,6 +133,10 @@ class _Server(ThreadingMixIn, WSGIServer):
     def server_bind(self) -> None:
         """Without asking for the name of the host."""
         TCPServer.server_bind(self)
+        self.name_itself()
+
+    def name_itself(self) -> None:
+        """As requests see it."""
         self.server_name, self.server_port = "localhost", 0
         self.setup_environ()
 
@@ -111,7 +146,15 @@ class _ServerV6(_Server):
 
 
 class _UnixServer(_Server):
+    """On a socket that listens already."""
+
     address_family = socket.AF_UNIX
+
+    def __init__(self, listening: socket.socket) -> None:
+        super().__init__(listening.getsockname(), _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listening
+        self.name_itself()
 
     def get_request(self) -> tuple[Any, Any]:
         """A peer behind a unix socket has no address."""
@@ -119,35 +162,17 @@ class _UnixServer(_Server):
         return connection, ("localhost", 0)
 
 
-def server_at(address: Address) -> WSGIServer:
-    """A server that is bound to the address. Raises BadPath."""
+@contextmanager
+def server_at(address: Address) -> Iterator[WSGIServer]:
+    """A server that listens at the address. Raises BadPath."""
     if isinstance(address, str):
-        return _unix_server(Path(address))
+        with on_socket(Path(address)) as listening:
+            yield _UnixServer(listening)
+        return
     kind = _ServerV6 if ":" in address[0] else _Server
     try:
-        return kind(address, _Handler)
+        server = kind(address, _Handler)
     except OSError as error:
         raise BadPath(shown(address), f"cannot be bound: {error.strerror}") from error
-
-
-def _unix_server(path: Path) -> WSGIServer:
-    """In the place of a socket that nobody serves; members of the group may connect."""
-    _remove_dead(path)
-    before = os.umask(0o777 & ~SOCKET_MODE)
-    try:
-        return _UnixServer(str(path), _Handler)  # type: ignore[arg-type]
-    except OSError as error:
-        raise BadPath(str(path), f"cannot be bound: {error.strerror}") from error
-    finally:
-        os.umask(before)
-
-
-def _remove_dead(path: Path) -> None:
-    if not path.exists():
-        return
-    if not stat.S_ISSOCK(path.lstat().st_mode):
-        raise BadPath(str(path), "is there and is no socket")
-    with socket.socket(socket.AF_UNIX) as probe:
-        if probe.connect_ex(str(path)) == 0:
-            raise BadPath(str(path), "is there and another process serves it")
-    path.unlink()
+    with server:
+        yield server

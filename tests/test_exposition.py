@@ -10,6 +10,7 @@ import socket
 import stat
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,9 +26,9 @@ from test_metrics import used
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
-from purgatoryd.cli.exposition import EDGES_NS, SLOW_NS, families, refresh, table
+from purgatoryd.cli.exposition import EDGES_NS, SLOW_NS, families, refresh, table, told
 from purgatoryd.cli.metrics import address_of
-from purgatoryd.shm_layout.layout import DaemonState, Degraded
+from purgatoryd.shm_layout.layout import DaemonState, Degraded, fields
 from purgatoryd.shm_layout.metrics import COUNTERS, GAUGES, Histogram, Metrics, upper_edge_ns
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -88,7 +89,14 @@ def test_no_daemon_is_said_so(daemon_dir: Path) -> None:
 
 @contextmanager
 def serving(directory: Path, address: str) -> Iterator[str]:
-    """`purgatoryd metrics --serve` as a process; gives where it says that it is."""
+    """`purgatoryd metrics --serve`; gives where it says that it is."""
+    with endpoint(directory, address) as (_, told):
+        yield told
+
+
+@contextmanager
+def endpoint(directory: Path, address: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """It as a process, and where it says that it is."""
     command = ["-m", "purgatoryd.cli", "metrics", "--name", "demo", "--serve", address]
     with subprocess.Popen(
         [sys.executable, *command], env=clean_environment(directory), stdout=subprocess.PIPE,
@@ -96,7 +104,7 @@ def serving(directory: Path, address: str) -> Iterator[str]:
     ) as process:  # fmt: skip
         try:
             assert process.stdout is not None
-            yield process.stdout.readline().split()[-1]
+            yield process, process.stdout.readline().split()[-1]
         finally:
             process.kill()
 
@@ -119,7 +127,52 @@ def test_the_endpoint_answers_for_a_daemon_that_hangs_and_for_none(
         found = scraped(url)
         assert (value(found, "up"), value(found, "expiries_total")) == (0, 1)
         remove_segments(one.paths)
-        assert scraped(url) == {("purgatoryd_up", frozenset({("daemon", "demo")})): 0}
+        found = scraped(url)
+        assert (value(found, "up"), value(found, "readable"), len(found)) == (0, 0, 2)
+
+
+def test_an_arena_of_another_version_is_not_said_to_be_down(daemon: StartDaemon) -> None:
+    one = daemon("demo")
+    one.kill()
+    (offset,) = (at for field, at, _ in fields("pg_header") if field == "abi_major")
+    os.pwrite((fd := os.open(f"/dev/shm/{one.paths.arena}", os.O_RDWR)), b"\xff", offset)
+    os.close(fd)
+    names = {sample.name: sample.value for family in told("demo") for sample in family.samples}
+    assert names == {"purgatoryd_readable": 0}
+
+
+def test_the_endpoint_follows_the_shards(daemon: StartDaemon, daemon_dir: Path) -> None:
+    def ready(found: Samples) -> set[str]:
+        return {dict(labels)["daemon"] for (name, labels), is_up in found.items()
+                if name == "purgatoryd_up" and is_up}  # fmt: skip
+
+    one = daemon("demo", "--shards", "2", "--capacity", "100")
+    with serving(daemon_dir, "127.0.0.1:0") as url:
+        assert ready(scraped(url)) == {"demo-1-0", "demo-1-1"}
+        one.restart("--shards", "3")
+        assert ready(scraped(url)) == {"demo-2-0", "demo-2-1", "demo-2-2"}
+
+
+def asked(url: str, host: str | None = None) -> int:
+    """The status of the answer."""
+    request = urllib.request.Request(url, headers={"Host": host} if host else {})
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as refused:
+        return refused.code
+
+
+def test_a_loopback_endpoint_gives_the_figures_to_this_host_alone(daemon_dir: Path) -> None:
+    with serving(daemon_dir, "127.0.0.1:0") as url:
+        assert asked(url) == asked(url, "localhost:9464") == 200
+        assert asked(url, "evil.example") == asked(url, "127.0.0.1.evil.example") == 421
+        assert asked(url.removesuffix("metrics")) == asked(f"{url}/more") == 404
+
+
+def test_an_endpoint_for_others_has_any_name(daemon_dir: Path) -> None:
+    with serving(daemon_dir, "0.0.0.0:0") as url:
+        assert asked(url.replace("0.0.0.0", "127.0.0.1"), "host.example") == 200
 
 
 def test_a_unix_socket_is_for_the_group(daemon: StartDaemon, daemon_dir: Path) -> None:
@@ -137,6 +190,15 @@ def test_a_unix_socket_is_for_the_group(daemon: StartDaemon, daemon_dir: Path) -
                 assert b"\npurgatoryd_up{" in answer.read()
     with serving(daemon_dir, str(path)) as told:
         assert told == str(path), "a dead socket is replaced"
+
+
+def test_an_endpoint_that_is_stopped_leaves_no_socket(daemon_dir: Path) -> None:
+    path = daemon_dir / "metrics"
+    with endpoint(daemon_dir, str(path)) as (process, _):
+        assert path.exists()
+        process.terminate()
+        assert process.wait(PATIENCE_S) == Exit.DONE
+        assert not path.exists()
 
 
 @pytest.mark.parametrize("address", ["9464", "host:", "host:x", "host:65536", ""])
@@ -179,7 +241,7 @@ def test_alerts_and_panels_ask_for_what_is_there(expression: str) -> None:
     assert asked <= known_names()
     stages = re.findall(r'stage=~"([^"]+)"', expression)
     assert all("remote" not in one.split("|") for one in stages), "planned waiting is no fault"
-    labels = {"daemon", "instance", "state", "reason", "stage", "namespace", "le"}
+    labels = {"daemon", "instance", "state", "reason", "stage", "namespace", "le", "job"}
     for asked_labels in re.findall(r"\{([^}]*)\}", expression):
         assert set(re.findall(r'(\w+)(?:=~|!=|=)"', asked_labels)) <= labels
 
