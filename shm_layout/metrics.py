@@ -144,7 +144,6 @@ class Histogram:
     """Of each bucket."""
     sum_ns: int
     max_ns: int
-    unit: str = "ns"
 
     @property
     def count(self) -> int:
@@ -177,7 +176,7 @@ class Histogram:
             return self
         highest_ns = max((e for e, n in zip(_EDGES_NS, counts, strict=True) if n), default=0)
         max_ns = self.max_ns if self.max_ns > older.max_ns else min(highest_ns, self.max_ns)
-        return Histogram(self.name, counts, self.sum_ns - older.sum_ns, max_ns, self.unit)
+        return Histogram(self.name, counts, self.sum_ns - older.sum_ns, max_ns)
 
 
 def _histogram(name: str, live: Any) -> Histogram:
