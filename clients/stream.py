@@ -91,7 +91,7 @@ class Stream:
         """Of the notice that pop() returned last, too."""
         for topic, (incarnation, sequence) in self._tails().items():
             first = 1 if whole else sequence + 1
-            self._positions[topic] = Position(topic, incarnation, first, forgiving=whole)
+            self._positions[topic] = Position(topic, incarnation, first)
         for topic in topics or ():
             self._position(topic)
 
@@ -104,6 +104,14 @@ class Stream:
     def stuck(self) -> bool:
         """True if something waits that the arena cannot give just now; pop() tries again."""
         return bool(self._todo)
+
+    def broken(self) -> list[SnapshotRequired]:
+        """What has to be said of each topic if no more comes from here than pop() returned."""
+        return [
+            SnapshotRequired(self._namespace, position.topic, position.next, 0)
+            for position in self._positions.values()
+            if position.incarnation
+        ]
 
     def close(self) -> None:
         """Unmaps the arena."""

@@ -9,6 +9,7 @@ it was made, and every CHECK_S from then on.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from typing import Self
@@ -149,6 +150,15 @@ class Inbox:
         """True until it is closed, in the process that made it."""
         return self._life.mine and not self._life.closed
 
+    def end(self) -> list[SnapshotRequired]:
+        """Closes one whose daemon is gone for good: what has to be told of its topics."""
+        told = self._stream.broken()
+        if self._ledger is not None:
+            for one in told:
+                self._ledger.lost(self._source, one)
+        self.close()
+        return told
+
     def close(self) -> None:
         """Closes socket and arena."""
         if self.open:
@@ -236,6 +246,8 @@ class Merged:
         self._route = route
         self._open_one = open_one
         self._inboxes: list[Inbox] = []
+        self._told: deque[SnapshotRequired] = deque()
+        """Of the shards of the generation before; still to be raised."""
         self._check_s = 0.0
         self._generation = 0
         self._turn = 0
@@ -260,7 +272,8 @@ class Merged:
     @property
     def patience_s(self) -> float:
         """How long to sleep on the sockets at most before next_now is worth a call."""
-        return min(inbox.patience_s for inbox in self._inboxes)
+        check_s = max(self._check_s - time.monotonic(), 0.0)
+        return min(check_s, *(inbox.patience_s for inbox in self._inboxes))
 
     @property
     def open(self) -> bool:
@@ -273,22 +286,34 @@ class Merged:
 
     def next_now(self) -> Notice | None:
         """The next notice of any shard, None if there is none now. Raises SnapshotRequired."""
+        if not self._told:
+            if (notice := self._next()) is not None:
+                return notice
+            if time.monotonic() >= self._check_s:
+                self._follow()
+        if self._told:
+            raise self._told.popleft()
+        return None
+
+    def _next(self) -> Notice | None:
         for _ in self._inboxes:
             self._turn = (self._turn + 1) % len(self._inboxes)
             if (notice := self._inboxes[self._turn].next_now()) is not None:
                 return notice
-        if time.monotonic() >= self._check_s:
-            self._follow()
         return None
 
     def close(self) -> None:
         """Closes all."""
+        self._told.clear()
         self._route.close()
         for inbox in self._inboxes:
             inbox.close()
 
     def _follow(self) -> None:
-        """With another number of shards the topics begin anew, with what nobody was sent."""
+        """With another number of shards the topics begin anew, with what nobody was sent.
+
+        Of what was sent and did not arrive nothing is left, so each topic's end is told.
+        """
         self._check_s = time.monotonic() + CHECK_S
         with suppress(PurgatorydError):
             _, table = self._route.table()
@@ -299,16 +324,15 @@ class Merged:
         paths, table = self._route.table()
         assert table is not None
         shards = self._route.placed(paths, table).shards
-        routes = [
-            Route(self.name, self._route.namespace, shards.index(shard)) for shard in {*shards}
-        ]
+        # By the shard's own name: never to one of another generation, whose topics are others.
+        routes = [Route(table.daemon(shard), self._route.namespace) for shard in {*shards}]
         before, self._inboxes = self._inboxes, _all_or_none(routes, self._open_one, whole)
         self._generation = table.generation
         self.poller = zmq.Poller()
         for socket in self.sockets:
             self.poller.register(socket, zmq.POLLIN)
         for inbox in before:
-            inbox.close()
+            self._told.extend(inbox.end())
 
 
 def _all_or_none(

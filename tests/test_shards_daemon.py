@@ -39,6 +39,7 @@ from purgatoryd.clients import (
     SnapshotRequired,
     Status,
     Subscriber,
+    subscriber,
 )
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.paths import paths_in
@@ -353,6 +354,42 @@ def test_clients_live_through_another_number_of_shards(clicks: Daemon) -> None:
         assert all(many.get(key, timeout=30) is not None for key in keys)
         many.add("new", delay=0, timeout=30)
         assert next_of(all_heard).key == "new"
+
+
+def test_another_number_of_shards_sends_nothing_twice(
+    clicks: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscriber, "CHECK_S", 0.05)
+    heard: list[Notice] = []
+    with (
+        PartitionedClient("demo", namespace="clicks", timeout=30) as many,
+        Subscriber("demo", namespace="clicks") as notices,
+    ):
+        ends = hear(many, notices, heard, "before")
+        assert ends == []
+        clicks.restart("--shards", "3", *SMALL)
+        ends = hear(many, notices, heard, "after") + hear(many, notices, heard, "last")
+    assert len(heard) == len({notice.ticket for notice in heard}) == 120
+    assert [(end.topic, end.last_lost) for end in ends] == [("default", 0)] * 2
+
+
+def hear(
+    many: PartitionedClient, notices: Subscriber, heard: list[Notice], word: str
+) -> list[SnapshotRequired]:
+    """Has 40 timers fire, hears until all have come, and returns what was said to be lost."""
+    missing = {f"{word}{i}" for i in range(40)}
+    assert many.add_many([(key, 0.0) for key in missing]).ok
+    lost = []
+    while missing:
+        try:
+            notice = notices.get(timeout=30)
+        except SnapshotRequired as told:
+            lost.append(told)
+            continue
+        assert notice is not None
+        heard.append(notice)
+        missing.discard(str(notice.key))
+    return lost
 
 
 def next_of(notices: Subscriber) -> Notice:
