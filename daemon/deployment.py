@@ -24,7 +24,7 @@ from purgatoryd.daemon.lanes import Lanes, Message
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.main import name_lock, signals, system_failures
 from purgatoryd.daemon.redistribute import Division, settle
-from purgatoryd.daemon.shard import Shard, State
+from purgatoryd.daemon.shard import SILENT_BEATS_MAX, Shard, State
 from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.shm_layout import segment, wire
 from purgatoryd.shm_layout.errors import AloneBefore, InvalidName, ShardFailed
@@ -174,7 +174,9 @@ class Deployment:
 
     @property
     def _over(self) -> bool:
-        return all(shard.state is State.ENDED for shard in self._shards)
+        """A shard that was given up keeps what it has: no drain waits for it."""
+        ended = {State.ENDED, State.GIVEN_UP} if self._draining else {State.ENDED}
+        return all(shard.state in ended for shard in self._shards)
 
     def _stop(self) -> None:
         self._stopping = True
@@ -225,16 +227,20 @@ class Deployment:
             log.warning(f"shard {shard.name} ended, it is started again", code=shard.code)
 
     def _start_next(self, now_ns: int) -> None:
-        """One after the other, so that each finds out which cores the others took."""
         for shard in self._shards:
             if self._stopping and shard.state in (State.DOWN, State.GIVEN_UP):
                 shard.enter(State.ENDED)
-        if any(shard.state is State.STARTING for shard in self._shards):
-            return
-        for shard in self._shards:
-            if shard.state is State.DOWN and shard.again_ns <= now_ns:
+        for shard in self._startable():
+            if shard.again_ns <= now_ns:
                 shard.start()
                 return
+
+    def _startable(self) -> list[Shard]:
+        """At first one after the other, so that each finds out which cores the others took. Later
+        none waits for another, which may have much to recover."""
+        if not self._began and any(shard.state is State.STARTING for shard in self._shards):
+            return []
+        return [shard for shard in self._shards if shard.state is State.DOWN]
 
     def _settle(self) -> None:
         """Tells how many shards serve, when that has changed."""
@@ -256,14 +262,21 @@ class Deployment:
         print(f"ready name={self._config.name} pid={os.getpid()} dir={directory}", flush=True)
 
     def _beat(self, now_ns: int) -> None:
-        """The manager hears of progress while every shard that is ready answers."""
+        """The manager hears of this loop's progress, and this loop of that of each shard."""
         self._next_beat_ns = now_ns + self._beat_ns
         if not self._began:
             self._manager.step(self._text)
-        if not any(shard.silent for shard in self._shards):
-            self._manager.alive()
+        self._manager.alive()
         for shard in self._shards:
+            self._end_silent(shard)
             shard.ping()
+
+    def _end_silent(self, shard: Shard) -> None:
+        """One that hangs is started again; one that is to end may take its time."""
+        if shard.silent_beats < SILENT_BEATS_MAX or self._stopping or self._draining:
+            return
+        log.error(f"shard {shard.name} does not answer, it is killed", process=shard.pid)
+        shard.signal(signal.SIGKILL)
 
     def _pass_on_reload(self, now_ns: int) -> None:
         """A shard that was given up gets another chance, too."""
@@ -366,12 +379,14 @@ class Deployment:
         """Until there is something to do; returns the descriptors that have news."""
         if self._lanes.pending(commands=True) or self._over:
             return frozenset()
-        due_ns = [s.again_ns for s in self._shards if s.state is State.DOWN]
+        due_ns = [shard.again_ns for shard in self._startable()]
         until_ns = min(self._next_beat_ns, self._lanes.watch_due_ns, *due_ns)
         fds = [fd for shard in self._shards for fd in shard.fds]
-        wait_for = [*self._lanes.fds(), self._wake_fd, *fds]
-        left_s = max(0.0, (until_ns - boot_ns()) / 1e9)
-        ready = frozenset(select.select(wait_for, [], [], left_s)[0])
+        poller = select.poll()  # select() knows no descriptors above 1023
+        for fd in (*self._lanes.fds(), self._wake_fd, *fds):
+            poller.register(fd, select.POLLIN)
+        left_ms = max(0, -((boot_ns() - until_ns) // 1_000_000))
+        ready = frozenset(fd for fd, _ in poller.poll(left_ms))
         if self._wake_fd in ready:
             os.read(self._wake_fd, SIGNALS_AT_ONCE)
         return ready

@@ -24,6 +24,9 @@ STEADY_NS = 60_000_000_000
 """After so long as ready its earlier ends count no more."""
 ENDS_MAX = 8
 """After so many ends in a row a shard is given up, until somebody says so by SIGHUP."""
+SILENT_BEATS_MAX = 10
+"""So often, about a second apart, a shard may be found to owe an answer before it is killed. Beats
+are counted, not time: while the machine sleeps nobody can answer."""
 _SAID_MAX = 65_536
 _PR_SET_PDEATHSIG = 1
 _OF_THE_MANAGER = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
@@ -75,8 +78,8 @@ class Shard:
         """How its process ended last."""
         self.again_ns = 0
         """When it is to be started, while it is down."""
-        self.silent = False
-        """It owes an answer to a PING."""
+        self.silent_beats = 0
+        """So many beats ago it was asked for a sign that it still owes."""
         self._paths = paths
         self._command = command
         self._context = context
@@ -135,10 +138,12 @@ class Shard:
                 self._admin.send(request, zmq.NOBLOCK)
 
     def ping(self) -> None:
-        """Asks for a sign of its loop, unless it owes one."""
-        if not self.silent:
-            self.silent = True
+        """One beat: asks for a sign of its loop, if it is ready and owes none."""
+        if self._admin is None:
+            return
+        if not self.silent_beats:
             self.tell(wire.encode_frame(Message.PING))
+        self.silent_beats += 1
 
     # ---- what it does by itself ------------------------------------------------------------
 
@@ -148,7 +153,6 @@ class Shard:
             return False
         self.enter(State.READY)
         self._ready_ns = now_ns
-        self.silent = False
         self._admin = self._context.socket(zmq.DEALER)
         self._admin.set(zmq.LINGER, 0)
         self._admin.set(zmq.SNDHWM, 0)
@@ -167,7 +171,7 @@ class Shard:
                 reply = wire.decode_reply(self._admin.recv(zmq.NOBLOCK))
             except (zmq.Again, ProtocolError):
                 return
-            self.silent = False
+            self.silent_beats = 0
             if reply.error:
                 log.error(f"{self.name} refused a request: {reply.refusal()}")
 
@@ -204,6 +208,7 @@ class Shard:
         if self._process.stdout is not None:
             self._process.stdout.close()
         self._process = None
+        self.silent_beats = 0
         os.close(self._watch)
         if self._admin is not None:
             self._admin.close()

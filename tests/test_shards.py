@@ -4,10 +4,15 @@ rows to partitions and back."""
 from __future__ import annotations
 
 import errno
+import fcntl
 import itertools
 import json
+import os
+import resource
+import signal
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +28,7 @@ from purgatoryd.clients.partitions import Partitions
 from purgatoryd.clients.route import FAILURES, PAUSE_NS, Breaker
 from purgatoryd.daemon import deployment, shard
 from purgatoryd.daemon.config import Config
-from purgatoryd.daemon.deployment import Registry
+from purgatoryd.daemon.deployment import Deployment, Registry
 from purgatoryd.daemon.main import serve
 from purgatoryd.daemon.shard import ENDS_MAX, MOVES, Shard, State
 from purgatoryd.shm_layout import wire
@@ -36,7 +41,7 @@ from purgatoryd.shm_layout.errors import (
     ShardUnavailable,
     TableBroken,
 )
-from purgatoryd.shm_layout.layout import LoadAction, Message, WireError
+from purgatoryd.shm_layout.layout import FLAG_DRAIN, LoadAction, Message, WireError
 from purgatoryd.shm_layout.paths import paths_in
 from purgatoryd.shm_layout.shards import (
     Placement,
@@ -256,6 +261,68 @@ def test_a_shard_that_ends_as_was_wished_stays_so(
             continue
         assert one.state is state
         assert one.fds == []
+
+
+def test_only_a_shard_that_is_ready_owes_an_answer(tmp_path: Path) -> None:
+    with zmq.Context() as context:
+        says_ready = ["/bin/sh", "-c", "echo ready; exec sleep 1000"]
+        one = Shard(0, paths_in(tmp_path, "demo-1-0"), says_ready, context)
+        one.ping()
+        one.start()
+        one.ping()
+        assert one.silent_beats == 0
+        while not one.said_ready(0):
+            continue
+        for _ in range(3):
+            one.ping()
+            one.hear()
+        assert one.silent_beats == 3
+        one.signal(signal.SIGKILL)
+        while not one.ended(0, wished=False):
+            continue
+        one.ping()
+        assert one.silent_beats == 0
+
+
+def looks_after(*states: State, wake_fd: int = -1) -> Deployment:
+    """A deployment whose shards are in these states, without processes."""
+    nothing: Any = SimpleNamespace(
+        pending=lambda *, commands: False, fds=lambda: (), watch_due_ns=2**62
+    )
+    shards = [Shard(n, paths_in(Path("/"), f"demo-1-{n}"), [], nothing) for n in range(len(states))]
+    for one, state in zip(shards, states, strict=True):
+        one.state = state
+    return Deployment(Config(name="demo"), nothing, shards, nothing, nothing, wake_fd)
+
+
+def test_a_shard_that_comes_back_keeps_no_other_from_it() -> None:
+    one = looks_after(State.STARTING, State.DOWN, State.READY)
+    assert one._startable() == []
+    one._began = True
+    assert one._startable() == [one._shards[1]]
+
+
+def test_a_drain_does_not_wait_for_a_shard_that_was_given_up() -> None:
+    one, other = (looks_after(s, State.GIVEN_UP) for s in (State.ENDED, State.READY))
+    assert not one._over
+    for drained in (one, other):
+        drained._obey(FLAG_DRAIN)
+    assert one._over
+    assert not other._over
+
+
+def test_a_deployment_may_have_more_descriptors_than_select_knows() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+    near, end = os.pipe()
+    far = fcntl.fcntl(near, fcntl.F_DUPFD, 1100)
+    try:
+        os.write(end, b"!")
+        assert looks_after(State.READY, wake_fd=far)._sleep() == {far}
+    finally:
+        for fd in (near, end, far):
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_every_state_has_its_moves() -> None:

@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 from conftest import StartDaemon
 from real_daemon import Daemon, DaemonFailed, eventually, refused
+from test_lifecycle import Manager
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
@@ -253,8 +254,25 @@ def test_a_shard_that_is_silent_is_let_alone_for_a_while(clicks: Daemon) -> None
             assert (caught.value.shard, caught.value.failures) == (0, 3)
             eventually(lambda: answers(timers, lively))
         finally:
-            os.kill(pid, signal.SIGCONT)
+            with suppress(ProcessLookupError):  # it may have been given enough time
+                os.kill(pid, signal.SIGCONT)
         eventually(lambda: answers(timers, silent))
+
+
+def test_a_shard_that_hangs_is_started_again_and_the_rest_is_left_alone(
+    daemon: StartDaemon, daemon_dir: Path
+) -> None:
+    manager = Manager(str(daemon_dir / "notify"))
+    beats = {"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "1000000"}
+    demo = daemon("demo", "--shards", "2", *SMALL, env=beats)
+    manager.hears("READY=1")
+    before = pid_of(demo, 0), pid_of(demo, 1)
+    os.kill(before[0], signal.SIGSTOP)
+    assert "WATCHDOG=1" in manager.hears("STATUS=1 of 2")
+    manager.hears("STATUS=2 of 2")
+    assert pid_of(demo, 0) != before[0]
+    assert pid_of(demo, 1) == before[1]
+    manager.socket.close()
 
 
 def answers(timers: PartitionedClient, key: str) -> bool:
