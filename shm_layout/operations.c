@@ -116,11 +116,12 @@ static bool condition_holds(const struct pg_arena *a, struct pg_operation *op)
     return op->condition != PG_C_CLIENT && all_or_any(a, op, op->condition == PG_C_ALL);
 }
 
-/* The error of a failed key that this operation still needs; 0 = none. */
+/* The error of a failed key that this operation still needs; 0 = none. An ALL needs none that it
+ * has reached, visited or not. */
 static uint32_t error_now(const struct pg_arena *a, const struct pg_operation *op)
 {
     for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(a, x)->sibling)
-        if (level_of(a, x)->error != 0 && watch_at(a, x)->target != MET)
+        if (level_of(a, x)->error != 0 && !(op->condition == PG_C_ALL && target_reached(a, x)))
             return level_of(a, x)->error;
     return 0;
 }
@@ -778,16 +779,21 @@ bool operations_advance(struct pg_arena *a, uint32_t row, uint64_t level, struct
     return walk(a, row, r);
 }
 
+/* An advance, of this key or of another, may be under way: what holds already does not fail. */
 bool operations_fail(struct pg_arena *a, uint32_t row, uint32_t error, struct pg_result *r)
 {
-    struct pg_watched *l = &a->levels[row];
+    const struct pg_watched *l = &a->levels[row];
     if (r->deadline_ns == 0)      /* else it goes on, and may have forgotten the key since */
         level_set(a, row, l->level, error);
-    while (l->first != PG_NIL && watch_at(a, l->first)->target != MET) {
+    if (!walk(a, row, r))
+        return false;
+    /* Another may have cleared the error meanwhile: then nobody else fails by it. */
+    while (l->first != PG_NIL && watch_at(a, l->first)->target != MET && l->error == error) {
         const uint32_t slot = watch_at(a, l->first)->slot;
+        const bool holds = condition_holds(a, operation_at(a, slot));
         if (!visit_allowed(a, l->first, true))
             return false;
-        end_counted(a, slot, PG_CAUSE_FAILED, error, r);
+        end_counted(a, slot, holds ? PG_CAUSE_SATISFIED : PG_CAUSE_FAILED, holds ? 0 : error, r);
     }
     return true;
 }

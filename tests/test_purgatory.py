@@ -290,6 +290,62 @@ def test_a_failure_goes_on_where_it_stopped(crowd: tuple[Purgatory, Owner, Owner
     }
 
 
+@pytest.fixture
+def advanced(crowd: tuple[Purgatory, Owner, Owner]) -> tuple[Purgatory, Owner, Owner]:
+    """The crowd, and behind it three more; an advance of the key, not answered yet, has come to
+    the first 1024."""
+    core, owner, other = crowd
+    owner.send(
+        pd.watch(b"both", ALL, [Key(b"hot", 11), Key(b"cold", 1)]),
+        pd.watch(b"short", ALL, [Key(b"hot", 11), Key(b"cold", 1)], MS),
+        pd.watch(b"either", ANY, [Key(b"cold", 5), Key(b"hot", 11)]),
+    )
+    assert step(core, other.message([pd.advance(b"hot", 11)])) is None
+    assert core.metrics.satisfied == VISITS
+    return core, owner, other
+
+
+def test_a_failure_does_not_overtake_an_advance(
+    advanced: tuple[Purgatory, Owner, Owner],
+) -> None:
+    core, owner, _ = advanced
+    message = owner.message([pd.fail(b"hot", 7)])
+    assert step(core, message) is None
+    core.advance(2 * MS)
+    core.check()
+    assert owner.reply(core.send(message)).answers[0].ended == 3001 - VISITS
+    assert owner.send(pd.advance(b"cold", 1))[0].ended == 1
+    ends = {m.key: (m.cause, m.error, m.missing) for m in owner.mail()}
+    assert len(ends) == 3003
+    assert ends.pop(b"short") == (Cause.EXPIRED, 0, {1})
+    assert ends.pop(b"either") == (Cause.SATISFIED, 0, {0})
+    assert set(ends.values()) == {(Cause.SATISFIED, 0, frozenset())}
+
+
+def test_a_failure_of_one_key_does_not_overtake_an_advance_of_another(
+    advanced: tuple[Purgatory, Owner, Owner],
+) -> None:
+    core, owner, _ = advanced
+    assert owner.send(pd.fail(b"cold", 7))[0].ended == 3
+    ends = {m.key: (m.cause, m.error) for m in owner.mail()}
+    assert ends[b"either"] == (Cause.SATISFIED, 0)
+    assert ends[b"both"] == ends[b"short"] == (Cause.FAILED, 7)
+    core.check()
+
+
+def test_a_failure_that_is_cleared_half_way_fails_nobody_else(
+    crowd: tuple[Purgatory, Owner, Owner],
+) -> None:
+    core, owner, other = crowd
+    message = other.message([pd.fail(b"hot", 7)])
+    assert step(core, message) is None
+    owner.send(pd.clear(b"hot"), pd.watch(b"new", ANY, [Key(b"hot", 1)]))
+    assert other.reply(core.send(message)).answers[0].ended == VISITS
+    assert core.metrics.failed == VISITS
+    assert owner.send(pd.advance(b"hot", 10))[0].ended + VISITS == 3001
+    core.check()
+
+
 def test_expiry_in_the_middle_of_an_advance_finds_the_condition_true() -> None:
     """Notices have no room, so that the advance waits; one that needs none comes due."""
     core = Purgatory(outbox_capacity=16)
