@@ -10,7 +10,7 @@ from purgatoryd.clients.closing import Closing
 from purgatoryd.clients.loads import LoadStatus, StatusParts, check_load
 from purgatoryd.clients.packing import is_refusal, refusal
 from purgatoryd.shm_layout import wire
-from purgatoryd.shm_layout.errors import DaemonUnreachable, InvalidSetting
+from purgatoryd.shm_layout.errors import DaemonUnreachable, InvalidSetting, WrongShard
 from purgatoryd.shm_layout.layout import (
     ANYBODY,
     FLAG_DRAIN,
@@ -176,12 +176,21 @@ class Admin(Closing):
         It takes the outbox as all notices do: subscribers that were away get it, too. Names that
         begin with "_" are for this call alone. Not repeated by itself: after DaemonUnreachable
         with `in_doubt` 1 it was published once or not at all. Raises InvalidName, InvalidKey,
-        InvalidPayload, and Refused (Full, Busy, JournalStopped) too.
+        InvalidPayload, and Refused (Full, Busy, JournalStopped, WrongShard) too.
         """
         names = wire.encode_namespace(namespace), wire.encode_topic(topic)
         data = wire.encode_payload(payload)
-        holder = self._holders(namespace, timeout, key)[0]
-        return holder._publish(names, key, data, timeout)
+        limit_s = self.timeout if timeout is None else timeout
+        deadline_s = time.monotonic() + limit_s
+        while True:
+            holder = self._holders(namespace, limit_s, key)[0]
+            try:
+                return holder._publish(names, key, data, limit_s)
+            except WrongShard:
+                # It stands in the table before the shard hears of it. Nothing was published.
+                if holder is self or time.monotonic() >= deadline_s:
+                    raise
+            time.sleep(RETRY_S)
 
     def _publish(
         self, names: tuple[bytes, bytes], key: Key, data: bytes, timeout: float | None

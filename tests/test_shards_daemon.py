@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -40,11 +41,12 @@ from purgatoryd.clients import (
     SnapshotRequired,
     Status,
     Subscriber,
+    WrongShard,
     subscriber,
 )
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.paths import paths_in
-from purgatoryd.shm_layout.shards import ShardTable, read_table
+from purgatoryd.shm_layout.shards import ShardTable, read_table, write_table
 
 FAR = 3600.0
 SMALL = "--capacity", "2000", "--payload-memory", "1M", "--outbox", "1024"
@@ -155,6 +157,23 @@ def test_an_admin_reaches_the_shard_of_a_namespace(demo: Daemon) -> None:
             admin.create_namespace(names[0], 2)
     limits = {r["namespace"]: r["quota_timers"] for r in records("namespace", "ls")}
     assert limits == dict.fromkeys(names, 1)
+
+
+def test_a_notice_waits_until_its_shard_knows_the_namespace(demo: Daemon) -> None:
+    before = table(demo)
+    placement = before.place("late")
+    write_table(demo.dir, before.with_birth(placement))
+    [shard] = placement.shards
+    with (
+        Admin("demo") as admin,
+        Admin(before.daemon(shard)) as holder,
+        ThreadPoolExecutor(1) as other,
+    ):
+        with pytest.raises(WrongShard):
+            admin.publish("default", "news", namespace="late", timeout=0.2)
+        ticket = other.submit(admin.publish, "default", "news", namespace="late", timeout=60)
+        holder.set_namespace("late")
+        assert ticket.result() > 0
 
 
 # ---- partitions ---------------------------------------------------------------------------------
