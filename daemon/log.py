@@ -1,4 +1,5 @@
-"""What the daemon has to say to whoever looks after it: fields for journald, or lines on stderr.
+"""What the daemon has to say to whoever looks after it: fields for journald, or lines on stderr,
+which end with the fields.
 
 Not the standard library's logging: importing that takes longer than mapping a million timers, at
 every restart.
@@ -48,10 +49,9 @@ class Log:
     def _tell(self, level: str, message: str, fields: Mapping[str, object]) -> None:
         if LEVELS[level] > LEVELS[self.level]:
             return
-        if self._journald is None or not self._sent(
-            entry(level, message, {**self._fields, **fields})
-        ):
-            print(f"{line_prefix(level)}purgatoryd: {message}", file=sys.stderr, flush=True)
+        told = {**self._fields, **fields}
+        if self._journald is None or not self._sent(entry(level, message, told)):
+            print(line(level, message, told), file=sys.stderr, flush=True)
 
     def _sent(self, data: bytes) -> bool:
         assert self._journald is not None
@@ -78,6 +78,17 @@ def leads_to_journald(fd: int) -> bool:
 def line_prefix(level: str) -> str:
     """What tells journald the level of a line on stderr; nothing if others read it."""
     return f"<{LEVELS[level]}>" if leads_to_journald(2) else ""
+
+
+def line(level: str, message: str, fields: Mapping[str, object]) -> str:
+    """A message for stderr, with its fields as name=value behind it."""
+    named = " ".join(f"{name}={_word(str(value))}" for name, value in fields.items())
+    return f"{line_prefix(level)}purgatoryd: {message}" + (f" [{named}]" if named else "")
+
+
+def _word(value: str) -> str:
+    """A value that is not one plain word is quoted."""
+    return value if value.isprintable() and not set(value) & set(" '\"=[]") else repr(value)
 
 
 def entry(level: str, message: str, fields: Mapping[str, object]) -> bytes:

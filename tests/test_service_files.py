@@ -158,8 +158,12 @@ def test_journald_gets_fields_and_what_it_does_not_take_goes_to_stderr(
             b"PURGATORYD_NAME=demo\nPURGATORYD_ERRNO=5\n"
         )
     (tmp_path / "journald").unlink()
-    told.error("nobody there")
-    assert capsys.readouterr().err == "<3>purgatoryd: nobody there\n"
+    told.error("nobody there", errno=5, peer="a = [b]")
+    said = "<3>purgatoryd: nobody there [name=demo errno=5 peer='a = [b]']\n"
+    assert capsys.readouterr().err == said
+    told.set_up("warning")
+    told.error("no fields")
+    assert capsys.readouterr().err == "<3>purgatoryd: no fields\n"
 
 
 def test_stderr_leads_to_journald_if_systemd_says_so(
