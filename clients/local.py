@@ -114,7 +114,11 @@ class DelayedOperation(abc.ABC):
                 return False
             self._working = True
         while True:
-            self._guarded(self.try_complete)
+            try:
+                self._guarded(self.try_complete)
+            except KeyboardInterrupt:
+                self._interrupted()
+                raise
             with self._mutex:
                 if not self._completed and not self._word_left:
                     self._working = False
@@ -124,6 +128,13 @@ class DelayedOperation(abc.ABC):
                     break
         self._finish()
         return True
+
+    def _interrupted(self) -> None:
+        """The next one may try again; what was ended meanwhile is left to this thread."""
+        with self._mutex:
+            self._working = ended = self._completed
+        if ended:
+            self._finish()
 
     def _finish(self) -> None:
         """Runs in the one thread that is at work; nobody works on it afterwards."""
@@ -145,12 +156,14 @@ class DelayedOperation(abc.ABC):
     def _guarded(self, callback: Callable[[], object]) -> None:
         try:
             callback()
-        except Exception as error:  # a callback's error must not stop the others
+        except KeyboardInterrupt:  # meant for the thread, which is the main one
+            raise
+        except BaseException as error:  # sys.exit() too: it must not stop the others
             purgatory = self._purgatory
             (_log_error if purgatory is None else purgatory._report)(self, error)
 
 
-def _log_error(operation: DelayedOperation, error: Exception) -> None:
+def _log_error(operation: DelayedOperation, error: BaseException) -> None:
     _LOG.error("callback of %r failed", operation, exc_info=error)
 
 
@@ -166,7 +179,7 @@ class DelayedOperationPurgatory:
         self,
         name: str,
         *,
-        on_error: Callable[[DelayedOperation, Exception], None] = _log_error,
+        on_error: Callable[[DelayedOperation, BaseException], None] = _log_error,
         clock_ns: Callable[[], int] = _boot_ns,
         reaper: bool = True,
     ) -> None:
@@ -354,10 +367,12 @@ class DelayedOperationPurgatory:
                 operation._end(expired=ending == "expire")
         return left
 
-    def _report(self, operation: DelayedOperation, error: Exception) -> None:
+    def _report(self, operation: DelayedOperation, error: BaseException) -> None:
         with self._changed:
             self.errors += 1
         try:
             self._on_error(operation, error)
-        except Exception:
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
             _LOG.exception("the error handler of purgatory %r failed", self.name)

@@ -101,7 +101,9 @@ class Operation:
         """Asks the owner's condition; one that raises is reported and counts as false."""
         try:
             return self._condition is not None and bool(self._condition.condition())
-        except Exception as error:  # the owner's code may raise anything
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # sys.exit() too: it would end the listener
             _LOG.error("condition of operation %r failed", self.key, exc_info=error)
             return False
 
@@ -109,7 +111,9 @@ class Operation:
 def _guarded(callback: Callable[[Operation], object], operation: Operation) -> None:
     try:
         callback(operation)
-    except Exception as error:  # one callback must not stop the others
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # sys.exit() too: one callback must not stop the others
         _LOG.error("callback of operation %r failed", operation.key, exc_info=error)
 
 

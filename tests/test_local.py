@@ -92,13 +92,13 @@ def time() -> Time:
 
 
 @pytest.fixture
-def errors() -> list[tuple[DelayedOperation, Exception]]:
+def errors() -> list[tuple[DelayedOperation, BaseException]]:
     return []
 
 
 @pytest.fixture
 def purgatory(
-    time: Time, errors: list[tuple[DelayedOperation, Exception]]
+    time: Time, errors: list[tuple[DelayedOperation, BaseException]]
 ) -> Iterator[DelayedOperationPurgatory]:
     p = DelayedOperationPurgatory(
         "test", clock_ns=time, reaper=False, on_error=lambda *what: errors.append(what)
@@ -344,7 +344,7 @@ def fails(_: object = None) -> bool:
 
 
 def test_a_condition_that_throws_stops_nobody(
-    purgatory: DelayedOperationPurgatory, errors: list[tuple[DelayedOperation, Exception]],
+    purgatory: DelayedOperationPurgatory, errors: list[tuple[DelayedOperation, BaseException]],
     time: Time,
 ) -> None:  # fmt: skip
     flag = Flag()
@@ -360,8 +360,50 @@ def test_a_condition_that_throws_stops_nobody(
     assert ops[1].ends == ["complete", "expire"]
 
 
+@pytest.mark.parametrize("error", [SystemExit, GeneratorExit])
+def test_a_callback_that_wants_to_exit_stops_nobody(
+    purgatory: DelayedOperationPurgatory,
+    errors: list[tuple[DelayedOperation, BaseException]],
+    error: type[BaseException],
+) -> None:
+    def leave(_: object = None) -> bool:
+        raise error
+
+    flag = Flag()
+    ops = [Op(flag, on_complete=leave), Op(leave), Op(flag)]
+    for op in ops:
+        assert not purgatory.try_complete_else_watch(op, ["k"])
+    flag.up = True
+    assert purgatory.check_and_complete("k") == 2
+    assert [op.ends for op in ops] == [["complete"], [], ["complete"]]
+    assert {type(what) for _, what in errors} == {error}
+    assert ops[1].force_complete()
+
+
+def test_an_interrupt_goes_through_and_leaves_the_operation_whole(
+    purgatory: DelayedOperationPurgatory,
+) -> None:
+    def interrupt() -> bool:
+        raise KeyboardInterrupt
+
+    def end_and_interrupt() -> bool:
+        ended.force_complete()
+        raise KeyboardInterrupt
+
+    op, ended = Op(), Op()
+    for one, then in ((op, interrupt), (ended, end_and_interrupt)):
+        purgatory.try_complete_else_watch(one, [id(one)])
+        one.ready = then
+        with pytest.raises(KeyboardInterrupt):
+            purgatory.check_and_complete(id(one))
+    assert (op.ends, ended.ends) == ([], ["complete"])
+    op.ready = lambda: True
+    assert purgatory.check_and_complete(id(op)) == 1
+    assert op.ends == ["complete"]
+
+
 def test_completion_that_throws_is_reported_and_not_repeated(
-    purgatory: DelayedOperationPurgatory, errors: list[tuple[DelayedOperation, Exception]],
+    purgatory: DelayedOperationPurgatory, errors: list[tuple[DelayedOperation, BaseException]],
     time: Time,
 ) -> None:  # fmt: skip
     ops = [Op(on_complete=fails, on_expiration=fails), Op()]
@@ -492,7 +534,7 @@ def test_what_a_shutdown_returned_may_be_watched_elsewhere(
 
 
 def test_errors_at_shutdown_are_reported(
-    time: Time, errors: list[tuple[DelayedOperation, Exception]]
+    time: Time, errors: list[tuple[DelayedOperation, BaseException]]
 ) -> None:
     p = DelayedOperationPurgatory(
         "end", clock_ns=time, reaper=False, on_error=lambda *what: errors.append(what)
@@ -549,6 +591,20 @@ def test_the_reaper_expires_by_itself_and_may_be_shut_down_from_its_own_callback
     assert p._thread is not None
     p._thread.join(PATIENCE_S)
     assert not p._thread.is_alive()
+
+
+def test_the_reaper_outlives_a_callback_that_wants_to_exit() -> None:
+    over = threading.Event()
+    p = DelayedOperationPurgatory("real", on_error=nothing)
+
+    def leave(_: object) -> None:
+        raise SystemExit
+
+    p.try_complete_else_watch(Op(timeout=0, on_complete=leave), ["k"])
+    p.try_complete_else_watch(Op(timeout=0.01, on_complete=lambda _: over.set()), ["k"])
+    assert over.wait(PATIENCE_S)
+    p.shutdown()
+    assert p.errors == 1
 
 
 def run_all(work: Callable[[int], object], threads: int = 8) -> None:

@@ -467,7 +467,11 @@ def test_callbacks_run_once_and_stop_nobody(
     def explode(_: Operation) -> None:
         raise RuntimeError("on purpose")
 
+    def leave(_: Operation) -> None:
+        raise SystemExit("in the listener")
+
     op = a.watch("one", AllOf({"t": 1}), HOUR_S, callback=explode)
+    op.add_done_callback(leave)
     op.add_done_callback(note)
     a.watch("two", AllOf({"t": 1}), HOUR_S, callback=note)
     b.advance("t", 1)
@@ -478,6 +482,7 @@ def test_callbacks_run_once_and_stop_nobody(
     op.add_done_callback(note)
     assert called[3:] == ["'one' satisfied"], "of one that ended already: at once"
     assert "on purpose" in caplog.text
+    assert "in the listener" in caplog.text
 
 
 def test_a_callback_watches_and_advances(a: Purgatory) -> None:
