@@ -126,6 +126,11 @@ static uint32_t error_now(const struct pg_arena *a, const struct pg_operation *o
     return 0;
 }
 
+static enum pg_cause cause_of(uint32_t error)
+{
+    return error != 0 ? PG_CAUSE_FAILED : PG_CAUSE_SATISFIED;
+}
+
 /* ---- where watchers stand ------------------------------------------------------------------ */
 
 static uint64_t clamp_add(uint64_t a, uint64_t b)
@@ -311,6 +316,7 @@ bool operation_may_end(struct pg_arena *a, uint32_t slot)
     return !stage_full(a) && (granules == 0 || outbox_make_room(a, granules * PG_GRANULE));
 }
 
+/* An advance or a failure may be under way that has not come to it yet. */
 bool operation_expire(struct pg_arena *a, uint32_t slot)
 {
     struct pg_operation *op = operation_at(a, slot);
@@ -318,8 +324,9 @@ bool operation_expire(struct pg_arena *a, uint32_t slot)
         return false;
     work_done(a, op->keys / KEYS_PER_VISIT);
     const bool holds = condition_holds(a, op);
+    const uint32_t error = holds ? 0 : error_now(a, op);
     a->metrics->already_true += holds;
-    operation_close(a, slot, holds ? PG_CAUSE_SATISFIED : PG_CAUSE_EXPIRED, 0);
+    operation_close(a, slot, holds || error != 0 ? cause_of(error) : PG_CAUSE_EXPIRED, error);
     return true;
 }
 
@@ -579,11 +586,6 @@ static bool ends_now(const struct pg_arena *a, struct pg_operation *op, uint32_t
 {
     *error = error_now(a, op);
     return *error != 0 || condition_holds(a, op);
-}
-
-static enum pg_cause cause_of(uint32_t error)
-{
-    return error != 0 ? PG_CAUSE_FAILED : PG_CAUSE_SATISFIED;
 }
 
 /* Ends a new operation at once if there is nothing to wait for; its notice has room. */

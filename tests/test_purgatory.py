@@ -367,6 +367,30 @@ def test_expiry_in_the_middle_of_an_advance_finds_the_condition_true() -> None:
     assert len(mail) == 18
 
 
+@pytest.mark.parametrize("rebuilt", [False, True])
+def test_expiry_in_the_middle_of_a_failure_finds_the_error(rebuilt: bool) -> None:
+    """Notices have no room, so that the failure waits; those that need none come due."""
+    core = Purgatory(outbox_capacity=16)
+    owner = Owner(core)
+    owner.send(
+        *(pd.watch(b"%d" % n, ALL, [Key(b"k", n)], MS, notice=True) for n in range(1, 18)),
+        pd.watch(b"short", ALL, [Key(b"j", 0), Key(b"k", 20)], MS),
+    )
+    message = owner.message([pd.fail(b"k", 7)])
+    assert step(core, message) is None
+    if rebuilt:
+        core.attach()
+        core.rebuild(core.now_ns)
+    while core.advance(2 * MS):
+        core.check()
+        core.publish_all()
+    ends = {m.key: (m.cause, m.error) for m in owner.mail()}
+    assert len(ends) == 18
+    assert set(ends.values()) == {(Cause.FAILED, 7)}
+    assert core.metrics.already_true == core.metrics.expired == 0
+    assert core.send(message) is not None
+
+
 @pytest.mark.parametrize(
     "last",
     [
