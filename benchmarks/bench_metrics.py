@@ -3,8 +3,8 @@
 Counting: one fixed load on a whole arena (metrics/arena.c), with the core as it is and with one
 that leaves the histograms out. Reading: lateness of notices of a daemon whose figures somebody
 reads ten times a second, and while it is left alone. Both in pairs whose order changes; pairs of
-twice the same say what the machine's own noise is. A ratio is with over without. Writes
-benchmarks/results/metrics.json.
+twice the same say what the machine's own noise is. A ratio is with over without; it is within its
+limit if the upper end of its interval is. Writes benchmarks/results/metrics.json.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def compared(count: int, unit: str, limit: float, without: Run, with_: Run) -> d
         **figures,
         "noise": ratio(noise),
         "limit": limit,
-        "met": figures["ratio"] <= limit,
+        "met": figures["ratio_95"][1] <= limit,
         "runs": found,
         "noise_runs": noise,
     }
