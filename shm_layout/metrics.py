@@ -70,7 +70,7 @@ COUNTERS: dict[str, str] = {
     "refused_journal": "the journal's ring was too full, or the journal has stopped",
     "refused_loads": "no room to remember a bulk load",
     "refused_fenced": "rows of a bulk load that is closed, or of an older run of it",
-    "refused_other": "a deadline too far, no ticket left",
+    "refused_other": "a deadline too far, no ticket left, one watch key twice",
 }
 SINCE_START = {"wakeups", "messages_sent"}
 """Counted since the start of the daemon."""
