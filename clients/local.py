@@ -26,6 +26,9 @@ from purgatoryd.shm_layout.wheel import NEVER_NS, Wheel
 
 _LOG = logging.getLogger("purgatoryd")
 
+NAP_MAX_S = 1.0
+"""The reaper's longest sleep before a deadline: a wait stands still while the host is suspended."""
+
 Ending = Literal["complete", "expire", "return"]
 
 
@@ -342,7 +345,8 @@ class DelayedOperationPurgatory:
                 left_ns = self._wake_ns - self._clock_ns()
                 if left_ns <= 0:
                     return True
-                self._changed.wait(min(left_ns / 1e9, threading.TIMEOUT_MAX))
+                nap_s = min(left_ns / 1e9, NAP_MAX_S)
+                self._changed.wait(None if self._wake_ns == NEVER_NS else nap_s)
             return False
 
     # ---- the end -----------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from real_daemon import PATIENCE_S
 
-from purgatoryd.clients import DelayedOperation, DelayedOperationPurgatory
+from purgatoryd.clients import DelayedOperation, DelayedOperationPurgatory, local
 from purgatoryd.shm_layout.errors import Closed, InvalidArgument
 
 SECOND_NS = 10**9
@@ -605,6 +605,21 @@ def test_the_reaper_outlives_a_callback_that_wants_to_exit() -> None:
     assert over.wait(PATIENCE_S)
     p.shutdown()
     assert p.errors == 1
+
+
+def test_the_reaper_sees_that_time_went_on_without_it(
+    time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As over a suspend, during which a wait stands still."""
+    monkeypatch.setattr(local, "NAP_MAX_S", 0.01)
+    over = threading.Event()
+    p = DelayedOperationPurgatory("real", clock_ns=time)
+    op = Op(timeout=3600, on_expiration=lambda _: over.set())
+    p.try_complete_else_watch(op, ["k"])
+    assert not over.wait(0.05)
+    time.add(3600.1)
+    assert over.wait(PATIENCE_S)
+    p.shutdown()
 
 
 def run_all(work: Callable[[int], object], threads: int = 8) -> None:
