@@ -115,7 +115,8 @@ class AsyncPurgatory(AsyncClient):
     async def connect(self) -> Self:
         """Opens the session. Raises DaemonUnreachable."""
         await super().connect()
-        self._keep_alive()
+        if self._beat is None:
+            self._keep_alive()
         return self
 
     # ---- watching --------------------------------------------------------------------------

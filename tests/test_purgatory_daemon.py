@@ -644,6 +644,16 @@ def test_asyncio_conditions_and_callbacks_run_in_the_loop(demo: Daemon) -> None:
     run(work)
 
 
+def test_asyncio_connected_twice_has_one_beat(demo: Daemon) -> None:
+    async def work(p: AsyncPurgatory) -> None:
+        beat = p._beat
+        assert beat is not None
+        assert await p.connect() is p
+        assert p._beat is beat
+
+    run(work)
+
+
 def test_asyncio_close_and_cancelled_waiters(demo: Daemon) -> None:
     async def work(p: AsyncPurgatory) -> None:
         op = await p.watch("w", AllOf({"t": 1}), HOUR_S)
