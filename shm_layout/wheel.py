@@ -76,10 +76,6 @@ class Wheel(Generic[T]):
         """When advance() is needed next; NEVER_NS = nothing is armed."""
         return int(lib.pg_local_next_ns(self._wheel))
 
-    def items(self) -> list[T]:
-        """All that is armed, in no order."""
-        return [item for item, _ in self._items.values()]
-
     def check(self) -> None:
         """Raises ArenaBroken with the first broken invariant."""
         fault = ffi.new("struct pg_fault *")

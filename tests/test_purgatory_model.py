@@ -62,7 +62,6 @@ class Model:
     inbox: dict[int, dict[int, Operation]] = field(default_factory=dict)  # session -> ticket
     unsent: set[int] = field(default_factory=set)  # tickets
     verdicts: list[Operation] = field(default_factory=list)  # since the last look
-    already_true: int = 0
 
     # ---- conditions ----
 
