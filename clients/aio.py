@@ -31,6 +31,7 @@ from purgatoryd.clients.loads import Load, LoadStatus, StatusParts
 from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
 from purgatoryd.clients.packing import Pending
 from purgatoryd.clients.remote import Remote
+from purgatoryd.clients.route import Partition
 from purgatoryd.clients.session import Batch, State
 from purgatoryd.clients.subscriber import RECEIVE_HWM, Inbox, Merged, Opener, unreachable
 from purgatoryd.shm_layout.errors import (
@@ -89,7 +90,7 @@ class AsyncClient:
         ledger: Ledger | None = None,
         worker: str | None = None,
         near: bool = False,
-        partition: int | None = None,
+        partition: Partition | None = None,
     ) -> None:
         self.timeout = timeout
         self.queue_limit = queue_limit

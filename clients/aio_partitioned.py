@@ -43,10 +43,10 @@ class AsyncPartitionedClient:
         self._partitions = await _wait_for(Route(self.name, self.namespace), self._timeout_s)
         clients = [
             AsyncClient(
-                self.name, namespace=self.namespace, timeout=self._timeout_s, partition=number,
+                self.name, namespace=self.namespace, timeout=self._timeout_s, partition=partition,
                 **self._settings,
             )
-            for number in self._partitions.numbers
+            for partition in self._partitions.all
         ]  # fmt: skip
         async with AsyncExitStack() as undo:
             for client in clients:

@@ -32,6 +32,7 @@ from purgatoryd.clients.loads import Load, LoadStatus, StatusParts
 from purgatoryd.clients.model import CancelResult, TimerInfo
 from purgatoryd.clients.packing import Pending
 from purgatoryd.clients.remote import Remote
+from purgatoryd.clients.route import Partition
 from purgatoryd.clients.session import Batch, State
 from purgatoryd.shm_layout.errors import CallTimeout, DaemonError, PurgatorydError, QueueFull
 from purgatoryd.shm_layout.layout import LoadAction
@@ -114,7 +115,7 @@ class Client:
         ledger: Ledger | None = None,
         worker: str | None = None,
         near: bool = False,
-        partition: int | None = None,
+        partition: Partition | None = None,
     ) -> None:
         self.timeout = timeout
         self.queue_limit = queue_limit

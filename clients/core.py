@@ -18,7 +18,7 @@ from purgatoryd.clients.model import TimerInfo
 from purgatoryd.clients.near import come_near, refuse_far
 from purgatoryd.clients.packing import Packer, Pending, PendingAdd, PendingCancel
 from purgatoryd.clients.remote import Remote
-from purgatoryd.clients.route import Route
+from purgatoryd.clients.route import Partition, Route
 from purgatoryd.clients.session import Batch, Query, Session, State
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import (
@@ -86,7 +86,7 @@ class Core:
         ledger: Ledger | None = None,
         worker: str | None = None,
         near: bool = False,
-        partition: int | None = None,
+        partition: Partition | None = None,
     ) -> None:
         self.name = check_name(name)
         refuse_far(near=near, remote=remote)

@@ -40,9 +40,9 @@ class PartitionedClient(Closing):
         self._partitions = _wait_for(Route(name, namespace), timeout)
         self._clients: list[Client] = []
         with ExitStack() as undo:
-            for number in self._partitions.numbers:
+            for partition in self._partitions.all:
                 client = Client(
-                    name, namespace=namespace, timeout=timeout, partition=number, **settings
+                    name, namespace=namespace, timeout=timeout, partition=partition, **settings
                 )
                 undo.callback(client.close)
                 self._clients.append(client)

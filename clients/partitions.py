@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from purgatoryd.clients.bulk import fields_of
-from purgatoryd.clients.route import Route
+from purgatoryd.clients.route import Breaker, Partition, Route
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.shards import Placement
 from purgatoryd.shm_layout.wire import Key
@@ -40,9 +40,12 @@ class Partitions:
         return self._placement.partition_of(wire.encode_key(key)[1])
 
     @property
-    def numbers(self) -> list[int | None]:
+    def all(self) -> list[Partition | None]:
         """What the clients of the partitions are told; None = a plain namespace."""
-        return [*range(self.count)] if self.count > 1 else [None]
+        if self.count == 1:
+            return [None]
+        breakers: dict[int, Breaker] = {}
+        return [Partition(number, breakers) for number in range(self.count)]
 
     def split(self, rows: Any) -> Iterator[Part]:
         """Rows or columns, as add_many takes them. Raises InvalidRows, InvalidKey."""

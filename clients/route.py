@@ -6,6 +6,8 @@ placed by who runs the deployment, who is asked once.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from purgatoryd.clients.channel import Channel
 from purgatoryd.clients.times import boot_now_ns
 from purgatoryd.shm_layout import wire
@@ -20,15 +22,24 @@ PAUSE_NS, PAUSE_MAX_NS = 1_000_000_000, 30_000_000_000
 """For how long, the first time and at most; it doubles with every probe that fails."""
 
 
+class Partition(NamedTuple):
+    """One of those that a namespace is divided into, for a client that is one of several."""
+
+    number: int
+    breakers: dict[int, Breaker]
+    """By shard; of all these clients, so that what one learns of a shard the others know."""
+
+
 class Route:
     """To the daemon that holds `namespace`, or that partition of it."""
 
-    def __init__(self, name: str, namespace: str, partition: int | None = None) -> None:
+    def __init__(self, name: str, namespace: str, partition: Partition | None = None) -> None:
         self.name = name
         self.namespace = namespace
         self.breaker: Breaker | None = None
         """Of the shard that was found last; None = the daemon has no shards."""
-        self._partition = partition
+        self._partition = None if partition is None else partition.number
+        self._breakers = {} if partition is None else partition.breakers
         self._asked: Channel | None = None
         self._ask_boot_ns = 0
 
@@ -44,8 +55,7 @@ class Route:
         if table is None:
             return paths
         shard = self._shard(self.placed(paths, table))
-        if self.breaker is None or self.breaker.shard != shard:
-            self.breaker = Breaker(self.name, shard)
+        self.breaker = self._breakers.setdefault(shard, Breaker(self.name, shard))
         return paths_in(paths.directory, table.daemon(shard))
 
     def table(self) -> tuple[Paths, ShardTable | None]:
