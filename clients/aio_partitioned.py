@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Iterable
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from purgatoryd.clients.aio import AsyncClient
 from purgatoryd.clients.bulk import BulkResult
@@ -16,6 +17,8 @@ from purgatoryd.clients.partitions import Part, Partitions
 from purgatoryd.clients.route import Route
 from purgatoryd.shm_layout.errors import DaemonError, DaemonUnreachable
 from purgatoryd.shm_layout.wire import Key
+
+Result = TypeVar("Result")
 
 
 class AsyncPartitionedClient:
@@ -84,7 +87,7 @@ class AsyncPartitionedClient:
         calls = (
             self._clients[part.partition].cancel_many(part.rows, timeout=timeout) for part in parts
         )
-        found = await asyncio.gather(*calls)
+        found = await _all(calls)
         results = {
             place: result
             for part, some in zip(parts, found, strict=True)
@@ -94,7 +97,7 @@ class AsyncPartitionedClient:
 
     async def flush(self, *, timeout: float | None = None) -> None:
         """Returns once every call was answered; raises as Client.flush does."""
-        await asyncio.gather(*(client.flush(timeout=timeout) for client in self._clients))
+        await _all(client.flush(timeout=timeout) for client in self._clients)
 
     async def close(self) -> None:
         """Flushes, and closes all connections; raises as Client.close."""
@@ -112,6 +115,16 @@ class AsyncPartitionedClient:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
+
+
+async def _all(calls: Iterable[Awaitable[Result]]) -> list[Result]:
+    """Waits for every call, also when one has failed; raises an error if one did."""
+    results = []
+    for found in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(found, BaseException):
+            raise found
+        results.append(found)
+    return results
 
 
 def _merged(parts: list[Part], found: list[BulkResult | BaseException]) -> BulkResult:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from purgatoryd.clients.bulk import BulkResult
 from purgatoryd.clients.client import Client
@@ -15,8 +15,11 @@ from purgatoryd.clients.core import OPEN_RETRY_S
 from purgatoryd.clients.model import CancelResult, TimerInfo
 from purgatoryd.clients.partitions import Part, Partitions
 from purgatoryd.clients.route import Route
-from purgatoryd.shm_layout.errors import DaemonError, DaemonUnreachable
+from purgatoryd.shm_layout.errors import CallTimeout, DaemonError, DaemonUnreachable, QueueFull
 from purgatoryd.shm_layout.wire import Key
+
+SILENCE_S = 0.25
+Result = TypeVar("Result")
 
 
 class PartitionedClient(Closing):
@@ -37,6 +40,7 @@ class PartitionedClient(Closing):
     ) -> None:
         self.name = name
         self.namespace = namespace
+        self.timeout = timeout
         self._partitions = _wait_for(Route(name, namespace), timeout)
         self._clients: list[Client] = []
         with ExitStack() as undo:
@@ -70,16 +74,16 @@ class PartitionedClient(Closing):
         Rows of a shard that did not answer have the status NONE; check() raises why.
         """
 
-        def send(client: Client, some: Any) -> BulkResult:
-            return client.add_many(some, wait=False, **named)
+        def send(client: Client, some: Any, **limits: Any) -> BulkResult:
+            return client.add_many(some, wait=False, **limits, **named)
 
         return self._each(list(self._partitions.split(rows)), send, timeout)
 
     def cancel_many(self, keys: Any, *, timeout: float | None = None) -> list[CancelResult]:
         """Disarms many timers, as Client.cancel_many does."""
 
-        def send(client: Client, some: Any) -> BulkResult:
-            return client.cancel_many(some, wait=False)
+        def send(client: Client, some: Any, **limits: Any) -> BulkResult:
+            return client.cancel_many(some, wait=False, **limits)
 
         result = self._each(list(self._partitions.split_keys(keys)), send, timeout)
         result.check()
@@ -87,7 +91,8 @@ class PartitionedClient(Closing):
 
     def flush(self, *, timeout: float | None = None) -> None:
         """Returns once every call made before this one was answered; raises as Client.flush."""
-        _all(partial(client.flush, timeout=timeout) for client in self._clients)
+        patience = Patience(self.timeout if timeout is None else timeout)
+        _all(partial(patience.wait, client.flush) for client in self._clients)
 
     def close(self) -> None:
         """Flushes, and closes all connections; raises as Client.close."""
@@ -96,26 +101,47 @@ class PartitionedClient(Closing):
     def _each(
         self,
         parts: list[Part],
-        send: Callable[[Client, Any], BulkResult],
+        send: Callable[..., BulkResult],
         timeout: float | None,
     ) -> BulkResult:
         """All parts are under way before the first answer is waited for."""
+        patience = Patience(self.timeout if timeout is None else timeout)
         sent, done = [], []
         error: DaemonError | None = None
         for part in parts:
             client = self._clients[part.partition]
             try:
-                sent.append((client, part.places, send(client, part.rows)))
+                result = patience.wait(partial(send, client, part.rows))
+                sent.append((client, part.places, result))
             except DaemonError as refused:
                 error = refused
         for client, places, result in sent:
             try:
-                client.settle(result, timeout=timeout)
+                patience.wait(partial(client.settle, result))
             except DaemonError as failed:
                 error = failed
             done.append((places, result))
         rows = sum(len(part.places) for part in parts)
         return BulkResult.merged(rows, done, error)
+
+
+class Patience:
+    """With several clients whose calls are under way all at once, and waited for in turn.
+
+    Once one was silent for as long as the caller waits, so were those behind it: they have only
+    SILENCE_S left to say something, or several silent ones would take the time of each.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+
+    def wait(self, step: Callable[..., Result]) -> Result:
+        """Does a step that takes a `timeout`; raises as it does."""
+        try:
+            return step(timeout=self._limit_s)
+        except (CallTimeout, DaemonUnreachable, QueueFull):
+            self._limit_s = min(self._limit_s, SILENCE_S)
+            raise
 
 
 def _wait_for(route: Route, timeout_s: float) -> Partitions:

@@ -3,6 +3,7 @@ rows to partitions and back."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import itertools
@@ -13,7 +14,7 @@ import signal
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +24,10 @@ from journal_driver import truth
 from purgatory_driver import ANY, Command, Key, Purgatory, advance, cancel, put, watch
 
 from purgatoryd.clients import route
+from purgatoryd.clients.aio import AsyncClient
+from purgatoryd.clients.aio_partitioned import AsyncPartitionedClient
 from purgatoryd.clients.bulk import BulkResult
+from purgatoryd.clients.partitioned import SILENCE_S, Patience
 from purgatoryd.clients.partitions import Partitions
 from purgatoryd.clients.route import FAILURES, PAUSE_NS, Breaker
 from purgatoryd.daemon import deployment, shard
@@ -35,6 +39,7 @@ from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.errors import (
     AloneBefore,
+    CallTimeout,
     DaemonError,
     InvalidName,
     InvalidSetting,
@@ -363,6 +368,40 @@ def test_a_shard_that_is_silent_is_not_asked_for_a_while(monkeypatch: pytest.Mon
 
 
 # ---- partitions ---------------------------------------------------------------------------------
+
+
+def test_several_silent_partitions_do_not_take_the_time_of_each() -> None:
+    given: list[float] = []
+
+    def silent(timeout: float) -> None:
+        given.append(timeout)
+        raise CallTimeout("flush", timeout, 0)
+
+    patience = Patience(5.0)
+    for _ in range(3):
+        with pytest.raises(CallTimeout):
+            patience.wait(silent)
+    assert given == [5.0, SILENCE_S, SILENCE_S]
+
+
+def test_a_partition_that_fails_leaves_no_call_of_another_behind() -> None:
+    class Fails:
+        async def flush(self, timeout: float | None) -> None:
+            raise CallTimeout("flush", 1.0, 0)
+
+    class Takes:
+        done = False
+
+        async def flush(self, timeout: float | None) -> None:
+            for _ in range(10):
+                await asyncio.sleep(0)
+            self.done = True
+
+    client, slow = AsyncPartitionedClient("demo"), Takes()
+    client._clients = [cast("AsyncClient", Fails()), cast("AsyncClient", slow)]
+    with pytest.raises(CallTimeout):
+        asyncio.run(client.flush())
+    assert slow.done
 
 
 def partitions(count: int = 3) -> Partitions:
