@@ -248,8 +248,8 @@ class Ours:
         if not lib.pg_check(self._a, fault):
             raise SystemExit(f"broken: {ffi.string(fault.part)} {ffi.string(fault.what)}")
         left = self._metrics
-        if left.operations or left.outcomes or left.live:
-            raise SystemExit("operations are left at the end")
+        if left.operations or left.outcomes or left.live or left.blob_bytes:
+            raise SystemExit("operations, or their bytes, are left at the end")
         regions = lib.pg_header_of(self._a).regions
         pool = ffi.cast(
             "struct pg_purgatory *", pointer(self._mapped[0]) + regions[lib.PG_R_PURGATORY].offset

@@ -20,6 +20,7 @@ from own_daemon import own_daemon
 
 from purgatoryd.shm_layout import layout
 from purgatoryd.shm_layout._core import lib
+from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.paths import Paths, paths_in
 
 from .experiment import MS, Experiment, Figures
@@ -30,6 +31,8 @@ TURN_NS = 2 * MS
 """Between two looks of a worker: four that look more often share two CPUs with the daemon badly."""
 BEGIN_NS = 4_000 * MS
 """Until all workers have made their schedules."""
+SETTLE_MS = 10_000
+"""For what is still on its way when a worker is done: its last acknowledgements."""
 
 OUTCOMES: int = lib.PG_M_OUTCOMES
 
@@ -48,7 +51,7 @@ class Through:
         self._check = check
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
-        self._socket.set(zmq.LINGER, 0)
+        self._socket.set(zmq.LINGER, SETTLE_MS)
         self._socket.connect(experiment.endpoint)
         self._in = messages.bytes.data
         self._under_way = 0
@@ -114,6 +117,18 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def check(paths: Paths) -> None:
+    """Every invariant, and that nothing is left of any operation."""
+    reader = Reader.attach(paths)
+    left, give_up_s = reader.metrics, time.monotonic() + SETTLE_MS / 1e3
+    while (left.operations or left.outcomes) and time.monotonic() < give_up_s:
+        time.sleep(0.01)
+    if left.operations or left.outcomes:
+        raise SystemExit(f"{left.operations} operations, {left.outcomes} outcomes left at the end")
+    reader.check()
+    reader.close()
+
+
 # ---- a run -------------------------------------------------------------------------------
 
 
@@ -160,4 +175,7 @@ def run_through(experiment: Experiment, command: list[str], environment: dict[st
         ]
         rows = [json.loads(worker.communicate()[0]) for worker in workers]
         arena = os.stat(f"/dev/shm{paths.arena}")
-        return together(rows, cpu_seconds(pid) - before_s, arena.st_blocks * 512)
+        row = together(rows, cpu_seconds(pid) - before_s, arena.st_blocks * 512)
+        if not row["aborted"] and not row["lost"]:
+            check(paths)
+        return row
