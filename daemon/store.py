@@ -47,7 +47,14 @@ from purgatoryd.shm_layout.errors import (
     PurgatorydError,
 )
 from purgatoryd.shm_layout.journal import Committer, Walk
-from purgatoryd.shm_layout.layout import LOAD_BLOCK_ROWS, REGION_ALIGN, ArenaState, ClockKind
+from purgatoryd.shm_layout.layout import (
+    LOAD_BLOCK_ROWS,
+    REGION_ALIGN,
+    ArenaState,
+    ClockKind,
+    DaemonState,
+    Degraded,
+)
 from purgatoryd.shm_layout.paths import Paths
 
 # Settings that can differ at a restart: what the core calls them, and the setting's name.
@@ -133,6 +140,7 @@ def source(opening: Opening) -> Iterator[Arena | None]:
         arena = _source(opening)
         if arena is not None:
             held.callback(arena.close)
+            held.callback(arena.set_daemon_state, DaemonState.STOPPED, Degraded(0), boot_ns())
             held.callback(arena.set_state, ArenaState.READY)
         yield arena
 
@@ -180,6 +188,7 @@ def _attach(opening: Opening) -> Arena:
     _refuse_other_journal(arena, opening)
     opening.step("rebuilding")
     arena.set_state(ArenaState.REBUILDING, os.getpid())
+    arena.set_daemon_state(DaemonState.RECOVERING, Degraded(0), boot_ns())
     arena.rebuild(_now_ns(arena, opening.config))
     return arena
 

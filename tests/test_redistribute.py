@@ -19,9 +19,9 @@ from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.journal import locked
 from purgatoryd.daemon.main import name_lock
 from purgatoryd.daemon.redistribute import Division, settle
-from purgatoryd.daemon.store import Opening, journal_end, open_arena
+from purgatoryd.daemon.store import Opening, journal_end, open_arena, source
 from purgatoryd.shm_layout import segment
-from purgatoryd.shm_layout.arena import Arena
+from purgatoryd.shm_layout.arena import Arena, Reader
 from purgatoryd.shm_layout.errors import (
     AlreadyRunning,
     ArenaMismatch,
@@ -32,7 +32,7 @@ from purgatoryd.shm_layout.errors import (
 )
 from purgatoryd.shm_layout.gather import Census, census
 from purgatoryd.shm_layout.journal import Committer
-from purgatoryd.shm_layout.layout import ArenaState, Status
+from purgatoryd.shm_layout.layout import ArenaState, DaemonState, Status
 from purgatoryd.shm_layout.paths import paths_in
 from purgatoryd.shm_layout.shards import Placement, ShardTable, read_table, write_table
 
@@ -338,6 +338,26 @@ def test_a_shard_that_still_runs_is_named(begin: Callable[..., Deployment]) -> N
     ):
         one.divide(3)
     assert caught.value.name == "demo-1-1"
+
+
+def test_an_arena_says_that_it_is_rebuilt_and_stopped_once_it_was_only_read(
+    begin: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, rebuild, states = begin(), Arena.rebuild, []
+
+    def noted(arena: Arena, now_ns: int) -> None:
+        states.append((arena.header.daemon_state, arena.header.daemon_pid))
+        rebuild(arena, now_ns)
+
+    with one.opened() as shards:
+        shards.cores[0].put(b"k", FAR_NS, namespace=b"a")
+    monkeypatch.setattr(Arena, "rebuild", noted)
+    with source(one.division().opening(one.table, 0)) as arena:
+        assert arena is not None
+    assert states == [(DaemonState.RECOVERING, os.getpid())]
+    with contextlib.closing(Reader.attach(paths_in(one.directory, "demo-1-0"))) as reader:
+        assert reader.header.daemon_state == DaemonState.STOPPED
+        assert reader.header.daemon_pid == 0
 
 
 @pytest.mark.parametrize("name", ["demo-0-5", "demo-2-5"])
