@@ -216,6 +216,8 @@ class Config:
             raise InvalidSetting("cpus", self.cpus, 'a list such as "3,0-2"', "config") from None
         for setting in ("cpus", "node"):
             value = getattr(self, setting)
+            if setting == "cpus" and value and self.shards:
+                raise InvalidSetting(setting, value, "left out with shards", "config")
             if self.placement == "none" and value != DEFAULTS[setting]:
                 raise InvalidSetting(setting, value, "left out with placement none", "config")
 

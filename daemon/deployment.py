@@ -22,12 +22,12 @@ from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.lanes import Lanes, Message
 from purgatoryd.daemon.log import log
-from purgatoryd.daemon.main import name_lock, signals, system_failures
+from purgatoryd.daemon.main import await_lock, name_lock, signals, system_failures
 from purgatoryd.daemon.redistribute import Division, settle
 from purgatoryd.daemon.shard import SILENT_BEATS_MAX, Shard, State
 from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.shm_layout import segment, wire
-from purgatoryd.shm_layout.errors import AloneBefore, InvalidName, ShardFailed
+from purgatoryd.shm_layout.errors import AloneBefore, InvalidName, ShardFailed, TableBroken
 from purgatoryd.shm_layout.files import private_folder
 from purgatoryd.shm_layout.layout import FLAG_DRAIN, FLAG_RESUME, RESERVED, WireError
 from purgatoryd.shm_layout.layout import Message as Kind
@@ -38,6 +38,7 @@ from purgatoryd.shm_layout.shards import (
     ShardTable,
     read_table,
     refuse_shard_name,
+    table_path,
     write_table,
 )
 
@@ -45,6 +46,8 @@ BEAT_NS = 1_000_000_000
 PER_TURN = 16
 """Requests of one lane that are answered before the shards are looked at again."""
 SIGNALS_AT_ONCE = 64
+ENDS_WITHIN_NS = 10_000_000_000
+"""So long a start waits for shards of the deployment before it."""
 RESERVED_ROWS = 1
 """Rows of namespaces that a shard needs for what it publishes itself."""
 
@@ -90,7 +93,7 @@ class Registry:
     def of(cls, config: Config, paths: Paths) -> Registry:
         """That of a new deployment; or as it was left, divided anew if it had another count.
 
-        Raises AloneBefore, TableBroken, and what settle() raises.
+        Raises AloneBefore, AlreadyRunning, TableBroken, and what settle() raises.
         """
         homes = [paths.directory]
         if config.journal:
@@ -99,6 +102,11 @@ class Registry:
         found = [table for home in homes if (table := read_table(home, config.name))]
         if not found:
             _refuse_alone(config, paths)
+        elif found[0].version < found[-1].version:
+            which = f"is of version {found[0].version}, and version {found[-1].version} was in use"
+            raise TableBroken(str(table_path(homes[0], config.name)), which)
+        else:
+            _await_ends(paths.directory, found[0])
         registry = cls(found[0] if found else ShardTable(config.name, 1, 1, config.shards), homes)
         registry.write()
         if found:
@@ -120,12 +128,21 @@ class Registry:
             self.write()
         except OSError:
             self.table = before
+            with contextlib.suppress(OSError):
+                self.write()  # one of the files may have been replaced
             raise
 
     def write(self) -> None:
         """Replaces the files. Raises OSError."""
         for home in self._homes:
             write_table(home, self.table)
+
+
+def _await_ends(directory: Path, table: ShardTable) -> None:
+    """Shards whose deployment was killed end by themselves, but later. Raises AlreadyRunning."""
+    end_ns = boot_ns() + ENDS_WITHIN_NS
+    for name in table.daemons:
+        await_lock(paths_in(directory, name), end_ns)
 
 
 def _refuse_alone(config: Config, paths: Paths) -> None:

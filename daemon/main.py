@@ -10,13 +10,14 @@ import os
 import resource
 import signal
 import stat
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import zmq
 
 from purgatoryd.daemon.access import Access
-from purgatoryd.daemon.clock import Clock, RealClock, VirtualClock
+from purgatoryd.daemon.clock import Clock, RealClock, VirtualClock, boot_ns
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.journal import Journal, Memory, locked
 from purgatoryd.daemon.lanes import Lanes, Remotes
@@ -34,6 +35,7 @@ from purgatoryd.shm_layout.paths import Paths, daemon_paths
 from purgatoryd.shm_layout.shards import read_table, refuse_shard_name
 
 LOCK_MODE = 0o600
+LOCK_POLL_S = 0.02
 
 
 def serve(
@@ -187,6 +189,18 @@ def name_lock(paths: Paths) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def await_lock(paths: Paths, end_ns: int) -> None:
+    """Returns when nobody holds the lock. Raises AlreadyRunning if that is not so by `end_ns`."""
+    while True:
+        try:
+            with name_lock(paths):
+                return
+        except AlreadyRunning:
+            if boot_ns() >= end_ns:
+                raise
+            time.sleep(LOCK_POLL_S)
 
 
 def try_lock(paths: Paths) -> None:

@@ -218,6 +218,34 @@ def test_with_a_journal_the_table_beside_it_counts(tmp_path: Path) -> None:
     assert read_table(paths.directory, "demo") == read_table(journal, "demo")
 
 
+def test_a_birth_that_was_written_by_half_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Config(name="demo", shards=2, journal=str(tmp_path / "journal"))
+    registry = Registry.of(config, paths_in(tmp_path, "demo"))
+    before, write = registry.table, write_table
+
+    def full(home: Path, table: ShardTable) -> None:
+        if home == tmp_path:
+            raise OSError(errno.ENOSPC, "no room")
+        write(home, table)
+
+    monkeypatch.setattr(deployment, "write_table", full)
+    with pytest.raises(OSError, match="no room"):
+        registry.record(before.place("shop"))
+    assert read_table(tmp_path / "journal", "demo") == read_table(tmp_path, "demo") == before
+
+
+def test_a_table_older_than_the_one_in_use_is_refused(tmp_path: Path) -> None:
+    config = Config(name="demo", shards=2, journal=str(tmp_path / "journal"))
+    paths = paths_in(tmp_path, "demo")
+    newer = Registry.of(config, paths).table.with_birth(Placement("shop", (1,)))
+    write_table(tmp_path, newer)
+    with pytest.raises(TableBroken, match="is of version 1, and version 2 was in use"):
+        Registry.of(config, paths)
+    assert read_table(tmp_path, "demo") == newer
+
+
 def test_timers_of_a_daemon_without_shards_are_not_left_behind(tmp_path: Path) -> None:
     (tmp_path / "journal" / "demo").mkdir(parents=True)
     config = Config(name="demo", shards=2, journal=str(tmp_path / "journal"))
@@ -226,9 +254,12 @@ def test_timers_of_a_daemon_without_shards_are_not_left_behind(tmp_path: Path) -
     assert read_table(tmp_path, "demo") is None
 
 
-def test_shards_have_no_tcp() -> None:
+@pytest.mark.parametrize(
+    "given", [{"tcp": "127.0.0.1:1", "server_key": "k", "keys": "l"}, {"cpus": "0"}]
+)
+def test_what_only_one_daemon_can_have_is_refused_with_shards(given: dict[str, Any]) -> None:
     with pytest.raises(InvalidSetting, match="with shards"):
-        Config(name="demo", shards=2, tcp="127.0.0.1:1", server_key="k", keys="l")
+        Config(name="demo", shards=2, **given)
 
 
 # ---- a shard's process --------------------------------------------------------------------------
