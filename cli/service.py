@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import struct
 import sys
 import time
 from contextlib import closing, suppress
@@ -21,12 +23,13 @@ from purgatoryd.shm_layout.errors import InvalidSetting
 
 if TYPE_CHECKING:
     from purgatoryd.daemon.config import Config
-    from purgatoryd.shm_layout.arena import Glance
     from purgatoryd.shm_layout.paths import Paths
     from purgatoryd.shm_layout.shards import ShardTable
 
 STOP_S = 30.0
 """How long a daemon that did not drain in time may take to stop."""
+_UCRED = struct.Struct("=iII")
+"""struct ucred: pid, uid, gid."""
 
 
 @click.command("run", cls=Command)
@@ -165,14 +168,15 @@ def stop_command(
 
     if resume:
         return resume_drained(name, timeout, as_json)
+    refuse_one_shard(name)
     paths = client_paths(name)
     table = table_of(name)
     if table is not None and export is not None:
-        raise InvalidSetting("export", str(export), "for one shard, which --name names", "flag")
+        raise InvalidSetting("export", str(export), "left out with shards", "flag")
     names = [name] if table is None else table.daemons
     arenas = [Glance(paths_in(paths.directory, daemon).arena) for daemon in names]
     # the daemon may be of the version before
-    pid = arenas[0].pid if table is None else parent_of(arenas)
+    pid = arenas[0].pid if table is None else listener_of(paths.cmd)
     try:
         process = os.pidfd_open(pid)  # held before STOP: a pid alone may be somebody else's soon
     except OSError:
@@ -190,18 +194,30 @@ def stop_command(
     if export is not None:
         export_arena(paths, export)
     emit({"stopped": name, "pid": pid, "armed": armed}, told, as_json)
-    return Exit.DONE if drained else Exit.NEGATIVE
+    # a shard that was given up keeps what it has
+    return Exit.DONE if drained and not (drain and armed) else Exit.NEGATIVE
 
 
-def parent_of(arenas: list[Glance]) -> int:
-    """The process that runs these shards; 0 if none of them runs."""
-    import psutil
-
-    for arena in arenas:
-        with suppress(psutil.NoSuchProcess):
-            if arena.pid:
-                return int(psutil.Process(arena.pid).ppid())
+def listener_of(path: Path) -> int:
+    """The process that listens at a socket; 0 if none does, or this user may not know."""
+    with socket.socket(socket.AF_UNIX) as probe, suppress(OSError):
+        probe.connect(str(path))
+        credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        return int(_UCRED.unpack(credentials)[0])
     return 0
+
+
+def refuse_one_shard(name: str) -> None:
+    """Raises InvalidSetting if a deployment runs that would start this shard again."""
+    from purgatoryd.shm_layout.errors import DaemonUnreachable
+    from purgatoryd.shm_layout.paths import client_paths
+    from purgatoryd.shm_layout.shards import deployment_of
+
+    deployment = deployment_of(name)
+    with suppress(DaemonUnreachable):
+        if deployment and listener_of(client_paths(deployment).cmd):
+            bound = f"{deployment}: its shards end together"
+            raise InvalidSetting("name", name, bound, "flag")
 
 
 def resume_drained(name: str, timeout_s: float, as_json: bool) -> int:
