@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Iterable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -15,7 +14,7 @@ from purgatoryd.clients.core import OPEN_RETRY_S
 from purgatoryd.clients.model import CancelResult, TimerInfo
 from purgatoryd.clients.partitions import Part, Partitions
 from purgatoryd.clients.route import Route
-from purgatoryd.shm_layout.errors import DaemonError, DaemonUnreachable
+from purgatoryd.shm_layout.errors import DaemonError
 from purgatoryd.shm_layout.wire import Key
 
 Result = TypeVar("Result")
@@ -142,14 +141,8 @@ def _merged(parts: list[Part], found: list[BulkResult | BaseException]) -> BulkR
 
 
 async def _wait_for(route: Route, timeout_s: float) -> Partitions:
-    deadline_s = time.monotonic() + timeout_s
-    try:
-        while True:
-            try:
-                return Partitions.at(route)
-            except DaemonUnreachable as error:
-                if time.monotonic() >= deadline_s:
-                    raise DaemonUnreachable(route.name, error.endpoint, timeout_s) from None
+    with closing(route):
+        looks = Partitions.looks(route, timeout_s)
+        while (found := next(looks)) is None:
             await asyncio.sleep(OPEN_RETRY_S)
-    finally:
-        route.close()
+        return found

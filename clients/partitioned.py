@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any, TypeVar
 
@@ -145,17 +145,11 @@ class Patience:
 
 
 def _wait_for(route: Route, timeout_s: float) -> Partitions:
-    deadline_s = time.monotonic() + timeout_s
-    try:
-        while True:
-            try:
-                return Partitions.at(route)
-            except DaemonUnreachable as error:
-                if time.monotonic() >= deadline_s:
-                    raise DaemonUnreachable(route.name, error.endpoint, timeout_s) from None
+    with closing(route):
+        looks = Partitions.looks(route, timeout_s)
+        while (found := next(looks)) is None:
             time.sleep(OPEN_RETRY_S)
-    finally:
-        route.close()
+        return found
 
 
 def _all(steps: Iterable[Callable[[], object]]) -> None:

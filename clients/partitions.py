@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from purgatoryd.clients.bulk import fields_of
 from purgatoryd.clients.route import Breaker, Partition, Route
 from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout.errors import DaemonUnreachable
 from purgatoryd.shm_layout.shards import Placement
 from purgatoryd.shm_layout.wire import Key
 
@@ -34,6 +36,21 @@ class Partitions:
         paths, table = route.table()
         alone = Placement(route.namespace, (0,))
         return cls(alone if table is None else route.placed(paths, table))
+
+    @classmethod
+    def looks(cls, route: Route, timeout_s: float) -> Iterator[Partitions | None]:
+        """Looks for those of a route's namespace, once for each item; None = not there yet.
+
+        Raises as at() does, DaemonUnreachable once `timeout_s` seconds are over.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                yield cls.at(route)
+            except DaemonUnreachable as error:
+                if time.monotonic() >= deadline_s:
+                    raise DaemonUnreachable(route.name, error.endpoint, timeout_s) from None
+                yield None
 
     def of(self, key: Key) -> int:
         """The partition of a key. Raises InvalidKey."""
