@@ -106,6 +106,17 @@ def test_loops_of_other_daemons_have_their_cores(planned: Any) -> None:
     assert planned(TWO_BY_FOUR_SMT, taken=(0, 1)).node == 1
 
 
+def test_shards_that_start_one_after_the_other_spread(planned: Any) -> None:
+    taken: list[int] = []
+    for shard in range(5):
+        found = planned(TWO_BY_TWO, tuple(taken), shards=5, shard=shard)
+        assert (found.node, found.memory_node) == (found.reaper_cpu // 2,) * 2
+        taken.append(found.reaper_cpu)
+    assert {*taken[:4]} == {0, 1, 2, 3}
+    assert {cpu // 2 for cpu in taken[:2]} == {0, 1}
+    assert taken[4] in taken[:4]
+
+
 def test_the_loop_likes_an_isolated_core_and_others_do_not(planned: Any) -> None:
     found = planned(Machine({0: range(6)}, isolated=(2, 3)))
     assert (found.reaper, found.others) == ({3}, {0, 1, 4, 5})
