@@ -137,7 +137,7 @@ def read_table(directory: Path, name: str) -> ShardTable | None:
     path = table_path(directory, name)
     try:
         text = path.read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise TableBroken(str(path), str(error)) from error
