@@ -89,7 +89,7 @@ struct pg_arena {
     int64_t begun_boot_ns;        /* of the batch that the last call has answered; 0 = none */
     uint32_t real_s;              /* the same in whole seconds */
     int64_t started_ns;           /* arena clock at the last rebuild, and the first ticket */
-    uint64_t first_ticket;        /* given after it; 0 in a fresh arena */
+    uint64_t first_number;        /* of a ticket, given after it; 0 in a fresh arena */
     int64_t wall_placed_by_ns;    /* the offset that wall timers were last placed by */
     uint32_t wall_cursor;         /* next slot of a wall step under way; PG_NIL = none */
     uint64_t topics_stuck_at;     /* while this sum of ends is unchanged, no topic row is reusable */

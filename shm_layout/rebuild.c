@@ -246,7 +246,7 @@ int rebuild_begin(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
     STORE_RELEASE(&a->header->daemon_state, PG_D_RECOVERING);
     STORE_RELEASE(&a->header->state, PG_REBUILDING);
     a->started_ns = now_ns;
-    a->first_ticket = a->header->next_ticket;
+    a->first_number = next_number(a->header);
     a->now_ns = a->header->now_ns = now_ns;
     counters_reset(a);
     quotas_rebuild(a);

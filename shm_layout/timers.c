@@ -468,7 +468,7 @@ static bool wall_reached(struct pg_arena *a, uint32_t slot)
 
 unsigned late_flag(const struct pg_arena *a, const struct pg_hot *h)
 {
-    const bool before = ticket_older(ctl_ticket(h->ctl), a->first_ticket);
+    const bool before = ticket_number(ctl_ticket(h->ctl)) < a->first_number;
     return before && h->deadline_ns < a->started_ns ? PG_E_LATE : 0;
 }
 

@@ -758,6 +758,24 @@ TestCore.settings = effort(200, 5000)
 MS = 1_000_000
 
 
+def test_the_last_ticket_was_given_before_a_start() -> None:
+    """There is no next one that it could be compared with."""
+    machine = CoreMachine()
+    machine.begin(
+        config={
+            "tick_ns": 1000, "fanout": 2, "capacity": 8, "outbox_capacity": 16,
+            "outbox_bytes_max": 64, "payload_bytes": 4096, "namespaces": 1, "topics": 1,
+            "now_ns": 0, "wall_offset_ns": 0,
+        },
+        tickets_left=1,
+    )  # fmt: skip
+    machine.put_many(count=1, span=(0, 0, -1), spread=0)
+    machine.rebuild(again=False, down=True, seed=0, span=(1, 0, -1))
+    machine.finish(budget=1)
+    machine.publish_everything(out_bytes=1 << 17, parts_max=1)
+    machine.teardown()
+
+
 def level(core: Core) -> int:
     """The wheel's level in which the arena's first slot stands."""
     wheel = core.rows(lib.PG_R_WHEEL, "pg_wheel")
