@@ -317,8 +317,8 @@ def test_a_failure_does_not_overtake_an_advance(
     assert owner.send(pd.advance(b"cold", 1))[0].ended == 1
     ends = {m.key: (m.cause, m.error, m.missing) for m in owner.mail()}
     assert len(ends) == 3003
-    assert ends.pop(b"short") == (Cause.EXPIRED, 0, {1})
-    assert ends.pop(b"either") == (Cause.SATISFIED, 0, {0})
+    assert ends.pop(b"short") == (Cause.EXPIRED, 0, frozenset({1}))
+    assert ends.pop(b"either") == (Cause.SATISFIED, 0, frozenset({0}))
     assert set(ends.values()) == {(Cause.SATISFIED, 0, frozenset())}
 
 
