@@ -215,7 +215,7 @@ class Deployment:
             self._manager.stopping()
             self._signal_all(signal.SIGTERM)
         self._start_next(now_ns)
-        self._settle()
+        self._tell_how_many_serve()
         self._lanes.take_subscriptions()
         busy = self._serve(self._lanes.commands, self._command)
         busy |= self._serve(self._lanes.admin, self._administer)
@@ -259,8 +259,8 @@ class Deployment:
             return []
         return [shard for shard in self._shards if shard.state is State.DOWN]
 
-    def _settle(self) -> None:
-        """Tells how many shards serve, when that has changed."""
+    def _tell_how_many_serve(self) -> None:
+        """When that has changed."""
         states = [shard.state for shard in self._shards]
         text = f"{states.count(State.READY)} of {len(states)} shards ready"
         if lost := [shard.name for shard in self._shards if shard.state is State.GIVEN_UP]:

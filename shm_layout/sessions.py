@@ -14,7 +14,7 @@ from purgatoryd.shm_layout.errors import ArenaMismatch
 from purgatoryd.shm_layout.layout import LAYOUT_ID, size_of
 from purgatoryd.shm_layout.segment import Segment
 
-_NONE_NS = -(2**63)
+_NOTHING_ENDED_NS = -(2**63)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Sessions:
             int(row.pid),
             max(0, int(row.count) - int(row.applied)) if row.current else 0,
             int(row.inbox_count),
-            max(0, now_ns - ended_ns) if ended_ns != _NONE_NS else 0,
+            max(0, now_ns - ended_ns) if ended_ns != _NOTHING_ENDED_NS else 0,
             max(0, boot_ns - int(row.used_boot_ns)),
         )
 
