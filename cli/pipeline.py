@@ -67,6 +67,7 @@ def spark_options(command: Wrapped) -> Wrapped:
 def pipeline_command() -> None:
     """Bring the journal into a lake, and make tables of it there.
 
-    `ship` needs the extra purgatoryd[lake], on the daemon's host; all other commands need
+    For `ship`, `load-agent`, `cold cancel | status`, `plan show | apply | cancel` and
+    `status --segments` the extra purgatoryd[lake] is enough, on the daemon's host; all others need
     purgatoryd[spark], and Java 17 or newer or purgatoryd[jre].
     """

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     help="If a key is armed: refuse, replace it, keep it, or move it to a later time.",
 )
 @click.option(
-    "--follow", type=units.Duration(), help="Run on, and look for files once in this time."
-)
+    "--follow", type=units.Duration(units.PAUSE_NS),
+    help="Run on, and look for files once in this time.",
+)  # fmt: skip
 @json_option
 def load_agent_command(
     spool: Path, name: str, credit_rows: int, put: str, follow: int | None, as_json: bool

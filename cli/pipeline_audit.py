@@ -14,6 +14,7 @@ import click
 from purgatoryd.cli.exits import Command, Exit
 from purgatoryd.cli.options import emit, json_option
 from purgatoryd.cli.pipeline import lake_option, spark_options
+from purgatoryd.shm_layout.errors import BadPath
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -56,11 +57,13 @@ def _read(
     from purgatoryd.pipeline.sources import journals_in
     from purgatoryd.pipeline.whole import whole
 
-    lake.mkdir(parents=True, exist_ok=True)
-    spark = session(master, conf)
+    if journal:
+        lake.mkdir(parents=True, exist_ok=True)  # nothing needs to be shipped yet
+    there = Lake(lake)
     folders = journals_in(journal) if journal else []
+    spark = session(master, conf)
     noted = read_ledgers(spark, ledger) if ledger else None
-    with whole(spark, Lake(lake), folders) as found:
+    with whole(spark, there, folders) as found:
         yield _Read(found, noted)
 
 
@@ -73,14 +76,20 @@ def audit_command(as_json: bool, **options: Any) -> int:
     Each timer and operation has one outcome or is open, nothing fired early, nothing is missing in
     the numbers of records and notices, conditions held, snapshots agree; with --ledger also what
     workers and subscribers were told. Ranges of records that are missing are named. Exit code 5
-    if there is a violation.
+    if there is a violation, 1 if there was nothing to audit.
     """
     from purgatoryd.pipeline.audit import audit
 
     with _read(**options) as read:
         verdict = audit(*read.whole, read.ledger)
     _show(verdict, as_json)
-    return Exit.DONE if verdict.clean else Exit.BROKEN
+    return _exit(verdict)
+
+
+def _exit(verdict: Verdict) -> Exit:
+    if verdict.counts:
+        return Exit.BROKEN
+    return Exit.DONE if verdict.clean else Exit.NEGATIVE
 
 
 def _show(verdict: Verdict, as_json: bool) -> None:
@@ -88,6 +97,9 @@ def _show(verdict: Verdict, as_json: bool) -> None:
         upto = "?" if one.last_lsn is None else one.last_lsn
         text = f"missing    {one.daemon[:8]} LSN {one.first_lsn}..{upto}: {one.cause}"
         emit({"missing": one._asdict()}, text, as_json)
+    for left in verdict.unjudged:
+        text = f"not judged {left.daemon[:8]} {left.lines:,} lines of ledgers: {left.cause}"
+        emit({"unjudged": left._asdict()}, text, as_json)
     for v in verdict.samples:
         text = (
             f"{v.kind:<22} {v.daemon[:8]} LSN {v.lsn or '-'} ticket {v.ticket or '-'} {v.evidence}"
@@ -95,7 +107,7 @@ def _show(verdict: Verdict, as_json: bool) -> None:
         emit({"violation": v._asdict()}, text, as_json)
     for balance in verdict.balance if as_json else ():
         emit({"balance": asdict(balance)}, "", as_json)
-    found = verdict.counts or "no violation"
+    found = verdict.counts or ("no violation" if verdict.records else "nothing to audit")
     emit(_summary(verdict), f"{verdict.records:,} records: {found}", as_json)
 
 
@@ -119,8 +131,11 @@ def _summary(verdict: Verdict) -> dict[str, Any]:
 def report_command(out: Path, as_json: bool, **options: Any) -> int:
     """Audit, and write a page with the verdict and the figures of all journals.
 
-    The page needs nothing but itself. Exit code 5 if the audit found a violation.
+    The page needs nothing but itself. Exit code 5 if the audit found a violation, 1 if there was
+    nothing to audit.
     """
+    if not out.absolute().parent.is_dir():
+        raise BadPath(str(out), "is in no directory")
     from purgatoryd.pipeline import report
     from purgatoryd.pipeline.audit import audit
     from purgatoryd.pipeline.figures import figures
@@ -135,7 +150,7 @@ def report_command(out: Path, as_json: bool, **options: Any) -> int:
     if not as_json:
         _print_table(verdict, parts)
     emit({"page": str(out)}, f"the report is {out}", as_json)
-    return Exit.DONE if verdict.clean else Exit.BROKEN
+    return _exit(verdict)
 
 
 def _print_table(verdict: Verdict, parts: list[Profile]) -> None:

@@ -28,7 +28,7 @@ from purgatoryd.cli.pipeline import lake_option, spark_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from purgatoryd.pipeline.loading import Loader
     from purgatoryd.pipeline.parked import Collected
@@ -125,13 +125,27 @@ def load_command(
     from purgatoryd.pipeline.cold import load
     from purgatoryd.pipeline.session import session
 
-    reader = session(master, conf).read.options(header=True)
-    rows = reader.load([str(file.resolve()) for file in files], format=kind)
+    rows = table_of(session(master, conf), files, kind)
     with daemon_of(name, tcp, server_key, key_file) as hot:
         done = load(tier, rows, load_id or id_of(files), hot, replacing=replacing)
     text = f"{done.rows} timers, version {done.version}"
     text += f"; {done.late} of them late: they go with the next window" if done.late else ""
     emit({"version": done.version, "rows": done.rows, "late": done.late}, text, as_json)
+
+
+def table_of(spark: SparkSession, files: tuple[Path, ...], kind: str) -> DataFrame:
+    """The rows of files. Raises InvalidRows if they are of another kind."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    from purgatoryd.shm_layout.errors import InvalidRows
+
+    reader = spark.read.options(header=True)
+    try:
+        return reader.load([str(file.resolve()) for file in files], format=kind)
+    except (PySparkException, Py4JError) as error:
+        names = ", ".join(map(str, files))
+        raise InvalidRows(f"{names} cannot be read as {kind}; see --format", -1) from error
 
 
 def id_of(files: tuple[Path, ...]) -> str:
@@ -255,7 +269,7 @@ def collected(spark: SparkSession, tier: Tier, hot: Loader, journal: Path | None
 @click.option("--window", type=units.Moment(), help="Everything that is due before this time.")
 @click.option(
     "--every",
-    type=units.Duration(),
+    type=units.Duration(units.PAUSE_NS),
     help="Run on, and bring each window of this length to the daemon one window before it begins.",
 )
 @click.option("--rate", type=click.FloatRange(1), help="At most so many timers per second.")
@@ -324,11 +338,14 @@ def window_text(window: Window) -> str:
 
 @cold_command.command("compact", cls=Command)
 @lake_option
-@click.option("--hour", metavar="YYYY-MM-DD-HH", help="Only the timers that are due in this hour.")
+@click.option(
+    "--hour", type=click.DateTime(["%Y-%m-%d-%H"]), metavar="YYYY-MM-DD-HH",
+    help="Only the timers that are due in this hour.",
+)  # fmt: skip
 @spark_options
 @json_option
 def compact_command(
-    lake: Path, hour: str | None, master: str | None, conf: dict[str, str], as_json: bool
+    lake: Path, hour: datetime | None, master: str | None, conf: dict[str, str], as_json: bool
 ) -> None:
     """Merge small files, and drop rows that were cancelled, changed or promoted.
 
@@ -339,7 +356,7 @@ def compact_command(
     from purgatoryd.pipeline.cold import compact
     from purgatoryd.pipeline.session import session
 
-    done = compact(session(master, conf), tier, hour)
+    done = compact(session(master, conf), tier, f"{hour:%Y-%m-%d-%H}" if hour else None)
     text = f"{done.files[0]} files became {done.files[1]}, {done.rows[0]} rows {done.rows[1]}"
     emit(
         {"files": done.files, "rows": done.rows, "orphans": done.orphans},

@@ -103,8 +103,9 @@ def gold_command(spark: SparkSession, place: Lake, show: str | None, as_json: bo
 @lake_option
 @click.option("--follow", is_flag=True, help="Go on as segments come, until interrupted.")
 @click.option(
-    "--every", type=units.Duration(), default="10s", show_default=True, help="Pause of --follow."
-)
+    "--every", type=units.Duration(units.PAUSE_NS), default="10s", show_default=True,
+    help="Pause of --follow.",
+)  # fmt: skip
 @click.option(
     "--journal",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -167,7 +168,7 @@ def compact_command(spark: SparkSession, place: Lake, as_json: bool) -> None:
 @on_tables
 @click.option(
     "--limit",
-    type=units.Duration(),
+    type=units.Duration(0),
     default="300ms",
     show_default=True,
     help="Of the 99th percentile.",
@@ -272,10 +273,15 @@ def trace_command(
 
     Exit code 1 if nothing is known of it.
     """
+    from purgatoryd.shm_layout.errors import BadPath
+    from purgatoryd.shm_layout.journal import segments
     from purgatoryd.shm_layout.layout import KeyType
     from purgatoryd.shm_layout.wire import encode_key
 
     kind, data = encode_key(read_key(key, key_type))
+    for folder in journals:
+        if not segments(folder):
+            raise BadPath(str(folder), "has no segments: JOURNAL/NAME is meant")
     from purgatoryd.pipeline.trace import Key, history, record
 
     wanted = Key(namespace, KeyType(kind).name.lower(), data)

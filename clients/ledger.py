@@ -30,8 +30,8 @@ UNKNOWN = "unknown"
 _OPS = {int(Op.PUT): "add", int(Op.WATCH): "watch", int(Op.CANCEL): "cancel"}
 _FOUND = {
     int(status): status.name.lower()
-    for status in (Status.ADDED, Status.REPLACED, Status.KEPT, Status.EXTENDED, Status.CANCELLED,
-                   Status.FIRED)
+    for status in (Status.ADDED, Status.REPLACED, Status.KEPT, Status.EXTENDED, Status.PARKED,
+                   Status.CANCELLED, Status.FIRED)
 }  # fmt: skip
 _CAUSES = {int(cause): cause.name.lower() for cause in Cause}
 

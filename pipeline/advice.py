@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from purgatoryd.pipeline import gold, sketches
 from purgatoryd.pipeline.lake import Lake
-from purgatoryd.pipeline.living import living, newest_openings
+from purgatoryd.pipeline.living import in_place, living, newest_openings
 from purgatoryd.pipeline.schemas import TOPICS
 from purgatoryd.shm_layout._core import lib
 
@@ -51,7 +51,8 @@ def live(flow: DataFrame, sizes: DataFrame) -> DataFrame:
     bytes their keys and payloads took.
 
     `sizes`: daemon, living and living_bytes (at the end of the newest one; null if not known),
-    slots and bytes. Ends do not tell a size: each is taken for that of the average add.
+    slots and bytes; others are left out. Ends do not tell a size: each is taken for that of the
+    average add.
     """
     ends = sum((F.col(name) for name in gold.OUTCOMES), F.lit(0))
     of_daemon = Window.partitionBy("daemon")
@@ -67,7 +68,7 @@ def live(flow: DataFrame, sizes: DataFrame) -> DataFrame:
         for name, (now, change) in zip(("live", "live_bytes"), net.items(), strict=True)
     ]
     counted = windows.withColumn("average", F.coalesce(average, F.lit(0.0))).join(
-        F.broadcast(sizes), "daemon", "left"
+        F.broadcast(sizes), "daemon"
     )
     return counted.select("daemon", "node", "window_start", "slots", "bytes", *then)
 
@@ -120,8 +121,8 @@ def _left_s(room: str, used: str) -> Column:
 
 
 def sizes(spark: SparkSession, lake: Lake) -> DataFrame:
-    """daemon, living, living_bytes, slots and bytes of each daemon that has segments. Raises
-    LakeBroken.
+    """daemon, living, living_bytes, slots and bytes of each daemon that has segments, and whose
+    place no other one took. Raises LakeBroken.
 
     Without a snapshot nobody knows the rooms, nor what lives unless the first record is there.
     """
@@ -131,7 +132,7 @@ def sizes(spark: SparkSession, lake: Lake) -> DataFrame:
         F.count("*").alias("living"), F.sum(_memory()).alias("living_bytes")
     )  # fmt: skip
     counts = {row.daemon: (row.living, row.living_bytes) for row in counted.collect()}
-    first = {m.daemon: m.first_lsn for m in reversed(lake.manifests())}
+    first = {m.daemon: m.first_lsn for m in reversed(in_place(lake))}
     rows = [
         (
             name, *(counts.get(name, (0, 0)) if name in rooms or lsn == 1 else (None, None)),

@@ -12,9 +12,11 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.window import Window
 
 from purgatoryd.pipeline import checks, ledger
 from purgatoryd.pipeline.continuity import Continuity, Lost, Run, Violation
+from purgatoryd.pipeline.ledger import Unjudged
 from purgatoryd.pipeline.lives import ARMED, END_CODES, in_runs, lives, opening_rows
 
 if TYPE_CHECKING:
@@ -48,7 +50,8 @@ class Balance:
 
 @dataclass
 class Verdict:
-    """What an audit found. `counts`: violations of each kind; `samples`: some of each."""
+    """What an audit found. `counts`: violations of each kind; `samples`: some of each; `ledger`:
+    lines of ledgers of each kind, `unjudged`: those about which nothing is known."""
 
     records: int = 0
     unknown: int = 0
@@ -58,11 +61,13 @@ class Verdict:
     counts: dict[str, int] = field(default_factory=dict)
     samples: list[Violation] = field(default_factory=list)
     ledger: dict[str, int] = field(default_factory=dict)
+    unjudged: list[Unjudged] = field(default_factory=list)
 
     @property
     def clean(self) -> bool:
-        """True if there is no violation; ranges may be lost all the same."""
-        return not self.counts
+        """True if something was audited and there is no violation; ranges may be lost all the
+        same."""
+        return self.records > 0 and not self.counts
 
 
 def audit(
@@ -81,8 +86,10 @@ def audit(
             _add(verdict, part)
         if noted is not None:
             verdict.ledger = ledger.totals(noted, events)
-            for part in ledger.reconcile(noted, known, events, found):
-                _add(verdict, part)
+            with ledger.beside(noted, known, events, found) as told:
+                verdict.unjudged = ledger.unjudged(told)
+                for part in ledger.reconcile(told):
+                    _add(verdict, part)
         for violation in (*found.violations, *_unbalanced(verdict.balance)):
             verdict.counts[violation.kind] = verdict.counts.get(violation.kind, 0) + 1
             verdict.samples.append(violation)
@@ -104,11 +111,19 @@ def _add(verdict: Verdict, violations: DataFrame) -> None:
     counts = {row.kind: row["count"] for row in violations.groupBy("kind").count().collect()}
     for kind, count in sorted(counts.items()):
         verdict.counts[kind] = verdict.counts.get(kind, 0) + count
-        first = violations.where(F.col("kind") == kind).orderBy("daemon", "lsn", "ticket")
-        verdict.samples += [
-            Violation(row.kind, row.daemon, row.lsn, row.ticket, json.loads(row.evidence))
-            for row in first.limit(SAMPLES).collect()
-        ]
+    if counts:
+        verdict.samples += _first(violations)
+
+
+def _first(violations: DataFrame) -> list[Violation]:
+    """Of each kind some, in one query."""
+    in_order = Window.partitionBy("kind").orderBy("daemon", "lsn", "ticket")
+    numbered = violations.withColumn("number", F.row_number().over(in_order))
+    shown = numbered.where(F.col("number") <= SAMPLES).orderBy("kind", "number")
+    return [
+        Violation(row.kind, row.daemon, row.lsn, row.ticket, json.loads(row.evidence))
+        for row in shown.collect()
+    ]
 
 
 UNBORN = "opened = 0 AND ends > 0 AND sure"

@@ -3,7 +3,8 @@
 From the manifests alone. A run is the records between two holes; an audit begins anew with each,
 from a snapshot. What is missing has a cause:
 
-    retention    the segments went before they were shipped
+    retention    the segments went before they were shipped: the exporter saw that they, and all
+                 before them, had left the journal
     forced       `run --force-journal` set the files aside; the arena held all and went on
     recovery     another arena took its place, and it was not stopped before: what was not on disk
                  by then is nowhere, and nobody knows how much
@@ -95,7 +96,7 @@ def _follow(found: Continuity, segments: list[Manifest], snapshots: list[Manifes
             cause = _cause(before, opened)
             found.lost.append(Lost(run.daemon, before.last_lsn + 1, run.first_lsn - 1, cause))
             if cause == "unexplained":
-                found.violations.append(_gap(before, run))
+                found.violations.append(_gap(run, before.last_lsn + 1))
         found.lost.extend(_before_opening(opened))
         found.runs.append(opened)
         before = opened
@@ -135,14 +136,21 @@ def _before_opening(run: Run) -> Iterator[Lost]:
 
 
 def _cause(before: Run, run: Run) -> str:
-    if not run.opening:
+    if not (run.opening and _had_gone(run, before.last_lsn + 1)):
         return "unexplained"
     restarted = run.segments[0].epoch > before.segments[-1].epoch
     return "forced" if restarted and run.opening == run.first_lsn else "retention"
 
 
-def _gap(before: Run, run: Run) -> Violation:
-    missing = {"first_lsn": before.last_lsn + 1, "last_lsn": run.first_lsn - 1}
+def _had_gone(run: Run, lsn: int) -> bool:
+    """Whether the records from `lsn` up to the run had left the journal when it was shipped; an
+    exporter that did not look is believed."""
+    gone_from = run.segments[0].gone_from
+    return gone_from is None or 0 < gone_from <= lsn
+
+
+def _gap(run: Run, lsn: int) -> Violation:
+    missing = {"first_lsn": lsn, "last_lsn": run.first_lsn - 1}
     return Violation("lsn_gap", run.daemon, run.first_lsn, None, missing)
 
 
@@ -154,7 +162,10 @@ def _follow_arenas(found: Continuity) -> None:
     for run in [r for r in found.runs if r.number == 0 and r.first_lsn > 1]:
         before = predecessor(found.runs, run)
         if before is None:
-            found.lost.append(Lost(run.daemon, 1, run.first_lsn - 1, "retention"))
+            cause = "retention" if _had_gone(run, 1) else "unexplained"
+            found.lost.append(Lost(run.daemon, 1, run.first_lsn - 1, cause))
+            if cause == "unexplained":
+                found.violations.append(_gap(run, 1))
         elif not is_complete(before, found.snapshots):
             found.lost.append(Lost(before.daemon, before.last_lsn + 1, None, "recovery"))
 
@@ -167,6 +178,13 @@ def predecessor(runs: Sequence[Run], run: Run) -> Run | None:
         if goes_on and other.daemon != run.daemon:
             return other
     return None
+
+
+def taken_over(segments: Sequence[Manifest]) -> set[str]:
+    """The daemons whose place another one took: what was armed in them is armed there."""
+    runs = continuity(segments, ()).runs
+    firsts = [run for run in runs if run.number == 0 and run.first_lsn > 1]
+    return {before.daemon for run in firsts if (before := predecessor(runs, run))}
 
 
 def is_complete(run: Run, snapshots: Iterable[Manifest]) -> bool:

@@ -12,6 +12,7 @@ copies = ["orders-1", "orders-2"]   # namespaces that are to be apart
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,7 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from purgatoryd.pipeline import silver
 from purgatoryd.pipeline.jobs import bronze_of
 from purgatoryd.pipeline.lake import Lake
-from purgatoryd.pipeline.living import living
+from purgatoryd.pipeline.living import in_place, living
 from purgatoryd.pipeline.plan import Host, Space
 from purgatoryd.shm_layout.errors import BadPath, InvalidSetting
 
@@ -36,20 +37,49 @@ def read_fleet(path: Path) -> tuple[dict[str, Host], dict[str, str]]:
         told = tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise BadPath(str(path), f"cannot be read: {error}") from error
-    hosts = {}
-    for name, about in told.get("hosts", {}).items():
+    hosts: dict[str, Host] = {}
+    for name, about in _table(path, "hosts", told.get("hosts", {})).items():
         host, daemon = _host(path, name, about)
+        if daemon in hosts:
+            raise InvalidSetting(f"{name}.daemon", daemon, "of one host alone", str(path))
         hosts[daemon] = host
-    groups = {space: name for name, some in told.get("groups", {}).items() for space in some}
-    return hosts, groups
+    return hosts, _groups(path, _table(path, "groups", told.get("groups", {})))
 
 
-def _host(path: Path, name: str, about: dict[str, Any]) -> tuple[Host, str]:
+def _table(path: Path, name: str, value: Any) -> dict[str, Any]:
+    table: dict[str, Any] = _of(path, name, value, dict, "a table")
+    return table
+
+
+def _of(path: Path, name: str, value: Any, kinds: Any, bound: str) -> Any:
+    """The value, if it is of one of the types."""
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        raise InvalidSetting(name, value, bound, str(path))
+    return value
+
+
+def _groups(path: Path, told: dict[str, Any]) -> dict[str, str]:
+    bound = "a list of namespaces"
+    return {
+        _of(path, f"groups.{name}", space, str, bound): name
+        for name, some in told.items()
+        for space in _of(path, f"groups.{name}", some, list, bound)
+    }
+
+
+def _host(path: Path, name: str, about: Any) -> tuple[Host, str]:
     known = {"daemon", "capacity", "speed", "labels"}
-    if not {"daemon", "capacity", "speed"} <= about.keys() <= known:
+    if not {"daemon", "capacity", "speed"} <= _table(path, name, about).keys() <= known:
         raise InvalidSetting(name, sorted(about), "daemon, capacity, speed, labels", str(path))
-    labels = {str(key): str(value) for key, value in about.get("labels", {}).items()}
-    return Host(name, int(about["capacity"]), float(about["speed"]), labels), about["daemon"]
+    labels = _table(path, f"{name}.labels", about.get("labels", {}))
+    capacity = _of(path, f"{name}.capacity", about["capacity"], int, "a whole number above 0")
+    speed = _of(path, f"{name}.speed", about["speed"], (int, float), "a number above 0")
+    for what, value in (("capacity", capacity), ("speed", speed)):
+        if not 0 < value < math.inf:
+            raise InvalidSetting(f"{name}.{what}", value, "a number above 0", str(path))
+    daemon: str = _of(path, f"{name}.daemon", about["daemon"], str, "the uuid of a daemon")
+    words = {str(key): str(value) for key, value in labels.items()}
+    return Host(name, capacity, float(speed), words), daemon
 
 
 def measured(bronze: DataFrame, living: DataFrame) -> DataFrame:
@@ -82,6 +112,9 @@ def spaces(rows: Iterable[Any], hosts: dict[str, Host], groups: dict[str, str]) 
 
 
 def measured_in(spark: SparkSession, place: Path) -> DataFrame:
-    """measured() of the journals in a lake. Raises BadPath, LakeBroken."""
+    """measured() of the journals in a lake; who was taken over counts in who took the place.
+
+    Raises BadPath, LakeBroken.
+    """
     lake = Lake(place)
-    return measured(bronze_of(spark, lake, lake.manifests()), living(spark, lake))
+    return measured(bronze_of(spark, lake, in_place(lake)), living(spark, lake))

@@ -66,7 +66,9 @@ class Manifest:
     record that makes it valid. `crc`: CRC-32C of the journal's file. `wall_from_us`,
     `wall_to_us`: UTC, of its rows. `bytes`: of the Parquet file, set when it is committed.
     `schema`: version of BRONZE. `kinds`: rows of each kind. `notices`: of a segment, those that
-    it made; `handed`: those that its batches handed to the socket.
+    it made; `handed`: those that its batches handed to the socket. `gone_from`: records
+    from this one up to it had left the journal, and were not in the lake, when it came; 0 = none,
+    None = an earlier version did not tell.
     """
 
     table: str
@@ -85,6 +87,7 @@ class Manifest:
     kinds: dict[str, int] = field(default_factory=dict)
     notices: Span = NONE
     handed: Span = NONE
+    gone_from: int | None = None
     major: int = MAJOR
 
     @property

@@ -6,8 +6,9 @@ docs/audit.md has the format of the files.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.window import Window
@@ -34,11 +35,16 @@ def read_ledgers(spark: SparkSession, directory: Path) -> DataFrame:
 
     Raises BadPath if there is none.
     """
-    if not any(directory.glob("daemon=*/*.jsonl")):
-        raise BadPath(str(directory), "holds no ledger")
+    need_ledgers(directory)
     lines = spark.read.schema(SCHEMA).option("basePath", str(directory))
     found = lines.json(f"{directory}/daemon=*").withColumn("file", F.col("_metadata.file_name"))
     return found.where("op IS NOT NULL")
+
+
+def need_ledgers(directory: Path) -> None:
+    """Raises BadPath if a folder has none."""
+    if not any(directory.glob("daemon=*/*.jsonl")):
+        raise BadPath(str(directory), "holds no ledger")
 
 
 # ---- against the journal ---------------------------------------------------------------------
@@ -66,8 +72,7 @@ CALLS = (
 )  # fmt: skip
 NOTICES = (
     Check(
-        "notice_unfounded", "lsn IS NULL AND covered AND settled", "lsn",
-        "topic, sequence, file",
+        "notice_unfounded", "NOT known AND covered AND settled", "lsn", "topic, sequence, file",
     ),
     Check(
         "notice_differs",
@@ -88,62 +93,103 @@ ORDER = (
 )  # fmt: skip
 
 
-def reconcile(
-    ledger: DataFrame, known: DataFrame, events: DataFrame, found: Continuity
-) -> Iterator[DataFrame]:
-    """The violations that show between ledgers and journal; `known`: lives().
+class Told(NamedTuple):
+    """All lines of ledgers, and those of calls and notices beside what the journal says of them."""
+
+    lines: DataFrame
+    calls: DataFrame
+    notices: DataFrame
+
+
+class Unjudged(NamedTuple):
+    """Lines of a daemon's ledgers that nothing is known about. `cause`: absent, nothing of the
+    daemon is in the lake; beyond, they tell of what is missing there or is still to come."""
+
+    daemon: str
+    lines: int
+    cause: str
+
+
+@contextmanager
+def beside(
+    lines: DataFrame, known: DataFrame, events: DataFrame, found: Continuity
+) -> Iterator[Told]:
+    """Ledgers beside the journal; `known`: lives().
 
     Only what the lake must have is judged: `covered` tickets, and what was `settled`, that is
     told before the daemon was last heard of.
     """
     bounds = F.broadcast(_bounds(events, found))
-    calls = _calls(ledger, known).join(bounds, "daemon")
-    notices = _notices(ledger, events).join(bounds, "daemon")
-    yield judge(_judged_at(calls, "acked_boot_ns"), CALLS)
-    yield judge(_judged_at(notices, "received_boot_ns"), NOTICES)
-    yield judge(_in_order(ledger), ORDER)
+    calls = _at_run(_calls(lines, known), bounds, "acked_boot_ns").persist()
+    notices = _at_run(_notices(lines, events), bounds, "received_boot_ns").persist()
+    try:
+        yield Told(lines, calls, notices)
+    finally:
+        calls.unpersist()
+        notices.unpersist()
+
+
+def reconcile(told: Told) -> Iterator[DataFrame]:
+    """The violations that show between ledgers and journal."""
+    yield judge(told.calls, CALLS)
+    yield judge(told.notices, NOTICES)
+    yield judge(_in_order(told.lines), ORDER)
+
+
+def unjudged(told: Told) -> list[Unjudged]:
+    """How much of each daemon's ledgers could not be judged, and why."""
+    add = "op IN ('add', 'watch') AND (known OR covered)"
+    call = told.calls.select("daemon", "heard", F.expr(f"{add} OR known AND settled").alias("done"))
+    done = F.expr("known OR covered AND settled").alias("done")
+    both = call.unionByName(told.notices.select("daemon", "heard", done)).where("NOT done")
+    rows = both.groupBy("daemon", "heard").count().orderBy("daemon").collect()
+    return [Unjudged(r.daemon, r["count"], "beyond" if r.heard else "absent") for r in rows]
 
 
 def totals(ledger: DataFrame, events: DataFrame) -> dict[str, int]:
-    """How much of each there is on both sides; daemons that are not in the lake are `strangers`."""
-    ours = [row.daemon for row in events.select("daemon").distinct().collect()]
-    known = F.col("daemon").isin(ours)
-    counts = {row.op: row["count"] for row in ledger.where(known).groupBy("op").count().collect()}
-    acknowledged = ledger.where(known & F.col("op").isin("add", "watch")).select("daemon", "ticket")
+    """How much of each there is on both sides."""
+    counts = {row.op: row["count"] for row in ledger.groupBy("op").count().collect()}
+    acknowledged = ledger.where(F.col("op").isin("add", "watch")).select("daemon", "ticket")
     armed = events.where("kind IN ('arm', 'watch')").select("daemon", "ticket")
     silent = armed.join(acknowledged.distinct(), ["daemon", "ticket"], "leftanti").count()
-    return {
-        **dict(sorted(counts.items())), "strangers": ledger.where(~known).count(),
-        "armed_without_ledger": silent,
-    }  # fmt: skip
+    return {**dict(sorted(counts.items())), "armed_without_ledger": silent}
 
 
 def _bounds(events: DataFrame, found: Continuity) -> DataFrame:
-    """Per daemon: the tickets that the lake must have, and when it was last heard of.
+    """Per daemon its `runs`: the tickets that each must have, and when it was last heard of.
 
-    `covered` up to the last ticket that was given, from the first one that was; the rest may be in
-    records that were lost, or are still to come. `complete`: nothing comes any more.
+    Up to the last ticket that was given, from the first one that was; the rest may be in records
+    that were lost, or are still to come. `complete`: nothing comes any more.
     """
     armed = F.expr("IF(kind IN ('arm', 'watch'), ticket, NULL)")
-    bounds = events.groupBy("daemon", "clock").agg(
+    bounds = events.groupBy(*KEYS).agg(
         F.min(armed).alias("first_ticket"), F.max(armed).alias("last_ticket"),
-        F.max("at_ns").alias("last_ns"),
+        F.max("at_ns").alias("last_ns"), F.max_by("clock", "lsn").alias("clock"),
     )  # fmt: skip
-    runs = {run.daemon: run for run in found.runs}
-    whole = [d for d, run in runs.items() if run.number == 0 and run.from_lsn == run.first_lsn]
-    done = [d for d in whole if is_complete(runs[d], found.snapshots)]
-    last = F.when(F.col("daemon").isin(done), F.lit(_NEVER)).otherwise(F.col("last_ticket"))
-    return bounds.where(F.col("daemon").isin(whole)).withColumns(
-        {"last_ticket": last, "complete": F.col("daemon").isin(done)}
-    )
+    newest = {run.daemon: run for run in found.runs}
+    done = [daemon for daemon, run in newest.items() if is_complete(run, found.snapshots)]
+    number = F.create_map(*(F.lit(x) for d in newest for x in (d, newest[d].number)))
+    complete = F.col("daemon").isin(done) & (F.col("run") == number[F.col("daemon")])
+    last = F.when(complete, F.lit(_NEVER)).otherwise(F.col("last_ticket"))
+    bounds = bounds.withColumns({"complete": complete, "last_ticket": last})
+    run = F.struct("run", "first_ticket", "last_ticket", "last_ns", "clock", "complete")
+    return bounds.groupBy("daemon").agg(F.collect_list(run).alias("runs"))
 
 
-def _judged_at(rows: DataFrame, told_ns: str) -> DataFrame:
-    heard = f"clock = 'boot' AND {told_ns} < last_ns"
-    return rows.withColumns({
-        "covered": F.expr("ticket BETWEEN first_ticket AND last_ticket"),
-        "settled": F.expr(f"complete OR coalesce({heard}, false)"),
-    })  # fmt: skip
+def _at_run(rows: DataFrame, bounds: DataFrame, told_ns: str) -> DataFrame:
+    """Each line with what is known of the run that must have its ticket: the newest that has, or
+    else the one in which it must have been given."""
+    given = "ticket BETWEEN r.first_ticket AND r.last_ticket"
+    at = f"get(filter(runs, r -> IF(known, r.run = run, {given})), 0)"
+    placed = rows.join(bounds, "daemon", "left").withColumn("at", F.expr(at))
+    before = f"at.clock = 'boot' AND {told_ns} < at.last_ns"
+    return placed.select(
+        *(name for name in rows.columns if name != "run"),
+        F.expr("coalesce(at.run, 0)").alias("run"), F.col("at.clock").alias("clock"),
+        F.expr("at IS NOT NULL").alias("covered"),
+        F.expr(f"coalesce(at.complete OR {before}, false)").alias("settled"),
+        F.expr("runs IS NOT NULL").alias("heard"),
+    )  # fmt: skip
 
 
 def _calls(ledger: DataFrame, known: DataFrame) -> DataFrame:
@@ -155,12 +201,12 @@ def _calls(ledger: DataFrame, known: DataFrame) -> DataFrame:
             "told_key"
         ),
     )  # fmt: skip
-    lived = known.select(*KEYS, "ticket", "key_hash", "end", "arm_lsn", "end_lsn",
-                         F.expr("adds + opened > 0").alias("known"))  # fmt: skip
-    return told.join(lived, ["daemon", "ticket"], "left").withColumns({
-        "run": F.coalesce("run", F.lit(0)), "known": F.coalesce("known", F.lit(False)),
-        "lsn": F.lit(None).cast("long"),
-    })  # fmt: skip
+    fields = ("run", "key_hash", "end", "arm_lsn", "end_lsn")
+    lived = known.where("adds + opened > 0").groupBy("daemon", "ticket")
+    newest = lived.agg(F.max_by(F.struct(*fields), "run").alias("life"))
+    both = told.join(newest, ["daemon", "ticket"], "left")
+    known_ = F.col("life").isNotNull().alias("known")
+    return both.select(*told.columns, "life.*", known_, F.lit(None).cast("long").alias("lsn"))
 
 
 def _notices(ledger: DataFrame, events: DataFrame) -> DataFrame:
@@ -171,7 +217,7 @@ def _notices(ledger: DataFrame, events: DataFrame) -> DataFrame:
         F.col("cause").alias("made_cause"),
     )  # fmt: skip
     notices = ledger.where("op = 'notice'").join(made, ["daemon", "ticket"], "left")
-    return notices.withColumn("run", F.coalesce("run", F.lit(0)))
+    return notices.withColumn("known", F.col("lsn").isNotNull())
 
 
 def _in_order(ledger: DataFrame) -> DataFrame:

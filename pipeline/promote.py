@@ -73,6 +73,9 @@ class Hot(Protocol):
 
     name: str
 
+    def uuid(self) -> str:
+        """Of its arena; raises DaemonError if there is no such daemon."""
+
     def open_load(self, load: UUID, namespaces: Iterable[str], fence: int) -> None:
         """From now on runs of lower fences add nothing."""
 
@@ -97,6 +100,7 @@ def promote(
     became hot by this call.
 
     Raises LoadRefused if the daemon had no room, and the like: the next call goes on. Raises
+    DaemonUnreachable before a window is begun if there is no such daemon. Raises
     LakeInUse while another process promotes, WindowElsewhere if earlier windows went to another
     daemon, WindowTaken if another run took the window over.
     """
@@ -105,6 +109,8 @@ def promote(
         tier.drop_slices()
         begun = tier.unfinished()
         done = [finish(spark, tier, begun, hot, pace)] if begun else []
+        if not tier.bound:
+            hot.uuid()  # a name that no daemon has does not bind it
         if window := begin(tier, until_ns, hot.name):
             done.append(finish(spark, tier, window, hot, pace))
     if surplus(tier) > SURPLUS_MAX:

@@ -22,9 +22,9 @@ from purgatoryd.pipeline.schemas import BRONZE
 from purgatoryd.pipeline.ship import Content, Head, Shipper, head_of, refuse_open_end
 from purgatoryd.pipeline.sources import Source, journals_in
 from purgatoryd.pipeline.tiers import node_of
-from purgatoryd.shm_layout.errors import JournalError
+from purgatoryd.shm_layout.errors import BadPath, JournalError
 from purgatoryd.shm_layout.files import private_folder
-from purgatoryd.shm_layout.journal import Walk
+from purgatoryd.shm_layout.journal import Walk, segments
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -39,8 +39,10 @@ _NOTHING = Content(0, {}, {name: [] for name in ("at", *POSITIONS)}, None)
 def ingest(spark: SparkSession, lake: Lake, journals: Path) -> int:
     """Brings all that is complete in a folder of journals into the lake; how many files that was.
 
-    Raises JournalDamaged, JournalMismatch, LakeInUse.
+    Raises JournalDamaged, JournalMismatch, LakeInUse, and BadPath for the folder of one journal.
     """
+    if segments(journals):
+        raise BadPath(str(journals), "is a journal: the folder of journals is meant, above it")
     count = 0
     for folder in journals_in(journals):
         with closing(RawShipper(spark, folder, lake, node_of(lake, folder))) as shipper:

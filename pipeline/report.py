@@ -86,15 +86,14 @@ def wall(at_us: int) -> str:
 def key_table(verdict: Verdict, parts: Iterable[Profile]) -> Table:
     """The most important figures, for a terminal."""
     title = "the audit found nothing" if verdict.clean else "the audit found VIOLATIONS"
-    table = Table(title=title, title_justify="left")
-    table.add_column("daemon")
-    for name in ("clock", "added", "cancelled", "expired", "satisfied", "late p50", "late p99",
-                 "late max"):  # fmt: skip
-        table.add_column(name, justify="right")
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table.add_column("daemon, clock", min_width=8)
+    for name in (*COLOURS, "late p50", "p99", "max"):
+        table.add_column(name, justify="right", no_wrap=True)
     for part in parts:
         shown, late = _totals(part), part.lateness
         quantiles = [duration(late.at(rank)) if late else "" for rank in (0.5, 0.99, 1.0)]
-        table.add_row(f"{part.node} {part.daemon[:8]}", part.clock, *shown, *quantiles)
+        table.add_row(f"{part.node} {part.daemon[:8]} {part.clock}", *shown, *quantiles)
     return table
 
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 JAVA_MIN = 17
 LOCAL = "local[*]"
 LOOPBACK = "127.0.0.1"
+QUIET = f'"-Dlog4j2.configurationFile={(Path(__file__).parent / "log4j2.properties").as_uri()}"'
+"""Of the driver's log errors alone, from its start on."""
 EVERYWHERE = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -35,13 +37,13 @@ EVERYWHERE = {
     "spark.hadoop.parquet.compression.codec.zstd.level": "1",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "ERROR",
     "spark.driver.memory": "1g",
+    "spark.driver.extraJavaOptions": QUIET,
 }
 ON_ONE_BOX = {
     "spark.driver.host": LOOPBACK,
     "spark.driver.bindAddress": LOOPBACK,
-    "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",  # throughput counts, no pause does
+    "spark.driver.extraJavaOptions": f"-XX:+UseParallelGC {QUIET}",  # throughput counts, no pause
     "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
     "spark.sql.files.minPartitionNum": str(4 * (os.cpu_count() or 1)),
 }

@@ -1,21 +1,18 @@
 """The journal's way into the lake: sealed segments and snapshots, each once, oldest first.
 
-A file goes through it in three steps, each in a thread of its own, so that they overlap: it is
-decoded, a batch at a time; these become Parquet in memory; that is brought to disk, while the
-next file is read.
+Files go through it in four steps, each in a thread of its own, so that they overlap: they are read,
+decoded, a batch at a time, become Parquet in memory, and that is brought to disk.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, NoReturn, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -35,10 +32,10 @@ from purgatoryd.pipeline.lake import (
 from purgatoryd.pipeline.names import Names
 from purgatoryd.pipeline.pace import Pace
 from purgatoryd.pipeline.schemas import BRONZE as BRONZE_TABLE
-from purgatoryd.pipeline.sources import Source, openings, sealed
+from purgatoryd.pipeline.sources import Source, openings, sealed, source
 from purgatoryd.shm_layout._core import lib
-from purgatoryd.shm_layout.errors import BadPath, JournalDamaged, PurgatorydError
-from purgatoryd.shm_layout.journal import Walk, segments
+from purgatoryd.shm_layout.errors import BadPath, JournalDamaged
+from purgatoryd.shm_layout.journal import File, Walk, segments
 from purgatoryd.shm_layout.layout import WalkState
 from purgatoryd.shm_layout.marks import Mark, read_marks, set_mark
 
@@ -47,16 +44,13 @@ T = TypeVar("T")
 # ---- threads ---------------------------------------------------------------------------------
 
 
-def overlapped(calls: Iterable[Callable[[], T]]) -> Iterator[T]:
-    """What each call gives, in order; one runs in another thread while the next is got ready."""
+def ahead(items: Iterator[T]) -> Iterator[T]:
+    """The items, in order; each is made in another thread while the one before it is used."""
     with ThreadPoolExecutor(1) as thread:
-        running: deque[Future[T]] = deque()
-        for call in calls:
-            running.append(thread.submit(call))
-            if len(running) > 1:
-                yield running.popleft().result()
-        for last in running:
-            yield last.result()
+        coming = thread.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = thread.submit(next, items, None)
+            yield item
 
 
 # ---- one file --------------------------------------------------------------------------------
@@ -118,8 +112,12 @@ class _Tally:
         return Content(self._rows, dict(kinds), self._bounds, end_lsn)
 
 
-def _raise(error: Exception) -> NoReturn:
-    raise error
+class _Decoded(NamedTuple):
+    """Stands behind the batches of a file."""
+
+    source: Source
+    head: Head
+    kinds: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +158,7 @@ class Shipper:
         self._decoders: dict[str, Decoder] = {}
         self._named: dict[str, int] = {}  # what of each daemon's names is in the lake
         self._done: set[Identity] = set()
+        self._reached: dict[str, int] = {}  # last record of each daemon
         self._locks = ExitStack()
 
     def close(self) -> None:
@@ -187,7 +186,7 @@ class Shipper:
 
     def _each(self, found: list[Source]) -> Iterator[tuple[Source, Manifest | None]]:
         """Each with its manifest, once it counts; a snapshot that is gone has none."""
-        for made in overlapped(self._to_make(found)):
+        for made in ahead(self._made(found)):
             identity = made.source.identity
             yield made.source, self._lake.commit(identity.table, identity.daemon, made.fill)
 
@@ -207,7 +206,13 @@ class Shipper:
             self._decoders[daemon] = Decoder(self._node, names)
             for table in (BRONZE, OPENINGS):
                 self._done |= {m.identity for m in self._lake.manifests(table, daemon)}
+            ends = (manifest.last_lsn for manifest in self._before(daemon))
+            self._reached[daemon] = max(ends, default=0)
         return self._decoders[daemon]
+
+    def _before(self, daemon: str) -> list[Manifest]:
+        """Segments that are in the lake."""
+        return self._lake.manifests(BRONZE, daemon)
 
     def _hold(self) -> None:
         """Moves the mark to the first segment that is not in the lake."""
@@ -232,27 +237,34 @@ class Shipper:
             walk.enter(one.path, memory)
             self._decoder(one.identity.daemon).learn(walk)
 
-    def _to_make(self, found: list[Source]) -> Iterator[Callable[[], _Made]]:
-        """How each is made, once it was read; a snapshot that is gone is left out."""
-        for one in found:
-            try:
-                memory = self._read(one)
-            except PurgatorydError as error:
-                yield partial(_raise, error)  # once those before it are in the lake
-                return
-            if memory is not None:
-                yield partial(self._make, one, memory)
-
-    def _make(self, one: Source, memory: Any) -> _Made:
-        decoder, walk = self._decoders[one.identity.daemon], Walk()
-        walk.enter(one.path, memory)
+    def _made(self, found: Sequence[Source]) -> Iterator[_Made]:
+        """The files, as Parquet."""
         tally = _Tally()
-        for _ in overlapped(partial(tally.write, batch) for batch in decoder.batches(walk)):
-            pass
-        refuse_open_end(walk, one)
-        self._save_names(one.identity.daemon, decoder.names)
-        content = tally.content(decoder.kinds)
-        return _Made(one, tally.end(), self._manifest(one.identity, head_of(walk, memory), content))
+        for part in ahead(self._parts(found)):
+            if isinstance(part, _Decoded):
+                manifest = self._manifest(
+                    part.source.identity, part.head, tally.content(part.kinds)
+                )
+                yield _Made(part.source, tally.end(), manifest)
+                tally = _Tally()
+            else:
+                tally.write(part)
+
+    def _parts(self, found: Sequence[Source]) -> Iterator[pa.RecordBatch | _Decoded]:
+        """The files, decoded."""
+        for one, memory in ahead(self._in_memory(found)):
+            decoder, walk = self._decoders[one.identity.daemon], Walk()
+            walk.enter(one.path, memory)
+            yield from decoder.batches(walk)
+            refuse_open_end(walk, one)
+            self._save_names(one.identity.daemon, decoder.names)
+            yield _Decoded(one, head_of(walk, memory), decoder.kinds)
+
+    def _in_memory(self, found: Sequence[Source]) -> Iterator[tuple[Source, Any]]:
+        """The files, but snapshots that are gone."""
+        for one in found:
+            if (memory := self._read(one)) is not None:
+                yield one, memory
 
     def _save_names(self, daemon: str, names: Names) -> None:
         if names.learnt != self._named[daemon]:
@@ -262,6 +274,10 @@ class Shipper:
     def _manifest(self, identity: Identity, head: Head, content: Content) -> Manifest:
         last_lsn = content.end_lsn if identity.table == OPENINGS else None
         notices, handed = spans(content.bounds)
+        gone_from = 0
+        if identity.table == BRONZE:
+            gone_from = self._gone_from(identity)
+            self._reached[identity.daemon] = max(self._reached[identity.daemon], head.last_lsn)
         return Manifest(
             *identity[:2],
             node=self._node,
@@ -277,7 +293,26 @@ class Shipper:
             kinds=content.kinds,
             notices=notices,
             handed=handed,
+            gone_from=gone_from,
         )
+
+    def _gone_from(self, identity: Identity) -> int:
+        """The first record before a segment that is in neither lake nor journal; 0 = there is none.
+
+        Retention takes the oldest files: a hole behind one that is still there is none of its.
+        """
+        first = self._reached[identity.daemon] + 1
+        if first >= identity.first_lsn:
+            return 0
+        older = [file for file in segments(self._directory) if file.lsn < identity.first_lsn]
+        return 0 if any(_is_of(file, identity.daemon) for file in older) else first
+
+
+def _is_of(file: File, daemon: str) -> bool:
+    """False also if it has gone meanwhile."""
+    with suppress(BadPath):
+        return source(file).identity.daemon == daemon
+    return False
 
 
 def mark_name(lake: Lake) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812
 
+from purgatoryd.pipeline.ledger import need_ledgers
 from purgatoryd.pipeline.schemas import LIVES, OPEN_TIMERS
 
 if TYPE_CHECKING:
@@ -91,7 +92,8 @@ def lives(bronze: DataFrame, batches: DataFrame, received: DataFrame | None = No
 
 def received(spark: SparkSession, ledgers: Path) -> DataFrame:
     """When each notice first came to a subscriber, from the ledgers in a folder: daemon, ticket
-    and notified_ns. docs/audit.md has their form."""
+    and notified_ns. docs/audit.md has their form. Raises BadPath if there is none."""
+    need_ledgers(ledgers)
     lines = "daemon string, op string, ticket long, received_boot_ns long"
     noted = spark.read.schema(lines).option("basePath", str(ledgers)).json(f"{ledgers}/daemon=*")
     first = F.min("received_boot_ns").alias("notified_ns")

@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -45,7 +46,7 @@ from purgatoryd.pipeline.lake import Lake
 from purgatoryd.pipeline.names import Names
 from purgatoryd.pipeline.schemas import BRONZE, Table
 from purgatoryd.pipeline.sources import Learnt, Source, names_of, openings, source
-from purgatoryd.shm_layout.errors import BadPath, InvalidSetting, JournalDamaged
+from purgatoryd.shm_layout.errors import BadPath, InvalidSetting, JournalDamaged, UnknownSetting
 from purgatoryd.shm_layout.journal import Walk, segments, snapshots
 from purgatoryd.shm_layout.marks import Mark, set_mark
 
@@ -63,6 +64,11 @@ class Range(InputPartition):
     lsn_from: int = 0
     lsn_to: int = LSN_END
     next_lsn: int = 0
+
+
+OPTIONS = (
+    "path", "columns", "payloads", "node", "from_us", "to_us", "files", "lake", "max_rows", "mark"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,9 @@ class Settings:
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Settings:
         """Raises InvalidSetting, BadPath."""
+        for name in options:
+            if name.lower() not in OPTIONS:
+                raise UnknownSetting(name, "option", OPTIONS)
         path = Path(options.get("path", ""))
         if "path" not in options or not path.is_dir():
             raise BadPath(str(path), "is no journal")
@@ -94,9 +103,9 @@ class Settings:
             options.get("node") or socket.gethostname(),
             _number("from_us", options.get("from_us", str(-(1 << 63)))),
             _number("to_us", options.get("to_us", str((1 << 63) - 1))),
-            None if files is None else frozenset(json.loads(files)),
+            None if files is None else _names(files),
             Path(options["lake"]) if "lake" in options else None,
-            _number("max_rows", options.get("max_rows", "0")),
+            _rows(options.get("max_rows", "0")),
             options.get("mark", ""),
         )
 
@@ -117,6 +126,21 @@ def _switch(name: str, text: str) -> bool:
     if text not in ("on", "off"):
         raise InvalidSetting(name, text, "on or off", "option")
     return text == "on"
+
+
+def _names(text: str) -> frozenset[str]:
+    """A list of names in JSON."""
+    with suppress(ValueError):
+        found = json.loads(text)
+        if isinstance(found, list) and all(isinstance(one, str) for one in found):
+            return frozenset(found)
+    raise InvalidSetting("files", text, "a JSON list of names", "option")
+
+
+def _rows(text: str) -> int:
+    if (rows := _number("max_rows", text)) < 0:
+        raise InvalidSetting("max_rows", rows, "0 or more", "option")
+    return rows
 
 
 def _number(name: str, text: str) -> int:
@@ -179,7 +203,8 @@ class JournalReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one file, in Arrow batches."""
-        assert isinstance(partition, Range)
+        if not isinstance(partition, Range):  # Spark asks even if there is none
+            return iter(())
         return read_range(self.settings, partition)
 
 
@@ -284,7 +309,8 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one segment, in Arrow batches."""
-        assert isinstance(partition, Range)
+        if not isinstance(partition, Range):  # Spark asks even if there is none
+            return iter(())
         return read_range(self.settings, partition)
 
     def commit(self, end: dict[str, int]) -> None:

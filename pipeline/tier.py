@@ -290,9 +290,18 @@ class Tier:
     def check_daemon(self, name: str) -> None:
         """All is of one daemon, so that a cancel knows where its timer may be. Raises
         WindowElsewhere if that is not the daemon `name`."""
-        for daemon in (self.version().daemon, *(window.daemon for window in self.windows(1))):
-            if daemon not in ("", name):
+        for daemon in self._daemons():
+            if daemon != name:
                 raise WindowElsewhere(daemon, name)
+
+    @property
+    def bound(self) -> bool:
+        """True if all is of one daemon already."""
+        return any(self._daemons())
+
+    def _daemons(self) -> list[str]:
+        told = (self.version().daemon, *(window.daemon for window in self.windows(1)))
+        return [daemon for daemon in told if daemon]
 
     def unfinished(self) -> Window | None:
         """The window that is being promoted; there is one at most, the newest."""

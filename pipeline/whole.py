@@ -83,5 +83,8 @@ class _Copy(Shipper):
         ]
         return [replace(source, complete=True) for source in found]
 
+    def _before(self, daemon: str) -> list[Manifest]:
+        return self._shipped.manifests(BRONZE, daemon)
+
     def _hold(self) -> None:
         return

@@ -6,6 +6,9 @@ All journals are audited together: each is of a daemon of its own.
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from click.testing import CliRunner, Result
 from journal_writer import (
     ANY,
     EXPIRED,
@@ -45,16 +49,21 @@ from journal_writer import (
 )
 from stored_arena import JOURNALS, StoredJournal
 
+from purgatoryd.cli.app import app
 from purgatoryd.pipeline.audit import Verdict, audit
 from purgatoryd.pipeline.continuity import continuity
 from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Lake, Manifest
-from purgatoryd.pipeline.ledger import read_ledgers
+from purgatoryd.pipeline.ledger import Unjudged, read_ledgers
 from purgatoryd.pipeline.ship import Shipper
+from purgatoryd.pipeline.silver import received
 from purgatoryd.pipeline.tiers import read_events, read_openings
+from purgatoryd.pipeline.whole import whole
+from purgatoryd.shm_layout.errors import BadPath
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+ROOT = Path(__file__).resolve().parent.parent
 WALL = Journal().wall_offset_ns
 RECORDS: dict[str, Record] = {
     "shop": namespace(0, "shop"),
@@ -258,7 +267,14 @@ def write_ledger(directory: Path, daemon: bytes, lines: list[Line]) -> None:
 
 # ---- one audit of all ------------------------------------------------------------------------
 
-CLEAN_FROM, LEDGER_FROM, PAIR, PAIR_LACKS = 200, 300, 400, 402
+CLEAN_FROM, LEDGER_FROM, PAIR, PAIR_LACKS, HOLED, STRANGER = 200, 300, 400, 402, 250, 260
+IN_PARTS = CLEAN.having(cuts={"fire_a": (0, 1), "arm_w": (0, 1)})
+HOLED_LINES = [
+    *noted(),
+    call("cancel", 3, "c", "fired", 5 * S),  # before the hole
+    call("cancel", 8, "w", "cancelled", 15 * S),  # behind it
+    call("cancel", 4, "d", "fired", 30 * S),  # of before, and told after
+]
 
 
 def restarted(number: int, living: tuple[Record, ...]) -> Story:
@@ -274,6 +290,9 @@ CLEAN_STORIES = {
     "no_snapshot": CLEAN.having(first=None),
     "retention": CLEAN.having(first_lsn=100),
     "parked": CLEAN.instead(arm_a=PARKED).then("arm_a", BACK),
+    "acknowledged_while_copied": CLEAN.then("late", end(90, at_ns=1 * S, acknowledged=True)).having(
+        copied=3
+    ),
     "forgotten_load": CLEAN.then(
         "arm_g", *load_rows(load(b"sixteen bytes id", LOAD_NONE, at_ns=21 * S))
     ),
@@ -309,6 +328,9 @@ def found(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Foun
     excused = uuid(LEDGER_FROM - 1)
     stories[excused] = by(LEDGER_FROM - 1, CLEAN)
     write_ledger(root / "ledgers", excused, noted(notice_b=LOST))
+    stories[uuid(HOLED)] = by(HOLED, IN_PARTS)
+    write_ledger(root / "ledgers", uuid(HOLED), HOLED_LINES)
+    write_ledger(root / "ledgers", uuid(STRANGER), noted())
     for pair, living in ((PAIR, OPEN), (PAIR_LACKS, OPEN[:1])):
         stories[uuid(pair)] = by(pair, CLEAN.having(closing=None))
         stories[uuid(pair + 1)] = restarted(pair + 1, living)
@@ -319,6 +341,7 @@ def found(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Foun
         node = str(int.from_bytes(daemon) // 2) if int.from_bytes(daemon) >= PAIR else daemon.hex()
         story.write(root / daemon.hex())
         ship(root / daemon.hex(), Lake(lake), node)
+    lose(Lake(lake), uuid(HOLED), 1)
     with small_plans(spark):
         verdict = audited(spark, Lake(lake), root / "ledgers")
     kinds: dict[bytes, set[str]] = defaultdict(set)
@@ -345,6 +368,12 @@ def ship(directory: Path, lake: Lake, node: str) -> None:
     shipper = Shipper(directory, lake, node)
     list(shipper.turn())
     shipper.close()
+
+
+def lose(lake: Lake, daemon: bytes, at: int) -> None:
+    """One of its segments is in the lake no more."""
+    lost = lake.manifests(BRONZE, daemon.hex())[at]
+    lake.folder("manifests", daemon.hex()).joinpath(f"{lost.name}.json").unlink()
 
 
 def audited(spark: SparkSession, lake: Lake, ledgers: Path) -> Verdict:
@@ -392,9 +421,53 @@ def test_a_stored_journal_has_none(found: Found) -> None:
     assert found.kinds[bytes.fromhex(told["uuid"])] == set()
 
 
+def test_a_soaked_journal_has_none(spark: SparkSession, tmp_path: Path) -> None:
+    """Daemon, workers and exporter were killed at random under load."""
+    kept = tmp_path / "soak"
+    soaked = soak(6, kept)
+    journal, lake = kept / "journals" / "soak", Lake(kept / "lake")
+    with small_plans(spark), whole(spark, lake, [journal]) as read:
+        verdict = audit(*read, read_ledgers(spark, kept / "ledgers"))
+    assert verdict.counts == {}, verdict.samples
+    assert verdict.lost == []
+    epochs = {manifest.epoch for manifest in lake.manifests(BRONZE)}
+    assert soaked["daemon_kills"] > 0
+    assert len(epochs) > 1  # a daemon that was killed at once has written nothing
+    (balance,) = verdict.balance
+    assert balance.added >= soaked["added"] + soaked["armed"] > 0
+    assert min(balance.cancelled, balance.expired, balance.satisfied) > 0
+    told = verdict.ledger
+    assert min(told[op] for op in ("add", "watch", "cancel", "outcome", "notice")) > 0
+
+
+def soak(seconds: int, kept: Path) -> dict[str, Any]:
+    """Kills and totals; the journal and the ledgers are in `kept`."""
+    script = str(ROOT / "tests" / "crash" / "soak.py")
+    command = [sys.executable, script, str(seconds), "--keep", str(kept)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
+    run = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert run.returncode == 0, run.stdout + run.stderr
+    found: dict[str, Any] = json.loads(run.stdout)
+    return found
+
+
 def test_a_true_ledger_and_losses_that_were_told_are_no_violations(found: Found) -> None:
     assert found.kinds[uuid(LEDGER_FROM)] == set()
     assert found.kinds[uuid(LEDGER_FROM - 1)] == set()
+
+
+def test_a_hole_hides_nothing_else_of_a_ledger(found: Found) -> None:
+    assert {"lsn_gap", "fired_unfounded", "cancel_undone"} == found.kinds[uuid(HOLED)]
+    assert found.first("fired_unfounded", uuid(HOLED)).ticket == 3
+    assert found.first("cancel_undone", uuid(HOLED)).ticket == 8
+
+
+def test_lines_that_nothing_is_known_of_are_named(found: Found) -> None:
+    """Of two ends in the hole, and what was told after the last record before it."""
+    assert found.verdict.unjudged == [
+        Unjudged(uuid(HOLED).hex(), 6, "beyond"),
+        Unjudged(uuid(STRANGER).hex(), len(NOTED), "absent"),
+    ]
 
 
 def test_what_the_lake_does_not_have_is_named(found: Found) -> None:
@@ -458,3 +531,147 @@ def test_holes_have_a_cause(
     one = continuity(known, [opening(start) for start in snapshots])
     assert [tuple(o[1:]) for o in one.lost] == lost
     assert [v.kind for v in one.violations] == kinds
+
+
+@pytest.fixture
+def in_parts(tmp_path: Path) -> Path:
+    """A journal of three segments, and a snapshot at the begin of the third."""
+    IN_PARTS.write(tmp_path / "demo")
+    behind = 1 + list(RECORDS).index("arm_w")
+    data = Journal().snapshot(behind, OPEN[:1], next_ticket=1000, now_ns=100 * S)
+    (tmp_path / "demo" / f"{behind:016x}.snapshot").write_bytes(data)
+    (tmp_path / "lake").mkdir()
+    return tmp_path
+
+
+def holes(root: Path) -> tuple[list[str], list[str]]:
+    lake = Lake(root / "lake")
+    one = continuity(lake.manifests(BRONZE), lake.manifests(OPENINGS))
+    return [lost.cause for lost in one.lost], [violation.kind for violation in one.violations]
+
+
+def drop(root: Path, *at: int) -> None:
+    """These segments leave the journal."""
+    files = sorted((root / "demo").glob("*.journal"))
+    for number in at:
+        files[number].unlink()
+
+
+def ship_first(root: Path) -> None:
+    """The first segment alone."""
+    shipper = Shipper(root / "demo", Lake(root / "lake"), "eagle")
+    for manifest in shipper.turn():
+        if manifest.table == BRONZE:
+            break
+    shipper.close()
+
+
+def test_what_left_the_journal_first_is_retention(in_parts: Path) -> None:
+    ship_first(in_parts)
+    drop(in_parts, 0, 1)
+    ship(in_parts / "demo", Lake(in_parts / "lake"), "eagle")
+    assert holes(in_parts) == (["retention"], [])
+
+
+def test_so_is_what_had_left_before_the_first_was_shipped(in_parts: Path) -> None:
+    drop(in_parts, 0, 1)
+    ship(in_parts / "demo", Lake(in_parts / "lake"), "eagle")
+    assert holes(in_parts) == (["retention"], [])
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_what_the_lake_had_is_no_retention(in_parts: Path, at: int) -> None:
+    ship(in_parts / "demo", Lake(in_parts / "lake"), "eagle")
+    lose(Lake(in_parts / "lake"), Journal().uuid, at)
+    causes, kinds = holes(in_parts)
+    assert set(causes) - {"snapshot"} == {"unexplained"}
+    assert kinds == ["lsn_gap"]
+
+
+def test_nor_is_what_left_the_journal_before_older_records(in_parts: Path) -> None:
+    drop(in_parts, 1)
+    ship(in_parts / "demo", Lake(in_parts / "lake"), "eagle")
+    assert holes(in_parts) == (["unexplained"], ["lsn_gap"])
+
+
+def test_retention_explains_nothing_else(in_parts: Path) -> None:
+    """The first segment was shipped, the second was not, and the first was lost from the lake."""
+    ship_first(in_parts)
+    drop(in_parts, 0, 1)
+    ship(in_parts / "demo", Lake(in_parts / "lake"), "eagle")
+    lose(Lake(in_parts / "lake"), Journal().uuid, 0)
+    assert holes(in_parts) == (["unexplained"], ["lsn_gap"])
+
+
+# ---- the commands ----------------------------------------------------------------------------
+
+
+def invoke(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["pipeline", *map(str, arguments)], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_a_file_of_the_lake_that_cannot_be_read_is_named(
+    in_parts: Path, spark: SparkSession, damage: str
+) -> None:
+    lake = Lake(in_parts / "lake")
+    ship(in_parts / "demo", lake, "eagle")
+    path = lake.data(lake.manifests(BRONZE)[1])
+    path.write_bytes(path.read_bytes()[:100])
+    if damage == "gone":
+        path.unlink()
+    with small_plans(spark):
+        told = invoke("audit", "--lake", lake.root)
+    assert told.exit_code == 5
+    what = "is gone" if damage == "gone" else "cannot be read"
+    assert told.stderr == f"purgatoryd: {path}: {what}\n"
+
+
+def test_a_folder_without_ledgers_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    for read in (read_ledgers, received):
+        with pytest.raises(BadPath, match="holds no ledger"):
+            read(spark, tmp_path)
+
+
+@pytest.mark.usefixtures("spark")
+def test_nothing_to_audit_is_told(tmp_path: Path) -> None:
+    told = invoke("audit", "--lake", tmp_path)
+    assert (told.exit_code, told.stdout) == (1, "0 records: nothing to audit\n")
+    told = invoke("report", "--lake", tmp_path, "--out", tmp_path / "r.html")
+    assert told.exit_code == 1
+    assert "There was nothing to audit." in (tmp_path / "r.html").read_text()
+
+
+@pytest.mark.parametrize("command", ["audit", "report"])
+def test_a_lake_that_is_not_there_is_none(tmp_path: Path, command: str) -> None:
+    told = invoke(command, "--lake", tmp_path / "typo")
+    assert told.exit_code == 7
+    assert not (tmp_path / "typo").exists()
+
+
+def test_a_page_that_cannot_be_written_is_told_first(tmp_path: Path) -> None:
+    told = invoke("report", "--lake", tmp_path, "--out", tmp_path / "no" / "r.html")
+    assert told.exit_code == 7
+    assert "no" in told.stderr
+
+
+def test_the_commands_tell_what_they_found(in_parts: Path, spark: SparkSession) -> None:
+    """Also with --journal, before anything was shipped; 5 once a segment is lost."""
+    lake, journal, page = in_parts / "lake", ("--journal", in_parts), in_parts / "r.html"
+    ledger = ("--ledger", in_parts / "ledgers")
+    write_ledger(in_parts / "ledgers", uuid(STRANGER), noted())
+    lake.rmdir()
+    with small_plans(spark):
+        told = invoke("audit", "--lake", lake, *journal, *ledger)
+        assert (told.exit_code, told.stdout.splitlines()[-1]) == (
+            0,
+            f"{len(RECORDS)} records: no violation",
+        )
+        assert f"not judged {uuid(STRANGER).hex()[:8]} 15 lines of ledgers: absent" in told.stdout
+        ship(in_parts / "demo", Lake(lake), "eagle")
+        lose(Lake(lake), Journal().uuid, 1)
+        broken = invoke("report", "--lake", lake, *ledger, "--out", page, "--json")
+    assert broken.exit_code == 5
+    rows = [json.loads(line) for line in broken.stdout.splitlines()]
+    assert {"missing", "violation", "unjudged", "balance"} <= {name for row in rows for name in row}
+    assert "lsn_gap" in page.read_text()

@@ -19,6 +19,7 @@ from cold_driver import (
 from purgatoryd.pipeline import cold
 from purgatoryd.pipeline import promote as promoting
 from purgatoryd.pipeline import tier as tiers
+from purgatoryd.pipeline.loading import Loader
 from purgatoryd.pipeline.promote import promote, window_end_ns
 from purgatoryd.pipeline.tier import Tier, Window
 from purgatoryd.shm_layout.errors import DaemonUnreachable, InvalidRows, LakeInUse, WindowElsewhere
@@ -424,7 +425,7 @@ def test_windows_and_cancels_go_to_one_daemon(
     cold.load(tier, table(0, 10), "one", other)
     assert cold.cancel(tier, keys(9), other) == {}  # no daemon has a window yet
     mortal = Mortal(monkeypatch, daemon)
-    assert mortal.run(lambda: promote(NO_SPARK, tier, due(5), daemon), last=1)
+    assert mortal.run(lambda: promote(NO_SPARK, tier, due(5), daemon), last=2)
     before = tier.version()
     for state in ("promoting", "hot"):
         assert [window.state for window in tier.windows()] == [state]
@@ -438,6 +439,16 @@ def test_windows_and_cancels_go_to_one_daemon(
         promote(NO_SPARK, tier, due(5), daemon)
     assert cold.load(tier, table(20, 22), "three", other).rows == 2
     assert set(daemon.armed) == {key(i) for i in range(5)}
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_name_that_no_daemon_has_does_not_bind_the_tier(tier: Tier, daemon: TableDaemon) -> None:
+    cold.load(tier, table(0, 3), "one", daemon)
+    with Loader("nobody", timeout=1.0) as typo, pytest.raises(DaemonUnreachable):
+        promote(NO_SPARK, tier, due(5), typo)
+    assert tier.windows() == []
+    (window,) = promote(NO_SPARK, tier, due(5), daemon)
+    assert window.daemon == daemon.name
 
 
 @pytest.mark.usefixtures("quick")

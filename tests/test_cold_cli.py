@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import segment_writer as sw
 from click.testing import CliRunner, Result
 from cold_driver import spark_of_python
 from conftest import StartDaemon
@@ -140,6 +141,70 @@ def test_bad_places_are_refused(lake: Path) -> None:
     assert command("pipeline", "cold", "status", "--lake", str(lake)).exit_code == Exit.BROKEN
     promote = ("pipeline", "cold", "promote", "--lake", str(lake))
     assert command(*promote).exit_code == Exit.USAGE
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("cold", "promote", "--every", "0s"), ("cold", "promote", "--every", "-1m"),
+        ("ingest", "--follow", "--every", "-5s"), ("ingest", "--follow", "--every", "0s"),
+        ("load-agent", ".", "--follow", "0s"), ("slow", "--limit", "-1s"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_spans_that_are_none_are_refused(arguments: tuple[str, ...], lake: Path) -> None:
+    where = () if "load-agent" in arguments else ("--lake", str(lake))
+    done = command("pipeline", *arguments, *where)
+    assert done.exit_code == Exit.USAGE
+    assert "is less than" in done.stderr
+
+
+def test_a_promotion_keeps_to_its_rate(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+
+    class Pace:
+        def __init__(self, limit: float) -> None:
+            told.append(limit)
+
+        def wait(self, rows: int) -> None:
+            told.append(rows)
+
+    def promote(_spark: Any, _tier: Any, _until: int, _hot: Any, pace: Any) -> list[Any]:
+        pace(7)
+        return []
+
+    monkeypatch.setattr("purgatoryd.pipeline.pace.Pace", Pace)
+    monkeypatch.setattr("purgatoryd.pipeline.promote.promote", promote)
+    monkeypatch.setattr("purgatoryd.pipeline.session.session", lambda *_: None)
+    window = ("--window", "2030-01-01T00:00Z", "--rate", "5")
+    done = command("pipeline", "cold", "promote", "--lake", str(lake), *window)
+    assert done.exit_code == Exit.DONE, done.output
+    assert told == [5.0, 7]
+
+
+def test_an_hour_is_one(lake: Path) -> None:
+    compact = ("pipeline", "cold", "compact", "--lake", str(lake), "--hour")
+    assert command(*compact, "noon").exit_code == Exit.USAGE
+
+
+@pytest.mark.usefixtures("spark")
+def test_journals_of_another_level_are_refused(lake: Path, tmp_path: Path) -> None:
+    """A journal is JOURNAL/NAME; ingest takes JOURNAL, and trace takes JOURNAL/NAME."""
+    journal = tmp_path / "journals" / "demo"
+    sw.write(journal, sw.segment(sw.names(), seal=False))
+    below = command("pipeline", "ingest", "--lake", str(lake), "--journal", str(journal))
+    assert (below.exit_code, "is a journal" in below.stderr) == (Exit.UNUSABLE, True)
+    above = command("pipeline", "trace", "a", "--lake", str(lake), "--journal", str(journal.parent))
+    assert (above.exit_code, "has no segments" in above.stderr) == (Exit.UNUSABLE, True)
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_file_of_another_format_is_named(lake: Path, tmp_path: Path) -> None:
+    file = tmp_path / "reminders.csv"
+    file.write_text("key,deadline\norder:1,2030-01-01T00:00:00Z\n")
+    done = command("pipeline", "cold", "load", str(file), "--lake", str(lake))
+    assert done.exit_code == Exit.USAGE
+    assert "reminders.csv cannot be read as parquet; see --format" in done.stderr
 
 
 def test_the_agent_adds_and_tells(daemon: StartDaemon, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from conftest import StartDaemon
 from real_daemon import PATIENCE_S
 
 from purgatoryd.clients import (
+    Admin,
     AllOf,
     AsyncClient,
     AsyncSubscriber,
@@ -79,6 +80,19 @@ def test_calls_are_noted_with_what_they_found(daemon: StartDaemon, tmp_path: Pat
     acked = [n["acked_boot_ns"] for n in noted]
     assert acked == sorted(acked)
     assert [path.name for path in tmp_path.iterdir()] == [f"daemon={uuid_of('demo')}"]
+
+
+def test_what_was_parked_was_acknowledged(daemon: StartDaemon, tmp_path: Path) -> None:
+    daemon("demo", "--journal", str(tmp_path / "journals"))
+    with Admin("demo") as admin:
+        admin.set_namespace("shop", park_beyond_ns=1)
+    with (
+        Ledger(tmp_path / "ledgers") as ledger,
+        Client("demo", namespace="shop", timeout=PATIENCE_S, ledger=ledger) as client,
+    ):
+        ticket = client.add("a", HOUR_S).ticket
+    (noted,) = lines(tmp_path / "ledgers")
+    assert (noted["op"], noted["found"], noted["ticket"]) == ("add", "parked", ticket)
 
 
 def test_outcomes_and_notices_are_noted(daemon: StartDaemon, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from uuid import UUID
 
 import pyarrow as pa
@@ -389,6 +389,31 @@ def test_no_more_bytes_are_read_than_allowed(monkeypatch: pytest.MonkeyPatch) ->
     free = Pace(0)
     free.wait(1 << 40)
     assert slept_s == pytest.approx(5.0)
+
+
+class Told:
+    """Stands in for Pace: what it was told."""
+
+    limits: ClassVar[list[float]] = []
+    counts: ClassVar[list[int]] = []
+
+    def __init__(self, limit: float) -> None:
+        self.limits.append(limit)
+
+    def wait(self, count: int) -> None:
+        self.counts.append(count)
+
+
+def test_the_exporter_keeps_to_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = tmp_path / "journals" / "demo"
+    sw.write(journal, sw.segment([*sw.names(), *(sw.arm(n) for n in range(3, 50))]))
+    sw.write(journal, sw.segment([sw.arm(1)], 50, first_group=2, seal=False), 50)
+    monkeypatch.setattr("purgatoryd.pipeline.ship.Pace", Told)
+    where = ("--name", "demo", "--journal", journal.parent, "--lake", tmp_path / "lake")
+    done = called("ship", "--limit", "50K", *where)
+    assert done.exit_code == 0, done.output
+    shipped, _ = segments(journal)
+    assert (Told.limits, sum(Told.counts)) == ([50 << 10], shipped.bytes)
 
 
 # ---- the command -----------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from purgatoryd.pipeline.ship import Shipper
 from purgatoryd.pipeline.source import Settings
 from purgatoryd.pipeline.sources import openings
 from purgatoryd.pipeline.tiers import read_events, read_openings
-from purgatoryd.shm_layout.errors import BadPath, InvalidSetting, JournalDamaged
+from purgatoryd.shm_layout.errors import BadPath, InvalidSetting, JournalDamaged, UnknownSetting
 from purgatoryd.shm_layout.journal import SEGMENT, file_name, segments
 from purgatoryd.shm_layout.marks import read_marks
 
@@ -318,6 +318,13 @@ def test_nothing_sealed_is_nothing_new(tmp_path: Path) -> None:
     assert stream.partitions(first, first) == []
 
 
+def test_no_file_has_no_rows(spark: SparkSession, tmp_path: Path) -> None:
+    read = spark.read.format("purgatoryd")
+    assert read.load(str(tmp_path)).count() == 0
+    sw.write(tmp_path, sw.segment(sw.names(), seal=False))
+    assert read.option("files", '["gone"]').load(str(tmp_path)).count() == 0
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [
@@ -325,6 +332,10 @@ def test_nothing_sealed_is_nothing_new(tmp_path: Path) -> None:
         ({"payloads": "maybe"}, InvalidSetting),
         ({"from_us": "yesterday"}, InvalidSetting),
         ({"files": json.dumps([]), "path": "/nowhere"}, BadPath),
+        ({"files": "nope"}, InvalidSetting),
+        ({"files": "5"}, InvalidSetting),
+        ({"max_rows": "-5"}, InvalidSetting),
+        ({"column": "lsn"}, UnknownSetting),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -9,11 +9,14 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row, SparkSession
+from test_audit import CLEAN, OPEN, by, restarted, ship, small_plans, uuid
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
 from purgatoryd.cli.pipeline_plan import save
 from purgatoryd.pipeline import fleet, silver
+from purgatoryd.pipeline.advice import sizes
+from purgatoryd.pipeline.lake import Lake
 from purgatoryd.pipeline.plan import (
     Host,
     Move,
@@ -258,6 +261,24 @@ def test_a_plan_is_made_of_journals(spark: SparkSession, tmp_path: Path) -> None
     assert [(move.namespace, move.target) for move in made.moves] == [("y", "beta")]
 
 
+def test_who_was_recovered_from_the_journal_counts_once(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The arena that died has no timers any more, and no place in the fleet."""
+    by(1, CLEAN.having(closing=OPEN)).write(tmp_path / "first")
+    restarted(2, OPEN).write(tmp_path / "second")
+    (tmp_path / "lake").mkdir()
+    lake = Lake(tmp_path / "lake")
+    for folder in ("first", "second"):
+        ship(tmp_path / folder, lake, "eagle")
+    with small_plans(spark):
+        found = fleet.measured_in(spark, lake.root).collect()
+        (size,) = sizes(spark, lake).collect()
+    assert {row.daemon for row in found} == {uuid(2).hex()}
+    assert sum(row.live for row in found) == 1  # one of the two that lived has fired
+    assert (size.daemon, size.living) == (uuid(2).hex(), 1)
+
+
 def test_a_fleet_that_is_not_whole_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "fleet.toml"
     with pytest.raises(BadPath):
@@ -267,6 +288,33 @@ def test_a_fleet_that_is_not_whole_is_refused(tmp_path: Path) -> None:
         fleet.read_fleet(path)
     with pytest.raises(InvalidSetting, match="this daemon is missing"):
         fleet.spaces([Row(daemon="cc", namespace="x", live=1, rate=1.0)], {}, {})
+
+
+ONE = {"daemon": "'aa'", "capacity": "1", "speed": "1"}
+
+
+def host(name: str = "a", **fields: str) -> str:
+    told = [f"{field} = {value}" for field, value in (ONE | fields).items()]
+    return "\n".join([f"[hosts.{name}]", *told, ""])
+
+
+@pytest.mark.parametrize(
+    ("text", "setting"),
+    [
+        ("hosts = 'x'", "hosts"), ("[hosts]\na = 5", "a"), (host(capacity="'many'"), "a.capacity"),
+        (host(capacity="0"), "a.capacity"), (host(capacity="true"), "a.capacity"),
+        (host(speed="nan"), "a.speed"), (host(labels="'r'"), "a.labels"),
+        (host(daemon="['aa']"), "a.daemon"), (host() + host("b"), "b.daemon"),
+        (host() + "[groups]\ng = 5", "groups.g"), (host() + "[groups]\ng = 'abc'", "groups.g"),
+        (host() + "[groups]\ng = [1]", "groups.g"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_in_a_fleet_is_named(tmp_path: Path, text: str, setting: str) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text(text)
+    with pytest.raises(InvalidSetting) as wrong:
+        fleet.read_fleet(path)
+    assert wrong.value.setting == setting
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from journal_writer import S
 from pyspark.sql import functions as F  # noqa: N812
+from rich.console import Console
 from test_audit import CLEAN, OPEN, RECORDS, by, restarted, ship, small_plans, uuid
 
 from purgatoryd.pipeline import gold, silver
@@ -18,6 +20,7 @@ from purgatoryd.pipeline.continuity import Lost, Violation
 from purgatoryd.pipeline.figures import RANKS, Advice, Flow, Profile, Spread, figures
 from purgatoryd.pipeline.findings import Finding
 from purgatoryd.pipeline.lake import Lake
+from purgatoryd.pipeline.ledger import Unjudged
 from purgatoryd.pipeline.report import duration, key_table, page
 from purgatoryd.pipeline.schemas import TOPICS
 from purgatoryd.pipeline.tiers import read_events
@@ -85,10 +88,31 @@ def test_violations_and_what_is_missing_are_on_the_page() -> None:
     assert "recovery" in text
 
 
+def test_ledgers_that_were_not_judged_do_not_agree() -> None:
+    found = verdict()
+    found.ledger = {"add": 600}
+    assert "and the ledgers agree" in page(found, [part()], NOW)
+    found.unjudged = [Unjudged("ab" * 16, 7, "beyond"), Unjudged("unknown", 8, "absent")]
+    text = page(found, [part()], NOW)
+    assert "and the ledgers agree" not in text
+    assert "7 lines of ledgers of <code>abababab</code> could not be judged" in text
+    assert "nothing of that daemon is in the lake" in text
+
+
 def test_the_key_table() -> None:
     table = key_table(verdict(), [part()])
-    assert [str(c.header) for c in table.columns][:4] == ["daemon", "clock", "added", "cancelled"]
-    assert [list(c.cells) for c in table.columns][2:4] == [["600"], ["300"]]
+    assert [str(c.header) for c in table.columns][:3] == ["daemon, clock", "added", "cancelled"]
+    assert [list(c.cells) for c in table.columns][1:3] == [["600"], ["300"]]
+
+
+def test_the_key_table_cuts_no_figure_of_a_narrow_terminal() -> None:
+    flow = [Flow(0, 12_345_678, 12_345_678, 12_345_678, 12_345_678)]
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(key_table(verdict(), [replace(part(), flow=flow)]))
+    told = capture.get()
+    assert told.count("12,345,678") == 4
+    assert "…" not in told
 
 
 @pytest.mark.parametrize(
