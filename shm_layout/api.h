@@ -265,6 +265,8 @@ void pg_beat(struct pg_arena *a, int64_t real_boot_ns, uint64_t turns, uint64_t 
 
 /* Counts a span that the core cannot know, into one of enum pg_histogram_id. */
 void pg_measure(struct pg_arena *a, uint32_t histogram, int64_t ns);
+/* Counts a record with this status, if that refuses; returns whether it does. */
+int pg_refused(struct pg_arena *a, uint32_t status);
 /* The answer that the last pg_handle gave was there at built_boot_ns. */
 void pg_served(struct pg_arena *a, int64_t built_boot_ns);
 /* Stages a METRICS record, if there is a journal that has room for it. */

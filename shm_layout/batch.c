@@ -149,10 +149,8 @@ static uint32_t level_row(struct pg_arena *a, const struct step *s, struct pg_re
 {
     unsigned status = PG_ST_UNKNOWN;
     uint32_t row = level_find(a, &s->put.key);
-    if (row == PG_NIL && gives_birth(s->record->op)) {
+    if (row == PG_NIL && gives_birth(s->record->op))
         row = level_born(a, &s->put.key, false, &status);
-        a->metrics->refused_keys += row == PG_NIL;
-    }
     if (row == PG_NIL)
         answer(result, 0, status, 0);
     return row;
@@ -334,7 +332,6 @@ static bool record_allowed(struct pg_arena *a, struct step *s, struct pg_result 
     }
     if (guard == GUARD_DENIED ||
         (guard == GUARD_RESERVED && op_rules[r->op].uses & (NEEDS_TOPIC | NEEDS_NAMESPACE))) {
-        a->metrics->refused_denied++;
         answer(result, 0, PG_ST_DENIED, 0);
         return false;
     }
@@ -345,23 +342,29 @@ static bool record_allowed(struct pg_arena *a, struct step *s, struct pg_result 
     return quota_charge(a, a->name_namespaces[r->name], a->account, result);
 }
 
-static void count_missing(struct pg_arena *a, unsigned status)
-{
-    const bool journal = status == PG_ST_BUSY || status == PG_ST_JOURNAL;
-    ++*(journal ? &a->metrics->refused_journal : &a->metrics->refused_names);
-}
-
 static bool record_apply(struct pg_arena *a, struct step *s, const uint8_t *at,
                          struct pg_result *result)
 {
-    if (UNLIKELY(name_refused(result))) {
-        count_missing(a, (unsigned)result->ticket);
+    if (UNLIKELY(name_refused(result)))
         return true;
-    }
     if (UNLIKELY(a->guarded | a->draining | a->reserved) && !record_allowed(a, s, result))
         return true;
     put_read(a, s, at);
     return op_apply(a, s, result);
+}
+
+static bool refuses(const struct pg_result *r)
+{
+    const unsigned status = r->ticket & 0xff;
+    return status >= PG_ST_FULL || status == PG_ST_EXISTS;
+}
+
+/* BUSY is the owner's inbox, or the journal. */
+RARE static void refusal_note(struct pg_arena *a, const struct step *s, const struct pg_result *r)
+{
+    const unsigned status = r->ticket & 0xff;
+    const bool inbox = s->record->op == PG_OP_WATCH && inbox_full(a, s->session);
+    pg_refused(a, status == PG_ST_BUSY && !inbox ? PG_ST_JOURNAL : status);
 }
 
 /* Result first, then the count of applied records: what counts as applied is answered.
@@ -381,6 +384,8 @@ static bool records_apply(struct pg_arena *a, const struct request *q, struct pg
             }
             if (!record_apply(a, &s, at, &m->results[s.n]))
                 return false;
+            if (UNLIKELY(refuses(&m->results[s.n])))
+                refusal_note(a, &s, &m->results[s.n]);
             STORE_RELEASE(&session->applied, s.n + 1);
         }
         at += record_bytes(s.record);

@@ -196,12 +196,12 @@ struct pg_metrics {
     uint64_t satisfied;
     uint64_t expired;             /* operations; `expiries` counts timers */
     uint64_t failed;
-    uint64_t ended;               /* cancelled operations */
+    uint64_t cancelled;           /* operations, by their own key or FOR_KEY */
     uint64_t already_true;        /* satisfied only by the look at expiry */
     uint64_t checks;              /* asked of owners of CLIENT conditions */
     uint64_t advances;
     uint64_t visits;              /* watchers looked at by advances */
-    uint64_t refused_busy;        /* the owner's inbox is full */
+    uint64_t refused_busy;        /* the owner's inbox is full, or an outbox of unsent notices */
     uint64_t refused_keys;        /* watch keys or watch records */
     uint64_t refused_denied;      /* the namespace has another owner */
     uint64_t refused_quota;       /* of the namespace or the uid, and no account left */
@@ -219,7 +219,11 @@ struct pg_metrics {
     uint64_t turns_full;          /* of them, those that used up their budget */
     uint64_t outcomes_repeated;   /* and CHECKs: sent again, unacknowledged */
     uint64_t records_redone;      /* of the journal, when the arena was made of it */
-    uint64_t reserved[11];
+    uint64_t refused_exists;      /* PUT error, WATCH: the key is armed */
+    uint64_t refused_stopping;    /* the daemon drains */
+    uint64_t turn_work;           /* timers moved or fired, by turns that had any */
+    uint64_t turn_budget;         /* how many those turns might have */
+    uint64_t reserved[7];
 };
 
 /* ---- histograms ----------------------------------------------------------------- */
@@ -1184,7 +1188,7 @@ struct pg_watch_key {             /* 24 bytes, then key_len bytes */
     uint8_t  reserved[5];
 };
 
-/* Statuses of a record. Stable numbers. */
+/* Statuses of a record. Stable numbers. Each that refuses has its counter in metrics.c. */
 enum pg_status {
     PG_ST_NONE = 0,
     PG_ST_ADDED = 1,              /* PUT: armed */

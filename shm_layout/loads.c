@@ -291,20 +291,11 @@ static unsigned row_status(struct pg_arena *a, const struct key *key, uint64_t r
     return block == PG_NIL && a->free_load_block == PG_NIL ? PG_ST_FULL_LOADS : PG_ST_NONE;
 }
 
-static void count_refused(struct pg_arena *a, unsigned status)
-{
-    a->metrics->load_rows_repeated += status == PG_ST_LOADED;
-    a->metrics->refused_loads += status == PG_ST_FULL_LOADS;
-    a->metrics->refused_fenced += status == PG_ST_FENCED || status == PG_ST_CLOSED;
-    a->metrics->refused_denied += status == PG_ST_DENIED;
-    a->metrics->refused_journal += status == PG_ST_BUSY || status == PG_ST_JOURNAL;
-}
-
 static void row_refuse(struct pg_arena *a, const struct key *key, unsigned status,
                        struct pg_result *r)
 {
     const uint32_t slot = status == PG_ST_LOADED ? timers_find(a, key) : PG_NIL;
-    count_refused(a, status);
+    a->metrics->load_rows_repeated += status == PG_ST_LOADED;
     answer(r, 0, status, 0);
     if (slot != PG_NIL)
         answer(r, ctl_ticket(a->slots.hot[slot].ctl), status, a->slots.hot[slot].deadline_ns);

@@ -191,7 +191,7 @@ static bool handle_query(struct pg_arena *a, struct request *q, struct sink *out
                                 r->key_len, r->key_type};
         const uint32_t slot = ns == PG_NIL ? PG_NIL : timers_find(a, &key);
         if (guard_of(a, ns, q->uid) == GUARD_DENIED) {
-            a->metrics->refused_denied++;
+            pg_refused(a, PG_ST_DENIED);
             info_absent(out, PG_ST_DENIED);
         } else if (slot == PG_NIL || !info_write(a, slot, a->slots.hot[slot].ctl, out)) {
             info_absent(out, PG_ST_UNKNOWN);
@@ -531,14 +531,15 @@ void pg_put(struct pg_arena *a, const struct pg_put *p, struct pg_result *result
     uint32_t status;
     const uint32_t topic = put_topic(a, p, &status);
     if (topic == PG_NIL) {
-        a->metrics->refused_names++;
         *result = (struct pg_result){status, 0};
+        pg_refused(a, status);
         return;
     }
     const struct put put = {put_key(a, p, a->topics[topic].namespace_row), p->payload,
                             p->payload_len, topic, p->mode, p->time_kind, p->time_ns, 0, false};
     if (!staging(a) || stage_admits(a, result))
         timers_put(a, &put, result);
+    pg_refused(a, result->ticket & 0xff);
     stage_settle(a);
 }
 

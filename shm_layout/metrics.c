@@ -18,6 +18,43 @@ void pg_served(struct pg_arena *a, int64_t built_boot_ns)
         measure(a, PG_HG_BATCH_SERVICE, built_boot_ns - a->begun_boot_ns, 1);
 }
 
+/* ---- refusals -------------------------------------------------------------------------------- */
+
+#define COUNTER(name) offsetof(struct pg_metrics, name)
+
+/* By status: where its counter is; 0 = it refuses nothing. */
+static const uint16_t refusals[] = {
+    [PG_ST_EXISTS] = COUNTER(refused_exists),
+    [PG_ST_FULL] = COUNTER(refused_full),
+    [PG_ST_FULL_PAYLOAD] = COUNTER(refused_payload),
+    [PG_ST_FULL_NAMESPACES] = COUNTER(refused_names),
+    [PG_ST_FULL_TOPICS] = COUNTER(refused_names),
+    [PG_ST_FULL_TICKETS] = COUNTER(refused_other),
+    [PG_ST_FULL_KEYS] = COUNTER(refused_keys),
+    [PG_ST_FULL_WATCHES] = COUNTER(refused_keys),
+    [PG_ST_FULL_ACCOUNTS] = COUNTER(refused_quota),
+    [PG_ST_TOO_FAR] = COUNTER(refused_other),
+    [PG_ST_DENIED] = COUNTER(refused_denied),
+    [PG_ST_BUSY] = COUNTER(refused_busy),
+    [PG_ST_QUOTA] = COUNTER(refused_quota),
+    [PG_ST_WRONG_SHARD] = COUNTER(refused_other),
+    [PG_ST_DUPLICATE] = COUNTER(refused_other),
+    [PG_ST_OVERFLOW] = COUNTER(refused_other),
+    [PG_ST_JOURNAL] = COUNTER(refused_journal),
+    [PG_ST_STOPPING] = COUNTER(refused_stopping),
+    [PG_ST_FULL_LOADS] = COUNTER(refused_loads),
+    [PG_ST_FENCED] = COUNTER(refused_fenced),
+    [PG_ST_CLOSED] = COUNTER(refused_fenced),
+};
+
+int pg_refused(struct pg_arena *a, uint32_t status)
+{
+    const bool refusal = status < sizeof refusals / sizeof *refusals && refusals[status] != 0;
+    if (refusal)
+        ++*(uint64_t *)((uint8_t *)a->metrics + refusals[status]);
+    return refusal;
+}
+
 /* ---- for the journal ------------------------------------------------------------------------ */
 
 static uint32_t buckets_used(const struct pg_histogram *h)

@@ -269,7 +269,7 @@ static void count_end(struct pg_arena *a, enum pg_cause cause)
     uint64_t *counter = cause == PG_CAUSE_SATISFIED ? &a->metrics->satisfied
                         : cause == PG_CAUSE_EXPIRED ? &a->metrics->expired
                         : cause == PG_CAUSE_FAILED  ? &a->metrics->failed
-                                                    : &a->metrics->ended;
+                                                    : &a->metrics->cancelled;
     ++*counter;
     a->metrics->operations--;
 }
@@ -629,17 +629,6 @@ static unsigned watch_arm(struct pg_arena *a, struct watch *w, int64_t deadline_
     return status;
 }
 
-static void count_refusal(struct pg_arena *a, unsigned status)
-{
-    uint64_t *counter = status == PG_ST_BUSY           ? &a->metrics->refused_busy
-                        : status == PG_ST_FULL         ? &a->metrics->refused_full
-                        : status == PG_ST_FULL_PAYLOAD ? &a->metrics->refused_payload
-                        : status == PG_ST_FULL_KEYS || status == PG_ST_FULL_WATCHES
-                            ? &a->metrics->refused_keys
-                            : &a->metrics->refused_other;
-    ++*counter;
-}
-
 static void operation_bind(struct pg_arena *a, uint32_t slot, uint32_t id, const struct probe *at)
 {
     const uint32_t hash = a->slots.hot[slot].hash;
@@ -679,7 +668,6 @@ bool operations_watch(struct pg_arena *a, struct watch *w, struct pg_result *r)
     if (status == PG_ST_QUOTA)
         return true;
     if (status != PG_ST_ADDED) {
-        count_refusal(a, status);
         answer(r, 0, status, 0);
         return true;
     }

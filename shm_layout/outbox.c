@@ -67,11 +67,11 @@ uint64_t outbox_append(struct pg_arena *a, const struct pg_entry *fields)
     struct pg_entry *e = outbox_at(a, position);
     struct pg_topic *t = &a->topics[fields->topic];
 
+    t->changed_boot_ns = a->real_boot_ns;     /* once too often rather than never */
     *e = *fields;
     e->sequence = t->sequence + 1;
     e->previous = t->last_position;
     STORE_RELEASE(&e->commit, position + 1);
-    t->changed_boot_ns = a->real_boot_ns;
     entry_settle(a, position);
     a->header->outbox_bytes += (uint64_t)entry_granules(e) * PG_GRANULE;
     return position;
@@ -181,15 +181,13 @@ bool outbox_settle(struct pg_arena *a, struct pg_fault *why)
                          h->outbox_tail, a->topic_rows, outbox_at(a, h->outbox_tail)->topic);
     if (half_done)
         entry_settle(a, h->outbox_tail);
-    if (h->outbox_head > h->outbox_tail || h->outbox_tail - h->outbox_head > h->outbox_capacity ||
-        h->published > h->outbox_tail)
+    if (h->outbox_head > h->published || h->published > h->outbox_tail ||
+        h->outbox_tail - h->outbox_head > h->outbox_capacity)
         return fault_set(why, "outbox", "head, published and tail are out of order", 0,
                          h->outbox_tail, h->outbox_head);
-    while (h->outbox_head < h->outbox_tail &&
+    while (h->outbox_head < h->published &&
            outbox_at(a, h->outbox_head)->commit != h->outbox_head + 1)
-        h->outbox_head++;
-    if (h->published < h->outbox_head)
-        h->published = h->outbox_head;
+        h->outbox_head++;         /* withdrawn; of those that were not sent none is */
     return true;
 }
 

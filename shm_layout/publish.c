@@ -85,6 +85,13 @@ static unsigned publish(struct pg_arena *a, const struct publish *p, struct pg_r
     return PG_ST_DONE;
 }
 
+/* BUSY is an outbox whose notices the socket does not take, or the journal. */
+static void refuse(struct pg_arena *a, unsigned status, struct pg_result *r)
+{
+    answer(r, 0, status, 0);
+    pg_refused(a, stage_refusal(a) != PG_ST_NONE ? PG_ST_JOURNAL : status);
+}
+
 int pg_publish(struct pg_arena *a, const void *body, uint64_t bytes, uint32_t uid,
                int64_t real_boot_ns, struct pg_result *result, uint64_t detail[2])
 {
@@ -96,7 +103,7 @@ int pg_publish(struct pg_arena *a, const void *body, uint64_t bytes, uint32_t ui
         a->uid = uid;
         const unsigned status = publish(a, &p, result);
         if (status != PG_ST_DONE)
-            answer(result, 0, status, 0);
+            refuse(a, status, result);
         stage_settle(a);
         a->uid = PG_NIL;
     }

@@ -153,10 +153,8 @@ static uint32_t payers_of(const struct pg_arena *a, uint32_t namespace_row, uint
     return 2;
 }
 
-static bool over(struct pg_arena *a, struct pg_result *r, unsigned quota, uint64_t limit,
-                 int64_t used)
+static bool over(struct pg_result *r, unsigned quota, uint64_t limit, int64_t used)
 {
-    a->metrics->refused_quota++;
     answer(r, limit << 8 | quota, PG_ST_QUOTA, used);
     return false;
 }
@@ -178,7 +176,7 @@ static bool token_there(struct pg_arena *a, const struct payer *p, struct pg_res
     if (now >= OPERATION)
         return true;
     const uint64_t wait_ns = (OPERATION - now + p->ops - 1) / p->ops;
-    return over(a, r, p->first + 2, p->ops, a->real_boot_ns + (int64_t)wait_ns);
+    return over(r, p->first + 2, p->ops, a->real_boot_ns + (int64_t)wait_ns);
 }
 
 static void token_take(const struct pg_arena *a, const struct payer *p)
@@ -194,7 +192,6 @@ bool quota_charge(struct pg_arena *a, uint32_t namespace_row, uint16_t account,
 {
     struct payer payers[2];
     if (account == 0 && uids_limited(a->header)) {
-        a->metrics->refused_quota++;
         answer(r, 0, PG_ST_FULL_ACCOUNTS, a->account_rows);
         return false;
     }
@@ -223,9 +220,9 @@ bool quota_admits(struct pg_arena *a, const struct put *p, uint64_t granules, ui
         const struct payer *y = &payers[i];
         const bool same = old != PG_NIL && (i == 0 || a->slots.cold[old].account == p->account);
         if (grows_over(y->live, same, 1, y->timers))
-            return over(a, r, y->first, y->timers, (int64_t)y->live);
+            return over(r, y->first, y->timers, (int64_t)y->live);
         if (grows_over(y->used_bytes, same ? slot_bytes(a, old) : 0, bytes, y->bytes))
-            return over(a, r, y->first + 1, y->bytes, (int64_t)y->used_bytes);
+            return over(r, y->first + 1, y->bytes, (int64_t)y->used_bytes);
     }
     return true;
 }

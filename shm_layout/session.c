@@ -143,10 +143,8 @@ static void session_settle(struct pg_arena *a, struct pg_session *s)
 {
     if (s->current <= s->last)
         s->current = 0;
-    for (uint32_t i = 0; s->id == 0 && i < PG_WINDOW; i++) {
+    for (uint32_t i = 0; s->id == 0 && i < PG_WINDOW; i++)
         session_reply(a, s, i)->extra_blob = PG_NIL;
-        session_reply(a, s, i)->sequence = 0;
-    }
 }
 
 /* Keys that CANCEL_FOR_KEY ended are held with the reply that names them. */

@@ -67,7 +67,6 @@ bool stage_admits(struct pg_arena *a, struct pg_result *r)
     const unsigned refusal = stage_refuses(a);
     if (refusal == PG_ST_NONE)
         return true;
-    a->metrics->refused_journal++;
     answer(r, 0, refusal, 0);
     return false;
 }

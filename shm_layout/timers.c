@@ -229,15 +229,6 @@ static uint32_t put_granules(const struct pg_arena *a, const struct put *p)
     return blob_granules(ext + p->key.len + payload_kept(a, p));
 }
 
-static unsigned refuse(struct pg_arena *a, unsigned status)
-{
-    uint64_t *counter = status == PG_ST_FULL           ? &a->metrics->refused_full
-                        : status == PG_ST_FULL_PAYLOAD ? &a->metrics->refused_payload
-                                                       : &a->metrics->refused_other;
-    ++*counter;
-    return status;
-}
-
 /* Room for a new slot's blob; PG_NIL: refused and answered. */
 static uint32_t arm_blob(struct pg_arena *a, uint32_t granules, bool replacing,
                          struct pg_result *r)
@@ -247,7 +238,7 @@ static uint32_t arm_blob(struct pg_arena *a, uint32_t granules, bool replacing,
     if (status == PG_ST_ADDED)
         status = PG_ST_FULL_PAYLOAD;
     if (blob == PG_NIL)
-        answer(r, 0, refuse(a, status), 0);
+        answer(r, 0, status, 0);
     return blob;
 }
 
@@ -343,7 +334,7 @@ void timers_put(struct pg_arena *a, const struct put *p, struct pg_result *r)
     struct probe at;
     int64_t deadline_ns;
     if (!time_resolve(a, p, &deadline_ns)) {
-        answer(r, 0, refuse(a, PG_ST_TOO_FAR), 0);
+        answer(r, 0, PG_ST_TOO_FAR, 0);
         return;
     }
     const uint32_t id = key_find(a, &p->key, &at);
@@ -399,7 +390,7 @@ void timers_unpark(struct pg_arena *a, const struct put *p, uint64_t ticket, str
         return;
     const uint32_t blob = blobs_take(&a->blobs, granules);
     if (blob == PG_NIL) {
-        answer(r, 0, refuse(a, PG_ST_FULL_PAYLOAD), 0);
+        answer(r, 0, PG_ST_FULL_PAYLOAD, 0);
         return;
     }
     answer_slot(a, r, slot, PG_ST_UNPARKED);
@@ -427,6 +418,7 @@ static void cancel_timer(struct pg_arena *a, uint32_t slot, const struct probe *
     if (staging(a))
         stage_end(a, slot, PG_END_CANCELLED);
     slot_end(a, slot, 0);
+    a->metrics->cancels++;
 }
 
 bool timers_cancel(struct pg_arena *a, const struct key *k, uint64_t ticket, struct pg_result *r)
@@ -449,7 +441,6 @@ bool timers_cancel(struct pg_arena *a, const struct key *k, uint64_t ticket, str
         operation_end(a, id, PG_CAUSE_CANCELLED, 0);
     else
         cancel_timer(a, id, &at);
-    a->metrics->cancels++;
     return true;
 }
 
@@ -581,6 +572,8 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
     a->metrics->moved += a->wheel.state->moved - moved;
     a->metrics->turns++;
     a->metrics->turns_full += done == budget;
+    a->metrics->turn_work += done;
+    a->metrics->turn_budget += done != 0 ? budget : 0;
     *more = left || stepping || freeing;
     a->header->next_deadline_ns = wheel_next_deadline_ns(&a->wheel);
     return done;
@@ -643,6 +636,9 @@ static bool slot_check(const struct pg_arena *a, uint32_t slot, struct pg_fault 
     if (h->topic >= a->topic_rows || a->topics[h->topic].name_len == 0)
         return fault_set(fault, "timers", "a topic that is not there", slot, a->topic_rows,
                          h->topic);
+    if (is_parked(a, slot) && a->slots.cold[slot].payload_len != 0)
+        return fault_set(fault, "timers", "a parked timer with a payload", slot, 0,
+                         a->slots.cold[slot].payload_len);
     if (a->secret == NULL)
         return true;
     const struct key k = key_of_slot(a, slot);

@@ -1,7 +1,8 @@
-"""A daemon whose Nth call of a libc function fails, or kills it: tests/fault/shim.c."""
+"""A daemon whose Nth call of a libc function fails, waits, or kills it: tests/fault/shim.c."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
@@ -13,8 +14,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from real_daemon import PATIENCE_S, clean_environment
+from real_daemon import PATIENCE_S, clean_environment, eventually
 
 from purgatoryd.shm_layout.paths import paths_in
 
@@ -45,6 +47,34 @@ class Fault:
         if nth:
             found |= {"FAULT_CALL": self.call, "FAULT_NTH": str(nth), "FAULT_ERRNO": str(number)}
         return found
+
+
+class Gate:
+    """Where a process waits in its first call of a libc function, until it is let pass."""
+
+    def __init__(self, call: str, shim: Path, path: Path) -> None:
+        """`path`: of a FIFO that is made."""
+        self._path = path
+        os.mkfifo(path)
+        self.environment = {
+            "LD_PRELOAD": str(shim), "FAULT_CALL": call, "FAULT_NTH": "1",
+            "FAULT_GATE": str(path),
+        }  # fmt: skip
+
+    @contextlib.contextmanager
+    def closed(self) -> Iterator[None]:
+        """Begins when the process has come to the gate, which opens at the end."""
+        fd = eventually(self._reached)
+        try:
+            yield
+        finally:
+            os.close(fd)
+
+    def _reached(self) -> int:
+        """A descriptor; 0 = nobody reads yet."""
+        with contextlib.suppress(OSError):
+            return os.open(self._path, os.O_WRONLY | os.O_NONBLOCK)
+        return 0
 
 
 class Victim:
@@ -109,6 +139,73 @@ class Victim:
             self.process.stdout.close()
 
 
+class End(NamedTuple):
+    """How a daemon ended whose `nth` call failed; a negative code is a signal."""
+
+    nth: int
+    code: int
+    ready: bool
+    stderr: str
+
+
+class Walk:
+    """A daemon that stands still at each call of a function, for one in which it fails there.
+
+    That one is its child, so all up to the call is done once. It ends at last as one that has
+    nothing to bear; `every`: of so many calls the first is tried.
+    """
+
+    def __init__(
+        self, directory: Path, args: tuple[str, ...], shim: Path, fault: Fault, every: int,
+    ) -> None:  # fmt: skip
+        self._stderr = directory / "victim.stderr"
+        self._stderr.touch()
+        self._ends, out = os.pipe()
+        into, self._go = os.pipe()
+        env = clean_environment(directory) | {
+            "LD_PRELOAD": str(shim), "FAULT_CALL": fault.call,
+            "FAULT_ERRNO": str(getattr(errno, fault.code)), "FAULT_WALK": f"{out} {into} {every}",
+            "FAULT_UNTIL": str(paths_in(directory, "demo").lock),
+        }  # fmt: skip
+        command = [sys.executable, "-m", "purgatoryd.cli", "run", "--name", "demo", *args]
+        with self._stderr.open("ab") as stderr:
+            self._process = subprocess.Popen(
+                command, cwd=directory, env=env, stdout=subprocess.PIPE, stderr=stderr,
+                pass_fds=(out, into),
+            )  # fmt: skip
+        os.close(out)
+        os.close(into)
+
+    def ends(self) -> Iterator[End]:
+        """Of each child; the daemon goes on when the next is asked for. It must end well."""
+        ready = False
+        assert self._process.stdout is not None
+        out = self._process.stdout.fileno()
+        try:
+            while self._process.poll() is None:
+                heard = select.select([out, self._ends], [], [], 0.1)[0]
+                if out in heard and (line := self._process.stdout.readline()):
+                    ready = True
+                    os.kill(int(line.split(b"pid=")[1].split()[0]), signal.SIGTERM)
+                elif self._ends in heard and (told := os.read(self._ends, 64)):
+                    yield self._end(told, ready)
+                    os.write(self._go, b".")
+                    ready = False
+            assert self._process.returncode == 0, self._stderr.read_text()
+        finally:
+            self._process.kill()
+            self._process.wait()
+            self._process.stdout.close()
+            os.close(self._ends)
+            os.close(self._go)
+
+    def _end(self, told: bytes, ready: bool) -> End:
+        nth, status = map(int, told.split())
+        said = self._stderr.read_text()
+        os.truncate(self._stderr, 0)
+        return End(nth, os.waitstatus_to_exitcode(status), ready, said)
+
+
 def numbers(calls: int, complete: bool) -> Iterator[int]:
     """Which of so many calls fail: all of them, or further and further apart."""
     nth = 1
@@ -117,4 +214,5 @@ def numbers(calls: int, complete: bool) -> Iterator[int]:
         nth = nth + 1 if complete or nth < 3 else 2 * nth
 
 
+EVERY = int(os.environ.get("FAULT_EVERY", "0"))
 COMPLETE = os.environ.get("CRASH_TEST") == "complete"

@@ -5,7 +5,8 @@
 
 #include <pthread.h>
 
-enum { LAYOUT = 4711, MS = 1000000, KEYS = 24, WATCHED = 6, TOPICS = 3, FRAMES = 1 << 23 };
+enum { LAYOUT = 4711, MS = 1000000, KEYS = 24, WATCHED = 6, TOPICS = 3, FRAMES = 1 << 23,
+       WAITED_NS = 5 };           /* each message, before it is applied */
 
 struct world {
     struct rng rng;
@@ -67,9 +68,8 @@ static uint64_t send(struct world *w, const void *bytes, uint64_t len)
     uint64_t used = 0;
     int64_t wait_ns;
     int state;
-    while ((state = pg_handle(w->a, bytes, len, 1, 1, w->now_ns, w->now_ns, w->reply, &used,
-                              &wait_ns)) ==
-           PG_H_AGAIN)
+    while ((state = pg_handle(w->a, bytes, len, 1, 1, w->now_ns - WAITED_NS, w->now_ns, w->reply,
+                              &used, &wait_ns)) == PG_H_AGAIN)
         pg_published(w->a, w->a->header->outbox_tail, 0, 0);
     return state == PG_H_REPLY ? used : 0;
 }
@@ -828,6 +828,39 @@ static void test_an_end_tells_who_asked(void)
     world_close(&w);
 }
 
+/* Each moment is that at which it happened, and what is replaced is told by ticket and slot. */
+static void test_frames_tell_when_and_of_what(void)
+{
+    struct world w = {.rng = {6}, .journal = malloc(FRAMES)};
+    const struct pg_life *replaced;
+    CHECK(w.journal != NULL);
+    world_open(&w);
+    go(&w, 3 * MS);
+    a_timer(&w);
+    take(&w);
+    const struct pg_j_arm first = *(struct pg_j_arm *)(newest(&w, PG_J_ARM) + 1);
+    CHECK_EQUAL(first.armed_ns, w.now_ns);
+    CHECK_EQUAL(first.armed_boot_ns, w.now_ns);
+    go(&w, MS);
+    replaces(&w);
+    take(&w);
+    const struct pg_j_arm *second = (void *)(newest(&w, PG_J_ARM) + 1);
+    CHECK_EQUAL(second->replaced, first.ticket);
+    CHECK_EQUAL(second->replaced_slot, first.slot);
+    const struct pg_life *life = pg_frame_life(newest(&w, PG_J_ARM), &replaced);
+    CHECK_EQUAL(life->armed_ns, w.now_ns);
+    CHECK_EQUAL(life->received_boot_ns, w.now_ns - WAITED_NS);
+    CHECK_EQUAL(life->applied_boot_ns, w.now_ns);
+    CHECK_EQUAL(replaced->armed_ns, w.now_ns - MS);
+    go(&w, MS);
+    is_published(&w);
+    opens_a_load(&w);
+    take(&w);
+    CHECK_EQUAL(((struct pg_j_entry *)(newest(&w, PG_J_ENTRY) + 1))->ended_boot_ns, w.now_ns);
+    CHECK_EQUAL(((struct pg_j_load *)(newest(&w, PG_J_LOAD) + 1))->at_ns, w.now_ns);
+    world_close(&w);
+}
+
 /* ---- a snapshot beside the work ------------------------------------------------------------------ */
 
 struct photographer {
@@ -953,6 +986,7 @@ int main(void)
     RUN(test_a_ring_that_fills);
     RUN(test_durable_replies);
     RUN(test_an_end_tells_who_asked);
+    RUN(test_frames_tell_when_and_of_what);
     RUN(test_a_snapshot_beside_the_work);
     RUN(test_noise_is_refused);
     return 0;

@@ -343,6 +343,46 @@ static void a_load_lives_from_when_it_was_last_claimed(void)
     arena_close();
 }
 
+/* ---- what is told ---------------------------------------------------------------------------- */
+
+static void a_topic_that_changed_lately_is_told(void)
+{
+    struct pg_part part;
+    uint32_t cursor = 0;
+    arena_open(1, 0);
+    publish('t');
+    CHECK_EQUAL(pg_tails(a, now_s * SECOND, &cursor, reply, sizeof reply, &part, 1), 1);
+    cursor = 0;
+    CHECK_EQUAL(pg_tails(a, now_s * SECOND + 1, &cursor, reply, sizeof reply, &part, 1), 0);
+    arena_close();
+}
+
+static void a_session_tells_whose_it_is_and_since_when(void)
+{
+    arena_open(1, 0);
+    const struct client c = greeted(5);
+    const struct pg_session *s = session_find(a, c.session);
+    CHECK(s != NULL);
+    CHECK_EQUAL(s->uid, 5);
+    CHECK_EQUAL(s->pid, 1);
+    CHECK_EQUAL(s->opened_boot_ns, now_s * SECOND);
+    arena_close();
+}
+
+/* Behind the results: number of the record, bytes, type and length of each key, the key. */
+static void keys_that_are_cancelled_for_a_key_are_told(void)
+{
+    static const uint8_t expected[] = {0, 0, 0, 0, 3, 0, 0, 0, PG_KEY_STR, 1, 'o'};
+    arena_open(1, 0);
+    struct client c = greeted(5);
+    one(&c, PG_OP_WATCH, 'o');
+    one(&c, PG_OP_CANCEL_FOR_KEY, 'k');
+    CHECK_EQUAL(status(0), PG_ST_DONE);
+    CHECK(memcmp(reply + sizeof(struct pg_frame) + sizeof(struct pg_result), expected,
+                 sizeof expected) == 0);
+    arena_close();
+}
+
 /* ---- names --------------------------------------------------------------------------------- */
 
 static void a_namespace_is_of_the_shard_where_it_was_born(void)
@@ -383,6 +423,9 @@ int main(void)
     RUN(a_watch_key_is_born_without_an_error);
     RUN(a_watch_key_that_nobody_came_to_watch_is_gone);
     RUN(a_load_lives_from_when_it_was_last_claimed);
+    RUN(a_topic_that_changed_lately_is_told);
+    RUN(a_session_tells_whose_it_is_and_since_when);
+    RUN(keys_that_are_cancelled_for_a_key_are_told);
     RUN(a_namespace_is_of_the_shard_where_it_was_born);
     RUN(a_topic_begins_anew_in_the_row_of_another);
     return 0;

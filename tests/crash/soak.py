@@ -1,14 +1,18 @@
 """Kills a real daemon and its workers at random, under load, and keeps a ledger.
 
-`python soak.py SECONDS [SEED] [--keep DIR]`, with tests/ on PYTHONPATH; what is audited is kept in
-DIR/journals and DIR/ledgers. Workers note what the daemon has acknowledged; at the end each timer
-was noticed once, or cancelled and never noticed, and each operation ended once. Prints kills and
-totals as JSON; exit code 1 = something is lost or doubled.
+`python soak.py SECONDS [SEED] [--keep DIR] [--audit]`, with tests/ on PYTHONPATH. Workers note what
+the daemon has acknowledged; at the end each timer was noticed once, or cancelled and never noticed,
+and no operation ended twice; the owners that live to the end hear how each of theirs ended. With
+--keep the daemon writes a journal, which an exporter, killed as well, brings into a lake, and the
+clients keep ledgers: DIR/journals, DIR/lake and DIR/ledgers. With --audit they are audited, in a
+folder of their own unless DIR is given. Prints kills and totals as JSON; exit code 1 = something is
+lost or doubled, or the audit found a violation.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -24,11 +28,12 @@ from pathlib import Path
 
 from real_daemon import PATIENCE_S, Daemon, clean_environment, remove_segments
 
-from purgatoryd.clients import AllOf, AnyOf, Client, Ledger, Purgatory, Subscriber
-from purgatoryd.shm_layout.errors import PurgatorydError
+from purgatoryd.clients import AllOf, AnyOf, Client, Ledger, Operation, Purgatory, Subscriber
+from purgatoryd.shm_layout.errors import CallTimeout, PurgatorydError
 
 NAME, NAMESPACE = "soak", "soak"
 JOBS = ("timers", "timers", "operations", "operations")
+EXPORTER = "exporter"
 SHARED = [f"shared:{n}" for n in range(6)]
 SIZES = ("--outbox", "524288", "--inbox", "100000")
 KEEP = "SOAK_KEEP"
@@ -43,6 +48,11 @@ LONGEST_S = 0.8
 def ledger() -> Ledger | None:
     """Every line is written at once: what is told counts, however the process ends."""
     return Ledger(f"{os.environ[KEEP]}/ledgers", buffer_bytes=0) if KEEP in os.environ else None
+
+
+def leave() -> Path:
+    """Owners of operations leave once this is there."""
+    return Path(os.environ["PURGATORYD_DIR"], "leave")
 
 
 def say(out: int, *words: object) -> None:
@@ -72,25 +82,38 @@ def timers(seed: int, out: int) -> None:
 
 
 def operations(seed: int, out: int) -> None:
-    """Arms, and ends others' by levels; says what it was told of its own."""
+    """Arms, and ends others' by levels; says what it was told of its own. At last it waits for
+    what it has not yet been told."""
     rng = random.Random(seed)
+    armed: list[Operation] = []
     with Purgatory(
         NAME, namespace=NAMESPACE, timeout=10 * PATIENCE_S, ledger=ledger()
     ) as purgatory:
-        level = 0
-        for n in range(1 << 30):
-            key, level = f"{seed}:{n}", level + 1
+        while not armed or not leave().exists():
+            key, level = f"{seed}:{len(armed)}", len(armed) + 1
             say(out, "tried", key)
             targets = {k: level + rng.randint(0, 20) for k in rng.sample(SHARED, 2)}
             condition = AllOf(targets) if rng.random() < 0.5 else AnyOf(targets)
             timeout = rng.uniform(0, LONGEST_S)
             operation = purgatory.watch(key, condition, timeout, topic="ends")
+            armed.append(operation)
             say(out, "armed", operation.ticket)
             operation.add_done_callback(lambda o: say(out, "ended", o.ticket))
             if rng.random() < 0.3:
                 purgatory.advance(rng.choice(SHARED), level)
             if rng.random() < 0.1:
                 purgatory.cancel(key)
+        end = time.monotonic() + PATIENCE_S
+        for operation in armed:
+            say(out, heard(operation, end), operation.ticket)
+
+
+def heard(operation: Operation, end: float) -> str:
+    """If its owner was told of its end by then, on the monotonic clock in seconds."""
+    with contextlib.suppress(CallTimeout):
+        operation.result(max(0.0, end - time.monotonic()))
+        return "heard"
+    return "unheard"
 
 
 def worker(job: str, seed: str, path: str) -> None:
@@ -107,6 +130,18 @@ def journal_settings() -> tuple[str, ...]:
     if KEEP not in os.environ:
         return ()
     return ("--journal", f"{os.environ[KEEP]}/journals", "--segment-bytes", "256K")
+
+
+def pipeline(*words: str) -> list[str]:
+    """A command of the pipeline, over what is kept."""
+    kept = os.environ[KEEP]
+    places = ("--journal", f"{kept}/journals", "--lake", f"{kept}/lake")
+    return [sys.executable, "-m", "purgatoryd.cli", "pipeline", *words, *places, "--json"]
+
+
+def ship() -> None:
+    """Brings into the lake what is sealed. The journal is held from the first time on."""
+    subprocess.run(pipeline("ship", "--name", NAME), stdout=subprocess.DEVNULL, check=True)
 
 
 # ---- the soak -------------------------------------------------------------------------------
@@ -147,7 +182,9 @@ class Soak:
         self.listener.start()
         self.workers: dict[subprocess.Popen[bytes], str] = {}
         self.started = self.daemon_kills = self.worker_kills = 0
-        for job in JOBS:
+        if KEEP in os.environ:
+            ship()  # what the journal begins with
+        for job in (*JOBS, *([EXPORTER] if KEEP in os.environ else [])):
             self.start(job)
 
     def start(self, job: str) -> None:
@@ -155,7 +192,9 @@ class Soak:
         self.started += 1
         said = self.directory / f"{self.started}.said"
         command = [sys.executable, __file__, "worker", job, str(self.started), str(said)]
-        self.workers[subprocess.Popen(command)] = job
+        if job == EXPORTER:
+            command = pipeline("ship", "--name", NAME, "--follow")
+        self.workers[subprocess.Popen(command, stdout=subprocess.DEVNULL)] = job
 
     def kill_worker(self) -> None:
         """SIGKILL, and another one takes its place."""
@@ -176,9 +215,11 @@ class Soak:
                 self.daemon.kill()
                 self.daemon_kills += 1
                 self.daemon.start()
-        for one in self.workers:
-            one.kill()
-            one.wait(PATIENCE_S)
+        leave().touch()
+        for one, job in self.workers.items():
+            if job != "operations":
+                one.kill()
+            one.wait(3 * PATIENCE_S)
 
     def said(self) -> Iterator[list[str]]:
         """All whole lines of all workers."""
@@ -201,7 +242,7 @@ class Soak:
         tried = {words[1] for words in lines if words[0] == "tried"}
         told = {kind: Counter(int(w[1]) for w in lines if w[0] == kind) for kind in (
             "added", "armed", "ended", "cancelling", "CANCELLED", "FIRED",
-            "UNKNOWN")}  # fmt: skip
+            "UNKNOWN", "heard", "unheard")}  # fmt: skip
         noticed = self.listener.noticed.copy()  # its thread goes on
         unsure = told["cancelling"].keys() - told["FIRED"].keys()
         due = (told["added"].keys() - unsure) | told["armed"].keys()
@@ -212,6 +253,8 @@ class Soak:
             "cancelled": len(told["CANCELLED"]),
             "armed": len(told["armed"]),
             "outcomes": len(told["ended"]),
+            "outcomes_heard": len(told["heard"]),
+            "outcomes_lost": len(told["unheard"]),
             "notices": noticed.total(),
             "lost": len((due - noticed.keys()) | told["UNKNOWN"].keys()),
             "doubled": sum(n > 1 for n in noticed.values()),
@@ -223,17 +266,19 @@ class Soak:
         }
 
 
-FAULTS = ("lost", "doubled", "outcomes_doubled", "fired_though_cancelled", "strangers", "errors",
-          "listener")  # fmt: skip
+FAULTS = ("lost", "doubled", "outcomes_lost", "outcomes_doubled", "fired_though_cancelled",
+          "strangers", "errors", "listener", "violations", "missing")  # fmt: skip
 
 
-def soak(seconds: float, seed: int, keep: Path | None) -> int:
+def soak(seconds: float, seed: int, keep: Path | None) -> dict[str, object]:
+    """The ledger of a soak; the journal, the lake and the clients' ledgers are in `keep`."""
     with tempfile.TemporaryDirectory(prefix="purgatoryd-soak-") as folder:
         directory = Path(folder)
         os.environ.update(clean_environment(directory))
         if keep is not None:
             os.environ[KEEP] = str(keep.absolute())
-            (keep / "journals").mkdir(parents=True, exist_ok=True)
+            for part in ("journals", "lake"):
+                (keep / part).mkdir(parents=True)
         one = Soak(seed, directory)
         try:
             one.run(seconds)
@@ -244,17 +289,39 @@ def soak(seconds: float, seed: int, keep: Path | None) -> int:
                 process.kill()
             one.daemon.close()
             remove_segments(one.daemon.paths)
+        if keep is not None:
+            ship()
+        return result
+
+
+def audited() -> dict[str, object]:
+    """The audit's summary of what is kept, with the ranges that are missing."""
+    command = [*pipeline("audit"), "--ledger", f"{os.environ[KEEP]}/ledgers"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if not done.stdout:
+        done.check_returncode()
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    return {**told[-1], "missing": [one["missing"] for one in told if "missing" in one]}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("seconds", type=float)
+    parser.add_argument("seed", type=int, nargs="?", default=1)
+    parser.add_argument("--keep", type=Path, help="a folder that is not there yet")
+    parser.add_argument("--audit", action="store_true")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="purgatoryd-kept-") as folder:
+        keep = given.keep or (Path(folder) / "soak" if given.audit else None)
+        result = soak(given.seconds, given.seed, keep)
+        if given.audit:
+            result |= audited()
     print(json.dumps(result, indent=1))
-    return any(result[fault] for fault in FAULTS)
+    return any(result.get(fault) for fault in FAULTS)
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "worker":
         worker(*sys.argv[2:])
     else:
-        parser = argparse.ArgumentParser()
-        parser.add_argument("seconds", type=float)
-        parser.add_argument("seed", type=int, nargs="?", default=1)
-        parser.add_argument("--keep", type=Path)
-        given = parser.parse_args()
-        sys.exit(soak(given.seconds, given.seed, given.keep))
+        sys.exit(main())

@@ -79,11 +79,18 @@ static void stage_place(struct world *w)
     s->staged = s->tail = s->committed = s->size - 8 * below(w, 512);
 }
 
+static bool halves_rebuild(struct pg_arena *a, bool places_first, struct pg_fault *why)
+{
+    return places_first ? rebuild_places(a, why) && rebuild_keys(a, why)
+                        : rebuild_keys(a, why) && rebuild_places(a, why);
+}
+
 bool world_recover(struct world *w, int64_t now_ns, struct pg_fault *why)
 {
     w->now_ns = now_ns;
     return pg_attach(w->a, w->arena, w->arena_bytes, w->secret, w->secret_bytes, LAYOUT, why) &&
-           pg_rebuild(w->a, now_ns, why);
+           rebuild_begin(w->a, now_ns, why) && halves_rebuild(w->a, w->places_first, why) &&
+           rebuild_end(w->a, why);
 }
 
 static void piece_add(struct truth *t, void *at, uint64_t bytes)

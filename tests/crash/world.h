@@ -26,6 +26,7 @@ struct world {
     uint64_t arena_bytes, secret_bytes;
     int64_t now_ns, offset_ns, real_ns;
     struct client clients[CLIENTS];
+    bool places_first;            /* of the halves of a recovery */
 };
 
 /* Where truth stands; pieces of both segments. */
@@ -71,7 +72,7 @@ void world_blank(struct world *w);
 /* As the committer does once all that is staged is on disk. */
 void world_commit(struct world *w);
 void world_truth(const struct world *w, struct truth *truth);
-/* What one daemon does at its start. */
+/* What a daemon does at its start, its two threads one behind the other. */
 bool world_recover(struct world *w, int64_t now_ns, struct pg_fault *why);
 
 /* The operations under test, by number; NULL behind the last. */

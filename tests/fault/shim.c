@@ -1,8 +1,15 @@
-/* shim.c - fails, or kills at, the Nth call of one libc function: LD_PRELOAD it.
+/* shim.c - fails, kills at, or holds the Nth call of one libc function, or fails each in a child:
+ * LD_PRELOAD it.
  *
  * FAULT_CALL    the function's name; unset = none fails, and all calls are counted
  * FAULT_NTH     which call fails, from 1 on
  * FAULT_ERRNO   its errno as a number; 0 = the process is killed at the call
+ * FAULT_GATE    a FIFO: the call waits until somebody has opened it for writing and closed it,
+ *               and succeeds; FAULT_ERRNO does not count then
+ * FAULT_WALK    "OUT IN EVERY", two descriptors and a number: of EVERY calls the first fails in a
+ *               child that is made for it. Once that has ended "NTH STATUS", as of waitpid(2), is
+ *               written to OUT, and a byte from IN lets this process go on, in which none fails
+ * FAULT_UNTIL   a path: no child is made any more once it exists
  * FAULT_AFTER   a path: calls are counted once it exists; unset = from the beginning
  * FAULT_LOG     a file to which "NAME NTH" is written when the call fails; where none does,
  *               "NAME CALLS" for each function at the end of the process
@@ -28,6 +35,7 @@
 #include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 /* How often a function was called. */
@@ -40,12 +48,18 @@ struct calls {
 static struct calls *_Atomic called;
 static _Atomic bool begun;
 
+/* Of the path that a variable names; `unset`: what to say if it names none. */
+static bool exists(const char *variable, bool unset)
+{
+    const char *path = getenv(variable);
+    return path == NULL ? unset : syscall(SYS_faccessat, AT_FDCWD, path, F_OK) == 0;
+}
+
 static bool counting(void)
 {
     if (atomic_load(&begun))
         return true;
-    const char *after = getenv("FAULT_AFTER");
-    if (after != NULL && syscall(SYS_faccessat, AT_FDCWD, after, F_OK) != 0)
+    if (!exists("FAULT_AFTER", true))
         return false;
     atomic_store(&begun, true);
     return true;
@@ -82,21 +96,67 @@ __attribute__((destructor)) static void calls_tell(void)
         tell(c->name, atomic_load(&c->count));
 }
 
-/* The errno to fail with; 0 = go on. */
-static int fault(struct calls *c)
+static void gate_pass(const char *gate)
 {
-    const int before = errno;
-    const char *call = getenv("FAULT_CALL"), *nth = getenv("FAULT_NTH");
-    const char *code = getenv("FAULT_ERRNO");
-    const bool meant = (call == NULL || strcmp(call, c->name) == 0) && counting();
-    const long n = meant ? call_count(c) : 0;
-    errno = before;
-    if (call == NULL || nth == NULL || code == NULL || n == 0 || n != atol(nth))
+    char byte;
+    const long fd = syscall(SYS_openat, AT_FDCWD, gate, O_RDONLY | O_CLOEXEC);
+    syscall(SYS_read, fd, &byte, 1);
+    syscall(SYS_close, fd);
+}
+
+/* What becomes of the call that is meant: the errno to fail with; 0 = go on. */
+static int befall(const struct calls *c, long n)
+{
+    const char *code = getenv("FAULT_ERRNO"), *gate = getenv("FAULT_GATE");
+    if (gate != NULL)
+        gate_pass(gate);
+    if (gate != NULL || code == NULL)
         return 0;
     tell(c->name, n);
     if (atoi(code) == 0)
         syscall(SYS_kill, getpid(), SIGKILL);
     return atoi(code);
+}
+
+static void child_tell(int out, int in, long n, pid_t child)
+{
+    char line[64], byte;
+    int status = -1;
+    while (waitpid(child, &status, 0) < 0 && errno == EINTR)
+        continue;
+    const int bytes = snprintf(line, sizeof line, "%ld %d\n", n, status);
+    syscall(SYS_write, out, line, bytes);
+    syscall(SYS_read, in, &byte, 1);
+}
+
+/* True in the child that is made for the call, and nowhere else from then on. */
+static bool walk(char *how, long n)
+{
+    static bool made;
+    const int out = (int)strtol(how, &how, 10), in = (int)strtol(how, &how, 10);
+    if (made || (n - 1) % strtol(how, NULL, 10) != 0 || exists("FAULT_UNTIL", false))
+        return false;
+    /* Not fork(2): after that locks which the call is made under seem to be another thread's. */
+    const pid_t child = (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL);
+    made = child == 0;
+    if (child > 0)
+        child_tell(out, in, n, child);
+    return made;
+}
+
+/* The errno to fail with; 0 = go on. */
+static int fault(struct calls *c)
+{
+    const int before = errno;
+    const char *call = getenv("FAULT_CALL"), *nth = getenv("FAULT_NTH");
+    char *how = getenv("FAULT_WALK");
+    const bool meant = (call == NULL || strcmp(call, c->name) == 0) && counting();
+    const long n = meant ? call_count(c) : 0;
+    const bool hit = call != NULL && n != 0 &&
+                     (how != NULL ? walk(how, n) : nth != NULL && n == atol(nth));
+    const int error = hit ? befall(c, n) : 0;
+    errno = before;
+    return error;
 }
 
 /* A wrapper that fails with `failed` and errno, or calls on. */
@@ -207,11 +267,14 @@ WRAP(int, shm_open, -1, (const char *name, int flags, mode_t mode), (name, flags
 WRAP(int, ftruncate, -1, (int fd, off_t size), (fd, size))
 WRAP(int, ftruncate64, -1, (int fd, off64_t size), (fd, size))
 WRAP(int, rename, -1, (const char *from, const char *to), (from, to))
+WRAP(int, renameat, -1, (int from_at, const char *from, int to_at, const char *to),
+     (from_at, from, to_at, to))
 WRAP(int, unlink, -1, (const char *path), (path))
 WRAP(int, fchmod, -1, (int fd, mode_t mode), (fd, mode))
 WRAP(int, chmod, -1, (const char *path, mode_t mode), (path, mode))
 WRAP(int, fsync, -1, (int fd), (fd))
 WRAP(int, fdatasync, -1, (int fd), (fd))
+WRAP(ssize_t, read, -1, (int fd, void *bytes, size_t size), (fd, bytes, size))
 WRAP(ssize_t, write, -1, (int fd, const void *bytes, size_t size), (fd, bytes, size))
 WRAP(ssize_t, pwrite, -1, (int fd, const void *bytes, size_t size, off_t at),
      (fd, bytes, size, at))

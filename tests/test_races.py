@@ -1,0 +1,17 @@
+"""Where the C core has two threads: ThreadSanitizer sees no race."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from machine import needs
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_the_halves_of_a_rebuild_write_nothing_in_common() -> None:
+    needs("tsan")
+    subprocess.run(["make", "--silent", "build/thread/test_arena"], cwd=ROOT, check=True)
+    run = subprocess.run([ROOT / "build/thread/test_arena"], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
