@@ -4,9 +4,10 @@ Adds: sessions of one process send batches of 100 timers to a fresh daemon, as m
 a session may have, and wait for all answers. Three ways take turns: no journal; a journal, and
 answers at once (`memory`); a journal, and answers once the batch is on disk (`durable`).
 
-Recovery: a daemon with so many timers in its journal is killed and its shared memory removed, as
-a reboot does. Then the time from the start of the process until it is ready: with the timers in
-the segments alone, and with them in a snapshot; beside it that of a daemon with an empty journal.
+Recovery: a daemon with so many timers in its journal is killed, and its shared memory and what the
+kernel keeps of its files are removed, as a reboot does. Then the time from the start of the process
+until it is ready: with the timers in the segments alone, and with them in a snapshot; beside it
+that of a daemon with an empty journal.
 
 The journal is written under --directory, which must not be a tmpfs. Writes
 benchmarks/results/journal.json.
@@ -60,6 +61,7 @@ class Daemon:
     def __init__(self, directory: Path, capacity: int, journal: Path | None) -> None:
         self.paths = paths_in(directory, NAME)
         self.start_s = 0.0  # until it was ready for the first time
+        self._journal = journal
         self._environment = {**os.environ, "PURGATORYD_DIR": str(directory)}
         self._command = [
             sys.executable, "-m", "purgatoryd.cli", "run", "--name", NAME,
@@ -84,10 +86,14 @@ class Daemon:
         self._process.wait(PATIENCE_S)
 
     def lose_memory(self) -> None:
-        """As a reboot: nothing of it is left in /dev/shm."""
+        """As a reboot: nothing of it is left in /dev/shm, nor in the page cache."""
         for segment in (self.paths.arena, self.paths.private):
             with suppress(posix_ipc.ExistentialError):
                 posix_ipc.unlink_shared_memory(segment)
+        for path in self._journal.glob("*/*.*") if self._journal else ():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 @contextmanager

@@ -45,11 +45,13 @@ def journal_command() -> None:
 
 
 def folder(journal: Path, name: str) -> Path:
-    """The folder of the daemon's journal. Raises BadPath."""
+    """The folder of the daemon's journal. Raises BadPath, InvalidName."""
     from purgatoryd.shm_layout.errors import BadPath
+    from purgatoryd.shm_layout.journal import segments, snapshots
+    from purgatoryd.shm_layout.paths import check_name
 
-    path = journal / name
-    if not path.is_dir():
+    path = journal / check_name(name)
+    if not segments(path) and not snapshots(path):
         raise BadPath(str(path), "is no journal")
     return path
 
@@ -58,12 +60,18 @@ def folder(journal: Path, name: str) -> Path:
 
 
 def file_records(path: Path) -> Iterator[dict[str, Any]]:
-    """One record for each file, snapshots first."""
-    from purgatoryd.shm_layout.journal import header_of, segments, snapshots
+    """One record for each file, snapshots first, but of those that the daemon removed meanwhile."""
+    from purgatoryd.shm_layout.errors import BadPath
+    from purgatoryd.shm_layout.journal import has_gone, header_of, segments, snapshots
 
     for kind, files in (("snapshot", snapshots(path)), ("segment", segments(path))):
         for file in files:
-            header = header_of(file.path)
+            try:
+                header = header_of(file.path)
+            except BadPath:
+                if not has_gone(file.path):
+                    raise
+                continue
             yield {
                 "file": file.path.name,
                 "kind": kind,
@@ -109,13 +117,26 @@ def show(records: list[dict[str, Any]], title: str, as_json: bool) -> None:
 
 def frames_of(paths: Iterable[Path]) -> Iterator[Frame]:
     """The records of files, in order. Raises JournalDamaged, JournalMismatch."""
-    from purgatoryd.shm_layout.journal import Walk
+    for walk in walks(paths):
+        yield from walk.frames()
+        walk.check()
+
+
+def walks(paths: Iterable[Path]) -> Iterator[Walk]:
+    """Walks that have entered each file, in order, but those that the daemon removed meanwhile."""
+    from purgatoryd.shm_layout.errors import BadPath
+    from purgatoryd.shm_layout.journal import Walk, has_gone
 
     walk = Walk()
     for path in paths:
-        walk = entered(walk, path)
-        yield from walk.frames()
-        walk.check()
+        try:
+            walk = entered(walk, path)
+        except BadPath:
+            if not has_gone(path):
+                raise
+            walk = Walk()
+        else:
+            yield walk
 
 
 def entered(walk: Walk, path: Path) -> Walk:
@@ -216,13 +237,25 @@ def cat_command(
 def refuse_missing(path: Path) -> None:
     """Raises JournalDamaged if the first segment goes on where no snapshot ends."""
     from purgatoryd.shm_layout.errors import JournalDamaged
-    from purgatoryd.shm_layout.journal import segments, snapshots
+    from purgatoryd.shm_layout.journal import refuse_lost_segments, segments, snapshots
 
+    refuse_lost_segments(path)
     first = min((file.lsn for file in segments(path)), default=0)
     last = max((file.lsn for file in snapshots(path)), default=0)
     if first > last:
         what = "the segment behind the snapshot is missing" if last else "no snapshot is left"
         raise JournalDamaged(str(path), what, 0, 0, last, first - 1)
+
+
+def refuse_short(path: Path, walk: Walk, confirmed: dict[bytes, int]) -> None:
+    """Raises JournalDamaged if the last segment ends before a record that a snapshot knows to be
+    confirmed. `walk`: at its end; `confirmed`: by uuid of the arena."""
+    from purgatoryd.shm_layout.errors import JournalDamaged
+
+    last = confirmed.get(walk.uuid, 0)
+    if walk.lsn < last:
+        what = "the end of what was confirmed is missing"
+        raise JournalDamaged(str(path), what, 0, 0, walk.lsn + 1, last)
 
 
 @journal_command.command("verify", cls=Command)
@@ -236,13 +269,19 @@ def verify_command(name: str, journal: Path, as_json: bool) -> int:
     """
     from purgatoryd.shm_layout.journal import Walk, segments, snapshots
 
-    path, walk, records = folder(journal, name), Walk(), []
-    for file in (*snapshots(path), *segments(path)):
-        walk = entered(walk, file.path)
-        count = sum(1 for _ in walk.frames())
+    path, records = folder(journal, name), []
+    walk, confirmed = Walk(), {}
+    for walk in walks([file.path for file in (*snapshots(path), *segments(path))]):
+        assert walk.path is not None
+        count = 0
+        for frame in walk.frames():
+            count += 1
+            if frame.kind == "last":
+                confirmed[walk.uuid] = frame.fields["end_lsn"]
         walk.check()
-        records.append({"file": file.path.name, "records": count, "end": walk.state.name.lower()})
+        records.append({"file": walk.path.name, "records": count, "end": walk.state.name.lower()})
     refuse_missing(path)
+    refuse_short(path, walk, confirmed)
     show(records, f"journal of {name}: no damage", as_json)
     return Exit.DONE
 
@@ -255,20 +294,14 @@ def verify_command(name: str, journal: Path, as_json: bool) -> int:
 @journal_option
 @click.option("--cap", type=units.Size(), default=0, help="Drop it when it holds back more.")
 @click.argument("mark")
-@click.argument("lsn", type=click.IntRange(1))
+@click.argument("lsn", type=click.IntRange(1, 2**64 - 1))
 @json_option
 def mark_command(name: str, journal: Path, cap: int, mark: str, lsn: int, as_json: bool) -> None:
     """Hold the journal from LSN on for a reader, under the name MARK; again to move it."""
-    from purgatoryd.shm_layout.errors import InvalidSetting
-    from purgatoryd.shm_layout.journal import segments
-    from purgatoryd.shm_layout.marks import Mark, remove_mark, set_mark
+    from purgatoryd.shm_layout.marks import Mark, set_mark
 
-    held, path = Mark(mark, lsn, cap), folder(journal, name)
-    set_mark(path, held)
-    oldest = min((file.lsn for file in segments(path)), default=1)
-    if lsn < oldest:  # what is there from now on stays
-        remove_mark(path, mark)
-        raise InvalidSetting("lsn", lsn, f"at least {oldest}, the oldest record", "argument")
+    held = Mark(mark, lsn, cap)
+    set_mark(folder(journal, name), held, there=True)
     emit(mark_record(held), f"{mark} holds the journal from {lsn} on", as_json)
 
 

@@ -28,8 +28,11 @@ from purgatoryd.shm_layout.errors import (
 from purgatoryd.shm_layout.files import sync_directory
 from purgatoryd.shm_layout.journal import (
     Committer,
+    File,
     Walk,
+    has_header,
     has_stopped,
+    is_of_birth,
     segments,
     snapshots,
     uuid_of,
@@ -59,7 +62,9 @@ def locked(directory: Path | None) -> Iterator[None]:
         yield
         return
     try:
+        _refuse_open_parents(directory)
         directory.mkdir(MODE, parents=True, exist_ok=True)
+        _refuse_open_parents(directory)
         _refuse_open_folder(directory)
         fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -71,9 +76,11 @@ def locked(directory: Path | None) -> Iterator[None]:
         os.close(fd)
 
 
-def _refuse_open_folder(directory: Path) -> None:
-    """Raises BadPath if others may write in it, or may put another one in its place."""
+def _refuse_open_parents(directory: Path) -> None:
+    """Raises BadPath if others may put another folder in its place; some may not be there yet."""
     for above in (*directory.parents, *directory.resolve().parents):
+        if not above.exists():
+            continue
         about = above.stat()
         if about.st_uid not in (0, os.geteuid()):
             raise BadPath(str(directory), f"is in {above}, which belongs to uid {about.st_uid}")
@@ -82,6 +89,10 @@ def _refuse_open_folder(directory: Path) -> None:
             raise BadPath(
                 str(directory), f"is in {above}, whose mode is {mode:04o}: others may replace it"
             )
+
+
+def _refuse_open_folder(directory: Path) -> None:
+    """Raises BadPath if it is not ours alone."""
     about = directory.stat()
     if about.st_uid != os.geteuid():
         raise BadPath(str(directory), f"is foreign: it belongs to uid {about.st_uid}")
@@ -101,14 +112,14 @@ def _flock(fd: int, directory: Path) -> None:
 
 
 def has_begun(directory: Path) -> bool:
-    """True if a daemon ever ran with this journal: a snapshot alone was never used."""
-    return bool(segments(directory))
+    """True if it holds anything, or may: a daemon ran with this journal, or was about to."""
+    return bool(segments(directory)) or not all(map(is_of_birth, snapshots(directory)))
 
 
 def refuse_other_journal(directory: Path, uuid: bytes) -> None:
     """Raises JournalMismatch if the folder holds the journal of another arena."""
     found = {uuid_of(file.path) for file in (*segments(directory), *snapshots(directory))}
-    if has_begun(directory) and uuid not in found:
+    if segments(directory) and uuid not in found:
         raise JournalMismatch(str(directory), "uuid", uuid.hex(), found.pop().hex())
 
 
@@ -118,7 +129,7 @@ def newest_end(directory: Path, arena: Arena) -> Walk:
     Raises JournalDamaged, JournalMismatch.
     """
     newest = segments(directory)[-1:]
-    if not newest or uuid_of(newest[0].path) != arena.uuid:
+    if not newest or _is_of_other(newest[0].path, arena.uuid):
         return Walk.before(arena)
     walk = Walk()
     walk.enter(newest[0].path)
@@ -128,22 +139,48 @@ def newest_end(directory: Path, arena: Arena) -> Walk:
     return walk
 
 
-def own_snapshot(directory: Path, arena: Arena) -> None:
-    """Has one of this arena, and none of those whose place it took: they are of no use."""
-    found = {file.path: uuid_of(file.path) for file in snapshots(directory)}
-    if arena.uuid not in found.values():
+def _is_of_other(path: Path, uuid: bytes) -> bool:
+    return has_header(path) and uuid_of(path) != uuid
+
+
+def own_snapshot(directory: Path, arena: Arena, end: Walk) -> None:
+    """Has one from which the arena's journal leads on, and none of those whose place it took: they
+    are of no use. `end`: where the journal goes on.
+
+    Where no segments are, it took nobody's place: what others hold is set aside.
+    """
+    found = {file: uuid_of(file.path) for file in snapshots(directory)}
+    own = [file for file, uuid in found.items() if uuid == arena.uuid]
+    if not any(_leads_on(directory, file, end) for file in own):
         save_snapshot(arena, directory)
-    for path, uuid in found.items():
-        if uuid != arena.uuid:
-            path.unlink()
+    begun = bool(segments(directory))
+    for file in found.keys() - own:
+        if begun or is_of_birth(file):
+            file.path.unlink()
+        else:
+            _set_aside(file.path)
     sync_directory(directory)
+
+
+def _leads_on(directory: Path, snapshot: File, end: Walk) -> bool:
+    """True if the records from a snapshot's on are still to come, or begin in a segment."""
+    before = [file for file in segments(directory) if file.lsn <= snapshot.lsn]
+    return snapshot.lsn > end.lsn or (bool(before) and _has_uuid_of(before[-1], snapshot))
+
+
+def _has_uuid_of(segment: File, snapshot: File) -> bool:
+    return has_header(segment.path) and uuid_of(segment.path) == uuid_of(snapshot.path)
 
 
 def set_aside(directory: Path) -> None:
     """Renames all files: after a damage they are for people, not for recovery."""
     for file in (*segments(directory), *snapshots(directory)):
-        file.path.rename(file.path.with_name(file.path.name + SET_ASIDE))
+        _set_aside(file.path)
     sync_directory(directory)
+
+
+def _set_aside(path: Path) -> None:
+    path.rename(path.with_name(path.name + SET_ASIDE))
 
 
 # ---- while the daemon runs -------------------------------------------------------------------
@@ -202,11 +239,12 @@ class Journal(Memory):
         self._directory = directory
         self._snapshot_segments = config.snapshot_segments
         self._keep = Keep(config.retain_age_ns, config.retain_bytes)
-        own_snapshot(directory, arena)
+        own_snapshot(directory, arena, end)
         self._committer = Committer(arena, directory, config.segment_bytes, end)
         self._open = True
         self._child: subprocess.Popen[bytes] | None = None
         self._kicked = self._segment = self._beats = 0
+        self._unread = end.lsn >= self._snapshot_lsn()
         self._measured_boot_ns = boot_ns()
         self._told = False
         self._replies = Replies(arena)
@@ -278,13 +316,15 @@ class Journal(Memory):
         try:
             snapshot = self._snapshot_is_due()
             if snapshot or is_untidy(self._directory, self._keep):
+                self._unread = False
                 self._child = start(self._name, self._directory, self._keep, snapshot=snapshot)
         except (OSError, BadPath) as error:
             log.warning(f"the journal's files: {error}")
 
     def _snapshot_is_due(self) -> bool:
+        """Soon after a start, too, that read no more than the end of what a recovery would need."""
         filled = sum(file.lsn > self._snapshot_lsn() for file in segments(self._directory))
-        return filled >= self._snapshot_segments and not self.errno
+        return (self._unread or filled >= self._snapshot_segments) and not self.errno
 
     def _snapshot_lsn(self) -> int:
         newest = snapshots(self._directory)[-1:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,17 @@ from purgatoryd.daemon.log import log
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Arena, broken
 from purgatoryd.shm_layout.errors import ArenaBroken, JournalDamaged, JournalError
-from purgatoryd.shm_layout.journal import File, Walk, has_header, segments, snapshots, uuid_of
+from purgatoryd.shm_layout.journal import (
+    FIRST_BYTES,
+    Buffer,
+    File,
+    Walk,
+    has_header,
+    refuse_lost_segments,
+    segments,
+    snapshots,
+    uuid_of,
+)
 
 Make = Callable[[Mapping[str, Any]], Arena]
 """Makes a fresh arena that has room for one of these sizes (fields of struct pg_config)."""
@@ -44,6 +55,8 @@ def recover(directory: Path, way: Way) -> Arena:
     found = snapshots(directory)
     if not found:
         raise JournalDamaged(str(directory), "no snapshot is left", 0, 0, 0, 0)
+    if not way.force:
+        refuse_lost_segments(directory)
     *older, newest = found if way.force else _of_one_arena(found)
     confirmed = 0 if way.force else newest.lsn - 1
 
@@ -128,14 +141,15 @@ class _Restore:
     def __init__(self, snapshot: Path, way: Way, times: int) -> None:
         self._snapshot = snapshot
         self._way = way
+        self._buffer = Buffer()
         self._redo = ffi.new("struct pg_redo *")
-        sizes = _sizes(snapshot)
+        sizes = _sizes(snapshot, self._buffer)
         self._arena = way.make(sizes | {name: sizes[name] * times for name in _OF_BLOBS})
 
     def run(self, behind: Sequence[Path], confirmed: int) -> Arena:
         """The arena, rebuilt. After an error nothing is mapped any more."""
         try:
-            walk = self._read([self._snapshot])
+            walk = self._read([self._snapshot], Walk())
             if behind:
                 walk = self._read_segments(behind)
             self._refuse_part([self._snapshot, *behind][-1], confirmed)
@@ -157,11 +171,11 @@ class _Restore:
             log.warning(f"{error}; going on with the records up to {self._redo.next_lsn - 1}")
             return walk
 
-    def _read(self, paths: Sequence[Path], walk: Walk | None = None) -> Walk:
-        walk = walk or Walk()
+    def _read(self, paths: Sequence[Path], walk: Walk) -> Walk:
         for path in paths:
-            self._way.step(f"redoing {path.name}")
-            walk.enter(path)
+            step = partial(self._way.step, f"redoing {path.name}")
+            step()
+            walk.enter(path, self._buffer.read(path, moved=step))
             try:
                 self._arena.redo_file(self._redo, walk.struct)
             except ArenaBroken as error:
@@ -180,10 +194,10 @@ class _Restore:
             raise JournalDamaged(str(last), _MISSING, 0, 0, redo.next_lsn, confirmed)
 
 
-def _sizes(snapshot: Path) -> dict[str, Any]:
+def _sizes(snapshot: Path, buffer: Buffer) -> dict[str, Any]:
     """What a snapshot's first record says of its arena, as fields of struct pg_config."""
     config, fault, walk = ffi.new("struct pg_config *"), ffi.new("struct pg_fault *"), Walk()
-    walk.enter(snapshot)
+    walk.enter(snapshot, buffer.read(snapshot, FIRST_BYTES))
     for frames, size in walk.groups():
         if not lib.pg_redo_config(frames, size, config, fault):
             raise broken(fault)

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from purgatoryd.daemon.log import log
+from purgatoryd.daemon.parent import end_with
 from purgatoryd.daemon.retention import Keep, tidy
 from purgatoryd.shm_layout.arena import Handle, Reader
 from purgatoryd.shm_layout.errors import JournalUnwritable, PurgatorydError
-from purgatoryd.shm_layout.files import try_write, write_durably
+from purgatoryd.shm_layout.files import beside, try_write, write_durably
 from purgatoryd.shm_layout.journal import SNAPSHOT, file_name, has_stopped, write_snapshot
 from purgatoryd.shm_layout.segment import Segment
 
@@ -29,15 +30,19 @@ TEMPORARY = "snapshot.new"
 
 
 def save_snapshot(
-    handle: Handle, directory: Path, wait: Callable[[int], None] | None = None
+    handle: Handle,
+    directory: Path,
+    wait: Callable[[int], None] | None = None,
+    moved: Callable[[], object] = lambda: None,
 ) -> None:
     """Writes a snapshot into a journal's folder. Raises JournalUnwritable.
 
-    `wait` returns once a record is on disk; None = nobody changes the arena meanwhile.
+    `wait` returns once a record is on disk; None = nobody changes the arena meanwhile. `moved` is
+    called while it is written, at least once for each PORTION.
     """
 
     def write(file: BinaryIO) -> str:
-        written = write_snapshot(handle, file, quiet=wait is None)
+        written = write_snapshot(handle, file, quiet=wait is None, moved=moved)
         if wait is not None:
             wait(written.end_lsn)
         return file_name(written.start_lsn, SNAPSHOT)
@@ -56,7 +61,7 @@ def save_export(handle: Handle, path: Path) -> None:
         return path.name
 
     try:
-        write_durably(_temporary(path), write)
+        write_durably(beside(path), write)
     except OSError as error:
         raise JournalUnwritable(str(path), error.errno or 0) from error
 
@@ -64,13 +69,9 @@ def save_export(handle: Handle, path: Path) -> None:
 def try_export(path: Path) -> None:
     """Raises JournalUnwritable if there is no place for an export of that name."""
     try:
-        try_write(_temporary(path))
+        try_write(beside(path))
     except OSError as error:
         raise JournalUnwritable(str(path), error.errno or 0) from error
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f"{path.name}.new")
 
 
 def tidy_and_tell(directory: Path, keep: Keep) -> None:
@@ -109,6 +110,7 @@ def leave_the_loop(daemon: int) -> None:
 
 
 def _main(arena: str, folder: str, daemon: str, age_ns: str, keep: str, snapshot: str) -> int:
+    end_with(int(daemon))  # the next one writes the same files
     os.nice(NICENESS)
     log.set_up("warning", name=Path(folder).name)
     directory = Path(folder)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ from purgatoryd.shm_layout.errors import (
     JournalNeeded,
     PurgatorydError,
 )
-from purgatoryd.shm_layout.journal import Committer, Walk
+from purgatoryd.shm_layout.journal import Committer, Walk, segments
 from purgatoryd.shm_layout.layout import (
     LOAD_BLOCK_ROWS,
     REGION_ALIGN,
@@ -199,7 +200,7 @@ def _refuse_other_journal(arena: Arena | Previous, opening: Opening) -> None:
         if arena.stage is not None:
             raise JournalNeeded(arena.segment.name)
     elif arena.stage is None:
-        if has_begun(journal):
+        if segments(journal):
             raise JournalMismatch(str(journal), "journal", "empty", "that of another arena")
     elif not opening.force:
         refuse_other_journal(journal, arena.uuid)
@@ -212,12 +213,13 @@ def journal_end(arena: Arena, opening: Opening) -> Walk:
     """
     assert opening.journal is not None
     try:
+        refuse_other_journal(opening.journal, arena.uuid)
         return newest_end(opening.journal, arena)
     except JournalError:
         if not opening.force:
             raise
         set_aside(opening.journal)
-        save_snapshot(arena, opening.journal)
+        _save_snapshot(arena, opening)
         return Walk.before(arena)
 
 
@@ -238,7 +240,7 @@ def _recover(opening: Opening, journal: Path) -> Arena:
 def _import(opening: Opening, path: Path) -> Arena:
     if segment.exists(opening.paths.arena):
         _refuse_used(opening.paths)
-    if opening.journal is not None and has_begun(opening.journal):
+    if opening.journal is not None and segments(opening.journal):
         raise JournalMismatch(str(opening.journal), "journal", "empty", "one that was begun")
     try:
         arena = import_file(path, _way(opening))
@@ -250,6 +252,13 @@ def _import(opening: Opening, path: Path) -> Arena:
 
 def _way(opening: Opening) -> Way:
     return Way(lambda sizes: _make_redone(opening, sizes), _clock_of, opening.step, opening.force)
+
+
+def _save_snapshot(arena: Arena, opening: Opening) -> None:
+    if opening.journal is not None:
+        step = partial(opening.step, "writing a snapshot")
+        step()
+        save_snapshot(arena, opening.journal, moved=step)
 
 
 def _refuse_used(paths: Paths) -> None:
@@ -276,6 +285,7 @@ def _make_redone(opening: Opening, sizes: Mapping[str, Any]) -> Arena:
     found, wanted = ClockKind(sizes["clock_kind"]), ClockKind(fields["clock_kind"])
     if found != wanted:
         raise ArenaMismatch(opening.paths.arena, "clock", wanted.name, found.name)
+    opening.step("making an arena")
     room = {name: max(fields[name], sizes[name]) for name in _ROOM}
     kept = {name: sizes[name] for name in ("now_ns", "wall_origin_ns", "created_wall_ns")}
     _remove(opening.paths, REDONE)  # of an attempt that failed
@@ -297,8 +307,7 @@ def _place_redone(arena: Arena, opening: Opening) -> Arena:
     if not _same_sizes(arena, opening.config):
         return _resize(arena, opening)
     paths = opening.paths
-    if opening.journal is not None:
-        save_snapshot(arena, opening.journal)
+    _save_snapshot(arena, opening)
     segment.replace(f"{paths.private}{REDONE}", f"{paths.private}{NEW}")
     segment.replace(f"{paths.arena}{REDONE}", f"{paths.arena}{NEXT}")
     _take_place(paths)
@@ -361,8 +370,7 @@ def _in_place(opening: Opening, fields: Mapping[str, Any]) -> Iterator[Arena]:
     new = create_arena(paths, fields, NEW)
     try:
         yield new
-        if opening.journal is not None:
-            save_snapshot(new, opening.journal)
+        _save_snapshot(new, opening)
         segment.replace(f"{paths.arena}{NEW}", f"{paths.arena}{NEXT}")
     except BaseException:
         _remove(paths, NEW)

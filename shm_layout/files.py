@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -27,23 +28,38 @@ def sync_file(path: Path) -> None:
 
 
 def write_durably(temporary: Path, write: Callable[[BinaryIO], str]) -> Path:
-    """`write` fills the file and says which name in its folder it gets once it is on disk."""
-    try:
-        with open(temporary, "wb", opener=private) as file:
+    """`write` fills the file and says which name in its folder it gets once it is on disk.
+
+    What a killed writer left under the temporary name goes. Where others may write, too, that name
+    has to be one that they cannot know: `beside`.
+    """
+    temporary.unlink(missing_ok=True)
+    with open(temporary, "wb", opener=_new) as file:
+        try:
             path = temporary.with_name(write(file))
             file.flush()
             os.fsync(file.fileno())
-        temporary.rename(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+            temporary.rename(path)
+        finally:
+            temporary.unlink(missing_ok=True)
     sync_directory(path.parent)
     return path
 
 
 def try_write(temporary: Path) -> None:
     """Raises OSError if `write_durably` could not even begin."""
-    with open(temporary, "wb", opener=private):
+    with open(temporary, "wb", opener=_new):
         temporary.unlink()
+
+
+def beside(path: Path) -> Path:
+    """A temporary name in the folder of `path` that nobody has, or can foresee."""
+    return path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
+
+
+def _new(path: str, flags: int) -> int:
+    """An opener of files that were not there, so that nobody else has them open."""
+    return private(path, flags | os.O_EXCL | os.O_NOFOLLOW)
 
 
 def private(path: str, flags: int) -> int:

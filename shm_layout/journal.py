@@ -12,7 +12,7 @@ import mmap
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -45,6 +45,10 @@ _HEADER_DAMAGES = {
 _GROUP_MAX: int = lib.PG_GROUP_MAX
 _GROUP_HEAD: int = lib.PG_GROUP_HEAD
 _HEAD: int = lib.PG_SEGMENT_HEAD
+FIRST_BYTES = _HEAD + _GROUP_MAX
+"""Of a file: its header, and its first group whole."""
+PORTION = 1 << 30
+"""Bytes of a file that a slow disk reads or writes within a step of a start."""
 
 
 # ---- which files there are -----------------------------------------------------------------
@@ -115,6 +119,28 @@ def has_header(path: Path) -> bool:
     return bool(lib.pg_walk_segment(walk, ffi.from_buffer(block), _HEAD, fault))
 
 
+def has_gone(path: Path) -> bool:
+    """True if a file that was there went, as old ones do: later ones of its kind took its place."""
+    there = _files(path.parent, path.suffix)
+    return not path.exists() and bool(there) and path.name < there[0].path.name
+
+
+def is_of_birth(snapshot: File) -> bool:
+    """True if it is the first one of an arena that was born empty: it holds nothing, and alone it
+    was left by a start that did not get further."""
+    return has_header(snapshot.path) and header_of(snapshot.path).epoch == 0
+
+
+def refuse_lost_segments(directory: Path) -> None:
+    """Raises JournalDamaged if there are snapshots and no segment: the newest one always stays."""
+    if segments(directory):
+        return
+    for file in snapshots(directory)[::-1]:
+        if not is_of_birth(file):
+            what = "none is left"
+            raise JournalDamaged(str(directory / f"*{SEGMENT}"), what, 0, 0, file.lsn, 0)
+
+
 # ---- reading -------------------------------------------------------------------------------
 
 
@@ -166,6 +192,53 @@ KINDS: dict[int, str] = {
 UNKNOWN = "unknown"
 
 
+def _nothing() -> None:
+    pass
+
+
+class Buffer:
+    """Memory for the bytes of one file at a time, aligned. It is used again: fresh memory has to be
+    zeroed and mapped first."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, mmap.PAGESIZE)
+
+    def read(self, path: Path, most: int = 2**63, moved: Callable[[], object] = _nothing) -> Any:
+        """A file's bytes for a Walk, `most` of them at most; valid until the next call, and as long
+        as the buffer is there.
+
+        `moved` is called after each PORTION. Read and not mapped, so that a bad sector is an error.
+        Raises JournalDamaged, BadPath.
+        """
+        with _reading(path):
+            size = min(max(path.stat().st_size, _HEAD), most)
+        self._make_room(size)
+        end = 0
+        with _reading(path), path.open("rb", buffering=0) as file, memoryview(self._memory) as view:
+            while count := file.readinto(view[end : min(end + PORTION, size)]):
+                end += count
+                moved()
+            view[end:size] = bytes(size - end)
+        return ffi.from_buffer(self._memory)[0:size]
+
+    def _make_room(self, size: int) -> None:
+        if len(self._memory) < size:
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
+            self._memory = mmap.mmap(-1, size, flags=flags)
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """What the system says of a file that is read, as an error of ours."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise BadPath(str(path), f"cannot be read: {error.strerror}") from error
+    except OSError as error:
+        what = f"cannot be read: {error.strerror}"
+        raise JournalDamaged(str(path), what, 0, 0, 0, 0) from error
+
+
 class Walk:
     """Reads files of a journal one behind the other: whole commit groups, each byte checked."""
 
@@ -174,7 +247,7 @@ class Walk:
         self.path: Path | None = None
         self._fault = ffi.new("struct pg_fault *")
         self._memory: Any = None
-        self._own: mmap.mmap | None = None
+        self._buffer = Buffer()
 
     @classmethod
     def before(cls, arena: Arena) -> Walk:
@@ -210,8 +283,7 @@ class Walk:
         Raises JournalDamaged, JournalMismatch, BadPath.
         """
         if memory is None:
-            self._own = _read(path, self._own)
-            memory = ffi.from_buffer(self._own)
+            memory = self._buffer.read(path)
         if not lib.pg_walk_segment(self.struct, memory, len(memory), self._fault):
             raise self._refused(path)
         self.path, self._memory = path, memory
@@ -262,33 +334,6 @@ class Walk:
         return JournalMismatch(str(path), what, fault.expected, fault.found)
 
 
-def _read(path: Path, before: mmap.mmap | None) -> mmap.mmap:
-    """A file's bytes, aligned; read and not mapped, so that a bad sector is an error.
-
-    They take the place of those of the file `before`, if that had the size: fresh memory has to be
-    zeroed and mapped first.
-    """
-    try:
-        with path.open("rb") as file:
-            size = max(os.fstat(file.fileno()).st_size, _HEAD)
-            memory = before if before is not None and len(before) == size else _fresh(size)
-            with memoryview(memory) as view:
-                end = 0
-                while count := file.readinto(view[end:]):
-                    end += count
-                view[end:] = bytes(size - end)
-    except FileNotFoundError as error:
-        raise BadPath(str(path), f"cannot be read: {error.strerror}") from error
-    except OSError as error:
-        what = f"cannot be read: {error.strerror}"
-        raise JournalDamaged(str(path), what, 0, 0, 0, 0) from error
-    return memory
-
-
-def _fresh(size: int) -> mmap.mmap:
-    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE)
-
-
 def _decode(frame: Any) -> Frame:
     kind = KINDS.get(frame.type, UNKNOWN)
     body = ffi.cast("uint8_t *", frame) + size_of("pg_frame_head")
@@ -322,10 +367,13 @@ class Written(NamedTuple):
     end_lsn: int
 
 
-def write_snapshot(handle: Handle, file: BinaryIO, *, quiet: bool) -> Written:
+def write_snapshot(
+    handle: Handle, file: BinaryIO, *, quiet: bool, moved: Callable[[], object] = _nothing
+) -> Written:
     """Writes all truth of an arena, sessions left out, as a snapshot.
 
-    `quiet`: nobody changes the arena meanwhile, so that it is whole without any journal.
+    `quiet`: nobody changes the arena meanwhile, so that it is whole without any journal. `moved` is
+    called after each PORTION, which is on disk then.
     """
     snapshot, out = ffi.new("struct pg_snapshot *", {"quiet": quiet}), bytearray(_GROUP_MAX)
     base, salt, lsn, number = ffi.from_buffer(out), secrets.randbits(32), 0, 0
@@ -339,6 +387,10 @@ def write_snapshot(handle: Handle, file: BinaryIO, *, quiet: bool) -> Written:
         group = ffi.new("struct pg_j_group *", {"number": number, **clocks})
         lib.pg_group_seal(base, _GROUP_HEAD + used, salt, group)
         file.write(memoryview(out)[: _GROUP_HEAD + used])
+        _begin_writing(file, _GROUP_HEAD + used)
+        if number % (PORTION // _GROUP_MAX) == 0:
+            os.fsync(file.fileno())
+            moved()
         if snapshot.done:
             break
     lsn = int(snapshot.frames)
@@ -355,6 +407,14 @@ def write_snapshot(handle: Handle, file: BinaryIO, *, quiet: bool) -> Written:
     file.seek(0)
     file.write(memoryview(out)[:_HEAD])
     return Written(int(snapshot.start_lsn), int(snapshot.end_lsn))
+
+
+def _begin_writing(file: BinaryIO, size: int) -> None:
+    """Has the disk begin with the bytes that were written last, while there are more to come; until
+    a reboot nobody reads them."""
+    with contextlib.suppress(OSError):
+        file.flush()
+        os.posix_fadvise(file.fileno(), file.tell() - size, size, os.POSIX_FADV_DONTNEED)
 
 
 class Committer:

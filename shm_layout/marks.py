@@ -16,11 +16,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from purgatoryd.shm_layout.errors import BadPath, InvalidName
+from purgatoryd.shm_layout.errors import BadPath, InvalidName, InvalidSetting
 from purgatoryd.shm_layout.files import replace_durably
+from purgatoryd.shm_layout.journal import segments
 
 FILE = "marks"
 NAME_BYTES_MAX = 64
+LSN_END = 2**64
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +41,41 @@ def read_marks(directory: Path) -> dict[str, Mark]:
     path = directory / FILE
     try:
         rows = json.loads(path.read_bytes())
-        return {row["name"]: Mark(**row) for row in rows}
+        return {row["name"]: _mark(**row) for row in rows}
     except FileNotFoundError:
         return {}
+    except OSError as error:
+        raise BadPath(str(path), f"cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, KeyError) as error:
         raise BadPath(str(path), f"is no table of marks: {error}") from error
 
 
-def set_mark(directory: Path, mark: Mark) -> None:
-    """Adds a mark or moves it, and lets it hold again if it was dropped. Raises InvalidName."""
+def _mark(name: str, lsn: int, cap_bytes: int = 0, dropped: bool = False) -> Mark:
+    """Raises TypeError, ValueError."""
+    mark = Mark(name, lsn, cap_bytes, dropped)
+    for field, kind in (("name", str), ("lsn", int), ("cap_bytes", int), ("dropped", bool)):
+        if type(value := getattr(mark, field)) is not kind:
+            raise TypeError(f"{field} is {value!r}")
+    if not 0 < lsn < LSN_END or cap_bytes < 0:
+        raise ValueError(f"lsn is {lsn}, cap_bytes is {cap_bytes}")
+    return mark
+
+
+def set_mark(directory: Path, mark: Mark, *, there: bool = False) -> None:
+    """Adds a mark or moves it, and lets it hold again if it was dropped.
+
+    Raises InvalidName; with `there` InvalidSetting if its record is not there any more: what is
+    there then stays. What was refused changes nothing.
+    """
     length = len(mark.name.encode())
     if not 1 <= length <= NAME_BYTES_MAX or not mark.name.isprintable():
         reason = "is empty, too long or not printable"
         raise InvalidName("mark", mark.name, reason, length, NAME_BYTES_MAX)
     with changing_marks(directory) as marks:
+        oldest = min((file.lsn for file in segments(directory)), default=1)
+        if there and mark.lsn < oldest:
+            bound = f"at least {oldest}, the oldest record"
+            raise InvalidSetting("lsn", mark.lsn, bound, "argument")
         marks[mark.name] = mark
 
 

@@ -13,6 +13,8 @@ from purgatoryd.shm_layout.errors import ArenaMissing, ArenaTooLarge, BadPath
 
 # Linux keeps POSIX segments in this tmpfs; that is what makes an atomic rename possible.
 MOUNT = Path("/dev/shm")
+PREFIX = "purgatoryd."
+"""Of all that is ours there."""
 
 
 class Segment:

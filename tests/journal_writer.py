@@ -279,7 +279,8 @@ class Story:
 
     `cuts`: names of the records that begin a segment, with how many LSNs are missing before it and
     the epoch. `first`, `closing`: what its snapshots say lives at the begin and at the end, as
-    records; None = there is none. `published`: notices that were given before.
+    records; None = there is none. `copied`: so many records were written while the first one was.
+    `published`: notices that were given before.
     """
 
     records: dict[str, Record]
@@ -287,6 +288,7 @@ class Story:
     cuts: dict[str, tuple[int, int]] = field(default_factory=dict)
     first_lsn: int = 1
     first: Sequence[Record] | None = ()
+    copied: int = 0
     published: int = 0
     closing: Sequence[Record] | None = None
     now_ns: int = 100 * S
@@ -312,7 +314,7 @@ class Story:
         """Writes all files of it."""
         directory.mkdir(parents=True)
         if self.first is not None:
-            self._snapshot(directory, self.first_lsn, self.first)
+            self._snapshot(directory, self.first_lsn, self.first, self.copied)
         lsn = self.first_lsn
         for group, (name, records) in enumerate(self._segments(), 1):
             skipped, epoch = self.cuts.get(name, (0, self.journal.epoch))
@@ -332,8 +334,11 @@ class Story:
         for begin, upto in pairwise(bounds):
             yield names[begin], [self.records[name] for name in names[begin:upto]]
 
-    def _snapshot(self, directory: Path, lsn: int, living: Sequence[Record]) -> None:
+    def _snapshot(
+        self, directory: Path, lsn: int, living: Sequence[Record], copied: int = 0
+    ) -> None:
         data = self.journal.snapshot(
-            lsn, living, next_ticket=1000, now_ns=self.now_ns, published=self.published
-        )
+            lsn, living, next_ticket=1000, end_lsn=lsn - 1 + copied, now_ns=self.now_ns,
+            published=self.published,
+        )  # fmt: skip
         (directory / f"{lsn:016x}.snapshot").write_bytes(data)

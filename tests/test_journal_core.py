@@ -14,11 +14,11 @@ from core_driver import Fault
 from journal_driver import Journal, Redo, Snapshot, frames_of, truth, twin
 from purgatory_driver import ALL, ANY, CLIENT, SUM, Command, Key, Owner, Purgatory
 
-from purgatoryd.shm_layout import wire
+from purgatoryd.shm_layout import journal, wire
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import MessageRefused
-from purgatoryd.shm_layout.journal import Walk, contents, write_snapshot
+from purgatoryd.shm_layout.journal import Buffer, Walk, contents, write_snapshot
 from purgatoryd.shm_layout.layout import LoadAction, PutMode, TimeKind
 from purgatoryd.shm_layout.segment import Segment
 
@@ -260,19 +260,26 @@ def test_a_quiet_snapshot_needs_no_journal() -> None:
     the_same(work, Snapshot(work.core, quiet=True).finish().data, work.rng)
 
 
-def test_a_snapshot_of_several_groups_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_snapshot_of_several_groups_is_read_as_it_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "PORTION", lib.PG_GROUP_MAX)
     core, path = Purgatory(payload_bytes=1 << 23), tmp_path / "snapshot"
     owner = Owner(core)
     payloads = {b"%d" % n: bytes([n]) * 65_536 for n in range(40)}
     for key, payload in payloads.items():
         owner.send(pd.put(key, 10**9, payload=payload))
+    written: list[int] = []
     with path.open("wb") as file:
-        write_snapshot(Reader(Segment("snapshot", core.arena)), file, quiet=True)
-    walk = Walk()
-    walk.enter(path)
+        reader = Reader(Segment("snapshot", core.arena))
+        write_snapshot(reader, file, quiet=True, moved=lambda: written.append(file.tell()))
+    read: list[None] = []
+    walk, buffer = Walk(), Buffer()
+    walk.enter(path, buffer.read(path, moved=lambda: read.append(None)))
     found = [contents(frame) for frame in walk.frames() if frame.kind == "arm"]
     walk.check()
-    assert walk.struct.group == 3
+    assert walk.struct.group == len(written) == len(read) == 3
+    assert max(written) < path.stat().st_size
     assert {timer.key: timer.payload for timer in found} == payloads
 
 

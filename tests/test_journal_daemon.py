@@ -34,6 +34,7 @@ from real_daemon import (
 )
 
 from purgatoryd.cli.exits import Exit
+from purgatoryd.cli.journal import file_records, walks
 from purgatoryd.clients import (
     Admin,
     AllOf,
@@ -53,8 +54,10 @@ from purgatoryd.clients import (
     Subscriber,
     TimerInfo,
 )
+from purgatoryd.daemon.retention import needed_lsn
 from purgatoryd.shm_layout import segment
 from purgatoryd.shm_layout.arena import Reader
+from purgatoryd.shm_layout.errors import BadPath
 from purgatoryd.shm_layout.journal import (
     Frame,
     Walk,
@@ -287,10 +290,9 @@ def test_levels_operations_and_their_notices_are_kept(daemon: StartDaemon, journ
         assert again.result(PATIENCE_S).error == 42
 
 
-def test_notices_that_nobody_was_told_come_after_a_reboot(
+def test_what_was_handed_over_is_not_published_again_after_a_clean_stop(
     daemon: StartDaemon, journal: Path
 ) -> None:
-    """Clean or not: what fired and was handed over is not published again after a clean stop."""
     real = daemon("demo", *journalled(journal))
     with listen() as subscriber, durable() as client:
         tickets = {client.add(f"k{i}", delay=0, topic="t").ticket for i in range(100)}
@@ -301,6 +303,60 @@ def test_notices_that_nobody_was_told_come_after_a_reboot(
     real.start()
     assert stats(real)["published"] == published
     assert stats(real)["outbox_tail"] == published
+
+
+HANDS_NOTHING_OVER = f"""#!{sys.executable}
+import runpy, sys
+from purgatoryd.daemon import reaper
+reaper.WINDOWS_PER_TURN = 0
+del sys.argv[1:3]
+runpy.run_module("purgatoryd.cli", run_name="__main__")
+"""
+
+
+def test_notices_that_nobody_was_told_come_after_a_reboot(
+    daemon: StartDaemon, journal: Path
+) -> None:
+    """They fired, which is on disk, and the end came before they were handed over."""
+    real = daemon("demo", *journalled(journal))
+    real.stop()
+    script = real.dir / "hands-nothing-over"
+    script.write_text(HANDS_NOTHING_OVER)
+    script.chmod(0o755)
+    real.python = str(script)
+    real.start()
+    with listen() as subscriber:
+        with durable() as client:
+            tickets = [client.add(f"k{i}", delay=0, topic="t").ticket for i in range(20)]
+            eventually(lambda: len(of_kind("fire", real, journal)) == len(tickets))
+        assert not of_kind("sent", real, journal)
+        reboot(real)
+        real.python = sys.executable
+        real.start()
+        assert new_stream(subscriber, set(tickets)) == tickets
+        with durable() as client:
+            last = client.add("last", delay=0, topic="t")
+        notice = subscriber.get(PATIENCE_S)
+        assert notice is not None
+        assert notice.ticket == last.ticket
+
+
+def of_kind(kind: str, real: Daemon, journal: Path) -> list[Frame]:
+    """The records of a kind that are on disk."""
+    return [frame for frame in records(real, journal) if frame.kind == kind]
+
+
+def new_stream(subscriber: Subscriber, wanted: set[int]) -> list[int]:
+    """The tickets of a reboot's stream, as they come, until all of these have."""
+    tickets: list[int] = []
+    while not wanted <= set(tickets):
+        try:
+            notice = subscriber.get(PATIENCE_S)
+            assert notice is not None
+            tickets.append(notice.ticket)
+        except SnapshotRequired:
+            tickets.clear()
+    return tickets
 
 
 def test_another_boot_has_another_clock(daemon: StartDaemon, journal: Path) -> None:
@@ -502,7 +558,117 @@ def test_a_lost_journal_is_begun_anew_from_the_arena(daemon: StartDaemon, journa
         assert client.get("b") is not None
 
 
+def add_durably(*keys: str) -> None:
+    with durable() as client:
+        for key in keys:
+            client.add(key, delay=HOUR_S)
+
+
+def armed(*keys: str) -> list[bool]:
+    with durable() as client:
+        return [client.get(key) is not None for key in keys]
+
+
+def remove(folder: Path, suffix: str) -> None:
+    for path in folder.glob(f"*{suffix}"):
+        path.unlink()
+
+
+def test_segments_that_are_lost_are_made_good_from_the_arena(
+    daemon: StartDaemon, journal: Path
+) -> None:
+    real = daemon("demo", *journalled(journal))
+    add_durably("a")
+    real.kill()
+    remove(journal / "demo", ".journal")
+    real.start()
+    add_durably("b")
+    told(real, "verify", "--journal", str(journal))
+    reboot(real)
+    real.start()
+    assert armed("a", "b") == [True, True]
+
+
+def test_damage_of_an_old_segment_is_made_good_from_the_arena(
+    daemon: StartDaemon, journal: Path
+) -> None:
+    real = daemon("demo", *journalled(journal, "--snapshot-segments", "1000"))
+    with durable() as client:
+        timers = fill(client, 2, journal / "demo")
+    real.kill()
+    first = segments(journal / "demo")[0]
+    flip(first.path, first.bytes // 2)
+    real.start()
+    add_durably("b")
+    eventually(lambda: len(snapshots(journal / "demo")) == 2)
+    reboot(real)
+    real.start()
+    assert all(armed(*(str(timer.key) for timer in timers), "b"))
+
+
 # ---- what is refused -------------------------------------------------------------------------
+
+
+def test_segments_that_are_lost_with_the_arena_are_told(daemon: StartDaemon, journal: Path) -> None:
+    real, at = daemon("demo", *journalled(journal)), ("--journal", str(journal))
+    add_durably("a")
+    real.stop()
+    remove_segments(real.paths)
+    before = {file.path: file.path.read_bytes() for file in snapshots(journal / "demo")}
+    remove(journal / "demo", ".journal")
+    verified = command(real, "journal", "verify", "--name", "demo", *at)
+    assert (verified.returncode, "*.journal: none is left" in verified.stderr) == (5, True)
+    said = refused(real.start)
+    assert "*.journal: none is left" in said
+    assert "--force-journal" in said
+    assert {file.path: file.path.read_bytes() for file in snapshots(journal / "demo")} == before
+    real.start(*journalled(journal, "--force-journal"))
+    assert armed("a") == [True]
+
+
+def test_a_start_that_did_not_get_past_its_first_snapshot_is_begun_again(
+    daemon: StartDaemon, journal: Path
+) -> None:
+    real = daemon("demo", *journalled(journal))
+    reboot(real)
+    remove(journal / "demo", ".journal")
+    real.start()
+    assert armed("a") == [False]
+    assert len(snapshots(journal / "demo")) == 1
+
+
+@pytest.mark.parametrize("way", ["imported", "without a journal"])
+def test_a_snapshot_of_another_arena_is_set_aside(
+    daemon: StartDaemon, journal: Path, way: str
+) -> None:
+    real = daemon("demo", *journalled(journal))
+    add_durably("a")
+    real.stop()
+    remove(journal / "demo", ".journal")
+    before = [file.path.read_bytes() for file in snapshots(journal / "demo")[1:]]
+    remove_segments(real.paths)
+    if way == "imported":
+        real.start(*journalled(journal, "--import", str(export(daemon("other")))))
+    else:
+        real.start("--log-level", "warning")
+        real.stop()
+        real.start(*journalled(journal))
+    aside = sorted((journal / "demo").glob("*.snapshot.damaged"))
+    assert [path.read_bytes() for path in aside] == before
+
+
+def test_the_journal_of_another_arena_is_set_aside_by_force(
+    daemon: StartDaemon, journal: Path
+) -> None:
+    one = daemon("one", *journalled(journal))
+    two = daemon("two", *journalled(journal))
+    two.stop()
+    one.stop()
+    shutil.rmtree(journal / "one")
+    (journal / "two").rename(journal / "one")
+    before = {path.name for path in (journal / "one").glob("*.*")}
+    one.start(*journalled(journal, "--force-journal"))
+    assert {path.stem for path in (journal / "one").glob("*.damaged")} == before
 
 
 def test_two_daemons_do_not_share_a_journal(
@@ -545,7 +711,7 @@ def test_a_folder_that_others_may_replace_is_refused(daemon: StartDaemon, journa
     real = daemon("demo", *journalled(journal))
     real.stop()
     assert "others may replace it" in refused(lambda: real.start(*journalled(above)))
-    assert not list(above.glob("*/lock"))
+    assert not list(above.iterdir())
     above.chmod(0o1777)  # as /tmp: only the owner may rename
     real.start(*journalled(journal))
 
@@ -673,6 +839,27 @@ def test_what_a_snapshot_knows_to_be_confirmed_has_to_be_there(
     assert str(last.path) in said
 
 
+def test_a_newest_segment_that_is_missing_is_told(daemon: StartDaemon, journal: Path) -> None:
+    real = daemon("demo", *journalled(journal, "--snapshot-segments", "1000"))
+    with durable() as client:
+        fill(client, 2, journal / "demo")
+    real.stop()
+    segments(journal / "demo")[-1].path.unlink()
+    verified = command(real, "journal", "verify", "--name", "demo", "--journal", str(journal))
+    assert verified.returncode == 5
+    assert "the end of what was confirmed is missing" in verified.stderr
+
+
+def test_a_newest_segment_without_its_uuid_is_damage(daemon: StartDaemon, journal: Path) -> None:
+    real = daemon("demo", *journalled(journal))
+    add_durably("a")
+    real.kill()
+    flip_uuid(segments(journal / "demo")[-1].path)
+    assert "header" in refused(real.start)
+    real.start(*journalled(journal, "--force-journal"))
+    assert armed("a") == [True]
+
+
 def test_a_header_that_is_damaged_is_told_as_damage(daemon: StartDaemon, journal: Path) -> None:
     real = daemon("demo", *journalled(journal))
     reboot(real)
@@ -696,6 +883,11 @@ def test_a_first_file_that_is_missing_is_told(
     assert verified.returncode == 5
     assert what in verified.stderr
     refused(real.start)
+
+
+def test_force_without_a_journal_is_refused(daemon: StartDaemon) -> None:
+    said = refused(lambda: daemon("demo", "--force-journal"))
+    assert "left out without a journal" in said
 
 
 def test_damage_is_refused_with_its_place_and_can_be_forced(
@@ -779,17 +971,41 @@ def test_old_files_go_and_marks_hold_them(daemon: StartDaemon, journal: Path) ->
     told(real, "unmark", "audit", *at)
     assert command(real, "journal", "unmark", "audit", "--name", "demo", *at).returncode == 1
     replace_until(lambda: segments(folder)[0].lsn > 1)
+    newest = segments(folder)[-1].lsn
+    told(real, "mark", "late", str(newest), *at)
     late = command(real, "journal", "mark", "late", "1", "--name", "demo", *at)
     assert late.returncode == 2
     assert "the oldest record" in late.stderr
     assert told(real, "marks", *at) == [
-        {"mark": "slow", "lsn": 1, "cap_bytes": 2**20, "dropped": True}
+        {"mark": "slow", "lsn": 1, "cap_bytes": 2**20, "dropped": True},
+        {"mark": "late", "lsn": newest, "cap_bytes": 0, "dropped": False},
     ]
     eventually(lambda: len(snapshots(folder)) == 2)
     reboot(real)
     real.start()
     with durable() as client:
         assert client.get("k") is not None
+
+
+@pytest.mark.parametrize(
+    ("long", "short"), [(("--retain-age", "1h"), "1s"), (("--retain-bytes", "1024G"), "3M")]
+)
+def test_files_stay_for_readers_as_long_as_was_set(
+    daemon: StartDaemon, journal: Path, long: tuple[str, str], short: str
+) -> None:
+    folder, settings = journal / "demo", journalled(journal, "--snapshot-segments", "1")
+    real = daemon("demo", *settings, *long)
+    replace_until(lambda: sum(f.lsn < needed_lsn(snapshots(folder)) for f in segments(folder)) > 8)
+    assert segments(folder)[0].lsn == 1
+    real.restart(*settings, long[0], short)
+    replace_until(lambda: segments(folder)[0].lsn > 1)
+
+
+def test_as_much_stays_for_readers_as_was_set(daemon: StartDaemon, journal: Path) -> None:
+    folder = journal / "demo"
+    daemon("demo", *journalled(journal, "--snapshot-segments", "1", "--retain-bytes", "3M"))
+    replace_until(lambda: segments(folder)[0].lsn > 1)
+    assert sum(file.bytes for file in segments(folder)) >= 3 * 2**20
 
 
 # ---- a full disk -----------------------------------------------------------------------------
@@ -953,6 +1169,24 @@ def test_an_export_begins_another_daemon(
     assert "an import needs an empty arena" in refused(lambda: other.start("--import", str(file)))
 
 
+def test_an_export_is_written_to_a_file_of_its_own(daemon: StartDaemon, daemon_dir: Path) -> None:
+    shared, umask = daemon_dir / "shared", os.umask(0)
+    try:
+        shared.mkdir(0o1777)
+        (shared / "demo.export.new").touch(0o666)
+        (shared / "demo.export").touch(0o666)
+    finally:
+        os.umask(umask)
+    real = daemon("demo")
+    with (shared / "demo.export").open("rb") as opened_before:
+        told = command(real, "stop", "--name", "demo", "--export", str(shared / "demo.export"))
+        assert told.returncode == Exit.DONE
+        assert opened_before.read() == b""
+    assert (shared / "demo.export").stat().st_mode & 0o777 == 0o600
+    assert (shared / "demo.export.new").read_bytes() == b""
+    assert len(list(shared.iterdir())) == 2
+
+
 @pytest.mark.parametrize("how", ["--keep", "--drain"])
 @pytest.mark.parametrize("file", ["nowhere/demo.export", "x" * 255], ids=["no folder", "long"])
 def test_a_daemon_is_not_stopped_for_an_export_that_cannot_be_written(
@@ -1069,3 +1303,31 @@ def test_the_files_are_listed_printed_and_verified(daemon: StartDaemon, journal:
     nowhere = command(real, "journal", "ls", "--name", "nobody", *at)
     assert nowhere.returncode == 7
     assert "is no journal" in nowhere.stderr
+    (journal / "empty").mkdir()
+    for name in ("empty", "../journal/demo"):
+        bad = command(real, "journal", "verify", "--name", name, *at)
+        assert bad.returncode in (Exit.USAGE, Exit.UNUSABLE), name
+
+
+def test_files_that_go_while_they_are_read_are_passed_by(
+    daemon: StartDaemon, journal: Path
+) -> None:
+    real = daemon("demo", *journalled(journal, "--snapshot-segments", "1000"))
+    with durable() as client:
+        fill(client, 4, journal / "demo")
+    real.stop()
+    first, second, third, *_ = paths = [file.path for file in segments(journal / "demo")]
+    found, listed = walks(paths), file_records(journal / "demo")
+    assert next(found).path == first
+    assert next(listed)["kind"] == "snapshot"
+    first.unlink()
+    second.unlink()
+    there = [row["file"] for row in listed if row["kind"] == "segment"]
+    assert there == [path.name for path in paths[2:]]
+    walk = next(found)
+    for _ in walk.groups():
+        pass
+    walk.check()
+    assert walk.path == third
+    with pytest.raises(BadPath, match="No such file"):
+        list(walks([third, journal / "demo" / f"{2**40:016x}.journal"]))

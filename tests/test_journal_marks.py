@@ -16,8 +16,8 @@ from purgatoryd.daemon.retention import (
     removable,
     tidy,
 )
-from purgatoryd.shm_layout.errors import BadPath, InvalidName
-from purgatoryd.shm_layout.files import replace_durably, write_durably
+from purgatoryd.shm_layout.errors import BadPath, InvalidName, InvalidSetting
+from purgatoryd.shm_layout.files import replace_durably, try_write, write_durably
 from purgatoryd.shm_layout.journal import (
     SEGMENT,
     SNAPSHOT,
@@ -76,12 +76,42 @@ def test_names_of_marks_have_bounds(name: str, tmp_path: Path) -> None:
     assert read_marks(tmp_path) == {}
 
 
-@pytest.mark.parametrize("content", [b"", b"[1]", b'[{"name": "a"}]', b"\xff"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[1]",
+        b'[{"name": "a"}]',
+        b"\xff",
+        b'[{"name": "a", "lsn": "x"}]',
+        b'[{"name": "a", "lsn": true}]',
+        b'[{"name": "a", "lsn": 0}]',
+        b'[{"name": 1, "lsn": 1}]',
+        b'[{"name": "a", "lsn": 18446744073709551616}]',
+        b'[{"name": "a", "lsn": 1, "cap_bytes": "1M"}]',
+        b'[{"name": "a", "lsn": 1, "cap_bytes": -1}]',
+        b'[{"name": "a", "lsn": 1, "dropped": 1}]',
+    ],
+)
 def test_a_foreign_file_of_marks_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(content)
     with pytest.raises(BadPath, match="is no table of marks"):
         set_mark(tmp_path, Mark("audit", 1))
     assert (tmp_path / FILE).read_bytes() == content
+
+
+def test_a_folder_in_place_of_the_marks_is_refused(tmp_path: Path) -> None:
+    (tmp_path / FILE).mkdir()
+    with pytest.raises(BadPath, match="cannot be read"):
+        read_marks(tmp_path)
+
+
+def test_a_mark_that_is_refused_leaves_the_one_before(tmp_path: Path) -> None:
+    (tmp_path / file_name(10, SEGMENT)).touch()
+    set_mark(tmp_path, Mark("audit", 10), there=True)
+    with pytest.raises(InvalidSetting, match="at least 10"):
+        set_mark(tmp_path, Mark("audit", 9), there=True)
+    assert read_marks(tmp_path) == {"audit": Mark("audit", 10)}
 
 
 def test_many_set_marks_at_once_and_none_is_lost(tmp_path: Path) -> None:
@@ -107,6 +137,24 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
         write_durably(tmp_path / "table.new", fail)
     assert [p.name for p in tmp_path.iterdir()] == ["table"]
     assert path.read_bytes() == b"first"
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_file_that_another_one_puts_there_is_not_written(
+    is_link: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign, temporary = tmp_path / "foreign", tmp_path / "table.new"
+    foreign.write_bytes(b"another's")
+    temporary.symlink_to(foreign) if is_link else temporary.hardlink_to(foreign)
+    with monkeypatch.context() as at_once:  # again, as soon as it was removed
+        at_once.setattr(Path, "unlink", lambda *_, **__: None)
+        with pytest.raises(FileExistsError):
+            write_durably(temporary, lambda _: "table")
+    with pytest.raises(FileExistsError):
+        try_write(temporary)
+    assert temporary.read_bytes() == b"another's"
+    replace_durably(tmp_path / "table", b"ours")
+    assert (foreign.read_bytes(), (tmp_path / "table").read_bytes()) == (b"another's", b"ours")
 
 
 # ---- retention -------------------------------------------------------------------------------

@@ -193,4 +193,5 @@ def test_nothing_acknowledged_is_lost(machine: Machine) -> None:
         acks += now.acks
         before = now
     assert acks > 0
+    assert lost_unsynced > 0, "the disk drops nothing"
     print(f"{CUTS} cuts, {acks} commits; without sync {lost_unsynced} of the cuts lost records")
