@@ -1,13 +1,15 @@
 """The command lane's order: whose message is served next, and where answers go.
 
-A message whose bounded work is used up goes on in the next turn. Meanwhile others are
-served, but not the same peer's: his messages stay in order. Outcomes and CHECKs are pushed
-to the peer from which a session was heard last.
+A message whose bounded work is used up goes on in the next turn. So does what comes from a uid
+that has had its share of this one, through however many connections: others wait for one share
+of it, not for each of its messages. Meanwhile others are served, but not the same peer's: his
+messages stay in order. Outcomes and CHECKs are pushed to the peer from which a session was heard
+last.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +24,21 @@ from purgatoryd.shm_layout.arena import Arena, Handled
 from purgatoryd.shm_layout.layout import Measured, WireError
 
 PER_TURN = 16
+"""Messages that are served as they come."""
+TAKEN_PER_TURN = 64
+"""Messages that are taken from the socket: those of uids that had their share only wait."""
+SHARE_NS = 500_000
+"""Of a turn, for each uid; what has begun is never cut short."""
+SHARED_NS = 60_000_000_000
+"""So long after requests of two uids there are shares at all."""
 PUSHES_PER_TURN = 8
-BEHIND_MAX = 64
+BEHIND_MAX = 1024
 """Messages of one peer that wait for its unfinished one."""
-BEHIND_BYTES_MAX = 32 * 2**20
-"""Bytes of all that wait so."""
+WAITING_BYTES_MAX = 32 * 2**20
+"""Of all that wait: what has not begun is dropped if there are more. Its sender, who gets no
+answer, sends it again."""
+OVERHEAD_BYTES = 2048
+"""What a message takes besides its own bytes."""
 TOLD_BYTES_MAX = 16 * 2**20
 """What may be under way to an owner that is not heard of; more is sent again later."""
 ROW = 0xFFFF  # of a session's id
@@ -53,6 +65,10 @@ def _denied(message: Message) -> bytes:
     )
 
 
+def _size(message: Message) -> int:
+    return len(message.body) + OVERHEAD_BYTES
+
+
 class Commands:
     """Feeds the command lane's messages to the arena, bounded in every turn."""
 
@@ -64,18 +80,24 @@ class Commands:
         self._waiting = Held(self._lane, self._answered)
         self._unfinished: deque[Message] = deque()
         self._behind: dict[bytes, deque[Message]] = {}  # route -> what came after it
-        self._behind_bytes = 0
+        self._waiting_bytes = 0
+        """Of the unfinished, and of what is behind them."""
+        self._spent_ns: Counter[int] = Counter()
+        """What each uid has had of this turn."""
+        self._last_uid: int | None = None
+        self._shared_until_ns = 0
+        self._shared = False
         self._held: Message | None = None
         self._owners: dict[int, _Owner] = {}  # by row, as many as the arena has
 
     def serve(self) -> bool:
         """One turn. True = there is more to do at once."""
-        for _ in range(len(self._unfinished)):
-            if self._held is not None:
-                return True
-            self._go_on(self._unfinished.popleft())
-        for _ in range(PER_TURN):
-            if self._held is not None:
+        self._spent_ns.clear()
+        self._shared = boot_ns() < self._shared_until_ns
+        self._serve_unfinished()
+        served = 0
+        for _ in range(TAKEN_PER_TURN):
+            if self._held is not None or served == PER_TURN:
                 return True
             if self.full:
                 return bool(self._unfinished)
@@ -84,20 +106,54 @@ class Commands:
                 return bool(self._unfinished)
             if message.route in self._behind:
                 self._wait_behind(message)
-            else:
+            elif not self._had_its_share(message.uid):
                 self._apply(message)
+                served += 1
+            elif self._has_room(message):
+                self._wait(message)
         return True
 
+    def _serve_unfinished(self) -> None:
+        """Those that need yet another turn come behind all others."""
+        waiting, self._unfinished = self._unfinished, deque()
+        kept: deque[Message] = deque()
+        for message in waiting:
+            if self._held is not None or self._had_its_share(message.uid):
+                kept.append(message)
+            else:
+                self._waiting_bytes -= _size(message)
+                self._go_on(message)
+        self._unfinished.extendleft(reversed(kept))
+
+    def _had_its_share(self, uid: int) -> bool:
+        return self._shared and self._spent_ns[uid] >= SHARE_NS
+
+    def _note_cost(self, uid: int, begun_boot_ns: int) -> None:
+        ended_boot_ns = boot_ns()
+        self._spent_ns[uid] += ended_boot_ns - begun_boot_ns
+        if uid != self._last_uid:
+            if self._last_uid is not None:
+                self._shared_until_ns = ended_boot_ns + SHARED_NS
+            self._last_uid = uid
+
+    def _wait(self, message: Message) -> None:
+        """Until the next turn, and whatever comes from the same peer behind it."""
+        self._unfinished.append(message)
+        self._behind.setdefault(message.route, deque())
+        self._waiting_bytes += _size(message)
+
     def _wait_behind(self, message: Message) -> None:
-        """One too many is dropped: its sender, who gets no answer, sends it again."""
         behind = self._behind[message.route]
-        if len(behind) < BEHIND_MAX and self._behind_bytes + len(message.body) <= BEHIND_BYTES_MAX:
-            self._behind_bytes += len(message.body)
+        if len(behind) < BEHIND_MAX and self._has_room(message):
+            self._waiting_bytes += _size(message)
             behind.append(message)
+
+    def _has_room(self, message: Message) -> bool:
+        return self._waiting_bytes + _size(message) <= WAITING_BYTES_MAX
 
     def _next_behind(self, behind: deque[Message]) -> Message:
         message = behind.popleft()
-        self._behind_bytes -= len(message.body)
+        self._waiting_bytes -= _size(message)
         return message
 
     @property
@@ -116,8 +172,9 @@ class Commands:
         if not self._access.may_connect(message.uid, message.gid):
             lanes.reply(self._lane, message, _denied(message))
             return True
+        begun_boot_ns = boot_ns()
         state, reply = self._arena.handle(
-            message.body, message.uid, message.pid, message.received_boot_ns, boot_ns()
+            message.body, message.uid, message.pid, message.received_boot_ns, begun_boot_ns
         )
         if state == Handled.REPLY:
             self._answer(message, reply)
@@ -127,10 +184,9 @@ class Commands:
         elif state == Handled.WAIT:
             self._held = message
         elif state == Handled.AGAIN:
-            self._unfinished.append(message)
-            self._behind.setdefault(message.route, deque())
-            return False
-        return True
+            self._wait(message)
+        self._note_cost(message.uid, begun_boot_ns)
+        return state != Handled.AGAIN
 
     def _answer(self, message: Message, reply: memoryview) -> None:
         lsn, built_boot_ns = self._arena.durable_lsn, boot_ns()
@@ -163,11 +219,11 @@ class Commands:
         if not self._apply(message):
             return
         behind = self._behind[message.route]
-        while behind and self._held is None:
+        while behind and self._held is None and not self._had_its_share(message.uid):
             if not self._apply(self._next_behind(behind)):
                 return
         if behind:
-            self._unfinished.append(self._next_behind(behind))
+            self._wait(self._next_behind(behind))
         else:
             del self._behind[message.route]
 

@@ -21,13 +21,21 @@ from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.lanes import Lanes, Message
+from purgatoryd.daemon.lifecycle import READY, RECOVERING, STARTING, STOPPED, DeploymentLife
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.main import await_lock, name_lock, signals, system_failures
+from purgatoryd.daemon.recovery import Step
 from purgatoryd.daemon.redistribute import Division, settle
 from purgatoryd.daemon.shard import SILENT_BEATS_MAX, Shard, State
 from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.shm_layout import segment, wire
-from purgatoryd.shm_layout.errors import AloneBefore, InvalidName, ShardFailed, TableBroken
+from purgatoryd.shm_layout.errors import (
+    AloneBefore,
+    InvalidName,
+    PurgatorydError,
+    ShardFailed,
+    TableBroken,
+)
 from purgatoryd.shm_layout.files import private_folder
 from purgatoryd.shm_layout.layout import FLAG_DRAIN, FLAG_RESUME, RESERVED, WireError
 from purgatoryd.shm_layout.layout import Message as Kind
@@ -41,6 +49,7 @@ from purgatoryd.shm_layout.shards import (
     table_path,
     write_table,
 )
+from purgatoryd.shm_layout.standing import StandingFile
 
 BEAT_NS = 1_000_000_000
 PER_TURN = 16
@@ -55,8 +64,10 @@ Command = Callable[[ShardTable, int], Sequence[str]]
 """What starts the daemon that is the shard of that number."""
 
 
-def serve_shards(config: Config, command: Command) -> int:
+def serve_shards(config: Config, command: Command, reread: Callable[[], Config]) -> int:
     """Runs a deployment until SIGTERM, SIGINT or the STOP command; returns the exit code.
+
+    `reread`: the settings as they are written down now, for SIGHUP; it may raise.
 
     Prints one line that begins with "ready" once clients can reach all shards. Raises InvalidName,
     StartError, TableBroken, what settle() raises, and ShardFailed if a shard does not start.
@@ -65,11 +76,16 @@ def serve_shards(config: Config, command: Command) -> int:
     refuse_shard_name(config.name)
     with system_failures():
         paths, access = daemon_paths(config.name), Access.of(config)
+        life = DeploymentLife(Supervisor.of(os.environ))
         with name_lock(paths), signals() as wake_fd, zmq.Context() as context:
-            registry = Registry.of(config, paths)  # before the sockets: clients ask it first
+            life.enter(STARTING)
+            # before the sockets: clients ask it first
+            registry = Registry.of(config, paths, life.supervisor.step)
             shards = _shards(registry.table, paths.directory, command, context)
             with contextlib.closing(Lanes(paths, access)) as sockets:
-                Deployment(config, registry, shards, sockets, access, wake_fd).run()
+                life.enter(RECOVERING)
+                life.attach(StandingFile(paths.directory, config.name))
+                Deployment(config, registry, shards, sockets, access, wake_fd, life, reread).run()
     return 0
 
 
@@ -90,10 +106,11 @@ class Registry:
         self._homes = homes
 
     @classmethod
-    def of(cls, config: Config, paths: Paths) -> Registry:
+    def of(cls, config: Config, paths: Paths, step: Step = lambda _: None) -> Registry:
         """That of a new deployment; or as it was left, divided anew if it had another count.
 
-        Raises AloneBefore, AlreadyRunning, TableBroken, and what settle() raises.
+        `step` is told of each step of that. Raises AloneBefore, AlreadyRunning, TableBroken, and
+        what settle() raises.
         """
         homes = [paths.directory]
         if config.journal:
@@ -110,7 +127,6 @@ class Registry:
         registry = cls(found[0] if found else ShardTable(config.name, 1, 1, config.shards), homes)
         registry.write()
         if found:
-            step = Supervisor.of(os.environ).step
             division = Division(config, paths.directory, registry.adopt, step)
             registry.table = settle(division, registry.table, config.shards)
         return registry
@@ -163,18 +179,22 @@ class Deployment:
         sockets: Lanes,
         access: Access,
         wake_fd: int,
+        life: DeploymentLife,
+        reread: Callable[[], Config],
     ) -> None:
+        """`life`: in the state RECOVERING."""
         self._config = config
         self._access = access
         self._registry = registry
         self._shards = shards
         self._lanes = sockets
         self._wake_fd = wake_fd
-        self._manager = Supervisor.of(os.environ)
+        self._life = life
+        self._manager = life.supervisor
+        self._reread = reread
         self._beat_ns = min(BEAT_NS, self._manager.watchdog_ns // 2 or BEAT_NS)
         self._next_beat_ns = 0
-        self._began = self._stopping = self._told = self._draining = self._reloading = False
-        self._text = ""
+        self._stop_wished = self._reload_wished = self._draining = self._reloads = False
 
     def run(self) -> None:
         """Turns until all shards have ended as was wished. Raises ShardFailed."""
@@ -186,6 +206,7 @@ class Deployment:
             while not self._over:
                 busy = self._turn(boot_ns(), ready)
                 ready = frozenset() if busy else self._sleep()
+            self._stop_all()
         finally:
             self._end_all()
 
@@ -196,26 +217,26 @@ class Deployment:
         return all(shard.state in ended for shard in self._shards)
 
     def _stop(self) -> None:
-        self._stopping = True
+        self._stop_wished = True
 
     def _reload(self) -> None:
-        self._reloading = True
+        self._reload_wished = True
+
+    @property
+    def _stopped(self) -> bool:
+        return self._life.state is STOPPED
 
     # ---- one turn ------------------------------------------------------------------------------
 
     def _turn(self, now_ns: int, ready: Set[int]) -> bool:
         """True = there is more to do at once."""
+        if self._stop_wished:
+            self._stop_all()
         for shard in self._shards:
             self._look_at(shard, now_ns)
-        if self._reloading:
-            self._reloading = False
-            self._pass_on_reload(now_ns)
-        if self._stopping and not self._told:
-            self._told = True
-            self._manager.stopping()
-            self._signal_all(signal.SIGTERM)
         self._start_next(now_ns)
-        self._tell_how_many_serve()
+        self._settle()
+        self._pass_on_reload(now_ns)
         self._lanes.take_subscriptions()
         busy = self._serve(self._lanes.commands, self._command)
         busy |= self._serve(self._lanes.admin, self._administer)
@@ -223,6 +244,11 @@ class Deployment:
         if now_ns >= self._next_beat_ns:
             self._beat(now_ns)
         return busy
+
+    def _stop_all(self) -> None:
+        if not self._stopped:
+            self._life.enter(STOPPED)
+            self._signal_all(signal.SIGTERM)
 
     def _look_at(self, shard: Shard, now_ns: int) -> None:
         shard.hear()
@@ -232,20 +258,22 @@ class Deployment:
                 shard.tell(self._birth(namespace))
             if self._draining:
                 shard.tell(wire.encode_frame(Kind.STOP, flags=FLAG_DRAIN))
-        if shard.ended(now_ns, wished=self._stopping or self._draining):
+        if shard.ended(now_ns, wished=self._stop_wished or self._draining):
             self._note_end(shard)
 
     def _note_end(self, shard: Shard) -> None:
-        if not self._began and not self._stopping:
+        if self._stop_wished or shard.state is State.ENDED:
+            return
+        if self._life.state is RECOVERING:
             raise ShardFailed(shard.name, shard.code)
         if shard.state is State.GIVEN_UP:
             log.error(f"shard {shard.name} ended again and again: it is given up", code=shard.code)
-        elif not self._stopping and shard.state is State.DOWN:
+        else:
             log.warning(f"shard {shard.name} ended, it is started again", code=shard.code)
 
     def _start_next(self, now_ns: int) -> None:
         for shard in self._shards:
-            if self._stopping and shard.state in (State.DOWN, State.GIVEN_UP):
+            if self._stopped and shard.state in (State.DOWN, State.GIVEN_UP):
                 shard.enter(State.ENDED)
         for shard in self._startable():
             if shard.again_ns <= now_ns:
@@ -255,55 +283,64 @@ class Deployment:
     def _startable(self) -> list[Shard]:
         """At first one after the other, so that each finds out which cores the others took. Later
         none waits for another, which may have much to recover."""
-        if not self._began and any(shard.state is State.STARTING for shard in self._shards):
+        first = self._life.state is RECOVERING
+        if first and any(shard.state is State.STARTING for shard in self._shards):
             return []
         return [shard for shard in self._shards if shard.state is State.DOWN]
 
-    def _tell_how_many_serve(self) -> None:
-        """When that has changed."""
-        states = [shard.state for shard in self._shards]
-        text = f"{states.count(State.READY)} of {len(states)} shards ready"
-        if lost := [shard.name for shard in self._shards if shard.state is State.GIVEN_UP]:
-            text += f"; given up: {', '.join(lost)}"
-        if text == self._text:
-            return
-        self._text = text
-        self._manager.status(text)
-        if not self._began and states.count(State.READY) == len(states):
-            self._go_live()
+    def _settle(self) -> None:
+        """Moves to where the deployment belongs: its shards' states say."""
+        if self._life.state is RECOVERING:
+            if all(shard.state is State.READY for shard in self._shards):
+                self._go_live()
+        elif not self._stopped:
+            why = tuple(text for shard in self._shards if (text := shard.trouble))
+            self._life.settle(why, draining=self._draining)
 
     def _go_live(self) -> None:
-        self._began = True
-        self._manager.ready()
+        self._life.enter(READY)
         directory = self._lanes.directory
         print(f"ready name={self._config.name} pid={os.getpid()} dir={directory}", flush=True)
 
     def _beat(self, now_ns: int) -> None:
         """The manager hears of this loop's progress, and this loop of that of each shard."""
         self._next_beat_ns = now_ns + self._beat_ns
-        if not self._began:
-            self._manager.step(self._text)
+        if self._life.state is RECOVERING:
+            count = sum(shard.state is State.READY for shard in self._shards)
+            self._manager.step(f"recovering: {count} of {len(self._shards)} shards are ready")
         self._manager.alive()
+        self._life.beat()
         for shard in self._shards:
             self._end_silent(shard)
-            shard.ping()
+            shard.beat()
 
     def _end_silent(self, shard: Shard) -> None:
         """One that hangs is started again; one that is to end may take its time."""
-        if shard.silent_beats < SILENT_BEATS_MAX or self._stopping or self._draining:
+        if shard.silent_beats < SILENT_BEATS_MAX or self._stopped or self._draining:
             return
         log.error(f"shard {shard.name} does not answer, it is killed", process=shard.pid)
         shard.signal(signal.SIGKILL)
 
     def _pass_on_reload(self, now_ns: int) -> None:
+        """The manager is told that it is done once all shards have done it."""
+        if self._reload_wished and self._life.state not in (RECOVERING, STOPPED):
+            self._reload_wished = False
+            self._begin_reload(now_ns)
+        if self._reloads and not any(shard.reloads for shard in self._shards):
+            self._reloads = False
+            self._manager.ready()
+
+    def _begin_reload(self, now_ns: int) -> None:
         """A shard that was given up gets another chance, too."""
+        self._reloads = True
         self._manager.reloading()
+        with contextlib.suppress(PurgatorydError):  # the shards say what is wrong
+            log.level = self._reread().log_level
         for shard in self._shards:
-            if shard.state is State.READY:
-                shard.signal(signal.SIGHUP)
-            elif shard.state is State.GIVEN_UP:
+            if shard.state is State.GIVEN_UP:
                 shard.try_again(now_ns)
-        self._manager.ready()
+            else:
+                shard.reload()
 
     # ---- the lanes ------------------------------------------------------------------------------
 

@@ -23,14 +23,16 @@ import socket
 import struct
 import termios
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
+from pathlib import Path
 
 import zmq
 
+from purgatoryd.daemon.doors import Doors
 from purgatoryd.daemon.log import log
 
 MIB = 2**20
@@ -56,8 +58,15 @@ CONNECTIONS_PER_UID = 1024
 """At most, and at most an eighth of the descriptors that the process may have."""
 CONNECTS_PER_S = 64
 """New connections of one uid, beyond as many at once as it may have at all."""
+STEP = 0.5
+"""What counts of a connection when it came, and when its handshake is through: who floods us may
+leave out the second, or be gone before we look at the first."""
+PAUSE_NS = 1_000 * MS
+"""How long who made too many may make no more."""
 SUBJECTS_PER_UID = 8192
 """Prefixes that only subscribers of one uid asked for: the socket keeps each of them."""
+SUBSCRIBES_PER_S = 1024
+"""New prefixes of one uid, beyond as many at once as it may have at all."""
 
 Who = int | str
 """A uid; of a peer behind tcp its address."""
@@ -67,7 +76,9 @@ _EVENT = struct.Struct("=Hi")
 _NUMBER = struct.Struct("=i")
 _libc = ctypes.CDLL(None)
 _dropped = bytearray(MIB)
+_LISTENING = int(zmq.Event.LISTENING)
 _ACCEPTED, _DISCONNECTED = int(zmq.Event.ACCEPTED), int(zmq.Event.DISCONNECTED)
+_PASS_RIGHTS = 83  # SO_PASSRIGHTS, which Python does not name; since Linux 6.16
 _POLLIN = int(zmq.POLLIN)
 _NO_UID = 2**32 - 1
 _IPC = "localhost:"
@@ -100,17 +111,28 @@ class Refusal:
 
 @dataclass(slots=True)
 class Allowance:
-    """New connections that a uid may still make, as of `at_ns`."""
+    """Of a peer: how much it may still do, as of `at_ns`."""
 
     left: float
     at_ns: int
+
+    def take(self, amount: float, now_ns: int, most: float, per_s: float) -> bool:
+        """False if there is not so much left; it grows by `per_s` in a second, up to `most`."""
+        self.left = min(most, self.left + (now_ns - self.at_ns) * per_s / 1e9)
+        self.at_ns = now_ns
+        if self.left < amount:
+            return False
+        self.left -= amount
+        return True
 
 
 class Guard:
     """All connections of the daemon's sockets. Used by the loop's thread; nothing blocks."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], paths: Iterable[Path] = ()) -> None:
+        """`paths`: of the sockets, to have the kernel keep out who is refused."""
         self._context = context
+        self._doors = Doors(paths)
         self._trusted = {0, os.geteuid()}
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most_per_uid = min(CONNECTIONS_PER_UID, descriptors // 8)
@@ -120,7 +142,8 @@ class Guard:
         self._peers: dict[int, Peer] = {}
         self._connections: Counter[Who] = Counter()
         self._refused: dict[Who, Refusal] = {}
-        self._allowances: dict[Who, Allowance] = {}
+        self._connects: dict[Who, Allowance] = {}
+        self._subscribes: dict[Who, Allowance] = {}
         self._subjects: dict[bytes, Who] = {}
         self._subjects_of: Counter[Who] = Counter()
         self._flow = select.epoll()
@@ -129,15 +152,18 @@ class Guard:
         self.fds = {self._flow.fileno()}
         """Descriptors to wait on."""
         self._now_ns = self._look_ns = self._trim_ns = self._tell_ns = 0
+        self._pardon_ns = FOREVER_NS
+        """When the first of those who are refused may connect again."""
         self.due_ns = FOREVER_NS
         """When turn() wants to be called though no descriptor is ready."""
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._base_bytes = self._own_bytes()
 
     def watch(self, lane: zmq.Socket[bytes]) -> None:
-        """Learns of the socket's connections; to be called before it is bound."""
+        """Learns of the socket's connections; to be called before it is bound, and turn() before
+        others may connect."""
         endpoint = f"inproc://monitor-{len(self._lanes)}"
-        lane.monitor(endpoint, _ACCEPTED | _DISCONNECTED)
+        lane.monitor(endpoint, _LISTENING | _ACCEPTED | _DISCONNECTED)
         monitor = self._context.socket(zmq.PAIR)
         monitor.set(zmq.LINGER, 0)
         monitor.set(zmq.RCVHWM, 0)  # a full one would make libzmq's thread wait
@@ -167,6 +193,8 @@ class Guard:
         self._note_flow()
         if now_ns >= self._look_ns:
             self._look()
+        if now_ns >= self._pardon_ns:
+            self._shut_doors()
         return any(more)
 
     def _hear(self, lane: int, monitor: zmq.Socket[bytes]) -> bool:
@@ -178,6 +206,8 @@ class Guard:
             heard += 1
             if event == _ACCEPTED:
                 came.add(fd)
+            elif event == _LISTENING:
+                _take_no_descriptors(fd)
             else:
                 came.discard(fd)
                 self._left(lane, fd)
@@ -194,13 +224,19 @@ class Guard:
             peer = self._peers[fd] = Peer(lane, _who(connection))
             self._connections[peer.who] += 1
             self._flow.register(fd, select.EPOLLIN | select.EPOLLONESHOT)
-            if self._too_many(peer.who) or self.refuses(peer.who):
+            if not self._may_stay(peer.who):
                 _end(connection)
 
     def _left(self, lane: int, fd: int) -> None:
         peer = self._peers.get(fd)
         if peer is not None and peer.lane == lane:
             self._forget(fd)
+
+    def _may_stay(self, who: Who) -> bool:
+        if self._too_many(who):
+            self._pause(who)
+            return False
+        return self.admits(who) if isinstance(who, int) else not self.refuses(who)
 
     def _too_many(self, who: Who) -> bool:
         crowded = len(self._peers) > self._most and who not in self._trusted
@@ -218,21 +254,25 @@ class Guard:
         return refusal is not None and refusal.until_ns > self._now_ns
 
     def admits(self, uid: int) -> bool:
-        """Asked once for each connection, at its handshake."""
+        """Asked for each connection when it came, and again at its handshake."""
         if uid in self._trusted:
             return True
-        return not self.refuses(uid) and self._allowed(uid)
+        if self.refuses(uid):
+            return False
+        allowed = self._allowed(uid)
+        if not allowed:
+            self._pause(uid)
+        return allowed
 
     def _allowed(self, uid: int) -> bool:
-        most = float(self._most_per_uid)
-        allowance = self._allowances.setdefault(uid, Allowance(most, self._now_ns))
-        gained = (self._now_ns - allowance.at_ns) * CONNECTS_PER_S / 1e9
-        allowance.left = min(most, allowance.left + gained)
-        allowance.at_ns = self._now_ns
-        if allowance.left < 1:
-            return False
-        allowance.left -= 1
-        return True
+        most, now_ns = self._most_per_uid, self._now_ns
+        allowance = self._connects.setdefault(uid, Allowance(most, now_ns))
+        return allowance.take(STEP, now_ns, most, CONNECTS_PER_S)
+
+    def _pause(self, who: Who) -> None:
+        if who not in self._trusted and not self.refuses(who):
+            self._keep_out(who, PAUSE_NS)
+            self._tell(who, "too many connections")
 
     def end_remote(self) -> None:
         """Ends all connections through tcp; who still may connects again."""
@@ -267,13 +307,20 @@ class Guard:
         """Takes a message of the XPUB socket: 1 or 0, and a prefix that is new or gone."""
         report = frame.bytes
         subject = report[1:]
-        if report[:1] == b"\1" and subject not in self._subjects:
+        if report[:1] not in (b"\0", b"\1"):
+            self.offence(frame, "a message where only subscriptions belong")
+        elif report[:1] == b"\1" and subject not in self._subjects:
             who = self._subjects[subject] = _sender(frame)
             self._subjects_of[who] += 1
-            if self._subjects_of[who] > SUBJECTS_PER_UID:
+            if self._subjects_of[who] > SUBJECTS_PER_UID or not self._may_subscribe(who):
                 self.offence(frame, "too many subscriptions")
         elif report[:1] == b"\0" and subject in self._subjects:
             self._subjects_of[self._subjects.pop(subject)] -= 1
+
+    def _may_subscribe(self, who: Who) -> bool:
+        most, now_ns = SUBJECTS_PER_UID, self._now_ns
+        allowance = self._subscribes.setdefault(who, Allowance(most, now_ns))
+        return allowance.take(1, now_ns, most, SUBSCRIBES_PER_S)
 
     def wanted(self, subject: bytes) -> bool:
         """True if a subscription covers `subject`."""
@@ -284,10 +331,10 @@ class Guard:
         if peer is None or peer.gone:
             return
         peer.gone = True
-        with suppress(OSError), _borrowed(fd) as connection:
-            _end(connection)
         if refuse and peer.who not in self._trusted:
             self._refuse(peer.who)
+        with suppress(OSError), _borrowed(fd) as connection:
+            _end(connection)
         self._tell(peer.who, what)
 
     def _tell(self, who: Who, what: str) -> None:
@@ -298,7 +345,17 @@ class Guard:
     def _refuse(self, who: Who) -> None:
         refusal = self._refused.setdefault(who, Refusal())
         refusal.span_ns = min(2 * refusal.span_ns, REFUSED_MAX_NS)
-        refusal.until_ns = self._now_ns + refusal.span_ns
+        self._keep_out(who, refusal.span_ns)
+
+    def _keep_out(self, who: Who, span_ns: int) -> None:
+        self._refused.setdefault(who, Refusal()).until_ns = self._now_ns + span_ns
+        self._shut_doors()
+
+    def _shut_doors(self) -> None:
+        """The kernel keeps out who is refused now, and nobody else."""
+        until = {who: r.until_ns for who, r in self._refused.items() if self.refuses(who)}
+        self._pardon_ns = min(until.values(), default=FOREVER_NS)
+        self._doors.shut_to(who for who in until if isinstance(who, int))
 
     # ---- looks ---------------------------------------------------------------------------
 
@@ -314,7 +371,7 @@ class Guard:
     def _look(self) -> None:
         self.due_ns = FOREVER_NS
         self._look_ns = self._now_ns + LOOK_NS
-        grown_bytes = self._own_bytes() - self._base_bytes
+        grown_bytes = self._grown_bytes()
         if grown_bytes > ALARM_BYTES:
             self._blame(shed=grown_bytes > SHED_BYTES)
         for fd in self._flowed & self._peers.keys():
@@ -347,6 +404,13 @@ class Guard:
         peer.untaken = untaken
         return peer.stuck >= STRIKES
 
+    def memory_is_short(self) -> bool:
+        """True while the process is so large that somebody is to blame for it."""
+        return self._grown_bytes() > ALARM_BYTES
+
+    def _grown_bytes(self) -> int:
+        return self._own_bytes() - self._base_bytes
+
     def _own_bytes(self) -> int:
         """Memory of this process alone: without the arena, and without files."""
         _, resident, shared, *_ = os.pread(self._statm, 64, 0).split()
@@ -373,6 +437,13 @@ def _borrowed(fd: int) -> Iterator[socket.socket]:
         yield connection
     finally:
         connection.detach()
+
+
+def _take_no_descriptors(fd: int) -> None:
+    """Peers cannot pass any: libzmq would drop them, and the last one to close a file waits for it,
+    as long as whoever made it pleases."""
+    with suppress(OSError), _borrowed(fd) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, _PASS_RIGHTS, 0)
 
 
 def _end(connection: socket.socket) -> None:

@@ -32,6 +32,9 @@ PROBE_S = 1.0
 NOTICE_HWM = 1000
 REPLY_HWM = 64
 """Messages that wait for one peer. Replies may be large, and a peer that reads has few."""
+LARGE_BYTES = 16 * 2**10
+"""Larger answers are dropped while memory is short: their peers ask again, and who does not read
+has 64 of them at most."""
 REQUEST_HWM = 16
 """Requests of one peer that wait for us; more wait at the peer."""
 SUBSCRIPTION_MAX = NAMESPACE_MAX + TOPIC_MAX + 32
@@ -90,9 +93,13 @@ class Remotes:
 class Lane:
     """A ROUTER socket: requests of many peers, and their answers."""
 
-    def __init__(self, socket: zmq.Socket[bytes], guard: Guard) -> None:
+    def __init__(
+        self, socket: zmq.Socket[bytes], guard: Guard, sheds_over: int = MESSAGE_MAX
+    ) -> None:
+        """`sheds_over`: bytes; larger answers are dropped while memory is short."""
         self.socket = socket
         self.guard = guard
+        self.sheds_over = sheds_over
         self.fd = int(socket.getsockopt(zmq.FD))
         self._route = bytearray(ROUTE_MAX)
         self._overlong = False
@@ -130,12 +137,13 @@ class Lanes:
             _refuse_foreign(path)
         _unpredictable_routes()
         self._context = zmq.Context(io_threads=1)
-        self._guard = Guard(self._context)
+        self._guard = Guard(self._context, self._paths)
         allowed = {} if remotes is None else remotes.allowed
         self._admission = Admission(self._context, self._guard, access, allowed)
         commands = self._bind(zmq.ROUTER, paths.cmd, REPLY_HWM, MESSAGE_MAX)
         admin = self._bind(zmq.ROUTER, paths.admin, REPLY_HWM, MESSAGE_MAX)
-        self.commands, self.admin = Lane(commands, self._guard), Lane(admin, self._guard)
+        self.commands = Lane(commands, self._guard, LARGE_BYTES)
+        self.admin = Lane(admin, self._guard)
         self.notices = self._bind(zmq.XPUB, paths.pub, NOTICE_HWM, SUBSCRIPTION_MAX, access)
         self.notices_fd = int(self.notices.getsockopt(zmq.FD))
         self._sockets = (commands, admin, self.notices)
@@ -166,9 +174,11 @@ class Lanes:
         if listeners is not None:
             _accept_only(socket, listeners)
         try:
-            with _socket_mode():
+            with _closed():
                 socket.bind(f"ipc://{path}")
-        except zmq.ZMQError as error:
+            self._guard.turn(boot_ns())
+            path.chmod(SOCKET_MODE)
+        except (zmq.ZMQError, OSError) as error:
             raise BadPath(str(path), f"cannot be bound: {error.strerror}") from error
         return socket
 
@@ -260,7 +270,10 @@ def reply(lane: Lane, message: Message, body: Any) -> None:
 
 
 def send(lane: Lane, route: bytes, body: Any) -> None:
-    """Sends to a peer. One that is gone, or does not read, loses it and asks again."""
+    """Sends to a peer. One that is gone, or does not read, loses it and asks again; so does one
+    whose answer is large while memory is short."""
+    if len(body) > lane.sheds_over and lane.guard.memory_is_short():
+        return
     try:
         lane.socket.send_multipart([route, body], zmq.NOBLOCK)
     except zmq.Again:
@@ -273,8 +286,18 @@ def _unpredictable_routes() -> None:
     ctypes.CDLL(None).srand(secrets.randbits(32))
 
 
+def _refuse_without_netlink(endpoint: str) -> None:
+    """libzmq asks there for the host's addresses, and aborts the process if it may not."""
+    try:
+        sockets.socket(sockets.AF_NETLINK, sockets.SOCK_RAW).close()
+    except OSError as error:
+        why = f"cannot be bound: libzmq needs AF_NETLINK sockets: {error.strerror}"
+        raise BadPath(endpoint, why) from error
+
+
 def _listen(socket: zmq.Socket[bytes], endpoint: str, pair: keys.KeyPair, message_max: int) -> None:
     """Binds a socket to tcp, too. Options hold for later binds only: ipc stays without CURVE."""
+    _refuse_without_netlink(endpoint)
     socket.setsockopt(zmq.MAXMSGSIZE, message_max + CURVE_MAX)
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_PUBLICKEY, pair.public)
@@ -289,9 +312,9 @@ def _listen(socket: zmq.Socket[bytes], endpoint: str, pair: keys.KeyPair, messag
 
 
 @contextlib.contextmanager
-def _socket_mode() -> Iterator[None]:
-    """What is bound inside has SOCKET_MODE from its first moment on."""
-    before = os.umask(0o777 & ~SOCKET_MODE)
+def _closed() -> Iterator[None]:
+    """Nobody else may connect to what is bound inside, from its first moment on."""
+    before = os.umask(0o177)
     try:
         yield
     finally:

@@ -1,19 +1,25 @@
-"""The life cycle of a daemon: one table of its states, and whoever has to know of a move.
+"""The life cycle of a daemon, and of a deployment of shards: one table of states, and whoever has
+to know of a move.
 
-Each move is written into the arena's header, told to the service manager and the log, and
-published to those who listen.
+Each move is told to the service manager and the log, and stands where others read it: a daemon's
+in the header of its arena, a deployment's in a file. A daemon's is published, too.
 """
 
 from __future__ import annotations
 
 import json
+import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Generic, TypeVar
 
 from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.shm_layout.arena import Arena
 from purgatoryd.shm_layout.layout import DaemonState, Degraded
+from purgatoryd.shm_layout.standing import Standing, StandingFile
 
 STOPPED, STARTING, RECOVERING, READY, DEGRADED, DRAINING = DaemonState
 SOUND = Degraded(0)
@@ -21,7 +27,7 @@ SOUND = Degraded(0)
 MOVES: Mapping[DaemonState, frozenset[DaemonState]] = {
     STOPPED: frozenset({STARTING}),
     STARTING: frozenset({RECOVERING}),
-    RECOVERING: frozenset({READY}),
+    RECOVERING: frozenset({READY, STOPPED}),
     READY: frozenset({DEGRADED, DRAINING, STOPPED}),
     DEGRADED: frozenset({READY, DEGRADED, DRAINING, STOPPED}),
     DRAINING: frozenset({READY, DEGRADED, DRAINING, STOPPED}),
@@ -45,25 +51,61 @@ Publish = Callable[[str, bytes], None]
 """Publishes a payload under a key, if anybody listens."""
 
 
-class LifeCycle:
-    """Where the daemon stands in the table."""
+Why = TypeVar("Why")
 
-    def __init__(self, supervisor: Supervisor) -> None:
+
+class Life(ABC, Generic[Why]):
+    """Where somebody stands in the table. The reasons `why` are false if there are none."""
+
+    def __init__(self, supervisor: Supervisor, sound: Why) -> None:
+        """`sound`: no reasons."""
         self.supervisor = supervisor
         self.state = STOPPED
-        self.why = SOUND
+        self.why = self._sound = sound
         self._since_boot_ns = 0
-        self._arena: Arena | None = None
-        self._publish: Publish | None = None
 
-    def enter(self, state: DaemonState, why: Degraded = SOUND) -> None:
+    def enter(self, state: DaemonState, why: Why | None = None) -> None:
         """Moves to `state`; the table must have the move."""
         if state not in MOVES[self.state]:
             raise AssertionError(f"no move from {self.state.name} to {state.name}")
-        was, self.state, self.why = self.state, state, why
+        was, self.state, self.why = self.state, state, why or self._sound
         self._since_boot_ns = boot_ns() if state != was else self._since_boot_ns
         self._store()
         self._tell(was)
+
+    def settle(self, why: Why, *, draining: bool) -> None:
+        """Moves to where one that serves belongs, if it is not there."""
+        state = DRAINING if draining else DEGRADED if why else READY
+        if (state, why) != (self.state, self.why):
+            self.enter(state, why)
+
+    @abstractmethod
+    def _store(self) -> None:
+        """Writes the state down where others find it."""
+
+    @abstractmethod
+    def _reasons(self) -> str:
+        """In words."""
+
+    def _tell(self, was: DaemonState) -> None:
+        reasons = self._reasons()
+        text = self.state.name.lower() + (f": {reasons}" if reasons else "")
+        self.supervisor.status(text)
+        if (was, self.state) == (RECOVERING, READY):
+            self.supervisor.ready()
+        if self.state is STOPPED:
+            self.supervisor.stopping()
+        tell = log.warning if self.why else log.info
+        tell(text, state=self.state.name.lower(), was=was.name.lower())
+
+
+class LifeCycle(Life[Degraded]):
+    """A daemon's."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        super().__init__(supervisor, SOUND)
+        self._arena: Arena | None = None
+        self._publish: Publish | None = None
 
     def attach(self, arena: Arena) -> None:
         """From now on the state stands in this arena's header."""
@@ -74,35 +116,57 @@ class LifeCycle:
         """From now on moves are published."""
         self._publish = publish
 
-    def settle(self, why: Degraded, *, draining: bool) -> None:
-        """Moves to where a daemon that serves belongs, if it is not there."""
-        state = DRAINING if draining else DEGRADED if why else READY
-        if (state, why) != (self.state, self.why):
-            self.enter(state, why)
-
     def _store(self) -> None:
         if self._arena is not None:
             self._arena.set_daemon_state(self.state, self.why, self._since_boot_ns)
 
+    def _reasons(self) -> str:
+        return in_words(self.why)
+
     def _tell(self, was: DaemonState) -> None:
-        text = described(self.state, self.why)
-        self.supervisor.status(text)
-        if was is RECOVERING:
-            self.supervisor.ready()
-        if self.state is STOPPED:
-            self.supervisor.stopping()
-        names = self.state.name.lower(), was.name.lower()
-        tell = log.warning if self.why else log.info
-        tell(text, state=names[0], was=names[1])
+        super()._tell(was)
         if self._publish is not None:
+            names = self.state.name.lower(), was.name.lower()
             record = {"state": names[0], "was": names[1], "why": self.why.names}
             self._publish("state", json.dumps(record).encode())
 
 
-def described(state: DaemonState, why: Degraded) -> str:
-    """A state in words: "degraded: nearly all slots are taken"."""
-    reasons = "; ".join(MEANING[reason] for reason in Degraded if reason in why)
-    return state.name.lower() + (f": {reasons}" if reasons else "")
+class DeploymentLife(Life[tuple[str, ...]]):
+    """That of a deployment; each reason is a sentence about a shard."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        super().__init__(supervisor, ())
+        self._file: StandingFile | None = None
+
+    def attach(self, file: StandingFile) -> None:
+        """From now on the state stands in this file."""
+        self._file = file
+        self._store()
+
+    def beat(self) -> None:
+        """The loop has moved. A folder without room is told of with the next move."""
+        with suppress(OSError):
+            self._write()
+
+    def _store(self) -> None:
+        try:
+            self._write()
+        except OSError as error:
+            log.error(f"the state cannot be written down: {error}")
+
+    def _write(self) -> None:
+        if self._file is None:
+            return
+        pid, since_ns = 0 if self.state is STOPPED else os.getpid(), self._since_boot_ns
+        self._file.write(Standing(self.state, self.why, pid, since_ns, boot_ns()))
+
+    def _reasons(self) -> str:
+        return "; ".join(self.why)
+
+
+def in_words(why: Degraded) -> str:
+    """Reasons of a daemon: "nearly all slots are taken"; empty if there are none."""
+    return "; ".join(MEANING[reason] for reason in Degraded if reason in why)
 
 
 def reasons(arena: Arena, before: Degraded, *, stopped: bool, full: bool) -> Degraded:

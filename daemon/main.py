@@ -130,6 +130,7 @@ def _begin_journal(arena: Arena, opening: Opening) -> Memory:
     arena.start_epoch(boot_id())
     if opening.journal is None:
         return Memory()
+    opening.step("opening the journal")
     end = journal_end(arena, opening)
     journal = Journal(arena, opening.paths.arena, opening.journal, opening.config, end)
     if opening.config.shard < 0:  # else who placed them here says so

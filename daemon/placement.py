@@ -1,8 +1,8 @@
 """Has the daemon run where its plan says, and sees to it that it stays there.
 
 Memory is asked for from the plan's node before any is touched. Once all threads are there they get
-their CPUs, and pages are sampled; those of another node are moved. Then the loop's affinity is
-looked at with every heartbeat: a cgroup or a hot plug that changed it has the plan made anew.
+their CPUs, and pages are sampled; those of another node are moved. Then every thread's affinity and
+the CPUs of the cgroup are looked at with every heartbeat: a change has the plan made anew.
 What the kernel refuses is told, and the daemon runs all the same.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from purgatoryd.shm_layout import memory, segment
 from purgatoryd.shm_layout.arena import Arena, Glance, Placed
 from purgatoryd.shm_layout.errors import ArenaError, BadPath
 from purgatoryd.shm_layout.layout import PlacementPart
-from purgatoryd.shm_layout.topology import SYSTEM, read
+from purgatoryd.shm_layout.topology import SYSTEM, confined_cpus, read
 
 _CARRIERS = "ZMQbg/IO"
 """How libzmq calls its threads that read and write."""
@@ -39,8 +39,8 @@ class Placement:
         given = os.sched_getaffinity(0)
         self._given = None if given >= read(None, root).confined else given
         """CPUs that we were started on; None: all that our cgroup has, as it changes."""
-        self._seen: Set[int] = given
-        """What the loop's affinity was when we last set or saw it."""
+        self._seen = self._look()
+        """What was so when we last set or saw it."""
         self._pinned = False
         self._applied = self._refused = PlacementPart(0)
         self._pages_elsewhere = self._pages_sampled = 0
@@ -84,8 +84,9 @@ class Placement:
         arena.set_placement(self.placed)
 
     def look(self, arena: Arena) -> None:
-        """Decides anew if somebody else has changed the loop's CPUs: a cgroup, a hot plug."""
-        if os.sched_getaffinity(0) != self._seen:
+        """Decides anew if somebody else has changed a thread's CPUs, or those that we may have: a
+        cgroup, a hot plug. A cgroup that gives CPUs back changes no thread's."""
+        if self._look() != self._seen:
             self.again(arena)
 
     def again(self, arena: Arena) -> None:
@@ -97,6 +98,9 @@ class Placement:
         if (self.plan.reaper, self.plan.others) != (before.reaper, before.others):
             log.warning(f"placement: {'; '.join(self.plan.reasons)}")
         arena.set_placement(self.placed)
+
+    def _look(self) -> tuple[Set[int], Mapping[int, Set[int]]]:
+        return confined_cpus(self._root), _affinities()
 
     def _decide(self) -> Plan:
         topology = read(self._given, self._root)
@@ -138,7 +142,16 @@ class Placement:
         self._pinned = bool(self.plan.reaper)
         if not self._pinned:
             self._applied &= ~PlacementPart.CPUS
-        self._seen = os.sched_getaffinity(0)
+        self._seen = self._look()
+
+
+def _affinities() -> dict[int, Set[int]]:
+    """The CPUs of each of our threads."""
+    found: dict[int, Set[int]] = {}
+    for thread in map(int, os.listdir("/proc/self/task")):
+        with suppress(ProcessLookupError):
+            found[thread] = os.sched_getaffinity(thread)
+    return found
 
 
 def _set_cpus(loop: Set[int], others: Set[int]) -> None:
@@ -172,11 +185,12 @@ def _run_first(priority: int) -> None:
             os.sched_setscheduler(int(thread.name), policy, os.sched_param(max(1, priority - 1)))
 
 
-def taken_cpus(arena: str) -> set[int]:
-    """CPUs on which loops of other daemons of this host run, as far as we may know."""
+def taken_cpus(*ours: str) -> set[int]:
+    """CPUs on which loops of other daemons of this host run, as far as we may know. `ours`: arenas
+    of those that are no others."""
     found = set()
-    for path in segment.MOUNT.glob("purgatoryd.*"):
-        if f"/{path.name}" == arena or path.suffix == ".private":
+    for path in segment.MOUNT.glob(f"{segment.PREFIX}*"):
+        if f"/{path.name}" in ours or path.suffix == ".private":
             continue
         with suppress(ArenaError, BadPath, OSError):
             glance = Glance(f"/{path.name}")

@@ -102,6 +102,11 @@ class Reaper:
         """Has the settings read again, and the placement decided anew."""
         self._reloading = True
 
+    def _read_again(self) -> None:
+        if self._reloading:
+            self._reloading = False
+            self._reload()
+
     def drain(self) -> None:
         """Ends the loop once nothing is armed; nothing is armed from now on."""
         self._draining = True
@@ -125,9 +130,7 @@ class Reaper:
         left = self._fire(real_ns)
         busy = self._woke_for(self._lanes.admin.fd) and self._serve_admin()
         busy |= self._serve_commands() | self._commands.push()
-        if self._reloading:
-            self._reloading = False
-            self._reload()
+        self._read_again()
         if self._woke_for(self._lanes.notices_fd):
             self._lanes.take_subscriptions()
         busy |= self._lanes.keep_watch(real_ns, self._ready or frozenset())
@@ -232,6 +235,7 @@ class Reaper:
             message = lanes.receive(self._lanes.admin)
             if message is None:
                 return served > 0
+            self._read_again()  # who asked for it before it asked this may rely on it
             answer = admin.handle(self, message)
             if answer is not None:
                 lanes.reply(self._lanes.admin, message, answer)

@@ -11,6 +11,7 @@ Nothing of the old generation is changed before the switch, so a refusal leaves 
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -256,16 +257,23 @@ def _clear(division: Division, table: ShardTable) -> None:
     _clear_generation(division, replace(table, generation=table.generation + 1))
 
 
-def _all_openings(division: Division, table: ShardTable) -> Iterator[Opening]:
-    """Of as many shards as a generation can have had; a name that is too long had none."""
-    for shard in range(SHARDS_MAX):
+def _left(division: Division, table: ShardTable) -> Iterator[Opening]:
+    """Of the shards of this generation that left anything; a name that is too long had none."""
+    places = [division.directory, segment.MOUNT]
+    if division.config.journal:
+        places.append(Path(division.config.journal))
+    begin = re.escape(f"{table.name}-{table.generation}-")
+    name = re.compile(rf"(?:{segment.PREFIX})?{begin}([0-9]+)(?:\..*)?")
+    found = (name.fullmatch(path.name) for place in places for path in place.glob("*"))
+    numbers = {int(one[1]) for one in found if one}
+    for shard in sorted(numbers.intersection(range(SHARDS_MAX))):
         with contextlib.suppress(InvalidName, PathTooLong):
             yield division.opening(replace(table, count=SHARDS_MAX), shard)
 
 
 def _refuse_later(division: Division, table: ShardTable) -> None:
     """An unfinished generation has no daemons, so one that had is of a later table."""
-    for opening in _all_openings(division, replace(table, generation=table.generation + 1)):
+    for opening in _left(division, replace(table, generation=table.generation + 1)):
         if opening.journal is not None and _used(opening.journal):
             generation = table.generation
             raise JournalMismatch(str(opening.journal), "generation", generation, generation + 1)
@@ -285,7 +293,7 @@ def _used(journal: Path) -> bool:
 
 
 def _clear_generation(division: Division, table: ShardTable) -> None:
-    for opening in _all_openings(division, table):
+    for opening in _left(division, table):
         with name_lock(opening.paths):
             _clear_daemon(division, opening)
 

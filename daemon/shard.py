@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import enum
 import os
 import signal
@@ -12,9 +11,11 @@ from contextlib import suppress
 
 import zmq
 
+from purgatoryd.daemon.lifecycle import in_words
 from purgatoryd.daemon.log import log
 from purgatoryd.shm_layout import wire
-from purgatoryd.shm_layout.errors import ProtocolError
+from purgatoryd.shm_layout.arena import Glance
+from purgatoryd.shm_layout.errors import ArenaError, ProtocolError
 from purgatoryd.shm_layout.layout import Message
 from purgatoryd.shm_layout.paths import Paths
 
@@ -27,8 +28,9 @@ ENDS_MAX = 8
 SILENT_BEATS_MAX = 10
 """So often, about a second apart, a shard may be found to owe an answer before it is killed. Beats
 are counted, not time: while the machine sleeps nobody can answer."""
+SLOW_BEATS = 2
+"""One that owes an answer for more beats does not serve as it should."""
 _SAID_MAX = 65_536
-_PR_SET_PDEATHSIG = 1
 _OF_THE_MANAGER = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
@@ -54,13 +56,6 @@ MOVES: Mapping[State, frozenset[State]] = {
 """Where each state may go."""
 
 
-def end_with(parent: int) -> None:
-    """Has the kernel end this process when the one that started it, `parent`, is gone."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
-    if os.getppid() != parent:  # it was gone before the kernel knew
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
 class Shard:
     """The process of one shard, as the one that runs it sees it. Times are CLOCK_BOOTTIME."""
 
@@ -80,6 +75,8 @@ class Shard:
         """When it is to be started, while it is down."""
         self.silent_beats = 0
         """So many beats ago it was asked for a sign that it still owes."""
+        self._why = ""
+        """What its arena said at the last beat of how it does; "" = it does well."""
         self._paths = paths
         self._command = command
         self._context = context
@@ -89,6 +86,13 @@ class Shard:
         self._said = b""
         self._ends = 0
         self._ready_ns = 0
+        self._arena: Glance | None = None
+        self._reload = 0
+        """How often it was told to read its settings again."""
+        self._reloaded = 0
+        """Up to which of these it has."""
+        self._stale = False
+        """It may have read its settings before they were to be read again."""
 
     def enter(self, state: State) -> None:
         """Moves to `state`; the table must have the move."""
@@ -100,6 +104,17 @@ class Shard:
     def pid(self) -> int:
         """Of its process; 0 = there is none."""
         return self._process.pid if self._process else 0
+
+    @property
+    def trouble(self) -> str:
+        """Why it does not serve as it should, in words; "" = it does, or has ended as wished."""
+        if self.state is State.GIVEN_UP:
+            return f"{self.name} ended again and again, and is given up"
+        if self.state in (State.DOWN, State.STARTING):
+            return f"{self.name} ended, and is started again"
+        if self.silent_beats > SLOW_BEATS:
+            return f"{self.name} does not answer"
+        return self._why and f"{self.name}: {self._why}"
 
     @property
     def fds(self) -> list[int]:
@@ -137,13 +152,31 @@ class Shard:
             with suppress(zmq.Again):
                 self._admin.send(request, zmq.NOBLOCK)
 
-    def ping(self) -> None:
-        """One beat: asks for a sign of its loop, if it is ready and owes none."""
+    def beat(self) -> None:
+        """Looks how it does, and asks for a sign of its loop, if it is ready and owes none."""
         if self._admin is None:
             return
+        self._why = in_words(self._arena.why) if self._arena else ""
         if not self.silent_beats:
-            self.tell(wire.encode_frame(Message.PING))
+            self._ping()
         self.silent_beats += 1
+
+    def _ping(self) -> None:
+        self.tell(wire.encode_frame(Message.PING, sequence=self._reload))
+
+    def reload(self) -> None:
+        """Has it read its settings again; one that starts does so once it is ready."""
+        self._stale = self.state is State.STARTING
+        if self.state is State.READY:
+            self._reload += 1
+            self.signal(signal.SIGHUP)
+            self._ping()  # the answer comes after the reload
+
+    @property
+    def reloads(self) -> bool:
+        """True while it has not read its settings again. One that hangs is not waited for."""
+        hangs = self.silent_beats >= SILENT_BEATS_MAX
+        return self.state is State.READY and self._reloaded < self._reload and not hangs
 
     # ---- what it does by itself ------------------------------------------------------------
 
@@ -157,6 +190,10 @@ class Shard:
         self._admin.set(zmq.LINGER, 0)
         self._admin.set(zmq.SNDHWM, 0)
         self._admin.connect(self._paths.admin_endpoint)
+        with suppress(ArenaError, OSError):
+            self._arena = Glance(self._paths.arena)
+        if self._stale:
+            self.reload()
         return True
 
     def _reads_ready(self) -> bool:
@@ -172,6 +209,8 @@ class Shard:
             except (zmq.Again, ProtocolError):
                 return
             self.silent_beats = 0
+            if reply.message == Message.PING:
+                self._reloaded = reply.sequence
             if reply.error:
                 log.error(f"{self.name} refused a request: {reply.refusal()}")
 
@@ -209,7 +248,11 @@ class Shard:
             self._process.stdout.close()
         self._process = None
         self.silent_beats = 0
+        self._reloaded = self._reload
         os.close(self._watch)
         if self._admin is not None:
             self._admin.close()
             self._admin = None
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None

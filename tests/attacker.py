@@ -4,8 +4,9 @@
 
 As root with a UID it becomes that user, but stays in its own group: a member of the daemon's.
 
-It speaks ZMTP 3 by hand, so it can say what no ZeroMQ library says. It prints "ready" when it
-has begun, goes on until it is killed, and connects again whenever it is cut off.
+It speaks ZMTP 3 by hand, so it can say what no ZeroMQ library says. It prints "ready" after its
+first blow, or when it was cut off before; it goes on until a SIGTERM, connects again whenever it is
+cut off, and prints at its end how many blows there were.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import select
+import signal
 import socket
 import struct
 import sys
@@ -20,10 +23,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import raw_wire as raw
+
 MORE, LONG, COMMAND = 1, 2, 4
 GREETING = b"\xff" + bytes(8) + b"\x7f" + bytes((3, 0)) + b"NULL".ljust(20, b"\0") + bytes(32)
 PING = struct.pack("<IHHQQIHHIIqQQ", 0x51434750, 1, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 MIB = 2**20
+Attack = Callable[[Path], Iterator[None]]
+"""What is done to the socket at a path, blow by blow."""
 
 
 def frame(body: bytes, flags: int = 0) -> bytes:
@@ -62,23 +69,25 @@ def shake_hands(path: Path, kind: bytes = b"DEALER", identity: bytes = b"") -> s
     return connection
 
 
-def endless(path: Path, part: bytes) -> None:
+def endless(path: Path, part: bytes) -> Iterator[None]:
     """One message whose parts never end."""
     piece = frame(part, MORE) * max(1, MIB // (len(part) + 9))
     connection = shake_hands(path)
     while True:
         connection.sendall(piece)
+        yield
 
 
-def many_parts(path: Path) -> None:
+def many_parts(path: Path) -> Iterator[None]:
     """Whole messages, of 20,000 parts each."""
     message = frame(b"", MORE) * 19_999 + frame(b"")
     connection = shake_hands(path)
     while True:
         connection.sendall(message)
+        yield
 
 
-def flood(path: Path) -> None:
+def flood(path: Path) -> Iterator[None]:
     """Requests without end, as fast as the socket takes them; the answers are read."""
     requests = frame(PING) * 1000
     connection = shake_hands(path)
@@ -86,28 +95,31 @@ def flood(path: Path) -> None:
     while True:
         with contextlib.suppress(BlockingIOError):
             connection.send(requests)
+            yield
         with contextlib.suppress(BlockingIOError):
             connection.recv(MIB)
 
 
-def never_read(path: Path) -> None:
+def never_read(path: Path) -> Iterator[None]:
     """Requests whose answers are never read."""
     connection = shake_hands(path)
     while True:
         connection.sendall(frame(PING) * 100)
+        yield
 
 
-def garbage(path: Path) -> None:
+def garbage(path: Path) -> Iterator[None]:
     """Bytes that mean nothing, before and after the handshake."""
     for seed in itertools.count():
         noise = bytes((seed * 31 + i * i) % 256 for i in range(997))
         for connection in (connect(path), shake_hands(path)):
             with connection, contextlib.suppress(OSError):
                 connection.sendall(noise)
+                yield
                 connection.recv(100)
 
 
-def half_handshakes(path: Path) -> None:
+def half_handshakes(path: Path) -> Iterator[None]:
     """Connections that never finish what they began: as many as there may be, and more."""
     held = []
     with contextlib.suppress(OSError):
@@ -115,64 +127,145 @@ def half_handshakes(path: Path) -> None:
             held.append(connect(path))
             with contextlib.suppress(OSError):
                 held[-1].sendall(GREETING[: i % (len(GREETING) + 1)])
-    announce()
+                yield
+    tell("held")
     time.sleep(0.5)
 
 
-def many_connections(path: Path) -> None:
+def many_connections(path: Path) -> Iterator[None]:
     """Connections that come and go, faster than anybody needs them."""
     while True:
         for connection in [connect(path) for _ in range(50)]:
             connection.sendall(GREETING + ready(b"DEALER"))
             connection.close()
+            yield
 
 
-def long_routing_id(path: Path) -> None:
+def long_routing_id(path: Path) -> Iterator[None]:
     """A routing id of megabytes, which goes before every message."""
     connection = shake_hands(path, identity=b"i" * (4 * MIB))
     while True:
         connection.sendall(frame(PING) * 10)
+        yield
 
 
-def claimed_routing_ids(path: Path) -> None:
+def claimed_routing_ids(path: Path) -> Iterator[None]:
     """Takes the routing ids that libzmq would give next, were its numbers to be foreseen."""
     first = 0x6B8B4567
     held = [shake_hands(path, identity=b"\0" + struct.pack(">I", first + i)) for i in range(200)]
-    announce()
+    yield
     time.sleep(3600)
     del held
 
 
-def empty_messages(path: Path) -> None:
+def empty_messages(path: Path) -> Iterator[None]:
     """Messages of nothing, of two empty parts, and commands that nobody knows."""
     connection = shake_hands(path)
     while True:
         connection.sendall(frame(b"") + frame(b"", MORE) + frame(b""))
         connection.sendall(frame(b"\x04WHAT", COMMAND) + frame(PING, MORE) + frame(PING))
+        yield
 
 
-def subscription_flood(path: Path) -> None:
+def subscription_flood(path: Path) -> Iterator[None]:
     """Prefixes without end, each of them new and as long as may be."""
     connection = shake_hands(path, b"SUB")
     for first in itertools.count(0, 500):
         names = (b"\1%0190d" % (first + i) for i in range(500))
         connection.sendall(b"".join(map(frame, names)))
+        yield
 
 
-def deaf_subscriber(path: Path) -> None:
+def deaf_subscriber(path: Path) -> Iterator[None]:
     """Subscribes to everything and never reads."""
     connection = shake_hands(path, b"SUB")
     connection.sendall(frame(b"\1"))
-    announce()
+    yield
     time.sleep(3600)
 
 
-def of_lane(attack: Callable[[Path], None]) -> str:
+def read_frame(connection: socket.socket) -> bytes:
+    """The next message that is no command."""
+    while True:
+        (flags,) = taken(connection, 1)
+        size = int.from_bytes(taken(connection, 8 if flags & LONG else 1))
+        body = taken(connection, size)
+        if not flags & COMMAND:
+            return body
+
+
+def taken(connection: socket.socket, size: int) -> bytes:
+    """Exactly so many bytes. Raises OSError at their end."""
+    data = b""
+    while len(data) < size:
+        if not (more := connection.recv(size - len(data))):
+            raise ConnectionResetError
+        data += more
+    return data
+
+
+def dear_request(path: Path) -> tuple[socket.socket, bytes]:
+    """A connection, and a request of a few kilobytes whose answer has almost 8 MiB."""
+    connection = connect(path)
+    connection.sendall(GREETING + ready(b"DEALER"))
+    taken(connection, len(GREETING))
+    connection.sendall(frame(raw.frame(raw.HELLO) + os.urandom(16) + bytes(16)))
+    session = raw.answer(read_frame(connection)).session
+    key = b"dear %d" % os.getuid()
+    connection.sendall(frame(raw.batch(session, 1, [raw.put(key, payload=bytes(65_000))])))
+    read_frame(connection)
+    records = [(raw.record(raw.GET, len(key)), key)] * 125
+    return connection, frame(raw.batch(session, 0, records, message=raw.QUERY))
+
+
+def unread_answers(path: Path) -> Iterator[None]:
+    """Large answers, none of which is read."""
+    connection, request = dear_request(path)
+    while True:
+        connection.sendall(request)
+        yield
+
+
+def dear_requests(path: Path) -> Iterator[None]:
+    """Large answers through many connections at once; all are read."""
+    first, request = dear_request(path)
+    rest = dict.fromkeys([first, *(shake_hands(path) for _ in range(63))], b"")
+    for connection in rest:
+        connection.setblocking(False)
+    while True:
+        readable, writable, _ = select.select(rest, rest, [])
+        for connection in writable:
+            data = rest[connection] or request
+            with contextlib.suppress(BlockingIOError):
+                rest[connection] = data[connection.send(data) :]
+                yield
+        for connection in readable:
+            connection.recv(MIB)
+
+
+def published(path: Path) -> Iterator[None]:
+    """Messages to the socket that sends them."""
+    connection = shake_hands(path, b"SUB")
+    while True:
+        connection.sendall((frame(b"") + frame(b"\7" + bytes(200))) * 1000)
+        yield
+
+
+def subscription_churn(path: Path) -> Iterator[None]:
+    """The same prefixes, subscribed to and given up, again and again."""
+    connection = shake_hands(path, b"SUB")
+    while True:
+        connection.sendall((frame(b"\1same") + frame(b"\0same")) * 1000)
+        yield
+
+
+def of_lane(attack: Attack) -> str:
     """Which socket an attack is for."""
-    return "pub" if attack in (subscription_flood, deaf_subscriber) else "cmd"
+    listening = (subscription_flood, subscription_churn, published, deaf_subscriber)
+    return "pub" if attack in listening else "cmd"
 
 
-ATTACKS: dict[str, Callable[[Path], None]] = {
+ATTACKS: dict[str, Attack] = {
     "endless-large": lambda path: endless(path, bytes(MIB)),
     "endless-small": lambda path: endless(path, b""),
     "many-parts": many_parts,
@@ -184,32 +277,50 @@ ATTACKS: dict[str, Callable[[Path], None]] = {
     "long-routing-id": long_routing_id,
     "claimed-routing-ids": claimed_routing_ids,
     "empty-messages": empty_messages,
+    "unread-answers": unread_answers,
+    "dear-requests": dear_requests,
     "subscription-flood": subscription_flood,
+    "subscription-churn": subscription_churn,
+    "published": published,
     "deaf-subscriber": deaf_subscriber,
 }
 
 
-def announce() -> None:
-    """Tells the test that the attack is under way."""
-    print("ready", flush=True)
+def tell(word: str) -> None:
+    """A line for the test: how far the attack has come."""
+    print(word, flush=True)
 
 
-def main(name: str, directory: str, daemon: str, uid: str = "") -> Iterator[None]:
-    """The attack, again and again."""
+def blows_of(attack: Attack, path: Path) -> Iterator[bool]:
+    """The attack, again and again: true for each blow, false where it was cut off."""
+    while True:
+        with contextlib.suppress(OSError):
+            for _ in attack(path):
+                yield True
+        yield False
+        time.sleep(0.005)
+
+
+def main(name: str, directory: str, daemon: str, uid: str = "") -> None:
+    """Attacks until the process is to end."""
     if uid:
         os.setgroups([])
         os.setuid(int(uid))
-    attack = ATTACKS[name]
-    path = Path(directory) / f"{daemon}.{of_lane(attack)}"
-    while True:
-        with contextlib.suppress(OSError):
-            attack(path)
-        yield
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    attack, blows = ATTACKS[name], 0
+    tries = blows_of(attack, Path(directory) / f"{daemon}.{of_lane(attack)}")
+    try:
+        first = next(tries)
+        tell("ready")
+        for struck in itertools.chain([first], tries):
+            if struck and not blows:
+                tell("struck")
+            blows += struck
+    finally:
+        print(blows, flush=True)
 
 
 if __name__ == "__main__":
     if os.getppid() == 1:
         sys.exit("nobody is there to end this")
-    announce()
-    for _ in main(*sys.argv[1:]):
-        time.sleep(0.005)
+    main(*sys.argv[1:])

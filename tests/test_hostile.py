@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import socket
+import stat
+import struct
 import subprocess
 import sys
 import time
@@ -18,15 +21,24 @@ from pathlib import Path
 
 import pytest
 import zmq
-from attacker import ATTACKS, frame, shake_hands
+from attacker import ATTACKS, connect, frame, shake_hands
 from conftest import StartDaemon
 from machine import needs
 from real_daemon import PATIENCE_S, Daemon, eventually
 
 from purgatoryd.clients import Client, Subscriber
-from purgatoryd.daemon.guard import REFUSED_NS, SHED_BYTES, Guard
+from purgatoryd.daemon.doors import SHUT_MAX, Doors
+from purgatoryd.daemon.guard import (
+    CONNECTS_PER_S,
+    PAUSE_NS,
+    REFUSED_NS,
+    SHED_BYTES,
+    STEP,
+    Guard,
+)
 
 MIB = 2**20
+ACL = "system.posix_acl_access"
 BASE_MAX = 256 * MIB
 """What a daemon may need at most, on top of what it had."""
 NOBODY = 65534
@@ -36,7 +48,10 @@ CUT_OFF = {
     "endless-small": "a message without end",
     "many-parts": "more frames",
     "long-routing-id": "a longer name",
+    "unread-answers": "it does not read",
     "subscription-flood": "too many subscriptions",
+    "subscription-churn": "too many subscriptions",
+    "published": "a message where only subscriptions belong",
 }
 
 
@@ -50,21 +65,31 @@ def own_bytes(daemon: Daemon) -> int:
 
 @contextmanager
 def attacked(daemon: Daemon, attack: str, uid: int = NOBODY) -> Iterator[subprocess.Popen[bytes]]:
-    """Lets an attacker loose on the daemon meanwhile."""
+    """Lets an attacker loose on the daemon meanwhile, and sees that it was at it to the end."""
     daemon.dir.chmod(0o750)
     script = Path(__file__).with_name("attacker.py")
     as_other = [str(uid)] if os.geteuid() == 0 else []
     command = [sys.executable, str(script), attack, str(daemon.dir), daemon.name, *as_other]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0)
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         yield process
+        assert process.poll() is None
+        process.terminate()
+        blows = int(process.stdout.read().split()[-1])
+        assert blows > 0 or attack in CUT_OFF  # what was said of those tells that they came
     finally:
         process.kill()
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
+
+
+def told(attacker: subprocess.Popen[bytes]) -> bool:
+    """True if it said that it struck."""
+    assert attacker.stdout is not None
+    return bool(select.select([attacker.stdout], [], [], 0)[0])
 
 
 class Honest:
@@ -115,8 +140,8 @@ def honest(daemon: StartDaemon) -> Iterator[Honest]:
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_nobody_else_is_harmed(honest: Honest, attack: str) -> None:
     reason = CUT_OFF.get(attack, "")
-    with attacked(honest.daemon, attack):
-        honest.work_until(lambda: reason in honest.daemon.stderr)
+    with attacked(honest.daemon, attack) as attacker:
+        honest.work_until(lambda: reason in honest.daemon.stderr if reason else told(attacker))
     honest.work()
     assert honest.daemon.running
     assert honest.peak - honest.base < BASE_MAX
@@ -130,15 +155,26 @@ def test_memory_is_given_back(honest: Honest) -> None:
 
 def test_a_refused_uid_gets_no_further_and_others_do(honest: Honest) -> None:
     needs("root", "two uids")
+    needs("acl", "so that the kernel refuses")
     with attacked(honest.daemon, "endless-small"):
         honest.work_until(lambda: "without end" in honest.daemon.stderr)
-    assert ask_as(NOBODY, honest.daemon) == "refused"
+    assert ask_as(NOBODY, honest.daemon) == "refused by the kernel"
     assert ask_as(NOBODY - 1, honest.daemon) == "answered"
     assert ask_as(0, honest.daemon) == "answered"
 
 
+def test_no_peer_can_pass_a_descriptor(honest: Honest) -> None:
+    """Who drops the last reference to a file waits for its closing: as long as the peer likes."""
+    needs("passrights")
+    paths = honest.daemon.paths
+    for path in (paths.cmd, paths.pub, paths.admin):
+        with connect(path) as connection, pytest.raises(PermissionError):
+            socket.send_fds(connection, [b"x"], [connection.fileno()])
+
+
 def ask_as(uid: int, daemon: Daemon) -> str:
-    """Pings the daemon as another uid: "answered", or "refused" if no handshake succeeds."""
+    """Pings the daemon as another uid: "answered", or "refused" if no handshake succeeds, and
+    "refused by the kernel" if there is no connection in the first place."""
     program = f"""
 import os, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
@@ -150,8 +186,8 @@ try:
     connection = shake_hands(Path({str(daemon.paths.cmd)!r}))
     connection.sendall(frame(PING))
     print("answered" if connection.recv(100) else "refused")
-except ConnectionError:
-    print("refused")
+except (ConnectionError, PermissionError) as error:
+    print("refused", "by the kernel" * isinstance(error, PermissionError))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     return done.stdout.decode().strip()
@@ -172,7 +208,7 @@ def test_connections_do_not_use_up_the_descriptors(honest_with_few_descriptors: 
     honest = honest_with_few_descriptors
     with attacked(honest.daemon, "half-handshakes") as attacker:
         assert attacker.stdout is not None
-        assert attacker.stdout.readline() == b"ready\n"  # it has all that it gets
+        assert b"held\n" in attacker.stdout  # it has all that it gets
         honest.work_until(lambda: descriptors(honest.daemon) < 4096 // 4)
     honest.work()
 
@@ -197,6 +233,74 @@ def test_a_peer_that_was_refused_is_let_in_again() -> None:
         guard.turn(1 + 3 * REFUSED_NS)
         assert guard.admits(NOBODY)
         guard.close()
+
+
+def test_who_connects_too_often_has_to_pause() -> None:
+    with zmq.Context() as context:
+        guard = Guard(context)
+        guard.turn(1)
+        while guard.admits(NOBODY):
+            pass
+        guard.turn(PAUSE_NS)
+        assert guard.refuses(NOBODY)
+        guard.turn(1 + PAUSE_NS)
+        assert not guard.refuses(NOBODY)
+        assert [guard.admits(NOBODY) for _ in range(3 * CONNECTS_PER_S)].count(True) == (
+            CONNECTS_PER_S / STEP
+        )
+        guard.close()
+
+
+# ---- doors -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def door(daemon_dir: Path) -> Path:
+    needs("acl")
+    path = daemon_dir / "door"
+    path.touch()
+    path.chmod(0o660)
+    return path
+
+
+def listed(path: Path) -> set[bytes]:
+    """The entries of a path's access control list."""
+    stored = os.getxattr(path, ACL)[4:]
+    return {stored[at : at + 8] for at in range(0, len(stored), 8)}
+
+
+def test_a_shut_door_is_as_it_was_once_it_is_open(door: Path) -> None:
+    doors = Doors([door])
+    doors.shut_to([NOBODY, 1])
+    assert {struct.pack("<HHI", 2, 0, uid) for uid in (1, NOBODY)} < listed(door)
+    assert stat.S_IMODE(door.stat().st_mode) == 0o660
+    doors.shut_to([])
+    assert ACL not in os.listxattr(door)
+    assert stat.S_IMODE(door.stat().st_mode) == 0o660
+
+
+def test_what_others_gave_a_door_stays(door: Path) -> None:
+    Doors([door]).shut_to([7])  # as somebody's own list
+    given = listed(door)
+    doors = Doors([door])
+    doors.shut_to([NOBODY])
+    doors.shut_to([7, 8])
+    assert {entry[4:] for entry in listed(door) - given} == {struct.pack("<I", 8)}
+    doors.shut_to([])
+    assert listed(door) == given
+
+
+def test_more_than_a_list_holds_are_left_to_the_handshake(door: Path) -> None:
+    Doors([door]).shut_to(range(1000, 3000))
+    assert len(listed(door)) == SHUT_MAX + 4
+
+
+def test_a_door_that_is_gone_harms_nobody(door: Path) -> None:
+    doors = Doors([door])
+    doors.shut_to([7])
+    door.unlink()
+    doors.shut_to([])
+    doors.shut_to([8])
 
 
 # ---- the guard alone ---------------------------------------------------------------------------

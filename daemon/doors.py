@@ -1,0 +1,82 @@
+"""Shuts our sockets to some users by the access control lists of their paths: see acl(5).
+
+The kernel then refuses their connections itself, so that what they try costs the daemon nothing.
+Where a file system knows no such lists everybody comes as far as the handshake.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+SHUT_MAX = 256
+"""Users that are shut out at once; ext4 has room for twice as many in a list."""
+
+_NAME = "system.posix_acl_access"
+_HEAD = struct.pack("<I", 2)  # POSIX_ACL_XATTR_VERSION
+_ENTRY = struct.Struct("<HHI")  # tag, permissions, id
+_NO_ID = 2**32 - 1
+_OWNER, _USER, _GROUP, _MASK, _OTHERS = 1, 2, 4, 16, 32
+
+_Entry = tuple[int, int, int]
+
+
+class Door:
+    """The socket at one path."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._list: bytes | None = None
+        """What somebody else gave it, as it was before the first user was shut out."""
+        self._shut = False
+
+    def shut_to(self, uids: Sequence[int]) -> None:
+        """Lets all connect who could, but for these. Raises OSError."""
+        if not self._shut:
+            self._list = self._found()
+        self._shut = bool(uids)
+        if uids:
+            entries = [e for e in self._entries() if e[0] != _USER or e[2] not in uids]
+            entries += [(_USER, 0, uid) for uid in uids]
+            self._put(_HEAD + b"".join(_ENTRY.pack(*e) for e in sorted(entries)))
+        elif self._list is not None:
+            self._put(self._list)
+        else:
+            os.removexattr(self._path, _NAME)
+
+    def _found(self) -> bytes | None:
+        with suppress(OSError):  # there is none
+            return os.getxattr(self._path, _NAME)
+        return None
+
+    def _entries(self) -> list[_Entry]:
+        if self._list is not None:
+            return [*_ENTRY.iter_unpack(self._list[len(_HEAD) :])]
+        mode = self._path.stat().st_mode
+        bits = ((_OWNER, mode >> 6), (_GROUP, mode >> 3), (_MASK, mode >> 3), (_OTHERS, mode))
+        return [(tag, permissions & 7, _NO_ID) for tag, permissions in bits]
+
+    def _put(self, entries: bytes) -> None:
+        os.setxattr(self._path, _NAME, entries)
+
+
+class Doors:
+    """All sockets of the daemon that have a path."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._doors = [Door(path) for path in paths]
+        self._shut: list[int] = []
+
+    def shut_to(self, uids: Iterable[int]) -> None:
+        """Lets all connect who could, but for the first SHUT_MAX of these."""
+        some = sorted(islice(uids, SHUT_MAX))
+        if some == self._shut:
+            return
+        self._shut = some
+        for door in self._doors:
+            with suppress(OSError):
+                door.shut_to(some)

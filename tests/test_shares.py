@@ -1,0 +1,136 @@
+"""Whose request is served next, when one uid sends more than its share: against a made-up clock."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from purgatoryd.daemon import commands, lanes
+from purgatoryd.daemon.commands import (
+    OVERHEAD_BYTES,
+    SHARE_NS,
+    SHARED_NS,
+    TAKEN_PER_TURN,
+    Commands,
+)
+from purgatoryd.daemon.lanes import Message
+from purgatoryd.shm_layout.arena import Handled
+
+ALICE, BOB = 61001, 61002
+
+
+class Lane:
+    """What came and was not taken, and who was answered, in order; each answer takes `cost_ns`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.came: deque[Message] = deque()
+        self.answered: list[bytes] = []
+        self.now_ns = 1
+        self.cost_ns = SHARE_NS
+        arena: Any = SimpleNamespace(
+            handle=self._handle, served=lambda _: None, measure=lambda *_: None, durable_lsn=0
+        )
+        journal: Any = SimpleNamespace(committed_lsn=0, replied=lambda *_: None)
+        access: Any = SimpleNamespace(may_connect=lambda *_: True)
+        sockets: Any = SimpleNamespace(commands=None)
+        monkeypatch.setattr(commands, "boot_ns", lambda: self.now_ns)
+        monkeypatch.setattr(lanes, "receive", lambda _: self.came.popleft() if self.came else None)
+        monkeypatch.setattr(lanes, "reply", lambda _, m, __: self.answered.append(m.route))
+        self.commands = Commands(arena, sockets, access, journal)
+
+    def _handle(self, *_: object) -> tuple[Handled, memoryview]:
+        self.now_ns += self.cost_ns
+        return Handled.REPLY, memoryview(bytes(64))
+
+    def comes(self, uid: int, route: bytes) -> None:
+        self.came.append(Message(route, bytes(64), uid, uid, 1, 0))
+
+    def turn(self) -> list[bytes]:
+        """Who was answered in it."""
+        self.answered.clear()
+        self.commands.serve()
+        return [*self.answered]
+
+
+@pytest.fixture
+def lane(monkeypatch: pytest.MonkeyPatch) -> Lane:
+    return Lane(monkeypatch)
+
+
+def test_who_is_alone_has_the_whole_turn(lane: Lane) -> None:
+    for n in range(10):
+        lane.comes(ALICE, b"a%d" % n)
+    assert lane.turn() == [b"a%d" % n for n in range(10)]
+
+
+def meet(lane: Lane) -> None:
+    """Both were heard."""
+    lane.comes(ALICE, b"a")
+    lane.comes(BOB, b"b")
+    lane.turn()
+
+
+def test_one_request_does_not_wait_for_each_of_anothers_connections(lane: Lane) -> None:
+    meet(lane)
+    for n in range(TAKEN_PER_TURN - 1):
+        lane.comes(ALICE, b"a%d" % n)
+    lane.comes(BOB, b"b")
+    assert lane.turn() == [b"a0", b"b"]
+    lane.comes(BOB, b"b")
+    assert lane.turn() == [b"a1", b"b"]
+
+
+def test_what_waits_is_served_in_its_order_and_whole(lane: Lane) -> None:
+    meet(lane)
+    sent = [b"a%d" % (n % 3) for n in range(12)]
+    for route in sent:
+        lane.comes(ALICE, route)
+    answered = [route for _ in sent for route in lane.turn()]
+    assert sorted(answered) == sorted(sent)
+    assert lane.turn() == []
+    assert not lane.commands.serve()
+
+
+def test_shares_end_once_only_one_is_left(lane: Lane) -> None:
+    meet(lane)
+    lane.now_ns += SHARED_NS
+    for n in range(10):
+        lane.comes(ALICE, b"a%d" % n)
+    lane.turn()  # ALICE is another than the last one: both were at work just now
+    lane.now_ns += SHARED_NS
+    while lane.commands.serve():
+        pass
+    for n in range(10):
+        lane.comes(ALICE, b"a%d" % n)
+    assert len(lane.turn()) == 10
+
+
+def test_what_waits_is_bounded(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+    meet(lane)
+    monkeypatch.setattr(commands, "WAITING_BYTES_MAX", 3 * (OVERHEAD_BYTES + 64))
+    for n in range(10):
+        lane.comes(ALICE, b"a%d" % (n // 2))
+    lane.turn()
+    assert lane.commands._waiting_bytes == 3 * (OVERHEAD_BYTES + 64)
+    while lane.commands.serve():
+        pass
+    assert lane.commands._waiting_bytes == 0
+
+
+def test_messages_of_one_peer_stay_in_order(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+    meet(lane)
+    bodies: list[int] = []
+
+    def handle(body: bytes, *_: object) -> tuple[Handled, memoryview]:
+        bodies.append(body[0])
+        return lane._handle()
+
+    monkeypatch.setattr(lane.commands._arena, "handle", handle)
+    for n in range(50):
+        lane.came.append(Message(b"a", bytes([n, *bytes(63)]), ALICE, ALICE, 1, 0))
+    while lane.commands.serve():
+        pass
+    assert bodies == [*range(50)]
