@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from purgatoryd.shm_layout.arena import Reader
     from purgatoryd.shm_layout.wire import Info
 
+ANY_WIDTH = 10_000
+"""Columns: more than any table has."""
+
 
 @contextmanager
 def reading(name: str) -> Iterator[Reader]:
@@ -126,7 +129,7 @@ FOR_PROGRAMS = {
 SECTIONS = {
     "daemon": (
         "shard", "state", "daemon_state", "degraded_by", "clock", "daemon_pid", "epoch",
-        "heartbeat_age_ns", "wakeups", "turns", "turns_full",
+        "heartbeat_age_ns", "wakeups", "turns", "turns_full", "turn_work", "turn_budget",
     ),
     "placement": (
         "placement", "node", "memory_node", "reaper_cpu", "placed", "clamped", "pages_sampled",
@@ -140,13 +143,14 @@ SECTIONS = {
     ),
     "purgatory": (
         "operations", "outcomes", "watches", "satisfied", "already_true", "expired", "failed",
-        "ended", "advances", "visits", "checks", "outcomes_repeated",
+        "cancelled", "advances", "visits", "checks", "outcomes_repeated",
     ),
     "notices": ("outbox_entries", "outbox_bytes", "notices_withdrawn", "messages_sent"),
     "commands": ("batches", "batches_repeated", "records"),
     "refused": (
         "batches_refused", "refused_full", "refused_payload", "refused_names", "refused_busy",
-        "refused_keys", "refused_denied", "refused_quota", "refused_other",
+        "refused_keys", "refused_denied", "refused_quota", "refused_exists", "refused_stopping",
+        "refused_other",
     ),
     "loads": (
         "loads", "load_blocks", "load_rows", "load_rows_repeated", "refused_loads",
@@ -247,9 +251,23 @@ def print_table(rows: list[dict[str, Any]], title: str) -> None:
     from rich.table import Table
 
     table = Table(*rows[0], title=title, title_justify="left")
-    for row in rows:
-        table.add_row(*(human(field, value) for field, value in row.items()))
-    Console().print(table)
+    told = [{field: human(field, value) for field, value in row.items()} for row in rows]
+    for row in told:
+        table.add_row(*row.values())
+    console = Console(highlight=False)
+    width = console.measure(table, options=console.options.update(max_width=ANY_WIDTH)).maximum
+    if not console.is_terminal:  # where it goes has no width
+        console = Console(width=max(width, console.width), highlight=False)
+    if width <= console.width:
+        console.print(table)
+    else:
+        console.print(title, *map(_block, told), sep="\n\n")
+
+
+def _block(row: dict[str, str]) -> str:
+    """A record, a field on each line."""
+    widest = max(map(len, row))
+    return "\n".join(f"{field:<{widest}}  {value}" for field, value in row.items())
 
 
 @click.command("stats", cls=Command)

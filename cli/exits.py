@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
@@ -113,6 +115,30 @@ def errors_as_exit_codes(as_json: bool) -> Iterator[None]:
         raise click.exceptions.Exit(report(error, as_json)) from error
     except KeyboardInterrupt:
         raise click.exceptions.Exit(Exit.INTERRUPTED) from None
+    except Exception as error:
+        if (broken := unreadable(error)) is None:
+            raise
+        raise click.exceptions.Exit(report(broken, as_json)) from error
+
+
+_FILE = re.compile(r"file:/+([^\s'\",]+)")
+_READING = re.compile("FAILED_READ_FILE|PATH_NOT_FOUND|CANNOT_READ_FILE|is not a Parquet file")
+
+
+def unreadable(error: Exception) -> errors.LakeBroken | None:
+    """The file that Spark could not read, if that is what its error says."""
+    if "pyspark" not in sys.modules:
+        return None
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    said = str(error)
+    file = _FILE.search(said)
+    if not (isinstance(error, (PySparkException, Py4JError)) and file and _READING.search(said)):
+        return None
+    path = "/" + file[1].rstrip(".")
+    what = "is gone" if "PATH_NOT_FOUND" in said else "cannot be read"
+    return errors.LakeBroken(path, what)
 
 
 ARGUMENTS = "purgatoryd.arguments"

@@ -14,6 +14,14 @@ from purgatoryd.cli import units
 
 Key = str | bytes | UUID
 
+
+def not_negative(_: click.Context, __: click.Parameter, span_ns: int) -> int:
+    """A span that is past would call every daemon frozen."""
+    if span_ns < 0:
+        raise click.BadParameter(f"{units.format_duration(span_ns)} is below 0.")
+    return span_ns
+
+
 name_option = click.option(
     "--name",
     envvar="PURGATORYD_NAME",
@@ -30,6 +38,7 @@ frozen_option = click.option(
     "--frozen-after",
     "frozen_ns",
     type=units.Duration(),
+    callback=not_negative,
     default="5s",
     show_default=True,
     help="A loop that stood still for longer is frozen; a sound one moves every second.",

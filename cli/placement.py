@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from purgatoryd.cli import settings, units
 from purgatoryd.cli.exits import Command
 from purgatoryd.cli.options import emit, json_option, name_option
+from purgatoryd.cli.shards import Named, daemons
 
 if TYPE_CHECKING:
+    from purgatoryd.daemon.config import Config
     from purgatoryd.daemon.plan import Plan
     from purgatoryd.shm_layout.arena import Placed
     from purgatoryd.shm_layout.topology import Node, Topology
@@ -22,9 +25,20 @@ PER_LINE = 8
 """Cores in a line of the picture."""
 
 
+class Planned(NamedTuple):
+    """A daemon, where it would run, and where it does."""
+
+    named: Named
+    plan: Plan
+    placed: Placed | None
+    """Where it runs, or ran last; None = it has no arena."""
+
+
 @click.command("placement", cls=Command)
 @name_option
-@settings.options("placement", "cpus", "node", "realtime", "lock-memory", "huge-pages", "busy-poll")
+@settings.options(
+    "placement", "cpus", "node", "realtime", "lock-memory", "huge-pages", "busy-poll", "shards"
+)
 @click.option(
     "--advise",
     type=click.IntRange(1, 65_536),
@@ -40,24 +54,63 @@ def placement_command(
 
     The plan is made for the settings given here as `purgatoryd run` would make it, for a process
     that is started as this one was. If the daemon of that name has an arena, it is also shown where
-    that daemon runs, or ran last, and --advise goes by that.
+    that daemon runs, or ran last, and --advise goes by that. Of a deployment of shards, or with
+    --shards, that is so for each shard; workers are proposed for one shard after the other.
     """
-    from purgatoryd.daemon.placement import taken_cpus
-    from purgatoryd.daemon.plan import plan
-    from purgatoryd.shm_layout.topology import read, worker_cpus
+    from purgatoryd.shm_layout.topology import read
 
     config = settings.config_from(ctx, name, values)
     topology = read(os.sched_getaffinity(0))
-    segment, placed = placement_of(name)
-    made = plan(topology, config, taken_cpus(segment))
-    if advise is None:
-        emit(record(topology, made, placed), "\n".join(lines(topology, made, placed)), as_json)
-        return
-    node, cpu = (placed.node, placed.reaper_cpu) if placed else (made.node, made.reaper_cpu)
-    cpus = worker_cpus(topology, node, cpu)
-    for worker in range(advise):
-        own = cpus[worker % len(cpus)]
-        emit({"worker": worker, "cpu": own}, f"worker {worker}: CPU {own}", as_json)
+    found = plans_of(topology, config)
+    if advise is not None:
+        for worker, (one, cpu) in enumerate(advised(topology, found, advise)):
+            to = f", for {one.name}" if one.record else ""
+            shown = {"worker": worker} | one.record | {"cpu": cpu}
+            emit(shown, f"worker {worker}: CPU {cpu}{to}", as_json)
+    elif as_json:
+        for each in found:
+            own = {"name": each.named.name} | each.named.record if each.named.record else {}
+            emit(own | record(topology, each.plan, each.placed), "", as_json)
+    else:
+        click.echo("\n".join(lines(topology, found)))
+
+
+def plans_of(topology: Topology, config: Config) -> list[Planned]:
+    """The daemon, or all shards: each takes what those before it leave, as they start."""
+    from purgatoryd.daemon.placement import taken_cpus
+    from purgatoryd.daemon.plan import plan
+
+    named = list(daemons(config.name, config.shards))
+    if named[0].record:
+        config = replace(config, shards=len(named))
+    places = [placement_of(one.name) for one in named]
+    taken, found = taken_cpus(*(segment for segment, _ in places)), []
+    for one, (_, placed) in zip(named, places, strict=True):
+        made = plan(topology, config, taken)
+        found.append(Planned(one, made, placed))
+        taken |= set() if made.reaper_cpu is None else {made.reaper_cpu}
+    return found
+
+
+def advised(
+    topology: Topology, found: Sequence[Planned], workers: int
+) -> Iterator[tuple[Named, int]]:
+    """For each worker the daemon that it works with, one after the other, and a CPU near that."""
+    from purgatoryd.shm_layout.topology import worker_cpus
+
+    homes = [
+        (one.placed.node, one.placed.reaper_cpu) if one.placed
+        else (one.plan.node, one.plan.reaper_cpu)
+        for one in found
+    ]  # fmt: skip
+    loops = {cpu for _, cpu in homes}
+    used: list[int] = []
+    for worker in range(workers):
+        shard = worker % len(found)
+        near = worker_cpus(topology, *homes[shard])
+        cpus = [cpu for cpu in near if cpu not in loops] or near
+        used.append(min(cpus, key=used.count))
+        yield found[shard].named, used[-1]
 
 
 def placement_of(name: str) -> tuple[str, Placed | None]:
@@ -121,43 +174,52 @@ def record(topology: Topology, plan: Plan, placed: Placed | None) -> dict[str, A
 # ---- for people ----------------------------------------------------------------------------------
 
 
-def lines(topology: Topology, plan: Plan, placed: Placed | None) -> Iterator[str]:
-    """The picture, the plan, and why."""
+def lines(topology: Topology, found: Sequence[Planned]) -> Iterator[str]:
+    """The picture, and of each daemon the plan, why, and what is in force."""
+    plans = [one.plan for one in found]
     for node in topology.nodes:
-        yield from picture(topology, node, plan)
+        yield from picture(topology, node, plans)
     yield LEGEND
-    yield ""
-    yield f"plan ({plan.mode.name.lower()}):"
+    for one in found:
+        yield ""
+        yield from of_one(*one)
+
+
+def of_one(named: Named, plan: Plan, placed: Placed | None) -> Iterator[str]:
+    """The plan of a daemon, and where it is."""
+    yield (f"{named.name}, " if named.record else "") + f"plan ({plan.mode.name.lower()}):"
     yield from (f"  {reason}" for reason in plan.reasons)
     yield from (f"  not possible: {clamp}" for clamp in plan.clamps)
     yield from (f"  {extra}" for extra in extras(plan))
     if placed is not None:
         yield ""
-        yield f"the daemon ({placed.mode.name.lower()}): {now(placed)}"
+        who = named.name if named.record else "the daemon"
+        yield f"{who} ({placed.mode.name.lower()}): {now(placed)}"
 
 
-def picture(topology: Topology, node: Node, plan: Plan) -> Iterator[str]:
+def picture(topology: Topology, node: Node, plans: Sequence[Plan]) -> Iterator[str]:
     """A node and its cores, each in brackets, a mark behind each CPU."""
     far = ", ".join(f"{d} to node {n}" for n, d in node.distances.items() if n != node.id)
     memory = "no memory"
     if node.memory_bytes:
         sizes = map(units.format_size, (node.free_bytes, node.memory_bytes))
         memory = "{} free of {}".format(*sizes)
-    arena = ", the arena" if node.id == plan.memory_node else ""
+    arenas = sum(node.id == plan.memory_node for plan in plans)
+    arena = f", {arenas} arenas" if arenas > 1 else ", the arena" if arenas else ""
     yield f"node {node.id}: {memory}{arena}" + (f"; distance {far}" if far else "")
     cores = [
-        "[" + " ".join(f"{cpu}{mark(topology, plan, cpu)}" for cpu in core) + "]"
+        "[" + " ".join(f"{cpu}{mark(topology, plans, cpu)}" for cpu in core) + "]"
         for core in topology.cores(node.cpus)
     ]
     for first in range(0, len(cores), PER_LINE):
         yield "  " + " ".join(cores[first : first + PER_LINE])
 
 
-def mark(topology: Topology, plan: Plan, cpu: int) -> str:
-    """What a CPU is to the daemon."""
-    if cpu in plan.reaper:
+def mark(topology: Topology, plans: Sequence[Plan], cpu: int) -> str:
+    """What a CPU is to the daemons."""
+    if any(cpu in plan.reaper for plan in plans):
         return "R"
-    if cpu in plan.others:
+    if any(cpu in plan.others for plan in plans):
         return "o"
     if cpu not in topology.allowed:
         return "i" if cpu in topology.isolated else "x"
@@ -187,4 +249,5 @@ def now(placed: Placed) -> str:
     if placed.memory_node is not None:
         there = placed.pages_sampled - placed.pages_elsewhere
         where += f", arena on node {placed.memory_node} ({there} of {placed.pages_sampled} pages)"
-    return f"{where}; in force: {parts_text(placed.applied)}; refused: {parts_text(placed.clamped)}"
+    applied, clamped = (parts_text(p) or "nothing" for p in (placed.applied, placed.clamped))
+    return f"{where}; in force: {applied}; refused: {clamped}"

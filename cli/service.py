@@ -78,6 +78,8 @@ def run_command(
     """
     settings.refuse_unknown_variables(os.environ)
     config = settings.config_from(ctx, name, values)
+    if force_journal and not config.journal:
+        raise InvalidSetting("force-journal", True, "left out without a journal", "flag")
     if print_config:
         print_settings(ctx, config, as_json)
     elif shard is not None:
@@ -110,7 +112,7 @@ def run_shards(ctx: click.Context, config: Config, import_path: Path | None) -> 
         which = "--shard", str(number), str(os.getpid())
         return [*words, "--name", table.daemon(number), *which]
 
-    serve_shards(config, command)
+    serve_shards(config, command, lambda: settings.read_again(ctx))
 
 
 def run_shard(
@@ -118,7 +120,7 @@ def run_shard(
 ) -> None:
     """Runs one daemon of a deployment, which ends with the process that started it."""
     from purgatoryd.daemon.main import serve
-    from purgatoryd.daemon.shard import end_with
+    from purgatoryd.daemon.parent import end_with
 
     number, parent = shard
     end_with(parent)
@@ -159,8 +161,8 @@ def stop_command(
     ends all the same, and keeps the rest: exit code 1 then. Interrupted by SIGINT, the command
     gives the drain up; one that ended otherwise leaves it to --resume.
 
-    --export is for the daemon's own uid. The daemon is not stopped for a file that could not be
-    written.
+    --export is for the daemon's own uid, and replaces a FILE that is there. The daemon is not
+    stopped for a file that could not be written.
     """
     from purgatoryd.shm_layout.arena import Glance
     from purgatoryd.shm_layout.errors import DaemonUnreachable

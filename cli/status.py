@@ -9,9 +9,11 @@ import click
 from purgatoryd.cli import units
 from purgatoryd.cli.exits import Command, Exit
 from purgatoryd.cli.options import emit, frozen_option, json_option, name_option
-from purgatoryd.cli.shards import daemons
+from purgatoryd.cli.shards import daemons, directory_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from purgatoryd.shm_layout.health import Health
 
 # Condition of a daemon: exit code; another one is NEGATIVE: it serves, but not as it should.
@@ -33,15 +35,35 @@ def status_command(name: str, frozen_ns: int, as_json: bool) -> int:
     Reads the shared memory and does not need the daemon. Exit code 0: ready. 1: degraded,
     with the reasons, draining or recovering. 3: stopped, killed, or never there. 6: frozen: the
     process is there and its loop stands still, which is watched for two seconds first. Of a
-    deployment, one line for each shard, and 1 if they differ.
+    deployment, a line for the process that runs it, one for each shard, and 1 if they differ.
     """
-    exits = set()
+    exits: set[int] = set()
+    directory = directory_of(name)
+    if directory is not None:
+        exits |= show_deployment(directory, name, frozen_ns, as_json)
     for daemon in daemons(name):
         health = health_of(daemon.name, frozen_ns)
         shown = daemon.record | record(daemon.name, health)
-        emit(shown, told(daemon.name, health), as_json)
+        emit(shown, told(daemon.name, health, ", ".join(health.why.names)), as_json)
         exits.add(_EXITS.get(health.condition, Exit.NEGATIVE))
     return exits.pop() if len(exits) == 1 else Exit.NEGATIVE
+
+
+def show_deployment(directory: Path, name: str, frozen_ns: int, as_json: bool) -> set[int]:
+    """Shows how the process that runs the shards does; returns the exit code, none if it has told
+    nothing since the host began. Raises TableBroken.
+    """
+    from purgatoryd.shm_layout.health import look
+    from purgatoryd.shm_layout.standing import StandingFile
+
+    file = StandingFile(directory, name)
+    try:
+        health, reasons = look(file, frozen_ns), file.header.reasons
+    except FileNotFoundError:
+        return set()
+    shown = record(name, health) | {"degraded_by": reasons}
+    emit(shown, told(name, health, "; ".join(reasons)), as_json)
+    return {_EXITS.get(health.condition, Exit.NEGATIVE)}
 
 
 def health_of(name: str, frozen_ns: int) -> Health:
@@ -71,11 +93,11 @@ def record(name: str, health: Health) -> dict[str, Any]:
     }
 
 
-def told(name: str, health: Health) -> str:
+def told(name: str, health: Health, reasons: str) -> str:
     """The health for people."""
     parts = [f"{name}: {health.condition}"]
-    if health.why and health.condition in ("degraded", "draining"):
-        parts.append(f"by {', '.join(health.why.names)}")
+    if reasons and health.condition in ("degraded", "draining"):
+        parts.append(f"by {reasons}")
     parts += [
         f"process {health.pid}",
         f"moved {units.format_duration(health.still_ns)} ago",

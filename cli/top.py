@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING
@@ -15,17 +16,23 @@ from purgatoryd.cli.options import emit, frozen_option, json_option, name_option
 from purgatoryd.shm_layout.errors import PurgatorydError
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from collections.abc import Iterator
+
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
 
-    from purgatoryd.cli.view import Sampler, View
+    from purgatoryd.cli.view import Shard, View
+    from purgatoryd.cli.viewer import Viewer, Views
     from purgatoryd.shm_layout.occupancy import Fill, Level
 
 LEAST_NS = 100_000_000
 """The shortest interval."""
-BAR = 16
-"""Characters of a bar."""
+TRACE = 1 / 32
+"""The least of a bar that shows."""
+LEAST_CELLS = 8
+"""Characters of a level of the wheel, however narrow the terminal."""
 HEIGHTS = " ▁▂▃▄▅▆▇█"
 COLOURS = {"ready": "green", "degraded": "yellow", "draining": "yellow", "recovering": "yellow"}
 """Of a condition; any other one is red."""
@@ -44,44 +51,47 @@ CROWDED, FULL = 0.8, 0.9
     help="Time between two views, 100ms at least.",
 )
 @click.option("--once", is_flag=True, help="Print one view, of one interval, and end.")
+@click.option("--shard", type=click.IntRange(0), help="Of a deployment: this shard alone.")
 @frozen_option
 @json_option
-def top_command(name: str, interval_ns: int, once: bool, frozen_ns: int, as_json: bool) -> None:
+def top_command(
+    name: str, interval_ns: int, once: bool, shard: int | None, frozen_ns: int, as_json: bool
+) -> None:
     """Watch the daemon at work: rates, times, fill, the wheel, namespaces, slow clients.
 
     Reads the shared memory and does not trouble the daemon, so it also works while that hangs, and
     says so. Keys and payloads are not shown; slow clients only to root and the daemon's user. It
     goes on until it is interrupted; where an arena has gone, its name is looked for again. Of a
-    deployment it shows the shard that is named: `purgatoryd status` lists them.
+    deployment it shows all shards together and a line for each, or one of them.
     """
-    from purgatoryd.cli.view import Sampler
+    from purgatoryd.cli.viewer import Viewer
 
     interval_s = max(interval_ns, LEAST_NS) / 1e9
-    with closing(Sampler(name, frozen_ns)) as sampler, suppress(KeyboardInterrupt):
+    with closing(Viewer(name, frozen_ns)) as viewer, suppress(KeyboardInterrupt):
+        viewer.take().of(shard)
         if once:
-            show(one_interval(sampler, interval_s), as_json)
-        elif as_json:
-            stream(sampler, interval_s)
+            show(one_interval(viewer, interval_s).of(shard), as_json)
+        elif as_json or not sys.stdout.isatty():
+            stream(viewer, shard, interval_s, as_json)
         else:
-            live(sampler, interval_s)
+            live(viewer, shard, interval_s)
 
 
-def one_interval(sampler: Sampler, interval_s: float) -> View:
+def one_interval(viewer: Viewer, interval_s: float) -> Views:
     """What happens within an interval; a suspect is watched until it is known how it does."""
-    sampler.take()
     time.sleep(interval_s)
-    while not sampler.settled:
+    while not viewer.settled:
         time.sleep(interval_s)
-    return sampler.take()
+    return viewer.take()
 
 
-def stream(sampler: Sampler, interval_s: float) -> None:
-    """Prints views in JSON until it is interrupted, or the reason why there is none."""
+def stream(viewer: Viewer, shard: int | None, interval_s: float, as_json: bool) -> None:
+    """Prints views one after the other until it is interrupted, or the reason why there is none."""
     while True:
         try:
-            show(sampler.take(), as_json=True)
+            show(viewer.take().of(shard), as_json)
         except PurgatorydError as error:
-            emit({"error": str(error)}, "", as_json=True)
+            emit({"error": str(error)}, visible(str(error)), as_json)
         time.sleep(interval_s)
 
 
@@ -95,7 +105,7 @@ def show(view: View, as_json: bool) -> None:
     Console().print(frame(view))
 
 
-def live(sampler: Sampler, interval_s: float) -> None:
+def live(viewer: Viewer, shard: int | None, interval_s: float) -> None:
     """Draws until it is interrupted; an arena that has gone may come again."""
     from rich.live import Live
     from rich.text import Text
@@ -103,7 +113,7 @@ def live(sampler: Sampler, interval_s: float) -> None:
     with Live(screen=True, auto_refresh=False) as screen:
         while True:
             try:
-                screen.update(frame(sampler.take()), refresh=True)
+                screen.update(frame(viewer.take().of(shard)), refresh=True)
             except PurgatorydError as error:
                 screen.update(Text(visible(str(error)), "red"), refresh=True)
             time.sleep(interval_s)
@@ -118,15 +128,16 @@ def frame(view: View) -> RenderableType:
 
     return Group(
         headline(view),
-        side_by_side(
-            (2, boxed("per second", rates(view))),
-            (3, boxed("times, last 10 s", times(view))),
-            (3, boxed("fill", fills(view))),
+        *([boxed("shards", shards(view))] if view.shards else []),
+        Beside(
+            (28, boxed("per second", rates(view))),
+            (46, boxed("times, last 10 s", times(view))),
+            (46, boxed("fill", fills(view))),
         ),
         boxed("the wheel: timers, by when they are due", wheel(view)),
-        side_by_side(
-            (1, boxed("namespaces", namespaces(view))),
-            (1, boxed("slow clients", clients(view))),
+        Beside(
+            (40, boxed("namespaces", namespaces(view))),
+            (64, boxed("slow clients", clients(view))),
         ),
     )
 
@@ -142,11 +153,39 @@ def headline(view: View) -> Text:
     if health.why:
         line.append(f", because of {', '.join(health.why.names)}", colour)
     who = f"process {health.pid}" if health.pid else health.condition
+    if view.shards:
+        ready = sum(one.condition == "ready" for one in view.shards)
+        who = f"{ready} of {len(view.shards)} shards ready"
     line.append(f"  {who} for {units.format_duration(view.state_ns)}, loop moved ")
     line.append(f"{units.format_duration(health.still_ns)} ago")
     if health.overdue_ns:
         line.append(f", overdue by {units.format_duration(health.overdue_ns)}", "red")
     return line
+
+
+def shards(view: View) -> Table:
+    """A line for each shard of a deployment."""
+    table = columns("left", "left", "right", "right", "right", "right", "wide")
+    heads = ("", "", "armed", "armed/s", "fired/s", "late, p99", "fullest")
+    table.add_row(*(f"[dim]{head}" for head in heads))
+    for one in view.shards:
+        table.add_row(*shard_line(one))
+    return table
+
+
+def shard_line(one: Shard) -> list[RenderableType]:
+    """How a shard is, or why that is not known."""
+    from rich.text import Text
+
+    name = str(one.shard)
+    if one.condition is None or one.fullest is None:
+        return [name, Text("unknown", "red"), "", "", "", "", Text(visible(str(one.error)), "red")]
+    return [
+        name, Text(one.condition, COLOURS.get(one.condition, "red")), count(one.armed),
+        count(one.armed_per_s), count(one.fired_per_s),
+        units.format_duration(one.late_p99_ns) if one.late_p99_ns else "-",
+        f"{one.fullest.name} {one.fullest.share:.0%}",
+    ]  # fmt: skip
 
 
 def rates(view: View) -> Table:
@@ -172,19 +211,20 @@ def times(view: View) -> Table:
 
 def fills(view: View) -> Table:
     """A bar for each table."""
-    table = columns("left", "left", "right")
+    table = columns("left", "wide", "right")
     for one in view.fills:
         table.add_row(one.name, bar(one), f"{amount(one)}")
     return table
 
 
-def bar(fill: Fill) -> Text:
+def bar(fill: Fill) -> RenderableType:
     """How full it is: a trace shows as soon as there is anything."""
-    from rich.text import Text
+    from rich.progress_bar import ProgressBar
 
-    full = min(BAR, math.ceil(fill.share * BAR))
     colour = "red" if fill.share >= FULL else "yellow" if fill.share >= CROWDED else "cyan"
-    return Text.assemble(("━" * full, colour), ("━" * (BAR - full), "bright_black"))
+    shown = max(fill.share, TRACE) if fill.used else 0.0
+    return ProgressBar(1.0, shown, style="bright_black", complete_style=colour,
+                       finished_style=colour)  # fmt: skip
 
 
 def amount(fill: Fill) -> str:
@@ -194,24 +234,42 @@ def amount(fill: Fill) -> str:
     return f"{fill.used:,} of {fill.room:,}"
 
 
-def wheel(view: View) -> Table:
+def wheel(view: View) -> RenderableType:
     """A line for each level; its first character is now, its last the level's reach."""
-    table = columns("right", "left", "left", "right")
+    from rich.console import Group
+
+    table = columns("right", "wide", "left", "right")
     for level in reversed(view.levels):
         reach = units.format_duration(level.cell_ns * len(level.counts))
-        table.add_row(f"level {level.number}", profile(level), reach, count(level.timers))
+        table.add_row(f"level {level.number}", Profile(level), reach, count(level.timers))
     next_in = "-" if view.next_in_ns is None else units.format_duration(view.next_in_ns)
-    table.add_row("", f"[dim]now {count(view.due)} due, the next one in {next_in}", "", "")
-    return table
+    return Group(table, f"[dim]{count(view.due)} due now, the next one in {next_in}")
 
 
-def profile(level: Level) -> Text:
-    """Timers in each cell, as heights on a scale of its own: by their logarithm."""
-    from rich.text import Text
+class Profile:
+    """Timers in each cell, as heights on a scale of its own: by their logarithm. Where there is
+    less room than there are cells, neighbours are added up."""
 
-    most = math.log1p(max(level.counts))
-    steps = (math.ceil(8 * math.log1p(one) / most) if most else 0 for one in level.counts)
-    return Text("".join(HEIGHTS[step] for step in steps), "cyan on grey11")
+    def __init__(self, level: Level) -> None:
+        self._counts = level.counts
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[Text]:
+        """The line, in the room that there is."""
+        from rich.text import Text
+
+        together = -(-len(self._counts) // options.max_width)
+        cells = range(0, len(self._counts), together)
+        counts = [sum(self._counts[at : at + together]) for at in cells]
+        most = math.log1p(max(counts))
+        steps = (math.ceil(8 * math.log1p(one) / most) if most else 0 for one in counts)
+        yield Text("".join(HEIGHTS[step] for step in steps), "cyan on grey11")
+
+    def __rich_measure__(self, _: Console, options: ConsoleOptions) -> Measurement:
+        """Best with a character for each cell."""
+        from rich.measure import Measurement
+
+        best = min(len(self._counts), options.max_width)
+        return Measurement(min(LEAST_CELLS, best), best)
 
 
 def namespaces(view: View) -> Table:
@@ -252,24 +310,43 @@ def boxed(title: str, content: RenderableType) -> RenderableType:
     return Panel(content, title=f"[bold]{title}", title_align="left", border_style="bright_black")
 
 
-def side_by_side(*parts: tuple[int, RenderableType]) -> Table:
+class Beside:
+    """Parts beside each other, as many in a row as have the width that each wants."""
+
+    def __init__(self, *parts: tuple[int, RenderableType]) -> None:
+        self._parts = parts
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[Table]:
+        """The rows, each as wide as there is room."""
+        row: list[tuple[int, RenderableType]] = []
+        for part in self._parts:
+            if row and sum(width for width, _ in row) + part[0] > options.max_width:
+                yield one_row(row)
+                row = []
+            row.append(part)
+        yield one_row(row)
+
+
+def one_row(parts: list[tuple[int, RenderableType]]) -> Table:
     """Parts beside each other, each with its share of the width."""
     from rich.table import Table
 
     table = Table.grid(expand=True)
-    for ratio, _ in parts:
-        table.add_column(ratio=ratio)
+    for width, _ in parts:
+        table.add_column(ratio=width)
     table.add_row(*(part for _, part in parts))
     return table
 
 
 def columns(*sides: str) -> Table:
-    """A table without lines: which side each column keeps to."""
+    """A table without lines: which side each column keeps to; a wide one takes what is left."""
     from rich.table import Table
 
     table = Table.grid(expand=True, padding=(0, 1))
     for side in sides:
-        table.add_column(justify="right" if side == "right" else "left", no_wrap=True)
+        wide = side == "wide"
+        table.add_column(justify="right" if side == "right" else "left", no_wrap=not wide,
+                         ratio=1 if wide else None)  # fmt: skip
     return table
 
 

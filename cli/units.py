@@ -25,6 +25,8 @@ NS_PER = {
     "h": 3_600_000_000_000,
     "d": 86_400_000_000_000,
 }
+PAUSE_NS = NS_PER["ms"]
+"""The shortest pause between two turns of a command that goes on."""
 BYTES_PER = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 _DURATION = re.compile(r"([+-]?\d+(?:\.\d+)?)(ns|us|ms|s|m|h|d)?")
@@ -33,9 +35,13 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Duration(Count):
-    """A time span in nanoseconds; a bare number counts seconds."""
+    """A time span in nanoseconds; a bare number counts seconds. `least_ns`: a shorter one is
+    refused."""
 
     name = "duration"
+
+    def __init__(self, least_ns: int | None = None) -> None:
+        self.least_ns = least_ns
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int:
         """Nanoseconds of `value`, rounded up to a whole one; integers pass."""
@@ -45,7 +51,10 @@ class Duration(Count):
         if not match:
             self.fail(f"{value!r} is not a duration such as 250us, 1.5s, 10m, 2d.", param, ctx)
         number, unit = match.groups()
-        return math.ceil(Decimal(number) * NS_PER[unit or "s"])
+        span_ns = math.ceil(Decimal(number) * NS_PER[unit or "s"])
+        if self.least_ns is not None and span_ns < self.least_ns:
+            self.fail(f"{value!r} is less than {format_duration(self.least_ns)}.", param, ctx)
+        return span_ns
 
 
 class Size(Count):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from purgatoryd.cli.status import record as health_record
@@ -47,7 +47,7 @@ FILLS = (
 RATES = {
     "armed": ("adds", "watches"),
     "fired": ("expiries",),
-    "cancelled": ("cancels", "ended"),
+    "cancelled": ("cancels", "cancelled"),
     "satisfied": ("satisfied",),
     "expired": ("expired",),
     "advances": ("advances",),
@@ -83,9 +83,26 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
+class Shard:
+    """One of a deployment, in a line."""
+
+    shard: int
+    name: str
+    condition: str | None
+    """None = its arena cannot be read, for the reason in `error`."""
+    armed: int
+    armed_per_s: float
+    fired_per_s: float
+    late_p99_ns: int
+    fullest: Fill | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class View:
-    """A daemon at one moment. Rates are per second, since the view before; of messages and
-    wake-ups, which the daemon tells once a second, over the last WINDOW_NS."""
+    """A daemon at one moment, or all shards of a deployment together. Rates are per second, since
+    the view before; of messages and wake-ups, which the daemon tells once a second, over the last
+    WINDOW_NS."""
 
     name: str
     health: Health
@@ -100,19 +117,29 @@ class View:
     rates: Mapping[str, float]
     refused: Mapping[str, float]
     """Per reason, those that are not 0."""
-    times: Mapping[str, Spread]
+    spans: Mapping[str, Histogram]
+    """How long what took, over the last WINDOW_NS."""
     fills: list[Fill]
     levels: list[Level]
     namespaces: list[Share]
+    """Those with the most timers first."""
     slowest: list[Session] | None
-    """The slowest clients that send commands; None = only the daemon's user and root may see them.
-    Subscribers are no sessions: how slow they are is the histogram `send`."""
+    """The clients that send commands, the slowest first; None = only the daemon's user and root may
+    see them. Subscribers are no sessions: how slow they are is the histogram `send`."""
+    shards: list[Shard] = field(default_factory=list)
+    """Of all that a deployment has; one daemon has none."""
+
+    @property
+    def times(self) -> dict[str, Spread]:
+        """How the spans are spread."""
+        return {name: _spread(one) for name, one in self.spans.items()}
 
     def record(self) -> dict[str, Any]:
         """The view in JSON."""
-        plain = asdict(self)
-        del plain["health"]
-        return {**health_record(self.name, self.health), **plain}
+        plain = asdict(replace(self, spans={}))
+        del plain["health"], plain["spans"]
+        times = {name: asdict(one) for name, one in self.times.items()}
+        return {**health_record(self.name, self.health), **plain, "times": times}
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +220,10 @@ class Sampler:
             next_in_ns=_until(int(header.next_deadline_ns), arena_ns),
             rates={name: self._rate(of, before, now) for name, of in RATES.items()},
             refused=_refused(before, now),
-            times=self._times(now),
+            spans=self._spans(now),
             fills=[
                 *_fills(now.metrics),
+                *self._budget(now),
                 *occupancy.tables(self._reader),
                 *([] if table is None else [Fill("sessions", len(clients or ()), table.room)]),
             ],
@@ -210,10 +238,16 @@ class Sampler:
         seldom = not SINCE_START.isdisjoint(counters)
         return _rate(counters, self._moments[0] if seldom else before, now)
 
-    def _times(self, now: _Moment) -> dict[str, Spread]:
+    def _budget(self, now: _Moment) -> list[Fill]:
+        """What the turns of the window that had any work did, of what they might have done."""
+        older, newer = self._moments[0].metrics.counters, now.metrics.counters
+        done, allowed = (newer[name] - older[name] for name in ("turn_work", "turn_budget"))
+        return [Fill("turn budget, 10 s", done, allowed)] if allowed > 0 else []
+
+    def _spans(self, now: _Moment) -> dict[str, Histogram]:
         older = self._moments[0].metrics.histograms
         newer = now.metrics.histograms
-        return {name: _spread(one.since(older[name])) for name, one in newer.items()}
+        return {name: one.since(older[name]) for name, one in newer.items()}
 
     def close(self) -> None:
         """Unmaps."""

@@ -8,6 +8,7 @@ import hashlib
 import re
 from collections import deque
 from contextlib import closing, suppress
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
     from uvicorn import Server
 
-    from purgatoryd.cli.view import Sampler, View
+    from purgatoryd.cli.view import View
+    from purgatoryd.cli.viewer import Viewer, Views
 
 LISTEN = "127.0.0.1:8464"
 PAST = 240
@@ -36,6 +38,7 @@ PAST = 240
 DRAWN = ("armed", "fired", "cancelled")
 """Rates that have a line."""
 LATENESS = "structural_lateness"
+SHARD = re.compile("[0-9]{1,4}")
 
 HEADERS = {
     "Cache-Control": "no-store",
@@ -63,22 +66,22 @@ def web_command(name: str, listen: str, path: Path | None, frozen_ns: int, as_js
     can only be looked at. Keys and payloads are not shown; slow clients only if this runs as root
     or the daemon's user. Whoever has an account on this host can open a port of it; a socket
     only its user and group. It goes on until SIGTERM or SIGINT. Needs the extra web. Of a
-    deployment it shows the shard that is named: `purgatoryd status` lists them.
+    deployment it shows all shards together, and each as it is chosen.
     """
     need("uvicorn", "web")
     import uvicorn
 
-    from purgatoryd.cli.view import Sampler
+    from purgatoryd.cli.viewer import Viewer
 
     with (
         suppress(KeyboardInterrupt),
         sigterm_interrupts(),
-        closing(Sampler(name, frozen_ns)) as sampler,
+        closing(Viewer(name, frozen_ns)) as viewer,
         on_socket(path) if path else on_port(listen) as listening,
     ):
         address = where(listening)
         emit({"listening": address}, f"listening on {address}", as_json)
-        past = Past(sampler)
+        past = Past(viewer)
         settings = uvicorn.Config(
             site(past), access_log=False, log_level="warning", server_header=False
         )
@@ -101,22 +104,43 @@ async def serve(past: Past, server: Server, listening: socket) -> None:
 
 
 class Past:
-    """The newest view, in JSON, and what came before it."""
+    """The newest views, and what came before them."""
 
-    def __init__(self, sampler: Sampler) -> None:
-        self._sampler = sampler
-        self._lines: deque[dict[str, float]] = deque(maxlen=PAST)
-        self.newest: dict[str, Any] = {}
+    def __init__(self, viewer: Viewer) -> None:
+        self._viewer = viewer
+        self._lines: dict[str, deque[dict[str, float]]] = {}
+        self._views: Views | None = None
+        self._error: PurgatorydError | None = None
+        self._told: dict[int | None, dict[str, Any]] = {}
 
     def look(self) -> None:
-        """Takes a view; if there is none, the reason stands in its place."""
+        """Takes views; if there are none, the reason stands in their place."""
+        self._told, self._views, self._error = {}, None, None
         try:
-            view = self._sampler.take()
+            self._views = views = self._viewer.take()
         except PurgatorydError as error:
-            self.newest = {"error": str(error)}
+            self._error = error
             return
-        self._lines.append(line(view))
-        self.newest = {**view.record(), "past": list(self._lines)}
+        lines = {view.name: line(view) for view in views.all()}
+        self._lines = {name: self._lines.get(name, deque(maxlen=PAST)) for name in lines}
+        for name, newest in lines.items():
+            self._lines[name].append(newest)
+
+    def told(self, shard: int | None) -> dict[str, Any]:
+        """The newest view of a shard, None = of all, in JSON; or why there is none."""
+        if shard not in self._told:
+            self._told[shard] = self._tell(shard)
+        return self._told[shard]
+
+    def _tell(self, shard: int | None) -> dict[str, Any]:
+        if self._views is None:
+            return {"error": str(self._error)}
+        shards = [asdict(one) for one in self._views.whole.shards]
+        try:
+            view = self._views.of(shard)
+        except PurgatorydError as error:
+            return {"error": str(error), "shards": shards}
+        return {**view.record(), "shards": shards, "past": list(self._lines[view.name])}
 
     async def watch(self) -> None:
         """Views, one after the other, until it is cancelled."""
@@ -139,7 +163,7 @@ def site(past: Past) -> Starlette:
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
     from starlette.requests import Request
-    from starlette.responses import HTMLResponse, JSONResponse, Response
+    from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
     from starlette.routing import Route
 
     text = page()
@@ -148,8 +172,11 @@ def site(past: Past) -> Starlette:
     async def give_page(_: Request) -> Response:
         return HTMLResponse(text, headers=headers)
 
-    async def give_view(_: Request) -> Response:
-        return JSONResponse(past.newest, headers=HEADERS)
+    async def give_view(request: Request) -> Response:
+        chosen = request.query_params.get("shard", "")
+        if chosen and not SHARD.fullmatch(chosen):
+            return PlainTextResponse("shard is not a number\n", 400, HEADERS)
+        return JSONResponse(past.told(int(chosen) if chosen else None), headers=HEADERS)
 
     return Starlette(
         routes=[Route("/", give_page), Route("/view.json", give_view)],

@@ -819,6 +819,11 @@ class Glance:
         return kernel_number(self._header.placement.reaper_cpu)
 
     @property
+    def why(self) -> Degraded:
+        """Why the daemon does not serve as it should."""
+        return Degraded(self._header.daemon_why)
+
+    @property
     def armed(self) -> int:
         """Timers and operations armed."""
         region = self._header.regions[lib.PG_R_METRICS]

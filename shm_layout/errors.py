@@ -9,6 +9,7 @@ PurgatorydError
 |   +-- InvalidRows                  columns of a bulk call
 |   +-- InvalidCondition             keys, levels or threshold of an operation
 |   +-- InvalidSetting               a setting of the daemon or the command line
+|   +-- NoSuchShard                  a deployment has fewer
 |   +-- Partitioned                  not with a namespace whose keys are divided among shards
 |   +-- UnknownSetting
 +-- Refused                          the daemon refused one timer; the arena is unchanged
@@ -225,6 +226,19 @@ class UnknownSetting(InvalidArgument):
 
     def __str__(self) -> str:
         return f"unknown setting {self.setting!r} in {self.source}"
+
+
+@keeps_figures
+class NoSuchShard(InvalidArgument):
+    """`name` has `count` shards, and none of the number `shard`; 0 = it is one daemon."""
+
+    name: str
+    shard: int
+    count: int
+
+    def __str__(self) -> str:
+        has = f"has shards 0 to {self.count - 1}" if self.count else "has no shards"
+        return f"{self.name!r} {has}, and not shard {self.shard}"
 
 
 @keeps_figures

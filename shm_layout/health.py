@@ -6,9 +6,9 @@ import enum
 import os
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from purgatoryd.shm_layout.arena import NONE_NS, Reader
+from purgatoryd.shm_layout.arena import NONE_NS
 from purgatoryd.shm_layout.layout import ClockKind, DaemonState, Degraded
 
 FROZEN_NS = 5_000_000_000
@@ -46,36 +46,46 @@ class Health:
     """By how much its next deadline is past; 0 = it is not, or its clock is virtual."""
 
 
+class Told(Protocol):
+    """What tells how a daemon does: its arena, or what has the fields of an arena's header."""
+
+    @property
+    def header(self) -> Any:
+        """As it is now."""
+        ...
+
+
 class Watch:
     """A daemon that is looked at again and again. Only a suspect that was watched for WATCHED_NS,
     and did nothing meanwhile, is called frozen, or killed."""
 
-    def __init__(self, reader: Reader, frozen_ns: int = FROZEN_NS) -> None:
-        self._header = reader.header
+    def __init__(self, told: Told, frozen_ns: int = FROZEN_NS) -> None:
+        self._told = told
         self._frozen_ns = frozen_ns
         self._seen()
 
     def _seen(self) -> None:
-        self._last, self._since_ns = _move(self._header), _boot_ns()
+        self._last, self._since_ns = _move(self._told.header), _boot_ns()
 
     def look(self) -> Health | None:
         """Its health now; None = it is a suspect, and has to be watched for longer."""
-        if _move(self._header) != self._last:
+        header = self._told.header
+        if _move(header) != self._last:
             self._seen()
             return self.unsure()
-        suspicion = _suspicion(self._header, self._frozen_ns)
+        suspicion = _suspicion(header, self._frozen_ns)
         if suspicion and _boot_ns() - self._since_ns < WATCHED_NS:
             return None
-        return _health(self._header, suspicion)
+        return _health(header, suspicion)
 
     def unsure(self) -> Health:
         """Its health as it tells itself, whatever it is suspected of."""
-        return _health(self._header, None)
+        return _health(self._told.header, None)
 
 
-def look(reader: Reader, frozen_ns: int = FROZEN_NS) -> Health:
+def look(told: Told, frozen_ns: int = FROZEN_NS) -> Health:
     """The health of a daemon, which takes WATCHED_NS if it is a suspect."""
-    watch = Watch(reader, frozen_ns)
+    watch = Watch(told, frozen_ns)
     while (health := watch.look()) is None:
         time.sleep(POLL_S)
     return health

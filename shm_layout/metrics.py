@@ -31,7 +31,7 @@ COUNTERS: dict[str, str] = {
     "adds": "timers armed, replacements included",
     "replaces": "timers that took the place of an armed one",
     "extends": "timers moved to a later deadline",
-    "cancels": "cancels that found an armed timer or operation",
+    "cancels": "timers cancelled",
     "cancels_fired": "cancels that came after the timer had fired",
     "cancels_unknown": "cancels of what was not there",
     "expiries": "timers that fired",
@@ -48,7 +48,7 @@ COUNTERS: dict[str, str] = {
     "already_true": "of them, those that only the look at the deadline found",
     "expired": "operations that timed out",
     "failed": "operations ended by a failing key",
-    "ended": "operations cancelled",
+    "cancelled": "operations cancelled, by their own key or a watch key",
     "checks": "questions to owners of conditions of their own",
     "outcomes_repeated": "outcomes and questions sent again to owners that were silent",
     "advances": "watch keys advanced",
@@ -58,19 +58,26 @@ COUNTERS: dict[str, str] = {
     "moved": "timers brought to a finer level of the wheel: the cascades",
     "turns": "times the wheel was turned",
     "turns_full": "of them, those that used up the budget of a turn",
+    "turn_work": "timers moved or fired, by turns that had any",
+    "turn_budget": "what the budgets of those turns allowed: the budget used is the share of "
+    "turn_work in it",
     "wakeups": "times the loop woke up",
     "records_redone": "records of the journal that the arena was made of",
     "refused_full": "no free slot",
     "refused_payload": "no room for key and payload",
     "refused_names": "no room for a namespace or topic",
-    "refused_busy": "the owner has not acknowledged enough outcomes",
+    "refused_busy": "the owner has not acknowledged enough outcomes, or of a publish: the socket "
+    "takes no notices",
     "refused_keys": "no room for watch keys",
     "refused_denied": "another one's namespace, or a reserved name",
     "refused_quota": "over a quota",
     "refused_journal": "the journal's ring was too full, or the journal has stopped",
     "refused_loads": "no room to remember a bulk load",
     "refused_fenced": "rows of a bulk load that is closed, or of an older run of it",
-    "refused_other": "a deadline too far, no ticket left, one watch key twice",
+    "refused_exists": "the key is armed, and the call said that this is an error",
+    "refused_stopping": "the daemon drains: it arms nothing more",
+    "refused_other": "a deadline or a level too far, no ticket left, one watch key twice, or a "
+    "publish in another shard",
 }
 SINCE_START = {"wakeups", "messages_sent"}
 """Counted since the start of the daemon."""
@@ -177,6 +184,12 @@ class Histogram:
         highest_ns = max((e for e, n in zip(_EDGES_NS, counts, strict=True) if n), default=0)
         max_ns = self.max_ns if self.max_ns > older.max_ns else min(highest_ns, self.max_ns)
         return Histogram(self.name, counts, self.sum_ns - older.sum_ns, max_ns)
+
+    def plus(self, other: Histogram) -> Histogram:
+        """What both have, as that of two shards."""
+        counts = tuple(map(sum, zip(self.counts, other.counts, strict=True)))
+        highest_ns = max(self.max_ns, other.max_ns)
+        return Histogram(self.name, counts, self.sum_ns + other.sum_ns, highest_ns)
 
 
 def _histogram(name: str, live: Any) -> Histogram:

@@ -208,6 +208,6 @@ def _is_socket(path: Path) -> bool:
 
 def _arena_name(directory: Path, name: str) -> str:
     if directory == HOST_DIRECTORY:
-        return f"/purgatoryd.{name}"
+        return f"/{segment.PREFIX}{name}"
     digest = hashlib.sha256(os.fsencode(os.path.realpath(directory))).hexdigest()
-    return f"/purgatoryd.{name}.{digest[:8]}"
+    return f"/{segment.PREFIX}{name}.{digest[:8]}"

@@ -7,6 +7,7 @@ all of them one node.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -97,8 +98,8 @@ def worker_cpus(topology: Topology, node: int | None, reaper_cpu: int | None) ->
 
 def read(affinity: Iterable[int] | None, root: Path = SYSTEM) -> Topology:
     """The machine under `root`. `affinity`: CPUs that this process was started on; None = all."""
-    online = _listed(root, "sys/devices/system/cpu/online") or frozenset(affinity or {0})
-    confined = online.intersection(*_cpusets(root)) or online
+    online = _online(root) or frozenset(affinity or {0})
+    confined = confined_cpus(root) or online
     allowed = confined if affinity is None else confined.intersection(affinity) or confined
     nodes = _nodes(root, online)
     memory = {node.id for node in nodes if node.memory_bytes}
@@ -112,6 +113,12 @@ def read(affinity: Iterable[int] | None, root: Path = SYSTEM) -> Topology:
         memory_nodes=frozenset(memory & (_memory_nodes(root) or memory)),
         huge_pages=_huge_pages(root),
     )
+
+
+def confined_cpus(root: Path = SYSTEM) -> frozenset[int]:
+    """CPUs that are online and that the cgroup allows; none if that is not to be seen."""
+    online = _online(root)
+    return online.intersection(*_cpusets(root)) or online
 
 
 def cpu_list(text: str) -> frozenset[int]:
@@ -144,8 +151,14 @@ def cpu_text(cpus: Iterable[int]) -> str:
 
 
 def _text(root: Path, path: str) -> str:
+    """What stands in a file, names of mounts in any bytes among it; nothing if it is not there.
+
+    Without a buffer: a daemon looks each second, and CPython cannot make one when memory is short,
+    which it does not call MemoryError.
+    """
     try:
-        return (root / path).read_text()
+        with (root / path).open("rb", buffering=0) as file:
+            return os.fsdecode(file.readall())
     except OSError:
         return ""
 
@@ -156,6 +169,10 @@ def _listed(root: Path, path: str) -> frozenset[int]:
         return cpu_list(_text(root, path))
     except ValueError:
         return frozenset()
+
+
+def _online(root: Path) -> frozenset[int]:
+    return _listed(root, "sys/devices/system/cpu/online")
 
 
 def _siblings(root: Path, cpu: int) -> frozenset[int]:

@@ -1,0 +1,213 @@
+"""Views of all that a name means: of one daemon, or of each shard of a deployment and of all of
+them together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from typing import TypeVar
+
+from purgatoryd.cli.shards import table_of
+from purgatoryd.cli.view import NAMESPACES, SLOW_CLIENTS, Sampler, Shard, Share, View
+from purgatoryd.shm_layout.errors import NoSuchShard, PurgatorydError
+from purgatoryd.shm_layout.health import FROZEN_NS, Condition, Health
+from purgatoryd.shm_layout.layout import Degraded
+from purgatoryd.shm_layout.metrics import Histogram
+from purgatoryd.shm_layout.occupancy import Fill, Level
+from purgatoryd.shm_layout.sessions import Session
+
+Value = TypeVar("Value")
+
+WORST = (
+    Condition.KILLED, Condition.FROZEN, Condition.STOPPED, Condition.RECOVERING,
+    Condition.DRAINING, Condition.DEGRADED, Condition.READY,
+)  # fmt: skip
+"""What a deployment is, if one of its shards is so: the first that one of them is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Views:
+    """What a name means, at one moment."""
+
+    whole: View
+    shards: Sequence[View | PurgatorydError]
+    """Those of a deployment, or why one cannot be read; one daemon has none."""
+
+    def all(self) -> list[View]:
+        """The whole, and the shards that can be read."""
+        return [self.whole, *(one for one in self.shards if isinstance(one, View))]
+
+    def of(self, shard: int | None) -> View:
+        """The view of a shard; None = of all. Raises NoSuchShard, and why it cannot be read."""
+        if shard is None:
+            return self.whole
+        if not 0 <= shard < len(self.shards):
+            raise NoSuchShard(self.whole.name, shard, len(self.shards))
+        found = self.shards[shard]
+        if not isinstance(found, View):
+            raise found
+        return found
+
+
+class Viewer:
+    """Views of what a name means, one after the other; also across restarts, with other shards."""
+
+    def __init__(self, name: str, frozen_ns: int = FROZEN_NS) -> None:
+        """Raises what take() does if there is nothing to see."""
+        self._name = name
+        self._frozen_ns = frozen_ns
+        self._samplers: dict[str, Sampler] = {}
+        try:
+            self.take()
+        except BaseException:
+            self.close()
+            raise
+
+    def take(self) -> Views:
+        """A view of now. Raises what Sampler does if no arena can be read, TableBroken."""
+        table = table_of(self._name)
+        names = [self._name] if table is None else table.daemons
+        self._forget(set(self._samplers) - set(names))
+        taken = [self._view(name) for name in names]
+        views = [one for one in taken if isinstance(one, View)]
+        if not views:
+            raise next(one for one in taken if isinstance(one, PurgatorydError))
+        if table is None:
+            return Views(views[0], [])
+        rows = [_row(*row) for row in zip(range(len(names)), names, taken, strict=True)]
+        return Views(together(self._name, views, rows), taken)
+
+    def _view(self, name: str) -> View | PurgatorydError:
+        """Of a daemon, or why there is none."""
+        try:
+            if name not in self._samplers:
+                self._samplers[name] = Sampler(name, self._frozen_ns)
+            return self._samplers[name].take()
+        except PurgatorydError as error:
+            return error
+
+    @property
+    def settled(self) -> bool:
+        """False while a daemon is suspected and was not watched for long enough."""
+        return all(sampler.settled for sampler in self._samplers.values())
+
+    def _forget(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._samplers.pop(name).close()
+
+    def close(self) -> None:
+        """Unmaps."""
+        self._forget(list(self._samplers))
+
+
+def _row(number: int, name: str, found: View | PurgatorydError) -> Shard:
+    if not isinstance(found, View):
+        return Shard(number, name, None, 0, 0, 0, 0, None, str(found))
+    fullest = max(found.fills, key=lambda fill: fill.share, default=None)
+    late_ns = found.spans["structural_lateness"].quantile(0.99)
+    rates = (found.rates["armed"], found.rates["fired"])
+    condition = str(found.health.condition)
+    return Shard(number, name, condition, found.armed, *rates, late_ns, fullest, None)
+
+
+# ---- together ------------------------------------------------------------------------------------
+
+
+def together(name: str, views: list[View], rows: list[Shard]) -> View:
+    """The sums of these views, of one at least; health, and what comes next, is that of the worst,
+    and the soonest."""
+    first = views[0]
+    soonest = [one.next_in_ns for one in views if one.next_in_ns is not None]
+    clients = [one.slowest for one in views if one.slowest is not None]
+    return View(
+        name=name,
+        health=_health([one.health for one in views]),
+        clock=first.clock,
+        tick_ns=first.tick_ns,
+        state_ns=min(one.state_ns for one in views),
+        armed=sum(one.armed for one in views),
+        due=sum(one.due for one in views),
+        next_in_ns=min(soonest, default=None),
+        rates=_sums(one.rates for one in views),
+        refused=_sums(one.refused for one in views),
+        spans=_merged((one.spans for one in views), Histogram.plus),
+        fills=list(_grouped((fill for one in views for fill in one.fills), _table, _fill)),
+        levels=list(_grouped((level for one in views for level in one.levels), _ring, _level)),
+        namespaces=_shares(one.namespaces for one in views),
+        slowest=_slowest(clients) if clients else None,
+        shards=rows,
+    )
+
+
+def _health(all_of: list[Health]) -> Health:
+    """No process has it: each shard has its own."""
+    return Health(
+        min((one.condition for one in all_of), key=WORST.index),
+        reduce(or_, (one.why for one in all_of), Degraded(0)),
+        0,
+        max(one.since_boot_ns for one in all_of),
+        max(one.still_ns for one in all_of),
+        max(one.overdue_ns for one in all_of),
+    )
+
+
+def _merged(
+    maps: Iterable[Mapping[str, Value]], plus: Callable[[Value, Value], Value]
+) -> dict[str, Value]:
+    found: dict[str, Value] = {}
+    for one in maps:
+        for name, value in one.items():
+            found[name] = plus(found[name], value) if name in found else value
+    return found
+
+
+def _sums(maps: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    return _merged(maps, lambda one, other: one + other)
+
+
+def _grouped(
+    items: Iterable[Value], key: Callable[[Value], object], plus: Callable[[Value, Value], Value]
+) -> Iterable[Value]:
+    """Those of one key put together, in the order in which the keys came."""
+    found: dict[object, Value] = {}
+    for one in items:
+        same = key(one)
+        found[same] = plus(found[same], one) if same in found else one
+    return found.values()
+
+
+def _table(fill: Fill) -> object:
+    return fill.name
+
+
+def _fill(one: Fill, other: Fill) -> Fill:
+    return Fill(one.name, one.used + other.used, one.room + other.room, one.unit)
+
+
+def _ring(level: Level) -> object:
+    """Levels of wheels with other ticks do not go together."""
+    return level.number, level.bucket_ns, len(level.counts)
+
+
+def _level(one: Level, other: Level) -> Level:
+    counts = tuple(map(sum, zip(one.counts, other.counts, strict=True)))
+    return Level(one.number, one.bucket_ns, one.cell_ns, counts)
+
+
+def _shares(of_each: Iterable[list[Share]]) -> list[Share]:
+    """A namespace with partitions is in several shards, with its quota in each."""
+    every = _grouped((one for shares in of_each for one in shares), lambda one: one.name, _share)
+    return sorted(every, key=lambda one: (-one.timers, one.name))[:NAMESPACES]
+
+
+def _share(one: Share, other: Share) -> Share:
+    quota = one.quota_timers + other.quota_timers
+    return Share(one.name, one.timers + other.timers, one.bytes + other.bytes, quota)
+
+
+def _slowest(of_each: list[list[Session]]) -> list[Session]:
+    every = (one for sessions in of_each for one in sessions)
+    ranked = sorted(every, key=lambda s: (s.oldest_ns, s.unacknowledged, s.in_flight))
+    return ranked[::-1][:SLOW_CLIENTS]
