@@ -11,19 +11,26 @@ import os
 import platform
 import resource
 import shutil
+import socket
 import subprocess
 import tempfile
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import nspawn
 import pytest
 
+from purgatoryd.daemon.doors import Doors
 from purgatoryd.pipeline.cache import resident
 from purgatoryd.pipeline.session import java_home
 from purgatoryd.shm_layout.errors import ExtraMissing
 
 VARIABLE = "PURGATORYD_REQUIRE"
+SO_PASSRIGHTS = 83
+CGROUPS = Path("/sys/fs/cgroup")
+CPUSETS = CGROUPS / "cpuset" if (CGROUPS / "cpuset").exists() else CGROUPS
+"""Where cgroups have CPUs, in version 1 or 2."""
 BROWSERS = ("chromium", "chromium-headless-shell")
 
 
@@ -58,6 +65,36 @@ def _drops_pages() -> bool:
         return not any(byte & 1 for byte in resident(file))
 
 
+def _keeps_lists() -> bool:
+    with tempfile.NamedTemporaryFile() as file:
+        Doors([Path(file.name)]).shut_to([1])
+        return "system.posix_acl_access" in os.listxattr(file.name)
+
+
+def _refuses_descriptors() -> bool:
+    with socket.socket(socket.AF_UNIX) as one:
+        try:
+            one.getsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS)
+        except OSError:
+            return False
+    return True
+
+
+def _gives_cpus() -> bool:
+    """Whether cgroups that we make have CPUs of their own."""
+    given = CPUSETS / "cgroup.subtree_control"  # of version 2
+    if given.exists() and "cpuset" not in given.read_text().split():
+        return False
+    return os.access(CPUSETS / "cgroup.procs", os.W_OK)
+
+
+def _sees_races() -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        program = f"{folder}/program"
+        build = f"echo 'int main(void) {{ return 0; }}' | cc -fsanitize=thread -x c - -o {program}"
+        return _runs("sh", "-c", f"{build} && {program}")()
+
+
 def _has_java() -> bool:
     try:
         java_home()
@@ -70,6 +107,7 @@ def _has_java() -> bool:
 PROBES: dict[str, tuple[Callable[[], bool], str]] = {
     "root": (lambda: os.geteuid() == 0, "the tests must run as root"),
     "mountns": (_runs("unshare", "-m", "true"), "`unshare -m` must work, which needs root"),
+    "cpuset": (_gives_cpus, f"cgroups in {CPUSETS} must have CPUs, which root may give"),
     "timens": (
         _runs("unshare", "-T", "--boottime", "1", "true"),
         "`unshare -T` must work, which needs root and a kernel with time namespaces",
@@ -80,11 +118,14 @@ PROBES: dict[str, tuple[Callable[[], bool], str]] = {
     ),
     "cpus": (lambda: len(os.sched_getaffinity(0)) > 1, "two CPUs are needed"),
     "cc": (_on_path("cc"), "a C compiler `cc` is needed"),
+    "tsan": (_sees_races, "`cc -fsanitize=thread` must make programs that run"),
     "qemu": (_on_path("qemu-system-x86_64"), "`qemu-system-x86_64` is needed"),
     "descriptors": (
         lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= 1000,
         "a hard limit of 1000 descriptors is needed",
     ),
+    "acl": (_keeps_lists, "temporary files must be on a file system with access control lists"),
+    "passrights": (_refuses_descriptors, "Linux 6.16, for SO_PASSRIGHTS"),
     "java": (_has_java, "Java 17 or newer, or pip install 'purgatoryd[jre]'"),
     "pagecache": (_drops_pages, "temporary files must be on a disk, not in memory"),
     "nspawn": (nspawn.boots, "`systemd-nspawn` must be able to boot systemd, as root"),

@@ -16,6 +16,8 @@ BOOTED = 42
 PYTHON, VENV = "/opt/python", "/opt/venv"
 """Where the container has our interpreter and our packages: units see neither /root nor /home."""
 
+_ALLOWED = "--capability=CAP_IPC_LOCK", "--rlimit=MEMLOCK=infinity", "--rlimit=RTPRIO=99"
+"""What units ask for, and a container does not have by itself."""
 _UNIT = """\
 [Service]
 Type=oneshot
@@ -44,7 +46,7 @@ def boot(root: Path, command: str, binds: Mapping[str, str]) -> bool:
     unit = _UNIT.format(command=command, code=BOOTED)
     (root / "etc/systemd/system/check.service").write_text(unit)
     call = ["systemd-nspawn", "--register=no", "--keep-unit", "--console=pipe", "--quiet"]
-    call += [f"--directory={root}", "--bind-ro=/usr"]
+    call += [f"--directory={root}", "--bind-ro=/usr", *_ALLOWED]
     call += [f"--bind-ro={ours}:{inside}" for inside, ours in binds.items()]
     done = subprocess.run(
         [*call, "--boot", "systemd.unit=check.service"],
@@ -60,7 +62,8 @@ def python_of(root: Path, source: Path) -> dict[str, str]:
     path = f"/opt/source/src:{VENV}/lib/{version}/site-packages"
     script = root / "opt/bin/python"
     script.parent.mkdir()
-    script.write_text(f'#!/bin/sh\nPYTHONPATH={path} exec {PYTHON}/bin/{version} "$@"\n')
+    own = f"LD_LIBRARY_PATH={PYTHON}/lib PYTHONPATH={path}"  # /usr may have a libpython, too
+    script.write_text(f'#!/bin/sh\n{own} exec {PYTHON}/bin/{version} "$@"\n')
     script.chmod(0o755)
     return {PYTHON: sys.base_prefix, VENV: sys.prefix, "/opt/source": str(source)}
 

@@ -1,7 +1,8 @@
-"""Makes the pictures of docs/img: `python tests/pictures.py [SECONDS]`, from the project's folder.
+"""Makes the pictures of docs/img: `python tests/pictures.py [SECONDS]`, with the project's folder
+on PYTHONPATH.
 
 web.png is the page of `purgatoryd web`, of a daemon that was at work for so many seconds;
-report.png is the page that `make report` has left.
+report.png is the page that `make report` has left, down to its second daemon.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ LOADS = {
     "reminders": (30, 20_000.0, 0.0),
 }  # fmt: skip
 BATCHES_PER_S = 20
+WIDTH = 1240
+SECOND = "h2 >> nth=1"
+"""The second daemon of the report."""
 COLOURS = 256
 """Of a picture: a third of its bytes."""
 
@@ -83,21 +87,26 @@ def picture_of_web(browser: Browser, seconds: float) -> None:
             with at_work(daemon) as done:
                 web = Web(daemon, "--listen", "127.0.0.1:0")
                 done.wait(seconds)
-                shoot(browser, web.address, IMAGES / "web.png", 1240)
+                shoot(browser, web.address, IMAGES / "web.png")
                 web.end()
         finally:
             daemon.close()
             remove_segments(daemon.paths)
 
 
-def shoot(browser: Browser, address: str, path: Path, width: int) -> None:
-    page = browser.new_page(viewport={"width": width, "height": 900})
+def shoot(browser: Browser, address: str, path: Path, before: str = "") -> None:
+    """Of a page, down to where the element `before` begins."""
+    page = browser.new_page(viewport={"width": WIDTH, "height": 900})
     page.goto(address)
     page.wait_for_timeout(1500)
     page.screenshot(path=path, full_page=True)
+    box = page.locator(before).bounding_box() if before else None
     page.close()
     with Image.open(path) as image:
-        image.quantize(COLOURS, Image.Quantize.MAXCOVERAGE).save(path, optimize=True)
+        upto = round(box["y"]) if box else image.height
+        image.crop((0, 0, image.width, upto)).quantize(COLOURS, Image.Quantize.MAXCOVERAGE).save(
+            path, optimize=True
+        )
 
 
 def main() -> None:
@@ -109,7 +118,7 @@ def main() -> None:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         picture_of_web(browser, seconds)
         if REPORT.exists():
-            shoot(browser, REPORT.as_uri(), IMAGES / "report.png", 1240)
+            shoot(browser, REPORT.as_uri(), IMAGES / "report.png", SECOND)
         browser.close()
 
 

@@ -77,6 +77,11 @@ class Daemon:
     def start(self, *args: str) -> None:
         """Starts the process and returns when it is ready; `args` replace the earlier ones."""
         self.args = args or self.args
+        self.begin()
+        self.await_ready()
+
+    def begin(self) -> None:
+        """Starts the process."""
         command = [self.python, "-m", "purgatoryd.cli", "run", "--name", self.name, *self.args]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -87,9 +92,9 @@ class Daemon:
                 stderr=log,
                 bufsize=0,
             )
-        self._wait_ready()
 
-    def _wait_ready(self) -> None:
+    def await_ready(self) -> None:
+        """Returns when a process that was begun is ready. Raises DaemonFailed."""
         assert self.process.stdout is not None
         end = time.monotonic() + PATIENCE_S
         line = b""

@@ -6,32 +6,45 @@ other, in their order.
 
 from __future__ import annotations
 
-import ctypes
+import errno
+import fcntl
 import json
+import mmap
 import os
-import platform
 import pwd
+import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 import traceback
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from purgatoryd.clients import Client, Subscriber
+from purgatoryd.clients import Client, Remote, Subscriber
+from purgatoryd.shm_layout import memory, topology
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import ArenaMissing, DaemonUnreachable
 from purgatoryd.shm_layout.paths import HOST_DIRECTORY, paths_in
+from purgatoryd.shm_layout.shards import ShardTable, read_table
 
 Value = TypeVar("Value")
 
 PATIENCE_S = 60.0
 DROP_INS = Path("/etc/systemd/system")
 PROBED = Path("/var/lib/purgatoryd/probed.json")
-SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}  # the C library has no function of that name
-MPOL_PREFERRED = 1
+OPERATIONS = Path(__file__).resolve().parent.parent / "docs" / "operations.md"
+LOCKED = 0, errno.ENOMEM
+"""Answers to mlock: a container's limit may be lower than what the unit asks for."""
+REALTIME = "Max realtime priority +10"
+KEYS = "server", "worker"
+PORT = 47_431
+MANY = "purgatoryd@many"
+"""A deployment of two shards."""
 EXPOSURE_MAX = 15
 FAR_S = 3600
 
@@ -149,8 +162,8 @@ def a_reload_takes_quotas_over_and_tells_journald() -> None:
     assert {one["SYSLOG_IDENTIFIER"] for one in told} == {"purgatoryd"}
 
 
-def header(field: str) -> int:
-    reader = Reader.attach(paths_in(HOST_DIRECTORY, "default"))
+def header(field: str, name: str = "default") -> int:
+    reader = Reader.attach(paths_in(HOST_DIRECTORY, name))
     try:
         return int(getattr(reader.header, field))
     finally:
@@ -188,30 +201,96 @@ def who_is_in_the_group_is_a_client_and_nobody_else() -> None:
     assert as_user("outsider", read) in ("PermissionError", ArenaMissing.__name__, "BadPath")
 
 
-def the_sandbox_allows_what_a_daemon_needs() -> None:
-    folder = DROP_INS / "purgatoryd@web.service.d"
-    folder.mkdir()
-    probe = f"ExecStartPre=/opt/bin/python {__file__} probe\n"
-    folder.joinpath("probe.conf").write_text(f"[Service]\n{probe}")
+PROBE = f"ExecStartPre=/opt/bin/python {__file__} probe\n"
+
+
+def drop_in(unit: str, lines: str) -> None:
+    """Changes a unit, as `systemctl edit` does."""
+    folder = DROP_INS / f"{unit}.service.d"
+    folder.mkdir(exist_ok=True)
+    folder.joinpath("test.conf").write_text(lines)
     systemctl("daemon-reload")
+
+
+def the_sandbox_allows_what_a_daemon_needs() -> None:
+    drop_in("purgatoryd@web", f"[Service]\n{PROBE}")
     systemctl("start", "purgatoryd@web")
-    probed = json.loads(PROBED.read_text())
     systemctl("stop", "purgatoryd@web")
-    assert probed == {"affinity": True, "mempolicy": 0, "home": False}, probed
+    probed = json.loads(PROBED.read_text())
+    assert probed.pop("lock") in LOCKED, probed
+    refused = {"realtime": errno.EPERM, "home": False}
+    assert probed == {"affinity": True, "memory": 0} | refused, probed
 
 
 def probe() -> None:
     """As the unit's user, with all that the unit takes away."""
-    libc, number = ctypes.CDLL(None), SET_MEMPOLICY[platform.machine()]
     one = {min(os.sched_getaffinity(0))}
     os.sched_setaffinity(0, one)
-    nodes = ctypes.c_ulong(1)
     found = {
         "affinity": os.sched_getaffinity(0) == one,
-        "mempolicy": libc.syscall(number, MPOL_PREFERRED, ctypes.byref(nodes), 2),
+        "memory": errno_of(memory_of_a_node),
+        "lock": errno_of(memory.lock),
+        "realtime": errno_of(no_priority),
         "home": os.access("/root", os.R_OK),
     }
     PROBED.write_text(json.dumps(found))
+
+
+def memory_of_a_node() -> None:
+    """All that a daemon asks of the kernel on a machine of several nodes."""
+    node = min(topology.read(None).memory_nodes)
+    memory.prefer(node)
+    with mmap.mmap(-1, 1 << 20) as mapping:
+        memory.bind(mapping, node, move=False)
+        memory.bind(mapping, node, move=True)
+        assert memory.elsewhere(mapping, node) == 0
+
+
+def no_priority() -> None:
+    """What the kernel refuses as EINVAL if a filter of system calls lets it come so far."""
+    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(0))
+
+
+def errno_of(act: Callable[[], None]) -> int:
+    """0 = the kernel let it be done."""
+    try:
+        act()
+    except OSError as error:
+        return error.errno or -1
+    return 0
+
+
+def drop_ins_of_the_docs_open_what_they_say() -> None:
+    """Another host's clients, SCHED_FIFO, and memory that stays."""
+    [remote] = re.findall(r"```ini\n(.*?)```", OPERATIONS.read_text(), re.DOTALL)
+    drop_in("purgatoryd@far", f"{remote}RestrictRealtime=no\nLimitRTPRIO=10\n{PROBE}")
+    keys = {name: purgatoryd("keygen", f"/var/lib/{name}.key")[1].strip() for name in KEYS}
+    shutil.chown("/var/lib/server.key", "purgatoryd")
+    allowed = Path("/var/lib/allowed")
+    allowed.write_text(f"worker {keys['worker']} 1001\n")
+    shutil.chown(allowed, "purgatoryd")
+    settings = f"""
+        tcp = "127.0.0.1:{PORT}"
+        server-key = "/var/lib/server.key"
+        keys = "{allowed}"
+        realtime = 5
+        lock-memory = true
+        capacity = 1000
+        payload-memory = "1M"
+    """
+    Path("/etc/purgatoryd/far.toml").write_text(settings)
+    systemctl("start", "purgatoryd@far")
+    far = Remote(f"127.0.0.1:{PORT}", server_key=keys["server"], key="/var/lib/worker.key")
+    with Client("far", remote=far, timeout=PATIENCE_S) as client:
+        assert client.add("key", delay=FAR_S).ticket
+    stats = json.loads(purgatoryd("stats", "--name", "far", "--json")[1])
+    probed = json.loads(PROBED.read_text())
+    assert (probed["realtime"], probed["lock"] in LOCKED) == (errno.EINVAL, True), probed
+    limits = Path(f"/proc/{shown('MainPID', 'purgatoryd@far')}/limits").read_text()
+    for part, limit in (("lock", "Max locked memory +unlimited"), ("realtime", REALTIME)):
+        field = "placed" if re.search(limit, limits) else "clamped"
+        assert part in stats[field], (stats, limits)
+    systemctl("stop", "purgatoryd@far")
 
 
 def the_unit_is_sound_and_little_exposed() -> None:
@@ -221,8 +300,46 @@ def the_unit_is_sound_and_little_exposed() -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (found.returncode, "purgatoryd" in found.stderr) == (0, False), found.stderr
-    command = ["systemd-analyze", "security", f"--threshold={EXPOSURE_MAX}", "purgatoryd.service"]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    for unit in ("purgatoryd.service", "purgatoryd-metrics@web.service"):
+        command = ["systemd-analyze", "security", f"--threshold={EXPOSURE_MAX}", unit]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (unit, done.stdout[-200:])
+
+
+ENDPOINT = "http://127.0.0.1:9464/metrics"
+
+
+def scraped() -> dict[str, float]:
+    """name{labels} -> value, as Prometheus gets them."""
+    with urllib.request.urlopen(ENDPOINT, timeout=PATIENCE_S) as answer:
+        lines = answer.read().decode().splitlines()
+    samples = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {sample: float(value) for sample, value in samples}
+
+
+def told(sample: str) -> float | None:
+    """None while nobody answers."""
+    try:
+        return scraped()[sample]
+    except (OSError, KeyError):
+        return None
+
+
+def the_endpoint_tells_whether_the_daemon_is_up() -> None:
+    systemctl("start", "purgatoryd@web", "purgatoryd-metrics@web")
+    eventually(lambda: told('purgatoryd_up{daemon="web"}') == 1)
+    with Client("web", timeout=PATIENCE_S) as client:
+        client.add("far", delay=FAR_S)
+    assert told('purgatoryd_adds_total{daemon="web"}') == 1
+    assert told('purgatoryd_state{daemon="web",state="ready"}') == 1
+    systemctl("stop", "purgatoryd@web")
+    assert told('purgatoryd_up{daemon="web"}') == 0
+    assert told('purgatoryd_state{daemon="web",state="stopped"}') == 1
+    assert told('purgatoryd_adds_total{daemon="web"}') == 1
+    assert shown("ActiveState", "purgatoryd-metrics@web") == "active"
+    assert shown("User", "purgatoryd-metrics@web") == "purgatoryd"
+    systemctl("stop", "purgatoryd-metrics@web")
+    assert shown("Result", "purgatoryd-metrics@web") == "success"
 
 
 def settings_that_are_refused_are_not_tried_again() -> None:
@@ -247,6 +364,135 @@ def a_stopped_daemon_stays_so_until_the_next_start() -> None:
     eventually(lambda: shown("ActiveState") == "inactive")
 
 
+# ---- shards ----------------------------------------------------------------------------------
+
+
+def a_unit_of_shards_is_started_when_all_are_ready() -> None:
+    settings = 'shards = 2\nlog-level = "info"\ncapacity = 1000\npayload-memory = "1M"\n'
+    Path("/etc/purgatoryd/many.toml").write_text(settings)
+    systemctl("start", MANY)
+    assert shown("StatusText", MANY) == "ready"
+    code, told = purgatoryd("status", "--name", "many")
+    assert code == 0, told
+    begins = [line.partition(",")[0] for line in told.splitlines()]
+    assert begins == ["many: ready", "many-1-0: ready", "many-1-1: ready"]
+    for shard in (0, 1):
+        with Client("many", namespace=name_in(shard), timeout=PATIENCE_S) as client:
+            client.add("far", delay=FAR_S)
+
+
+def table() -> ShardTable:
+    found = read_table(HOST_DIRECTORY, "many")
+    assert found is not None
+    return found
+
+
+def name_in(shard: int) -> str:
+    """A namespace that is, or would be, in this shard."""
+    return next(name for n in range(99) if table().place(name := f"n{n}").shards == (shard,))
+
+
+def shard_pid(shard: int) -> int:
+    reader = Reader.attach(paths_in(HOST_DIRECTORY, table().daemon(shard)))
+    try:
+        return int(reader.header.daemon_pid)
+    finally:
+        reader.close()
+
+
+def has_far(shard: int) -> bool:
+    with Client("many", namespace=name_in(shard), timeout=PATIENCE_S) as client:
+        return client.get("far") is not None
+
+
+def fires_meanwhile(shard: int) -> None:
+    """A timer of this shard is armed and fires."""
+    name = name_in(shard)
+    with Subscriber("many", namespace=name) as notices, Client("many", namespace=name) as client:
+        client.add("near", delay=0.2)
+        notice = notices.get(timeout=PATIENCE_S)
+    assert notice is not None
+    assert notice.key == "near"
+
+
+def unit_of_shards() -> tuple[str, str]:
+    return shown("MainPID", MANY), shown("NRestarts", MANY)
+
+
+def a_killed_shard_comes_back_and_its_unit_does_not_notice() -> None:
+    unit, pids = unit_of_shards(), (shard_pid(0), shard_pid(1))
+    with (HOST_DIRECTORY / "many-1-0.lock").open() as lock:
+        os.kill(pids[0], signal.SIGKILL)
+        fcntl.flock(lock, fcntl.LOCK_EX)  # so that the next one cannot start yet
+        fires_meanwhile(1)
+        eventually(lambda: shown("StatusText", MANY).startswith("degraded: many-1-0 ended"))
+        assert purgatoryd("status", "--name", "many")[0] == 1
+    eventually(lambda: shown("StatusText", MANY) == "ready")
+    assert has_far(0)
+    assert (shard_pid(0) != pids[0], shard_pid(1)) == (True, pids[1])
+    assert unit_of_shards() == unit
+
+
+def a_shard_that_hangs_is_started_again_and_its_unit_does_not_notice() -> None:
+    unit, pids = unit_of_shards(), (shard_pid(0), shard_pid(1))
+    os.kill(pids[1], signal.SIGSTOP)
+    fires_meanwhile(0)
+    eventually(lambda: shown("StatusText", MANY) == "degraded: many-1-1 does not answer")
+    eventually(lambda: shown("StatusText", MANY) == "ready")
+    assert has_far(1)
+    assert (shard_pid(0), shard_pid(1) != pids[1]) == (pids[0], True)
+    assert unit_of_shards() == unit
+
+
+def a_reload_of_shards_is_for_each() -> None:
+    with Path("/etc/purgatoryd/many.toml").open("a") as settings:
+        settings.write("quota-timers = 77\n")
+    unit = unit_of_shards()
+    systemctl("reload", MANY)
+    names = table().daemons
+    eventually(lambda: [header("quota_timers", name) for name in names] == [77, 77])
+    eventually(lambda: shown("ActiveState", MANY) == "active")
+    assert unit_of_shards() == unit
+
+
+def shards_are_seen_by_the_page_for_people() -> None:
+    path = "/run/page"
+    page = subprocess.Popen(
+        ["/opt/bin/purgatoryd", "web", "--name", "many-1-1", "--socket", path],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert page.stdout is not None
+    said = page.stdout.readline()
+    assert "listening" in said, said + page.stdout.read()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(path)
+        client.sendall(b"GET /view.json HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        answer = client.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 200 OK"), answer
+    assert b'"ready"' in answer
+    page.terminate()
+    assert page.wait(PATIENCE_S) == 0
+
+
+def a_deployment_that_hangs_is_killed_by_the_watchdog_and_keeps_its_timers() -> None:
+    pid = int(shown("MainPID", MANY))
+    os.kill(pid, signal.SIGSTOP)
+    eventually(lambda: int(shown("NRestarts", MANY)) > 0 and shown("StatusText", MANY) == "ready")
+    assert int(shown("MainPID", MANY)) != pid
+    assert has_far(0)
+    assert has_far(1)
+
+
+def shards_stop_and_start_with_their_unit() -> None:
+    systemctl("stop", MANY)
+    assert (shown("ActiveState", MANY), shown("Result", MANY)) == ("inactive", "success")
+    assert purgatoryd("status", "--name", "many")[0] == 3
+    systemctl("start", MANY)
+    assert has_far(0)
+    assert has_far(1)
+    systemctl("stop", MANY)
+
+
 STEPS = (
     a_start_returns_when_the_daemon_is_ready,
     a_killed_daemon_is_started_again_with_its_timers,
@@ -256,9 +502,18 @@ STEPS = (
     a_daemon_of_another_name_comes_and_goes_beside_it,
     who_is_in_the_group_is_a_client_and_nobody_else,
     the_sandbox_allows_what_a_daemon_needs,
+    drop_ins_of_the_docs_open_what_they_say,
     the_unit_is_sound_and_little_exposed,
+    the_endpoint_tells_whether_the_daemon_is_up,
     settings_that_are_refused_are_not_tried_again,
     a_stopped_daemon_stays_so_until_the_next_start,
+    a_unit_of_shards_is_started_when_all_are_ready,
+    a_killed_shard_comes_back_and_its_unit_does_not_notice,
+    a_shard_that_hangs_is_started_again_and_its_unit_does_not_notice,
+    a_reload_of_shards_is_for_each,
+    shards_are_seen_by_the_page_for_people,
+    a_deployment_that_hangs_is_killed_by_the_watchdog_and_keeps_its_timers,
+    shards_stop_and_start_with_their_unit,
 )
 
 

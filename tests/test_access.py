@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import grp
 import os
 import pwd
@@ -43,7 +44,7 @@ from purgatoryd.shm_layout.errors import (
     NoJournal,
     QuotaExceeded,
 )
-from purgatoryd.shm_layout.layout import Message, WireError
+from purgatoryd.shm_layout.layout import Message, Status, WireError
 from purgatoryd.shm_layout.paths import daemon_paths
 
 ALICE, BOB = 61001, 61002  # uids that no user database knows
@@ -110,6 +111,29 @@ def test_who_may_open_the_segments(shared_dir: Path, daemon: StartDaemon) -> Non
 
     assert as_member(real, ALICE, opened) == [True, False, False, False]
     assert run_as(BOB, opened) == [False] * 4
+
+
+def test_a_member_gets_at_nothing_of_the_process(daemon: StartDaemon) -> None:
+    real = daemon()
+    process = Path(f"/proc/{real.pid}")
+
+    def opened() -> list[bool]:
+        readable = [may_open(process / name, os.O_RDONLY) for name in ("mem", "environ", "maps")]
+        return [*readable, os.access(process / "fd", os.R_OK | os.X_OK)]
+
+    assert as_member(real, ALICE, opened) == [False] * 4
+
+
+def test_a_lock_on_the_arena_holds_up_nobody(daemon: StartDaemon) -> None:
+    """Who may read a file may lock it."""
+    real = daemon()
+    with Client("demo") as client:
+        client.add("k", delay=3600)
+    with (SHM / real.paths.arena[1:]).open("rb") as arena:
+        fcntl.flock(arena, fcntl.LOCK_EX)
+        real.restart()
+        with Client("demo") as client:
+            assert client.get("k") is not None
 
 
 def test_a_member_of_the_group_reads_and_a_stranger_does_not(
@@ -347,6 +371,14 @@ def test_a_session_is_of_no_use_to_another_uid(shared_dir: Path, daemon: StartDa
         denied = int(WireError.DENIED)
         assert as_member(real, ALICE, lambda: takeover(session)) == [0] + [denied] * 5
         assert owner.batch(raw.put(b"k")).statuses == [1]
+
+
+def test_operations_per_second_of_every_uid(daemon: StartDaemon) -> None:
+    real = daemon("demo", "--quota-ops", "3")
+    with Raw(real.paths.cmd) as client:
+        client.hello()
+        answer = client.batch(*(raw.put(b"%d" % i) for i in range(5)))
+    assert answer.statuses == [Status.ADDED] * 3 + [Status.QUOTA] * 2
 
 
 def test_quotas_of_every_uid(shared_dir: Path, daemon: StartDaemon) -> None:

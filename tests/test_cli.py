@@ -17,6 +17,7 @@ from real_daemon import PATIENCE_S, Daemon, eventually
 
 from purgatoryd.cli import reference
 from purgatoryd.cli.app import COMMANDS
+from purgatoryd.cli.arena import print_table
 from purgatoryd.cli.exits import MEANING, Exit, exit_of
 from purgatoryd.cli.options import visible
 from purgatoryd.shm_layout import errors
@@ -345,3 +346,29 @@ def test_settings_out_of_bounds_are_usage_errors(demo: Daemon, arguments: tuple[
     done = cli(demo, "namespace", "set", "shop", *arguments)
     assert done.returncode == Exit.USAGE
     assert cli(demo, "namespace", "ls").stdout == ""
+
+
+WIDE = [{f"field_{n}": f"value {row}-{n}" * 3 for n in range(12)} for row in range(2)]
+
+
+def test_a_table_is_whole_in_a_pipe(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    print_table(WIDE, "wide")
+    told = capsys.readouterr().out
+    assert all(value in told for row in WIDE for value in row.values())
+    assert len(told.splitlines()) == 7  # title, heads and two rows in their frame
+
+
+def test_a_table_that_does_not_fit_is_told_row_by_row(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("COLUMNS", "80"), ("FORCE_COLOR", "1"), ("NO_COLOR", "1")):
+        monkeypatch.setenv(name, value)
+    print_table(WIDE, "wide")
+    lines = capsys.readouterr().out.splitlines()
+    for field, value in WIDE[1].items():
+        assert f"{field:<8}  {value}" in lines
+    print_table([{"a": 1}], "narrow")
+    assert "│ 1 │" in capsys.readouterr().out

@@ -10,29 +10,33 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner
 from conftest import StartDaemon
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
-from real_daemon import PATIENCE_S, clean_environment, remove_segments
+from real_daemon import PATIENCE_S, Daemon, clean_environment, remove_segments
 from test_metrics import used
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
-from purgatoryd.cli.exposition import EDGES_NS, SLOW_NS, families, refresh, table, told
+from purgatoryd.cli.exposition import EDGES_NS, SLOW_NS, families, refresh, table, text, told
 from purgatoryd.cli.metrics import address_of
 from purgatoryd.shm_layout.layout import DaemonState, Degraded, fields
 from purgatoryd.shm_layout.metrics import COUNTERS, GAUGES, Histogram, Metrics, upper_edge_ns
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-RULES = (DOCS / "monitoring" / "purgatoryd.rules.yml").read_text()
+RULES = yaml.safe_load((DOCS / "monitoring" / "purgatoryd.rules.yml").read_text())
+ALERTS = [rule for group in RULES["groups"] for rule in group["rules"]]
 DASHBOARD = json.loads((DOCS / "monitoring" / "grafana.json").read_text())
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -219,37 +223,100 @@ def test_an_address_says_where() -> None:
 
 # ---- alerts, dashboard, page -----------------------------------------------------------------
 
+PROMETHEUS = {"instance", "job"}
+"""Labels that it adds itself."""
+LABEL = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
+
+
+def expressions() -> dict[str, str]:
+    """By the alert or the panel, all that is asked of Prometheus."""
+    rules = {rule["alert"]: rule["expr"] for rule in ALERTS}
+    panels = {
+        f"{panel['title']} {number}": target["expr"]
+        for panel in DASHBOARD["panels"]
+        for number, target in enumerate(panel["targets"])
+    }
+    return rules | panels
+
+
+@pytest.fixture(scope="module")
+def exposed() -> dict[str, dict[str, set[str]]]:
+    """Of each sample that a daemon at work has: its labels, and their values."""
+    names: dict[str, dict[str, set[str]]] = {"up": {"job": {"purgatoryd"}}}
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PURGATORYD_DIR", directory)
+        one = Daemon("demo", Path(directory), ("--journal", f"{directory}/journal"))
+        try:
+            used(lambda *_: one)
+            found = parsed(text("demo"))
+        finally:
+            one.close()
+            remove_segments(one.paths)
+    for name, labels in found:
+        for label, value in labels:
+            names.setdefault(name, {}).setdefault(label, set()).add(value)
+    return names
+
+
+@pytest.mark.parametrize("title", expressions())
+def test_alerts_and_panels_ask_for_what_is_there(
+    title: str, exposed: dict[str, dict[str, set[str]]]
+) -> None:
+    expression = expressions()[title]
+    asked = set(re.findall(r"\b(?:purgatoryd_\w+|up(?=\{))", re.sub(r'"[^"]*"', '""', expression)))
+    assert asked
+    assert asked <= exposed.keys()
+    for name, matchers in re.findall(r"(\w+)\{([^}]*)\}", expression):
+        for label, _, values in LABEL.findall(matchers):
+            assert values == "$daemon" or set(values.split("|")) <= exposed[name][label], name
+    labels = {label for name in asked for label in exposed[name]} | PROMETHEUS
+    for grouped in re.findall(r"\b(?:by|on) \(([^)]*)\)", expression):
+        assert set(grouped.split(", ")) <= labels
+
+
+def test_planned_waiting_alerts_nobody() -> None:
+    for rule in ALERTS:
+        stages = [v for k, op, v in LABEL.findall(rule["expr"]) if k == "stage" and op == "=~"]
+        assert all("remote" not in one.split("|") for one in stages)
+        assert ("stage_seconds" in rule["expr"]) == bool(stages)
+
+
+def test_the_slow_alert_sees_all_that_a_daemon_owns_of_a_call(daemon: StartDaemon) -> None:
+    """Each histogram that it asks for has counted what a client and a subscriber did."""
+    used(daemon)
+    found = parsed(text("demo"))
+    (slow,) = (rule["expr"] for rule in ALERTS if rule["alert"] == "PurgatorydSlow")
+    (stages,) = (values for _, _, values in LABEL.findall(slow))
+    assert set(stages.split("|")) == {"request_queue", "response_queue", "send"}
+    assert all(value(found, "stage_seconds_count", stage=one) for one in stages.split("|"))
+    assert "purgatoryd_batch_service_seconds_bucket" in slow
+    assert value(found, "batch_service_seconds_count")
+
+
+def test_every_alert_has_a_meaning_and_what_to_do() -> None:
+    alerts = [rule["alert"] for rule in ALERTS]
+    assert len(set(alerts)) == len(alerts)
+    meanings = (DOCS / "metrics.md").read_text()
+    assert re.findall(r"^\| (Purgatoryd\w+) \|", meanings, re.MULTILINE) == alerts
+    remedies = (DOCS / "operations.md").read_text()
+    assert re.findall(r"^\| `(Purgatoryd\w+)` \|", remedies, re.MULTILINE) == alerts
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
+def test_an_alert_has_what_prometheus_wants(rule: dict[str, Any]) -> None:
+    assert rule.keys() <= {"alert", "expr", "for", "labels", "annotations"}
+    assert re.fullmatch(r"\d+[smh]", rule.get("for", "0s"))
+    assert rule["labels"]["severity"] in ("warning", "critical")
+    named = re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])
+    assert set(named) <= {"daemon", "instance", "reason"}
+    assert rule["expr"].count("(") == rule["expr"].count(")")
+
 
 def known_names() -> set[str]:
     """Of every sample that a daemon can have."""
     names = set(re.findall(r"^\| `(purgatoryd_\w+)` \| (\w+) ", table(), re.MULTILINE))
     parts = {"histogram": ("_bucket", "_count", "_sum")}
     return {name + part for name, kind in names for part in parts.get(kind, ("",))}
-
-
-def expressions() -> list[str]:
-    rules = re.findall(r"expr: (?:\|\n)?(.*?)(?=^ +for:|^ +labels:)", RULES, re.M | re.S)
-    panels = [t["expr"] for panel in DASHBOARD["panels"] for t in panel["targets"]]
-    assert len(rules) == RULES.count("- alert:")
-    return rules + panels
-
-
-@pytest.mark.parametrize("expression", expressions())
-def test_alerts_and_panels_ask_for_what_is_there(expression: str) -> None:
-    asked = set(re.findall(r"\bpurgatoryd_\w+", expression))
-    assert asked
-    assert asked <= known_names()
-    stages = re.findall(r'stage=~"([^"]+)"', expression)
-    assert all("remote" not in one.split("|") for one in stages), "planned waiting is no fault"
-    labels = {"daemon", "instance", "state", "reason", "stage", "namespace", "le", "job"}
-    for asked_labels in re.findall(r"\{([^}]*)\}", expression):
-        assert set(re.findall(r'(\w+)(?:=~|!=|=)"', asked_labels)) <= labels
-
-
-def test_every_alert_has_its_meaning_on_the_page() -> None:
-    page = (DOCS / "metrics.md").read_text()
-    alerts = re.findall(r"- alert: (\w+)", RULES)
-    assert re.findall(r"^\| (Purgatoryd\w+) \|", page, re.MULTILINE) == alerts
 
 
 def test_the_page_has_every_metric() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import re
+import select
 import signal
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +20,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from conftest import StartDaemon
-from real_daemon import PATIENCE_S, Daemon, boot_ns, eventually, stats
+from fault_driver import Gate, build_library
+from machine import needs
+from real_daemon import PATIENCE_S, Daemon, boot_ns, eventually, remove_segments, stats
 from test_cli import answer, cli
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
-from purgatoryd.clients import Admin, Client, Subscriber
+from purgatoryd.clients import Admin, Client, DaemonUnreachable, Subscriber
 from purgatoryd.daemon import lifecycle
 from purgatoryd.daemon.lifecycle import MEANING, MOVES, LifeCycle
 from purgatoryd.daemon.supervisor import Supervisor
@@ -39,6 +45,11 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 FULL = "--capacity", "10"
 
 
+def readable(file: Any) -> bool:
+    """True if something, or its end, is there to be read."""
+    return bool(select.select([file], [], [], 0)[0])
+
+
 class Manager:
     """A service manager's end of NOTIFY_SOCKET."""
 
@@ -48,10 +59,19 @@ class Manager:
         self.socket.bind(address.replace("@", "\0", 1))
         self.socket.settimeout(PATIENCE_S)
 
+    def heard(self) -> list[str]:
+        """All lines that were said so far."""
+        lines: list[str] = []
+        while readable(self.socket):
+            lines += self.socket.recv(4096).decode().splitlines()
+        return lines
+
     def hears(self, line: str) -> list[str]:
         """All lines up to the first that begins so."""
         heard: list[str] = []
+        end_s = time.monotonic() + 2 * PATIENCE_S  # beats alone go on for ever
         while not any(one.startswith(line) for one in heard):
+            assert time.monotonic() < end_s, f"no {line} in {heard[-20:]}"
             heard += self.socket.recv(4096).decode().splitlines()
         return heard
 
@@ -240,6 +260,27 @@ def test_a_daemon_sleeps_again_after_it_read_its_settings(
     assert stats(real)["wakeups"] - first["wakeups"] < 100
 
 
+def test_an_answer_comes_after_the_reload_that_was_asked_for_before(
+    daemon: StartDaemon, tmp_path: Path
+) -> None:
+    settings = tmp_path / "demo.toml"
+    settings.touch()
+    real = daemon("demo", "--config", str(settings))
+    with Admin("demo") as admin, ThreadPoolExecutor(1) as other:
+        admin.ping()
+        for quota in range(1, 6):
+            settings.write_text(f"quota-timers = {quota}\n")
+            os.kill(real.pid, signal.SIGSTOP)
+            os.kill(real.pid, signal.SIGHUP)
+            ping = other.submit(admin.ping)
+            time.sleep(0.02)  # for the request to be on its way
+            os.kill(real.pid, signal.SIGCONT)
+            ping.result()
+            reader = Reader.attach(real.paths)
+            assert reader.header.quota_timers == quota
+            reader.close()
+
+
 def test_the_next_start_asks_for_time_while_it_recovers(
     manager: Manager, daemon: StartDaemon
 ) -> None:
@@ -250,6 +291,80 @@ def test_the_next_start_asks_for_time_while_it_recovers(
     heard = manager.hears("READY=1")
     at = heard.index("STATUS=rebuilding")
     assert re.fullmatch(r"EXTEND_TIMEOUT_USEC=\d+", heard[at - 1])
+
+
+@pytest.mark.parametrize(
+    ("call", "doing"),
+    [
+        ("posix_fallocate64", "making an arena"),
+        ("fsync", "writing a snapshot"),
+        ("fdatasync", "opening the journal"),
+    ],
+)
+def test_a_recovery_that_hangs_on_the_disk_is_not_ready_before_it_can_serve(
+    call: str, doing: str, manager: Manager, daemon: StartDaemon, daemon_dir: Path, tmp_path: Path
+) -> None:
+    needs("cc", "to compile tests/fault/shim.c")
+    gate = Gate(call, build_library("shim", tmp_path), tmp_path / "gate")
+    real = daemon("demo", "--journal", str(daemon_dir / "journal"))
+    with Client("demo", durable=True) as client:
+        ticket = client.add("k", delay=3600).ticket
+    real.kill()
+    remove_segments(real.paths)
+    real.env |= {"NOTIFY_SOCKET": manager.address, **gate.environment}
+    real.begin()
+    with gate.closed():
+        heard = manager.heard()
+        assert heard[-1] == f"STATUS={doing}"
+        assert heard[-2].startswith("EXTEND_TIMEOUT_USEC=")
+        assert "READY=1" not in heard
+        assert not readable(real.process.stdout)
+        with pytest.raises(DaemonUnreachable):
+            Client("demo", timeout=0.1)
+    manager.hears("READY=1")
+    with Client("demo", timeout=PATIENCE_S) as client:
+        timer = client.get("k")
+    assert timer is not None
+    assert timer.ticket == ticket
+    real.await_ready()
+
+
+def fill(manager: Manager) -> None:
+    """As many datagrams as its queue takes, of senders none of which is at its own limit."""
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.setblocking(False)
+                sender.sendto(b"STATUS=of another", manager.address)
+
+
+def test_a_manager_that_was_busy_hears_once_that_the_daemon_is_ready(manager: Manager) -> None:
+    supervisor = Supervisor.of({"NOTIFY_SOCKET": manager.address})
+    fill(manager)
+    supervisor.ready()
+    assert "READY=1" not in manager.heard()
+    supervisor.alive()
+    supervisor.alive()
+    assert manager.heard() == ["READY=1"]
+
+
+@pytest.mark.parametrize("then", [Supervisor.reloading, Supervisor.stopping])
+def test_a_manager_hears_nothing_that_is_no_longer_so(
+    manager: Manager, then: Callable[[Supervisor], None]
+) -> None:
+    supervisor = Supervisor.of({"NOTIFY_SOCKET": manager.address})
+    fill(manager)
+    supervisor.ready()
+    manager.heard()
+    then(supervisor)
+    supervisor.alive()
+    assert "READY=1" not in manager.heard()
+
+
+def test_a_daemon_tells_a_busy_manager_again(manager: Manager, daemon: StartDaemon) -> None:
+    fill(manager)
+    daemon("demo", env={"NOTIFY_SOCKET": manager.address})
+    manager.hears("READY=1")
 
 
 def test_a_manager_may_have_an_abstract_address(tmp_path: Path) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import purgatory_driver as pd
 import pytest
 from conftest import StartDaemon
 from core_driver import Core
@@ -25,7 +26,7 @@ from purgatoryd.daemon.store import Opening, journal_end, open_arena
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.arena import COUNTED, Reader
 from purgatoryd.shm_layout.journal import Walk, segments
-from purgatoryd.shm_layout.layout import Measured, size_of
+from purgatoryd.shm_layout.layout import Measured, Status, size_of
 from purgatoryd.shm_layout.metrics import (
     BUCKETS,
     COUNTERS,
@@ -137,6 +138,97 @@ def test_turns_and_cascades_are_counted() -> None:
     assert core.metrics.moved == core.rows(lib.PG_R_WHEEL, "pg_wheel")[0].moved > 0
 
 
+def test_the_budget_of_turns_with_work_is_counted() -> None:
+    core = Core()
+    for n in range(8):
+        core.put(f"{n}", 100 * MS + n)
+    core.advance(50 * MS, budget=1000)
+    idle = core.metrics.turn_budget
+    while core.advance(200 * MS, budget=3):
+        pass
+    work, budget = core.metrics.turn_work, core.metrics.turn_budget
+    assert 8 <= work <= budget
+    assert (budget - idle) % 3 == 0
+    turns, before = core.metrics.turns, core.metrics.turn_budget
+    core.advance(300 * MS, budget=1000)
+    assert (core.metrics.turns, core.metrics.turn_budget) == (turns + 1, before), "it had no work"
+
+
+ANSWERS = {
+    Status.NONE, Status.ADDED, Status.REPLACED, Status.KEPT, Status.EXTENDED, Status.CANCELLED,
+    Status.FIRED, Status.UNKNOWN, Status.FOUND, Status.DONE, Status.MORE, Status.LOADED,
+    Status.PARKED, Status.UNPARKED,
+}  # fmt: skip
+
+
+def refused(core: Core) -> dict[str, int]:
+    counts = {name: int(getattr(core.metrics, name)) for name in COUNTERS}
+    return {
+        name.removeprefix("refused_"): count
+        for name, count in counts.items()
+        if name.startswith("refused_") and count
+    }
+
+
+@pytest.mark.parametrize("status", list(Status), ids=lambda status: status.name)
+def test_every_status_that_refuses_has_one_counter(status: Status) -> None:
+    core = Core()
+    assert bool(lib.pg_refused(core.a, status)) is (status not in ANSWERS)
+    assert sum(refused(core).values()) == (status not in ANSWERS)
+
+
+def test_what_is_no_status_is_not_counted() -> None:
+    core = Core()
+    assert not any(lib.pg_refused(core.a, one) for one in (max(Status) + 1, 255, 2**32 - 1))
+    assert refused(core) == {}
+
+
+@pytest.mark.parametrize(
+    ("command", "config", "reason"),
+    [
+        (pd.watch(b"first", lib.PG_C_ALL, [pd.Key(b"b", 1)]), {}, "exists"),
+        (pd.put(b"first", MS), {}, "exists"),
+        (pd.cancel_for_key(b"far"), {"payload_bytes": 8192}, "payload"),
+        (pd.advance(b"new", 1), {"levels": 1}, "keys"),
+        (pd.watch(b"x", lib.PG_C_ALL, [pd.Key(b"far", 1)]), {"capacity": 1}, "full"),
+    ],
+)
+def test_what_a_batch_is_refused_is_counted_once(
+    command: pd.Command, config: dict[str, int], reason: str
+) -> None:
+    core = Purgatory(**config)
+    owner = pd.Owner(core)
+    owner.send(pd.watch(b"first", lib.PG_C_ALL, [pd.Key(b"far", 1)]))
+    assert owner.send(command)[0].status not in ANSWERS
+    owner.again()
+    assert refused(core) == {reason: 1}
+
+
+def test_a_level_past_its_end_is_counted() -> None:
+    core = Purgatory()
+    pd.Owner(core).send(pd.advance(b"k", 5), pd.bump(b"k", 2**63 - 5))
+    assert refused(core) == {"other": 1}
+
+
+def test_what_comes_while_it_drains_is_counted() -> None:
+    core = Purgatory()
+    owner = pd.Owner(core)
+    lib.pg_drain(core.a, 1)
+    far = [pd.Key(b"far", 1)]
+    owner.send(pd.put(b"k", MS), pd.watch(b"w", lib.PG_C_ALL, far), pd.cancel(b"k"))
+    assert refused(core) == {"stopping": 2}
+
+
+def test_operations_and_timers_are_cancelled_apart() -> None:
+    core = Purgatory()
+    owner = pd.Owner(core)
+    far = [pd.Key(b"far", 1)]
+    names = (b"a", b"b", b"c")
+    owner.send(pd.put(b"k", MS), *(pd.watch(name, lib.PG_C_ALL, far) for name in names))
+    owner.send(pd.cancel(b"k"), pd.cancel(b"a"), pd.cancel_for_key(b"far"))
+    assert (core.metrics.cancels, core.metrics.cancelled) == (1, 3)
+
+
 def test_other_sizes_keep_what_was_counted() -> None:
     core = Core()
     core.put("k", MS)
@@ -205,7 +297,7 @@ def metrics_of(daemon: Daemon) -> Iterator[Metrics]:
         reader.close()
 
 
-def used(daemon: StartDaemon, *args: str) -> Daemon:
+def used(daemon: Callable[..., Daemon], *args: str) -> Daemon:
     """One that has fired a timer and ended an operation."""
     one = daemon("demo", *args)
     with (

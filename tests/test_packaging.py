@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -80,6 +82,52 @@ def names_the_extras(python: Path, folder: Path) -> None:
     assert (ship.returncode, ship.stdout) == (7, "")
     assert ship.stderr == "purgatoryd: pyarrow is missing: pip install 'purgatoryd[lake]'\n"
     assert "pip install 'purgatoryd[spark]'" in run(python, "-c", NEEDS_SPARK, cwd=folder)
+
+
+LIGHT = """
+import sys
+
+class Missing:
+    def find_spec(self, name, *_):
+        if name.split(".")[0] in {missing}:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Missing())
+from purgatoryd.cli import main
+main()
+"""
+
+
+def with_only(extra: str) -> str:
+    """Runs a command where only what this extra names is there, of what the pipeline uses."""
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    names = {
+        name: {re.split("[^a-z0-9-]", one)[0] for one in told[name]} for name in ("spark", extra)
+    }
+    return LIGHT.replace("{missing}", repr((names["spark"] | {"numpy"}) - names[extra]))
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (("cold", "status", "--lake", "."), "version"),
+        (("cold", "cancel", "order:1", "--lake", "."), "1 keys; the daemon: not asked"),
+        (("load-agent", "."), ""),
+        (("plan", "cancel", "--lake", "."), ""),
+        (("ship", "--journal", ".", "--lake", "lake"), ""),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_the_extra_of_a_daemons_host_is_enough(
+    command: tuple[str, ...], told: str, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", with_only("lake"), "pipeline", *command], cwd=tmp_path, check=False,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode in (0, 1, 7), done.stderr
+    assert "Traceback" not in done.stderr
+    assert told in done.stdout
 
 
 @pytest.mark.parametrize("kind", ["wheel", "sdist"])

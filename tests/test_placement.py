@@ -14,7 +14,8 @@ from fake_system import Machine, smt
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
-from purgatoryd.cli.placement import lines, record
+from purgatoryd.cli.placement import Planned, advised, lines, plans_of, record
+from purgatoryd.cli.shards import Named
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.plan import Plan, plan
 from purgatoryd.shm_layout.errors import InvalidSetting
@@ -25,6 +26,7 @@ TWO_BY_FOUR_SMT = Machine(
     {0: (0, 1, 2, 3, 8, 9, 10, 11), 1: (4, 5, 6, 7, 12, 13, 14, 15)}, cores=smt(8)
 )
 NOTHING = PlacementPart(0)
+ALONE = Named("demo", {})
 
 
 @pytest.fixture
@@ -291,7 +293,7 @@ def test_the_picture(tmp_path: Path) -> None:
     machine = replace(TWO_BY_FOUR_SMT, isolated=(14,), cgroup=range(15))
     topology = machine.read(tmp_path)
     found = plan(topology, Config("demo", node=0, realtime=5))
-    assert list(lines(topology, found, None)) == [
+    assert list(lines(topology, [Planned(ALONE, found, None)])) == [
         "node 0: 2.0 GiB free of 4.0 GiB, the arena; distance 20 to node 1",
         "  [0o 8o] [1o 9o] [2o 10o] [3R 11.]",
         "node 1: 2.0 GiB free of 4.0 GiB; distance 20 to node 0",
@@ -304,6 +306,24 @@ def test_the_picture(tmp_path: Path) -> None:
         "  the arena is on node 0",
         "  loop and libzmq run under SCHED_FIFO, priority 5, if permitted",
     ]
+
+
+def test_shards_take_what_others_leave_and_each_is_shown(tmp_path: Path, daemon_dir: Path) -> None:
+    topology = replace(TWO_BY_FOUR_SMT, isolated=()).read(tmp_path)
+    found = plans_of(topology, Config("demo", shards=3))
+    assert [one.plan.reaper_cpu for one in found] == [3, 7, 2]
+    shown = list(lines(topology, found))
+    assert shown[:5] == [
+        "node 0: 2.0 GiB free of 4.0 GiB, 2 arenas; distance 20 to node 1",
+        "  [0o 8o] [1o 9o] [2R 10o] [3R 11o]",
+        "node 1: 2.0 GiB free of 4.0 GiB, the arena; distance 20 to node 0",
+        "  [4o 12o] [5o 13o] [6o 14o] [7R 15.]",
+        "R loop   o other threads   . free   i isolated   x not ours",
+    ]
+    plans = [line for line in shown if "plan" in line]
+    assert plans == [f"demo-1-{shard}, plan (auto):" for shard in range(3)]
+    near = [(one.record["shard"], cpu) for one, cpu in advised(topology, found, 6)]
+    assert near == [(0, 0), (1, 4), (2, 1), (0, 8), (1, 5), (2, 9)]
 
 
 def test_a_record_is_json(tmp_path: Path) -> None:
@@ -330,6 +350,17 @@ def test_the_command_shows_this_machine(daemon_dir: Path) -> None:
     told = json.loads(out)
     assert set(told["topology"]["allowed"]) == os.sched_getaffinity(0)
     assert told["plan"]["mode"] == "none"
+
+
+def test_the_command_shows_shards(daemon_dir: Path) -> None:
+    code, out, _ = command("--name", "demo", "--shards", "2", "--json")
+    assert code == Exit.DONE
+    told = [json.loads(line) for line in out.splitlines()]
+    assert [(one["name"], one["shard"], one["daemon"]) for one in told] == [
+        ("demo-1-0", 0, None), ("demo-1-1", 1, None),
+    ]  # fmt: skip
+    code, out, _ = command("--name", "demo", "--shards", "2", "--advise", "2", "--json")
+    assert [json.loads(line)["shard"] for line in out.splitlines()] == [0, 1]
 
 
 def test_the_command_advises(daemon_dir: Path) -> None:

@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import psutil
 import pytest
 from conftest import StartDaemon
 from fake_system import Machine
-from machine import needs
+from machine import CPUSETS, needs
 from other_user import run_as
 from real_daemon import PATIENCE_S, Daemon, clean_environment, eventually, stats
 
@@ -31,7 +31,7 @@ from purgatoryd.daemon.plan import plan
 from purgatoryd.shm_layout import keys, memory, segment
 from purgatoryd.shm_layout.arena import Placed
 from purgatoryd.shm_layout.layout import PlacementPart
-from purgatoryd.shm_layout.topology import read, worker_cpus
+from purgatoryd.shm_layout.topology import cpu_text, read, worker_cpus
 
 Cpus = set[int]
 STRANGER = 4242
@@ -99,10 +99,43 @@ def test_none_leaves_everything_alone(daemon: StartDaemon) -> None:
     assert [figures[f] for f in ("placement", "node", "reaper_cpu")] == ["none", None, None]
 
 
-def test_a_loop_that_was_moved_goes_back(pinned: Daemon, pair: tuple[int, int]) -> None:
+@pytest.mark.parametrize("name", ["purgatoryd", "ZMQbg/IO/0"])
+def test_a_thread_that_was_moved_goes_back(
+    name: str, pinned: Daemon, pair: tuple[int, int]
+) -> None:
     loop, others = pair
-    os.sched_setaffinity(pinned.pid, {others})
+    moved = pinned.pid if name == "purgatoryd" else thread(pinned, name)
+    os.sched_setaffinity(moved, {loop, others})
     eventually(lambda: affinities(pinned.pid) == ({loop}, [{others}] * 2))
+
+
+@pytest.fixture
+def cpuset() -> Iterator[Path]:
+    """A cgroup of our own that has the CPUs and the memory of all."""
+    needs("cpuset")
+    made = CPUSETS / f"purgatoryd-test-{os.getpid()}"
+    made.mkdir()
+    (made / "cpuset.cpus").write_text(cpu_text(os.sched_getaffinity(0)))
+    (made / "cpuset.mems").write_text(cpu_text(read(None).memory_nodes))
+    yield made
+    eventually(lambda: not (made / "cgroup.procs").read_text())
+    made.rmdir()
+
+
+def test_a_daemon_follows_its_cgroup(
+    cpuset: Path, daemon: StartDaemon, pair: tuple[int, int]
+) -> None:
+    loop, others = pair
+    real = daemon("demo", "--cpus", f"{loop},{others}")
+    (cpuset / "cgroup.procs").write_text(str(real.pid))
+    (cpuset / "cpuset.cpus").write_text(str(others))
+    eventually(lambda: stats(real)["reaper_cpu"] == others)
+    assert affinities(real.pid) == ({others}, [{others}] * 2)
+    assert stats(real)["clamped"] == "cpus"  # type: ignore[comparison-overlap]
+    (cpuset / "cpuset.cpus").write_text(f"{loop},{others}")
+    eventually(lambda: stats(real)["reaper_cpu"] == loop)
+    assert affinities(real.pid) == ({loop}, [{others}] * 2)
+    assert stats(real)["clamped"] is None
 
 
 def test_sighup_puts_every_thread_back(pinned: Daemon, pair: tuple[int, int]) -> None:
@@ -146,11 +179,13 @@ def test_a_cgroup_that_takes_and_gives_back(
     Machine({0: range(4)}).lay_out(tmp_path)
     one = Placement(Config("demo"), "", tmp_path)
     one.settle(arena)
+    one.look(arena)
     Machine({0: range(4)}, cgroup=(0, 1)).lay_out(tmp_path)
-    one.again(arena)
+    one.look(arena)
     assert (arena.placed.applied, arena.placed.reaper_cpu) == (PlacementPart(0), None)
     Machine({0: range(4)}, cgroup=(0, 1, 2)).lay_out(tmp_path)
-    one.again(arena)
+    one.look(arena)
+    one.look(arena)
     assert (arena.placed.applied, arena.placed.reaper_cpu) == (PlacementPart.CPUS, 2)
     assert asked == [({3}, {0, 1, 2}), ({0, 1}, {0, 1}), ({2}, {0, 1})]
     assert "the scheduler does better than a pin" in capfd.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.journal import Frame, Walk, contents, segments, uuid_of
 from purgatoryd.shm_layout.layout import EVENTS_NAMESPACE, EVENTS_TOPIC, Cause, Message, WireError
+from purgatoryd.shm_layout.paths import arena_paths
 
 HOUR_S = 3600.0
 
@@ -136,8 +138,11 @@ def test_reserved_names_are_not_for_timers(namespace: str, topic: str, admin: Ad
 def test_a_full_daemon_says_so_and_publishes_nothing(admin: Admin) -> None:
     with Client("demo", timeout=PATIENCE_S) as client, admin:
         client.add_many([(f"k{i}", HOUR_S, "t", bytes(4096)) for i in range(100)])
-        with pytest.raises(Full):
-            publish(admin, "k", bytes(8192))
+        with closing(Reader.attach(arena_paths("demo"))) as reader:
+            before = reader.stats()["refused_payload"]
+            with pytest.raises(Full):
+                publish(admin, "k", bytes(8192))
+            assert reader.stats()["refused_payload"] == before + 1
 
 
 def test_what_cannot_be_published(admin: Admin) -> None:

@@ -120,7 +120,7 @@ def test_every_condition_and_end_gives_all_back() -> None:
     for _ in range(lib.PG_WINDOW):
         owner.send(pd.clear(b"t"))  # whose replies hold no ended keys
     core.check()
-    ends = ("satisfied", "expired", "failed", "ended")
+    ends = ("satisfied", "expired", "failed", "cancelled")
     assert all(getattr(core.metrics, end) for end in ends)
     left = core.counts()
     left["bytes"] -= core.header.outbox_bytes
@@ -534,7 +534,7 @@ def test_several_cancellations_share_a_reply() -> None:
     more, unknown, done = Status.MORE, Status.UNKNOWN, Status.DONE
     assert statuses(reply.answers) == [done, unknown, more, more]
     assert [len(reply.ended.get(n, [])) for n in range(4)] == [a.ended for a in reply.answers]
-    assert core.metrics.ended == sum(len(keys) for keys in reply.ended.values())
+    assert core.metrics.cancelled == sum(len(keys) for keys in reply.ended.values())
 
 
 def interrupted(core: Purgatory, owner: Owner) -> bytes:
@@ -706,6 +706,7 @@ def test_the_inbox_has_a_cap() -> None:
     owner, other = Owner(core, 1), Owner(core, 2)
     already = [pd.watch(b"%d" % n, ALL, [Key(b"k", 0)]) for n in range(3)]
     assert statuses(owner.send(*already)) == [Status.ADDED, Status.ADDED, Status.BUSY]
+    assert (core.metrics.refused_busy, core.metrics.refused_journal) == (1, 0)
     assert other.send(already[2])[0].status == Status.ADDED
     owner.ack(owner.mail()[0].ack())
     assert owner.send(pd.watch(b"4", ALL, [Key(b"k", 0)]))[0].status == Status.ADDED

@@ -796,7 +796,7 @@ def test_workers_die_at_random_while_others_go_on(
     assert set(armed) <= set(seen)
     assert max(Counter(seen).values()) == 1
     assert len(seen) == stats("watches")
-    ends = ("satisfied", "expired", "failed", "ended")
+    ends = ("satisfied", "expired", "failed", "cancelled")
     assert sum(stats(name) for name in ends) == len(seen)
     reader = Reader.attach(demo.paths)
     reader.check()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import shutil
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +18,9 @@ from real_daemon import PATIENCE_S, remove_segments
 from shards_driver import FAR_NS, OWNED, PARTS, Ledger, Shards, as_arena, as_core, release
 
 from purgatoryd.clients import AllOf, Client, Purgatory
+from purgatoryd.daemon import redistribute
 from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.deployment import Registry
 from purgatoryd.daemon.journal import locked
 from purgatoryd.daemon.main import name_lock
 from purgatoryd.daemon.redistribute import Division, settle
@@ -33,7 +38,7 @@ from purgatoryd.shm_layout.errors import (
 from purgatoryd.shm_layout.gather import Census, census
 from purgatoryd.shm_layout.journal import Committer
 from purgatoryd.shm_layout.layout import ArenaState, DaemonState, Status
-from purgatoryd.shm_layout.paths import paths_in
+from purgatoryd.shm_layout.paths import Paths, paths_in
 from purgatoryd.shm_layout.shards import Placement, ShardTable, read_table, write_table
 
 SMALL: dict[str, Any] = {
@@ -43,6 +48,38 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 JOURNALLED: dict[str, Any] = {"segment_bytes": 256 * 1024, "stage_bytes": 4 << 20}
 KILLED = 9
+
+
+CHANGES = {"os.rename", "os.remove", "os.rmdir"}
+"""What the interpreter tells before a file that is there gets another name, or goes."""
+
+
+def killed(act: Callable[[], None]) -> bool:
+    """Whether `act`, in a process of its own, was killed in it."""
+    child = os.fork()
+    if child == 0:
+        try:
+            act()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, KILLED)
+    return code == KILLED
+
+
+def kill_before(nth: int, counts: Callable[[], bool] = lambda: True) -> None:
+    """From now on this process is killed before its nth change of a file that counts."""
+    left = nth
+
+    def hear(event: str, _: object) -> None:
+        nonlocal left
+        if event in CHANGES and counts():
+            left -= 1
+            if left == 0:
+                os._exit(KILLED)
+
+    sys.addaudithook(hear)
 
 
 @dataclass
@@ -74,16 +111,27 @@ class Deployment:
             if left[0] == 0:
                 os._exit(KILLED)
 
-        child = os.fork()
-        if child == 0:
-            try:
-                self.divide(count, step)
-                os._exit(0)
-            finally:
-                os._exit(1)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        assert code in (0, KILLED)
-        return code == KILLED
+        return killed(lambda: self.divide(count, step))
+
+    def start(self, count: int, step: Callable[[str], None] = lambda _: None) -> None:
+        """A start with so many shards, until the first of them would run."""
+        config, paths = replace(self.config, shards=count), paths_in(self.directory, "demo")
+        self.table = Registry.of(config, paths, step).table
+
+    def killed_before(self, nth: int, count: int, first: str, last: str) -> bool:
+        """A start that is killed before the nth change of a file, counted between the steps that
+        begin so; False if there are fewer."""
+        counts = not first
+
+        def step(text: str) -> None:
+            nonlocal counts
+            counts = (counts or text.startswith(first)) and not (last and text.startswith(last))
+
+        def start() -> None:
+            kill_before(nth, lambda: counts)
+            self.start(count, step)
+
+        return killed(start)
 
     @contextlib.contextmanager
     def opened(self, *, commit: bool = False) -> Iterator[Shards]:
@@ -123,6 +171,21 @@ class Deployment:
     @property
     def suffix(self) -> str:
         return paths_in(self.directory, "demo").arena.removeprefix("/purgatoryd.demo")
+
+    @property
+    def homes(self) -> list[Path]:
+        """Where its table is."""
+        return [self.directory, *([Path(self.config.journal)] if self.config.journal else [])]
+
+    def tables(self) -> list[ShardTable | None]:
+        return [read_table(home, "demo") for home in self.homes]
+
+    def remove(self) -> None:
+        """All of it."""
+        for name in self.segments():
+            (segment.MOUNT / name).unlink()
+        for path in (path for home in self.homes for path in home.glob("demo*")):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def reboot(self) -> None:
         """Shared memory is empty then."""
@@ -214,6 +277,96 @@ def test_two_shards_become_three_and_one_though_starts_are_killed(
     folders = {path.name for path in tmp_path.iterdir() if path.is_dir()}
     used = {"demo-1-0", "demo-1-1", "demo-3-0"}  # nobody wrote anything in the second generation
     assert folders == (used if journal else set())
+
+
+def test_a_start_is_killed_at_the_switch_or_while_it_clears_the_old_ones_away(
+    begin: Callable[..., Deployment],
+) -> None:
+    """Between the table's two homes, too, and between any two files that go."""
+    assert killed_everywhere(begin, ("writing the routing table", "")) > 10
+
+
+def test_a_start_is_killed_while_it_clears_away_what_a_killed_one_made(
+    begin: Callable[..., Deployment],
+) -> None:
+    def step(text: str) -> None:
+        if text.startswith("writing"):
+            os._exit(KILLED)
+
+    def half(one: Deployment) -> None:
+        assert killed(lambda: one.start(1, step))
+        assert one.segments() > names_of(one)
+
+    assert killed_everywhere(begin, ("clearing", "opening"), half) > 5
+
+
+@pytest.mark.parametrize("nth", range(1, 7))
+def test_a_birth_is_killed_between_the_homes_of_the_table(
+    nth: int, begin: Callable[..., Deployment]
+) -> None:
+    """It stands in both of them then, or in none; it was not answered. The second change of a file
+    gives the first home its name."""
+    one = begin(journal=True)
+    one.start(2)
+    registry = Registry.of(replace(one.config, shards=2), paths_in(one.directory, "demo"))
+    before = one.table
+    born = before.with_birth(before.place("born"))
+
+    def record() -> None:
+        kill_before(nth)
+        registry.record(born.placements["born"])
+
+    assert killed(record)
+    one.start(2)
+    assert one.table == (before if nth <= 2 else born)
+    assert one.tables() == [one.table] * 2
+
+
+def test_a_start_takes_no_locks_of_names_that_left_nothing(
+    begin: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, taken = begin(journal=True), []
+
+    @contextlib.contextmanager
+    def lock(paths: Paths) -> Iterator[None]:
+        taken.append(paths.name)
+        yield
+
+    monkeypatch.setattr(redistribute, "name_lock", lock)
+    one.start(2)
+    assert taken == []
+    paths_in(one.directory, "demo-2-17").lock.touch()
+    (Path(one.config.journal) / "demo-2-5").mkdir()
+    (Path(one.config.journal) / "demo-3-5").mkdir()  # of no neighbour
+    one.start(2)
+    assert taken == ["demo-2-5", "demo-2-17"]
+    assert not paths_in(one.directory, "demo-2-17").lock.exists()
+
+
+def killed_everywhere(
+    begin: Callable[..., Deployment],
+    between: tuple[str, str],
+    before: Callable[[Deployment], None] = lambda _: None,
+) -> int:
+    """At how many places a start with one shard was killed, each of them followed by one that
+    resumes."""
+    for nth in itertools.count(1):
+        one, ledger = begin(journal=True), Ledger(nth)
+        with one.opened(commit=True) as shards:
+            ledger.fill(shards)
+            ledger.operate(shards)
+        before(one)
+        was_killed = one.killed_before(nth, 1, *between)
+        one.start(1)
+        assert one.segments() == names_of(one)
+        assert one.tables() == [one.table] * 2
+        with one.opened() as shards:
+            ledger.compare(shards)
+        one.remove()
+        if not was_killed:
+            print(f"killed before {nth - 1} changes of files")
+            return nth - 1
+    raise AssertionError
 
 
 @pytest.mark.parametrize("when", ["before", "after", "before and after"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import signal
@@ -39,6 +40,7 @@ from purgatoryd.clients import (
 )
 from purgatoryd.clients.stream import Stream
 from purgatoryd.clients.times import boot_now_ns
+from purgatoryd.daemon import lanes
 from purgatoryd.shm_layout import keys, wire
 from purgatoryd.shm_layout.errors import BadPath
 
@@ -82,6 +84,22 @@ def place(daemon: StartDaemon, tmp_path: Path) -> Place:
 
 
 # ---- what works --------------------------------------------------------------------------------
+
+
+def test_tcp_without_netlink_is_refused_before_libzmq_aborts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EAFNOSUPPORT, "not supported")
+
+    pair = keys.generate(tmp_path / "pair")
+    monkeypatch.setattr(socket, "socket", refuse)
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as lane:
+        with pytest.raises(BadPath, match="libzmq needs AF_NETLINK sockets: not supported"):
+            lanes._listen(lane, "tcp://127.0.0.1:1", pair, 1000)
+        monkeypatch.undo()
+        with pytest.raises(BadPath, match="cannot be bound: Cannot assign"):
+            lanes._listen(lane, "tcp://192.0.2.1:1", pair, 1000)
 
 
 def test_a_client_and_a_subscriber(place: Place) -> None:

@@ -1,4 +1,4 @@
-"""The units in a systemd that boots: start, kill, hang, reload, second instance, users, stop.
+"""The units in a systemd that boots: start, kill, hang, reload, second instance, users, shards.
 
 What happens inside is service_steps.py; here is the container around it, and a test per step.
 """
@@ -18,6 +18,7 @@ from service_steps import STEPS
 from purgatoryd.cli.install import install_command
 
 ROOT = Path(__file__).resolve().parent.parent
+NAMES = "default", "web", "far", "many"
 PEOPLE = """\
 u insider 2001 - - -
 u outsider 2002 - - -
@@ -47,7 +48,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str | Non
 def install(root: Path) -> None:
     """As an image is made: by our own command, with the people of the tests in it."""
     arguments = ["--root", str(root), "--command", "/opt/bin/purgatoryd"]
-    arguments += ["--enable", "default", "--enable", "web"]
+    arguments += [word for name in NAMES for word in ("--enable", name)]
     with pytest.raises(SystemExit) as ended:
         install_command.main(arguments)
     assert ended.value.code == 0

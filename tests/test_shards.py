@@ -33,8 +33,10 @@ from purgatoryd.clients.route import FAILURES, PAUSE_NS, Breaker
 from purgatoryd.daemon import deployment, shard
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.deployment import Deployment, Registry
+from purgatoryd.daemon.lifecycle import DeploymentLife
 from purgatoryd.daemon.main import serve
 from purgatoryd.daemon.shard import ENDS_MAX, MOVES, Shard, State
+from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.errors import (
@@ -46,7 +48,7 @@ from purgatoryd.shm_layout.errors import (
     ShardUnavailable,
     TableBroken,
 )
-from purgatoryd.shm_layout.layout import FLAG_DRAIN, LoadAction, Message, WireError
+from purgatoryd.shm_layout.layout import FLAG_DRAIN, DaemonState, LoadAction, Message, WireError
 from purgatoryd.shm_layout.paths import paths_in
 from purgatoryd.shm_layout.shards import (
     Placement,
@@ -57,6 +59,7 @@ from purgatoryd.shm_layout.shards import (
     table_path,
     write_table,
 )
+from purgatoryd.shm_layout.standing import Standing, StandingFile
 
 TABLE = ShardTable("demo", 3, 2, 4, {"shop": Placement("shop", (2,))})
 KEYS = [f"key-{i}" for i in range(200)]
@@ -124,7 +127,7 @@ def test_the_name_of_a_shard_is_no_other_daemons(count: int) -> None:
     assert deployment_of(name) == "demo"
     config = Config(name=name, shards=count)
     with pytest.raises(InvalidName, match="only names of shards"):
-        deployment.serve_shards(config, lambda *_: []) if count else serve(config)
+        deployment.serve_shards(config, lambda *_: [], lambda: config) if count else serve(config)
 
 
 def test_namespaces_and_partitions_spread() -> None:
@@ -262,6 +265,40 @@ def test_what_only_one_daemon_can_have_is_refused_with_shards(given: dict[str, A
         Config(name="demo", shards=2, **given)
 
 
+# ---- how it stands ------------------------------------------------------------------------------
+
+
+def test_a_standing_is_read_as_it_was_written_until_the_host_boots(tmp_path: Path) -> None:
+    file = StandingFile(tmp_path, "demo")
+    with pytest.raises(FileNotFoundError):
+        _ = file.header
+    now = Standing(DaemonState.DEGRADED, ["why"], 7, 1, 2)
+    file.write(now)
+    assert file.header == now
+    assert (tmp_path / "demo.state").stat().st_mode & 0o777 == 0o640
+    os.utime(tmp_path / "demo.state", (1, 1))
+    with pytest.raises(FileNotFoundError, match="earlier boot"):
+        _ = file.header
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"daemon_state": 1}', "\xff"])
+def test_what_says_no_state_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "demo.state").write_text(content)
+    with pytest.raises(TableBroken, match=r"demo\.state: says no state"):
+        _ = StandingFile(tmp_path, "demo").header
+
+
+def test_a_folder_without_room_stops_no_deployment(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    life = DeploymentLife(Supervisor())
+    life.attach(StandingFile(tmp_path / "gone", "demo"))
+    life.enter(DaemonState.STARTING)
+    life.beat()
+    assert life.state is DaemonState.STARTING
+    assert capfd.readouterr().err.count("the state cannot be written down: ") == 2
+
+
 # ---- a shard's process --------------------------------------------------------------------------
 
 
@@ -303,20 +340,20 @@ def test_only_a_shard_that_is_ready_owes_an_answer(tmp_path: Path) -> None:
     with zmq.Context() as context:
         says_ready = ["/bin/sh", "-c", "echo ready; exec sleep 1000"]
         one = Shard(0, paths_in(tmp_path, "demo-1-0"), says_ready, context)
-        one.ping()
+        one.beat()
         one.start()
-        one.ping()
+        one.beat()
         assert one.silent_beats == 0
         while not one.said_ready(0):
             continue
         for _ in range(3):
-            one.ping()
+            one.beat()
             one.hear()
         assert one.silent_beats == 3
         one.signal(signal.SIGKILL)
         while not one.ended(0, wished=False):
             continue
-        one.ping()
+        one.beat()
         assert one.silent_beats == 0
 
 
@@ -328,13 +365,16 @@ def looks_after(*states: State, wake_fd: int = -1) -> Deployment:
     shards = [Shard(n, paths_in(Path("/"), f"demo-1-{n}"), [], nothing) for n in range(len(states))]
     for one, state in zip(shards, states, strict=True):
         one.state = state
-    return Deployment(Config(name="demo"), nothing, shards, nothing, nothing, wake_fd)
+    life = DeploymentLife(Supervisor())
+    life.state = DaemonState.RECOVERING
+    config = Config(name="demo")
+    return Deployment(config, nothing, shards, nothing, nothing, wake_fd, life, lambda: config)
 
 
 def test_a_shard_that_comes_back_keeps_no_other_from_it() -> None:
     one = looks_after(State.STARTING, State.DOWN, State.READY)
     assert one._startable() == []
-    one._began = True
+    one._life.state = DaemonState.DEGRADED
     assert one._startable() == [one._shards[1]]
 
 
@@ -359,6 +399,41 @@ def test_a_deployment_may_have_more_descriptors_than_select_knows() -> None:
         for fd in (near, end, far):
             os.close(fd)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_why_a_deployment_does_not_serve_as_it_should() -> None:
+    one = looks_after(State.GIVEN_UP, State.STARTING, State.READY, State.READY)
+    one._life.state = DaemonState.READY
+    one._shards[2].silent_beats = shard.SLOW_BEATS + 1
+    one._shards[3].silent_beats = shard.SLOW_BEATS
+    one._settle()
+    assert one._life.state is DaemonState.DEGRADED
+    assert one._life.why == (
+        "demo-1-0 ended again and again, and is given up",
+        "demo-1-1 ended, and is started again",
+        "demo-1-2 does not answer",
+    )
+    for each in one._shards:
+        each.state, each.silent_beats = State.READY, 0
+    one._settle()
+    assert one._life.state.name == "READY"
+    assert not one._life.why
+
+
+def test_a_reload_does_not_make_a_start_ready() -> None:
+    one = looks_after(State.GIVEN_UP, State.STARTING)
+    said: list[str] = []
+    one._manager = cast(
+        "Any", SimpleNamespace(reloading=lambda: said.append("r"), ready=lambda: said.append("R"))
+    )
+    one._reload()
+    one._pass_on_reload(0)
+    assert said == []
+    one._life.state = DaemonState.DEGRADED
+    one._pass_on_reload(0)
+    assert said == ["r", "R"]  # the one that starts is told once it is ready
+    assert [each.state for each in one._shards] == [State.DOWN, State.STARTING]
+    assert one._shards[1]._stale
 
 
 def test_every_state_has_its_moves() -> None:

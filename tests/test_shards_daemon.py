@@ -17,11 +17,13 @@ import psutil
 import pytest
 from click.testing import CliRunner, Result
 from conftest import StartDaemon
+from other_user import run_as
 from real_daemon import Daemon, DaemonFailed, eventually, refused
 from test_lifecycle import Manager
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
+from purgatoryd.cli.shards import directory_of
 from purgatoryd.clients import (
     Admin,
     AllOf,
@@ -49,7 +51,9 @@ from purgatoryd.shm_layout.paths import paths_in
 from purgatoryd.shm_layout.shards import ShardTable, read_table, write_table
 
 FAR = 3600.0
+STRANGER = 4242
 SMALL = "--capacity", "2000", "--payload-memory", "1M", "--outbox", "1024"
+PATIENT = "status", "--frozen-after", "2s"
 NAMES = [f"n{i}" for i in range(20)]
 
 
@@ -112,7 +116,20 @@ def test_clients_find_the_shard_of_their_namespace(demo: Daemon) -> None:
     }  # fmt: skip
     assert sorted(r["shard"] for r in records("stats")) == [0, 1]
     assert [r["key"] for r in records("list")] == ["far", "far"]
-    assert len(records("check")) == len(records("status")) == 2
+    assert len(records("check")) == 2
+    assert [r["name"] for r in records("status")] == ["demo", "demo-1-0", "demo-1-1"]
+
+
+def test_the_command_placement_shows_each_shard(demo: Daemon) -> None:
+    told = records("placement")
+    assert [(one["name"], one["shard"]) for one in told] == [("demo-1-0", 0), ("demo-1-1", 1)]
+    for one in told:
+        assert one["daemon"]["mode"] == one["plan"]["mode"] == "auto"
+    shown = cli("placement").stdout
+    for name in table(demo).daemons:
+        assert f"{name}, plan (auto):" in shown
+        assert f"{name} (auto): " in shown
+    assert "None" not in shown
 
 
 def test_asyncio_clients_find_it_too(demo: Daemon) -> None:
@@ -284,16 +301,132 @@ def test_a_shard_that_hangs_is_started_again_and_the_rest_is_left_alone(
     daemon: StartDaemon, daemon_dir: Path
 ) -> None:
     manager = Manager(str(daemon_dir / "notify"))
-    beats = {"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "1000000"}
+    beats = {"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "2000000"}
     demo = daemon("demo", "--shards", "2", *SMALL, env=beats)
     manager.hears("READY=1")
     before = pid_of(demo, 0), pid_of(demo, 1)
     os.kill(before[0], signal.SIGSTOP)
-    assert "WATCHDOG=1" in manager.hears("STATUS=1 of 2")
-    manager.hears("STATUS=2 of 2")
+    os.kill(demo.pid, signal.SIGHUP)
+    manager.hears("RELOADING=1")
+    heard = manager.hears("READY=1")  # who hangs is not waited for, once it is known to hang
+    assert "STATUS=degraded: demo-1-0 does not answer" in heard
+    assert "WATCHDOG=1" in heard
+    manager.hears("STATUS=ready")
     assert pid_of(demo, 0) != before[0]
     assert pid_of(demo, 1) == before[1]
     manager.socket.close()
+
+
+# ---- the life cycle -----------------------------------------------------------------------------
+
+
+def standing() -> dict[str, Any]:
+    """What `purgatoryd status` says of the deployment as a whole."""
+    found: dict[str, Any] = json.loads(cli("status", "--json").stdout.splitlines()[0])
+    assert found["name"] == "demo"
+    return found
+
+
+def test_a_deployment_is_degraded_while_a_shard_is_not_there(
+    daemon: StartDaemon, daemon_dir: Path
+) -> None:
+    manager = Manager(str(daemon_dir / "notify"))
+    demo = daemon("demo", "--shards", "2", *SMALL, env={"NOTIFY_SOCKET": manager.address})
+    heard = manager.hears("READY=1")
+    assert heard.index("STATUS=starting") < heard.index("STATUS=recovering")
+    assert "STATUS=recovering: 0 of 2 shards are ready" in heard
+    assert "STATUS=ready" in heard
+    assert (standing()["condition"], standing()["pid"]) == ("ready", demo.pid)
+    why = "demo-1-0 ended, and is started again"
+    with (daemon_dir / "demo-1-0.lock").open("r+") as lock:
+        os.kill(pid_of(demo, 0), signal.SIGKILL)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        manager.hears(f"STATUS=degraded: {why}")
+        eventually(lambda: standing()["condition"] == "degraded")
+        assert standing()["degraded_by"] == [why]
+        done = cli("status")
+        assert done.stdout.startswith(f"demo: degraded, by {why}, process {demo.pid}, moved ")
+        assert done.exit_code == Exit.NEGATIVE
+    manager.hears("STATUS=ready")
+    assert standing()["condition"] == "ready"
+    assert f"purgatoryd: degraded: {why} [name=demo state=degraded was=ready]" in demo.stderr
+    with Admin("demo") as admin, Client("demo", namespace=one_in(demo, 0)) as timers:
+        timers.add("k", FAR)
+        admin.stop(drain=True)
+        manager.hears("STATUS=draining")
+        eventually(lambda: standing()["condition"] == "draining")
+        admin.resume()
+        manager.hears("STATUS=ready")
+    demo.stop()
+    manager.hears("STOPPING=1")
+    assert (standing()["condition"], standing()["pid"]) == ("stopped", 0)
+    manager.socket.close()
+
+
+def test_a_deployment_is_degraded_by_a_shard_that_is(daemon: StartDaemon) -> None:
+    demo = daemon("demo", "--shards", "2", "--capacity", "10")
+    with Client("demo", namespace=one_in(demo, 1)) as timers:
+        timers.add_many([(f"k{i}", FAR) for i in range(9)])
+        eventually(lambda: standing()["degraded_by"] == ["demo-1-1: nearly all slots are taken"])
+        for i in range(9):
+            timers.cancel(f"k{i}")
+        eventually(lambda: standing()["condition"] == "ready")
+
+
+def test_a_deployment_that_hangs_or_was_killed_is_told_from_its_shards(demo: Daemon) -> None:
+    os.kill(demo.pid, signal.SIGSTOP)
+    eventually(lambda: "demo: frozen" in cli(*PATIENT).stdout)
+    assert states(demo) == ["ready", "ready"]
+    assert cli(*PATIENT).exit_code == Exit.NEGATIVE
+    demo.kill()
+    eventually(lambda: standing()["condition"] == "killed")
+    (demo.dir / "demo.state").unlink()  # as one of an earlier version has none
+    names = [json.loads(line)["name"] for line in cli("status", "--json").stdout.splitlines()]
+    assert names == table(demo).daemons
+
+
+def test_who_may_not_look_finds_no_deployment(demo: Daemon) -> None:
+    assert run_as(STRANGER, lambda: directory_of("demo")) is None
+    assert directory_of("demo") == demo.dir
+
+
+def test_a_reload_has_ended_when_all_shards_have_read_their_settings(
+    daemon: StartDaemon, daemon_dir: Path, tmp_path: Path
+) -> None:
+    settings = tmp_path / "demo.toml"
+    settings.write_text("quota-timers = 5\n")
+    manager = Manager(str(daemon_dir / "notify"))
+    demo = daemon(
+        "demo", "--shards", "2", *SMALL, "--config", str(settings),
+        env={"NOTIFY_SOCKET": manager.address},
+    )  # fmt: skip
+    manager.hears("READY=1")
+    settings.write_text("quota-timers = 7\n")
+    held = pid_of(demo, 1)
+    os.kill(held, signal.SIGSTOP)
+    os.kill(demo.pid, signal.SIGHUP)
+    manager.hears("RELOADING=1")
+    eventually(lambda: quota(demo, 0) == 7)
+    with Admin("demo") as admin:
+        admin.ping()
+        admin.ping()
+    manager.socket.settimeout(0)
+    with pytest.raises(BlockingIOError):  # it has not said so yet
+        manager.hears("READY=1")
+    assert quota(demo, 1) == 5
+    manager.socket.settimeout(30)
+    os.kill(held, signal.SIGCONT)
+    manager.hears("READY=1")
+    assert [quota(demo, shard) for shard in (0, 1)] == [7, 7]
+    manager.socket.close()
+
+
+def quota(demo: Daemon, shard: int) -> int:
+    reader = Reader.attach(paths_in(demo.dir, table(demo).daemon(shard)))
+    try:
+        return int(reader.header.quota_timers)
+    finally:
+        reader.close()
 
 
 def answers(timers: PartitionedClient, key: str) -> bool:
@@ -360,7 +493,7 @@ def test_shards_are_stopped_by_the_name_of_their_deployment_alone(demo: Daemon) 
 
 
 def states(demo: Daemon) -> list[str]:
-    lines = cli("status", "--json").stdout.splitlines()
+    _, *lines = cli("status", "--json").stdout.splitlines()
     return [json.loads(line)["condition"] for line in lines]
 
 

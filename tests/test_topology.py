@@ -179,6 +179,14 @@ def test_files_that_say_something_else(tmp_path: Path) -> None:
     assert found.siblings[1] == {1}
 
 
+def test_names_of_mounts_are_any_bytes(tmp_path: Path) -> None:
+    machine = Machine({0: (0, 1)})
+    before = machine.read(tmp_path)
+    mounts = tmp_path / "proc/self/mounts"
+    mounts.write_bytes(mounts.read_bytes() + b"tmpfs /media/caf\xe9 tmpfs rw 0 0\n")
+    assert read(None, tmp_path) == before
+
+
 def test_this_machine() -> None:
     found = read(os.sched_getaffinity(0))
     assert found.allowed == os.sched_getaffinity(0)

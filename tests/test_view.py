@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -23,12 +24,14 @@ from test_purgatory_daemon import Raw, trigger, watch
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
 from purgatoryd.cli.view import Sampler, View, _Moment
-from purgatoryd.clients import Admin, Client
+from purgatoryd.cli.viewer import Viewer
+from purgatoryd.clients import Admin, Client, PartitionedClient
 from purgatoryd.shm_layout import health
 from purgatoryd.shm_layout.arena import Handle
-from purgatoryd.shm_layout.errors import BadPath, PurgatorydError
+from purgatoryd.shm_layout.errors import BadPath, NoSuchShard, PurgatorydError
 from purgatoryd.shm_layout.layout import Op
 from purgatoryd.shm_layout.occupancy import due
+from purgatoryd.shm_layout.paths import paths_in
 from purgatoryd.shm_layout.segment import Segment
 
 S = 1_000_000_000
@@ -228,6 +231,104 @@ def test_an_arena_that_is_gone_may_come_again(demo: Daemon, sampler: Sampler) ->
     assert sampler.take().health.pid == demo.pid
 
 
+# ---- a deployment --------------------------------------------------------------------------------
+
+SPACES = [f"space-{n}" for n in range(6)]
+
+
+@pytest.fixture
+def three(daemon: StartDaemon) -> Daemon:
+    return daemon("demo", "--shards", "3", "--capacity", "1000")
+
+
+@pytest.fixture
+def viewer(three: Daemon) -> Iterator[Viewer]:
+    with closing(Viewer("demo")) as one:
+        yield one
+
+
+def arm(namespaces: list[str]) -> None:
+    """As many timers in each namespace as its number says, and one more."""
+    for number, namespace in enumerate(namespaces):
+        with Client("demo", namespace=namespace) as client:
+            client.add_many([(f"k{i}", 3600.0, "t", bytes(20)) for i in range(1 + number)])
+
+
+def test_a_deployment_is_the_sum_of_its_shards(viewer: Viewer) -> None:
+    viewer.take()
+    arm(SPACES)
+    whole, shards = (views := viewer.take()).whole, views.all()[1:]
+    assert (whole.name, whole.health.condition, whole.armed) == ("demo", "ready", 21)
+    assert whole.armed == sum(one.armed for one in shards)
+    assert fill(whole, "timers") == (21, 3000)
+    assert sum(level.timers for level in whole.levels) == 21
+    assert {len(one.levels) for one in shards} == {len(whole.levels)}
+    assert whole.rates["armed"] == pytest.approx(sum(one.rates["armed"] for one in shards))
+    assert whole.times["batch_service"].count == sum(
+        one.times["batch_service"].count for one in shards
+    )
+    assert {(one.name, one.timers) for one in whole.namespaces} == {
+        (name, 1 + number) for number, name in enumerate(SPACES)
+    }
+    assert [row.armed for row in whole.shards] == [one.armed for one in shards]
+    assert whole.next_in_ns == min(one.next_in_ns for one in shards if one.next_in_ns)
+
+
+def test_a_namespace_with_partitions_is_one(viewer: Viewer) -> None:
+    with Admin("demo") as admin:
+        admin.create_namespace("split", partitions=3)
+    with PartitionedClient("demo", namespace="split") as client:
+        client.add_many([(f"k{i}", 3600.0) for i in range(50)])
+    (one,) = viewer.take().whole.namespaces
+    assert (one.name, one.timers) == ("split", 50)
+
+
+def test_one_shard_that_is_gone_does_not_hide_the_others(three: Daemon, viewer: Viewer) -> None:
+    arm(SPACES)
+    assert viewer.take().whole.health.condition == "ready"
+    pid = viewer.take().of(1).health.pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        eventually(lambda: viewer.take().whole.health.still_ns > 2 * S)
+        whole = viewer.take().whole
+        assert sum(row.armed for row in whole.shards) == whole.armed == 21
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    three.stop()
+    remove_segments(paths_in(three.paths.directory, "demo-1-1"))
+    views = viewer.take()
+    assert [row.condition for row in views.whole.shards] == ["stopped", None, "stopped"]
+    assert "demo-1-1" in str(views.whole.shards[1].error)
+    with pytest.raises(PurgatorydError, match="demo-1-1"):
+        views.of(1)
+
+
+def test_views_follow_a_deployment_to_other_shards(three: Daemon, viewer: Viewer) -> None:
+    arm(SPACES)
+    three.restart("--shards", "2")
+    whole = viewer.take().whole
+    assert [row.name for row in whole.shards] == ["demo-2-0", "demo-2-1"]
+    assert whole.armed == 21
+    with pytest.raises(NoSuchShard, match="has shards 0 to 1, and not shard 2"):
+        viewer.take().of(2)
+
+
+def test_top_of_a_deployment_and_of_its_shards(three: Daemon) -> None:
+    arm(SPACES)
+    assert re.search(r"demo +3 of 3 shards ready", top())
+    one = json.loads(top("--shard", "1", "--json"))
+    whole = json.loads(top("--json"))
+    assert one["name"] == whole["shards"][1]["name"] == "demo-1-1"
+    assert one["armed"] == whole["shards"][1]["armed"] < whole["armed"] == 21
+    done = CliRunner().invoke(app, ["top", "--name", "demo", "--once", "--shard", "3"])
+    assert (done.exit_code, "not shard 3" in done.stderr) == (Exit.USAGE, True)
+
+
+def test_a_daemon_alone_has_no_shard_to_choose(demo: Daemon) -> None:
+    done = CliRunner().invoke(app, ["top", "--name", "demo", "--once", "--shard", "0"])
+    assert (done.exit_code, "'demo' has no shards" in done.stderr) == (Exit.USAGE, True)
+
+
 # ---- top -----------------------------------------------------------------------------------------
 
 
@@ -249,6 +350,30 @@ def test_one_view_in_the_terminal(demo: Daemon) -> None:
     for text in ("[red]shop", "structural lateness", client_is):
         assert text in shown
     assert "hidden" not in shown
+
+
+@pytest.mark.parametrize("columns", [40, 80, 140])
+def test_a_narrow_terminal_shows_less_beside_each_other(demo: Daemon, columns: int) -> None:
+    with Client("demo") as client:
+        client.add_many([(f"k{i}", 60.0) for i in range(123)])
+        command = ["top", "--name", "demo", "--once", "--interval", "100ms"]
+        shown = CliRunner().invoke(app, command, env={"COLUMNS": str(columns)}).stdout
+    assert max(map(len, shown.splitlines())) <= columns
+    assert "payload memory" in shown
+    assert "123 of 1,000" in shown
+    title = next(line for line in shown.splitlines() if "per second" in line)
+    assert ("times" in title) is (columns > 40)
+    assert ("fill" in title) is (columns > 80)
+
+
+def test_a_pipe_gets_one_view_after_the_other(demo: Daemon) -> None:
+    command = [sys.executable, "-m", "purgatoryd.cli", "top", "--name", "demo"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=demo.env) as process:
+        assert process.stdout is not None
+        heads = (line for line in process.stdout if line.startswith(" ready  demo"))
+        assert [next(heads) for _ in range(2)]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == Exit.DONE
 
 
 def test_views_in_json_go_on(demo: Daemon) -> None:
@@ -295,6 +420,12 @@ def test_the_terminal_is_drawn_until_it_is_interrupted(demo: Daemon) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) == Exit.DONE
     os.close(ours)
+
+
+@pytest.mark.parametrize("command", ["top", "status", "web"])
+def test_a_time_below_0_freezes_nobody(command: str) -> None:
+    done = CliRunner().invoke(app, [command, "--frozen-after", "-1s"])
+    assert (done.exit_code, "-1s is below 0" in done.stderr) == (Exit.USAGE, True)
 
 
 def test_no_daemon_at_all(daemon_dir: object) -> None:

@@ -190,7 +190,7 @@ def test_a_daemon_that_ends_is_still_shown(demo: Daemon, web: Web) -> None:
 
 
 def test_what_ends_the_views_ends_the_server(demo: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    views = [Sampler.take]
+    views = [Sampler.take] * 2
 
     def take(sampler: Sampler) -> View:
         if not views:
@@ -208,6 +208,29 @@ def test_the_page_needs_nothing_but_itself() -> None:
     assert "@import" not in page()
     assert " style=" not in page()
     assert set(re.findall(r'fetch\("([^"]+)"', page())) == {"view.json"}
+
+
+@pytest.fixture
+def three(daemon: StartDaemon) -> Iterator[Web]:
+    one = Web(daemon("demo", "--shards", "3", "--capacity", "1000"), "--listen", "127.0.0.1:0")
+    yield one
+    assert one.end() == Exit.DONE
+
+
+def of_shard(web: Web, shard: int | str) -> Answer:
+    return web.ask(f"/view.json?shard={shard}")
+
+
+def test_a_deployment_and_each_of_its_shards(three: Web) -> None:
+    with Client("demo", namespace="shop") as client:
+        client.add_many([(f"k{i}", 3600.0) for i in range(5)])
+    whole = eventually(lambda: (found := view(three))["armed"] and found)
+    told = [json.loads(of_shard(three, row["shard"]).text) for row in whole["shards"]]
+    assert [one["name"] for one in told] == ["demo-1-0", "demo-1-1", "demo-1-2"]
+    assert whole["armed"] == sum(one["armed"] for one in told) == 5
+    assert [row["armed"] for row in whole["shards"]] == [one["armed"] for one in told]
+    assert "not shard 3" in json.loads(of_shard(three, 3).text)["error"]
+    assert {of_shard(three, bad).status for bad in ("x", "-1", "%00", "1e3", "99999")} == {400}
 
 
 # ---- what a browser makes of it ------------------------------------------------------------------
@@ -254,6 +277,25 @@ def test_a_browser_draws_it(shown: Page, demo: Daemon) -> None:
         assert shown.locator("#spread .column").count() == 1
         assert f"process {os.getpid()}" in (shown.text_content("#clients") or "")
     assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_browser_shows_the_shards_of_a_deployment(browser: Browser, three: Web) -> None:
+    with Client("demo", namespace="shop") as client, closing(browser.new_page()) as page:
+        client.add_many([(f"k{i}", 3600.0) for i in range(50)])
+        page.set_default_timeout(PATIENCE_S * 1000)
+        page.goto(three.address)
+        page.wait_for_selector("#shards td:text-is('50')")
+        assert page.locator("#choice a").all_inner_texts() == [
+            "all", "shard 0", "shard 1", "shard 2"
+        ]  # fmt: skip
+        page.click("#choice a:text-is('shard 1')")
+        page.wait_for_selector("#name:text-is('demo-1-1')")
+        assert page.locator("#shards").is_hidden()
+        assert page.text_content("#choice [aria-current]") == "shard 1"
+        page.goto(three.address + "#9")
+        page.wait_for_selector(".past #alarm:has-text('not shard 9')")
+        page.click("#choice a:text-is('all')")
+        page.wait_for_selector("body:not(.past) #name:text-is('demo')")
 
 
 def test_a_browser_shows_day_night_and_a_phone(shown: Page) -> None:
