@@ -1,9 +1,10 @@
 """Measures what others notice of an attack, on a real daemon.
 
 A client looks up a timer, again and again, for a while without and a while with each attack of
-tests/attacker.py, in turns. As root the attacker has another uid each time, because the last one
-is refused by then; else it has the daemon's own, which is cut off but never refused. Writes
-benchmarks/results/hostile.json.
+tests/attacker.py, and a while beside a process that takes as much of the processors as the attacker
+did and leaves the daemon alone, in turns. As root the attacker has another uid each time, because
+the last one is refused by then; else it has the daemon's own, which is cut off but never refused.
+Writes benchmarks/results/hostile.json.
 """
 
 from __future__ import annotations
@@ -37,10 +38,22 @@ FIRST_UID = 60_000
 GAP_S = 0.0005
 SAMPLE_EVERY = 20
 PATIENCE_S = 60.0
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+BUSY = """
+import sys, time
+share, period_s = float(sys.argv[1]), 0.01
+print("ready", flush=True)
+while True:
+    begun_s, until_s = time.monotonic(), time.process_time() + share * period_s
+    while time.process_time() < until_s:
+        pass
+    time.sleep(max(0, begun_s + period_s - time.monotonic()))
+"""
 ATTACKS = (
     "endless-large", "endless-small", "many-parts", "flood", "never-read", "garbage",
     "half-handshakes", "many-connections", "long-routing-id", "claimed-routing-ids",
-    "empty-messages", "subscription-flood", "deaf-subscriber",
+    "empty-messages", "unread-answers", "dear-requests", "subscription-flood",
+    "subscription-churn", "published", "deaf-subscriber",
 )  # fmt: skip
 
 
@@ -78,20 +91,10 @@ class Bench:
             time.sleep(GAP_S)
         return sorted(trips), most
 
-    @contextmanager
-    def attacked(self, attack: str) -> Iterator[None]:
-        """Meanwhile an attacker is at work."""
+    def attacker(self, attack: str) -> list[str]:
+        """The command that attacks the daemon."""
         uid = [str(next(self.uids))] if os.geteuid() == 0 else []
-        command = [sys.executable, str(ATTACKER), attack, str(self.directory), NAME, *uid]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        process.stdout.readline()
-        try:
-            yield
-        finally:
-            process.kill()
-            process.wait()
-            process.stdout.close()
+        return [sys.executable, str(ATTACKER), attack, str(self.directory), NAME, *uid]
 
     def close(self) -> None:
         """Ends the daemon and removes its arena."""
@@ -103,19 +106,46 @@ class Bench:
             posix_ipc.unlink_shared_memory(segment)
 
 
+@contextmanager
+def at_work(command: list[str]) -> Iterator[int]:
+    """Meanwhile another process is at work, whose id this is."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def processor_s(pid: int) -> float:
+    """What a process has taken of the processors so far."""
+    after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    user, system = after_name[11:13]
+    return (int(user) + int(system)) / TICKS_PER_S
+
+
 def quantile(ordered: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
 def round_of(bench: Bench, attack: str, seconds: float) -> dict[str, float]:
-    """One turn without and one with the attack."""
-    quiet, _ = bench.probe(seconds)
-    with bench.attacked(attack):
-        loud, most = bench.probe(seconds)
-    row = {f"{name}_{when}_ms": quantile(trips, share)
-           for when, trips in (("without", quiet), ("with", loud))
-           for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))}  # fmt: skip
-    return {**row, "p99_ratio": row["p99_with_ms"] / row["p99_without_ms"], "most_mib": most}
+    """A turn without the attack, one with it, and one beside the same load."""
+    trips = {"without": bench.probe(seconds)[0]}
+    with at_work(bench.attacker(attack)) as attacker:
+        before_s = processor_s(attacker)
+        trips["with"], most = bench.probe(seconds)
+        share = min(1.0, (processor_s(attacker) - before_s) / seconds)
+    with at_work([sys.executable, "-c", BUSY, str(share)]):
+        trips["beside"], _ = bench.probe(seconds)
+    row = {f"{name}_{when}_ms": quantile(ordered, part)
+           for when, ordered in trips.items()
+           for name, part in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))}  # fmt: skip
+    ratios = {f"p99_ratio_to_{when}": row["p99_with_ms"] / row[f"p99_{when}_ms"]
+              for when in ("without", "beside")}  # fmt: skip
+    return {**row, **ratios, "processor_share": share, "most_mib": most}
 
 
 def summary(rounds: list[dict[str, float]]) -> dict[str, float]:

@@ -5,7 +5,7 @@ process of its own: ship (without Spark), then silver and gold, sketches, the co
 adds in one session; what is measured in it first is *cold*, what is done again *warm*. Beside
 each step the same is done by pyarrow or by DuckDB on the same files. Memory is the most that all
 processes of a run had together (PSS): the daemon with its arena is one of them, and stands alone,
-too; DuckDB is none. Writes
+too; what is done beside is none. Writes
 benchmarks/results/pipeline.json and the table in docs/benchmarks.md; `--quick` only proves that all
 of it still runs: small sizes, one run, nothing is written.
 """
@@ -70,7 +70,7 @@ class Memory(threading.Thread):
 
 
 def pss(process: psutil.Process) -> tuple[bool, int]:
-    """Whether it is a daemon, and its bytes: 0 if it is gone, or is DuckDB."""
+    """Whether it is a daemon, and its bytes: 0 if it is gone, or does the same work beside."""
     try:
         command = process.cmdline()
         if beside.MODULE in command:

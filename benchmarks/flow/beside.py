@@ -1,4 +1,5 @@
-"""The same work by pyarrow and by DuckDB, on the same files."""
+"""The same work by pyarrow, by DuckDB and by a client, on the same files; each in a process of its
+own, whose memory is not counted."""
 
 from __future__ import annotations
 
@@ -6,10 +7,14 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import duckdb
+import pyarrow.parquet as pq
 
+from flow import journal
+from purgatoryd.clients import Client
 from purgatoryd.pipeline.decode import Decoder
 from purgatoryd.pipeline.lake import parquet_writer
 from purgatoryd.pipeline.schemas import BRONZE
@@ -39,35 +44,43 @@ def forget(folder: Path) -> None:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def seconds(sql: str) -> float:
-    """Of a statement, in a process of its own, over as many threads as there are processors."""
-    command = [sys.executable, "-m", MODULE, sql]
+def apart(what: str, *arguments: object) -> float:
+    """What one of WORK says, in a process of its own."""
+    command = [sys.executable, "-m", MODULE, what, *map(str, arguments)]
     folder = Path(__file__).resolve().parent.parent
     done = subprocess.run(command, check=True, cwd=folder, stdout=subprocess.PIPE, text=True)
     return float(done.stdout)
 
 
-def main(sql: str) -> None:
-    """Prints the seconds of a statement."""
+def seconds(sql: str) -> float:
+    """Of a statement, over as many threads as there are processors."""
+    return apart("statement", sql)
+
+
+def _statement(sql: str) -> float:
     with duckdb.connect() as database:
         database.execute(f"SET threads = {len(os.sched_getaffinity(0))}")
         began_s = time.perf_counter()
         database.execute(sql)
-        print(time.perf_counter() - began_s)
+        return time.perf_counter() - began_s
 
 
 def written(directory: Path, folder: Path) -> float:
     """Rows per second of pyarrow alone: batches that are there already, to Parquet on disk."""
+    return apart("written", directory, folder)
+
+
+def _written(directory: str, folder: str) -> float:
     rows, spent_s, decoders = 0, 0.0, {}
-    for file in segments(directory)[:-1]:
+    for file in segments(Path(directory))[:-1]:
         daemon = source(file).identity.daemon
         if daemon not in decoders:
-            decoders[daemon] = Decoder("bench", names_of(directory, daemon))
+            decoders[daemon] = Decoder("bench", names_of(Path(directory), daemon))
         walk = Walk()
         walk.enter(file.path)
         batches = list(decoders[daemon].batches(walk))
         began_s = time.perf_counter()
-        with open(folder / "beside.parquet", "wb") as out:
+        with open(Path(folder) / "beside.parquet", "wb") as out:
             with parquet_writer(out, BRONZE) as writer:
                 for batch in batches:
                     writer.write_batch(batch)
@@ -76,6 +89,20 @@ def written(directory: Path, folder: Path) -> float:
         spent_s += time.perf_counter() - began_s
         rows += sum(batch.num_rows for batch in batches)
     return rows / spent_s
+
+
+def added(folder: Path) -> float:
+    """Seconds of add_many, for the rows in a folder; $PURGATORYD_DIR names the daemon's."""
+    return apart("added", folder)
+
+
+def _added(folder: str) -> float:
+    table = pq.read_table(folder).drop_columns("namespace")
+    with Client(journal.NAME, namespace="shop", timeout=60.0) as client:
+        began_s = time.perf_counter()
+        if not client.add_many(table).ok:
+            raise SystemExit("timers were refused")
+        return time.perf_counter() - began_s
 
 
 def silver(bronze: str, out: Path) -> float:
@@ -151,5 +178,11 @@ def window(tier: Path, one: Window) -> float:
     )
 
 
+WORK: dict[str, Callable[..., float]] = {
+    "statement": _statement,
+    "written": _written,
+    "added": _added,
+}
+
 if __name__ == "__main__":
-    main(sys.argv[1])
+    print(WORK[sys.argv[1]](*sys.argv[2:]))

@@ -11,13 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from flow import beside, journal
-from purgatoryd.clients import Client
 from purgatoryd.pipeline import cold
 from purgatoryd.pipeline.jobs import make_gold, make_silver
 from purgatoryd.pipeline.lake import Lake
@@ -216,20 +214,14 @@ def bulk_add(spark: SparkSession, folder: Path, rows: int) -> Figures:
     tasks = spark.sparkContext.defaultParallelism
     frame.repartition(tasks).write.parquet(str(folder))
     frame = spark.read.parquet(str(folder)).coalesce(tasks)
-    table = pq.read_table(folder).drop_columns("namespace")
     found = {}
     size = ("--capacity", str(rows), "--payload-memory", "512M", "--load-rows", str(4 * rows))
     for name in ("cold", "warm"):
-        with journal.daemon(*size) as folder:
-            options = {"name": journal.NAME, "directory": str(folder)}
+        with journal.daemon(*size) as place:
+            options = {"name": journal.NAME, "directory": str(place)}
             write = frame.write.format("purgatoryd").options(**options).mode("append")
             found[name] = rows / timed(write.save)
-    with journal.daemon(*size), Client(journal.NAME, namespace="shop", timeout=60.0) as client:
-        found["beside"] = rows / timed(lambda: _added(client, table))
+    with journal.daemon(*size):
+        found["beside"] = rows / beside.added(folder)
     found["to_add_many"] = found["warm"] / found["beside"]
     return found
-
-
-def _added(client: Client, table: Any) -> None:
-    if not client.add_many(table).ok:
-        raise SystemExit("timers were refused")
