@@ -84,8 +84,8 @@ build/fuzz/decoders.run: build $(VENV)/fuzz.stamp
 test-python: build build/crash/crash build/crash/stores ## Python tests alone; ARGS="..." goes to pytest
 	$(BIN)/python -m pytest $(ARGS)
 
-soak: build ## a daemon and its workers, killed at random for SECONDS=60, with a ledger
-	PYTHONPATH=tests $(BIN)/python tests/crash/soak.py $(SECONDS)
+soak: build ## a daemon and its workers, killed at random for SECONDS=60, with a ledger; ARGS=--audit: its journal, too
+	PYTHONPATH=tests $(BIN)/python tests/crash/soak.py $(SECONDS) $(ARGS)
 
 # ROUNDS of the harness: worlds that each operation is killed in, times four shapes; ten times as
 # many where only stores are looked at. CUTS of power on a simulated disk: seeds with five each.
@@ -188,6 +188,11 @@ build/sanitize/core.a: $(SAN_CORE)
 build/sanitize/tests/%: tests/c/%.c build/sanitize/core.a $(TESTS_H) $(CORE_H)
 	@mkdir -p $(@D)
 	$(CC) $(STRICT) $(SANITIZE) -Ishm_layout -o $@ $< build/sanitize/core.a
+
+# The warning that fences are not sanitized is of no interest.
+build/thread/%: tests/c/%.c $(CORE_C) $(TESTS_H) $(CORE_H)
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -w -pthread -g -O1 -fsanitize=thread -Ishm_layout -o $@ $< $(CORE_C)
 
 build/sanitize/fuzz/%: tests/fuzz/%.c tests/fuzz/main.c build/sanitize/core.a $(TESTS_H) $(CORE_H)
 	@mkdir -p $(@D)
