@@ -37,7 +37,7 @@ MEANING = {
     Exit.NEGATIVE: "answered, but not yes: unknown, fired, nothing arrived, not drained, degraded",
     Exit.USAGE: "bad argument or setting; nothing was sent",
     Exit.NO_DAEMON: "no daemon of that name, or its arena is not ready",
-    Exit.REFUSED: "refused by the daemon: exists, full, too far, denied",
+    Exit.REFUSED: "refused: exists, full, too far, denied; an arena that this user may not read",
     Exit.BROKEN: "a broken invariant of the arena, a damaged journal or lake, a violation",
     Exit.TIMEOUT: "no answer in time, the call may still be applied, once; a daemon that is frozen",
     Exit.UNUSABLE: "a path, a segment or this machine cannot be used",
@@ -63,6 +63,7 @@ _BY_ERROR: tuple[tuple[type[Exception], Exit], ...] = (
     (errors.JournalDamaged, Exit.BROKEN),
     (errors.TableBroken, Exit.BROKEN),
     (errors.LakeBroken, Exit.BROKEN),
+    (errors.ArenaDenied, Exit.REFUSED),
     (errors.ArenaError, Exit.UNUSABLE),
     (errors.SystemFailure, Exit.UNUSABLE),
     (errors.ExtraMissing, Exit.UNUSABLE),
@@ -77,9 +78,14 @@ _BY_ERROR: tuple[tuple[type[Exception], Exit], ...] = (
     (errors.PurgatorydError, Exit.OTHER),
 )
 
+_PASSED_ON = frozenset(Exit) - {Exit.DONE, Exit.NEGATIVE}
+"""Exit codes of a shard that say why it failed: whoever started the deployment goes by them."""
+
 
 def exit_of(error: errors.PurgatorydError) -> Exit:
     """The exit code of an error."""
+    if isinstance(error, errors.ShardFailed) and error.code in _PASSED_ON:
+        return Exit(error.code)
     return next(code for kind, code in _BY_ERROR if isinstance(error, kind))
 
 

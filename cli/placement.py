@@ -114,9 +114,12 @@ def advised(
 
 
 def placement_of(name: str) -> tuple[str, Placed | None]:
-    """The arena's segment, empty if there is none, and where its daemon runs or ran last."""
+    """The arena's segment, empty if there is none, and where its daemon runs or ran last.
+
+    Raises ArenaDenied.
+    """
     from purgatoryd.shm_layout.arena import Reader
-    from purgatoryd.shm_layout.errors import ArenaError, DaemonUnreachable
+    from purgatoryd.shm_layout.errors import ArenaDenied, ArenaError, DaemonUnreachable
     from purgatoryd.shm_layout.paths import arena_paths
 
     try:
@@ -125,6 +128,8 @@ def placement_of(name: str) -> tuple[str, Placed | None]:
         return "", None
     try:
         reader = Reader.attach(paths)
+    except ArenaDenied:
+        raise
     except ArenaError:
         return paths.arena, None
     placed = reader.placement

@@ -14,7 +14,7 @@ from typing import Any
 from purgatoryd.cli.status import record as health_record
 from purgatoryd.shm_layout import occupancy
 from purgatoryd.shm_layout.arena import NONE_NS, Reader
-from purgatoryd.shm_layout.errors import ArenaError, BadPath
+from purgatoryd.shm_layout.errors import ArenaError
 from purgatoryd.shm_layout.health import FROZEN_NS, Condition, Health, Watch
 from purgatoryd.shm_layout.layout import ClockKind
 from purgatoryd.shm_layout.metrics import SINCE_START, Histogram, Metrics, read_metrics
@@ -263,7 +263,7 @@ def _close(reader: Reader, sessions: Sessions | None) -> None:
 def _sessions(paths: Paths, reader: Reader) -> Sessions | None:
     try:
         return Sessions(paths.private, reader)
-    except (ArenaError, BadPath):
+    except ArenaError:
         return None
 
 

@@ -20,7 +20,7 @@ from purgatoryd.daemon.log import log
 from purgatoryd.daemon.plan import FEW_CPUS, Plan, plan
 from purgatoryd.shm_layout import memory, segment
 from purgatoryd.shm_layout.arena import Arena, Glance, Placed
-from purgatoryd.shm_layout.errors import ArenaError, BadPath
+from purgatoryd.shm_layout.errors import ArenaError
 from purgatoryd.shm_layout.layout import PlacementPart
 from purgatoryd.shm_layout.topology import SYSTEM, confined_cpus, read
 
@@ -192,7 +192,7 @@ def taken_cpus(*ours: str) -> set[int]:
     for path in segment.MOUNT.glob(f"{segment.PREFIX}*"):
         if f"/{path.name}" in ours or path.suffix == ".private":
             continue
-        with suppress(ArenaError, BadPath, OSError):
+        with suppress(ArenaError, OSError):
             glance = Glance(f"/{path.name}")
             if glance.reaper_cpu is not None and Path(f"/proc/{glance.pid}").exists():
                 found.add(glance.reaper_cpu)

@@ -91,6 +91,7 @@ class Reaper:
         self._life.enter(STOPPED)
         while self._publish():
             pass
+        self._life.supervisor.alive()
         self._journal.commit()
         self._commands.release()
 

@@ -41,6 +41,7 @@ PurgatorydError
 +-- ForkedProcess                    a client or subscriber was used after fork
 +-- ArenaError                       the shared memory segment
 |   +-- ArenaMissing
+|   +-- ArenaDenied                  this user may not read it
 |   +-- ArenaMismatch                a header field differs: both values
 |   |   +-- OtherAbi                 of another version of purgatoryd
 |   +-- ArenaNotReady                blank, rebuilding or retired
@@ -592,6 +593,19 @@ class ArenaMissing(ArenaError):
 
     def __str__(self) -> str:
         return f"there is no shared memory segment {self.segment}"
+
+
+@keeps_figures
+class ArenaDenied(ArenaError):
+    """This user may not read `segment`."""
+
+    segment: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.segment} cannot be read by this user: that is for its daemon's user, "
+            "the members of its group, and root"
+        )
 
 
 @keeps_figures

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import posix_ipc
 
-from purgatoryd.shm_layout.errors import ArenaMissing, ArenaTooLarge, BadPath
+from purgatoryd.shm_layout.errors import ArenaDenied, ArenaMissing, ArenaTooLarge, BadPath
 
 # Linux keeps POSIX segments in this tmpfs; that is what makes an atomic rename possible.
 MOUNT = Path("/dev/shm")
@@ -48,15 +48,17 @@ class Segment:
 
     @classmethod
     def open(cls, name: str, *, read_only: bool) -> Segment:
-        """The segment as it is. Raises ArenaMissing, and BadPath where it may not be read,
-        or written by anybody but its owner: names in the tmpfs are open to all."""
+        """The segment as it is. Raises ArenaMissing, ArenaDenied where it may not be read, and
+        BadPath where it may not be written: names in the tmpfs are open to all."""
         try:
             shm = posix_ipc.SharedMemory(name, read_only=read_only)
         except posix_ipc.ExistentialError:
             raise ArenaMissing(name) from None
         except posix_ipc.PermissionsError:
-            access = "read" if read_only else "written"
-            raise BadPath(str(MOUNT / name[1:]), f"cannot be {access} by this user") from None
+            path = str(MOUNT / name[1:])
+            if read_only:
+                raise ArenaDenied(path) from None
+            raise BadPath(path, "cannot be written by this user") from None
         try:
             if shm.size == 0:
                 raise ArenaMissing(name)

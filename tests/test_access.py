@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -154,6 +155,22 @@ def test_a_member_of_the_group_reads_and_a_stranger_does_not(
     assert as_member(real, ALICE, read)
     assert as_member(real, ALICE, connect)
     assert not run_as(BOB, connect)
+
+
+def test_a_stranger_is_told_that_the_arena_is_not_for_him(
+    shared_dir: Path, daemon: StartDaemon
+) -> None:
+    daemon("demo")
+
+    def ask(command: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, [command, "--name", "demo"])
+        return done.exit_code, done.stderr
+
+    for command in ("status", "stats", "metrics", "placement"):
+        assert ask(command)[0] == Exit.DONE
+        code, said = run_as(BOB, partial(ask, command))
+        assert code == Exit.REFUSED, said
+        assert "cannot be read by this user" in said
 
 
 # ---- who may connect --------------------------------------------------------------------------

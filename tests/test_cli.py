@@ -288,6 +288,11 @@ def test_every_error_has_an_exit_code_and_every_code_a_meaning() -> None:
     assert exit_of(errors.PurgatorydError()) == Exit.OTHER
 
 
+def test_a_shard_that_cannot_start_has_the_last_word_if_it_said_why() -> None:
+    codes = [exit_of(errors.ShardFailed("demo-1-0", code)) for code in (2, 5, 0, 1, -9, 255)]
+    assert codes == [Exit.USAGE, Exit.BROKEN] + 4 * [Exit.UNUSABLE]
+
+
 def test_page_of_the_command_line_is_current() -> None:
     assert (DOCS / "cli.md").read_text() == reference.text(), "run: make docs"
     for command in COMMANDS:

@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 from conftest import StartDaemon
 from other_user import run_as
 from real_daemon import Daemon, DaemonFailed, eventually, refused
-from test_lifecycle import Manager
+from test_lifecycle import Manager, fill
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
@@ -47,7 +47,9 @@ from purgatoryd.clients import (
     subscriber,
 )
 from purgatoryd.shm_layout.arena import Reader
-from purgatoryd.shm_layout.paths import paths_in
+from purgatoryd.shm_layout.layout import fields
+from purgatoryd.shm_layout.paths import Paths, paths_in
+from purgatoryd.shm_layout.segment import MOUNT
 from purgatoryd.shm_layout.shards import ShardTable, read_table, write_table
 
 FAR = 3600.0
@@ -357,8 +359,14 @@ def test_a_deployment_is_degraded_while_a_shard_is_not_there(
         eventually(lambda: standing()["condition"] == "draining")
         admin.resume()
         manager.hears("STATUS=ready")
+    held = pid_of(demo, 0)
+    os.kill(held, signal.SIGSTOP)
+    fill(manager)
+    os.kill(demo.pid, signal.SIGTERM)
+    eventually(lambda: standing()["condition"] == "stopped")
+    manager.hears("STOPPING=1")  # at a later beat: before, its queue was full
+    os.kill(held, signal.SIGCONT)
     demo.stop()
-    manager.hears("STOPPING=1")
     assert (standing()["condition"], standing()["pid"]) == ("stopped", 0)
     manager.socket.close()
 
@@ -454,7 +462,20 @@ def test_a_shard_that_cannot_start_ends_them_all(daemon: StartDaemon, daemon_dir
             daemon("demo", "--shards", "2", *SMALL)
     assert caught.value.code == Exit.UNUSABLE
     assert "shard demo-1-1 ended with code 7 before it was ready" in caught.value.stderr
-    daemon("demo", "--shards", "2", *SMALL)  # the first one let go of all it had
+    demo = daemon("demo", "--shards", "2", *SMALL)  # the first one let go of all it had
+    demo.stop()
+    damage(paths_in(daemon_dir, "demo-1-1"))
+    with pytest.raises(DaemonFailed) as caught:
+        demo.start()
+    assert caught.value.code == Exit.BROKEN
+
+
+def damage(paths: Paths) -> None:
+    """Spoils an arena whose daemon does not run, so that no start can use it."""
+    (offset,) = (at for field, at, _ in fields("pg_header") if field == "outbox_tail")
+    with (MOUNT / paths.arena[1:]).open("r+b") as arena:
+        arena.seek(offset)
+        arena.write(b"\xff")
 
 
 # ---- stop ---------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from purgatoryd.cli.viewer import Viewer
 from purgatoryd.clients import Admin, Client, PartitionedClient
 from purgatoryd.shm_layout import health
 from purgatoryd.shm_layout.arena import Handle
-from purgatoryd.shm_layout.errors import BadPath, NoSuchShard, PurgatorydError
+from purgatoryd.shm_layout.errors import ArenaDenied, NoSuchShard, PurgatorydError
 from purgatoryd.shm_layout.layout import Op
 from purgatoryd.shm_layout.occupancy import due
 from purgatoryd.shm_layout.paths import paths_in
@@ -173,7 +173,7 @@ def test_another_user_does_not_see_clients(demo: Daemon, monkeypatch: pytest.Mon
 
     def open_arena(name: str, *, read_only: bool) -> Segment:
         if name == demo.paths.private:
-            raise BadPath(name, "cannot be read by this user")
+            raise ArenaDenied(name)
         return opened(name, read_only=read_only)
 
     monkeypatch.setattr(Segment, "open", open_arena)
