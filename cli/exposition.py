@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -21,9 +21,15 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from purgatoryd.cli.shards import daemons
+from purgatoryd.cli.shards import daemons, directory_of
 from purgatoryd.shm_layout.arena import Namespace, Reader
-from purgatoryd.shm_layout.errors import ArenaError, ArenaMissing, DaemonUnreachable
+from purgatoryd.shm_layout.errors import (
+    ArenaError,
+    ArenaMissing,
+    BadPath,
+    DaemonUnreachable,
+    TableBroken,
+)
 from purgatoryd.shm_layout.layout import ANYBODY, DaemonState, Degraded, Measured
 from purgatoryd.shm_layout.metrics import (
     BUCKETS,
@@ -33,11 +39,13 @@ from purgatoryd.shm_layout.metrics import (
     SINCE_START,
     Histogram,
     Metrics,
+    process_gauges,
     read_metrics,
     upper_edge_ns,
 )
 from purgatoryd.shm_layout.paths import arena_paths
 from purgatoryd.shm_layout.segment import Segment
+from purgatoryd.shm_layout.standing import Cause, Standing, StandingFile
 from purgatoryd.shm_layout.wire import NamespaceSettings
 
 PREFIX = "purgatoryd_"
@@ -46,7 +54,14 @@ STAGES = ("request_queue", "local", "remote", "response_queue", "send")
 """Histograms that share a family, as the label `stage`."""
 SLOW_NS = 300_000_000
 """What an alarm asks for; a bucket ends just above it."""
-READABLE = "1 while the arena can be read: 0 = there is none, or it is another version's"
+READABLE = (
+    "1 while the arena can be read: 0 = there is none, it is another version's, or this user may "
+    "not; of a deployment the same of its files"
+)
+# What is told of the process that runs a deployment's shards, beside what each daemon has.
+SHARDS = "shards that the deployment has"
+SERVING = "of them, those that are ready and answer"
+RESTARTS = "starts of shards that had ended, since that of the deployment"
 TOP = 20
 """Namespaces that are named."""
 _MARK = re.compile(r"<!-- metrics -->\n.*?<!-- end -->", re.DOTALL)
@@ -70,7 +85,8 @@ def families(name: str, found: Metrics) -> Iterator[Metric]:
     yield _gauge(name, "readable", READABLE, 1)
     yield from _counters(name, found)
     yield from _gauges(name, found)
-    yield from _states(name, found)
+    reasons = {one.names[0]: one in found.why for one in Degraded}
+    yield from _states(name, found.state, reasons)
     yield from _namespaces(name, found)
     yield from _histograms(name, found)
 
@@ -103,17 +119,30 @@ def _gauge(name: str, gauge: str, meaning: str, value: float) -> Metric:
     return family
 
 
-def _states(name: str, found: Metrics) -> Iterator[Metric]:
+def deployment_families(name: str, found: Standing) -> Iterator[Metric]:
+    """All families of the process that runs the shards of a deployment."""
+    yield _gauge(name, "readable", READABLE, 1)
+    for gauge, value in process_gauges(found).items():
+        yield _gauge(name, gauge, GAUGES[gauge], value)
+    yield from _states(name, found.daemon_state, {one: one in found.causes for one in Cause})
+    yield _gauge(name, "shards", SHARDS, found.shards)
+    yield _gauge(name, "shards_serving", SERVING, found.serving)
+    restarts = CounterMetricFamily(f"{PREFIX}shard_restarts", RESTARTS, labels=["daemon"])
+    restarts.add_metric([name], found.restarts)
+    yield restarts
+
+
+def _states(name: str, found: int, reasons: Mapping[str, bool]) -> Iterator[Metric]:
     state = GaugeMetricFamily(
         f"{PREFIX}state", "1 for the state that the daemon is in", labels=["daemon", "state"]
     )
     for one in DaemonState:
-        state.add_metric([name, one.name.lower()], one == found.state)
+        state.add_metric([name, one.name.lower()], one == found)
     why = GaugeMetricFamily(
         f"{PREFIX}degraded", "1 for each reason to be degraded", labels=["daemon", "reason"]
     )
-    for reason in Degraded:
-        why.add_metric([name, str(reason.name).lower()], reason in found.why)
+    for reason, holds in reasons.items():
+        why.add_metric([name, reason], holds)
     yield state
     yield why
 
@@ -165,38 +194,68 @@ def _buckets(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
 
 
 class Daemons(Collector):
-    """The families of the daemons that a name means, read whenever they are asked for: those of a
-    deployment change with its number of shards."""
+    """The families of all that a name means, read whenever they are asked for: the shards of a
+    deployment change with their number."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def collect(self) -> Iterable[Metric]:
-        """Each family once, with samples of all daemons. Raises TableBroken."""
-        merged: dict[str, Metric] = {}
-        for daemon in daemons(self._name):
-            for family in told(daemon.name):
-                known = merged.setdefault(family.name, family)
-                if known is not family:
-                    known.samples += family.samples
-        return merged.values()
+        """Each family once, with samples of all daemons."""
+        return merged(told(self._name))
+
+
+def merged(told: Iterable[Metric]) -> Iterable[Metric]:
+    """Each family once, with all its samples."""
+    found: dict[str, Metric] = {}
+    for family in told:
+        known = found.setdefault(family.name, family)
+        if known is not family:
+            known.samples += family.samples
+    return found.values()
 
 
 def told(name: str) -> Iterator[Metric]:
-    """All families of a daemon; of one whose arena cannot be read only that, and that it is not up
-    if there is no arena."""
+    """All families of what a name means: a daemon, or a deployment and each of its shards. Of what
+    cannot be read only that."""
+    try:
+        directory, shards = directory_of(name), list(daemons(name))
+    except TableBroken:
+        yield _gauge(name, "readable", READABLE, 0)
+        return
+    if directory is not None:
+        yield from _of_deployment(name, StandingFile(directory, name))
+    for shard in shards:
+        yield from _of_daemon(shard.name)
+
+
+def _of_deployment(name: str, file: StandingFile) -> Iterator[Metric]:
+    try:
+        found = file.header
+    except (OSError, TableBroken) as error:
+        yield from _unreadable(name, missing=isinstance(error, FileNotFoundError))
+        return
+    yield from deployment_families(name, found)
+
+
+def _of_daemon(name: str) -> Iterator[Metric]:
     try:
         found = read(name)
-    except (ArenaError, DaemonUnreachable) as error:
-        yield _gauge(name, "readable", READABLE, 0)
-        if isinstance(error, ArenaMissing | DaemonUnreachable):
-            yield _gauge(name, "up", GAUGES["up"], 0)
+    except (ArenaError, DaemonUnreachable, BadPath) as error:
+        yield from _unreadable(name, missing=isinstance(error, ArenaMissing | DaemonUnreachable))
         return
     yield from families(name, found)
 
 
+def _unreadable(name: str, *, missing: bool) -> Iterator[Metric]:
+    """What is not there is not up; of what is there and cannot be read nobody knows."""
+    yield _gauge(name, "readable", READABLE, 0)
+    if missing:
+        yield _gauge(name, "up", GAUGES["up"], 0)
+
+
 def read(name: str) -> Metrics:
-    """The figures of a daemon's arena, in whatever state it is. Raises ArenaError,
+    """The figures of a daemon's arena, in whatever state it is. Raises ArenaError, BadPath,
     DaemonUnreachable if there never was one."""
     reader = Reader(Segment.open(arena_paths(name).arena, read_only=True))
     try:
@@ -223,7 +282,12 @@ def text(name: str) -> str:
 # ---- the table -------------------------------------------------------------------------------
 
 
-def _of_nobody() -> Metrics:
+def _of_nobody() -> Iterator[Metric]:
+    yield from families("", _no_metrics())
+    yield from deployment_families("", Standing(DaemonState.STOPPED, [], [], 0, 0, 0, 0, 0, 0))
+
+
+def _no_metrics() -> Metrics:
     settings = NamespaceSettings(ANYBODY, 0, 0, 0, 0, 0)
     return Metrics(
         DaemonState.STOPPED,
@@ -238,7 +302,7 @@ def _of_nobody() -> Metrics:
 def table() -> str:
     """A row for each family, in Markdown."""
     rows = ["| name | kind | labels | meaning |", "| --- | --- | --- | --- |"]
-    for family in families("", _of_nobody()):
+    for family in merged(_of_nobody()):
         name = family.name + ("_total" if family.type == "counter" else "")
         labels = [label for label in family.samples[0].labels if label not in ("daemon", "le")]
         shown = ", ".join(f"`{label}`" for label in labels)

@@ -290,11 +290,14 @@ class Deployment:
 
     def _settle(self) -> None:
         """Moves to where the deployment belongs: its shards' states say."""
+        serving = sum(shard.serves for shard in self._shards)
+        again = sum(shard.starts - 1 for shard in self._shards if shard.starts)
+        self._life.count(len(self._shards), serving, again)
         if self._life.state is RECOVERING:
             if all(shard.state is State.READY for shard in self._shards):
                 self._go_live()
         elif not self._stopped:
-            why = tuple(text for shard in self._shards if (text := shard.trouble))
+            why = tuple(found for shard in self._shards if (found := shard.trouble))
             self._life.settle(why, draining=self._draining)
 
     def _go_live(self) -> None:

@@ -19,7 +19,7 @@ from purgatoryd.daemon.log import log
 from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.shm_layout.arena import Arena
 from purgatoryd.shm_layout.layout import DaemonState, Degraded
-from purgatoryd.shm_layout.standing import Standing, StandingFile
+from purgatoryd.shm_layout.standing import Standing, StandingFile, Trouble
 
 STOPPED, STARTING, RECOVERING, READY, DEGRADED, DRAINING = DaemonState
 SOUND = Degraded(0)
@@ -131,12 +131,17 @@ class LifeCycle(Life[Degraded]):
             self._publish("state", json.dumps(record).encode())
 
 
-class DeploymentLife(Life[tuple[str, ...]]):
-    """That of a deployment; each reason is a sentence about a shard."""
+class DeploymentLife(Life[tuple[Trouble, ...]]):
+    """That of a deployment; each reason is a shard's."""
 
     def __init__(self, supervisor: Supervisor) -> None:
         super().__init__(supervisor, ())
         self._file: StandingFile | None = None
+        self._figures = 0, 0, 0
+
+    def count(self, shards: int, serving: int, restarts: int) -> None:
+        """What is told of the shards from the next move or beat on."""
+        self._figures = shards, serving, restarts
 
     def attach(self, file: StandingFile) -> None:
         """From now on the state stands in this file."""
@@ -157,11 +162,14 @@ class DeploymentLife(Life[tuple[str, ...]]):
     def _write(self) -> None:
         if self._file is None:
             return
-        pid, since_ns = 0 if self.state is STOPPED else os.getpid(), self._since_boot_ns
-        self._file.write(Standing(self.state, self.why, pid, since_ns, boot_ns()))
+        pid = 0 if self.state is STOPPED else os.getpid()
+        causes = sorted({trouble.cause for trouble in self.why})
+        reasons = [trouble.text for trouble in self.why]
+        now = pid, self._since_boot_ns, boot_ns()
+        self._file.write(Standing(self.state, causes, reasons, *now, *self._figures))
 
     def _reasons(self) -> str:
-        return "; ".join(self.why)
+        return "; ".join(trouble.text for trouble in self.why)
 
 
 def in_words(why: Degraded) -> str:

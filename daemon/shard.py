@@ -18,6 +18,7 @@ from purgatoryd.shm_layout.arena import Glance
 from purgatoryd.shm_layout.errors import ArenaError, ProtocolError
 from purgatoryd.shm_layout.layout import Message
 from purgatoryd.shm_layout.paths import Paths
+from purgatoryd.shm_layout.standing import Cause, Trouble
 
 PAUSE_NS, PAUSE_MAX_NS = 100_000_000, 10_000_000_000
 """Before a shard that ended is started again; it doubles with every end."""
@@ -75,6 +76,8 @@ class Shard:
         """When it is to be started, while it is down."""
         self.silent_beats = 0
         """So many beats ago it was asked for a sign that it still owes."""
+        self.starts = 0
+        """How often its process was started."""
         self._why = ""
         """What its arena said at the last beat of how it does; "" = it does well."""
         self._paths = paths
@@ -106,15 +109,21 @@ class Shard:
         return self._process.pid if self._process else 0
 
     @property
-    def trouble(self) -> str:
-        """Why it does not serve as it should, in words; "" = it does, or has ended as wished."""
+    def serves(self) -> bool:
+        """True while it is ready and answers."""
+        return self.state is State.READY and self.silent_beats <= SLOW_BEATS
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """Why it does not serve as it should; None = it does, or has ended as wished."""
         if self.state is State.GIVEN_UP:
-            return f"{self.name} ended again and again, and is given up"
+            text = f"{self.name} ended again and again, and is given up"
+            return Trouble(Cause.GIVEN_UP, text)
         if self.state in (State.DOWN, State.STARTING):
-            return f"{self.name} ended, and is started again"
+            return Trouble(Cause.RESTARTING, f"{self.name} ended, and is started again")
         if self.silent_beats > SLOW_BEATS:
-            return f"{self.name} does not answer"
-        return self._why and f"{self.name}: {self._why}"
+            return Trouble(Cause.SILENT, f"{self.name} does not answer")
+        return Trouble(Cause.DEGRADED, f"{self.name}: {self._why}") if self._why else None
 
     @property
     def fds(self) -> list[int]:
@@ -127,6 +136,7 @@ class Shard:
     def start(self) -> None:
         """Starts its process."""
         self.enter(State.STARTING)
+        self.starts += 1
         environment = {k: v for k, v in os.environ.items() if k not in _OF_THE_MANAGER}
         self._process = subprocess.Popen(
             self._command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment

@@ -258,11 +258,18 @@ def read_metrics(arena: Handle) -> Metrics:
     )
 
 
-def _gauges(arena: Handle) -> dict[str, float]:
-    header, live = arena.header, arena.metrics
+def process_gauges(header: Any) -> dict[str, float]:
+    """Those of the process, by the header of an arena or by a standing."""
     return {
         "up": float(header.daemon_pid != 0 and lives(header)),
         "still_seconds": still_ns(header) / 1e9,
+    }
+
+
+def _gauges(arena: Handle) -> dict[str, float]:
+    header, live = arena.header, arena.metrics
+    return {
+        **process_gauges(header),
         "overdue_seconds": overdue_ns(header) / 1e9,
         "starts": header.epoch,
         **{name: int(getattr(live, name)) for name in COUNTED if name in GAUGES},

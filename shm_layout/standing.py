@@ -6,6 +6,7 @@ has the header's fields, under their names, for who looks at either.
 
 from __future__ import annotations
 
+import enum
 import errno
 import json
 import os
@@ -13,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from purgatoryd.shm_layout.arena import NONE_NS
 from purgatoryd.shm_layout.errors import TableBroken
@@ -23,19 +24,42 @@ MODE = 0o640
 """The group reads it, as it reads the arenas."""
 
 
+class Cause(enum.StrEnum):
+    """Why a deployment does not serve as it should: what one of its shards is or does."""
+
+    RESTARTING = "shard_restarting"
+    GIVEN_UP = "shard_given_up"
+    SILENT = "shard_silent"
+    DEGRADED = "shard_degraded"
+
+
+class Trouble(NamedTuple):
+    """What is wrong with a shard, for programs and in words."""
+
+    cause: Cause
+    text: str
+
+
 @dataclass(frozen=True)
 class Standing:
     """A deployment at one moment. Times are CLOCK_BOOTTIME."""
 
     daemon_state: int
+    causes: Sequence[str]
+    """Why it does not serve as it should: each value of Cause that holds, once."""
     reasons: Sequence[str]
-    """Why it does not serve as it should."""
+    """The same in words, for each shard."""
     daemon_pid: int
     """0 = it has stopped."""
     daemon_since_boot_ns: int
     """When it entered its state."""
     heartbeat_boot_ns: int
     """When its loop moved last."""
+    shards: int
+    serving: int
+    """Of its shards, those that are ready and answer."""
+    restarts: int
+    """Starts of shards that had ended, since its own."""
 
     epoch: ClassVar[int] = 0
     next_deadline_ns: ClassVar[int] = NONE_NS

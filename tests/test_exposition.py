@@ -22,6 +22,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from conftest import StartDaemon
+from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from real_daemon import PATIENCE_S, Daemon, clean_environment, remove_segments
@@ -29,10 +30,23 @@ from test_metrics import used
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
-from purgatoryd.cli.exposition import EDGES_NS, SLOW_NS, families, refresh, table, text, told
+from purgatoryd.cli.exposition import (
+    EDGES_NS,
+    SLOW_NS,
+    deployment_families,
+    families,
+    refresh,
+    registry,
+    table,
+    text,
+    told,
+)
 from purgatoryd.cli.metrics import address_of
+from purgatoryd.shm_layout.errors import ArenaDenied
 from purgatoryd.shm_layout.layout import DaemonState, Degraded, fields
 from purgatoryd.shm_layout.metrics import COUNTERS, GAUGES, Histogram, Metrics, upper_edge_ns
+from purgatoryd.shm_layout.segment import Segment
+from purgatoryd.shm_layout.standing import Standing
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 RULES = yaml.safe_load((DOCS / "monitoring" / "purgatoryd.rules.yml").read_text())
@@ -135,6 +149,32 @@ def test_the_endpoint_answers_for_a_daemon_that_hangs_and_for_none(
         assert (value(found, "up"), value(found, "readable"), len(found)) == (0, 0, 2)
 
 
+def test_a_daemon_that_cannot_be_read_hides_no_other(
+    daemon: StartDaemon, daemon_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def readable() -> dict[str, float]:
+        found = parsed(generate_latest(registry("demo")).decode())  # type: ignore[no-untyped-call]
+        return {dict(labels)["daemon"]: is_so for (name, labels), is_so in found.items()
+                if name == "purgatoryd_readable"}  # fmt: skip
+
+    one = daemon("demo", "--shards", "2", "--capacity", "100")
+    opened = Segment.open
+
+    def open_arena(name: str, *, read_only: bool) -> Segment:
+        if "demo-1-0" in name:
+            raise ArenaDenied(name)
+        return opened(name, read_only=read_only)
+
+    monkeypatch.setattr(Segment, "open", open_arena)
+    assert readable() == {"demo": 1, "demo-1-0": 0, "demo-1-1": 1}
+    os.kill(one.pid, signal.SIGSTOP)  # it writes its state each second
+    (daemon_dir / "demo.state").write_text("")
+    assert readable() == {"demo": 0, "demo-1-0": 0, "demo-1-1": 1}
+    (daemon_dir / "demo.shards").write_text("")
+    assert readable() == {"demo": 0}
+    one.kill()
+
+
 def test_an_arena_of_another_version_is_not_said_to_be_down(daemon: StartDaemon) -> None:
     one = daemon("demo")
     one.kill()
@@ -152,9 +192,9 @@ def test_the_endpoint_follows_the_shards(daemon: StartDaemon, daemon_dir: Path) 
 
     one = daemon("demo", "--shards", "2", "--capacity", "100")
     with serving(daemon_dir, "127.0.0.1:0") as url:
-        assert ready(scraped(url)) == {"demo-1-0", "demo-1-1"}
+        assert ready(scraped(url)) == {"demo", "demo-1-0", "demo-1-1"}
         one.restart("--shards", "3")
-        assert ready(scraped(url)) == {"demo-2-0", "demo-2-1", "demo-2-2"}
+        assert ready(scraped(url)) == {"demo", "demo-2-0", "demo-2-1", "demo-2-2"}
 
 
 def asked(url: str, host: str | None = None) -> int:
@@ -252,7 +292,9 @@ def exposed() -> dict[str, dict[str, set[str]]]:
         finally:
             one.close()
             remove_segments(one.paths)
-    for name, labels in found:
+    of_shards = Standing(DaemonState.READY, [], [], 0, 0, 0, 2, 2, 0)
+    samples = [sample for one in deployment_families("demo", of_shards) for sample in one.samples]
+    for name, labels in [*found, *((one.name, one.labels.items()) for one in samples)]:
         for label, value in labels:
             names.setdefault(name, {}).setdefault(label, set()).add(value)
     return names

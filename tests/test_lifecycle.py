@@ -40,6 +40,7 @@ from purgatoryd.shm_layout.layout import (
     DaemonState,
     Degraded,
 )
+from purgatoryd.shm_layout.standing import Cause
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 FULL = "--capacity", "10"
@@ -97,8 +98,8 @@ def test_every_state_has_its_moves_and_the_page_has_them_all() -> None:
 
 def test_every_reason_has_a_sentence_and_a_place_on_the_page() -> None:
     assert set(MEANING) == set(Degraded)
-    for reason in Degraded:
-        assert f"| `{reason.names[0]}` |" in page()
+    for name in [*(reason.names[0] for reason in Degraded), *Cause]:
+        assert f"| `{name}` |" in page()
 
 
 def test_every_alarm_has_a_place_on_the_page() -> None:

@@ -59,7 +59,7 @@ from purgatoryd.shm_layout.shards import (
     table_path,
     write_table,
 )
-from purgatoryd.shm_layout.standing import Standing, StandingFile
+from purgatoryd.shm_layout.standing import Cause, Standing, StandingFile
 
 TABLE = ShardTable("demo", 3, 2, 4, {"shop": Placement("shop", (2,))})
 KEYS = [f"key-{i}" for i in range(200)]
@@ -272,7 +272,7 @@ def test_a_standing_is_read_as_it_was_written_until_the_host_boots(tmp_path: Pat
     file = StandingFile(tmp_path, "demo")
     with pytest.raises(FileNotFoundError):
         _ = file.header
-    now = Standing(DaemonState.DEGRADED, ["why"], 7, 1, 2)
+    now = Standing(DaemonState.DEGRADED, [Cause.SILENT], ["why"], 7, 1, 2, 3, 2, 1)
     file.write(now)
     assert file.header == now
     assert (tmp_path / "demo.state").stat().st_mode & 0o777 == 0o640
@@ -409,9 +409,9 @@ def test_why_a_deployment_does_not_serve_as_it_should() -> None:
     one._settle()
     assert one._life.state is DaemonState.DEGRADED
     assert one._life.why == (
-        "demo-1-0 ended again and again, and is given up",
-        "demo-1-1 ended, and is started again",
-        "demo-1-2 does not answer",
+        (Cause.GIVEN_UP, "demo-1-0 ended again and again, and is given up"),
+        (Cause.RESTARTING, "demo-1-1 ended, and is started again"),
+        (Cause.SILENT, "demo-1-2 does not answer"),
     )
     for each in one._shards:
         each.state, each.silent_beats = State.READY, 0

@@ -23,6 +23,7 @@ from test_lifecycle import Manager, fill
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
+from purgatoryd.cli.exposition import told
 from purgatoryd.cli.shards import directory_of
 from purgatoryd.clients import (
     Admin,
@@ -329,6 +330,13 @@ def standing() -> dict[str, Any]:
     return found
 
 
+def figure(name: str, **labels: str) -> float:
+    """A sample of the deployment as a whole."""
+    labels |= {"daemon": "demo"}
+    samples = (sample for family in told("demo") for sample in family.samples)
+    return next(s.value for s in samples if (s.name, s.labels) == (f"purgatoryd_{name}", labels))
+
+
 def test_a_deployment_is_degraded_while_a_shard_is_not_there(
     daemon: StartDaemon, daemon_dir: Path
 ) -> None:
@@ -346,11 +354,15 @@ def test_a_deployment_is_degraded_while_a_shard_is_not_there(
         manager.hears(f"STATUS=degraded: {why}")
         eventually(lambda: standing()["condition"] == "degraded")
         assert standing()["degraded_by"] == [why]
+        eventually(lambda: figure("shards_serving") == 1)
+        assert figure("degraded", reason="shard_restarting") == figure("state", state="degraded")
+        assert (figure("shards"), figure("up"), figure("shard_restarts_total") >= 1) == (2, 1, True)
         done = cli("status")
         assert done.stdout.startswith(f"demo: degraded, by {why}, process {demo.pid}, moved ")
         assert done.exit_code == Exit.NEGATIVE
     manager.hears("STATUS=ready")
     assert standing()["condition"] == "ready"
+    assert figure("degraded", reason="shard_restarting") == 0
     assert f"purgatoryd: degraded: {why} [name=demo state=degraded was=ready]" in demo.stderr
     with Admin("demo") as admin, Client("demo", namespace=one_in(demo, 0)) as timers:
         timers.add("k", FAR)
