@@ -128,7 +128,7 @@ def frame(view: View) -> RenderableType:
 
     return Group(
         headline(view),
-        *([boxed("shards", shards(view))] if view.shards else []),
+        *([boxed("shards", Group(runner(view), shards(view)))] if view.shards else []),
         Beside(
             (28, boxed("per second", rates(view))),
             (46, boxed("times, last 10 s", times(view))),
@@ -161,6 +161,19 @@ def headline(view: View) -> Text:
     if health.overdue_ns:
         line.append(f", overdue by {units.format_duration(health.overdue_ns)}", "red")
     return line
+
+
+def runner(view: View) -> Text:
+    """How the process that runs the shards is."""
+    from rich.text import Text
+
+    one = view.runner
+    if one is None:
+        return Text("nothing is known of the process that runs them", "red")
+    text = Text(f"run by process {one.pid}, " if one.pid else "run by no process, ")
+    text.append(one.condition, COLOURS.get(one.condition, "red"))
+    text.append(f"; {one.restarts} restarts")
+    return text.append("".join(f"; {visible(reason)}" for reason in one.reasons))
 
 
 def shards(view: View) -> Table:

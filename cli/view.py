@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -99,6 +99,21 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
+class Runner:
+    """The process that runs the shards of a deployment."""
+
+    condition: str
+    pid: int
+    """0 = it has stopped."""
+    reasons: Sequence[str]
+    """Why it does not serve as it should, in words."""
+    serving: int
+    """Shards that are ready and answer, as it sees them."""
+    restarts: int
+    """Starts of shards that had ended, since its own."""
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """A daemon at one moment, or all shards of a deployment together. Rates are per second, since
     the view before; of messages and wake-ups, which the daemon tells once a second, over the last
@@ -128,6 +143,8 @@ class View:
     see them. Subscribers are no sessions: how slow they are is the histogram `send`."""
     shards: list[Shard] = field(default_factory=list)
     """Of all that a deployment has; one daemon has none."""
+    runner: Runner | None = None
+    """Of a deployment; None = it has told nothing that can be read."""
 
     @property
     def times(self) -> dict[str, Spread]:

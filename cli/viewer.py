@@ -4,19 +4,20 @@ them together."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
 from typing import TypeVar
 
-from purgatoryd.cli.shards import table_of
-from purgatoryd.cli.view import NAMESPACES, SLOW_CLIENTS, Sampler, Shard, Share, View
-from purgatoryd.shm_layout.errors import NoSuchShard, PurgatorydError
-from purgatoryd.shm_layout.health import FROZEN_NS, Condition, Health
+from purgatoryd.cli.shards import directory_of, table_of
+from purgatoryd.cli.view import NAMESPACES, SLOW_CLIENTS, Runner, Sampler, Shard, Share, View
+from purgatoryd.shm_layout.errors import NoSuchShard, PurgatorydError, TableBroken
+from purgatoryd.shm_layout.health import FROZEN_NS, Condition, Health, Watch
 from purgatoryd.shm_layout.layout import Degraded
 from purgatoryd.shm_layout.metrics import Histogram
 from purgatoryd.shm_layout.occupancy import Fill, Level
 from purgatoryd.shm_layout.sessions import Session
+from purgatoryd.shm_layout.standing import StandingFile
 
 Value = TypeVar("Value")
 
@@ -59,6 +60,10 @@ class Viewer:
         self._name = name
         self._frozen_ns = frozen_ns
         self._samplers: dict[str, Sampler] = {}
+        self._watch: Watch | None = None
+        """Of the process that runs the shards."""
+        self._suspect = False
+        """That process is suspected, and was not watched for long enough."""
         try:
             self.take()
         except BaseException:
@@ -77,7 +82,26 @@ class Viewer:
         if table is None:
             return Views(views[0], [])
         rows = [_row(*row) for row in zip(range(len(names)), names, taken, strict=True)]
-        return Views(together(self._name, views, rows), taken)
+        whole = together(self._name, views, rows)
+        return Views(whole if (told := self._told()) is None else run_by(whole, *told), taken)
+
+    def _told(self) -> tuple[Health, Runner] | None:
+        """How the process that runs the shards does; None = it has told nothing to be read."""
+        self._suspect = False
+        directory = directory_of(self._name)
+        if directory is None:
+            return None
+        file = StandingFile(directory, self._name)
+        try:
+            self._watch = self._watch or Watch(file, self._frozen_ns)
+            seen, found = self._watch.look(), file.header
+            health = seen or self._watch.unsure()
+        except (OSError, TableBroken):
+            self._watch = None
+            return None
+        self._suspect = seen is None
+        figures = found.reasons, found.serving, found.restarts
+        return health, Runner(str(health.condition), health.pid, *figures)
 
     def _view(self, name: str) -> View | PurgatorydError:
         """Of a daemon, or why there is none."""
@@ -91,7 +115,8 @@ class Viewer:
     @property
     def settled(self) -> bool:
         """False while a daemon is suspected and was not watched for long enough."""
-        return all(sampler.settled for sampler in self._samplers.values())
+        self._told()
+        return not self._suspect and all(sampler.settled for sampler in self._samplers.values())
 
     def _forget(self, names: Iterable[str]) -> None:
         for name in names:
@@ -139,6 +164,11 @@ def together(name: str, views: list[View], rows: list[Shard]) -> View:
         slowest=_slowest(clients) if clients else None,
         shards=rows,
     )
+
+
+def run_by(whole: View, health: Health, runner: Runner) -> View:
+    """The view of a deployment, with the process that runs its shards."""
+    return replace(whole, health=_health([whole.health, health]), runner=runner)
 
 
 def _health(all_of: list[Health]) -> Health:

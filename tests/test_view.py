@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
@@ -303,6 +304,31 @@ def test_one_shard_that_is_gone_does_not_hide_the_others(three: Daemon, viewer: 
         views.of(1)
 
 
+def test_the_process_that_runs_the_shards_is_seen_too(
+    three: Daemon, viewer: Viewer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def runner() -> tuple[str, int, int]:
+        whole = viewer.take().whole
+        assert whole.runner is not None
+        return whole.runner.condition, whole.runner.serving, whole.runner.restarts
+
+    eventually(lambda: runner() == ("ready", 3, 0))
+    with three.paths.directory.joinpath("demo-1-1.lock").open("r+") as lock:
+        os.kill(viewer.take().of(1).health.pid, signal.SIGKILL)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        eventually(lambda: runner()[:2] == ("degraded", 2))
+        assert "demo-1-1 ended, and is started again" in top()
+    eventually(lambda: runner()[:2] == ("ready", 3))
+    assert runner()[2] > 0
+    monkeypatch.setattr(health, "WATCHED_NS", 100 * MS)
+    os.kill(three.pid, signal.SIGSTOP)
+    eventually(lambda: json.loads(top("--json", "--frozen-after", "2s"))["condition"] == "frozen")
+    three.paths.directory.joinpath("demo.state").write_text("")
+    assert viewer.take().whole.runner is None
+    assert "nothing is known of the process that runs them" in top()
+    three.kill()
+
+
 def test_views_follow_a_deployment_to_other_shards(three: Daemon, viewer: Viewer) -> None:
     arm(SPACES)
     three.restart("--shards", "2")
@@ -315,7 +341,9 @@ def test_views_follow_a_deployment_to_other_shards(three: Daemon, viewer: Viewer
 
 def test_top_of_a_deployment_and_of_its_shards(three: Daemon) -> None:
     arm(SPACES)
-    assert re.search(r"demo +3 of 3 shards ready", top())
+    shown = top()
+    assert re.search(r"demo +3 of 3 shards ready", shown)
+    assert f"run by process {three.pid}, ready; 0 restarts" in shown
     one = json.loads(top("--shard", "1", "--json"))
     whole = json.loads(top("--json"))
     assert one["name"] == whole["shards"][1]["name"] == "demo-1-1"

@@ -229,6 +229,8 @@ def test_a_deployment_and_each_of_its_shards(three: Web) -> None:
     assert [one["name"] for one in told] == ["demo-1-0", "demo-1-1", "demo-1-2"]
     assert whole["armed"] == sum(one["armed"] for one in told) == 5
     assert [row["armed"] for row in whole["shards"]] == [one["armed"] for one in told]
+    assert (whole["runner"]["condition"], whole["runner"]["serving"]) == ("ready", 3)
+    assert {one["runner"] for one in told} == {None}
     assert "not shard 3" in json.loads(of_shard(three, 3).text)["error"]
     assert {of_shard(three, bad).status for bad in ("x", "-1", "%00", "1e3", "99999")} == {400}
 
@@ -285,6 +287,9 @@ def test_a_browser_shows_the_shards_of_a_deployment(browser: Browser, three: Web
         page.set_default_timeout(PATIENCE_S * 1000)
         page.goto(three.address)
         page.wait_for_selector("#shards td:text-is('50')")
+        page.wait_for_selector(
+            "#runner:text-matches('^Run by process [0-9]+, ready; 0 restarts[.]$')"
+        )
         assert page.locator("#choice a").all_inner_texts() == [
             "all", "shard 0", "shard 1", "shard 2"
         ]  # fmt: skip
