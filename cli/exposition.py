@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -62,6 +64,7 @@ READABLE = (
 SHARDS = "shards that the deployment has"
 SERVING = "of them, those that are ready and answer"
 RESTARTS = "starts of shards that had ended, since that of the deployment"
+_REASONS = [one.names[0] for one in Degraded]
 TOP = 20
 """Namespaces that are named."""
 _MARK = re.compile(r"<!-- metrics -->\n.*?<!-- end -->", re.DOTALL)
@@ -85,8 +88,8 @@ def families(name: str, found: Metrics) -> Iterator[Metric]:
     yield _gauge(name, "readable", READABLE, 1)
     yield from _counters(name, found)
     yield from _gauges(name, found)
-    reasons = {one.names[0]: one in found.why for one in Degraded}
-    yield from _states(name, found.state, reasons)
+    reasons = (one in found.why for one in Degraded)
+    yield from _states(name, found.state, dict(zip(_REASONS, reasons, strict=True)))
     yield from _namespaces(name, found)
     yield from _histograms(name, found)
 
@@ -122,14 +125,18 @@ def _gauge(name: str, gauge: str, meaning: str, value: float) -> Metric:
 def deployment_families(name: str, found: Standing) -> Iterator[Metric]:
     """All families of the process that runs the shards of a deployment."""
     yield _gauge(name, "readable", READABLE, 1)
-    for gauge, value in process_gauges(found).items():
-        yield _gauge(name, gauge, GAUGES[gauge], value)
-    yield from _states(name, found.daemon_state, {one: one in found.causes for one in Cause})
+    yield from _process(name, found, {one: one in found.causes for one in Cause})
     yield _gauge(name, "shards", SHARDS, found.shards)
     yield _gauge(name, "shards_serving", SERVING, found.serving)
     restarts = CounterMetricFamily(f"{PREFIX}shard_restarts", RESTARTS, labels=["daemon"])
     restarts.add_metric([name], found.restarts)
     yield restarts
+
+
+def _process(name: str, found: Standing, reasons: Mapping[str, bool]) -> Iterator[Metric]:
+    for gauge, value in process_gauges(found).items():
+        yield _gauge(name, gauge, GAUGES[gauge], value)
+    yield from _states(name, found.daemon_state, reasons)
 
 
 def _states(name: str, found: int, reasons: Mapping[str, bool]) -> Iterator[Metric]:
@@ -239,12 +246,27 @@ def _of_deployment(name: str, file: StandingFile) -> Iterator[Metric]:
 
 
 def _of_daemon(name: str) -> Iterator[Metric]:
+    starts = _starts(name)
     try:
         found = read(name)
     except (ArenaError, DaemonUnreachable, BadPath) as error:
-        yield from _unreadable(name, missing=isinstance(error, ArenaMissing | DaemonUnreachable))
+        missing = isinstance(error, ArenaMissing | DaemonUnreachable) and starts is None
+        yield from _unreadable(name, missing=missing)
+        if starts is not None:
+            yield from _process(name, starts, dict.fromkeys(_REASONS, False))
         return
+    if starts is not None:
+        gauges = {**found.gauges, **process_gauges(starts)}
+        found = replace(found, state=DaemonState(starts.daemon_state), gauges=gauges)
     yield from families(name, found)
+
+
+def _starts(name: str) -> Standing | None:
+    """How a daemon stands that does not serve yet: what its arena says may be of the one before."""
+    with suppress(DaemonUnreachable, BadPath, TableBroken, OSError):
+        paths = arena_paths(name)
+        return StandingFile(paths.directory, paths.name).header
+    return None
 
 
 def _unreadable(name: str, *, missing: bool) -> Iterator[Metric]:
@@ -284,7 +306,7 @@ def text(name: str) -> str:
 
 def _of_nobody() -> Iterator[Metric]:
     yield from families("", _no_metrics())
-    yield from deployment_families("", Standing(DaemonState.STOPPED, [], [], 0, 0, 0, 0, 0, 0))
+    yield from deployment_families("", Standing(DaemonState.STOPPED, 0, 0, 0))
 
 
 def _no_metrics() -> Metrics:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -34,8 +35,9 @@ def status_command(name: str, frozen_ns: int, as_json: bool) -> int:
 
     Reads the shared memory and does not need the daemon. Exit code 0: ready. 1: degraded,
     with the reasons, draining or recovering. 3: stopped, killed, or never there. 6: frozen: the
-    process is there and its loop stands still, which is watched for two seconds first. Of a
-    deployment, a line for the process that runs it, one for each shard, and 1 if they differ.
+    process is there and its loop stands still, which is watched for two seconds first; each step
+    of a start may take two minutes. Of a deployment, a line for the process that runs it, one for
+    each shard, and 1 if they differ.
     """
     exits: set[int] = set()
     directory = directory_of(name)
@@ -68,16 +70,12 @@ def show_deployment(directory: Path, name: str, frozen_ns: int, as_json: bool) -
 
 def health_of(name: str, frozen_ns: int) -> Health:
     """How the daemon of that name does."""
-    from purgatoryd.shm_layout.arena import Reader
     from purgatoryd.shm_layout.health import look
     from purgatoryd.shm_layout.paths import arena_paths
-    from purgatoryd.shm_layout.segment import Segment
+    from purgatoryd.shm_layout.standing import DaemonTold
 
-    reader = Reader(Segment.open(arena_paths(name).arena, read_only=True))
-    try:
-        return look(reader, frozen_ns)
-    finally:
-        reader.close()
+    with closing(DaemonTold(arena_paths(name))) as told:
+        return look(told, frozen_ns)
 
 
 def record(name: str, health: Health) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from purgatoryd.shm_layout.occupancy import Fill, Level
 from purgatoryd.shm_layout.paths import Paths, arena_paths
 from purgatoryd.shm_layout.segment import Segment
 from purgatoryd.shm_layout.sessions import Session, Sessions
+from purgatoryd.shm_layout.standing import DaemonTold
 
 INTERVAL_S = 0.5
 """Between two views."""
@@ -181,7 +182,7 @@ class Sampler:
     def _turn_to(self, paths: Paths) -> None:
         self._reader = Reader(Segment.open(paths.arena, read_only=True))
         self._sessions = _sessions(paths, self._reader)
-        self._watch = Watch(self._reader, self._frozen_ns)
+        self._watch = Watch(DaemonTold(paths, self._reader), self._frozen_ns)
         self._moments: deque[_Moment] = deque()
 
     def take(self) -> View:

@@ -79,12 +79,12 @@ def serve_shards(config: Config, command: Command, reread: Callable[[], Config])
         life = DeploymentLife(Supervisor.of(os.environ))
         with name_lock(paths), signals() as wake_fd, zmq.Context() as context:
             life.enter(STARTING)
+            life.write_to(StandingFile(paths.directory, config.name))
             # before the sockets: clients ask it first
-            registry = Registry.of(config, paths, life.supervisor.step)
+            registry = Registry.of(config, paths, life.step)
             shards = _shards(registry.table, paths.directory, command, context)
             with contextlib.closing(Lanes(paths, access)) as sockets:
                 life.enter(RECOVERING)
-                life.attach(StandingFile(paths.directory, config.name))
                 Deployment(config, registry, shards, sockets, access, wake_fd, life, reread).run()
     return 0
 

@@ -1,8 +1,8 @@
 """The life cycle of a daemon, and of a deployment of shards: one table of states, and whoever has
 to know of a move.
 
-Each move is told to the service manager and the log, and stands where others read it: a daemon's
-in the header of its arena, a deployment's in a file. A daemon's is published, too.
+Each move is told to the service manager and the log, and stands where others read it: in a file,
+and of a daemon that serves in the header of its arena. A daemon's is published, too.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.shm_layout.arena import Arena
+from purgatoryd.shm_layout.health import STARTS
 from purgatoryd.shm_layout.layout import DaemonState, Degraded
 from purgatoryd.shm_layout.standing import Standing, StandingFile, Trouble
 
@@ -63,6 +65,22 @@ class Life(ABC, Generic[Why]):
         self.state = STOPPED
         self.why = self._sound = sound
         self._since_boot_ns = 0
+        self._file: StandingFile | None = None
+
+    def write_to(self, file: StandingFile) -> None:
+        """From now on the state stands in this file."""
+        self._file = file
+        self._store()
+
+    def step(self, text: str) -> None:
+        """A start has got so far; who watches it is told."""
+        self.supervisor.step(text)
+        self.beat()
+
+    def beat(self) -> None:
+        """There was progress. A folder without room is told of with the next move."""
+        with suppress(OSError):
+            self._write()
 
     def enter(self, state: DaemonState, why: Why | None = None) -> None:
         """Moves to `state`; the table must have the move."""
@@ -79,9 +97,22 @@ class Life(ABC, Generic[Why]):
         if (state, why) != (self.state, self.why):
             self.enter(state, why)
 
-    @abstractmethod
     def _store(self) -> None:
         """Writes the state down where others find it."""
+        try:
+            self._write()
+        except OSError as error:
+            log.error(f"the state cannot be written down: {error}")
+
+    def _write(self) -> None:
+        if self._file is not None:
+            pid = 0 if self.state is STOPPED else os.getpid()
+            found = Standing(self.state, pid, self._since_boot_ns, boot_ns())
+            self._file.write(self._complete(found))
+
+    def _complete(self, found: Standing) -> Standing:
+        """With all that there is to tell."""
+        return found
 
     @abstractmethod
     def _reasons(self) -> str:
@@ -108,7 +139,7 @@ class LifeCycle(Life[Degraded]):
         self._publish: Publish | None = None
 
     def attach(self, arena: Arena) -> None:
-        """From now on the state stands in this arena's header."""
+        """From now on the state stands in this arena's header; until READY the file counts."""
         self._arena = arena
         self._store()
 
@@ -119,6 +150,11 @@ class LifeCycle(Life[Degraded]):
     def _store(self) -> None:
         if self._arena is not None:
             self._arena.set_daemon_state(self.state, self.why, self._since_boot_ns)
+        if self.state in STARTS:
+            super()._store()
+        elif self._file is not None:
+            self._file.remove()
+            self._file = None
 
     def _reasons(self) -> str:
         return in_words(self.why)
@@ -136,37 +172,19 @@ class DeploymentLife(Life[tuple[Trouble, ...]]):
 
     def __init__(self, supervisor: Supervisor) -> None:
         super().__init__(supervisor, ())
-        self._file: StandingFile | None = None
         self._figures = 0, 0, 0
 
     def count(self, shards: int, serving: int, restarts: int) -> None:
         """What is told of the shards from the next move or beat on."""
         self._figures = shards, serving, restarts
 
-    def attach(self, file: StandingFile) -> None:
-        """From now on the state stands in this file."""
-        self._file = file
-        self._store()
-
-    def beat(self) -> None:
-        """The loop has moved. A folder without room is told of with the next move."""
-        with suppress(OSError):
-            self._write()
-
-    def _store(self) -> None:
-        try:
-            self._write()
-        except OSError as error:
-            log.error(f"the state cannot be written down: {error}")
-
-    def _write(self) -> None:
-        if self._file is None:
-            return
-        pid = 0 if self.state is STOPPED else os.getpid()
+    def _complete(self, found: Standing) -> Standing:
         causes = sorted({trouble.cause for trouble in self.why})
         reasons = [trouble.text for trouble in self.why]
-        now = pid, self._since_boot_ns, boot_ns()
-        self._file.write(Standing(self.state, causes, reasons, *now, *self._figures))
+        shards, serving, restarts = self._figures
+        return replace(
+            found, causes=causes, reasons=reasons, shards=shards, serving=serving, restarts=restarts
+        )
 
     def _reasons(self) -> str:
         return "; ".join(trouble.text for trouble in self.why)

@@ -33,6 +33,7 @@ from purgatoryd.shm_layout.errors import AlreadyRunning, BadPath, InvalidSetting
 from purgatoryd.shm_layout.layout import ArenaState
 from purgatoryd.shm_layout.paths import Paths, daemon_paths
 from purgatoryd.shm_layout.shards import read_table, refuse_shard_name
+from purgatoryd.shm_layout.standing import StandingFile
 
 LOCK_MODE = 0o600
 LOCK_POLL_S = 0.02
@@ -58,7 +59,7 @@ def serve(
     with system_failures():
         paths = daemon_paths(config.name)
         _refuse_divided(config, paths)
-        opening = Opening(config, paths, import_path, force_journal, life.supervisor.step)
+        opening = Opening(config, paths, import_path, force_journal, life.step)
         _run(opening, life, reread or (lambda: config))
     return 0
 
@@ -120,6 +121,7 @@ def system_failures() -> Iterator[None]:
 
 def _recovered(opening: Opening, life: LifeCycle) -> Arena:
     life.enter(RECOVERING)
+    life.write_to(StandingFile(opening.paths.directory, opening.paths.name))
     arena = open_arena(opening)
     life.attach(arena)
     return arena

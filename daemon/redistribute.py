@@ -48,6 +48,7 @@ from purgatoryd.shm_layout.journal import Committer, Walk, segments
 from purgatoryd.shm_layout.layout import RESERVED, ArenaState
 from purgatoryd.shm_layout.paths import SHARDS_MAX, Paths, paths_in
 from purgatoryd.shm_layout.shards import Placement, ShardTable
+from purgatoryd.shm_layout.standing import StandingFile
 
 
 @dataclass(frozen=True)
@@ -313,3 +314,4 @@ def _clear_files(paths: Paths) -> None:
     """Nobody starts a daemon of this name again, so its lock is of no use either."""
     for path in (paths.cmd, paths.pub, paths.admin, paths.lock):
         path.unlink(missing_ok=True)
+    StandingFile(paths.directory, paths.name).remove()

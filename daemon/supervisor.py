@@ -7,9 +7,9 @@ import socket
 import time
 from collections.abc import Mapping
 
-STEP_S = 120
-"""How long one step of a start or of an end may take before the service manager gives it up."""
-_MORE_TIME = f"EXTEND_TIMEOUT_USEC={STEP_S * 1_000_000}"
+from purgatoryd.shm_layout.health import STEP_NS
+
+_MORE_TIME = f"EXTEND_TIMEOUT_USEC={STEP_NS // 1000}"
 
 
 class Supervisor:
@@ -45,7 +45,7 @@ class Supervisor:
         self._send(f"STATUS={text}")
 
     def step(self, text: str) -> None:
-        """A start or an end has got so far and may take STEP_S more."""
+        """A start or an end has got so far and may take STEP_NS more."""
         self._send(_MORE_TIME, f"STATUS={text}")
 
     def alive(self) -> None:

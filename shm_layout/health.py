@@ -13,9 +13,14 @@ from purgatoryd.shm_layout.layout import ClockKind, DaemonState, Degraded
 
 FROZEN_NS = 5_000_000_000
 """A loop that stood still for longer is suspect: it moves once a second, whatever happens."""
+STEP_NS = 120_000_000_000
+"""So long one step of a start, or of an end, may take: a recovery moves with each step."""
 WATCHED_NS = 2_000_000_000
 """How long a suspect is watched: after a suspend of the host its last move is long ago."""
 POLL_S = 0.05
+
+STARTS = (DaemonState.STARTING, DaemonState.RECOVERING)
+"""States of one that does not serve yet."""
 
 
 class Condition(enum.StrEnum):
@@ -101,8 +106,8 @@ def _suspicion(header: Any, frozen_ns: int) -> Condition | None:
         return None
     if not lives(header):
         return Condition.KILLED
-    rebuilding = header.daemon_state == DaemonState.RECOVERING
-    return Condition.FROZEN if still_ns(header) > frozen_ns and not rebuilding else None
+    limit_ns = max(frozen_ns, STEP_NS) if header.daemon_state in STARTS else frozen_ns
+    return Condition.FROZEN if still_ns(header) > limit_ns else None
 
 
 def lives(header: Any) -> bool:
@@ -113,15 +118,14 @@ def lives(header: Any) -> bool:
     except OSError:
         return False
     began_ns = int(fields[19]) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-    rebuilding = header.daemon_state == DaemonState.RECOVERING
-    return fields[0] not in ("Z", "X") and (rebuilding or began_ns <= _moved_boot_ns(header))
+    return fields[0] not in ("Z", "X") and began_ns <= _moved_boot_ns(header)
 
 
 def _health(header: Any, suspicion: Condition | None) -> Health:
     state = DaemonState(header.daemon_state)
-    early = DaemonState.RECOVERING if state == DaemonState.STARTING else state
+    told = Condition.RECOVERING if state in STARTS else Condition[state.name]
     return Health(
-        suspicion or Condition[early.name],
+        suspicion or told,
         Degraded(header.daemon_why),
         int(header.daemon_pid),
         int(header.daemon_since_boot_ns),

@@ -1,7 +1,8 @@
-"""How a deployment of shards stands, as it tells itself: a small file beside its sockets.
+"""How a deployment of shards stands, and a daemon while it starts: a small file beside the sockets.
 
-Each shard tells that in the header of its arena. Who runs the shards has no arena, so a standing
-has the header's fields, under their names, for who looks at either.
+A daemon that serves tells that in the header of its arena. Who runs the shards has no arena, and
+who recovers has none yet, or one that may not become its own. A standing has the header's fields,
+under their names, for who looks at either.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from purgatoryd.shm_layout.arena import NONE_NS
+from purgatoryd.shm_layout.arena import NONE_NS, Reader
 from purgatoryd.shm_layout.errors import TableBroken
 from purgatoryd.shm_layout.layout import ClockKind, DaemonState, Degraded
+from purgatoryd.shm_layout.paths import Paths
+from purgatoryd.shm_layout.segment import Segment
 
 MODE = 0o640
 """The group reads it, as it reads the arenas."""
@@ -42,23 +46,23 @@ class Trouble(NamedTuple):
 
 @dataclass(frozen=True)
 class Standing:
-    """A deployment at one moment. Times are CLOCK_BOOTTIME."""
+    """A deployment, or a daemon that starts, at one moment. Times are CLOCK_BOOTTIME."""
 
     daemon_state: int
-    causes: Sequence[str]
-    """Why it does not serve as it should: each value of Cause that holds, once."""
-    reasons: Sequence[str]
-    """The same in words, for each shard."""
     daemon_pid: int
     """0 = it has stopped."""
     daemon_since_boot_ns: int
     """When it entered its state."""
     heartbeat_boot_ns: int
-    """When its loop moved last."""
-    shards: int
-    serving: int
+    """When its loop moved last, or its start."""
+    causes: Sequence[str] = ()
+    """Why a deployment does not serve as it should: each value of Cause that holds, once."""
+    reasons: Sequence[str] = ()
+    """The same in words, for each shard."""
+    shards: int = 0
+    serving: int = 0
     """Of its shards, those that are ready and answer."""
-    restarts: int
+    restarts: int = 0
     """Starts of shards that had ended, since its own."""
 
     epoch: ClassVar[int] = 0
@@ -69,7 +73,7 @@ class Standing:
 
 
 class StandingFile:
-    """The file of the deployment `name`; who runs it is the only writer."""
+    """The file of the deployment or daemon `name`, which is the only writer."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self._path = directory / f"{name}.state"
@@ -95,6 +99,34 @@ class StandingFile:
         with open(new, "wb", opener=_readable) as file:
             file.write(json.dumps(asdict(standing)).encode())
         new.rename(self._path)
+
+    def remove(self) -> None:
+        """From now on nothing stands there."""
+        self._path.unlink(missing_ok=True)
+
+
+class DaemonTold:
+    """How a daemon stands: in its file from the start until it serves, and then in its arena."""
+
+    def __init__(self, paths: Paths, arena: Reader | None = None) -> None:
+        """`arena`: if the caller has it open."""
+        self._file = StandingFile(paths.directory, paths.name)
+        self._name = paths.arena
+        self._arena = arena
+
+    @property
+    def header(self) -> Any:
+        """As it is now. Raises TableBroken, and what Reader does if there is neither."""
+        with suppress(OSError):
+            return self._file.header
+        if self._arena is None:
+            self._arena = Reader(Segment.open(self._name, read_only=True))
+        return self._arena.header
+
+    def close(self) -> None:
+        """Unmaps the arena."""
+        if self._arena is not None:
+            self._arena.close()
 
 
 def _readable(path: str, flags: int) -> int:

@@ -292,7 +292,7 @@ def exposed() -> dict[str, dict[str, set[str]]]:
         finally:
             one.close()
             remove_segments(one.paths)
-    of_shards = Standing(DaemonState.READY, [], [], 0, 0, 0, 2, 2, 0)
+    of_shards = Standing(DaemonState.READY, 0, 0, 0)
     samples = [sample for one in deployment_families("demo", of_shards) for sample in one.samples]
     for name, labels in [*found, *((one.name, one.labels.items()) for one in samples)]:
         for label, value in labels:

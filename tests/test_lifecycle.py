@@ -27,6 +27,7 @@ from test_cli import answer, cli
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
+from purgatoryd.cli.exposition import told
 from purgatoryd.clients import Admin, Client, DaemonUnreachable, Subscriber
 from purgatoryd.daemon import lifecycle
 from purgatoryd.daemon.lifecycle import MEANING, MOVES, LifeCycle
@@ -40,7 +41,7 @@ from purgatoryd.shm_layout.layout import (
     DaemonState,
     Degraded,
 )
-from purgatoryd.shm_layout.standing import Cause
+from purgatoryd.shm_layout.standing import Cause, Standing, StandingFile
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 FULL = "--capacity", "10"
@@ -159,6 +160,9 @@ def test_a_daemon_from_ready_to_stopped(daemon: StartDaemon) -> None:
     real.stop()
     assert condition(real) == ("stopped", Exit.NO_DAEMON)
     assert answer(real, "stats")["daemon_state"] == "stopped"
+    start = StandingFile(real.dir, "demo")
+    start.write(Standing(DaemonState.RECOVERING, real.pid, boot_ns(), boot_ns()))
+    assert condition(real) == ("killed", Exit.NO_DAEMON)
 
 
 def test_a_frozen_daemon_is_told_from_a_killed_one(daemon: StartDaemon) -> None:
@@ -169,6 +173,26 @@ def test_a_frozen_daemon_is_told_from_a_killed_one(daemon: StartDaemon) -> None:
     eventually(lambda: condition(real) == ("ready", Exit.DONE))
     real.kill()
     assert condition(real) == ("killed", Exit.NO_DAEMON)
+
+
+@pytest.mark.parametrize("state", DaemonState)
+def test_a_start_moves_with_its_steps_and_a_loop_each_second(
+    state: DaemonState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "WATCHED_NS", 0)
+    starts = state in (DaemonState.STARTING, DaemonState.RECOVERING)
+
+    def frozen(still_ns: int, frozen_ns: int = health.FROZEN_NS) -> bool:
+        now_ns = boot_ns() - still_ns
+        told = SimpleNamespace(header=Standing(state, os.getpid(), now_ns, now_ns))
+        with monkeypatch.context() as patch:
+            patch.setattr(health, "lives", lambda _: True)  # this process is younger than that
+            return health.look(told, frozen_ns).condition == "frozen"
+
+    assert not frozen(health.FROZEN_NS // 2)
+    assert frozen(2 * health.FROZEN_NS) is (not starts and state is not DaemonState.STOPPED)
+    assert frozen(2 * health.STEP_NS) is (state is not DaemonState.STOPPED)
+    assert not frozen(2 * health.STEP_NS, 3 * health.STEP_NS)
 
 
 def test_how_far_a_deadline_is_past() -> None:
@@ -303,8 +327,9 @@ def test_the_next_start_asks_for_time_while_it_recovers(
     ],
 )
 def test_a_recovery_that_hangs_on_the_disk_is_not_ready_before_it_can_serve(
-    call: str, doing: str, manager: Manager, daemon: StartDaemon, daemon_dir: Path, tmp_path: Path
-) -> None:
+    call: str, doing: str, manager: Manager, daemon: StartDaemon, daemon_dir: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     needs("cc", "to compile tests/fault/shim.c")
     gate = Gate(call, build_library("shim", tmp_path), tmp_path / "gate")
     real = daemon("demo", "--journal", str(daemon_dir / "journal"))
@@ -322,12 +347,21 @@ def test_a_recovery_that_hangs_on_the_disk_is_not_ready_before_it_can_serve(
         assert not readable(real.process.stdout)
         with pytest.raises(DaemonUnreachable):
             Client("demo", timeout=0.1)
+        assert condition(real) == ("recovering", Exit.NEGATIVE)
+        seen = {s.name: s.value for family in told("demo") for s in family.samples if s.value}
+        assert seen.keys() >= {"purgatoryd_up", "purgatoryd_still_seconds", "purgatoryd_state"}
+        with monkeypatch.context() as patch:
+            patch.setattr(health, "STEP_NS", 1)
+            patch.setattr(health, "WATCHED_NS", 1)
+            assert condition(real, "--frozen-after", "1ms") == ("frozen", Exit.TIMEOUT)
     manager.hears("READY=1")
     with Client("demo", timeout=PATIENCE_S) as client:
         timer = client.get("k")
     assert timer is not None
     assert timer.ticket == ticket
     real.await_ready()
+    assert status(real)[0]["pid"] == real.pid
+    assert not (daemon_dir / "demo.state").exists()
 
 
 def fill(manager: Manager) -> None:

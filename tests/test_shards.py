@@ -272,7 +272,7 @@ def test_a_standing_is_read_as_it_was_written_until_the_host_boots(tmp_path: Pat
     file = StandingFile(tmp_path, "demo")
     with pytest.raises(FileNotFoundError):
         _ = file.header
-    now = Standing(DaemonState.DEGRADED, [Cause.SILENT], ["why"], 7, 1, 2, 3, 2, 1)
+    now = Standing(DaemonState.DEGRADED, 7, 1, 2, [Cause.SILENT], ["why"], 3, 2, 1)
     file.write(now)
     assert file.header == now
     assert (tmp_path / "demo.state").stat().st_mode & 0o777 == 0o640
@@ -292,7 +292,7 @@ def test_a_folder_without_room_stops_no_deployment(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     life = DeploymentLife(Supervisor())
-    life.attach(StandingFile(tmp_path / "gone", "demo"))
+    life.write_to(StandingFile(tmp_path / "gone", "demo"))
     life.enter(DaemonState.STARTING)
     life.beat()
     assert life.state is DaemonState.STARTING
