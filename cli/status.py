@@ -60,11 +60,12 @@ def show_deployment(directory: Path, name: str, frozen_ns: int, as_json: bool) -
 
     file = StandingFile(directory, name)
     try:
-        health, reasons = look(file, frozen_ns), file.header.reasons
+        health, found = look(file, frozen_ns), file.header
     except FileNotFoundError:
         return set()
-    shown = record(name, health) | {"degraded_by": reasons}
-    emit(shown, told(name, health, "; ".join(reasons)), as_json)
+    figures = {"shards": found.shards, "serving": found.serving, "restarts": found.restarts}
+    shown = record(name, health) | {"degraded_by": found.reasons} | figures
+    emit(shown, told(name, health, "; ".join(found.reasons)), as_json)
     return {_EXITS.get(health.condition, Exit.NEGATIVE)}
 
 

@@ -25,6 +25,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from spoiled import spoil
+
 from purgatoryd.clients import Client, Remote, Subscriber
 from purgatoryd.shm_layout import memory, topology
 from purgatoryd.shm_layout.arena import Reader
@@ -493,6 +495,13 @@ def shards_stop_and_start_with_their_unit() -> None:
     systemctl("stop", MANY)
 
 
+def shards_that_are_refused_are_not_tried_again() -> None:
+    spoil(paths_in(HOST_DIRECTORY, table().daemon(1)))
+    systemctl("start", MANY, check=False)
+    eventually(lambda: shown("ActiveState", MANY) == "failed")
+    assert (shown("ExecMainStatus", MANY), shown("NRestarts", MANY)) == ("5", "0")
+
+
 STEPS = (
     a_start_returns_when_the_daemon_is_ready,
     a_killed_daemon_is_started_again_with_its_timers,
@@ -514,6 +523,7 @@ STEPS = (
     shards_are_seen_by_the_page_for_people,
     a_deployment_that_hangs_is_killed_by_the_watchdog_and_keeps_its_timers,
     shards_stop_and_start_with_their_unit,
+    shards_that_are_refused_are_not_tried_again,
 )
 
 

@@ -31,6 +31,7 @@ from purgatoryd.cli.exposition import told
 from purgatoryd.clients import Admin, Client, DaemonUnreachable, Subscriber
 from purgatoryd.daemon import lifecycle
 from purgatoryd.daemon.lifecycle import MEANING, MOVES, LifeCycle
+from purgatoryd.daemon.reaper import Reaper
 from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.shm_layout import health
 from purgatoryd.shm_layout.arena import NONE_NS, Reader
@@ -399,6 +400,21 @@ def test_a_manager_hears_nothing_that_is_no_longer_so(
     then(supervisor)
     supervisor.alive()
     assert "READY=1" not in manager.heard()
+
+
+def test_a_busy_manager_hears_of_the_end_before_the_disk_is_waited_for(manager: Manager) -> None:
+    supervisor = Supervisor.of({"NOTIFY_SOCKET": manager.address})
+    fill(manager)
+    heard: list[str] = []
+    loop: Any = SimpleNamespace(
+        _stopping=True,
+        _life=SimpleNamespace(enter=lambda _: supervisor.stopping(), supervisor=supervisor),
+        _publish=lambda: "STOPPING=1" in manager.heard(),
+        _journal=SimpleNamespace(commit=lambda: heard.extend(manager.heard())),
+        _commands=SimpleNamespace(release=lambda: None),
+    )
+    Reaper.run(loop)
+    assert "STOPPING=1" in heard
 
 
 def test_a_daemon_tells_a_busy_manager_again(manager: Manager, daemon: StartDaemon) -> None:

@@ -19,6 +19,7 @@ from click.testing import CliRunner, Result
 from conftest import StartDaemon
 from other_user import run_as
 from real_daemon import Daemon, DaemonFailed, eventually, refused
+from spoiled import spoil
 from test_lifecycle import Manager, fill
 
 from purgatoryd.cli.app import app
@@ -48,9 +49,7 @@ from purgatoryd.clients import (
     subscriber,
 )
 from purgatoryd.shm_layout.arena import Reader
-from purgatoryd.shm_layout.layout import fields
-from purgatoryd.shm_layout.paths import Paths, paths_in
-from purgatoryd.shm_layout.segment import MOUNT
+from purgatoryd.shm_layout.paths import paths_in
 from purgatoryd.shm_layout.shards import ShardTable, read_table, write_table
 
 FAR = 3600.0
@@ -357,6 +356,9 @@ def test_a_deployment_is_degraded_while_a_shard_is_not_there(
         eventually(lambda: figure("shards_serving") == 1)
         assert figure("degraded", reason="shard_restarting") == figure("state", state="degraded")
         assert (figure("shards"), figure("up"), figure("shard_restarts_total") >= 1) == (2, 1, True)
+        assert (standing()["shards"], standing()["serving"], standing()["restarts"] >= 1) == (
+            2, 1, True,
+        )  # fmt: skip
         done = cli("status")
         assert done.stdout.startswith(f"demo: degraded, by {why}, process {demo.pid}, moved ")
         assert done.exit_code == Exit.NEGATIVE
@@ -476,18 +478,10 @@ def test_a_shard_that_cannot_start_ends_them_all(daemon: StartDaemon, daemon_dir
     assert "shard demo-1-1 ended with code 7 before it was ready" in caught.value.stderr
     demo = daemon("demo", "--shards", "2", *SMALL)  # the first one let go of all it had
     demo.stop()
-    damage(paths_in(daemon_dir, "demo-1-1"))
+    spoil(paths_in(daemon_dir, "demo-1-1"))
     with pytest.raises(DaemonFailed) as caught:
         demo.start()
     assert caught.value.code == Exit.BROKEN
-
-
-def damage(paths: Paths) -> None:
-    """Spoils an arena whose daemon does not run, so that no start can use it."""
-    (offset,) = (at for field, at, _ in fields("pg_header") if field == "outbox_tail")
-    with (MOUNT / paths.arena[1:]).open("r+b") as arena:
-        arena.seek(offset)
-        arena.write(b"\xff")
 
 
 # ---- stop ---------------------------------------------------------------------------------------
