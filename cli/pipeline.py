@@ -67,7 +67,7 @@ def spark_options(command: Wrapped) -> Wrapped:
 def pipeline_command() -> None:
     """Bring the journal into a lake, and make tables of it there.
 
-    For `ship`, `load-agent`, `cold cancel | status`, `plan show | apply | cancel` and
-    `status --segments` the extra purgatoryd[lake] is enough, on the daemon's host; all others need
-    purgatoryd[spark], and Java 17 or newer or purgatoryd[jre].
+    For `ship`, `status`, `load-agent`, `cold cancel | status` and `plan show | apply | cancel` the
+    extra purgatoryd[lake] is enough, on the daemon's host; all others need purgatoryd[spark], and
+    Java 17 or newer or purgatoryd[jre].
     """

@@ -101,7 +101,6 @@ def status_command(
         found = tiers(place, [folder(journal, name)] if journal else [])
         show([segment_record(one) for one in found], f"segments in {lake}", as_json)
         return
-    need("pyspark", "spark")
     from purgatoryd.pipeline.progress import progress
 
     show([progress_record(one) for one in progress(place)], f"daemons in {lake}", as_json)

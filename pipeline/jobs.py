@@ -8,15 +8,13 @@ anywhere and run again, and segments may come in any order, twice, or years late
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 from purgatoryd.pipeline import gold, silver
 from purgatoryd.pipeline.lake import Lake, Manifest
 from purgatoryd.pipeline.parts import Layer, Part, Segment
+from purgatoryd.pipeline.reach import Reach, reaches
 from purgatoryd.pipeline.schemas import FLOW, LIVES, TOPICS, WORKERS
 from purgatoryd.pipeline.tiers import read_files
 
@@ -26,9 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 CHUNK_ROWS = 16_000_000
-BATCHES = ("sent", "replied")
-BATCH_ROWS = 16
-"""Rows of bronze that become one part; a batch counts for so many, for it is broadcast."""
+"""Rows of bronze that become one part."""
 SMALL_BYTES = 64 << 20
 """Parts below this size are put together."""
 NEVER = (1 << 63) - 1
@@ -39,55 +35,7 @@ def bronze_of(spark: SparkSession, lake: Lake, manifests: Iterable[Manifest]) ->
     return read_files(spark, [str(lake.data(manifest)) for manifest in manifests])
 
 
-# ---- which segments, made of what ------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """A segment, first, and the others in which its notices and answers were handed over."""
-
-    manifests: tuple[Manifest, ...]
-
-    @property
-    def own(self) -> Manifest:
-        """The segment itself."""
-        return self.manifests[0]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of all its files."""
-        return tuple(manifest.name for manifest in self.manifests)
-
-    @property
-    def cost(self) -> int:
-        """In rows."""
-        batches = sum(m.kinds.get(kind, 0) for m in self.manifests for kind in BATCHES)
-        return self.own.rows + BATCH_ROWS * batches
-
-
-def reaches(manifests: Sequence[Manifest]) -> dict[Segment, Reach]:
-    """Of all segments; `manifests` in the order of Lake.manifests()."""
-    daemons = groupby(manifests, key=lambda manifest: manifest.daemon)
-    return {reach.own.segment: reach for _, own in daemons for reach in _reaches(list(own))}
-
-
-def _reaches(segments: Sequence[Manifest]) -> Iterator[Reach]:
-    """Of one daemon. Its notices are handed over in the order of their positions, so those who
-    hand over a segment's stand beside each other. An answer follows what it answers, within the
-    second or so that a disk takes."""
-    handing = [segment for segment in segments if segment.handed.upto]
-    begins, uptos = zip(*(m.handed for m in handing), strict=True) if handing else ((), ())
-    for own, following in zip(segments, [*segments[1:], None], strict=True):
-        first, last = bisect_right(uptos, own.notices.begin), bisect_left(begins, own.notices.upto)
-        others = [one for one in handing[first:last] if one is not own]
-        if following and _answers(following, own) and following not in others:
-            others.append(following)
-        yield Reach((own, *others))
-
-
-def _answers(following: Manifest, own: Manifest) -> bool:
-    """True if answers to what `own` has may stand in the segment behind it."""
-    return "replied" in following.kinds and bool(own.kinds.keys() & {"arm", "end"})
+# ---- jobs ------------------------------------------------------------------------------------
 
 
 def chunks(wanted: Iterable[Reach]) -> Iterator[list[Reach]]:
@@ -100,9 +48,6 @@ def chunks(wanted: Iterable[Reach]) -> Iterator[list[Reach]]:
         run.append(reach)
     if run:
         yield run
-
-
-# ---- jobs ------------------------------------------------------------------------------------
 
 
 def make_silver(

@@ -22,9 +22,6 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812
-
 from purgatoryd.pipeline.lake import known
 from purgatoryd.pipeline.locks import alone
 from purgatoryd.pipeline.schemas import FLOW, LIVES, MAJOR, TOPICS, WORKERS, Table
@@ -38,7 +35,7 @@ from purgatoryd.shm_layout.files import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 Segment = tuple[str, int, int]
 """Daemon, epoch and first LSN."""
@@ -102,7 +99,7 @@ class Layer:
                 frames.append(_only(_rows(spark, table, self._files(table, part.number)), kept))
         if whole or not frames:
             frames.append(_rows(spark, table, whole))
-        return reduce(DataFrame.unionByName, frames)
+        return reduce(lambda some, more: some.unionByName(more), frames)
 
     def _manifest(self, number: int) -> Path:
         return self._parts / f"{number:012d}.json"
@@ -192,7 +189,9 @@ def _rows(spark: SparkSession, table: Table, paths: Sequence[Path]) -> DataFrame
 
 
 def _only(rows: DataFrame, segments: Iterable[Segment]) -> DataFrame:
-    place = F.concat_ws("/", "daemon", "epoch", "segment")
+    from pyspark.sql.functions import concat_ws
+
+    place = concat_ws("/", "daemon", "epoch", "segment")
     return rows.where(place.isin(["/".join(map(str, segment)) for segment in segments]))
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
-from purgatoryd.pipeline.jobs import Reach, reaches
 from purgatoryd.pipeline.lake import Lake, Manifest
 from purgatoryd.pipeline.parts import Layer, Segment
+from purgatoryd.pipeline.reach import Reach, reaches
 
 
 @dataclass(frozen=True, slots=True)

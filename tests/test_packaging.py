@@ -16,6 +16,7 @@ from real_daemon import Daemon
 from purgatoryd.cli.install import PLACES
 
 ROOT = Path(__file__).resolve().parent.parent
+LAKE = ROOT / "tests" / "stored" / "lake-2"
 
 ADD_TO_NOTICE = """
 from purgatoryd.clients import Client, Subscriber
@@ -115,6 +116,7 @@ def with_only(extra: str) -> str:
         (("load-agent", "."), ""),
         (("plan", "cancel", "--lake", "."), ""),
         (("ship", "--journal", ".", "--lake", "lake"), ""),
+        (("status", "--json", "--lake", str(LAKE)), '"complete_to"'),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
