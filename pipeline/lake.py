@@ -8,6 +8,7 @@ file systems only: it rests on rename, fsync and flock.
     openings/daemon=<uuid>/<name>.parquet    those of one snapshot
     manifests/daemon=<uuid>/<name>.json      makes one of them count
     manifests/daemon=<uuid>/names            what rows and sessions are called, see names.py
+    hot/<n>/                                 the same again, of one reader: what the lake lacks
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from purgatoryd.pipeline.cache import drop
-from purgatoryd.pipeline.locks import take
+from purgatoryd.pipeline.locks import alone, in_turn, take
 from purgatoryd.pipeline.names import Names
 from purgatoryd.pipeline.schemas import MAJOR, Table
-from purgatoryd.shm_layout.errors import BadPath, LakeBroken, LakeMismatch
+from purgatoryd.shm_layout.errors import BadPath, LakeBroken, LakeInUse, LakeMismatch
 from purgatoryd.shm_layout.files import MODE, private_folder, replace_durably, write_durably
 
 if TYPE_CHECKING:
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 BRONZE = "bronze"
 OPENINGS = "openings"
 MANIFESTS = "manifests"
+HOT = "hot"
 NAMES = "names"
 LOCK = "lock"
 UNFINISHED = ".new"
@@ -136,6 +140,21 @@ class Lake:
 
     # ---- writing ----
 
+    @contextlib.contextmanager
+    def beside(self) -> Iterator[Lake]:
+        """An empty lake for what this one lacks, of this process alone; it goes at the end, and
+        those of processes that were killed go now."""
+        hot = self.root / HOT
+        private_folder(hot)
+        with contextlib.ExitStack() as stack:
+            with in_turn(hot / LOCK):  # what is made, but not locked yet, has an owner all the same
+                for left in hot.glob("*/"):
+                    _remove_unless_held(left)
+                made = Path(tempfile.mkdtemp(dir=hot))
+                stack.callback(shutil.rmtree, made, ignore_errors=True)
+                stack.enter_context(alone(made / LOCK))
+            yield Lake(made)
+
     def commit(self, table: str, daemon: str, write: Callable[[BinaryIO], Manifest]) -> Manifest:
         """`write` fills a file and says what is in it. It counts, also after a power cut, or
         nothing is there."""
@@ -195,6 +214,11 @@ class Lake:
                     path.unlink()
         for path in self.folder(MANIFESTS, daemon).glob(f"*{UNFINISHED}"):
             path.unlink()
+
+
+def _remove_unless_held(folder: Path) -> None:
+    with contextlib.suppress(LakeInUse, FileNotFoundError), alone(folder / LOCK):
+        shutil.rmtree(folder)
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -1,14 +1,14 @@
 """All that there is of some journals: what is in the lake, and what is still hot.
 
-What the lake does not have is copied next to it for the time being, the newest segment as far as it
-is on disk; so everything has a manifest, and Spark reads it once for all as Parquet.
+What the lake does not have is copied into a folder of it for the time being, since all of Spark's
+workers see that; the newest segment as far as it is on disk. So everything has a manifest, and
+Spark reads it once for all as Parquet.
 """
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -34,8 +34,10 @@ class Whole(NamedTuple):
 @contextmanager
 def whole(spark: SparkSession, lake: Lake, journals: Sequence[Path] = ()) -> Iterator[Whole]:
     """Of a lake, and of the folders JOURNAL/NAME. Raises LakeBroken, JournalDamaged, BadPath."""
-    with tempfile.TemporaryDirectory(prefix="purgatoryd-hot-") as made:
-        lakes = [lake, Lake(Path(made))]
+    with ExitStack() as stack:
+        lakes = [lake]
+        if journals:
+            lakes.append(stack.enter_context(lake.beside()))
         for folder in journals:
             _copy(folder, *lakes)
         segments, snapshots = _manifests(lakes, BRONZE), _manifests(lakes, OPENINGS)

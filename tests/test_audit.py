@@ -606,6 +606,40 @@ def test_retention_explains_nothing_else(in_parts: Path) -> None:
 # ---- the commands ----------------------------------------------------------------------------
 
 
+def test_what_is_hot_stands_in_the_lake_for_its_reader(in_parts: Path, spark: SparkSession) -> None:
+    lake = Lake(in_parts / "lake")
+    with whole(spark, lake, [in_parts / "demo"]) as found:
+        files = [*found.bronze.inputFiles(), *found.openings.inputFiles()]
+    assert files
+    assert {file.startswith(f"file://{lake.root}/hot/") for file in files} == {True}
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from purgatoryd.pipeline.lake import Lake
+
+with Lake(Path(sys.argv[1])).beside() as own:
+    print(own.root, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_what_a_killed_reader_left_goes_with_the_next_one(tmp_path: Path) -> None:
+    lake, command = Lake(tmp_path), [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout is not None
+        theirs = Path(reader.stdout.readline().strip())
+        with lake.beside() as ours:
+            assert ours.root != theirs
+            assert theirs.is_dir()
+        assert not ours.root.exists()
+        reader.kill()
+    assert theirs.is_dir()
+    with lake.beside():
+        assert not theirs.exists()
+
+
 def invoke(*arguments: str | Path) -> Result:
     return CliRunner().invoke(app, ["pipeline", *map(str, arguments)], catch_exceptions=False)
 
