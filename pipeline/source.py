@@ -92,7 +92,7 @@ class Settings:
         for name in options:
             if name.lower() not in OPTIONS:
                 raise UnknownSetting(name, "option", OPTIONS)
-        path = Path(options.get("path", ""))
+        path = Path(options.get("path", "")).absolute()  # tasks stand in other folders
         if "path" not in options or not path.is_dir():
             raise BadPath(str(path), "is no journal")
         files = options.get("files")
@@ -104,7 +104,7 @@ class Settings:
             _number("from_us", options.get("from_us", str(-(1 << 63)))),
             _number("to_us", options.get("to_us", str((1 << 63) - 1))),
             None if files is None else _names(files),
-            Path(options["lake"]) if "lake" in options else None,
+            Path(options["lake"]).absolute() if "lake" in options else None,
             _rows(options.get("max_rows", "0")),
             options.get("mark", ""),
         )

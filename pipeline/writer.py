@@ -296,4 +296,4 @@ def writer_of(options: Mapping[str, str], schema: StructType) -> DataSourceArrow
         raise InvalidSetting("delay", target.columns["delay"], "a deadline, for files", "option")
     if "path" not in options:
         raise InvalidSetting("path", "", "the spool's folder, for files", "option")
-    return FilesWriter(target, Path(options["path"]))
+    return FilesWriter(target, Path(options["path"]).absolute())  # tasks stand in other folders

@@ -1,8 +1,9 @@
-"""The driver of an application on a Spark cluster: makes silver and gold, writes timers to files.
+"""The driver of an application on a Spark cluster: commands of the pipeline, and both writers.
 
-    python cluster_driver.py MASTER LAKE SPOOL
+    python cluster_driver.py MASTER
 
-Prints in which folders tasks ran.
+It works in the folder that it is started in, by relative paths, as people do; its workers stand in
+others. Prints a line of JSON: in which folders tasks ran, and what each command told.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+from click.testing import CliRunner
+from pyspark.sql import DataFrame, SparkSession
 
-from purgatoryd.pipeline.jobs import bring_up
-from purgatoryd.pipeline.lake import Lake
+from purgatoryd.cli.app import app
 from purgatoryd.pipeline.session import session
 
 WORKERS = 2
@@ -29,9 +31,33 @@ CONF = {
     "spark.executor.memory": "512m",
     "spark.executor.cores": "1",
     "spark.sql.shuffle.partitions": str(WORKERS),
+    "spark.sql.adaptive.enabled": "false",  # few rows: a plan costs more than running it
+    "spark.sql.codegen.wholeStage": "false",
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.scheduler.maxRegisteredResourcesWaitingTime": "300s",
 }
+AUDITED = "--journal journals --ledger ledgers"
+DEMO = "--lake lake --name demo"
+COMMANDS = {
+    "ingest": "--journal journals --lake lake",
+    "audit": f"{AUDITED} --lake lake",
+    "report": f"{AUDITED} --lake empty --out page.html",
+    "cold load": f"reminders.parquet {DEMO}",
+    "cold cancel": f"order:3 --namespace shop {DEMO}",
+    "cold promote": f"--window 2030-01-01T00:10Z {DEMO}",
+    "cold compact": "--lake lake",
+    "cold verify": "--lake lake",
+}
+WITHOUT_SPARK = ("cold cancel",)
+
+
+def told(master: str, name: str) -> tuple[int, list[dict[str, Any]]]:
+    """Exit code and lines of a command."""
+    arguments = [*f"pipeline {name} {COMMANDS[name]} --json".split()]
+    arguments += () if name in WITHOUT_SPARK else ("--master", master)
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    print(name, done.stderr)  # for the log
+    return done.exit_code, [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def folder(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -41,17 +67,25 @@ def folder(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pydict({"cwd": [os.getcwd()] * batch.num_rows})
 
 
-def main(master: str, lake: str, spool: str) -> None:
+def timers(spark: SparkSession, prefix: str) -> DataFrame:
+    """So many rows for each worker."""
+    return spark.range(0, ROWS, 1, WORKERS).selectExpr(
+        f"concat('{prefix}', id) as key", "timestamp_seconds(4000000000) as deadline"
+    )
+
+
+def main(master: str) -> None:
     """All that is to be done."""
     spark = session(master, CONF, "cluster")
     places = spark.range(0, 2 * WORKERS, 1, 2 * WORKERS).mapInArrow(folder, "cwd string")
     cwds = {row.cwd for row in places.collect()}
-    bring_up(spark, Lake(Path(lake)))
-    timers = spark.range(0, ROWS, 1, WORKERS).selectExpr(
-        "concat('k', id) as key", "timestamp_seconds(4000000000) as deadline", "'demo' as daemon"
-    )
-    timers.write.format("purgatoryd").mode("append").option("to", "files").save(spool)
-    print(json.dumps(sorted(cwds)))
+    records = spark.read.format("purgatoryd").load("journals/stored").count()
+    writer = timers(spark, "filed").write.format("purgatoryd").mode("append")
+    writer.options(name="demo", to="files").save("spool")
+    writer = timers(spark, "added").write.format("purgatoryd").mode("append")
+    writer.options(name="demo", directory=os.environ["PURGATORYD_DIR"]).save()
+    commands = {name: told(master, name) for name in COMMANDS}
+    print(json.dumps({"cwds": sorted(cwds), "records": records, "commands": commands}))
 
 
 if __name__ == "__main__":

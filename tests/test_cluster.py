@@ -5,31 +5,39 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pyspark
-from cluster_driver import ROWS, WORKERS
+from cluster_driver import COMMANDS, ROWS, WORKERS
 from conftest import StartDaemon
+from journal_writer import S
 from machine import needs
-from made_bronze import put, segments_of
 from pyspark.sql import SparkSession
 from real_daemon import eventually, stats
-from test_pipeline_tables import SMALL, contents
+from stored_arena import JOURNALS, StoredJournal
+from test_audit import IN_PARTS, call, noted, ship, write_ledger
+from test_cold_cli import reminders
+from test_pipeline_tables import contents
 from test_remote import free_port
 
+from purgatoryd.cli.exits import Exit
 from purgatoryd.pipeline import agent
 from purgatoryd.pipeline.jobs import bring_up
-from purgatoryd.pipeline.lake import Lake
+from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Lake
 from purgatoryd.pipeline.loading import Loader
 from purgatoryd.pipeline.session import java_home
+from purgatoryd.shm_layout.journal import Walk, segments
 
+Told = dict[str, tuple[int, list[dict[str, Any]]]]
 SPARK = Path(pyspark.__file__).parent
 DRIVER = Path(__file__).with_name("cluster_driver.py")
-LIMIT_S = 600
+LIMIT_S = 900
 """A machine that is busy takes minutes for six JVMs; more is a hang."""
 
 
@@ -41,7 +49,7 @@ def process(log: Path, cwd: Path, *command: str) -> Iterator[subprocess.Popen[by
         "PYSPARK_PYTHON": sys.executable, "SPARK_DAEMON_MEMORY": "256m",
         "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # they live for seconds
     }  # fmt: skip
-    cwd.mkdir()
+    cwd.mkdir(exist_ok=True)
     with log.open("wb") as out:
         started = subprocess.Popen(
             command, cwd=cwd, env=env, stdout=out, stderr=out, start_new_session=True
@@ -77,27 +85,73 @@ def cluster(folder: Path) -> Iterator[str]:
         yield address
 
 
-def test_a_cluster_makes_the_same_tables(
+def laid_out(root: Path) -> list[Path]:
+    """What the driver works on, in its folder: journals, a ledger with a false line, timers."""
+    folders = [root / "journals" / name for name in ("parts", "stored")]
+    IN_PARTS.write(folders[0])
+    StoredJournal(JOURNALS[-1], folders[1])
+    false = call("add", 50, "z", "added", 5 * S)
+    write_ledger(root / "ledgers", IN_PARTS.journal.uuid, noted(more=false))
+    reminders(root / "reminders.parquet")
+    return folders
+
+
+def records_in(journal: Path) -> int:
+    """By other code than the decoder."""
+    walk, count = Walk(), 0
+    for file in segments(journal):
+        walk.enter(file.path)
+        count += sum(1 for _ in walk.frames())
+    return count
+
+
+def test_a_cluster_does_what_one_box_does(
     spark: SparkSession, daemon: StartDaemon, tmp_path: Path
 ) -> None:
+    """Workers stand in other folders than the driver, and are told relative paths."""
     needs("java")
-    here, there = (tmp_path / name for name in ("here", "there"))
-    for root in (here, there):
-        root.mkdir()
-        for segment in segments_of(SMALL):
-            put(Lake(root), segment)
-    spool, log = tmp_path / "spool", tmp_path / "driver.log"
-    spool.mkdir()
+    demo, root, log = daemon(), tmp_path / "driver", tmp_path / "driver.log"
+    journals = laid_out(root)
     with cluster(tmp_path) as master:
-        command = (sys.executable, str(DRIVER), master, str(there), str(spool))
-        with process(log, tmp_path / "driver", *command) as driver:
+        command = (sys.executable, str(DRIVER), master)
+        with process(log, root, *command) as driver:
             assert driver.wait(LIMIT_S) == 0, log.read_text()
-    folders = json.loads(log.read_text().splitlines()[-1])
-    assert {Path(cwd).relative_to(tmp_path).parts[0] for cwd in folders} == {"worker0", "worker1"}
-    bring_up(spark, Lake(here))
-    assert contents(spark, Lake(there)) == contents(spark, Lake(here))
-    demo = daemon()
+    told = json.loads(log.read_text().splitlines()[-1])
+    tasks = {Path(cwd).relative_to(tmp_path).parts[0] for cwd in told["cwds"]}
+    assert tasks == {"worker0", "worker1"}
+    assert told["records"] == records_in(journals[1])
+    tables_agree(spark, root, journals, told["commands"])
+    verdicts_agree(root, sum(map(records_in, journals)), told["commands"])
+    cold = [told["commands"][name] for name in COMMANDS if name.startswith("cold")]
+    assert [code for code, _ in cold] == [Exit.DONE] * len(cold)
+    assert told["commands"]["cold promote"][1][0]["results"] == {"ADDED": 9}
+    assert told["commands"]["cold verify"][1][0]["pending"] == 10
     with Loader(demo.name) as loader:
-        delivered = list(agent.deliver(spool, loader))
+        delivered = list(agent.deliver(root / "spool", loader))
     assert len(delivered) == WORKERS
-    assert stats(demo)["live"] == ROWS
+    assert stats(demo)["live"] == 2 * ROWS + 9
+
+
+def tables_agree(spark: SparkSession, root: Path, journals: list[Path], told: Told) -> None:
+    """Raw ingest, silver and gold are those of shipped segments on one box."""
+    (root / "here").mkdir()
+    here, there = Lake(root / "here"), Lake(root / "lake")
+    for journal in journals:
+        ship(journal, here, socket.gethostname())
+    made = bring_up(spark, here)
+    count = sum(len(here.manifests(table)) for table in (BRONZE, OPENINGS))
+    code, lines = told["ingest"]
+    assert (code, lines) == (Exit.DONE, [{"raw": count, **made}])
+    assert contents(spark, there) == contents(spark, here)
+
+
+def verdicts_agree(root: Path, records: int, told: Told) -> None:
+    """Of an audit of what was ingested and what is hot, and of a report where all is hot."""
+    (audited, report), found = (told[name] for name in ("audit", "report")), []
+    for code, rows in (audited, report):
+        assert code == Exit.BROKEN
+        found.append(next(row for row in rows if "records" in row))
+    assert found[0] == found[1]
+    assert (found[0]["records"], found[0]["violations"]) == (records, {"ack_lost": 1})
+    assert "ack_lost" in (root / "page.html").read_text()
+    assert not [*root.glob("*/hot/*/")]
