@@ -14,6 +14,7 @@ from typing import Any
 from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.log import log
+from purgatoryd.daemon.recovery import Step
 from purgatoryd.daemon.replies import Replies
 from purgatoryd.daemon.retention import Keep, is_untidy
 from purgatoryd.daemon.snapshot import save_snapshot, start, tidy_and_tell
@@ -143,7 +144,7 @@ def _is_of_other(path: Path, uuid: bytes) -> bool:
     return has_header(path) and uuid_of(path) != uuid
 
 
-def own_snapshot(directory: Path, arena: Arena, end: Walk) -> None:
+def own_snapshot(directory: Path, arena: Arena, end: Walk, step: Step) -> None:
     """Has one from which the arena's journal leads on, and none of those whose place it took: they
     are of no use. `end`: where the journal goes on.
 
@@ -152,7 +153,7 @@ def own_snapshot(directory: Path, arena: Arena, end: Walk) -> None:
     found = {file: uuid_of(file.path) for file in snapshots(directory)}
     own = [file for file, uuid in found.items() if uuid == arena.uuid]
     if not any(_leads_on(directory, file, end) for file in own):
-        save_snapshot(arena, directory)
+        save_snapshot(arena, directory, step=step)
     begun = bool(segments(directory))
     for file in found.keys() - own:
         if begun or is_of_birth(file):
@@ -231,15 +232,25 @@ class Memory:
 class Journal(Memory):
     """Takes what the arena stages to disk. One thread, besides the committer's own."""
 
-    def __init__(self, arena: Arena, name: str, directory: Path, config: Config, end: Walk) -> None:
-        """`name`: under which others find the arena; `end`: where its journal goes on."""
+    def __init__(
+        self,
+        arena: Arena,
+        name: str,
+        directory: Path,
+        config: Config,
+        end: Walk,
+        step: Step = lambda _: None,
+    ) -> None:
+        """`name`: under which others find the arena; `end`: where its journal goes on; `step`: is
+        told of each step of the start and of the end."""
+        self._step = step
         self._arena = arena
         self._stage = arena.stage
         self._name = name
         self._directory = directory
         self._snapshot_segments = config.snapshot_segments
         self._keep = Keep(config.retain_age_ns, config.retain_bytes)
-        own_snapshot(directory, arena, end)
+        own_snapshot(directory, arena, end, step)
         self._committer = Committer(arena, directory, config.segment_bytes, end)
         self._open = True
         self._child: subprocess.Popen[bytes] | None = None
@@ -347,7 +358,7 @@ class Journal(Memory):
         self.commit()
         try:
             if clean and not self.errno and self._changed():
-                save_snapshot(self._arena, self._directory)
+                save_snapshot(self._arena, self._directory, step=self._step)
                 tidy_and_tell(self._directory, self._keep)
         except (OSError, JournalError, BadPath) as error:
             log.warning(f"the journal's files: {error}")

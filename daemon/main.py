@@ -134,7 +134,8 @@ def _begin_journal(arena: Arena, opening: Opening) -> Memory:
         return Memory()
     opening.step("opening the journal")
     end = journal_end(arena, opening)
-    journal = Journal(arena, opening.paths.arena, opening.journal, opening.config, end)
+    name, config = opening.paths.arena, opening.config
+    journal = Journal(arena, name, opening.journal, config, end, opening.step)
     if opening.config.shard < 0:  # else who placed them here says so
         for namespace in opening.config.durable_namespaces:
             arena.set_durable(namespace)

@@ -207,7 +207,7 @@ def _finished(arena: Arena, opening: Opening) -> dict[str, Census]:
     arena.rebuild(int(arena.header.now_ns) if virtual else boot_ns())
     arena.check()
     if opening.journal is not None:
-        save_snapshot(arena, opening.journal)
+        save_snapshot(arena, opening.journal, step=opening.step)
         end = Walk.before(arena)
         Committer(arena, opening.journal, opening.config.segment_bytes, end).close()
     arena.set_state(ArenaState.READY)

@@ -12,11 +12,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.parent import end_with
+from purgatoryd.daemon.recovery import Step
 from purgatoryd.daemon.retention import Keep, tidy
 from purgatoryd.shm_layout.arena import Handle, Reader
 from purgatoryd.shm_layout.errors import JournalUnwritable, PurgatorydError
@@ -33,13 +35,15 @@ def save_snapshot(
     handle: Handle,
     directory: Path,
     wait: Callable[[int], None] | None = None,
-    moved: Callable[[], object] = lambda: None,
+    step: Step = lambda _: None,
 ) -> None:
     """Writes a snapshot into a journal's folder. Raises JournalUnwritable.
 
-    `wait` returns once a record is on disk; None = nobody changes the arena meanwhile. `moved` is
-    called while it is written, at least once for each PORTION.
+    `wait` returns once a record is on disk; None = nobody changes the arena meanwhile. `step` is
+    told that it is written, and again at least once for each PORTION.
     """
+    moved = partial(step, "writing a snapshot")
+    moved()
 
     def write(file: BinaryIO) -> str:
         written = write_snapshot(handle, file, quiet=wait is None, moved=moved)

@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -256,9 +255,7 @@ def _way(opening: Opening) -> Way:
 
 def _save_snapshot(arena: Arena, opening: Opening) -> None:
     if opening.journal is not None:
-        step = partial(opening.step, "writing a snapshot")
-        step()
-        save_snapshot(arena, opening.journal, moved=step)
+        save_snapshot(arena, opening.journal, step=opening.step)
 
 
 def _refuse_used(paths: Paths) -> None:

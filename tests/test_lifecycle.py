@@ -255,9 +255,10 @@ def test_payloads_that_fill_the_memory_are_a_reason(daemon: StartDaemon) -> None
 
 
 def test_a_manager_is_told_when_the_daemon_is_ready_alive_and_at_its_end(
-    manager: Manager, daemon: StartDaemon
+    manager: Manager, daemon: StartDaemon, daemon_dir: Path
 ) -> None:
-    real = daemon("demo", env={"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "5000000"})
+    beats = {"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "5000000"}
+    real = daemon("demo", "--journal", str(daemon_dir / "journal"), env=beats)
     heard = manager.hears("READY=1")
     assert heard.index("STATUS=starting") < heard.index("STATUS=recovering")
     assert "STATUS=ready" in heard
@@ -271,7 +272,9 @@ def test_a_manager_is_told_when_the_daemon_is_ready_alive_and_at_its_end(
         admin.stop(drain=True)
         manager.hears("STATUS=draining")
     real.stop()
-    manager.hears("STOPPING=1")
+    heard = manager.hears("STATUS=writing a snapshot")
+    assert "STOPPING=1" in heard
+    assert heard[-2].startswith("EXTEND_TIMEOUT_USEC=")
 
 
 def test_a_daemon_sleeps_again_after_it_read_its_settings(

@@ -286,11 +286,17 @@ def test_a_start_is_killed_at_the_switch_or_while_it_clears_the_old_ones_away(
     assert killed_everywhere(begin, ("writing the routing table", "")) > 10
 
 
+def test_each_snapshot_of_a_new_arena_is_a_step(begin: Callable[..., Deployment]) -> None:
+    steps: list[str] = []
+    begin(journal=True).start(3, steps.append)
+    assert steps.count("writing a snapshot") == 3
+
+
 def test_a_start_is_killed_while_it_clears_away_what_a_killed_one_made(
     begin: Callable[..., Deployment],
 ) -> None:
     def step(text: str) -> None:
-        if text.startswith("writing"):
+        if text == "writing the routing table":
             os._exit(KILLED)
 
     def half(one: Deployment) -> None:
