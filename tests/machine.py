@@ -120,6 +120,7 @@ PROBES: dict[str, tuple[Callable[[], bool], str]] = {
     "cc": (_on_path("cc"), "a C compiler `cc` is needed"),
     "tsan": (_sees_races, "`cc -fsanitize=thread` must make programs that run"),
     "qemu": (_on_path("qemu-system-x86_64"), "`qemu-system-x86_64` is needed"),
+    "promtool": (_on_path("promtool"), "`promtool` is needed, which comes with Prometheus"),
     "descriptors": (
         lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= 1000,
         "a hard limit of 1000 descriptors is needed",

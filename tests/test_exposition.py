@@ -22,6 +22,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from conftest import StartDaemon
+from machine import needs
 from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -50,6 +51,7 @@ from purgatoryd.shm_layout.standing import Standing
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 RULES = yaml.safe_load((DOCS / "monitoring" / "purgatoryd.rules.yml").read_text())
+CASES = Path(__file__).parent / "alerts.yml"
 ALERTS = [rule for group in RULES["groups"] for rule in group["rules"]]
 DASHBOARD = json.loads((DOCS / "monitoring" / "grafana.json").read_text())
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -350,8 +352,40 @@ def test_an_alert_has_what_prometheus_wants(rule: dict[str, Any]) -> None:
     assert re.fullmatch(r"\d+[smh]", rule.get("for", "0s"))
     assert rule["labels"]["severity"] in ("warning", "critical")
     named = re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])
-    assert set(named) <= {"daemon", "instance", "reason"}
+    assert set(named) <= {"daemon", "instance", "reason", "stage"}
     assert rule["expr"].count("(") == rule["expr"].count(")")
+
+
+def promtool(*arguments: str | Path) -> None:
+    """Fails with what it says."""
+    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_alerts_come_when_they_should_and_only_then() -> None:
+    needs("promtool")
+    promtool("test", "rules", CASES)
+
+
+def test_every_alert_is_tried_with_what_is_well() -> None:
+    """Once it is awaited, and once, before its time or of too little, it is not."""
+    tried = {
+        (look["alertname"], bool(look.get("exp_alerts")))
+        for case in yaml.safe_load(CASES.read_text())["tests"]
+        if '"well"' in str(case["input_series"])
+        for look in case["alert_rule_test"]
+    }
+    assert tried == {(rule["alert"], comes) for rule in ALERTS for comes in (True, False)}
+
+
+def test_what_panels_ask_is_understood(tmp_path: Path) -> None:
+    needs("promtool")
+    asked = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+    rules = [{"record": "panel", "expr": one.replace("$__rate_interval", "5m")} for one in asked]
+    (tmp_path / "panels.yml").write_text(
+        yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]})
+    )
+    promtool("check", "rules", "--lint=none", tmp_path / "panels.yml")
 
 
 def known_names() -> set[str]:
