@@ -1,9 +1,11 @@
-"""Measures what a daemon costs: at rest, with timers that are far from due, and at work.
+"""Measures what a daemon costs: at rest, and at work with timers and with operations.
 
-At rest means that nothing is due and nobody asks; it is measured without and with a subscriber.
-At work a client arms timers at a steady rate, and they fire a second later, or are cancelled.
-Processor time is that of all threads of the daemon, as the kernel's scheduler counts it. Writes
-benchmarks/results/idle.json, the tables of docs/benchmarks.md, and that of work in
+At rest means that nothing is due and nobody asks. Daemons that differ in one thing (timers that are
+far from due, a subscriber, a watchdog, shards) rest side by side, and the same windows are of all.
+At work a client arms timers or operations at a steady rate, and they end as they are meant to: in
+memory, with a journal, and with calls that wait for the disk; the ways take turns. Processor time
+is that of all threads of the daemon, as the kernel's scheduler counts it.
+Writes benchmarks/results/idle.json, the tables of docs/benchmarks.md, and that of work in
 docs/operations.md.
 """
 
@@ -11,21 +13,27 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from os import environ, getloadavg
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+import psutil
 from bench_purgatory import machine
 from own_daemon import own_daemon
 
-from purgatoryd.clients import Client
+from purgatoryd.clients import AllOf, Client, Purgatory
+from purgatoryd.shm_layout.arena import Reader
+from purgatoryd.shm_layout.paths import paths_in
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "idle.json"
@@ -34,7 +42,6 @@ SIZES = ROOT / "docs" / "operations.md"
 BEGIN, END = "<!-- idle: begin -->\n", "<!-- idle: end -->\n"
 WAKEUPS_MAX, CORE_PERCENT_MAX = 2.0, 0.3
 """Aims, per second and of a core, at rest."""
-NAME = "bench"
 PATIENCE_S = 120.0
 CHUNK = 100_000
 FAR_S = 86_400
@@ -42,9 +49,12 @@ SETTLE_S = 35.0
 """After the last notice, topics are told of for 30 s."""
 BATCHES_PER_S = 20
 DUE_S = 1.0
+WATCHDOG_US = 5_000_000
+"""As in systemd/purgatoryd.service."""
 LISTENER = (
+    "import sys\n"
     "from purgatoryd.clients import Subscriber\n"
-    f"with Subscriber({NAME!r}, topics=['busy']) as inbox:\n"
+    "with Subscriber(sys.argv[1], topics=['busy']) as inbox:\n"
     "    print(flush=True)\n"
     "    for _ in inbox: pass\n"
 )
@@ -52,7 +62,7 @@ LISTENER = (
 
 @dataclass(frozen=True)
 class Used:
-    """What all threads of a process have used so far."""
+    """What all threads of a daemon have used so far, those of its shards too."""
 
     at_s: float
     wakeups: int
@@ -61,26 +71,23 @@ class Used:
 
 def used(pid: int) -> Used:
     wakeups = cpu_ns = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        status = dict(line.split(":\t") for line in (task / "status").read_text().splitlines())
-        wakeups += int(status["voluntary_ctxt_switches"])
-        cpu_ns += int((task / "schedstat").read_text().split()[0])
+    for process in (pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))):
+        for task in Path(f"/proc/{process}/task").iterdir():
+            status = dict(line.split(":\t") for line in (task / "status").read_text().splitlines())
+            wakeups += int(status["voluntary_ctxt_switches"])
+            cpu_ns += int((task / "schedstat").read_text().split()[0])
     return Used(time.monotonic(), wakeups, cpu_ns)
 
 
-def between(before: Used, after: Used) -> dict[str, float]:
-    seconds = after.at_s - before.at_s
-    return {
-        "seconds": round(seconds, 2),
-        "wakeups_per_s": round((after.wakeups - before.wakeups) / seconds, 3),
-        "core_percent": round((after.cpu_ns - before.cpu_ns) / seconds / 1e7, 4),
-    }
+def spread(values: Sequence[float]) -> dict[str, float]:
+    return {"median": median(values), "lowest": min(values), "highest": max(values)}
 
 
 @contextmanager
-def listener() -> Iterator[None]:
-    """A subscriber in a process of its own."""
-    with subprocess.Popen([sys.executable, "-c", LISTENER], stdout=subprocess.PIPE) as process:
+def listener(name: str) -> Iterator[None]:
+    """A subscriber of the daemon, in a process of its own."""
+    command = [sys.executable, "-c", LISTENER, name]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:
             process.stdout.readline()
@@ -92,9 +99,9 @@ def listener() -> Iterator[None]:
 # ---- at rest -------------------------------------------------------------------------------------
 
 
-def fill(timers: int) -> None:
+def fill(name: str, timers: int) -> None:
     """Timers that are due in a day or two."""
-    with Client(NAME, timeout=PATIENCE_S) as client:
+    with Client(name, timeout=PATIENCE_S) as client:
         for first in range(0, timers, CHUNK):
             numbers = range(first, min(first + CHUNK, timers))
             client.add_many({
@@ -103,44 +110,194 @@ def fill(timers: int) -> None:
             })  # fmt: skip
 
 
-def met(one: dict[str, float]) -> bool:
-    return one["wakeups_per_s"] <= WAKEUPS_MAX and one["core_percent"] <= CORE_PERCENT_MAX
+@contextmanager
+def manager(directory: Path) -> Iterator[dict[str, str]]:
+    """A service manager that listens to a watchdog; gives what it tells the daemon."""
+    address = str(directory / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inbox:
+        inbox.bind(address)
+        hearer = threading.Thread(target=_hear, args=(inbox,))
+        hearer.start()
+        try:
+            yield {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": str(WATCHDOG_US)}
+        finally:
+            inbox.sendto(b"", address)
+            hearer.join()
 
 
-def at_rest(pid: int, seconds: float, settle_s: float) -> dict[str, dict[str, Any]]:
-    found = {}
-    for name, beside in (("alone", nullcontext()), ("with a subscriber", listener())):
-        with beside:
-            time.sleep(settle_s)
-            before = used(pid)
-            time.sleep(seconds)
-            one = between(before, used(pid))
-            found[name] = one | {"met": met(one)}
-    return found
+def _hear(inbox: socket.socket) -> None:
+    while inbox.recv(4096):
+        pass
+
+
+@contextmanager
+def resting(directory: Path, timers: int) -> Iterator[dict[str, int]]:
+    """Process ids of daemons at rest, by how they differ."""
+    room = timers + CHUNK
+    large = ["--capacity", str(room), "--payload-memory", str(64 * room)]
+    full = f"{timers:,} timers"
+    with ExitStack() as stack:
+        told = stack.enter_context(manager(directory))
+        found = {
+            what: stack.enter_context(own_daemon(directory, name, settings, environment))
+            for what, name, settings, environment in (
+                (full, "full", large, {}),
+                (f"{full}, a subscriber", "heard", large, {}),
+                ("no timer", "empty", [], {}),
+                ("no timer, a watchdog", "watched", [], told),
+                ("no timer, two shards", "two", ["--shards", "2"], {}),
+                ("no timer, three shards", "three", ["--shards", "3"], {}),
+            )
+        }
+        for name in ("full", "heard"):
+            fill(name, timers)
+        stack.enter_context(listener("heard"))
+        yield found
+
+
+def window(pids: dict[str, int], seconds: float) -> dict[str, tuple[float, float]]:
+    """Of each: wake-ups per second, and percent of a core."""
+    before = {what: used(pid) for what, pid in pids.items()}
+    time.sleep(seconds)
+    return {what: between(before[what], used(pid)) for what, pid in pids.items()}
+
+
+def between(before: Used, after: Used) -> tuple[float, float]:
+    seconds = after.at_s - before.at_s
+    return (
+        round((after.wakeups - before.wakeups) / seconds, 3),
+        round((after.cpu_ns - before.cpu_ns) / seconds / 1e7, 4),
+    )
+
+
+def at_rest(directory: Path, arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    with resting(directory, arguments.timers) as pids:
+        time.sleep(arguments.settle)
+        windows = [window(pids, arguments.seconds) for _ in range(arguments.windows)]
+    return {
+        what: {
+            "wakeups_per_s": spread([one[what][0] for one in windows]),
+            "core_percent": spread([one[what][1] for one in windows]),
+        }
+        for what in pids
+    }
 
 
 # ---- at work -------------------------------------------------------------------------------------
 
 
-def at_work(pid: int, per_s: int, seconds: float, *, cancel: bool) -> dict[str, float]:
-    """Processor time of the daemon for 100,000 timers, which fire or are cancelled."""
-    batch = per_s // BATCHES_PER_S
-    with listener(), Client(NAME, timeout=PATIENCE_S) as client:
-        before = used(pid)
-        for number in range(int(seconds * BATCHES_PER_S)):
-            keys = [f"{number}:{n}" for n in range(batch)]
-            client.add_many({"key": keys, "delay": [DUE_S] * batch}, topic="busy")
-            if cancel:
-                client.cancel_many(keys)
+def timers_fired(owner: Purgatory, keys: list[str]) -> None:
+    owner.add_many({"key": keys, "delay": [DUE_S] * len(keys)}, topic="busy")
+
+
+def timers_cancelled(owner: Purgatory, keys: list[str]) -> None:
+    timers_fired(owner, keys)
+    owner.cancel_many(keys)
+
+
+def watched(owner: Purgatory, keys: list[str], timeout_s: float) -> dict[str, int]:
+    """Arms operations, each with a watch key of its own; returns which level ends each."""
+    levels = {f"level:{key}": 1 for key in keys}
+    owner.watch_many(
+        (key, AllOf({level: 1}, own=[level]), timeout_s)
+        for key, level in zip(keys, levels, strict=True)
+    )
+    return levels
+
+
+def operations_satisfied(owner: Purgatory, keys: list[str]) -> None:
+    owner.advance_many(watched(owner, keys, PATIENCE_S))
+
+
+def operations_timed_out(owner: Purgatory, keys: list[str]) -> None:
+    watched(owner, keys, DUE_S)
+
+
+Load = Callable[[Purgatory, list[str]], None]
+LOADS: dict[str, tuple[Load, bool]] = {
+    "timers: armed, fired": (timers_fired, False),
+    "timers: armed, cancelled": (timers_cancelled, False),
+    "operations: armed, satisfied": (operations_satisfied, True),
+    "operations: armed, timed out": (operations_timed_out, True),
+}
+"""By what is done: one batch of it, and whether it has operations."""
+WAYS = {
+    "in memory": ("memory", False),
+    "with a journal": ("disk", False),
+    "durable": ("disk", True),
+}
+"""By how: the daemon's name, and whether calls wait for the disk."""
+
+
+@dataclass(frozen=True)
+class Worked:
+    """On a batch after the other, from the first call until all had ended."""
+
+    per_s: int
+    cpu_ms_per_100k: float
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A daemon to work with."""
+
+    pid: int
+    owner: Purgatory
+    reader: Reader
+
+    def work(self, load: Load, per_s: int, seconds: float) -> Worked:
+        """What the daemon needs for a load of `seconds`, until nothing of it is armed."""
+        batch, batches = per_s // BATCHES_PER_S, int(seconds * BATCHES_PER_S)
+        before = used(self.pid)
+        for number in range(batches):
+            load(self.owner, [f"{number}:{n}" for n in range(batch)])
             time.sleep(max(0.0, before.at_s + (number + 1) / BATCHES_PER_S - time.monotonic()))
         armed_s = time.monotonic() - before.at_s
-        time.sleep(0 if cancel else 2 * DUE_S)
-        after = used(pid)
-    timers = int(seconds * BATCHES_PER_S) * batch
+        while self.reader.stats()["live"] or self.owner.operations:
+            time.sleep(1 / BATCHES_PER_S)
+        cpu_ns = used(self.pid).cpu_ns - before.cpu_ns
+        done = batch * batches
+        return Worked(round(done / armed_s), round(cpu_ns / done / 10, 1))
+
+
+@contextmanager
+def benches(directory: Path, rate: int) -> Iterator[dict[str, Bench]]:
+    """One for each way."""
+    room = ["--capacity", str(4 * rate), "--payload-memory", str(1024 * rate)]
+    journal = ["--journal", str(directory / "journal")]
+    with ExitStack() as stack:
+        pids = {
+            name: stack.enter_context(own_daemon(directory, name, [*room, *more]))
+            for name, more in (("memory", []), ("disk", journal))
+        }
+        for name in pids:
+            stack.enter_context(listener(name))
+        found = {}
+        for way, (name, durable) in WAYS.items():
+            owner = stack.enter_context(Purgatory(name, timeout=PATIENCE_S, durable=durable))
+            reader = Reader.attach(paths_in(directory, name))
+            stack.callback(reader.close)
+            found[way] = Bench(pids[name], owner, reader)
+        yield found
+
+
+def at_work(directory: Path, arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    rates = {False: arguments.rate, True: arguments.operations}
+    found: dict[str, dict[str, list[Worked]]] = {what: {way: [] for way in WAYS} for what in LOADS}
+    with benches(directory, arguments.rate) as ways_to_work:
+        for _ in range(arguments.rounds):
+            for what, (load, operations) in LOADS.items():
+                for way, bench in ways_to_work.items():
+                    found[what][way].append(bench.work(load, rates[operations], arguments.work))
     return {
-        "timers": timers,
-        "timers_per_s": round(timers / armed_s),
-        "cpu_ms_per_100k": round((after.cpu_ns - before.cpu_ns) / timers / 10, 1),
+        what: {way: summary(runs) for way, runs in ways.items()} for what, ways in found.items()
+    }
+
+
+def summary(runs: list[Worked]) -> dict[str, Any]:
+    return {
+        "per_s": min(one.per_s for one in runs),
+        "cpu_ms_per_100k": spread([one.cpu_ms_per_100k for one in runs]),
     }
 
 
@@ -148,33 +305,37 @@ def at_work(pid: int, per_s: int, seconds: float, *, cancel: bool) -> dict[str, 
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    room = arguments.timers + 4 * arguments.rate
-    settings = ["--capacity", str(room), "--payload-memory", str(64 * room)]
-    with tempfile.TemporaryDirectory(prefix="purgatoryd-bench-") as directory:
-        environ["PURGATORYD_DIR"] = directory
-        with own_daemon(Path(directory), NAME, settings) as pid:
-            fill(arguments.timers)
-            rest = at_rest(pid, arguments.seconds, arguments.settle)
-            work = {
-                name: at_work(pid, arguments.rate, arguments.work, cancel=cancel)
-                for name, cancel in (("armed, fired", False), ("armed, cancelled", True))
-            }
+    with tempfile.TemporaryDirectory(prefix="purgatoryd-bench-", dir=arguments.directory) as name:
+        os.environ["PURGATORYD_DIR"] = name
+        rest = at_rest(Path(name), arguments)
+        work = at_work(Path(name), arguments)
     return {
-        "command": "make bench-idle", "machine": machine(), "load_average": getloadavg(),
-        "timers": arguments.timers, "at_rest": rest, "at_work": work,
+        "command": "make bench-idle", "machine": machine(), "load_average": os.getloadavg(),
+        "windows": arguments.windows, "rounds": arguments.rounds, "at_rest": rest, "at_work": work,
         "limit": {"wakeups_per_s": WAKEUPS_MAX, "core_percent": CORE_PERCENT_MAX},
     }  # fmt: skip
 
 
+def shown(one: dict[str, float], digits: int) -> str:
+    return (
+        f"{one['median']:,.{digits}f} [{one['lowest']:,.{digits}f} - {one['highest']:,.{digits}f}]"
+    )
+
+
+def met(one: dict[str, dict[str, float]]) -> bool:
+    wakeups, percent = one["wakeups_per_s"]["median"], one["core_percent"]["median"]
+    return wakeups <= WAKEUPS_MAX and percent <= CORE_PERCENT_MAX
+
+
 def rest_table(found: dict[str, Any]) -> str:
     rows = [
-        f"| at rest, {found['timers']:,} timers | wake-ups per second | % of a core "
+        f"| at rest | wake-ups per second | % of a core "
         f"| at most {WAKEUPS_MAX:g} and {CORE_PERCENT_MAX:g} % |",
         "| --- | --- | --- | --- |",
         *(
-            f"| {name} | {one['wakeups_per_s']:.2f} | {one['core_percent']:.3f} "
-            f"| {'met' if one['met'] else 'missed'} |"
-            for name, one in found["at_rest"].items()
+            f"| {what} | {shown(one['wakeups_per_s'], 1)} | {shown(one['core_percent'], 3)} "
+            f"| {'' if 'shards' in what else 'met' if met(one) else 'missed'} |"
+            for what, one in found["at_rest"].items()
         ),
     ]
     return "\n".join(rows) + "\n"
@@ -182,11 +343,12 @@ def rest_table(found: dict[str, Any]) -> str:
 
 def work_table(found: dict[str, Any]) -> str:
     rows = [
-        "| at work | timers per second | processor time for 100,000 timers |",
-        "| --- | --- | --- |",
+        f"| processor time for 100,000, in ms | per second | {' | '.join(WAYS)} |",
+        f"| --- | --- |{' --- |' * len(WAYS)}",
         *(
-            f"| {name} | {one['timers_per_s']:,} | {one['cpu_ms_per_100k']:.0f} ms |"
-            for name, one in found["at_work"].items()
+            f"| {what} | {min(one['per_s'] for one in ways.values()):,} | "
+            f"{' | '.join(shown(ways[way]['cpu_ms_per_100k'], 0) for way in WAYS)} |"
+            for what, ways in found["at_work"].items()
         ),
     ]
     return "\n".join(rows) + "\n"
@@ -208,10 +370,16 @@ def put(page: Path, tables: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--timers", type=int, default=1_000_000, help="far from due")
-    parser.add_argument("--seconds", type=float, default=30.0, help="at rest")
-    parser.add_argument("--settle", type=float, default=SETTLE_S, help="seconds before that")
-    parser.add_argument("--rate", type=int, default=100_000, help="timers per second, at work")
-    parser.add_argument("--work", type=float, default=10.0, help="seconds at work")
+    parser.add_argument(
+        "--settle", type=float, default=SETTLE_S, help="seconds before the first window"
+    )
+    parser.add_argument("--windows", type=int, default=5, help="at rest")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of a window")
+    parser.add_argument("--rounds", type=int, default=3, help="at work")
+    parser.add_argument("--work", type=float, default=5.0, help="seconds of a load in a round")
+    parser.add_argument("--rate", type=int, default=100_000, help="timers per second")
+    parser.add_argument("--operations", type=int, default=5_000, help="operations per second")
+    parser.add_argument("--directory", type=Path, help="for the journal; on a disk")
     parser.add_argument("--dry", action="store_true", help="print only, write nothing")
     arguments = parser.parse_args()
     found = measure(arguments)

@@ -5,27 +5,35 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import posix_ipc
 
 from purgatoryd.shm_layout.paths import paths_in
+from purgatoryd.shm_layout.shards import read_table
 
 PATIENCE_S = 120.0
 
 
 @contextmanager
-def own_daemon(directory: Path, name: str, settings: Sequence[str]) -> Iterator[int]:
-    """Its process id, once it is ready; at the end it and its segments are gone."""
+def own_daemon(
+    directory: Path,
+    name: str,
+    settings: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[int]:
+    """Its process id, once it is ready; at the end it and its segments are gone.
+
+    `environment`: what it has beside ours. With the setting `--shards` it is a deployment.
+    """
     process = subprocess.Popen(
         [sys.executable, "-m", "purgatoryd.cli", "run", "--name", name, *settings],
-        env={**os.environ, "PURGATORYD_DIR": str(directory)},
+        env={**os.environ, "PURGATORYD_DIR": str(directory), **(environment or {})},
         stdout=subprocess.PIPE,
     )
     assert process.stdout is not None
-    paths = paths_in(directory, name)
     try:
         if not process.stdout.readline().startswith(b"ready"):
             raise SystemExit("the daemon did not start")
@@ -33,6 +41,13 @@ def own_daemon(directory: Path, name: str, settings: Sequence[str]) -> Iterator[
     finally:
         process.terminate()
         process.wait(PATIENCE_S)
-        for segment in (paths.arena, paths.private):
-            with suppress(posix_ipc.ExistentialError):
-                posix_ipc.unlink_shared_memory(segment)
+        table = read_table(directory, name)
+        for daemon in table.daemons if table else [name]:
+            _remove_segments(directory, daemon)
+
+
+def _remove_segments(directory: Path, daemon: str) -> None:
+    paths = paths_in(directory, daemon)
+    for segment in (paths.arena, paths.private):
+        with suppress(posix_ipc.ExistentialError):
+            posix_ipc.unlink_shared_memory(segment)
