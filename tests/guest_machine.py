@@ -8,18 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 
-
-def kernel() -> tuple[Path, Path]:
-    """The newest kernel of the host that can be read, and its modules."""
+def kernels() -> Iterator[tuple[Path, Path]]:
+    """Those of the host that can be read, the newest first, with their modules."""
     for image in sorted(Path("/boot").glob("vmlinuz-*"), reverse=True):
         modules = Path("/lib/modules") / image.name.removeprefix("vmlinuz-")
         if os.access(image, os.R_OK) and (modules / "modules.dep").exists():
-            return image, modules
-    pytest.skip(
-        "kernel: /boot/vmlinuz-* with /lib/modules is needed, as of linux-image-cloud-amd64"
-    )
+            yield image, modules
 
 
 def cpio_entry(

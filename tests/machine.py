@@ -18,6 +18,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+import guest_machine
 import nspawn
 import pytest
 
@@ -120,6 +121,10 @@ PROBES: dict[str, tuple[Callable[[], bool], str]] = {
     "cc": (_on_path("cc"), "a C compiler `cc` is needed"),
     "tsan": (_sees_races, "`cc -fsanitize=thread` must make programs that run"),
     "qemu": (_on_path("qemu-system-x86_64"), "`qemu-system-x86_64` is needed"),
+    "kernel": (
+        lambda: any(guest_machine.kernels()),
+        "/boot/vmlinuz-* with /lib/modules is needed, as of linux-image-cloud-amd64",
+    ),
     "promtool": (_on_path("promtool"), "`promtool` is needed, which comes with Prometheus"),
     "descriptors": (
         lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= 1000,

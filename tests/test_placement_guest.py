@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from guest_machine import cpio_end, cpio_entry, kernel, running
+from guest_machine import cpio_end, cpio_entry, kernels, running
 from machine import needs
 
 from purgatoryd.shm_layout.layout import HEADER
@@ -84,9 +84,10 @@ def script() -> bytes:
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the guest has told, all of it."""
     needs("qemu")
+    needs("kernel")
     if platform.machine() != "x86_64":
         pytest.skip("x86-64: the guest runs the host's Python")
-    image, _ = kernel()
+    image, _ = next(kernels())
     root = tmp_path_factory.mktemp("guest") / "initramfs"
     root.write_bytes(initramfs())
     nodes = [

@@ -21,7 +21,7 @@ from random import Random
 from typing import NamedTuple
 
 import pytest
-from guest_machine import cpio_end, cpio_entry, kernel, running
+from guest_machine import cpio_end, cpio_entry, kernels, running
 from machine import needs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -79,8 +79,9 @@ def initramfs(program: Path, modules: list[Path]) -> bytes:
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     needs("qemu")
+    needs("kernel")
     needs("cc")
-    image, modules = kernel()
+    image, modules = next(kernels())
     folder = tmp_path_factory.mktemp("machine")
     program, disk, copy, log = (folder / name for name in ("init", "disk", "copy", "log"))
     sources = [str(path) for path in sorted((ROOT / "shm_layout").glob("*.c"))]
