@@ -26,7 +26,7 @@ from purgatoryd.daemon.log import log
 from purgatoryd.daemon.main import await_lock, name_lock, signals, system_failures
 from purgatoryd.daemon.recovery import Step
 from purgatoryd.daemon.redistribute import Division, settle
-from purgatoryd.daemon.shard import SILENT_BEATS_MAX, Shard, State
+from purgatoryd.daemon.shard import Shard, State
 from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.shm_layout import segment, wire
 from purgatoryd.shm_layout.errors import (
@@ -319,9 +319,9 @@ class Deployment:
 
     def _end_silent(self, shard: Shard) -> None:
         """One that hangs is started again; one that is to end may take its time."""
-        if shard.silent_beats < SILENT_BEATS_MAX or self._stopped or self._draining:
+        if not shard.hangs or self._stopped or self._draining:
             return
-        log.error(f"shard {shard.name} does not answer, it is killed", process=shard.pid)
+        log.error(f"shard {shard.name} {shard.hangs}, it is killed", process=shard.pid)
         shard.signal(signal.SIGKILL)
 
     def _pass_on_reload(self, now_ns: int) -> None:

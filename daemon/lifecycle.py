@@ -73,7 +73,7 @@ class Life(ABC, Generic[Why]):
         self._store()
 
     def step(self, text: str) -> None:
-        """A start has got so far; who watches it is told."""
+        """A start or an end has got so far; who watches it is told."""
         self.supervisor.step(text)
         self.beat()
 

@@ -15,10 +15,11 @@ from purgatoryd.daemon.lifecycle import in_words
 from purgatoryd.daemon.log import log
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Glance
-from purgatoryd.shm_layout.errors import ArenaError, ProtocolError
+from purgatoryd.shm_layout.errors import ArenaError, ProtocolError, TableBroken
+from purgatoryd.shm_layout.health import STEP_NS
 from purgatoryd.shm_layout.layout import Message
 from purgatoryd.shm_layout.paths import Paths
-from purgatoryd.shm_layout.standing import Cause, Trouble
+from purgatoryd.shm_layout.standing import Cause, StandingFile, Trouble
 
 PAUSE_NS, PAUSE_MAX_NS = 100_000_000, 10_000_000_000
 """Before a shard that ended is started again; it doubles with every end."""
@@ -31,6 +32,8 @@ SILENT_BEATS_MAX = 10
 are counted, not time: while the machine sleeps nobody can answer."""
 SLOW_BEATS = 2
 """One that owes an answer for more beats does not serve as it should."""
+STILL_BEATS_MAX = STEP_NS // 1_000_000_000
+"""One whose start gets no further for so many beats is killed."""
 _SAID_MAX = 65_536
 _OF_THE_MANAGER = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
@@ -76,6 +79,10 @@ class Shard:
         """When it is to be started, while it is down."""
         self.silent_beats = 0
         """So many beats ago it was asked for a sign that it still owes."""
+        self.still_beats = 0
+        """So many beats ago its start got further."""
+        self._moved_boot_ns = 0
+        """When that was, by what it wrote down; 0 = nothing yet."""
         self.starts = 0
         """How often its process was started."""
         self._why = ""
@@ -112,6 +119,13 @@ class Shard:
     def serves(self) -> bool:
         """True while it is ready and answers."""
         return self.state is State.READY and self.silent_beats <= SLOW_BEATS
+
+    @property
+    def hangs(self) -> str:
+        """Why it is to be killed, in words; "" = it moves, or owes no sign of that."""
+        if self.silent_beats >= SILENT_BEATS_MAX:
+            return "does not answer"
+        return "gets no further in its start" if self.still_beats >= STILL_BEATS_MAX else ""
 
     @property
     def trouble(self) -> Trouble | None:
@@ -164,12 +178,21 @@ class Shard:
 
     def beat(self) -> None:
         """Looks how it does, and asks for a sign of its loop, if it is ready and owes none."""
+        if self.state is State.STARTING:
+            self._look_at_start()
         if self._admin is None:
             return
         self._why = in_words(self._arena.why) if self._arena else ""
         if not self.silent_beats:
             self._ping()
         self.silent_beats += 1
+
+    def _look_at_start(self) -> None:
+        before, self._moved_boot_ns = self._moved_boot_ns, 0
+        with suppress(OSError, TableBroken):
+            header = StandingFile(self._paths.directory, self.name).header
+            self._moved_boot_ns = header.heartbeat_boot_ns
+        self.still_beats = self.still_beats + 1 if self._moved_boot_ns == before else 0
 
     def _ping(self) -> None:
         self.tell(wire.encode_frame(Message.PING, sequence=self._reload))
@@ -185,8 +208,8 @@ class Shard:
     @property
     def reloads(self) -> bool:
         """True while it has not read its settings again. One that hangs is not waited for."""
-        hangs = self.silent_beats >= SILENT_BEATS_MAX
-        return self.state is State.READY and self._reloaded < self._reload and not hangs
+        waits = self.state is State.READY and not self.hangs
+        return waits and self._reloaded < self._reload
 
     # ---- what it does by itself ------------------------------------------------------------
 
@@ -196,6 +219,7 @@ class Shard:
             return False
         self.enter(State.READY)
         self._ready_ns = now_ns
+        self.still_beats = 0
         self._admin = self._context.socket(zmq.DEALER)
         self._admin.set(zmq.LINGER, 0)
         self._admin.set(zmq.SNDHWM, 0)
@@ -257,7 +281,7 @@ class Shard:
         if self._process.stdout is not None:
             self._process.stdout.close()
         self._process = None
-        self.silent_beats = 0
+        self.silent_beats = self.still_beats = 0
         self._reloaded = self._reload
         os.close(self._watch)
         if self._admin is not None:

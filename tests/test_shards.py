@@ -357,6 +357,42 @@ def test_only_a_shard_that_is_ready_owes_an_answer(tmp_path: Path) -> None:
         assert one.silent_beats == 0
 
 
+def test_a_start_that_gets_no_further_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard, "STILL_BEATS_MAX", 3)
+    with zmq.Context() as context:
+        paths = paths_in(tmp_path, "demo-1-0")
+        one = Shard(0, paths, ["/bin/sh", "-c", "echo ready; exec sleep 1000"], context)
+        one.start()
+        for moved_ns in (0, 7, 8):
+            if moved_ns:
+                now = Standing(DaemonState.RECOVERING, one.pid, 1, moved_ns)
+                StandingFile(tmp_path, "demo-1-0").write(now)
+                one.beat()
+            for beats in range(3):
+                assert (one.still_beats, one.hangs) == (beats, "")
+                one.beat()
+            assert one.hangs == "gets no further in its start"
+        while not one.said_ready(0):
+            continue
+        assert one.hangs == ""
+        one.signal(signal.SIGKILL)
+        one.wait()
+
+
+def test_who_hangs_is_killed_unless_it_is_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, killed = looks_after(State.STARTING, State.READY), list[str]()
+    monkeypatch.setattr(Shard, "signal", lambda each, _: killed.append(each.name))
+    one._shards[0].still_beats = shard.STILL_BEATS_MAX
+    one._shards[1].silent_beats = shard.SILENT_BEATS_MAX
+    for draining in (True, False):
+        one._draining = draining
+        for each in one._shards:
+            one._end_silent(each)
+        assert killed == ([] if draining else ["demo-1-0", "demo-1-1"])
+
+
 def looks_after(*states: State, wake_fd: int = -1) -> Deployment:
     """A deployment whose shards are in these states, without processes."""
     nothing: Any = SimpleNamespace(
