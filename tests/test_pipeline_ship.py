@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from uuid import UUID
 
+import journal_writer as jw
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -291,16 +292,20 @@ def test_another_major_version_is_refused(tmp_path: Path, lake: Lake) -> None:
 
 
 def test_killed_at_any_step_nothing_is_lost_doubled_or_left_behind(tmp_path: Path) -> None:
-    journal = tmp_path / "journal"
-    sw.write(journal, sw.segment([*sw.names(), sw.arm(3), sw.arm(4)]))
-    sw.write(journal, sw.segment([sw.arm(5)], 5, first_group=2, seal=False), 5)
+    """Of a segment and of a snapshot."""
+    journal, living = tmp_path / "journal", jw.arm(1, "a", 10, at_ns=1)
+    jw.Story({"shop": jw.namespace(0, "shop"), "a": living}, first=None, closing=[living]).write(
+        journal
+    )
     (tmp_path / "work").mkdir()
     done = subprocess.run(
         [sys.executable, KILLER, journal, tmp_path / "work"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 10
+    assert int(done.stdout) > 30
+    whole = Lake(tmp_path / "work" / "whole")
+    assert len(whole.manifests(BRONZE)) == len(whole.manifests(OPENINGS)) == 1
 
 
 def test_two_do_not_ship_one_journal(stored: Path, lake: Lake) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
+import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +21,7 @@ from click.testing import CliRunner
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from stored_arena import JOURNALS, StoredJournal
+from stream_killed import KILLED_AT, keep, rows, run
 
 from purgatoryd.cli.app import app
 from purgatoryd.pipeline import cache
@@ -33,6 +38,7 @@ from purgatoryd.shm_layout.journal import SEGMENT, file_name, segments
 from purgatoryd.shm_layout.marks import read_marks
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "pipeline.md"
+STREAM = Path(__file__).with_name("stream_killed.py")
 STORED = max(JOURNALS, key=lambda folder: folder.name)
 """Of the newest format."""
 
@@ -56,11 +62,6 @@ def ship(journal: Path, lake: Lake) -> None:
 
 def raw(spark: SparkSession, journal: Path, **options: str) -> DataFrame:
     return spark.read.format("purgatoryd").options(node="node", **options).load(str(journal))
-
-
-def rows(frame: DataFrame) -> list[tuple[Any, ...]]:
-    """By segment and LSN."""
-    return sorted((tuple(row) for row in frame.collect()), key=lambda row: row[3:5])
 
 
 def test_both_ways_give_equal_rows_and_no_segment_counts_twice(
@@ -169,66 +170,66 @@ def test_a_stream_killed_at_each_step_of_a_batch_has_each_row_once(
     spark: SparkSession, journal: Path, tmp_path: Path
 ) -> None:
     """Its steps: the offsets are logged, the source reads, the rows are kept, that is logged."""
-    batches: dict[int, list[int]] = {}
-    checkpoint, aside = tmp_path / "checkpoint", tmp_path / "aside"
+    checkpoint, aside, kept = (tmp_path / name for name in ("checkpoint", "aside", "kept"))
+    kept.mkdir()
 
-    def keep(frame: DataFrame, number: int) -> None:
-        lsns = sorted(row["lsn"] for row in frame.collect())
-        assert batches.setdefault(number, lsns) == lsns, "a batch that comes again is the same"
+    def each(frame: DataFrame, number: int) -> None:
+        keep(frame, number, kept)
 
     def before(frame: DataFrame, number: int) -> None:
-        if number == 1:
+        if number == KILLED_AT + 1:
             raise RuntimeError("killed")
-        keep(frame, number)
+        each(frame, number)
 
     def unread(frame: DataFrame, number: int) -> None:
-        next_in(batches).rename(aside)
-        keep(frame, number)
+        next_file().rename(aside)
+        each(frame, number)
 
-    def next_in(kept: dict[int, list[int]]) -> Path:
-        return journal / file_name(kept[max(kept)][-1] + 1, SEGMENT)
+    def next_file() -> Path:
+        return journal / file_name(batches(kept)[-1][-1][LSN] + 1, SEGMENT)
 
-    def after(frame: DataFrame, number: int) -> None:
-        keep(frame, number)
-        raise OSError("killed")
-
+    process_is_killed(journal, checkpoint, kept)
     killed(spark, journal, checkpoint, before, "killed")
-    (checkpoint / "offsets" / "1").unlink()
-    (checkpoint / "offsets" / ".1.crc").unlink()
+    for name in ("{}", ".{}.crc"):
+        (checkpoint / "offsets" / name.format(KILLED_AT + 1)).unlink()
     killed(spark, journal, checkpoint, unread, "cannot be read")
-    aside.rename(next_in(batches))
-    killed(spark, journal, checkpoint, after, "killed")
-    kept = len(batches)
-    run(spark, journal, checkpoint, keep)
+    aside.rename(next_file())
+    run(spark, journal, checkpoint, each)
     upto = segments(journal)[-1].lsn
-    assert [lsn for number in sorted(batches) for lsn in batches[number]] == list(range(1, upto))
-    assert max(map(len, batches.values())) <= 2000
-    assert len(batches) >= kept > 1
+    assert [row for batch in batches(kept) for row in batch] == [
+        row for row in rows(raw(spark, journal)) if row[LSN] < upto
+    ]
+    assert max(map(len, batches(kept))) <= 2000
     assert 1 < read_marks(journal)["stream"].lsn <= upto
 
 
+LSN = BRONZE.names.index("lsn")
+
+
+def batches(kept: Path) -> list[list[tuple[Any, ...]]]:
+    """What a stream kept, in order."""
+    paths = sorted(kept.iterdir(), key=lambda path: int(path.name))
+    return [pickle.loads(path.read_bytes()) for path in paths]
+
+
+def process_is_killed(journal: Path, checkpoint: Path, kept: Path) -> None:
+    """The rows of a batch are kept, and that is logged nowhere."""
+    done = subprocess.run(
+        [sys.executable, STREAM, journal, checkpoint, kept], start_new_session=True, check=False
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert len(batches(kept)) == KILLED_AT + 1
+    assert (checkpoint / "offsets" / str(KILLED_AT)).exists()
+    assert not (checkpoint / "commits" / str(KILLED_AT)).exists()
+
+
 def killed(
-    spark: SparkSession, journal: Path, checkpoint: Path, keep: Callable[[DataFrame, int], None],
+    spark: SparkSession, journal: Path, checkpoint: Path, each: Callable[[DataFrame, int], None],
     how: str,
 ) -> None:  # fmt: skip
     """The stream ends by an error."""
     with pytest.raises(StreamingQueryException, match=how):
-        run(spark, journal, checkpoint, keep)
-
-
-def run(
-    spark: SparkSession, journal: Path, checkpoint: Path, keep: Callable[[DataFrame, int], None]
-) -> None:
-    """All that is sealed, as a stream that ends."""
-    reader = spark.readStream.format("purgatoryd").option("columns", "lsn")
-    found = reader.option("max_rows", "2000").option("mark", "stream").load(str(journal))
-    query = (
-        found.writeStream.foreachBatch(keep)
-        .option("checkpointLocation", str(checkpoint))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
+        run(spark, journal, checkpoint, each)
 
 
 def test_the_page_s_examples_run(

@@ -1,0 +1,64 @@
+"""A stream that dies once it kept a batch, before that is logged.
+
+    python stream_killed.py JOURNAL CHECKPOINT KEPT
+
+Its process is killed, and with it all that Spark runs there.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from purgatoryd.pipeline.session import session
+
+KILLED_AT = 1
+"""The number of the batch."""
+
+
+def rows(frame: DataFrame) -> list[tuple[Any, ...]]:
+    """By segment and LSN."""
+    return sorted((tuple(row) for row in frame.collect()), key=lambda row: row[3:5])
+
+
+def keep(frame: DataFrame, number: int, kept: Path) -> None:
+    """Keeps a batch; one that comes again is the same."""
+    found, path = rows(frame), kept / str(number)
+    if path.exists():
+        assert pickle.loads(path.read_bytes()) == found
+    path.write_bytes(pickle.dumps(found))
+
+
+def run(spark: SparkSession, journal: Path, checkpoint: Path, each: Any) -> None:
+    """All that is sealed, as a stream that ends."""
+    reader = spark.readStream.format("purgatoryd").options(node="node", max_rows="2000")
+    query = (
+        reader.option("mark", "stream")
+        .load(str(journal))
+        .writeStream.foreachBatch(each)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+def main(journal: Path, checkpoint: Path, kept: Path) -> None:
+    """Does not return."""
+
+    def each(frame: DataFrame, number: int) -> None:
+        keep(frame, number, kept)
+        if number == KILLED_AT:
+            os.killpg(0, signal.SIGKILL)
+
+    run(session("local[1]", {"spark.driver.memory": "512m"}), journal, checkpoint, each)
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))
