@@ -29,6 +29,7 @@ from prometheus_client.samples import Sample
 from real_daemon import PATIENCE_S, Daemon, clean_environment, remove_segments
 from test_metrics import used
 
+from purgatoryd.cli import exposition
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
 from purgatoryd.cli.exposition import (
@@ -46,8 +47,8 @@ from purgatoryd.cli.metrics import address_of
 from purgatoryd.shm_layout.errors import ArenaDenied
 from purgatoryd.shm_layout.layout import DaemonState, Degraded, fields
 from purgatoryd.shm_layout.metrics import COUNTERS, GAUGES, Histogram, Metrics, upper_edge_ns
-from purgatoryd.shm_layout.segment import Segment
-from purgatoryd.shm_layout.standing import Standing
+from purgatoryd.shm_layout.shards import ShardTable, write_table
+from purgatoryd.shm_layout.standing import Standing, StandingFile
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 RULES = yaml.safe_load((DOCS / "monitoring" / "purgatoryd.rules.yml").read_text())
@@ -151,30 +152,27 @@ def test_the_endpoint_answers_for_a_daemon_that_hangs_and_for_none(
         assert (value(found, "up"), value(found, "readable"), len(found)) == (0, 0, 2)
 
 
-def test_a_daemon_that_cannot_be_read_hides_no_other(
-    daemon: StartDaemon, daemon_dir: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_cannot_be_read_hides_no_other(
+    daemon_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def read(name: str) -> Metrics:
+        if name == "demo-1-0":
+            raise ArenaDenied(name)
+        return Metrics(DaemonState.READY, Degraded(0), {}, {}, {}, [])
+
     def readable() -> dict[str, float]:
         found = parsed(generate_latest(registry("demo")).decode())  # type: ignore[no-untyped-call]
         return {dict(labels)["daemon"]: is_so for (name, labels), is_so in found.items()
                 if name == "purgatoryd_readable"}  # fmt: skip
 
-    one = daemon("demo", "--shards", "2", "--capacity", "100")
-    opened = Segment.open
-
-    def open_arena(name: str, *, read_only: bool) -> Segment:
-        if "demo-1-0" in name:
-            raise ArenaDenied(name)
-        return opened(name, read_only=read_only)
-
-    monkeypatch.setattr(Segment, "open", open_arena)
+    monkeypatch.setattr(exposition, "read", read)
+    write_table(daemon_dir, ShardTable("demo", 1, 1, 2))
+    StandingFile(daemon_dir, "demo").write(Standing(DaemonState.READY, 0, 0, 0))
     assert readable() == {"demo": 1, "demo-1-0": 0, "demo-1-1": 1}
-    os.kill(one.pid, signal.SIGSTOP)  # it writes its state each second
     (daemon_dir / "demo.state").write_text("")
     assert readable() == {"demo": 0, "demo-1-0": 0, "demo-1-1": 1}
     (daemon_dir / "demo.shards").write_text("")
     assert readable() == {"demo": 0}
-    one.kill()
 
 
 def test_an_arena_of_another_version_is_not_said_to_be_down(daemon: StartDaemon) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import pty
@@ -19,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 from conftest import StartDaemon
 from core_driver import Core
-from real_daemon import PATIENCE_S, Daemon, eventually, remove_segments
+from real_daemon import PATIENCE_S, Daemon, boot_ns, eventually, remove_segments
 from test_purgatory_daemon import Raw, trigger, watch
 
 from purgatoryd.cli.app import app
@@ -30,10 +29,11 @@ from purgatoryd.clients import Admin, Client, PartitionedClient
 from purgatoryd.shm_layout import health
 from purgatoryd.shm_layout.arena import Handle
 from purgatoryd.shm_layout.errors import ArenaDenied, NoSuchShard, PurgatorydError
-from purgatoryd.shm_layout.layout import Op
+from purgatoryd.shm_layout.layout import DaemonState, Op
 from purgatoryd.shm_layout.occupancy import due
 from purgatoryd.shm_layout.paths import paths_in
 from purgatoryd.shm_layout.segment import Segment
+from purgatoryd.shm_layout.standing import Standing, StandingFile
 
 S = 1_000_000_000
 MS = 1_000_000
@@ -304,31 +304,6 @@ def test_one_shard_that_is_gone_does_not_hide_the_others(three: Daemon, viewer: 
         views.of(1)
 
 
-def test_the_process_that_runs_the_shards_is_seen_too(
-    three: Daemon, viewer: Viewer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def runner() -> tuple[str, int, int]:
-        whole = viewer.take().whole
-        assert whole.runner is not None
-        return whole.runner.condition, whole.runner.serving, whole.runner.restarts
-
-    eventually(lambda: runner() == ("ready", 3, 0))
-    with three.paths.directory.joinpath("demo-1-1.lock").open("r+") as lock:
-        os.kill(viewer.take().of(1).health.pid, signal.SIGKILL)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        eventually(lambda: runner()[:2] == ("degraded", 2))
-        assert "demo-1-1 ended, and is started again" in top()
-    eventually(lambda: runner()[:2] == ("ready", 3))
-    assert runner()[2] > 0
-    monkeypatch.setattr(health, "WATCHED_NS", 100 * MS)
-    os.kill(three.pid, signal.SIGSTOP)
-    eventually(lambda: json.loads(top("--json", "--frozen-after", "2s"))["condition"] == "frozen")
-    three.paths.directory.joinpath("demo.state").write_text("")
-    assert viewer.take().whole.runner is None
-    assert "nothing is known of the process that runs them" in top()
-    three.kill()
-
-
 def test_views_follow_a_deployment_to_other_shards(three: Daemon, viewer: Viewer) -> None:
     arm(SPACES)
     three.restart("--shards", "2")
@@ -350,6 +325,21 @@ def test_top_of_a_deployment_and_of_its_shards(three: Daemon) -> None:
     assert one["armed"] == whole["shards"][1]["armed"] < whole["armed"] == 21
     done = CliRunner().invoke(app, ["top", "--name", "demo", "--once", "--shard", "3"])
     assert (done.exit_code, "not shard 3" in done.stderr) == (Exit.USAGE, True)
+    os.kill(three.pid, signal.SIGSTOP)
+    shows_who_runs_it(three, StandingFile(three.dir, "demo"))
+    three.kill()
+
+
+def shows_who_runs_it(three: Daemon, file: StandingFile) -> None:
+    """What top says of a process that tells that it is degraded, is frozen, tells nothing."""
+    now_ns, why = boot_ns(), "demo-1-1 does not answer"
+    standing = Standing(DaemonState.DEGRADED, three.pid, now_ns, now_ns, [], [why], 3, 2, 4)
+    file.write(standing)
+    assert f"run by process {three.pid}, degraded; 4 restarts; {why}" in top()
+    told = json.loads(top("--json", "--frozen-after", "1ms"))
+    assert (told["condition"], told["runner"]["condition"]) == ("frozen", "frozen")
+    file.remove()
+    assert "nothing is known of the process that runs them" in top()
 
 
 def test_a_daemon_alone_has_no_shard_to_choose(demo: Daemon) -> None:
