@@ -37,6 +37,8 @@ LINT      := $(patsubst %.c,build/lint/%.o,$(CORE_C) $(TESTS_C) $(GUEST_C) $(FUZ
 .DEFAULT_GOAL := help
 .PHONY: help build run report test test-c test-python crash-test soak fuzz lint bench-core bench-purgatory bench-watchers bench-recovery bench-hostile bench-journal bench-pipeline bench-placement bench-metrics bench-idle docs clean
 .DELETE_ON_ERROR:
+# Where it is set, each of the many daemons of the tests would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 # Kept between runs, so that only what changed is compiled again.
 .SECONDARY:
 
@@ -96,7 +98,7 @@ crash-test: build build/crash/crash build/crash/stores build/sanitize/tests/test
 	$(BIN)/python tests/crash/mutate.py --write
 	build/sanitize/tests/test_committer $(CUTS)
 	JOURNAL_ROUNDS=50 POWER_CUTS=20 $(BIN)/python -m pytest -q -s --timeout=0 \
-		tests/test_journal_files.py tests/test_power_cut.py
+		tests/test_journal_files.py tests/test_journal_daemon.py tests/test_power_cut.py
 	CRASH_TEST=complete $(BIN)/python -m pytest --timeout=0 tests/test_faults.py $(ARGS)
 
 lint: build $(LINT) ## ruff, mypy --strict, and the C with every warning an error

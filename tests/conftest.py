@@ -7,6 +7,7 @@ $PURGATORYD_REQUIRE the test fails where it is missing, else it is skipped.
 from __future__ import annotations
 
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,6 +22,10 @@ from purgatoryd.shm_layout.paths import paths_in
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+# A shell has what runs in its background ignore SIGINT, and so would all that the tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class StartDaemon(Protocol):

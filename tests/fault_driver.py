@@ -211,7 +211,7 @@ def numbers(calls: int, complete: bool) -> Iterator[int]:
     nth = 1
     while nth <= calls:
         yield nth
-        nth = nth + 1 if complete or nth < 3 else 2 * nth
+        nth = nth + 1 if complete or nth < 2 else 3 * nth
 
 
 EVERY = int(os.environ.get("FAULT_EVERY", "0"))

@@ -2,7 +2,7 @@
 
 The daemon goes on, or ends with one clear sentence. libzmq aborts the process when it has no
 memory or descriptors left (ABORTS), or crashes (CRASHES), and so does glibc; then, too, the arena
-holds all that was acknowledged. By default N goes 1, 2, 3, 6, 12 ...; with CRASH_TEST=complete in
+holds all that was acknowledged. By default N goes 1, 2, 6, 18, 54 ...; with CRASH_TEST=complete in
 the environment it takes all values.
 """
 
