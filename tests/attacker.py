@@ -313,9 +313,9 @@ def main(name: str, directory: str, daemon: str, uid: str = "") -> None:
         first = next(tries)
         tell("ready")
         for struck in itertools.chain([first], tries):
-            if struck and not blows:
-                tell("struck")
             blows += struck
+            if struck and blows == 1:
+                tell("struck")
     finally:
         print(blows, flush=True)
 

@@ -57,7 +57,7 @@ def test_kills_at_random_under_load_lose_and_double_nothing() -> None:
     script = str(ROOT / "tests" / "crash" / "soak.py")
     environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
     run = subprocess.run(
-        [sys.executable, script, "8"], capture_output=True, text=True, env=environment
+        [sys.executable, script, "4"], capture_output=True, text=True, env=environment
     )
     assert run.returncode == 0, run.stdout + run.stderr
     result = json.loads(run.stdout)

@@ -405,14 +405,15 @@ def test_a_topic_is_ordered_by_deadline_from_tick_to_tick(daemon: StartDaemon) -
     real = daemon()
     tick_ns = stats(real)["tick_ns"]
     with shop() as client, listen("t") as subscriber:
-        start_ns = boot_ns() + 1_000_000_000
+        start_ns = boot_ns() + 500_000_000
         rng = random.Random(1)
         times = [start_ns + rng.randrange(300_000_000) for _ in range(5000)]
         client.add_many(
             {"key": [str(i) for i in range(5000)], "deadline_boot_ns": times}, topic="t"
         )
-        assert boot_ns() < start_ns, "the machine is too busy for this test"
-        ticks = [-(-n.deadline_boot_ns // tick_ns) for n in take(subscriber, 5000)]
+        added_ns = boot_ns()  # on a busy machine, some were due before
+        deadlines_ns = [n.deadline_boot_ns for n in take(subscriber, 5000)]
+    ticks = [-(-due_ns // tick_ns) for due_ns in deadlines_ns if due_ns > added_ns]
     assert ticks == sorted(ticks)
 
 
@@ -814,9 +815,9 @@ def test_messages_on_the_notice_socket_do_not_hold_up_the_loop(real: Daemon) -> 
 
 def test_a_draining_daemon_arms_nothing_and_ends_when_nothing_is_armed(real: Daemon) -> None:
     with shop() as client, Admin("demo", timeout=PATIENCE_S) as admin:
-        client.add("soon", delay=0.5, topic="t")
         client.add("never", delay=HOUR_S, topic="t")
         with listen("t") as subscriber:
+            client.add("soon", delay=0.5, topic="t")
             admin.stop(drain=True)
             for mode in ("error", "replace", "extend"):
                 with pytest.raises(Stopping):
@@ -1175,9 +1176,10 @@ def test_flags_win_over_the_environment_and_that_over_the_file(
 
 
 def switches(pid: int) -> int:
-    """Context switches of all threads."""
+    """How often its threads went to sleep: how often they were made to wait is others' doing."""
     tasks = [p.read_text() for p in Path(f"/proc/{pid}/task").glob("*/status")]
-    return sum(int(n) for text in tasks for n in re.findall(r"ctxt_switches:\s+(\d+)", text))
+    found = (re.findall(r"^voluntary_ctxt_switches:\s+(\d+)", text, re.M) for text in tasks)
+    return sum(int(n) for (n,) in found)
 
 
 def test_an_idle_daemon_sleeps(real: Daemon) -> None:

@@ -303,7 +303,7 @@ def test_a_shard_that_hangs_is_started_again_and_the_rest_is_left_alone(
     daemon: StartDaemon, daemon_dir: Path
 ) -> None:
     manager = Manager(str(daemon_dir / "notify"))
-    beats = {"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "2000000"}
+    beats = {"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "1000000"}
     demo = daemon("demo", "--shards", "2", *SMALL, env=beats)
     manager.hears("READY=1")
     before = pid_of(demo, 0), pid_of(demo, 1)
@@ -348,8 +348,10 @@ def test_a_deployment_is_degraded_while_a_shard_is_not_there(
     assert (standing()["condition"], standing()["pid"]) == ("ready", demo.pid)
     why = "demo-1-0 ended, and is started again"
     with (daemon_dir / "demo-1-0.lock").open("r+") as lock:
+        os.kill(demo.pid, signal.SIGSTOP)  # or else it may have the lock taken again before us
         os.kill(pid_of(demo, 0), signal.SIGKILL)
         fcntl.flock(lock, fcntl.LOCK_EX)
+        os.kill(demo.pid, signal.SIGCONT)
         manager.hears(f"STATUS=degraded: {why}")
         eventually(lambda: standing()["condition"] == "degraded")
         assert standing()["degraded_by"] == [why]

@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from real_daemon import PATIENCE_S, Daemon, clean_environment, remove_segments
+from real_daemon import PATIENCE_S, Daemon, clean_environment, eventually, remove_segments
 
 from purgatoryd.clients import AllOf, AnyOf, Client, Ledger, Operation, Purgatory, Subscriber
 from purgatoryd.shm_layout.errors import CallTimeout, PurgatorydError
@@ -204,10 +204,17 @@ class Soak:
         self.worker_kills += 1
         self.start(self.workers.pop(victim))
 
+    @property
+    def at_work(self) -> bool:
+        """True once there is a load of every kind, however slowly its workers began."""
+        done = Counter(words[0] for words in self.said())
+        return min(done[kind] for kind in ("added", "CANCELLED", "ended")) >= 50
+
     def run(self, seconds: float) -> None:
-        """Kills somebody every now and then."""
+        """Kills somebody every now and then, and the daemon at least once."""
+        eventually(lambda: self.at_work)
         end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        while time.monotonic() < end or not self.daemon_kills:
             time.sleep(self.rng.uniform(0, 0.3))
             if self.rng.random() < 0.3:
                 self.kill_worker()
