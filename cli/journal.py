@@ -267,6 +267,7 @@ def verify_command(name: str, journal: Path, as_json: bool) -> int:
 
     A newest segment that ends in a torn group is in order: a power cut leaves that behind.
     """
+    from purgatoryd.shm_layout.files import is_in_memory
     from purgatoryd.shm_layout.journal import Walk, segments, snapshots
 
     path, records = folder(journal, name), []
@@ -283,6 +284,8 @@ def verify_command(name: str, journal: Path, as_json: bool) -> int:
     refuse_missing(path)
     refuse_short(path, walk, confirmed)
     show(records, f"journal of {name}: no damage", as_json)
+    if is_in_memory(path):
+        click.echo(f"purgatoryd: {path} is in memory: it will not survive a reboot", err=True)
     return Exit.DONE
 
 

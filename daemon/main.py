@@ -30,6 +30,7 @@ from purgatoryd.daemon.store import Opening, journal_end, open_arena
 from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.shm_layout.arena import Arena, boot_id
 from purgatoryd.shm_layout.errors import AlreadyRunning, BadPath, InvalidSetting, SystemFailure
+from purgatoryd.shm_layout.files import is_in_memory
 from purgatoryd.shm_layout.layout import ArenaState
 from purgatoryd.shm_layout.paths import Paths, daemon_paths
 from purgatoryd.shm_layout.shards import read_table, refuse_shard_name
@@ -136,6 +137,8 @@ def _begin_journal(arena: Arena, opening: Opening) -> Memory:
     end = journal_end(arena, opening)
     name, config = opening.paths.arena, opening.config
     journal = Journal(arena, name, opening.journal, config, end, opening.step)
+    if is_in_memory(opening.journal):
+        log.warning(f"the journal {opening.journal} is in memory: it will not survive a reboot")
     if opening.config.shard < 0:  # else who placed them here says so
         for namespace in opening.config.durable_namespaces:
             arena.set_durable(namespace)

@@ -21,6 +21,16 @@ def sync_directory(directory: Path) -> None:
         os.close(fd)
 
 
+def is_in_memory(path: Path) -> bool:
+    """True if what stands there is gone with the next reboot."""
+    device = path.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    mounts = (line.partition(" - ") for line in lines)
+    kinds = {after.split()[0] for before, _, after in mounts if before.split()[2] == number}
+    return bool(kinds & {"tmpfs", "ramfs"})
+
+
 def sync_file(path: Path) -> None:
     """Brings what stands in a file to disk."""
     with path.open("rb") as file:

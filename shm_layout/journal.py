@@ -125,6 +125,16 @@ def has_gone(path: Path) -> bool:
     return not path.exists() and bool(there) and path.name < there[0].path.name
 
 
+def following_lsn(segment: File) -> int:
+    """Of the record that comes behind all that this segment has by now. Raises JournalMismatch,
+    JournalDamaged, BadPath."""
+    walk = Walk()
+    walk.enter(segment.path)
+    for _ in walk.groups():
+        pass
+    return max(segment.lsn, walk.lsn + 1)
+
+
 def is_of_birth(snapshot: File) -> bool:
     """True if it is the first one of an arena that was born empty: it holds nothing, and alone it
     was left by a start that did not get further."""

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from purgatoryd.shm_layout.errors import BadPath, InvalidName, InvalidSetting
 from purgatoryd.shm_layout.files import replace_durably
-from purgatoryd.shm_layout.journal import segments
+from purgatoryd.shm_layout.journal import following_lsn, segments
 
 FILE = "marks"
 NAME_BYTES_MAX = 64
@@ -64,19 +64,29 @@ def _mark(name: str, lsn: int, cap_bytes: int = 0, dropped: bool = False) -> Mar
 def set_mark(directory: Path, mark: Mark, *, there: bool = False) -> None:
     """Adds a mark or moves it, and lets it hold again if it was dropped.
 
-    Raises InvalidName; with `there` InvalidSetting if its record is not there any more: what is
-    there then stays. What was refused changes nothing.
+    Raises InvalidName; with `there` InvalidSetting if its record is not there any more, or is yet
+    to come and not the next one, and what following_lsn() raises. What was refused changes nothing.
     """
     length = len(mark.name.encode())
     if not 1 <= length <= NAME_BYTES_MAX or not mark.name.isprintable():
         reason = "is empty, too long or not printable"
         raise InvalidName("mark", mark.name, reason, length, NAME_BYTES_MAX)
     with changing_marks(directory) as marks:
-        oldest = min((file.lsn for file in segments(directory)), default=1)
-        if there and mark.lsn < oldest:
-            bound = f"at least {oldest}, the oldest record"
-            raise InvalidSetting("lsn", mark.lsn, bound, "argument")
+        if there:
+            _refuse_absent(directory, mark)
         marks[mark.name] = mark
+
+
+def _refuse_absent(directory: Path, mark: Mark) -> None:
+    """Raises InvalidSetting if its record has gone, or is not even the next one to come."""
+    files = segments(directory)
+    if not files:
+        return
+    oldest, newest = files[0].lsn, files[-1].lsn
+    if mark.lsn < oldest:
+        raise InvalidSetting("lsn", mark.lsn, f"at least {oldest}, the oldest record", "argument")
+    if mark.lsn > newest and mark.lsn > (following := following_lsn(files[-1])):
+        raise InvalidSetting("lsn", mark.lsn, f"at most {following}, the next record", "argument")
 
 
 def remove_mark(directory: Path, name: str) -> bool:
