@@ -45,15 +45,18 @@ def journal_command() -> None:
 
 
 def folder(journal: Path, name: str) -> Path:
-    """The folder of the daemon's journal. Raises BadPath, InvalidName."""
+    """The folder of the daemon's journal. Raises BadPath, InvalidName, TableBroken."""
     from purgatoryd.shm_layout.errors import BadPath
     from purgatoryd.shm_layout.journal import segments, snapshots
     from purgatoryd.shm_layout.paths import check_name
+    from purgatoryd.shm_layout.shards import read_table
 
     path = journal / check_name(name)
-    if not segments(path) and not snapshots(path):
-        raise BadPath(str(path), "is no journal")
-    return path
+    if segments(path) or snapshots(path):
+        return path
+    table = read_table(journal, name)
+    shards = f": its shards have one each, {', '.join(table.daemons)}" if table else ""
+    raise BadPath(str(path), f"is no journal{shards}")
 
 
 # ---- ls --------------------------------------------------------------------------------------

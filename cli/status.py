@@ -97,10 +97,9 @@ def told(name: str, health: Health, reasons: str) -> str:
     parts = [f"{name}: {health.condition}"]
     if reasons and health.condition in ("degraded", "draining"):
         parts.append(f"by {reasons}")
-    parts += [
-        f"process {health.pid}",
-        f"moved {units.format_duration(health.still_ns)} ago",
-    ]
+    if health.pid:
+        parts.append(f"process {health.pid}")
+    parts.append(f"moved {units.format_duration(health.still_ns)} ago")
     if health.overdue_ns:
         parts.append(f"next deadline past by {units.format_duration(health.overdue_ns)}")
     return ", ".join(parts)

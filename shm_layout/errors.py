@@ -149,10 +149,10 @@ class InvalidName(InvalidArgument):
     limit: int
 
     def __str__(self) -> str:
-        return (
-            f"{self.kind} name {self.name!r} {self.reason}: "
-            f"it has {self.length} bytes, allowed are at most {self.limit}"
-        )
+        said = f"{self.kind} name {self.name!r} {self.reason}"
+        if self.length <= self.limit:
+            return said
+        return f"{said}: it has {self.length} bytes, allowed are at most {self.limit}"
 
 
 @keeps_figures

@@ -69,6 +69,7 @@ from purgatoryd.shm_layout.journal import (
 )
 from purgatoryd.shm_layout.layout import NOTICE_LATE
 from purgatoryd.shm_layout.paths import paths_in
+from purgatoryd.shm_layout.shards import ShardTable, write_table
 
 HOUR_S = 3600.0
 HEAD_BYTES = 4096
@@ -1317,7 +1318,10 @@ def test_the_files_are_listed_printed_and_verified(daemon: StartDaemon, journal:
     assert "one of " in unknown.stderr
     nowhere = command(real, "journal", "ls", "--name", "nobody", *at)
     assert nowhere.returncode == 7
-    assert "is no journal" in nowhere.stderr
+    assert nowhere.stderr.endswith("is no journal\n")
+    write_table(journal, ShardTable("many", version=1, generation=3, count=2))
+    divided = command(real, "journal", "ls", "--name", "many", *at)
+    assert "its shards have one each, many-3-0, many-3-1" in divided.stderr
     (journal / "empty").mkdir()
     for name in ("empty", "../journal/demo"):
         bad = command(real, "journal", "verify", "--name", name, *at)

@@ -160,6 +160,7 @@ def test_a_daemon_from_ready_to_stopped(daemon: StartDaemon) -> None:
         eventually(lambda: condition(real) == ("ready", Exit.DONE))
     real.stop()
     assert condition(real) == ("stopped", Exit.NO_DAEMON)
+    assert cli(real, "status").stdout.startswith("demo: stopped, moved ")
     assert answer(real, "stats")["daemon_state"] == "stopped"
     start = StandingFile(real.dir, "demo")
     start.write(Standing(DaemonState.RECOVERING, real.pid, boot_ns(), boot_ns()))

@@ -126,7 +126,7 @@ def test_the_name_of_a_shard_is_no_other_daemons(count: int) -> None:
     name = TABLE.daemon(1)
     assert deployment_of(name) == "demo"
     config = Config(name=name, shards=count)
-    with pytest.raises(InvalidName, match="only names of shards"):
+    with pytest.raises(InvalidName, match=r"only names of shards do$"):
         deployment.serve_shards(config, lambda *_: [], lambda: config) if count else serve(config)
 
 
