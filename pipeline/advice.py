@@ -15,8 +15,6 @@ from purgatoryd.pipeline.schemas import TOPICS
 from purgatoryd.shm_layout._core import lib
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import Column, DataFrame, SparkSession
 
 DAY_S = 86_400
@@ -127,7 +125,7 @@ def sizes(spark: SparkSession, lake: Lake) -> DataFrame:
     Without a snapshot nobody knows the rooms, nor what lives unless the first record is there.
     """
     openings = newest_openings(lake)
-    rooms = {daemon: _rooms(lake.data(opening)) for daemon, opening in openings.items()}
+    rooms = {daemon: _rooms(*lake.files([opening])) for daemon, opening in openings.items()}
     counted = living(spark, lake).groupBy("daemon").agg(
         F.count("*").alias("living"), F.sum(_memory()).alias("living_bytes")
     )  # fmt: skip
@@ -151,7 +149,7 @@ def _memory() -> Column:
     return F.ceil(size / GRANULE) * GRANULE
 
 
-def _rooms(snapshot: Path) -> tuple[int | None, int | None]:
+def _rooms(snapshot: str) -> tuple[int | None, int | None]:
     """The slots of an arena and its memory for keys and payloads; of a shipped snapshot."""
     known = [name for name in ("count", "payload_bytes") if name in pq.read_schema(snapshot).names]
     heads = pq.read_table(snapshot, columns=known, filters=[("kind", "=", "head")]).to_pylist()

@@ -58,17 +58,17 @@ class Hot(Protocol):
 
 
 def rows_of(spark: SparkSession, tier: Tier, parts: Iterable[ColdFile]) -> DataFrame:
-    """All rows of some files."""
+    """All rows of some files. Raises LakeBroken."""
     return _read(spark, tier, parts, COLD)
 
 
 def tombstones_of(spark: SparkSession, tier: Tier, parts: Iterable[ColdFile]) -> DataFrame:
-    """The tombstones of some files."""
+    """The tombstones of some files. Raises LakeBroken."""
     return _read(spark, tier, parts, TOMBSTONES)
 
 
 def _read(spark: SparkSession, tier: Tier, parts: Iterable[ColdFile], table: Table) -> DataFrame:
-    paths = [str(tier.lake / part.path) for part in parts]
+    paths = [str(tier.file(part)) for part in parts]
     schema = table.spark()
     if not paths:
         return spark.createDataFrame([], schema)
@@ -292,7 +292,7 @@ STONES = "stones"
 def late_rows(tier: Tier, parts: Iterable[ColdFile]) -> int:
     """How many rows are due before the end of what was promoted."""
     end_ns = tier.frontier("promoting", "hot").end_ns
-    late = [tier.lake / part.path for part in parts if part.first_ns < end_ns]
+    late = [tier.file(part) for part in parts if part.first_ns < end_ns]
     times = (pq.read_table(path, columns=["deadline_ns"])["deadline_ns"] for path in late)
     return sum(pc.sum(pc.less(column, end_ns)).as_py() for column in times)
 
@@ -349,16 +349,16 @@ def settle(tier: Tier, hot: Hot) -> dict[str, int]:
     tier.check_daemon(hot.name)
     owed = [part for part in version.tombstones if part.path in version.owed]
     found = Counter[str]()
-    for keys in pieces(tier.lake, owed):
+    for keys in pieces(tier, owed):
         found.update(hot.cancel(keys))
     tier.commit(replace(version, owed=()))
     return dict(found)
 
 
-def pieces(lake: Path, parts: Iterable[ColdFile]) -> Iterator[pa.Table]:
-    """The keys of tombstones, some at a time."""
+def pieces(tier: Tier, parts: Iterable[ColdFile]) -> Iterator[pa.Table]:
+    """The keys of tombstones, some at a time. Raises LakeBroken."""
     for part in parts:
-        for batch in pq.ParquetFile(lake / part.path).iter_batches(KEYS_AT_ONCE, columns=KEY):
+        for batch in pq.ParquetFile(tier.file(part)).iter_batches(KEYS_AT_ONCE, columns=KEY):
             yield pa.Table.from_batches([batch])
 
 

@@ -31,8 +31,8 @@ NEVER = (1 << 63) - 1
 
 
 def bronze_of(spark: SparkSession, lake: Lake, manifests: Iterable[Manifest]) -> DataFrame:
-    """The rows of these files, of any version."""
-    return read_files(spark, [str(lake.data(manifest)) for manifest in manifests])
+    """The rows of these files, of any version. Raises LakeBroken."""
+    return read_files(spark, lake.files(manifests))
 
 
 # ---- jobs ------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
@@ -131,6 +131,10 @@ class Lake:
         """Those of whom something was shipped, in order."""
         folders = (self.root / MANIFESTS).glob("daemon=*")
         return sorted(folder.name.removeprefix("daemon=") for folder in folders)
+    def files(self, manifests: Iterable[Manifest]) -> list[str]:
+        """The Parquet files of manifests, to be read. Raises LakeBroken."""
+        return [str(intact(self.data(manifest), manifest.bytes)) for manifest in manifests]
+
 
     def manifests(self, table: str = BRONZE, daemon: str = "*") -> list[Manifest]:
         """All that count, by daemon, epoch and LSN. Raises LakeBroken."""
@@ -250,6 +254,18 @@ def known(path: Path, kind: type[Any]) -> dict[str, Any]:
 def _data(root: Path, table: str, manifest: Path) -> Path:
     """The Parquet file of the manifest in a file."""
     return root / table / manifest.parent.name / f"{manifest.stem}.parquet"
+
+def intact(path: Path, size: int) -> Path:
+    """`path`. Raises LakeBroken unless a file of `size` bytes is there: Parquet that was cut off,
+    or grew, may well be readable."""
+    try:
+        found = path.stat().st_size
+    except FileNotFoundError:
+        raise LakeBroken(str(path), "is gone") from None
+    if found != size:
+        raise LakeBroken(str(path), f"has {found} bytes, not {size}")
+    return path
+
 
 
 POSITIONS = ("position", "positions_from", "positions_upto")

@@ -50,4 +50,4 @@ def from_starts(bronze: DataFrame, starts: Mapping[str, int]) -> DataFrame:
 
 
 def _rows(spark: SparkSession, lake: Lake, manifests: Iterable[Manifest]) -> DataFrame:
-    return read_files(spark, [str(lake.data(manifest)) for manifest in manifests])
+    return read_files(spark, lake.files(manifests))

@@ -105,7 +105,7 @@ def records(
 ) -> Records:
     """What a daemon's journal has behind LSN `seen`. Segments are shipped in their order."""
     shipped = lake.manifests(daemon=daemon)
-    new = [str(lake.data(m)) for m in shipped if m.last_lsn > seen and m.rows]
+    new = lake.files(m for m in shipped if m.last_lsn > seen and m.rows)
     lsn = max((m.last_lsn for m in shipped), default=seen)
     newest = read_files(spark, []) if journal is None else _newest(spark, lake, daemon, journal)
     return Records(daemon, max(lsn, seen), read_files(spark, new), newest)

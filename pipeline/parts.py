@@ -22,7 +22,7 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from purgatoryd.pipeline.lake import known
+from purgatoryd.pipeline.lake import intact, known
 from purgatoryd.pipeline.locks import alone
 from purgatoryd.pipeline.schemas import FLOW, LIVES, MAJOR, TOPICS, WORKERS, Table
 from purgatoryd.shm_layout.errors import LakeBroken
@@ -48,12 +48,17 @@ LAYERS: dict[str, tuple[Table, ...]] = {"silver": (LIVES,), "gold": (TOPICS, WOR
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`versions`: of its tables; `bytes`: of all its files."""
+    """`versions`: of its tables; `files`: bytes of each, by table and name."""
 
     number: int
     versions: dict[str, int]
-    bytes: int
+    files: dict[str, dict[str, int]]
     sources: dict[Segment, tuple[str, ...]]
+
+    @property
+    def bytes(self) -> int:
+        """Of all its files."""
+        return sum(sum(sizes.values()) for sizes in self.files.values())
 
     def later(self, tables: Iterable[Table]) -> bool:
         """True if a later version wrote it: it may have columns that this one does not know."""
@@ -86,7 +91,7 @@ class Layer:
     def read(
         self, spark: SparkSession, table: Table, segments: Iterable[Segment] | None = None
     ) -> DataFrame:
-        """The rows that count; of these segments, if some are given."""
+        """The rows that count; of these segments, if some are given. Raises LakeBroken."""
         counting = self.counting()
         wanted = set(counting if segments is None else segments)
         whole: list[Path] = []
@@ -94,9 +99,9 @@ class Layer:
         for part in self.parts():
             kept = [s for s in part.sources if counting[s].number == part.number and s in wanted]
             if len(kept) == len(part.sources):
-                whole += self._files(table, part.number)
+                whole += self._files(table, part)
             elif kept:
-                frames.append(_only(_rows(spark, table, self._files(table, part.number)), kept))
+                frames.append(_only(_rows(spark, table, self._files(table, part)), kept))
         if whole or not frames:
             frames.append(_rows(spark, table, whole))
         return reduce(lambda some, more: some.unionByName(more), frames)
@@ -107,8 +112,11 @@ class Layer:
     def _folder(self, table: Table, number: int) -> Path:
         return self.root / table.name / f"{number:012d}"
 
-    def _files(self, table: Table, number: int) -> list[Path]:
-        return sorted(self._folder(table, number).glob("*.parquet"))
+    def _files(self, table: Table, part: Part) -> list[Path]:
+        folder = self._folder(table, part.number)
+        return [
+            intact(folder / name, size) for name, size in part.files.get(table.name, {}).items()
+        ]
 
     # ---- writing -----------------------------------------------------------------------------
 
@@ -152,17 +160,17 @@ class Layer:
         """
         number = max((part.number for part in self.parts()), default=0) + 1
         with ThreadPoolExecutor() as threads:  # one plans and ends while another computes
-            sizes = threads.map(
+            written = threads.map(
                 lambda table: self._write(table, number, frames[table.name]), self.tables
             )
-            size = sum(sizes)
+            files = {table.name: sizes for table, sizes in zip(self.tables, written, strict=True)}
         versions = {table.name: table.version for table in self.tables}
-        part = Part(number, versions, size, dict(sources))
+        part = Part(number, versions, files, dict(sources))
         replace_durably(self._manifest(number), _json(part))
         return part
 
-    def _write(self, table: Table, number: int, rows: DataFrame) -> int:
-        """Writes a table's rows durably; returns the bytes."""
+    def _write(self, table: Table, number: int, rows: DataFrame) -> dict[str, int]:
+        """Writes a table's rows durably; returns the bytes of each file."""
         folder = self._folder(table, number)
         plain = [column.name for column in table.columns if column.type in ("long", "binary")]
         options = {f"parquet.enable.dictionary#{name}": "false" for name in plain}
@@ -173,12 +181,15 @@ class Layer:
         for path in folder.iterdir():
             if path.suffix != ".parquet":  # Hadoop's checksums and its mark of success
                 path.unlink()
-        files = self._files(table, number)
-        for path in files:
+        for path in folder.iterdir():
             sync_file(path)
         for changed in (folder, folder.parent, self.root):
             sync_directory(changed)
-        return sum(path.stat().st_size for path in files)
+        return _sizes(folder)
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in sorted(folder.glob("*.parquet"))}
 
 
 def _rows(spark: SparkSession, table: Table, paths: Sequence[Path]) -> DataFrame:
@@ -200,7 +211,7 @@ def _only(rows: DataFrame, segments: Iterable[Segment]) -> DataFrame:
 
 def _json(part: Part) -> bytes:
     told = {
-        "major": MAJOR, "number": part.number, "versions": part.versions, "bytes": part.bytes,
+        "major": MAJOR, "number": part.number, "versions": part.versions, "files": part.files,
         "sources": [[*segment, names] for segment, names in part.sources.items()],
     }  # fmt: skip
     return json.dumps(told).encode()
@@ -209,6 +220,9 @@ def _json(part: Part) -> bytes:
 def _read(path: Path) -> Part:
     try:
         told = known(path, Part)
+        if "files" not in told:  # of an earlier version
+            folders = {name: path.parents[1] / name / path.stem for name in told["versions"]}
+            told["files"] = {name: _sizes(folder) for name, folder in folders.items()}
         sources = {(d, epoch, lsn): tuple(names) for d, epoch, lsn, names in told["sources"]}
         return Part(**{**told, "sources": sources})
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -291,7 +291,7 @@ class Ended:
         """The rows that are not ended; under the lock."""
         version = self._tier.version()
         parts = version.newer_tombstones(self._seen)
-        for number, *of in _tuples(newer_keys(self._tier.lake, parts)):
+        for number, *of in _tuples(newer_keys(self._tier, parts)):
             self._newest[tuple(of)] = max(number, self._newest.get(tuple(of), 0))
         self._seen = max([self._seen, *(part.version for part in parts)])
         if not self._newest:

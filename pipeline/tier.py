@@ -32,6 +32,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from purgatoryd.pipeline.lake import intact
 from purgatoryd.pipeline.locks import alone, in_turn
 from purgatoryd.pipeline.schemas import TOMBSTONES
 from purgatoryd.shm_layout.errors import BadPath, LakeBroken, WindowElsewhere, WindowTaken
@@ -227,6 +228,10 @@ class Tier:
         sync_directory(self.lake / TOMBS)
         return tuple(parts)
 
+    def file(self, part: ColdFile) -> Path:
+        """A file, to be read. Raises LakeBroken."""
+        return intact(self.lake / part.path, part.bytes)
+
     def add_tombstones(self, keys: pa.Table, number: int) -> tuple[ColdFile, ...]:
         """A durable file of tombstones for namespace, key_type, key; not counting yet."""
         if not keys.num_rows:
@@ -372,9 +377,9 @@ def crc_of(path: Path) -> int:
     return crc
 
 
-def newer_keys(lake: Path, parts: Iterable[ColdFile]) -> pa.Table:
-    """The tombstones of these files in one table."""
-    files = [pq.read_table(lake / part.path, schema=TOMBSTONES.arrow()) for part in parts]
+def newer_keys(tier: Tier, parts: Iterable[ColdFile]) -> pa.Table:
+    """The tombstones of these files in one table. Raises LakeBroken."""
+    files = [pq.read_table(tier.file(part), schema=TOMBSTONES.arrow()) for part in parts]
     return pa.concat_tables(files or [TOMBSTONES.arrow().empty_table()])
 
 

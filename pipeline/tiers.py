@@ -96,7 +96,7 @@ def _read(
 ) -> DataFrame:
     journals = [folder.absolute() for folder in journals]
     found = tiers(lake, journals, table)
-    paths = [str(lake.data(one.manifest)) for one in found if lake and one.manifest]
+    paths = lake.files(one.manifest for one in found if one.manifest) if lake else []
     hot = {str(one.source.path) for one in found if one.source and not one.manifest}
     parts = [read_files(spark, paths)]
     for folder in journals:

@@ -56,7 +56,7 @@ def _manifests(lakes: Sequence[Lake], table: str) -> list[tuple[Lake, Manifest]]
 def _rows(
     spark: SparkSession, lakes: Sequence[Lake], found: Sequence[tuple[Lake, Manifest]]
 ) -> DataFrame:
-    return read_files(spark, [str(lake.data(manifest)) for lake, manifest in found])
+    return read_files(spark, [file for lake, manifest in found for file in lake.files([manifest])])
 
 
 def _copy(folder: Path, lake: Lake, beside: Lake) -> None:

@@ -325,4 +325,4 @@ def put(lake: Lake, segment: tuple[Manifest, pa.Table]) -> None:
     for path in (file, told):
         path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, file, compression="zstd")
-    told.write_text(json.dumps(asdict(manifest)))
+    told.write_text(json.dumps(asdict(replace(manifest, bytes=file.stat().st_size))))

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -644,21 +644,31 @@ def invoke(*arguments: str | Path) -> Result:
     return CliRunner().invoke(app, ["pipeline", *map(str, arguments)], catch_exceptions=False)
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone"])
-def test_a_file_of_the_lake_that_cannot_be_read_is_named(
-    in_parts: Path, spark: SparkSession, damage: str
+@pytest.mark.parametrize(
+    ("damage", "what"),
+    [
+        (lambda told: told[:100], "has 100 bytes, not {size}"),
+        (lambda told: told + b"x", "has {more} bytes, not {size}"),
+        (lambda told: bytes(len(told)), "cannot be read"),
+        (None, "is gone"),
+    ],
+    ids=["cut", "grown", "damaged", "gone"],
+)
+def test_a_file_of_the_lake_that_is_not_as_it_was_written_is_named(
+    in_parts: Path, spark: SparkSession, damage: Callable[[bytes], bytes] | None, what: str
 ) -> None:
     lake = Lake(in_parts / "lake")
     ship(in_parts / "demo", lake, "eagle")
     path = lake.data(lake.manifests(BRONZE)[1])
-    path.write_bytes(path.read_bytes()[:100])
-    if damage == "gone":
+    size = path.stat().st_size
+    if damage:
+        path.write_bytes(damage(path.read_bytes()))
+    else:
         path.unlink()
     with small_plans(spark):
         told = invoke("audit", "--lake", lake.root)
     assert told.exit_code == 5
-    what = "is gone" if damage == "gone" else "cannot be read"
-    assert told.stderr == f"purgatoryd: {path}: {what}\n"
+    assert told.stderr == f"purgatoryd: {path}: {what.format(size=size, more=size + 1)}\n"
 
 
 def test_a_folder_without_ledgers_is_named(spark: SparkSession, tmp_path: Path) -> None:

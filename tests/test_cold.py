@@ -22,7 +22,13 @@ from purgatoryd.pipeline import tier as tiers
 from purgatoryd.pipeline.loading import Loader
 from purgatoryd.pipeline.promote import promote, window_end_ns
 from purgatoryd.pipeline.tier import Tier, Window
-from purgatoryd.shm_layout.errors import DaemonUnreachable, InvalidRows, LakeInUse, WindowElsewhere
+from purgatoryd.shm_layout.errors import (
+    DaemonUnreachable,
+    InvalidRows,
+    LakeBroken,
+    LakeInUse,
+    WindowElsewhere,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -202,6 +208,8 @@ def test_bad_rows_are_refused_and_nothing_changes(
             cold.load(tier, bad, "bad", daemon)
     assert not tier.version().rows
     assert tier.orphans(tier.version()) == []
+    with pytest.raises(LakeBroken, match=f"{second}: is gone"):
+        promote(spark, tier, due(100), daemon)
     cold.load(tier, good, "bad", daemon)
     assert len(waiting(tier)) == 10
 

@@ -456,6 +456,11 @@ def test_rebuilt_and_compacted_tables_are_the_same(
 
 
 def test_a_part_stays_for_its_readers_once_it_was_replaced(
+    (file,) = (lake.root / "gold" / "flow").glob("*/*.parquet")
+    with file.open("ab") as more:
+        more.write(b"x")
+    with pytest.raises(LakeBroken, match=f"{file}: has"):
+        table(spark, lake, FLOW)
     spark: SparkSession, tmp_path: Path
 ) -> None:
     layer, minute = Layer(tmp_path, "silver"), 60
@@ -562,8 +567,6 @@ def test_what_a_later_version_wrote_is_read_and_kept(spark: SparkSession, tmp_pa
     lake = Lake(tmp_path / "two")
     for told in (*lake.root.glob("manifests/*/*.json"), *lake.root.glob("silver/parts/*.json")):
         edit(told, invented=[1])
-    for manifest in lake.root.glob("manifests/*/*.json"):
-        edit(manifest, schema=99)
     for part in lake.root.glob("silver/parts/*.json"):
         edit(part, versions={"lives": 99, "invented": 1})
     for file in lake.root.rglob("*.parquet"):
@@ -572,6 +575,9 @@ def test_what_a_later_version_wrote_is_read_and_kept(spark: SparkSession, tmp_pa
     jobs.make_gold(spark, Lake(tmp_path / "one"))
     assert jobs.bring_up(spark, lake) == {"silver": 0, "gold": 1}
     assert contents(spark, lake) == contents(spark, Lake(tmp_path / "one"))
+    for manifest in lake.root.glob("manifests/*/*.json"):
+        (file,) = lake.root.glob(f"bronze/*/{manifest.stem}.parquet")
+        edit(manifest, schema=99, bytes=file.stat().st_size)
     silver, one, two = lake.root / "silver", "000000000001", "000000000002"
     shutil.copytree(silver / "lives" / one, silver / "lives" / two)
     shutil.copy(silver / "parts" / f"{one}.json", silver / "parts" / f"{two}.json")
