@@ -96,11 +96,20 @@ def beyond(rows: DataFrame, frontier: Frontier) -> DataFrame:
     return rows.filter((rows.deadline_ns >= frontier.end_ns) | late)
 
 
-def pending(spark: SparkSession, tier: Tier) -> DataFrame:
-    """Every timer that the tier still has to promote, whatever is under way."""
-    version, frontier = tier.version(), tier.frontier("hot")
-    rows = beyond(rows_of(spark, tier, reached(version.rows, frontier)), frontier)
+def pending(spark: SparkSession, tier: Tier, keys: DataFrame | None = None) -> DataFrame:
+    """Every timer that the tier still has to promote, whatever is under way; those of `keys`, if
+    they are given."""
+    version = tier.version()
+    rows = unpromoted(spark, tier, version)
+    if keys is not None:
+        rows = rows.join(keys, KEY, "left_semi")
     return alive(rows, tombstones_of(spark, tier, version.tombstones))
+
+
+def unpromoted(spark: SparkSession, tier: Tier, version: Version) -> DataFrame:
+    """All rows of a version that are not hot, dead ones too."""
+    frontier = tier.frontier("hot")
+    return beyond(rows_of(spark, tier, reached(version.rows, frontier)), frontier)
 
 
 def reached(parts: Iterable[ColdFile], since: Frontier) -> list[ColdFile]:
@@ -125,10 +134,10 @@ def load(tier: Tier, rows: DataFrame, load_id: str, hot: Hot, *, replacing: bool
     """Takes `rows` in: all of them, or none. A `load_id` that is known adds nothing.
 
     Columns: key (string or binary), deadline (timestamp) or deadline_ns (since 1970); if wanted
-    namespace, topic, payload, key_type. `replacing`: they take the place of all older timers of
-    their keys, also of those that `hot` holds. Raises InvalidRows, LakeInUse; WindowElsewhere if
-    another daemon has to be told; DaemonError after all is in the tier: the next command tells
-    the daemon.
+    namespace, topic, payload, key_type. A key stands there once, and has no timer in the tier.
+    `replacing`: they take the place of all older timers of their keys, also of those that `hot`
+    holds. Raises InvalidRows, LakeInUse; WindowElsewhere if another daemon has to be told;
+    DaemonError after all is in the tier: the next command tells the daemon.
     """
     with tier.writing():
         if replacing or tier.version().owed:
@@ -140,6 +149,7 @@ def load(tier: Tier, rows: DataFrame, load_id: str, hot: Hot, *, replacing: bool
         number = reserve(tier)
         with staging(tier, f"load-{number}") as staged:
             stage_load(rows, number, staged)
+            check_keys(tier, rows, staged, replacing=replacing)
             parts = tier.take_rows(staged, number, clean=number)
             ended = replaced_keys(tier, rows, parts, number, staged) if replacing else ()
         count = sum(part.rows for part in parts)
@@ -171,6 +181,48 @@ def reserve(tier: Tier) -> int:
 def stage_load(rows: DataFrame, number: int, staged: Path) -> None:
     """Writes rows as a version's files. Raises InvalidRows."""
     write_rows(shaped(rows, number), staged)
+
+
+def check_keys(tier: Tier, rows: DataFrame, staged: Path, *, replacing: bool) -> None:
+    """Raises InvalidRows if a key stands in a load more than once, or has a timer in the tier that
+    is not replaced; with how many, and some of them."""
+    spark = rows.sparkSession
+    keys = spark.read.schema(COLD.spark()).parquet(str(staged)).select(KEY)
+    older = None if replacing else unpromoted(spark, tier, tier.version()).where(LOADED)
+    twice, there = suspected(keys, older)
+    if twice:
+        repeated = keys.groupBy(KEY).count().where("count > 1")
+        refuse_keys(repeated, "stand in the load more than once")
+    if there:
+        waiting = pending(spark, tier, keys).where(LOADED).select(KEY).distinct()
+        refuse_keys(waiting, "have a timer in the tier, which only a replacing load ends")
+
+
+LOADED = "ticket IS NULL"
+"""Not parked: those are known by their tickets."""
+
+
+def suspected(keys: DataFrame, older: DataFrame | None) -> tuple[int, int]:
+    """How many keys may stand there twice, and how many among `older` ones, dead or alive. By
+    their hashes, because numbers are grouped faster than keys."""
+    from pyspark.sql import functions as f
+
+    hashed = keys.select(f.xxhash64(*KEY).alias("hash"), f.lit(1).alias("own"))
+    if older is not None:
+        hashed = hashed.unionAll(older.select(f.xxhash64(*KEY), f.lit(0)))
+    seen = hashed.groupBy("hash").agg(f.sum("own").alias("own"), f.count("*").alias("times"))
+    found = seen.agg(
+        f.count_if(f.expr("own > 1")), f.count_if(f.expr("own > 0 AND times > own"))
+    ).first()
+    assert found is not None
+    return found[0], found[1]
+
+
+def refuse_keys(keys: DataFrame, what: str) -> None:
+    """Raises InvalidRows if there is one."""
+    if count := keys.count():
+        some = [(row.namespace, bytes(row.key)) for row in keys.limit(3).collect()]
+        raise InvalidRows(f"{count} keys {what}: {some}", -1)
 
 
 def shaped(rows: DataFrame, number: int) -> DataFrame:

@@ -136,6 +136,7 @@ def spark_of_python(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(cold, "stage_load", _stage_load)
     patch.setattr(cold, "stage_keys", _stage_keys)
     patch.setattr(cold, "check_again", lambda *_: None)
+    patch.setattr(cold, "check_keys", lambda *_, **__: None)
     patch.setattr(cold, "stage_left", _stage_left)
     patch.setattr(promote, "stage_slice", _stage_slice)
     patch.setattr(parked, "records", _records)
