@@ -1,9 +1,9 @@
 """The jobs: which segments are new, and which tables they become.
 
-A segment's rows are a function of its own file, of those in which its notices were handed over,
-however much later, and of the next one, for the answers to its last batches. A job compares these
-files with those that a table was made of, and makes again what differs. So it may be killed
-anywhere and run again, and segments may come in any order, twice, or years late.
+A segment's rows are a function of its own file and of those in which its notices and answers were
+handed over, however much later. A job compares these files with those that a table was made of, and
+makes again what differs. So it may be killed anywhere and run again, and segments may come in any
+order, twice, or years late.
 """
 
 from __future__ import annotations

@@ -70,9 +70,11 @@ class Manifest:
     record that makes it valid. `crc`: CRC-32C of the journal's file. `wall_from_us`,
     `wall_to_us`: UTC, of its rows. `bytes`: of the Parquet file, set when it is committed.
     `schema`: version of BRONZE. `kinds`: rows of each kind. `notices`: of a segment, those that
-    it made; `handed`: those that its batches handed to the socket. `gone_from`: records
-    from this one up to it had left the journal, and were not in the lake, when it came; 0 = none,
-    None = an earlier version did not tell.
+    it made; `handed`: those that its batches handed to the socket. `ended_upto_ns`: when it last
+    ended something, real boot clock, 0 = nothing; `built_from_ns`: when the first answer or batch
+    of notices was built that it tells of. `gone_from`: records from this one up to it had left the
+    journal, and were not in the lake, when it came; 0 = none. None = an earlier version did not
+    tell.
     """
 
     table: str
@@ -91,6 +93,8 @@ class Manifest:
     kinds: dict[str, int] = field(default_factory=dict)
     notices: Span = NONE
     handed: Span = NONE
+    ended_upto_ns: int | None = None
+    built_from_ns: int = 0
     gone_from: int | None = None
     major: int = MAJOR
 
@@ -127,14 +131,14 @@ class Lake:
         """The Parquet file of a manifest."""
         return self.folder(manifest.table, manifest.daemon) / f"{manifest.name}.parquet"
 
-    def daemons(self) -> list[str]:
-        """Those of whom something was shipped, in order."""
-        folders = (self.root / MANIFESTS).glob("daemon=*")
-        return sorted(folder.name.removeprefix("daemon=") for folder in folders)
     def files(self, manifests: Iterable[Manifest]) -> list[str]:
         """The Parquet files of manifests, to be read. Raises LakeBroken."""
         return [str(intact(self.data(manifest), manifest.bytes)) for manifest in manifests]
 
+    def daemons(self) -> list[str]:
+        """Those of whom something was shipped, in order."""
+        folders = (self.root / MANIFESTS).glob("daemon=*")
+        return sorted(folder.name.removeprefix("daemon=") for folder in folders)
 
     def manifests(self, table: str = BRONZE, daemon: str = "*") -> list[Manifest]:
         """All that count, by daemon, epoch and LSN. Raises LakeBroken."""
@@ -251,10 +255,6 @@ def known(path: Path, kind: type[Any]) -> dict[str, Any]:
     return {name: value for name, value in told.items() if name in names}
 
 
-def _data(root: Path, table: str, manifest: Path) -> Path:
-    """The Parquet file of the manifest in a file."""
-    return root / table / manifest.parent.name / f"{manifest.stem}.parquet"
-
 def intact(path: Path, size: int) -> Path:
     """`path`. Raises LakeBroken unless a file of `size` bytes is there: Parquet that was cut off,
     or grew, may well be readable."""
@@ -267,9 +267,15 @@ def intact(path: Path, size: int) -> Path:
     return path
 
 
+def _data(root: Path, table: str, manifest: Path) -> Path:
+    """The Parquet file of the manifest in a file."""
+    return root / table / manifest.parent.name / f"{manifest.stem}.parquet"
+
 
 POSITIONS = ("position", "positions_from", "positions_upto")
 """Columns whose bounds tell which notices a segment has to do with."""
+BOUNDED = (*POSITIONS, "ended_boot_ns", "built_ns")
+"""Columns of whose bounds a manifest tells; and of "at"."""
 
 
 def spans(bounds: Mapping[str, Sequence[int]]) -> tuple[Span, Span]:

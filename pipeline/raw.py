@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from purgatoryd.pipeline.lake import OPENINGS, POSITIONS, Lake, Manifest, parquet_writer
+from purgatoryd.pipeline.lake import BOUNDED, OPENINGS, Lake, Manifest, parquet_writer
 from purgatoryd.pipeline.schemas import BRONZE
 from purgatoryd.pipeline.ship import Content, Head, Shipper, head_of, refuse_open_end
 from purgatoryd.pipeline.sources import Source, journals_in
@@ -33,7 +33,7 @@ RAW = "raw"
 """Folder of the lake in which Spark leaves what it decoded, until it counts."""
 RUN_FILES = 64
 """In one job of Spark's."""
-_NOTHING = Content(0, {}, {name: [] for name in ("at", *POSITIONS)}, None)
+_NOTHING = Content(0, {}, {name: [] for name in ("at", *BOUNDED)}, None)
 
 
 def ingest(spark: SparkSession, lake: Lake, journals: Path) -> int:
@@ -141,7 +141,7 @@ def _place(one: Source) -> tuple[str, str]:
 
 def _in(rows: DataFrame, staging: Path) -> dict[tuple[int, int], Decoded]:
     """What Spark's files hold; each is of one file of the journal."""
-    values = {"at": F.unix_micros("at")} | {name: F.col(name) for name in POSITIONS}
+    values = {"at": F.unix_micros("at")} | {name: F.col(name) for name in BOUNDED}
     ends = [
         end(value).alias(f"{word}_{name}")
         for name, value in values.items() for word, end in (("least", F.min), ("most", F.max))

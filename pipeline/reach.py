@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 
 from purgatoryd.pipeline.lake import Manifest
 from purgatoryd.pipeline.parts import Segment
@@ -13,6 +13,9 @@ from purgatoryd.pipeline.parts import Segment
 BATCHES = ("sent", "replied")
 BATCH_ROWS = 16
 """A batch counts for so many rows of bronze, for it is broadcast."""
+BATCH_NS = 10**9
+"""A batch that takes several turns ends something so long before its answer is built, at most."""
+NEVER_NS = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +49,28 @@ def reaches(manifests: Sequence[Manifest]) -> dict[Segment, Reach]:
 
 def _reaches(segments: Sequence[Manifest]) -> Iterator[Reach]:
     """Of one daemon. Its notices are handed over in the order of their positions, so those who
-    hand over a segment's stand beside each other. An answer follows what it answers, within the
-    second or so that a disk takes."""
+    hand over a segment's stand beside each other."""
     handing = [segment for segment in segments if segment.handed.upto]
     begins, uptos = zip(*(m.handed for m in handing), strict=True) if handing else ((), ())
-    for own, following in zip(segments, [*segments[1:], None], strict=True):
+    starts = groupby(segments, key=lambda segment: segment.epoch)
+    answering = [others for _, start in starts for others in _answering(list(start))]
+    for own, answers in zip(segments, answering, strict=True):
         first, last = bisect_right(uptos, own.notices.begin), bisect_left(begins, own.notices.upto)
         others = [one for one in handing[first:last] if one is not own]
-        if following and _answers(following, own) and following not in others:
-            others.append(following)
-        yield Reach((own, *others))
+        yield Reach((own, *others, *(one for one in answers if one not in others)))
 
 
-def _answers(following: Manifest, own: Manifest) -> bool:
-    """True if answers to what `own` has may stand in the segment behind it."""
-    return "replied" in following.kinds and bool(own.kinds.keys() & {"arm", "end"})
+def _answering(segments: Sequence[Manifest]) -> Iterator[list[Manifest]]:
+    """Of one start of a daemon: for each segment those behind it that may have answers to its
+    batches. An answer waits for the disk, and its record for another one; but it is built with its
+    batch's last end, and the record says when."""
+    built = [one.built_from_ns if "replied" in one.kinds else NEVER_NS for one in segments]
+    earliest = list(accumulate(reversed(built), min))[::-1]
+    for number, own in enumerate(segments, start=1):
+        if own.ended_upto_ns is None:  # of an earlier version, which looked into the next one
+            yield [one for one in segments[number : number + 1] if "replied" in one.kinds]
+            continue
+        asked = own.kinds.keys() & {"arm", "end"}
+        upto_ns = own.ended_upto_ns + BATCH_NS if asked else 0
+        behind = range(number, bisect_right(earliest, upto_ns))
+        yield [segments[n] for n in behind if built[n] <= upto_ns]

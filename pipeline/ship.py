@@ -20,9 +20,9 @@ import pyarrow.compute as pc
 from purgatoryd.pipeline import cache
 from purgatoryd.pipeline.decode import Decoder
 from purgatoryd.pipeline.lake import (
+    BOUNDED,
     BRONZE,
     OPENINGS,
-    POSITIONS,
     Identity,
     Lake,
     Manifest,
@@ -66,7 +66,7 @@ class Head(NamedTuple):
 
 class Content(NamedTuple):
     """What its rows are. `bounds`: least and greatest values of "at", in microseconds, and of
-    POSITIONS; `end_lsn`: of a snapshot, the record that makes it valid."""
+    BOUNDED; `end_lsn`: of a snapshot, the record that makes it valid."""
 
     rows: int
     kinds: dict[str, int]
@@ -89,7 +89,7 @@ class _Tally:
         self._writer = parquet_writer(self._file, BRONZE_TABLE)
         self._rows = 0
         self._last: pa.RecordBatch | None = None
-        self._bounds: dict[str, list[int]] = {name: [] for name in ("at", *POSITIONS)}
+        self._bounds: dict[str, list[int]] = {name: [] for name in ("at", *BOUNDED)}
 
     def write(self, batch: pa.RecordBatch) -> None:
         """The next one."""
@@ -293,6 +293,8 @@ class Shipper:
             kinds=content.kinds,
             notices=notices,
             handed=handed,
+            ended_upto_ns=max(content.bounds["ended_boot_ns"], default=0),
+            built_from_ns=min(content.bounds["built_ns"], default=0),
             gone_from=gone_from,
         )
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from purgatoryd.pipeline.lake import POSITIONS, Lake, Manifest, spans
+from purgatoryd.pipeline.lake import BOUNDED, Lake, Manifest, spans
 from purgatoryd.pipeline.schemas import BRONZE
 
 Longs = npt.NDArray[np.int64]
@@ -286,13 +286,16 @@ def _segment(plan: Plan, rows: Rows) -> tuple[Manifest, pa.Table]:
     first, last = int(rows["lsn"][0]), int(rows["lsn"][-1])
     table = table_of(plan, rows, first)
     at = table["at"].cast(pa.int64()).to_numpy()
-    notices, handed = spans({name: _known(rows, name) for name in POSITIONS})
+    bounds = {name: _known(rows, name) for name in BOUNDED}
+    notices, handed = spans(bounds)
     kinds = Counter(WORDS["kind"][kind] for kind in rows["kind"].tolist())
     return Manifest(
         table="bronze", daemon=plan.daemon, node=plan.node, epoch=1, first_lsn=first,
         last_lsn=last, crc=plan.seed, clock=plan.clock, rows=len(table),
         wall_from_us=int(at.min()), wall_to_us=int(at.max()), schema=BRONZE.version,
         kinds=dict(kinds), notices=notices, handed=handed,
+        ended_upto_ns=max(bounds["ended_boot_ns"], default=0),
+        built_from_ns=min(bounds["built_ns"], default=0),
     ), table  # fmt: skip
 
 
