@@ -27,11 +27,13 @@ BUFFER_BYTES = 65_536
 UNKNOWN = "unknown"
 """Stands for the uuid of a daemon whose arena a subscriber cannot read."""
 
-_OPS = {int(Op.PUT): "add", int(Op.WATCH): "watch", int(Op.CANCEL): "cancel"}
+_OPS = {
+    int(Op.PUT): "add", int(Op.WATCH): "watch", int(Op.CANCEL): "cancel", int(Op.UNPARK): "unpark",
+}  # fmt: skip
 _FOUND = {
     int(status): status.name.lower()
     for status in (Status.ADDED, Status.REPLACED, Status.KEPT, Status.EXTENDED, Status.PARKED,
-                   Status.CANCELLED, Status.FIRED)
+                   Status.CANCELLED, Status.FIRED, Status.UNPARKED, Status.LOADED)
 }  # fmt: skip
 _CAUSES = {int(cause): cause.name.lower() for cause in Cause}
 
@@ -73,16 +75,16 @@ class Ledger(Closing):
 
     # ---- what is noted -------------------------------------------------------------------------
 
-    def answered(self, daemon: bytes, body: bytes, names: int, names_bytes: int,
+    def answered(self, daemon: bytes, rows: bytes, body: bytes, names: int, names_bytes: int,
                  count: int, results: bytes) -> None:  # fmt: skip
-        """A batch was answered: `body` as it was sent, `results` as they came."""
+        """A batch was answered: `rows` and `body` as they were sent, `results` as they came."""
         told = f'"acked_boot_ns":{boot_now_ns()}'
         calls = _calls(body, names, names_bytes, count)
         answers = wire.decode_results(results[: count * wire.RESULT.size])
         self._note(daemon, (
-            f'{{"op":"{call.op}",{_subject(word >> 8, call.namespace, call.key)},'
-            f'"found":"{found}",{told}}}\n'
-            for call, (word, _) in zip(calls, answers, strict=True)
+            f'{{{_act(call.op, word & 0xFF, rows, number)},'
+            f'{_subject(word >> 8, call.namespace, call.key)},"found":"{found}",{told}}}\n'
+            for number, (call, (word, _)) in enumerate(zip(calls, answers, strict=True))
             if call.op and (found := _FOUND.get(word & 0xFF))
         ))  # fmt: skip
 
@@ -153,6 +155,14 @@ class Ledger(Closing):
 def _write_all(fd: int, data: bytes) -> None:
     while data:
         data = data[os.write(fd, data) :]
+
+
+def _act(op: str, status: int, rows: bytes, number: int) -> str:
+    """What was acknowledged: a call, or that the row of a load was done before."""
+    if status != Status.LOADED:
+        return f'"op":"{op}"'
+    load, first, _ = wire.ROWS.unpack(rows)
+    return f'"op":"row","load":"{load.hex()}","row":{first + number}'
 
 
 def _subject(ticket: int, namespace: str, key: Key) -> str:

@@ -342,8 +342,9 @@ class Session:
     def _note_answer(self, batch: Batch, results: bytes) -> None:
         if self._ledger is not None and self.welcome is not None:
             self._ledger.answered(
-                self.welcome.uuid, batch.body, batch.names, batch.names_bytes, batch.count, results
-            )
+                self.welcome.uuid, batch.rows, batch.body, batch.names, batch.names_bytes,
+                batch.count, results,
+            )  # fmt: skip
 
     def _on_query(self, reply: Reply) -> None:
         if reply.error == WireError.STOPPING or reply.session != self.id:

@@ -344,10 +344,14 @@ def of_clocks(events: DataFrame) -> DataFrame:
 # ---- loads -----------------------------------------------------------------------------------
 
 
+def rows_of_loads(events: DataFrame) -> DataFrame:
+    """The records by which a row of a load was done."""
+    return events.where("load_row IS NOT NULL AND kind IN ('arm', 'move', 'unpark', 'done')")
+
+
 def of_loads(events: DataFrame) -> DataFrame:
     """Each row of a load is done once, unless the daemon was told to forget the load between."""
-    done = events.where("load_row IS NOT NULL AND kind IN ('arm', 'move', 'unpark', 'done')")
-    rows = done.groupBy(*KEYS, "load", "load_row").agg(
+    rows = rows_of_loads(events).groupBy(*KEYS, "load", "load_row").agg(
         F.count("*").alias("times"), F.min("lsn").alias("first_lsn"), F.max("lsn").alias("lsn"),
         F.max_by("ticket", "lsn").alias("ticket"),
     )  # fmt: skip

@@ -7,24 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.window import Window
 
-from purgatoryd.pipeline.checks import Check, judge
-from purgatoryd.pipeline.continuity import Continuity, is_complete
+from purgatoryd.pipeline.checks import Check, judge, rows_of_loads
+from purgatoryd.pipeline.continuity import Continuity, Run, is_complete
 from purgatoryd.pipeline.lives import KEYS
 from purgatoryd.shm_layout.errors import BadPath
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 SCHEMA = (
     "op string, ticket long, namespace string, key string, key_type string, found string, "
     "acked_boot_ns long, stream string, subscriber int, topic string, sequence long, upto long, "
-    "received_boot_ns long, daemon string"
+    "received_boot_ns long, load string, row long, daemon string"
 )
 _NEVER = (1 << 63) - 1
 _PLACE = ("daemon", "file", "subscriber", "stream", "namespace", "topic")
@@ -65,10 +67,17 @@ CALLS = (
         "end_lsn", "end, acked_boot_ns, file",
     ),
     Check(
+        "unpark_lost", "op = 'unpark' AND known AND settled AND parked AND unparks = 0", "arm_lsn",
+        "acked_boot_ns, file",
+    ),
+    Check(
         "outcome_differs",
         "op = 'outcome' AND known AND settled AND coalesce(end, '') <> found",
         "end_lsn", "end, found, file",
     ),
+)  # fmt: skip
+ROWS = (
+    Check("row_lost", "NOT known AND covered AND settled", "lsn", "load, row, file"),
 )  # fmt: skip
 NOTICES = (
     Check(
@@ -94,10 +103,12 @@ ORDER = (
 
 
 class Told(NamedTuple):
-    """All lines of ledgers, and those of calls and notices beside what the journal says of them."""
+    """All lines of ledgers, and those of calls, of rows of loads and of notices beside what the
+    journal says of them."""
 
     lines: DataFrame
     calls: DataFrame
+    rows: DataFrame
     notices: DataFrame
 
 
@@ -121,17 +132,19 @@ def beside(
     """
     bounds = F.broadcast(_bounds(events, found))
     calls = _at_run(_calls(lines, known), bounds, "acked_boot_ns").persist()
+    rows = _at_run(_rows(lines, events), bounds, "acked_boot_ns", "r.whole").persist()
     notices = _at_run(_notices(lines, events), bounds, "received_boot_ns").persist()
     try:
-        yield Told(lines, calls, notices)
+        yield Told(lines, calls, rows, notices)
     finally:
-        calls.unpersist()
-        notices.unpersist()
+        for one in (calls, rows, notices):
+            one.unpersist()
 
 
 def reconcile(told: Told) -> Iterator[DataFrame]:
     """The violations that show between ledgers and journal."""
     yield judge(told.calls, CALLS)
+    yield judge(told.rows, ROWS)
     yield judge(told.notices, NOTICES)
     yield judge(_in_order(told.lines), ORDER)
 
@@ -141,8 +154,9 @@ def unjudged(told: Told) -> list[Unjudged]:
     add = "op IN ('add', 'watch') AND (known OR covered)"
     call = told.calls.select("daemon", "heard", F.expr(f"{add} OR known AND settled").alias("done"))
     done = F.expr("known OR covered AND settled").alias("done")
-    both = call.unionByName(told.notices.select("daemon", "heard", done)).where("NOT done")
-    rows = both.groupBy("daemon", "heard").count().orderBy("daemon").collect()
+    others = (one.select("daemon", "heard", done) for one in (told.rows, told.notices))
+    each = reduce(DataFrame.unionByName, others, call).where("NOT done")
+    rows = each.groupBy("daemon", "heard").count().orderBy("daemon").collect()
     return [Unjudged(r.daemon, r["count"], "beyond" if r.heard else "absent") for r in rows]
 
 
@@ -159,7 +173,8 @@ def _bounds(events: DataFrame, found: Continuity) -> DataFrame:
     """Per daemon its `runs`: the tickets that each must have, and when it was last heard of.
 
     Up to the last ticket that was given, from the first one that was; the rest may be in records
-    that were lost, or are still to come. `complete`: nothing comes any more.
+    that were lost, or are still to come. `complete`: nothing comes any more; `whole`: no row of a
+    load was done before.
     """
     armed = F.expr("IF(kind IN ('arm', 'watch'), ticket, NULL)")
     bounds = events.groupBy(*KEYS).agg(
@@ -169,17 +184,27 @@ def _bounds(events: DataFrame, found: Continuity) -> DataFrame:
     newest = {run.daemon: run for run in found.runs}
     done = [daemon for daemon, run in newest.items() if is_complete(run, found.snapshots)]
     number = F.create_map(*(F.lit(x) for d in newest for x in (d, newest[d].number)))
+    whole = F.col("daemon").isin([d for d, run in newest.items() if _is_whole(run, found)])
     complete = F.col("daemon").isin(done) & (F.col("run") == number[F.col("daemon")])
     last = F.when(complete, F.lit(_NEVER)).otherwise(F.col("last_ticket"))
-    bounds = bounds.withColumns({"complete": complete, "last_ticket": last})
-    run = F.struct("run", "first_ticket", "last_ticket", "last_ns", "clock", "complete")
+    bounds = bounds.withColumns({"complete": complete, "whole": whole, "last_ticket": last})
+    run = F.struct("run", "first_ticket", "last_ticket", "last_ns", "clock", "complete", "whole")
     return bounds.groupBy("daemon").agg(F.collect_list(run).alias("runs"))
 
 
-def _at_run(rows: DataFrame, bounds: DataFrame, told_ns: str) -> DataFrame:
-    """Each line with what is known of the run that must have its ticket: the newest that has, or
-    else the one in which it must have been given."""
-    given = "ticket BETWEEN r.first_ticket AND r.last_ticket"
+def _is_whole(run: Run, found: Continuity) -> bool:
+    """True if the records of a newest run tell of every row of a load that was done."""
+    begun = any((s.daemon, s.first_lsn) == (run.daemon, run.opening) and "block" in s.kinds
+                for s in found.snapshots)  # fmt: skip
+    return run.number == 0 and run.from_lsn == 1 and not begun
+
+
+GIVEN = "ticket BETWEEN r.first_ticket AND r.last_ticket"
+
+
+def _at_run(rows: DataFrame, bounds: DataFrame, told_ns: str, given: str = GIVEN) -> DataFrame:
+    """Each line with what is known of the run `r` that must have it: the newest that has, or else
+    the one in which its ticket must have been `given`."""
     at = f"get(filter(runs, r -> IF(known, r.run = run, {given})), 0)"
     placed = rows.join(bounds, "daemon", "left").withColumn("at", F.expr(at))
     before = f"at.clock = 'boot' AND {told_ns} < at.last_ns"
@@ -195,18 +220,31 @@ def _at_run(rows: DataFrame, bounds: DataFrame, told_ns: str) -> DataFrame:
 def _calls(ledger: DataFrame, known: DataFrame) -> DataFrame:
     """What was acknowledged, with what the journal says of the ticket."""
     bytes_ = F.expr("IF(key_type = 'str', CAST(key AS binary), unhex(key))")
-    told = ledger.where("op IN ('add', 'watch', 'cancel', 'outcome')").select(
+    told = ledger.where("op IN ('add', 'watch', 'cancel', 'unpark', 'outcome')").select(
         "daemon", "op", "ticket", "namespace", "key", "found", "acked_boot_ns", "file",
         F.when(F.col("key").isNotNull(), F.xxhash64("namespace", "key_type", bytes_)).alias(
             "told_key"
         ),
     )  # fmt: skip
-    fields = ("run", "key_hash", "end", "arm_lsn", "end_lsn")
+    fields = ("run", "key_hash", "end", "arm_lsn", "end_lsn", "parked", "unparks")
     lived = known.where("adds + opened > 0").groupBy("daemon", "ticket")
     newest = lived.agg(F.max_by(F.struct(*fields), "run").alias("life"))
     both = told.join(newest, ["daemon", "ticket"], "left")
     known_ = F.col("life").isNotNull().alias("known")
     return both.select(*told.columns, "life.*", known_, F.lit(None).cast("long").alias("lsn"))
+
+
+def _rows(ledger: DataFrame, events: DataFrame) -> DataFrame:
+    """Rows of loads that were done before, with the newest record of each."""
+    place = F.lower(F.hex("load")).alias("load"), F.col("load_row").alias("row")
+    made = rows_of_loads(events).groupBy("daemon", *place).agg(
+        F.max("run").alias("run"), F.max("lsn").alias("lsn")
+    )  # fmt: skip
+    told = ledger.where("op = 'row'").select(
+        "daemon", "load", "row", "ticket", "acked_boot_ns", "file"
+    )
+    rows = told.join(made, ["daemon", "load", "row"], "left")
+    return rows.withColumn("known", F.col("lsn").isNotNull())
 
 
 def _notices(ledger: DataFrame, events: DataFrame) -> DataFrame:

@@ -238,15 +238,30 @@ NOTED = {
 }
 
 
+def row(number: int) -> Line:
+    """A row of a load was told to be done before; its timer is gone."""
+    place = {"load": b"sixteen bytes id".hex(), "row": number}
+    return call("row", 0, "x", "loaded", 21 * S) | place
+
+
 def noted(**changes: Line | None) -> list[Line]:
     return [line for line in (NOTED | changes).values() if line is not None]
 
 
+LOADED = CLEAN.then(
+    "arm_g", arm(12, "p", 900 * S, at_ns=21 * S, parked=True),
+    arm(13, "q", 900 * S, at_ns=21 * S, parked=True), unpark(13, "q", 900 * S, at_ns=21 * S),
+    *list(load_rows())[:3],
+).having(closing=(*OPEN, arm(12, "p", 900 * S), arm(13, "q", 900 * S)))  # fmt: skip
+"""With two that were parked, of which one is back, and one row of a load."""
+TRUE_LEDGER = [*noted(), call("unpark", 13, "q", "unparked", 22 * S), row(7)]
 WRONG_LEDGERS: list[tuple[str, list[Line], int]] = [
     ("ack_lost", noted(more=call("add", 50, "z", "added", 5 * S)), 50),
     ("ack_differs", noted(a=call("add", 1, "z", "added", 1 * S)), 1),
     ("cancel_undone", noted(more=call("cancel", 1, "a", "cancelled", 9 * S)), 1),
     ("fired_unfounded", noted(more=call("cancel", 3, "c", "fired", 9 * S)), 3),
+    ("unpark_lost", noted(more=call("unpark", 12, "p", "unparked", 15 * S)), 12),
+    ("row_lost", [*noted(), row(8)], 0),
     ("outcome_differs", noted(told_e=told(6, "expired")), 6),
     ("notice_unfounded", noted(more=notice(3, "c", 6, 21 * S)), 3),
     ("notice_differs", noted(notice_w=notice(8, "w", 5, 20 * S, "other")), 8),
@@ -322,8 +337,8 @@ def found(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Foun
     stories = {uuid(n): by(n, plant.story) for n, plant in enumerate(PLANTED, 1)}
     clean = enumerate(CLEAN_STORIES.values(), CLEAN_FROM)
     stories |= {uuid(n): by(n, story) for n, story in clean}
-    for n, (_, lines, _) in enumerate([("", noted(), 0), *WRONG_LEDGERS], LEDGER_FROM):
-        stories[uuid(n)] = by(n, CLEAN)
+    for n, (_, lines, _) in enumerate([("", TRUE_LEDGER, 0), *WRONG_LEDGERS], LEDGER_FROM):
+        stories[uuid(n)] = by(n, LOADED)
         write_ledger(root / "ledgers", uuid(n), lines)
     excused = uuid(LEDGER_FROM - 1)
     stories[excused] = by(LEDGER_FROM - 1, CLEAN)

@@ -21,6 +21,7 @@ from purgatoryd.clients import (
     Client,
     Exists,
     Ledger,
+    Load,
     Purgatory,
     Subscriber,
 )
@@ -82,17 +83,28 @@ def test_calls_are_noted_with_what_they_found(daemon: StartDaemon, tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == [f"daemon={uuid_of('demo')}"]
 
 
-def test_what_was_parked_was_acknowledged(daemon: StartDaemon, tmp_path: Path) -> None:
+def test_what_is_parked_brought_back_or_done_before_is_noted(
+    daemon: StartDaemon, tmp_path: Path
+) -> None:
     daemon("demo", "--journal", str(tmp_path / "journals"))
     with Admin("demo") as admin:
         admin.set_namespace("shop", park_beyond_ns=1)
+    load = Load(b"sixteen bytes id", 5)
     with (
         Ledger(tmp_path / "ledgers") as ledger,
         Client("demo", namespace="shop", timeout=PATIENCE_S, ledger=ledger) as client,
     ):
         ticket = client.add("a", HOUR_S).ticket
-    (noted,) = lines(tmp_path / "ledgers")
-    assert (noted["op"], noted["found"], noted["ticket"]) == ("add", "parked", ticket)
+        for _ in range(2):
+            client.unpark_many([("a", ticket, b""), ("b", ticket, b"")], load=load)
+    parked, back, *again = lines(tmp_path / "ledgers")
+    assert (parked["op"], parked["found"], parked["ticket"]) == ("add", "parked", ticket)
+    assert (back["op"], back["found"], back["ticket"]) == ("unpark", "unparked", ticket)
+    told = [(n["op"], n["found"], n["load"], n["row"], n["key"], n["ticket"]) for n in again]
+    assert told == [
+        ("row", "loaded", load.id.hex(), 5, "a", ticket),
+        ("row", "loaded", load.id.hex(), 6, "b", 0),
+    ]
 
 
 def test_outcomes_and_notices_are_noted(daemon: StartDaemon, tmp_path: Path) -> None:
