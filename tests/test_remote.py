@@ -12,7 +12,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import pytest
@@ -23,6 +23,7 @@ from pyspark.sql import SparkSession
 from raw_wire import PING
 from raw_wire import frame as request
 from real_daemon import PATIENCE_S, Daemon, DaemonFailed, eventually, stats
+from test_cold_cli import reminders, told
 
 from purgatoryd.clients import (
     AllOf,
@@ -145,6 +146,30 @@ def test_rows_of_spark(spark: SparkSession, place: Place) -> None:
     without = {name: value for name, value in options.items() if name != "key_file"}
     with pytest.raises(PySparkException, match="key_file"):
         rows.write.format("purgatoryd").mode("append").options(**without).save()
+
+
+@pytest.mark.usefixtures("spark")
+def test_the_cold_tier(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remote, demo, lake, file = place.remote, place.daemon, tmp_path / "lake", tmp_path / "timers"
+    where = ("--name", "demo", "--tcp", remote.tcp, "--server-key", place.server_key)
+    monkeypatch.setenv("PURGATORYD_DIR", str(tmp_path))  # here nobody has that name
+    lake.mkdir()
+    reminders(file)
+
+    def cold(*arguments: str) -> dict[str, Any]:
+        common = ("--lake", str(lake), *where, "--key-file", str(remote.key))
+        return told("pipeline", "cold", *arguments, *common)
+
+    assert cold("load", str(file))["rows"] == 20
+    window = cold("promote", "--window", "2030-01-01T00:10:00Z")
+    assert (window["state"], window["results"]) == ("hot", {"ADDED": 10})
+    assert stats(demo)["live"] == 10
+    assert cold("cancel", "order:7", "order:17", "--namespace", "shop")["daemon"] == {
+        "CANCELLED": 1, "UNKNOWN": 1,
+    }  # fmt: skip
+    assert cold("load", str(file), "--load-id", "again", "--replace")["rows"] == 20
+    assert stats(demo)["live"] == 0
+    assert cold("collect")["rows"] == 0
 
 
 def test_operations(place: Place) -> None:
