@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -61,9 +62,9 @@ def placement_command(
 
     config = settings.config_from(ctx, name, values)
     topology = read(os.sched_getaffinity(0))
-    found = plans_of(topology, config)
+    found, taken = plans_of(topology, config)
     if advise is not None:
-        for worker, (one, cpu) in enumerate(advised(topology, found, advise)):
+        for worker, (one, cpu) in enumerate(advised(topology, found, taken, advise)):
             to = f", for {one.name}" if one.record else ""
             shown = {"worker": worker} | one.record | {"cpu": cpu}
             emit(shown, f"worker {worker}: CPU {cpu}{to}", as_json)
@@ -75,42 +76,54 @@ def placement_command(
         click.echo("\n".join(lines(topology, found)))
 
 
-def plans_of(topology: Topology, config: Config) -> list[Planned]:
-    """The daemon, or all shards: each takes what those before it leave, as they start."""
-    from purgatoryd.daemon.placement import taken_cpus
-    from purgatoryd.daemon.plan import plan
+def plans_of(topology: Topology, config: Config) -> tuple[list[Planned], list[int]]:
+    """The daemon, or all shards, and the CPUs of the loops of others."""
+    from purgatoryd.shm_layout.loops import loop_cpus
 
     named = list(daemons(config.name, config.shards))
     if named[0].record:
         config = replace(config, shards=len(named))
-    places = [placement_of(one.name) for one in named]
-    taken, found = taken_cpus(*(segment for segment, _ in places)), []
-    for one, (_, placed) in zip(named, places, strict=True):
-        made = plan(topology, config, taken)
-        found.append(Planned(one, made, placed))
-        taken |= set() if made.reaper_cpu is None else {made.reaper_cpu}
-    return found
+    segments, placed = zip(*(placement_of(one.name) for one in named), strict=True)
+    taken = loop_cpus(*segments)
+    plans = settled(topology, config, len(named), taken)
+    return list(map(Planned, named, plans, placed)), taken
+
+
+def settled(topology: Topology, config: Config, count: int, taken: Sequence[int]) -> list[Plan]:
+    """Of so many shards: each takes what those before it leave, as they start, and then makes room
+    for those behind it."""
+    from purgatoryd.daemon.plan import plan
+
+    plans: list[Plan] = []
+    for _ in range(count):
+        plans.append(plan(topology, config, [*taken, *loops_of(plans)]))
+    for shard, one in enumerate(plans):
+        others = loops_of([*plans[:shard], *plans[shard + 1 :]])
+        plans[shard] = plan(topology, config, [*taken, *others], one)
+    return plans
+
+
+def loops_of(plans: Iterable[Plan | Placed]) -> list[int]:
+    """The CPUs of the loops that have one."""
+    return [one.reaper_cpu for one in plans if one.reaper_cpu is not None]
 
 
 def advised(
-    topology: Topology, found: Sequence[Planned], workers: int
+    topology: Topology, found: Sequence[Planned], taken: Sequence[int], workers: int
 ) -> Iterator[tuple[Named, int]]:
-    """For each worker the daemon that it works with, one after the other, and a CPU near that."""
+    """For each worker the daemon that it works with, one after the other, and a CPU near that.
+    `taken`: CPUs of the loops of others."""
     from purgatoryd.shm_layout.topology import worker_cpus
 
-    homes = [
-        (one.placed.node, one.placed.reaper_cpu) if one.placed
-        else (one.plan.node, one.plan.reaper_cpu)
-        for one in found
-    ]  # fmt: skip
-    loops = {cpu for _, cpu in homes}
-    used: list[int] = []
+    places = [one.placed or one.plan for one in found]
+    loops = [*taken, *loops_of(places)]
+    near = [worker_cpus(topology, at.home, at.reaper_cpu, loops) for at in places]
+    used: Counter[int] = Counter()
     for worker in range(workers):
         shard = worker % len(found)
-        near = worker_cpus(topology, *homes[shard])
-        cpus = [cpu for cpu in near if cpu not in loops] or near
-        used.append(min(cpus, key=used.count))
-        yield found[shard].named, used[-1]
+        cpu = min(near[shard], key=lambda cpu: used[cpu])
+        used[cpu] += 1
+        yield found[shard].named, cpu
 
 
 def placement_of(name: str) -> tuple[str, Placed | None]:

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from purgatoryd.clients.remote import Remote
 from purgatoryd.shm_layout.errors import InvalidArgument
+from purgatoryd.shm_layout.loops import loop_cpus
 from purgatoryd.shm_layout.topology import read, worker_cpus
 
 
@@ -17,10 +18,11 @@ def refuse_far(*, near: bool, remote: Remote | None) -> None:
 
 
 def come_near(node: int | None, reaper_cpu: int | None) -> None:
-    """To the CPUs of `node` without the core of `reaper_cpu`; None = any."""
+    """To the CPUs of `node` without the core of `reaper_cpu`, None = any, nor those that loops of
+    other daemons have."""
     import psutil  # which few need
 
-    cpus = worker_cpus(read(os.sched_getaffinity(0)), node, reaper_cpu)
+    cpus = worker_cpus(read(os.sched_getaffinity(0)), node, reaper_cpu, loop_cpus())
     for thread in psutil.Process().threads():
         with suppress(ProcessLookupError):
             if fewer := os.sched_getaffinity(thread.id).intersection(cpus):

@@ -101,7 +101,7 @@ class Inbox:
         if (reader := self._attach()) is not None:
             placed = reader.placement
             reader.close()
-            come_near(placed.node, placed.reaper_cpu)
+            come_near(placed.home, placed.reaper_cpu)
 
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:

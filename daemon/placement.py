@@ -1,8 +1,9 @@
 """Has the daemon run where its plan says, and sees to it that it stays there.
 
 Memory is asked for from the plan's node before any is touched. Once all threads are there they get
-their CPUs, and pages are sampled; those of another node are moved. Then every thread's affinity and
-the CPUs of the cgroup are looked at with every heartbeat: a change has the plan made anew.
+their CPUs, and pages are sampled; those of another node are moved. Then every thread's affinity,
+the CPUs of the cgroup and those of other daemons' loops are looked at with every heartbeat: a
+change has the plan made anew.
 What the kernel refuses is told, and the daemon runs all the same.
 """
 
@@ -10,18 +11,17 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.plan import FEW_CPUS, Plan, plan
-from purgatoryd.shm_layout import memory, segment
-from purgatoryd.shm_layout.arena import Arena, Glance, Placed
-from purgatoryd.shm_layout.errors import ArenaError
+from purgatoryd.shm_layout import memory
+from purgatoryd.shm_layout.arena import Arena, Placed
 from purgatoryd.shm_layout.layout import PlacementPart
+from purgatoryd.shm_layout.loops import loop_cpus
 from purgatoryd.shm_layout.topology import SYSTEM, confined_cpus, read
 
 _CARRIERS = "ZMQbg/IO"
@@ -41,17 +41,20 @@ class Placement:
         """CPUs that we were started on; None: all that our cgroup has, as it changes."""
         self._seen = self._look()
         """What was so when we last set or saw it."""
+        self._taken: Sequence[int] = ()
+        """CPUs of other loops when we last decided; what is taken meanwhile is seen later."""
         self._pinned = False
         self._applied = self._refused = PlacementPart(0)
         self._pages_elsewhere = self._pages_sampled = 0
-        self.plan = self._decide()
+        self.plan = self._decide(None)
 
     @property
     def placed(self) -> Placed:
         """What is in force."""
         plan = self.plan
+        spin = PlacementPart.SPIN if plan.spin_ns else PlacementPart(0)
         return Placed(
-            plan.mode, plan.node, plan.memory_node, plan.reaper_cpu, self._applied,
+            plan.mode, plan.node, plan.memory_node, plan.reaper_cpu, self._applied | spin,
             plan.clamped | self._refused, self._pages_sampled, self._pages_elsewhere,
         )  # fmt: skip
 
@@ -76,36 +79,48 @@ class Placement:
             with self._part(PlacementPart.LOCK, "memory that stays in RAM"):
                 _lock()
         if self.plan.realtime:
-            with self._part(PlacementPart.REALTIME, "SCHED_FIFO"):
-                _run_first(self.plan.realtime)
-        if self.plan.spin_ns:
-            self._applied |= PlacementPart.SPIN
+            self._schedule()
         self._pin()
         arena.set_placement(self.placed)
 
     def look(self, arena: Arena) -> None:
         """Decides anew if somebody else has changed a thread's CPUs, or those that we may have: a
-        cgroup, a hot plug. A cgroup that gives CPUs back changes no thread's."""
-        if self._look() != self._seen:
-            self.again(arena)
+        cgroup, a hot plug, the loop of another daemon. A cgroup that gives CPUs back changes no
+        thread's."""
+        seen = self._look()
+        if seen != self._seen or self._other_loops(seen[0]) != self._taken:
+            self.again(arena, self._config)
 
-    def again(self, arena: Arena) -> None:
-        """Decides anew where the threads run. The arena stays on its node: to move it would
-        hold up the loop."""
-        before = self.plan
-        self.plan = replace(self._decide(), memory_node=before.memory_node)
+    def again(self, arena: Arena, config: Config) -> None:
+        """Decides anew where the threads run, and how they are scheduled, by these settings."""
+        before, self._config = self.plan, config
+        self.plan = self._decide(before)
+        if self.plan.realtime != before.realtime:
+            self._schedule()
         self._pin()
-        if (self.plan.reaper, self.plan.others) != (before.reaper, before.others):
-            log.warning(f"placement: {'; '.join(self.plan.reasons)}")
+        self._tell(before)
         arena.set_placement(self.placed)
+
+    def _tell(self, before: Plan) -> None:
+        """What is new. Other threads make room as other daemons come and go, which is their way."""
+        for reason in self.plan.clamps:
+            if reason not in before.clamps:
+                log.warning(f"placement: {reason}")
+        if (self.plan.reaper, self.plan.others) != (before.reaper, before.others):
+            tell = log.info if self.plan.reaper == before.reaper else log.warning
+            tell(f"placement: {'; '.join(self.plan.reasons)}")
 
     def _look(self) -> tuple[Set[int], Mapping[int, Set[int]]]:
         return confined_cpus(self._root), _affinities()
 
-    def _decide(self) -> Plan:
+    def _other_loops(self, cpus: Set[int]) -> Sequence[int]:
+        """None where so few CPUs are ours that nobody is pinned."""
+        return loop_cpus(self._name) if len(cpus) > FEW_CPUS else ()
+
+    def _decide(self, before: Plan | None) -> Plan:
         topology = read(self._given, self._root)
-        crowded = len(topology.allowed) > FEW_CPUS
-        return plan(topology, self._config, taken_cpus(self._name) if crowded else ())
+        self._taken = self._other_loops(topology.confined)
+        return plan(topology, self._config, self._taken, before)
 
     @contextmanager
     def _part(self, part: PlacementPart, what: str) -> Iterator[None]:
@@ -131,6 +146,14 @@ class Placement:
                 f"placement: {self._pages_elsewhere} of {self._pages_sampled} sampled pages of the "
                 f"arena are not on node {node}"
             )
+
+    def _schedule(self) -> None:
+        """Under SCHED_FIFO, or as usual again."""
+        self._refused &= ~PlacementPart.REALTIME
+        with self._part(PlacementPart.REALTIME, "SCHED_FIFO"):
+            _schedule(self.plan.realtime)
+        if not self.plan.realtime:
+            self._applied &= ~PlacementPart.REALTIME
 
     def _pin(self) -> None:
         """The loop to its CPUs, all other threads to theirs; or back to all, once pinned."""
@@ -175,26 +198,12 @@ def _lock() -> None:
     memory.lock()
 
 
-def _run_first(priority: int) -> None:
+def _schedule(priority: int) -> None:
     """The loop before all others on its CPU, and what carries its messages next to it; what
-    they start is scheduled as usual."""
-    policy = os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
+    they start is scheduled as usual. 0: they are, too."""
+    policy = (os.SCHED_FIFO if priority else os.SCHED_OTHER) | os.SCHED_RESET_ON_FORK
     os.sched_setscheduler(0, policy, os.sched_param(priority))
+    next_to_it = os.sched_param(min(priority, max(1, priority - 1)))
     for thread in Path("/proc/self/task").iterdir():
         if (thread / "comm").read_text().startswith(_CARRIERS):
-            os.sched_setscheduler(int(thread.name), policy, os.sched_param(max(1, priority - 1)))
-
-
-def taken_cpus(*ours: str) -> set[int]:
-    """CPUs on which loops of other daemons of this host run, as far as we may know. `ours`: arenas
-    of those that are no others."""
-    found = set()
-    for path in segment.MOUNT.glob(f"{segment.PREFIX}*"):
-        if f"/{path.name}" in ours or path.suffix == ".private":
-            continue
-        with suppress(ArenaError, OSError):
-            glance = Glance(f"/{path.name}")
-            if glance.reaper_cpu is not None and Path(f"/proc/{glance.pid}").exists():
-                found.add(glance.reaper_cpu)
-            glance.close()
-    return found
+            os.sched_setscheduler(int(thread.name), policy, next_to_it)

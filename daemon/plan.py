@@ -7,7 +7,8 @@ is on it. What was asked for and cannot be had is left out, and said: no plan fa
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from purgatoryd.daemon.config import Config
@@ -49,6 +50,11 @@ class Plan:
         """The one CPU of the loop, if it has one."""
         return min(self.reaper) if len(self.reaper) == 1 else None
 
+    @property
+    def home(self) -> int | None:
+        """The node for those who work with the daemon: the arena's, else that of its threads."""
+        return self.node if self.memory_node is None else self.memory_node
+
 
 @dataclass
 class _Draft:
@@ -56,7 +62,8 @@ class _Draft:
 
     topology: Topology
     config: Config
-    taken: Collection[int]
+    taken: Counter[int]
+    before: Plan | None
     clamped: PlacementPart = NOTHING
     clamps: list[str] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
@@ -68,25 +75,35 @@ class _Draft:
         self.clamped |= part
         self.clamps.append(text)
 
-    def free(self, core: tuple[int, ...]) -> bool:
-        """No other daemon's loop is on it."""
-        return not any(cpu in self.taken for cpu in core)
+    def loops(self, cpus: Iterable[int]) -> int:
+        """How many of other daemons are on their cores."""
+        return sum(self.taken[cpu] for cpu in self.topology.whole_cores(cpus))
+
+    @property
+    def home(self) -> Node | None:
+        """The node that a running daemon had better not leave."""
+        number = None if self.before is None else self.before.home
+        return None if number is None else self.topology.node(number)
 
 
-def plan(topology: Topology, config: Config, taken: Collection[int] = ()) -> Plan:
-    """What to do on this machine. `taken`: CPUs on which loops of other daemons run."""
-    draft = _Draft(topology, config, taken)
-    chosen = Plan(_mode(config))
+def plan(
+    topology: Topology, config: Config, taken: Iterable[int] = (), before: Plan | None = None
+) -> Plan:
+    """What to do on this machine. `taken`: CPUs of loops of other daemons, one for each. `before`:
+    the plan of this daemon that is in force: its arena stays, and its loop where no place is
+    better."""
+    draft = _Draft(topology, config, Counter(taken), before)
+    chosen, wanted = Plan(_mode(config)), _wanted_node(draft)
     if chosen.mode == PlacementMode.NONE:
         draft.why("placement is none: CPUs and memory come as the kernel gives them")
+    elif cpus := _wanted_cpus(draft):
+        chosen = _on_cpus(draft, chosen, cpus)
     else:
-        wanted, cpus = _wanted_node(draft), _wanted_cpus(draft)
-        chosen = _on_cpus(draft, chosen, cpus) if cpus else _on_cores(draft, chosen, wanted)
-        chosen = replace(chosen, memory_node=_memory_node(draft, wanted, chosen.node))
+        chosen = _on_cores(draft, chosen, wanted)
     return replace(
-        chosen, realtime=config.realtime, lock=config.lock_memory, huge=_huge(draft),
-        spin_ns=_spin_ns(draft), clamped=draft.clamped, clamps=tuple(draft.clamps),
-        reasons=tuple(draft.reasons),
+        chosen, memory_node=_memory_node(draft, wanted, chosen.node), realtime=config.realtime,
+        lock=config.lock_memory, huge=_huge(draft), spin_ns=_spin_ns(draft),
+        clamped=draft.clamped, clamps=tuple(draft.clamps), reasons=tuple(draft.reasons),
     )  # fmt: skip
 
 
@@ -127,7 +144,8 @@ def _wanted_cpus(draft: _Draft) -> list[int]:
 def _on_cpus(draft: _Draft, chosen: Plan, cpus: list[int]) -> Plan:
     """As the operator says: the first one is the loop's."""
     first, rest = cpus[0], frozenset(cpus[1:])
-    draft.why(f"the loop is on CPU {first}, the first of --cpus")
+    beside = ", as is the loop of another daemon" if draft.taken[first] else ""
+    draft.why(f"the loop is on CPU {first}, the first of --cpus{beside}")
     draft.why(f"libzmq and the committer are on {cpu_text(rest) if rest else 'it, too'}")
     node = draft.topology.node_of(first)
     return replace(
@@ -149,11 +167,11 @@ def _on_cores(draft: _Draft, chosen: Plan, wanted: Node | None) -> Plan:
     if len(topology.allowed) <= FEW_CPUS or len(cores) == 1:
         return _without_a_core(draft, chosen, here)
     core = max(cores, key=lambda core: _worth(draft, core))
-    rest = here - topology.siblings[core[0]]
-    others = rest - topology.isolated or rest
-    draft.why(f"the loop is on CPU {core[0]} of node {node.id}: {_why_core(draft, core)}")
+    loop = min(core, key=lambda cpu: draft.taken[cpu])
+    others = _other_cpus(draft, here, loop)
+    draft.why(f"the loop is on CPU {loop} of node {node.id}: {_why_core(draft, loop, others)}")
     draft.why(f"libzmq and the committer are on {cpu_text(others)} of the same node")
-    return replace(chosen, reaper=frozenset(core[:1]), others=others)
+    return replace(chosen, reaper=frozenset({loop}), others=others)
 
 
 def _without_a_core(draft: _Draft, chosen: Plan, here: frozenset[int]) -> Plan:
@@ -168,17 +186,35 @@ def _without_a_core(draft: _Draft, chosen: Plan, here: frozenset[int]) -> Plan:
     return replace(chosen, reaper=here, others=here)
 
 
-def _worth(draft: _Draft, core: tuple[int, ...]) -> tuple[bool, bool, bool, int]:
+def _worth(draft: _Draft, core: tuple[int, ...]) -> tuple[int, bool, bool, bool, int]:
     """The better a core is for the loop, the larger. The kernel has most to do on CPU 0."""
-    return draft.free(core), core[0] in draft.topology.isolated, 0 not in core, core[0]
+    stays = draft.before is not None and draft.before.reaper_cpu in core
+    return -draft.loops(core), core[0] in draft.topology.isolated, 0 not in core, stays, core[0]
 
 
-def _why_core(draft: _Draft, core: tuple[int, ...]) -> str:
-    siblings = draft.topology.siblings[core[0]] - {core[0]}
-    reason = f"its sibling {cpu_text(siblings)} stays free" if siblings else "a core of its own"
-    if core[0] in draft.topology.isolated:
-        reason = f"isolated, {reason}"
-    return reason if draft.free(core) else f"every core has the loop of another daemon; {reason}"
+def _other_cpus(draft: _Draft, here: frozenset[int], loop: int) -> frozenset[int]:
+    """Of `here`, for all other threads: off the cores of all loops, as far as there are others."""
+    topology, loops = draft.topology, {loop, *draft.taken}
+    spared = topology.off_loops(here, loops)
+    if not spared:
+        text = "no CPU without a loop: libzmq and the committer share those of other daemons"
+        draft.clamp(PlacementPart.CPUS, text)
+    elif spared & topology.whole_cores(loops):
+        text = "no core without a loop: libzmq and the committer are on siblings of loops"
+        draft.clamp(PlacementPart.CPUS, text)
+    found = spared or topology.off_loops(here, {loop})
+    return found - topology.isolated or found
+
+
+def _why_core(draft: _Draft, loop: int, others: frozenset[int]) -> str:
+    siblings = draft.topology.siblings[loop] - {loop}
+    if crowd := draft.loops({loop}):
+        return f"every core there has loops of other daemons, this one {crowd}"
+    if siblings & others:
+        reason = f"its sibling {cpu_text(siblings & others)} has other threads"
+    else:
+        reason = f"its sibling {cpu_text(siblings)} stays free" if siblings else "a core of its own"
+    return f"isolated, {reason}" if loop in draft.topology.isolated else reason
 
 
 def _near_node(draft: _Draft, wanted: Node) -> Node:
@@ -193,22 +229,40 @@ def _near_node(draft: _Draft, wanted: Node) -> Node:
 
 
 def _best_node(draft: _Draft) -> Node:
+    """That with most room; a running daemon's own, while it has CPUs for us."""
     best = max(draft.topology.nodes, key=lambda node: _room(draft, node))
+    home, why = draft.home, "has the most room: free cores, then memory"
+    if home is not None and home != best and home.cpus & draft.topology.allowed:
+        best, why = home, "is where the daemon is"
     if len(draft.topology.nodes) > 1:
-        draft.why(f"node {best.id} has the most room: free cores, then memory")
+        draft.why(f"node {best.id} {why}")
     return best
 
 
-def _room(draft: _Draft, node: Node) -> tuple[bool, bool, int, int, int]:
+def _room(draft: _Draft, node: Node) -> tuple[bool, bool, int, int, int, int]:
     """The better a node is for the daemon, the larger."""
     ours = node.cpus & draft.topology.allowed
-    free = sum(map(draft.free, draft.topology.cores(ours)))
+    free = sum(not draft.loops(core) for core in draft.topology.cores(ours))
     has_memory = node.id in draft.topology.memory_nodes
-    return bool(ours), has_memory, free, node.memory_bytes, -node.id
+    return bool(ours), has_memory, free, -draft.loops(ours), node.memory_bytes, -node.id
 
 
 def _memory_node(draft: _Draft, wanted: Node | None, number: int | None) -> int | None:
-    """The node of the arena; None where there is no choice."""
+    """The node of the arena; None where there is no choice. An arena in use stays where it is: to
+    move it would hold up the loop."""
+    found = _nearest_memory(draft, wanted, number)
+    if draft.before is not None and found != draft.before.memory_node:
+        if found is not None:
+            part = PlacementPart.MEMORY if wanted else NOTHING
+            draft.clamp(part, f"the arena is moved to node {found} at the next start, not now")
+        found = draft.before.memory_node
+    if found is not None:
+        draft.why(f"the arena is on node {found}")
+    return found
+
+
+def _nearest_memory(draft: _Draft, wanted: Node | None, number: int | None) -> int | None:
+    """That of the node that was asked for, else of the threads', or near it."""
     topology = draft.topology
     home = wanted or (topology.node(number) if number is not None else None)
     usable = [node for node in topology.nodes if node.id in topology.memory_nodes]
@@ -221,7 +275,6 @@ def _memory_node(draft: _Draft, wanted: Node | None, number: int | None) -> int 
             PlacementPart.MEMORY if wanted else NOTHING,
             f"node {home.id} has no memory {what}: the arena is on node {nearest.id}",
         )
-    draft.why(f"the arena is on node {nearest.id}")
     return nearest.id
 
 

@@ -14,7 +14,10 @@ from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.shm_layout.arena import Arena
 from purgatoryd.shm_layout.errors import PurgatorydError
 
-RELOADED = ("log_level", "quota_timers", "quota_bytes", "quota_ops")
+RELOADED = (
+    "log_level", "quota_timers", "quota_bytes", "quota_ops", "placement", "cpus", "node",
+    "realtime", "busy_poll_ns",
+)  # fmt: skip
 """Settings that count at once; the others do from the next start on."""
 
 
@@ -41,12 +44,12 @@ class Reload:
     def __call__(self) -> None:
         """Reads settings and the list of keys for tcp, and looks at the host's CPUs again."""
         self._supervisor.reloading()
-        self._placement.again(self._arena)
         for name, part in (("settings", self._settings), ("keys", self._lanes.read_keys)):
             try:
                 part()
             except PurgatorydError as error:
                 log.error(f"{error}; the {name} stay as they are")
+        self._placement.again(self._arena, self._config)
         gc.collect()  # the collector is off, and parsing leaves cycles
         self._supervisor.ready()
 

@@ -148,6 +148,11 @@ class Placed:
     pages_sampled: int = 0
     pages_elsewhere: int = 0
 
+    @property
+    def home(self) -> int | None:
+        """The node for those who work with the daemon: the arena's, else that of its threads."""
+        return self.node if self.memory_node is None else self.memory_node
+
 
 class Handle:
     """A mapped arena, with the private segment if this is its writer."""
@@ -812,11 +817,6 @@ class Glance:
     def pid(self) -> int:
         """The daemon's process, 0 if it has stopped."""
         return int(self._header.daemon_pid)
-
-    @property
-    def reaper_cpu(self) -> int | None:
-        """The CPU of the daemon's loop, if it has one."""
-        return kernel_number(self._header.placement.reaper_cpu)
 
     @property
     def why(self) -> Degraded:

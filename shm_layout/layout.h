@@ -106,8 +106,8 @@ enum pg_placement_mode { PG_PLACE_NONE, PG_PLACE_AUTO, PG_PLACE_EXPLICIT, PG_PLA
 /* Where the daemon runs. Numbers of nodes and CPUs are the kernel's + 1; 0 = any. */
 struct pg_placement {
     uint32_t mode;                /* enum pg_placement_mode */
-    uint32_t node;                /* of its threads: who wants to be near runs there */
-    uint32_t memory_node;         /* of the arena */
+    uint32_t node;                /* of its threads */
+    uint32_t memory_node;         /* of the arena: who wants to be near runs there */
     uint32_t reaper_cpu;          /* of the loop: who wants to be near leaves its core alone */
     uint32_t applied;             /* bits of enum pg_placement_part */
     uint32_t clamped;             /* the same: what was wanted and could not be had as a whole */
@@ -1285,8 +1285,8 @@ struct pg_welcome {
     uint32_t batch_records;
     uint32_t message_bytes;
     int64_t  real_boot_ns;        /* the daemon's CLOCK_BOOTTIME, also under the virtual clock */
-    uint32_t node;                /* NUMA node of the daemon's threads + 1; 0 = any */
-    uint32_t reaper_cpu;          /* CPU of its loop + 1; 0 = any */
+    uint32_t node;                /* NUMA node of the arena + 1, else of the threads; 0 = any */
+    uint32_t reaper_cpu;          /* CPU of the loop + 1; 0 = any */
     uint64_t origin;              /* the id that this session had at first: another than before
                                      means another session, though the nonce is the same */
     uint64_t reserved;

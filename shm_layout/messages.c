@@ -59,6 +59,7 @@ static bool handle_hello(struct pg_arena *a, struct request *q, struct sink *out
         return refused(why, PG_ERR_SESSIONS_FULL, a->secret->sessions,
                        (uint64_t)sessions_silence_ns(a));
     s->used_boot_ns = a->real_boot_ns;
+    const struct pg_placement *placed = &a->header->placement;
     struct pg_welcome w = {.session = s->id, .stream_id = a->header->stream_id,
                            .layout_id = a->header->layout_id, .epoch = a->header->epoch,
                            .now_ns = a->now_ns, .wall_offset_ns = a->header->wall_offset_ns,
@@ -66,8 +67,8 @@ static bool handle_hello(struct pg_arena *a, struct request *q, struct sink *out
                            .clock_kind = a->header->clock_kind, .window = PG_WINDOW,
                            .batch_records = PG_BATCH_RECORDS, .message_bytes = PG_MESSAGE_MAX,
                            .real_boot_ns = a->real_boot_ns,
-                           .node = a->header->placement.node,
-                           .reaper_cpu = a->header->placement.reaper_cpu,
+                           .node = placed->memory_node != 0 ? placed->memory_node : placed->node,
+                           .reaper_cpu = placed->reaper_cpu,
                            .origin = s->first_id != 0 ? s->first_id : s->id};
     memcpy(w.uuid, a->header->uuid, sizeof w.uuid);
     q->frame.session = s->id;

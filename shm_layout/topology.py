@@ -8,7 +8,7 @@ all of them one node.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path, PurePosixPath
@@ -74,21 +74,35 @@ class Topology:
             left = [cpu for cpu in left if cpu not in core]
         return found
 
+    def whole_cores(self, cpus: Iterable[int]) -> frozenset[int]:
+        """`cpus` and their siblings."""
+        return frozenset().union(*(self.siblings.get(cpu, {cpu}) for cpu in cpus))
+
+    def off_loops(self, cpus: frozenset[int], loops: Collection[int]) -> frozenset[int]:
+        """Of `cpus`, those on cores without a loop; if there are none, those without a loop."""
+        return cpus - self.whole_cores(loops) or cpus.difference(loops)
+
     def nearest(self, node: Node, among: Iterable[Node]) -> Node | None:
         """The one of `among` that is nearest to `node`; itself, if it is one of them."""
         far = 2**31
         return min(among, key=lambda n: (node.distances.get(n.id, far), n.id), default=None)
 
 
-def worker_cpus(topology: Topology, node: int | None, reaper_cpu: int | None) -> list[int]:
-    """CPUs for those who work with a daemon: on its node, its loop's core left alone, where
-    anything is left then. First one of each core, then the second threads."""
-    found = None if node is None else topology.node(node)
-    here = topology.allowed & found.cpus if found else topology.allowed
-    here = here or topology.allowed
-    if reaper_cpu is not None:
-        core = topology.siblings.get(reaper_cpu, frozenset((reaper_cpu,)))
-        here = here - core or here - {reaper_cpu} or here
+def worker_cpus(
+    topology: Topology, node: int | None, loop: int | None, others: Collection[int] = ()
+) -> list[int]:
+    """CPUs for those who work with a daemon: of its arena's node, or of the nearest one that has
+    some for us. First one of each core, then the second threads.
+
+    `loop`: CPU of its loop, `others`: of loops of other daemons. Their cores are left alone, where
+    anything is left then; else its own.
+    """
+    usable = [found for found in topology.nodes if found.cpus & topology.allowed]
+    home = None if node is None else topology.node(node)
+    nearest = topology.nearest(home, usable) if home else None
+    here = topology.allowed & nearest.cpus if nearest else topology.allowed
+    own = () if loop is None else (loop,)
+    here = topology.off_loops(here, (*own, *others)) or topology.off_loops(here, own) or here
     turns = zip_longest(*topology.cores(here))
     return [cpu for turn in turns for cpu in turn if cpu is not None]
 

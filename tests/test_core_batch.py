@@ -128,6 +128,14 @@ def test_hello_with_the_same_nonce_finds_the_same_session(lane: Lane) -> None:
     assert again.tick_ns == lane.core.config["tick_ns"]
 
 
+def test_who_wants_to_be_near_is_told_of_the_arenas_node(lane: Lane) -> None:
+    placement = lane.core.header.placement
+    placement.node, placement.reaper_cpu = 2, 8
+    assert (lane.hello().node, lane.hello().reaper_cpu) == (2, 8)
+    placement.memory_node = 1
+    assert lane.hello().node == 1
+
+
 def test_a_nonce_of_another_user_is_another_session(core: Core, lane: Lane) -> None:
     other = Lane(core, NONCE, uid=7)
     assert other.session != lane.session

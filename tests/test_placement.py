@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,20 @@ from fake_system import Machine, smt
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
-from purgatoryd.cli.placement import Planned, advised, lines, plans_of, record
+from purgatoryd.cli.placement import (
+    Planned,
+    advised,
+    lines,
+    loops_of,
+    plans_of,
+    record,
+    settled,
+)
 from purgatoryd.cli.shards import Named
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.plan import Plan, plan
+from purgatoryd.shm_layout import segment
+from purgatoryd.shm_layout.arena import Placed
 from purgatoryd.shm_layout.errors import InvalidSetting
 from purgatoryd.shm_layout.layout import PlacementMode, PlacementPart
 
@@ -31,12 +42,20 @@ ALONE = Named("demo", {})
 
 @pytest.fixture
 def planned(tmp_path: Path) -> Any:
-    """planned(machine, taken=(), **settings): the plan for a daemon there."""
+    """planned(machine, taken=(), before=None, **settings): the plan for a daemon there."""
 
-    def make(machine: Machine, taken: tuple[int, ...] = (), **settings: Any) -> Plan:
-        return plan(machine.read(tmp_path), Config("demo", **settings), taken)
+    def make(
+        machine: Machine, taken: tuple[int, ...] = (), before: Plan | None = None, **settings: Any
+    ) -> Plan:
+        return plan(machine.read(tmp_path), Config("demo", **settings), taken, before)
 
     return make
+
+
+@pytest.fixture
+def no_daemons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of this host are not seen."""
+    monkeypatch.setattr(segment, "MOUNT", tmp_path / "shm")
 
 
 # ---- auto ----------------------------------------------------------------------------------------
@@ -102,10 +121,104 @@ def test_loops_of_other_daemons_have_their_cores(planned: Any) -> None:
     machine = Machine({0: range(8)}, cores=smt(4))
     assert planned(machine, taken=(3,)).reaper == {2}
     assert planned(machine, taken=(3, 6)).reaper == {1}
-    crowded = planned(machine, taken=(0, 1, 2, 3))
-    assert crowded.reaper == {3}
-    assert "every core has the loop of another daemon" in " ".join(crowded.reasons)
     assert planned(TWO_BY_FOUR_SMT, taken=(0, 1)).node == 1
+
+
+@pytest.mark.parametrize("taken", [(3,), (7,), (3, 7)])
+def test_other_threads_keep_off_the_cores_of_other_loops(
+    planned: Any, taken: tuple[int, ...]
+) -> None:
+    found = planned(Machine({0: range(8)}, cores=smt(4)), taken=taken)
+    assert (found.reaper, found.others, found.clamped) == ({2}, {0, 1, 4, 5}, NOTHING)
+    assert "its sibling 6 stays free" in found.reasons[0]
+
+
+def test_with_a_loop_on_each_core_others_get_what_is_left_and_that_is_told(planned: Any) -> None:
+    machine = Machine({0: range(8)}, cores=smt(4))
+    last = planned(machine, taken=(1, 2, 3))
+    assert (last.reaper, last.others, last.clamped) == ({0}, {4, 5, 6, 7}, PlacementPart.CPUS)
+    assert "its sibling 4 has other threads" in last.reasons[0]
+    assert "siblings of loops" in last.clamps[0]
+    crowded = planned(machine, taken=(0, 1, 2, 3))
+    assert (crowded.reaper, crowded.others) == ({7}, {4, 5, 6})  # a thread of its own
+    assert "every core there has loops of other daemons, this one 1" in crowded.reasons[0]
+    full = planned(machine, taken=tuple(range(8)))
+    assert (full.reaper, full.others) == ({3}, {0, 1, 2, 4, 5, 6})
+    assert full.clamped == PlacementPart.CPUS
+    assert "no CPU without a loop" in full.clamps[0]
+
+
+def test_cpus_that_are_given_are_taken_though_another_loop_is_there(planned: Any) -> None:
+    found = planned(TWO_BY_FOUR_SMT, taken=(6,), cpus="6,5")
+    assert (found.reaper, found.others) == ({6}, {5})
+    assert found.reasons[0].endswith("as is the loop of another daemon")
+
+
+# ---- while the daemon runs -----------------------------------------------------------------------
+
+
+def test_a_loop_stays_and_others_make_room_for_who_comes(planned: Any) -> None:
+    first = planned(TWO_BY_FOUR_SMT)
+    later = planned(TWO_BY_FOUR_SMT, taken=(1, 2, 6), before=first)
+    assert (later.reaper, later.others) == ({3}, {0, 8})
+    alone = planned(TWO_BY_FOUR_SMT, before=later)
+    assert (alone.reaper, alone.others, alone.reasons) == (
+        first.reaper, first.others, first.reasons,
+    )  # fmt: skip
+
+
+def test_a_loop_that_shares_its_core_leaves_it_but_not_the_arena(planned: Any) -> None:
+    first = planned(TWO_BY_FOUR_SMT)
+    alone = planned(TWO_BY_FOUR_SMT, taken=(3,), before=first)
+    assert (alone.node, alone.memory_node, alone.reaper) == (0, 0, {2})
+    assert alone.reasons[0] == "node 0 is where the daemon is"
+    assert planned(TWO_BY_FOUR_SMT, before=alone).reaper == {2}  # none is better
+    both = planned(TWO_BY_FOUR_SMT, taken=(0, 1, 2, 3), before=first)
+    assert (both.node, both.reaper) == (0, {11})
+
+
+def test_an_arena_in_use_is_moved_at_the_next_start(planned: Any) -> None:
+    first = planned(TWO_BY_FOUR_SMT, node=0)
+    moved = planned(TWO_BY_FOUR_SMT, before=first, node=1)
+    assert (moved.node, moved.memory_node, moved.reaper) == (1, 0, {7})
+    assert moved.clamped == PlacementPart.MEMORY
+    assert moved.clamps == ("the arena is moved to node 1 at the next start, not now",)
+    assert moved.reasons[-1] == "the arena is on node 0"
+    none = planned(TWO_BY_FOUR_SMT, before=moved, placement="none")
+    assert (none.reaper, none.memory_node, none.clamps) == (frozenset(), 0, ())
+    back = planned(TWO_BY_FOUR_SMT, before=none)
+    assert (back.node, back.memory_node, back.reaper) == (0, 0, {3})
+
+
+def test_a_daemon_whose_node_is_taken_comes_back_to_its_arena(planned: Any) -> None:
+    first = planned(TWO_BY_FOUR_SMT)
+    away = planned(replace(TWO_BY_FOUR_SMT, cgroup=(4, 5, 6, 7)), before=first)
+    assert (away.node, away.memory_node, away.clamped) == (1, 0, NOTHING)
+    back = planned(replace(TWO_BY_FOUR_SMT, cgroup=range(16)), before=away, taken=(1, 2))
+    assert (back.node, back.memory_node) == (0, 0)
+
+
+# ---- shards --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "machine", [TWO_BY_TWO, TWO_BY_FOUR_SMT, Machine({0: range(6)}), Machine({0: range(8)}, smt(4))]
+)
+@pytest.mark.parametrize("count", [2, 3, 5, 6, 9, 17])
+def test_shards_leave_each_others_cores_alone(machine: Machine, count: int, tmp_path: Path) -> None:
+    topology = machine.read(tmp_path)
+    plans = settled(topology, Config("demo", shards=count), count, [])
+    loops = Counter(loops_of(plans))
+    crowd = Counter(min(topology.siblings[cpu]) for cpu in loops.elements())
+    assert len(crowd) == min(count, len(topology.cores(topology.online)))
+    assert max(crowd.values()) - min(crowd.values()) <= 1
+    for one in plans:
+        (node,) = (node for node in topology.nodes if node.id == one.node)
+        cores = [core for core in topology.cores(node.cpus) if loops.keys().isdisjoint(core)]
+        assert one.reaper <= node.cpus
+        assert one.others == {cpu for core in cores for cpu in core} or not cores
+        assert one.others
+        assert one.clamped == (NOTHING if cores else PlacementPart.CPUS)
 
 
 def test_shards_that_start_one_after_the_other_spread(planned: Any) -> None:
@@ -308,22 +421,39 @@ def test_the_picture(tmp_path: Path) -> None:
     ]
 
 
-def test_shards_take_what_others_leave_and_each_is_shown(tmp_path: Path, daemon_dir: Path) -> None:
+def test_shards_take_what_others_leave_and_each_is_shown(
+    tmp_path: Path, daemon_dir: Path, no_daemons: None
+) -> None:
     topology = replace(TWO_BY_FOUR_SMT, isolated=()).read(tmp_path)
-    found = plans_of(topology, Config("demo", shards=3))
+    found, taken = plans_of(topology, Config("demo", shards=3))
+    assert taken == []
     assert [one.plan.reaper_cpu for one in found] == [3, 7, 2]
     shown = list(lines(topology, found))
     assert shown[:5] == [
         "node 0: 2.0 GiB free of 4.0 GiB, 2 arenas; distance 20 to node 1",
-        "  [0o 8o] [1o 9o] [2R 10o] [3R 11o]",
+        "  [0o 8o] [1o 9o] [2R 10.] [3R 11.]",
         "node 1: 2.0 GiB free of 4.0 GiB, the arena; distance 20 to node 0",
         "  [4o 12o] [5o 13o] [6o 14o] [7R 15.]",
         "R loop   o other threads   . free   i isolated   x not ours",
     ]
     plans = [line for line in shown if "plan" in line]
     assert plans == [f"demo-1-{shard}, plan (auto):" for shard in range(3)]
-    near = [(one.record["shard"], cpu) for one, cpu in advised(topology, found, 6)]
+    near = [(one.record["shard"], cpu) for one, cpu in advised(topology, found, taken, 6)]
     assert near == [(0, 0), (1, 4), (2, 1), (0, 8), (1, 5), (2, 9)]
+    near = [(one.record["shard"], cpu) for one, cpu in advised(topology, found, [4, 9], 6)]
+    assert near == [(0, 0), (1, 5), (2, 8), (0, 0), (1, 6), (2, 8)]
+
+
+def test_workers_are_near_the_arena_and_evenly_spread(planned: Any, tmp_path: Path) -> None:
+    topology = TWO_BY_FOUR_SMT.read(tmp_path)
+    apart = planned(TWO_BY_FOUR_SMT, cpus="0,1", node=1)
+    used = Counter(
+        cpu for _, cpu in advised(topology, [Planned(ALONE, apart, None)], [0, 7], 60_000)
+    )
+    assert used == dict.fromkeys((4, 5, 6, 12, 13, 14), 10_000)
+    ran = Placed(apart.mode, 1, 0, 7, NOTHING, NOTHING)
+    used = Counter(cpu for _, cpu in advised(topology, [Planned(ALONE, apart, ran)], [], 8))
+    assert set(used) == {0, 1, 2, 3, 8, 9, 10, 11}
 
 
 def test_a_record_is_json(tmp_path: Path) -> None:

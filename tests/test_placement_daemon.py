@@ -22,15 +22,17 @@ from other_user import run_as
 from real_daemon import PATIENCE_S, Daemon, clean_environment, eventually, stats
 
 from purgatoryd.cli.exits import Exit
-from purgatoryd.clients import Client, InvalidArgument, Subscriber
+from purgatoryd.clients import Admin, Client, InvalidArgument, Subscriber
 from purgatoryd.clients.remote import Remote
 from purgatoryd.daemon import placement
 from purgatoryd.daemon.config import Config
-from purgatoryd.daemon.placement import Placement, taken_cpus
+from purgatoryd.daemon.placement import Placement
 from purgatoryd.daemon.plan import plan
 from purgatoryd.shm_layout import keys, memory, segment
+from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Placed
-from purgatoryd.shm_layout.layout import PlacementPart
+from purgatoryd.shm_layout.layout import ABI, PlacementPart, size_of
+from purgatoryd.shm_layout.loops import loop_cpus
 from purgatoryd.shm_layout.topology import cpu_text, read, worker_cpus
 
 Cpus = set[int]
@@ -147,6 +149,54 @@ def test_sighup_puts_every_thread_back(pinned: Daemon, pair: tuple[int, int]) ->
     eventually(lambda: affinities(pinned.pid) == ({loop}, [{others}] * 2))
 
 
+def test_sighup_takes_over_what_the_file_says_now(
+    daemon: StartDaemon, pair: tuple[int, int], tmp_path: Path
+) -> None:
+    loop, others = pair
+    everywhere = os.sched_getaffinity(0)
+    settings = tmp_path / "demo.toml"
+    settings.write_text('placement = "none"\n')
+    real = daemon("demo", "--config", str(settings))
+
+    def reloaded(text: str) -> tuple[Cpus, list[Cpus]]:
+        settings.write_text(text)
+        os.kill(real.pid, signal.SIGHUP)
+        with Admin("demo") as admin:
+            admin.ping()  # answered after the reload
+        return affinities(real.pid)
+
+    assert reloaded(f'cpus = "{loop},{others}"\n') == ({loop}, [{others}] * 2)
+    assert "the daemon (explicit): node 0, the loop on CPU" in placement_of(real)
+    busy = reloaded(f'cpus = "{others},{loop}"\nnode = 60000\nbusy-poll = "1us"\n')
+    assert busy == ({others}, [{loop}] * 2)
+    figures: dict[str, Any] = stats(real)
+    assert (figures["reaper_cpu"], figures["clamped"]) == (others, "memory")
+    assert figures["placed"] == "cpus, spin"
+    assert "there is no node 60000" in real.stderr
+    assert reloaded('placement = "none"\n') == (everywhere, [everywhere] * 2)
+    after: dict[str, Any] = stats(real)
+    assert [after[f] for f in ("placement", "reaper_cpu", "placed")] == ["none", None, None]
+    assert "the daemon (none): its threads run anywhere" in placement_of(real)
+    assert "counts from the next start" not in real.stderr
+
+
+def test_sighup_has_the_loop_run_first_and_as_usual_again(
+    daemon: StartDaemon, tmp_path: Path
+) -> None:
+    needs("root", "to be allowed SCHED_FIFO")
+    settings = tmp_path / "demo.toml"
+    settings.touch()
+    real = daemon("demo", "--config", str(settings))
+    for priority, parts in ((3, {"realtime"}), (0, set())):
+        settings.write_text(f"realtime = {priority}\n")
+        os.kill(real.pid, signal.SIGHUP)
+        with Admin("demo") as admin:
+            admin.ping()
+        assert os.sched_getparam(real.pid).sched_priority == priority
+        assert os.sched_getparam(thread(real, "ZMQbg/IO/0")).sched_priority == max(0, priority - 1)
+        assert set(str(stats(real)["placed"]).split(", ")) & {"realtime"} == parts
+
+
 def test_a_child_does_not_stay_on_the_loops_cpu(pinned: Daemon, pair: tuple[int, int]) -> None:
     code = (
         "import os; from purgatoryd.daemon.snapshot import leave_the_loop; "
@@ -160,23 +210,60 @@ def test_a_child_does_not_stay_on_the_loops_cpu(pinned: Daemon, pair: tuple[int,
 def test_loops_of_other_daemons_are_known(
     pinned: Daemon, pair: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in (pinned.paths.arena, pinned.paths.private, "/purgatoryd.gone"):
-        (tmp_path / name[1:]).touch()
+    (tmp_path / "purgatoryd.gone").touch()
+    write_header(tmp_path / pinned.paths.private[1:], 7)
+    begins = (segment.MOUNT / pinned.paths.arena[1:]).read_bytes()[: size_of("pg_header")]
+    (tmp_path / pinned.paths.arena[1:]).write_bytes(begins)
     monkeypatch.setattr(segment, "MOUNT", tmp_path)  # only these are looked at
-    assert taken_cpus("/purgatoryd.another") == {pair[0]}
-    assert taken_cpus(pinned.paths.arena) == set()
+    os.mkfifo(tmp_path / "purgatoryd.fifo")
+    write_header(tmp_path / "purgatoryd.foreign", 7, magic=0)
+    assert loop_cpus("/purgatoryd.another") == [pair[0]]
+    assert loop_cpus(pinned.paths.arena) == []
     pinned.kill()
-    assert taken_cpus("/purgatoryd.another") == set()
+    assert loop_cpus("/purgatoryd.another") == []
+
+
+def write_header(path: Path, cpu: int, magic: int = lib.PG_MAGIC) -> None:
+    """The arena of a daemon that lives as long as this process, and has its loop there."""
+    header = ffi.new("struct pg_header *")
+    header.magic, header.abi_major, header.daemon_pid = magic, ABI[0], os.getpid()
+    header.placement.reaper_cpu = cpu + 1
+    path.write_bytes(ffi.buffer(header)[:])
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Cpus, Cpus]]:
+    """What CPUs are set, on a machine of four without another daemon."""
+    sets: list[tuple[Cpus, Cpus]] = []
+    monkeypatch.setattr(placement, "_set_cpus", lambda *cpus: sets.append(cpus))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))
+    monkeypatch.setattr(segment, "MOUNT", tmp_path / "shm")
+    (tmp_path / "shm").mkdir()
+    Machine({0: range(4)}).lay_out(tmp_path)
+    return sets
+
+
+def test_a_daemon_makes_room_for_one_that_comes(
+    asked: list[tuple[Cpus, Cpus]], tmp_path: Path
+) -> None:
+    arena: Any = FakeArena()
+    one = Placement(Config("demo"), "/purgatoryd.demo", tmp_path)
+    write_header(tmp_path / "shm" / "purgatoryd.demo", 3)
+    other = tmp_path / "shm" / "purgatoryd.other"
+    write_header(other, 3)  # decided before we were there, as we did before it was
+    one.settle(arena)
+    one.look(arena)
+    one.look(arena)
+    other.unlink()
+    one.look(arena)
+    assert asked == [({3}, {0, 1, 2}), ({2}, {0, 1}), ({2}, {0, 1, 3})]
+    assert arena.placed.reaper_cpu == 2
 
 
 def test_a_cgroup_that_takes_and_gives_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    asked: list[tuple[Cpus, Cpus]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[tuple[Cpus, Cpus]] = []
-    monkeypatch.setattr(placement, "_set_cpus", lambda *cpus: asked.append(cpus))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))
     arena: Any = FakeArena()
-    Machine({0: range(4)}).lay_out(tmp_path)
     one = Placement(Config("demo"), "", tmp_path)
     one.settle(arena)
     one.look(arena)
@@ -360,7 +447,7 @@ def test_who_wants_to_be_near_leaves_the_loop_alone(
     topology = read(os.sched_getaffinity(0))
     node = topology.node_of(pair[0])
     assert node is not None
-    near = frozenset(worker_cpus(topology, node.id, pair[0]))
+    near = frozenset(worker_cpus(topology, node.id, pair[0], loop_cpus()))
     code = f"{TELL}\n{COME_NEAR[who]}\ntell()"
     command = [sys.executable, "-c", code]
     environment = clean_environment(pinned.dir)
@@ -381,21 +468,23 @@ def test_a_daemon_on_another_host_is_not_near(tmp_path: Path) -> None:
 # ---- the command ---------------------------------------------------------------------------------
 
 
-def test_the_command_shows_where_the_daemon_is(pinned: Daemon, pair: tuple[int, int]) -> None:
-    def run(*arguments: str) -> str:
-        command = [sys.executable, "-m", "purgatoryd.cli", "placement", "--name", "demo"]
-        environment = clean_environment(pinned.dir)
-        done = subprocess.run(
-            [*command, *arguments], env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == Exit.DONE, done.stderr
-        return done.stdout
+def placement_of(real: Daemon, *arguments: str) -> str:
+    """What the command says."""
+    command = [sys.executable, "-m", "purgatoryd.cli", "placement", "--name", "demo", *arguments]
+    environment = clean_environment(real.dir)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == Exit.DONE, done.stderr
+    return done.stdout
 
+
+def test_the_command_shows_where_the_daemon_is(pinned: Daemon, pair: tuple[int, int]) -> None:
+    told = placement_of(pinned)
     topology = read(os.sched_getaffinity(0))
     node = topology.node_of(pair[0])
     assert node is not None
-    assert f"the daemon (explicit): node {node.id}, the loop on CPU {pair[0]}" in run()
-    assert json.loads(run("--json"))["daemon"]["reaper_cpu"] == pair[0]
-    advised = [json.loads(line)["cpu"] for line in run("--advise", "3", "--json").splitlines()]
-    near = worker_cpus(topology, node.id, pair[0])
+    assert f"the daemon (explicit): node {node.id}, the loop on CPU {pair[0]}" in told
+    assert json.loads(placement_of(pinned, "--json"))["daemon"]["reaper_cpu"] == pair[0]
+    told = placement_of(pinned, "--advise", "3", "--json")
+    advised = [json.loads(line)["cpu"] for line in told.splitlines()]
+    near = worker_cpus(topology, node.id, pair[0], loop_cpus())
     assert advised == [near[worker % len(near)] for worker in range(3)]

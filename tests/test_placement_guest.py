@@ -25,7 +25,8 @@ MIB_OF_NODE = 320
 # Says which modules and libraries a Python has that has imported all that the guest runs.
 OPENED = """
 import encodings.ascii, importlib.util, runpy, sys
-import purgatoryd.cli.app, purgatoryd.cli.service, purgatoryd.daemon.main
+import purgatoryd.cli.app, purgatoryd.cli.config_file, purgatoryd.cli.service
+import purgatoryd.daemon.main
 runpy.run_path(sys.argv[1])
 print(importlib.util.find_spec("purgatoryd.cli.__main__").origin)
 for module in list(sys.modules.values()):
@@ -144,3 +145,11 @@ def test_an_arena_that_was_elsewhere_is_moved(told: dict[str, Any]) -> None:
 def test_a_cpu_that_went_and_came_back(told: dict[str, Any]) -> None:
     assert told["cpu"] == 1
     assert told["back"]
+
+
+def test_another_node_for_a_running_daemon_moves_its_threads_alone(told: dict[str, Any]) -> None:
+    reloaded = told["reloaded"]
+    assert (reloaded["loop"], reloaded["others"]) == ([3], [2])
+    assert set(reloaded["pages"]) == {"0"}
+    assert (reloaded["node"], reloaded["memory_node"], reloaded["reaper_cpu"]) == (1, 0, 3)
+    assert (reloaded["placed"], reloaded["clamped"]) == ("cpus, memory", "memory")

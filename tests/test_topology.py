@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
@@ -213,6 +214,20 @@ def test_workers_get_whole_cores_first_and_not_the_loops(two_nodes: Topology) ->
 
 
 @pytest.mark.parametrize(
+    ("others", "cpus"),
+    [
+        ((7, 4, 0), [5, 6, 13, 14]),
+        ((4, 5, 6), [12, 13, 14, 15]),  # each core has a loop
+        (range(4, 16), [4, 5, 6, 12, 13, 14]),  # each CPU has one: its own core is left alone
+    ],
+)
+def test_workers_leave_other_loops_alone(
+    two_nodes: Topology, others: Iterable[int], cpus: list[int]
+) -> None:
+    assert worker_cpus(two_nodes, 1, 7, tuple(others)) == cpus
+
+
+@pytest.mark.parametrize(
     ("given", "cpus"),
     [
         ((0, 1, 4), [4]),
@@ -227,5 +242,11 @@ def test_workers_get_what_is_left(given: tuple[int, ...], cpus: list[int], tmp_p
     assert worker_cpus(topology, 1, 7) == cpus
 
 
-def test_a_node_without_cpus_or_that_is_not_there_leaves_all(two_nodes: Topology) -> None:
+def test_workers_of_a_node_without_cpus_are_on_the_nearest(tmp_path: Path) -> None:
+    rows = {0: (10, 20, 30), 1: (20, 10, 15), 2: (30, 15, 10)}
+    topology = Machine({0: (0, 1), 1: (2, 3), 2: ()}, distances=rows).read(tmp_path)
+    assert worker_cpus(topology, 2, 3) == [2]
+
+
+def test_a_node_that_is_not_there_leaves_all(two_nodes: Topology) -> None:
     assert set(worker_cpus(two_nodes, 5, None)) == two_nodes.allowed

@@ -102,7 +102,9 @@ def main() -> None:
     tell(born=state(daemon))
     stop(daemon)
 
-    daemon = start("--node", "0")
+    settings = Path("/tmp/guest.toml")
+    settings.write_text("node = 0\n")
+    daemon = start("--config", str(settings))
     tell(moved=state(daemon))
     (cpu,) = os.sched_getaffinity(daemon.pid)
     Path(f"/sys/devices/system/cpu/cpu{cpu}/online").write_text("0")
@@ -110,6 +112,10 @@ def main() -> None:
     Path(f"/sys/devices/system/cpu/cpu{cpu}/online").write_text("1")
     daemon.send_signal(signal.SIGHUP)
     tell(back=eventually(lambda: os.sched_getaffinity(daemon.pid) == {cpu}), cpu=cpu)
+    settings.write_text("node = 1\n")
+    daemon.send_signal(signal.SIGHUP)
+    eventually(lambda: state(daemon)["node"] == 1)
+    tell(reloaded=state(daemon))
     stop(daemon)
     tell(done=True)
 

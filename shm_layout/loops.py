@@ -1,0 +1,42 @@
+"""On which CPUs the loops of this host's daemons run, as their arenas say."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from glob import glob
+
+from purgatoryd.shm_layout import segment
+from purgatoryd.shm_layout._core import ffi, lib
+from purgatoryd.shm_layout.layout import ABI, kernel_number, size_of
+
+_HEADER_BYTES = size_of("pg_header")
+
+
+def loop_cpus(*ours: str) -> list[int]:
+    """Of each daemon whose loop has a CPU, as far as we may know, in order. `ours`: arenas of those
+    that are left out."""
+    found = []
+    for name in glob(f"{segment.PREFIX}*", root_dir=segment.MOUNT):
+        if f"/{name}" not in ours and not name.endswith(".private"):
+            with suppress(OSError):
+                found += _loop_cpus(f"{segment.MOUNT}/{name}")
+    return sorted(found)
+
+
+def _loop_cpus(path: str) -> list[int]:
+    """Of one arena: one, or none. What is read is a copy: anybody may make such a file, and to cut
+    it short ends who has mapped it."""
+    header = ffi.from_buffer("struct pg_header *", _beginning(path).ljust(_HEADER_BYTES, b"\0"))
+    arena = header.magic == lib.PG_MAGIC and header.abi_major == ABI[0]
+    cpu = kernel_number(header.placement.reaper_cpu)
+    alive = arena and os.path.exists(f"/proc/{header.daemon_pid}")
+    return [cpu] if alive and cpu is not None else []
+
+
+def _beginning(path: str) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        return os.pread(fd, _HEADER_BYTES, 0)
+    finally:
+        os.close(fd)
