@@ -25,11 +25,8 @@ from bench_purgatory import machine
 from own_daemon import own_daemon
 
 from purgatoryd.clients import Client, Subscriber
-from purgatoryd.daemon.config import Config
-from purgatoryd.daemon.plan import plan
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.paths import paths_in
-from purgatoryd.shm_layout.topology import read
 
 RESULTS = Path(__file__).resolve().parent / "results" / "placement.json"
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
@@ -45,11 +42,12 @@ Lateness = dict[str, float]
 
 
 def variants() -> dict[str, list[str]]:
-    """Name -> what the daemon is started with. Where auto pins nothing, CPUs are named."""
+    """Name -> what the daemon is started with. Where CPUs are few, auto pins nothing."""
     ours = sorted(os.sched_getaffinity(0))
-    pinned = [] if plan(read(ours), Config(NAME)).reaper else ["--cpus", f"{ours[-1]},{ours[0]}"]
+    pinned = ["--cpus", f"{ours[-1]},{ours[0]}"]
     return {
         "none": ["--placement", "none"],
+        "auto": [],
         "pinned": pinned,
         "realtime": ["--placement", "none", "--realtime", "10"],
         "pinned, realtime": [*pinned, "--realtime", "10"],
