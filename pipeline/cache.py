@@ -6,6 +6,7 @@ pages that were not resident before are given back at once; those that were, sta
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -54,9 +55,17 @@ def read(path: Path, paced: Callable[[int], object] = int, upto: int | None = No
         raise JournalDamaged(str(path), what, 0, 0, 0, 0) from error
 
 
+def pages(size: int) -> mmap.mmap:
+    """Memory of its own, in huge pages where there are some: each page costs a fault."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE)
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
 def _read(file: FileIO, size: int, paced: Callable[[int], object]) -> mmap.mmap:
     before = resident(file)
-    memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE)
+    memory = pages(max(size, 1))
     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # nothing is read ahead
     with memoryview(memory)[:size] as view:
         at, count = 0, 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from purgatoryd.pipeline.cache import pages
 from purgatoryd.pipeline.names import Names
 from purgatoryd.pipeline.schemas import BRONZE, Column, arrow_type
 from purgatoryd.shm_layout._core import ffi, lib
@@ -139,7 +139,7 @@ class _Memory:
 
     def __init__(self, spare: list[mmap.mmap], size: int) -> None:
         self._spare = spare
-        self._pages = spare.pop() if spare else _pages(size)
+        self._pages = spare.pop() if spare else pages(size)
         self._next = int(ffi.cast("uintptr_t", ffi.from_buffer(self._pages)))
 
     def __del__(self) -> None:
@@ -150,14 +150,6 @@ class _Memory:
         found = pa.foreign_buffer(self._next, size, base=self)
         self._next += _aligned(size)
         return found
-
-
-def _pages(size: int) -> mmap.mmap:
-    """In huge pages where there are some."""
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE)
-    with contextlib.suppress(OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
 
 
 class _Columns:
