@@ -21,7 +21,7 @@ from purgatoryd.shm_layout.layout import (
     LoadAction,
     Message,
 )
-from purgatoryd.shm_layout.paths import check_name, client_paths
+from purgatoryd.shm_layout.paths import check_name, client_paths, shut
 from purgatoryd.shm_layout.shards import ShardTable, read_table
 from purgatoryd.shm_layout.wire import Key, NamespaceSettings, Reply
 
@@ -269,7 +269,7 @@ class Admin(Closing):
         deadline_s = time.monotonic() + limit_s
         reply = self._exchange(self._open(deadline_s, limit_s), frame, deadline_s, again)
         if reply is None:
-            raise DaemonUnreachable(self.name, self._endpoint, limit_s, in_doubt=1)
+            raise DaemonUnreachable(self.name, self._endpoint, limit_s, 1, shut(self.name))
         if reply.error:
             raise reply.refusal()
         return reply
@@ -282,7 +282,9 @@ class Admin(Closing):
                 self._channel = Channel(self._endpoint, immediate=False)
             except DaemonUnreachable as error:
                 if time.monotonic() > deadline_s:
-                    raise DaemonUnreachable(self.name, error.endpoint, limit_s) from None
+                    raise DaemonUnreachable(
+                        self.name, error.endpoint, limit_s, shut=error.shut
+                    ) from None
                 time.sleep(RETRY_S)
         return self._channel
 

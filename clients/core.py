@@ -40,7 +40,7 @@ from purgatoryd.shm_layout.layout import (
     Status,
     kernel_number,
 )
-from purgatoryd.shm_layout.paths import check_name
+from purgatoryd.shm_layout.paths import check_name, shut
 from purgatoryd.shm_layout.wire import Key, Reply
 
 Mode = Literal["error", "replace", "keep", "extend"]
@@ -356,7 +356,8 @@ class Core:
             return refusal
         greeting = self.session.state is State.GREETING
         if greeting or self.channel is None or not self.channel.connected:
-            return DaemonUnreachable(self.name, self.endpoint, waited_s, in_doubt)
+            barred = shut(self.name) if self._remote is None else ""
+            return DaemonUnreachable(self.name, self.endpoint, waited_s, in_doubt, barred)
         return CallTimeout(what, waited_s, in_doubt)
 
 

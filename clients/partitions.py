@@ -49,7 +49,9 @@ class Partitions:
                 yield cls.at(route)
             except DaemonUnreachable as error:
                 if time.monotonic() >= deadline_s:
-                    raise DaemonUnreachable(route.name, error.endpoint, timeout_s) from None
+                    raise DaemonUnreachable(
+                        route.name, error.endpoint, timeout_s, shut=error.shut
+                    ) from None
                 yield None
 
     def of(self, key: Key) -> int:

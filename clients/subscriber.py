@@ -468,7 +468,7 @@ class Subscriber(Closing):
 def unreachable(name: str, error: Exception, waited_s: float) -> Exception:
     """The error after waiting for a daemon: `error` itself if it says more."""
     if isinstance(error, DaemonUnreachable):
-        return DaemonUnreachable(name, error.endpoint, waited_s)
+        return DaemonUnreachable(name, error.endpoint, waited_s, shut=error.shut)
     return error
 
 

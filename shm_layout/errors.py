@@ -400,17 +400,21 @@ class DaemonError(PurgatorydError):
 class DaemonUnreachable(DaemonError, ConnectionError):
     """No daemon answered under `name` within `waited_s` seconds; `endpoint` was tried.
 
-    `in_doubt` calls were handed to the socket: they may or may not have been applied.
+    `in_doubt` calls were handed to the socket: they may or may not have been applied. `shut` is
+    the folder or socket of it that this user may not open; "" = there is none.
     """
 
     name: str
     endpoint: str
     waited_s: float
     in_doubt: int = 0
+    shut: str = ""
 
     def __str__(self) -> str:
         text = f"no daemon {self.name!r} answered at {self.endpoint}"
         text += f" within {self.waited_s:.3g} s" if self.waited_s else ""
+        if self.shut:
+            text += f"; {self.shut} cannot be opened by this user, who is not of the daemon's group"
         return text + (f"; {self.in_doubt} calls are in doubt" if self.in_doubt else "")
 
 

@@ -128,7 +128,17 @@ def client_paths(name: str, environ: Mapping[str, str] = os.environ) -> Paths:
             if reason:
                 raise BadPath(str(directory), reason)
             return paths
-    raise DaemonUnreachable(name, ", ".join(str(directory) for directory in tried), 0.0)
+    places = ", ".join(str(directory) for directory in tried)
+    raise DaemonUnreachable(name, places, 0.0, shut=shut(name, environ))
+
+
+def shut(name: str, environ: Mapping[str, str] = os.environ) -> str:
+    """What this user may not open of the way to the daemon: a directory, its command socket."""
+    for directory in directories(environ):
+        for path, mode in ((directory, os.X_OK), (paths_in(directory, name).cmd, os.W_OK)):
+            if os.path.exists(path) and not os.access(path, mode, effective_ids=True):
+                return str(path)
+    return ""
 
 
 def arena_paths(name: str, environ: Mapping[str, str] = os.environ) -> Paths:

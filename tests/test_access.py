@@ -174,6 +174,24 @@ def test_a_stranger_is_told_that_the_arena_is_not_for_him(
         assert "cannot be read by this user" in said
 
 
+def test_a_stranger_is_told_which_door_is_shut(shared_dir: Path, daemon: StartDaemon) -> None:
+    real = daemon("demo")
+
+    def add() -> tuple[int, str]:
+        arguments = ["add", "k", "--delay", "1", "--timeout", "0.1", "--name", "demo"]
+        done = CliRunner().invoke(app, arguments)
+        return done.exit_code, done.stderr
+
+    def refused_by(door: Path) -> bool:
+        code, said = run_as(BOB, add)
+        return code == Exit.NO_DAEMON and f"; {door} cannot be opened by this user" in said
+
+    assert add()[0] == Exit.DONE
+    assert refused_by(real.paths.cmd)
+    shared_dir.chmod(0o700)
+    assert refused_by(shared_dir)
+
+
 # ---- who may connect --------------------------------------------------------------------------
 
 
