@@ -77,6 +77,7 @@ class StandingFile:
 
     def __init__(self, directory: Path, name: str) -> None:
         self._path = directory / f"{name}.state"
+        self._new = directory / f"{name}.state.new"
 
     @property
     def header(self) -> Standing:
@@ -95,14 +96,14 @@ class StandingFile:
 
     def write(self, standing: Standing) -> None:
         """Replaces what stands there, at once. Raises OSError."""
-        new = self._path.with_name(f"{self._path.name}.new")
-        with open(new, "wb", opener=_readable) as file:
+        with open(self._new, "wb", opener=_readable) as file:
             file.write(json.dumps(asdict(standing)).encode())
-        new.rename(self._path)
+        self._new.rename(self._path)
 
     def remove(self) -> None:
-        """From now on nothing stands there."""
-        self._path.unlink(missing_ok=True)
+        """From now on nothing stands there. Raises OSError."""
+        for path in (self._path, self._new):
+            path.unlink(missing_ok=True)
 
 
 class DaemonTold:
