@@ -19,6 +19,8 @@ GIB = 2**30
 KEY_BYTES = 16
 PAYLOADS = (0, 48, 240, 1008)
 """Bytes of the payloads in the table of the page, which with the key fill whole granules."""
+MANY = 100_000
+"""What one of fewer takes is lost in whole pages."""
 MARKS = "<!-- capacity: begin -->\n", "<!-- capacity: end -->"
 
 
@@ -84,9 +86,9 @@ def told(record: dict[str, Any]) -> list[str]:
 
 def sizes(timers: int, blob_bytes: int, with_journal: bool) -> Sizes:
     """For timers whose key and payload have `blob_bytes`. Raises InvalidSetting for too many."""
-    other = timers // 2 or 2
-    total, less = (_shm_bytes(n, blob_bytes, with_journal) for n in (timers, other))
-    return Sizes(_settings(timers, blob_bytes), total, (total - less) / (timers - other))
+    many = max(timers, MANY)
+    total, more, less = (_shm_bytes(n, blob_bytes, with_journal) for n in (timers, many, many // 2))
+    return Sizes(_settings(timers, blob_bytes), total, (more - less) / (many - many // 2))
 
 
 def timers_in(room_bytes: int, blob_bytes: int, with_journal: bool) -> int:

@@ -40,6 +40,12 @@ def test_so_many_fit_and_no_more(with_journal: bool) -> None:
     assert timers_in(1_000_000, 64, with_journal) == 0
 
 
+@pytest.mark.parametrize("blob_bytes", [16, 65536])
+def test_a_timer_of_few_takes_what_one_of_many_takes(blob_bytes: int) -> None:
+    few, many = (sizes(n, blob_bytes, with_journal=False).timer_bytes for n in (1, 500_000))
+    assert few == pytest.approx(many, rel=0.05)
+
+
 def test_what_it_says_to_set_is_enough_for_all(daemon: StartDaemon) -> None:
     told = CliRunner().invoke(app, ["size", "--timers", "3000", "--payload-bytes", "1000"])
     settings = tomllib.loads(told.stdout)
