@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cold_driver import Mortal, keys_in, small_pieces, spark_of_python
+from cold_killed import DUE, FAR, UNTIL_NS, key_of, rows_of
 from conftest import StartDaemon
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -48,6 +50,7 @@ HOUR_NS = 3600 * 10**9
 SCHEMA = StructType().add("key", "string").add("delay", "double").add("payload", "binary")
 NO_SPARK: Any = None
 KILLER = Path(__file__).with_name("cold_killed.py")
+PROMOTION = Path(__file__).with_name("promote_killed.py")
 
 
 def batch(first: int, last: int, delay: float = 3600.0) -> pa.RecordBatch:
@@ -440,6 +443,33 @@ def test_windows_whose_process_is_killed_fire_every_timer_once(
         f"w{window}:{n}" for window in range(1, windows + 1) for n in range(6)
     )
     assert stats(demo)["live"] == 5 * windows
+
+
+def test_a_promotion_whose_spark_is_killed_goes_on(
+    spark: SparkSession, daemon: StartDaemon, tmp_path: Path
+) -> None:
+    """Twice: then it is not, and what the daemon had before has fired."""
+    demo, tier, rows = daemon(), Tier(tmp_path), rows_of(1)
+    with Loader(demo.name) as hot:
+        cold.load(tier, spark.createDataFrame(rows), "one", hot)
+        for fence, step in enumerate(("stage_slice", "add"), 1):
+            command = (str(tmp_path), demo.name, str(UNTIL_NS), step)
+            done = subprocess.run(
+                [sys.executable, PROMOTION, *command], start_new_session=True, check=False
+            )
+            assert done.returncode == -signal.SIGKILL
+            begun = tier.unfinished()
+            assert begun is not None
+            assert begun.fence == fence
+        has_expired(demo, 5)
+        cold.cancel(tier, rows.slice(FAR[0], 1), hot)
+        (window,) = promote(spark, tier, UNTIL_NS, hot)
+    assert (window.results, window.cancelled) == ({"LOADED": 5, "ADDED": 6}, 1)
+    has_expired(demo, len(DUE))
+    assert sorted(fired(demo, "t", "shop")) == [key_of(1, n).decode() for n in DUE]
+    assert stats(demo)["live"] == len(FAR) - 1
+    assert cold.verify(spark, tier)[1] == []
+    assert not [*tmp_path.rglob("*.new")]
 
 
 def test_a_cancel_reaches_what_the_daemon_has(

@@ -1,0 +1,47 @@
+"""A promotion that dies after a step, and with it all that Spark runs for it.
+
+    python promote_killed.py LAKE NAME UNTIL_NS STEP
+
+STEP is stage_slice, Spark wrote the rows of the window, or add: the daemon has the first of them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cold_driver import small_pieces
+
+from purgatoryd.pipeline import promote
+from purgatoryd.pipeline.loading import Loader
+from purgatoryd.pipeline.session import session
+from purgatoryd.pipeline.tier import Tier
+
+
+def deadly(step: Callable[..., Any]) -> Callable[..., None]:
+    """The step, after which nothing happens any more."""
+
+    def taken(*args: Any) -> None:
+        step(*args)
+        os.killpg(0, signal.SIGKILL)
+
+    return taken
+
+
+def main(lake: str, name: str, until_ns: str, step: str) -> None:
+    """Does not return."""
+    hot, patch = Loader(name), pytest.MonkeyPatch()
+    small_pieces(patch, 5)
+    where: Any = hot if step == "add" else promote
+    patch.setattr(where, step, deadly(getattr(where, step)))
+    spark = session("local[1]", {"spark.driver.memory": "512m"})
+    promote.promote(spark, Tier(Path(lake)), int(until_ns), hot)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
