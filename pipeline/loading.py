@@ -227,7 +227,7 @@ def counted(rows: pa.Table, statuses: Any) -> Answers:
     """The answers to rows."""
     values, counts = np.unique(statuses, return_counts=True)
     found = {Status(value).name: int(n) for value, n in zip(values, counts, strict=True)}
-    refused = np.flatnonzero([is_refusal(value) for value in statuses.tolist()])
+    refused = np.flatnonzero(np.isin(statuses, [value for value in values if is_refusal(value)]))
     some = rows.select(["namespace", "key"]).take(pa.array(refused[:SAMPLES], pa.int64()))
     samples = [
         (row["namespace"], row["key"].decode(errors="backslashreplace"), Status(statuses[i]).name)

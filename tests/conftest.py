@@ -76,7 +76,11 @@ def flown(tmp_path_factory: pytest.TempPathFactory) -> Flown:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The one Spark session of the whole run, started when the first test asks for it."""
-    few = {"spark.sql.shuffle.partitions": "2", "spark.sql.files.minPartitionNum": "2"}
+    few = {
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.files.minPartitionNum": "2",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",  # a task has several
+    }
     made = session("local[2,2]", few, name="tests")
     yield made
     made.stop()
