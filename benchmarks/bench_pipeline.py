@@ -22,22 +22,39 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 from bench_purgatory import machine
 from flow import beside, journal, steps
 
+from purgatoryd.pipeline.session import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "pipeline.json"
 PAGE = ROOT / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- pipeline: begin -->\n", "<!-- pipeline: end -->\n"
-SAMPLE_S = 0.25
+SAMPLE_S = 1.0
+"""The kernel counts PSS page by page, 40 ms for each GB: more often would slow what is measured."""
 
 Figures = dict[str, dict[str, float]]
+
+
+class Peaks(NamedTuple):
+    """Bytes of PSS."""
+
+    peak_bytes: float
+    daemons_bytes: float
+    others_bytes: float
+
+
+NOTHING = Peaks(0.0, 0.0, 0.0)
 
 
 # ---- one run -----------------------------------------------------------------------------------
@@ -49,24 +66,34 @@ class Memory(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.peaks = {"peak_bytes": 0, "daemons_bytes": 0, "others_bytes": 0}
+        self._lock = threading.Lock()
+        self._peaks = NOTHING
         self._end = threading.Event()
 
     def run(self) -> None:
-        me = psutil.Process()
         while not self._end.wait(SAMPLE_S):
-            found = {True: 0, False: 0}
+            self._sample()
+
+    def _sample(self) -> None:
+        me = psutil.Process()
+        found = {True: 0, False: 0}
+        with self._lock:
             for process in (me, *me.children(recursive=True)):
                 is_daemon, size = pss(process)
                 found[is_daemon] += size
             now = (sum(found.values()), found[True], found[False])
-            for name, size in zip(self.peaks, now, strict=True):
-                self.peaks[name] = max(self.peaks[name], size)
+            self._peaks = Peaks(*map(max, self._peaks, now))
 
-    def stop(self) -> dict[str, float]:
+    def taken(self) -> Peaks:
+        """Since this was asked last; of a step shorter than the interval, at its end."""
+        self._sample()
+        with self._lock:
+            peaks, self._peaks = self._peaks, NOTHING
+        return peaks
+
+    def stop(self) -> None:
         self._end.set()
         self.join()
-        return {name: float(size) for name, size in self.peaks.items()}
 
 
 def pss(process: psutil.Process) -> tuple[bool, int]:
@@ -80,17 +107,20 @@ def pss(process: psutil.Process) -> tuple[bool, int]:
         return False, 0
 
 
-def run_here(arguments: argparse.Namespace) -> Figures:
-    """All steps, in this process and its children."""
-    memory = Memory()
+def run_here(arguments: argparse.Namespace, spark: Callable[[], SparkSession]) -> Figures:
+    """All steps, in this process and its children, with the session that `spark` starts."""
+    memory, peaks = Memory(), NOTHING
     memory.start()
     found: Figures = {}
     with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
-        for name, figures in steps.all_steps(arguments, Path(folder)):
-            found[name] = figures
+        for name, figures in steps.all_steps(arguments, Path(folder), spark):
+            taken = memory.taken()
+            peaks = Peaks(*map(max, peaks, taken))
+            step = found.setdefault(name, {"peak_bytes": 0.0})
+            step |= {**figures, "peak_bytes": max(step["peak_bytes"], taken.peak_bytes)}
             print(name, {key: round(value, 3) for key, value in figures.items()}, file=sys.stderr)
-    found["memory"] = memory.stop()
-    return found
+    memory.stop()
+    return found | {"memory": peaks._asdict()}
 
 
 def run_apart(arguments: argparse.Namespace) -> Figures:
@@ -158,28 +188,39 @@ def document(arguments: argparse.Namespace, events: int, runs: list[Figures]) ->
 
 def table(found: dict[str, Any]) -> str:
     """The figures for people."""
+    measured = {step: medians(figures) for step, figures in found["steps"].items()}
     lines = [
-        "| step | cold | warm | beside it | its rate | to ours |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| step | cold | warm | peak memory | beside it | its rate | to ours |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        *(row(step, of) for step, of in measured.items() if "warm" in of),
     ]
-    for step, figures in found["steps"].items():
-        if "warm" in figures:
-            rates = [figures.get(name, {}).get("median") for name in ("cold", "warm", "beside")]
-            cold, warm, other = (f"{rate / 1e6:.2f} M/s" if rate else "" for rate in rates)
-            times = figures["beside"]["median"] / figures["warm"]["median"]
-            names = (step, cold, warm, beside.NAMES[step], other, f"{times:.1f}")
-            lines.append(f"| {' | '.join(names)} |")
-    window = {name: value["median"] for name, value in found["steps"]["window"].items()}
-    memory = {name: of["median"] / 2**30 for name, of in found["steps"]["memory"].items()}
+    window, memory = measured["window"], measured["memory"]
     lines += [
         "",
         f"A window of five minutes, {window['rows']:.0f} timers: selected in "
         f"{window['select_s']:.2f} s (DuckDB {window['beside_s']:.3f} s), hot after "
-        f"{window['promote_s']:.2f} s. All processes together, the daemon and its arena among "
-        f"them: {memory['peak_bytes']:.2f} GiB at most; the daemon alone "
-        f"{memory['daemons_bytes']:.2f}, all others {memory['others_bytes']:.2f} at most.",
+        f"{window['promote_s']:.2f} s, with {gigabytes(window['peak_bytes'])} at most. All "
+        "processes together, the daemon and its arena among them: "
+        f"{gigabytes(memory['peak_bytes'])} at most; the daemon alone "
+        f"{gigabytes(memory['daemons_bytes'])}, all others "
+        f"{gigabytes(memory['others_bytes'])} at most.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def medians(figures: dict[str, dict[str, float]]) -> dict[str, float]:
+    return {name: value["median"] for name, value in figures.items()}
+
+
+def row(step: str, of: dict[str, float]) -> str:
+    cold, warm, other = (f"{of[name] / 1e6:.2f} M/s" for name in ("cold", "warm", "beside"))
+    times = f"{of['beside'] / of['warm']:.1f}"
+    cells = (step, cold, warm, gigabytes(of["peak_bytes"]), beside.NAMES[step], other, times)
+    return f"| {' | '.join(cells)} |"
+
+
+def gigabytes(size: float) -> str:
+    return f"{size / 1e9:.2f} GB"
 
 
 def write(found: dict[str, Any]) -> None:
@@ -208,7 +249,7 @@ def working(arguments: argparse.Namespace) -> Iterator[None]:
             shutil.rmtree(arguments.journal)
 
 
-def parse() -> argparse.Namespace:
+def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--timers", type=int, default=5_300_000, help="of the journal")
     parser.add_argument(
@@ -220,7 +261,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--journal", type=Path, help="one that was made before")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     if arguments.quick:
         arguments.timers, arguments.cold_rows, arguments.bulk_rows = 20_000, 20_000, 5_000
         arguments.runs = 1
@@ -231,7 +272,7 @@ def main() -> None:
     arguments = parse()
     arguments.directory.mkdir(exist_ok=True)
     if arguments.one:
-        print(json.dumps(run_here(arguments)))
+        print(json.dumps(run_here(arguments, session)))
         return
     with working(arguments):
         runs = [run_apart(arguments) for _ in range(arguments.runs)]

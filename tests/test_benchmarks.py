@@ -6,7 +6,11 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -94,3 +98,23 @@ def test_the_benchmark_of_the_journal_runs_and_writes_nothing(tmp_path: Path) ->
     assert run.returncode == 0, run.stderr
     assert set(json.loads(run.stdout)) == {"ratios", "targets"}
     assert (results.exists() and results.stat().st_mtime_ns) == before
+
+
+def test_every_step_of_the_benchmark_of_the_pipeline_runs(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the session that is there: what `--quick` does, without a JVM of its own."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.setenv("PURGATORYD_DIR", str(tmp_path))  # the daemons of the steps change it
+    bench = import_module("bench_pipeline")
+    arguments = bench.parse(["--quick", "--directory", str(tmp_path)])
+    with bench.working(arguments):
+        run = bench.run_here(arguments, lambda: spark)
+    found = bench.document(arguments, 1, [run])
+    rates = {step: of for step, of in run.items() if "warm" in of}
+    assert set(rates) == set(bench.beside.NAMES)
+    assert all({"cold", "warm", "beside", "peak_bytes"} <= of.keys() for of in rates.values())
+    assert all(value > 0 for of in run.values() for value in of.values())
+    assert {line.split(" | ")[0] for line in bench.table(found).splitlines()} >= {
+        f"| {step}" for step in rates
+    }

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
 from flow import beside, journal
@@ -21,7 +22,6 @@ from purgatoryd.pipeline.jobs import make_gold, make_silver
 from purgatoryd.pipeline.lake import Lake
 from purgatoryd.pipeline.loading import Loader
 from purgatoryd.pipeline.promote import promote, selected, window_id
-from purgatoryd.pipeline.session import session
 from purgatoryd.pipeline.sketches import sketch
 from purgatoryd.pipeline.tier import Frontier, Tier, Window
 
@@ -44,18 +44,17 @@ def timed(what: Callable[[], object]) -> float:
     return time.perf_counter() - began_s
 
 
-def all_steps(arguments: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Figures]]:
-    """Every step of one run."""
+def all_steps(
+    arguments: argparse.Namespace, folder: Path, session: Callable[[], SparkSession]
+) -> Iterator[tuple[str, Figures]]:
+    """Every step of one run; some are told of in parts, each when it was measured."""
     events = journal.events(arguments.journal)
     lake = folder / "lake"
     yield "ship", shipped(arguments, folder, lake, events)
-    spark = session(name="bench")
-    try:
-        yield from tables(spark, lake, folder, events)
-        yield from cold_tier(spark, folder / "tier", arguments.cold_rows)
-        yield "bulk add", bulk_add(spark, folder / "bulk", arguments.bulk_rows)
-    finally:
-        spark.stop()
+    spark = session()
+    yield from tables(spark, lake, folder, events)
+    yield from cold_tier(spark, folder / "tier", arguments.cold_rows)
+    yield "bulk add", bulk_add(spark, folder / "bulk", arguments.bulk_rows)
 
 
 def noop(rows: DataFrame) -> None:
@@ -105,18 +104,16 @@ def tables(
 ) -> Iterator[tuple[str, Figures]]:
     """Bronze to gold, and sketches over silver."""
     bronze = str(lake / "bronze" / "*" / "*.parquet")
-    found: dict[str, Figures] = {"silver": {}, "gold": {}}
     for name in ("cold", "warm"):
         place = folder / name
         place.mkdir()
         for part in ("bronze", "openings", "manifests"):
             (place / part).symlink_to(lake / part)
         one = Lake(place)
-        found["silver"][name] = events / timed(partial(make_silver, spark, one))
-        found["gold"][name] = events / timed(partial(make_gold, spark, one))
-    found["silver"]["beside"] = events / beside.silver(bronze, folder / "silver.parquet")
-    found["gold"]["beside"] = events / beside.gold(bronze, folder / "silver.parquet")
-    yield from found.items()
+        yield "silver", {name: events / timed(partial(make_silver, spark, one))}
+        yield "gold", {name: events / timed(partial(make_gold, spark, one))}
+    yield "silver", {"beside": events / beside.silver(bronze, folder / "silver.parquet")}
+    yield "gold", {"beside": events / beside.gold(bronze, folder / "silver.parquet")}
     files = str(folder / "warm" / "silver" / "lives")
     lives = spark.read.option("recursiveFileLookup", "true").parquet(files)
     count = lives.count()
@@ -175,10 +172,13 @@ def cold_tier(spark: SparkSession, folder: Path, rows: int) -> Iterator[tuple[st
 
 
 def cancelled(rows: int) -> pa.Table:
-    """Keys of a tenth of the day."""
-    keys = [b"order:2030:%d" % number for number in range(0, rows, CANCELLED)]
-    count = len(keys)
-    return pa.table({"namespace": ["shop"] * count, "key_type": ["str"] * count, "key": keys})
+    """Keys of a tenth of the day; in Arrow, for what Python keeps would count as the pipeline's."""
+    numbers = pa.array(np.arange(0, rows, CANCELLED)).cast(pa.string())
+    count = len(numbers)
+    keys = pa.compute.binary_join_element_wise("order:2030:", numbers, "").cast(pa.binary())
+    return pa.table({
+        "namespace": pa.repeat("shop", count), "key_type": pa.repeat("str", count), "key": keys,
+    })  # fmt: skip
 
 
 def select(spark: SparkSession, tier: Tier, one: Window) -> None:
