@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,11 +51,14 @@ def make_command(
     from purgatoryd.pipeline.extras import need
 
     need("pyspark", "spark")
-    from purgatoryd.pipeline.fleet import measured_in, read_fleet, spaces
+    from purgatoryd.pipeline.continuity import heirs
+    from purgatoryd.pipeline.fleet import measured_in, of_today, read_fleet, spaces
+    from purgatoryd.pipeline.lake import Lake
     from purgatoryd.pipeline.plan import plan
     from purgatoryd.pipeline.session import session
 
     hosts, groups = read_fleet(fleet)
+    hosts = of_today(hosts, heirs(Lake(lake).manifests()))
     rows = measured_in(session(master, conf), lake).collect()
     made = plan(list(hosts.values()), spaces(rows, hosts, groups), label, tolerance)
     save(lake, made)
@@ -88,7 +92,7 @@ def apply_command(lake: Path, in_flight: int, as_json: bool) -> int:
     made = read(lake)
     if made is None:
         return Exit.NEGATIVE
-    made = step(made, NoMover(), in_flight)
+    made = step(made, NoMover(), time.time(), in_flight)
     save(lake, made)
     tell(made, as_json)
     return Exit.DONE

@@ -94,7 +94,7 @@ def gold_command(spark: SparkSession, place: Lake, show: str | None, as_json: bo
     tell({"gold": make_gold(spark, place)}, as_json)
     if show is not None:
         table = TOPICS if show == "topics" else WORKERS
-        by = ["clock", "node", "namespace", "topic"] if show == "topics" else ["clock", "worker"]
+        by = ["clock", "node", *(["namespace", "topic"] if show == "topics" else ["worker"])]
         rows = merge(Layer(place.root, "gold").read(spark, table), table, by)
         show_rows(latency(rows, by), f"latencies by {show[:-1]}", as_json, len(by) + 1)
 

@@ -180,11 +180,11 @@ def predecessor(runs: Sequence[Run], run: Run) -> Run | None:
     return None
 
 
-def taken_over(segments: Sequence[Manifest]) -> set[str]:
-    """The daemons whose place another one took: what was armed in them is armed there."""
+def heirs(segments: Sequence[Manifest]) -> dict[str, str]:
+    """Who took whose place, {daemon: the next one}: what was armed in one is armed in the other."""
     runs = continuity(segments, ()).runs
     firsts = [run for run in runs if run.number == 0 and run.first_lsn > 1]
-    return {before.daemon for run in firsts if (before := predecessor(runs, run))}
+    return {before.daemon: run.daemon for run in firsts if (before := predecessor(runs, run))}
 
 
 def is_complete(run: Run, snapshots: Iterable[Manifest]) -> bool:

@@ -30,12 +30,14 @@ _RANKS = {"p50_ns": 0.5, "p99_ns": 0.99, "max_ns": 1.0}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`subject`: "node" or "worker", `name`: which; `hour`: its begin, UTC. `measure`: "service"
-    or "lateness", with `n` values, of which the 99th percentile is over `limit_ns`. `stage`: the
-    one with the highest 99th percentile, `stage_p99_ns`; what fires late waits in "remote"."""
+    """`subject`: "node" or "worker", `name`: which; `node`: itself, or where the worker's daemon
+    is; `hour`: its begin, UTC. `measure`: "service" or "lateness", with `n` values, of which the
+    99th percentile is over `limit_ns`. `stage`: the one with the highest 99th percentile,
+    `stage_p99_ns`; what fires late waits in "remote"."""
 
     subject: str
     name: str
+    node: str
     clock: str
     hour: datetime
     measure: str
@@ -72,7 +74,7 @@ def slow(
     """All findings in TOPICS and WORKERS, per hour; of groups with `least` values or more."""
     hour = F.date_trunc("hour", "window_start").alias("hour")
     nodes = gold.merge(topics, TOPICS, ["clock", "node", hour])
-    people = gold.merge(workers, WORKERS, ["clock", "worker", hour])
+    people = gold.merge(workers, WORKERS, ["clock", "node", "worker", hour])
     return [
         *_findings("node", nodes, limit_ns, least),
         *_findings("worker", people, limit_ns, least),
@@ -85,8 +87,8 @@ def _findings(subject: str, merged: DataFrame, limit_ns: int, least: int) -> Ite
         (F.col(f"{measure}_n") >= least) & (F.col(f"{measure}_p99_ns") > limit_ns)
         for measure in ("service", "lateness")
     ]
-    told = merged.select("clock", F.col(subject).alias("name"), "hour", *figures)
-    for row in told.where(over[0] | over[1]).orderBy("hour", "name").collect():
+    told = merged.select("clock", "node", F.col(subject).alias("name"), "hour", *figures)
+    for row in told.where(over[0] | over[1]).orderBy("hour", "node", "name").collect():
         for measure in ("service", "lateness"):
             if row[f"{measure}_n"] >= least and row[f"{measure}_p99_ns"] > limit_ns:
                 yield _finding(subject, row, measure, limit_ns)
@@ -105,7 +107,7 @@ def _finding(subject: str, row: Row, measure: str, limit_ns: int) -> Finding:
     stage = max(stages, key=lambda name: stages[name])
     evidence = {key: row[f"{measure}_{key}"] for key in ("n", *_RANKS)}
     return Finding(
-        subject=subject, name=row["name"] or "", clock=row["clock"],
+        subject=subject, name=row["name"] or "", node=row["node"] or "", clock=row["clock"],
         hour=row["hour"].astimezone(UTC), measure=measure, limit_ns=limit_ns,
         stage=stage, stage_p99_ns=stages[stage], **evidence,
     )  # fmt: skip

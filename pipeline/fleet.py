@@ -1,7 +1,7 @@
 """The daemons of a lake: what they hold and do by the journals, what they can by a file of theirs.
 
 [hosts.alpha]
-daemon = "0f3c..."        # its uuid, as in the lake
+daemon = "0f3c..."        # its uuid, as in the lake; or that of an arena whose place it took
 capacity = 1_000_000      # timers
 speed = 200_000           # operations per second
 labels = { rack = "a" }
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +82,19 @@ def _host(path: Path, name: str, about: Any) -> tuple[Host, str]:
     return Host(name, capacity, float(speed), words), daemon
 
 
+def of_today(hosts: Mapping[str, Host], heirs: Mapping[str, str]) -> dict[str, Host]:
+    """{daemon's uuid: host}, with the uuid that each has now: another one after each recovery from
+    the journal. `heirs`: of continuity. Raises InvalidSetting for two that are one by now."""
+    found: dict[str, Host] = {}
+    for daemon, host in hosts.items():
+        while daemon in heirs:
+            daemon = heirs[daemon]
+        if daemon in found:
+            raise InvalidSetting(f"{host.name}.daemon", daemon, "of one host alone", "fleet")
+        found[daemon] = host
+    return found
+
+
 def measured(bronze: DataFrame, living: DataFrame) -> DataFrame:
     """daemon, namespace, live (timers and operations), rate (adds and ends per second of the time
     that the journals cover). `living`: the adds of what lives."""
@@ -99,7 +112,7 @@ def measured(bronze: DataFrame, living: DataFrame) -> DataFrame:
     )
 
 
-def spaces(rows: Iterable[Any], hosts: dict[str, Host], groups: dict[str, str]) -> list[Space]:
+def spaces(rows: Iterable[Any], hosts: Mapping[str, Host], groups: dict[str, str]) -> list[Space]:
     """The namespaces of measured(). Raises InvalidSetting for a daemon that the file lacks."""
     found = []
     for row in rows:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812
 
 from purgatoryd.pipeline import silver
-from purgatoryd.pipeline.continuity import taken_over
+from purgatoryd.pipeline.continuity import heirs
 from purgatoryd.pipeline.lake import OPENINGS, Lake, Manifest
 from purgatoryd.pipeline.tiers import read_files
 
@@ -25,7 +25,7 @@ def newest_openings(lake: Lake) -> dict[str, Manifest]:
 def in_place(lake: Lake) -> list[Manifest]:
     """The segments of all daemons but those whose place another one took. Raises LakeBroken."""
     segments = lake.manifests()
-    gone = taken_over(segments)
+    gone = heirs(segments)
     return [segment for segment in segments if segment.daemon not in gone]
 
 
@@ -34,7 +34,7 @@ def living(spark: SparkSession, lake: Lake) -> DataFrame:
 
     Of a daemon without a snapshot, only what was armed since its first record in the lake.
     """
-    gone = taken_over(lake.manifests())
+    gone = heirs(lake.manifests())
     openings = {d: one for d, one in newest_openings(lake).items() if d not in gone}
     starts = {daemon: opening.first_lsn for daemon, opening in openings.items()}
     later = [m for m in in_place(lake) if m.last_lsn >= starts.get(m.daemon, 0)]

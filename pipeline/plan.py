@@ -5,19 +5,24 @@ of one service, are kept apart by a label: no two of them on one rack, as far as
 That comes first; then the moves that even out what daemons hold and do, until they differ by
 no more than the tolerance. The same input gives the same plan.
 
-A plan is applied a few moves at a time: a move that is stuck keeps its place, and holds nobody
-else back.
+A namespace of one name may be on several daemons: each is moved by itself, and never to where
+there is another one, or was one before the plan. Reserved ones stay.
+
+A plan is applied a few moves at a time: a move that is stuck loses its place to another one after
+a while, and one that fails holds nobody else back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from purgatoryd.shm_layout.errors import InvalidSetting, MoveMissing
+from purgatoryd.shm_layout.errors import InvalidSetting, MoveMissing, PurgatorydError
+from purgatoryd.shm_layout.layout import RESERVED
 
 TOLERANCE = 0.1
+PATIENCE_S = 600.0  # a move that takes longer no longer counts as one of those under way
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,7 @@ class Space:
 @dataclass(frozen=True, slots=True)
 class Move:
     """A namespace's way. `state`: planned, moving, done, failed, cancelled; `live`: its timers when
-    it was planned."""
+    it was planned; `begun_s`: when it began, in seconds of the time that step() is told."""
 
     namespace: str
     source: str
@@ -55,6 +60,7 @@ class Move:
     reason: str
     state: str = "planned"
     error: str = ""
+    begun_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +91,13 @@ class _Layout:
     def __init__(self, hosts: Sequence[Host], spaces: Sequence[Space], label: str) -> None:
         self.hosts = {host.name: host for host in sorted(hosts, key=lambda host: host.name)}
         self.label = label
-        self.at = {space.name: space.host for space in spaces}
-        self.spaces = {space.name: space for space in sorted(spaces, key=lambda one: one.name)}
+        self.at = {
+            space: space.host for space in sorted(spaces, key=lambda one: (one.name, one.host))
+        }
         self.live = dict.fromkeys(self.hosts, 0)
         self.rate = dict.fromkeys(self.hosts, 0.0)
-        for space in self.spaces.values():
-            self._count(space, space.host, 1)
+        for space, host in self.at.items():
+            self._count(space, host, 1)
 
     def _count(self, space: Space, host: str, sign: int) -> None:
         self.live[host] += sign * space.live
@@ -111,11 +118,24 @@ class _Layout:
         """How many others of its group would share a domain with a namespace there."""
         if not space.group:
             return 0
-        others = (
-            one for one in self.spaces.values()
-            if one.group == space.group and one.name != space.name
-        )  # fmt: skip
-        return sum(self.domain(self.at[one.name]) == self.domain(host) for one in others)
+        return sum(
+            one.group == space.group and one is not space and self.domain(at) == self.domain(host)
+            for one, at in self.at.items()
+        )
+
+    def movable(self) -> list[Space]:
+        """The namespaces that a plan may move."""
+        return [space for space in self.at if space.name[:1] != chr(RESERVED)]
+
+    def targets(self, space: Space) -> list[str]:
+        """The daemons without a namespace of that name, now and before all moves: which of them
+        ends first is not known."""
+        taken = {
+            host
+            for one, at in self.at.items() if one.name == space.name
+            for host in (at, one.host)
+        }  # fmt: skip
+        return [host for host in self.hosts if host not in taken]
 
     def fullest(self) -> float:
         """The share of the fullest daemon."""
@@ -123,9 +143,17 @@ class _Layout:
 
     def move(self, space: Space, target: str) -> None:
         """Puts a namespace elsewhere."""
-        self._count(space, self.at[space.name], -1)
+        self._count(space, self.at[space], -1)
         self._count(space, target, 1)
-        self.at[space.name] = target
+        self.at[space] = target
+
+
+class _Step(NamedTuple):
+    """One namespace's next place."""
+
+    space: Space
+    target: str
+    reason: str
 
 
 def plan(
@@ -135,72 +163,75 @@ def plan(
     """Moves after which groups are apart and daemons even. Raises InvalidSetting."""
     check(hosts, spaces)
     layout = _Layout(hosts, spaces, label)
-    before, moves = layout.fullest(), list[Move]()
-    for step in (_apart, _even):
-        while len(moves) < moves_max and (move := step(layout, tolerance)) is not None:
-            layout.move(layout.spaces[move.namespace], move.target)
-            moves.append(move)
-    return Plan(tuple(joined(moves)), before, layout.fullest())
+    before, steps = layout.fullest(), list[_Step]()
+    for find in (_apart, _even):
+        while len(steps) < moves_max and (found := find(layout, tolerance)) is not None:
+            layout.move(found.space, found.target)
+            steps.append(found)
+    return Plan(tuple(_joined(steps)), before, layout.fullest())
 
 
 def check(hosts: Iterable[Host], spaces: Iterable[Space]) -> None:
-    """Raises InvalidSetting for a namespace of an unknown daemon, and for daemons without room."""
+    """Raises InvalidSetting for a namespace of an unknown daemon, or that a daemon has twice, and
+    for daemons without room."""
     known = {host.name: host for host in hosts}
     for host in known.values():
         if host.capacity <= 0 or host.speed <= 0:
             raise InvalidSetting(host.name, host.capacity, "more than 0, and its speed", "plan")
+    seen = set[tuple[str, str]]()
     for space in spaces:
         if space.host not in known:
             raise InvalidSetting(space.name, space.host, "on a daemon that is known", "plan")
+        if (space.name, space.host) in seen:
+            raise InvalidSetting(space.name, space.host, "once on a daemon", "plan")
+        seen.add((space.name, space.host))
 
 
-def _apart(layout: _Layout, _: float) -> Move | None:
+def _apart(layout: _Layout, _: float) -> _Step | None:
     """The smallest move that takes a namespace out of a domain that it shares with its group."""
     found = []
-    for space in layout.spaces.values():
-        source = layout.at[space.name]
-        crowd = layout.crowd(space, source)
-        for target in layout.hosts if crowd else ():
-            share = layout.share(target, plus=space)
-            if layout.crowd(space, target) < crowd and share <= 1.0:
-                found.append((layout.crowd(space, target), space.live, share, space.name, target))
+    for at, space in enumerate(layout.movable()):
+        crowd = layout.crowd(space, layout.at[space])
+        for target in layout.targets(space) if crowd else ():
+            share, fewer = layout.share(target, plus=space), layout.crowd(space, target)
+            if fewer < crowd and share <= 1.0:
+                found.append((fewer, space.live, share, at, target, space))
     if not found:
         return None
-    name, target = min(found)[3:]
-    space, source = layout.spaces[name], layout.at[name]
-    reason = f"group {space.group} shares {layout.label} {layout.domain(source)}"
-    return Move(name, source, target, space.live, reason)
+    target, space = min(found)[4:]
+    shared = layout.domain(layout.at[space])
+    return _Step(space, target, f"group {space.group} shares {layout.label} {shared}")
 
 
-def _even(layout: _Layout, tolerance: float) -> Move | None:
+def _even(layout: _Layout, tolerance: float) -> _Step | None:
     """The move from the fullest daemon that gains most for each timer that it moves."""
     shares = {host: layout.share(host) for host in layout.hosts}
     if len(shares) < 2 or max(shares.values()) - min(shares.values()) <= tolerance:
         return None
     source = max(shares, key=lambda host: (shares[host], host))
     found = []
-    for space in (one for one in layout.spaces.values() if layout.at[one.name] == source):
-        for target in layout.hosts:
+    for at, space in enumerate(layout.movable()):
+        for target in layout.targets(space) if layout.at[space] == source else ():
             gain = shares[source] - max(
                 layout.share(source, but=space), layout.share(target, plus=space)
             )
             apart = layout.crowd(space, target) <= layout.crowd(space, source)
-            if target != source and apart and gain > tolerance / 10:
-                found.append((-gain / (1 + space.live), space.live, space.name, target))
+            if apart and gain > tolerance / 10:
+                found.append((-gain / (1 + space.live), space.live, at, target, space))
     if not found:
         return None
-    name, target = min(found)[2:]
+    target, space = min(found)[3:]
     reason = f"{source} is {shares[source]:.0%} full, {target} {shares[target]:.0%}"
-    return Move(name, source, target, layout.spaces[name].live, reason)
+    return _Step(space, target, reason)
 
 
-def joined(moves: Iterable[Move]) -> list[Move]:
+def _joined(steps: Iterable[_Step]) -> list[Move]:
     """One move for each namespace, from where it was first to where it came last."""
-    found: dict[str, Move] = {}
-    for move in moves:
-        first = found.get(move.namespace)
-        found[move.namespace] = replace(move, source=first.source) if first else move
-    return [move for move in found.values() if move.source != move.target]
+    last = {step.space: step for step in steps}
+    return [
+        Move(space.name, space.host, step.target, space.live, step.reason)
+        for space, step in last.items()
+    ]
 
 
 # ---- applying --------------------------------------------------------------------------------
@@ -228,24 +259,45 @@ class NoMover:
         raise MoveMissing(move.namespace, move.source, move.target)
 
 
-def step(plan: Plan, mover: Mover, in_flight: int = 2) -> Plan:
-    """The plan a moment later: looks after the moves under way, and begins others until
-    `in_flight` move. One that fails is left, and the others go on."""
+def step(
+    plan: Plan, mover: Mover, now_s: float, in_flight: int = 2, patience_s: float = PATIENCE_S
+) -> Plan:
+    """The plan a moment later: looks after the moves under way, and begins others until `in_flight`
+    move that began less than `patience_s` ago. One that fails is left, and the others go on.
+
+    Raises MoveMissing.
+    """
     moves = [_looked_after(move, mover) for move in plan.moves]
-    room = in_flight - sum(move.state == "moving" for move in moves)
     for i, move in enumerate(moves):
-        if room > 0 and move.state == "planned":
-            mover.begin(move)
-            moves[i] = replace(move, state="moving")
-            room -= 1
+        if move.state == "planned" and _under_way(moves, now_s - patience_s) < in_flight:
+            moves[i] = _begun(move, mover, now_s)
     return replace(plan, moves=tuple(moves))
+
+
+def _under_way(moves: Iterable[Move], since_s: float) -> int:
+    return sum(move.state == "moving" and move.begun_s > since_s for move in moves)
 
 
 def _looked_after(move: Move, mover: Mover) -> Move:
     if move.state != "moving":
         return move
-    state, error = mover.state(move)
+    try:
+        state, error = mover.state(move)
+    except MoveMissing:
+        raise
+    except PurgatorydError as failed:  # nobody knows how far it is: it is looked after again
+        return replace(move, error=str(failed))
     return replace(move, state=state, error=error)
+
+
+def _begun(move: Move, mover: Mover, now_s: float) -> Move:
+    try:
+        mover.begin(move)
+    except MoveMissing:
+        raise
+    except PurgatorydError as failed:
+        return replace(move, state="failed", error=str(failed))
+    return replace(move, state="moving", begun_s=now_s)
 
 
 def cancelled(plan: Plan) -> Plan:

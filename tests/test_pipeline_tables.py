@@ -650,13 +650,24 @@ def test_progress_counts_what_is_up_to_date_and_what_is_unknown(batch: Lake) -> 
 def test_only_the_slow_worker_is_found_with_its_stage(spark: SparkSession, made: Lake) -> None:
     topics, workers = table(spark, made, TOPICS), table(spark, made, WORKERS)
     found = findings.slow(topics, workers)
-    assert {(f.subject, f.name, f.measure, f.stage, f.clock) for f in found} == {
-        ("worker", "worker-3", "service", "request_queue", "live"),
-        ("node", "host-a", "service", "request_queue", "live"),
+    assert {(f.subject, f.name, f.node, f.measure, f.stage, f.clock) for f in found} == {
+        ("worker", "worker-3", "host-a", "service", "request_queue", "live"),
+        ("node", "host-a", "host-a", "service", "request_queue", "live"),
     }
     assert all(f.p99_ns > f.limit_ns and f.n >= 1000 for f in found)
     assert findings.slow(topics, workers, limit_ns=10**9) == []
     assert findings.slow(topics, workers, least=10**6) == []
+
+
+def test_a_worker_of_another_node_is_another_worker(spark: SparkSession, made: Lake) -> None:
+    """A slow one is not hidden by a hundred quick ones of its name elsewhere."""
+    topics, workers = table(spark, made, TOPICS), table(spark, made, WORKERS)
+    quick = workers.where("worker <> 'worker-3'").withColumn("worker", F.lit("worker-3"))
+    others = quick.withColumn("node", F.lit("host-b"))
+    for _ in range(5):
+        others = others.unionByName(others)
+    found = findings.slow(topics, workers.unionByName(others))
+    assert ("worker-3", "host-a") in {(f.name, f.node) for f in found if f.subject == "worker"}
 
 
 def test_findings_are_published(daemon: StartDaemon) -> None:
@@ -664,6 +675,7 @@ def test_findings_are_published(daemon: StartDaemon) -> None:
     found = findings.Finding(
         "worker",
         "1000:7",
+        "eagle",
         "live",
         hour,
         "service",

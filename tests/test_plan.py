@@ -16,6 +16,7 @@ from purgatoryd.cli.exits import Exit
 from purgatoryd.cli.pipeline_plan import save
 from purgatoryd.pipeline import fleet, silver
 from purgatoryd.pipeline.advice import sizes
+from purgatoryd.pipeline.continuity import heirs
 from purgatoryd.pipeline.lake import Lake
 from purgatoryd.pipeline.plan import (
     Host,
@@ -113,7 +114,25 @@ def test_nothing_goes_where_there_is_no_room() -> None:
     assert plan(hosts, spaces).moves == ()
 
 
+def test_namespaces_of_one_name_are_moved_by_themselves() -> None:
+    """Each counts where it is, in any order of rows, and none goes where another one is."""
+    spaces = [
+        Space("default", "a1", 900, 1.0), Space("default", "a2", 10, 1.0),
+        Space("x", "a1", 50, 1.0), Space("_purgatoryd", "a1", 40, 1.0),
+    ]  # fmt: skip
+    found = plan(HOSTS, spaces)
+    assert found == plan(HOSTS, spaces[::-1])
+    assert found.before == 0.99
+    assert [(m.namespace, m.source, m.target) for m in found.moves] == [
+        ("x", "a1", "a2"), ("default", "a1", "b1"),
+    ]  # fmt: skip
+    full = [*spaces, Space("default", "b1", 0, 0.0), Space("default", "c1", 0, 0.0)]
+    assert "default" not in {move.namespace for move in plan(HOSTS, full, tolerance=0.01).moves}
+
+
 def test_bad_input_is_refused() -> None:
+    with pytest.raises(InvalidSetting, match="once on a daemon"):
+        plan(HOSTS, [Space("x", "a1", 1, 1.0), Space("x", "a1", 2, 1.0)])
     with pytest.raises(InvalidSetting):
         plan(HOSTS, [Space("x", "nowhere", 1, 1.0)])
     with pytest.raises(InvalidSetting):
@@ -185,25 +204,58 @@ def moves(*names: str) -> Plan:
 def test_a_stuck_move_holds_nobody_back() -> None:
     one, mover = moves("never", "1", "2", "bad", "1", "3"), SlowMover()
     for _ in range(12):
-        one = step(one, mover, in_flight=2)
+        one = step(one, mover, 0.0, in_flight=2)
         assert sum(move.state == "moving" for move in one.moves) <= 2
     states = [move.state for move in one.moves]
     assert states == ["moving", "done", "done", "failed", "done", "done"]
     assert one.moves[3].error == "no room"
 
 
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_a_place_is_given_back_after_a_while(in_flight: int) -> None:
+    one, mover = moves("never", "never", "1", "2"), SlowMover()
+    for now_s in range(20):
+        one = step(one, mover, float(now_s), in_flight, patience_s=3.0)
+        young = [m for m in one.moves if m.state == "moving" and m.begun_s > now_s - 3]
+        assert len(young) <= in_flight
+    assert [move.state for move in one.moves] == ["moving", "moving", "done", "done"]
+
+
+class Refusing(SlowMover):
+    """Cannot begin "bad", and does not know how far "2" is."""
+
+    def begin(self, move: Move) -> None:
+        if move.namespace == "bad":
+            raise BadPath("bad", "is not there")
+        super().begin(move)
+
+    def state(self, move: Move) -> tuple[str, str]:
+        if move.namespace == "2":
+            raise BadPath("2", "cannot be read")
+        return super().state(move)
+
+
+def test_an_error_of_one_move_is_not_of_the_others() -> None:
+    one, mover = moves("bad", "2", "1", "1"), Refusing()
+    for _ in range(5):
+        one = step(one, mover, 0.0)
+    assert [move.state for move in one.moves] == ["failed", "moving", "done", "done"]
+    errors = [move.error for move in one.moves if move.error]
+    assert [error.split(": ")[-1] for error in errors] == ["is not there", "cannot be read"]
+
+
 def test_a_plan_that_is_cancelled_ends_with_what_is_under_way() -> None:
     mover = SlowMover()
-    one = cancelled(step(moves("1", "2", "3"), mover, in_flight=1))
+    one = cancelled(step(moves("1", "2", "3"), mover, 0.0, in_flight=1))
     assert [move.state for move in one.moves] == ["moving", "cancelled", "cancelled"]
-    one = step(one, mover)
+    one = step(one, mover, 0.0)
     assert [move.state for move in one.moves] == ["done", "cancelled", "cancelled"]
     assert mover.begun == ["1"]
 
 
 def test_applying_says_what_daemons_lack() -> None:
     with pytest.raises(MoveMissing, match="has no command `move`"):
-        step(moves("1"), NoMover())
+        step(moves("1"), NoMover(), 0.0)
 
 
 # ---- figures from the lake -------------------------------------------------------------------
@@ -277,6 +329,10 @@ def test_who_was_recovered_from_the_journal_counts_once(
     assert {row.daemon for row in found} == {uuid(2).hex()}
     assert sum(row.live for row in found) == 1  # one of the two that lived has fired
     assert (size.daemon, size.living) == (uuid(2).hex(), 1)
+    named = {uuid(1).hex(): HOSTS[0]}
+    assert fleet.of_today(named, heirs(lake.manifests())) == {uuid(2).hex(): HOSTS[0]}
+    with pytest.raises(InvalidSetting, match="one host alone"):
+        fleet.of_today(named | {uuid(2).hex(): HOSTS[1]}, heirs(lake.manifests()))
 
 
 def test_a_fleet_that_is_not_whole_is_refused(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def part(clock: str = "live") -> Profile:
     one.advice = [Advice("shop", "late", 300, 180, 0.375, 2 * S, 9 * S, None)]
     if clock == "live":
         one.stages = {"request_queue": spread(300), "send": spread(10_000_000)}
-        one.slow = [Finding("node", "eagle", "live", NOW, "service", 1000, 5, 10**9, 10**9,
+        one.slow = [Finding("node", "eagle", "eagle", "live", NOW, "service", 1000, 5, 10**9, 10**9,
                             3 * 10**8, "send", 990_000_000)]  # fmt: skip
     return one
 
