@@ -242,7 +242,7 @@ def test_a_daemons_journal_becomes_tables(
     with Client("demo", durable=True) as client:  # answered some segments later
         keys = [f"far:{n}" for n in range(50, 3000)] + [f"more:{n}" for n in range(3000)]
         client.cancel_many(keys)
-        client.add("last", 3600.0)  # with its record go those of answers
+        client.add_many([(f"last:{n}", 3600.0, "t", b"x" * 200) for n in range(3000)])
     demo.stop()  # all that it staged is on disk
     lake = shipped(journals / "demo", tmp_path / "lake")
     jobs.bring_up(spark, lake)
