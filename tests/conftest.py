@@ -17,7 +17,7 @@ import pytest
 from kept import Flown, fly
 from real_daemon import Daemon, remove_segments
 
-from purgatoryd.pipeline.session import session
+from purgatoryd.pipeline.session import QUIET, session
 from purgatoryd.shm_layout.paths import paths_in
 
 if TYPE_CHECKING:
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 # A shell has what runs in its background ignore SIGINT, and so would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+LITTLE = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For Java: nothing in the tests runs so long that compiling more would pay."""
 
 
 class StartDaemon(Protocol):
@@ -80,6 +84,7 @@ def spark() -> Iterator[SparkSession]:
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.files.minPartitionNum": "2",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",  # a task has several
+        "spark.driver.extraJavaOptions": f"{LITTLE} {QUIET}",
     }
     made = session("local[2,2]", few, name="tests")
     yield made

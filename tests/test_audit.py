@@ -59,6 +59,7 @@ from purgatoryd.pipeline.silver import received
 from purgatoryd.pipeline.tiers import read_events, read_openings
 from purgatoryd.pipeline.whole import whole
 from purgatoryd.shm_layout.errors import BadPath
+from purgatoryd.shm_layout.journal import header_of, segments
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -368,15 +369,16 @@ def found(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Foun
 @contextmanager
 def small_plans(spark: SparkSession) -> Iterator[None]:
     """For a few rows, compiling a plan costs more than running it."""
-    conf = {"spark.sql.adaptive.enabled", "spark.sql.codegen.wholeStage"}
-    before = {name: spark.conf.get(name) for name in conf}
+    small = {"spark.sql.adaptive.enabled": "false", "spark.sql.codegen.wholeStage": "false",
+             "spark.sql.codegen.factoryMode": "NO_CODEGEN"}  # fmt: skip
+    before = {name: spark.conf.get(name) for name in small}
     try:
-        for name in conf:
-            spark.conf.set(name, "false")
+        for name, value in small.items():
+            spark.conf.set(name, value)
         yield
     finally:
-        for name, value in before.items():
-            spark.conf.set(name, value or "true")
+        for name, was in before.items():
+            spark.conf.set(name, was or "")
 
 
 def ship(directory: Path, lake: Lake, node: str) -> None:
@@ -392,9 +394,15 @@ def lose(lake: Lake, daemon: bytes, at: int) -> None:
 
 
 def audited(spark: SparkSession, lake: Lake, ledgers: Path) -> Verdict:
+    """Each of many files is read once, though each check asks for them."""
     runs = continuity(lake.manifests(BRONZE), lake.manifests(OPENINGS))
-    noted_ = read_ledgers(spark, ledgers)
-    return audit(read_events(spark, lake), read_openings(spark, lake), runs, noted_)
+    tables = read_events(spark, lake), read_openings(spark, lake), read_ledgers(spark, ledgers)
+    events, opened, noted_ = (table.persist() for table in tables)
+    try:
+        return audit(events, opened, runs, noted_)
+    finally:
+        for table in (events, opened, noted_):
+            table.unpersist()
 
 
 # ---- tests -----------------------------------------------------------------------------------
@@ -439,13 +447,14 @@ def test_a_stored_journal_has_none(found: Found) -> None:
 def test_a_soaked_journal_has_none(spark: SparkSession, tmp_path: Path) -> None:
     """Daemon, workers and exporter were killed at random under load."""
     kept = tmp_path / "soak"
-    soaked = soak(6, kept)
+    soaked = soak(3, kept)
     journal, lake = kept / "journals" / "soak", Lake(kept / "lake")
     with small_plans(spark), whole(spark, lake, [journal]) as read:
         verdict = audit(*read, read_ledgers(spark, kept / "ledgers"))
     assert verdict.counts == {}, verdict.samples
     assert verdict.lost == []
     epochs = {manifest.epoch for manifest in lake.manifests(BRONZE)}
+    epochs |= {header_of(file.path).epoch for file in segments(journal)}
     assert soaked["daemon_kills"] > 0
     assert len(epochs) > 1  # a daemon that was killed at once has written nothing
     (balance,) = verdict.balance
