@@ -180,7 +180,9 @@ def compact_command(spark: SparkSession, place: Lake, as_json: bool) -> None:
     show_default=True,
     help="Values that an hour must have to be judged.",
 )
-@click.option("--publish", "told", metavar="NAME", help="Publish them to topic _events of NAME.")
+@click.option(
+    "--publish", "told", metavar="NAME", help="Publish them to _purgatoryd/_events of NAME."
+)
 def slow_command(
     spark: SparkSession, place: Lake, limit: int, least: int, told: str | None, as_json: bool
 ) -> int:

@@ -18,11 +18,11 @@ from purgatoryd.clients import Admin
 from purgatoryd.pipeline import gold, sketches
 from purgatoryd.pipeline.schemas import TOPICS, WORKERS
 from purgatoryd.pipeline.silver import SERVICE
+from purgatoryd.shm_layout.layout import EVENTS_NAMESPACE, EVENTS_TOPIC
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
 
-EVENTS = "_events"
 LIMIT_NS = 300 * 10**6
 LEAST = 1000
 _RANKS = {"p50_ns": 0.5, "p99_ns": 0.99, "max_ns": 1.0}
@@ -59,13 +59,14 @@ class Finding:
 
 
 def publish(name: str, findings: Sequence[Finding]) -> None:
-    """Tells them to all who listen to the topic _events of the daemon `name`, by its admin lane.
+    """Tells them in the events of the daemon `name`, by its admin lane.
 
     Raises DaemonUnreachable, MessageRefused, Refused.
     """
     with Admin(name) as admin:
         for finding in findings:
-            admin.publish(EVENTS, f"slow {finding.subject}", finding.payload())
+            key = f"slow {finding.subject}"
+            admin.publish(EVENTS_TOPIC, key, finding.payload(), namespace=EVENTS_NAMESPACE)
 
 
 def slow(

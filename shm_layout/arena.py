@@ -228,6 +228,19 @@ class Handle:
         """The elements of a region (PG_R_...), live."""
         return ffi.cast(f"struct {struct} *", self._base + self.header.regions[region].offset)
 
+    def has_topic(self, namespace: str, topic: str) -> bool:
+        """True if the topic has had a notice or a timer."""
+        return self._topic_row(namespace, topic) != _NIL
+
+    def _topic_row(self, namespace: str, topic: str) -> int:
+        name = topic.encode()
+        row = lib.pg_find_topic(self._a, self._namespace_row(namespace), name, len(name))
+        return int(row)
+
+    def _namespace_row(self, namespace: str) -> int:
+        name = namespace.encode()
+        return int(lib.pg_find_namespace(self._a, name, len(name)))
+
     def topics(self) -> Iterator[Topic]:
         """All rows of the topic table that are in use."""
         region = self.header.regions[lib.PG_R_TOPICS]
@@ -690,10 +703,6 @@ class Reader(Handle):
 
     # ---- topics ----
 
-    def _namespace_row(self, namespace: str) -> int:
-        name = namespace.encode()
-        return int(lib.pg_find_namespace(self._a, name, len(name)))
-
     def tails(self, namespace: str) -> dict[str, tuple[int, int]]:
         """Of each topic of the namespace: its incarnation and newest sequence."""
         row = self._namespace_row(namespace)
@@ -709,8 +718,7 @@ class Reader(Handle):
         Returns (lost_until, bodies): `lost_until` is the highest sequence of the range that
         is gone, first - 1 if none; each body is a second frame as on the notice socket.
         """
-        name = topic.encode()
-        row = lib.pg_find_topic(self._a, self._namespace_row(namespace), name, len(name))
+        row = self._topic_row(namespace, topic)
         if row == _NIL:
             return last, []
         positions = ffi.new("uint64_t[]", last - first + 1)

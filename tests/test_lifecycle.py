@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -232,6 +233,20 @@ def test_a_daemon_that_is_nearly_full_says_so_until_there_is_room(daemon: StartD
         ("state", {"state": "ready", "was": "degraded", "why": []}),
     ]
     assert "purgatoryd: degraded: nearly all slots are taken" in real.stderr
+
+
+def test_who_listened_once_finds_the_events_that_came_meanwhile(daemon: StartDaemon) -> None:
+    real = daemon("demo", *FULL)
+    with Admin("demo") as admin:
+        admin.publish(EVENTS_TOPIC, "first", namespace=EVENTS_NAMESPACE)
+    with Client("demo") as client:
+        for i in range(9):
+            client.add(f"k{i}", delay=3600)
+    eventually(lambda: condition(real)[0] == "degraded")
+    with closing(Reader.attach(real.paths)) as reader:
+        lost, (body,) = reader.replay(EVENTS_NAMESPACE, EVENTS_TOPIC, 1, 2)
+    assert lost == 0
+    assert b'"state": "degraded"' in body
 
 
 def test_without_a_listener_no_event_takes_room(daemon: StartDaemon) -> None:

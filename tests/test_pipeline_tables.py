@@ -66,6 +66,7 @@ from purgatoryd.pipeline.ship import Shipper
 from purgatoryd.pipeline.tier import Tier
 from purgatoryd.pipeline.whole import whole
 from purgatoryd.shm_layout.errors import LakeBroken, LakeInUse
+from purgatoryd.shm_layout.layout import EVENTS_NAMESPACE, EVENTS_TOPIC
 
 PAGE = Path(__file__).parent.parent / "docs" / "tables.md"
 LAKES = sorted((Path(__file__).parent / "stored").glob("lake-*"))
@@ -690,7 +691,7 @@ def test_findings_are_published(daemon: StartDaemon) -> None:
         9,
     )
     daemon("demo")
-    with Subscriber("demo", topics=[findings.EVENTS]) as subscriber:
+    with Subscriber("demo", namespace=EVENTS_NAMESPACE, topics=[EVENTS_TOPIC]) as subscriber:
         findings.publish("demo", [found])
         notice = subscriber.get(timeout=PATIENCE_S)
     assert notice is not None
