@@ -71,6 +71,7 @@ _BY_ERROR: tuple[tuple[type[Exception], Exit], ...] = (
     (errors.LakeMismatch, Exit.UNUSABLE),
     (errors.LoadRefused, Exit.REFUSED),
     (errors.MoveMissing, Exit.UNUSABLE),
+    (errors.ParkedElsewhere, Exit.UNUSABLE),
     (errors.WindowElsewhere, Exit.UNUSABLE),
     (errors.WindowTaken, Exit.UNUSABLE),
     (errors.StartError, Exit.UNUSABLE),

@@ -25,6 +25,7 @@ from purgatoryd.cli.options import (
     read_key,
 )
 from purgatoryd.cli.pipeline import lake_option, spark_options
+from purgatoryd.cli.shards import daemons
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -259,7 +260,8 @@ def collected(spark: SparkSession, tier: Tier, hot: Loader, journal: Path | None
     from purgatoryd.pipeline.lake import Lake
     from purgatoryd.pipeline.parked import collect
 
-    return collect(spark, tier, Lake(tier.lake), hot, journal and folder(journal, hot.name))
+    folders = [folder(journal, one.name) for one in daemons(hot.name)] if journal else []
+    return collect(spark, tier, Lake(tier.lake), hot, folders)
 
 
 @cold_command.command("promote", cls=Command)

@@ -10,7 +10,7 @@ from purgatoryd.clients.closing import Closing
 from purgatoryd.clients.loads import LoadStatus, StatusParts, check_load
 from purgatoryd.clients.packing import is_refusal, refusal
 from purgatoryd.shm_layout import wire
-from purgatoryd.shm_layout.errors import DaemonUnreachable, InvalidSetting, WrongShard
+from purgatoryd.shm_layout.errors import DaemonUnreachable, InvalidSetting, Partitioned, WrongShard
 from purgatoryd.shm_layout.layout import (
     ANYBODY,
     FLAG_DRAIN,
@@ -113,7 +113,8 @@ class Admin(Closing):
         per second; 0 = none. `park_beyond_ns`: what is added and due later than so long from then
         is parked, which needs a journal; 0 = nothing is.
         A namespace that is not there is made; one with partitions has them all set so, and each
-        shard counts for itself. Raises InvalidName, InvalidSetting and NoJournal too.
+        shard counts for itself; in those nothing can be parked. Raises InvalidName,
+        InvalidSetting, Partitioned and NoJournal too.
         """
         given = {
             "owner_uid": owner_uid, "durability": durability, "quota_timers": quota_timers,
@@ -124,9 +125,18 @@ class Admin(Closing):
             if not 0 <= value <= MOST[field]:
                 raise InvalidSetting(field, value, f"from 0 to {MOST[field]}", "argument")
         name = wire.encode_namespace(namespace)
+        if park_beyond_ns:
+            self._refuse_partitions(namespace)
         holders = self._holders(namespace, timeout)
         settings = [holder._set(name, changes, timeout) for holder in holders]
         return settings[0]
+
+    def _refuse_partitions(self, namespace: str) -> None:
+        table = self._table()
+        partitions = 1 if table is None else table.place(namespace).partitions
+        if partitions > 1:
+            what = "it cannot park timers: they come back by bulk loads, of which it has none"
+            raise Partitioned(namespace, partitions, what)
 
     def _set(
         self, name: bytes, changes: dict[str, int], timeout: float | None

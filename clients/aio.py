@@ -86,7 +86,7 @@ class AsyncClient:
         timeout: float = 5.0,
         queue_limit: int = QUEUE_LIMIT,
         remote: Remote | None = None,
-        durable: bool = False,
+        durable: bool | None = False,
         ledger: Ledger | None = None,
         worker: str | None = None,
         near: bool = False,

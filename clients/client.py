@@ -93,8 +93,9 @@ class Client:
     `queue_limit`: how many packed calls may wait before add(wait=False) blocks. `remote`: where
     the daemon is, if it is on another host. `durable`: each call is answered once the daemon's
     journal has it on disk; it raises NoJournal if the daemon keeps none, and NotDurable if the
-    journal stopped meanwhile. `ledger`: notes what is acknowledged. `worker`: what the journal, and
-    with it the pipeline, calls this client, up to 63 bytes; otherwise that is its uid and pid.
+    journal stopped meanwhile; None = so if the daemon keeps one. `ledger`: notes what is
+    acknowledged. `worker`: what the journal, and with it the pipeline, calls this client, up to 63
+    bytes; otherwise that is its uid and pid.
     `near`: moves this process, with all its threads, to CPUs near the daemon's: of its NUMA node,
     without the core of its loop. No thread gets CPUs that it did not have; one that has none there
     stays where it is. `partition`: only this one of a namespace that is divided into several;
@@ -111,7 +112,7 @@ class Client:
         timeout: float = 5.0,
         queue_limit: int = QUEUE_LIMIT,
         remote: Remote | None = None,
-        durable: bool = False,
+        durable: bool | None = False,
         ledger: Ledger | None = None,
         worker: str | None = None,
         near: bool = False,

@@ -82,7 +82,7 @@ class Core:
         name: str,
         namespace: str,
         remote: Remote | None = None,
-        durable: bool = False,
+        durable: bool | None = False,
         ledger: Ledger | None = None,
         worker: str | None = None,
         near: bool = False,

@@ -125,13 +125,13 @@ class Session:
         self,
         nonce: Callable[[int], bytes] = os.urandom,
         *,
-        durable: bool = False,
+        durable: bool | None = False,
         ledger: Ledger | None = None,
         worker: bytes = b"",
     ) -> None:
         self._nonce = nonce
         self._worker = worker  # what the journal calls us
-        self._durable = durable  # batches are answered once they are on disk
+        self._wants_durable = durable
         self._ledger = ledger
         self._hellos = 0
         self._questions = 0
@@ -157,6 +157,13 @@ class Session:
         self.on_lost: Callable[[SessionExpired], None] | None = None
         """Told when the session, and with it its operations' outcomes, is gone."""
         self._greet()
+
+    @property
+    def _durable(self) -> bool:
+        """Whether batches are answered once they are on disk."""
+        if self._wants_durable is None:
+            return self.welcome is not None and bool(self.welcome.journal)
+        return self._wants_durable
 
     # ---- what the caller wants -----------------------------------------------------------
 

@@ -487,6 +487,7 @@ def _remove_orphans(tier: Tier) -> int:
 def status(tier: Tier) -> dict[str, int]:
     """Figures of the tier, from its version alone."""
     version, windows = tier.version(), tier.windows()
+    answers = sum((Counter(window.results) for window in windows), Counter[str]())
     return {
         "version": version.number,
         "files": len(version.rows),
@@ -495,7 +496,8 @@ def status(tier: Tier) -> dict[str, int]:
         "tombstones": sum(part.rows for part in version.tombstones),
         "owed": len(version.owed),
         "windows": len(windows),
-        "promoted": sum(sum(window.results.values()) for window in windows),
+        "promoted": answers.total() - answers["UNKNOWN"],
+        "unknown": answers["UNKNOWN"],
         "promoted_until_ns": max(0, tier.frontier("hot").end_ns),
     }
 

@@ -14,13 +14,13 @@ from a snapshot. What is missing has a cause:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from purgatoryd.pipeline.lake import Manifest
+from purgatoryd.pipeline.lake import BRONZE, Manifest
 
 
 class Violation(NamedTuple):
@@ -180,11 +180,48 @@ def predecessor(runs: Sequence[Run], run: Run) -> Run | None:
     return None
 
 
-def heirs(segments: Sequence[Manifest]) -> dict[str, str]:
-    """Who took whose place, {daemon: the next one}: what was armed in one is armed in the other."""
-    runs = continuity(segments, ()).runs
-    firsts = [run for run in runs if run.number == 0 and run.first_lsn > 1]
-    return {before.daemon: run.daemon for run in firsts if (before := predecessor(runs, run))}
+def heirs(manifests: Iterable[Manifest]) -> dict[str, str]:
+    """By daemon whose place another one took: the other. What was armed there is armed here.
+
+    `manifests`: of segments and, for arenas that have filled none yet, of snapshots.
+    """
+    arenas = [_arena(list(own)) for _, own in groupby(sorted(manifests, key=_order), _daemon)]
+    in_order = sorted(arenas, key=attrgetter("next_lsn", "newest_us"))
+    return {
+        one.daemon: other.daemon for one in arenas for other in in_order if _goes_on(one, other)
+    }
+
+
+_daemon = attrgetter("daemon")
+
+
+class _Arena(NamedTuple):
+    """What is known of an arena. `next_lsn`: that of its heir's first record; `newest_us`: UTC, of
+    its newest row."""
+
+    daemon: str
+    node: str
+    first_lsn: int
+    next_lsn: int
+    newest_us: int
+
+
+def _arena(own: Sequence[Manifest]) -> _Arena:
+    first_lsn, newest_us = min(m.first_lsn for m in own), max(m.wall_to_us for m in own)
+    last_lsn = max((m.last_lsn for m in own if m.table == BRONZE), default=first_lsn - 1)
+    return _Arena(own[0].daemon, own[0].node, first_lsn, last_lsn + 1, newest_us)
+
+
+def _goes_on(one: _Arena, other: _Arena) -> bool:
+    meet = (one.node, one.next_lsn) == (other.node, other.first_lsn)
+    return meet and one.first_lsn < other.first_lsn
+
+
+def newest_heir(heirs: Mapping[str, str], daemon: str) -> str:
+    """Who has a daemon's place by now: itself, if nobody took it."""
+    while daemon in heirs:
+        daemon = heirs[daemon]
+    return daemon
 
 
 def is_complete(run: Run, snapshots: Iterable[Manifest]) -> bool:

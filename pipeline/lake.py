@@ -251,6 +251,11 @@ def known(path: Path, kind: type[Any]) -> dict[str, Any]:
     told = json.loads(path.read_bytes())
     if (major := told.get("major", MAJOR)) != MAJOR:
         raise LakeMismatch(str(path), MAJOR, major)
+    return fields_in(told, kind)
+
+
+def fields_in(told: Mapping[str, Any], kind: type[Any]) -> dict[str, Any]:
+    """What is told of a dataclass, without the fields of a later minor version."""
     names = {one.name for one in fields(kind)}
     return {name: value for name, value in told.items() if name in names}
 

@@ -18,8 +18,10 @@ import pyarrow as pa
 from purgatoryd.clients import Client, Load, Remote
 from purgatoryd.clients.closing import Closing
 from purgatoryd.clients.packing import is_refusal
-from purgatoryd.shm_layout.errors import LoadRefused, SessionExpired
+from purgatoryd.shm_layout.errors import LoadRefused, ParkedElsewhere, SessionExpired
 from purgatoryd.shm_layout.layout import Status
+from purgatoryd.shm_layout.paths import client_paths
+from purgatoryd.shm_layout.shards import read_table
 
 TIMES = ("deadline", "deadline_ns", "delay", "delay_ns", "deadline_boot_ns")
 BUSY_WAIT_S = 0.01
@@ -73,12 +75,13 @@ class Loader(Closing):
     """Adds rows to the daemon `name`; it connects once it has something to say.
 
     `remote`: where the daemon is, if it is on another host. `mode`: what an add does when its key
-    is armed. `timeout`: seconds without any answer that end a call.
+    is armed. `timeout`: seconds without any answer that end a call. `durable`: answers wait until
+    the daemon's journal has them on disk; None = if the daemon keeps one.
     """
 
     def __init__(
         self, name: str, remote: Remote | None = None, mode: Any = "keep", *,
-        timeout: float = 30.0, durable: bool = False,
+        timeout: float = 30.0, durable: bool | None = None,
     ) -> None:  # fmt: skip
         self.name = name
         self._remote = remote
@@ -113,7 +116,7 @@ class Loader(Closing):
         """Arms rows: namespace, key_type, key, topic, payload, one of TIMES, and `row`, their
         number in the load. With `daemon` and `ticket`: those are parked there, and are brought
         back. `fence`: the run of the load. What the daemon is too busy for is sent again.
-        Raises DaemonError."""
+        Raises ParkedElsewhere if this is not that daemon, DaemonError."""
         answers, end_s = Answers(), time.monotonic() + PATIENCE_S
         while rows.num_rows:
             sent = [self._statuses(load, run, fence) for run in runs(rows)]
@@ -140,13 +143,24 @@ class Loader(Closing):
     def _send(self, client: Client, run: pa.Table, known: Load) -> Any:
         if "ticket" not in run.column_names or not run["ticket"][0].is_valid:
             return client.add_many(as_adds(run), mode=self._mode, load=known).statuses
-        if run["daemon"][0].as_py() != client.daemon.hex():  # an arena that is gone
-            return np.full(run.num_rows, Status.UNKNOWN)
+        parked_by, daemon = run["daemon"][0].as_py(), client.daemon.hex()
+        if parked_by != daemon:  # its tickets may be those of other timers here
+            raise ParkedElsewhere(parked_by, daemon, run.num_rows)
         return np.asarray(client.unpark_many(as_returns(run), load=known).statuses)
 
-    def uuid(self) -> str:
-        """Of the daemon's arena, in hex. Raises DaemonError."""
-        return self._client("default").daemon.hex()
+    def uuids(self) -> list[str]:
+        """Of the daemon's arena, or of those of its shards, in hex. Raises DaemonError."""
+        return [self._uuid(name) for name in self._daemons()]
+
+    def _uuid(self, daemon: str) -> str:
+        with Client(daemon, remote=self._remote, timeout=self._timeout) as client:
+            return client.daemon.hex()
+
+    def _daemons(self) -> list[str]:
+        if self._remote is not None:
+            return [self.name]
+        table = read_table(client_paths(self.name).directory, self.name)
+        return [self.name] if table is None else table.daemons
 
     def close_load(self, load: UUID, namespaces: Iterable[str], fence: int = 0) -> None:
         """From now on no row of it adds anything. Raises MessageRefused, DaemonError."""

@@ -8,11 +8,16 @@ a new row.
 What the newest segment says may yet be lost in a power cut. So only what was parked is taken from
 it: a row too many is answered UNKNOWN when its window comes, and a ticket is never used again. Ends
 and moves wait until their segment is in the lake.
+
+After a reboot, or with other sizes, the daemon has another arena: the *heir* of the one before.
+Tickets go on, and so do LSNs; by those, and by the order of a journal's files, heirs are known. A
+row keeps the arena that parked it, for there its record is.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -32,9 +37,11 @@ from purgatoryd.pipeline.cold import (
     write_rows,
     write_tombstones,
 )
-from purgatoryd.pipeline.lake import Lake
+from purgatoryd.pipeline.continuity import heirs, newest_heir
+from purgatoryd.pipeline.lake import OPENINGS, Lake
 from purgatoryd.pipeline.schemas import COLD
-from purgatoryd.pipeline.tier import Tier
+from purgatoryd.pipeline.sources import heirs_in
+from purgatoryd.pipeline.tier import Tier, Version
 from purgatoryd.pipeline.tiers import Place, node_of, read_files, tiers
 
 if TYPE_CHECKING:
@@ -48,8 +55,8 @@ class Hot(Protocol):
 
     name: str
 
-    def uuid(self) -> str:
-        """Of its arena, in hex."""
+    def uuids(self) -> list[str]:
+        """Of its arena, or of those of its shards, in hex."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,28 +70,30 @@ class Collected:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Rows of BRONZE of one daemon that were not looked at: those of the lake, up to `lsn`, and
-    those that are in the journal alone."""
+    """Rows of BRONZE of a daemon that were not looked at: those of the lake, and those that are in
+    the journal alone. `arenas`: those that it has, and whose heirs they are; `heirs`: among these.
+    `journals`: by arena, up to which LSN what is in the lake has been looked at then."""
 
-    daemon: str
-    lsn: int
+    arenas: frozenset[str]
+    heirs: dict[str, str]
+    journals: dict[str, int]
     shipped: DataFrame
     newest: DataFrame
 
 
 def collect(
-    spark: SparkSession, tier: Tier, lake: Lake, hot: Hot, journal: Path | None = None
+    spark: SparkSession, tier: Tier, lake: Lake, hot: Hot, journals: Sequence[Path] = ()
 ) -> Collected:
     """Takes what `hot` parked into the tier, and what became of it.
 
-    `journal`: its folder JOURNAL/NAME, for what was not shipped yet. Raises LakeInUse while
-    somebody else writes rows, WindowElsewhere, LakeBroken, JournalMismatch, DaemonError.
+    `journals`: its folder JOURNAL/NAME, or those of its shards, for what was not shipped yet.
+    Raises LakeInUse while somebody else writes rows, WindowElsewhere, LakeBroken, JournalMismatch,
+    DaemonError.
     """
-    daemon = hot.uuid()
+    now = hot.uuids()
     with tier.writing():
         tier.check_daemon(hot.name)
-        seen = tier.version().journals.get(daemon, 0)
-        found = records(spark, lake, daemon, seen, journal)
+        found = records(spark, lake, now, tier.version(), journals)
         number = reserve(tier)
         with staging(tier, f"parked-{number}") as staged:
             stage_parked(spark, tier, found, number, staged)
@@ -95,31 +104,45 @@ def collect(
             tier.commit(replace(
                 version, reserved=0, daemon=hot.name, rows=(*version.rows, *rows),
                 tombstones=(*version.tombstones, *stones),
-                journals={**version.journals, daemon: found.lsn},
+                journals=version.journals | found.journals, heirs=version.heirs | found.heirs,
             ))  # fmt: skip
     return Collected(number, sum(part.rows for part in rows), sum(part.rows for part in stones))
 
 
 def records(
-    spark: SparkSession, lake: Lake, daemon: str, seen: int, journal: Path | None
+    spark: SparkSession, lake: Lake, now: Sequence[str], version: Version, journals: Sequence[Path]
 ) -> Records:
-    """What a daemon's journal has behind LSN `seen`. Segments are shipped in their order."""
-    shipped = lake.manifests(daemon=daemon)
-    new = lake.files(m for m in shipped if m.last_lsn > seen and m.rows)
-    lsn = max((m.last_lsn for m in shipped), default=seen)
-    newest = read_files(spark, []) if journal is None else _newest(spark, lake, daemon, journal)
-    return Records(daemon, max(lsn, seen), read_files(spark, new), newest)
+    """What the journals of the arenas `now` have, and of those whose heirs they are, that `version`
+    has not. Segments are shipped in their order."""
+    segments = lake.manifests()
+    told = version.heirs | heirs([*segments, *lake.manifests(OPENINGS)])
+    for folder in journals:
+        told |= heirs_in(folder)
+    own = {arena: heir for arena, heir in told.items() if newest_heir(told, arena) in now}
+    arenas = frozenset((*now, *own))
+    seen = {arena: version.journals.get(arena, 0) for arena in arenas}
+    new = [m for m in segments if m.daemon in arenas and m.last_lsn > seen[m.daemon]]
+    seen |= {m.daemon: m.last_lsn for m in new}  # by LSN
+    shipped = read_files(spark, lake.files(m for m in new if m.rows))
+    return Records(arenas, own, seen, shipped, _newest(spark, lake, arenas, journals))
 
 
-def _newest(spark: SparkSession, lake: Lake, daemon: str, journal: Path) -> DataFrame:
-    names = [
-        one.source.path.name for one in tiers(lake, [journal])
-        if one.source and one.tier is Place.HOT and one.identity.daemon == daemon
-    ]  # fmt: skip
-    reader = spark.read.format("purgatoryd").options(
-        files=json.dumps(names), node=node_of(lake, journal)
-    )
-    return reader.load(str(journal.absolute()))
+def _newest(
+    spark: SparkSession, lake: Lake, arenas: Collection[str], journals: Sequence[Path]
+) -> DataFrame:
+    """The records of segments that were not shipped. What was parked in an arena whose snapshots
+    are gone has no names here, and waits until it is shipped."""
+    found = read_files(spark, [])
+    for folder in journals:
+        names = [
+            one.source.path.name for one in tiers(lake, [folder])
+            if one.source and one.tier is Place.HOT and one.identity.daemon in arenas
+        ]  # fmt: skip
+        reader = spark.read.format("purgatoryd").options(
+            files=json.dumps(names), node=node_of(lake, folder)
+        )
+        found = found.unionByName(reader.load(str(folder.absolute())))
+    return found.where("coalesce(parked, 0) = 0 OR namespace IS NOT NULL AND topic IS NOT NULL")
 
 
 # ---- what they mean for the tier -------------------------------------------------------------
@@ -130,7 +153,7 @@ def stage_parked(
 ) -> None:
     """Writes the rows and the tombstones of a version."""
     version = tier.version()
-    parked = rows_of(spark, tier, version.rows).where(F.col("daemon") == found.daemon)
+    parked = rows_of(spark, tier, version.rows).where(F.col("daemon").isin(*found.arenas))
     stones = tombstones_of(spark, tier, version.tombstones)
     waiting = alive(beyond(parked, tier.frontier("hot")), stones)
     gone, moves = ends(found.shipped), newest_moves(found.shipped)

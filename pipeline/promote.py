@@ -73,8 +73,8 @@ class Hot(Protocol):
 
     name: str
 
-    def uuid(self) -> str:
-        """Of its arena; raises DaemonError if there is no such daemon."""
+    def uuids(self) -> list[str]:
+        """Of its arenas; raises DaemonError if there is no such daemon."""
 
     def open_load(self, load: UUID, namespaces: Iterable[str], fence: int) -> None:
         """From now on runs of lower fences add nothing."""
@@ -102,7 +102,8 @@ def promote(
     Raises LoadRefused if the daemon had no room, and the like: the next call goes on. Raises
     DaemonUnreachable before a window is begun if there is no such daemon. Raises
     LakeInUse while another process promotes, WindowElsewhere if earlier windows went to another
-    daemon, WindowTaken if another run took the window over.
+    daemon, WindowTaken if another run took the window over, ParkedElsewhere if nothing says that
+    the daemon has the timers of an arena that parked some.
     """
     with tier.promoting():
         tier.check_daemon(hot.name)
@@ -110,7 +111,7 @@ def promote(
         begun = tier.unfinished()
         done = [finish(spark, tier, begun, hot, pace)] if begun else []
         if not tier.bound:
-            hot.uuid()  # a name that no daemon has does not bind it
+            hot.uuids()  # a name that no daemon has does not bind it
         if window := begin(tier, until_ns, hot.name):
             done.append(finish(spark, tier, window, hot, pace))
     if surplus(tier) > SURPLUS_MAX:
@@ -250,7 +251,7 @@ def _deliver(tier: Tier, window: Window, hot: Hot, pace: Pacing) -> Window:
         with tier.lock():
             settle(tier, hot)
             left = ended.without(rows)
-            answers.add(hot.add(load, left, window.fence))
+            answers.add(hot.add(load, by_holder(left, tier.version()), window.fence))
         if "FENCED" in answers.counts:
             raise WindowTaken(window.id, window.fence)
         answers.check(f"window {window.id}")
@@ -277,6 +278,15 @@ def numbered(folder: Path) -> Iterator[pa.Table]:
             numbers = pa.array(np.arange(first, first + batch.num_rows))
             yield pa.Table.from_batches([batch]).append_column("row", numbers)
             first += batch.num_rows
+
+
+def by_holder(rows: pa.Table, version: Version) -> pa.Table:
+    """Parked rows under the arena that has their timers by now."""
+    words = rows["daemon"].combine_chunks().dictionary_encode()
+    holders = [version.holder(arena) for arena in words.dictionary.to_pylist()]
+    daemons = pa.DictionaryArray.from_arrays(words.indices, pa.array(holders, pa.string()))
+    at = rows.column_names.index("daemon")
+    return rows.set_column(at, "daemon", daemons.cast(pa.string()))
 
 
 class Ended:

@@ -71,6 +71,15 @@ def openings(directory: Path) -> list[Source]:
     return found
 
 
+def heirs_in(directory: Path) -> dict[str, str]:
+    """By arena whose place another one took, the other: a journal's files are of one daemon.
+    Raises JournalMismatch, JournalDamaged."""
+    found = [*openings(directory), *map(source, segments(directory))]
+    in_order = sorted(found, key=lambda one: one.identity.first_lsn)
+    daemons = [one.identity.daemon for one in in_order]
+    return {before: after for before, after in pairwise(daemons) if before != after}
+
+
 # ---- names -----------------------------------------------------------------------------------
 
 

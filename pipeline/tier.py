@@ -32,9 +32,10 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from purgatoryd.pipeline.lake import intact
+from purgatoryd.pipeline.continuity import newest_heir
+from purgatoryd.pipeline.lake import fields_in, intact, known
 from purgatoryd.pipeline.locks import alone, in_turn
-from purgatoryd.pipeline.schemas import TOMBSTONES
+from purgatoryd.pipeline.schemas import MAJOR, TOMBSTONES
 from purgatoryd.shm_layout.errors import BadPath, LakeBroken, WindowElsewhere, WindowTaken
 from purgatoryd.shm_layout.files import (
     make_private,
@@ -87,8 +88,8 @@ class Version:
     that it is not loaded twice; `load_rows`: how many rows it had; `reserved`: the version of the
     load under way, whose rows are not there yet. `owed`: tombstones of which the daemon was not
     told. `replaced`: files of the version before a compaction, which may still have readers.
-    `daemon`: whose parked timers it has; `journals`: by uuid, up to which LSN their journals were
-    read."""
+    `daemon`: whose parked timers it has; `journals`: by uuid of the arena, up to which LSN its
+    records were read; `heirs`: by uuid, the arena that took its place, and its parked timers."""
 
     number: int = 0
     tier: str = ""
@@ -101,6 +102,12 @@ class Version:
     replaced: tuple[str, ...] = ()
     daemon: str = ""
     journals: dict[str, int] = field(default_factory=dict)
+    heirs: dict[str, str] = field(default_factory=dict)
+    major: int = MAJOR
+
+    def holder(self, arena: str) -> str:
+        """The arena that has the parked timers of this one by now."""
+        return newest_heir(self.heirs, arena)
 
     @property
     def whole(self) -> int:
@@ -137,6 +144,7 @@ class Window:
     results: dict[str, int] = field(default_factory=dict)
     namespaces: tuple[str, ...] = ()
     fence: int = 0
+    major: int = MAJOR
 
 
 class Tier:
@@ -162,7 +170,7 @@ class Tier:
     # ---- versions ------------------------------------------------------------------------
 
     def version(self) -> Version:
-        """The newest. Raises LakeBroken."""
+        """The newest. Raises LakeBroken, LakeMismatch."""
         newest = max(self._versions.glob("*.json"), default=None)
         if newest is None:
             return Version()
@@ -276,7 +284,7 @@ class Tier:
     # ---- windows -------------------------------------------------------------------------
 
     def windows(self, last: int = WINDOWS_KEPT) -> list[Window]:
-        """The newest, in the order in which they were promoted. Raises LakeBroken."""
+        """The newest, in the order in which they were promoted. Raises LakeBroken, LakeMismatch."""
         return [read_window(path) for path in self._window_files()[-last:]]
 
     def _window_files(self) -> list[Path]:
@@ -340,12 +348,11 @@ class Tier:
 
 
 def read_version(path: Path) -> Version:
-    """The version in a file. Raises LakeBroken."""
+    """The version in a file. Raises LakeBroken, LakeMismatch."""
     try:
-        told = json.loads(path.read_bytes())
-        told |= {
-            name: tuple(ColdFile(**part) for part in told[name]) for name in ("rows", "tombstones")
-        }
+        told = known(path, Version)
+        for name in ("rows", "tombstones"):
+            told[name] = tuple(ColdFile(**fields_in(part, ColdFile)) for part in told[name])
         told |= {name: tuple(told[name]) for name in ("owed", "replaced")}
         return Version(**told)
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -353,9 +360,9 @@ def read_version(path: Path) -> Version:
 
 
 def read_window(path: Path) -> Window:
-    """The window in a file. Raises LakeBroken."""
+    """The window in a file. Raises LakeBroken, LakeMismatch."""
     try:
-        told = json.loads(path.read_bytes())
+        told = known(path, Window)
         told |= {name: Frontier(*told[name]) for name in ("since", "until")}
         told["namespaces"] = tuple(told["namespaces"])
         return Window(**told)

@@ -57,6 +57,7 @@ PurgatorydError
 |   +-- LakeInUse                    another process writes there
 |   +-- LakeMismatch                 a lake of another major version
 |   +-- LoadRefused                  the daemon refused rows of a load
+|   +-- ParkedElsewhere              nothing says that the daemon has a cold tier's parked timers
 |   +-- MoveMissing                  daemons of this version cannot move a namespace
 |   +-- WindowElsewhere              a cold tier's timers are another daemon's
 |   +-- WindowTaken                  a newer run brings this window of a cold tier
@@ -804,6 +805,23 @@ class MoveMissing(PipelineError):
         return (
             f"namespace {self.namespace!r} cannot go from {self.source!r} to {self.target!r}: "
             "the daemon has no command `move`"
+        )
+
+
+@keeps_figures
+class ParkedElsewhere(PipelineError):
+    """`rows` timers were parked by the arena `parked_by`, and nothing says that `daemon`, of which
+    they are asked back, took its place. Both are uuids in hex."""
+
+    parked_by: str
+    daemon: str
+    rows: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.rows} timers were parked by the arena {self.parked_by}; nothing in lake or "
+            f"journal says that the daemon's arena {self.daemon} took its place: ship its journal, "
+            "or collect with --journal. The window stays promoting"
         )
 
 

@@ -1289,7 +1289,8 @@ struct pg_welcome {
     uint32_t reaper_cpu;          /* CPU of the loop + 1; 0 = any */
     uint64_t origin;              /* the id that this session had at first: another than before
                                      means another session, though the nonce is the same */
-    uint64_t reserved;
+    uint32_t journal;             /* 1: the daemon keeps one, and PG_W_DURABLE is granted */
+    uint32_t reserved;
 };
 
 /* NAMESPACE request: frame, this, the name's bytes. It sets what `fields` names, and nothing

@@ -69,7 +69,8 @@ static bool handle_hello(struct pg_arena *a, struct request *q, struct sink *out
                            .real_boot_ns = a->real_boot_ns,
                            .node = placed->memory_node != 0 ? placed->memory_node : placed->node,
                            .reaper_cpu = placed->reaper_cpu,
-                           .origin = s->first_id != 0 ? s->first_id : s->id};
+                           .origin = s->first_id != 0 ? s->first_id : s->id,
+                           .journal = a->stage != NULL};
     memcpy(w.uuid, a->header->uuid, sizeof w.uuid);
     q->frame.session = s->id;
     reply_head(q, out, 0);

@@ -292,6 +292,8 @@ class Welcome(NamedTuple):
     """CPU of its loop + 1; 0 = any."""
     origin: int = 0
     """The id that the session had at first; 0 = an older daemon, which does not tell."""
+    journal: int = 0
+    """1: the daemon keeps a journal; 0 = it keeps none, or is an older one, which does not tell."""
 
 
 class Info(NamedTuple):
@@ -340,7 +342,7 @@ def decode_reply(data: bytes) -> Reply:
 def decode_welcome(body: bytes) -> Welcome:
     """The body of a HELLO's reply. Raises ProtocolError."""
     _need("welcome", body, 0, WELCOME.size)
-    return Welcome(*WELCOME.unpack_from(body)[:17])
+    return Welcome(*WELCOME.unpack_from(body)[:18])
 
 
 def check_results(body: bytes, count: int) -> None:

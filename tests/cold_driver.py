@@ -61,9 +61,9 @@ class TableDaemon:
         self.added.append((key, due))
         return "ADDED"
 
-    def uuid(self) -> str:
+    def uuids(self) -> list[str]:
         """Of its arena."""
-        return "0" * 32
+        return ["0" * 32]
 
     def fire(self) -> None:
         """All that is armed is due."""
@@ -156,16 +156,17 @@ class Journal:
     ended: list[dict[str, Any]] = field(default_factory=list)
 
 
-def _records(_: object, lake: Any, daemon: str, *__: object) -> Records:
+def _records(_: object, lake: Any, now: list[str], *__: object) -> Records:
     nothing: Any = None
-    return Records(daemon, 1, lake, nothing)
+    return Records(frozenset(now), {}, dict.fromkeys(now, 1), lake, nothing)
 
 
 def _stage_parked(_: object, tier: Tier, found: Any, number: int, staged: Path) -> None:
     journal, known = found.shipped, {(row["key"], row["ticket"]) for row in all_rows(tier)}
-    fresh = [row | {"version": number, "daemon": found.daemon} for row in journal.rows]
+    (daemon,) = found.arenas
+    fresh = [row | {"version": number, "daemon": daemon} for row in journal.rows]
     _write_hours([row for row in fresh if (row["key"], row["ticket"]) not in known], staged)
-    ended = [row | {"version": number, "daemon": found.daemon} for row in journal.ended]
+    ended = [row | {"version": number, "daemon": daemon} for row in journal.ended]
     (staged / "stones").mkdir(parents=True)
     pq.write_table(
         pa.Table.from_pylist(ended, TOMBSTONES.arrow()), staged / "stones" / "part.parquet"

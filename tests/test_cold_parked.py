@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 from cold_driver import Journal, Mortal, TableDaemon, small_pieces, spark_of_python, waiting
 from conftest import StartDaemon
 from pyspark.sql import SparkSession
-from real_daemon import PATIENCE_S, Daemon, eventually, notices, stats
+from real_daemon import PATIENCE_S, Daemon, eventually, notices, remove_segments, stats
 
+from purgatoryd.cli.app import app
+from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import Admin, CancelResult, Client, Status
 from purgatoryd.pipeline import cold
-from purgatoryd.pipeline.lake import Lake
+from purgatoryd.pipeline.continuity import heirs, newest_heir
+from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Lake, Manifest
 from purgatoryd.pipeline.loading import Loader
 from purgatoryd.pipeline.parked import collect
 from purgatoryd.pipeline.promote import promote
+from purgatoryd.pipeline.schemas import BRONZE as BRONZE_TABLE
 from purgatoryd.pipeline.ship import Shipper
+from purgatoryd.pipeline.sources import heirs_in
 from purgatoryd.pipeline.tier import HOUR_NS, Tier
 from purgatoryd.shm_layout.arena import Reader
-from purgatoryd.shm_layout.errors import WindowElsewhere
+from purgatoryd.shm_layout.errors import ParkedElsewhere, WindowElsewhere
 from purgatoryd.shm_layout.journal import segments
+from purgatoryd.shm_layout.shards import read_table
 
 MINUTE_NS = 60 * 10**9
 ORIGIN_NS = 1_893_456_000 * 10**9  # 2030-01-01T00:00:00Z
@@ -52,9 +61,19 @@ class World:
         with client("other") as some:
             some.add_many([(f"fill {before} {n}", 1e6, "t", b"x" * 200) for n in range(1500)])
         eventually(lambda: segments(self.journal)[-1].lsn > before)
+        self.ship()
+
+    def ship(self) -> None:
+        """What is in the journal for good by now is in the lake."""
         shipper = Shipper(self.journal, self.lake, "node")
         list(shipper.turn())
         shipper.close()
+
+    def reboot(self) -> None:
+        """All memory is gone: the daemon comes back from its journal, with another arena."""
+        self.daemon.kill()
+        remove_segments(self.daemon.paths)
+        self.daemon.start()
 
     def fired(self) -> list[tuple[Any, bytes]]:
         """Keys and payloads of all notices, in order of the keys."""
@@ -112,9 +131,9 @@ def test_what_is_parked_comes_back_in_time_and_only_if_it_lives(
         some.add("k6", 60, topic="t", payload=b"soon", mode="replace")
         world.seal()
         some.add("new", minutes(5), topic="t", payload=b"not sealed")
-        found = collect(spark, tier, lake, hot, world.journal)
+        found = collect(spark, tier, lake, hot, [world.journal])
         assert (found.rows, found.ended) == (2, 3)  # k5 again, and `new`; k4, k5 and k6
-        again = collect(spark, tier, lake, hot, world.journal)
+        again = collect(spark, tier, lake, hot, [world.journal])
         assert (again.rows, again.ended) == (0, 0)
         with Loader("other") as other, pytest.raises(WindowElsewhere):
             promote(NO_SPARK, tier, ORIGIN_NS, other)
@@ -122,6 +141,7 @@ def test_what_is_parked_comes_back_in_time_and_only_if_it_lives(
         some.cancel("k7")  # the tier does not know it yet
         (window,) = promote(spark, tier, ORIGIN_NS + 2 * HOUR_NS + 20 * MINUTE_NS, hot)
         assert window.results == {"UNPARKED": 13, "UNKNOWN": 1}
+        assert (cold.status(tier)["promoted"], cold.status(tier)["unknown"]) == (13, 1)
         back = some.get("k8")
         assert back is not None
         assert (back.status, back.payload) == (Status.FOUND, b"p8")
@@ -145,6 +165,94 @@ def test_what_is_parked_comes_back_in_time_and_only_if_it_lives(
     assert world.fired() == sorted(lives.items())
     assert (stats(world.daemon)["parked"], stats(world.daemon)["overdue"]) == (0, 0)
     assert cold.verify(spark, tier)[1] == []
+
+
+def test_what_was_parked_comes_back_after_reboots(spark: SparkSession, world: World) -> None:
+    """What two arenas parked, of which one filled no segment, is asked back of a third one."""
+    tier, lake = world.tier, world.lake
+    timers = [(f"k{n}", minutes(n), "t", b"p%d" % n) for n in range(40)]
+    until_ns = ORIGIN_NS + 3 * HOUR_NS
+    with client() as some, Loader("demo") as hot:
+        some.add_many(timers[:20])
+        world.seal()
+        assert collect(spark, tier, lake, hot).rows == 20
+        some.add_many(timers[20:30])
+        assert some.cancel("k0") is CancelResult.CANCELLED
+    world.reboot()
+    with Loader("demo") as hot, pytest.raises(ParkedElsewhere):
+        promote(spark, tier, until_ns, hot)
+    assert stats(world.daemon)["parked"] == 29
+    world.ship()  # the first arena to its end, and of the second one its first snapshot
+    with client() as some, Loader("demo") as hot:
+        assert list(heirs_in(world.journal).values()) == hot.uuids()
+        found = collect(spark, tier, lake, hot)
+        assert (found.rows, found.ended) == (10, 1)
+        begun, late = promote(spark, tier, until_ns, hot)
+        assert (begun.results, begun.cancelled) == ({"UNPARKED": 19}, 1)
+        assert late.results == {"UNPARKED": 10}
+        some.add_many(timers[30:])
+    world.reboot()
+    world.ship()
+    with Loader("demo") as hot:
+        assert collect(spark, tier, lake, hot, [world.journal]).rows == 10
+        (late,) = promote(spark, tier, until_ns, hot)
+        assert late.results == {"UNPARKED": 10}
+    advance(3)
+    assert world.fired() == sorted((key, payload) for key, _, _, payload in timers[1:])
+    assert (stats(world.daemon)["parked"], stats(world.daemon)["overdue"]) == (0, 0)
+    figures = cold.status(tier)
+    assert (figures["promoted"], figures["unknown"]) == (39, 0)
+
+
+def arena(name: str, first: int, last: int, table: str = BRONZE, at: int = 0) -> Manifest:
+    """A segment of the arena `name`, or with OPENINGS a snapshot."""
+    node = "other" if name == "stranger" else "node"
+    return Manifest(table, name, node, 1, first, last, 0, "boot", 1, at, at, BRONZE_TABLE.version)
+
+
+def test_heirs_are_known_by_where_their_records_begin() -> None:
+    fresh, first = arena("fresh", 1, 99), arena("a", 1, 15)
+    strangers = [fresh, arena("stranger", 16, 20)]
+    assert heirs([first, *strangers]) == {}
+    brief = arena("brief", 16, 15, OPENINGS, at=1)  # with other sizes before its first record
+    then = arena("b", 16, 15, OPENINGS, at=2)
+    assert heirs([then, brief, first, *strangers]) == {"a": "b"}
+    found = heirs([arena("b", 16, 28), arena("c", 29, 28, OPENINGS), then, brief, first])
+    assert found == {"a": "b", "b": "c"}
+    assert [newest_heir(found, name) for name in ("a", "c", "fresh")] == ["c", "c", "fresh"]
+
+
+def test_each_shard_has_its_parked_timers_back(
+    spark: SparkSession, daemon: StartDaemon, tmp_path: Path
+) -> None:
+    assert spark  # the command finds it
+    for name in ("journals", "lake"):
+        (tmp_path / name).mkdir()
+    demo = daemon("demo", "--journal", str(tmp_path / "journals"), "--shards", "2")
+    names = [f"n{n}" for n in range(8)]
+    with Admin("demo", timeout=PATIENCE_S) as admin:
+        for name in names:
+            admin.set_namespace(name, park_beyond_ns=HOUR_NS)
+    for name in names:
+        with client(name) as some:
+            added = [some.add(key, 7200.0, payload=name.encode()) for key in ("k", "gone")]
+            assert {one.status for one in added} == {Status.PARKED}
+            some.cancel("gone")
+    found = read_table(demo.dir, "demo")
+    assert found is not None
+    assert {shard for name in names for shard in found.place(name).shards} == {0, 1}
+    done = CliRunner().invoke(app, [
+        "pipeline", "cold", "promote", "--name", "demo", "--lake", str(tmp_path / "lake"),
+        "--journal", str(tmp_path / "journals"), "--json",
+        "--window", datetime.fromtimestamp(time.time() + 3 * 3600, UTC).isoformat(),
+    ])  # fmt: skip
+    assert done.exit_code == Exit.DONE, done.output
+    assert json.loads(done.stdout)["results"] == {"UNPARKED": len(names)}
+    for name in names:
+        with client(name) as some:
+            back = some.get("k")
+            assert back is not None
+            assert (back.status, back.payload) == (Status.FOUND, name.encode())
 
 
 # ---- killed between any two steps ------------------------------------------------------------
@@ -234,13 +342,11 @@ def test_timers_of_another_arena_do_not_come_back(daemon: StartDaemon, tmp_path:
     with Admin("demo", timeout=PATIENCE_S) as admin:
         admin.set_namespace("shop", park_beyond_ns=1)
     with client() as some, Loader("demo") as hot:
-        ticket = some.add("k1", 7200.0).ticket
-        rows = pa.Table.from_pylist(
-            [
-                row(1, ticket) | {"row": n, "daemon": of}
-                for n, of in enumerate(("0" * 32, hot.uuid()))
-            ]
-        )
-        answers = [hot.add(uuid4(), rows.slice(n, 1)).counts for n in range(2)]
-    assert answers == [{"UNKNOWN": 1}, {"UNPARKED": 1}]
+        (uuid,) = hot.uuids()
+        parked = row(1, some.add("k1", 7200.0).ticket) | {"row": 0}
+        other, own = (pa.Table.from_pylist([parked | {"daemon": of}]) for of in ("0" * 32, uuid))
+        with pytest.raises(ParkedElsewhere, match=f"{'0' * 32}; .* {uuid} took its place"):
+            hot.add(uuid4(), other)
+        assert stats(demo)["live"] == 0
+        assert hot.add(uuid4(), own).counts == {"UNPARKED": 1}
     assert stats(demo)["live"] == 1

@@ -27,6 +27,7 @@ from pyspark.sql.types import StructType
 from real_daemon import PATIENCE_S, Daemon, eventually, notices, stats
 
 from purgatoryd.clients import Client
+from purgatoryd.clients.session import Batch
 from purgatoryd.pipeline import agent, cold
 from purgatoryd.pipeline.loading import Answers, Loader, runs
 from purgatoryd.pipeline.promote import promote
@@ -188,6 +189,29 @@ def test_rows_of_many_namespaces_topics_and_types(daemon: StartDaemon) -> None:
         assert (timer.topic, timer.payload) == ("t0", raw[4])
         assert loader.cancel(rows) == {"CANCELLED": 6}
         assert loader.cancel(rows) == {"UNKNOWN": 6}
+
+
+@pytest.mark.parametrize("journal", [False, True])
+def test_answers_wait_for_the_disk_if_there_is_a_journal(
+    daemon: StartDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, journal: bool
+) -> None:
+    """Who writes down what was answered, as the tier does, has to find it after a power cut."""
+    demo = daemon("demo", *(("--journal", str(tmp_path)) if journal else ()))
+    asked, real = list[bool](), Batch.address
+
+    def address(batch: Batch, session: int, sequence: int, durable: bool, clock: bool) -> None:
+        asked.append(durable)
+        real(batch, session, sequence, durable, clock)
+
+    monkeypatch.setattr(Batch, "address", address)
+    rows = pa.table({
+        "namespace": ["a"], "key_type": ["str"], "key": pa.array([b"k"], pa.binary()),
+        "topic": ["t"], "payload": pa.array([b"p"], pa.binary()), "delay": [3600.0], "row": [0],
+    })  # fmt: skip
+    with Loader(demo.name) as loader:
+        assert loader.add(uuid4(), rows).counts == {"ADDED": 1}
+        assert loader.cancel(rows) == {"CANCELLED": 1}
+    assert asked == [journal] * 2
 
 
 def test_spark_runs_a_killed_task_again(

@@ -233,6 +233,8 @@ def test_a_partitioned_namespace_is_one_for_its_users(clicks: Daemon) -> None:
     for kind in (Client, Purgatory):
         with pytest.raises(Partitioned, match="4 partitions"):
             kind("demo", namespace="clicks")
+    with Admin("demo") as admin, pytest.raises(Partitioned, match="cannot park"):
+        admin.set_namespace("clicks", park_beyond_ns=1)
 
 
 def test_a_partitioned_namespace_with_asyncio(clicks: Daemon) -> None:
