@@ -59,6 +59,15 @@ def folder(journal: Path, name: str) -> Path:
     raise BadPath(str(path), f"is no journal{shards}")
 
 
+def folders(journal: Path, name: str) -> list[Path]:
+    """Those of a deployment's shards, the oldest generation first, or that of the daemon. Raises as
+    folder() does."""
+    from purgatoryd.shm_layout.paths import check_name
+    from purgatoryd.shm_layout.shards import journals_of
+
+    return journals_of(journal, check_name(name)) or [folder(journal, name)]
+
+
 # ---- ls --------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import click
 from purgatoryd.cli import units
 from purgatoryd.cli.exits import Command
 from purgatoryd.cli.following import follow as take_turns
-from purgatoryd.cli.journal import folder, journal_option, show
+from purgatoryd.cli.journal import folders, journal_option, show
 from purgatoryd.cli.options import emit, json_option, name_option
 from purgatoryd.cli.pipeline import lake_option
 
@@ -38,21 +39,22 @@ def ship_command(
 ) -> None:
     """Bring sealed segments and snapshots into the lake, each once, oldest first.
 
-    It may be killed at any time and started again. The journal is held for it by a mark, so
-    no segment goes before it is in the lake.
+    Of a deployment those of all its shards, and of the shards that it had before. It may be killed
+    at any time and started again. The journal is held for it by a mark, so no segment goes before
+    it is in the lake.
     """
     from purgatoryd.pipeline.extras import need
 
     need("pyarrow", "lake")
     from purgatoryd.pipeline.lake import Lake
-    from purgatoryd.pipeline.ship import Shipper
+    from purgatoryd.pipeline.ship import Convoy
 
-    directory = folder(journal, name)
+    folders(journal, name)  # before there is a lake
     lake.mkdir(parents=True, exist_ok=True)
-    with closing(Shipper(directory, Lake(lake), node, limit)) as shipper:
+    with closing(Convoy(partial(folders, journal, name), Lake(lake), node, limit)) as convoy:
 
         def turn() -> None:
-            for manifest in shipper.turn():
+            for manifest in convoy.turn():
                 emit(asdict(manifest), shipped_text(manifest), as_json)
 
         if follow:
@@ -98,7 +100,7 @@ def status_command(
     if segments:
         from purgatoryd.pipeline.tiers import tiers
 
-        found = tiers(place, [folder(journal, name)] if journal else [])
+        found = tiers(place, folders(journal, name) if journal else [])
         show([segment_record(one) for one in found], f"segments in {lake}", as_json)
         return
     from purgatoryd.pipeline.progress import progress

@@ -7,7 +7,7 @@ decoded, a batch at a time, become Parquet in memory, and that is brought to dis
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -148,12 +148,13 @@ def refuse_open_end(walk: Walk, one: Source) -> None:
 class Shipper:
     """Brings one journal into a lake; to be closed."""
 
-    def __init__(self, directory: Path, lake: Lake, node: str, limit: int = 0) -> None:
-        """`directory`: JOURNAL/NAME; `node`: what its host is called; `limit`: bytes a second."""
+    def __init__(self, directory: Path, lake: Lake, node: str, pace: Pace | None = None) -> None:
+        """`directory`: JOURNAL/NAME; `node`: what its host is called; `pace`: of the bytes that are
+        read."""
         self._directory = directory
         self._lake = lake
         self._node = node
-        self._pace = Pace(limit).wait
+        self._pace = (pace or Pace(0)).wait
         self._mark = mark_name(lake)
         self._decoders: dict[str, Decoder] = {}
         self._named: dict[str, int] = {}  # what of each daemon's names is in the lake
@@ -320,3 +321,33 @@ def _is_of(file: File, daemon: str) -> bool:
 def mark_name(lake: Lake) -> str:
     """The mark by which a journal is held for this lake."""
     return f"ship-{zlib.crc32(str(lake.root.resolve()).encode()):08x}"
+
+
+# ---- several journals ------------------------------------------------------------------------
+
+
+class Convoy:
+    """Brings several journals into a lake, one after the other; to be closed."""
+
+    def __init__(
+        self, find: Callable[[], Iterable[Path]], lake: Lake, node: str, limit: int = 0
+    ) -> None:
+        """`find`: their folders by now, JOURNAL/NAME; `limit`: bytes a second, of all together."""
+        self._find = find
+        self._lake = lake
+        self._node = node
+        self._pace = Pace(limit)
+        self._shippers: dict[Path, Shipper] = {}
+
+    def close(self) -> None:
+        """Others may ship now."""
+        for shipper in self._shippers.values():
+            shipper.close()
+
+    def turn(self) -> Iterator[Manifest]:
+        """As Shipper.turn(), of each. Raises what `find` does, too."""
+        for directory in self._find():
+            if directory not in self._shippers:
+                made = Shipper(directory, self._lake, self._node, self._pace)
+                self._shippers[directory] = made
+            yield from self._shippers[directory].turn()

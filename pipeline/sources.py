@@ -16,14 +16,15 @@ from purgatoryd.pipeline.names import Names
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.errors import BadPath
 from purgatoryd.shm_layout.journal import SEGMENT, SNAPSHOT, File, Walk, segments, snapshots
+from purgatoryd.shm_layout.shards import generations_behind
 
 HEAD: int = lib.PG_SEGMENT_HEAD
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file of a journal. `complete`: what follows it is of another arena, so that it has its
-    end without a seal."""
+    """A file of a journal. `complete`: it has its end without a seal: what follows it is of another
+    arena, or its daemon will never run again."""
 
     path: Path
     identity: Identity
@@ -49,12 +50,15 @@ def source(file: File) -> Source:
 
 
 def sealed(directory: Path) -> list[Source]:
-    """The segments that nobody writes any more, all but the newest one, oldest first."""
+    """The segments that nobody writes any more, oldest first: all but the newest one, and that one
+    too of a shard whose deployment has another number of them by now."""
+    over = generations_behind(directory.absolute()) > 0  # asked first: then nothing more comes
     found = [source(file) for file in segments(directory)]
-    return [
+    before = [
         replace(one, complete=one.identity.daemon != after.identity.daemon)
         for one, after in pairwise(found)
     ]
+    return before + [replace(one, complete=True) for one in found[-1:] if over]
 
 
 def journals_in(directory: Path) -> list[Path]:
@@ -63,7 +67,10 @@ def journals_in(directory: Path) -> list[Path]:
 
 
 def openings(directory: Path) -> list[Source]:
-    """The snapshots that are there; they may go at any time."""
+    """The snapshots that are there; they may go at any time. None of a shard that does not count
+    yet: it may be thrown away."""
+    if generations_behind(directory.absolute()) < 0:
+        return []
     found = []
     for file in snapshots(directory):
         with contextlib.suppress(BadPath):

@@ -27,7 +27,7 @@ PARTITIONS_MAX = 1024
 MODE = 0o640
 """Clients of the group read it, as they reach the sockets beside it."""
 
-_DAEMON = re.compile(r"(.+)-[0-9]+-[0-9]+")
+_DAEMON = re.compile(r"(.+)-([0-9]+)-([0-9]+)")
 """What ShardTable.daemon() makes."""
 
 
@@ -125,6 +125,25 @@ def _weight(namespace: str, shard: int) -> bytes:
 
 
 # ---- the file -----------------------------------------------------------------------------------
+
+
+def generations_behind(journal: Path) -> int:
+    """How many generations of its deployment came after that of a shard, JOURNAL/NAME: 0 = it is
+    the newest, or no shard's; below 0 = it does not count yet. Raises TableBroken."""
+    found = _DAEMON.fullmatch(journal.name)
+    table = read_table(journal.parent, found[1]) if found else None
+    return table.generation - int(found[2]) if found and table else 0
+
+
+def journals_of(journals: Path, deployment: str) -> list[Path]:
+    """The folders of the journals of a deployment's shards, also of those before a change of their
+    number, oldest first. Raises TableBroken."""
+    folders = {
+        (int(found[2]), int(found[3])): path
+        for path in journals.glob(f"{deployment}-*/")
+        if (found := _DAEMON.fullmatch(path.name)) and found[1] == deployment
+    }
+    return [path for _, path in sorted(folders.items()) if generations_behind(path) >= 0]
 
 
 def table_path(directory: Path, name: str) -> Path:

@@ -9,14 +9,19 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 from conftest import StartDaemon
 from real_daemon import PATIENCE_S, remove_segments
 from shards_driver import FAR_NS, OWNED, PARTS, Ledger, Shards, as_arena, as_core, release
 
+from purgatoryd.cli.app import app
+from purgatoryd.cli.journal import folders
 from purgatoryd.clients import AllOf, Client, Purgatory
 from purgatoryd.daemon import redistribute
 from purgatoryd.daemon.config import Config
@@ -25,6 +30,9 @@ from purgatoryd.daemon.journal import locked
 from purgatoryd.daemon.main import name_lock
 from purgatoryd.daemon.redistribute import Division, settle
 from purgatoryd.daemon.store import Opening, journal_end, open_arena, source
+from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Lake
+from purgatoryd.pipeline.ship import Convoy
+from purgatoryd.pipeline.sources import openings
 from purgatoryd.shm_layout import segment
 from purgatoryd.shm_layout.arena import Arena, Reader
 from purgatoryd.shm_layout.errors import (
@@ -36,7 +44,7 @@ from purgatoryd.shm_layout.errors import (
     Unplaceable,
 )
 from purgatoryd.shm_layout.gather import Census, census
-from purgatoryd.shm_layout.journal import Committer
+from purgatoryd.shm_layout.journal import Committer, Walk, segments
 from purgatoryd.shm_layout.layout import ArenaState, DaemonState, Status
 from purgatoryd.shm_layout.paths import Paths, paths_in
 from purgatoryd.shm_layout.shards import Placement, ShardTable, read_table, write_table
@@ -574,3 +582,58 @@ def test_namespaces_of_the_daemons_themselves_go_on(begin: Callable[..., Deploym
     with one.opened() as shards:
         [part] = shards.cores[0].publish_all()
         assert (part.namespace, part.head.records) == ("_purgatoryd", 2)
+
+
+# ---- the pipeline ------------------------------------------------------------------------------
+
+
+def shipped(convoy: Convoy) -> int:
+    """Ships what is complete; how many segments that were."""
+    return sum(manifest.table == BRONZE for manifest in convoy.turn())
+
+
+def records_of(one: Deployment, generation: int) -> list[tuple[str, int, str]]:
+    """Daemon, LSN and kind of all records in the journals of a generation."""
+    found = []
+    for folder in Path(one.config.journal).glob(f"demo-{generation}-*"):
+        walk = Walk()
+        for file in segments(folder):
+            walk.enter(file.path)
+            found += [(walk.uuid.hex(), frame.lsn, frame.kind) for frame in walk.frames()]
+    return sorted(found)
+
+
+def test_all_records_of_the_generation_before_get_into_the_lake(
+    begin: Callable[..., Deployment], tmp_path: Path
+) -> None:
+    one, ledger = begin(journal=True), Ledger(7)
+    (tmp_path / "lake").mkdir()
+    lake = Lake(tmp_path / "lake")
+    one.start(2)
+    with one.opened(commit=True) as shards:
+        ledger.fill(shards)
+    with contextlib.closing(Convoy(partial(folders, tmp_path, "demo"), lake, "node")) as convoy:
+        assert shipped(convoy) == 0  # their daemons may go on
+
+        def ship_early(step: str) -> None:
+            """The next generation does not count yet, and may never do so."""
+            if step == "writing the routing table":
+                assert len(list(tmp_path.glob("demo-2-*"))) == 3
+                assert list(convoy.turn()) == []
+                assert openings(tmp_path / "demo-2-0") == []
+
+        one.start(3, ship_early)
+        assert shipped(convoy) == 2
+    with one.opened(commit=True) as shards:
+        ledger.take(shards)
+    command = ["pipeline", "ship", "--name", "demo", "--journal", str(tmp_path)]
+    again = CliRunner().invoke(app, [*command, "--lake", str(lake.root), "--json"])
+    assert (again.exit_code, again.output) == (0, "")
+    assert len(lake.manifests(OPENINGS)) == 2 + 3
+    rows = [
+        (row["daemon"], row["lsn"], row["kind"])
+        for manifest in lake.manifests()
+        for row in pq.read_table(lake.data(manifest), partitioning=None).to_pylist()
+    ]
+    assert sorted(rows) == records_of(one, 1)
+    assert len(rows) > len(ledger.given)
