@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F  # noqa: N812
 
 from purgatoryd.pipeline import silver
+from purgatoryd.pipeline.continuity import newest_heir
 from purgatoryd.pipeline.jobs import bronze_of
 from purgatoryd.pipeline.lake import Lake
 from purgatoryd.pipeline.living import in_place, living
@@ -87,11 +88,10 @@ def of_today(hosts: Mapping[str, Host], heirs: Mapping[str, str]) -> dict[str, H
     the journal. `heirs`: of continuity. Raises InvalidSetting for two that are one by now."""
     found: dict[str, Host] = {}
     for daemon, host in hosts.items():
-        while daemon in heirs:
-            daemon = heirs[daemon]
-        if daemon in found:
-            raise InvalidSetting(f"{host.name}.daemon", daemon, "of one host alone", "fleet")
-        found[daemon] = host
+        today = newest_heir(heirs, daemon)
+        if today in found:
+            raise InvalidSetting(f"{host.name}.daemon", today, "of one host alone", "fleet")
+        found[today] = host
     return found
 
 

@@ -13,6 +13,7 @@ import resource
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -112,6 +113,14 @@ PROBES: dict[str, tuple[Callable[[], bool], str]] = {
     "timens": (
         _runs("unshare", "-T", "--boottime", "1", "true"),
         "`unshare -T` must work, which needs root and a kernel with time namespaces",
+    ),
+    "realtime": (
+        _runs("chrt", "--fifo", "1", "true"),
+        "`chrt --fifo` must work, which takes CAP_SYS_NICE",
+    ),
+    "memlock": (
+        _runs(sys.executable, "-c", "import ctypes; exit(ctypes.CDLL(None).mlockall(3))"),
+        "a process must be allowed mlockall(), which takes CAP_IPC_LOCK",
     ),
     "trapflag": (
         lambda: platform.machine() == "x86_64",
