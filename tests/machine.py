@@ -134,6 +134,7 @@ PROBES: dict[str, tuple[Callable[[], bool], str]] = {
         lambda: any(guest_machine.kernels()),
         "/boot/vmlinuz-* with /lib/modules is needed, as of linux-image-cloud-amd64",
     ),
+    "mkfs": (_on_path("mkfs.ext4"), "`mkfs.ext4` is needed, which comes with e2fsprogs"),
     "promtool": (_on_path("promtool"), "`promtool` is needed, which comes with Prometheus"),
     "descriptors": (
         lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= 1000,

@@ -80,6 +80,7 @@ def initramfs(program: Path, modules: list[Path]) -> bytes:
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     needs("qemu")
     needs("kernel")
+    needs("mkfs")
     needs("cc")
     image, modules = next(kernels())
     folder = tmp_path_factory.mktemp("machine")
