@@ -34,7 +34,7 @@ from purgatoryd.pipeline.pace import Pace
 from purgatoryd.pipeline.schemas import BRONZE as BRONZE_TABLE
 from purgatoryd.pipeline.sources import Source, openings, sealed, source
 from purgatoryd.shm_layout._core import lib
-from purgatoryd.shm_layout.errors import BadPath, JournalDamaged
+from purgatoryd.shm_layout.errors import BadPath, JournalDamaged, PurgatorydError
 from purgatoryd.shm_layout.journal import File, Walk, segments
 from purgatoryd.shm_layout.layout import WalkState
 from purgatoryd.shm_layout.marks import Mark, read_marks, set_mark
@@ -345,9 +345,19 @@ class Convoy:
             shipper.close()
 
     def turn(self) -> Iterator[Manifest]:
-        """As Shipper.turn(), of each. Raises what `find` does, too."""
+        """As Shipper.turn(), of each; what one cannot do is raised once the others had their turn.
+        Raises what `find` does, too."""
+        failed: list[PurgatorydError] = []
         for directory in self._find():
-            if directory not in self._shippers:
-                made = Shipper(directory, self._lake, self._node, self._pace)
-                self._shippers[directory] = made
-            yield from self._shippers[directory].turn()
+            try:
+                yield from self._shipper(directory).turn()
+            except PurgatorydError as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
+
+    def _shipper(self, directory: Path) -> Shipper:
+        if directory not in self._shippers:
+            made = Shipper(directory, self._lake, self._node, self._pace)
+            self._shippers[directory] = made
+        return self._shippers[directory]

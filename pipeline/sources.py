@@ -81,10 +81,12 @@ def openings(directory: Path) -> list[Source]:
 def heirs_in(directory: Path) -> dict[str, str]:
     """By arena whose place another one took, the other: a journal's files are of one daemon.
     Raises JournalMismatch, JournalDamaged."""
-    found = [*openings(directory), *map(source, segments(directory))]
-    in_order = sorted(found, key=lambda one: one.identity.first_lsn)
-    daemons = [one.identity.daemon for one in in_order]
-    return {before: after for before, after in pairwise(daemons) if before != after}
+    begun: dict[str, tuple[int, int]] = {}  # each arena once: an end and a beginning may be one LSN
+    for one in (*openings(directory), *map(source, segments(directory))):
+        own = one.identity
+        first = (own.first_lsn, own.epoch)
+        begun[own.daemon] = min(begun.get(own.daemon, first), first)
+    return dict(pairwise(sorted(begun, key=lambda daemon: begun[daemon])))
 
 
 # ---- names -----------------------------------------------------------------------------------

@@ -305,7 +305,7 @@ def test_a_shard_that_hangs_is_started_again_and_the_rest_is_left_alone(
     daemon: StartDaemon, daemon_dir: Path
 ) -> None:
     manager = Manager(str(daemon_dir / "notify"))
-    beats = {"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "1000000"}
+    beats = {"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "2000000"}
     demo = daemon("demo", "--shards", "2", *SMALL, env=beats)
     manager.hears("READY=1")
     before = pid_of(demo, 0), pid_of(demo, 1)
