@@ -53,12 +53,15 @@ def make_command(
     need("pyspark", "spark")
     from purgatoryd.pipeline.continuity import heirs
     from purgatoryd.pipeline.fleet import measured_in, of_today, read_fleet, spaces
-    from purgatoryd.pipeline.lake import Lake
+    from purgatoryd.pipeline.lake import OPENINGS, Lake
+    from purgatoryd.pipeline.living import gone_in
     from purgatoryd.pipeline.plan import plan
     from purgatoryd.pipeline.session import session
 
     hosts, groups = read_fleet(fleet)
-    hosts = of_today(hosts, heirs(Lake(lake).manifests()))
+    there = Lake(lake)
+    manifests = [*there.manifests(), *there.manifests(OPENINGS)]
+    hosts = of_today(hosts, heirs(manifests), gone_in(there))
     rows = measured_in(session(master, conf), lake).collect()
     made = plan(list(hosts.values()), spaces(rows, hosts, groups), label, tolerance)
     save(lake, made)

@@ -44,8 +44,9 @@ from purgatoryd.shm_layout.errors import (
     Unplaceable,
 )
 from purgatoryd.shm_layout.gather import Census, Route, census, gather
-from purgatoryd.shm_layout.journal import Committer, Walk, segments
+from purgatoryd.shm_layout.journal import Committer, Walk, has_header, segments, uuid_of
 from purgatoryd.shm_layout.layout import RESERVED, ArenaState
+from purgatoryd.shm_layout.origins import Origins, write_origins
 from purgatoryd.shm_layout.paths import SHARDS_MAX, Paths, paths_in
 from purgatoryd.shm_layout.shards import Placement, ShardTable
 from purgatoryd.shm_layout.standing import StandingFile
@@ -98,11 +99,12 @@ def _divide(division: Division, old: ShardTable, new: ShardTable) -> None:
         routes = [_routes(old, new, shard, found) for shard, found in enumerate(have)]
         _refuse_other_settings(old, have)
         given = [(a, r) for a, r in zip(sources, routes, strict=True) if a is not None]
+        origins = Origins(_records(division, old, sources), new.count)
         try:
-            made = list(_made(division, new, given))
+            made = list(_made(division, new, given, origins))
             _verify(old, have, routes, made)
         except BaseException:
-            _clear_generation(division, new)
+            _clear_generation(division, new, journals=True)
             raise
         division.step("writing the routing table")
         division.write(new)
@@ -121,6 +123,19 @@ def _sources(
         held.enter_context(locked(opening.journal))
         division.step(f"opening {opening.config.name}")
         yield held.enter_context(source(opening))
+
+
+def _records(
+    division: Division, old: ShardTable, sources: Sequence[Arena | None]
+) -> dict[str, int]:
+    """Whose records are in their journals, by uuid: up to which one the arenas have them."""
+    upto = {}
+    for shard, arena in enumerate(sources):
+        journal = division.opening(old, shard).journal
+        files = segments(journal) if journal and arena else []
+        if arena is not None and files and has_header(files[-1].path):
+            upto[uuid_of(files[-1].path).hex()] = int(arena.stage.next_lsn) - 1
+    return upto
 
 
 def _routes(
@@ -167,7 +182,10 @@ def _refuse_other_settings(old: ShardTable, have: Sequence[Mapping[str, Census]]
 
 
 def _made(
-    division: Division, new: ShardTable, sources: Sequence[tuple[Arena, Mapping[str, Route]]]
+    division: Division,
+    new: ShardTable,
+    sources: Sequence[tuple[Arena, Mapping[str, Route]]],
+    origins: Origins,
 ) -> Iterator[dict[str, Census]]:
     """Makes the arenas of the next generation, one after the other; what each of them has."""
     arenas = [arena for arena, _ in sources]
@@ -185,7 +203,7 @@ def _made(
                 gather(to, sources)
             except ArenaBroken as error:
                 raise too_small(error, f" of shard {shard}") from error
-            yield _finished(to, opening)
+            yield _finished(to, opening, origins)
 
 
 def _identity(config: Config, sources: Sequence[Arena]) -> dict[str, Any]:
@@ -201,12 +219,13 @@ def _identity(config: Config, sources: Sequence[Arena]) -> dict[str, Any]:
     return same
 
 
-def _finished(arena: Arena, opening: Opening) -> dict[str, Census]:
+def _finished(arena: Arena, opening: Opening, origins: Origins) -> dict[str, Census]:
     """Rebuilt, checked, and with a journal so begun that it can be recovered from."""
     virtual = opening.config.clock == "virtual"
     arena.rebuild(int(arena.header.now_ns) if virtual else boot_ns())
     arena.check()
     if opening.journal is not None:
+        write_origins(opening.journal, origins)
         save_snapshot(arena, opening.journal, step=opening.step)
         end = Walk.before(arena)
         Committer(arena, opening.journal, opening.config.segment_bytes, end).close()
@@ -251,11 +270,11 @@ def _kept(found: Census, *, anew: bool) -> Census:
 
 
 def _clear(division: Division, table: ShardTable) -> None:
-    """Of the generations before and after the one that counts nothing stays but journals that were
-    used: who ships them may not be done."""
+    """Of the generations before and after the one that counts nothing stays but the journals of
+    those before: who ships them may not be done."""
     _refuse_later(division, table)
-    _clear_generation(division, replace(table, generation=table.generation - 1))
-    _clear_generation(division, replace(table, generation=table.generation + 1))
+    _clear_generation(division, replace(table, generation=table.generation - 1), journals=False)
+    _clear_generation(division, replace(table, generation=table.generation + 1), journals=True)
 
 
 def _left(division: Division, table: ShardTable) -> Iterator[Opening]:
@@ -293,18 +312,18 @@ def _used(journal: Path) -> bool:
         return True
 
 
-def _clear_generation(division: Division, table: ShardTable) -> None:
+def _clear_generation(division: Division, table: ShardTable, *, journals: bool) -> None:
     for opening in _left(division, table):
         with name_lock(opening.paths):
-            _clear_daemon(division, opening)
+            _clear_daemon(division, opening, journals)
 
 
-def _clear_daemon(division: Division, opening: Opening) -> None:
+def _clear_daemon(division: Division, opening: Opening, journals: bool) -> None:
     """The caller holds its lock."""
     if segment.exists(opening.paths.arena):
         division.step(f"clearing {opening.config.name} away")
     remove_arena(opening.paths)
-    if opening.journal is not None and opening.journal.exists() and not _used(opening.journal):
+    if journals and opening.journal is not None and opening.journal.exists():
         division.step(f"clearing the journal of {opening.config.name} away")
         shutil.rmtree(opening.journal)
     _clear_files(opening.paths)

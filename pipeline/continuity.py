@@ -8,6 +8,8 @@ from a snapshot. What is missing has a cause:
     forced       `run --force-journal` set the files aside; the arena held all and went on
     recovery     another arena took its place, and it was not stopped before: what was not on disk
                  by then is nowhere, and nobody knows how much
+    division     the number of a deployment's shards changed, and these records of one before are
+                 not shipped yet; or it was killed, and they went into the new arenas from memory
     snapshot     records before the first snapshot: what lived then is not known
     unexplained  nothing says why: a violation
 """
@@ -15,7 +17,7 @@ from a snapshot. What is missing has a cause:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -60,6 +62,15 @@ class Run:
     unsure_lsn: int = 0
 
 
+class Division(NamedTuple):
+    """A deployment's change of the number of shards. `upto`: the daemons before, each with its last
+    record that counts; `openings`: what those after began with, `shards` if none is missing."""
+
+    upto: Mapping[str, int]
+    openings: tuple[Manifest, ...]
+    shards: int
+
+
 @dataclass(frozen=True, slots=True)
 class Continuity:
     """All runs and snapshots, and all that is wrong or missing between them."""
@@ -68,6 +79,7 @@ class Continuity:
     snapshots: list[Manifest]
     lost: list[Lost]
     violations: list[Violation]
+    divisions: list[Division] = field(default_factory=list)
 
 
 def continuity(segments: Sequence[Manifest], snapshots: Sequence[Manifest]) -> Continuity:
@@ -76,6 +88,9 @@ def continuity(segments: Sequence[Manifest], snapshots: Sequence[Manifest]) -> C
     for daemon, own in groupby(sorted(segments, key=_order), attrgetter("daemon")):
         _follow(found, list(own), [s for s in found.snapshots if s.daemon == daemon])
     _follow_arenas(found)
+    found.divisions.extend(_divisions(found.snapshots))
+    for division in found.divisions:
+        found.lost.extend(_before_division(found.runs, division))
     return found
 
 
@@ -217,11 +232,44 @@ def _goes_on(one: _Arena, other: _Arena) -> bool:
     return meet and one.first_lsn < other.first_lsn
 
 
+def befores(manifests: Iterable[Manifest]) -> dict[str, set[str]]:
+    """By daemon, those whose place it took, alone or with others: after a recovery, or as a shard
+    of another number of shards. What was armed there is armed in those that came after.
+
+    `manifests`: as heirs() has them.
+    """
+    told = [*manifests]
+    found = {one.daemon: set(one.origins) for one in told if one.origins}
+    for before, after in heirs(told).items():
+        if after not in found.get(before, ()):  # it only looks so: nobody comes before himself
+            found.setdefault(after, set()).add(before)
+    return found
+
+
 def newest_heir(heirs: Mapping[str, str], daemon: str) -> str:
     """Who has a daemon's place by now: itself, if nobody took it."""
     while daemon in heirs:
         daemon = heirs[daemon]
     return daemon
+
+
+def _divisions(snapshots: Iterable[Manifest]) -> Iterator[Division]:
+    """By the snapshots with which arenas began that took the place of others."""
+    born = [one for one in snapshots if one.origins and one.first_lsn == 1]
+    for origins, own in groupby(sorted(born, key=_origins), _origins):
+        openings = tuple(own)
+        yield Division(dict(origins), openings, openings[0].shards)
+
+
+def _origins(opening: Manifest) -> list[tuple[str, int]]:
+    return sorted(opening.origins.items())
+
+
+def _before_division(runs: Iterable[Run], division: Division) -> Iterator[Lost]:
+    ends = {run.daemon: run.last_lsn for run in runs}
+    for daemon, upto in division.upto.items():
+        if (end := ends.get(daemon, 0)) < upto:
+            yield Lost(daemon, end + 1, upto, "division")
 
 
 def is_complete(run: Run, snapshots: Iterable[Manifest]) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,12 +83,17 @@ def _host(path: Path, name: str, about: Any) -> tuple[Host, str]:
     return Host(name, capacity, float(speed), words), daemon
 
 
-def of_today(hosts: Mapping[str, Host], heirs: Mapping[str, str]) -> dict[str, Host]:
+def of_today(
+    hosts: Mapping[str, Host], heirs: Mapping[str, str], gone: Set[str]
+) -> dict[str, Host]:
     """{daemon's uuid: host}, with the uuid that each has now: another one after each recovery from
-    the journal. `heirs`: of continuity. Raises InvalidSetting for two that are one by now."""
+    the journal. `heirs`: of continuity; `gone`: whose place others took. Raises InvalidSetting for
+    two that are one by now, and for one in whose place there are other shards."""
     found: dict[str, Host] = {}
     for daemon, host in hosts.items():
         today = newest_heir(heirs, daemon)
+        if today in gone:
+            raise InvalidSetting(f"{host.name}.daemon", today, "of a shard that is there", "fleet")
         if today in found:
             raise InvalidSetting(f"{host.name}.daemon", today, "of one host alone", "fleet")
         found[today] = host
@@ -104,10 +109,10 @@ def measured(bronze: DataFrame, living: DataFrame) -> DataFrame:
     counted = (silver.is_add() | silver.is_end()) & F.col("namespace").isNotNull()
     flow = bronze.where(counted).groupBy(*by).agg(F.count("*").alias("events"))
     live = living.groupBy(*by).agg(F.count("*").alias("live"))
-    rate = F.coalesce("events", F.lit(0)) / F.col("span_s")
+    rate = F.coalesce(F.col("events") / F.col("span_s"), F.lit(0.0))
     return (
         flow.join(live, by, "full")
-        .join(spans, "daemon")
+        .join(spans, "daemon", "left")  # a new arena may have filled no segment yet
         .select(*by, F.coalesce("live", F.lit(0)).alias("live"), rate.alias("rate"))
     )
 

@@ -74,7 +74,8 @@ class Manifest:
     ended something, real boot clock, 0 = nothing; `built_from_ns`: when the first answer or batch
     of notices was built that it tells of. `gone_from`: records from this one up to it had left the
     journal, and were not in the lake, when it came; 0 = none. None = an earlier version did not
-    tell.
+    tell. `origins`: the daemons whose place this one took with others, `shards` together, when the
+    number of a deployment's shards changed, each with its last record that counts.
     """
 
     table: str
@@ -96,6 +97,8 @@ class Manifest:
     ended_upto_ns: int | None = None
     built_from_ns: int = 0
     gone_from: int | None = None
+    origins: Mapping[str, int] = field(default_factory=dict)
+    shards: int = 0
     major: int = MAJOR
 
     @property

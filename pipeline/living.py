@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812
 
 from purgatoryd.pipeline import silver
-from purgatoryd.pipeline.continuity import heirs
+from purgatoryd.pipeline.continuity import befores
 from purgatoryd.pipeline.lake import OPENINGS, Lake, Manifest
 from purgatoryd.pipeline.tiers import read_files
 
@@ -23,10 +23,14 @@ def newest_openings(lake: Lake) -> dict[str, Manifest]:
 
 
 def in_place(lake: Lake) -> list[Manifest]:
-    """The segments of all daemons but those whose place another one took. Raises LakeBroken."""
-    segments = lake.manifests()
-    gone = heirs(segments)
-    return [segment for segment in segments if segment.daemon not in gone]
+    """The segments of all daemons but those whose place others took. Raises LakeBroken."""
+    gone = gone_in(lake)
+    return [segment for segment in lake.manifests() if segment.daemon not in gone]
+
+
+def gone_in(lake: Lake) -> set[str]:
+    """The daemons whose place others took. Raises LakeBroken."""
+    return set().union(*befores([*lake.manifests(), *lake.manifests(OPENINGS)]).values())
 
 
 def living(spark: SparkSession, lake: Lake) -> DataFrame:
@@ -34,7 +38,7 @@ def living(spark: SparkSession, lake: Lake) -> DataFrame:
 
     Of a daemon without a snapshot, only what was armed since its first record in the lake.
     """
-    gone = heirs(lake.manifests())
+    gone = gone_in(lake)
     openings = {d: one for d, one in newest_openings(lake).items() if d not in gone}
     starts = {daemon: opening.first_lsn for daemon, opening in openings.items()}
     later = [m for m in in_place(lake) if m.last_lsn >= starts.get(m.daemon, 0)]

@@ -38,6 +38,7 @@ from purgatoryd.shm_layout.errors import BadPath, JournalDamaged, PurgatorydErro
 from purgatoryd.shm_layout.journal import File, Walk, segments
 from purgatoryd.shm_layout.layout import WalkState
 from purgatoryd.shm_layout.marks import Mark, read_marks, set_mark
+from purgatoryd.shm_layout.origins import read_origins
 
 T = TypeVar("T")
 
@@ -160,6 +161,7 @@ class Shipper:
         self._named: dict[str, int] = {}  # what of each daemon's names is in the lake
         self._done: set[Identity] = set()
         self._reached: dict[str, int] = {}  # last record of each daemon
+        self._origins = read_origins(directory)
         self._locks = ExitStack()
 
     def close(self) -> None:
@@ -297,6 +299,8 @@ class Shipper:
             ended_upto_ns=max(content.bounds["ended_boot_ns"], default=0),
             built_from_ns=min(content.bounds["built_ns"], default=0),
             gone_from=gone_from,
+            origins=self._origins.upto,
+            shards=self._origins.shards,
         )
 
     def _gone_from(self, identity: Identity) -> int:

@@ -3,19 +3,25 @@ went."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from graphlib import TopologicalSorter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812
 
 from purgatoryd.pipeline import silver
 from purgatoryd.pipeline.cold import rows_of, tombstones_of
-from purgatoryd.pipeline.lake import Lake
+from purgatoryd.pipeline.continuity import befores
+from purgatoryd.pipeline.lake import OPENINGS, Lake
 from purgatoryd.pipeline.promote import load_of
+from purgatoryd.pipeline.sources import heirs_in
 from purgatoryd.pipeline.tier import Tier, Window
-from purgatoryd.pipeline.tiers import read_events, read_openings
+from purgatoryd.pipeline.tiers import read_events, read_openings, tiers
+from purgatoryd.shm_layout.origins import read_origins
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,7 +100,7 @@ def history(spark: SparkSession, lake: Lake, journals: Sequence[Path], key: Key)
     Raises LakeBroken, JournalMismatch.
     """
     rows = read_events(spark, lake, journals).unionByName(read_openings(spark, lake, journals))
-    lives = trace(rows, key)
+    lives = trace(rows, key, _befores(lake, journals))
     if not Tier.there(lake.root):
         return lives
     tier = Tier(lake.root)
@@ -102,29 +108,64 @@ def history(spark: SparkSession, lake: Lake, journals: Sequence[Path], key: Key)
     return list(_with_cold(lives, cold_rows(spark, tier, key), windows))
 
 
+def _befores(lake: Lake, journals: Sequence[Path]) -> dict[str, set[str]]:
+    """As continuity.befores(), also of what is not in the lake yet."""
+    found = befores([*lake.manifests(), *lake.manifests(OPENINGS)])
+    for folder in journals:
+        upto = read_origins(folder).upto
+        for before, after in heirs_in(folder).items():
+            found.setdefault(after, set()).add(before)
+        for one in tiers(None, [folder], OPENINGS):
+            found.setdefault(one.identity.daemon, set()).update(upto)
+    return found
+
+
 # ---- the journals ----------------------------------------------------------------------------
 
 
-def trace(bronze: DataFrame, key: Key) -> list[Life]:
-    """Every life that the key had, in all rows of BRONZE that are given; oldest first."""
+def trace(
+    bronze: DataFrame, key: Key, before: Mapping[str, Set[str]] = MappingProxyType({})
+) -> list[Life]:
+    """Every life that the key had, in all rows of BRONZE that are given; oldest first. One that
+    went on in a daemon that took the place of others, by `before`, is one."""
     adds = bronze.where(key.of() & F.col("kind").isin(*ADDS))
     tickets = adds.select("daemon", "ticket").distinct()
     # What replaces a timer has its key, and so a ticket among these.
     mine = bronze.join(F.broadcast(tickets), ["daemon", "ticket"], "left_semi")
     events = mine.select(bronze.columns).collect()
-    ends = _ends(bronze, events)
+    ends, lines = _ends(bronze, events), _lines(before)
+    order = {name: at for at, name in enumerate(TopologicalSorter(before).static_order())}
+    own: defaultdict[str, list[Row]] = defaultdict(list)
+    for event in sorted(events, key=lambda e: (order.get(e["daemon"], 0), e["lsn"])):
+        own[lines.get(event["daemon"], event["daemon"])].append(event)
     found = [
-        Life(daemon, ticket, tuple(_of(events, daemon, ticket)), ends.get((daemon, ticket)))
-        for daemon, ticket in {(event["daemon"], event["ticket"]) for event in events}
-    ]
+        _life(ticket, line, ends)
+        for line in own.values() for ticket in {event["ticket"] for event in line}
+    ]  # fmt: skip
     return sorted(found, key=lambda life: (life.events[0]["at"], life.ticket))
 
 
-def _of(events: Sequence[Row], daemon: str, ticket: int) -> Iterator[Row]:
+def _lines(before: Mapping[str, Set[str]]) -> dict[str, str]:
+    """By daemon, one name for all that took the place of each other."""
+    lines: dict[str, set[str]] = {}
+    for name, others in before.items():
+        line = {name}.union(others)
+        line = line.union(*(lines.get(one, ()) for one in line))
+        lines |= dict.fromkeys(line, line)
+    return {name: min(line) for name, line in lines.items()}
+
+
+def _life(ticket: int, line: Sequence[Row], ends: Mapping[tuple[str, int], Row]) -> Life:
+    """`line`: the records of its daemons, in order."""
+    daemons = [event["daemon"] for event in line if event["ticket"] == ticket]
+    end = next((ends[name, ticket] for name in daemons if (name, ticket) in ends), None)
+    return Life(daemons[-1], ticket, tuple(_of(line, ticket)), end)
+
+
+def _of(events: Sequence[Row], ticket: int) -> Iterator[Row]:
     """Its records, in order. What a snapshot repeats is left out."""
-    mine = (e for e in events if e["daemon"] == daemon and ticket in (e["ticket"], e["replaced"]))
     armed = False
-    for event in sorted(mine, key=lambda event: event["lsn"]):
+    for event in (e for e in events if ticket in (e["ticket"], e["replaced"])):
         add = event["ticket"] == ticket and event["kind"] in ADDS
         if not (add and armed):
             yield event

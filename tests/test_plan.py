@@ -18,6 +18,7 @@ from purgatoryd.pipeline import fleet, silver
 from purgatoryd.pipeline.advice import sizes
 from purgatoryd.pipeline.continuity import heirs
 from purgatoryd.pipeline.lake import Lake
+from purgatoryd.pipeline.living import gone_in
 from purgatoryd.pipeline.plan import (
     Host,
     Move,
@@ -330,9 +331,11 @@ def test_who_was_recovered_from_the_journal_counts_once(
     assert sum(row.live for row in found) == 1  # one of the two that lived has fired
     assert (size.daemon, size.living) == (uuid(2).hex(), 1)
     named = {uuid(1).hex(): HOSTS[0]}
-    assert fleet.of_today(named, heirs(lake.manifests())) == {uuid(2).hex(): HOSTS[0]}
+    assert fleet.of_today(named, heirs(lake.manifests()), gone_in(lake)) == {
+        uuid(2).hex(): HOSTS[0]
+    }
     with pytest.raises(InvalidSetting, match="one host alone"):
-        fleet.of_today(named | {uuid(2).hex(): HOSTS[1]}, heirs(lake.manifests()))
+        fleet.of_today(named | {uuid(2).hex(): HOSTS[1]}, heirs(lake.manifests()), gone_in(lake))
 
 
 def test_a_fleet_that_is_not_whole_is_refused(tmp_path: Path) -> None:

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from conftest import StartDaemon
+from pyspark.sql import functions as F  # noqa: N812
 from real_daemon import PATIENCE_S, remove_segments
 from shards_driver import FAR_NS, OWNED, PARTS, Ledger, Shards, as_arena, as_core, release
 
@@ -30,24 +31,33 @@ from purgatoryd.daemon.journal import locked
 from purgatoryd.daemon.main import name_lock
 from purgatoryd.daemon.redistribute import Division, settle
 from purgatoryd.daemon.store import Opening, journal_end, open_arena, source
+from purgatoryd.pipeline import fleet, trace
+from purgatoryd.pipeline.audit import audit
 from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Lake
+from purgatoryd.pipeline.living import gone_in, in_place, living
+from purgatoryd.pipeline.plan import Host
 from purgatoryd.pipeline.ship import Convoy
 from purgatoryd.pipeline.sources import openings
+from purgatoryd.pipeline.whole import whole
 from purgatoryd.shm_layout import segment
 from purgatoryd.shm_layout.arena import Arena, Reader
 from purgatoryd.shm_layout.errors import (
     AlreadyRunning,
     ArenaMismatch,
     ArenaTooSmall,
+    InvalidSetting,
     JournalMismatch,
     PurgatorydError,
     Unplaceable,
 )
 from purgatoryd.shm_layout.gather import Census, census
-from purgatoryd.shm_layout.journal import Committer, Walk, segments
+from purgatoryd.shm_layout.journal import Committer, Walk, segments, uuid_of
 from purgatoryd.shm_layout.layout import ArenaState, DaemonState, Status
 from purgatoryd.shm_layout.paths import Paths, paths_in
 from purgatoryd.shm_layout.shards import Placement, ShardTable, read_table, write_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 SMALL: dict[str, Any] = {
     "capacity": 128, "payload_bytes": 1 << 18, "outbox_capacity": 64, "topics": 32,
@@ -56,6 +66,8 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 JOURNALLED: dict[str, Any] = {"segment_bytes": 256 * 1024, "stage_bytes": 4 << 20}
 KILLED = 9
+UNHEARD_OF = 2**47
+"""No ticket that anything has."""
 
 
 CHANGES = {"os.rename", "os.remove", "os.rmdir"}
@@ -282,9 +294,9 @@ def test_two_shards_become_three_and_one_though_starts_are_killed(
     print(f"killed at {steps} steps")
     with one.opened(commit=True) as shards:
         ledger.finish(shards)
-    folders = {path.name for path in tmp_path.iterdir() if path.is_dir()}
-    used = {"demo-1-0", "demo-1-1", "demo-3-0"}  # nobody wrote anything in the second generation
-    assert folders == (used if journal else set())
+    kept = {path.name for path in tmp_path.iterdir() if path.is_dir()}
+    every = {"demo-1-0", "demo-1-1", "demo-2-0", "demo-2-1", "demo-2-2", "demo-3-0"}
+    assert kept == (every if journal else set())
 
 
 def test_a_start_is_killed_at_the_switch_or_while_it_clears_the_old_ones_away(
@@ -637,3 +649,79 @@ def test_all_records_of_the_generation_before_get_into_the_lake(
     ]
     assert sorted(rows) == records_of(one, 1)
     assert len(rows) > len(ledger.given)
+
+
+class Shipped(NamedTuple):
+    """A deployment that had two shards, then three, then one, and its lake."""
+
+    one: Deployment
+    lake: Lake
+    tickets: set[int]
+    """Of all that lives."""
+
+
+@pytest.fixture
+def twice_divided(begin: Callable[..., Deployment], tmp_path: Path) -> Shipped:
+    one, ledger = begin(journal=True), Ledger(9)
+    (tmp_path / "lake").mkdir()
+    one.start(2)
+    with one.opened(commit=True) as shards:
+        ledger.fill(shards)
+        ledger.operate(shards)
+        ledger.arm(shards, b"a", b"far", FAR_NS)
+    for count in (3, 1):
+        if count == 1:
+            one.reboot()  # what is divided then is an arena that wrote nothing itself
+        one.start(count)
+        with one.opened(commit=True) as shards:
+            ledger.take(shards)
+            shards.of(b"a", b"far").cancel(b"far", b"a")
+            ledger.arm(shards, b"a", b"far", FAR_NS)
+            tickets = {info.ticket for core in shards.cores for info in core.scan()}
+    lake = Lake(tmp_path / "lake")
+    with contextlib.closing(Convoy(partial(folders, tmp_path, "demo"), lake, "node")) as convoy:
+        list(convoy.turn())
+    return Shipped(one, lake, tickets)
+
+
+def test_the_lake_has_each_timer_once_though_the_number_of_shards_changed(
+    spark: SparkSession, twice_divided: Shipped
+) -> None:
+    one, lake, _ = twice_divided
+    [journal] = Path(one.config.journal).glob("demo-3-*")
+    [newest] = {uuid_of(file.path).hex() for file in segments(journal)}
+    alive = living(spark, lake).collect()
+    assert {row.daemon for row in alive} == {newest}
+    assert len({row.ticket for row in alive}) == len(alive) > 10
+    assert {m.daemon for m in in_place(lake)} <= {newest}
+    loads = fleet.measured_in(spark, lake.root).collect()
+    assert {row.daemon for row in loads} == {newest}
+    assert sum(row.live for row in loads) == len(alive)
+    gone = gone_in(lake)
+    assert len(gone) == 2 + 3
+    for daemon in gone:
+        with pytest.raises(InvalidSetting, match="of a shard that is there"):
+            fleet.of_today({daemon: Host("a", 1, 1.0)}, {}, gone)
+    lives = trace.history(spark, lake, [journal], trace.Key("a", "bytes", b"far"))
+    assert [life.outcome for life in lives] == ["cancelled", "cancelled", None]
+    kinds = [[event.kind for event in life.events] for life in lives]
+    assert kinds == [["arm", "end"], ["arm", "end"], ["arm"]]
+    assert lives[-1].daemon == newest
+
+
+def test_an_audit_holds_generations_of_shards_against_each_other(
+    spark: SparkSession, twice_divided: Shipped
+) -> None:
+    one, lake, _ = twice_divided
+    with whole(spark, lake, folders(Path(one.config.journal), "demo")) as read:
+        assert sorted(len(division.upto) for division in read.found.divisions) == [2, 3]
+        verdict = audit(*read)
+        assert (verdict.counts, verdict.lost) == ({}, [])
+        [last] = [d.openings[0].daemon for d in read.found.divisions if d.shards == 1]
+        row = read.openings.where((F.col("daemon") == last) & (F.col("kind") == "arm")).first()
+        assert row is not None
+        is_it = (F.col("daemon") == last) & F.col("ticket").eqNullSafe(row.ticket)
+        other = F.when(is_it, UNHEARD_OF).otherwise(F.col("ticket"))
+        planted = audit(read.bronze, read.openings.withColumn("ticket", other), read.found)
+    told = {(one.kind, one.ticket) for one in planted.samples}
+    assert {("snapshot_lacks", row.ticket), ("snapshot_invents", UNHEARD_OF)} <= told

@@ -1,0 +1,47 @@
+"""Whose place the arena of a journal took when the number of a deployment's shards changed.
+
+All arenas of the new number began with what those before had, and count their records from 1 again:
+nothing else in a journal tells where its timers were. It stands in one small file beside the
+segments, written before the arena counts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from purgatoryd.shm_layout.errors import BadPath
+from purgatoryd.shm_layout.files import replace_durably
+
+FILE = "origins"
+
+
+@dataclass(frozen=True, slots=True)
+class Origins:
+    """`upto`: the uuids, in hex, of the arenas before, each with the last record (LSN) that counts
+    in the new ones; empty = there were none. `shards`: how many took their place together."""
+
+    upto: Mapping[str, int] = field(default_factory=dict)
+    shards: int = 0
+
+
+def read_origins(directory: Path) -> Origins:
+    """Those of the journal in `directory`. Raises BadPath if the file is not one of ours."""
+    path = directory / FILE
+    try:
+        told = json.loads(path.read_bytes())
+        upto = {bytes.fromhex(uuid).hex(): int(lsn) for uuid, lsn in told["upto"].items()}
+        return Origins(upto, int(told["shards"]))
+    except FileNotFoundError:
+        return Origins()
+    except OSError as error:
+        raise BadPath(str(path), f"cannot be read: {error.strerror}") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BadPath(str(path), f"does not tell origins: {error}") from error
+
+
+def write_origins(directory: Path, origins: Origins) -> None:
+    """Replaces the file, at once and durably. Raises OSError."""
+    replace_durably(directory / FILE, json.dumps(asdict(origins)).encode())
