@@ -95,7 +95,8 @@ def urgent(pid: int, priority: int) -> Iterator[None]:
 
     def schedule(policy: int, priority: int) -> None:
         for task in Path(f"/proc/{pid}/task").iterdir():
-            os.sched_setscheduler(int(task.name), policy, os.sched_param(priority))
+            with suppress(ProcessLookupError):  # a thread may end meanwhile
+                os.sched_setscheduler(int(task.name), policy, os.sched_param(priority))
 
     with suppress(PermissionError):
         schedule(os.SCHED_FIFO, priority)
@@ -111,7 +112,7 @@ def cpu_of_advances(pid: int, rate: int, seconds: float, levels: Iterator[int]) 
     before_s = cpu_seconds(pid)
     time.sleep(seconds)
     idle = (cpu_seconds(pid) - before_s) / seconds
-    with Purgatory(NAME) as p:
+    with Purgatory(NAME, timeout=PATIENCE_S) as p:
         before_s, start_s = cpu_seconds(pid), time.monotonic()
         for n in range(int(rate * seconds) // CHUNK):
             ended = p.advance_many([("hot", next(levels)) for _ in range(CHUNK)])

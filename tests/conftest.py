@@ -83,7 +83,6 @@ def spark() -> Iterator[SparkSession]:
     few = {
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.files.minPartitionNum": "2",
-        "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",  # a task has several
         "spark.driver.extraJavaOptions": f"{LITTLE} {QUIET}",
     }
     made = session("local[2,2]", few, name="tests")

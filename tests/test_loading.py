@@ -224,12 +224,13 @@ def test_spark_runs_a_killed_task_again(
         yield from batches
         if died.exists():
             return
-        reader = Reader.attach(paths)
-        while reader.stats()["expiries"] < 1000:
+        reader, end_s = Reader.attach(paths), time.monotonic() + PATIENCE_S
+        while reader.stats()["expiries"] < 1000 and time.monotonic() < end_s:
             time.sleep(0.01)
         died.touch()
         os._exit(1)
 
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "10000")  # four in the task
     rows = spark.range(0, 40_000, 1, 1).selectExpr(
         "concat('k', id) as key", "repeat('x', 400) as payload", "0.0D as delay"
     )
