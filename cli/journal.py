@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,26 +74,34 @@ def folders(journal: Path, name: str) -> list[Path]:
 
 def file_records(path: Path) -> Iterator[dict[str, Any]]:
     """One record for each file, snapshots first, but of those that the daemon removed meanwhile."""
-    from purgatoryd.shm_layout.errors import BadPath
-    from purgatoryd.shm_layout.journal import has_gone, header_of, segments, snapshots
+    from purgatoryd.shm_layout.journal import header_of, segments, snapshots
 
     for kind, files in (("snapshot", snapshots(path)), ("segment", segments(path))):
         for file in files:
-            try:
+            with passing_by(file.path):
                 header = header_of(file.path)
-            except BadPath:
-                if not has_gone(file.path):
-                    raise
-                continue
-            yield {
-                "file": file.path.name,
-                "kind": kind,
-                "lsn": file.lsn,
-                "bytes": file.bytes,
-                "begun_at": units.format_wall(int(header.wall_ns)),
-                "epoch": int(header.epoch),
-                "uuid": bytes(header.uuid).hex(),
-            }
+                yield {
+                    "file": file.path.name,
+                    "kind": kind,
+                    "lsn": file.lsn,
+                    "bytes": file.bytes,
+                    "begun_at": units.format_wall(int(header.wall_ns)),
+                    "epoch": int(header.epoch),
+                    "uuid": bytes(header.uuid).hex(),
+                }
+
+
+@contextmanager
+def passing_by(path: Path) -> Iterator[None]:
+    """Inside, a file is read; it is passed by if the daemon removed it meanwhile."""
+    from purgatoryd.shm_layout.errors import BadPath
+    from purgatoryd.shm_layout.journal import has_gone
+
+    try:
+        yield
+    except BadPath:
+        if not has_gone(path):
+            raise
 
 
 @journal_command.command("ls", cls=Command)
@@ -136,18 +145,13 @@ def frames_of(paths: Iterable[Path]) -> Iterator[Frame]:
 
 def walks(paths: Iterable[Path]) -> Iterator[Walk]:
     """Walks that have entered each file, in order, but those that the daemon removed meanwhile."""
-    from purgatoryd.shm_layout.errors import BadPath
-    from purgatoryd.shm_layout.journal import Walk, has_gone
+    from purgatoryd.shm_layout.journal import Walk
 
     walk = Walk()
     for path in paths:
-        try:
-            walk = entered(walk, path)
-        except BadPath:
-            if not has_gone(path):
-                raise
-            walk = Walk()
-        else:
+        before, walk = walk, Walk()
+        with passing_by(path):
+            walk = entered(before, path)
             yield walk
 
 

@@ -61,7 +61,7 @@ def make_command(
     hosts, groups = read_fleet(fleet)
     there = Lake(lake)
     manifests = [*there.manifests(), *there.manifests(OPENINGS)]
-    hosts = of_today(hosts, heirs(manifests), gone_in(there))
+    hosts = of_today(hosts, heirs(manifests), gone_in(manifests))
     rows = measured_in(session(master, conf), lake).collect()
     made = plan(list(hosts.values()), spaces(rows, hosts, groups), label, tolerance)
     save(lake, made)

@@ -24,13 +24,14 @@ def newest_openings(lake: Lake) -> dict[str, Manifest]:
 
 def in_place(lake: Lake) -> list[Manifest]:
     """The segments of all daemons but those whose place others took. Raises LakeBroken."""
-    gone = gone_in(lake)
-    return [segment for segment in lake.manifests() if segment.daemon not in gone]
+    segments = lake.manifests()
+    gone = gone_in([*segments, *lake.manifests(OPENINGS)])
+    return [segment for segment in segments if segment.daemon not in gone]
 
 
-def gone_in(lake: Lake) -> set[str]:
-    """The daemons whose place others took. Raises LakeBroken."""
-    return set().union(*befores([*lake.manifests(), *lake.manifests(OPENINGS)]).values())
+def gone_in(manifests: Iterable[Manifest]) -> set[str]:
+    """The daemons whose place others took. `manifests`: as befores() has them."""
+    return set().union(*befores(manifests).values())
 
 
 def living(spark: SparkSession, lake: Lake) -> DataFrame:
@@ -38,10 +39,12 @@ def living(spark: SparkSession, lake: Lake) -> DataFrame:
 
     Of a daemon without a snapshot, only what was armed since its first record in the lake.
     """
-    gone = gone_in(lake)
-    openings = {d: one for d, one in newest_openings(lake).items() if d not in gone}
+    segments, snapshots = lake.manifests(), lake.manifests(OPENINGS)
+    gone = gone_in([*segments, *snapshots])
+    openings = {one.daemon: one for one in snapshots if one.daemon not in gone}  # the newest last
     starts = {daemon: opening.first_lsn for daemon, opening in openings.items()}
-    later = [m for m in in_place(lake) if m.last_lsn >= starts.get(m.daemon, 0)]
+    there = (m for m in segments if m.daemon not in gone)
+    later = [m for m in there if m.last_lsn >= starts.get(m.daemon, 0)]
     since = from_starts(_rows(spark, lake, later), starts)
     return silver.open_adds(since.unionByName(_rows(spark, lake, openings.values())))
 

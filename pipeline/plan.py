@@ -268,14 +268,13 @@ def step(
     Raises MoveMissing.
     """
     moves = [_looked_after(move, mover) for move in plan.moves]
+    since_s = now_s - patience_s
+    room = in_flight - sum(move.state == "moving" and move.begun_s > since_s for move in moves)
     for i, move in enumerate(moves):
-        if move.state == "planned" and _under_way(moves, now_s - patience_s) < in_flight:
+        if room > 0 and move.state == "planned":
             moves[i] = _begun(move, mover, now_s)
+            room -= moves[i].state == "moving"
     return replace(plan, moves=tuple(moves))
-
-
-def _under_way(moves: Iterable[Move], since_s: float) -> int:
-    return sum(move.state == "moving" and move.begun_s > since_s for move in moves)
 
 
 def _looked_after(move: Move, mover: Mover) -> Move:

@@ -143,7 +143,8 @@ def journals_of(journals: Path, deployment: str) -> list[Path]:
         for path in journals.glob(f"{deployment}-*/")
         if (found := _DAEMON.fullmatch(path.name)) and found[1] == deployment
     }
-    return [path for _, path in sorted(folders.items()) if generations_behind(path) >= 0]
+    table = read_table(journals, deployment) if folders else None
+    return [path for at, path in sorted(folders.items()) if not table or at[0] <= table.generation]
 
 
 def table_path(directory: Path, name: str) -> Path:

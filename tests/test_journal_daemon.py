@@ -594,9 +594,7 @@ def test_segments_that_are_lost_are_made_good_from_the_arena(
 def test_damage_of_an_old_segment_is_made_good_from_the_arena(
     daemon: StartDaemon, journal: Path
 ) -> None:
-    real = daemon("demo", *journalled(journal, "--snapshot-segments", "1000"))
-    with durable() as client:
-        timers = fill(client, 2, journal / "demo")
+    real, timers = with_segments(daemon, journal)
     real.kill()
     first = segments(journal / "demo")[0]
     flip(first.path, first.bytes // 2)
@@ -746,6 +744,13 @@ def fill(client: Client, segments_full: int, journal: Path) -> list[TimerInfo]:
     return timers
 
 
+def with_segments(daemon: StartDaemon, journal: Path) -> tuple[Daemon, list[TimerInfo]]:
+    """A daemon with two full segments that no snapshot is behind, and their timers."""
+    real = daemon("demo", *journalled(journal, "--snapshot-segments", "1000"))
+    with durable() as client:
+        return real, fill(client, 2, journal / "demo")
+
+
 def test_a_damaged_snapshot_makes_place_for_the_older(daemon: StartDaemon, journal: Path) -> None:
     real = daemon("demo", *journalled(journal, "--snapshot-segments", "1"))
     with durable() as client:
@@ -772,9 +777,7 @@ def cut_header(path: Path) -> None:
 def test_a_segment_without_its_header_is_damage_like_any_other(
     daemon: StartDaemon, journal: Path, harm: Callable[[Path], None]
 ) -> None:
-    real = daemon("demo", *journalled(journal, "--snapshot-segments", "1000"))
-    with durable() as client:
-        timers = fill(client, 2, journal / "demo")
+    real, timers = with_segments(daemon, journal)
     reboot(real)
     harm(segments(journal / "demo")[-1].path)
     assert "--force-journal" in refused(real.start)
@@ -904,9 +907,7 @@ def test_force_without_a_journal_is_refused(daemon: StartDaemon) -> None:
 def test_damage_is_refused_with_its_place_and_can_be_forced(
     daemon: StartDaemon, journal: Path
 ) -> None:
-    real = daemon("demo", *journalled(journal, "--snapshot-segments", "1000"))
-    with durable() as client:
-        timers = fill(client, 2, journal / "demo")
+    real, timers = with_segments(daemon, journal)
     reboot(real)
     first = segments(journal / "demo")[0]
     flip(first.path, first.bytes // 2)

@@ -13,7 +13,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -243,7 +242,7 @@ def test_who_listened_once_finds_the_events_that_came_meanwhile(daemon: StartDae
         for i in range(9):
             client.add(f"k{i}", delay=3600)
     eventually(lambda: condition(real)[0] == "degraded")
-    with closing(Reader.attach(real.paths)) as reader:
+    with contextlib.closing(Reader.attach(real.paths)) as reader:
         lost, (body,) = reader.replay(EVENTS_NAMESPACE, EVENTS_TOPIC, 1, 2)
     assert lost == 0
     assert b'"state": "degraded"' in body

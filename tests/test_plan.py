@@ -331,11 +331,10 @@ def test_who_was_recovered_from_the_journal_counts_once(
     assert sum(row.live for row in found) == 1  # one of the two that lived has fired
     assert (size.daemon, size.living) == (uuid(2).hex(), 1)
     named = {uuid(1).hex(): HOSTS[0]}
-    assert fleet.of_today(named, heirs(lake.manifests()), gone_in(lake)) == {
-        uuid(2).hex(): HOSTS[0]
-    }
+    told = lake.manifests()
+    assert fleet.of_today(named, heirs(told), gone_in(told)) == {uuid(2).hex(): HOSTS[0]}
     with pytest.raises(InvalidSetting, match="one host alone"):
-        fleet.of_today(named | {uuid(2).hex(): HOSTS[1]}, heirs(lake.manifests()), gone_in(lake))
+        fleet.of_today(named | {uuid(2).hex(): HOSTS[1]}, heirs(told), gone_in(told))
 
 
 def test_a_fleet_that_is_not_whole_is_refused(tmp_path: Path) -> None:

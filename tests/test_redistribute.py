@@ -697,7 +697,7 @@ def test_the_lake_has_each_timer_once_though_the_number_of_shards_changed(
     loads = fleet.measured_in(spark, lake.root).collect()
     assert {row.daemon for row in loads} == {newest}
     assert sum(row.live for row in loads) == len(alive)
-    gone = gone_in(lake)
+    gone = gone_in([*lake.manifests(), *lake.manifests(OPENINGS)])
     assert len(gone) == 2 + 3
     for daemon in gone:
         with pytest.raises(InvalidSetting, match="of a shard that is there"):
