@@ -142,8 +142,9 @@ class Core:
             self._route.breaker.check()
 
     def _follow(self) -> None:
-        """With another number of shards the namespace may have gone to another daemon."""
-        if self.channel is None or not self._route.sharded:
+        """With another number of shards, or with the first, the namespace may have gone to another
+        daemon."""
+        if self.channel is None or self._remote is not None:
             return
         with suppress(DaemonError, TableBroken):
             endpoint = self._find()

@@ -6,6 +6,7 @@ placed by who runs the deployment, who is asked once.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 from purgatoryd.clients.channel import Channel
@@ -40,13 +41,9 @@ class Route:
         """Of the shard that was found last; None = the daemon has no shards."""
         self._partition = None if partition is None else partition.number
         self._breakers = {} if partition is None else partition.breakers
+        self._directory: Path | None = None
         self._asked: Channel | None = None
         self._ask_boot_ns = 0
-
-    @property
-    def sharded(self) -> bool:
-        """True if the daemon that was found last is a shard."""
-        return self.breaker is not None
 
     def find(self) -> Paths:
         """Where the daemon is now. Raises DaemonUnreachable, also while the namespace is being
@@ -59,8 +56,12 @@ class Route:
         return paths_in(paths.directory, table.daemon(shard))
 
     def table(self) -> tuple[Paths, ShardTable | None]:
-        """What there is of that name; with a table, a deployment. Raises DaemonUnreachable."""
+        """What there is of that name; with a table, a deployment. Raises DaemonUnreachable, also if
+        it is in another directory by now: that is another daemon."""
         paths = client_paths(self.name)
+        if self._directory not in (None, paths.directory):
+            raise DaemonUnreachable(self.name, str(self._directory), 0.0)
+        self._directory = paths.directory
         return paths, read_table(paths.directory, self.name)
 
     def placed(self, paths: Paths, table: ShardTable) -> Placement:

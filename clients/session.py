@@ -312,8 +312,8 @@ class Session:
 
     def _on_refused_hello(self, refusal: MessageRefused) -> None:
         self.refusal = refusal
-        if refusal.error in (WireError.SESSIONS_FULL, WireError.STOPPING):
-            return  # may pass: the HELLO is sent again
+        if refusal.error in (WireError.SESSIONS_FULL, WireError.STOPPING, WireError.WRONG_SHARD):
+            return  # may pass: the HELLO is sent again, there or elsewhere
         self.state = State.CLOSED
         waiting, self._waiting = self._waiting, deque()
         queries, self._queries = self._queries, {}

@@ -210,8 +210,9 @@ class Inbox:
         return True
 
     def _follow(self) -> None:
-        """With another number of shards the namespace may have gone to another daemon."""
-        if not self._route.sharded:
+        """With another number of shards, or with the first, the namespace may have gone to another
+        daemon."""
+        if self._remote is not None:
             return
         with suppress(PurgatorydError):
             endpoint = self._route.find().pub_endpoint

@@ -27,10 +27,10 @@ from purgatoryd.daemon.main import await_lock, name_lock, signals, system_failur
 from purgatoryd.daemon.recovery import Step
 from purgatoryd.daemon.redistribute import Division, settle
 from purgatoryd.daemon.shard import Shard, State
+from purgatoryd.daemon.store import Opening, left_any
 from purgatoryd.daemon.supervisor import Supervisor
-from purgatoryd.shm_layout import segment, wire
+from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import (
-    AloneBefore,
     InvalidName,
     PurgatorydError,
     ShardFailed,
@@ -41,9 +41,11 @@ from purgatoryd.shm_layout.layout import FLAG_DRAIN, FLAG_RESUME, RESERVED, Wire
 from purgatoryd.shm_layout.layout import Message as Kind
 from purgatoryd.shm_layout.paths import Paths, daemon_paths, paths_in
 from purgatoryd.shm_layout.shards import (
+    ALONE,
     PARTITIONS_MAX,
     Placement,
     ShardTable,
+    alone,
     read_table,
     refuse_shard_name,
     table_path,
@@ -107,10 +109,11 @@ class Registry:
 
     @classmethod
     def of(cls, config: Config, paths: Paths, step: Step = lambda _: None) -> Registry:
-        """That of a new deployment; or as it was left, divided anew if it had another count.
+        """That of a new deployment; or as it was left, divided anew if it had another count or was
+        a daemon alone.
 
-        `step` is told of each step of that. Raises AloneBefore, AlreadyRunning, TableBroken, and
-        what settle() raises.
+        `step` is told of each step of that. Raises AlreadyRunning, TableBroken, and what settle()
+        raises.
         """
         homes = [paths.directory]
         if config.journal:
@@ -118,17 +121,18 @@ class Registry:
             private_folder(homes[0])
         found = [table for home in homes if (table := read_table(home, config.name))]
         if not found:
-            _refuse_alone(config, paths)
+            table = _first(config, paths)
         elif found[0].version < found[-1].version:
             which = f"is of version {found[0].version}, and version {found[-1].version} was in use"
             raise TableBroken(str(table_path(homes[0], config.name)), which)
         else:
-            _await_ends(paths.directory, found[0])
-        registry = cls(found[0] if found else ShardTable(config.name, 1, 1, config.shards), homes)
-        registry.write()
-        if found:
-            division = Division(config, paths.directory, registry.adopt, step)
-            registry.table = settle(division, registry.table, config.shards)
+            table = found[0]
+            _await_ends(paths.directory, table)
+        registry = cls(table, homes)
+        if table.generation != ALONE:
+            registry.write()
+        division = Division(config, paths.directory, registry.adopt, step)
+        registry.table = settle(division, table, config.shards)
         return registry
 
     def adopt(self, table: ShardTable) -> None:
@@ -161,11 +165,11 @@ def _await_ends(directory: Path, table: ShardTable) -> None:
         await_lock(paths_in(directory, name), end_ns)
 
 
-def _refuse_alone(config: Config, paths: Paths) -> None:
-    places = [Path(config.journal).absolute() / config.name] if config.journal else []
-    for place in (*places, segment.MOUNT / paths.arena[1:]):
-        if place.exists():
-            raise AloneBefore(config.name, str(place))
+def _first(config: Config, paths: Paths) -> ShardTable:
+    """Where a deployment without a table begins: as it will be, or a daemon of its name."""
+    if left_any(Opening(config, paths)):
+        return alone(config.name)
+    return ShardTable(config.name, 1, ALONE + 1, config.shards)
 
 
 class Deployment:

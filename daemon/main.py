@@ -104,7 +104,7 @@ def _refuse_divided(config: Config, paths: Paths) -> None:
     home = Path(config.journal) if config.journal else paths.directory
     table = read_table(home, config.name) or read_table(paths.directory, config.name)
     if table is not None:
-        bound = f"given: {config.name} is divided into {table.count} shards"
+        bound = f"1 or more: {config.name} is a deployment, of {table.count} by now, and stays one"
         raise InvalidSetting("shards", config.shards, bound, "config")
 
 

@@ -6,6 +6,9 @@ away what there is of it and begins again. Once it is written the old one does n
 and what is left of it goes. So whatever a start finds, one generation is whole.
 
 Nothing of the old generation is changed before the switch, so a refusal leaves all as it was.
+
+A daemon without shards is divided as the one shard of the generation before the first. Its lock is
+that of the deployment, and of what it has nothing but the arena goes.
 """
 
 from __future__ import annotations
@@ -34,9 +37,11 @@ from purgatoryd.daemon.store import (
     too_small,
 )
 from purgatoryd.shm_layout import segment
-from purgatoryd.shm_layout.arena import Arena
+from purgatoryd.shm_layout.arena import Arena, Glance
 from purgatoryd.shm_layout.errors import (
+    AloneBefore,
     ArenaBroken,
+    ArenaMissing,
     InvalidName,
     JournalError,
     JournalMismatch,
@@ -48,7 +53,7 @@ from purgatoryd.shm_layout.journal import Committer, Walk, has_header, segments,
 from purgatoryd.shm_layout.layout import RESERVED, ArenaState
 from purgatoryd.shm_layout.origins import Origins, write_origins
 from purgatoryd.shm_layout.paths import SHARDS_MAX, Paths, paths_in
-from purgatoryd.shm_layout.shards import Placement, ShardTable
+from purgatoryd.shm_layout.shards import ALONE, Placement, ShardTable
 from purgatoryd.shm_layout.standing import StandingFile
 
 
@@ -79,11 +84,9 @@ def settle(division: Division, table: ShardTable, count: int) -> ShardTable:
     ArenaError and JournalError for what cannot be opened, divided or placed: then all is as it was.
     """
     _clear(division, table)
-    if table.count == count:
+    if table.generation != ALONE and table.count == count:
         return table
-    new = ShardTable(table.name, table.version + 1, table.generation + 1, count)
-    new = replace(new, placements=_placed(table, new))
-    _divide(division, table, new)
+    new = _divide(division, table, count)
     _clear(division, new)
     return new
 
@@ -92,10 +95,14 @@ def _placed(old: ShardTable, new: ShardTable) -> dict[str, Placement]:
     return {name: new.place(name, was.partitions) for name, was in old.placements.items()}
 
 
-def _divide(division: Division, old: ShardTable, new: ShardTable) -> None:
+def _divide(division: Division, old: ShardTable, count: int) -> ShardTable:
+    new = ShardTable(old.name, old.version + 1, old.generation + 1, count)
     with contextlib.ExitStack() as held:
         sources = list(_sources(division, old, held))
         have = [census(arena) if arena else {} for arena in sources]
+        if old.generation == ALONE:
+            old = replace(old, placements=_born(have[0]))
+        new = replace(new, placements=_placed(old, new))
         routes = [_routes(old, new, shard, found) for shard, found in enumerate(have)]
         _refuse_other_settings(old, have)
         given = [(a, r) for a, r in zip(sources, routes, strict=True) if a is not None]
@@ -108,6 +115,12 @@ def _divide(division: Division, old: ShardTable, new: ShardTable) -> None:
             raise
         division.step("writing the routing table")
         division.write(new)
+        return new
+
+
+def _born(found: Mapping[str, Census]) -> dict[str, Placement]:
+    """The namespaces of a daemon alone: no table has them."""
+    return {name: Placement(name, (0,)) for name in found if name.encode()[0] != RESERVED}
 
 
 # ---- what there is ---------------------------------------------------------------------------
@@ -119,7 +132,8 @@ def _sources(
     """The arenas of all shards, locked and rebuilt; None: a shard that never had anything."""
     for shard in range(old.count):
         opening = division.opening(old, shard)
-        held.enter_context(name_lock(opening.paths))
+        if old.generation != ALONE:
+            held.enter_context(name_lock(opening.paths))
         held.enter_context(locked(opening.journal))
         division.step(f"opening {opening.config.name}")
         yield held.enter_context(source(opening))
@@ -273,8 +287,28 @@ def _clear(division: Division, table: ShardTable) -> None:
     """Of the generations before and after the one that counts nothing stays but the journals of
     those before: who ships them may not be done."""
     _refuse_later(division, table)
-    _clear_generation(division, replace(table, generation=table.generation - 1), journals=False)
+    if table.generation == ALONE + 1:
+        _clear_alone(division, table)
+    elif table.generation != ALONE:
+        _clear_generation(division, replace(table, generation=table.generation - 1), journals=False)
     _clear_generation(division, replace(table, generation=table.generation + 1), journals=True)
+
+
+def _clear_alone(division: Division, table: ShardTable) -> None:
+    """A daemon without shards, whose place these took. Raises AloneBefore if they did not."""
+    paths = paths_in(division.directory, table.name)
+    if segment.ours(paths.arena):
+        if _stream(paths.arena) not in {_stream(one.paths.arena) for one in _left(division, table)}:
+            raise AloneBefore(table.name, str(segment.MOUNT / paths.arena[1:]))
+        division.step(f"clearing {table.name} away")
+    remove_arena(paths)
+
+
+def _stream(arena: str) -> int | None:
+    """In which the notices of an arena are; those of its heirs go on in it. None: there is none."""
+    with contextlib.suppress(ArenaMissing), contextlib.closing(Glance(arena)) as glance:
+        return glance.stream_id
+    return None
 
 
 def _left(division: Division, table: ShardTable) -> Iterator[Opening]:

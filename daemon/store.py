@@ -145,6 +145,13 @@ def source(opening: Opening) -> Iterator[Arena | None]:
         yield arena
 
 
+def left_any(opening: Opening) -> bool:
+    """Whether a daemon left an arena, or what one can be made from."""
+    names = opening.paths.arena, f"{opening.paths.arena}{NEXT}"
+    journal = opening.journal
+    return any(map(segment.exists, names)) or (journal is not None and has_begun(journal))
+
+
 def _source(opening: Opening) -> Arena | None:
     if segment.exists(opening.paths.arena):
         return _as_left(opening)

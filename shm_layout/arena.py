@@ -827,6 +827,11 @@ class Glance:
         return int(self._header.daemon_pid)
 
     @property
+    def stream_id(self) -> int:
+        """As of a Reader."""
+        return int(self._header.stream_id)
+
+    @property
     def why(self) -> Degraded:
         """Why the daemon does not serve as it should."""
         return Degraded(self._header.daemon_why)

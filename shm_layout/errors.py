@@ -64,7 +64,7 @@ PurgatorydError
 +-- StartError                       the daemon cannot start
     +-- AlreadyRunning
     +-- ShardFailed                  a shard of a deployment does not start
-    +-- AloneBefore                  a daemon without shards left timers under this name
+    +-- AloneBefore                  a daemon without shards left timers that the shards lack
     +-- Unplaceable                  a namespace that cannot be divided among other shards
     +-- BadPath                      not a directory, foreign owner, not writable
     +-- PathTooLong                  for AF_UNIX
@@ -879,15 +879,15 @@ class ShardFailed(StartError):
 
 @keeps_figures
 class AloneBefore(StartError):
-    """The arena or journal at `place` is of a daemon `name` without shards."""
+    """The arena at `place` is of a daemon `name` without shards, and not what its shards have."""
 
     name: str
     place: str
 
     def __str__(self) -> str:
         return (
-            f"{self.place} is of the daemon {self.name!r} without shards, whose timers would be "
-            "left behind: start the shards under another name"
+            f"{self.place} is of a daemon {self.name!r} without shards, whose timers the shards of "
+            "that name do not have: start them under another name, or remove it"
         )
 
 

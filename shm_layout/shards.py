@@ -1,7 +1,8 @@
 """Which shard holds which namespace: the routing table of a deployment, and its file.
 
 A deployment of COUNT shards is so many daemons, each with its own arena and sockets. Its generation
-changes with COUNT only, and stands in the daemons' names: arenas of two generations never meet.
+changes with COUNT only, and stands in the daemons' names: arenas of two generations never meet. The
+generation before the first is a daemon alone, whose name is the deployment's own.
 
 The table is one small file that is replaced as a whole. Who runs the deployment is its only writer.
 """
@@ -23,6 +24,8 @@ from purgatoryd.shm_layout.files import write_durably
 from purgatoryd.shm_layout.paths import NAME_BYTES_MAX, SHARDS_MAX
 
 SCHEMA = 1
+ALONE = 0
+"""The generation of a daemon without shards: no table says so, as it needs none."""
 PARTITIONS_MAX = 1024
 MODE = 0o640
 """Clients of the group read it, as they reach the sockets beside it."""
@@ -77,6 +80,8 @@ class ShardTable:
 
     def daemon(self, shard: int) -> str:
         """The name of the daemon that is `shard`."""
+        if self.generation == ALONE:
+            return self.name
         return f"{self.name}-{self.generation}-{shard}"
 
     @property
@@ -115,6 +120,11 @@ class ShardTable:
         return [name for name, found in self.placements.items() if shard in found.shards]
 
 
+def alone(name: str) -> ShardTable:
+    """That of a daemon without shards, as if it were the only shard of a deployment."""
+    return ShardTable(name, 0, ALONE, 1)
+
+
 def _everywhere(namespace: str) -> bool:
     return namespace[:1] == chr(lib.PG_RESERVED)
 
@@ -128,23 +138,33 @@ def _weight(namespace: str, shard: int) -> bytes:
 
 
 def generations_behind(journal: Path) -> int:
-    """How many generations of its deployment came after that of a shard, JOURNAL/NAME: 0 = it is
-    the newest, or no shard's; below 0 = it does not count yet. Raises TableBroken."""
+    """How many generations of its deployment came after that of a daemon, JOURNAL/NAME: 0 = it is
+    of the newest, or of none; below 0 = it does not count yet. Raises TableBroken."""
     found = _DAEMON.fullmatch(journal.name)
-    table = read_table(journal.parent, found[1]) if found else None
-    return table.generation - int(found[2]) if found and table else 0
+    name, generation = (found[1], int(found[2])) if found else (journal.name, ALONE)
+    counts = _generation(journal.parent, name)
+    return 0 if counts is None else counts - generation
 
 
 def journals_of(journals: Path, deployment: str) -> list[Path]:
     """The folders of the journals of a deployment's shards, also of those before a change of their
-    number, oldest first. Raises TableBroken."""
+    number, and of the daemon alone before them, oldest first. Raises TableBroken."""
     folders = {
         (int(found[2]), int(found[3])): path
         for path in journals.glob(f"{deployment}-*/")
         if (found := _DAEMON.fullmatch(path.name)) and found[1] == deployment
     }
-    table = read_table(journals, deployment) if folders else None
-    return [path for at, path in sorted(folders.items()) if not table or at[0] <= table.generation]
+    if folders and (lone := journals / deployment).is_dir():
+        folders[ALONE, 0] = lone
+    counts = _generation(journals, deployment)
+    return [path for at, path in sorted(folders.items()) if counts is None or at[0] <= counts]
+
+
+def _generation(journals: Path, name: str) -> int | None:
+    """The one that counts, by the folder of the journals; None: nothing there says which."""
+    if table := read_table(journals, name):
+        return table.generation
+    return ALONE if (journals / name).is_dir() else None
 
 
 def table_path(directory: Path, name: str) -> Path:

@@ -23,14 +23,14 @@ from shards_driver import FAR_NS, OWNED, PARTS, Ledger, Shards, as_arena, as_cor
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.journal import folders
-from purgatoryd.clients import AllOf, Client, Purgatory
+from purgatoryd.clients import AllOf, Client, Purgatory, Subscriber
 from purgatoryd.daemon import redistribute
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.deployment import Registry
 from purgatoryd.daemon.journal import locked
 from purgatoryd.daemon.main import name_lock
 from purgatoryd.daemon.redistribute import Division, settle
-from purgatoryd.daemon.store import Opening, journal_end, open_arena, source
+from purgatoryd.daemon.store import NEXT, Opening, journal_end, open_arena, source
 from purgatoryd.pipeline import fleet, trace
 from purgatoryd.pipeline.audit import audit
 from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Lake
@@ -42,6 +42,7 @@ from purgatoryd.pipeline.whole import whole
 from purgatoryd.shm_layout import segment
 from purgatoryd.shm_layout.arena import Arena, Reader
 from purgatoryd.shm_layout.errors import (
+    AloneBefore,
     AlreadyRunning,
     ArenaMismatch,
     ArenaTooSmall,
@@ -54,7 +55,7 @@ from purgatoryd.shm_layout.gather import Census, census
 from purgatoryd.shm_layout.journal import Committer, Walk, segments, uuid_of
 from purgatoryd.shm_layout.layout import ArenaState, DaemonState, Status
 from purgatoryd.shm_layout.paths import Paths, paths_in
-from purgatoryd.shm_layout.shards import Placement, ShardTable, read_table, write_table
+from purgatoryd.shm_layout.shards import Placement, ShardTable, alone, read_table, write_table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -180,7 +181,7 @@ class Deployment:
 
     def segments(self) -> set[str]:
         """The names of what there is in shared memory."""
-        return {path.name for path in segment.MOUNT.glob(f"purgatoryd.demo-*{self.suffix}*")}
+        return {path.name for path in segment.MOUNT.glob(f"purgatoryd.demo*{self.suffix}*")}
 
     def all_there_is(self) -> tuple[set[str], ShardTable | None, list[dict[str, Census]]]:
         """Segments, table, and what is in them."""
@@ -215,7 +216,7 @@ class Deployment:
 
 def test_a_start_with_another_number_keeps_what_clients_have(daemon: StartDaemon) -> None:
     small = ("--capacity", "2000", "--payload-memory", "1M", "--outbox", "1024")
-    real = daemon("demo", "--shards", "2", *small)
+    real = daemon("demo", *small)
     names = [f"n{n}" for n in range(6)]
     with Purgatory("demo", namespace="n0", timeout=PATIENCE_S) as owner:
         armed = owner.watch("op", AllOf({"k": 2}), timeout=3600)
@@ -226,8 +227,16 @@ def test_a_start_with_another_number_keeps_what_clients_have(daemon: StartDaemon
                 for name in names
             ]
             tickets = [client.add("far", delay=3600).ticket for client in clients]
-            for count in ("3", "1"):
+            notices = [
+                held.enter_context(Subscriber("demo", namespace=name, topics=["soon"]))
+                for name in names
+            ]
+            for count in ("2", "3", "1"):
                 real.restart("--shards", count, *small)
+                for client, heard in zip(clients, notices, strict=True):
+                    client.add("now", delay=0, topic="soon")
+                    assert (notice := heard.get(timeout=PATIENCE_S)) is not None
+                    assert notice.key == "now"
                 found = [info for client in clients if (info := client.get("far"))]
                 assert [info.ticket for info in found] == tickets
                 tickets += [client.add(f"in {count}", delay=3600).ticket for client in clients]
@@ -236,25 +245,27 @@ def test_a_start_with_another_number_keeps_what_clients_have(daemon: StartDaemon
         assert owner.advance("k", 2) == 1
         assert armed.result(timeout=PATIENCE_S).cause == "satisfied"
     assert read_table(real.dir, "demo") == replace(
-        ShardTable("demo", 1, 1, 1), version=9, generation=3,
+        ShardTable("demo", 1, 1, 1), version=3, generation=3,
         placements={name: Placement(name, (0,)) for name in names},
     )  # fmt: skip
 
 
 @pytest.fixture
 def begin(daemon_dir: Path, tmp_path: Path) -> Iterator[Callable[..., Deployment]]:
-    """A deployment of two shards, with or without journals."""
+    """A deployment of two shards, or a daemon alone, with or without journals."""
     made: list[Deployment] = []
 
-    def begin(*, journal: bool = False, **changes: Any) -> Deployment:
+    def begin(*, journal: bool = False, lone: bool = False, **changes: Any) -> Deployment:
         kept = {"journal": str(tmp_path), **JOURNALLED} if journal else {}
         config = Config("demo", **{**SMALL, **kept, **changes})
-        table = ShardTable("demo", 1, 1, 2)
+        table = alone("demo") if lone else ShardTable("demo", 1, 1, 2)
+        parts = table.place(PARTS.decode(), 1 if lone else 5)
         names = (OWNED.decode(), "other", "a", "b", "c", "d")
-        for place in (*map(table.place, names), table.place(PARTS.decode(), 5)):
+        for place in (*map(table.place, names), parts):
             table = table.with_birth(place)
         made.append(Deployment(daemon_dir, config, table))
-        made[-1].write(table)
+        if not lone:  # which has no table
+            made[-1].write(table)
         return made[-1]
 
     yield begin
@@ -267,6 +278,79 @@ def names_of(one: Deployment) -> set[str]:
     """The segments that ought to be there."""
     arenas = [paths_in(one.directory, name) for name in one.table.daemons]
     return {name[1:] for paths in arenas for name in (paths.arena, paths.private)}
+
+
+def test_a_daemon_alone_becomes_two_shards_though_starts_are_killed(
+    begin: Callable[..., Deployment],
+) -> None:
+    """Before any change of a file. Until the switch it can go on alone, as it was."""
+    for nth in itertools.count(1):
+        one, ledger = begin(journal=True, lone=True), Ledger(nth)
+        with one.opened(commit=True) as shards:
+            ledger.fill(shards)
+            ledger.operate(shards)
+        was_killed = one.killed_before(nth, 2, "", "")
+        if not any(one.tables()):
+            with one.opened() as shards:
+                ledger.compare(shards)
+        one.start(2)
+        assert (one.table.generation, one.table.count) == (1, 2)
+        assert one.tables() == [one.table] * len(one.homes)
+        assert one.segments() == names_of(one)
+        with one.opened(commit=True) as shards:
+            ledger.compare(shards)
+            if not was_killed:
+                ledger.finish(shards)
+        one.remove()
+        if not was_killed:
+            break
+    print(f"killed before {nth - 1} changes of files")
+    assert nth > 5
+
+
+def test_a_daemon_alone_that_was_killed_as_it_got_its_arena_becomes_shards(
+    begin: Callable[..., Deployment],
+) -> None:
+    one, ledger = begin(lone=True), Ledger(3)
+    with one.opened() as shards:
+        ledger.fill(shards)
+        ledger.operate(shards)
+    arena = segment.MOUNT / paths_in(one.directory, "demo").arena[1:]
+    arena.rename(f"{arena}{NEXT}")
+    one.start(2)
+    assert one.segments() == names_of(one)
+    with one.opened() as shards:
+        ledger.compare(shards)
+
+
+def test_what_a_daemon_alone_has_and_no_place_for_is_named_and_nothing_is_changed(
+    begin: Callable[..., Deployment],
+) -> None:
+    one = begin(journal=True, lone=True)
+    with one.opened(commit=True) as shards:
+        Ledger(2).fill(shards)
+        core = shards.of(b"a", b"")
+        core.set_namespace(b"a", park_beyond_ns=1)
+        assert core.put(b"k", FAR_NS, namespace=b"a").status == Status.PARKED
+    before = one.all_there_is()
+    with pytest.raises(Unplaceable, match="parked") as caught:
+        Registry.of(replace(one.config, shards=3), paths_in(one.directory, "demo"))
+    assert caught.value.namespace == "a"
+    assert one.all_there_is() == before
+    assert one.tables() == [None, None]
+
+
+def test_a_daemon_alone_whose_place_the_shards_did_not_take_is_not_cleared_away(
+    begin: Callable[..., Deployment],
+) -> None:
+    one = begin(lone=True)
+    with one.opened() as shards:
+        Ledger(1).fill(shards)
+    one.write(ShardTable("demo", 1, 1, 2))
+    before = one.all_there_is()
+    with pytest.raises(AloneBefore, match="demo"):
+        Registry.of(replace(one.config, shards=2), paths_in(one.directory, "demo"))
+    assert one.all_there_is() == before
 
 
 @pytest.mark.parametrize("journal", [False, True], ids=["memory", "journal"])
@@ -541,11 +625,12 @@ def test_an_arena_says_that_it_is_rebuilt_and_stopped_once_it_was_only_read(
         assert reader.header.daemon_pid == 0
 
 
-@pytest.mark.parametrize("name", ["demo-0-5", "demo-2-5"])
+@pytest.mark.parametrize("name", ["demo-1-5", "demo-3-5"])
 def test_what_a_running_daemon_has_is_not_cleared_away(
     name: str, begin: Callable[..., Deployment]
 ) -> None:
     one = begin()
+    one.write(replace(one.table, generation=2))
     paths = paths_in(one.directory, name)
     config = replace(one.config, name=name)
     arena = open_arena(Opening(config, paths))
@@ -604,24 +689,25 @@ def shipped(convoy: Convoy) -> int:
     return sum(manifest.table == BRONZE for manifest in convoy.turn())
 
 
-def records_of(one: Deployment, generation: int) -> list[tuple[str, int, str]]:
+def records_of(one: Deployment, table: ShardTable) -> list[tuple[str, int, str]]:
     """Daemon, LSN and kind of all records in the journals of a generation."""
     found = []
-    for folder in Path(one.config.journal).glob(f"demo-{generation}-*"):
+    for daemon in table.daemons:
         walk = Walk()
-        for file in segments(folder):
+        for file in segments(Path(one.config.journal) / daemon):
             walk.enter(file.path)
             found += [(walk.uuid.hex(), frame.lsn, frame.kind) for frame in walk.frames()]
     return sorted(found)
 
 
+@pytest.mark.parametrize("lone", [False, True], ids=["shards", "alone"])
 def test_all_records_of_the_generation_before_get_into_the_lake(
-    begin: Callable[..., Deployment], tmp_path: Path
+    lone: bool, begin: Callable[..., Deployment], tmp_path: Path
 ) -> None:
-    one, ledger = begin(journal=True), Ledger(7)
+    one, ledger = begin(journal=True, lone=lone), Ledger(7)
     (tmp_path / "lake").mkdir()
     lake = Lake(tmp_path / "lake")
-    one.start(2)
+    before = one.table
     with one.opened(commit=True) as shards:
         ledger.fill(shards)
     with contextlib.closing(Convoy(partial(folders, tmp_path, "demo"), lake, "node")) as convoy:
@@ -630,24 +716,25 @@ def test_all_records_of_the_generation_before_get_into_the_lake(
         def ship_early(step: str) -> None:
             """The next generation does not count yet, and may never do so."""
             if step == "writing the routing table":
-                assert len(list(tmp_path.glob("demo-2-*"))) == 3
+                first, *others = tmp_path.glob(f"demo-{before.generation + 1}-*")
+                assert len(others) == 2
                 assert list(convoy.turn()) == []
-                assert openings(tmp_path / "demo-2-0") == []
+                assert openings(first) == []
 
         one.start(3, ship_early)
-        assert shipped(convoy) == 2
+        assert shipped(convoy) == before.count
     with one.opened(commit=True) as shards:
         ledger.take(shards)
     command = ["pipeline", "ship", "--name", "demo", "--journal", str(tmp_path)]
     again = CliRunner().invoke(app, [*command, "--lake", str(lake.root), "--json"])
     assert (again.exit_code, again.output) == (0, "")
-    assert len(lake.manifests(OPENINGS)) == 2 + 3
+    assert len(lake.manifests(OPENINGS)) == before.count + 3
     rows = [
         (row["daemon"], row["lsn"], row["kind"])
         for manifest in lake.manifests()
         for row in pq.read_table(lake.data(manifest), partitioning=None).to_pylist()
     ]
-    assert sorted(rows) == records_of(one, 1)
+    assert sorted(rows) == records_of(one, before)
     assert len(rows) > len(ledger.given)
 
 

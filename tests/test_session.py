@@ -324,12 +324,12 @@ def test_a_hello_refused_for_good_settles_what_waits() -> None:
     assert isinstance(outcomes[0], MessageRefused)
 
 
-def test_a_hello_refused_for_now_is_sent_again(model: ModelDaemon) -> None:
+@pytest.mark.parametrize("why", [WireError.SESSIONS_FULL, WireError.WRONG_SHARD])
+def test_a_hello_refused_for_now_is_sent_again(why: WireError, model: ModelDaemon) -> None:
     client = Session()
     hello = wire.decode_reply(client.frame() or b"")
     client.sent()
-    full = wire.encode_frame(Message.HELLO, 0, hello.sequence, error=WireError.SESSIONS_FULL)
-    client.receive(full)
+    client.receive(wire.encode_frame(Message.HELLO, 0, hello.sequence, error=why))
     assert client.refusal is not None
     client.resend()
     exchange(client, model)

@@ -40,9 +40,9 @@ from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.errors import (
-    AloneBefore,
     CallTimeout,
     DaemonError,
+    DaemonUnreachable,
     InvalidName,
     InvalidSetting,
     ShardUnavailable,
@@ -247,14 +247,6 @@ def test_a_table_older_than_the_one_in_use_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TableBroken, match="is of version 1, and version 2 was in use"):
         Registry.of(config, paths)
     assert read_table(tmp_path, "demo") == newer
-
-
-def test_timers_of_a_daemon_without_shards_are_not_left_behind(tmp_path: Path) -> None:
-    (tmp_path / "journal" / "demo").mkdir(parents=True)
-    config = Config(name="demo", shards=2, journal=str(tmp_path / "journal"))
-    with pytest.raises(AloneBefore, match="without shards"):
-        Registry.of(config, paths_in(tmp_path, "demo"))
-    assert read_table(tmp_path, "demo") is None
 
 
 @pytest.mark.parametrize(
@@ -476,6 +468,25 @@ def test_every_state_has_its_moves() -> None:
     assert set(MOVES) == set(State)
     reached = set(itertools.chain.from_iterable(MOVES.values()))
     assert reached == set(State)
+
+
+# ---- the way there ------------------------------------------------------------------------------
+
+
+def test_a_daemon_of_that_name_in_another_directory_is_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = paths_in(tmp_path, "demo")
+    monkeypatch.setattr(route, "client_paths", lambda _: there)
+    way = route.Route("demo", "shop")
+    assert way.find() == there
+    write_table(tmp_path, ShardTable("demo", 1, 1, 2).with_birth(Placement("shop", (1,))))
+    assert way.find().name == "demo-1-1"
+    there = paths_in(tmp_path / "other", "demo")
+    with pytest.raises(DaemonUnreachable):
+        way.find()
+    there = paths_in(tmp_path, "demo")
+    assert way.find().name == "demo-1-1"
 
 
 # ---- the breaker --------------------------------------------------------------------------------
