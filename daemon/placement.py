@@ -1,9 +1,10 @@
 """Has the daemon run where its plan says, and sees to it that it stays there.
 
 Memory is asked for from the plan's node before any is touched. Once all threads are there they get
-their CPUs, and pages are sampled; those of another node are moved. Then every thread's affinity,
-the CPUs of the cgroup and those of other daemons' loops are looked at with every heartbeat: a
-change has the plan made anew.
+their CPUs, and pages are sampled; those of another node are moved. Then every thread's affinity and
+the CPUs of the cgroup are looked at with every heartbeat, those of other daemons' loops less often
+the more there are: a change has the plan made anew. Of two daemons that chose one core at the same
+time not both leave it: the one with the smaller pid stays.
 What the kernel refuses is told, and the daemon runs all the same.
 """
 
@@ -21,9 +22,12 @@ from purgatoryd.daemon.plan import FEW_CPUS, Plan, plan
 from purgatoryd.shm_layout import memory
 from purgatoryd.shm_layout.arena import Arena, Placed
 from purgatoryd.shm_layout.layout import PlacementPart
-from purgatoryd.shm_layout.loops import loop_cpus
+from purgatoryd.shm_layout.loops import Loop, loops
 from purgatoryd.shm_layout.topology import SYSTEM, confined_cpus, read
 
+LOOPS_PER_BEAT = 8
+"""So many other loops are looked at with a heartbeat, on average: N daemons that look at all others
+with each would have N times N such looks a second."""
 _CARRIERS = "ZMQbg/IO"
 """How libzmq calls its threads that read and write."""
 
@@ -41,8 +45,10 @@ class Placement:
         """CPUs that we were started on; None: all that our cgroup has, as it changes."""
         self._seen = self._look()
         """What was so when we last set or saw it."""
-        self._taken: Sequence[int] = ()
-        """CPUs of other loops when we last decided; what is taken meanwhile is seen later."""
+        self._loops: Sequence[Loop] = ()
+        """Other daemons' when we last decided; what is taken meanwhile is seen later."""
+        self._beats = 0
+        """Since other loops were looked at."""
         self._pinned = False
         self._applied = self._refused = PlacementPart(0)
         self._pages_elsewhere = self._pages_sampled = 0
@@ -88,7 +94,8 @@ class Placement:
         cgroup, a hot plug, the loop of another daemon. A cgroup that gives CPUs back changes no
         thread's."""
         seen = self._look()
-        if seen != self._seen or self._other_loops(seen[0]) != self._taken:
+        self._beats += 1
+        if seen != self._seen or self._loops_changed(seen[0]):
             self.again(arena, self._config)
 
     def again(self, arena: Arena, config: Config) -> None:
@@ -113,14 +120,23 @@ class Placement:
     def _look(self) -> tuple[Set[int], Mapping[int, Set[int]]]:
         return confined_cpus(self._root), _affinities()
 
-    def _other_loops(self, cpus: Set[int]) -> Sequence[int]:
+    def _loops_changed(self, cpus: Set[int]) -> bool:
+        """False also while it is not time to look."""
+        if self._beats * LOOPS_PER_BEAT < len(self._loops):
+            return False
+        self._beats = 0
+        return self._other_loops(cpus) != self._loops
+
+    def _other_loops(self, cpus: Set[int]) -> Sequence[Loop]:
         """None where so few CPUs are ours that nobody is pinned."""
-        return loop_cpus(self._name) if len(cpus) > FEW_CPUS else ()
+        return loops(self._name) if len(cpus) > FEW_CPUS else ()
 
     def _decide(self, before: Plan | None) -> Plan:
         topology = read(self._given, self._root)
-        self._taken = self._other_loops(topology.confined)
-        return plan(topology, self._config, self._taken, before)
+        self._loops = self._other_loops(topology.confined)
+        taken = [loop.cpu for loop in self._loops]
+        leave = [loop.cpu for loop in self._loops if loop.chosen and loop.pid > os.getpid()]
+        return plan(topology, self._config, taken, before, leave)
 
     @contextmanager
     def _part(self, part: PlacementPart, what: str) -> Iterator[None]:

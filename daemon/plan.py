@@ -64,6 +64,7 @@ class _Draft:
     config: Config
     taken: Counter[int]
     before: Plan | None
+    leave: Counter[int]
     clamped: PlacementPart = NOTHING
     clamps: list[str] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
@@ -79,6 +80,10 @@ class _Draft:
         """How many of other daemons are on their cores."""
         return sum(self.taken[cpu] for cpu in self.topology.whole_cores(cpus))
 
+    def leaving(self, cpus: Iterable[int]) -> int:
+        """How many of those leave them to this daemon, if it is there."""
+        return sum(self.leave[cpu] for cpu in self.topology.whole_cores(cpus))
+
     @property
     def home(self) -> Node | None:
         """The node that a running daemon had better not leave."""
@@ -87,12 +92,16 @@ class _Draft:
 
 
 def plan(
-    topology: Topology, config: Config, taken: Iterable[int] = (), before: Plan | None = None
+    topology: Topology,
+    config: Config,
+    taken: Iterable[int] = (),
+    before: Plan | None = None,
+    leave: Iterable[int] = (),
 ) -> Plan:
     """What to do on this machine. `taken`: CPUs of loops of other daemons, one for each. `before`:
     the plan of this daemon that is in force: its arena stays, and its loop where no place is
-    better."""
-    draft = _Draft(topology, config, Counter(taken), before)
+    better. `leave`: those of `taken` that leave its core to this one, if both are on it."""
+    draft = _Draft(topology, config, Counter(taken), before, Counter(leave))
     chosen, wanted = Plan(_mode(config)), _wanted_node(draft)
     if chosen.mode == PlacementMode.NONE:
         draft.why("placement is none: CPUs and memory come as the kernel gives them")
@@ -189,7 +198,8 @@ def _without_a_core(draft: _Draft, chosen: Plan, here: frozenset[int]) -> Plan:
 def _worth(draft: _Draft, core: tuple[int, ...]) -> tuple[int, bool, bool, bool, int]:
     """The better a core is for the loop, the larger. The kernel has most to do on CPU 0."""
     stays = draft.before is not None and draft.before.reaper_cpu in core
-    return -draft.loops(core), core[0] in draft.topology.isolated, 0 not in core, stays, core[0]
+    loops = draft.loops(core) - (draft.leaving(core) if stays else 0)
+    return -loops, core[0] in draft.topology.isolated, 0 not in core, stays, core[0]
 
 
 def _other_cpus(draft: _Draft, here: frozenset[int], loop: int) -> frozenset[int]:

@@ -5,33 +5,49 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from glob import glob
+from typing import NamedTuple
 
 from purgatoryd.shm_layout import segment
 from purgatoryd.shm_layout._core import ffi, lib
-from purgatoryd.shm_layout.layout import ABI, kernel_number, size_of
+from purgatoryd.shm_layout.layout import ABI, PlacementMode, kernel_number, size_of
 
 _HEADER_BYTES = size_of("pg_header")
 
 
+class Loop(NamedTuple):
+    """Of a daemon: where it is, and whose it is."""
+
+    cpu: int
+    pid: int
+    chosen: bool
+    """The daemon chose its CPU, and chooses another one where that is better."""
+
+
 def loop_cpus(*ours: str) -> list[int]:
+    """The CPUs of loops(), one for each."""
+    return [loop.cpu for loop in loops(*ours)]
+
+
+def loops(*ours: str) -> list[Loop]:
     """Of each daemon whose loop has a CPU, as far as we may know, in order. `ours`: arenas of those
     that are left out."""
     found = []
     for name in glob(f"{segment.PREFIX}*", root_dir=segment.MOUNT):
         if f"/{name}" not in ours and not name.endswith(".private"):
             with suppress(OSError):
-                found += _loop_cpus(f"{segment.MOUNT}/{name}")
+                found += _loops(f"{segment.MOUNT}/{name}")
     return sorted(found)
 
 
-def _loop_cpus(path: str) -> list[int]:
+def _loops(path: str) -> list[Loop]:
     """Of one arena: one, or none. What is read is a copy: anybody may make such a file, and to cut
     it short ends who has mapped it."""
     header = ffi.from_buffer("struct pg_header *", _beginning(path).ljust(_HEADER_BYTES, b"\0"))
     arena = header.magic == lib.PG_MAGIC and header.abi_major == ABI[0]
-    cpu = kernel_number(header.placement.reaper_cpu)
-    alive = arena and os.path.exists(f"/proc/{header.daemon_pid}")
-    return [cpu] if alive and cpu is not None else []
+    cpu, pid = kernel_number(header.placement.reaper_cpu), int(header.daemon_pid)
+    alive = arena and os.path.exists(f"/proc/{pid}")
+    chosen = header.placement.mode == PlacementMode.AUTO
+    return [Loop(cpu, pid, chosen)] if alive and cpu is not None else []
 
 
 def _beginning(path: str) -> bytes:

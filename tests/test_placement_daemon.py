@@ -31,8 +31,8 @@ from purgatoryd.daemon.plan import plan
 from purgatoryd.shm_layout import keys, memory, segment
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Placed
-from purgatoryd.shm_layout.layout import ABI, PlacementPart, size_of
-from purgatoryd.shm_layout.loops import loop_cpus
+from purgatoryd.shm_layout.layout import ABI, PlacementMode, PlacementPart, size_of
+from purgatoryd.shm_layout.loops import Loop, loop_cpus, loops
 from purgatoryd.shm_layout.topology import cpu_text, read, worker_cpus
 
 Cpus = set[int]
@@ -223,9 +223,15 @@ def test_loops_of_other_daemons_are_known(
     assert loop_cpus("/purgatoryd.another") == []
 
 
-def write_header(path: Path, cpu: int, magic: int = lib.PG_MAGIC) -> None:
+def write_header(
+    path: Path,
+    cpu: int,
+    magic: int = lib.PG_MAGIC,
+    mode: PlacementMode = PlacementMode.AUTO,
+) -> None:
     """The arena of a daemon that lives as long as this process, and has its loop there."""
     header = ffi.new("struct pg_header *")
+    header.placement.mode = mode
     header.magic, header.abi_major, header.daemon_pid = magic, ABI[0], os.getpid()
     header.placement.reaper_cpu = cpu + 1
     path.write_bytes(ffi.buffer(header)[:])
@@ -258,6 +264,54 @@ def test_a_daemon_makes_room_for_one_that_comes(
     one.look(arena)
     assert asked == [({3}, {0, 1, 2}), ({2}, {0, 1}), ({2}, {0, 1, 3})]
     assert arena.placed.reaper_cpu == 2
+
+
+@pytest.mark.parametrize(
+    ("smaller", "mode", "cpu"),
+    [
+        (True, PlacementMode.AUTO, 3),
+        (False, PlacementMode.AUTO, 2),
+        (True, PlacementMode.EXPLICIT, 2),  # that one cannot leave
+    ],
+)
+def test_of_two_daemons_that_chose_one_core_the_one_with_the_smaller_pid_stays(
+    smaller: bool, mode: PlacementMode, cpu: int, asked: list[tuple[Cpus, Cpus]],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    arena: Any = FakeArena()
+    one = Placement(Config("demo"), "/purgatoryd.demo", tmp_path)
+    one.settle(arena)
+    assert arena.placed.reaper_cpu == 3
+    write_header(tmp_path / "shm" / "purgatoryd.other", 3, mode=mode)
+    theirs = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: theirs - 1 if smaller else theirs + 1)
+    one.look(arena)
+    assert arena.placed.reaper_cpu == cpu
+    one.look(arena)
+    assert len(asked) == 2
+
+
+def test_the_more_loops_there_are_the_less_often_they_are_looked_at(
+    asked: list[tuple[Cpus, Cpus]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arena: Any = FakeArena()
+    for n in range(2 * placement.LOOPS_PER_BEAT + 1):
+        write_header(tmp_path / "shm" / f"purgatoryd.{n}", 1)
+    one = Placement(Config("demo"), "/purgatoryd.demo", tmp_path)
+    one.settle(arena)
+    looks, looked = 0, []
+
+    def noted(*ours: str) -> list[Loop]:
+        nonlocal looks
+        looks += 1
+        return loops(*ours)
+
+    monkeypatch.setattr(placement, "loops", noted)
+    for _ in range(6):
+        one.look(arena)
+        looked.append(looks)
+    assert looked == [0, 0, 1, 1, 1, 2]
+    assert asked == [({3}, {0, 2})]
 
 
 def test_a_cgroup_that_takes_and_gives_back(
