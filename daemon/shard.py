@@ -78,11 +78,11 @@ class Shard:
         self.again_ns = 0
         """When it is to be started, while it is down."""
         self.silent_beats = 0
-        """So many beats ago it was asked for a sign that it still owes."""
+        """So many beats ago it was asked for a sign, as it had shown none; it still owes it."""
         self.still_beats = 0
         """So many beats ago its start got further."""
         self._moved_boot_ns = 0
-        """When that was, by what it wrote down; 0 = nothing yet."""
+        """When that was, or its loop's last heartbeat, by what it wrote down; 0 = nothing yet."""
         self.starts = 0
         """How often its process was started."""
         self._why = ""
@@ -177,22 +177,32 @@ class Shard:
                 self._admin.send(request, zmq.NOBLOCK)
 
     def beat(self) -> None:
-        """Looks how it does, and asks for a sign of its loop, if it is ready and owes none."""
+        """Looks how it does. One that is ready is asked for a sign of its loop only if its arena
+        has none: to ask wakes both."""
         if self.state is State.STARTING:
-            self._look_at_start()
-        if self._admin is None:
+            self.still_beats = 0 if self._moved(self._written_boot_ns()) else self.still_beats + 1
+        elif self._admin is not None:
+            self._why = in_words(self._arena.why) if self._arena else ""
+            self._look_at_loop()
+
+    def _look_at_loop(self) -> None:
+        if self._moved(self._arena.beat_boot_ns if self._arena else 0):
+            self.silent_beats = 0
             return
-        self._why = in_words(self._arena.why) if self._arena else ""
         if not self.silent_beats:
             self._ping()
         self.silent_beats += 1
 
-    def _look_at_start(self) -> None:
-        before, self._moved_boot_ns = self._moved_boot_ns, 0
+    def _written_boot_ns(self) -> int:
+        """When its start got further, by its file; 0 = it has none yet."""
         with suppress(OSError, TableBroken):
-            header = StandingFile(self._paths.directory, self.name).header
-            self._moved_boot_ns = header.heartbeat_boot_ns
-        self.still_beats = self.still_beats + 1 if self._moved_boot_ns == before else 0
+            return int(StandingFile(self._paths.directory, self.name).header.heartbeat_boot_ns)
+        return 0
+
+    def _moved(self, at_boot_ns: int) -> bool:
+        """Whether its last move is another one than at the beat before."""
+        before, self._moved_boot_ns = self._moved_boot_ns, at_boot_ns
+        return at_boot_ns != before
 
     def _ping(self) -> None:
         self.tell(wire.encode_frame(Message.PING, sequence=self._reload))

@@ -827,6 +827,11 @@ class Glance:
         return int(self._header.daemon_pid)
 
     @property
+    def beat_boot_ns(self) -> int:
+        """When the daemon's loop had its last heartbeat."""
+        return int(self._header.heartbeat_boot_ns)
+
+    @property
     def stream_id(self) -> int:
         """As of a Reader."""
         return int(self._header.stream_id)

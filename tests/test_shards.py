@@ -48,7 +48,14 @@ from purgatoryd.shm_layout.errors import (
     ShardUnavailable,
     TableBroken,
 )
-from purgatoryd.shm_layout.layout import FLAG_DRAIN, DaemonState, LoadAction, Message, WireError
+from purgatoryd.shm_layout.layout import (
+    FLAG_DRAIN,
+    DaemonState,
+    Degraded,
+    LoadAction,
+    Message,
+    WireError,
+)
 from purgatoryd.shm_layout.paths import paths_in
 from purgatoryd.shm_layout.shards import (
     Placement,
@@ -347,6 +354,38 @@ def test_only_a_shard_that_is_ready_owes_an_answer(tmp_path: Path) -> None:
             continue
         one.beat()
         assert one.silent_beats == 0
+
+
+def test_a_shard_whose_arena_says_that_its_loop_turns_is_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bytes] = []
+    with zmq.Context() as context:
+        says_ready = ["/bin/sh", "-c", "echo ready; exec sleep 1000"]
+        one = Shard(0, paths_in(tmp_path, "demo-1-0"), says_ready, context)
+        monkeypatch.setattr(one, "tell", asked.append)
+        one.start()
+        while not one.said_ready(0):
+            continue
+        arena = Told()
+        monkeypatch.setattr(one, "_arena", arena)
+        for moves, silent in ((1, 0), (1, 0), (0, 1), (0, 2), (1, 0), (0, 1)):
+            arena.beat_boot_ns += moves
+            one.beat()
+            assert one.silent_beats == silent
+        assert len(asked) == 2
+        one.signal(signal.SIGKILL)
+        one.wait()
+
+
+class Told:
+    """What the arena of a shard tells."""
+
+    beat_boot_ns = 0
+    why = Degraded(0)
+
+    def close(self) -> None:
+        """Nothing is mapped."""
 
 
 def test_a_start_that_gets_no_further_hangs(
