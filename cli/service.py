@@ -105,7 +105,8 @@ def run_shards(ctx: click.Context, config: Config, import_path: Path | None) -> 
     from purgatoryd.daemon.deployment import serve_shards
 
     if import_path is not None:
-        raise InvalidSetting("import", str(import_path), "left out with shards", "flag")
+        bound = "left out with shards: start without them first, then with them"
+        raise InvalidSetting("import", str(import_path), bound, "flag")
     words = [sys.executable, "-m", "purgatoryd.cli", "run", *ctx.meta[ARGUMENTS]]
 
     def command(table: ShardTable, number: int) -> list[str]:

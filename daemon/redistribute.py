@@ -176,7 +176,8 @@ def _route(old: ShardTable, new: ShardTable, shard: int, name: str, found: Censu
             return None
         raise Unplaceable(name, f"is in shard {shard}, of which the routing table says nothing")
     if found.parked:
-        raise Unplaceable(name, f"has parked timers: their payloads are in shard {shard}'s journal")
+        where = f"the journal of {old.daemon(shard)}"
+        raise Unplaceable(name, f"has parked timers: their payloads are in {where}")
     if was.partitions > 1 and (found.operations or found.outcomes or found.levels):
         raise Unplaceable(name, "has operations or watch keys, and its keys are divided")
     return Route(new.placements[name].shards, anew=was.partitions > 1)

@@ -540,7 +540,9 @@ def test_a_start_that_would_leave_timers_behind_is_refused(
     daemon: StartDaemon, demo: Daemon
 ) -> None:
     demo.stop()
-    assert "shards" in refused(lambda: daemon("demo", *SMALL))
+    assert "demo is a deployment" in refused(lambda: daemon("demo", *SMALL))
+    file = ("--shards", "2", "--import", "file")
+    assert "start without them first" in refused(lambda: daemon("demo", *file, *SMALL))
 
 
 def test_clients_live_through_another_number_of_shards(clicks: Daemon) -> None:
