@@ -305,6 +305,8 @@ class Journal(Memory):
         """Looks after files when there are new ones, and once a minute."""
         self._beats += 1
         self._stage_metrics(boot_ns())
+        if self.errno:
+            self._replies.forget()
         if self._replies:
             self._kick()
         if self.errno and not self._told:

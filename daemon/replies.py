@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,14 +24,15 @@ class _Run:
 
 
 class Replies:
-    """Answers since the last record of them; those of a session share one."""
+    """Answers that no record tells of yet; those of a session share one."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._runs: dict[int, _Run] = {}
+        self._ended: deque[tuple[int, _Run]] = deque()  # the session got others since
 
     def __bool__(self) -> bool:
-        return bool(self._runs)
+        return bool(self._runs or self._ended)
 
     def add(self, reply: Any, built_boot_ns: int, handed_boot_ns: int) -> None:
         """Takes note of an answer that the socket has; of reads and refusals none is taken."""
@@ -43,14 +45,20 @@ class Replies:
             run.handed_boot_ns = handed_boot_ns
             return
         if run is not None:
-            self._stage(session, run)
+            self._ended.append((session, run))
         self._runs[session] = _Run(sequence, 1, built_boot_ns, handed_boot_ns)
 
     def stage(self) -> None:
-        """Stages the records; a stage without room leaves them out."""
-        for session, run in self._runs.items():
-            self._stage(session, run)
+        """Stages the records, as far as there is room; the others wait for the next time."""
+        self._ended += self._runs.items()
         self._runs.clear()
+        while self._ended and not self._arena.stage_full:
+            session, run = self._ended.popleft()
+            self._arena.replied(
+                session, run.first, run.count, run.built_boot_ns, run.handed_boot_ns
+            )
 
-    def _stage(self, session: int, run: _Run) -> None:
-        self._arena.replied(session, run.first, run.count, run.built_boot_ns, run.handed_boot_ns)
+    def forget(self) -> None:
+        """No record will tell of them: the journal has stopped."""
+        self._runs.clear()
+        self._ended.clear()

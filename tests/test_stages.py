@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import purgatory_driver as driver
 import pytest
@@ -13,9 +15,11 @@ from real_daemon import PATIENCE_S, Daemon, boot_ns, eventually, remove_segments
 
 from purgatoryd.clients import Admin, AllOf, Client, InvalidName, Purgatory
 from purgatoryd.clients.core import Core
+from purgatoryd.daemon.admin import frame
+from purgatoryd.daemon.replies import Replies
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.journal import Frame, Walk, contents, segments, uuid_of
-from purgatoryd.shm_layout.layout import MESSAGE_MAX
+from purgatoryd.shm_layout.layout import MESSAGE_MAX, Message
 
 HOUR_S = 3600.0
 LIFE = ["sent_boot_ns", "received_boot_ns", "applied_boot_ns"]
@@ -208,6 +212,26 @@ def test_answers_and_notices_say_when_they_were_handed_over(real: Daemon, journa
     for answer in replied:
         assert answer.fields["session"] in applied
         assert answer.fields["built_boot_ns"] <= answer.fields["handed_boot_ns"]
+
+
+def test_answers_wait_until_the_journal_has_room_for_their_records() -> None:
+    staged: list[tuple[int, int, int]] = []
+    arena: Any = SimpleNamespace(
+        stage_full=True,
+        replied=lambda session, first, count, *_: staged.append((session, first, count)),
+    )
+    replies = Replies(arena)
+    for session, sequence in ((1, 1), (2, 5), (1, 2), (1, 9)):
+        replies.add(frame(Message.BATCH, echo=(session, sequence)), 10, 20)
+    replies.stage()
+    assert (staged, bool(replies)) == ([], True)
+    replies.add(frame(Message.BATCH, echo=(1, 10)), 10, 20)
+    arena.stage_full = False
+    replies.stage()
+    assert (staged, bool(replies)) == ([(1, 1, 2), (1, 9, 1), (2, 5, 1), (1, 10, 1)], False)
+    replies.add(frame(Message.BATCH, echo=(1, 11)), 10, 20)
+    replies.forget()
+    assert not replies
 
 
 # ---- in the core -------------------------------------------------------------------------------
