@@ -430,8 +430,8 @@ def compact(spark: SparkSession, tier: Tier, hour: str | None = None) -> Compact
     """Merges the files of each hour, without dead and promoted rows, and drops tombstones that
     end nothing any more. `hour`: only this one, as 2026-11-21-17. Raises LakeInUse."""
     with tier.writing():
-        orphans = _remove_orphans(tier)
-        with tier.lock():
+        with tier.lock():  # a cancel's tombstones are on disk before a version names them
+            orphans = _remove_orphans(tier)
             version = tier.version()
             number = tier.commit(replace(version, reserved=0)).number
         frontier = tier.frontier("hot")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -406,6 +407,34 @@ def test_a_compaction_that_is_killed_changes_nothing(
 
     assert every_death(mortal, lambda _: lambda: cold.compact(NO_SPARK, tier), after) >= 4
     assert waiting(tier) == expected
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_compaction_takes_nothing_from_a_cancel_under_way(
+    tier: Tier, daemon: TableDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tombstones are on disk, and no version names them yet."""
+    cold.load(tier, table(0, 3), "load", daemon)
+    removed, real = Event(), cold._remove_orphans
+    compaction = Thread(target=cold.compact, args=(NO_SPARK, Tier(tier.lake)))
+
+    def remove(tier: Tier) -> int:
+        count = real(tier)
+        removed.set()
+        return count
+
+    def add(tier: Tier, keys: pa.Table, number: int) -> tuple[tiers.ColdFile, ...]:
+        parts = real_add(tier, keys, number)
+        compaction.start()
+        removed.wait(0.3)  # it has to wait for the cancel
+        return parts
+
+    real_add = Tier.add_tombstones
+    monkeypatch.setattr(cold, "_remove_orphans", remove)
+    monkeypatch.setattr(Tier, "add_tombstones", add)
+    cold.cancel(tier, keys(1), daemon)
+    compaction.join()
+    assert set(waiting(tier)) == {key(0), key(2)}
 
 
 @pytest.mark.usefixtures("quick")
