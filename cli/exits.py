@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -123,9 +125,40 @@ def errors_as_exit_codes(as_json: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         raise click.exceptions.Exit(Exit.INTERRUPTED) from None
     except Exception as error:
-        if (broken := unreadable(error)) is None:
+        if (ours := unwritable(error) or unreadable(error)) is None:
             raise
-        raise click.exceptions.Exit(report(broken, as_json)) from error
+        raise click.exceptions.Exit(report(ours, as_json)) from error
+
+
+_REFUSALS = {
+    number: os.strerror(number)
+    for number in (
+        errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO,
+    )
+}  # fmt: skip
+
+
+def unwritable(error: Exception) -> errors.BadPath | None:
+    """What the machine refused to do with a file, if that is what the error says; also where Spark
+    met it."""
+    if isinstance(error, OSError):
+        what = _REFUSALS.get(error.errno or 0)
+        return errors.BadPath(str(error.filename or "a file"), what) if what else None
+    if not _of_spark(error):
+        return None
+    said = str(error)
+    what = next((words for words in _REFUSALS.values() if words in said), None)
+    file = _FILE.search(said)
+    return errors.BadPath("/" + file[1].rstrip(".") if file else "a file", what) if what else None
+
+
+def _of_spark(error: Exception) -> bool:
+    if "pyspark" not in sys.modules:
+        return False
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    return isinstance(error, (PySparkException, Py4JError))
 
 
 _FILE = re.compile(r"file:/+([^\s'\",]+)")
@@ -134,14 +167,9 @@ _READING = re.compile("FAILED_READ_FILE|PATH_NOT_FOUND|CANNOT_READ_FILE|is not a
 
 def unreadable(error: Exception) -> errors.LakeBroken | None:
     """The file that Spark could not read, if that is what its error says."""
-    if "pyspark" not in sys.modules:
-        return None
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
     said = str(error)
     file = _FILE.search(said)
-    if not (isinstance(error, (PySparkException, Py4JError)) and file and _READING.search(said)):
+    if not (_of_spark(error) and file and _READING.search(said)):
         return None
     path = "/" + file[1].rstrip(".")
     what = "is gone" if "PATH_NOT_FOUND" in said else "cannot be read"

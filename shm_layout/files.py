@@ -44,14 +44,18 @@ def write_durably(temporary: Path, write: Callable[[BinaryIO], str]) -> Path:
     has to be one that they cannot know: `beside`.
     """
     temporary.unlink(missing_ok=True)
-    with open(temporary, "wb", opener=_new) as file:
-        try:
-            path = temporary.with_name(write(file))
-            file.flush()
-            os.fsync(file.fileno())
-            temporary.rename(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+    try:
+        with open(temporary, "wb", opener=_new) as file:
+            try:
+                path = temporary.with_name(write(file))
+                file.flush()
+                os.fsync(file.fileno())
+                temporary.rename(path)
+            finally:
+                temporary.unlink(missing_ok=True)
+    except OSError as error:  # of a full disk it says no name
+        error.filename = error.filename or str(temporary)
+        raise
     sync_directory(path.parent)
     return path
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -11,16 +12,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from conftest import StartDaemon
+from pyspark.errors import PySparkException
 from real_daemon import PATIENCE_S, Daemon, eventually
 
 from purgatoryd.cli import reference
 from purgatoryd.cli.app import COMMANDS
 from purgatoryd.cli.arena import print_table
-from purgatoryd.cli.exits import MEANING, Exit, exit_of
+from purgatoryd.cli.exits import MEANING, Exit, errors_as_exit_codes, exit_of, unwritable
 from purgatoryd.cli.options import visible
 from purgatoryd.shm_layout import errors
+from purgatoryd.shm_layout.files import write_durably
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 BASE = [sys.executable, "-m", "purgatoryd.cli"]
@@ -291,6 +295,27 @@ def test_every_error_has_an_exit_code_and_every_code_a_meaning() -> None:
 def test_a_shard_that_cannot_start_has_the_last_word_if_it_said_why() -> None:
     codes = [exit_of(errors.ShardFailed("demo-1-0", code)) for code in (2, 5, 0, 1, -9, 255)]
     assert codes == [Exit.USAGE, Exit.BROKEN] + 4 * [Exit.UNUSABLE]
+
+
+def test_what_the_machine_refuses_is_no_bug(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(_: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(click.exceptions.Exit) as ended, errors_as_exit_codes(as_json=False):
+        write_durably(tmp_path / "x.new", full)
+    assert ended.value.exit_code == Exit.UNUSABLE
+    assert f"{tmp_path / 'x.new'}: No space left on device" in capsys.readouterr().err
+    with pytest.raises(FileNotFoundError), errors_as_exit_codes(as_json=False):
+        (tmp_path / "gone").read_bytes()
+
+
+def test_nor_is_it_where_spark_met_it() -> None:
+    said = "Job aborted: java.io.IOException: file:/lake/silver/x.parquet (Read-only file system)"
+    told = unwritable(PySparkException(said))
+    assert str(told) == "/lake/silver/x.parquet: Read-only file system"
+    assert unwritable(PySparkException("Job aborted: out of memory")) is None
 
 
 def test_page_of_the_command_line_is_current() -> None:
