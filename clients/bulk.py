@@ -81,7 +81,7 @@ class BulkResult:
         """A Status per row, as uint8 array or list; NONE where there is no result."""
         if self._arrays:
             return (self._table()["ticket"] & 0xFF).astype("u1")
-        return [Status(word & 0xFF) for word, _ in self._rows()]
+        return list(map(Status, self._status_bytes()))
 
     @property
     def tickets(self) -> Any:
@@ -100,8 +100,9 @@ class BulkResult:
     @property
     def refused(self) -> list[tuple[int, Status]]:
         """(row, status) of every row that was refused."""
-        words = ((row, word & 0xFF) for row, (word, _) in enumerate(self._rows()))
-        return [(row, Status(status)) for row, status in words if is_refusal(status)]
+        statuses = self._status_bytes()
+        refusals = set(filter(is_refusal, set(statuses)))  # rows are many, statuses few
+        return [(row, Status(one)) for row, one in enumerate(statuses) if one in refusals]
 
     @property
     def ok(self) -> bool:
@@ -133,6 +134,10 @@ class BulkResult:
             self._error = outcome
         else:
             self._parts[index] = outcome
+
+    def _status_bytes(self) -> bytes:
+        """The lowest byte of each result: it is the first one."""
+        return b"".join(self._parts)[:: wire.RESULT.size]
 
     def _rows(self) -> Iterable[tuple[int, int]]:
         return wire.decode_results(b"".join(self._parts))

@@ -176,12 +176,10 @@ def _interleave(keys: Ragged, payloads: Ragged) -> bytes:
     """key 0, payload 0, key 1, payload 1, ... as one block."""
     if not len(payloads.data):
         return keys.data.tobytes()
-    area = np.empty(len(keys.data) + len(payloads.data), "u1")
-    # Byte b of key i goes b + (all payloads before i) further; of payload i likewise.
-    shift = np.repeat(payloads.offsets[:-1], keys.lengths)
-    area[np.arange(len(keys.data)) + shift] = keys.data
-    shift = np.repeat(keys.offsets[1:], payloads.lengths)
-    area[np.arange(len(payloads.data)) + shift] = payloads.data
+    lengths = np.column_stack((keys.lengths, payloads.lengths)).ravel()
+    of_payload = np.repeat(np.tile((False, True), len(keys.lengths)), lengths)
+    area = np.empty(len(of_payload), "u1")
+    area[of_payload], area[~of_payload] = payloads.data, keys.data
     return area.tobytes()
 
 
