@@ -251,7 +251,6 @@ class Journal(Memory):
         self._snapshot_segments = config.snapshot_segments
         self._keep = Keep(config.retain_age_ns, config.retain_bytes)
         own_snapshot(directory, arena, end, step)
-        self._committer = Committer(arena, directory, config.segment_bytes, end)
         self._open = True
         self._child: subprocess.Popen[bytes] | None = None
         self._kicked = self._segment = self._beats = 0
@@ -259,6 +258,8 @@ class Journal(Memory):
         self._measured_boot_ns = boot_ns()
         self._told = False
         self._replies = Replies(arena)
+        # at the end: nobody stops its thread if we fail
+        self._committer = Committer(arena, directory, config.segment_bytes, end)
 
     @property
     def fds(self) -> list[int]:

@@ -80,8 +80,7 @@ def _run(opening: Opening, life: LifeCycle, reread: Callable[[], Config]) -> Non
         contextlib.closing(_recovered(opening, life)) as arena,
         contextlib.closing(_begin_journal(arena, opening)) as journal,
     ):
-        if config.shard >= 0:
-            arena.confine()
+        _set_up_namespaces(arena, config)
         arena.set_quotas(config.quota_timers, config.quota_bytes, config.quota_ops)
         clock = _clock(config, arena)
         reload = Reload(config, reread, arena, sockets, placement, life.supervisor)
@@ -135,14 +134,19 @@ def _begin_journal(arena: Arena, opening: Opening) -> Memory:
         return Memory()
     opening.step("opening the journal")
     end = journal_end(arena, opening)
-    name, config = opening.paths.arena, opening.config
-    journal = Journal(arena, name, opening.journal, config, end, opening.step)
     if is_in_memory(opening.journal):
         log.warning(f"the journal {opening.journal} is in memory: it will not survive a reboot")
-    if opening.config.shard < 0:  # else who placed them here says so
-        for namespace in opening.config.durable_namespaces:
-            arena.set_durable(namespace)
-    return journal
+    name, config = opening.paths.arena, opening.config
+    return Journal(arena, name, opening.journal, config, end, opening.step)
+
+
+def _set_up_namespaces(arena: Arena, config: Config) -> None:
+    """A shard has those that are placed in it; who does that says which are durable."""
+    if config.shard >= 0:
+        arena.confine()
+        return
+    for namespace in config.durable_namespaces:
+        arena.set_durable(namespace)
 
 
 def _clock(config: Config, arena: Arena) -> Clock:
