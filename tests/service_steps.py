@@ -340,6 +340,10 @@ def the_endpoint_tells_whether_the_daemon_is_up() -> None:
     assert told('purgatoryd_adds_total{daemon="web"}') == 1
     assert shown("ActiveState", "purgatoryd-metrics@web") == "active"
     assert shown("User", "purgatoryd-metrics@web") == "purgatoryd"
+    systemctl("start", "purgatoryd-metrics@other", check=False)  # at the same address
+    eventually(lambda: shown("ActiveState", "purgatoryd-metrics@other") == "failed")
+    assert shown("ExecMainStatus", "purgatoryd-metrics@other") == "7"
+    assert shown("NRestarts", "purgatoryd-metrics@other") == "0"
     systemctl("stop", "purgatoryd-metrics@web")
     assert shown("Result", "purgatoryd-metrics@web") == "success"
 
