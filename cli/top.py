@@ -13,13 +13,14 @@ import click
 from purgatoryd.cli import units
 from purgatoryd.cli.exits import Command
 from purgatoryd.cli.options import emit, frozen_option, json_option, name_option, visible
-from purgatoryd.shm_layout.errors import PurgatorydError
+from purgatoryd.shm_layout.errors import ArenaNotReady, PurgatorydError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.measure import Measurement
+    from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
@@ -29,10 +30,8 @@ if TYPE_CHECKING:
 
 LEAST_NS = 100_000_000
 """The shortest interval."""
-TRACE = 1 / 32
-"""The least of a bar that shows."""
 LEAST_CELLS = 8
-"""Characters of a level of the wheel, however narrow the terminal."""
+"""Characters of a bar, or of a level of the wheel, however narrow the terminal."""
 HEIGHTS = " ▁▂▃▄▅▆▇█"
 COLOURS = {"ready": "green", "degraded": "yellow", "draining": "yellow", "recovering": "yellow"}
 """Of a condition; any other one is red."""
@@ -68,7 +67,8 @@ def top_command(
 
     interval_s = max(interval_ns, LEAST_NS) / 1e9
     with closing(Viewer(name, frozen_ns)) as viewer, suppress(KeyboardInterrupt):
-        viewer.take().of(shard)
+        with suppress(ArenaNotReady):
+            viewer.take().of(shard)
         if once:
             show(one_interval(viewer, interval_s).of(shard), as_json)
         elif as_json or not sys.stdout.isatty():
@@ -130,13 +130,13 @@ def frame(view: View) -> RenderableType:
         headline(view),
         *([boxed("shards", Group(runner(view), shards(view)))] if view.shards else []),
         Beside(
-            (28, boxed("per second", rates(view))),
-            (46, boxed("times, last 10 s", times(view))),
+            (26, boxed("per second", rates(view))),
+            (48, boxed("times, last 10 s", times(view))),
             (46, boxed("fill", fills(view))),
         ),
         boxed("the wheel: timers, by when they are due", wheel(view)),
         Beside(
-            (40, boxed("namespaces", namespaces(view))),
+            (40, boxed("namespaces with the most timers", namespaces(view))),
             (64, boxed("slow clients", clients(view))),
         ),
     )
@@ -226,18 +226,32 @@ def fills(view: View) -> Table:
     """A bar for each table."""
     table = columns("left", "wide", "right")
     for one in view.fills:
-        table.add_row(one.name, bar(one), f"{amount(one)}")
+        table.add_row(one.name, Bar(one), amount(one))
     return table
 
 
-def bar(fill: Fill) -> RenderableType:
-    """How full it is: a trace shows as soon as there is anything."""
-    from rich.progress_bar import ProgressBar
+class Bar:
+    """How full it is: a character shows as soon as there is anything."""
 
-    colour = "red" if fill.share >= FULL else "yellow" if fill.share >= CROWDED else "cyan"
-    shown = max(fill.share, TRACE) if fill.used else 0.0
-    return ProgressBar(1.0, shown, style="bright_black", complete_style=colour,
-                       finished_style=colour)  # fmt: skip
+    def __init__(self, fill: Fill) -> None:
+        self._share = fill.share
+        self._used = fill.used
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[ProgressBar]:
+        """The bar, in the room that there is."""
+        from rich.progress_bar import ProgressBar
+
+        share = self._share
+        colour = "red" if share >= FULL else "yellow" if share >= CROWDED else "cyan"
+        shown = max(share, 1 / options.max_width) if self._used else 0.0
+        yield ProgressBar(1.0, shown, style="bright_black", complete_style=colour,
+                          finished_style=colour)  # fmt: skip
+
+    def __rich_measure__(self, _: Console, options: ConsoleOptions) -> Measurement:
+        """Best with all the width."""
+        from rich.measure import Measurement
+
+        return Measurement(LEAST_CELLS, options.max_width)
 
 
 def amount(fill: Fill) -> str:

@@ -8,21 +8,22 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from purgatoryd.cli.status import record as health_record
 from purgatoryd.shm_layout import occupancy
 from purgatoryd.shm_layout.arena import NONE_NS, Reader
-from purgatoryd.shm_layout.errors import ArenaError
-from purgatoryd.shm_layout.health import FROZEN_NS, Condition, Health, Watch
+from purgatoryd.shm_layout.errors import ArenaError, ArenaMissing, ArenaNotReady, TableBroken
+from purgatoryd.shm_layout.health import FROZEN_NS, Condition, Health, Watch, lives
 from purgatoryd.shm_layout.layout import ClockKind
 from purgatoryd.shm_layout.metrics import SINCE_START, Histogram, Metrics, read_metrics
 from purgatoryd.shm_layout.occupancy import Fill, Level
 from purgatoryd.shm_layout.paths import Paths, arena_paths
 from purgatoryd.shm_layout.segment import Segment
 from purgatoryd.shm_layout.sessions import Session, Sessions
-from purgatoryd.shm_layout.standing import DaemonTold
+from purgatoryd.shm_layout.standing import DaemonTold, StandingFile
 
 INTERVAL_S = 0.5
 """Between two views."""
@@ -173,14 +174,14 @@ class Sampler:
     """Views of one daemon, one after the other; also across its restarts."""
 
     def __init__(self, name: str, frozen_ns: int = FROZEN_NS) -> None:
-        """Raises what arena_paths and Reader do where there is no arena. A loop that stood still
-        for longer than frozen_ns is frozen."""
+        """Raises what arena_paths and Reader do where there is no arena, ArenaNotReady where there
+        is none yet. A loop that stood still for longer than frozen_ns is frozen."""
         self._name = name
         self._frozen_ns = frozen_ns
         self._turn_to(arena_paths(name))
 
     def _turn_to(self, paths: Paths) -> None:
-        self._reader = Reader(Segment.open(paths.arena, read_only=True))
+        self._reader = _opened(paths)
         self._sessions = _sessions(paths, self._reader)
         self._watch = Watch(DaemonTold(paths, self._reader), self._frozen_ns)
         self._moments: deque[_Moment] = deque()
@@ -209,7 +210,7 @@ class Sampler:
     def _follow(self) -> None:
         """Turns to the arena that took the place of this one, if one did."""
         paths = arena_paths(self._name)
-        found = Reader(Segment.open(paths.arena, read_only=True))
+        found = _opened(paths)
         other = self._reader.retired or found.uuid != self._reader.uuid
         found.close()
         if other:
@@ -270,6 +271,17 @@ class Sampler:
     def close(self) -> None:
         """Unmaps."""
         _close(self._reader, self._sessions)
+
+
+def _opened(paths: Paths) -> Reader:
+    try:
+        return Reader(Segment.open(paths.arena, read_only=True))
+    except ArenaMissing:
+        with suppress(OSError, TableBroken):
+            alive = lives(StandingFile(paths.directory, paths.name).header)
+            why = "its daemon is recovering" if alive else "its daemon was killed as it recovered"
+            raise ArenaNotReady(paths.arena, f"not there yet: {why}") from None
+        raise
 
 
 def _close(reader: Reader, sessions: Sessions | None) -> None:

@@ -4,6 +4,7 @@ them together."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
@@ -11,7 +12,7 @@ from typing import TypeVar
 
 from purgatoryd.cli.shards import directory_of, table_of
 from purgatoryd.cli.view import NAMESPACES, SLOW_CLIENTS, Runner, Sampler, Shard, Share, View
-from purgatoryd.shm_layout.errors import NoSuchShard, PurgatorydError, TableBroken
+from purgatoryd.shm_layout.errors import ArenaNotReady, NoSuchShard, PurgatorydError, TableBroken
 from purgatoryd.shm_layout.health import FROZEN_NS, Condition, Health, Watch
 from purgatoryd.shm_layout.layout import Degraded
 from purgatoryd.shm_layout.metrics import Histogram
@@ -56,7 +57,7 @@ class Viewer:
     """Views of what a name means, one after the other; also across restarts, with other shards."""
 
     def __init__(self, name: str, frozen_ns: int = FROZEN_NS) -> None:
-        """Raises what take() does if there is nothing to see."""
+        """Raises what take() does if there is nothing to see, and nobody who recovers it."""
         self._name = name
         self._frozen_ns = frozen_ns
         self._samplers: dict[str, Sampler] = {}
@@ -65,7 +66,8 @@ class Viewer:
         self._suspect = False
         """That process is suspected, and was not watched for long enough."""
         try:
-            self.take()
+            with suppress(ArenaNotReady):
+                self.take()
         except BaseException:
             self.close()
             raise

@@ -310,8 +310,14 @@ def test_a_browser_shows_day_night_and_a_phone(shown: Page) -> None:
         shown.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
         papers.add(shown.evaluate("getComputedStyle(document.body).backgroundColor"))
     assert len(papers) == 2
+    shown.set_viewport_size({"width": 1000, "height": 800})
+    cards = "[...document.querySelectorAll('section')]"
+    assert shown.evaluate(f"{cards}.every((one) => one.scrollWidth <= one.clientWidth)")
     shown.set_viewport_size({"width": 360, "height": 800})
     assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    amounts = "[...document.querySelectorAll('.fill span:last-child')]"
+    lines = "(one) => one.clientHeight / parseFloat(getComputedStyle(one).lineHeight)"
+    assert shown.evaluate(f"Math.max(...{amounts}.map({lines}))") < 2
 
 
 def test_a_browser_says_that_the_daemon_was_killed(shown: Page, demo: Daemon) -> None:
