@@ -227,7 +227,7 @@ def gather(reader: Reader) -> dict[str, Any]:
         "next_in_ns": None if armed_ns == NONE_NS else armed_ns - now_ns(reader),
         "namespaces": [
             {"namespace": n.name, "live": n.live, "blob_bytes": n.bytes}
-            for n in reader.namespaces().values()
+            for n in reader.namespaces_of_users()
         ],
         "uids": [{"uid": a.uid, "live": a.live, "blob_bytes": a.bytes} for a in reader.accounts()],
     }

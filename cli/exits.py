@@ -63,6 +63,7 @@ _BY_ERROR: tuple[tuple[type[Exception], Exit], ...] = (
     (errors.QueueFull, Exit.TIMEOUT),
     (errors.ArenaBroken, Exit.BROKEN),
     (errors.JournalDamaged, Exit.BROKEN),
+    (errors.TableDenied, Exit.REFUSED),
     (errors.TableBroken, Exit.BROKEN),
     (errors.LakeBroken, Exit.BROKEN),
     (errors.ArenaDenied, Exit.REFUSED),

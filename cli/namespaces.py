@@ -145,7 +145,7 @@ def ls_command(name: str, as_json: bool) -> None:
                 settings_record(n.name, n.settings)
                 | {"timers": n.live, "bytes": n.bytes}
                 | daemon.record
-                for n in reader.namespaces().values()
+                for n in reader.namespaces_of_users()
             ]
     if not as_json and rows:
         print_table(rows, name)

@@ -63,7 +63,7 @@ class Admin(Closing):
         """Moves the virtual clock to `to_ns` (nanoseconds of virtual time).
 
         Returns once every notice due until then was handed to the socket: (namespace, topic)
-        -> (incarnation, sequence of its newest notice).
+        -> (incarnation, sequence of its newest notice), without what daemons publish themselves.
         """
         table = self._table()
         if table is None:

@@ -16,6 +16,7 @@ from purgatoryd.shm_layout.layout import (
     WIRE_MAGIC,
     WIRE_VERSION,
     WireError,
+    is_reserved,
     size_of,
     struct_format,
 )
@@ -128,11 +129,14 @@ def _stop(loop: Loop, flags: int) -> None:
 
 
 def advanced(arena: Arena, message: Message) -> bytes:
-    """The reply to the ADVANCE `message`: the tail sequence of every topic."""
+    """The reply to the ADVANCE `message`: the tail sequence of every topic of users."""
     namespaces = arena.namespaces()
     parts = []
     for topic in arena.topics():
-        ns, name = namespaces[topic.namespace_row].name.encode(), topic.name.encode()
+        namespace = namespaces[topic.namespace_row].name
+        if is_reserved(namespace):
+            continue
+        ns, name = namespace.encode(), topic.name.encode()
         parts.append(
             _TAIL.pack(topic.sequence, topic.incarnation, len(ns), len(name), b"") + ns + name
         )

@@ -37,7 +37,14 @@ from purgatoryd.shm_layout.errors import (
     TableBroken,
 )
 from purgatoryd.shm_layout.files import private_folder
-from purgatoryd.shm_layout.layout import FLAG_DRAIN, FLAG_RESUME, RESERVED, WireError
+from purgatoryd.shm_layout.layout import (
+    EVENTS_NAMESPACE,
+    EVENTS_TOPIC,
+    FLAG_DRAIN,
+    FLAG_RESUME,
+    WireError,
+    is_reserved,
+)
 from purgatoryd.shm_layout.layout import Message as Kind
 from purgatoryd.shm_layout.paths import Paths, daemon_paths, paths_in
 from purgatoryd.shm_layout.shards import (
@@ -59,8 +66,8 @@ PER_TURN = 16
 SIGNALS_AT_ONCE = 64
 ENDS_WITHIN_NS = 10_000_000_000
 """So long a start waits for shards of the deployment before it."""
-RESERVED_ROWS = 1
-"""Rows of namespaces that a shard needs for what it publishes itself."""
+
+_EVENTS = wire.encode_namespace(EVENTS_NAMESPACE), wire.encode_topic(EVENTS_TOPIC)
 
 Command = Callable[[ShardTable, int], Sequence[str]]
 """What starts the daemon that is the shard of that number."""
@@ -196,6 +203,7 @@ class Deployment:
         self._life = life
         self._manager = life.supervisor
         self._reread = reread
+        life.publish_by(self._announce)
         self._beat_ns = min(BEAT_NS, self._manager.watchdog_ns // 2 or BEAT_NS)
         self._next_beat_ns = 0
         self._stop_wished = self._reload_wished = self._draining = self._reloads = False
@@ -309,6 +317,12 @@ class Deployment:
         directory = self._lanes.directory
         print(f"ready name={self._config.name} pid={os.getpid()} dir={directory}", flush=True)
 
+    def _announce(self, key: str, payload: bytes) -> None:
+        """By one of the shards: who listens to a reserved namespace listens to all of them."""
+        serving = next((shard for shard in self._shards if shard.serves), None)
+        if serving is not None:
+            serving.tell(wire.encode_publish(0, *_EVENTS, key, payload))
+
     def _beat(self, now_ns: int) -> None:
         """The manager hears of this loop's progress, and this loop of that of each shard."""
         self._next_beat_ns = now_ns + self._beat_ns
@@ -404,7 +418,7 @@ class Deployment:
             wire.encode_namespace(namespace)
         except (UnicodeDecodeError, InvalidName):
             return _refused(message, WireError.MALFORMED, (wire.FRAME.size, len(name)))
-        if name[0] == RESERVED:
+        if is_reserved(namespace):
             return _refused(message, WireError.DENIED, (message.uid, 0))
         if not 1 <= partitions <= most:
             return _refused(message, WireError.TOO_LARGE, (most, partitions))
@@ -416,9 +430,9 @@ class Deployment:
         return _placed(message, known)
 
     def _bear(self, message: Message, placement: Placement) -> bytes:
-        table, rows = self._registry.table, self._config.namespaces - RESERVED_ROWS
-        if any(len(table.namespaces_of(shard)) >= rows for shard in placement.shards):
-            return _refused(message, WireError.NAMESPACES_FULL, (self._config.namespaces, 0))
+        table, most = self._registry.table, self._config.namespaces
+        if any(len(table.namespaces_of(shard)) >= most for shard in placement.shards):
+            return _refused(message, WireError.NAMESPACES_FULL, (most, 0))
         try:
             self._registry.record(placement)
         except OSError as error:

@@ -322,10 +322,6 @@ class Guard:
         allowance = self._subscribes.setdefault(who, Allowance(most, now_ns))
         return allowance.take(1, now_ns, most, SUBSCRIBES_PER_S)
 
-    def wanted(self, subject: bytes) -> bool:
-        """True if a subscription covers `subject`."""
-        return any(map(subject.startswith, self._subjects))
-
     def _cut_off(self, fd: int, what: str, *, refuse: bool) -> None:
         peer = self._peers.get(fd)
         if peer is None or peer.gone:

@@ -230,10 +230,6 @@ class Lanes:
             sent += 1
         return sent
 
-    def listened_to(self, subject: bytes) -> bool:
-        """True if somebody subscribed to notices with this first frame."""
-        return self._guard.wanted(subject)
-
     def read_keys(self) -> None:
         """Reads the list of keys again; who is connected through tcp has to connect again.
 

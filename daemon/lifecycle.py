@@ -2,7 +2,7 @@
 to know of a move.
 
 Each move is told to the service manager and the log, and stands where others read it: in a file,
-and of a daemon that serves in the header of its arena. A daemon's is published, too.
+and of a daemon that serves in the header of its arena. It is published, too, as a notice.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.log import log
@@ -50,14 +50,16 @@ FULL, RELIEVED = 0.9, 0.8
 """What is nearly full at the first part stays so until it is below the second."""
 
 Publish = Callable[[str, bytes], None]
-"""Publishes a payload under a key, if anybody listens."""
-
+"""Publishes a payload under a key."""
 
 Why = TypeVar("Why")
 
 
 class Life(ABC, Generic[Why]):
     """Where somebody stands in the table. The reasons `why` are false if there are none."""
+
+    KEY: ClassVar[str]
+    """Of the notices of its moves."""
 
     def __init__(self, supervisor: Supervisor, sound: Why) -> None:
         """`sound`: no reasons."""
@@ -66,6 +68,11 @@ class Life(ABC, Generic[Why]):
         self.why = self._sound = sound
         self._since_boot_ns = 0
         self._file: StandingFile | None = None
+        self._publish: Publish | None = None
+
+    def publish_by(self, publish: Publish) -> None:
+        """From now on moves are published."""
+        self._publish = publish
 
     def write_to(self, file: StandingFile) -> None:
         """From now on the state stands in this file."""
@@ -118,6 +125,10 @@ class Life(ABC, Generic[Why]):
     def _reasons(self) -> str:
         """In words."""
 
+    @abstractmethod
+    def _causes(self) -> Sequence[str]:
+        """For programs, each once."""
+
     def _tell(self, was: DaemonState) -> None:
         reasons = self._reasons()
         text = self.state.name.lower() + (f": {reasons}" if reasons else "")
@@ -127,25 +138,25 @@ class Life(ABC, Generic[Why]):
         if self.state is STOPPED:
             self.supervisor.stopping()
         tell = log.warning if self.why else log.info
-        tell(text, state=self.state.name.lower(), was=was.name.lower())
+        names = {"state": self.state.name.lower(), "was": was.name.lower()}
+        tell(text, **names)
+        if self._publish is not None:
+            self._publish(self.KEY, json.dumps({**names, "why": self._causes()}).encode())
 
 
 class LifeCycle(Life[Degraded]):
     """A daemon's."""
 
+    KEY = "state"
+
     def __init__(self, supervisor: Supervisor) -> None:
         super().__init__(supervisor, SOUND)
         self._arena: Arena | None = None
-        self._publish: Publish | None = None
 
     def attach(self, arena: Arena) -> None:
         """From now on the state stands in this arena's header; until READY the file counts."""
         self._arena = arena
         self._store()
-
-    def publish_by(self, publish: Publish) -> None:
-        """From now on moves are published."""
-        self._publish = publish
 
     def _store(self) -> None:
         if self._arena is not None:
@@ -159,16 +170,14 @@ class LifeCycle(Life[Degraded]):
     def _reasons(self) -> str:
         return in_words(self.why)
 
-    def _tell(self, was: DaemonState) -> None:
-        super()._tell(was)
-        if self._publish is not None:
-            names = self.state.name.lower(), was.name.lower()
-            record = {"state": names[0], "was": names[1], "why": self.why.names}
-            self._publish("state", json.dumps(record).encode())
+    def _causes(self) -> Sequence[str]:
+        return self.why.names
 
 
 class DeploymentLife(Life[tuple[Trouble, ...]]):
     """That of a deployment; each reason is a shard's."""
+
+    KEY = "deployment"
 
     def __init__(self, supervisor: Supervisor) -> None:
         super().__init__(supervisor, ())
@@ -179,15 +188,18 @@ class DeploymentLife(Life[tuple[Trouble, ...]]):
         self._figures = shards, serving, restarts
 
     def _complete(self, found: Standing) -> Standing:
-        causes = sorted({trouble.cause for trouble in self.why})
         reasons = [trouble.text for trouble in self.why]
         shards, serving, restarts = self._figures
         return replace(
-            found, causes=causes, reasons=reasons, shards=shards, serving=serving, restarts=restarts
-        )
+            found, causes=self._causes(), reasons=reasons, shards=shards, serving=serving,
+            restarts=restarts,
+        )  # fmt: skip
 
     def _reasons(self) -> str:
         return "; ".join(trouble.text for trouble in self.why)
+
+    def _causes(self) -> Sequence[str]:
+        return sorted({trouble.cause for trouble in self.why})
 
 
 def in_words(why: Degraded) -> str:

@@ -201,13 +201,11 @@ class Reaper:
         self._life.settle(why, draining=self._draining)
 
     def _announce(self, key: str, payload: bytes) -> None:
-        """For who listens to events, or who did and may come back; the arena's header tells
-        everybody."""
-        wanted = self._lanes.listened_to(wire.topic_frame(*_EVENTS))
-        if wanted or self.arena.has_topic(EVENTS_NAMESPACE, EVENTS_TOPIC):
-            request = wire.encode_publish(0, *_EVENTS, key, payload)
-            self.arena.publish(request[wire.FRAME.size :], os.geteuid(), boot_ns())
-            self._publish()
+        """A notice like any other, so who comes later finds it. Where it has no room, or the
+        journal has stopped, the arena's header tells all the same."""
+        request = wire.encode_publish(0, *_EVENTS, key, payload)
+        self.arena.publish(request[wire.FRAME.size :], os.geteuid(), boot_ns())
+        self._publish()
 
     def _sweep(self, real_ns: int) -> bool:
         """A part of the beat's watch keys. True = there are more."""

@@ -50,7 +50,7 @@ from purgatoryd.shm_layout.errors import (
 )
 from purgatoryd.shm_layout.gather import Census, Route, census, gather
 from purgatoryd.shm_layout.journal import Committer, Walk, has_header, segments, uuid_of
-from purgatoryd.shm_layout.layout import RESERVED, ArenaState
+from purgatoryd.shm_layout.layout import ArenaState, is_reserved
 from purgatoryd.shm_layout.origins import Origins, write_origins
 from purgatoryd.shm_layout.paths import SHARDS_MAX, Paths, paths_in
 from purgatoryd.shm_layout.shards import ALONE, Placement, ShardTable
@@ -120,7 +120,7 @@ def _divide(division: Division, old: ShardTable, count: int) -> ShardTable:
 
 def _born(found: Mapping[str, Census]) -> dict[str, Placement]:
     """The namespaces of a daemon alone: no table has them."""
-    return {name: Placement(name, (0,)) for name in found if name.encode()[0] != RESERVED}
+    return {name: Placement(name, (0,)) for name in found if not is_reserved(name)}
 
 
 # ---- what there is ---------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def _route(old: ShardTable, new: ShardTable, shard: int, name: str, found: Censu
 
     What a daemon tells of itself is in no table, and goes on where its place is now.
     """
-    if name.encode()[0] == RESERVED:
+    if is_reserved(name):
         return Route((shard % new.count,), anew=True)
     was = old.placements.get(name)
     if was is None or shard not in was.shards:

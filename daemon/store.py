@@ -73,6 +73,10 @@ _SIZES = {
 }
 
 
+_OWN = ("namespaces", "topics")
+OWN_ROWS = 1
+"""Of each of them, besides those of the settings: for what the daemon publishes itself."""
+
 # Sizes that a fresh arena may have larger than the one whose records are redone in it.
 _ROOM = (
     "capacity", "payload_bytes", "outbox_capacity", "outbox_bytes_max", "namespaces", "topics",
@@ -333,8 +337,8 @@ def _geometry(config: Config) -> dict[str, int]:
         "outbox_bytes_max": config.outbox_bytes_max,
         "tick_ns": config.tick_ns,
         "fanout": config.fanout,
-        "namespaces": config.namespaces,
-        "topics": config.topics,
+        "namespaces": config.namespaces + OWN_ROWS,
+        "topics": config.topics + OWN_ROWS,
         "sessions": config.sessions,
         "watches": config.watches,
         "levels": config.watch_keys,
@@ -485,7 +489,9 @@ def too_small(error: ArenaBroken, of: str = "") -> PurgatorydError:
     if setting is None:
         return error
     unit = LOAD_BLOCK_ROWS if setting == "load_rows" else 1
-    return ArenaTooSmall(f"{setting}{of}", error.found * unit, error.expected * unit)
+    own = OWN_ROWS if setting in _OWN else 0
+    asked, needed = (figure * unit - own for figure in (error.found, error.expected))
+    return ArenaTooSmall(f"{setting}{of}", asked, needed)
 
 
 def _convert(old: Previous, opening: Opening) -> Arena:

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from purgatoryd.shm_layout.errors import InvalidSetting, MoveMissing, PurgatorydError
-from purgatoryd.shm_layout.layout import RESERVED
+from purgatoryd.shm_layout.layout import is_reserved
 
 TOLERANCE = 0.1
 PATIENCE_S = 600.0  # a move that takes longer no longer counts as one of those under way
@@ -125,7 +125,7 @@ class _Layout:
 
     def movable(self) -> list[Space]:
         """The namespaces that a plan may move."""
-        return [space for space in self.at if space.name[:1] != chr(RESERVED)]
+        return [space for space in self.at if not is_reserved(space.name)]
 
     def targets(self, space: Space) -> list[str]:
         """The daemons without a namespace of that name, now and before all moves: which of them

@@ -37,6 +37,7 @@ from purgatoryd.shm_layout.layout import (
     WireError,
     converts,
     fields,
+    is_reserved,
     kernel_number,
     size_of,
 )
@@ -228,10 +229,6 @@ class Handle:
         """The elements of a region (PG_R_...), live."""
         return ffi.cast(f"struct {struct} *", self._base + self.header.regions[region].offset)
 
-    def has_topic(self, namespace: str, topic: str) -> bool:
-        """True if the topic has had a notice or a timer."""
-        return self._topic_row(namespace, topic) != _NIL
-
     def _topic_row(self, namespace: str, topic: str) -> int:
         name = topic.encode()
         row = lib.pg_find_topic(self._a, self._namespace_row(namespace), name, len(name))
@@ -271,6 +268,10 @@ class Handle:
             )
             for i in used
         }  # fmt: skip
+
+    def namespaces_of_users(self) -> list[Namespace]:
+        """Those that are in use, without what the daemon publishes to itself."""
+        return [n for n in self.namespaces().values() if not is_reserved(n.name)]
 
     def accounts(self) -> Iterator[Account]:
         """The uids that have timers while uids have quotas."""

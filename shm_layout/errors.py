@@ -44,12 +44,13 @@ PurgatorydError
 |   +-- ArenaDenied                  this user may not read it
 |   +-- ArenaMismatch                a header field differs: both values
 |   |   +-- OtherAbi                 of another version of purgatoryd
-|   +-- ArenaNotReady                blank, rebuilding or retired
+|   +-- ArenaNotReady                blank, rebuilding, retired, or not there yet
 |   +-- ArenaBroken                  check() found a broken invariant
 |   +-- ArenaTooLarge                needed and available bytes
 |   +-- ArenaTooSmall                below what lives in it
 |   +-- ArenaInUse                   an import would replace what lives in it
 +-- TableBroken                      the file that says which shard holds what
+|   +-- TableDenied                  this user may not read it
 +-- SystemFailure                    the machine refused the daemon memory, a file, a descriptor
 +-- PipelineError                    what leaves the host for the lake
 |   +-- ExtraMissing                 a part of the installation that was not asked for
@@ -431,10 +432,8 @@ class CallTimeout(DaemonError, TimeoutError):
     in_doubt: int = 0
 
     def __str__(self) -> str:
-        return (
-            f"no answer to {self.what} within {self.waited_s:.3g} s; "
-            f"{self.in_doubt} calls are in doubt"
-        )
+        text = f"no answer to {self.what} within {self.waited_s:.3g} s"
+        return text + (f"; {self.in_doubt} calls are in doubt" if self.in_doubt else "")
 
 
 @keeps_figures
@@ -607,10 +606,7 @@ class ArenaDenied(ArenaError):
     segment: str
 
     def __str__(self) -> str:
-        return (
-            f"{self.segment} cannot be read by this user: that is for its daemon's user, "
-            "the members of its group, and root"
-        )
+        return _denied(self.segment)
 
 
 @keeps_figures
@@ -632,7 +628,7 @@ class OtherAbi(ArenaMismatch):
 
 @keeps_figures
 class ArenaNotReady(ArenaError):
-    """`state` is the arena's state: blank, rebuilding or retired."""
+    """`state` is the arena's state: blank, rebuilding, retired, or not there yet and why."""
 
     segment: str
     state: str
@@ -710,6 +706,20 @@ class TableBroken(PurgatorydError):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}"
+
+
+class TableDenied(TableBroken):
+    """This user may not read it."""
+
+    def __str__(self) -> str:
+        return _denied(self.path)
+
+
+def _denied(what: str) -> str:
+    return (
+        f"{what} cannot be read by this user: that is for its daemon's user, "
+        "the members of its group, and root"
+    )
 
 
 @keeps_figures

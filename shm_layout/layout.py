@@ -37,7 +37,6 @@ FLAG_AT: int = lib.PG_W_AT
 FLAG_DURABLE: int = lib.PG_W_DURABLE
 FLAG_DRAIN: int = lib.PG_W_DRAIN
 FLAG_RESUME: int = lib.PG_W_RESUME
-RESERVED: int = lib.PG_RESERVED
 FLAG_LOAD: int = lib.PG_W_LOAD
 NOTICE_OF_OPERATION: int = lib.PG_E_OPERATION
 NOTICE_LATE: int = lib.PG_E_LATE
@@ -411,6 +410,12 @@ def layout_id() -> int:
 
 EVENTS_NAMESPACE, EVENTS_TOPIC = "_purgatoryd", "_events"
 """Where findings about the daemon and its clients are published; the names are reserved."""
+
+
+def is_reserved(name: str) -> bool:
+    """True if a namespace or topic of that name is for notices without a timer alone."""
+    return name[:1] == chr(lib.PG_RESERVED)
+
 
 LAYOUT_ID = layout_id()
 

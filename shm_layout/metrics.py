@@ -240,21 +240,20 @@ class Metrics:
     histograms: Mapping[str, Histogram]
     """By the names of Measured, in lower case."""
     namespaces: Sequence[Namespace]
-    """Those with the most timers first."""
+    """Those of users, with the most timers first."""
 
 
 def read_metrics(arena: Handle) -> Metrics:
     """The figures of an arena; a Reader of one that is being rebuilt will do."""
     header, live = arena.header, arena.metrics
     histograms = {histogram_name(n): arena.histograms[n] for n in Measured}
-    namespaces = arena.namespaces().values()
     return Metrics(
         DaemonState(header.daemon_state),
         Degraded(header.daemon_why),
         {name: int(getattr(live, name)) for name in COUNTERS},
         _gauges(arena),
         {name: _histogram(name, found) for name, found in histograms.items()},
-        sorted(namespaces, key=lambda n: (-n.live, n.name)),
+        sorted(arena.namespaces_of_users(), key=lambda n: (-n.live, n.name)),
     )
 
 

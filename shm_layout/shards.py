@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from purgatoryd.shm_layout._core import lib
-from purgatoryd.shm_layout.errors import InvalidName, TableBroken
+from purgatoryd.shm_layout.errors import InvalidName, TableBroken, TableDenied
 from purgatoryd.shm_layout.files import write_durably
+from purgatoryd.shm_layout.layout import is_reserved
 from purgatoryd.shm_layout.paths import NAME_BYTES_MAX, SHARDS_MAX
 
 SCHEMA = 1
@@ -96,14 +97,14 @@ class ShardTable:
         """
         if namespace in self.placements:
             return self.placements[namespace]
-        if _everywhere(namespace):
+        if is_reserved(namespace):
             return Placement(namespace, tuple(range(self.count)))
         ranked = sorted(range(self.count), key=lambda shard: _weight(namespace, shard))
         return Placement(namespace, tuple(ranked[p % self.count] for p in range(partitions)))
 
     def knows(self, namespace: str) -> bool:
         """True if `namespace` was born, or is in every shard: one that daemons keep themselves."""
-        return namespace in self.placements or _everywhere(namespace)
+        return namespace in self.placements or is_reserved(namespace)
 
     def shard_of_key(self, namespace: str, key: bytes) -> int:
         """The shard that holds a timer of `namespace` under `key`, its bytes without their type."""
@@ -123,10 +124,6 @@ class ShardTable:
 def alone(name: str) -> ShardTable:
     """That of a daemon without shards, as if it were the only shard of a deployment."""
     return ShardTable(name, 0, ALONE, 1)
-
-
-def _everywhere(namespace: str) -> bool:
-    return namespace[:1] == chr(lib.PG_RESERVED)
 
 
 def _weight(namespace: str, shard: int) -> bytes:
@@ -179,6 +176,8 @@ def read_table(directory: Path, name: str) -> ShardTable | None:
         text = path.read_text()
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except PermissionError as error:
+        raise TableDenied(str(path), str(error)) from error
     except (OSError, UnicodeDecodeError) as error:
         raise TableBroken(str(path), str(error)) from error
     return _decoded(path, name, text)

@@ -18,6 +18,7 @@ import pytest
 
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Reader
+from purgatoryd.shm_layout.journal import Contents, Frame, Walk, contents, segments, uuid_of
 from purgatoryd.shm_layout.paths import Paths, paths_in
 
 Value = TypeVar("Value")
@@ -181,6 +182,30 @@ def notices(reader: Reader, namespace: str, topic: str, first: int = 1) -> list[
     assert lost == first - 1
     heads = [(body, wire.decode_notice_head(body)) for body in bodies]
     return [n for body, head in heads for n in wire.decode_notices(body, head.records)]
+
+
+def sent(daemon: Daemon, namespace: str) -> int:
+    """Notices of a namespace that the socket has; 0 while any notice waits for it."""
+    with contextlib.closing(Reader.attach(daemon.paths)) as reader:
+        waiting = reader.header.outbox_tail - reader.header.published
+        return 0 if waiting else sum(last for _, last in reader.tails(namespace).values())
+
+
+def journal_frames(folder: Path) -> list[Frame]:
+    """The records in a daemon's folder: of all arenas, one behind the other."""
+    found, walk = [], Walk()
+    for file in segments(folder):
+        if uuid_of(file.path) != walk.uuid:
+            walk = Walk()
+        walk.enter(file.path)
+        found += list(walk.frames())
+        walk.check()
+    return found
+
+
+def journal_entries(folder: Path) -> list[Contents]:
+    """What was published, as the journal in a daemon's folder has it."""
+    return [contents(frame) for frame in journal_frames(folder) if frame.kind == "entry"]
 
 
 def refused(start: Callable[[], object]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from core_driver import DERIVED, Core, Entry, Fault, config_struct
 
-from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.config import BOUNDS, Config
 from purgatoryd.daemon.store import core_config
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import lib
@@ -456,6 +456,12 @@ def test_the_default_sizes_are_below_64_mib() -> None:
     mib = (lib.pg_arena_bytes(config) + lib.pg_private_bytes(config)) / 2**20
     assert mib < 64
     assert f"take {mib:.1f} MiB" in MEMORY_PAGE.read_text().replace("\n", " ")
+
+
+@pytest.mark.parametrize("setting", ["capacity", "namespaces", "sessions", "topics"])
+def test_the_core_takes_as_many_as_the_settings_allow(setting: str) -> None:
+    most = Config("most", **{setting: BOUNDS[setting][1]})  # type: ignore[arg-type]
+    assert lib.pg_arena_bytes(config_struct(**core_config(most))) > 0
 
 
 def test_a_million_timers_of_that_size_fit() -> None:

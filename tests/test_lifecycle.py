@@ -22,19 +22,30 @@ from click.testing import CliRunner
 from conftest import StartDaemon
 from fault_driver import Gate, build_library
 from machine import needs
-from real_daemon import PATIENCE_S, Daemon, boot_ns, eventually, remove_segments, stats
+from real_daemon import (
+    PATIENCE_S,
+    Daemon,
+    boot_ns,
+    eventually,
+    journal_entries,
+    notices,
+    remove_segments,
+    stats,
+)
 from test_cli import answer, cli
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
 from purgatoryd.cli.exposition import told
+from purgatoryd.cli.viewer import Viewer
 from purgatoryd.clients import Admin, Client, DaemonUnreachable, Subscriber
 from purgatoryd.daemon import lifecycle
 from purgatoryd.daemon.lifecycle import MEANING, MOVES, LifeCycle
 from purgatoryd.daemon.reaper import Reaper
 from purgatoryd.daemon.supervisor import Supervisor
-from purgatoryd.shm_layout import health
+from purgatoryd.shm_layout import health, wire
 from purgatoryd.shm_layout.arena import NONE_NS, Reader
+from purgatoryd.shm_layout.journal import Contents
 from purgatoryd.shm_layout.layout import (
     EVENTS_NAMESPACE,
     EVENTS_TOPIC,
@@ -234,29 +245,36 @@ def test_a_daemon_that_is_nearly_full_says_so_until_there_is_room(daemon: StartD
     assert "purgatoryd: degraded: nearly all slots are taken" in real.stderr
 
 
-def test_who_listened_once_finds_the_events_that_came_meanwhile(daemon: StartDaemon) -> None:
-    real = daemon("demo", *FULL)
-    with Admin("demo") as admin:
-        admin.publish(EVENTS_TOPIC, "first", namespace=EVENTS_NAMESPACE)
+def test_who_comes_later_finds_each_move_since_the_first_start(
+    daemon: StartDaemon, daemon_dir: Path
+) -> None:
+    """In the outbox, also of a daemon that has no other user and one namespace for them, and in
+    the journal."""
+    journal = daemon_dir / "journal"
+    room = "--namespaces", "1", "--topics", "1", "--journal", str(journal)
+    real = daemon("demo", *FULL, *room)
     with Client("demo") as client:
         for i in range(9):
-            client.add(f"k{i}", delay=3600)
+            client.add(f"k{i}", delay=3600, topic="t")
     eventually(lambda: condition(real)[0] == "degraded")
+    real.restart()
+    eventually(lambda: condition(real)[0] == "degraded")
+    moves = [
+        ("recovering", "ready"), ("ready", "degraded"), ("degraded", "stopped"),
+        ("recovering", "ready"), ("ready", "degraded"),
+    ]  # fmt: skip
     with contextlib.closing(Reader.attach(real.paths)) as reader:
-        lost, (body,) = reader.replay(EVENTS_NAMESPACE, EVENTS_TOPIC, 1, 2)
-    assert lost == 0
-    assert b'"state": "degraded"' in body
+        found = notices(reader, EVENTS_NAMESPACE, EVENTS_TOPIC)
+    assert [(one["was"], one["state"]) for one in map(said, found)] == moves
+    assert {notice.key for notice in found} == {"state"}
+    real.stop()
+    written = map(said, journal_entries(journal / "demo"))
+    assert [(one["was"], one["state"]) for one in written] == [*moves, ("degraded", "stopped")]
 
 
-def test_without_a_listener_no_event_takes_room(daemon: StartDaemon) -> None:
-    real = daemon("demo", *FULL)
-    with Client("demo") as client:
-        for i in range(9):
-            client.add(f"k{i}", delay=3600)
-    eventually(lambda: condition(real)[0] == "degraded")
-    reader = Reader.attach(real.paths)
-    assert [space.name for space in reader.namespaces().values()] == ["default"]
-    reader.close()
+def said(notice: wire.RawNotice | Contents) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(notice.payload or b"")
+    return record
 
 
 def test_payloads_that_fill_the_memory_are_a_reason(daemon: StartDaemon) -> None:
@@ -367,6 +385,8 @@ def test_a_recovery_that_hangs_on_the_disk_is_not_ready_before_it_can_serve(
         with pytest.raises(DaemonUnreachable):
             Client("demo", timeout=0.1)
         assert condition(real) == ("recovering", Exit.NEGATIVE)
+        assert "recovering" in CliRunner().invoke(app, ["top", "--name", "demo", "--once"]).output
+        viewer = Viewer("demo")
         seen = {s.name: s.value for family in told("demo") for s in family.samples if s.value}
         assert seen.keys() >= {"purgatoryd_up", "purgatoryd_still_seconds", "purgatoryd_state"}
         with monkeypatch.context() as patch:
@@ -374,6 +394,8 @@ def test_a_recovery_that_hangs_on_the_disk_is_not_ready_before_it_can_serve(
             patch.setattr(health, "WATCHED_NS", 1)
             assert condition(real, "--frozen-after", "1ms") == ("frozen", Exit.TIMEOUT)
     manager.hears("READY=1")
+    with contextlib.closing(viewer):
+        assert viewer.take().whole.health.condition == "ready"
     with Client("demo", timeout=PATIENCE_S) as client:
         timer = client.get("k")
     assert timer is not None

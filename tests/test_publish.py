@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 from conftest import StartDaemon
-from real_daemon import PATIENCE_S, Daemon, eventually, notices, remove_segments
+from real_daemon import (
+    PATIENCE_S,
+    Daemon,
+    eventually,
+    journal_entries,
+    notices,
+    remove_segments,
+)
 
 from purgatoryd.clients import (
     Admin,
@@ -27,7 +34,7 @@ from purgatoryd.clients import (
 )
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Reader
-from purgatoryd.shm_layout.journal import Frame, Walk, contents, segments, uuid_of
+from purgatoryd.shm_layout.journal import Contents
 from purgatoryd.shm_layout.layout import EVENTS_NAMESPACE, EVENTS_TOPIC, Cause, Message, WireError
 from purgatoryd.shm_layout.paths import arena_paths
 
@@ -54,7 +61,7 @@ def test_a_notice_without_a_timer_comes_like_any_other(admin: Admin) -> None:
         came = [subscriber.get(PATIENCE_S) for _ in tickets]
     assert [n and (n.ticket, n.seq, n.key, n.payload, n.topic, n.cause) for n in came] == [
         (ticket, seq, key, b"found", EVENTS_TOPIC, Cause.PUBLISHED)
-        for ticket, seq, key in zip(tickets, (1, 2, 3), ("node-7", b"\0", "node-7"), strict=True)
+        for ticket, seq, key in zip(tickets, (2, 3, 4), ("node-7", b"\0", "node-7"), strict=True)
     ]
     assert all(n and n.lateness_ns >= 0 for n in came)
 
@@ -91,7 +98,7 @@ def test_what_was_published_survives_kills_and_reboots(
     remove_segments(real.paths)
     real.start()
     (entry,) = entries(journal)
-    assert (contents(entry).key, contents(entry).payload) == ("k", b"payload")
+    assert (entry.key, entry.payload) == ("k", b"payload")
     with Admin("demo", timeout=PATIENCE_S) as admin:
         assert publish(admin, "after") > ticket
     with closing(Reader.attach(real.paths)) as reader:
@@ -107,15 +114,9 @@ def in_outbox(real: Daemon, first: int = 1) -> list[wire.RawNotice]:
     return [notice for notice in found if notice.key != "state"]
 
 
-def entries(journal: Path) -> list[Frame]:
+def entries(journal: Path) -> list[Contents]:
     """As in_outbox()."""
-    found, walk = [], Walk()
-    for file in segments(journal / "demo"):
-        if uuid_of(file.path) != walk.uuid:
-            walk = Walk()
-        walk.enter(file.path)
-        found += [frame for frame in walk.frames() if frame.kind == "entry"]
-    return [frame for frame in found if contents(frame).key != "state"]
+    return [entry for entry in journal_entries(journal / "demo") if entry.key != "state"]
 
 
 # ---- refusals ----------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 from conftest import StartDaemon
 from other_user import run_as
-from real_daemon import Daemon, DaemonFailed, eventually, refused
+from real_daemon import PATIENCE_S, Daemon, DaemonFailed, eventually, refused
 from spoiled import spoil
 from test_lifecycle import Manager, fill
 
@@ -49,6 +49,7 @@ from purgatoryd.clients import (
     subscriber,
 )
 from purgatoryd.shm_layout.arena import Reader
+from purgatoryd.shm_layout.layout import EVENTS_NAMESPACE, EVENTS_TOPIC
 from purgatoryd.shm_layout.paths import paths_in
 from purgatoryd.shm_layout.shards import ShardTable, read_table, write_table
 
@@ -349,6 +350,7 @@ def test_a_deployment_is_degraded_while_a_shard_is_not_there(
     assert "STATUS=ready" in heard
     assert (standing()["condition"], standing()["pid"]) == ("ready", demo.pid)
     why = "demo-1-0 ended, and is started again"
+    listener = Subscriber("demo", namespace=EVENTS_NAMESPACE, topics=[EVENTS_TOPIC])
     with (daemon_dir / "demo-1-0.lock").open("r+") as lock:
         os.kill(demo.pid, signal.SIGSTOP)  # or else it may have the lock taken again before us
         os.kill(pid_of(demo, 0), signal.SIGKILL)
@@ -369,6 +371,11 @@ def test_a_deployment_is_degraded_while_a_shard_is_not_there(
     manager.hears("STATUS=ready")
     assert standing()["condition"] == "ready"
     assert figure("degraded", reason="shard_restarting") == 0
+    with listener:
+        move = {"state": "degraded", "was": "ready", "why": ["shard_restarting"]}
+        eventually(lambda: move_in(listener.get(PATIENCE_S)) == move)
+        move = {"state": "ready", "was": "degraded", "why": []}
+        eventually(lambda: move_in(listener.get(PATIENCE_S)) == move)
     assert f"purgatoryd: degraded: {why} [name=demo state=degraded was=ready]" in demo.stderr
     with Admin("demo") as admin, Client("demo", namespace=one_in(demo, 0)) as timers:
         timers.add("k", FAR)
@@ -387,6 +394,11 @@ def test_a_deployment_is_degraded_while_a_shard_is_not_there(
     demo.stop()
     assert (standing()["condition"], standing()["pid"]) == ("stopped", 0)
     manager.socket.close()
+
+
+def move_in(notice: Notice | None) -> object:
+    """What a notice tells of the deployment as a whole; None = it tells of something else."""
+    return json.loads(notice.payload) if notice and notice.key == "deployment" else None
 
 
 def test_a_deployment_is_degraded_by_a_shard_that_is(daemon: StartDaemon) -> None:
@@ -414,6 +426,15 @@ def test_a_deployment_that_hangs_or_was_killed_is_told_from_its_shards(demo: Dae
 def test_who_may_not_look_finds_no_deployment(demo: Daemon) -> None:
     assert run_as(STRANGER, lambda: directory_of("demo")) is None
     assert directory_of("demo") == demo.dir
+
+
+@pytest.mark.parametrize("command", ["status", "stats"])
+def test_who_is_not_of_the_group_is_told_so(command: str, demo: Daemon) -> None:
+    demo.dir.chmod(0o755)
+    done = run_as(STRANGER, lambda: (cli(command).exit_code, cli(command).stderr))
+    file = demo.dir / ("demo.state" if command == "status" else "demo.shards")
+    assert done[0] == Exit.REFUSED
+    assert done[1].startswith(f"purgatoryd: {file} cannot be read by this user")
 
 
 def test_a_reload_has_ended_when_all_shards_have_read_their_settings(

@@ -17,7 +17,7 @@ import pytest
 from conftest import StartDaemon
 from fault_driver import build_library
 from machine import needs
-from real_daemon import PATIENCE_S, Daemon, boot_ns, eventually, notices, refused, stats
+from real_daemon import PATIENCE_S, Daemon, boot_ns, eventually, notices, refused, sent, stats
 from stored_arena import ARENAS, Stored
 
 from purgatoryd.cli.arena import infos
@@ -257,13 +257,13 @@ def test_a_day_of_suspend(sleeper: Daemon, daemon_dir: Path, end: object) -> Non
     end(sleeper)
     sleeper.python = ahead(daemon_dir, DAY_S)
     sleeper.start()
-    eventually(lambda: stats(sleeper)["published"] == 3)
+    eventually(lambda: sent(sleeper, "default") == 3)
     found = all_notices(sleeper)
     assert [n.key for n in found] == ["1", "12", "23"]
     assert all(n.flags & LATE and n.fired_ns >= n.deadline_ns for n in found)
     assert armed(sleeper) == {"25", "wall"}  # the wall clock did not move
     sleeper.restart()
-    assert stats(sleeper)["published"] == 3
+    assert sent(sleeper, "default") == 3
     assert armed(sleeper) == {"25", "wall"}
 
 

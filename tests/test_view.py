@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from io import StringIO
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -19,18 +21,21 @@ from click.testing import CliRunner
 from conftest import StartDaemon
 from core_driver import Core
 from real_daemon import PATIENCE_S, Daemon, boot_ns, eventually, remove_segments
+from rich.console import Console
 from test_purgatory_daemon import Raw, trigger, watch
 
+from purgatoryd.cli import units
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
-from purgatoryd.cli.view import Sampler, View, _Moment
+from purgatoryd.cli.top import Bar, boxed, times
+from purgatoryd.cli.view import Sampler, Spread, View, _Moment
 from purgatoryd.cli.viewer import Viewer
 from purgatoryd.clients import Admin, Client, PartitionedClient
 from purgatoryd.shm_layout import health
 from purgatoryd.shm_layout.arena import Handle
 from purgatoryd.shm_layout.errors import ArenaDenied, NoSuchShard, PurgatorydError
 from purgatoryd.shm_layout.layout import DaemonState, Op
-from purgatoryd.shm_layout.occupancy import due
+from purgatoryd.shm_layout.occupancy import Fill, due
 from purgatoryd.shm_layout.paths import paths_in
 from purgatoryd.shm_layout.segment import Segment
 from purgatoryd.shm_layout.standing import Standing, StandingFile
@@ -101,14 +106,15 @@ def test_what_is_due_and_waits_is_told_apart() -> None:
 
 
 def test_how_full_it_is(sampler: Sampler) -> None:
-    assert fill(sampler.take(), "timers") == (0, 1000)
+    empty = sampler.take()
+    assert fill(empty, "timers") == (0, 1000)
     with Client("demo", namespace="shop") as client:
         client.add_many([(f"k{i}", 60.0, "orders", bytes(100)) for i in range(10)])
         view = sampler.take()
     assert fill(view, "timers") == (10, 1000)
-    assert fill(view, "namespaces") == (1, 64)
-    assert fill(view, "topics") == (1, 1024)
-    assert fill(view, "payload memory")[0] == 10 * 112
+    assert fill(view, "namespaces") == (2, 65)  # one of each is the daemon's own
+    assert fill(view, "topics") == (2, 1025)
+    assert fill(view, "payload memory")[0] == fill(empty, "payload memory")[0] + 10 * 112
     assert fill(view, "sessions") == (1, 128)
     assert [(one.name, one.timers, one.bytes) for one in view.namespaces] == [("shop", 10, 1120)]
 
@@ -382,6 +388,25 @@ def test_a_narrow_terminal_shows_less_beside_each_other(demo: Daemon, columns: i
     title = next(line for line in shown.splitlines() if "per second" in line)
     assert ("times" in title) is (columns > 40)
     assert ("fill" in title) is (columns > 80)
+
+
+@pytest.mark.parametrize("columns", [8, 12, 100])
+def test_the_first_of_many_shows_in_a_bar(columns: int) -> None:
+    console = Console(width=columns, color_system=None, file=StringIO())
+    shown = [
+        "".join(piece.text for piece in console.render(Bar(Fill("timers", used, 10**6, ""))))
+        for used in (0, 1, 10**6)
+    ]
+    assert [text.count("━") for text in shown] == [0, 1, columns]
+
+
+def test_times_have_room_beside_the_others() -> None:
+    span = 123_456_789
+    view = SimpleNamespace(times={"structural_lateness": Spread(1, span, span, span, [])})
+    console = Console(width=48, file=StringIO())
+    with console.capture() as capture:
+        console.print(boxed("times", times(cast(View, view))))
+    assert capture.get().count(units.format_duration(span)) == 3
 
 
 def test_a_pipe_gets_one_view_after_the_other(demo: Daemon) -> None:
