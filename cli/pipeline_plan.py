@@ -51,17 +51,16 @@ def make_command(
     from purgatoryd.pipeline.extras import need
 
     need("pyspark", "spark")
-    from purgatoryd.pipeline.continuity import heirs
+    from purgatoryd.pipeline.continuity import heirs, standing
     from purgatoryd.pipeline.fleet import measured_in, of_today, read_fleet, spaces
     from purgatoryd.pipeline.lake import OPENINGS, Lake
-    from purgatoryd.pipeline.living import gone_in
     from purgatoryd.pipeline.plan import plan
     from purgatoryd.pipeline.session import session
 
     hosts, groups = read_fleet(fleet)
     there = Lake(lake)
     manifests = [*there.manifests(), *there.manifests(OPENINGS)]
-    hosts = of_today(hosts, heirs(manifests), gone_in(manifests))
+    hosts = of_today(hosts, heirs(manifests), standing(manifests).absent)
     rows = measured_in(session(master, conf), lake).collect()
     made = plan(list(hosts.values()), spaces(rows, hosts, groups), label, tolerance)
     save(lake, made)

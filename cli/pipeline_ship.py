@@ -89,7 +89,9 @@ def status_command(
     """Show how far each daemon's journal has come, or where each segment is.
 
     Up to `complete_to` every segment is in the lake; `missing` are the LSNs of those that are
-    not. `silver` and `gold` are the segments whose tables are up to date.
+    not. `silver` and `gold` are the segments whose tables are up to date. What lives is not
+    counted in a daemon that is `replaced`, or `incomplete`: of its number of shards some are not in
+    the lake yet, so that those before count.
     """
     from purgatoryd.pipeline.extras import need
 
@@ -113,6 +115,7 @@ def progress_record(one: Progress) -> dict[str, Any]:
     return {
         "daemon": one.daemon,
         "node": one.node,
+        "state": one.state.value,
         "complete_to": units.format_wall(one.complete_to_us * 1000),
         "newest": units.format_wall(one.last_us * 1000),
         "missing": [f"{first}..{last}" for first, last in one.gaps],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
@@ -10,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from purgatoryd.pipeline import gold, sketches
 from purgatoryd.pipeline.lake import Lake
-from purgatoryd.pipeline.living import in_place, living, newest_openings
+from purgatoryd.pipeline.living import in_place, living
 from purgatoryd.pipeline.schemas import TOPICS
 from purgatoryd.shm_layout._core import lib
 
@@ -48,55 +49,50 @@ def live(flow: DataFrame, sizes: DataFrame) -> DataFrame:
     """How many timers and operations lived at the end of each window of each daemon, and how many
     bytes their keys and payloads took.
 
-    `sizes`: daemon, living and living_bytes (at the end of the newest one; null if not known),
-    slots and bytes; others are left out. Ends do not tell a size: each is taken for that of the
-    average add.
+    `sizes`: daemon, living and living_bytes (at the end of the newest one; null if not known);
+    others are left out. Ends do not tell a size: each is taken for that of the average add.
     """
     ends = sum((F.col(name) for name in gold.OUTCOMES), F.lit(0))
     of_daemon = Window.partitionBy("daemon")
     after = of_daemon.orderBy("window_start").rowsBetween(1, Window.unboundedFollowing)
     average = F.try_divide(F.sum("came").over(of_daemon), F.sum("added").over(of_daemon))
-    windows = flow.groupBy("daemon", "node", "window_start").agg(
+    windows = flow.groupBy("daemon", "window_start").agg(
         F.sum("added").alias("added"), F.sum("bytes").alias("came"), F.sum(ends).alias("ended")
     )
     net = {"living": F.col("added") - F.col("ended")}
     net["living_bytes"] = F.col("came") - F.col("ended") * F.col("average")
     then = [
-        (F.col(now) - F.coalesce(F.sum(change).over(after), F.lit(0))).alias(name)
-        for name, (now, change) in zip(("live", "live_bytes"), net.items(), strict=True)
+        (F.col(now) - F.coalesce(F.sum(change).over(after), F.lit(0))).alias(now)
+        for now, change in net.items()
     ]
     counted = windows.withColumn("average", F.coalesce(average, F.lit(0.0))).join(
         F.broadcast(sizes), "daemon"
     )
-    return counted.select("daemon", "node", "window_start", "slots", "bytes", *then)
+    return counted.select("daemon", "window_start", *then)
 
 
 def capacity(flow: DataFrame, sizes: DataFrame, past_s: int = DAY_S) -> DataFrame:
     """Per daemon what lives, and when its slots or its memory for keys and payloads are used up if
-    it goes on as in the last `past_s`.
+    it goes on as in the last `past_s`. `sizes`: as sizes() has them.
 
     Columns: daemon, node, as_of, live, slots, live_bytes, bytes, per_hour and bytes_per_hour (the
     slopes of straight lines through what lived), full_at and full_by: what is used up first, null
-    if nothing grows, or not within ten years. What is not known is null.
+    if nothing grows, or not within ten years. What is not known is null: so are the slopes of a
+    daemon of whom `flow` has nothing yet.
     """
     windows = live(flow, sizes)
     last = F.max("window_start").over(Window.partitionBy("daemon"))
     near = F.col("window_start") >= F.col("last") - F.make_dt_interval(secs=F.lit(past_s))
-    ends = {name: F.max_by(name, "window_start") for name in ("node", "live", "live_bytes")}
-    rooms = {name: F.max(name) for name in ("slots", "bytes")}
-    slopes = {f"{name}_slope": _slope(used) for name, used in _USED.items()}
-    known = {"last": F.max("window_start"), **ends, **rooms, **slopes}
-    found = windows.withColumn("last", last).where(near).groupBy("daemon").agg(
-        *(value.alias(name) for name, value in known.items())
-    )  # fmt: skip
-    as_of = F.unix_seconds("last") + gold.WINDOW_S
+    slopes = [_slope(used).alias(f"{name}_slope") for name, used in _USED.items()]
+    found = windows.withColumn("last", last).where(near).groupBy("daemon").agg(*slopes)
+    found = found.join(sizes, "daemon", "right")
     left_s = {name: _left_s(name, used) for name, used in _USED.items()}
     first_s = F.least(*left_s.values())
-    soon = F.when(first_s < FAR_S, (as_of + first_s).cast("long"))
+    soon = F.when(first_s < FAR_S, (F.unix_seconds("as_of") + first_s).cast("long"))
     by = F.when(left_s["bytes"] <= F.coalesce(left_s["slots"], F.lit(FAR_S)), "bytes")
     return found.select(
-        "daemon", "node", F.timestamp_seconds(as_of).alias("as_of"), "live", "slots",
-        F.col("live_bytes").cast("long"), "bytes",
+        "daemon", "node", "as_of",
+        F.col("living").alias("live"), "slots", F.col("living_bytes").alias("live_bytes"), "bytes",
         (F.col("slots_slope") * gold.HOUR_S).alias("per_hour"),
         (F.col("bytes_slope") * gold.HOUR_S).alias("bytes_per_hour"),
         F.timestamp_seconds(soon).alias("full_at"),
@@ -104,7 +100,7 @@ def capacity(flow: DataFrame, sizes: DataFrame, past_s: int = DAY_S) -> DataFram
     )  # fmt: skip
 
 
-_USED = {"slots": "live", "bytes": "live_bytes"}
+_USED = {"slots": "living", "bytes": "living_bytes"}
 
 
 def _slope(used: str) -> Column:
@@ -119,28 +115,39 @@ def _left_s(room: str, used: str) -> Column:
 
 
 def sizes(spark: SparkSession, lake: Lake) -> DataFrame:
-    """daemon, living, living_bytes, slots and bytes of each daemon that has segments, and whose
-    place no other one took. Raises LakeBroken.
+    """daemon, node, as_of (its newest record), living, living_bytes, slots and bytes of each daemon
+    that counts. Raises LakeBroken.
 
     Without a snapshot nobody knows the rooms, nor what lives unless the first record is there.
     """
-    openings = newest_openings(lake)
+    segments, openings = in_place(lake)
+    told = sorted((*openings.values(), *segments), key=lambda m: m.wall_to_us)
+    newest = {m.daemon: m for m in told}
     rooms = {daemon: _rooms(*lake.files([opening])) for daemon, opening in openings.items()}
     counted = living(spark, lake).groupBy("daemon").agg(
         F.count("*").alias("living"), F.sum(_memory()).alias("living_bytes")
     )  # fmt: skip
     counts = {row.daemon: (row.living, row.living_bytes) for row in counted.collect()}
-    first = {m.daemon: m.first_lsn for m in reversed(in_place(lake))}
+    whole = {*rooms, *(m.daemon for m in segments if m.first_lsn == 1)}
     rows = [
         (
-            name, *(counts.get(name, (0, 0)) if name in rooms or lsn == 1 else (None, None)),
+            name, m.node, _moment(m.wall_to_us),
+            *(counts.get(name, (0, 0)) if name in whole else (None, None)),
             *rooms.get(name, (None, None)),
         )
-        for name, lsn in first.items()
+        for name, m in newest.items()
     ]  # fmt: skip
-    return spark.createDataFrame(
-        rows, "daemon string, living long, living_bytes long, slots long, bytes long"
-    )
+    return spark.createDataFrame(rows, SIZES)
+
+
+SIZES = (
+    "daemon string, node string, as_of timestamp, living long, living_bytes long, slots long, "
+    "bytes long"
+)
+
+
+def _moment(wall_us: int) -> datetime:
+    return datetime.fromtimestamp(wall_us / 1e6, UTC)
 
 
 def _memory() -> Column:

@@ -9,20 +9,24 @@ from a snapshot. What is missing has a cause:
     recovery     another arena took its place, and it was not stopped before: what was not on disk
                  by then is nowhere, and nobody knows how much
     division     the number of a deployment's shards changed, and these records of one before are
-                 not shipped yet; or it was killed, and they went into the new arenas from memory
+                 not shipped yet; or it was killed, and they went into the new arenas from memory;
+                 or the lake lacks the first snapshot of one of those that took its place: what
+                 became of what it held is not known
     snapshot     records before the first snapshot: what lived then is not known
     unexplained  nothing says why: a violation
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from graphlib import CycleError, TopologicalSorter
 from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from purgatoryd.pipeline.lake import BRONZE, Manifest
+from purgatoryd.pipeline.lake import BRONZE, MANIFESTS, OPENINGS, Manifest
+from purgatoryd.shm_layout.errors import LakeBroken
 
 
 class Violation(NamedTuple):
@@ -187,12 +191,18 @@ def _follow_arenas(found: Continuity) -> None:
 
 def predecessor(runs: Sequence[Run], run: Run) -> Run | None:
     """The last run of the arena whose place another one took with `run`; None = not known."""
-    node = run.segments[0].node
-    for other in runs:
-        goes_on = other.last_lsn + 1 == run.first_lsn and other.segments[-1].node == node
-        if goes_on and other.daemon != run.daemon:
+    others = (other for other in runs if other.daemon != run.daemon)
+    for other in others:
+        goes_on = other.last_lsn + 1 == run.first_lsn
+        if goes_on and _of_one_journal(other.segments[-1], run.segments[0]):
             return other
     return None
+
+
+def _of_one_journal(one: Manifest, other: Manifest) -> bool:
+    """Whether both may be of one journal: that two count alike may be chance."""
+    unnamed = "" in (one.journal, other.journal)
+    return one.node == other.node and (unnamed or one.journal == other.journal)
 
 
 def heirs(manifests: Iterable[Manifest]) -> dict[str, str]:
@@ -201,68 +211,131 @@ def heirs(manifests: Iterable[Manifest]) -> dict[str, str]:
     `manifests`: of segments and, for arenas that have filled none yet, of snapshots.
     """
     arenas = [_arena(list(own)) for _, own in groupby(sorted(manifests, key=_order), _daemon)]
-    in_order = sorted(arenas, key=attrgetter("next_lsn", "newest_us"))
+    in_order = sorted(arenas, key=attrgetter("next_lsn", "newest.wall_to_us"))
     return {
-        one.daemon: other.daemon for one in arenas for other in in_order if _goes_on(one, other)
-    }
+        one.newest.daemon: other.newest.daemon
+        for one in arenas for other in in_order if _goes_on(one, other)
+    }  # fmt: skip
 
 
 _daemon = attrgetter("daemon")
 
 
 class _Arena(NamedTuple):
-    """What is known of an arena. `next_lsn`: that of its heir's first record; `newest_us`: UTC, of
-    its newest row."""
+    """What is known of an arena. `next_lsn`: that of its heir's first record; `newest`: its
+    manifest with the newest row."""
 
-    daemon: str
-    node: str
     first_lsn: int
     next_lsn: int
-    newest_us: int
+    newest: Manifest
 
 
 def _arena(own: Sequence[Manifest]) -> _Arena:
-    first_lsn, newest_us = min(m.first_lsn for m in own), max(m.wall_to_us for m in own)
+    first_lsn, newest = min(m.first_lsn for m in own), max(own, key=attrgetter("wall_to_us"))
     last_lsn = max((m.last_lsn for m in own if m.table == BRONZE), default=first_lsn - 1)
-    return _Arena(own[0].daemon, own[0].node, first_lsn, last_lsn + 1, newest_us)
+    return _Arena(first_lsn, last_lsn + 1, newest)
 
 
 def _goes_on(one: _Arena, other: _Arena) -> bool:
-    meet = (one.node, one.next_lsn) == (other.node, other.first_lsn)
-    return meet and one.first_lsn < other.first_lsn
+    meet = one.next_lsn == other.first_lsn > one.first_lsn
+    return meet and _of_one_journal(one.newest, other.newest)
 
 
 def befores(manifests: Iterable[Manifest]) -> dict[str, set[str]]:
     """By daemon, those whose place it took, alone or with others: after a recovery, or as a shard
     of another number of shards. What was armed there is armed in those that came after.
 
-    `manifests`: as heirs() has them.
+    `manifests`: as heirs() has them. Raises LakeBroken if what they tell is a ring.
     """
     told = [*manifests]
     found = {one.daemon: set(one.origins) for one in told if one.origins}
+    in_turn(found)
     for before, after in heirs(told).items():
-        if after not in found.get(before, ()):  # it only looks so: nobody comes before himself
+        if after not in all_before(found, before):  # it only looks so: nobody comes before himself
             found.setdefault(after, set()).add(before)
     return found
 
 
+def all_before(befores: Mapping[str, Set[str]], daemon: str) -> set[str]:
+    """Whose place it took, and whose they had taken, and so on."""
+    found: set[str] = set()
+    left = [daemon]
+    while left:
+        new = befores.get(left.pop(), set()) - found
+        found |= new
+        left += new
+    return found
+
+
+def in_turn(befores: Mapping[str, Set[str]]) -> list[str]:
+    """The daemons, each behind those whose place it took. Raises LakeBroken if there is none."""
+    try:
+        return [*TopologicalSorter(befores).static_order()]
+    except CycleError as error:
+        raise _ring(error.args[1]) from None
+
+
 def newest_heir(heirs: Mapping[str, str], daemon: str) -> str:
-    """Who has a daemon's place by now: itself, if nobody took it."""
-    while daemon in heirs:
-        daemon = heirs[daemon]
-    return daemon
+    """Who has a daemon's place by now: itself, if nobody took it. Raises LakeBroken for a ring."""
+    line = [daemon]
+    while line[-1] in heirs:
+        line.append(heirs[line[-1]])
+        if line[-1] in line[:-1]:
+            raise _ring(line)
+    return line[-1]
+
+
+def _ring(daemons: Iterable[str]) -> LakeBroken:
+    line = ", ".join(daemons)
+    return LakeBroken(MANIFESTS, f"each of these daemons is said to come before the next: {line}")
+
+
+class Standing(NamedTuple):
+    """Daemons that do not count. `gone`: others took their place; `coming`: they will once the
+    other shards of their number are in the lake, too."""
+
+    gone: set[str]
+    coming: set[str]
+
+    @property
+    def absent(self) -> set[str]:
+        """All of them."""
+        return self.gone | self.coming
+
+
+def standing(manifests: Iterable[Manifest]) -> Standing:
+    """Of the daemons in `manifests`, as befores() has them. Raises LakeBroken."""
+    told = [*manifests]
+    before, coming = befores(told), set(_coming(told))
+    gone = set().union(*(all_before(before, one) for one in before.keys() - coming))
+    return Standing(gone, coming - gone)
+
+
+def _coming(manifests: Iterable[Manifest]) -> Iterator[str]:
+    """Those who took the place of others with shards of which no snapshot is there: without one
+    nobody knows what they began with."""
+    for own in by_origins(manifests):
+        there = {one.journal for one in own if one.table == OPENINGS}
+        if len(there) < own[0].shards:
+            yield from (one.daemon for one in own)
 
 
 def _divisions(snapshots: Iterable[Manifest]) -> Iterator[Division]:
     """By the snapshots with which arenas began that took the place of others."""
-    born = [one for one in snapshots if one.origins and one.first_lsn == 1]
-    for origins, own in groupby(sorted(born, key=_origins), _origins):
-        openings = tuple(own)
-        yield Division(dict(origins), openings, openings[0].shards)
+    for openings in by_origins(one for one in snapshots if one.first_lsn == 1):
+        yield Division(openings[0].origins, openings, openings[0].shards)
 
 
-def _origins(opening: Manifest) -> list[tuple[str, int]]:
-    return sorted(opening.origins.items())
+def by_origins(manifests: Iterable[Manifest]) -> Iterator[tuple[Manifest, ...]]:
+    """Those of daemons that took the place of the same others, of each change of the number of
+    shards."""
+    told = sorted((one for one in manifests if one.origins), key=_origins)
+    for _, own in groupby(told, _origins):
+        yield tuple(own)
+
+
+def _origins(manifest: Manifest) -> list[tuple[str, int]]:
+    return sorted(manifest.origins.items())
 
 
 def _before_division(runs: Iterable[Run], division: Division) -> Iterator[Lost]:
@@ -270,6 +343,8 @@ def _before_division(runs: Iterable[Run], division: Division) -> Iterator[Lost]:
     for daemon, upto in division.upto.items():
         if (end := ends.get(daemon, 0)) < upto:
             yield Lost(daemon, end + 1, upto, "division")
+        if len(division.openings) < division.shards:
+            yield Lost(daemon, upto + 1, None, "division")
 
 
 def is_complete(run: Run, snapshots: Iterable[Manifest]) -> bool:

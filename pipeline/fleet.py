@@ -84,16 +84,17 @@ def _host(path: Path, name: str, about: Any) -> tuple[Host, str]:
 
 
 def of_today(
-    hosts: Mapping[str, Host], heirs: Mapping[str, str], gone: Set[str]
+    hosts: Mapping[str, Host], heirs: Mapping[str, str], absent: Set[str]
 ) -> dict[str, Host]:
     """{daemon's uuid: host}, with the uuid that each has now: another one after each recovery from
-    the journal. `heirs`: of continuity; `gone`: whose place others took. Raises InvalidSetting for
-    two that are one by now, and for one in whose place there are other shards."""
+    the journal. `heirs`: of continuity; `absent`: who does not count, by standing(). Raises
+    InvalidSetting for two that are one by now, and for a shard in whose place there are others."""
     found: dict[str, Host] = {}
     for daemon, host in hosts.items():
         today = newest_heir(heirs, daemon)
-        if today in gone:
-            raise InvalidSetting(f"{host.name}.daemon", today, "of a shard that is there", "fleet")
+        if today in absent:
+            bound = "of a shard that counts: status shows which do"
+            raise InvalidSetting(f"{host.name}.daemon", today, bound, "fleet")
         if today in found:
             raise InvalidSetting(f"{host.name}.daemon", today, "of one host alone", "fleet")
         found[today] = host
@@ -135,4 +136,4 @@ def measured_in(spark: SparkSession, place: Path) -> DataFrame:
     Raises BadPath, LakeBroken.
     """
     lake = Lake(place)
-    return measured(bronze_of(spark, lake, in_place(lake)), living(spark, lake))
+    return measured(bronze_of(spark, lake, in_place(lake).segments), living(spark, lake))

@@ -75,7 +75,9 @@ class Manifest:
     of notices was built that it tells of. `gone_from`: records from this one up to it had left the
     journal, and were not in the lake, when it came; 0 = none. None = an earlier version did not
     tell. `origins`: the daemons whose place this one took with others, `shards` together, when the
-    number of a deployment's shards changed, each with its last record that counts.
+    number of a deployment's shards changed, each with its last record that counts. `journal`: what
+    the journal's folder is called, which has one arena after the other; "" = an earlier version
+    did not tell.
     """
 
     table: str
@@ -99,6 +101,7 @@ class Manifest:
     gone_from: int | None = None
     origins: Mapping[str, int] = field(default_factory=dict)
     shards: int = 0
+    journal: str = ""
     major: int = MAJOR
 
     @property

@@ -1,15 +1,19 @@
 """What lives in each daemon by the newest record in the lake: a snapshot, and the records from its
-start on."""
+start on.
+
+After a change of the number of shards those before count until all that took their place are in the
+lake: with some of these alone, timers would be missing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import functions as F  # noqa: N812
 
 from purgatoryd.pipeline import silver
-from purgatoryd.pipeline.continuity import befores
+from purgatoryd.pipeline.continuity import standing
 from purgatoryd.pipeline.lake import OPENINGS, Lake, Manifest
 from purgatoryd.pipeline.tiers import read_files
 
@@ -17,21 +21,19 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def newest_openings(lake: Lake) -> dict[str, Manifest]:
-    """The newest snapshot of each daemon that has one. Raises LakeBroken."""
-    return {opening.daemon: opening for opening in lake.manifests(OPENINGS)}
+class InPlace(NamedTuple):
+    """What the lake has of the daemons that count. `openings`: the newest snapshot of each."""
+
+    segments: list[Manifest]
+    openings: dict[str, Manifest]
 
 
-def in_place(lake: Lake) -> list[Manifest]:
-    """The segments of all daemons but those whose place others took. Raises LakeBroken."""
-    segments = lake.manifests()
-    gone = gone_in([*segments, *lake.manifests(OPENINGS)])
-    return [segment for segment in segments if segment.daemon not in gone]
-
-
-def gone_in(manifests: Iterable[Manifest]) -> set[str]:
-    """The daemons whose place others took. `manifests`: as befores() has them."""
-    return set().union(*befores(manifests).values())
+def in_place(lake: Lake) -> InPlace:
+    """Of the daemons that count. Raises LakeBroken."""
+    segments, snapshots = lake.manifests(), lake.manifests(OPENINGS)
+    absent = standing([*segments, *snapshots]).absent
+    openings = {one.daemon: one for one in snapshots if one.daemon not in absent}
+    return InPlace([one for one in segments if one.daemon not in absent], openings)
 
 
 def living(spark: SparkSession, lake: Lake) -> DataFrame:
@@ -39,12 +41,9 @@ def living(spark: SparkSession, lake: Lake) -> DataFrame:
 
     Of a daemon without a snapshot, only what was armed since its first record in the lake.
     """
-    segments, snapshots = lake.manifests(), lake.manifests(OPENINGS)
-    gone = gone_in([*segments, *snapshots])
-    openings = {one.daemon: one for one in snapshots if one.daemon not in gone}  # the newest last
+    segments, openings = in_place(lake)
     starts = {daemon: opening.first_lsn for daemon, opening in openings.items()}
-    there = (m for m in segments if m.daemon not in gone)
-    later = [m for m in there if m.last_lsn >= starts.get(m.daemon, 0)]
+    later = [m for m in segments if m.last_lsn >= starts.get(m.daemon, 0)]
     since = from_starts(_rows(spark, lake, later), starts)
     return silver.open_adds(since.unionByName(_rows(spark, lake, openings.values())))
 

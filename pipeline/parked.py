@@ -10,8 +10,8 @@ it: a row too many is answered UNKNOWN when its window comes, and a ticket is ne
 and moves wait until their segment is in the lake.
 
 After a reboot, or with other sizes, the daemon has another arena: the *heir* of the one before.
-Tickets go on, and so do LSNs; by those, and by the order of a journal's files, heirs are known. A
-row keeps the arena that parked it, for there its record is.
+Tickets go on, and so do LSNs; by those and the journal's name, and by the order of its files, heirs
+are known. A row keeps the arena that parked it, for there its record is.
 """
 
 from __future__ import annotations

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import groupby, pairwise
 
-from purgatoryd.pipeline.lake import Lake, Manifest
+from purgatoryd.pipeline.continuity import standing
+from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Lake, Manifest
 from purgatoryd.pipeline.parts import Layer, Segment
 from purgatoryd.pipeline.reach import Reach, reaches
+
+
+class State(StrEnum):
+    """Whether what lives is counted in a daemon: not in one whose place others took, nor in one of
+    several shards that take others' place while the lake has not all of them."""
+
+    COUNTS = "counts"
+    REPLACED = "replaced"
+    INCOMPLETE = "incomplete"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +31,7 @@ class Progress:
 
     daemon: str
     node: str
+    state: State
     segments: int
     rows: int
     complete_to_us: int
@@ -30,11 +43,17 @@ class Progress:
 
 
 def progress(lake: Lake) -> list[Progress]:
-    """Of every daemon that has segments in the lake. Raises LakeBroken."""
-    manifests = lake.manifests()
-    reached = reaches(manifests)
+    """Of every daemon that has something in the lake. Raises LakeBroken."""
+    segments = lake.manifests()
+    both = sorted([*segments, *lake.manifests(OPENINGS)], key=lambda m: m.segment)
+    reached, other = reaches(segments), standing(both)
     done = {name: _up_to_date(lake, name, reached) for name in ("silver", "gold")}
-    return [_of(list(found), done) for _, found in groupby(manifests, key=lambda m: m.daemon)]
+    states = dict.fromkeys(other.gone, State.REPLACED)
+    states |= dict.fromkeys(other.coming, State.INCOMPLETE)
+    return [
+        _of(list(own), states.get(daemon, State.COUNTS), done)
+        for daemon, own in groupby(both, key=lambda m: m.daemon)
+    ]
 
 
 def _up_to_date(lake: Lake, layer: str, reached: dict[Segment, Reach]) -> set[Segment]:
@@ -42,16 +61,18 @@ def _up_to_date(lake: Lake, layer: str, reached: dict[Segment, Reach]) -> set[Se
     return {segment for segment, reach in reached.items() if made.get(segment) == reach.names}
 
 
-def _of(segments: list[Manifest], done: dict[str, set[Segment]]) -> Progress:
+def _of(own: Sequence[Manifest], state: State, done: Mapping[str, Set[Segment]]) -> Progress:
+    segments = [m for m in own if m.table == BRONZE]
     pairs = [(a, b) for a, b in pairwise(segments) if a.last_lsn + 1 < b.first_lsn]
-    whole = segments.index(pairs[0][0]) + 1 if pairs else len(segments)
+    whole = segments[: segments.index(pairs[0][0]) + 1] if pairs else segments
     return Progress(
-        daemon=segments[0].daemon,
-        node=segments[-1].node,
+        daemon=own[0].daemon,
+        node=own[-1].node,
+        state=state,
         segments=len(segments),
         rows=sum(m.rows for m in segments),
-        complete_to_us=max(m.wall_to_us for m in segments[:whole]),
-        last_us=max(m.wall_to_us for m in segments),
+        complete_to_us=max(m.wall_to_us for m in whole or own),
+        last_us=max(m.wall_to_us for m in segments or own),
         gaps=tuple((a.last_lsn + 1, b.first_lsn - 1) for a, b in pairs),
         silver=sum(m.segment in done["silver"] for m in segments),
         gold=sum(m.segment in done["gold"] for m in segments),

@@ -301,6 +301,7 @@ class Shipper:
             gone_from=gone_from,
             origins=self._origins.upto,
             shards=self._origins.shards,
+            journal=self._directory.name,
         )
 
     def _gone_from(self, identity: Identity) -> int:

@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from graphlib import TopologicalSorter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from purgatoryd.pipeline import silver
 from purgatoryd.pipeline.cold import rows_of, tombstones_of
-from purgatoryd.pipeline.continuity import befores
+from purgatoryd.pipeline.continuity import befores, in_turn
 from purgatoryd.pipeline.lake import OPENINGS, Lake
 from purgatoryd.pipeline.promote import load_of
 from purgatoryd.pipeline.sources import heirs_in
@@ -134,7 +133,7 @@ def trace(
     mine = bronze.join(F.broadcast(tickets), ["daemon", "ticket"], "left_semi")
     events = mine.select(bronze.columns).collect()
     ends, lines = _ends(bronze, events), _lines(before)
-    order = {name: at for at, name in enumerate(TopologicalSorter(before).static_order())}
+    order = {name: at for at, name in enumerate(in_turn(before))}
     own: defaultdict[str, list[Row]] = defaultdict(list)
     for event in sorted(events, key=lambda e: (order.get(e["daemon"], 0), e["lsn"])):
         own[lines.get(event["daemon"], event["daemon"])].append(event)

@@ -355,8 +355,8 @@ def found(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Foun
     ship(StoredJournal(JOURNALS[-1], root / "stored").directory, Lake(lake), "stored")
     for daemon, story in stories.items():
         node = str(int.from_bytes(daemon) // 2) if int.from_bytes(daemon) >= PAIR else daemon.hex()
-        story.write(root / daemon.hex())
-        ship(root / daemon.hex(), Lake(lake), node)
+        story.write(root / daemon.hex() / "demo")
+        ship(root / daemon.hex() / "demo", Lake(lake), node)
     lose(Lake(lake), uuid(HOLED), 1)
     with small_plans(spark):
         verdict = audited(spark, Lake(lake), root / "ledgers")

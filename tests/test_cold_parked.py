@@ -22,12 +22,10 @@ from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import Admin, CancelResult, Client, Status
 from purgatoryd.pipeline import cold
-from purgatoryd.pipeline.continuity import heirs, newest_heir
-from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Lake, Manifest
+from purgatoryd.pipeline.lake import Lake
 from purgatoryd.pipeline.loading import Loader
 from purgatoryd.pipeline.parked import collect
 from purgatoryd.pipeline.promote import promote
-from purgatoryd.pipeline.schemas import BRONZE as BRONZE_TABLE
 from purgatoryd.pipeline.ship import Shipper
 from purgatoryd.pipeline.sources import heirs_in
 from purgatoryd.pipeline.tier import HOUR_NS, Tier
@@ -202,24 +200,6 @@ def test_what_was_parked_comes_back_after_reboots(spark: SparkSession, world: Wo
     assert (stats(world.daemon)["parked"], stats(world.daemon)["overdue"]) == (0, 0)
     figures = cold.status(tier)
     assert (figures["promoted"], figures["unknown"]) == (39, 0)
-
-
-def arena(name: str, first: int, last: int, table: str = BRONZE, at: int = 0) -> Manifest:
-    """A segment of the arena `name`, or with OPENINGS a snapshot."""
-    node = "other" if name == "stranger" else "node"
-    return Manifest(table, name, node, 1, first, last, 0, "boot", 1, at, at, BRONZE_TABLE.version)
-
-
-def test_heirs_are_known_by_where_their_records_begin() -> None:
-    fresh, first = arena("fresh", 1, 99), arena("a", 1, 15)
-    strangers = [fresh, arena("stranger", 16, 20)]
-    assert heirs([first, *strangers]) == {}
-    brief = arena("brief", 16, 15, OPENINGS, at=1)  # with other sizes before its first record
-    then = arena("b", 16, 15, OPENINGS, at=2)
-    assert heirs([then, brief, first, *strangers]) == {"a": "b"}
-    found = heirs([arena("b", 16, 28), arena("c", 29, 28, OPENINGS), then, brief, first])
-    assert found == {"a": "b", "b": "c"}
-    assert [newest_heir(found, name) for name in ("a", "c", "fresh")] == ["c", "c", "fresh"]
 
 
 def test_each_shard_has_its_parked_timers_back(

@@ -742,17 +742,18 @@ def test_capacity_tells_when_the_slots_are_used_up(spark: SparkSession) -> None:
     ]
     flow = spark.createDataFrame(
         windows, "daemon string, window_start timestamp, added long, expired long, bytes long"
-    ).withColumns(
-        {name: F.lit(0) for name in gold.OUTCOMES if name != "expired"} | {"node": F.lit("host")}
-    )
+    ).withColumns({name: F.lit(0) for name in gold.OUTCOMES if name != "expired"})
     sizes = spark.createDataFrame(
         [
-            ("grows", 340, 34_000, 1540, 10_000_000), ("heavy", 340, 34_000, 1540, 40_000),
-            ("shrinks", 476, 47_600, 1000, None),
+            (name, "host", begin + timedelta(hours=2), *known)
+            for name, *known in (
+                ("grows", 340, 34_000, 1540, 10_000_000), ("heavy", 340, 34_000, 1540, 40_000),
+                ("new", 7, 700, 1000, None), ("shrinks", 476, 47_600, 1000, None),
+            )
         ],
-        "daemon string, living long, living_bytes long, slots long, bytes long",
+        advice.SIZES,
     )  # fmt: skip
-    grows, heavy, shrinks = advice.capacity(flow, sizes).orderBy("daemon").collect()
+    grows, heavy, new, shrinks = advice.capacity(flow, sizes).orderBy("daemon").collect()
     assert (grows.live, grows.slots) == (100 + 24 * 10, 1540)
     assert grows.per_hour == pytest.approx(120)
     assert (grows.live_bytes, grows.bytes) == (34_000, 10_000_000)
@@ -764,6 +765,7 @@ def test_capacity_tells_when_the_slots_are_used_up(spark: SparkSession) -> None:
         assert abs(row.full_at.astimezone(UTC) - full_at) < timedelta(minutes=1)
         assert row.full_by == by
     assert (shrinks.live, shrinks.full_at, shrinks.full_by) == (500 - 24, None, None)
+    assert (new.node, new.live, new.per_hour, new.full_at) == ("host", 7, None, None)
 
 
 def test_what_lives_is_counted_from_the_newest_snapshot_on(
@@ -774,9 +776,9 @@ def test_what_lives_is_counted_from_the_newest_snapshot_on(
     lake, segments = lake_in(tmp_path), segments_of(SMALL)
     for segment in segments[1:]:  # the first one went before it was shipped
         put(lake, segment)
-    assert [tuple(row) for row in advice.sizes(spark, lake).collect()] == [
-        (SMALL.daemon, None, None, None, None)
-    ]
+    (size,) = advice.sizes(spark, lake).collect()
+    assert (size.daemon, *size[3:]) == (SMALL.daemon, None, None, None, None)
+    assert round(size.as_of.timestamp() * 1e6) == segments[-1][0].wall_to_us
     second, third = (manifest for manifest, _ in segments[1:3])
     put(lake, opening_of(SMALL, 1, 2))
     put(lake, opening_of(SMALL, second.first_lsn + 20, third.first_lsn + 50))

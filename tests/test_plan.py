@@ -16,9 +16,8 @@ from purgatoryd.cli.exits import Exit
 from purgatoryd.cli.pipeline_plan import save
 from purgatoryd.pipeline import fleet, silver
 from purgatoryd.pipeline.advice import sizes
-from purgatoryd.pipeline.continuity import heirs
+from purgatoryd.pipeline.continuity import heirs, standing
 from purgatoryd.pipeline.lake import Lake
-from purgatoryd.pipeline.living import gone_in
 from purgatoryd.pipeline.plan import (
     Host,
     Move,
@@ -318,12 +317,12 @@ def test_who_was_recovered_from_the_journal_counts_once(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """The arena that died has no timers any more, and no place in the fleet."""
-    by(1, CLEAN.having(closing=OPEN)).write(tmp_path / "first")
-    restarted(2, OPEN).write(tmp_path / "second")
+    by(1, CLEAN.having(closing=OPEN)).write(tmp_path / "first" / "demo")
+    restarted(2, OPEN).write(tmp_path / "second" / "demo")
     (tmp_path / "lake").mkdir()
     lake = Lake(tmp_path / "lake")
     for folder in ("first", "second"):
-        ship(tmp_path / folder, lake, "eagle")
+        ship(tmp_path / folder / "demo", lake, "eagle")
     with small_plans(spark):
         found = fleet.measured_in(spark, lake.root).collect()
         (size,) = sizes(spark, lake).collect()
@@ -332,9 +331,10 @@ def test_who_was_recovered_from_the_journal_counts_once(
     assert (size.daemon, size.living) == (uuid(2).hex(), 1)
     named = {uuid(1).hex(): HOSTS[0]}
     told = lake.manifests()
-    assert fleet.of_today(named, heirs(told), gone_in(told)) == {uuid(2).hex(): HOSTS[0]}
+    known = heirs(told), standing(told).absent
+    assert fleet.of_today(named, *known) == {uuid(2).hex(): HOSTS[0]}
     with pytest.raises(InvalidSetting, match="one host alone"):
-        fleet.of_today(named | {uuid(2).hex(): HOSTS[1]}, heirs(told), gone_in(told))
+        fleet.of_today(named | {uuid(2).hex(): HOSTS[1]}, *known)
 
 
 def test_a_fleet_that_is_not_whole_is_refused(tmp_path: Path) -> None:

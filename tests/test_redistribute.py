@@ -32,10 +32,13 @@ from purgatoryd.daemon.main import name_lock
 from purgatoryd.daemon.redistribute import Division, settle
 from purgatoryd.daemon.store import NEXT, Opening, journal_end, open_arena, source
 from purgatoryd.pipeline import fleet, trace
+from purgatoryd.pipeline.advice import sizes
 from purgatoryd.pipeline.audit import audit
+from purgatoryd.pipeline.continuity import standing
 from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Lake
-from purgatoryd.pipeline.living import gone_in, in_place, living
+from purgatoryd.pipeline.living import in_place, living
 from purgatoryd.pipeline.plan import Host
+from purgatoryd.pipeline.progress import State, progress
 from purgatoryd.pipeline.ship import Convoy
 from purgatoryd.pipeline.sources import openings
 from purgatoryd.pipeline.whole import whole
@@ -780,20 +783,44 @@ def test_the_lake_has_each_timer_once_though_the_number_of_shards_changed(
     alive = living(spark, lake).collect()
     assert {row.daemon for row in alive} == {newest}
     assert len({row.ticket for row in alive}) == len(alive) > 10
-    assert {m.daemon for m in in_place(lake)} <= {newest}
+    segments_, openings_ = in_place(lake)
+    assert {m.daemon for m in segments_} <= {newest} == {*openings_}
     loads = fleet.measured_in(spark, lake.root).collect()
     assert {row.daemon for row in loads} == {newest}
     assert sum(row.live for row in loads) == len(alive)
-    gone = gone_in([*lake.manifests(), *lake.manifests(OPENINGS)])
+    gone = standing([*lake.manifests(), *lake.manifests(OPENINGS)]).absent
     assert len(gone) == 2 + 3
     for daemon in gone:
-        with pytest.raises(InvalidSetting, match="of a shard that is there"):
+        with pytest.raises(InvalidSetting, match="of a shard that counts"):
             fleet.of_today({daemon: Host("a", 1, 1.0)}, {}, gone)
     lives = trace.history(spark, lake, [journal], trace.Key("a", "bytes", b"far"))
     assert [life.outcome for life in lives] == ["cancelled", "cancelled", None]
     kinds = [[event.kind for event in life.events] for life in lives]
     assert kinds == [["arm", "end"], ["arm", "end"], ["arm"]]
     assert lives[-1].daemon == newest
+    (size,) = sizes(spark, lake).collect()  # though it has no segment in the lake yet
+    assert (size.daemon, size.living) == (newest, len(alive))
+
+
+def test_until_all_shards_of_the_new_number_are_shipped_those_before_count(
+    spark: SparkSession, twice_divided: Shipped
+) -> None:
+    _, lake, _ = twice_divided
+    for last, counted in (("demo-3-0", 3), ("demo-2-1", 2)):
+        unship(lake, last)
+        states = {one.daemon: one.state for one in progress(lake)}
+        alive = living(spark, lake).collect()
+        assert {states[row.daemon] for row in alive} == {State.COUNTS}
+        assert len({row.daemon for row in alive}) == counted
+        assert len({row.ticket for row in alive}) == len(alive) > 10
+    assert [*states.values()].count(State.INCOMPLETE) == 2
+
+
+def unship(lake: Lake, journal: str) -> None:
+    """Of this journal nothing is in the lake."""
+    for manifest in (*lake.manifests(), *lake.manifests(OPENINGS)):
+        if manifest.journal == journal:
+            (lake.folder("manifests", manifest.daemon) / f"{manifest.name}.json").unlink()
 
 
 def test_an_audit_holds_generations_of_shards_against_each_other(

@@ -1,0 +1,118 @@
+"""Which daemon took whose place, and which of them count: from manifests alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from purgatoryd.pipeline.continuity import befores, continuity, heirs, newest_heir, standing
+from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Manifest
+from purgatoryd.pipeline.schemas import BRONZE as BRONZE_TABLE
+from purgatoryd.shm_layout.errors import LakeBroken
+
+
+def arena(
+    name: str, first: int, last: int, table: str = BRONZE, at: int = 0, journal: str = ""
+) -> Manifest:
+    """A segment of the arena `name`, or with OPENINGS a snapshot."""
+    node = "other" if name == "stranger" else "node"
+    version = BRONZE_TABLE.version
+    return Manifest(
+        table, name, node, 1, first, last, 0, "boot", 1, at, at, version, journal=journal
+    )
+
+
+def shard(
+    name: str, origins: Mapping[str, int], shards: int, first: int = 1, table: str = OPENINGS
+) -> Manifest:
+    """The first snapshot of one of `shards` that took the place of others; also of its heirs, whose
+    names go on with a stroke."""
+    version, journal = BRONZE_TABLE.version, f"demo-{name.rstrip('*')}"
+    return Manifest(
+        table, name, "node", 1, first, 0, 0, "boot", 1, 0, 0, version,
+        origins=origins, shards=shards, journal=journal,
+    )  # fmt: skip
+
+
+# ---- recoveries ------------------------------------------------------------------------------
+
+
+def test_heirs_are_known_by_where_their_records_begin() -> None:
+    fresh, first = arena("fresh", 1, 99), arena("a", 1, 15)
+    strangers = [fresh, arena("stranger", 16, 20)]
+    assert heirs([first, *strangers]) == {}
+    brief = arena("brief", 16, 15, OPENINGS, at=1)  # with other sizes before its first record
+    then = arena("b", 16, 15, OPENINGS, at=2)
+    assert heirs([then, brief, first, *strangers]) == {"a": "b"}
+    found = heirs([arena("b", 16, 28), arena("c", 29, 28, OPENINGS), then, brief, first])
+    assert found == {"a": "b", "b": "c"}
+    assert [newest_heir(found, name) for name in ("a", "c", "fresh")] == ["c", "c", "fresh"]
+
+
+def test_two_journals_that_count_alike_have_nothing_to_do_with_each_other() -> None:
+    """As shards may; of an earlier version's manifests nobody knows."""
+    one = arena("a", 1, 15, journal="demo-1-0")
+    for journal, found in (("demo-1-0", {"a": "b"}), ("demo-1-1", {}), ("", {"a": "b"})):
+        other = arena("b", 16, 20, journal=journal)
+        assert heirs([one, other]) == found
+        causes = [lost.cause for lost in continuity([one, other], []).lost]
+        assert causes == (["recovery"] if found else ["retention"])
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_nobody_comes_before_himself(first: int) -> None:
+    """What origins say counts; that two count alike may be chance, also by way of a third."""
+    old = arena("old", 11, 20)
+    young = [
+        shard("1-0", {"old": 20}, 1, table=BRONZE), shard("2-0", {"1-0": 1}, 1),
+        arena(f"{first}-0", 1, 10),
+    ]  # fmt: skip
+    assert heirs([old, *young]) == {f"{first}-0": "old"}
+    assert befores([old, *young]) == {"1-0": {"old"}, "2-0": {"1-0"}}
+
+
+def test_a_ring_is_named() -> None:
+    told = [shard("1-0", {"2-0": 5}, 1), shard("2-0", {"1-0": 5}, 1)]
+    with pytest.raises(LakeBroken, match=r"1-0, 2-0, 1-0|2-0, 1-0, 2-0"):
+        befores(told)
+    with pytest.raises(LakeBroken, match="a, b, a"):
+        newest_heir({"a": "b", "b": "a"}, "a")
+
+
+# ---- another number of shards ----------------------------------------------------------------
+
+OLD = {"1-0": 9, "1-1": 9}
+YOUNG = {"2-0": 9, "2-1": 9, "2-2": 9}
+
+
+def names(*manifests: Manifest) -> tuple[set[str], set[str]]:
+    before = [arena(name, 1, 9, journal=f"demo-{name}") for name in OLD]
+    found = standing([*before, *manifests])
+    assert found.absent == found.gone | found.coming
+    return found.gone, found.coming
+
+
+def test_shards_count_until_all_that_took_their_place_are_there() -> None:
+    three = [shard(name, OLD, 3) for name in YOUNG]
+    heir = shard("2-0*", OLD, 3, first=10)
+    assert names() == (set(), set())
+    assert names(*three[:2], heir) == (set(), {"2-0", "2-0*", "2-1"})
+    segment = shard("2-2", OLD, 3, table=BRONZE)
+    assert names(*three[:2], segment) == (set(), set(YOUNG))  # what it began with is not there
+    assert names(*three) == (set(OLD), set())
+
+
+def test_they_are_gone_though_those_that_followed_were_never_complete() -> None:
+    one_of_three, last = shard("2-0", OLD, 3), shard("3-0", YOUNG, 1)
+    assert names(one_of_three, last) == ({*OLD, *YOUNG}, set())
+
+
+def test_what_the_lake_lacks_of_a_division_is_named() -> None:
+    segments = [arena("1-0", 1, 9), arena("1-1", 1, 7)]
+    openings = [shard("2-0", OLD, 2), shard("2-1", OLD, 2)]
+    born = [arena(name, 1, 0, OPENINGS) for name in OLD]
+    assert continuity(segments, born + openings).lost == [("1-1", 8, 9, "division")]
+    assert continuity(segments, born + openings[:1]).lost == [
+        ("1-0", 10, None, "division"), ("1-1", 8, 9, "division"), ("1-1", 10, None, "division"),
+    ]  # fmt: skip
