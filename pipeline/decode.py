@@ -68,23 +68,29 @@ class Origin:
 
 
 class Decoder:
-    """Reads the files of one daemon, in any order; learns names on the way.
+    """Reads the files of one journal, in any order; learns names on the way.
 
     `kinds`: how many records of each kind the file had that was read last.
     """
 
     def __init__(self, node: str, names: Names | None = None, *, payloads: bool = True) -> None:
-        """`names`: what is known of this daemon already; it gets what is learnt."""
-        self.names = names if names is not None else Names()
+        """`names`: what is known already."""
+        self.names = Names()
         self.kinds: dict[str, int] = {}
         self._node = node
         self._payloads = payloads
         self._spare: list[mmap.mmap] = []
         self._births = ffi.new("struct pg_births *")
         ffi.buffer(self._births)[:] = b"\xff" * ffi.sizeof("struct pg_births")
-        for row in self.names.namespaces:
+        if names is not None:
+            self.know(names)
+
+    def know(self, names: Names) -> None:
+        """Takes names that were learnt elsewhere of the same journal."""
+        self.names.add(names)
+        for row in names.namespaces:
             self._births.namespaces[row] = row
-        for row, (namespace, _) in self.names.topics.items():
+        for row, (namespace, _) in names.topics.items():
             self._births.topics[row] = namespace
 
     def batches(self, walk: Walk) -> Iterator[pa.RecordBatch]:

@@ -1,8 +1,8 @@
 """What a daemon's rows are called, and who its sessions are, learnt along its journal.
 
 Records name topics and namespaces by rows, and workers by sessions. A row is born once, and
-its name never changes; so names that were learnt from any part of the journal hold for all of
-it, and to learn them twice changes nothing.
+its name never changes, nor in an arena that takes the place of this one; so names that were learnt
+from any part of the journal hold for all of it, and to learn them twice changes nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +26,12 @@ class Names:
     topics: dict[int, tuple[int, str]] = field(default_factory=dict)
     workers: dict[int, str] = field(default_factory=dict)
     learnt: int = 0
+
+    def add(self, other: Names) -> None:
+        """Those of another one, which is of the same journal."""
+        self.namespaces |= other.namespaces
+        self.topics |= other.topics
+        self.workers |= other.workers
 
     def opened(self, session: int, worker: str) -> None:
         """A session has begun; the oldest ones are forgotten."""

@@ -130,8 +130,8 @@ def records(
 def _newest(
     spark: SparkSession, lake: Lake, arenas: Collection[str], journals: Sequence[Path]
 ) -> DataFrame:
-    """The records of segments that were not shipped. What was parked in an arena whose snapshots
-    are gone has no names here, and waits until it is shipped."""
+    """The records of segments that were not shipped. What has no names, since a snapshot went
+    meanwhile, waits for the next time."""
     found = read_files(spark, [])
     for folder in journals:
         names = [

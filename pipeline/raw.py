@@ -66,7 +66,7 @@ class RawShipper(Shipper):
         self._spark = spark
 
     def _each(self, found: list[Source]) -> Iterator[tuple[Source, Manifest | None]]:
-        for _, own in groupby(sorted(found, key=lambda one: one.identity), _place):
+        for _, own in groupby(sorted(found, key=lambda one: one.identity.table), _place):
             files = list(own)
             for at in range(0, len(files), RUN_FILES):
                 yield from self._ingested(files[at : at + RUN_FILES])
@@ -96,7 +96,7 @@ class RawShipper(Shipper):
         if memory is None:
             return None
         walk.enter(one.path, memory)
-        self._decoder(one.identity.daemon).learn(walk)
+        self._decoder.learn(walk)
         refuse_open_end(walk, one)
         return head_of(walk, memory)
 
@@ -108,7 +108,7 @@ class RawShipper(Shipper):
         if not files:
             return {}
         staging, daemon = self._staging(files[0]), files[0].identity.daemon
-        self._save_names(daemon, self._decoder(daemon).names)
+        self._save_names(daemon)
         names = json.dumps([one.path.name for one in files])
         raw = self._spark.read.format("purgatoryd").options(
             files=names, node=self._node, lake=str(self._lake.root)

@@ -29,7 +29,6 @@ from purgatoryd.pipeline.lake import (
     parquet_writer,
     spans,
 )
-from purgatoryd.pipeline.names import Names
 from purgatoryd.pipeline.pace import Pace
 from purgatoryd.pipeline.schemas import BRONZE as BRONZE_TABLE
 from purgatoryd.pipeline.sources import Source, openings, sealed, source
@@ -157,8 +156,8 @@ class Shipper:
         self._node = node
         self._pace = (pace or Pace(0)).wait
         self._mark = mark_name(lake)
-        self._decoders: dict[str, Decoder] = {}
-        self._named: dict[str, int] = {}  # what of each daemon's names is in the lake
+        self._decoder = Decoder(node)
+        self._named: dict[str, int] = {}  # how many names were learnt when each daemon's were saved
         self._done: set[Identity] = set()
         self._reached: dict[str, int] = {}  # last record of each daemon
         self._origins = read_origins(directory)
@@ -194,24 +193,22 @@ class Shipper:
             yield made.source, self._lake.commit(identity.table, identity.daemon, made.fill)
 
     def _new(self, found: list[Source]) -> list[Source]:
-        for one in found:
-            self._decoder(one.identity.daemon)
+        for daemon in {one.identity.daemon for one in found} - self._reached.keys():
+            self._take_on(daemon)
         return [one for one in found if one.identity not in self._done]
 
     def _sources(self) -> list[Source]:
         return [*openings(self._directory), *sealed(self._directory)]
 
-    def _decoder(self, daemon: str) -> Decoder:
-        if daemon not in self._decoders:
-            self._locks.enter_context(self._lake.writing(daemon))
-            names = self._lake.names(daemon)
-            self._named[daemon] = names.learnt
-            self._decoders[daemon] = Decoder(self._node, names)
+    def _take_on(self, daemon: str) -> None:
+        with ExitStack() as stack:
+            stack.enter_context(self._lake.writing(daemon))
+            self._decoder.know(self._lake.names(daemon))
             for table in (BRONZE, OPENINGS):
                 self._done |= {m.identity for m in self._lake.manifests(table, daemon)}
             ends = (manifest.last_lsn for manifest in self._before(daemon))
             self._reached[daemon] = max(ends, default=0)
-        return self._decoders[daemon]
+            self._locks.enter_context(stack.pop_all())
 
     def _before(self, daemon: str) -> list[Manifest]:
         """Segments that are in the lake."""
@@ -238,7 +235,7 @@ class Shipper:
         memory, walk = self._read(one), Walk()
         if memory is not None:
             walk.enter(one.path, memory)
-            self._decoder(one.identity.daemon).learn(walk)
+            self._decoder.learn(walk)
 
     def _made(self, found: Sequence[Source]) -> Iterator[_Made]:
         """The files, as Parquet."""
@@ -256,12 +253,12 @@ class Shipper:
     def _parts(self, found: Sequence[Source]) -> Iterator[pa.RecordBatch | _Decoded]:
         """The files, decoded."""
         for one, memory in ahead(self._in_memory(found)):
-            decoder, walk = self._decoders[one.identity.daemon], Walk()
+            walk = Walk()
             walk.enter(one.path, memory)
-            yield from decoder.batches(walk)
+            yield from self._decoder.batches(walk)
             refuse_open_end(walk, one)
-            self._save_names(one.identity.daemon, decoder.names)
-            yield _Decoded(one, head_of(walk, memory), decoder.kinds)
+            self._save_names(one.identity.daemon)
+            yield _Decoded(one, head_of(walk, memory), self._decoder.kinds)
 
     def _in_memory(self, found: Sequence[Source]) -> Iterator[tuple[Source, Any]]:
         """The files, but snapshots that are gone."""
@@ -269,8 +266,9 @@ class Shipper:
             if (memory := self._read(one)) is not None:
                 yield one, memory
 
-    def _save_names(self, daemon: str, names: Names) -> None:
-        if names.learnt != self._named[daemon]:
+    def _save_names(self, daemon: str) -> None:
+        names = self._decoder.names
+        if self._named.get(daemon) != names.learnt:
             self._lake.save_names(daemon, names)
             self._named[daemon] = names.learnt
 

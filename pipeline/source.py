@@ -194,12 +194,17 @@ class JournalReader(DataSourceReader):
         if self.settings.files is not None:
             found += openings(self.settings.path)
         wanted = [one for one in found if self.settings.has(one)]
-        names = {daemon: self._names(daemon) for daemon in {one.identity.daemon for one in wanted}}
-        return [Range(str(one.path), names[one.identity.daemon]) for one in wanted]
+        return [Range(str(one.path), names) for one, names in self._named(wanted)]
 
-    def _names(self, daemon: str) -> Names:
-        lake = self.settings.lake
-        return Lake(lake).names(daemon) if lake else names_of(self.settings.path, daemon)
+    def _named(self, wanted: Sequence[Source]) -> Iterator[tuple[Source, Names]]:
+        """Each with the names that its daemon has."""
+        daemons = {one.identity.daemon for one in wanted}
+        if self.settings.lake is None:
+            told = dict.fromkeys(daemons, names_of(self.settings.path) if wanted else Names())
+        else:
+            lake = Lake(self.settings.lake)
+            told = {daemon: lake.names(daemon) for daemon in daemons}
+        return ((one, told[one.identity.daemon]) for one in wanted)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one file, in Arrow batches."""
@@ -299,7 +304,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [
             Range(
                 str(one.path),
-                self._learnt.names(one.identity.daemon),
+                self._learnt.names,
                 first,
                 upto,
                 one.next_lsn(after),

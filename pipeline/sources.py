@@ -93,37 +93,27 @@ def heirs_in(directory: Path) -> dict[str, str]:
 
 
 class Learnt:
-    """The names of a journal's daemons, learnt from its files; each of them is read once."""
+    """The names of a journal, learnt from its files; each of them is read once. They hold for all
+    of its arenas: who takes another one's place has the same rows."""
 
     def __init__(self) -> None:
-        self._decoders: dict[str, Decoder] = {}
+        self.names = Names()
         self._read: set[File] = set()
-
-    def names(self, daemon: str) -> Names:
-        """What is known of a daemon's names."""
-        return self._decoder(daemon).names
 
     def take(self, files: Iterable[File]) -> None:
         """Reads those that are new. `files`: all that there are. Raises JournalDamaged."""
         there = set(files)
+        decoder = Decoder("", self.names)  # not kept: Spark makes copies of this one
         for file in sorted(there - self._read, key=lambda file: file.lsn):
             with contextlib.suppress(BadPath):  # it went: nobody asks for its records any more
-                self._learn(source(file))
-        self._read = there
-
-    def _learn(self, one: Source) -> None:
-        walk = Walk()
-        walk.enter(one.path, cache.read(one.path))
-        self._decoder(one.identity.daemon).learn(walk)
-
-    def _decoder(self, daemon: str) -> Decoder:
-        if daemon not in self._decoders:
-            self._decoders[daemon] = Decoder("")
-        return self._decoders[daemon]
+                walk = Walk()
+                walk.enter(file.path, cache.read(file.path))
+                decoder.learn(walk)
+        self.names, self._read = decoder.names, there
 
 
-def names_of(directory: Path, daemon: str) -> Names:
-    """All names that the files of a journal have for a daemon."""
+def names_of(directory: Path) -> Names:
+    """All names that the files of a journal have."""
     learnt = Learnt()
     learnt.take([*snapshots(directory), *segments(directory)])
-    return learnt.names(daemon)
+    return learnt.names

@@ -169,8 +169,7 @@ def test_manifests_say_what_is_in_the_files(stored: Path, lake: Lake) -> None:
 
 def test_segments_in_any_order_give_the_same_rows(stored: Path, lake: Lake) -> None:
     shipped(stored, lake)
-    daemon = lake.daemons()[0]
-    decoder, rows = Decoder("node", names_of(stored, daemon)), []
+    decoder, rows = Decoder("node", names_of(stored)), []
     files = segments(stored)[:-1]
     random.Random(1).shuffle(files)
     for file in files:
@@ -286,6 +285,25 @@ def test_another_major_version_is_refused(tmp_path: Path, lake: Lake) -> None:
     with pytest.raises(JournalMismatch, match="version of a segment"):
         shipped(journal, lake)
     assert not list(lake.root.rglob("*.parquet"))
+
+
+@pytest.mark.parametrize("told_by", ["segment", "snapshot"])
+def test_an_arena_in_the_middle_has_the_names_of_those_around_it(
+    told_by: str, tmp_path: Path, lake: Lake
+) -> None:
+    """Its own snapshot went, and nothing was shipped while it was there."""
+    names = [jw.namespace(0, "shop"), jw.topic(0, 0, "late")]
+    first, middle, last = (jw.Journal(uuid=bytes([n]) * 16) for n in (3, 2, 1))
+    files = {
+        "1.journal": first.segment(1, [names]), "3.journal": middle.segment(
+            3, [[jw.arm(1, "a", 10)]], first_group=2), "4.journal": last.segment(4, [[]]),
+        "4.snapshot": last.snapshot(4, [*names, jw.arm(1, "a", 10)], next_ticket=2),
+    }  # fmt: skip
+    for name in files.keys() - {"1.journal" if told_by == "snapshot" else "4.snapshot"}:
+        (tmp_path / f"{0:015}{name}").write_bytes(files[name])
+    assert shipped(tmp_path, lake) == 2
+    (row,) = (row for row in rows_of(lake) if row["kind"] == "arm")
+    assert (row["namespace"], row["topic"]) == ("shop", "late")
 
 
 # ---- killed, and side by side ----------------------------------------------------------------

@@ -18,7 +18,7 @@ from purgatoryd.clients import Client
 from purgatoryd.pipeline.decode import Decoder
 from purgatoryd.pipeline.lake import parquet_writer
 from purgatoryd.pipeline.schemas import BRONZE
-from purgatoryd.pipeline.sources import names_of, source
+from purgatoryd.pipeline.sources import names_of
 from purgatoryd.pipeline.tier import Window
 from purgatoryd.shm_layout.journal import Walk, segments
 
@@ -71,14 +71,12 @@ def written(directory: Path, folder: Path) -> float:
 
 
 def _written(directory: str, folder: str) -> float:
-    rows, spent_s, decoders = 0, 0.0, {}
+    rows, spent_s = 0, 0.0
+    decoder = Decoder("bench", names_of(Path(directory)))
     for file in segments(Path(directory))[:-1]:
-        daemon = source(file).identity.daemon
-        if daemon not in decoders:
-            decoders[daemon] = Decoder("bench", names_of(Path(directory), daemon))
         walk = Walk()
         walk.enter(file.path)
-        batches = list(decoders[daemon].batches(walk))
+        batches = list(decoder.batches(walk))
         began_s = time.perf_counter()
         with open(Path(folder) / "beside.parquet", "wb") as out:
             with parquet_writer(out, BRONZE) as writer:
