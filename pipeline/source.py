@@ -5,7 +5,8 @@
 Options: `columns` (of BRONZE, comma-separated), `from_us` and `to_us` (UTC microseconds; rows
 with from <= at < to), `payloads` (off: without them), `node` (this host's name unless given),
 `files` (a JSON list of file names; all segments unless given), `lake` (names are taken from there,
-which has them all, and not from the journal's files), and of a stream `max_rows` of a
+which has them all, and not from the journal's files; and a file is not opened if its manifest there
+says that it has no row of the range), and of a stream `max_rows` of a
 batch, which has whole segments and one at least, and `mark`, a name under which the journal is held
 for what is not processed yet.
 
@@ -42,7 +43,7 @@ from pyspark.sql.types import StructType
 
 from purgatoryd.pipeline import cache
 from purgatoryd.pipeline.decode import Decoder
-from purgatoryd.pipeline.lake import Lake
+from purgatoryd.pipeline.lake import Lake, Manifest
 from purgatoryd.pipeline.names import Names
 from purgatoryd.pipeline.schemas import BRONZE, Table
 from purgatoryd.pipeline.sources import Learnt, Source, names_of, openings, source
@@ -112,6 +113,11 @@ class Settings:
     def has(self, one: Source) -> bool:
         """True if the file is to be read."""
         return self.files is None or one.path.name in self.files
+
+    def misses(self, told: Manifest) -> bool:
+        """True if no row of it is in the time range. Nothing else tells: a header has the time at
+        which the file was begun, and its records may be older, or of a clock that was put back."""
+        return told.wall_to_us < self.from_us or told.wall_from_us >= self.to_us
 
 
 def _columns(text: str) -> tuple[str, ...]:
@@ -193,8 +199,17 @@ class JournalReader(DataSourceReader):
         found = [*map(source, segments(self.settings.path))]
         if self.settings.files is not None:
             found += openings(self.settings.path)
-        wanted = [one for one in found if self.settings.has(one)]
+        wanted = self._in_range([one for one in found if self.settings.has(one)])
         return [Range(str(one.path), names) for one, names in self._named(wanted)]
+
+    def _in_range(self, found: list[Source]) -> list[Source]:
+        if self.settings.lake is None:
+            return found
+        lake = Lake(self.settings.lake)
+        wanted = {(one.identity.table, one.identity.daemon) for one in found}
+        told = (m for table, daemon in wanted for m in lake.manifests(table, daemon))
+        missed = {one.identity for one in told if self.settings.misses(one)}
+        return [one for one in found if one.identity not in missed]
 
     def _named(self, wanted: Sequence[Source]) -> Iterator[tuple[Source, Names]]:
         """Each with the names that its daemon has."""

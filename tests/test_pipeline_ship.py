@@ -165,6 +165,13 @@ def test_manifests_say_what_is_in_the_files(stored: Path, lake: Lake) -> None:
             assert manifest.bytes == path.stat().st_size
             assert path.name == f"{manifest.name}.parquet"
             assert found.schema.names == BRONZE_TABLE.names
+            about = pq.read_metadata(path)  # by which a reader leaves out what is of other times
+            at = [about.row_group(n).column(about.schema.names.index("at")).statistics
+                  for n in range(about.num_row_groups)]  # fmt: skip
+            ends = min(one.min for one in at), max(one.max for one in at)
+            assert tuple(round(end.timestamp() * 1e6) for end in ends) == (
+                manifest.wall_from_us, manifest.wall_to_us,
+            )  # fmt: skip
 
 
 def test_segments_in_any_order_give_the_same_rows(stored: Path, lake: Lake) -> None:

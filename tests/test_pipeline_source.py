@@ -80,6 +80,16 @@ def test_both_ways_give_equal_rows_and_no_segment_counts_twice(
     assert sum(row["count"] for row in kinds.collect()) == len(hot)
 
 
+def test_of_the_lake_no_more_is_read_than_is_asked_for(
+    spark: SparkSession, journal: Path, lake: Lake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ship(journal, lake)
+    read_events(spark, lake).where("at > timestamp_micros(7)").select("lsn").explain()
+    plan = capsys.readouterr().out
+    assert "ReadSchema: struct<lsn:bigint,at:timestamp>" in plan
+    assert "GreaterThan(at," in plan
+
+
 def test_openings_are_read_from_both_tiers(spark: SparkSession, journal: Path, lake: Lake) -> None:
     before = rows(read_openings(spark, None, [journal]))
     ship(journal, lake)
@@ -283,20 +293,58 @@ def test_a_segment_that_is_gone_between_others_is_named(tmp_path: Path) -> None:
     assert (caught.value.first_lsn, caught.value.last_lsn) == (4, 4)
 
 
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[Path]:
+    """How often each file is read; headers do not count."""
+    found: Counter[Path] = Counter()
+    real = cache.read
+
+    def counted(path: Path, *rest: Any, **options: Any) -> Any:
+        found[path] += "upto" not in options
+        return real(path, *rest, **options)
+
+    monkeypatch.setattr(cache, "read", counted)
+    return found
+
+
+def test_a_time_range_leaves_out_segments_that_the_lake_tells_of(
+    journal: Path, lake: Lake, reads: Counter[Path]
+) -> None:
+    """Not the newest one, of which it knows nothing; and columns are those that are asked for."""
+    ship(journal, lake)
+    before, one, *_, last = lake.manifests()
+    files = {file.lsn: file.path for file in segments(journal)}
+    assert before.wall_to_us == one.wall_from_us
+    for bounds, opened in (
+        ((one.wall_from_us + 1, one.wall_to_us), [one]),
+        ((one.wall_from_us, one.wall_from_us + 1), [before, one]),
+        ((last.wall_to_us + 1, 1 << 62), []),
+        ((0, before.wall_from_us), []),
+    ):
+        reads.clear()
+        lsns = lsns_of(journal, lake, *bounds)
+        assert {path for path, count in reads.items() if count} == {
+            files[lsn] for lsn in (*(manifest.first_lsn for manifest in opened), max(files))
+        }
+        assert lsns == lsns_of(journal, None, *bounds)
+
+
+def lsns_of(journal: Path, lake: Lake | None, from_us: int, to_us: int) -> list[int]:
+    from purgatoryd.pipeline.source import JournalReader
+
+    given = {"path": str(journal), "columns": "lsn", "from_us": str(from_us), "to_us": str(to_us)}
+    reader = JournalReader(Settings.of(given | ({} if lake is None else {"lake": str(lake.root)})))
+    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+    assert {tuple(batch.schema.names) for batch in batches} <= {("lsn",)}
+    return [lsn for batch in batches for lsn in batch["lsn"].to_pylist()]
+
+
 def test_a_stream_reads_each_segment_twice_however_small_its_batches_are(
-    journal: Path, monkeypatch: pytest.MonkeyPatch
+    journal: Path, reads: Counter[Path]
 ) -> None:
     """Once for its names, once for its rows."""
     from purgatoryd.pipeline.source import JournalStream
 
-    reads: Counter[Path] = Counter()
-    real = cache.read
-
-    def counted(path: Path, *rest: Any, **options: Any) -> Any:
-        reads[path] += "upto" not in options  # headers do not count
-        return real(path, *rest, **options)
-
-    monkeypatch.setattr(cache, "read", counted)
     stream = JournalStream(Settings.of({"path": str(journal), "max_rows": "10"}))
     sealed = segments(journal)[:-1]
     at, lsns = stream.initialOffset(), []
