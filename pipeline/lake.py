@@ -224,7 +224,7 @@ class Lake:
         for table in (BRONZE, OPENINGS):
             kept = {self.data(manifest) for manifest in self.manifests(table, daemon)}
             for path in self.folder(table, daemon).glob("*"):
-                if path not in kept:
+                if path not in kept and path.is_file():
                     path.unlink()
         for path in self.folder(MANIFESTS, daemon).glob(f"*{UNFINISHED}"):
             path.unlink()
@@ -252,16 +252,20 @@ def read_manifest(path: Path) -> Manifest:
 def known(path: Path, kind: type[Any]) -> dict[str, Any]:
     """The fields of a dataclass in a file of JSON; those of a later minor version are left out.
 
-    Raises LakeMismatch, or what reading gives.
+    Raises LakeMismatch, TypeError, or what reading gives.
     """
     told = json.loads(path.read_bytes())
+    found = fields_in(told, kind)
     if (major := told.get("major", MAJOR)) != MAJOR:
         raise LakeMismatch(str(path), MAJOR, major)
-    return fields_in(told, kind)
+    return found
 
 
-def fields_in(told: Mapping[str, Any], kind: type[Any]) -> dict[str, Any]:
-    """What is told of a dataclass, without the fields of a later minor version."""
+def fields_in(told: Any, kind: type[Any]) -> dict[str, Any]:
+    """What is told of a dataclass, without the fields of a later minor version. Raises TypeError if
+    it is no object of JSON."""
+    if not isinstance(told, dict):
+        raise TypeError(f"a {type(told).__name__} and no object")
     names = {one.name for one in fields(kind)}
     return {name: value for name, value in told.items() if name in names}
 

@@ -36,6 +36,7 @@ from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.errors import (
     JournalDamaged,
     JournalMismatch,
+    LakeBroken,
     LakeInUse,
     PurgatorydError,
 )
@@ -311,6 +312,24 @@ def test_an_arena_in_the_middle_has_the_names_of_those_around_it(
     assert shipped(tmp_path, lake) == 2
     (row,) = (row for row in rows_of(lake) if row["kind"] == "arm")
     assert (row["namespace"], row["topic"]) == ("shop", "late")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '"words"', '{"table": "bronze"}'])
+def test_what_is_no_manifest_is_named(text: str, lake: Lake) -> None:
+    path = lake.folder("manifests", "aa") / "1.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    with pytest.raises(LakeBroken, match=r"1\.json: is no manifest"):
+        lake.manifests()
+
+
+def test_a_folder_that_somebody_else_made_in_the_lake_stays(tmp_path: Path, lake: Lake) -> None:
+    sw.write(tmp_path, sw.segment([*sw.names(), sw.arm(3)]))
+    sw.write(tmp_path, sw.segment([sw.arm(4)], 4, first_group=2), 4)
+    folder = lake.folder(BRONZE, sw.DAEMON.hex()) / "theirs"
+    folder.mkdir(parents=True)
+    assert shipped(tmp_path, lake) == 1
+    assert folder.is_dir()
 
 
 # ---- killed, and side by side ----------------------------------------------------------------
