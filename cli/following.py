@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from purgatoryd.cli.exits import figures
+from purgatoryd.cli.exits import figures, unwritable
 from purgatoryd.shm_layout import errors
 
 MOST_S = 60
@@ -38,11 +38,12 @@ def follow(turn: Callable[[], object], pause_s: Callable[[], float], as_json: bo
                 turn()
                 failed, wait_s = 0, pause_s()
             except Exception as error:
-                if not passes(error):
+                found = unwritable(error) or error
+                if not passes(found):
                     raise
                 wait_s = min(MOST_S, 2.0 ** min(failed, 16))
                 failed += 1
-                _tell(error, wait_s, as_json)
+                _tell(found, wait_s, as_json)
             sleep(wait_s)
 
 

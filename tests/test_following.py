@@ -15,6 +15,7 @@ import pytest
 import segment_writer as sw
 from click.testing import CliRunner
 from made_bronze import Plan, put, segments_of
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -25,12 +26,18 @@ from purgatoryd.pipeline.lake import Lake
 from purgatoryd.pipeline.parts import Layer
 from purgatoryd.shm_layout.errors import DaemonUnreachable, LakeBroken, LakeInUse
 
+FULL = "No space left on device"
 PASSING = [
-    LakeInUse("lock"),
-    DaemonUnreachable("demo", "nowhere", 0.0),
-    OSError(28, "No space left on device"),
-    PySparkException("a task was lost\nand the JVM's stack"),
+    (LakeInUse("lock"), "LakeInUse"),
+    (DaemonUnreachable("demo", "nowhere", 0.0), "DaemonUnreachable"),
+    (OSError(28, FULL), "BadPath"),
+    (PySparkException("a task was lost\nand the JVM's stack"), "PySparkException"),
+    (
+        Py4JError(f"An error occurred while calling o7.parquet.\njava.io.IOException: {FULL}"),
+        "BadPath",
+    ),
 ]
+"""With what they are called."""
 
 
 @pytest.fixture
@@ -53,19 +60,19 @@ def turns(*steps: BaseException | None) -> Callable[[], None]:
     return turn
 
 
-@pytest.mark.parametrize("error", PASSING, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(("error", "name"), PASSING, ids=lambda one: type(one).__name__)
 def test_what_passes_is_told_and_tried_again(
-    error: Exception, slept: list[float], capsys: pytest.CaptureFixture[str]
+    error: Exception, name: str, slept: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     follow(turns(error, error, error, None, error, KeyboardInterrupt()), lambda: 7.0, True)
     assert slept == [1, 2, 4, 7, 1]
     told = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [one["again_in_s"] for one in told] == [1, 2, 4, 1]
-    assert {one["error"] for one in told} == {type(error).__name__}
+    assert {one["error"] for one in told} == {name}
 
 
 def test_the_pause_grows_up_to_a_minute(slept: list[float]) -> None:
-    follow(turns(*[PASSING[0]] * 2000, KeyboardInterrupt()), lambda: 1.0, False)
+    follow(turns(*[PASSING[0][0]] * 2000, KeyboardInterrupt()), lambda: 1.0, False)
     assert max(slept) == following.MOST_S == slept[-1]
 
 
