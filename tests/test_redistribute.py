@@ -742,7 +742,7 @@ def test_all_records_of_the_generation_before_get_into_the_lake(
 
 
 class Shipped(NamedTuple):
-    """A deployment that had two shards, then three, then one, and its lake."""
+    """A daemon alone that became two shards, then three, then one, and its lake."""
 
     one: Deployment
     lake: Lake
@@ -752,14 +752,13 @@ class Shipped(NamedTuple):
 
 @pytest.fixture
 def twice_divided(begin: Callable[..., Deployment], tmp_path: Path) -> Shipped:
-    one, ledger = begin(journal=True), Ledger(9)
+    one, ledger = begin(journal=True, lone=True), Ledger(9)
     (tmp_path / "lake").mkdir()
-    one.start(2)
     with one.opened(commit=True) as shards:
         ledger.fill(shards)
         ledger.operate(shards)
         ledger.arm(shards, b"a", b"far", FAR_NS)
-    for count in (3, 1):
+    for count in (2, 3, 1):
         if count == 1:
             one.reboot()  # what is divided then is an arena that wrote nothing itself
         one.start(count)
@@ -789,14 +788,14 @@ def test_the_lake_has_each_timer_once_though_the_number_of_shards_changed(
     assert {row.daemon for row in loads} == {newest}
     assert sum(row.live for row in loads) == len(alive)
     gone = standing([*lake.manifests(), *lake.manifests(OPENINGS)]).absent
-    assert len(gone) == 2 + 3
+    assert len(gone) == 1 + 2 + 3
     for daemon in gone:
         with pytest.raises(InvalidSetting, match="of a shard that counts"):
             fleet.of_today({daemon: Host("a", 1, 1.0)}, {}, gone)
     lives = trace.history(spark, lake, [journal], trace.Key("a", "bytes", b"far"))
-    assert [life.outcome for life in lives] == ["cancelled", "cancelled", None]
+    assert [life.outcome for life in lives] == [*["cancelled"] * 3, None]
     kinds = [[event.kind for event in life.events] for life in lives]
-    assert kinds == [["arm", "end"], ["arm", "end"], ["arm"]]
+    assert kinds == [*[["arm", "end"]] * 3, ["arm"]]
     assert lives[-1].daemon == newest
     (size,) = sizes(spark, lake).collect()  # though it has no segment in the lake yet
     assert (size.daemon, size.living) == (newest, len(alive))
@@ -828,7 +827,7 @@ def test_an_audit_holds_generations_of_shards_against_each_other(
 ) -> None:
     one, lake, _ = twice_divided
     with whole(spark, lake, folders(Path(one.config.journal), "demo")) as read:
-        assert sorted(len(division.upto) for division in read.found.divisions) == [2, 3]
+        assert sorted(len(division.upto) for division in read.found.divisions) == [1, 2, 3]
         verdict = audit(*read)
         assert (verdict.counts, verdict.lost) == ({}, [])
         [last] = [d.openings[0].daemon for d in read.found.divisions if d.shards == 1]
