@@ -70,14 +70,19 @@ TOP = 20
 _MARK = re.compile(r"<!-- metrics -->\n.*?<!-- end -->", re.DOTALL)
 
 
-def _edges_ns() -> list[int]:
-    """A bucket for each power of two from 1 us to 73 minutes, and SLOW_NS's own end."""
+def _edges_ns(powers: int) -> list[int]:
+    """A bucket for each power of two from 1 us on, and SLOW_NS's own end."""
     ends = {upper_edge_ns(bucket) for bucket in range(BUCKETS)}
     slow_ns = min(end for end in ends if end >= SLOW_NS)
-    return sorted({(1 << power) - 1 for power in range(10, 43)} & ends | {slow_ns})
+    return sorted({(1 << power) - 1 for power in range(10, 10 + powers)} & ends | {slow_ns})
 
 
-EDGES_NS = _edges_ns()
+EDGES_NS = _edges_ns(33)
+"""Up to 73 minutes."""
+WAITING = "remote"
+"""The stage that is meant to be long,"""
+WAITING_EDGES_NS = _edges_ns(49)
+"""and has buckets up to 9 years."""
 
 
 # ---- families --------------------------------------------------------------------------------
@@ -189,7 +194,7 @@ def _buckets(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
     """(end in seconds, values up to it) of each bucket, and the sum in seconds."""
     reached, rows = 0, list(histogram.buckets())
     buckets: list[tuple[str, float]] = []
-    for edge_ns in EDGES_NS:
+    for edge_ns in WAITING_EDGES_NS if histogram.name == WAITING else EDGES_NS:
         while rows and rows[0][0] <= edge_ns:
             reached += rows.pop(0)[1]
         end: str = floatToGoString(edge_ns / 1e9)  # type: ignore[no-untyped-call]

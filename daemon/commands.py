@@ -77,7 +77,7 @@ class Commands:
         self._access = access
         self._lane = sockets.commands
         self._journal = journal
-        self._waiting = Held(self._lane, self._answered)
+        self._waiting = Held(self._send)
         self._unfinished: deque[Message] = deque()
         self._behind: dict[bytes, deque[Message]] = {}  # route -> what came after it
         self._waiting_bytes = 0
@@ -176,8 +176,10 @@ class Commands:
         state, reply = self._arena.handle(
             message.body, message.uid, message.pid, message.received_boot_ns, begun_boot_ns
         )
+        ended_boot_ns = boot_ns()
+        self._arena.served(ended_boot_ns)
         if state == Handled.REPLY:
-            self._answer(message, reply)
+            self._answer(message, reply, ended_boot_ns)
             self._heard(message.route, reply)
         elif state == Handled.SILENT:
             self._heard(message.route, message.body)
@@ -188,19 +190,20 @@ class Commands:
         self._note_cost(message.uid, begun_boot_ns)
         return state != Handled.AGAIN
 
-    def _answer(self, message: Message, reply: memoryview) -> None:
-        lsn, built_boot_ns = self._arena.durable_lsn, boot_ns()
-        self._arena.served(built_boot_ns)
+    def _answer(self, message: Message, reply: memoryview, built_boot_ns: int) -> None:
+        lsn = self._arena.durable_lsn
         if lsn > self._journal.committed_lsn:
             self._waiting.hold(lsn, message.route, reply, built_boot_ns)
         else:
-            lanes.reply(self._lane, message, reply)
-            self._answered(reply, built_boot_ns)
+            self._send(message.route, reply, built_boot_ns)
 
-    def _answered(self, reply: Any, built_boot_ns: int) -> None:
-        """The socket has an answer that was there at `built_boot_ns`."""
+    def _send(self, route: bytes, reply: Any, built_boot_ns: int) -> None:
+        """Hands over an answer that was there at `built_boot_ns`."""
+        begun_boot_ns = boot_ns()
+        lanes.send(self._lane, route, reply)
         handed_boot_ns = boot_ns()
-        self._arena.measure(Measured.SEND, handed_boot_ns - built_boot_ns)
+        self._arena.measure(Measured.RESPONSE_QUEUE, begun_boot_ns - built_boot_ns)
+        self._arena.measure(Measured.SEND, handed_boot_ns - begun_boot_ns)
         self._journal.replied(reply, built_boot_ns, handed_boot_ns)
 
     @property
@@ -255,4 +258,6 @@ class Commands:
         if owner is None or owner.session != session or owner.told_bytes > TOLD_BYTES_MAX:
             return
         owner.told_bytes += len(body)
+        built_boot_ns = boot_ns()
         lanes.send(self._lane, owner.route, body)
+        self._arena.told(built_boot_ns, boot_ns())

@@ -7,9 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from purgatoryd.daemon import lanes
 from purgatoryd.daemon.admin import frame
-from purgatoryd.daemon.lanes import Lane
 from purgatoryd.shm_layout.layout import Message as Kind
 from purgatoryd.shm_layout.layout import Status, WireError
 from purgatoryd.shm_layout.wire import FRAME, RESULT, decode_results
@@ -30,10 +28,9 @@ class _Reply:
 class Held:
     """In the order of their LSNs. Who waits for nothing on disk is not held up by them."""
 
-    def __init__(self, lane: Lane, sent: Callable[[bytes, int], None]) -> None:
-        """`sent`: is told of an answer that was sent, and when it was there."""
-        self._lane = lane
-        self._sent = sent
+    def __init__(self, send: Callable[[bytes, bytes, int], None]) -> None:
+        """`send`: hands over an answer: its route, itself, and when it was there."""
+        self._send = send
         self._replies: deque[_Reply] = deque()
         self._bytes = 0
 
@@ -51,8 +48,7 @@ class Held:
         """Sends what waited for records up to `committed_lsn`."""
         while self._replies and self._replies[0].lsn <= committed_lsn:
             reply = self._take()
-            lanes.send(self._lane, reply.route, reply.body)
-            self._sent(reply.body, reply.built_boot_ns)
+            self._send(reply.route, reply.body, reply.built_boot_ns)
 
     def refuse(self, committed_lsn: int, errno: int) -> None:
         """The journal stopped: tells all who wait that their calls are not on disk."""
@@ -61,7 +57,7 @@ class Held:
             body = reply.body
             if not _only_refuses(body):
                 body = _not_durable(body, committed_lsn, errno)
-            lanes.send(self._lane, reply.route, body)
+            self._send(reply.route, body, reply.built_boot_ns)
 
     def _take(self) -> _Reply:
         reply = self._replies.popleft()

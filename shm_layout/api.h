@@ -267,8 +267,11 @@ void pg_beat(struct pg_arena *a, int64_t real_boot_ns, uint64_t turns, uint64_t 
 void pg_measure(struct pg_arena *a, uint32_t histogram, int64_t ns);
 /* Counts a record with this status, if that refuses; returns whether it does. */
 int pg_refused(struct pg_arena *a, uint32_t status);
-/* The answer that the last pg_handle gave was there at built_boot_ns. */
-void pg_served(struct pg_arena *a, int64_t built_boot_ns);
+/* The last pg_handle returned at ended_boot_ns. To be called before the next one. */
+void pg_served(struct pg_arena *a, int64_t ended_boot_ns);
+/* The message of the last pg_inbox was there at built_boot_ns, and the socket had it at
+ * handed_boot_ns. To be called before anything else, and only if it was sent. */
+void pg_told(struct pg_arena *a, int64_t built_boot_ns, int64_t handed_boot_ns);
 /* Stages a METRICS record, if there is a journal that has room for it. */
 void pg_stage_metrics(struct pg_arena *a, int64_t real_boot_ns);
 

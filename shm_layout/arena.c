@@ -250,7 +250,7 @@ static void handle_open(struct pg_arena *a, void *arena, void *secret)
     a->free_load_block = a->load_block = a->load = PG_NIL;
     a->wall_placed_by_ns = a->header->wall_offset_ns;
     a->topics_stuck_at = UINT64_MAX;
-    real_time_set(a, a->header->heartbeat_boot_ns);
+    time_set(a, 0, a->header->heartbeat_boot_ns);
     handle_open_truth(a);
     handle_open_derived(a);
     if (secret == NULL)
@@ -320,7 +320,7 @@ int pg_create(struct pg_arena *a, void *arena, void *secret, const struct pg_con
     header_fill(h, config, &plan);
     private_fill(s, config);
     handle_open(a, arena, secret);
-    a->now_ns = config->now_ns;
+    time_set(a, config->now_ns, a->real_boot_ns);
     slots_init(&a->slots);
     wheel_init(&a->wheel, &shape, config->now_ns);
     index_init(&a->index);

@@ -512,9 +512,13 @@ class Arena(_Owned):
         """Counts a span that only the caller knows."""
         lib.pg_measure(self._a, histogram, span_ns)
 
-    def served(self, built_boot_ns: int) -> None:
-        """Notes when the answer that the last `handle` gave was there."""
-        lib.pg_served(self._a, built_boot_ns)
+    def served(self, ended_boot_ns: int) -> None:
+        """Notes when the last `handle` returned."""
+        lib.pg_served(self._a, ended_boot_ns)
+
+    def told(self, built_boot_ns: int, handed_boot_ns: int) -> None:
+        """Notes when the message of the last `inbox` was there, and when the socket had it."""
+        lib.pg_told(self._a, built_boot_ns, handed_boot_ns)
 
     def stage_metrics(self, real_boot_ns: int) -> None:
         """Has the journal, if there is one, keep the histograms as they are now."""

@@ -504,6 +504,7 @@ static void batch_begin(struct pg_arena *a, struct pg_session *s, const struct r
     s->charged = 0;
     s->count = q->frame.count;
     s->begun_boot_ns = a->real_boot_ns;
+    s->worked_ns = 0;
     measure(a, PG_HG_REQUEST_QUEUE, a->real_boot_ns - q->received_boot_ns, 1);
     STORE_RELEASE(&s->current, q->frame.sequence);
 }
@@ -537,6 +538,7 @@ bool batch_apply(struct pg_arena *a, const struct request *q, struct pg_session 
 {
     struct pg_reply_memory *m = session_reply(a, s, q->frame.sequence);
 
+    a->worked = s;
     batch_begin(a, s, q, m, sum);
     life_learn(a, q, s);
     const bool lacking = names_begin(a, q, m);
@@ -555,6 +557,5 @@ bool batch_apply(struct pg_arena *a, const struct request *q, struct pg_session 
     a->metrics->batches++;
     a->metrics->records += q->frame.count;
     a->begun_boot_ns = a->life.applied_boot_ns;
-    measure(a, PG_HG_LOCAL, a->real_boot_ns - a->begun_boot_ns, 1);
     return true;
 }

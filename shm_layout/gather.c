@@ -460,9 +460,8 @@ static bool slot_gather(struct gather *g, uint32_t i, uint32_t ns, uint32_t slot
     if (c->blob == PG_NIL)
         return no_memory(g, slot_granules(c));
     h->hash = key_hash(to, g->source->namespaces[ns], c->key_type, key_at(to, slot), c->key_len);
-    h->topic = g->source->topics[h->topic];
-    if (h->topic == PG_NIL)
-        h->topic = 0;             /* an outcome's, which means nothing */
+    const uint32_t topic = g->source->topics[h->topic];
+    h->topic = topic == PG_NIL ? 0 : (uint16_t)topic;         /* an outcome's means nothing */
     if (to->lives != NULL && g->from->lives != NULL) {
         to->lives[slot] = g->from->lives[i];
         to->lives[slot].add_lsn = 0;              /* it was of another journal */

@@ -228,17 +228,17 @@ struct pg_metrics {
 
 /* ---- histograms ----------------------------------------------------------------- */
 
-/* What is measured, each in ns. Stages are as the journal's records tell them. */
+/* What is measured, each in ns. */
 enum pg_histogram_id {
     PG_HG_STRUCTURAL_LATENESS,    /* a timer's or an operation's deadline until it fired */
     PG_HG_WAKEUP_LATENESS,        /* when the loop was to wake up until it ran */
     PG_HG_BATCH_SERVICE,          /* a batch's application began until its answer was there */
     PG_HG_REQUEST_QUEUE,          /* a batch was received until its application began */
-    PG_HG_LOCAL,                  /* from there until its last record was applied */
-    PG_HG_REMOTE,                 /* armed until it fired or ended: operations; timers that fired,
-                                     in an arena with a journal */
-    PG_HG_RESPONSE_QUEUE,         /* fired, ended or published until the notice was built */
-    PG_HG_SEND,                   /* a notice or an answer was there until the socket had it */
+    PG_HG_LOCAL,                  /* the loop worked on a batch, in all calls that it took */
+    PG_HG_REMOTE,                 /* a timer or an operation was armed until it ended, in any way */
+    PG_HG_RESPONSE_QUEUE,         /* a timer, an operation or the work on a message ended, or a
+                                     notice was published, until that began to be sent */
+    PG_HG_SEND,                   /* from there until the socket had it */
     PG_HISTOGRAMS
 };
 
@@ -282,10 +282,12 @@ struct pg_hot {
     uint16_t bucket;              /* derived: bucket of the wheel */
     uint16_t flags;               /* enum pg_slot_flag */
     uint32_t hash;                /* of namespace, key type and key, with the arena's secret */
-    uint32_t topic;               /* row of the topic table, which names the namespace */
+    uint16_t topic;               /* row of the topic table, which names the namespace */
+    uint16_t wait_low;            /* of a timer's wait, see below */
 };
 
-/* 16 bytes at the same index; written before hot.ctl. */
+/* 16 bytes at the same index; written before hot.ctl. A timer's wait, from its arming to its
+ * deadline, says when it was armed: the two halves of a float, in ns. Any value is sound. */
 struct pg_cold {
     uint32_t blob;                /* granule; layout: extension, key, payload */
     uint32_t payload_len;         /* 0..65536 */
@@ -293,7 +295,7 @@ struct pg_cold {
     uint8_t  key_type;            /* enum pg_key_type */
     uint16_t ext_len;             /* bytes, a multiple of 16 */
     uint16_t account;             /* whose it is: row of the account table + 1; 0 = nobody's */
-    uint16_t reserved;
+    uint16_t wait_high;
 };
 
 /* Truth, of an arena with a journal: what the record of a timer's or an operation's end tells of
@@ -472,7 +474,8 @@ struct pg_operation {
     uint8_t  check;               /* enum pg_check_state */
     uint8_t  in_inbox;            /* derived */
     uint8_t  has_own;             /* 1 = the bitmap of own keys is there */
-    uint8_t  reserved[9];
+    uint8_t  told;                /* 1 = the owner's socket had its outcome before */
+    uint8_t  reserved[8];
 };
 
 struct pg_share {                 /* of one key in a SUM: min(cap, max(0, level - base)) */
@@ -1088,7 +1091,8 @@ struct pg_session {
     int64_t  begun_boot_ns;       /* real clock: the current batch's application began */
     uint64_t load_first;          /* row in the load of the batch's first record */
     uint64_t first_id;            /* that it had before its namespaces moved to another arena; 0 = id */
-    uint64_t reserved[11];
+    int64_t  worked_ns;           /* real clock: the loop worked on the current batch, in calls so far */
+    uint64_t reserved[10];
 };
 
 /* One record's answer; also what the reply carries. */

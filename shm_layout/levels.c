@@ -216,7 +216,7 @@ void level_drop(struct pg_arena *a, uint32_t row)
 void pg_sweep(struct pg_arena *a, int64_t real_boot_ns, uint32_t *cursor, uint32_t budget)
 {
     const uint32_t ttl_s = (uint32_t)(a->purgatory->level_ttl_ns / 1000000000);
-    real_time_set(a, real_boot_ns);
+    time_set(a, a->now_ns, real_boot_ns);
     for (uint32_t n = 0; n < budget && n < a->level_rows; n++) {
         if (*cursor >= a->level_rows)
             *cursor = 0;

@@ -253,7 +253,7 @@ void load_forget(struct pg_arena *a, uint32_t load)
 
 void pg_loads_sweep(struct pg_arena *a, int64_t real_boot_ns, int64_t ttl_ns)
 {
-    real_time_set(a, real_boot_ns);
+    time_set(a, a->now_ns, real_boot_ns);
     for (uint32_t i = 0; i < a->load_rows && !stage_full(a); i++) {
         const struct pg_load *l = &a->loads[i];
         if (l->state == PG_LOAD_NONE || real_boot_ns - l->used_boot_ns <= ttl_ns)

@@ -433,11 +433,12 @@ int pg_handle(struct pg_arena *a, const void *message, uint64_t message_bytes, u
     struct sink out = {reply, 0, PG_MESSAGE_MAX, false};
     struct refusal why = {PG_ERR_INTERNAL, {0, 0}};
 
-    real_time_set(a, real_boot_ns);
+    time_set(a, a->now_ns, real_boot_ns);
     a->visits_left = VISITS_PER_CALL;
     a->uid = uid;
     a->durable = false;
     a->begun_boot_ns = 0;
+    a->worked = NULL;
     *wait_ns = INT64_MIN;
     if (!dispatch(a, &q, &out, &why, wait_ns)) {
         reply_refusal(&q, &out, &why);

@@ -12,10 +12,33 @@ void pg_measure(struct pg_arena *a, uint32_t histogram, int64_t ns)
     measure(a, histogram, ns, 1);
 }
 
-void pg_served(struct pg_arena *a, int64_t built_boot_ns)
+void pg_served(struct pg_arena *a, int64_t ended_boot_ns)
 {
-    if (a->begun_boot_ns != 0)
-        measure(a, PG_HG_BATCH_SERVICE, built_boot_ns - a->begun_boot_ns, 1);
+    if (a->worked == NULL)
+        return;
+    a->worked->worked_ns += ended_boot_ns - a->real_boot_ns;
+    if (a->begun_boot_ns == 0)
+        return;                   /* it goes on */
+    measure(a, PG_HG_LOCAL, a->worked->worked_ns, 1);
+    measure(a, PG_HG_BATCH_SERVICE, ended_boot_ns - a->begun_boot_ns, 1);
+}
+
+/* One that is sent again waits for its owner, not for us. A virtual clock does not tell when an
+ * operation ended. */
+void pg_told(struct pg_arena *a, int64_t built_boot_ns, int64_t handed_boot_ns)
+{
+    const bool real = a->header->clock_kind == PG_CLOCK_BOOT;
+    uint32_t slot = a->told_first;
+    for (; a->told_count > 0; a->told_count--) {
+        struct pg_operation *op = operation_at(a, slot);
+        slot = op->inbox_next;
+        if (op->cause == 0 || op->told)
+            continue;
+        op->told = 1;
+        measure(a, PG_HG_SEND, handed_boot_ns - built_boot_ns, 1);
+        if (real)
+            measure(a, PG_HG_RESPONSE_QUEUE, built_boot_ns - op->ended_ns, 1);
+    }
 }
 
 /* ---- refusals -------------------------------------------------------------------------------- */

@@ -120,13 +120,13 @@ MEANINGS: dict[str, str] = {
     "wakeup_lateness": "from when the loop was to wake up until it ran",
     "batch_service": "from when work on a batch began until its answer was there",
     "request_queue": "from when a batch was received until work on it began",
-    "local": "from there until its last record was applied; mostly 0: one reading of the clock",
-    "remote": "from arming until it fired or ended, which is meant to be long: of operations, and "
-    "with a journal of timers that fired",
-    "response_queue": "from the end, or the publishing, until the notice was built; not under a "
-    "virtual clock",
-    "send": "from when a notice or an answer was there until the socket had it; with what a "
-    "durable answer waits for the disk",
+    "local": "how long the loop worked on a batch, in all turns that it took",
+    "remote": "from arming until the end, however it came, which is meant to be long: of each "
+    "timer that fired, was cancelled or was replaced, and of each operation",
+    "response_queue": "from the end of the work on a message, of a timer or of an operation, or "
+    "from the publishing, until the answer, notice or outcome began to be sent; with what a "
+    "durable answer waits for the disk. Not of notices and outcomes under a virtual clock",
+    "send": "from there until the socket had it",
 }
 
 

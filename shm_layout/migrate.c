@@ -340,6 +340,13 @@ static bool private_convert(struct pg_arena *to, const struct pg_arena *from,
     return true;
 }
 
+/* Nothing tells when they were armed: they begin to wait now. */
+static void arming_convert(struct pg_arena *to)
+{
+    for (uint32_t i = 0; i < to->slots.capacity; i++)
+        armed_note(&to->slots.hot[i], &to->slots.cold[i], to->header->now_ns);
+}
+
 int pg_convert(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why)
 {
     memset(why, 0, sizeof *why);
@@ -347,5 +354,8 @@ int pg_convert(struct pg_arena *to, const struct pg_arena *from, struct pg_fault
     to->header->outbox_head = from->header->outbox_head;
     to->header->published = from->header->published;
     to->header->outbox_tail = from->header->outbox_tail;
-    return regions_convert(to, from, why) && private_convert(to, from, why);
+    if (!regions_convert(to, from, why) || !private_convert(to, from, why))
+        return 0;
+    arming_convert(to);
+    return 1;
 }

@@ -241,7 +241,7 @@ struct pg_entry operation_notice(struct pg_arena *a, uint32_t slot, unsigned fla
                                .deadline_ns = h->deadline_ns, .fired_ns = op->ended_ns,
                                .blob = op->notice_blob,
                                .payload_len = notice_payload(op->keys, c->payload_len),
-                               .hash = h->hash, .topic = (uint16_t)h->topic,
+                               .hash = h->hash, .topic = h->topic,
                                .key_len = c->key_len,
                                .meta = (uint8_t)(c->key_type | flags << 4)};
     memcpy(at, &verdict, sizeof verdict);
@@ -284,7 +284,7 @@ static void operation_close(struct pg_arena *a, uint32_t slot, enum pg_cause cau
 
     keys_leave(a, op);
     op->error = error;
-    op->ended_ns = moment_ns(a);
+    op->ended_ns = a->moment_ns;
     op->cause = (uint8_t)cause;
     op->check = PG_K_NONE;
     slot_counted(a, slot, -1);
@@ -509,7 +509,7 @@ static void blob_fill(struct pg_arena *a, const struct watch *w, uint32_t blob, 
     const struct put *p = w->put;
 
     *op = (struct pg_operation){.session = w->session, .threshold = w->threshold,
-                                .armed_ns = moment_ns(a), .first_watch = PG_NIL,
+                                .armed_ns = a->moment_ns, .first_watch = PG_NIL,
                                 .version = a->header->next_ticket << 32,
                                 .notice_blob = notice, .inbox_next = PG_NIL,
                                 .inbox_previous = PG_NIL, .keys = (uint16_t)w->count,
@@ -573,7 +573,7 @@ static uint32_t operation_write(struct pg_arena *a, struct watch *w, int64_t dea
     h->deadline_ns = deadline_ns;
     h->flags = PG_F_OPERATION;
     h->hash = w->put->key.hash;
-    h->topic = w->put->topic;
+    h->topic = (uint16_t)w->put->topic;
     if (staging(a))
         stage_watch(a, slot, ticket);
     STORE_RELEASE(&h->ctl, ctl_of(ticket, PG_S_ARMED));
@@ -882,7 +882,7 @@ bool operation_restore(struct pg_arena *a, const struct pg_j_watch *j,
         .account = account};
     a->slots.hot[j->slot] = (struct pg_hot){.ctl = ctl_of(j->ticket, PG_S_ARMED),
                                             .deadline_ns = j->deadline_ns,
-                                            .flags = PG_F_OPERATION, .topic = j->topic};
+                                            .flags = PG_F_OPERATION, .topic = (uint16_t)j->topic};
     return true;
 }
 

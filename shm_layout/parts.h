@@ -84,9 +84,13 @@ struct pg_arena {
     uint32_t rows[PG_WATCH_KEYS_MAX];     /* of the watch being armed */
     uint16_t seen[4 * PG_WATCH_KEYS_MAX]; /* hash set over rows[] */
     struct rebuild rebuild;
-    int64_t now_ns;               /* of the running call, on the arena's clock */
+    int64_t now_ns;               /* of the last advance, on the arena's clock */
+    int64_t moment_ns;            /* now on it: a message may have come after the advance */
     int64_t real_boot_ns;         /* of the running call */
+    struct pg_session *worked;    /* on whose batch the last call worked; NULL = on none */
     int64_t begun_boot_ns;        /* of the batch that the last call has answered; 0 = none */
+    uint32_t told_first;          /* slots of the last OUTCOMES message, by inbox_next */
+    uint32_t told_count;
     uint32_t real_s;              /* the same in whole seconds */
     int64_t started_ns;           /* arena clock at the last rebuild, and the first ticket */
     uint64_t first_number;        /* of a ticket, given after it; 0 in a fresh arena */
@@ -105,8 +109,11 @@ struct pg_arena {
     uint16_t group_next[PG_NOTICE_WINDOW];
 };
 
-static inline void real_time_set(struct pg_arena *a, int64_t real_boot_ns)
+static inline void time_set(struct pg_arena *a, int64_t now_ns, int64_t real_boot_ns)
 {
+    const bool later = a->header->clock_kind == PG_CLOCK_BOOT && real_boot_ns > now_ns;
+    a->now_ns = now_ns;
+    a->moment_ns = later ? real_boot_ns : now_ns;
     a->real_boot_ns = real_boot_ns;
     a->real_s = (uint32_t)(real_boot_ns / 1000000000);
 }
@@ -127,10 +134,11 @@ static inline void measure(struct pg_arena *a, enum pg_histogram_id id, int64_t 
     __extension__ typedef unsigned __int128 uint128;
     struct pg_histogram *h = &a->histograms[id];
     const uint64_t value = ns < 0 ? 0 : (uint64_t)ns;
-    const uint128 sum = (uint128)value * times + h->sum_ns;
+    uint64_t sum;
     h->counts[histogram_bucket(value)] += times;
-    h->sum_ns = (uint64_t)sum;
-    h->sum_high += (uint64_t)(sum >> 64);
+    if (UNLIKELY(__builtin_mul_overflow(value, times, &sum)))
+        h->sum_high += (uint64_t)((uint128)value * times >> 64);
+    h->sum_high += __builtin_add_overflow(h->sum_ns, sum, &h->sum_ns);
     if (value > h->max_ns)
         h->max_ns = value;
 #else
@@ -339,16 +347,33 @@ static inline bool is_parked(const struct pg_arena *a, uint32_t slot)
 {
     return ctl_state(a->slots.hot[slot].ctl) == PG_S_PARKED;
 }
+/* When a timer was armed, to a sixteen millionth of its wait. */
+static inline int64_t armed_ns_of(const struct pg_hot *h, const struct pg_cold *c)
+{
+    const uint32_t bits = (uint32_t)c->wait_high << 16 | h->wait_low;
+    float wait_ns;
+    memcpy(&wait_ns, &bits, sizeof wait_ns);
+    const bool sound = (bits & INT32_MAX) < 0x5f000000;       /* 2^63; a NaN is above */
+    return (int64_t)((uint64_t)h->deadline_ns - (uint64_t)(sound ? (int64_t)wait_ns : 0));
+}
+/* To be noted again when its deadline moves. */
+static inline void armed_note(struct pg_hot *h, struct pg_cold *c, int64_t armed_ns)
+{
+#ifndef PG_UNMEASURED
+    const float wait_ns = (float)(int64_t)((uint64_t)h->deadline_ns - (uint64_t)armed_ns);
+    uint32_t bits;
+    memcpy(&bits, &wait_ns, sizeof bits);
+    h->wait_low = (uint16_t)bits;
+    c->wait_high = (uint16_t)(bits >> 16);
+#else
+    (void)h, (void)c, (void)armed_ns;
+#endif
+}
 /* Frees an armed or ended slot with `give` granules at its blob's start. */
 void slot_free(struct pg_arena *a, uint32_t slot, uint32_t give);
 void slot_place(struct pg_arena *a, uint32_t slot);      /* links a new one in the wheel */
+void deadline_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns);    /* and no more */
 void slot_counted(struct pg_arena *a, uint32_t slot, int64_t sign);
-/* Now on the arena's clock: a message may have come after the running turn's advance. */
-static inline int64_t moment_ns(const struct pg_arena *a)
-{
-    const bool later = a->header->clock_kind == PG_CLOCK_BOOT && a->real_boot_ns > a->now_ns;
-    return later ? a->real_boot_ns : a->now_ns;
-}
 bool time_resolve(const struct pg_arena *a, const struct put *put, int64_t *deadline_ns);
 /* An answer with a ticket is stored before the effect that it tells of: if a kill cuts the record
  * off, the rebuild sees by the ticket whether it holds (session.c). */

@@ -183,7 +183,9 @@ static void place_rebuild(struct pg_arena *a, uint32_t slot)
 {
     if (!has_deadline(a, slot))
         return;
-    a->slots.hot[slot].deadline_ns = timers_deadline_ns(a, slot);
+    const int64_t deadline_ns = timers_deadline_ns(a, slot);
+    if (deadline_ns != a->slots.hot[slot].deadline_ns)
+        deadline_move(a, slot, deadline_ns);
     if (LIKELY(!is_parked(a, slot)))
         wheel_place(&a->wheel, slot);
 }
@@ -247,7 +249,8 @@ int rebuild_begin(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
     STORE_RELEASE(&a->header->state, PG_REBUILDING);
     a->started_ns = now_ns;
     a->first_number = next_number(a->header);
-    a->now_ns = a->header->now_ns = now_ns;
+    a->header->now_ns = now_ns;
+    time_set(a, now_ns, a->real_boot_ns);
     counters_reset(a);
     quotas_rebuild(a);
     if (!names_sound(a, why) || !stage_recover(a, why))

@@ -111,6 +111,15 @@ static void life_write(const struct redo *r, uint32_t slot, const struct pg_life
         r->a->lives[slot] = life != NULL ? *life : *known;
 }
 
+/* Of a timer. Older exports of arenas without a journal do not say when it was armed. */
+static int64_t armed_ns_in(const struct redo *r, const struct pg_j_arm *j)
+{
+    const struct pg_life *replaced, *life = pg_frame_life(r->frame, &replaced);
+    if (life != NULL)
+        return life->armed_ns;
+    return j->armed_ns != 0 ? j->armed_ns : r->a->header->now_ns;
+}
+
 /* Of a frame of minor 0; in a snapshot its number is not that of the record. */
 static uint64_t add_lsn_of(const struct redo *r) { return in_snapshot(r) ? 0 : r->frame->lsn; }
 /* ---- loads ---------------------------------------------------------------------------------- */
@@ -196,8 +205,9 @@ static bool timer_write(const struct redo *r, const struct pg_j_arm *j, const ui
                          .deadline_ns = j->deadline_ns,
                          .flags = (wall ? PG_F_WALL | PG_F_EXT : 0) |
                                   (j->loaded | j->in_load ? PG_F_LOADED : 0),
-                         .topic = j->topic};
+                         .topic = (uint16_t)j->topic};
     life_write(r, j->slot, &(struct pg_life){.add_lsn = add_lsn_of(r), .armed_ns = j->armed_ns});
+    armed_note(h, &a->slots.cold[j->slot], armed_ns_in(r, j));
     return true;
 }
 
@@ -251,11 +261,11 @@ static bool redo_move(const struct redo *r)
         return false;
     if (!slot_holds(r->a, j->slot, j->ticket))
         return true;
-    struct pg_hot *h = &r->a->slots.hot[j->slot];
+    const struct pg_hot *h = &r->a->slots.hot[j->slot];
     const bool wall = j->wall_ns != NO_WALL;
     if (wall != ((h->flags & PG_F_WALL) != 0))
         return refuse(r, "moves a timer of another kind", wall, h->flags);
-    h->deadline_ns = j->deadline_ns;
+    deadline_move(r->a, j->slot, j->deadline_ns);
     if (wall)
         ((struct pg_ext *)blob_at(&r->a->blobs, r->a->slots.cold[j->slot].blob))->value = j->wall_ns;
     return true;
@@ -798,7 +808,7 @@ int pg_redo_end(struct pg_arena *a, const struct pg_redo *state, int64_t real_bo
     memset(why, 0, sizeof *why);
     if (!is_whole(a, state, why))
         return 0;
-    real_time_set(a, real_boot_ns);
+    time_set(a, a->now_ns, real_boot_ns);
     a->header->wall_offset_ns = wall_offset_ns;
     a->header->next_ticket += TICKETS_LOST;
     slots_finish(a, shift_ns);

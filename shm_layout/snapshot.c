@@ -175,6 +175,7 @@ static bool timer_copy(const struct pg_arena *a, struct pg_snapshot *s, const st
     if (j == NULL)
         return false;
     *j = j_arm_of(a, (uint32_t)s->next, h, c, ctl_ticket(h->ctl));
+    j->armed_ns = armed_ns_of(h, c);
     memcpy(j + 1, blob_at(&a->blobs, c->blob) + c->ext_len, bytes);
     return true;
 }

@@ -132,7 +132,7 @@ static void life_begin(struct pg_arena *a, uint32_t slot, void *body)
 {
     struct pg_life life = a->life;
     life.add_lsn = a->stage->next_lsn;
-    life.armed_ns = moment_ns(a);
+    life.armed_ns = a->moment_ns;
     a->lives[slot] = life;
     *frame_life(body, 0) = life;
 }
@@ -196,7 +196,7 @@ void stage_unpark(struct pg_arena *a, uint32_t slot)
     struct pg_j_unpark *body =
         frame_begin_with(a, PG_J_UNPARK, j_row_bytes(a->in_load) + bytes, BEGUN);
     *body = (struct pg_j_unpark){.ticket = j.ticket, .deadline_ns = j.deadline_ns,
-                                 .wall_ns = j.wall_ns, .at_ns = moment_ns(a), .slot = slot,
+                                 .wall_ns = j.wall_ns, .at_ns = a->moment_ns, .slot = slot,
                                  .topic = j.topic, .uid = j.uid, .payload_len = j.payload_len,
                                  .counted = j.counted, .in_load = a->in_load,
                                  .key_len = j.key_len, .key_type = j.key_type,
@@ -226,7 +226,7 @@ void stage_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t repl
     *body = j_arm_of(a, slot, &a->slots.hot[slot], c, ticket);
     body->payload_len = payload;
     body->parked = a->parking != NULL;
-    body->armed_ns = moment_ns(a);
+    body->armed_ns = a->moment_ns;
     body->armed_boot_ns = a->real_boot_ns;
     body->uid = a->uid;
     if (replaced != PG_NIL) {
@@ -246,7 +246,7 @@ void stage_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns, int64_t 
     struct pg_j_move *body = frame_begin(a, PG_J_MOVE, j_row_bytes(a->in_load));
     *body = (struct pg_j_move){.ticket = ctl_ticket(a->slots.hot[slot].ctl),
                                .deadline_ns = deadline_ns, .wall_ns = wall_ns,
-                               .at_ns = moment_ns(a), .slot = slot, .uid = a->uid,
+                               .at_ns = a->moment_ns, .slot = slot, .uid = a->uid,
                                .in_load = a->in_load};
     row_write(a, body + 1);
     frame_end(a);
@@ -256,7 +256,7 @@ void stage_end(struct pg_arena *a, uint32_t slot, enum pg_end_cause cause)
 {
     const struct pg_hot *h = &a->slots.hot[slot];
     struct pg_j_end *body = frame_begin_with(a, PG_J_END, 0, ENDED);
-    *body = (struct pg_j_end){.ticket = ctl_ticket(h->ctl), .at_ns = moment_ns(a), .slot = slot,
+    *body = (struct pg_j_end){.ticket = ctl_ticket(h->ctl), .at_ns = a->moment_ns, .slot = slot,
                               .cause = cause, .uid = a->uid, .topic = h->topic,
                               .ended_boot_ns = a->real_boot_ns};
     life_tell(a, slot, body);
@@ -408,14 +408,14 @@ void stage_load(struct pg_arena *a, const struct pg_load *fields)
 {
     struct pg_j_load *body = frame_begin(a, PG_J_LOAD, 0);
     *body = j_load_of(fields);
-    body->at_ns = moment_ns(a);
+    body->at_ns = a->moment_ns;
     frame_end(a);
 }
 
 void stage_done(struct pg_arena *a, uint32_t load, uint64_t row)
 {
     struct pg_j_done *body = frame_begin(a, PG_J_DONE, 0);
-    *body = (struct pg_j_done){.row = row_of(a, load, row), .at_ns = moment_ns(a)};
+    *body = (struct pg_j_done){.row = row_of(a, load, row), .at_ns = a->moment_ns};
     frame_end(a);
 }
 

@@ -76,7 +76,7 @@ static int64_t add_clamped(int64_t a, int64_t b)
 bool time_resolve(const struct pg_arena *a, const struct put *p, int64_t *deadline_ns)
 {
     int64_t t = p->time_ns;
-    if (p->time_kind == PG_T_DELAY && t > 0 && __builtin_add_overflow(moment_ns(a), t, &t))
+    if (p->time_kind == PG_T_DELAY && t > 0 && __builtin_add_overflow(a->moment_ns, t, &t))
         return false;
     if (p->time_kind == PG_T_DELAY && p->time_ns <= 0)
         t = a->now_ns;
@@ -105,6 +105,15 @@ int64_t timers_deadline_ns(const struct pg_arena *a, uint32_t slot)
         return wall_deadline(a, slot_ext(a, slot)->value);
     const int64_t t = a->slots.hot[slot].deadline_ns;
     return t < 0 ? 0 : t;
+}
+
+/* It was armed when it was. */
+void deadline_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns)
+{
+    struct pg_hot *h = &a->slots.hot[slot];
+    const int64_t armed_ns = armed_ns_of(h, &a->slots.cold[slot]);
+    STORE_RELEASE(&h->deadline_ns, deadline_ns);
+    armed_note(h, &a->slots.cold[slot], armed_ns);
 }
 
 /* ---- ending a slot ------------------------------------------------------------------------ */
@@ -143,9 +152,12 @@ void slot_free(struct pg_arena *a, uint32_t slot, uint32_t give)
     slots_give(&a->slots, slot);
 }
 
-/* Ends an armed timer; `keep` granules at the end of its blob live on elsewhere. */
-static void slot_end(struct pg_arena *a, uint32_t slot, uint32_t keep)
+/* Ends an armed timer; `keep` granules at the end of its blob live on elsewhere. Inline, since each
+ * timer comes here once. */
+static inline void slot_end(struct pg_arena *a, uint32_t slot, uint32_t keep)
 {
+    const int64_t armed_ns = armed_ns_of(&a->slots.hot[slot], &a->slots.cold[slot]);
+    measure(a, PG_HG_REMOTE, a->moment_ns - armed_ns, 1);
     slot_counted(a, slot, -1);
     slot_free(a, slot, slot_granules(&a->slots.cold[slot]) - keep);
 }
@@ -217,7 +229,8 @@ static void slot_write(struct pg_arena *a, uint32_t slot, uint32_t blob, const s
     h->deadline_ns = deadline_ns;
     h->flags = (wall ? PG_F_WALL | PG_F_EXT : 0) | (a->in_load ? PG_F_LOADED : 0);
     h->hash = p->key.hash;
-    h->topic = p->topic;
+    h->topic = (uint16_t)p->topic;
+    armed_note(h, &a->slots.cold[slot], a->moment_ns);
     if (staging(a))
         stage_arm(a, slot, ticket, replaced);
     STORE_RELEASE(&h->ctl, ctl_of(ticket, a->parking != NULL ? PG_S_PARKED : PG_S_ARMED));
@@ -323,7 +336,7 @@ static void put_extend(struct pg_arena *a, const struct put *p, int64_t deadline
     if (h->flags & PG_F_WALL)
         STORE_RELEASE(&slot_ext(a, slot)->value, wall_ns);
     slot_unplace(a, slot);
-    STORE_RELEASE(&h->deadline_ns, deadline_ns);
+    deadline_move(a, slot, deadline_ns);
     if (LIKELY(!is_parked(a, slot)))
         wheel_place(&a->wheel, slot);
     a->metrics->extends++;
@@ -452,7 +465,7 @@ static bool wall_reached(struct pg_arena *a, uint32_t slot)
     const int64_t deadline_ns = timers_deadline_ns(a, slot);
     if (deadline_ns <= a->now_ns)
         return true;
-    STORE_RELEASE(&a->slots.hot[slot].deadline_ns, deadline_ns);
+    deadline_move(a, slot, deadline_ns);
     wheel_place(&a->wheel, slot);
     return false;
 }
@@ -473,16 +486,9 @@ static struct pg_entry entry_of(const struct pg_arena *a, uint32_t slot)
                              .blob = c->blob + c->ext_len / PG_GRANULE,
                              .payload_len = c->payload_len,
                              .hash = h->hash,
-                             .topic = (uint16_t)h->topic,
+                             .topic = h->topic,
                              .key_len = c->key_len,
                              .meta = (uint8_t)(c->key_type | late_flag(a, h) << 4)};
-}
-
-static void expiry_measure(struct pg_arena *a, uint32_t slot, int64_t deadline_ns)
-{
-    measure(a, PG_HG_STRUCTURAL_LATENESS, a->now_ns - deadline_ns, 1);
-    if (staging(a) && a->lives[slot].add_lsn != 0)
-        measure(a, PG_HG_REMOTE, a->now_ns - a->lives[slot].armed_ns, 1);
 }
 
 static bool expire(void *context, uint32_t slot)
@@ -504,7 +510,7 @@ static bool expire(void *context, uint32_t slot)
         index_replace(&a->index, e.hash, &at, outbox_id(a, position));
     slot_end(a, slot, granules);
     a->metrics->expiries++;
-    expiry_measure(a, slot, e.deadline_ns);
+    measure(a, PG_HG_STRUCTURAL_LATENESS, a->now_ns - e.deadline_ns, 1);
     return true;
 }
 
@@ -523,7 +529,7 @@ static void wall_replace(struct pg_arena *a, uint32_t slot)
     if (!ctl_lives(h->ctl) || !(h->flags & PG_F_WALL))
         return;
     slot_unplace(a, slot);
-    STORE_RELEASE(&h->deadline_ns, timers_deadline_ns(a, slot));
+    deadline_move(a, slot, timers_deadline_ns(a, slot));
     if (!is_parked(a, slot))
         wheel_place(&a->wheel, slot);
 }
@@ -558,8 +564,7 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
     bool left = false;
     if (now_ns < a->header->now_ns)
         now_ns = a->header->now_ns;
-    a->now_ns = now_ns;
-    real_time_set(a, real_boot_ns);
+    time_set(a, now_ns, real_boot_ns);
     a->header->now_ns = now_ns;
     a->visits_left = budget;
     if (wall_offset_ns != a->header->wall_offset_ns)

@@ -35,6 +35,7 @@ from purgatoryd.cli.exits import Exit
 from purgatoryd.cli.exposition import (
     EDGES_NS,
     SLOW_NS,
+    WAITING_EDGES_NS,
     deployment_families,
     families,
     refresh,
@@ -81,23 +82,34 @@ def test_a_daemon_is_told_in_openmetrics(daemon: StartDaemon) -> None:
     assert value(found, "namespace_timers", namespace="shop") == 2
     assert value(found, "refused_total", reason="quota") == 0
     assert value(found, "structural_lateness_seconds_count") == 1
-    assert value(found, "stage_seconds_bucket", stage="remote", le="+Inf") == 1
+    assert value(found, "stage_seconds_bucket", stage="remote", le="+Inf") == 2
 
 
-def test_a_histogram_keeps_every_value_below_its_ends() -> None:
+HOUR_NS = 3600 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "edges_ns", "longest_ns"),
+    [
+        ("structural_lateness", "structural", EDGES_NS, HOUR_NS),
+        ("remote", "stage_", WAITING_EDGES_NS, 9 * 365 * 24 * HOUR_NS),
+    ],
+)
+def test_a_histogram_keeps_every_value_below_its_ends(
+    name: str, family: str, edges_ns: list[int], longest_ns: int
+) -> None:
     counts = [0] * 488
-    for bucket in (0, 100, 227, 228, 487):
+    for bucket in (0, 100, 227, 228, 400, 487):
         counts[bucket] = 1
-    lateness = Histogram("structural_lateness", tuple(counts), 2 * 10**9, 2**63 - 1)
-    known = Metrics(
-        DaemonState.READY, Degraded(0), {}, {}, {"structural_lateness": lateness}, []
-    )  # fmt: skip
-    (family,) = [f for f in families("demo", known) if "structural" in f.name]
-    reached = {s.labels["le"]: s.value for s in family.samples if s.name.endswith("_bucket")}
-    for edge_ns, (end, count) in zip([*EDGES_NS, 2**63], reached.items(), strict=True):
+    histogram = Histogram(name, tuple(counts), 2 * 10**9, 2**63 - 1)
+    known = Metrics(DaemonState.READY, Degraded(0), {}, {}, {name: histogram}, [])
+    (found,) = [f for f in families("demo", known) if family in f.name]
+    reached = {s.labels["le"]: s.value for s in found.samples if s.name.endswith("_bucket")}
+    for edge_ns, (end, count) in zip([*edges_ns, 2**63], reached.items(), strict=True):
         below = [b for b, n in enumerate(counts) if n and upper_edge_ns(b) <= edge_ns]
         assert count == len(below), end
-    assert any(SLOW_NS <= edge_ns < SLOW_NS * 1.01 for edge_ns in EDGES_NS)
+    assert any(SLOW_NS <= edge_ns < SLOW_NS * 1.01 for edge_ns in edges_ns)
+    assert edges_ns[-1] > longest_ns
 
 
 def test_no_daemon_is_said_so(daemon_dir: Path) -> None:

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import struct
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from purgatoryd.daemon import lanes
+from purgatoryd.daemon import commands, lanes
 from purgatoryd.daemon.held import HELD_BYTES_MAX, Held
 from purgatoryd.shm_layout import wire
-from purgatoryd.shm_layout.layout import Message, Status, WireError
+from purgatoryd.shm_layout.arena import Handled
+from purgatoryd.shm_layout.layout import Measured, Message, Status, WireError
 
 Sent = list[tuple[bytes, wire.Reply]]
 
 
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
+def sent() -> Sent:
     """What goes out, in place of a socket."""
-    taken: Sent = []
-
-    def send(_: object, route: bytes, body: bytes) -> None:
-        taken.append((route, wire.decode_reply(bytes(body))))
-
-    monkeypatch.setattr(lanes, "send", send)
-    return taken
+    return []
 
 
-def held() -> Held:
-    return Held(None, lambda reply, built_boot_ns: None)  # type: ignore[arg-type]
+@pytest.fixture
+def waiting(sent: Sent) -> Held:
+    return Held(lambda route, body, _: sent.append((route, wire.decode_reply(bytes(body)))))
 
 
 def reply(sequence: int, *statuses: int, extra: bytes = b"") -> memoryview:
@@ -41,8 +39,7 @@ def sequences(sent: Sent) -> list[int]:
     return [answer.sequence for _, answer in sent]
 
 
-def test_answers_go_out_in_order_once_their_records_are_on_disk(sent: Sent) -> None:
-    waiting = held()
+def test_answers_go_out_in_order_once_their_records_are_on_disk(waiting: Held, sent: Sent) -> None:
     for lsn, sequence in ((5, 1), (5, 2), (8, 3)):
         waiting.hold(lsn, b"route", reply(sequence, Status.ADDED), 0)
     waiting.release(4)
@@ -54,16 +51,15 @@ def test_answers_go_out_in_order_once_their_records_are_on_disk(sent: Sent) -> N
     assert sequences(sent) == [1, 2, 3]
 
 
-def test_an_answer_is_kept_as_it_was(sent: Sent) -> None:
-    waiting, buffer = held(), reply(1, Status.ADDED)
+def test_an_answer_is_kept_as_it_was(waiting: Held, sent: Sent) -> None:
+    buffer = reply(1, Status.ADDED)
     waiting.hold(1, b"route", buffer, 0)
     buffer[:] = bytes(len(buffer))  # the arena's buffer, which the next call overwrites
     waiting.release(1)
     assert sequences(sent) == [1]
 
 
-def test_a_stopped_journal_is_told_to_all_who_wait(sent: Sent) -> None:
-    waiting = held()
+def test_a_stopped_journal_is_told_to_all_who_wait(waiting: Held, sent: Sent) -> None:
     waiting.hold(5, b"one", reply(1, Status.ADDED, Status.JOURNAL), 0)
     waiting.hold(6, b"two", reply(2, Status.JOURNAL, Status.JOURNAL, extra=bytes(24)), 0)
     waiting.refuse(committed_lsn=4, errno=28)
@@ -75,8 +71,8 @@ def test_a_stopped_journal_is_told_to_all_who_wait(sent: Sent) -> None:
     assert len(sent) == 2
 
 
-def test_what_waits_is_bounded(sent: Sent) -> None:
-    waiting, count = held(), 0
+def test_what_waits_is_bounded(waiting: Held, sent: Sent) -> None:
+    count = 0
     while not waiting.full:
         waiting.hold(1, b"route", reply(count, *[Status.ADDED] * 1024), 0)
         count += 1
@@ -84,3 +80,28 @@ def test_what_waits_is_bounded(sent: Sent) -> None:
     waiting.release(1)
     assert not waiting.full
     assert sequences(sent) == list(range(count))
+
+
+def test_what_the_disk_takes_is_of_the_response_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The socket takes 7 ns for a message."""
+    now = SimpleNamespace(ns=10)
+    asked = [lanes.Message(b"route", b"", 0, 0, 0, 0), None]
+    monkeypatch.setattr(commands, "boot_ns", lambda: now.ns)
+    monkeypatch.setattr(lanes, "receive", lambda lane: asked.pop(0))
+    monkeypatch.setattr(lanes, "send", lambda *message: setattr(now, "ns", now.ns + 7))
+    spans: list[tuple[Measured, int]] = []
+    arena: Any = SimpleNamespace(
+        handle=lambda *message: (Handled.REPLY, reply(1, Status.ADDED)), durable_lsn=5,
+        served=lambda ended_boot_ns: None, inbox_again=lambda session: None,
+        measure=lambda which, span_ns: spans.append((which, span_ns)),
+    )  # fmt: skip
+    journal: Any = SimpleNamespace(committed_lsn=4, errno=0, replied=lambda *answer: None)
+    access: Any = SimpleNamespace(may_connect=lambda uid, gid: True)
+    sockets: Any = SimpleNamespace(commands=None)
+    served = commands.Commands(arena, sockets, access, journal)
+    served.serve()
+    served.release()
+    assert spans == []
+    now.ns, journal.committed_lsn = 110, 5
+    served.release()
+    assert spans == [(Measured.RESPONSE_QUEUE, 100), (Measured.SEND, 7)]

@@ -12,10 +12,11 @@ import purgatory_driver as pd
 import pytest
 from conftest import StartDaemon
 from core_driver import Core
-from journal_driver import HEAD_BYTES, Journal, frames_of
+from journal_driver import HEAD_BYTES, Journal, Redo, Snapshot, frames_of
 from purgatory_driver import Purgatory
 from real_daemon import Daemon, eventually
 from test_core_batch import Lane, put
+from test_stages import handle
 
 from purgatoryd.clients import AllOf, Client, Subscriber
 from purgatoryd.clients import Purgatory as PurgatoryClient
@@ -23,10 +24,10 @@ from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.journal import Journal as DaemonJournal
 from purgatoryd.daemon.journal import locked
 from purgatoryd.daemon.store import Opening, journal_end, open_arena
-from purgatoryd.shm_layout._core import lib
+from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import COUNTED, Reader
 from purgatoryd.shm_layout.journal import Walk, segments
-from purgatoryd.shm_layout.layout import Measured, Status, size_of
+from purgatoryd.shm_layout.layout import Measured, Status, TimeKind, size_of
 from purgatoryd.shm_layout.metrics import (
     BUCKETS,
     COUNTERS,
@@ -53,7 +54,8 @@ def histogram(*values_ns: int) -> Histogram:
 
 def of(core: Core, which: Measured) -> Histogram:
     live = lib.pg_histograms_of(core.a)[which]
-    return Histogram(which.name.lower(), tuple(live.counts), live.sum_ns, live.max_ns)
+    sum_ns = live.sum_high << 64 | live.sum_ns
+    return Histogram(which.name.lower(), tuple(live.counts), sum_ns, live.max_ns)
 
 
 # ---- one histogram ---------------------------------------------------------------------------
@@ -106,14 +108,106 @@ def test_lateness_is_what_came_behind_the_deadline() -> None:
     assert (late.count, late.sum_ns, late.max_ns) == (2, 16 * MS, 9 * MS)
 
 
+KEPT_BY = pytest.mark.parametrize(
+    "kept", [{}, {"stage_bytes": lib.PG_STAGE_MIN}], ids=["alone", "journal"]
+)
+
+
+@KEPT_BY
+def test_whatever_ends_has_waited(kept: dict[str, int]) -> None:
+    """Once for each end: neither a key that is kept, nor a deadline that moves, is one."""
+    core = Purgatory(**kept)
+    owner = pd.Owner(core)
+    far = [pd.Key(b"far", 1)]
+    names = (b"fires", b"goes", b"makes way", b"moves")
+    owner.send(*(pd.put(name, 64 * MS) for name in names))
+    owner.send(*(pd.watch(name, lib.PG_C_ALL, far, 64 * MS) for name in (b"ends", b"is over")))
+    core.advance(2 * MS)
+    owner.send(pd.put(b"makes way", 64 * MS, lib.PG_MODE_REPLACE), pd.cancel(b"ends"))
+    owner.send(pd.put(b"moves", 8 * MS, lib.PG_MODE_KEEP))
+    assert of(core, Measured.REMOTE).sum_ns == 2 * 2 * MS
+    core.advance(16 * MS)
+    owner.send(pd.cancel(b"goes"), pd.put(b"moves", 64 * MS, lib.PG_MODE_EXTEND))
+    assert of(core, Measured.REMOTE).sum_ns == (2 * 2 + 16) * MS
+    core.advance(64 * MS)
+    assert of(core, Measured.REMOTE).sum_ns == (2 * 2 + 16 + 2 * 64) * MS
+    core.advance(80 * MS)
+    found = of(core, Measured.REMOTE)
+    assert (found.count, found.sum_ns) == (7, (2 * 2 + 16 + 2 * 64 + 78 + 80) * MS)
+
+
+def test_a_far_timer_has_its_own_bucket() -> None:
+    core = Core(capacity=20)
+    century_ns = 100 * 365 * 86400 * 10**9
+    for n in range(20):
+        core.put(f"{n}", 2 * century_ns)
+    core.advance(century_ns)
+    for n in range(20):
+        core.cancel(f"{n}")
+    found = of(core, Measured.REMOTE)
+    assert found.count == 20
+    assert found.sum_ns == pytest.approx(20 * century_ns, rel=2**-23), "of more than 64 bits"
+    assert found.quantile(0.5) == pytest.approx(century_ns, rel=1 / 8)
+
+
+def moved_to(core: Purgatory, how: str) -> Purgatory:
+    """What is armed in `core`, in another arena."""
+    if how == "a snapshot":
+        snapshot, journal = Snapshot(core).finish().data, Journal(core).take()
+        redo = Redo(snapshot)
+        redo.frames(snapshot)
+        redo.frames(journal)
+        return redo.end(core.now_ns)
+    return core.migrated(capacity=99, stage_bytes=lib.PG_STAGE_MIN if how == "a journal" else 0)
+
+
+@KEPT_BY
+@pytest.mark.parametrize("how", ["other sizes", "a journal", "a snapshot"])
+def test_who_moves_has_waited_before(kept: dict[str, int], how: str) -> None:
+    core = Purgatory(**kept)
+    core.advance(2 * MS)
+    pd.Owner(core).send(pd.put(b"k", 64 * MS))
+    core.advance(4 * MS)
+    moved = moved_to(core, how)
+    moved.advance(66 * MS)
+    assert of(moved, Measured.REMOTE).sum_ns == 64 * MS
+
+
+def test_who_comes_from_an_older_abi_waits_from_then_on() -> None:
+    core, to = Core(), Core()
+    core.put("k", 64 * MS)
+    core.advance(4 * MS)
+    assert lib.pg_convert(to.a, core.a, to._fault)
+    to.rebuild(4 * MS)
+    to.advance(64 * MS)
+    assert of(to, Measured.REMOTE).sum_ns == 60 * MS
+
+
+def test_a_wall_timer_has_waited_whatever_the_wall_clock_did() -> None:
+    core = Core()
+    core.put("k", 64 * MS, TimeKind.WALL)
+    core.advance(4 * MS, wall_offset_ns=-32 * MS)
+    core.advance(70 * MS, wall_offset_ns=-32 * MS)
+    assert core.cancel("k").status == Status.CANCELLED, "its wall time has not come"
+    assert of(core, Measured.REMOTE).sum_ns == 70 * MS
+
+
+def test_who_is_late_already_has_not_waited() -> None:
+    core = Core()
+    core.advance(64 * MS)
+    core.put("k", 2 * MS, TimeKind.BOOT)
+    core.advance(64 * MS)
+    assert (of(core, Measured.REMOTE).count, of(core, Measured.REMOTE).sum_ns) == (1, 0)
+
+
 def test_a_batch_leaves_its_stages() -> None:
     core = Core(clock_kind=lib.PG_CLOCK_BOOT)
     lane = Lane(core)
     lane.now_ns = 5 * MS
     lane.ask(lane.encode(put()))
     lib.pg_served(core.a, 8 * MS)
-    assert of(core, Measured.REQUEST_QUEUE).count == of(core, Measured.LOCAL).count == 1
-    assert of(core, Measured.BATCH_SERVICE).sum_ns == 3 * MS
+    assert of(core, Measured.REQUEST_QUEUE).count == 1
+    assert of(core, Measured.LOCAL).sum_ns == of(core, Measured.BATCH_SERVICE).sum_ns == 3 * MS
     core.advance(2000 * MS)
     lib.pg_published(core.a, core.header.outbox_tail, 2003 * MS, 2007 * MS)
     assert of(core, Measured.RESPONSE_QUEUE).sum_ns == 3 * MS
@@ -122,9 +216,58 @@ def test_a_batch_leaves_its_stages() -> None:
 
 def test_what_is_no_batch_is_not_served() -> None:
     core = Core()
-    Lane(core)  # a HELLO
+    lane = Lane(core)
+    lane.batch(put())
+    lane.hello()
     lib.pg_served(core.a, 8 * MS)
-    assert of(core, Measured.BATCH_SERVICE).count == 0
+    assert of(core, Measured.BATCH_SERVICE).count == of(core, Measured.LOCAL).count == 0
+
+
+def test_work_on_a_batch_is_that_of_all_its_turns() -> None:
+    """Each call takes 1 ms, and 4 ms are between them."""
+    core = Purgatory(capacity=4096, watches=4096)
+    owner = pd.Owner(core)
+    keys = [pd.Key(b"far", 1)]
+    for n in range(3):
+        names = (b"%d" % (n * 1000 + i) for i in range(1000))
+        owner.send(*(pd.watch(name, lib.PG_C_ALL, keys, 1000 * MS) for name in names))
+    message, now_ns, state = owner.message([pd.advance(b"far", 1)]), 0, lib.PG_H_AGAIN
+    while state == lib.PG_H_AGAIN:
+        now_ns += 5 * MS
+        state = handle(core, message, now_ns, received_ns=0)
+        lib.pg_served(core.a, now_ns + MS)
+    assert now_ns == 3 * 5 * MS, "three calls"
+    assert of(core, Measured.LOCAL).sum_ns == 3 * MS
+    assert of(core, Measured.BATCH_SERVICE).sum_ns == (3 * 5 - 4) * MS
+
+
+def told(core: Core, built_ns: int, handed_ns: int) -> bool:
+    """Hands over the next message to an owner; False = there is none."""
+    out = ffi.new("uint64_t[]", 4096)
+    used = lib.pg_inbox(core.a, ffi.new("uint64_t *"), out, ffi.sizeof(out))
+    lib.pg_told(core.a, built_ns, handed_ns)
+    return bool(used)
+
+
+def test_an_outcome_waits_for_its_owners_socket() -> None:
+    """Of what is told, outcomes: neither questions, nor what is told once more."""
+    core = Purgatory(clock_kind=lib.PG_CLOCK_BOOT)
+    owner = pd.Owner(core)
+    owner.send(
+        pd.watch(b"done", lib.PG_C_ALL, [pd.Key(b"k", 1)]),
+        pd.watch(b"late", lib.PG_C_ALL, [pd.Key(b"far", 1)], 2 * MS),
+        pd.watch(b"asks", lib.PG_C_CLIENT, [pd.Key(b"k", 1)]),
+    )
+    core.advance(MS)
+    owner.send(pd.advance(b"k", 1))
+    core.advance(2 * MS)
+    assert told(core, 5 * MS, 9 * MS)
+    core.mail_again()
+    assert told(core, 50 * MS, 90 * MS)
+    assert not told(core, 500 * MS, 900 * MS)
+    found = of(core, Measured.RESPONSE_QUEUE)
+    assert (found.count, found.sum_ns) == (2, (4 + 3) * MS)
+    assert (of(core, Measured.SEND).count, of(core, Measured.SEND).sum_ns) == (2, 2 * 4 * MS)
 
 
 def test_turns_and_cascades_are_counted() -> None:

@@ -38,7 +38,7 @@ class Lane:
         sockets: Any = SimpleNamespace(commands=None)
         monkeypatch.setattr(commands, "boot_ns", lambda: self.now_ns)
         monkeypatch.setattr(lanes, "receive", lambda _: self.came.popleft() if self.came else None)
-        monkeypatch.setattr(lanes, "reply", lambda _, m, __: self.answered.append(m.route))
+        monkeypatch.setattr(lanes, "send", lambda _, route, __: self.answered.append(route))
         self.commands = Commands(arena, sockets, access, journal)
 
     def _handle(self, *_: object) -> tuple[Handled, memoryview]:

@@ -506,7 +506,10 @@ bool call_run(struct world *w, const struct call *call, struct reply *reply)
         for (uint32_t i = 0; i < LOADS; i++)
             pg_loads_sweep(w->a, call->real_ns, OWN_MINUTE_NS);
         break;
-    case BY_INBOX: pg_inbox(w->a, &session, out_buffer, sizeof out_buffer); break;
+    case BY_INBOX:
+        pg_inbox(w->a, &session, out_buffer, sizeof out_buffer);
+        pg_told(w->a, 0, 0);
+        break;
     case BY_INBOX_AGAIN: pg_inbox_again(w->a, 0, call->real_ns); break;
     case BY_SETTINGS: settings_run(w, call); break;
     case BY_MIGRATE: migrate_run(w); break;
