@@ -152,46 +152,47 @@ def _place() -> list[Column]:
 
 
 def _handed(bronze: DataFrame) -> DataFrame:
-    """What was handed to sockets, by places: notices by blocks of positions, and answers."""
-    return _by_block(bronze).unionByName(_answers(bronze))
-
-
-def _by_block(bronze: DataFrame) -> DataFrame:
-    """A row per block of positions that a batch of notices reaches."""
-    stream = F.lit(NOTICES).cast("long")
-    return _blocks(bronze).select(
-        F.xxhash64("daemon", stream, "block").alias("place"), F.col("daemon").alias("of_daemon"),
-        stream.alias("of_stream"), F.col("positions_from").alias("begin"),
-        F.col("positions_upto").alias("upto"), "built_ns", "handed_ns",
-    )  # fmt: skip
-
-
-def _blocks(bronze: DataFrame) -> DataFrame:
-    """The batches of notices, each once for every `block` that it reaches."""
-    first = F.shiftright("positions_from", BLOCK_BITS)
-    last = F.shiftright(F.col("positions_upto") - 1, BLOCK_BITS)
-    sent = (F.col("kind") == "sent") & (F.col("positions_upto") > F.col("positions_from"))
-    return bronze.where(sent).withColumn("block", F.explode(F.sequence(first, last)))
-
-
-def _answers(bronze: DataFrame) -> DataFrame:
-    """The first answer to each batch of a session: one that came again was answered again."""
+    """What was handed to sockets, by places: of notices a row for each block of positions that
+    their batch reaches; of answers one for each batch of a session, the first that it got: one that
+    came again was answered again. All in one scan, since few rows of many are these."""
     batches = F.sequence("sequence", F.col("sequence") + F.col("count") - 1)
-    answers = bronze.where((F.col("kind") == "replied") & (F.col("count") > 0)).select(
-        F.col("daemon").alias("of_daemon"), F.col("session").alias("of_stream"),
-        F.explode(batches).alias("begin"), F.struct("built_ns", "handed_ns").alias("told"),
+    stream = F.when(_is_sent(), F.lit(NOTICES).cast("long")).otherwise(F.col("session"))
+    rows = bronze.where(_is_sent() | _is_replied()).select(
+        F.col("daemon").alias("of_daemon"), stream.alias("of_stream"),
+        "positions_from", "positions_upto", F.struct("built_ns", "handed_ns").alias("told"),
+        F.explode(F.when(_is_sent(), _blocks()).otherwise(batches)).alias("number"),
     )  # fmt: skip
-    by = ["of_daemon", "of_stream", "begin"]
-    return answers.groupBy(*by).agg(F.min("told").alias("told")).select(
-        F.xxhash64(*by).alias("place"), *by, (F.col("begin") + 1).alias("upto"),
+    by = ["of_daemon", "of_stream", "number"]
+    first = F.min("told").alias("told")
+    return rows.groupBy(*by, "positions_from", "positions_upto").agg(first).select(
+        F.xxhash64(*by).alias("place"), "of_daemon", "of_stream",
+        F.coalesce("positions_from", "number").alias("begin"),
+        F.coalesce("positions_upto", F.col("number") + 1).alias("upto"),
         "told.built_ns", "told.handed_ns",
     )  # fmt: skip
+
+
+def _is_sent() -> Column:
+    """A batch of notices was handed over."""
+    return (F.col("kind") == "sent") & (F.col("positions_upto") > F.col("positions_from"))
+
+
+def _is_replied() -> Column:
+    """Batches of a session were answered; their records have no positions."""
+    return (F.col("kind") == "replied") & (F.col("count") > 0)
+
+
+def _blocks() -> Column:
+    """The blocks of positions that a batch of notices reaches."""
+    last = F.shiftright(F.col("positions_upto") - 1, BLOCK_BITS)
+    return F.sequence(F.shiftright("positions_from", BLOCK_BITS), last)
 
 
 def batches_of(bronze: DataFrame, ends: DataFrame) -> DataFrame:
     """The batches in `bronze` that may have told of `ends`: rows of bronze, few of them."""
     wanted = ends.select("daemon", F.shiftright("position", BLOCK_BITS).alias("block"))
-    sent = _blocks(bronze).join(F.broadcast(wanted), ["daemon", "block"], "left_semi")
+    blocks = bronze.where(_is_sent()).withColumn("block", F.explode(_blocks()))
+    sent = blocks.join(F.broadcast(wanted), ["daemon", "block"], "left_semi")
     askers = ends.select("daemon", F.col("ended_by").alias("session"))
     answers = bronze.where(F.col("kind") == "replied")
     replied = answers.join(F.broadcast(askers), ["daemon", "session"], "left_semi")
