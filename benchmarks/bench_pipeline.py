@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 from bench_purgatory import machine
-from flow import beside, journal, steps
+from flow import beside, journal, jvm, steps
 
 from purgatoryd.pipeline.session import session
 
@@ -204,6 +204,14 @@ def table(found: dict[str, Any]) -> str:
         f"{gigabytes(memory['peak_bytes'])} at most; the daemon alone "
         f"{gigabytes(memory['daemons_bytes'])}, all others "
         f"{gigabytes(memory['others_bytes'])} at most.",
+        "",
+        f"| processor time of the JVM, s | {' | '.join(jvm.WHERE)} |",
+        f"| --- |{' --- |' * len(jvm.WHERE)}",
+        *(
+            f"| {step} | {' | '.join(f'{of[where]:.1f}' for where in jvm.WHERE)} |"
+            for step, of in measured.items()
+            if jvm.REST in of
+        ),
     ]
     return "\n".join(lines) + "\n"
 

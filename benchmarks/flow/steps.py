@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from flow import beside, journal
+from flow import beside, journal, jvm
 from purgatoryd.pipeline import cold
 from purgatoryd.pipeline.jobs import make_gold, make_silver
 from purgatoryd.pipeline.lake import Lake
@@ -110,8 +110,11 @@ def tables(
         for part in ("bronze", "openings", "manifests"):
             (place / part).symlink_to(lake / part)
         one = Lake(place)
-        yield "silver", {name: events / timed(partial(make_silver, spark, one))}
-        yield "gold", {name: events / timed(partial(make_gold, spark, one))}
+        for step, make in (("silver", make_silver), ("gold", make_gold)):
+            with jvm.spending() as processor_s:
+                seconds = timed(partial(make, spark, one))
+            yield step, {name: events / seconds}
+            yield f"{step}, {name}", processor_s
     yield "silver", {"beside": events / beside.silver(bronze, folder / "silver.parquet")}
     yield "gold", {"beside": events / beside.gold(bronze, folder / "silver.parquet")}
     files = str(folder / "warm" / "silver" / "lives")
