@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 from kept import Flown, fly
 from real_daemon import Daemon, remove_segments
+from small_plans import SMALL_PLANS
 
-from purgatoryd.pipeline.session import QUIET, session
+from purgatoryd.pipeline.session import ON_ONE_BOX, session
 from purgatoryd.shm_layout.paths import paths_in
 
 if TYPE_CHECKING:
@@ -26,10 +27,6 @@ if TYPE_CHECKING:
 
 # A shell has what runs in its background ignore SIGINT, and so would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-LITTLE = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For Java: nothing in the tests runs so long that compiling more would pay."""
 
 
 class StartDaemon(Protocol):
@@ -79,12 +76,13 @@ def flown(tmp_path_factory: pytest.TempPathFactory) -> Flown:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """The one Spark session of the whole run, started when the first test asks for it."""
-    few = {
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.files.minPartitionNum": "2",
-        "spark.driver.extraJavaOptions": f"{LITTLE} {QUIET}",
-    }
-    made = session("local[2,2]", few, name="tests")
-    yield made
-    made.stop()
+    """The one Spark session of the whole run, started when the first test asks for it.
+
+    A command that finds it gives it the defaults once more, so these are of the tests, too.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (SMALL_PLANS | {"spark.sql.files.minPartitionNum": "2"}).items():
+            patch.setitem(ON_ONE_BOX, name, value)
+        made = session("local[2,2]", name="tests")
+        yield made
+        made.stop()

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from cold_driver import small_pieces
+from small_plans import SMALL_PLANS
 
 from purgatoryd.pipeline import promote
 from purgatoryd.pipeline.loading import Loader
@@ -39,7 +40,7 @@ def main(lake: str, name: str, until_ns: str, step: str) -> None:
     small_pieces(patch, 5)
     where: Any = hot if step == "add" else promote
     patch.setattr(where, step, deadly(getattr(where, step)))
-    spark = session("local[1]", {"spark.driver.memory": "512m"})
+    spark = session("local[1]", SMALL_PLANS | {"spark.driver.memory": "512m"})
     promote.promote(spark, Tier(Path(lake)), int(until_ns), hot)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from small_plans import SMALL_PLANS
 
 from purgatoryd.pipeline.session import session
 
@@ -57,7 +58,8 @@ def main(journal: Path, checkpoint: Path, kept: Path) -> None:
         if number == KILLED_AT:
             os.killpg(0, signal.SIGKILL)
 
-    run(session("local[1]", {"spark.driver.memory": "512m"}), journal, checkpoint, each)
+    spark = session("local[1]", SMALL_PLANS | {"spark.driver.memory": "512m"})
+    run(spark, journal, checkpoint, each)
 
 
 if __name__ == "__main__":

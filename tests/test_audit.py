@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -50,19 +50,18 @@ from journal_writer import (
 from stored_arena import JOURNALS, StoredJournal
 
 from purgatoryd.cli.app import app
-from purgatoryd.pipeline.audit import Verdict, audit
+from purgatoryd.pipeline.audit import SAMPLES, Verdict, audit
 from purgatoryd.pipeline.continuity import continuity
 from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Lake, Manifest
 from purgatoryd.pipeline.ledger import Unjudged, read_ledgers
 from purgatoryd.pipeline.ship import Shipper
 from purgatoryd.pipeline.silver import received
-from purgatoryd.pipeline.tiers import read_events, read_openings
-from purgatoryd.pipeline.whole import whole
+from purgatoryd.pipeline.whole import Whole, whole
 from purgatoryd.shm_layout.errors import BadPath
 from purgatoryd.shm_layout.journal import header_of, segments
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 ROOT = Path(__file__).resolve().parent.parent
 WALL = Journal().wall_offset_ns
@@ -319,10 +318,14 @@ CLEAN_STORIES = {
 
 @dataclass
 class Found:
-    """The verdict, by daemon."""
+    """The verdict, by daemon. `kept`: journals, lake and ledgers, of which `soaked` is what the
+    soak left and `totals` what it told."""
 
     verdict: Verdict
     kinds: dict[bytes, set[str]]
+    kept: Path
+    soaked: bytes
+    totals: dict[str, Any]
 
     def first(self, kind: str, daemon: bytes) -> Any:
         return next(v for v in self.verdict.samples if (v.kind, v.daemon) == (kind, daemon.hex()))
@@ -335,6 +338,9 @@ class Found:
 @pytest.fixture(scope="module")
 def found(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Found:
     root = tmp_path_factory.mktemp("audit")
+    totals, lake = soak(3, root), Lake(root / "lake")
+    (ledger,) = (root / "ledgers").iterdir()
+    soaked = bytes.fromhex(ledger.name.removeprefix("daemon="))
     stories = {uuid(n): by(n, plant.story) for n, plant in enumerate(PLANTED, 1)}
     clean = enumerate(CLEAN_STORIES.values(), CLEAN_FROM)
     stories |= {uuid(n): by(n, story) for n, story in clean}
@@ -350,35 +356,18 @@ def found(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Foun
     for pair, living in ((PAIR, OPEN), (PAIR_LACKS, OPEN[:1])):
         stories[uuid(pair)] = by(pair, CLEAN.having(closing=None))
         stories[uuid(pair + 1)] = restarted(pair + 1, living)
-    lake = root / "lake"
-    lake.mkdir()
-    ship(StoredJournal(JOURNALS[-1], root / "stored").directory, Lake(lake), "stored")
+    ship(StoredJournal(JOURNALS[-1], root / "stored").directory, lake, "stored")
     for daemon, story in stories.items():
         node = str(int.from_bytes(daemon) // 2) if int.from_bytes(daemon) >= PAIR else daemon.hex()
         story.write(root / daemon.hex() / "demo")
-        ship(root / daemon.hex() / "demo", Lake(lake), node)
-    lose(Lake(lake), uuid(HOLED), 1)
-    with small_plans(spark):
-        verdict = audited(spark, Lake(lake), root / "ledgers")
+        ship(root / daemon.hex() / "demo", lake, node)
+    lose(lake, uuid(HOLED), 1)
+    with whole(spark, lake, [root / "journals" / "soak"]) as read:
+        verdict = audited(read, read_ledgers(spark, root / "ledgers"))
     kinds: dict[bytes, set[str]] = defaultdict(set)
     for violation in verdict.samples:
         kinds[bytes.fromhex(violation.daemon)].add(violation.kind)
-    return Found(verdict, kinds)
-
-
-@contextmanager
-def small_plans(spark: SparkSession) -> Iterator[None]:
-    """For a few rows, compiling a plan costs more than running it."""
-    small = {"spark.sql.adaptive.enabled": "false", "spark.sql.codegen.wholeStage": "false",
-             "spark.sql.codegen.factoryMode": "NO_CODEGEN"}  # fmt: skip
-    before = {name: spark.conf.get(name) for name in small}
-    try:
-        for name, value in small.items():
-            spark.conf.set(name, value)
-        yield
-    finally:
-        for name, was in before.items():
-            spark.conf.set(name, was or "")
+    return Found(verdict, kinds, root, soaked, totals)
 
 
 def ship(directory: Path, lake: Lake, node: str) -> None:
@@ -393,15 +382,13 @@ def lose(lake: Lake, daemon: bytes, at: int) -> None:
     lake.folder("manifests", daemon.hex()).joinpath(f"{lost.name}.json").unlink()
 
 
-def audited(spark: SparkSession, lake: Lake, ledgers: Path) -> Verdict:
+def audited(read: Whole, noted_: DataFrame) -> Verdict:
     """Each of many files is read once, though each check asks for them."""
-    runs = continuity(lake.manifests(BRONZE), lake.manifests(OPENINGS))
-    tables = read_events(spark, lake), read_openings(spark, lake), read_ledgers(spark, ledgers)
-    events, opened, noted_ = (table.persist() for table in tables)
+    tables = [table.persist() for table in (read.bronze, read.openings, noted_)]
     try:
-        return audit(events, opened, runs, noted_)
+        return audit(read.bronze, read.openings, read.found, noted_)
     finally:
-        for table in (events, opened, noted_):
+        for table in tables:
             table.unpersist()
 
 
@@ -444,24 +431,25 @@ def test_a_stored_journal_has_none(found: Found) -> None:
     assert found.kinds[bytes.fromhex(told["uuid"])] == set()
 
 
-def test_a_soaked_journal_has_none(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_soaked_journal_has_none(found: Found) -> None:
     """Daemon, workers and exporter were killed at random under load."""
-    kept = tmp_path / "soak"
-    soaked = soak(3, kept)
-    journal, lake = kept / "journals" / "soak", Lake(kept / "lake")
-    with small_plans(spark), whole(spark, lake, [journal]) as read:
-        verdict = audit(*read, read_ledgers(spark, kept / "ledgers"))
-    assert verdict.counts == {}, verdict.samples
-    assert verdict.lost == []
-    epochs = {manifest.epoch for manifest in lake.manifests(BRONZE)}
-    epochs |= {header_of(file.path).epoch for file in segments(journal)}
-    assert soaked["daemon_kills"] > 0
+    assert found.kinds[found.soaked] == set()
+    assert max(found.verdict.counts.values()) <= SAMPLES  # the samples are all that was found
+    assert found.lost(found.soaked) == []
+    lake, hot = Lake(found.kept / "lake"), segments(found.kept / "journals" / "soak")
+    epochs = {manifest.epoch for manifest in lake.manifests(BRONZE, found.soaked.hex())}
+    epochs |= {header_of(file.path).epoch for file in hot}
+    assert found.totals["daemon_kills"] > 0
     assert len(epochs) > 1  # a daemon that was killed at once has written nothing
-    (balance,) = verdict.balance
-    assert balance.added >= soaked["added"] + soaked["armed"] > 0
+    (balance,) = [one for one in found.verdict.balance if one.daemon == found.soaked.hex()]
+    assert balance.added >= found.totals["added"] + found.totals["armed"] > 0
     assert min(balance.cancelled, balance.expired, balance.satisfied) > 0
-    told = verdict.ledger
-    assert min(told[op] for op in ("add", "watch", "cancel", "outcome", "notice")) > 0
+    ledgers = found.kept / "ledgers" / f"daemon={found.soaked.hex()}"
+    told = {op for file in ledgers.iterdir() for op in OP.findall(file.read_text())}
+    assert told >= {"add", "watch", "cancel", "outcome", "notice"}
+
+
+OP = re.compile(r'"op":"(\w+)"')
 
 
 def soak(seconds: int, kept: Path) -> dict[str, Any]:
@@ -488,7 +476,7 @@ def test_a_hole_hides_nothing_else_of_a_ledger(found: Found) -> None:
 
 def test_lines_that_nothing_is_known_of_are_named(found: Found) -> None:
     """Of two ends in the hole, and what was told after the last record before it."""
-    assert found.verdict.unjudged == [
+    assert [one for one in found.verdict.unjudged if one.daemon != found.soaked.hex()] == [
         Unjudged(uuid(HOLED).hex(), 6, "beyond"),
         Unjudged(uuid(STRANGER).hex(), len(NOTED), "absent"),
     ]
@@ -689,8 +677,7 @@ def test_a_file_of_the_lake_that_is_not_as_it_was_written_is_named(
         path.write_bytes(damage(path.read_bytes()))
     else:
         path.unlink()
-    with small_plans(spark):
-        told = invoke("audit", "--lake", lake.root)
+    told = invoke("audit", "--lake", lake.root)
     assert told.exit_code == 5
     assert told.stderr == f"purgatoryd: {path}: {what.format(size=size, more=size + 1)}\n"
 
@@ -729,16 +716,15 @@ def test_the_commands_tell_what_they_found(in_parts: Path, spark: SparkSession) 
     ledger = ("--ledger", in_parts / "ledgers")
     write_ledger(in_parts / "ledgers", uuid(STRANGER), noted())
     lake.rmdir()
-    with small_plans(spark):
-        told = invoke("audit", "--lake", lake, *journal, *ledger)
-        assert (told.exit_code, told.stdout.splitlines()[-1]) == (
-            0,
-            f"{len(RECORDS)} records: no violation",
-        )
-        assert f"not judged {uuid(STRANGER).hex()[:8]} 15 lines of ledgers: absent" in told.stdout
-        ship(in_parts / "demo", Lake(lake), "eagle")
-        lose(Lake(lake), Journal().uuid, 1)
-        broken = invoke("report", "--lake", lake, *ledger, "--out", page, "--json")
+    told = invoke("audit", "--lake", lake, *journal, *ledger)
+    assert (told.exit_code, told.stdout.splitlines()[-1]) == (
+        0,
+        f"{len(RECORDS)} records: no violation",
+    )
+    assert f"not judged {uuid(STRANGER).hex()[:8]} 15 lines of ledgers: absent" in told.stdout
+    ship(in_parts / "demo", Lake(lake), "eagle")
+    lose(Lake(lake), Journal().uuid, 1)
+    broken = invoke("report", "--lake", lake, *ledger, "--out", page, "--json")
     assert broken.exit_code == 5
     rows = [json.loads(line) for line in broken.stdout.splitlines()]
     assert {"missing", "violation", "unjudged", "balance"} <= {name for row in rows for name in row}

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row, SparkSession
-from test_audit import CLEAN, OPEN, by, restarted, ship, small_plans, uuid
+from test_audit import CLEAN, OPEN, by, restarted, ship, uuid
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
@@ -323,9 +323,8 @@ def test_who_was_recovered_from_the_journal_counts_once(
     lake = Lake(tmp_path / "lake")
     for folder in ("first", "second"):
         ship(tmp_path / folder / "demo", lake, "eagle")
-    with small_plans(spark):
-        found = fleet.measured_in(spark, lake.root).collect()
-        (size,) = sizes(spark, lake).collect()
+    found = fleet.measured_in(spark, lake.root).collect()
+    (size,) = sizes(spark, lake).collect()
     assert {row.daemon for row in found} == {uuid(2).hex()}
     assert sum(row.live for row in found) == 1  # one of the two that lived has fired
     assert (size.daemon, size.living) == (uuid(2).hex(), 1)

@@ -12,7 +12,7 @@ import pytest
 from journal_writer import S
 from pyspark.sql import functions as F  # noqa: N812
 from rich.console import Console
-from test_audit import CLEAN, OPEN, RECORDS, by, restarted, ship, small_plans, uuid
+from test_audit import CLEAN, OPEN, RECORDS, by, restarted, ship, uuid
 
 from purgatoryd.pipeline import gold, silver
 from purgatoryd.pipeline.audit import Balance, Verdict
@@ -137,8 +137,7 @@ def totals(found: Profile) -> list[int]:
 
 
 def test_figures_of_a_journal(spark: SparkSession, lake: Lake) -> None:
-    with small_plans(spark):
-        (found,) = figures(read_events(spark, lake))
+    (found,) = figures(read_events(spark, lake))
     assert (found.node, found.clock, totals(found)) == ("eagle", "live", [11, 1, 4, 3])
     assert found.lateness is not None
     assert (found.lateness.n, found.lateness.at(1.0)) == (4, 1 * S)
@@ -149,8 +148,7 @@ def test_figures_of_a_journal(spark: SparkSession, lake: Lake) -> None:
 
 def test_a_daemon_counts_once_whatever_its_node_was_called(spark: SparkSession, lake: Lake) -> None:
     called = F.when(F.col("lsn") < 9, "hawk").otherwise(F.col("node"))
-    with small_plans(spark):
-        (found,) = figures(read_events(spark, lake).withColumn("node", called))
+    (found,) = figures(read_events(spark, lake).withColumn("node", called))
     assert (found.node, totals(found)) == ("eagle", [11, 1, 4, 3])
 
 
@@ -160,10 +158,9 @@ def test_figures_keep_apart_what_gold_keeps_apart(spark: SparkSession, lake: Lak
         "load": F.expr("IF(ticket = 2 AND kind IN ('arm', 'fire'), X'01', load)"),
         "flags": F.expr("IF(ticket = 1 AND kind = 'fire', 2, flags)"),
     })  # fmt: skip
-    with small_plans(spark):
-        found = figures(bronze)
-        topics = gold.merge(gold.topics(silver.lives(bronze, bronze)), TOPICS, ["clock"])
-        rows = gold.latency(topics, ["clock"]).where("measure = 'lateness'").collect()
+    found = figures(bronze)
+    topics = gold.merge(gold.topics(silver.lives(bronze, bronze)), TOPICS, ["clock"])
+    rows = gold.latency(topics, ["clock"]).where("measure = 'lateness'").collect()
     assert {one.clock: totals(one) for one in found} == {
         "live": [10, 1, 3, 3], "load": [1, 0, 1, 0]
     }  # fmt: skip
@@ -182,7 +179,7 @@ def test_what_is_not_shipped_has_the_node_of_what_was(spark: SparkSession, tmp_p
     restarted(2, OPEN).write(later)
     for path in later.iterdir():
         path.replace(journal / path.name)
-    with small_plans(spark), whole(spark, lake, [journal]) as found:
+    with whole(spark, lake, [journal]) as found:
         nodes = found.bronze.select("daemon", "node").distinct().collect()
         assert {tuple(row) for row in nodes} == {(uuid(n).hex(), "eagle") for n in (1, 2)}
         assert found.found.lost == [Lost(uuid(1).hex(), len(RECORDS) + 1, None, "recovery")]

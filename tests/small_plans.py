@@ -1,0 +1,14 @@
+"""Settings of Spark for tests: no query has so many rows that compiling its plan would pay."""
+
+from __future__ import annotations
+
+from purgatoryd.pipeline.session import QUIET
+
+SMALL_PLANS = {
+    # Nothing runs so long that compiling more of Java would pay, either.
+    "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {QUIET}",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
