@@ -80,6 +80,7 @@ def _run(opening: Opening, life: LifeCycle, reread: Callable[[], Config]) -> Non
         contextlib.closing(_recovered(opening, life)) as arena,
         contextlib.closing(_begin_journal(arena, opening)) as journal,
     ):
+        _warn_of(opening.journal)
         _set_up_namespaces(arena, config)
         arena.set_quotas(config.quota_timers, config.quota_bytes, config.quota_ops)
         clock = _clock(config, arena)
@@ -114,6 +115,10 @@ def system_failures() -> Iterator[None]:
         yield
     except MemoryError:
         raise SystemFailure(errno.ENOMEM, os.strerror(errno.ENOMEM)) from None
+    except RuntimeError as error:  # of a file whose lock CPython has no memory for
+        if not str(error).startswith("can't allocate"):
+            raise
+        raise SystemFailure(errno.ENOMEM, os.strerror(errno.ENOMEM)) from None
     except (OSError, zmq.ZMQError) as error:
         path = getattr(error, "filename", None) or ""
         raise SystemFailure(error.errno or 0, error.strerror or str(error), str(path)) from error
@@ -134,10 +139,13 @@ def _begin_journal(arena: Arena, opening: Opening) -> Memory:
         return Memory()
     opening.step("opening the journal")
     end = journal_end(arena, opening)
-    if is_in_memory(opening.journal):
-        log.warning(f"the journal {opening.journal} is in memory: it will not survive a reboot")
     name, config = opening.paths.arena, opening.config
     return Journal(arena, name, opening.journal, config, end, opening.step)
+
+
+def _warn_of(journal: Path | None) -> None:
+    if journal is not None and is_in_memory(journal):
+        log.warning(f"the journal {journal} is in memory: it will not survive a reboot")
 
 
 def _set_up_namespaces(arena: Arena, config: Config) -> None:

@@ -214,5 +214,5 @@ def refused(start: Callable[[], object]) -> str:
         start()
     assert caught.value.code not in (0, None)
     assert "Traceback" not in caught.value.stderr
-    assert len(caught.value.stderr.splitlines()) == 1
+    assert len(caught.value.stderr.splitlines()) == 1, caught.value.stderr
     return caught.value.stderr

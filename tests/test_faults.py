@@ -8,6 +8,7 @@ the environment it takes all values.
 
 from __future__ import annotations
 
+import errno
 import re
 import shutil
 import signal
@@ -28,9 +29,11 @@ from real_daemon import Daemon, notices, remove_segments
 from purgatoryd.cli.arena import infos
 from purgatoryd.cli.exits import Exit
 from purgatoryd.daemon.config import Config
+from purgatoryd.daemon.main import system_failures
 from purgatoryd.daemon.store import Opening, open_arena
 from purgatoryd.shm_layout import segment
 from purgatoryd.shm_layout.arena import Reader
+from purgatoryd.shm_layout.errors import SystemFailure
 from purgatoryd.shm_layout.layout import ArenaState, Message
 from purgatoryd.shm_layout.paths import Paths
 
@@ -221,6 +224,14 @@ def known(paths: Paths) -> set[int]:
         return armed | {n.ticket for n in fired}
     finally:
         reader.close()
+
+
+def test_a_lock_without_memory_is_no_bug() -> None:
+    with pytest.raises(SystemFailure) as caught, system_failures():
+        raise RuntimeError("can't allocate read lock")
+    assert caught.value.number == errno.ENOMEM
+    with pytest.raises(RuntimeError), system_failures():
+        raise RuntimeError("another")
 
 
 # ---- the start ---------------------------------------------------------------------------------
