@@ -200,7 +200,8 @@ class Commands:
     def _send(self, route: bytes, reply: Any, built_boot_ns: int) -> None:
         """Hands over an answer that was there at `built_boot_ns`."""
         begun_boot_ns = boot_ns()
-        lanes.send(self._lane, route, reply)
+        if not lanes.send(self._lane, route, reply):
+            return
         handed_boot_ns = boot_ns()
         self._arena.measure(Measured.RESPONSE_QUEUE, begun_boot_ns - built_boot_ns)
         self._arena.measure(Measured.SEND, handed_boot_ns - begun_boot_ns)
@@ -254,10 +255,16 @@ class Commands:
         return True
 
     def _tell(self, session: int, body: memoryview) -> None:
+        built_boot_ns = boot_ns()
+        if self._taken(session, body):
+            self._arena.told(built_boot_ns, boot_ns())
+        else:
+            self._arena.untaken()
+
+    def _taken(self, session: int, body: memoryview) -> bool:
+        """Sends it to a session's owner; False = he is not there, or does not take what he has."""
         owner = self._owners.get(session & ROW)
         if owner is None or owner.session != session or owner.told_bytes > TOLD_BYTES_MAX:
-            return
+            return False
         owner.told_bytes += len(body)
-        built_boot_ns = boot_ns()
-        lanes.send(self._lane, owner.route, body)
-        self._arena.told(built_boot_ns, boot_ns())
+        return lanes.send(self._lane, owner.route, body)

@@ -89,11 +89,11 @@ def serve_shards(config: Config, command: Command, reread: Callable[[], Config])
         with name_lock(paths), signals() as wake_fd, zmq.Context() as context:
             life.enter(STARTING)
             life.write_to(StandingFile(paths.directory, config.name))
+            life.enter(RECOVERING)
             # before the sockets: clients ask it first
             registry = Registry.of(config, paths, life.step)
             shards = _shards(registry.table, paths.directory, command, context)
             with contextlib.closing(Lanes(paths, access)) as sockets:
-                life.enter(RECOVERING)
                 Deployment(config, registry, shards, sockets, access, wake_fd, life, reread).run()
     return 0
 
@@ -289,8 +289,18 @@ class Deployment:
                 shard.enter(State.ENDED)
         for shard in self._startable():
             if shard.again_ns <= now_ns:
-                shard.start()
+                self._start(shard, now_ns)
                 return
+
+    def _start(self, shard: Shard, now_ns: int) -> None:
+        """One that the system has no room for is no reason to end the others."""
+        try:
+            shard.start()
+        except OSError as error:
+            if self._life.state is RECOVERING:
+                raise
+            shard.failed(now_ns)
+            log.error(f"shard {shard.name} cannot be started: {error.strerror}")
 
     def _startable(self) -> list[Shard]:
         """At first one after the other, so that each finds out which cores the others took. Later

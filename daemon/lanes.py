@@ -265,15 +265,16 @@ def reply(lane: Lane, message: Message, body: Any) -> None:
     send(lane, message.route, body)
 
 
-def send(lane: Lane, route: bytes, body: Any) -> None:
+def send(lane: Lane, route: bytes, body: Any) -> bool:
     """Sends to a peer. One that is gone, or does not read, loses it and asks again; so does one
-    whose answer is large while memory is short."""
+    whose answer is large while memory is short. False = it is known to be lost."""
     if len(body) > lane.sheds_over and lane.guard.memory_is_short():
-        return
+        return False
     try:
         lane.socket.send_multipart([route, body], zmq.NOBLOCK)
     except zmq.Again:
-        return
+        return False
+    return True
 
 
 def _unpredictable_routes() -> None:

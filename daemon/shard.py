@@ -148,14 +148,20 @@ class Shard:
         return [self._watch, news]
 
     def start(self) -> None:
-        """Starts its process."""
+        """Starts its process. Raises OSError, and then there is none."""
         self.enter(State.STARTING)
         self.starts += 1
         environment = {k: v for k, v in os.environ.items() if k not in _OF_THE_MANAGER}
-        self._process = subprocess.Popen(
+        process = subprocess.Popen(
             self._command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment
         )
-        self._watch = os.pidfd_open(self._process.pid)
+        try:
+            self._watch = os.pidfd_open(process.pid)
+        except OSError:
+            process.kill()
+            process.communicate()
+            raise
+        self._process = process
         os.set_blocking(self._said_fd, False)
         self._said = b""
 
@@ -267,11 +273,15 @@ class Shard:
         if wished and code == 0:
             self.enter(State.ENDED)
             return True
+        self.failed(now_ns)
+        return True
+
+    def failed(self, now_ns: int) -> None:
+        """Its process is not there, against all wishes: it is down for a while, or given up."""
         steady = self.state is State.READY and now_ns - self._ready_ns >= STEADY_NS
         self._ends = 1 if steady else self._ends + 1
         self.again_ns = now_ns + min(PAUSE_MAX_NS, PAUSE_NS * 2 ** (self._ends - 1))
         self.enter(State.DOWN if self._ends < ENDS_MAX else State.GIVEN_UP)
-        return True
 
     def try_again(self, now_ns: int) -> None:
         """Forgets its earlier ends; one that ended or was given up is down, to be started now."""

@@ -92,7 +92,7 @@ def continuity(segments: Sequence[Manifest], snapshots: Sequence[Manifest]) -> C
     for daemon, own in groupby(sorted(segments, key=_order), attrgetter("daemon")):
         _follow(found, list(own), [s for s in found.snapshots if s.daemon == daemon])
     _follow_arenas(found)
-    found.divisions.extend(_divisions(found.snapshots))
+    found.divisions.extend(_divisions([*segments, *snapshots]))
     for division in found.divisions:
         found.lost.extend(_before_division(found.runs, division))
     return found
@@ -313,17 +313,20 @@ def standing(manifests: Iterable[Manifest]) -> Standing:
 
 def _coming(manifests: Iterable[Manifest]) -> Iterator[str]:
     """Those who took the place of others with shards of which no snapshot is there: without one
-    nobody knows what they began with."""
-    for own in by_origins(manifests):
+    nobody knows what they began with. Where nothing of those before is there either, they count."""
+    told = [*manifests]
+    known = {one.daemon for one in told}
+    for own in by_origins(told):
         there = {one.journal for one in own if one.table == OPENINGS}
-        if len(there) < own[0].shards:
+        if len(there) < own[0].shards and known & own[0].origins.keys():
             yield from (one.daemon for one in own)
 
 
-def _divisions(snapshots: Iterable[Manifest]) -> Iterator[Division]:
-    """By the snapshots with which arenas began that took the place of others."""
-    for openings in by_origins(one for one in snapshots if one.first_lsn == 1):
-        yield Division(openings[0].origins, openings, openings[0].shards)
+def _divisions(manifests: Iterable[Manifest]) -> Iterator[Division]:
+    """By the arenas that took the place of others, with the snapshots that they began with."""
+    for own in by_origins(manifests):
+        openings = [one for one in own if one.table == OPENINGS and one.first_lsn == 1]
+        yield Division(own[0].origins, tuple(openings), own[0].shards)
 
 
 def by_origins(manifests: Iterable[Manifest]) -> Iterator[tuple[Manifest, ...]]:

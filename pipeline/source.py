@@ -4,9 +4,9 @@
 
 Options: `columns` (of BRONZE, comma-separated), `from_us` and `to_us` (UTC microseconds; rows
 with from <= at < to), `payloads` (off: without them), `node` (this host's name unless given),
-`files` (a JSON list of file names; all segments unless given), `lake` (names are taken from there,
-which has them all, and not from the journal's files; and a file is not opened if its manifest there
-says that it has no row of the range), and of a stream `max_rows` of a
+`files` (a JSON list of file names; all segments unless given), of a batch query `lake` (names are
+taken from there, which has them all, and not from the journal's files; and a file is not opened if
+its manifest there says that it has no row of the range), and of a stream `max_rows` of a
 batch, which has whole segments and one at least, and `mark`, a name under which the journal is held
 for what is not processed yet.
 
@@ -48,7 +48,7 @@ from purgatoryd.pipeline.names import Names
 from purgatoryd.pipeline.schemas import BRONZE, Table
 from purgatoryd.pipeline.sources import Learnt, Source, names_of, openings, source
 from purgatoryd.shm_layout.errors import BadPath, InvalidSetting, JournalDamaged, UnknownSetting
-from purgatoryd.shm_layout.journal import Walk, segments, snapshots
+from purgatoryd.shm_layout.journal import SEGMENT, Walk, segments, snapshots
 from purgatoryd.shm_layout.marks import Mark, set_mark
 
 LSN_END = 1 << 64
@@ -199,8 +199,15 @@ class JournalReader(DataSourceReader):
         found = [*map(source, segments(self.settings.path))]
         if self.settings.files is not None:
             found += openings(self.settings.path)
+            self._refuse_gone(found)
         wanted = self._in_range([one for one in found if self.settings.has(one)])
         return [Range(str(one.path), names) for one, names in self._named(wanted)]
+
+    def _refuse_gone(self, found: list[Source]) -> None:
+        """Raises BadPath if a segment was removed since it was asked for. A snapshot may be."""
+        wanted = {name for name in self.settings.files or () if name.endswith(SEGMENT)}
+        if gone := sorted(wanted - {one.path.name for one in found}):
+            raise BadPath(str(self.settings.path / gone[0]), "was removed meanwhile; ask again")
 
     def _in_range(self, found: list[Source]) -> list[Source]:
         if self.settings.lake is None:

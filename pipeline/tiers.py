@@ -48,8 +48,9 @@ def tiers(lake: Lake | None, journals: Iterable[Path] = (), table: str = BRONZE)
 
     The one that a daemon still writes is among the hot ones. Raises LakeBroken, JournalMismatch.
     """
-    shipped = {m.identity: m for m in (lake.manifests(table) if lake else ())}
+    # in this order: what is shipped and removed meanwhile was in the journal then
     there = {one.identity: one for folder in journals for one in _sources(folder, table)}
+    shipped = {m.identity: m for m in (lake.manifests(table) if lake else ())}
     return [
         Segment(identity, there.get(identity), shipped.get(identity))
         for identity in sorted({*shipped, *there})

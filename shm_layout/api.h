@@ -272,6 +272,8 @@ void pg_served(struct pg_arena *a, int64_t ended_boot_ns);
 /* The message of the last pg_inbox was there at built_boot_ns, and the socket had it at
  * handed_boot_ns. To be called before anything else, and only if it was sent. */
 void pg_told(struct pg_arena *a, int64_t built_boot_ns, int64_t handed_boot_ns);
+/* It was not sent: from now on its outcomes wait for their owner. To be called instead. */
+void pg_untaken(struct pg_arena *a);
 /* Stages a METRICS record, if there is a journal that has room for it. */
 void pg_stage_metrics(struct pg_arena *a, int64_t real_boot_ns);
 

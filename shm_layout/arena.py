@@ -520,6 +520,10 @@ class Arena(_Owned):
         """Notes when the message of the last `inbox` was there, and when the socket had it."""
         lib.pg_told(self._a, built_boot_ns, handed_boot_ns)
 
+    def untaken(self) -> None:
+        """Notes that the message of the last `inbox` was not sent: its owner was not there."""
+        lib.pg_untaken(self._a)
+
     def stage_metrics(self, real_boot_ns: int) -> None:
         """Has the journal, if there is one, keep the histograms as they are now."""
         lib.pg_stage_metrics(self._a, real_boot_ns)

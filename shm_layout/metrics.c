@@ -41,6 +41,16 @@ void pg_told(struct pg_arena *a, int64_t built_boot_ns, int64_t handed_boot_ns)
     }
 }
 
+void pg_untaken(struct pg_arena *a)
+{
+    uint32_t slot = a->told_first;
+    for (; a->told_count > 0; a->told_count--) {
+        struct pg_operation *op = operation_at(a, slot);
+        slot = op->inbox_next;
+        op->told = op->cause != 0;
+    }
+}
+
 /* ---- refusals -------------------------------------------------------------------------------- */
 
 #define COUNTER(name) offsetof(struct pg_metrics, name)

@@ -31,8 +31,6 @@ CONF = {
     "spark.executor.memory": "512m",
     "spark.executor.cores": "1",
     "spark.sql.shuffle.partitions": str(WORKERS),
-    "spark.sql.adaptive.enabled": "false",  # few rows: a plan costs more than running it
-    "spark.sql.codegen.wholeStage": "false",
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.scheduler.maxRegisteredResourcesWaitingTime": "300s",
 }

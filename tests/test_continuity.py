@@ -108,6 +108,12 @@ def test_they_are_gone_though_those_that_followed_were_never_complete() -> None:
     assert names(one_of_three, last) == ({*OLD, *YOUNG}, set())
 
 
+def test_shards_count_if_nothing_of_those_before_is_there() -> None:
+    """A lake may be younger than they: nobody else can be shown."""
+    some = [shard(name, OLD, 3) for name in ("2-0", "2-1")]
+    assert standing(some) == (set(), set())
+
+
 def test_what_the_lake_lacks_of_a_division_is_named() -> None:
     segments = [arena("1-0", 1, 9), arena("1-1", 1, 7)]
     openings = [shard("2-0", OLD, 2), shard("2-1", OLD, 2)]
@@ -116,3 +122,5 @@ def test_what_the_lake_lacks_of_a_division_is_named() -> None:
     assert continuity(segments, born + openings[:1]).lost == [
         ("1-0", 10, None, "division"), ("1-1", 8, 9, "division"), ("1-1", 10, None, "division"),
     ]  # fmt: skip
+    young = [shard("2-0", OLD, 2, first=5), shard("2-1", OLD, 2, first=5)]
+    assert continuity(segments, born + young).lost == continuity(segments, born + openings[:1]).lost

@@ -270,6 +270,19 @@ def test_an_outcome_waits_for_its_owners_socket() -> None:
     assert (of(core, Measured.SEND).count, of(core, Measured.SEND).sum_ns) == (2, 2 * 4 * MS)
 
 
+def test_who_is_not_there_is_not_waited_for() -> None:
+    """What is told later waited for its owner, which is no stage of the daemon's."""
+    core = Purgatory(clock_kind=lib.PG_CLOCK_BOOT)
+    pd.Owner(core).send(pd.watch(b"late", lib.PG_C_ALL, [pd.Key(b"far", 1)], 2 * MS))
+    core.advance(3 * MS)
+    out = ffi.new("uint64_t[]", 4096)
+    assert lib.pg_inbox(core.a, ffi.new("uint64_t *"), out, ffi.sizeof(out))
+    lib.pg_untaken(core.a)
+    core.mail_again()
+    assert told(core, 5_000 * MS, 9_000 * MS)
+    assert of(core, Measured.RESPONSE_QUEUE).count == of(core, Measured.SEND).count == 0
+
+
 def test_turns_and_cascades_are_counted() -> None:
     core = Core()
     for n in range(8):

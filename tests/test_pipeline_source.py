@@ -374,6 +374,15 @@ def test_no_file_has_no_rows(spark: SparkSession, tmp_path: Path) -> None:
     assert read.option("files", '["gone"]').load(str(tmp_path)).count() == 0
 
 
+def test_a_segment_that_went_is_not_passed_by(tmp_path: Path) -> None:
+    from purgatoryd.pipeline.source import JournalReader
+
+    sw.write(tmp_path, sw.segment(sw.names(), seal=False))
+    asked = {"path": str(tmp_path), "files": '["00000000000000ff.journal"]'}
+    with pytest.raises(BadPath, match="removed meanwhile"):
+        JournalReader(Settings.of(asked)).partitions()
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [

@@ -321,6 +321,26 @@ def test_a_shard_that_ends_again_and_again_is_given_up(tmp_path: Path) -> None:
         one.wait()
 
 
+@pytest.mark.parametrize("missing", ["a process", "a descriptor"])
+def test_a_shard_without_room_for_its_process_waits(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    command = "/nowhere" if missing == "a process" else "/bin/sleep"
+    monkeypatch.setattr(os, "pidfd_open", fails)
+    with zmq.Context() as context:
+        one = Shard(0, paths_in(tmp_path, "demo-1-0"), [command, "1000"], context)
+        with pytest.raises(OSError, match=r"nowhere|open files"):
+            one.start()
+        assert one.pid == 0
+        assert one.fds == []
+        one.failed(5)
+        assert one.state is State.DOWN
+        assert one.again_ns == 5 + shard.PAUSE_NS
+
+
 @pytest.mark.parametrize(("command", "state"), [("true", State.ENDED), ("false", State.DOWN)])
 def test_a_shard_that_ends_as_was_wished_stays_so(
     command: str, state: State, tmp_path: Path
