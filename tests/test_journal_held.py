@@ -85,10 +85,15 @@ def test_what_waits_is_bounded(waiting: Held, sent: Sent) -> None:
 def test_what_the_disk_takes_is_of_the_response_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     """The socket takes 7 ns for a message."""
     now = SimpleNamespace(ns=10)
+
+    def takes(*_: object) -> bool:
+        now.ns += 7
+        return True
+
     asked = [lanes.Message(b"route", b"", 0, 0, 0, 0), None]
     monkeypatch.setattr(commands, "boot_ns", lambda: now.ns)
     monkeypatch.setattr(lanes, "receive", lambda lane: asked.pop(0))
-    monkeypatch.setattr(lanes, "send", lambda *message: setattr(now, "ns", now.ns + 7))
+    monkeypatch.setattr(lanes, "send", takes)
     spans: list[tuple[Measured, int]] = []
     arena: Any = SimpleNamespace(
         handle=lambda *message: (Handled.REPLY, reply(1, Status.ADDED)), durable_lsn=5,
