@@ -149,8 +149,7 @@ def unwritable(error: Exception) -> errors.BadPath | None:
         return None
     said = str(error)
     what = next((words for words in _REFUSALS.values() if words in said), None)
-    file = _FILE.search(said)
-    return errors.BadPath("/" + file[1].rstrip(".") if file else "a file", what) if what else None
+    return errors.BadPath(_file_in(said) or "a file", what) if what else None
 
 
 def _of_spark(error: Exception) -> bool:
@@ -166,13 +165,18 @@ _FILE = re.compile(r"file:/+([^\s'\",]+)")
 _READING = re.compile("FAILED_READ_FILE|PATH_NOT_FOUND|CANNOT_READ_FILE|is not a Parquet file")
 
 
+def _file_in(said: str) -> str | None:
+    """The path of a file that Spark's error names."""
+    file = _FILE.search(said)
+    return "/" + file[1].rstrip(".") if file else None
+
+
 def unreadable(error: Exception) -> errors.LakeBroken | None:
     """The file that Spark could not read, if that is what its error says."""
     said = str(error)
-    file = _FILE.search(said)
-    if not (_of_spark(error) and file and _READING.search(said)):
+    path = _file_in(said)
+    if not (_of_spark(error) and path and _READING.search(said)):
         return None
-    path = "/" + file[1].rstrip(".")
     what = "is gone" if "PATH_NOT_FOUND" in said else "cannot be read"
     return errors.LakeBroken(path, what)
 

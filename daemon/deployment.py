@@ -21,7 +21,14 @@ from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.lanes import Lanes, Message
-from purgatoryd.daemon.lifecycle import READY, RECOVERING, STARTING, STOPPED, DeploymentLife
+from purgatoryd.daemon.lifecycle import (
+    READY,
+    RECOVERING,
+    STARTING,
+    STOPPED,
+    DeploymentLife,
+    publishing,
+)
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.main import await_lock, name_lock, signals, system_failures
 from purgatoryd.daemon.recovery import Step
@@ -38,8 +45,6 @@ from purgatoryd.shm_layout.errors import (
 )
 from purgatoryd.shm_layout.files import private_folder
 from purgatoryd.shm_layout.layout import (
-    EVENTS_NAMESPACE,
-    EVENTS_TOPIC,
     FLAG_DRAIN,
     FLAG_RESUME,
     WireError,
@@ -66,8 +71,6 @@ PER_TURN = 16
 SIGNALS_AT_ONCE = 64
 ENDS_WITHIN_NS = 10_000_000_000
 """So long a start waits for shards of the deployment before it."""
-
-_EVENTS = wire.encode_namespace(EVENTS_NAMESPACE), wire.encode_topic(EVENTS_TOPIC)
 
 Command = Callable[[ShardTable, int], Sequence[str]]
 """What starts the daemon that is the shard of that number."""
@@ -331,7 +334,7 @@ class Deployment:
         """By one of the shards: who listens to a reserved namespace listens to all of them."""
         serving = next((shard for shard in self._shards if shard.serves), None)
         if serving is not None:
-            serving.tell(wire.encode_publish(0, *_EVENTS, key, payload))
+            serving.tell(publishing(key, payload))
 
     def _beat(self, now_ns: int) -> None:
         """The manager hears of this loop's progress, and this loop of that of each shard."""

@@ -18,9 +18,10 @@ from typing import ClassVar, Generic, TypeVar
 from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.supervisor import Supervisor
+from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Arena
 from purgatoryd.shm_layout.health import STARTS
-from purgatoryd.shm_layout.layout import DaemonState, Degraded
+from purgatoryd.shm_layout.layout import EVENTS_NAMESPACE, EVENTS_TOPIC, DaemonState, Degraded
 from purgatoryd.shm_layout.standing import Standing, StandingFile, Trouble
 
 STOPPED, STARTING, RECOVERING, READY, DEGRADED, DRAINING = DaemonState
@@ -51,6 +52,7 @@ FULL, RELIEVED = 0.9, 0.8
 
 Publish = Callable[[str, bytes], None]
 """Publishes a payload under a key."""
+_EVENTS = wire.encode_namespace(EVENTS_NAMESPACE), wire.encode_topic(EVENTS_TOPIC)
 
 Why = TypeVar("Why")
 
@@ -200,6 +202,11 @@ class DeploymentLife(Life[tuple[Trouble, ...]]):
 
     def _causes(self) -> Sequence[str]:
         return sorted({trouble.cause for trouble in self.why})
+
+
+def publishing(key: str, payload: bytes) -> bytes:
+    """The PUBLISH that has an event told."""
+    return wire.encode_publish(0, *_EVENTS, key, payload)
 
 
 def in_words(why: Degraded) -> str:

@@ -17,11 +17,11 @@ from purgatoryd.daemon.clock import Clock, VirtualClock, boot_ns
 from purgatoryd.daemon.commands import Commands
 from purgatoryd.daemon.journal import Memory
 from purgatoryd.daemon.lanes import Lanes, Message
-from purgatoryd.daemon.lifecycle import STOPPED, LifeCycle, reasons
+from purgatoryd.daemon.lifecycle import STOPPED, LifeCycle, publishing, reasons
 from purgatoryd.daemon.placement import Placement
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import NONE_NS, Arena
-from purgatoryd.shm_layout.layout import EVENTS_NAMESPACE, EVENTS_TOPIC, Measured
+from purgatoryd.shm_layout.layout import Measured
 
 BEAT_NS = 1_000_000_000
 TAILS_FOR_NS = 30 * BEAT_NS
@@ -37,7 +37,6 @@ MOMENTS_PER_TURN = 16
 """Moves of a virtual clock that batches ask for."""
 STEPS_PER_TURN = 256
 SIGNALS_AT_ONCE = 64
-_EVENTS = wire.encode_namespace(EVENTS_NAMESPACE), wire.encode_topic(EVENTS_TOPIC)
 
 
 class Reaper:
@@ -203,7 +202,7 @@ class Reaper:
     def _announce(self, key: str, payload: bytes) -> None:
         """A notice like any other, so who comes later finds it. Where it has no room, or the
         journal has stopped, the arena's header tells all the same."""
-        request = wire.encode_publish(0, *_EVENTS, key, payload)
+        request = publishing(key, payload)
         self.arena.publish(request[wire.FRAME.size :], os.geteuid(), boot_ns())
         self._publish()
 

@@ -311,12 +311,11 @@ def standing(manifests: Iterable[Manifest]) -> Standing:
     return Standing(gone, coming - gone)
 
 
-def _coming(manifests: Iterable[Manifest]) -> Iterator[str]:
+def _coming(manifests: Sequence[Manifest]) -> Iterator[str]:
     """Those who took the place of others with shards of which no snapshot is there: without one
     nobody knows what they began with. Where nothing of those before is there either, they count."""
-    told = [*manifests]
-    known = {one.daemon for one in told}
-    for own in by_origins(told):
+    known = {one.daemon for one in manifests}
+    for own in by_origins(manifests):
         there = {one.journal for one in own if one.table == OPENINGS}
         if len(there) < own[0].shards and known & own[0].origins.keys():
             yield from (one.daemon for one in own)

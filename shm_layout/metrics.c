@@ -23,18 +23,27 @@ void pg_served(struct pg_arena *a, int64_t ended_boot_ns)
     measure(a, PG_HG_BATCH_SERVICE, ended_boot_ns - a->begun_boot_ns, 1);
 }
 
-/* One that is sent again waits for its owner, not for us. A virtual clock does not tell when an
- * operation ended. */
+/* The next outcome of the last message that was in none before; NULL = there is none. One that is
+ * sent again waits for its owner, not for us. */
+static struct pg_operation *told_next(struct pg_arena *a)
+{
+    while (a->told_count > 0) {
+        struct pg_operation *op = operation_at(a, a->told_first);
+        a->told_first = op->inbox_next;
+        a->told_count--;
+        if (op->cause != 0 && !op->told) {
+            op->told = 1;
+            return op;
+        }
+    }
+    return NULL;
+}
+
+/* A virtual clock does not tell when an operation ended. */
 void pg_told(struct pg_arena *a, int64_t built_boot_ns, int64_t handed_boot_ns)
 {
     const bool real = a->header->clock_kind == PG_CLOCK_BOOT;
-    uint32_t slot = a->told_first;
-    for (; a->told_count > 0; a->told_count--) {
-        struct pg_operation *op = operation_at(a, slot);
-        slot = op->inbox_next;
-        if (op->cause == 0 || op->told)
-            continue;
-        op->told = 1;
+    for (const struct pg_operation *op; (op = told_next(a)) != NULL;) {
         measure(a, PG_HG_SEND, handed_boot_ns - built_boot_ns, 1);
         if (real)
             measure(a, PG_HG_RESPONSE_QUEUE, built_boot_ns - op->ended_ns, 1);
@@ -43,12 +52,8 @@ void pg_told(struct pg_arena *a, int64_t built_boot_ns, int64_t handed_boot_ns)
 
 void pg_untaken(struct pg_arena *a)
 {
-    uint32_t slot = a->told_first;
-    for (; a->told_count > 0; a->told_count--) {
-        struct pg_operation *op = operation_at(a, slot);
-        slot = op->inbox_next;
-        op->told = op->cause != 0;
-    }
+    while (told_next(a) != NULL)
+        continue;
 }
 
 /* ---- refusals -------------------------------------------------------------------------------- */
