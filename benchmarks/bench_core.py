@@ -24,19 +24,18 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
+from recording import cpu_model, write_section
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "core.json"
-PAGE = ROOT / "docs" / "benchmarks.md"
 BINARY = ROOT / "build" / "bench-core"
 FLAGS = ["-std=gnu11", "-O3", "-Wall", "-Wextra"]
 STRUCTURES = ("wheel", "heap", "linked")
 WORKLOADS = ("ops", "mix", "pause", "bytes")
 SIZES = (100_000, 1_000_000, 10_000_000)
-MARKS = ("<!-- core: begin -->", "<!-- core: end -->")
 
 T = TypeVar("T")
 Key = tuple[str, int, str]  # measure, pending, structure
@@ -264,13 +263,6 @@ def targets_of(rows: list[Row]) -> list[Target]:
     return targets
 
 
-def cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
-
-
 def machine() -> dict[str, object]:
     version = subprocess.run([*compiler(), "--version"], check=True, capture_output=True, text=True)
     return {
@@ -341,15 +333,13 @@ def markdown(head: list[str], lines: list[list[str]]) -> str:
 def write_page(result: dict[str, object], rows: list[Row], targets: list[Target]) -> None:
     host = result["machine"]
     assert isinstance(host, dict)
-    before, rest = PAGE.read_text().split(MARKS[0])
-    after = rest.split(MARKS[1])[1]
     place = f"{host['cpu']}, {host['cores']} cores, {host['compiler']}, `{host['flags']}`"
     body = [
         f"Measured on: {place}.",
         markdown(TARGET_HEAD, target_lines(targets)),
         markdown(ROW_HEAD, row_lines(rows, spreads=True)),
     ]
-    PAGE.write_text(f"{before}{MARKS[0]}\n\n" + "\n\n".join(body) + f"\n\n{MARKS[1]}{after}")
+    write_section("core", "\n" + "\n\n".join(body) + "\n\n")
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ A client looks up a timer, again and again, for a while without and a while with
 tests/attacker.py, and a while beside a process that takes as much of the processors as the attacker
 did and leaves the daemon alone, in turns. As root the attacker has another uid each time, because
 the last one is refused by then; else it has the daemon's own, which is cut off but never refused.
-Writes benchmarks/results/hostile.json.
+Writes benchmarks/results/hostile.json and the table of docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from statistics import median
 from typing import Any
 
 import posix_ipc
-from bench_purgatory import machine
+from recording import machine, write_section
 
 from purgatoryd.clients import Client
 from purgatoryd.shm_layout.paths import paths_in
@@ -156,6 +156,22 @@ def summary(rounds: list[dict[str, float]]) -> dict[str, float]:
     }
 
 
+def table(medians: dict[str, dict[str, float]]) -> str:
+    """For the page."""
+    rows = [
+        "| attack | without | beside | with | to without | to beside | processor | memory |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for attack, one in medians.items():
+        p99 = " | ".join(f"{one[f'p99_{when}_ms']:.1f}" for when in ("without", "beside", "with"))
+        rows.append(
+            f"| {attack} | {p99} | {one['p99_ratio_to_without']:.1f} "
+            f"| {one['p99_ratio_to_beside']:.1f} | {one['processor_share']:.0%} "
+            f"| {one['most_mib']:.0f} |"
+        )
+    return "\n".join(rows) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each turn")
@@ -184,6 +200,7 @@ def main() -> None:
             "rounds": found,
         }
         RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+        write_section("hostile", table(medians))
 
 
 if __name__ == "__main__":

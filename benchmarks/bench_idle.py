@@ -28,8 +28,8 @@ from statistics import median
 from typing import Any
 
 import psutil
-from bench_purgatory import machine
 from own_daemon import own_daemon
+from recording import machine, write_section
 
 from purgatoryd.clients import AllOf, Client, Purgatory
 from purgatoryd.shm_layout.arena import Reader
@@ -37,9 +37,7 @@ from purgatoryd.shm_layout.paths import paths_in
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "idle.json"
-PAGE = ROOT / "docs" / "benchmarks.md"
 SIZES = ROOT / "docs" / "operations.md"
-BEGIN, END = "<!-- idle: begin -->\n", "<!-- idle: end -->\n"
 WAKEUPS_MAX, CORE_PERCENT_MAX = 2.0, 0.3
 """Aims, per second and of a core, at rest."""
 PATIENCE_S = 120.0
@@ -356,15 +354,8 @@ def work_table(found: dict[str, Any]) -> str:
 
 def write(found: dict[str, Any]) -> None:
     RESULTS.write_text(json.dumps(found, indent=1) + "\n")
-    put(PAGE, f"{rest_table(found)}\n{work_table(found)}")
-    put(SIZES, work_table(found))
-
-
-def put(page: Path, tables: str) -> None:
-    """Between the marks of a page."""
-    before, begin, rest = page.read_text().partition(BEGIN)
-    assert begin, page
-    page.write_text(before + begin + tables + END + rest.partition(END)[2])
+    write_section("idle", f"{rest_table(found)}\n{work_table(found)}")
+    write_section("idle", work_table(found), SIZES)
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ from typing import Any
 
 import posix_ipc
 import zmq
-from bench_purgatory import machine
+from recording import machine
 
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.layout import KeyType, Message, Op, PutMode, Status, TimeKind

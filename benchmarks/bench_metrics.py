@@ -5,7 +5,8 @@ that leaves the histograms out. Reading: lateness of notices of a daemon whose f
 reads ten times a second, and while it is left alone. Both in pairs whose order changes, each side
 the least of several runs in turns, because what else the machine does only adds; pairs of twice
 the same say what is left of that. A ratio is with over without; it is within its limit if the
-upper end of its interval is. Writes benchmarks/results/metrics.json.
+upper end of its interval is. Where valgrind is, the instructions of the load are counted, too,
+which no other work changes. Writes benchmarks/results/metrics.json.
 """
 
 from __future__ import annotations
@@ -13,29 +14,33 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from bench_placement import NAME, interval, lateness
-from bench_purgatory import machine
 from own_daemon import own_daemon
+from recording import machine, write_section
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "metrics.json"
-PAGE = ROOT / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- metrics: begin -->\n", "<!-- metrics: end -->"
 FLAGS = ["-std=gnu11", "-O3", "-Wall", "-Wextra", "-pthread"]
 WITHOUT = "-DPG_UNMEASURED"
+TIMERS = 65_536
+"""Of one round."""
 COST_MAX = 1.03
 READER_MAX = 1.05
-TRIES = 3
+COUNTING_TRIES, READING_TRIES = 12, 3
+GAP_NS = 1_000_000
+"""Between timers: close enough that a p99 is of some twenty of them."""
 READER = """
 import sys, time
 from purgatoryd.shm_layout.arena import Reader
@@ -70,6 +75,19 @@ def ns_per_timer(binary: Path, rounds: int) -> float:
     return float(json.loads(done.stdout)["ns_per_timer"])
 
 
+def instructions_per_timer(binary: Path) -> float:
+    """Of one round more, message and all."""
+    few, more = (instructions(binary, rounds) for rounds in (1, 2))
+    return (more - few) / TIMERS
+
+
+def instructions(binary: Path, rounds: int) -> int:
+    command = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", str(binary)]
+    run = subprocess.run([*command, str(rounds)], check=True, capture_output=True, text=True)
+    (found,) = re.findall(r"Collected : (\d+)", run.stderr)
+    return int(found)
+
+
 # ---- reading -----------------------------------------------------------------------------------
 
 
@@ -88,26 +106,24 @@ def reading() -> Iterator[None]:
 
 def p99_us(notices: int, *, read: bool) -> float:
     """Lateness at the receipt."""
-    if not read:
-        return lateness(notices)["receipt"]["p99"]
-    with reading():
-        return lateness(notices)["receipt"]["p99"]
+    with reading() if read else nullcontext():
+        return lateness(notices, GAP_NS)["receipt"]["p99"]
 
 
 # ---- pairs -------------------------------------------------------------------------------------
 
 
-def pair(runs: dict[str, Run]) -> dict[str, float]:
+def pair(runs: dict[str, Run], tries: int) -> dict[str, float]:
     """The least of each side."""
-    tries = [{side: run() for side, run in runs.items()} for _ in range(TRIES)]
-    return {side: min(one[side] for one in tries) for side in runs}
+    found = [{side: run() for side, run in runs.items()} for _ in range(tries)]
+    return {side: min(one[side] for one in found) for side in runs}
 
 
-def pairs(count: int, without: Run, with_: Run) -> list[dict[str, float]]:
+def pairs(count: int, tries: int, without: Run, with_: Run) -> list[dict[str, float]]:
     """Both after one another, in an order that changes."""
     order = {"without": without, "with": with_}
     turned = dict(reversed(order.items()))
-    return [pair(turned if number % 2 else order) for number in range(count)]
+    return [pair(turned if number % 2 else order, tries) for number in range(count)]
 
 
 def ratio(found: list[dict[str, float]]) -> dict[str, Any]:
@@ -116,9 +132,11 @@ def ratio(found: list[dict[str, float]]) -> dict[str, Any]:
     return {"ratio": round(median(ratios), 4), "ratio_95": interval(ratios)}
 
 
-def compared(count: int, unit: str, limit: float, without: Run, with_: Run) -> dict[str, Any]:
+def compared(
+    count: int, tries: int, unit: str, limit: float, without: Run, with_: Run
+) -> dict[str, Any]:
     """Pairs of the two, and of twice the same."""
-    found, noise = pairs(count, without, with_), pairs(count, without, without)
+    found, noise = pairs(count, tries, without, with_), pairs(count, tries, without, without)
     figures = ratio(found)
     return {
         "unit": unit,
@@ -132,19 +150,32 @@ def compared(count: int, unit: str, limit: float, without: Run, with_: Run) -> d
     }
 
 
-def counting(folder: Path, count: int, rounds: int) -> dict[str, Any]:
+def counting(folder: Path, count: int, rounds: int, *, exact: bool) -> dict[str, Any]:
     plain, measured = build(folder, WITHOUT), build(folder)
-    return compared(
-        count, "ns of processor time per timer", COST_MAX,
+    found = compared(
+        count, COUNTING_TRIES, "ns of processor time per timer", COST_MAX,
         lambda: ns_per_timer(plain, rounds), lambda: ns_per_timer(measured, rounds),
     )  # fmt: skip
+    if exact:
+        found["instructions"] = counted(plain, measured)
+    return found
+
+
+def counted(plain: Path, measured: Path) -> dict[str, Any]:
+    without, with_ = instructions_per_timer(plain), instructions_per_timer(measured)
+    return {
+        "without": round(without),
+        "with": round(with_),
+        "ratio": round(with_ / without, 4),
+        "met": with_ / without <= COST_MAX,
+    }
 
 
 def being_read(folder: Path, count: int, notices: int) -> dict[str, Any]:
     os.environ["PURGATORYD_DIR"] = str(folder)
     with own_daemon(folder, NAME, []):
         return compared(
-            count, "p99 of lateness in us", READER_MAX,
+            count, READING_TRIES, "p99 of lateness in us", READER_MAX,
             lambda: p99_us(notices, read=False), lambda: p99_us(notices, read=True),
         )  # fmt: skip
 
@@ -159,43 +190,54 @@ def table(found: dict[str, dict[str, Any]]) -> str:
         "| | unit | without | with | ratio | 95 % | noise | at most |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
+    if exact := found["counting"].get("instructions"):
+        rows.append(
+            f"| counting | instructions per timer | {exact['without']} | {exact['with']} "
+            f"| {exact['ratio']:.3f} | | | {COST_MAX}, {met(exact)} |"
+        )
     for name, one in found.items():
         spread, noise = (
             f"{low:.3f} to {high:.3f}" for low, high in (one["ratio_95"], one["noise"]["ratio_95"])
         )
         rows.append(
             f"| {name} | {one['unit']} | {one['without']} | {one['with']} | {one['ratio']:.3f} "
-            f"| {spread} | {noise} | {one['limit']}, {'met' if one['met'] else 'missed'} |"
+            f"| {spread} | {noise} | {one['limit']}, {met(one)} |"
         )
     return "\n".join(rows) + "\n"
 
 
-def write_page(found: dict[str, dict[str, Any]]) -> None:
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(before + BEGIN + table(found) + END + rest.partition(END)[2])
+def met(one: dict[str, Any]) -> str:
+    return "met" if one["met"] else "missed"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=5, help="of 65,536 timers, of one run")
-    parser.add_argument("--notices", type=int, default=400, help="of one run")
+    parser.add_argument("--rounds", type=int, default=5, help=f"of {TIMERS} timers, of one run")
+    parser.add_argument("--notices", type=int, default=2000, help="of one run")
+    parser.add_argument(
+        "--instructions", action=argparse.BooleanOptionalAction,
+        default=shutil.which("valgrind") is not None, help="count them, with valgrind (a minute)",
+    )  # fmt: skip
     parser.add_argument("--dry", action="store_true", help="print only, write nothing")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="purgatoryd-bench-") as directory:
         folder = Path(directory)
         figures = {
-            "counting": counting(folder, arguments.pairs, arguments.rounds),
+            "counting": counting(
+                folder, arguments.pairs, arguments.rounds, exact=arguments.instructions
+            ),
             "being read": being_read(folder, arguments.pairs, arguments.notices),
         }
     print(json.dumps({name: shown(one) for name, one in figures.items()}, indent=1))
     if not arguments.dry:
         document = {
             "command": "make bench-metrics", "machine": machine(), "pairs": arguments.pairs,
-            "tries": TRIES, "rounds": arguments.rounds, "notices": arguments.notices, **figures,
+            "tries": {"counting": COUNTING_TRIES, "being read": READING_TRIES},
+            "rounds": arguments.rounds, "notices": arguments.notices, **figures,
         }  # fmt: skip
         RESULTS.write_text(json.dumps(document, indent=1) + "\n")
-        write_page(figures)
+        write_section("metrics", table(figures))
 
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
-from bench_purgatory import machine
 from flow import beside, journal, jvm, steps
+from recording import machine, write_section
 
 from purgatoryd.pipeline.session import session
 
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "pipeline.json"
-PAGE = ROOT / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- pipeline: begin -->\n", "<!-- pipeline: end -->\n"
 SAMPLE_S = 1.0
 """The kernel counts PSS page by page, 40 ms for each GB: more often would slow what is measured."""
 
@@ -233,9 +231,7 @@ def gigabytes(size: float) -> str:
 
 def write(found: dict[str, Any]) -> None:
     RESULTS.write_text(json.dumps(found, indent=1) + "\n")
-    if PAGE.exists() and BEGIN in (page := PAGE.read_text()):
-        before, _, rest = page.partition(BEGIN)
-        PAGE.write_text(before + BEGIN + table(found) + END + rest.partition(END)[2])
+    write_section("pipeline", table(found))
 
 
 # ---- the command ---------------------------------------------------------------------------------

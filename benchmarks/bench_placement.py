@@ -21,16 +21,14 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from bench_purgatory import machine
 from own_daemon import own_daemon
+from recording import machine, write_section
 
 from purgatoryd.clients import Client, Subscriber
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.paths import paths_in
 
 RESULTS = Path(__file__).resolve().parent / "results" / "placement.json"
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- placement: begin -->\n", "<!-- placement: end -->\n"
 NAME = "bench"
 GAP_NS = 5_000_000
 SOON_NS = 20_000_000
@@ -80,13 +78,13 @@ def daemon(directory: Path, settings: list[str]) -> Iterator[dict[str, Any]]:
         yield {name: figures[name] for name in ("placed", "clamped", "reaper_cpu")}
 
 
-def lateness(notices: int) -> dict[str, Lateness]:
-    """Of timers that are due one after the other, in us."""
+def lateness(notices: int, gap_ns: int = GAP_NS) -> dict[str, Lateness]:
+    """Of timers that are due one after the other, so far apart, in us."""
     fired, received = [], []
     with Subscriber(NAME, timeout=PATIENCE_S) as inbox, Client(NAME, timeout=PATIENCE_S) as timers:
         timers.add_many({
             "key": [f"{n}" for n in range(notices)],
-            "delay_ns": [SOON_NS + n * GAP_NS for n in range(notices)],
+            "delay_ns": [SOON_NS + n * gap_ns for n in range(notices)],
         })  # fmt: skip
         for _ in range(notices):
             notice = inbox.get(PATIENCE_S)
@@ -164,8 +162,7 @@ def table(medians: dict[str, dict[str, Any]]) -> str:
 
 def write(document: dict[str, Any]) -> None:
     RESULTS.write_text(json.dumps(document, indent=1) + "\n")
-    before, begin, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(before + begin + table(document["medians"]) + END + rest.partition(END)[2])
+    write_section("placement", table(document["medians"]))
 
 
 def main() -> None:

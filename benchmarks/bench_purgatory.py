@@ -14,7 +14,6 @@ import argparse
 import itertools
 import json
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -25,6 +24,7 @@ from typing import Any
 from purgatory import cores, report, through
 from purgatory.driver import Driver, RealClock, VirtualClock
 from purgatory.experiment import CASES, SERIES, Experiment, Result
+from recording import machine
 from rich.console import Console
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -149,23 +149,6 @@ def quick(console: Console) -> None:
 
 
 # ---- results -----------------------------------------------------------------------------
-
-
-def machine() -> dict[str, Any]:
-    model = next(
-        (
-            line.split(":")[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.machine(),
-    )
-    return {
-        "cpu": model,
-        "cpus": len(os.sched_getaffinity(0)),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-    }
 
 
 def write(arguments: argparse.Namespace, rows: list[Row]) -> None:

@@ -24,8 +24,8 @@ from statistics import median
 from typing import Any
 
 import posix_ipc
-from bench_purgatory import machine
 from purgatory.through import cpu_seconds
+from recording import machine
 
 from purgatoryd.clients import Admin, AllOf, Client, Purgatory
 from purgatoryd.shm_layout.paths import Paths, paths_in

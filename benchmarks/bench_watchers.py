@@ -23,9 +23,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench_purgatory import machine
 from own_daemon import own_daemon
 from purgatory.through import cpu_seconds
+from recording import machine
 
 from purgatoryd.clients import AllOf, Client, Purgatory, SumOf
 from purgatoryd.shm_layout.arena import Reader

@@ -62,7 +62,7 @@ def test_the_benchmark_of_figures_runs_and_writes_nothing() -> None:
     results = ROOT / "benchmarks" / "results" / "metrics.json"
     before = results.exists() and results.stat().st_mtime_ns
     command = [sys.executable, str(ROOT / "benchmarks" / "bench_metrics.py"), "--dry"]
-    small = ["--pairs", "1", "--rounds", "1", "--notices", "10"]
+    small = ["--pairs", "1", "--rounds", "1", "--notices", "10", "--no-instructions"]
     run = subprocess.run(
         [*command, *small], capture_output=True, text=True, check=False,
         env=os.environ | {"CFLAGS": "-O0"},
