@@ -83,8 +83,20 @@ build/fuzz/decoders.run: build $(VENV)/fuzz.stamp
 	@mkdir -p build/fuzz/corpus/decoders
 	$(BIN)/python tests/fuzz/guided.py $(call fuzzing,decoders)
 
-test-python: build build/crash/crash build/crash/stores ## Python tests alone; ARGS="..." goes to pytest
+# Those of Spark beside all others: either kind waits for long while the other one could work. What
+# Spark's said is shown at their end.
+test-python: build build/crash/crash build/crash/stores ## Python tests alone; with ARGS="...", which goes to pytest, in one process
+ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
+else
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going build/tests-of-spark build/tests-of-others
+endif
+
+.PHONY: build/tests-of-spark build/tests-of-others
+build/tests-of-spark:
+	@$(BIN)/python -m pytest -m spark >$@.log 2>&1; code=$$?; cat $@.log; exit $$code
+build/tests-of-others:
+	@$(BIN)/python -m pytest -m "not spark"
 
 soak: build ## a daemon and its workers, killed at random for SECONDS=60, with a ledger; ARGS=--audit: its journal, too
 	PYTHONPATH=tests $(BIN)/python tests/crash/soak.py $(SECONDS) $(ARGS)
@@ -191,10 +203,9 @@ build/sanitize/tests/%: tests/c/%.c build/sanitize/core.a $(TESTS_H) $(CORE_H)
 	@mkdir -p $(@D)
 	$(CC) $(STRICT) $(SANITIZE) -Ishm_layout -o $@ $< build/sanitize/core.a
 
-# The warning that fences are not sanitized is of no interest.
-build/thread/%: tests/c/%.c $(CORE_C) $(TESTS_H) $(CORE_H)
+build/thread/%: tests/c/%.c $(CORE_C:shm_layout/%.c=build/crash/seen/%.o) $(TESTS_H) $(CORE_H)
 	@mkdir -p $(@D)
-	$(CC) -std=c11 -w -pthread -g -O1 -fsanitize=thread -Ishm_layout -o $@ $< $(CORE_C)
+	$(CC) -std=c11 -w -pthread -g -O1 -fsanitize=thread -Ishm_layout -o $@ $(filter %.c %.o,$^)
 
 build/sanitize/fuzz/%: tests/fuzz/%.c tests/fuzz/main.c build/sanitize/core.a $(TESTS_H) $(CORE_H)
 	@mkdir -p $(@D)
@@ -209,8 +220,8 @@ build/crash/crash: $(STEPS_C) $(CORE_C) $(CRASH_H) $(TESTS_H) $(CORE_H)
 	@mkdir -p $(@D)
 	$(CC) $(STRICT) -O3 -fvisibility=hidden -Ishm_layout -Itests/c -o $@ $(STEPS_C) $(CORE_C)
 
-# The core with a call before each store, for stores.c. The warning that fences are not sanitized
-# is of no interest.
+# The core with a call before each store, for stores.c and ThreadSanitizer's own use. The warning
+# that fences are not sanitized is of no interest.
 build/crash/seen/%.o: shm_layout/%.c $(CORE_H)
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -w -O3 -fvisibility=hidden -fsanitize=thread -c -o $@ $<

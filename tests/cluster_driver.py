@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 from click.testing import CliRunner
 from pyspark.sql import DataFrame, SparkSession
+from small_plans import INTERPRETED
 
 from purgatoryd.cli.app import app
 from purgatoryd.pipeline.session import session
@@ -82,6 +83,8 @@ def main(master: str) -> None:
     writer.options(name="demo", to="files").save("spool")
     writer = timers(spark, "added").write.format("purgatoryd").mode("append")
     writer.options(name="demo", directory=os.environ["PURGATORYD_DIR"]).save()
+    for setting, value in INTERPRETED.items():  # so far plans were compiled, as Spark does
+        spark.conf.set(setting, value)
     commands = {name: told(master, name) for name in COMMANDS}
     print(json.dumps({"cwds": sorted(cwds), "records": records, "commands": commands}))
 

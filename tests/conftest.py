@@ -29,6 +29,14 @@ if TYPE_CHECKING:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what `make test-python` runs apart: tests in the Spark session, and those that share
+    with them what takes long to make."""
+    for item in items:
+        if {"spark", "flown"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker("spark")
+
+
 class StartDaemon(Protocol):
     """Starts a daemon; `args` are those of `purgatoryd run`."""
 

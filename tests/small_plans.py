@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from purgatoryd.pipeline.session import QUIET
 
-SMALL_PLANS = {
-    # Nothing runs so long that compiling more of Java would pay, either.
-    "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {QUIET}",
-    "spark.sql.shuffle.partitions": "2",
+INTERPRETED = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+"""What a session may be told at any time."""
+SMALL_PLANS = INTERPRETED | {
+    # Nothing runs so long that compiling more of Java would pay, either.
+    "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {QUIET}",
+    "spark.sql.shuffle.partitions": "2",
 }

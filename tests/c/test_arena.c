@@ -331,10 +331,12 @@ static void step_convert(struct world *w)
     move_to(w, &to);
 }
 
+static uint64_t worlds = 150;
+
 static void random_steps(void)
 {
-    enum { WORLDS = 150, STEPS = 400 };
-    for (uint64_t seed = 1; seed <= WORLDS; seed++) {
+    enum { STEPS = 400 };
+    for (uint64_t seed = 1; seed <= worlds; seed++) {
         struct world w;
         world_open(&w, seed);
         for (int i = 0; i < STEPS; i++) {
@@ -566,10 +568,15 @@ static void damaged_previous(void)
     }
 }
 
-int main(void)
+/* With an argument: so many worlds of random steps, and nothing else. */
+int main(int argc, char **argv)
 {
     memset(pattern, 'p', sizeof pattern);
+    if (argc > 1)
+        worlds = strtoull(argv[1], NULL, 10);
     RUN(random_steps);
+    if (argc > 1)
+        return 0;
     RUN(a_wall_timer_waits_for_the_wall_clock);
     RUN(a_notice_that_was_not_sent_is_not_withdrawn);
     RUN(messages);
