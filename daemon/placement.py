@@ -57,10 +57,13 @@ class Placement:
     @property
     def placed(self) -> Placed:
         """What is in force."""
-        plan = self.plan
-        spin = PlacementPart.SPIN if plan.spin_ns else PlacementPart(0)
+        plan, parts = self.plan, self._applied
+        if plan.spin_ns:
+            parts |= PlacementPart.SPIN
+        if plan.core_chosen and PlacementPart.CPUS in parts:
+            parts |= PlacementPart.CORE
         return Placed(
-            plan.mode, plan.node, plan.memory_node, plan.reaper_cpu, self._applied | spin,
+            plan.mode, plan.node, plan.memory_node, plan.reaper_cpu, parts,
             plan.clamped | self._refused, self._pages_sampled, self._pages_elsewhere,
         )  # fmt: skip
 

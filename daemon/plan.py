@@ -31,6 +31,8 @@ class Plan:
     """Where the arena is to be; None where there is only one such node."""
     reaper: frozenset[int] = frozenset()
     """CPUs of the loop."""
+    core_chosen: bool = False
+    """They are a core that was chosen, and is left for a better one."""
     others: frozenset[int] = frozenset()
     """CPUs of all other threads."""
     realtime: int = 0
@@ -180,7 +182,7 @@ def _on_cores(draft: _Draft, chosen: Plan, wanted: Node | None) -> Plan:
     others = _other_cpus(draft, here, loop)
     draft.why(f"the loop is on CPU {loop} of node {node.id}: {_why_core(draft, loop, others)}")
     draft.why(f"libzmq and the committer are on {cpu_text(others)} of the same node")
-    return replace(chosen, reaper=frozenset({loop}), others=others)
+    return replace(chosen, reaper=frozenset({loop}), core_chosen=True, others=others)
 
 
 def _without_a_core(draft: _Draft, chosen: Plan, here: frozenset[int]) -> Plan:

@@ -99,7 +99,8 @@ enum pg_placement_part {
     PG_PL_REALTIME = 4,           /* the loop runs under SCHED_FIFO */
     PG_PL_LOCK = 8,               /* memory stays in RAM */
     PG_PL_HUGE = 16,              /* the arena has huge pages */
-    PG_PL_SPIN = 32               /* the loop does not sleep shortly before a deadline */
+    PG_PL_SPIN = 32,              /* the loop does not sleep shortly before a deadline */
+    PG_PL_CORE = 64               /* it chose the core of its loop, and leaves it for a better one */
 };
 enum pg_placement_mode { PG_PLACE_NONE, PG_PLACE_AUTO, PG_PLACE_EXPLICIT, PG_PLACE_MODES };
 

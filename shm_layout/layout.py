@@ -271,6 +271,7 @@ class PlacementPart(enum.IntFlag):
     LOCK = lib.PG_PL_LOCK
     HUGE = lib.PG_PL_HUGE
     SPIN = lib.PG_PL_SPIN
+    CORE = lib.PG_PL_CORE
 
 
 def kernel_number(stored: int) -> int | None:

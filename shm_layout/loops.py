@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from purgatoryd.shm_layout import segment
 from purgatoryd.shm_layout._core import ffi, lib
-from purgatoryd.shm_layout.layout import ABI, PlacementMode, kernel_number, size_of
+from purgatoryd.shm_layout.layout import ABI, PlacementPart, kernel_number, size_of
 
 _HEADER_BYTES = size_of("pg_header")
 
@@ -46,7 +46,7 @@ def _loops(path: str) -> list[Loop]:
     arena = header.magic == lib.PG_MAGIC and header.abi_major == ABI[0]
     cpu, pid = kernel_number(header.placement.reaper_cpu), int(header.daemon_pid)
     alive = arena and os.path.exists(f"/proc/{pid}")
-    chosen = header.placement.mode == PlacementMode.AUTO
+    chosen = PlacementPart.CORE in PlacementPart(header.placement.applied)
     return [Loop(cpu, pid, chosen)] if alive and cpu is not None else []
 
 

@@ -31,11 +31,12 @@ from purgatoryd.daemon.plan import plan
 from purgatoryd.shm_layout import keys, memory, segment
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Placed
-from purgatoryd.shm_layout.layout import ABI, PlacementMode, PlacementPart, size_of
+from purgatoryd.shm_layout.layout import ABI, PlacementPart, size_of
 from purgatoryd.shm_layout.loops import Loop, loop_cpus, loops
 from purgatoryd.shm_layout.topology import cpu_text, read, worker_cpus
 
 Cpus = set[int]
+CORE = PlacementPart.CORE
 STRANGER = 4242
 
 
@@ -227,11 +228,11 @@ def write_header(
     path: Path,
     cpu: int,
     magic: int = lib.PG_MAGIC,
-    mode: PlacementMode = PlacementMode.AUTO,
+    parts: PlacementPart = PlacementPart.CPUS | CORE,
 ) -> None:
     """The arena of a daemon that lives as long as this process, and has its loop there."""
     header = ffi.new("struct pg_header *")
-    header.placement.mode = mode
+    header.placement.applied = parts
     header.magic, header.abi_major, header.daemon_pid = magic, ABI[0], os.getpid()
     header.placement.reaper_cpu = cpu + 1
     path.write_bytes(ffi.buffer(header)[:])
@@ -267,22 +268,34 @@ def test_a_daemon_makes_room_for_one_that_comes(
 
 
 @pytest.mark.parametrize(
-    ("smaller", "mode", "cpu"),
+    ("given", "leaves"), [({}, CORE), ({"node": 0}, CORE), ({"cpus": "3,0-2"}, PlacementPart(0))]
+)
+def test_who_chose_its_core_says_so(
+    given: dict[str, Any], leaves: PlacementPart, asked: list[tuple[Cpus, Cpus]], tmp_path: Path
+) -> None:
+    arena: Any = FakeArena()
+    Placement(Config("demo", **given), "/purgatoryd.demo", tmp_path).settle(arena)
+    assert asked == [({3}, {0, 1, 2})]
+    assert arena.placed.applied & CORE == leaves
+
+
+@pytest.mark.parametrize(
+    ("smaller", "parts", "cpu"),
     [
-        (True, PlacementMode.AUTO, 3),
-        (False, PlacementMode.AUTO, 2),
-        (True, PlacementMode.EXPLICIT, 2),  # that one cannot leave
+        (True, PlacementPart.CPUS | CORE, 3),
+        (False, PlacementPart.CPUS | CORE, 2),
+        (True, PlacementPart.CPUS, 2),  # that one cannot leave
     ],
 )
 def test_of_two_daemons_that_chose_one_core_the_one_with_the_smaller_pid_stays(
-    smaller: bool, mode: PlacementMode, cpu: int, asked: list[tuple[Cpus, Cpus]],
+    smaller: bool, parts: PlacementPart, cpu: int, asked: list[tuple[Cpus, Cpus]],
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     arena: Any = FakeArena()
     one = Placement(Config("demo"), "/purgatoryd.demo", tmp_path)
     one.settle(arena)
     assert arena.placed.reaper_cpu == 3
-    write_header(tmp_path / "shm" / "purgatoryd.other", 3, mode=mode)
+    write_header(tmp_path / "shm" / "purgatoryd.other", 3, parts=parts)
     theirs = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: theirs - 1 if smaller else theirs + 1)
     one.look(arena)
@@ -327,7 +340,7 @@ def test_a_cgroup_that_takes_and_gives_back(
     Machine({0: range(4)}, cgroup=(0, 1, 2)).lay_out(tmp_path)
     one.look(arena)
     one.look(arena)
-    assert (arena.placed.applied, arena.placed.reaper_cpu) == (PlacementPart.CPUS, 2)
+    assert (arena.placed.applied, arena.placed.reaper_cpu) == (PlacementPart.CPUS | CORE, 2)
     assert asked == [({3}, {0, 1, 2}), ({0, 1}, {0, 1}), ({2}, {0, 1})]
     assert "the scheduler does better than a pin" in capfd.readouterr().err
 
