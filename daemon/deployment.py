@@ -263,7 +263,8 @@ class Deployment:
     def _stop_all(self) -> None:
         if not self._stopped:
             self._life.enter(STOPPED)
-            self._signal_all(signal.SIGTERM)
+            for shard in self._shards:
+                shard.stop()
 
     def _look_at(self, shard: Shard, now_ns: int) -> None:
         shard.hear()
@@ -339,14 +340,23 @@ class Deployment:
     def _beat(self, now_ns: int) -> None:
         """The manager hears of this loop's progress, and this loop of that of each shard."""
         self._next_beat_ns = now_ns + self._beat_ns
-        if self._life.state is RECOVERING:
-            count = sum(shard.state is State.READY for shard in self._shards)
-            self._manager.step(f"recovering: {count} of {len(self._shards)} shards are ready")
-        self._manager.alive()
-        self._life.beat()
         for shard in self._shards:
             self._end_silent(shard)
             shard.beat()
+        self._ask_for_time()
+        self._manager.alive()
+        self._life.beat()
+
+    def _ask_for_time(self) -> None:
+        """For a start, in which shards that hang are killed; for an end while one gets further, so
+        that one that hangs has as long as a daemon alone."""
+        count = len(self._shards)
+        if self._life.state is RECOVERING:
+            ready = sum(shard.state is State.READY for shard in self._shards)
+            self._manager.step(f"recovering: {ready} of {count} shards are ready")
+        elif self._stopped and any(shard.moves for shard in self._shards):
+            ended = sum(shard.state is State.ENDED for shard in self._shards)
+            self._manager.step(f"stopping: {ended} of {count} shards have ended")
 
     def _end_silent(self, shard: Shard) -> None:
         """One that hangs is started again; one that is to end may take its time."""
@@ -416,9 +426,11 @@ class Deployment:
             return
         self._draining = bool(flags & FLAG_DRAIN)
         for shard in self._shards:
-            shard.tell(wire.encode_frame(Kind.STOP, flags=flags & (FLAG_DRAIN | FLAG_RESUME)))
             if not self._draining and shard.state is State.ENDED:
                 shard.try_again(boot_ns())
+        self._settle()  # who is drained may end before it is told anything else
+        for shard in self._shards:
+            shard.tell(wire.encode_frame(Kind.STOP, flags=flags & (FLAG_DRAIN | FLAG_RESUME)))
 
     # ---- births ----------------------------------------------------------------------------------
 
@@ -479,13 +491,10 @@ class Deployment:
             os.read(self._wake_fd, SIGNALS_AT_ONCE)
         return ready
 
-    def _signal_all(self, number: signal.Signals) -> None:
-        for shard in self._shards:
-            shard.signal(number)
-
     def _end_all(self) -> None:
         """Whatever happened: no shard outlives this."""
-        self._signal_all(signal.SIGTERM)
+        for shard in self._shards:
+            shard.signal(signal.SIGTERM)
         for shard in self._shards:
             shard.wait()
 

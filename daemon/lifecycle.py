@@ -160,6 +160,12 @@ class LifeCycle(Life[Degraded]):
         self._arena = arena
         self._store()
 
+    def beat(self) -> None:
+        """Also in the arena: who runs a shard sees by it that an end gets further."""
+        super().beat()
+        if self._arena is not None:
+            self._arena.progress(boot_ns())
+
     def _store(self) -> None:
         if self._arena is not None:
             self._arena.set_daemon_state(self.state, self.why, self._since_boot_ns)

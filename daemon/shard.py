@@ -128,6 +128,11 @@ class Shard:
         return "gets no further in its start" if self.still_beats >= STILL_BEATS_MAX else ""
 
     @property
+    def moves(self) -> bool:
+        """Whether it had got further at the last beat: its start, its loop, or its end."""
+        return self._process is not None and not (self.silent_beats or self.still_beats)
+
+    @property
     def trouble(self) -> Trouble | None:
         """Why it does not serve as it should; None = it does, or has ended as wished."""
         if self.state is State.GIVEN_UP:
@@ -175,6 +180,13 @@ class Shard:
         """Sends a signal to its process, if there is one."""
         if self._process is not None:
             self._process.send_signal(number)
+
+    def stop(self) -> None:
+        """Has its process end, after what it was told before."""
+        if self._admin is None:
+            self.signal(signal.SIGTERM)
+        else:
+            self.tell(wire.encode_frame(Message.STOP))
 
     def tell(self, request: bytes) -> None:
         """Sends a request on its admin lane, if it is ready; nobody waits for the answer."""

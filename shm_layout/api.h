@@ -260,6 +260,8 @@ int pg_drained(const struct pg_arena *a);
 void pg_start_epoch(struct pg_arena *a, const uint8_t boot_id[16]);
 void pg_beat(struct pg_arena *a, int64_t real_boot_ns, uint64_t turns, uint64_t wakeups,
              uint64_t sent);
+/* The daemon got further, though its loop does not turn: in its start, or in its end. */
+void pg_progress(struct pg_arena *a, int64_t real_boot_ns);
 
 /* ---- how long things take (metrics.c) --------------------------------------------------- */
 

@@ -602,5 +602,10 @@ void pg_beat(struct pg_arena *a, int64_t real_boot_ns, uint64_t turns, uint64_t 
     a->header->loop_turns = turns;
     a->metrics->wakeups = wakeups;
     a->metrics->messages_sent = sent;
+    pg_progress(a, real_boot_ns);
+}
+
+void pg_progress(struct pg_arena *a, int64_t real_boot_ns)
+{
     STORE_RELEASE(&a->header->heartbeat_boot_ns, real_boot_ns);
 }

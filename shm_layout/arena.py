@@ -532,6 +532,10 @@ class Arena(_Owned):
         """Stores the loop's progress for readers."""
         lib.pg_beat(self._a, real_boot_ns, turns, wakeups, sent)
 
+    def progress(self, real_boot_ns: int) -> None:
+        """Stores for readers that the daemon got further, though its loop does not turn."""
+        lib.pg_progress(self._a, real_boot_ns)
+
     def check(self) -> None:
         """Walks everything; raises ArenaBroken with the first broken invariant."""
         if not lib.pg_check(self._a, self._fault):

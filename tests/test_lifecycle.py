@@ -308,6 +308,8 @@ def test_a_manager_is_told_when_the_daemon_is_ready_alive_and_at_its_end(
     heard = manager.hears("STATUS=writing a snapshot")
     assert "STOPPING=1" in heard
     assert heard[-2].startswith("EXTEND_TIMEOUT_USEC=")
+    with contextlib.closing(Reader.attach(real.paths)) as reader:
+        assert reader.header.heartbeat_boot_ns > reader.header.daemon_since_boot_ns
 
 
 def test_a_daemon_sleeps_again_after_it_read_its_settings(

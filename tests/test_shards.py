@@ -444,6 +444,20 @@ def test_who_hangs_is_killed_unless_it_is_to_end(monkeypatch: pytest.MonkeyPatch
         assert killed == ([] if draining else ["demo-1-0", "demo-1-1"])
 
 
+def test_an_end_has_more_time_while_a_shard_gets_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, said = looks_after(State.ENDED, State.READY), list[str]()
+    one._life.state = DaemonState.STOPPED
+    one._manager = cast("Any", SimpleNamespace(step=said.append, alive=lambda: None))
+    last, arena = one._shards[1], Told()
+    for name, value in {"_process": one, "_admin": one, "_arena": arena, "tell": id}.items():
+        monkeypatch.setattr(last, name, value)
+    for moves in (1, 1, 0, 0, 1):
+        arena.beat_boot_ns += moves
+        one._beat(0)
+        assert said == ["stopping: 1 of 2 shards have ended"] * moves
+        said.clear()
+
+
 def looks_after(*states: State, wake_fd: int = -1) -> Deployment:
     """A deployment whose shards are in these states, without processes."""
     nothing: Any = SimpleNamespace(

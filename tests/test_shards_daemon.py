@@ -371,11 +371,8 @@ def test_a_deployment_is_degraded_while_a_shard_is_not_there(
     manager.hears("STATUS=ready")
     assert standing()["condition"] == "ready"
     assert figure("degraded", reason="shard_restarting") == 0
-    with listener:
-        move = {"state": "degraded", "was": "ready", "why": ["shard_restarting"]}
-        eventually(lambda: move_in(listener.get(PATIENCE_S)) == move)
-        move = {"state": "ready", "was": "degraded", "why": []}
-        eventually(lambda: move_in(listener.get(PATIENCE_S)) == move)
+    hears_move(listener, "degraded", "ready", "shard_restarting")
+    hears_move(listener, "ready", "degraded")
     assert f"purgatoryd: degraded: {why} [name=demo state=degraded was=ready]" in demo.stderr
     with Admin("demo") as admin, Client("demo", namespace=one_in(demo, 0)) as timers:
         timers.add("k", FAR)
@@ -384,6 +381,8 @@ def test_a_deployment_is_degraded_while_a_shard_is_not_there(
         eventually(lambda: standing()["condition"] == "draining")
         admin.resume()
         manager.hears("STATUS=ready")
+        eventually(lambda: states(demo) == ["ready", "ready"])  # one of them was drained
+        eventually(lambda: standing()["condition"] == "ready")
     held = pid_of(demo, 0)
     os.kill(held, signal.SIGSTOP)
     fill(manager)
@@ -391,9 +390,17 @@ def test_a_deployment_is_degraded_while_a_shard_is_not_there(
     eventually(lambda: standing()["condition"] == "stopped")
     manager.hears("STOPPING=1")  # at a later beat: before, its queue was full
     os.kill(held, signal.SIGCONT)
+    hears_move(listener, "stopped", "ready")
     demo.stop()
     assert (standing()["condition"], standing()["pid"]) == ("stopped", 0)
+    listener.close()
     manager.socket.close()
+
+
+def hears_move(listener: Subscriber, state: str, was: str, *why: str) -> None:
+    """Waits until the deployment tells this move."""
+    move = {"state": state, "was": was, "why": [*why]}
+    eventually(lambda: move_in(listener.get(PATIENCE_S)) == move)
 
 
 def move_in(notice: Notice | None) -> object:
@@ -527,7 +534,9 @@ def test_stop_drain_and_resume_are_for_all(demo: Daemon) -> None:
         client.cancel("k")
         client.cancel("again")
         client.close()
-    done = cli("stop", "--drain", "--json")
+    with Subscriber("demo", namespace=EVENTS_NAMESPACE, topics=[EVENTS_TOPIC]) as listener:
+        done = cli("stop", "--drain", "--json")
+        hears_move(listener, "draining", "ready")
     assert done.exit_code == Exit.DONE, done.output
     assert json.loads(done.stdout)["armed"] == 0
     assert demo.process.wait(30) == 0
