@@ -22,6 +22,7 @@ import time
 import traceback
 import urllib.request
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -38,7 +39,8 @@ Value = TypeVar("Value")
 
 PATIENCE_S = 60.0
 DROP_INS = Path("/etc/systemd/system")
-PROBED = Path("/var/lib/purgatoryd/probed.json")
+STATE = Path("/var/lib/purgatoryd")
+PROBED = STATE / "probed.json"
 OPERATIONS = Path(__file__).resolve().parent.parent / "docs" / "operations.md"
 LOCKED = 0, errno.ENOMEM
 """Answers to mlock: a container's limit may be lower than what the unit asks for."""
@@ -66,8 +68,8 @@ def shown(name: str, unit: str = "purgatoryd") -> str:
     return systemctl("show", "--value", "-p", name, unit)
 
 
-def main_pid() -> int:
-    return int(shown("MainPID"))
+def main_pid(unit: str = "purgatoryd") -> int:
+    return int(shown("MainPID", unit))
 
 
 def purgatoryd(*args: str) -> tuple[int, str]:
@@ -85,13 +87,14 @@ def eventually(fact: Callable[[], Value]) -> Value:
     return value
 
 
-def another(pid: int) -> int:
+def another(pid: int, unit: str = "purgatoryd") -> int:
     """The main process, once it is ready and another one."""
-    return eventually(lambda: (now := main_pid()) != pid and shown("SubState") == "running" and now)
+    running = partial(shown, "SubState", unit)
+    return eventually(lambda: (now := main_pid(unit)) != pid and running() == "running" and now)
 
 
-def ticket_of(key: str) -> int | None:
-    with Client("default") as client:
+def ticket_of(key: str, name: str = "default", namespace: str = "default") -> int | None:
+    with Client(name, namespace=namespace, timeout=PATIENCE_S) as client:
         found = client.get(key)
     return found.ticket if found else None
 
@@ -370,11 +373,43 @@ def a_stopped_daemon_stays_so_until_the_next_start() -> None:
     eventually(lambda: shown("ActiveState") == "inactive")
 
 
+def a_unit_with_a_journal_has_its_timers_also_without_shared_memory() -> None:
+    unit = "purgatoryd@web"
+    with Path("/etc/purgatoryd/web.toml").open("a") as settings:
+        settings.write(f'journal = "{STATE}"\n')
+    systemctl("start", unit)
+    with Client("web", durable=True, timeout=PATIENCE_S) as client:
+        ticket = client.add("kept", delay=FAR_S).ticket
+    systemctl("restart", unit)
+    assert ticket_of("kept", "web") == ticket
+    pid = main_pid(unit)
+    forget_memory_of("web")
+    os.kill(pid, signal.SIGKILL)
+    another(pid, unit)
+    assert ticket_of("kept", "web") == ticket
+    assert shown("StatusText", unit) == "ready"
+    systemctl("stop", unit)
+
+
+def forget_memory_of(name: str) -> None:
+    """As a reboot does, for who starts next."""
+    found = [*Path("/dev/shm").glob(f"purgatoryd.{name}*")]
+    assert found
+    for path in found:
+        path.unlink()
+
+
 # ---- shards ----------------------------------------------------------------------------------
 
 
 def a_unit_of_shards_is_started_when_all_are_ready() -> None:
-    settings = 'shards = 2\nlog-level = "info"\ncapacity = 1000\npayload-memory = "1M"\n'
+    settings = f"""
+        shards = 2
+        journal = "{STATE}"
+        log-level = "info"
+        capacity = 1000
+        payload-memory = "1M"
+    """
     Path("/etc/purgatoryd/many.toml").write_text(settings)
     systemctl("start", MANY)
     assert shown("StatusText", MANY) == "ready"
@@ -496,6 +531,22 @@ def shards_stop_and_start_with_their_unit() -> None:
     systemctl("start", MANY)
     assert has_far(0)
     assert has_far(1)
+
+
+def another_number_of_shards_is_ready_once_it_has_all_timers() -> None:
+    names = name_in(0), name_in(1)
+    tickets = [ticket_of("far", "many", name) for name in names]
+    assert all(tickets)
+    drop_in(MANY, "[Service]\nEnvironment=PURGATORYD_SHARDS=3\n")
+    systemctl("restart", MANY)
+    assert table().daemons == ["many-2-0", "many-2-1", "many-2-2"]
+    assert [ticket_of("far", "many", name) for name in names] == tickets
+    pid = main_pid(MANY)
+    forget_memory_of("many-2-")
+    os.kill(pid, signal.SIGKILL)
+    another(pid, MANY)
+    assert [ticket_of("far", "many", name) for name in names] == tickets
+    assert purgatoryd("status", "--name", "many")[0] == 0
     systemctl("stop", MANY)
 
 
@@ -520,6 +571,7 @@ STEPS = (
     the_endpoint_tells_whether_the_daemon_is_up,
     settings_that_are_refused_are_not_tried_again,
     a_stopped_daemon_stays_so_until_the_next_start,
+    a_unit_with_a_journal_has_its_timers_also_without_shared_memory,
     a_unit_of_shards_is_started_when_all_are_ready,
     a_killed_shard_comes_back_and_its_unit_does_not_notice,
     a_shard_that_hangs_is_started_again_and_its_unit_does_not_notice,
@@ -527,6 +579,7 @@ STEPS = (
     shards_are_seen_by_the_page_for_people,
     a_deployment_that_hangs_is_killed_by_the_watchdog_and_keeps_its_timers,
     shards_stop_and_start_with_their_unit,
+    another_number_of_shards_is_ready_once_it_has_all_timers,
     shards_that_are_refused_are_not_tried_again,
 )
 
