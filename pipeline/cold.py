@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from purgatoryd.pipeline.repeats import suspected
 from purgatoryd.pipeline.schemas import COLD, TOMBSTONES, Table
 from purgatoryd.pipeline.tier import (
     HOUR_NS,
@@ -188,7 +189,8 @@ def check_keys(tier: Tier, rows: DataFrame, staged: Path, *, replacing: bool) ->
     is not replaced; with how many, and some of them."""
     spark = rows.sparkSession
     keys = spark.read.schema(COLD.spark()).parquet(str(staged)).select(KEY)
-    older = None if replacing else unpromoted(spark, tier, tier.version()).where(LOADED)
+    version = Version() if replacing else tier.version()
+    older = unpromoted(spark, tier, version).where(LOADED).select(KEY)
     twice, there = suspected(keys, older)
     if twice:
         repeated = keys.groupBy(KEY).count().where("count > 1")
@@ -202,22 +204,6 @@ LOADED = "ticket IS NULL"
 """Not parked: those are known by their tickets."""
 
 
-def suspected(keys: DataFrame, older: DataFrame | None) -> tuple[int, int]:
-    """How many keys may stand there twice, and how many among `older` ones, dead or alive. By
-    their hashes, because numbers are grouped faster than keys."""
-    from pyspark.sql import functions as f
-
-    hashed = keys.select(f.xxhash64(*KEY).alias("hash"), f.lit(1).alias("own"))
-    if older is not None:
-        hashed = hashed.unionAll(older.select(f.xxhash64(*KEY), f.lit(0)))
-    seen = hashed.groupBy("hash").agg(f.sum("own").alias("own"), f.count("*").alias("times"))
-    found = seen.agg(
-        f.count_if(f.expr("own > 1")), f.count_if(f.expr("own > 0 AND times > own"))
-    ).first()
-    assert found is not None
-    return found[0], found[1]
-
-
 def refuse_keys(keys: DataFrame, what: str) -> None:
     """Raises InvalidRows if there is one."""
     if count := keys.count():
@@ -226,7 +212,7 @@ def refuse_keys(keys: DataFrame, what: str) -> None:
 
 
 def shaped(rows: DataFrame, number: int) -> DataFrame:
-    """The columns of the tier, and the hour. Raises InvalidRows for columns that are not.
+    """The columns of the tier. Raises InvalidRows for columns that are not.
 
     A deadline that is no time becomes null.
     """
@@ -247,15 +233,7 @@ def shaped(rows: DataFrame, number: int) -> DataFrame:
         "daemon": f.lit(None).cast("string"),
         "ticket": f.lit(None).cast("long"),
     }
-    shaped = rows.select([columns[name].alias(name) for name in COLD.names])
-    return with_hour(shaped)
-
-
-def with_hour(rows: DataFrame) -> DataFrame:
-    """The hour in which they are due, as write_rows needs it."""
-    from pyspark.sql import functions as f
-
-    return rows.withColumn("hour", f.expr(f"deadline_ns div {HOUR_NS}"))
+    return rows.select([columns[name].alias(name) for name in COLD.names])
 
 
 def check_columns(given: Mapping[str, str]) -> None:
@@ -282,18 +260,26 @@ _DEADLINE_NS = f"if({_WHOLE} = try_cast(deadline_ns as decimal(38, 9)), {_WHOLE}
 
 def write_rows(rows: DataFrame, staged: Path) -> None:
     """Sorted files by hour. Raises InvalidRows, with how many are bad and some of them."""
-    from pyspark.sql import Observation
     from pyspark.sql import functions as f
 
-    seen, bad = Observation(), f.expr(_BAD)
-    watched = rows.observe(seen, f.count_if(bad).alias("bad"))
-    ordered = watched.repartition("hour").sortWithinPartitions("hour", "deadline_ns")
+    hour = f.expr(f"if({_BAD}, null, deadline_ns div {HOUR_NS})")
+    ordered = rows.withColumn("hour", hour).repartition("hour")
+    ordered = ordered.sortWithinPartitions("hour", "deadline_ns")
     ordered.write.partitionBy("hour").options(**WRITING).parquet(str(staged), mode="overwrite")
-    if not any(staged.glob("hour=*")):
-        return  # no row: of a plan that Spark finds empty while it runs, nothing is observed
-    if count := seen.get["bad"]:
-        some = rows.filter(bad).limit(3).select("namespace", "key", "deadline_ns").collect()
-        raise InvalidRows(f"{count} rows have a bad key, name, payload or deadline: {some}", -1)
+    refuse_bad(rows.sparkSession, staged / NO_HOUR)
+
+
+NO_HOUR = "hour=__HIVE_DEFAULT_PARTITION__"
+"""Where Spark puts rows whose hour is null: bad ones, so that no pass has to look for them."""
+
+
+def refuse_bad(spark: SparkSession, folder: Path) -> None:
+    """Raises InvalidRows if there is a folder of bad rows."""
+    if folder.is_dir():
+        bad = spark.read.schema(COLD.spark()).parquet(str(folder))
+        some = bad.limit(3).select("namespace", "key", "deadline_ns").collect()
+        what = f"{bad.count()} rows have a bad key, name, payload or deadline: {some}"
+        raise InvalidRows(what, -1)
 
 
 _BAD = f"""
@@ -460,7 +446,7 @@ def stage_left(spark: SparkSession, tier: Tier, old: list[ColdFile], staged: Pat
     """Writes what files have that is of use."""
     rows = beyond(rows_of(spark, tier, old), tier.frontier("hot"))
     left = alive(rows, tombstones_of(spark, tier, tier.version().tombstones))
-    write_rows(with_hour(left), staged)
+    write_rows(left, staged)
 
 
 def _compacted(tier: Tier, old: list[ColdFile], parts: tuple[ColdFile, ...]) -> Version:

@@ -33,7 +33,6 @@ from purgatoryd.pipeline.cold import (
     rows_of,
     staging,
     tombstones_of,
-    with_hour,
     write_rows,
     write_tombstones,
 )
@@ -165,7 +164,7 @@ def stage_parked(
     rows = fresh.unionByName(moved.select(fresh.columns))
     due_ns = F.coalesce("moved_ns", "deadline_ns")
     made = rows.withColumns({"deadline_ns": due_ns, "version": F.lit(number).cast("long")})
-    write_rows(with_hour(made.select(COLD.names)), staged)
+    write_rows(made.select(COLD.names), staged)
     write_tombstones(ended.unionByName(moved.select(ended.columns)), number, staged / STONES)
 
 
