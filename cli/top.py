@@ -172,7 +172,7 @@ def runner(view: View) -> Text:
         return Text("nothing is known of the process that runs them", "red")
     text = Text(f"run by process {one.pid}, " if one.pid else "run by no process, ")
     text.append(one.condition, COLOURS.get(one.condition, "red"))
-    text.append(f"; {one.restarts} restarts")
+    text.append(f"; restarts: {one.restarts}")
     return text.append("".join(f"; {visible(reason)}" for reason in one.reasons))
 
 

@@ -324,7 +324,7 @@ def test_top_of_a_deployment_and_of_its_shards(three: Daemon) -> None:
     arm(SPACES)
     shown = top()
     assert re.search(r"demo +3 of 3 shards ready", shown)
-    assert f"run by process {three.pid}, ready; 0 restarts" in shown
+    assert f"run by process {three.pid}, ready; restarts: 0" in shown
     one = json.loads(top("--shard", "1", "--json"))
     whole = json.loads(top("--json"))
     assert one["name"] == whole["shards"][1]["name"] == "demo-1-1"
@@ -341,7 +341,7 @@ def shows_who_runs_it(three: Daemon, file: StandingFile) -> None:
     now_ns, why = boot_ns(), "demo-1-1 does not answer"
     standing = Standing(DaemonState.DEGRADED, three.pid, now_ns, now_ns, [], [why], 3, 2, 4)
     file.write(standing)
-    assert f"run by process {three.pid}, degraded; 4 restarts; {why}" in top()
+    assert f"run by process {three.pid}, degraded; restarts: 4; {why}" in top()
     told = json.loads(top("--json", "--frozen-after", "1ms"))
     assert (told["condition"], told["runner"]["condition"]) == ("frozen", "frozen")
     file.remove()
