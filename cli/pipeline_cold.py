@@ -139,11 +139,12 @@ def table_of(spark: SparkSession, files: tuple[Path, ...], kind: str) -> DataFra
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
+    from purgatoryd.pipeline.session import literal
     from purgatoryd.shm_layout.errors import InvalidRows
 
     reader = spark.read.options(header=True)
     try:
-        return reader.load([str(file.resolve()) for file in files], format=kind)
+        return reader.load([literal(file.resolve()) for file in files], format=kind)
     except (PySparkException, Py4JError) as error:
         names = ", ".join(map(str, files))
         raise InvalidRows(f"{names} cannot be read as {kind}; see --format", -1) from error

@@ -28,7 +28,13 @@ from purgatoryd.pipeline.locks import alone, in_turn, take
 from purgatoryd.pipeline.names import Names
 from purgatoryd.pipeline.schemas import MAJOR, Table
 from purgatoryd.shm_layout.errors import BadPath, LakeBroken, LakeInUse, LakeMismatch
-from purgatoryd.shm_layout.files import MODE, private_folder, replace_durably, write_durably
+from purgatoryd.shm_layout.files import (
+    MODE,
+    listed,
+    private_folder,
+    replace_durably,
+    write_durably,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -143,13 +149,13 @@ class Lake:
 
     def daemons(self) -> list[str]:
         """Those of whom something was shipped, in order."""
-        folders = (self.root / MANIFESTS).glob("daemon=*")
-        return sorted(folder.name.removeprefix("daemon=") for folder in folders)
+        folders = listed(self.root / MANIFESTS, "daemon=*")
+        return [folder.name.removeprefix("daemon=") for folder in folders]
 
     def manifests(self, table: str = BRONZE, daemon: str = "*") -> list[Manifest]:
         """All that count, by daemon, epoch and LSN. Raises LakeBroken."""
-        paths = (self.root / MANIFESTS).glob(f"daemon={daemon}/*.json")
-        found = (read_manifest(path) for path in paths)
+        folders = listed(self.root / MANIFESTS, f"daemon={daemon}")
+        found = (read_manifest(path) for one in folders for path in listed(one, "*.json"))
         return sorted((m for m in found if m.table == table), key=lambda m: m.identity)
 
     # ---- writing ----

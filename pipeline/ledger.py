@@ -18,6 +18,7 @@ from pyspark.sql.window import Window
 from purgatoryd.pipeline.checks import Check, judge, rows_of_loads
 from purgatoryd.pipeline.continuity import Continuity, Run, is_complete
 from purgatoryd.pipeline.lives import KEYS
+from purgatoryd.pipeline.session import literal
 from purgatoryd.shm_layout.errors import BadPath
 
 if TYPE_CHECKING:
@@ -38,9 +39,9 @@ def read_ledgers(spark: SparkSession, directory: Path) -> DataFrame:
     Raises BadPath if there is none.
     """
     need_ledgers(directory)
-    lines = spark.read.schema(SCHEMA).option("basePath", str(directory))
-    found = lines.json(f"{directory}/daemon=*").withColumn("file", F.col("_metadata.file_name"))
-    return found.where("op IS NOT NULL")
+    reader = spark.read.schema(SCHEMA).option("basePath", str(directory))
+    lines = reader.json(f"{literal(directory)}/daemon=*")
+    return lines.withColumn("file", F.col("_metadata.file_name")).where("op IS NOT NULL")
 
 
 def need_ledgers(directory: Path) -> None:

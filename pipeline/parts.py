@@ -16,7 +16,7 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -25,8 +25,10 @@ from typing import TYPE_CHECKING
 from purgatoryd.pipeline.lake import intact, known
 from purgatoryd.pipeline.locks import alone
 from purgatoryd.pipeline.schemas import FLOW, LIVES, MAJOR, TOPICS, WORKERS, Table
+from purgatoryd.pipeline.session import literal
 from purgatoryd.shm_layout.errors import LakeBroken
 from purgatoryd.shm_layout.files import (
+    listed,
     make_private,
     private_folder,
     replace_durably,
@@ -78,11 +80,15 @@ class Layer:
 
     def parts(self) -> list[Part]:
         """All, oldest first. Raises LakeBroken, LakeMismatch."""
-        return [_read(path) for path in sorted(self._parts.glob("*.json"))]
+        found = []
+        for path in listed(self._parts, "*.json"):
+            with suppress(FileNotFoundError):  # it did not count any more, and went meanwhile
+                found.append(_read(path))
+        return found
 
     def counting(self) -> dict[Segment, Part]:
         """The part of each segment that is there."""
-        return {segment: part for part in self.parts() for segment in part.sources}
+        return _counting(self.parts())
 
     def sources(self) -> dict[Segment, tuple[str, ...]]:
         """What each segment's rows were made of."""
@@ -92,11 +98,12 @@ class Layer:
         self, spark: SparkSession, table: Table, segments: Iterable[Segment] | None = None
     ) -> DataFrame:
         """The rows that count; of these segments, if some are given. Raises LakeBroken."""
-        counting = self.counting()
+        parts = self.parts()
+        counting = _counting(parts)
         wanted = set(counting if segments is None else segments)
         whole: list[Path] = []
         frames: list[DataFrame] = []
-        for part in self.parts():
+        for part in parts:
             kept = [s for s in part.sources if counting[s].number == part.number and s in wanted]
             if len(kept) == len(part.sources):
                 whole += self._files(table, part)
@@ -188,6 +195,11 @@ class Layer:
         return _sizes(folder)
 
 
+def _counting(parts: Iterable[Part]) -> dict[Segment, Part]:
+    """By segment; of several, oldest first, the newest."""
+    return {segment: part for part in parts for segment in part.sources}
+
+
 def _sizes(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in sorted(folder.glob("*.parquet"))}
 
@@ -196,7 +208,7 @@ def _rows(spark: SparkSession, table: Table, paths: Sequence[Path]) -> DataFrame
     """Of files of any version: what a file does not have is null."""
     if not paths:
         return spark.createDataFrame([], table.spark())
-    return spark.read.schema(table.spark()).parquet(*map(str, paths))
+    return spark.read.schema(table.spark()).parquet(*map(literal, paths))
 
 
 def _only(rows: DataFrame, segments: Iterable[Segment]) -> DataFrame:
@@ -225,5 +237,7 @@ def _read(path: Path) -> Part:
             told["files"] = {name: _sizes(folder) for name, folder in folders.items()}
         sources = {(d, epoch, lsn): tuple(names) for d, epoch, lsn, names in told["sources"]}
         return Part(**{**told, "sources": sources})
+    except FileNotFoundError:
+        raise
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise LakeBroken(str(path), f"is no part of a table: {error!r}") from error

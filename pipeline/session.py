@@ -104,6 +104,11 @@ def _on_one_box(master: str) -> bool:
     return master.startswith("local")
 
 
+def literal(path: Path | str) -> str:
+    """A path as Spark's readers need it, which take some characters for patterns."""
+    return re.sub(r"([\\*?\[\]{}])", r"\\\1", str(path))
+
+
 # ---- Java ------------------------------------------------------------------------------------
 
 

@@ -38,6 +38,7 @@ from purgatoryd.pipeline.locks import alone, in_turn
 from purgatoryd.pipeline.schemas import MAJOR, TOMBSTONES
 from purgatoryd.shm_layout.errors import BadPath, LakeBroken, WindowElsewhere, WindowTaken
 from purgatoryd.shm_layout.files import (
+    listed,
     make_private,
     private_folder,
     replace_durably,
@@ -155,13 +156,11 @@ class Tier:
             raise BadPath(str(lake), "is no directory")
         self.lake = lake.resolve()
         self._newest = (Path(), Version())
-        for folder in (self._versions, lake / TOMBS, lake / WINDOWS):
-            private_folder(folder)
 
     @staticmethod
     def there(lake: Path) -> bool:
         """True if something was loaded into a lake's tier."""
-        return any((lake / ROWS / "versions").glob("*.json"))
+        return bool(listed(lake / ROWS / "versions", "*.json"))
 
     @property
     def _versions(self) -> Path:
@@ -171,9 +170,10 @@ class Tier:
 
     def version(self) -> Version:
         """The newest. Raises LakeBroken, LakeMismatch."""
-        newest = max(self._versions.glob("*.json"), default=None)
-        if newest is None:
+        there = listed(self._versions, "*.json")
+        if not there:
             return Version()
+        newest = there[-1]
         if self._newest[0] != newest:
             self._newest = newest, read_version(newest)
         return self._newest[1]
@@ -191,15 +191,21 @@ class Tier:
 
     def lock(self) -> AbstractContextManager[None]:
         """Nobody else makes a version, or adds to the daemon, inside."""
-        return in_turn(self.lake / ROWS / "lock")
+        return in_turn(self._place(ROWS) / "lock")
 
     def writing(self) -> AbstractContextManager[None]:
         """Nobody else writes rows inside. Raises LakeInUse."""
-        return alone(self.lake / ROWS / "writer")
+        return alone(self._place(ROWS) / "writer")
 
     def promoting(self) -> AbstractContextManager[None]:
         """Nobody else promotes inside. Raises LakeInUse."""
-        return alone(self.lake / WINDOWS / "promoter")
+        return alone(self._place(WINDOWS) / "promoter")
+
+    def _place(self, name: str) -> Path:
+        """One of the folders of the tier, which whoever writes makes."""
+        for folder in (self._versions, self.lake / TOMBS, self.lake / WINDOWS):
+            private_folder(folder)
+        return self.lake / name
 
     # ---- files ---------------------------------------------------------------------------
 
@@ -288,7 +294,7 @@ class Tier:
         return [read_window(path) for path in self._window_files()[-last:]]
 
     def _window_files(self) -> list[Path]:
-        return sorted((self.lake / WINDOWS).glob("*.json"))
+        return listed(self.lake / WINDOWS, "*.json")
 
     def forget_windows(self) -> None:
         """Removes all but the newest."""

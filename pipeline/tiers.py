@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Identity, Lake, Manifest
 from purgatoryd.pipeline.schemas import BRONZE as BRONZE_TABLE
+from purgatoryd.pipeline.session import literal
 from purgatoryd.pipeline.sources import Source, openings, source
 from purgatoryd.shm_layout.journal import segments
 
@@ -116,4 +117,4 @@ def read_files(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
     schema = BRONZE_TABLE.spark()
     if not paths:
         return spark.createDataFrame([], schema)
-    return spark.read.schema(schema).parquet(*paths)
+    return spark.read.schema(schema).parquet(*map(literal, paths))

@@ -48,9 +48,13 @@ def whole(spark: SparkSession, lake: Lake, journals: Sequence[Path] = ()) -> Ite
 
 
 def _manifests(lakes: Sequence[Lake], table: str) -> list[tuple[Lake, Manifest]]:
-    """All with records: a segment may have been begun and nothing more."""
-    found = ((lake, manifest) for lake in lakes for manifest in lake.manifests(table))
-    return [(lake, manifest) for lake, manifest in found if manifest.rows]
+    """All with records, each once: a segment may have been begun and nothing more, and one that was
+    copied may have been shipped since, with more of them."""
+    found = {
+        manifest.identity: (lake, manifest)
+        for lake in reversed(lakes) for manifest in lake.manifests(table) if manifest.rows
+    }  # fmt: skip
+    return [*found.values()]
 
 
 def _rows(

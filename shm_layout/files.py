@@ -37,6 +37,17 @@ def sync_file(path: Path) -> None:
         os.fsync(file.fileno())
 
 
+def listed(folder: Path, pattern: str) -> list[Path]:
+    """What stands in a folder under names of that pattern, in order; nothing if it is not there.
+
+    Raises OSError: a glob passes by what may not be read as if it were not there.
+    """
+    try:
+        return sorted(path for path in folder.iterdir() if path.match(pattern))
+    except FileNotFoundError:
+        return []
+
+
 def write_durably(temporary: Path, write: Callable[[BinaryIO], str]) -> Path:
     """`write` fills the file and says which name in its folder it gets once it is on disk.
 

@@ -56,7 +56,7 @@ from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Lake, Manifest
 from purgatoryd.pipeline.ledger import Unjudged, read_ledgers
 from purgatoryd.pipeline.ship import Shipper
 from purgatoryd.pipeline.silver import received
-from purgatoryd.pipeline.whole import Whole, whole
+from purgatoryd.pipeline.whole import Whole, _copy, whole
 from purgatoryd.shm_layout.errors import BadPath
 from purgatoryd.shm_layout.journal import header_of, segments
 
@@ -624,6 +624,22 @@ def test_what_is_hot_stands_in_the_lake_for_its_reader(in_parts: Path, spark: Sp
         files = [*found.bronze.inputFiles(), *found.openings.inputFiles()]
     assert files
     assert {file.startswith(f"file://{lake.root}/hot/") for file in files} == {True}
+
+
+def test_what_is_shipped_while_it_is_read_counts_once(
+    in_parts: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake(in_parts / "lake")
+
+    def shipped_meanwhile(folder: Path, lake: Lake, beside: Lake) -> None:
+        _copy(folder, lake, beside)
+        ship(folder, lake, "eagle")
+
+    monkeypatch.setattr("purgatoryd.pipeline.whole._copy", shipped_meanwhile)
+    with whole(spark, lake, [in_parts / "demo"]) as read:
+        assert len(lake.manifests()) == 3
+        assert read.found.violations == []
+        assert read.bronze.count() == len(RECORDS)
 
 
 HOLDER = """

@@ -121,6 +121,11 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_who_only_reads_makes_nothing(lake: Path) -> None:
+    assert told("pipeline", "cold", "status", "--lake", str(lake))["version"] == 0
+    assert list(lake.iterdir()) == []
+
+
 def test_cancels_from_the_command_line_and_from_files(lake: Path) -> None:
     base = ("pipeline", "cold", "cancel", "--lake", str(lake))
     assert told(*base, "a", "b") == {"keys": 2, "daemon": {}}

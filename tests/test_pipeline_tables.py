@@ -26,6 +26,7 @@ from cold_driver import TableDaemon, spark_of_python
 from conftest import StartDaemon
 from kept import Flown
 from made_bronze import EXPIRED, FIRE, MS, SENT, Plan, S, opening_of, put, rows_of, segments_of
+from other_user import run_as
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from real_daemon import PATIENCE_S
@@ -49,7 +50,7 @@ from purgatoryd.pipeline import (
     sketches,
     trace,
 )
-from purgatoryd.pipeline.lake import Lake, Span
+from purgatoryd.pipeline.lake import Lake, Span, known
 from purgatoryd.pipeline.living import living
 from purgatoryd.pipeline.parts import Layer
 from purgatoryd.pipeline.progress import progress
@@ -69,6 +70,7 @@ from purgatoryd.pipeline.whole import whole
 from purgatoryd.shm_layout.errors import LakeBroken, LakeInUse
 from purgatoryd.shm_layout.layout import EVENTS_NAMESPACE, EVENTS_TOPIC
 
+STRANGER = 4242
 PAGE = Path(__file__).parent.parent / "docs" / "tables.md"
 LAKES = sorted((Path(__file__).parent / "stored").glob("lake-*"))
 """Each of an earlier version of BRONZE."""
@@ -312,7 +314,7 @@ SMALL = Plan(500, segment_rows=300)
 @pytest.fixture(scope="module")
 def batch(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lake:
     """All segments of SMALL, made in one go."""
-    lake = lake_in(tmp_path_factory.mktemp("batch"))
+    lake = lake_in(tmp_path_factory.mktemp("batch [1]"))
     for segment in segments_of(SMALL):
         put(lake, segment)
     jobs.bring_up(spark, lake)
@@ -462,6 +464,30 @@ def test_rebuilt_and_compacted_tables_are_the_same(
         more.write(b"x")
     with pytest.raises(LakeBroken, match=f"{file}: has"):
         table(spark, lake, FLOW)
+
+
+def test_what_is_read_is_of_one_moment(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile a job commits another part, and removes what is dead."""
+    layer, real = Layer(tmp_path, "gold"), Layer.parts
+    none = {which.name: spark.createDataFrame([], which.spark()) for which in layer.tables}
+
+    def commit(segment: int) -> None:
+        with layer.writing():
+            layer.commit(none, {("d", 1, segment): ("file",)})
+
+    def interrupted(self: Layer) -> list[parts.Part]:
+        monkeypatch.setattr(Layer, "parts", real)
+        found = real(self)
+        commit(2)
+        return found
+
+    commit(1)
+    monkeypatch.setattr(Layer, "parts", interrupted)
+    assert layer.read(spark, FLOW).count() == 0
+    monkeypatch.setattr(parts, "known", lambda path, kind: (path.unlink(), known(path, kind))[1])
+    assert layer.parts() == []
 
 
 def test_a_part_stays_for_its_readers_once_it_was_replaced(
@@ -655,6 +681,19 @@ def test_complete_to_stops_at_a_gap(tmp_path: Path) -> None:
     put(lake, segments[2])
     (found,) = progress(lake)
     assert (found.complete_to_us, found.gaps) == (segments[3][0].wall_to_us, ())
+
+
+def test_a_lake_that_may_not_be_read_is_not_an_empty_one(daemon_dir: Path) -> None:
+    """What each user has shipped is his own."""
+    lake = lake_in(daemon_dir)
+    put(lake, segments_of(SMALL)[0])
+    daemon_dir.chmod(0o755)
+    (theirs,) = (lake.root / "manifests").iterdir()
+    theirs.chmod(0o700)
+    status = ("pipeline", "status", "--lake", str(lake.root))
+    assert CliRunner().invoke(app, status).exit_code == Exit.DONE
+    done = run_as(STRANGER, lambda: CliRunner().invoke(app, status).stderr)
+    assert done == f"purgatoryd: {theirs}: Permission denied\n"
 
 
 def test_progress_counts_what_is_up_to_date_and_what_is_unknown(batch: Lake) -> None:
