@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
@@ -134,9 +134,13 @@ def read(lake: Path) -> Plan | None:
 
 def save(lake: Path, made: Plan) -> None:
     """Puts a plan in the place of the last one, at once."""
-    from purgatoryd.shm_layout.files import replace_durably
+    from purgatoryd.shm_layout.files import beside, write_durably
 
-    replace_durably(lake / FILE, json.dumps(made.record(), indent=1).encode())
+    def write(file: BinaryIO) -> str:
+        file.write(json.dumps(made.record(), indent=1).encode())
+        return FILE
+
+    write_durably(beside(lake / FILE), write)  # others may save one, too
 
 
 def tell(made: Plan, as_json: bool) -> None:

@@ -324,8 +324,10 @@ def _coming(manifests: Sequence[Manifest]) -> Iterator[str]:
 def _divisions(manifests: Iterable[Manifest]) -> Iterator[Division]:
     """By the arenas that took the place of others, with the snapshots that they began with."""
     for own in by_origins(manifests):
-        openings = [one for one in own if one.table == OPENINGS and one.first_lsn == 1]
-        yield Division(own[0].origins, tuple(openings), own[0].shards)
+        begun = [one for one in own if one.table == OPENINGS and one.first_lsn == 1]
+        begun.sort(key=attrgetter("epoch"), reverse=True)
+        first = {one.journal: one for one in begun}  # a start that came to no record took another
+        yield Division(own[0].origins, tuple(first.values()), own[0].shards)
 
 
 def by_origins(manifests: Iterable[Manifest]) -> Iterator[tuple[Manifest, ...]]:

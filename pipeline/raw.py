@@ -19,12 +19,13 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from purgatoryd.pipeline.lake import BOUNDED, OPENINGS, Lake, Manifest, parquet_writer
 from purgatoryd.pipeline.schemas import BRONZE
+from purgatoryd.pipeline.session import literal
 from purgatoryd.pipeline.ship import Content, Head, Shipper, head_of, refuse_open_end
 from purgatoryd.pipeline.sources import Source, journals_in
 from purgatoryd.pipeline.tiers import node_of
 from purgatoryd.shm_layout.errors import BadPath, JournalError
 from purgatoryd.shm_layout.files import private_folder
-from purgatoryd.shm_layout.journal import Walk, segments
+from purgatoryd.shm_layout.journal import Walk
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -41,8 +42,6 @@ def ingest(spark: SparkSession, lake: Lake, journals: Path) -> int:
 
     Raises JournalDamaged, JournalMismatch, LakeInUse, and BadPath for the folder of one journal.
     """
-    if segments(journals):
-        raise BadPath(str(journals), "is a journal: the folder of journals is meant, above it")
     count = 0
     for folder in journals_in(journals):
         with closing(RawShipper(spark, folder, lake, node_of(lake, folder))) as shipper:
@@ -118,11 +117,14 @@ class RawShipper(Shipper):
         rows.write.options(compression="zstd", maxRecordsPerFile=0).parquet(
             str(staging), mode="overwrite"
         )
-        return _in(self._spark.read.schema(BRONZE.spark()).parquet(str(staging)), staging)
+        return _in(self._spark.read.schema(BRONZE.spark()).parquet(literal(staging)), staging)
 
     def _taken(self, one: Source, head: Head, made: Decoded) -> Manifest | None:
-        if made.path is None and one.identity.table == OPENINGS:
-            return None  # it has gone meanwhile
+        if one.identity.table == OPENINGS:
+            if made.path is None:
+                return None  # it has gone meanwhile
+        elif made.content.rows != head.last_lsn - one.identity.first_lsn + 1:
+            raise BadPath(str(one.path), "was removed, or changed, meanwhile; ask again")
 
         def write(file: BinaryIO) -> Manifest:
             if made.path is None:

@@ -193,16 +193,22 @@ class Shipper:
             yield made.source, self._lake.commit(identity.table, identity.daemon, made.fill)
 
     def _new(self, found: list[Source]) -> list[Source]:
-        for daemon in {one.identity.daemon for one in found} - self._reached.keys():
-            self._take_on(daemon)
+        here = {one.identity.daemon for one in found}
+        self._done = {one for one in self._done if one.daemon in here}  # numbers begin anew
+        for one in sorted(found, key=lambda one: one.identity.first_lsn):
+            if one.identity.daemon not in self._reached:
+                self._take_on(one.identity)
         return [one for one in found if one.identity not in self._done]
 
     def _sources(self) -> list[Source]:
         return [*openings(self._directory), *sealed(self._directory)]
 
-    def _take_on(self, daemon: str) -> None:
+    def _take_on(self, first: Identity) -> None:
+        daemon = first.daemon
         with ExitStack() as stack:
             stack.enter_context(self._lake.writing(daemon))
+            if first.first_lsn == 1:  # whoever was here before was removed
+                self._decoder = Decoder(self._node)
             self._decoder.know(self._lake.names(daemon))
             for table in (BRONZE, OPENINGS):
                 self._done |= {m.identity for m in self._lake.manifests(table, daemon)}

@@ -46,13 +46,14 @@ from purgatoryd.pipeline.decode import Decoder
 from purgatoryd.pipeline.lake import Lake, Manifest
 from purgatoryd.pipeline.names import Names
 from purgatoryd.pipeline.schemas import BRONZE, Table
-from purgatoryd.pipeline.sources import Learnt, Source, names_of, openings, source
+from purgatoryd.pipeline.sources import Learnt, Source, names_of, naming, openings, source
 from purgatoryd.shm_layout.errors import BadPath, InvalidSetting, JournalDamaged, UnknownSetting
-from purgatoryd.shm_layout.journal import SEGMENT, Walk, segments, snapshots
-from purgatoryd.shm_layout.marks import Mark, set_mark
+from purgatoryd.shm_layout.journal import SEGMENT, Walk, segments
+from purgatoryd.shm_layout.marks import LSN_END, Mark, set_mark
 
-LSN_END = 1 << 64
 _SCHEMA = BRONZE.arrow()
+NAMED = {"namespace", "topic", "worker", "replaced_worker"}
+"""Columns whose values are in no record: those have rows and sessions, which others name."""
 
 
 @dataclass
@@ -109,10 +110,6 @@ class Settings:
             _rows(options.get("max_rows", "0")),
             options.get("mark", ""),
         )
-
-    def has(self, one: Source) -> bool:
-        """True if the file is to be read."""
-        return self.files is None or one.path.name in self.files
 
     def misses(self, told: Manifest) -> bool:
         """True if no row of it is in the time range. Nothing else tells: a header has the time at
@@ -196,18 +193,21 @@ class JournalReader(DataSourceReader):
 
     def partitions(self) -> Sequence[Range]:
         """One for each file; the names are learnt here, for all of them."""
-        found = [*map(source, segments(self.settings.path))]
-        if self.settings.files is not None:
-            found += openings(self.settings.path)
-            self._refuse_gone(found)
-        wanted = self._in_range([one for one in found if self.settings.has(one)])
-        return [Range(str(one.path), names) for one, names in self._named(wanted)]
+        wanted = self._in_range(self._wanted())
+        names = self._names(wanted)
+        return [Range(str(one.path), names[one.identity.daemon]) for one in wanted]
 
-    def _refuse_gone(self, found: list[Source]) -> None:
-        """Raises BadPath if a segment was removed since it was asked for. A snapshot may be."""
-        wanted = {name for name in self.settings.files or () if name.endswith(SEGMENT)}
-        if gone := sorted(wanted - {one.path.name for one in found}):
-            raise BadPath(str(self.settings.path / gone[0]), "was removed meanwhile; ask again")
+    def _wanted(self) -> list[Source]:
+        """Those that are asked for; no other is opened. Raises BadPath if a segment was removed
+        since. A snapshot may be."""
+        path, names = self.settings.path, self.settings.files
+        files = [file for file in segments(path) if names is None or file.path.name in names]
+        if names is None:
+            return [*map(source, files)]
+        there = {file.path.name for file in files}
+        if gone := sorted(n for n in names - there if n.endswith(SEGMENT)):
+            raise BadPath(str(path / gone[0]), "was removed meanwhile; ask again")
+        return [*map(source, files), *openings(path, names)]
 
     def _in_range(self, found: list[Source]) -> list[Source]:
         if self.settings.lake is None:
@@ -218,15 +218,16 @@ class JournalReader(DataSourceReader):
         missed = {one.identity for one in told if self.settings.misses(one)}
         return [one for one in found if one.identity not in missed]
 
-    def _named(self, wanted: Sequence[Source]) -> Iterator[tuple[Source, Names]]:
-        """Each with the names that its daemon has."""
+    def _names(self, wanted: Sequence[Source]) -> dict[str, Names]:
+        """Those that each daemon has."""
         daemons = {one.identity.daemon for one in wanted}
+        if not (wanted and NAMED & {*self.settings.columns}):
+            return dict.fromkeys(daemons, Names())
         if self.settings.lake is None:
-            told = dict.fromkeys(daemons, names_of(self.settings.path) if wanted else Names())
-        else:
-            lake = Lake(self.settings.lake)
-            told = {daemon: lake.names(daemon) for daemon in daemons}
-        return ((one, told[one.identity.daemon]) for one in wanted)
+            last_lsn = max(one.identity.first_lsn for one in wanted)
+            return dict.fromkeys(daemons, names_of(self.settings.path, last_lsn + 1))
+        lake = Lake(self.settings.lake)
+        return {daemon: lake.names(daemon) for daemon in daemons}
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one file, in Arrow batches."""
@@ -321,8 +322,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for file, after in pairwise(files)
             if after.lsn > first and file.lsn < upto
         ]
-        begun = (file for file in files if file.lsn < upto)
-        self._learnt.take([*snapshots(self.settings.path), *begun])
+        self._learnt.take(naming(self.settings.path, upto))
         return [
             Range(
                 str(one.path),

@@ -4,7 +4,7 @@ without a trace in the page cache."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +15,9 @@ from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Identity
 from purgatoryd.pipeline.names import Names
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.errors import BadPath
+from purgatoryd.shm_layout.files import listed
 from purgatoryd.shm_layout.journal import SEGMENT, SNAPSHOT, File, Walk, segments, snapshots
+from purgatoryd.shm_layout.marks import LSN_END
 from purgatoryd.shm_layout.shards import generations_behind
 
 HEAD: int = lib.PG_SEGMENT_HEAD
@@ -62,19 +64,24 @@ def sealed(directory: Path) -> list[Source]:
 
 
 def journals_in(directory: Path) -> list[Path]:
-    """The folders of a directory of journals that have segments."""
-    return sorted(folder for folder in directory.iterdir() if any(folder.glob(f"*{SEGMENT}")))
+    """The folders of a directory of journals that have segments. Raises BadPath for the folder of
+    one journal, OSError for one that may not be read."""
+    if segments(directory):
+        raise BadPath(str(directory), "is a journal: the folder of journals is meant, above it")
+    folders = (path for path in listed(directory, "*") if path.is_dir())
+    return [folder for folder in folders if listed(folder, f"*{SEGMENT}")]
 
 
-def openings(directory: Path) -> list[Source]:
-    """The snapshots that are there; they may go at any time. None of a shard that does not count
-    yet: it may be thrown away."""
+def openings(directory: Path, names: Container[str] | None = None) -> list[Source]:
+    """The snapshots that are there, or those of these names; they may go at any time. None of a
+    shard that does not count yet: it may be thrown away."""
     if generations_behind(directory.absolute()) < 0:
         return []
     found = []
     for file in snapshots(directory):
         with contextlib.suppress(BadPath):
-            found.append(source(file))
+            if names is None or file.path.name in names:
+                found.append(source(file))
     return found
 
 
@@ -112,8 +119,16 @@ class Learnt:
         self.names, self._read = decoder.names, there
 
 
-def names_of(directory: Path) -> Names:
-    """All names that the files of a journal have."""
+def naming(directory: Path, before: int) -> list[File]:
+    """The files of a journal that name what its records before this one (LSN) speak of: those up to
+    there; and a snapshot in any case, for the names of what was removed."""
+    all_ = snapshots(directory)
+    found = [file for file in all_ if file.lsn < before] or all_[:1]
+    return found + [file for file in segments(directory) if file.lsn < before]
+
+
+def names_of(directory: Path, before: int = LSN_END) -> Names:
+    """All names that these records have. Raises JournalDamaged."""
     learnt = Learnt()
-    learnt.take([*snapshots(directory), *segments(directory)])
+    learnt.take(naming(directory, before))
     return learnt.names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -124,3 +125,12 @@ def test_what_the_lake_lacks_of_a_division_is_named() -> None:
     ]  # fmt: skip
     young = [shard("2-0", OLD, 2, first=5), shard("2-1", OLD, 2, first=5)]
     assert continuity(segments, born + young).lost == continuity(segments, born + openings[:1]).lost
+
+
+def test_each_shard_of_a_division_counts_once() -> None:
+    """Also one that took two snapshots before its first record."""
+    again = replace(shard("2-0", OLD, 2), epoch=2)
+    segments, one = [arena(name, 1, 9) for name in OLD], shard("2-0", OLD, 2)
+    for there in ([one, again], [again, one]):
+        (division,) = continuity(segments, there).divisions
+        assert division.openings == (one,)

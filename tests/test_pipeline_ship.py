@@ -40,7 +40,15 @@ from purgatoryd.shm_layout.errors import (
     LakeInUse,
     PurgatorydError,
 )
-from purgatoryd.shm_layout.journal import Frame, Walk, contents, segments, snapshots
+from purgatoryd.shm_layout.journal import (
+    SEGMENT,
+    Frame,
+    Walk,
+    contents,
+    file_name,
+    segments,
+    snapshots,
+)
 from purgatoryd.shm_layout.marks import Mark, read_marks, set_mark
 
 KILLER = Path(__file__).with_name("ship_killed.py")
@@ -312,6 +320,28 @@ def test_an_arena_in_the_middle_has_the_names_of_those_around_it(
     assert shipped(tmp_path, lake) == 2
     (row,) = (row for row in rows_of(lake) if row["kind"] == "arm")
     assert (row["namespace"], row["topic"]) == ("shop", "late")
+
+
+def test_in_a_folder_that_was_emptied_all_begins_anew(tmp_path: Path, lake: Lake) -> None:
+    """The mark, and the names; the exporter runs on meanwhile."""
+    journal = tmp_path / "journal"
+    journal.mkdir()
+    shipper = Shipper(journal, lake, "node")
+    births = [jw.namespace(0, "shop"), jw.namespace(1, "gone"), jw.topic(0, 1, "late")], [
+        jw.namespace(0, "new")]  # fmt: skip
+    for number, records in enumerate(births, 1):
+        for path in journal.iterdir():
+            path.unlink()
+        arena = jw.Journal(uuid=bytes([number]) * 16)
+        (journal / file_name(1, SEGMENT)).write_bytes(arena.segment(1, [records]))
+        assert list(shipper.turn()) == []  # it is still written
+        assert [mark.lsn for mark in read_marks(journal).values()] == [1]
+        newest = journal / file_name(1 + len(records), SEGMENT)
+        newest.write_bytes(arena.segment(1 + len(records), [[]], first_group=2))
+        assert len(list(shipper.turn())) == 1
+    shipper.close()
+    found = lake.names((bytes([2]) * 16).hex())
+    assert (found.namespaces, found.topics) == ({0: "new"}, {})
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '"words"', '{"table": "bronze"}'])

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow.parquet as pq
 import pytest
@@ -27,7 +27,7 @@ from purgatoryd.cli.app import app
 from purgatoryd.pipeline import cache
 from purgatoryd.pipeline.lake import BRONZE as BRONZE_FOLDER
 from purgatoryd.pipeline.lake import OPENINGS, Lake, Manifest
-from purgatoryd.pipeline.raw import ingest
+from purgatoryd.pipeline.raw import RawShipper, ingest
 from purgatoryd.pipeline.schemas import BRONZE
 from purgatoryd.pipeline.ship import Shipper
 from purgatoryd.pipeline.source import Settings
@@ -50,8 +50,9 @@ def journal(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
-    (tmp_path / "lake").mkdir()
-    return Lake(tmp_path / "lake")
+    folder = tmp_path / "a {lake}, [1] or *"  # to Spark, whose readers know patterns
+    folder.mkdir()
+    return Lake(folder)
 
 
 def ship(journal: Path, lake: Lake) -> None:
@@ -104,7 +105,7 @@ def test_ingest_of_raw_segments_gives_the_lake_that_ship_does(
 ) -> None:
     assert spark  # the command finds it
     ship(journal, lake)
-    raw_lake = lake.root.parent / "raw"
+    raw_lake = lake.root.parent / "raw [1]"
     options = ("--journal", str(journal.parent), "--lake", str(raw_lake), "--json")
     told = [CliRunner().invoke(app, ["pipeline", "ingest", *options]) for _ in range(2)]
     assert [one.exit_code for one in told] == [0, 0], told[0].output
@@ -143,6 +144,19 @@ def test_raw_ingest_takes_what_is_whole_and_names_the_damage(
     assert caught.value.path == str(journal / "0000000000000004.journal")
     (manifest,) = lake.manifests()
     assert (manifest.rows, manifest.first_lsn, manifest.last_lsn) == (3, 1, 3)
+
+
+def test_of_a_segment_all_is_taken_or_nothing(
+    tmp_path: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever became of it after it was walked."""
+    journal = tmp_path / "journals" / "demo"
+    sw.write(journal, sw.segment([*sw.names(), sw.arm(3)]))
+    sw.write(journal, sw.segment([sw.arm(4)], 4, first_group=2, seal=False), 4)
+    monkeypatch.setattr(RawShipper, "_decoded", lambda *_: {})
+    with pytest.raises(BadPath, match="removed, or changed"):
+        ingest(cast("SparkSession", None), lake, journal.parent)
+    assert lake.manifests() == []
 
 
 def test_an_empty_lake_is_an_empty_table(spark: SparkSession, lake: Lake) -> None:
@@ -249,6 +263,7 @@ def test_the_page_s_examples_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     ship(journal, lake)
+    lake.root.rename(lake.root.with_name("lake"))  # as the page calls it
     folder = f"{lake.root.parent}/"  # where the JVM stands was settled when it started
     shared: dict[str, object] = {}
     for block in re.findall(r"^```pyspark\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL):
@@ -291,6 +306,30 @@ def test_a_segment_that_is_gone_between_others_is_named(tmp_path: Path) -> None:
     with pytest.raises(JournalDamaged, match="segment behind it is missing") as caught:
         lsns()
     assert (caught.value.first_lsn, caught.value.last_lsn) == (4, 4)
+
+
+@pytest.mark.parametrize("at", [0, -90], ids=["header", "record"])
+def test_a_damaged_segment_is_of_no_matter_to_who_does_not_need_it(tmp_path: Path, at: int) -> None:
+    """Whose rows are not asked for; nor, behind it, any name that may have been born there."""
+    from purgatoryd.pipeline.source import JournalReader
+
+    damaged = bytearray(sw.segment([sw.arm(4, b"the damaged one")], 4, first_group=2))
+    damaged[at] ^= 1
+    sw.write(tmp_path, sw.segment([*sw.names(), sw.arm(3)]))
+    sw.write(tmp_path, bytes(damaged), 4)
+    sw.write(tmp_path, sw.segment([sw.arm(5)], 5, first_group=3), 5)
+
+    def read(lsn: int, **options: str) -> list[dict[str, Any]]:
+        files = json.dumps([file_name(lsn, SEGMENT)])
+        reader = JournalReader(Settings.of({"path": str(tmp_path), "files": files, **options}))
+        batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+        return [row for batch in batches for row in batch.to_pylist()]
+
+    assert [(row["lsn"], row["namespace"]) for row in read(1)][-1] == (3, "n")
+    assert read(5, columns="lsn,key") == [{"lsn": 5, "key": b"key"}]
+    for asked in (4, 5):
+        with pytest.raises(JournalDamaged, match=file_name(4, SEGMENT)):
+            read(asked)
 
 
 @pytest.fixture

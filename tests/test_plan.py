@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from test_audit import CLEAN, OPEN, by, restarted, ship, uuid
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
-from purgatoryd.cli.pipeline_plan import save
+from purgatoryd.cli.pipeline_plan import read, save
 from purgatoryd.pipeline import fleet, silver
 from purgatoryd.pipeline.advice import sizes
 from purgatoryd.pipeline.continuity import heirs, standing
@@ -389,6 +390,21 @@ def test_so_many_moves_are_under_way_as_was_asked_for(
         )
         assert done.exit_code == Exit.DONE, done.output
         assert len(mover.begun) == begun
+
+
+def test_two_plans_at_once_are_one_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first is not on disk yet when the second comes."""
+    real, others = os.fsync, [moves("2")]
+
+    def interrupted(fd: int) -> None:
+        if others:
+            save(tmp_path, others.pop())
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    save(tmp_path, moves("1"))
+    assert read(tmp_path) == moves("1")
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 
 def test_the_commands_of_a_plan(tmp_path: Path) -> None:
