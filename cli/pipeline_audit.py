@@ -144,18 +144,18 @@ def report_command(out: Path, as_json: bool, **options: Any) -> int:
     with _read(**options) as read:
         verdict = audit(*read.whole, read.ledger)
         bronze, ledgers = read.whole.bronze, options["ledger"]
-        parts = figures(bronze, received(bronze.sparkSession, ledgers) if ledgers else None)
-    out.write_text(report.page(verdict, parts, datetime.now(UTC)))
+        found = figures(bronze, received(bronze.sparkSession, ledgers) if ledgers else None)
+    out.write_text(report.page(verdict, found, datetime.now(UTC)))
     _show(verdict, as_json)
     if not as_json:
-        _print_table(verdict, parts)
+        _print_tables(verdict, found.parts)
     emit({"page": str(out)}, f"the report is {out}", as_json)
     return _exit(verdict)
 
 
-def _print_table(verdict: Verdict, parts: list[Profile]) -> None:
+def _print_tables(verdict: Verdict, parts: list[Profile]) -> None:
     from rich.console import Console
 
-    from purgatoryd.pipeline.report import key_table
+    from purgatoryd.pipeline.report import WIDE, key_tables
 
-    Console(highlight=False, soft_wrap=True).print(key_table(verdict, parts))
+    Console(highlight=False, soft_wrap=True, width=WIDE).print(key_tables(verdict, parts))

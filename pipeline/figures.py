@@ -4,7 +4,8 @@ lives; clocks and lateness are those of silver and gold."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
+from functools import reduce
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -13,7 +14,9 @@ from purgatoryd.pipeline.advice import timeouts
 from purgatoryd.pipeline.findings import Finding, slow
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from collections.abc import Iterable
+
+    from pyspark.sql import DataFrame
 
 BUCKETS = 120
 """Of time, in what is drawn over time."""
@@ -31,10 +34,12 @@ class Flow:
     """What began and ended from `at_us` on, UTC."""
 
     at_us: int
-    added: int
-    cancelled: int
-    expired: int
-    satisfied: int
+    added: int = 0
+    cancelled: int = 0
+    replaced: int = 0
+    expired: int = 0
+    satisfied: int = 0
+    failed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,46 +88,63 @@ class Profile:
     column_s: int = DAY_S
     row_s: int = HOUR_S
     advice: list[Advice] = field(default_factory=list)
-    slow: list[Finding] = field(default_factory=list)
 
 
-def figures(bronze: DataFrame, received: DataFrame | None = None) -> list[Profile]:
+class Figures(NamedTuple):
+    """`slow`: as `pipeline slow` finds it, over all daemons of a node."""
+
+    parts: list[Profile]
+    slow: list[Finding]
+
+
+def figures(bronze: DataFrame, received: DataFrame | None = None) -> Figures:
     """All of them; `received` as silver.received gives it. One pass over bronze for each table."""
     spans = bronze.groupBy("daemon", silver.clock().alias("clock")).agg(
         F.max_by("node", "at").alias("node"),
         F.min(F.unix_micros("at")).alias("begun_us"), F.max(F.unix_micros("at")).alias("ended_us"),
     )  # fmt: skip
     parts = [Profile(**row.asDict()) for row in spans.orderBy("clock", "begun_us").collect()]
-    for part in parts:
-        whole = bronze.where(F.col("daemon") == part.daemon)
-        own = whole.where(silver.clock() == part.clock)
-        part.flow = flow(own, part)
-        lived = silver.lives(whole, whole, received).where(F.col("clock") == part.clock)
-        _spread(part, lived)
-        part.due = due(own, part)
-        topics = gold.topics(lived).persist()
-        part.advice = _advice(topics)
-        part.slow = slow(topics, gold.workers(lived))
-        topics.unpersist()
-    return parts
+    partials = [_filled_in(part, bronze, received) for part in parts]
+    if not partials:
+        return Figures([], [])
+    topics, workers = (_together(tables) for tables in zip(*partials, strict=True))
+    found = slow(topics, workers)
+    for kept, _ in partials:
+        kept.unpersist()
+    return Figures(parts, found)
 
 
-def _count(condition: str, name: str) -> Column:
-    return F.count_if(F.coalesce(F.expr(condition), F.lit(False))).alias(name)
+def _filled_in(
+    part: Profile, bronze: DataFrame, received: DataFrame | None
+) -> tuple[DataFrame, DataFrame]:
+    """Fills in a part; its TOPICS, which stay in memory, and its WORKERS."""
+    whole = bronze.where(F.col("daemon") == part.daemon)
+    own = whole.where(silver.clock() == part.clock)
+    part.flow = flow(own, silver.ends(whole).where(F.col("clock") == part.clock), part)
+    lived = silver.lives(whole, whole, received).where(F.col("clock") == part.clock)
+    _spread(part, lived)
+    part.due = due(own, part)
+    topics = gold.topics(lived).persist()
+    part.advice = _advice(topics)
+    return topics, gold.workers(lived)
 
 
-def flow(own: DataFrame, part: Profile) -> list[Flow]:
-    """What began and ended, over time."""
+def _together(tables: Iterable[DataFrame]) -> DataFrame:
+    return reduce(lambda some, more: some.unionByName(more), tables)
+
+
+def flow(own: DataFrame, ended: DataFrame, part: Profile) -> list[Flow]:
+    """What began and ended, over time. What was replaced ends on its own clock: a live timer may
+    take the place of one that a load brought."""
     step_us = max(1, (part.ended_us - part.begun_us) // BUCKETS + 1)
-    at_us = F.unix_micros("at")
-    bucket = (F.floor((at_us - part.begun_us) / step_us) * step_us + part.begun_us).alias("at_us")
-    counted = own.where("kind IN ('arm', 'watch', 'end', 'fire', 'outcome')").groupBy(bucket).agg(
-        _count("kind IN ('arm', 'watch')", "added"), _count("cause = 'cancelled'", "cancelled"),
-        _count("cause = 'expired'", "expired"), _count("cause = 'satisfied'", "satisfied"),
-    )  # fmt: skip
-    found = {row.at_us: Flow(*row) for row in counted.collect()}
-    starts = range(part.begun_us, part.ended_us + 1, step_us)
-    return [found.get(at, Flow(at, 0, 0, 0, 0)) for at in starts]
+    began = own.where(silver.is_add()).select("at", F.lit("added").alias("what"))
+    ends = ended.select(F.col("ended_at").alias("at"), F.col("outcome").alias("what"))
+    bucket = F.floor((F.unix_micros("at") - part.begun_us) / step_us) * step_us + part.begun_us
+    counts = (F.count_if(F.col("what") == one.name).alias(one.name) for one in fields(Flow)[1:])
+    counted = began.unionByName(ends).groupBy(bucket.alias("at_us")).agg(*counts)
+    found = {row.at_us: Flow(**row.asDict()) for row in counted.collect()}
+    last_us = max(part.ended_us, *found)
+    return [found.get(at, Flow(at)) for at in range(part.begun_us, last_us + 1, step_us)]
 
 
 # ---- lateness and stages ---------------------------------------------------------------------

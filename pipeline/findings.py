@@ -75,7 +75,8 @@ def slow(
     """All findings in TOPICS and WORKERS, per hour; of groups with `least` values or more."""
     hour = F.date_trunc("hour", "window_start").alias("hour")
     nodes = gold.merge(topics, TOPICS, ["clock", "node", hour])
-    people = gold.merge(workers, WORKERS, ["clock", "node", "worker", hour])
+    named = workers.where("worker IS NOT NULL")  # journals of format 1.0 tell of nobody
+    people = gold.merge(named, WORKERS, ["clock", "node", "worker", hour])
     return [
         *_findings("node", nodes, limit_ns, least),
         *_findings("worker", people, limit_ns, least),
@@ -108,7 +109,7 @@ def _finding(subject: str, row: Row, measure: str, limit_ns: int) -> Finding:
     stage = max(stages, key=lambda name: stages[name])
     evidence = {key: row[f"{measure}_{key}"] for key in ("n", *_RANKS)}
     return Finding(
-        subject=subject, name=row["name"] or "", node=row["node"] or "", clock=row["clock"],
+        subject=subject, name=row["name"], node=row["node"] or "", clock=row["clock"],
         hour=row["hour"].astimezone(UTC), measure=measure, limit_ns=limit_ns,
         stage=stage, stage_p99_ns=stages[stage], **evidence,
     )  # fmt: skip

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import fields
 from datetime import UTC, datetime
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
@@ -13,10 +16,11 @@ from markupsafe import Markup
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
+from rich.console import Group
 from rich.table import Table
 
-from purgatoryd.pipeline.audit import Verdict
-from purgatoryd.pipeline.figures import DAY_S, RANKS, STAGES, WANTED, Profile, Spread
+from purgatoryd.pipeline.audit import Balance, Verdict
+from purgatoryd.pipeline.figures import DAY_S, RANKS, STAGES, WANTED, Figures, Profile, Spread
 from purgatoryd.pipeline.findings import LIMIT_NS
 
 if TYPE_CHECKING:
@@ -24,7 +28,15 @@ if TYPE_CHECKING:
 
 SHOWN = (0.5, 0.9, 0.99, 1.0)
 INK, PAPER, GRID = "#24303c", "#ffffff", "#e3e8ee"
-COLOURS = {"added": "#2f6fb0", "cancelled": "#8796a5", "expired": "#d9822b", "satisfied": "#3a9a6b"}
+COLOURS = {
+    "added": "#2f6fb0", "cancelled": "#8796a5", "replaced": "#8a6fb0", "expired": "#d9822b",
+    "satisfied": "#3a9a6b", "failed": "#b3261e",
+}  # fmt: skip
+"""Of what began and what ended, in the order in which it is told."""
+BALANCED = tuple(one.name for one in fields(Balance))[2:]
+"""What is on the two sides of a balance."""
+WIDE = 250
+"""Columns of the key table at most: a terminal wraps it, and cuts nothing off."""
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 10, "text.color": INK,
     "axes.edgecolor": GRID, "axes.labelcolor": INK, "axes.grid": True, "grid.color": GRID,
@@ -35,7 +47,7 @@ _UNITS = ((3_600_000_000_000, "h"), (60_000_000_000, "min"), (1_000_000_000, "s"
           (1_000_000, "ms"), (1_000, "µs"))  # fmt: skip
 
 
-def page(verdict: Verdict, parts: Sequence[Profile], made_at: datetime) -> str:
+def page(verdict: Verdict, figures: Figures, made_at: datetime) -> str:
     """The whole page."""
     environment = Environment(
         loader=PackageLoader("purgatoryd.pipeline", "."),
@@ -46,9 +58,8 @@ def page(verdict: Verdict, parts: Sequence[Profile], made_at: datetime) -> str:
     environment.filters |= {"duration": duration, "count": "{:,}".format, "wall": wall}
     template = environment.get_template("report.html.j2")
     return template.render(
-        verdict=verdict, parts=[_shown(part) for part in parts], made_at=made_at, wanted=WANTED,
-        slow_ns=LIMIT_NS, ranks=SHOWN,
-        slow=[finding for part in parts for finding in part.slow],
+        verdict=verdict, parts=[_shown(part) for part in figures.parts], made_at=made_at,
+        wanted=WANTED, slow_ns=LIMIT_NS, ranks=SHOWN, balanced=BALANCED, slow=figures.slow,
     )  # fmt: skip
 
 
@@ -58,10 +69,7 @@ def _shown(part: Profile) -> dict[str, Any]:
             "flow": _flow(part), "lateness": _cdf(part), "stages": _stages(part),
             "due": _due(part),
         }  # fmt: skip
-    totals = {
-        name: sum(getattr(one, name) for one in part.flow)
-        for name in ("added", "cancelled", "expired", "satisfied")
-    }
+    totals = {name: sum(getattr(one, name) for one in part.flow) for name in COLOURS}
     return {"part": part, "charts": charts, "totals": totals}
 
 
@@ -83,22 +91,27 @@ def wall(at_us: int) -> str:
     return f"{datetime.fromtimestamp(at_us / 1e6, UTC):%Y-%m-%d %H:%M:%S}"
 
 
-def key_table(verdict: Verdict, parts: Iterable[Profile]) -> Table:
+def key_tables(verdict: Verdict, parts: Iterable[Profile]) -> Group:
     """The most important figures, for a terminal."""
-    title = "the audit found nothing" if verdict.clean else "the audit found VIOLATIONS"
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
-    table.add_column("daemon, clock", min_width=8)
-    for name in (*COLOURS, "late p50", "p99", "max"):
-        table.add_column(name, justify="right", no_wrap=True)
+    found = "VIOLATIONS" if verdict.counts else "nothing" if verdict.records else "no record"
+    balances = _table("daemon", *BALANCED, title=f"the audit found {found}")
+    for daemon, own in groupby(verdict.balance, attrgetter("daemon")):
+        sums = map(sum, zip(*map(attrgetter(*BALANCED), own), strict=True))
+        balances.add_row(daemon[:8], *(f"{value:,}" for value in sums))
+    late = _table("daemon, clock", "late p50", "p99", "max")
     for part in parts:
-        shown, late = _totals(part), part.lateness
-        quantiles = [duration(late.at(rank)) if late else "" for rank in (0.5, 0.99, 1.0)]
-        table.add_row(f"{part.node} {part.daemon[:8]} {part.clock}", *shown, *quantiles)
+        spread = part.lateness
+        told = [duration(spread.at(rank)) if spread else "" for rank in (0.5, 0.99, 1.0)]
+        late.add_row(f"{part.node} {part.daemon[:8]} {part.clock}", *told)
+    return Group(balances, late)
+
+
+def _table(first: str, *others: str, title: str | None = None) -> Table:
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table.add_column(first)
+    for name in others:
+        table.add_column(name, justify="right")
     return table
-
-
-def _totals(part: Profile) -> list[str]:
-    return [f"{sum(getattr(one, name) for one in part.flow):,}" for name in COLOURS]
 
 
 # ---- charts ----------------------------------------------------------------------------------
@@ -138,7 +151,10 @@ def _flow(part: Profile) -> Markup:
     axes.margins(x=0.01)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     _time_axis(axes)
-    axes.legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)
+    axes.legend(
+        ncols=6, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, handlelength=1,
+        columnspacing=1,
+    )  # fmt: skip
     return _svg(figure, "Adds, cancels and ends over time")
 
 

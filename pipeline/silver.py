@@ -14,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from purgatoryd.pipeline.ledger import need_ledgers
 from purgatoryd.pipeline.schemas import LIVES, OPEN_TIMERS
+from purgatoryd.pipeline.session import literal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,7 +83,7 @@ def lives(bronze: DataFrame, batches: DataFrame, received: DataFrame | None = No
     `received`: daemon, ticket and notified_ns, once each, as subscribers noted them; joining it
     costs a shuffle.
     """
-    ended = _with_batches(_ended(bronze), batches)
+    ended = _with_batches(ends(bronze), batches)
     if received is None:
         ended = ended.withColumn("notified_ns", F.lit(None).cast("long"))
     else:
@@ -95,12 +96,13 @@ def received(spark: SparkSession, ledgers: Path) -> DataFrame:
     and notified_ns. docs/audit.md has their form. Raises BadPath if there is none."""
     need_ledgers(ledgers)
     lines = "daemon string, op string, ticket long, received_boot_ns long"
-    noted = spark.read.schema(lines).option("basePath", str(ledgers)).json(f"{ledgers}/daemon=*")
+    reader = spark.read.schema(lines).option("basePath", str(ledgers))
+    noted = reader.json(f"{literal(ledgers)}/daemon=*")
     first = F.min("received_boot_ns").alias("notified_ns")
     return noted.where(F.col("op") == "notice").groupBy("daemon", "ticket").agg(first)
 
 
-def _ended(bronze: DataFrame) -> DataFrame:
+def ends(bronze: DataFrame) -> DataFrame:
     """One row per end. An add that replaces tells both lives: the older one's ends here."""
     own = F.col("kind") != "arm"
     life = (F.when(own, F.col(n)).otherwise(F.col(f"replaced_{n}")).alias(n) for n in _LIFE)

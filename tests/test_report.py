@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,17 +10,17 @@ from typing import TYPE_CHECKING
 import pytest
 from journal_writer import S
 from pyspark.sql import functions as F  # noqa: N812
-from rich.console import Console
 from test_audit import CLEAN, OPEN, RECORDS, by, restarted, ship, uuid
 
+from purgatoryd.cli.pipeline_audit import _print_tables
 from purgatoryd.pipeline import gold, silver
 from purgatoryd.pipeline.audit import Balance, Verdict
 from purgatoryd.pipeline.continuity import Lost, Violation
-from purgatoryd.pipeline.figures import RANKS, Advice, Flow, Profile, Spread, figures
-from purgatoryd.pipeline.findings import Finding
+from purgatoryd.pipeline.figures import RANKS, Advice, Figures, Flow, Profile, Spread, figures
+from purgatoryd.pipeline.findings import Finding, slow
 from purgatoryd.pipeline.lake import Lake
 from purgatoryd.pipeline.ledger import Unjudged
-from purgatoryd.pipeline.report import duration, key_table, page
+from purgatoryd.pipeline.report import COLOURS, duration, page
 from purgatoryd.pipeline.schemas import TOPICS
 from purgatoryd.pipeline.tiers import read_events
 from purgatoryd.pipeline.whole import whole
@@ -38,16 +37,20 @@ def spread(step_ns: int) -> Spread:
 
 def part(clock: str = "live") -> Profile:
     one = Profile("ab" * 16, "eagle", clock, 10**15, 10**15 + 60_000_000)
-    one.flow = [Flow(10**15 + n * 10**6, 10, 5, 3, 0) for n in range(60)]
+    one.flow = [Flow(10**15 + n * 10**6, 10, cancelled=5, expired=3) for n in range(60)]
     one.lateness = spread(2_000)
     one.due = {(10**9 + 10 * n, row): n + row for n in range(6) for row in range(10)}
     one.column_s, one.row_s = 10, 1
     one.advice = [Advice("shop", "late", 300, 180, 0.375, 2 * S, 9 * S, None)]
     if clock == "live":
         one.stages = {"request_queue": spread(300), "send": spread(10_000_000)}
-        one.slow = [Finding("node", "eagle", "eagle", "live", NOW, "service", 1000, 5, 10**9, 10**9,
-                            3 * 10**8, "send", 990_000_000)]  # fmt: skip
     return one
+
+
+def shown(*parts: Profile) -> Figures:
+    values = (1000, 5, 10**9, 10**9, 3 * 10**8)
+    slow = Finding("node", "eagle", "eagle", "live", NOW, "service", *values, "send", 990_000_000)
+    return Figures([*parts], [slow])
 
 
 def verdict() -> Verdict:
@@ -57,7 +60,7 @@ def verdict() -> Verdict:
 
 
 def test_a_page_of_a_clean_journal() -> None:
-    text = page(verdict(), [part(), part("virtual"), part("load")], NOW)
+    text = page(verdict(), shown(part(), part("virtual"), part("load")), NOW)
     assert "The audit found no violation." in text
     assert "1 daemon," in text
     assert "virtual clock" in text
@@ -68,7 +71,7 @@ def test_a_page_of_a_clean_journal() -> None:
 
 
 def test_the_page_needs_nothing_but_itself() -> None:
-    text = page(verdict(), [part()], NOW)
+    text = page(verdict(), shown(part()), NOW)
     used = re.findall(r'(?:src|href|url)\s*[=(]\s*"?([^")\s>]+)', text)
     assert {one.split(":")[0][:1] for one in used} <= {"#", "d"}  # in the page, or data:
     assert "<script" not in text
@@ -81,7 +84,7 @@ def test_violations_and_what_is_missing_are_on_the_page() -> None:
     evidence = {"namespace": "shop", "key": "<b>a</b>", "ended_ns": 9}
     found.samples = [Violation("early", "ab" * 16, 12, 7, evidence)]
     found.lost = [Lost("ab" * 16, 1, 99, "retention"), Lost("ab" * 16, 700, None, "recovery")]
-    text = page(found, [part()], NOW)
+    text = page(found, shown(part()), NOW)
     assert "The audit found 2 violations." in text
     assert "key=&lt;b&gt;a&lt;/b&gt; ended_ns=9" in text
     assert "retention" in text
@@ -91,28 +94,51 @@ def test_violations_and_what_is_missing_are_on_the_page() -> None:
 def test_ledgers_that_were_not_judged_do_not_agree() -> None:
     found = verdict()
     found.ledger = {"add": 600}
-    assert "and the ledgers agree" in page(found, [part()], NOW)
+    assert "and the ledgers agree" in page(found, shown(part()), NOW)
     found.unjudged = [Unjudged("ab" * 16, 7, "beyond"), Unjudged("unknown", 8, "absent")]
-    text = page(found, [part()], NOW)
+    text = page(found, shown(part()), NOW)
     assert "and the ledgers agree" not in text
     assert "7 lines of ledgers of <code>abababab</code> could not be judged" in text
     assert "nothing of that daemon is in the lake" in text
 
 
-def test_the_key_table() -> None:
-    table = key_table(verdict(), [part()])
-    assert [str(c.header) for c in table.columns][:3] == ["daemon, clock", "added", "cancelled"]
-    assert [list(c.cells) for c in table.columns][1:3] == [["600"], ["300"]]
+def lines(capsys: pytest.CaptureFixture[str], found: Verdict, *parts: Profile) -> list[list[str]]:
+    """What a terminal shows, in words."""
+    _print_tables(found, [*parts])
+    return [line.split() for line in capsys.readouterr().out.splitlines()]
 
 
-def test_the_key_table_cuts_no_figure_of_a_narrow_terminal() -> None:
-    flow = [Flow(0, 12_345_678, 12_345_678, 12_345_678, 12_345_678)]
-    console = Console(width=80)
-    with console.capture() as capture:
-        console.print(key_table(verdict(), [replace(part(), flow=flow)]))
-    told = capture.get()
-    assert told.count("12,345,678") == 4
-    assert "…" not in told
+def test_the_key_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    """Opening and added are what ended and what is open, over all namespaces."""
+    found = verdict()
+    found.balance.append(Balance("ab" * 16, "other", 1, 9, 2, 1, 2, 2, 2, 1))
+    assert lines(capsys, found, part(), part("load")) == [
+        ["the", "audit", "found", "nothing"],
+        ["daemon", "opening", "added", "cancelled", "replaced", "expired", "satisfied", "failed",
+         "open"],
+        ["abababab", "1", "609", "302", "1", "182", "2", "2", "121"],
+        ["daemon,", "clock", "late", "p50", "p99", "max"],
+        ["eagle", "abababab", "live", "100", "µs", "198", "µs", "200", "µs"],
+        ["eagle", "abababab", "load", "100", "µs", "198", "µs", "200", "µs"],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("found", "told"), [(Verdict(1, counts={"early": 1}), "VIOLATIONS"), (Verdict(), "no record")]
+)
+def test_the_key_tables_say_what_the_audit_found(
+    found: Verdict, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert " ".join(lines(capsys, found)[0]) == f"the audit found {told}"
+
+
+def test_the_key_tables_cut_no_figure_of_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    found = verdict()
+    found.balance = [Balance("ab" * 16, "shop", *[123_456_789_012] * 8)]
+    assert lines(capsys, found)[2][1:] == ["123,456,789,012"] * 8
 
 
 @pytest.mark.parametrize(
@@ -132,41 +158,57 @@ def lake(tmp_path: Path) -> Lake:
 
 
 def totals(found: Profile) -> list[int]:
-    names = ("added", "cancelled", "expired", "satisfied")
-    return [sum(getattr(one, name) for one in found.flow) for name in names]
+    return [sum(getattr(one, name) for one in found.flow) for name in COLOURS]
 
 
 def test_figures_of_a_journal(spark: SparkSession, lake: Lake) -> None:
-    (found,) = figures(read_events(spark, lake))
-    assert (found.node, found.clock, totals(found)) == ("eagle", "live", [11, 1, 4, 3])
+    parts, judged = figures(read_events(spark, lake))
+    (found,) = parts
+    assert (found.node, found.clock, totals(found)) == ("eagle", "live", [11, 1, 1, 4, 3, 0])
     assert found.lateness is not None
     assert (found.lateness.n, found.lateness.at(1.0)) == (4, 1 * S)
     assert sum(found.due.values()) == 12
     assert found.advice == []  # format 1.0 does not tell when what ended was armed
-    assert found.slow == []
+    assert judged == []
 
 
 def test_a_daemon_counts_once_whatever_its_node_was_called(spark: SparkSession, lake: Lake) -> None:
     called = F.when(F.col("lsn") < 9, "hawk").otherwise(F.col("node"))
-    (found,) = figures(read_events(spark, lake).withColumn("node", called))
-    assert (found.node, totals(found)) == ("eagle", [11, 1, 4, 3])
+    (found,) = figures(read_events(spark, lake).withColumn("node", called)).parts
+    assert (found.node, totals(found)) == ("eagle", [11, 1, 1, 4, 3, 0])
 
 
 def test_figures_keep_apart_what_gold_keeps_apart(spark: SparkSession, lake: Lake) -> None:
-    """Loads are no live traffic, and what was due before a restart is not late."""
+    """Loads are no live traffic, also where that replaces them; and what was due before a
+    restart is not late."""
     bronze = read_events(spark, lake).withColumns({
-        "load": F.expr("IF(ticket = 2 AND kind IN ('arm', 'fire'), X'01', load)"),
+        "load": F.expr("IF(ticket IN (2, 4) AND kind IN ('arm', 'fire'), X'01', load)"),
+        "replaced_loaded": F.expr("IF(replaced = 4, 1, replaced_loaded)"),
         "flags": F.expr("IF(ticket = 1 AND kind = 'fire', 2, flags)"),
     })  # fmt: skip
-    found = figures(bronze)
+    found = figures(bronze).parts
     topics = gold.merge(gold.topics(silver.lives(bronze, bronze)), TOPICS, ["clock"])
     rows = gold.latency(topics, ["clock"]).where("measure = 'lateness'").collect()
     assert {one.clock: totals(one) for one in found} == {
-        "live": [10, 1, 3, 3], "load": [1, 0, 1, 0]
+        "live": [9, 1, 0, 3, 3, 0], "load": [2, 0, 1, 1, 0, 0]
     }  # fmt: skip
     late = {one.clock: (one.lateness.n, one.lateness.at(1.0)) for one in found if one.lateness}
     assert late == {"live": (2, 0), "load": (1, 1 * S)}
     assert late == {row.clock: (row.n, row.max_ns) for row in rows}
+
+
+def test_a_node_is_judged_by_all_of_its_daemons(spark: SparkSession, lake: Lake) -> None:
+    """As `pipeline slow` does: of two shards neither has a thousand values alone."""
+    ids = (F.lit(uuid(number).hex()) for number in (1, 2))
+    bronze = (
+        read_events(spark, lake)
+        .withColumn("daemon", F.explode(F.array(*ids)))
+        .withColumn("copy", F.explode(F.sequence(F.lit(1), F.lit(200))))
+    )
+    lives = silver.lives(bronze, bronze)
+    (told,) = figures(bronze).slow
+    assert [told] == slow(gold.topics(lives), gold.workers(lives))
+    assert (told.name, told.measure, told.n, told.p99_ns) == ("eagle", "lateness", 1600, 1 * S)
 
 
 def test_what_is_not_shipped_has_the_node_of_what_was(spark: SparkSession, tmp_path: Path) -> None:
