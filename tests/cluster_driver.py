@@ -35,12 +35,10 @@ CONF = {
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.scheduler.maxRegisteredResourcesWaitingTime": "300s",
 }
-AUDITED = "--journal journals --ledger ledgers"
 DEMO = "--lake lake --name demo"
 COMMANDS = {
     "ingest": "--journal journals --lake lake",
-    "audit": f"{AUDITED} --lake lake",
-    "report": f"{AUDITED} --lake empty --out page.html",
+    "report": "--journal journals --ledger ledgers --lake lake --out page.html",
     "cold load": f"reminders.parquet {DEMO}",
     "cold cancel": f"order:3 --namespace shop {DEMO}",
     "cold promote": f"--window 2030-01-01T00:10Z {DEMO}",

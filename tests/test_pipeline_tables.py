@@ -448,9 +448,10 @@ def test_rebuilt_and_compacted_tables_are_the_same(
     spark: SparkSession, batch: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "KEPT_S", 0)
-    lake = lake_in(tmp_path)
-    for segment in segments_of(SMALL):
-        put(lake, segment)
+    lake, segments = lake_in(tmp_path), segments_of(SMALL)
+    for some in (segments[:2], segments[2:4], segments[4:]):
+        for segment in some:
+            put(lake, segment)
         jobs.bring_up(spark, lake)
     since = lake.manifests()[2].wall_from_us
     assert jobs.bring_up(spark, lake, since)["gold"] >= 2
