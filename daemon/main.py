@@ -153,8 +153,17 @@ def _set_up_namespaces(arena: Arena, config: Config) -> None:
     if config.shard >= 0:
         arena.confine()
         return
+    _refuse_too_many(arena, config)
     for namespace in config.durable_namespaces:
         arena.set_durable(namespace)
+
+
+def _refuse_too_many(arena: Arena, config: Config) -> None:
+    """One row more is for what the daemon publishes. Raises InvalidSetting."""
+    known = {namespace.name for namespace in arena.namespaces_of_users()}
+    if len(known.union(config.durable_namespaces)) > config.namespaces:
+        bound = "room for those in use and for every durable one"
+        raise InvalidSetting("namespaces", config.namespaces, bound, "arena")
 
 
 def _clock(config: Config, arena: Arena) -> Clock:

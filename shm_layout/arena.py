@@ -269,6 +269,12 @@ class Handle:
             for i in used
         }  # fmt: skip
 
+    def name_fills(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Rows of namespaces, and of topics: used, and in all; reserved ones in neither."""
+        namespaces, topics = ffi.new("struct pg_fill *"), ffi.new("struct pg_fill *")
+        lib.pg_name_fills(self._a, namespaces, topics)
+        return (namespaces.used, namespaces.rows), (topics.used, topics.rows)
+
     def namespaces_of_users(self) -> list[Namespace]:
         """Those that are in use, without what the daemon publishes to itself."""
         return [n for n in self.namespaces().values() if not is_reserved(n.name)]

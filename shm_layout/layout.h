@@ -1256,7 +1256,7 @@ enum pg_error {
     PG_ERR_CLOCK = 12,            /* ADVANCE or at_ns without a virtual clock, or backwards */
     PG_ERR_INTERNAL = 13,
     PG_ERR_NO_JOURNAL = 14,       /* durability is asked for, and there is no journal */
-    PG_ERR_NAMESPACES_FULL = 15,  /* NAMESPACE. detail: rows */
+    PG_ERR_NAMESPACES_FULL = 15,  /* NAMESPACE, LOAD. detail: rows */
     PG_ERR_NOT_DURABLE = 16,      /* applied, but the journal stopped before it was on disk;
                                      detail: the newest LSN on disk, errno */
     PG_ERR_BUSY = 17,             /* NAMESPACE, LOAD: the journal cannot take it now.

@@ -115,6 +115,13 @@ static bool time_allowed(const struct pg_arena *a, const struct request *q, stru
     return refused(why, PG_ERR_CLOCK, (uint64_t)a->now_ns, (uint64_t)q->frame.at_ns);
 }
 
+static bool namespaces_full(const struct pg_arena *a, struct refusal *why)
+{
+    struct pg_fill namespaces, topics;
+    pg_name_fills(a, &namespaces, &topics);
+    return refused(why, PG_ERR_NAMESPACES_FULL, namespaces.rows, 0);
+}
+
 static bool wrong_shard(const struct pg_arena *a, struct refusal *why)
 {
     return refused(why, PG_ERR_WRONG_SHARD, a->header->shard, a->header->shards);
@@ -300,7 +307,7 @@ static bool load_begun(struct pg_arena *a, const struct pg_load_ask *ask, const 
         return wrong_shard(a, why);
     wanted.namespace_row = names_namespace(a, name, &status);
     if (wanted.namespace_row == PG_NIL && status == PG_ST_FULL_NAMESPACES)
-        return refused(why, PG_ERR_NAMESPACES_FULL, a->namespace_rows, 0);
+        return namespaces_full(a, why);
     if (wanted.namespace_row == PG_NIL)
         return refused(why, PG_ERR_BUSY, status, 0);
     memcpy(wanted.id, ask->load, sizeof wanted.id);
@@ -491,7 +498,7 @@ static bool settings_apply(struct pg_arena *a, const uint8_t *body, uint64_t byt
         return refused(why, PG_ERR_BUSY, stage_refusal(a), 0);
     const uint32_t row = names_namespace(a, name, &status);
     if (row == PG_NIL)
-        return refused(why, PG_ERR_NAMESPACES_FULL, a->namespace_rows, 0);
+        return namespaces_full(a, why);
     names_configure(a, row, s);
     const struct pg_namespace *n = &a->namespaces[row];
     *s = (struct pg_namespace_set){PG_N_FIELDS - 1, n->owner_uid, n->durability, n->name_len,

@@ -7,13 +7,11 @@ from typing import Any
 
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.arena import Handle
-from purgatoryd.shm_layout.layout import size_of
 
 CELLS = 64
 """Neighbouring buckets of a level are counted together in so many cells at most."""
 SHOWN = 4
 """Finer levels are told also while they are empty."""
-_WORD = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +79,16 @@ def _level(wheel: Any, number: int, counts: memoryview) -> Level:
 def tables(arena: Handle) -> list[Fill]:
     """The tables of names and loads."""
     return [
-        Fill("namespaces", *_named(arena, lib.PG_R_NAMESPACES, "pg_namespace")),
-        Fill("topics", *_named(arena, lib.PG_R_TOPICS, "pg_topic")),
+        *_names(arena),
         Fill("loads", int(arena.metrics.loads), _count(arena, lib.PG_R_LOADS)),
         Fill("load blocks", int(arena.metrics.load_blocks), _count(arena, lib.PG_R_LOAD_BLOCKS)),
     ]
 
 
-def _named(arena: Handle, region: int, struct: str) -> tuple[int, int]:
-    """Of a table whose rows begin with a length that is 0 while they are not used."""
-    lengths = _words(arena, region)[:: size_of(struct) // _WORD].tolist()
-    return len(lengths) - lengths.count(0), len(lengths)
+def _names(arena: Handle) -> list[Fill]:
+    """Without what the daemon publishes to itself."""
+    namespaces, topics = arena.name_fills()
+    return [Fill("namespaces", *namespaces), Fill("topics", *topics)]
 
 
 def _count(arena: Handle, region: int) -> int:

@@ -1257,6 +1257,17 @@ def test_an_import_over_an_arena_in_use_changes_no_byte(
         assert client.get("imported") is not None
 
 
+def test_more_durable_namespaces_than_there_is_room_for_are_refused(
+    daemon: StartDaemon, journal: Path
+) -> None:
+    """What the daemon publishes has a row of its own, which is not theirs."""
+    few = journalled(journal, "--namespaces", "1", "--durable-namespace", "shop")
+    said = refused(lambda: daemon("demo", *few, "--durable-namespace", "bank"))
+    assert "namespaces = 1" in said
+    assert "every durable one" in said
+    daemon("demo", *few)
+
+
 def test_a_durable_namespace_is_not_imported_without_a_journal(
     daemon: StartDaemon, journal: Path
 ) -> None:

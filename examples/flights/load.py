@@ -50,6 +50,7 @@ LONGEST_PER_MEDIAN = 20.0
 SIGMA = 1.0
 CANCELLED = 0.9
 BLOB_BYTES = 16 + 48
+FEW = 65_536  # so many have room in the outbox all at once
 CANCELS_EVERY_S = 0.005  # once all timers are armed: cancels that are due by then go together
 
 Numbers = npt.NDArray[np.int64]
@@ -169,8 +170,9 @@ def fitting(asked: int, free_bytes: int) -> int:
 
 
 def _config(timers: int) -> Config:
-    """Room for all timers at once, and for a quarter of them in the outbox."""
-    outbox = 1 << max(1024, timers // 4).bit_length()
+    """Room for all timers at once, and in the outbox for a quarter of them, or for a few all: there
+    a worker that comes late with a cancel finds what fired meanwhile."""
+    outbox = 1 << max(1024, timers // 4, min(timers, FEW)).bit_length()
     pinned_bytes = outbox * BLOB_BYTES
     payload_bytes = timers * BLOB_BYTES + pinned_bytes + 2**20
     return Config(
