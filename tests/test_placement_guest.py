@@ -131,7 +131,7 @@ def test_a_new_arena_is_on_its_node(told: dict[str, Any]) -> None:
     assert born["policy"] == "prefer:1"
     assert (born["loop"], born["others"]) == ([3], [2])
     assert (born["node"], born["memory_node"], born["reaper_cpu"]) == (1, 1, 3)
-    assert (born["placed"], born["clamped"]) == ("cpus, memory", None)
+    assert (born["placed"], born["clamped"]) == ("cpus, memory, core", None)
 
 
 def test_an_arena_that_was_elsewhere_is_moved(told: dict[str, Any]) -> None:
@@ -139,7 +139,7 @@ def test_an_arena_that_was_elsewhere_is_moved(told: dict[str, Any]) -> None:
     assert set(moved["pages"]) == {"0"}
     assert moved["pages_elsewhere"] == 0
     assert (moved["loop"], moved["others"]) == ([1], [0])
-    assert (moved["placed"], moved["clamped"]) == ("cpus, memory", None)
+    assert (moved["placed"], moved["clamped"]) == ("cpus, memory, core", None)
 
 
 def test_a_cpu_that_went_and_came_back(told: dict[str, Any]) -> None:
@@ -152,4 +152,4 @@ def test_another_node_for_a_running_daemon_moves_its_threads_alone(told: dict[st
     assert (reloaded["loop"], reloaded["others"]) == ([3], [2])
     assert set(reloaded["pages"]) == {"0"}
     assert (reloaded["node"], reloaded["memory_node"], reloaded["reaper_cpu"]) == (1, 0, 3)
-    assert (reloaded["placed"], reloaded["clamped"]) == ("cpus, memory", "memory")
+    assert (reloaded["placed"], reloaded["clamped"]) == ("cpus, memory, core", "memory")
