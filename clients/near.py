@@ -19,7 +19,9 @@ def refuse_far(*, near: bool, remote: Remote | None) -> None:
 
 def come_near(node: int | None, reaper_cpu: int | None) -> None:
     """To the CPUs of `node` without the core of `reaper_cpu`, None = any, nor those that loops of
-    other daemons have."""
+    other daemons have. Nowhere if the daemon chose neither."""
+    if node is None and reaper_cpu is None:
+        return
     import psutil  # which few need
 
     cpus = worker_cpus(read(os.sched_getaffinity(0)), node, reaper_cpu, loop_cpus())

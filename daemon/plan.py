@@ -193,6 +193,8 @@ def _without_a_core(draft: _Draft, chosen: Plan, here: frozenset[int]) -> Plan:
         draft.why(f"node {chosen.node} has no core that the loop could have for itself")
     if here == usable:
         return chosen
+    if len(usable) <= FEW_CPUS and chosen.mode is PlacementMode.AUTO:
+        return replace(chosen, node=None)
     draft.why(f"all threads are on {cpu_text(here)} of node {chosen.node}")
     return replace(chosen, reaper=here, others=here)
 

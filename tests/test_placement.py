@@ -117,6 +117,13 @@ def test_nodes_of_one_core_each_hold_all_threads(planned: Any) -> None:
     assert found.reaper_cpu is None
 
 
+def test_two_cpus_are_left_to_the_scheduler_whatever_their_nodes(planned: Any) -> None:
+    machine = Machine({0: (0,), 1: (1,)})
+    found = planned(machine)
+    assert (found.node, found.memory_node, found.reaper, found.others) == (None, None, set(), set())
+    assert planned(machine, node=1).reaper == {1}
+
+
 def test_loops_of_other_daemons_have_their_cores(planned: Any) -> None:
     machine = Machine({0: range(8)}, cores=smt(4))
     assert planned(machine, taken=(3,)).reaper == {2}

@@ -524,6 +524,16 @@ def test_who_wants_to_be_near_leaves_the_loop_alone(
     assert done.stdout.strip() == str(near)  # all threads of it
 
 
+def test_beside_a_daemon_that_chose_nothing_nobody_moves(
+    pinned: Daemon, daemon: StartDaemon
+) -> None:
+    plain = daemon("plain", "--placement", "none")
+    code = f"{TELL}\n{COME_NEAR['client'].replace('demo', 'plain')}\ntell()"
+    command = [sys.executable, "-c", code]
+    said = subprocess.check_output(command, env=clean_environment(plain.dir), text=True)
+    assert said.strip() == str(frozenset(os.sched_getaffinity(0)))
+
+
 def test_a_daemon_on_another_host_is_not_near(tmp_path: Path) -> None:
     server = keys.generate(tmp_path / "server")
     keys.generate(tmp_path / "client")
