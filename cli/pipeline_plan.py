@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import click
 
@@ -134,13 +134,10 @@ def read(lake: Path) -> Plan | None:
 
 def save(lake: Path, made: Plan) -> None:
     """Puts a plan in the place of the last one, at once."""
-    from purgatoryd.shm_layout.files import beside, write_durably
+    from purgatoryd.shm_layout.files import beside, replace_durably
 
-    def write(file: BinaryIO) -> str:
-        file.write(json.dumps(made.record(), indent=1).encode())
-        return FILE
-
-    write_durably(beside(lake / FILE), write)  # others may save one, too
+    path = lake / FILE
+    replace_durably(path, json.dumps(made.record(), indent=1).encode(), beside(path))
 
 
 def tell(made: Plan, as_json: bool) -> None:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from purgatoryd.pipeline.repeats import suspected
 from purgatoryd.pipeline.schemas import COLD, TOMBSTONES, Table
-from purgatoryd.pipeline.session import literal
+from purgatoryd.pipeline.session import rows_in
 from purgatoryd.pipeline.tier import (
     HOUR_NS,
     NOTHING,
@@ -61,20 +61,12 @@ class Hot(Protocol):
 
 def rows_of(spark: SparkSession, tier: Tier, parts: Iterable[ColdFile]) -> DataFrame:
     """All rows of some files. Raises LakeBroken."""
-    return _read(spark, tier, parts, COLD)
+    return rows_in(spark, COLD, map(tier.file, parts))
 
 
 def tombstones_of(spark: SparkSession, tier: Tier, parts: Iterable[ColdFile]) -> DataFrame:
     """The tombstones of some files. Raises LakeBroken."""
-    return _read(spark, tier, parts, TOMBSTONES)
-
-
-def _read(spark: SparkSession, tier: Tier, parts: Iterable[ColdFile], table: Table) -> DataFrame:
-    paths = [literal(tier.file(part)) for part in parts]
-    schema = table.spark()
-    if not paths:
-        return spark.createDataFrame([], schema)
-    return spark.read.schema(schema).parquet(*paths)
+    return rows_in(spark, TOMBSTONES, map(tier.file, parts))
 
 
 def alive(rows: DataFrame, tombstones: DataFrame) -> DataFrame:
@@ -189,7 +181,7 @@ def check_keys(tier: Tier, rows: DataFrame, staged: Path, *, replacing: bool) ->
     """Raises InvalidRows if a key stands in a load more than once, or has a timer in the tier that
     is not replaced; with how many, and some of them."""
     spark = rows.sparkSession
-    keys = spark.read.schema(COLD.spark()).parquet(literal(staged)).select(KEY)
+    keys = rows_in(spark, COLD, [staged]).select(KEY)
     version = Version() if replacing else tier.version()
     older = unpromoted(spark, tier, version).where(LOADED).select(KEY)
     twice, there = suspected(keys, older)
@@ -277,7 +269,7 @@ NO_HOUR = "hour=__HIVE_DEFAULT_PARTITION__"
 def refuse_bad(spark: SparkSession, folder: Path) -> None:
     """Raises InvalidRows if there is a folder of bad rows."""
     if folder.is_dir():
-        bad = spark.read.schema(COLD.spark()).parquet(literal(folder))
+        bad = rows_in(spark, COLD, [folder])
         some = bad.limit(3).select("namespace", "key", "deadline_ns").collect()
         what = f"{bad.count()} rows have a bad key, name, payload or deadline: {some}"
         raise InvalidRows(what, -1)

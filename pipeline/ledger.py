@@ -38,16 +38,16 @@ def read_ledgers(spark: SparkSession, directory: Path) -> DataFrame:
 
     Raises BadPath if there is none.
     """
-    need_ledgers(directory)
-    reader = spark.read.schema(SCHEMA).option("basePath", str(directory))
-    lines = reader.json(f"{literal(directory)}/daemon=*")
+    lines = lines_in(spark, directory, SCHEMA)
     return lines.withColumn("file", F.col("_metadata.file_name")).where("op IS NOT NULL")
 
 
-def need_ledgers(directory: Path) -> None:
-    """Raises BadPath if a folder has none."""
+def lines_in(spark: SparkSession, directory: Path, schema: str) -> DataFrame:
+    """These columns of all lines of all ledgers in a folder. Raises BadPath if there is none."""
     if not any(directory.glob("daemon=*/*.jsonl")):
         raise BadPath(str(directory), "holds no ledger")
+    reader = spark.read.schema(schema).option("basePath", str(directory))
+    return reader.json(f"{literal(directory)}/daemon=*")
 
 
 # ---- against the journal ---------------------------------------------------------------------

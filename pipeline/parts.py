@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from purgatoryd.pipeline.lake import intact, known
 from purgatoryd.pipeline.locks import alone
 from purgatoryd.pipeline.schemas import FLOW, LIVES, MAJOR, TOPICS, WORKERS, Table
-from purgatoryd.pipeline.session import literal
+from purgatoryd.pipeline.session import rows_in
 from purgatoryd.shm_layout.errors import LakeBroken
 from purgatoryd.shm_layout.files import (
     listed,
@@ -108,9 +108,9 @@ class Layer:
             if len(kept) == len(part.sources):
                 whole += self._files(table, part)
             elif kept:
-                frames.append(_only(_rows(spark, table, self._files(table, part)), kept))
+                frames.append(_only(rows_in(spark, table, self._files(table, part)), kept))
         if whole or not frames:
-            frames.append(_rows(spark, table, whole))
+            frames.append(rows_in(spark, table, whole))
         return reduce(lambda some, more: some.unionByName(more), frames)
 
     def _manifest(self, number: int) -> Path:
@@ -202,13 +202,6 @@ def _counting(parts: Iterable[Part]) -> dict[Segment, Part]:
 
 def _sizes(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in sorted(folder.glob("*.parquet"))}
-
-
-def _rows(spark: SparkSession, table: Table, paths: Sequence[Path]) -> DataFrame:
-    """Of files of any version: what a file does not have is null."""
-    if not paths:
-        return spark.createDataFrame([], table.spark())
-    return spark.read.schema(table.spark()).parquet(*map(literal, paths))
 
 
 def _only(rows: DataFrame, segments: Iterable[Segment]) -> DataFrame:

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from purgatoryd.pipeline.lake import BOUNDED, OPENINGS, Lake, Manifest, parquet_writer
 from purgatoryd.pipeline.schemas import BRONZE
-from purgatoryd.pipeline.session import literal
+from purgatoryd.pipeline.session import rows_in
 from purgatoryd.pipeline.ship import Content, Head, Shipper, head_of, refuse_open_end
 from purgatoryd.pipeline.sources import Source, journals_in
 from purgatoryd.pipeline.tiers import node_of
@@ -117,7 +117,7 @@ class RawShipper(Shipper):
         rows.write.options(compression="zstd", maxRecordsPerFile=0).parquet(
             str(staging), mode="overwrite"
         )
-        return _in(self._spark.read.schema(BRONZE.spark()).parquet(literal(staging)), staging)
+        return _in(rows_in(self._spark, BRONZE, [staging]), staging)
 
     def _taken(self, one: Source, head: Head, made: Decoded) -> Manifest | None:
         if one.identity.table == OPENINGS:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +21,9 @@ from purgatoryd.pipeline.extras import need
 from purgatoryd.shm_layout.errors import ExtraMissing
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+
+    from purgatoryd.pipeline.schemas import Table
 
 JAVA_MIN = 17
 LOCAL = "local[*]"
@@ -107,6 +109,15 @@ def _on_one_box(master: str) -> bool:
 def literal(path: Path | str) -> str:
     """A path as Spark's readers need it, which take some characters for patterns."""
     return re.sub(r"([\\*?\[\]{}])", r"\\\1", str(path))
+
+
+def rows_in(spark: SparkSession, table: Table, paths: Iterable[Path | str]) -> DataFrame:
+    """A table's rows in Parquet files of any version: what a file does not have is null. Of no
+    file there are none."""
+    schema, files = table.spark(), [*map(literal, paths)]
+    if not files:
+        return spark.createDataFrame([], schema)
+    return spark.read.schema(schema).parquet(*files)
 
 
 # ---- Java ------------------------------------------------------------------------------------

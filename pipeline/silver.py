@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from purgatoryd.pipeline.ledger import need_ledgers
+from purgatoryd.pipeline.ledger import lines_in
 from purgatoryd.pipeline.schemas import LIVES, OPEN_TIMERS
-from purgatoryd.pipeline.session import literal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,10 +93,8 @@ def lives(bronze: DataFrame, batches: DataFrame, received: DataFrame | None = No
 def received(spark: SparkSession, ledgers: Path) -> DataFrame:
     """When each notice first came to a subscriber, from the ledgers in a folder: daemon, ticket
     and notified_ns. docs/audit.md has their form. Raises BadPath if there is none."""
-    need_ledgers(ledgers)
-    lines = "daemon string, op string, ticket long, received_boot_ns long"
-    reader = spark.read.schema(lines).option("basePath", str(ledgers))
-    noted = reader.json(f"{literal(ledgers)}/daemon=*")
+    columns = "daemon string, op string, ticket long, received_boot_ns long"
+    noted = lines_in(spark, ledgers, columns)
     first = F.min("received_boot_ns").alias("notified_ns")
     return noted.where(F.col("op") == "notice").groupBy("daemon", "ticket").agg(first)
 

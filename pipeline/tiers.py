@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Identity, Lake, Manifest
 from purgatoryd.pipeline.schemas import BRONZE as BRONZE_TABLE
-from purgatoryd.pipeline.session import literal
+from purgatoryd.pipeline.session import rows_in
 from purgatoryd.pipeline.sources import Source, openings, source
 from purgatoryd.shm_layout.journal import segments
 
@@ -114,7 +114,4 @@ def _read(
 
 def read_files(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
     """BRONZE from files of the lake; none is an empty table."""
-    schema = BRONZE_TABLE.spark()
-    if not paths:
-        return spark.createDataFrame([], schema)
-    return spark.read.schema(schema).parquet(*map(literal, paths))
+    return rows_in(spark, BRONZE_TABLE, paths)

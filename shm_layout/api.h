@@ -224,9 +224,10 @@ void pg_sweep(struct pg_arena *a, int64_t real_boot_ns, uint32_t *cursor, uint32
 /* ---- readers (scan.c): safe on a live arena ------------------------------------------ */
 
 struct pg_fill { uint32_t used, rows; };
-/* Rows of the tables of names. Those of reserved namespaces are in neither figure: they are not for
+/* Rows of a table of names. Those of reserved namespaces are in neither figure: they are not for
  * timers. */
-void pg_name_fills(const struct pg_arena *a, struct pg_fill *namespaces, struct pg_fill *topics);
+struct pg_fill pg_namespace_fill(const struct pg_arena *a);
+struct pg_fill pg_topic_fill(const struct pg_arena *a);
 /* Row of a topic, or PG_NIL. */
 uint32_t pg_find_namespace(const struct pg_arena *a, const char *name, uint32_t len);
 uint32_t pg_find_topic(const struct pg_arena *a, uint32_t namespace_row, const char *name,

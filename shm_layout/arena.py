@@ -271,8 +271,7 @@ class Handle:
 
     def name_fills(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """Rows of namespaces, and of topics: used, and in all; reserved ones in neither."""
-        namespaces, topics = ffi.new("struct pg_fill *"), ffi.new("struct pg_fill *")
-        lib.pg_name_fills(self._a, namespaces, topics)
+        namespaces, topics = lib.pg_namespace_fill(self._a), lib.pg_topic_fill(self._a)
         return (namespaces.used, namespaces.rows), (topics.used, topics.rows)
 
     def namespaces_of_users(self) -> list[Namespace]:

@@ -107,11 +107,11 @@ def make_private(folder: Path) -> None:
             path.chmod(FOLDER_MODE if path.is_dir() else MODE)
 
 
-def replace_durably(path: Path, content: bytes) -> None:
-    """Gives `path` this content, at once."""
+def replace_durably(path: Path, content: bytes, temporary: Path | None = None) -> None:
+    """Gives `path` this content, at once. `temporary`: where others may write, too, `beside`."""
 
     def write(file: BinaryIO) -> str:
         file.write(content)
         return path.name
 
-    write_durably(path.with_name(f"{path.name}.new"), write)
+    write_durably(temporary or path.with_name(f"{path.name}.new"), write)

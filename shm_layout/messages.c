@@ -117,9 +117,7 @@ static bool time_allowed(const struct pg_arena *a, const struct request *q, stru
 
 static bool namespaces_full(const struct pg_arena *a, struct refusal *why)
 {
-    struct pg_fill namespaces, topics;
-    pg_name_fills(a, &namespaces, &topics);
-    return refused(why, PG_ERR_NAMESPACES_FULL, namespaces.rows, 0);
+    return refused(why, PG_ERR_NAMESPACES_FULL, pg_namespace_fill(a).rows, 0);
 }
 
 static bool wrong_shard(const struct pg_arena *a, struct refusal *why)

@@ -233,31 +233,31 @@ void names_release(struct pg_arena *a, uint32_t topic)
 
 /* ---- readers ------------------------------------------------------------------------------ */
 
-static bool reserved_at(const struct pg_arena *a, uint32_t row)
+/* A row of either table, in use, of the namespace `ns`. */
+static void row_counted(const struct pg_arena *a, struct pg_fill *fill, uint32_t ns)
 {
-    return row < a->namespace_rows && LOAD_ACQUIRE(&a->namespaces[row].name_len) != 0 &&
-           a->namespaces[row].name[0] == PG_RESERVED;
-}
-
-static void row_counted(struct pg_fill *fill, uint32_t name_len, bool reserved)
-{
-    if (reserved)
+    if (ns < a->namespace_rows && name_reserved(namespace_name(a, ns)))
         fill->rows--;
     else
-        fill->used += name_len != 0;
+        fill->used++;
 }
 
-void pg_name_fills(const struct pg_arena *a, struct pg_fill *namespaces, struct pg_fill *topics)
+struct pg_fill pg_namespace_fill(const struct pg_arena *a)
 {
-    *namespaces = (struct pg_fill){0, a->namespace_rows};
-    *topics = (struct pg_fill){0, a->topic_rows};
+    struct pg_fill fill = {0, a->namespace_rows};
     for (uint32_t i = 0; i < a->namespace_rows; i++)
-        row_counted(namespaces, LOAD_ACQUIRE(&a->namespaces[i].name_len), reserved_at(a, i));
-    for (uint32_t i = 0; i < a->topic_rows; i++) {
-        const uint32_t name_len = LOAD_ACQUIRE(&a->topics[i].name_len);
-        const bool reserved = name_len != 0 && reserved_at(a, a->topics[i].namespace_row);
-        row_counted(topics, name_len, reserved);
-    }
+        if (LOAD_ACQUIRE(&a->namespaces[i].name_len) != 0)
+            row_counted(a, &fill, i);
+    return fill;
+}
+
+struct pg_fill pg_topic_fill(const struct pg_arena *a)
+{
+    struct pg_fill fill = {0, a->topic_rows};
+    for (uint32_t i = 0; i < a->topic_rows; i++)
+        if (LOAD_ACQUIRE(&a->topics[i].name_len) != 0)
+            row_counted(a, &fill, a->topics[i].namespace_row);
+    return fill;
 }
 
 uint32_t pg_find_namespace(const struct pg_arena *a, const char *name, uint32_t len)
