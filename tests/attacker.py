@@ -19,6 +19,7 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -301,23 +302,30 @@ def blows_of(attack: Attack, path: Path) -> Iterator[bool]:
         time.sleep(0.005)
 
 
+def end_at_sigterm(blows: list[int]) -> None:
+    """Waits for the signal in a thread of its own: a handler would not run while the attack hangs
+    in a call that began just after the signal came."""
+    signal.sigwait({signal.SIGTERM})
+    tell(str(blows[0]))
+    os._exit(0)
+
+
 def main(name: str, directory: str, daemon: str, uid: str = "") -> None:
     """Attacks until the process is to end."""
     if uid:
         os.setgroups([])
         os.setuid(int(uid))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    attack, blows = ATTACKS[name], 0
-    tries = blows_of(attack, Path(directory) / f"{daemon}.{of_lane(attack)}")
-    try:
-        first = next(tries)
-        tell("ready")
-        for struck in itertools.chain([first], tries):
-            blows += struck
-            if struck and blows == 1:
-                tell("struck")
-    finally:
-        print(blows, flush=True)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    attack, blows = ATTACKS[name], [0]
+    threading.Thread(target=end_at_sigterm, args=(blows,), daemon=True).start()
+    for turn, struck in enumerate(
+        blows_of(attack, Path(directory) / f"{daemon}.{of_lane(attack)}")
+    ):
+        blows[0] += struck
+        if not turn:
+            tell("ready")
+        if struck and blows[0] == 1:
+            tell("struck")
 
 
 if __name__ == "__main__":

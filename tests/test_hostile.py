@@ -77,7 +77,8 @@ def attacked(daemon: Daemon, attack: str, uid: int = NOBODY) -> Iterator[subproc
         yield process
         assert process.poll() is None
         process.terminate()
-        blows = int(process.stdout.read().split()[-1])
+        said, _ = process.communicate(timeout=PATIENCE_S)
+        blows = int(said.split()[-1])
         assert blows > 0 or attack in CUT_OFF  # what was said of those tells that they came
     finally:
         process.kill()
