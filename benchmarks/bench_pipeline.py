@@ -1,11 +1,11 @@
 """Measures the pipeline, step by step, on a journal that a real daemon wrote.
 
-The journal: timers with keys and payloads, nine of ten cancelled, the others fired. Each run is a
-process of its own: ship (without Spark), then silver and gold, sketches, the cold tier and bulk
-adds in one session; what is measured in it first is *cold*, what is done again *warm*. Beside
-each step the same is done by pyarrow or by DuckDB on the same files. Memory is the most that all
-processes of a run had together (PSS): the daemon with its arena is one of them, and stands alone,
-too; what is done beside is none. Writes
+The journal: timers with keys and payloads, nine of ten cancelled, the others fired. Each run has
+two processes: one for ship (without Spark), then silver and gold, sketches and the cold tier in one
+session, and one for bulk adds, which are a job of somebody's own. What is measured first in a
+session is *cold*, what is done again *warm*. Beside each step the same is done by pyarrow or by
+DuckDB on the same files. Memory is the most that all processes of a run had together (PSS): the
+daemon with its arena is one of them, and stands alone, too; what is done beside is none. Writes
 benchmarks/results/pipeline.json and the table in docs/benchmarks.md; `--quick` only proves that all
 of it still runs: small sizes, one run, nothing is written.
 """
@@ -105,13 +105,13 @@ def pss(process: psutil.Process) -> tuple[bool, int]:
         return False, 0
 
 
-def run_here(arguments: argparse.Namespace, spark: Callable[[], SparkSession]) -> Figures:
-    """All steps, in this process and its children, with the session that `spark` starts."""
+def run_here(arguments: argparse.Namespace, job: str, spark: Callable[[], SparkSession]) -> Figures:
+    """The steps of a job, here and in children of this process; `spark` starts their session."""
     memory, peaks = Memory(), NOTHING
     memory.start()
     found: Figures = {}
     with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
-        for name, figures in steps.all_steps(arguments, Path(folder), spark):
+        for name, figures in steps.JOBS[job](arguments, Path(folder), spark):
             taken = memory.taken()
             peaks = Peaks(*map(max, peaks, taken))
             step = found.setdefault(name, {"peak_bytes": 0.0})
@@ -122,12 +122,22 @@ def run_here(arguments: argparse.Namespace, spark: Callable[[], SparkSession]) -
 
 
 def run_apart(arguments: argparse.Namespace) -> Figures:
-    """The same in a process of its own."""
-    command = [sys.executable, __file__, "--one", *size_of(arguments), "--journal",
+    """One run: each job in a process of its own."""
+    return together([_job_apart(arguments, job) for job in steps.JOBS])
+
+
+def _job_apart(arguments: argparse.Namespace, job: str) -> Figures:
+    command = [sys.executable, __file__, "--job", job, *size_of(arguments), "--journal",
                str(arguments.journal), "--directory", str(arguments.directory)]  # fmt: skip
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     found: Figures = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def together(jobs: Sequence[Figures]) -> Figures:
+    """The figures of all jobs, and the most memory that one of them took."""
+    peaks = {name: max(job["memory"][name] for job in jobs) for name in Peaks._fields}
+    return {step: of for job in jobs for step, of in job.items()} | {"memory": peaks}
 
 
 def size_of(arguments: argparse.Namespace) -> list[str]:
@@ -264,7 +274,7 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--directory", type=Path, default=ROOT / "build", help="for all files")
     parser.add_argument("--journal", type=Path, help="one that was made before")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--job", choices=steps.JOBS, help=argparse.SUPPRESS)
     arguments = parser.parse_args(given)
     if arguments.quick:
         arguments.timers, arguments.cold_rows, arguments.bulk_rows = 20_000, 20_000, 5_000
@@ -275,8 +285,8 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     arguments = parse()
     arguments.directory.mkdir(exist_ok=True)
-    if arguments.one:
-        print(json.dumps(run_here(arguments, session)))
+    if arguments.job:
+        print(json.dumps(run_here(arguments, arguments.job, session)))
         return
     with working(arguments):
         runs = [run_apart(arguments) for _ in range(arguments.runs)]

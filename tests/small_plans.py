@@ -14,4 +14,6 @@ SMALL_PLANS = INTERPRETED | {
     # Nothing runs so long that compiling more of Java would pay, either.
     "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {QUIET}",
     "spark.sql.shuffle.partitions": "2",
+    "spark.sql.files.minPartitionNum": "2",
+    "spark.sql.parquet.columnarReaderBatchSize": "256",
 }

@@ -112,7 +112,8 @@ def test_every_step_of_the_benchmark_of_the_pipeline_runs(
     monkeypatch.setattr(bench.beside, "apart", lambda what, *of: work[what](*map(str, of)))
     arguments = bench.parse(["--quick", "--directory", str(tmp_path)])
     with bench.working(arguments):
-        run = bench.run_here(arguments, lambda: spark)
+        jobs = [bench.run_here(arguments, job, lambda: spark) for job in bench.steps.JOBS]
+    run = bench.together(jobs)
     found = bench.document(arguments, 1, [run])
     rates = {step: of for step, of in run.items() if "warm" in of}
     assert set(rates) == set(bench.beside.NAMES)
