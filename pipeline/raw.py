@@ -90,7 +90,7 @@ class RawShipper(Shipper):
             raise damage
 
     def _walked(self, one: Source) -> Head | None:
-        """Learns the names; None: it was a snapshot, and is gone."""
+        """Learns the names; None: it is gone."""
         memory, walk = self._read(one), Walk()
         if memory is None:
             return None

@@ -31,7 +31,7 @@ from purgatoryd.pipeline.lake import (
 )
 from purgatoryd.pipeline.pace import Pace
 from purgatoryd.pipeline.schemas import BRONZE as BRONZE_TABLE
-from purgatoryd.pipeline.sources import Source, openings, sealed, source
+from purgatoryd.pipeline.sources import Source, openings, present, sealed
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.errors import BadPath, JournalDamaged, PurgatorydError
 from purgatoryd.shm_layout.journal import File, Walk, segments
@@ -187,7 +187,7 @@ class Shipper:
         self._hold()
 
     def _each(self, found: list[Source]) -> Iterator[tuple[Source, Manifest | None]]:
-        """Each with its manifest, once it counts; a snapshot that is gone has none."""
+        """Each with its manifest, once it counts; a file that is gone has none."""
         for made in ahead(self._made(found)):
             identity = made.source.identity
             yield made.source, self._lake.commit(identity.table, identity.daemon, made.fill)
@@ -229,13 +229,10 @@ class Shipper:
             set_mark(self._directory, Mark(self._mark, waiting[0]))
 
     def _read(self, one: Source) -> Any:
-        """None: it was a snapshot, and is gone."""
-        try:
+        """None: it is gone; of a segment the next one's manifest tells that."""
+        with suppress(BadPath):
             return cache.read(one.path, self._pace)
-        except BadPath:
-            if one.identity.table == OPENINGS:
-                return None
-            raise
+        return None
 
     def _learn(self, one: Source) -> None:
         memory, walk = self._read(one), Walk()
@@ -267,7 +264,7 @@ class Shipper:
             yield _Decoded(one, head_of(walk, memory), self._decoder.kinds)
 
     def _in_memory(self, found: Sequence[Source]) -> Iterator[tuple[Source, Any]]:
-        """The files, but snapshots that are gone."""
+        """The files that are not gone."""
         for one in found:
             if (memory := self._read(one)) is not None:
                 yield one, memory
@@ -322,9 +319,7 @@ class Shipper:
 
 def _is_of(file: File, daemon: str) -> bool:
     """False also if it has gone meanwhile."""
-    with suppress(BadPath):
-        return source(file).identity.daemon == daemon
-    return False
+    return any(one.identity.daemon == daemon for one in present([file]))
 
 
 def mark_name(lake: Lake) -> str:

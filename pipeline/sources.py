@@ -51,11 +51,20 @@ def source(file: File) -> Source:
     )
 
 
+def present(files: Iterable[File]) -> list[Source]:
+    """Those that are still there: retention takes the oldest at any time. Raises as source()."""
+    found = []
+    for file in files:
+        with contextlib.suppress(BadPath):
+            found.append(source(file))
+    return found
+
+
 def sealed(directory: Path) -> list[Source]:
     """The segments that nobody writes any more, oldest first: all but the newest one, and that one
     too of a shard whose deployment has another number of them by now."""
     over = generations_behind(directory.absolute()) > 0  # asked first: then nothing more comes
-    found = [source(file) for file in segments(directory)]
+    found = present(segments(directory))
     before = [
         replace(one, complete=one.identity.daemon != after.identity.daemon)
         for one, after in pairwise(found)
@@ -77,19 +86,14 @@ def openings(directory: Path, names: Container[str] | None = None) -> list[Sourc
     shard that does not count yet: it may be thrown away."""
     if generations_behind(directory.absolute()) < 0:
         return []
-    found = []
-    for file in snapshots(directory):
-        with contextlib.suppress(BadPath):
-            if names is None or file.path.name in names:
-                found.append(source(file))
-    return found
+    return present(f for f in snapshots(directory) if names is None or f.path.name in names)
 
 
 def heirs_in(directory: Path) -> dict[str, str]:
     """By arena whose place another one took, the other: a journal's files are of one daemon.
     Raises JournalMismatch, JournalDamaged."""
     begun: dict[str, tuple[int, int]] = {}  # each arena once: an end and a beginning may be one LSN
-    for one in (*openings(directory), *map(source, segments(directory))):
+    for one in (*openings(directory), *present(segments(directory))):
         own = one.identity
         first = (own.first_lsn, own.epoch)
         begun[own.daemon] = min(begun.get(own.daemon, first), first)

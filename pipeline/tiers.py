@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Identity, Lake, Manifest
 from purgatoryd.pipeline.schemas import BRONZE as BRONZE_TABLE
 from purgatoryd.pipeline.session import rows_in
-from purgatoryd.pipeline.sources import Source, openings, source
+from purgatoryd.pipeline.sources import Source, openings, present
 from purgatoryd.shm_layout.journal import segments
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def tiers(lake: Lake | None, journals: Iterable[Path] = (), table: str = BRONZE)
 def _sources(folder: Path, table: str) -> list[Source]:
     if table == OPENINGS:
         return openings(folder)
-    return [source(file) for file in segments(folder)]
+    return present(segments(folder))
 
 
 def node_of(lake: Lake | None, folder: Path) -> str:

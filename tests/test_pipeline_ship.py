@@ -421,6 +421,26 @@ def test_segments_are_hot_then_both_then_in_the_lake(stored: Path, lake: Lake) -
     assert len({one.identity for one in found}) == len(found)
 
 
+def test_what_retention_takes_meanwhile_is_told_by_the_next_segment(
+    stored: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at the folder and the reading of the oldest segment in it."""
+    oldest, *others = segments(stored)
+
+    def too_late(path: Path, *of: Any, **upto: Any) -> Any:
+        if path == oldest.path and not upto:  # all of it is asked for, not its head alone
+            path.unlink()
+        return read(path, *of, **upto)
+
+    read = cache.read
+    monkeypatch.setattr(cache, "read", too_late)
+    assert shipped(stored, lake) >= len(others) - 1
+    found = lake.manifests(BRONZE)
+    assert [one.first_lsn for one in found] == [file.lsn for file in others[:-1]]
+    assert found[0].gone_from == oldest.lsn
+    assert not any(one.gone_from for one in found[1:])
+
+
 # ---- the host --------------------------------------------------------------------------------
 
 
