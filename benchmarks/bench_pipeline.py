@@ -276,6 +276,8 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--job", choices=steps.JOBS, help=argparse.SUPPRESS)
     arguments = parser.parse_args(given)
+    arguments.directory = arguments.directory.absolute()  # processes beside stand in other folders
+    arguments.journal = arguments.journal and arguments.journal.absolute()
     if arguments.quick:
         arguments.timers, arguments.cold_rows, arguments.bulk_rows = 20_000, 20_000, 5_000
         arguments.runs = 1
