@@ -263,6 +263,11 @@ def working(arguments: argparse.Namespace) -> Iterator[None]:
             shutil.rmtree(arguments.journal)
 
 
+def absolute(text: str) -> Path:
+    """The same one for processes that stand in others."""
+    return Path(text).absolute()
+
+
 def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--timers", type=int, default=5_300_000, help="of the journal")
@@ -271,13 +276,11 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--bulk-rows", type=int, default=2_000_000, help="that become timers")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--directory", type=Path, default=ROOT / "build", help="for all files")
-    parser.add_argument("--journal", type=Path, help="one that was made before")
+    parser.add_argument("--directory", type=absolute, default=ROOT / "build", help="for all files")
+    parser.add_argument("--journal", type=absolute, help="one that was made before")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--job", choices=steps.JOBS, help=argparse.SUPPRESS)
     arguments = parser.parse_args(given)
-    arguments.directory = arguments.directory.absolute()  # processes beside stand in other folders
-    arguments.journal = arguments.journal and arguments.journal.absolute()
     if arguments.quick:
         arguments.timers, arguments.cold_rows, arguments.bulk_rows = 20_000, 20_000, 5_000
         arguments.runs = 1

@@ -34,7 +34,7 @@ from purgatoryd.pipeline.schemas import BRONZE as BRONZE_TABLE
 from purgatoryd.pipeline.sources import Source, openings, present, sealed
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.errors import BadPath, JournalDamaged, PurgatorydError
-from purgatoryd.shm_layout.journal import File, Walk, segments
+from purgatoryd.shm_layout.journal import Walk, segments
 from purgatoryd.shm_layout.layout import WalkState
 from purgatoryd.shm_layout.marks import Mark, read_marks, set_mark
 from purgatoryd.shm_layout.origins import read_origins
@@ -313,13 +313,9 @@ class Shipper:
         first = self._reached[identity.daemon] + 1
         if first >= identity.first_lsn:
             return 0
-        older = [file for file in segments(self._directory) if file.lsn < identity.first_lsn]
-        return 0 if any(_is_of(file, identity.daemon) for file in older) else first
-
-
-def _is_of(file: File, daemon: str) -> bool:
-    """False also if it has gone meanwhile."""
-    return any(one.identity.daemon == daemon for one in present([file]))
+        files = segments(self._directory)
+        older = present(file for file in files if file.lsn < identity.first_lsn)
+        return 0 if any(one.identity.daemon == identity.daemon for one in older) else first
 
 
 def mark_name(lake: Lake) -> str:

@@ -4,7 +4,7 @@ without a trace in the page cache."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -51,20 +51,18 @@ def source(file: File) -> Source:
     )
 
 
-def present(files: Iterable[File]) -> list[Source]:
+def present(files: Iterable[File]) -> Iterator[Source]:
     """Those that are still there: retention takes the oldest at any time. Raises as source()."""
-    found = []
     for file in files:
         with contextlib.suppress(BadPath):
-            found.append(source(file))
-    return found
+            yield source(file)
 
 
 def sealed(directory: Path) -> list[Source]:
     """The segments that nobody writes any more, oldest first: all but the newest one, and that one
     too of a shard whose deployment has another number of them by now."""
     over = generations_behind(directory.absolute()) > 0  # asked first: then nothing more comes
-    found = present(segments(directory))
+    found = [*present(segments(directory))]
     before = [
         replace(one, complete=one.identity.daemon != after.identity.daemon)
         for one, after in pairwise(found)
@@ -86,7 +84,8 @@ def openings(directory: Path, names: Container[str] | None = None) -> list[Sourc
     shard that does not count yet: it may be thrown away."""
     if generations_behind(directory.absolute()) < 0:
         return []
-    return present(f for f in snapshots(directory) if names is None or f.path.name in names)
+    files = snapshots(directory)
+    return [*present(f for f in files if names is None or f.path.name in names)]
 
 
 def heirs_in(directory: Path) -> dict[str, str]:

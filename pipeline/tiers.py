@@ -61,7 +61,7 @@ def tiers(lake: Lake | None, journals: Iterable[Path] = (), table: str = BRONZE)
 def _sources(folder: Path, table: str) -> list[Source]:
     if table == OPENINGS:
         return openings(folder)
-    return present(segments(folder))
+    return [*present(segments(folder))]
 
 
 def node_of(lake: Lake | None, folder: Path) -> str:

@@ -318,9 +318,8 @@ def main(name: str, directory: str, daemon: str, uid: str = "") -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     attack, blows = ATTACKS[name], [0]
     threading.Thread(target=end_at_sigterm, args=(blows,), daemon=True).start()
-    for turn, struck in enumerate(
-        blows_of(attack, Path(directory) / f"{daemon}.{of_lane(attack)}")
-    ):
+    tries = blows_of(attack, Path(directory) / f"{daemon}.{of_lane(attack)}")
+    for turn, struck in enumerate(tries):
         blows[0] += struck
         if not turn:
             tell("ready")

@@ -13,6 +13,7 @@ INTERPRETED = {
 SMALL_PLANS = INTERPRETED | {
     # Nothing runs so long that compiling more of Java would pay, either.
     "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {QUIET}",
+    # A task costs more than its few rows, and each file has memory for a whole batch of them.
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.files.minPartitionNum": "2",
     "spark.sql.parquet.columnarReaderBatchSize": "256",

@@ -33,7 +33,7 @@ DAY_NS = 86_400 * 10**9
 WINDOW_NS = 300 * 10**9
 BASE_S = 1_893_456_000  # 2030-01-01, midnight
 CANCELLED = 10  # one of so many timers of the cold tier is cancelled
-WARM_ADDS = 3
+WARM_ADDS = 3  # bulk adds, whose median counts
 STAGES = ("request_queue_ns", "remote_ns", "response_queue_ns", "send_ns")
 
 Figures = dict[str, float]
@@ -222,7 +222,7 @@ def window(spark: SparkSession, tier: Tier, rows: int) -> Figures:
 
 
 def bulk_add(spark: SparkSession, folder: Path, rows: int) -> Figures:
-    """Through Spark, four times, and beside it the same rows by add_many in one process."""
+    """Through Spark, cold and then warm, and beside it the same rows by add_many in one process."""
     frame = day(spark, rows).selectExpr("namespace", "topic", "key", "payload", "3600.0D as delay")
     tasks = spark.sparkContext.defaultParallelism
     frame.repartition(tasks).write.parquet(str(folder))
@@ -235,8 +235,6 @@ def bulk_add(spark: SparkSession, folder: Path, rows: int) -> Figures:
             write = frame.write.format("purgatoryd").options(**options).mode("append")
             rates.append(rows / timed(write.save))
     with journal.daemon(*size):
-        beside_ours = rows / beside.added(folder)
+        other = rows / beside.added(folder)
     warm = statistics.median(rates[1:])
-    return {
-        "cold": rates[0], "warm": warm, "beside": beside_ours, "to_add_many": warm / beside_ours,
-    }  # fmt: skip
+    return {"cold": rates[0], "warm": warm, "beside": other, "to_add_many": warm / other}
