@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import struct
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 
 import zmq
 
@@ -23,6 +25,28 @@ def connection_events(monitor: zmq.Socket[bytes]) -> Iterator[bool]:
         yield event == _CONNECTED
 
 
+def closer(owner: object, *sockets: zmq.Socket[bytes]) -> Callable[[], object]:
+    """What closes a socket, its monitor and their context, returning at once, and drops what was
+    not sent; also done when `owner` is garbage.
+
+    A context waits for its sockets without end, and Python collects garbage in any order: so what
+    is to close them is kept outside of it.
+    """
+    made = weakref.finalize(owner, _close, os.getpid(), *sockets)
+    made.atexit = False  # a thread may still use them
+    return made
+
+
+def _close(process: int, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
+    if process != os.getpid():  # they do not survive a fork
+        return
+    context = socket.context
+    socket.disable_monitor()
+    monitor.close(0)
+    socket.close(0)
+    context.term()
+
+
 class Channel:
     """One connection to the daemon. Never blocks; the owner waits on the sockets.
 
@@ -36,14 +60,14 @@ class Channel:
         self, endpoint: str, remote: Remote | None = None, *, immediate: bool = True
     ) -> None:
         self.connected = False
-        self.context = zmq.Context()
-        self.socket: zmq.Socket[bytes] = self.context.socket(zmq.DEALER)
+        self.socket: zmq.Socket[bytes] = zmq.Context().socket(zmq.DEALER)
         self.socket.set(zmq.LINGER, 0)
         self.socket.set(zmq.IMMEDIATE, immediate)
         self.socket.set(zmq.SNDHWM, SEND_HWM)
         self.socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
         self.socket.set(zmq.RCVTIMEO, SOON_MS)
         self.monitor = self.socket.get_monitor_socket(_CONNECTED | zmq.Event.DISCONNECTED)
+        self._close = closer(self, self.socket, self.monitor)
         if remote is not None:
             remote.equip(self.socket)
         self._endpoint = endpoint
@@ -94,7 +118,4 @@ class Channel:
 
     def close(self) -> None:
         """Drops what was not sent; returns at once."""
-        self.socket.disable_monitor()
-        self.monitor.close(0)
-        self.socket.close(0)
-        self.context.term()
+        self._close()

@@ -16,7 +16,7 @@ from typing import Self
 
 import zmq
 
-from purgatoryd.clients.channel import RECONNECT_MS, connection_events
+from purgatoryd.clients.channel import RECONNECT_MS, closer, connection_events
 from purgatoryd.clients.closing import Closing
 from purgatoryd.clients.ledger import Ledger, Source
 from purgatoryd.clients.life import Life
@@ -73,14 +73,14 @@ class Inbox:
         self.live = remote is None
         """False until a remote daemon has let us in; of a local one the arena tells all."""
         self._life = Life("subscriber")
-        self.context = zmq.Context()
-        self.socket: zmq.Socket[bytes] = self.context.socket(zmq.SUB)
+        self.socket: zmq.Socket[bytes] = zmq.Context().socket(zmq.SUB)
         self.socket.set(zmq.LINGER, 0)
         self.socket.set(zmq.RCVHWM, high_water_mark)
         self.socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
         for subject in subjects:
             self.socket.subscribe(subject)
         self.monitor = self.socket.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED)
+        self._close_sockets = closer(self, self.socket, self.monitor)
         if remote is not None:
             remote.equip(self.socket)
         self.socket.connect(self.endpoint)
@@ -175,12 +175,6 @@ class Inbox:
             return Reader.attach(self._route.find())
         except OtherAbi:
             return None
-
-    def _close_sockets(self) -> None:
-        self.socket.disable_monitor()
-        self.monitor.close(0)
-        self.socket.close(0)
-        self.context.term()
 
     def _receive(self) -> bool:
         try:

@@ -38,6 +38,8 @@ from purgatoryd.shm_layout.standing import StandingFile
 
 LOCK_MODE = 0o600
 LOCK_POLL_S = 0.02
+ENDING = (signal.SIGTERM, signal.SIGINT)
+"""Signals that ask for a clean end."""
 
 
 def serve(
@@ -260,18 +262,24 @@ def _holder(fd: int) -> int:
 
 @contextlib.contextmanager
 def signals() -> Iterator[int]:
-    """A descriptor that becomes readable when a signal arrives, so that it ends the sleep."""
+    """A descriptor that becomes readable when a signal arrives, so that it ends the sleep.
+
+    Behind it the process ends. Signals are ignored then: else one that comes again, once Python has
+    put its own handlers away, would kill what has ended cleanly.
+    """
     read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     before = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
     try:
         yield read_fd
     finally:
+        for number in (*ENDING, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
         signal.set_wakeup_fd(before)
         os.close(read_fd)
         os.close(write_fd)
 
 
 def _on_signals(reaper: Reaper) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ENDING:
         signal.signal(number, lambda *_: reaper.stop())
     signal.signal(signal.SIGHUP, lambda *_: reaper.reload())

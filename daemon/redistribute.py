@@ -314,16 +314,26 @@ def _stream(arena: str) -> int | None:
 
 def _left(division: Division, table: ShardTable) -> Iterator[Opening]:
     """Of the shards of this generation that left anything; a name that is too long had none."""
-    places = [division.directory, segment.MOUNT]
+    begin = f"{table.name}-{table.generation}-"
+    places = [(division.directory, begin, "")]
     if division.config.journal:
-        places.append(Path(division.config.journal))
-    begin = re.escape(f"{table.name}-{table.generation}-")
-    name = re.compile(rf"(?:{segment.PREFIX})?{begin}([0-9]+)(?:\..*)?")
-    found = (name.fullmatch(path.name) for place in places for path in place.glob("*"))
-    numbers = {int(one[1]) for one in found if one}
+        places.append((Path(division.config.journal), begin, ""))
+    # Segments of daemons in other directories stand beside ours, and differ at their ends alone.
+    with contextlib.suppress(InvalidName, PathTooLong):
+        first = paths_in(division.directory, f"{begin}0").arena[1:]
+        before, end = first.split(f"{begin}0", 1)
+        places.append((segment.MOUNT, before + begin, end))
+    numbers = {number for place in places for number in _numbers(*place)}
     for shard in sorted(numbers.intersection(range(SHARDS_MAX))):
         with contextlib.suppress(InvalidName, PathTooLong):
             yield division.opening(replace(table, count=SHARDS_MAX), shard)
+
+
+def _numbers(folder: Path, begin: str, end: str) -> Iterator[int]:
+    """In the names of files there, between these two; anything may follow behind a dot."""
+    name = re.compile(rf"{re.escape(begin)}([0-9]+){re.escape(end)}(?:\..*)?")
+    found = (name.fullmatch(path.name) for path in folder.glob("*"))
+    return (int(one[1]) for one in found if one)
 
 
 def _refuse_later(division: Division, table: ShardTable) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -655,6 +657,33 @@ def test_a_closed_async_client_says_so(real: Daemon) -> None:
             await subscriber.get()
 
     asyncio.run(scenario())
+
+
+GARBAGE = """
+import asyncio, gc, os
+from purgatoryd.clients import Admin, AsyncClient, Client, Subscriber
+
+async def use():
+    client = AsyncClient("demo")
+    await client.add("b", 3600)
+    return client
+
+ring = [Client("demo"), Subscriber("demo"), Admin("demo"), asyncio.run(use())]
+ring[0].add("a", 3600)
+ring[2].ping()
+ring.append(ring)
+del ring
+gc.collect()
+print(len(os.listdir("/proc/self/task")), "thread")
+"""
+
+
+def test_clients_that_nobody_closed_are_closed_as_garbage(real: Daemon) -> None:
+    command = (sys.executable, "-c", GARBAGE)
+    run = subprocess.run(
+        command, env=real.env, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, "1 thread\n", "")
 
 
 def in_child(use: Callable[[], object]) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
+import pytest
 from cluster_driver import COMMANDS, ROWS, WORKERS
 from conftest import StartDaemon
 from journal_writer import S
@@ -37,7 +38,7 @@ from purgatoryd.shm_layout.journal import Walk, segments
 Told = dict[str, tuple[int, list[dict[str, Any]]]]
 SPARK = Path(pyspark.__file__).parent
 DRIVER = Path(__file__).with_name("cluster_driver.py")
-LIMIT_S = 900
+LIMIT_S = 600
 """A machine that is busy takes minutes for six JVMs; more is a hang."""
 
 
@@ -105,6 +106,7 @@ def records_in(journal: Path) -> int:
     return count
 
 
+@pytest.mark.timeout(2 * LIMIT_S)
 def test_a_cluster_does_what_one_box_does(
     spark: SparkSession, daemon: StartDaemon, tmp_path: Path
 ) -> None:

@@ -178,6 +178,16 @@ def test_a_daemon_from_ready_to_stopped(daemon: StartDaemon) -> None:
     assert condition(real) == ("killed", Exit.NO_DAEMON)
 
 
+@pytest.mark.parametrize("args", [(), ("--shards", "2")], ids=["alone", "shards"])
+def test_signals_that_come_again_do_not_kill_what_ends_cleanly(
+    daemon: StartDaemon, args: tuple[str, ...]
+) -> None:
+    real = daemon("demo", *args)
+    while real.running:
+        real.process.send_signal(signal.SIGTERM)
+    assert real.process.returncode == 0, real.stderr
+
+
 def test_a_frozen_daemon_is_told_from_a_killed_one(daemon: StartDaemon) -> None:
     real = daemon("demo")
     os.kill(real.pid, signal.SIGSTOP)

@@ -453,9 +453,20 @@ def test_a_start_takes_no_locks_of_names_that_left_nothing(
         (one.directory / name).touch()
     (Path(one.config.journal) / "demo-2-5").mkdir()
     (Path(one.config.journal) / "demo-3-5").mkdir()  # of no neighbour
-    one.start(2)
-    assert taken == ["demo-2-5", "demo-2-17"]
+    with one_of_another_directory("demo-2-9") as its:
+        one.start(2)
+        assert taken == ["demo-2-5", "demo-2-17"]
+        assert its.exists()
     assert not list(one.directory.glob("demo-2-17.*"))
+
+
+@contextlib.contextmanager
+def one_of_another_directory(name: str) -> Iterator[Path]:
+    """A segment of a daemon of the same name, which stands beside all others of the host."""
+    its = segment.MOUNT / paths_in(Path("/another"), name).arena[1:]
+    its.touch()
+    yield its
+    its.unlink()
 
 
 def killed_everywhere(
