@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import struct
 import weakref
 from collections.abc import Callable, Iterator
 
 import zmq
 
+from purgatoryd.clients.life import Life
 from purgatoryd.clients.remote import Remote
 
 SEND_HWM = 1000  # messages; the session's window keeps far below it
@@ -32,13 +32,13 @@ def closer(owner: object, *sockets: zmq.Socket[bytes]) -> Callable[[], object]:
     A context waits for its sockets without end, and Python collects garbage in any order: so what
     is to close them is kept outside of it.
     """
-    made = weakref.finalize(owner, _close, os.getpid(), *sockets)
+    made = weakref.finalize(owner, _close, Life("connection"), *sockets)
     made.atexit = False  # a thread may still use them
     return made
 
 
-def _close(process: int, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
-    if process != os.getpid():  # they do not survive a fork
+def _close(life: Life, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
+    if not life.mine:
         return
     context = socket.context
     socket.disable_monitor()

@@ -30,7 +30,7 @@ from purgatoryd.daemon.lifecycle import (
     publishing,
 )
 from purgatoryd.daemon.log import log
-from purgatoryd.daemon.main import ENDING, await_lock, name_lock, signals, system_failures
+from purgatoryd.daemon.main import await_lock, name_lock, on_signals, signals, system_failures
 from purgatoryd.daemon.recovery import Step
 from purgatoryd.daemon.redistribute import Division, settle
 from purgatoryd.daemon.shard import Shard, State
@@ -213,9 +213,7 @@ class Deployment:
 
     def run(self) -> None:
         """Turns until all shards have ended as was wished. Raises ShardFailed."""
-        for number in ENDING:
-            signal.signal(number, lambda *_: self._stop())
-        signal.signal(signal.SIGHUP, lambda *_: self._reload())
+        on_signals(self._stop, self._reload)
         ready: Set[int] = frozenset()
         try:
             while not self._over:

@@ -92,7 +92,7 @@ def _run(opening: Opening, life: LifeCycle, reread: Callable[[], Config]) -> Non
             wake_fd, life, reload,
         )  # fmt: skip
         placement.settle(arena)
-        _on_signals(reaper)
+        on_signals(reaper.stop, reaper.reload)
         _go_live(arena, paths, life)
         reaper.run()
         arena.set_state(ArenaState.READY, 0)
@@ -279,7 +279,8 @@ def signals() -> Iterator[int]:
         os.close(write_fd)
 
 
-def _on_signals(reaper: Reaper) -> None:
+def on_signals(stop: Callable[[], None], reload: Callable[[], None]) -> None:
+    """What each signal asks for."""
     for number in ENDING:
-        signal.signal(number, lambda *_: reaper.stop())
-    signal.signal(signal.SIGHUP, lambda *_: reaper.reload())
+        signal.signal(number, lambda *_: stop())
+    signal.signal(signal.SIGHUP, lambda *_: reload())

@@ -52,7 +52,7 @@ from purgatoryd.shm_layout.gather import Census, Route, census, gather
 from purgatoryd.shm_layout.journal import Committer, Walk, has_header, segments, uuid_of
 from purgatoryd.shm_layout.layout import ArenaState, is_reserved
 from purgatoryd.shm_layout.origins import Origins, write_origins
-from purgatoryd.shm_layout.paths import SHARDS_MAX, Paths, paths_in
+from purgatoryd.shm_layout.paths import SHARDS_MAX, Paths, arena_end, paths_in
 from purgatoryd.shm_layout.shards import ALONE, Placement, ShardTable
 from purgatoryd.shm_layout.standing import StandingFile
 
@@ -315,14 +315,12 @@ def _stream(arena: str) -> int | None:
 def _left(division: Division, table: ShardTable) -> Iterator[Opening]:
     """Of the shards of this generation that left anything; a name that is too long had none."""
     begin = f"{table.name}-{table.generation}-"
-    places = [(division.directory, begin, "")]
+    places = [
+        (division.directory, begin, ""),
+        (segment.MOUNT, segment.PREFIX + begin, arena_end(division.directory)),
+    ]
     if division.config.journal:
         places.append((Path(division.config.journal), begin, ""))
-    # Segments of daemons in other directories stand beside ours, and differ at their ends alone.
-    with contextlib.suppress(InvalidName, PathTooLong):
-        first = paths_in(division.directory, f"{begin}0").arena[1:]
-        before, end = first.split(f"{begin}0", 1)
-        places.append((segment.MOUNT, before + begin, end))
     numbers = {number for place in places for number in _numbers(*place)}
     for shard in sorted(numbers.intersection(range(SHARDS_MAX))):
         with contextlib.suppress(InvalidName, PathTooLong):

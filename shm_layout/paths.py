@@ -84,7 +84,7 @@ def paths_in(directory: Path, name: str) -> Paths:
     length = len(os.fsencode(longest))
     if length > SOCKET_PATH_BYTES_MAX:
         raise PathTooLong(str(longest), length, SOCKET_PATH_BYTES_MAX)
-    arena = _arena_name(directory, name)
+    arena = f"/{segment.PREFIX}{name}{arena_end(directory)}"
     return Paths(
         name=name,
         directory=directory,
@@ -95,6 +95,14 @@ def paths_in(directory: Path, name: str) -> Paths:
         arena=arena,
         private=f"{arena}.private",
     )
+
+
+def arena_end(directory: Path) -> str:
+    """What names of segments end with: those of all directories stand side by side."""
+    if directory == HOST_DIRECTORY:
+        return ""
+    digest = hashlib.sha256(os.fsencode(os.path.realpath(directory))).hexdigest()
+    return f".{digest[:8]}"
 
 
 def daemon_paths(name: str, environ: Mapping[str, str] = os.environ) -> Paths:
@@ -214,10 +222,3 @@ def _is_socket(path: Path) -> bool:
         return stat.S_ISSOCK(path.stat().st_mode)
     except OSError:
         return False
-
-
-def _arena_name(directory: Path, name: str) -> str:
-    if directory == HOST_DIRECTORY:
-        return f"/{segment.PREFIX}{name}"
-    digest = hashlib.sha256(os.fsencode(os.path.realpath(directory))).hexdigest()
-    return f"/{segment.PREFIX}{name}.{digest[:8]}"

@@ -465,8 +465,10 @@ def one_of_another_directory(name: str) -> Iterator[Path]:
     """A segment of a daemon of the same name, which stands beside all others of the host."""
     its = segment.MOUNT / paths_in(Path("/another"), name).arena[1:]
     its.touch()
-    yield its
-    its.unlink()
+    try:
+        yield its
+    finally:
+        its.unlink()
 
 
 def killed_everywhere(
