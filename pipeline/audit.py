@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.window import Window
 
 from purgatoryd.pipeline import checks, ledger
 from purgatoryd.pipeline.continuity import Continuity, Lost, Run, Violation
@@ -107,23 +106,17 @@ def _counted(events: DataFrame) -> tuple[int, int]:
 
 
 def _add(verdict: Verdict, violations: DataFrame) -> None:
-    """All are counted; the first of each kind are shown."""
-    counts = {row.kind: row["count"] for row in violations.groupBy("kind").count().collect()}
-    for kind, count in sorted(counts.items()):
-        verdict.counts[kind] = verdict.counts.get(kind, 0) + count
-    if counts:
-        verdict.samples += _first(violations)
-
-
-def _first(violations: DataFrame) -> list[Violation]:
-    """Of each kind some, in one query."""
-    in_order = Window.partitionBy("kind").orderBy("daemon", "lsn", "ticket")
-    numbered = violations.withColumn("number", F.row_number().over(in_order))
-    shown = numbered.where(F.col("number") <= SAMPLES).orderBy("kind", "number")
-    return [
-        Violation(row.kind, row.daemon, row.lsn, row.ticket, json.loads(row.evidence))
-        for row in shown.collect()
-    ]
+    """All are counted, the first of each kind are shown; in one query."""
+    one = F.struct("daemon", "lsn", "ticket", "evidence")
+    rows = violations.groupBy("kind").agg(
+        F.count("*").alias("found"), F.min_by(one, one, SAMPLES).alias("shown")
+    )
+    for row in sorted(rows.collect()):
+        verdict.counts[row.kind] = verdict.counts.get(row.kind, 0) + row.found
+        verdict.samples += (
+            Violation(row.kind, first.daemon, first.lsn, first.ticket, json.loads(first.evidence))
+            for first in row.shown
+        )
 
 
 UNBORN = "opened = 0 AND ends > 0 AND sure"

@@ -45,6 +45,8 @@ Sources = Mapping[Segment, tuple[str, ...]]
 """The files of bronze that the rows of each segment were made of."""
 KEPT_S = 600
 """For so long a part stays once it counts no more, for those who are reading it."""
+VARIED = ("long", "binary", "timestamp")
+"""Types of columns that have about as many values as rows: a dictionary is work for nothing."""
 LAYERS: dict[str, tuple[Table, ...]] = {"silver": (LIVES,), "gold": (TOPICS, WORKERS, FLOW)}
 
 
@@ -179,7 +181,7 @@ class Layer:
     def _write(self, table: Table, number: int, rows: DataFrame) -> dict[str, int]:
         """Writes a table's rows durably; returns the bytes of each file."""
         folder = self._folder(table, number)
-        plain = [column.name for column in table.columns if column.type in ("long", "binary")]
+        plain = [column.name for column in table.columns if column.type in VARIED]
         options = {f"parquet.enable.dictionary#{name}": "false" for name in plain}
         options["compression"] = "lz4_raw"  # less work than zstd, for larger files
         private_folder(folder.parent)  # before there is anything in it
