@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any
+from urllib.parse import unquote
 
 import click
 
@@ -161,14 +162,21 @@ def _of_spark(error: Exception) -> bool:
     return isinstance(error, (PySparkException, Py4JError))
 
 
-_FILE = re.compile(r"file:/+([^\s'\",]+)")
+_FILE = re.compile(
+    r"file://(?P<url>/[^\s\"]+)"
+    r"|file:(?P<path>/.+?)(?=\.? SQLSTATE| is not a Parquet| does not exist| \(|\"|$)",
+    re.MULTILINE,
+)
+"""Spark's errors name a file as a URL, or as it is called, with spaces and all."""
 _READING = re.compile("FAILED_READ_FILE|PATH_NOT_FOUND|CANNOT_READ_FILE|is not a Parquet file")
 
 
 def _file_in(said: str) -> str | None:
     """The path of a file that Spark's error names."""
     file = _FILE.search(said)
-    return "/" + file[1].rstrip(".") if file else None
+    if file is None:
+        return None
+    return file["path"] or unquote(file["url"].rstrip("."))
 
 
 def unreadable(error: Exception) -> errors.LakeBroken | None:

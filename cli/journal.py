@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -55,6 +57,8 @@ def folder(journal: Path, name: str) -> Path:
     path = journal / check_name(name)
     if segments(path) or snapshots(path):
         return path
+    if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):  # it looks empty
+        raise BadPath(str(path), os.strerror(errno.EACCES))
     table = read_table(journal, name)
     shards = f": its shards have one each, {', '.join(table.daemons)}" if table else ""
     raise BadPath(str(path), f"is no journal{shards}")

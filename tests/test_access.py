@@ -192,6 +192,23 @@ def test_a_stranger_is_told_which_door_is_shut(shared_dir: Path, daemon: StartDa
     assert refused_by(shared_dir)
 
 
+def test_a_stranger_is_told_that_a_journal_is_not_for_him(
+    shared_dir: Path, daemon: StartDaemon
+) -> None:
+    journals = shared_dir / "journals"
+    daemon("demo", "--journal", str(journals))
+    journals.chmod(0o755)
+
+    def verify(journal: Path) -> tuple[int, str]:
+        arguments = ["journal", "verify", "--journal", str(journal), "--name", "demo"]
+        done = CliRunner().invoke(app, arguments)
+        return done.exit_code, done.stderr
+
+    assert verify(journals)[0] == Exit.DONE
+    code, said = run_as(BOB, partial(verify, journals))
+    assert (code, said) == (Exit.UNUSABLE, f"purgatoryd: {journals / 'demo'}: Permission denied\n")
+
+
 # ---- who may connect --------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import click
 import pytest
@@ -21,7 +22,14 @@ from real_daemon import PATIENCE_S, Daemon, eventually
 from purgatoryd.cli import reference
 from purgatoryd.cli.app import COMMANDS
 from purgatoryd.cli.arena import print_table
-from purgatoryd.cli.exits import MEANING, Exit, errors_as_exit_codes, exit_of, unwritable
+from purgatoryd.cli.exits import (
+    MEANING,
+    Exit,
+    errors_as_exit_codes,
+    exit_of,
+    unreadable,
+    unwritable,
+)
 from purgatoryd.cli.options import visible
 from purgatoryd.shm_layout import errors
 from purgatoryd.shm_layout.files import write_durably
@@ -318,6 +326,22 @@ def test_nor_is_it_where_spark_met_it() -> None:
     told = unwritable(PySparkException(said))
     assert str(told) == "/lake/silver/x.parquet: Read-only file system"
     assert unwritable(PySparkException("Job aborted: out of memory")) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "what"),
+    [
+        ("[PATH_NOT_FOUND] Path does not exist: file:{plain}. SQLSTATE: 42K03", "is gone"),
+        ("[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file://{url}.  SQLSTATE: "
+         "KD001\n\tat org.apache", "cannot be read"),
+        ("java.lang.RuntimeException: file:{plain} is not a Parquet file. Expected magic number",
+         "cannot be read"),
+    ],
+)  # fmt: skip
+def test_a_file_that_spark_could_not_read_is_named_whole(said: str, what: str) -> None:
+    plain = "/lakes, old/it's/x.parquet"
+    told = unreadable(PySparkException(said.format(plain=plain, url=quote(plain, safe="/,'()"))))
+    assert str(told) == f"{plain}: {what}"
 
 
 def test_page_of_the_command_line_is_current() -> None:
