@@ -52,7 +52,7 @@ run: build ## the main job: the flights of 2013 through the daemon (4 minutes at
 
 # Without what `make run` left, a run without the load makes it.
 report: build ## ship and audit what make run left, with its ledgers, and make a page of it: build/report.html
-	@test -d build/run/ledgers || $(BIN)/python -m examples.flights --day --year --keep build/run
+	@test -d build/run/ledgers -a -d build/run/journals/year || $(BIN)/python -m examples.flights --day --year --keep build/run
 	@for name in live year; do $(BIN)/purgatoryd pipeline ship --name $$name --journal build/run/journals --lake build/run/lake || exit 1; done
 	$(BIN)/purgatoryd pipeline report --journal build/run/journals --ledger build/run/ledgers --lake build/run/lake --out build/report.html
 

@@ -107,6 +107,9 @@ def _show(verdict: Verdict, as_json: bool) -> None:
         emit({"violation": v._asdict()}, text, as_json)
     for balance in verdict.balance if as_json else ():
         emit({"balance": asdict(balance)}, "", as_json)
+    silent = verdict.ledger.get("armed_without_ledger", 0)
+    if silent and not as_json:
+        click.echo(f"in no ledger {silent:,} timers and operations that were armed")
     found = verdict.counts or ("no violation" if verdict.records else "nothing to audit")
     emit(_summary(verdict), f"{verdict.records:,} records: {found}", as_json)
 

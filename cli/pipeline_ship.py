@@ -88,10 +88,10 @@ def status_command(
 ) -> None:
     """Show how far each daemon's journal has come, or where each segment is.
 
-    Up to `complete_to` every segment is in the lake; `missing` are the LSNs of those that are
-    not. `silver` and `gold` are the segments whose tables are up to date. What lives is not
-    counted in a daemon that is `replaced`, or `incomplete`: of its number of shards some are not in
-    the lake yet, so that those before count.
+    Up to `complete_to` every segment is in the lake, from the first one there; `missing` are the
+    LSNs of those that are not. `silver` and `gold` are the segments whose tables are up to date.
+    What lives is not counted in a daemon that is `replaced`, or `incomplete`: of its number of
+    shards some are not in the lake yet, so that those before count.
     """
     from purgatoryd.pipeline.extras import need
 

@@ -123,11 +123,15 @@ UNBORN = "opened = 0 AND ends > 0 AND sure"
 """It ended, and neither a record nor the opening has its begin."""
 
 
+BEFORE = "acks > 0 AND adds + opened + ends + unparks = 0 AND last_move_lsn IS NULL"
+"""It began and ended before the opening; only its owner's acknowledgement came later."""
+
+
 def balance(known: DataFrame, events: DataFrame) -> list[Balance]:
     """Of each daemon and namespace, by counts of records, not of tickets."""
     sums = {name: F.sum(F.expr(f"IF(end = '{name}', ends, 0)")) for name in END_CODES}
     sums["cancelled"] = F.sum(F.expr("IF(end IN ('end', 'cancelled'), ends, 0)"))
-    rows = known.groupBy("daemon", "namespace_hash").agg(
+    rows = known.where(f"NOT ({BEFORE})").groupBy("daemon", "namespace_hash").agg(
         F.count_if(F.expr(f"adds = 0 AND NOT ({UNBORN})")).alias("opening"),
         F.sum("adds").alias("added"), sums["cancelled"].alias("cancelled"),
         sums["replaced"].alias("replaced"), (sums["fire"] + sums["expired"]).alias("expired"),

@@ -69,8 +69,10 @@ TICKETS = (
     Check("moved_after_end", "last_move_lsn > end_lsn", "last_move_lsn", "end_lsn, end"),
     Check(
         "ack_unfounded",
-        "acks > 0 AND (outcomes = 0 AND ack_lsn > unsure_lsn OR ack_lsn < end_lsn)", "ack_lsn",
-        "end",
+        # An operation that ended before the opening is not in it, and is acknowledged at any time.
+        "acks > 0 AND (outcomes = 0 AND adds + opened > 0 AND ack_lsn > unsure_lsn "
+        "OR ack_lsn < end_lsn)",
+        "ack_lsn", "end",
     ),
     Check("acked_twice", "acks > 1", "ack_lsn", "acks"),
     Check(

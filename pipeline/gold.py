@@ -21,7 +21,8 @@ HOUR_S = 3600
 OUTCOMES = ("expired", "cancelled", "replaced", "satisfied", "failed")
 LATENCIES = (*silver.SERVICE, "service", "lateness")
 _LATE = 2  # PG_E_LATE: was due before a restart of the daemon
-_SEGMENT = ("daemon", "node", "epoch", "segment", "clock")
+_FILE = ("daemon", "node", "epoch", "segment")
+_SEGMENT = (*_FILE, "clock")
 
 
 def window(at: str, seconds: int) -> Column:
@@ -91,24 +92,38 @@ def _outcomes(outcome: Column) -> list[Column]:
 
 
 def flow(bronze: DataFrame) -> DataFrame:
-    """FLOW of rows of a journal."""
+    """FLOW of rows of a journal. An add that replaces is an end and an add in one row; the end is
+    on the clock of what it ended."""
     kind = F.col("kind")
     added, replaced = kind.isin("arm", "watch"), silver.is_replacing()
     bytes_ = F.octet_length("key") + payload_len()
-    # An add that replaces is an end and an add in one row.
     outcome = F.when(replaced, "replaced").when(silver.is_end(), F.col("cause"))
-    return (
-        bronze.groupBy(
-            "daemon", "node", "epoch", "segment", silver.clock().alias("clock"),
-            "namespace", window("at", WINDOW_S),
-        )
-        .agg(
-            _sum(_one(added), "added"), _sum(F.when(added, bytes_).otherwise(0), "bytes"),
-            *_outcomes(F.coalesce(outcome, F.lit(""))),
-            _sum(_one(kind == "move"), "extended"), _sum(_one(kind == "unknown"), "unknown"),
-        )
-        .select(FLOW.names)
+    own = silver.clock()
+    counted = bronze.groupBy(
+        *_FILE, "namespace", window("at", WINDOW_S), own.alias("clock"),
+        F.when(replaced, silver.replaced_clock()).otherwise(own).alias("ended_on"),
+    ).agg(
+        _sum(_one(added), "added"), _sum(F.when(added, bytes_).otherwise(0), "bytes"),
+        *_outcomes(F.coalesce(outcome, F.lit(""))),
+        _sum(_one(kind == "move"), "extended"), _sum(_one(kind == "unknown"), "unknown"),
     )  # fmt: skip
+    return _each_on_its_clock(counted)
+
+
+def _each_on_its_clock(counted: DataFrame) -> DataFrame:
+    """FLOW of its counts by `clock` and by `ended_on`, the clock of what was replaced."""
+    by = (*_FILE, "namespace", "window_start")
+    counts = [name for name in FLOW.names if name not in (*by, "clock")]
+
+    def on(clock: str, *, replaced: bool) -> Column:
+        kept = (F.col(n) if (n == "replaced") == replaced else F.lit(0) for n in counts)
+        values = (value.cast("long").alias(n) for n, value in zip(counts, kept, strict=True))
+        return F.struct(F.col(clock).alias("clock"), *values)
+
+    both = F.array(on("clock", replaced=False), on("ended_on", replaced=True))
+    each = counted.select(*by, F.inline(both))
+    sums = (_sum(F.col(name), name) for name in counts)
+    return each.groupBy(*by, "clock").agg(*sums).select(FLOW.names)
 
 
 def payload_len() -> Column:

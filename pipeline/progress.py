@@ -25,9 +25,9 @@ class State(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Progress:
     """Of one daemon. `complete_to_us`: the wall time, UTC, up to which every segment is in the
-    lake; `last_us`: that of the newest record there. `gaps`: first and last LSN of what is
-    missing. `silver`, `gold`: segments whose tables are up to date. `unknown`: records of types
-    that this version does not know."""
+    lake, from the first one there; `last_us`: that of the newest record there. `gaps`: first and
+    last LSN of what is missing. `silver`, `gold`: segments whose tables are up to date.
+    `unknown`: records of types that this version does not know."""
 
     daemon: str
     node: str
@@ -63,6 +63,8 @@ def _up_to_date(lake: Lake, layer: str, reached: dict[Segment, Reach]) -> set[Se
 
 def _of(own: Sequence[Manifest], state: State, done: Mapping[str, Set[Segment]]) -> Progress:
     segments = [m for m in own if m.table == BRONZE]
+    first = segments[0] if segments else None
+    never = [(first.gone_from, first.first_lsn - 1)] if first and first.gone_from else []
     pairs = [(a, b) for a, b in pairwise(segments) if a.last_lsn + 1 < b.first_lsn]
     whole = segments[: segments.index(pairs[0][0]) + 1] if pairs else segments
     return Progress(
@@ -73,7 +75,7 @@ def _of(own: Sequence[Manifest], state: State, done: Mapping[str, Set[Segment]])
         rows=sum(m.rows for m in segments),
         complete_to_us=max(m.wall_to_us for m in whole or own),
         last_us=max(m.wall_to_us for m in segments or own),
-        gaps=tuple((a.last_lsn + 1, b.first_lsn - 1) for a, b in pairs),
+        gaps=(*never, *((a.last_lsn + 1, b.first_lsn - 1) for a, b in pairs)),
         silver=sum(m.segment in done["silver"] for m in segments),
         gold=sum(m.segment in done["gold"] for m in segments),
         unknown=sum(m.kinds.get("unknown", 0) for m in segments),

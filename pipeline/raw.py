@@ -20,8 +20,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from purgatoryd.pipeline.lake import BOUNDED, OPENINGS, Lake, Manifest, parquet_writer
 from purgatoryd.pipeline.schemas import BRONZE
 from purgatoryd.pipeline.session import rows_in
-from purgatoryd.pipeline.ship import Content, Head, Shipper, head_of, refuse_open_end
-from purgatoryd.pipeline.sources import Source, journals_in
+from purgatoryd.pipeline.ship import Content, Head, Shipper, head_of
+from purgatoryd.pipeline.sources import Source, journals_in, refuse_open_end
 from purgatoryd.pipeline.tiers import node_of
 from purgatoryd.shm_layout.errors import BadPath, JournalError
 from purgatoryd.shm_layout.files import private_folder

@@ -31,11 +31,10 @@ from purgatoryd.pipeline.lake import (
 )
 from purgatoryd.pipeline.pace import Pace
 from purgatoryd.pipeline.schemas import BRONZE as BRONZE_TABLE
-from purgatoryd.pipeline.sources import Source, openings, present, sealed
+from purgatoryd.pipeline.sources import Source, openings, present, refuse_open_end, sealed
 from purgatoryd.shm_layout._core import lib
-from purgatoryd.shm_layout.errors import BadPath, JournalDamaged, PurgatorydError
+from purgatoryd.shm_layout.errors import BadPath, PurgatorydError
 from purgatoryd.shm_layout.journal import Walk, segments
-from purgatoryd.shm_layout.layout import WalkState
 from purgatoryd.shm_layout.marks import Mark, read_marks, set_mark
 from purgatoryd.shm_layout.origins import read_origins
 
@@ -132,14 +131,6 @@ class _Made:
         """As Lake.commit wants it."""
         file.write(self.content)
         return self.manifest
-
-
-def refuse_open_end(walk: Walk, one: Source) -> None:
-    """Raises JournalDamaged if a walk over a whole segment did not come to its seal."""
-    if one.identity.table == BRONZE and not one.complete and walk.state != WalkState.SEALED:
-        what = "ends before the next segment begins"
-        at = int(walk.struct.at)
-        raise JournalDamaged(str(one.path), what, at, int(walk.struct.size), walk.lsn + 1, walk.lsn)
 
 
 # ---- one journal -----------------------------------------------------------------------------

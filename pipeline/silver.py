@@ -67,6 +67,11 @@ def clock() -> Column:
     return _clock(F.col("load").isNotNull() | (F.col("loaded") == 1))
 
 
+def replaced_clock() -> Column:
+    """Of the timer that an add ended."""
+    return _clock(F.col("replaced_loaded") == 1)
+
+
 def _clock(loaded: Column) -> Column:
     arena = F.when(F.col("clock") == "boot", "live").otherwise(F.col("clock"))
     return F.when(loaded, "load").otherwise(arena)
@@ -106,7 +111,7 @@ def ends(bronze: DataFrame) -> DataFrame:
     return bronze.where(is_end()).select(
         "daemon", "node", "epoch", "segment", "lsn",
         F.when(F.col("kind") == "outcome", "operation").otherwise("timer").alias("kind"),
-        F.when(own, clock()).otherwise(_clock(F.col("replaced_loaded") == 1)).alias("clock"),
+        F.when(own, clock()).otherwise(replaced_clock()).alias("clock"),
         (F.col("clock") == "virtual").alias("virtual"),
         F.when(own, F.col("cause")).otherwise("replaced").alias("outcome"),
         "namespace", "topic", "key", "key_type",

@@ -21,7 +21,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 
 import pyarrow as pa
@@ -46,7 +46,15 @@ from purgatoryd.pipeline.decode import Decoder
 from purgatoryd.pipeline.lake import Lake, Manifest
 from purgatoryd.pipeline.names import Names
 from purgatoryd.pipeline.schemas import BRONZE, Table
-from purgatoryd.pipeline.sources import Learnt, Source, names_of, naming, openings, source
+from purgatoryd.pipeline.sources import (
+    Learnt,
+    Source,
+    names_of,
+    naming,
+    openings,
+    refuse_open_end,
+    source,
+)
 from purgatoryd.shm_layout.errors import BadPath, InvalidSetting, JournalDamaged, UnknownSetting
 from purgatoryd.shm_layout.journal import SEGMENT, Walk, segments
 from purgatoryd.shm_layout.marks import LSN_END, Mark, set_mark
@@ -61,7 +69,7 @@ class Range(InputPartition):
     """One file, records lsn_from <= lsn < lsn_to; and the names that its daemon has. `next_lsn`:
     of the record behind it, 0 if nobody can know."""
 
-    path: str
+    source: Source
     names: Names
     lsn_from: int = 0
     lsn_to: int = LSN_END
@@ -195,19 +203,24 @@ class JournalReader(DataSourceReader):
         """One for each file; the names are learnt here, for all of them."""
         wanted = self._in_range(self._wanted())
         names = self._names(wanted)
-        return [Range(str(one.path), names[one.identity.daemon]) for one in wanted]
+        return [Range(one, names[one.identity.daemon]) for one in wanted]
 
     def _wanted(self) -> list[Source]:
         """Those that are asked for; no other is opened. Raises BadPath if a segment was removed
         since. A snapshot may be."""
         path, names = self.settings.path, self.settings.files
-        files = [file for file in segments(path) if names is None or file.path.name in names]
+        all_ = segments(path)
+        found = [
+            source(file).before(source(after) if after else None)
+            for file, after in zip_longest(all_, all_[1:])
+            if names is None or file.path.name in names
+        ]
         if names is None:
-            return [*map(source, files)]
-        there = {file.path.name for file in files}
+            return found
+        there = {one.path.name for one in found}
         if gone := sorted(n for n in names - there if n.endswith(SEGMENT)):
             raise BadPath(str(path / gone[0]), "was removed meanwhile; ask again")
-        return [*map(source, files), *openings(path, names)]
+        return [*found, *openings(path, names)]
 
     def _in_range(self, found: list[Source]) -> list[Source]:
         if self.settings.lake is None:
@@ -241,12 +254,13 @@ def read_range(settings: Settings, part: Range) -> Iterator[pa.RecordBatch]:
     payloads = settings.payloads and "payload" in settings.columns
     decoder = Decoder(settings.node, part.names, payloads=payloads)
     plain = pa.schema([_plain(_SCHEMA.field(name)) for name in settings.columns])
-    path, walk = Path(part.path), Walk()
+    path, walk = part.source.path, Walk()
     walk.enter(path, cache.read(path))
     for batch in decoder.batches(walk):
         kept = batch.filter(_wanted(batch, settings, part))
         if kept.num_rows:
             yield kept.select(settings.columns).cast(plain)
+    refuse_open_end(walk, part.source)
     if part.next_lsn and walk.lsn + 1 != part.next_lsn:
         what, lost = "the segment behind it is missing", (walk.lsn + 1, part.next_lsn - 1)
         raise JournalDamaged(str(path.parent), f"{path.name}: {what}", 0, 0, *lost)
@@ -325,7 +339,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._learnt.take(naming(self.settings.path, upto))
         return [
             Range(
-                str(one.path),
+                one.before(after),
                 self._learnt.names,
                 first,
                 upto,

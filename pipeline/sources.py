@@ -14,9 +14,10 @@ from purgatoryd.pipeline.decode import Decoder
 from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Identity
 from purgatoryd.pipeline.names import Names
 from purgatoryd.shm_layout._core import lib
-from purgatoryd.shm_layout.errors import BadPath
+from purgatoryd.shm_layout.errors import BadPath, JournalDamaged
 from purgatoryd.shm_layout.files import listed
 from purgatoryd.shm_layout.journal import SEGMENT, SNAPSHOT, File, Walk, segments, snapshots
+from purgatoryd.shm_layout.layout import WalkState
 from purgatoryd.shm_layout.marks import LSN_END
 from purgatoryd.shm_layout.shards import generations_behind
 
@@ -25,12 +26,18 @@ HEAD: int = lib.PG_SEGMENT_HEAD
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file of a journal. `complete`: it has its end without a seal: what follows it is of another
-    arena, or its daemon will never run again."""
+    """A file of a journal. `complete`: it may end without a seal: what follows it is of another
+    arena, or nothing does."""
 
     path: Path
     identity: Identity
     complete: bool = False
+
+    def before(self, after: Source | None) -> Source:
+        """This segment, if `after` is the following one; None: it is the newest, which is still
+        written."""
+        complete = after is None or self.identity.daemon != after.identity.daemon
+        return replace(self, complete=complete)
 
     def next_lsn(self, after: Source) -> int:
         """The record behind this segment's last one, if `after` is the following segment; 0 =
@@ -51,6 +58,14 @@ def source(file: File) -> Source:
     )
 
 
+def refuse_open_end(walk: Walk, one: Source) -> None:
+    """Raises JournalDamaged if a walk over a whole segment did not come to its seal."""
+    if one.identity.table == BRONZE and not one.complete and walk.state != WalkState.SEALED:
+        what = "ends before the next segment begins"
+        at = int(walk.struct.at)
+        raise JournalDamaged(str(one.path), what, at, int(walk.struct.size), walk.lsn + 1, walk.lsn)
+
+
 def present(files: Iterable[File]) -> Iterator[Source]:
     """Those that are still there: retention takes the oldest at any time. Raises as source()."""
     for file in files:
@@ -63,11 +78,8 @@ def sealed(directory: Path) -> list[Source]:
     too of a shard whose deployment has another number of them by now."""
     over = generations_behind(directory.absolute()) > 0  # asked first: then nothing more comes
     found = [*present(segments(directory))]
-    before = [
-        replace(one, complete=one.identity.daemon != after.identity.daemon)
-        for one, after in pairwise(found)
-    ]
-    return before + [replace(one, complete=True) for one in found[-1:] if over]
+    ended = [one.before(after) for one, after in pairwise(found)]
+    return ended + [one.before(None) for one in found[-1:] if over]
 
 
 def journals_in(directory: Path) -> list[Path]:

@@ -321,6 +321,36 @@ def test_a_load_that_is_killed_is_there_whole_or_not_at_all(
 
 
 @pytest.mark.usefixtures("quick")
+def test_a_change_that_is_killed_is_there_whole_or_not_at_all(
+    tmp_path: Path, daemon: TableDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a timer that is hot, and of one that is cold: each has one timer, the old or the new."""
+    tier, mortal = Tier(tmp_path), Mortal(monkeypatch, daemon)
+    cold.load(tier, table(0, 100), "one", daemon)
+    promote(NO_SPARK, tier, due(50), daemon)
+    changed: list[bool] = []
+
+    def step(last: int) -> Callable[[], object]:
+        rows = pa.concat_tables([table(n, n + 1, shift=200) for n in (last, 50 + last)])
+        return lambda: cold.load(tier, rows, f"change {last}", daemon, replacing=True)
+
+    def after(last: int) -> None:
+        cold.cancel(tier, keys(99), daemon)
+        left, hot, cool = waiting(tier), key(last), key(50 + last)
+        new = left.get(hot) == due(200 + last)
+        assert (hot in daemon.armed, hot in left) == (not new, new)
+        assert left[cool] == due(50 + last + (200 if new else 0))
+        changed.append(new)
+        step(last)()
+        assert hot not in daemon.armed
+        assert [waiting(tier)[one] for one in (hot, cool)] == [due(200 + last), due(250 + last)]
+
+    assert every_death(mortal, step, after) >= 6
+    assert changed == sorted(changed)
+    assert set(changed) == {False, True}
+
+
+@pytest.mark.usefixtures("quick")
 def test_a_promotion_that_is_killed_loses_and_doubles_nothing(
     tmp_path: Path, daemon: TableDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:

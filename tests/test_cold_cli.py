@@ -7,6 +7,7 @@ import re
 import shlex
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -19,9 +20,11 @@ from conftest import StartDaemon
 from pyspark.sql import SparkSession
 from real_daemon import Daemon, stats
 
+from purgatoryd.cli import pipeline_cold
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import Client
+from purgatoryd.shm_layout.errors import LakeInUse
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cold.md"
 DUE_S = 1893456000  # 2030-01-01T00:00:00Z
@@ -188,6 +191,41 @@ def test_a_promotion_keeps_to_its_rate(lake: Path, monkeypatch: pytest.MonkeyPat
     done = command("pipeline", "cold", "promote", "--lake", str(lake), *window)
     assert done.exit_code == Exit.DONE, done.output
     assert told == [5.0, 7]
+
+
+def test_windows_go_to_the_daemon_one_ahead(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn that finds a lock held is taken again; a signal ends it."""
+    minute_ns, noon_ns = 60 * 10**9, 1_893_499_200 * 10**9
+    now_ns = [noon_ns + 7 * minute_ns]
+    asked: list[int] = []
+    slept: list[float] = []
+    began: list[Any] = []
+
+    def promote(_spark: Any, _tier: Any, until_ns: int, *_: Any) -> list[Any]:
+        asked.append(until_ns - noon_ns)
+        if len(asked) == 1:
+            raise LakeInUse("promoter")
+        return []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            raise KeyboardInterrupt
+        now_ns[0] += round(seconds * 1e9)
+
+    monkeypatch.setattr("purgatoryd.pipeline.promote.promote", promote)
+    monkeypatch.setattr("purgatoryd.pipeline.session.session", lambda *of: began.append(of))
+    monkeypatch.setattr("purgatoryd.cli.following.sleep", sleep)
+    monkeypatch.setattr(pipeline_cold, "time", SimpleNamespace(time_ns=lambda: now_ns[0]))
+    conf = ("--conf", "spark.ui.enabled=true", "--conf", "a=b=c", "--master", "local[1]")
+    done = command("pipeline", "cold", "promote", "--lake", str(lake), "--every", "5m", *conf)
+    assert done.exit_code == Exit.DONE, done.output
+    assert asked == [15 * minute_ns, 15 * minute_ns, 20 * minute_ns]
+    assert slept == [1, 2 * 60 + 59, 300]
+    assert began == [("local[1]", {"spark.ui.enabled": "true", "a": "b=c"})]
+    wrong = command("pipeline", "cold", "compact", "--lake", str(lake), "--conf", "a")
+    assert wrong.exit_code == Exit.USAGE
+    assert "'a' is not KEY=VALUE" in wrong.stderr
 
 
 def test_an_hour_is_one(lake: Path) -> None:

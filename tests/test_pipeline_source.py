@@ -30,7 +30,7 @@ from purgatoryd.pipeline.lake import OPENINGS, Lake, Manifest
 from purgatoryd.pipeline.raw import RawShipper, ingest
 from purgatoryd.pipeline.schemas import BRONZE
 from purgatoryd.pipeline.ship import Shipper
-from purgatoryd.pipeline.source import Settings
+from purgatoryd.pipeline.source import JournalReader, JournalStream, Settings, read_range
 from purgatoryd.pipeline.sources import openings
 from purgatoryd.pipeline.tiers import read_events, read_openings
 from purgatoryd.shm_layout.errors import BadPath, InvalidSetting, JournalDamaged, UnknownSetting
@@ -144,6 +144,23 @@ def test_raw_ingest_takes_what_is_whole_and_names_the_damage(
     assert caught.value.path == str(journal / "0000000000000004.journal")
     (manifest,) = lake.manifests()
     assert (manifest.rows, manifest.first_lsn, manifest.last_lsn) == (3, 1, 3)
+
+
+def test_a_segment_without_its_end_is_not_read_short(tmp_path: Path) -> None:
+    """The one in the middle lost its end, without getting shorter; the last one has none yet."""
+    journal = tmp_path / "journals" / "demo"
+    sw.write(journal, sw.segment([*sw.names(), sw.arm(3)]))
+    sw.write(journal, sw.segment([sw.arm(4)], 4, first_group=2, seal=False), 4)
+    sw.write(journal, sw.segment([sw.arm(6)], 6, first_group=4, seal=False), 6)
+    settings = Settings.of({"path": str(journal), "columns": "lsn"})
+    read = JournalReader(settings).partitions()
+    streamed = JournalStream(settings).partitions({"lsn": 1}, {"lsn": 6})
+    for parts, whole in ((read, (0, 2)), (streamed, (0,))):
+        assert [sum(b.num_rows for b in read_range(settings, parts[n])) for n in whole] == [
+            3, 1][: len(whole)]  # fmt: skip
+        with pytest.raises(JournalDamaged, match="ends before the next segment") as caught:
+            list(read_range(settings, parts[1]))
+        assert caught.value.path == str(journal / "0000000000000004.journal")
 
 
 def test_of_a_segment_all_is_taken_or_nothing(

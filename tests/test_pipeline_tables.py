@@ -127,13 +127,14 @@ def test_open_timers_are_what_duckdb_finds(spark: SparkSession, made: Lake, orac
 def test_flow_and_outcomes_are_what_duckdb_counts(
     spark: SparkSession, made: Lake, oracle: Oracle
 ) -> None:
-    counts_hold(oracle, table(spark, made, FLOW), table(spark, made, TOPICS))
+    counts_hold(oracle, *(table(spark, made, which) for which in (FLOW, TOPICS, WORKERS)))
 
 
-def counts_hold(oracle: Oracle, flow: DataFrame, topics: DataFrame) -> None:
+def counts_hold(oracle: Oracle, flow: DataFrame, topics: DataFrame, workers: DataFrame) -> None:
     """What came and went, counted anew."""
     oracle.take("flow", flow)
     oracle.take("topics", topics.drop(*sketch_columns(TOPICS)))
+    oracle.take("workers", workers.drop(*sketch_columns(WORKERS)))
     window = WINDOW_SQL.format('"at"')
     added = f"""SELECT daemon, segment, namespace, {window}::TIMESTAMPTZ AS window_start,
         count(*) FILTER (kind IN ('arm', 'watch')) AS added,
@@ -145,16 +146,19 @@ def counts_hold(oracle: Oracle, flow: DataFrame, topics: DataFrame) -> None:
     counts = ", ".join(f"count(*) FILTER (outcome = '{o}') AS {o}" for o in gold.OUTCOMES)
     window = WINDOW_SQL.format("ended_at")
     ends = f"SELECT daemon, segment, clock, {window}::TIMESTAMPTZ AS window_start, {counts}"
-    by_topic = f"""{ends}, topic, count(*) AS ended,
+    ended = """count(*) AS ended,
         count(*) FILTER (outcome = 'expired' AND flags & 2 > 0) AS overdue
         FROM lives GROUP BY ALL"""
-    assert oracle.differing("topics", by_topic) == []
+    assert oracle.differing("topics", f"{ends}, topic, {ended}") == []
+    hour = window.replace("5 minutes", "1 hour")
+    by_worker = f"{ends}, worker, {ended}".replace(window, hour)
+    assert oracle.differing("workers", by_worker) == []
     sums = ", ".join(f"sum({o})::BIGINT AS {o}" for o in gold.OUTCOMES)
-    ended = (
+    flowed = (
         f"SELECT daemon, segment, clock, window_start, {sums} FROM flow WHERE namespace IS NOT NULL"
     )
     again = f"{ends} FROM lives GROUP BY ALL"
-    both = f"SELECT * FROM ({ended} GROUP BY ALL) WHERE {'+'.join(gold.OUTCOMES)} > 0"
+    both = f"SELECT * FROM ({flowed} GROUP BY ALL) WHERE {'+'.join(gold.OUTCOMES)} > 0"
     assert sorted(oracle.rows(both)) == sorted(oracle.rows(again))
 
 
@@ -268,7 +272,7 @@ def test_the_flights_become_tables(spark: SparkSession, flown: Flown, tmp_path: 
         oracle.take("ours", lives)
         assert oracle.differing("ours", "SELECT * FROM lives") == []
         topics = gold.topics(lives).persist()
-        counts_hold(oracle, gold.flow(bronze), topics)
+        counts_hold(oracle, gold.flow(bronze), topics, gold.workers(lives))
         quantiles_hold(topics, oracle, TOPICS, ["clock", "topic"])
         for frame in (bronze, lives, topics):
             frame.unpersist()
@@ -684,6 +688,15 @@ def test_complete_to_stops_at_a_gap(tmp_path: Path) -> None:
     assert (found.complete_to_us, found.gaps) == (segments[3][0].wall_to_us, ())
 
 
+def test_what_went_before_it_was_shipped_is_missing(tmp_path: Path) -> None:
+    lake, segments = lake_in(tmp_path), segments_of(SMALL)
+    manifest, rows = segments[1]
+    put(lake, (replace(manifest, gone_from=1), rows))
+    (found,) = progress(lake)
+    assert found.gaps == ((1, manifest.first_lsn - 1),)
+    assert found.complete_to_us == manifest.wall_to_us
+
+
 def test_a_lake_that_may_not_be_read_is_not_an_empty_one(daemon_dir: Path) -> None:
     """What each user has shipped is his own."""
     lake = lake_in(daemon_dir)
@@ -908,7 +921,9 @@ def called(*arguments: str | Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_the_commands_make_and_ask_the_tables(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_commands_make_and_ask_the_tables(
+    spark: SparkSession, daemon: StartDaemon, tmp_path: Path
+) -> None:
     assert spark  # the commands find it
     lake = lake_in(tmp_path)
     for segment in segments_of(SMALL):
@@ -927,6 +942,11 @@ def test_the_commands_make_and_ask_the_tables(spark: SparkSession, tmp_path: Pat
     (status,) = called("status", *where)
     assert (status["segments"], status["gold"], status["missing"]) == (count, count, [])
     assert called("slow", *where) == []
+    daemon("demo")
+    with Subscriber("demo", namespace=EVENTS_NAMESPACE, topics=[EVENTS_TOPIC]) as subscriber:
+        found = called("slow", *where, "--limit", "1ns", "--least", "1", "--publish", "demo")
+        heard = [subscriber.get(timeout=PATIENCE_S) for _ in found]
+    assert [json.loads(notice.payload) for notice in heard if notice] == found != []
     assert {row["topic"] for row in called("timeouts", *where)} == {"t0", "t1", "t2", "t3"}
     (capacity,) = called("capacity", *where)
     assert capacity["live"] > 0

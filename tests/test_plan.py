@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -405,6 +408,29 @@ def test_two_plans_at_once_are_one_of_them(tmp_path: Path, monkeypatch: pytest.M
     save(tmp_path, moves("1"))
     assert read(tmp_path) == moves("1")
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_a_plan_is_made_by_the_command(spark: SparkSession, tmp_path: Path) -> None:
+    """Also of an empty lake; what fills one daemon goes to the other."""
+    assert spark  # the command finds it
+    fleet_file, lake = tmp_path / "fleet.toml", tmp_path / "lake"
+    lake.mkdir()
+
+    def make() -> Any:
+        options = ["--lake", str(lake), "--fleet", str(fleet_file), "--json"]
+        done = CliRunner().invoke(app, ["pipeline", "plan", "make", *options])
+        assert done.exit_code == Exit.DONE, done.output
+        return json.loads(done.stdout)["moves"]
+
+    names = {"aa": uuid(1).hex(), "bb": uuid(2).hex()}
+    small = FLEET.replace("capacity = 100", "capacity = 2", 1)
+    fleet_file.write_text(re.sub("aa|bb", lambda found: names[found[0]], small))
+    assert make() == []
+    by(1, CLEAN.having(closing=OPEN)).write(tmp_path / "first" / "demo")
+    ship(tmp_path / "first" / "demo", Lake(lake), "eagle")
+    (move,) = make()
+    assert (move["namespace"], move["source"], move["target"]) == ("shop", "alpha", "beta")
+    assert read(lake) is not None
 
 
 def test_the_commands_of_a_plan(tmp_path: Path) -> None:

@@ -195,6 +195,9 @@ def test_figures_keep_apart_what_gold_keeps_apart(spark: SparkSession, lake: Lak
     late = {one.clock: (one.lateness.n, one.lateness.at(1.0)) for one in found if one.lateness}
     assert late == {"live": (2, 0), "load": (1, 1 * S)}
     assert late == {row.clock: (row.n, row.max_ns) for row in rows}
+    sums = (F.sum(name).alias(name) for name in COLOURS)
+    counted = gold.flow(bronze).groupBy("clock").agg(*sums).collect()
+    assert {row.clock: [*row[1:]] for row in counted} == {one.clock: totals(one) for one in found}
 
 
 def test_a_node_is_judged_by_all_of_its_daemons(spark: SparkSession, lake: Lake) -> None:
