@@ -127,7 +127,7 @@ def errors_as_exit_codes(as_json: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         raise click.exceptions.Exit(Exit.INTERRUPTED) from None
     except Exception as error:
-        if (ours := unwritable(error) or unreadable(error)) is None:
+        if (ours := unwritable(error) or unreadable(error) or unusable(error)) is None:
             raise
         raise click.exceptions.Exit(report(ours, as_json)) from error
 
@@ -136,6 +136,7 @@ _REFUSALS = {
     number: os.strerror(number)
     for number in (
         errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO,
+        errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP,
     )
 }  # fmt: skip
 
@@ -187,6 +188,15 @@ def unreadable(error: Exception) -> errors.LakeBroken | None:
         return None
     what = "is gone" if "PATH_NOT_FOUND" in said else "cannot be read"
     return errors.LakeBroken(path, what)
+
+
+def unusable(error: Exception) -> errors.InvalidArgument | None:
+    """What was wrong with an argument, if only Python's or Spark's own error says it."""
+    if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
+        return errors.InvalidArgument(f"{error.object!r} is not valid Unicode")
+    if _of_spark(error) and "JAVA_GATEWAY_EXITED" in str(error):
+        return errors.InvalidArgument("Java refused to start Spark: see above; --master, --conf?")
+    return None
 
 
 ARGUMENTS = "purgatoryd.arguments"

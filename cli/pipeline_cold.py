@@ -175,7 +175,7 @@ def cancel_command(
     """Cancel timers by their keys, in the tier and in the daemon.
 
     Once it is done, none of them fires that did not fire before. What the daemon answered is
-    told; the tier itself takes any key.
+    told; the tier itself does not say which of them it had.
     """
     tier = tier_of(lake)
     from purgatoryd.pipeline.cold import cancel
@@ -210,10 +210,13 @@ def keys_in(file: Path, namespace: str) -> pa.Table:
 
     from purgatoryd.shm_layout.errors import InvalidRows
 
-    rows = pq.read_table(file)
-    if "key" not in rows.column_names:
-        raise InvalidRows(f"{file} has columns {rows.column_names}, not key", -1)
-    text = pa.types.is_string(rows["key"].type)
+    try:
+        rows = pq.read_table(file)
+    except (pa.ArrowException, OSError) as error:
+        raise InvalidRows(f"{file} cannot be read as Parquet: {error}", -1) from error
+    if rows.column_names.count("key") != 1:
+        raise InvalidRows(f"{file} has columns {rows.column_names}, not one key", -1)
+    text = pa.types.is_string(rows["key"].type) or pa.types.is_large_string(rows["key"].type)
     for column, usual in (("namespace", namespace), ("key_type", "str" if text else "bytes")):
         if column not in rows.column_names:
             rows = rows.append_column(column, pa.array([usual] * rows.num_rows, pa.string()))

@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,12 +32,14 @@ from purgatoryd.pipeline.tier import (
     hour_text,
 )
 from purgatoryd.shm_layout import layout
+from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.errors import InvalidRows
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 KEY = ["namespace", "key_type", "key"]
+KEY_TYPES = ("str", "bytes", "uuid")
 DEFAULTS = {"namespace": "default", "topic": "default"}
 WRITING = {
     "compression": "lz4_raw",
@@ -239,7 +242,8 @@ def check_columns(given: Mapping[str, str]) -> None:
 
 
 _TYPES = {
-    "key": ("string", "binary"),
+    **dict.fromkeys(("key", "payload"), ("string", "binary")),
+    **dict.fromkeys(("namespace", "topic", "key_type"), ("string",)),
     "deadline": ("timestamp", "timestamp_ntz", "date", "string"),
     "deadline_ns": (
         "bigint", "int", "smallint", "tinyint", "decimal", "double", "float", "string",
@@ -281,8 +285,12 @@ _BAD = f"""
     or coalesce(octet_length(payload), 0) > {layout.PAYLOAD_MAX}
     or octet_length(namespace) not between 1 and {layout.NAMESPACE_MAX}
     or octet_length(topic) not between 1 and {layout.TOPIC_MAX}
-    or key_type not in ('str', 'bytes', 'uuid')
+    or key_type not in {KEY_TYPES}
     or key_type = 'uuid' and octet_length(key) <> 16
+    or key_type = 'str' and not is_valid_utf8(cast(key as string))
+    or not is_valid_utf8(namespace) or contains(namespace, chr(0))
+    or not is_valid_utf8(topic) or contains(topic, chr(0))
+    or '{chr(lib.PG_RESERVED)}' in (left(namespace, 1), left(topic, 1))
 """
 
 
@@ -344,15 +352,44 @@ def staging(tier: Tier, name: str) -> Iterator[Path]:
 def cancel(tier: Tier, keys: pa.Table, hot: Hot) -> dict[str, int]:
     """Ends all timers of namespace, key_type, key, here and in the daemon; what it answered.
 
-    Once it returned no such timer fires any more, unless it came later. Raises WindowElsewhere
-    if another daemon may hold them; DaemonError after the tombstones are in the tier: the next
-    command tells the daemon.
+    Once it returned no such timer fires any more, unless it came later. Raises InvalidRows;
+    WindowElsewhere if another daemon may hold them; DaemonError after the tombstones are in the
+    tier: the next command tells the daemon.
     """
+    keys = cancellable(keys)
     with tier.lock():
         tier.check_daemon(hot.name)
         version = tier.version()
-        tombstones = tier.add_tombstones(keys.select(KEY), version.number + 1)
+        tombstones = tier.add_tombstones(keys, version.number + 1)
         return end_keys(tier, version, tombstones, hot)
+
+
+def cancellable(keys: pa.Table) -> pa.Table:
+    """Their columns as tombstones have them: what is in the tier once, the daemon has to take.
+    Raises InvalidRows if no timer can have such a key."""
+    schema = TOMBSTONES.arrow()
+    try:
+        found = pa.table({name: keys.column(name).cast(schema.field(name).type) for name in KEY})
+        found["key"].filter(pc.equal(found["key_type"], "str")).cast(pa.string())
+    except (pa.ArrowException, KeyError) as error:
+        raise InvalidRows(f"these are no keys: {error}", -1) from error
+    bad = pc.index(_of_timers(*(found[name] for name in KEY)), value=False).as_py()
+    if bad >= 0:
+        raise InvalidRows(f"no timer has such a key: {found.slice(bad, 1).to_pylist()[0]}", bad)
+    return found
+
+
+def _of_timers(namespace: pa.ChunkedArray, key_type: pa.ChunkedArray, key: pa.ChunkedArray) -> Any:
+    """Of each key whether a timer can have it, as _BAD says it for Spark."""
+    space, size = pc.binary_length(namespace), pc.binary_length(key)
+    whole = pc.or_(pc.not_equal(key_type, "uuid"), pc.equal(size, 16))
+    bounds = (
+        pc.is_in(key_type, pa.array(KEY_TYPES)), whole,
+        pc.greater(space, 0), pc.less_equal(space, layout.NAMESPACE_MAX),
+        pc.invert(pc.match_substring(namespace, "\0")),
+        pc.greater(size, 0), pc.less_equal(size, layout.KEY_MAX),
+    )  # fmt: skip
+    return pc.fill_null(reduce(pc.and_, bounds), fill_value=False)
 
 
 def has_timers(tier: Tier) -> bool:

@@ -250,9 +250,13 @@ def read_manifest(path: Path) -> Manifest:
         else:  # of an earlier version
             bounds = _bounds(_data(path.parents[2], told["table"], path))
             told["notices"], told["handed"] = spans(bounds)
-        return Manifest(**told)
+        made = Manifest(**told)
+        own = f"daemon={made.daemon}", made.name
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise LakeBroken(str(path), f"is no manifest: {error}") from error
+    if made.table not in (BRONZE, OPENINGS) or own != (path.parent.name, path.stem):
+        raise LakeBroken(str(path), "tells of another file than it is called by")
+    return made
 
 
 def known(path: Path, kind: type[Any]) -> dict[str, Any]:
@@ -269,11 +273,17 @@ def known(path: Path, kind: type[Any]) -> dict[str, Any]:
 
 def fields_in(told: Any, kind: type[Any]) -> dict[str, Any]:
     """What is told of a dataclass, without the fields of a later minor version. Raises TypeError if
-    it is no object of JSON."""
+    it is no object of JSON, or a number or a string of it is none."""
     if not isinstance(told, dict):
         raise TypeError(f"a {type(told).__name__} and no object")
-    names = {one.name for one in fields(kind)}
-    return {name: value for name, value in told.items() if name in names}
+    types = {one.name: _PLAIN.get(str(one.type)) for one in fields(kind)}
+    for name, wanted in types.items():
+        if wanted is not None and type(told.get(name, wanted())) is not wanted:
+            raise TypeError(f"{name} is {told[name]!r}")
+    return {name: value for name, value in told.items() if name in types}
+
+
+_PLAIN = {"int": int, "str": str}
 
 
 def intact(path: Path, size: int) -> Path:

@@ -77,9 +77,9 @@ class Plan:
 
 
 def plan_of(record: Mapping[str, Any]) -> Plan:
-    """The inverse of Plan.record()."""
+    """The inverse of Plan.record(). Raises TypeError, ValueError, KeyError for what is none."""
     moves = tuple(Move(**move) for move in record["moves"])
-    return Plan(moves, record["before"], record["after"])
+    return Plan(moves, float(record["before"]), float(record["after"]))
 
 
 # ---- planning --------------------------------------------------------------------------------

@@ -360,9 +360,12 @@ def read_version(path: Path) -> Version:
         for name in ("rows", "tombstones"):
             told[name] = tuple(ColdFile(**fields_in(part, ColdFile)) for part in told[name])
         told |= {name: tuple(told[name]) for name in ("owed", "replaced")}
-        return Version(**told)
+        found = Version(**told)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise LakeBroken(str(path), f"is no version of the cold tier: {error!r}") from error
+    if path.stem != f"{found.number:012d}":
+        raise LakeBroken(str(path), f"is called otherwise than version {found.number}")
+    return found
 
 
 def read_window(path: Path) -> Window:
@@ -371,9 +374,13 @@ def read_window(path: Path) -> Window:
         told = known(path, Window)
         told |= {name: Frontier(*told[name]) for name in ("since", "until")}
         told["namespaces"] = tuple(told["namespaces"])
-        return Window(**told)
+        found = Window(**told)
+        known_here = all(isinstance(n, int) for n in (*found.since, *found.until))
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise LakeBroken(str(path), f"is no window: {error!r}") from error
+    if not known_here or found.state not in ("promoting", "hot") or path.stem != found.id:
+        raise LakeBroken(str(path), "is no window that can be")
+    return found
 
 
 def hour_text(hour: int) -> str:

@@ -15,12 +15,13 @@ from urllib.parse import quote
 
 import click
 import pytest
+from click.testing import CliRunner
 from conftest import StartDaemon
 from pyspark.errors import PySparkException
 from real_daemon import PATIENCE_S, Daemon, eventually
 
 from purgatoryd.cli import reference
-from purgatoryd.cli.app import COMMANDS
+from purgatoryd.cli.app import COMMANDS, app
 from purgatoryd.cli.arena import print_table
 from purgatoryd.cli.exits import (
     MEANING,
@@ -326,6 +327,17 @@ def test_nor_is_it_where_spark_met_it() -> None:
     told = unwritable(PySparkException(said))
     assert str(told) == "/lake/silver/x.parquet: Read-only file system"
     assert unwritable(PySparkException("Job aborted: out of memory")) is None
+
+
+def test_an_argument_that_is_no_text_is_no_bug(daemon_dir: Path) -> None:
+    lake = daemon_dir / "file"
+    lake.touch()
+    cancel = ("pipeline", "cold", "cancel", "k", "--lake", str(daemon_dir), "-n", "\udcff")
+    ship = ("pipeline", "ship", "--journal", str(daemon_dir), "--lake", str(lake / "x"))
+    for arguments, code in ((cancel, Exit.USAGE), (ship, Exit.UNUSABLE)):
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == code, done.output
+        assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

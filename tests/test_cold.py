@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -230,6 +231,12 @@ def test_bad_rows_are_refused_and_nothing_changes(
         good.selectExpr("key", "deadline", "repeat('x', 70) as namespace"),
         good.selectExpr("key", "deadline", "'uuid' as key_type"),
         good.selectExpr("length(key) as key", "deadline"),
+        good.selectExpr("X'6bff' as key", "deadline", "'str' as key_type"),
+        good.selectExpr("key", "deadline", "X'6b' as namespace"),
+        good.selectExpr("key", "deadline", "concat('a', chr(0)) as namespace"),
+        good.selectExpr("key", "deadline", "'_events' as topic"),
+        good.selectExpr("key", "deadline", "1 as payload"),
+        good.selectExpr("key", "deadline", "1 as key_type"),
         good.selectExpr("key", "deadline as deadline_ns"),
         good.selectExpr("key", "1893456000 as deadline"),
     ):
@@ -239,6 +246,55 @@ def test_bad_rows_are_refused_and_nothing_changes(
     assert tier.orphans(tier.version()) == []
     cold.load(tier, good, "bad", daemon)
     assert len(waiting(tier)) == 10
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"key": None}, {"key": b""}, {"key": b"k" * 1000}, {"key": b"\xff"}, {"namespace": None},
+        {"namespace": ""}, {"namespace": "n" * 64}, {"namespace": "a\0"}, {"key_type": "weird"},
+        {"key_type": None}, {"key_type": "uuid"}, {"key": 7}, {"key": [b"k"]},
+        {"namespace": b"\xff"},
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.usefixtures("quick")
+def test_a_cancel_of_what_is_no_key_changes_nothing(
+    tmp_path: Path, daemon: TableDaemon, row: dict[str, Any]
+) -> None:
+    """The daemon would refuse it for ever, and with it all cancels that come later."""
+    tier = Tier(tmp_path)
+    cold.load(tier, table(0, 10), "one", daemon)
+    promote(NO_SPARK, tier, due(5), daemon)
+    before = tier.version()
+    bad = {"namespace": "default", "key_type": "str", "key": b"k1"} | row
+    with pytest.raises(InvalidRows):
+        cold.cancel(tier, pa.Table.from_pylist([bad]), daemon)
+    assert tier.version() == before
+    assert tier.orphans(before) == []
+    cold.cancel(tier, keys(1), daemon)
+    assert key(1) not in daemon.armed
+
+
+@pytest.mark.parametrize(
+    ("file", "field", "value"),
+    [
+        ("windows/*.json", "state", "weird"), ("windows/*.json", "until", ["x", "y"]),
+        ("windows/*.json", "id", "other"), ("cold/versions/*.json", "number", 1),
+        ("cold/versions/*.json", "number", "x"), ("cold/versions/*.json", "tier", None),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("quick")
+def test_a_cancel_believes_no_damaged_state(
+    tmp_path: Path, daemon: TableDaemon, file: str, field: str, value: object
+) -> None:
+    """It would not ask the daemon, which has the timer."""
+    cold.load(Tier(tmp_path), table(0, 10), "one", daemon)
+    promote(NO_SPARK, Tier(tmp_path), due(5), daemon)
+    newest = max(tmp_path.glob(file))
+    newest.write_text(json.dumps(json.loads(newest.read_text()) | {field: value}))
+    with pytest.raises(LakeBroken, match=newest.name):
+        cold.cancel(Tier(tmp_path), keys(1), daemon)
 
 
 def test_deadlines_that_are_no_times_are_counted(

@@ -265,6 +265,36 @@ def flipped(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
+    "changed",
+    [
+        {"crc": 1},
+        {"last_lsn": 7},
+        {"table": "bronzd"},
+        {"daemon": "aa"},
+        {"rows": "x"},
+        {"epoch": None},
+    ],
+    ids=str,
+)
+def test_a_manifest_that_tells_of_another_file_costs_no_data(
+    tmp_path: Path, lake: Lake, changed: dict[str, Any]
+) -> None:
+    """The journal may have gone: a file that no manifest names looks like one left by a kill."""
+    journal = tmp_path / "journal"
+    sw.write(journal, sw.segment([*sw.names(), sw.arm(3)]))
+    sw.write(journal, sw.segment([sw.arm(4)], 4, first_group=2, seal=False), 4)
+    shipped(journal, lake)
+    (manifest,) = lake.manifests()
+    path = lake.folder("manifests", manifest.daemon) / f"{manifest.name}.json"
+    told = path.read_text()
+    path.write_text(json.dumps(json.loads(told) | changed))
+    with pytest.raises(LakeBroken, match=path.name):
+        shipped(journal, lake)
+    path.write_text(told)
+    assert lake.files([manifest])
+
+
+@pytest.mark.parametrize(
     ("spoil", "error"),
     [
         (cut, JournalDamaged),

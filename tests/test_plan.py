@@ -446,5 +446,6 @@ def test_the_commands_of_a_plan(tmp_path: Path) -> None:
     assert code == Exit.UNUSABLE
     assert "has no command `move`" in said
     assert command("cancel")[1].startswith("cancelled 1: a1 -> b1")
-    (tmp_path / "plan.json").write_text("{}")
-    assert command("show")[0] == Exit.BROKEN
+    for damaged in ("{}", '{"moves": [], "before": "x", "after": null}'):
+        (tmp_path / "plan.json").write_text(damaged)
+        assert command("show")[0] == Exit.BROKEN
