@@ -55,8 +55,14 @@ from purgatoryd.pipeline.sources import (
     refuse_open_end,
     source,
 )
-from purgatoryd.shm_layout.errors import BadPath, InvalidSetting, JournalDamaged, UnknownSetting
-from purgatoryd.shm_layout.journal import SEGMENT, Walk, segments
+from purgatoryd.shm_layout.errors import (
+    BadPath,
+    InvalidSetting,
+    JournalDamaged,
+    JournalError,
+    UnknownSetting,
+)
+from purgatoryd.shm_layout.journal import SEGMENT, File, Walk, segments
 from purgatoryd.shm_layout.marks import LSN_END, Mark, set_mark
 
 _SCHEMA = BRONZE.arrow()
@@ -211,7 +217,7 @@ class JournalReader(DataSourceReader):
         path, names = self.settings.path, self.settings.files
         all_ = segments(path)
         found = [
-            source(file).before(source(after) if after else None)
+            source(file).before(_behind(after))
             for file, after in zip_longest(all_, all_[1:])
             if names is None or file.path.name in names
         ]
@@ -247,6 +253,15 @@ class JournalReader(DataSourceReader):
         if not isinstance(partition, Range):  # Spark asks even if there is none
             return iter(())
         return read_range(self.settings, partition)
+
+
+def _behind(after: File | None) -> Source | None:
+    """The segment that follows, as far as its header can be read: its damage is of no matter to who
+    does not ask for it."""
+    if after is not None:
+        with suppress(BadPath, JournalError):
+            return source(after)
+    return None
 
 
 def read_range(settings: Settings, part: Range) -> Iterator[pa.RecordBatch]:
