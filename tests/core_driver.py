@@ -144,6 +144,7 @@ class Core:
         self._result = ffi.new("struct pg_result *")
         self._out = bytearray(1 << 20)
         self._reply = bytearray(MESSAGE_MAX)
+        self.newest_reply = b""
         self.handle_memory = bytearray(lib.pg_handle_bytes())
         self.a = ffi.cast("struct pg_arena *", ffi.from_buffer(self.handle_memory))
         assert lib.pg_create(self.a, self._base, self._secret, struct) == 1
@@ -281,7 +282,8 @@ class Core:
         )  # fmt: skip
         if state == lib.PG_H_WAIT:
             return int(wait[0])
-        return wire.decode_reply(bytes(self._reply[: used[0]]))
+        self.newest_reply = bytes(self._reply[: used[0]])
+        return wire.decode_reply(self.newest_reply)
 
     # ---- time ----
 
