@@ -1,0 +1,9 @@
+"""Public names are those of tests/public_names.txt."""
+
+from __future__ import annotations
+
+import public_names
+
+
+def test_public_names_are_the_listed_ones() -> None:
+    assert public_names.text() == public_names.NAMES.read_text()
