@@ -316,7 +316,7 @@ class Core:
         before = self.session.welcome
         self.session.receive(data)
         if (welcome := self.session.welcome) is not None and welcome is not before:
-            theirs_ns = welcome.real_boot_ns or welcome.now_ns
+            theirs_ns = welcome.real_boot_ns
             self._apart = not 0 <= times.boot_now_ns() - theirs_ns < APART_NS
             self.session.same_clock = self._remote is None and not self._apart
             if self._near:

@@ -138,6 +138,6 @@ def advanced(arena: Arena, message: Message) -> bytes:
             continue
         ns, name = namespace.encode(), topic.name.encode()
         parts.append(
-            _TAIL.pack(topic.sequence, topic.incarnation, len(ns), len(name), b"") + ns + name
+            _TAIL.pack(topic.sequence, topic.incarnation, len(ns), len(name)) + ns + name
         )
     return frame(Kind.ADVANCE, count=len(parts), echo=echo_of(message)) + b"".join(parts)

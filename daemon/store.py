@@ -186,10 +186,15 @@ def _open_left(opening: Opening) -> Arena:
     arena = _as_left(opening)
     if _same_sizes(arena, opening.config):
         return arena
+    _commit_staged(arena, opening)
+    return _resize(arena, opening)
+
+
+def _commit_staged(arena: Arena | Previous, opening: Opening) -> None:
+    """Brings what is staged to disk, because only an arena's snapshot goes over to another one."""
     if opening.journal is not None and arena.stage is not None:
         end = journal_end(arena, opening)
         Committer(arena, opening.journal, opening.config.segment_bytes, end).close()
-    return _resize(arena, opening)
 
 
 def _attach(opening: Opening) -> Arena:
@@ -216,7 +221,7 @@ def _refuse_other_journal(arena: Arena | Previous, opening: Opening) -> None:
         refuse_other_journal(journal, arena.uuid)
 
 
-def journal_end(arena: Arena, opening: Opening) -> Walk:
+def journal_end(arena: Arena | Previous, opening: Opening) -> Walk:
     """Where the arena's journal goes on. Raises JournalDamaged, JournalMismatch.
 
     With `force` a damaged journal is set aside, and a new one begun with all of the arena.
@@ -504,6 +509,7 @@ def _convert(old: Previous, opening: Opening) -> Arena:
     sizes = {name: size for name, size in _current(old).items() if size}
     fields = core_config(opening.config) | sizes | _identity(old, opening)
     opening.step("converting the arena of an earlier version")
+    _commit_staged(old, opening)
     with _in_place(opening, fields) as new:
         new.convert_from(old)
         new.rebuild(_now_ns(old, opening.config))

@@ -27,7 +27,7 @@ class Progress:
     """Of one daemon. `complete_to_us`: the wall time, UTC, up to which every segment is in the
     lake, from the first one there; `last_us`: that of the newest record there. `gaps`: first and
     last LSN of what is missing. `silver`, `gold`: segments whose tables are up to date.
-    `unknown`: records of types that this version does not know."""
+    `unknown`: records that cannot be parsed."""
 
     daemon: str
     node: str

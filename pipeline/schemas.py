@@ -325,7 +325,7 @@ FLOW = Table(
             for name in ("expired", "cancelled", "replaced", "satisfied", "failed")
         ),
         Column("extended", "long", False, about="deadlines moved"),
-        Column("unknown", "long", False, about="records of types that this version does not know"),
+        Column("unknown", "long", False, about="records that cannot be parsed"),
     ),
 )
 """Partials per segment: what came and went."""

@@ -360,16 +360,16 @@ const struct pg_frame_head *pg_walk_next(struct pg_walk *w);
 /* Makes the first PG_SEGMENT_HEAD bytes of a file; major, minor and crc are filled in. */
 void pg_segment_begin(void *block, const struct pg_segment *fields);
 /* Seals the frames that stand behind PG_GROUP_HEAD bytes of room for the GROUP frame; together
- * `bytes`. Of the fields, number and the clocks are meant. */
+ * `bytes`. Of the fields, `bytes` is filled in. */
 void pg_group_seal(void *group, uint64_t bytes, uint32_t salt, const struct pg_j_group *fields);
 /* The SEAL frame, behind the last group of a file; its number, and the LSN of its last frame. */
 void pg_segment_end(struct pg_frame_head *seal, uint32_t salt, uint64_t group, uint64_t lsn);
 
 /* What a frame of a known type tells of its timer's beginning, and of the timer's that it replaces
- * (else NULL). NULL: it has none, as those of minor 0. The frame is one that a walk gave. */
+ * (else NULL). NULL: it has none, as in exports of arenas without a journal. The frame is one that a walk gave. */
 const struct pg_life *pg_frame_life(const struct pg_frame_head *frame,
                                     const struct pg_life **replaced);
-/* What it tells of who asked for the end of a timer. NULL: it has none, as those of minor 1. */
+/* What it tells of who asked for the end of a timer. NULL: it has none. */
 const struct pg_asked *pg_frame_asked(const struct pg_frame_head *frame);
 
 /* ---- columns (columns.c): records as the columns of a table ------------------------------- */

@@ -5,7 +5,7 @@
 /* ---- geometry ------------------------------------------------------------------------ */
 
 struct plan {
-    struct pg_region regions[32];
+    struct pg_region regions[sizeof((struct pg_header *)0)->regions / sizeof(struct pg_region)];
     uint64_t length;
 };
 
@@ -162,21 +162,21 @@ uint64_t pg_region_bytes(const struct pg_config *config, uint32_t region)
 
 static uint64_t private_rows_offset(void) { return round_up(sizeof(struct pg_private), 256); }
 
-static uint64_t private_replies_offset(uint32_t sessions)
+static uint64_t private_replies_offset(uint64_t sessions, uint32_t session_bytes)
 {
-    return round_up(private_rows_offset() + (uint64_t)sessions * sizeof(struct pg_session),
-                    PG_REGION_ALIGN);
+    return round_up(private_rows_offset() + sessions * session_bytes, PG_REGION_ALIGN);
 }
 
-static uint64_t private_length(uint32_t sessions)
+static uint64_t private_length(uint64_t sessions, uint32_t session_bytes, uint32_t reply_bytes)
 {
-    return round_up(private_replies_offset(sessions) +
-                    (uint64_t)sessions * PG_WINDOW * sizeof(struct pg_reply_memory), PG_REGION_ALIGN);
+    return round_up(private_replies_offset(sessions, session_bytes) +
+                    sessions * PG_WINDOW * reply_bytes, PG_REGION_ALIGN);
 }
 
 uint64_t pg_private_bytes(const struct pg_config *config)
 {
-    return config_valid(config) ? private_length(config->sessions) : 0;
+    return config_valid(config) ? private_length(config->sessions, sizeof(struct pg_session),
+                                                 sizeof(struct pg_reply_memory)) : 0;
 }
 
 /* ---- the handle ---------------------------------------------------------------------- */
@@ -302,8 +302,10 @@ static void private_fill(struct pg_private *s, const struct pg_config *c)
     memcpy(s->secret, c->secret, sizeof s->secret);
     s->sessions = c->sessions;
     s->window = PG_WINDOW;
+    s->session_bytes = sizeof(struct pg_session);
+    s->reply_bytes = sizeof(struct pg_reply_memory);
     s->rows_offset = private_rows_offset();
-    s->replies_offset = private_replies_offset(c->sessions);
+    s->replies_offset = private_replies_offset(c->sessions, s->session_bytes);
     s->next_session = 1;
 }
 
@@ -452,10 +454,18 @@ static bool private_fits(const struct pg_private *s, const struct pg_header *h, 
            uuid_fits(h->uuid, s->uuid, why) &&
            same(why, "private segment: window", PG_WINDOW, s->window) &&
            same(why, "private segment: rows", private_rows_offset(), s->rows_offset) &&
-           same(why, "private segment: replies", private_replies_offset(s->sessions),
-                s->replies_offset) &&
-           same(why, "private segment: length for its sessions", private_length(s->sessions),
-                s->length);
+           same(why, "private segment: replies",
+                private_replies_offset(s->sessions, s->session_bytes), s->replies_offset) &&
+           same(why, "private segment: length for its sessions",
+                private_length(s->sessions, s->session_bytes, s->reply_bytes), s->length);
+}
+
+static bool private_current(const struct pg_private *s, struct pg_fault *why)
+{
+    return same(why, "private segment: bytes of a session", sizeof(struct pg_session),
+                s->session_bytes) &&
+           same(why, "private segment: bytes of a reply", sizeof(struct pg_reply_memory),
+                s->reply_bytes);
 }
 
 int pg_attach(struct pg_arena *a, void *arena, uint64_t arena_bytes, void *secret,
@@ -464,7 +474,8 @@ int pg_attach(struct pg_arena *a, void *arena, uint64_t arena_bytes, void *secre
     memset(why, 0, sizeof *why);
     if (!header_fits(arena, arena_bytes, layout_id, why))
         return 0;
-    if (secret != NULL && !private_fits(secret, arena, secret_bytes, why))
+    if (secret != NULL &&
+        !(private_fits(secret, arena, secret_bytes, why) && private_current(secret, why)))
         return 0;
     handle_open(a, arena, secret);
     return 1;

@@ -37,6 +37,7 @@ from purgatoryd.shm_layout.layout import (
     WireError,
     converts,
     fields,
+    is_padding,
     is_reserved,
     kernel_number,
     size_of,
@@ -49,7 +50,7 @@ ARENA_MODE = 0o640
 PRIVATE_MODE = 0o600
 NONE_NS = 2**63 - 1
 """What `next_ns` says when nothing is armed."""
-COUNTED = [name for name, _, _ in fields("pg_metrics") if not name.startswith("reserved")]
+COUNTED = [name for name, _, _ in fields("pg_metrics") if not is_padding(name)]
 """The fields of struct pg_metrics."""
 
 _PAGE_BYTES = 1 << 20

@@ -11,7 +11,6 @@ struct row {
     struct pg_births *births;
     const struct pg_frame_head *frame;
     uint64_t wall_offset_ns;      /* wall = the arena's clock + offset, in this group */
-    uint32_t minor;               /* version of the file */
     bool live;                    /* the arena's clock is the real boot clock */
 };
 
@@ -99,7 +98,7 @@ static void put_life(const struct row *r, const struct pg_life *life,
     put(r, columns[5], life->armed_ns);
 }
 
-/* False: it tells none, as those of minor 0. */
+/* False: it tells none, as the exports of an arena without a journal. */
 static bool put_lives(const struct row *r)
 {
     static const enum pg_long_column own[6] = {
@@ -268,8 +267,7 @@ static void end_row(const struct row *r, const void *body)
     put_at(r, j->at_ns);
     put_ended(r, j->ended_boot_ns);
     put_asked(r, PG_LC_DEADLINE_NS, PG_IC_LOADED);
-    if (r->minor >= 1)
-        put_topic(r, j->topic);
+    put_topic(r, j->topic);
     put_uid(r, j->uid);
     put_int(r, PG_IC_CAUSE,
             j->cause == PG_END_CANCELLED ? (uint32_t)PG_CAUSE_CANCELLED : PG_CAUSE_ACKNOWLEDGED);
@@ -294,7 +292,7 @@ static void sent_row(const struct row *r, const void *body)
 {
     const struct pg_j_sent *j = body;
     put_at(r, j->built_ns);
-    put(r, PG_LC_BUILT_NS, r->minor >= 1 ? j->built_boot_ns : j->built_ns);
+    put(r, PG_LC_BUILT_NS, j->built_boot_ns);
     put(r, PG_LC_HANDED_NS, j->handed_boot_ns);
     put(r, PG_LC_POSITIONS_FROM, (int64_t)j->from);
     put(r, PG_LC_POSITIONS_UPTO, (int64_t)j->upto);
@@ -312,8 +310,7 @@ static void entry_row(const struct row *r, const void *body)
     put(r, PG_LC_SEQUENCE, (int64_t)j->sequence);
     put_unless(r, PG_LC_ENDED_BOOT_NS, (uint64_t)j->ended_boot_ns, 0);
     put_topic(r, j->topic);
-    if (r->minor >= 1)
-        put_uid(r, j->uid);
+    put_uid(r, j->uid);
     put_int(r, PG_IC_FLAGS, j->meta >> 4);
     put_word(r, PG_IC_CAUSE, j->ticket & 255, PG_CAUSE_ACKNOWLEDGED);
     put_key(r, j->meta & 15, key, j->key_len);
@@ -518,7 +515,7 @@ static void row_end(struct pg_columns *c)
 static void row_write(struct pg_columns *c, struct pg_births *births,
                       const struct pg_frame_head *f, const struct pg_walk *w)
 {
-    const struct row r = {c, births, f, (uint64_t)w->wall_ns - (uint64_t)w->boot_ns, w->header.minor,
+    const struct row r = {c, births, f, (uint64_t)w->wall_ns - (uint64_t)w->boot_ns,
                           w->header.clock_kind == PG_CLOCK_BOOT};
     const unsigned kind = frame_fits(f) ? f->type : 0;
     row_begin(&r, f, w);

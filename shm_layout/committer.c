@@ -308,7 +308,8 @@ static bool group_collect(struct pg_committer *c, uint64_t *bytes, uint64_t *upt
 {
     uint8_t *frames = c->buffer + PG_GROUP_HEAD;
     uint64_t most = segment_room(c) < PG_GROUP_MAX ? segment_room(c) : PG_GROUP_MAX;
-    struct pg_j_group fields = {.number = c->group + 1};
+    const struct pg_header *h = c->arena->header;
+    struct pg_j_group fields = {.number = c->group + 1, .term = h->term};
 
     *lsn = c->lsn;
     *bytes = pg_stage_copy(c->arena, c->position, frames, most - PG_GROUP_HEAD, upto, lsn);
@@ -318,6 +319,7 @@ static bool group_collect(struct pg_committer *c, uint64_t *bytes, uint64_t *upt
     if (((struct pg_frame_head *)frames)->lsn != c->lsn + 1)
         return failed(c, PG_CALL_NONE, EUCLEAN);
     *bytes += PG_GROUP_HEAD;
+    memcpy(fields.origin, h->boot_id, sizeof fields.origin);
     fields.boot_ns = clocks(c, &fields.wall_ns);
     pg_group_seal(c->buffer, *bytes, c->salt, &fields);
     return true;

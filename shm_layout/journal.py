@@ -27,7 +27,7 @@ from purgatoryd.shm_layout.errors import (
     JournalMismatch,
     JournalUnwritable,
 )
-from purgatoryd.shm_layout.layout import JournalState, WalkState, size_of
+from purgatoryd.shm_layout.layout import JournalState, WalkState, is_padding, size_of
 from purgatoryd.shm_layout.wire import Key, decode_key
 
 SEGMENT = ".journal"
@@ -155,8 +155,8 @@ def refuse_lost_segments(directory: Path) -> None:
 
 
 class Frame(NamedTuple):
-    """A record. `kind`: "arm", "fire", ..., or "unknown" if a later version wrote it; `fields`: of
-    its struct pg_j_*, without reserved ones; `rest`: what stands behind it, padding included;
+    """A record. `kind`: "arm", "fire", ..., or "unknown" if it cannot be parsed; `fields`: of
+    its struct pg_j_*, without padding; `rest`: what stands behind it, padding included;
     `life`: of the pg_life of its timer, `replaced`: of the one that it replaces, `asked`: of the
     pg_asked of the one that ended by it, empty if it has none."""
 
@@ -364,7 +364,7 @@ def _fields(struct: Any) -> dict[str, int]:
     if struct == ffi.NULL:
         return {}
     names = [n for n, f in ffi.typeof(struct).item.fields if f.type.kind == "primitive"]
-    return {n: int(getattr(struct, n)) for n in names if not n.startswith("reserved")}
+    return {n: int(getattr(struct, n)) for n in names if not is_padding(n)}
 
 
 # ---- writing -------------------------------------------------------------------------------
@@ -389,12 +389,13 @@ def write_snapshot(
     base, salt, lsn, number = ffi.from_buffer(out), secrets.randbits(32), 0, 0
     header = handle.header
     clocks = {"boot_ns": header.now_ns, "wall_ns": header.now_ns + header.wall_offset_ns}
+    made_by = {"term": header.term, "origin": bytes(header.boot_id)}
     file.write(bytes(_HEAD))
     for number in count(1):
         used = lib.pg_snapshot(
             handle.struct, snapshot, base + _GROUP_HEAD, _GROUP_MAX - _GROUP_HEAD
         )
-        group = ffi.new("struct pg_j_group *", {"number": number, **clocks})
+        group = ffi.new("struct pg_j_group *", {"number": number, **made_by, **clocks})
         lib.pg_group_seal(base, _GROUP_HEAD + used, salt, group)
         file.write(memoryview(out)[: _GROUP_HEAD + used])
         _begin_writing(file, _GROUP_HEAD + used)

@@ -5,10 +5,16 @@
  * of the wire derive their formats from it.  So it keeps to what cffi parses: literal
  * #defines, enums, fixed-width fields, explicit padding; no guard, no include.
  *
- * Rules of change: a field that moves or changes its meaning raises PG_ABI_MAJOR; a
- * field that takes reserved bytes raises PG_ABI_MINOR.  The layout id in the header is
- * computed from all sizes and offsets below, so two builds that disagree refuse each
- * other even when somebody forgot.  Arena ABI and wire version are independent.
+ * Rules of change.  Arena: a field that moves or changes its meaning raises PG_ABI_MAJOR; fields
+ * appended to a struct, regions and extension kinds raise PG_ABI_MINOR, and pg_convert fills what
+ * an earlier minor lacks with zeros.  Journal: record types and parts behind a record raise
+ * PG_JOURNAL_MINOR; all else raises PG_JOURNAL_MAJOR.  Wire: messages, flags and statuses may be
+ * added; all else raises PG_WIRE_VERSION.  A reader takes its own version and earlier minors, and
+ * refuses all others.  The layout id in the header is computed from all sizes and offsets below,
+ * so two builds that disagree refuse each other even when a number was not raised.
+ *
+ * Numbers and fields marked "for" a feature have no other meaning, and are 0 or absent until that
+ * feature uses them.  Fields named pad are 0 and keep the fields behind them aligned.
  *
  * Byte order is the host's (little endian is required and checked through the magic).
  * Times are int64 nanoseconds.  *_boot_ns is CLOCK_BOOTTIME, or virtual time under the
@@ -22,7 +28,7 @@
 #define PG_MAGIC 0x31414e4552414750u     /* "PGARENA1" read as little endian */
 #define PG_PRIVATE_MAGIC 0x3156495250474750u
 #define PG_ABI_MAJOR 1
-#define PG_ABI_MINOR 1
+#define PG_ABI_MINOR 0
 
 /* ---- limits -------------------------------------------------------------------- */
 
@@ -60,6 +66,10 @@ enum pg_region_id {
     PG_R_RETENTION,               /* empty until used */
     PG_R_LOADS, PG_R_LOAD_BLOCKS, PG_R_LOAD_BITS, PG_R_LOAD_INDEX,
     PG_R_HISTOGRAMS,
+    PG_R_CONSUMER_GROUPS,         /* for consumer groups: members, budgets, retry policy */
+    PG_R_JOBS,                    /* for consumer groups: lease, attempt and holder of each job */
+    PG_R_SCHEDULES,               /* for schedules: spec, template, next occurrence, revision */
+    PG_R_CURSORS,                 /* for durable subscribers: committed position per cursor */
     PG_R_COUNT
 };
 
@@ -153,7 +163,6 @@ struct pg_header {
     uint64_t published;           /* truth: entries below were handed to the socket */
     uint64_t outbox_bytes;        /* derived: blob bytes pinned by entries */
     uint64_t next_incarnation;    /* truth: for topics */
-    uint64_t migrating_to;        /* reserved for a conversion under way */
     uint64_t quota_timers;        /* moving: of every uid, as the daemon was started; 0 = none */
     uint64_t quota_bytes;         /* moving: the same */
     uint64_t quota_ops;           /* moving: the same, per second */
@@ -161,8 +170,8 @@ struct pg_header {
     uint32_t daemon_state;        /* moving: enum pg_daemon_state, release */
     uint32_t daemon_why;          /* moving: enum pg_degraded, added up; before daemon_state */
     int64_t  daemon_since_boot_ns; /* moving, real clock: of daemon_state; before it */
-    uint64_t reserved[8];
-    struct pg_region regions[32];
+    uint64_t term;                /* for replication: the leader's term; alone: 0 */
+    struct pg_region regions[40];
     uint64_t version;             /* written last at creation: PG_MAGIC once all is in place */
 };
 
@@ -188,7 +197,6 @@ struct pg_metrics {
     uint64_t live_wall;           /* of them, absolute wall deadlines (derived) */
     uint64_t blob_bytes;          /* granules in use, in bytes (derived) */
     uint64_t moved;               /* timers re-placed by cascades and gradual drain */
-    uint64_t reserved0[2];        /* lateness, until it had a histogram */
     uint64_t wakeups;
     uint64_t messages_sent;       /* notice messages */
     uint64_t watches;             /* operations armed */
@@ -224,7 +232,6 @@ struct pg_metrics {
     uint64_t refused_stopping;    /* the daemon drains */
     uint64_t turn_work;           /* timers moved or fired, by turns that had any */
     uint64_t turn_budget;         /* how many those turns might have */
-    uint64_t reserved[7];
 };
 
 /* ---- histograms ----------------------------------------------------------------- */
@@ -254,7 +261,6 @@ struct pg_histogram {
     uint64_t sum_ns;              /* of all values, modulo 2^64 */
     uint64_t sum_high;            /* what is above */
     uint64_t max_ns;
-    uint64_t reserved[5];
     uint64_t counts[488];
 };
 
@@ -314,11 +320,16 @@ struct pg_life {
 enum pg_key_type { PG_KEY_STR, PG_KEY_BYTES, PG_KEY_UUID, PG_KEY_TYPES };
 
 /* One item of a blob's extension, 16 bytes each: what few timers use. */
-enum pg_ext_kind { PG_EXT_WALL = 1, PG_EXT_TAG, PG_EXT_REPEAT, PG_EXT_SLACK, PG_EXT_POLICY };
+enum pg_ext_kind {
+    PG_EXT_WALL = 1,              /* value: the wall deadline, ns */
+    PG_EXT_TAG,                   /* for bulk operations: value: hash of the timer's tag */
+    PG_EXT_SLACK,                 /* for spread deadlines: value: how much later it may fire, ns */
+    PG_EXT_SCHEDULE               /* for schedules: extra: row of the schedule */
+};
 struct pg_ext {
     uint32_t kind;                /* enum pg_ext_kind */
     uint32_t extra;
-    int64_t  value;               /* PG_EXT_WALL: the wall deadline, ns */
+    int64_t  value;
 };
 
 /* ---- the wheel (derived) -------------------------------------------------------- */
@@ -349,7 +360,7 @@ struct pg_level {
     uint64_t summary;             /* bit i: occupied[i] is not 0 */
     uint64_t occupied[8];         /* a bit per position: its bucket has members */
     uint32_t here;                /* position of the clock's bucket */
-    uint32_t reserved;
+    uint32_t pad;
 };
 
 /* Two more buckets stand behind those of the levels: timers which were due when they came.
@@ -368,8 +379,7 @@ struct pg_wheel {
     uint32_t open;                /* 0 or 1: the due bucket that takes newcomers */
     uint32_t closing;             /* 1: the other one belongs to this tick, and may have members */
     uint32_t chunk_count;
-    uint32_t reserved0;
-    uint64_t reserved[4];
+    uint32_t pad;
     struct pg_level levels[64];
 };
 
@@ -384,7 +394,6 @@ struct pg_blob_heap {
     uint32_t first;               /* bit f: second[f] != 0 */
     uint32_t used;                /* granules */
     uint32_t free_blocks;
-    uint32_t reserved;
     uint32_t second[28];          /* bit s of [f]: heads[f * 32 + s] != PG_NIL */
     uint32_t heads[896];          /* first free block of each class; PG_NIL = none */
 };
@@ -448,7 +457,6 @@ struct pg_purgatory {
     uint32_t free_level, free_levels;
     uint64_t level_ttl_ns;        /* fixed at creation */
     uint64_t inbox_max;           /* fixed at creation: unacknowledged outcomes of a session */
-    uint64_t reserved[4];
 };
 
 enum pg_condition { PG_C_ALL, PG_C_ANY, PG_C_SUM, PG_C_CLIENT, PG_CONDITIONS };
@@ -476,7 +484,7 @@ struct pg_operation {
     uint8_t  in_inbox;            /* derived */
     uint8_t  has_own;             /* 1 = the bitmap of own keys is there */
     uint8_t  told;                /* 1 = the owner's socket had its outcome before */
-    uint8_t  reserved[8];
+    uint8_t  pad[8];              /* the blob goes on at a whole granule */
 };
 
 struct pg_share {                 /* of one key in a SUM: min(cap, max(0, level - base)) */
@@ -501,7 +509,7 @@ struct pg_tokens {
     int64_t  refilled_boot_ns;    /* real clock: when `left` was true; 0 = it is full */
 };
 
-/* Truth. A row is born once and its name never changes. 256 bytes. */
+/* Truth. A row is born once and its name never changes. */
 struct pg_namespace {
     uint32_t name_len;            /* 0 = row not used; written last, release */
     uint32_t shard;               /* placement, recorded at birth */
@@ -514,7 +522,6 @@ struct pg_namespace {
     uint64_t quota_ops;           /* per second; 0 = none */
     struct pg_tokens tokens;
     uint64_t park_beyond_ns;      /* what is due later than that is parked; 0 = nothing is */
-    uint64_t reserved[14];
     char     name[64];
 };
 
@@ -528,12 +535,12 @@ struct pg_topic {
     uint64_t last_position;       /* outbox position + 1 of the newest notice; 0 = none */
     int64_t  changed_boot_ns;     /* real clock: when the newest notice was built */
     uint64_t live;                /* derived: armed timers */
-    uint64_t reserved[10];
+    int64_t  slack_ns;            /* for spread deadlines: how much later its timers may fire */
     char     name[128];
 };
 
 /* Truth but for live, bytes and tokens: a uid that has timers while uids have quotas. A row
- * without timers, of a uid without a session, may be given to another uid. 64 bytes. */
+ * without timers, of a uid without a session, may be given to another uid. */
 struct pg_account {
     uint32_t uid;
     uint32_t in_use;              /* 0 = row not used; written last */
@@ -541,7 +548,6 @@ struct pg_account {
     uint64_t bytes;               /* derived: blob bytes of armed timers */
     struct pg_tokens tokens;
     int64_t  used_boot_ns;        /* real clock: when it last sent a batch */
-    uint64_t reserved[2];
 };
 
 /* ---- bulk loads ---------------------------------------------------------------------- */
@@ -551,7 +557,7 @@ struct pg_account {
 enum pg_load_state { PG_LOAD_NONE, PG_LOAD_OPEN, PG_LOAD_CLOSED };
 
 /* Truth but for rows and upto. A bulk load: which of its rows were done, whatever became of their
- * timers since. 80 bytes. */
+ * timers since. 64 bytes. */
 struct pg_load {
     uint8_t  id[16];              /* chosen by who loads; not 0 */
     uint64_t fence;               /* the newest run that is known: older ones are refused */
@@ -561,8 +567,7 @@ struct pg_load {
     uint32_t uid;                 /* who began it, and alone may go on */
     uint32_t namespace_row;
     uint32_t state;               /* enum pg_load_state; NONE = row not used; written last */
-    uint32_t reserved0;
-    uint64_t reserved[2];
+    uint32_t pad;
 };
 
 /* Truth. Rows number * PG_LOAD_BLOCK_ROWS and those that follow, of one load; a bit for each
@@ -570,7 +575,7 @@ struct pg_load {
 struct pg_load_block {
     uint64_t number;              /* of a free one: the next free one */
     uint32_t load;                /* row of the load + 1; 0 = not used; written last */
-    uint32_t reserved;
+    uint32_t pad;
 };
 
 /* ---- the outbox (truth) --------------------------------------------------------- */
@@ -614,12 +619,11 @@ struct pg_entry {
 #define PG_J_FRAME_MAX 131072            /* bytes; no frame is longer */
 #define PG_SEGMENT_MAGIC 0x314c4e524a475050u  /* "PPGJRNL1" read as little endian */
 #define PG_SNAPSHOT_MAGIC 0x3150414e53475050u /* "PPGSNAP1" */
-#define PG_JOURNAL_MAJOR 1               /* readers refuse another one */
-#define PG_JOURNAL_MINOR 2               /* 1: pg_life, OPENED, REPLIED, ENTRY in segments;
-                                            2: pg_asked, loaded, METRICS */
+#define PG_JOURNAL_MAJOR 1
+#define PG_JOURNAL_MINOR 0
 #define PG_SEGMENT_HEAD 4096             /* bytes before the first frame of a file */
 #define PG_SEGMENT_MIN 262144            /* bytes of a segment file */
-#define PG_GROUP_HEAD 72                 /* bytes of a GROUP frame */
+#define PG_GROUP_HEAD 80                 /* bytes of a GROUP frame */
 #define PG_GROUP_MAX 1048576             /* bytes of a group, its GROUP frame included */
 
 enum pg_journal_state { PG_JOURNAL_NONE, PG_JOURNAL_RUNNING, PG_JOURNAL_STOPPED };
@@ -635,21 +639,20 @@ struct pg_stage {
     uint64_t tail;                /* truth, daemon, release: end of the newest frame whose effect
                                      is done. At most one frame stands between tail and staged */
     uint64_t next_lsn;            /* truth, daemon: of the next frame; stored after `staged` */
-    uint64_t reserved0[4];
+    uint64_t pad0[4];             /* the committer's fields have cache lines of their own */
     uint64_t committed;           /* committer, release: up to here all is on disk, and its
                                      bytes of the ring are free */
     uint64_t committed_lsn;       /* committer, release: of the newest frame on disk; 0 = none */
     uint32_t state;               /* committer, release: enum pg_journal_state */
     uint32_t error;               /* errno of the call that stopped it; before `state` */
     uint32_t call;                /* enum pg_storage_call; before `state` */
-    uint32_t reserved1;
+    uint32_t pad1;
     uint64_t error_lsn;           /* the first that did not get to disk; before `state` */
     uint64_t group;               /* committer: number of the newest group on disk */
     uint64_t segment;             /* committer: first LSN of the segment that it writes */
     uint64_t syncs;               /* committer: fdatasync calls that returned well */
     uint64_t sync_ns;             /* committer: the time that they took together */
     uint64_t bytes;               /* committer: bytes written */
-    uint64_t reserved2[5];
 };
 
 /* Every frame begins with these 24 bytes. Its number, the LSN, is that of the frame before
@@ -665,10 +668,10 @@ struct pg_frame_head {
 };
 
 /* Behind the head stands the struct of the type, behind that what the comment says, and
- * zeros up to a multiple of 8. Then, from minor 1 on, a pg_life ends ARM, WATCH, END, FIRE and
- * OUTCOME; in an ARM that replaces a timer that one's stands before it. Before these stands, from
- * minor 2 on, a pg_asked in END, and in such an ARM. They are there if the frame is longer by
- * them: there are none in what an arena without a journal exports. */
+ * zeros up to a multiple of 8. Then a pg_life ends ARM, WATCH, END, FIRE and OUTCOME; in an ARM
+ * that replaces a timer that one's stands before it. Before these stands a pg_asked in END, and in
+ * such an ARM. They are there if the frame is longer by them: there are none in what an arena
+ * without a journal exports. */
 enum pg_journal_type {
     PG_J_PAD = 1,                 /* the rest of the ring before its end; never in a file */
     PG_J_GROUP,                   /* files: pg_j_group, first in each commit */
@@ -701,13 +704,24 @@ enum pg_journal_type {
                                      minute */
     PG_J_TYPES
 };
+/* Numbers that are taken for later; a reader of this version refuses them. */
+enum pg_journal_type_later {
+    PG_LATER_BATCH = 26,             /* for replication: a session's sequence and the statuses of its
+                                     newest batch, in the same group as their effects */
+    PG_LATER_CONSUMER_GROUP,         /* for consumer groups: created, changed or deleted */
+    PG_LATER_LEASE,                /* for consumer groups: job, member, attempt, end of the lease */
+    PG_LATER_JOB,                /* for consumer groups: acknowledged, retried or dead */
+    PG_LATER_SCHEDULE,              /* for schedules: put, fired or deleted, with its next occurrence */
+    PG_LATER_CURSOR                /* for durable subscribers: the position that was committed */
+};
 
 struct pg_j_group {
     uint64_t number;              /* that of the group before + 1 */
     uint64_t bytes;               /* of the frames that follow in this group */
     int64_t  boot_ns;             /* the arena's clock and the wall clock, read together */
     int64_t  wall_ns;
-    uint64_t reserved[2];
+    uint64_t term;                /* for replication: of the leader that wrote it; alone: 0 */
+    uint8_t  origin[16];          /* boot id of the host on whose clock its times are */
 };
 
 struct pg_j_namespace {
@@ -719,8 +733,7 @@ struct pg_j_namespace {
     uint64_t quota_bytes;
     uint64_t quota_ops;
     uint64_t park_beyond_ns;
-    uint64_t reserved[3];
-    uint32_t reserved0;
+    uint32_t pad;
     uint32_t name_len;
 };
 
@@ -728,10 +741,10 @@ struct pg_j_topic {
     uint64_t incarnation;
     uint64_t sequence;            /* 0 at birth */
     uint64_t last_position;       /* 0 at birth */
-    uint64_t reserved[2];
+    int64_t  slack_ns;            /* as in pg_topic */
     uint32_t row;
     uint32_t namespace_row;
-    uint32_t reserved0;
+    uint32_t pad;
     uint32_t name_len;
 };
 
@@ -757,9 +770,11 @@ struct pg_j_arm {
     uint8_t  key_type;
     uint32_t parked;              /* 1 = is parked: the payload is nowhere but here; in snapshots
                                      there is none */
-    uint32_t loaded;              /* 1 = came as the row of a load, in snapshots too; from minor 2 on */
-    int64_t  armed_boot_ns;       /* real clock; 0 in snapshots; from minor 2 on */
-    uint64_t reserved;
+    uint32_t loaded;              /* 1 = came as the row of a load, in snapshots too */
+    int64_t  armed_boot_ns;       /* real clock; 0 in snapshots */
+    uint32_t ext_len;             /* for tag, slack and schedule: bytes of the struct pg_ext that
+                                     stand before the key; 0 */
+    uint32_t pad;
 };
 
 struct pg_j_unpark {              /* as in pg_j_arm, where nothing is said */
@@ -775,8 +790,9 @@ struct pg_j_unpark {              /* as in pg_j_arm, where nothing is said */
     uint8_t  in_load;
     uint8_t  key_len;
     uint8_t  key_type;
-    uint32_t loaded;              /* from minor 2 on */
-    uint64_t reserved[2];
+    uint32_t loaded;
+    uint32_t ext_len;             /* as in pg_j_arm */
+    uint32_t pad;
 };
 
 struct pg_j_move {
@@ -787,7 +803,7 @@ struct pg_j_move {
     uint32_t slot;
     uint32_t uid;
     uint32_t in_load;             /* as in pg_j_arm */
-    uint32_t reserved;
+    uint32_t pad;
 };
 
 /* Of a timer that ended because somebody asked for it. 32 bytes. */
@@ -796,7 +812,7 @@ struct pg_asked {
     uint64_t sequence;            /* of the batch: its REPLIED tells of the answer */
     int64_t  deadline_ns;         /* on the arena's clock */
     uint32_t loaded;              /* 1 = it had come as the row of a load */
-    uint32_t reserved;
+    uint32_t pad;
 };
 
 enum pg_end_cause { PG_END_CANCELLED = 1, PG_END_ACKNOWLEDGED };
@@ -806,8 +822,8 @@ struct pg_j_end {
     uint32_t slot;
     uint32_t cause;               /* enum pg_end_cause */
     uint32_t uid;
-    uint32_t topic;               /* from minor 1 on */
-    int64_t  ended_boot_ns;       /* real clock; from minor 1 on */
+    uint32_t topic;
+    int64_t  ended_boot_ns;       /* real clock */
 };
 
 struct pg_j_fire {
@@ -820,9 +836,8 @@ struct pg_j_fire {
     uint32_t slot;
     uint32_t topic;
     uint32_t flags;               /* enum pg_entry_flag */
-    uint32_t loaded;              /* 1 = it had come as the row of a load; from minor 2 on */
-    int64_t  ended_boot_ns;       /* real clock; from minor 1 on */
-    uint64_t reserved[2];
+    uint32_t loaded;              /* 1 = it had come as the row of a load */
+    int64_t  ended_boot_ns;       /* real clock */
 };
 
 struct pg_j_sent {
@@ -830,8 +845,7 @@ struct pg_j_sent {
     uint64_t upto;
     int64_t  built_ns;            /* on the arena's clock */
     int64_t  handed_boot_ns;      /* real clock: the socket had all of them */
-    int64_t  built_boot_ns;       /* real clock; from minor 1 on */
-    uint64_t reserved;
+    int64_t  built_boot_ns;       /* real clock */
 };
 
 struct pg_j_watch {
@@ -850,8 +864,7 @@ struct pg_j_watch {
     uint8_t  key_len;
     uint8_t  key_type;
     uint8_t  counted;             /* as in pg_j_arm */
-    uint8_t  reserved0;
-    uint64_t reserved[3];
+    uint8_t  pad;
 };
 struct pg_j_watch_key {
     uint64_t target;              /* ALL, ANY; 2^64 - 1: is reached */
@@ -870,12 +883,11 @@ struct pg_j_level {
     uint16_t flags;               /* BORN: the key follows. FORGOTTEN: ends with its last watcher */
     uint8_t  key_len;
     uint8_t  key_type;
-    uint64_t reserved[2];
 };
 
 struct pg_j_gone {
     uint32_t row;
-    uint32_t reserved;
+    uint32_t pad;
 };
 
 struct pg_j_outcome {
@@ -891,8 +903,7 @@ struct pg_j_outcome {
     uint16_t keys;
     uint8_t  cause;               /* enum pg_cause */
     uint8_t  flags;               /* enum pg_entry_flag */
-    int64_t  ended_boot_ns;       /* real clock; from minor 1 on */
-    uint64_t reserved[2];
+    int64_t  ended_boot_ns;       /* real clock */
 };
 
 struct pg_j_session {
@@ -901,7 +912,6 @@ struct pg_j_session {
     uint32_t uid;
     uint32_t pid;
     uint64_t dropped;             /* outcomes and CHECKs that it had not acknowledged */
-    uint64_t reserved[2];
 };
 
 struct pg_j_load {
@@ -911,14 +921,12 @@ struct pg_j_load {
     uint32_t namespace_row;
     uint32_t uid;
     uint32_t state;               /* enum pg_load_state; NONE = forgotten */
-    uint32_t reserved0;
-    uint64_t reserved;
+    uint32_t pad;
 };
 
 struct pg_j_done {
     struct pg_j_row row;
     int64_t  at_ns;
-    uint64_t reserved;
 };
 
 struct pg_j_block {
@@ -961,8 +969,7 @@ struct pg_j_head {
     uint32_t accounts;
     uint32_t loads;
     uint32_t load_blocks;
-    uint32_t reserved0;
-    uint64_t reserved[6];
+    uint32_t pad;
 };
 
 struct pg_j_entry {
@@ -976,17 +983,15 @@ struct pg_j_entry {
     uint32_t payload_len;
     uint8_t  key_len;
     uint8_t  meta;                /* as in pg_entry */
-    uint8_t  reserved0[2];
+    uint8_t  pad[2];
     uint32_t uid;                 /* of who published it; PG_NIL in snapshots */
     int64_t  ended_boot_ns;       /* real clock: it was published; 0 in snapshots */
-    uint64_t reserved;
 };
 
 struct pg_j_last {
     uint64_t frames;              /* of the snapshot, without this one */
     uint64_t start_lsn;           /* as in pg_j_head */
     uint64_t end_lsn;             /* the snapshot is valid once the journal holds this frame */
-    uint64_t reserved;
 };
 
 struct pg_j_opened {
@@ -994,9 +999,8 @@ struct pg_j_opened {
     int64_t  at_boot_ns;          /* real clock */
     uint32_t uid;
     uint32_t pid;                 /* from the kernel; 0 = unknown */
-    uint32_t reserved0;
+    uint32_t pad;
     uint32_t name_len;            /* 0 = the client gave itself no name */
-    uint64_t reserved[2];
 };
 
 /* Of one session's batches, those that were answered in one turn of the daemon. Some may be
@@ -1007,8 +1011,7 @@ struct pg_j_replied {
     int64_t  built_boot_ns;       /* real clock: the first answer was there */
     int64_t  handed_boot_ns;      /* real clock: the socket had the last one */
     uint32_t count;               /* batches */
-    uint32_t reserved0;
-    uint64_t reserved;
+    uint32_t pad;
 };
 
 /* All histograms since the arena's birth: what came between two records is their difference.
@@ -1017,19 +1020,18 @@ struct pg_j_metrics {
     int64_t  at_boot_ns;          /* real clock */
     uint32_t histogram_count;     /* in the order of enum pg_histogram_id */
     uint32_t bucket_count;        /* of all of them */
-    uint64_t reserved[2];
 };
 struct pg_j_histogram {
     uint64_t sum_ns;              /* as in pg_histogram */
     uint64_t sum_high;
     uint64_t max_ns;
     uint32_t buckets;             /* that are not empty, in rising order */
-    uint32_t reserved;
+    uint32_t pad;
 };
 struct pg_j_bucket {
     uint64_t count;
     uint32_t bucket;              /* its number, as in pg_histogram */
-    uint32_t reserved;
+    uint32_t pad;
 };
 
 /* The first bytes of every segment and snapshot file; zeros up to PG_SEGMENT_HEAD. */
@@ -1047,8 +1049,7 @@ struct pg_segment {
     uint64_t bytes;               /* of the file */
     uint32_t clock_kind;
     uint32_t salt;
-    uint64_t reserved[14];
-    uint32_t reserved0;
+    uint32_t pad;
     uint32_t crc;                 /* CRC32C of all before */
 };
 
@@ -1062,14 +1063,15 @@ struct pg_private {
     uint64_t secret[2];           /* of the key hash */
     uint32_t sessions;            /* rows */
     uint32_t window;              /* PG_WINDOW */
+    uint32_t session_bytes;       /* of one row */
+    uint32_t reply_bytes;         /* of one struct pg_reply_memory */
     uint64_t rows_offset;
     uint64_t replies_offset;      /* sessions x window x struct pg_reply_memory */
     uint64_t next_session;        /* truth: serial number of the next session */
-    uint64_t reserved[16];
     uint64_t version;             /* written last: PG_PRIVATE_MAGIC */
 };
 
-/* Truth. One client session; 256 bytes. `last` moves only after every result of that
+/* Truth. One client session. `last` moves only after every result of that
  * batch is in reply memory. */
 struct pg_session {
     uint64_t id;                  /* random << 16 | row; 0 = row not used; written last */
@@ -1093,7 +1095,6 @@ struct pg_session {
     uint64_t load_first;          /* row in the load of the batch's first record */
     uint64_t first_id;            /* that it had before its namespaces moved to another arena; 0 = id */
     int64_t  worked_ns;           /* real clock: the loop worked on the current batch, in calls so far */
-    uint64_t reserved[10];
 };
 
 /* One record's answer; also what the reply carries. */
@@ -1175,7 +1176,8 @@ struct pg_record {                /* 32 bytes */
     uint8_t  time_kind;           /* PUT: enum pg_time_kind of time_ns */
     uint8_t  flags;               /* WATCH: 1 = a notice to the topic, too */
     uint32_t payload_len;         /* PUT, WATCH, UNPARK: 0..65536 */
-    uint32_t ext_len;             /* WATCH: bytes of its watch keys */
+    uint32_t ext_len;             /* WATCH: bytes of its watch keys; PUT, for tag and slack: bytes of its
+                                     struct pg_ext; 0 */
     int64_t  time_ns;             /* PUT: deadline or delay */
     uint64_t value;               /* CANCEL: only this ticket, 0 = any; UNPARK: this ticket;
                                      WATCH: SUM's threshold;
@@ -1190,7 +1192,7 @@ struct pg_watch_key {             /* 24 bytes, then key_len bytes */
     uint8_t  key_len;
     uint8_t  key_type;
     uint8_t  flags;               /* enum pg_watch_key_flag */
-    uint8_t  reserved[5];
+    uint8_t  pad[5];
 };
 
 /* Statuses of a record. Stable numbers. Each that refuses has its counter in metrics.c. */
@@ -1272,8 +1274,9 @@ enum pg_error {
 struct pg_hello {
     uint8_t  nonce[16];
     uint32_t name_len;            /* 0..63: what the journal calls who opens the session */
-    uint32_t reserved0;
-    uint64_t reserved;
+    uint32_t pad;
+    int64_t  grace_ns;            /* for sessions that are found again: how long it outlives its
+                                     client; 0 */
 };
 struct pg_welcome {
     uint64_t session;
@@ -1295,7 +1298,8 @@ struct pg_welcome {
     uint64_t origin;              /* the id that this session had at first: another than before
                                      means another session, though the nonce is the same */
     uint32_t journal;             /* 1: the daemon keeps one, and PG_W_DURABLE is granted */
-    uint32_t reserved;
+    uint32_t pad;
+    uint64_t term;                /* for replication: of the leader that answers; alone: 0 */
 };
 
 /* NAMESPACE request: frame, this, the name's bytes. It sets what `fields` names, and nothing
@@ -1311,7 +1315,6 @@ struct pg_namespace_set {
     uint64_t quota_bytes;
     uint64_t quota_ops;           /* per second */
     uint64_t park_beyond_ns;      /* needs a journal */
-    uint64_t reserved[2];
 };
 
 /* PLACE request: frame (count = partitions, 1 on the command lane), the namespace's name. Reply:
@@ -1333,7 +1336,7 @@ struct pg_load_ask {              /* 40 bytes */
     uint32_t action;              /* enum pg_load_action */
     uint32_t name_len;            /* OPEN, CLOSE: 1..63; else 0 */
 };
-struct pg_load_info {             /* 64 bytes */
+struct pg_load_info {             /* 56 bytes */
     uint8_t  load[16];
     uint64_t fence;
     uint64_t rows;                /* done */
@@ -1341,7 +1344,6 @@ struct pg_load_info {             /* 64 bytes */
     uint64_t next;                /* block from which on to ask for more; 2^64 - 1 = these are all */
     uint32_t uid;
     uint32_t state;               /* enum pg_load_state; NONE = no such load */
-    uint64_t reserved;
 };
 struct pg_load_part {             /* 520 bytes: rows number * 4096 to number * 4096 + 4095 */
     uint64_t number;
@@ -1356,7 +1358,6 @@ struct pg_publish {
     uint8_t  key_type;            /* enum pg_key_type */
     uint8_t  namespace_len;       /* 1..63 */
     uint8_t  topic_len;           /* 0..127 */
-    uint64_t reserved[3];
 };
 
 /* OUTCOMES: frame, `count` of these, then per record its key, payload, bitmap of missing
@@ -1374,15 +1375,15 @@ struct pg_outcome {               /* 64 bytes */
     uint16_t bitmap_bytes;
     uint8_t  key_len;
     uint8_t  key_type;
-    uint8_t  reserved[2];
+    uint8_t  pad0[2];
     uint32_t slot;                /* to be given back in the ACK */
-    uint32_t reserved1;
+    uint32_t pad1;
 };
 struct pg_ack {
     uint64_t ticket;
     uint64_t version;             /* of a CHECK; 0 = an outcome */
     uint32_t slot;
-    uint32_t reserved;
+    uint32_t pad;
 };
 
 /* QUERY replies and scans: one per record, followed by namespace, topic, key, payload. */
@@ -1404,7 +1405,7 @@ struct pg_tail {
     uint64_t incarnation;
     uint8_t  namespace_len;
     uint8_t  topic_len;
-    uint8_t  reserved[6];
+    uint8_t  pad[6];
 };
 
 /* ---- the wire: notices ---------------------------------------------------------- */
@@ -1416,7 +1417,7 @@ struct pg_tail {
 struct pg_notices {
     uint32_t magic;
     uint16_t version;             /* PG_WIRE_VERSION */
-    uint16_t reserved0;
+    uint16_t pad0;
     uint64_t stream_id;
     uint64_t incarnation;         /* of the topic */
     uint64_t first;               /* sequence of the first record */
@@ -1424,7 +1425,7 @@ struct pg_notices {
     int64_t  built_ns;            /* on the arena's clock */
     int64_t  wall_offset_ns;      /* wall = arena clock + offset */
     uint32_t count;
-    uint32_t reserved1;
+    uint32_t pad1;
 };
 
 struct pg_notice {                /* 32 bytes */

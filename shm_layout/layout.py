@@ -370,16 +370,22 @@ def _code(ctype: Any) -> str:
     return _code(ctype.item) * int(ctype.length)
 
 
+def is_padding(field: str) -> bool:
+    """True for a field that only keeps those behind it aligned."""
+    return field.startswith("pad")
+
+
 @cache
 def struct_format(name: str) -> str:
-    """Format for the struct module: explicit little endian, padding spelt out.
+    """Format for the struct module: explicit little endian, padding is no value.
 
     Byte and char arrays are one `s` item, nested structs are flattened.
     """
     parts, end = ["<"], 0
-    for _, offset, ctype in fields(name):
-        parts.append("x" * (offset - end) + _code(ctype))
-        end = offset + int(ffi.sizeof(ctype))
+    for field, offset, ctype in fields(name):
+        if not is_padding(field):
+            parts.append("x" * (offset - end) + _code(ctype))
+            end = offset + int(ffi.sizeof(ctype))
     return "".join(parts) + "x" * (size_of(name) - end)
 
 
@@ -428,8 +434,8 @@ LAYOUT_ID = layout_id()
 
 ABI = (int(lib.PG_ABI_MAJOR), int(lib.PG_ABI_MINOR))
 
-RELEASED_LAYOUTS = {0x9D759BEBA58914AB: (1, 0)}
-"""Layout id of each released ABI."""
+RELEASED_LAYOUTS: dict[int, tuple[int, int]] = {}
+"""Layout id of each released ABI before this one: none."""
 
 
 def converts(layout_id: int) -> bool:

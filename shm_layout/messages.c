@@ -44,6 +44,10 @@ static bool hello_read(const struct request *q, struct pg_hello *hello, struct n
     *worker = (struct name){(const char *)q->bytes + fixed, hello->name_len};
     if (hello->name_len > PG_WORKER_MAX || q->len != fixed + hello->name_len)
         return refused(why, PG_ERR_MALFORMED, q->len, fixed + hello->name_len);
+    if (hello->grace_ns != 0)
+        return refused(why, PG_ERR_MALFORMED,
+                       sizeof q->frame + offsetof(struct pg_hello, grace_ns),
+                       (uint64_t)hello->grace_ns);
     return name_sound(*worker) || refused(why, PG_ERR_MALFORMED, fixed, hello->name_len);
 }
 
@@ -70,7 +74,7 @@ static bool handle_hello(struct pg_arena *a, struct request *q, struct sink *out
                            .node = placed->memory_node != 0 ? placed->memory_node : placed->node,
                            .reaper_cpu = placed->reaper_cpu,
                            .origin = s->first_id != 0 ? s->first_id : s->id,
-                           .journal = a->stage != NULL};
+                           .journal = a->stage != NULL, .term = a->header->term};
     memcpy(w.uuid, a->header->uuid, sizeof w.uuid);
     q->frame.session = s->id;
     reply_head(q, out, 0);
@@ -468,8 +472,6 @@ static bool settings_sound(const struct pg_namespace_set *s, uint64_t bytes, str
 {
     if (bytes != sizeof *s + s->name_len || s->name_len == 0 || s->name_len > PG_NAMESPACE_MAX)
         return refused(why, PG_ERR_MALFORMED, bytes, sizeof *s + s->name_len);
-    if ((s->reserved[0] | s->reserved[1]) != 0)
-        return refused(why, PG_ERR_MALFORMED, offsetof(struct pg_namespace_set, reserved), 0);
     if (s->fields >= PG_N_FIELDS)
         return refused(why, PG_ERR_MALFORMED, offsetof(struct pg_namespace_set, fields), s->fields);
     if (s->durability > 1)
@@ -501,7 +503,7 @@ static bool settings_apply(struct pg_arena *a, const uint8_t *body, uint64_t byt
     const struct pg_namespace *n = &a->namespaces[row];
     *s = (struct pg_namespace_set){PG_N_FIELDS - 1, n->owner_uid, n->durability, n->name_len,
                                    n->quota_timers, n->quota_bytes, n->quota_ops,
-                                   n->park_beyond_ns, {0, 0}};
+                                   n->park_beyond_ns};
     return true;
 }
 

@@ -300,26 +300,38 @@ int pg_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault
 
 /* ---- a later ABI ------------------------------------------------------------------------------ */
 
-/* A minor ABI moves no field of the one before, so its truth is good as it stands. */
+/* A minor ABI only appends: to structs, and regions. What an earlier one lacks stays as it is in a
+ * fresh arena. Whatever appends fields whose zero is wrong sets them here. */
+static bool rows_convert(uint8_t *to, uint32_t to_bytes, const uint8_t *from, uint32_t from_bytes,
+                         uint64_t rows)
+{
+    if (from_bytes > to_bytes)
+        return false;
+    for (uint64_t i = 0; i < rows; i++)
+        memcpy(to + i * to_bytes, from + i * from_bytes, from_bytes);
+    return true;
+}
+
 static bool region_convert(struct pg_arena *to, const struct pg_arena *from,
                            enum pg_region_id id, struct pg_fault *why)
 {
     const struct pg_region *t = &to->header->regions[id], *f = &from->header->regions[id];
-    if (t->stride != f->stride)
-        return fault_set(why, "convert", "stride of a region", id, t->stride, f->stride);
+    if (f->length == 0)
+        return true;
     if (t->count != f->count)
         return fault_set(why, "convert", "elements of a region", id, t->count, f->count);
-    memcpy((uint8_t *)to->header + t->offset, (const uint8_t *)from->header + f->offset,
-           f->length);
-    return true;
+    return rows_convert((uint8_t *)to->header + t->offset, t->stride,
+                        (const uint8_t *)from->header + f->offset, f->stride, f->count) ||
+           fault_set(why, "convert", "stride of a region", id, t->stride, f->stride);
 }
 
 static bool regions_convert(struct pg_arena *to, const struct pg_arena *from,
                             struct pg_fault *why)
 {
-    static const enum pg_region_id truth[] = {  /* of 1.0; later ones are empty there */
-        PG_R_METRICS, PG_R_HOT, PG_R_COLD, PG_R_BLOBS, PG_R_NAMESPACES, PG_R_TOPICS,
-        PG_R_OUTBOX, PG_R_WATCHES, PG_R_LEVELS,
+    static const enum pg_region_id truth[] = {
+        PG_R_METRICS, PG_R_HISTOGRAMS, PG_R_HOT, PG_R_COLD, PG_R_BLOBS, PG_R_NAMESPACES,
+        PG_R_TOPICS, PG_R_ACCOUNTS, PG_R_OUTBOX, PG_R_WATCHES, PG_R_LEVELS, PG_R_LIFE,
+        PG_R_LOADS, PG_R_LOAD_BLOCKS, PG_R_LOAD_BITS,
     };
     for (uint32_t i = 0; i < sizeof truth / sizeof truth[0]; i++)
         if (!region_convert(to, from, truth[i], why))
@@ -330,32 +342,26 @@ static bool regions_convert(struct pg_arena *to, const struct pg_arena *from,
 static bool private_convert(struct pg_arena *to, const struct pg_arena *from,
                             struct pg_fault *why)
 {
-    const uint64_t rows = from->secret->sessions;
-    if (to->secret->sessions != rows)
-        return fault_set(why, "convert", "sessions", 0, to->secret->sessions, rows);
-    memcpy(to->secret->secret, from->secret->secret, sizeof to->secret->secret);
-    to->secret->next_session = from->secret->next_session;
-    memcpy(to->sessions, from->sessions, rows * sizeof *to->sessions);
-    memcpy(to->replies, from->replies, rows * PG_WINDOW * sizeof *to->replies);
-    return true;
-}
-
-/* Nothing tells when they were armed: they begin to wait now. */
-static void arming_convert(struct pg_arena *to)
-{
-    for (uint32_t i = 0; i < to->slots.capacity; i++)
-        armed_note(&to->slots.hot[i], &to->slots.cold[i], to->header->now_ns);
+    struct pg_private *t = to->secret;
+    const struct pg_private *f = from->secret;
+    if (t->sessions != f->sessions)
+        return fault_set(why, "convert", "sessions", 0, t->sessions, f->sessions);
+    memcpy(t->secret, f->secret, sizeof t->secret);
+    t->next_session = f->next_session;
+    return (rows_convert((uint8_t *)to->sessions, t->session_bytes,
+                         (const uint8_t *)from->sessions, f->session_bytes, f->sessions) &&
+            rows_convert((uint8_t *)to->replies, t->reply_bytes, (const uint8_t *)from->replies,
+                         f->reply_bytes, (uint64_t)f->sessions * PG_WINDOW)) ||
+           fault_set(why, "convert", "bytes of a session", 0, t->session_bytes, f->session_bytes);
 }
 
 int pg_convert(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why)
 {
     memset(why, 0, sizeof *why);
     header_migrate(to->header, from->header);
+    stage_migrate(to->stage, from->stage);
     to->header->outbox_head = from->header->outbox_head;
     to->header->published = from->header->published;
     to->header->outbox_tail = from->header->outbox_tail;
-    if (!regions_convert(to, from, why) || !private_convert(to, from, why))
-        return 0;
-    arming_convert(to);
-    return 1;
+    return regions_convert(to, from, why) && private_convert(to, from, why);
 }

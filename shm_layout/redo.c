@@ -103,7 +103,7 @@ static void slot_ended(struct pg_arena *a, uint32_t slot, uint64_t ticket)
     a->slots.hot[slot].ctl = ctl_of(ticket, PG_S_FREE);
 }
 
-/* A frame of minor 0 says less. */
+/* An export of an arena without a journal says less. */
 static void life_write(const struct redo *r, uint32_t slot, const struct pg_life *known)
 {
     const struct pg_life *replaced, *life = pg_frame_life(r->frame, &replaced);
@@ -111,16 +111,14 @@ static void life_write(const struct redo *r, uint32_t slot, const struct pg_life
         r->a->lives[slot] = life != NULL ? *life : *known;
 }
 
-/* Of a timer. Older exports of arenas without a journal do not say when it was armed. */
+/* Of a timer. */
 static int64_t armed_ns_in(const struct redo *r, const struct pg_j_arm *j)
 {
     const struct pg_life *replaced, *life = pg_frame_life(r->frame, &replaced);
-    if (life != NULL)
-        return life->armed_ns;
-    return j->armed_ns != 0 ? j->armed_ns : r->a->header->now_ns;
+    return life != NULL ? life->armed_ns : j->armed_ns;
 }
 
-/* Of a frame of minor 0; in a snapshot its number is not that of the record. */
+/* Of a frame without a pg_life; in a snapshot its number is not that of the record. */
 static uint64_t add_lsn_of(const struct redo *r) { return in_snapshot(r) ? 0 : r->frame->lsn; }
 /* ---- loads ---------------------------------------------------------------------------------- */
 

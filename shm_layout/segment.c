@@ -74,11 +74,9 @@ static const struct pg_frame_head *frame_at(const struct pg_walk *w, uint64_t at
     return f->crc == frame_crc(f) ? f : NULL;
 }
 
-/* A later version may have more types than this one. */
-static bool is_record(const struct pg_walk *w, const struct pg_frame_head *f)
+static bool is_record(const struct pg_frame_head *f)
 {
-    return f->type > PG_J_SEAL &&
-           (f->type < PG_J_TYPES || w->header.minor > PG_JOURNAL_MINOR);
+    return f->type > PG_J_SEAL && f->type < PG_J_TYPES;
 }
 
 /* The body of the GROUP frame at w->at if it is the next group's; else NULL. */
@@ -105,7 +103,7 @@ static bool is_whole(const struct pg_walk *w, const struct pg_j_group *g, uint64
 
     for (*bad = w->at + PG_GROUP_HEAD, *lsn = w->lsn; *bad != end; *bad += f->bytes) {
         f = frame_at(w, *bad, end);
-        if (!f || !is_record(w, f) || f->lsn != *lsn + 1 || f->group != (uint16_t)g->number)
+        if (!f || !is_record(f) || f->lsn != *lsn + 1 || f->group != (uint16_t)g->number)
             return false;
         *lsn = f->lsn;
     }
@@ -149,7 +147,7 @@ static void look_behind(struct pg_walk *w)
         w->bad_to = at + sizeof word;
         f = frame_at(w, at, w->size);
         if (f && is_of_later_group(w, f)) {
-            damaged(w, at, is_record(w, f) ? f->lsn : f->lsn + 1);
+            damaged(w, at, is_record(f) ? f->lsn : f->lsn + 1);
             return;
         }
     }
@@ -170,6 +168,9 @@ static bool header_is_sound(const struct pg_segment *h, struct pg_fault *why)
     if (h->major != PG_JOURNAL_MAJOR)
         return refused(why, "version of a segment", offsetof(struct pg_segment, major),
                        PG_JOURNAL_MAJOR, h->major);
+    if (h->minor > PG_JOURNAL_MINOR)
+        return refused(why, "minor version of a segment", offsetof(struct pg_segment, minor),
+                       PG_JOURNAL_MINOR, h->minor);
     if (h->crc != header_crc(h))
         return refused(why, "checksum of a segment's header", offsetof(struct pg_segment, crc),
                        header_crc(h), h->crc);

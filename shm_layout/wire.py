@@ -167,7 +167,7 @@ def encode_worker(name: str) -> bytes:
 
 def encode_hello(nonce: bytes, sequence: int = 0, worker: bytes = b"") -> bytes:
     """A greeting; `nonce` is 16 random bytes, the same ones for the same session."""
-    hello = HELLO.pack(nonce, len(worker), 0, 0)
+    hello = HELLO.pack(nonce, len(worker), 0)
     return encode_frame(Message.HELLO, 0, sequence) + hello + worker
 
 
@@ -219,7 +219,7 @@ def encode_namespace_set(sequence: int, namespace: bytes, changes: Mapping[str, 
     for name in changes:
         fields |= _SET_FIELDS[name]
     owner, durability, *quotas = NamespaceSettings(**changes)
-    body = NAMESPACE_SET.pack(fields, owner, durability, len(namespace), *quotas, 0, 0)
+    body = NAMESPACE_SET.pack(fields, owner, durability, len(namespace), *quotas)
     return encode_frame(Message.NAMESPACE, 0, sequence) + body + namespace
 
 
@@ -232,7 +232,7 @@ def decode_namespace_set(body: bytes) -> NamespaceSettings:
     """The reply to a NAMESPACE message. Raises ProtocolError."""
     _need("namespace settings", body, 0, NAMESPACE_SET.size)
     _, owner, durability, _, *quotas = NAMESPACE_SET.unpack_from(body)
-    return NamespaceSettings(owner, durability, *quotas[:4])
+    return NamespaceSettings(owner, durability, *quotas)
 
 
 def encode_publish(
@@ -240,7 +240,7 @@ def encode_publish(
 ) -> bytes:
     """One notice to a topic, at once. Raises InvalidKey."""
     kind, data = encode_key(key)
-    head = PUBLISH.pack(len(payload), len(data), kind, len(namespace), len(topic), 0, 0, 0)
+    head = PUBLISH.pack(len(payload), len(data), kind, len(namespace), len(topic))
     return encode_frame(Message.PUBLISH, 0, sequence) + head + namespace + topic + data + payload
 
 
@@ -269,7 +269,7 @@ class Reply(NamedTuple):
 
 
 class Welcome(NamedTuple):
-    """struct pg_welcome without its reserved bytes."""
+    """struct pg_welcome."""
 
     session: int
     stream_id: int
@@ -284,16 +284,18 @@ class Welcome(NamedTuple):
     window: int
     batch_records: int
     message_bytes: int
-    real_boot_ns: int = 0
-    """The daemon's CLOCK_BOOTTIME; 0 = an older daemon, which does not tell."""
-    node: int = 0
+    real_boot_ns: int
+    """The daemon's CLOCK_BOOTTIME."""
+    node: int
     """NUMA node of the daemon's threads + 1; 0 = any."""
-    reaper_cpu: int = 0
+    reaper_cpu: int
     """CPU of its loop + 1; 0 = any."""
-    origin: int = 0
-    """The id that the session had at first; 0 = an older daemon, which does not tell."""
-    journal: int = 0
-    """1: the daemon keeps a journal; 0 = it keeps none, or is an older one, which does not tell."""
+    origin: int
+    """The id that the session had at first."""
+    journal: int
+    """1: the daemon keeps a journal."""
+    term: int
+    """Of the leader that answers; 0 = a daemon without replicas."""
 
 
 class Info(NamedTuple):
@@ -310,7 +312,7 @@ class Info(NamedTuple):
 
 
 class LoadInfo(NamedTuple):
-    """struct pg_load_info without its reserved bytes, and its parts: number of a block of
+    """struct pg_load_info, and its parts: number of a block of
     LOAD_BLOCK_ROWS rows -> its bits, lowest first."""
 
     load: bytes
@@ -342,7 +344,7 @@ def decode_reply(data: bytes) -> Reply:
 def decode_welcome(body: bytes) -> Welcome:
     """The body of a HELLO's reply. Raises ProtocolError."""
     _need("welcome", body, 0, WELCOME.size)
-    return Welcome(*WELCOME.unpack_from(body)[:18])
+    return Welcome(*WELCOME.unpack_from(body))
 
 
 def check_results(body: bytes, count: int) -> None:
@@ -381,7 +383,7 @@ def decode_load(body: bytes) -> LoadInfo:
     _need("load", body, 0, LOAD_INFO.size)
     parts = body[LOAD_INFO.size :]
     _need("parts of a load", parts, 0, -(-len(parts) // LOAD_PART.size) * LOAD_PART.size)
-    load, fence, rows, upto, following, uid, state, _ = LOAD_INFO.unpack_from(body)
+    load, fence, rows, upto, following, uid, state = LOAD_INFO.unpack_from(body)
     blocks = dict(LOAD_PART.iter_unpack(parts))
     return LoadInfo(load, fence, rows, upto, following, uid, state, blocks)
 
@@ -391,7 +393,7 @@ def decode_tails(body: bytes, count: int) -> dict[tuple[str, str], tuple[int, in
     tails, at = {}, 0
     for _ in range(count):
         _need("tail", body, at, TAIL.size)
-        sequence, incarnation, namespace_len, topic_len, _ = TAIL.unpack_from(body, at)
+        sequence, incarnation, namespace_len, topic_len = TAIL.unpack_from(body, at)
         ends = _ends(at + TAIL.size, (namespace_len, topic_len))
         _need("tail's names", body, at, ends[-1] - at)
         namespace, topic = (part.decode(errors="surrogateescape") for part in _cut(body, ends))
@@ -434,13 +436,13 @@ class RawOutcome(NamedTuple):
 def encode_watch_key(key: Key, target: int, cap: int = 0, own: bool = False) -> bytes:
     """One watch key of an operation; an own one goes with it. Raises InvalidKey."""
     kind, data = encode_key(key)
-    return WATCH_KEY.pack(target, cap, len(data), kind, layout.OWN_KEY * own, b"") + data
+    return WATCH_KEY.pack(target, cap, len(data), kind, layout.OWN_KEY * own) + data
 
 
 def encode_acks(session: int, acks: Sequence[tuple[int, int, int]]) -> bytes:
     """Acknowledges (ticket, version, slot) of each outcome (version 0) or CHECK."""
     head = encode_frame(Message.ACK, session, count=len(acks))
-    return head + b"".join(ACK.pack(*ack, 0) for ack in acks)
+    return head + b"".join(ACK.pack(*ack) for ack in acks)
 
 
 def decode_bitmap(bits: bytes) -> tuple[int, ...]:
@@ -454,7 +456,7 @@ def decode_outcomes(body: bytes, count: int) -> list[RawOutcome]:
     outcomes, at = [], count * OUTCOME.size
     for head in OUTCOME.iter_unpack(body[:at]):
         (word, deadline_ns, armed_ns, ended_ns, version, error, payload_len, _, bitmap_len,
-         key_len, key_type, _, slot, _) = head  # fmt: skip
+         key_len, key_type, slot) = head  # fmt: skip
         ends = _ends(at, (key_len, payload_len, bitmap_len))
         _need("outcome's bytes", body, at, ends[-1] - at)
         key, payload, bits = _cut(body, ends)
@@ -496,7 +498,7 @@ def _ended_keys(data: bytes) -> Iterator[Key]:
 
 
 class NoticeHead(NamedTuple):
-    """struct pg_notices without magic, version and reserved bytes."""
+    """struct pg_notices without magic and version."""
 
     stream_id: int
     incarnation: int
@@ -561,7 +563,7 @@ def decode_notice_head(data: bytes) -> NoticeHead:
         raise ProtocolError("notice magic", 0, layout.NOTICE_MAGIC, head[0])
     if head[1] != layout.WIRE_VERSION:
         raise ProtocolError("notice version", 4, layout.WIRE_VERSION, head[1])
-    return NoticeHead(*head[3:10])
+    return NoticeHead(*head[2:])
 
 
 def decode_notices(data: bytes, count: int) -> list[RawNotice]:

@@ -30,8 +30,8 @@ MET = 2**64 - 1
 S = 1_000_000_000
 
 _FRAME = struct.Struct("<IIQIHH")  # bytes, crc, lsn, salt, type, group
-_GROUP = struct.Struct("<QQqq16x")  # number, bytes, boot_ns, wall_ns
-_SEGMENT = struct.Struct("<8sII16s16sQqqQQQII116x")
+_GROUP = struct.Struct("<QQqq24x")  # number, bytes, boot_ns, wall_ns, term, origin
+_SEGMENT = struct.Struct("<8sII16s16sQqqQQQII4x")
 _KEY_TYPES = {str: 0, bytes: 1, UUID: 2}
 _KINDS = (
     "pad", "group", "seal", "namespace", "topic", "arm", "move", "end", "fire", "sent", "watch",
@@ -42,14 +42,14 @@ _TYPES = {name: number for number, name in enumerate(_KINDS, 1)}
 
 
 class Record(NamedTuple):
-    """A frame before it has a number; `kind` is one of _TYPES, or the number of an unknown one."""
+    """A frame before it has a number; `kind` is one of _TYPES."""
 
-    kind: str | int
+    kind: str
     body: bytes
 
     @property
     def type(self) -> int:
-        return self.kind if isinstance(self.kind, int) else _TYPES[self.kind]
+        return _TYPES[self.kind]
 
 
 # ---- records ---------------------------------------------------------------------------------
@@ -61,12 +61,12 @@ def _key(key: str | bytes | UUID) -> tuple[int, bytes]:
 
 
 def namespace(row: int, name: str) -> Record:
-    head = struct.pack("<IIIIQQQ32xII", row, 0, NIL, 0, 0, 0, 0, 0, len(name))
+    head = struct.pack("<IIIIQQQ8xII", row, 0, NIL, 0, 0, 0, 0, 0, len(name))
     return Record("namespace", head + name.encode())
 
 
 def topic(row: int, namespace_row: int, name: str, sequence: int = 0) -> Record:
-    head = struct.pack("<QQQ16xIIII", row + 1, sequence, 0, row, namespace_row, 0, len(name))
+    head = struct.pack("<QQQ8xIIII", row + 1, sequence, 0, row, namespace_row, 0, len(name))
     return Record("topic", head + name.encode())
 
 
@@ -88,14 +88,14 @@ def arm(
 def unpark(ticket: int, key: str, deadline_ns: int, *, at_ns: int = 0) -> Record:
     kind, data = _key(key)
     head = struct.pack(
-        "<QqqqIIIIBBBB20x", ticket, deadline_ns, NO_WALL, at_ns, ticket, 0, 1000, 0, 0, 0,
+        "<QqqqIIIIBBBB12x", ticket, deadline_ns, NO_WALL, at_ns, ticket, 0, 1000, 0, 0, 0,
         len(data), kind,
     )  # fmt: skip
     return Record("unpark", head + data)
 
 
 def load(name: bytes, state: int, *, at_ns: int = 0) -> Record:
-    return Record("load", struct.pack("<16sQqIIIIQ", name, 1, at_ns, 0, 1000, state, 0, 0))
+    return Record("load", struct.pack("<16sQqIIII", name, 1, at_ns, 0, 1000, state, 0))
 
 
 def move(ticket: int, deadline_ns: int, *, at_ns: int = 0, wall_ns: int = NO_WALL) -> Record:
@@ -110,7 +110,7 @@ def end(ticket: int, *, at_ns: int = 0, acknowledged: bool = False) -> Record:
 
 
 def life(add_lsn: int, armed_ns: int) -> bytes:
-    """What format 1.1 has behind the records of an end: from where and when the timer is."""
+    """Stands behind the record of an end: from where and when the timer is."""
     return struct.pack("<QQqqqq", add_lsn, 77, 0, 0, 0, armed_ns)
 
 
@@ -118,12 +118,12 @@ def fire(
     ticket: int, deadline_ns: int, fired_ns: int, *, position: int, sequence: int, topic: int = 0,
 ) -> Record:  # fmt: skip
     return Record("fire", struct.pack(
-        "<QqqQQQIIII24x", ticket, deadline_ns, fired_ns, position, sequence, 0, ticket, topic, 0, 0
+        "<QqqQQQIIII8x", ticket, deadline_ns, fired_ns, position, sequence, 0, ticket, topic, 0, 0
     ))  # fmt: skip
 
 
 def sent(begin: int, upto: int, *, at_ns: int = 0) -> Record:
-    return Record("sent", struct.pack("<QQqq16x", begin, upto, at_ns, at_ns))
+    return Record("sent", struct.pack("<QQqq8x", begin, upto, at_ns, at_ns))
 
 
 class Watched(NamedTuple):
@@ -141,7 +141,7 @@ def watch(
 ) -> Record:  # fmt: skip
     kind, data = _key(key)
     head = struct.pack(
-        "<QqqQQIIIIHBBBBBB24x", ticket, deadline_ns, at_ns, threshold, 77, ticket, topic, 1000, 0,
+        "<QqqQQIIIIHBBBBBB", ticket, deadline_ns, at_ns, threshold, 77, ticket, topic, 1000, 0,
         len(keys), condition, notice, len(data), kind, 0, 0,
     )  # fmt: skip
     shares = b"".join(struct.pack("<QQQII", k.target, k.base, k.cap, k.row, 0) for k in keys)
@@ -151,7 +151,7 @@ def watch(
 def level(row: int, value: int, *, key: str = "", error: int = 0, namespace: int = 0) -> Record:
     data = key.encode()
     flags = BORN if key else 0
-    head = struct.pack("<QIIIHBB16x", value, row, error, namespace, flags, len(data), 0)
+    head = struct.pack("<QIIIHBB", value, row, error, namespace, flags, len(data), 0)
     return Record("level", head + data)
 
 
@@ -164,7 +164,7 @@ def outcome(
     sequence: int = 0, topic: int = 0, error: int = 0,
 ) -> Record:  # fmt: skip
     head = struct.pack(
-        "<QqqQQQIIIHBB24x", ticket, deadline_ns, ended_ns,
+        "<QqqQQQIIIHBB8x", ticket, deadline_ns, ended_ns,
         0 if position is None else position + 1, sequence, 0, ticket, topic, error, keys, cause,
         OPERATION,
     )  # fmt: skip
@@ -175,7 +175,7 @@ def head(
     journal: Journal, start_lsn: int, *, next_ticket: int, now_ns: int, published: int = 0
 ) -> Record:
     return Record("head", struct.pack(
-        "<16s16sQQQQQQQqqqqqQQQQQ12I56x", journal.uuid, journal.boot_id, 1, journal.epoch, 1 << 20,
+        "<16s16sQQQQQQQqqqqqQQQQQ12I8x", journal.uuid, journal.boot_id, 1, journal.epoch, 1 << 20,
         1 << 20, 1 << 22, 600 * S, 100, 65536, now_ns, journal.wall_offset_ns, 0, 0, next_ticket, 1,
         published, published, start_lsn, 1000, 1024, 256, 16, 16, 64, 64, journal.clock, 0, 1, 16,
         0,
@@ -183,7 +183,7 @@ def head(
 
 
 def last(frames: int, start_lsn: int, end_lsn: int) -> Record:
-    return Record("last", struct.pack("<QQQQ", frames, start_lsn, end_lsn, 0))
+    return Record("last", struct.pack("<QQQ", frames, start_lsn, end_lsn))
 
 
 # ---- bytes -----------------------------------------------------------------------------------
@@ -229,14 +229,13 @@ class Journal:
     boot_id: bytes = bytes(range(16, 32))
     epoch: int = 1
     clock: int = BOOT
-    minor: int = 0
     wall_offset_ns: int = 1_700_000_000 * S
 
     def _head(
         self, magic: bytes, first_lsn: int, first_group: int, size: int, now_ns: int
     ) -> bytes:
         block = _SEGMENT.pack(
-            magic, 1, self.minor, self.uuid, self.boot_id, self.epoch, now_ns,
+            magic, 1, 0, self.uuid, self.boot_id, self.epoch, now_ns,
             now_ns + self.wall_offset_ns, first_lsn, first_group, size, self.clock, SALT,
         )  # fmt: skip
         return (block + struct.pack("<I", crc32c(block))).ljust(HEAD_BYTES, b"\0")

@@ -78,7 +78,7 @@ class Mail(NamedTuple):
     slot: int
 
     def ack(self) -> bytes:
-        return ACK.pack(self.ticket, self.version, self.slot, 0)
+        return ACK.pack(self.ticket, self.version, self.slot)
 
 
 class Verdict(NamedTuple):
@@ -112,8 +112,7 @@ def command(
 
 def watch_keys(keys: Sequence[Key]) -> bytes:
     return b"".join(
-        WATCH_KEY.pack(k.target, k.cap, len(k.name), lib.PG_KEY_BYTES, k.own, b"") + k.name
-        for k in keys
+        WATCH_KEY.pack(k.target, k.cap, len(k.name), lib.PG_KEY_BYTES, k.own) + k.name for k in keys
     )
 
 
@@ -319,7 +318,7 @@ def split_mail(message: bytes, session: int) -> Iterator[Mail]:
     at = reply.records * OUTCOME.size
     for fields in OUTCOME.iter_unpack(reply.body[:at]):
         ticket, deadline_ns, armed_ns, ended_ns, version, error = fields[:6]
-        payload_len, keys, bitmap, key_len, kind, _, slot, _ = fields[6:]
+        payload_len, keys, bitmap, key_len, kind, slot = fields[6:]
         assert (kind, bitmap) == (lib.PG_KEY_BYTES, (keys + 7) // 8)
         ends = [at, at + key_len, at + key_len + payload_len, at + key_len + payload_len + bitmap]
         key, payload, missing = (reply.body[a:b] for a, b in itertools.pairwise(ends))

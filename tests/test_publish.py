@@ -159,13 +159,13 @@ def test_what_cannot_be_published(admin: Admin) -> None:
 
 BROKEN = [
     b"",
-    wire.PUBLISH.pack(0, 0, 0, 1, 1, 0, 0, 0) + b"nt",
-    wire.PUBLISH.pack(0, 1, 9, 1, 1, 0, 0, 0) + b"ntk",
-    wire.PUBLISH.pack(0, 1, 0, 0, 1, 0, 0, 0) + b"tk",
-    wire.PUBLISH.pack(0, 1, 0, 1, 128, 0, 0, 0) + b"n" + b"t" * 128 + b"k",
-    wire.PUBLISH.pack(0, 1, 0, 1, 1, 0, 0, 0) + b"n\0k",
-    wire.PUBLISH.pack(0, 1, 0, 1, 1, 0, 0, 0) + b"ntk more",
-    wire.PUBLISH.pack(2**32 - 1, 1, 0, 1, 1, 0, 0, 0) + b"ntk",
+    wire.PUBLISH.pack(0, 0, 0, 1, 1) + b"nt",
+    wire.PUBLISH.pack(0, 1, 9, 1, 1) + b"ntk",
+    wire.PUBLISH.pack(0, 1, 0, 0, 1) + b"tk",
+    wire.PUBLISH.pack(0, 1, 0, 1, 128) + b"n" + b"t" * 128 + b"k",
+    wire.PUBLISH.pack(0, 1, 0, 1, 1) + b"n\0k",
+    wire.PUBLISH.pack(0, 1, 0, 1, 1) + b"ntk more",
+    wire.PUBLISH.pack(2**32 - 1, 1, 0, 1, 1) + b"ntk",
 ]
 
 

@@ -658,7 +658,7 @@ def malformed(owner: Owner, *commands: pd.Command) -> None:
         pd.watch(b"x", 4, [FAR]),
         pd.watch(b"x", ALL, [Key(b"", 1)]),
         pd.watch(b"x", ALL, [Key(b"k", 1)])._replace(
-            area=b"x" + pd.WATCH_KEY.pack(1, 0, 1, lib.PG_KEY_BYTES, lib.PG_WK_OWN + 1, b"") + b"k"
+            area=b"x" + pd.WATCH_KEY.pack(1, 0, 1, lib.PG_KEY_BYTES, lib.PG_WK_OWN + 1) + b"k"
         ),
         pd.watch(b"x", ALL, [Key(b"%d" % n, 1) for n in range(1025)]),
         pd.command(lib.PG_OP_WATCH, b"x", extension=pd.watch_keys([FAR])[:-1]),

@@ -514,7 +514,7 @@ class PurgatoryMachine(RuleBasedStateMachine):
                 if rng.random() > share:
                     continue
                 version = 0 if op.cause else op.version - (rng.random() < 0.2)
-                owner.ack(pd.ACK.pack(ticket, version, slots[ticket], 0))
+                owner.ack(pd.ACK.pack(ticket, version, slots[ticket]))
                 if op.session == owner.id:
                     self.model.acknowledge(owner.id, ticket, version)
 

@@ -8,10 +8,11 @@ import struct
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import later_build
 import purgatory_driver as driver
 import pytest
 from conftest import StartDaemon
@@ -230,9 +231,10 @@ def as_raw(command: Command) -> tuple[bytes, bytes]:
     return command.record, command.area
 
 
-def test_every_released_layout_has_a_stored_arena() -> None:
+def test_every_layout_has_a_stored_arena() -> None:
     stored = {Stored(folder).contents["layout_id"]: folder.name for folder in ARENAS}
-    assert stored == {layout_id: f"{a}.{b}" for layout_id, (a, b) in RELEASED_LAYOUTS.items()}
+    layouts = RELEASED_LAYOUTS | {LAYOUT_ID: ABI}
+    assert stored == {layout_id: f"arena-{a}.{b}" for layout_id, (a, b) in layouts.items()}
 
 
 @pytest.mark.parametrize("settings", [SAME, MORE], ids=["the same sizes", "other sizes"])
@@ -366,6 +368,57 @@ def test_every_format_of_the_journal_is_stored() -> None:
     assert f"journal-{lib.PG_JOURNAL_MAJOR}.{lib.PG_JOURNAL_MINOR}" in names
 
 
+# ---- the next minor ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def later(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    """The environment of a build of the next minor."""
+    return later_build.make(tmp_path_factory.mktemp("later"))
+
+
+def test_the_next_minor_takes_over_all_that_is_stored(later: Mapping[str, str]) -> None:
+    command = [
+        sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k",
+        "stored and not every and not next_minor", __file__,
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, env=os.environ | later, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " 8 passed" in done.stdout, done.stdout
+
+
+def test_the_next_minor_takes_over_what_a_killed_daemon_staged(
+    later: Mapping[str, str], daemon: StartDaemon
+) -> None:
+    real = daemon("demo", "--capacity", "1000")
+    journal = str(real.dir / "journal")
+    real.restart("--capacity", "1000", "--journal", journal)
+    with Client("demo", durable=True, timeout=PATIENCE_S) as client:
+        client.add("durable", delay=3600)
+    with Client("demo", timeout=PATIENCE_S) as client:
+        client.add_many([(f"{i}", 3600) for i in range(500)])
+    real.kill()
+    before = real.env
+    real.env = before | later
+    for _ in range(2):  # from the arena, then from the journal that both minors wrote
+        real.start()
+        assert keys_listed(real) == {"durable", *map(str, range(500))}
+        real.kill()
+        remove_segments(real.paths)
+    real.env = before
+    said = refused(real.start)
+    assert "minor version of a segment" in said
+
+
+def keys_listed(real: Daemon) -> set[str]:
+    """By the command of the daemon's own version."""
+    command = [sys.executable, "-m", "purgatoryd.cli", "list", "--name", real.name, "--json"]
+    done = subprocess.run(command, env=real.env, capture_output=True, text=True, check=True)
+    return {json.loads(line)["key"] for line in done.stdout.splitlines()}
+
+
 # ---- what cannot be converted ------------------------------------------------------------------
 
 
@@ -466,9 +519,7 @@ def message(
 ) -> list[bytes]:
     """Both frames of a message of topic t."""
     last = first + len(keys) - 1 if tail is None else tail
-    head = wire.NOTICES.pack(
-        NOTICE_MAGIC, WIRE_VERSION, 0, stream_id, 3, first, last, 0, 0, len(keys), 0
-    )
+    head = wire.NOTICES.pack(NOTICE_MAGIC, WIRE_VERSION, stream_id, 3, first, last, 0, 0, len(keys))
     records = b"".join(
         wire.NOTICE.pack(1, 0, 0, 0, len(k), KeyType.BYTES, Cause.EXPIRED, 0) for k in keys
     )

@@ -196,7 +196,7 @@ def test_infos_round_trip() -> None:
 
 def notices(records: list[tuple[bytes, int, bytes]]) -> bytes:
     head = wire.NOTICES.pack(
-        layout.NOTICE_MAGIC, 1, 0, 7, 3, 10, 10 + len(records), 5, 6, len(records), 0
+        layout.NOTICE_MAGIC, 1, 7, 3, 10, 10 + len(records), 5, 6, len(records)
     )
     packed = b"".join(
         wire.NOTICE.pack(i, 100 + i, 200 + i, len(payload), len(key), kind, 1, 2)

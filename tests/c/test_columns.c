@@ -60,7 +60,7 @@ static uint64_t record_write(struct rng *r, uint8_t *at, uint64_t lsn)
     if (rng_below(r, 8) == 0)
         f->bytes = (uint32_t)(sizeof *f + 8 * rng_below(r, 100));
     if (rng_below(r, 8) == 0)
-        f->type = (uint16_t)(PG_J_SEAL + 1 + rng_below(r, 60000));
+        f->type = (uint16_t)(PG_J_SEAL + 1 + rng_below(r, PG_J_TYPES - PG_J_SEAL - 1));
     return f->bytes;
 }
 
@@ -73,8 +73,6 @@ static uint64_t segment_write(struct rng *r)
     uint64_t end = PG_SEGMENT_HEAD + PG_GROUP_HEAD;
     memset(file, 0, sizeof file);
     pg_segment_begin(file, &header);
-    ((struct pg_segment *)file)->minor = PG_JOURNAL_MINOR + 1;   /* may have unknown types */
-    ((struct pg_segment *)file)->crc = pg_crc32c(0, file, offsetof(struct pg_segment, crc));
     for (uint64_t lsn = 1; lsn <= RECORDS; lsn++)
         end += record_write(r, file + end, lsn);
     pg_group_seal(file + PG_SEGMENT_HEAD, end - PG_SEGMENT_HEAD, 7, &group);

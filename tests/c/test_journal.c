@@ -771,7 +771,7 @@ static struct pg_frame_head *newest(const struct world *w, unsigned type)
     return found;
 }
 
-/* As a frame of an earlier minor is: shorter by what stands at its end. */
+/* As a frame of an export without a journal is: shorter by what stands at its end. */
 static void is_told_less(const struct pg_frame_head *f, uint64_t lives)
 {
     const uint64_t tail = sizeof(struct pg_asked) + lives * sizeof(struct pg_life);

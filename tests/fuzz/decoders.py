@@ -57,7 +57,7 @@ def conversation(data: bytes) -> None:
     talk.on_outcomes = lambda outcomes: None
     talk.receive(
         wire.encode_frame(Message.HELLO, SESSION, 1)
-        + struct.pack("<QQ16sQQqqQQIIII32x", SESSION, 1, bytes(16), 1, 1, 0, 0, 0, 1, 0, 4, 9, 9)
+        + struct.pack("<QQ16sQQqqQQIIII40x", SESSION, 1, bytes(16), 1, 1, 0, 0, 0, 1, 0, 4, 9, 9)
     )
     talk.submit(Batch(1, 1, 8, bytes(40), lambda outcome: None))
     talk.ask(Query(lambda n, session: wire.encode_query(n, session, b"n", "key"), _decoded))
@@ -71,7 +71,7 @@ def notices(data: bytes) -> None:
     """Messages to a subscriber that has no arena."""
     stream = Stream("n", None, lambda: None, boot_now_ns)
     for (first, count, tail, stream_id, _), body in _pieces(data, struct.Struct("<BBBBH")):
-        head = (NOTICE_MAGIC, WIRE_VERSION, 0, stream_id, 1, first, tail, 0, 0, count, 0)
+        head = (NOTICE_MAGIC, WIRE_VERSION, stream_id, 1, first, tail, 0, 0, count)
         stream.take([b"n\0t\0", wire.NOTICES.pack(*head) + body])
         _take_all(stream)
 

@@ -1,8 +1,7 @@
-"""Writes what later versions have to read: `python tests/stored/make.py arena`, `... export` or
-`... journal`.
+"""Writes what later versions have to read: `python tests/stored/make.py`.
 
 Run once when a layout, or a format of the journal, is released, from its code; an arena's folder
-is named after the ABI, the others' after the journal's format, and what stands in it never
+is named after the ABI, the other one after the journal's format, and what stands in it never
 changes again.
 tests/test_upgrade.py starts later daemons on it. The arena is what a daemon leaves that was
 killed, the export is of the same moment; the journal is of several boots, with every fate that a
@@ -329,38 +328,30 @@ def journal_contents(directory: Path) -> dict[str, Any]:
             "uuid": CONFIG["uuid"].hex(), "last_lsn": walk.lsn, "kinds": kinds}  # fmt: skip
 
 
-def journal_folder() -> Path:
-    folder = HERE / f"journal-{lib.PG_JOURNAL_MAJOR}.{lib.PG_JOURNAL_MINOR}"
+def folder_of(kind: str, version: list[int]) -> Path:
+    folder = HERE / f"{kind}-{'.'.join(map(str, version))}"
     folder.mkdir(exist_ok=True)
     return folder
 
 
-def journal_main() -> None:
+def save(folder: Path, kind: str, found: dict[str, Any], files: dict[str, bytes]) -> None:
+    for name, data in files.items():
+        (folder / f"{name}.xz").write_bytes(lzma.compress(data, preset=9))
+    (folder / f"{kind}.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+def main() -> None:
+    core, owner = build()
+    found = contents(core, owner)
+    journal = folder_of("journal", found["journal"])
+    save(folder_of("arena", found["abi"]), "arena", found, arena_files(core))
+    save(journal, "export", found, export_files(core))
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
         write_journal(directory)
-        found = journal_contents(directory)
-        folder = journal_folder()
-        for old in folder.glob("*.journal.xz"):
-            old.unlink()
-        for file in sorted(directory.iterdir()):
-            (folder / f"{file.name}.xz").write_bytes(lzma.compress(file.read_bytes(), preset=9))
-    (folder / "journal.json").write_text(json.dumps(found, indent=1) + "\n")
-
-
-def main(what: str) -> None:
-    if what == "journal":
-        journal_main()
-        return
-    core, owner = build()
-    found = contents(core, owner)
-    folder = HERE / ".".join(map(str, found["abi"])) if what == "arena" else journal_folder()
-    folder.mkdir(exist_ok=True)
-    files = {"arena": arena_files, "export": export_files}[what](core)
-    for name, data in files.items():
-        (folder / f"{name}.xz").write_bytes(lzma.compress(data, preset=9))
-    (folder / f"{what}.json").write_text(json.dumps(found, indent=1) + "\n")
+        files = {path.name: path.read_bytes() for path in directory.iterdir()}
+        save(journal, "journal", journal_contents(directory), files)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()
