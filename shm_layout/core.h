@@ -171,11 +171,9 @@ void wheel_init(struct wheel *w, const struct wheel_shape *shape, int64_t now_ns
 void wheel_place(struct wheel *w, uint32_t slot);
 /* Links a slot that is due now, though its tick may not have ended. */
 void wheel_place_due(struct wheel *w, uint32_t slot);
-void wheel_place_many(struct wheel *w, const uint32_t *slots, uint32_t count);
 void wheel_remove(struct wheel *w, uint32_t slot);
 /* Fetches what removing these slots will move into their cells. */
 void wheel_fetch_last(const struct wheel *w, const uint32_t *slots, uint32_t count);
-void wheel_remove_many(struct wheel *w, const uint32_t *slots, uint32_t count);
 /* When advance has to be called next, for a firing, a cascade or a gradual drain that
  * should not wait: now or earlier = at once; INT64_MAX = nothing is armed. */
 int64_t wheel_next_ns(const struct wheel *w);

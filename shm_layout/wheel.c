@@ -19,11 +19,7 @@ enum {
     DRAIN_SMALL = 1024,                  /* members that may wait for the border */
     DRAIN_PIECE = 16384                  /* members worth a wake-up of their own */
 };
-enum {                                   /* prefetch distances, in timers */
-    PLACE_SLOT = 16,
-    REMOVE_SLOT = 32, REMOVE_CELL = 16, REMOVE_LAST = 6,
-    MOVE_AHEAD = 32
-};
+enum { MOVE_AHEAD = 32 };                /* prefetch distance, in timers */
 
 /* ---- division by constants of the arena ---------------------------------------------- */
 
@@ -308,37 +304,12 @@ void wheel_place_due(struct wheel *w, uint32_t slot)
         bucket_push(w, s->due + s->open, slot);
 }
 
-void wheel_place_many(struct wheel *w, const uint32_t *slots, uint32_t count)
-{
-    for (uint32_t i = 0; i < count; i++) {
-        if (i + PLACE_SLOT < count)
-            __builtin_prefetch(&w->hot[slots[i + PLACE_SLOT]], 1);
-        wheel_place(w, slots[i]);
-    }
-}
-
 /* The bucket's newest member moves into the hole; it may be the slot itself. */
 void wheel_remove(struct wheel *w, uint32_t slot)
 {
     uint32_t hole = w->hot[slot].where, last = bucket_pop(w, w->hot[slot].bucket);
     *cell_at(w, hole) = last;
     w->hot[last].where = hole;
-}
-
-/* A removal touches four lines in turn; each is fetched some removals before its use. */
-void wheel_remove_many(struct wheel *w, const uint32_t *slots, uint32_t count)
-{
-    for (uint32_t i = 0; i < count; i++) {
-        if (i + REMOVE_SLOT < count)
-            __builtin_prefetch(&w->hot[slots[i + REMOVE_SLOT]], 1);
-        if (i + REMOVE_CELL < count)
-            __builtin_prefetch(cell_at(w, w->hot[slots[i + REMOVE_CELL]].where), 1);
-        if (i + REMOVE_LAST < count) {
-            uint32_t tail = w->buckets[w->hot[slots[i + REMOVE_LAST]].bucket].tail;
-            __builtin_prefetch(&w->hot[*cell_at(w, tail)], 1);
-        }
-        wheel_remove(w, slots[i]);
-    }
 }
 
 void wheel_fetch_last(const struct wheel *w, const uint32_t *slots, uint32_t count)

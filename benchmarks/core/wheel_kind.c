@@ -58,9 +58,10 @@ static void release(struct timers *t, uint32_t id)
 
 static void cancel(struct timers *t, const uint32_t *ids, uint32_t count)
 {
-    wheel_remove_many(&t->wheel, ids, count);
-    for (uint32_t i = 0; i < count; i++)
+    for (uint32_t i = 0; i < count; i++) {
+        wheel_remove(&t->wheel, ids[i]);
         release(t, ids[i]);
+    }
 }
 
 static bool on_due(void *context, uint32_t id)

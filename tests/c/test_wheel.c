@@ -242,23 +242,19 @@ static void settle(struct world *x, int64_t now_ns, uint32_t budget)
 
 static void random_arms(struct world *x)
 {
-    uint32_t batch[40], n = 0, count = (uint32_t)rng_below(&x->rng, 40);
-    for (uint32_t i = 0; i < count / 2; i++)
+    const uint32_t count = (uint32_t)rng_below(&x->rng, 60);
+    for (uint32_t i = 0; i < count; i++)
         arm(x, x->now_ns + random_delay(x));
-    while (n < count && (batch[n] = slots_take(&x->slots)) != PG_NIL)
-        expect(x, batch[n++], x->now_ns + random_delay(x));
-    wheel_place_many(&x->wheel, batch, n);
 }
 
 static void random_removals(struct world *x)
 {
-    uint32_t batch[60], n = 0, most = (uint32_t)rng_below(&x->rng, 60);
-    for (uint32_t slot = random_armed(x); slot < x->slots.capacity && n < most; slot++)
-        if (x->expected[slot].armed)
-            batch[n++] = slot;
-    wheel_remove_many(&x->wheel, batch, n);
-    for (uint32_t i = 0; i < n; i++)
-        forget(x, batch[i]);
+    uint32_t most = (uint32_t)rng_below(&x->rng, 60);
+    for (uint32_t slot = random_armed(x); slot < x->slots.capacity && most > 0; slot++)
+        if (x->expected[slot].armed) {
+            disarm(x, slot);
+            most--;
+        }
     if (random_armed(x) != PG_NIL)
         disarm(x, random_armed(x));
 }
