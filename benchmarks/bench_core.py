@@ -12,7 +12,6 @@ import asyncio
 import itertools
 import json
 import os
-import platform
 import sched
 import shlex
 import statistics
@@ -24,7 +23,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-from recording import cpu_model, write_section
+import recording
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -266,12 +265,9 @@ def targets_of(rows: list[Row]) -> list[Target]:
 def machine() -> dict[str, object]:
     version = subprocess.run([*compiler(), "--version"], check=True, capture_output=True, text=True)
     return {
-        "cpu": cpu_model(),
-        "cores": os.cpu_count(),
-        "kernel": platform.release(),
+        **recording.machine(),
         "compiler": version.stdout.splitlines()[0],
         "flags": " ".join(FLAGS),
-        "python": platform.python_version(),
         "load_before": round(os.getloadavg()[0], 2),
     }
 
@@ -333,13 +329,13 @@ def markdown(head: list[str], lines: list[list[str]]) -> str:
 def write_page(result: dict[str, object], rows: list[Row], targets: list[Target]) -> None:
     host = result["machine"]
     assert isinstance(host, dict)
-    place = f"{host['cpu']}, {host['cores']} cores, {host['compiler']}, `{host['flags']}`"
+    place = f"{host['cpu']}, {host['cpus']} CPUs, {host['compiler']}, `{host['flags']}`"
     body = [
         f"Measured on: {place}.",
         markdown(TARGET_HEAD, target_lines(targets)),
         markdown(ROW_HEAD, row_lines(rows, spreads=True)),
     ]
-    write_section("core", "\n" + "\n\n".join(body) + "\n\n")
+    recording.write_section("core", "\n" + "\n\n".join(body) + "\n\n")
 
 
 def main() -> None:
@@ -363,8 +359,7 @@ def main() -> None:
         return
     result["rows"] = [asdict(row) for row in rows]
     result["targets"] = [asdict(target) for target in targets]
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    recording.write_result(RESULTS, result)
     write_page(result, rows, targets)
 
 

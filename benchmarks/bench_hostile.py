@@ -17,15 +17,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import posix_ipc
-from recording import machine, write_section
+from recording import machine, quantile, spread, write_result, write_section
 
 from purgatoryd.clients import Client
 from purgatoryd.shm_layout.paths import paths_in
@@ -127,10 +126,6 @@ def processor_s(pid: int) -> float:
     return (int(user) + int(system)) / TICKS_PER_S
 
 
-def quantile(ordered: list[float], share: float) -> float:
-    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
-
-
 def round_of(bench: Bench, attack: str, seconds: float) -> dict[str, float]:
     """A turn without the attack, one with it, and one beside the same load."""
     trips = {"without": bench.probe(seconds)[0]}
@@ -148,26 +143,24 @@ def round_of(bench: Bench, attack: str, seconds: float) -> dict[str, float]:
     return {**row, **ratios, "processor_share": share, "most_mib": most}
 
 
-def summary(rounds: list[dict[str, float]]) -> dict[str, float]:
-    """Medians of the rounds; of memory the most."""
-    pick: dict[str, Callable[[list[float]], float]] = {"most_mib": max}
-    return {
-        name: round(pick.get(name, median)([one[name] for one in rounds]), 3) for name in rounds[0]
-    }
+def summary(rounds: list[dict[str, float]]) -> dict[str, dict[str, float]]:
+    """The spread of each figure over the rounds."""
+    return {name: spread([one[name] for one in rounds]) for name in rounds[0]}
 
 
-def table(medians: dict[str, dict[str, float]]) -> str:
-    """For the page."""
+def table(figures: dict[str, dict[str, dict[str, float]]]) -> str:
+    """For the page: medians of the rounds; of memory the most."""
     rows = [
         "| attack | without | beside | with | to without | to beside | processor | memory |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for attack, one in medians.items():
+    for attack, found in figures.items():
+        one = {name: values["median"] for name, values in found.items()}
         p99 = " | ".join(f"{one[f'p99_{when}_ms']:.1f}" for when in ("without", "beside", "with"))
         rows.append(
             f"| {attack} | {p99} | {one['p99_ratio_to_without']:.1f} "
             f"| {one['p99_ratio_to_beside']:.1f} | {one['processor_share']:.0%} "
-            f"| {one['most_mib']:.0f} |"
+            f"| {found['most_mib']['high']:.0f} |"
         )
     return "\n".join(rows) + "\n"
 
@@ -188,19 +181,19 @@ def main() -> None:
                     found[attack].append(round_of(bench, attack, arguments.seconds))
         finally:
             bench.close()
-    medians = {attack: summary(rounds) for attack, rounds in found.items()}
-    print(json.dumps(medians, indent=1))
+    figures = {attack: summary(rounds) for attack, rounds in found.items()}
+    print(json.dumps(figures, indent=1))
     if not arguments.dry:
         document: dict[str, Any] = {
             "command": "make bench-hostile",
             "machine": machine(),
             "other_uid": os.geteuid() == 0,
             "seconds": arguments.seconds,
-            "medians": medians,
-            "rounds": found,
+            "rounds": arguments.rounds,
+            "figures": figures,
         }
-        RESULTS.write_text(json.dumps(document, indent=1) + "\n")
-        write_section("hostile", table(medians))
+        write_result(RESULTS, document)
+        write_section("hostile", table(figures))
 
 
 if __name__ == "__main__":

@@ -20,16 +20,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import psutil
 from own_daemon import own_daemon
-from recording import machine, write_section
+from recording import machine, spread, write_result, write_section
 
 from purgatoryd.clients import AllOf, Client, Purgatory
 from purgatoryd.shm_layout.arena import Reader
@@ -75,10 +74,6 @@ def used(pid: int) -> Used:
             wakeups += int(status["voluntary_ctxt_switches"])
             cpu_ns += int((task / "schedstat").read_text().split()[0])
     return Used(time.monotonic(), wakeups, cpu_ns)
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    return {"median": median(values), "lowest": min(values), "highest": max(values)}
 
 
 @contextmanager
@@ -315,9 +310,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def shown(one: dict[str, float], digits: int) -> str:
-    return (
-        f"{one['median']:,.{digits}f} [{one['lowest']:,.{digits}f} - {one['highest']:,.{digits}f}]"
-    )
+    return f"{one['median']:,.{digits}f} [{one['low']:,.{digits}f} - {one['high']:,.{digits}f}]"
 
 
 def met(one: dict[str, dict[str, float]]) -> bool:
@@ -353,7 +346,7 @@ def work_table(found: dict[str, Any]) -> str:
 
 
 def write(found: dict[str, Any]) -> None:
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+    write_result(RESULTS, found)
     write_section("idle", f"{rest_table(found)}\n{work_table(found)}")
     write_section("idle", work_table(found), SIZES)
 

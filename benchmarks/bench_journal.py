@@ -33,7 +33,7 @@ from typing import Any
 
 import posix_ipc
 import zmq
-from recording import machine
+from recording import machine, spread, write_result
 
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.layout import KeyType, Message, Op, PutMode, Status, TimeKind
@@ -209,11 +209,8 @@ def recoveries(arguments: argparse.Namespace) -> dict[str, float]:
 # ---- the document ------------------------------------------------------------------------------
 
 
-def spread(samples: Samples) -> dict[str, dict[str, float]]:
-    return {
-        name: {"median": statistics.median(values), "low": min(values), "high": max(values)}
-        for name, values in samples.items()
-    }
+def spreads(samples: Samples) -> dict[str, dict[str, float]]:
+    return {name: spread(values) for name, values in samples.items()}
 
 
 def measure(arguments: argparse.Namespace) -> tuple[Samples, Samples]:
@@ -244,14 +241,13 @@ def document(arguments: argparse.Namespace, adds: Samples, seconds: Samples) -> 
         "load_average": os.getloadavg(),
         "batch": BATCH,
         "payload_bytes": len(PAYLOAD),
-        "adds_per_second": spread(adds),
-        "ratios": spread(pairs),
-        "seconds_until_ready": spread(seconds),
+        "adds_per_second": spreads(adds),
+        "ratios": spreads(pairs),
+        "seconds_until_ready": spreads(seconds),
         "targets": {
             "durable to memory, at least 0.8": statistics.median(pairs["durable to memory"]),
             "seconds from the segments, at most 1.2": statistics.median(seconds["segments"]),
         },
-        "runs": {"adds_per_second": adds, "seconds_until_ready": seconds},
     }
 
 
@@ -272,7 +268,7 @@ def main() -> None:
     found = document(arguments, *measure(arguments))
     print(json.dumps({name: found[name] for name in ("ratios", "targets")}, indent=1))
     if not arguments.dry:
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+        write_result(RESULTS, found)
 
 
 if __name__ == "__main__":

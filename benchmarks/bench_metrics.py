@@ -28,7 +28,7 @@ from typing import Any
 
 from bench_placement import NAME, interval, lateness
 from own_daemon import own_daemon
-from recording import machine, write_section
+from recording import machine, write_result, write_section
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "metrics.json"
@@ -145,8 +145,6 @@ def compared(
         "noise": ratio(noise),
         "limit": limit,
         "met": figures["ratio_95"][1] <= limit,
-        "runs": found,
-        "noise_runs": noise,
     }
 
 
@@ -178,10 +176,6 @@ def being_read(folder: Path, count: int, notices: int) -> dict[str, Any]:
             count, READING_TRIES, "p99 of lateness in us", READER_MAX,
             lambda: p99_us(notices, read=False), lambda: p99_us(notices, read=True),
         )  # fmt: skip
-
-
-def shown(figures: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in figures.items() if "runs" not in name}
 
 
 def table(found: dict[str, dict[str, Any]]) -> str:
@@ -229,14 +223,14 @@ def main() -> None:
             ),
             "being read": being_read(folder, arguments.pairs, arguments.notices),
         }
-    print(json.dumps({name: shown(one) for name, one in figures.items()}, indent=1))
+    print(json.dumps(figures, indent=1))
     if not arguments.dry:
         document = {
             "command": "make bench-metrics", "machine": machine(), "pairs": arguments.pairs,
             "tries": {"counting": COUNTING_TRIES, "being read": READING_TRIES},
             "rounds": arguments.rounds, "notices": arguments.notices, **figures,
         }  # fmt: skip
-        RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+        write_result(RESULTS, document)
         write_section("metrics", table(figures))
 
 

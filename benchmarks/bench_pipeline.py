@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 from flow import beside, journal, jvm, steps
-from recording import machine, write_section
+from recording import machine, spread, write_result, write_section
 
 from purgatoryd.pipeline.session import session
 
@@ -149,20 +148,17 @@ def size_of(arguments: argparse.Namespace) -> list[str]:
 # ---- the document --------------------------------------------------------------------------------
 
 
-def spread(runs: list[Figures]) -> dict[str, dict[str, dict[str, float]]]:
+def spreads(runs: list[Figures]) -> dict[str, dict[str, dict[str, float]]]:
     found: dict[str, dict[str, dict[str, float]]] = {}
     for step, figures in runs[0].items():
         found[step] = {}
         for name in figures:
-            values = [run[step][name] for run in runs]
-            found[step][name] = {
-                "median": statistics.median(values), "low": min(values), "high": max(values)
-            }  # fmt: skip
+            found[step][name] = spread([run[step][name] for run in runs])
     return found
 
 
 def document(arguments: argparse.Namespace, events: int, runs: list[Figures]) -> dict[str, Any]:
-    found = spread(runs)
+    found = spreads(runs)
 
     def median(step: str, name: str) -> float:
         return found[step][name]["median"]
@@ -190,7 +186,6 @@ def document(arguments: argparse.Namespace, events: int, runs: list[Figures]) ->
             "cold load, rows/s, at least 0.35M": median("cold load", "warm"),
             "memory, the daemon's too, bytes, at most 2.2G": median("memory", "peak_bytes"),
         },
-        "runs": runs,
     }  # fmt: skip
 
 
@@ -240,7 +235,7 @@ def gigabytes(size: float) -> str:
 
 
 def write(found: dict[str, Any]) -> None:
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+    write_result(RESULTS, found)
     write_section("pipeline", table(found))
 
 

@@ -22,7 +22,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from own_daemon import own_daemon
-from recording import machine, write_section
+from recording import machine, write_result, write_section
 
 from purgatoryd.clients import Client, Subscriber
 from purgatoryd.shm_layout.arena import Reader
@@ -161,7 +161,7 @@ def table(medians: dict[str, dict[str, Any]]) -> str:
 
 
 def write(document: dict[str, Any]) -> None:
-    RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+    write_result(RESULTS, document)
     write_section("placement", table(document["medians"]))
 
 
@@ -184,7 +184,6 @@ def main() -> None:
         write({
             "command": "make bench-placement", "machine": machine(), "pairs": arguments.pairs,
             "notices": arguments.notices, "settings": variants(), "medians": medians,
-            "runs": pairs,
         })  # fmt: skip
 
 

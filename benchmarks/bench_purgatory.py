@@ -24,7 +24,7 @@ from typing import Any
 from purgatory import cores, report, through
 from purgatory.driver import Driver, RealClock, VirtualClock
 from purgatory.experiment import CASES, SERIES, Experiment, Result
-from recording import machine
+from recording import machine, write_result
 from rich.console import Console
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -113,17 +113,14 @@ def beyond_driver(rows: list[Row]) -> None:
 
 
 def stored_others(arguments: argparse.Namespace) -> list[Row]:
-    """The stored runs of what is not measured now; the others are kept as `replaced`."""
+    """The stored runs of what is not measured now."""
     now = set(itertools.product(arguments.designs, arguments.cases, arguments.series))
-    document = json.loads(RESULTS.read_text())
-    others: list[Row] = []
-    arguments.replaced = document.get("replaced", [])
-    for row in document["runs"]:
-        again = (row["design"], row["case"], row["series"]) in now and (
-            not arguments.rates or row["rate"] in arguments.rates
-        )
-        (arguments.replaced if again else others).append(row)
-    return others
+    return [
+        row
+        for row in json.loads(RESULTS.read_text())["runs"]
+        if (row["design"], row["case"], row["series"]) not in now
+        or (arguments.rates and row["rate"] not in arguments.rates)
+    ]
 
 
 def measure(arguments: argparse.Namespace, console: Console) -> None:
@@ -153,15 +150,14 @@ def quick(console: Console) -> None:
 
 def write(arguments: argparse.Namespace, rows: list[Row]) -> None:
     document = {
+        "command": "make bench-purgatory",
         "machine": machine(),
         "seconds": arguments.seconds,
         "requests_least": arguments.requests,
         "load_average": os.getloadavg(),
         "runs": rows,
-        "replaced": arguments.replaced,
     }
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+    write_result(RESULTS, document)
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -190,7 +186,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--cases", type=words(CASES), default=list(CASES))
     parser.add_argument("--series", type=words(SERIES), default=list(SERIES))
     parser.add_argument("--one", help=argparse.SUPPRESS)
-    parser.set_defaults(replaced=[])
     return parser.parse_args()
 
 

@@ -20,12 +20,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import posix_ipc
 from purgatory.through import cpu_seconds
-from recording import machine
+from recording import machine, spread, write_result
 
 from purgatoryd.clients import Admin, AllOf, Client, Purgatory
 from purgatoryd.shm_layout.paths import Paths, paths_in
@@ -169,9 +168,8 @@ def measure(timers: int, repeats: int) -> dict[str, Any]:
     return {
         "timers": timers,
         "operations": timers // SHARE,
-        "median_s": {name: median(run[name] for run in runs) for name in runs[0]},
-        "worst_s": {name: max(run[name] for run in runs) for name in runs[0]},
-        "runs": runs,
+        "repeats": repeats,
+        "seconds": {name: spread([run[name] for run in runs]) for name in runs[0]},
     }
 
 
@@ -182,11 +180,15 @@ def main() -> None:
     parser.add_argument("--dry", action="store_true", help="print only, write nothing")
     arguments = parser.parse_args()
     sizes = [measure(timers, arguments.repeats) for timers in arguments.timers]
-    document = {"machine": machine(), "load_average": os.getloadavg(), "sizes": sizes}
-    for size in sizes:
-        print(json.dumps({k: v for k, v in size.items() if k != "runs"}, indent=1))
+    document = {
+        "command": "make bench-recovery",
+        "machine": machine(),
+        "load_average": os.getloadavg(),
+        "sizes": sizes,
+    }
+    print(json.dumps(sizes, indent=1))
     if not arguments.dry:
-        RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+        write_result(RESULTS, document)
 
 
 if __name__ == "__main__":

@@ -20,12 +20,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from own_daemon import own_daemon
 from purgatory.through import cpu_seconds
-from recording import machine
+from recording import machine, quantile, spread, write_result
 
 from purgatoryd.clients import AllOf, Client, Purgatory, SumOf
 from purgatoryd.shm_layout.arena import Reader
@@ -143,8 +142,8 @@ def probe(client: Client, until: Callable[[], bool]) -> list[float]:
 def figures(took_ms: list[float]) -> dict[str, float]:
     ordered = sorted(took_ms)
     return {
-        "adds": len(ordered), "p50_ms": ordered[len(ordered) // 2],
-        "p99_ms": ordered[len(ordered) * 99 // 100], "max_ms": ordered[-1],
+        "adds": len(ordered), "p50_ms": quantile(ordered, 0.5),
+        "p99_ms": quantile(ordered, 0.99), "max_ms": ordered[-1],
     }  # fmt: skip
 
 
@@ -196,15 +195,17 @@ def one_crowd(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The spread of each figure, for each condition."""
     found: dict[str, Any] = {}
     for kind in ("all", "sum"):
         of_kind = [run for run in runs if run["condition"] == kind]
         found[kind] = {
-            "core": median(run["cpu"]["core"] for run in of_kind),
+            "realtime": all(run["realtime"] for run in of_kind),
+            "storm_s": spread([run["seconds"] for run in of_kind]),
             **{
-                f"{when}_{name}": median(run[when][name] for run in of_kind)
-                for when in ("storm", "calm")
-                for name in ("p50_ms", "p99_ms", "max_ms")
+                f"{part}_{name}": spread([run[part][name] for run in of_kind])
+                for part in ("cpu", "storm", "calm")
+                for name in of_kind[0][part]
             },
         }
     return found
@@ -232,12 +233,11 @@ def main() -> None:
         "command": f"python benchmarks/bench_watchers.py --watchers {arguments.watchers} --rate"
         f" {arguments.rate} --seconds {arguments.seconds} --repeats {arguments.repeats}",
         "load_average": os.getloadavg(),
-        "medians": summary(runs),
-        "runs": runs,
+        "figures": summary(runs),
     }
-    print(json.dumps(document["medians"], indent=1))
+    print(json.dumps(document["figures"], indent=1))
     if not arguments.dry:
-        RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+        write_result(RESULTS, document)
 
 
 if __name__ == "__main__":

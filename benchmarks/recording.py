@@ -1,9 +1,15 @@
-"""Where benchmarks write what they found: the machine beside it, and tables in the docs."""
+"""Write what benchmarks found: results with the machine they were measured on, tables in the docs.
+
+Results keep summaries of the samples, never the samples.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +30,39 @@ def machine() -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
     }
+
+
+def spread(samples: Sequence[float]) -> dict[str, float]:
+    """The summary of samples that a result keeps."""
+    return {"median": statistics.median(samples), "low": min(samples), "high": max(samples)}
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The sample that `share` of all sorted samples are below."""
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+
+
+def write_result(path: Path, document: dict[str, Any]) -> None:
+    """Write a result as JSON: a line for each innermost object, floats with nine digits."""
+    path.write_text(_json(document) + "\n")
+
+
+def _json(value: Any, margin: str = "\n") -> str:
+    if isinstance(value, float):
+        return json.dumps(float(f"{value:.9g}"))
+    if not isinstance(value, dict | list | tuple):
+        return json.dumps(value)
+    inner: list[Any] = list(value.values()) if isinstance(value, dict) else list(value)
+    texts = [_json(one, f"{margin} ") for one in inner]
+    one_line = not any(
+        isinstance(one, dict) or "\n" in text for one, text in zip(inner, texts, strict=True)
+    )
+    if isinstance(value, dict):
+        texts = [f"{json.dumps(key)}: {text}" for key, text in zip(value, texts, strict=True)]
+    begin, end = "{}" if isinstance(value, dict) else "[]"
+    if one_line:
+        return f"{begin}{', '.join(texts)}{end}"
+    return f"{begin}{margin} " + f",{margin} ".join(texts) + f"{margin}{end}"
 
 
 def write_section(name: str, text: str, page: Path = PAGE) -> None:

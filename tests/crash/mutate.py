@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from record import RESULTS, ROOT, origin
+from recording import write_result
 
 CORE = ROOT / "shm_layout"
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
@@ -439,8 +440,8 @@ def reasons() -> dict[str, Reason]:
     return found
 
 
-def judge(bench: Bench, chosen: list[Mutant], jobs: int) -> dict[str, Any]:
-    """Tries each: how many fared how, and which; without those that are no mutants."""
+def judge(bench: Bench, chosen: list[Mutant], jobs: int) -> dict[str, list[str]]:
+    """Try each mutant; return the names by fate, without those that are no mutants."""
     fates: dict[str, list[str]] = {}
     with ThreadPoolExecutor(jobs) as pool:
         found = pool.map(bench.caught_by, chosen)
@@ -448,14 +449,14 @@ def judge(bench: Bench, chosen: list[Mutant], jobs: int) -> dict[str, Any]:
             print(f"{fate:16} {mutant.place:18} {mutant.name}", flush=True)
             if fate != SAME_CODE:
                 fates.setdefault(fate, []).append(mutant.name)
-    return {"counts": {fate: len(names) for fate, names in fates.items()}, **fates}
+    return fates
 
 
 def keep(file: str, result: dict[str, Any]) -> None:
     """Takes the place of the file's older result, if it has one."""
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     kept[file] = result
-    KEPT.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n")
+    write_result(KEPT, dict(sorted(kept.items())))
 
 
 def main() -> int:
@@ -475,10 +476,10 @@ def main() -> int:
     bench = Bench(args.rounds)
     alive = False
     for file in args.file:
-        result = judge(bench, [m for m in chosen if m.file == file], args.jobs)
-        alive |= ALIVE in result or UNFOUNDED in result
+        fates = judge(bench, [m for m in chosen if m.file == file], args.jobs)
+        alive |= ALIVE in fates or UNFOUNDED in fates
         if args.write:
-            keep(file, {**came_from, **result})
+            keep(file, {**came_from, "counts": {fate: len(names) for fate, names in fates.items()}})
     return alive
 
 

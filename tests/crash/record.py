@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from recording import machine, write_result  # noqa: E402
 
 
 def _output(*command: str) -> str:
@@ -21,29 +22,17 @@ def _output(*command: str) -> str:
     return done.stdout
 
 
-def _cpu() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
-
-
 def origin(*command: str) -> dict[str, object]:
     """Where figures come from: the machine, the command, the commit that is checked out."""
     return {
-        "machine": {
-            "cpu": _cpu(),
-            "cpus": len(os.sched_getaffinity(0)),
-            "kernel": platform.release(),
-            "compiler": _output("cc", "--version").splitlines()[0],
-        },
+        "machine": {**machine(), "compiler": _output("cc", "--version").splitlines()[0]},
         "command": " ".join(command),
         "commit": _output("git", "describe", "--always", "--dirty").strip(),
     }
 
 
 def main(result: str, *command: str) -> None:
-    found = {**origin(*command), **json.loads(_output(*command))}
-    (RESULTS / result).write_text(json.dumps(found, indent=1) + "\n")
+    write_result(RESULTS / result, {**origin(*command), **json.loads(_output(*command))})
 
 
 if __name__ == "__main__":
