@@ -51,8 +51,6 @@ uint64_t pg_handle_bytes(void);
 /* Bytes of either segment; 0 = a value is out of its bounds. */
 uint64_t pg_arena_bytes(const struct pg_config *config);
 uint64_t pg_private_bytes(const struct pg_config *config);
-/* Bytes of one region of the arena that `config` would give. */
-uint64_t pg_region_bytes(const struct pg_config *config, uint32_t region);
 /* Both segments must be zeroed memory of at least those sizes. */
 int pg_create(struct pg_arena *a, void *arena, void *secret, const struct pg_config *config);
 /* secret = NULL: a reader. Refuses what does not fit, with both values in `why`. */

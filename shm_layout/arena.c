@@ -151,15 +151,6 @@ uint64_t pg_arena_bytes(const struct pg_config *config)
     return plan.length;
 }
 
-uint64_t pg_region_bytes(const struct pg_config *config, uint32_t region)
-{
-    struct plan plan;
-    if (!config_valid(config) || region >= PG_R_COUNT)
-        return 0;
-    plan_make(&plan, config);
-    return plan.regions[region].length;
-}
-
 static uint64_t private_rows_offset(void) { return round_up(sizeof(struct pg_private), 256); }
 
 static uint64_t private_replies_offset(uint64_t sessions, uint32_t session_bytes)

@@ -57,16 +57,6 @@ _PAGE_BYTES = 1 << 20
 _NIL = 0xFFFFFFFF
 
 
-def region_bytes(config: Mapping[str, Any]) -> dict[str, int]:
-    """Bytes of each region of the arena that `config` (fields of pg_config) gives, by name."""
-    struct = _config(config)
-    names = {value: name for name, value in vars(lib).items() if name.startswith("PG_R_")}
-    return {
-        names[i].removeprefix("PG_R_").lower(): lib.pg_region_bytes(struct, i)
-        for i in range(lib.PG_R_COUNT)
-    }
-
-
 def segment_bytes(config: Mapping[str, Any]) -> tuple[int, int]:
     """Bytes of the arena and of the private segment that `config` gives."""
     struct = _config(config)

@@ -14,7 +14,6 @@ from purgatoryd.daemon.config import BOUNDS, Config
 from purgatoryd.daemon.store import core_config
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import lib
-from purgatoryd.shm_layout.arena import region_bytes
 from purgatoryd.shm_layout.layout import LAYOUT_ID, PutMode, Status, TimeKind
 
 SECOND_NS = 10**9
@@ -434,7 +433,12 @@ def test_bytes_per_timer(capsys: pytest.CaptureFixture[str]) -> None:
     """Full at a million: 16-byte keys, 48-byte payloads, everything else by default."""
     timers = 1_000_000
     config = core_config(Config("full", capacity=timers, payload_bytes=timers * (16 + 48)))
-    sizes = region_bytes(config)
+    core = Core(**config)
+    names = {value: name for name, value in vars(lib).items() if name.startswith("PG_R_")}
+    sizes = {
+        names[i].removeprefix("PG_R_").lower(): int(core.header.regions[i].length)
+        for i in range(lib.PG_R_COUNT)
+    }
     hot = sum(sizes[name] for name in HOT) / timers
     growing = sum(sizes[name] for name in GROWING) / timers
     fixed = {name: size for name, size in sizes.items() if name not in GROWING}

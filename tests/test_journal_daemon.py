@@ -57,6 +57,7 @@ from purgatoryd.clients import (
 )
 from purgatoryd.daemon.retention import needed_lsn
 from purgatoryd.shm_layout import segment
+from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import BadPath
 from purgatoryd.shm_layout.journal import (
@@ -68,7 +69,6 @@ from purgatoryd.shm_layout.journal import (
     snapshots,
     uuid_of,
 )
-from purgatoryd.shm_layout.layout import NOTICE_LATE
 from purgatoryd.shm_layout.paths import paths_in
 from purgatoryd.shm_layout.shards import ShardTable, write_table
 
@@ -226,7 +226,7 @@ def test_a_reboot_loses_nothing_that_was_answered(daemon: StartDaemon, journal: 
         real.start()
         came = collect(subscriber, later | wall | set(down.tickets))
     late = [came[ticket] for ticket in down.tickets]
-    assert all(n.flags & NOTICE_LATE for n in late if n.deadline_boot_ns > killed_ns)
+    assert all(n.flags & lib.PG_E_LATE for n in late if n.deadline_boot_ns > killed_ns)
     assert all(n.fired_boot_ns >= n.deadline_boot_ns for n in came.values())
     assert all(came[ticket].fired_at >= wall_at for ticket in wall)
     with durable() as client:
