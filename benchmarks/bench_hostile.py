@@ -23,7 +23,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import posix_ipc
+from own_daemon import remove_segments
 from recording import machine, quantile, spread, write_result, write_section
 
 from purgatoryd.clients import Client
@@ -100,9 +100,7 @@ class Bench:
         self.client.close()
         self.daemon.terminate()
         self.daemon.wait(PATIENCE_S)
-        paths = paths_in(self.directory, NAME)
-        for segment in (paths.arena, paths.private):
-            posix_ipc.unlink_shared_memory(segment)
+        remove_segments(paths_in(self.directory, NAME))
 
 
 @contextmanager

@@ -27,12 +27,12 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import posix_ipc
 import zmq
+from own_daemon import remove_segments
 from recording import machine, spread, write_result
 
 from purgatoryd.shm_layout import layout, wire
@@ -87,9 +87,7 @@ class Daemon:
 
     def lose_memory(self) -> None:
         """As a reboot: nothing of it is left in /dev/shm, nor in the page cache."""
-        for segment in (self.paths.arena, self.paths.private):
-            with suppress(posix_ipc.ExistentialError):
-                posix_ipc.unlink_shared_memory(segment)
+        remove_segments(self.paths)
         for path in self._journal.glob("*/*.*") if self._journal else ():
             with path.open("rb") as file:
                 os.fsync(file.fileno())

@@ -17,12 +17,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import posix_ipc
+from own_daemon import remove_segments
 from purgatory.through import cpu_seconds
 from recording import machine, spread, write_result
 
@@ -103,9 +103,7 @@ def victim(timers: int) -> Iterator[Victim]:
             yield one
         finally:
             one.kill()
-            for segment in (one.paths.arena, one.paths.private):
-                with suppress(posix_ipc.ExistentialError):
-                    posix_ipc.unlink_shared_memory(segment)
+            remove_segments(one.paths)
 
 
 def fill(timers: int) -> None:

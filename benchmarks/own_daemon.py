@@ -11,7 +11,7 @@ from pathlib import Path
 
 import posix_ipc
 
-from purgatoryd.shm_layout.paths import paths_in
+from purgatoryd.shm_layout.paths import Paths, paths_in
 from purgatoryd.shm_layout.shards import read_table
 
 PATIENCE_S = 120.0
@@ -43,11 +43,11 @@ def own_daemon(
         process.wait(PATIENCE_S)
         table = read_table(directory, name)
         for daemon in table.daemons if table else [name]:
-            _remove_segments(directory, daemon)
+            remove_segments(paths_in(directory, daemon))
 
 
-def _remove_segments(directory: Path, daemon: str) -> None:
-    paths = paths_in(directory, daemon)
+def remove_segments(paths: Paths) -> None:
+    """Remove a daemon's arena, if it has one."""
     for segment in (paths.arena, paths.private):
         with suppress(posix_ipc.ExistentialError):
             posix_ipc.unlink_shared_memory(segment)
