@@ -63,7 +63,6 @@ enum pg_region_id {
     PG_R_METRICS, PG_R_PURGATORY, PG_R_WATCHES, PG_R_LEVELS, PG_R_LEVEL_INDEX,
     PG_R_STAGE,                   /* length 0: an arena without a journal */
     PG_R_LIFE,                    /* the same */
-    PG_R_RETENTION,               /* empty until used */
     PG_R_LOADS, PG_R_LOAD_BLOCKS, PG_R_LOAD_BITS, PG_R_LOAD_INDEX,
     PG_R_HISTOGRAMS,
     PG_R_CONSUMER_GROUPS,         /* for consumer groups: members, budgets, retry policy */
