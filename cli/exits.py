@@ -74,7 +74,6 @@ _BY_ERROR: tuple[tuple[type[Exception], Exit], ...] = (
     (errors.LakeInUse, Exit.UNUSABLE),
     (errors.LakeMismatch, Exit.UNUSABLE),
     (errors.LoadRefused, Exit.REFUSED),
-    (errors.MoveMissing, Exit.UNUSABLE),
     (errors.ParkedElsewhere, Exit.UNUSABLE),
     (errors.WindowElsewhere, Exit.UNUSABLE),
     (errors.WindowTaken, Exit.UNUSABLE),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,43 +75,6 @@ def show_command(lake: Path, as_json: bool) -> int:
     if made is not None:
         tell(made, as_json)
     return Exit.NEGATIVE if made is None else Exit.DONE
-
-
-@plan_command.command("apply", cls=Command)
-@lake_option
-@click.option(
-    "--in-flight", type=click.IntRange(1), default=2, show_default=True, help="Moves at a time."
-)
-@json_option
-def apply_command(lake: Path, in_flight: int, as_json: bool) -> int:
-    """Begin the plan's moves, as many as may be under way. Exit code 1 if there is no plan.
-
-    No daemon can move a namespace yet: this says so, and changes nothing.
-    """
-    from purgatoryd.pipeline.plan import NoMover, step
-
-    made = read(lake)
-    if made is None:
-        return Exit.NEGATIVE
-    made = step(made, NoMover(), time.time(), in_flight)
-    save(lake, made)
-    tell(made, as_json)
-    return Exit.DONE
-
-
-@plan_command.command("cancel", cls=Command)
-@lake_option
-@json_option
-def cancel_command(lake: Path, as_json: bool) -> int:
-    """Give up the moves that have not begun; exit code 1 if there is no plan."""
-    from purgatoryd.pipeline.plan import cancelled
-
-    made = read(lake)
-    if made is None:
-        return Exit.NEGATIVE
-    save(lake, cancelled(made))
-    tell(cancelled(made), as_json)
-    return Exit.DONE
 
 
 # ---- the plan's file ---------------------------------------------------------------------------

@@ -7,22 +7,18 @@ no more than the tolerance. The same input gives the same plan.
 
 A namespace of one name may be on several daemons: each is moved by itself, and never to where
 there is another one, or was one before the plan. Reserved ones stay.
-
-A plan is applied a few moves at a time: a move that is stuck loses its place to another one after
-a while, and one that fails holds nobody else back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
 
-from purgatoryd.shm_layout.errors import InvalidSetting, MoveMissing, PurgatorydError
+from purgatoryd.shm_layout.errors import InvalidSetting
 from purgatoryd.shm_layout.layout import is_reserved
 
 TOLERANCE = 0.1
-PATIENCE_S = 600.0  # a move that takes longer no longer counts as one of those under way
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +46,11 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A namespace's way. `state`: planned, moving, done, failed, cancelled; `live`: its timers when
-    it was planned; `begun_s`: when it began, in seconds of the time that step() is told."""
+    """A proposed move of one namespace. `live`: timers that it had when the plan was made.
+
+    The planner sets every `state` to "planned". A tool that carries out the plan sets `state`,
+    `error` and `begun_s` (seconds since 1970) in the file.
+    """
 
     namespace: str
     source: str
@@ -232,76 +231,3 @@ def _joined(steps: Iterable[_Step]) -> list[Move]:
         Move(space.name, space.host, step.target, space.live, step.reason)
         for space, step in last.items()
     ]
-
-
-# ---- applying --------------------------------------------------------------------------------
-
-
-class Mover(Protocol):
-    """Who moves namespaces."""
-
-    def begin(self, move: Move) -> None:
-        """Starts a move, or goes on with one that was started."""
-
-    def state(self, move: Move) -> tuple[str, str]:
-        """moving, done or failed, and why it failed."""
-
-
-class NoMover:
-    """Daemons of this version cannot move a namespace."""
-
-    def begin(self, move: Move) -> None:
-        """Raises MoveMissing."""
-        raise MoveMissing(move.namespace, move.source, move.target)
-
-    def state(self, move: Move) -> tuple[str, str]:
-        """Raises MoveMissing."""
-        raise MoveMissing(move.namespace, move.source, move.target)
-
-
-def step(
-    plan: Plan, mover: Mover, now_s: float, in_flight: int = 2, patience_s: float = PATIENCE_S
-) -> Plan:
-    """The plan a moment later: looks after the moves under way, and begins others until `in_flight`
-    move that began less than `patience_s` ago. One that fails is left, and the others go on.
-
-    Raises MoveMissing.
-    """
-    moves = [_looked_after(move, mover) for move in plan.moves]
-    since_s = now_s - patience_s
-    room = in_flight - sum(move.state == "moving" and move.begun_s > since_s for move in moves)
-    for i, move in enumerate(moves):
-        if room > 0 and move.state == "planned":
-            moves[i] = _begun(move, mover, now_s)
-            room -= moves[i].state == "moving"
-    return replace(plan, moves=tuple(moves))
-
-
-def _looked_after(move: Move, mover: Mover) -> Move:
-    if move.state != "moving":
-        return move
-    try:
-        state, error = mover.state(move)
-    except MoveMissing:
-        raise
-    except PurgatorydError as failed:  # nobody knows how far it is: it is looked after again
-        return replace(move, error=str(failed))
-    return replace(move, state=state, error=error)
-
-
-def _begun(move: Move, mover: Mover, now_s: float) -> Move:
-    try:
-        mover.begin(move)
-    except MoveMissing:
-        raise
-    except PurgatorydError as failed:
-        return replace(move, state="failed", error=str(failed))
-    return replace(move, state="moving", begun_s=now_s)
-
-
-def cancelled(plan: Plan) -> Plan:
-    """The plan without the moves that have not begun."""
-    moves = (
-        replace(move, state="cancelled") if move.state == "planned" else move for move in plan.moves
-    )
-    return replace(plan, moves=tuple(moves))

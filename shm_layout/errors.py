@@ -59,7 +59,6 @@ PurgatorydError
 |   +-- LakeMismatch                 a lake of another major version
 |   +-- LoadRefused                  the daemon refused rows of a load
 |   +-- ParkedElsewhere              nothing says that the daemon has a cold tier's parked timers
-|   +-- MoveMissing                  daemons of this version cannot move a namespace
 |   +-- WindowElsewhere              a cold tier's timers are another daemon's
 |   +-- WindowTaken                  a newer run brings this window of a cold tier
 +-- StartError                       the daemon cannot start
@@ -801,21 +800,6 @@ class LoadRefused(PipelineError):
         counts = ", ".join(f"{n} {status}" for status, n in sorted(self.counts.items()))
         some = ", ".join(f"{key!r} in {space!r}: {why}" for space, key, why in self.samples)
         return f"{self.what}: {self.refused} rows were refused ({counts}); such as {some}"
-
-
-@keeps_figures
-class MoveMissing(PipelineError):
-    """`namespace` cannot be moved from `source` to `target`: no daemon has a command for it."""
-
-    namespace: str
-    source: str
-    target: str
-
-    def __str__(self) -> str:
-        return (
-            f"namespace {self.namespace!r} cannot go from {self.source!r} to {self.target!r}: "
-            "the daemon has no command `move`"
-        )
 
 
 @keeps_figures

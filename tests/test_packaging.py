@@ -114,7 +114,7 @@ def with_only(extra: str) -> str:
         (("cold", "status", "--lake", "."), "version"),
         (("cold", "cancel", "order:1", "--lake", "."), "1 keys; the daemon: not asked"),
         (("load-agent", "."), ""),
-        (("plan", "cancel", "--lake", "."), ""),
+        (("plan", "show", "--lake", "."), ""),
         (("ship", "--journal", ".", "--lake", "lake"), ""),
         (("status", "--json", "--lake", str(LAKE)), '"complete_to"'),
     ],

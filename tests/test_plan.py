@@ -25,15 +25,12 @@ from purgatoryd.pipeline.lake import Lake
 from purgatoryd.pipeline.plan import (
     Host,
     Move,
-    NoMover,
     Plan,
     Space,
-    cancelled,
     plan,
     plan_of,
-    step,
 )
-from purgatoryd.shm_layout.errors import BadPath, InvalidSetting, MoveMissing
+from purgatoryd.shm_layout.errors import BadPath, InvalidSetting
 
 RACKS = {"a1": "a", "a2": "a", "b1": "b", "c1": "c"}
 HOSTS = [Host(name, 1000, 100.0, {"rack": rack}) for name, rack in RACKS.items()]
@@ -179,89 +176,6 @@ def together(spaces: list[Space]) -> int:
     )
 
 
-# ---- applying --------------------------------------------------------------------------------
-
-
-class SlowMover:
-    """A move needs as many looks as its namespace's name says; "never" does not end."""
-
-    def __init__(self) -> None:
-        self.begun: list[str] = []
-        self.looks: dict[str, int] = {}
-
-    def begin(self, move: Move) -> None:
-        self.begun.append(move.namespace)
-
-    def state(self, move: Move) -> tuple[str, str]:
-        if move.namespace == "never":
-            return "moving", ""
-        if move.namespace == "bad":
-            return "failed", "no room"
-        looks = self.looks[move.namespace] = self.looks.get(move.namespace, 0) + 1
-        return ("done" if looks >= int(move.namespace) else "moving"), ""
-
-
-def moves(*names: str) -> Plan:
-    return Plan(tuple(Move(name, "a1", "b1", 1, "") for name in names), 0.9, 0.5)
-
-
-def test_a_stuck_move_holds_nobody_back() -> None:
-    one, mover = moves("never", "1", "2", "bad", "1", "3"), SlowMover()
-    for _ in range(12):
-        one = step(one, mover, 0.0, in_flight=2)
-        assert sum(move.state == "moving" for move in one.moves) <= 2
-    states = [move.state for move in one.moves]
-    assert states == ["moving", "done", "done", "failed", "done", "done"]
-    assert one.moves[3].error == "no room"
-
-
-@pytest.mark.parametrize("in_flight", [1, 2])
-def test_a_place_is_given_back_after_a_while(in_flight: int) -> None:
-    one, mover = moves("never", "never", "1", "2"), SlowMover()
-    for now_s in range(20):
-        one = step(one, mover, float(now_s), in_flight, patience_s=3.0)
-        young = [m for m in one.moves if m.state == "moving" and m.begun_s > now_s - 3]
-        assert len(young) <= in_flight
-    assert [move.state for move in one.moves] == ["moving", "moving", "done", "done"]
-
-
-class Refusing(SlowMover):
-    """Cannot begin "bad", and does not know how far "2" is."""
-
-    def begin(self, move: Move) -> None:
-        if move.namespace == "bad":
-            raise BadPath("bad", "is not there")
-        super().begin(move)
-
-    def state(self, move: Move) -> tuple[str, str]:
-        if move.namespace == "2":
-            raise BadPath("2", "cannot be read")
-        return super().state(move)
-
-
-def test_an_error_of_one_move_is_not_of_the_others() -> None:
-    one, mover = moves("bad", "2", "1", "1"), Refusing()
-    for _ in range(5):
-        one = step(one, mover, 0.0)
-    assert [move.state for move in one.moves] == ["failed", "moving", "done", "done"]
-    errors = [move.error for move in one.moves if move.error]
-    assert [error.split(": ")[-1] for error in errors] == ["is not there", "cannot be read"]
-
-
-def test_a_plan_that_is_cancelled_ends_with_what_is_under_way() -> None:
-    mover = SlowMover()
-    one = cancelled(step(moves("1", "2", "3"), mover, 0.0, in_flight=1))
-    assert [move.state for move in one.moves] == ["moving", "cancelled", "cancelled"]
-    one = step(one, mover, 0.0)
-    assert [move.state for move in one.moves] == ["done", "cancelled", "cancelled"]
-    assert mover.begun == ["1"]
-
-
-def test_applying_says_what_daemons_lack() -> None:
-    with pytest.raises(MoveMissing, match="has no command `move`"):
-        step(moves("1"), NoMover(), 0.0)
-
-
 # ---- figures from the lake -------------------------------------------------------------------
 
 
@@ -378,21 +292,8 @@ def test_what_is_wrong_in_a_fleet_is_named(tmp_path: Path, text: str, setting: s
     assert wrong.value.setting == setting
 
 
-@pytest.mark.parametrize(
-    ("given", "begun"), [((), 2), (("--in-flight", "1"), 1), (("--in-flight", "3"), 3)]
-)
-def test_so_many_moves_are_under_way_as_was_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], begun: int
-) -> None:
-    mover = SlowMover()
-    monkeypatch.setattr("purgatoryd.pipeline.plan.NoMover", lambda: mover)
-    save(tmp_path, moves("never", "2", "3", "4"))
-    for _ in range(2):  # none of them is done by then
-        done = CliRunner().invoke(
-            app, ["pipeline", "plan", "apply", "--lake", str(tmp_path), *given]
-        )
-        assert done.exit_code == Exit.DONE, done.output
-        assert len(mover.begun) == begun
+def moves(*names: str) -> Plan:
+    return Plan(tuple(Move(name, "a1", "b1", 1, "") for name in names), 0.9, 0.5)
 
 
 def test_two_plans_at_once_are_one_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -433,19 +334,14 @@ def test_a_plan_is_made_by_the_command(spark: SparkSession, tmp_path: Path) -> N
     assert read(lake) is not None
 
 
-def test_the_commands_of_a_plan(tmp_path: Path) -> None:
-    def command(name: str) -> tuple[int, str]:
-        done = CliRunner().invoke(app, ["pipeline", "plan", name, "--lake", str(tmp_path)])
+def test_plan_show_prints_the_moves_of_the_file(tmp_path: Path) -> None:
+    def show() -> tuple[int, str]:
+        done = CliRunner().invoke(app, ["pipeline", "plan", "show", "--lake", str(tmp_path)])
         return done.exit_code, done.output
 
-    for name in ("show", "apply", "cancel"):
-        assert command(name) == (Exit.NEGATIVE, "")
+    assert show() == (Exit.NEGATIVE, "")
     save(tmp_path, moves("1"))
-    assert command("show")[1].startswith("planned   1: a1 -> b1, 1 timers")
-    code, said = command("apply")
-    assert code == Exit.UNUSABLE
-    assert "has no command `move`" in said
-    assert command("cancel")[1].startswith("cancelled 1: a1 -> b1")
+    assert show()[1].startswith("planned   1: a1 -> b1, 1 timers")
     for damaged in ("{}", '{"moves": [], "before": "x", "after": null}'):
         (tmp_path / "plan.json").write_text(damaged)
-        assert command("show")[0] == Exit.BROKEN
+        assert show()[0] == Exit.BROKEN
