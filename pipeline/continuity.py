@@ -162,10 +162,8 @@ def _cause(before: Run, run: Run) -> str:
 
 
 def _had_gone(run: Run, lsn: int) -> bool:
-    """Whether the records from `lsn` up to the run had left the journal when it was shipped; an
-    exporter that did not look is believed."""
-    gone_from = run.segments[0].gone_from
-    return gone_from is None or 0 < gone_from <= lsn
+    """Whether the records from `lsn` up to the run had left the journal when it was shipped."""
+    return 0 < run.segments[0].gone_from <= lsn
 
 
 def _gap(run: Run, lsn: int) -> Violation:
@@ -201,8 +199,7 @@ def predecessor(runs: Sequence[Run], run: Run) -> Run | None:
 
 def _of_one_journal(one: Manifest, other: Manifest) -> bool:
     """Whether both may be of one journal: that two count alike may be chance."""
-    unnamed = "" in (one.journal, other.journal)
-    return one.node == other.node and (unnamed or one.journal == other.journal)
+    return one.node == other.node and one.journal == other.journal
 
 
 def heirs(manifests: Iterable[Manifest]) -> dict[str, str]:

@@ -31,7 +31,7 @@ NEVER = (1 << 63) - 1
 
 
 def bronze_of(spark: SparkSession, lake: Lake, manifests: Iterable[Manifest]) -> DataFrame:
-    """The rows of these files, of any version. Raises LakeBroken."""
+    """The rows of these files. Raises LakeBroken."""
     return read_files(spark, lake.files(manifests))
 
 
@@ -120,8 +120,7 @@ def _compact(spark: SparkSession, layer: Layer) -> int:
     with layer.writing():
         counting = layer.counting()
         alive = {part.number: part for part in counting.values()}
-        ours = [part for part in alive.values() if not part.later(layer.tables)]
-        chosen = _worth_it(ours, counting)
+        chosen = _worth_it(alive.values(), counting)
         if not chosen:
             return 0
         kept = {s: part.sources[s] for s, part in counting.items() if part.number in chosen}

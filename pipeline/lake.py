@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from purgatoryd.pipeline.cache import drop
 from purgatoryd.pipeline.locks import alone, in_turn, take
 from purgatoryd.pipeline.names import Names
-from purgatoryd.pipeline.schemas import MAJOR, Table
+from purgatoryd.pipeline.schemas import FORMAT, Table
 from purgatoryd.shm_layout.errors import BadPath, LakeBroken, LakeInUse, LakeMismatch
 from purgatoryd.shm_layout.files import (
     MODE,
@@ -75,15 +75,14 @@ class Manifest:
     `first_lsn`, `last_lsn`: of a snapshot, from where the journal is redone over it and the
     record that makes it valid. `crc`: CRC-32C of the journal's file. `wall_from_us`,
     `wall_to_us`: UTC, of its rows. `bytes`: of the Parquet file, set when it is committed.
-    `schema`: version of BRONZE. `kinds`: rows of each kind. `notices`: of a segment, those that
-    it made; `handed`: those that its batches handed to the socket. `ended_upto_ns`: when it last
+    `kinds`: rows of each kind. `notices`: of a segment, those that it made; `handed`: those that
+    its batches handed to the socket. `ended_upto_ns`: when it last
     ended something, real boot clock, 0 = nothing; `built_from_ns`: when the first answer or batch
     of notices was built that it tells of. `gone_from`: records from this one up to it had left the
-    journal, and were not in the lake, when it came; 0 = none. None = an earlier version did not
-    tell. `origins`: the daemons whose place this one took with others, `shards` together, when the
+    journal, and were not in the lake, when it came; 0 = none.
+    `origins`: the daemons whose place this one took with others, `shards` together, when the
     number of a deployment's shards changed, each with its last record that counts. `journal`: what
-    the journal's folder is called, which has one arena after the other; "" = an earlier version
-    did not tell.
+    the journal's folder is called, which has one arena after the other.
     """
 
     table: str
@@ -97,18 +96,16 @@ class Manifest:
     rows: int
     wall_from_us: int
     wall_to_us: int
-    schema: int
     bytes: int = 0
     kinds: dict[str, int] = field(default_factory=dict)
     notices: Span = NONE
     handed: Span = NONE
-    ended_upto_ns: int | None = None
+    ended_upto_ns: int = 0
     built_from_ns: int = 0
-    gone_from: int | None = None
+    gone_from: int = 0
     origins: Mapping[str, int] = field(default_factory=dict)
     shards: int = 0
     journal: str = ""
-    major: int = MAJOR
 
     @property
     def name(self) -> str:
@@ -191,9 +188,7 @@ class Lake:
         with path.open("rb") as file:
             drop(file)
         manifest = replace(made[0], bytes=path.stat().st_size)
-        replace_durably(
-            told / f"{manifest.name}.json", json.dumps(asdict(manifest), indent=1).encode()
-        )
+        replace_durably(told / f"{manifest.name}.json", record(manifest))
         return manifest
 
     def names(self, daemon: str) -> Names:
@@ -244,12 +239,8 @@ def _remove_unless_held(folder: Path) -> None:
 def read_manifest(path: Path) -> Manifest:
     """The manifest in a file. Raises LakeBroken, LakeMismatch."""
     try:
-        told = known(path, Manifest)
-        if "notices" in told:
-            told |= {name: Span(*told[name]) for name in ("notices", "handed")}
-        else:  # of an earlier version
-            bounds = _bounds(_data(path.parents[2], told["table"], path))
-            told["notices"], told["handed"] = spans(bounds)
+        told = fields_of(path, Manifest)
+        told |= {name: Span(*told[name]) for name in ("notices", "handed")}
         made = Manifest(**told)
         own = f"daemon={made.daemon}", made.name
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -259,28 +250,37 @@ def read_manifest(path: Path) -> Manifest:
     return made
 
 
-def known(path: Path, kind: type[Any]) -> dict[str, Any]:
-    """The fields of a dataclass in a file of JSON; those of a later minor version are left out.
+def record(one: Any, indent: int | None = 1) -> bytes:
+    """Return a dataclass as JSON with the lake's format number; fields_of() reads it."""
+    return json.dumps({"format": FORMAT} | asdict(one), indent=indent).encode()
 
-    Raises LakeMismatch, TypeError, or what reading gives.
+
+def fields_of(path: Path, kind: type[Any]) -> dict[str, Any]:
+    """Return the fields of a dataclass from a JSON file of the lake.
+
+    Raises LakeMismatch if the file has another format number or none, TypeError if its fields are
+    not those of `kind`, OSError and ValueError if it cannot be read.
     """
     told = json.loads(path.read_bytes())
-    found = fields_in(told, kind)
-    if (major := told.get("major", MAJOR)) != MAJOR:
-        raise LakeMismatch(str(path), MAJOR, major)
-    return found
+    if isinstance(told, dict) and (found := told.pop("format", None)) != FORMAT:
+        raise LakeMismatch(str(path), FORMAT, found)
+    return checked(told, kind)
 
 
-def fields_in(told: Any, kind: type[Any]) -> dict[str, Any]:
-    """What is told of a dataclass, without the fields of a later minor version. Raises TypeError if
-    it is no object of JSON, or a number or a string of it is none."""
+def checked(told: Any, kind: type[Any]) -> dict[str, Any]:
+    """Return `told` if it is a JSON object with exactly the fields of the dataclass `kind`.
+
+    Raises TypeError otherwise, and if a number or a string has another type.
+    """
     if not isinstance(told, dict):
         raise TypeError(f"a {type(told).__name__} and no object")
     types = {one.name: _PLAIN.get(str(one.type)) for one in fields(kind)}
+    if wrong := types.keys() ^ told.keys():
+        raise TypeError(f"unknown or missing fields: {', '.join(sorted(wrong))}")
     for name, wanted in types.items():
-        if wanted is not None and type(told.get(name, wanted())) is not wanted:
+        if wanted is not None and type(told[name]) is not wanted:
             raise TypeError(f"{name} is {told[name]!r}")
-    return {name: value for name, value in told.items() if name in types}
+    return told
 
 
 _PLAIN = {"int": int, "str": str}
@@ -298,11 +298,6 @@ def intact(path: Path, size: int) -> Path:
     return path
 
 
-def _data(root: Path, table: str, manifest: Path) -> Path:
-    """The Parquet file of the manifest in a file."""
-    return root / table / manifest.parent.name / f"{manifest.stem}.parquet"
-
-
 POSITIONS = ("position", "positions_from", "positions_upto")
 """Columns whose bounds tell which notices a segment has to do with."""
 BOUNDED = (*POSITIONS, "ended_boot_ns", "built_ns")
@@ -317,20 +312,6 @@ def spans(bounds: Mapping[str, Sequence[int]]) -> tuple[Span, Span]:
         Span(min(made), max(made) + 1) if made else NONE,
         Span(min(begins), max(uptos)) if begins else NONE,
     )
-
-
-def _bounds(path: Path) -> dict[str, list[int]]:
-    """Of POSITIONS, as a Parquet file's statistics tell them."""
-    import pyarrow.parquet as pq
-
-    about = pq.read_metadata(path)
-    parts = [about.row_group(n) for n in range(about.num_row_groups)]
-    at = {name: about.schema.names.index(name) for name in POSITIONS}
-    told = {name: [part.column(n).statistics for part in parts] for name, n in at.items()}
-    return {
-        name: [end for part in found if part.has_min_max for end in (part.min, part.max)]
-        for name, found in told.items()
-    }
 
 
 SAME = {"epoch", "segment"}

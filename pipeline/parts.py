@@ -22,9 +22,9 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from purgatoryd.pipeline.lake import intact, known
+from purgatoryd.pipeline.lake import fields_of, intact
 from purgatoryd.pipeline.locks import alone
-from purgatoryd.pipeline.schemas import FLOW, LIVES, MAJOR, TOPICS, WORKERS, Table
+from purgatoryd.pipeline.schemas import FLOW, FORMAT, LIVES, TOPICS, WORKERS, Table
 from purgatoryd.pipeline.session import rows_in
 from purgatoryd.shm_layout.errors import LakeBroken
 from purgatoryd.shm_layout.files import (
@@ -52,10 +52,9 @@ LAYERS: dict[str, tuple[Table, ...]] = {"silver": (LIVES,), "gold": (TOPICS, WOR
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`versions`: of its tables; `files`: bytes of each, by table and name."""
+    """A commit of a job. `files`: bytes of each file, by table and name."""
 
     number: int
-    versions: dict[str, int]
     files: dict[str, dict[str, int]]
     sources: dict[Segment, tuple[str, ...]]
 
@@ -63,10 +62,6 @@ class Part:
     def bytes(self) -> int:
         """Of all its files."""
         return sum(sum(sizes.values()) for sizes in self.files.values())
-
-    def later(self, tables: Iterable[Table]) -> bool:
-        """True if a later version wrote it: it may have columns that this one does not know."""
-        return any(self.versions.get(table.name, 0) > table.version for table in tables)
 
 
 class Layer:
@@ -173,8 +168,7 @@ class Layer:
                 lambda table: self._write(table, number, frames[table.name]), self.tables
             )
             files = {table.name: sizes for table, sizes in zip(self.tables, written, strict=True)}
-        versions = {table.name: table.version for table in self.tables}
-        part = Part(number, versions, files, dict(sources))
+        part = Part(number, files, dict(sources))
         replace_durably(self._manifest(number), _json(part))
         return part
 
@@ -218,7 +212,7 @@ def _only(rows: DataFrame, segments: Iterable[Segment]) -> DataFrame:
 
 def _json(part: Part) -> bytes:
     told = {
-        "major": MAJOR, "number": part.number, "versions": part.versions, "files": part.files,
+        "format": FORMAT, "number": part.number, "files": part.files,
         "sources": [[*segment, names] for segment, names in part.sources.items()],
     }  # fmt: skip
     return json.dumps(told).encode()
@@ -226,10 +220,7 @@ def _json(part: Part) -> bytes:
 
 def _read(path: Path) -> Part:
     try:
-        told = known(path, Part)
-        if "files" not in told:  # of an earlier version
-            folders = {name: path.parents[1] / name / path.stem for name in told["versions"]}
-            told["files"] = {name: _sizes(folder) for name, folder in folders.items()}
+        told = fields_of(path, Part)
         sources = {(d, epoch, lsn): tuple(names) for d, epoch, lsn, names in told["sources"]}
         return Part(**{**told, "sources": sources})
     except FileNotFoundError:

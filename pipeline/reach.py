@@ -67,9 +67,6 @@ def _answering(segments: Sequence[Manifest]) -> Iterator[list[Manifest]]:
     built = [one.built_from_ns if "replied" in one.kinds else NEVER_NS for one in segments]
     earliest = list(accumulate(reversed(built), min))[::-1]
     for number, own in enumerate(segments, start=1):
-        if own.ended_upto_ns is None:  # of an earlier version, which looked into the next one
-            yield [one for one in segments[number : number + 1] if "replied" in one.kinds]
-            continue
         asked = own.kinds.keys() & {"arm", "end"}
         upto_ns = own.ended_upto_ns + BATCH_NS if asked else 0
         behind = range(number, bisect_right(earliest, upto_ns))

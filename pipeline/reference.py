@@ -21,14 +21,14 @@ def refresh(page: str) -> str:
 
 
 def table_text(name: str) -> str:
-    """Name, type, version and meaning of each column."""
-    head = "| column | type | since | meaning |\n| --- | --- | --- | --- |\n"
+    """Name, type and meaning of each column."""
+    head = "| column | type | meaning |\n| --- | --- | --- |\n"
     return head + "".join(_line(column) for column in TABLES[name].columns)
 
 
 def _line(column: Column) -> str:
     kind = "string" if column.type == "word" else column.type
-    return f"| `{column.name}` | {kind} | {column.since} | {column.about} |\n"
+    return f"| `{column.name}` | {kind} | {column.about} |\n"
 
 
 if __name__ == "__main__":

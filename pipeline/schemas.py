@@ -1,8 +1,4 @@
-"""The tables' columns, each with the version that brought it; Arrow's and Spark's schemas
-come from here.
-
-A version only ever adds columns. So a file of an earlier one reads as the newest, with nulls.
-"""
+"""Columns of the lake's tables; the Arrow and Spark schemas are derived from them."""
 
 from __future__ import annotations
 
@@ -13,36 +9,29 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import DataType, StructType
 
-MAJOR = 1
-"""Of everything in a lake. What is more than new columns or fields makes the next one, which this
-version does not read."""
+FORMAT = 1
+"""Format number in every JSON file of a lake. A change of a column or of a field needs the next
+number. Files with another number are refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
     """`type`: "string", "word" (a string of few values), "binary", "long", "int", "double",
     "boolean", "date", "timestamp" (UTC, microseconds), or for a list of structs its columns.
-    `since`: the version of the table that brought it; `about`: for docs/tables.md."""
+    `about`: for docs/tables.md."""
 
     name: str
     type: str | tuple[Column, ...]
     nullable: bool = True
-    since: int = 1
     about: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table; `version` is the newest one."""
+    """A table of the lake."""
 
     name: str
-    version: int
     columns: tuple[Column, ...]
-
-    def at(self, version: int) -> Table:
-        """The table as it was in an earlier version."""
-        kept = tuple(column for column in self.columns if column.since <= version)
-        return Table(self.name, version, kept)
 
     @property
     def names(self) -> list[str]:
@@ -126,7 +115,6 @@ def spark_type(kind: str | tuple[Column, ...]) -> DataType:
 
 BRONZE = Table(
     "bronze",
-    3,
     (
         *columns("word", "daemon node", nullable=False),
         *columns("long", "epoch segment lsn", nullable=False),
@@ -167,10 +155,10 @@ BRONZE = Table(
         *columns("long", "replaced_add_lsn replaced_session replaced_sent_ns"),
         *columns("long", "replaced_received_ns replaced_applied_ns replaced_armed_ns"),
         Column("replaced_worker", "word"),
-        Column("parked", "int", since=2),
-        Column("payload_bytes", "long", since=2),
-        *columns("long", "replaced_deadline_ns ended_by ended_batch", since=3),
-        *columns("int", "loaded replaced_loaded", since=3),
+        Column("parked", "int"),
+        Column("payload_bytes", "long"),
+        *columns("long", "replaced_deadline_ns ended_by ended_batch"),
+        *columns("int", "loaded replaced_loaded"),
     ),
 )
 """One row per record of a journal or a snapshot. Unsigned 64-bit numbers stand as the long of
@@ -198,7 +186,6 @@ _SUBJECT = (
 
 LIVES = Table(
     "lives",
-    2,
     (
         *_ORIGIN,
         Column("lsn", "long", False, about="of the record of the end"),
@@ -230,14 +217,13 @@ LIVES = Table(
         Column("error", "int", about="of a failed operation"),
         Column("flags", "int", about="enum pg_entry_flag; bit 1: was due before a restart"),
         Column("sequence", "long", about="of its notice, in the topic"),
-        Column("replaced_by", "long", since=2, about="ticket of the timer that took its place"),
+        Column("replaced_by", "long", about="ticket of the timer that took its place"),
     ),
 )  # fmt: skip
 """One row per timer or operation that ended."""
 
 OPEN_TIMERS = Table(
     "open_timers",
-    1,
     (
         *_ORIGIN[:2],
         Column("lsn", "long", False, about="of the record that armed it, or of a snapshot"),
@@ -276,7 +262,6 @@ _LATENCIES = (
 
 TOPICS = Table(
     "topics",
-    1,
     (
         *_ORIGIN,
         _CLOCK,
@@ -298,7 +283,6 @@ TOPICS = Table(
 
 WORKERS = Table(
     "workers",
-    1,
     (
         *_ORIGIN,
         _CLOCK,
@@ -312,7 +296,6 @@ WORKERS = Table(
 
 FLOW = Table(
     "flow",
-    1,
     (
         *_ORIGIN,
         _CLOCK,
@@ -334,15 +317,14 @@ FLOW = Table(
 
 COLD = Table(
     "cold",
-    2,
     (
         *columns("string", "namespace topic"),
         Column("key", "binary"),
         Column("key_type", "string"),
         Column("payload", "binary"),
         *columns("long", "deadline_ns version"),
-        Column("daemon", "string", since=2),
-        Column("ticket", "long", since=2),
+        Column("daemon", "string"),
+        Column("ticket", "long"),
     ),
 )
 """Timers that are due far from now. `deadline_ns`: since 1970, UTC; `version`: tier.py. `daemon`,
@@ -350,13 +332,12 @@ COLD = Table(
 
 TOMBSTONES = Table(
     "cold_tombstones",
-    2,
     (
         *columns("string", "namespace key_type"),
         Column("key", "binary"),
         Column("version", "long"),
-        Column("daemon", "string", since=2),
-        Column("ticket", "long", since=2),
+        Column("daemon", "string"),
+        Column("ticket", "long"),
     ),
 )
 """Keys whose rows of smaller versions are dead; with `daemon` and `ticket`, the row of this one."""

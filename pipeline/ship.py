@@ -284,7 +284,6 @@ class Shipper:
             rows=content.rows,
             wall_from_us=min(content.bounds["at"], default=0),
             wall_to_us=max(content.bounds["at"], default=0),
-            schema=BRONZE_TABLE.version,
             kinds=content.kinds,
             notices=notices,
             handed=handed,

@@ -179,7 +179,7 @@ class PurgatorydSource(DataSource):
         """That of BRONZE, or of the columns that are asked for."""
         wanted = _columns(self.options.get("columns", ""))
         chosen = {column.name: column for column in BRONZE.columns}
-        return Table(BRONZE.name, BRONZE.version, tuple(chosen[n] for n in wanted)).spark()
+        return Table(BRONZE.name, tuple(chosen[n] for n in wanted)).spark()
 
     def reader(self, schema: StructType) -> JournalReader:
         """Of a batch query."""

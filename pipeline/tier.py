@@ -18,12 +18,11 @@ the *promoter*'s, all the time.
 
 from __future__ import annotations
 
-import json
 import shutil
 import zlib
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -33,9 +32,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from purgatoryd.pipeline.continuity import newest_heir
-from purgatoryd.pipeline.lake import fields_in, intact, known
+from purgatoryd.pipeline.lake import checked, fields_of, intact, record
 from purgatoryd.pipeline.locks import alone, in_turn
-from purgatoryd.pipeline.schemas import MAJOR, TOMBSTONES
+from purgatoryd.pipeline.schemas import TOMBSTONES
 from purgatoryd.shm_layout.errors import BadPath, LakeBroken, WindowElsewhere, WindowTaken
 from purgatoryd.shm_layout.files import (
     listed,
@@ -104,7 +103,6 @@ class Version:
     daemon: str = ""
     journals: dict[str, int] = field(default_factory=dict)
     heirs: dict[str, str] = field(default_factory=dict)
-    major: int = MAJOR
 
     def holder(self, arena: str) -> str:
         """The arena that has the parked timers of this one by now."""
@@ -145,7 +143,6 @@ class Window:
     results: dict[str, int] = field(default_factory=dict)
     namespaces: tuple[str, ...] = ()
     fence: int = 0
-    major: int = MAJOR
 
 
 class Tier:
@@ -182,7 +179,7 @@ class Tier:
         """`version` under the next number, durably; call it under the lock."""
         tier = version.tier or uuid4().hex
         version = replace(version, number=version.number + 1, tier=tier)
-        replace_durably(self._file_of_version(version.number), json.dumps(asdict(version)).encode())
+        replace_durably(self._file_of_version(version.number), record(version, None))
         self._file_of_version(version.number - VERSIONS_KEPT).unlink(missing_ok=True)
         return version
 
@@ -328,7 +325,7 @@ class Tier:
 
     def save_window(self, window: Window) -> None:
         """Durably, at once."""
-        replace_durably(self._file_of(window), json.dumps(asdict(window), indent=1).encode())
+        replace_durably(self._file_of(window), record(window))
 
     def check_fence(self, window: Window) -> None:
         """Raises WindowTaken if a newer run has the window; under the lock."""
@@ -356,9 +353,9 @@ class Tier:
 def read_version(path: Path) -> Version:
     """The version in a file. Raises LakeBroken, LakeMismatch."""
     try:
-        told = known(path, Version)
+        told = fields_of(path, Version)
         for name in ("rows", "tombstones"):
-            told[name] = tuple(ColdFile(**fields_in(part, ColdFile)) for part in told[name])
+            told[name] = tuple(ColdFile(**checked(part, ColdFile)) for part in told[name])
         told |= {name: tuple(told[name]) for name in ("owed", "replaced")}
         found = Version(**told)
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -371,7 +368,7 @@ def read_version(path: Path) -> Version:
 def read_window(path: Path) -> Window:
     """The window in a file. Raises LakeBroken, LakeMismatch."""
     try:
-        told = known(path, Window)
+        told = fields_of(path, Window)
         told |= {name: Frontier(*told[name]) for name in ("since", "until")}
         told["namespaces"] = tuple(told["namespaces"])
         found = Window(**told)

@@ -56,7 +56,7 @@ PurgatorydError
 |   +-- ExtraMissing                 a part of the installation that was not asked for
 |   +-- LakeBroken                   a file of the lake is not what was written
 |   +-- LakeInUse                    another process writes there
-|   +-- LakeMismatch                 a lake of another major version
+|   +-- LakeMismatch                 a lake of another format
 |   +-- LoadRefused                  the daemon refused rows of a load
 |   +-- ParkedElsewhere              nothing says that the daemon has a cold tier's parked timers
 |   +-- WindowElsewhere              a cold tier's timers are another daemon's
@@ -776,14 +776,21 @@ class LakeInUse(PipelineError):
 
 @keeps_figures
 class LakeMismatch(PipelineError):
-    """The file `path` of a lake is of the major version `found`; this one reads `expected`."""
+    """A lake or cold tier was written in another format than this version of purgatoryd reads.
+
+    `path` is its file, `found` the format number there (None if it has none), `expected` ours.
+    """
 
     path: str
     expected: int
     found: object
 
     def __str__(self) -> str:
-        return f"{self.path}: version of the lake is {self.found}, expected {self.expected}"
+        has = "no format number" if self.found is None else f"format {self.found}"
+        return (
+            f"{self.path}: the file has {has}, and this version of purgatoryd reads format "
+            f"{self.expected} only; read the lake with the version that wrote it"
+        )
 
 
 @keeps_figures

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from purgatoryd.pipeline.lake import BOUNDED, Lake, Manifest, spans
+from purgatoryd.pipeline.lake import BOUNDED, Lake, Manifest, record, spans
 from purgatoryd.pipeline.schemas import BRONZE
 
 Longs = npt.NDArray[np.int64]
@@ -292,7 +291,7 @@ def _segment(plan: Plan, rows: Rows) -> tuple[Manifest, pa.Table]:
     return Manifest(
         table="bronze", daemon=plan.daemon, node=plan.node, epoch=1, first_lsn=first,
         last_lsn=last, crc=plan.seed, clock=plan.clock, rows=len(table),
-        wall_from_us=int(at.min()), wall_to_us=int(at.max()), schema=BRONZE.version,
+        wall_from_us=int(at.min()), wall_to_us=int(at.max()),
         kinds=dict(kinds), notices=notices, handed=handed,
         ended_upto_ns=max(bounds["ended_boot_ns"], default=0),
         built_from_ns=min(bounds["built_ns"], default=0),
@@ -328,4 +327,4 @@ def put(lake: Lake, segment: tuple[Manifest, pa.Table]) -> None:
     for path in (file, told):
         path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, file, compression="zstd")
-    told.write_text(json.dumps(asdict(replace(manifest, bytes=file.stat().st_size))))
+    told.write_bytes(record(replace(manifest, bytes=file.stat().st_size)))

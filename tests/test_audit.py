@@ -519,7 +519,7 @@ def test_evidence_has_the_key(found: Found) -> None:
 
 
 def manifest(first: int, last: int, *, epoch: int = 1, table: str = BRONZE) -> Manifest:
-    return Manifest(table, "d", "n", epoch, first, last, 0, "boot", 1, 0, 0, 1)
+    return Manifest(table, "d", "n", epoch, first, last, 0, "boot", 1, 0, 0)
 
 
 def opening(start: int) -> Manifest:
@@ -542,7 +542,13 @@ def opening(start: int) -> Manifest:
 def test_holes_have_a_cause(
     segments: list[tuple[int, ...]], snapshots: list[int], lost: list[Any], kinds: list[str]
 ) -> None:
-    known = [manifest(first, last, epoch=sum(e) or 1) for first, last, *e in segments]
+    """The exporter found that the records of each hole had left the journal."""
+    behind = [0, *(last for _, last, *_ in segments)]
+    known = [
+        replace(manifest(first, last, epoch=sum(e) or 1),
+                gone_from=before + 1 if before + 1 < first else 0)
+        for before, (first, last, *e) in zip(behind, segments, strict=False)
+    ]  # fmt: skip
     one = continuity(known, [opening(start) for start in snapshots])
     assert [tuple(o[1:]) for o in one.lost] == lost
     assert [v.kind for v in one.violations] == kinds

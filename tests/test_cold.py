@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 from cold_driver import (
     Key,
     Mortal,
@@ -19,11 +20,14 @@ from cold_driver import (
     waiting,
 )
 
+from purgatoryd.cli.app import app
+from purgatoryd.cli.exits import Exit
 from purgatoryd.pipeline import cold
 from purgatoryd.pipeline import promote as promoting
 from purgatoryd.pipeline import tier as tiers
 from purgatoryd.pipeline.loading import Loader
 from purgatoryd.pipeline.promote import promote, window_end_ns
+from purgatoryd.pipeline.schemas import FORMAT
 from purgatoryd.pipeline.tier import Tier, Window
 from purgatoryd.shm_layout.errors import (
     DaemonUnreachable,
@@ -295,6 +299,25 @@ def test_a_cancel_believes_no_damaged_state(
     newest.write_text(json.dumps(json.loads(newest.read_text()) | {field: value}))
     with pytest.raises(LakeBroken, match=newest.name):
         cold.cancel(Tier(tmp_path), keys(1), daemon)
+
+
+@pytest.mark.parametrize("found", [0, 2, None])
+@pytest.mark.parametrize("file", ["cold/versions/*.json", "windows/*.json"])
+@pytest.mark.usefixtures("quick")
+def test_a_tier_of_another_format_is_refused(
+    tmp_path: Path, daemon: TableDaemon, file: str, found: object
+) -> None:
+    """A file without a format number, too."""
+    cold.load(Tier(tmp_path), table(0, 10), "one", daemon)
+    promote(NO_SPARK, Tier(tmp_path), due(5), daemon)
+    path = max(tmp_path.glob(file))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": found}))
+    status = ["pipeline", "cold", "status", "--lake", str(tmp_path), "--json"]
+    done = CliRunner().invoke(app, status)
+    assert done.exit_code == Exit.UNUSABLE, done.output
+    told = json.loads(done.stderr)
+    assert (told["error"], told["found"], told["expected"]) == ("LakeMismatch", found, FORMAT)
+    assert told["path"] == str(path)
 
 
 def test_deadlines_that_are_no_times_are_counted(

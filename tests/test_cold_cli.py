@@ -148,7 +148,7 @@ def test_bad_places_are_refused(lake: Path) -> None:
     nowhere = str(lake / "nowhere")
     assert command("pipeline", "cold", "status", "--lake", nowhere).exit_code == Exit.UNUSABLE
     (lake / "cold" / "versions").mkdir(parents=True)
-    (lake / "cold" / "versions" / "000000000001.json").write_text("{}")
+    (lake / "cold" / "versions" / "000000000001.json").write_text("[]")
     assert command("pipeline", "cold", "status", "--lake", str(lake)).exit_code == Exit.BROKEN
     promote = ("pipeline", "cold", "promote", "--lake", str(lake))
     assert command(*promote).exit_code == Exit.USAGE

@@ -11,12 +11,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from made_bronze import Plan, put, segments_of
 from real_daemon import Daemon
 
 from purgatoryd.cli.install import PLACES
+from purgatoryd.pipeline.lake import Lake
 
 ROOT = Path(__file__).resolve().parent.parent
-LAKE = ROOT / "tests" / "stored" / "lake-2"
 
 ADD_TO_NOTICE = """
 from purgatoryd.clients import Client, Subscriber
@@ -116,13 +117,15 @@ def with_only(extra: str) -> str:
         (("load-agent", "."), ""),
         (("plan", "show", "--lake", "."), ""),
         (("ship", "--journal", ".", "--lake", "lake"), ""),
-        (("status", "--json", "--lake", str(LAKE)), '"complete_to"'),
+        (("status", "--json", "--lake", "shipped"), '"complete_to"'),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
 def test_the_extra_of_a_daemons_host_is_enough(
     command: tuple[str, ...], told: str, tmp_path: Path
 ) -> None:
+    (tmp_path / "shipped").mkdir()
+    put(Lake(tmp_path / "shipped"), segments_of(Plan(600))[0])
     done = subprocess.run(
         [sys.executable, "-c", with_only("lake"), "pipeline", *command], cwd=tmp_path, check=False,
         capture_output=True, text=True,

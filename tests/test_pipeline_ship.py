@@ -374,7 +374,7 @@ def test_in_a_folder_that_was_emptied_all_begins_anew(tmp_path: Path, lake: Lake
     assert (found.namespaces, found.topics) == ({0: "new"}, {})
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '"words"', '{"table": "bronze"}'])
+@pytest.mark.parametrize("text", ["{", "[]", '"words"', '{"format": 1, "table": "bronze"}'])
 def test_what_is_no_manifest_is_named(text: str, lake: Lake) -> None:
     path = lake.folder("manifests", "aa") / "1.json"
     path.parent.mkdir(parents=True)

@@ -18,7 +18,6 @@ from urllib.parse import unquote, urlparse
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import segment_writer as sw
 from click.testing import CliRunner
@@ -50,7 +49,7 @@ from purgatoryd.pipeline import (
     sketches,
     trace,
 )
-from purgatoryd.pipeline.lake import Lake, Span, known
+from purgatoryd.pipeline.lake import Lake, Span, fields_of
 from purgatoryd.pipeline.living import living
 from purgatoryd.pipeline.parts import Layer
 from purgatoryd.pipeline.progress import progress
@@ -58,6 +57,7 @@ from purgatoryd.pipeline.promote import load_of, promote
 from purgatoryd.pipeline.reach import reaches
 from purgatoryd.pipeline.schemas import (
     FLOW,
+    FORMAT,
     LIVES,
     OPEN_TIMERS,
     TOPICS,
@@ -72,9 +72,6 @@ from purgatoryd.shm_layout.layout import EVENTS_NAMESPACE, EVENTS_TOPIC
 
 STRANGER = 4242
 PAGE = Path(__file__).parent.parent / "docs" / "tables.md"
-LAKES = sorted((Path(__file__).parent / "stored").glob("lake-*"))
-"""Each of an earlier version of BRONZE."""
-STORED = LAKES[0]
 TABLES = {LIVES: "silver", TOPICS: "gold", WORKERS: "gold", FLOW: "gold"}
 LIVE = Plan(9_000, slow_worker=3)
 VIRTUAL = Plan(600, seed=2, daemon="cd" * 16, node="host-b", clock="virtual", real_offset_ns=7 * S)
@@ -491,7 +488,9 @@ def test_what_is_read_is_of_one_moment(
     commit(1)
     monkeypatch.setattr(Layer, "parts", interrupted)
     assert layer.read(spark, FLOW).count() == 0
-    monkeypatch.setattr(parts, "known", lambda path, kind: (path.unlink(), known(path, kind))[1])
+    monkeypatch.setattr(
+        parts, "fields_of", lambda path, kind: (path.unlink(), fields_of(path, kind))[1]
+    )
     assert layer.parts() == []
 
 
@@ -589,69 +588,34 @@ def test_the_page_has_the_columns_of_the_tables() -> None:
     assert PAGE.read_text() == reference.refresh(PAGE.read_text()), "run: make docs"
 
 
-@pytest.mark.parametrize("folder", LAKES, ids=lambda folder: folder.name)
-def test_tables_of_earlier_versions_read_as_ever(
-    spark: SparkSession, folder: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(folder, tmp_path / "lake")
-    lake = Lake(tmp_path / "lake")
-    version = int(folder.name.removeprefix("lake-"))
-    assert {manifest.schema for manifest in lake.manifests()} == {version}
-    assert jobs.bring_up(spark, lake) == {"silver": 0, "gold": 1}
-    old = table(spark, lake, LIVES)
-    assert same_schema(old, LIVES)
-    before = old.collect()
-    assert version > 1 or {row.replaced_by for row in before} == {None}  # a column of version 2
-    assert jobs.bring_up(spark, lake, since_us=0) == {"silver": 1, "gold": 1}
-    after = table(spark, lake, LIVES).collect()
-    assert {row.replaced_by is not None for row in after if row.outcome == "replaced"} == {True}
-    known = len(LIVES.at(version).columns)
-    assert sorted(repr(row[:known]) for row in before) == sorted(repr(row[:known]) for row in after)
-
-
 def edit(path: Path, **changes: object) -> None:
     """Changes fields of a file of JSON."""
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_what_a_later_version_wrote_is_read_and_kept(spark: SparkSession, tmp_path: Path) -> None:
-    """It has more fields and columns; ours among them are read, and no compaction drops any."""
-    for name in ("one", "two"):
-        shutil.copytree(STORED, tmp_path / name)
-    lake = Lake(tmp_path / "two")
-    for told in (*lake.root.glob("manifests/*/*.json"), *lake.root.glob("silver/parts/*.json")):
-        edit(told, invented=[1])
-    for part in lake.root.glob("silver/parts/*.json"):
-        edit(part, versions={"lives": 99, "invented": 1})
-    for file in lake.root.rglob("*.parquet"):
-        found = pq.read_table(file, partitioning=None)
-        pq.write_table(found.append_column("invented", found["lsn"]), file)
-    for manifest in lake.root.glob("manifests/*/*.json"):
-        (file,) = lake.root.glob(f"bronze/*/{manifest.stem}.parquet")
-        edit(manifest, schema=99, bytes=file.stat().st_size)
-    jobs.make_gold(spark, Lake(tmp_path / "one"))
-    assert jobs.bring_up(spark, lake) == {"silver": 0, "gold": 1}
-    assert contents(spark, lake) == contents(spark, Lake(tmp_path / "one"))
-    silver, one, two = lake.root / "silver", "000000000001", "000000000002"
-    shutil.copytree(silver / "lives" / one, silver / "lives" / two)
-    shutil.copy(silver / "parts" / f"{one}.json", silver / "parts" / f"{two}.json")
-    edit(silver / "parts" / f"{two}.json", number=2, sources=[["d", 1, 1, []]])
-    assert jobs.compact(spark, lake)["silver"] == 0
+@pytest.mark.parametrize("found", [0, 2, None])
+@pytest.mark.parametrize("file", ["manifests/*/*.json", "silver/parts/*.json"])
+def test_another_format_is_refused(batch: Lake, tmp_path: Path, file: str, found: object) -> None:
+    """A file without a number, too; nothing is written then."""
+    root = Path(shutil.copytree(batch.root, tmp_path / "lake"))
+    path = min(root.glob(file))
+    edit(path, format=found)
+    before = {one: one.stat().st_mtime_ns for one in root.rglob("*.json")}
+    done = CliRunner().invoke(app, ["pipeline", "ingest", "--lake", str(root), "--json"])
+    assert done.exit_code == Exit.UNUSABLE, done.output
+    told = json.loads(done.stderr)
+    assert (told["error"], told["found"], told["expected"]) == ("LakeMismatch", found, FORMAT)
+    assert told["path"] == str(path)
+    assert {one: one.stat().st_mtime_ns for one in root.rglob("*.json")} == before
 
 
 @pytest.mark.parametrize("file", ["manifests/*/*.json", "silver/parts/*.json"])
-def test_another_major_version_is_refused(spark: SparkSession, tmp_path: Path, file: str) -> None:
-    assert spark  # the command finds it
-    shutil.copytree(STORED, tmp_path / "lake")
-    (path,) = (tmp_path / "lake").glob(file)
-    edit(path, major=2)
-    options = ("--lake", str(tmp_path / "lake"), "--json")
-    done = CliRunner().invoke(app, ["pipeline", "ingest", *options])
-    assert done.exit_code == Exit.UNUSABLE, done.output
-    told = json.loads(done.stderr)
-    assert (told["error"], told["found"], told["expected"]) == ("LakeMismatch", 2, 1)
-    assert told["path"] == str(path)
-    assert not list((tmp_path / "lake").glob("gold/parts/*.json"))
+def test_a_file_with_an_unknown_field_is_broken(batch: Lake, tmp_path: Path, file: str) -> None:
+    root = Path(shutil.copytree(batch.root, tmp_path / "lake"))
+    path = min(root.glob(file))
+    edit(path, invented=1)
+    with pytest.raises(LakeBroken, match=f"{re.escape(str(path))}.*invented"):
+        Layer(root, "silver").parts() if "parts" in file else Lake(root).manifests()
 
 
 def test_the_query_of_the_page_runs(
@@ -667,7 +631,7 @@ def test_the_query_of_the_page_runs(
 def test_a_broken_part_is_named(tmp_path: Path) -> None:
     broken = tmp_path / "silver" / "parts" / "000000000001.json"
     broken.parent.mkdir(parents=True)
-    broken.write_text('{"number": 1}')
+    broken.write_text('{"format": 1, "number": 1}')
     with pytest.raises(LakeBroken, match=r"000000000001\.json"):
         Layer(tmp_path, "silver").parts()
 
