@@ -17,8 +17,6 @@ PARTS = {
     "ship": "pipeline_ship",
     "status": "pipeline_ship",
     "ingest": "pipeline_tables",
-    "silver": "pipeline_tables",
-    "gold": "pipeline_tables",
     "rebuild": "pipeline_tables",
     "compact": "pipeline_tables",
     "trace": "pipeline_tables",

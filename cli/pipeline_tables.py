@@ -1,4 +1,4 @@
-"""pipeline silver, gold, ...: the tables, made and asked."""
+"""pipeline ingest, rebuild, slow, ...: make the tables and query them."""
 
 from __future__ import annotations
 
@@ -67,38 +67,6 @@ ledger_option = click.option(
 # ---- making them -----------------------------------------------------------------------------
 
 
-@click.command("silver", cls=Command)
-@on_tables
-@ledger_option
-def silver_command(spark: SparkSession, place: Lake, ledger: Path | None, as_json: bool) -> None:
-    """Make silver - the lives - of all segments that are new."""
-    from purgatoryd.pipeline.jobs import make_silver
-
-    tell({"silver": make_silver(spark, place, ledgers=ledger)}, as_json)
-
-
-@click.command("gold", cls=Command)
-@on_tables
-@click.option(
-    "--show",
-    type=click.Choice(["topics", "workers"]),
-    help="Then show the latencies of all time, by topic or by worker.",
-)
-def gold_command(spark: SparkSession, place: Lake, show: str | None, as_json: bool) -> None:
-    """Make gold - latencies, outcomes, flow - of all lives that are new."""
-    from purgatoryd.pipeline.gold import latency, merge
-    from purgatoryd.pipeline.jobs import make_gold
-    from purgatoryd.pipeline.parts import Layer
-    from purgatoryd.pipeline.schemas import TOPICS, WORKERS
-
-    tell({"gold": make_gold(spark, place)}, as_json)
-    if show is not None:
-        table = TOPICS if show == "topics" else WORKERS
-        by = ["clock", "node", *(["namespace", "topic"] if show == "topics" else ["worker"])]
-        rows = merge(Layer(place.root, "gold").read(spark, table), table, by)
-        show_rows(latency(rows, by), f"latencies by {show[:-1]}", as_json, len(by) + 1)
-
-
 @click.command("ingest", cls=Command)
 @lake_option
 @click.option("--follow", is_flag=True, help="Go on as segments come, until interrupted.")
@@ -112,11 +80,16 @@ def gold_command(spark: SparkSession, place: Lake, show: str | None, as_json: bo
     help="Directory of journals that nobody ships: what is sealed there is brought in first.",
 )
 @ledger_option
+@click.option(
+    "--show",
+    type=click.Choice(["topics", "workers"]),
+    help="Then show the latencies of all time, by topic or by worker.",
+)
 @spark_options
 @json_option
 def ingest_command(
     lake: Path, follow: bool, every: int, journal: Path | None, ledger: Path | None,
-    master: str | None, conf: dict[str, str], as_json: bool,
+    show: str | None, master: str | None, conf: dict[str, str], as_json: bool,
 ) -> None:  # fmt: skip
     """Bring silver and gold up to what was shipped.
 
@@ -132,11 +105,25 @@ def ingest_command(
     def turn() -> None:
         raw = {} if journal is None else {"raw": ingest(spark, place, journal)}
         tell(raw | bring_up(spark, place, ledgers=ledger), as_json)
+        if show is not None:
+            show_latencies(spark, place, show, as_json)
 
     if follow:
         take_turns(turn, lambda: every / units.NS_PER["s"], as_json)
     else:
         turn()
+
+
+def show_latencies(spark: SparkSession, place: Lake, what: str, as_json: bool) -> None:
+    """Print the latencies of all time; `what`: "topics" or "workers"."""
+    from purgatoryd.pipeline.gold import latency, merge
+    from purgatoryd.pipeline.parts import Layer
+    from purgatoryd.pipeline.schemas import TOPICS, WORKERS
+
+    table = TOPICS if what == "topics" else WORKERS
+    by = ["clock", "node", *(["namespace", "topic"] if what == "topics" else ["worker"])]
+    rows = merge(Layer(place.root, "gold").read(spark, table), table, by)
+    show_rows(latency(rows, by), f"latencies by {what[:-1]}", as_json, len(by) + 1)
 
 
 @click.command("rebuild", cls=Command)
