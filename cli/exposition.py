@@ -30,6 +30,7 @@ from purgatoryd.shm_layout.errors import (
     ArenaMissing,
     BadPath,
     DaemonUnreachable,
+    PermissionDenied,
     TableBroken,
 )
 from purgatoryd.shm_layout.layout import ANYBODY, DaemonState, Degraded, Measured
@@ -232,7 +233,7 @@ def told(name: str) -> Iterator[Metric]:
     cannot be read only that."""
     try:
         directory, shards = directory_of(name), list(daemons(name))
-    except TableBroken:
+    except (TableBroken, PermissionDenied):
         yield _gauge(name, "readable", READABLE, 0)
         return
     if directory is not None:
@@ -244,7 +245,7 @@ def told(name: str) -> Iterator[Metric]:
 def _of_deployment(name: str, file: StandingFile) -> Iterator[Metric]:
     try:
         found = file.header
-    except (OSError, TableBroken) as error:
+    except (OSError, TableBroken, PermissionDenied) as error:
         yield from _unreadable(name, missing=isinstance(error, FileNotFoundError))
         return
     yield from deployment_families(name, found)
@@ -254,7 +255,7 @@ def _of_daemon(name: str) -> Iterator[Metric]:
     starts = _starts(name)
     try:
         found = read(name)
-    except (ArenaError, DaemonUnreachable, BadPath) as error:
+    except (ArenaError, PermissionDenied, DaemonUnreachable, BadPath) as error:
         missing = isinstance(error, ArenaMissing | DaemonUnreachable) and starts is None
         yield from _unreadable(name, missing=missing)
         if starts is not None:
@@ -268,7 +269,7 @@ def _of_daemon(name: str) -> Iterator[Metric]:
 
 def _starts(name: str) -> Standing | None:
     """How a daemon stands that does not serve yet: what its arena says may be of the one before."""
-    with suppress(DaemonUnreachable, BadPath, TableBroken, OSError):
+    with suppress(DaemonUnreachable, BadPath, TableBroken, PermissionDenied, OSError):
         paths = arena_paths(name)
         return StandingFile(paths.directory, paths.name).header
     return None

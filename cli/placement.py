@@ -129,10 +129,10 @@ def advised(
 def placement_of(name: str) -> tuple[str, Placed | None]:
     """The arena's segment, empty if there is none, and where its daemon runs or ran last.
 
-    Raises ArenaDenied.
+    Raises PermissionDenied.
     """
     from purgatoryd.shm_layout.arena import Reader
-    from purgatoryd.shm_layout.errors import ArenaDenied, ArenaError, DaemonUnreachable
+    from purgatoryd.shm_layout.errors import ArenaError, DaemonUnreachable
     from purgatoryd.shm_layout.paths import arena_paths
 
     try:
@@ -141,8 +141,6 @@ def placement_of(name: str) -> tuple[str, Placed | None]:
         return "", None
     try:
         reader = Reader.attach(paths)
-    except ArenaDenied:
-        raise
     except ArenaError:
         return paths.arena, None
     placed = reader.placement

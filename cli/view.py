@@ -15,7 +15,13 @@ from typing import Any
 from purgatoryd.cli.status import record as health_record
 from purgatoryd.shm_layout import occupancy
 from purgatoryd.shm_layout.arena import NONE_NS, Reader
-from purgatoryd.shm_layout.errors import ArenaError, ArenaMissing, ArenaNotReady, TableBroken
+from purgatoryd.shm_layout.errors import (
+    ArenaError,
+    ArenaMissing,
+    ArenaNotReady,
+    PermissionDenied,
+    TableBroken,
+)
 from purgatoryd.shm_layout.health import FROZEN_NS, Condition, Health, Watch, lives
 from purgatoryd.shm_layout.layout import ClockKind
 from purgatoryd.shm_layout.metrics import SINCE_START, Histogram, Metrics, read_metrics
@@ -277,7 +283,7 @@ def _opened(paths: Paths) -> Reader:
     try:
         return Reader(Segment.open(paths.arena, read_only=True))
     except ArenaMissing:
-        with suppress(OSError, TableBroken):
+        with suppress(OSError, TableBroken, PermissionDenied):
             alive = lives(StandingFile(paths.directory, paths.name).header)
             why = "its daemon is recovering" if alive else "its daemon was killed as it recovered"
             raise ArenaNotReady(paths.arena, f"not there yet: {why}") from None
@@ -293,7 +299,7 @@ def _close(reader: Reader, sessions: Sessions | None) -> None:
 def _sessions(paths: Paths, reader: Reader) -> Sessions | None:
     try:
         return Sessions(paths.private, reader)
-    except ArenaError:
+    except (ArenaError, PermissionDenied):
         return None
 
 

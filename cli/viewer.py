@@ -12,7 +12,13 @@ from typing import TypeVar
 
 from purgatoryd.cli.shards import directory_of, table_of
 from purgatoryd.cli.view import NAMESPACES, SLOW_CLIENTS, Runner, Sampler, Shard, Share, View
-from purgatoryd.shm_layout.errors import ArenaNotReady, NoSuchShard, PurgatorydError, TableBroken
+from purgatoryd.shm_layout.errors import (
+    ArenaNotReady,
+    InvalidSetting,
+    PermissionDenied,
+    PurgatorydError,
+    TableBroken,
+)
 from purgatoryd.shm_layout.health import FROZEN_NS, Condition, Health, Watch
 from purgatoryd.shm_layout.layout import Degraded
 from purgatoryd.shm_layout.metrics import Histogram
@@ -42,11 +48,13 @@ class Views:
         return [self.whole, *(one for one in self.shards if isinstance(one, View))]
 
     def of(self, shard: int | None) -> View:
-        """The view of a shard; None = of all. Raises NoSuchShard, and why it cannot be read."""
+        """The view of a shard; None = of all. Raises InvalidSetting, and why it cannot be read."""
         if shard is None:
             return self.whole
         if not 0 <= shard < len(self.shards):
-            raise NoSuchShard(self.whole.name, shard, len(self.shards))
+            last = len(self.shards) - 1
+            bound = f"0 to {last}" if self.shards else "left out: the daemon has no shards"
+            raise InvalidSetting("--shard", shard, bound, f"of {self.whole.name!r}")
         found = self.shards[shard]
         if not isinstance(found, View):
             raise found
@@ -98,7 +106,7 @@ class Viewer:
             self._watch = self._watch or Watch(file, self._frozen_ns)
             seen, found = self._watch.look(), file.header
             health = seen or self._watch.unsure()
-        except (OSError, TableBroken):
+        except (OSError, TableBroken, PermissionDenied):
             self._watch = None
             return None
         self._suspect = seen is None

@@ -29,6 +29,7 @@ from purgatoryd.shm_layout.errors import (
     Denied,
     InvalidArgument,
     InvalidTime,
+    PermissionDenied,
     SessionExpired,
     TableBroken,
 )
@@ -146,7 +147,7 @@ class Core:
         daemon."""
         if self.channel is None or self._remote is not None:
             return
-        with suppress(DaemonError, TableBroken):
+        with suppress(DaemonError, TableBroken, PermissionDenied):
             endpoint = self._find()
             if endpoint != self.endpoint:
                 self.endpoint = endpoint

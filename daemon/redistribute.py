@@ -39,13 +39,12 @@ from purgatoryd.daemon.store import (
 from purgatoryd.shm_layout import segment
 from purgatoryd.shm_layout.arena import Arena, Glance
 from purgatoryd.shm_layout.errors import (
-    AloneBefore,
     ArenaBroken,
     ArenaMissing,
+    BadPath,
     InvalidName,
     JournalError,
     JournalMismatch,
-    PathTooLong,
     Unplaceable,
 )
 from purgatoryd.shm_layout.gather import Census, Route, census, gather
@@ -71,7 +70,7 @@ class Division:
     """Is told of each step."""
 
     def opening(self, table: ShardTable, shard: int) -> Opening:
-        """How the arena of a shard is opened. Raises InvalidName, PathTooLong."""
+        """How the arena of a shard is opened. Raises InvalidName, BadPath."""
         name = table.daemon(shard)
         config = replace(self.config, name=name, shard=shard, shards=table.count)
         return Opening(config, paths_in(self.directory, name), step=self.step)
@@ -296,11 +295,15 @@ def _clear(division: Division, table: ShardTable) -> None:
 
 
 def _clear_alone(division: Division, table: ShardTable) -> None:
-    """A daemon without shards, whose place these took. Raises AloneBefore if they did not."""
+    """A daemon without shards, whose place these took. Raises BadPath if they did not."""
     paths = paths_in(division.directory, table.name)
     if segment.ours(paths.arena):
         if _stream(paths.arena) not in {_stream(one.paths.arena) for one in _left(division, table)}:
-            raise AloneBefore(table.name, str(segment.MOUNT / paths.arena[1:]))
+            reason = (
+                f"holds timers of a daemon {table.name!r} without shards, which the shards of that "
+                "name do not have: start them under another name, or remove it"
+            )
+            raise BadPath(str(segment.MOUNT / paths.arena[1:]), reason)
         division.step(f"clearing {table.name} away")
     remove_arena(paths)
 
@@ -323,7 +326,7 @@ def _left(division: Division, table: ShardTable) -> Iterator[Opening]:
         places.append((Path(division.config.journal), begin, ""))
     numbers = {number for place in places for number in _numbers(*place)}
     for shard in sorted(numbers.intersection(range(SHARDS_MAX))):
-        with contextlib.suppress(InvalidName, PathTooLong):
+        with contextlib.suppress(InvalidName, BadPath):
             yield division.opening(replace(table, count=SHARDS_MAX), shard)
 
 

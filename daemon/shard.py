@@ -15,7 +15,7 @@ from purgatoryd.daemon.lifecycle import in_words
 from purgatoryd.daemon.log import log
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Glance
-from purgatoryd.shm_layout.errors import ArenaError, ProtocolError, TableBroken
+from purgatoryd.shm_layout.errors import ArenaError, PermissionDenied, ProtocolError, TableBroken
 from purgatoryd.shm_layout.health import STEP_NS
 from purgatoryd.shm_layout.layout import Message
 from purgatoryd.shm_layout.paths import Paths
@@ -213,7 +213,7 @@ class Shard:
 
     def _written_boot_ns(self) -> int:
         """When its start got further, by its file; 0 = it has none yet."""
-        with suppress(OSError, TableBroken):
+        with suppress(OSError, TableBroken, PermissionDenied):
             return int(StandingFile(self._paths.directory, self.name).header.heartbeat_boot_ns)
         return 0
 
@@ -252,7 +252,7 @@ class Shard:
         self._admin.set(zmq.LINGER, 0)
         self._admin.set(zmq.SNDHWM, 0)
         self._admin.connect(self._paths.admin_endpoint)
-        with suppress(ArenaError, OSError):
+        with suppress(ArenaError, PermissionDenied, OSError):
             self._arena = Glance(self._paths.arena)
         if self._stale:
             self.reload()

@@ -8,10 +8,9 @@ PurgatorydError
 |   +-- InvalidTime                  delay or deadline
 |   +-- InvalidRows                  columns of a bulk call
 |   +-- InvalidCondition             keys, levels or threshold of an operation
-|   +-- InvalidSetting               a setting of the daemon or the command line
-|   +-- NoSuchShard                  a deployment has fewer
+|   +-- InvalidSetting               a setting or an option is out of bounds
+|   +-- UnknownSetting               a setting or an option of another name
 |   +-- Partitioned                  not with a namespace whose keys are divided among shards
-|   +-- UnknownSetting
 +-- Refused                          the daemon refused one timer; the arena is unchanged
 |   +-- Exists                       mode="error" and the key is armed
 |   +-- Full                         slots, payload bytes, namespaces, topics or tickets
@@ -41,7 +40,6 @@ PurgatorydError
 +-- ForkedProcess                    a client or subscriber was used after fork
 +-- ArenaError                       the shared memory segment
 |   +-- ArenaMissing
-|   +-- ArenaDenied                  this user may not read it
 |   +-- ArenaMismatch                a header field differs: both values
 |   |   +-- OtherAbi                 of another version of purgatoryd
 |   +-- ArenaNotReady                blank, rebuilding, retired, or not there yet
@@ -50,24 +48,21 @@ PurgatorydError
 |   +-- ArenaTooSmall                below what lives in it
 |   +-- ArenaInUse                   an import would replace what lives in it
 +-- TableBroken                      the file that says which shard holds what
-|   +-- TableDenied                  this user may not read it
++-- PermissionDenied                 this user may not read a daemon's file
 +-- SystemFailure                    the machine refused the daemon memory, a file, a descriptor
-+-- PipelineError                    what leaves the host for the lake
-|   +-- ExtraMissing                 a part of the installation that was not asked for
-|   +-- LakeBroken                   a file of the lake is not what was written
-|   +-- LakeInUse                    another process writes there
-|   +-- LakeMismatch                 a lake of another format
-|   +-- LoadRefused                  the daemon refused rows of a load
-|   +-- ParkedElsewhere              nothing says that the daemon has a cold tier's parked timers
-|   +-- WindowElsewhere              a cold tier's timers are another daemon's
-|   +-- WindowTaken                  a newer run brings this window of a cold tier
++-- ExtraMissing                     a part of the installation that was not asked for
++-- LakeBroken                       a file of the lake is not what was written
++-- LakeInUse                        another process writes there
++-- LakeMismatch                     a lake of another format
++-- LoadRefused                      the daemon refused rows of a load
++-- ParkedElsewhere                  nothing says that the daemon has a cold tier's parked timers
++-- WindowElsewhere                  a cold tier's timers are another daemon's
++-- WindowTaken                      a newer run brings this window of a cold tier
 +-- StartError                       the daemon cannot start
     +-- AlreadyRunning
     +-- ShardFailed                  a shard of a deployment does not start
-    +-- AloneBefore                  a daemon without shards left timers that the shards lack
     +-- Unplaceable                  a namespace that cannot be divided among other shards
-    +-- BadPath                      not a directory, foreign owner, not writable
-    +-- PathTooLong                  for AF_UNIX
+    +-- BadPath                      not a directory, foreign owner, not writable, too long
     +-- Unsupported                  this machine cannot run it
     +-- JournalError                 the files of the journal
         +-- JournalInUse             another daemon writes it
@@ -228,19 +223,6 @@ class UnknownSetting(InvalidArgument):
 
     def __str__(self) -> str:
         return f"unknown setting {self.setting!r} in {self.source}"
-
-
-@keeps_figures
-class NoSuchShard(InvalidArgument):
-    """`name` has `count` shards, and none of the number `shard`; 0 = it is one daemon."""
-
-    name: str
-    shard: int
-    count: int
-
-    def __str__(self) -> str:
-        has = f"has shards 0 to {self.count - 1}" if self.count else "has no shards"
-        return f"{self.name!r} {has}, and not shard {self.shard}"
 
 
 @keeps_figures
@@ -599,16 +581,6 @@ class ArenaMissing(ArenaError):
 
 
 @keeps_figures
-class ArenaDenied(ArenaError):
-    """This user may not read `segment`."""
-
-    segment: str
-
-    def __str__(self) -> str:
-        return _denied(self.segment)
-
-
-@keeps_figures
 class ArenaMismatch(ArenaError):
     """`field` of the header of `segment` differs: both values."""
 
@@ -707,18 +679,18 @@ class TableBroken(PurgatorydError):
         return f"{self.path}: {self.reason}"
 
 
-class TableDenied(TableBroken):
-    """This user may not read it."""
+@keeps_figures
+class PermissionDenied(PurgatorydError):
+    """A command reads a file of a daemon, its arena or a deployment's table, that this user may not
+    read. `path` is the file."""
+
+    path: str
 
     def __str__(self) -> str:
-        return _denied(self.path)
-
-
-def _denied(what: str) -> str:
-    return (
-        f"{what} cannot be read by this user: that is for its daemon's user, "
-        "the members of its group, and root"
-    )
+        return (
+            f"{self.path} cannot be read by this user: that is for its daemon's user, "
+            "the members of its group, and root"
+        )
 
 
 @keeps_figures
@@ -738,12 +710,8 @@ class SystemFailure(PurgatorydError):
         return f"{self.path}: {text}" if self.path else text
 
 
-class PipelineError(PurgatorydError):
-    """The journal's way into the lake, or what is made of it there."""
-
-
 @keeps_figures
-class ExtraMissing(PipelineError):
+class ExtraMissing(PurgatorydError):
     """`what` is needed and not installed; `install` says how to get it."""
 
     what: str
@@ -754,7 +722,7 @@ class ExtraMissing(PipelineError):
 
 
 @keeps_figures
-class LakeBroken(PipelineError):
+class LakeBroken(PurgatorydError):
     """The file `path` of a lake is not what was written: `what`."""
 
     path: str
@@ -765,7 +733,7 @@ class LakeBroken(PipelineError):
 
 
 @keeps_figures
-class LakeInUse(PipelineError):
+class LakeInUse(PurgatorydError):
     """Another process holds the lock `path`."""
 
     path: str
@@ -775,7 +743,7 @@ class LakeInUse(PipelineError):
 
 
 @keeps_figures
-class LakeMismatch(PipelineError):
+class LakeMismatch(PurgatorydError):
     """A lake or cold tier was written in another format than this version of purgatoryd reads.
 
     `path` is its file, `found` the format number there (None if it has none), `expected` ours.
@@ -794,7 +762,7 @@ class LakeMismatch(PipelineError):
 
 
 @keeps_figures
-class LoadRefused(PipelineError):
+class LoadRefused(PurgatorydError):
     """The daemon refused `refused` rows of `what`. `counts`: rows by status; `samples`: some
     refusals, as (namespace, key, status). The other rows were done."""
 
@@ -810,7 +778,7 @@ class LoadRefused(PipelineError):
 
 
 @keeps_figures
-class ParkedElsewhere(PipelineError):
+class ParkedElsewhere(PurgatorydError):
     """`rows` timers were parked by the arena `parked_by`, and nothing says that `daemon`, of which
     they are asked back, took its place. Both are uuids in hex."""
 
@@ -827,7 +795,7 @@ class ParkedElsewhere(PipelineError):
 
 
 @keeps_figures
-class WindowElsewhere(PipelineError):
+class WindowElsewhere(PurgatorydError):
     """The timers of a cold tier are those of the daemon `daemon`: nothing goes to `other`."""
 
     daemon: str
@@ -841,7 +809,7 @@ class WindowElsewhere(PipelineError):
 
 
 @keeps_figures
-class WindowTaken(PipelineError):
+class WindowTaken(PurgatorydError):
     """Run `fence` of the window `window` of a cold tier was overtaken: a newer one goes on with it,
     and this one adds nothing more."""
 
@@ -879,20 +847,6 @@ class ShardFailed(StartError):
 
 
 @keeps_figures
-class AloneBefore(StartError):
-    """The arena at `place` is of a daemon `name` without shards, and not what its shards have."""
-
-    name: str
-    place: str
-
-    def __str__(self) -> str:
-        return (
-            f"{self.place} is of a daemon {self.name!r} without shards, whose timers the shards of "
-            "that name do not have: start them under another name, or remove it"
-        )
-
-
-@keeps_figures
 class Unplaceable(StartError):
     """`namespace` cannot be divided among another number of shards because of `reason`."""
 
@@ -912,21 +866,6 @@ class BadPath(StartError):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}"
-
-
-@keeps_figures
-class PathTooLong(StartError):
-    """`length` bytes of a socket path, of `limit` that AF_UNIX allows."""
-
-    path: str
-    length: int
-    limit: int
-
-    def __str__(self) -> str:
-        return (
-            f"the socket path {self.path} has {self.length} bytes, AF_UNIX allows {self.limit}; "
-            "set PURGATORYD_DIR to a shorter directory"
-        )
 
 
 @keeps_figures

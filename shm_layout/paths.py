@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from purgatoryd.shm_layout import segment
-from purgatoryd.shm_layout.errors import BadPath, DaemonUnreachable, InvalidName, PathTooLong
+from purgatoryd.shm_layout.errors import BadPath, DaemonUnreachable, InvalidName
 
 NAME_BYTES_MAX = 32
 SHARDS_MAX = 64
@@ -77,13 +77,17 @@ def check_name(name: str) -> str:
 def paths_in(directory: Path, name: str) -> Paths:
     """The paths of the daemon `name` in `directory`; touches nothing.
 
-    Raises InvalidName, and PathTooLong if a socket there could not be bound.
+    Raises InvalidName, and BadPath if a socket there could not be bound.
     """
     check_name(name)
     longest = directory / f"{name}.admin"
     length = len(os.fsencode(longest))
     if length > SOCKET_PATH_BYTES_MAX:
-        raise PathTooLong(str(longest), length, SOCKET_PATH_BYTES_MAX)
+        reason = (
+            f"has {length} bytes as a socket path, AF_UNIX allows {SOCKET_PATH_BYTES_MAX}; "
+            "set PURGATORYD_DIR to a shorter directory"
+        )
+        raise BadPath(str(longest), reason)
     arena = f"/{segment.PREFIX}{name}{arena_end(directory)}"
     return Paths(
         name=name,
@@ -108,7 +112,8 @@ def arena_end(directory: Path) -> str:
 def daemon_paths(name: str, environ: Mapping[str, str] = os.environ) -> Paths:
     """The paths for a daemon that starts here; makes its directory if it may.
 
-    Raises InvalidName, PathTooLong, and BadPath if the directory that remains cannot be used.
+    Raises InvalidName, and BadPath if a socket path is too long or the directory that remains
+    cannot be used.
     """
     check_name(name)
     *preferred, last = directories(environ)
@@ -124,7 +129,7 @@ def daemon_paths(name: str, environ: Mapping[str, str] = os.environ) -> Paths:
 def client_paths(name: str, environ: Mapping[str, str] = os.environ) -> Paths:
     """The paths of a daemon that others started.
 
-    Raises InvalidName, PathTooLong, BadPath if strangers could have put the socket there,
+    Raises InvalidName, BadPath if a path is too long or strangers could have put the socket there,
     and DaemonUnreachable with the directories that hold no command socket of that name.
     """
     check_name(name)

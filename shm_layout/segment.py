@@ -9,7 +9,7 @@ from pathlib import Path
 
 import posix_ipc
 
-from purgatoryd.shm_layout.errors import ArenaDenied, ArenaMissing, ArenaTooLarge, BadPath
+from purgatoryd.shm_layout.errors import ArenaMissing, ArenaTooLarge, BadPath, PermissionDenied
 
 # Linux keeps POSIX segments in this tmpfs; that is what makes an atomic rename possible.
 MOUNT = Path("/dev/shm")
@@ -48,7 +48,7 @@ class Segment:
 
     @classmethod
     def open(cls, name: str, *, read_only: bool) -> Segment:
-        """The segment as it is. Raises ArenaMissing, ArenaDenied where it may not be read, and
+        """The segment as it is. Raises ArenaMissing, PermissionDenied where it may not be read, and
         BadPath where it may not be written: names in the tmpfs are open to all."""
         try:
             shm = posix_ipc.SharedMemory(name, read_only=read_only)
@@ -57,7 +57,7 @@ class Segment:
         except posix_ipc.PermissionsError:
             path = str(MOUNT / name[1:])
             if read_only:
-                raise ArenaDenied(path) from None
+                raise PermissionDenied(path) from None
             raise BadPath(path, "cannot be written by this user") from None
         try:
             if shm.size == 0:

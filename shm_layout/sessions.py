@@ -37,7 +37,7 @@ class Session:
 class Sessions:
     """The session table of the daemon whose arena is `arena`, read-only.
 
-    Raises ArenaMissing, ArenaDenied, and ArenaMismatch if it is another arena's.
+    Raises ArenaMissing, PermissionDenied, and ArenaMismatch if it is another arena's.
     """
 
     def __init__(self, name: str, arena: Handle) -> None:

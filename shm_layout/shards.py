@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from purgatoryd.shm_layout._core import lib
-from purgatoryd.shm_layout.errors import InvalidName, TableBroken, TableDenied
+from purgatoryd.shm_layout.errors import InvalidName, PermissionDenied, TableBroken
 from purgatoryd.shm_layout.files import write_durably
 from purgatoryd.shm_layout.layout import is_reserved
 from purgatoryd.shm_layout.paths import NAME_BYTES_MAX, SHARDS_MAX
@@ -170,14 +170,17 @@ def table_path(directory: Path, name: str) -> Path:
 
 
 def read_table(directory: Path, name: str) -> ShardTable | None:
-    """The table of the deployment `name`; None if there is none. Raises TableBroken."""
+    """The table of the deployment `name`; None if there is none.
+
+    Raises TableBroken, PermissionDenied.
+    """
     path = table_path(directory, name)
     try:
         text = path.read_text()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except PermissionError as error:
-        raise TableDenied(str(path), str(error)) from error
+        raise PermissionDenied(str(path)) from error
     except (OSError, UnicodeDecodeError) as error:
         raise TableBroken(str(path), str(error)) from error
     return _decoded(path, name, text)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from purgatoryd.shm_layout.arena import NONE_NS, Reader
-from purgatoryd.shm_layout.errors import TableBroken, TableDenied
+from purgatoryd.shm_layout.errors import PermissionDenied, TableBroken
 from purgatoryd.shm_layout.layout import ClockKind, DaemonState, Degraded
 from purgatoryd.shm_layout.paths import Paths
 from purgatoryd.shm_layout.segment import Segment
@@ -81,15 +81,15 @@ class StandingFile:
 
     @property
     def header(self) -> Standing:
-        """What stands there now. Raises TableBroken, OSError, and FileNotFoundError if nothing
-        does that was written since the host began."""
+        """What stands there now. Raises TableBroken, PermissionDenied, OSError, and
+        FileNotFoundError if nothing does that was written since the host began."""
         try:
             with self._path.open("rb") as file:
                 text, written_ns = file.read(), os.fstat(file.fileno()).st_mtime_ns
             found = Standing(**json.loads(text))
             DaemonState(found.daemon_state)
         except PermissionError as error:
-            raise TableDenied(str(self._path), str(error)) from error
+            raise PermissionDenied(str(self._path)) from error
         except (ValueError, TypeError) as error:
             raise TableBroken(str(self._path), f"says no state: {error!r}") from error
         if written_ns < time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME):

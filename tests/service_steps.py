@@ -203,7 +203,11 @@ def who_is_in_the_group_is_a_client_and_nobody_else() -> None:
 
     assert (as_user("insider", use), as_user("insider", read)) == ("", "")
     assert as_user("outsider", use) == DaemonUnreachable.__name__
-    assert as_user("outsider", read) in ("PermissionError", ArenaMissing.__name__, "ArenaDenied")
+    assert as_user("outsider", read) in (
+        "PermissionError",
+        ArenaMissing.__name__,
+        "PermissionDenied",
+    )
 
 
 PROBE = f"ExecStartPre=/opt/bin/python {__file__} probe\n"

@@ -298,7 +298,7 @@ def test_help_imports_neither_daemon_nor_clients() -> None:
 
 def test_every_error_has_an_exit_code_and_every_code_a_meaning() -> None:
     assert set(MEANING) == set(Exit)
-    assert exit_of(errors.PathTooLong("/x", 108, 107)) == Exit.UNUSABLE
+    assert exit_of(errors.BadPath("/x", "is a file")) == Exit.UNUSABLE
     assert exit_of(errors.Full("k", 16, "slots")) == Exit.REFUSED
     assert exit_of(errors.PurgatorydError()) == Exit.OTHER
 

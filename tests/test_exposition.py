@@ -45,7 +45,7 @@ from purgatoryd.cli.exposition import (
     told,
 )
 from purgatoryd.cli.metrics import address_of
-from purgatoryd.shm_layout.errors import ArenaDenied
+from purgatoryd.shm_layout.errors import PermissionDenied
 from purgatoryd.shm_layout.layout import DaemonState, Degraded, fields
 from purgatoryd.shm_layout.metrics import COUNTERS, GAUGES, Histogram, Metrics, upper_edge_ns
 from purgatoryd.shm_layout.shards import ShardTable, write_table
@@ -169,7 +169,7 @@ def test_what_cannot_be_read_hides_no_other(
 ) -> None:
     def read(name: str) -> Metrics:
         if name == "demo-1-0":
-            raise ArenaDenied(name)
+            raise PermissionDenied(name)
         return Metrics(DaemonState.READY, Degraded(0), {}, {}, {}, [])
 
     def readable() -> dict[str, float]:

@@ -45,10 +45,10 @@ from purgatoryd.pipeline.whole import whole
 from purgatoryd.shm_layout import segment
 from purgatoryd.shm_layout.arena import Arena, Reader
 from purgatoryd.shm_layout.errors import (
-    AloneBefore,
     AlreadyRunning,
     ArenaMismatch,
     ArenaTooSmall,
+    BadPath,
     InvalidSetting,
     JournalMismatch,
     PurgatorydError,
@@ -351,7 +351,7 @@ def test_a_daemon_alone_whose_place_the_shards_did_not_take_is_not_cleared_away(
         Ledger(1).fill(shards)
     one.write(ShardTable("demo", 1, 1, 2))
     before = one.all_there_is()
-    with pytest.raises(AloneBefore, match="demo"):
+    with pytest.raises(BadPath, match="'demo' without shards"):
         Registry.of(replace(one.config, shards=2), paths_in(one.directory, "demo"))
     assert one.all_there_is() == before
 

@@ -33,7 +33,7 @@ from purgatoryd.cli.viewer import Viewer
 from purgatoryd.clients import Admin, Client, PartitionedClient
 from purgatoryd.shm_layout import health
 from purgatoryd.shm_layout.arena import Handle
-from purgatoryd.shm_layout.errors import ArenaDenied, NoSuchShard, PurgatorydError
+from purgatoryd.shm_layout.errors import InvalidSetting, PermissionDenied, PurgatorydError
 from purgatoryd.shm_layout.layout import DaemonState, Op
 from purgatoryd.shm_layout.occupancy import Fill, due
 from purgatoryd.shm_layout.paths import paths_in
@@ -180,7 +180,7 @@ def test_another_user_does_not_see_clients(demo: Daemon, monkeypatch: pytest.Mon
 
     def open_arena(name: str, *, read_only: bool) -> Segment:
         if name == demo.paths.private:
-            raise ArenaDenied(name)
+            raise PermissionDenied(name)
         return opened(name, read_only=read_only)
 
     monkeypatch.setattr(Segment, "open", open_arena)
@@ -316,7 +316,7 @@ def test_views_follow_a_deployment_to_other_shards(three: Daemon, viewer: Viewer
     whole = viewer.take().whole
     assert [row.name for row in whole.shards] == ["demo-2-0", "demo-2-1"]
     assert whole.armed == 21
-    with pytest.raises(NoSuchShard, match="has shards 0 to 1, and not shard 2"):
+    with pytest.raises(InvalidSetting, match="must be 0 to 1"):
         viewer.take().of(2)
 
 
@@ -330,7 +330,7 @@ def test_top_of_a_deployment_and_of_its_shards(three: Daemon) -> None:
     assert one["name"] == whole["shards"][1]["name"] == "demo-1-1"
     assert one["armed"] == whole["shards"][1]["armed"] < whole["armed"] == 21
     done = CliRunner().invoke(app, ["top", "--name", "demo", "--once", "--shard", "3"])
-    assert (done.exit_code, "not shard 3" in done.stderr) == (Exit.USAGE, True)
+    assert (done.exit_code, "must be 0 to 2" in done.stderr) == (Exit.USAGE, True)
     os.kill(three.pid, signal.SIGSTOP)
     shows_who_runs_it(three, StandingFile(three.dir, "demo"))
     three.kill()
@@ -350,7 +350,7 @@ def shows_who_runs_it(three: Daemon, file: StandingFile) -> None:
 
 def test_a_daemon_alone_has_no_shard_to_choose(demo: Daemon) -> None:
     done = CliRunner().invoke(app, ["top", "--name", "demo", "--once", "--shard", "0"])
-    assert (done.exit_code, "'demo' has no shards" in done.stderr) == (Exit.USAGE, True)
+    assert (done.exit_code, "the daemon has no shards" in done.stderr) == (Exit.USAGE, True)
 
 
 # ---- top -----------------------------------------------------------------------------------------
