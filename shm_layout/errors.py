@@ -79,7 +79,7 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 
 class PurgatorydError(Exception):
-    """Root of all errors that purgatoryd raises on purpose."""
+    """Every error that purgatoryd raises on purpose is one of these; catch it to catch all."""
 
     figures: ClassVar[tuple[str, ...]] = ()
     """Names of what an error keeps, in the order of its arguments."""
@@ -119,12 +119,18 @@ def keeps_figures(error: _Error) -> _Error:
 
 
 class InvalidArgument(PurgatorydError, ValueError):
-    """An argument is out of bounds. Nothing was sent and nothing changed."""
+    """A call gets an argument that is out of bounds.
+
+    Nothing was sent and nothing changed.
+    """
 
 
 @keeps_figures
 class InvalidKey(InvalidArgument):
-    """`length` is in bytes (UTF-8 for str); 0 when the type is wrong."""
+    """A call gets a key of a wrong type or length.
+
+    `length` is in bytes (UTF-8 for str); 0 if the type is wrong.
+    """
 
     reason: str
     length: int
@@ -136,7 +142,10 @@ class InvalidKey(InvalidArgument):
 
 @keeps_figures
 class InvalidName(InvalidArgument):
-    """`kind` is "daemon", "namespace" or "topic"; `length` and `limit` are bytes."""
+    """A call or a command gets a name that a daemon, namespace or topic may not have.
+
+    `kind` is "daemon", "namespace" or "topic"; `length` and `limit` are bytes.
+    """
 
     kind: str
     name: object
@@ -153,7 +162,10 @@ class InvalidName(InvalidArgument):
 
 @keeps_figures
 class InvalidPayload(InvalidArgument):
-    """`length` and `limit` are bytes; the length is 0 when the type is wrong."""
+    """A call gets a payload of a wrong type, or one that is too long.
+
+    `length` and `limit` are bytes; the length is 0 if the type is wrong.
+    """
 
     reason: str
     length: int
@@ -165,7 +177,10 @@ class InvalidPayload(InvalidArgument):
 
 @keeps_figures
 class InvalidTime(InvalidArgument):
-    """`value` as it was given; `limit_ns` is the largest deadline, in nanoseconds."""
+    """A call gets a delay or a deadline that is no time or is too far off.
+
+    `value` is the argument; `limit_ns` is the largest deadline, in nanoseconds.
+    """
 
     reason: str
     value: object
@@ -180,7 +195,10 @@ class InvalidTime(InvalidArgument):
 
 @keeps_figures
 class InvalidRows(InvalidArgument):
-    """A bulk call's rows: `row` is the first bad one, -1 when it is about a column."""
+    """A bulk call, or a DataFrame that becomes timers, has a row or column that cannot be used.
+
+    `row` is the first bad row, -1 if a column is at fault.
+    """
 
     reason: str
     row: int
@@ -191,7 +209,10 @@ class InvalidRows(InvalidArgument):
 
 @keeps_figures
 class InvalidCondition(InvalidArgument):
-    """`reason` names the bound that `value` breaks."""
+    """An operation is added with a condition that breaks a bound.
+
+    `reason` names the bound that `value` breaks.
+    """
 
     reason: str
     value: object
@@ -202,7 +223,10 @@ class InvalidCondition(InvalidArgument):
 
 @keeps_figures
 class InvalidSetting(InvalidArgument):
-    """`source` says where the value came from: a flag, the environment, a file."""
+    """A setting, an option or a field of a configuration file has a value that is out of bounds.
+
+    `source` says where the value came from: a flag, the environment, a file.
+    """
 
     setting: str
     value: object
@@ -215,7 +239,10 @@ class InvalidSetting(InvalidArgument):
 
 @keeps_figures
 class UnknownSetting(InvalidArgument):
-    """`known` are the settings that exist."""
+    """A configuration file, the environment or a Spark option names a setting that does not exist.
+
+    `known` are the settings that exist.
+    """
 
     setting: str
     source: str
@@ -227,7 +254,10 @@ class UnknownSetting(InvalidArgument):
 
 @keeps_figures
 class Partitioned(InvalidArgument):
-    """The keys of `namespace` are divided into `partitions`, and `what` does not work with that."""
+    """A call does not work with a namespace whose keys are divided into partitions.
+
+    `what` says what does not work; use PartitionedClient for such a namespace.
+    """
 
     namespace: str
     partitions: int
@@ -239,7 +269,11 @@ class Partitioned(InvalidArgument):
 
 @keeps_figures
 class Refused(PurgatorydError):
-    """The daemon refused one timer; `status` is its number in enum pg_status."""
+    """The daemon answers a call with a status that refuses it.
+
+    `status` is its number in enum pg_status. Statuses that need a reaction of their own have
+    a subclass.
+    """
 
     key: object
     status: int
@@ -252,7 +286,10 @@ class Refused(PurgatorydError):
 
 @keeps_figures
 class Exists(Refused):
-    """The key is armed: `ticket` and `deadline_boot_ns` are those of the armed timer."""
+    """A timer is added with mode="error", and its key is armed.
+
+    `ticket` and `deadline_boot_ns` are those of the armed timer.
+    """
 
     ticket: int
     deadline_boot_ns: int
@@ -263,7 +300,10 @@ class Exists(Refused):
 
 @keeps_figures
 class Full(Refused):
-    """`resource` ran out: slots, payload, namespaces, topics, tickets, keys, accounts or loads."""
+    """A call needs a resource of the daemon that is used up.
+
+    `resource` is slots, payload, namespaces, topics, tickets, keys, accounts or loads.
+    """
 
     resource: str
 
@@ -273,7 +313,10 @@ class Full(Refused):
 
 @keeps_figures
 class TooFar(Refused):
-    """`deadline_ns` saturated; `limit_ns` is the largest deadline."""
+    """A timer is added or extended to a deadline that the daemon's clock cannot represent.
+
+    `limit_ns` is the largest deadline.
+    """
 
     limit_ns: int
 
@@ -282,59 +325,69 @@ class TooFar(Refused):
 
 
 class DuplicateWatchKey(Refused):
-    """A watch key stands twice in one operation."""
+    """An operation is added that names a watch key twice."""
 
     why = "was refused: it watches a key twice"
 
 
 class Stopping(Refused):
-    """The daemon arms nothing any more: it ends as soon as nothing is armed (`stop --drain`)."""
+    """A timer is added while `purgatoryd stop --drain` waits for the armed ones."""
 
     why = "was refused because the daemon is about to stop"
 
 
 class LevelOverflow(Refused):
-    """The level would pass 2^63 - 1; it is unchanged."""
+    """A bump would raise the level of a watch key past 2^63 - 1.
+
+    The level is unchanged.
+    """
 
     why = "was refused: its level would pass 2^63 - 1"
 
 
 class Denied(Refused):
-    """The sender's uid may not do this in this namespace."""
+    """A call does something in a namespace that the sender's uid may not do there."""
 
     why = "was denied"
 
 
 class Fenced(Refused):
-    """A newer run of the load has begun, so this one adds nothing more."""
+    """A row is added by a run of a load after a newer run of it has begun."""
 
     why = "was refused: a newer run of the load has begun"
 
 
 class LoadClosed(Refused):
-    """The load is closed, and this row of it was not done before."""
+    """A new row is added to a load that is closed."""
 
     why = "was refused: the load is closed"
 
 
 class Busy(Refused):
-    """The daemon takes no adds just now; try again."""
+    """A timer is added while the daemon accepts no timers.
+
+    Try again.
+    """
 
     why = "was refused because the daemon is busy"
 
 
 class JournalStopped(Refused):
-    """The daemon's journal cannot be written any more: it takes nothing new."""
+    """A call comes after the daemon's journal failed, such as on a full disk.
+
+    The daemon accepts nothing new.
+    """
 
     why = "was refused because the daemon's journal stopped"
 
 
 @keeps_figures
 class QuotaExceeded(Refused):
-    """The quota of a namespace or of a uid (`whose`) is used up; `limit` is what it allows.
+    """A call exceeds the quota of its namespace or of its uid (`whose`).
 
-    `resource` is "timers" or "bytes", of which `used` are in use, or "operations per second":
-    then `used` is None, and `retry_boot_ns` says when the next one is allowed (CLOCK_BOOTTIME).
+    `resource` is "timers" or "bytes", of which `used` of `limit` are in use, or "operations per
+    second": then `used` is None, and `retry_boot_ns` says when the next one is allowed
+    (CLOCK_BOOTTIME).
     """
 
     whose: str
@@ -349,14 +402,14 @@ class QuotaExceeded(Refused):
 
 
 class WrongShard(Refused):
-    """The namespace lives in another shard."""
+    """A call reaches a shard that does not hold its namespace."""
 
     why = "belongs to another shard"
 
 
 @keeps_figures
 class BatchError(PurgatorydError):
-    """Refusals of calls made with wait=False whose results nobody collected.
+    """A client made calls with wait=False, nobody collected their results, and some were refused.
 
     `refusals` holds (key, status) pairs of the first ones, with status 0 where the whole
     message was refused; `count` says how many there were, `lost` how many calls have an
@@ -376,15 +429,16 @@ class BatchError(PurgatorydError):
 
 
 class DaemonError(PurgatorydError):
-    """The conversation with the daemon failed."""
+    """A call failed because the conversation with the daemon did."""
 
 
 @keeps_figures
 class DaemonUnreachable(DaemonError, ConnectionError):
-    """No daemon answered under `name` within `waited_s` seconds; `endpoint` was tried.
+    """A call or a command finds no daemon of that name, or none that answers.
 
-    `in_doubt` calls were handed to the socket: they may or may not have been applied. `shut` is
-    the folder or socket of it that this user may not open; "" = there is none.
+    `endpoint` was tried for `waited_s` seconds. `in_doubt` calls were handed to the socket: they
+    may or may not have been applied. `shut` is the folder or socket that this user may not
+    open; empty if there is none.
     """
 
     name: str
@@ -403,9 +457,9 @@ class DaemonUnreachable(DaemonError, ConnectionError):
 
 @keeps_figures
 class CallTimeout(DaemonError, TimeoutError):
-    """The daemon is connected but did not answer `what` within `waited_s` seconds.
+    """A call gets no answer in time from a daemon that is connected.
 
-    The call stays in flight: it may still be applied, once.
+    `waited_s` is in seconds. The call stays in flight: it may still be applied, once.
     """
 
     what: str
@@ -419,7 +473,10 @@ class CallTimeout(DaemonError, TimeoutError):
 
 @keeps_figures
 class QueueFull(DaemonError, TimeoutError):
-    """`queued` calls wait already, of `limit` allowed; waited `waited_s` seconds for room."""
+    """A call is made while as many calls wait as the client may queue.
+
+    The call was not queued. `queued` of `limit` calls wait; `waited_s` is in seconds.
+    """
 
     queued: int
     limit: int
@@ -434,9 +491,10 @@ class QueueFull(DaemonError, TimeoutError):
 
 @keeps_figures
 class ShardUnavailable(DaemonError, ConnectionError):
-    """`shard` of the deployment `name` did not answer `failures` calls in a row; nothing was sent.
+    """A call is for a shard that did not answer the last calls, and nothing was sent.
 
-    It is not asked before `retry_boot_ns`; it has failed since `since_boot_ns` (CLOCK_BOOTTIME).
+    `failures` calls in a row failed since `since_boot_ns`; the shard is not asked before
+    `retry_boot_ns` (CLOCK_BOOTTIME).
     """
 
     name: str
@@ -451,9 +509,9 @@ class ShardUnavailable(DaemonError, ConnectionError):
 
 @keeps_figures
 class SessionExpired(DaemonError):
-    """The daemon forgot the session: the outcome of `in_doubt` calls is unknown.
+    """The daemon has forgotten a client's session while calls were in flight.
 
-    They were applied once or not at all. Later calls use a new session.
+    Each of the `in_doubt` calls was applied once or not at all, which is unknown.
     """
 
     session: int
@@ -468,7 +526,7 @@ class SessionExpired(DaemonError):
 
 @keeps_figures
 class MessageRefused(DaemonError):
-    """The daemon refused a whole message and applied nothing of it.
+    """The daemon refuses a whole message and applies nothing of it.
 
     `error` is its number in enum pg_error, `name` its name, `detail` its two figures.
     """
@@ -482,7 +540,10 @@ class MessageRefused(DaemonError):
 
 
 class NoJournal(MessageRefused):
-    """Durability was asked for, and the daemon keeps no journal: nothing was applied."""
+    """A call asks for durability, and the daemon keeps no journal.
+
+    Nothing was applied.
+    """
 
     def __str__(self) -> str:
         return "durability needs a daemon with a journal: purgatoryd run --journal DIRECTORY"
@@ -490,7 +551,7 @@ class NoJournal(MessageRefused):
 
 @keeps_figures
 class NotDurable(DaemonError):
-    """What of these calls was applied is not on disk, because the journal stopped before.
+    """A durable call was applied, and the journal stopped before it was on disk.
 
     It holds until a reboot. `committed_lsn` is the last record that is on disk; `errno` says
     why no later one is.
@@ -508,7 +569,10 @@ class NotDurable(DaemonError):
 
 @keeps_figures
 class ProtocolError(DaemonError):
-    """Bytes that break the protocol: `offset` where, `expected` and `found` what."""
+    """A client or the daemon receives bytes that break docs/protocol.md.
+
+    `offset` says where, `expected` and `found` what.
+    """
 
     what: str
     offset: int
@@ -521,10 +585,11 @@ class ProtocolError(DaemonError):
 
 @keeps_figures
 class SnapshotRequired(PurgatorydError):
-    """Notices `first_lost`..`last_lost` of a topic are gone from the outbox.
+    """A subscriber asks for notices that the outbox does not hold any more.
 
-    With `last_lost` = 0 the stream itself changed (another arena or incarnation) and the
-    range is unknown; `first_lost` is then the first sequence that was not seen.
+    Notices `first_lost` to `last_lost` of the topic are lost. With `last_lost` = 0 the stream
+    itself changed (another arena or incarnation) and the range is unknown; `first_lost` is then
+    the first sequence that was not seen.
     """
 
     namespace: str
@@ -543,7 +608,7 @@ class SnapshotRequired(PurgatorydError):
 
 @keeps_figures
 class Closed(PurgatorydError):
-    """`what` was closed before this call."""
+    """A client, subscriber or other object (`what`) is used after it was closed."""
 
     what: str
 
@@ -553,7 +618,10 @@ class Closed(PurgatorydError):
 
 @keeps_figures
 class ForkedProcess(PurgatorydError):
-    """`what` was made in process `owner_pid` and cannot be used in its child `pid`."""
+    """A client or subscriber (`what`) is used in a child of the process that made it.
+
+    `owner_pid` made it, `pid` is the child.
+    """
 
     what: str
     owner_pid: int
@@ -567,12 +635,12 @@ class ForkedProcess(PurgatorydError):
 
 
 class ArenaError(PurgatorydError):
-    """The shared memory segment cannot be used."""
+    """A command or a start cannot use the daemon's arena in shared memory."""
 
 
 @keeps_figures
 class ArenaMissing(ArenaError):
-    """There is no segment `segment`."""
+    """A command reads the arena of a daemon, and there is none of that name."""
 
     segment: str
 
@@ -582,7 +650,10 @@ class ArenaMissing(ArenaError):
 
 @keeps_figures
 class ArenaMismatch(ArenaError):
-    """`field` of the header of `segment` differs: both values."""
+    """A start or a command meets an arena whose header differs from what it expects.
+
+    `field` of the header differs: `expected` and `found` are both values.
+    """
 
     segment: str
     field: str
@@ -594,12 +665,18 @@ class ArenaMismatch(ArenaError):
 
 
 class OtherAbi(ArenaMismatch):
-    """The arena was made by a version with another ABI; `expected` is this one's."""
+    """A command, a client or a start meets an arena of a version with another ABI.
+
+    `expected` is the ABI of this version.
+    """
 
 
 @keeps_figures
 class ArenaNotReady(ArenaError):
-    """`state` is the arena's state: blank, rebuilding, retired, or not there yet and why."""
+    """An arena is read before its daemon has made or recovered it, or after it was replaced.
+
+    `state` is blank, rebuilding, retired, or not there yet and why.
+    """
 
     segment: str
     state: str
@@ -610,7 +687,10 @@ class ArenaNotReady(ArenaError):
 
 @keeps_figures
 class ArenaBroken(ArenaError):
-    """The first broken invariant: in `part`, at `where`."""
+    """`purgatoryd check`, or a start, finds an arena whose contents contradict each other.
+
+    It is the first broken invariant: in `part`, at `where`.
+    """
 
     part: str
     what: str
@@ -627,7 +707,10 @@ class ArenaBroken(ArenaError):
 
 @keeps_figures
 class ArenaTooLarge(ArenaError):
-    """`needed` and `available` are bytes in `where`."""
+    """A daemon starts with sizes for which there is not enough memory.
+
+    `needed` and `available` are bytes in `where`.
+    """
 
     where: str
     needed: int
@@ -642,7 +725,10 @@ class ArenaTooLarge(ArenaError):
 
 @keeps_figures
 class ArenaTooSmall(ArenaError):
-    """`resource` was asked to be `asked`, but `needed` of it live."""
+    """A daemon starts with sizes that are too small for what its arena holds.
+
+    `resource` was asked to be `asked`, and holds `needed`.
+    """
 
     resource: str
     asked: int
@@ -654,7 +740,10 @@ class ArenaTooSmall(ArenaError):
 
 @keeps_figures
 class ArenaInUse(ArenaError):
-    """`segment` holds `timers` armed, `operations` and `notices`: an import replaces none."""
+    """`run --import` starts a daemon whose arena is not empty.
+
+    `segment` holds `timers` armed timers, `operations`, and `notices` that were not sent.
+    """
 
     segment: str
     timers: int
@@ -670,7 +759,11 @@ class ArenaInUse(ArenaError):
 
 @keeps_figures
 class TableBroken(PurgatorydError):
-    """The routing table `path` of a deployment cannot be used because of `reason`."""
+    """A client, a command or a start finds that a deployment's routing table or status file cannot
+    be read.
+
+    `path` is the file, `reason` what is wrong with it.
+    """
 
     path: str
     reason: str
@@ -681,8 +774,10 @@ class TableBroken(PurgatorydError):
 
 @keeps_figures
 class PermissionDenied(PurgatorydError):
-    """A command reads a file of a daemon, its arena or a deployment's table, that this user may not
-    read. `path` is the file."""
+    """A command or a client reads an arena or a file of a deployment without the rights for it.
+
+    `path` is that file.
+    """
 
     path: str
 
@@ -695,9 +790,10 @@ class PermissionDenied(PurgatorydError):
 
 @keeps_figures
 class SystemFailure(PurgatorydError):
-    """A system call of the daemon failed with errno `number` (0: not known) on `path`, if any.
+    """A daemon is refused memory, a file or a descriptor by the machine, and ends.
 
-    The daemon ended. What it had acknowledged is in its arena, for the next start.
+    `number` is the errno (0: not known) of the system call, on `path` if any. What the daemon
+    had acknowledged is in its arena, for the next start.
     """
 
     number: int
@@ -712,7 +808,10 @@ class SystemFailure(PurgatorydError):
 
 @keeps_figures
 class ExtraMissing(PurgatorydError):
-    """`what` is needed and not installed; `install` says how to get it."""
+    """A command needs an optional part of the installation that is missing.
+
+    `what` is needed; `install` says how to get it.
+    """
 
     what: str
     install: str
@@ -723,7 +822,10 @@ class ExtraMissing(PurgatorydError):
 
 @keeps_figures
 class LakeBroken(PurgatorydError):
-    """The file `path` of a lake is not what was written: `what`."""
+    """A command of the pipeline finds a file of the lake that is missing or damaged.
+
+    `path` is the file, `what` is wrong with it.
+    """
 
     path: str
     what: str
@@ -734,7 +836,10 @@ class LakeBroken(PurgatorydError):
 
 @keeps_figures
 class LakeInUse(PurgatorydError):
-    """Another process holds the lock `path`."""
+    """A command would write to a part of the lake where another process writes.
+
+    `path` is the lock that it holds.
+    """
 
     path: str
 
@@ -763,8 +868,11 @@ class LakeMismatch(PurgatorydError):
 
 @keeps_figures
 class LoadRefused(PurgatorydError):
-    """The daemon refused `refused` rows of `what`. `counts`: rows by status; `samples`: some
-    refusals, as (namespace, key, status). The other rows were done."""
+    """A load ends, and the daemon refused some of its rows.
+
+    The daemon refused `refused` rows of `what` and did the others. `counts`: rows by status;
+    `samples`: some refusals, as (namespace, key, status).
+    """
 
     what: str
     refused: int
@@ -779,8 +887,11 @@ class LoadRefused(PurgatorydError):
 
 @keeps_figures
 class ParkedElsewhere(PurgatorydError):
-    """`rows` timers were parked by the arena `parked_by`, and nothing says that `daemon`, of which
-    they are asked back, took its place. Both are uuids in hex."""
+    """A cold tier has timers of an arena, and nothing says that the daemon's arena took its place.
+
+    `rows` timers were parked by the arena `parked_by`, and they are asked of `daemon`. Both are
+    uuids in hex.
+    """
 
     parked_by: str
     daemon: str
@@ -796,7 +907,10 @@ class ParkedElsewhere(PurgatorydError):
 
 @keeps_figures
 class WindowElsewhere(PurgatorydError):
-    """The timers of a cold tier are those of the daemon `daemon`: nothing goes to `other`."""
+    """A command of the cold tier names another daemon than the one that its timers belong to.
+
+    The tier is of the daemon `daemon`: nothing goes to `other`.
+    """
 
     daemon: str
     other: str
@@ -810,8 +924,10 @@ class WindowElsewhere(PurgatorydError):
 
 @keeps_figures
 class WindowTaken(PurgatorydError):
-    """Run `fence` of the window `window` of a cold tier was overtaken: a newer one goes on with it,
-    and this one adds nothing more."""
+    """`cold promote` finds that a newer run goes on with its window.
+
+    Run `fence` of `window` adds nothing more.
+    """
 
     window: str
     fence: int
@@ -821,12 +937,15 @@ class WindowTaken(PurgatorydError):
 
 
 class StartError(PurgatorydError):
-    """The daemon cannot start."""
+    """A daemon, or a command, cannot start."""
 
 
 @keeps_figures
 class AlreadyRunning(StartError):
-    """A daemon of this name runs as process `pid` (0 when unknown)."""
+    """A daemon is started under a name that a running daemon has.
+
+    `pid` is its process, 0 if unknown.
+    """
 
     name: str
     pid: int
@@ -837,7 +956,10 @@ class AlreadyRunning(StartError):
 
 @keeps_figures
 class ShardFailed(StartError):
-    """`daemon`, a shard, ended with `code` before it was ready; what it said stands above."""
+    """A deployment is started, and one of its shards ends before it is ready.
+
+    `daemon` is the shard and `code` its exit code; its own error stands above.
+    """
 
     daemon: str
     code: int
@@ -848,7 +970,10 @@ class ShardFailed(StartError):
 
 @keeps_figures
 class Unplaceable(StartError):
-    """`namespace` cannot be divided among another number of shards because of `reason`."""
+    """A deployment is started with another number of shards, and a namespace cannot be divided.
+
+    `reason` says why.
+    """
 
     namespace: str
     reason: str
@@ -859,7 +984,10 @@ class Unplaceable(StartError):
 
 @keeps_figures
 class BadPath(StartError):
-    """`path` cannot be used because of `reason`."""
+    """A daemon or a command is given a path that it cannot use.
+
+    `reason` says why.
+    """
 
     path: str
     reason: str
@@ -870,7 +998,10 @@ class BadPath(StartError):
 
 @keeps_figures
 class Unsupported(StartError):
-    """`what` is needed and missing on this machine."""
+    """`purgatoryd install` needs something that this machine lacks.
+
+    `what` is a sentence about it.
+    """
 
     what: str
 
@@ -879,12 +1010,15 @@ class Unsupported(StartError):
 
 
 class JournalError(StartError):
-    """The files of a journal cannot be used."""
+    """A daemon starts, or a command reads a journal, and its files cannot be used."""
 
 
 @keeps_figures
 class JournalInUse(JournalError):
-    """Process `pid` (0 when unknown) writes the journal in `path`."""
+    """A daemon is started with the journal of another one that runs.
+
+    `pid` is its process, 0 if unknown.
+    """
 
     path: str
     pid: int
@@ -895,7 +1029,10 @@ class JournalInUse(JournalError):
 
 @keeps_figures
 class JournalMismatch(JournalError):
-    """`field` of `path` differs: both values."""
+    """A file is not of this journal, or not of this version.
+
+    `field` differs: `expected` and `found` are both values.
+    """
 
     path: str
     field: str
@@ -908,8 +1045,11 @@ class JournalMismatch(JournalError):
 
 @keeps_figures
 class JournalDamaged(JournalError):
-    """Bytes `first_byte`..`last_byte` of `path` are not what was written: records
-    `first_lsn`..`last_lsn` are lost or in doubt; 0 = unknown."""
+    """A start or a reader finds bytes in a journal that are not what was written.
+
+    Bytes `first_byte` to `last_byte` of `path` are damaged: records `first_lsn` to `last_lsn` are
+    lost or in doubt; 0 = unknown.
+    """
 
     path: str
     what: str
@@ -930,7 +1070,10 @@ class JournalDamaged(JournalError):
 
 @keeps_figures
 class JournalUnwritable(JournalError):
-    """Writing `path` failed with the error number `errno`."""
+    """A daemon cannot write its journal, a snapshot or an export, such as on a full disk.
+
+    `errno` says why writing `path` failed.
+    """
 
     path: str
     errno: int
@@ -941,9 +1084,10 @@ class JournalUnwritable(JournalError):
 
 @keeps_figures
 class JournalNeeded(JournalError):
-    """The arena `segment` has a journal; without it, its records would go nowhere.
+    """A daemon is started without the journal that its arena or a namespace needs.
 
-    Or it is to be imported, and its `namespace` is durable, which nothing is without a journal.
+    The arena `segment` has a journal; without it, its records would go nowhere. Or it is
+    imported, and its `namespace` is durable, which nothing is without a journal.
     """
 
     segment: str
