@@ -137,7 +137,5 @@ def advanced(arena: Arena, message: Message) -> bytes:
         if is_reserved(namespace):
             continue
         ns, name = namespace.encode(), topic.name.encode()
-        parts.append(
-            _TAIL.pack(topic.sequence, topic.incarnation, len(ns), len(name)) + ns + name
-        )
+        parts.append(_TAIL.pack(topic.sequence, topic.incarnation, len(ns), len(name)) + ns + name)
     return frame(Kind.ADVANCE, count=len(parts), echo=echo_of(message)) + b"".join(parts)

@@ -18,7 +18,7 @@ from purgatoryd.daemon.recovery import Step
 from purgatoryd.daemon.replies import Replies
 from purgatoryd.daemon.retention import Keep, is_untidy
 from purgatoryd.daemon.snapshot import save_snapshot, start, tidy_and_tell
-from purgatoryd.shm_layout.arena import Arena
+from purgatoryd.shm_layout.arena import Arena, Handle
 from purgatoryd.shm_layout.errors import (
     BadPath,
     JournalError,
@@ -124,7 +124,7 @@ def refuse_other_journal(directory: Path, uuid: bytes) -> None:
         raise JournalMismatch(str(directory), "uuid", uuid.hex(), found.pop().hex())
 
 
-def newest_end(directory: Path, arena: Arena) -> Walk:
+def newest_end(directory: Path, arena: Handle) -> Walk:
     """Where the arena's journal goes on: its newest segment, read to its end.
 
     Raises JournalDamaged, JournalMismatch.

@@ -35,7 +35,7 @@ from purgatoryd.daemon.recovery import Step, Way, import_file, recover
 from purgatoryd.daemon.snapshot import save_snapshot
 from purgatoryd.shm_layout import segment
 from purgatoryd.shm_layout._core import lib
-from purgatoryd.shm_layout.arena import Arena, Previous, boot_id, page_size, retire
+from purgatoryd.shm_layout.arena import Arena, Handle, Previous, boot_id, page_size, retire
 from purgatoryd.shm_layout.errors import (
     ArenaBroken,
     ArenaInUse,
@@ -269,7 +269,7 @@ def _way(opening: Opening) -> Way:
     return Way(lambda sizes: _make_redone(opening, sizes), _clock_of, opening.step, opening.force)
 
 
-def _save_snapshot(arena: Arena, opening: Opening) -> None:
+def _save_snapshot(arena: Handle, opening: Opening) -> None:
     if opening.journal is not None:
         save_snapshot(arena, opening.journal, step=opening.step)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from purgatoryd.shm_layout._core import ffi, lib
-from purgatoryd.shm_layout.arena import Arena, Handle, text
+from purgatoryd.shm_layout.arena import Handle, text
 from purgatoryd.shm_layout.errors import (
     BadPath,
     JournalDamaged,
@@ -260,7 +260,7 @@ class Walk:
         self._buffer = Buffer()
 
     @classmethod
-    def before(cls, arena: Arena) -> Walk:
+    def before(cls, arena: Handle) -> Walk:
         """The end of a journal that this arena has not begun: all it staged is still to come."""
         stage, self = arena.stage, cls()
         staged = int(stage.tail) != int(stage.committed)
@@ -435,7 +435,7 @@ class Committer:
     JournalUnwritable if a system call failed, JournalMismatch if disk and arena disagree.
     """
 
-    def __init__(self, arena: Arena, directory: Path, segment_bytes: int, end: Walk) -> None:
+    def __init__(self, arena: Handle, directory: Path, segment_bytes: int, end: Walk) -> None:
         self._arena = arena
         self._memory = ffi.new("uint8_t[]", lib.pg_committer_bytes())
         self._c = ffi.cast("struct pg_committer *", self._memory)

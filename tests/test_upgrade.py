@@ -383,7 +383,7 @@ def test_the_next_minor_takes_over_all_that_is_stored(later: Mapping[str, str]) 
         "stored and not every and not next_minor", __file__,
     ]  # fmt: skip
     done = subprocess.run(
-        command, env=os.environ | later, capture_output=True, text=True, check=False
+        command, env={**os.environ, **later}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert " 8 passed" in done.stdout, done.stdout
@@ -401,7 +401,7 @@ def test_the_next_minor_takes_over_what_a_killed_daemon_staged(
         client.add_many([(f"{i}", 3600) for i in range(500)])
     real.kill()
     before = real.env
-    real.env = before | later
+    real.env = {**before, **later}
     for _ in range(2):  # from the arena, then from the journal that both minors wrote
         real.start()
         assert keys_listed(real) == {"durable", *map(str, range(500))}
