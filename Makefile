@@ -35,7 +35,7 @@ LIBFUZZER := $(FUZZ_C:tests/fuzz/%.c=build/fuzz/%)
 LINT      := $(patsubst %.c,build/lint/%.o,$(CORE_C) $(TESTS_C) $(GUEST_C) $(FUZZ_C) $(CRASH_C) $(BENCH_C))
 
 .DEFAULT_GOAL := help
-.PHONY: help build run report test test-c test-python crash-test soak fuzz lint bench-core bench-purgatory bench-watchers bench-recovery bench-hostile bench-journal bench-pipeline bench-placement bench-metrics bench-idle docs clean
+.PHONY: help build run report test test-c test-python crash-test soak fuzz lint bench-core bench-purgatory bench-watchers bench-recovery bench-hostile bench-wal bench-pipeline bench-placement bench-metrics bench-idle docs clean
 .DELETE_ON_ERROR:
 # Where it is set, each of the many daemons of the tests would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -52,9 +52,9 @@ run: build ## the main job: the flights of 2013 through the daemon (4 minutes at
 
 # Without what `make run` left, a run without the load makes it.
 report: build ## ship and audit what make run left, with its ledgers, and make a page of it: build/report.html
-	@test -d build/run/ledgers -a -d build/run/journals/year || $(BIN)/python -m examples.flights --day --year --keep build/run
-	@for name in live year; do $(BIN)/purgatoryd pipeline ship --name $$name --journal build/run/journals --lake build/run/lake || exit 1; done
-	$(BIN)/purgatoryd pipeline report --journal build/run/journals --ledger build/run/ledgers --lake build/run/lake --out build/report.html
+	@test -d build/run/ledgers -a -d build/run/wal/year || $(BIN)/python -m examples.flights --day --year --keep build/run
+	@for name in live year; do $(BIN)/purgatoryd pipeline ship --name $$name --wal-dir build/run/wal --lake build/run/lake || exit 1; done
+	$(BIN)/purgatoryd pipeline report --wal-dir build/run/wal --ledger build/run/ledgers --lake build/run/lake --out build/report.html
 
 test: test-c test-python ## C tests under ASan and UBSan, then all Python tests
 
@@ -98,7 +98,7 @@ build/tests-of-spark:
 build/tests-of-others:
 	@$(BIN)/python -m pytest -m "not spark"
 
-soak: build ## a daemon and its workers, killed at random for SECONDS=60, with a ledger; ARGS=--audit: its journal, too
+soak: build ## a daemon and its workers, killed at random for SECONDS=60, with a ledger; ARGS=--audit: its WAL, too
 	PYTHONPATH=tests $(BIN)/python tests/crash/soak.py $(SECONDS) $(ARGS)
 
 # ROUNDS of the harness: worlds that each operation is killed in, times four shapes; ten times as
@@ -109,8 +109,8 @@ crash-test: build build/crash/crash build/crash/stores build/sanitize/tests/test
 	$(BIN)/python tests/crash/record.py crash_stores.json build/crash/stores $(ROUNDS)0 1001 30
 	$(BIN)/python tests/crash/mutate.py --write
 	build/sanitize/tests/test_committer $(CUTS)
-	JOURNAL_ROUNDS=50 POWER_CUTS=20 $(BIN)/python -m pytest -q -s --timeout=0 \
-		tests/test_journal_files.py tests/test_journal_daemon.py tests/test_power_cut.py
+	WAL_ROUNDS=50 POWER_CUTS=20 $(BIN)/python -m pytest -q -s --timeout=0 \
+		tests/test_wal_files.py tests/test_wal_daemon.py tests/test_power_cut.py
 	CRASH_TEST=complete $(BIN)/python -m pytest --timeout=0 tests/test_faults.py $(ARGS)
 
 lint: build $(LINT) ## ruff, mypy --strict, and the C with every warning an error
@@ -131,8 +131,8 @@ bench-recovery: build ## measure how long a killed daemon is away; writes benchm
 bench-hostile: build ## measure what others notice of an attack; writes benchmarks/results/hostile.json
 	$(BIN)/python benchmarks/bench_hostile.py $(ARGS)
 
-bench-journal: build ## measure the journal, and recovery from it; writes benchmarks/results/journal.json
-	$(BIN)/python benchmarks/bench_journal.py $(ARGS)
+bench-wal: build ## measure the WAL, and recovery from it; writes benchmarks/results/wal.json
+	$(BIN)/python benchmarks/bench_wal.py $(ARGS)
 
 bench-placement: build ## measure lateness beside busy processes; writes benchmarks/results/placement.json
 	$(BIN)/python benchmarks/bench_placement.py $(ARGS)

@@ -3,7 +3,7 @@
 At rest means that nothing is due and nobody asks. Daemons that differ in one thing (timers that are
 far from due, a subscriber, a watchdog, shards) rest side by side, and the same windows are of all.
 At work a client arms timers or operations at a steady rate, and they end as they are meant to: in
-memory, with a journal, and with calls that wait for the disk; the ways take turns. Processor time
+memory, with a WAL, and with calls that wait for the disk; the ways take turns. Processor time
 is that of all threads of the daemon, as the kernel's scheduler counts it.
 Writes benchmarks/results/idle.json, the tables of docs/benchmarks.md, and that of work in
 docs/operations.md.
@@ -216,7 +216,7 @@ LOADS: dict[str, tuple[Load, bool]] = {
 """By what is done: one batch of it, and whether it has operations."""
 WAYS = {
     "in memory": ("memory", False),
-    "with a journal": ("disk", False),
+    "with a WAL": ("disk", False),
     "durable": ("disk", True),
 }
 """By how: the daemon's name, and whether calls wait for the disk."""
@@ -257,11 +257,11 @@ class Bench:
 def benches(directory: Path, rate: int) -> Iterator[dict[str, Bench]]:
     """One for each way."""
     room = ["--capacity", str(4 * rate), "--payload-memory", str(1024 * rate)]
-    journal = ["--journal", str(directory / "journal")]
+    wal = ["--wal-dir", str(directory / "wal")]
     with ExitStack() as stack:
         pids = {
             name: stack.enter_context(own_daemon(directory, name, [*room, *more]))
-            for name, more in (("memory", []), ("disk", journal))
+            for name, more in (("memory", []), ("disk", wal))
         }
         for name in pids:
             stack.enter_context(listener(name))
@@ -363,7 +363,7 @@ def main() -> None:
     parser.add_argument("--work", type=float, default=5.0, help="seconds of a load in a round")
     parser.add_argument("--rate", type=int, default=100_000, help="timers per second")
     parser.add_argument("--operations", type=int, default=5_000, help="operations per second")
-    parser.add_argument("--directory", type=Path, help="for the journal; on a disk")
+    parser.add_argument("--directory", type=Path, help="for the WAL; on a disk")
     parser.add_argument("--dry", action="store_true", help="print only, write nothing")
     arguments = parser.parse_args()
     found = measure(arguments)

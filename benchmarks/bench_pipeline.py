@@ -1,6 +1,6 @@
-"""Measures the pipeline, step by step, on a journal that a real daemon wrote.
+"""Measures the pipeline, step by step, on a WAL that a real daemon wrote.
 
-The journal: timers with keys and payloads, nine of ten cancelled, the others fired. Each run has
+The WAL: timers with keys and payloads, nine of ten cancelled, the others fired. Each run has
 two processes: one for ship (without Spark), then silver and gold, sketches and the cold tier in one
 session, and one for bulk adds, which are a job of somebody's own. What is measured first in a
 session is *cold*, what is done again *warm*. Beside each step the same is done by pyarrow or by
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
-from flow import beside, journal, jvm, steps
+from flow import beside, jvm, steps, wal
 from recording import machine, spread, write_result, write_section
 
 from purgatoryd.pipeline.session import session
@@ -126,8 +126,8 @@ def run_apart(arguments: argparse.Namespace) -> Figures:
 
 
 def _job_apart(arguments: argparse.Namespace, job: str) -> Figures:
-    command = [sys.executable, __file__, "--job", job, *size_of(arguments), "--journal",
-               str(arguments.journal), "--directory", str(arguments.directory)]  # fmt: skip
+    command = [sys.executable, __file__, "--job", job, *size_of(arguments), "--wal-dir",
+               str(arguments.wal_dir), "--directory", str(arguments.directory)]  # fmt: skip
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     found: Figures = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -244,18 +244,18 @@ def write(found: dict[str, Any]) -> None:
 
 @contextmanager
 def working(arguments: argparse.Namespace) -> Iterator[None]:
-    """A folder for the journal, if none is given."""
-    made = arguments.journal is None
+    """A folder for the WAL, if none is given."""
+    made = arguments.wal_dir is None
     if made:
-        arguments.journal = Path(tempfile.mkdtemp(dir=arguments.directory, prefix="bench-journal-"))
+        arguments.wal_dir = Path(tempfile.mkdtemp(dir=arguments.directory, prefix="bench-wal-"))
         began_s = time.perf_counter()
-        events = journal.make(arguments.journal, arguments.timers)
+        events = wal.make(arguments.wal_dir, arguments.timers)
         print(f"{events} events in {time.perf_counter() - began_s:.0f} s", file=sys.stderr)
     try:
         yield
     finally:
         if made:
-            shutil.rmtree(arguments.journal)
+            shutil.rmtree(arguments.wal_dir)
 
 
 def absolute(text: str) -> Path:
@@ -265,14 +265,14 @@ def absolute(text: str) -> Path:
 
 def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--timers", type=int, default=5_300_000, help="of the journal")
+    parser.add_argument("--timers", type=int, default=5_300_000, help="of the WAL")
     parser.add_argument(
         "--cold-rows", type=int, default=10_000_000, help="of a day in the cold tier"
     )
     parser.add_argument("--bulk-rows", type=int, default=2_000_000, help="that become timers")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--directory", type=absolute, default=ROOT / "build", help="for all files")
-    parser.add_argument("--journal", type=absolute, help="one that was made before")
+    parser.add_argument("--wal-dir", type=absolute, help="one that was made before")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--job", choices=steps.JOBS, help=argparse.SUPPRESS)
     arguments = parser.parse_args(given)
@@ -290,7 +290,7 @@ def main() -> None:
         return
     with working(arguments):
         runs = [run_apart(arguments) for _ in range(arguments.runs)]
-        found = document(arguments, journal.events(arguments.journal), runs)
+        found = document(arguments, wal.events(arguments.wal_dir), runs)
     print(json.dumps(found["targets"], indent=1))
     print(table(found))
     if not arguments.quick:

@@ -34,7 +34,7 @@ COMMANDS = {
     "load": "loads",
     "keygen": "keys",
     "install": "install",
-    "journal": "journal",
+    "wal": "wal",
     "pipeline": "pipeline",
 }
 

@@ -156,9 +156,9 @@ SECTIONS = {
         "loads", "load_blocks", "load_rows", "load_rows_repeated", "refused_loads",
         "refused_fenced",
     ),
-    "journal": (
-        "journal", "journal_error", "committed_lsn", "staged_lsn", "staged_bytes", "stage_bytes",
-        "journal_bytes", "syncs", "sync_mean_ns", "refused_journal",
+    "wal": (
+        "wal", "wal_error", "committed_lsn", "staged_lsn", "staged_bytes", "stage_bytes",
+        "wal_bytes", "syncs", "sync_mean_ns", "refused_wal",
         "records_redone",
     ),
     "sizes": (

@@ -18,8 +18,8 @@ from purgatoryd.shm_layout import errors
 MOST_S = 60
 """The longest pause after an error."""
 LASTING = (
-    errors.InvalidArgument, errors.ExtraMissing, errors.LakeBroken, errors.JournalDamaged,
-    errors.JournalMismatch, errors.LakeMismatch, errors.WindowElsewhere,
+    errors.InvalidArgument, errors.ExtraMissing, errors.LakeBroken, errors.WalDamaged,
+    errors.WalMismatch, errors.LakeMismatch, errors.WindowElsewhere,
 )  # fmt: skip
 """What does not pass unless somebody mends it."""
 

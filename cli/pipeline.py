@@ -1,4 +1,4 @@
-"""pipeline: from the journal to tables in a lake. Each part has a file of its own."""
+"""pipeline: from the WAL to tables in a lake. Each part has a file of its own."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def spark_options(command: Wrapped) -> Wrapped:
 
 @click.group("pipeline", cls=Lazy, table=PARTS)
 def pipeline_command() -> None:
-    """Bring the journal into a lake, and make tables of it there.
+    """Bring the WAL into a lake, and make tables of it there.
 
     For `ship`, `status`, `load-agent`, `cold cancel | status` and `plan show | apply | cancel` the
     extra purgatoryd[lake] is enough, on the daemon's host; all others need purgatoryd[spark], and

@@ -1,4 +1,4 @@
-"""pipeline audit and report: whether the journals can be true, and a page on what they say."""
+"""pipeline audit and report: whether the WALs can be true, and a page on what they say."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
     from purgatoryd.pipeline.figures import Profile
     from purgatoryd.pipeline.whole import Whole
 
-_journal_option = click.option(
-    "--journal",
+_wal_option = click.option(
+    "--wal-dir",
     type=click.Path(file_okay=False, exists=True, path_type=Path),
-    envvar="PURGATORYD_JOURNAL",
+    envvar="PURGATORYD_WAL_DIR",
     show_envvar=True,
-    help="Directory of journals: what is not shipped yet counts, too.",
+    help="Directory of WALs: what is not shipped yet counts, too.",
 )
 _ledger_option = click.option(
     "--ledger",
     type=click.Path(file_okay=False, exists=True, path_type=Path),
-    help="Directory of ledgers, to be held against the journals.",
+    help="Directory of ledgers, to be held against the WALs.",
 )
 
 
 def _what(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that say what is audited."""
-    return lake_option(_journal_option(_ledger_option(spark_options(command))))
+    return lake_option(_wal_option(_ledger_option(spark_options(command))))
 
 
 class _Read(NamedTuple):
@@ -49,18 +49,18 @@ class _Read(NamedTuple):
 
 @contextmanager
 def _read(
-    lake: Path, journal: Path | None, ledger: Path | None, master: str | None, conf: dict[str, str]
+    lake: Path, wal_dir: Path | None, ledger: Path | None, master: str | None, conf: dict[str, str]
 ) -> Iterator[_Read]:
     from purgatoryd.pipeline.lake import Lake
     from purgatoryd.pipeline.ledger import read_ledgers
     from purgatoryd.pipeline.session import session
-    from purgatoryd.pipeline.sources import journals_in
+    from purgatoryd.pipeline.sources import wals_in
     from purgatoryd.pipeline.whole import whole
 
-    if journal:
+    if wal_dir:
         lake.mkdir(parents=True, exist_ok=True)  # nothing needs to be shipped yet
     there = Lake(lake)
-    folders = journals_in(journal) if journal else []
+    folders = wals_in(wal_dir) if wal_dir else []
     spark = session(master, conf)
     noted = read_ledgers(spark, ledger) if ledger else None
     with whole(spark, there, folders) as found:
@@ -71,7 +71,7 @@ def _read(
 @_what
 @json_option
 def audit_command(as_json: bool, **options: Any) -> int:
-    """Check that what the journals say can be true, and was kept.
+    """Check that what the WALs say can be true, and was kept.
 
     Each timer and operation has one outcome or is open, nothing fired early, nothing is missing in
     the numbers of records and notices, conditions held, snapshots agree; with --ledger also what
@@ -132,7 +132,7 @@ def _summary(verdict: Verdict) -> dict[str, Any]:
 )
 @json_option
 def report_command(out: Path, as_json: bool, **options: Any) -> int:
-    """Audit, and write a page with the verdict and the figures of all journals.
+    """Audit, and write a page with the verdict and the figures of all WALs.
 
     The page needs nothing but itself. Exit code 5 if the audit found a violation, 1 if there was
     nothing to audit.

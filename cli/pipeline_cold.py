@@ -15,7 +15,6 @@ import click
 from purgatoryd.cli import units
 from purgatoryd.cli.exits import Command, Exit
 from purgatoryd.cli.following import follow
-from purgatoryd.cli.journal import folder
 from purgatoryd.cli.options import (
     emit,
     json_option,
@@ -26,6 +25,7 @@ from purgatoryd.cli.options import (
 )
 from purgatoryd.cli.pipeline import lake_option, spark_options
 from purgatoryd.cli.shards import daemons
+from purgatoryd.cli.wal import folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -226,10 +226,10 @@ def keys_in(file: Path, namespace: str) -> pa.Table:
 # ---- collect, promote --------------------------------------------------------------------------
 
 
-def journal_option(command: Wrapped) -> Wrapped:
-    """--journal."""
+def wal_option(command: Wrapped) -> Wrapped:
+    """--wal-dir."""
     return click.option(
-        "--journal",
+        "--wal-dir",
         type=click.Path(exists=True, file_okay=False, path_type=Path),
         help="As of `purgatoryd run`: also what was not shipped yet is read, for parked timers.",
     )(command)
@@ -238,12 +238,12 @@ def journal_option(command: Wrapped) -> Wrapped:
 @cold_command.command("collect", cls=Command)
 @lake_option
 @daemon_options
-@journal_option
+@wal_option
 @spark_options
 @json_option
 def collect_command(
     lake: Path, name: str, tcp: str | None, server_key: str | None, key_file: Path | None,
-    journal: Path | None, master: str | None, conf: dict[str, str], as_json: bool,
+    wal_dir: Path | None, master: str | None, conf: dict[str, str], as_json: bool,
 ) -> None:  # fmt: skip
     """Take the timers that the daemon parked into the tier, and what became of them.
 
@@ -254,24 +254,24 @@ def collect_command(
 
     spark = session(master, conf)
     with daemon_of(name, tcp, server_key, key_file) as hot:
-        done = collected(spark, tier, hot, journal)
+        done = collected(spark, tier, hot, wal_dir)
     text = f"{done.rows} timers, version {done.version}; {done.ended} older rows ended"
     emit({"version": done.version, "rows": done.rows, "ended": done.ended}, text, as_json)
 
 
-def collected(spark: SparkSession, tier: Tier, hot: Loader, journal: Path | None) -> Collected:
+def collected(spark: SparkSession, tier: Tier, hot: Loader, wal_dir: Path | None) -> Collected:
     """What the daemon parked is in the tier then."""
     from purgatoryd.pipeline.lake import Lake
     from purgatoryd.pipeline.parked import collect
 
-    folders = [folder(journal, one.name) for one in daemons(hot.name)] if journal else []
+    folders = [folder(wal_dir, one.name) for one in daemons(hot.name)] if wal_dir else []
     return collect(spark, tier, Lake(tier.lake), hot, folders)
 
 
 @cold_command.command("promote", cls=Command)
 @lake_option
 @daemon_options
-@journal_option
+@wal_option
 @click.option("--window", type=units.Moment(), help="Everything that is due before this time.")
 @click.option(
     "--every",
@@ -283,7 +283,7 @@ def collected(spark: SparkSession, tier: Tier, hot: Loader, journal: Path | None
 @json_option
 def promote_command(
     lake: Path, name: str, tcp: str | None, server_key: str | None, key_file: Path | None,
-    journal: Path | None, window: datetime | None, every: int | None, rate: float | None,
+    wal_dir: Path | None, window: datetime | None, every: int | None, rate: float | None,
     master: str | None, conf: dict[str, str], as_json: bool,
 ) -> None:  # fmt: skip
     """Bring timers from the tier to the daemon, those that it parked too.
@@ -305,9 +305,9 @@ def promote_command(
 
     def bring(until_ns: int) -> None:
         with daemon_of(name, tcp, server_key, key_file) as hot:
-            if journal or Lake(lake).daemons():
+            if wal_dir or Lake(lake).daemons():
                 with suppress(LakeInUse):  # somebody loads; the next turn takes them
-                    collected(spark, tier, hot, journal)
+                    collected(spark, tier, hot, wal_dir)
             for one in promote(spark, tier, until_ns, hot, pace):
                 emit(window_record(one), window_text(one), as_json)
 

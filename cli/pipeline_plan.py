@@ -20,7 +20,7 @@ FILE = "plan.json"
 
 @click.group("plan")
 def plan_command() -> None:
-    """Propose moves of namespaces between the daemons whose journals are in the lake.
+    """Propose moves of namespaces between the daemons whose WALs are in the lake.
 
     First those that keep the namespaces of a group apart, then those that even out what daemons
     hold and do. A plan stands in LAKE/plan.json.
@@ -46,7 +46,7 @@ def make_command(
     lake: Path, fleet: Path, label: str, tolerance: float, master: str | None,
     conf: dict[str, str], as_json: bool,
 ) -> None:  # fmt: skip
-    """Make a plan from what the journals say, in place of the last one."""
+    """Make a plan from what the WALs say, in place of the last one."""
     from purgatoryd.pipeline.extras import need
 
     need("pyspark", "spark")

@@ -1,4 +1,4 @@
-"""pipeline ship and status: the journal's way into the lake."""
+"""pipeline ship and status: the WAL's way into the lake."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import click
 from purgatoryd.cli import units
 from purgatoryd.cli.exits import Command
 from purgatoryd.cli.following import follow as take_turns
-from purgatoryd.cli.journal import folders, journal_option, show
 from purgatoryd.cli.options import emit, json_option, name_option
 from purgatoryd.cli.pipeline import lake_option
+from purgatoryd.cli.wal import folders, show, wal_option
 
 if TYPE_CHECKING:
     from purgatoryd.pipeline.lake import Manifest
@@ -28,19 +28,19 @@ POLL_S = 1.0
 
 @click.command("ship", cls=Command)
 @name_option
-@journal_option
+@wal_option
 @lake_option
 @click.option("--follow", is_flag=True, help="Go on as segments are sealed, until interrupted.")
 @click.option("--limit", type=units.Size(), default=0, help="Read at most so many bytes a second.")
 @click.option("--node", default=socket.gethostname, help="Name of this host; its own unless given.")
 @json_option
 def ship_command(
-    name: str, journal: Path, lake: Path, follow: bool, limit: int, node: str, as_json: bool
+    name: str, wal_dir: Path, lake: Path, follow: bool, limit: int, node: str, as_json: bool
 ) -> None:
     """Bring sealed segments and snapshots into the lake, each once, oldest first.
 
     Of a deployment those of all its shards, and of the shards that it had before. It may be killed
-    at any time and started again. The journal is held for it by a mark, so no segment goes before
+    at any time and started again. The WAL is held for it by a mark, so no segment goes before
     it is in the lake.
     """
     from purgatoryd.pipeline.extras import need
@@ -49,9 +49,9 @@ def ship_command(
     from purgatoryd.pipeline.lake import Lake
     from purgatoryd.pipeline.ship import Convoy
 
-    folders(journal, name)  # before there is a lake
+    folders(wal_dir, name)  # before there is a lake
     lake.mkdir(parents=True, exist_ok=True)
-    with closing(Convoy(partial(folders, journal, name), Lake(lake), node, limit)) as convoy:
+    with closing(Convoy(partial(folders, wal_dir, name), Lake(lake), node, limit)) as convoy:
 
         def turn() -> None:
             for manifest in convoy.turn():
@@ -72,21 +72,19 @@ def shipped_text(manifest: Manifest) -> str:
 @click.command("status", cls=Command)
 @name_option
 @click.option(
-    "--journal",
+    "--wal-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    envvar="PURGATORYD_JOURNAL",
+    envvar="PURGATORYD_WAL_DIR",
     show_envvar=True,
-    help="Directory of the journals; its segments are listed too.",
+    help="Directory of the WALs; its segments are listed too.",
 )
 @lake_option
-@click.option(
-    "--segments", is_flag=True, help="Where each is: hot (only in the journal), both, lake."
-)
+@click.option("--segments", is_flag=True, help="Where each is: hot (only in the WAL), both, lake.")
 @json_option
 def status_command(
-    name: str, journal: Path | None, lake: Path, segments: bool, as_json: bool
+    name: str, wal_dir: Path | None, lake: Path, segments: bool, as_json: bool
 ) -> None:
-    """Show how far each daemon's journal has come, or where each segment is.
+    """Show how far each daemon's WAL has come, or where each segment is.
 
     Up to `complete_to` every segment is in the lake, from the first one there; `missing` are the
     LSNs of those that are not. `silver` and `gold` are the segments whose tables are up to date.
@@ -102,7 +100,7 @@ def status_command(
     if segments:
         from purgatoryd.pipeline.tiers import tiers
 
-        found = tiers(place, folders(journal, name) if journal else [])
+        found = tiers(place, folders(wal_dir, name) if wal_dir else [])
         show([segment_record(one) for one in found], f"segments in {lake}", as_json)
         return
     from purgatoryd.pipeline.progress import progress
@@ -111,7 +109,7 @@ def status_command(
 
 
 def progress_record(one: Progress) -> dict[str, Any]:
-    """A daemon's journal in JSON, and in the table."""
+    """A daemon's WAL in JSON, and in the table."""
     return {
         "daemon": one.daemon,
         "node": one.node,

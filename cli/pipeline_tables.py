@@ -13,7 +13,6 @@ import click
 from purgatoryd.cli import units
 from purgatoryd.cli.exits import Command, Exit
 from purgatoryd.cli.following import follow as take_turns
-from purgatoryd.cli.journal import show
 from purgatoryd.cli.options import (
     emit,
     json_option,
@@ -22,6 +21,7 @@ from purgatoryd.cli.options import (
     read_key,
 )
 from purgatoryd.cli.pipeline import lake_option, spark_options
+from purgatoryd.cli.wal import show
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -75,9 +75,9 @@ ledger_option = click.option(
     help="Pause of --follow.",
 )  # fmt: skip
 @click.option(
-    "--journal",
+    "--wal-dir",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Directory of journals that nobody ships: what is sealed there is brought in first.",
+    help="Directory of WALs that nobody ships: what is sealed there is brought in first.",
 )
 @ledger_option
 @click.option(
@@ -88,7 +88,7 @@ ledger_option = click.option(
 @spark_options
 @json_option
 def ingest_command(
-    lake: Path, follow: bool, every: int, journal: Path | None, ledger: Path | None,
+    lake: Path, follow: bool, every: int, wal_dir: Path | None, ledger: Path | None,
     show: str | None, master: str | None, conf: dict[str, str], as_json: bool,
 ) -> None:  # fmt: skip
     """Bring silver and gold up to what was shipped.
@@ -96,14 +96,14 @@ def ingest_command(
     It may be killed at any time and started again. Segments may come in any order, late or
     twice: what the tables say does not depend on it.
     """
-    if journal is not None:
+    if wal_dir is not None:
         lake.mkdir(parents=True, exist_ok=True)
     spark, place = opened(lake, master, conf)
     from purgatoryd.pipeline.jobs import bring_up
     from purgatoryd.pipeline.raw import ingest
 
     def turn() -> None:
-        raw = {} if journal is None else {"raw": ingest(spark, place, journal)}
+        raw = {} if wal_dir is None else {"raw": ingest(spark, place, wal_dir)}
         tell(raw | bring_up(spark, place, ledgers=ledger), as_json)
         if show is not None:
             show_latencies(spark, place, show, as_json)
@@ -247,34 +247,34 @@ def plain(value: Any) -> Any:
 @namespace_option
 @key_type_option
 @click.option(
-    "--journal",
-    "journals",
+    "--wal-dir",
+    "wal_dirs",
     multiple=True,
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder JOURNAL/NAME of a daemon, for what was not shipped yet.",
+    help="Folder WAL_DIR/NAME of a daemon, for what was not shipped yet.",
 )
 @click.argument("key")
 def trace_command(
     spark: SparkSession, place: Lake, namespace: str, key_type: str,
-    journals: tuple[Path, ...], key: str, as_json: bool,
+    wal_dirs: tuple[Path, ...], key: str, as_json: bool,
 ) -> int:  # fmt: skip
     """Show every timer that KEY had, on all hosts and in the cold tier, and where the time went.
 
     Exit code 1 if nothing is known of it.
     """
     from purgatoryd.shm_layout.errors import BadPath
-    from purgatoryd.shm_layout.journal import segments
     from purgatoryd.shm_layout.layout import KeyType
+    from purgatoryd.shm_layout.wal import segments
     from purgatoryd.shm_layout.wire import encode_key
 
     kind, data = encode_key(read_key(key, key_type))
-    for folder in journals:
+    for folder in wal_dirs:
         if not segments(folder):
-            raise BadPath(str(folder), "has no segments: JOURNAL/NAME is meant")
+            raise BadPath(str(folder), "has no segments: WAL_DIR/NAME is meant")
     from purgatoryd.pipeline.trace import Key, history, record
 
     wanted = Key(namespace, KeyType(kind).name.lower(), data)
-    lives = history(spark, place, journals, wanted)
+    lives = history(spark, place, wal_dirs, wanted)
     for life in lives:
         if as_json:
             emit(record(life), "", as_json)

@@ -52,16 +52,16 @@ _UCRED = struct.Struct("=iII")
     help="Begin with what stop --export wrote; the arena must be empty.",
 )
 @click.option(
-    "--force-journal",
+    "--force-wal",
     is_flag=True,
-    help="Go on with what a damaged journal holds before the damage; its files are set aside.",
+    help="Go on with what a damaged WAL holds before the damage; its files are set aside.",
 )
 @click.option("--shard", "shard", type=(click.INT, click.INT), hidden=True)
 @click.option("--print-config", is_flag=True, help="Print the settings and their sources; stop.")
 @json_option
 @click.pass_context
 def run_command(
-    ctx: click.Context, /, name: str, import_path: Path | None, force_journal: bool,
+    ctx: click.Context, /, name: str, import_path: Path | None, force_wal: bool,
     print_config: bool, as_json: bool, shard: tuple[int, int] | None, **values: Any,
 ) -> int:  # fmt: skip
     """Run the daemon in the foreground until SIGTERM or SIGINT.
@@ -78,18 +78,18 @@ def run_command(
     """
     settings.refuse_unknown_variables(os.environ)
     config = settings.config_from(ctx, name, values)
-    if force_journal and not config.journal:
-        raise InvalidSetting("force-journal", True, "left out without a journal", "flag")
+    if force_wal and not config.wal_dir:
+        raise InvalidSetting("force-wal", True, "left out without a WAL", "flag")
     if print_config:
         print_settings(ctx, config, as_json)
     elif shard is not None:
-        run_shard(ctx, config, shard, force_journal)
+        run_shard(ctx, config, shard, force_wal)
     elif config.shards:
         run_shards(ctx, config, import_path)
     else:
         from purgatoryd.daemon.main import serve
 
-        serve(config, import_path, force_journal, lambda: settings.read_again(ctx))
+        serve(config, import_path, force_wal, lambda: settings.read_again(ctx))
     return Exit.DONE
 
 
@@ -116,9 +116,7 @@ def run_shards(ctx: click.Context, config: Config, import_path: Path | None) -> 
     serve_shards(config, command, lambda: settings.read_again(ctx))
 
 
-def run_shard(
-    ctx: click.Context, config: Config, shard: tuple[int, int], force_journal: bool
-) -> None:
+def run_shard(ctx: click.Context, config: Config, shard: tuple[int, int], force_wal: bool) -> None:
     """Runs one daemon of a deployment, which ends with the process that started it."""
     from purgatoryd.daemon.main import serve
     from purgatoryd.daemon.parent import end_with
@@ -129,7 +127,7 @@ def run_shard(
     def as_shard(config: Config) -> Config:
         return replace(config, shard=number)
 
-    serve(as_shard(config), None, force_journal, lambda: as_shard(settings.read_again(ctx)))
+    serve(as_shard(config), None, force_wal, lambda: as_shard(settings.read_again(ctx)))
 
 
 @click.command("stop", cls=Command)
@@ -236,7 +234,7 @@ def resume_drained(name: str, timeout_s: float, as_json: bool) -> int:
 def try_export(paths: Paths, file: Path) -> None:
     """What export_arena will need, tried while the daemon still runs.
 
-    Raises BadPath if this user is not the daemon's, JournalUnwritable, and OtherAbi.
+    Raises BadPath if this user is not the daemon's, WalUnwritable, and OtherAbi.
     """
     from purgatoryd.daemon import main, snapshot
     from purgatoryd.shm_layout.arena import Reader
@@ -247,7 +245,7 @@ def try_export(paths: Paths, file: Path) -> None:
 
 
 def export_arena(paths: Paths, file: Path) -> None:
-    """Writes what a stopped daemon left. Raises AlreadyRunning, JournalUnwritable."""
+    """Writes what a stopped daemon left. Raises AlreadyRunning, WalUnwritable."""
     from purgatoryd.daemon.main import name_lock
     from purgatoryd.daemon.snapshot import save_export
     from purgatoryd.shm_layout.arena import Reader

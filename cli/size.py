@@ -48,10 +48,10 @@ class Sizes:
     "--payload-bytes", type=click.IntRange(0), default=48, show_default=True,
     help="Size of a payload.",
 )  # fmt: skip
-@click.option("--with-journal", is_flag=True, help="The daemon keeps a journal.")
+@click.option("--with-wal", is_flag=True, help="The daemon keeps a WAL.")
 @json_option
 def size_command(
-    timers: int, key_bytes: int, payload_bytes: int, with_journal: bool, as_json: bool
+    timers: int, key_bytes: int, payload_bytes: int, with_wal: bool, as_json: bool
 ) -> None:
     """Say how much of /dev/shm so many timers take, and what to set for them.
 
@@ -62,12 +62,12 @@ def size_command(
 
     if key_bytes > KEY_MAX or payload_bytes > PAYLOAD_MAX:
         raise InvalidArgument(f"keys have {KEY_MAX} bytes at most, payloads {PAYLOAD_MAX}")
-    found = sizes(timers, key_bytes + payload_bytes, with_journal)
+    found = sizes(timers, key_bytes + payload_bytes, with_wal)
     record = {
         "settings": found.settings,
         "shm_bytes": found.shm_bytes,
         "timer_bytes": round(found.timer_bytes, 2),
-        "timers_per_gib": timers_in(GIB, key_bytes + payload_bytes, with_journal),
+        "timers_per_gib": timers_in(GIB, key_bytes + payload_bytes, with_wal),
     }
     emit(record, "\n".join(told(record)), as_json)
 
@@ -84,19 +84,19 @@ def told(record: dict[str, Any]) -> list[str]:
     ]
 
 
-def sizes(timers: int, blob_bytes: int, with_journal: bool) -> Sizes:
+def sizes(timers: int, blob_bytes: int, with_wal: bool) -> Sizes:
     """For timers whose key and payload have `blob_bytes`. Raises InvalidSetting for too many."""
     many = max(timers, MANY)
-    total, more, less = (_shm_bytes(n, blob_bytes, with_journal) for n in (timers, many, many // 2))
+    total, more, less = (_shm_bytes(n, blob_bytes, with_wal) for n in (timers, many, many // 2))
     return Sizes(_settings(timers, blob_bytes), total, (more - less) / (many - many // 2))
 
 
-def timers_in(room_bytes: int, blob_bytes: int, with_journal: bool) -> int:
+def timers_in(room_bytes: int, blob_bytes: int, with_wal: bool) -> int:
     """How many such timers fit into so much of /dev/shm; 0 = not even the rest does."""
     low, high = 0, room_bytes // 64
     while low < high:
         middle = (low + high + 1) // 2
-        fits = _shm_bytes(middle, blob_bytes, with_journal) <= room_bytes
+        fits = _shm_bytes(middle, blob_bytes, with_wal) <= room_bytes
         low, high = (middle, high) if fits else (low, middle - 1)
     return low
 
@@ -111,12 +111,12 @@ def _settings(timers: int, blob_bytes: int) -> dict[str, Any]:
     }
 
 
-def _shm_bytes(timers: int, blob_bytes: int, with_journal: bool) -> int:
+def _shm_bytes(timers: int, blob_bytes: int, with_wal: bool) -> int:
     from purgatoryd.daemon.store import core_config
     from purgatoryd.shm_layout.arena import segment_bytes
 
-    journal = "journal" if with_journal else ""
-    config = Config("size", journal=journal, **_settings(timers, blob_bytes))
+    wal = "wal" if with_wal else ""
+    config = Config("size", wal_dir=wal, **_settings(timers, blob_bytes))
     return sum(segment_bytes(core_config(config)))
 
 
@@ -124,17 +124,17 @@ def _shm_bytes(timers: int, blob_bytes: int, with_journal: bool) -> int:
 
 
 def table() -> str:
-    """Memory by the size of payloads, without and with a journal."""
+    """Memory by the size of payloads, without and with a WAL."""
     rows = [
-        "| payload | bytes a timer | timers in a GiB | with a journal | timers in a GiB |",
+        "| payload | bytes a timer | timers in a GiB | with a WAL | timers in a GiB |",
         "| --- | --- | --- | --- | --- |",
     ]
     for payload in PAYLOADS:
         cells = [f"{payload:,} B"]
-        for with_journal in (False, True):
+        for with_wal in (False, True):
             blob = KEY_BYTES + payload
-            a_timer = sizes(1_000_000, blob, with_journal).timer_bytes
-            cells += [f"{a_timer:,.0f} B", f"{timers_in(GIB, blob, with_journal):,}"]
+            a_timer = sizes(1_000_000, blob, with_wal).timer_bytes
+            cells += [f"{a_timer:,.0f} B", f"{timers_in(GIB, blob, with_wal):,}"]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 

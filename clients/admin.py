@@ -109,12 +109,12 @@ class Admin(Closing):
         """Sets what is given and leaves the rest; returns the settings as they are now.
 
         `owner_uid`: who alone may use the namespace, ANYBODY = everybody. `durability`: 0 memory,
-        1 durable, which needs a journal. Quotas count armed timers, their bytes, and operations
+        1 durable, which needs a WAL. Quotas count armed timers, their bytes, and operations
         per second; 0 = none. `park_beyond_ns`: what is added and due later than so long from then
-        is parked, which needs a journal; 0 = nothing is.
+        is parked, which needs a WAL; 0 = nothing is.
         A namespace that is not there is made; one with partitions has them all set so, and each
         shard counts for itself; in those nothing can be parked. Raises InvalidName,
-        InvalidSetting, Partitioned and NoJournal too.
+        InvalidSetting, Partitioned and NoWal too.
         """
         given = {
             "owner_uid": owner_uid, "durability": durability, "quota_timers": quota_timers,
@@ -186,7 +186,7 @@ class Admin(Closing):
         It takes the outbox as all notices do: subscribers that were away get it, too. Names that
         begin with "_" are for this call alone. Not repeated by itself: after DaemonUnreachable
         with `in_doubt` 1 it was published once or not at all. Raises InvalidName, InvalidKey,
-        InvalidPayload, and Refused (Full, Busy, JournalStopped, WrongShard) too.
+        InvalidPayload, and Refused (Full, Busy, WalStopped, WrongShard) too.
         """
         names = wire.encode_namespace(namespace), wire.encode_topic(topic)
         data = wire.encode_payload(payload)

@@ -92,9 +92,9 @@ class Client:
     a call waits for its answer; for flush and the bulk calls, seconds without any answer.
     `queue_limit`: how many packed calls may wait before add(wait=False) blocks. `remote`: where
     the daemon is, if it is on another host. `durable`: each call is answered once the daemon's
-    journal has it on disk; it raises NoJournal if the daemon keeps none, and NotDurable if the
-    journal stopped meanwhile; None = so if the daemon keeps one. `ledger`: notes what is
-    acknowledged. `worker`: what the journal, and with it the pipeline, calls this client, up to 63
+    WAL has it on disk; it raises NoWal if the daemon keeps none, and NotDurable if the
+    WAL stopped meanwhile; None = so if the daemon keeps one. `ledger`: notes what is
+    acknowledged. `worker`: what the WAL, and with it the pipeline, calls this client, up to 63
     bytes; otherwise that is its uid and pid.
     `near`: moves this process, with all its threads, to CPUs near the daemon's: of its NUMA node,
     without the core of its loop. No thread gets CPUs that it did not have; one that has none there

@@ -18,7 +18,6 @@ from purgatoryd.shm_layout.errors import (
     Exists,
     Fenced,
     Full,
-    JournalStopped,
     LevelOverflow,
     LoadClosed,
     PurgatorydError,
@@ -26,6 +25,7 @@ from purgatoryd.shm_layout.errors import (
     Refused,
     Stopping,
     TooFar,
+    WalStopped,
     WrongShard,
 )
 from purgatoryd.shm_layout.layout import Op, Quota, Status
@@ -57,7 +57,7 @@ _QUOTAS = {
 _REFUSED: dict[int, type[Refused]] = {
     Status.DENIED: Denied,
     Status.BUSY: Busy,
-    Status.JOURNAL: JournalStopped,
+    Status.WAL: WalStopped,
     Status.WRONG_SHARD: WrongShard,
     Status.DUPLICATE: DuplicateWatchKey,
     Status.OVERFLOW: LevelOverflow,

@@ -130,7 +130,7 @@ class Session:
         worker: bytes = b"",
     ) -> None:
         self._nonce = nonce
-        self._worker = worker  # what the journal calls us
+        self._worker = worker  # what the WAL calls us
         self._wants_durable = durable
         self._ledger = ledger
         self._hellos = 0
@@ -162,7 +162,7 @@ class Session:
     def _durable(self) -> bool:
         """Whether batches are answered once they are on disk."""
         if self._wants_durable is None:
-            return self.welcome is not None and bool(self.welcome.journal)
+            return self.welcome is not None and bool(self.welcome.wal)
         return self._wants_durable
 
     # ---- what the caller wants -----------------------------------------------------------

@@ -17,8 +17,8 @@ from purgatoryd.daemon import lanes
 from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.held import Held
-from purgatoryd.daemon.journal import Memory
 from purgatoryd.daemon.lanes import Lanes, Message
+from purgatoryd.daemon.wal import Memory
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Arena, Handled
 from purgatoryd.shm_layout.layout import Measured, WireError
@@ -72,11 +72,11 @@ def _size(message: Message) -> int:
 class Commands:
     """Feeds the command lane's messages to the arena, bounded in every turn."""
 
-    def __init__(self, arena: Arena, sockets: Lanes, access: Access, journal: Memory) -> None:
+    def __init__(self, arena: Arena, sockets: Lanes, access: Access, wal: Memory) -> None:
         self._arena = arena
         self._access = access
         self._lane = sockets.commands
-        self._journal = journal
+        self._wal = wal
         self._waiting = Held(self._send)
         self._unfinished: deque[Message] = deque()
         self._behind: dict[bytes, deque[Message]] = {}  # route -> what came after it
@@ -192,7 +192,7 @@ class Commands:
 
     def _answer(self, message: Message, reply: memoryview, built_boot_ns: int) -> None:
         lsn = self._arena.durable_lsn
-        if lsn > self._journal.committed_lsn:
+        if lsn > self._wal.committed_lsn:
             self._waiting.hold(lsn, message.route, reply, built_boot_ns)
         else:
             self._send(message.route, reply, built_boot_ns)
@@ -205,16 +205,16 @@ class Commands:
         handed_boot_ns = boot_ns()
         self._arena.measure(Measured.RESPONSE_QUEUE, begun_boot_ns - built_boot_ns)
         self._arena.measure(Measured.SEND, handed_boot_ns - begun_boot_ns)
-        self._journal.replied(reply, built_boot_ns, handed_boot_ns)
+        self._wal.replied(reply, built_boot_ns, handed_boot_ns)
 
     @property
     def full(self) -> bool:
-        """True while so many answers wait for the journal that no message is taken on."""
+        """True while so many answers wait for the WAL that no message is taken on."""
         return self._waiting.full
 
     def release(self) -> None:
-        """Sends the answers whose records are on disk; with the journal stopped, none will be."""
-        committed_lsn, errno = self._journal.committed_lsn, self._journal.errno
+        """Sends the answers whose records are on disk; with the WAL stopped, none will be."""
+        committed_lsn, errno = self._wal.committed_lsn, self._wal.errno
         self._waiting.release(committed_lsn)
         if errno:
             self._waiting.refuse(committed_lsn, errno)

@@ -48,7 +48,7 @@ BOUNDS = {
     "retain_bytes": (0, 2**62),
     "shards": (0, SHARDS_MAX),
 }
-_OF_THE_JOURNAL = (
+_OF_THE_WAL = (
     "segment_bytes", "stage_bytes", "snapshot_segments", "retain_age_ns", "retain_bytes",
     "durable_namespaces",
 )  # fmt: skip
@@ -114,10 +114,10 @@ class Config:
     """Who may connect; with no uid and no gid, whoever may open the socket."""
     allow_gids: tuple[int, ...] = ()
     """Groups whose members may connect."""
-    journal: str = ""
-    """Directory of the journals; each daemon has one of its name in there. Empty = none."""
+    wal_dir: str = ""
+    """Directory of the WALs; each daemon has one of its name in there. Empty = none."""
     segment_bytes: int = 64 * MIB
-    """Size of one file of the journal."""
+    """Size of one file of the WAL."""
     stage_bytes: int = 8 * MIB
     """Room in the arena for records on their way to disk; a power of two."""
     snapshot_segments: int = 4
@@ -180,7 +180,7 @@ class Config:
             raise InvalidSetting(
                 "segment_bytes", self.segment_bytes, "a multiple of 4096", "config"
             )
-        self._refuse_settings_of_no_journal()
+        self._refuse_settings_of_no_wal()
         self._check_placement()
         if self.clock not in ("real", "virtual"):
             raise InvalidSetting("clock", self.clock, "real or virtual", "config")
@@ -221,11 +221,11 @@ class Config:
             if self.placement == "none" and value != DEFAULTS[setting]:
                 raise InvalidSetting(setting, value, "left out with placement none", "config")
 
-    def _refuse_settings_of_no_journal(self) -> None:
-        for setting in _OF_THE_JOURNAL:
+    def _refuse_settings_of_no_wal(self) -> None:
+        for setting in _OF_THE_WAL:
             value = getattr(self, setting)
-            if not self.journal and value != DEFAULTS[setting]:
-                raise InvalidSetting(setting, value, "left out without a journal", "config")
+            if not self.wal_dir and value != DEFAULTS[setting]:
+                raise InvalidSetting(setting, value, "left out without a WAL", "config")
 
 
 def _unit(setting: str) -> str:

@@ -111,7 +111,7 @@ def _shards(
 
 
 class Registry:
-    """The routing table, in memory and in its files: with a journal, the one beside it counts."""
+    """The routing table, in memory and in its files: with a WAL, the one beside it counts."""
 
     def __init__(self, table: ShardTable, homes: Sequence[Path]) -> None:
         self.table = table
@@ -126,8 +126,8 @@ class Registry:
         raises.
         """
         homes = [paths.directory]
-        if config.journal:
-            homes.insert(0, Path(config.journal).absolute())
+        if config.wal_dir:
+            homes.insert(0, Path(config.wal_dir).absolute())
             private_folder(homes[0])
         found = [table for home in homes if (table := read_table(home, config.name))]
         if not found:

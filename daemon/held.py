@@ -51,7 +51,7 @@ class Held:
             self._send(reply.route, reply.body, reply.built_boot_ns)
 
     def refuse(self, committed_lsn: int, errno: int) -> None:
-        """The journal stopped: tells all who wait that their calls are not on disk."""
+        """The WAL stopped: tells all who wait that their calls are not on disk."""
         while self._replies:
             reply = self._take()
             body = reply.body
@@ -66,10 +66,10 @@ class Held:
 
 
 def _only_refuses(reply: bytes) -> bool:
-    """True if nothing of the batch was applied, because the journal has stopped."""
+    """True if nothing of the batch was applied, because the WAL has stopped."""
     (count,) = struct.unpack_from("<I", reply, _COUNT_AT)
     end = FRAME.size + count * RESULT.size
-    return all(word & 0xFF == Status.JOURNAL for word, _ in decode_results(reply[FRAME.size : end]))
+    return all(word & 0xFF == Status.WAL for word, _ in decode_results(reply[FRAME.size : end]))
 
 
 def _not_durable(reply: bytes, committed_lsn: int, errno: int) -> bytes:

@@ -38,8 +38,8 @@ MOVES: Mapping[DaemonState, frozenset[DaemonState]] = {
 """Where each state may go. From any of them the process may end; the next one begins anew."""
 
 MEANING = {
-    Degraded.JOURNAL: "the journal has stopped, nothing is armed any more",
-    Degraded.STAGE: "the disk is too slow, what is due waits for the journal",
+    Degraded.WAL: "the WAL has stopped, nothing is armed any more",
+    Degraded.STAGE: "the disk is too slow, what is due waits for the WAL",
     Degraded.LATE: "what is due waits for the loop or the socket",
     Degraded.TIMERS: "nearly all slots are taken",
     Degraded.PAYLOADS: "the payload memory is nearly full",
@@ -223,13 +223,13 @@ def in_words(why: Degraded) -> str:
 def reasons(arena: Arena, before: Degraded, *, stopped: bool, full: bool) -> Degraded:
     """Why the daemon does not serve as it should, right after an advance.
 
-    `stopped`: its journal is; `full`: what is due waits for the journal; `before`: the reasons
+    `stopped`: its WAL is; `full`: what is due waits for the WAL; `before`: the reasons
     of a heartbeat ago.
     """
     header, metrics = arena.header, arena.metrics
     slots = metrics.live + metrics.parked + metrics.outcomes
     found = {
-        Degraded.JOURNAL: stopped,
+        Degraded.WAL: stopped,
         Degraded.STAGE: full,
         Degraded.LATE: header.now_ns - header.next_deadline_ns > LATE_NS and not full,
         Degraded.TIMERS: _crowded(slots, header.capacity, Degraded.TIMERS in before),

@@ -19,15 +19,15 @@ import zmq
 from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.clock import Clock, RealClock, VirtualClock, boot_ns
 from purgatoryd.daemon.config import Config
-from purgatoryd.daemon.journal import Journal, Memory, locked
 from purgatoryd.daemon.lanes import Lanes, Remotes
 from purgatoryd.daemon.lifecycle import READY, RECOVERING, STARTING, LifeCycle
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.placement import Placement
 from purgatoryd.daemon.reaper import Reaper
 from purgatoryd.daemon.reload import Reload
-from purgatoryd.daemon.store import Opening, journal_end, open_arena
+from purgatoryd.daemon.store import Opening, open_arena, wal_end
 from purgatoryd.daemon.supervisor import Supervisor
+from purgatoryd.daemon.wal import Memory, Wal, locked
 from purgatoryd.shm_layout.arena import Arena, boot_id
 from purgatoryd.shm_layout.errors import AlreadyRunning, BadPath, InvalidSetting, SystemFailure
 from purgatoryd.shm_layout.files import is_in_memory
@@ -45,12 +45,12 @@ ENDING = (signal.SIGTERM, signal.SIGINT)
 def serve(
     config: Config,
     import_path: Path | None = None,
-    force_journal: bool = False,
+    force_wal: bool = False,
     reread: Callable[[], Config] | None = None,
 ) -> int:
     """Runs the daemon until SIGTERM, SIGINT or the STOP command; returns the exit code.
 
-    `import_path`: an export file to begin with. `force_journal`: what a damaged journal holds
+    `import_path`: an export file to begin with. `force_wal`: what a damaged WAL holds
     before the damage is enough. `reread`: the settings as they are written down now, for SIGHUP.
 
     Prints one line that begins with "ready" once clients can reach it. Raises StartError,
@@ -62,7 +62,7 @@ def serve(
     with system_failures():
         paths = daemon_paths(config.name)
         _refuse_divided(config, paths)
-        opening = Opening(config, paths, import_path, force_journal, life.step)
+        opening = Opening(config, paths, import_path, force_wal, life.step)
         _run(opening, life, reread or (lambda: config))
     return 0
 
@@ -76,19 +76,19 @@ def _run(opening: Opening, life: LifeCycle, reread: Callable[[], Config]) -> Non
     _allow_connections()
     with (
         name_lock(paths),
-        locked(opening.journal),
+        locked(opening.wal),
         signals() as wake_fd,
         contextlib.closing(Lanes(paths, access, Remotes.of(config))) as sockets,
         contextlib.closing(_recovered(opening, life)) as arena,
-        contextlib.closing(_begin_journal(arena, opening)) as journal,
+        contextlib.closing(_begin_wal(arena, opening)) as wal,
     ):
-        _warn_of(opening.journal)
+        _warn_of(opening.wal)
         _set_up_namespaces(arena, config)
         arena.set_quotas(config.quota_timers, config.quota_bytes, config.quota_ops)
         clock = _clock(config, arena)
         reload = Reload(config, reread, arena, sockets, placement, life.supervisor)
         reaper = Reaper(
-            arena, sockets, access, clock, journal, placement, config.budget, config.load_ttl_ns,
+            arena, sockets, access, clock, wal, placement, config.budget, config.load_ttl_ns,
             wake_fd, life, reload,
         )  # fmt: skip
         placement.settle(arena)
@@ -103,7 +103,7 @@ def _refuse_divided(config: Config, paths: Paths) -> None:
     if config.shard >= 0:
         return
     refuse_shard_name(config.name)
-    home = Path(config.journal) if config.journal else paths.directory
+    home = Path(config.wal_dir) if config.wal_dir else paths.directory
     table = read_table(home, config.name) or read_table(paths.directory, config.name)
     if table is not None:
         bound = f"1 or more: {config.name} is a deployment, of {table.count} by now, and stays one"
@@ -134,20 +134,20 @@ def _recovered(opening: Opening, life: LifeCycle) -> Arena:
     return arena
 
 
-def _begin_journal(arena: Arena, opening: Opening) -> Memory:
+def _begin_wal(arena: Arena, opening: Opening) -> Memory:
     """Counts the start; what was staged before it is on disk when this returns."""
     arena.start_epoch(boot_id())
-    if opening.journal is None:
+    if opening.wal is None:
         return Memory()
-    opening.step("opening the journal")
-    end = journal_end(arena, opening)
+    opening.step("opening the WAL")
+    end = wal_end(arena, opening)
     name, config = opening.paths.arena, opening.config
-    return Journal(arena, name, opening.journal, config, end, opening.step)
+    return Wal(arena, name, opening.wal, config, end, opening.step)
 
 
-def _warn_of(journal: Path | None) -> None:
-    if journal is not None and is_in_memory(journal):
-        log.warning(f"the journal {journal} is in memory: it will not survive a reboot")
+def _warn_of(wal: Path | None) -> None:
+    if wal is not None and is_in_memory(wal):
+        log.warning(f"the WAL {wal} is in memory: it will not survive a reboot")
 
 
 def _set_up_namespaces(arena: Arena, config: Config) -> None:

@@ -1,7 +1,7 @@
 """Where the daemon is to run: decided from a topology and the settings alone, with the reasons.
 
 The loop gets a physical core of its own where there is one, on the node that has most room; all
-other threads, libzmq's and the journal's committer, keep to other cores of that node, and the arena
+other threads, libzmq's and the WAL's committer, keep to other cores of that node, and the arena
 is on it. What was asked for and cannot be had is left out, and said: no plan fails.
 """
 

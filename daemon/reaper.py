@@ -15,10 +15,10 @@ from purgatoryd.daemon import admin, lanes
 from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.clock import Clock, VirtualClock, boot_ns
 from purgatoryd.daemon.commands import Commands
-from purgatoryd.daemon.journal import Memory
 from purgatoryd.daemon.lanes import Lanes, Message
 from purgatoryd.daemon.lifecycle import STOPPED, LifeCycle, publishing, reasons
 from purgatoryd.daemon.placement import Placement
+from purgatoryd.daemon.wal import Memory
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import NONE_NS, Arena
 from purgatoryd.shm_layout.layout import Measured
@@ -48,7 +48,7 @@ class Reaper:
         sockets: Lanes,
         access: Access,
         clock: Clock,
-        journal: Memory,
+        wal: Memory,
         placement: Placement,
         budget: int,
         load_ttl_ns: int,
@@ -62,10 +62,10 @@ class Reaper:
         self._clock = clock
         self._budget = budget
         self._load_ttl_ns = load_ttl_ns
-        self._journal = journal
+        self._wal = wal
         self._placement = placement
         self._wake_fd = wake_fd
-        self._wait_for = [*sockets.fds(), wake_fd, *journal.fds]
+        self._wait_for = [*sockets.fds(), wake_fd, *wal.fds]
         self._life = life
         life.publish_by(self._announce)
         self._reload = reload
@@ -79,7 +79,7 @@ class Reaper:
         self._target_ns: int | None = None
         self._slept_until_ns: int | None = None
         """When the loop was to wake up, if nothing else woke it before."""
-        self._commands = Commands(arena, sockets, access, journal)
+        self._commands = Commands(arena, sockets, access, wal)
         self._advancing: deque[Message] = deque()
 
     def run(self) -> None:
@@ -91,7 +91,7 @@ class Reaper:
         while self._publish():
             pass
         self._life.supervisor.alive()
-        self._journal.commit()
+        self._wal.commit()
         self._commands.release()
 
     def stop(self) -> None:
@@ -137,7 +137,7 @@ class Reaper:
         if real_ns >= self._next_beat_ns:
             self._beat(real_ns)
         left |= self._sweep(real_ns)
-        self._journal.turn()
+        self._wal.turn()
         self._commands.release()
         return left or busy
 
@@ -190,18 +190,18 @@ class Reaper:
         self.arena.sweep_loads(real_ns, self._load_ttl_ns)
         self.arena.beat(real_ns, self._turns, self._wakeups, self._sent)
         self._placement.look(self.arena)
-        self._journal.beat()
+        self._wal.beat()
         self._settle()
         self._life.supervisor.alive()
 
     def _settle(self) -> None:
-        stopped, full = bool(self._journal.errno), self._journal.full
+        stopped, full = bool(self._wal.errno), self._wal.full
         why = reasons(self.arena, self._life.why, stopped=stopped, full=full)
         self._life.settle(why, draining=self._draining)
 
     def _announce(self, key: str, payload: bytes) -> None:
         """A notice like any other, so who comes later finds it. Where it has no room, or the
-        journal has stopped, the arena's header tells all the same."""
+        WAL has stopped, the arena's header tells all the same."""
         request = publishing(key, payload)
         self.arena.publish(request[wire.FRAME.size :], os.geteuid(), boot_ns())
         self._publish()
@@ -269,7 +269,7 @@ class Reaper:
 
     def _sleep(self, busy: bool) -> None:
         self._ready = self._slept_until_ns = None
-        full = self._journal.full
+        full = self._wal.full
         if self._stopping or (busy and not full):
             return
         if self._lanes.pending(commands=not self._commands.full):
@@ -283,8 +283,8 @@ class Reaper:
         self._ready = frozenset(select.select(self._wait_for, [], [], left_ns / 1e9)[0])
         self._wakeups += 1
         self._slept_until_ns = None if self._ready else until_ns
-        if not self._ready.isdisjoint(self._journal.fds):
-            self._journal.heard()
+        if not self._ready.isdisjoint(self._wal.fds):
+            self._wal.heard()
         if self._wake_fd in self._ready:
             os.read(self._wake_fd, SIGNALS_AT_ONCE)
 

@@ -1,4 +1,4 @@
-"""An arena from files: a snapshot, and what the journal says happened after it."""
+"""An arena from files: a snapshot, and what the WAL says happened after it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.log import log
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Arena, broken
-from purgatoryd.shm_layout.errors import ArenaBroken, JournalDamaged, JournalError
-from purgatoryd.shm_layout.journal import (
+from purgatoryd.shm_layout.errors import ArenaBroken, WalDamaged, WalError
+from purgatoryd.shm_layout.wal import (
     FIRST_BYTES,
     Buffer,
     File,
@@ -48,13 +48,13 @@ _MISSING = "records that were confirmed are missing"
 
 
 def recover(directory: Path, way: Way) -> Arena:
-    """The arena that a journal describes, from its newest snapshot that can be read.
+    """The arena that a WAL describes, from its newest snapshot that can be read.
 
-    Raises JournalDamaged, JournalMismatch with the first reason, and ArenaTooLarge.
+    Raises WalDamaged, WalMismatch with the first reason, and ArenaTooLarge.
     """
     found = snapshots(directory)
     if not found:
-        raise JournalDamaged(str(directory), "no snapshot is left", 0, 0, 0, 0)
+        raise WalDamaged(str(directory), "no snapshot is left", 0, 0, 0, 0)
     if not way.force:
         refuse_lost_segments(directory)
     *older, newest = found if way.force else _of_one_arena(found)
@@ -65,15 +65,15 @@ def recover(directory: Path, way: Way) -> Arena:
 
     try:
         return restored(newest)
-    except JournalError as error:
-        lost = isinstance(error, JournalDamaged) and error.what == _MISSING
+    except WalError as error:
+        lost = isinstance(error, WalDamaged) and error.what == _MISSING
         if not older or (lost and not way.force):
             raise
         first = error
     log.warning(f"{first}; the older snapshot is taken")
     try:
         return restored(older[-1])
-    except JournalError:
+    except WalError:
         raise first from None
 
 
@@ -92,14 +92,14 @@ def import_file(path: Path, way: Way) -> Arena:
 def _behind(directory: Path, snapshot: File, force: bool) -> list[Path]:
     """The segments with the records that come after a snapshot; with `force`, up to a damage.
 
-    Raises JournalDamaged if they are another arena's: its own snapshot must have been there.
+    Raises WalDamaged if they are another arena's: its own snapshot must have been there.
     """
     uuid = uuid_of(snapshot.path)
     paths: list[Path] = []
     for file in segments(directory):
         try:
             own = _is_own(file, uuid, snapshot.lsn)
-        except JournalError as error:
+        except WalError as error:
             if not force:
                 raise
             log.warning(f"{error}; going on with what is before {file.path.name}")
@@ -116,7 +116,7 @@ def _is_own(file: File, uuid: bytes, snapshot_lsn: int) -> bool:
     own = uuid_of(file.path) == uuid
     if not own and file.lsn > snapshot_lsn:
         what = "goes on under another uuid, whose snapshot is gone"
-        raise JournalDamaged(str(file.path), what, 0, file.bytes, file.lsn, 0)
+        raise WalDamaged(str(file.path), what, 0, file.bytes, file.lsn, 0)
     return own
 
 
@@ -165,7 +165,7 @@ class _Restore:
         walk = Walk()
         try:
             return self._read(paths, walk)
-        except JournalError as error:
+        except WalError as error:
             if not self._way.force:
                 raise
             log.warning(f"{error}; going on with the records up to {self._redo.next_lsn - 1}")
@@ -182,16 +182,16 @@ class _Restore:
                 if error.what.startswith("no room"):
                     raise _NoRoom from error
                 what = f"a record that cannot be redone: {error}"
-                raise JournalDamaged(str(path), what, 0, 0, error.where, walk.lsn) from error
+                raise WalDamaged(str(path), what, 0, 0, error.where, walk.lsn) from error
             walk.check()
         return walk
 
     def _refuse_part(self, last: Path, confirmed: int) -> None:
-        """A snapshot was given its name once the journal had all until its end on disk."""
+        """A snapshot was given its name once the WAL had all until its end on disk."""
         redo = self._redo
         confirmed = max(confirmed, int(redo.end_lsn))
         if redo.next_lsn == 0 or redo.next_lsn <= confirmed:
-            raise JournalDamaged(str(last), _MISSING, 0, 0, redo.next_lsn, confirmed)
+            raise WalDamaged(str(last), _MISSING, 0, 0, redo.next_lsn, confirmed)
 
 
 def _sizes(snapshot: Path, buffer: Buffer) -> dict[str, Any]:
@@ -203,4 +203,4 @@ def _sizes(snapshot: Path, buffer: Buffer) -> dict[str, Any]:
             raise broken(fault)
         fields = ffi.typeof(config).item.fields
         return {n: int(getattr(config, n)) for n, f in fields if f.type.kind == "primitive"}
-    raise JournalDamaged(str(snapshot), "holds nothing", 0, 0, 0, 0)
+    raise WalDamaged(str(snapshot), "holds nothing", 0, 0, 0, 0)

@@ -24,7 +24,6 @@ from typing import Any
 
 from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.config import Config
-from purgatoryd.daemon.journal import locked
 from purgatoryd.daemon.main import name_lock
 from purgatoryd.daemon.recovery import Step
 from purgatoryd.daemon.snapshot import save_snapshot
@@ -36,6 +35,7 @@ from purgatoryd.daemon.store import (
     source,
     too_small,
 )
+from purgatoryd.daemon.wal import locked
 from purgatoryd.shm_layout import segment
 from purgatoryd.shm_layout.arena import Arena, Glance
 from purgatoryd.shm_layout.errors import (
@@ -43,17 +43,17 @@ from purgatoryd.shm_layout.errors import (
     ArenaMissing,
     BadPath,
     InvalidName,
-    JournalError,
-    JournalMismatch,
     Unplaceable,
+    WalError,
+    WalMismatch,
 )
 from purgatoryd.shm_layout.gather import Census, Route, census, gather
-from purgatoryd.shm_layout.journal import Committer, Walk, has_header, segments, uuid_of
 from purgatoryd.shm_layout.layout import ArenaState, is_reserved
 from purgatoryd.shm_layout.origins import Origins, write_origins
 from purgatoryd.shm_layout.paths import SHARDS_MAX, Paths, arena_end, paths_in
 from purgatoryd.shm_layout.shards import ALONE, Placement, ShardTable
 from purgatoryd.shm_layout.standing import StandingFile
+from purgatoryd.shm_layout.wal import Committer, Walk, has_header, segments, uuid_of
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def settle(division: Division, table: ShardTable, count: int) -> ShardTable:
     """The table under which `count` shards may run: this one, or the next generation's.
 
     What an earlier call left behind when it was cut off is cleared away first. Raises StartError,
-    ArenaError and JournalError for what cannot be opened, divided or placed: then all is as it was.
+    ArenaError and WalError for what cannot be opened, divided or placed: then all is as it was.
     """
     _clear(division, table)
     if table.generation != ALONE and table.count == count:
@@ -110,7 +110,7 @@ def _divide(division: Division, old: ShardTable, count: int) -> ShardTable:
             made = list(_made(division, new, given, origins))
             _verify(old, have, routes, made)
         except BaseException:
-            _clear_generation(division, new, journals=True)
+            _clear_generation(division, new, wals=True)
             raise
         division.step("writing the routing table")
         division.write(new)
@@ -133,7 +133,7 @@ def _sources(
         opening = division.opening(old, shard)
         if old.generation != ALONE:
             held.enter_context(name_lock(opening.paths))
-        held.enter_context(locked(opening.journal))
+        held.enter_context(locked(opening.wal))
         division.step(f"opening {opening.config.name}")
         yield held.enter_context(source(opening))
 
@@ -141,11 +141,11 @@ def _sources(
 def _records(
     division: Division, old: ShardTable, sources: Sequence[Arena | None]
 ) -> dict[str, int]:
-    """Whose records are in their journals, by uuid: up to which one the arenas have them."""
+    """Whose records are in their WALs, by uuid: up to which one the arenas have them."""
     upto = {}
     for shard, arena in enumerate(sources):
-        journal = division.opening(old, shard).journal
-        files = segments(journal) if journal and arena else []
+        wal = division.opening(old, shard).wal
+        files = segments(wal) if wal and arena else []
         if arena is not None and files and has_header(files[-1].path):
             upto[uuid_of(files[-1].path).hex()] = int(arena.stage.next_lsn) - 1
     return upto
@@ -175,7 +175,7 @@ def _route(old: ShardTable, new: ShardTable, shard: int, name: str, found: Censu
             return None
         raise Unplaceable(name, f"is in shard {shard}, of which the routing table says nothing")
     if found.parked:
-        where = f"the journal of {old.daemon(shard)}"
+        where = f"the WAL of {old.daemon(shard)}"
         raise Unplaceable(name, f"has parked timers: their payloads are in {where}")
     if was.partitions > 1 and (found.operations or found.outcomes or found.levels):
         raise Unplaceable(name, "has operations or watch keys, and its keys are divided")
@@ -208,7 +208,7 @@ def _made(
         opening = division.opening(new, shard)
         division.step(f"making {opening.config.name}")
         with (
-            locked(opening.journal),
+            locked(opening.wal),
             contextlib.closing(
                 create_arena(opening.paths, core_config(opening.config) | same)
             ) as to,
@@ -234,15 +234,15 @@ def _identity(config: Config, sources: Sequence[Arena]) -> dict[str, Any]:
 
 
 def _finished(arena: Arena, opening: Opening, origins: Origins) -> dict[str, Census]:
-    """Rebuilt, checked, and with a journal so begun that it can be recovered from."""
+    """Rebuilt, checked, and with a WAL so begun that it can be recovered from."""
     virtual = opening.config.clock == "virtual"
     arena.rebuild(int(arena.header.now_ns) if virtual else boot_ns())
     arena.check()
-    if opening.journal is not None:
-        write_origins(opening.journal, origins)
-        save_snapshot(arena, opening.journal, step=opening.step)
+    if opening.wal is not None:
+        write_origins(opening.wal, origins)
+        save_snapshot(arena, opening.wal, step=opening.step)
         end = Walk.before(arena)
-        Committer(arena, opening.journal, opening.config.segment_bytes, end).close()
+        Committer(arena, opening.wal, opening.config.segment_bytes, end).close()
     arena.set_state(ArenaState.READY)
     return census(arena)
 
@@ -284,14 +284,14 @@ def _kept(found: Census, *, anew: bool) -> Census:
 
 
 def _clear(division: Division, table: ShardTable) -> None:
-    """Of the generations before and after the one that counts nothing stays but the journals of
+    """Of the generations before and after the one that counts nothing stays but the WALs of
     those before: who ships them may not be done."""
     _refuse_later(division, table)
     if table.generation == ALONE + 1:
         _clear_alone(division, table)
     elif table.generation != ALONE:
-        _clear_generation(division, replace(table, generation=table.generation - 1), journals=False)
-    _clear_generation(division, replace(table, generation=table.generation + 1), journals=True)
+        _clear_generation(division, replace(table, generation=table.generation - 1), wals=False)
+    _clear_generation(division, replace(table, generation=table.generation + 1), wals=True)
 
 
 def _clear_alone(division: Division, table: ShardTable) -> None:
@@ -322,8 +322,8 @@ def _left(division: Division, table: ShardTable) -> Iterator[Opening]:
         (division.directory, begin, ""),
         (segment.MOUNT, segment.PREFIX + begin, arena_end(division.directory)),
     ]
-    if division.config.journal:
-        places.append((Path(division.config.journal), begin, ""))
+    if division.config.wal_dir:
+        places.append((Path(division.config.wal_dir), begin, ""))
     numbers = {number for place in places for number in _numbers(*place)}
     for shard in sorted(numbers.intersection(range(SHARDS_MAX))):
         with contextlib.suppress(InvalidName, BadPath):
@@ -340,38 +340,38 @@ def _numbers(folder: Path, begin: str, end: str) -> Iterator[int]:
 def _refuse_later(division: Division, table: ShardTable) -> None:
     """An unfinished generation has no daemons, so one that had is of a later table."""
     for opening in _left(division, replace(table, generation=table.generation + 1)):
-        if opening.journal is not None and _used(opening.journal):
+        if opening.wal is not None and _used(opening.wal):
             generation = table.generation
-            raise JournalMismatch(str(opening.journal), "generation", generation, generation + 1)
+            raise WalMismatch(str(opening.wal), "generation", generation, generation + 1)
 
 
-def _used(journal: Path) -> bool:
+def _used(wal: Path) -> bool:
     """Whether a daemon has written a record there."""
-    found = segments(journal)
+    found = segments(wal)
     if len(found) != 1:
         return bool(found)
     walk = Walk()
     try:
         walk.enter(found[0].path)
         return any(True for _ in walk.groups())
-    except JournalError:
+    except WalError:
         return True
 
 
-def _clear_generation(division: Division, table: ShardTable, *, journals: bool) -> None:
+def _clear_generation(division: Division, table: ShardTable, *, wals: bool) -> None:
     for opening in _left(division, table):
         with name_lock(opening.paths):
-            _clear_daemon(division, opening, journals)
+            _clear_daemon(division, opening, wals)
 
 
-def _clear_daemon(division: Division, opening: Opening, journals: bool) -> None:
+def _clear_daemon(division: Division, opening: Opening, wals: bool) -> None:
     """The caller holds its lock."""
     if segment.exists(opening.paths.arena):
         division.step(f"clearing {opening.config.name} away")
     remove_arena(opening.paths)
-    if journals and opening.journal is not None and opening.journal.exists():
-        division.step(f"clearing the journal of {opening.config.name} away")
-        shutil.rmtree(opening.journal)
+    if wals and opening.wal is not None and opening.wal.exists():
+        division.step(f"clearing the WAL of {opening.config.name} away")
+        shutil.rmtree(opening.wal)
     _clear_files(opening.paths)
 
 

@@ -1,4 +1,4 @@
-"""What the journal is told of answers to batches: when they were there, and with the socket."""
+"""What the WAL is told of answers to batches: when they were there, and with the socket."""
 
 from __future__ import annotations
 
@@ -59,6 +59,6 @@ class Replies:
             )
 
     def forget(self) -> None:
-        """No record will tell of them: the journal has stopped."""
+        """No record will tell of them: the WAL has stopped."""
         self._runs.clear()
         self._ended.clear()

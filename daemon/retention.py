@@ -1,4 +1,4 @@
-"""Which files of a journal may go.
+"""Which files of a WAL may go.
 
 Recovery needs the two newest snapshots and every segment from the older one's start on.
 Beyond that, readers hold segments by marks, and settings keep them for an age or a size.
@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from purgatoryd.shm_layout.files import sync_directory
-from purgatoryd.shm_layout.journal import File, segments, snapshots
 from purgatoryd.shm_layout.marks import Mark, changing_marks, read_marks
+from purgatoryd.shm_layout.wal import File, segments, snapshots
 
 SNAPSHOTS_KEPT = 2
 

@@ -1,7 +1,7 @@
 """Snapshots of an arena: the file, and the process of its own that writes it beside the daemon.
 
 That process also removes what nobody needs, so that the daemon's loop never waits for a file.
-The arena changes meanwhile: the snapshot counts once the journal has all that happened until
+The arena changes meanwhile: the snapshot counts once the WAL has all that happened until
 its end on disk, and only then it takes its name.
 """
 
@@ -21,10 +21,10 @@ from purgatoryd.daemon.parent import end_with
 from purgatoryd.daemon.recovery import Step
 from purgatoryd.daemon.retention import Keep, tidy
 from purgatoryd.shm_layout.arena import Handle, Reader
-from purgatoryd.shm_layout.errors import JournalUnwritable, PurgatorydError
+from purgatoryd.shm_layout.errors import PurgatorydError, WalUnwritable
 from purgatoryd.shm_layout.files import beside, try_write, write_durably
-from purgatoryd.shm_layout.journal import SNAPSHOT, file_name, has_stopped, write_snapshot
 from purgatoryd.shm_layout.segment import Segment
+from purgatoryd.shm_layout.wal import SNAPSHOT, file_name, has_stopped, write_snapshot
 
 POLL_S = 0.005
 NICENESS = 10
@@ -37,7 +37,7 @@ def save_snapshot(
     wait: Callable[[int], None] | None = None,
     step: Step = lambda _: None,
 ) -> None:
-    """Writes a snapshot into a journal's folder. Raises JournalUnwritable.
+    """Writes a snapshot into a WAL's folder. Raises WalUnwritable.
 
     `wait` returns once a record is on disk; None = nobody changes the arena meanwhile. `step` is
     told that it is written, and again at least once for each PORTION.
@@ -54,11 +54,11 @@ def save_snapshot(
     try:
         write_durably(directory / TEMPORARY, write)
     except OSError as error:
-        raise JournalUnwritable(str(directory / TEMPORARY), error.errno or 0) from error
+        raise WalUnwritable(str(directory / TEMPORARY), error.errno or 0) from error
 
 
 def save_export(handle: Handle, path: Path) -> None:
-    """Writes a snapshot as a file of that name. Raises JournalUnwritable."""
+    """Writes a snapshot as a file of that name. Raises WalUnwritable."""
 
     def write(file: BinaryIO) -> str:
         write_snapshot(handle, file, quiet=True)
@@ -67,15 +67,15 @@ def save_export(handle: Handle, path: Path) -> None:
     try:
         write_durably(beside(path), write)
     except OSError as error:
-        raise JournalUnwritable(str(path), error.errno or 0) from error
+        raise WalUnwritable(str(path), error.errno or 0) from error
 
 
 def try_export(path: Path) -> None:
-    """Raises JournalUnwritable if there is no place for an export of that name."""
+    """Raises WalUnwritable if there is no place for an export of that name."""
     try:
         try_write(beside(path))
     except OSError as error:
-        raise JournalUnwritable(str(path), error.errno or 0) from error
+        raise WalUnwritable(str(path), error.errno or 0) from error
 
 
 def tidy_and_tell(directory: Path, keep: Keep) -> None:
@@ -98,10 +98,10 @@ def _beside(arena: str, directory: Path, daemon: int) -> None:
     reader = Reader(Segment.open(arena, read_only=True))
 
     def wait(lsn: int) -> None:
-        """As long as the daemon lives and its journal goes on."""
+        """As long as the daemon lives and its WAL goes on."""
         while int(reader.stage.committed_lsn) < lsn:
             if has_stopped(reader.stage) or os.getppid() != daemon:
-                raise JournalUnwritable(str(directory), int(reader.stage.error))
+                raise WalUnwritable(str(directory), int(reader.stage.error))
             time.sleep(POLL_S)
 
     save_snapshot(reader, directory, wait)
@@ -124,7 +124,7 @@ def _main(arena: str, folder: str, daemon: str, age_ns: str, keep: str, snapshot
             _beside(arena, directory, int(daemon))
         tidy_and_tell(directory, Keep(int(age_ns), int(keep)))
     except (OSError, PurgatorydError) as error:
-        log.warning(f"the journal's files: {error}")
+        log.warning(f"the WAL's files: {error}")
         return 1
     return 0
 

@@ -1,4 +1,4 @@
-"""Opens a daemon's arena: new, as it was left, from its journal, or with its truth moved to
+"""Opens a daemon's arena: new, as it was left, from its WAL, or with its truth moved to
 other sizes.
 
 New segments are made under names of their own, NAME.new. The arena's second name, NAME.next,
@@ -6,8 +6,8 @@ says that both are whole and take the place of what is there. A start completes 
 daemon began, or undoes it. So a segment under the daemon's name is complete, and of one birth
 with its private one, or it is not ours and is left alone.
 
-An arena with a journal has a snapshot in it before it takes its place. One that takes the
-place of another, or of a journal's, has a uuid of its own: its slots and rows have other
+An arena with a WAL has a snapshot in it before it takes its place. One that takes the
+place of another, or of a WAL's, has a uuid of its own: its slots and rows have other
 numbers or its clock is another one, and the records of both must not be mixed.
 """
 
@@ -24,15 +24,15 @@ from typing import Any
 
 from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.config import Config
-from purgatoryd.daemon.journal import (
-    has_begun,
-    journal_directory,
-    newest_end,
-    refuse_other_journal,
-    set_aside,
-)
 from purgatoryd.daemon.recovery import Step, Way, import_file, recover
 from purgatoryd.daemon.snapshot import save_snapshot
+from purgatoryd.daemon.wal import (
+    has_begun,
+    newest_end,
+    refuse_other_wal,
+    set_aside,
+    wal_directory,
+)
 from purgatoryd.shm_layout import segment
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.arena import Arena, Handle, Previous, boot_id, page_size, retire
@@ -41,12 +41,11 @@ from purgatoryd.shm_layout.errors import (
     ArenaInUse,
     ArenaMismatch,
     ArenaTooSmall,
-    JournalError,
-    JournalMismatch,
-    JournalNeeded,
     PurgatorydError,
+    WalError,
+    WalMismatch,
+    WalNeeded,
 )
-from purgatoryd.shm_layout.journal import Committer, Walk, segments
 from purgatoryd.shm_layout.layout import (
     LOAD_BLOCK_ROWS,
     REGION_ALIGN,
@@ -56,6 +55,7 @@ from purgatoryd.shm_layout.layout import (
     Degraded,
 )
 from purgatoryd.shm_layout.paths import Paths
+from purgatoryd.shm_layout.wal import Committer, Walk, segments
 
 # Settings that can differ at a restart: what the core calls them, and the setting's name.
 _SIZES = {
@@ -84,34 +84,34 @@ _ROOM = (
 )  # fmt: skip
 NEW = ".new"
 REDONE = ".redone"
-"""Of an arena into which a journal is redone."""
+"""Of an arena into which a WAL is redone."""
 NEXT = ".next"
 
 
 @dataclass(frozen=True)
 class Opening:
-    """How a daemon's arena is to be opened; the caller holds the locks of name and journal."""
+    """How a daemon's arena is to be opened; the caller holds the locks of name and WAL."""
 
     config: Config
     paths: Paths
     import_path: Path | None = None
     """An export file to begin with."""
     force: bool = False
-    """Go on with what comes before a damage in the journal."""
+    """Go on with what comes before a damage in the WAL."""
     step: Step = lambda _: None
     """Is told of each step."""
 
     @property
-    def journal(self) -> Path | None:
-        """The folder of the journal; None = no journal."""
-        return journal_directory(self.config)
+    def wal(self) -> Path | None:
+        """The folder of the WAL; None = no WAL."""
+        return wal_directory(self.config)
 
 
 def open_arena(opening: Opening) -> Arena:
     """The arena of a daemon, rebuilt and ready to be used.
 
     Raises ArenaTooLarge, ArenaTooSmall, ArenaMismatch for what is not ours or does not
-    fit, ArenaBroken for damaged truth, ArenaInUse, and JournalError; what was there is as it
+    fit, ArenaBroken for damaged truth, ArenaInUse, and WalError; what was there is as it
     was then.
     """
     paths = opening.paths
@@ -122,8 +122,8 @@ def open_arena(opening: Opening) -> Arena:
         return _import(opening, opening.import_path)
     if segment.exists(paths.arena):
         return _open_left(opening)
-    if opening.journal is not None and has_begun(opening.journal):
-        return _recover(opening, opening.journal)
+    if opening.wal is not None and has_begun(opening.wal):
+        return _recover(opening, opening.wal)
     with _in_place(opening, core_config(opening.config)) as arena:
         return arena
 
@@ -131,7 +131,7 @@ def open_arena(opening: Opening) -> Arena:
 @contextmanager
 def source(opening: Opening) -> Iterator[Arena | None]:
     """The arena of a daemon that does not run, rebuilt, with the sizes that it has; None: there is
-    none. What a journal describes is redone under a name of its own, and goes afterwards.
+    none. What a WAL describes is redone under a name of its own, and goes afterwards.
 
     Raises as open_arena does.
     """
@@ -152,15 +152,15 @@ def source(opening: Opening) -> Iterator[Arena | None]:
 def left_any(opening: Opening) -> bool:
     """Whether a daemon left an arena, or what one can be made from."""
     names = opening.paths.arena, f"{opening.paths.arena}{NEXT}"
-    journal = opening.journal
-    return any(map(segment.exists, names)) or (journal is not None and has_begun(journal))
+    wal = opening.wal
+    return any(map(segment.exists, names)) or (wal is not None and has_begun(wal))
 
 
 def _source(opening: Opening) -> Arena | None:
     if segment.exists(opening.paths.arena):
         return _as_left(opening)
-    if opening.journal is not None and has_begun(opening.journal):
-        return recover(opening.journal, _way(opening))
+    if opening.wal is not None and has_begun(opening.wal):
+        return recover(opening.wal, _way(opening))
     return None
 
 
@@ -192,16 +192,16 @@ def _open_left(opening: Opening) -> Arena:
 
 def _commit_staged(arena: Arena | Previous, opening: Opening) -> None:
     """Brings what is staged to disk, because only an arena's snapshot goes over to another one."""
-    if opening.journal is not None and arena.stage is not None:
-        end = journal_end(arena, opening)
-        Committer(arena, opening.journal, opening.config.segment_bytes, end).close()
+    if opening.wal is not None and arena.stage is not None:
+        end = wal_end(arena, opening)
+        Committer(arena, opening.wal, opening.config.segment_bytes, end).close()
 
 
 def _attach(opening: Opening) -> Arena:
     arena = Arena.attach(opening.paths.arena, opening.paths.private)
     _refuse_other_clock(arena, opening.config)
     _refuse_other_shard(arena, opening.config)
-    _refuse_other_journal(arena, opening)
+    _refuse_other_wal(arena, opening)
     opening.step("rebuilding")
     arena.set_state(ArenaState.REBUILDING, os.getpid())
     arena.set_daemon_state(DaemonState.RECOVERING, Degraded(0), boot_ns())
@@ -209,31 +209,31 @@ def _attach(opening: Opening) -> Arena:
     return arena
 
 
-def _refuse_other_journal(arena: Arena | Previous, opening: Opening) -> None:
-    journal = opening.journal
-    if journal is None:
+def _refuse_other_wal(arena: Arena | Previous, opening: Opening) -> None:
+    wal = opening.wal
+    if wal is None:
         if arena.stage is not None:
-            raise JournalNeeded(arena.segment.name)
+            raise WalNeeded(arena.segment.name)
     elif arena.stage is None:
-        if segments(journal):
-            raise JournalMismatch(str(journal), "journal", "empty", "that of another arena")
+        if segments(wal):
+            raise WalMismatch(str(wal), "wal", "empty", "that of another arena")
     elif not opening.force:
-        refuse_other_journal(journal, arena.uuid)
+        refuse_other_wal(wal, arena.uuid)
 
 
-def journal_end(arena: Arena | Previous, opening: Opening) -> Walk:
-    """Where the arena's journal goes on. Raises JournalDamaged, JournalMismatch.
+def wal_end(arena: Arena | Previous, opening: Opening) -> Walk:
+    """Where the arena's WAL goes on. Raises WalDamaged, WalMismatch.
 
-    With `force` a damaged journal is set aside, and a new one begun with all of the arena.
+    With `force` a damaged WAL is set aside, and a new one begun with all of the arena.
     """
-    assert opening.journal is not None
+    assert opening.wal is not None
     try:
-        refuse_other_journal(opening.journal, arena.uuid)
-        return newest_end(opening.journal, arena)
-    except JournalError:
+        refuse_other_wal(opening.wal, arena.uuid)
+        return newest_end(opening.wal, arena)
+    except WalError:
         if not opening.force:
             raise
-        set_aside(opening.journal)
+        set_aside(opening.wal)
         _save_snapshot(arena, opening)
         return Walk.before(arena)
 
@@ -241,22 +241,22 @@ def journal_end(arena: Arena | Previous, opening: Opening) -> Walk:
 # ---- from files ------------------------------------------------------------------------------
 
 
-def _recover(opening: Opening, journal: Path) -> Arena:
+def _recover(opening: Opening, wal: Path) -> Arena:
     try:
-        arena = recover(journal, _way(opening))
+        arena = recover(wal, _way(opening))
         arena = _place_redone(arena, opening)
     finally:
         _remove(opening.paths, REDONE)
     if opening.force:
-        set_aside(journal)
+        set_aside(wal)
     return arena
 
 
 def _import(opening: Opening, path: Path) -> Arena:
     if segment.exists(opening.paths.arena):
         _refuse_used(opening.paths)
-    if opening.journal is not None and segments(opening.journal):
-        raise JournalMismatch(str(opening.journal), "journal", "empty", "one that was begun")
+    if opening.wal is not None and segments(opening.wal):
+        raise WalMismatch(str(opening.wal), "wal", "empty", "one that was begun")
     try:
         arena = import_file(path, _way(opening))
         _refuse_durable(arena, opening)
@@ -270,8 +270,8 @@ def _way(opening: Opening) -> Way:
 
 
 def _save_snapshot(arena: Handle, opening: Opening) -> None:
-    if opening.journal is not None:
-        save_snapshot(arena, opening.journal, step=opening.step)
+    if opening.wal is not None:
+        save_snapshot(arena, opening.wal, step=opening.step)
 
 
 def _refuse_used(paths: Paths) -> None:
@@ -285,11 +285,11 @@ def _refuse_used(paths: Paths) -> None:
 
 
 def _refuse_durable(arena: Arena, opening: Opening) -> None:
-    """What a durable namespace answers is on disk, so there has to be a journal."""
+    """What a durable namespace answers is on disk, so there has to be a WAL."""
     durable = [n.name for n in arena.namespaces().values() if n.settings.durability]
-    if durable and opening.journal is None:
+    if durable and opening.wal is None:
         arena.close()
-        raise JournalNeeded(opening.paths.arena, durable[0])
+        raise WalNeeded(opening.paths.arena, durable[0])
 
 
 def _make_redone(opening: Opening, sizes: Mapping[str, Any]) -> Arena:
@@ -352,7 +352,7 @@ def _geometry(config: Config) -> dict[str, int]:
         "accounts": config.accounts,
         "loads": config.loads,
         "load_blocks": -(-config.load_rows // LOAD_BLOCK_ROWS),
-        "stage_bytes": config.stage_bytes if config.journal else 0,
+        "stage_bytes": config.stage_bytes if config.wal_dir else 0,
     }
 
 
@@ -466,14 +466,14 @@ def _same_sizes(arena: Arena, config: Config) -> bool:
 
 def _identity(old: Arena | Previous, opening: Opening) -> dict[str, Any]:
     """Fields of struct pg_config by which nobody can tell a new arena from the old one; a
-    journal can, by the uuid."""
+    WAL can, by the uuid."""
     header = old.header
     same = {
         "stream_id": header.stream_id,
         "now_ns": header.now_ns,
         "created_wall_ns": header.created_wall_ns,
     }
-    return same if opening.journal else same | {"uuid": old.uuid}
+    return same if opening.wal else same | {"uuid": old.uuid}
 
 
 def _resize(old: Arena, opening: Opening) -> Arena:
@@ -505,7 +505,7 @@ def _convert(old: Previous, opening: Opening) -> Arena:
     What an earlier ABI had no room for has size 0 there, and gets that of the settings.
     """
     _refuse_other_clock(old, opening.config)
-    _refuse_other_journal(old, opening)
+    _refuse_other_wal(old, opening)
     sizes = {name: size for name, size in _current(old).items() if size}
     fields = core_config(opening.config) | sizes | _identity(old, opening)
     opening.step("converting the arena of an earlier version")

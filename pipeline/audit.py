@@ -1,4 +1,4 @@
-"""The audit: whether what the journals say can be true, and was kept.
+"""The audit: whether what the WALs say can be true, and was kept.
 
 A shuffle of its own over bronze: it shares no code with the tables, and believes no record about
 another one. Every check gives violations of the same form; docs/audit.md names them all.

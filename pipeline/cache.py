@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from purgatoryd.shm_layout._core import ffi
-from purgatoryd.shm_layout.errors import BadPath, JournalDamaged
+from purgatoryd.shm_layout.errors import BadPath, WalDamaged
 
 PIECE = 1 << 20
 """Bytes read at once: no more of a file is in the cache that was not there before."""
@@ -42,7 +42,7 @@ def resident(file: FileIO | BinaryIO) -> bytes:
 def read(path: Path, paced: Callable[[int], object] = int, upto: int | None = None) -> Any:
     """A file's first `upto` bytes, or all, in memory of their own.
 
-    `paced` is told how many bytes are about to be read. Raises BadPath, JournalDamaged.
+    `paced` is told how many bytes are about to be read. Raises BadPath, WalDamaged.
     """
     try:
         with path.open("rb", buffering=0) as file:
@@ -52,7 +52,7 @@ def read(path: Path, paced: Callable[[int], object] = int, upto: int | None = No
         raise BadPath(str(path), f"cannot be read: {error.strerror}") from error
     except OSError as error:
         what = f"cannot be read: {error.strerror}"
-        raise JournalDamaged(str(path), what, 0, 0, 0, 0) from error
+        raise WalDamaged(str(path), what, 0, 0, 0, 0) from error
 
 
 def pages(size: int) -> mmap.mmap:

@@ -1,11 +1,11 @@
-"""Which records of a journal are in the lake without a hole, and what became of the others.
+"""Which records of a WAL are in the lake without a hole, and what became of the others.
 
 From the manifests alone. A run is the records between two holes; an audit begins anew with each,
 from a snapshot. What is missing has a cause:
 
     retention    the segments went before they were shipped: the exporter saw that they, and all
-                 before them, had left the journal
-    forced       `run --force-journal` set the files aside; the arena held all and went on
+                 before them, had left the WAL
+    forced       `run --force-wal` set the files aside; the arena held all and went on
     recovery     another arena took its place, and it was not stopped before: what was not on disk
                  by then is nowhere, and nobody knows how much
     division     the number of a deployment's shards changed, and these records of one before are
@@ -162,7 +162,7 @@ def _cause(before: Run, run: Run) -> str:
 
 
 def _had_gone(run: Run, lsn: int) -> bool:
-    """Whether the records from `lsn` up to the run had left the journal when it was shipped."""
+    """Whether the records from `lsn` up to the run had left the WAL when it was shipped."""
     return 0 < run.segments[0].gone_from <= lsn
 
 
@@ -175,7 +175,7 @@ def _gap(run: Run, lsn: int) -> Violation:
 
 
 def _follow_arenas(found: Continuity) -> None:
-    """A recovery from the journal goes on with the numbers under a new uuid."""
+    """A recovery from the WAL goes on with the numbers under a new uuid."""
     for run in [r for r in found.runs if r.number == 0 and r.first_lsn > 1]:
         before = predecessor(found.runs, run)
         if before is None:
@@ -192,14 +192,14 @@ def predecessor(runs: Sequence[Run], run: Run) -> Run | None:
     others = (other for other in runs if other.daemon != run.daemon)
     for other in others:
         goes_on = other.last_lsn + 1 == run.first_lsn
-        if goes_on and _of_one_journal(other.segments[-1], run.segments[0]):
+        if goes_on and _of_one_wal(other.segments[-1], run.segments[0]):
             return other
     return None
 
 
-def _of_one_journal(one: Manifest, other: Manifest) -> bool:
-    """Whether both may be of one journal: that two count alike may be chance."""
-    return one.node == other.node and one.journal == other.journal
+def _of_one_wal(one: Manifest, other: Manifest) -> bool:
+    """Whether both may be of one WAL: that two count alike may be chance."""
+    return one.node == other.node and one.wal == other.wal
 
 
 def heirs(manifests: Iterable[Manifest]) -> dict[str, str]:
@@ -235,7 +235,7 @@ def _arena(own: Sequence[Manifest]) -> _Arena:
 
 def _goes_on(one: _Arena, other: _Arena) -> bool:
     meet = one.next_lsn == other.first_lsn > one.first_lsn
-    return meet and _of_one_journal(one.newest, other.newest)
+    return meet and _of_one_wal(one.newest, other.newest)
 
 
 def befores(manifests: Iterable[Manifest]) -> dict[str, set[str]]:
@@ -313,7 +313,7 @@ def _coming(manifests: Sequence[Manifest]) -> Iterator[str]:
     nobody knows what they began with. Where nothing of those before is there either, they count."""
     known = {one.daemon for one in manifests}
     for own in by_origins(manifests):
-        there = {one.journal for one in own if one.table == OPENINGS}
+        there = {one.wal for one in own if one.table == OPENINGS}
         if len(there) < own[0].shards and known & own[0].origins.keys():
             yield from (one.daemon for one in own)
 
@@ -323,7 +323,7 @@ def _divisions(manifests: Iterable[Manifest]) -> Iterator[Division]:
     for own in by_origins(manifests):
         begun = [one for one in own if one.table == OPENINGS and one.first_lsn == 1]
         begun.sort(key=attrgetter("epoch"), reverse=True)
-        first = {one.journal: one for one in begun}  # a start that came to no record took another
+        first = {one.wal: one for one in begun}  # a start that came to no record took another
         yield Division(own[0].origins, tuple(first.values()), own[0].shards)
 
 

@@ -15,7 +15,7 @@ from purgatoryd.pipeline.cache import pages
 from purgatoryd.pipeline.names import Names
 from purgatoryd.pipeline.schemas import BRONZE, Column, arrow_type
 from purgatoryd.shm_layout._core import ffi, lib
-from purgatoryd.shm_layout.journal import KINDS, UNKNOWN, Walk
+from purgatoryd.shm_layout.wal import KINDS, UNKNOWN, Walk
 
 BATCH_ROWS = 1 << 16
 BATCH_BYTES = 1 << 24
@@ -42,7 +42,7 @@ _LONGS = _columns_of("PG_LC_", "PG_LONG_COLUMNS")
 _INTS = _columns_of("PG_IC_", "PG_INT_COLUMNS")
 _BYTES = _columns_of("PG_BC_", "PG_BYTES_COLUMNS")
 _WORDS: dict[str, Sequence[str]] = {
-    "kind": [_kind(n) for n in range(lib.PG_J_TYPES)],
+    "kind": [_kind(n) for n in range(lib.PG_WAL_TYPES)],
     "clock": ("boot", "virtual"),
     "key_type": ("str", "bytes", "uuid"),
     "cause": ("", "expired", "satisfied", "failed", "cancelled", "published", "acknowledged"),
@@ -68,7 +68,7 @@ class Origin:
 
 
 class Decoder:
-    """Reads the files of one journal, in any order; learns names on the way.
+    """Reads the files of one WAL, in any order; learns names on the way.
 
     `kinds`: how many records of each kind the file had that was read last.
     """
@@ -86,7 +86,7 @@ class Decoder:
             self.know(names)
 
     def know(self, names: Names) -> None:
-        """Takes names that were learnt elsewhere of the same journal."""
+        """Takes names that were learnt elsewhere of the same WAL."""
         self.names.add(names)
         for row in names.namespaces:
             self._births.namespaces[row] = row
@@ -96,7 +96,7 @@ class Decoder:
     def batches(self, walk: Walk) -> Iterator[pa.RecordBatch]:
         """The records of the file that the walk has entered.
 
-        Raises JournalDamaged at the end if the file is.
+        Raises WalDamaged at the end if the file is.
         """
         origin, more = Origin.of(walk, self._node), 1
         self.kinds = {}
@@ -110,7 +110,7 @@ class Decoder:
         walk.check()
 
     def learn(self, walk: Walk) -> None:
-        """Takes the names from a file, and nothing else. Raises JournalDamaged."""
+        """Takes the names from a file, and nothing else. Raises WalDamaged."""
         more = 1
         while more:
             columns = _Columns(walk, self._spare, payloads=False)
@@ -122,9 +122,9 @@ class Decoder:
         for born in columns.births():
             self.names.learnt += 1
             name = born["name"].decode(errors="replace")
-            if born["kind"] == lib.PG_J_NAMESPACE:
+            if born["kind"] == lib.PG_WAL_NAMESPACE:
                 self.names.namespaces[born["row"]] = name
-            elif born["kind"] == lib.PG_J_TOPIC:
+            elif born["kind"] == lib.PG_WAL_TOPIC:
                 namespace = int(self._births.topics[born["row"]])
                 self.names.topics[born["row"]] = (namespace, name)
             else:  # a session was opened; its row is the pid
@@ -164,7 +164,7 @@ class _Columns:
     def __init__(self, walk: Walk, spare: list[mmap.mmap], payloads: bool) -> None:
         left = int(walk.struct.size - walk.struct.next)
         rows = min(BATCH_ROWS, left // ffi.sizeof("struct pg_frame_head") + 1)
-        size = min(left, BATCH_BYTES) + int(lib.PG_J_FRAME_MAX)
+        size = min(left, BATCH_BYTES) + int(lib.PG_WAL_FRAME_MAX)
         self.struct = ffi.new(
             "struct pg_columns *", {"capacity": rows, "bytes_max": size, "payloads": payloads}
         )
@@ -259,7 +259,7 @@ class _Columns:
 
 def _parts(column: Any, rows: int, size: int) -> Iterator[tuple[str, Any, int]]:
     """What a column points to: its name, its type, its bytes."""
-    keys = size // ffi.sizeof("struct pg_j_watch_key")
+    keys = size // ffi.sizeof("struct pg_wal_watch_key")
     counts = {"valid": rows // 8 + 1, "offsets": rows + 1, "values": rows, "bytes": size}
     for name, field in ffi.typeof(column).fields:
         if field.type.kind == "pointer":
@@ -268,7 +268,7 @@ def _parts(column: Any, rows: int, size: int) -> Iterator[tuple[str, Any, int]]:
 
 def _most(column: Any) -> int:
     """Bytes of a column of the largest batch."""
-    parts = _parts(column, BATCH_ROWS, BATCH_BYTES + int(lib.PG_J_FRAME_MAX))
+    parts = _parts(column, BATCH_ROWS, BATCH_BYTES + int(lib.PG_WAL_FRAME_MAX))
     return sum(_aligned(size) for _, _, size in parts)
 
 

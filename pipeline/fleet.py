@@ -1,4 +1,4 @@
-"""The daemons of a lake: what they hold and do by the journals, what they can by a file of theirs.
+"""The daemons of a lake: what they hold and do by the WALs, what they can by a file of theirs.
 
 [hosts.alpha]
 daemon = "0f3c..."        # its uuid, as in the lake; or that of an arena whose place it took
@@ -87,7 +87,7 @@ def of_today(
     hosts: Mapping[str, Host], heirs: Mapping[str, str], absent: Set[str]
 ) -> dict[str, Host]:
     """{daemon's uuid: host}, with the uuid that each has now: another one after each recovery from
-    the journal. `heirs`: of continuity; `absent`: who does not count, by standing(). Raises
+    the WAL. `heirs`: of continuity; `absent`: who does not count, by standing(). Raises
     InvalidSetting for two that are one by now, and for a shard in whose place there are others."""
     found: dict[str, Host] = {}
     for daemon, host in hosts.items():
@@ -103,7 +103,7 @@ def of_today(
 
 def measured(bronze: DataFrame, living: DataFrame) -> DataFrame:
     """daemon, namespace, live (timers and operations), rate (adds and ends per second of the time
-    that the journals cover). `living`: the adds of what lives."""
+    that the WALs cover). `living`: the adds of what lives."""
     by = ["daemon", "namespace"]
     span_s = F.greatest(F.lit(1.0), (F.unix_micros(F.max("at")) - F.unix_micros(F.min("at"))) / 1e6)
     spans = bronze.groupBy("daemon").agg(span_s.alias("span_s"))
@@ -131,7 +131,7 @@ def spaces(rows: Iterable[Any], hosts: Mapping[str, Host], groups: dict[str, str
 
 
 def measured_in(spark: SparkSession, place: Path) -> DataFrame:
-    """measured() of the journals in a lake; who was taken over counts in who took the place.
+    """measured() of the WALs in a lake; who was taken over counts in who took the place.
 
     Raises BadPath, LakeBroken.
     """

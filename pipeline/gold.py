@@ -92,7 +92,7 @@ def _outcomes(outcome: Column) -> list[Column]:
 
 
 def flow(bronze: DataFrame) -> DataFrame:
-    """FLOW of rows of a journal. An add that replaces is an end and an add in one row; the end is
+    """FLOW of rows of a WAL. An add that replaces is an end and an add in one row; the end is
     on the clock of what it ended."""
     kind = F.col("kind")
     added, replaced = kind.isin("arm", "watch"), silver.is_replacing()

@@ -72,17 +72,17 @@ class Identity(NamedTuple):
 class Manifest:
     """What one file of bronze or openings holds; `table` says of which.
 
-    `first_lsn`, `last_lsn`: of a snapshot, from where the journal is redone over it and the
-    record that makes it valid. `crc`: CRC-32C of the journal's file. `wall_from_us`,
+    `first_lsn`, `last_lsn`: of a snapshot, from where the WAL is redone over it and the
+    record that makes it valid. `crc`: CRC-32C of the WAL's file. `wall_from_us`,
     `wall_to_us`: UTC, of its rows. `bytes`: of the Parquet file, set when it is committed.
     `kinds`: rows of each kind. `notices`: of a segment, those that it made; `handed`: those that
     its batches handed to the socket. `ended_upto_ns`: when it last
     ended something, real boot clock, 0 = nothing; `built_from_ns`: when the first answer or batch
     of notices was built that it tells of. `gone_from`: records from this one up to it had left the
-    journal, and were not in the lake, when it came; 0 = none.
+    WAL, and were not in the lake, when it came; 0 = none.
     `origins`: the daemons whose place this one took with others, `shards` together, when the
-    number of a deployment's shards changed, each with its last record that counts. `journal`: what
-    the journal's folder is called, which has one arena after the other.
+    number of a deployment's shards changed, each with its last record that counts. `wal`: what
+    the WAL's folder is called, which has one arena after the other.
     """
 
     table: str
@@ -105,7 +105,7 @@ class Manifest:
     gone_from: int = 0
     origins: Mapping[str, int] = field(default_factory=dict)
     shards: int = 0
-    journal: str = ""
+    wal: str = ""
 
     @property
     def name(self) -> str:

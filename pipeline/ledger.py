@@ -1,4 +1,4 @@
-"""Ledgers: what workers and subscribers noted, held against what the journal says.
+"""Ledgers: what workers and subscribers noted, held against what the WAL says.
 
 docs/audit.md has the format of the files.
 """
@@ -50,7 +50,7 @@ def lines_in(spark: SparkSession, directory: Path, schema: str) -> DataFrame:
     return reader.json(f"{literal(directory)}/daemon=*")
 
 
-# ---- against the journal ---------------------------------------------------------------------
+# ---- against the WAL ---------------------------------------------------------------------
 
 CALLS = (
     Check("ack_lost", "op IN ('add', 'watch') AND NOT known AND covered", "lsn", "op, found, file"),
@@ -105,7 +105,7 @@ ORDER = (
 
 class Told(NamedTuple):
     """All lines of ledgers, and those of calls, of rows of loads and of notices beside what the
-    journal says of them."""
+    WAL says of them."""
 
     lines: DataFrame
     calls: DataFrame
@@ -126,7 +126,7 @@ class Unjudged(NamedTuple):
 def beside(
     lines: DataFrame, known: DataFrame, events: DataFrame, found: Continuity
 ) -> Iterator[Told]:
-    """Ledgers beside the journal; `known`: lives().
+    """Ledgers beside the WAL; `known`: lives().
 
     Only what the lake must have is judged: `covered` tickets, and what was `settled`, that is
     told before the daemon was last heard of.
@@ -143,7 +143,7 @@ def beside(
 
 
 def reconcile(told: Told) -> Iterator[DataFrame]:
-    """The violations that show between ledgers and journal."""
+    """The violations that show between ledgers and WAL."""
     yield judge(told.calls, CALLS)
     yield judge(told.rows, ROWS)
     yield judge(told.notices, NOTICES)
@@ -219,7 +219,7 @@ def _at_run(rows: DataFrame, bounds: DataFrame, told_ns: str, given: str = GIVEN
 
 
 def _calls(ledger: DataFrame, known: DataFrame) -> DataFrame:
-    """What was acknowledged, with what the journal says of the ticket."""
+    """What was acknowledged, with what the WAL says of the ticket."""
     bytes_ = F.expr("IF(key_type = 'str', CAST(key AS binary), unhex(key))")
     told = ledger.where("op IN ('add', 'watch', 'cancel', 'unpark', 'outcome')").select(
         "daemon", "op", "ticket", "namespace", "key", "found", "acked_boot_ns", "file",

@@ -104,7 +104,7 @@ def _end_name(code: Column) -> Column:
 
 
 def _of_life() -> list[Column]:
-    """The aggregates. A record of the journal outranks the opening, which has LSN 0."""
+    """The aggregates. A record of the WAL outranks the opening, which has LSN 0."""
     acknowledged = F.expr(ACKNOWLEDGED)
     return [
         *_begin(),

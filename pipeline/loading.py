@@ -76,7 +76,7 @@ class Loader(Closing):
 
     `remote`: where the daemon is, if it is on another host. `mode`: what an add does when its key
     is armed. `timeout`: seconds without any answer that end a call. `durable`: answers wait until
-    the daemon's journal has them on disk; None = if the daemon keeps one.
+    the daemon's WAL has them on disk; None = if the daemon keeps one.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""What a daemon's rows are called, and who its sessions are, learnt along its journal.
+"""What a daemon's rows are called, and who its sessions are, learnt along its WAL.
 
 Records name topics and namespaces by rows, and workers by sessions. A row is born once, and
 its name never changes, nor in an arena that takes the place of this one; so names that were learnt
-from any part of the journal hold for all of it, and to learn them twice changes nothing.
+from any part of the WAL hold for all of it, and to learn them twice changes nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Names:
     learnt: int = 0
 
     def add(self, other: Names) -> None:
-        """Those of another one, which is of the same journal."""
+        """Those of another one, which is of the same WAL."""
         self.namespaces |= other.namespaces
         self.topics |= other.topics
         self.workers |= other.workers

@@ -1,4 +1,4 @@
-"""Timers that a daemon parked, on their way from its journal into the cold tier.
+"""Timers that a daemon parked, on their way from its WAL into the cold tier.
 
 The daemon has their keys, and it alone decides what lives; here are the payloads, to be brought
 back in time. A record that parks a timer becomes a row of the tier. One that ends it - a cancel, a
@@ -10,7 +10,7 @@ it: a row too many is answered UNKNOWN when its window comes, and a ticket is ne
 and moves wait until their segment is in the lake.
 
 After a reboot, or with other sizes, the daemon has another arena: the *heir* of the one before.
-Tickets go on, and so do LSNs; by those and the journal's name, and by the order of its files, heirs
+Tickets go on, and so do LSNs; by those and the WAL's name, and by the order of its files, heirs
 are known. A row keeps the arena that parked it, for there its record is.
 """
 
@@ -70,29 +70,29 @@ class Collected:
 @dataclass(frozen=True, slots=True)
 class Records:
     """Rows of BRONZE of a daemon that were not looked at: those of the lake, and those that are in
-    the journal alone. `arenas`: those that it has, and whose heirs they are; `heirs`: among these.
-    `journals`: by arena, up to which LSN what is in the lake has been looked at then."""
+    the WAL alone. `arenas`: those that it has, and whose heirs they are; `heirs`: among these.
+    `wals`: by arena, up to which LSN what is in the lake has been looked at then."""
 
     arenas: frozenset[str]
     heirs: dict[str, str]
-    journals: dict[str, int]
+    wals: dict[str, int]
     shipped: DataFrame
     newest: DataFrame
 
 
 def collect(
-    spark: SparkSession, tier: Tier, lake: Lake, hot: Hot, journals: Sequence[Path] = ()
+    spark: SparkSession, tier: Tier, lake: Lake, hot: Hot, wals: Sequence[Path] = ()
 ) -> Collected:
     """Takes what `hot` parked into the tier, and what became of it.
 
-    `journals`: its folder JOURNAL/NAME, or those of its shards, for what was not shipped yet.
-    Raises LakeInUse while somebody else writes rows, WindowElsewhere, LakeBroken, JournalMismatch,
+    `wals`: its folder WAL_DIR/NAME, or those of its shards, for what was not shipped yet.
+    Raises LakeInUse while somebody else writes rows, WindowElsewhere, LakeBroken, WalMismatch,
     DaemonError.
     """
     now = hot.uuids()
     with tier.writing():
         tier.check_daemon(hot.name)
-        found = records(spark, lake, now, tier.version(), journals)
+        found = records(spark, lake, now, tier.version(), wals)
         number = reserve(tier)
         with staging(tier, f"parked-{number}") as staged:
             stage_parked(spark, tier, found, number, staged)
@@ -103,36 +103,36 @@ def collect(
             tier.commit(replace(
                 version, reserved=0, daemon=hot.name, rows=(*version.rows, *rows),
                 tombstones=(*version.tombstones, *stones),
-                journals=version.journals | found.journals, heirs=version.heirs | found.heirs,
+                wals=version.wals | found.wals, heirs=version.heirs | found.heirs,
             ))  # fmt: skip
     return Collected(number, sum(part.rows for part in rows), sum(part.rows for part in stones))
 
 
 def records(
-    spark: SparkSession, lake: Lake, now: Sequence[str], version: Version, journals: Sequence[Path]
+    spark: SparkSession, lake: Lake, now: Sequence[str], version: Version, wals: Sequence[Path]
 ) -> Records:
-    """What the journals of the arenas `now` have, and of those whose heirs they are, that `version`
+    """What the WALs of the arenas `now` have, and of those whose heirs they are, that `version`
     has not. Segments are shipped in their order."""
     segments = lake.manifests()
     told = version.heirs | heirs([*segments, *lake.manifests(OPENINGS)])
-    for folder in journals:
+    for folder in wals:
         told |= heirs_in(folder)
     own = {arena: heir for arena, heir in told.items() if newest_heir(told, arena) in now}
     arenas = frozenset((*now, *own))
-    seen = {arena: version.journals.get(arena, 0) for arena in arenas}
+    seen = {arena: version.wals.get(arena, 0) for arena in arenas}
     new = [m for m in segments if m.daemon in arenas and m.last_lsn > seen[m.daemon]]
     seen |= {m.daemon: m.last_lsn for m in new}  # by LSN
     shipped = read_files(spark, lake.files(m for m in new if m.rows))
-    return Records(arenas, own, seen, shipped, _newest(spark, lake, arenas, journals))
+    return Records(arenas, own, seen, shipped, _newest(spark, lake, arenas, wals))
 
 
 def _newest(
-    spark: SparkSession, lake: Lake, arenas: Collection[str], journals: Sequence[Path]
+    spark: SparkSession, lake: Lake, arenas: Collection[str], wals: Sequence[Path]
 ) -> DataFrame:
     """The records of segments that were not shipped. What has no names, since a snapshot went
     meanwhile, waits for the next time."""
     found = read_files(spark, [])
-    for folder in journals:
+    for folder in wals:
         names = [
             one.source.path.name for one in tiers(lake, [folder])
             if one.source and one.tier is Place.HOT and one.identity.daemon in arenas

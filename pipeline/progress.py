@@ -1,4 +1,4 @@
-"""How far each daemon's journal has come, from manifests alone."""
+"""How far each daemon's WAL has come, from manifests alone."""
 
 from __future__ import annotations
 

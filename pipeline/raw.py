@@ -1,7 +1,7 @@
-"""Raw ingest: journals brought into a lake by Spark, where no `ship` ran.
+"""Raw ingest: WALs brought into a lake by Spark, where no `ship` ran.
 
 The rows, the manifests, the mark and what a kill leaves behind are those of ship.py. Only that
-format("purgatoryd") decodes the files, a task for each, on hosts that reach journal and lake; here
+format("purgatoryd") decodes the files, a task for each, on hosts that reach WAL and lake; here
 they are walked once, for their names and checksums.
 """
 
@@ -21,11 +21,11 @@ from purgatoryd.pipeline.lake import BOUNDED, OPENINGS, Lake, Manifest, parquet_
 from purgatoryd.pipeline.schemas import BRONZE
 from purgatoryd.pipeline.session import rows_in
 from purgatoryd.pipeline.ship import Content, Head, Shipper, head_of
-from purgatoryd.pipeline.sources import Source, journals_in, refuse_open_end
+from purgatoryd.pipeline.sources import Source, refuse_open_end, wals_in
 from purgatoryd.pipeline.tiers import node_of
-from purgatoryd.shm_layout.errors import BadPath, JournalError
+from purgatoryd.shm_layout.errors import BadPath, WalError
 from purgatoryd.shm_layout.files import private_folder
-from purgatoryd.shm_layout.journal import Walk
+from purgatoryd.shm_layout.wal import Walk
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -37,30 +37,30 @@ RUN_FILES = 64
 _NOTHING = Content(0, {}, {name: [] for name in ("at", *BOUNDED)}, None)
 
 
-def ingest(spark: SparkSession, lake: Lake, journals: Path) -> int:
-    """Brings all that is complete in a folder of journals into the lake; how many files that was.
+def ingest(spark: SparkSession, lake: Lake, wals: Path) -> int:
+    """Brings all that is complete in a folder of WALs into the lake; how many files that was.
 
-    Raises JournalDamaged, JournalMismatch, LakeInUse, and BadPath for the folder of one journal.
+    Raises WalDamaged, WalMismatch, LakeInUse, and BadPath for the folder of one WAL.
     """
     count = 0
-    for folder in journals_in(journals):
+    for folder in wals_in(wals):
         with closing(RawShipper(spark, folder, lake, node_of(lake, folder))) as shipper:
             count += sum(1 for _ in shipper.turn())
     return count
 
 
 class Decoded(NamedTuple):
-    """Spark's file for one of the journal's; None: that has no rows."""
+    """Spark's file for one of the WAL's; None: that has no rows."""
 
     path: Path | None = None
     content: Content = _NOTHING
 
 
 class RawShipper(Shipper):
-    """Brings one journal into a lake; to be closed."""
+    """Brings one WAL into a lake; to be closed."""
 
     def __init__(self, spark: SparkSession, directory: Path, lake: Lake, node: str) -> None:
-        """`directory`: JOURNAL/NAME; `node`: what its host is called."""
+        """`directory`: WAL_DIR/NAME; `node`: what its host is called."""
         super().__init__(directory.absolute(), lake, node)
         self._spark = spark
 
@@ -73,12 +73,12 @@ class RawShipper(Shipper):
     def _ingested(self, run: Sequence[Source]) -> Iterator[tuple[Source, Manifest | None]]:
         """Up to the first that cannot be read; that is raised then."""
         heads: dict[Source, Head] = {}
-        damage: JournalError | None = None
+        damage: WalError | None = None
         for one in run:
             try:
                 if (head := self._walked(one)) is not None:
                     heads[one] = head
-            except JournalError as error:
+            except WalError as error:
                 damage = error
                 break
         made = self._decoded([*heads])
@@ -142,7 +142,7 @@ def _place(one: Source) -> tuple[str, str]:
 
 
 def _in(rows: DataFrame, staging: Path) -> dict[tuple[int, int], Decoded]:
-    """What Spark's files hold; each is of one file of the journal."""
+    """What Spark's files hold; each is of one file of the WAL."""
     values = {"at": F.unix_micros("at")} | {name: F.col(name) for name in BOUNDED}
     ends = [
         end(value).alias(f"{word}_{name}")

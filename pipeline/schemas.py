@@ -161,7 +161,7 @@ BRONZE = Table(
         *columns("int", "loaded replaced_loaded"),
     ),
 )
-"""One row per record of a journal or a snapshot. Unsigned 64-bit numbers stand as the long of
+"""One row per record of a WAL or a snapshot. Unsigned 64-bit numbers stand as the long of
 the same bits. Times in ns are on the arena's clock unless docs/pipeline.md says otherwise.
 `parked`: 1 of an add whose key alone the daemon kept, else null. `ended_by`, `ended_batch`: session
 and number of the batch that cancelled or replaced a timer. `loaded`: 1 of the add or the end of one
@@ -199,7 +199,7 @@ LIVES = Table(
         Column("add_lsn", "long", about="of the record that armed it"),
         Column("session", "long", about="of who armed it"),
         Column("worker", "word", about="who armed it: `uid:pid`, or the name that it gave"),
-        Column("deadline_ns", "long", about="the arena's clock; null in journals of format 1.1"
+        Column("deadline_ns", "long", about="the arena's clock; null in WALs of format 1.1"
                " unless it expired"),
         Column("sent_ns", "long", about="the call, on the client's boot clock"),
         Column("received_ns", "long", about="the daemon had the message; boot clock"),

@@ -1,4 +1,4 @@
-"""The journal's way into the lake: sealed segments and snapshots, each once, oldest first.
+"""The WAL's way into the lake: sealed segments and snapshots, each once, oldest first.
 
 Files go through it in four steps, each in a thread of its own, so that they overlap: they are read,
 decoded, a batch at a time, become Parquet in memory, and that is brought to disk.
@@ -34,9 +34,9 @@ from purgatoryd.pipeline.schemas import BRONZE as BRONZE_TABLE
 from purgatoryd.pipeline.sources import Source, openings, present, refuse_open_end, sealed
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.errors import BadPath, PurgatorydError
-from purgatoryd.shm_layout.journal import Walk, segments
 from purgatoryd.shm_layout.marks import Mark, read_marks, set_mark
 from purgatoryd.shm_layout.origins import read_origins
+from purgatoryd.shm_layout.wal import Walk, segments
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ def ahead(items: Iterator[T]) -> Iterator[T]:
 
 
 class Head(NamedTuple):
-    """What a file of the journal is. `crc`: CRC-32C of it; `last_lsn`: of its last record."""
+    """What a file of the WAL is. `crc`: CRC-32C of it; `last_lsn`: of its last record."""
 
     crc: int
     clock: str
@@ -133,14 +133,14 @@ class _Made:
         return self.manifest
 
 
-# ---- one journal -----------------------------------------------------------------------------
+# ---- one WAL -----------------------------------------------------------------------------
 
 
 class Shipper:
-    """Brings one journal into a lake; to be closed."""
+    """Brings one WAL into a lake; to be closed."""
 
     def __init__(self, directory: Path, lake: Lake, node: str, pace: Pace | None = None) -> None:
-        """`directory`: JOURNAL/NAME; `node`: what its host is called; `pace`: of the bytes that are
+        """`directory`: WAL_DIR/NAME; `node`: what its host is called; `pace`: of the bytes that are
         read."""
         self._directory = directory
         self._lake = lake
@@ -161,8 +161,8 @@ class Shipper:
     def turn(self) -> Iterator[Manifest]:
         """Ships what is complete and not there yet; yields each manifest once it counts.
 
-        Names come first: a snapshot has those whose births are gone. Raises JournalDamaged,
-        JournalMismatch for a file that cannot be read: nothing of it is in the lake then.
+        Names come first: a snapshot has those whose births are gone. Raises WalDamaged,
+        WalMismatch for a file that cannot be read: nothing of it is in the lake then.
         """
         if self._mark not in read_marks(self._directory):
             self._hold()
@@ -292,11 +292,11 @@ class Shipper:
             gone_from=gone_from,
             origins=self._origins.upto,
             shards=self._origins.shards,
-            journal=self._directory.name,
+            wal=self._directory.name,
         )
 
     def _gone_from(self, identity: Identity) -> int:
-        """The first record before a segment that is in neither lake nor journal; 0 = there is none.
+        """The first record before a segment that is in neither lake nor WAL; 0 = there is none.
 
         Retention takes the oldest files: a hole behind one that is still there is none of its.
         """
@@ -309,20 +309,20 @@ class Shipper:
 
 
 def mark_name(lake: Lake) -> str:
-    """The mark by which a journal is held for this lake."""
+    """The mark by which a WAL is held for this lake."""
     return f"ship-{zlib.crc32(str(lake.root.resolve()).encode()):08x}"
 
 
-# ---- several journals ------------------------------------------------------------------------
+# ---- several WALs ------------------------------------------------------------------------
 
 
 class Convoy:
-    """Brings several journals into a lake, one after the other; to be closed."""
+    """Brings several WALs into a lake, one after the other; to be closed."""
 
     def __init__(
         self, find: Callable[[], Iterable[Path]], lake: Lake, node: str, limit: int = 0
     ) -> None:
-        """`find`: their folders by now, JOURNAL/NAME; `limit`: bytes a second, of all together."""
+        """`find`: their folders by now, WAL_DIR/NAME; `limit`: bytes a second, of all together."""
         self._find = find
         self._lake = lake
         self._node = node

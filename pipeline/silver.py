@@ -205,7 +205,7 @@ def batches_of(bronze: DataFrame, ends: DataFrame) -> DataFrame:
 
 def _stages() -> dict[str, Column]:
     """Durations, ns, each on one clock: the arena's for armed, ended and deadline, else the real
-    one, which journals of format 1.0 do not have."""
+    one, which WALs of format 1.0 do not have."""
     expired, virtual = F.col("outcome") == "expired", F.col("virtual")
     told = F.col("ended_boot_ns").isNotNull()
     return {

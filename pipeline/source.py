@@ -1,13 +1,13 @@
-"""format("purgatoryd"): a journal's records as a table of Spark, batch and streaming.
+"""format("purgatoryd"): a WAL's records as a table of Spark, batch and streaming.
 
-    spark.read.format("purgatoryd").load("JOURNAL/NAME")
+    spark.read.format("purgatoryd").load("WAL_DIR/NAME")
 
 Options: `columns` (of BRONZE, comma-separated), `from_us` and `to_us` (UTC microseconds; rows
 with from <= at < to), `payloads` (off: without them), `node` (this host's name unless given),
 `files` (a JSON list of file names; all segments unless given), of a batch query `lake` (names are
-taken from there, which has them all, and not from the journal's files; and a file is not opened if
+taken from there, which has them all, and not from the WAL's files; and a file is not opened if
 its manifest there says that it has no row of the range), and of a stream `max_rows` of a
-batch, which has whole segments and one at least, and `mark`, a name under which the journal is held
+batch, which has whole segments and one at least, and `mark`, a name under which the WAL is held
 for what is not processed yet.
 
 There is no pushFilters: Spark keeps the reader that was pushed to with the relation, and later
@@ -58,12 +58,12 @@ from purgatoryd.pipeline.sources import (
 from purgatoryd.shm_layout.errors import (
     BadPath,
     InvalidSetting,
-    JournalDamaged,
-    JournalError,
     UnknownSetting,
+    WalDamaged,
+    WalError,
 )
-from purgatoryd.shm_layout.journal import SEGMENT, File, Walk, segments
 from purgatoryd.shm_layout.marks import LSN_END, Mark, set_mark
+from purgatoryd.shm_layout.wal import SEGMENT, File, Walk, segments
 
 _SCHEMA = BRONZE.arrow()
 NAMED = {"namespace", "topic", "worker", "replaced_worker"}
@@ -110,7 +110,7 @@ class Settings:
                 raise UnknownSetting(name, "option", OPTIONS)
         path = Path(options.get("path", "")).absolute()  # tasks stand in other folders
         if "path" not in options or not path.is_dir():
-            raise BadPath(str(path), "is no journal")
+            raise BadPath(str(path), "is no WAL")
         files = options.get("files")
         return cls(
             path,
@@ -168,7 +168,7 @@ def _number(name: str, text: str) -> int:
 
 
 class PurgatorydSource(DataSource):
-    """A journal; see the module for its options."""
+    """A WAL; see the module for its options."""
 
     @classmethod
     def name(cls) -> str:
@@ -181,13 +181,13 @@ class PurgatorydSource(DataSource):
         chosen = {column.name: column for column in BRONZE.columns}
         return Table(BRONZE.name, tuple(chosen[n] for n in wanted)).spark()
 
-    def reader(self, schema: StructType) -> JournalReader:
+    def reader(self, schema: StructType) -> WalReader:
         """Of a batch query."""
-        return JournalReader(Settings.of(self.options))
+        return WalReader(Settings.of(self.options))
 
-    def streamReader(self, schema: StructType) -> JournalStream:  # noqa: N802
+    def streamReader(self, schema: StructType) -> WalStream:  # noqa: N802
         """Of a stream."""
-        return JournalStream(Settings.of(self.options))
+        return WalStream(Settings.of(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """Rows become timers; see writer.py for its options."""
@@ -199,7 +199,7 @@ class PurgatorydSource(DataSource):
 # ---- batch -----------------------------------------------------------------------------------
 
 
-class JournalReader(DataSourceReader):
+class WalReader(DataSourceReader):
     """Every record of the files, also of the one that is still written."""
 
     def __init__(self, settings: Settings) -> None:
@@ -259,13 +259,13 @@ def _behind(after: File | None) -> Source | None:
     """The segment that follows, as far as its header can be read: its damage is of no matter to who
     does not ask for it."""
     if after is not None:
-        with suppress(BadPath, JournalError):
+        with suppress(BadPath, WalError):
             return source(after)
     return None
 
 
 def read_range(settings: Settings, part: Range) -> Iterator[pa.RecordBatch]:
-    """The rows of a part, as far as they are asked for. Raises JournalDamaged if it ends early."""
+    """The rows of a part, as far as they are asked for. Raises WalDamaged if it ends early."""
     payloads = settings.payloads and "payload" in settings.columns
     decoder = Decoder(settings.node, part.names, payloads=payloads)
     plain = pa.schema([_plain(_SCHEMA.field(name)) for name in settings.columns])
@@ -278,7 +278,7 @@ def read_range(settings: Settings, part: Range) -> Iterator[pa.RecordBatch]:
     refuse_open_end(walk, part.source)
     if part.next_lsn and walk.lsn + 1 != part.next_lsn:
         what, lost = "the segment behind it is missing", (walk.lsn + 1, part.next_lsn - 1)
-        raise JournalDamaged(str(path.parent), f"{path.name}: {what}", 0, 0, *lost)
+        raise WalDamaged(str(path.parent), f"{path.name}: {what}", 0, 0, *lost)
 
 
 def _plain(field: pa.Field) -> pa.Field:
@@ -301,7 +301,7 @@ def _wanted(batch: pa.RecordBatch, settings: Settings, part: Range) -> pa.Array:
 # ---- streaming -------------------------------------------------------------------------------
 
 
-class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class WalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Sealed segments as they come, each read once for its names and once for its rows. An offset
     is the LSN of the next record, and a record takes one: so how many rows a batch has is known
     without reading them."""
@@ -339,13 +339,13 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return max((file.lsn for file in segments(self.settings.path)), default=1)
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[Range]:
-        """The segments between two offsets. Raises JournalDamaged if some of it is gone."""
+        """The segments between two offsets. Raises WalDamaged if some of it is gone."""
         files = segments(self.settings.path)
         first, upto = start["lsn"], end["lsn"]
         oldest = min((file.lsn for file in files), default=upto)
         if first < upto and oldest > first:
             what = "records went before the stream came to them; give it a mark"
-            raise JournalDamaged(str(self.settings.path), what, 0, 0, first, oldest - 1)
+            raise WalDamaged(str(self.settings.path), what, 0, 0, first, oldest - 1)
         wanted = [
             (source(file), source(after))
             for file, after in pairwise(files)

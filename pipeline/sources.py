@@ -1,4 +1,4 @@
-"""The files of a journal as the pipeline reads them: told apart from those of other arenas, and
+"""The files of a WAL as the pipeline reads them: told apart from those of other arenas, and
 without a trace in the page cache."""
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from purgatoryd.pipeline.decode import Decoder
 from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Identity
 from purgatoryd.pipeline.names import Names
 from purgatoryd.shm_layout._core import lib
-from purgatoryd.shm_layout.errors import BadPath, JournalDamaged
+from purgatoryd.shm_layout.errors import BadPath, WalDamaged
 from purgatoryd.shm_layout.files import listed
-from purgatoryd.shm_layout.journal import SEGMENT, SNAPSHOT, File, Walk, segments, snapshots
 from purgatoryd.shm_layout.layout import WalkState
 from purgatoryd.shm_layout.marks import LSN_END
 from purgatoryd.shm_layout.shards import generations_behind
+from purgatoryd.shm_layout.wal import SEGMENT, SNAPSHOT, File, Walk, segments, snapshots
 
 HEAD: int = lib.PG_SEGMENT_HEAD
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file of a journal. `complete`: it may end without a seal: what follows it is of another
+    """A file of a WAL. `complete`: it may end without a seal: what follows it is of another
     arena, or nothing does."""
 
     path: Path
@@ -48,7 +48,7 @@ class Source:
 
 
 def source(file: File) -> Source:
-    """Reads the file's header. Raises JournalMismatch, JournalDamaged, BadPath."""
+    """Reads the file's header. Raises WalMismatch, WalDamaged, BadPath."""
     walk = Walk()
     walk.enter(file.path, cache.read(file.path, upto=HEAD))
     table = OPENINGS if file.path.suffix == SNAPSHOT else BRONZE
@@ -59,11 +59,11 @@ def source(file: File) -> Source:
 
 
 def refuse_open_end(walk: Walk, one: Source) -> None:
-    """Raises JournalDamaged if a walk over a whole segment did not come to its seal."""
+    """Raises WalDamaged if a walk over a whole segment did not come to its seal."""
     if one.identity.table == BRONZE and not one.complete and walk.state != WalkState.SEALED:
         what = "ends before the next segment begins"
         at = int(walk.struct.at)
-        raise JournalDamaged(str(one.path), what, at, int(walk.struct.size), walk.lsn + 1, walk.lsn)
+        raise WalDamaged(str(one.path), what, at, int(walk.struct.size), walk.lsn + 1, walk.lsn)
 
 
 def present(files: Iterable[File]) -> Iterator[Source]:
@@ -82,11 +82,11 @@ def sealed(directory: Path) -> list[Source]:
     return ended + [one.before(None) for one in found[-1:] if over]
 
 
-def journals_in(directory: Path) -> list[Path]:
-    """The folders of a directory of journals that have segments. Raises BadPath for the folder of
-    one journal, OSError for one that may not be read."""
+def wals_in(directory: Path) -> list[Path]:
+    """The folders of a directory of WALs that have segments. Raises BadPath for the folder of
+    one WAL, OSError for one that may not be read."""
     if segments(directory):
-        raise BadPath(str(directory), "is a journal: the folder of journals is meant, above it")
+        raise BadPath(str(directory), "is a WAL: the folder of WALs is meant, above it")
     folders = (path for path in listed(directory, "*") if path.is_dir())
     return [folder for folder in folders if listed(folder, f"*{SEGMENT}")]
 
@@ -101,8 +101,8 @@ def openings(directory: Path, names: Container[str] | None = None) -> list[Sourc
 
 
 def heirs_in(directory: Path) -> dict[str, str]:
-    """By arena whose place another one took, the other: a journal's files are of one daemon.
-    Raises JournalMismatch, JournalDamaged."""
+    """By arena whose place another one took, the other: a WAL's files are of one daemon.
+    Raises WalMismatch, WalDamaged."""
     begun: dict[str, tuple[int, int]] = {}  # each arena once: an end and a beginning may be one LSN
     for one in (*openings(directory), *present(segments(directory))):
         own = one.identity
@@ -115,7 +115,7 @@ def heirs_in(directory: Path) -> dict[str, str]:
 
 
 class Learnt:
-    """The names of a journal, learnt from its files; each of them is read once. They hold for all
+    """The names of a WAL, learnt from its files; each of them is read once. They hold for all
     of its arenas: who takes another one's place has the same rows."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class Learnt:
         self._read: set[File] = set()
 
     def take(self, files: Iterable[File]) -> None:
-        """Reads those that are new. `files`: all that there are. Raises JournalDamaged."""
+        """Reads those that are new. `files`: all that there are. Raises WalDamaged."""
         there = set(files)
         decoder = Decoder("", self.names)  # not kept: Spark makes copies of this one
         for file in sorted(there - self._read, key=lambda file: file.lsn):
@@ -135,7 +135,7 @@ class Learnt:
 
 
 def naming(directory: Path, before: int) -> list[File]:
-    """The files of a journal that name what its records before this one (LSN) speak of: those up to
+    """The files of a WAL that name what its records before this one (LSN) speak of: those up to
     there; and a snapshot in any case, for the names of what was removed."""
     all_ = snapshots(directory)
     found = [file for file in all_ if file.lsn < before] or all_[:1]
@@ -143,7 +143,7 @@ def naming(directory: Path, before: int) -> list[File]:
 
 
 def names_of(directory: Path, before: int = LSN_END) -> Names:
-    """All names that these records have. Raises JournalDamaged."""
+    """All names that these records have. Raises WalDamaged."""
     learnt = Learnt()
     learnt.take(naming(directory, before))
     return learnt.names

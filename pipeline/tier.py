@@ -88,7 +88,7 @@ class Version:
     that it is not loaded twice; `load_rows`: how many rows it had; `reserved`: the version of the
     load under way, whose rows are not there yet. `owed`: tombstones of which the daemon was not
     told. `replaced`: files of the version before a compaction, which may still have readers.
-    `daemon`: whose parked timers it has; `journals`: by uuid of the arena, up to which LSN its
+    `daemon`: whose parked timers it has; `wals`: by uuid of the arena, up to which LSN its
     records were read; `heirs`: by uuid, the arena that took its place, and its parked timers."""
 
     number: int = 0
@@ -101,7 +101,7 @@ class Version:
     owed: tuple[str, ...] = ()
     replaced: tuple[str, ...] = ()
     daemon: str = ""
-    journals: dict[str, int] = field(default_factory=dict)
+    wals: dict[str, int] = field(default_factory=dict)
     heirs: dict[str, str] = field(default_factory=dict)
 
     def holder(self, arena: str) -> str:

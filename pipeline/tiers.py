@@ -14,14 +14,14 @@ from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Identity, Lake, Manifest
 from purgatoryd.pipeline.schemas import BRONZE as BRONZE_TABLE
 from purgatoryd.pipeline.session import rows_in
 from purgatoryd.pipeline.sources import Source, openings, present
-from purgatoryd.shm_layout.journal import segments
+from purgatoryd.shm_layout.wal import segments
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
 class Place(StrEnum):
-    """HOT: in the journal alone. LAKE: the journal has let it go."""
+    """HOT: in the WAL alone. LAKE: the WAL has let it go."""
 
     HOT = "hot"
     BOTH = "both"
@@ -44,13 +44,13 @@ class Segment:
         return Place.LAKE if self.source is None else Place.BOTH
 
 
-def tiers(lake: Lake | None, journals: Iterable[Path] = (), table: str = BRONZE) -> list[Segment]:
-    """All segments, or snapshots, by daemon, epoch and LSN; `journals`: folders JOURNAL/NAME.
+def tiers(lake: Lake | None, wals: Iterable[Path] = (), table: str = BRONZE) -> list[Segment]:
+    """All segments, or snapshots, by daemon, epoch and LSN; `wals`: folders WAL_DIR/NAME.
 
-    The one that a daemon still writes is among the hot ones. Raises LakeBroken, JournalMismatch.
+    The one that a daemon still writes is among the hot ones. Raises LakeBroken, WalMismatch.
     """
-    # in this order: what is shipped and removed meanwhile was in the journal then
-    there = {one.identity: one for folder in journals for one in _sources(folder, table)}
+    # in this order: what is shipped and removed meanwhile was in the WAL then
+    there = {one.identity: one for folder in wals for one in _sources(folder, table)}
     shipped = {m.identity: m for m in (lake.manifests(table) if lake else ())}
     return [
         Segment(identity, there.get(identity), shipped.get(identity))
@@ -65,8 +65,8 @@ def _sources(folder: Path, table: str) -> list[Source]:
 
 
 def node_of(lake: Lake | None, folder: Path) -> str:
-    """What the host of a journal is called: as the newest shipment from it says, else by its own
-    name. One name for all arenas of a journal, so that a recovery is known as one."""
+    """What the host of a WAL is called: as the newest shipment from it says, else by its own
+    name. One name for all arenas of a WAL, so that a recovery is known as one."""
     tables = (BRONZE, OPENINGS)
     here = {one.identity.daemon for table in tables for one in _sources(folder, table)}
     shipped = [m for table in tables for m in (lake.manifests(table) if lake else ())]
@@ -77,31 +77,27 @@ def node_of(lake: Lake | None, folder: Path) -> str:
 # ---- reading ---------------------------------------------------------------------------------
 
 
-def read_events(spark: SparkSession, lake: Lake | None, journals: Sequence[Path] = ()) -> DataFrame:
+def read_events(spark: SparkSession, lake: Lake | None, wals: Sequence[Path] = ()) -> DataFrame:
     """BRONZE: every record of both tiers, each segment once.
 
-    What is in the lake is read there, by Spark's own Parquet reader; the rest from the journal.
+    What is in the lake is read there, by Spark's own Parquet reader; the rest from the WAL.
     A segment that its daemon still writes is read up to what was on disk then.
     """
-    return _read(spark, lake, journals, BRONZE)
+    return _read(spark, lake, wals, BRONZE)
 
 
-def read_openings(
-    spark: SparkSession, lake: Lake | None, journals: Sequence[Path] = ()
-) -> DataFrame:
+def read_openings(spark: SparkSession, lake: Lake | None, wals: Sequence[Path] = ()) -> DataFrame:
     """The records of every snapshot of both tiers; `segment` is its first LSN to be redone."""
-    return _read(spark, lake, journals, OPENINGS)
+    return _read(spark, lake, wals, OPENINGS)
 
 
-def _read(
-    spark: SparkSession, lake: Lake | None, journals: Sequence[Path], table: str
-) -> DataFrame:
-    journals = [folder.absolute() for folder in journals]
-    found = tiers(lake, journals, table)
+def _read(spark: SparkSession, lake: Lake | None, wals: Sequence[Path], table: str) -> DataFrame:
+    wals = [folder.absolute() for folder in wals]
+    found = tiers(lake, wals, table)
     paths = lake.files(one.manifest for one in found if one.manifest) if lake else []
     hot = {str(one.source.path) for one in found if one.source and not one.manifest}
     parts = [read_files(spark, paths)]
-    for folder in journals:
+    for folder in wals:
         names = [Path(path).name for path in sorted(hot) if Path(path).parent == folder]
         if names:
             reader = spark.read.format("purgatoryd").option("files", json.dumps(names))

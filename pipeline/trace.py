@@ -1,4 +1,4 @@
-"""One key's history: what the journals of all hosts and the cold tier say, and where the time
+"""One key's history: what the WALs of all hosts and the cold tier say, and where the time
 went."""
 
 from __future__ import annotations
@@ -91,15 +91,15 @@ class Key:
         )  # fmt: skip
 
 
-def history(spark: SparkSession, lake: Lake, journals: Sequence[Path], key: Key) -> list[Life]:
-    """Every life of the key in the lake, its cold tier, and `journals`, folders JOURNAL/NAME.
+def history(spark: SparkSession, lake: Lake, wals: Sequence[Path], key: Key) -> list[Life]:
+    """Every life of the key in the lake, its cold tier, and `wals`, folders WAL_DIR/NAME.
 
     Oldest first; last of all what is in the cold tier alone.
 
-    Raises LakeBroken, JournalMismatch.
+    Raises LakeBroken, WalMismatch.
     """
-    rows = read_events(spark, lake, journals).unionByName(read_openings(spark, lake, journals))
-    lives = trace(rows, key, _befores(lake, journals))
+    rows = read_events(spark, lake, wals).unionByName(read_openings(spark, lake, wals))
+    lives = trace(rows, key, _befores(lake, wals))
     if not Tier.there(lake.root):
         return lives
     tier = Tier(lake.root)
@@ -107,10 +107,10 @@ def history(spark: SparkSession, lake: Lake, journals: Sequence[Path], key: Key)
     return list(_with_cold(lives, cold_rows(spark, tier, key), windows))
 
 
-def _befores(lake: Lake, journals: Sequence[Path]) -> dict[str, set[str]]:
+def _befores(lake: Lake, wals: Sequence[Path]) -> dict[str, set[str]]:
     """As continuity.befores(), also of what is not in the lake yet."""
     found = befores([*lake.manifests(), *lake.manifests(OPENINGS)])
-    for folder in journals:
+    for folder in wals:
         upto = read_origins(folder).upto
         for before, after in heirs_in(folder).items():
             found.setdefault(after, set()).add(before)
@@ -119,7 +119,7 @@ def _befores(lake: Lake, journals: Sequence[Path]) -> dict[str, set[str]]:
     return found
 
 
-# ---- the journals ----------------------------------------------------------------------------
+# ---- the WALs ----------------------------------------------------------------------------
 
 
 def trace(

@@ -1,4 +1,4 @@
-"""All that there is of some journals: what is in the lake, and what is still hot.
+"""All that there is of some WALs: what is in the lake, and what is still hot.
 
 What the lake does not have is copied into a folder of it for the time being, since all of Spark's
 workers see that; the newest segment as far as it is on disk. So everything has a manifest, and
@@ -32,13 +32,13 @@ class Whole(NamedTuple):
 
 
 @contextmanager
-def whole(spark: SparkSession, lake: Lake, journals: Sequence[Path] = ()) -> Iterator[Whole]:
-    """Of a lake, and of the folders JOURNAL/NAME. Raises LakeBroken, JournalDamaged, BadPath."""
+def whole(spark: SparkSession, lake: Lake, wals: Sequence[Path] = ()) -> Iterator[Whole]:
+    """Of a lake, and of the folders WAL_DIR/NAME. Raises LakeBroken, WalDamaged, BadPath."""
     with ExitStack() as stack:
         lakes = [lake]
-        if journals:
+        if wals:
             lakes.append(stack.enter_context(lake.beside()))
-        for folder in journals:
+        for folder in wals:
             _copy(folder, *lakes)
         segments, snapshots = _manifests(lakes, BRONZE), _manifests(lakes, OPENINGS)
         yield Whole(
@@ -74,7 +74,7 @@ def _copy(folder: Path, lake: Lake, beside: Lake) -> None:
 
 
 class _Copy(Shipper):
-    """Takes what a lake has not, and holds nothing of the journal."""
+    """Takes what a lake has not, and holds nothing of the WAL."""
 
     def __init__(self, directory: Path, lake: Lake, beside: Lake) -> None:
         super().__init__(directory, beside, node_of(lake, directory))

@@ -10,7 +10,7 @@ repeated task must then meet again in the same order. `load`: a UUID for this lo
 each write unless given; the same again adds nothing. It needs `row`, because another write may
 have other partitions. `refused`: "error", or "count" to go on;
 `report`: a file on the driver's host that gets the counts, as JSON. `durable`: "true" to be
-answered once the journal has it. `directory`: $PURGATORYD_DIR of the workers. `tcp`,
+answered once the WAL has it. `directory`: $PURGATORYD_DIR of the workers. `tcp`,
 `server_key`, `key_file`: a daemon on another host.
 
 `to`: "daemon", or "files" in the folder that save() is given, for the agents of daemons that

@@ -36,7 +36,7 @@ struct pg_config {                /* what an arena is created with */
     uint32_t load_blocks;         /* of PG_LOAD_BLOCK_ROWS of their rows each */
     uint64_t level_ttl_ns;
     uint64_t inbox_max;
-    uint64_t stage_bytes;         /* of the journal's ring, a power of two; 0 = no journal */
+    uint64_t stage_bytes;         /* of the WAL's ring, a power of two; 0 = no WAL */
     uint32_t page_size;
     uint32_t clock_kind;
     uint32_t shard;
@@ -83,8 +83,8 @@ uint32_t pg_partition(const void *key, uint64_t bytes, uint32_t partitions);
 struct pg_route {                 /* of a namespace: which shards take it */
     const uint32_t *shards;       /* one for each partition of its keys */
     uint32_t partitions;          /* 0: none takes it */
-    uint32_t anew;                /* 1: it comes from several arenas or goes to several, so its topics
-                                     begin anew, and what was sent already stays behind */
+    uint32_t anew;                /* 1: it comes from several arenas or goes to several, so its
+                                     topics begin anew, and what was sent already stays behind */
 };
 struct pg_source {                /* an arena, attached with its private segment and rebuilt */
     const struct pg_arena *arena;
@@ -92,10 +92,11 @@ struct pg_source {                /* an arena, attached with its private segment
     uint32_t *namespaces, *topics, *levels, *sessions, *loads;  /* scratch, by its rows */
     uint64_t next;                /* scratch */
 };
-/* Copies what belongs to the shard of the fresh arena `to` out of all these; pg_rebuild must follow.
- * Tickets stay, and `to` goes on behind all that any of them gave, so all arenas of a deployment have
- * to be among the sources, also those of which nothing is taken. A session keeps its nonce and its
- * replies, and gets another id. Counters begin at 0. Refuses what has no room, with both values. */
+/* Copies what belongs to the shard of the fresh arena `to` out of all these; pg_rebuild must
+ * follow. Tickets stay, and `to` goes on behind all that any of them gave, so all arenas of a
+ * deployment have to be among the sources, also those of which nothing is taken. A session keeps
+ * its nonce and its replies, and gets another id. Counters begin at 0. Refuses what has no room,
+ * with both values. */
 int pg_gather(struct pg_arena *to, struct pg_source *sources, uint32_t count,
               struct pg_fault *why);
 
@@ -104,7 +105,8 @@ struct pg_census {                /* what a namespace has in one arena */
     uint64_t notices;             /* not sent yet */
     uint64_t loads;
     uint64_t topics;
-    uint64_t digest;              /* of timers to notices: adds up over the arenas of a deployment */
+    uint64_t digest;              /* of timers to notices: adds up over the arenas of a deployment
+                                     */
     uint64_t settings;            /* digest */
     uint64_t streams;             /* digest of topics and loads */
 };
@@ -128,7 +130,8 @@ enum pg_handled {
     PG_H_REPLY,                   /* *reply_bytes of reply are to be sent */
     PG_H_AGAIN,                   /* bounded work is used up: call again with the same message */
     PG_H_SILENT,                  /* nothing is to be sent */
-    PG_H_WAIT                     /* a batch for a later virtual time: advance to *wait_ns, call again */
+    PG_H_WAIT                     /* a batch for a later virtual time: advance to *wait_ns, call
+                                     again */
 };
 /* Decodes, validates and applies one command-lane message. Never fails: whatever the
  * bytes are, the reply says so. `reply` has PG_MESSAGE_MAX bytes. uid and pid are the
@@ -137,7 +140,7 @@ enum pg_handled {
 int pg_handle(struct pg_arena *a, const void *message, uint64_t message_bytes, uint32_t uid,
               uint32_t pid, int64_t received_boot_ns, int64_t real_boot_ns, void *reply,
               uint64_t *reply_bytes, int64_t *wait_ns);
-/* For the journal: answers to `count` batches of a session, from `sequence` on, are with the
+/* For the WAL: answers to `count` batches of a session, from `sequence` on, are with the
  * socket. The first was there at built_boot_ns, the last was taken at handed_boot_ns. */
 void pg_replied(struct pg_arena *a, uint64_t session, uint64_t sequence, uint32_t count,
                 int64_t built_boot_ns, int64_t handed_boot_ns);
@@ -163,8 +166,8 @@ void pg_loads_sweep(struct pg_arena *a, int64_t real_boot_ns, int64_t ttl_ns);
 
 /* ---- notices without a timer (publish.c) ----------------------------------------------------- */
 
-/* The body of a PUBLISH message of `uid`. Returns enum pg_error with its figures in `detail`; *result
- * = the answer. */
+/* The body of a PUBLISH message of `uid`. Returns enum pg_error with its figures in `detail`;
+ * *result = the answer. */
 int pg_publish(struct pg_arena *a, const void *body, uint64_t bytes, uint32_t uid,
                int64_t real_boot_ns, struct pg_result *result, uint64_t detail[2]);
 
@@ -238,7 +241,8 @@ uint64_t pg_scan(const struct pg_arena *a, uint32_t *cursor, uint32_t max, void 
 uint64_t pg_overdue(const struct pg_arena *a);
 /* Slots that are not free, counted one by one. */
 void pg_slots_in_use(const struct pg_arena *a, uint64_t *timers, uint64_t *operations);
-/* When the operation in a slot ended, on the arena's clock; INT64_MIN = none that ended is in it. */
+/* When the operation in a slot ended, on the arena's clock; INT64_MIN = none that ended is in it.
+ * */
 int64_t pg_outcome_ended_ns(const struct pg_arena *a, uint32_t slot);
 /* Notices first..last of a topic as one body, oldest first, as many as fit. `positions`
  * has room for last - first + 1. *lost = highest sequence of the range that is gone
@@ -279,12 +283,12 @@ void pg_served(struct pg_arena *a, int64_t ended_boot_ns);
 void pg_told(struct pg_arena *a, int64_t built_boot_ns, int64_t handed_boot_ns);
 /* It was not sent: from now on its outcomes wait for their owner. To be called instead. */
 void pg_untaken(struct pg_arena *a);
-/* Stages a METRICS record, if there is a journal that has room for it. */
+/* Stages a METRICS record, if there is a WAL that has room for it. */
 void pg_stage_metrics(struct pg_arena *a, int64_t real_boot_ns);
 
-/* ---- the journal's stage (stage.c) --------------------------------------------------- */
+/* ---- the WAL's stage (stage.c) --------------------------------------------------- */
 
-/* NULL: an arena without a journal. The committer's fields are its own; all others read. */
+/* NULL: an arena without a WAL. The committer's fields are its own; all others read. */
 struct pg_stage *pg_stage_of(const struct pg_arena *a);
 /* What ends timers waits for room in the stage: it goes on once `committed` has moved. */
 int pg_stage_full(const struct pg_arena *a);
@@ -293,7 +297,7 @@ int pg_stage_full(const struct pg_arena *a);
 uint64_t pg_durable_lsn(const struct pg_arena *a);
 /* Copies whole frames from position `from` of the ring up to the tail, as many as fit,
  * without paddings, crc and salt 0. Returns the bytes; *upto = the position behind them,
- * *lsn = number of the last one (unchanged when there is none). out_bytes is PG_J_FRAME_MAX
+ * *lsn = number of the last one (unchanged when there is none). out_bytes is PG_WAL_FRAME_MAX
  * at least. Safe beside the daemon, from its committer thread. */
 uint64_t pg_stage_copy(const struct pg_arena *a, uint64_t from, void *out, uint64_t out_bytes,
                        uint64_t *upto, uint64_t *lsn);
@@ -302,21 +306,21 @@ uint64_t pg_stage_copy(const struct pg_arena *a, uint64_t from, void *out, uint6
 
 struct pg_snapshot {              /* zeros at the start, but for `quiet` */
     uint32_t quiet;               /* 1: nobody changes the arena meanwhile, so that the snapshot
-                                     is whole without any journal */
+                                     is whole without any WAL */
     uint32_t done;                /* 1: LAST was written */
     uint64_t phase;
     uint64_t next, end;           /* within the phase */
     uint64_t frames;
-    uint64_t start_lsn;           /* the journal is to be redone over it from here */
-    uint64_t end_lsn;             /* once done: it is valid when the journal holds this frame */
+    uint64_t start_lsn;           /* the WAL is to be redone over it from here */
+    uint64_t end_lsn;             /* once done: it is valid when the WAL holds this frame */
 };
 /* The next whole frames of all truth but sessions, not sealed; their numbers count from 1.
- * Returns bytes written; call until `done`. out_bytes is PG_J_FRAME_MAX at least. The arena
- * may change meanwhile: what changed after start_lsn is in the journal. */
+ * Returns bytes written; call until `done`. out_bytes is PG_WAL_FRAME_MAX at least. The arena
+ * may change meanwhile: what changed after start_lsn is in the WAL. */
 uint64_t pg_snapshot(const struct pg_arena *a, struct pg_snapshot *s, void *out,
                      uint64_t out_bytes);
 
-/* ---- the journal's files (segment.c, crc32c.c) -------------------------------------------- */
+/* ---- the WAL's files (segment.c, crc32c.c) -------------------------------------------- */
 
 /* CRC-32C of what came before, whose own is `crc` (nothing: 0), and of these bytes. */
 uint32_t pg_crc32c(uint32_t crc, const void *bytes, uint64_t count);
@@ -359,12 +363,13 @@ const struct pg_frame_head *pg_walk_next(struct pg_walk *w);
 void pg_segment_begin(void *block, const struct pg_segment *fields);
 /* Seals the frames that stand behind PG_GROUP_HEAD bytes of room for the GROUP frame; together
  * `bytes`. Of the fields, `bytes` is filled in. */
-void pg_group_seal(void *group, uint64_t bytes, uint32_t salt, const struct pg_j_group *fields);
+void pg_group_seal(void *group, uint64_t bytes, uint32_t salt, const struct pg_wal_group *fields);
 /* The SEAL frame, behind the last group of a file; its number, and the LSN of its last frame. */
 void pg_segment_end(struct pg_frame_head *seal, uint32_t salt, uint64_t group, uint64_t lsn);
 
 /* What a frame of a known type tells of its timer's beginning, and of the timer's that it replaces
- * (else NULL). NULL: it has none, as in exports of arenas without a journal. The frame is one that a walk gave. */
+ * (else NULL). NULL: it has none, as in exports of arenas without a WAL. The frame is one that a
+ * walk gave. */
 const struct pg_life *pg_frame_life(const struct pg_frame_head *frame,
                                     const struct pg_life **replaced);
 /* What it tells of who asked for the end of a timer. NULL: it has none. */
@@ -412,7 +417,7 @@ struct pg_watch_lists {
 struct pg_columns {
     uint32_t rows;
     uint32_t capacity;
-    uint32_t bytes_max;           /* PG_J_FRAME_MAX at least */
+    uint32_t bytes_max;           /* PG_WAL_FRAME_MAX at least */
     uint32_t payloads;            /* 0: they are left out */
     uint64_t kinds[32];           /* records of each type; 0: of those that are not known */
     struct pg_longs longs[33];
@@ -437,7 +442,7 @@ int pg_columns_names(struct pg_columns *c, struct pg_births *births, struct pg_w
 
 struct pg_redo {                  /* zeros at the start */
     uint64_t frames;              /* of the snapshot, read so far */
-    uint64_t next_lsn;            /* of the journal, once the snapshot was read; 0 before */
+    uint64_t next_lsn;            /* of the WAL, once the snapshot was read; 0 before */
     uint64_t end_lsn;             /* of the snapshot: what was redone is whole once next_lsn is
                                      past it */
 };
@@ -446,7 +451,7 @@ struct pg_redo {                  /* zeros at the start */
 int pg_redo_config(const void *frame, uint64_t bytes, struct pg_config *config,
                    struct pg_fault *why);
 /* Applies a buffer of whole frames, aligned to 8 bytes: first all of the snapshot, then the
- * journal's from its start LSN on (older ones are skipped). Redoing them twice changes nothing.
+ * WAL's from its start LSN on (older ones are skipped). Redoing them twice changes nothing.
  * Refuses what names anything that is not there, a hole in the numbers, and what has no room:
  * a snapshot is of several moments, so the sum of what it has may need a larger arena, and
  * pg_migrate afterwards. `where` is the number of the frame. */
@@ -480,7 +485,7 @@ struct pg_storage {
 struct pg_committer;
 uint64_t pg_committer_bytes(void);
 /* Goes on where `end`, a walk that has read the newest segment of `directory` to its end, has
- * ended (NONE: a new journal, behind its lsn and group); all that is staged is on disk when it
+ * ended (NONE: a new WAL, behind its lsn and group); all that is staged is on disk when it
  * returns. segment_bytes: of new segments, a multiple of PG_SEGMENT_HEAD, PG_SEGMENT_MIN at
  * least. storage NULL: the system's. After a refusal nothing is open; a call that failed is
  * named in `why`, `where` is the LSN and `found` its errno. */
@@ -492,7 +497,7 @@ int pg_committer_turn(struct pg_committer *c);
 int pg_committer_start(struct pg_committer *c, struct pg_fault *why);    /* the thread */
 /* To be called after something was staged; cheap while the thread is busy. */
 void pg_committer_kick(struct pg_committer *c);
-/* An eventfd: readable once committed_lsn has moved, or the state is PG_JOURNAL_STOPPED. */
+/* An eventfd: readable once committed_lsn has moved, or the state is PG_WAL_STOPPED. */
 int pg_committer_fd(const struct pg_committer *c);
 /* Ends the thread, after it has committed all that is staged. */
 void pg_committer_stop(struct pg_committer *c);

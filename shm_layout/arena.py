@@ -29,11 +29,11 @@ from purgatoryd.shm_layout.layout import (
     ArenaState,
     DaemonState,
     Degraded,
-    JournalState,
     LoadState,
     Measured,
     PlacementMode,
     PlacementPart,
+    WalState,
     WireError,
     converts,
     fields,
@@ -187,7 +187,7 @@ class Handle:
 
     @property
     def stage(self) -> Any:
-        """struct pg_stage, live; None: an arena without a journal."""
+        """struct pg_stage, live; None: an arena without a WAL."""
         stage = lib.pg_stage_of(self._a)
         return stage if stage != ffi.NULL else None
 
@@ -501,7 +501,7 @@ class Arena(_Owned):
 
     @property
     def stage_full(self) -> bool:
-        """True while what is due, ends or moves has to wait for the journal."""
+        """True while what is due, ends or moves has to wait for the WAL."""
         return bool(lib.pg_stage_full(self._a))
 
     def measure(self, histogram: Measured, span_ns: int) -> None:
@@ -521,7 +521,7 @@ class Arena(_Owned):
         lib.pg_untaken(self._a)
 
     def stage_metrics(self, real_boot_ns: int) -> None:
-        """Has the journal, if there is one, keep the histograms as they are now."""
+        """Has the WAL, if there is one, keep the histograms as they are now."""
         lib.pg_stage_metrics(self._a, real_boot_ns)
 
     def beat(self, real_boot_ns: int, turns: int, wakeups: int, sent: int) -> None:
@@ -657,7 +657,7 @@ class Arena(_Owned):
     def replied(
         self, session: int, sequence: int, count: int, built_boot_ns: int, handed_boot_ns: int
     ) -> None:
-        """Tells the journal that answers to `count` batches, from `sequence` on, were handed over:
+        """Tells the WAL that answers to `count` batches, from `sequence` on, were handed over:
         when the first was there, and when the socket had the last."""
         lib.pg_replied(self._a, session, sequence, count, built_boot_ns, handed_boot_ns)
 
@@ -779,7 +779,7 @@ class Reader(Handle):
             **{name: int(getattr(metrics, name)) for name in COUNTED},
             "overdue": int(lib.pg_overdue(self._a)),
             **self._placement_stats(),
-            **self._journal_stats(),
+            **self._wal_stats(),
         }
 
     def _placement_stats(self) -> dict[str, Any]:
@@ -795,18 +795,18 @@ class Reader(Handle):
             "pages_elsewhere": placed.pages_elsewhere,
         }
 
-    def _journal_stats(self) -> dict[str, Any]:
+    def _wal_stats(self) -> dict[str, Any]:
         stage = self.stage
         if stage is None:
-            return {"journal": "none"}
+            return {"wal": "none"}
         return {
-            "journal": JournalState(stage.state).name.lower(),
-            "journal_error": os.strerror(stage.error) if stage.error else None,
+            "wal": WalState(stage.state).name.lower(),
+            "wal_error": os.strerror(stage.error) if stage.error else None,
             "committed_lsn": int(stage.committed_lsn),
             "staged_lsn": int(stage.next_lsn) - 1,
             "staged_bytes": int(stage.tail - stage.committed),
             "stage_bytes": int(stage.size),
-            "journal_bytes": int(stage.bytes),
+            "wal_bytes": int(stage.bytes),
             "syncs": int(stage.syncs),
             "sync_mean_ns": int(stage.sync_ns) // max(1, int(stage.syncs)),
         }

@@ -124,7 +124,8 @@ static bool watch_apply(struct pg_arena *a, const struct step *s, struct pg_resu
     return operations_watch(a, &w, result);
 }
 
-/* ---- records on watch keys -------------------------------------------------------------------- */
+/* ---- records on watch keys --------------------------------------------------------------------
+ * */
 
 /* What such a record has found stands in the session's intent as long as it is under way. Cut
  * off by a kill or by the bound of a call it goes on with that, and with the answer so far:
@@ -359,12 +360,12 @@ static bool refuses(const struct pg_result *r)
     return status >= PG_ST_FULL || status == PG_ST_EXISTS;
 }
 
-/* BUSY is the owner's inbox, or the journal. */
+/* BUSY is the owner's inbox, or the WAL. */
 RARE static void refusal_note(struct pg_arena *a, const struct step *s, const struct pg_result *r)
 {
     const unsigned status = r->ticket & 0xff;
     const bool inbox = s->record->op == PG_OP_WATCH && inbox_full(a, s->session);
-    pg_refused(a, status == PG_ST_BUSY && !inbox ? PG_ST_JOURNAL : status);
+    pg_refused(a, status == PG_ST_BUSY && !inbox ? PG_ST_WAL : status);
 }
 
 /* Result first, then the count of applied records: what counts as applied is answered.

@@ -1,4 +1,4 @@
-/* columns.c - records of the journal as columns, one array each, as Arrow wants them.
+/* columns.c - records of the WAL as columns, one array each, as Arrow wants them.
  *
  * One function per type of record says which columns it has. A record of a type that is not
  * known, or of another length than its type, still becomes a row: its place and time count. */
@@ -14,7 +14,7 @@ struct row {
     bool live;                    /* the arena's clock is the real boot clock */
 };
 
-_Static_assert(PG_J_TYPES <= 32, "kinds[] has an element per type");
+_Static_assert(PG_WAL_TYPES <= 32, "kinds[] has an element per type");
 _Static_assert(PG_LONG_COLUMNS == 33 && PG_INT_COLUMNS == 17 && PG_BYTES_COLUMNS == 5,
                "sizes in struct pg_columns");
 _Static_assert((int)PG_CAUSE_ACKNOWLEDGED > (int)PG_CAUSE_PUBLISHED, "causes are told apart");
@@ -98,7 +98,7 @@ static void put_life(const struct row *r, const struct pg_life *life,
     put(r, columns[5], life->armed_ns);
 }
 
-/* False: it tells none, as the exports of an arena without a journal. */
+/* False: it tells none, as the exports of an arena without a WAL. */
 static bool put_lives(const struct row *r)
 {
     static const enum pg_long_column own[6] = {
@@ -177,7 +177,7 @@ static void put_slot(const struct row *r, uint64_t ticket, uint32_t slot)
 
 static void namespace_row(const struct row *r, const void *body)
 {
-    const struct pg_j_namespace *j = body;
+    const struct pg_wal_namespace *j = body;
     if (j->row < 65536)
         r->births->namespaces[j->row] = j->row;
     put_int(r, PG_IC_ROW, j->row);
@@ -188,7 +188,7 @@ static void namespace_row(const struct row *r, const void *body)
 
 static void topic_row(const struct row *r, const void *body)
 {
-    const struct pg_j_topic *j = body;
+    const struct pg_wal_topic *j = body;
     if (j->row < 65536)
         r->births->topics[j->row] = j->namespace_row;
     put_int(r, PG_IC_ROW, j->row);
@@ -203,7 +203,7 @@ static void topic_row(const struct row *r, const void *body)
 /* Which row of a load a record is, if it is one. Returns what stands behind. */
 static const uint8_t *put_load(const struct row *r, const void *at, uint32_t in_load)
 {
-    const struct pg_j_row *j = at;
+    const struct pg_wal_row *j = at;
     if (in_load == 0)
         return at;
     put_bytes(r, PG_BC_LOAD, j->load, sizeof j->load);
@@ -213,7 +213,7 @@ static const uint8_t *put_load(const struct row *r, const void *at, uint32_t in_
 
 static void arm_row(const struct row *r, const void *body)
 {
-    const struct pg_j_arm *j = body;
+    const struct pg_wal_arm *j = body;
     const uint8_t *key = put_load(r, j + 1, j->in_load);
     put_slot(r, j->ticket, j->slot);
     put_at(r, j->armed_ns);
@@ -235,7 +235,7 @@ static void arm_row(const struct row *r, const void *body)
 
 static void unpark_row(const struct row *r, const void *body)
 {
-    const struct pg_j_unpark *j = body;
+    const struct pg_wal_unpark *j = body;
     const uint8_t *key = put_load(r, j + 1, j->in_load);
     put_slot(r, j->ticket, j->slot);
     put_at(r, j->at_ns);
@@ -251,7 +251,7 @@ static void unpark_row(const struct row *r, const void *body)
 
 static void move_row(const struct row *r, const void *body)
 {
-    const struct pg_j_move *j = body;
+    const struct pg_wal_move *j = body;
     put_slot(r, j->ticket, j->slot);
     put_at(r, j->at_ns);
     put(r, PG_LC_DEADLINE_NS, j->deadline_ns);
@@ -262,7 +262,7 @@ static void move_row(const struct row *r, const void *body)
 
 static void end_row(const struct row *r, const void *body)
 {
-    const struct pg_j_end *j = body;
+    const struct pg_wal_end *j = body;
     put_slot(r, j->ticket, j->slot);
     put_at(r, j->at_ns);
     put_ended(r, j->ended_boot_ns);
@@ -275,7 +275,7 @@ static void end_row(const struct row *r, const void *body)
 
 static void fire_row(const struct row *r, const void *body)
 {
-    const struct pg_j_fire *j = body;
+    const struct pg_wal_fire *j = body;
     put_slot(r, j->ticket, j->slot);
     put_at(r, j->fired_ns);
     put_ended(r, j->ended_boot_ns);
@@ -290,7 +290,7 @@ static void fire_row(const struct row *r, const void *body)
 
 static void sent_row(const struct row *r, const void *body)
 {
-    const struct pg_j_sent *j = body;
+    const struct pg_wal_sent *j = body;
     put_at(r, j->built_ns);
     put(r, PG_LC_BUILT_NS, j->built_boot_ns);
     put(r, PG_LC_HANDED_NS, j->handed_boot_ns);
@@ -301,7 +301,7 @@ static void sent_row(const struct row *r, const void *body)
 
 static void entry_row(const struct row *r, const void *body)
 {
-    const struct pg_j_entry *j = body;
+    const struct pg_wal_entry *j = body;
     const uint8_t *key = (const uint8_t *)(j + 1);
     put(r, PG_LC_TICKET, (int64_t)(j->ticket >> 8));
     put_at(r, j->fired_ns);
@@ -319,7 +319,7 @@ static void entry_row(const struct row *r, const void *body)
 
 /* ---- operations ------------------------------------------------------------------------------ */
 
-static void put_watch_keys(const struct row *r, const struct pg_j_watch_key *keys, uint32_t count)
+static void put_watch_keys(const struct row *r, const struct pg_wal_watch_key *keys, uint32_t count)
 {
     struct pg_watch_lists *w = &r->c->watch;
     for (uint32_t n = 0; n < count; n++, w->used++) {
@@ -335,8 +335,8 @@ static void put_watch_keys(const struct row *r, const struct pg_j_watch_key *key
 
 static void watch_row(const struct row *r, const void *body)
 {
-    const struct pg_j_watch *j = body;
-    const struct pg_j_watch_key *keys = (const void *)(j + 1);
+    const struct pg_wal_watch *j = body;
+    const struct pg_wal_watch_key *keys = (const void *)(j + 1);
     const uint8_t *key = (const uint8_t *)(keys + j->keys);
     put_slot(r, j->ticket, j->slot);
     put_at(r, j->armed_ns);
@@ -357,7 +357,7 @@ static void watch_row(const struct row *r, const void *body)
 
 static void outcome_row(const struct row *r, const void *body)
 {
-    const struct pg_j_outcome *j = body;
+    const struct pg_wal_outcome *j = body;
     put_slot(r, j->ticket, j->slot);
     put_at(r, j->ended_ns);
     put_ended(r, j->ended_boot_ns);
@@ -375,7 +375,7 @@ static void outcome_row(const struct row *r, const void *body)
 
 static void level_row(const struct row *r, const void *body)
 {
-    const struct pg_j_level *j = body;
+    const struct pg_wal_level *j = body;
     put(r, PG_LC_LEVEL, (int64_t)j->level);
     put_int(r, PG_IC_ROW, j->row);
     put_int(r, PG_IC_ERROR, j->error);
@@ -387,12 +387,12 @@ static void level_row(const struct row *r, const void *body)
 
 static void gone_row(const struct row *r, const void *body)
 {
-    put_int(r, PG_IC_ROW, ((const struct pg_j_gone *)body)->row);
+    put_int(r, PG_IC_ROW, ((const struct pg_wal_gone *)body)->row);
 }
 
 static void session_row(const struct row *r, const void *body)
 {
-    const struct pg_j_session *j = body;
+    const struct pg_wal_session *j = body;
     put_real_at(r, j->at_boot_ns);
     put(r, PG_LC_SESSION, (int64_t)j->session);
     put_uid(r, j->uid);
@@ -402,7 +402,7 @@ static void session_row(const struct row *r, const void *body)
 /* Its name, if the client gave itself one; else uid and pid name it. */
 static void opened_row(const struct row *r, const void *body)
 {
-    const struct pg_j_opened *j = body;
+    const struct pg_wal_opened *j = body;
     put_real_at(r, j->at_boot_ns);
     put(r, PG_LC_SESSION, (int64_t)j->session);
     put_uid(r, j->uid);
@@ -412,7 +412,7 @@ static void opened_row(const struct row *r, const void *body)
 
 static void replied_row(const struct row *r, const void *body)
 {
-    const struct pg_j_replied *j = body;
+    const struct pg_wal_replied *j = body;
     put_real_at(r, j->built_boot_ns);
     put(r, PG_LC_SESSION, (int64_t)j->session);
     put(r, PG_LC_SEQUENCE, (int64_t)j->sequence);
@@ -424,18 +424,18 @@ static void replied_row(const struct row *r, const void *body)
 /* The histograms stand in the payload, as in the record. */
 static void metrics_row(const struct row *r, const void *body)
 {
-    const struct pg_j_metrics *j = body;
+    const struct pg_wal_metrics *j = body;
     put_real_at(r, j->at_boot_ns);
     put_int(r, PG_IC_COUNT, j->histogram_count);
-    put_payload(r, j + 1, (uint32_t)(j->histogram_count * sizeof(struct pg_j_histogram) +
-                                     j->bucket_count * sizeof(struct pg_j_bucket)));
+    put_payload(r, j + 1, (uint32_t)(j->histogram_count * sizeof(struct pg_wal_histogram) +
+                                     j->bucket_count * sizeof(struct pg_wal_bucket)));
 }
 
 /* ---- a snapshot's first and last ------------------------------------------------------------- */
 
 static void head_row(const struct row *r, const void *body)
 {
-    const struct pg_j_head *j = body;
+    const struct pg_wal_head *j = body;
     put_at(r, j->now_ns);
     put(r, PG_LC_POSITIONS_FROM, (int64_t)j->published);
     put(r, PG_LC_POSITIONS_UPTO, (int64_t)j->outbox_tail);
@@ -446,16 +446,17 @@ static void head_row(const struct row *r, const void *body)
 
 static void last_row(const struct row *r, const void *body)
 {
-    const struct pg_j_last *j = body;
+    const struct pg_wal_last *j = body;
     put(r, PG_LC_ADD_LSN, (int64_t)j->end_lsn);
     put_int(r, PG_IC_COUNT, (uint32_t)j->frames);
 }
 
-/* ---- loads ------------------------------------------------------------------------------------- */
+/* ---- loads -------------------------------------------------------------------------------------
+ * */
 
 static void load_row(const struct row *r, const void *body)
 {
-    const struct pg_j_load *j = body;
+    const struct pg_wal_load *j = body;
     put_at(r, j->at_ns);
     put_bytes(r, PG_BC_LOAD, j->load, sizeof j->load);
     put_int(r, PG_IC_FLAGS, j->state);
@@ -465,7 +466,7 @@ static void load_row(const struct row *r, const void *body)
 
 static void done_row(const struct row *r, const void *body)
 {
-    const struct pg_j_done *j = body;
+    const struct pg_wal_done *j = body;
     put_at(r, j->at_ns);
     put_load(r, &j->row, 1);
 }
@@ -473,7 +474,7 @@ static void done_row(const struct row *r, const void *body)
 /* Of a snapshot: the number of its first row. */
 static void block_row(const struct row *r, const void *body)
 {
-    const struct pg_j_block *j = body;
+    const struct pg_wal_block *j = body;
     put_bytes(r, PG_BC_LOAD, j->load, sizeof j->load);
     put(r, PG_LC_LOAD_ROW, (int64_t)(j->number * PG_LOAD_BLOCK_ROWS));
 }
@@ -483,18 +484,18 @@ static void block_row(const struct row *r, const void *body)
 static const struct rule {
     void (*write)(const struct row *r, const void *body);
     bool names;
-} rules[PG_J_TYPES] = {
-    [PG_J_NAMESPACE] = {namespace_row, true}, [PG_J_TOPIC] = {topic_row, true},
-    [PG_J_ARM] = {arm_row, false}, [PG_J_MOVE] = {move_row, false},
-    [PG_J_END] = {end_row, false}, [PG_J_FIRE] = {fire_row, false},
-    [PG_J_SENT] = {sent_row, false}, [PG_J_WATCH] = {watch_row, false},
-    [PG_J_LEVEL] = {level_row, false}, [PG_J_GONE] = {gone_row, false},
-    [PG_J_OUTCOME] = {outcome_row, false}, [PG_J_SESSION] = {session_row, false},
-    [PG_J_HEAD] = {head_row, false}, [PG_J_ENTRY] = {entry_row, false},
-    [PG_J_LAST] = {last_row, false}, [PG_J_OPENED] = {opened_row, true},
-    [PG_J_REPLIED] = {replied_row, false}, [PG_J_LOAD] = {load_row, false},
-    [PG_J_DONE] = {done_row, false}, [PG_J_BLOCK] = {block_row, false},
-    [PG_J_UNPARK] = {unpark_row, false}, [PG_J_METRICS] = {metrics_row, false},
+} rules[PG_WAL_TYPES] = {
+    [PG_WAL_NAMESPACE] = {namespace_row, true}, [PG_WAL_TOPIC] = {topic_row, true},
+    [PG_WAL_ARM] = {arm_row, false}, [PG_WAL_MOVE] = {move_row, false},
+    [PG_WAL_END] = {end_row, false}, [PG_WAL_FIRE] = {fire_row, false},
+    [PG_WAL_SENT] = {sent_row, false}, [PG_WAL_WATCH] = {watch_row, false},
+    [PG_WAL_LEVEL] = {level_row, false}, [PG_WAL_GONE] = {gone_row, false},
+    [PG_WAL_OUTCOME] = {outcome_row, false}, [PG_WAL_SESSION] = {session_row, false},
+    [PG_WAL_HEAD] = {head_row, false}, [PG_WAL_ENTRY] = {entry_row, false},
+    [PG_WAL_LAST] = {last_row, false}, [PG_WAL_OPENED] = {opened_row, true},
+    [PG_WAL_REPLIED] = {replied_row, false}, [PG_WAL_LOAD] = {load_row, false},
+    [PG_WAL_DONE] = {done_row, false}, [PG_WAL_BLOCK] = {block_row, false},
+    [PG_WAL_UNPARK] = {unpark_row, false}, [PG_WAL_METRICS] = {metrics_row, false},
 };
 
 static void row_begin(const struct row *r, const struct pg_frame_head *f, const struct pg_walk *w)
@@ -529,16 +530,16 @@ static void row_write(struct pg_columns *c, struct pg_births *births,
 /* No column of bytes takes more of a record than its frame has, nor the lists of watch keys. */
 static bool has_room(const struct pg_columns *c)
 {
-    uint64_t used = (uint64_t)c->watch.used * sizeof(struct pg_j_watch_key);
+    uint64_t used = (uint64_t)c->watch.used * sizeof(struct pg_wal_watch_key);
     for (unsigned n = 0; n < PG_BYTES_COLUMNS; n++)
         if (c->bytes[n].used > used)
             used = c->bytes[n].used;
-    return c->rows < c->capacity && used + PG_J_FRAME_MAX <= c->bytes_max;
+    return c->rows < c->capacity && used + PG_WAL_FRAME_MAX <= c->bytes_max;
 }
 
 static bool names_something(const struct pg_frame_head *f)
 {
-    return f->type < PG_J_TYPES && rules[f->type].names;
+    return f->type < PG_WAL_TYPES && rules[f->type].names;
 }
 
 static int fill(struct pg_columns *c, struct pg_births *births, struct pg_walk *walk, bool names)

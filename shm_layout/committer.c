@@ -1,9 +1,9 @@
-/* committer.c - the journal's way to disk: a thread that never takes Python's lock.
+/* committer.c - the WAL's way to disk: a thread that never takes Python's lock.
  *
  * What was staged when the last sync returned is the next group. Groups go where zeros were
- * written before, a little ahead, so that a commit changes no metadata. The first call that fails stops the committer for good:
- * after a failed sync nobody knows what is on disk, and trying again would hide it. All system
- * calls on files go through struct pg_storage. */
+ * written before, a little ahead, so that a commit changes no metadata. The first call that fails
+ * stops the committer for good: after a failed sync nobody knows what is on disk, and trying again
+ * would hide it. All system calls on files go through struct pg_storage. */
 #define _GNU_SOURCE
 #include "core.h"
 
@@ -177,7 +177,7 @@ static bool sync_directory(struct pg_committer *c)
 
 static void name_of(uint64_t first_lsn, char name[NAME_BYTES])
 {
-    snprintf(name, NAME_BYTES, "%016" PRIx64 ".journal", first_lsn);
+    snprintf(name, NAME_BYTES, "%016" PRIx64 ".wal", first_lsn);
 }
 
 /* Never much work at once: one slice for each slice that was filled. */
@@ -239,7 +239,7 @@ static bool new_file_joins(struct pg_committer *c, uint64_t first_lsn)
     return result == 0 ? sync_directory(c) : failed(c, PG_CALL_RENAME, errno);
 }
 
-/* A file is part of the journal once its header is on disk, and then its name. */
+/* A file is part of the WAL once its header is on disk, and then its name. */
 static bool segment_begin(struct pg_committer *c)
 {
     struct pg_segment fields = header_of(c);
@@ -279,7 +279,7 @@ static uint64_t segment_room(const struct pg_committer *c)
 /* A segment in which the longest frame has room. */
 static bool segment_ready(struct pg_committer *c)
 {
-    if (segment_room(c) >= PG_GROUP_HEAD + PG_J_FRAME_MAX)
+    if (segment_room(c) >= PG_GROUP_HEAD + PG_WAL_FRAME_MAX)
         return true;
     return (c->file < 0 || segment_end(c)) && segment_begin(c);
 }
@@ -309,7 +309,7 @@ static bool group_collect(struct pg_committer *c, uint64_t *bytes, uint64_t *upt
     uint8_t *frames = c->buffer + PG_GROUP_HEAD;
     uint64_t most = segment_room(c) < PG_GROUP_MAX ? segment_room(c) : PG_GROUP_MAX;
     const struct pg_header *h = c->arena->header;
-    struct pg_j_group fields = {.number = c->group + 1, .term = h->term};
+    struct pg_wal_group fields = {.number = c->group + 1, .term = h->term};
 
     *lsn = c->lsn;
     *bytes = pg_stage_copy(c->arena, c->position, frames, most - PG_GROUP_HEAD, upto, lsn);
@@ -371,13 +371,13 @@ static void stop_for_good(struct pg_committer *c)
     s->call = c->call;
     s->error = (uint32_t)c->error;
     s->error_lsn = c->lsn + 1;
-    STORE_RELEASE(&s->state, PG_JOURNAL_STOPPED);
+    STORE_RELEASE(&s->state, PG_WAL_STOPPED);
     eventfd_write(c->moved, 1);
 }
 
 int pg_committer_turn(struct pg_committer *c)
 {
-    if (c->stage->state != PG_JOURNAL_RUNNING || LOAD_ACQUIRE(&c->stage->tail) == c->position)
+    if (c->stage->state != PG_WAL_RUNNING || LOAD_ACQUIRE(&c->stage->tail) == c->position)
         return 0;
     if (!commit(c))
         stop_for_good(c);
@@ -397,18 +397,18 @@ static bool fits(const struct pg_committer *c, const struct pg_walk *end, struct
     const struct pg_stage *s = c->stage;
 
     if (c->segment_bytes < PG_SEGMENT_MIN || c->segment_bytes % PG_SEGMENT_HEAD != 0)
-        return fault_set(why, "journal", "bytes of a segment", 0, PG_SEGMENT_MIN,
+        return fault_set(why, "wal", "bytes of a segment", 0, PG_SEGMENT_MIN,
                          c->segment_bytes);
     if (end->state == PG_WALK_GROUPS || end->state == PG_WALK_DAMAGED)
-        return fault_set(why, "journal", "state of the walk", end->at, PG_WALK_END, end->state);
+        return fault_set(why, "wal", "state of the walk", end->at, PG_WALK_END, end->state);
     if (end->state != PG_WALK_NONE &&
         memcmp(end->header.uuid, c->arena->header->uuid, sizeof end->header.uuid) != 0)
-        return fault_set(why, "journal", "journal of another arena", 0, s->next_lsn, end->lsn);
+        return fault_set(why, "wal", "WAL of another arena", 0, s->next_lsn, end->lsn);
     if (end->lsn < s->committed_lsn)
-        return fault_set(why, "journal", "the files end before what was committed, at LSN", 0,
+        return fault_set(why, "wal", "the files end before what was committed, at LSN", 0,
                          s->committed_lsn, end->lsn);
     if (end->lsn >= s->next_lsn)
-        return fault_set(why, "journal", "the files hold more than the arena, up to LSN", 0,
+        return fault_set(why, "wal", "the files hold more than the arena, up to LSN", 0,
                          s->next_lsn - 1, end->lsn);
     return true;
 }
@@ -467,9 +467,9 @@ static bool resume(struct pg_committer *c, const struct pg_walk *end, const char
     s->error_lsn = 0;
     s->group = c->group;
     s->committed_lsn = c->lsn;
-    STORE_RELEASE(&s->state, PG_JOURNAL_RUNNING);
+    STORE_RELEASE(&s->state, PG_WAL_RUNNING);
     while (pg_committer_turn(c)) {}
-    return s->state == PG_JOURNAL_RUNNING;
+    return s->state == PG_WAL_RUNNING;
 }
 
 int pg_committer_open(struct pg_committer *c, struct pg_arena *a, const char *directory,
@@ -484,7 +484,7 @@ int pg_committer_open(struct pg_committer *c, struct pg_arena *a, const char *di
     c->stage = a->stage;
     c->segment_bytes = segment_bytes;
     if (!c->stage)
-        return fault_set(why, "journal", "bytes of the stage", 0, PG_STAGE_MIN, 0);
+        return fault_set(why, "wal", "bytes of the stage", 0, PG_STAGE_MIN, 0);
     if (!fits(c, end, why))
         return 0;
     c->position = c->stage->committed;
@@ -493,7 +493,7 @@ int pg_committer_open(struct pg_committer *c, struct pg_arena *a, const char *di
     if (resume(c, end, directory))
         return 1;
     pg_committer_close(c);
-    return fault_set(why, "journal", call_names[c->call], c->lsn + 1, 0, (uint64_t)c->error);
+    return fault_set(why, "wal", call_names[c->call], c->lsn + 1, 0, (uint64_t)c->error);
 }
 
 void pg_committer_close(struct pg_committer *c)
@@ -543,7 +543,7 @@ int pg_committer_start(struct pg_committer *c, struct pg_fault *why)
     error = pthread_create(&c->thread, NULL, run, c);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (error != 0)
-        return fault_set(why, "journal", "pthread_create", 0, 0, (uint64_t)error);
+        return fault_set(why, "wal", "pthread_create", 0, 0, (uint64_t)error);
     c->threaded = true;
     return 1;
 }

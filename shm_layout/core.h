@@ -20,7 +20,7 @@
  *   quotas.c      owners, quotas, accounts                   loads.c    rows of loads, done once
  *   migrate.c     truth into other sizes                     publish.c  notices without a timer
  *   gather.c      truth of several arenas into one of them   census.c   what a namespace has
- *   stage.c       the journal's ring                         frames.c   what a frame says
+ *   stage.c       the WAL's ring                         frames.c   what a frame says
  *   snapshot.c    truth -> frames                            redo.c     frames -> truth
  *   segment.c     frames in files                            crc32c.c   their checksum
  *   committer.c   ring -> files: the one part with a thread

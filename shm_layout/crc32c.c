@@ -1,4 +1,4 @@
-/* crc32c.c - the Castagnoli CRC (RFC 3720, appendix B.4) that guards the journal's frames. */
+/* crc32c.c - the Castagnoli CRC (RFC 3720, appendix B.4) that guards the WAL's frames. */
 #include "core.h"
 
 /* Remainders of the low and of the high half of a byte; the whole byte's is their sum. */

@@ -23,7 +23,7 @@ PurgatorydError
 |   +-- Fenced                       a newer run of the load has begun
 |   +-- LoadClosed                   the load takes no more rows
 |   +-- Busy, WrongShard
-|   +-- JournalStopped               the daemon's disk failed or is full
+|   +-- WalStopped                   the daemon's disk failed or is full
 +-- BatchError                       refusals of packed calls that nobody collected
 +-- DaemonError                      the conversation with the daemon failed
 |   +-- DaemonUnreachable (ConnectionError)
@@ -32,8 +32,8 @@ PurgatorydError
 |   +-- ShardUnavailable (ConnectionError)   a shard failed often; it is not asked for a while
 |   +-- SessionExpired               the outcome of what was in flight is unknown
 |   +-- MessageRefused               the daemon refused a whole message
-|   |   +-- NoJournal                durable=True, and the daemon keeps no journal
-|   +-- NotDurable                   applied, but the journal stopped before it was on disk
+|   |   +-- NoWal                    durable=True, and the daemon keeps no WAL
+|   +-- NotDurable                   applied, but the WAL stopped before it was on disk
 |   +-- ProtocolError                bytes that break docs/protocol.md
 +-- SnapshotRequired                 a subscriber was overtaken by the outbox
 +-- Closed                           the client or subscriber was closed
@@ -64,12 +64,12 @@ PurgatorydError
     +-- Unplaceable                  a namespace that cannot be divided among other shards
     +-- BadPath                      not a directory, foreign owner, not writable, too long
     +-- Unsupported                  this machine cannot run it
-    +-- JournalError                 the files of the journal
-        +-- JournalInUse             another daemon writes it
-        +-- JournalMismatch          it is not this arena's, or not of this version
-        +-- JournalDamaged           bytes that were on disk are not what was written
-        +-- JournalUnwritable        a full disk, an error of the device
-        +-- JournalNeeded            an arena or a namespace needs one, and none was given
+    +-- WalError                     the files of the WAL
+        +-- WalInUse                 another daemon writes it
+        +-- WalMismatch              it is not this arena's, or not of this version
+        +-- WalDamaged               bytes that were on disk are not what was written
+        +-- WalUnwritable            a full disk, an error of the device
+        +-- WalNeeded                an arena or a namespace needs one, and none was given
 """
 
 from __future__ import annotations
@@ -372,13 +372,13 @@ class Busy(Refused):
     why = "was refused because the daemon is busy"
 
 
-class JournalStopped(Refused):
-    """A call comes after the daemon's journal failed, such as on a full disk.
+class WalStopped(Refused):
+    """A call comes after the daemon's WAL failed, such as on a full disk.
 
     The daemon accepts nothing new.
     """
 
-    why = "was refused because the daemon's journal stopped"
+    why = "was refused because the daemon's WAL stopped"
 
 
 @keeps_figures
@@ -539,19 +539,19 @@ class MessageRefused(DaemonError):
         return f"the daemon refused the message: {self.name} {self.detail[0]}, {self.detail[1]}"
 
 
-class NoJournal(MessageRefused):
-    """A call asks for durability, and the daemon keeps no journal.
+class NoWal(MessageRefused):
+    """A call asks for durability, and the daemon keeps no WAL.
 
     Nothing was applied.
     """
 
     def __str__(self) -> str:
-        return "durability needs a daemon with a journal: purgatoryd run --journal DIRECTORY"
+        return "durability needs a daemon with a WAL: purgatoryd run --wal-dir DIRECTORY"
 
 
 @keeps_figures
 class NotDurable(DaemonError):
-    """A durable call was applied, and the journal stopped before it was on disk.
+    """A durable call was applied, and the WAL stopped before it was on disk.
 
     It holds until a reboot. `committed_lsn` is the last record that is on disk; `errno` says
     why no later one is.
@@ -562,7 +562,7 @@ class NotDurable(DaemonError):
 
     def __str__(self) -> str:
         return (
-            f"applied, but not on disk: the journal stopped after record {self.committed_lsn}: "
+            f"applied, but not on disk: the WAL stopped after record {self.committed_lsn}: "
             f"{os.strerror(self.errno)}"
         )
 
@@ -900,8 +900,8 @@ class ParkedElsewhere(PurgatorydError):
     def __str__(self) -> str:
         return (
             f"{self.rows} timers were parked by the arena {self.parked_by}; nothing in lake or "
-            f"journal says that the daemon's arena {self.daemon} took its place: ship its journal, "
-            "or collect with --journal. The window stays promoting"
+            f"WAL says that the daemon's arena {self.daemon} took its place: ship its WAL, "
+            "or collect with --wal-dir. The window stays promoting"
         )
 
 
@@ -1009,13 +1009,13 @@ class Unsupported(StartError):
         return self.what
 
 
-class JournalError(StartError):
-    """A daemon starts, or a command reads a journal, and its files cannot be used."""
+class WalError(StartError):
+    """A daemon starts, or a command reads a WAL, and its files cannot be used."""
 
 
 @keeps_figures
-class JournalInUse(JournalError):
-    """A daemon is started with the journal of another one that runs.
+class WalInUse(WalError):
+    """A daemon is started with the WAL of another one that runs.
 
     `pid` is its process, 0 if unknown.
     """
@@ -1024,12 +1024,12 @@ class JournalInUse(JournalError):
     pid: int
 
     def __str__(self) -> str:
-        return f"{self.path}: process {self.pid or 'unknown'} writes this journal"
+        return f"{self.path}: process {self.pid or 'unknown'} writes this WAL"
 
 
 @keeps_figures
-class JournalMismatch(JournalError):
-    """A file is not of this journal, or not of this version.
+class WalMismatch(WalError):
+    """A file is not of this WAL, or not of this version.
 
     `field` differs: `expected` and `found` are both values.
     """
@@ -1044,8 +1044,8 @@ class JournalMismatch(JournalError):
 
 
 @keeps_figures
-class JournalDamaged(JournalError):
-    """A start or a reader finds bytes in a journal that are not what was written.
+class WalDamaged(WalError):
+    """A start or a reader finds bytes in a WAL that are not what was written.
 
     Bytes `first_byte` to `last_byte` of `path` are damaged: records `first_lsn` to `last_lsn` are
     lost or in doubt; 0 = unknown.
@@ -1063,14 +1063,14 @@ class JournalDamaged(JournalError):
             f"{self.path}: {self.what}: bytes {self.first_byte} to {self.last_byte}, records "
             f"{self.first_lsn} to {self.last_lsn}"
         )
-        if not self.path.endswith(".journal"):  # of a snapshot there is nothing before
+        if not self.path.endswith(".wal"):  # of a snapshot there is nothing before
             return text
-        return f"{text}; --force-journal goes on with what is before"
+        return f"{text}; --force-wal goes on with what is before"
 
 
 @keeps_figures
-class JournalUnwritable(JournalError):
-    """A daemon cannot write its journal, a snapshot or an export, such as on a full disk.
+class WalUnwritable(WalError):
+    """A daemon cannot write its WAL, a snapshot or an export, such as on a full disk.
 
     `errno` says why writing `path` failed.
     """
@@ -1083,11 +1083,11 @@ class JournalUnwritable(JournalError):
 
 
 @keeps_figures
-class JournalNeeded(JournalError):
-    """A daemon is started without the journal that its arena or a namespace needs.
+class WalNeeded(WalError):
+    """A daemon is started without the WAL that its arena or a namespace needs.
 
-    The arena `segment` has a journal; without it, its records would go nowhere. Or it is
-    imported, and its `namespace` is durable, which nothing is without a journal.
+    The arena `segment` has a WAL; without it, its records would go nowhere. Or it is
+    imported, and its `namespace` is durable, which nothing is without a WAL.
     """
 
     segment: str
@@ -1096,10 +1096,10 @@ class JournalNeeded(JournalError):
     def __str__(self) -> str:
         if self.namespace is not None:
             return (
-                f"namespace {self.namespace!r} is durable: import it with --journal; to go on "
+                f"namespace {self.namespace!r} is durable: import it with --wal-dir; to go on "
                 "without, set its durability to memory before the export"
             )
         return (
-            f"{self.segment} has a journal: start it with --journal; to go on without, "
+            f"{self.segment} has a WAL: start it with --wal-dir; to go on without, "
             "stop it with --export FILE, and import that into another name"
         )

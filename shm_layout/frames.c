@@ -1,67 +1,67 @@
-/* frames.c - what a frame of the journal says of the arena, for the stage and for snapshots. */
+/* frames.c - what a frame of the WAL says of the arena, for the stage and for snapshots. */
 
 #include "core.h"
 
-static const uint16_t body_bytes[PG_J_TYPES] = {
-    [PG_J_GROUP] = sizeof(struct pg_j_group),
-    [PG_J_NAMESPACE] = sizeof(struct pg_j_namespace),
-    [PG_J_TOPIC] = sizeof(struct pg_j_topic),
-    [PG_J_ARM] = sizeof(struct pg_j_arm),
-    [PG_J_MOVE] = sizeof(struct pg_j_move),
-    [PG_J_END] = sizeof(struct pg_j_end),
-    [PG_J_FIRE] = sizeof(struct pg_j_fire),
-    [PG_J_SENT] = sizeof(struct pg_j_sent),
-    [PG_J_WATCH] = sizeof(struct pg_j_watch),
-    [PG_J_LEVEL] = sizeof(struct pg_j_level),
-    [PG_J_GONE] = sizeof(struct pg_j_gone),
-    [PG_J_OUTCOME] = sizeof(struct pg_j_outcome),
-    [PG_J_SESSION] = sizeof(struct pg_j_session),
-    [PG_J_HEAD] = sizeof(struct pg_j_head),
-    [PG_J_ENTRY] = sizeof(struct pg_j_entry),
-    [PG_J_LAST] = sizeof(struct pg_j_last),
-    [PG_J_OPENED] = sizeof(struct pg_j_opened),
-    [PG_J_REPLIED] = sizeof(struct pg_j_replied),
-    [PG_J_LOAD] = sizeof(struct pg_j_load),
-    [PG_J_DONE] = sizeof(struct pg_j_done),
-    [PG_J_BLOCK] = sizeof(struct pg_j_block),
-    [PG_J_UNPARK] = sizeof(struct pg_j_unpark),
-    [PG_J_METRICS] = sizeof(struct pg_j_metrics),
+static const uint16_t body_bytes[PG_WAL_TYPES] = {
+    [PG_WAL_GROUP] = sizeof(struct pg_wal_group),
+    [PG_WAL_NAMESPACE] = sizeof(struct pg_wal_namespace),
+    [PG_WAL_TOPIC] = sizeof(struct pg_wal_topic),
+    [PG_WAL_ARM] = sizeof(struct pg_wal_arm),
+    [PG_WAL_MOVE] = sizeof(struct pg_wal_move),
+    [PG_WAL_END] = sizeof(struct pg_wal_end),
+    [PG_WAL_FIRE] = sizeof(struct pg_wal_fire),
+    [PG_WAL_SENT] = sizeof(struct pg_wal_sent),
+    [PG_WAL_WATCH] = sizeof(struct pg_wal_watch),
+    [PG_WAL_LEVEL] = sizeof(struct pg_wal_level),
+    [PG_WAL_GONE] = sizeof(struct pg_wal_gone),
+    [PG_WAL_OUTCOME] = sizeof(struct pg_wal_outcome),
+    [PG_WAL_SESSION] = sizeof(struct pg_wal_session),
+    [PG_WAL_HEAD] = sizeof(struct pg_wal_head),
+    [PG_WAL_ENTRY] = sizeof(struct pg_wal_entry),
+    [PG_WAL_LAST] = sizeof(struct pg_wal_last),
+    [PG_WAL_OPENED] = sizeof(struct pg_wal_opened),
+    [PG_WAL_REPLIED] = sizeof(struct pg_wal_replied),
+    [PG_WAL_LOAD] = sizeof(struct pg_wal_load),
+    [PG_WAL_DONE] = sizeof(struct pg_wal_done),
+    [PG_WAL_BLOCK] = sizeof(struct pg_wal_block),
+    [PG_WAL_UNPARK] = sizeof(struct pg_wal_unpark),
+    [PG_WAL_METRICS] = sizeof(struct pg_wal_metrics),
 };
 
-uint64_t frame_bytes(enum pg_journal_type type, uint64_t extra)
+uint64_t frame_bytes(enum pg_wal_type type, uint64_t extra)
 {
     return (sizeof(struct pg_frame_head) + body_bytes[type] + extra + 7) & ~7ull;
 }
 
-static uint64_t metrics_extra(const struct pg_j_metrics *j)
+static uint64_t metrics_extra(const struct pg_wal_metrics *j)
 {
-    return j->histogram_count * (uint64_t)sizeof(struct pg_j_histogram) +
-           j->bucket_count * (uint64_t)sizeof(struct pg_j_bucket);
+    return j->histogram_count * (uint64_t)sizeof(struct pg_wal_histogram) +
+           j->bucket_count * (uint64_t)sizeof(struct pg_wal_bucket);
 }
 
 /* How many bytes stand behind the body, by what the body says. */
 static uint64_t extra_bytes(const struct pg_frame_head *f)
 {
     const void *body = f + 1;
-    const struct pg_j_arm *arm = body;
-    const struct pg_j_unpark *unpark = body;
-    const struct pg_j_watch *watch = body;
-    const struct pg_j_level *level = body;
-    const struct pg_j_entry *entry = body;
+    const struct pg_wal_arm *arm = body;
+    const struct pg_wal_unpark *unpark = body;
+    const struct pg_wal_watch *watch = body;
+    const struct pg_wal_level *level = body;
+    const struct pg_wal_entry *entry = body;
     switch (f->type) {
-    case PG_J_NAMESPACE: return ((const struct pg_j_namespace *)body)->name_len;
-    case PG_J_TOPIC: return ((const struct pg_j_topic *)body)->name_len;
-    case PG_J_ARM: return j_row_bytes(arm->in_load) + arm->key_len + arm->payload_len;
-    case PG_J_UNPARK:
-        return j_row_bytes(unpark->in_load) + unpark->key_len + unpark->payload_len;
-    case PG_J_MOVE: return j_row_bytes(((const struct pg_j_move *)body)->in_load);
-    case PG_J_WATCH:
-        return j_watch_extra(watch->keys, (uint64_t)watch->key_len + watch->payload_len);
-    case PG_J_LEVEL: return level->flags & PG_L_BORN ? level->key_len : 0;
-    case PG_J_OUTCOME: return (((const struct pg_j_outcome *)body)->keys + 7u) / 8;
-    case PG_J_ENTRY: return (uint64_t)entry->key_len + entry->payload_len;
-    case PG_J_OPENED: return ((const struct pg_j_opened *)body)->name_len;
-    case PG_J_METRICS: return metrics_extra(body);
+    case PG_WAL_NAMESPACE: return ((const struct pg_wal_namespace *)body)->name_len;
+    case PG_WAL_TOPIC: return ((const struct pg_wal_topic *)body)->name_len;
+    case PG_WAL_ARM: return wal_row_bytes(arm->in_load) + arm->key_len + arm->payload_len;
+    case PG_WAL_UNPARK:
+        return wal_row_bytes(unpark->in_load) + unpark->key_len + unpark->payload_len;
+    case PG_WAL_MOVE: return wal_row_bytes(((const struct pg_wal_move *)body)->in_load);
+    case PG_WAL_WATCH:
+        return wal_watch_extra(watch->keys, (uint64_t)watch->key_len + watch->payload_len);
+    case PG_WAL_LEVEL: return level->flags & PG_L_BORN ? level->key_len : 0;
+    case PG_WAL_OUTCOME: return (((const struct pg_wal_outcome *)body)->keys + 7u) / 8;
+    case PG_WAL_ENTRY: return (uint64_t)entry->key_len + entry->payload_len;
+    case PG_WAL_OPENED: return ((const struct pg_wal_opened *)body)->name_len;
+    case PG_WAL_METRICS: return metrics_extra(body);
     default: return 0;
     }
 }
@@ -70,12 +70,12 @@ static uint64_t extra_bytes(const struct pg_frame_head *f)
 static uint32_t lives_of(const struct pg_frame_head *f)
 {
     switch (f->type) {
-    case PG_J_ARM: return 1 + (((const struct pg_j_arm *)(f + 1))->replaced != 0);
-    case PG_J_WATCH:
-    case PG_J_UNPARK:
-    case PG_J_END:
-    case PG_J_FIRE:
-    case PG_J_OUTCOME: return 1;
+    case PG_WAL_ARM: return 1 + (((const struct pg_wal_arm *)(f + 1))->replaced != 0);
+    case PG_WAL_WATCH:
+    case PG_WAL_UNPARK:
+    case PG_WAL_END:
+    case PG_WAL_FIRE:
+    case PG_WAL_OUTCOME: return 1;
     default: return 0;
     }
 }
@@ -83,12 +83,12 @@ static uint32_t lives_of(const struct pg_frame_head *f)
 /* How many bytes of pg_asked may stand before them. */
 static uint64_t asked_bytes(const struct pg_frame_head *f)
 {
-    return f->type == PG_J_END || lives_of(f) == 2 ? sizeof(struct pg_asked) : 0;
+    return f->type == PG_WAL_END || lives_of(f) == 2 ? sizeof(struct pg_asked) : 0;
 }
 
 bool frame_fits(const struct pg_frame_head *f)
 {
-    if (f->type <= PG_J_SEAL || f->type >= PG_J_TYPES || f->bytes > PG_J_FRAME_MAX ||
+    if (f->type <= PG_WAL_SEAL || f->type >= PG_WAL_TYPES || f->bytes > PG_WAL_FRAME_MAX ||
         f->bytes < frame_bytes(f->type, 0))
         return false;
     const uint64_t bytes = frame_bytes(f->type, extra_bytes(f));
@@ -116,19 +116,20 @@ const struct pg_asked *pg_frame_asked(const struct pg_frame_head *f)
     return (const struct pg_asked *)((const uint8_t *)f + f->bytes - lives) - 1;
 }
 
-/* ---- bodies ----------------------------------------------------------------------------------- */
+/* ---- bodies -----------------------------------------------------------------------------------
+ * */
 
-struct pg_j_namespace j_namespace_of(uint32_t row, const struct pg_namespace *n, uint32_t name_len)
+struct pg_wal_namespace wal_namespace_of(uint32_t row, const struct pg_namespace *n, uint32_t name_len)
 {
-    return (struct pg_j_namespace){.row = row, .shard = n->shard, .owner_uid = n->owner_uid,
+    return (struct pg_wal_namespace){.row = row, .shard = n->shard, .owner_uid = n->owner_uid,
                                    .durability = n->durability, .quota_timers = n->quota_timers,
                                    .quota_bytes = n->quota_bytes, .quota_ops = n->quota_ops,
                                    .park_beyond_ns = n->park_beyond_ns, .name_len = name_len};
 }
 
-struct pg_j_topic j_topic_of(uint32_t row, const struct pg_topic *t, uint32_t name_len)
+struct pg_wal_topic wal_topic_of(uint32_t row, const struct pg_topic *t, uint32_t name_len)
 {
-    return (struct pg_j_topic){.incarnation = t->incarnation, .sequence = t->sequence,
+    return (struct pg_wal_topic){.incarnation = t->incarnation, .sequence = t->sequence,
                                .last_position = t->last_position, .row = row,
                                .namespace_row = t->namespace_row, .name_len = name_len};
 }
@@ -140,13 +141,13 @@ static uint32_t uid_of(const struct pg_arena *a, const struct pg_cold *c)
                                                            : a->accounts[c->account - 1].uid;
 }
 
-struct pg_j_arm j_arm_of(const struct pg_arena *a, uint32_t slot, const struct pg_hot *h,
+struct pg_wal_arm wal_arm_of(const struct pg_arena *a, uint32_t slot, const struct pg_hot *h,
                          const struct pg_cold *c, uint64_t ticket)
 {
     int64_t wall_ns = NO_WALL;
     if (h->flags & PG_F_WALL)
         wall_ns = ((const struct pg_ext *)blob_at(&a->blobs, c->blob))->value;
-    return (struct pg_j_arm){.ticket = ticket, .deadline_ns = h->deadline_ns, .wall_ns = wall_ns,
+    return (struct pg_wal_arm){.ticket = ticket, .deadline_ns = h->deadline_ns, .wall_ns = wall_ns,
                              .slot = slot, .replaced_slot = PG_NIL, .topic = h->topic,
                              .uid = uid_of(a, c), .payload_len = c->payload_len,
                              .parked = ctl_state(h->ctl) == PG_S_PARKED,
@@ -154,10 +155,10 @@ struct pg_j_arm j_arm_of(const struct pg_arena *a, uint32_t slot, const struct p
                              .counted = c->account != 0, .key_len = c->key_len, .key_type = c->key_type};
 }
 
-struct pg_j_watch j_watch_of(const struct pg_arena *a, uint32_t slot, const struct pg_hot *h, const struct pg_cold *c,
+struct pg_wal_watch wal_watch_of(const struct pg_arena *a, uint32_t slot, const struct pg_hot *h, const struct pg_cold *c,
                              const struct pg_operation *op, uint64_t ticket)
 {
-    return (struct pg_j_watch){.ticket = ticket, .deadline_ns = h->deadline_ns,
+    return (struct pg_wal_watch){.ticket = ticket, .deadline_ns = h->deadline_ns,
                                .armed_ns = op->armed_ns, .threshold = op->threshold,
                                .session = op->session, .slot = slot, .topic = h->topic,
                                .uid = uid_of(a, c), .counted = c->account != 0,
@@ -166,27 +167,27 @@ struct pg_j_watch j_watch_of(const struct pg_arena *a, uint32_t slot, const stru
                                .key_len = c->key_len, .key_type = c->key_type};
 }
 
-struct pg_j_level j_level_of(uint32_t row, const struct pg_watched *l, bool born)
+struct pg_wal_level wal_level_of(uint32_t row, const struct pg_watched *l, bool born)
 {
-    return (struct pg_j_level){.level = l->level, .row = row, .error = l->error,
+    return (struct pg_wal_level){.level = l->level, .row = row, .error = l->error,
                                .namespace_row = l->namespace_row,
                                .flags = (uint16_t)((born ? PG_L_BORN : 0) |
                                                    (l->touched_s == PG_NIL ? PG_L_FORGOTTEN : 0)),
                                .key_len = l->key_len, .key_type = l->key_type};
 }
 
-struct pg_j_entry j_entry_of(uint64_t position, const struct pg_entry *e)
+struct pg_wal_entry wal_entry_of(uint64_t position, const struct pg_entry *e)
 {
-    return (struct pg_j_entry){.position = position, .ticket = e->ticket,
+    return (struct pg_wal_entry){.position = position, .ticket = e->ticket,
                                .deadline_ns = e->deadline_ns, .fired_ns = e->fired_ns,
                                .sequence = e->sequence, .previous = e->previous,
                                .topic = e->topic, .payload_len = e->payload_len,
                                .key_len = e->key_len, .meta = e->meta, .uid = PG_NIL};
 }
 
-struct pg_j_load j_load_of(const struct pg_load *l)
+struct pg_wal_load wal_load_of(const struct pg_load *l)
 {
-    struct pg_j_load j = {.fence = l->fence, .namespace_row = l->namespace_row, .uid = l->uid,
+    struct pg_wal_load j = {.fence = l->fence, .namespace_row = l->namespace_row, .uid = l->uid,
                           .state = l->state};
     memcpy(j.load, l->id, sizeof j.load);
     return j;

@@ -1,13 +1,14 @@
 /* gather.c - what belongs to one shard, out of several arenas, into its fresh one.
  *
- * Tickets, times and bytes stay, and the sequences of a topic whose namespace is whole; slots, rows,
- * positions and hashes are given anew. The sources are not changed. Rows are counted past the end
- * of their table, so that a refusal says how many there would have to be. */
+ * Tickets, times and bytes stay, and the sequences of a topic whose namespace is whole; slots,
+ * rows, positions and hashes are given anew. The sources are not changed. Rows are counted past the
+ * end of their table, so that a refusal says how many there would have to be. */
 
 #include "core.h"
 
 #define FIRST_POSITION 1          /* so that a topic can name a notice that is gone: position 0 */
-#define RECENT_NS 60000000000     /* so long silent, a session may lose its row to a new one anyway */
+#define RECENT_NS 60000000000     /* so long silent, a session may lose its row to a new one anyway
+                                     */
 #define OWNS (PG_NIL - 1)         /* of a session, before it has a row: an operation of its comes */
 
 struct gather {
@@ -165,7 +166,8 @@ static bool topics_gather(struct gather *g)
     return fits(g, "topics in use", g->topics, g->to->topic_rows);
 }
 
-/* ---- what there has to be room for ------------------------------------------------------------ */
+/* ---- what there has to be room for ------------------------------------------------------------
+ * */
 
 static void owner_note(struct gather *g, uint32_t slot)
 {
@@ -198,7 +200,8 @@ static bool slots_fit(const struct gather *g)
                 (uint64_t)g->to->blobs.granules * PG_GRANULE);
 }
 
-/* ---- levels and loads --------------------------------------------------------------------------- */
+/* ---- levels and loads ---------------------------------------------------------------------------
+ * */
 
 static bool level_gather(struct gather *g, uint32_t i, uint32_t row)
 {
@@ -283,10 +286,11 @@ static bool loads_gather(struct gather *g)
     return true;
 }
 
-/* ---- sessions ------------------------------------------------------------------------------------ */
+/* ---- sessions
+ * ------------------------------------------------------------------------------------ */
 
-/* What a record under way has noted names rows of the source. Where its watch key is not, nothing of
- * the record will be applied. */
+/* What a record under way has noted names rows of the source. Where its watch key is not, nothing
+ * of the record will be applied. */
 static void session_rename(struct gather *g, struct pg_session *s)
 {
     const bool in_load = s->load != 0 && s->load <= g->from->load_rows;
@@ -324,8 +328,8 @@ static bool is_further(const struct pg_session *f, const struct pg_session *than
     return (f->current != 0 ? f->applied + 1 : 0) > (than->current != 0 ? than->applied + 1 : 0);
 }
 
-/* Two batches of one number were begun, in two shards. No answer is right for both, so whoever sends
- * one of them again is told that it is in doubt. */
+/* Two batches of one number were begun, in two shards. No answer is right for both, so whoever
+ * sends one of them again is told that it is in doubt. */
 static bool are_at_odds(const struct gather *g, const struct pg_session *f,
                         const struct pg_session *s)
 {
@@ -385,7 +389,8 @@ static bool gives(const struct gather *g)
     return false;
 }
 
-/* Wherever its namespaces went, its answers are found; one more shard that remembers it does no harm. */
+/* Wherever its namespaces went, its answers are found; one more shard that remembers it does no
+ * harm. */
 static bool sessions_gather(struct gather *g)
 {
     const bool wanted = gives(g);
@@ -400,7 +405,8 @@ static bool sessions_gather(struct gather *g)
     return fits(g, "sessions open", g->sessions, g->to->secret->sessions);
 }
 
-/* ---- slots --------------------------------------------------------------------------------------- */
+/* ---- slots
+ * --------------------------------------------------------------------------------------- */
 
 static bool account_gather(struct gather *g, uint32_t slot)
 {
@@ -464,7 +470,7 @@ static bool slot_gather(struct gather *g, uint32_t i, uint32_t ns, uint32_t slot
     h->topic = topic == PG_NIL ? 0 : (uint16_t)topic;         /* an outcome's means nothing */
     if (to->lives != NULL && g->from->lives != NULL) {
         to->lives[slot] = g->from->lives[i];
-        to->lives[slot].add_lsn = 0;              /* it was of another journal */
+        to->lives[slot].add_lsn = 0;              /* it was of another WAL */
     }
     return account_gather(g, slot) && (!is_operation(to, slot) || operation_gather(g, i, slot));
 }
@@ -479,7 +485,8 @@ static bool slots_gather(struct gather *g)
     return fits(g, "watches in use", g->watches, g->to->watch_rows);
 }
 
-/* ---- the outbox ----------------------------------------------------------------------------------- */
+/* ---- the outbox
+ * ----------------------------------------------------------------------------------- */
 
 /* First all that was sent, then all that was not, each in the order of firing. */
 struct tally {
@@ -596,7 +603,8 @@ static bool outbox_gather(struct gather *g, struct pg_source *sources, uint32_t 
     return entries_gather(g, sources, count, false, unsent, unsent);
 }
 
-/* ---- all of it --------------------------------------------------------------------------------------- */
+/* ---- all of it
+ * --------------------------------------------------------------------------------------- */
 
 static bool each(struct gather *g, struct pg_source *sources, uint32_t count,
                  bool (*step)(struct gather *g))

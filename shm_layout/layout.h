@@ -7,8 +7,8 @@
  *
  * Rules of change.  Arena: a field that moves or changes its meaning raises PG_ABI_MAJOR; fields
  * appended to a struct, regions and extension kinds raise PG_ABI_MINOR, and pg_convert fills what
- * an earlier minor lacks with zeros.  Journal: record types and parts behind a record raise
- * PG_JOURNAL_MINOR; all else raises PG_JOURNAL_MAJOR.  Wire: messages, flags and statuses may be
+ * an earlier minor lacks with zeros.  WAL: record types and parts behind a record raise
+ * PG_WAL_MINOR; all else raises PG_WAL_MAJOR.  Wire: messages, flags and statuses may be
  * added; all else raises PG_WIRE_VERSION.  A reader takes its own version and earlier minors, and
  * refuses all others.  The layout id in the header is computed from all sizes and offsets below,
  * so two builds that disagree refuse each other even when a number was not raised.
@@ -21,8 +21,9 @@
  * virtual clock; *_wall_ns is CLOCK_REALTIME.  Offsets are bytes from the segment start.
  *
  * Two segments.  The ARENA is written by the daemon alone (its committer thread writes its
- * fields of the stage) and mapped read-only by clients.  The PRIVATE segment (sessions, replies, the hash secret) is the daemon's.
- * "Truth" survives a crash; "derived" is rebuilt from truth at every attach.
+ * fields of the stage) and mapped read-only by clients.  The PRIVATE segment (sessions, replies,
+ * the hash secret) is the daemon's. "Truth" survives a crash; "derived" is rebuilt from truth at
+ * every attach.
  */
 
 #define PG_MAGIC 0x31414e4552414750u     /* "PGARENA1" read as little endian */
@@ -61,7 +62,7 @@ enum pg_region_id {
     PG_R_FREE_CHUNKS, PG_R_INDEX, PG_R_BLOB_HEAP, PG_R_BLOB_MAP, PG_R_BLOBS,
     PG_R_NAMESPACES, PG_R_TOPICS, PG_R_NAME_INDEX, PG_R_ACCOUNTS, PG_R_OUTBOX,
     PG_R_METRICS, PG_R_PURGATORY, PG_R_WATCHES, PG_R_LEVELS, PG_R_LEVEL_INDEX,
-    PG_R_STAGE,                   /* length 0: an arena without a journal */
+    PG_R_STAGE,                   /* length 0: an arena without a WAL */
     PG_R_LIFE,                    /* the same */
     PG_R_LOADS, PG_R_LOAD_BLOCKS, PG_R_LOAD_BITS, PG_R_LOAD_INDEX,
     PG_R_HISTOGRAMS,
@@ -87,8 +88,8 @@ enum pg_daemon_state {
 };
 /* Why, added up; a draining daemon says so, too. */
 enum pg_degraded {
-    PG_WHY_JOURNAL = 1,           /* the journal has stopped: nothing is armed any more */
-    PG_WHY_STAGE = 2,             /* the disk is too slow: what is due waits for the journal */
+    PG_WHY_WAL = 1,           /* the WAL has stopped: nothing is armed any more */
+    PG_WHY_STAGE = 2,             /* the disk is too slow: what is due waits for the WAL */
     PG_WHY_LATE = 4,              /* what is due waits for the loop */
     PG_WHY_TIMERS = 8,            /* nearly as many timers are armed as there are slots */
     PG_WHY_PAYLOADS = 16          /* the payload memory is nearly full */
@@ -109,7 +110,8 @@ enum pg_placement_part {
     PG_PL_LOCK = 8,               /* memory stays in RAM */
     PG_PL_HUGE = 16,              /* the arena has huge pages */
     PG_PL_SPIN = 32,              /* the loop does not sleep shortly before a deadline */
-    PG_PL_CORE = 64               /* it chose the core of its loop, and leaves it for a better one */
+    PG_PL_CORE = 64               /* it chose the core of its loop, and leaves it for a better one
+                                     */
 };
 enum pg_placement_mode { PG_PLACE_NONE, PG_PLACE_AUTO, PG_PLACE_EXPLICIT, PG_PLACE_MODES };
 
@@ -134,7 +136,7 @@ struct pg_header {
     uint64_t length;              /* bytes of the segment */
     uint32_t page_size;
     uint32_t clock_kind;          /* enum pg_clock_kind */
-    uint8_t  uuid[16];            /* this arena; the private segment and the journal repeat it */
+    uint8_t  uuid[16];            /* this arena; the private segment and the WAL repeat it */
     uint8_t  boot_id[16];         /* of the boot whose CLOCK_BOOTTIME the deadlines use */
     uint64_t stream_id;           /* changes only when continuity of notices is lost */
     uint64_t epoch;               /* +1 at every daemon start */
@@ -213,7 +215,7 @@ struct pg_metrics {
     uint64_t refused_keys;        /* watch keys or watch records */
     uint64_t refused_denied;      /* the namespace has another owner */
     uint64_t refused_quota;       /* of the namespace or the uid, and no account left */
-    uint64_t refused_journal;     /* the journal's stage was too full, or the journal stopped */
+    uint64_t refused_wal;     /* the WAL's stage was too full, or the WAL stopped */
     uint64_t loads;               /* that are remembered (derived) */
     uint64_t load_blocks;         /* of their rows, in use (derived) */
     uint64_t load_rows;           /* that were done */
@@ -226,7 +228,7 @@ struct pg_metrics {
     uint64_t turns;               /* of the wheel */
     uint64_t turns_full;          /* of them, those that used up their budget */
     uint64_t outcomes_repeated;   /* and CHECKs: sent again, unacknowledged */
-    uint64_t records_redone;      /* of the journal, when the arena was made of it */
+    uint64_t records_redone;      /* of the WAL, when the arena was made of it */
     uint64_t refused_exists;      /* PUT error, WATCH: the key is armed */
     uint64_t refused_stopping;    /* the daemon drains */
     uint64_t turn_work;           /* timers moved or fired, by turns that had any */
@@ -268,7 +270,7 @@ struct pg_histogram {
 /* States of a slot: the low 8 bits of its control word.
  *   FREE -> ARMED (put) -> FREE (cancelled; or fired, once its outbox entry is written)
  *   FREE -> PARKED (put, far off) -> ARMED (unpark) or FREE (cancelled)
- * A parked timer has its key alone, and no place in the wheel: its payload is in the journal. */
+ * A parked timer has its key alone, and no place in the wheel: its payload is in the WAL. */
 enum pg_slot_state { PG_S_FREE, PG_S_ARMED, PG_S_OUTCOME, PG_S_PARKED };
 /* An operation: FREE -> ARMED (watch) -> OUTCOME (ended) -> FREE (acknowledged). */
 
@@ -304,14 +306,16 @@ struct pg_cold {
     uint16_t wait_high;
 };
 
-/* Truth, of an arena with a journal: what the record of a timer's or an operation's end tells of
+/* Truth, of an arena with a WAL: what the record of a timer's or an operation's end tells of
  * its beginning. It stands at the slot's index, written before hot.ctl, and behind all else in
  * the records of beginning and end. 48 bytes. */
 struct pg_life {
     uint64_t add_lsn;             /* of its ARM or WATCH; 0 = not known */
     uint64_t session;             /* of who asked for it; 0 = no message did */
-    int64_t  sent_boot_ns;        /* its client packed the batch, by the client's clock; 0 = not told */
-    int64_t  received_boot_ns;    /* real clock: the daemon took the batch from the socket; 0 = none */
+    int64_t  sent_boot_ns;        /* its client packed the batch, by the client's clock; 0 = not
+                                     told */
+    int64_t  received_boot_ns;    /* real clock: the daemon took the batch from the socket; 0 = none
+                                     */
     int64_t  applied_boot_ns;     /* real clock: the daemon began to apply the batch */
     int64_t  armed_ns;            /* on the arena's clock */
 };
@@ -342,7 +346,8 @@ struct pg_chunk {                 /* one cache line; a bucket is a chain of them
 };
 
 struct pg_bucket {
-    uint32_t tail;                /* cell of the newest member, chunk * 16 + 1..15; PG_NIL = empty */
+    uint32_t tail;                /* cell of the newest member, chunk * 16 + 1..15; PG_NIL = empty
+                                     */
     uint32_t count;
 };
 
@@ -606,7 +611,7 @@ struct pg_entry {
     uint8_t  meta;                /* key type in bits 0-3, enum pg_entry_flag in bits 4-7 */
 };
 
-/* ---- the journal ------------------------------------------------------------------ */
+/* ---- the WAL ------------------------------------------------------------------ */
 
 /* What happened, as absolute results, in frames. They are written to the stage, a ring in the
  * arena, before the effect that each describes; the committer copies them from there to
@@ -615,17 +620,17 @@ struct pg_entry {
 #define PG_STAGE_HEAD 4096               /* bytes before the ring in PG_R_STAGE */
 #define PG_STAGE_MIN 4194304             /* bytes of the ring, a power of two */
 #define PG_STAGE_MAX 1073741824
-#define PG_J_FRAME_MAX 131072            /* bytes; no frame is longer */
+#define PG_WAL_FRAME_MAX 131072            /* bytes; no frame is longer */
 #define PG_SEGMENT_MAGIC 0x314c4e524a475050u  /* "PPGJRNL1" read as little endian */
 #define PG_SNAPSHOT_MAGIC 0x3150414e53475050u /* "PPGSNAP1" */
-#define PG_JOURNAL_MAJOR 1
-#define PG_JOURNAL_MINOR 0
+#define PG_WAL_MAJOR 1
+#define PG_WAL_MINOR 0
 #define PG_SEGMENT_HEAD 4096             /* bytes before the first frame of a file */
 #define PG_SEGMENT_MIN 262144            /* bytes of a segment file */
 #define PG_GROUP_HEAD 80                 /* bytes of a GROUP frame */
 #define PG_GROUP_MAX 1048576             /* bytes of a group, its GROUP frame included */
 
-enum pg_journal_state { PG_JOURNAL_NONE, PG_JOURNAL_RUNNING, PG_JOURNAL_STOPPED };
+enum pg_wal_state { PG_WAL_NONE, PG_WAL_RUNNING, PG_WAL_STOPPED };
 /* The system call that stopped it. */
 enum pg_storage_call { PG_CALL_NONE, PG_CALL_OPEN, PG_CALL_FALLOCATE, PG_CALL_WRITE,
                        PG_CALL_SYNC, PG_CALL_RENAME, PG_CALL_SYNC_DIR };
@@ -642,7 +647,7 @@ struct pg_stage {
     uint64_t committed;           /* committer, release: up to here all is on disk, and its
                                      bytes of the ring are free */
     uint64_t committed_lsn;       /* committer, release: of the newest frame on disk; 0 = none */
-    uint32_t state;               /* committer, release: enum pg_journal_state */
+    uint32_t state;               /* committer, release: enum pg_wal_state */
     uint32_t error;               /* errno of the call that stopped it; before `state` */
     uint32_t call;                /* enum pg_storage_call; before `state` */
     uint32_t pad1;
@@ -662,7 +667,7 @@ struct pg_frame_head {
     uint32_t crc;                 /* CRC32C of the frame without this field */
     uint64_t lsn;
     uint32_t salt;                /* of its file: stale bytes of another one do not parse */
-    uint16_t type;                /* enum pg_journal_type */
+    uint16_t type;                /* enum pg_wal_type */
     uint16_t group;               /* low 16 bits of its group's number */
 };
 
@@ -670,51 +675,58 @@ struct pg_frame_head {
  * zeros up to a multiple of 8. Then a pg_life ends ARM, WATCH, END, FIRE and OUTCOME; in an ARM
  * that replaces a timer that one's stands before it. Before these stands a pg_asked in END, and in
  * such an ARM. They are there if the frame is longer by them: there are none in what an arena
- * without a journal exports. */
-enum pg_journal_type {
-    PG_J_PAD = 1,                 /* the rest of the ring before its end; never in a file */
-    PG_J_GROUP,                   /* files: pg_j_group, first in each commit */
-    PG_J_SEAL,                    /* files: nothing; behind the last group */
-    PG_J_NAMESPACE,               /* pg_j_namespace, name */
-    PG_J_TOPIC,                   /* pg_j_topic, name */
-    PG_J_ARM,                     /* pg_j_arm, pg_j_row if in_load, key, payload: a timer, or one
+ * without a WAL exports. */
+enum pg_wal_type {
+    PG_WAL_PAD = 1,                 /* the rest of the ring before its end; never in a file */
+    PG_WAL_GROUP,                   /* files: pg_wal_group, first in each commit */
+    PG_WAL_SEAL,                    /* files: nothing; behind the last group */
+    PG_WAL_NAMESPACE,               /* pg_wal_namespace, name */
+    PG_WAL_TOPIC,                   /* pg_wal_topic, name */
+    PG_WAL_ARM,                     /* pg_wal_arm, pg_wal_row if in_load, key, payload: a timer, or
+                                       one
                                      that replaces another */
-    PG_J_MOVE,                    /* pg_j_move, pg_j_row if in_load: extended */
-    PG_J_END,                     /* pg_j_end: cancelled, or an outcome acknowledged */
-    PG_J_FIRE,                    /* pg_j_fire: became an outbox entry */
-    PG_J_SENT,                    /* pg_j_sent: notices were handed to the socket */
-    PG_J_WATCH,                   /* pg_j_watch, a pg_j_watch_key per watch key, key, payload */
-    PG_J_LEVEL,                   /* pg_j_level, at birth the key: a watch key's level or error */
-    PG_J_GONE,                    /* pg_j_gone: a watch key was forgotten */
-    PG_J_OUTCOME,                 /* pg_j_outcome, bitmap of missing keys: an operation ended */
-    PG_J_SESSION,                 /* pg_j_session: a session ended, its outcomes with it */
-    PG_J_HEAD,                    /* snapshots, first: pg_j_head */
-    PG_J_ENTRY,                   /* pg_j_entry, key, payload: a notice that was published; in
+    PG_WAL_MOVE,                    /* pg_wal_move, pg_wal_row if in_load: extended */
+    PG_WAL_END,                     /* pg_wal_end: cancelled, or an outcome acknowledged */
+    PG_WAL_FIRE,                    /* pg_wal_fire: became an outbox entry */
+    PG_WAL_SENT,                    /* pg_wal_sent: notices were handed to the socket */
+    PG_WAL_WATCH,                   /* pg_wal_watch, a pg_wal_watch_key per watch key, key, payload
+                                       */
+    PG_WAL_LEVEL,                   /* pg_wal_level, at birth the key: a watch key's level or error
+                                       */
+    PG_WAL_GONE,                    /* pg_wal_gone: a watch key was forgotten */
+    PG_WAL_OUTCOME,                 /* pg_wal_outcome, bitmap of missing keys: an operation ended */
+    PG_WAL_SESSION,                 /* pg_wal_session: a session ended, its outcomes with it */
+    PG_WAL_HEAD,                    /* snapshots, first: pg_wal_head */
+    PG_WAL_ENTRY,                   /* pg_wal_entry, key, payload: a notice that was published; in
                                      snapshots, any that was not sent yet */
-    PG_J_LAST,                    /* snapshots, last: pg_j_last */
-    PG_J_OPENED,                  /* pg_j_opened, name: a session began */
-    PG_J_REPLIED,                 /* pg_j_replied: answers were handed to the socket */
-    PG_J_LOAD,                    /* pg_j_load: a load began, was fenced, closed or forgotten */
-    PG_J_DONE,                    /* pg_j_done: a row of a load was done without a new timer */
-    PG_J_BLOCK,                   /* snapshots: pg_j_block: which rows of a load were done */
-    PG_J_UNPARK,                  /* pg_j_unpark, pg_j_row if in_load, key, payload: what was parked
+    PG_WAL_LAST,                    /* snapshots, last: pg_wal_last */
+    PG_WAL_OPENED,                  /* pg_wal_opened, name: a session began */
+    PG_WAL_REPLIED,                 /* pg_wal_replied: answers were handed to the socket */
+    PG_WAL_LOAD,                    /* pg_wal_load: a load began, was fenced, closed or forgotten */
+    PG_WAL_DONE,                    /* pg_wal_done: a row of a load was done without a new timer */
+    PG_WAL_BLOCK,                   /* snapshots: pg_wal_block: which rows of a load were done */
+    PG_WAL_UNPARK,                  /* pg_wal_unpark, pg_wal_row if in_load, key, payload: what was
+                                       parked
                                      is armed */
-    PG_J_METRICS,                 /* pg_j_metrics, its pg_j_histogram, all their pg_j_bucket: once a
+    PG_WAL_METRICS,                 /* pg_wal_metrics, its pg_wal_histogram, all their
+                                       pg_wal_bucket: once a
                                      minute */
-    PG_J_TYPES
+    PG_WAL_TYPES
 };
 /* Numbers that are taken for later; a reader of this version refuses them. */
-enum pg_journal_type_later {
-    PG_LATER_BATCH = 26,             /* for replication: a session's sequence and the statuses of its
+enum pg_wal_type_later {
+    PG_LATER_BATCH = 26,             /* for replication: a session's sequence and the statuses of
+                                        its
                                      newest batch, in the same group as their effects */
     PG_LATER_CONSUMER_GROUP,         /* for consumer groups: created, changed or deleted */
     PG_LATER_LEASE,                /* for consumer groups: job, member, attempt, end of the lease */
     PG_LATER_JOB,                /* for consumer groups: acknowledged, retried or dead */
-    PG_LATER_SCHEDULE,              /* for schedules: put, fired or deleted, with its next occurrence */
+    PG_LATER_SCHEDULE,              /* for schedules: put, fired or deleted, with its next
+                                       occurrence */
     PG_LATER_CURSOR                /* for durable subscribers: the position that was committed */
 };
 
-struct pg_j_group {
+struct pg_wal_group {
     uint64_t number;              /* that of the group before + 1 */
     uint64_t bytes;               /* of the frames that follow in this group */
     int64_t  boot_ns;             /* the arena's clock and the wall clock, read together */
@@ -723,7 +735,7 @@ struct pg_j_group {
     uint8_t  origin[16];          /* boot id of the host on whose clock its times are */
 };
 
-struct pg_j_namespace {
+struct pg_wal_namespace {
     uint32_t row;
     uint32_t shard;
     uint32_t owner_uid;
@@ -736,7 +748,7 @@ struct pg_j_namespace {
     uint32_t name_len;
 };
 
-struct pg_j_topic {
+struct pg_wal_topic {
     uint64_t incarnation;
     uint64_t sequence;            /* 0 at birth */
     uint64_t last_position;       /* 0 at birth */
@@ -747,12 +759,12 @@ struct pg_j_topic {
     uint32_t name_len;
 };
 
-struct pg_j_row {                 /* of a load */
+struct pg_wal_row {                 /* of a load */
     uint8_t  load[16];
     uint64_t row;
 };
 
-struct pg_j_arm {
+struct pg_wal_arm {
     uint64_t ticket;
     int64_t  deadline_ns;
     int64_t  wall_ns;             /* absolute wall deadline; INT64_MIN = none */
@@ -764,7 +776,7 @@ struct pg_j_arm {
     uint32_t uid;                 /* of who asked for it; PG_NIL = nobody's message */
     uint32_t payload_len;
     uint8_t  counted;             /* 1 = in the quota of that uid */
-    uint8_t  in_load;             /* 1 = the row of a load: a pg_j_row stands before the key */
+    uint8_t  in_load;             /* 1 = the row of a load: a pg_wal_row stands before the key */
     uint8_t  key_len;
     uint8_t  key_type;
     uint32_t parked;              /* 1 = is parked: the payload is nowhere but here; in snapshots
@@ -776,7 +788,7 @@ struct pg_j_arm {
     uint32_t pad;
 };
 
-struct pg_j_unpark {              /* as in pg_j_arm, where nothing is said */
+struct pg_wal_unpark {              /* as in pg_wal_arm, where nothing is said */
     uint64_t ticket;
     int64_t  deadline_ns;
     int64_t  wall_ns;
@@ -790,18 +802,18 @@ struct pg_j_unpark {              /* as in pg_j_arm, where nothing is said */
     uint8_t  key_len;
     uint8_t  key_type;
     uint32_t loaded;
-    uint32_t ext_len;             /* as in pg_j_arm */
+    uint32_t ext_len;             /* as in pg_wal_arm */
     uint32_t pad;
 };
 
-struct pg_j_move {
+struct pg_wal_move {
     uint64_t ticket;
     int64_t  deadline_ns;
-    int64_t  wall_ns;             /* as in pg_j_arm */
+    int64_t  wall_ns;             /* as in pg_wal_arm */
     int64_t  at_ns;
     uint32_t slot;
     uint32_t uid;
-    uint32_t in_load;             /* as in pg_j_arm */
+    uint32_t in_load;             /* as in pg_wal_arm */
     uint32_t pad;
 };
 
@@ -815,7 +827,7 @@ struct pg_asked {
 };
 
 enum pg_end_cause { PG_END_CANCELLED = 1, PG_END_ACKNOWLEDGED };
-struct pg_j_end {
+struct pg_wal_end {
     uint64_t ticket;
     int64_t  at_ns;
     uint32_t slot;
@@ -825,13 +837,14 @@ struct pg_j_end {
     int64_t  ended_boot_ns;       /* real clock */
 };
 
-struct pg_j_fire {
+struct pg_wal_fire {
     uint64_t ticket;
     int64_t  deadline_ns;
     int64_t  fired_ns;
     uint64_t position;            /* in the outbox */
     uint64_t sequence;            /* in the topic */
-    uint64_t previous;            /* of the entry: outbox position + 1 of the one before; 0 = none */
+    uint64_t previous;            /* of the entry: outbox position + 1 of the one before; 0 = none
+                                     */
     uint32_t slot;
     uint32_t topic;
     uint32_t flags;               /* enum pg_entry_flag */
@@ -839,7 +852,7 @@ struct pg_j_fire {
     int64_t  ended_boot_ns;       /* real clock */
 };
 
-struct pg_j_sent {
+struct pg_wal_sent {
     uint64_t from;                /* outbox positions, without `upto` */
     uint64_t upto;
     int64_t  built_ns;            /* on the arena's clock */
@@ -847,7 +860,7 @@ struct pg_j_sent {
     int64_t  built_boot_ns;       /* real clock */
 };
 
-struct pg_j_watch {
+struct pg_wal_watch {
     uint64_t ticket;
     int64_t  deadline_ns;
     int64_t  armed_ns;
@@ -862,10 +875,10 @@ struct pg_j_watch {
     uint8_t  notice;              /* 1 = a notice to the topic, too */
     uint8_t  key_len;
     uint8_t  key_type;
-    uint8_t  counted;             /* as in pg_j_arm */
+    uint8_t  counted;             /* as in pg_wal_arm */
     uint8_t  pad;
 };
-struct pg_j_watch_key {
+struct pg_wal_watch_key {
     uint64_t target;              /* ALL, ANY; 2^64 - 1: is reached */
     uint64_t base;                /* SUM */
     uint64_t cap;                 /* SUM */
@@ -874,7 +887,7 @@ struct pg_j_watch_key {
 };
 
 enum pg_level_flag { PG_L_BORN = 1, PG_L_FORGOTTEN = 2 };
-struct pg_j_level {
+struct pg_wal_level {
     uint64_t level;
     uint32_t row;
     uint32_t error;
@@ -884,18 +897,18 @@ struct pg_j_level {
     uint8_t  key_type;
 };
 
-struct pg_j_gone {
+struct pg_wal_gone {
     uint32_t row;
     uint32_t pad;
 };
 
-struct pg_j_outcome {
+struct pg_wal_outcome {
     uint64_t ticket;
     int64_t  deadline_ns;
     int64_t  ended_ns;
     uint64_t position;            /* of its notice, + 1; 0 = it had none */
     uint64_t sequence;            /* of its notice */
-    uint64_t previous;            /* of its notice, as in pg_j_fire */
+    uint64_t previous;            /* of its notice, as in pg_wal_fire */
     uint32_t slot;
     uint32_t topic;
     uint32_t error;
@@ -905,7 +918,7 @@ struct pg_j_outcome {
     int64_t  ended_boot_ns;       /* real clock */
 };
 
-struct pg_j_session {
+struct pg_wal_session {
     uint64_t session;
     int64_t  at_boot_ns;          /* real clock */
     uint32_t uid;
@@ -913,7 +926,7 @@ struct pg_j_session {
     uint64_t dropped;             /* outcomes and CHECKs that it had not acknowledged */
 };
 
-struct pg_j_load {
+struct pg_wal_load {
     uint8_t  load[16];
     uint64_t fence;
     int64_t  at_ns;
@@ -923,19 +936,19 @@ struct pg_j_load {
     uint32_t pad;
 };
 
-struct pg_j_done {
-    struct pg_j_row row;
+struct pg_wal_done {
+    struct pg_wal_row row;
     int64_t  at_ns;
 };
 
-struct pg_j_block {
+struct pg_wal_block {
     uint8_t  load[16];
     uint64_t number;              /* as in pg_load_block */
     uint64_t bits[64];
 };
 
 /* All that struct pg_config needs, and the counters that only rise. */
-struct pg_j_head {
+struct pg_wal_head {
     uint8_t  uuid[16];
     uint8_t  boot_id[16];
     uint64_t stream_id;
@@ -954,7 +967,7 @@ struct pg_j_head {
     uint64_t next_incarnation;
     uint64_t outbox_tail;
     uint64_t published;
-    uint64_t start_lsn;           /* the journal is to be redone from here */
+    uint64_t start_lsn;           /* the WAL is to be redone from here */
     uint32_t capacity;
     uint32_t outbox_capacity;
     uint32_t fanout;
@@ -971,7 +984,7 @@ struct pg_j_head {
     uint32_t pad;
 };
 
-struct pg_j_entry {
+struct pg_wal_entry {
     uint64_t position;
     uint64_t ticket;              /* as in pg_entry */
     int64_t  deadline_ns;
@@ -987,13 +1000,13 @@ struct pg_j_entry {
     int64_t  ended_boot_ns;       /* real clock: it was published; 0 in snapshots */
 };
 
-struct pg_j_last {
+struct pg_wal_last {
     uint64_t frames;              /* of the snapshot, without this one */
-    uint64_t start_lsn;           /* as in pg_j_head */
-    uint64_t end_lsn;             /* the snapshot is valid once the journal holds this frame */
+    uint64_t start_lsn;           /* as in pg_wal_head */
+    uint64_t end_lsn;             /* the snapshot is valid once the WAL holds this frame */
 };
 
-struct pg_j_opened {
+struct pg_wal_opened {
     uint64_t session;
     int64_t  at_boot_ns;          /* real clock */
     uint32_t uid;
@@ -1004,7 +1017,7 @@ struct pg_j_opened {
 
 /* Of one session's batches, those that were answered in one turn of the daemon. Some may be
  * missing after a crash. */
-struct pg_j_replied {
+struct pg_wal_replied {
     uint64_t session;
     uint64_t sequence;            /* of the first batch */
     int64_t  built_boot_ns;       /* real clock: the first answer was there */
@@ -1015,19 +1028,19 @@ struct pg_j_replied {
 
 /* All histograms since the arena's birth: what came between two records is their difference.
  * Missing records make no others wrong. */
-struct pg_j_metrics {
+struct pg_wal_metrics {
     int64_t  at_boot_ns;          /* real clock */
     uint32_t histogram_count;     /* in the order of enum pg_histogram_id */
     uint32_t bucket_count;        /* of all of them */
 };
-struct pg_j_histogram {
+struct pg_wal_histogram {
     uint64_t sum_ns;              /* as in pg_histogram */
     uint64_t sum_high;
     uint64_t max_ns;
     uint32_t buckets;             /* that are not empty, in rising order */
     uint32_t pad;
 };
-struct pg_j_bucket {
+struct pg_wal_bucket {
     uint64_t count;
     uint32_t bucket;              /* its number, as in pg_histogram */
     uint32_t pad;
@@ -1092,8 +1105,10 @@ struct pg_session {
     uint64_t charged;             /* records of the current batch that quotas have counted */
     int64_t  begun_boot_ns;       /* real clock: the current batch's application began */
     uint64_t load_first;          /* row in the load of the batch's first record */
-    uint64_t first_id;            /* that it had before its namespaces moved to another arena; 0 = id */
-    int64_t  worked_ns;           /* real clock: the loop worked on the current batch, in calls so far */
+    uint64_t first_id;            /* that it had before its namespaces moved to another arena; 0 =
+                                     id */
+    int64_t  worked_ns;           /* real clock: the loop worked on the current batch, in calls so
+                                     far */
 };
 
 /* One record's answer; also what the reply carries. */
@@ -1139,11 +1154,12 @@ struct pg_frame {
     uint32_t flags;               /* enum pg_frame_flag */
     int64_t  at_ns;               /* BATCH under the virtual clock, ADVANCE: go there first */
     uint64_t detail[2];           /* replies with an error: its figures; BATCH: [0] = when it was
-                                     packed, CLOCK_BOOTTIME of the daemon's host in ns, 0 = not told */
+                                     packed, CLOCK_BOOTTIME of the daemon's host in ns, 0 = not told
+                                     */
 };
 enum pg_frame_flag {
     PG_W_AT = 1,                  /* at_ns is meant */
-    PG_W_DURABLE = 2,             /* BATCH: answer after the journal's commit */
+    PG_W_DURABLE = 2,             /* BATCH: answer after the WAL's commit */
     PG_W_DRAIN = 4,               /* STOP: when nothing is armed any more; arm nothing until then */
     PG_W_RESUME = 8,              /* STOP: not any more; arm again */
     PG_W_LOAD = 16                /* BATCH: a struct pg_rows stands before the name table */
@@ -1153,7 +1169,8 @@ enum pg_frame_flag {
 struct pg_rows {                  /* 32 bytes */
     uint8_t  load[16];            /* chosen by who loads; not 0 */
     uint64_t first_row;
-    uint64_t fence;               /* number of this run of the load; a higher one shuts out lower ones */
+    uint64_t fence;               /* number of this run of the load; a higher one shuts out lower
+                                     ones */
 };
 
 /* BATCH and QUERY: frame, struct pg_rows of a batch with PG_W_LOAD, name table, records, byte area.
@@ -1175,8 +1192,8 @@ struct pg_record {                /* 32 bytes */
     uint8_t  time_kind;           /* PUT: enum pg_time_kind of time_ns */
     uint8_t  flags;               /* WATCH: 1 = a notice to the topic, too */
     uint32_t payload_len;         /* PUT, WATCH, UNPARK: 0..65536 */
-    uint32_t ext_len;             /* WATCH: bytes of its watch keys; PUT, for tag and slack: bytes of its
-                                     struct pg_ext; 0 */
+    uint32_t ext_len;             /* WATCH: bytes of its watch keys; PUT, for tag and slack: bytes
+                                     of its struct pg_ext; 0 */
     int64_t  time_ns;             /* PUT: deadline or delay */
     uint64_t value;               /* CANCEL: only this ticket, 0 = any; UNPARK: this ticket;
                                      WATCH: SUM's threshold;
@@ -1224,13 +1241,15 @@ enum pg_status {
     PG_ST_TOO_FAR = 24,           /* the deadline is past 2^63 - 1 */
     PG_ST_DENIED = 25,            /* the namespace has another owner, or the name is reserved */
     PG_ST_BUSY = 26,
-    PG_ST_QUOTA = 27,             /* ticket = quota << 8 | enum pg_quota; deadline_ns = what is used,
-                                     of OPS when, on the real clock, the next one is allowed */
+    PG_ST_QUOTA = 27,             /* ticket = quota << 8 | enum pg_quota; deadline_ns = what is
+                                     used, of OPS when, on the real clock, the next one is allowed
+                                     */
     PG_ST_WRONG_SHARD = 28,       /* PUBLISH: the namespace is in another shard */
     PG_ST_DUPLICATE = 29,         /* WATCH: a key twice */
     PG_ST_OVERFLOW = 30,          /* a level past 2^63 - 1 */
-    PG_ST_JOURNAL = 31,           /* the journal has stopped: nothing is armed any more */
-    PG_ST_STOPPING = 32,          /* PUT, WATCH: the daemon waits for what is armed, and then stops */
+    PG_ST_WAL = 31,           /* the WAL has stopped: nothing is armed any more */
+    PG_ST_STOPPING = 32,          /* PUT, WATCH: the daemon waits for what is armed, and then stops
+                                     */
     PG_ST_FULL_LOADS = 33,        /* no room to remember the load, or its rows */
     PG_ST_FENCED = 34,            /* a newer run of the load has begun */
     PG_ST_CLOSED = 35             /* the load is closed, and this row was not done */
@@ -1256,12 +1275,12 @@ enum pg_error {
     PG_ERR_STOPPING = 11,
     PG_ERR_CLOCK = 12,            /* ADVANCE or at_ns without a virtual clock, or backwards */
     PG_ERR_INTERNAL = 13,
-    PG_ERR_NO_JOURNAL = 14,       /* durability is asked for, and there is no journal */
+    PG_ERR_NO_WAL = 14,       /* durability is asked for, and there is no WAL */
     PG_ERR_NAMESPACES_FULL = 15,  /* NAMESPACE, LOAD. detail: rows */
-    PG_ERR_NOT_DURABLE = 16,      /* applied, but the journal stopped before it was on disk;
+    PG_ERR_NOT_DURABLE = 16,      /* applied, but the WAL stopped before it was on disk;
                                      detail: the newest LSN on disk, errno */
-    PG_ERR_BUSY = 17,             /* NAMESPACE, LOAD: the journal cannot take it now.
-                                     detail: why, BUSY or JOURNAL of enum pg_status */
+    PG_ERR_BUSY = 17,             /* NAMESPACE, LOAD: the WAL cannot take it now.
+                                     detail: why, BUSY or WAL of enum pg_status */
     PG_ERR_LOADS_FULL = 18,       /* LOAD. detail: loads that are remembered at most */
     PG_ERR_FENCED = 19,           /* LOAD: a newer run of it has begun. detail: its fence, yours */
     PG_ERR_WRONG_SHARD = 20,      /* the namespace is in another shard, or in none yet.
@@ -1272,7 +1291,7 @@ enum pg_error {
 /* HELLO request: frame, struct pg_hello, name. Reply: frame, struct pg_welcome. */
 struct pg_hello {
     uint8_t  nonce[16];
-    uint32_t name_len;            /* 0..63: what the journal calls who opens the session */
+    uint32_t name_len;            /* 0..63: what the WAL calls who opens the session */
     uint32_t pad;
     int64_t  grace_ns;            /* for sessions that are found again: how long it outlives its
                                      client; 0 */
@@ -1296,7 +1315,7 @@ struct pg_welcome {
     uint32_t reaper_cpu;          /* CPU of the loop + 1; 0 = any */
     uint64_t origin;              /* the id that this session had at first: another than before
                                      means another session, though the nonce is the same */
-    uint32_t journal;             /* 1: the daemon keeps one, and PG_W_DURABLE is granted */
+    uint32_t wal;             /* 1: the daemon keeps one, and PG_W_DURABLE is granted */
     uint32_t pad;
     uint64_t term;                /* for replication: of the leader that answers; alone: 0 */
 };
@@ -1313,7 +1332,7 @@ struct pg_namespace_set {
     uint64_t quota_timers;        /* 0 = none, here and below */
     uint64_t quota_bytes;
     uint64_t quota_ops;           /* per second */
-    uint64_t park_beyond_ns;      /* needs a journal */
+    uint64_t park_beyond_ns;      /* needs a WAL */
 };
 
 /* PLACE request: frame (count = partitions, 1 on the command lane), the namespace's name. Reply:
@@ -1340,7 +1359,8 @@ struct pg_load_info {             /* 56 bytes */
     uint64_t fence;
     uint64_t rows;                /* done */
     uint64_t upto;                /* behind the highest row that is done */
-    uint64_t next;                /* block from which on to ask for more; 2^64 - 1 = these are all */
+    uint64_t next;                /* block from which on to ask for more; 2^64 - 1 = these are all
+                                     */
     uint32_t uid;
     uint32_t state;               /* enum pg_load_state; NONE = no such load */
 };

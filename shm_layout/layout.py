@@ -154,7 +154,7 @@ class Status(enum.IntEnum):
     WRONG_SHARD = lib.PG_ST_WRONG_SHARD
     DUPLICATE = lib.PG_ST_DUPLICATE
     OVERFLOW = lib.PG_ST_OVERFLOW
-    JOURNAL = lib.PG_ST_JOURNAL
+    WAL = lib.PG_ST_WAL
     STOPPING = lib.PG_ST_STOPPING
     FULL_LOADS = lib.PG_ST_FULL_LOADS
     FENCED = lib.PG_ST_FENCED
@@ -200,7 +200,7 @@ class WireError(enum.IntEnum):
     STOPPING = lib.PG_ERR_STOPPING
     CLOCK = lib.PG_ERR_CLOCK
     INTERNAL = lib.PG_ERR_INTERNAL
-    NO_JOURNAL = lib.PG_ERR_NO_JOURNAL
+    NO_WAL = lib.PG_ERR_NO_WAL
     NAMESPACES_FULL = lib.PG_ERR_NAMESPACES_FULL
     NOT_DURABLE = lib.PG_ERR_NOT_DURABLE
     BUSY = lib.PG_ERR_BUSY
@@ -292,7 +292,7 @@ class DaemonState(enum.IntEnum):
 class Degraded(enum.IntFlag):
     """enum pg_degraded: why a daemon does not serve as it should."""
 
-    JOURNAL = lib.PG_WHY_JOURNAL
+    WAL = lib.PG_WHY_WAL
     STAGE = lib.PG_WHY_STAGE
     LATE = lib.PG_WHY_LATE
     TIMERS = lib.PG_WHY_TIMERS
@@ -304,12 +304,12 @@ class Degraded(enum.IntFlag):
         return [str(reason.name).lower() for reason in Degraded if reason in self]
 
 
-class JournalState(enum.IntEnum):
-    """enum pg_journal_state: whether what is staged gets to disk."""
+class WalState(enum.IntEnum):
+    """enum pg_wal_state: whether what is staged gets to disk."""
 
-    NONE = lib.PG_JOURNAL_NONE
-    RUNNING = lib.PG_JOURNAL_RUNNING
-    STOPPED = lib.PG_JOURNAL_STOPPED
+    NONE = lib.PG_WAL_NONE
+    RUNNING = lib.PG_WAL_RUNNING
+    STOPPED = lib.PG_WAL_STOPPED
 
 
 class Measured(enum.IntEnum):
@@ -326,7 +326,7 @@ class Measured(enum.IntEnum):
 
 
 class WalkState(enum.IntEnum):
-    """enum pg_walk_state: where reading a journal stands."""
+    """enum pg_walk_state: where reading a WAL stands."""
 
     NONE = lib.PG_WALK_NONE
     GROUPS = lib.PG_WALK_GROUPS

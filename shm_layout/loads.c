@@ -133,7 +133,7 @@ bool load_mark(struct pg_arena *a, uint32_t load, uint64_t row)
 }
 
 /* In truth alone, for while nothing that is derived is there. */
-bool load_row_visible(const struct pg_arena *a, const struct pg_j_row *row)
+bool load_row_visible(const struct pg_arena *a, const struct pg_wal_row *row)
 {
     const uint32_t load = load_find(a, row->load);
     for (uint32_t i = 0; load != PG_NIL && i < a->load_block_rows; i++)
@@ -343,7 +343,8 @@ bool load_void(struct pg_arena *a, const struct key *key, uint64_t row, struct p
     return load_mark(a, a->load, row);
 }
 
-/* ---- recovery of the row under way ------------------------------------------------------------ */
+/* ---- recovery of the row under way ------------------------------------------------------------
+ * */
 
 static bool under_way(const struct pg_arena *a, const struct pg_session *s)
 {
@@ -365,7 +366,8 @@ void load_recover(struct pg_arena *a, const struct pg_session *s)
         load_mark(a, (uint32_t)s->load - 1, s->load_first + s->applied);
 }
 
-/* ---- what is done -------------------------------------------------------------------------------- */
+/* ---- what is done
+ * -------------------------------------------------------------------------------- */
 
 /* The lowest block numbers from `from` on, in order. */
 uint32_t load_pick(const struct pg_arena *a, uint32_t load, uint64_t from,
@@ -409,7 +411,8 @@ struct pg_load_part load_part(const struct pg_arena *a, uint32_t block)
     return part;
 }
 
-/* ---- init, rebuild, check ------------------------------------------------------------------------- */
+/* ---- init, rebuild, check
+ * ------------------------------------------------------------------------- */
 
 void loads_init(struct pg_arena *a)
 {

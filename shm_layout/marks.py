@@ -1,6 +1,6 @@
-"""Marks: what readers of a journal still need of it.
+"""Marks: what readers of a WAL still need of it.
 
-A mark names the first record (LSN) that somebody still wants to read. Files of the journal
+A mark names the first record (LSN) that somebody still wants to read. Files of the WAL
 from there on stay, until the mark moves, is removed, or holds more bytes than its cap. The
 marks stand in one small file beside the segments, which is replaced whole; daemon and
 command line take turns by a lock on the directory.
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from purgatoryd.shm_layout.errors import BadPath, InvalidName, InvalidSetting
 from purgatoryd.shm_layout.files import replace_durably
-from purgatoryd.shm_layout.journal import following_lsn, segments
+from purgatoryd.shm_layout.wal import following_lsn, segments
 
 FILE = "marks"
 NAME_BYTES_MAX = 64
@@ -27,7 +27,7 @@ LSN_END = 2**64
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """`cap_bytes`: how much of the journal it may hold back, 0 = any amount. A mark that held
+    """`cap_bytes`: how much of the WAL it may hold back, 0 = any amount. A mark that held
     more was dropped: it holds nothing any more, and stands here so that its reader learns it."""
 
     name: str
@@ -37,7 +37,7 @@ class Mark:
 
 
 def read_marks(directory: Path) -> dict[str, Mark]:
-    """All marks of the journal in `directory`. Raises BadPath if the file is not one of ours."""
+    """All marks of the WAL in `directory`. Raises BadPath if the file is not one of ours."""
     path = directory / FILE
     try:
         rows = json.loads(path.read_bytes())

@@ -74,7 +74,7 @@ static bool handle_hello(struct pg_arena *a, struct request *q, struct sink *out
                            .node = placed->memory_node != 0 ? placed->memory_node : placed->node,
                            .reaper_cpu = placed->reaper_cpu,
                            .origin = s->first_id != 0 ? s->first_id : s->id,
-                           .journal = a->stage != NULL, .term = a->header->term};
+                           .wal = a->stage != NULL, .term = a->header->term};
     memcpy(w.uuid, a->header->uuid, sizeof w.uuid);
     q->frame.session = s->id;
     reply_head(q, out, 0);
@@ -152,7 +152,7 @@ static bool handle_batch(struct pg_arena *a, struct request *q, struct sink *out
         return false;
     a->durable = (q->frame.flags & PG_W_DURABLE) != 0;
     if (a->durable && a->stage == NULL)
-        return refused(why, PG_ERR_NO_JOURNAL, 0, 0);
+        return refused(why, PG_ERR_NO_WAL, 0, 0);
     const uint32_t sum = fingerprint(q->bytes, q->len, s);
     if (q->frame.sequence == 0)
         return refused(why, PG_ERR_MALFORMED, offsetof(struct pg_frame, sequence), 0);
@@ -493,7 +493,7 @@ static bool settings_apply(struct pg_arena *a, const uint8_t *body, uint64_t byt
         return refused(why, PG_ERR_MALFORMED, sizeof *s, name.len);
     if (a->stage == NULL && (((s->fields & PG_N_DURABILITY) && s->durability != 0) ||
                              ((s->fields & PG_N_PARK) && s->park_beyond_ns != 0)))
-        return refused(why, PG_ERR_NO_JOURNAL, 0, 0);
+        return refused(why, PG_ERR_NO_WAL, 0, 0);
     if (stage_refusal(a) != PG_ST_NONE)
         return refused(why, PG_ERR_BUSY, stage_refusal(a), 0);
     const uint32_t row = names_namespace(a, name, &status);

@@ -1,7 +1,7 @@
 /* metrics.c - how long things take, counted in histograms.
  *
  * What a part of the core can tell it counts itself, with measure(); here comes what only its
- * caller knows, and what the journal is told. */
+ * caller knows, and what the WAL is told. */
 
 #include "core.h"
 
@@ -78,7 +78,7 @@ static const uint16_t refusals[] = {
     [PG_ST_WRONG_SHARD] = COUNTER(refused_other),
     [PG_ST_DUPLICATE] = COUNTER(refused_other),
     [PG_ST_OVERFLOW] = COUNTER(refused_other),
-    [PG_ST_JOURNAL] = COUNTER(refused_journal),
+    [PG_ST_WAL] = COUNTER(refused_wal),
     [PG_ST_STOPPING] = COUNTER(refused_stopping),
     [PG_ST_FULL_LOADS] = COUNTER(refused_loads),
     [PG_ST_FENCED] = COUNTER(refused_fenced),
@@ -93,7 +93,7 @@ int pg_refused(struct pg_arena *a, uint32_t status)
     return refusal;
 }
 
-/* ---- for the journal ------------------------------------------------------------------------ */
+/* ---- for the WAL ------------------------------------------------------------------------ */
 
 static uint32_t buckets_used(const struct pg_histogram *h)
 {
@@ -112,20 +112,20 @@ uint32_t histograms_used(const struct pg_arena *a)
 }
 
 /* Returns what stands behind the last one. */
-static struct pg_j_bucket *buckets_write(const struct pg_histogram *h, struct pg_j_bucket *to)
+static struct pg_wal_bucket *buckets_write(const struct pg_histogram *h, struct pg_wal_bucket *to)
 {
     for (uint32_t b = 0; b < PG_HISTOGRAM_BUCKETS; b++)
         if (h->counts[b] != 0)
-            *to++ = (struct pg_j_bucket){.count = h->counts[b], .bucket = b};
+            *to++ = (struct pg_wal_bucket){.count = h->counts[b], .bucket = b};
     return to;
 }
 
-void histograms_write(const struct pg_arena *a, struct pg_j_histogram *to)
+void histograms_write(const struct pg_arena *a, struct pg_wal_histogram *to)
 {
-    struct pg_j_bucket *buckets = (struct pg_j_bucket *)(to + PG_HISTOGRAMS);
+    struct pg_wal_bucket *buckets = (struct pg_wal_bucket *)(to + PG_HISTOGRAMS);
     for (uint32_t i = 0; i < PG_HISTOGRAMS; i++) {
         const struct pg_histogram *h = &a->histograms[i];
-        to[i] = (struct pg_j_histogram){.sum_ns = h->sum_ns, .sum_high = h->sum_high,
+        to[i] = (struct pg_wal_histogram){.sum_ns = h->sum_ns, .sum_high = h->sum_high,
                                         .max_ns = h->max_ns, .buckets = buckets_used(h)};
         buckets = buckets_write(h, buckets);
     }

@@ -18,8 +18,8 @@ from purgatoryd.shm_layout.health import lives, overdue_ns, still_ns
 from purgatoryd.shm_layout.layout import (
     DaemonState,
     Degraded,
-    JournalState,
     Measured,
+    WalState,
     fields,
     struct_format,
 )
@@ -62,7 +62,7 @@ COUNTERS: dict[str, str] = {
     "turn_budget": "what the budgets of those turns allowed: the budget used is the share of "
     "turn_work in it",
     "wakeups": "times the loop woke up",
-    "records_redone": "records of the journal that the arena was made of",
+    "records_redone": "records of the WAL that the arena was made of",
     "refused_full": "no free slot",
     "refused_payload": "no room for key and payload",
     "refused_names": "no room for a namespace or topic",
@@ -71,7 +71,7 @@ COUNTERS: dict[str, str] = {
     "refused_keys": "no room for watch keys",
     "refused_denied": "another one's namespace, or a reserved name",
     "refused_quota": "over a quota",
-    "refused_journal": "the journal's ring was too full, or the journal has stopped",
+    "refused_wal": "the WAL's ring was too full, or the WAL has stopped",
     "refused_loads": "no room to remember a bulk load",
     "refused_fenced": "rows of a bulk load that is closed, or of an older run of it",
     "refused_exists": "the key is armed, and the call said that this is an error",
@@ -108,9 +108,9 @@ GAUGES: dict[str, str] = {
     "watch_records": "of them, those in use",
     "watch_keys_max": "levels",
     "watch_keys": "of them, those in use",
-    "stage_bytes": "the journal's ring; 0 = no journal",
+    "stage_bytes": "the WAL's ring; 0 = no WAL",
     "staged_bytes": "of it, what is not on disk yet",
-    "journal_stopped": "1 once the journal has stopped",
+    "wal_stopped": "1 once the WAL has stopped",
 }
 
 
@@ -206,8 +206,8 @@ def histogram_name(number: int) -> str:
 
 
 _HEADER = [name for name, _, _ in fields("pg_header")]
-_HISTOGRAM = struct.Struct(struct_format("pg_j_histogram"))
-_BUCKET = struct.Struct(struct_format("pg_j_bucket"))
+_HISTOGRAM = struct.Struct(struct_format("pg_wal_histogram"))
+_BUCKET = struct.Struct(struct_format("pg_wal_bucket"))
 
 
 def recorded(count: int, rest: bytes) -> dict[str, Histogram]:
@@ -277,7 +277,7 @@ def _gauges(arena: Handle) -> dict[str, float]:
         "outbox_entries": header.outbox_tail - header.outbox_head,
         "unsent": header.outbox_tail - header.published,
         **_watch_gauges(arena),
-        **_journal_gauges(arena),
+        **_wal_gauges(arena),
     }
 
 
@@ -292,12 +292,12 @@ def _watch_gauges(arena: Handle) -> dict[str, float]:
     }
 
 
-def _journal_gauges(arena: Handle) -> dict[str, float]:
+def _wal_gauges(arena: Handle) -> dict[str, float]:
     stage = arena.stage
     if stage is None:
-        return {"stage_bytes": 0, "staged_bytes": 0, "journal_stopped": 0}
+        return {"stage_bytes": 0, "staged_bytes": 0, "wal_stopped": 0}
     return {
         "stage_bytes": int(stage.size),
         "staged_bytes": int(stage.tail - stage.committed),
-        "journal_stopped": float(stage.state == JournalState.STOPPED),
+        "wal_stopped": float(stage.state == WalState.STOPPED),
     }

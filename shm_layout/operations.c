@@ -376,7 +376,8 @@ bool operations_complete(struct pg_arena *a, const struct key *key, uint64_t ses
     return true;
 }
 
-/* ---- arming ------------------------------------------------------------------------------------ */
+/* ---- arming ------------------------------------------------------------------------------------
+ * */
 
 #define BORN 0x80000000u          /* marks a row of a->rows[] that this call has made */
 #define FEW 8                     /* rows that are compared with each other; more in a hash set */
@@ -677,7 +678,8 @@ bool operations_watch(struct pg_arena *a, struct watch *w, struct pg_result *r)
     return true;
 }
 
-/* ---- triggers ------------------------------------------------------------------------------------ */
+/* ---- triggers
+ * ------------------------------------------------------------------------------------ */
 
 /* Ends one and counts it in the trigger's answer. Meanwhile its slot + 1 stands above the count:
  * by that a rebuild knows whether it is counted. */
@@ -821,11 +823,12 @@ void operations_cancel_for_key(struct pg_arena *a, uint32_t row, struct sink *ou
     }
 }
 
-/* ---- the journal ---------------------------------------------------------------------------------- */
+/* ---- the WAL ----------------------------------------------------------------------------------
+ * */
 
 /* Bounded, because a reader may follow records that are given to others meanwhile. */
 void operation_keys_copy(const struct pg_arena *a, const struct pg_operation *op,
-                         const uint8_t *blob, struct pg_j_watch_key *out)
+                         const uint8_t *blob, struct pg_wal_watch_key *out)
 {
     const uint8_t *own = blob + sizeof *op + bitmap_bytes(op->keys);
     const uint8_t *shares = blob + sizeof *op + bitmaps_room(op->keys, op->has_own);
@@ -835,15 +838,15 @@ void operation_keys_copy(const struct pg_arena *a, const struct pg_operation *op
         struct pg_share share = {0, 0};
         if (op->condition == PG_C_SUM)
             memcpy(&share, shares + n * sizeof share, sizeof share);
-        out[n] = (struct pg_j_watch_key){.target = watch_at(a, x)->target, .base = share.base,
+        out[n] = (struct pg_wal_watch_key){.target = watch_at(a, x)->target, .base = share.base,
                                          .cap = share.cap, .row = watch_at(a, x)->level};
         if (op->has_own && own[n / 8] >> n % 8 & 1)
             out[n].flags = PG_WK_OWN;
     }
 }
 
-static void records_restore(struct pg_arena *a, const struct pg_j_watch *j,
-                            const struct pg_j_watch_key *keys, struct pg_operation *op)
+static void records_restore(struct pg_arena *a, const struct pg_wal_watch *j,
+                            const struct pg_wal_watch_key *keys, struct pg_operation *op)
 {
     uint32_t x = op->first_watch = watches_take(a, j->keys);
     for (uint32_t n = 0; n < j->keys; n++, x = watch_at(a, x)->sibling) {
@@ -857,8 +860,8 @@ static void records_restore(struct pg_arena *a, const struct pg_j_watch *j,
     }
 }
 
-bool operation_restore(struct pg_arena *a, const struct pg_j_watch *j,
-                       const struct pg_j_watch_key *keys, uint16_t account)
+bool operation_restore(struct pg_arena *a, const struct pg_wal_watch *j,
+                       const struct pg_wal_watch_key *keys, uint16_t account)
 {
     const uint8_t *key = (const uint8_t *)(keys + j->keys);
     const struct put p = {.key = {.bytes = key, .len = j->key_len, .type = j->key_type},
@@ -886,7 +889,7 @@ bool operation_restore(struct pg_arena *a, const struct pg_j_watch *j,
     return true;
 }
 
-void operation_end_restore(struct pg_arena *a, const struct pg_j_outcome *j,
+void operation_end_restore(struct pg_arena *a, const struct pg_wal_outcome *j,
                            const uint8_t *missing)
 {
     struct pg_operation *op = operation_at(a, j->slot);
@@ -908,7 +911,8 @@ void operation_release(struct pg_arena *a, uint32_t slot)
     watches_give(a, op->first_watch);
 }
 
-/* ---- rebuild -------------------------------------------------------------------------------------- */
+/* ---- rebuild
+ * -------------------------------------------------------------------------------------- */
 
 #define UNCLAIMED (PG_NIL - 1)    /* in `left` of records that no operation was seen to have */
 
@@ -1063,7 +1067,8 @@ void operations_settle(struct pg_arena *a, uint32_t outcome, uint32_t unsettled)
     levels_drop_forgotten(a);
 }
 
-/* ---- check ---------------------------------------------------------------------------------------- */
+/* ---- check
+ * ---------------------------------------------------------------------------------------- */
 
 static bool missing_noted(const struct pg_arena *a, uint32_t slot)
 {

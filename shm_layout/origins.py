@@ -1,7 +1,7 @@
-"""Whose place the arena of a journal took when the number of a deployment's shards changed.
+"""Whose place the arena of a WAL took when the number of a deployment's shards changed.
 
 All arenas of the new number began with what those before had, and count their records from 1 again:
-nothing else in a journal tells where its timers were. It stands in one small file beside the
+nothing else in a WAL tells where its timers were. It stands in one small file beside the
 segments, written before the arena counts.
 """
 
@@ -28,7 +28,7 @@ class Origins:
 
 
 def read_origins(directory: Path) -> Origins:
-    """Those of the journal in `directory`. Raises BadPath if the file is not one of ours."""
+    """Those of the WAL in `directory`. Raises BadPath if the file is not one of ours."""
     path = directory / FILE
     try:
         told = json.loads(path.read_bytes())

@@ -17,7 +17,8 @@ struct pg_group {
     uint64_t bytes;
 };
 
-#define PG_NEWS 16384             /* ends of a turn that are fetched early; a batch has 1024 at most */
+#define PG_NEWS 16384             /* ends of a turn that are fetched early; a batch has 1024 at most
+                                     */
 
 /* What the parts of a rebuild find, for its end; PG_NIL = none. */
 struct rebuild {
@@ -35,7 +36,8 @@ struct pg_arena {
     struct pg_private *secret;    /* NULL for readers */
     struct pg_session *sessions;
     struct pg_reply_memory *replies;
-    struct slots slots;           /* capacity + 1: one in reserve, so that replace works when full */
+    struct slots slots;           /* capacity + 1: one in reserve, so that replace works when full
+                                     */
     struct wheel wheel;
     struct key_index index;
     struct blob_pool blobs;
@@ -67,9 +69,9 @@ struct pg_arena {
     bool in_load;                 /* the record under way is a row: */
     uint64_t load_row;
     const struct put *parking;    /* the record under way parks this; NULL = it does not */
-    struct pg_stage *stage;       /* NULL: no journal */
+    struct pg_stage *stage;       /* NULL: no WAL */
     uint8_t *ring;
-    struct pg_life *lives;        /* by slot; NULL: no journal */
+    struct pg_life *lives;        /* by slot; NULL: no WAL */
     struct pg_life life;          /* of what the running batch arms, as far as it is known before */
     uint64_t sequence;            /* of the running batch; 0 = none runs */
     uint64_t stage_end;           /* position behind the frame being written */
@@ -80,7 +82,8 @@ struct pg_arena {
     bool inbox_news;              /* some session has something unsent */
     uint32_t news_count, news_seen;
     uint32_t news[PG_NEWS];       /* slots that came into inboxes last, to be fetched early */
-    uint32_t orphans;             /* slots of outcomes and CHECKs of ended sessions, by inbox_next */
+    uint32_t orphans;             /* slots of outcomes and CHECKs of ended sessions, by inbox_next
+                                     */
     uint32_t rows[PG_WATCH_KEYS_MAX];     /* of the watch being armed */
     uint16_t seen[4 * PG_WATCH_KEYS_MAX]; /* hash set over rows[] */
     struct rebuild rebuild;
@@ -96,7 +99,8 @@ struct pg_arena {
     uint64_t first_number;        /* of a ticket, given after it; 0 in a fresh arena */
     int64_t wall_placed_by_ns;    /* the offset that wall timers were last placed by */
     uint32_t wall_cursor;         /* next slot of a wall step under way; PG_NIL = none */
-    uint64_t topics_stuck_at;     /* while this sum of ends is unchanged, no topic row is reusable */
+    uint64_t topics_stuck_at;     /* while this sum of ends is unchanged, no topic row is reusable
+                                     */
     uint32_t hashes[PG_BATCH_RECORDS];
     uint32_t key_hashes[PG_WATCH_KEYS_MAX];  /* of the watch keys of the group under way */
     uint8_t name_uses[PG_BATCH_NAMES];      /* of the running batch: what its ops need of a name */
@@ -148,7 +152,7 @@ static inline void measure(struct pg_arena *a, enum pg_histogram_id id, int64_t 
 
 /* As in a METRICS record: how many buckets are not empty; the histograms with these. */
 uint32_t histograms_used(const struct pg_arena *a);
-void histograms_write(const struct pg_arena *a, struct pg_j_histogram *to);
+void histograms_write(const struct pg_arena *a, struct pg_wal_histogram *to);
 
 /* ---- names ------------------------------------------------------------------------- */
 
@@ -184,34 +188,34 @@ static inline struct name topic_name(const struct pg_arena *a, uint32_t row)
     return (struct name){a->topics[row].name, a->topics[row].name_len - 1};
 }
 
-/* ---- the journal: frames ------------------------------------------------------------------ */
+/* ---- the WAL: frames ------------------------------------------------------------------ */
 
 /* Bytes of a frame with so many behind its body, a multiple of 8; a pg_life comes behind that. */
-uint64_t frame_bytes(enum pg_journal_type type, uint64_t extra);
+uint64_t frame_bytes(enum pg_wal_type type, uint64_t extra);
 /* Its type takes an LSN and its bytes are those that its body asks for. The head must be
  * readable, and as many bytes as the head says. */
 bool frame_fits(const struct pg_frame_head *f);
 /* What stands between body and key. */
-static inline uint64_t j_row_bytes(uint32_t in_load)
+static inline uint64_t wal_row_bytes(uint32_t in_load)
 {
-    return in_load != 0 ? sizeof(struct pg_j_row) : 0;
+    return in_load != 0 ? sizeof(struct pg_wal_row) : 0;
 }
-static inline uint64_t j_watch_extra(uint32_t keys, uint64_t bytes)
+static inline uint64_t wal_watch_extra(uint32_t keys, uint64_t bytes)
 {
-    return keys * sizeof(struct pg_j_watch_key) + bytes;
+    return keys * sizeof(struct pg_wal_watch_key) + bytes;
 }
-struct pg_j_namespace j_namespace_of(uint32_t row, const struct pg_namespace *n,
+struct pg_wal_namespace wal_namespace_of(uint32_t row, const struct pg_namespace *n,
                                      uint32_t name_len);
-struct pg_j_topic j_topic_of(uint32_t row, const struct pg_topic *t, uint32_t name_len);
-struct pg_j_arm j_arm_of(const struct pg_arena *a, uint32_t slot, const struct pg_hot *h,
+struct pg_wal_topic wal_topic_of(uint32_t row, const struct pg_topic *t, uint32_t name_len);
+struct pg_wal_arm wal_arm_of(const struct pg_arena *a, uint32_t slot, const struct pg_hot *h,
                          const struct pg_cold *c, uint64_t ticket);
-struct pg_j_watch j_watch_of(const struct pg_arena *a, uint32_t slot, const struct pg_hot *h, const struct pg_cold *c,
+struct pg_wal_watch wal_watch_of(const struct pg_arena *a, uint32_t slot, const struct pg_hot *h, const struct pg_cold *c,
                              const struct pg_operation *op, uint64_t ticket);
-struct pg_j_level j_level_of(uint32_t row, const struct pg_watched *l, bool born);
-struct pg_j_entry j_entry_of(uint64_t position, const struct pg_entry *e);
-struct pg_j_load j_load_of(const struct pg_load *l);
+struct pg_wal_level wal_level_of(uint32_t row, const struct pg_watched *l, bool born);
+struct pg_wal_entry wal_entry_of(uint64_t position, const struct pg_entry *e);
+struct pg_wal_load wal_load_of(const struct pg_load *l);
 
-/* ---- the journal's stage ---------------------------------------------------------------- */
+/* ---- the WAL's stage ---------------------------------------------------------------- */
 
 /* Each stage_* writes one frame, immediately before the store that makes its effect so, and
  * only when there is a stage: `if (staging(a)) stage_...`. The store has to follow before the
@@ -251,7 +255,7 @@ bool stage_check(const struct pg_arena *a, struct pg_fault *fault);
 
 bool stage_over(const struct pg_arena *a, uint64_t percent);
 unsigned stage_refuses(const struct pg_arena *a);
-/* Why nothing may be armed or born now: BUSY over 75 %, JOURNAL when it has stopped; else NONE. */
+/* Why nothing may be armed or born now: BUSY over 75 %, WAL when it has stopped; else NONE. */
 static inline unsigned stage_refusal(const struct pg_arena *a)
 {
     return staging(a) ? stage_refuses(a) : (unsigned)PG_ST_NONE;
@@ -419,14 +423,14 @@ uint32_t load_row_for_new(const struct pg_arena *a);                    /* PG_NI
 /* A new load in that row, as its fields say. */
 void load_write(struct pg_arena *a, uint32_t load, const struct pg_load *fields);
 /* The load of this id, begun if need be, for a run with this fence; a state above its own takes its
- * place. *status = NONE, or why not: DENIED, FENCED, FULL_LOADS, BUSY, JOURNAL. */
+ * place. *status = NONE, or why not: DENIED, FENCED, FULL_LOADS, BUSY, WAL. */
 uint32_t load_claim(struct pg_arena *a, const struct pg_load *wanted, unsigned *status);
 void load_forget(struct pg_arena *a, uint32_t load);
 void load_drop(struct pg_arena *a, uint32_t load);      /* the same, not staged */
 /* Sets a row's bit. False: there is no block for it. */
 bool load_mark(struct pg_arena *a, uint32_t load, uint64_t row);
 /* Whether a row is done; needs truth only. */
-bool load_row_visible(const struct pg_arena *a, const struct pg_j_row *row);
+bool load_row_visible(const struct pg_arena *a, const struct pg_wal_row *row);
 /* Before the records of a batch, of that namespace. */
 void load_begin(struct pg_arena *a, struct pg_session *s, const struct pg_rows *rows,
                 uint32_t namespace_row);
@@ -493,7 +497,8 @@ static inline void level_left(struct pg_arena *a, uint32_t row)
         level_left_by_one(a, row);
 }
 void levels_init(struct pg_arena *a);
-bool levels_rebuild(struct pg_arena *a, struct pg_fault *why);          /* blobs, index, free list */
+bool levels_rebuild(struct pg_arena *a, struct pg_fault *why);          /* blobs, index, free list
+                                                                           */
 void levels_drop_forgotten(struct pg_arena *a);         /* which a crash left without a watcher */
 bool levels_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules);
 
@@ -563,10 +568,10 @@ static inline void operation_prefetch(const struct pg_arena *a, uint32_t slot)
 /* Bytes before the key and payload in its blob. */
 uint32_t operation_ext_bytes(const struct pg_operation *op);
 /* As a frame says that it was armed, in a slot that is free; in whose account. False: no room. */
-bool operation_restore(struct pg_arena *a, const struct pg_j_watch *j,
-                       const struct pg_j_watch_key *keys, uint16_t account);
+bool operation_restore(struct pg_arena *a, const struct pg_wal_watch *j,
+                       const struct pg_wal_watch_key *keys, uint16_t account);
 /* As a frame says that an armed one ended: cause, missing keys; its own ones are forgotten. */
-void operation_end_restore(struct pg_arena *a, const struct pg_j_outcome *j,
+void operation_end_restore(struct pg_arena *a, const struct pg_wal_outcome *j,
                            const uint8_t *missing);
 /* The notice of one that has its cause, which takes over the blob for it. */
 struct pg_entry operation_notice(struct pg_arena *a, uint32_t slot, unsigned flags);
@@ -574,7 +579,7 @@ struct pg_entry operation_notice(struct pg_arena *a, uint32_t slot, unsigned fla
 void operation_release(struct pg_arena *a, uint32_t slot);
 /* Its watch keys; `op` may be a copy of the head of its blob. */
 void operation_keys_copy(const struct pg_arena *a, const struct pg_operation *op,
-                         const uint8_t *blob, struct pg_j_watch_key *out);
+                         const uint8_t *blob, struct pg_wal_watch_key *out);
 /* False: its notice would have no room in the outbox now; nothing was changed. */
 bool operations_watch(struct pg_arena *a, struct watch *w, struct pg_result *result);
 bool operation_may_end(struct pg_arena *a, uint32_t slot);
@@ -636,7 +641,8 @@ void ahead_bytes(const struct pg_arena *a, uint32_t slot);   /* key and payload,
 
 /* ---- inboxes ------------------------------------------------------------------------------- */
 
-void inbox_add(struct pg_arena *a, uint32_t slot);       /* the owner's; frees an ownerless outcome */
+void inbox_add(struct pg_arena *a, uint32_t slot);       /* the owner's; frees an ownerless outcome
+                                                            */
 void inbox_remove(struct pg_arena *a, uint32_t slot);
 static inline bool inbox_full(const struct pg_arena *a, const struct pg_session *s)
 {
@@ -676,7 +682,8 @@ uint64_t outbox_append(struct pg_arena *a, const struct pg_entry *fields);
 void outbox_supersede(struct pg_arena *a, uint32_t id);
 /* Rolls a half-done append forward and drops the withdrawn. */
 bool outbox_settle(struct pg_arena *a, struct pg_fault *why);
-bool outbox_rebuild(struct pg_arena *a, struct pg_fault *why);          /* marks blobs, indexes keys */
+bool outbox_rebuild(struct pg_arena *a, struct pg_fault *why);          /* marks blobs, indexes keys
+                                                                           */
 /* The head of a body of `count` notices from sequence `first`, and one record of it. */
 struct pg_notices notices_head(const struct pg_arena *a, uint32_t topic, uint64_t first,
                                uint32_t count);
@@ -704,7 +711,7 @@ struct pg_reply_memory *session_reply(const struct pg_arena *a, const struct pg_
 static inline bool name_refused(const struct pg_result *r)
 {
     return r->ticket == PG_ST_FULL_TOPICS || r->ticket == PG_ST_FULL_NAMESPACES ||
-           r->ticket == PG_ST_BUSY || r->ticket == PG_ST_JOURNAL;
+           r->ticket == PG_ST_BUSY || r->ticket == PG_ST_WAL;
 }
 #define PG_ENDED_KEYS_BYTES 16384 /* of the keys that CANCEL_FOR_KEY ends in one batch */
 /* What its ended keys hold now. */

@@ -85,11 +85,11 @@ static unsigned publish(struct pg_arena *a, const struct publish *p, struct pg_r
     return PG_ST_DONE;
 }
 
-/* BUSY is an outbox whose notices the socket does not take, or the journal. */
+/* BUSY is an outbox whose notices the socket does not take, or the WAL. */
 static void refuse(struct pg_arena *a, unsigned status, struct pg_result *r)
 {
     answer(r, 0, status, 0);
-    pg_refused(a, stage_refusal(a) != PG_ST_NONE ? PG_ST_JOURNAL : status);
+    pg_refused(a, stage_refusal(a) != PG_ST_NONE ? PG_ST_WAL : status);
 }
 
 int pg_publish(struct pg_arena *a, const void *body, uint64_t bytes, uint32_t uid,

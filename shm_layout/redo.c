@@ -1,4 +1,4 @@
-/* redo.c - frames of a snapshot and of the journal, into the truth of a fresh arena.
+/* redo.c - frames of a snapshot and of the WAL, into the truth of a fresh arena.
  *
  * A frame says how things stand after it, in slots, rows and positions of the arena that it
  * comes from. So the snapshot may be of several moments: all that changed after its start is
@@ -21,7 +21,7 @@ static bool refuse(const struct redo *r, const char *what, uint64_t expected, ui
     return fault_set(r->why, "redo", what, r->frame->lsn, expected, found);
 }
 
-/* Else in the journal, which is redone over it. */
+/* Else in the WAL, which is redone over it. */
 static bool in_snapshot(const struct redo *r) { return r->state->next_lsn == 0; }
 
 static bool below(const struct redo *r, const char *what, uint64_t limit, uint64_t found)
@@ -103,7 +103,7 @@ static void slot_ended(struct pg_arena *a, uint32_t slot, uint64_t ticket)
     a->slots.hot[slot].ctl = ctl_of(ticket, PG_S_FREE);
 }
 
-/* An export of an arena without a journal says less. */
+/* An export of an arena without a WAL says less. */
 static void life_write(const struct redo *r, uint32_t slot, const struct pg_life *known)
 {
     const struct pg_life *replaced, *life = pg_frame_life(r->frame, &replaced);
@@ -112,7 +112,7 @@ static void life_write(const struct redo *r, uint32_t slot, const struct pg_life
 }
 
 /* Of a timer. */
-static int64_t armed_ns_in(const struct redo *r, const struct pg_j_arm *j)
+static int64_t armed_ns_in(const struct redo *r, const struct pg_wal_arm *j)
 {
     const struct pg_life *replaced, *life = pg_frame_life(r->frame, &replaced);
     return life != NULL ? life->armed_ns : j->armed_ns;
@@ -123,7 +123,7 @@ static uint64_t add_lsn_of(const struct redo *r) { return in_snapshot(r) ? 0 : r
 /* ---- loads ---------------------------------------------------------------------------------- */
 
 /* A load that is not there was forgotten since. */
-static bool row_done(const struct redo *r, const struct pg_j_row *row)
+static bool row_done(const struct redo *r, const struct pg_wal_row *row)
 {
     const uint32_t load = load_find(r->a, row->load);
     return below(r, "row of a load", PG_LOAD_ROW_MAX, row->row) &&
@@ -133,13 +133,13 @@ static bool row_done(const struct redo *r, const struct pg_j_row *row)
 
 static bool redo_done(const struct redo *r)
 {
-    return row_done(r, &((const struct pg_j_done *)r->body)->row);
+    return row_done(r, &((const struct pg_wal_done *)r->body)->row);
 }
 
 static bool redo_block(const struct redo *r)
 {
-    const struct pg_j_block *j = r->body;
-    struct pg_j_row row;
+    const struct pg_wal_block *j = r->body;
+    struct pg_wal_row row;
     memcpy(row.load, j->load, sizeof row.load);
     if (!below(r, "number of a block of rows", PG_LOAD_ROW_MAX / PG_LOAD_BLOCK_ROWS + 1, j->number))
         return false;
@@ -153,7 +153,7 @@ static bool redo_block(const struct redo *r)
 
 static bool redo_load(const struct redo *r)
 {
-    const struct pg_j_load *j = r->body;
+    const struct pg_wal_load *j = r->body;
     struct pg_load l = {.fence = j->fence, .uid = j->uid, .namespace_row = j->namespace_row,
                         .state = j->state};
     uint32_t load = load_find(r->a, j->load);
@@ -180,7 +180,7 @@ static bool redo_load(const struct redo *r)
 /* ---- timers --------------------------------------------------------------------------------- */
 
 /* `bytes`: its key and payload. */
-static bool timer_write(const struct redo *r, const struct pg_j_arm *j, const uint8_t *bytes)
+static bool timer_write(const struct redo *r, const struct pg_wal_arm *j, const uint8_t *bytes)
 {
     struct pg_arena *a = r->a;
     struct pg_hot *h = &a->slots.hot[j->slot];
@@ -211,11 +211,11 @@ static bool timer_write(const struct redo *r, const struct pg_j_arm *j, const ui
 
 static bool redo_arm(const struct redo *r)
 {
-    const struct pg_j_arm *j = r->body;
+    const struct pg_wal_arm *j = r->body;
     if (!slot_named(r, j->slot, j->ticket) || !time_sound(r, j->deadline_ns) ||
         !below(r, "a topic that is not there", r->a->topic_rows, j->topic) ||
         !key_sound(r, j->key_type, j->key_len, j->payload_len) ||
-        (j->in_load && !row_done(r, (const struct pg_j_row *)(j + 1))))
+        (j->in_load && !row_done(r, (const struct pg_wal_row *)(j + 1))))
         return false;
     if (j->replaced != 0) {
         if (!slot_named(r, j->replaced_slot, j->replaced))
@@ -226,14 +226,14 @@ static bool redo_arm(const struct redo *r)
         return true;
     slot_drop(r->a, j->slot);
     r->a->slots.hot[j->slot].ctl = 0;
-    return timer_write(r, j, (const uint8_t *)(j + 1) + j_row_bytes(j->in_load));
+    return timer_write(r, j, (const uint8_t *)(j + 1) + wal_row_bytes(j->in_load));
 }
 
 /* A snapshot may have left the slot out: then this frame is all there is of it. */
 static bool redo_unpark(const struct redo *r)
 {
-    const struct pg_j_unpark *j = r->body;
-    const struct pg_j_arm arm = {.ticket = j->ticket, .deadline_ns = j->deadline_ns,
+    const struct pg_wal_unpark *j = r->body;
+    const struct pg_wal_arm arm = {.ticket = j->ticket, .deadline_ns = j->deadline_ns,
                                  .wall_ns = j->wall_ns, .armed_ns = j->at_ns, .slot = j->slot,
                                  .topic = j->topic, .uid = j->uid, .payload_len = j->payload_len,
                                  .counted = j->counted, .key_len = j->key_len,
@@ -241,21 +241,21 @@ static bool redo_unpark(const struct redo *r)
     if (!slot_named(r, j->slot, j->ticket) || !time_sound(r, j->deadline_ns) ||
         !below(r, "a topic that is not there", r->a->topic_rows, j->topic) ||
         !key_sound(r, j->key_type, j->key_len, j->payload_len) ||
-        (j->in_load && !row_done(r, (const struct pg_j_row *)(j + 1))))
+        (j->in_load && !row_done(r, (const struct pg_wal_row *)(j + 1))))
         return false;
     struct pg_hot *h = &r->a->slots.hot[j->slot];
     if (!ticket_older(ctl_ticket(h->ctl), j->ticket) && h->ctl != ctl_of(j->ticket, PG_S_PARKED))
         return true;
     slot_drop(r->a, j->slot);
     h->ctl = 0;
-    return timer_write(r, &arm, (const uint8_t *)(j + 1) + j_row_bytes(j->in_load));
+    return timer_write(r, &arm, (const uint8_t *)(j + 1) + wal_row_bytes(j->in_load));
 }
 
 static bool redo_move(const struct redo *r)
 {
-    const struct pg_j_move *j = r->body;
+    const struct pg_wal_move *j = r->body;
     if (!slot_named(r, j->slot, j->ticket) || !time_sound(r, j->deadline_ns) ||
-        (j->in_load && !row_done(r, (const struct pg_j_row *)(j + 1))))
+        (j->in_load && !row_done(r, (const struct pg_wal_row *)(j + 1))))
         return false;
     if (!slot_holds(r->a, j->slot, j->ticket))
         return true;
@@ -271,7 +271,7 @@ static bool redo_move(const struct redo *r)
 
 static bool redo_end(const struct redo *r)
 {
-    const struct pg_j_end *j = r->body;
+    const struct pg_wal_end *j = r->body;
     if (!slot_named(r, j->slot, j->ticket))
         return false;
     slot_ended(r->a, j->slot, j->ticket);
@@ -310,7 +310,7 @@ static void entry_put(struct pg_arena *a, uint64_t position, const struct pg_ent
 }
 
 /* The entry takes over the timer's blob, without the extension at its start. */
-static void timer_fire(struct pg_arena *a, const struct pg_j_fire *j)
+static void timer_fire(struct pg_arena *a, const struct pg_wal_fire *j)
 {
     const struct pg_cold *c = &a->slots.cold[j->slot];
     const struct pg_entry e = {.ticket = j->ticket << 8 | PG_CAUSE_EXPIRED,
@@ -328,7 +328,7 @@ static void timer_fire(struct pg_arena *a, const struct pg_j_fire *j)
 
 static bool redo_fire(const struct redo *r)
 {
-    const struct pg_j_fire *j = r->body;
+    const struct pg_wal_fire *j = r->body;
     bool wanted;
     if (!slot_named(r, j->slot, j->ticket) || !below(r, "flags of a notice", 16, j->flags) ||
         !notice_seen(r, j->topic, j->position, j->sequence, &wanted))
@@ -345,7 +345,7 @@ static bool redo_fire(const struct redo *r)
 
 static bool redo_entry(const struct redo *r)
 {
-    const struct pg_j_entry *j = r->body;
+    const struct pg_wal_entry *j = r->body;
     const struct pg_entry e = {.ticket = j->ticket, .deadline_ns = j->deadline_ns,
                                .fired_ns = j->fired_ns, .payload_len = j->payload_len,
                                .topic = (uint16_t)j->topic, .key_len = j->key_len,
@@ -368,7 +368,7 @@ static bool redo_entry(const struct redo *r)
 /* What was sent is not kept: subscribers get another stream id. */
 static bool redo_sent(const struct redo *r)
 {
-    const struct pg_j_sent *j = r->body;
+    const struct pg_wal_sent *j = r->body;
     struct pg_header *h = r->a->header;
     if (!below(r, "notices were sent that never were", h->outbox_tail + 1, j->upto))
         return false;
@@ -382,12 +382,13 @@ static bool redo_sent(const struct redo *r)
     return true;
 }
 
-/* ---- operations -------------------------------------------------------------------------------- */
+/* ---- operations --------------------------------------------------------------------------------
+ * */
 
 static bool redo_watch(const struct redo *r)
 {
-    const struct pg_j_watch *j = r->body;
-    const struct pg_j_watch_key *keys = (const struct pg_j_watch_key *)(j + 1);
+    const struct pg_wal_watch *j = r->body;
+    const struct pg_wal_watch_key *keys = (const struct pg_wal_watch_key *)(j + 1);
     if (!slot_named(r, j->slot, j->ticket) || !time_sound(r, j->deadline_ns) ||
         !time_sound(r, j->armed_ns) ||
         !below(r, "a topic that is not there", r->a->topic_rows, j->topic) ||
@@ -416,7 +417,7 @@ static bool redo_watch(const struct redo *r)
 /* How it ended is only kept in its notice: nobody has a session who could ask. */
 static bool redo_outcome(const struct redo *r)
 {
-    const struct pg_j_outcome *j = r->body;
+    const struct pg_wal_outcome *j = r->body;
     bool wanted = false;
     if (!slot_named(r, j->slot, j->ticket) || !time_sound(r, j->ended_ns) ||
         !below(r, "flags of a notice", 16, j->flags) ||
@@ -444,7 +445,7 @@ static void level_give(struct pg_arena *a, struct pg_watched *l)
     l->key_len = 0;
 }
 
-static bool level_key_write(const struct redo *r, const struct pg_j_level *j)
+static bool level_key_write(const struct redo *r, const struct pg_wal_level *j)
 {
     struct pg_watched *l = &r->a->levels[j->row];
     if (!key_sound(r, j->key_type, j->key_len, 0) ||
@@ -469,7 +470,7 @@ static bool level_key_write(const struct redo *r, const struct pg_j_level *j)
 
 static bool redo_level(const struct redo *r)
 {
-    const struct pg_j_level *j = r->body;
+    const struct pg_wal_level *j = r->body;
     if (!below(r, "a watch key that is not there", r->a->level_rows, j->row) ||
         !below(r, "a level", PG_LEVEL_MAX + 1ull, j->level) ||
         ((j->flags & PG_L_BORN) && !level_key_write(r, j)))
@@ -485,7 +486,7 @@ static bool redo_level(const struct redo *r)
 
 static bool redo_gone(const struct redo *r)
 {
-    const struct pg_j_gone *j = r->body;
+    const struct pg_wal_gone *j = r->body;
     if (!below(r, "a watch key that is not there", r->a->level_rows, j->row))
         return false;
     level_give(r->a, &r->a->levels[j->row]);
@@ -498,11 +499,12 @@ static bool redo_nothing(const struct redo *r)
     return true;
 }
 
-/* ---- names ------------------------------------------------------------------------------------- */
+/* ---- names -------------------------------------------------------------------------------------
+ * */
 
 static bool redo_namespace(const struct redo *r)
 {
-    const struct pg_j_namespace *j = r->body;
+    const struct pg_wal_namespace *j = r->body;
     if (!below(r, "a namespace that is not there", r->a->namespace_rows, j->row) ||
         !below(r, "length of a namespace's name", PG_NAMESPACE_MAX, j->name_len - 1ull))
         return false;
@@ -519,7 +521,7 @@ static bool redo_namespace(const struct redo *r)
 
 static bool redo_topic(const struct redo *r)
 {
-    const struct pg_j_topic *j = r->body;
+    const struct pg_wal_topic *j = r->body;
     if (!below(r, "a topic that is not there", r->a->topic_rows, j->row) ||
         !below(r, "a namespace that is not there", r->a->namespace_rows, j->namespace_row) ||
         !below(r, "length of a topic's name", PG_TOPIC_MAX + 1, j->name_len) ||
@@ -537,11 +539,12 @@ static bool redo_topic(const struct redo *r)
     return true;
 }
 
-/* ---- a snapshot's first and last frame ------------------------------------------------------------ */
+/* ---- a snapshot's first and last frame
+ * ------------------------------------------------------------ */
 
 static bool redo_head(const struct redo *r)
 {
-    const struct pg_j_head *j = r->body;
+    const struct pg_wal_head *j = r->body;
     struct pg_header *h = r->a->header;
     const uint64_t number = j->next_ticket - j->shard * PG_TICKET_SHARD;
     if (!below(r, "outbox entries of the arena that is to be filled", h->outbox_capacity + 1ull,
@@ -562,7 +565,7 @@ static bool redo_head(const struct redo *r)
 
 static bool redo_last(const struct redo *r)
 {
-    const struct pg_j_last *j = r->body;
+    const struct pg_wal_last *j = r->body;
     if (j->frames + 1 != r->frame->lsn)
         return refuse(r, "frames of the snapshot", j->frames + 1, r->frame->lsn);
     r->state->next_lsn = j->start_lsn == 0 ? 1 : j->start_lsn;
@@ -573,10 +576,10 @@ static bool redo_last(const struct redo *r)
 int pg_redo_config(const void *frame, uint64_t bytes, struct pg_config *c, struct pg_fault *why)
 {
     const struct pg_frame_head *f = frame;
-    const struct pg_j_head *j = (const void *)(f + 1);
+    const struct pg_wal_head *j = (const void *)(f + 1);
     memset(why, 0, sizeof *why);
-    if (bytes < frame_bytes(PG_J_HEAD, 0) || f->type != PG_J_HEAD || f->lsn != 1 || !frame_fits(f))
-        return fault_set(why, "redo", "a snapshot without its first frame", 0, PG_J_HEAD,
+    if (bytes < frame_bytes(PG_WAL_HEAD, 0) || f->type != PG_WAL_HEAD || f->lsn != 1 || !frame_fits(f))
+        return fault_set(why, "redo", "a snapshot without its first frame", 0, PG_WAL_HEAD,
                          bytes < sizeof *f ? 0 : f->type);
     c->payload_bytes = j->payload_bytes;
     c->outbox_bytes_max = j->outbox_bytes_max;
@@ -605,35 +608,36 @@ int pg_redo_config(const void *frame, uint64_t bytes, struct pg_config *c, struc
     return 1;
 }
 
-/* ---- frames in order --------------------------------------------------------------------------- */
+/* ---- frames in order ---------------------------------------------------------------------------
+ * */
 
-enum { IN_SNAPSHOT = 1, IN_JOURNAL = 2 };
+enum { IN_SNAPSHOT = 1, IN_WAL = 2 };
 static const struct rule {
     bool (*redo)(const struct redo *r);
     uint8_t where;
-} rules[PG_J_TYPES] = {
-    [PG_J_NAMESPACE] = {redo_namespace, IN_SNAPSHOT | IN_JOURNAL},
-    [PG_J_TOPIC] = {redo_topic, IN_SNAPSHOT | IN_JOURNAL},
-    [PG_J_ARM] = {redo_arm, IN_SNAPSHOT | IN_JOURNAL},
-    [PG_J_MOVE] = {redo_move, IN_JOURNAL},
-    [PG_J_END] = {redo_end, IN_JOURNAL},
-    [PG_J_FIRE] = {redo_fire, IN_JOURNAL},
-    [PG_J_SENT] = {redo_sent, IN_JOURNAL},
-    [PG_J_WATCH] = {redo_watch, IN_SNAPSHOT | IN_JOURNAL},
-    [PG_J_LEVEL] = {redo_level, IN_SNAPSHOT | IN_JOURNAL},
-    [PG_J_GONE] = {redo_gone, IN_JOURNAL},
-    [PG_J_OUTCOME] = {redo_outcome, IN_JOURNAL},
-    [PG_J_SESSION] = {redo_nothing, IN_JOURNAL},
-    [PG_J_HEAD] = {redo_head, IN_SNAPSHOT},
-    [PG_J_ENTRY] = {redo_entry, IN_SNAPSHOT | IN_JOURNAL},
-    [PG_J_LAST] = {redo_last, IN_SNAPSHOT},
-    [PG_J_OPENED] = {redo_nothing, IN_JOURNAL},
-    [PG_J_REPLIED] = {redo_nothing, IN_JOURNAL},
-    [PG_J_LOAD] = {redo_load, IN_SNAPSHOT | IN_JOURNAL},
-    [PG_J_DONE] = {redo_done, IN_JOURNAL},
-    [PG_J_UNPARK] = {redo_unpark, IN_JOURNAL},
-    [PG_J_BLOCK] = {redo_block, IN_SNAPSHOT},
-    [PG_J_METRICS] = {redo_nothing, IN_JOURNAL},
+} rules[PG_WAL_TYPES] = {
+    [PG_WAL_NAMESPACE] = {redo_namespace, IN_SNAPSHOT | IN_WAL},
+    [PG_WAL_TOPIC] = {redo_topic, IN_SNAPSHOT | IN_WAL},
+    [PG_WAL_ARM] = {redo_arm, IN_SNAPSHOT | IN_WAL},
+    [PG_WAL_MOVE] = {redo_move, IN_WAL},
+    [PG_WAL_END] = {redo_end, IN_WAL},
+    [PG_WAL_FIRE] = {redo_fire, IN_WAL},
+    [PG_WAL_SENT] = {redo_sent, IN_WAL},
+    [PG_WAL_WATCH] = {redo_watch, IN_SNAPSHOT | IN_WAL},
+    [PG_WAL_LEVEL] = {redo_level, IN_SNAPSHOT | IN_WAL},
+    [PG_WAL_GONE] = {redo_gone, IN_WAL},
+    [PG_WAL_OUTCOME] = {redo_outcome, IN_WAL},
+    [PG_WAL_SESSION] = {redo_nothing, IN_WAL},
+    [PG_WAL_HEAD] = {redo_head, IN_SNAPSHOT},
+    [PG_WAL_ENTRY] = {redo_entry, IN_SNAPSHOT | IN_WAL},
+    [PG_WAL_LAST] = {redo_last, IN_SNAPSHOT},
+    [PG_WAL_OPENED] = {redo_nothing, IN_WAL},
+    [PG_WAL_REPLIED] = {redo_nothing, IN_WAL},
+    [PG_WAL_LOAD] = {redo_load, IN_SNAPSHOT | IN_WAL},
+    [PG_WAL_DONE] = {redo_done, IN_WAL},
+    [PG_WAL_UNPARK] = {redo_unpark, IN_WAL},
+    [PG_WAL_BLOCK] = {redo_block, IN_SNAPSHOT},
+    [PG_WAL_METRICS] = {redo_nothing, IN_WAL},
 };
 
 static bool snapshot_redo(const struct redo *r)
@@ -641,18 +645,18 @@ static bool snapshot_redo(const struct redo *r)
     const uint64_t number = r->state->frames + 1;
     if (r->frame->lsn != number)
         return refuse(r, "a hole in a snapshot", number, r->frame->lsn);
-    if ((number == 1) != (r->frame->type == PG_J_HEAD))
-        return refuse(r, "a snapshot without its first frame", PG_J_HEAD, r->frame->type);
+    if ((number == 1) != (r->frame->type == PG_WAL_HEAD))
+        return refuse(r, "a snapshot without its first frame", PG_WAL_HEAD, r->frame->type);
     r->state->frames++;
     return rules[r->frame->type].redo(r);
 }
 
-static bool journal_redo(const struct redo *r)
+static bool wal_redo(const struct redo *r)
 {
     if (r->frame->lsn < r->state->next_lsn)
         return true;
     if (r->frame->lsn != r->state->next_lsn)
-        return refuse(r, "a hole in the journal", r->state->next_lsn, r->frame->lsn);
+        return refuse(r, "a hole in the WAL", r->state->next_lsn, r->frame->lsn);
     r->state->next_lsn++;
     r->a->metrics->records_redone++;
     return rules[r->frame->type].redo(r);
@@ -662,10 +666,10 @@ static bool frame_redo(const struct redo *r)
 {
     const bool snapshot = in_snapshot(r);
     if (!frame_fits(r->frame))
-        return refuse(r, "bytes that are no frame", PG_J_TYPES, r->frame->type);
-    if (!(rules[r->frame->type].where & (snapshot ? IN_SNAPSHOT : IN_JOURNAL)))
+        return refuse(r, "bytes that are no frame", PG_WAL_TYPES, r->frame->type);
+    if (!(rules[r->frame->type].where & (snapshot ? IN_SNAPSHOT : IN_WAL)))
         return refuse(r, "a frame in the wrong kind of file", snapshot, r->frame->type);
-    return snapshot ? snapshot_redo(r) : journal_redo(r);
+    return snapshot ? snapshot_redo(r) : wal_redo(r);
 }
 
 int pg_redo(struct pg_arena *a, struct pg_redo *state, const void *frames, uint64_t bytes,
@@ -700,7 +704,8 @@ int pg_redo_file(struct pg_arena *a, struct pg_redo *state, struct pg_walk *walk
     return 1;
 }
 
-/* ---- the end -------------------------------------------------------------------------------------- */
+/* ---- the end
+ * -------------------------------------------------------------------------------------- */
 
 /* Counted past the tickets of what a power cut may have lost: more than a stage holds. */
 #define TICKETS_LOST (PG_STAGE_MAX / 64)
@@ -710,9 +715,9 @@ static bool is_whole(const struct pg_arena *a, const struct pg_redo *state, stru
     const struct pg_header *h = a->header;
     if (state->next_lsn == 0)
         return fault_set(why, "redo", "a snapshot without its last frame", state->frames,
-                         PG_J_LAST, 0);
+                         PG_WAL_LAST, 0);
     if (state->next_lsn <= state->end_lsn)
-        return fault_set(why, "redo", "the journal ends before the snapshot", state->next_lsn,
+        return fault_set(why, "redo", "the WAL ends before the snapshot", state->next_lsn,
                          state->end_lsn, state->next_lsn - 1);
     for (uint64_t p = h->published; p < h->outbox_tail; p++)
         if (outbox_at(a, p)->commit != p + 1)

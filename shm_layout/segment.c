@@ -1,4 +1,4 @@
-/* segment.c - the journal's files: frames in groups, groups in segments.
+/* segment.c - the WAL's files: frames in groups, groups in segments.
  *
  * Pure: bytes in, bytes out. A group is what one commit writes, and it counts whole or not at
  * all. Group n + 1 is written only once group n is on disk, so a power cut can tear the newest
@@ -32,20 +32,20 @@ void pg_segment_begin(void *block, const struct pg_segment *fields)
     struct pg_segment *h = memset(block, 0, PG_SEGMENT_HEAD);
 
     *h = *fields;
-    h->major = PG_JOURNAL_MAJOR;
-    h->minor = PG_JOURNAL_MINOR;
+    h->major = PG_WAL_MAJOR;
+    h->minor = PG_WAL_MINOR;
     h->crc = header_crc(h);
 }
 
-void pg_group_seal(void *group, uint64_t bytes, uint32_t salt, const struct pg_j_group *fields)
+void pg_group_seal(void *group, uint64_t bytes, uint32_t salt, const struct pg_wal_group *fields)
 {
     struct pg_frame_head *head = group;
     uint8_t *at = (uint8_t *)group + PG_GROUP_HEAD, *end = (uint8_t *)group + bytes;
 
     *head = (struct pg_frame_head){
-        .bytes = PG_GROUP_HEAD, .lsn = ((struct pg_frame_head *)at)->lsn - 1, .type = PG_J_GROUP};
-    *(struct pg_j_group *)(head + 1) = *fields;
-    ((struct pg_j_group *)(head + 1))->bytes = bytes - PG_GROUP_HEAD;
+        .bytes = PG_GROUP_HEAD, .lsn = ((struct pg_frame_head *)at)->lsn - 1, .type = PG_WAL_GROUP};
+    *(struct pg_wal_group *)(head + 1) = *fields;
+    ((struct pg_wal_group *)(head + 1))->bytes = bytes - PG_GROUP_HEAD;
     frame_seal(head, salt, fields->number);
     for (; at != end; at += head->bytes) {
         head = (struct pg_frame_head *)at;
@@ -55,7 +55,7 @@ void pg_group_seal(void *group, uint64_t bytes, uint32_t salt, const struct pg_j
 
 void pg_segment_end(struct pg_frame_head *seal, uint32_t salt, uint64_t group, uint64_t lsn)
 {
-    *seal = (struct pg_frame_head){.bytes = sizeof *seal, .lsn = lsn, .type = PG_J_SEAL};
+    *seal = (struct pg_frame_head){.bytes = sizeof *seal, .lsn = lsn, .type = PG_WAL_SEAL};
     frame_seal(seal, salt, group + 1);               /* it stands where that group would begin */
 }
 
@@ -68,7 +68,7 @@ static const struct pg_frame_head *frame_at(const struct pg_walk *w, uint64_t at
 
     if (end - at < sizeof *f || f->salt != w->header.salt)
         return NULL;
-    if (f->bytes < sizeof *f || f->bytes % 8 != 0 || f->bytes > PG_J_FRAME_MAX ||
+    if (f->bytes < sizeof *f || f->bytes % 8 != 0 || f->bytes > PG_WAL_FRAME_MAX ||
         f->bytes > end - at)
         return NULL;
     return f->crc == frame_crc(f) ? f : NULL;
@@ -76,16 +76,16 @@ static const struct pg_frame_head *frame_at(const struct pg_walk *w, uint64_t at
 
 static bool is_record(const struct pg_frame_head *f)
 {
-    return f->type > PG_J_SEAL && f->type < PG_J_TYPES;
+    return f->type > PG_WAL_SEAL && f->type < PG_WAL_TYPES;
 }
 
 /* The body of the GROUP frame at w->at if it is the next group's; else NULL. */
-static const struct pg_j_group *next_group(const struct pg_walk *w)
+static const struct pg_wal_group *next_group(const struct pg_walk *w)
 {
     const struct pg_frame_head *f = frame_at(w, w->at, w->size);
-    const struct pg_j_group *g;
+    const struct pg_wal_group *g;
 
-    if (!f || f->type != PG_J_GROUP || f->bytes != PG_GROUP_HEAD || f->lsn != w->lsn)
+    if (!f || f->type != PG_WAL_GROUP || f->bytes != PG_GROUP_HEAD || f->lsn != w->lsn)
         return NULL;
     g = (const void *)(f + 1);
     if (g->number != w->group + 1 || g->bytes == 0)
@@ -95,7 +95,7 @@ static const struct pg_j_group *next_group(const struct pg_walk *w)
 
 /* Whether all frames of the group are there; *bad = the first byte that is none, or its end;
  * *lsn = that of the last frame. */
-static bool is_whole(const struct pg_walk *w, const struct pg_j_group *g, uint64_t *bad,
+static bool is_whole(const struct pg_walk *w, const struct pg_wal_group *g, uint64_t *bad,
                      uint64_t *lsn)
 {
     uint64_t end = w->at + PG_GROUP_HEAD + g->bytes;
@@ -113,7 +113,7 @@ static bool is_whole(const struct pg_walk *w, const struct pg_j_group *g, uint64
 static bool is_sealed(const struct pg_walk *w)
 {
     const struct pg_frame_head *f = frame_at(w, w->at, w->size);
-    return f && f->type == PG_J_SEAL && f->lsn == w->lsn && f->group == (uint16_t)(w->group + 1);
+    return f && f->type == PG_WAL_SEAL && f->lsn == w->lsn && f->group == (uint16_t)(w->group + 1);
 }
 
 /* ---- behind the last whole group ------------------------------------------------------------- */
@@ -158,19 +158,19 @@ static void look_behind(struct pg_walk *w)
 static bool refused(struct pg_fault *why, const char *what, uint64_t where, uint64_t expected,
                     uint64_t found)
 {
-    return fault_set(why, "journal", what, where, expected, found);
+    return fault_set(why, "wal", what, where, expected, found);
 }
 
 static bool header_is_sound(const struct pg_segment *h, struct pg_fault *why)
 {
     if (h->magic != PG_SEGMENT_MAGIC && h->magic != PG_SNAPSHOT_MAGIC)
         return refused(why, "magic of a segment", 0, PG_SEGMENT_MAGIC, h->magic);
-    if (h->major != PG_JOURNAL_MAJOR)
+    if (h->major != PG_WAL_MAJOR)
         return refused(why, "version of a segment", offsetof(struct pg_segment, major),
-                       PG_JOURNAL_MAJOR, h->major);
-    if (h->minor > PG_JOURNAL_MINOR)
+                       PG_WAL_MAJOR, h->major);
+    if (h->minor > PG_WAL_MINOR)
         return refused(why, "minor version of a segment", offsetof(struct pg_segment, minor),
-                       PG_JOURNAL_MINOR, h->minor);
+                       PG_WAL_MINOR, h->minor);
     if (h->crc != header_crc(h))
         return refused(why, "checksum of a segment's header", offsetof(struct pg_segment, crc),
                        header_crc(h), h->crc);
@@ -213,7 +213,7 @@ int pg_walk_segment(struct pg_walk *w, const void *bytes, uint64_t size, struct 
 /* Enters the next group, or says in w->state why there is none. */
 static bool enter_group(struct pg_walk *w)
 {
-    const struct pg_j_group *g = next_group(w);
+    const struct pg_wal_group *g = next_group(w);
     uint64_t lsn;
 
     w->bad_from = w->at;

@@ -134,38 +134,38 @@ def _weight(namespace: str, shard: int) -> bytes:
 # ---- the file -----------------------------------------------------------------------------------
 
 
-def generations_behind(journal: Path) -> int:
-    """How many generations of its deployment came after that of a daemon, JOURNAL/NAME: 0 = it is
+def generations_behind(wal: Path) -> int:
+    """How many generations of its deployment came after that of a daemon, WAL_DIR/NAME: 0 = it is
     of the newest, or of none; below 0 = it does not count yet. Raises TableBroken."""
-    found = _DAEMON.fullmatch(journal.name)
-    name, generation = (found[1], int(found[2])) if found else (journal.name, ALONE)
-    counts = _generation(journal.parent, name)
+    found = _DAEMON.fullmatch(wal.name)
+    name, generation = (found[1], int(found[2])) if found else (wal.name, ALONE)
+    counts = _generation(wal.parent, name)
     return 0 if counts is None else counts - generation
 
 
-def journals_of(journals: Path, deployment: str) -> list[Path]:
-    """The folders of the journals of a deployment's shards, also of those before a change of their
+def wals_of(wal_dir: Path, deployment: str) -> list[Path]:
+    """The folders of the WALs of a deployment's shards, also of those before a change of their
     number, and of the daemon alone before them, oldest first. Raises TableBroken."""
     folders = {
         (int(found[2]), int(found[3])): path
-        for path in journals.glob(f"{deployment}-*/")
+        for path in wal_dir.glob(f"{deployment}-*/")
         if (found := _DAEMON.fullmatch(path.name)) and found[1] == deployment
     }
-    if folders and (lone := journals / deployment).is_dir():
+    if folders and (lone := wal_dir / deployment).is_dir():
         folders[ALONE, 0] = lone
-    counts = _generation(journals, deployment)
+    counts = _generation(wal_dir, deployment)
     return [path for at, path in sorted(folders.items()) if counts is None or at[0] <= counts]
 
 
-def _generation(journals: Path, name: str) -> int | None:
-    """The one that counts, by the folder of the journals; None: nothing there says which."""
-    if table := read_table(journals, name):
+def _generation(wal_dir: Path, name: str) -> int | None:
+    """The one that counts, by the folder of the WALs; None: nothing there says which."""
+    if table := read_table(wal_dir, name):
         return table.generation
-    return ALONE if (journals / name).is_dir() else None
+    return ALONE if (wal_dir / name).is_dir() else None
 
 
 def table_path(directory: Path, name: str) -> Path:
-    """The file of the deployment `name`: beside its sockets, or in the journals' folder."""
+    """The file of the deployment `name`: beside its sockets, or in the WALs' folder."""
     return directory / f"{name}.shards"
 
 

@@ -1,7 +1,7 @@
 /* snapshot.c - all truth of a live arena as frames, from a reader of it.
  *
  * The arena goes on meanwhile, so the parts are of different moments. Whatever changes after
- * the start LSN is redone over them from the journal, and each of its frames says how things
+ * the start LSN is redone over them from the WAL, and each of its frames says how things
  * stand afterwards: so a row that was copied half before and half behind a change does no
  * harm, as long as every copy stays within bounds. A slot is copied whole or not at all. */
 
@@ -13,7 +13,7 @@ enum phase { HEAD, NAMESPACES, TOPICS, SLOTS, LEVELS, ENTRIES, LOADS, BLOCKS, LA
 
 /* The body of the next frame; NULL: it does not fit any more. `life`: what ends it, if any. */
 static void *frame_begin_with(const struct pg_snapshot *s, struct sink *out,
-                              enum pg_journal_type type, uint64_t extra, const struct pg_life *life)
+                              enum pg_wal_type type, uint64_t extra, const struct pg_life *life)
 {
     const uint64_t bytes = frame_bytes(type, extra);
     const uint64_t whole = bytes + (life == NULL ? 0 : sizeof *life);
@@ -28,7 +28,7 @@ static void *frame_begin_with(const struct pg_snapshot *s, struct sink *out,
     return f + 1;
 }
 
-static void *frame_begin(const struct pg_snapshot *s, struct sink *out, enum pg_journal_type type,
+static void *frame_begin(const struct pg_snapshot *s, struct sink *out, enum pg_wal_type type,
                          uint64_t extra)
 {
     return frame_begin_with(s, out, type, extra, NULL);
@@ -52,7 +52,7 @@ static void lsns_begin(const struct pg_arena *a, struct pg_snapshot *s)
 }
 
 static void head_sizes(const struct pg_header *h, const struct pg_purgatory *p,
-                       struct pg_j_head *j)
+                       struct pg_wal_head *j)
 {
     j->payload_bytes = h->payload_bytes;
     j->outbox_bytes_max = h->outbox_bytes_max;
@@ -74,7 +74,7 @@ static void head_sizes(const struct pg_header *h, const struct pg_purgatory *p,
     j->load_blocks = h->regions[PG_R_LOAD_BLOCKS].count;
 }
 
-static void head_identity(const struct pg_header *h, struct pg_j_head *j)
+static void head_identity(const struct pg_header *h, struct pg_wal_head *j)
 {
     memcpy(j->uuid, h->uuid, sizeof j->uuid);
     memcpy(j->boot_id, h->boot_id, sizeof j->boot_id);
@@ -88,7 +88,7 @@ static void head_identity(const struct pg_header *h, struct pg_j_head *j)
 }
 
 /* The tail before what was published: so they are at most the outbox's capacity apart. */
-static void head_counters(const struct pg_header *h, struct pg_j_head *j)
+static void head_counters(const struct pg_header *h, struct pg_wal_head *j)
 {
     j->now_ns = h->now_ns;
     j->wall_offset_ns = h->wall_offset_ns;
@@ -102,7 +102,7 @@ static void head_counters(const struct pg_header *h, struct pg_j_head *j)
 
 static bool head_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
 {
-    struct pg_j_head *j = frame_begin(s, out, PG_J_HEAD, 0);
+    struct pg_wal_head *j = frame_begin(s, out, PG_WAL_HEAD, 0);
     if (j == NULL)
         return false;
     lsns_begin(a, s);
@@ -117,12 +117,12 @@ static bool head_write(const struct pg_arena *a, struct pg_snapshot *s, struct s
 /* Each frame gets its number before its effect is there for a reader to see. */
 static bool last_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
 {
-    struct pg_j_last *j = frame_begin(s, out, PG_J_LAST, 0);
+    struct pg_wal_last *j = frame_begin(s, out, PG_WAL_LAST, 0);
     if (j == NULL)
         return false;
     if (a->stage != NULL)
         s->end_lsn = LOAD_ACQUIRE(&a->stage->next_lsn) - 1;
-    *j = (struct pg_j_last){.frames = s->frames, .start_lsn = s->start_lsn,
+    *j = (struct pg_wal_last){.frames = s->frames, .start_lsn = s->start_lsn,
                             .end_lsn = s->end_lsn};
     s->done = 1;
     return frame_end(s);
@@ -137,10 +137,10 @@ static bool namespace_write(const struct pg_arena *a, struct pg_snapshot *s, str
     const uint32_t len = LOAD_ACQUIRE(&n->name_len);
     if (len == 0 || len > PG_NAMESPACE_MAX)
         return true;
-    struct pg_j_namespace *j = frame_begin(s, out, PG_J_NAMESPACE, len);
+    struct pg_wal_namespace *j = frame_begin(s, out, PG_WAL_NAMESPACE, len);
     if (j == NULL)
         return false;
-    *j = j_namespace_of(row, n, len);
+    *j = wal_namespace_of(row, n, len);
     memcpy(j + 1, n->name, len);
     return frame_end(s);
 }
@@ -152,15 +152,16 @@ static bool topic_write(const struct pg_arena *a, struct pg_snapshot *s, struct 
     const uint32_t len = LOAD_ACQUIRE(&t->name_len);
     if (len == 0 || len > PG_TOPIC_MAX + 1)
         return true;
-    struct pg_j_topic *j = frame_begin(s, out, PG_J_TOPIC, len - 1);
+    struct pg_wal_topic *j = frame_begin(s, out, PG_WAL_TOPIC, len - 1);
     if (j == NULL)
         return false;
-    *j = j_topic_of(row, t, len - 1);
+    *j = wal_topic_of(row, t, len - 1);
     memcpy(j + 1, t->name, len - 1);
     return frame_end(s);
 }
 
-/* ---- slots ------------------------------------------------------------------------------------ */
+/* ---- slots ------------------------------------------------------------------------------------
+ * */
 
 static const struct pg_life *life_at(const struct pg_arena *a, uint64_t slot)
 {
@@ -171,10 +172,10 @@ static bool timer_copy(const struct pg_arena *a, struct pg_snapshot *s, const st
                        const struct pg_cold *c, struct sink *out)
 {
     const uint32_t bytes = c->key_len + c->payload_len;
-    struct pg_j_arm *j = frame_begin_with(s, out, PG_J_ARM, bytes, life_at(a, s->next));
+    struct pg_wal_arm *j = frame_begin_with(s, out, PG_WAL_ARM, bytes, life_at(a, s->next));
     if (j == NULL)
         return false;
-    *j = j_arm_of(a, (uint32_t)s->next, h, c, ctl_ticket(h->ctl));
+    *j = wal_arm_of(a, (uint32_t)s->next, h, c, ctl_ticket(h->ctl));
     j->armed_ns = armed_ns_of(h, c);
     memcpy(j + 1, blob_at(&a->blobs, c->blob) + c->ext_len, bytes);
     return true;
@@ -186,12 +187,12 @@ static bool operation_copy(const struct pg_arena *a, struct pg_snapshot *s,
 {
     const uint32_t bytes = c->key_len + c->payload_len;
     const uint8_t *blob = blob_at(&a->blobs, c->blob);
-    struct pg_j_watch *j = frame_begin_with(s, out, PG_J_WATCH, j_watch_extra(op->keys, bytes),
+    struct pg_wal_watch *j = frame_begin_with(s, out, PG_WAL_WATCH, wal_watch_extra(op->keys, bytes),
                                             life_at(a, s->next));
     if (j == NULL)
         return false;
-    struct pg_j_watch_key *keys = (struct pg_j_watch_key *)(j + 1);
-    *j = j_watch_of(a, (uint32_t)s->next, h, c, op, ctl_ticket(h->ctl));
+    struct pg_wal_watch_key *keys = (struct pg_wal_watch_key *)(j + 1);
+    *j = wal_watch_of(a, (uint32_t)s->next, h, c, op, ctl_ticket(h->ctl));
     operation_keys_copy(a, op, blob, keys);
     memcpy(keys + op->keys, blob + c->ext_len, bytes);
     return true;
@@ -236,7 +237,8 @@ static bool slot_write(const struct pg_arena *a, struct pg_snapshot *s, struct s
     return out->used == before || frame_end(s);
 }
 
-/* ---- levels ------------------------------------------------------------------------------------ */
+/* ---- levels ------------------------------------------------------------------------------------
+ * */
 
 static bool level_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
 {
@@ -250,24 +252,25 @@ static bool level_write(const struct pg_arena *a, struct pg_snapshot *s, struct 
             return true;
         key = blob_at(&a->blobs, level_blob(&l));
     }
-    struct pg_j_level *j = frame_begin(s, out, PG_J_LEVEL, l.key_len);
+    struct pg_wal_level *j = frame_begin(s, out, PG_WAL_LEVEL, l.key_len);
     if (j == NULL)
         return false;
-    *j = j_level_of((uint32_t)s->next, &l, true);
+    *j = wal_level_of((uint32_t)s->next, &l, true);
     memcpy(j + 1, key, l.key_len);
     return frame_end(s);
 }
 
-/* ---- the outbox ---------------------------------------------------------------------------------- */
+/* ---- the outbox
+ * ---------------------------------------------------------------------------------- */
 
 static bool entry_copy(const struct pg_arena *a, struct pg_snapshot *s, const struct pg_entry *e,
                        struct sink *out)
 {
     const uint32_t bytes = e->key_len + e->payload_len;
-    struct pg_j_entry *j = frame_begin(s, out, PG_J_ENTRY, bytes);
+    struct pg_wal_entry *j = frame_begin(s, out, PG_WAL_ENTRY, bytes);
     if (j == NULL)
         return false;
-    *j = j_entry_of(s->next, e);
+    *j = wal_entry_of(s->next, e);
     memcpy(j + 1, blob_at(&a->blobs, e->blob), bytes);
     return true;
 }
@@ -289,7 +292,8 @@ static bool entry_write(const struct pg_arena *a, struct pg_snapshot *s, struct 
     return out->used == before || frame_end(s);
 }
 
-/* ---- loads ------------------------------------------------------------------------------------------ */
+/* ---- loads
+ * ------------------------------------------------------------------------------------------ */
 
 static bool load_frame_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
 {
@@ -297,21 +301,21 @@ static bool load_frame_write(const struct pg_arena *a, struct pg_snapshot *s, st
     l.state = LOAD_ACQUIRE(&a->loads[s->next].state);
     if (l.state == PG_LOAD_NONE || l.state > PG_LOAD_CLOSED)
         return true;
-    struct pg_j_load *j = frame_begin(s, out, PG_J_LOAD, 0);
+    struct pg_wal_load *j = frame_begin(s, out, PG_WAL_LOAD, 0);
     if (j == NULL)
         return false;
-    *j = j_load_of(&l);
+    *j = wal_load_of(&l);
     return frame_end(s);
 }
 
-/* One that is given to another load meanwhile is left out: the journal has all of that one. */
+/* One that is given to another load meanwhile is left out: the WAL has all of that one. */
 static bool block_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
 {
     const struct pg_load_block *b = &a->load_blocks[s->next];
     const uint32_t load = LOAD_ACQUIRE(&b->load);
     if (load == 0 || load > a->load_rows)
         return true;
-    struct pg_j_block *j = frame_begin(s, out, PG_J_BLOCK, 0);
+    struct pg_wal_block *j = frame_begin(s, out, PG_WAL_BLOCK, 0);
     if (j == NULL)
         return false;
     const struct pg_load_part part = load_part(a, (uint32_t)s->next);
@@ -321,7 +325,8 @@ static bool block_write(const struct pg_arena *a, struct pg_snapshot *s, struct 
     return frame_end(s);
 }
 
-/* ---- all of it -------------------------------------------------------------------------------------- */
+/* ---- all of it
+ * -------------------------------------------------------------------------------------- */
 
 typedef bool (*write_fn)(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out);
 

@@ -1,4 +1,4 @@
-/* stage.c - the journal's ring: every effect is written down here before it happens.
+/* stage.c - the WAL's ring: every effect is written down here before it happens.
  *
  * A frame stands complete behind `staged` before `staged` moves over it; then comes the store
  * that makes its effect so; then `tail` moves, with the next frame or at the end of the call.
@@ -29,7 +29,7 @@ static uint64_t before_end(const struct pg_stage *s, uint64_t position)
 static uint64_t past_padding(const struct pg_arena *a, uint64_t position)
 {
     const uint64_t left = before_end(a->stage, position);
-    if (left < sizeof(struct pg_frame_head) || frame_at(a, position)->type == PG_J_PAD)
+    if (left < sizeof(struct pg_frame_head) || frame_at(a, position)->type == PG_WAL_PAD)
         return position + left;
     return position;
 }
@@ -42,7 +42,7 @@ static uint64_t place_for(const struct pg_arena *a, uint64_t whole)
         return position;
     if (left >= sizeof(struct pg_frame_head))
         *frame_at(a, position) = (struct pg_frame_head){
-            .bytes = (uint32_t)left, .lsn = a->stage->next_lsn - 1, .type = PG_J_PAD};
+            .bytes = (uint32_t)left, .lsn = a->stage->next_lsn - 1, .type = PG_WAL_PAD};
     return position + left;
 }
 
@@ -54,12 +54,12 @@ bool stage_over(const struct pg_arena *a, uint64_t percent)
 
 static bool stopped(const struct pg_arena *a)
 {
-    return LOAD_ACQUIRE(&a->stage->state) == PG_JOURNAL_STOPPED;
+    return LOAD_ACQUIRE(&a->stage->state) == PG_WAL_STOPPED;
 }
 
 unsigned stage_refuses(const struct pg_arena *a)
 {
-    return stopped(a) ? PG_ST_JOURNAL : stage_over(a, 75) ? PG_ST_BUSY : PG_ST_NONE;
+    return stopped(a) ? PG_ST_WAL : stage_over(a, 75) ? PG_ST_BUSY : PG_ST_NONE;
 }
 
 bool stage_admits(struct pg_arena *a, struct pg_result *r)
@@ -74,7 +74,7 @@ bool stage_admits(struct pg_arena *a, struct pg_result *r)
 bool stage_gives_up(const struct pg_arena *a, struct pg_result *r)
 {
     if (stopped(a))
-        answer(r, 0, PG_ST_JOURNAL, 0);
+        answer(r, 0, PG_ST_WAL, 0);
     return stopped(a);
 }
 
@@ -88,7 +88,7 @@ void stage_settle(struct pg_arena *a)
 
 /* The body of a frame, with `extra` bytes behind it that the caller fills, and `tail` at its end
  * for what is told of beginning and end. */
-static void *frame_begin_with(struct pg_arena *a, enum pg_journal_type type, uint64_t extra,
+static void *frame_begin_with(struct pg_arena *a, enum pg_wal_type type, uint64_t extra,
                               uint64_t tail)
 {
     const uint64_t bytes = frame_bytes(type, extra), whole = bytes + tail;
@@ -102,7 +102,7 @@ static void *frame_begin_with(struct pg_arena *a, enum pg_journal_type type, uin
     return f + 1;
 }
 
-static void *frame_begin(struct pg_arena *a, enum pg_journal_type type, uint64_t extra)
+static void *frame_begin(struct pg_arena *a, enum pg_wal_type type, uint64_t extra)
 {
     return frame_begin_with(a, type, extra, 0);
 }
@@ -156,23 +156,23 @@ static void asked_tell(const struct pg_arena *a, uint32_t slot, void *body, uint
 void stage_namespace(struct pg_arena *a, uint32_t row, const struct pg_namespace *fields,
                      struct name name)
 {
-    struct pg_j_namespace *body = frame_begin(a, PG_J_NAMESPACE, name.len);
-    *body = j_namespace_of(row, fields, name.len);
+    struct pg_wal_namespace *body = frame_begin(a, PG_WAL_NAMESPACE, name.len);
+    *body = wal_namespace_of(row, fields, name.len);
     memcpy(body + 1, name.bytes, name.len);
     frame_end(a);
 }
 
 void stage_topic(struct pg_arena *a, uint32_t row, struct name name)
 {
-    struct pg_j_topic *body = frame_begin(a, PG_J_TOPIC, name.len);
-    *body = j_topic_of(row, &a->topics[row], name.len);
+    struct pg_wal_topic *body = frame_begin(a, PG_WAL_TOPIC, name.len);
+    *body = wal_topic_of(row, &a->topics[row], name.len);
     memcpy(body + 1, name.bytes, name.len);
     frame_end(a);
 }
 
-static struct pg_j_row row_of(const struct pg_arena *a, uint32_t load, uint64_t row)
+static struct pg_wal_row row_of(const struct pg_arena *a, uint32_t load, uint64_t row)
 {
-    struct pg_j_row j = {.row = row};
+    struct pg_wal_row j = {.row = row};
     memcpy(j.load, a->loads[load].id, sizeof j.load);
     return j;
 }
@@ -182,8 +182,8 @@ static void *row_write(const struct pg_arena *a, void *at)
 {
     if (LIKELY(!a->in_load))
         return at;
-    *(struct pg_j_row *)at = row_of(a, a->load, a->load_row);
-    return (struct pg_j_row *)at + 1;
+    *(struct pg_wal_row *)at = row_of(a, a->load, a->load_row);
+    return (struct pg_wal_row *)at + 1;
 }
 
 /* A parked one, whose payload is there again. It lives on. */
@@ -191,11 +191,11 @@ void stage_unpark(struct pg_arena *a, uint32_t slot)
 {
     const struct pg_hot *h = &a->slots.hot[slot];
     const struct pg_cold *c = &a->slots.cold[slot];
-    const struct pg_j_arm j = j_arm_of(a, slot, h, c, ctl_ticket(h->ctl));
+    const struct pg_wal_arm j = wal_arm_of(a, slot, h, c, ctl_ticket(h->ctl));
     const uint32_t bytes = c->key_len + c->payload_len;
-    struct pg_j_unpark *body =
-        frame_begin_with(a, PG_J_UNPARK, j_row_bytes(a->in_load) + bytes, BEGUN);
-    *body = (struct pg_j_unpark){.ticket = j.ticket, .deadline_ns = j.deadline_ns,
+    struct pg_wal_unpark *body =
+        frame_begin_with(a, PG_WAL_UNPARK, wal_row_bytes(a->in_load) + bytes, BEGUN);
+    *body = (struct pg_wal_unpark){.ticket = j.ticket, .deadline_ns = j.deadline_ns,
                                  .wall_ns = j.wall_ns, .at_ns = a->moment_ns, .slot = slot,
                                  .topic = j.topic, .uid = j.uid, .payload_len = j.payload_len,
                                  .counted = j.counted, .in_load = a->in_load,
@@ -207,7 +207,7 @@ void stage_unpark(struct pg_arena *a, uint32_t slot)
 }
 
 /* Key and payload, as they stand in the blob; or the payload that is being parked. */
-static void arm_bytes(const struct pg_arena *a, const struct pg_cold *c, struct pg_j_arm *body)
+static void arm_bytes(const struct pg_arena *a, const struct pg_cold *c, struct pg_wal_arm *body)
 {
     const uint32_t kept = c->key_len + c->payload_len;
     uint8_t *at = row_write(a, body + 1);
@@ -220,10 +220,10 @@ void stage_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t repl
 {
     const struct pg_cold *c = &a->slots.cold[slot];
     const uint32_t payload = a->parking != NULL ? a->parking->payload_len : c->payload_len;
-    const uint64_t extra = j_row_bytes(a->in_load) + c->key_len + payload;
-    struct pg_j_arm *body =
-        frame_begin_with(a, PG_J_ARM, extra, replaced == PG_NIL ? BEGUN : ENDED + BEGUN);
-    *body = j_arm_of(a, slot, &a->slots.hot[slot], c, ticket);
+    const uint64_t extra = wal_row_bytes(a->in_load) + c->key_len + payload;
+    struct pg_wal_arm *body =
+        frame_begin_with(a, PG_WAL_ARM, extra, replaced == PG_NIL ? BEGUN : ENDED + BEGUN);
+    *body = wal_arm_of(a, slot, &a->slots.hot[slot], c, ticket);
     body->payload_len = payload;
     body->parked = a->parking != NULL;
     body->armed_ns = a->moment_ns;
@@ -243,8 +243,8 @@ void stage_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t repl
 
 void stage_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns, int64_t wall_ns)
 {
-    struct pg_j_move *body = frame_begin(a, PG_J_MOVE, j_row_bytes(a->in_load));
-    *body = (struct pg_j_move){.ticket = ctl_ticket(a->slots.hot[slot].ctl),
+    struct pg_wal_move *body = frame_begin(a, PG_WAL_MOVE, wal_row_bytes(a->in_load));
+    *body = (struct pg_wal_move){.ticket = ctl_ticket(a->slots.hot[slot].ctl),
                                .deadline_ns = deadline_ns, .wall_ns = wall_ns,
                                .at_ns = a->moment_ns, .slot = slot, .uid = a->uid,
                                .in_load = a->in_load};
@@ -255,8 +255,8 @@ void stage_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns, int64_t 
 void stage_end(struct pg_arena *a, uint32_t slot, enum pg_end_cause cause)
 {
     const struct pg_hot *h = &a->slots.hot[slot];
-    struct pg_j_end *body = frame_begin_with(a, PG_J_END, 0, ENDED);
-    *body = (struct pg_j_end){.ticket = ctl_ticket(h->ctl), .at_ns = a->moment_ns, .slot = slot,
+    struct pg_wal_end *body = frame_begin_with(a, PG_WAL_END, 0, ENDED);
+    *body = (struct pg_wal_end){.ticket = ctl_ticket(h->ctl), .at_ns = a->moment_ns, .slot = slot,
                               .cause = cause, .uid = a->uid, .topic = h->topic,
                               .ended_boot_ns = a->real_boot_ns};
     life_tell(a, slot, body);
@@ -267,8 +267,8 @@ void stage_end(struct pg_arena *a, uint32_t slot, enum pg_end_cause cause)
 void stage_fire(struct pg_arena *a, uint32_t slot, const struct pg_entry *e)
 {
     const struct pg_topic *t = &a->topics[e->topic];
-    struct pg_j_fire *body = frame_begin_with(a, PG_J_FIRE, 0, BEGUN);
-    *body = (struct pg_j_fire){.ticket = e->ticket >> 8, .deadline_ns = e->deadline_ns,
+    struct pg_wal_fire *body = frame_begin_with(a, PG_WAL_FIRE, 0, BEGUN);
+    *body = (struct pg_wal_fire){.ticket = e->ticket >> 8, .deadline_ns = e->deadline_ns,
                                .fired_ns = e->fired_ns, .position = a->header->outbox_tail,
                                .sequence = t->sequence + 1, .previous = t->last_position,
                                .slot = slot, .topic = e->topic, .flags = entry_flags(e),
@@ -282,8 +282,8 @@ void stage_entry(struct pg_arena *a, const struct pg_entry *e)
 {
     const struct pg_topic *t = &a->topics[e->topic];
     const uint32_t bytes = e->key_len + e->payload_len;
-    struct pg_j_entry *body = frame_begin(a, PG_J_ENTRY, bytes);
-    *body = j_entry_of(a->header->outbox_tail, e);
+    struct pg_wal_entry *body = frame_begin(a, PG_WAL_ENTRY, bytes);
+    *body = wal_entry_of(a->header->outbox_tail, e);
     body->sequence = t->sequence + 1;
     body->previous = t->last_position;
     body->uid = a->uid;
@@ -294,8 +294,8 @@ void stage_entry(struct pg_arena *a, const struct pg_entry *e)
 
 void stage_sent(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns, int64_t handed_boot_ns)
 {
-    struct pg_j_sent *body = frame_begin(a, PG_J_SENT, 0);
-    *body = (struct pg_j_sent){.from = a->header->published, .upto = upto, .built_ns = a->now_ns,
+    struct pg_wal_sent *body = frame_begin(a, PG_WAL_SENT, 0);
+    *body = (struct pg_wal_sent){.from = a->header->published, .upto = upto, .built_ns = a->now_ns,
                                .built_boot_ns = built_boot_ns, .handed_boot_ns = handed_boot_ns};
     frame_end(a);
 }
@@ -305,10 +305,10 @@ void stage_watch(struct pg_arena *a, uint32_t slot, uint64_t ticket)
     const struct pg_cold *c = &a->slots.cold[slot];
     const struct pg_operation *op = operation_at(a, slot);
     const uint32_t bytes = c->key_len + c->payload_len;
-    struct pg_j_watch *body =
-        frame_begin_with(a, PG_J_WATCH, j_watch_extra(op->keys, bytes), BEGUN);
-    struct pg_j_watch_key *keys = (struct pg_j_watch_key *)(body + 1);
-    *body = j_watch_of(a, slot, &a->slots.hot[slot], c, op, ticket);
+    struct pg_wal_watch *body =
+        frame_begin_with(a, PG_WAL_WATCH, wal_watch_extra(op->keys, bytes), BEGUN);
+    struct pg_wal_watch_key *keys = (struct pg_wal_watch_key *)(body + 1);
+    *body = wal_watch_of(a, slot, &a->slots.hot[slot], c, op, ticket);
     body->uid = a->uid;
     operation_keys_copy(a, op, (const uint8_t *)op, keys);
     memcpy(keys + op->keys, (const uint8_t *)op + c->ext_len, bytes);
@@ -319,8 +319,8 @@ void stage_watch(struct pg_arena *a, uint32_t slot, uint64_t ticket)
 void stage_level(struct pg_arena *a, uint32_t row, const struct pg_watched *fields,
                  const struct key *key)
 {
-    struct pg_j_level *body = frame_begin(a, PG_J_LEVEL, key == NULL ? 0 : key->len);
-    *body = j_level_of(row, fields, key != NULL);
+    struct pg_wal_level *body = frame_begin(a, PG_WAL_LEVEL, key == NULL ? 0 : key->len);
+    *body = wal_level_of(row, fields, key != NULL);
     if (key != NULL) {
         body->key_len = key->len;
         memcpy(body + 1, key->bytes, key->len);
@@ -330,8 +330,8 @@ void stage_level(struct pg_arena *a, uint32_t row, const struct pg_watched *fiel
 
 void stage_gone(struct pg_arena *a, uint32_t row)
 {
-    struct pg_j_gone *body = frame_begin(a, PG_J_GONE, 0);
-    *body = (struct pg_j_gone){.row = row};
+    struct pg_wal_gone *body = frame_begin(a, PG_WAL_GONE, 0);
+    *body = (struct pg_wal_gone){.row = row};
     frame_end(a);
 }
 
@@ -341,8 +341,8 @@ void stage_outcome(struct pg_arena *a, uint32_t slot)
     const struct pg_operation *op = operation_at(a, slot);
     const struct pg_topic *t = &a->topics[h->topic];
     const uint32_t bitmap = (op->keys + 7u) / 8;
-    struct pg_j_outcome *body = frame_begin_with(a, PG_J_OUTCOME, bitmap, BEGUN);
-    *body = (struct pg_j_outcome){.ticket = ctl_ticket(h->ctl), .deadline_ns = h->deadline_ns,
+    struct pg_wal_outcome *body = frame_begin_with(a, PG_WAL_OUTCOME, bitmap, BEGUN);
+    *body = (struct pg_wal_outcome){.ticket = ctl_ticket(h->ctl), .deadline_ns = h->deadline_ns,
                                   .ended_ns = op->ended_ns, .slot = slot, .topic = h->topic,
                                   .error = op->error, .keys = op->keys, .cause = op->cause,
                                   .flags = (uint8_t)(PG_E_OPERATION | late_flag(a, h)),
@@ -359,16 +359,16 @@ void stage_outcome(struct pg_arena *a, uint32_t slot)
 
 void stage_session(struct pg_arena *a, const struct pg_session *s)
 {
-    struct pg_j_session *body = frame_begin(a, PG_J_SESSION, 0);
-    *body = (struct pg_j_session){.session = s->id, .at_boot_ns = a->real_boot_ns, .uid = s->uid,
+    struct pg_wal_session *body = frame_begin(a, PG_WAL_SESSION, 0);
+    *body = (struct pg_wal_session){.session = s->id, .at_boot_ns = a->real_boot_ns, .uid = s->uid,
                                   .pid = s->pid, .dropped = s->inbox_count};
     frame_end(a);
 }
 
 void stage_opened(struct pg_arena *a, const struct pg_session *s, uint64_t id, struct name name)
 {
-    struct pg_j_opened *body = frame_begin(a, PG_J_OPENED, name.len);
-    *body = (struct pg_j_opened){.session = id, .at_boot_ns = a->real_boot_ns, .uid = s->uid,
+    struct pg_wal_opened *body = frame_begin(a, PG_WAL_OPENED, name.len);
+    *body = (struct pg_wal_opened){.session = id, .at_boot_ns = a->real_boot_ns, .uid = s->uid,
                                  .pid = s->pid, .name_len = name.len};
     if (name.len != 0)
         memcpy(body + 1, name.bytes, name.len);
@@ -380,8 +380,8 @@ void pg_replied(struct pg_arena *a, uint64_t session, uint64_t sequence, uint32_
 {
     if (!staging(a) || stage_full(a))         /* nothing that is kept depends on it */
         return;
-    struct pg_j_replied *body = frame_begin(a, PG_J_REPLIED, 0);
-    *body = (struct pg_j_replied){.session = session, .sequence = sequence, .count = count,
+    struct pg_wal_replied *body = frame_begin(a, PG_WAL_REPLIED, 0);
+    *body = (struct pg_wal_replied){.session = session, .sequence = sequence, .count = count,
                                   .built_boot_ns = built_boot_ns,
                                   .handed_boot_ns = handed_boot_ns};
     frame_end(a);
@@ -394,32 +394,33 @@ void pg_stage_metrics(struct pg_arena *a, int64_t real_boot_ns)
     if (stage_refusal(a) != PG_ST_NONE || !staging(a))
         return;
     const uint32_t buckets = histograms_used(a);
-    const uint64_t extra = PG_HISTOGRAMS * sizeof(struct pg_j_histogram) +
-                           buckets * sizeof(struct pg_j_bucket);
-    struct pg_j_metrics *body = frame_begin(a, PG_J_METRICS, extra);
-    *body = (struct pg_j_metrics){.at_boot_ns = real_boot_ns, .histogram_count = PG_HISTOGRAMS,
+    const uint64_t extra = PG_HISTOGRAMS * sizeof(struct pg_wal_histogram) +
+                           buckets * sizeof(struct pg_wal_bucket);
+    struct pg_wal_metrics *body = frame_begin(a, PG_WAL_METRICS, extra);
+    *body = (struct pg_wal_metrics){.at_boot_ns = real_boot_ns, .histogram_count = PG_HISTOGRAMS,
                                   .bucket_count = buckets};
-    histograms_write(a, (struct pg_j_histogram *)(body + 1));
+    histograms_write(a, (struct pg_wal_histogram *)(body + 1));
     frame_end(a);
     stage_settle(a);
 }
 
 void stage_load(struct pg_arena *a, const struct pg_load *fields)
 {
-    struct pg_j_load *body = frame_begin(a, PG_J_LOAD, 0);
-    *body = j_load_of(fields);
+    struct pg_wal_load *body = frame_begin(a, PG_WAL_LOAD, 0);
+    *body = wal_load_of(fields);
     body->at_ns = a->moment_ns;
     frame_end(a);
 }
 
 void stage_done(struct pg_arena *a, uint32_t load, uint64_t row)
 {
-    struct pg_j_done *body = frame_begin(a, PG_J_DONE, 0);
-    *body = (struct pg_j_done){.row = row_of(a, load, row), .at_ns = a->moment_ns};
+    struct pg_wal_done *body = frame_begin(a, PG_WAL_DONE, 0);
+    *body = (struct pg_wal_done){.row = row_of(a, load, row), .at_ns = a->moment_ns};
     frame_end(a);
 }
 
-/* ---- the committer's side ---------------------------------------------------------------------- */
+/* ---- the committer's side ----------------------------------------------------------------------
+ * */
 
 uint64_t pg_stage_copy(const struct pg_arena *a, uint64_t from, void *out, uint64_t out_bytes,
                        uint64_t *upto, uint64_t *lsn)
@@ -439,7 +440,8 @@ uint64_t pg_stage_copy(const struct pg_arena *a, uint64_t from, void *out, uint6
     return to.used;
 }
 
-/* ---- the frame in doubt ------------------------------------------------------------------------ */
+/* ---- the frame in doubt ------------------------------------------------------------------------
+ * */
 
 /* Whether the effect that a frame describes is there. One function per type; each first looks
  * whether what the frame names can be there at all. */
@@ -458,42 +460,42 @@ static bool entry_is(const struct pg_arena *a, uint64_t position, uint64_t ticke
 
 static bool namespace_visible(const struct pg_arena *a, const void *body)
 {
-    const struct pg_j_namespace *j = body;
+    const struct pg_wal_namespace *j = body;
     if (j->row >= a->namespace_rows || a->namespaces[j->row].name_len == 0)
         return false;
-    const struct pg_j_namespace found = j_namespace_of(j->row, &a->namespaces[j->row], j->name_len);
+    const struct pg_wal_namespace found = wal_namespace_of(j->row, &a->namespaces[j->row], j->name_len);
     return memcmp(&found, j, sizeof found) == 0;
 }
 
 static bool topic_visible(const struct pg_arena *a, const void *body)
 {
-    const struct pg_j_topic *j = body;
+    const struct pg_wal_topic *j = body;
     return j->row < a->topic_rows && a->topics[j->row].name_len != 0 &&
            a->topics[j->row].incarnation == j->incarnation;
 }
 
 static bool arm_visible(const struct pg_arena *a, const void *body)
 {
-    const struct pg_j_arm *j = body;
+    const struct pg_wal_arm *j = body;
     return slot_is(a, j->slot, j->ticket, j->parked ? PG_S_PARKED : PG_S_ARMED);
 }
 
 static bool unpark_visible(const struct pg_arena *a, const void *body)
 {
-    const struct pg_j_unpark *j = body;
+    const struct pg_wal_unpark *j = body;
     return slot_is(a, j->slot, j->ticket, PG_S_ARMED);
 }
 
 static bool watch_visible(const struct pg_arena *a, const void *body)
 {
-    const struct pg_j_watch *j = body;
+    const struct pg_wal_watch *j = body;
     return slot_is(a, j->slot, j->ticket, PG_S_ARMED);
 }
 
 /* Of a wall timer the deadline by the wall clock decides; the other follows from it. */
 static bool move_visible(const struct pg_arena *a, const void *body)
 {
-    const struct pg_j_move *j = body;
+    const struct pg_wal_move *j = body;
     if (!slot_is(a, j->slot, j->ticket, PG_S_ARMED) &&
         !slot_is(a, j->slot, j->ticket, PG_S_PARKED))
         return false;
@@ -505,24 +507,24 @@ static bool move_visible(const struct pg_arena *a, const void *body)
 
 static bool end_visible(const struct pg_arena *a, const void *body)
 {
-    const struct pg_j_end *j = body;
+    const struct pg_wal_end *j = body;
     return slot_is(a, j->slot, j->ticket, PG_S_FREE);
 }
 
 static bool fire_visible(const struct pg_arena *a, const void *body)
 {
-    const struct pg_j_fire *j = body;
+    const struct pg_wal_fire *j = body;
     return entry_is(a, j->position, j->ticket);
 }
 
 static bool sent_visible(const struct pg_arena *a, const void *body)
 {
-    return a->header->published >= ((const struct pg_j_sent *)body)->upto;
+    return a->header->published >= ((const struct pg_wal_sent *)body)->upto;
 }
 
 static bool level_visible(const struct pg_arena *a, const void *body)
 {
-    const struct pg_j_level *j = body;
+    const struct pg_wal_level *j = body;
     if (j->row >= a->level_rows || a->levels[j->row].key_len == 0)
         return false;
     const struct pg_watched *l = &a->levels[j->row];
@@ -532,14 +534,14 @@ static bool level_visible(const struct pg_arena *a, const void *body)
 
 static bool gone_visible(const struct pg_arena *a, const void *body)
 {
-    const struct pg_j_gone *j = body;
+    const struct pg_wal_gone *j = body;
     return j->row < a->level_rows && a->levels[j->row].key_len == 0;
 }
 
 /* With a notice its entry decides; an outcome without an owner is free at once. */
 static bool outcome_visible(const struct pg_arena *a, const void *body)
 {
-    const struct pg_j_outcome *j = body;
+    const struct pg_wal_outcome *j = body;
     return (j->position != 0 && entry_is(a, j->position - 1, j->ticket)) ||
            slot_is(a, j->slot, j->ticket, PG_S_OUTCOME) ||
            slot_is(a, j->slot, j->ticket, PG_S_FREE);
@@ -547,17 +549,17 @@ static bool outcome_visible(const struct pg_arena *a, const void *body)
 
 static bool session_visible(const struct pg_arena *a, const void *body)
 {
-    return session_find(a, ((const struct pg_j_session *)body)->session) == NULL;
+    return session_find(a, ((const struct pg_wal_session *)body)->session) == NULL;
 }
 
 static bool opened_visible(const struct pg_arena *a, const void *body)
 {
-    return session_find(a, ((const struct pg_j_opened *)body)->session) != NULL;
+    return session_find(a, ((const struct pg_wal_opened *)body)->session) != NULL;
 }
 
 static bool published_visible(const struct pg_arena *a, const void *body)
 {
-    const struct pg_j_entry *j = body;
+    const struct pg_wal_entry *j = body;
     return entry_is(a, j->position, j->ticket >> 8);
 }
 
@@ -570,7 +572,7 @@ static bool told_visible(const struct pg_arena *a, const void *body)
 
 static bool load_visible(const struct pg_arena *a, const void *body)
 {
-    const struct pg_j_load *j = body;
+    const struct pg_wal_load *j = body;
     const uint32_t load = load_find(a, j->load);
     if (load == PG_NIL || j->state == PG_LOAD_NONE)
         return load == PG_NIL && j->state == PG_LOAD_NONE;
@@ -579,21 +581,22 @@ static bool load_visible(const struct pg_arena *a, const void *body)
 
 static bool done_visible(const struct pg_arena *a, const void *body)
 {
-    return load_row_visible(a, &((const struct pg_j_done *)body)->row);
+    return load_row_visible(a, &((const struct pg_wal_done *)body)->row);
 }
 
-static const visible_fn visible[PG_J_TYPES] = {
-    [PG_J_NAMESPACE] = namespace_visible, [PG_J_TOPIC] = topic_visible, [PG_J_ARM] = arm_visible,
-    [PG_J_MOVE] = move_visible, [PG_J_END] = end_visible, [PG_J_FIRE] = fire_visible,
-    [PG_J_SENT] = sent_visible, [PG_J_WATCH] = watch_visible, [PG_J_LEVEL] = level_visible,
-    [PG_J_GONE] = gone_visible, [PG_J_OUTCOME] = outcome_visible,
-    [PG_J_SESSION] = session_visible, [PG_J_ENTRY] = published_visible,
-    [PG_J_OPENED] = opened_visible, [PG_J_REPLIED] = told_visible,
-    [PG_J_LOAD] = load_visible, [PG_J_DONE] = done_visible, [PG_J_UNPARK] = unpark_visible,
-    [PG_J_METRICS] = told_visible,
+static const visible_fn visible[PG_WAL_TYPES] = {
+    [PG_WAL_NAMESPACE] = namespace_visible, [PG_WAL_TOPIC] = topic_visible, [PG_WAL_ARM] = arm_visible,
+    [PG_WAL_MOVE] = move_visible, [PG_WAL_END] = end_visible, [PG_WAL_FIRE] = fire_visible,
+    [PG_WAL_SENT] = sent_visible, [PG_WAL_WATCH] = watch_visible, [PG_WAL_LEVEL] = level_visible,
+    [PG_WAL_GONE] = gone_visible, [PG_WAL_OUTCOME] = outcome_visible,
+    [PG_WAL_SESSION] = session_visible, [PG_WAL_ENTRY] = published_visible,
+    [PG_WAL_OPENED] = opened_visible, [PG_WAL_REPLIED] = told_visible,
+    [PG_WAL_LOAD] = load_visible, [PG_WAL_DONE] = done_visible, [PG_WAL_UNPARK] = unpark_visible,
+    [PG_WAL_METRICS] = told_visible,
 };
 
-/* ---- init, recovery, check --------------------------------------------------------------------- */
+/* ---- init, recovery, check ---------------------------------------------------------------------
+ * */
 
 void stage_init(struct pg_arena *a)
 {
@@ -648,7 +651,7 @@ static bool frames_sound(const struct pg_arena *a, uint64_t end, uint64_t *lsn,
 }
 
 /* Settings are stored one by one: those that the kill has cut off are in the frame. */
-static void settings_finish(struct pg_arena *a, const struct pg_j_namespace *j)
+static void settings_finish(struct pg_arena *a, const struct pg_wal_namespace *j)
 {
     if (j->row >= a->namespace_rows || a->namespaces[j->row].name_len == 0)
         return;
@@ -679,7 +682,7 @@ bool stage_recover(struct pg_arena *a, struct pg_fault *why)
     if (at + f->bytes != s->staged)
         return fault_set(why, "stage", "more than one frame in doubt", s->tail, at + f->bytes,
                          s->staged);
-    if (f->type == PG_J_NAMESPACE)
+    if (f->type == PG_WAL_NAMESPACE)
         settings_finish(a, (const void *)(f + 1));
     const bool done = visible[f->type](a, f + 1);
     s->next_lsn = lsn + done;

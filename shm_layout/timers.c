@@ -188,7 +188,7 @@ static void answer_slot(const struct pg_arena *a, struct pg_result *r, uint32_t 
     answer(r, ctl_ticket(h->ctl), status, h->deadline_ns);
 }
 
-/* Whether a namespace wants its far-off timers parked, which takes a journal. */
+/* Whether a namespace wants its far-off timers parked, which takes a WAL. */
 static bool parks(const struct pg_arena *a, const struct put *p, int64_t deadline_ns)
 {
     const uint64_t beyond_ns = a->namespaces[p->key.namespace_row].park_beyond_ns;
@@ -457,7 +457,8 @@ bool timers_cancel(struct pg_arena *a, const struct key *k, uint64_t ticket, str
     return true;
 }
 
-/* ---- expire ----------------------------------------------------------------------------------- */
+/* ---- expire -----------------------------------------------------------------------------------
+ * */
 
 /* True when a wall timer is really due by the wall clock; else it is placed anew. */
 static bool wall_reached(struct pg_arena *a, uint32_t slot)
@@ -519,7 +520,8 @@ static void expire_soon(void *context, const uint32_t *slots, uint32_t count)
     ahead_ends(context, slots, count);
 }
 
-/* ---- steps of the wall clock --------------------------------------------------------------------- */
+/* ---- steps of the wall clock
+ * --------------------------------------------------------------------- */
 
 #define STEP_NS 1000000           /* a smaller difference is drift, met when the timer fires */
 
@@ -590,7 +592,8 @@ int64_t pg_next_ns(const struct pg_arena *a)
     return at_once ? a->now_ns : wheel_next_ns(&a->wheel);
 }
 
-/* ---- linking, for a rebuild ---------------------------------------------------------------------- */
+/* ---- linking, for a rebuild
+ * ---------------------------------------------------------------------- */
 
 void timers_link_own(struct pg_arena *a, uint32_t slot)
 {
@@ -622,7 +625,8 @@ bool timers_link_newest(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
     return true;
 }
 
-/* ---- check ------------------------------------------------------------------------------------------ */
+/* ---- check
+ * ------------------------------------------------------------------------------------------ */
 
 /* Where a wall timer stands is by drift away from the wall clock at most, but for a step that is
  * under way. */

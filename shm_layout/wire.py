@@ -19,7 +19,7 @@ from purgatoryd.shm_layout.errors import (
     InvalidName,
     InvalidPayload,
     MessageRefused,
-    NoJournal,
+    NoWal,
     ProtocolError,
 )
 from purgatoryd.shm_layout.layout import KeyType, Message, NamespaceField, WireError, struct_format
@@ -264,7 +264,7 @@ class Reply(NamedTuple):
             name = WireError(self.error).name
         except ValueError:
             name = "an error this client does not know"
-        kind = NoJournal if self.error == WireError.NO_JOURNAL else MessageRefused
+        kind = NoWal if self.error == WireError.NO_WAL else MessageRefused
         return kind(error=self.error, name=name, detail=self.detail)
 
 
@@ -292,8 +292,8 @@ class Welcome(NamedTuple):
     """CPU of its loop + 1; 0 = any."""
     origin: int
     """The id that the session had at first."""
-    journal: int
-    """1: the daemon keeps a journal."""
+    wal: int
+    """1: the daemon keeps a WAL."""
     term: int
     """Of the leader that answers; 0 = a daemon without replicas."""
 

@@ -37,8 +37,8 @@ CONF = {
 }
 DEMO = "--lake lake --name demo"
 COMMANDS = {
-    "ingest": "--journal journals --lake lake",
-    "report": "--journal journals --ledger ledgers --lake lake --out page.html",
+    "ingest": "--wal-dir wal --lake lake",
+    "report": "--wal-dir wal --ledger ledgers --lake lake --out page.html",
     "cold load": f"reminders.parquet {DEMO}",
     "cold cancel": f"order:3 --namespace shop {DEMO}",
     "cold promote": f"--window 2030-01-01T00:10Z {DEMO}",
@@ -76,7 +76,7 @@ def main(master: str) -> None:
     spark = session(master, CONF, "cluster")
     places = spark.range(0, 2 * WORKERS, 1, 2 * WORKERS).mapInArrow(folder, "cwd string")
     cwds = {row.cwd for row in places.collect()}
-    records = spark.read.format("purgatoryd").load("journals/stored").count()
+    records = spark.read.format("purgatoryd").load("wal/stored").count()
     writer = timers(spark, "filed").write.format("purgatoryd").mode("append")
     writer.options(name="demo", to="files").save("spool")
     writer = timers(spark, "added").write.format("purgatoryd").mode("append")

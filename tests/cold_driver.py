@@ -149,7 +149,7 @@ def _stage_load(rows: pa.Table, number: int, staged: Path) -> None:
 
 
 @dataclass
-class Journal:
+class Wal:
     """Stands in for the lake: rows of timers that were parked, and those that were ended."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -162,11 +162,11 @@ def _records(_: object, lake: Any, now: list[str], *__: object) -> Records:
 
 
 def _stage_parked(_: object, tier: Tier, found: Any, number: int, staged: Path) -> None:
-    journal, known = found.shipped, {(row["key"], row["ticket"]) for row in all_rows(tier)}
+    wal, known = found.shipped, {(row["key"], row["ticket"]) for row in all_rows(tier)}
     (daemon,) = found.arenas
-    fresh = [row | {"version": number, "daemon": daemon} for row in journal.rows]
+    fresh = [row | {"version": number, "daemon": daemon} for row in wal.rows]
     _write_hours([row for row in fresh if (row["key"], row["ticket"]) not in known], staged)
-    ended = [row | {"version": number, "daemon": daemon} for row in journal.ended]
+    ended = [row | {"version": number, "daemon": daemon} for row in wal.ended]
     (staged / "stones").mkdir(parents=True)
     pq.write_table(
         pa.Table.from_pylist(ended, TOMBSTONES.arrow()), staged / "stones" / "part.parquet"

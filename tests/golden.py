@@ -134,7 +134,7 @@ def golden() -> dict[str, Any]:
         files = make.arena_files(core) | make.export_files(core)
         requests(core, traffic)
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        make.write_journal(directory)
+        make.write_wal(directory)
         for path in directory.iterdir():
             data = path.read_bytes()
             files[f"{path.stem} {data[:8].hex()}"] = data

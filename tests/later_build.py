@@ -25,12 +25,14 @@ APPENDED = {
 
 def later_layout(header: str) -> str:
     """layout.h of the next minor."""
-    for version in ("PG_ABI_MINOR", "PG_JOURNAL_MINOR"):
+    for version in ("PG_ABI_MINOR", "PG_WAL_MINOR"):
         header = replaced(header, rf"(#define {version}) \d+", rf"\1 {ABI[1] + 1}")
     for struct, end in APPENDED.items():
         header = replaced(header, rf"({re.escape(struct)}.*?)\n\}};", rf"\1\n{end}", re.DOTALL)
     header = replaced(header, r"^    PG_R_COUNT$", "    PG_R_LATER,\n    PG_R_COUNT", re.MULTILINE)
-    return replaced(header, r"^    PG_J_TYPES\n", "    PG_J_LATER,\n    PG_J_TYPES\n", re.MULTILINE)
+    return replaced(
+        header, r"^    PG_WAL_TYPES\n", "    PG_WAL_LATER,\n    PG_WAL_TYPES\n", re.MULTILINE
+    )
 
 
 def replaced(text: str, pattern: str, by: str, flags: int = 0) -> str:

@@ -1,4 +1,4 @@
-"""Bronze that is made up: lives of every kind as rows of a journal, in files of a lake."""
+"""Bronze that is made up: lives of every kind as rows of a WAL, in files of a lake."""
 
 from __future__ import annotations
 

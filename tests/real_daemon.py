@@ -18,8 +18,8 @@ import pytest
 
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Reader
-from purgatoryd.shm_layout.journal import Contents, Frame, Walk, contents, segments, uuid_of
 from purgatoryd.shm_layout.paths import Paths, paths_in
+from purgatoryd.shm_layout.wal import Contents, Frame, Walk, contents, segments, uuid_of
 
 Value = TypeVar("Value")
 
@@ -191,7 +191,7 @@ def sent(daemon: Daemon, namespace: str) -> int:
         return 0 if waiting else sum(last for _, last in reader.tails(namespace).values())
 
 
-def journal_frames(folder: Path) -> list[Frame]:
+def wal_frames(folder: Path) -> list[Frame]:
     """The records in a daemon's folder: of all arenas, one behind the other."""
     found, walk = [], Walk()
     for file in segments(folder):
@@ -203,9 +203,9 @@ def journal_frames(folder: Path) -> list[Frame]:
     return found
 
 
-def journal_entries(folder: Path) -> list[Contents]:
-    """What was published, as the journal in a daemon's folder has it."""
-    return [contents(frame) for frame in journal_frames(folder) if frame.kind == "entry"]
+def wal_entries(folder: Path) -> list[Contents]:
+    """What was published, as the WAL in a daemon's folder has it."""
+    return [contents(frame) for frame in wal_frames(folder) if frame.kind == "entry"]
 
 
 def refused(start: Callable[[], object]) -> str:

@@ -57,7 +57,7 @@ class Walk:
 
 def segment_files(directory: Path) -> list[Path]:
     """Oldest first."""
-    return sorted(directory.glob("*.journal"))
+    return sorted(directory.glob("*.wal"))
 
 
 class Committer:
@@ -85,7 +85,7 @@ class Committer:
         """All that is staged, as one group; the newest LSN on disk."""
         while lib.pg_committer_turn(self.c):
             pass
-        assert self.stage.state == lib.PG_JOURNAL_RUNNING
+        assert self.stage.state == lib.PG_WAL_RUNNING
         return int(self.stage.committed_lsn)
 
     def start(self) -> None:

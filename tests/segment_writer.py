@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from purgatoryd.shm_layout._core import ffi, lib
-from purgatoryd.shm_layout.journal import SEGMENT, file_name
+from purgatoryd.shm_layout.wal import SEGMENT, file_name
 
 DAEMON = bytes(range(16))
 BOOT_NS = 1_000 * 10**9
@@ -22,8 +22,8 @@ Record = tuple[int, bytes]
 
 def record(kind: str, rest: bytes = b"", **fields: Any) -> Record:
     """Type and body of a record; `rest` stands behind its struct."""
-    body = ffi.new(f"struct pg_j_{kind} *", fields)
-    return int(getattr(lib, f"PG_J_{kind.upper()}")), bytes(ffi.buffer(body)) + rest
+    body = ffi.new(f"struct pg_wal_{kind} *", fields)
+    return int(getattr(lib, f"PG_WAL_{kind.upper()}")), bytes(ffi.buffer(body)) + rest
 
 
 def names() -> list[Record]:
@@ -58,8 +58,8 @@ def segment(
     *,
     first_group: int = 1,
     seal: bool = True,
-    major: int = lib.PG_JOURNAL_MAJOR,
-    minor: int = lib.PG_JOURNAL_MINOR,
+    major: int = lib.PG_WAL_MAJOR,
+    minor: int = lib.PG_WAL_MINOR,
     uuid: bytes = DAEMON,
     clock: int = lib.PG_CLOCK_BOOT,
 ) -> bytes:
@@ -69,7 +69,7 @@ def segment(
     clocks = {"boot_ns": BOOT_NS, "wall_ns": WALL_NS}
     lib.pg_group_seal(
         ffi.from_buffer(group), len(group), SALT,
-        ffi.new("struct pg_j_group *", {"number": first_group, **clocks}),
+        ffi.new("struct pg_wal_group *", {"number": first_group, **clocks}),
     )  # fmt: skip
     end = ffi.new("struct pg_frame_head *")
     lib.pg_segment_end(end, SALT, first_group, first_lsn + len(frames) - 1)
@@ -92,7 +92,7 @@ def _header(fields: dict[str, Any], major: int, minor: int) -> bytes:
 
 
 def write(directory: Path, data: bytes, first_lsn: int = 1) -> Path:
-    """The segment as a file of a journal."""
+    """The segment as a file of a WAL."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / file_name(first_lsn, SEGMENT)
     path.write_bytes(data)

@@ -55,11 +55,11 @@ FAR_S = 3600
 
 def systemctl(*args: str, check: bool = True) -> str:
     done = subprocess.run(["systemctl", *args], capture_output=True, text=True, check=False)
-    assert not check or done.returncode == 0, (args, done.returncode, done.stderr, journal())
+    assert not check or done.returncode == 0, (args, done.returncode, done.stderr, journald_text())
     return done.stdout.strip()
 
 
-def journal(*args: str) -> str:
+def journald_text(*args: str) -> str:
     command = ["journalctl", "--no-pager", "-o", "cat", *(args or ("-u", "purgatoryd*"))]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
@@ -148,7 +148,7 @@ def a_daemon_that_hangs_is_killed_by_the_watchdog() -> None:
     pid, ticket = main_pid(), ticket_of("far")
     os.kill(pid, signal.SIGSTOP)
     another(pid)
-    assert "Watchdog timeout" in journal()
+    assert "Watchdog timeout" in journald_text()
     assert ticket_of("far") == ticket
 
 
@@ -159,7 +159,7 @@ def a_reload_takes_quotas_over_and_tells_journald() -> None:
     eventually(lambda: header("quota_timers") == 77)
     eventually(lambda: shown("ActiveState") == "active")
     assert main_pid() == pid
-    records = journal("-o", "json", "PURGATORYD_NAME=default").splitlines()
+    records = journald_text("-o", "json", "PURGATORYD_NAME=default").splitlines()
     told = [json.loads(record) for record in records]
     told = [one for one in told if "PURGATORYD_STATE" in one]
     moves = [(one["PURGATORYD_STATE"], one["PRIORITY"]) for one in told[:3]]
@@ -178,7 +178,7 @@ def header(field: str, name: str = "default") -> int:
 def a_second_daemon_of_the_name_is_refused() -> None:
     pid = main_pid()
     systemctl("start", "purgatoryd@default", check=False)
-    eventually(lambda: f"process {pid}" in journal("-u", "purgatoryd@default", "-p", "err"))
+    eventually(lambda: f"process {pid}" in journald_text("-u", "purgatoryd@default", "-p", "err"))
     systemctl("stop", "purgatoryd@default")
     assert main_pid() == pid
     assert purgatoryd("status")[0] == 0
@@ -362,7 +362,7 @@ def settings_that_are_refused_are_not_tried_again() -> None:
     systemctl("start", "purgatoryd@web", check=False)
     eventually(lambda: shown("ActiveState", "purgatoryd@web") == "failed")
     assert shown("NRestarts", "purgatoryd@web") == "0"
-    assert "must be from 1" in journal("-u", "purgatoryd@web", "-p", "err")
+    assert "must be from 1" in journald_text("-u", "purgatoryd@web", "-p", "err")
     settings.write_text(good)
 
 
@@ -377,10 +377,10 @@ def a_stopped_daemon_stays_so_until_the_next_start() -> None:
     eventually(lambda: shown("ActiveState") == "inactive")
 
 
-def a_unit_with_a_journal_has_its_timers_also_without_shared_memory() -> None:
+def a_unit_with_a_wal_has_its_timers_also_without_shared_memory() -> None:
     unit = "purgatoryd@web"
     with Path("/etc/purgatoryd/web.toml").open("a") as settings:
-        settings.write(f'journal = "{STATE}"\n')
+        settings.write(f'wal-dir = "{STATE}"\n')
     systemctl("start", unit)
     with Client("web", durable=True, timeout=PATIENCE_S) as client:
         ticket = client.add("kept", delay=FAR_S).ticket
@@ -409,7 +409,7 @@ def forget_memory_of(name: str) -> None:
 def a_unit_of_shards_is_started_when_all_are_ready() -> None:
     settings = f"""
         shards = 2
-        journal = "{STATE}"
+        wal-dir = "{STATE}"
         log-level = "info"
         capacity = 1000
         payload-memory = "1M"
@@ -575,7 +575,7 @@ STEPS = (
     the_endpoint_tells_whether_the_daemon_is_up,
     settings_that_are_refused_are_not_tried_again,
     a_stopped_daemon_stays_so_until_the_next_start,
-    a_unit_with_a_journal_has_its_timers_also_without_shared_memory,
+    a_unit_with_a_wal_has_its_timers_also_without_shared_memory,
     a_unit_of_shards_is_started_when_all_are_ready,
     a_killed_shard_comes_back_and_its_unit_does_not_notice,
     a_shard_that_hangs_is_started_again_and_its_unit_does_not_notice,
@@ -592,7 +592,7 @@ def outcome(step: Callable[[], None]) -> str | None:
     try:
         step()
     except BaseException:
-        return traceback.format_exc() + journal()
+        return traceback.format_exc() + journald_text()
     return None
 
 

@@ -1,6 +1,6 @@
-"""Ships a journal again and again, each time killed one step later; then started once more.
+"""Ships a WAL again and again, each time killed one step later; then started once more.
 
-    python ship_killed.py JOURNAL WORK
+    python ship_killed.py WAL WORK
 
 Steps are what changes or syncs a file: open for writing, fsync, rename, unlink, mkdir. After every
 second start the lake must be that of an undisturbed run, to the byte. Prints how many steps there
@@ -23,10 +23,10 @@ CHANGES = {"os.rename", "os.remove", "os.mkdir"}
 WRITING = os.O_WRONLY | os.O_RDWR
 
 
-def ship(journal: Path, root: Path) -> None:
+def ship(wal: Path, root: Path) -> None:
     """All that is complete."""
     root.mkdir(exist_ok=True)
-    shipper = Shipper(journal, Lake(root), "node")
+    shipper = Shipper(wal, Lake(root), "node")
     for _ in shipper.turn():
         pass
     shipper.close()
@@ -47,14 +47,14 @@ def killed_at(step: int) -> Callable[..., None]:
     return count
 
 
-def forked(journal: Path, root: Path, step: int = 0) -> bool:
+def forked(wal: Path, root: Path, step: int = 0) -> bool:
     """Ships in a child, killed at a step unless it is 0; True if it came to its end."""
     pid = os.fork()
     if pid == 0:
         count = killed_at(step)
         os.fsync = lambda fd: count("os.fsync", ())  # a kill takes nothing from the kernel
         sys.addaudithook(count)
-        ship(journal, root)
+        ship(wal, root)
         os._exit(0)
     status = os.waitpid(pid, 0)[1]
     assert status in (0, signal.SIGKILL), status
@@ -70,14 +70,14 @@ def tree(root: Path) -> dict[str, bytes]:
     }
 
 
-def main(journal: Path, work: Path) -> None:
+def main(wal: Path, work: Path) -> None:
     """Raises AssertionError at the first step that leaves something behind."""
-    ship(journal, work / "whole")  # here: else each child would import Pandas for Arrow
+    ship(wal, work / "whole")  # here: else each child would import Pandas for Arrow
     whole, step = tree(work / "whole"), 1
-    while not forked(journal, work / "lake", step):
+    while not forked(wal, work / "lake", step):
         seen = {path for path in tree(work / "lake") if path.endswith(".json")}
         assert seen <= set(whole), (step, seen - set(whole))
-        assert forked(journal, work / "lake"), step
+        assert forked(wal, work / "lake"), step
         again = tree(work / "lake")
         assert again == whole, (step, set(again) ^ set(whole))
         shutil.rmtree(work / "lake")

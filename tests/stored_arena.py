@@ -1,4 +1,4 @@
-"""Stored arenas, exports and journals of released versions, for a daemon of today."""
+"""Stored arenas, exports and WALs of released versions, for a daemon of today."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from purgatoryd.shm_layout.paths import Paths
 FOLDER = Path(__file__).parent / "stored"
 ARENAS = sorted(path.parent for path in FOLDER.glob("*/arena.xz"))
 EXPORTS = sorted(path.parent for path in FOLDER.glob("*/export.xz"))
-JOURNALS = sorted(path.parent for path in FOLDER.glob("*/journal.json"))
+WALS = sorted(path.parent for path in FOLDER.glob("*/wal.json"))
 
 
 def unpacked(path: Path) -> bytearray:
@@ -64,11 +64,11 @@ class StoredExport:
         file.write_bytes(unpacked(folder / "export.xz"))
 
 
-class StoredJournal:
-    """The journal in such a folder, laid out in `directory`, and what stands in it."""
+class StoredWal:
+    """The WAL in such a folder, laid out in `directory`, and what stands in it."""
 
     def __init__(self, folder: Path, directory: Path) -> None:
-        self.contents: dict[str, Any] = json.loads((folder / "journal.json").read_text())
+        self.contents: dict[str, Any] = json.loads((folder / "wal.json").read_text())
         self.directory = directory
         directory.mkdir(mode=0o700, parents=True)
         for path in folder.glob("*.xz"):

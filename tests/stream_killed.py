@@ -1,6 +1,6 @@
 """A stream that dies once it kept a batch, before that is logged.
 
-    python stream_killed.py JOURNAL CHECKPOINT KEPT
+    python stream_killed.py WAL CHECKPOINT KEPT
 
 Its process is killed, and with it all that Spark runs there.
 """
@@ -36,12 +36,12 @@ def keep(frame: DataFrame, number: int, kept: Path) -> None:
     path.write_bytes(pickle.dumps(found))
 
 
-def run(spark: SparkSession, journal: Path, checkpoint: Path, each: Any) -> None:
+def run(spark: SparkSession, wal: Path, checkpoint: Path, each: Any) -> None:
     """All that is sealed, as a stream that ends."""
     reader = spark.readStream.format("purgatoryd").options(node="node", max_rows="2000")
     query = (
         reader.option("mark", "stream")
-        .load(str(journal))
+        .load(str(wal))
         .writeStream.foreachBatch(each)
         .option("checkpointLocation", str(checkpoint))
         .trigger(availableNow=True)
@@ -50,7 +50,7 @@ def run(spark: SparkSession, journal: Path, checkpoint: Path, each: Any) -> None
     query.awaitTermination()
 
 
-def main(journal: Path, checkpoint: Path, kept: Path) -> None:
+def main(wal: Path, checkpoint: Path, kept: Path) -> None:
     """Does not return."""
 
     def each(frame: DataFrame, number: int) -> None:
@@ -59,7 +59,7 @@ def main(journal: Path, checkpoint: Path, kept: Path) -> None:
             os.killpg(0, signal.SIGKILL)
 
     spark = session("local[1]", SMALL_PLANS | {"spark.driver.memory": "512m"})
-    run(spark, journal, checkpoint, each)
+    run(spark, wal, checkpoint, each)
 
 
 if __name__ == "__main__":

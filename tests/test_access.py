@@ -43,7 +43,7 @@ from purgatoryd.shm_layout.errors import (
     Denied,
     InvalidSetting,
     MessageRefused,
-    NoJournal,
+    NoWal,
     QuotaExceeded,
 )
 from purgatoryd.shm_layout.layout import EVENTS_NAMESPACE, Message, Status, WireError
@@ -192,21 +192,21 @@ def test_a_stranger_is_told_which_door_is_shut(shared_dir: Path, daemon: StartDa
     assert refused_by(shared_dir)
 
 
-def test_a_stranger_is_told_that_a_journal_is_not_for_him(
+def test_a_stranger_is_told_that_a_wal_is_not_for_him(
     shared_dir: Path, daemon: StartDaemon
 ) -> None:
-    journals = shared_dir / "journals"
-    daemon("demo", "--journal", str(journals))
-    journals.chmod(0o755)
+    wals = shared_dir / "wal"
+    daemon("demo", "--wal-dir", str(wals))
+    wals.chmod(0o755)
 
-    def verify(journal: Path) -> tuple[int, str]:
-        arguments = ["journal", "verify", "--journal", str(journal), "--name", "demo"]
+    def verify(wal: Path) -> tuple[int, str]:
+        arguments = ["wal", "verify", "--wal-dir", str(wal), "--name", "demo"]
         done = CliRunner().invoke(app, arguments)
         return done.exit_code, done.stderr
 
-    assert verify(journals)[0] == Exit.DONE
-    code, said = run_as(BOB, partial(verify, journals))
-    assert (code, said) == (Exit.UNUSABLE, f"purgatoryd: {journals / 'demo'}: Permission denied\n")
+    assert verify(wals)[0] == Exit.DONE
+    code, said = run_as(BOB, partial(verify, wals))
+    assert (code, said) == (Exit.UNUSABLE, f"purgatoryd: {wals / 'demo'}: Permission denied\n")
 
 
 # ---- who may connect --------------------------------------------------------------------------
@@ -354,7 +354,7 @@ def test_settings_of_a_namespace_through_the_daemon(daemon: StartDaemon) -> None
         real.kill()
         real.start()
         assert admin.set_namespace("shop", quota_ops=3) == settings._replace(quota_ops=3)
-        with pytest.raises(NoJournal, match="--journal"):
+        with pytest.raises(NoWal, match="--wal-dir"):
             admin.set_namespace("shop", durability=1)
         assert admin.set_namespace("shop", durability=0) == settings._replace(quota_ops=3)
         assert admin.set_namespace("shop", owner_uid=ANYBODY).owner_uid == ANYBODY

@@ -1,6 +1,6 @@
-"""The audit names what is planted, byte by byte, and finds nothing in clean journals.
+"""The audit names what is planted, byte by byte, and finds nothing in clean WALs.
 
-All journals are audited together: each is of a daemon of its own.
+All WALs are audited together: each is of a daemon of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from click.testing import CliRunner, Result
-from journal_writer import (
+from stored_arena import WALS, StoredWal
+from wal_writer import (
     ANY,
     EXPIRED,
     FAILED,
@@ -27,10 +28,10 @@ from journal_writer import (
     SATISFIED,
     SUM,
     VIRTUAL,
-    Journal,
     Record,
     S,
     Story,
+    Wal,
     Watched,
     arm,
     end,
@@ -47,7 +48,6 @@ from journal_writer import (
     unpark,
     watch,
 )
-from stored_arena import JOURNALS, StoredJournal
 
 from purgatoryd.cli.app import app
 from purgatoryd.pipeline.audit import SAMPLES, Verdict, audit
@@ -58,13 +58,13 @@ from purgatoryd.pipeline.ship import Shipper
 from purgatoryd.pipeline.silver import received
 from purgatoryd.pipeline.whole import Whole, _copy, whole
 from purgatoryd.shm_layout.errors import BadPath
-from purgatoryd.shm_layout.journal import header_of, segments
+from purgatoryd.shm_layout.wal import header_of, segments
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ROOT = Path(__file__).resolve().parent.parent
-WALL = Journal().wall_offset_ns
+WALL = Wal().wall_offset_ns
 RECORDS: dict[str, Record] = {
     "shop": namespace(0, "shop"),
     "late": topic(0, 0, "late"),
@@ -196,7 +196,7 @@ def uuid(number: int) -> bytes:
 
 def by(number: int, story: Story) -> Story:
     """The story, as that daemon's."""
-    return story.having(journal=replace(story.journal, uuid=uuid(number)))
+    return story.having(wal=replace(story.wal, uuid=uuid(number)))
 
 
 # ---- ledgers ---------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ def restarted(number: int, living: tuple[Record, ...]) -> Story:
 
 CLEAN_STORIES = {
     "boot": CLEAN,
-    "virtual": CLEAN.having(journal=Journal(clock=VIRTUAL)),
+    "virtual": CLEAN.having(wal=Wal(clock=VIRTUAL)),
     "no_snapshot": CLEAN.having(first=None),
     "retention": CLEAN.having(first_lsn=100),
     "parked": CLEAN.instead(arm_a=PARKED).then("arm_a", BACK),
@@ -319,7 +319,7 @@ CLEAN_STORIES = {
 
 @dataclass
 class Found:
-    """The verdict, by daemon. `kept`: journals, lake and ledgers, of which `soaked` is what the
+    """The verdict, by daemon. `kept`: WALs, lake and ledgers, of which `soaked` is what the
     soak left and `totals` what it told."""
 
     verdict: Verdict
@@ -357,13 +357,13 @@ def found(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Foun
     for pair, living in ((PAIR, OPEN), (PAIR_LACKS, OPEN[:1])):
         stories[uuid(pair)] = by(pair, CLEAN.having(closing=None))
         stories[uuid(pair + 1)] = restarted(pair + 1, living)
-    ship(StoredJournal(JOURNALS[-1], root / "stored").directory, lake, "stored")
+    ship(StoredWal(WALS[-1], root / "stored").directory, lake, "stored")
     for daemon, story in stories.items():
         node = str(int.from_bytes(daemon) // 2) if int.from_bytes(daemon) >= PAIR else daemon.hex()
         story.write(root / daemon.hex() / "demo")
         ship(root / daemon.hex() / "demo", lake, node)
     lose(lake, uuid(HOLED), 1)
-    with whole(spark, lake, [root / "journals" / "soak"]) as read:
+    with whole(spark, lake, [root / "wal" / "soak"]) as read:
         verdict = audited(read, read_ledgers(spark, root / "ledgers"))
     kinds: dict[bytes, set[str]] = defaultdict(set)
     for violation in verdict.samples:
@@ -422,22 +422,22 @@ def test_a_ledger_that_says_otherwise_is_named(found: Found, at: int) -> None:
 
 
 @pytest.mark.parametrize("name", CLEAN_STORIES)
-def test_clean_journals_have_none(found: Found, name: str) -> None:
+def test_clean_wals_have_none(found: Found, name: str) -> None:
     assert found.kinds[uuid(CLEAN_FROM + list(CLEAN_STORIES).index(name))] == set()
 
 
-def test_a_stored_journal_has_none(found: Found) -> None:
+def test_a_stored_wal_has_none(found: Found) -> None:
     """A daemon wrote it; its timers ended in every way, as replaced ones, too."""
-    told = json.loads((JOURNALS[-1] / "journal.json").read_text())
+    told = json.loads((WALS[-1] / "wal.json").read_text())
     assert found.kinds[bytes.fromhex(told["uuid"])] == set()
 
 
-def test_a_soaked_journal_has_none(found: Found) -> None:
+def test_a_soaked_wal_has_none(found: Found) -> None:
     """Daemon, workers and exporter were killed at random under load."""
     assert found.kinds[found.soaked] == set()
     assert max(found.verdict.counts.values()) <= SAMPLES  # the samples are all that was found
     assert found.lost(found.soaked) == []
-    lake, hot = Lake(found.kept / "lake"), segments(found.kept / "journals" / "soak")
+    lake, hot = Lake(found.kept / "lake"), segments(found.kept / "wal" / "soak")
     epochs = {manifest.epoch for manifest in lake.manifests(BRONZE, found.soaked.hex())}
     epochs |= {header_of(file.path).epoch for file in hot}
     assert found.totals["daemon_kills"] > 0
@@ -454,7 +454,7 @@ OP = re.compile(r'"op":"(\w+)"')
 
 
 def soak(seconds: int, kept: Path) -> dict[str, Any]:
-    """Kills and totals; the journal and the ledgers are in `kept`."""
+    """Kills and totals; the WAL and the ledgers are in `kept`."""
     script = str(ROOT / "tests" / "crash" / "soak.py")
     command = [sys.executable, script, str(seconds), "--keep", str(kept)]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
@@ -542,7 +542,7 @@ def opening(start: int) -> Manifest:
 def test_holes_have_a_cause(
     segments: list[tuple[int, ...]], snapshots: list[int], lost: list[Any], kinds: list[str]
 ) -> None:
-    """The exporter found that the records of each hole had left the journal."""
+    """The exporter found that the records of each hole had left the WAL."""
     behind = [0, *(last for _, last, *_ in segments)]
     known = [
         replace(manifest(first, last, epoch=sum(e) or 1),
@@ -556,10 +556,10 @@ def test_holes_have_a_cause(
 
 @pytest.fixture
 def in_parts(tmp_path: Path) -> Path:
-    """A journal of three segments, and a snapshot at the begin of the third."""
+    """A WAL of three segments, and a snapshot at the begin of the third."""
     IN_PARTS.write(tmp_path / "demo")
     behind = 1 + list(RECORDS).index("arm_w")
-    data = Journal().snapshot(behind, OPEN[:1], next_ticket=1000, now_ns=100 * S)
+    data = Wal().snapshot(behind, OPEN[:1], next_ticket=1000, now_ns=100 * S)
     (tmp_path / "demo" / f"{behind:016x}.snapshot").write_bytes(data)
     (tmp_path / "lake").mkdir()
     return tmp_path
@@ -572,8 +572,8 @@ def holes(root: Path) -> tuple[list[str], list[str]]:
 
 
 def drop(root: Path, *at: int) -> None:
-    """These segments leave the journal."""
-    files = sorted((root / "demo").glob("*.journal"))
+    """These segments leave the WAL."""
+    files = sorted((root / "demo").glob("*.wal"))
     for number in at:
         files[number].unlink()
 
@@ -587,7 +587,7 @@ def ship_first(root: Path) -> None:
     shipper.close()
 
 
-def test_what_left_the_journal_first_is_retention(in_parts: Path) -> None:
+def test_what_left_the_wal_first_is_retention(in_parts: Path) -> None:
     ship_first(in_parts)
     drop(in_parts, 0, 1)
     ship(in_parts / "demo", Lake(in_parts / "lake"), "eagle")
@@ -603,13 +603,13 @@ def test_so_is_what_had_left_before_the_first_was_shipped(in_parts: Path) -> Non
 @pytest.mark.parametrize("at", [0, 1])
 def test_what_the_lake_had_is_no_retention(in_parts: Path, at: int) -> None:
     ship(in_parts / "demo", Lake(in_parts / "lake"), "eagle")
-    lose(Lake(in_parts / "lake"), Journal().uuid, at)
+    lose(Lake(in_parts / "lake"), Wal().uuid, at)
     causes, kinds = holes(in_parts)
     assert set(causes) - {"snapshot"} == {"unexplained"}
     assert kinds == ["lsn_gap"]
 
 
-def test_nor_is_what_left_the_journal_before_older_records(in_parts: Path) -> None:
+def test_nor_is_what_left_the_wal_before_older_records(in_parts: Path) -> None:
     drop(in_parts, 1)
     ship(in_parts / "demo", Lake(in_parts / "lake"), "eagle")
     assert holes(in_parts) == (["unexplained"], ["lsn_gap"])
@@ -620,7 +620,7 @@ def test_retention_explains_nothing_else(in_parts: Path) -> None:
     ship_first(in_parts)
     drop(in_parts, 0, 1)
     ship(in_parts / "demo", Lake(in_parts / "lake"), "eagle")
-    lose(Lake(in_parts / "lake"), Journal().uuid, 0)
+    lose(Lake(in_parts / "lake"), Wal().uuid, 0)
     assert holes(in_parts) == (["unexplained"], ["lsn_gap"])
 
 
@@ -736,12 +736,12 @@ def test_a_page_that_cannot_be_written_is_told_first(tmp_path: Path) -> None:
 
 
 def test_the_commands_tell_what_they_found(in_parts: Path, spark: SparkSession) -> None:
-    """Also with --journal, before anything was shipped; 5 once a segment is lost."""
-    lake, journal, page = in_parts / "lake", ("--journal", in_parts), in_parts / "r.html"
+    """Also with --wal-dir, before anything was shipped; 5 once a segment is lost."""
+    lake, wal, page = in_parts / "lake", ("--wal-dir", in_parts), in_parts / "r.html"
     ledger = ("--ledger", in_parts / "ledgers")
     write_ledger(in_parts / "ledgers", uuid(STRANGER), noted())
     lake.rmdir()
-    told = invoke("audit", "--lake", lake, *journal, *ledger)
+    told = invoke("audit", "--lake", lake, *wal, *ledger)
     assert (told.exit_code, told.stdout.splitlines()[-1]) == (
         0,
         f"{len(RECORDS)} records: no violation",
@@ -749,7 +749,7 @@ def test_the_commands_tell_what_they_found(in_parts: Path, spark: SparkSession) 
     assert "in no ledger 11 timers and operations that were armed" in told.stdout
     assert f"not judged {uuid(STRANGER).hex()[:8]} 15 lines of ledgers: absent" in told.stdout
     ship(in_parts / "demo", Lake(lake), "eagle")
-    lose(Lake(lake), Journal().uuid, 1)
+    lose(Lake(lake), Wal().uuid, 1)
     broken = invoke("report", "--lake", lake, *ledger, "--out", page, "--json")
     assert broken.exit_code == 5
     rows = [json.loads(line) for line in broken.stdout.splitlines()]

@@ -88,10 +88,10 @@ def test_the_benchmark_at_rest_runs_and_writes_nothing() -> None:
     assert (results.exists() and results.stat().st_mtime_ns) == before
 
 
-def test_the_benchmark_of_the_journal_runs_and_writes_nothing(tmp_path: Path) -> None:
-    results = ROOT / "benchmarks" / "results" / "journal.json"
+def test_the_benchmark_of_the_wal_runs_and_writes_nothing(tmp_path: Path) -> None:
+    results = ROOT / "benchmarks" / "results" / "wal.json"
     before = results.exists() and results.stat().st_mtime_ns
-    command = [sys.executable, str(ROOT / "benchmarks" / "bench_journal.py"), "--dry"]
+    command = [sys.executable, str(ROOT / "benchmarks" / "bench_wal.py"), "--dry"]
     small = ["--adds", "2000", "--repeats", "1", "--pending", "2000", "--recoveries", "1"]
     where = ["--sessions", "2", "--directory", str(tmp_path)]
     run = subprocess.run([*command, *small, *where], capture_output=True, text=True, check=False)

@@ -333,7 +333,7 @@ def test_an_argument_that_is_no_text_is_no_bug(daemon_dir: Path) -> None:
     lake = daemon_dir / "file"
     lake.touch()
     cancel = ("pipeline", "cold", "cancel", "k", "--lake", str(daemon_dir), "-n", "\udcff")
-    ship = ("pipeline", "ship", "--journal", str(daemon_dir), "--lake", str(lake / "x"))
+    ship = ("pipeline", "ship", "--wal-dir", str(daemon_dir), "--lake", str(lake / "x"))
     for arguments, code in ((cancel, Exit.USAGE), (ship, Exit.UNUSABLE)):
         done = CliRunner().invoke(app, arguments)
         assert done.exit_code == code, done.output

@@ -17,15 +17,15 @@ import pyspark
 import pytest
 from cluster_driver import COMMANDS, ROWS, WORKERS
 from conftest import StartDaemon
-from journal_writer import S
 from machine import needs
 from pyspark.sql import SparkSession
 from real_daemon import eventually, stats
-from stored_arena import JOURNALS, StoredJournal
+from stored_arena import WALS, StoredWal
 from test_audit import IN_PARTS, call, noted, ship, write_ledger
 from test_cold_cli import reminders
 from test_pipeline_tables import contents
 from test_remote import free_port
+from wal_writer import S
 
 from purgatoryd.cli.exits import Exit
 from purgatoryd.pipeline import agent
@@ -33,7 +33,7 @@ from purgatoryd.pipeline.jobs import bring_up
 from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Lake
 from purgatoryd.pipeline.loading import Loader
 from purgatoryd.pipeline.session import java_home
-from purgatoryd.shm_layout.journal import Walk, segments
+from purgatoryd.shm_layout.wal import Walk, segments
 
 Told = dict[str, tuple[int, list[dict[str, Any]]]]
 SPARK = Path(pyspark.__file__).parent
@@ -87,20 +87,20 @@ def cluster(folder: Path) -> Iterator[str]:
 
 
 def laid_out(root: Path) -> list[Path]:
-    """What the driver works on, in its folder: journals, a ledger with a false line, timers."""
-    folders = [root / "journals" / name for name in ("parts", "stored")]
+    """What the driver works on, in its folder: WALs, a ledger with a false line, timers."""
+    folders = [root / "wal" / name for name in ("parts", "stored")]
     IN_PARTS.write(folders[0])
-    StoredJournal(JOURNALS[-1], folders[1])
+    StoredWal(WALS[-1], folders[1])
     false = call("add", 50, "z", "added", 5 * S)
-    write_ledger(root / "ledgers", IN_PARTS.journal.uuid, noted(more=false))
+    write_ledger(root / "ledgers", IN_PARTS.wal.uuid, noted(more=false))
     reminders(root / "reminders.parquet")
     return folders
 
 
-def records_in(journal: Path) -> int:
+def records_in(wal: Path) -> int:
     """By other code than the decoder."""
     walk, count = Walk(), 0
-    for file in segments(journal):
+    for file in segments(wal):
         walk.enter(file.path)
         count += sum(1 for _ in walk.frames())
     return count
@@ -113,7 +113,7 @@ def test_a_cluster_does_what_one_box_does(
     """Workers stand in other folders than the driver, and are told relative paths."""
     needs("java")
     demo, root, log = daemon(), tmp_path / "driver", tmp_path / "driver.log"
-    journals = laid_out(root)
+    wals = laid_out(root)
     with cluster(tmp_path) as master:
         command = (sys.executable, str(DRIVER), master)
         with process(log, root, *command) as driver:
@@ -121,9 +121,9 @@ def test_a_cluster_does_what_one_box_does(
     told = json.loads(log.read_text().splitlines()[-1])
     tasks = {Path(cwd).relative_to(tmp_path).parts[0] for cwd in told["cwds"]}
     assert tasks == {"worker0", "worker1"}
-    assert told["records"] == records_in(journals[1])
-    tables_agree(spark, root, journals, told["commands"])
-    verdict_holds(root, sum(map(records_in, journals)), told["commands"])
+    assert told["records"] == records_in(wals[1])
+    tables_agree(spark, root, wals, told["commands"])
+    verdict_holds(root, sum(map(records_in, wals)), told["commands"])
     cold = [told["commands"][name] for name in COMMANDS if name.startswith("cold")]
     assert [code for code, _ in cold] == [Exit.DONE] * len(cold)
     assert told["commands"]["cold promote"][1][0]["results"] == {"ADDED": 9}
@@ -134,12 +134,12 @@ def test_a_cluster_does_what_one_box_does(
     assert stats(demo)["live"] == 2 * ROWS + 9
 
 
-def tables_agree(spark: SparkSession, root: Path, journals: list[Path], told: Told) -> None:
+def tables_agree(spark: SparkSession, root: Path, wals: list[Path], told: Told) -> None:
     """Raw ingest, silver and gold are those of shipped segments on one box."""
     (root / "here").mkdir()
     here, there = Lake(root / "here"), Lake(root / "lake")
-    for journal in journals:
-        ship(journal, here, socket.gethostname())
+    for wal in wals:
+        ship(wal, here, socket.gethostname())
     made = bring_up(spark, here)
     count = sum(len(here.manifests(table)) for table in (BRONZE, OPENINGS))
     code, lines = told["ingest"]

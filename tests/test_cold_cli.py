@@ -58,9 +58,9 @@ def test_the_page_on_parked_timers(
     spark: SparkSession, daemon: StartDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("journals", "lake"):
+    for name in ("wal", "lake"):
         Path(name).mkdir()
-    demo = daemon("demo", "--journal", str(tmp_path / "journals"))
+    demo = daemon("demo", "--wal-dir", str(tmp_path / "wal"))
     setting, *others = consoles()[1].splitlines()
     assert command(*shlex.split(setting)[1:]).exit_code == Exit.DONE
     with Client("demo", namespace="shop") as client:
@@ -76,7 +76,7 @@ def test_the_page_on_parked_timers(
         found = client.get("far")
     assert found is not None
     assert (found.ticket, found.payload) == (ticket, b"its payload")
-    collect = ("pipeline", "cold", "collect", "--lake", "lake", "--journal", "journals")
+    collect = ("pipeline", "cold", "collect", "--lake", "lake", "--wal-dir", "wal")
     assert told(*collect, "--name", "demo")["rows"] == 0
 
 
@@ -234,13 +234,13 @@ def test_an_hour_is_one(lake: Path) -> None:
 
 
 @pytest.mark.usefixtures("spark")
-def test_journals_of_another_level_are_refused(lake: Path, tmp_path: Path) -> None:
-    """A journal is JOURNAL/NAME; ingest takes JOURNAL, and trace takes JOURNAL/NAME."""
-    journal = tmp_path / "journals" / "demo"
-    sw.write(journal, sw.segment(sw.names(), seal=False))
-    below = command("pipeline", "ingest", "--lake", str(lake), "--journal", str(journal))
-    assert (below.exit_code, "is a journal" in below.stderr) == (Exit.UNUSABLE, True)
-    above = command("pipeline", "trace", "a", "--lake", str(lake), "--journal", str(journal.parent))
+def test_wals_of_another_level_are_refused(lake: Path, tmp_path: Path) -> None:
+    """A WAL is WAL_DIR/NAME; ingest takes WAL_DIR, and trace takes WAL_DIR/NAME."""
+    wal = tmp_path / "wal" / "demo"
+    sw.write(wal, sw.segment(sw.names(), seal=False))
+    below = command("pipeline", "ingest", "--lake", str(lake), "--wal-dir", str(wal))
+    assert (below.exit_code, "is a WAL" in below.stderr) == (Exit.UNUSABLE, True)
+    above = command("pipeline", "trace", "a", "--lake", str(lake), "--wal-dir", str(wal.parent))
     assert (above.exit_code, "has no segments" in above.stderr) == (Exit.UNUSABLE, True)
 
 

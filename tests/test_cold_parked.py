@@ -1,4 +1,4 @@
-"""What a daemon parked on its way through journal, lake and cold tier, and back in time."""
+"""What a daemon parked on its way through WAL, lake and cold tier, and back in time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
-from cold_driver import Journal, Mortal, TableDaemon, small_pieces, spark_of_python, waiting
+from cold_driver import Mortal, TableDaemon, Wal, small_pieces, spark_of_python, waiting
 from conftest import StartDaemon
 from pyspark.sql import SparkSession
 from real_daemon import PATIENCE_S, Daemon, eventually, notices, remove_segments, stats
@@ -31,8 +31,8 @@ from purgatoryd.pipeline.sources import heirs_in
 from purgatoryd.pipeline.tier import HOUR_NS, Tier
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import ParkedElsewhere, WindowElsewhere
-from purgatoryd.shm_layout.journal import segments
 from purgatoryd.shm_layout.shards import read_table
+from purgatoryd.shm_layout.wal import segments
 
 MINUTE_NS = 60 * 10**9
 ORIGIN_NS = 1_893_456_000 * 10**9  # 2030-01-01T00:00:00Z
@@ -45,30 +45,30 @@ def client(namespace: str = "shop") -> Client:
 
 @dataclass
 class World:
-    """A daemon under the virtual clock that parks what is due in more than an hour, its journal,
+    """A daemon under the virtual clock that parks what is due in more than an hour, its WAL,
     and a lake."""
 
     daemon: Daemon
-    journal: Path
+    wal: Path
     lake: Lake
     tier: Tier
 
     def seal(self) -> None:
-        """All that is in the journal by now is in sealed segments, and those are in the lake."""
-        before = segments(self.journal)[-1].lsn
+        """All that is in the WAL by now is in sealed segments, and those are in the lake."""
+        before = segments(self.wal)[-1].lsn
         with client("other") as some:
             some.add_many([(f"fill {before} {n}", 1e6, "t", b"x" * 200) for n in range(1500)])
-        eventually(lambda: segments(self.journal)[-1].lsn > before)
+        eventually(lambda: segments(self.wal)[-1].lsn > before)
         self.ship()
 
     def ship(self) -> None:
-        """What is in the journal for good by now is in the lake."""
-        shipper = Shipper(self.journal, self.lake, "node")
+        """What is in the WAL for good by now is in the lake."""
+        shipper = Shipper(self.wal, self.lake, "node")
         list(shipper.turn())
         shipper.close()
 
     def reboot(self) -> None:
-        """All memory is gone: the daemon comes back from its journal, with another arena."""
+        """All memory is gone: the daemon comes back from its WAL, with another arena."""
         self.daemon.kill()
         remove_segments(self.daemon.paths)
         self.daemon.start()
@@ -89,16 +89,16 @@ def advance(hours: float) -> None:
 
 @pytest.fixture
 def world(daemon: StartDaemon, tmp_path: Path) -> World:
-    journals, root = tmp_path / "journals", tmp_path / "lake"
-    journals.mkdir()
+    wals, root = tmp_path / "wal", tmp_path / "lake"
+    wals.mkdir()
     root.mkdir()
     demo = daemon(
-        "demo", "--journal", str(journals), "--segment-bytes", "256K", "--clock", "virtual",
+        "demo", "--wal-dir", str(wals), "--segment-bytes", "256K", "--clock", "virtual",
         "--wall-origin", "2030-01-01T00:00:00Z", "--durable-namespace", "shop",
     )  # fmt: skip
     with Admin("demo", timeout=PATIENCE_S) as admin:
         admin.set_namespace("shop", park_beyond_ns=HOUR_NS)
-    return World(demo, journals / "demo", Lake(root), Tier(root))
+    return World(demo, wals / "demo", Lake(root), Tier(root))
 
 
 def minutes(n: int) -> float:
@@ -129,9 +129,9 @@ def test_what_is_parked_comes_back_in_time_and_only_if_it_lives(
         some.add("k6", 60, topic="t", payload=b"soon", mode="replace")
         world.seal()
         some.add("new", minutes(5), topic="t", payload=b"not sealed")
-        found = collect(spark, tier, lake, hot, [world.journal])
+        found = collect(spark, tier, lake, hot, [world.wal])
         assert (found.rows, found.ended) == (2, 3)  # k5 again, and `new`; k4, k5 and k6
-        again = collect(spark, tier, lake, hot, [world.journal])
+        again = collect(spark, tier, lake, hot, [world.wal])
         assert (again.rows, again.ended) == (0, 0)
         with Loader("other") as other, pytest.raises(WindowElsewhere):
             promote(NO_SPARK, tier, ORIGIN_NS, other)
@@ -182,7 +182,7 @@ def test_what_was_parked_comes_back_after_reboots(spark: SparkSession, world: Wo
     assert stats(world.daemon)["parked"] == 29
     world.ship()  # the first arena to its end, and of the second one its first snapshot
     with client() as some, Loader("demo") as hot:
-        assert list(heirs_in(world.journal).values()) == hot.uuids()
+        assert list(heirs_in(world.wal).values()) == hot.uuids()
         found = collect(spark, tier, lake, hot)
         assert (found.rows, found.ended) == (10, 1)
         begun, late = promote(spark, tier, until_ns, hot)
@@ -192,7 +192,7 @@ def test_what_was_parked_comes_back_after_reboots(spark: SparkSession, world: Wo
     world.reboot()
     world.ship()
     with Loader("demo") as hot:
-        assert collect(spark, tier, lake, hot, [world.journal]).rows == 10
+        assert collect(spark, tier, lake, hot, [world.wal]).rows == 10
         (late,) = promote(spark, tier, until_ns, hot)
         assert late.results == {"UNPARKED": 10}
     advance(3)
@@ -206,9 +206,9 @@ def test_each_shard_has_its_parked_timers_back(
     spark: SparkSession, daemon: StartDaemon, tmp_path: Path
 ) -> None:
     assert spark  # the command finds it
-    for name in ("journals", "lake"):
+    for name in ("wal", "lake"):
         (tmp_path / name).mkdir()
-    demo = daemon("demo", "--journal", str(tmp_path / "journals"), "--shards", "2")
+    demo = daemon("demo", "--wal-dir", str(tmp_path / "wal"), "--shards", "2")
     names = [f"n{n}" for n in range(8)]
     with Admin("demo", timeout=PATIENCE_S) as admin:
         for name in names:
@@ -223,7 +223,7 @@ def test_each_shard_has_its_parked_timers_back(
     assert {shard for name in names for shard in found.place(name).shards} == {0, 1}
     done = CliRunner().invoke(app, [
         "pipeline", "cold", "promote", "--name", "demo", "--lake", str(tmp_path / "lake"),
-        "--journal", str(tmp_path / "journals"), "--json",
+        "--wal-dir", str(tmp_path / "wal"), "--json",
         "--window", datetime.fromtimestamp(time.time() + 3 * 3600, UTC).isoformat(),
     ])  # fmt: skip
     assert done.exit_code == Exit.DONE, done.output
@@ -244,7 +244,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def row(n: int, ticket: int, due_ns: int = ORIGIN_NS) -> dict[str, Any]:
-    """A timer k<n>, as the journal has it."""
+    """A timer k<n>, as the WAL has it."""
     key = {"namespace": "shop", "key_type": "str", "key": b"k%d" % n}
     return key | {"topic": "t", "payload": b"p%d" % n, "deadline_ns": due_ns, "ticket": ticket}
 
@@ -258,7 +258,7 @@ def test_a_collection_that_is_killed_counts_whole_or_not_at_all(
 
     def step() -> object:
         """Ten timers were parked, and one of the last ten was cancelled."""
-        found: Any = Journal([row(last * 10 + n, last * 10 + n + 1) for n in range(10)])
+        found: Any = Wal([row(last * 10 + n, last * 10 + n + 1) for n in range(10)])
         found.ended = [row(last * 10 - 1, last * 10)] if last else []
         return collect(NO_SPARK, tier, found, daemon)
 
@@ -279,7 +279,7 @@ def test_returns_that_are_killed_are_whole_in_the_end(
     daemon: StartDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_pieces(monkeypatch, 7)
-    demo = daemon("demo", "--journal", str(tmp_path), "--durable-namespace", "shop")
+    demo = daemon("demo", "--wal-dir", str(tmp_path), "--durable-namespace", "shop")
     with Admin("demo", timeout=PATIENCE_S) as admin:
         admin.set_namespace("shop", park_beyond_ns=HOUR_NS)
     (tmp_path / "lake").mkdir()
@@ -291,8 +291,8 @@ def test_returns_that_are_killed_are_whole_in_the_end(
             numbers = range(deaths * 20, deaths * 20 + 20)
             added = some.add_many([(f"k{n}", 7200.0, "t", b"p%d" % n) for n in numbers])
             tickets = zip(numbers, added.tickets, strict=True)
-            journal: Any = Journal([row(n, ticket, due_ns) for n, ticket in tickets])
-            collect(NO_SPARK, tier, journal, hot)
+            wal: Any = Wal([row(n, ticket, due_ns) for n, ticket in tickets])
+            collect(NO_SPARK, tier, wal, hot)
             deaths += 1
 
             def bring() -> object:
@@ -318,7 +318,7 @@ def test_returns_that_are_killed_are_whole_in_the_end(
 
 @pytest.mark.usefixtures("quick")
 def test_timers_of_another_arena_do_not_come_back(daemon: StartDaemon, tmp_path: Path) -> None:
-    demo = daemon("demo", "--journal", str(tmp_path), "--durable-namespace", "shop")
+    demo = daemon("demo", "--wal-dir", str(tmp_path), "--durable-namespace", "shop")
     with Admin("demo", timeout=PATIENCE_S) as admin:
         admin.set_namespace("shop", park_beyond_ns=1)
     with client() as some, Loader("demo") as hot:

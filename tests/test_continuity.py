@@ -13,11 +13,11 @@ from purgatoryd.shm_layout.errors import LakeBroken
 
 
 def arena(
-    name: str, first: int, last: int, table: str = BRONZE, at: int = 0, journal: str = ""
+    name: str, first: int, last: int, table: str = BRONZE, at: int = 0, wal: str = ""
 ) -> Manifest:
     """A segment of the arena `name`, or with OPENINGS a snapshot."""
     node = "other" if name == "stranger" else "node"
-    return Manifest(table, name, node, 1, first, last, 0, "boot", 1, at, at, journal=journal)
+    return Manifest(table, name, node, 1, first, last, 0, "boot", 1, at, at, wal=wal)
 
 
 def shard(
@@ -25,10 +25,10 @@ def shard(
 ) -> Manifest:
     """The first snapshot of one of `shards` that took the place of others; also of its heirs, whose
     names go on with a stroke."""
-    journal = f"demo-{name.rstrip('*')}"
+    wal = f"demo-{name.rstrip('*')}"
     return Manifest(
         table, name, "node", 1, first, 0, 0, "boot", 1, 0, 0,
-        origins=origins, shards=shards, journal=journal,
+        origins=origins, shards=shards, wal=wal,
     )  # fmt: skip
 
 
@@ -47,11 +47,11 @@ def test_heirs_are_known_by_where_their_records_begin() -> None:
     assert [newest_heir(found, name) for name in ("a", "c", "fresh")] == ["c", "c", "fresh"]
 
 
-def test_two_journals_that_count_alike_have_nothing_to_do_with_each_other() -> None:
+def test_two_wals_that_count_alike_have_nothing_to_do_with_each_other() -> None:
     """The manifests of two shards may have the same record numbers."""
-    one = arena("a", 1, 15, journal="demo-1-0")
-    for journal, found in (("demo-1-0", {"a": "b"}), ("demo-1-1", {})):
-        other = arena("b", 16, 20, journal=journal)
+    one = arena("a", 1, 15, wal="demo-1-0")
+    for wal, found in (("demo-1-0", {"a": "b"}), ("demo-1-1", {})):
+        other = arena("b", 16, 20, wal=wal)
         assert heirs([one, other]) == found
         causes = [lost.cause for lost in continuity([one, other], []).lost]
         assert causes == (["recovery"] if found else ["unexplained"])
@@ -60,11 +60,11 @@ def test_two_journals_that_count_alike_have_nothing_to_do_with_each_other() -> N
 @pytest.mark.parametrize("first", [1, 2])
 def test_nobody_comes_before_himself(first: int) -> None:
     """What origins say counts; that two count alike may be chance, also by way of a third."""
-    journal = f"demo-{first}-0"
-    old = arena("old", 11, 20, journal=journal)
+    wal = f"demo-{first}-0"
+    old = arena("old", 11, 20, wal=wal)
     young = [
         shard("1-0", {"old": 20}, 1, table=BRONZE), shard("2-0", {"1-0": 1}, 1),
-        arena(f"{first}-0", 1, 10, journal=journal),
+        arena(f"{first}-0", 1, 10, wal=wal),
     ]  # fmt: skip
     assert heirs([old, *young]) == {f"{first}-0": "old"}
     assert befores([old, *young]) == {"1-0": {"old"}, "2-0": {"1-0"}}
@@ -85,7 +85,7 @@ YOUNG = {"2-0": 9, "2-1": 9, "2-2": 9}
 
 
 def names(*manifests: Manifest) -> tuple[set[str], set[str]]:
-    before = [arena(name, 1, 9, journal=f"demo-{name}") for name in OLD]
+    before = [arena(name, 1, 9, wal=f"demo-{name}") for name in OLD]
     found = standing([*before, *manifests])
     assert found.absent == found.gone | found.coming
     return found.gone, found.coming

@@ -426,7 +426,7 @@ FRAME_BAD = {
     "huge names length": (patched(32, "<I", 0xFFFFFFF8), WireError.MALFORMED),
     "shorter names": (patched(32, "<I", 0), WireError.MALFORMED),
     "unknown flag": (patched(36, "<I", 8), WireError.MALFORMED),
-    "durable without a journal": (patched(36, "<I", 2), WireError.NO_JOURNAL),
+    "durable without a WAL": (patched(36, "<I", 2), WireError.NO_WAL),
 }
 NAMES_BAD = {
     "empty namespace": patched(NAMES_AT, "B", 0),

@@ -759,7 +759,7 @@ def test_garbage_is_survived_while_others_are_served(real: Daemon) -> None:
             good = raw.batch(client.session, 1, [raw.put(b"k%d" % i, 0) for i in range(5)])
             for _ in range(2000):
                 error = client.ask(garbage(rng, good)).error
-                assert error in {*range(13), WireError.NO_JOURNAL}
+                assert error in {*range(13), WireError.NO_WAL}
         done.set()
 
     thread = threading.Thread(target=attack)

@@ -297,7 +297,7 @@ def exposed() -> dict[str, dict[str, set[str]]]:
     names: dict[str, dict[str, set[str]]] = {"up": {"job": {"purgatoryd"}}}
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PURGATORYD_DIR", directory)
-        one = Daemon("demo", Path(directory), ("--journal", f"{directory}/journal"))
+        one = Daemon("demo", Path(directory), ("--wal-dir", f"{directory}/WAL"))
         try:
             used(lambda *_: one)
             found = parsed(text("demo"))

@@ -72,7 +72,7 @@ AT_THE_START = {
     "mmap64", "posix_fallocate64", "shm_open", "ftruncate64", "rename", "fchmod", "pwrite64",
     "pipe2", "eventfd", "epoll_create1", "socket", "bind", "listen", "pthread_create",
 }  # fmt: skip
-"""Not called by a daemon that is ready, without a journal."""
+"""Not called by a daemon that is ready, without a WAL."""
 
 AT_TIMES = {"calloc", "open64", "select"}
 """Called at work or not, as time has it: a daemon may have no reason to sleep."""
@@ -80,7 +80,7 @@ AT_TIMES = {"calloc", "open64", "select"}
 LATER = {"accept4", "send", "recv", "epoll_wait", "select"}
 """Not called by a daemon that ends as soon as it is ready."""
 
-JOURNAL_FAULTS = [
+WAL_FAULTS = [
     Fault("openat", "EMFILE"), Fault("open64", "EMFILE"), Fault("fallocate", "ENOSPC"),
     Fault("pwrite", "ENOSPC"), Fault("pwrite", "EIO"), Fault("fdatasync", "EIO"),
     Fault("fsync", "EIO"), Fault("rename", "EIO"), Fault("renameat", "EIO"),
@@ -283,11 +283,11 @@ def test_work_and_stop(fault: Fault, before: Before, shim: Path) -> None:
     assert hits > 0 or fault.call in AT_TIMES, "never called"
 
 
-@each(JOURNAL_FAULTS)
-def test_the_journal(fault: Fault, before: Before, shim: Path) -> None:
-    """From the lock to the end of the process, on an arena that had no journal before."""
-    folder = before.directory / "journal"
-    settings, hits = (*SIZES, "--journal", str(folder)), 0
+@each(WAL_FAULTS)
+def test_the_wal(fault: Fault, before: Before, shim: Path) -> None:
+    """From the lock to the end of the process, on an arena that had no WAL before."""
+    folder = before.directory / "wal"
+    settings, hits = (*SIZES, "--wal-dir", str(folder)), 0
     for victim in before.victims(fault, shim, settings, before.paths.lock):
         acknowledged = work(victim) if victim.ready else set()
         ended_well(victim, fault, victim.end())

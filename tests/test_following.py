@@ -100,12 +100,12 @@ def test_sigterm_ends_a_turn_where_it_stands(slept: list[float]) -> None:
 
 
 def test_ship_waits_for_the_lock_and_ends_on_sigterm(tmp_path: Path) -> None:
-    journal, root = tmp_path / "journals" / "demo", tmp_path / "lake"
-    sw.write(journal, sw.segment([*sw.names(), sw.arm(3)]))
-    sw.write(journal, sw.segment([sw.arm(4)], 4, first_group=2, seal=False), 4)
+    wal, root = tmp_path / "wal" / "demo", tmp_path / "lake"
+    sw.write(wal, sw.segment([*sw.names(), sw.arm(3)]))
+    sw.write(wal, sw.segment([sw.arm(4)], 4, first_group=2, seal=False), 4)
     root.mkdir()
     command = (sys.executable, "-m", "purgatoryd.cli", "pipeline", "ship", "--follow", "--name",
-               "demo", "--journal", journal.parent, "--lake", root)  # fmt: skip
+               "demo", "--wal-dir", wal.parent, "--lake", root)  # fmt: skip
     with ExitStack() as held:
         held.enter_context(Lake(root).writing(sw.DAEMON.hex()))
         process = subprocess.Popen(

@@ -86,7 +86,7 @@ def test_calls_are_noted_with_what_they_found(daemon: StartDaemon, tmp_path: Pat
 def test_what_is_parked_brought_back_or_done_before_is_noted(
     daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    daemon("demo", "--journal", str(tmp_path / "journals"))
+    daemon("demo", "--wal-dir", str(tmp_path / "wal"))
     with Admin("demo") as admin:
         admin.set_namespace("shop", park_beyond_ns=1)
     load = Load(b"sixteen bytes id", 5)

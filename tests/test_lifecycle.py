@@ -27,10 +27,10 @@ from real_daemon import (
     Daemon,
     boot_ns,
     eventually,
-    journal_entries,
     notices,
     remove_segments,
     stats,
+    wal_entries,
 )
 from test_cli import answer, cli
 
@@ -45,7 +45,6 @@ from purgatoryd.daemon.reaper import Reaper
 from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.shm_layout import health, wire
 from purgatoryd.shm_layout.arena import NONE_NS, Reader
-from purgatoryd.shm_layout.journal import Contents
 from purgatoryd.shm_layout.layout import (
     EVENTS_NAMESPACE,
     EVENTS_TOPIC,
@@ -54,6 +53,7 @@ from purgatoryd.shm_layout.layout import (
     Degraded,
 )
 from purgatoryd.shm_layout.standing import Cause, Standing, StandingFile
+from purgatoryd.shm_layout.wal import Contents
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 FULL = "--capacity", "10"
@@ -259,9 +259,9 @@ def test_who_comes_later_finds_each_move_since_the_first_start(
     daemon: StartDaemon, daemon_dir: Path
 ) -> None:
     """In the outbox, also of a daemon that has no other user and one namespace for them, and in
-    the journal."""
-    journal = daemon_dir / "journal"
-    room = "--namespaces", "1", "--topics", "1", "--journal", str(journal)
+    the WAL."""
+    wal = daemon_dir / "wal"
+    room = "--namespaces", "1", "--topics", "1", "--wal-dir", str(wal)
     real = daemon("demo", *FULL, *room)
     with Client("demo") as client:
         for i in range(9):
@@ -278,7 +278,7 @@ def test_who_comes_later_finds_each_move_since_the_first_start(
     assert [(one["was"], one["state"]) for one in map(said, found)] == moves
     assert {notice.key for notice in found} == {"state"}
     real.stop()
-    written = map(said, journal_entries(journal / "demo"))
+    written = map(said, wal_entries(wal / "demo"))
     assert [(one["was"], one["state"]) for one in written] == [*moves, ("degraded", "stopped")]
 
 
@@ -301,7 +301,7 @@ def test_a_manager_is_told_when_the_daemon_is_ready_alive_and_at_its_end(
     manager: Manager, daemon: StartDaemon, daemon_dir: Path
 ) -> None:
     beats = {"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "5000000"}
-    real = daemon("demo", "--journal", str(daemon_dir / "journal"), env=beats)
+    real = daemon("demo", "--wal-dir", str(daemon_dir / "wal"), env=beats)
     heard = manager.hears("READY=1")
     assert heard.index("STATUS=starting") < heard.index("STATUS=recovering")
     assert "STATUS=ready" in heard
@@ -372,7 +372,7 @@ def test_the_next_start_asks_for_time_while_it_recovers(
     [
         ("posix_fallocate64", "making an arena"),
         ("fsync", "writing a snapshot"),
-        ("fdatasync", "opening the journal"),
+        ("fdatasync", "opening the WAL"),
     ],
 )
 def test_a_recovery_that_hangs_on_the_disk_is_not_ready_before_it_can_serve(
@@ -381,7 +381,7 @@ def test_a_recovery_that_hangs_on_the_disk_is_not_ready_before_it_can_serve(
 ) -> None:  # fmt: skip
     needs("cc", "to compile tests/fault/shim.c")
     gate = Gate(call, build_library("shim", tmp_path), tmp_path / "gate")
-    real = daemon("demo", "--journal", str(daemon_dir / "journal"))
+    real = daemon("demo", "--wal-dir", str(daemon_dir / "wal"))
     with Client("demo", durable=True) as client:
         ticket = client.add("k", delay=3600).ticket
     real.kill()
@@ -462,7 +462,7 @@ def test_a_busy_manager_hears_of_the_end_before_the_disk_is_waited_for(manager: 
         _stopping=True,
         _life=SimpleNamespace(enter=lambda _: supervisor.stopping(), supervisor=supervisor),
         _publish=lambda: "STOPPING=1" in manager.heard(),
-        _journal=SimpleNamespace(commit=lambda: heard.extend(manager.heard())),
+        _wal=SimpleNamespace(commit=lambda: heard.extend(manager.heard())),
         _commands=SimpleNamespace(release=lambda: None),
     )
     Reaper.run(loop)

@@ -191,12 +191,12 @@ def test_rows_of_many_namespaces_topics_and_types(daemon: StartDaemon) -> None:
         assert loader.cancel(rows) == {"UNKNOWN": 6}
 
 
-@pytest.mark.parametrize("journal", [False, True])
-def test_answers_wait_for_the_disk_if_there_is_a_journal(
-    daemon: StartDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, journal: bool
+@pytest.mark.parametrize("wal", [False, True])
+def test_answers_wait_for_the_disk_if_there_is_a_wal(
+    daemon: StartDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wal: bool
 ) -> None:
     """Who writes down what was answered, as the tier does, has to find it after a power cut."""
-    demo = daemon("demo", *(("--journal", str(tmp_path)) if journal else ()))
+    demo = daemon("demo", *(("--wal-dir", str(tmp_path)) if wal else ()))
     asked, real = list[bool](), Batch.address
 
     def address(batch: Batch, session: int, sequence: int, durable: bool, clock: bool) -> None:
@@ -211,7 +211,7 @@ def test_answers_wait_for_the_disk_if_there_is_a_journal(
     with Loader(demo.name) as loader:
         assert loader.add(uuid4(), rows).counts == {"ADDED": 1}
         assert loader.cancel(rows) == {"CANCELLED": 1}
-    assert asked == [journal] * 2
+    assert asked == [wal] * 2
 
 
 def test_spark_runs_a_killed_task_again(

@@ -11,8 +11,8 @@ from core_driver import DERIVED
 from effort import effort
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from journal_driver import Journal, Redo, Snapshot, frames_of
 from purgatory_driver import Command, Owner, Purgatory
+from wal_driver import Redo, Snapshot, Wal, frames_of
 
 from purgatoryd.clients.loads import Load, StatusParts, check_load
 from purgatoryd.shm_layout import wire
@@ -70,35 +70,35 @@ def fire(core: Purgatory) -> None:
 # ---- remembered ------------------------------------------------------------------------------
 
 
-def carried(core: Purgatory, by: str, snapshot: bytes, journal: Journal) -> Purgatory:
-    """The core that goes on; `snapshot`: of what was before the journal."""
+def carried(core: Purgatory, by: str, snapshot: bytes, wal: Wal) -> Purgatory:
+    """The core that goes on; `snapshot`: of what was before the WAL."""
     if by == "after a kill":
         restarted(core)
     if by == "in another arena":
         return core.migrated(loads=5, load_blocks=1, capacity=70)
-    if by == "from the journal":
+    if by == "from the WAL":
         redo = Redo(snapshot, sessions=3)
         redo.frames(snapshot)
-        redo.frames(journal.data)
+        redo.frames(wal.data)
         return redo.end(core.now_ns)
     return core
 
 
-WAYS = ["again", "after a kill", "in another arena", "from the journal"]
+WAYS = ["again", "after a kill", "in another arena", "from the WAL"]
 
 
 @pytest.mark.parametrize("past", ["armed", "fired", "cancelled"])
 @pytest.mark.parametrize("by", WAYS)
 def test_a_row_that_was_done_adds_nothing(core: Purgatory, past: str, by: str) -> None:
-    journal, snapshot = Journal(core), Snapshot(core).finish().data
+    wal, snapshot = Wal(core), Snapshot(core).finish().data
     owner = Owner(core, 1, ALICE)
     assert made(owner, 7, *puts(3)) == [Status.ADDED] * 3
     if past == "fired":
         fire(core)
     if past == "cancelled":
         owner.send(*(pd.cancel(b"key %d" % n) for n in range(3)))
-    journal.take()
-    core = carried(core, by, snapshot, journal)
+    wal.take()
+    core = carried(core, by, snapshot, wal)
     tail = core.header.outbox_tail
     answers = Owner(core, 2, ALICE).load((LOAD, 7, 0), *puts(3))
     assert {a.status for a in answers} == {Status.LOADED}
@@ -114,8 +114,8 @@ def ends_loaded(data: bytes) -> list[int]:
     found = []
     for frame in frames_of(data):
         asked = lib.pg_frame_asked(ffi.from_buffer("struct pg_frame_head *", frame.data))
-        if frame.type == lib.PG_J_FIRE:
-            found.append(frame.body("pg_j_fire").loaded)
+        if frame.type == lib.PG_WAL_FIRE:
+            found.append(frame.body("pg_wal_fire").loaded)
         elif asked != ffi.NULL:
             found.append(asked.loaded)
     return found
@@ -123,13 +123,13 @@ def ends_loaded(data: bytes) -> list[int]:
 
 @pytest.mark.parametrize("by", WAYS)
 def test_the_end_of_a_row_says_that_it_was_one(core: Purgatory, by: str) -> None:
-    journal, snapshot = Journal(core), Snapshot(core).finish().data
+    wal, snapshot = Wal(core), Snapshot(core).finish().data
     owner = Owner(core, 1, ALICE)
     made(owner, 0, *puts(3))
     owner.send(*(pd.put(b"other %d" % n, SECOND_NS) for n in range(2)))
-    journal.take()
-    core = carried(core, by, snapshot, journal)
-    after = Journal(core)
+    wal.take()
+    core = carried(core, by, snapshot, wal)
+    after = Wal(core)
     after.position = int(after.stage.tail)
     owner = Owner(core, 2, ALICE)
     owner.send(pd.cancel(b"key 0"), pd.cancel(b"other 0"))
@@ -417,7 +417,7 @@ KEYS = [b"%d" % n for n in range(8)]
 
 
 class Loading(RuleBasedStateMachine):
-    """Rows, cancels, claims, ends, kills, redone journals: every answer is foretold."""
+    """Rows, cancels, claims, ends, kills, redone WALs: every answer is foretold."""
 
     @initialize()
     def begin(self) -> None:
@@ -428,7 +428,7 @@ class Loading(RuleBasedStateMachine):
 
     def adopt(self, core: Purgatory) -> None:
         self.core = core
-        self.journal, self.snapshot = Journal(core), Snapshot(core, quiet=True).finish().data
+        self.wal, self.snapshot = Wal(core), Snapshot(core, quiet=True).finish().data
 
     # ---- what is foretold ----
 
@@ -568,10 +568,10 @@ class Loading(RuleBasedStateMachine):
 
     @rule()
     def reboot(self) -> None:
-        self.journal.take()
+        self.wal.take()
         redo = Redo(self.snapshot, sessions=3)
         redo.frames(self.snapshot)
-        redo.frames(self.journal.data)
+        redo.frames(self.wal.data)
         self.adopt(redo.end(self.core.now_ns))
         self.owners = {uid: Owner(self.core, uid, uid) for uid in UIDS}
 
@@ -589,7 +589,7 @@ class Loading(RuleBasedStateMachine):
         assert found == {load: (k.uid, k.fence, k.closed, k.rows) for load, k in self.loads.items()}
         armed = {bytes(wire.encode_key(info.key)[1]): info.deadline_ns for info in self.core.scan()}
         assert armed == self.timers
-        self.journal.take()
+        self.wal.take()
 
 
 TestLoading = Loading.TestCase

@@ -74,8 +74,8 @@ def test_a_load_that_is_repeated_after_its_timers_fired_and_a_kill(daemon: Start
 def test_a_load_in_a_durable_namespace_survives_a_reboot(
     daemon: StartDaemon, daemon_dir: Path
 ) -> None:
-    journal = ("--journal", str(daemon_dir / "journal"), "--durable-namespace", "shop")
-    running, load = daemon("demo", *journal), Load(uuid4().bytes, fence=3)
+    wal = ("--wal-dir", str(daemon_dir / "wal"), "--durable-namespace", "shop")
+    running, load = daemon("demo", *wal), Load(uuid4().bytes, fence=3)
     with client() as first:
         first.open_load(load.id, 3)
         assert counted(first.add_many(far(5000), load=load)) == {Status.ADDED: 5000}

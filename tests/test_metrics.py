@@ -12,21 +12,20 @@ import purgatory_driver as pd
 import pytest
 from conftest import StartDaemon
 from core_driver import Core
-from journal_driver import HEAD_BYTES, Journal, Redo, Snapshot, frames_of
 from purgatory_driver import Purgatory
 from real_daemon import Daemon, eventually
 from test_core_batch import Lane, put
 from test_stages import handle
+from wal_driver import HEAD_BYTES, Redo, Snapshot, Wal, frames_of
 
 from purgatoryd.clients import AllOf, Client, Subscriber
 from purgatoryd.clients import Purgatory as PurgatoryClient
 from purgatoryd.daemon.config import Config
-from purgatoryd.daemon.journal import Journal as DaemonJournal
-from purgatoryd.daemon.journal import locked
-from purgatoryd.daemon.store import Opening, journal_end, open_arena
+from purgatoryd.daemon.store import Opening, open_arena, wal_end
+from purgatoryd.daemon.wal import Wal as DaemonWal
+from purgatoryd.daemon.wal import locked
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import COUNTED, Reader
-from purgatoryd.shm_layout.journal import Walk, segments
 from purgatoryd.shm_layout.layout import Measured, Status, TimeKind, size_of
 from purgatoryd.shm_layout.metrics import (
     BUCKETS,
@@ -39,6 +38,7 @@ from purgatoryd.shm_layout.metrics import (
     upper_edge_ns,
 )
 from purgatoryd.shm_layout.paths import paths_in
+from purgatoryd.shm_layout.wal import Walk, segments
 
 MS = 1_000_000
 NAMES = {name.lower() for name in Measured.__members__}
@@ -109,7 +109,7 @@ def test_lateness_is_what_came_behind_the_deadline() -> None:
 
 
 KEPT_BY = pytest.mark.parametrize(
-    "kept", [{}, {"stage_bytes": lib.PG_STAGE_MIN}], ids=["alone", "journal"]
+    "kept", [{}, {"stage_bytes": lib.PG_STAGE_MIN}], ids=["alone", "wal"]
 )
 
 
@@ -153,16 +153,16 @@ def test_a_far_timer_has_its_own_bucket() -> None:
 def moved_to(core: Purgatory, how: str) -> Purgatory:
     """What is armed in `core`, in another arena."""
     if how == "a snapshot":
-        snapshot, journal = Snapshot(core).finish().data, Journal(core).take()
+        snapshot, wal = Snapshot(core).finish().data, Wal(core).take()
         redo = Redo(snapshot)
         redo.frames(snapshot)
-        redo.frames(journal)
+        redo.frames(wal)
         return redo.end(core.now_ns)
-    return core.migrated(capacity=99, stage_bytes=lib.PG_STAGE_MIN if how == "a journal" else 0)
+    return core.migrated(capacity=99, stage_bytes=lib.PG_STAGE_MIN if how == "a WAL" else 0)
 
 
 @KEPT_BY
-@pytest.mark.parametrize("how", ["other sizes", "a journal", "a snapshot"])
+@pytest.mark.parametrize("how", ["other sizes", "a WAL", "a snapshot"])
 def test_who_moves_has_waited_before(kept: dict[str, int], how: str) -> None:
     core = Purgatory(**kept)
     core.advance(2 * MS)
@@ -393,16 +393,16 @@ def test_other_sizes_keep_what_was_counted() -> None:
     assert of(moved, Measured.STRUCTURAL_LATENESS) == of(core, Measured.STRUCTURAL_LATENESS)
 
 
-def test_the_journal_keeps_the_histograms() -> None:
+def test_the_wal_keeps_the_histograms() -> None:
     core = Purgatory(stage_bytes=lib.PG_STAGE_MIN)
-    journal = Journal(core)
+    wal = Wal(core)
     for ns in (7, 5000, 2**62, 2**63 - 1, 2**63 - 1):
         lib.pg_measure(core.a, Measured.SEND, ns)
     lib.pg_measure(core.a, Measured.LOCAL, 1)
     lib.pg_stage_metrics(core.a, 77)
-    (frame,) = [f for f in frames_of(journal.take()) if f.type == lib.PG_J_METRICS]
-    body = frame.body("pg_j_metrics")
-    found = recorded(body.histogram_count, frame.data[HEAD_BYTES + size_of("pg_j_metrics") :])
+    (frame,) = [f for f in frames_of(wal.take()) if f.type == lib.PG_WAL_METRICS]
+    body = frame.body("pg_wal_metrics")
+    found = recorded(body.histogram_count, frame.data[HEAD_BYTES + size_of("pg_wal_metrics") :])
     assert body.at_boot_ns == 77
     assert found.keys() == NAMES
     assert found["send"].sum_ns == 7 + 5000 + 2**62 + 2 * (2**63 - 1)
@@ -416,18 +416,18 @@ def test_a_daemon_records_them_once_a_minute(
 ) -> None:
     (daemon_dir / "demo.lock").touch()  # so that the segments go with the directory
     paths = paths_in(daemon_dir, "demo")
-    opening = Opening(Config("demo", capacity=100, journal=str(daemon_dir / "journals")), paths)
-    directory = opening.journal
+    opening = Opening(Config("demo", capacity=100, wal_dir=str(daemon_dir / "wal")), paths)
+    directory = opening.wal
     assert directory is not None
     clock_ns = iter(range(0, 10**12, 40 * 10**9))
-    monkeypatch.setattr("purgatoryd.daemon.journal.boot_ns", lambda: next(clock_ns))
+    monkeypatch.setattr("purgatoryd.daemon.wal.boot_ns", lambda: next(clock_ns))
     with locked(directory):
         arena = open_arena(opening)
-        end = journal_end(arena, opening)
-        journal = DaemonJournal(arena, paths.arena, directory, opening.config, end)
+        end = wal_end(arena, opening)
+        wal = DaemonWal(arena, paths.arena, directory, opening.config, end)
         for _ in range(4):
-            journal.beat()
-        journal.commit()
+            wal.beat()
+        wal.commit()
         arena.close()
     walk = Walk()
     walk.enter(segments(directory)[0].path)

@@ -38,7 +38,7 @@ def told(cause: int) -> RawOutcome:
 
 @pytest.mark.parametrize("holds", [False, True])
 def test_a_check_before_the_watchs_answer_is_answered_after_it(book: Book, holds: bool) -> None:
-    """With a journal the answer waits for the disk, and the CHECK does not."""
+    """With a WAL the answer waits for the disk, and the CHECK does not."""
     op = operation(lambda: holds)
     book.expect()
     book.take([told(0)])

@@ -1,4 +1,4 @@
-"""Parked timers: the core keeps the key, the journal the payload, until it is brought back."""
+"""Parked timers: the core keeps the key, the WAL the payload, until it is brought back."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from core_driver import DERIVED
 from effort import effort
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from journal_driver import Journal, Redo, Snapshot, frames_of
 from purgatory_driver import Answer, Command, Owner, Purgatory
+from wal_driver import Redo, Snapshot, Wal, frames_of
 
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout._core import lib
@@ -142,12 +142,12 @@ def test_wall_deadlines_are_parked_too(core: Purgatory, owner: Owner) -> None:
     core.check()
 
 
-def test_the_journal_has_what_the_arena_gave_away(core: Purgatory, owner: Owner) -> None:
-    journal = Journal(core)
+def test_the_wal_has_what_the_arena_gave_away(core: Purgatory, owner: Owner) -> None:
+    wal = Wal(core)
     parked(owner, payload=b"the payload")
-    arms = [f for f in frames_of(journal.take()) if f.type == lib.PG_J_ARM]
+    arms = [f for f in frames_of(wal.take()) if f.type == lib.PG_WAL_ARM]
     assert b"the payload" in arms[-1].data
-    assert arms[-1].body("pg_j_arm").parked == 1
+    assert arms[-1].body("pg_wal_arm").parked == 1
     assert b"the payload" not in Snapshot(core, quiet=True).finish().data
 
 
@@ -162,12 +162,12 @@ def test_a_row_that_is_unparked_is_done_once(core: Purgatory, owner: Owner) -> N
     assert core.loads()[LOAD].rows == {0, 1}
 
 
-def test_parking_needs_a_journal() -> None:
+def test_parking_needs_a_wal() -> None:
     core = Purgatory()
     core.put("x", SECOND_NS)
     request = wire.encode_namespace_set(1, b"n", {"park_beyond_ns": 5})
     error, _, _ = core.set_namespace_raw(request[wire.FRAME.size :])
-    assert error == WireError.NO_JOURNAL
+    assert error == WireError.NO_WAL
 
 
 # ---- against a model ---------------------------------------------------------------------------
@@ -198,7 +198,7 @@ class Parking(RuleBasedStateMachine):
 
     def adopt(self, core: Purgatory) -> None:
         self.core = core
-        self.journal = Journal(core)
+        self.wal = Wal(core)
         self.snapshot = Snapshot(core, quiet=True).finish().data
         self.owner = Owner(core)
 
@@ -265,10 +265,10 @@ class Parking(RuleBasedStateMachine):
 
     @rule()
     def reboot(self) -> None:
-        self.journal.take()
+        self.wal.take()
         redo = Redo(self.snapshot, sessions=3)
         redo.frames(self.snapshot)
-        redo.frames(self.journal.data)
+        redo.frames(self.wal.data)
         self.adopt(redo.end(self.core.now_ns, real_boot_ns=self.core.now_ns))
 
     @invariant()
@@ -290,7 +290,7 @@ class Parking(RuleBasedStateMachine):
             t for t in self.timers.values() if t.parked and t.deadline_ns <= self.core.now_ns
         ]
         assert lib.pg_overdue(self.core.a) == len(overdue)
-        self.journal.take()
+        self.wal.take()
 
 
 TestParking = Parking.TestCase

@@ -1,4 +1,4 @@
-"""Parked timers with real daemons: killed, rebooted, brought back from the journal."""
+"""Parked timers with real daemons: killed, rebooted, brought back from the WAL."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import pytest
 from conftest import StartDaemon
 from real_daemon import PATIENCE_S, Daemon, eventually, remove_segments, stats
 
-from purgatoryd.clients import Admin, CancelResult, Client, Exists, Load, NoJournal, Status
-from purgatoryd.shm_layout.journal import Walk, contents, segments, uuid_of
+from purgatoryd.clients import Admin, CancelResult, Client, Exists, Load, NoWal, Status
+from purgatoryd.shm_layout.wal import Walk, contents, segments, uuid_of
 from purgatoryd.shm_layout.wire import Key
 
 HOUR_S, FAR_S = 3600.0, 7200.0
 
 
 def parking(daemon: StartDaemon, daemon_dir: Path) -> Daemon:
-    journal = ("--journal", str(daemon_dir / "journal"), "--durable-namespace", "shop")
-    running = daemon("demo", *journal)
+    wal = ("--wal-dir", str(daemon_dir / "wal"), "--durable-namespace", "shop")
+    running = daemon("demo", *wal)
     with Admin("demo", timeout=PATIENCE_S) as admin:
         settings = admin.set_namespace("shop", park_beyond_ns=round(HOUR_S * 10**9))
     assert settings.park_beyond_ns == HOUR_S * 10**9
@@ -28,10 +28,10 @@ def client() -> Client:
     return Client("demo", namespace="shop", timeout=PATIENCE_S)
 
 
-def payloads_of(daemon: Daemon, journal: Path) -> dict[tuple[Key, int], bytes]:
-    """What a reader of the journal finds of parked timers."""
+def payloads_of(daemon: Daemon, wal: Path) -> dict[tuple[Key, int], bytes]:
+    """What a reader of the WAL finds of parked timers."""
     found, walk = {}, Walk()
-    for file in segments(journal / daemon.name):
+    for file in segments(wal / daemon.name):
         if uuid_of(file.path) != walk.uuid:
             walk = Walk()
         walk.enter(file.path)
@@ -45,7 +45,7 @@ def payloads_of(daemon: Daemon, journal: Path) -> dict[tuple[Key, int], bytes]:
 
 
 @pytest.mark.parametrize("reboot", [False, True])
-def test_what_is_parked_comes_back_from_the_journal(
+def test_what_is_parked_comes_back_from_the_wal(
     daemon: StartDaemon, daemon_dir: Path, reboot: bool
 ) -> None:
     running = parking(daemon, daemon_dir)
@@ -65,7 +65,7 @@ def test_what_is_parked_comes_back_from_the_journal(
         remove_segments(running.paths)
     running.start()
     assert (stats(running)["parked"], stats(running)["live"]) == (299, 1)
-    kept = payloads_of(running, daemon_dir / "journal")
+    kept = payloads_of(running, daemon_dir / "wal")
     assert kept["k0", added.tickets[0]] == b"payload 0"
     with client() as some:
         found = some.get("k2")
@@ -97,7 +97,7 @@ def test_what_is_overdue_waits_and_is_counted(daemon: StartDaemon, daemon_dir: P
         assert stats(running)["overdue"] == 0
 
 
-def test_parking_is_refused_without_a_journal(daemon: StartDaemon) -> None:
+def test_parking_is_refused_without_a_wal(daemon: StartDaemon) -> None:
     daemon()
-    with Admin("demo", timeout=PATIENCE_S) as admin, pytest.raises(NoJournal):
+    with Admin("demo", timeout=PATIENCE_S) as admin, pytest.raises(NoWal):
         admin.set_namespace("shop", park_beyond_ns=1)

@@ -1,4 +1,4 @@
-"""From the journal into the lake: every record once, whatever happens on the way."""
+"""From the WAL into the lake: every record once, whatever happens on the way."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 from uuid import UUID
 
-import journal_writer as jw
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import segment_writer as sw
+import wal_writer as ww
 from click.testing import CliRunner, Result
 from conftest import StartDaemon
 from machine import needs
 from real_daemon import eventually
-from stored_arena import JOURNALS, StoredJournal
+from stored_arena import WALS, StoredWal
 
 from purgatoryd.cli.app import app
 from purgatoryd.clients import Admin, Client, Load, Status
@@ -34,13 +34,14 @@ from purgatoryd.pipeline.sources import names_of
 from purgatoryd.pipeline.tiers import Place, tiers
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.errors import (
-    JournalDamaged,
-    JournalMismatch,
     LakeBroken,
     LakeInUse,
     PurgatorydError,
+    WalDamaged,
+    WalMismatch,
 )
-from purgatoryd.shm_layout.journal import (
+from purgatoryd.shm_layout.marks import Mark, read_marks, set_mark
+from purgatoryd.shm_layout.wal import (
     SEGMENT,
     Frame,
     Walk,
@@ -49,15 +50,14 @@ from purgatoryd.shm_layout.journal import (
     segments,
     snapshots,
 )
-from purgatoryd.shm_layout.marks import Mark, read_marks, set_mark
 
 KILLER = Path(__file__).with_name("ship_killed.py")
 
 
-@pytest.fixture(params=JOURNALS, ids=lambda folder: folder.name)
+@pytest.fixture(params=WALS, ids=lambda folder: folder.name)
 def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """The journal of a released version; its newest segment is still written."""
-    return StoredJournal(request.param, tmp_path / "journals" / "demo").directory
+    """The WAL of a released version; its newest segment is still written."""
+    return StoredWal(request.param, tmp_path / "wal" / "demo").directory
 
 
 @pytest.fixture
@@ -66,9 +66,9 @@ def lake(tmp_path: Path) -> Lake:
     return Lake(tmp_path / "lake")
 
 
-def shipped(journal: Path, lake: Lake) -> int:
+def shipped(wal: Path, lake: Lake) -> int:
     """Ships all that is complete; returns how many files that were."""
-    shipper = Shipper(journal, lake, "node")
+    shipper = Shipper(wal, lake, "node")
     try:
         return len(list(shipper.turn()))
     finally:
@@ -80,10 +80,10 @@ def rows_of(lake: Lake, table: str = BRONZE) -> list[dict[str, Any]]:
     return [row for rows in found for row in rows]
 
 
-def frames_of(journal: Path) -> list[Frame]:
+def frames_of(wal: Path) -> list[Frame]:
     """The records of all complete segments, read by other code than the decoder."""
     walk, frames = Walk(), []
-    for file in segments(journal)[:-1]:
+    for file in segments(wal)[:-1]:
         walk.enter(file.path)
         frames += list(walk.frames())
     return frames
@@ -218,11 +218,11 @@ def test_batches_of_any_size_give_the_same_rows(
 
 
 def test_virtual_time_is_told_apart(tmp_path: Path, lake: Lake) -> None:
-    journal = tmp_path / "journal"
+    wal = tmp_path / "wal"
     data = sw.segment([*sw.names(), sw.arm(3)], clock=lib.PG_CLOCK_VIRTUAL)
-    sw.write(journal, data)
-    sw.write(journal, sw.segment([sw.arm(4)], 4, first_group=2, seal=False), 4)
-    shipped(journal, lake)
+    sw.write(wal, data)
+    sw.write(wal, sw.segment([sw.arm(4)], 4, first_group=2, seal=False), 4)
+    shipped(wal, lake)
     assert {row["clock"] for row in rows_of(lake)} == {"virtual"}
     assert lake.manifests()[0].clock == "virtual"
     arm = rows_of(lake)[-1]
@@ -230,11 +230,11 @@ def test_virtual_time_is_told_apart(tmp_path: Path, lake: Lake) -> None:
 
 
 def test_records_that_cannot_be_parsed_are_counted(tmp_path: Path, lake: Lake) -> None:
-    journal = tmp_path / "journal"
-    short = [*sw.names(), (lib.PG_J_ARM, b"whatever"), (lib.PG_J_GONE, bytes(160)), sw.arm(3)]
-    sw.write(journal, sw.segment(short))
-    sw.write(journal, sw.segment([sw.arm(4)], 6, first_group=2, seal=False), 6)
-    shipped(journal, lake)
+    wal = tmp_path / "wal"
+    short = [*sw.names(), (lib.PG_WAL_ARM, b"whatever"), (lib.PG_WAL_GONE, bytes(160)), sw.arm(3)]
+    sw.write(wal, sw.segment(short))
+    sw.write(wal, sw.segment([sw.arm(4)], 6, first_group=2, seal=False), 6)
+    shipped(wal, lake)
     assert lake.manifests()[0].kinds == {"namespace": 1, "topic": 1, "unknown": 2, "arm": 1}
     rows = rows_of(lake)
     assert [row["lsn"] for row in rows if row["kind"] == "unknown"] == [3, 4]
@@ -242,14 +242,14 @@ def test_records_that_cannot_be_parsed_are_counted(tmp_path: Path, lake: Lake) -
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_an_empty_journal_is_no_error(tmp_path: Path, lake: Lake, count: int) -> None:
-    journal = tmp_path / "journal"
-    journal.mkdir()
+def test_an_empty_wal_is_no_error(tmp_path: Path, lake: Lake, count: int) -> None:
+    wal = tmp_path / "wal"
+    wal.mkdir()
     if count:
-        sw.write(journal, sw.segment(sw.names(), seal=False))
-    assert shipped(journal, lake) == 0
+        sw.write(wal, sw.segment(sw.names(), seal=False))
+    assert shipped(wal, lake) == 0
     assert lake.manifests() == []
-    assert [one.tier for one in tiers(lake, [journal])] == [Place.HOT] * count
+    assert [one.tier for one in tiers(lake, [wal])] == [Place.HOT] * count
 
 
 # ---- what cannot be read ---------------------------------------------------------------------
@@ -279,17 +279,17 @@ def flipped(data: bytes) -> bytes:
 def test_a_manifest_that_tells_of_another_file_costs_no_data(
     tmp_path: Path, lake: Lake, changed: dict[str, Any]
 ) -> None:
-    """The journal may have gone: a file that no manifest names looks like one left by a kill."""
-    journal = tmp_path / "journal"
-    sw.write(journal, sw.segment([*sw.names(), sw.arm(3)]))
-    sw.write(journal, sw.segment([sw.arm(4)], 4, first_group=2, seal=False), 4)
-    shipped(journal, lake)
+    """The WAL may have gone: a file that no manifest names looks like one left by a kill."""
+    wal = tmp_path / "wal"
+    sw.write(wal, sw.segment([*sw.names(), sw.arm(3)]))
+    sw.write(wal, sw.segment([sw.arm(4)], 4, first_group=2, seal=False), 4)
+    shipped(wal, lake)
     (manifest,) = lake.manifests()
     path = lake.folder("manifests", manifest.daemon) / f"{manifest.name}.json"
     told = path.read_text()
     path.write_text(json.dumps(json.loads(told) | changed))
     with pytest.raises(LakeBroken, match=path.name):
-        shipped(journal, lake)
+        shipped(wal, lake)
     path.write_text(told)
     assert lake.files([manifest])
 
@@ -297,24 +297,24 @@ def test_a_manifest_that_tells_of_another_file_costs_no_data(
 @pytest.mark.parametrize(
     ("spoil", "error"),
     [
-        (cut, JournalDamaged),
-        (flipped, JournalDamaged),
-        (lambda data: data[:100], JournalDamaged),
-        (lambda data: b"\0" * 8 + data[8:], JournalDamaged),
+        (cut, WalDamaged),
+        (flipped, WalDamaged),
+        (lambda data: data[:100], WalDamaged),
+        (lambda data: b"\0" * 8 + data[8:], WalDamaged),
     ],
     ids=["cut", "flipped", "no header", "no magic"],
 )
 def test_a_damaged_segment_is_refused_and_changes_nothing(
     tmp_path: Path, lake: Lake, spoil: Any, error: type[PurgatorydError]
 ) -> None:
-    journal = tmp_path / "journal"
+    wal = tmp_path / "wal"
     records = [sw.arm(n, payload=b"payload of %d" % n) for n in range(3, 10)]
-    sw.write(journal, sw.segment([*sw.names(), *records]))
-    sw.write(journal, spoil(sw.segment(records, 10, first_group=2)), 10)
-    sw.write(journal, sw.segment([sw.arm(20)], 17, first_group=3, seal=False), 17)
+    sw.write(wal, sw.segment([*sw.names(), *records]))
+    sw.write(wal, spoil(sw.segment(records, 10, first_group=2)), 10)
+    sw.write(wal, sw.segment([sw.arm(20)], 17, first_group=3, seal=False), 17)
     with pytest.raises(error) as caught:
-        shipped(journal, lake)
-    assert "000000000000000a.journal" in str(caught.value)
+        shipped(wal, lake)
+    assert "000000000000000a.wal" in str(caught.value)
     assert len(lake.manifests()) <= 1
     files = {
         path
@@ -325,11 +325,11 @@ def test_a_damaged_segment_is_refused_and_changes_nothing(
 
 
 def test_another_major_version_is_refused(tmp_path: Path, lake: Lake) -> None:
-    journal = tmp_path / "journal"
-    sw.write(journal, sw.segment(sw.names(), major=lib.PG_JOURNAL_MAJOR + 1))
-    sw.write(journal, sw.segment([sw.arm(4)], 3, first_group=2, seal=False), 3)
-    with pytest.raises(JournalMismatch, match="version of a segment"):
-        shipped(journal, lake)
+    wal = tmp_path / "wal"
+    sw.write(wal, sw.segment(sw.names(), major=lib.PG_WAL_MAJOR + 1))
+    sw.write(wal, sw.segment([sw.arm(4)], 3, first_group=2, seal=False), 3)
+    with pytest.raises(WalMismatch, match="version of a segment"):
+        shipped(wal, lake)
     assert not list(lake.root.rglob("*.parquet"))
 
 
@@ -338,14 +338,14 @@ def test_an_arena_in_the_middle_has_the_names_of_those_around_it(
     told_by: str, tmp_path: Path, lake: Lake
 ) -> None:
     """Its own snapshot went, and nothing was shipped while it was there."""
-    names = [jw.namespace(0, "shop"), jw.topic(0, 0, "late")]
-    first, middle, last = (jw.Journal(uuid=bytes([n]) * 16) for n in (3, 2, 1))
+    names = [ww.namespace(0, "shop"), ww.topic(0, 0, "late")]
+    first, middle, last = (ww.Wal(uuid=bytes([n]) * 16) for n in (3, 2, 1))
     files = {
-        "1.journal": first.segment(1, [names]), "3.journal": middle.segment(
-            3, [[jw.arm(1, "a", 10)]], first_group=2), "4.journal": last.segment(4, [[]]),
-        "4.snapshot": last.snapshot(4, [*names, jw.arm(1, "a", 10)], next_ticket=2),
+        "1.wal": first.segment(1, [names]), "3.wal": middle.segment(
+            3, [[ww.arm(1, "a", 10)]], first_group=2), "4.wal": last.segment(4, [[]]),
+        "4.snapshot": last.snapshot(4, [*names, ww.arm(1, "a", 10)], next_ticket=2),
     }  # fmt: skip
-    for name in files.keys() - {"1.journal" if told_by == "snapshot" else "4.snapshot"}:
+    for name in files.keys() - {"1.wal" if told_by == "snapshot" else "4.snapshot"}:
         (tmp_path / f"{0:015}{name}").write_bytes(files[name])
     assert shipped(tmp_path, lake) == 2
     (row,) = (row for row in rows_of(lake) if row["kind"] == "arm")
@@ -354,19 +354,19 @@ def test_an_arena_in_the_middle_has_the_names_of_those_around_it(
 
 def test_in_a_folder_that_was_emptied_all_begins_anew(tmp_path: Path, lake: Lake) -> None:
     """The mark, and the names; the exporter runs on meanwhile."""
-    journal = tmp_path / "journal"
-    journal.mkdir()
-    shipper = Shipper(journal, lake, "node")
-    births = [jw.namespace(0, "shop"), jw.namespace(1, "gone"), jw.topic(0, 1, "late")], [
-        jw.namespace(0, "new")]  # fmt: skip
+    wal = tmp_path / "wal"
+    wal.mkdir()
+    shipper = Shipper(wal, lake, "node")
+    births = [ww.namespace(0, "shop"), ww.namespace(1, "gone"), ww.topic(0, 1, "late")], [
+        ww.namespace(0, "new")]  # fmt: skip
     for number, records in enumerate(births, 1):
-        for path in journal.iterdir():
+        for path in wal.iterdir():
             path.unlink()
-        arena = jw.Journal(uuid=bytes([number]) * 16)
-        (journal / file_name(1, SEGMENT)).write_bytes(arena.segment(1, [records]))
+        arena = ww.Wal(uuid=bytes([number]) * 16)
+        (wal / file_name(1, SEGMENT)).write_bytes(arena.segment(1, [records]))
         assert list(shipper.turn()) == []  # it is still written
-        assert [mark.lsn for mark in read_marks(journal).values()] == [1]
-        newest = journal / file_name(1 + len(records), SEGMENT)
+        assert [mark.lsn for mark in read_marks(wal).values()] == [1]
+        newest = wal / file_name(1 + len(records), SEGMENT)
         newest.write_bytes(arena.segment(1 + len(records), [[]], first_group=2))
         assert len(list(shipper.turn())) == 1
     shipper.close()
@@ -397,13 +397,13 @@ def test_a_folder_that_somebody_else_made_in_the_lake_stays(tmp_path: Path, lake
 
 def test_killed_at_any_step_nothing_is_lost_doubled_or_left_behind(tmp_path: Path) -> None:
     """Of a segment and of a snapshot."""
-    journal, living = tmp_path / "journal", jw.arm(1, "a", 10, at_ns=1)
-    jw.Story({"shop": jw.namespace(0, "shop"), "a": living}, first=None, closing=[living]).write(
-        journal
+    wal, living = tmp_path / "wal", ww.arm(1, "a", 10, at_ns=1)
+    ww.Story({"shop": ww.namespace(0, "shop"), "a": living}, first=None, closing=[living]).write(
+        wal
     )
     (tmp_path / "work").mkdir()
     done = subprocess.run(
-        [sys.executable, KILLER, journal, tmp_path / "work"],
+        [sys.executable, KILLER, wal, tmp_path / "work"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -412,7 +412,7 @@ def test_killed_at_any_step_nothing_is_lost_doubled_or_left_behind(tmp_path: Pat
     assert len(whole.manifests(BRONZE)) == len(whole.manifests(OPENINGS)) == 1
 
 
-def test_two_do_not_ship_one_journal(stored: Path, lake: Lake) -> None:
+def test_two_do_not_ship_one_wal(stored: Path, lake: Lake) -> None:
     shipper = Shipper(stored, lake, "node")
     next(shipper.turn())
     with pytest.raises(LakeInUse):
@@ -476,12 +476,12 @@ def test_what_retention_takes_meanwhile_is_told_by_the_next_segment(
 
 def test_the_page_cache_is_left_as_it_was(tmp_path: Path, lake: Lake) -> None:
     needs("pagecache")
-    journal, payload = tmp_path / "journal", bytes(1000)
+    wal, payload = tmp_path / "wal", bytes(1000)
     records = [sw.arm(n, payload=payload) for n in range(3, 2003)]
     paths = [
-        sw.write(journal, sw.segment(records, 1, first_group=1)),
-        sw.write(journal, sw.segment(records, 2001, first_group=2), 2001),
-        sw.write(journal, sw.segment([sw.arm(1)], 4001, first_group=3, seal=False), 4001),
+        sw.write(wal, sw.segment(records, 1, first_group=1)),
+        sw.write(wal, sw.segment(records, 2001, first_group=2), 2001),
+        sw.write(wal, sw.segment([sw.arm(1)], 4001, first_group=3, seal=False), 4001),
     ]
     for path in paths:
         with path.open("rb") as file:
@@ -491,7 +491,7 @@ def test_the_page_cache_is_left_as_it_was(tmp_path: Path, lake: Lake) -> None:
     before = [resident_pages(path) for path in paths]
     assert before[0] == 0
     assert before[1] > 500
-    assert shipped(journal, lake) == 2
+    assert shipped(wal, lake) == 2
     assert [resident_pages(path) for path in paths] == before
     for manifest in lake.manifests():
         assert resident_pages(lake.data(manifest)) == 0
@@ -534,14 +534,14 @@ class Told:
 
 
 def test_the_exporter_keeps_to_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = tmp_path / "journals" / "demo"
-    sw.write(journal, sw.segment([*sw.names(), *(sw.arm(n) for n in range(3, 50))]))
-    sw.write(journal, sw.segment([sw.arm(1)], 50, first_group=2, seal=False), 50)
+    wal = tmp_path / "wal" / "demo"
+    sw.write(wal, sw.segment([*sw.names(), *(sw.arm(n) for n in range(3, 50))]))
+    sw.write(wal, sw.segment([sw.arm(1)], 50, first_group=2, seal=False), 50)
     monkeypatch.setattr("purgatoryd.pipeline.ship.Pace", Told)
-    where = ("--name", "demo", "--journal", journal.parent, "--lake", tmp_path / "lake")
+    where = ("--name", "demo", "--wal-dir", wal.parent, "--lake", tmp_path / "lake")
     done = called("ship", "--limit", "50K", *where)
     assert done.exit_code == 0, done.output
-    shipped, _ = segments(journal)
+    shipped, _ = segments(wal)
     assert (Told.limits, sum(Told.counts)) == ([50 << 10], shipped.bytes)
 
 
@@ -553,14 +553,14 @@ def called(*arguments: str | Path) -> Result:
 
 
 def test_a_running_daemon_is_shipped(daemon: StartDaemon, tmp_path: Path) -> None:
-    journals, root = tmp_path / "journals", tmp_path / "lake"
-    journals.mkdir()
-    daemon("demo", "--journal", str(journals), "--segment-bytes", "256K")
+    wals, root = tmp_path / "wal", tmp_path / "lake"
+    wals.mkdir()
+    daemon("demo", "--wal-dir", str(wals), "--segment-bytes", "256K")
     with Client("demo") as client:
         for batch in range(8):
             client.add_many([(f"{batch}:{n}", 3600.0, "t", b"x" * 200) for n in range(500)])
-    eventually(lambda: len(segments(journals / "demo")) >= 4)  # so three are sealed
-    where = ("--name", "demo", "--journal", journals, "--lake", root, "--json")
+    eventually(lambda: len(segments(wals / "demo")) >= 4)  # so three are sealed
+    where = ("--name", "demo", "--wal-dir", wals, "--lake", root, "--json")
     done = called("ship", *where, "--node", "here")
     assert done.exit_code == 0, done.output
     told = [json.loads(line) for line in done.output.splitlines()]
@@ -576,17 +576,17 @@ def test_a_running_daemon_is_shipped(daemon: StartDaemon, tmp_path: Path) -> Non
 
 
 def test_rows_of_a_load_have_their_numbers(daemon: StartDaemon, tmp_path: Path) -> None:
-    journals, root, load = tmp_path / "journals", tmp_path / "lake", b"a load of 16 b.."
-    journals.mkdir()
-    daemon("demo", "--journal", str(journals), "--segment-bytes", "256K")
+    wals, root, load = tmp_path / "wal", tmp_path / "lake", b"a load of 16 b.."
+    wals.mkdir()
+    daemon("demo", "--wal-dir", str(wals), "--segment-bytes", "256K")
     with Client("demo") as client:
         rows = [(f"key {n}", 3600.0, "t", b"x" * 200) for n in range(1000)]
         client.add_many(rows, load=Load(load, 5))
         client.add_many(rows[:1], load=Load(load, 2), mode="keep")
         client.add_many([("no row", 3600.0)])
         client.add_many([(f"more {n}", 3600.0, "t", b"x" * 200) for n in range(1000)])
-    eventually(lambda: segments(journals / "demo")[-1].lsn > 1100)  # what is looked at is sealed
-    where = ("--name", "demo", "--journal", journals, "--lake", root, "--json")
+    eventually(lambda: segments(wals / "demo")[-1].lsn > 1100)  # what is looked at is sealed
+    where = ("--name", "demo", "--wal-dir", wals, "--lake", root, "--json")
     assert called("ship", *where).exit_code == 0
     found = rows_of(Lake(root))
     arms = [row for row in found if row["kind"] == "arm"]
@@ -601,9 +601,9 @@ def test_rows_of_a_load_have_their_numbers(daemon: StartDaemon, tmp_path: Path) 
 
 
 def test_what_was_parked_is_a_row_when_it_comes_back(daemon: StartDaemon, tmp_path: Path) -> None:
-    journals, root = tmp_path / "journals", tmp_path / "lake"
-    journals.mkdir()
-    daemon("demo", "--journal", str(journals), "--segment-bytes", "256K")
+    wals, root = tmp_path / "wal", tmp_path / "lake"
+    wals.mkdir()
+    daemon("demo", "--wal-dir", str(wals), "--segment-bytes", "256K")
     with Admin("demo") as admin:
         admin.set_namespace("shop", park_beyond_ns=3600 * 10**9)
     with Client("demo", namespace="shop") as client:
@@ -611,8 +611,8 @@ def test_what_was_parked_is_a_row_when_it_comes_back(daemon: StartDaemon, tmp_pa
         back = client.unpark_many([("far", parked.ticket, b"its payload")])
         assert back.statuses == [Status.UNPARKED]
         client.add_many([(f"more {n}", 60.0, "t", b"x" * 200) for n in range(2000)])
-    eventually(lambda: segments(journals / "demo")[-1].lsn > 10)  # what is looked at is sealed
-    done = called("ship", "--name", "demo", "--journal", journals, "--lake", root, "--json")
+    eventually(lambda: segments(wals / "demo")[-1].lsn > 10)  # what is looked at is sealed
+    done = called("ship", "--name", "demo", "--wal-dir", wals, "--lake", root, "--json")
     assert done.exit_code == 0, done.output
     arm, unpark = (row for row in rows_of(Lake(root)) if row["ticket"] == parked.ticket)
     assert (arm["kind"], unpark["kind"]) == ("arm", "unpark")
@@ -623,15 +623,15 @@ def test_what_was_parked_is_a_row_when_it_comes_back(daemon: StartDaemon, tmp_pa
 
 
 def test_a_damaged_segment_ends_the_command_with_its_code(tmp_path: Path) -> None:
-    journal = tmp_path / "journals" / "demo"
-    sw.write(journal, cut(sw.segment([*sw.names(), *(sw.arm(n) for n in range(3, 50))])))
-    sw.write(journal, sw.segment([sw.arm(1)], 50, first_group=2, seal=False), 50)
-    done = called("ship", "--name", "demo", "--journal", journal.parent, "--lake", tmp_path / "l")
+    wal = tmp_path / "wal" / "demo"
+    sw.write(wal, cut(sw.segment([*sw.names(), *(sw.arm(n) for n in range(3, 50))])))
+    sw.write(wal, sw.segment([sw.arm(1)], 50, first_group=2, seal=False), 50)
+    done = called("ship", "--name", "demo", "--wal-dir", wal.parent, "--lake", tmp_path / "l")
     assert done.exit_code == 5, done.output
 
 
-def test_no_journal_is_a_clear_error(tmp_path: Path) -> None:
-    done = called("ship", "--name", "demo", "--journal", tmp_path, "--lake", tmp_path / "lake")
+def test_no_wal_is_a_clear_error(tmp_path: Path) -> None:
+    done = called("ship", "--name", "demo", "--wal-dir", tmp_path, "--lake", tmp_path / "lake")
     assert done.exit_code == 7
-    assert "is no journal" in done.output
+    assert "is no WAL" in done.output
     assert not (tmp_path / "lake").exists()

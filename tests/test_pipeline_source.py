@@ -1,4 +1,4 @@
-"""Spark reads journals and the lake: the same rows by every way, each segment once."""
+"""Spark reads WALs and the lake: the same rows by every way, each segment once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import segment_writer as sw
 from click.testing import CliRunner
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from stored_arena import JOURNALS, StoredJournal
+from stored_arena import WALS, StoredWal
 from stream_killed import KILLED_AT, keep, rows, run
 
 from purgatoryd.cli.app import app
@@ -30,22 +30,22 @@ from purgatoryd.pipeline.lake import OPENINGS, Lake, Manifest
 from purgatoryd.pipeline.raw import RawShipper, ingest
 from purgatoryd.pipeline.schemas import BRONZE
 from purgatoryd.pipeline.ship import Shipper
-from purgatoryd.pipeline.source import JournalReader, JournalStream, Settings, read_range
+from purgatoryd.pipeline.source import Settings, WalReader, WalStream, read_range
 from purgatoryd.pipeline.sources import openings
 from purgatoryd.pipeline.tiers import read_events, read_openings
-from purgatoryd.shm_layout.errors import BadPath, InvalidSetting, JournalDamaged, UnknownSetting
-from purgatoryd.shm_layout.journal import SEGMENT, file_name, segments
+from purgatoryd.shm_layout.errors import BadPath, InvalidSetting, UnknownSetting, WalDamaged
 from purgatoryd.shm_layout.marks import read_marks
+from purgatoryd.shm_layout.wal import SEGMENT, file_name, segments
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "pipeline.md"
 STREAM = Path(__file__).with_name("stream_killed.py")
-STORED = max(JOURNALS, key=lambda folder: folder.name)
+STORED = max(WALS, key=lambda folder: folder.name)
 """Of the newest format."""
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Path:
-    return StoredJournal(STORED, tmp_path / "journals" / "demo").directory
+def wal(tmp_path: Path) -> Path:
+    return StoredWal(STORED, tmp_path / "wal" / "demo").directory
 
 
 @pytest.fixture
@@ -55,58 +55,56 @@ def lake(tmp_path: Path) -> Lake:
     return Lake(folder)
 
 
-def ship(journal: Path, lake: Lake) -> None:
-    shipper = Shipper(journal, lake, "node")
+def ship(wal: Path, lake: Lake) -> None:
+    shipper = Shipper(wal, lake, "node")
     assert list(shipper.turn())
     shipper.close()
 
 
-def raw(spark: SparkSession, journal: Path, **options: str) -> DataFrame:
-    return spark.read.format("purgatoryd").options(node="node", **options).load(str(journal))
+def raw(spark: SparkSession, wal: Path, **options: str) -> DataFrame:
+    return spark.read.format("purgatoryd").options(node="node", **options).load(str(wal))
 
 
 def test_both_ways_give_equal_rows_and_no_segment_counts_twice(
-    spark: SparkSession, journal: Path, lake: Lake
+    spark: SparkSession, wal: Path, lake: Lake
 ) -> None:
     """Segments that were ingested raw, those of the lake, and both tiers together."""
-    hot = rows(raw(spark, journal))
-    ship(journal, lake)
-    newest = segments(journal)[-1].lsn
+    hot = rows(raw(spark, wal))
+    ship(wal, lake)
+    newest = segments(wal)[-1].lsn
     assert rows(read_events(spark, lake)) == [row for row in hot if row[4] < newest]
-    assert [row[4:7] for row in rows(read_events(spark, lake, [journal]))] == [
-        row[4:7] for row in hot
-    ]
-    segments(journal)[0].path.unlink()
-    kinds = read_events(spark, lake, [journal]).groupBy("kind").count()
+    assert [row[4:7] for row in rows(read_events(spark, lake, [wal]))] == [row[4:7] for row in hot]
+    segments(wal)[0].path.unlink()
+    kinds = read_events(spark, lake, [wal]).groupBy("kind").count()
     assert sum(row["count"] for row in kinds.collect()) == len(hot)
 
 
 def test_of_the_lake_no_more_is_read_than_is_asked_for(
-    spark: SparkSession, journal: Path, lake: Lake, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession, wal: Path, lake: Lake, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ship(journal, lake)
+    ship(wal, lake)
     read_events(spark, lake).where("at > timestamp_micros(7)").select("lsn").explain()
     plan = capsys.readouterr().out
     assert "ReadSchema: struct<lsn:bigint,at:timestamp>" in plan
     assert "GreaterThan(at," in plan
 
 
-def test_openings_are_read_from_both_tiers(spark: SparkSession, journal: Path, lake: Lake) -> None:
-    before = rows(read_openings(spark, None, [journal]))
-    ship(journal, lake)
-    assert {row[3] for row in before} == {one.identity.first_lsn for one in openings(journal)}
-    assert [row[4:] for row in rows(read_openings(spark, lake, [journal]))] == [
+def test_openings_are_read_from_both_tiers(spark: SparkSession, wal: Path, lake: Lake) -> None:
+    before = rows(read_openings(spark, None, [wal]))
+    ship(wal, lake)
+    assert {row[3] for row in before} == {one.identity.first_lsn for one in openings(wal)}
+    assert [row[4:] for row in rows(read_openings(spark, lake, [wal]))] == [
         row[4:] for row in before
     ]
 
 
 def test_ingest_of_raw_segments_gives_the_lake_that_ship_does(
-    spark: SparkSession, journal: Path, lake: Lake
+    spark: SparkSession, wal: Path, lake: Lake
 ) -> None:
     assert spark  # the command finds it
-    ship(journal, lake)
+    ship(wal, lake)
     raw_lake = lake.root.parent / "raw [1]"
-    options = ("--journal", str(journal.parent), "--lake", str(raw_lake), "--json")
+    options = ("--wal-dir", str(wal.parent), "--lake", str(raw_lake), "--json")
     told = [CliRunner().invoke(app, ["pipeline", "ingest", *options]) for _ in range(2)]
     assert [one.exit_code for one in told] == [0, 0], told[0].output
     count = len(lake.manifests()) + len(lake.manifests(OPENINGS))
@@ -119,7 +117,7 @@ def test_ingest_of_raw_segments_gives_the_lake_that_ship_does(
             assert mine.bytes == ours.data(mine).stat().st_size
             assert bronze_rows(ours, mine) == bronze_rows(lake, other)
     assert ours.names(theirs[0].daemon).to_json() == lake.names(theirs[0].daemon).to_json()
-    assert {mark.lsn for mark in read_marks(journal).values()} == {segments(journal)[-1].lsn}
+    assert {mark.lsn for mark in read_marks(wal).values()} == {segments(wal)[-1].lsn}
     assert not list((raw_lake / "raw").rglob("*.parquet"))
     assert [path for path in raw_lake.rglob("*") if path.stat().st_mode & 0o077] == []
 
@@ -135,44 +133,44 @@ def bronze_rows(lake: Lake, manifest: Manifest) -> list[dict[str, Any]]:
 def test_raw_ingest_takes_what_is_whole_and_names_the_damage(
     spark: SparkSession, tmp_path: Path, lake: Lake
 ) -> None:
-    journal = tmp_path / "journals" / "demo"
-    sw.write(journal, sw.segment([*sw.names(), sw.arm(3)]))
-    sw.write(journal, sw.segment([sw.arm(4)], 4, first_group=2)[:-40], 4)
-    sw.write(journal, sw.segment([sw.arm(5)], 5, first_group=3, seal=False), 5)
-    with pytest.raises(JournalDamaged) as caught:
-        ingest(spark, lake, journal.parent)
-    assert caught.value.path == str(journal / "0000000000000004.journal")
+    wal = tmp_path / "wal" / "demo"
+    sw.write(wal, sw.segment([*sw.names(), sw.arm(3)]))
+    sw.write(wal, sw.segment([sw.arm(4)], 4, first_group=2)[:-40], 4)
+    sw.write(wal, sw.segment([sw.arm(5)], 5, first_group=3, seal=False), 5)
+    with pytest.raises(WalDamaged) as caught:
+        ingest(spark, lake, wal.parent)
+    assert caught.value.path == str(wal / "0000000000000004.wal")
     (manifest,) = lake.manifests()
     assert (manifest.rows, manifest.first_lsn, manifest.last_lsn) == (3, 1, 3)
 
 
 def test_a_segment_without_its_end_is_not_read_short(tmp_path: Path) -> None:
     """The one in the middle lost its end, without getting shorter; the last one has none yet."""
-    journal = tmp_path / "journals" / "demo"
-    sw.write(journal, sw.segment([*sw.names(), sw.arm(3)]))
-    sw.write(journal, sw.segment([sw.arm(4)], 4, first_group=2, seal=False), 4)
-    sw.write(journal, sw.segment([sw.arm(6)], 6, first_group=4, seal=False), 6)
-    settings = Settings.of({"path": str(journal), "columns": "lsn"})
-    read = JournalReader(settings).partitions()
-    streamed = JournalStream(settings).partitions({"lsn": 1}, {"lsn": 6})
+    wal = tmp_path / "wal" / "demo"
+    sw.write(wal, sw.segment([*sw.names(), sw.arm(3)]))
+    sw.write(wal, sw.segment([sw.arm(4)], 4, first_group=2, seal=False), 4)
+    sw.write(wal, sw.segment([sw.arm(6)], 6, first_group=4, seal=False), 6)
+    settings = Settings.of({"path": str(wal), "columns": "lsn"})
+    read = WalReader(settings).partitions()
+    streamed = WalStream(settings).partitions({"lsn": 1}, {"lsn": 6})
     for parts, whole in ((read, (0, 2)), (streamed, (0,))):
         assert [sum(b.num_rows for b in read_range(settings, parts[n])) for n in whole] == [
             3, 1][: len(whole)]  # fmt: skip
-        with pytest.raises(JournalDamaged, match="ends before the next segment") as caught:
+        with pytest.raises(WalDamaged, match="ends before the next segment") as caught:
             list(read_range(settings, parts[1]))
-        assert caught.value.path == str(journal / "0000000000000004.journal")
+        assert caught.value.path == str(wal / "0000000000000004.wal")
 
 
 def test_of_a_segment_all_is_taken_or_nothing(
     tmp_path: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever became of it after it was walked."""
-    journal = tmp_path / "journals" / "demo"
-    sw.write(journal, sw.segment([*sw.names(), sw.arm(3)]))
-    sw.write(journal, sw.segment([sw.arm(4)], 4, first_group=2, seal=False), 4)
+    wal = tmp_path / "wal" / "demo"
+    sw.write(wal, sw.segment([*sw.names(), sw.arm(3)]))
+    sw.write(wal, sw.segment([sw.arm(4)], 4, first_group=2, seal=False), 4)
     monkeypatch.setattr(RawShipper, "_decoded", lambda *_: {})
     with pytest.raises(BadPath, match="removed, or changed"):
-        ingest(cast("SparkSession", None), lake, journal.parent)
+        ingest(cast("SparkSession", None), lake, wal.parent)
     assert lake.manifests() == []
 
 
@@ -182,10 +180,10 @@ def test_an_empty_lake_is_an_empty_table(spark: SparkSession, lake: Lake) -> Non
     assert found.isEmpty()
 
 
-def test_a_filter_of_one_query_does_not_reach_another(spark: SparkSession, journal: Path) -> None:
+def test_a_filter_of_one_query_does_not_reach_another(spark: SparkSession, wal: Path) -> None:
     """What Spark does with a pushed filter: the next query of the DataFrame, and the other
     branch of a union, get too few rows. So nothing may be pushed."""
-    all_ = raw(spark, journal, columns="lsn,kind")
+    all_ = raw(spark, wal, columns="lsn,kind")
     count = all_.count()
     arms, fires = all_.filter("kind = 'arm'"), all_.filter("kind = 'fire'")
     armed, fired = arms.count(), fires.count()
@@ -195,11 +193,11 @@ def test_a_filter_of_one_query_does_not_reach_another(spark: SparkSession, journ
     assert arms.union(fires).count() == armed + fired
 
 
-def test_columns_and_a_time_range_are_options(spark: SparkSession, journal: Path) -> None:
-    at = sorted(row["at_us"] for row in raw(spark, journal, columns="at").selectExpr(
+def test_columns_and_a_time_range_are_options(spark: SparkSession, wal: Path) -> None:
+    at = sorted(row["at_us"] for row in raw(spark, wal, columns="at").selectExpr(
         "unix_micros(at) at_us").collect())  # fmt: skip
     middle, end = at[len(at) // 3], at[2 * len(at) // 3]
-    part = raw(spark, journal, columns="lsn,payload", payloads="off", from_us=str(middle),
+    part = raw(spark, wal, columns="lsn,payload", payloads="off", from_us=str(middle),
                to_us=str(end))  # fmt: skip
     found = part.collect()
     assert part.columns == ["lsn", "payload"]
@@ -208,7 +206,7 @@ def test_columns_and_a_time_range_are_options(spark: SparkSession, journal: Path
 
 
 def test_a_stream_killed_at_each_step_of_a_batch_has_each_row_once(
-    spark: SparkSession, journal: Path, tmp_path: Path
+    spark: SparkSession, wal: Path, tmp_path: Path
 ) -> None:
     """Its steps: the offsets are logged, the source reads, the rows are kept, that is logged."""
     checkpoint, aside, kept = (tmp_path / name for name in ("checkpoint", "aside", "kept"))
@@ -227,21 +225,21 @@ def test_a_stream_killed_at_each_step_of_a_batch_has_each_row_once(
         each(frame, number)
 
     def next_file() -> Path:
-        return journal / file_name(batches(kept)[-1][-1][LSN] + 1, SEGMENT)
+        return wal / file_name(batches(kept)[-1][-1][LSN] + 1, SEGMENT)
 
-    process_is_killed(journal, checkpoint, kept)
-    killed(spark, journal, checkpoint, before, "killed")
+    process_is_killed(wal, checkpoint, kept)
+    killed(spark, wal, checkpoint, before, "killed")
     for name in ("{}", ".{}.crc"):
         (checkpoint / "offsets" / name.format(KILLED_AT + 1)).unlink()
-    killed(spark, journal, checkpoint, unread, "cannot be read")
+    killed(spark, wal, checkpoint, unread, "cannot be read")
     aside.rename(next_file())
-    run(spark, journal, checkpoint, each)
-    upto = segments(journal)[-1].lsn
+    run(spark, wal, checkpoint, each)
+    upto = segments(wal)[-1].lsn
     assert [row for batch in batches(kept) for row in batch] == [
-        row for row in rows(raw(spark, journal)) if row[LSN] < upto
+        row for row in rows(raw(spark, wal)) if row[LSN] < upto
     ]
     assert max(map(len, batches(kept))) <= 2000
-    assert 1 < read_marks(journal)["stream"].lsn <= upto
+    assert 1 < read_marks(wal)["stream"].lsn <= upto
 
 
 LSN = BRONZE.names.index("lsn")
@@ -253,10 +251,10 @@ def batches(kept: Path) -> list[list[tuple[Any, ...]]]:
     return [pickle.loads(path.read_bytes()) for path in paths]
 
 
-def process_is_killed(journal: Path, checkpoint: Path, kept: Path) -> None:
+def process_is_killed(wal: Path, checkpoint: Path, kept: Path) -> None:
     """The rows of a batch are kept, and that is logged nowhere."""
     done = subprocess.run(
-        [sys.executable, STREAM, journal, checkpoint, kept], start_new_session=True, check=False
+        [sys.executable, STREAM, wal, checkpoint, kept], start_new_session=True, check=False
     )
     assert done.returncode == -signal.SIGKILL
     assert len(batches(kept)) == KILLED_AT + 1
@@ -265,26 +263,26 @@ def process_is_killed(journal: Path, checkpoint: Path, kept: Path) -> None:
 
 
 def killed(
-    spark: SparkSession, journal: Path, checkpoint: Path, each: Callable[[DataFrame, int], None],
+    spark: SparkSession, wal: Path, checkpoint: Path, each: Callable[[DataFrame, int], None],
     how: str,
 ) -> None:  # fmt: skip
     """The stream ends by an error."""
     with pytest.raises(StreamingQueryException, match=how):
-        run(spark, journal, checkpoint, each)
+        run(spark, wal, checkpoint, each)
 
 
 def test_the_page_s_examples_run(
     spark: SparkSession,
-    journal: Path,
+    wal: Path,
     lake: Lake,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    ship(journal, lake)
+    ship(wal, lake)
     lake.root.rename(lake.root.with_name("lake"))  # as the page calls it
     folder = f"{lake.root.parent}/"  # where the JVM stands was settled when it started
     shared: dict[str, object] = {}
     for block in re.findall(r"^```pyspark\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL):
-        exec(re.sub(r'"(lake|journals)', rf'"{folder}\1', block), shared)
+        exec(re.sub(r'"(lake|wal)', rf'"{folder}\1', block), shared)
     assert shared["spark"] is spark
     assert "outcome" in capsys.readouterr().out
 
@@ -292,26 +290,26 @@ def test_the_page_s_examples_run(
 # ---- without a session -----------------------------------------------------------------------
 
 
-def test_a_range_that_is_gone_is_named(journal: Path) -> None:
-    from purgatoryd.pipeline.source import JournalStream
+def test_a_range_that_is_gone_is_named(wal: Path) -> None:
+    from purgatoryd.pipeline.source import WalStream
 
-    stream = JournalStream(Settings.of({"path": str(journal)}))
+    stream = WalStream(Settings.of({"path": str(wal)}))
     first = stream.initialOffset()
     end = stream.latestOffset(first, stream.getDefaultReadLimit())
-    assert end["lsn"] == segments(journal)[-1].lsn
-    segments(journal)[0].path.unlink()
-    with pytest.raises(JournalDamaged) as caught:
+    assert end["lsn"] == segments(wal)[-1].lsn
+    segments(wal)[0].path.unlink()
+    with pytest.raises(WalDamaged) as caught:
         stream.partitions(first, end)
-    assert (caught.value.first_lsn, caught.value.last_lsn) == (1, segments(journal)[0].lsn - 1)
+    assert (caught.value.first_lsn, caught.value.last_lsn) == (1, segments(wal)[0].lsn - 1)
 
 
 def test_a_segment_that_is_gone_between_others_is_named(tmp_path: Path) -> None:
-    from purgatoryd.pipeline.source import JournalStream
+    from purgatoryd.pipeline.source import WalStream
 
     sw.write(tmp_path, sw.segment([*sw.names(), sw.arm(3)]))
     for lsn in (4, 5, 6):
         sw.write(tmp_path, sw.segment([sw.arm(lsn)], lsn, first_group=lsn - 2), lsn)
-    stream = JournalStream(Settings.of({"path": str(tmp_path)}))
+    stream = WalStream(Settings.of({"path": str(tmp_path)}))
 
     def lsns() -> list[int]:
         parts = stream.partitions({"lsn": 1}, {"lsn": 6})
@@ -320,7 +318,7 @@ def test_a_segment_that_is_gone_between_others_is_named(tmp_path: Path) -> None:
 
     assert lsns() == [1, 2, 3, 4, 5]
     (tmp_path / file_name(4, SEGMENT)).unlink()
-    with pytest.raises(JournalDamaged, match="segment behind it is missing") as caught:
+    with pytest.raises(WalDamaged, match="segment behind it is missing") as caught:
         lsns()
     assert (caught.value.first_lsn, caught.value.last_lsn) == (4, 4)
 
@@ -328,7 +326,7 @@ def test_a_segment_that_is_gone_between_others_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("at", [0, -90], ids=["header", "record"])
 def test_a_damaged_segment_is_of_no_matter_to_who_does_not_need_it(tmp_path: Path, at: int) -> None:
     """Whose rows are not asked for; nor, behind it, any name that may have been born there."""
-    from purgatoryd.pipeline.source import JournalReader
+    from purgatoryd.pipeline.source import WalReader
 
     damaged = bytearray(sw.segment([sw.arm(4, b"the damaged one")], 4, first_group=2))
     damaged[at] ^= 1
@@ -338,14 +336,14 @@ def test_a_damaged_segment_is_of_no_matter_to_who_does_not_need_it(tmp_path: Pat
 
     def read(lsn: int, **options: str) -> list[dict[str, Any]]:
         files = json.dumps([file_name(lsn, SEGMENT)])
-        reader = JournalReader(Settings.of({"path": str(tmp_path), "files": files, **options}))
+        reader = WalReader(Settings.of({"path": str(tmp_path), "files": files, **options}))
         batches = [batch for part in reader.partitions() for batch in reader.read(part)]
         return [row for batch in batches for row in batch.to_pylist()]
 
     assert [(row["lsn"], row["namespace"]) for row in read(1)][-1] == (3, "n")
     assert read(5, columns="lsn,key") == [{"lsn": 5, "key": b"key"}]
     for asked in (4, 5):
-        with pytest.raises(JournalDamaged, match=file_name(4, SEGMENT)):
+        with pytest.raises(WalDamaged, match=file_name(4, SEGMENT)):
             read(asked)
 
 
@@ -364,12 +362,12 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[Path]:
 
 
 def test_a_time_range_leaves_out_segments_that_the_lake_tells_of(
-    journal: Path, lake: Lake, reads: Counter[Path]
+    wal: Path, lake: Lake, reads: Counter[Path]
 ) -> None:
     """Not the newest one, of which it knows nothing; and columns are those that are asked for."""
-    ship(journal, lake)
+    ship(wal, lake)
     before, one, *_, last = lake.manifests()
-    files = {file.lsn: file.path for file in segments(journal)}
+    files = {file.lsn: file.path for file in segments(wal)}
     assert before.wall_to_us == one.wall_from_us
     for bounds, opened in (
         ((one.wall_from_us + 1, one.wall_to_us), [one]),
@@ -378,46 +376,46 @@ def test_a_time_range_leaves_out_segments_that_the_lake_tells_of(
         ((0, before.wall_from_us), []),
     ):
         reads.clear()
-        lsns = lsns_of(journal, lake, *bounds)
+        lsns = lsns_of(wal, lake, *bounds)
         assert {path for path, count in reads.items() if count} == {
             files[lsn] for lsn in (*(manifest.first_lsn for manifest in opened), max(files))
         }
-        assert lsns == lsns_of(journal, None, *bounds)
+        assert lsns == lsns_of(wal, None, *bounds)
 
 
-def lsns_of(journal: Path, lake: Lake | None, from_us: int, to_us: int) -> list[int]:
-    from purgatoryd.pipeline.source import JournalReader
+def lsns_of(wal: Path, lake: Lake | None, from_us: int, to_us: int) -> list[int]:
+    from purgatoryd.pipeline.source import WalReader
 
-    given = {"path": str(journal), "columns": "lsn", "from_us": str(from_us), "to_us": str(to_us)}
-    reader = JournalReader(Settings.of(given | ({} if lake is None else {"lake": str(lake.root)})))
+    given = {"path": str(wal), "columns": "lsn", "from_us": str(from_us), "to_us": str(to_us)}
+    reader = WalReader(Settings.of(given | ({} if lake is None else {"lake": str(lake.root)})))
     batches = [batch for part in reader.partitions() for batch in reader.read(part)]
     assert {tuple(batch.schema.names) for batch in batches} <= {("lsn",)}
     return [lsn for batch in batches for lsn in batch["lsn"].to_pylist()]
 
 
 def test_a_stream_reads_each_segment_twice_however_small_its_batches_are(
-    journal: Path, reads: Counter[Path]
+    wal: Path, reads: Counter[Path]
 ) -> None:
     """Once for its names, once for its rows."""
-    from purgatoryd.pipeline.source import JournalStream
+    from purgatoryd.pipeline.source import WalStream
 
-    stream = JournalStream(Settings.of({"path": str(journal), "max_rows": "10"}))
-    sealed = segments(journal)[:-1]
+    stream = WalStream(Settings.of({"path": str(wal), "max_rows": "10"}))
+    sealed = segments(wal)[:-1]
     at, lsns = stream.initialOffset(), []
     while (end := stream.latestOffset(at, stream.getDefaultReadLimit())) != at:
         for part in stream.partitions(at, end):
             lsns += [lsn for batch in stream.read(part) for lsn in batch["lsn"].to_pylist()]
         at = end
-    assert lsns == list(range(1, segments(journal)[-1].lsn))
+    assert lsns == list(range(1, segments(wal)[-1].lsn))
     assert [reads[file.path] for file in sealed] == [2] * len(sealed)
-    assert reads[segments(journal)[-1].path] == 0
+    assert reads[segments(wal)[-1].path] == 0
 
 
 def test_nothing_sealed_is_nothing_new(tmp_path: Path) -> None:
-    from purgatoryd.pipeline.source import JournalStream
+    from purgatoryd.pipeline.source import WalStream
 
     sw.write(tmp_path, sw.segment(sw.names(), seal=False))
-    stream = JournalStream(Settings.of({"path": str(tmp_path)}))
+    stream = WalStream(Settings.of({"path": str(tmp_path)}))
     first = stream.initialOffset()
     assert stream.latestOffset(first, stream.getDefaultReadLimit()) == first
     assert stream.partitions(first, first) == []
@@ -431,12 +429,12 @@ def test_no_file_has_no_rows(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_a_segment_that_went_is_not_passed_by(tmp_path: Path) -> None:
-    from purgatoryd.pipeline.source import JournalReader
+    from purgatoryd.pipeline.source import WalReader
 
     sw.write(tmp_path, sw.segment(sw.names(), seal=False))
-    asked = {"path": str(tmp_path), "files": '["00000000000000ff.journal"]'}
+    asked = {"path": str(tmp_path), "files": '["00000000000000ff.wal"]'}
     with pytest.raises(BadPath, match="removed meanwhile"):
-        JournalReader(Settings.of(asked)).partitions()
+        WalReader(Settings.of(asked)).partitions()
 
 
 @pytest.mark.parametrize(

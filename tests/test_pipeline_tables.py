@@ -29,7 +29,7 @@ from other_user import run_as
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from real_daemon import PATIENCE_S
-from stored_arena import JOURNALS, StoredJournal
+from stored_arena import WALS, StoredWal
 from tables_oracle import OPEN_SQL, WINDOW_SQL, Oracle, same_schema
 
 from examples.flights.collector import LAST_KEY
@@ -203,39 +203,39 @@ def error() -> float:
     return 2 * sketches.rank_error()
 
 
-# ---- real journals -----------------------------------------------------------------------------
+# ---- real WALs -----------------------------------------------------------------------------
 
 
-def shipped(journal: Path, root: Path) -> Lake:
+def shipped(wal: Path, root: Path) -> Lake:
     lake = lake_in(root)
-    shipper = Shipper(journal, lake, "host")
+    shipper = Shipper(wal, lake, "host")
     list(shipper.turn())
     shipper.close()
     return lake
 
 
-@pytest.mark.parametrize("folder", JOURNALS, ids=lambda folder: folder.name)
-def test_journals_of_all_versions_become_tables(
+@pytest.mark.parametrize("folder", WALS, ids=lambda folder: folder.name)
+def test_wals_of_all_versions_become_tables(
     spark: SparkSession, folder: Path, tmp_path: Path
 ) -> None:
-    lake = shipped(StoredJournal(folder, tmp_path / "journals" / "demo").directory, tmp_path / "l")
+    lake = shipped(StoredWal(folder, tmp_path / "wal" / "demo").directory, tmp_path / "l")
     jobs.bring_up(spark, lake)
     oracle = Oracle([lake.data(manifest) for manifest in lake.manifests()])
     oracle.take("ours", table(spark, lake, LIVES))
     wanted = "SELECT * FROM lives"
-    if folder.name == "journal-1.0":  # its ends tell nothing of their beginnings
+    if folder.name == "wal-1.0":  # its ends tell nothing of their beginnings
         wanted = "SELECT daemon, lsn, ticket, kind, clock, outcome, topic, lateness_ns FROM lives"
     assert oracle.differing("ours", wanted) == []
     causes = oracle.rows("SELECT DISTINCT outcome FROM ours ORDER BY 1")
     assert [cause for (cause,) in causes] == sorted(gold.OUTCOMES)
 
 
-def test_a_daemons_journal_becomes_tables(
+def test_a_daemons_wal_becomes_tables(
     spark: SparkSession, daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    journals = tmp_path / "journals"
-    journals.mkdir()
-    demo = daemon("demo", "--journal", str(journals), "--segment-bytes", "256K")
+    wals = tmp_path / "wal"
+    wals.mkdir()
+    demo = daemon("demo", "--wal-dir", str(wals), "--segment-bytes", "256K")
     with Client("demo") as client, Subscriber("demo") as subscriber:
         client.add_many([(f"soon:{n}", 0.001, "t", b"") for n in range(100)])
         client.add_many([(f"far:{n}", 3600.0, "t", b"x" * 200) for n in range(3000)])
@@ -245,7 +245,7 @@ def test_a_daemons_journal_becomes_tables(
         notices = [subscriber.get(timeout=PATIENCE_S) for _ in range(100)]
         client.add_many([(f"more:{n}", 3600.0, "t", b"x" * 200) for n in range(3000)])
     demo.stop()  # all that it staged is on disk
-    lake = shipped(journals / "demo", tmp_path / "lake")
+    lake = shipped(wals / "demo", tmp_path / "lake")
     jobs.bring_up(spark, lake)
     oracle = Oracle([lake.data(manifest) for manifest in lake.manifests()])
     oracle.take("ours", table(spark, lake, LIVES))
@@ -262,7 +262,7 @@ def test_a_daemons_journal_becomes_tables(
 
 
 def test_the_flights_become_tables(spark: SparkSession, flown: Flown, tmp_path: Path) -> None:
-    with whole(spark, lake_in(tmp_path / "lake"), flown.journals) as found:
+    with whole(spark, lake_in(tmp_path / "lake"), flown.wals) as found:
         files = [Path(unquote(urlparse(file).path)) for file in found.bronze.inputFiles()]
         bronze, oracle = found.bronze.persist(), Oracle(files)
         lives = silver.lives(bronze, bronze).persist()

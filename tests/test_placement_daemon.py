@@ -67,7 +67,7 @@ def test_the_loop_and_the_other_threads_are_where_they_belong(
     daemon: StartDaemon, pair: tuple[int, int]
 ) -> None:
     loop, others = pair
-    real = daemon("demo", "--cpus", f"{loop},{others}", "--journal", "journal")
+    real = daemon("demo", "--cpus", f"{loop},{others}", "--wal-dir", "wal")
     assert affinities(real.pid) == ({loop}, [{others}] * 3)  # libzmq has two, the committer is one
     figures: dict[str, Any] = stats(real)
     assert (figures["placement"], figures["reaper_cpu"]) == ("explicit", loop)

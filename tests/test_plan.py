@@ -202,7 +202,7 @@ def record(
     return "aa", kind, namespace, at, ticket, cause, replaced
 
 
-def test_a_plan_is_made_of_journals(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_plan_is_made_of_wals(spark: SparkSession, tmp_path: Path) -> None:
     columns = (
         "daemon string, kind string, namespace string, at timestamp, ticket long, cause string, "
         "replaced long"
@@ -231,9 +231,7 @@ def test_a_plan_is_made_of_journals(spark: SparkSession, tmp_path: Path) -> None
     assert [(move.namespace, move.target) for move in made.moves] == [("y", "beta")]
 
 
-def test_who_was_recovered_from_the_journal_counts_once(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_who_was_recovered_from_the_wal_counts_once(spark: SparkSession, tmp_path: Path) -> None:
     """The arena that died has no timers any more, and no place in the fleet."""
     by(1, CLEAN.having(closing=OPEN)).write(tmp_path / "first" / "demo")
     restarted(2, OPEN).write(tmp_path / "second" / "demo")

@@ -1,6 +1,6 @@
-"""A virtual machine that writes a journal and is killed: no acknowledged record is lost.
+"""A virtual machine that writes a WAL and is killed: no acknowledged record is lost.
 
-The machine's only process is guest/power_cut.c: at each boot it reads the journal, checks it,
+The machine's only process is guest/power_cut.c: at each boot it reads the WAL, checks it,
 and appends until it is killed with SIGKILL, at a random moment. What the guest's kernel had not
 written is lost with it, and of what it wrote since its last flush the disk keeps random sectors.
 A file that is written without sync shows whether anything was lost. $POWER_CUTS: how

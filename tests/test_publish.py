@@ -14,9 +14,9 @@ from real_daemon import (
     PATIENCE_S,
     Daemon,
     eventually,
-    journal_entries,
     notices,
     remove_segments,
+    wal_entries,
 )
 
 from purgatoryd.clients import (
@@ -34,9 +34,9 @@ from purgatoryd.clients import (
 )
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Reader
-from purgatoryd.shm_layout.journal import Contents
 from purgatoryd.shm_layout.layout import EVENTS_NAMESPACE, EVENTS_TOPIC, Cause, Message, WireError
 from purgatoryd.shm_layout.paths import arena_paths
+from purgatoryd.shm_layout.wal import Contents
 
 HOUR_S = 3600.0
 
@@ -82,9 +82,9 @@ def test_no_key_leads_to_what_was_published(admin: Admin) -> None:
 def test_what_was_published_survives_kills_and_reboots(
     daemon: StartDaemon, daemon_dir: Path
 ) -> None:
-    """Its record is one of the journal; who was away is told from the outbox."""
-    journal = daemon_dir / "journal"
-    real = daemon("demo", "--journal", str(journal))
+    """Its record is one of the WAL; who was away is told from the outbox."""
+    wal = daemon_dir / "wal"
+    real = daemon("demo", "--wal-dir", str(wal))
     with Admin("demo", timeout=PATIENCE_S) as admin:
         ticket = publish(admin, "k", b"payload")
     real.kill()
@@ -93,11 +93,11 @@ def test_what_was_published_survives_kills_and_reboots(
     assert (notice.ticket, notice.payload, notice.cause) == (ticket, b"payload", Cause.PUBLISHED)
     with Client("demo", timeout=PATIENCE_S) as client:
         assert client.cancel("k") is CancelResult.UNKNOWN
-    eventually(lambda: entries(journal))
+    eventually(lambda: entries(wal))
     real.kill()
     remove_segments(real.paths)
     real.start()
-    (entry,) = entries(journal)
+    (entry,) = entries(wal)
     assert (entry.key, entry.payload) == ("k", b"payload")
     with Admin("demo", timeout=PATIENCE_S) as admin:
         assert publish(admin, "after") > ticket
@@ -114,9 +114,9 @@ def in_outbox(real: Daemon, first: int = 1) -> list[wire.RawNotice]:
     return [notice for notice in found if notice.key != "state"]
 
 
-def entries(journal: Path) -> list[Contents]:
+def entries(wal: Path) -> list[Contents]:
     """As in_outbox()."""
-    return [entry for entry in journal_entries(journal / "demo") if entry.key != "state"]
+    return [entry for entry in wal_entries(wal / "demo") if entry.key != "state"]
 
 
 # ---- refusals ----------------------------------------------------------------------------------

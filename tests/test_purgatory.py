@@ -706,7 +706,7 @@ def test_the_inbox_has_a_cap() -> None:
     owner, other = Owner(core, 1), Owner(core, 2)
     already = [pd.watch(b"%d" % n, ALL, [Key(b"k", 0)]) for n in range(3)]
     assert statuses(owner.send(*already)) == [Status.ADDED, Status.ADDED, Status.BUSY]
-    assert (core.metrics.refused_busy, core.metrics.refused_journal) == (1, 0)
+    assert (core.metrics.refused_busy, core.metrics.refused_wal) == (1, 0)
     assert other.send(already[2])[0].status == Status.ADDED
     owner.ack(owner.mail()[0].ack())
     assert owner.send(pd.watch(b"4", ALL, [Key(b"k", 0)]))[0].status == Status.ADDED

@@ -22,15 +22,15 @@ from real_daemon import PATIENCE_S, remove_segments
 from shards_driver import FAR_NS, OWNED, PARTS, Ledger, Shards, as_arena, as_core, release
 
 from purgatoryd.cli.app import app
-from purgatoryd.cli.journal import folders
+from purgatoryd.cli.wal import folders
 from purgatoryd.clients import AllOf, Client, Purgatory, Subscriber
 from purgatoryd.daemon import redistribute
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.deployment import Registry
-from purgatoryd.daemon.journal import locked
 from purgatoryd.daemon.main import name_lock
 from purgatoryd.daemon.redistribute import Division, settle
-from purgatoryd.daemon.store import NEXT, Opening, journal_end, open_arena, source
+from purgatoryd.daemon.store import NEXT, Opening, open_arena, source, wal_end
+from purgatoryd.daemon.wal import locked
 from purgatoryd.pipeline import fleet, trace
 from purgatoryd.pipeline.advice import sizes
 from purgatoryd.pipeline.audit import audit
@@ -50,15 +50,15 @@ from purgatoryd.shm_layout.errors import (
     ArenaTooSmall,
     BadPath,
     InvalidSetting,
-    JournalMismatch,
     PurgatorydError,
     Unplaceable,
+    WalMismatch,
 )
 from purgatoryd.shm_layout.gather import Census, census
-from purgatoryd.shm_layout.journal import Committer, Walk, segments, uuid_of
 from purgatoryd.shm_layout.layout import ArenaState, DaemonState, Status
 from purgatoryd.shm_layout.paths import Paths, paths_in
 from purgatoryd.shm_layout.shards import Placement, ShardTable, alone, read_table, write_table
+from purgatoryd.shm_layout.wal import Committer, Walk, segments, uuid_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,7 +68,7 @@ SMALL: dict[str, Any] = {
     "namespaces": 16, "sessions": 8, "watches": 128, "watch_keys": 32, "accounts": 4, "loads": 2,
     "load_rows": 8192, "tick_ns": 10**6, "fanout": 20, "clock": "virtual",
 }  # fmt: skip
-JOURNALLED: dict[str, Any] = {"segment_bytes": 256 * 1024, "stage_bytes": 4 << 20}
+WAL_SETTINGS: dict[str, Any] = {"segment_bytes": 256 * 1024, "stage_bytes": 4 << 20}
 KILLED = 9
 UNHEARD_OF = 2**47
 """No ticket that anything has."""
@@ -159,7 +159,7 @@ class Deployment:
 
     @contextlib.contextmanager
     def opened(self, *, commit: bool = False) -> Iterator[Shards]:
-        """Its arenas, as its daemons open them. `commit`: all is in the journals afterwards."""
+        """Its arenas, as its daemons open them. `commit`: all is in the WALs afterwards."""
         placements = {name.encode(): p.shards for name, p in self.table.placements.items()}
         with contextlib.ExitStack() as held:
             cores = [as_core(held.enter_context(self.shard(k, commit))) for k in self.shards]
@@ -173,12 +173,12 @@ class Deployment:
     @contextlib.contextmanager
     def shard(self, shard: int, commit: bool) -> Iterator[Arena]:
         opening = self.division().opening(self.table, shard)
-        with name_lock(opening.paths), locked(opening.journal):
+        with name_lock(opening.paths), locked(opening.wal):
             arena = open_arena(opening)
             yield arena
-            if commit and opening.journal is not None:
-                end = journal_end(arena, opening)
-                Committer(arena, opening.journal, opening.config.segment_bytes, end).close()
+            if commit and opening.wal is not None:
+                end = wal_end(arena, opening)
+                Committer(arena, opening.wal, opening.config.segment_bytes, end).close()
             arena.set_state(ArenaState.READY)
             arena.close()
 
@@ -199,7 +199,7 @@ class Deployment:
     @property
     def homes(self) -> list[Path]:
         """Where its table is."""
-        return [self.directory, *([Path(self.config.journal)] if self.config.journal else [])]
+        return [self.directory, *([Path(self.config.wal_dir)] if self.config.wal_dir else [])]
 
     def tables(self) -> list[ShardTable | None]:
         return [read_table(home, "demo") for home in self.homes]
@@ -255,11 +255,11 @@ def test_a_start_with_another_number_keeps_what_clients_have(daemon: StartDaemon
 
 @pytest.fixture
 def begin(daemon_dir: Path, tmp_path: Path) -> Iterator[Callable[..., Deployment]]:
-    """A deployment of two shards, or a daemon alone, with or without journals."""
+    """A deployment of two shards, or a daemon alone, with or without WALs."""
     made: list[Deployment] = []
 
-    def begin(*, journal: bool = False, lone: bool = False, **changes: Any) -> Deployment:
-        kept = {"journal": str(tmp_path), **JOURNALLED} if journal else {}
+    def begin(*, wal: bool = False, lone: bool = False, **changes: Any) -> Deployment:
+        kept = {"wal_dir": str(tmp_path), **WAL_SETTINGS} if wal else {}
         config = Config("demo", **{**SMALL, **kept, **changes})
         table = alone("demo") if lone else ShardTable("demo", 1, 1, 2)
         parts = table.place(PARTS.decode(), 1 if lone else 5)
@@ -288,7 +288,7 @@ def test_a_daemon_alone_becomes_two_shards_though_starts_are_killed(
 ) -> None:
     """Before any change of a file. Until the switch it can go on alone, as it was."""
     for nth in itertools.count(1):
-        one, ledger = begin(journal=True, lone=True), Ledger(nth)
+        one, ledger = begin(wal=True, lone=True), Ledger(nth)
         with one.opened(commit=True) as shards:
             ledger.fill(shards)
             ledger.operate(shards)
@@ -329,14 +329,14 @@ def test_a_daemon_alone_that_was_killed_as_it_got_its_arena_becomes_shards(
 def test_what_a_daemon_alone_has_and_no_place_for_is_named_and_nothing_is_changed(
     begin: Callable[..., Deployment],
 ) -> None:
-    one = begin(journal=True, lone=True)
+    one = begin(wal=True, lone=True)
     with one.opened(commit=True) as shards:
         Ledger(2).fill(shards)
         core = shards.of(b"a", b"")
         core.set_namespace(b"a", park_beyond_ns=1)
         assert core.put(b"k", FAR_NS, namespace=b"a").status == Status.PARKED
     before = one.all_there_is()
-    with pytest.raises(Unplaceable, match=r"parked.* in the journal of demo$") as caught:
+    with pytest.raises(Unplaceable, match=r"parked.* in the WAL of demo$") as caught:
         Registry.of(replace(one.config, shards=3), paths_in(one.directory, "demo"))
     assert caught.value.namespace == "a"
     assert one.all_there_is() == before
@@ -356,11 +356,11 @@ def test_a_daemon_alone_whose_place_the_shards_did_not_take_is_not_cleared_away(
     assert one.all_there_is() == before
 
 
-@pytest.mark.parametrize("journal", [False, True], ids=["memory", "journal"])
+@pytest.mark.parametrize("wal", [False, True], ids=["memory", "wal"])
 def test_two_shards_become_three_and_one_though_starts_are_killed(
-    journal: bool, begin: Callable[..., Deployment], tmp_path: Path
+    wal: bool, begin: Callable[..., Deployment], tmp_path: Path
 ) -> None:
-    one, ledger, steps = begin(journal=journal), Ledger(3), 0
+    one, ledger, steps = begin(wal=wal), Ledger(3), 0
     with one.opened(commit=True) as shards:
         ledger.fill(shards)
         ledger.operate(shards)
@@ -383,7 +383,7 @@ def test_two_shards_become_three_and_one_though_starts_are_killed(
         ledger.finish(shards)
     kept = {path.name for path in tmp_path.iterdir() if path.is_dir()}
     every = {"demo-1-0", "demo-1-1", "demo-2-0", "demo-2-1", "demo-2-2", "demo-3-0"}
-    assert kept == (every if journal else set())
+    assert kept == (every if wal else set())
 
 
 def test_a_start_is_killed_at_the_switch_or_while_it_clears_the_old_ones_away(
@@ -395,7 +395,7 @@ def test_a_start_is_killed_at_the_switch_or_while_it_clears_the_old_ones_away(
 
 def test_each_snapshot_of_a_new_arena_is_a_step(begin: Callable[..., Deployment]) -> None:
     steps: list[str] = []
-    begin(journal=True).start(3, steps.append)
+    begin(wal=True).start(3, steps.append)
     assert steps.count("writing a snapshot") == 3
 
 
@@ -419,7 +419,7 @@ def test_a_birth_is_killed_between_the_homes_of_the_table(
 ) -> None:
     """It stands in both of them then, or in none; it was not answered. The second change of a file
     gives the first home its name."""
-    one = begin(journal=True)
+    one = begin(wal=True)
     one.start(2)
     registry = Registry.of(replace(one.config, shards=2), paths_in(one.directory, "demo"))
     before = one.table
@@ -438,7 +438,7 @@ def test_a_birth_is_killed_between_the_homes_of_the_table(
 def test_a_start_takes_no_locks_of_names_that_left_nothing(
     begin: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, taken = begin(journal=True), []
+    one, taken = begin(wal=True), []
 
     @contextlib.contextmanager
     def lock(paths: Paths) -> Iterator[None]:
@@ -451,8 +451,8 @@ def test_a_start_takes_no_locks_of_names_that_left_nothing(
     paths_in(one.directory, "demo-2-17").lock.touch()
     for name in ("demo-2-17.state", "demo-2-17.state.new"):
         (one.directory / name).touch()
-    (Path(one.config.journal) / "demo-2-5").mkdir()
-    (Path(one.config.journal) / "demo-3-5").mkdir()  # of no neighbour
+    (Path(one.config.wal_dir) / "demo-2-5").mkdir()
+    (Path(one.config.wal_dir) / "demo-3-5").mkdir()  # of no neighbour
     with one_of_another_directory("demo-2-9") as its:
         one.start(2)
         assert taken == ["demo-2-5", "demo-2-17"]
@@ -479,7 +479,7 @@ def killed_everywhere(
     """At how many places a start with one shard was killed, each of them followed by one that
     resumes."""
     for nth in itertools.count(1):
-        one, ledger = begin(journal=True), Ledger(nth)
+        one, ledger = begin(wal=True), Ledger(nth)
         with one.opened(commit=True) as shards:
             ledger.fill(shards)
             ledger.operate(shards)
@@ -498,10 +498,10 @@ def killed_everywhere(
 
 
 @pytest.mark.parametrize("when", ["before", "after", "before and after"])
-def test_a_reboot_before_or_after_loses_nothing_that_is_in_the_journals(
+def test_a_reboot_before_or_after_loses_nothing_that_is_in_the_wals(
     when: str, begin: Callable[..., Deployment]
 ) -> None:
-    one, ledger = begin(journal=True), Ledger(5)
+    one, ledger = begin(wal=True), Ledger(5)
     with one.opened(commit=True) as shards:
         ledger.fill(shards)
         ledger.take(shards)
@@ -588,10 +588,10 @@ def test_operations_in_a_divided_namespace_cannot_be_placed(
     assert "operations" in error.reason
 
 
-def test_parked_timers_stay_with_the_journal_that_has_their_payloads(
+def test_parked_timers_stay_with_the_wal_that_has_their_payloads(
     begin: Callable[..., Deployment],
 ) -> None:
-    one = begin(journal=True)
+    one = begin(wal=True)
     with one.opened(commit=True) as shards:
         core = shards.of(b"a", b"")
         core.set_namespace(b"a", park_beyond_ns=1)
@@ -670,9 +670,9 @@ def test_an_arena_of_another_shard_is_refused(begin: Callable[..., Deployment]) 
     assert (caught.value.field, caught.value.found) == ("shard", "1 of 2")
 
 
-def test_a_journal_of_a_later_generation_is_left_alone(begin: Callable[..., Deployment]) -> None:
-    """The routing table is an older one than the journals."""
-    one = begin(journal=True)
+def test_a_wal_of_a_later_generation_is_left_alone(begin: Callable[..., Deployment]) -> None:
+    """The routing table is an older one than the WALs."""
+    one = begin(wal=True)
     with one.opened(commit=True) as shards:
         Ledger(1).fill(shards)
     old = one.table
@@ -680,7 +680,7 @@ def test_a_journal_of_a_later_generation_is_left_alone(begin: Callable[..., Depl
     with one.opened(commit=True) as shards:
         shards.cores[0].put(b"k", FAR_NS, namespace=b"_x")
     one.write(old)
-    with pytest.raises(JournalMismatch) as caught:
+    with pytest.raises(WalMismatch) as caught:
         one.divide(3)
     assert caught.value.field == "generation"
 
@@ -706,11 +706,11 @@ def shipped(convoy: Convoy) -> int:
 
 
 def records_of(one: Deployment, table: ShardTable) -> list[tuple[str, int, str]]:
-    """Daemon, LSN and kind of all records in the journals of a generation."""
+    """Daemon, LSN and kind of all records in the WALs of a generation."""
     found = []
     for daemon in table.daemons:
         walk = Walk()
-        for file in segments(Path(one.config.journal) / daemon):
+        for file in segments(Path(one.config.wal_dir) / daemon):
             walk.enter(file.path)
             found += [(walk.uuid.hex(), frame.lsn, frame.kind) for frame in walk.frames()]
     return sorted(found)
@@ -720,7 +720,7 @@ def records_of(one: Deployment, table: ShardTable) -> list[tuple[str, int, str]]
 def test_all_records_of_the_generation_before_get_into_the_lake(
     lone: bool, begin: Callable[..., Deployment], tmp_path: Path
 ) -> None:
-    one, ledger = begin(journal=True, lone=lone), Ledger(7)
+    one, ledger = begin(wal=True, lone=lone), Ledger(7)
     (tmp_path / "lake").mkdir()
     lake = Lake(tmp_path / "lake")
     before = one.table
@@ -741,7 +741,7 @@ def test_all_records_of_the_generation_before_get_into_the_lake(
         assert shipped(convoy) == before.count
     with one.opened(commit=True) as shards:
         ledger.take(shards)
-    command = ["pipeline", "ship", "--name", "demo", "--journal", str(tmp_path)]
+    command = ["pipeline", "ship", "--name", "demo", "--wal-dir", str(tmp_path)]
     again = CliRunner().invoke(app, [*command, "--lake", str(lake.root), "--json"])
     assert (again.exit_code, again.output) == (0, "")
     assert len(lake.manifests(OPENINGS)) == before.count + 3
@@ -765,7 +765,7 @@ class Shipped(NamedTuple):
 
 @pytest.fixture
 def twice_divided(begin: Callable[..., Deployment], tmp_path: Path) -> Shipped:
-    one, ledger = begin(journal=True, lone=True), Ledger(9)
+    one, ledger = begin(wal=True, lone=True), Ledger(9)
     (tmp_path / "lake").mkdir()
     with one.opened(commit=True) as shards:
         ledger.fill(shards)
@@ -790,8 +790,8 @@ def test_the_lake_has_each_timer_once_though_the_number_of_shards_changed(
     spark: SparkSession, twice_divided: Shipped
 ) -> None:
     one, lake, _ = twice_divided
-    [journal] = Path(one.config.journal).glob("demo-3-*")
-    [newest] = {uuid_of(file.path).hex() for file in segments(journal)}
+    [wal] = Path(one.config.wal_dir).glob("demo-3-*")
+    [newest] = {uuid_of(file.path).hex() for file in segments(wal)}
     alive = living(spark, lake).collect()
     assert {row.daemon for row in alive} == {newest}
     assert len({row.ticket for row in alive}) == len(alive) > 10
@@ -805,7 +805,7 @@ def test_the_lake_has_each_timer_once_though_the_number_of_shards_changed(
     for daemon in gone:
         with pytest.raises(InvalidSetting, match="of a shard that counts"):
             fleet.of_today({daemon: Host("a", 1, 1.0)}, {}, gone)
-    lives = trace.history(spark, lake, [journal], trace.Key("a", "bytes", b"far"))
+    lives = trace.history(spark, lake, [wal], trace.Key("a", "bytes", b"far"))
     assert [life.outcome for life in lives] == [*["cancelled"] * 3, None]
     kinds = [[event.kind for event in life.events] for life in lives]
     assert kinds == [*[["arm", "end"]] * 3, ["arm"]]
@@ -828,10 +828,10 @@ def test_until_all_shards_of_the_new_number_are_shipped_those_before_count(
     assert [*states.values()].count(State.INCOMPLETE) == 2
 
 
-def unship(lake: Lake, journal: str) -> None:
-    """Of this journal nothing is in the lake."""
+def unship(lake: Lake, wal: str) -> None:
+    """Of this WAL nothing is in the lake."""
     for manifest in (*lake.manifests(), *lake.manifests(OPENINGS)):
-        if manifest.journal == journal:
+        if manifest.wal == wal:
             (lake.folder("manifests", manifest.daemon) / f"{manifest.name}.json").unlink()
 
 
@@ -839,7 +839,7 @@ def test_an_audit_holds_generations_of_shards_against_each_other(
     spark: SparkSession, twice_divided: Shipped
 ) -> None:
     one, lake, _ = twice_divided
-    with whole(spark, lake, folders(Path(one.config.journal), "demo")) as read:
+    with whole(spark, lake, folders(Path(one.config.wal_dir), "demo")) as read:
         assert sorted(len(division.upto) for division in read.found.divisions) == [1, 2, 3]
         verdict = audit(*read)
         assert (verdict.counts, verdict.lost) == ({}, [])

@@ -1,4 +1,4 @@
-"""The report: its figures from a journal, and the page, which needs nothing but itself."""
+"""The report: its figures from a WAL, and the page, which needs nothing but itself."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from journal_writer import S
 from pyspark.sql import functions as F  # noqa: N812
 from test_audit import CLEAN, OPEN, RECORDS, by, restarted, ship, uuid
+from wal_writer import S
 
 from purgatoryd.cli.pipeline_audit import _print_tables
 from purgatoryd.pipeline import gold, silver
@@ -59,7 +59,7 @@ def verdict() -> Verdict:
     return found
 
 
-def test_a_page_of_a_clean_journal() -> None:
+def test_a_page_of_a_clean_wal() -> None:
     text = page(verdict(), shown(part(), part("virtual"), part("load")), NOW)
     assert "The audit found no violation." in text
     assert "1 daemon," in text
@@ -161,7 +161,7 @@ def totals(found: Profile) -> list[int]:
     return [sum(getattr(one, name) for one in found.flow) for name in COLOURS]
 
 
-def test_figures_of_a_journal(spark: SparkSession, lake: Lake) -> None:
+def test_figures_of_a_wal(spark: SparkSession, lake: Lake) -> None:
     parts, judged = figures(read_events(spark, lake))
     (found,) = parts
     assert (found.node, found.clock, totals(found)) == ("eagle", "live", [11, 1, 1, 4, 3, 0])
@@ -216,18 +216,18 @@ def test_a_node_is_judged_by_all_of_its_daemons(spark: SparkSession, lake: Lake)
 
 def test_what_is_not_shipped_has_the_node_of_what_was(spark: SparkSession, tmp_path: Path) -> None:
     """Also the arena that took the place of the shipped one."""
-    journal, later = tmp_path / "demo", tmp_path / "later"
-    by(1, CLEAN.having(closing=None)).write(journal)
+    wal, later = tmp_path / "demo", tmp_path / "later"
+    by(1, CLEAN.having(closing=None)).write(wal)
     (tmp_path / "lake").mkdir()
     lake = Lake(tmp_path / "lake")
-    ship(journal, lake, "eagle")
+    ship(wal, lake, "eagle")
     restarted(2, OPEN).write(later)
     for path in later.iterdir():
-        path.replace(journal / path.name)
-    with whole(spark, lake, [journal]) as found:
+        path.replace(wal / path.name)
+    with whole(spark, lake, [wal]) as found:
         nodes = found.bronze.select("daemon", "node").distinct().collect()
         assert {tuple(row) for row in nodes} == {(uuid(n).hex(), "eagle") for n in (1, 2)}
         assert found.found.lost == [Lost(uuid(1).hex(), len(RECORDS) + 1, None, "recovery")]
-        assert {
-            row.node for row in read_events(spark, lake, [journal]).select("node").collect()
-        } == {"eagle"}
+        assert {row.node for row in read_events(spark, lake, [wal]).select("node").collect()} == {
+            "eagle"
+        }

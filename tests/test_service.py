@@ -1,5 +1,5 @@
-"""The units in a systemd that boots: start, kill, hang, reload, second instance, users, journal and
-shards.
+"""The units in a systemd that boots: start, kill, hang, reload, second instance, users, journald
+and shards.
 What happens inside is service_steps.py; here is the container around it, and a test per step.
 """
 

@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import zmq
-from journal_driver import truth
 from purgatory_driver import ANY, Command, Key, Purgatory, advance, cancel, put, watch
+from wal_driver import truth
 
 from purgatoryd.clients import route
 from purgatoryd.clients.aio import AsyncClient
@@ -218,20 +218,20 @@ def test_a_birth_counts_once_it_is_written(tmp_path: Path, monkeypatch: pytest.M
     assert registry.table == before
 
 
-def test_with_a_journal_the_table_beside_it_counts(tmp_path: Path) -> None:
-    paths, journal = paths_in(tmp_path / "run", "demo"), tmp_path / "journal"
+def test_with_a_wal_the_table_beside_it_counts(tmp_path: Path) -> None:
+    paths, wal = paths_in(tmp_path / "run", "demo"), tmp_path / "wal"
     paths.directory.mkdir()
-    config = Config(name="demo", shards=2, journal=str(journal))
+    config = Config(name="demo", shards=2, wal_dir=str(wal))
     Registry.of(config, paths).record(Placement("shop", (1,)))
     table_path(paths.directory, "demo").unlink()  # as a reboot does
     assert Registry.of(config, paths).table.place("shop").shards == (1,)
-    assert read_table(paths.directory, "demo") == read_table(journal, "demo")
+    assert read_table(paths.directory, "demo") == read_table(wal, "demo")
 
 
 def test_a_birth_that_was_written_by_half_is_taken_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = Config(name="demo", shards=2, journal=str(tmp_path / "journal"))
+    config = Config(name="demo", shards=2, wal_dir=str(tmp_path / "wal"))
     registry = Registry.of(config, paths_in(tmp_path, "demo"))
     before, write = registry.table, write_table
 
@@ -243,11 +243,11 @@ def test_a_birth_that_was_written_by_half_is_taken_back(
     monkeypatch.setattr(deployment, "write_table", full)
     with pytest.raises(OSError, match="no room"):
         registry.record(before.place("shop"))
-    assert read_table(tmp_path / "journal", "demo") == read_table(tmp_path, "demo") == before
+    assert read_table(tmp_path / "wal", "demo") == read_table(tmp_path, "demo") == before
 
 
 def test_a_table_older_than_the_one_in_use_is_refused(tmp_path: Path) -> None:
-    config = Config(name="demo", shards=2, journal=str(tmp_path / "journal"))
+    config = Config(name="demo", shards=2, wal_dir=str(tmp_path / "wal"))
     paths = paths_in(tmp_path, "demo")
     newer = Registry.of(config, paths).table.with_birth(Placement("shop", (1,)))
     write_table(tmp_path, newer)

@@ -33,13 +33,13 @@ class Lane:
         arena: Any = SimpleNamespace(
             handle=self._handle, served=lambda _: None, measure=lambda *_: None, durable_lsn=0
         )
-        journal: Any = SimpleNamespace(committed_lsn=0, replied=lambda *_: None)
+        wal: Any = SimpleNamespace(committed_lsn=0, replied=lambda *_: None)
         access: Any = SimpleNamespace(may_connect=lambda *_: True)
         sockets: Any = SimpleNamespace(commands=None)
         monkeypatch.setattr(commands, "boot_ns", lambda: self.now_ns)
         monkeypatch.setattr(lanes, "receive", lambda _: self.came.popleft() if self.came else None)
         monkeypatch.setattr(lanes, "send", lambda _, route, __: self.answered.append(route))
-        self.commands = Commands(arena, sockets, access, journal)
+        self.commands = Commands(arena, sockets, access, wal)
 
     def _handle(self, *_: object) -> tuple[Handled, memoryview]:
         self.now_ns += self.cost_ns

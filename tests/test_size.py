@@ -32,17 +32,17 @@ def test_the_table_of_the_page_is_what_the_command_says() -> None:
     assert all(f"| {payload:,} B |" in PAGE.read_text() for payload in PAYLOADS)
 
 
-@pytest.mark.parametrize("with_journal", [False, True])
-def test_so_many_fit_and_no_more(with_journal: bool) -> None:
-    most = timers_in(GIB, 64, with_journal)
-    assert sizes(most, 64, with_journal).shm_bytes <= GIB
-    assert sizes(most + 1, 64, with_journal).shm_bytes > GIB
-    assert timers_in(1_000_000, 64, with_journal) == 0
+@pytest.mark.parametrize("with_wal", [False, True])
+def test_so_many_fit_and_no_more(with_wal: bool) -> None:
+    most = timers_in(GIB, 64, with_wal)
+    assert sizes(most, 64, with_wal).shm_bytes <= GIB
+    assert sizes(most + 1, 64, with_wal).shm_bytes > GIB
+    assert timers_in(1_000_000, 64, with_wal) == 0
 
 
 @pytest.mark.parametrize("blob_bytes", [16, 65536])
 def test_a_timer_of_few_takes_what_one_of_many_takes(blob_bytes: int) -> None:
-    few, many = (sizes(n, blob_bytes, with_journal=False).timer_bytes for n in (1, 500_000))
+    few, many = (sizes(n, blob_bytes, with_wal=False).timer_bytes for n in (1, 500_000))
     assert few == pytest.approx(many, rel=0.05)
 
 

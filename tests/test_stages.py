@@ -11,41 +11,41 @@ from typing import Any
 import purgatory_driver as driver
 import pytest
 from conftest import StartDaemon
-from real_daemon import PATIENCE_S, Daemon, boot_ns, eventually, journal_frames, remove_segments
+from real_daemon import PATIENCE_S, Daemon, boot_ns, eventually, remove_segments, wal_frames
 
 from purgatoryd.clients import Admin, AllOf, Client, InvalidName, Purgatory
 from purgatoryd.clients.core import Core
 from purgatoryd.daemon.admin import frame
 from purgatoryd.daemon.replies import Replies
 from purgatoryd.shm_layout._core import ffi, lib
-from purgatoryd.shm_layout.journal import Frame, contents
 from purgatoryd.shm_layout.layout import MESSAGE_MAX, Message
+from purgatoryd.shm_layout.wal import Frame, contents
 
 HOUR_S = 3600.0
 LIFE = ["sent_boot_ns", "received_boot_ns", "applied_boot_ns"]
 
 
 @pytest.fixture
-def journal(daemon_dir: Path) -> Path:
-    return daemon_dir / "journal"
+def wal(daemon_dir: Path) -> Path:
+    return daemon_dir / "wal"
 
 
 @pytest.fixture
-def real(daemon: StartDaemon, journal: Path) -> Daemon:
-    return daemon("demo", "--journal", str(journal), "--segment-bytes", "256K")
+def real(daemon: StartDaemon, wal: Path) -> Daemon:
+    return daemon("demo", "--wal-dir", str(wal), "--segment-bytes", "256K")
 
 
-def of_kind(journal: Path, kind: str) -> list[Frame]:
-    return [frame for frame in journal_frames(journal / "demo") if frame.kind == kind]
+def of_kind(wal: Path, kind: str) -> list[Frame]:
+    return [frame for frame in wal_frames(wal / "demo") if frame.kind == kind]
 
 
-def on_disk(journal: Path, kind: str, count: int = 1) -> list[Frame]:
+def on_disk(wal: Path, kind: str, count: int = 1) -> list[Frame]:
     """Records of a kind, once there are so many."""
-    return eventually(lambda: found if len(found := of_kind(journal, kind)) >= count else [])
+    return eventually(lambda: found if len(found := of_kind(wal, kind)) >= count else [])
 
 
-def arm_of(journal: Path, ticket: int) -> Frame:
-    (arm,) = (f for f in journal_frames(journal / "demo")
+def arm_of(wal: Path, ticket: int) -> Frame:
+    (arm,) = (f for f in wal_frames(wal / "demo")
               if f.kind in ("arm", "watch") and f.fields["ticket"] == ticket)  # fmt: skip
     return arm
 
@@ -54,9 +54,9 @@ def durable(worker: str | None = None) -> Client:
     return Client("demo", namespace="shop", timeout=PATIENCE_S, durable=True, worker=worker)
 
 
-def told(journal: Path, frame: Frame, life: dict[str, int], begun_ns: int) -> None:
+def told(wal: Path, frame: Frame, life: dict[str, int], begun_ns: int) -> None:
     """Its life is that of its beginning, and every step came behind the one before."""
-    arm = arm_of(journal, frame.fields["ticket"])
+    arm = arm_of(wal, frame.fields["ticket"])
     assert life == arm.life
     assert life["add_lsn"] == arm.lsn
     ended = [frame.fields["ended_boot_ns"]] if "ended_boot_ns" in frame.fields else []
@@ -67,7 +67,7 @@ def told(journal: Path, frame: Frame, life: dict[str, int], begun_ns: int) -> No
 # ---- lives -------------------------------------------------------------------------------------
 
 
-def test_the_end_of_a_timer_tells_of_its_beginning(real: Daemon, journal: Path) -> None:
+def test_the_end_of_a_timer_tells_of_its_beginning(real: Daemon, wal: Path) -> None:
     begun_ns = boot_ns()
     with durable(worker="web-3") as client:
         fired = client.add("fires", delay=0, topic="t")
@@ -75,34 +75,32 @@ def test_the_end_of_a_timer_tells_of_its_beginning(real: Daemon, journal: Path) 
         client.add("replaced", delay=HOUR_S)
         client.cancel("cancelled")
         client.add("replaced", delay=HOUR_S, mode="replace")
-    (fire,), (end,) = on_disk(journal, "fire"), of_kind(journal, "end")
+    (fire,), (end,) = on_disk(wal, "fire"), of_kind(wal, "end")
     assert (fire.fields["ticket"], end.fields["ticket"]) == (fired.ticket, cancelled.ticket)
-    told(journal, fire, fire.life, begun_ns)
-    told(journal, end, end.life, begun_ns)
-    assert end.fields["topic"] == arm_of(journal, cancelled.ticket).fields["topic"]
-    (replacing,) = (f for f in of_kind(journal, "arm") if f.fields["replaced"])
-    assert replacing.replaced == arm_of(journal, replacing.fields["replaced"]).life
+    told(wal, fire, fire.life, begun_ns)
+    told(wal, end, end.life, begun_ns)
+    assert end.fields["topic"] == arm_of(wal, cancelled.ticket).fields["topic"]
+    (replacing,) = (f for f in of_kind(wal, "arm") if f.fields["replaced"])
+    assert replacing.replaced == arm_of(wal, replacing.fields["replaced"]).life
     session = end.life["session"]
     for asking, sequence in ((end, 4), (replacing, 5)):
-        ended = arm_of(journal, asking.fields.get("replaced", cancelled.ticket))
+        ended = arm_of(wal, asking.fields.get("replaced", cancelled.ticket))
         assert asking.asked == {"session": session, "sequence": sequence, "loaded": 0,
                                 "deadline_ns": ended.fields["deadline_ns"]}  # fmt: skip
-    (opened,) = (
-        f for f in of_kind(journal, "opened") if f.fields["session"] == fire.life["session"]
-    )
+    (opened,) = (f for f in of_kind(wal, "opened") if f.fields["session"] == fire.life["session"])
     assert contents(opened).name == "web-3"
     assert (opened.fields["uid"], opened.fields["pid"]) == (os.geteuid(), os.getpid())
 
 
-def test_the_outcome_of_an_operation_tells_of_its_beginning(real: Daemon, journal: Path) -> None:
+def test_the_outcome_of_an_operation_tells_of_its_beginning(real: Daemon, wal: Path) -> None:
     begun_ns = boot_ns()
     with Purgatory("demo", timeout=PATIENCE_S, durable=True, worker="owner") as owner:
         operation = owner.watch("op", AllOf({"replica": 1}), timeout=HOUR_S)
         owner.advance("replica", 1)
         operation.result(PATIENCE_S)
-    (outcome,) = on_disk(journal, "outcome")
-    told(journal, outcome, outcome.life, begun_ns)
-    assert outcome.life["session"] == arm_of(journal, outcome.fields["ticket"]).fields["session"]
+    (outcome,) = on_disk(wal, "outcome")
+    told(wal, outcome, outcome.life, begun_ns)
+    assert outcome.life["session"] == arm_of(wal, outcome.fields["ticket"]).fields["session"]
 
 
 def killed(real: Daemon) -> None:
@@ -121,29 +119,27 @@ def resized(real: Daemon) -> None:
 
 @pytest.mark.parametrize("interrupted", [killed, rebooted, resized])
 def test_a_life_is_known_after_an_interruption(
-    interrupted: Callable[[Daemon], None], real: Daemon, journal: Path
+    interrupted: Callable[[Daemon], None], real: Daemon, wal: Path
 ) -> None:
-    """Of the arena, or of the journal, or of a snapshot."""
+    """Of the arena, or of the WAL, or of a snapshot."""
     with durable() as client:
         client.add("k", delay=HOUR_S)
-    (arm,) = of_kind(journal, "arm")
+    (arm,) = of_kind(wal, "arm")
     interrupted(real)
     real.start()
     with durable() as client:
         client.cancel("k")
-    (end,) = of_kind(journal, "end")
+    (end,) = of_kind(wal, "end")
     assert end.life == arm.life
 
 
-def test_under_a_virtual_clock_stages_are_of_the_real_one(
-    daemon: StartDaemon, journal: Path
-) -> None:
+def test_under_a_virtual_clock_stages_are_of_the_real_one(daemon: StartDaemon, wal: Path) -> None:
     begun_ns = boot_ns()
-    daemon("demo", "--journal", str(journal), "--clock", "virtual")
+    daemon("demo", "--wal-dir", str(wal), "--clock", "virtual")
     with durable() as client, Admin("demo", timeout=PATIENCE_S) as admin:
         client.add("k", delay_ns=1000, topic="t")
         admin.advance(10**9)
-    (fire,) = on_disk(journal, "fire")
+    (fire,) = on_disk(wal, "fire")
     assert fire.life["armed_ns"] == 0
     steps = [begun_ns, *(fire.life[name] for name in LIFE), fire.fields["ended_boot_ns"], boot_ns()]
     assert steps == sorted(steps)
@@ -152,10 +148,10 @@ def test_under_a_virtual_clock_stages_are_of_the_real_one(
 # ---- who it was, and when it was answered ------------------------------------------------------
 
 
-def test_a_worker_without_a_name_is_known_by_its_process(real: Daemon, journal: Path) -> None:
+def test_a_worker_without_a_name_is_known_by_its_process(real: Daemon, wal: Path) -> None:
     with durable() as client:
         client.add("k", delay=HOUR_S)
-    (opened,) = of_kind(journal, "opened")
+    (opened,) = of_kind(wal, "opened")
     assert contents(opened).name == ""
     assert opened.fields["pid"] == os.getpid()
 
@@ -174,31 +170,31 @@ def test_a_remote_worker_names_its_host() -> None:
     assert not core.session.same_clock
 
 
-def answered(journal: Path) -> set[int]:
+def answered(wal: Path) -> set[int]:
     """Sequences of batches; one that was sent again is answered again."""
-    replied = of_kind(journal, "replied")
+    replied = of_kind(wal, "replied")
     return {f.fields["sequence"] + i for f in replied for i in range(f.fields["count"])}
 
 
-def handed_over(journal: Path) -> dict[int, Frame]:
+def handed_over(wal: Path) -> dict[int, Frame]:
     """Position of a notice -> the record that tells when the socket had it."""
-    sent = of_kind(journal, "sent")
+    sent = of_kind(wal, "sent")
     return {at: f for f in sent for at in range(f.fields["from"], f.fields["upto"])}
 
 
-def test_answers_and_notices_say_when_they_were_handed_over(real: Daemon, journal: Path) -> None:
+def test_answers_and_notices_say_when_they_were_handed_over(real: Daemon, wal: Path) -> None:
     with durable() as client:
         for i in range(3):
             client.add(f"k{i}", delay=0, topic="t")
-    fires = {f.fields["position"]: f for f in on_disk(journal, "fire", 3)}
-    eventually(lambda: answered(journal) == {1, 2, 3})
-    eventually(lambda: fires.keys() <= handed_over(journal).keys())
-    handed = handed_over(journal)
+    fires = {f.fields["position"]: f for f in on_disk(wal, "fire", 3)}
+    eventually(lambda: answered(wal) == {1, 2, 3})
+    eventually(lambda: fires.keys() <= handed_over(wal).keys())
+    handed = handed_over(wal)
     for position, fire in fires.items():
         sent = handed[position].fields
         ended_ns = fire.fields["ended_boot_ns"]
         assert ended_ns <= sent["built_boot_ns"] <= sent["handed_boot_ns"]
-    replied = of_kind(journal, "replied")
+    replied = of_kind(wal, "replied")
     assert replied[0].fields["sequence"] == 1
     applied = {f.life["session"]: f.life["applied_boot_ns"] for f in fires.values()}
     for answer in replied:
@@ -206,7 +202,7 @@ def test_answers_and_notices_say_when_they_were_handed_over(real: Daemon, journa
         assert answer.fields["built_boot_ns"] <= answer.fields["handed_boot_ns"]
 
 
-def test_answers_wait_until_the_journal_has_room_for_their_records() -> None:
+def test_answers_wait_until_the_wal_has_room_for_their_records() -> None:
     staged: list[tuple[int, int, int]] = []
     arena: Any = SimpleNamespace(
         stage_full=True,

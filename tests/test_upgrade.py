@@ -28,7 +28,7 @@ from real_daemon import (
     remove_segments,
     stats,
 )
-from stored_arena import ARENAS, EXPORTS, JOURNALS, Stored, StoredExport, StoredJournal
+from stored_arena import ARENAS, EXPORTS, WALS, Stored, StoredExport, StoredWal
 
 from purgatoryd.cli.arena import infos
 from purgatoryd.cli.exits import Exit
@@ -38,8 +38,6 @@ from purgatoryd.shm_layout import segment, wire
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import OtherAbi
-from purgatoryd.shm_layout.journal import Walk, segments
-from purgatoryd.shm_layout.journal import contents as contents_of
 from purgatoryd.shm_layout.layout import (
     ABI,
     EVENTS_NAMESPACE,
@@ -54,6 +52,8 @@ from purgatoryd.shm_layout.layout import (
     Message,
 )
 from purgatoryd.shm_layout.paths import Paths, paths_in
+from purgatoryd.shm_layout.wal import Walk, segments
+from purgatoryd.shm_layout.wal import contents as contents_of
 
 SAME = (
     "--capacity", "48", "--payload-memory", "64K", "--outbox", "32", "--outbox-memory", "16K",
@@ -238,11 +238,11 @@ def test_every_layout_has_a_stored_arena() -> None:
 
 
 @pytest.mark.parametrize("settings", [SAME, MORE], ids=["the same sizes", "other sizes"])
-def test_a_stored_arena_gets_a_journal(
+def test_a_stored_arena_gets_a_wal(
     stored: Stored, settings: tuple[str, ...], paths: Paths, daemon: StartDaemon
 ) -> None:
     stored.lay_out(paths)
-    real = daemon("demo", *settings, "--journal", str(paths.directory / "journal"))
+    real = daemon("demo", *settings, "--wal-dir", str(paths.directory / "wal"))
     reader = Reader.attach(real.paths)
     what_came_due_fires(reader, stored.contents)
     fired = reader.header.published - of_itself(reader)
@@ -329,17 +329,17 @@ def levels_in(export: Path) -> dict[wire.Key | None, tuple[int, int]]:
     return {contents_of(f).key: (f.fields["level"], f.fields["error"]) for f in found}
 
 
-def test_every_format_of_the_journal_has_a_stored_export(tmp_path: Path) -> None:
-    stored = [StoredExport(folder, tmp_path / "export").contents["journal"] for folder in EXPORTS]
-    assert [lib.PG_JOURNAL_MAJOR, lib.PG_JOURNAL_MINOR] in stored
+def test_every_format_of_the_wal_has_a_stored_export(tmp_path: Path) -> None:
+    stored = [StoredExport(folder, tmp_path / "export").contents["wal"] for folder in EXPORTS]
+    assert [lib.PG_WAL_MAJOR, lib.PG_WAL_MINOR] in stored
 
 
-# ---- a journal of an earlier version -----------------------------------------------------------
+# ---- a WAL of an earlier version -----------------------------------------------------------
 
 
-@pytest.mark.parametrize("folder", JOURNALS, ids=lambda folder: folder.name)
-def test_a_stored_journal_is_read(folder: Path, tmp_path: Path) -> None:
-    stored = StoredJournal(folder, tmp_path / "demo")
+@pytest.mark.parametrize("folder", WALS, ids=lambda folder: folder.name)
+def test_a_stored_wal_is_read(folder: Path, tmp_path: Path) -> None:
+    stored = StoredWal(folder, tmp_path / "demo")
     walk, kinds = Walk(), Counter[str]()
     for file in segments(stored.directory):
         walk.enter(file.path)
@@ -349,13 +349,13 @@ def test_a_stored_journal_is_read(folder: Path, tmp_path: Path) -> None:
     assert (walk.lsn, kinds) == (stored.contents["last_lsn"], stored.contents["kinds"])
 
 
-@pytest.mark.parametrize("folder", JOURNALS, ids=lambda folder: folder.name)
-def test_a_daemon_goes_on_with_a_stored_journal(
+@pytest.mark.parametrize("folder", WALS, ids=lambda folder: folder.name)
+def test_a_daemon_goes_on_with_a_stored_wal(
     folder: Path, paths: Paths, daemon: StartDaemon
 ) -> None:
-    journal = paths.directory / "journal"
-    StoredJournal(folder, journal / "demo")
-    real = daemon("demo", *MORE, "--journal", str(journal))
+    wal = paths.directory / "wal"
+    StoredWal(folder, wal / "demo")
+    real = daemon("demo", *MORE, "--wal-dir", str(wal))
     reader = Reader.attach(real.paths)
     keys = {info.key for info in infos(reader)}
     reader.check()
@@ -363,9 +363,9 @@ def test_a_daemon_goes_on_with_a_stored_journal(
     assert keys == {b"of boot %d" % boot for boot in range(3)}
 
 
-def test_every_format_of_the_journal_is_stored() -> None:
-    names = {folder.name for folder in JOURNALS}
-    assert f"journal-{lib.PG_JOURNAL_MAJOR}.{lib.PG_JOURNAL_MINOR}" in names
+def test_every_format_of_the_wal_is_stored() -> None:
+    names = {folder.name for folder in WALS}
+    assert f"wal-{lib.PG_WAL_MAJOR}.{lib.PG_WAL_MINOR}" in names
 
 
 # ---- the next minor ------------------------------------------------------------------------------
@@ -393,8 +393,8 @@ def test_the_next_minor_takes_over_what_a_killed_daemon_staged(
     later: Mapping[str, str], daemon: StartDaemon
 ) -> None:
     real = daemon("demo", "--capacity", "1000")
-    journal = str(real.dir / "journal")
-    real.restart("--capacity", "1000", "--journal", journal)
+    wal = str(real.dir / "wal")
+    real.restart("--capacity", "1000", "--wal-dir", wal)
     with Client("demo", durable=True, timeout=PATIENCE_S) as client:
         client.add("durable", delay=3600)
     with Client("demo", timeout=PATIENCE_S) as client:
@@ -402,7 +402,7 @@ def test_the_next_minor_takes_over_what_a_killed_daemon_staged(
     real.kill()
     before = real.env
     real.env = {**before, **later}
-    for _ in range(2):  # from the arena, then from the journal that both minors wrote
+    for _ in range(2):  # from the arena, then from the WAL that both minors wrote
         real.start()
         assert keys_listed(real) == {"durable", *map(str, range(500))}
         real.kill()

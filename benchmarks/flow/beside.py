@@ -13,14 +13,14 @@ from pathlib import Path
 import duckdb
 import pyarrow.parquet as pq
 
-from flow import journal
+from flow import wal
 from purgatoryd.clients import Client
 from purgatoryd.pipeline.decode import Decoder
 from purgatoryd.pipeline.lake import parquet_writer
 from purgatoryd.pipeline.schemas import BRONZE
 from purgatoryd.pipeline.sources import names_of
 from purgatoryd.pipeline.tier import Window
-from purgatoryd.shm_layout.journal import Walk, segments
+from purgatoryd.shm_layout.wal import Walk, segments
 
 MODULE = "flow.beside"
 NAMES = {
@@ -96,7 +96,7 @@ def added(folder: Path) -> float:
 
 def _added(folder: str) -> float:
     table = pq.read_table(folder).drop_columns("namespace")
-    with Client(journal.NAME, namespace="shop", timeout=60.0) as client:
+    with Client(wal.NAME, namespace="shop", timeout=60.0) as client:
         began_s = time.perf_counter()
         if not client.add_many(table).ok:
             raise SystemExit("timers were refused")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from flow import beside, journal, jvm
+from flow import beside, jvm, wal
 from purgatoryd.pipeline import cold
 from purgatoryd.pipeline.jobs import make_gold, make_silver
 from purgatoryd.pipeline.lake import Lake
@@ -50,8 +50,8 @@ def timed(what: Callable[[], object]) -> float:
 def tables_and_tier(
     arguments: argparse.Namespace, folder: Path, session: Callable[[], SparkSession]
 ) -> Steps:
-    """From the journal to gold, and the cold tier."""
-    events = journal.events(arguments.journal)
+    """From the WAL to gold, and the cold tier."""
+    events = wal.events(arguments.wal_dir)
     lake = folder / "lake"
     yield "ship", shipped(arguments, folder, lake, events)
     spark = session()
@@ -81,10 +81,10 @@ import json, sys, time
 from pathlib import Path
 from purgatoryd.pipeline.lake import Lake
 from purgatoryd.pipeline.ship import Shipper
-journal, lake = map(Path, sys.argv[1:])
+wal, lake = map(Path, sys.argv[1:])
 lake.mkdir(parents=True)
 began_s = time.perf_counter()
-shipper = Shipper(journal, Lake(lake), "bench")
+shipper = Shipper(wal, Lake(lake), "bench")
 rows = sum(manifest.rows for manifest in shipper.turn())
 shipper.close()
 print(json.dumps([rows, time.perf_counter() - began_s]))
@@ -92,18 +92,18 @@ print(json.dumps([rows, time.perf_counter() - began_s]))
 
 
 def shipped(arguments: argparse.Namespace, folder: Path, lake: Path, events: int) -> Figures:
-    """Twice, each in a process of its own; the first time the journal is not in memory."""
+    """Twice, each in a process of its own; the first time the WAL is not in memory."""
     found: Figures = {}
     for name, place in (("cold", folder / "first"), ("warm", lake)):
         if name == "cold":
-            beside.forget(arguments.journal)
-        command = [sys.executable, "-c", _SHIP, str(arguments.journal / journal.NAME), str(place)]
+            beside.forget(arguments.wal_dir)
+        command = [sys.executable, "-c", _SHIP, str(arguments.wal_dir / wal.NAME), str(place)]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         rows, seconds = json.loads(done.stdout)
         found[name] = rows / seconds
-        (Path(arguments.journal) / journal.NAME / "marks").unlink(missing_ok=True)
+        (Path(arguments.wal_dir) / wal.NAME / "marks").unlink(missing_ok=True)
     shutil.rmtree(folder / "first")
-    found["beside"] = beside.written(arguments.journal / journal.NAME, folder)
+    found["beside"] = beside.written(arguments.wal_dir / wal.NAME, folder)
     found["to_pyarrow"] = found["beside"] / found["warm"]
     return found
 
@@ -202,8 +202,8 @@ def select(spark: SparkSession, tier: Tier, one: Window) -> None:
 def window(spark: SparkSession, tier: Tier, rows: int) -> Figures:
     """Five minutes of a day, after the ones before them."""
     noon_ns = BASE_S * 10**9 + DAY_NS // 2
-    with journal.daemon("--capacity", str(max(1000, rows // 50)), "--payload-memory", "64M"):
-        hot = Loader(journal.NAME, timeout=journal.PATIENCE_S)
+    with wal.daemon("--capacity", str(max(1000, rows // 50)), "--payload-memory", "64M"):
+        hot = Loader(wal.NAME, timeout=wal.PATIENCE_S)
         taken = Frontier(noon_ns, tier.version().number)
         tier.save_window(Window(window_id(taken), hot.name, Frontier(0, 0), taken, "hot"))
         for turn in range(3):  # the first ones warm it up
@@ -230,11 +230,11 @@ def bulk_add(spark: SparkSession, folder: Path, rows: int) -> Figures:
     size = ("--capacity", str(rows), "--payload-memory", "512M", "--load-rows", str(4 * rows))
     rates = []
     for _ in range(1 + WARM_ADDS):
-        with journal.daemon(*size) as place:
-            options = {"name": journal.NAME, "directory": str(place)}
+        with wal.daemon(*size) as place:
+            options = {"name": wal.NAME, "directory": str(place)}
             write = frame.write.format("purgatoryd").options(**options).mode("append")
             rates.append(rows / timed(write.save))
-    with journal.daemon(*size):
+    with wal.daemon(*size):
         other = rows / beside.added(folder)
     warm = statistics.median(rates[1:])
     return {"cold": rates[0], "warm": warm, "beside": other, "to_add_many": warm / other}

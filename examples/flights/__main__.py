@@ -142,7 +142,7 @@ class Run:
 @click.option(
     "--keep",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Keep the journals of day and year, and the ledgers, here; what is there goes.",
+    help="Keep the WALs of day and year, and the ledgers, here; what is there goes.",
 )
 def main(json_file: Path | None, keep: Path | None, **options: Any) -> None:
     """Send the flights of 2013 through real daemons; exit code 0 if every count agrees.

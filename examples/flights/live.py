@@ -24,7 +24,7 @@ from examples.flights.display import Display
 from examples.flights.events import NS_PER_S, Flight, Kind, Moment
 from examples.flights.figures import Lateness, Rate
 from examples.flights.processes import Child, Crew, Link
-from examples.flights.service import journaled, noted, running
+from examples.flights.service import noted, running, wal_flags
 from purgatoryd.clients import CancelResult, Client
 
 NAME = "live"
@@ -101,7 +101,7 @@ def run(
 
     Raises DaemonFailed, ChildFailed.
     """
-    with running(directory, NAME, journaled()), Crew(WORKERS + 1) as crew:
+    with running(directory, NAME, wal_flags()), Crew(WORKERS + 1) as crew:
         subscriber = crew.start("subscriber", collect, NAME)
         workers = [
             crew.start(f"worker {n}", fly, NAME, share(flights, n, WORKERS)) for n in range(WORKERS)

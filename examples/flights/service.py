@@ -15,9 +15,9 @@ from purgatoryd.shm_layout import segment
 from purgatoryd.shm_layout.paths import Paths, paths_in
 
 KEEP = "FLIGHTS_KEEP"
-"""Environment: the directory in which journals and ledgers of the run stay; none without it."""
+"""Environment: the directory in which WALs and ledgers of the run stay; none without it."""
 STAGE_MIN, STAGE_MAX = 1 << 22, 1 << 26
-"""Bytes of a journal's ring: the larger, the less a slow disk is felt."""
+"""Bytes of a WAL's ring: the larger, the less a slow disk is felt."""
 STOP_S = 10.0
 """How long a daemon may take to end after SIGTERM before it is killed."""
 
@@ -46,23 +46,23 @@ def private_directory() -> Iterator[Path]:
                 os.environ["PURGATORYD_DIR"] = before
 
 
-def journaled() -> tuple[str, ...]:
-    """Flags of `purgatoryd run` for a daemon whose journal stays, if any is to stay."""
+def wal_flags() -> tuple[str, ...]:
+    """Flags of `purgatoryd run` for a daemon whose WAL stays, if any is to stay."""
     if KEEP not in os.environ:
         return ()
     free, stage_bytes = os.statvfs(segment.MOUNT), STAGE_MIN
     while stage_bytes < STAGE_MAX and stage_bytes * 8 <= free.f_bavail * free.f_frsize:
         stage_bytes *= 2
-    journals = Path(os.environ[KEEP]) / "journals"
-    journals.mkdir(parents=True, exist_ok=True)
-    return (f"--journal={journals}", f"--stage-bytes={stage_bytes}", "--retain-age=1h")
+    wals = Path(os.environ[KEEP]) / "wal"
+    wals.mkdir(parents=True, exist_ok=True)
+    return (f"--wal-dir={wals}", f"--stage-bytes={stage_bytes}", "--retain-age=1h")
 
 
 @contextmanager
 def noted(name: str) -> Iterator[Ledger | None]:
-    """A ledger for a client or subscriber of daemon `name`, if its journal stays."""
+    """A ledger for a client or subscriber of daemon `name`, if its WAL stays."""
     kept = Path(os.environ.get(KEEP, "/nowhere"))
-    if (kept / "journals" / name).is_dir():
+    if (kept / "wal" / name).is_dir():
         with Ledger(kept / "ledgers") as ledger:
             yield ledger
     else:

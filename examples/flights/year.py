@@ -22,7 +22,7 @@ from examples.flights.collector import LAST_KEY, NAMESPACE, TOPIC, Receipt, coll
 from examples.flights.display import Display
 from examples.flights.events import NS_PER_S, Flight, Kind, Moment, in_order
 from examples.flights.processes import Crew
-from examples.flights.service import journaled, noted, running
+from examples.flights.service import noted, running, wal_flags
 from purgatoryd.clients import Admin, CancelResult, Client, Handle
 
 NAME = "year"
@@ -80,7 +80,7 @@ def run(directory: Path, console: Console, flights: list[Flight], expected: set[
     moments = in_order(flights)
     origin_ns = moments[0].at_unix_ns
     origin = datetime.fromtimestamp(origin_ns // NS_PER_S, UTC).isoformat()
-    settings = ("--clock", "virtual", "--wall-origin", origin, *journaled())
+    settings = ("--clock", "virtual", "--wall-origin", origin, *wal_flags())
     with running(directory, NAME, settings), Crew(1) as crew:
         subscriber = crew.start("subscriber", collect, NAME)
         crew.wait_ready()

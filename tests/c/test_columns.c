@@ -1,5 +1,6 @@
 /* Records into columns whose memory is exactly as large as promised: records of every type,
- * with and without what is told of lives behind them, with any bytes in their fields, and some that are none. */
+ * with and without what is told of lives behind them, with any bytes in their fields, and some that
+ * are none. */
 #include "check.h"
 #include "core.h"
 
@@ -21,27 +22,27 @@ static uint64_t lengths_set(struct rng *r, unsigned type, void *body)
     const uint8_t key_len = (uint8_t)rng_next(r);
     const uint32_t len = (uint32_t)rng_below(r, 400), keys = (uint32_t)rng_below(r, 9);
     switch (type) {
-    case PG_J_NAMESPACE: return ((struct pg_j_namespace *)body)->name_len = len;
-    case PG_J_TOPIC: return ((struct pg_j_topic *)body)->name_len = len;
-    case PG_J_OPENED: return ((struct pg_j_opened *)body)->name_len = len;
-    case PG_J_OUTCOME: return (((struct pg_j_outcome *)body)->keys = (uint16_t)len) / 8 + (len % 8 != 0);
-    case PG_J_MOVE: return j_row_bytes(((struct pg_j_move *)body)->in_load = keys & 1);
-    case PG_J_ARM:
-        ((struct pg_j_arm *)body)->key_len = key_len;
-        ((struct pg_j_arm *)body)->in_load = keys & 1;
-        ((struct pg_j_arm *)body)->payload_len = len;
-        ((struct pg_j_arm *)body)->replaced &= keys & 2;
-        return j_row_bytes(keys & 1) + len + key_len;
-    case PG_J_ENTRY:
-        ((struct pg_j_entry *)body)->key_len = key_len;
-        return (((struct pg_j_entry *)body)->payload_len = len) + key_len;
-    case PG_J_WATCH:
-        ((struct pg_j_watch *)body)->key_len = key_len;
-        ((struct pg_j_watch *)body)->keys = (uint16_t)keys;
-        return j_watch_extra(keys, (((struct pg_j_watch *)body)->payload_len = len) + key_len);
-    case PG_J_LEVEL:
-        ((struct pg_j_level *)body)->flags |= PG_L_BORN;
-        return ((struct pg_j_level *)body)->key_len = key_len;
+    case PG_WAL_NAMESPACE: return ((struct pg_wal_namespace *)body)->name_len = len;
+    case PG_WAL_TOPIC: return ((struct pg_wal_topic *)body)->name_len = len;
+    case PG_WAL_OPENED: return ((struct pg_wal_opened *)body)->name_len = len;
+    case PG_WAL_OUTCOME: return (((struct pg_wal_outcome *)body)->keys = (uint16_t)len) / 8 + (len % 8 != 0);
+    case PG_WAL_MOVE: return wal_row_bytes(((struct pg_wal_move *)body)->in_load = keys & 1);
+    case PG_WAL_ARM:
+        ((struct pg_wal_arm *)body)->key_len = key_len;
+        ((struct pg_wal_arm *)body)->in_load = keys & 1;
+        ((struct pg_wal_arm *)body)->payload_len = len;
+        ((struct pg_wal_arm *)body)->replaced &= keys & 2;
+        return wal_row_bytes(keys & 1) + len + key_len;
+    case PG_WAL_ENTRY:
+        ((struct pg_wal_entry *)body)->key_len = key_len;
+        return (((struct pg_wal_entry *)body)->payload_len = len) + key_len;
+    case PG_WAL_WATCH:
+        ((struct pg_wal_watch *)body)->key_len = key_len;
+        ((struct pg_wal_watch *)body)->keys = (uint16_t)keys;
+        return wal_watch_extra(keys, (((struct pg_wal_watch *)body)->payload_len = len) + key_len);
+    case PG_WAL_LEVEL:
+        ((struct pg_wal_level *)body)->flags |= PG_L_BORN;
+        return ((struct pg_wal_level *)body)->key_len = key_len;
     default: return 0;
     }
 }
@@ -50,7 +51,7 @@ static uint64_t lengths_set(struct rng *r, unsigned type, void *body)
 static uint64_t record_write(struct rng *r, uint8_t *at, uint64_t lsn)
 {
     struct pg_frame_head *f = (struct pg_frame_head *)at;
-    const unsigned type = PG_J_SEAL + 1 + (unsigned)rng_below(r, PG_J_TYPES - PG_J_SEAL - 1);
+    const unsigned type = PG_WAL_SEAL + 1 + (unsigned)rng_below(r, PG_WAL_TYPES - PG_WAL_SEAL - 1);
     fill(r, at, 2048);
     *f = (struct pg_frame_head){.lsn = lsn, .type = (uint16_t)type};
     f->bytes = (uint32_t)frame_bytes(type, lengths_set(r, type, f + 1));
@@ -60,7 +61,7 @@ static uint64_t record_write(struct rng *r, uint8_t *at, uint64_t lsn)
     if (rng_below(r, 8) == 0)
         f->bytes = (uint32_t)(sizeof *f + 8 * rng_below(r, 100));
     if (rng_below(r, 8) == 0)
-        f->type = (uint16_t)(PG_J_SEAL + 1 + rng_below(r, PG_J_TYPES - PG_J_SEAL - 1));
+        f->type = (uint16_t)(PG_WAL_SEAL + 1 + rng_below(r, PG_WAL_TYPES - PG_WAL_SEAL - 1));
     return f->bytes;
 }
 
@@ -68,7 +69,7 @@ static uint64_t segment_write(struct rng *r)
 {
     struct pg_segment header = {.magic = PG_SEGMENT_MAGIC, .first_lsn = 1, .first_group = 1,
                                 .salt = 7, .clock_kind = (uint32_t)rng_below(r, 2)};
-    struct pg_j_group group = {.number = 1, .boot_ns = (int64_t)rng_next(r),
+    struct pg_wal_group group = {.number = 1, .boot_ns = (int64_t)rng_next(r),
                                .wall_ns = (int64_t)rng_next(r)};
     uint64_t end = PG_SEGMENT_HEAD + PG_GROUP_HEAD;
     memset(file, 0, sizeof file);
@@ -92,7 +93,7 @@ static void *take(uint64_t bytes)
 static struct pg_columns *columns_make(uint32_t capacity, uint32_t bytes_max)
 {
     struct pg_columns *c = take(sizeof *c);
-    const uint64_t bits = capacity / 8 + 1, keys = bytes_max / sizeof(struct pg_j_watch_key);
+    const uint64_t bits = capacity / 8 + 1, keys = bytes_max / sizeof(struct pg_wal_watch_key);
     struct pg_watch_lists *w = &c->watch;
     *c = (struct pg_columns){.capacity = capacity, .bytes_max = bytes_max, .payloads = 1};
     for (unsigned n = 0; n < PG_LONG_COLUMNS; n++)
@@ -170,7 +171,7 @@ static void test_any_records(void)
         CHECK(pg_walk_segment(&w, file, size, &why));
         while (more) {
             struct pg_columns *c = columns_make(1 + (uint32_t)rng_below(&r, 200),
-                                                PG_J_FRAME_MAX + (uint32_t)rng_below(&r, 4096));
+                                                PG_WAL_FRAME_MAX + (uint32_t)rng_below(&r, 4096));
             more = pg_columns_fill(c, &births, &w);
             columns_check(c, rows + 1);
             rows += c->rows;

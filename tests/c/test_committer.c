@@ -19,11 +19,13 @@ struct world {
     _Alignas(8) uint8_t ring[RING];
     struct pg_frame_head *log[LSNS];   /* what was staged under each LSN, last */
     uint64_t acknowledged;        /* LSN up to which it was said to be on disk */
-    bool uniform;                 /* all frames have the same length, so that old ones fit anywhere */
+    bool uniform;                 /* all frames have the same length, so that old ones fit anywhere
+                                     */
     struct pg_committer *c;
 };
 
-/* ---- a stage ------------------------------------------------------------------------------------ */
+/* ---- a stage ------------------------------------------------------------------------------------
+ * */
 
 static void world_fresh_arena(struct world *w, uint64_t next_lsn)
 {
@@ -59,7 +61,7 @@ static void world_free(struct world *w)
 
 static uint64_t random_bytes(struct world *w)
 {
-    uint64_t most = rng_below(&w->rng, 24) == 0 ? PG_J_FRAME_MAX : 800;
+    uint64_t most = rng_below(&w->rng, 24) == 0 ? PG_WAL_FRAME_MAX : 800;
     return w->uniform ? 32 : most - 8 * rng_below(&w->rng, (most - 24) / 8);
 }
 
@@ -74,9 +76,9 @@ static bool stage_one(struct world *w, uint64_t bytes)
         return false;
     if (bytes > left && left >= sizeof *f)
         *(struct pg_frame_head *)(w->ring + s->staged % RING) =
-            (struct pg_frame_head){.bytes = (uint32_t)left, .type = PG_J_PAD};
+            (struct pg_frame_head){.bytes = (uint32_t)left, .type = PG_WAL_PAD};
     *f = (struct pg_frame_head){.bytes = (uint32_t)bytes, .lsn = s->next_lsn,
-                                .type = (uint16_t)(PG_J_SEAL + 1 + s->next_lsn % 12)};
+                                .type = (uint16_t)(PG_WAL_SEAL + 1 + s->next_lsn % 12)};
     for (uint64_t i = sizeof *f; i < bytes; i += 8)
         *(uint64_t *)((uint8_t *)f + i) = rng_next(&w->rng);
     free(w->log[f->lsn]);
@@ -95,7 +97,8 @@ static void stage_some(struct world *w)
         stage_one(w, random_bytes(w));
 }
 
-/* ---- what is on disk ------------------------------------------------------------------------------ */
+/* ---- what is on disk
+ * ------------------------------------------------------------------------------ */
 
 /* The next segment file of the directory by name; NULL: there is none behind `after`. */
 static const char *next_segment(struct disk *d, const char *after)
@@ -105,7 +108,7 @@ static const char *next_segment(struct disk *d, const char *after)
 
     for (unsigned i = 0; i < dir->count; i++) {
         const char *name = dir->rows[i].name;
-        if (strstr(name, ".journal") && strcmp(name, after) > 0 && (!next || strcmp(name, next) < 0))
+        if (strstr(name, ".wal") && strcmp(name, after) > 0 && (!next || strcmp(name, next) < 0))
             next = name;
     }
     return next;
@@ -122,7 +125,7 @@ static void same_as_staged(const struct world *w, const struct pg_frame_head *f)
 }
 
 /* Reads all segments: nothing is refused, and nothing acknowledged is missing. */
-static struct pg_walk journal_read(struct world *w)
+static struct pg_walk wal_read(struct world *w)
 {
     struct pg_walk walk = {0};
     const struct pg_frame_head *f;
@@ -147,9 +150,9 @@ static struct pg_walk journal_read(struct world *w)
     return walk;
 }
 
-static bool journal_open(struct world *w, struct pg_fault *why)
+static bool wal_open(struct world *w, struct pg_fault *why)
 {
-    struct pg_walk end = journal_read(w);
+    struct pg_walk end = wal_read(w);
     bool opened = pg_committer_open(w->c, &w->arena, "dir", FILE_BYTES, &end, &w->storage, why);
 
     w->acknowledged = w->stage.committed_lsn;
@@ -160,7 +163,7 @@ static bool journal_open(struct world *w, struct pg_fault *why)
 
 static void work(struct world *w, unsigned turns)
 {
-    for (; turns > 0 && w->stage.state == PG_JOURNAL_RUNNING; turns--) {
+    for (; turns > 0 && w->stage.state == PG_WAL_RUNNING; turns--) {
         stage_some(w);
         pg_committer_turn(w->c);
         CHECK(w->stage.committed_lsn >= w->acknowledged);
@@ -168,7 +171,8 @@ static void work(struct world *w, unsigned turns)
     }
 }
 
-/* ---- power cuts and deaths ------------------------------------------------------------------------- */
+/* ---- power cuts and deaths
+ * ------------------------------------------------------------------------- */
 
 /* The process is killed; or the arena is lost too; or power is gone, too. */
 static void fall(struct world *w)
@@ -181,7 +185,7 @@ static void fall(struct world *w)
         disk_power_cut(&w->disk);
         w->header.boot_id[0]++;
     }
-    end = journal_read(w);
+    end = wal_read(w);
     if (depth >= 1) {
         w->acknowledged = end.lsn;
         world_fresh_arena(w, end.lsn + 1);
@@ -197,7 +201,7 @@ static void world_of_power_cuts(uint64_t seed)
     w->uniform = seed % 2;
     for (unsigned round = 0; round < 5; round++) {
         w->disk.dead_at = w->disk.calls + 1 + rng_below(&w->rng, 1 + 8 * rng_below(&w->rng, 16));
-        opened = journal_open(w, &why);
+        opened = wal_open(w, &why);
         if (opened)
             work(w, 60);
         CHECK(opened || w->disk.dead_at != 0);
@@ -205,11 +209,11 @@ static void world_of_power_cuts(uint64_t seed)
             pg_committer_close(w->c);
         fall(w);
     }
-    CHECK(journal_open(w, &why));
+    CHECK(wal_open(w, &why));
     work(w, 3);
-    CHECK_EQUAL(w->stage.state, PG_JOURNAL_RUNNING);
+    CHECK_EQUAL(w->stage.state, PG_WAL_RUNNING);
     pg_committer_close(w->c);
-    journal_read(w);
+    wal_read(w);
     world_free(w);
 }
 
@@ -222,14 +226,15 @@ static void test_power_cuts(void)
     printf("%u seeds with five cuts each\n", power_cuts);
 }
 
-/* ---- calls that fail -------------------------------------------------------------------------------- */
+/* ---- calls that fail
+ * -------------------------------------------------------------------------------- */
 
 /* Fills two segments and begins a third. */
 static bool script(struct world *w, struct pg_fault *why)
 {
-    if (!journal_open(w, why))
+    if (!wal_open(w, why))
         return false;
-    for (unsigned i = 0; i < 12 && w->stage.state == PG_JOURNAL_RUNNING; i++) {
+    for (unsigned i = 0; i < 12 && w->stage.state == PG_WAL_RUNNING; i++) {
         for (unsigned n = 0; n < 5; n++)
             stage_one(w, 8192);
         work(w, 1);
@@ -244,7 +249,7 @@ static void stopped_well(struct world *w, int error)
 {
     uint64_t calls = w->disk.calls, lsn = w->stage.committed_lsn;
 
-    CHECK_EQUAL(w->stage.state, PG_JOURNAL_STOPPED);
+    CHECK_EQUAL(w->stage.state, PG_WAL_STOPPED);
     CHECK_EQUAL(w->stage.error, error);
     CHECK(w->stage.call != PG_CALL_NONE);
     CHECK_EQUAL(w->stage.error_lsn, lsn + 1);
@@ -267,19 +272,19 @@ static bool script_failing(uint64_t fail_at, int error, unsigned *stopped)
     reached = w->disk.calls >= fail_at;
     if (!opened) {
         CHECK_EQUAL(why.found, error);
-    } else if (w->stage.state == PG_JOURNAL_STOPPED) {
+    } else if (w->stage.state == PG_WAL_STOPPED) {
         stopped_well(w, error);
     } else {
         CHECK_EQUAL(w->stage.committed_lsn, w->stage.next_lsn - 1);
     }
-    CHECK(!harmless || (opened && w->stage.state == PG_JOURNAL_RUNNING));
-    *stopped += !opened || w->stage.state == PG_JOURNAL_STOPPED;
+    CHECK(!harmless || (opened && w->stage.state == PG_WAL_RUNNING));
+    *stopped += !opened || w->stage.state == PG_WAL_STOPPED;
     w->disk.fail_at = 0;
     if (opened)
         pg_committer_close(w->c);
-    CHECK(journal_open(w, &why));                    /* the arena has what the disk has not */
+    CHECK(wal_open(w, &why));                    /* the arena has what the disk has not */
     disk_power_cut(&w->disk);
-    journal_read(w);
+    wal_read(w);
     pg_committer_close(w->c);
     world_free(w);
     return reached;
@@ -294,7 +299,7 @@ static void test_every_call_fails(void)
         for (uint64_t n = 1; script_failing(n, errors[e], &stopped); n++)
             tried++;
     CHECK(tried > 100 && stopped > 50);
-    printf("%u failing calls, %u of them stopped the journal\n", tried, stopped);
+    printf("%u failing calls, %u of them stopped the WAL\n", tried, stopped);
 }
 
 /* Until the open segment is full a full disk stops nothing; room that comes before is used. */
@@ -304,23 +309,23 @@ static void test_full_disk(void)
         struct world *w = world_new(1 + in_time);
         struct pg_fault why;
 
-        CHECK(journal_open(w, &why));
+        CHECK(wal_open(w, &why));
         w->disk.full = true;
-        for (uint64_t bytes = 0; bytes < FILE_BYTES - PG_J_FRAME_MAX - 16384; bytes += 4096) {
+        for (uint64_t bytes = 0; bytes < FILE_BYTES - PG_WAL_FRAME_MAX - 16384; bytes += 4096) {
             CHECK(stage_one(w, 4096 - PG_GROUP_HEAD));
             CHECK(pg_committer_turn(w->c));
-            CHECK_EQUAL(w->stage.state, PG_JOURNAL_RUNNING);
+            CHECK_EQUAL(w->stage.state, PG_WAL_RUNNING);
         }
         CHECK_EQUAL(w->stage.segment, 1);
         w->disk.full = !in_time;
         work(w, 20);
         if (in_time)
-            CHECK(w->stage.segment > 1 && w->stage.state == PG_JOURNAL_RUNNING);
+            CHECK(w->stage.segment > 1 && w->stage.state == PG_WAL_RUNNING);
         else
             stopped_well(w, ENOSPC);
         pg_committer_close(w->c);
         w->disk.full = false;
-        CHECK(journal_open(w, &why));
+        CHECK(wal_open(w, &why));
         pg_committer_close(w->c);
         world_free(w);
     }

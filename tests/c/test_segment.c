@@ -25,7 +25,7 @@ static uint64_t frame_write(uint8_t *at, struct rng *r, uint64_t lsn)
     uint64_t words = rng_below(r, 12);
 
     *f = (struct pg_frame_head){.bytes = (uint32_t)(sizeof *f + 8 * words), .lsn = lsn,
-                                .type = (uint16_t)(PG_J_SEAL + 1 + rng_below(r, 12))};
+                                .type = (uint16_t)(PG_WAL_SEAL + 1 + rng_below(r, 12))};
     for (uint64_t i = 0; i < words; i++)
         ((uint64_t *)(f + 1))[i] = rng_next(r) & rng_next(r);
     return f->bytes;
@@ -41,7 +41,7 @@ static void segment_write(struct written *s, struct rng *r, uint64_t lsn, uint64
     *s = (struct written){.first_group = group, .salt = header.salt, .sealed = seal};
     pg_segment_begin(s->bytes, &header);
     for (unsigned g = 0; g < GROUPS; g++) {
-        struct pg_j_group fields = {.number = group + g, .boot_ns = (int64_t)lsn, .wall_ns = 7};
+        struct pg_wal_group fields = {.number = group + g, .boot_ns = (int64_t)lsn, .wall_ns = 7};
         uint64_t end = at + PG_GROUP_HEAD;
         s->groups[g] = at;
         s->lsns[g] = lsn;
@@ -339,7 +339,7 @@ static void test_hostile_lengths(void)
         segment_write(&s, &r, FIRST_LSN, FIRST_GROUP, false);
         uint64_t at = s.groups[rng_below(&r, GROUPS)];
         struct pg_frame_head *f = (struct pg_frame_head *)(s.bytes + at);
-        struct pg_j_group *g = (struct pg_j_group *)(f + 1);
+        struct pg_wal_group *g = (struct pg_wal_group *)(f + 1);
         uint64_t values[] = {0, 8, g->bytes - 8, g->bytes + 8, UINT64_MAX, UINT64_MAX - 63, BYTES};
         g->bytes = values[rng_below(&r, 7)];
         f->bytes = rng_below(&r, 4) == 0 ? (uint32_t)values[rng_below(&r, 7)] : f->bytes;

@@ -9,7 +9,7 @@
  *     or as it is behind one of its records, never in between and never gone;
  *   - notices that were committed keep their place, sequence and ticket; no topic has a gap;
  *   - what a reader trusts, because its control word or commit has not changed, has not changed;
- *   - where there is a journal, its frames redone over a snapshot give the recovered arena;
+ *   - where there is a WAL, its frames redone over a snapshot give the recovered arena;
  *   - the repeated call is answered with the same statuses;
  *   - behind it all is as without the kill, and so is what fires until nothing is left.
  *
@@ -19,7 +19,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "journal.h"
+#include "wal.h"
 #include "ledger.h"
 #include "step.h"
 #include "world.h"
@@ -67,7 +67,8 @@ static bool seen_add(struct seen *s, uint64_t hash)
     return true;
 }
 
-/* ---- a trial ---------------------------------------------------------------------------------- */
+/* ---- a trial ----------------------------------------------------------------------------------
+ * */
 
 #define DOUBLES_MAX 8
 #define WORDS_MAX 64              /* control words and commits of such a world */
@@ -120,7 +121,8 @@ static void violated(struct trial *t, const char *what, const struct pg_fault *w
         exit(1);
 }
 
-/* ---- truth ------------------------------------------------------------------------------------- */
+/* ---- truth -------------------------------------------------------------------------------------
+ * */
 
 static void truth_save(const struct truth *t, uint8_t *to)
 {
@@ -177,7 +179,8 @@ static uint64_t truth_hash(const struct world *w, const struct truth *t)
     return hash;
 }
 
-/* ---- what has to hold --------------------------------------------------------------------------- */
+/* ---- what has to hold ---------------------------------------------------------------------------
+ * */
 
 static bool whole(struct trial *t, const char *when)
 {
@@ -278,7 +281,7 @@ static void ledger_check(struct trial *t, const struct ledger *expected, const c
         violated(t, what, &fault);
 }
 
-static void journal_check(struct trial *t)
+static void wal_check(struct trial *t)
 {
     struct ledger found, expected;
     struct pg_fault fault = {0};
@@ -288,7 +291,7 @@ static void journal_check(struct trial *t)
     if (!frames_tell(&t->staged, &t->twin, t->call.uid, &fault))
         violated(t, "a record says what is not so", &fault);
     if (!frames_redo(&t->snapshot, &t->staged, &t->twin, &t->redo, &fault)) {
-        violated(t, "the journal cannot be redone", &fault);
+        violated(t, "the WAL cannot be redone", &fault);
         return;
     }
     if (!pg_check(t->redo.a, &fault))
@@ -296,7 +299,7 @@ static void journal_check(struct trial *t)
     ledger_take_durable(&expected, t->twin.a, t->twin.a);
     ledger_take_durable(&found, t->redo.a, t->twin.a);
     if (!ledger_same(&found, &expected, &fault))
-        violated(t, "the journal says something else", &fault);
+        violated(t, "the WAL says something else", &fault);
 }
 
 static void recovered_check(struct trial *t)
@@ -323,7 +326,7 @@ static void recovery_check(struct trial *t)
     if (!whole(t, "not whole when recovered"))
         return;
     recovered_check(t);
-    journal_check(t);
+    wal_check(t);
     call_run(&t->twin, &t->call, &reply);
     if (!whole(t, "not whole when repeated"))
         return;
@@ -337,7 +340,8 @@ static void recovery_check(struct trial *t)
     ledger_check(t, &t->drained, "not the same at the end");
 }
 
-/* ---- readers ------------------------------------------------------------------------------------ */
+/* ---- readers ------------------------------------------------------------------------------------
+ * */
 
 static void trust(struct trial *t, uint32_t place, uint64_t word, uint64_t hash)
 {
@@ -393,7 +397,8 @@ static void readers_check(struct trial *t)
     }
 }
 
-/* ---- stepping -------------------------------------------------------------------------------------- */
+/* ---- stepping
+ * -------------------------------------------------------------------------------------- */
 
 static void double_keep(struct trial *t)
 {
@@ -444,7 +449,8 @@ static void run_recovery(void *context)
     world_recover(&t->w, t->recover_ns, &why);
 }
 
-/* ---- one trial --------------------------------------------------------------------------------------- */
+/* ---- one trial
+ * --------------------------------------------------------------------------------------- */
 
 struct image {
     uint8_t *arena, *secret, *handle;
@@ -586,7 +592,8 @@ static uint64_t trial(uint32_t operation, enum shape shape, uint64_t seed, uint3
     return statuses;
 }
 
-/* ---- the summary ------------------------------------------------------------------------------------- */
+/* ---- the summary
+ * ------------------------------------------------------------------------------------- */
 
 /* A string instruction traps once per repeat, and a memset of pages is of no interest here. */
 static void step_without_repeats(char **argv)
@@ -636,8 +643,8 @@ static bool named(uint32_t operation, char **names)
 }
 
 /* crash ROUNDS [FIRST_SEED [DOUBLE_EVERY [first [OPERATION...]]]]: a round is every operation, or
- * those that are named, in every shape. "first" ends it at the first violation. Prints counts as JSON; exit code 1 = violations, 2 =
- * this machine cannot step. */
+ * those that are named, in every shape. "first" ends it at the first violation. Prints counts as
+ * JSON; exit code 1 = violations, 2 = this machine cannot step. */
 int main(int argc, char **argv)
 {
     step_without_repeats(argv);

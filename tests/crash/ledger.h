@@ -26,7 +26,7 @@ struct ledger {
 /* Tickets from `fresh` on were given by the call under test: a repeated call may give others,
  * so they count by their keys and not by their numbers. */
 void ledger_take(struct ledger *l, const struct pg_arena *a, uint64_t fresh);
-/* Only what the journal brings back: no sessions, so no outcomes; notices that nobody has yet.
+/* Only what the WAL brings back: no sessions, so no outcomes; notices that nobody has yet.
  * It does not say that a topic without timers and notices has lost its row, so those count that
  * have one in the `live` arena. */
 void ledger_take_durable(struct ledger *l, const struct pg_arena *a, const struct pg_arena *live);

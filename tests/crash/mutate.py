@@ -134,7 +134,7 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Of the harness, that come to what a file does."""
 
-TESTS = ("test_arena", "test_journal", "test_limits", "test_loads", "test_purgatory")
+TESTS = ("test_arena", "test_wal", "test_limits", "test_loads", "test_purgatory")
 """Those of a part alone have none of these files."""
 
 HARNESS = "harness"

@@ -3,8 +3,8 @@
 `python soak.py SECONDS [SEED] [--keep DIR] [--audit]`, with tests/ on PYTHONPATH. Workers note what
 the daemon has acknowledged; at the end each timer was noticed once, or cancelled and never noticed,
 and no operation ended twice; the owners that live to the end hear how each of theirs ended. With
---keep the daemon writes a journal, which an exporter, killed as well, brings into a lake, and the
-clients keep ledgers: DIR/journals, DIR/lake and DIR/ledgers. With --audit they are audited, in a
+--keep the daemon writes a WAL, which an exporter, killed as well, brings into a lake, and the
+clients keep ledgers: DIR/wal, DIR/lake and DIR/ledgers. With --audit they are audited, in a
 folder of their own unless DIR is given. Prints kills and totals as JSON; exit code 1 = something is
 lost or doubled, or the audit found a violation.
 """
@@ -125,22 +125,22 @@ def worker(job: str, seed: str, path: str) -> None:
         say(out, "error", type(error).__name__, str(error).replace("\n", " "))
 
 
-def journal_settings() -> tuple[str, ...]:
+def wal_settings() -> tuple[str, ...]:
     """Segments as small as they may be, so that there are many."""
     if KEEP not in os.environ:
         return ()
-    return ("--journal", f"{os.environ[KEEP]}/journals", "--segment-bytes", "256K")
+    return ("--wal-dir", f"{os.environ[KEEP]}/wal", "--segment-bytes", "256K")
 
 
 def pipeline(*words: str) -> list[str]:
     """A command of the pipeline, over what is kept."""
     kept = os.environ[KEEP]
-    places = ("--journal", f"{kept}/journals", "--lake", f"{kept}/lake")
+    places = ("--wal-dir", f"{kept}/wal", "--lake", f"{kept}/lake")
     return [sys.executable, "-m", "purgatoryd.cli", "pipeline", *words, *places, "--json"]
 
 
 def ship() -> None:
-    """Brings into the lake what is sealed. The journal is held from the first time on."""
+    """Brings into the lake what is sealed. The WAL is held from the first time on."""
     subprocess.run(pipeline("ship", "--name", NAME), stdout=subprocess.DEVNULL, check=True)
 
 
@@ -177,13 +177,13 @@ class Soak:
     def __init__(self, seed: int, directory: Path) -> None:
         self.rng = random.Random(seed)
         self.directory = directory
-        self.daemon = Daemon(NAME, directory, (*SIZES, *journal_settings()))
+        self.daemon = Daemon(NAME, directory, (*SIZES, *wal_settings()))
         self.listener = Listener()
         self.listener.start()
         self.workers: dict[subprocess.Popen[bytes], str] = {}
         self.started = self.daemon_kills = self.worker_kills = 0
         if KEEP in os.environ:
-            ship()  # what the journal begins with
+            ship()  # what the WAL begins with
         for job in (*JOBS, *([EXPORTER] if KEEP in os.environ else [])):
             self.start(job)
 
@@ -278,13 +278,13 @@ FAULTS = ("lost", "doubled", "outcomes_lost", "outcomes_doubled", "fired_though_
 
 
 def soak(seconds: float, seed: int, keep: Path | None) -> dict[str, object]:
-    """The ledger of a soak; the journal, the lake and the clients' ledgers are in `keep`."""
+    """The ledger of a soak; the WAL, the lake and the clients' ledgers are in `keep`."""
     with tempfile.TemporaryDirectory(prefix="purgatoryd-soak-") as folder:
         directory = Path(folder)
         os.environ.update(clean_environment(directory))
         if keep is not None:
             os.environ[KEEP] = str(keep.absolute())
-            for part in ("journals", "lake"):
+            for part in ("wal", "lake"):
                 (keep / part).mkdir(parents=True)
         one = Soak(seed, directory)
         try:

@@ -800,12 +800,12 @@ static void drain_make(struct world *w, struct call *call, unsigned expire)
 /* The rate is one that nobody gets to: a restart fills it up. */
 static void settings_make(struct world *w, struct call *call, unsigned unused)
 {
-    const bool journal = pg_stage_of(w->a) != NULL;
+    const bool wal = pg_stage_of(w->a) != NULL;
     struct pg_namespace_set s = {.fields = below(w, PG_N_OPS) | (below(w, 2) ? PG_N_OPS : 0) |
-                                           (journal && below(w, 3) == 0 ? PG_N_PARK : 0),
+                                           (wal && below(w, 3) == 0 ? PG_N_PARK : 0),
                                  .park_beyond_ns = below(w, 2) * 20 * TICK_NS,
                                  .owner_uid = 100 + below(w, 3),
-                                 .durability = journal && below(w, 2), .name_len = 1,
+                                 .durability = wal && below(w, 2), .name_len = 1,
                                  .quota_timers = 1 + below(w, 6),
                                  .quota_bytes = 16 * below(w, 20),
                                  .quota_ops = 1000000 + below(w, 2)};

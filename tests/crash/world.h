@@ -66,7 +66,7 @@ void world_open(struct world *w, enum shape shape, uint64_t seed);
 void world_close(struct world *w);
 /* A second one of the same sizes, for recoveries. */
 void world_twin(struct world *twin, const struct world *w);
-/* One for what the journal says: of the same sizes, without a stage. */
+/* One for what the WAL says: of the same sizes, without a stage. */
 void world_for_redo(struct world *redo, const struct world *w);
 void world_blank(struct world *w);
 /* As the committer does once all that is staged is on disk. */

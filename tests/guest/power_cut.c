@@ -1,6 +1,6 @@
 /* power_cut.c - the first and only process of a virtual machine that is killed over and over.
  *
- * At each boot it reads the journal on its disk, says how far it goes, and appends to it until
+ * At each boot it reads the WAL on its disk, says how far it goes, and appends to it until
  * the power is gone. The console has one line per fact:
  *   recovered LSN    what was found, all of it checked    unsynced LSN   what a file written
  *   ready            it appends from now on                              without sync still says
@@ -24,7 +24,7 @@
 
 enum { SEGMENT_BYTES = 1 << 20, PAYLOAD = 96, BATCH = 24, KEYS = 5000 };
 #define DISK "/disk"
-#define JOURNAL DISK "/journal"
+#define WAL DISK "/WAL"
 #define UNSYNCED DISK "/unsynced"
 
 static void broken(const char *what, const char *detail, uint64_t number)
@@ -69,7 +69,7 @@ static void disk_mount(void)
     }
     if (mount("/dev/vda", DISK, "ext4", 0, "") != 0)
         broken("mount", DISK, 0);
-    mkdir(JOURNAL, 0755);
+    mkdir(WAL, 0755);
 }
 
 static void machine_start(void)
@@ -83,7 +83,8 @@ static void machine_start(void)
     disk_mount();
 }
 
-/* ---- what is on disk ---------------------------------------------------------------------------- */
+/* ---- what is on disk ----------------------------------------------------------------------------
+ * */
 
 static int by_name(const struct dirent **a, const struct dirent **b)
 {
@@ -92,14 +93,14 @@ static int by_name(const struct dirent **a, const struct dirent **b)
 
 static int is_segment(const struct dirent *entry)
 {
-    return strstr(entry->d_name, ".journal") != NULL;
+    return strstr(entry->d_name, ".wal") != NULL;
 }
 
 static uint8_t *file_read(const char *name, uint64_t *bytes)
 {
     char path[300];
     struct stat about;
-    snprintf(path, sizeof path, "%s/%s", JOURNAL, name);
+    snprintf(path, sizeof path, "%s/%s", WAL, name);
     int file = open(path, O_RDONLY | O_CLOEXEC);
     if (file < 0 || fstat(file, &about) != 0)
         broken("open", path, 0);
@@ -122,24 +123,24 @@ static void payload_fill(uint8_t payload[PAYLOAD], uint64_t lsn)
 
 static void frame_check(const struct pg_frame_head *f)
 {
-    const struct pg_j_arm *arm = (const void *)(f + 1);
+    const struct pg_wal_arm *arm = (const void *)(f + 1);
     uint8_t expected[PAYLOAD];
 
-    if (f->type != PG_J_ARM || arm->payload_len != PAYLOAD)
+    if (f->type != PG_WAL_ARM || arm->payload_len != PAYLOAD)
         return;
     payload_fill(expected, f->lsn);
     if (memcmp((const uint8_t *)(arm + 1) + arm->key_len, expected, PAYLOAD) != 0)
         broken("payload", "", f->lsn);
 }
 
-static struct pg_walk journal_read(void)
+static struct pg_walk wal_read(void)
 {
     static struct pg_walk walk;
     struct dirent **names;
     struct pg_fault why;
     const struct pg_frame_head *f;
     uint64_t bytes;
-    int count = scandir(JOURNAL, &names, is_segment, by_name);
+    int count = scandir(WAL, &names, is_segment, by_name);
 
     for (int i = 0; i < count; i++) {
         uint8_t *file = file_read(names[i]->d_name, &bytes);
@@ -164,7 +165,8 @@ static uint64_t unsynced_read(void)
     return lsn;
 }
 
-/* ---- appending ---------------------------------------------------------------------------------- */
+/* ---- appending ----------------------------------------------------------------------------------
+ * */
 
 static struct pg_arena *arena_make(uint64_t next_lsn)
 {
@@ -212,7 +214,7 @@ static uint64_t wait_committed(struct pg_arena *a, struct pg_committer *c)
     while (LOAD_ACQUIRE(&s->committed_lsn) + 1 < s->next_lsn) {
         poll(&(struct pollfd){.fd = pg_committer_fd(c), .events = POLLIN}, 1, -1);
         eventfd_read(pg_committer_fd(c), &moves);
-        if (LOAD_ACQUIRE(&s->state) != PG_JOURNAL_RUNNING)
+        if (LOAD_ACQUIRE(&s->state) != PG_WAL_RUNNING)
             broken("stopped", "", s->error);
     }
     return LOAD_ACQUIRE(&s->committed_lsn);
@@ -221,7 +223,8 @@ static uint64_t wait_committed(struct pg_arena *a, struct pg_committer *c)
 static void append(struct pg_arena *a, struct pg_committer *c)
 {
     int unsynced = open(UNSYNCED, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
-    put(a, 0, 0);                                    /* its frame is not its first: names are born */
+    put(a, 0, 0);                                    /* its frame is not its first: names are born
+                                                        */
     printf("ready\n");
     for (uint64_t n = 1;; n++) {
         put(a, n, PAYLOAD);
@@ -239,13 +242,13 @@ int main(void)
 {
     setvbuf(stdout, NULL, _IOLBF, 0);
     machine_start();
-    struct pg_walk end = journal_read();
+    struct pg_walk end = wal_read();
     printf("unsynced %" PRIu64 "\n", unsynced_read());
     printf("recovered %" PRIu64 "\n", end.lsn);
     struct pg_arena *a = arena_make(end.lsn + 1);
     struct pg_committer *c = memory(pg_committer_bytes());
     struct pg_fault why;
-    if (!pg_committer_open(c, a, JOURNAL, SEGMENT_BYTES, &end, NULL, &why) ||
+    if (!pg_committer_open(c, a, WAL, SEGMENT_BYTES, &end, NULL, &why) ||
         !pg_committer_start(c, &why))
         broken("committer", why.what, why.found);
     append(a, c);

@@ -1,10 +1,10 @@
 """Writes what later versions have to read: `python tests/stored/make.py`.
 
-Run once when a layout, or a format of the journal, is released, from its code; an arena's folder
-is named after the ABI, the other one after the journal's format, and what stands in it never
+Run once when a layout, or a format of the WAL, is released, from its code; an arena's folder
+is named after the ABI, the other one after the WAL's format, and what stands in it never
 changes again.
 tests/test_upgrade.py starts later daemons on it. The arena is what a daemon leaves that was
-killed, the export is of the same moment; the journal is of several boots, with every fate that a
+killed, the export is of the same moment; the WAL is of several boots, with every fate that a
 timer or an operation can have. Clock and contents are made up, so that they are the same on
 every machine.
 """
@@ -32,9 +32,9 @@ from segment_driver import STAGE_BYTES, Committer  # noqa: E402
 from purgatoryd.shm_layout import wire  # noqa: E402
 from purgatoryd.shm_layout._core import ffi, lib  # noqa: E402
 from purgatoryd.shm_layout.arena import Reader  # noqa: E402
-from purgatoryd.shm_layout.journal import Walk, file_name, segments, write_snapshot  # noqa: E402
 from purgatoryd.shm_layout.layout import LAYOUT_ID, PutMode, Status, TimeKind  # noqa: E402
 from purgatoryd.shm_layout.segment import Segment  # noqa: E402
+from purgatoryd.shm_layout.wal import Walk, file_name, segments, write_snapshot  # noqa: E402
 
 S = 10**9
 WALL_OFFSET_NS = 1_767_225_600 * S  # boot clock 0 was 2026-01-01T00:00:00Z
@@ -156,7 +156,7 @@ def contents(core: Purgatory, owner: Owner) -> dict[str, Any]:
     return {
         "abi": [int(core.header.abi_major), int(core.header.abi_minor)],
         "layout_id": LAYOUT_ID,
-        "journal": [lib.PG_JOURNAL_MAJOR, lib.PG_JOURNAL_MINOR],
+        "wal": [lib.PG_WAL_MAJOR, lib.PG_WAL_MINOR],
         "boot_id_offset": ffi.offsetof("struct pg_header", "boot_id"),
         "uid_offsets": [uid_offset(core, row) for row in range(CONFIG["sessions"])],
         "killed_ns": KILLED_NS,
@@ -224,29 +224,29 @@ def export_files(core: Purgatory) -> dict[str, bytes]:
     return {"export": file.getvalue()}
 
 
-# ---- a journal -----------------------------------------------------------------------------
+# ---- a WAL -----------------------------------------------------------------------------
 
 BOOTS = 3
 ROUNDS = 20
 """Of each boot: more than a segment holds."""
 LOAD_ROWS = 8
 """Of a round."""
-JOURNAL_CONFIG = CONFIG | {
+WAL_CONFIG = CONFIG | {
     "capacity": 2048, "outbox_capacity": 2048, "outbox_bytes_max": 1 << 20,
     "payload_bytes": 1 << 22, "stage_bytes": STAGE_BYTES, "loads": 2, "load_blocks": 2,
 }  # fmt: skip
 
 
-def write_journal(directory: Path) -> None:
-    """All files that a daemon's journal folder has; of the newest segment the end is open."""
-    core = Purgatory(**JOURNAL_CONFIG)
+def write_wal(directory: Path) -> None:
+    """All files that a daemon's WAL folder has; of the newest segment the end is open."""
+    core = Purgatory(**WAL_CONFIG)
     for boot in range(BOOTS):
         lib.pg_start_epoch(core.a, bytes([boot + 1] * 16))
         write_snapshot_file(core, directory)
         committer = Committer(core, directory)
         owner = Owner(core, NONCE + boot)
         for number in range(ROUNDS):
-            journal_round(core, owner, f"{boot}-{number}")
+            wal_round(core, owner, f"{boot}-{number}")
             load_round(core, owner, (boot * ROUNDS + number) * LOAD_ROWS)
             core.check()
             committer.commit()
@@ -263,7 +263,7 @@ def write_snapshot_file(core: Purgatory, directory: Path) -> None:
         write_snapshot(Reader(Segment("stored", core.arena)), file, quiet=True)
 
 
-def journal_round(core: Purgatory, owner: Owner, name: str) -> None:
+def wal_round(core: Purgatory, owner: Owner, name: str) -> None:
     """Timers that fire, are cancelled, replaced and extended; operations of every outcome."""
     begin_ns, of = core.now_ns, name.encode()
     keys = [b"%s/%d" % (of, i) for i in range(20)]
@@ -317,14 +317,14 @@ def outcomes(owner: Owner, of: bytes) -> None:
     owner.send(driver.clear(broken), driver.forget(level), driver.forget(own))
 
 
-def journal_contents(directory: Path) -> dict[str, Any]:
+def wal_contents(directory: Path) -> dict[str, Any]:
     """What a reader has to find in the segments."""
     walk, kinds = Walk(), Counter[str]()
     for file in segments(directory):
         walk.enter(file.path)
         kinds.update(frame.kind for frame in walk.frames())
         walk.check()
-    return {"journal": [lib.PG_JOURNAL_MAJOR, lib.PG_JOURNAL_MINOR],
+    return {"wal": [lib.PG_WAL_MAJOR, lib.PG_WAL_MINOR],
             "uuid": CONFIG["uuid"].hex(), "last_lsn": walk.lsn, "kinds": kinds}  # fmt: skip
 
 
@@ -343,14 +343,14 @@ def save(folder: Path, kind: str, found: dict[str, Any], files: dict[str, bytes]
 def main() -> None:
     core, owner = build()
     found = contents(core, owner)
-    journal = folder_of("journal", found["journal"])
+    wal = folder_of("wal", found["wal"])
     save(folder_of("arena", found["abi"]), "arena", found, arena_files(core))
-    save(journal, "export", found, export_files(core))
+    save(wal, "export", found, export_files(core))
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
-        write_journal(directory)
+        write_wal(directory)
         files = {path.name: path.read_bytes() for path in directory.iterdir()}
-        save(journal, "journal", journal_contents(directory), files)
+        save(wal, "wal", wal_contents(directory), files)
 
 
 if __name__ == "__main__":

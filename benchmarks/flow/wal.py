@@ -1,4 +1,4 @@
-"""A journal as a daemon writes it, and daemons to measure with."""
+"""A WAL as a daemon writes it, and daemons to measure with."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import posix_ipc
 import pyarrow as pa
 
 from purgatoryd.clients import Client, Status
-from purgatoryd.shm_layout.journal import segments
 from purgatoryd.shm_layout.paths import paths_in
+from purgatoryd.shm_layout.wal import segments
 
 NAME = "bench"
 TOPICS = 64
@@ -52,9 +52,9 @@ def daemon(*arguments: str) -> Iterator[Path]:
 
 
 def make(folder: Path, timers: int) -> int:
-    """Writes a journal of so many timers; returns how many events it has."""
+    """Writes a WAL of so many timers; returns how many events it has."""
     size = (
-        "--journal", str(folder), "--capacity", str(4 * AT_ONCE), "--payload-memory", "128M",
+        "--wal-dir", str(folder), "--capacity", str(4 * AT_ONCE), "--payload-memory", "128M",
         "--outbox", "65536", "--stage-bytes", "256M", "--retain-bytes", "1024G",
         "--segment-bytes", "64M" if timers >= MANY else "1M",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-/* journal.c - fuzz target: a snapshot and a segment whose checksums are right and whose records
+/* wal.c - fuzz target: a snapshot and a segment whose checksums are right and whose records
  * are anything. What the walk gives must be refused by redo, or give an arena that a rebuild
  * takes or refuses; nothing may step outside, or not end. */
 
@@ -30,9 +30,9 @@ static void *frame_add(struct file *f, uint16_t type, uint64_t body_bytes)
 /* The HEAD of a small arena; with F_HEAD some of its bytes are others. */
 static void head_add(struct file *f, struct input *in, unsigned flags)
 {
-    uint8_t *body = frame_add(f, PG_J_HEAD, sizeof(struct pg_j_head));
+    uint8_t *body = frame_add(f, PG_WAL_HEAD, sizeof(struct pg_wal_head));
     const struct pg_config *c = &fuzz_config;
-    const struct pg_j_head head = {
+    const struct pg_wal_head head = {
         .payload_bytes = c->payload_bytes, .outbox_bytes_max = c->outbox_bytes_max,
         .stage_bytes = 0, .level_ttl_ns = c->level_ttl_ns, .inbox_max = c->inbox_max,
         .tick_ns = c->tick_ns, .next_ticket = 1000, .next_incarnation = 100,
@@ -49,22 +49,22 @@ static void head_add(struct file *f, struct input *in, unsigned flags)
 
 static void last_add(struct file *f)
 {
-    const struct pg_j_last last = {.frames = f->frames, .start_lsn = 1};
-    memcpy(frame_add(f, PG_J_LAST, sizeof last), &last, sizeof last);
+    const struct pg_wal_last last = {.frames = f->frames, .start_lsn = 1};
+    memcpy(frame_add(f, PG_WAL_LAST, sizeof last), &last, sizeof last);
 }
 
 /* Frames up to a LAST, or the end. */
 static void frames_add(struct file *f, struct input *in, unsigned flags)
 {
     for (unsigned n = 0; n < FRAMES_MAX && in->at != in->end; n++) {
-        const uint16_t type = PG_J_SEAL + 1 + take_byte(in) % (PG_J_TYPES - PG_J_SEAL - 1);
-        if (type == PG_J_LAST && !(flags & F_LAST)) {
+        const uint16_t type = PG_WAL_SEAL + 1 + take_byte(in) % (PG_WAL_TYPES - PG_WAL_SEAL - 1);
+        if (type == PG_WAL_LAST && !(flags & F_LAST)) {
             last_add(f);
             return;
         }
         const uint64_t bytes = take_short(in) % BODY_MAX;
         take(in, frame_add(f, type, bytes), bytes);
-        if (type == PG_J_LAST)
+        if (type == PG_WAL_LAST)
             return;
     }
 }
@@ -80,7 +80,7 @@ static void file_begin(struct file *f, uint64_t magic)
 
 static void file_end(struct file *f)
 {
-    const struct pg_j_group group = {.number = 1, .boot_ns = 5, .wall_ns = 6};
+    const struct pg_wal_group group = {.number = 1, .boot_ns = 5, .wall_ns = 6};
     uint8_t *begin = f->bytes + PG_SEGMENT_HEAD;
     if (f->frames > 0)
         pg_group_seal(begin, f->used, 7, &group);

@@ -1,16 +1,16 @@
-"""Measures what the journal costs, and how fast a daemon comes back from it.
+"""Measures what the WAL costs, and how fast a daemon comes back from it.
 
 Adds: sessions of one process send batches of 100 timers to a fresh daemon, as many under way as
-a session may have, and wait for all answers. Three ways take turns: no journal; a journal, and
-answers at once (`memory`); a journal, and answers once the batch is on disk (`durable`).
+a session may have, and wait for all answers. Three ways take turns: no WAL; a WAL, and
+answers at once (`memory`); a WAL, and answers once the batch is on disk (`durable`).
 
-Recovery: a daemon with so many timers in its journal is killed, and its shared memory and what the
+Recovery: a daemon with so many timers in its WAL is killed, and its shared memory and what the
 kernel keeps of its files are removed, as a reboot does. Then the time from the start of the process
 until it is ready: with the timers in the segments alone, and with them in a snapshot; beside it
-that of a daemon with an empty journal.
+that of a daemon with an empty WAL.
 
-The journal is written under --directory, which must not be a tmpfs. Writes
-benchmarks/results/journal.json.
+The WAL is written under --directory, which must not be a tmpfs. Writes
+benchmarks/results/wal.json.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from purgatoryd.shm_layout.layout import KeyType, Message, Op, PutMode, Status, 
 from purgatoryd.shm_layout.paths import paths_in
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results" / "journal.json"
+RESULTS = ROOT / "benchmarks" / "results" / "wal.json"
 NAME = "bench"
 BATCH = 100
 PAYLOAD = bytes(100)
 HOUR_NS = 3600 * 10**9
-WAYS = ("no journal", "memory", "durable")
+WAYS = ("no WAL", "memory", "durable")
 PATIENCE_S = 120.0
 PAUSE_S = 0.001  # before a batch is sent again that the daemon was too busy for
 
@@ -56,17 +56,17 @@ Samples = dict[str, list[float]]
 
 
 class Daemon:
-    """A daemon in a directory of its own, whose journal is in another one, if it has one."""
+    """A daemon in a directory of its own, whose WAL is in another one, if it has one."""
 
-    def __init__(self, directory: Path, capacity: int, journal: Path | None) -> None:
+    def __init__(self, directory: Path, capacity: int, wal: Path | None) -> None:
         self.paths = paths_in(directory, NAME)
         self.start_s = 0.0  # until it was ready for the first time
-        self._journal = journal
+        self._wal = wal
         self._environment = {**os.environ, "PURGATORYD_DIR": str(directory)}
         self._command = [
             sys.executable, "-m", "purgatoryd.cli", "run", "--name", NAME,
             "--capacity", str(capacity), "--payload-memory", str(capacity * 160 + (1 << 20)),
-            *(["--journal", str(journal)] if journal else []),
+            *(["--wal-dir", str(wal)] if wal else []),
         ]  # fmt: skip
 
     def start(self) -> float:
@@ -88,20 +88,20 @@ class Daemon:
     def lose_memory(self) -> None:
         """As a reboot: nothing of it is left in /dev/shm, nor in the page cache."""
         remove_segments(self.paths)
-        for path in self._journal.glob("*/*.*") if self._journal else ():
+        for path in self._wal.glob("*/*.*") if self._wal else ():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 @contextmanager
-def daemon(directory: Path, capacity: int, journal: bool) -> Iterator[Daemon]:
-    """Started. At the end it is killed, its memory and its journal are removed."""
+def daemon(directory: Path, capacity: int, wal: bool) -> Iterator[Daemon]:
+    """Started. At the end it is killed, its memory and its WAL are removed."""
     with (
         tempfile.TemporaryDirectory(dir=directory) as files,
         tempfile.TemporaryDirectory(prefix="purgatoryd-bench-") as sockets,
     ):
-        one = Daemon(Path(sockets), capacity, Path(files) if journal else None)
+        one = Daemon(Path(sockets), capacity, Path(files) if wal else None)
         try:
             one.start_s = one.start()
             yield one
@@ -116,7 +116,7 @@ def daemon(directory: Path, capacity: int, journal: bool) -> Iterator[Daemon]:
 class Session:
     """One session of raw frames; its batches differ in nothing but their keys.
 
-    A batch that the daemon was too busy for, since its journal's stage was full, is sent again:
+    A batch that the daemon was too busy for, since its WAL's stage was full, is sent again:
     what of it was added before is kept.
     """
 
@@ -184,7 +184,7 @@ def add(endpoint: str, batches: int, sessions: int, durable: bool) -> float:
 
 def adds_per_second(arguments: argparse.Namespace, way: str) -> float:
     batches = arguments.adds // BATCH
-    with daemon(arguments.directory, batches * BATCH, way != "no journal") as one:
+    with daemon(arguments.directory, batches * BATCH, way != "no WAL") as one:
         seconds = add(f"ipc://{one.paths.cmd}", batches, arguments.sessions, way == "durable")
     return float(batches * BATCH / seconds)
 
@@ -194,7 +194,7 @@ def adds_per_second(arguments: argparse.Namespace, way: str) -> float:
 
 def recoveries(arguments: argparse.Namespace) -> dict[str, float]:
     """Seconds until ready: from the segments, from a snapshot."""
-    with daemon(arguments.directory, arguments.pending, journal=True) as one:
+    with daemon(arguments.directory, arguments.pending, wal=True) as one:
         found = {"empty": one.start_s}
         add(f"ipc://{one.paths.cmd}", arguments.pending // BATCH, arguments.sessions, durable=True)
         for source in ("segments", "snapshot"):  # recovery ends with a snapshot
@@ -228,12 +228,12 @@ def measure(arguments: argparse.Namespace) -> tuple[Samples, Samples]:
 def document(arguments: argparse.Namespace, adds: Samples, seconds: Samples) -> dict[str, Any]:
     pairs = {
         f"durable to {way}": [a / b for a, b in zip(adds["durable"], adds[way], strict=True)]
-        for way in ("memory", "no journal")
+        for way in ("memory", "no WAL")
     }
     return {
         "machine": machine(),
         "file_system": shutil.disk_usage(arguments.directory)._asdict(),
-        "command": f"python benchmarks/bench_journal.py --adds {arguments.adds} --sessions "
+        "command": f"python benchmarks/bench_wal.py --adds {arguments.adds} --sessions "
         f"{arguments.sessions} --repeats {arguments.repeats} --pending {arguments.pending} "
         f"--recoveries {arguments.recoveries}",
         "load_average": os.getloadavg(),
@@ -256,7 +256,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=9, help="runs of each way")
     parser.add_argument("--pending", type=int, default=1_000_000, help="timers to recover")
     parser.add_argument("--recoveries", type=int, default=5)
-    parser.add_argument("--directory", type=Path, default=ROOT / "build", help="for the journals")
+    parser.add_argument("--directory", type=Path, default=ROOT / "build", help="for the WALs")
     parser.add_argument("--dry", action="store_true", help="print only, write nothing")
     return parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""A running daemon's journal: its folder, its committer, its snapshots, what of it may go."""
+"""A running daemon's WAL: its folder, its committer, its snapshots, what of it may go."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from purgatoryd.daemon.snapshot import save_snapshot, start, tidy_and_tell
 from purgatoryd.shm_layout.arena import Arena, Handle
 from purgatoryd.shm_layout.errors import (
     BadPath,
-    JournalError,
-    JournalInUse,
-    JournalMismatch,
-    JournalUnwritable,
+    WalError,
+    WalInUse,
+    WalMismatch,
+    WalUnwritable,
 )
 from purgatoryd.shm_layout.files import sync_directory
-from purgatoryd.shm_layout.journal import (
+from purgatoryd.shm_layout.wal import (
     Committer,
     File,
     Walk,
@@ -51,14 +51,14 @@ SET_ASIDE = ".damaged"
 # ---- the folder ------------------------------------------------------------------------------
 
 
-def journal_directory(config: Config) -> Path | None:
-    """Where the daemon's journal is; None = it keeps none."""
-    return Path(config.journal).absolute() / config.name if config.journal else None
+def wal_directory(config: Config) -> Path | None:
+    """Where the daemon's WAL is; None = it keeps none."""
+    return Path(config.wal_dir).absolute() / config.name if config.wal_dir else None
 
 
 @contextlib.contextmanager
 def locked(directory: Path | None) -> Iterator[None]:
-    """Makes the folder and holds its lock. Raises JournalInUse, BadPath."""
+    """Makes the folder and holds its lock. Raises WalInUse, BadPath."""
     if directory is None:
         yield
         return
@@ -107,27 +107,27 @@ def _flock(fd: int, directory: Path) -> None:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         holder = os.pread(fd, 32, 0).strip()
-        raise JournalInUse(str(directory), int(holder) if holder.isdigit() else 0) from None
+        raise WalInUse(str(directory), int(holder) if holder.isdigit() else 0) from None
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
 
 
 def has_begun(directory: Path) -> bool:
-    """True if it holds anything, or may: a daemon ran with this journal, or was about to."""
+    """True if it holds anything, or may: a daemon ran with this WAL, or was about to."""
     return bool(segments(directory)) or not all(map(is_of_birth, snapshots(directory)))
 
 
-def refuse_other_journal(directory: Path, uuid: bytes) -> None:
-    """Raises JournalMismatch if the folder holds the journal of another arena."""
+def refuse_other_wal(directory: Path, uuid: bytes) -> None:
+    """Raises WalMismatch if the folder holds the WAL of another arena."""
     found = {uuid_of(file.path) for file in (*segments(directory), *snapshots(directory))}
     if segments(directory) and uuid not in found:
-        raise JournalMismatch(str(directory), "uuid", uuid.hex(), found.pop().hex())
+        raise WalMismatch(str(directory), "uuid", uuid.hex(), found.pop().hex())
 
 
 def newest_end(directory: Path, arena: Handle) -> Walk:
-    """Where the arena's journal goes on: its newest segment, read to its end.
+    """Where the arena's WAL goes on: its newest segment, read to its end.
 
-    Raises JournalDamaged, JournalMismatch.
+    Raises WalDamaged, WalMismatch.
     """
     newest = segments(directory)[-1:]
     if not newest or _is_of_other(newest[0].path, arena.uuid):
@@ -145,8 +145,8 @@ def _is_of_other(path: Path, uuid: bytes) -> bool:
 
 
 def own_snapshot(directory: Path, arena: Arena, end: Walk, step: Step) -> None:
-    """Has one from which the arena's journal leads on, and none of those whose place it took: they
-    are of no use. `end`: where the journal goes on.
+    """Has one from which the arena's WAL leads on, and none of those whose place it took: they
+    are of no use. `end`: where the WAL goes on.
 
     Where no segments are, it took nobody's place: what others hold is set aside.
     """
@@ -188,7 +188,7 @@ def _set_aside(path: Path) -> None:
 
 
 class Memory:
-    """The journal of a daemon that keeps none: nothing is written, and nothing waits for it."""
+    """The WAL of a daemon that keeps none: nothing is written, and nothing waits for it."""
 
     @property
     def fds(self) -> list[int]:
@@ -202,7 +202,7 @@ class Memory:
 
     @property
     def errno(self) -> int:
-        """Why the journal stopped; 0 = it did not."""
+        """Why the WAL stopped; 0 = it did not."""
         return 0
 
     @property
@@ -229,7 +229,7 @@ class Memory:
         """Lets go of the files, after a last snapshot if all is in order."""
 
 
-class Journal(Memory):
+class Wal(Memory):
     """Takes what the arena stages to disk. One thread, besides the committer's own."""
 
     def __init__(
@@ -241,7 +241,7 @@ class Journal(Memory):
         end: Walk,
         step: Step = lambda _: None,
     ) -> None:
-        """`name`: under which others find the arena; `end`: where its journal goes on; `step`: is
+        """`name`: under which others find the arena; `end`: where its WAL goes on; `step`: is
         told of each step of the start and of the end."""
         self._step = step
         self._arena = arena
@@ -312,8 +312,8 @@ class Journal(Memory):
             self._kick()
         if self.errno and not self._told:
             self._told = True
-            error = JournalUnwritable(str(self._directory), self.errno)
-            log.error(f"the journal stopped: {error}", errno=self.errno)
+            error = WalUnwritable(str(self._directory), self.errno)
+            log.error(f"the WAL stopped: {error}", errno=self.errno)
         if self._child is not None:
             self._child = self._child if self._child.poll() is None else None
             return
@@ -333,7 +333,7 @@ class Journal(Memory):
                 self._unread = False
                 self._child = start(self._name, self._directory, self._keep, snapshot=snapshot)
         except (OSError, BadPath) as error:
-            log.warning(f"the journal's files: {error}")
+            log.warning(f"the WAL's files: {error}")
 
     def _snapshot_is_due(self) -> bool:
         """Soon after a start, too, that read no more than the end of what a recovery would need."""
@@ -363,8 +363,8 @@ class Journal(Memory):
             if clean and not self.errno and self._changed():
                 save_snapshot(self._arena, self._directory, step=self._step)
                 tidy_and_tell(self._directory, self._keep)
-        except (OSError, JournalError, BadPath) as error:
-            log.warning(f"the journal's files: {error}")
+        except (OSError, WalError, BadPath) as error:
+            log.warning(f"the WAL's files: {error}")
 
     def _changed(self) -> bool:
         return int(self._stage.next_lsn) != self._snapshot_lsn()

@@ -1,4 +1,4 @@
-"""Answers that wait for the journal: which go out when, and what is said when it stopped."""
+"""Answers that wait for the WAL: which go out when, and what is said when it stopped."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def test_an_answer_is_kept_as_it_was(waiting: Held, sent: Sent) -> None:
     assert sequences(sent) == [1]
 
 
-def test_a_stopped_journal_is_told_to_all_who_wait(waiting: Held, sent: Sent) -> None:
-    waiting.hold(5, b"one", reply(1, Status.ADDED, Status.JOURNAL), 0)
-    waiting.hold(6, b"two", reply(2, Status.JOURNAL, Status.JOURNAL, extra=bytes(24)), 0)
+def test_a_stopped_wal_is_told_to_all_who_wait(waiting: Held, sent: Sent) -> None:
+    waiting.hold(5, b"one", reply(1, Status.ADDED, Status.WAL), 0)
+    waiting.hold(6, b"two", reply(2, Status.WAL, Status.WAL, extra=bytes(24)), 0)
     waiting.refuse(committed_lsn=4, errno=28)
     (first, applied), (second, refused) = sent
     assert (first, applied.session, applied.sequence) == (b"one", 7, 1)
@@ -100,13 +100,13 @@ def test_what_the_disk_takes_is_of_the_response_queue(monkeypatch: pytest.Monkey
         served=lambda ended_boot_ns: None, inbox_again=lambda session: None,
         measure=lambda which, span_ns: spans.append((which, span_ns)),
     )  # fmt: skip
-    journal: Any = SimpleNamespace(committed_lsn=4, errno=0, replied=lambda *answer: None)
+    wal: Any = SimpleNamespace(committed_lsn=4, errno=0, replied=lambda *answer: None)
     access: Any = SimpleNamespace(may_connect=lambda uid, gid: True)
     sockets: Any = SimpleNamespace(commands=None)
-    served = commands.Commands(arena, sockets, access, journal)
+    served = commands.Commands(arena, sockets, access, wal)
     served.serve()
     served.release()
     assert spans == []
-    now.ns, journal.committed_lsn = 110, 5
+    now.ns, wal.committed_lsn = 110, 5
     served.release()
     assert spans == [(Measured.RESPONSE_QUEUE, 100), (Measured.SEND, 7)]

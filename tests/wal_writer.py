@@ -1,7 +1,7 @@
-"""Writes journals byte by byte, without any of the project's code: for planting what a daemon
+"""Writes WALs byte by byte, without any of the project's code: for planting what a daemon
 would never write. Frames, groups, segments and snapshots of format 1.0, as layout.h has them.
 
-A `Story` is made of records, each a type and a body; a test changes it where it wants the journal
+A `Story` is made of records, each a type and a body; a test changes it where it wants the WAL
 to lie. LSNs, groups and checksums are filled in when files are made of it.
 """
 
@@ -171,13 +171,11 @@ def outcome(
     return Record("outcome", head + bytes((keys + 7) // 8))
 
 
-def head(
-    journal: Journal, start_lsn: int, *, next_ticket: int, now_ns: int, published: int = 0
-) -> Record:
+def head(wal: Wal, start_lsn: int, *, next_ticket: int, now_ns: int, published: int = 0) -> Record:
     return Record("head", struct.pack(
-        "<16s16sQQQQQQQqqqqqQQQQQ12I8x", journal.uuid, journal.boot_id, 1, journal.epoch, 1 << 20,
-        1 << 20, 1 << 22, 600 * S, 100, 65536, now_ns, journal.wall_offset_ns, 0, 0, next_ticket, 1,
-        published, published, start_lsn, 1000, 1024, 256, 16, 16, 64, 64, journal.clock, 0, 1, 16,
+        "<16s16sQQQQQQQqqqqqQQQQQ12I8x", wal.uuid, wal.boot_id, 1, wal.epoch, 1 << 20,
+        1 << 20, 1 << 22, 600 * S, 100, 65536, now_ns, wal.wall_offset_ns, 0, 0, next_ticket, 1,
+        published, published, start_lsn, 1000, 1024, 256, 16, 16, 64, 64, wal.clock, 0, 1, 16,
         0,
     ))  # fmt: skip
 
@@ -222,7 +220,7 @@ def _group(number: int, before_lsn: int, frames: bytes, boot_ns: int, wall_ns: i
 
 
 @dataclass(frozen=True)
-class Journal:
+class Wal:
     """Whose files they are. `wall_offset_ns`: what the wall clock is ahead of the arena's."""
 
     uuid: bytes = bytes(range(16))
@@ -261,7 +259,7 @@ class Journal:
         self, start_lsn: int, records: Sequence[Record], *, next_ticket: int, end_lsn: int = 0,
         now_ns: int = 0, published: int = 0,
     ) -> bytes:  # fmt: skip
-        """A snapshot's bytes: all that lived when the journal was at `start_lsn`."""
+        """A snapshot's bytes: all that lived when the WAL was at `start_lsn`."""
         first = head(self, start_lsn, next_ticket=next_ticket, now_ns=now_ns, published=published)
         whole = [first, *records]
         whole.append(last(len(whole), start_lsn, end_lsn or start_lsn - 1))
@@ -274,7 +272,7 @@ class Journal:
 
 @dataclass
 class Story:
-    """A journal: named records in order, cut into segments, and its snapshots.
+    """A WAL: named records in order, cut into segments, and its snapshots.
 
     `cuts`: names of the records that begin a segment, with how many LSNs are missing before it and
     the epoch. `first`, `closing`: what its snapshots say lives at the begin and at the end, as
@@ -283,7 +281,7 @@ class Story:
     """
 
     records: dict[str, Record]
-    journal: Journal = field(default_factory=Journal)
+    wal: Wal = field(default_factory=Wal)
     cuts: dict[str, tuple[int, int]] = field(default_factory=dict)
     first_lsn: int = 1
     first: Sequence[Record] | None = ()
@@ -316,14 +314,14 @@ class Story:
             self._snapshot(directory, self.first_lsn, self.first, self.copied)
         lsn = self.first_lsn
         for group, (name, records) in enumerate(self._segments(), 1):
-            skipped, epoch = self.cuts.get(name, (0, self.journal.epoch))
+            skipped, epoch = self.cuts.get(name, (0, self.wal.epoch))
             lsn += skipped
-            journal = replace(self.journal, epoch=epoch)
-            data = journal.segment(lsn, [records], first_group=group, now_ns=self.now_ns)
-            (directory / f"{lsn:016x}.journal").write_bytes(data)
+            wal = replace(self.wal, epoch=epoch)
+            data = wal.segment(lsn, [records], first_group=group, now_ns=self.now_ns)
+            (directory / f"{lsn:016x}.wal").write_bytes(data)
             lsn += len(records)
-        empty = self.journal.segment(lsn, [], first_group=len(self.cuts) + 2, sealed=False)
-        (directory / f"{lsn:016x}.journal").write_bytes(empty)  # the daemon's next one
+        empty = self.wal.segment(lsn, [], first_group=len(self.cuts) + 2, sealed=False)
+        (directory / f"{lsn:016x}.wal").write_bytes(empty)  # the daemon's next one
         if self.closing is not None:
             self._snapshot(directory, lsn, self.closing)
 
@@ -336,7 +334,7 @@ class Story:
     def _snapshot(
         self, directory: Path, lsn: int, living: Sequence[Record], copied: int = 0
     ) -> None:
-        data = self.journal.snapshot(
+        data = self.wal.snapshot(
             lsn, living, next_ticket=1000, end_lsn=lsn - 1 + copied, now_ns=self.now_ns,
             published=self.published,
         )  # fmt: skip

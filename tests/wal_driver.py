@@ -1,4 +1,4 @@
-"""The journal of a core in private memory: frames taken as the committer takes them, snapshots
+"""The WAL of a core in private memory: frames taken as the committer takes them, snapshots
 as another process takes them, and both redone into a fresh core."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from purgatory_driver import Purgatory
 
 from purgatoryd.shm_layout._core import ffi, lib
 
-FRAME_MAX: int = lib.PG_J_FRAME_MAX
+FRAME_MAX: int = lib.PG_WAL_FRAME_MAX
 HEAD_BYTES: int = ffi.sizeof("struct pg_frame_head")
 SUPERSEDED: int = lib.PG_E_SUPERSEDED << 4
 NIL = 0xFFFFFFFF
@@ -39,7 +39,7 @@ def frames_of(data: bytes) -> Iterator[Frame]:
     assert at == len(data)
 
 
-class Journal:
+class Wal:
     """Takes a core's frames, and frees their room in the ring."""
 
     def __init__(self, core: Purgatory) -> None:

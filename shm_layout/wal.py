@@ -1,6 +1,6 @@
-"""The journal's files: their names, reading and writing them. layout.h has their bytes.
+"""The WAL's files: their names, reading and writing them. layout.h has their bytes.
 
-A journal is a folder of segments and snapshots, named by the LSN (the number of a record) with
+A WAL is a folder of segments and snapshots, named by the LSN (the number of a record) with
 which each begins. Files of one arena carry its uuid; an arena that takes another one's place
 goes on with the numbers under a uuid of its own, and never are both redone together.
 """
@@ -22,17 +22,17 @@ from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Handle, text
 from purgatoryd.shm_layout.errors import (
     BadPath,
-    JournalDamaged,
-    JournalError,
-    JournalMismatch,
-    JournalUnwritable,
+    WalDamaged,
+    WalError,
+    WalMismatch,
+    WalUnwritable,
 )
-from purgatoryd.shm_layout.layout import JournalState, WalkState, is_padding, size_of
+from purgatoryd.shm_layout.layout import WalkState, WalState, is_padding, size_of
 from purgatoryd.shm_layout.wire import Key, decode_key
 
-SEGMENT = ".journal"
+SEGMENT = ".wal"
 SNAPSHOT = ".snapshot"
-_NAME = re.compile(r"([0-9a-f]{16})(\.journal|\.snapshot)")
+_NAME = re.compile(r"([0-9a-f]{16})(\.wal|\.snapshot)")
 _CALLS = {
     "open", "fallocate", "pwrite", "fdatasync", "rename", "fsync of the directory",
     "pthread_create",
@@ -57,7 +57,7 @@ PORTION = 1 << 30
 @dataclass(frozen=True, slots=True)
 class File:
     """A segment or a snapshot. `lsn`: a segment's first record; the record from which on the
-    journal is redone over a snapshot. `wall_ns`: when it was last written."""
+    WAL is redone over a snapshot. `wall_ns`: when it was last written."""
 
     path: Path
     lsn: int
@@ -71,12 +71,12 @@ def file_name(lsn: int, suffix: str) -> str:
 
 
 def segments(directory: Path) -> list[File]:
-    """The segments of a journal, oldest first."""
+    """The segments of a WAL, oldest first."""
     return _files(directory, SEGMENT)
 
 
 def snapshots(directory: Path) -> list[File]:
-    """The snapshots of a journal, oldest first."""
+    """The snapshots of a WAL, oldest first."""
     return _files(directory, SNAPSHOT)
 
 
@@ -92,7 +92,7 @@ def _files(directory: Path, suffix: str) -> list[File]:
 
 
 def header_of(path: Path) -> Any:
-    """struct pg_segment of a segment or snapshot, not checked. Raises JournalDamaged, BadPath."""
+    """struct pg_segment of a segment or snapshot, not checked. Raises WalDamaged, BadPath."""
     head = ffi.new("struct pg_segment *")
     try:
         with path.open("rb") as file:
@@ -100,12 +100,12 @@ def header_of(path: Path) -> Any:
     except OSError as error:
         raise BadPath(str(path), f"cannot be read: {error.strerror}") from error
     if bytes_read < size_of("pg_segment"):
-        raise JournalDamaged(str(path), "is cut off", bytes_read, _HEAD, 0, 0)
+        raise WalDamaged(str(path), "is cut off", bytes_read, _HEAD, 0, 0)
     return head
 
 
 def uuid_of(path: Path) -> bytes:
-    """Whose segment or snapshot it is. Raises JournalDamaged."""
+    """Whose segment or snapshot it is. Raises WalDamaged."""
     return bytes(header_of(path).uuid)
 
 
@@ -126,8 +126,8 @@ def has_gone(path: Path) -> bool:
 
 
 def following_lsn(segment: File) -> int:
-    """Of the record that comes behind all that this segment has by now. Raises JournalMismatch,
-    JournalDamaged, BadPath."""
+    """Of the record that comes behind all that this segment has by now. Raises WalMismatch,
+    WalDamaged, BadPath."""
     walk = Walk()
     walk.enter(segment.path)
     for _ in walk.groups():
@@ -142,13 +142,13 @@ def is_of_birth(snapshot: File) -> bool:
 
 
 def refuse_lost_segments(directory: Path) -> None:
-    """Raises JournalDamaged if there are snapshots and no segment: the newest one always stays."""
+    """Raises WalDamaged if there are snapshots and no segment: the newest one always stays."""
     if segments(directory):
         return
     for file in snapshots(directory)[::-1]:
         if not is_of_birth(file):
             what = "none is left"
-            raise JournalDamaged(str(directory / f"*{SEGMENT}"), what, 0, 0, file.lsn, 0)
+            raise WalDamaged(str(directory / f"*{SEGMENT}"), what, 0, 0, file.lsn, 0)
 
 
 # ---- reading -------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def refuse_lost_segments(directory: Path) -> None:
 
 class Frame(NamedTuple):
     """A record. `kind`: "arm", "fire", ..., or "unknown" if it cannot be parsed; `fields`: of
-    its struct pg_j_*, without padding; `rest`: what stands behind it, padding included;
+    its struct pg_wal_*, without padding; `rest`: what stands behind it, padding included;
     `life`: of the pg_life of its timer, `replaced`: of the one that it replaces, `asked`: of the
     pg_asked of the one that ended by it, empty if it has none."""
 
@@ -184,8 +184,8 @@ def contents(frame: Frame) -> Contents:
         return Contents(name=rest[: fields["name_len"]].decode(errors="replace"))
     if not fields.get("key_len"):
         return Contents()
-    start = fields.get("keys", 0) * size_of("pg_j_watch_key")  # of a watch
-    start += size_of("pg_j_row") if fields.get("in_load") else 0
+    start = fields.get("keys", 0) * size_of("pg_wal_watch_key")  # of a watch
+    start += size_of("pg_wal_row") if fields.get("in_load") else 0
     end = start + fields["key_len"]
     kind = fields["key_type"] if "key_type" in fields else fields["meta"] & 15
     key = decode_key(kind, rest[start:end])
@@ -194,9 +194,9 @@ def contents(frame: Frame) -> Contents:
 
 
 KINDS: dict[int, str] = {
-    value: name.removeprefix("PG_J_").lower()
-    for name, value in vars(lib).items()
-    if name.startswith("PG_J_") and name not in ("PG_J_FRAME_MAX", "PG_J_TYPES")
+    value: name.removeprefix("PG_WAL_").lower()
+    for value, name in ffi.typeof("enum pg_wal_type").elements.items()
+    if name != "PG_WAL_TYPES"
 }
 """Type of a record to its name."""
 UNKNOWN = "unknown"
@@ -218,7 +218,7 @@ class Buffer:
         as the buffer is there.
 
         `moved` is called after each PORTION. Read and not mapped, so that a bad sector is an error.
-        Raises JournalDamaged, BadPath.
+        Raises WalDamaged, BadPath.
         """
         with _reading(path):
             size = min(max(path.stat().st_size, _HEAD), most)
@@ -246,11 +246,11 @@ def _reading(path: Path) -> Iterator[None]:
         raise BadPath(str(path), f"cannot be read: {error.strerror}") from error
     except OSError as error:
         what = f"cannot be read: {error.strerror}"
-        raise JournalDamaged(str(path), what, 0, 0, 0, 0) from error
+        raise WalDamaged(str(path), what, 0, 0, 0, 0) from error
 
 
 class Walk:
-    """Reads files of a journal one behind the other: whole commit groups, each byte checked."""
+    """Reads files of a WAL one behind the other: whole commit groups, each byte checked."""
 
     def __init__(self) -> None:
         self.struct = ffi.new("struct pg_walk *")
@@ -261,7 +261,7 @@ class Walk:
 
     @classmethod
     def before(cls, arena: Handle) -> Walk:
-        """The end of a journal that this arena has not begun: all it staged is still to come."""
+        """The end of a WAL that this arena has not begun: all it staged is still to come."""
         stage, self = arena.stage, cls()
         staged = int(stage.tail) != int(stage.committed)
         self.struct.lsn = stage.committed_lsn if staged else stage.next_lsn - 1
@@ -290,7 +290,7 @@ class Walk:
     def enter(self, path: Path, memory: Any = None) -> None:
         """Goes on with this file; `memory`: its bytes, if they were read already, aligned to 8.
 
-        Raises JournalDamaged, JournalMismatch, BadPath.
+        Raises WalDamaged, WalMismatch, BadPath.
         """
         if memory is None:
             memory = self._buffer.read(path)
@@ -316,7 +316,7 @@ class Walk:
             yield _decode(frame)
 
     def check(self) -> None:
-        """Raises JournalDamaged if the file ended in bytes that are not what was written."""
+        """Raises WalDamaged if the file ended in bytes that are not what was written."""
         walk = self.struct
         if self.state == WalkState.DAMAGED:
             raise self._damage("was written and is not there any more", self.path)
@@ -326,22 +326,20 @@ class Walk:
             raise self._damage("a snapshot without its end", self.path)
         if walk.size < walk.header.bytes:  # it had that size before its first record was written
             what, size = "was made shorter", int(walk.header.bytes)
-            raise JournalDamaged(str(self.path), what, walk.size, size, walk.lsn + 1, 0)
+            raise WalDamaged(str(self.path), what, walk.size, size, walk.lsn + 1, 0)
 
-    def _damage(self, what: str, path: Path | None) -> JournalDamaged:
+    def _damage(self, what: str, path: Path | None) -> WalDamaged:
         walk = self.struct
-        return JournalDamaged(
-            str(path), what, walk.bad_from, walk.bad_to, walk.lost_from, walk.lost_to
-        )
+        return WalDamaged(str(path), what, walk.bad_from, walk.bad_to, walk.lost_from, walk.lost_to)
 
-    def _refused(self, path: Path) -> JournalError:
+    def _refused(self, path: Path) -> WalError:
         fault = self._fault
         what = text(fault.what)
         if self.state == WalkState.DAMAGED:
             return self._damage(what, path)
         if what in _HEADER_DAMAGES:
-            return JournalDamaged(str(path), f"{what} is not as written", 0, _HEAD, 0, 0)
-        return JournalMismatch(str(path), what, fault.expected, fault.found)
+            return WalDamaged(str(path), f"{what} is not as written", 0, _HEAD, 0, 0)
+        return WalMismatch(str(path), what, fault.expected, fault.found)
 
 
 def _decode(frame: Any) -> Frame:
@@ -350,11 +348,11 @@ def _decode(frame: Any) -> Frame:
     if kind == UNKNOWN:
         rest = frame.bytes - size_of("pg_frame_head")
         return Frame(int(frame.lsn), kind, {}, bytes(ffi.buffer(body, rest)))
-    fields = _fields(ffi.cast(f"struct pg_j_{kind} *", body))
+    fields = _fields(ffi.cast(f"struct pg_wal_{kind} *", body))
     replaced = ffi.new("struct pg_life **")
     tail = [lib.pg_frame_life(frame, replaced), replaced[0], lib.pg_frame_asked(frame)]
     told = [_fields(struct) for struct in tail]
-    size = size_of(f"pg_j_{kind}")
+    size = size_of(f"pg_wal_{kind}")
     rest = frame.bytes - size_of("pg_frame_head") - size
     rest -= sum(ffi.sizeof(struct[0]) for struct in tail if struct != ffi.NULL)
     return Frame(int(frame.lsn), kind, fields, bytes(ffi.buffer(body + size, rest)), *told)
@@ -382,7 +380,7 @@ def write_snapshot(
 ) -> Written:
     """Writes all truth of an arena, sessions left out, as a snapshot.
 
-    `quiet`: nobody changes the arena meanwhile, so that it is whole without any journal. `moved` is
+    `quiet`: nobody changes the arena meanwhile, so that it is whole without any WAL. `moved` is
     called after each PORTION, which is on disk then.
     """
     snapshot, out = ffi.new("struct pg_snapshot *", {"quiet": quiet}), bytearray(_GROUP_MAX)
@@ -395,7 +393,7 @@ def write_snapshot(
         used = lib.pg_snapshot(
             handle.struct, snapshot, base + _GROUP_HEAD, _GROUP_MAX - _GROUP_HEAD
         )
-        group = ffi.new("struct pg_j_group *", {"number": number, **made_by, **clocks})
+        group = ffi.new("struct pg_wal_group *", {"number": number, **made_by, **clocks})
         lib.pg_group_seal(base, _GROUP_HEAD + used, salt, group)
         file.write(memoryview(out)[: _GROUP_HEAD + used])
         _begin_writing(file, _GROUP_HEAD + used)
@@ -432,7 +430,7 @@ class Committer:
     """The thread that brings staged records to disk; what was staged is there once it begins.
 
     `end` has read the newest segment to its end, or is Walk.before(arena). Raises
-    JournalUnwritable if a system call failed, JournalMismatch if disk and arena disagree.
+    WalUnwritable if a system call failed, WalMismatch if disk and arena disagree.
     """
 
     def __init__(self, arena: Handle, directory: Path, segment_bytes: int, end: Walk) -> None:
@@ -462,13 +460,13 @@ class Committer:
         lib.pg_committer_close(self._c)
 
 
-def _unopened(directory: Path, fault: Any) -> JournalError:
+def _unopened(directory: Path, fault: Any) -> WalError:
     what = text(fault.what)
     if what in _CALLS:
-        return JournalUnwritable(str(directory), int(fault.found))
-    return JournalMismatch(str(directory), what, fault.expected, fault.found)
+        return WalUnwritable(str(directory), int(fault.found))
+    return WalMismatch(str(directory), what, fault.expected, fault.found)
 
 
 def has_stopped(stage: Any) -> bool:
     """True if nothing more will get to disk."""
-    return int(stage.state) == JournalState.STOPPED
+    return int(stage.state) == WalState.STOPPED

@@ -1,4 +1,4 @@
-"""journal: the files of a daemon's journal, also while it runs, or when it is gone."""
+"""wal: the files of a daemon's WAL, also while it runs, or when it is gone."""
 
 from __future__ import annotations
 
@@ -25,52 +25,52 @@ from purgatoryd.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from purgatoryd.shm_layout.journal import Frame, Walk
     from purgatoryd.shm_layout.marks import Mark
+    from purgatoryd.shm_layout.wal import Frame, Walk
 
-_JOURNAL: dict[str, Any] = {
+_WAL: dict[str, Any] = {
     "type": click.Path(file_okay=False, path_type=Path),
-    "envvar": "PURGATORYD_JOURNAL",
+    "envvar": "PURGATORYD_WAL_DIR",
     "show_envvar": True,
 }
-journal_option = click.option(
-    "--journal", **_JOURNAL, required=True, help="Directory of the journals, as given to run."
+wal_option = click.option(
+    "--wal-dir", **_WAL, required=True, help="Directory of the WALs, as given to run."
 )
 
 
-@click.group("journal")
-def journal_command() -> None:
-    """Look at a journal, and hold it for a reader.
+@click.group("wal")
+def wal_command() -> None:
+    """Look at a WAL, and hold it for a reader.
 
-    The files stand in JOURNAL/NAME: segments, in which every change has a number, its LSN,
+    The files stand in WAL_DIR/NAME: segments, in which every change has a number, its LSN,
     and snapshots, from which a recovery begins.
     """
 
 
-def folder(journal: Path, name: str) -> Path:
-    """The folder of the daemon's journal. Raises BadPath, InvalidName, TableBroken."""
+def folder(wal_dir: Path, name: str) -> Path:
+    """The folder of the daemon's WAL. Raises BadPath, InvalidName, TableBroken."""
     from purgatoryd.shm_layout.errors import BadPath
-    from purgatoryd.shm_layout.journal import segments, snapshots
     from purgatoryd.shm_layout.paths import check_name
     from purgatoryd.shm_layout.shards import read_table
+    from purgatoryd.shm_layout.wal import segments, snapshots
 
-    path = journal / check_name(name)
+    path = wal_dir / check_name(name)
     if segments(path) or snapshots(path):
         return path
     if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):  # it looks empty
         raise BadPath(str(path), os.strerror(errno.EACCES))
-    table = read_table(journal, name)
+    table = read_table(wal_dir, name)
     shards = f": its shards have one each, {', '.join(table.daemons)}" if table else ""
-    raise BadPath(str(path), f"is no journal{shards}")
+    raise BadPath(str(path), f"is no WAL{shards}")
 
 
-def folders(journal: Path, name: str) -> list[Path]:
+def folders(wal_dir: Path, name: str) -> list[Path]:
     """Those of a deployment's shards, the oldest generation first, or that of the daemon. Raises as
     folder() does."""
     from purgatoryd.shm_layout.paths import check_name
-    from purgatoryd.shm_layout.shards import journals_of
+    from purgatoryd.shm_layout.shards import wals_of
 
-    return journals_of(journal, check_name(name)) or [folder(journal, name)]
+    return wals_of(wal_dir, check_name(name)) or [folder(wal_dir, name)]
 
 
 # ---- ls --------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ def folders(journal: Path, name: str) -> list[Path]:
 
 def file_records(path: Path) -> Iterator[dict[str, Any]]:
     """One record for each file, snapshots first, but of those that the daemon removed meanwhile."""
-    from purgatoryd.shm_layout.journal import header_of, segments, snapshots
+    from purgatoryd.shm_layout.wal import header_of, segments, snapshots
 
     for kind, files in (("snapshot", snapshots(path)), ("segment", segments(path))):
         for file in files:
@@ -99,7 +99,7 @@ def file_records(path: Path) -> Iterator[dict[str, Any]]:
 def passing_by(path: Path) -> Iterator[None]:
     """Inside, a file is read; it is passed by if the daemon removed it meanwhile."""
     from purgatoryd.shm_layout.errors import BadPath
-    from purgatoryd.shm_layout.journal import has_gone
+    from purgatoryd.shm_layout.wal import has_gone
 
     try:
         yield
@@ -108,22 +108,22 @@ def passing_by(path: Path) -> Iterator[None]:
             raise
 
 
-@journal_command.command("ls", cls=Command)
+@wal_command.command("ls", cls=Command)
 @name_option
-@journal_option
+@wal_option
 @json_option
-def ls_command(name: str, journal: Path, as_json: bool) -> None:
+def ls_command(name: str, wal_dir: Path, as_json: bool) -> None:
     """List segments and snapshots.
 
     A snapshot's LSN is the record from which on the segments are redone over it. Files of one
     uuid belong together; one recovery, or other sizes, begin a new one.
     """
-    records = list(file_records(folder(journal, name)))
+    records = list(file_records(folder(wal_dir, name)))
     if not as_json:
         records = [
             {n: record[n] for n in ("file", "lsn", "bytes", "begun_at")} for record in records
         ]
-    show(records, f"journal of {name}", as_json)
+    show(records, f"WAL of {name}", as_json)
 
 
 def show(records: list[dict[str, Any]], title: str, as_json: bool) -> None:
@@ -141,7 +141,7 @@ def show(records: list[dict[str, Any]], title: str, as_json: bool) -> None:
 
 
 def frames_of(paths: Iterable[Path]) -> Iterator[Frame]:
-    """The records of files, in order. Raises JournalDamaged, JournalMismatch."""
+    """The records of files, in order. Raises WalDamaged, WalMismatch."""
     for walk in walks(paths):
         yield from walk.frames()
         walk.check()
@@ -149,7 +149,7 @@ def frames_of(paths: Iterable[Path]) -> Iterator[Frame]:
 
 def walks(paths: Iterable[Path]) -> Iterator[Walk]:
     """Walks that have entered each file, in order, but those that the daemon removed meanwhile."""
-    from purgatoryd.shm_layout.journal import Walk
+    from purgatoryd.shm_layout.wal import Walk
 
     walk = Walk()
     for path in paths:
@@ -161,7 +161,7 @@ def walks(paths: Iterable[Path]) -> Iterator[Walk]:
 
 def entered(walk: Walk, path: Path) -> Walk:
     """A walk in the next file: the same one, or a new one where another arena's files begin."""
-    from purgatoryd.shm_layout.journal import SEGMENT, Walk, uuid_of
+    from purgatoryd.shm_layout.wal import SEGMENT, Walk, uuid_of
 
     segments = walk.path is not None and {walk.path.suffix, path.suffix} == {SEGMENT}
     if not segments or uuid_of(path) != walk.uuid:
@@ -172,7 +172,7 @@ def entered(walk: Walk, path: Path) -> Walk:
 
 def frame_record(frame: Frame) -> dict[str, Any]:
     """A record in JSON."""
-    from purgatoryd.shm_layout.journal import contents
+    from purgatoryd.shm_layout.wal import contents
 
     fields = {n: v for n, v in frame.fields.items() if n not in ("key_type",) and "_len" not in n}
     record: dict[str, Any] = {"lsn": frame.lsn, "kind": frame.kind, **fields, **frame.life}
@@ -208,7 +208,7 @@ def histogram_records(frame: Frame) -> dict[str, dict[str, int]]:
 
 def frame_text(frame: Frame) -> str:
     """A record for people, on one line."""
-    from purgatoryd.shm_layout.journal import contents
+    from purgatoryd.shm_layout.wal import contents
 
     found = contents(frame)
     what = visible(found.name or "") if found.key is None else key_text(found.key)
@@ -218,18 +218,16 @@ def frame_text(frame: Frame) -> str:
     return f"{frame.lsn:>12} {frame.kind:<10} {what:<36} {rest}".rstrip()
 
 
-@journal_command.command("cat", cls=Command)
+@wal_command.command("cat", cls=Command)
 @name_option
-@click.option(
-    "--journal", **_JOURNAL, help="Directory of the journals, as given to run; not with FILES."
-)
+@click.option("--wal-dir", **_WAL, help="Directory of the WALs, as given to run; not with FILES.")
 @click.option("--from", "from_lsn", type=click.IntRange(0), default=0, help="First LSN.")
 @click.option("--kind", help="Only records of this kind: arm, fire, end, ...")
 @click.option("--limit", type=click.IntRange(1), help="At most so many.")
 @click.argument("files", nargs=-1, type=click.Path(dir_okay=False, exists=True, path_type=Path))
 @json_option
 def cat_command(
-    name: str, journal: Path | None, from_lsn: int, kind: str | None, limit: int | None,
+    name: str, wal_dir: Path | None, from_lsn: int, kind: str | None, limit: int | None,
     files: tuple[Path, ...], as_json: bool,
 ) -> None:  # fmt: skip
     """Print the records of the segments, or of the FILES, which may be snapshots and exports.
@@ -237,15 +235,15 @@ def cat_command(
     Only records that are on disk are printed; what was cut off by a crash is left out.
     """
     from purgatoryd.shm_layout.errors import InvalidSetting
-    from purgatoryd.shm_layout.journal import KINDS, segments
+    from purgatoryd.shm_layout.wal import KINDS, segments
 
     if kind is not None and kind not in KINDS.values():
         raise InvalidSetting("kind", kind, f"one of {', '.join(KINDS.values())}", "argument")
     paths = files
     if not files:
-        if journal is None:
-            raise click.UsageError("either --journal or FILES must be given")
-        paths = tuple(file.path for file in segments(folder(journal, name)))
+        if wal_dir is None:
+            raise click.UsageError("either --wal-dir or FILES must be given")
+        paths = tuple(file.path for file in segments(folder(wal_dir, name)))
     found = (f for f in frames_of(paths) if f.lsn >= from_lsn and kind in (None, f.kind))
     for frame in islice(found, limit):
         emit(frame_record(frame), frame_text(frame), as_json)
@@ -255,42 +253,42 @@ def cat_command(
 
 
 def refuse_missing(path: Path) -> None:
-    """Raises JournalDamaged if the first segment goes on where no snapshot ends."""
-    from purgatoryd.shm_layout.errors import JournalDamaged
-    from purgatoryd.shm_layout.journal import refuse_lost_segments, segments, snapshots
+    """Raises WalDamaged if the first segment goes on where no snapshot ends."""
+    from purgatoryd.shm_layout.errors import WalDamaged
+    from purgatoryd.shm_layout.wal import refuse_lost_segments, segments, snapshots
 
     refuse_lost_segments(path)
     first = min((file.lsn for file in segments(path)), default=0)
     last = max((file.lsn for file in snapshots(path)), default=0)
     if first > last:
         what = "the segment behind the snapshot is missing" if last else "no snapshot is left"
-        raise JournalDamaged(str(path), what, 0, 0, last, first - 1)
+        raise WalDamaged(str(path), what, 0, 0, last, first - 1)
 
 
 def refuse_short(path: Path, walk: Walk, confirmed: dict[bytes, int]) -> None:
-    """Raises JournalDamaged if the last segment ends before a record that a snapshot knows to be
+    """Raises WalDamaged if the last segment ends before a record that a snapshot knows to be
     confirmed. `walk`: at its end; `confirmed`: by uuid of the arena."""
-    from purgatoryd.shm_layout.errors import JournalDamaged
+    from purgatoryd.shm_layout.errors import WalDamaged
 
     last = confirmed.get(walk.uuid, 0)
     if walk.lsn < last:
         what = "the end of what was confirmed is missing"
-        raise JournalDamaged(str(path), what, 0, 0, walk.lsn + 1, last)
+        raise WalDamaged(str(path), what, 0, 0, walk.lsn + 1, last)
 
 
-@journal_command.command("verify", cls=Command)
+@wal_command.command("verify", cls=Command)
 @name_option
-@journal_option
+@wal_option
 @json_option
-def verify_command(name: str, journal: Path, as_json: bool) -> int:
+def verify_command(name: str, wal_dir: Path, as_json: bool) -> int:
     """Read every file to its end: exit code 5 if one is damaged, or a segment is missing.
 
     A newest segment that ends in a torn group is in order: a power cut leaves that behind.
     """
     from purgatoryd.shm_layout.files import is_in_memory
-    from purgatoryd.shm_layout.journal import Walk, segments, snapshots
+    from purgatoryd.shm_layout.wal import Walk, segments, snapshots
 
-    path, records = folder(journal, name), []
+    path, records = folder(wal_dir, name), []
     walk, confirmed = Walk(), {}
     for walk in walks([file.path for file in (*snapshots(path), *segments(path))]):
         assert walk.path is not None
@@ -303,7 +301,7 @@ def verify_command(name: str, journal: Path, as_json: bool) -> int:
         records.append({"file": walk.path.name, "records": count, "end": walk.state.name.lower()})
     refuse_missing(path)
     refuse_short(path, walk, confirmed)
-    show(records, f"journal of {name}: no damage", as_json)
+    show(records, f"WAL of {name}: no damage", as_json)
     if is_in_memory(path):
         click.echo(f"purgatoryd: {path} is in memory: it will not survive a reboot", err=True)
     return Exit.DONE
@@ -312,20 +310,20 @@ def verify_command(name: str, journal: Path, as_json: bool) -> int:
 # ---- marks -----------------------------------------------------------------------------------
 
 
-@journal_command.command("mark", cls=Command)
+@wal_command.command("mark", cls=Command)
 @name_option
-@journal_option
+@wal_option
 @click.option("--cap", type=units.Size(), default=0, help="Drop it when it holds back more.")
 @click.argument("mark")
 @click.argument("lsn", type=click.IntRange(1, 2**64 - 1))
 @json_option
-def mark_command(name: str, journal: Path, cap: int, mark: str, lsn: int, as_json: bool) -> None:
-    """Hold the journal from LSN on for a reader, under the name MARK; again to move it."""
+def mark_command(name: str, wal_dir: Path, cap: int, mark: str, lsn: int, as_json: bool) -> None:
+    """Hold the WAL from LSN on for a reader, under the name MARK; again to move it."""
     from purgatoryd.shm_layout.marks import Mark, set_mark
 
     held = Mark(mark, lsn, cap)
-    set_mark(folder(journal, name), held, there=True)
-    emit(mark_record(held), f"{mark} holds the journal from {lsn} on", as_json)
+    set_mark(folder(wal_dir, name), held, there=True)
+    emit(mark_record(held), f"{mark} holds the WAL from {lsn} on", as_json)
 
 
 def mark_record(mark: Mark) -> dict[str, Any]:
@@ -335,28 +333,28 @@ def mark_record(mark: Mark) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@journal_command.command("unmark", cls=Command)
+@wal_command.command("unmark", cls=Command)
 @name_option
-@journal_option
+@wal_option
 @click.argument("mark")
 @json_option
-def unmark_command(name: str, journal: Path, mark: str, as_json: bool) -> int:
+def unmark_command(name: str, wal_dir: Path, mark: str, as_json: bool) -> int:
     """Hold nothing for MARK any more; exit code 1 if there is no such mark."""
     from purgatoryd.shm_layout.marks import remove_mark
 
-    found = remove_mark(folder(journal, name), mark)
+    found = remove_mark(folder(wal_dir, name), mark)
     told = "removed" if found else "unknown"
     emit({"mark": mark, "unmark": told}, f"{mark}: {told}", as_json)
     return Exit.DONE if found else Exit.NEGATIVE
 
 
-@journal_command.command("marks", cls=Command)
+@wal_command.command("marks", cls=Command)
 @name_option
-@journal_option
+@wal_option
 @json_option
-def marks_command(name: str, journal: Path, as_json: bool) -> None:
+def marks_command(name: str, wal_dir: Path, as_json: bool) -> None:
     """List the marks. A dropped one held back more than its cap, and holds nothing now."""
     from purgatoryd.shm_layout.marks import read_marks
 
-    marks = read_marks(folder(journal, name)).values()
+    marks = read_marks(folder(wal_dir, name)).values()
     show([mark_record(mark) for mark in marks], f"marks of {name}", as_json)

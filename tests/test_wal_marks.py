@@ -1,4 +1,4 @@
-"""Marks and retention: which files of a journal may go, and who holds the others."""
+"""Marks and retention: which files of a WAL may go, and who holds the others."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from purgatoryd.daemon.retention import (
 )
 from purgatoryd.shm_layout.errors import BadPath, InvalidName, InvalidSetting
 from purgatoryd.shm_layout.files import replace_durably, try_write, write_durably
-from purgatoryd.shm_layout.journal import (
-    SEGMENT,
-    SNAPSHOT,
-    File,
-    file_name,
-    segments,
-    snapshots,
-)
 from purgatoryd.shm_layout.marks import (
     FILE,
     Mark,
     read_marks,
     remove_mark,
     set_mark,
+)
+from purgatoryd.shm_layout.wal import (
+    SEGMENT,
+    SNAPSHOT,
+    File,
+    file_name,
+    segments,
+    snapshots,
 )
 
 NOTHING = Keep(0, 0)

@@ -1,14 +1,14 @@
-/* journal.h - what the stage of a world says, redone over a snapshot into a fresh arena. */
-#ifndef PURGATORYD_JOURNAL_H
-#define PURGATORYD_JOURNAL_H
+/* wal.h - what the stage of a world says, redone over a snapshot into a fresh arena. */
+#ifndef PURGATORYD_WAL_H
+#define PURGATORYD_WAL_H
 
 #include "world.h"
 
-#define JOURNAL_MAX (1u << 19)
+#define WAL_MAX (1u << 19)
 
 struct frames {
     uint64_t bytes;
-    uint64_t *words;              /* JOURNAL_MAX bytes, which hold whole frames */
+    uint64_t *words;              /* WAL_MAX bytes, which hold whole frames */
 };
 
 void frames_open(struct frames *f);

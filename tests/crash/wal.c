@@ -1,8 +1,8 @@
-#include "journal.h"
+#include "wal.h"
 
 void frames_open(struct frames *f)
 {
-    f->words = malloc(JOURNAL_MAX);
+    f->words = malloc(WAL_MAX);
     f->bytes = 0;
     CHECK(f->words != NULL);
 }
@@ -11,7 +11,7 @@ void frames_close(struct frames *f) { free(f->words); }
 
 static void *room(const struct frames *f)
 {
-    CHECK(JOURNAL_MAX - f->bytes >= PG_J_FRAME_MAX);
+    CHECK(WAL_MAX - f->bytes >= PG_WAL_FRAME_MAX);
     return (uint8_t *)f->words + f->bytes;
 }
 
@@ -19,7 +19,7 @@ void frames_snapshot(struct frames *f, const struct world *w)
 {
     struct pg_snapshot s = {.quiet = 1};
     for (f->bytes = 0; !s.done;)
-        f->bytes += pg_snapshot(w->a, &s, room(f), PG_J_FRAME_MAX);
+        f->bytes += pg_snapshot(w->a, &s, room(f), PG_WAL_FRAME_MAX);
 }
 
 void frames_staged(struct frames *f, const struct world *w)
@@ -27,7 +27,7 @@ void frames_staged(struct frames *f, const struct world *w)
     uint64_t at = pg_stage_of(w->a)->committed, lsn, bytes;
     f->bytes = 0;
     do {
-        bytes = pg_stage_copy(w->a, at, room(f), PG_J_FRAME_MAX, &at, &lsn);
+        bytes = pg_stage_copy(w->a, at, room(f), PG_WAL_FRAME_MAX, &at, &lsn);
         f->bytes += bytes;
     } while (bytes != 0);
 }
@@ -54,7 +54,7 @@ static bool life_told(const struct pg_frame_head *f, const struct world *w, uint
             memcmp(life, &w->a->lives[slot], sizeof *life) == 0);
 }
 
-/* All that lives here was armed with a journal: the record is a known one. */
+/* All that lives here was armed with a WAL: the record is a known one. */
 static bool lives_known(const struct pg_frame_head *f)
 {
     const struct pg_life *replaced, *life = pg_frame_life(f, &replaced);
@@ -66,12 +66,12 @@ static bool uid_told(const struct pg_frame_head *f, uint32_t uid)
 {
     const void *body = f + 1;
     switch (f->type) {
-    case PG_J_ARM: return ((const struct pg_j_arm *)body)->uid == uid;
-    case PG_J_MOVE: return ((const struct pg_j_move *)body)->uid == uid;
-    case PG_J_END: return ((const struct pg_j_end *)body)->uid == uid;
-    case PG_J_WATCH: return ((const struct pg_j_watch *)body)->uid == uid;
-    case PG_J_ENTRY: return ((const struct pg_j_entry *)body)->uid == uid;
-    case PG_J_OPENED: return ((const struct pg_j_opened *)body)->uid == uid;
+    case PG_WAL_ARM: return ((const struct pg_wal_arm *)body)->uid == uid;
+    case PG_WAL_MOVE: return ((const struct pg_wal_move *)body)->uid == uid;
+    case PG_WAL_END: return ((const struct pg_wal_end *)body)->uid == uid;
+    case PG_WAL_WATCH: return ((const struct pg_wal_watch *)body)->uid == uid;
+    case PG_WAL_ENTRY: return ((const struct pg_wal_entry *)body)->uid == uid;
+    case PG_WAL_OPENED: return ((const struct pg_wal_opened *)body)->uid == uid;
     default: return true;         /* nobody asked for it, or it does not say who */
     }
 }
@@ -82,10 +82,10 @@ bool frames_tell(const struct frames *staged, const struct world *w, uint32_t ui
     const uint8_t *at = (const uint8_t *)staged->words, *end = at + staged->bytes;
     for (; at != end; at += ((const struct pg_frame_head *)at)->bytes) {
         const struct pg_frame_head *f = (const struct pg_frame_head *)at;
-        const struct pg_j_arm *arm = (const struct pg_j_arm *)(f + 1);
-        const struct pg_j_watch *watch = (const struct pg_j_watch *)(f + 1);
-        if ((f->type == PG_J_ARM && !life_told(f, w, arm->slot, arm->ticket)) ||
-            (f->type == PG_J_WATCH && !life_told(f, w, watch->slot, watch->ticket)))
+        const struct pg_wal_arm *arm = (const struct pg_wal_arm *)(f + 1);
+        const struct pg_wal_watch *watch = (const struct pg_wal_watch *)(f + 1);
+        if ((f->type == PG_WAL_ARM && !life_told(f, w, arm->slot, arm->ticket)) ||
+            (f->type == PG_WAL_WATCH && !life_told(f, w, watch->slot, watch->ticket)))
             return fault_set(why, "lives", "another one than its record has", f->lsn, 0, f->type);
         if (!lives_known(f))
             return fault_set(why, "lives", "one that no record began", f->lsn, 0, f->type);

@@ -1,5 +1,6 @@
-/* The journal's stage, snapshots and redo: each frame in doubt with and without its effect, and in
- * a ring that was used before; an answer without its effect; a ring that fills, a snapshot taken by another thread while work goes on, frames of noise. */
+/* The WAL's stage, snapshots and redo: each frame in doubt with and without its effect, and in
+ * a ring that was used before; an answer without its effect; a ring that fills, a snapshot taken by
+ * another thread while work goes on, frames of noise. */
 #include "check.h"
 #include "core.h"
 
@@ -18,7 +19,7 @@ struct world {
     uint8_t greeted;
     uint8_t stale;                /* what the ring is full of at first */
     int64_t now_ns;
-    uint8_t *journal;             /* frames taken out of the stage */
+    uint8_t *wal;             /* frames taken out of the stage */
     uint64_t used, position, lsn;
 };
 
@@ -259,7 +260,7 @@ static void world_close(struct world *w)
 {
     arena_close(w);
     free(w->reply);
-    free(w->journal);
+    free(w->wal);
 }
 
 /* ---- the frame in doubt ------------------------------------------------------------------- */
@@ -401,44 +402,44 @@ static void runs_it_again(struct world *w) { load(w, PG_LA_OPEN, 2); }
 static void closes_it(struct world *w) { load(w, PG_LA_CLOSE, 1); }
 
 struct doubt {
-    enum pg_journal_type type;
+    enum pg_wal_type type;
     void (*prepare)(struct world *w);
     void (*act)(struct world *w);
     bool finished;                /* what is missing of the effect is made good by the frame */
 };
 
 static const struct doubt doubts[] = {
-    {PG_J_ARM, nothing, arms, false},
-    {PG_J_ARM, two_timers, replaces, false},
-    {PG_J_MOVE, a_timer, extends, false},
-    {PG_J_MOVE, a_wall_timer, extends, false},
-    {PG_J_END, a_timer, cancels, false},
-    {PG_J_END, an_outcome, acknowledge, false},
-    {PG_J_FIRE, two_timers, comes_due, false},
-    {PG_J_SENT, fired, sent, false},
-    {PG_J_WATCH, levels, watches, false},
-    {PG_J_WATCH, levels, notified_watches, false},
-    {PG_J_LEVEL, nothing, is_born, false},
-    {PG_J_LEVEL, levels, advances, false},
-    {PG_J_LEVEL, an_operation, advances, false},
-    {PG_J_LEVEL, levels, fails, false},
-    {PG_J_LEVEL, a_failed_level, clears, false},
-    {PG_J_LEVEL, an_operation, forgets, false},
-    {PG_J_GONE, one_level, sweeps, false},
-    {PG_J_OUTCOME, an_operation, cancels, false},
-    {PG_J_OUTCOME, a_notified_operation, cancels, false},
-    {PG_J_TOPIC, a_while, a_topic_only, false},
-    {PG_J_NAMESPACE, nothing, is_configured, true},
-    {PG_J_SESSION, nothing, bye, false},
-    {PG_J_OPENED, nothing, greet, false},
-    {PG_J_REPLIED, nothing, is_answered, true},
-    {PG_J_METRICS, fired, is_measured, true},
-    {PG_J_ENTRY, nothing, is_published, false},
-    {PG_J_ARM, parks, arms_far, false},
-    {PG_J_UNPARK, a_parked_timer, comes_back, false},
-    {PG_J_LOAD, nothing, opens_a_load, false},
-    {PG_J_LOAD, opens_a_load, runs_it_again, false},
-    {PG_J_LOAD, opens_a_load, closes_it, false},
+    {PG_WAL_ARM, nothing, arms, false},
+    {PG_WAL_ARM, two_timers, replaces, false},
+    {PG_WAL_MOVE, a_timer, extends, false},
+    {PG_WAL_MOVE, a_wall_timer, extends, false},
+    {PG_WAL_END, a_timer, cancels, false},
+    {PG_WAL_END, an_outcome, acknowledge, false},
+    {PG_WAL_FIRE, two_timers, comes_due, false},
+    {PG_WAL_SENT, fired, sent, false},
+    {PG_WAL_WATCH, levels, watches, false},
+    {PG_WAL_WATCH, levels, notified_watches, false},
+    {PG_WAL_LEVEL, nothing, is_born, false},
+    {PG_WAL_LEVEL, levels, advances, false},
+    {PG_WAL_LEVEL, an_operation, advances, false},
+    {PG_WAL_LEVEL, levels, fails, false},
+    {PG_WAL_LEVEL, a_failed_level, clears, false},
+    {PG_WAL_LEVEL, an_operation, forgets, false},
+    {PG_WAL_GONE, one_level, sweeps, false},
+    {PG_WAL_OUTCOME, an_operation, cancels, false},
+    {PG_WAL_OUTCOME, a_notified_operation, cancels, false},
+    {PG_WAL_TOPIC, a_while, a_topic_only, false},
+    {PG_WAL_NAMESPACE, nothing, is_configured, true},
+    {PG_WAL_SESSION, nothing, bye, false},
+    {PG_WAL_OPENED, nothing, greet, false},
+    {PG_WAL_REPLIED, nothing, is_answered, true},
+    {PG_WAL_METRICS, fired, is_measured, true},
+    {PG_WAL_ENTRY, nothing, is_published, false},
+    {PG_WAL_ARM, parks, arms_far, false},
+    {PG_WAL_UNPARK, a_parked_timer, comes_back, false},
+    {PG_WAL_LOAD, nothing, opens_a_load, false},
+    {PG_WAL_LOAD, opens_a_load, runs_it_again, false},
+    {PG_WAL_LOAD, opens_a_load, closes_it, false},
 };
 
 struct image {
@@ -552,7 +553,8 @@ static void test_a_frame_in_a_ring_that_was_used(void)
     }
 }
 
-/* ---- an answer without its effect -------------------------------------------------------------- */
+/* ---- an answer without its effect --------------------------------------------------------------
+ * */
 
 /* The newest batch again as it was before its only record was applied, with the answer stored. */
 static void answer_cut_off(struct world *w)
@@ -585,7 +587,8 @@ static void test_a_cancel_that_was_only_answered(void)
     world_close(&w);
 }
 
-/* ---- a ring that fills ------------------------------------------------------------------------ */
+/* ---- a ring that fills ------------------------------------------------------------------------
+ * */
 
 static bool takes(struct world *w, uint32_t key)
 {
@@ -608,7 +611,7 @@ static void test_a_ring_that_fills(void)
     for (uint32_t round = 0; round < 4; round++) {
         while (takes(&w, n++ % KEYS))
             ;
-        CHECK(w.a->metrics->refused_journal == round + 1);
+        CHECK(w.a->metrics->refused_wal == round + 1);
         CHECK(s->staged - s->committed > s->size / 100 * 75);
         CHECK(simple(&w, PG_OP_CANCEL, n % KEYS, 0) == PG_ST_CANCELLED);
         while (!pg_stage_full(w.a)) {
@@ -623,12 +626,12 @@ static void test_a_ring_that_fills(void)
             pg_published(w.a, w.a->header->outbox_tail, 0, 0);
         CHECK_EQUAL(w.a->metrics->live, 0);
     }
-    STORE_RELEASE(&s->state, PG_JOURNAL_STOPPED);
-    CHECK_EQUAL(put(&w, 1, 5 * MS, 0, PG_T_BOOT), PG_ST_JOURNAL);
-    CHECK_EQUAL(watch(&w, 1, 1, 1ull << 60, false), PG_ST_JOURNAL);
+    STORE_RELEASE(&s->state, PG_WAL_STOPPED);
+    CHECK_EQUAL(put(&w, 1, 5 * MS, 0, PG_T_BOOT), PG_ST_WAL);
+    CHECK_EQUAL(watch(&w, 1, 1, 1ull << 60, false), PG_ST_WAL);
     while (!pg_stage_full(w.a))
         CHECK(simple(&w, PG_OP_ADVANCE_KEY, 0, ++w.lsn) == PG_ST_DONE);
-    CHECK_EQUAL(simple(&w, PG_OP_ADVANCE_KEY, 0, ++w.lsn), PG_ST_JOURNAL);
+    CHECK_EQUAL(simple(&w, PG_OP_ADVANCE_KEY, 0, ++w.lsn), PG_ST_WAL);
     whole(&w);
     world_close(&w);
 }
@@ -648,12 +651,13 @@ static void test_durable_replies(void)
     world_close(&w);
 }
 
-/* ---- random work ------------------------------------------------------------------------------- */
+/* ---- random work -------------------------------------------------------------------------------
+ * */
 
 /* What the committer does. */
 static void take(struct world *w)
 {
-    const uint64_t used = pg_stage_copy(w->a, w->position, w->journal + w->used,
+    const uint64_t used = pg_stage_copy(w->a, w->position, w->wal + w->used,
                                         FRAMES - w->used, &w->position, &w->lsn);
     w->used += used;
     CHECK(w->position == w->a->stage->tail);
@@ -698,7 +702,7 @@ static void act(struct world *w)
     command(w, &c);
 }
 
-/* Snapshot and journal into a fresh arena, without a stage and by another secret. */
+/* Snapshot and WAL into a fresh arena, without a stage and by another secret. */
 static int redone(struct world *to, const struct world *from, const uint8_t *snapshot,
                   uint64_t snapshot_bytes, struct pg_fault *why)
 {
@@ -709,7 +713,7 @@ static int redone(struct world *to, const struct world *from, const uint8_t *sna
     to->config.stage_bytes = 0;
     arena_open(to);
     return pg_redo(to->a, &state, snapshot, snapshot_bytes, why) &&
-           pg_redo(to->a, &state, from->journal, from->used, why) &&
+           pg_redo(to->a, &state, from->wal, from->used, why) &&
            pg_redo_end(to->a, &state, from->now_ns, 0, 0, why) &&
            pg_rebuild(to->a, from->now_ns, why);
 }
@@ -758,20 +762,21 @@ static void notices_are_the_same(const struct pg_arena *x, const struct pg_arena
               x->topics[i].incarnation == y->topics[i].incarnation);
 }
 
-/* ---- who asked ---------------------------------------------------------------------------------- */
+/* ---- who asked ----------------------------------------------------------------------------------
+ * */
 
 static struct pg_frame_head *newest(const struct world *w, unsigned type)
 {
     struct pg_frame_head *f, *found = NULL;
     for (uint64_t at = 0; at < w->used; at += f->bytes) {
-        f = (struct pg_frame_head *)(w->journal + at);
+        f = (struct pg_frame_head *)(w->wal + at);
         found = f->type == type ? f : found;
     }
     CHECK(found != NULL);
     return found;
 }
 
-/* As a frame of an export without a journal is: shorter by what stands at its end. */
+/* As a frame of an export without a WAL is: shorter by what stands at its end. */
 static void is_told_less(const struct pg_frame_head *f, uint64_t lives)
 {
     const uint64_t tail = sizeof(struct pg_asked) + lives * sizeof(struct pg_life);
@@ -802,52 +807,52 @@ static void was_asked(const struct world *w, const struct pg_frame_head *f, int6
 
 static void test_an_end_tells_who_asked(void)
 {
-    struct world w = {.rng = {6}, .journal = malloc(FRAMES)};
+    struct world w = {.rng = {6}, .wal = malloc(FRAMES)};
     const struct pg_life *life, *replaced;
-    CHECK(w.journal != NULL);
+    CHECK(w.wal != NULL);
     world_open(&w);
     two_timers(&w);
     take(&w);
-    CHECK(pg_frame_asked(newest(&w, PG_J_ARM)) == NULL);
+    CHECK(pg_frame_asked(newest(&w, PG_WAL_ARM)) == NULL);
     replaces(&w);
     take(&w);
-    was_asked(&w, newest(&w, PG_J_ARM), 30 * MS);
-    life = pg_frame_life(newest(&w, PG_J_ARM), &replaced);
+    was_asked(&w, newest(&w, PG_WAL_ARM), 30 * MS);
+    life = pg_frame_life(newest(&w, PG_WAL_ARM), &replaced);
     CHECK(life != NULL && replaced != NULL && replaced->add_lsn < life->add_lsn);
-    is_told_less(newest(&w, PG_J_ARM), 2);
+    is_told_less(newest(&w, PG_WAL_ARM), 2);
     extends(&w);
     cancels(&w);
     take(&w);
-    was_asked(&w, newest(&w, PG_J_END), 70 * MS);
-    is_told_less(newest(&w, PG_J_END), 1);
+    was_asked(&w, newest(&w, PG_WAL_END), 70 * MS);
+    is_told_less(newest(&w, PG_WAL_END), 1);
     an_operation(&w);
     cancels(&w);
     acknowledge(&w);
     take(&w);
-    CHECK_EQUAL(pg_frame_asked(newest(&w, PG_J_END))->sequence, 0);
+    CHECK_EQUAL(pg_frame_asked(newest(&w, PG_WAL_END))->sequence, 0);
     world_close(&w);
 }
 
 /* Each moment is that at which it happened, and what is replaced is told by ticket and slot. */
 static void test_frames_tell_when_and_of_what(void)
 {
-    struct world w = {.rng = {6}, .journal = malloc(FRAMES)};
+    struct world w = {.rng = {6}, .wal = malloc(FRAMES)};
     const struct pg_life *replaced;
-    CHECK(w.journal != NULL);
+    CHECK(w.wal != NULL);
     world_open(&w);
     go(&w, 3 * MS);
     a_timer(&w);
     take(&w);
-    const struct pg_j_arm first = *(struct pg_j_arm *)(newest(&w, PG_J_ARM) + 1);
+    const struct pg_wal_arm first = *(struct pg_wal_arm *)(newest(&w, PG_WAL_ARM) + 1);
     CHECK_EQUAL(first.armed_ns, w.now_ns);
     CHECK_EQUAL(first.armed_boot_ns, w.now_ns);
     go(&w, MS);
     replaces(&w);
     take(&w);
-    const struct pg_j_arm *second = (void *)(newest(&w, PG_J_ARM) + 1);
+    const struct pg_wal_arm *second = (void *)(newest(&w, PG_WAL_ARM) + 1);
     CHECK_EQUAL(second->replaced, first.ticket);
     CHECK_EQUAL(second->replaced_slot, first.slot);
-    const struct pg_life *life = pg_frame_life(newest(&w, PG_J_ARM), &replaced);
+    const struct pg_life *life = pg_frame_life(newest(&w, PG_WAL_ARM), &replaced);
     CHECK_EQUAL(life->armed_ns, w.now_ns);
     CHECK_EQUAL(life->received_boot_ns, w.now_ns - WAITED_NS);
     CHECK_EQUAL(life->applied_boot_ns, w.now_ns);
@@ -856,12 +861,13 @@ static void test_frames_tell_when_and_of_what(void)
     is_published(&w);
     opens_a_load(&w);
     take(&w);
-    CHECK_EQUAL(((struct pg_j_entry *)(newest(&w, PG_J_ENTRY) + 1))->ended_boot_ns, w.now_ns);
-    CHECK_EQUAL(((struct pg_j_load *)(newest(&w, PG_J_LOAD) + 1))->at_ns, w.now_ns);
+    CHECK_EQUAL(((struct pg_wal_entry *)(newest(&w, PG_WAL_ENTRY) + 1))->ended_boot_ns, w.now_ns);
+    CHECK_EQUAL(((struct pg_wal_load *)(newest(&w, PG_WAL_LOAD) + 1))->at_ns, w.now_ns);
     world_close(&w);
 }
 
-/* ---- a snapshot beside the work ------------------------------------------------------------------ */
+/* ---- a snapshot beside the work
+ * ------------------------------------------------------------------ */
 
 struct photographer {
     const struct world *world;
@@ -911,8 +917,8 @@ static void snapshot_beside(struct world *w)
 
 static void test_a_snapshot_beside_the_work(void)
 {
-    struct world w = {.rng = {4}, .journal = malloc(FRAMES)};
-    CHECK(w.journal != NULL);
+    struct world w = {.rng = {4}, .wal = malloc(FRAMES)};
+    CHECK(w.wal != NULL);
     world_open(&w);
     for (uint32_t round = 0; round < 60; round++) {
         w.used = 0;
@@ -923,7 +929,8 @@ static void test_a_snapshot_beside_the_work(void)
     world_close(&w);
 }
 
-/* ---- noise ----------------------------------------------------------------------------------------- */
+/* ---- noise
+ * ----------------------------------------------------------------------------------------- */
 
 static void spoil(struct rng *r, uint8_t *bytes, uint64_t len)
 {
@@ -947,9 +954,9 @@ static uint32_t noise(struct world *w, const uint8_t *snapshot, uint64_t bytes)
 
 static void test_noise_is_refused(void)
 {
-    struct world w = {.rng = {5}, .journal = malloc(FRAMES)};
+    struct world w = {.rng = {5}, .wal = malloc(FRAMES)};
     struct photographer p = {.world = &w, .snapshot = malloc(FRAMES)};
-    CHECK(w.journal != NULL && p.snapshot != NULL);
+    CHECK(w.wal != NULL && p.snapshot != NULL);
     world_open(&w);
     for (uint32_t i = 0; i < 60; i++)
         act(&w);
@@ -957,23 +964,23 @@ static void test_noise_is_refused(void)
     for (uint32_t i = 0; i < 60; i++)
         act(&w);
     take(&w);
-    uint8_t *snapshot = malloc(p.bytes), *journal = w.journal;
+    uint8_t *snapshot = malloc(p.bytes), *wal = w.wal;
     uint32_t refusals = 0;
-    w.journal = malloc(w.used);
-    CHECK(snapshot != NULL && w.journal != NULL);
+    w.wal = malloc(w.used);
+    CHECK(snapshot != NULL && w.wal != NULL);
     for (uint32_t i = 0; i < 3000; i++) {
         memcpy(snapshot, p.snapshot, p.bytes);
-        memcpy(w.journal, journal, w.used);
+        memcpy(w.wal, wal, w.used);
         if (i % 2 == 0)
-            spoil(&w.rng, snapshot + frame_bytes(PG_J_HEAD, 0),
-                  p.bytes - frame_bytes(PG_J_HEAD, 0));
+            spoil(&w.rng, snapshot + frame_bytes(PG_WAL_HEAD, 0),
+                  p.bytes - frame_bytes(PG_WAL_HEAD, 0));
         else
-            spoil(&w.rng, w.journal, w.used);
+            spoil(&w.rng, w.wal, w.used);
         refusals += noise(&w, snapshot, p.bytes);
     }
     CHECK(refusals > 500 && refusals < 2900);
     free(snapshot);
-    free(journal);
+    free(wal);
     free(p.snapshot);
     world_close(&w);
 }

@@ -1,4 +1,4 @@
-"""The journal with real daemons: what a reboot leaves, what a full disk does, what is refused.
+"""The WAL with real daemons: what a reboot leaves, what a full disk does, what is refused.
 
 A reboot is a daemon killed and its segments in /dev/shm removed.
 """
@@ -35,7 +35,7 @@ from real_daemon import (
 )
 
 from purgatoryd.cli.exits import Exit
-from purgatoryd.cli.journal import file_records, walks
+from purgatoryd.cli.wal import file_records, walks
 from purgatoryd.clients import (
     Admin,
     AllOf,
@@ -43,10 +43,9 @@ from purgatoryd.clients import (
     CancelResult,
     Client,
     DaemonError,
-    JournalStopped,
-    NoJournal,
     NotDurable,
     Notice,
+    NoWal,
     Purgatory,
     PurgatorydError,
     QuotaExceeded,
@@ -54,13 +53,16 @@ from purgatoryd.clients import (
     SnapshotRequired,
     Subscriber,
     TimerInfo,
+    WalStopped,
 )
 from purgatoryd.daemon.retention import needed_lsn
 from purgatoryd.shm_layout import segment
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import BadPath
-from purgatoryd.shm_layout.journal import (
+from purgatoryd.shm_layout.paths import paths_in
+from purgatoryd.shm_layout.shards import ShardTable, write_table
+from purgatoryd.shm_layout.wal import (
     Frame,
     Walk,
     contents,
@@ -69,8 +71,6 @@ from purgatoryd.shm_layout.journal import (
     snapshots,
     uuid_of,
 )
-from purgatoryd.shm_layout.paths import paths_in
-from purgatoryd.shm_layout.shards import ShardTable, write_table
 
 HOUR_S = 3600.0
 HEAD_BYTES = 4096
@@ -78,12 +78,12 @@ SMALL = ("--segment-bytes", "256K", "--stage-bytes", "4M")
 
 
 @pytest.fixture
-def journal(daemon_dir: Path) -> Path:
-    return daemon_dir / "journal"
+def wal(daemon_dir: Path) -> Path:
+    return daemon_dir / "wal"
 
 
-def journalled(journal: Path, *args: str) -> tuple[str, ...]:
-    return ("--journal", str(journal), *SMALL, *args)
+def wal_flags(wal: Path, *args: str) -> tuple[str, ...]:
+    return ("--wal-dir", str(wal), *SMALL, *args)
 
 
 def reboot(daemon: Daemon) -> None:
@@ -112,10 +112,10 @@ def collect(subscriber: Subscriber, tickets: set[int]) -> dict[int, Notice]:
     return found
 
 
-def records(daemon: Daemon, journal: Path) -> list[Frame]:
+def records(daemon: Daemon, wal: Path) -> list[Frame]:
     """All that is on disk in segments, of arenas one behind the other, but when it was answered."""
     found, walk = [], Walk()
-    for file in segments(journal / daemon.name):
+    for file in segments(wal / daemon.name):
         if uuid_of(file.path) != walk.uuid:
             walk = Walk()
         walk.enter(file.path)
@@ -134,47 +134,45 @@ def command(daemon: Daemon, *args: str) -> subprocess.CompletedProcess[str]:
 # ---- durable ---------------------------------------------------------------------------------
 
 
-def test_without_a_journal_a_durable_call_is_refused(daemon: StartDaemon) -> None:
+def test_without_a_wal_a_durable_call_is_refused(daemon: StartDaemon) -> None:
     real = daemon()
-    with durable() as client, pytest.raises(NoJournal, match="--journal"):
+    with durable() as client, pytest.raises(NoWal, match="--wal-dir"):
         client.add("a", delay=HOUR_S)
     assert stats(real)["adds"] == 0
 
 
-def test_what_was_answered_is_on_disk(daemon: StartDaemon, journal: Path) -> None:
+def test_what_was_answered_is_on_disk(daemon: StartDaemon, wal: Path) -> None:
     """Payloads are large, so that who does not wait for the disk is answered long before it."""
-    real = daemon("demo", *journalled(journal, "--snapshot-segments", "1000"))
+    real = daemon("demo", *wal_flags(wal, "--snapshot-segments", "1000"))
     reader = Reader.attach(real.paths)
     with durable() as client:
         for i in range(20):
             payload = bytes((i,)) * 60_000
             timer = client.add(f"k{i}", delay=HOUR_S, payload=payload)
             committed_lsn = int(reader.stage.committed_lsn)
-            newest = records(real, journal)[-1]
+            newest = records(real, wal)[-1]
             assert (newest.kind, newest.fields["ticket"]) == ("arm", timer.ticket)
             assert contents(newest) == (None, f"k{i}", payload)
             assert newest.lsn <= committed_lsn
         assert client.cancel("k3") is CancelResult.CANCELLED
-        assert records(real, journal)[-1].kind == "end"
+        assert records(real, wal)[-1].kind == "end"
 
 
-def test_a_durable_namespace_needs_no_flag_of_its_clients(
-    daemon: StartDaemon, journal: Path
-) -> None:
-    real = daemon("demo", *journalled(journal, "--durable-namespace", "shop"))
+def test_a_durable_namespace_needs_no_flag_of_its_clients(daemon: StartDaemon, wal: Path) -> None:
+    real = daemon("demo", *wal_flags(wal, "--durable-namespace", "shop"))
     with Client("demo", namespace="shop") as client:
         for i in range(20):
             timer = client.add(f"k{i}", delay=HOUR_S)
-            assert records(real, journal)[-1].fields["ticket"] == timer.ticket
+            assert records(real, wal)[-1].fields["ticket"] == timer.ticket
 
 
 def test_a_namespace_that_was_set_durable_answers_nothing_that_the_disk_refused(
-    daemon: StartDaemon, journal: Path, tmp_path: Path
+    daemon: StartDaemon, wal: Path, tmp_path: Path
 ) -> None:
     needs("cc", "to compile tests/fault/shim.c")
     shim, broken = build_library("shim", tmp_path), tmp_path / "broken"
     fault = Fault("fdatasync", "EIO").environment(shim, 1, broken, tmp_path / "log")
-    daemon("demo", *journalled(journal), env=fault)
+    daemon("demo", *wal_flags(wal), env=fault)
     with Admin("demo") as admin:
         assert admin.set_namespace("shop", durability=1).durability == 1
     with Client("demo", namespace="shop") as shop, Client("demo", namespace="other") as other:
@@ -183,32 +181,32 @@ def test_a_namespace_that_was_set_durable_answers_nothing_that_the_disk_refused(
         with pytest.raises(NotDurable, match=os.strerror(errno.EIO)):
             shop.add("applied", delay=HOUR_S)
         for client in (shop, other):
-            with pytest.raises(JournalStopped):
+            with pytest.raises(WalStopped):
                 client.add("refused", delay=HOUR_S)
         assert shop.get("before") is not None
 
 
-def test_every_kind_of_client_can_be_durable(daemon: StartDaemon, journal: Path) -> None:
-    real = daemon("demo", *journalled(journal))
+def test_every_kind_of_client_can_be_durable(daemon: StartDaemon, wal: Path) -> None:
+    real = daemon("demo", *wal_flags(wal))
 
     async def add() -> None:
         async with AsyncClient("demo", durable=True) as client:
             ticket = (await client.add("async", delay=HOUR_S)).ticket
-            assert records(real, journal)[-1].fields["ticket"] == ticket
+            assert records(real, wal)[-1].fields["ticket"] == ticket
 
     asyncio.run(add())
     with Purgatory("demo", durable=True) as purgatory:
         operation = purgatory.watch("op", AllOf({"level": 5}), timeout=HOUR_S)
-        assert records(real, journal)[-1].fields["ticket"] == operation.ticket
+        assert records(real, wal)[-1].fields["ticket"] == operation.ticket
         purgatory.advance("level", 4)
-        assert records(real, journal)[-1].fields["level"] == 4
+        assert records(real, wal)[-1].fields["level"] == 4
 
 
 # ---- a reboot --------------------------------------------------------------------------------
 
 
-def test_a_reboot_loses_nothing_that_was_answered(daemon: StartDaemon, journal: Path) -> None:
-    real = daemon("demo", *journalled(journal))
+def test_a_reboot_loses_nothing_that_was_answered(daemon: StartDaemon, wal: Path) -> None:
+    real = daemon("demo", *wal_flags(wal))
     with listen() as subscriber, durable() as client:
         fired = [client.add(f"fired{i}", delay=0, topic="done") for i in range(50)]
         collect(subscriber, {timer.ticket for timer in fired})
@@ -244,10 +242,8 @@ def test_a_reboot_loses_nothing_that_was_answered(daemon: StartDaemon, journal: 
     reader.close()
 
 
-def test_a_subscriber_learns_that_the_stream_is_another_one(
-    daemon: StartDaemon, journal: Path
-) -> None:
-    real = daemon("demo", *journalled(journal))
+def test_a_subscriber_learns_that_the_stream_is_another_one(daemon: StartDaemon, wal: Path) -> None:
+    real = daemon("demo", *wal_flags(wal))
     with listen() as subscriber, durable() as client:
         client.add("a", delay=0, topic="t")
         first = subscriber.get(PATIENCE_S)
@@ -265,8 +261,8 @@ def test_a_subscriber_learns_that_the_stream_is_another_one(
         assert (second.key, second.seq) == ("b", first.seq + 1)
 
 
-def test_levels_operations_and_their_notices_are_kept(daemon: StartDaemon, journal: Path) -> None:
-    real = daemon("demo", *journalled(journal))
+def test_levels_operations_and_their_notices_are_kept(daemon: StartDaemon, wal: Path) -> None:
+    real = daemon("demo", *wal_flags(wal))
     with Purgatory("demo", namespace="shop", durable=True, timeout=PATIENCE_S) as owner:
         owner.advance("replica-1", 7)
         owner.fail("broken", 42)
@@ -294,9 +290,9 @@ def test_levels_operations_and_their_notices_are_kept(daemon: StartDaemon, journ
 
 
 def test_what_was_handed_over_is_not_published_again_after_a_clean_stop(
-    daemon: StartDaemon, journal: Path
+    daemon: StartDaemon, wal: Path
 ) -> None:
-    real = daemon("demo", *journalled(journal))
+    real = daemon("demo", *wal_flags(wal))
     with listen() as subscriber, durable() as client:
         tickets = {client.add(f"k{i}", delay=0, topic="t").ticket for i in range(100)}
         collect(subscriber, tickets)
@@ -317,13 +313,11 @@ runpy.run_module("purgatoryd.cli", run_name="__main__")
 """
 
 
-def test_notices_that_nobody_was_told_come_after_a_reboot(
-    daemon: StartDaemon, journal: Path
-) -> None:
+def test_notices_that_nobody_was_told_come_after_a_reboot(daemon: StartDaemon, wal: Path) -> None:
     """They fired, which is on disk, and the end came before they were handed over."""
-    real = daemon("demo", *journalled(journal))
+    real = daemon("demo", *wal_flags(wal))
     real.stop()
-    before = of_kind("sent", real, journal)
+    before = of_kind("sent", real, wal)
     script = real.dir / "hands-nothing-over"
     script.write_text(HANDS_NOTHING_OVER)
     script.chmod(0o755)
@@ -332,8 +326,8 @@ def test_notices_that_nobody_was_told_come_after_a_reboot(
     with listen() as subscriber:
         with durable() as client:
             tickets = [client.add(f"k{i}", delay=0, topic="t").ticket for i in range(20)]
-            eventually(lambda: len(of_kind("fire", real, journal)) == len(tickets))
-        assert of_kind("sent", real, journal) == before
+            eventually(lambda: len(of_kind("fire", real, wal)) == len(tickets))
+        assert of_kind("sent", real, wal) == before
         reboot(real)
         real.python = sys.executable
         real.start()
@@ -345,9 +339,9 @@ def test_notices_that_nobody_was_told_come_after_a_reboot(
         assert notice.ticket == last.ticket
 
 
-def of_kind(kind: str, real: Daemon, journal: Path) -> list[Frame]:
+def of_kind(kind: str, real: Daemon, wal: Path) -> list[Frame]:
     """The records of a kind that are on disk."""
-    return [frame for frame in records(real, journal) if frame.kind == kind]
+    return [frame for frame in records(real, wal) if frame.kind == kind]
 
 
 def new_stream(subscriber: Subscriber, wanted: set[int]) -> list[int]:
@@ -363,10 +357,10 @@ def new_stream(subscriber: Subscriber, wanted: set[int]) -> list[int]:
     return tickets
 
 
-def test_another_boot_has_another_clock(daemon: StartDaemon, journal: Path) -> None:
+def test_another_boot_has_another_clock(daemon: StartDaemon, wal: Path) -> None:
     needs("timens", "the daemon's second life is in a time namespace")
     needs("mountns")
-    real = daemon("demo", *journalled(journal))
+    real = daemon("demo", *wal_flags(wal))
     with durable() as client:
         at = datetime.now(UTC) + timedelta(seconds=HOUR_S)
         client.add("delay", delay=HOUR_S)
@@ -441,11 +435,11 @@ class Ledger:
             assert timer is None or timer.ticket not in self.cancelled
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("JOURNAL_ROUNDS", "1"))))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("WAL_ROUNDS", "1"))))
 def test_nothing_answered_is_lost_by_kills_at_any_time(
-    daemon: StartDaemon, journal: Path, seed: int
+    daemon: StartDaemon, wal: Path, seed: int
 ) -> None:
-    real = daemon("demo", *journalled(journal, "--snapshot-segments", "1"))
+    real = daemon("demo", *wal_flags(wal, "--snapshot-segments", "1"))
     ledger, rng = Ledger(seed), random.Random(seed)
     for _ in range(4):
         killer = subprocess.Popen(
@@ -468,18 +462,18 @@ def test_nothing_answered_is_lost_by_kills_at_any_time(
     assert len(ledger.armed) > 20
 
 
-# ---- sizes, and journals that come later -----------------------------------------------------
+# ---- sizes, and WALs that come later -----------------------------------------------------
 
 
-def test_other_sizes_begin_the_journal_anew(daemon: StartDaemon, journal: Path) -> None:
-    real = daemon("demo", *journalled(journal))
+def test_other_sizes_begin_the_wal_anew(daemon: StartDaemon, wal: Path) -> None:
+    real = daemon("demo", *wal_flags(wal))
     with durable() as client:
         tickets = {f"k{i}": client.add(f"k{i}", delay=HOUR_S).ticket for i in range(100)}
         for i in range(0, 100, 2):
             client.cancel(f"k{i}")
-    first = uuid_of(snapshots(journal / "demo")[-1].path)
-    real.restart(*journalled(journal, "--capacity", "200", "--topics", "10"))
-    (kept,) = snapshots(journal / "demo")
+    first = uuid_of(snapshots(wal / "demo")[-1].path)
+    real.restart(*wal_flags(wal, "--capacity", "200", "--topics", "10"))
+    (kept,) = snapshots(wal / "demo")
     assert uuid_of(kept.path) != first
     with durable() as client:
         client.add("behind", delay=HOUR_S)
@@ -494,19 +488,19 @@ def test_other_sizes_begin_the_journal_anew(daemon: StartDaemon, journal: Path) 
 
 
 @pytest.mark.parametrize("capacity", ["500", "300000"])
-def test_a_recovery_with_other_sizes(daemon: StartDaemon, journal: Path, capacity: str) -> None:
-    real = daemon("demo", *journalled(journal, "--capacity", "2000"))
+def test_a_recovery_with_other_sizes(daemon: StartDaemon, wal: Path, capacity: str) -> None:
+    real = daemon("demo", *wal_flags(wal, "--capacity", "2000"))
     with durable() as client:
         tickets = [client.add(f"k{i}", delay=HOUR_S).ticket for i in range(300)]
     reboot(real)
-    real.start(*journalled(journal, "--capacity", capacity))
+    real.start(*wal_flags(wal, "--capacity", capacity))
     assert stats(real)["capacity"] == int(capacity)
     with durable() as client:
         assert [timer.ticket for i in range(300) if (timer := client.get(f"k{i}"))] == tickets
 
 
-def test_quotas_count_on_after_a_reboot(daemon: StartDaemon, journal: Path) -> None:
-    real = daemon("demo", *journalled(journal, "--quota-timers", "3"))
+def test_quotas_count_on_after_a_reboot(daemon: StartDaemon, wal: Path) -> None:
+    real = daemon("demo", *wal_flags(wal, "--quota-timers", "3"))
     with durable() as client, Admin("demo") as admin:
         admin.set_namespace("small", quota_timers=1)
         for key in ("a", "b"):
@@ -522,11 +516,11 @@ def test_quotas_count_on_after_a_reboot(daemon: StartDaemon, journal: Path) -> N
             small.add("d", delay=HOUR_S)
 
 
-def test_a_journal_for_an_arena_that_had_none(daemon: StartDaemon, journal: Path) -> None:
+def test_a_wal_for_an_arena_that_had_none(daemon: StartDaemon, wal: Path) -> None:
     real = daemon()
     with Client("demo", namespace="shop") as client:
         ticket = client.add("a", delay=HOUR_S).ticket
-    real.restart(*journalled(journal))
+    real.restart(*wal_flags(wal))
     with durable() as client:
         client.add("b", delay=HOUR_S)
     reboot(real)
@@ -538,20 +532,20 @@ def test_a_journal_for_an_arena_that_had_none(daemon: StartDaemon, journal: Path
         assert client.get("b") is not None
 
 
-def test_an_arena_with_a_journal_is_not_started_without(daemon: StartDaemon, journal: Path) -> None:
-    real = daemon("demo", *journalled(journal))
+def test_an_arena_with_a_wal_is_not_started_without(daemon: StartDaemon, wal: Path) -> None:
+    real = daemon("demo", *wal_flags(wal))
     real.stop()
     said = refused(lambda: real.start("--capacity", "131072"))
-    assert "has a journal: start it with --journal" in said
-    real.start(*journalled(journal))
+    assert "has a WAL: start it with --wal-dir" in said
+    real.start(*wal_flags(wal))
 
 
-def test_a_lost_journal_is_begun_anew_from_the_arena(daemon: StartDaemon, journal: Path) -> None:
-    real = daemon("demo", *journalled(journal))
+def test_a_lost_wal_is_begun_anew_from_the_arena(daemon: StartDaemon, wal: Path) -> None:
+    real = daemon("demo", *wal_flags(wal))
     with durable() as client:
         client.add("a", delay=HOUR_S)
     real.kill()
-    shutil.rmtree(journal)
+    shutil.rmtree(wal)
     real.start()
     with durable() as client:
         client.add("b", delay=HOUR_S)
@@ -579,30 +573,30 @@ def remove(folder: Path, suffix: str) -> None:
 
 
 def test_segments_that_are_lost_are_made_good_from_the_arena(
-    daemon: StartDaemon, journal: Path
+    daemon: StartDaemon, wal: Path
 ) -> None:
-    real = daemon("demo", *journalled(journal))
+    real = daemon("demo", *wal_flags(wal))
     add_durably("a")
     real.kill()
-    remove(journal / "demo", ".journal")
+    remove(wal / "demo", ".wal")
     real.start()
     add_durably("b")
-    told(real, "verify", "--journal", str(journal))
+    told(real, "verify", "--wal-dir", str(wal))
     reboot(real)
     real.start()
     assert armed("a", "b") == [True, True]
 
 
 def test_damage_of_an_old_segment_is_made_good_from_the_arena(
-    daemon: StartDaemon, journal: Path
+    daemon: StartDaemon, wal: Path
 ) -> None:
-    real, timers = with_segments(daemon, journal)
+    real, timers = with_segments(daemon, wal)
     real.kill()
-    first = segments(journal / "demo")[0]
+    first = segments(wal / "demo")[0]
     flip(first.path, first.bytes // 2)
     real.start()
     add_durably("b")
-    eventually(lambda: len(snapshots(journal / "demo")) == 2)
+    eventually(lambda: len(snapshots(wal / "demo")) == 2)
     reboot(real)
     real.start()
     assert all(armed(*(str(timer.key) for timer in timers), "b"))
@@ -611,96 +605,90 @@ def test_damage_of_an_old_segment_is_made_good_from_the_arena(
 # ---- what is refused -------------------------------------------------------------------------
 
 
-def test_segments_that_are_lost_with_the_arena_are_told(daemon: StartDaemon, journal: Path) -> None:
-    real, at = daemon("demo", *journalled(journal)), ("--journal", str(journal))
+def test_segments_that_are_lost_with_the_arena_are_told(daemon: StartDaemon, wal: Path) -> None:
+    real, at = daemon("demo", *wal_flags(wal)), ("--wal-dir", str(wal))
     add_durably("a")
     real.stop()
     remove_segments(real.paths)
-    before = {file.path: file.path.read_bytes() for file in snapshots(journal / "demo")}
-    remove(journal / "demo", ".journal")
-    verified = command(real, "journal", "verify", "--name", "demo", *at)
-    assert (verified.returncode, "*.journal: none is left" in verified.stderr) == (5, True)
+    before = {file.path: file.path.read_bytes() for file in snapshots(wal / "demo")}
+    remove(wal / "demo", ".wal")
+    verified = command(real, "wal", "verify", "--name", "demo", *at)
+    assert (verified.returncode, "*.wal: none is left" in verified.stderr) == (5, True)
     said = refused(real.start)
-    assert "*.journal: none is left" in said
-    assert "--force-journal" in said
-    assert {file.path: file.path.read_bytes() for file in snapshots(journal / "demo")} == before
-    real.start(*journalled(journal, "--force-journal"))
+    assert "*.wal: none is left" in said
+    assert "--force-wal" in said
+    assert {file.path: file.path.read_bytes() for file in snapshots(wal / "demo")} == before
+    real.start(*wal_flags(wal, "--force-wal"))
     assert armed("a") == [True]
 
 
 def test_a_start_that_did_not_get_past_its_first_snapshot_is_begun_again(
-    daemon: StartDaemon, journal: Path
+    daemon: StartDaemon, wal: Path
 ) -> None:
-    real = daemon("demo", *journalled(journal))
+    real = daemon("demo", *wal_flags(wal))
     reboot(real)
-    remove(journal / "demo", ".journal")
+    remove(wal / "demo", ".wal")
     real.start()
     assert armed("a") == [False]
-    assert len(snapshots(journal / "demo")) == 1
+    assert len(snapshots(wal / "demo")) == 1
 
 
-def test_a_journal_in_memory_is_told(daemon: StartDaemon, daemon_dir: Path) -> None:
+def test_a_wal_in_memory_is_told(daemon: StartDaemon, daemon_dir: Path) -> None:
     with tempfile.TemporaryDirectory(dir=segment.MOUNT) as folder:
-        real = daemon("demo", *journalled(Path(folder)))
+        real = daemon("demo", *wal_flags(Path(folder)))
         assert "it will not survive a reboot" in real.stderr
-        verified = command(real, "journal", "verify", "--name", "demo", "--journal", folder)
+        verified = command(real, "wal", "verify", "--name", "demo", "--wal-dir", folder)
         assert (verified.returncode, "not survive" in verified.stderr) == (0, True)
         real.stop()
 
 
-@pytest.mark.parametrize("way", ["imported", "without a journal"])
-def test_a_snapshot_of_another_arena_is_set_aside(
-    daemon: StartDaemon, journal: Path, way: str
-) -> None:
-    real = daemon("demo", *journalled(journal))
+@pytest.mark.parametrize("way", ["imported", "without a WAL"])
+def test_a_snapshot_of_another_arena_is_set_aside(daemon: StartDaemon, wal: Path, way: str) -> None:
+    real = daemon("demo", *wal_flags(wal))
     add_durably("a")
     real.stop()
-    remove(journal / "demo", ".journal")
-    before = [file.path.read_bytes() for file in snapshots(journal / "demo")[1:]]
+    remove(wal / "demo", ".wal")
+    before = [file.path.read_bytes() for file in snapshots(wal / "demo")[1:]]
     remove_segments(real.paths)
     if way == "imported":
-        real.start(*journalled(journal, "--import", str(export(daemon("other")))))
+        real.start(*wal_flags(wal, "--import", str(export(daemon("other")))))
     else:
         real.start("--log-level", "warning")
         real.stop()
-        real.start(*journalled(journal))
-    aside = sorted((journal / "demo").glob("*.snapshot.damaged"))
+        real.start(*wal_flags(wal))
+    aside = sorted((wal / "demo").glob("*.snapshot.damaged"))
     assert [path.read_bytes() for path in aside] == before
 
 
-def test_the_journal_of_another_arena_is_set_aside_by_force(
-    daemon: StartDaemon, journal: Path
-) -> None:
-    one = daemon("one", *journalled(journal))
-    two = daemon("two", *journalled(journal))
+def test_the_wal_of_another_arena_is_set_aside_by_force(daemon: StartDaemon, wal: Path) -> None:
+    one = daemon("one", *wal_flags(wal))
+    two = daemon("two", *wal_flags(wal))
     two.stop()
     one.stop()
-    shutil.rmtree(journal / "one")
-    (journal / "two").rename(journal / "one")
-    before = {path.name for path in (journal / "one").glob("*.*")}
-    one.start(*journalled(journal, "--force-journal"))
-    assert {path.stem for path in (journal / "one").glob("*.damaged")} == before
+    shutil.rmtree(wal / "one")
+    (wal / "two").rename(wal / "one")
+    before = {path.name for path in (wal / "one").glob("*.*")}
+    one.start(*wal_flags(wal, "--force-wal"))
+    assert {path.stem for path in (wal / "one").glob("*.damaged")} == before
 
 
-def test_two_daemons_do_not_share_a_journal(
-    daemon: StartDaemon, journal: Path, tmp_path: Path
-) -> None:
-    real = daemon("demo", *journalled(journal))
-    second = refused(lambda: Daemon("demo", tmp_path, journalled(journal)))
-    assert f"process {real.pid} writes this journal" in second
+def test_two_daemons_do_not_share_a_wal(daemon: StartDaemon, wal: Path, tmp_path: Path) -> None:
+    real = daemon("demo", *wal_flags(wal))
+    second = refused(lambda: Daemon("demo", tmp_path, wal_flags(wal)))
+    assert f"process {real.pid} writes this WAL" in second
     remove_segments(real.paths)
 
 
-def test_the_journal_of_another_arena_is_refused(daemon: StartDaemon, journal: Path) -> None:
-    one = daemon("one", *journalled(journal))
-    two = daemon("two", *journalled(journal))
+def test_the_wal_of_another_arena_is_refused(daemon: StartDaemon, wal: Path) -> None:
+    one = daemon("one", *wal_flags(wal))
+    two = daemon("two", *wal_flags(wal))
     one.stop()
     two.stop()
-    (journal / "one").rename(journal / "other")
-    (journal / "two").rename(journal / "one")
+    (wal / "one").rename(wal / "other")
+    (wal / "two").rename(wal / "one")
     assert "uuid is" in refused(one.start)
-    (journal / "one").rename(journal / "two")
-    (journal / "other").rename(journal / "one")
+    (wal / "one").rename(wal / "two")
+    (wal / "other").rename(wal / "one")
     one.start()
     two.start()
 
@@ -708,23 +696,23 @@ def test_the_journal_of_another_arena_is_refused(daemon: StartDaemon, journal: P
 def test_a_folder_that_cannot_be_made_is_refused(daemon: StartDaemon, daemon_dir: Path) -> None:
     (daemon_dir / "open" / "demo").mkdir(parents=True)
     (daemon_dir / "open" / "demo").chmod(0o770)
-    said = refused(lambda: daemon("demo", *journalled(daemon_dir / "open")))
+    said = refused(lambda: daemon("demo", *wal_flags(daemon_dir / "open")))
     assert "has mode 0770: others may write it" in said
     (daemon_dir / "file").write_text("")
-    said = refused(lambda: daemon("demo", *journalled(daemon_dir / "file")))
+    said = refused(lambda: daemon("demo", *wal_flags(daemon_dir / "file")))
     assert "cannot be used" in said
 
 
-def test_a_folder_that_others_may_replace_is_refused(daemon: StartDaemon, journal: Path) -> None:
-    above = journal / "open"
+def test_a_folder_that_others_may_replace_is_refused(daemon: StartDaemon, wal: Path) -> None:
+    above = wal / "open"
     above.mkdir(parents=True)
     above.chmod(0o777)
-    real = daemon("demo", *journalled(journal))
+    real = daemon("demo", *wal_flags(wal))
     real.stop()
-    assert "others may replace it" in refused(lambda: real.start(*journalled(above)))
+    assert "others may replace it" in refused(lambda: real.start(*wal_flags(above)))
     assert not list(above.iterdir())
     above.chmod(0o1777)  # as /tmp: only the owner may rename
-    real.start(*journalled(journal))
+    real.start(*wal_flags(wal))
 
 
 # ---- damage ----------------------------------------------------------------------------------
@@ -738,28 +726,28 @@ def flip(path: Path, at: int) -> None:
         file.write(bytes((byte[0] ^ 0xFF,)))
 
 
-def fill(client: Client, segments_full: int, journal: Path) -> list[TimerInfo]:
+def fill(client: Client, segments_full: int, wal: Path) -> list[TimerInfo]:
     """Adds until so many segments were begun."""
     timers: list[TimerInfo] = []
-    while len(segments(journal)) <= segments_full:
+    while len(segments(wal)) <= segments_full:
         timers.append(client.add(f"k{len(timers)}", delay=HOUR_S, payload=b"x" * 4000))
     return timers
 
 
-def with_segments(daemon: StartDaemon, journal: Path) -> tuple[Daemon, list[TimerInfo]]:
+def with_segments(daemon: StartDaemon, wal: Path) -> tuple[Daemon, list[TimerInfo]]:
     """A daemon with two full segments that no snapshot is behind, and their timers."""
-    real = daemon("demo", *journalled(journal, "--snapshot-segments", "1000"))
+    real = daemon("demo", *wal_flags(wal, "--snapshot-segments", "1000"))
     with durable() as client:
-        return real, fill(client, 2, journal / "demo")
+        return real, fill(client, 2, wal / "demo")
 
 
-def test_a_damaged_snapshot_makes_place_for_the_older(daemon: StartDaemon, journal: Path) -> None:
-    real = daemon("demo", *journalled(journal, "--snapshot-segments", "1"))
+def test_a_damaged_snapshot_makes_place_for_the_older(daemon: StartDaemon, wal: Path) -> None:
+    real = daemon("demo", *wal_flags(wal, "--snapshot-segments", "1"))
     with durable() as client:
-        timers = fill(client, 3, journal / "demo")
-        eventually(lambda: len(snapshots(journal / "demo")) == 2)
+        timers = fill(client, 3, wal / "demo")
+        eventually(lambda: len(snapshots(wal / "demo")) == 2)
     reboot(real)
-    newest = snapshots(journal / "demo")[-1]
+    newest = snapshots(wal / "demo")[-1]
     flip(newest.path, newest.bytes // 2)
     real.start()
     assert "the older snapshot is taken" in real.stderr
@@ -777,13 +765,13 @@ def cut_header(path: Path) -> None:
 
 @pytest.mark.parametrize("harm", [flip_uuid, cut_header])
 def test_a_segment_without_its_header_is_damage_like_any_other(
-    daemon: StartDaemon, journal: Path, harm: Callable[[Path], None]
+    daemon: StartDaemon, wal: Path, harm: Callable[[Path], None]
 ) -> None:
-    real, timers = with_segments(daemon, journal)
+    real, timers = with_segments(daemon, wal)
     reboot(real)
-    harm(segments(journal / "demo")[-1].path)
-    assert "--force-journal" in refused(real.start)
-    real.start(*journalled(journal, "--force-journal"))
+    harm(segments(wal / "demo")[-1].path)
+    assert "--force-wal" in refused(real.start)
+    real.start(*wal_flags(wal, "--force-wal"))
     with durable() as client:
         there = [client.get(timer.key) is not None for timer in timers]
     assert 0 < sum(there) < len(timers)
@@ -792,14 +780,14 @@ def test_a_segment_without_its_header_is_damage_like_any_other(
 
 @pytest.mark.parametrize("harm", [flip_uuid, cut_header])
 def test_the_older_snapshot_makes_good_for_one_without_a_header(
-    daemon: StartDaemon, journal: Path, harm: Callable[[Path], None]
+    daemon: StartDaemon, wal: Path, harm: Callable[[Path], None]
 ) -> None:
-    real = daemon("demo", *journalled(journal))
+    real = daemon("demo", *wal_flags(wal))
     with durable() as client:
         client.add("k", delay=HOUR_S)
     real.stop()
     remove_segments(real.paths)
-    _, newest = snapshots(journal / "demo")
+    _, newest = snapshots(wal / "demo")
     harm(newest.path)
     real.start()
     assert "the older snapshot is taken" in real.stderr
@@ -807,45 +795,43 @@ def test_the_older_snapshot_makes_good_for_one_without_a_header(
         assert client.get("k") is not None
 
 
-def test_force_is_not_advised_where_it_cannot_help(daemon: StartDaemon, journal: Path) -> None:
-    real = daemon("demo", *journalled(journal))
+def test_force_is_not_advised_where_it_cannot_help(daemon: StartDaemon, wal: Path) -> None:
+    real = daemon("demo", *wal_flags(wal))
     reboot(real)
-    (only,) = snapshots(journal / "demo")
+    (only,) = snapshots(wal / "demo")
     flip(only.path, only.bytes - 8)
-    assert "--force-journal" not in refused(real.start)
-    refused(lambda: real.start(*journalled(journal, "--force-journal")))
+    assert "--force-wal" not in refused(real.start)
+    refused(lambda: real.start(*wal_flags(wal, "--force-wal")))
 
 
-def test_a_newest_segment_that_was_made_shorter_is_refused(
-    daemon: StartDaemon, journal: Path
-) -> None:
-    real = daemon("demo", *journalled(journal))
+def test_a_newest_segment_that_was_made_shorter_is_refused(daemon: StartDaemon, wal: Path) -> None:
+    real = daemon("demo", *wal_flags(wal))
     with durable() as client:
         client.add("k", delay=HOUR_S)
     reboot(real)
-    (only,) = segments(journal / "demo")
+    (only,) = segments(wal / "demo")
     os.truncate(only.path, only.bytes // 2)
     said = refused(real.start)
     assert "was made shorter" in said
-    assert "--force-journal" in said
-    verified = command(real, "journal", "verify", "--name", "demo", "--journal", str(journal))
+    assert "--force-wal" in said
+    verified = command(real, "wal", "verify", "--name", "demo", "--wal-dir", str(wal))
     assert verified.returncode == 5
-    real.start(*journalled(journal, "--force-journal"))
+    real.start(*wal_flags(wal, "--force-wal"))
     with durable() as client:
         assert client.get("k") is not None, "it was before the cut"
 
 
 def test_what_a_snapshot_knows_to_be_confirmed_has_to_be_there(
-    daemon: StartDaemon, journal: Path
+    daemon: StartDaemon, wal: Path
 ) -> None:
-    real = daemon("demo", *journalled(journal, "--snapshot-segments", "1"))
+    real = daemon("demo", *wal_flags(wal, "--snapshot-segments", "1"))
     with durable() as client:
-        fill(client, 3, journal / "demo")
-        eventually(lambda: len(snapshots(journal / "demo")) == 2)
+        fill(client, 3, wal / "demo")
+        eventually(lambda: len(snapshots(wal / "demo")) == 2)
     reboot(real)
-    newest = snapshots(journal / "demo")[-1]
-    *before, last = [file for file in segments(journal / "demo") if file.lsn <= newest.lsn]
-    for file in segments(journal / "demo")[len(before) + 1 :]:
+    newest = snapshots(wal / "demo")[-1]
+    *before, last = [file for file in segments(wal / "demo") if file.lsn <= newest.lsn]
+    for file in segments(wal / "demo")[len(before) + 1 :]:
         file.path.unlink()
     with last.path.open("r+b") as damaged:
         damaged.seek(HEAD_BYTES)
@@ -855,88 +841,86 @@ def test_what_a_snapshot_knows_to_be_confirmed_has_to_be_there(
     assert str(last.path) in said
 
 
-def test_a_newest_segment_that_is_missing_is_told(daemon: StartDaemon, journal: Path) -> None:
-    real = daemon("demo", *journalled(journal, "--snapshot-segments", "1000"))
+def test_a_newest_segment_that_is_missing_is_told(daemon: StartDaemon, wal: Path) -> None:
+    real = daemon("demo", *wal_flags(wal, "--snapshot-segments", "1000"))
     with durable() as client:
-        fill(client, 2, journal / "demo")
+        fill(client, 2, wal / "demo")
     real.stop()
-    segments(journal / "demo")[-1].path.unlink()
-    verified = command(real, "journal", "verify", "--name", "demo", "--journal", str(journal))
+    segments(wal / "demo")[-1].path.unlink()
+    verified = command(real, "wal", "verify", "--name", "demo", "--wal-dir", str(wal))
     assert verified.returncode == 5
     assert "the end of what was confirmed is missing" in verified.stderr
 
 
-def test_a_newest_segment_without_its_uuid_is_damage(daemon: StartDaemon, journal: Path) -> None:
-    real = daemon("demo", *journalled(journal))
+def test_a_newest_segment_without_its_uuid_is_damage(daemon: StartDaemon, wal: Path) -> None:
+    real = daemon("demo", *wal_flags(wal))
     add_durably("a")
     real.kill()
-    flip_uuid(segments(journal / "demo")[-1].path)
+    flip_uuid(segments(wal / "demo")[-1].path)
     assert "header" in refused(real.start)
-    real.start(*journalled(journal, "--force-journal"))
+    real.start(*wal_flags(wal, "--force-wal"))
     assert armed("a") == [True]
 
 
-def test_a_header_that_is_damaged_is_told_as_damage(daemon: StartDaemon, journal: Path) -> None:
-    real = daemon("demo", *journalled(journal))
+def test_a_header_that_is_damaged_is_told_as_damage(daemon: StartDaemon, wal: Path) -> None:
+    real = daemon("demo", *wal_flags(wal))
     reboot(real)
-    (only,) = segments(journal / "demo")
+    (only,) = segments(wal / "demo")
     flip(only.path, 40)
-    verified = command(real, "journal", "verify", "--name", "demo", "--journal", str(journal))
+    verified = command(real, "wal", "verify", "--name", "demo", "--wal-dir", str(wal))
     assert verified.returncode == 5
     assert "header" in verified.stderr
 
 
-@pytest.mark.parametrize(("suffix", "what"), [(".journal", "missing"), (".snapshot", "no snap")])
+@pytest.mark.parametrize(("suffix", "what"), [(".wal", "missing"), (".snapshot", "no snap")])
 def test_a_first_file_that_is_missing_is_told(
-    daemon: StartDaemon, journal: Path, suffix: str, what: str
+    daemon: StartDaemon, wal: Path, suffix: str, what: str
 ) -> None:
-    real = daemon("demo", *journalled(journal, "--snapshot-segments", "1000"))
+    real = daemon("demo", *wal_flags(wal, "--snapshot-segments", "1000"))
     with durable() as client:
-        fill(client, 2, journal / "demo")
+        fill(client, 2, wal / "demo")
     reboot(real)
-    min((journal / "demo").glob(f"*{suffix}")).unlink()
-    verified = command(real, "journal", "verify", "--name", "demo", "--journal", str(journal))
+    min((wal / "demo").glob(f"*{suffix}")).unlink()
+    verified = command(real, "wal", "verify", "--name", "demo", "--wal-dir", str(wal))
     assert verified.returncode == 5
     assert what in verified.stderr
     refused(real.start)
 
 
-def test_force_without_a_journal_is_refused(daemon: StartDaemon) -> None:
-    said = refused(lambda: daemon("demo", "--force-journal"))
-    assert "left out without a journal" in said
+def test_force_without_a_wal_is_refused(daemon: StartDaemon) -> None:
+    said = refused(lambda: daemon("demo", "--force-wal"))
+    assert "left out without a WAL" in said
 
 
-def test_damage_is_refused_with_its_place_and_can_be_forced(
-    daemon: StartDaemon, journal: Path
-) -> None:
-    real, timers = with_segments(daemon, journal)
+def test_damage_is_refused_with_its_place_and_can_be_forced(daemon: StartDaemon, wal: Path) -> None:
+    real, timers = with_segments(daemon, wal)
     reboot(real)
-    first = segments(journal / "demo")[0]
+    first = segments(wal / "demo")[0]
     flip(first.path, first.bytes // 2)
     said = refused(real.start)
     assert str(first.path) in said
-    assert "--force-journal" in said
-    verified = command(real, "journal", "verify", "--name", "demo", "--journal", str(journal))
+    assert "--force-wal" in said
+    verified = command(real, "wal", "verify", "--name", "demo", "--wal-dir", str(wal))
     assert verified.returncode == 5
-    real.start(*journalled(journal, "--snapshot-segments", "1000", "--force-journal"))
+    real.start(*wal_flags(wal, "--snapshot-segments", "1000", "--force-wal"))
     with durable() as client:
         there = [client.get(timer.key) is not None for timer in timers]
         assert 0 < sum(there) < len(timers)
         assert there == sorted(there, reverse=True), "what is left is no prefix"
         client.add("goes on", delay=HOUR_S)
     reboot(real)
-    real.start(*journalled(journal))
+    real.start(*wal_flags(wal))
     with durable() as client:
         assert client.get("goes on") is not None
         assert [client.get(timer.key) is not None for timer in timers] == there
 
 
-def test_a_cut_end_is_no_damage(daemon: StartDaemon, journal: Path) -> None:
-    real = daemon("demo", *journalled(journal))
+def test_a_cut_end_is_no_damage(daemon: StartDaemon, wal: Path) -> None:
+    real = daemon("demo", *wal_flags(wal))
     with durable() as client:
         tickets = [client.add(f"k{i}", delay=HOUR_S).ticket for i in range(50)]
     reboot(real)
-    (only,) = segments(journal / "demo")
+    (only,) = segments(wal / "demo")
     walk = Walk()
     walk.enter(only.path)
     ends = [int(walk.struct.at) for _ in walk.groups()]
@@ -955,8 +939,8 @@ def test_a_cut_end_is_no_damage(daemon: StartDaemon, journal: Path) -> None:
 
 
 def told(real: Daemon, *args: str) -> list[dict[str, object]]:
-    """What a journal command prints as JSON."""
-    done = command(real, "journal", *args, "--name", real.name, "--json")
+    """What a WAL command prints as JSON."""
+    done = command(real, "wal", *args, "--name", real.name, "--json")
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -973,9 +957,9 @@ def replace_until(fact: Callable[[], bool]) -> None:
         eventually(turn)
 
 
-def test_old_files_go_and_marks_hold_them(daemon: StartDaemon, journal: Path) -> None:
-    at, folder = ("--journal", str(journal)), journal / "demo"
-    real = daemon("demo", *journalled(journal, "--snapshot-segments", "1"))
+def test_old_files_go_and_marks_hold_them(daemon: StartDaemon, wal: Path) -> None:
+    at, folder = ("--wal-dir", str(wal)), wal / "demo"
+    real = daemon("demo", *wal_flags(wal, "--snapshot-segments", "1"))
     told(real, "mark", "audit", "1", *at)
     told(real, "mark", "slow", "1", "--cap", "1M", *at)
     replace_until(lambda: "slow" in real.stderr and len(snapshots(folder)) == 2)
@@ -983,14 +967,14 @@ def test_old_files_go_and_marks_hold_them(daemon: StartDaemon, journal: Path) ->
     marks = [(mark["mark"], mark["dropped"]) for mark in told(real, "marks", *at)]
     assert sorted(marks) == [("audit", False), ("slow", True)]
     told(real, "unmark", "audit", *at)
-    assert command(real, "journal", "unmark", "audit", "--name", "demo", *at).returncode == 1
+    assert command(real, "wal", "unmark", "audit", "--name", "demo", *at).returncode == 1
     replace_until(lambda: segments(folder)[0].lsn > 1)
     newest = segments(folder)[-1].lsn
     told(real, "mark", "late", str(newest), *at)
-    late = command(real, "journal", "mark", "late", "1", "--name", "demo", *at)
+    late = command(real, "wal", "mark", "late", "1", "--name", "demo", *at)
     assert late.returncode == 2
     assert "the oldest record" in late.stderr
-    early = command(real, "journal", "mark", "early", str(2**62), "--name", "demo", *at)
+    early = command(real, "wal", "mark", "early", str(2**62), "--name", "demo", *at)
     assert (early.returncode, "the next record" in early.stderr) == (2, True)
     following = following_lsn(segments(folder)[-1])
     told(real, "mark", "next", str(following), *at)
@@ -1010,9 +994,9 @@ def test_old_files_go_and_marks_hold_them(daemon: StartDaemon, journal: Path) ->
     ("long", "short"), [(("--retain-age", "1h"), "1s"), (("--retain-bytes", "1024G"), "3M")]
 )
 def test_files_stay_for_readers_as_long_as_was_set(
-    daemon: StartDaemon, journal: Path, long: tuple[str, str], short: str
+    daemon: StartDaemon, wal: Path, long: tuple[str, str], short: str
 ) -> None:
-    folder, settings = journal / "demo", journalled(journal, "--snapshot-segments", "1")
+    folder, settings = wal / "demo", wal_flags(wal, "--snapshot-segments", "1")
     real = daemon("demo", *settings, *long)
     replace_until(lambda: sum(f.lsn < needed_lsn(snapshots(folder)) for f in segments(folder)) > 8)
     assert segments(folder)[0].lsn == 1
@@ -1020,9 +1004,9 @@ def test_files_stay_for_readers_as_long_as_was_set(
     replace_until(lambda: segments(folder)[0].lsn > 1)
 
 
-def test_as_much_stays_for_readers_as_was_set(daemon: StartDaemon, journal: Path) -> None:
-    folder = journal / "demo"
-    daemon("demo", *journalled(journal, "--snapshot-segments", "1", "--retain-bytes", "3M"))
+def test_as_much_stays_for_readers_as_was_set(daemon: StartDaemon, wal: Path) -> None:
+    folder = wal / "demo"
+    daemon("demo", *wal_flags(wal, "--snapshot-segments", "1", "--retain-bytes", "3M"))
     replace_until(lambda: segments(folder)[0].lsn > 1)
     assert sum(file.bytes for file in segments(folder)) >= 3 * 2**20
 
@@ -1054,20 +1038,20 @@ def add_until_refused(client: Client) -> tuple[list[TimerInfo], PurgatorydError]
 
 
 def test_a_full_disk_stops_adds_and_not_the_daemon(daemon: StartDaemon, small_disk: Path) -> None:
-    real = daemon("demo", *journalled(small_disk, "--snapshot-segments", "1000"))
+    real = daemon("demo", *wal_flags(small_disk, "--snapshot-segments", "1000"))
     with listen() as subscriber, durable() as client:
         soon = client.add("soon", delay=3, topic="t")
         acknowledged, error = add_until_refused(client)
-        assert isinstance(error, NotDurable | JournalStopped)
+        assert isinstance(error, NotDurable | WalStopped)
         assert len(acknowledged) > 10
-        with pytest.raises(JournalStopped):
+        with pytest.raises(WalStopped):
             client.add("refused", delay=HOUR_S)
         (health,) = (json.loads(command(real, "stats", "--name", "demo", "--json").stdout),)
-        assert (health["journal"], health["journal_error"]) == ("stopped", os.strerror(28))
+        assert (health["wal"], health["wal_error"]) == ("stopped", os.strerror(28))
         assert client.get("k0") is not None
         collect(subscriber, {soon.ticket})
     eventually(lambda: "No space left on device" in real.stderr)
-    eventually(lambda: "degraded: the journal has stopped" in real.stderr)
+    eventually(lambda: "degraded: the WAL has stopped" in real.stderr)
     reboot(real)
     (small_disk / "demo" / "segment.new").unlink(missing_ok=True)
     subprocess.run(["mount", "-o", "remount,size=32M", str(small_disk)], check=True)
@@ -1081,10 +1065,10 @@ def test_a_full_disk_stops_adds_and_not_the_daemon(daemon: StartDaemon, small_di
 def test_a_disk_that_a_mark_fills_stops_adds_and_keeps_what_is_marked(
     daemon: StartDaemon, small_disk: Path
 ) -> None:
-    at, folder = ("--journal", str(small_disk)), small_disk / "demo"
-    real = daemon("demo", *journalled(small_disk, "--snapshot-segments", "1"))
+    at, folder = ("--wal-dir", str(small_disk)), small_disk / "demo"
+    real = daemon("demo", *wal_flags(small_disk, "--snapshot-segments", "1"))
     told(real, "mark", "slow", "1", *at)
-    with pytest.raises((NotDurable, JournalStopped)):
+    with pytest.raises((NotDurable, WalStopped)):
         replace_until(lambda: False)
     assert segments(folder)[0].lsn == 1
     assert [mark["dropped"] for mark in told(real, "marks", *at)] == [False]
@@ -1099,10 +1083,10 @@ def test_a_disk_that_a_mark_fills_stops_adds_and_keeps_what_is_marked(
 def test_a_restart_brings_to_disk_what_the_full_one_kept_out(
     daemon: StartDaemon, small_disk: Path
 ) -> None:
-    real = daemon("demo", *journalled(small_disk, "--snapshot-segments", "1000"))
+    real = daemon("demo", *wal_flags(small_disk, "--snapshot-segments", "1000"))
     with Client("demo", namespace="shop", timeout=PATIENCE_S) as client:
         applied, error = add_until_refused(client)
-    assert isinstance(error, JournalStopped)
+    assert isinstance(error, WalStopped)
     real.kill()
     assert "No space left on device" in refused(real.start)
     subprocess.run(["mount", "-o", "remount,size=32M", str(small_disk)], check=True)
@@ -1125,7 +1109,7 @@ def test_what_is_due_waits_for_the_disk_and_the_loop_sleeps(
     daemon: StartDaemon, small_disk: Path
 ) -> None:
     subprocess.run(["mount", "-o", "remount,size=32M", str(small_disk)], check=True)
-    real = daemon("demo", *journalled(small_disk, "--snapshot-segments", "1000"))
+    real = daemon("demo", *wal_flags(small_disk, "--snapshot-segments", "1000"))
     with Client("demo", namespace="shop", timeout=PATIENCE_S) as client:
         for first in range(0, 60_000, 1000):  # their notices are more than the stage holds
             client.add_many([(f"due{i}", 15, "t") for i in range(first, first + 1000)])
@@ -1156,11 +1140,9 @@ def export(real: Daemon) -> Path:
     return file
 
 
-@pytest.mark.parametrize("with_journal", [False, True])
-def test_an_export_begins_another_daemon(
-    daemon: StartDaemon, journal: Path, with_journal: bool
-) -> None:
-    real = daemon("demo", *(journalled(journal) if with_journal else ()))
+@pytest.mark.parametrize("with_wal", [False, True])
+def test_an_export_begins_another_daemon(daemon: StartDaemon, wal: Path, with_wal: bool) -> None:
+    real = daemon("demo", *(wal_flags(wal) if with_wal else ()))
     with Purgatory("demo", namespace="shop", timeout=PATIENCE_S) as owner:
         timers = {f"k{i}": owner.add(f"k{i}", delay=HOUR_S, topic=f"t{i % 7}", payload=b"x" * i)
                   for i in range(300)}  # fmt: skip
@@ -1169,7 +1151,7 @@ def test_an_export_begins_another_daemon(
     file = export(real)
     other = daemon(
         "other", "--import", str(file), "--capacity", "1000", "--topics", "50",
-        *(journalled(journal) if with_journal else ()),
+        *(wal_flags(wal) if with_wal else ()),
     )  # fmt: skip
     with Purgatory("other", namespace="shop", timeout=PATIENCE_S) as client:
         for key, timer in timers.items():
@@ -1258,29 +1240,27 @@ def test_an_import_over_an_arena_in_use_changes_no_byte(
 
 
 def test_more_durable_namespaces_than_there_is_room_for_are_refused(
-    daemon: StartDaemon, journal: Path
+    daemon: StartDaemon, wal: Path
 ) -> None:
     """What the daemon publishes has a row of its own, which is not theirs."""
-    few = journalled(journal, "--namespaces", "1", "--durable-namespace", "shop")
+    few = wal_flags(wal, "--namespaces", "1", "--durable-namespace", "shop")
     said = refused(lambda: daemon("demo", *few, "--durable-namespace", "bank"))
     assert "namespaces = 1" in said
     assert "every durable one" in said
     daemon("demo", *few)
 
 
-def test_a_durable_namespace_is_not_imported_without_a_journal(
-    daemon: StartDaemon, journal: Path
-) -> None:
-    real = daemon("demo", *journalled(journal, "--durable-namespace", "shop"))
+def test_a_durable_namespace_is_not_imported_without_a_wal(daemon: StartDaemon, wal: Path) -> None:
+    real = daemon("demo", *wal_flags(wal, "--durable-namespace", "shop"))
     with Client("demo", namespace="shop") as client:
         client.add("a", delay=HOUR_S)
     begin = ("--import", str(export(real)))
     assert "namespace 'shop' is durable" in refused(lambda: daemon("other", *begin))
     assert not list(segment.MOUNT.glob(f"{paths_in(real.dir, 'other').arena[1:]}*"))
-    other = daemon("other", *begin, *journalled(journal))
+    other = daemon("other", *begin, *wal_flags(wal))
     with Client("other", namespace="shop") as client, Admin("other") as admin:
         ticket = client.add("b", delay=HOUR_S).ticket
-        assert records(other, journal)[-1].fields["ticket"] == ticket
+        assert records(other, wal)[-1].fields["ticket"] == ticket
         admin.set_namespace("shop", durability=0)
     daemon("third", "--import", str(export(other)))
     with Client("third", namespace="shop") as client:
@@ -1308,49 +1288,47 @@ def test_what_is_no_export_is_refused(daemon: StartDaemon) -> None:
 # ---- the command line ------------------------------------------------------------------------
 
 
-def test_the_files_are_listed_printed_and_verified(daemon: StartDaemon, journal: Path) -> None:
-    real = daemon("demo", *journalled(journal))
+def test_the_files_are_listed_printed_and_verified(daemon: StartDaemon, wal: Path) -> None:
+    real = daemon("demo", *wal_flags(wal))
     with durable() as client:
         ticket = client.add("order:42", delay=HOUR_S, topic="orders", payload=b"\xff").ticket
         client.cancel("order:42")
-    at = ("--journal", str(journal))
+    at = ("--wal-dir", str(wal))
     assert [row["kind"] for row in told(real, "ls", *at)] == ["snapshot", "segment"]
     (arm,) = told(real, "cat", "--kind", "arm", *at)
     assert (arm["key"], arm["payload_base64"], arm["ticket"]) == ("order:42", "/w==", ticket)
     (end,) = told(real, "cat", "--from", str(arm["lsn"]), "--kind", "end", *at)
     assert end["ticket"] == ticket
     assert {row["end"] for row in told(real, "verify", *at)} == {"sealed", "end"}
-    snapshot = str(snapshots(journal / "demo")[-1].path)
+    snapshot = str(snapshots(wal / "demo")[-1].path)
     assert told(real, "cat", snapshot)[0]["kind"] == "head"
-    assert command(real, "journal", "cat", "--name", "demo").returncode == Exit.USAGE
-    assert "order:42" in command(real, "journal", "cat", "--name", "demo", *at).stdout
-    listed = command(real, "journal", "ls", "--name", "demo", *at).stdout
+    assert command(real, "wal", "cat", "--name", "demo").returncode == Exit.USAGE
+    assert "order:42" in command(real, "wal", "cat", "--name", "demo", *at).stdout
+    listed = command(real, "wal", "ls", "--name", "demo", *at).stdout
     assert ".snapshot" in listed
     assert "KiB" in listed
-    unknown = command(real, "journal", "cat", "--name", "demo", "--kind", "nothing", *at)
+    unknown = command(real, "wal", "cat", "--name", "demo", "--kind", "nothing", *at)
     assert unknown.returncode == 2
     assert "one of " in unknown.stderr
-    nowhere = command(real, "journal", "ls", "--name", "nobody", *at)
+    nowhere = command(real, "wal", "ls", "--name", "nobody", *at)
     assert nowhere.returncode == 7
-    assert nowhere.stderr.endswith("is no journal\n")
-    write_table(journal, ShardTable("many", version=1, generation=3, count=2))
-    divided = command(real, "journal", "ls", "--name", "many", *at)
+    assert nowhere.stderr.endswith("is no WAL\n")
+    write_table(wal, ShardTable("many", version=1, generation=3, count=2))
+    divided = command(real, "wal", "ls", "--name", "many", *at)
     assert "its shards have one each, many-3-0, many-3-1" in divided.stderr
-    (journal / "empty").mkdir()
-    for name in ("empty", "../journal/demo"):
-        bad = command(real, "journal", "verify", "--name", name, *at)
+    (wal / "empty").mkdir()
+    for name in ("empty", "../WAL/demo"):
+        bad = command(real, "wal", "verify", "--name", name, *at)
         assert bad.returncode in (Exit.USAGE, Exit.UNUSABLE), name
 
 
-def test_files_that_go_while_they_are_read_are_passed_by(
-    daemon: StartDaemon, journal: Path
-) -> None:
-    real = daemon("demo", *journalled(journal, "--snapshot-segments", "1000"))
+def test_files_that_go_while_they_are_read_are_passed_by(daemon: StartDaemon, wal: Path) -> None:
+    real = daemon("demo", *wal_flags(wal, "--snapshot-segments", "1000"))
     with durable() as client:
-        fill(client, 4, journal / "demo")
+        fill(client, 4, wal / "demo")
     real.stop()
-    first, second, third, *_ = paths = [file.path for file in segments(journal / "demo")]
-    found, listed = walks(paths), file_records(journal / "demo")
+    first, second, third, *_ = paths = [file.path for file in segments(wal / "demo")]
+    found, listed = walks(paths), file_records(wal / "demo")
     assert next(found).path == first
     assert next(listed)["kind"] == "snapshot"
     first.unlink()
@@ -1363,4 +1341,4 @@ def test_files_that_go_while_they_are_read_are_passed_by(
     walk.check()
     assert walk.path == third
     with pytest.raises(BadPath, match="No such file"):
-        list(walks([third, journal / "demo" / f"{2**40:016x}.journal"]))
+        list(walks([third, wal / "demo" / f"{2**40:016x}.wal"]))

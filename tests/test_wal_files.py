@@ -1,7 +1,7 @@
 """Segments that real work left behind: every bit flipped, every cut, and what may follow a cut.
 
 What a walk gives is always a prefix of what was written; what it leaves out was never
-committed, or it says which records are missing. With $JOURNAL_ROUNDS there are more groups and
+committed, or it says which records are missing. With $WAL_ROUNDS there are more groups and
 more subsets of sectors.
 """
 
@@ -18,12 +18,12 @@ from core_driver import Core, Fault
 from segment_driver import SEGMENT_BYTES, STAGE_BYTES, Committer, Walk, Walked, segment_files
 
 from purgatoryd.shm_layout._core import ffi, lib
-from purgatoryd.shm_layout.journal import Buffer
 from purgatoryd.shm_layout.layout import PutMode
+from purgatoryd.shm_layout.wal import Buffer
 
 HEAD: int = lib.PG_SEGMENT_HEAD
 HEADER_BYTES = ffi.sizeof("struct pg_segment")
-ROUNDS = int(os.environ.get("JOURNAL_ROUNDS", "1"))
+ROUNDS = int(os.environ.get("WAL_ROUNDS", "1"))
 GROUPS = 3 if ROUNDS == 1 else 6
 """Of each segment."""
 
@@ -53,7 +53,7 @@ def work(core: Core, random: Random, steps: int) -> None:
 
 
 class Written(NamedTuple):
-    """Two segments of one journal: the first sealed, since the second is of another boot."""
+    """Two segments of one WAL: the first sealed, since the second is of another boot."""
 
     files: list[bytearray]
     used: list[int]  # bytes that were written
@@ -70,11 +70,11 @@ def write_two_segments(directory: Path, seed: int) -> Written:
     lsns = [0]
     for boot in range(2):
         lib.pg_start_epoch(core.a, bytes([boot + 1] * 16))
-        journal = Committer(core, directory)
+        wal = Committer(core, directory)
         for _ in range(GROUPS):
             work(core, random, 8)
-            lsns.append(journal.commit())
-        journal.close()
+            lsns.append(wal.commit())
+        wal.close()
     files = [bytearray(path.read_bytes()) for path in segment_files(directory)]
     whole = Walk().read(files)
     assert (whole.refused, whole.damaged, whole.torn) == (False, False, False)
@@ -86,12 +86,12 @@ def write_two_segments(directory: Path, seed: int) -> Written:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    return write_two_segments(tmp_path_factory.mktemp("journal"), 1)
+    return write_two_segments(tmp_path_factory.mktemp("wal"), 1)
 
 
 @pytest.fixture(scope="module")
 def stale(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """Of another journal, whose files' blocks the first may have got."""
+    """Of another WAL, whose files' blocks the first may have got."""
     return write_two_segments(tmp_path_factory.mktemp("stale"), 2)
 
 
@@ -197,17 +197,17 @@ def test_random_sectors(written: Written) -> None:
     print(f"{rounds} subsets of sectors")
 
 
-# ---- a journal that goes on -------------------------------------------------------------------
+# ---- a WAL that goes on -------------------------------------------------------------------
 
 
 def test_a_killed_process_goes_on(tmp_path: Path) -> None:
     """What was staged and not committed is on disk once the next one has opened the files."""
     core, random = core_with_stage(), Random(4)
-    journal = Committer(core, tmp_path)
+    wal = Committer(core, tmp_path)
     work(core, random, 30)
-    first = journal.commit()
+    first = wal.commit()
     work(core, random, 30)
-    lib.pg_committer_close(journal.c)  # as a kill: nothing more is written
+    lib.pg_committer_close(wal.c)  # as a kill: nothing more is written
     again = Committer(core, tmp_path)
     assert again.stage.committed_lsn == again.stage.next_lsn - 1 > first
     work(core, random, 30)
@@ -219,11 +219,11 @@ def test_a_killed_process_goes_on(tmp_path: Path) -> None:
 
 def test_a_torn_tail_is_wiped(tmp_path: Path) -> None:
     core, random = core_with_stage(), Random(5)
-    journal = Committer(core, tmp_path)
+    wal = Committer(core, tmp_path)
     for _ in range(3):
         work(core, random, 30)
-        journal.commit()
-    journal.close()
+        wal.commit()
+    wal.close()
     (path,) = segment_files(tmp_path)
     file = bytearray(path.read_bytes())
     newest = Walk().read([file]).groups[-1]
@@ -242,11 +242,11 @@ def test_a_torn_tail_is_wiped(tmp_path: Path) -> None:
 
 def test_files_that_are_not_this_arenas(tmp_path: Path) -> None:
     core, random = core_with_stage(), Random(6)
-    journal = Committer(core, tmp_path)
+    wal = Committer(core, tmp_path)
     work(core, random, 30)
-    journal.commit()
-    journal.close()
-    with pytest.raises(Fault, match="journal of another arena"):
+    wal.commit()
+    wal.close()
+    with pytest.raises(Fault, match="WAL of another arena"):
         Committer(core_with_stage(uuid=b"x" * 16), tmp_path)
     with pytest.raises(Fault, match="the files hold more than the arena"):
         Committer(core_with_stage(), tmp_path)
@@ -259,22 +259,22 @@ def test_files_that_are_not_this_arenas(tmp_path: Path) -> None:
 
 def test_the_thread_commits_and_rotates(tmp_path: Path) -> None:
     core, random = core_with_stage(), Random(7)
-    journal = Committer(core, tmp_path)
-    journal.start()
+    wal = Committer(core, tmp_path)
+    wal.start()
     for _ in range(40):
         for _ in range(20):
             core.put(
                 b"key-%d" % random.randrange(1000), 10**9, mode=PutMode.REPLACE,
                 payload=random.randbytes(2000),
             )  # fmt: skip
-        journal.kick()
-        journal.wait(journal.stage.next_lsn - 1)
+        wal.kick()
+        wal.wait(wal.stage.next_lsn - 1)
     core.put(b"last", 10**9)
-    journal.close()  # commits what is staged
-    assert journal.stage.committed_lsn == journal.stage.next_lsn - 1
+    wal.close()  # commits what is staged
+    assert wal.stage.committed_lsn == wal.stage.next_lsn - 1
     files = segment_files(tmp_path)
     assert len(files) > 5
     assert all(path.stat().st_size == SEGMENT_BYTES for path in files)
     walked = Walk().read([bytearray(path.read_bytes()) for path in files])
     assert (walked.refused, walked.damaged, walked.torn) == (False, False, False)
-    assert walked.lsn == journal.stage.committed_lsn
+    assert walked.lsn == wal.stage.committed_lsn

@@ -1,4 +1,4 @@
-"""What the journal says against what happened: random work on an arena with a stage, redone."""
+"""What the WAL says against what happened: random work on an arena with a stage, redone."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 import purgatory_driver as pd
 import pytest
 from core_driver import Fault
-from journal_driver import Journal, Redo, Snapshot, frames_of, truth, twin
 from purgatory_driver import ALL, ANY, CLIENT, SUM, Command, Key, Owner, Purgatory
+from wal_driver import Redo, Snapshot, Wal, frames_of, truth, twin
 
-from purgatoryd.shm_layout import journal, wire
+from purgatoryd.shm_layout import wal, wire
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import MessageRefused
-from purgatoryd.shm_layout.journal import Buffer, Walk, contents, write_snapshot
 from purgatoryd.shm_layout.layout import LoadAction, PutMode, TimeKind
 from purgatoryd.shm_layout.segment import Segment
+from purgatoryd.shm_layout.wal import Buffer, Walk, contents, write_snapshot
 
 MS = 1_000_000
 CONFIG: dict[str, Any] = {
@@ -51,7 +51,7 @@ class Work:
         self.core = Purgatory(**{**CONFIG, **config})
         if self.rng.random() < 0.5:
             lib.pg_set_quotas(self.core.a, 40, 0, 0)
-        self.journal = Journal(self.core)
+        self.wal = Wal(self.core)
         self.owners = [Owner(self.core, n) for n in (1, 2)]
         self.nonce = 2
         self.now_ns = 0
@@ -157,7 +157,7 @@ class Work:
 
     def configure(self) -> None:
         """Owner, quotas and durability of a namespace."""
-        durability = self.rng.randrange(2) if self.journal.stage else 0
+        durability = self.rng.randrange(2) if self.wal.stage else 0
         changes = {"durability": durability, "quota_timers": self.rng.choice([0, 40])}
         message = wire.encode_namespace_set(1, self.rng.choice(NAMESPACES), changes)
         body = message[wire.FRAME.size :]
@@ -179,7 +179,7 @@ class Work:
             self.configure()
         if self.core.header.outbox_tail - self.core.header.published > 30:
             self.core.publish_all()
-        self.journal.take()
+        self.wal.take()
 
 
 def own_some(made: Command, keys: list[Key], rng: random.Random) -> Command:
@@ -196,7 +196,7 @@ def redone(work: Work, snapshot: bytes, rng: random.Random, *, twice: bool = Fal
     for _ in range(1 + twice):
         redo.begin()
         redo.in_pieces(snapshot, rng)
-        redo.in_pieces(work.journal.data, rng)
+        redo.in_pieces(work.wal.data, rng)
     real_boot_ns = work.now_ns
     return redo.end(
         work.now_ns, real_boot_ns=real_boot_ns, wall_offset_ns=work.core.header.wall_offset_ns
@@ -211,7 +211,7 @@ def the_same(work: Work, snapshot: bytes, rng: random.Random, *, twice: bool = F
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_the_journal_gives_all_truth_back(seed: int) -> None:
+def test_the_wal_gives_all_truth_back(seed: int) -> None:
     work = Work(seed)
     first = Snapshot(work.core).finish().data
     for _ in range(8):
@@ -247,23 +247,23 @@ def begun(seed: int = 7, steps: int = 120, **config: Any) -> Work:
     return work
 
 
-def test_an_arena_without_a_journal_is_whole_in_a_quiet_snapshot() -> None:
+def test_an_arena_without_a_wal_is_whole_in_a_quiet_snapshot() -> None:
     work = Work(5, stage_bytes=0)
     for _ in range(200):
         work.step()
     the_same(work, Snapshot(work.core, quiet=True).finish().data, work.rng)
 
 
-def test_a_quiet_snapshot_needs_no_journal() -> None:
+def test_a_quiet_snapshot_needs_no_wal() -> None:
     work = begun()
-    work.journal.data = b""
+    work.wal.data = b""
     the_same(work, Snapshot(work.core, quiet=True).finish().data, work.rng)
 
 
 def test_a_snapshot_of_several_groups_is_read_as_it_was_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal, "PORTION", lib.PG_GROUP_MAX)
+    monkeypatch.setattr(wal, "PORTION", lib.PG_GROUP_MAX)
     core, path = Purgatory(payload_bytes=1 << 23), tmp_path / "snapshot"
     owner = Owner(core)
     payloads = {b"%d" % n: bytes([n]) * 65_536 for n in range(40)}
@@ -296,12 +296,12 @@ def test_migration_between_arenas_with_and_without_a_stage(sizes: tuple[int, int
         taken = lib.pg_stage_of(work.core.a).next_lsn
         assert lib.pg_stage_of(to.a).next_lsn >= taken
     elif sizes[1]:
-        journal, fresh = Journal(to), Snapshot(to, quiet=True).finish().data
+        wal, fresh = Wal(to), Snapshot(to, quiet=True).finish().data
         to.put("later", 10**9)
-        assert len(list(frames_of(journal.take()))) > 0
+        assert len(list(frames_of(wal.take()))) > 0
         redo = Redo(fresh)
         redo.frames(fresh)
-        redo.frames(journal.data)
+        redo.frames(wal.data)
         found = redo.end(work.now_ns, wall_offset_ns=to.header.wall_offset_ns)
         assert truth(found) == truth(twin(to, work.now_ns))
 
@@ -335,7 +335,7 @@ def test_deadlines_move_with_the_boot_clock_and_wall_deadlines_do_not() -> None:
 
 def test_a_snapshot_of_two_moments_may_need_a_larger_arena_for_a_moment() -> None:
     core = Purgatory(**{**CONFIG, "payload_bytes": 100_000})
-    journal = Journal(core)
+    wal = Wal(core)
     core.put("first", 10**9, payload=bytes(60_000))
     core.put("second", 10**9)
     snapshot = Snapshot(core)
@@ -345,12 +345,12 @@ def test_a_snapshot_of_two_moments_may_need_a_larger_arena_for_a_moment() -> Non
     core.put("third", 10**9)
     core.put("fourth", 10**9, payload=bytes(60_000))
     snapshot.finish()
-    journal.take()
+    wal.take()
     with pytest.raises(Fault, match="no room for a blob"):
-        Redo(snapshot.data).frames(snapshot.data + journal.data)
+        Redo(snapshot.data).frames(snapshot.data + wal.data)
     redo = Redo(snapshot.data, payload_bytes=200_000)
     redo.frames(snapshot.data)
-    redo.frames(journal.data)
+    redo.frames(wal.data)
     small = redo.end(0).migrated(payload_bytes=100_000)
     small.check()
     assert {info.key for info in small.scan()} == {"second", "third", "fourth"}
@@ -365,15 +365,15 @@ def all_of_it(snapshot: bytes, *pieces: bytes) -> Purgatory:
 
 def test_what_is_not_whole_is_refused() -> None:
     work = begun()
-    frames = list(frames_of(work.journal.data))
+    frames = list(frames_of(work.wal.data))
     snapshot = Snapshot(work.core).finish()
     for _ in range(20):
         work.step()
-    later = [f for f in frames_of(work.journal.data) if f.lsn > frames[-1].lsn]
+    later = [f for f in frames_of(work.wal.data) if f.lsn > frames[-1].lsn]
     assert len(later) > 3
     pieces = {
         "ends before the snapshot": b"",
-        "a hole in the journal": b"".join(f.data for f in frames[-1:] + later[1:]),
+        "a hole in the WAL": b"".join(f.data for f in frames[-1:] + later[1:]),
         "no frame": frames[-1].data[:-8],
         "wrong kind of file": next(frames_of(snapshot.data)).data,
     }
