@@ -104,11 +104,11 @@ soak: build ## a daemon and its workers, killed at random for SECONDS=60, with a
 # ROUNDS of the harness: worlds that each operation is killed in, times four shapes; ten times as
 # many where only stores are looked at. CUTS of power on a simulated disk: seeds with five each.
 crash-test: CUTS ?= 5000
-crash-test: build build/crash/crash build/crash/stores build/sanitize/tests/test_committer ## the long versions: a kill at any instruction, mutants; power cuts; every call of every function fails once (hours)
+crash-test: build build/crash/crash build/crash/stores build/sanitize/tests/test_group_commit ## the long versions: a kill at any instruction, mutants; power cuts; every call of every function fails once (hours)
 	$(BIN)/python tests/crash/record.py crash.json build/crash/crash $(ROUNDS) 1 30
 	$(BIN)/python tests/crash/record.py crash_stores.json build/crash/stores $(ROUNDS)0 1001 30
 	$(BIN)/python tests/crash/mutate.py --write
-	build/sanitize/tests/test_committer $(CUTS)
+	build/sanitize/tests/test_group_commit $(CUTS)
 	WAL_ROUNDS=50 POWER_CUTS=20 $(BIN)/python -m pytest -q -s --timeout=0 \
 		tests/test_wal_files.py tests/test_wal_daemon.py tests/test_power_cut.py
 	CRASH_TEST=complete $(BIN)/python -m pytest --timeout=0 tests/test_faults.py $(ARGS)

@@ -116,7 +116,7 @@ def daemon(directory: Path, capacity: int, wal: bool) -> Iterator[Daemon]:
 class Session:
     """One session of raw frames; its batches differ in nothing but their keys.
 
-    A batch that the daemon was too busy for, since its WAL's stage was full, is sent again:
+    A batch that the daemon was too busy for, since its WAL buffer was full, is sent again:
     what of it was added before is kept.
     """
 

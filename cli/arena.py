@@ -157,7 +157,8 @@ SECTIONS = {
         "refused_fenced",
     ),
     "wal": (
-        "wal", "wal_error", "committed_lsn", "staged_lsn", "staged_bytes", "stage_bytes",
+        "wal", "wal_error", "committed_lsn", "appended_lsn", "wal_buffer_used_bytes",
+        "wal_buffer_bytes",
         "wal_bytes", "syncs", "sync_mean_ns", "refused_wal",
         "records_redone",
     ),

@@ -49,7 +49,7 @@ FILLS = (
     ("outbox memory", "outbox_bytes", "outbox_bytes_max", "bytes"),
     ("watch records", "watch_records", "watch_records_max", ""),
     ("watch keys", "watch_keys", "watch_keys_max", ""),
-    ("WAL stage", "staged_bytes", "stage_bytes", "bytes"),
+    ("WAL buffer", "wal_buffer_used_bytes", "wal_buffer_bytes", "bytes"),
 )
 # What a rate adds up.
 RATES = {

@@ -42,14 +42,14 @@ BOUNDS = {
     "realtime": (0, 99),
     "busy_poll_ns": (0, 10_000_000),
     "segment_bytes": (256 * 1024, 4096 * MIB),
-    "stage_bytes": (4 * MIB, 1024 * MIB),
+    "wal_buffer_bytes": (4 * MIB, 1024 * MIB),
     "snapshot_segments": (1, 2**20),
     "retain_age_ns": (0, 10**9 * 86_400 * 3650),
     "retain_bytes": (0, 2**62),
     "shards": (0, SHARDS_MAX),
 }
 _OF_THE_WAL = (
-    "segment_bytes", "stage_bytes", "snapshot_segments", "retain_age_ns", "retain_bytes",
+    "segment_bytes", "wal_buffer_bytes", "snapshot_segments", "retain_age_ns", "retain_bytes",
     "durable_namespaces",
 )  # fmt: skip
 
@@ -118,7 +118,7 @@ class Config:
     """Directory of the WALs; each daemon has one of its name in there. Empty = none."""
     segment_bytes: int = 64 * MIB
     """Size of one file of the WAL."""
-    stage_bytes: int = 8 * MIB
+    wal_buffer_bytes: int = 8 * MIB
     """Room in the arena for records on their way to disk; a power of two."""
     snapshot_segments: int = 4
     """A snapshot is taken whenever so many files were filled since the last one."""
@@ -174,8 +174,10 @@ class Config:
             raise InvalidSetting(
                 "outbox_capacity", self.outbox_capacity, "a power of two", "config"
             )
-        if self.stage_bytes & (self.stage_bytes - 1):
-            raise InvalidSetting("stage_bytes", self.stage_bytes, "a power of two", "config")
+        if self.wal_buffer_bytes & (self.wal_buffer_bytes - 1):
+            raise InvalidSetting(
+                "wal_buffer_bytes", self.wal_buffer_bytes, "a power of two", "config"
+            )
         if self.segment_bytes % 4096:
             raise InvalidSetting(
                 "segment_bytes", self.segment_bytes, "a multiple of 4096", "config"

@@ -39,7 +39,7 @@ MOVES: Mapping[DaemonState, frozenset[DaemonState]] = {
 
 MEANING = {
     Degraded.WAL: "the WAL has stopped, nothing is armed any more",
-    Degraded.STAGE: "the disk is too slow, what is due waits for the WAL",
+    Degraded.WAL_BUFFER: "the disk is too slow, what is due waits for the WAL",
     Degraded.LATE: "what is due waits for the loop or the socket",
     Degraded.TIMERS: "nearly all slots are taken",
     Degraded.PAYLOADS: "the payload memory is nearly full",
@@ -230,7 +230,7 @@ def reasons(arena: Arena, before: Degraded, *, stopped: bool, full: bool) -> Deg
     slots = metrics.live + metrics.parked + metrics.outcomes
     found = {
         Degraded.WAL: stopped,
-        Degraded.STAGE: full,
+        Degraded.WAL_BUFFER: full,
         Degraded.LATE: header.now_ns - header.next_deadline_ns > LATE_NS and not full,
         Degraded.TIMERS: _crowded(slots, header.capacity, Degraded.TIMERS in before),
         Degraded.PAYLOADS: _crowded(

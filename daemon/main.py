@@ -135,7 +135,7 @@ def _recovered(opening: Opening, life: LifeCycle) -> Arena:
 
 
 def _begin_wal(arena: Arena, opening: Opening) -> Memory:
-    """Counts the start; what was staged before it is on disk when this returns."""
+    """Counts the start; what was appended before it is on disk when this returns."""
     arena.start_epoch(boot_id())
     if opening.wal is None:
         return Memory()

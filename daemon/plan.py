@@ -1,7 +1,7 @@
 """Where the daemon is to run: decided from a topology and the settings alone, with the reasons.
 
 The loop gets a physical core of its own where there is one, on the node that has most room; all
-other threads, libzmq's and the WAL's committer, keep to other cores of that node, and the arena
+other threads, libzmq's and the group-commit thread, keep to other cores of that node, and the arena
 is on it. What was asked for and cannot be had is left out, and said: no plan fails.
 """
 
@@ -157,7 +157,7 @@ def _on_cpus(draft: _Draft, chosen: Plan, cpus: list[int]) -> Plan:
     first, rest = cpus[0], frozenset(cpus[1:])
     beside = ", as is the loop of another daemon" if draft.taken[first] else ""
     draft.why(f"the loop is on CPU {first}, the first of --cpus{beside}")
-    draft.why(f"libzmq and the committer are on {cpu_text(rest) if rest else 'it, too'}")
+    draft.why(f"libzmq and the group-commit thread are on {cpu_text(rest) if rest else 'it, too'}")
     node = draft.topology.node_of(first)
     return replace(
         chosen, node=node.id if node else None, reaper=frozenset({first}),
@@ -181,7 +181,7 @@ def _on_cores(draft: _Draft, chosen: Plan, wanted: Node | None) -> Plan:
     loop = min(core, key=lambda cpu: draft.taken[cpu])
     others = _other_cpus(draft, here, loop)
     draft.why(f"the loop is on CPU {loop} of node {node.id}: {_why_core(draft, loop, others)}")
-    draft.why(f"libzmq and the committer are on {cpu_text(others)} of the same node")
+    draft.why(f"libzmq and the group-commit thread are on {cpu_text(others)} of the same node")
     return replace(chosen, reaper=frozenset({loop}), core_chosen=True, others=others)
 
 
@@ -211,10 +211,12 @@ def _other_cpus(draft: _Draft, here: frozenset[int], loop: int) -> frozenset[int
     topology, loops = draft.topology, {loop, *draft.taken}
     spared = topology.off_loops(here, loops)
     if not spared:
-        text = "no CPU without a loop: libzmq and the committer share those of other daemons"
+        text = (
+            "no CPU without a loop: libzmq and the group-commit thread share those of other daemons"
+        )
         draft.clamp(PlacementPart.CPUS, text)
     elif spared & topology.whole_cores(loops):
-        text = "no core without a loop: libzmq and the committer are on siblings of loops"
+        text = "no core without a loop: libzmq and the group-commit thread are on siblings of loops"
         draft.clamp(PlacementPart.CPUS, text)
     found = spared or topology.off_loops(here, {loop})
     return found - topology.isolated or found

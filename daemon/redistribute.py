@@ -53,7 +53,7 @@ from purgatoryd.shm_layout.origins import Origins, write_origins
 from purgatoryd.shm_layout.paths import SHARDS_MAX, Paths, arena_end, paths_in
 from purgatoryd.shm_layout.shards import ALONE, Placement, ShardTable
 from purgatoryd.shm_layout.standing import StandingFile
-from purgatoryd.shm_layout.wal import Committer, Walk, has_header, segments, uuid_of
+from purgatoryd.shm_layout.wal import GroupCommit, Walk, has_header, segments, uuid_of
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _records(
         wal = division.opening(old, shard).wal
         files = segments(wal) if wal and arena else []
         if arena is not None and files and has_header(files[-1].path):
-            upto[uuid_of(files[-1].path).hex()] = int(arena.stage.next_lsn) - 1
+            upto[uuid_of(files[-1].path).hex()] = int(arena.wal_buffer.next_lsn) - 1
     return upto
 
 
@@ -242,7 +242,7 @@ def _finished(arena: Arena, opening: Opening, origins: Origins) -> dict[str, Cen
         write_origins(opening.wal, origins)
         save_snapshot(arena, opening.wal, step=opening.step)
         end = Walk.before(arena)
-        Committer(arena, opening.wal, opening.config.segment_bytes, end).close()
+        GroupCommit(arena, opening.wal, opening.config.segment_bytes, end).close()
     arena.set_state(ArenaState.READY)
     return census(arena)
 

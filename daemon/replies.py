@@ -48,11 +48,11 @@ class Replies:
             self._ended.append((session, run))
         self._runs[session] = _Run(sequence, 1, built_boot_ns, handed_boot_ns)
 
-    def stage(self) -> None:
-        """Stages the records, as far as there is room; the others wait for the next time."""
+    def append(self) -> None:
+        """Appends the records, as far as there is room; the others wait for the next time."""
         self._ended += self._runs.items()
         self._runs.clear()
-        while self._ended and not self._arena.stage_full:
+        while self._ended and not self._arena.wal_buffer_full:
             session, run = self._ended.popleft()
             self._arena.replied(
                 session, run.first, run.count, run.built_boot_ns, run.handed_boot_ns

@@ -99,9 +99,9 @@ def _beside(arena: str, directory: Path, daemon: int) -> None:
 
     def wait(lsn: int) -> None:
         """As long as the daemon lives and its WAL goes on."""
-        while int(reader.stage.committed_lsn) < lsn:
-            if has_stopped(reader.stage) or os.getppid() != daemon:
-                raise WalUnwritable(str(directory), int(reader.stage.error))
+        while int(reader.wal_buffer.committed_lsn) < lsn:
+            if has_stopped(reader.wal_buffer) or os.getppid() != daemon:
+                raise WalUnwritable(str(directory), int(reader.wal_buffer.error))
             time.sleep(POLL_S)
 
     save_snapshot(reader, directory, wait)

@@ -55,7 +55,7 @@ from purgatoryd.shm_layout.layout import (
     Degraded,
 )
 from purgatoryd.shm_layout.paths import Paths
-from purgatoryd.shm_layout.wal import Committer, Walk, segments
+from purgatoryd.shm_layout.wal import GroupCommit, Walk, segments
 
 # Settings that can differ at a restart: what the core calls them, and the setting's name.
 _SIZES = {
@@ -186,15 +186,15 @@ def _open_left(opening: Opening) -> Arena:
     arena = _as_left(opening)
     if _same_sizes(arena, opening.config):
         return arena
-    _commit_staged(arena, opening)
+    _commit_appended(arena, opening)
     return _resize(arena, opening)
 
 
-def _commit_staged(arena: Arena | Previous, opening: Opening) -> None:
-    """Brings what is staged to disk, because only an arena's snapshot goes over to another one."""
-    if opening.wal is not None and arena.stage is not None:
+def _commit_appended(arena: Arena | Previous, opening: Opening) -> None:
+    """Brings the WAL buffer to disk, because only an arena's snapshot goes over to another one."""
+    if opening.wal is not None and arena.wal_buffer is not None:
         end = wal_end(arena, opening)
-        Committer(arena, opening.wal, opening.config.segment_bytes, end).close()
+        GroupCommit(arena, opening.wal, opening.config.segment_bytes, end).close()
 
 
 def _attach(opening: Opening) -> Arena:
@@ -212,9 +212,9 @@ def _attach(opening: Opening) -> Arena:
 def _refuse_other_wal(arena: Arena | Previous, opening: Opening) -> None:
     wal = opening.wal
     if wal is None:
-        if arena.stage is not None:
+        if arena.wal_buffer is not None:
             raise WalNeeded(arena.segment.name)
-    elif arena.stage is None:
+    elif arena.wal_buffer is None:
         if segments(wal):
             raise WalMismatch(str(wal), "wal", "empty", "that of another arena")
     elif not opening.force:
@@ -352,7 +352,7 @@ def _geometry(config: Config) -> dict[str, int]:
         "accounts": config.accounts,
         "loads": config.loads,
         "load_blocks": -(-config.load_rows // LOAD_BLOCK_ROWS),
-        "stage_bytes": config.stage_bytes if config.wal_dir else 0,
+        "wal_buffer_bytes": config.wal_buffer_bytes if config.wal_dir else 0,
     }
 
 
@@ -454,7 +454,7 @@ def _current(arena: Arena | Previous) -> dict[str, int]:
         "accounts": header.regions[lib.PG_R_ACCOUNTS].count,
         "loads": header.regions[lib.PG_R_LOADS].count,
         "load_blocks": header.regions[lib.PG_R_LOAD_BLOCKS].count,
-        "stage_bytes": arena.stage.size if arena.stage is not None else 0,
+        "wal_buffer_bytes": arena.wal_buffer.size if arena.wal_buffer is not None else 0,
     }
 
 
@@ -509,7 +509,7 @@ def _convert(old: Previous, opening: Opening) -> Arena:
     sizes = {name: size for name, size in _current(old).items() if size}
     fields = core_config(opening.config) | sizes | _identity(old, opening)
     opening.step("converting the arena of an earlier version")
-    _commit_staged(old, opening)
+    _commit_appended(old, opening)
     with _in_place(opening, fields) as new:
         new.convert_from(old)
         new.rebuild(_now_ns(old, opening.config))

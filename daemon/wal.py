@@ -1,4 +1,4 @@
-"""A running daemon's WAL: its folder, its committer, its snapshots, what of it may go."""
+"""A running daemon's WAL: its folder, its group-commit thread, its snapshots, what of it may go."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from purgatoryd.shm_layout.errors import (
 )
 from purgatoryd.shm_layout.files import sync_directory
 from purgatoryd.shm_layout.wal import (
-    Committer,
     File,
+    GroupCommit,
     Walk,
     has_header,
     has_stopped,
@@ -211,7 +211,7 @@ class Memory:
         return False
 
     def turn(self) -> None:
-        """Ends a turn of the loop: what was staged in it may go to disk."""
+        """Ends a turn of the loop: what was appended in it may go to disk."""
 
     def replied(self, reply: Any, built_boot_ns: int, handed_boot_ns: int) -> None:
         """The socket has an answer, a whole message: when it was there, and when it was sent."""
@@ -223,14 +223,14 @@ class Memory:
         """Once a second: snapshots, and files that may go."""
 
     def commit(self) -> None:
-        """Brings all to disk; nothing may be staged any more."""
+        """Brings all to disk; nothing may be appended any more."""
 
     def close(self) -> None:
         """Lets go of the files, after a last snapshot if all is in order."""
 
 
 class Wal(Memory):
-    """Takes what the arena stages to disk. One thread, besides the committer's own."""
+    """Brings the WAL buffer to disk. One thread, besides the group-commit thread's own."""
 
     def __init__(
         self,
@@ -245,7 +245,7 @@ class Wal(Memory):
         told of each step of the start and of the end."""
         self._step = step
         self._arena = arena
-        self._stage = arena.stage
+        self._wal_buffer = arena.wal_buffer
         self._name = name
         self._directory = directory
         self._snapshot_segments = config.snapshot_segments
@@ -259,53 +259,53 @@ class Wal(Memory):
         self._told = False
         self._replies = Replies(arena)
         # at the end: nobody stops its thread if we fail
-        self._committer = Committer(arena, directory, config.segment_bytes, end)
+        self._group_commit = GroupCommit(arena, directory, config.segment_bytes, end)
 
     @property
     def fds(self) -> list[int]:
-        """The committer's."""
-        return [self._committer.fd]
+        """The group-commit thread's."""
+        return [self._group_commit.fd]
 
     @property
     def committed_lsn(self) -> int:
-        """As the committer last wrote it."""
-        return int(self._stage.committed_lsn)
+        """As the group-commit thread last wrote it."""
+        return int(self._wal_buffer.committed_lsn)
 
     @property
     def errno(self) -> int:
-        """Of the committer's call that failed."""
-        return int(self._stage.error) if has_stopped(self._stage) else 0
+        """Of the group-commit thread's call that failed."""
+        return int(self._wal_buffer.error) if has_stopped(self._wal_buffer) else 0
 
     @property
     def full(self) -> bool:
-        """True while the stage has no room."""
-        return self._arena.stage_full
+        """True while the WAL buffer has no room."""
+        return self._arena.wal_buffer_full
 
     def replied(self, reply: Any, built_boot_ns: int, handed_boot_ns: int) -> None:
-        """Notes it; it is staged with the next record of something else."""
+        """Notes it; it is appended with the next record of something else."""
         if self._open:
             self._replies.add(reply, built_boot_ns, handed_boot_ns)
 
     def turn(self) -> None:
-        """Wakes the committer if something was staged."""
-        if int(self._stage.tail) != self._kicked:
+        """Wakes the group-commit thread if something was appended."""
+        if int(self._wal_buffer.tail) != self._kicked:
             self._kick()
 
     def _kick(self) -> None:
         """Answers alone cause no commit: the next durable call would have to wait for it."""
-        self._replies.stage()
-        self._kicked = int(self._stage.tail)
-        self._committer.kick()
+        self._replies.append()
+        self._kicked = int(self._wal_buffer.tail)
+        self._group_commit.kick()
 
     def heard(self) -> None:
         """Clears the descriptor."""
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._committer.fd)
+            os.eventfd_read(self._group_commit.fd)
 
     def beat(self) -> None:
         """Looks after files when there are new ones, and once a minute."""
         self._beats += 1
-        self._stage_metrics(boot_ns())
+        self._append_metrics(boot_ns())
         if self.errno:
             self._replies.forget()
         if self._replies:
@@ -317,14 +317,14 @@ class Wal(Memory):
         if self._child is not None:
             self._child = self._child if self._child.poll() is None else None
             return
-        if self._segment != int(self._stage.segment) or self._beats % BEATS_PER_LOOK == 0:
-            self._segment = int(self._stage.segment)
+        if self._segment != int(self._wal_buffer.segment) or self._beats % BEATS_PER_LOOK == 0:
+            self._segment = int(self._wal_buffer.segment)
             self._look()
 
-    def _stage_metrics(self, now_boot_ns: int) -> None:
+    def _append_metrics(self, now_boot_ns: int) -> None:
         if now_boot_ns - self._measured_boot_ns >= METRICS_NS:
             self._measured_boot_ns = now_boot_ns
-            self._arena.stage_metrics(now_boot_ns)
+            self._arena.append_metrics(now_boot_ns)
 
     def _look(self) -> None:
         try:
@@ -345,15 +345,15 @@ class Wal(Memory):
         return newest[0].lsn if newest else 0
 
     def commit(self) -> None:
-        """Ends the committer once all is on disk."""
+        """Ends the group-commit thread once all is on disk."""
         if self._child is not None:
             self._child.kill()
             self._child.wait()
             self._child = None
         if self._open:
             self._open = False
-            self._replies.stage()
-            self._committer.close()
+            self._replies.append()
+            self._group_commit.close()
 
     def close(self) -> None:
         """Takes a snapshot, unless the loop ended by an error or the disk is at fault."""
@@ -367,4 +367,4 @@ class Wal(Memory):
             log.warning(f"the WAL's files: {error}")
 
     def _changed(self) -> bool:
-        return int(self._stage.next_lsn) != self._snapshot_lsn()
+        return int(self._wal_buffer.next_lsn) != self._snapshot_lsn()

@@ -36,7 +36,7 @@ struct pg_config {                /* what an arena is created with */
     uint32_t load_blocks;         /* of PG_LOAD_BLOCK_ROWS of their rows each */
     uint64_t level_ttl_ns;
     uint64_t inbox_max;
-    uint64_t stage_bytes;         /* of the WAL's ring, a power of two; 0 = no WAL */
+    uint64_t wal_buffer_bytes;         /* of the WAL's ring, a power of two; 0 = no WAL */
     uint32_t page_size;
     uint32_t clock_kind;
     uint32_t shard;
@@ -283,23 +283,23 @@ void pg_served(struct pg_arena *a, int64_t ended_boot_ns);
 void pg_told(struct pg_arena *a, int64_t built_boot_ns, int64_t handed_boot_ns);
 /* It was not sent: from now on its outcomes wait for their owner. To be called instead. */
 void pg_untaken(struct pg_arena *a);
-/* Stages a METRICS record, if there is a WAL that has room for it. */
-void pg_stage_metrics(struct pg_arena *a, int64_t real_boot_ns);
+/* Appends a METRICS record, if there is a WAL that has room for it. */
+void pg_wal_append_metrics(struct pg_arena *a, int64_t real_boot_ns);
 
-/* ---- the WAL's stage (stage.c) --------------------------------------------------- */
+/* ---- the WAL buffer (wal_buffer.c) --------------------------------------------------- */
 
-/* NULL: an arena without a WAL. The committer's fields are its own; all others read. */
-struct pg_stage *pg_stage_of(const struct pg_arena *a);
-/* What ends timers waits for room in the stage: it goes on once `committed` has moved. */
-int pg_stage_full(const struct pg_arena *a);
+/* NULL: an arena without a WAL. The group-commit thread's fields are its own; all others read. */
+struct pg_wal_buffer *pg_wal_buffer_of(const struct pg_arena *a);
+/* What ends timers waits for room in the WAL buffer: it goes on once `committed` has moved. */
+int pg_wal_buffer_full(const struct pg_arena *a);
 /* The frame that has to be on disk before the reply of the last pg_handle may be sent;
  * 0 = it need not wait. */
 uint64_t pg_durable_lsn(const struct pg_arena *a);
 /* Copies whole frames from position `from` of the ring up to the tail, as many as fit,
  * without paddings, crc and salt 0. Returns the bytes; *upto = the position behind them,
  * *lsn = number of the last one (unchanged when there is none). out_bytes is PG_WAL_FRAME_MAX
- * at least. Safe beside the daemon, from its committer thread. */
-uint64_t pg_stage_copy(const struct pg_arena *a, uint64_t from, void *out, uint64_t out_bytes,
+ * at least. Safe beside the daemon, from its group-commit thread. */
+uint64_t pg_wal_buffer_copy(const struct pg_arena *a, uint64_t from, void *out, uint64_t out_bytes,
                        uint64_t *upto, uint64_t *lsn);
 
 /* ---- snapshots (snapshot.c): from a reader of a live arena ------------------------------ */
@@ -466,10 +466,11 @@ int pg_redo_file(struct pg_arena *a, struct pg_redo *r, struct pg_walk *walk,
 int pg_redo_end(struct pg_arena *a, const struct pg_redo *r, int64_t real_boot_ns,
                 int64_t shift_ns, int64_t wall_offset_ns, struct pg_fault *why);
 
-/* ---- the committer (committer.c): from the stage to disk ---------------------------------- */
+/* ---- group commit (group_commit.c): from the WAL buffer to disk
+ * ---------------------------------- */
 
-/* The system calls of the committer; each returns what the call of that name does, and sets
- * errno. For tests, which give their own. */
+/* The system calls of the group-commit thread; each returns what the call of that name does, and
+ * sets errno. For tests, which give their own. */
 struct pg_storage {
     void *context;
     int (*open)(void *context, int directory, const char *name, int flags); /* directory -1: none */
@@ -482,26 +483,26 @@ struct pg_storage {
     int64_t (*clock_ns)(void *context);                  /* monotonic; measures syncs */
 };
 
-struct pg_committer;
-uint64_t pg_committer_bytes(void);
+struct pg_group_commit;
+uint64_t pg_group_commit_bytes(void);
 /* Goes on where `end`, a walk that has read the newest segment of `directory` to its end, has
- * ended (NONE: a new WAL, behind its lsn and group); all that is staged is on disk when it
+ * ended (NONE: a new WAL, behind its lsn and group); all that was appended is on disk when it
  * returns. segment_bytes: of new segments, a multiple of PG_SEGMENT_HEAD, PG_SEGMENT_MIN at
  * least. storage NULL: the system's. After a refusal nothing is open; a call that failed is
  * named in `why`, `where` is the LSN and `found` its errno. */
-int pg_committer_open(struct pg_committer *c, struct pg_arena *a, const char *directory,
+int pg_group_commit_open(struct pg_group_commit *c, struct pg_arena *a, const char *directory,
                       uint64_t segment_bytes, const struct pg_walk *end,
                       const struct pg_storage *storage, struct pg_fault *why);
-/* Commits one group of what is staged; 0 = nothing was. The thread does nothing else. */
-int pg_committer_turn(struct pg_committer *c);
-int pg_committer_start(struct pg_committer *c, struct pg_fault *why);    /* the thread */
-/* To be called after something was staged; cheap while the thread is busy. */
-void pg_committer_kick(struct pg_committer *c);
+/* Commits one group of what was appended; 0 = nothing was. The thread does nothing else. */
+int pg_group_commit_turn(struct pg_group_commit *c);
+int pg_group_commit_start(struct pg_group_commit *c, struct pg_fault *why);    /* the thread */
+/* To be called after something was appended; cheap while the thread is busy. */
+void pg_group_commit_kick(struct pg_group_commit *c);
 /* An eventfd: readable once committed_lsn has moved, or the state is PG_WAL_STOPPED. */
-int pg_committer_fd(const struct pg_committer *c);
-/* Ends the thread, after it has committed all that is staged. */
-void pg_committer_stop(struct pg_committer *c);
-void pg_committer_close(struct pg_committer *c);                         /* the files */
+int pg_group_commit_fd(const struct pg_group_commit *c);
+/* Ends the thread, after it has committed all that was appended. */
+void pg_group_commit_stop(struct pg_group_commit *c);
+void pg_group_commit_close(struct pg_group_commit *c);                         /* the files */
 
 /* ---- where memory is (memory.c): system calls, without an arena ---------------------------- */
 

@@ -69,8 +69,8 @@ static bool config_bounded(const struct pg_config *c, struct pg_fault *why)
         {"outcomes in an inbox", c->inbox_max, 1, UINT64_MAX},
         {"stream id", c->stream_id, 1, UINT64_MAX},
         {"bits of the outbox entries", (uint64_t)__builtin_popcount(c->outbox_capacity), 1, 1},
-        {"stage bytes", c->stage_bytes, c->stage_bytes == 0 ? 0 : PG_STAGE_MIN, PG_STAGE_MAX},
-        {"bits of the stage bytes", (uint64_t)__builtin_popcountll(c->stage_bytes), 0, 1},
+        {"WAL buffer bytes", c->wal_buffer_bytes, c->wal_buffer_bytes == 0 ? 0 : PG_WAL_BUFFER_MIN, PG_WAL_BUFFER_MAX},
+        {"bits of the WAL buffer bytes", (uint64_t)__builtin_popcountll(c->wal_buffer_bytes), 0, 1},
         {"shards", c->shards, 0, PG_SHARDS_MAX},
         {"shard", c->shard, 0, c->shards == 0 ? 0 : c->shards - 1},
     };
@@ -133,9 +133,9 @@ static void plan_make(struct plan *p, const struct pg_config *c)
         plan_add(p, PG_R_LOAD_BITS, PG_LOAD_BLOCK_ROWS / 8, c->load_blocks);
         plan_add(p, PG_R_LOAD_INDEX, sizeof(struct pg_index_bucket), index_buckets(c->load_blocks));
     }
-    if (c->stage_bytes != 0) {
+    if (c->wal_buffer_bytes != 0) {
         plan_add(p, PG_R_LIFE, sizeof(struct pg_life), slots);
-        plan_add(p, PG_R_STAGE, PG_STAGE_HEAD, 1 + c->stage_bytes / PG_STAGE_HEAD);
+        plan_add(p, PG_R_WAL_BUFFER, PG_WAL_BUFFER_HEAD, 1 + c->wal_buffer_bytes / PG_WAL_BUFFER_HEAD);
     }
     p->length = round_up(p->length, PG_REGION_ALIGN);
 }
@@ -203,9 +203,9 @@ static void handle_open_truth(struct pg_arena *a)
     a->watch_rows = region_count(a, PG_R_WATCHES);
     a->levels = region(a, PG_R_LEVELS);
     a->level_rows = region_count(a, PG_R_LEVELS);
-    if (region_count(a, PG_R_STAGE) != 0) {
-        a->stage = region(a, PG_R_STAGE);
-        a->ring = (uint8_t *)a->stage + PG_STAGE_HEAD;
+    if (region_count(a, PG_R_WAL_BUFFER) != 0) {
+        a->wal_buffer = region(a, PG_R_WAL_BUFFER);
+        a->ring = (uint8_t *)a->wal_buffer + PG_WAL_BUFFER_HEAD;
         a->lives = region(a, PG_R_LIFE);
     }
     a->slots = (struct slots){region(a, PG_R_HOT), region(a, PG_R_COLD),
@@ -324,7 +324,7 @@ int pg_create(struct pg_arena *a, void *arena, void *secret, const struct pg_con
     levels_init(a);
     watches_init(a);
     loads_init(a);
-    stage_init(a);
+    wal_buffer_init(a);
     STORE_RELEASE(&h->daemon_state, PG_D_RECOVERING);
     STORE_RELEASE(&h->state, PG_REBUILDING);
     STORE_RELEASE(&s->version, PG_PRIVATE_MAGIC);
@@ -339,10 +339,10 @@ static bool same(struct pg_fault *why, const char *what, uint64_t expected, uint
     return expected == found || fault_set(why, "header", what, 0, expected, found);
 }
 
-static uint64_t stage_bytes_of(const struct pg_header *h)
+static uint64_t wal_buffer_bytes_of(const struct pg_header *h)
 {
-    const uint64_t length = h->regions[PG_R_STAGE].length;
-    return length < PG_STAGE_HEAD ? 0 : length - PG_STAGE_HEAD;
+    const uint64_t length = h->regions[PG_R_WAL_BUFFER].length;
+    return length < PG_WAL_BUFFER_HEAD ? 0 : length - PG_WAL_BUFFER_HEAD;
 }
 
 static struct pg_config config_of(const struct pg_header *h)
@@ -357,7 +357,7 @@ static struct pg_config config_of(const struct pg_header *h)
                               .accounts = h->regions[PG_R_ACCOUNTS].count,
                               .loads = h->regions[PG_R_LOADS].count,
                               .load_blocks = h->regions[PG_R_LOAD_BLOCKS].count, .inbox_max = 1,
-                              .stage_bytes = stage_bytes_of(h), .shard = h->shard,
+                              .wal_buffer_bytes = wal_buffer_bytes_of(h), .shard = h->shard,
                               .shards = h->shards};
 }
 
@@ -502,7 +502,7 @@ int pg_check(struct pg_arena *a, struct pg_fault *fault)
            quotas_check(a, fault) &&
            outbox_check(a, fault, &granules) && levels_check(a, fault, &granules) &&
            watches_check(a, fault) && operations_check(a, fault) && loads_check(a, fault) &&
-           stage_check(a, fault) &&
+           wal_buffer_check(a, fault) &&
            (a->secret == NULL || (sessions_check(a, fault, &granules) &&
                                   blobs_check(&a->blobs, granules, fault)));
 }

@@ -186,10 +186,10 @@ class Handle:
         return self._a
 
     @property
-    def stage(self) -> Any:
-        """struct pg_stage, live; None: an arena without a WAL."""
-        stage = lib.pg_stage_of(self._a)
-        return stage if stage != ffi.NULL else None
+    def wal_buffer(self) -> Any:
+        """struct pg_wal_buffer, live; None: an arena without a WAL."""
+        wal_buffer = lib.pg_wal_buffer_of(self._a)
+        return wal_buffer if wal_buffer != ffi.NULL else None
 
     @property
     def uuid(self) -> bytes:
@@ -500,9 +500,9 @@ class Arena(_Owned):
             raise InvalidSetting("namespaces", detail[0], "room for every durable one", "arena")
 
     @property
-    def stage_full(self) -> bool:
+    def wal_buffer_full(self) -> bool:
         """True while what is due, ends or moves has to wait for the WAL."""
-        return bool(lib.pg_stage_full(self._a))
+        return bool(lib.pg_wal_buffer_full(self._a))
 
     def measure(self, histogram: Measured, span_ns: int) -> None:
         """Counts a span that only the caller knows."""
@@ -520,9 +520,9 @@ class Arena(_Owned):
         """Notes that the message of the last `inbox` was not sent: its owner was not there."""
         lib.pg_untaken(self._a)
 
-    def stage_metrics(self, real_boot_ns: int) -> None:
+    def append_metrics(self, real_boot_ns: int) -> None:
         """Has the WAL, if there is one, keep the histograms as they are now."""
-        lib.pg_stage_metrics(self._a, real_boot_ns)
+        lib.pg_wal_append_metrics(self._a, real_boot_ns)
 
     def beat(self, real_boot_ns: int, turns: int, wakeups: int, sent: int) -> None:
         """Stores the loop's progress for readers."""
@@ -796,19 +796,19 @@ class Reader(Handle):
         }
 
     def _wal_stats(self) -> dict[str, Any]:
-        stage = self.stage
-        if stage is None:
+        wal_buffer = self.wal_buffer
+        if wal_buffer is None:
             return {"wal": "none"}
         return {
-            "wal": WalState(stage.state).name.lower(),
-            "wal_error": os.strerror(stage.error) if stage.error else None,
-            "committed_lsn": int(stage.committed_lsn),
-            "staged_lsn": int(stage.next_lsn) - 1,
-            "staged_bytes": int(stage.tail - stage.committed),
-            "stage_bytes": int(stage.size),
-            "wal_bytes": int(stage.bytes),
-            "syncs": int(stage.syncs),
-            "sync_mean_ns": int(stage.sync_ns) // max(1, int(stage.syncs)),
+            "wal": WalState(wal_buffer.state).name.lower(),
+            "wal_error": os.strerror(wal_buffer.error) if wal_buffer.error else None,
+            "committed_lsn": int(wal_buffer.committed_lsn),
+            "appended_lsn": int(wal_buffer.next_lsn) - 1,
+            "wal_buffer_used_bytes": int(wal_buffer.tail - wal_buffer.committed),
+            "wal_buffer_bytes": int(wal_buffer.size),
+            "wal_bytes": int(wal_buffer.bytes),
+            "syncs": int(wal_buffer.syncs),
+            "sync_mean_ns": int(wal_buffer.sync_ns) // max(1, int(wal_buffer.syncs)),
         }
 
 

@@ -265,7 +265,7 @@ static void row_apply(struct pg_arena *a, const struct step *s, struct pg_result
 
 static bool arm_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
 {
-    if (staging(a) && !stage_admits(a, result))
+    if (has_wal(a) && !wal_buffer_admits(a, result))
         return true;
     if (s->record->op == PG_OP_WATCH)
         return watch_apply(a, s, result);
@@ -290,8 +290,8 @@ static bool op_apply(struct pg_arena *a, const struct step *s, struct pg_result 
     const struct key *key = &s->put.key;
     if (s->record->op == PG_OP_PUT || s->record->op == PG_OP_WATCH || s->record->op == PG_OP_UNPARK)
         return arm_apply(a, s, result);
-    if (stage_full(a))
-        return stage_gives_up(a, result);
+    if (wal_buffer_full(a))
+        return wal_buffer_gives_up(a, result);
     switch (s->record->op) {
     case PG_OP_CANCEL: return cancel_apply(a, s, result);
     case PG_OP_COMPLETE:

@@ -1,7 +1,7 @@
 /*
  * core.h - what the parts of the C core know of each other.
  *
- * The core is pure: functions over mapped memory.  But for the committer and memory.c it
+ * The core is pure: functions over mapped memory.  But for the group-commit thread and memory.c it
  * makes no system call: it allocates nothing, reads no clock, opens nothing; time is an
  * argument.  One file per part of the arena; no part reaches into another's bytes.  Every part
  * brings its own piece of init, rebuild and check.
@@ -20,10 +20,10 @@
  *   quotas.c      owners, quotas, accounts                   loads.c    rows of loads, done once
  *   migrate.c     truth into other sizes                     publish.c  notices without a timer
  *   gather.c      truth of several arenas into one of them   census.c   what a namespace has
- *   stage.c       the WAL's ring                         frames.c   what a frame says
+ *   wal_buffer.c       the WAL's ring                         frames.c   what a frame says
  *   snapshot.c    truth -> frames                            redo.c     frames -> truth
  *   segment.c     frames in files                            crc32c.c   their checksum
- *   committer.c   ring -> files: the one part with a thread
+ *   group_commit.c   ring -> files: the one part with a thread
  *   memory.c      which node memory is on: system calls alone
  *   metrics.c     how long things take
  *   local.c       the wheel alone

@@ -1,4 +1,4 @@
-/* frames.c - what a frame of the WAL says of the arena, for the stage and for snapshots. */
+/* frames.c - what a frame of the WAL says of the arena, for the WAL buffer and for snapshots. */
 
 #include "core.h"
 

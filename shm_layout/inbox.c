@@ -121,15 +121,16 @@ void inbox_acknowledge(struct pg_arena *a, struct pg_session *s, const struct pg
         return;
     if (outcome && ack->version == 0) {
         unlink_from(a, s, ack->slot);
-        if (staging(a) && !stage_full(a))     /* nothing that is kept depends on it */
-            stage_end(a, ack->slot, PG_END_ACKNOWLEDGED);
+        if (has_wal(a) && !wal_buffer_full(a))     /* nothing that is kept depends on it */
+            wal_append_end(a, ack->slot, PG_END_ACKNOWLEDGED);
         outcome_free(a, ack->slot);
     } else if (!outcome && ack->version == op->version) {
         operation_answered_no(a, ack->slot);
     }
 }
 
-/* ---- sending ----------------------------------------------------------------------------------- */
+/* ---- sending -----------------------------------------------------------------------------------
+ * */
 
 #define PER_MESSAGE 512
 #define BYTES_AHEAD 8             /* outcomes whose bytes are fetched before they are copied */

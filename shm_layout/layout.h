@@ -20,10 +20,10 @@
  * Times are int64 nanoseconds.  *_boot_ns is CLOCK_BOOTTIME, or virtual time under the
  * virtual clock; *_wall_ns is CLOCK_REALTIME.  Offsets are bytes from the segment start.
  *
- * Two segments.  The ARENA is written by the daemon alone (its committer thread writes its
- * fields of the stage) and mapped read-only by clients.  The PRIVATE segment (sessions, replies,
- * the hash secret) is the daemon's. "Truth" survives a crash; "derived" is rebuilt from truth at
- * every attach.
+ * Two segments.  The ARENA is written by the daemon alone (its group-commit thread writes its
+ * fields of the WAL buffer) and mapped read-only by clients.  The PRIVATE segment (sessions,
+ * replies, the hash secret) is the daemon's. "Truth" survives a crash; "derived" is rebuilt from
+ * truth at every attach.
  */
 
 #define PG_MAGIC 0x31414e4552414750u     /* "PGARENA1" read as little endian */
@@ -62,7 +62,7 @@ enum pg_region_id {
     PG_R_FREE_CHUNKS, PG_R_INDEX, PG_R_BLOB_HEAP, PG_R_BLOB_MAP, PG_R_BLOBS,
     PG_R_NAMESPACES, PG_R_TOPICS, PG_R_NAME_INDEX, PG_R_ACCOUNTS, PG_R_OUTBOX,
     PG_R_METRICS, PG_R_PURGATORY, PG_R_WATCHES, PG_R_LEVELS, PG_R_LEVEL_INDEX,
-    PG_R_STAGE,                   /* length 0: an arena without a WAL */
+    PG_R_WAL_BUFFER,                   /* length 0: an arena without a WAL */
     PG_R_LIFE,                    /* the same */
     PG_R_LOADS, PG_R_LOAD_BLOCKS, PG_R_LOAD_BITS, PG_R_LOAD_INDEX,
     PG_R_HISTOGRAMS,
@@ -89,7 +89,7 @@ enum pg_daemon_state {
 /* Why, added up; a draining daemon says so, too. */
 enum pg_degraded {
     PG_WHY_WAL = 1,           /* the WAL has stopped: nothing is armed any more */
-    PG_WHY_STAGE = 2,             /* the disk is too slow: what is due waits for the WAL */
+    PG_WHY_WAL_BUFFER = 2,             /* the disk is too slow: what is due waits for the WAL */
     PG_WHY_LATE = 4,              /* what is due waits for the loop */
     PG_WHY_TIMERS = 8,            /* nearly as many timers are armed as there are slots */
     PG_WHY_PAYLOADS = 16          /* the payload memory is nearly full */
@@ -215,7 +215,7 @@ struct pg_metrics {
     uint64_t refused_keys;        /* watch keys or watch records */
     uint64_t refused_denied;      /* the namespace has another owner */
     uint64_t refused_quota;       /* of the namespace or the uid, and no account left */
-    uint64_t refused_wal;     /* the WAL's stage was too full, or the WAL stopped */
+    uint64_t refused_wal;     /* the WAL buffer was too full, or the WAL stopped */
     uint64_t loads;               /* that are remembered (derived) */
     uint64_t load_blocks;         /* of their rows, in use (derived) */
     uint64_t load_rows;           /* that were done */
@@ -613,13 +613,13 @@ struct pg_entry {
 
 /* ---- the WAL ------------------------------------------------------------------ */
 
-/* What happened, as absolute results, in frames. They are written to the stage, a ring in the
- * arena, before the effect that each describes; the committer copies them from there to
+/* What happened, as absolute results, in frames. They are written to the WAL buffer, a ring in the
+ * arena, before the effect that each describes; the group-commit thread copies them from there to
  * segment files. Snapshot and export files hold frames of the same form. */
 
-#define PG_STAGE_HEAD 4096               /* bytes before the ring in PG_R_STAGE */
-#define PG_STAGE_MIN 4194304             /* bytes of the ring, a power of two */
-#define PG_STAGE_MAX 1073741824
+#define PG_WAL_BUFFER_HEAD 4096               /* bytes before the ring in PG_R_WAL_BUFFER */
+#define PG_WAL_BUFFER_MIN 4194304             /* bytes of the ring, a power of two */
+#define PG_WAL_BUFFER_MAX 1073741824
 #define PG_WAL_FRAME_MAX 131072            /* bytes; no frame is longer */
 #define PG_SEGMENT_MAGIC 0x314c4e524a475050u  /* "PPGJRNL1" read as little endian */
 #define PG_SNAPSHOT_MAGIC 0x3150414e53475050u /* "PPGSNAP1" */
@@ -635,33 +635,34 @@ enum pg_wal_state { PG_WAL_NONE, PG_WAL_RUNNING, PG_WAL_STOPPED };
 enum pg_storage_call { PG_CALL_NONE, PG_CALL_OPEN, PG_CALL_FALLOCATE, PG_CALL_WRITE,
                        PG_CALL_SYNC, PG_CALL_RENAME, PG_CALL_SYNC_DIR };
 
-/* At the start of PG_R_STAGE. Positions count bytes since birth; a position's place in the
- * ring is position % size. committed <= tail <= staged <= committed + size. */
-struct pg_stage {
+/* At the start of PG_R_WAL_BUFFER. Positions count bytes since birth; a position's place in the
+ * ring is position % size. committed <= tail <= appended <= committed + size. */
+struct pg_wal_buffer {
     uint64_t size;                /* bytes of the ring; fixed at creation */
-    uint64_t staged;              /* truth, daemon: end of the newest frame */
+    uint64_t appended;              /* truth, daemon: end of the newest frame */
     uint64_t tail;                /* truth, daemon, release: end of the newest frame whose effect
-                                     is done. At most one frame stands between tail and staged */
-    uint64_t next_lsn;            /* truth, daemon: of the next frame; stored after `staged` */
-    uint64_t pad0[4];             /* the committer's fields have cache lines of their own */
-    uint64_t committed;           /* committer, release: up to here all is on disk, and its
+                                     is done. At most one frame stands between tail and appended */
+    uint64_t next_lsn;            /* truth, daemon: of the next frame; stored after `appended` */
+    uint64_t pad0[4];             /* the group-commit thread's fields have cache lines of their own
+                                     */
+    uint64_t committed;           /* group commit, release: up to here all is on disk, and its
                                      bytes of the ring are free */
-    uint64_t committed_lsn;       /* committer, release: of the newest frame on disk; 0 = none */
-    uint32_t state;               /* committer, release: enum pg_wal_state */
+    uint64_t committed_lsn;       /* group commit, release: of the newest frame on disk; 0 = none */
+    uint32_t state;               /* group commit, release: enum pg_wal_state */
     uint32_t error;               /* errno of the call that stopped it; before `state` */
     uint32_t call;                /* enum pg_storage_call; before `state` */
     uint32_t pad1;
     uint64_t error_lsn;           /* the first that did not get to disk; before `state` */
-    uint64_t group;               /* committer: number of the newest group on disk */
-    uint64_t segment;             /* committer: first LSN of the segment that it writes */
-    uint64_t syncs;               /* committer: fdatasync calls that returned well */
-    uint64_t sync_ns;             /* committer: the time that they took together */
-    uint64_t bytes;               /* committer: bytes written */
+    uint64_t group;               /* group commit: number of the newest group on disk */
+    uint64_t segment;             /* group commit: first LSN of the segment that it writes */
+    uint64_t syncs;               /* group commit: fdatasync calls that returned well */
+    uint64_t sync_ns;             /* group commit: the time that they took together */
+    uint64_t bytes;               /* group commit: bytes written */
 };
 
 /* Every frame begins with these 24 bytes. Its number, the LSN, is that of the frame before
  * plus 1; PAD, GROUP and SEAL take none and repeat that of the frame before. In the ring crc,
- * salt and group are 0: the committer fills them in. */
+ * salt and group are 0: the group-commit thread fills them in. */
 struct pg_frame_head {
     uint32_t bytes;               /* of the whole frame, a multiple of 8 */
     uint32_t crc;                 /* CRC32C of the frame without this field */
@@ -955,7 +956,7 @@ struct pg_wal_head {
     uint64_t epoch;
     uint64_t payload_bytes;
     uint64_t outbox_bytes_max;
-    uint64_t stage_bytes;
+    uint64_t wal_buffer_bytes;
     uint64_t level_ttl_ns;
     uint64_t inbox_max;
     int64_t  tick_ns;

@@ -293,7 +293,7 @@ class Degraded(enum.IntFlag):
     """enum pg_degraded: why a daemon does not serve as it should."""
 
     WAL = lib.PG_WHY_WAL
-    STAGE = lib.PG_WHY_STAGE
+    WAL_BUFFER = lib.PG_WHY_WAL_BUFFER
     LATE = lib.PG_WHY_LATE
     TIMERS = lib.PG_WHY_TIMERS
     PAYLOADS = lib.PG_WHY_PAYLOADS
@@ -305,7 +305,7 @@ class Degraded(enum.IntFlag):
 
 
 class WalState(enum.IntEnum):
-    """enum pg_wal_state: whether what is staged gets to disk."""
+    """enum pg_wal_state: whether what was appended gets to disk."""
 
     NONE = lib.PG_WAL_NONE
     RUNNING = lib.PG_WAL_RUNNING

@@ -114,8 +114,8 @@ uint32_t level_born(struct pg_arena *a, const struct key *k, bool to_join, unsig
     l->touched_s = a->real_s;
     l->namespace_row = (uint16_t)k->namespace_row;
     l->key_type = k->type;
-    if (staging(a))
-        stage_level(a, row, l, k);
+    if (has_wal(a))
+        wal_append_level(a, row, l, k);
     if (to_join)
         l->touched_s = PG_NIL;
     STORE_RELEASE(&l->key_len, k->len);
@@ -144,8 +144,8 @@ void level_free(struct pg_arena *a, uint32_t row)
     struct pg_watched *l = &a->levels[row];
     const uint32_t granules = level_granules(l);
     index_erase_at(&a->level_index, l->hash, l->place);
-    if (staging(a))
-        stage_gone(a, row);
+    if (has_wal(a))
+        wal_append_gone(a, row);
     STORE_RELEASE(&l->key_len, (uint8_t)0);
     if (granules != 0) {
         blobs_give(&a->blobs, level_blob(l), granules);
@@ -154,21 +154,21 @@ void level_free(struct pg_arena *a, uint32_t row)
     level_push_free(a, row);
 }
 
-static void level_stage(struct pg_arena *a, uint32_t row, uint64_t level, uint32_t error,
+static void level_append(struct pg_arena *a, uint32_t row, uint64_t level, uint32_t error,
                         uint32_t touched_s)
 {
     struct pg_watched next = a->levels[row];
     next.level = level;
     next.error = error;
     next.touched_s = touched_s;
-    stage_level(a, row, &next, NULL);
+    wal_append_level(a, row, &next, NULL);
 }
 
 RARE void level_left_by_one(struct pg_arena *a, uint32_t row)
 {
     const struct pg_watched *l = &a->levels[row];
     if (l->touched_s == PG_NIL)
-        level_stage(a, row, l->level, l->error, PG_NIL);      /* as an own key, perhaps */
+        level_append(a, row, l->level, l->error, PG_NIL);      /* as an own key, perhaps */
 }
 
 void level_left_by_last(struct pg_arena *a, uint32_t row)
@@ -187,8 +187,8 @@ void level_left_by_last(struct pg_arena *a, uint32_t row)
 void level_set(struct pg_arena *a, uint32_t row, uint64_t level, uint32_t error)
 {
     struct pg_watched *l = &a->levels[row];
-    if (staging(a))
-        level_stage(a, row, level, error, a->real_s);
+    if (has_wal(a))
+        level_append(a, row, level, error, a->real_s);
     l->touched_s = a->real_s;
     STORE_RELEASE(&l->error, error);
     STORE_RELEASE(&l->level, level);
@@ -197,15 +197,15 @@ void level_set(struct pg_arena *a, uint32_t row, uint64_t level, uint32_t error)
 void level_clear(struct pg_arena *a, uint32_t row)
 {
     struct pg_watched *l = &a->levels[row];
-    if (staging(a))
-        level_stage(a, row, l->level, 0, l->touched_s);
+    if (has_wal(a))
+        level_append(a, row, l->level, 0, l->touched_s);
     l->error = 0;
 }
 
 void level_drop(struct pg_arena *a, uint32_t row)
 {
-    if (staging(a))
-        level_stage(a, row, a->levels[row].level, a->levels[row].error, PG_NIL);
+    if (has_wal(a))
+        level_append(a, row, a->levels[row].level, a->levels[row].error, PG_NIL);
     level_forget(a, row);
     if (a->levels[row].root == PG_NIL)
         level_free(a, row);
@@ -222,11 +222,11 @@ void pg_sweep(struct pg_arena *a, int64_t real_boot_ns, uint32_t *cursor, uint32
             *cursor = 0;
         const struct pg_watched *l = &a->levels[*cursor];
         const bool over = l->touched_s == PG_NIL || a->real_s - l->touched_s > ttl_s;
-        if (l->key_len != 0 && l->root == PG_NIL && over && !stage_full(a))
+        if (l->key_len != 0 && l->root == PG_NIL && over && !wal_buffer_full(a))
             level_free(a, *cursor);
         ++*cursor;
     }
-    stage_settle(a);
+    wal_buffer_settle(a);
 }
 
 /* ---- init, rebuild, check ------------------------------------------------------------------ */
@@ -271,7 +271,7 @@ void levels_drop_forgotten(struct pg_arena *a)
 {
     for (uint32_t row = 0; row < a->level_rows; row++)
         if (a->levels[row].key_len != 0 && a->levels[row].root == PG_NIL &&
-            a->levels[row].touched_s == PG_NIL && !stage_full(a))
+            a->levels[row].touched_s == PG_NIL && !wal_buffer_full(a))
             level_free(a, row);   /* else the next sweep does it */
 }
 
@@ -294,7 +294,7 @@ bool levels_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *gr
         if (!index_find_id(&a->level_index, l->hash, row, &at) ||
             at.bucket * (PG_INDEX_CELLS + 1) + at.cell != l->place)
             return fault_set(fault, "levels", "place in the index", row, l->place, at.cell);
-        if (l->root == PG_NIL && l->touched_s == PG_NIL && a->stage == NULL)
+        if (l->root == PG_NIL && l->touched_s == PG_NIL && a->wal_buffer == NULL)
             return fault_set(fault, "levels", "a forgotten watch key that nobody watches", row, 0,
                              l->touched_s);
         *granules += level_granules(l);

@@ -163,13 +163,13 @@ uint32_t load_row_for_new(const struct pg_arena *a)
 static uint32_t load_born(struct pg_arena *a, const struct pg_load *fields, unsigned *status)
 {
     const uint32_t load = load_row_for_new(a);
-    *status = stage_refusal(a);
+    *status = wal_buffer_refusal(a);
     if (*status == PG_ST_NONE && load == PG_NIL)
         *status = PG_ST_FULL_LOADS;
     if (*status != PG_ST_NONE)
         return PG_NIL;
-    if (staging(a))
-        stage_load(a, fields);
+    if (has_wal(a))
+        wal_append_load(a, fields);
     load_write(a, load, fields);
     return load;
 }
@@ -191,14 +191,14 @@ static void load_raise(struct pg_arena *a, struct pg_load *l, uint64_t fence, ui
     struct pg_load after = *l;
     if (fence > l->fence) {
         after.fence = fence;
-        if (staging(a))
-            stage_load(a, &after);
+        if (has_wal(a))
+            wal_append_load(a, &after);
         STORE_RELEASE(&l->fence, fence);
     }
     if (state > l->state) {
         after.state = state;
-        if (staging(a))
-            stage_load(a, &after);
+        if (has_wal(a))
+            wal_append_load(a, &after);
         STORE_RELEASE(&l->state, state);
     }
 }
@@ -218,7 +218,7 @@ uint32_t load_claim(struct pg_arena *a, const struct pg_load *wanted, unsigned *
     if (wanted->fence < l->fence)
         *status = PG_ST_FENCED;
     else if (wanted->fence > l->fence || wanted->state > l->state)
-        *status = stage_refusal(a);
+        *status = wal_buffer_refusal(a);
     if (*status == PG_ST_NONE)
         load_raise(a, l, wanted->fence, wanted->state);
     return load;
@@ -246,22 +246,22 @@ void load_forget(struct pg_arena *a, uint32_t load)
 {
     struct pg_load gone = a->loads[load];
     gone.state = PG_LOAD_NONE;
-    if (staging(a))
-        stage_load(a, &gone);
+    if (has_wal(a))
+        wal_append_load(a, &gone);
     load_drop(a, load);
 }
 
 void pg_loads_sweep(struct pg_arena *a, int64_t real_boot_ns, int64_t ttl_ns)
 {
     time_set(a, a->now_ns, real_boot_ns);
-    for (uint32_t i = 0; i < a->load_rows && !stage_full(a); i++) {
+    for (uint32_t i = 0; i < a->load_rows && !wal_buffer_full(a); i++) {
         const struct pg_load *l = &a->loads[i];
         if (l->state == PG_LOAD_NONE || real_boot_ns - l->used_boot_ns <= ttl_ns)
             continue;
         load_forget(a, i);
         break;
     }
-    stage_settle(a);
+    wal_buffer_settle(a);
 }
 
 /* ---- the rows of a batch -------------------------------------------------------------------- */
@@ -318,8 +318,8 @@ void load_settle(struct pg_arena *a, const struct pg_result *r)
     a->in_load = false;
     if (!load_counts(status) && status != PG_ST_UNKNOWN)      /* to be unparked, and gone */
         return;
-    if (staging(a) && (status == PG_ST_KEPT || status == PG_ST_UNKNOWN))
-        stage_done(a, a->load, a->load_row);
+    if (has_wal(a) && (status == PG_ST_KEPT || status == PG_ST_UNKNOWN))
+        wal_append_done(a, a->load, a->load_row);
     load_mark(a, a->load, a->load_row);
 }
 
@@ -338,8 +338,8 @@ bool load_void(struct pg_arena *a, const struct key *key, uint64_t row, struct p
         row_refuse(a, key, status, r);
         return false;
     }
-    if (staging(a))
-        stage_done(a, a->load, row);
+    if (has_wal(a))
+        wal_append_done(a, a->load, row);
     return load_mark(a, a->load, row);
 }
 

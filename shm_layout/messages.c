@@ -74,7 +74,7 @@ static bool handle_hello(struct pg_arena *a, struct request *q, struct sink *out
                            .node = placed->memory_node != 0 ? placed->memory_node : placed->node,
                            .reaper_cpu = placed->reaper_cpu,
                            .origin = s->first_id != 0 ? s->first_id : s->id,
-                           .wal = a->stage != NULL, .term = a->header->term};
+                           .wal = a->wal_buffer != NULL, .term = a->header->term};
     memcpy(w.uuid, a->header->uuid, sizeof w.uuid);
     q->frame.session = s->id;
     reply_head(q, out, 0);
@@ -151,7 +151,7 @@ static bool handle_batch(struct pg_arena *a, struct request *q, struct sink *out
     if (!names_here(a, q, why))
         return false;
     a->durable = (q->frame.flags & PG_W_DURABLE) != 0;
-    if (a->durable && a->stage == NULL)
+    if (a->durable && a->wal_buffer == NULL)
         return refused(why, PG_ERR_NO_WAL, 0, 0);
     const uint32_t sum = fingerprint(q->bytes, q->len, s);
     if (q->frame.sequence == 0)
@@ -336,7 +336,7 @@ static bool load_apply(struct pg_arena *a, const struct pg_load_ask *ask, const 
         return false;
     if (ask->action == PG_LA_STATUS || load == PG_NIL)
         return true;
-    if (stage_full(a))
+    if (wal_buffer_full(a))
         return refused(why, PG_ERR_BUSY, PG_ST_BUSY, 0);
     load_forget(a, load);
     return true;
@@ -397,7 +397,7 @@ int pg_load_admin(struct pg_arena *a, const void *body, uint64_t bytes, void *ou
         const uint32_t count = load_report(a, &ask, &info, picked);
         load_reply(a, &info, picked, count, &out);
     }
-    stage_settle(a);
+    wal_buffer_settle(a);
     *used = out.used;
     memcpy(detail, why.detail, sizeof why.detail);
     return (int)why.error;
@@ -453,11 +453,11 @@ int pg_handle(struct pg_arena *a, const void *message, uint64_t message_bytes, u
         reply_refusal(&q, &out, &why);
         a->metrics->batches_refused++;
     }
-    stage_settle(a);
+    wal_buffer_settle(a);
     a->uid = PG_NIL;
     a->life = (struct pg_life){0};
     a->sequence = 0;
-    a->durable_lsn = a->durable && staging(a) ? a->stage->next_lsn - 1 : 0;
+    a->durable_lsn = a->durable && has_wal(a) ? a->wal_buffer->next_lsn - 1 : 0;
     *reply_bytes = out.used;
     if (out.used != 0)
         return PG_H_REPLY;
@@ -491,11 +491,11 @@ static bool settings_apply(struct pg_arena *a, const uint8_t *body, uint64_t byt
     uint32_t status;
     if (!name_sound(name))
         return refused(why, PG_ERR_MALFORMED, sizeof *s, name.len);
-    if (a->stage == NULL && (((s->fields & PG_N_DURABILITY) && s->durability != 0) ||
+    if (a->wal_buffer == NULL && (((s->fields & PG_N_DURABILITY) && s->durability != 0) ||
                              ((s->fields & PG_N_PARK) && s->park_beyond_ns != 0)))
         return refused(why, PG_ERR_NO_WAL, 0, 0);
-    if (stage_refusal(a) != PG_ST_NONE)
-        return refused(why, PG_ERR_BUSY, stage_refusal(a), 0);
+    if (wal_buffer_refusal(a) != PG_ST_NONE)
+        return refused(why, PG_ERR_BUSY, wal_buffer_refusal(a), 0);
     const uint32_t row = names_namespace(a, name, &status);
     if (row == PG_NIL)
         return namespaces_full(a, why);
@@ -547,10 +547,10 @@ void pg_put(struct pg_arena *a, const struct pg_put *p, struct pg_result *result
     }
     const struct put put = {put_key(a, p, a->topics[topic].namespace_row), p->payload,
                             p->payload_len, topic, p->mode, p->time_kind, p->time_ns, 0, false};
-    if (!staging(a) || stage_admits(a, result))
+    if (!has_wal(a) || wal_buffer_admits(a, result))
         timers_put(a, &put, result);
     pg_refused(a, result->ticket & 0xff);
-    stage_settle(a);
+    wal_buffer_settle(a);
 }
 
 void pg_cancel(struct pg_arena *a, const struct pg_put *p, uint64_t ticket,
@@ -561,7 +561,7 @@ void pg_cancel(struct pg_arena *a, const struct pg_put *p, uint64_t ticket,
     const struct key key = put_key(a, p, ns);
     if (!timers_cancel(a, &key, ticket, result))
         answer(result, 0, PG_ST_BUSY, 0);
-    stage_settle(a);
+    wal_buffer_settle(a);
 }
 
 uint64_t pg_get(struct pg_arena *a, const struct pg_put *p, void *bytes, uint64_t size)

@@ -108,8 +108,8 @@ GAUGES: dict[str, str] = {
     "watch_records": "of them, those in use",
     "watch_keys_max": "levels",
     "watch_keys": "of them, those in use",
-    "stage_bytes": "the WAL's ring; 0 = no WAL",
-    "staged_bytes": "of it, what is not on disk yet",
+    "wal_buffer_bytes": "the WAL's ring; 0 = no WAL",
+    "wal_buffer_used_bytes": "of it, what is not on disk yet",
     "wal_stopped": "1 once the WAL has stopped",
 }
 
@@ -293,11 +293,11 @@ def _watch_gauges(arena: Handle) -> dict[str, float]:
 
 
 def _wal_gauges(arena: Handle) -> dict[str, float]:
-    stage = arena.stage
-    if stage is None:
-        return {"stage_bytes": 0, "staged_bytes": 0, "wal_stopped": 0}
+    wal_buffer = arena.wal_buffer
+    if wal_buffer is None:
+        return {"wal_buffer_bytes": 0, "wal_buffer_used_bytes": 0, "wal_stopped": 0}
     return {
-        "stage_bytes": int(stage.size),
-        "staged_bytes": int(stage.tail - stage.committed),
-        "wal_stopped": float(stage.state == WalState.STOPPED),
+        "wal_buffer_bytes": int(wal_buffer.size),
+        "wal_buffer_used_bytes": int(wal_buffer.tail - wal_buffer.committed),
+        "wal_stopped": float(wal_buffer.state == WalState.STOPPED),
     }

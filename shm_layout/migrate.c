@@ -64,7 +64,7 @@ static void header_migrate(struct pg_header *to, const struct pg_header *from)
 }
 
 /* The frames stay behind, but their numbers go on. */
-static void stage_migrate(struct pg_stage *to, const struct pg_stage *from)
+static void wal_buffer_migrate(struct pg_wal_buffer *to, const struct pg_wal_buffer *from)
 {
     if (to == NULL || from == NULL)
         return;
@@ -287,7 +287,7 @@ int pg_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault
 {
     memset(why, 0, sizeof *why);
     header_migrate(to->header, from->header);
-    stage_migrate(to->stage, from->stage);
+    wal_buffer_migrate(to->wal_buffer, from->wal_buffer);
     *to->metrics = *from->metrics;
     memcpy(to->histograms, from->histograms, PG_HISTOGRAMS * sizeof *to->histograms);
     accounts_migrate(to, from);
@@ -298,7 +298,8 @@ int pg_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault
            pg_rebuild(to, from->header->now_ns, why);
 }
 
-/* ---- a later ABI ------------------------------------------------------------------------------ */
+/* ---- a later ABI ------------------------------------------------------------------------------
+ * */
 
 /* A minor ABI only appends: to structs, and regions. What an earlier one lacks stays as it is in a
  * fresh arena. Whatever appends fields whose zero is wrong sets them here. */
@@ -359,7 +360,7 @@ int pg_convert(struct pg_arena *to, const struct pg_arena *from, struct pg_fault
 {
     memset(why, 0, sizeof *why);
     header_migrate(to->header, from->header);
-    stage_migrate(to->stage, from->stage);
+    wal_buffer_migrate(to->wal_buffer, from->wal_buffer);
     to->header->outbox_head = from->header->outbox_head;
     to->header->published = from->header->published;
     to->header->outbox_tail = from->header->outbox_tail;

@@ -119,8 +119,8 @@ static uint32_t namespace_born(struct pg_arena *a, struct name name, uint32_t ce
         row->shard = a->header->shard;
         row->owner_uid = PG_NIL;
         memcpy(row->name, name.bytes, name.len);
-        if (staging(a))
-            stage_namespace(a, i, row, name);
+        if (has_wal(a))
+            wal_append_namespace(a, i, row, name);
         STORE_RELEASE(&row->name_len, name.len);
         a->name_index[cell] = i + 1;
         return i;
@@ -165,8 +165,8 @@ static uint32_t topic_born(struct pg_arena *a, uint32_t ns, struct name name)
     t->namespace_row = ns;
     t->incarnation = a->header->next_incarnation++;
     memcpy(t->name, name.bytes, name.len);
-    if (staging(a))
-        stage_topic(a, row, name);
+    if (has_wal(a))
+        wal_append_topic(a, row, name);
     STORE_RELEASE(&t->name_len, name.len + 1);
     name_link(a, a->namespace_rows + row, ns, name);
     return row;
@@ -187,11 +187,11 @@ void names_configure(struct pg_arena *a, uint32_t row, const struct pg_namespace
         n.quota_ops = set->quota_ops;
     if (set->fields & PG_N_PARK)
         n.park_beyond_ns = set->park_beyond_ns;
-    if (staging(a))
-        stage_namespace(a, row, &n, namespace_name(a, row));
+    if (has_wal(a))
+        wal_append_namespace(a, row, &n, namespace_name(a, row));
     a->namespaces[row] = n;
     guards_note(a);
-    stage_settle(a);
+    wal_buffer_settle(a);
 }
 
 uint32_t names_namespace(struct pg_arena *a, struct name ns, uint32_t *status)
@@ -200,7 +200,7 @@ uint32_t names_namespace(struct pg_arena *a, struct name ns, uint32_t *status)
     const uint32_t row = name_find(a, PG_NIL, ns, &cell);
     if (row != PG_NIL)
         return row;
-    *status = stage_refusal(a);
+    *status = wal_buffer_refusal(a);
     if (*status != PG_ST_NONE)
         return PG_NIL;
     *status = PG_ST_FULL_NAMESPACES;
@@ -216,7 +216,7 @@ uint32_t names_topic(struct pg_arena *a, struct name ns, struct name topic, uint
     const uint32_t row = name_find(a, ns_row, topic, &cell);
     if (row != PG_NIL)
         return row - a->namespace_rows;
-    *status = stage_refusal(a);
+    *status = wal_buffer_refusal(a);
     if (*status != PG_ST_NONE)
         return PG_NIL;
     *status = PG_ST_FULL_TOPICS;

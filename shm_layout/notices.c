@@ -126,8 +126,8 @@ uint32_t pg_notices(struct pg_arena *a, void *bytes, uint64_t size, struct pg_pa
     struct sink out = {bytes, 0, size, false};
     uint32_t groups;
     *upto = a->header->published;
-    if (stage_full(a))
-        return 0;                 /* what is sent must be staged */
+    if (wal_buffer_full(a))
+        return 0;                 /* what is sent must be appended */
     const uint32_t taken = window_group(a, size < BODY_MAX ? size : BODY_MAX,
                                         parts_max < PG_NOTICE_WINDOW ? parts_max
                                                                      : PG_NOTICE_WINDOW,

@@ -288,8 +288,8 @@ static void operation_close(struct pg_arena *a, uint32_t slot, enum pg_cause cau
     op->cause = (uint8_t)cause;
     op->check = PG_K_NONE;
     slot_counted(a, slot, -1);
-    if (staging(a))
-        stage_outcome(a, slot);
+    if (has_wal(a))
+        wal_append_outcome(a, slot);
     if (op->notice_blob != PG_NIL)
         notice_write(a, slot, op);
     STORE_RELEASE(&h->ctl, ctl_of(ctl_ticket(h->ctl), PG_S_OUTCOME));
@@ -313,7 +313,7 @@ void operation_end(struct pg_arena *a, uint32_t slot, enum pg_cause cause, uint3
 bool operation_may_end(struct pg_arena *a, uint32_t slot)
 {
     const uint64_t granules = operation_granules(a, slot);
-    return !stage_full(a) && (granules == 0 || outbox_make_room(a, granules * PG_GRANULE));
+    return !wal_buffer_full(a) && (granules == 0 || outbox_make_room(a, granules * PG_GRANULE));
 }
 
 /* An advance or a failure may be under way that has not come to it yet. */
@@ -575,8 +575,8 @@ static uint32_t operation_write(struct pg_arena *a, struct watch *w, int64_t dea
     h->flags = PG_F_OPERATION;
     h->hash = w->put->key.hash;
     h->topic = (uint16_t)w->put->topic;
-    if (staging(a))
-        stage_watch(a, slot, ticket);
+    if (has_wal(a))
+        wal_append_watch(a, slot, ticket);
     STORE_RELEASE(&h->ctl, ctl_of(ticket, PG_S_ARMED));
     a->metrics->blob_bytes += slot_bytes(a, slot);
     return slot;

@@ -102,10 +102,10 @@ void pg_published(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns, int6
         return;
     queue_measure(a, upto, built_boot_ns);
     measure(a, PG_HG_SEND, handed_boot_ns - built_boot_ns, upto - a->header->published);
-    if (staging(a))
-        stage_sent(a, upto, built_boot_ns, handed_boot_ns);
+    if (has_wal(a))
+        wal_append_sent(a, upto, built_boot_ns, handed_boot_ns);
     STORE_RELEASE(&a->header->published, upto);
-    stage_settle(a);
+    wal_buffer_settle(a);
 }
 
 /* ---- rebuild ------------------------------------------------------------------------------ */

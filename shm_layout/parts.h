@@ -69,12 +69,12 @@ struct pg_arena {
     bool in_load;                 /* the record under way is a row: */
     uint64_t load_row;
     const struct put *parking;    /* the record under way parks this; NULL = it does not */
-    struct pg_stage *stage;       /* NULL: no WAL */
+    struct pg_wal_buffer *wal_buffer;       /* NULL: no WAL */
     uint8_t *ring;
     struct pg_life *lives;        /* by slot; NULL: no WAL */
     struct pg_life life;          /* of what the running batch arms, as far as it is known before */
     uint64_t sequence;            /* of the running batch; 0 = none runs */
-    uint64_t stage_end;           /* position behind the frame being written */
+    uint64_t wal_buffer_end;           /* position behind the frame being written */
     bool durable;                 /* the running batch is to be answered after its commit */
     uint64_t durable_lsn;         /* that the reply of the last call waits for; 0 = none */
     uint32_t uid;                 /* of the running call's sender; PG_NIL = nobody's message */
@@ -215,58 +215,60 @@ struct pg_wal_level wal_level_of(uint32_t row, const struct pg_watched *l, bool 
 struct pg_wal_entry wal_entry_of(uint64_t position, const struct pg_entry *e);
 struct pg_wal_load wal_load_of(const struct pg_load *l);
 
-/* ---- the WAL's stage ---------------------------------------------------------------- */
+/* ---- the WAL buffer ---------------------------------------------------------------- */
 
-/* Each stage_* writes one frame, immediately before the store that makes its effect so, and
- * only when there is a stage: `if (staging(a)) stage_...`. The store has to follow before the
- * next frame, or the end of the call, which settles it: only then the committer sees it. */
+/* Each wal_append_* writes one frame, immediately before the store that makes its effect so, and
+ * only when there is a WAL buffer: `if (has_wal(a)) wal_append_...`. The store has to follow before
+ * the next frame, or the end of the call, which settles it: only then the group-commit thread sees
+ * it. */
 struct key;
-static inline bool staging(const struct pg_arena *a) { return UNLIKELY(a->stage != NULL); }
-void stage_namespace(struct pg_arena *a, uint32_t row, const struct pg_namespace *fields,
+static inline bool has_wal(const struct pg_arena *a) { return UNLIKELY(a->wal_buffer != NULL); }
+void wal_append_namespace(struct pg_arena *a, uint32_t row, const struct pg_namespace *fields,
                      struct name name);
-void stage_topic(struct pg_arena *a, uint32_t row, struct name name);
+void wal_append_topic(struct pg_arena *a, uint32_t row, struct name name);
 /* A timer whose fields are written, but for its control word; replaced: slot, PG_NIL = none. */
-void stage_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t replaced);
-void stage_unpark(struct pg_arena *a, uint32_t slot);
-void stage_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns, int64_t wall_ns);
-void stage_end(struct pg_arena *a, uint32_t slot, enum pg_end_cause cause);
-void stage_fire(struct pg_arena *a, uint32_t slot, const struct pg_entry *e);
-void stage_sent(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns, int64_t handed_boot_ns);
-void stage_watch(struct pg_arena *a, uint32_t slot, uint64_t ticket);
+void wal_append_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t replaced);
+void wal_append_unpark(struct pg_arena *a, uint32_t slot);
+void wal_append_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns, int64_t wall_ns);
+void wal_append_end(struct pg_arena *a, uint32_t slot, enum pg_end_cause cause);
+void wal_append_fire(struct pg_arena *a, uint32_t slot, const struct pg_entry *e);
+void wal_append_sent(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns, int64_t handed_boot_ns);
+void wal_append_watch(struct pg_arena *a, uint32_t slot, uint64_t ticket);
 /* What the row is going to be; at birth with its key, else NULL. */
-void stage_level(struct pg_arena *a, uint32_t row, const struct pg_watched *fields,
+void wal_append_level(struct pg_arena *a, uint32_t row, const struct pg_watched *fields,
                  const struct key *key);
-void stage_gone(struct pg_arena *a, uint32_t row);
+void wal_append_gone(struct pg_arena *a, uint32_t row);
 /* An operation whose cause, error, end and missing keys are written. */
-void stage_outcome(struct pg_arena *a, uint32_t slot);
-void stage_session(struct pg_arena *a, const struct pg_session *s);
+void wal_append_outcome(struct pg_arena *a, uint32_t slot);
+void wal_append_session(struct pg_arena *a, const struct pg_session *s);
 /* A session whose fields are written, but for its id. */
-void stage_opened(struct pg_arena *a, const struct pg_session *s, uint64_t id, struct name name);
+void wal_append_opened(struct pg_arena *a, const struct pg_session *s, uint64_t id, struct name name);
 /* A notice that is going to be the newest entry. */
-void stage_entry(struct pg_arena *a, const struct pg_entry *e);
-void stage_load(struct pg_arena *a, const struct pg_load *fields);
-void stage_done(struct pg_arena *a, uint32_t load, uint64_t row);
+void wal_append_entry(struct pg_arena *a, const struct pg_entry *e);
+void wal_append_load(struct pg_arena *a, const struct pg_load *fields);
+void wal_append_done(struct pg_arena *a, uint32_t load, uint64_t row);
 
-void stage_init(struct pg_arena *a);                     /* of a zeroed region */
-void stage_settle(struct pg_arena *a);                   /* ends every call that may stage */
+void wal_buffer_init(struct pg_arena *a);                     /* of a zeroed region */
+void wal_buffer_settle(struct pg_arena *a);                   /* ends every call that may append */
 /* Before anything is rebuilt: keeps or drops the one frame in doubt. */
-bool stage_recover(struct pg_arena *a, struct pg_fault *why);
-bool stage_check(const struct pg_arena *a, struct pg_fault *fault);
+bool wal_buffer_recover(struct pg_arena *a, struct pg_fault *why);
+bool wal_buffer_check(const struct pg_arena *a, struct pg_fault *fault);
 
-bool stage_over(const struct pg_arena *a, uint64_t percent);
-unsigned stage_refuses(const struct pg_arena *a);
+bool wal_buffer_over(const struct pg_arena *a, uint64_t percent);
+unsigned wal_buffer_refuses(const struct pg_arena *a);
 /* Why nothing may be armed or born now: BUSY over 75 %, WAL when it has stopped; else NONE. */
-static inline unsigned stage_refusal(const struct pg_arena *a)
+static inline unsigned wal_buffer_refusal(const struct pg_arena *a)
 {
-    return staging(a) ? stage_refuses(a) : (unsigned)PG_ST_NONE;
+    return has_wal(a) ? wal_buffer_refuses(a) : (unsigned)PG_ST_NONE;
 }
 /* What ends, moves or advances waits then. Below that, any one of them fits with all that
  * follows from it. */
-static inline bool stage_full(const struct pg_arena *a) { return staging(a) && stage_over(a, 94); }
+static inline bool wal_buffer_full(const struct pg_arena *a) { return has_wal(a) && wal_buffer_over(a, 94); }
 /* The same with the answer, for what arms. False: it is refused. */
-bool stage_admits(struct pg_arena *a, struct pg_result *r);
-/* Of a full stage: false = wait; true = there will be no room again, and this is the answer. */
-bool stage_gives_up(const struct pg_arena *a, struct pg_result *r);
+bool wal_buffer_admits(struct pg_arena *a, struct pg_result *r);
+/* Of a full WAL buffer: false = wait; true = there will be no room again, and this is the answer.
+ * */
+bool wal_buffer_gives_up(const struct pg_arena *a, struct pg_result *r);
 
 /* ---- slots that a rebuild finds ------------------------------------------------------------ */
 
@@ -426,7 +428,7 @@ void load_write(struct pg_arena *a, uint32_t load, const struct pg_load *fields)
  * place. *status = NONE, or why not: DENIED, FENCED, FULL_LOADS, BUSY, WAL. */
 uint32_t load_claim(struct pg_arena *a, const struct pg_load *wanted, unsigned *status);
 void load_forget(struct pg_arena *a, uint32_t load);
-void load_drop(struct pg_arena *a, uint32_t load);      /* the same, not staged */
+void load_drop(struct pg_arena *a, uint32_t load);      /* the same, not appended */
 /* Sets a row's bit. False: there is no block for it. */
 bool load_mark(struct pg_arena *a, uint32_t load, uint64_t row);
 /* Whether a row is done; needs truth only. */
@@ -493,7 +495,7 @@ static inline void level_left(struct pg_arena *a, uint32_t row)
 {
     if (a->levels[row].root == PG_NIL)
         level_left_by_last(a, row);
-    else if (staging(a))
+    else if (has_wal(a))
         level_left_by_one(a, row);
 }
 void levels_init(struct pg_arena *a);

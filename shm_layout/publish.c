@@ -55,8 +55,8 @@ static void entry_publish(struct pg_arena *a, const struct publish *p, uint32_t 
     STORE_RELEASE(&a->header->next_ticket, ticket + 1);
     memcpy(blob_at(&a->blobs, blob), p->key, (size_t)p->head.key_len + p->head.payload_len);
     const struct pg_entry e = entry_of(a, p, topic, ticket, blob);
-    if (staging(a))
-        stage_entry(a, &e);
+    if (has_wal(a))
+        wal_append_entry(a, &e);
     outbox_append(a, &e);
     a->metrics->blob_bytes += (uint64_t)entry_granules(&e) * PG_GRANULE;
     answer(r, ticket, PG_ST_DONE, e.fired_ns);
@@ -66,7 +66,7 @@ static void entry_publish(struct pg_arena *a, const struct publish *p, uint32_t 
 static unsigned publish(struct pg_arena *a, const struct publish *p, struct pg_result *r)
 {
     const uint32_t granules = blob_granules((uint64_t)p->head.key_len + p->head.payload_len);
-    uint32_t status = stage_refusal(a);
+    uint32_t status = wal_buffer_refusal(a);
     if (status != PG_ST_NONE)
         return status;
     if (names_elsewhere(a, p->namespace_name))
@@ -89,7 +89,7 @@ static unsigned publish(struct pg_arena *a, const struct publish *p, struct pg_r
 static void refuse(struct pg_arena *a, unsigned status, struct pg_result *r)
 {
     answer(r, 0, status, 0);
-    pg_refused(a, stage_refusal(a) != PG_ST_NONE ? PG_ST_WAL : status);
+    pg_refused(a, wal_buffer_refusal(a) != PG_ST_NONE ? PG_ST_WAL : status);
 }
 
 int pg_publish(struct pg_arena *a, const void *body, uint64_t bytes, uint32_t uid,
@@ -104,7 +104,7 @@ int pg_publish(struct pg_arena *a, const void *body, uint64_t bytes, uint32_t ui
         const unsigned status = publish(a, &p, result);
         if (status != PG_ST_DONE)
             refuse(a, status, result);
-        stage_settle(a);
+        wal_buffer_settle(a);
         a->uid = PG_NIL;
     }
     memcpy(detail, why.detail, sizeof why.detail);

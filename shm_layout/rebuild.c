@@ -253,7 +253,7 @@ int rebuild_begin(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
     time_set(a, now_ns, a->real_boot_ns);
     counters_reset(a);
     quotas_rebuild(a);
-    if (!names_sound(a, why) || !stage_recover(a, why))
+    if (!names_sound(a, why) || !wal_buffer_recover(a, why))
         return 0;
     names_rebuild(a);
     blobs_rebuild_begin(&a->blobs);
@@ -292,7 +292,7 @@ int rebuild_end(struct pg_arena *a, struct pg_fault *why)
         return 0;
     sessions_recover(a);
     operations_settle(a, r->outcome, r->unsettled);
-    stage_settle(a);
+    wal_buffer_settle(a);
     return 1;
 }
 

@@ -583,7 +583,7 @@ int pg_redo_config(const void *frame, uint64_t bytes, struct pg_config *c, struc
                          bytes < sizeof *f ? 0 : f->type);
     c->payload_bytes = j->payload_bytes;
     c->outbox_bytes_max = j->outbox_bytes_max;
-    c->stage_bytes = j->stage_bytes;
+    c->wal_buffer_bytes = j->wal_buffer_bytes;
     c->level_ttl_ns = j->level_ttl_ns;
     c->inbox_max = j->inbox_max;
     c->tick_ns = j->tick_ns;
@@ -707,8 +707,8 @@ int pg_redo_file(struct pg_arena *a, struct pg_redo *state, struct pg_walk *walk
 /* ---- the end
  * -------------------------------------------------------------------------------------- */
 
-/* Counted past the tickets of what a power cut may have lost: more than a stage holds. */
-#define TICKETS_LOST (PG_STAGE_MAX / 64)
+/* Counted past the tickets of what a power cut may have lost: more than a WAL buffer holds. */
+#define TICKETS_LOST (PG_WAL_BUFFER_MAX / 64)
 
 static bool is_whole(const struct pg_arena *a, const struct pg_redo *state, struct pg_fault *why)
 {
@@ -818,9 +818,9 @@ int pg_redo_end(struct pg_arena *a, const struct pg_redo *state, int64_t real_bo
     outbox_finish(a, shift_ns);
     levels_finish(a);
     loads_finish(a);
-    if (a->stage != NULL) {
-        a->stage->next_lsn = state->next_lsn;
-        a->stage->committed_lsn = state->next_lsn - 1;
+    if (a->wal_buffer != NULL) {
+        a->wal_buffer->next_lsn = state->next_lsn;
+        a->wal_buffer->committed_lsn = state->next_lsn - 1;
     }
     return 1;
 }

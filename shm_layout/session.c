@@ -84,8 +84,8 @@ struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uin
     s->inbox_head = s->inbox_tail = s->inbox_next = PG_NIL;
     /* Bit 63 set: never 0, whatever the hash. */
     const uint64_t id = (random & ~0xffffull) | 1ull << 63 | (uint64_t)(s - a->sessions);
-    if (staging(a) && !stage_full(a))         /* nothing that is kept depends on it */
-        stage_opened(a, s, id, worker);
+    if (has_wal(a) && !wal_buffer_full(a))         /* nothing that is kept depends on it */
+        wal_append_opened(a, s, id, worker);
     STORE_RELEASE(&s->id, id);
     return s;
 }
@@ -93,8 +93,8 @@ struct pg_session *session_open(struct pg_arena *a, const uint8_t nonce[16], uin
 /* After the store of the id it is gone, with its inbox and its replies. */
 void session_end(struct pg_arena *a, struct pg_session *s)
 {
-    if (staging(a) && !stage_full(a))         /* nothing that is kept depends on it */
-        stage_session(a, s);
+    if (has_wal(a) && !wal_buffer_full(a))         /* nothing that is kept depends on it */
+        wal_append_session(a, s);
     STORE_RELEASE(&s->id, 0ull);
     inbox_drop(a, s);
     replies_forget(a, s);

@@ -45,9 +45,9 @@ static bool frame_end(struct pg_snapshot *s)
 /* The newest frame's effect may still be to come, unless nobody writes. */
 static void lsns_begin(const struct pg_arena *a, struct pg_snapshot *s)
 {
-    if (a->stage == NULL)
+    if (a->wal_buffer == NULL)
         return;
-    const uint64_t next = LOAD_ACQUIRE(&a->stage->next_lsn);
+    const uint64_t next = LOAD_ACQUIRE(&a->wal_buffer->next_lsn);
     s->start_lsn = s->quiet ? next : next - 1;
 }
 
@@ -56,9 +56,9 @@ static void head_sizes(const struct pg_header *h, const struct pg_purgatory *p,
 {
     j->payload_bytes = h->payload_bytes;
     j->outbox_bytes_max = h->outbox_bytes_max;
-    j->stage_bytes = h->regions[PG_R_STAGE].length;
-    if (j->stage_bytes != 0)
-        j->stage_bytes -= PG_STAGE_HEAD;
+    j->wal_buffer_bytes = h->regions[PG_R_WAL_BUFFER].length;
+    if (j->wal_buffer_bytes != 0)
+        j->wal_buffer_bytes -= PG_WAL_BUFFER_HEAD;
     j->level_ttl_ns = p->level_ttl_ns;
     j->inbox_max = p->inbox_max;
     j->tick_ns = (int64_t)h->tick_ns;
@@ -120,8 +120,8 @@ static bool last_write(const struct pg_arena *a, struct pg_snapshot *s, struct s
     struct pg_wal_last *j = frame_begin(s, out, PG_WAL_LAST, 0);
     if (j == NULL)
         return false;
-    if (a->stage != NULL)
-        s->end_lsn = LOAD_ACQUIRE(&a->stage->next_lsn) - 1;
+    if (a->wal_buffer != NULL)
+        s->end_lsn = LOAD_ACQUIRE(&a->wal_buffer->next_lsn) - 1;
     *j = (struct pg_wal_last){.frames = s->frames, .start_lsn = s->start_lsn,
                             .end_lsn = s->end_lsn};
     s->done = 1;

@@ -192,7 +192,7 @@ static void answer_slot(const struct pg_arena *a, struct pg_result *r, uint32_t 
 static bool parks(const struct pg_arena *a, const struct put *p, int64_t deadline_ns)
 {
     const uint64_t beyond_ns = a->namespaces[p->key.namespace_row].park_beyond_ns;
-    return UNLIKELY(beyond_ns != 0) && staging(a) && deadline_ns > a->now_ns &&
+    return UNLIKELY(beyond_ns != 0) && has_wal(a) && deadline_ns > a->now_ns &&
            (uint64_t)deadline_ns - (uint64_t)a->now_ns > beyond_ns;
 }
 
@@ -231,8 +231,8 @@ static void slot_write(struct pg_arena *a, uint32_t slot, uint32_t blob, const s
     h->hash = p->key.hash;
     h->topic = (uint16_t)p->topic;
     armed_note(h, &a->slots.cold[slot], a->moment_ns);
-    if (staging(a))
-        stage_arm(a, slot, ticket, replaced);
+    if (has_wal(a))
+        wal_append_arm(a, slot, ticket, replaced);
     STORE_RELEASE(&h->ctl, ctl_of(ticket, a->parking != NULL ? PG_S_PARKED : PG_S_ARMED));
 }
 
@@ -331,8 +331,8 @@ static void put_extend(struct pg_arena *a, const struct put *p, int64_t deadline
     if (h->flags & PG_F_WALL)
         deadline_ns = wall_deadline(a, wall_ns);
     answer(r, ctl_ticket(h->ctl), PG_ST_EXTENDED, deadline_ns);
-    if (staging(a))
-        stage_move(a, slot, deadline_ns, h->flags & PG_F_WALL ? wall_ns : NO_WALL);
+    if (has_wal(a))
+        wal_append_move(a, slot, deadline_ns, h->flags & PG_F_WALL ? wall_ns : NO_WALL);
     if (h->flags & PG_F_WALL)
         STORE_RELEASE(&slot_ext(a, slot)->value, wall_ns);
     slot_unplace(a, slot);
@@ -380,8 +380,8 @@ static void unpark(struct pg_arena *a, const struct put *p, uint32_t slot, uint3
     slot_counted(a, slot, -1);
     STORE_RELEASE(&c->blob, blob);
     STORE_RELEASE(&c->payload_len, p->payload_len);
-    if (staging(a))
-        stage_unpark(a, slot);
+    if (has_wal(a))
+        wal_append_unpark(a, slot);
     STORE_RELEASE(&h->ctl, ctl_of(ctl_ticket(h->ctl), PG_S_ARMED));
     slot_counted(a, slot, 1);
     blobs_give(&a->blobs, old, stub);
@@ -428,8 +428,8 @@ static void cancel_timer(struct pg_arena *a, uint32_t slot, const struct probe *
 {
     index_erase(&a->index, at);
     slot_unplace(a, slot);
-    if (staging(a))
-        stage_end(a, slot, PG_END_CANCELLED);
+    if (has_wal(a))
+        wal_append_end(a, slot, PG_END_CANCELLED);
     slot_end(a, slot, 0);
     a->metrics->cancels++;
 }
@@ -447,7 +447,7 @@ bool timers_cancel(struct pg_arena *a, const struct key *k, uint64_t ticket, str
         answer(r, 0, PG_ST_UNKNOWN, 0);
         return true;
     }
-    if (stage_full(a) || (is_operation(a, id) && !operation_may_end(a, id)))
+    if (wal_buffer_full(a) || (is_operation(a, id) && !operation_may_end(a, id)))
         return false;
     answer_slot(a, r, id, PG_ST_CANCELLED);
     if (is_operation(a, id))
@@ -502,10 +502,10 @@ static bool expire(void *context, uint32_t slot)
         return true;
     const struct pg_entry e = entry_of(a, slot);
     const uint32_t granules = entry_granules(&e);
-    if (stage_full(a) || !outbox_make_room(a, (uint64_t)granules * PG_GRANULE))
+    if (wal_buffer_full(a) || !outbox_make_room(a, (uint64_t)granules * PG_GRANULE))
         return false;
-    if (staging(a))
-        stage_fire(a, slot, &e);
+    if (has_wal(a))
+        wal_append_fire(a, slot, &e);
     const uint64_t position = outbox_append(a, &e);
     if (index_find_id(&a->index, e.hash, slot, &at))
         index_replace(&a->index, e.hash, &at, outbox_id(a, position));
@@ -575,7 +575,7 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
     const uint64_t moved = a->wheel.state->moved;
     const uint32_t done = wheel_advance_ahead(&a->wheel, now_ns, budget, expire,
                                               expire_soon, a, &left);
-    stage_settle(a);
+    wal_buffer_settle(a);
     a->metrics->moved += a->wheel.state->moved - moved;
     a->metrics->turns++;
     a->metrics->turns_full += done == budget;

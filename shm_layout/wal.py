@@ -37,7 +37,7 @@ _CALLS = {
     "open", "fallocate", "pwrite", "fdatasync", "rename", "fsync of the directory",
     "pthread_create",
 }  # fmt: skip
-"""What the committer names when a call failed; `found` is its errno then."""
+"""What the group-commit thread names when a call failed; `found` is its errno then."""
 _HEADER_DAMAGES = {
     "bytes of a segment", "magic of a segment", "checksum of a segment's header",
 }  # fmt: skip
@@ -261,10 +261,10 @@ class Walk:
 
     @classmethod
     def before(cls, arena: Handle) -> Walk:
-        """The end of a WAL that this arena has not begun: all it staged is still to come."""
-        stage, self = arena.stage, cls()
-        staged = int(stage.tail) != int(stage.committed)
-        self.struct.lsn = stage.committed_lsn if staged else stage.next_lsn - 1
+        """The end of a WAL that this arena has not begun: all it appended is still to come."""
+        wal_buffer, self = arena.wal_buffer, cls()
+        appended = int(wal_buffer.tail) != int(wal_buffer.committed)
+        self.struct.lsn = wal_buffer.committed_lsn if appended else wal_buffer.next_lsn - 1
         return self
 
     @property
@@ -426,8 +426,8 @@ def _begin_writing(file: BinaryIO, size: int) -> None:
         os.posix_fadvise(file.fileno(), file.tell() - size, size, os.POSIX_FADV_DONTNEED)
 
 
-class Committer:
-    """The thread that brings staged records to disk; what was staged is there once it begins.
+class GroupCommit:
+    """The thread that brings appended records to disk; what was appended is there once it begins.
 
     `end` has read the newest segment to its end, or is Walk.before(arena). Raises
     WalUnwritable if a system call failed, WalMismatch if disk and arena disagree.
@@ -435,29 +435,29 @@ class Committer:
 
     def __init__(self, arena: Handle, directory: Path, segment_bytes: int, end: Walk) -> None:
         self._arena = arena
-        self._memory = ffi.new("uint8_t[]", lib.pg_committer_bytes())
-        self._c = ffi.cast("struct pg_committer *", self._memory)
+        self._memory = ffi.new("uint8_t[]", lib.pg_group_commit_bytes())
+        self._c = ffi.cast("struct pg_group_commit *", self._memory)
         fault = ffi.new("struct pg_fault *")
         name = str(directory).encode()
-        opened = lib.pg_committer_open(
+        opened = lib.pg_group_commit_open(
             self._c, arena.struct, name, segment_bytes, end.struct, ffi.NULL, fault
         )
-        if not opened or not lib.pg_committer_start(self._c, fault):
+        if not opened or not lib.pg_group_commit_start(self._c, fault):
             raise _unopened(directory, fault)
 
     @property
     def fd(self) -> int:
         """Readable once more is on disk, or nothing will be any more."""
-        return int(lib.pg_committer_fd(self._c))
+        return int(lib.pg_group_commit_fd(self._c))
 
     def kick(self) -> None:
-        """Something may have been staged."""
-        lib.pg_committer_kick(self._c)
+        """Something may have been appended."""
+        lib.pg_group_commit_kick(self._c)
 
     def close(self) -> None:
-        """Commits what is staged, ends the thread and closes the files."""
-        lib.pg_committer_stop(self._c)
-        lib.pg_committer_close(self._c)
+        """Commits what was appended, ends the thread and closes the files."""
+        lib.pg_group_commit_stop(self._c)
+        lib.pg_group_commit_close(self._c)
 
 
 def _unopened(directory: Path, fault: Any) -> WalError:
@@ -467,6 +467,6 @@ def _unopened(directory: Path, fault: Any) -> WalError:
     return WalMismatch(str(directory), what, fault.expected, fault.found)
 
 
-def has_stopped(stage: Any) -> bool:
+def has_stopped(wal_buffer: Any) -> bool:
     """True if nothing more will get to disk."""
-    return int(stage.state) == WalState.STOPPED
+    return int(wal_buffer.state) == WalState.STOPPED

@@ -1,4 +1,4 @@
-"""Segments on disk under the C core in private memory: a committer, and walks over them."""
+"""Segments on disk under the C core in private memory: group commit, and walks over them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from core_driver import Core, Fault
 from purgatoryd.shm_layout._core import ffi, lib
 
 SEGMENT_BYTES: int = lib.PG_SEGMENT_MIN
-STAGE_BYTES: int = lib.PG_STAGE_MIN
+WAL_BUFFER_BYTES: int = lib.PG_WAL_BUFFER_MIN
 
 
 class Walked(NamedTuple):
@@ -60,19 +60,19 @@ def segment_files(directory: Path) -> list[Path]:
     return sorted(directory.glob("*.wal"))
 
 
-class Committer:
-    """A committer of a core with a stage; goes on with the segments that the directory has."""
+class GroupCommit:
+    """Group commit of a core with a WAL; goes on with the segments that the directory has."""
 
     def __init__(self, core: Core, directory: Path) -> None:
-        self.stage = lib.pg_stage_of(core.a)
+        self.wal_buffer = lib.pg_wal_buffer_of(core.a)
         self.core = core
-        self._memory = ffi.new("uint64_t[]", lib.pg_committer_bytes() // 8 + 1)
-        self.c = ffi.cast("struct pg_committer *", self._memory)
+        self._memory = ffi.new("uint64_t[]", lib.pg_group_commit_bytes() // 8 + 1)
+        self.c = ffi.cast("struct pg_group_commit *", self._memory)
         self._why = ffi.new("struct pg_fault *")
         walk = Walk()
         walk.read(bytearray(path.read_bytes()) for path in segment_files(directory))
         self._need(
-            lib.pg_committer_open(
+            lib.pg_group_commit_open(
                 self.c, core.a, os.fsencode(directory), SEGMENT_BYTES, walk.w, ffi.NULL, self._why
             )
         )
@@ -82,26 +82,26 @@ class Committer:
             raise Fault(self._why)
 
     def commit(self) -> int:
-        """All that is staged, as one group; the newest LSN on disk."""
-        while lib.pg_committer_turn(self.c):
+        """All that was appended, as one group; the newest LSN on disk."""
+        while lib.pg_group_commit_turn(self.c):
             pass
-        assert self.stage.state == lib.PG_WAL_RUNNING
-        return int(self.stage.committed_lsn)
+        assert self.wal_buffer.state == lib.PG_WAL_RUNNING
+        return int(self.wal_buffer.committed_lsn)
 
     def start(self) -> None:
-        """The committer's thread."""
-        self._need(lib.pg_committer_start(self.c, self._why))
+        """Start the group-commit thread."""
+        self._need(lib.pg_group_commit_start(self.c, self._why))
 
     def kick(self) -> None:
-        lib.pg_committer_kick(self.c)
+        lib.pg_group_commit_kick(self.c)
 
     def wait(self, lsn: int) -> None:
         """Until it is on disk."""
-        descriptor = lib.pg_committer_fd(self.c)
-        while self.stage.committed_lsn < lsn:
+        descriptor = lib.pg_group_commit_fd(self.c)
+        while self.wal_buffer.committed_lsn < lsn:
             select.select([descriptor], [], [])
             os.eventfd_read(descriptor)
 
     def close(self) -> None:
-        lib.pg_committer_stop(self.c)
-        lib.pg_committer_close(self.c)
+        lib.pg_group_commit_stop(self.c)
+        lib.pg_group_commit_close(self.c)

@@ -34,7 +34,7 @@ BLOCK: int = lib.PG_LOAD_BLOCK_ROWS
 ALICE, BOB = 1001, 1002
 LOAD = b"a load of 16 b.."
 OTHER = b"another of 16 b."
-CONFIG: dict[str, Any] = {"loads": 3, "load_blocks": 4, "stage_bytes": lib.PG_STAGE_MIN}
+CONFIG: dict[str, Any] = {"loads": 3, "load_blocks": 4, "wal_buffer_bytes": lib.PG_WAL_BUFFER_MIN}
 
 
 def puts(count: int, mode: int = PutMode.ERROR, delay_ns: int = SECOND_NS) -> list[Command]:
@@ -130,7 +130,7 @@ def test_the_end_of_a_row_says_that_it_was_one(core: Purgatory, by: str) -> None
     wal.take()
     core = carried(core, by, snapshot, wal)
     after = Wal(core)
-    after.position = int(after.stage.tail)
+    after.position = int(after.wal_buffer.tail)
     owner = Owner(core, 2, ALICE)
     owner.send(pd.cancel(b"key 0"), pd.cancel(b"other 0"))
     owner.send(pd.put(b"key 1", 9 * SECOND_NS, PutMode.REPLACE))

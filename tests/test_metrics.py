@@ -109,7 +109,7 @@ def test_lateness_is_what_came_behind_the_deadline() -> None:
 
 
 KEPT_BY = pytest.mark.parametrize(
-    "kept", [{}, {"stage_bytes": lib.PG_STAGE_MIN}], ids=["alone", "wal"]
+    "kept", [{}, {"wal_buffer_bytes": lib.PG_WAL_BUFFER_MIN}], ids=["alone", "wal"]
 )
 
 
@@ -158,7 +158,9 @@ def moved_to(core: Purgatory, how: str) -> Purgatory:
         redo.frames(snapshot)
         redo.frames(wal)
         return redo.end(core.now_ns)
-    return core.migrated(capacity=99, stage_bytes=lib.PG_STAGE_MIN if how == "a WAL" else 0)
+    return core.migrated(
+        capacity=99, wal_buffer_bytes=lib.PG_WAL_BUFFER_MIN if how == "a WAL" else 0
+    )
 
 
 @KEPT_BY
@@ -394,12 +396,12 @@ def test_other_sizes_keep_what_was_counted() -> None:
 
 
 def test_the_wal_keeps_the_histograms() -> None:
-    core = Purgatory(stage_bytes=lib.PG_STAGE_MIN)
+    core = Purgatory(wal_buffer_bytes=lib.PG_WAL_BUFFER_MIN)
     wal = Wal(core)
     for ns in (7, 5000, 2**62, 2**63 - 1, 2**63 - 1):
         lib.pg_measure(core.a, Measured.SEND, ns)
     lib.pg_measure(core.a, Measured.LOCAL, 1)
-    lib.pg_stage_metrics(core.a, 77)
+    lib.pg_wal_append_metrics(core.a, 77)
     (frame,) = [f for f in frames_of(wal.take()) if f.type == lib.PG_WAL_METRICS]
     body = frame.body("pg_wal_metrics")
     found = recorded(body.histogram_count, frame.data[HEAD_BYTES + size_of("pg_wal_metrics") :])

@@ -22,7 +22,7 @@ MS, SECOND_NS = 10**6, 10**9
 BEYOND_NS = SECOND_NS
 FAR_NS, NEAR_NS = 5 * SECOND_NS, SECOND_NS // 2
 LOAD = b"a load of 16 b.."
-CONFIG: dict[str, Any] = {"stage_bytes": lib.PG_STAGE_MIN, "loads": 2, "load_blocks": 2}
+CONFIG: dict[str, Any] = {"wal_buffer_bytes": lib.PG_WAL_BUFFER_MIN, "loads": 2, "load_blocks": 2}
 
 
 def unpark(key: bytes, ticket: int, payload: bytes = b"") -> Command:

@@ -244,7 +244,7 @@ def test_a_daemons_wal_becomes_tables(
             client.add(f"far:{n + 50}", delay=7200, mode="replace")
         notices = [subscriber.get(timeout=PATIENCE_S) for _ in range(100)]
         client.add_many([(f"more:{n}", 3600.0, "t", b"x" * 200) for n in range(3000)])
-    demo.stop()  # all that it staged is on disk
+    demo.stop()  # all that it appended is on disk
     lake = shipped(wals / "demo", tmp_path / "lake")
     jobs.bring_up(spark, lake)
     oracle = Oracle([lake.data(manifest) for manifest in lake.manifests()])

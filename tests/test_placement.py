@@ -422,7 +422,7 @@ def test_the_picture(tmp_path: Path) -> None:
         "",
         "plan (explicit):",
         "  the loop is on CPU 3 of node 0: its sibling 11 stays free",
-        "  libzmq and the committer are on 0-2,8-10 of the same node",
+        "  libzmq and the group-commit thread are on 0-2,8-10 of the same node",
         "  the arena is on node 0",
         "  loop and libzmq run under SCHED_FIFO, priority 5, if permitted",
     ]

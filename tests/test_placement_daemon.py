@@ -68,7 +68,8 @@ def test_the_loop_and_the_other_threads_are_where_they_belong(
 ) -> None:
     loop, others = pair
     real = daemon("demo", "--cpus", f"{loop},{others}", "--wal-dir", "wal")
-    assert affinities(real.pid) == ({loop}, [{others}] * 3)  # libzmq has two, the committer is one
+    # libzmq has two, the group-commit thread is one
+    assert affinities(real.pid) == ({loop}, [{others}] * 3)
     figures: dict[str, Any] = stats(real)
     assert (figures["placement"], figures["reaper_cpu"]) == ("explicit", loop)
     assert (figures["placed"], figures["clamped"]) == ("cpus", None)

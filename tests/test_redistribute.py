@@ -58,7 +58,7 @@ from purgatoryd.shm_layout.gather import Census, census
 from purgatoryd.shm_layout.layout import ArenaState, DaemonState, Status
 from purgatoryd.shm_layout.paths import Paths, paths_in
 from purgatoryd.shm_layout.shards import Placement, ShardTable, alone, read_table, write_table
-from purgatoryd.shm_layout.wal import Committer, Walk, segments, uuid_of
+from purgatoryd.shm_layout.wal import GroupCommit, Walk, segments, uuid_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,7 +68,7 @@ SMALL: dict[str, Any] = {
     "namespaces": 16, "sessions": 8, "watches": 128, "watch_keys": 32, "accounts": 4, "loads": 2,
     "load_rows": 8192, "tick_ns": 10**6, "fanout": 20, "clock": "virtual",
 }  # fmt: skip
-WAL_SETTINGS: dict[str, Any] = {"segment_bytes": 256 * 1024, "stage_bytes": 4 << 20}
+WAL_SETTINGS: dict[str, Any] = {"segment_bytes": 256 * 1024, "wal_buffer_bytes": 4 << 20}
 KILLED = 9
 UNHEARD_OF = 2**47
 """No ticket that anything has."""
@@ -178,7 +178,7 @@ class Deployment:
             yield arena
             if commit and opening.wal is not None:
                 end = wal_end(arena, opening)
-                Committer(arena, opening.wal, opening.config.segment_bytes, end).close()
+                GroupCommit(arena, opening.wal, opening.config.segment_bytes, end).close()
             arena.set_state(ArenaState.READY)
             arena.close()
 

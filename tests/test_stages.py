@@ -203,20 +203,20 @@ def test_answers_and_notices_say_when_they_were_handed_over(real: Daemon, wal: P
 
 
 def test_answers_wait_until_the_wal_has_room_for_their_records() -> None:
-    staged: list[tuple[int, int, int]] = []
+    appended: list[tuple[int, int, int]] = []
     arena: Any = SimpleNamespace(
-        stage_full=True,
-        replied=lambda session, first, count, *_: staged.append((session, first, count)),
+        wal_buffer_full=True,
+        replied=lambda session, first, count, *_: appended.append((session, first, count)),
     )
     replies = Replies(arena)
     for session, sequence in ((1, 1), (2, 5), (1, 2), (1, 9)):
         replies.add(frame(Message.BATCH, echo=(session, sequence)), 10, 20)
-    replies.stage()
-    assert (staged, bool(replies)) == ([], True)
+    replies.append()
+    assert (appended, bool(replies)) == ([], True)
     replies.add(frame(Message.BATCH, echo=(1, 10)), 10, 20)
-    arena.stage_full = False
-    replies.stage()
-    assert (staged, bool(replies)) == ([(1, 1, 2), (1, 9, 1), (2, 5, 1), (1, 10, 1)], False)
+    arena.wal_buffer_full = False
+    replies.append()
+    assert (appended, bool(replies)) == ([(1, 1, 2), (1, 9, 1), (2, 5, 1), (1, 10, 1)], False)
     replies.add(frame(Message.BATCH, echo=(1, 11)), 10, 20)
     replies.forget()
     assert not replies
@@ -228,7 +228,7 @@ def test_answers_wait_until_the_wal_has_room_for_their_records() -> None:
 def test_a_batch_that_takes_several_calls_was_begun_in_the_first() -> None:
     """Of what it arms in a later one, *local* is the time between them."""
     core = driver.Purgatory(
-        stage_bytes=lib.PG_STAGE_MIN,
+        wal_buffer_bytes=lib.PG_WAL_BUFFER_MIN,
         capacity=4096,
         watches=4096,
         payload_bytes=1 << 20,

@@ -389,7 +389,7 @@ def test_the_next_minor_takes_over_all_that_is_stored(later: Mapping[str, str]) 
     assert " 8 passed" in done.stdout, done.stdout
 
 
-def test_the_next_minor_takes_over_what_a_killed_daemon_staged(
+def test_the_next_minor_takes_over_what_a_killed_daemon_appended(
     later: Mapping[str, str], daemon: StartDaemon
 ) -> None:
     real = daemon("demo", "--capacity", "1000")

@@ -1,4 +1,4 @@
-"""What the WAL says against what happened: random work on an arena with a stage, redone."""
+"""What the WAL says against what happened: random work on an arena with a WAL buffer, redone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONFIG: dict[str, Any] = {
     "watches": 256,
     "levels": 24,
     "topics": 5,
-    "stage_bytes": lib.PG_STAGE_MIN,
+    "wal_buffer_bytes": lib.PG_WAL_BUFFER_MIN,
     "accounts": 3,
     "loads": 6,
     "load_blocks": 24,
@@ -157,7 +157,7 @@ class Work:
 
     def configure(self) -> None:
         """Owner, quotas and durability of a namespace."""
-        durability = self.rng.randrange(2) if self.wal.stage else 0
+        durability = self.rng.randrange(2) if self.wal.wal_buffer else 0
         changes = {"durability": durability, "quota_timers": self.rng.choice([0, 40])}
         message = wire.encode_namespace_set(1, self.rng.choice(NAMESPACES), changes)
         body = message[wire.FRAME.size :]
@@ -248,7 +248,7 @@ def begun(seed: int = 7, steps: int = 120, **config: Any) -> Work:
 
 
 def test_an_arena_without_a_wal_is_whole_in_a_quiet_snapshot() -> None:
-    work = Work(5, stage_bytes=0)
+    work = Work(5, wal_buffer_bytes=0)
     for _ in range(200):
         work.step()
     the_same(work, Snapshot(work.core, quiet=True).finish().data, work.rng)
@@ -283,18 +283,19 @@ def test_a_snapshot_of_several_groups_is_read_as_it_was_written(
     assert {timer.key: timer.payload for timer in found} == payloads
 
 
-@pytest.mark.parametrize("sizes", [(0, lib.PG_STAGE_MIN), (lib.PG_STAGE_MIN, 2 * lib.PG_STAGE_MIN),
-                                   (lib.PG_STAGE_MIN, 0)])  # fmt: skip
-def test_migration_between_arenas_with_and_without_a_stage(sizes: tuple[int, int]) -> None:
-    work = Work(6, stage_bytes=sizes[0])
+@pytest.mark.parametrize("sizes", [(0, lib.PG_WAL_BUFFER_MIN),
+                                   (lib.PG_WAL_BUFFER_MIN, 2 * lib.PG_WAL_BUFFER_MIN),
+                                   (lib.PG_WAL_BUFFER_MIN, 0)])  # fmt: skip
+def test_migration_between_arenas_with_and_without_a_wal_buffer(sizes: tuple[int, int]) -> None:
+    work = Work(6, wal_buffer_bytes=sizes[0])
     for _ in range(150):
         work.step()
-    to = work.core.migrated(stage_bytes=sizes[1])
+    to = work.core.migrated(wal_buffer_bytes=sizes[1])
     to.check()
     assert len(dict(truth(to)["slots"])) == len(dict(truth(work.core)["slots"]))
     if all(sizes):
-        taken = lib.pg_stage_of(work.core.a).next_lsn
-        assert lib.pg_stage_of(to.a).next_lsn >= taken
+        taken = lib.pg_wal_buffer_of(work.core.a).next_lsn
+        assert lib.pg_wal_buffer_of(to.a).next_lsn >= taken
     elif sizes[1]:
         wal, fresh = Wal(to), Snapshot(to, quiet=True).finish().data
         to.put("later", 10**9)

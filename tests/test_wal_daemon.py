@@ -74,7 +74,7 @@ from purgatoryd.shm_layout.wal import (
 
 HOUR_S = 3600.0
 HEAD_BYTES = 4096
-SMALL = ("--segment-bytes", "256K", "--stage-bytes", "4M")
+SMALL = ("--segment-bytes", "256K", "--wal-buffer-bytes", "4M")
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_what_was_answered_is_on_disk(daemon: StartDaemon, wal: Path) -> None:
         for i in range(20):
             payload = bytes((i,)) * 60_000
             timer = client.add(f"k{i}", delay=HOUR_S, payload=payload)
-            committed_lsn = int(reader.stage.committed_lsn)
+            committed_lsn = int(reader.wal_buffer.committed_lsn)
             newest = records(real, wal)[-1]
             assert (newest.kind, newest.fields["ticket"]) == ("arm", timer.ticket)
             assert contents(newest) == (None, f"k{i}", payload)
@@ -1111,14 +1111,16 @@ def test_what_is_due_waits_for_the_disk_and_the_loop_sleeps(
     subprocess.run(["mount", "-o", "remount,size=32M", str(small_disk)], check=True)
     real = daemon("demo", *wal_flags(small_disk, "--snapshot-segments", "1000"))
     with Client("demo", namespace="shop", timeout=PATIENCE_S) as client:
-        for first in range(0, 60_000, 1000):  # their notices are more than the stage holds
+        for first in range(0, 60_000, 1000):  # their notices are more than the WAL buffer holds
             client.add_many([(f"due{i}", 15, "t") for i in range(first, first + 1000)])
         with contextlib.suppress(OSError), (small_disk / "filler").open("wb") as filler:
             while True:
                 filler.write(bytes(4096))
         add_until_refused(client)
         eventually(lambda: stats(real)["live"] < 60_000)
-        eventually(lambda: stats(real)["staged_bytes"] > 0.9 * stats(real)["stage_bytes"])
+        eventually(
+            lambda: stats(real)["wal_buffer_used_bytes"] > 0.9 * stats(real)["wal_buffer_bytes"]
+        )
         eventually(lambda: turns_in_a_beat(real) < 100)  # a loop that does not sleep has thousands
         assert stats(real)["live"] > 0
     real.kill()

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 from core_driver import Core, Fault
-from segment_driver import SEGMENT_BYTES, STAGE_BYTES, Committer, Walk, Walked, segment_files
+from segment_driver import SEGMENT_BYTES, WAL_BUFFER_BYTES, GroupCommit, Walk, Walked, segment_files
 
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.layout import PutMode
@@ -28,9 +28,9 @@ GROUPS = 3 if ROUNDS == 1 else 6
 """Of each segment."""
 
 
-def core_with_stage(**config: object) -> Core:
+def core_with_wal_buffer(**config: object) -> Core:
     sizes = {"capacity": 4096, "outbox_capacity": 4096, "payload_bytes": 1 << 22, "topics": 16}
-    return Core(**{**sizes, "stage_bytes": STAGE_BYTES, "stream_id": 1, **config})
+    return Core(**{**sizes, "wal_buffer_bytes": WAL_BUFFER_BYTES, "stream_id": 1, **config})
 
 
 def work(core: Core, random: Random, steps: int) -> None:
@@ -66,11 +66,11 @@ def used_bytes(file: bytearray) -> int:
 
 
 def write_two_segments(directory: Path, seed: int) -> Written:
-    random, core = Random(seed), core_with_stage(uuid=bytes([seed] * 16), secret=(seed, 7))
+    random, core = Random(seed), core_with_wal_buffer(uuid=bytes([seed] * 16), secret=(seed, 7))
     lsns = [0]
     for boot in range(2):
         lib.pg_start_epoch(core.a, bytes([boot + 1] * 16))
-        wal = Committer(core, directory)
+        wal = GroupCommit(core, directory)
         for _ in range(GROUPS):
             work(core, random, 8)
             lsns.append(wal.commit())
@@ -201,15 +201,15 @@ def test_random_sectors(written: Written) -> None:
 
 
 def test_a_killed_process_goes_on(tmp_path: Path) -> None:
-    """What was staged and not committed is on disk once the next one has opened the files."""
-    core, random = core_with_stage(), Random(4)
-    wal = Committer(core, tmp_path)
+    """What was appended and not committed is on disk once the next one has opened the files."""
+    core, random = core_with_wal_buffer(), Random(4)
+    wal = GroupCommit(core, tmp_path)
     work(core, random, 30)
     first = wal.commit()
     work(core, random, 30)
-    lib.pg_committer_close(wal.c)  # as a kill: nothing more is written
-    again = Committer(core, tmp_path)
-    assert again.stage.committed_lsn == again.stage.next_lsn - 1 > first
+    lib.pg_group_commit_close(wal.c)  # as a kill: nothing more is written
+    again = GroupCommit(core, tmp_path)
+    assert again.wal_buffer.committed_lsn == again.wal_buffer.next_lsn - 1 > first
     work(core, random, 30)
     last = again.commit()
     again.close()
@@ -218,8 +218,8 @@ def test_a_killed_process_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_torn_tail_is_wiped(tmp_path: Path) -> None:
-    core, random = core_with_stage(), Random(5)
-    wal = Committer(core, tmp_path)
+    core, random = core_with_wal_buffer(), Random(5)
+    wal = GroupCommit(core, tmp_path)
     for _ in range(3):
         work(core, random, 30)
         wal.commit()
@@ -232,34 +232,34 @@ def test_a_torn_tail_is_wiped(tmp_path: Path) -> None:
     path.write_bytes(file)
     torn = Walk().read([file])
     assert torn.torn
-    fresh = core_with_stage()
-    lib.pg_stage_of(fresh.a).next_lsn = torn.lsn + 1
-    Committer(fresh, tmp_path).close()
+    fresh = core_with_wal_buffer()
+    lib.pg_wal_buffer_of(fresh.a).next_lsn = torn.lsn + 1
+    GroupCommit(fresh, tmp_path).close()
     wiped = path.read_bytes()
     assert wiped[:start] == file[:start]
     assert not any(wiped[start:])
 
 
 def test_files_that_are_not_this_arenas(tmp_path: Path) -> None:
-    core, random = core_with_stage(), Random(6)
-    wal = Committer(core, tmp_path)
+    core, random = core_with_wal_buffer(), Random(6)
+    wal = GroupCommit(core, tmp_path)
     work(core, random, 30)
     wal.commit()
     wal.close()
     with pytest.raises(Fault, match="WAL of another arena"):
-        Committer(core_with_stage(uuid=b"x" * 16), tmp_path)
+        GroupCommit(core_with_wal_buffer(uuid=b"x" * 16), tmp_path)
     with pytest.raises(Fault, match="the files hold more than the arena"):
-        Committer(core_with_stage(), tmp_path)
+        GroupCommit(core_with_wal_buffer(), tmp_path)
     segment_files(tmp_path)[0].unlink()
     with pytest.raises(Fault, match="the files end before what was committed"):
-        Committer(core, tmp_path)
+        GroupCommit(core, tmp_path)
     with pytest.raises(Fault, match="open"):
-        Committer(core_with_stage(), tmp_path / "missing")
+        GroupCommit(core_with_wal_buffer(), tmp_path / "missing")
 
 
 def test_the_thread_commits_and_rotates(tmp_path: Path) -> None:
-    core, random = core_with_stage(), Random(7)
-    wal = Committer(core, tmp_path)
+    core, random = core_with_wal_buffer(), Random(7)
+    wal = GroupCommit(core, tmp_path)
     wal.start()
     for _ in range(40):
         for _ in range(20):
@@ -268,13 +268,13 @@ def test_the_thread_commits_and_rotates(tmp_path: Path) -> None:
                 payload=random.randbytes(2000),
             )  # fmt: skip
         wal.kick()
-        wal.wait(wal.stage.next_lsn - 1)
+        wal.wait(wal.wal_buffer.next_lsn - 1)
     core.put(b"last", 10**9)
-    wal.close()  # commits what is staged
-    assert wal.stage.committed_lsn == wal.stage.next_lsn - 1
+    wal.close()  # commits what was appended
+    assert wal.wal_buffer.committed_lsn == wal.wal_buffer.next_lsn - 1
     files = segment_files(tmp_path)
     assert len(files) > 5
     assert all(path.stat().st_size == SEGMENT_BYTES for path in files)
     walked = Walk().read([bytearray(path.read_bytes()) for path in files])
     assert (walked.refused, walked.damaged, walked.torn) == (False, False, False)
-    assert walked.lsn == wal.stage.committed_lsn
+    assert walked.lsn == wal.wal_buffer.committed_lsn

@@ -1,4 +1,4 @@
-"""The WAL of a core in private memory: frames taken as the committer takes them, snapshots
+"""The WAL of a core in private memory: frames taken as group commit takes them, snapshots
 as another process takes them, and both redone into a fresh core."""
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class Wal:
         self._upto, self._lsn = ffi.new("uint64_t *"), ffi.new("uint64_t *")
 
     @property
-    def stage(self) -> Any:
-        return lib.pg_stage_of(self.core.a)
+    def wal_buffer(self) -> Any:
+        return lib.pg_wal_buffer_of(self.core.a)
 
     def take(self, out_bytes: int = FRAME_MAX, commit: bool = True) -> bytes:
-        """All that is staged now; nothing when there is no stage."""
+        """All that was appended now; nothing when there is no WAL buffer."""
         taken = b""
-        while self.stage:
-            used = lib.pg_stage_copy(
+        while self.wal_buffer:
+            used = lib.pg_wal_buffer_copy(
                 self.core.a, self.position, self._out, out_bytes, self._upto, self._lsn
             )
             if used == 0:
@@ -66,8 +66,8 @@ class Wal:
             self.position = self._upto[0]
         self.data += taken
         if taken and commit:
-            self.stage.committed = self.position
-            self.stage.committed_lsn = self._lsn[0]
+            self.wal_buffer.committed = self.position
+            self.wal_buffer.committed_lsn = self._lsn[0]
         return taken
 
 

@@ -16,7 +16,7 @@ from purgatoryd.shm_layout.paths import Paths, paths_in
 
 KEEP = "FLIGHTS_KEEP"
 """Environment: the directory in which WALs and ledgers of the run stay; none without it."""
-STAGE_MIN, STAGE_MAX = 1 << 22, 1 << 26
+WAL_BUFFER_MIN, WAL_BUFFER_MAX = 1 << 22, 1 << 26
 """Bytes of a WAL's ring: the larger, the less a slow disk is felt."""
 STOP_S = 10.0
 """How long a daemon may take to end after SIGTERM before it is killed."""
@@ -50,12 +50,14 @@ def wal_flags() -> tuple[str, ...]:
     """Flags of `purgatoryd run` for a daemon whose WAL stays, if any is to stay."""
     if KEEP not in os.environ:
         return ()
-    free, stage_bytes = os.statvfs(segment.MOUNT), STAGE_MIN
-    while stage_bytes < STAGE_MAX and stage_bytes * 8 <= free.f_bavail * free.f_frsize:
-        stage_bytes *= 2
+    free, wal_buffer_bytes = os.statvfs(segment.MOUNT), WAL_BUFFER_MIN
+    while (
+        wal_buffer_bytes < WAL_BUFFER_MAX and wal_buffer_bytes * 8 <= free.f_bavail * free.f_frsize
+    ):
+        wal_buffer_bytes *= 2
     wals = Path(os.environ[KEEP]) / "wal"
     wals.mkdir(parents=True, exist_ok=True)
-    return (f"--wal-dir={wals}", f"--stage-bytes={stage_bytes}", "--retain-age=1h")
+    return (f"--wal-dir={wals}", f"--wal-buffer-bytes={wal_buffer_bytes}", "--retain-age=1h")
 
 
 @contextmanager

@@ -88,7 +88,7 @@ static void open_world(struct world *w, uint64_t seed)
         .namespaces = 2, .topics = 2, .sessions = 2, .watches = 1, .levels = 1,
         .level_ttl_ns = SECOND, .inbox_max = 1, .loads = LOADS, .load_blocks = BLOCKS,
         .clock_kind = PG_CLOCK_VIRTUAL, .now_ns = SECOND,
-        .stage_bytes = seed % 2 ? PG_STAGE_MIN : 0};
+        .wal_buffer_bytes = seed % 2 ? PG_WAL_BUFFER_MIN : 0};
     w->arena = zeroed(pg_arena_bytes(&w->config));
     w->secret = zeroed(pg_private_bytes(&w->config));
     w->a = malloc(pg_handle_bytes());
@@ -212,7 +212,8 @@ static void ask_step(struct world *w)
     CHECK_EQUAL(used, sizeof(struct pg_frame) + sizeof *info + parts * sizeof(struct pg_load_part));
 }
 
-/* ---- kills, and hostile bytes ---------------------------------------------------------------------- */
+/* ---- kills, and hostile bytes
+ * ---------------------------------------------------------------------- */
 
 static void restart(struct world *w)
 {
@@ -234,7 +235,7 @@ static void pass_time(struct world *w)
 
 static void commit(struct world *w)
 {
-    struct pg_stage *s = pg_stage_of(w->a);
+    struct pg_wal_buffer *s = pg_wal_buffer_of(w->a);
     if (s != NULL)
         s->committed = s->tail;
 }

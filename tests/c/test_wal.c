@@ -1,4 +1,4 @@
-/* The WAL's stage, snapshots and redo: each frame in doubt with and without its effect, and in
+/* The WAL buffer, snapshots and redo: each frame in doubt with and without its effect, and in
  * a ring that was used before; an answer without its effect; a ring that fills, a snapshot taken by
  * another thread while work goes on, frames of noise. */
 #include "check.h"
@@ -19,7 +19,7 @@ struct world {
     uint8_t greeted;
     uint8_t stale;                /* what the ring is full of at first */
     int64_t now_ns;
-    uint8_t *wal;             /* frames taken out of the stage */
+    uint8_t *wal;             /* frames taken out of the WAL buffer */
     uint64_t used, position, lsn;
 };
 
@@ -241,7 +241,7 @@ static struct pg_config config_of_test(void)
         .stream_id = 1, .secret = {1, 2}, .capacity = KEYS + 8, .outbox_capacity = 32,
         .fanout = 20, .namespaces = 2, .topics = TOPICS, .sessions = 2, .watches = 256,
         .levels = WATCHED + 2, .level_ttl_ns = 1000000000, .inbox_max = 64, .accounts = 2,
-        .loads = 1, .load_blocks = 1, .clock_kind = PG_CLOCK_VIRTUAL, .stage_bytes = PG_STAGE_MIN};
+        .loads = 1, .load_blocks = 1, .clock_kind = PG_CLOCK_VIRTUAL, .wal_buffer_bytes = PG_WAL_BUFFER_MIN};
 }
 
 static void world_open(struct world *w)
@@ -250,7 +250,7 @@ static void world_open(struct world *w)
     w->reply = malloc(PG_MESSAGE_MAX);
     CHECK(w->reply != NULL);
     arena_open(w);
-    CHECK_EQUAL(w->a->stage->next_lsn, 1);
+    CHECK_EQUAL(w->a->wal_buffer->next_lsn, 1);
     memset(w->a->ring, w->stale, 1 << 16);
     greet(w);
     CHECK_EQUAL(put(w, KEYS - 1, INT64_MAX, 0, PG_T_BOOT), PG_ST_ADDED);     /* names are born */
@@ -386,7 +386,7 @@ static void is_published(struct world *w)
     CHECK_EQUAL(r.ticket & 0xff, PG_ST_DONE);
 }
 static void is_answered(struct world *w) { pg_replied(w->a, w->session, w->sequence, 1, 5, 6); }
-static void is_measured(struct world *w) { pg_stage_metrics(w->a, 7); }
+static void is_measured(struct world *w) { pg_wal_append_metrics(w->a, 7); }
 static void load(struct world *w, unsigned action, uint64_t fence)
 {
     struct {
@@ -471,10 +471,10 @@ static void image_load(struct world *w, struct image i)
                     pg_private_bytes(&w->config), LAYOUT, &fault));
 }
 
-static struct pg_stage *stage_of(struct image i)
+static struct pg_wal_buffer *wal_buffer_of(struct image i)
 {
     const struct pg_header *h = (struct pg_header *)i.arena;
-    return (struct pg_stage *)(i.arena + h->regions[PG_R_STAGE].offset);
+    return (struct pg_wal_buffer *)(i.arena + h->regions[PG_R_WAL_BUFFER].offset);
 }
 
 static void rebuilt(struct world *w)
@@ -485,13 +485,13 @@ static void rebuilt(struct world *w)
     whole(w);
 }
 
-/* Once rebuilt, tail, staged and next_lsn are those of `expected`. */
+/* Once rebuilt, tail, appended and next_lsn are those of `expected`. */
 static void decided(struct world *w, struct image expected)
 {
     rebuilt(w);
-    CHECK_EQUAL(w->a->stage->tail, stage_of(expected)->tail);
-    CHECK_EQUAL(w->a->stage->staged, stage_of(expected)->tail);
-    CHECK_EQUAL(w->a->stage->next_lsn, stage_of(expected)->next_lsn);
+    CHECK_EQUAL(w->a->wal_buffer->tail, wal_buffer_of(expected)->tail);
+    CHECK_EQUAL(w->a->wal_buffer->appended, wal_buffer_of(expected)->tail);
+    CHECK_EQUAL(w->a->wal_buffer->next_lsn, wal_buffer_of(expected)->next_lsn);
 }
 
 /* The frame is there, its effect is not: it is dropped, or the effect is made good. The effect is
@@ -499,19 +499,19 @@ static void decided(struct world *w, struct image expected)
 static void both_ways(struct world *w, struct image before, struct image after, bool finished)
 {
     const struct pg_header *h = (struct pg_header *)before.arena;
-    const struct pg_region *region = &h->regions[PG_R_STAGE];
-    struct pg_stage *stage;
+    const struct pg_region *region = &h->regions[PG_R_WAL_BUFFER];
+    struct pg_wal_buffer *wal_buffer;
 
     image_load(w, before);
-    stage = w->a->stage;
-    memcpy(stage, stage_of(after), region->length);
-    stage->tail = stage_of(before)->tail;
+    wal_buffer = w->a->wal_buffer;
+    memcpy(wal_buffer, wal_buffer_of(after), region->length);
+    wal_buffer->tail = wal_buffer_of(before)->tail;
     decided(w, finished ? after : before);
 
     image_load(w, after);
-    stage = w->a->stage;
-    stage->tail = stage_of(before)->tail;
-    stage->next_lsn = stage_of(before)->next_lsn;     /* stored after `staged` */
+    wal_buffer = w->a->wal_buffer;
+    wal_buffer->tail = wal_buffer_of(before)->tail;
+    wal_buffer->next_lsn = wal_buffer_of(before)->next_lsn;     /* stored after `appended` */
     decided(w, after);
 }
 
@@ -525,9 +525,9 @@ static void test_the_frame_in_doubt(void)
         doubts[i].act(&w);
         const struct image after = image_of(&w);
         const struct pg_frame_head *f =
-            (const void *)(w.a->ring + stage_of(before)->tail % w.a->stage->size);
+            (const void *)(w.a->ring + wal_buffer_of(before)->tail % w.a->wal_buffer->size);
         CHECK_EQUAL(f->type, doubts[i].type);
-        CHECK_EQUAL(stage_of(after)->tail, stage_of(before)->tail + f->bytes);
+        CHECK_EQUAL(wal_buffer_of(after)->tail, wal_buffer_of(before)->tail + f->bytes);
         both_ways(&w, before, after, doubts[i].finished);
         image_free(before);
         image_free(after);
@@ -545,8 +545,8 @@ static void test_a_frame_in_a_ring_that_was_used(void)
             doubts[i].prepare(&worlds[n]);
             doubts[i].act(&worlds[n]);
         }
-        const uint64_t tail = worlds[0].a->stage->tail;
-        CHECK(tail < 1 << 16 && worlds[1].a->stage->tail == tail);
+        const uint64_t tail = worlds[0].a->wal_buffer->tail;
+        CHECK(tail < 1 << 16 && worlds[1].a->wal_buffer->tail == tail);
         CHECK(memcmp(worlds[0].a->ring, worlds[1].a->ring, tail) == 0);
         world_close(&worlds[0]);
         world_close(&worlds[1]);
@@ -607,19 +607,19 @@ static void test_a_ring_that_fills(void)
     struct world w = {.rng = {2}};
     uint32_t n = 0;
     world_open(&w);
-    struct pg_stage *s = w.a->stage;
+    struct pg_wal_buffer *s = w.a->wal_buffer;
     for (uint32_t round = 0; round < 4; round++) {
         while (takes(&w, n++ % KEYS))
             ;
         CHECK(w.a->metrics->refused_wal == round + 1);
-        CHECK(s->staged - s->committed > s->size / 100 * 75);
+        CHECK(s->appended - s->committed > s->size / 100 * 75);
         CHECK(simple(&w, PG_OP_CANCEL, n % KEYS, 0) == PG_ST_CANCELLED);
-        while (!pg_stage_full(w.a)) {
+        while (!pg_wal_buffer_full(w.a)) {
             CHECK(simple(&w, PG_OP_ADVANCE_KEY, 0, ++w.lsn) == PG_ST_DONE);
-            CHECK(s->staged - s->committed <= s->size);
+            CHECK(s->appended - s->committed <= s->size);
         }
-        const uint64_t live = w.a->metrics->live, staged = s->staged;
-        CHECK(live > 0 && go(&w, 11 * MS) && w.a->metrics->live == live && s->staged == staged);
+        const uint64_t live = w.a->metrics->live, appended = s->appended;
+        CHECK(live > 0 && go(&w, 11 * MS) && w.a->metrics->live == live && s->appended == appended);
         whole(&w);
         s->committed = s->tail;
         while (go(&w, 0))
@@ -629,7 +629,7 @@ static void test_a_ring_that_fills(void)
     STORE_RELEASE(&s->state, PG_WAL_STOPPED);
     CHECK_EQUAL(put(&w, 1, 5 * MS, 0, PG_T_BOOT), PG_ST_WAL);
     CHECK_EQUAL(watch(&w, 1, 1, 1ull << 60, false), PG_ST_WAL);
-    while (!pg_stage_full(w.a))
+    while (!pg_wal_buffer_full(w.a))
         CHECK(simple(&w, PG_OP_ADVANCE_KEY, 0, ++w.lsn) == PG_ST_DONE);
     CHECK_EQUAL(simple(&w, PG_OP_ADVANCE_KEY, 0, ++w.lsn), PG_ST_WAL);
     whole(&w);
@@ -644,24 +644,24 @@ static void test_durable_replies(void)
     CHECK_EQUAL(put(&w, 1, 5 * MS, 0, PG_T_BOOT), PG_ST_ADDED);
     CHECK_EQUAL(pg_durable_lsn(w.a), 0);
     CHECK_EQUAL(command(&w, &c), PG_ST_ADDED);
-    CHECK_EQUAL(pg_durable_lsn(w.a), w.a->stage->next_lsn - 1);
+    CHECK_EQUAL(pg_durable_lsn(w.a), w.a->wal_buffer->next_lsn - 1);
     w.a->namespaces[0].durability = 1;
     CHECK_EQUAL(simple(&w, PG_OP_CANCEL, 1, 0), PG_ST_CANCELLED);
-    CHECK_EQUAL(pg_durable_lsn(w.a), w.a->stage->next_lsn - 1);
+    CHECK_EQUAL(pg_durable_lsn(w.a), w.a->wal_buffer->next_lsn - 1);
     world_close(&w);
 }
 
 /* ---- random work -------------------------------------------------------------------------------
  * */
 
-/* What the committer does. */
+/* What the group-commit thread does. */
 static void take(struct world *w)
 {
-    const uint64_t used = pg_stage_copy(w->a, w->position, w->wal + w->used,
+    const uint64_t used = pg_wal_buffer_copy(w->a, w->position, w->wal + w->used,
                                         FRAMES - w->used, &w->position, &w->lsn);
     w->used += used;
-    CHECK(w->position == w->a->stage->tail);
-    STORE_RELEASE(&w->a->stage->committed, w->position);
+    CHECK(w->position == w->a->wal_buffer->tail);
+    STORE_RELEASE(&w->a->wal_buffer->committed, w->position);
 }
 
 static void act(struct world *w)
@@ -702,7 +702,7 @@ static void act(struct world *w)
     command(w, &c);
 }
 
-/* Snapshot and WAL into a fresh arena, without a stage and by another secret. */
+/* Snapshot and WAL into a fresh arena, without a WAL buffer and by another secret. */
 static int redone(struct world *to, const struct world *from, const uint8_t *snapshot,
                   uint64_t snapshot_bytes, struct pg_fault *why)
 {
@@ -710,7 +710,7 @@ static int redone(struct world *to, const struct world *from, const uint8_t *sna
     *to = (struct world){.config = {.layout_id = LAYOUT, .stream_id = 2, .secret = {7, 8},
                                     .sessions = 1}};
     CHECK(pg_redo_config(snapshot, snapshot_bytes, &to->config, why));
-    to->config.stage_bytes = 0;
+    to->config.wal_buffer_bytes = 0;
     arena_open(to);
     return pg_redo(to->a, &state, snapshot, snapshot_bytes, why) &&
            pg_redo(to->a, &state, from->wal, from->used, why) &&

@@ -83,7 +83,7 @@ struct trial {
     uint32_t shape;
     uint64_t seed;
     struct world w, twin, redo;   /* where the call is stepped, recoveries run, frames are redone */
-    struct frames snapshot, staged;
+    struct frames snapshot, appended;
     struct call call;
     uint64_t fresh;               /* the first ticket that the call may give */
     int64_t recover_ns;
@@ -285,12 +285,12 @@ static void wal_check(struct trial *t)
 {
     struct ledger found, expected;
     struct pg_fault fault = {0};
-    if (pg_stage_of(t->twin.a) == NULL)
+    if (pg_wal_buffer_of(t->twin.a) == NULL)
         return;
-    frames_staged(&t->staged, &t->twin);
-    if (!frames_tell(&t->staged, &t->twin, t->call.uid, &fault))
+    frames_appended(&t->appended, &t->twin);
+    if (!frames_tell(&t->appended, &t->twin, t->call.uid, &fault))
         violated(t, "a record says what is not so", &fault);
-    if (!frames_redo(&t->snapshot, &t->staged, &t->twin, &t->redo, &fault)) {
+    if (!frames_redo(&t->snapshot, &t->appended, &t->twin, &t->redo, &fault)) {
         violated(t, "the WAL cannot be redone", &fault);
         return;
     }
@@ -573,7 +573,7 @@ static uint64_t trial(uint32_t operation, enum shape shape, uint64_t seed, uint3
     world_for_redo(&t.redo, &t.w);
     world_truth(&t.w, &t.truth);
     frames_open(&t.snapshot);
-    frames_open(&t.staged);
+    frames_open(&t.appended);
     frames_snapshot(&t.snapshot, &t.w);
     t.shadow = malloc(t.truth.bytes);
     CHECK(t.shadow != NULL);
@@ -588,7 +588,7 @@ static uint64_t trial(uint32_t operation, enum shape shape, uint64_t seed, uint3
     world_close(&t.twin);
     world_close(&t.redo);
     frames_close(&t.snapshot);
-    frames_close(&t.staged);
+    frames_close(&t.appended);
     return statuses;
 }
 

@@ -40,7 +40,7 @@ SAME_EFFECT, UNFOUNDED = "equivalent", "unfounded"
 
 FILES = [
     "batch.c", "inbox.c", "levels.c", "loads.c", "names.c", "operations.c", "outbox.c",
-    "publish.c", "quotas.c", "rebuild.c", "session.c", "stage.c", "timers.c", "watches.c",
+    "publish.c", "quotas.c", "rebuild.c", "session.c", "wal_buffer.c", "timers.c", "watches.c",
 ]  # fmt: skip
 """Whatever stores truth while a daemon runs."""
 
@@ -54,7 +54,7 @@ FIELDS = {
     "first_watch", "notice_blob", "ended_ns", "cause", "version",
     "id", "uid", "last", "current", "applied", "count", "intent", "checksum", "extra_blob",
     "extra_bytes", "charged", "in_use",
-    "results", "staged", "tail", "next_lsn", "lives",
+    "results", "appended", "tail", "next_lsn", "lives",
     "fence", "state", "load", "load_first", "number", "used_boot_ns",
     "armed_ns", "armed_boot_ns", "ended_boot_ns", "changed_boot_ns", "begun_boot_ns", "at_ns",
     "parked", "replaced", "replaced_slot", "in_load", "position", "add_lsn", "size", "now_ns",
@@ -125,7 +125,7 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "quotas.c": (*PUTS, "watch all", "bulk", "settings"),
     "rebuild.c": (*ENDS, "unpark", "wall step"),
     "session.c": ("hello", "bye", "repeated batch", "bulk", "cancel for key", "load", *ENDS),
-    "stage.c": (
+    "wal_buffer.c": (
         *PUTS, "settings", "publish", "published", "hello", "bye", "unpark", *ENDS, *ROWS,
         "load open", "load close", *WATCHES, *LEVELS,
     ),

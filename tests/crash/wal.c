@@ -22,23 +22,23 @@ void frames_snapshot(struct frames *f, const struct world *w)
         f->bytes += pg_snapshot(w->a, &s, room(f), PG_WAL_FRAME_MAX);
 }
 
-void frames_staged(struct frames *f, const struct world *w)
+void frames_appended(struct frames *f, const struct world *w)
 {
-    uint64_t at = pg_stage_of(w->a)->committed, lsn, bytes;
+    uint64_t at = pg_wal_buffer_of(w->a)->committed, lsn, bytes;
     f->bytes = 0;
     do {
-        bytes = pg_stage_copy(w->a, at, room(f), PG_WAL_FRAME_MAX, &at, &lsn);
+        bytes = pg_wal_buffer_copy(w->a, at, room(f), PG_WAL_FRAME_MAX, &at, &lsn);
         f->bytes += bytes;
     } while (bytes != 0);
 }
 
-bool frames_redo(const struct frames *snapshot, const struct frames *staged,
+bool frames_redo(const struct frames *snapshot, const struct frames *appended,
                  const struct world *from, struct world *to, struct pg_fault *why)
 {
     struct pg_redo redo = {0};
     world_blank(to);
     return pg_redo(to->a, &redo, snapshot->words, snapshot->bytes, why) &&
-           pg_redo(to->a, &redo, staged->words, staged->bytes, why) &&
+           pg_redo(to->a, &redo, appended->words, appended->bytes, why) &&
            pg_redo_end(to->a, &redo, from->real_ns, 0, from->a->header->wall_offset_ns, why) &&
            pg_rebuild(to->a, from->a->now_ns, why);
 }
@@ -76,10 +76,10 @@ static bool uid_told(const struct pg_frame_head *f, uint32_t uid)
     }
 }
 
-bool frames_tell(const struct frames *staged, const struct world *w, uint32_t uid,
+bool frames_tell(const struct frames *appended, const struct world *w, uint32_t uid,
                  struct pg_fault *why)
 {
-    const uint8_t *at = (const uint8_t *)staged->words, *end = at + staged->bytes;
+    const uint8_t *at = (const uint8_t *)appended->words, *end = at + appended->bytes;
     for (; at != end; at += ((const struct pg_frame_head *)at)->bytes) {
         const struct pg_frame_head *f = (const struct pg_frame_head *)at;
         const struct pg_wal_arm *arm = (const struct pg_wal_arm *)(f + 1);

@@ -1,4 +1,4 @@
-/* wal.h - what the stage of a world says, redone over a snapshot into a fresh arena. */
+/* wal.h - what the WAL buffer of a world says, redone over a snapshot into a fresh arena. */
 #ifndef PURGATORYD_WAL_H
 #define PURGATORYD_WAL_H
 
@@ -16,13 +16,13 @@ void frames_close(struct frames *f);
 /* All truth of a world that nobody changes meanwhile. */
 void frames_snapshot(struct frames *f, const struct world *w);
 /* All that stands in the ring and is not committed. */
-void frames_staged(struct frames *f, const struct world *w);
-/* Whether what lives has the life that its staged record tells, ends tell of lives that began, and
- * all say who asked for it. */
-bool frames_tell(const struct frames *staged, const struct world *w, uint32_t uid,
+void frames_appended(struct frames *f, const struct world *w);
+/* Whether what lives has the life that its appended record tells, ends tell of lives that began,
+ * and all say who asked for it. */
+bool frames_tell(const struct frames *appended, const struct world *w, uint32_t uid,
                  struct pg_fault *why);
-/* As a start without an arena does it: `to` is of the same sizes, without a stage. */
-bool frames_redo(const struct frames *snapshot, const struct frames *staged,
+/* As a start without an arena does it: `to` is of the same sizes, without a WAL buffer. */
+bool frames_redo(const struct frames *snapshot, const struct frames *appended,
                  const struct world *from, struct world *to, struct pg_fault *why);
 
 #endif

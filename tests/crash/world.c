@@ -3,7 +3,7 @@
 static uint8_t reply_buffer[PG_MESSAGE_MAX];
 static uint8_t out_buffer[1 << 16];
 
-enum { STAGED_MAX = 57344, LAYOUT = 4711, WATCH_KEYS = 5, KEYS = 6, TICK_NS = 1000 };
+enum { APPENDED_MAX = 57344, LAYOUT = 4711, WATCH_KEYS = 5, KEYS = 6, TICK_NS = 1000 };
 
 static const int64_t OWN_MINUTE_NS = 60000000000;
 
@@ -49,7 +49,7 @@ void world_twin(struct world *twin, const struct world *w)
 void world_for_redo(struct world *redo, const struct world *w)
 {
     *redo = *w;
-    redo->config.stage_bytes = 0;
+    redo->config.wal_buffer_bytes = 0;
     memory_take(redo);
 }
 
@@ -62,7 +62,7 @@ void world_blank(struct world *w)
 
 void world_commit(struct world *w)
 {
-    struct pg_stage *s = pg_stage_of(w->a);
+    struct pg_wal_buffer *s = pg_wal_buffer_of(w->a);
     if (s == NULL)
         return;
     s->committed = s->tail;
@@ -70,13 +70,13 @@ void world_commit(struct world *w)
 }
 
 /* Near the ring's end, so that frames are padded and begin anew, over what others have left. */
-static void stage_place(struct world *w)
+static void wal_buffer_place(struct world *w)
 {
-    struct pg_stage *s = pg_stage_of(w->a);
+    struct pg_wal_buffer *s = pg_wal_buffer_of(w->a);
     if (s == NULL)
         return;
-    memset((uint8_t *)s + PG_STAGE_HEAD, 0xa5, s->size);
-    s->staged = s->tail = s->committed = s->size - 8 * below(w, 512);
+    memset((uint8_t *)s + PG_WAL_BUFFER_HEAD, 0xa5, s->size);
+    s->appended = s->tail = s->committed = s->size - 8 * below(w, 512);
 }
 
 static bool halves_rebuild(struct pg_arena *a, bool places_first, struct pg_fault *why)
@@ -101,16 +101,16 @@ static void piece_add(struct truth *t, void *at, uint64_t bytes)
 }
 
 /* The ring's next bytes, in two pieces where it begins anew. */
-static void stage_add(struct truth *t, const struct world *w)
+static void wal_buffer_add(struct truth *t, const struct world *w)
 {
-    struct pg_stage *s = pg_stage_of(w->a);
+    struct pg_wal_buffer *s = pg_wal_buffer_of(w->a);
     if (s == NULL)
         return;
-    uint8_t *ring = (uint8_t *)s + PG_STAGE_HEAD;
+    uint8_t *ring = (uint8_t *)s + PG_WAL_BUFFER_HEAD;
     const uint64_t at = s->committed & (s->size - 1), left = s->size - at;
     piece_add(t, s, sizeof *s);
-    piece_add(t, ring + at, left < STAGED_MAX ? left : STAGED_MAX);
-    piece_add(t, ring, left < STAGED_MAX ? STAGED_MAX - left : 0);
+    piece_add(t, ring + at, left < APPENDED_MAX ? left : APPENDED_MAX);
+    piece_add(t, ring, left < APPENDED_MAX ? APPENDED_MAX - left : 0);
 }
 
 void world_truth(const struct world *w, struct truth *t)
@@ -125,7 +125,7 @@ void world_truth(const struct world *w, struct truth *t)
     piece_add(t, w->arena, sizeof *h);
     for (uint32_t i = 0; i < sizeof regions / sizeof regions[0]; i++)
         piece_add(t, w->arena + h->regions[regions[i]].offset, h->regions[regions[i]].length);
-    stage_add(t, w);
+    wal_buffer_add(t, w);
     piece_add(t, w->secret, s->rows_offset + SESSIONS * sizeof(struct pg_session));
     for (uint32_t i = 0; i < SESSIONS * PG_WINDOW; i++)
         piece_add(t, w->secret + s->replies_offset + i * sizeof(struct pg_reply_memory),
@@ -557,7 +557,7 @@ static void park_some(struct world *w)
 {
     struct call call = {.real_ns = w->real_ns};
     struct reply reply;
-    if (pg_stage_of(w->a) == NULL)
+    if (pg_wal_buffer_of(w->a) == NULL)
         return;
     parks_far(w);
     for (uint32_t n = 0; n < CLIENTS; n++) {
@@ -800,7 +800,7 @@ static void drain_make(struct world *w, struct call *call, unsigned expire)
 /* The rate is one that nobody gets to: a restart fills it up. */
 static void settings_make(struct world *w, struct call *call, unsigned unused)
 {
-    const bool wal = pg_stage_of(w->a) != NULL;
+    const bool wal = pg_wal_buffer_of(w->a) != NULL;
     struct pg_namespace_set s = {.fields = below(w, PG_N_OPS) | (below(w, 2) ? PG_N_OPS : 0) |
                                            (wal && below(w, 3) == 0 ? PG_N_PARK : 0),
                                  .park_beyond_ns = below(w, 2) * 20 * TICK_NS,
@@ -1022,7 +1022,7 @@ static struct pg_config config_of(struct world *w)
         .sessions = SESSIONS, .accounts = 2 + below(w, 3), .loads = 1 + below(w, LOADS),
         .load_blocks = 1 + below(w, LOAD_BLOCKS), .watches = 8 + below(w, 12),
         .levels = 4 + below(w, 4), .level_ttl_ns = 60000000000, .inbox_max = 2 + below(w, 6),
-        .clock_kind = PG_CLOCK_VIRTUAL, .stage_bytes = below(w, 2) ? PG_STAGE_MIN : 0,
+        .clock_kind = PG_CLOCK_VIRTUAL, .wal_buffer_bytes = below(w, 2) ? PG_WAL_BUFFER_MIN : 0,
         .shard = 1, .shards = 2};
 }
 
@@ -1035,10 +1035,10 @@ void world_open(struct world *w, enum shape shape, uint64_t seed)
     w->now_ns = w->config.now_ns;
     w->real_ns = 1000000000;
     CHECK(pg_create(w->a, w->arena, w->secret, &w->config));
-    stage_place(w);
+    wal_buffer_place(w);
     if (below(w, 3) == 0)
         pg_set_quotas(w->a, 6, 700, 0);   /* no rate: a restart fills it up */
-    if (pg_stage_of(w->a) != NULL && below(w, 2))
+    if (pg_wal_buffer_of(w->a) != NULL && below(w, 2))
         parks_far(w);
     for (uint32_t n = 0; n < CLIENTS; n++)
         hello(w, n);

@@ -66,10 +66,10 @@ void world_open(struct world *w, enum shape shape, uint64_t seed);
 void world_close(struct world *w);
 /* A second one of the same sizes, for recoveries. */
 void world_twin(struct world *twin, const struct world *w);
-/* One for what the WAL says: of the same sizes, without a stage. */
+/* One for what the WAL says: of the same sizes, without a WAL buffer. */
 void world_for_redo(struct world *redo, const struct world *w);
 void world_blank(struct world *w);
-/* As the committer does once all that is staged is on disk. */
+/* As the group-commit thread does once all that was appended is on disk. */
 void world_commit(struct world *w);
 void world_truth(const struct world *w, struct truth *truth);
 /* What a daemon does at its start, its two threads one behind the other. */

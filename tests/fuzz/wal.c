@@ -34,7 +34,7 @@ static void head_add(struct file *f, struct input *in, unsigned flags)
     const struct pg_config *c = &fuzz_config;
     const struct pg_wal_head head = {
         .payload_bytes = c->payload_bytes, .outbox_bytes_max = c->outbox_bytes_max,
-        .stage_bytes = 0, .level_ttl_ns = c->level_ttl_ns, .inbox_max = c->inbox_max,
+        .wal_buffer_bytes = 0, .level_ttl_ns = c->level_ttl_ns, .inbox_max = c->inbox_max,
         .tick_ns = c->tick_ns, .next_ticket = 1000, .next_incarnation = 100,
         .outbox_tail = take_byte(in), .published = take_byte(in), .start_lsn = 1, .capacity = c->capacity,
         .outbox_capacity = c->outbox_capacity, .fanout = c->fanout, .namespaces = c->namespaces,

@@ -175,7 +175,7 @@ static struct pg_arena *arena_make(uint64_t next_lsn)
         .tick_ns = 1000000, .stream_id = 1, .secret = {next_lsn, 2}, .uuid = "power cut",
         .capacity = 2 * KEYS, .outbox_capacity = 16, .fanout = 20, .namespaces = 1, .topics = 1,
         .sessions = 1, .watches = 8, .levels = 8, .inbox_max = 8, .shards = 1,
-        .stage_bytes = PG_STAGE_MIN, .clock_kind = PG_CLOCK_BOOT};
+        .wal_buffer_bytes = PG_WAL_BUFFER_MIN, .clock_kind = PG_CLOCK_BOOT};
     struct pg_arena *a = memory(pg_handle_bytes());
     char boot_id[16] = "";
     int file = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
@@ -186,7 +186,7 @@ static struct pg_arena *arena_make(uint64_t next_lsn)
     memcpy(config.boot_id, boot_id, sizeof boot_id);
     if (!pg_create(a, memory(pg_arena_bytes(&config)), memory(pg_private_bytes(&config)), &config))
         broken("arena", "", pg_arena_bytes(&config));
-    pg_stage_of(a)->next_lsn = next_lsn;
+    pg_wal_buffer_of(a)->next_lsn = next_lsn;
     return a;
 }
 
@@ -200,27 +200,27 @@ static void put(struct pg_arena *a, uint64_t n, uint32_t payload_len)
                        .topic_len = 1, .key_len = sizeof key, .key_type = PG_KEY_BYTES,
                        .mode = PG_MODE_REPLACE, .time_kind = PG_T_DELAY, .time_ns = INT64_MAX / 2};
 
-    payload_fill(payload, pg_stage_of(a)->next_lsn);
+    payload_fill(payload, pg_wal_buffer_of(a)->next_lsn);
     pg_put(a, &p, &result);
     if ((result.ticket & 0xff) >= PG_ST_FULL)
         broken("put", "status", result.ticket & 0xff);
 }
 
-static uint64_t wait_committed(struct pg_arena *a, struct pg_committer *c)
+static uint64_t wait_committed(struct pg_arena *a, struct pg_group_commit *c)
 {
-    const struct pg_stage *s = pg_stage_of(a);
+    const struct pg_wal_buffer *s = pg_wal_buffer_of(a);
     eventfd_t moves;
 
     while (LOAD_ACQUIRE(&s->committed_lsn) + 1 < s->next_lsn) {
-        poll(&(struct pollfd){.fd = pg_committer_fd(c), .events = POLLIN}, 1, -1);
-        eventfd_read(pg_committer_fd(c), &moves);
+        poll(&(struct pollfd){.fd = pg_group_commit_fd(c), .events = POLLIN}, 1, -1);
+        eventfd_read(pg_group_commit_fd(c), &moves);
         if (LOAD_ACQUIRE(&s->state) != PG_WAL_RUNNING)
             broken("stopped", "", s->error);
     }
     return LOAD_ACQUIRE(&s->committed_lsn);
 }
 
-static void append(struct pg_arena *a, struct pg_committer *c)
+static void append(struct pg_arena *a, struct pg_group_commit *c)
 {
     int unsynced = open(UNSYNCED, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
     put(a, 0, 0);                                    /* its frame is not its first: names are born
@@ -230,7 +230,7 @@ static void append(struct pg_arena *a, struct pg_committer *c)
         put(a, n, PAYLOAD);
         if (n % BATCH != 0)
             continue;
-        pg_committer_kick(c);
+        pg_group_commit_kick(c);
         uint64_t lsn = wait_committed(a, c);
         if (pwrite(unsynced, &lsn, sizeof lsn, 0) != sizeof lsn)
             broken("write", UNSYNCED, lsn);
@@ -246,10 +246,10 @@ int main(void)
     printf("unsynced %" PRIu64 "\n", unsynced_read());
     printf("recovered %" PRIu64 "\n", end.lsn);
     struct pg_arena *a = arena_make(end.lsn + 1);
-    struct pg_committer *c = memory(pg_committer_bytes());
+    struct pg_group_commit *c = memory(pg_group_commit_bytes());
     struct pg_fault why;
-    if (!pg_committer_open(c, a, WAL, SEGMENT_BYTES, &end, NULL, &why) ||
-        !pg_committer_start(c, &why))
-        broken("committer", why.what, why.found);
+    if (!pg_group_commit_open(c, a, WAL, SEGMENT_BYTES, &end, NULL, &why) ||
+        !pg_group_commit_start(c, &why))
+        broken("group_commit", why.what, why.found);
     append(a, c);
 }

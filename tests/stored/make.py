@@ -27,7 +27,7 @@ sys.path.insert(0, str(HERE.parent))
 import purgatory_driver as driver  # noqa: E402
 from core_driver import NIL, Entry  # noqa: E402
 from purgatory_driver import BASE_NOW, Key, Owner, Purgatory  # noqa: E402
-from segment_driver import STAGE_BYTES, Committer  # noqa: E402
+from segment_driver import WAL_BUFFER_BYTES, GroupCommit  # noqa: E402
 
 from purgatoryd.shm_layout import wire  # noqa: E402
 from purgatoryd.shm_layout._core import ffi, lib  # noqa: E402
@@ -233,7 +233,7 @@ LOAD_ROWS = 8
 """Of a round."""
 WAL_CONFIG = CONFIG | {
     "capacity": 2048, "outbox_capacity": 2048, "outbox_bytes_max": 1 << 20,
-    "payload_bytes": 1 << 22, "stage_bytes": STAGE_BYTES, "loads": 2, "load_blocks": 2,
+    "payload_bytes": 1 << 22, "wal_buffer_bytes": WAL_BUFFER_BYTES, "loads": 2, "load_blocks": 2,
 }  # fmt: skip
 
 
@@ -243,22 +243,22 @@ def write_wal(directory: Path) -> None:
     for boot in range(BOOTS):
         lib.pg_start_epoch(core.a, bytes([boot + 1] * 16))
         write_snapshot_file(core, directory)
-        committer = Committer(core, directory)
+        group_commit = GroupCommit(core, directory)
         owner = Owner(core, NONCE + boot)
         for number in range(ROUNDS):
             wal_round(core, owner, f"{boot}-{number}")
             load_round(core, owner, (boot * ROUNDS + number) * LOAD_ROWS)
             core.check()
-            committer.commit()
+            group_commit.commit()
         owner.send(driver.put(b"of boot %d" % boot, FAR_NS))
         owner.bye()
-        lib.pg_stage_metrics(core.a, core.now_ns)
-        committer.commit()
-        committer.close()
+        lib.pg_wal_append_metrics(core.a, core.now_ns)
+        group_commit.commit()
+        group_commit.close()
 
 
 def write_snapshot_file(core: Purgatory, directory: Path) -> None:
-    lsn = int(lib.pg_stage_of(core.a).next_lsn)
+    lsn = int(lib.pg_wal_buffer_of(core.a).next_lsn)
     with (directory / file_name(lsn, ".snapshot")).open("wb") as file:
         write_snapshot(Reader(Segment("stored", core.arena)), file, quiet=True)
 

@@ -1,5 +1,5 @@
-/* The committer on a disk that loses power, and on one where any call may fail: all that was
- * said to be on disk is there afterwards, and what is there is a prefix of what was staged.
+/* Group commit on a disk that loses power, and on one where any call may fail: all that was
+ * said to be on disk is there afterwards, and what is there is a prefix of what was appended.
  * An argument is the number of power cuts; the seeds are the same every time. */
 #include "check.h"
 #include "core.h"
@@ -12,24 +12,24 @@ struct world {
     struct rng rng;
     struct disk disk;
     struct pg_storage storage;
-    struct pg_arena arena;        /* no more of it than the committer looks at */
+    struct pg_arena arena;        /* no more of it than the group-commit thread looks at */
     struct pg_header header;
     struct pg_private secret;
-    struct pg_stage stage;
+    struct pg_wal_buffer wal_buffer;
     _Alignas(8) uint8_t ring[RING];
-    struct pg_frame_head *log[LSNS];   /* what was staged under each LSN, last */
+    struct pg_frame_head *log[LSNS];   /* what was appended under each LSN, last */
     uint64_t acknowledged;        /* LSN up to which it was said to be on disk */
     bool uniform;                 /* all frames have the same length, so that old ones fit anywhere
                                      */
-    struct pg_committer *c;
+    struct pg_group_commit *c;
 };
 
-/* ---- a stage ------------------------------------------------------------------------------------
- * */
+/* ---- a WAL buffer
+ * ------------------------------------------------------------------------------------ */
 
 static void world_fresh_arena(struct world *w, uint64_t next_lsn)
 {
-    w->stage = (struct pg_stage){.size = RING, .next_lsn = next_lsn};
+    w->wal_buffer = (struct pg_wal_buffer){.size = RING, .next_lsn = next_lsn};
 }
 
 static struct world *world_new(uint64_t seed)
@@ -42,9 +42,9 @@ static struct world *world_new(uint64_t seed)
     w->storage = disk_storage(&w->disk);
     w->arena.header = &w->header;
     w->arena.secret = &w->secret;
-    w->arena.stage = &w->stage;
+    w->arena.wal_buffer = &w->wal_buffer;
     w->arena.ring = w->ring;
-    w->c = malloc(pg_committer_bytes());
+    w->c = malloc(pg_group_commit_bytes());
     CHECK(w->c != NULL);
     world_fresh_arena(w, 1);
     return w;
@@ -65,17 +65,17 @@ static uint64_t random_bytes(struct world *w)
     return w->uniform ? 32 : most - 8 * rng_below(&w->rng, (most - 24) / 8);
 }
 
-/* As the stage does it: no frame wraps. False: there is no room. */
-static bool stage_one(struct world *w, uint64_t bytes)
+/* As the WAL buffer does it: no frame wraps. False: there is no room. */
+static bool append_one(struct world *w, uint64_t bytes)
 {
-    struct pg_stage *s = &w->stage;
-    uint64_t left = RING - s->staged % RING, at = s->staged + (bytes <= left ? 0 : left);
+    struct pg_wal_buffer *s = &w->wal_buffer;
+    uint64_t left = RING - s->appended % RING, at = s->appended + (bytes <= left ? 0 : left);
     struct pg_frame_head *f = (struct pg_frame_head *)(w->ring + at % RING);
 
     if (at + bytes - s->committed > RING || s->next_lsn == LSNS)
         return false;
     if (bytes > left && left >= sizeof *f)
-        *(struct pg_frame_head *)(w->ring + s->staged % RING) =
+        *(struct pg_frame_head *)(w->ring + s->appended % RING) =
             (struct pg_frame_head){.bytes = (uint32_t)left, .type = PG_WAL_PAD};
     *f = (struct pg_frame_head){.bytes = (uint32_t)bytes, .lsn = s->next_lsn,
                                 .type = (uint16_t)(PG_WAL_SEAL + 1 + s->next_lsn % 12)};
@@ -86,15 +86,15 @@ static bool stage_one(struct world *w, uint64_t bytes)
     CHECK(w->log[f->lsn] != NULL);
     memcpy(w->log[f->lsn], f, bytes);
     s->next_lsn++;
-    s->staged = at + bytes;
-    STORE_RELEASE(&s->tail, s->staged);
+    s->appended = at + bytes;
+    STORE_RELEASE(&s->tail, s->appended);
     return true;
 }
 
-static void stage_some(struct world *w)
+static void append_some(struct world *w)
 {
     for (uint64_t n = rng_below(&w->rng, w->uniform ? 64 : 12); n > 0; n--)
-        stage_one(w, random_bytes(w));
+        append_one(w, random_bytes(w));
 }
 
 /* ---- what is on disk
@@ -114,14 +114,14 @@ static const char *next_segment(struct disk *d, const char *after)
     return next;
 }
 
-static void same_as_staged(const struct world *w, const struct pg_frame_head *f)
+static void same_as_appended(const struct world *w, const struct pg_frame_head *f)
 {
-    const struct pg_frame_head *staged = w->log[f->lsn];
+    const struct pg_frame_head *appended = w->log[f->lsn];
 
-    CHECK(f->lsn < LSNS && staged != NULL);
-    CHECK_EQUAL(f->bytes, staged->bytes);
-    CHECK_EQUAL(f->type, staged->type);
-    CHECK(memcmp(f + 1, staged + 1, f->bytes - sizeof *f) == 0);
+    CHECK(f->lsn < LSNS && appended != NULL);
+    CHECK_EQUAL(f->bytes, appended->bytes);
+    CHECK_EQUAL(f->type, appended->type);
+    CHECK(memcmp(f + 1, appended + 1, f->bytes - sizeof *f) == 0);
 }
 
 /* Reads all segments: nothing is refused, and nothing acknowledged is missing. */
@@ -141,7 +141,7 @@ static struct pg_walk wal_read(struct world *w)
         }
         while ((f = pg_walk_next(&walk)) != NULL) {
             CHECK_EQUAL(f->lsn, ++lsn);
-            same_as_staged(w, f);
+            same_as_appended(w, f);
         }
         CHECK(walk.state != PG_WALK_DAMAGED);
     }
@@ -153,21 +153,21 @@ static struct pg_walk wal_read(struct world *w)
 static bool wal_open(struct world *w, struct pg_fault *why)
 {
     struct pg_walk end = wal_read(w);
-    bool opened = pg_committer_open(w->c, &w->arena, "dir", FILE_BYTES, &end, &w->storage, why);
+    bool opened = pg_group_commit_open(w->c, &w->arena, "dir", FILE_BYTES, &end, &w->storage, why);
 
-    w->acknowledged = w->stage.committed_lsn;
+    w->acknowledged = w->wal_buffer.committed_lsn;
     if (opened)
-        CHECK_EQUAL(w->stage.committed_lsn, w->stage.next_lsn - 1);
+        CHECK_EQUAL(w->wal_buffer.committed_lsn, w->wal_buffer.next_lsn - 1);
     return opened;
 }
 
 static void work(struct world *w, unsigned turns)
 {
-    for (; turns > 0 && w->stage.state == PG_WAL_RUNNING; turns--) {
-        stage_some(w);
-        pg_committer_turn(w->c);
-        CHECK(w->stage.committed_lsn >= w->acknowledged);
-        w->acknowledged = w->stage.committed_lsn;
+    for (; turns > 0 && w->wal_buffer.state == PG_WAL_RUNNING; turns--) {
+        append_some(w);
+        pg_group_commit_turn(w->c);
+        CHECK(w->wal_buffer.committed_lsn >= w->acknowledged);
+        w->acknowledged = w->wal_buffer.committed_lsn;
     }
 }
 
@@ -206,13 +206,13 @@ static void world_of_power_cuts(uint64_t seed)
             work(w, 60);
         CHECK(opened || w->disk.dead_at != 0);
         if (opened)
-            pg_committer_close(w->c);
+            pg_group_commit_close(w->c);
         fall(w);
     }
     CHECK(wal_open(w, &why));
     work(w, 3);
-    CHECK_EQUAL(w->stage.state, PG_WAL_RUNNING);
-    pg_committer_close(w->c);
+    CHECK_EQUAL(w->wal_buffer.state, PG_WAL_RUNNING);
+    pg_group_commit_close(w->c);
     wal_read(w);
     world_free(w);
 }
@@ -234,29 +234,29 @@ static bool script(struct world *w, struct pg_fault *why)
 {
     if (!wal_open(w, why))
         return false;
-    for (unsigned i = 0; i < 12 && w->stage.state == PG_WAL_RUNNING; i++) {
+    for (unsigned i = 0; i < 12 && w->wal_buffer.state == PG_WAL_RUNNING; i++) {
         for (unsigned n = 0; n < 5; n++)
-            stage_one(w, 8192);
+            append_one(w, 8192);
         work(w, 1);
     }
-    while (pg_committer_turn(w->c)) {}
-    w->acknowledged = w->stage.committed_lsn;
+    while (pg_group_commit_turn(w->c)) {}
+    w->acknowledged = w->wal_buffer.committed_lsn;
     return true;
 }
 
 /* It stopped, says where, and does nothing more. */
 static void stopped_well(struct world *w, int error)
 {
-    uint64_t calls = w->disk.calls, lsn = w->stage.committed_lsn;
+    uint64_t calls = w->disk.calls, lsn = w->wal_buffer.committed_lsn;
 
-    CHECK_EQUAL(w->stage.state, PG_WAL_STOPPED);
-    CHECK_EQUAL(w->stage.error, error);
-    CHECK(w->stage.call != PG_CALL_NONE);
-    CHECK_EQUAL(w->stage.error_lsn, lsn + 1);
-    stage_one(w, 64);
-    CHECK_EQUAL(pg_committer_turn(w->c), 0);
+    CHECK_EQUAL(w->wal_buffer.state, PG_WAL_STOPPED);
+    CHECK_EQUAL(w->wal_buffer.error, error);
+    CHECK(w->wal_buffer.call != PG_CALL_NONE);
+    CHECK_EQUAL(w->wal_buffer.error_lsn, lsn + 1);
+    append_one(w, 64);
+    CHECK_EQUAL(pg_group_commit_turn(w->c), 0);
     CHECK_EQUAL(w->disk.calls, calls);
-    CHECK_EQUAL(w->stage.committed_lsn, lsn);
+    CHECK_EQUAL(w->wal_buffer.committed_lsn, lsn);
 }
 
 /* False: the failing call was never reached. */
@@ -272,20 +272,20 @@ static bool script_failing(uint64_t fail_at, int error, unsigned *stopped)
     reached = w->disk.calls >= fail_at;
     if (!opened) {
         CHECK_EQUAL(why.found, error);
-    } else if (w->stage.state == PG_WAL_STOPPED) {
+    } else if (w->wal_buffer.state == PG_WAL_STOPPED) {
         stopped_well(w, error);
     } else {
-        CHECK_EQUAL(w->stage.committed_lsn, w->stage.next_lsn - 1);
+        CHECK_EQUAL(w->wal_buffer.committed_lsn, w->wal_buffer.next_lsn - 1);
     }
-    CHECK(!harmless || (opened && w->stage.state == PG_WAL_RUNNING));
-    *stopped += !opened || w->stage.state == PG_WAL_STOPPED;
+    CHECK(!harmless || (opened && w->wal_buffer.state == PG_WAL_RUNNING));
+    *stopped += !opened || w->wal_buffer.state == PG_WAL_STOPPED;
     w->disk.fail_at = 0;
     if (opened)
-        pg_committer_close(w->c);
+        pg_group_commit_close(w->c);
     CHECK(wal_open(w, &why));                    /* the arena has what the disk has not */
     disk_power_cut(&w->disk);
     wal_read(w);
-    pg_committer_close(w->c);
+    pg_group_commit_close(w->c);
     world_free(w);
     return reached;
 }
@@ -312,21 +312,21 @@ static void test_full_disk(void)
         CHECK(wal_open(w, &why));
         w->disk.full = true;
         for (uint64_t bytes = 0; bytes < FILE_BYTES - PG_WAL_FRAME_MAX - 16384; bytes += 4096) {
-            CHECK(stage_one(w, 4096 - PG_GROUP_HEAD));
-            CHECK(pg_committer_turn(w->c));
-            CHECK_EQUAL(w->stage.state, PG_WAL_RUNNING);
+            CHECK(append_one(w, 4096 - PG_GROUP_HEAD));
+            CHECK(pg_group_commit_turn(w->c));
+            CHECK_EQUAL(w->wal_buffer.state, PG_WAL_RUNNING);
         }
-        CHECK_EQUAL(w->stage.segment, 1);
+        CHECK_EQUAL(w->wal_buffer.segment, 1);
         w->disk.full = !in_time;
         work(w, 20);
         if (in_time)
-            CHECK(w->stage.segment > 1 && w->stage.state == PG_WAL_RUNNING);
+            CHECK(w->wal_buffer.segment > 1 && w->wal_buffer.state == PG_WAL_RUNNING);
         else
             stopped_well(w, ENOSPC);
-        pg_committer_close(w->c);
+        pg_group_commit_close(w->c);
         w->disk.full = false;
         CHECK(wal_open(w, &why));
-        pg_committer_close(w->c);
+        pg_group_commit_close(w->c);
         world_free(w);
     }
 }

@@ -1,6 +1,6 @@
-/* stage.c - the WAL's ring: every effect is written down here before it happens.
+/* wal_buffer.c - the WAL's ring: every effect is written down here before it happens.
  *
- * A frame stands complete behind `staged` before `staged` moves over it; then comes the store
+ * A frame stands complete behind `appended` before `appended` moves over it; then comes the store
  * that makes its effect so; then `tail` moves, with the next frame or at the end of the call.
  * So a crash at any instruction leaves one frame in doubt at most, and whether its effect is
  * there can be seen. What is on disk is never ahead of the arena, and the arena at most by
@@ -8,7 +8,7 @@
 
 #include "core.h"
 
-struct pg_stage *pg_stage_of(const struct pg_arena *a) { return a->stage; }
+struct pg_wal_buffer *pg_wal_buffer_of(const struct pg_arena *a) { return a->wal_buffer; }
 
 uint64_t pg_durable_lsn(const struct pg_arena *a) { return a->durable_lsn; }
 
@@ -16,10 +16,10 @@ uint64_t pg_durable_lsn(const struct pg_arena *a) { return a->durable_lsn; }
 
 static struct pg_frame_head *frame_at(const struct pg_arena *a, uint64_t position)
 {
-    return (struct pg_frame_head *)(a->ring + (position & (a->stage->size - 1)));
+    return (struct pg_frame_head *)(a->ring + (position & (a->wal_buffer->size - 1)));
 }
 
-static uint64_t before_end(const struct pg_stage *s, uint64_t position)
+static uint64_t before_end(const struct pg_wal_buffer *s, uint64_t position)
 {
     return s->size - (position & (s->size - 1));
 }
@@ -28,7 +28,7 @@ static uint64_t before_end(const struct pg_stage *s, uint64_t position)
  * ring's end is a PAD, or too short even for that. */
 static uint64_t past_padding(const struct pg_arena *a, uint64_t position)
 {
-    const uint64_t left = before_end(a->stage, position);
+    const uint64_t left = before_end(a->wal_buffer, position);
     if (left < sizeof(struct pg_frame_head) || frame_at(a, position)->type == PG_WAL_PAD)
         return position + left;
     return position;
@@ -37,53 +37,53 @@ static uint64_t past_padding(const struct pg_arena *a, uint64_t position)
 /* For a frame of `whole` bytes; pads what is left before the ring's end when it is too short. */
 static uint64_t place_for(const struct pg_arena *a, uint64_t whole)
 {
-    const uint64_t position = a->stage->staged, left = before_end(a->stage, position);
+    const uint64_t position = a->wal_buffer->appended, left = before_end(a->wal_buffer, position);
     if (LIKELY(whole <= left))
         return position;
     if (left >= sizeof(struct pg_frame_head))
         *frame_at(a, position) = (struct pg_frame_head){
-            .bytes = (uint32_t)left, .lsn = a->stage->next_lsn - 1, .type = PG_WAL_PAD};
+            .bytes = (uint32_t)left, .lsn = a->wal_buffer->next_lsn - 1, .type = PG_WAL_PAD};
     return position + left;
 }
 
-bool stage_over(const struct pg_arena *a, uint64_t percent)
+bool wal_buffer_over(const struct pg_arena *a, uint64_t percent)
 {
-    const struct pg_stage *s = a->stage;
-    return s->staged - LOAD_ACQUIRE(&s->committed) > s->size / 100 * percent;
+    const struct pg_wal_buffer *s = a->wal_buffer;
+    return s->appended - LOAD_ACQUIRE(&s->committed) > s->size / 100 * percent;
 }
 
 static bool stopped(const struct pg_arena *a)
 {
-    return LOAD_ACQUIRE(&a->stage->state) == PG_WAL_STOPPED;
+    return LOAD_ACQUIRE(&a->wal_buffer->state) == PG_WAL_STOPPED;
 }
 
-unsigned stage_refuses(const struct pg_arena *a)
+unsigned wal_buffer_refuses(const struct pg_arena *a)
 {
-    return stopped(a) ? PG_ST_WAL : stage_over(a, 75) ? PG_ST_BUSY : PG_ST_NONE;
+    return stopped(a) ? PG_ST_WAL : wal_buffer_over(a, 75) ? PG_ST_BUSY : PG_ST_NONE;
 }
 
-bool stage_admits(struct pg_arena *a, struct pg_result *r)
+bool wal_buffer_admits(struct pg_arena *a, struct pg_result *r)
 {
-    const unsigned refusal = stage_refuses(a);
+    const unsigned refusal = wal_buffer_refuses(a);
     if (refusal == PG_ST_NONE)
         return true;
     answer(r, 0, refusal, 0);
     return false;
 }
 
-bool stage_gives_up(const struct pg_arena *a, struct pg_result *r)
+bool wal_buffer_gives_up(const struct pg_arena *a, struct pg_result *r)
 {
     if (stopped(a))
         answer(r, 0, PG_ST_WAL, 0);
     return stopped(a);
 }
 
-int pg_stage_full(const struct pg_arena *a) { return stage_full(a); }
+int pg_wal_buffer_full(const struct pg_arena *a) { return wal_buffer_full(a); }
 
-void stage_settle(struct pg_arena *a)
+void wal_buffer_settle(struct pg_arena *a)
 {
-    if (a->stage != NULL && a->stage->tail != a->stage->staged)
-        STORE_RELEASE(&a->stage->tail, a->stage->staged);
+    if (a->wal_buffer != NULL && a->wal_buffer->tail != a->wal_buffer->appended)
+        STORE_RELEASE(&a->wal_buffer->tail, a->wal_buffer->appended);
 }
 
 /* The body of a frame, with `extra` bytes behind it that the caller fills, and `tail` at its end
@@ -92,13 +92,13 @@ static void *frame_begin_with(struct pg_arena *a, enum pg_wal_type type, uint64_
                               uint64_t tail)
 {
     const uint64_t bytes = frame_bytes(type, extra), whole = bytes + tail;
-    stage_settle(a);
+    wal_buffer_settle(a);
     const uint64_t position = place_for(a, whole);
     struct pg_frame_head *f = frame_at(a, position);
     memset((uint8_t *)f + bytes - 8, 0, 8);
-    *f = (struct pg_frame_head){.bytes = (uint32_t)whole, .lsn = a->stage->next_lsn,
+    *f = (struct pg_frame_head){.bytes = (uint32_t)whole, .lsn = a->wal_buffer->next_lsn,
                                 .type = (uint16_t)type};
-    a->stage_end = position + whole;
+    a->wal_buffer_end = position + whole;
     return f + 1;
 }
 
@@ -109,8 +109,8 @@ static void *frame_begin(struct pg_arena *a, enum pg_wal_type type, uint64_t ext
 
 static void frame_end(struct pg_arena *a)
 {
-    STORE_RELEASE(&a->stage->staged, a->stage_end);
-    STORE_RELEASE(&a->stage->next_lsn, a->stage->next_lsn + 1);
+    STORE_RELEASE(&a->wal_buffer->appended, a->wal_buffer_end);
+    STORE_RELEASE(&a->wal_buffer->next_lsn, a->wal_buffer->next_lsn + 1);
 }
 
 /* ---- lives ---------------------------------------------------------------------------------- */
@@ -131,7 +131,7 @@ static struct pg_life *frame_life(void *body, uint32_t n)
 static void life_begin(struct pg_arena *a, uint32_t slot, void *body)
 {
     struct pg_life life = a->life;
-    life.add_lsn = a->stage->next_lsn;
+    life.add_lsn = a->wal_buffer->next_lsn;
     life.armed_ns = a->moment_ns;
     a->lives[slot] = life;
     *frame_life(body, 0) = life;
@@ -153,7 +153,7 @@ static void asked_tell(const struct pg_arena *a, uint32_t slot, void *body, uint
 
 /* ---- what happens ---------------------------------------------------------------------------- */
 
-void stage_namespace(struct pg_arena *a, uint32_t row, const struct pg_namespace *fields,
+void wal_append_namespace(struct pg_arena *a, uint32_t row, const struct pg_namespace *fields,
                      struct name name)
 {
     struct pg_wal_namespace *body = frame_begin(a, PG_WAL_NAMESPACE, name.len);
@@ -162,7 +162,7 @@ void stage_namespace(struct pg_arena *a, uint32_t row, const struct pg_namespace
     frame_end(a);
 }
 
-void stage_topic(struct pg_arena *a, uint32_t row, struct name name)
+void wal_append_topic(struct pg_arena *a, uint32_t row, struct name name)
 {
     struct pg_wal_topic *body = frame_begin(a, PG_WAL_TOPIC, name.len);
     *body = wal_topic_of(row, &a->topics[row], name.len);
@@ -187,7 +187,7 @@ static void *row_write(const struct pg_arena *a, void *at)
 }
 
 /* A parked one, whose payload is there again. It lives on. */
-void stage_unpark(struct pg_arena *a, uint32_t slot)
+void wal_append_unpark(struct pg_arena *a, uint32_t slot)
 {
     const struct pg_hot *h = &a->slots.hot[slot];
     const struct pg_cold *c = &a->slots.cold[slot];
@@ -216,7 +216,7 @@ static void arm_bytes(const struct pg_arena *a, const struct pg_cold *c, struct 
         memcpy(at + kept, a->parking->payload, body->payload_len);
 }
 
-void stage_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t replaced)
+void wal_append_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t replaced)
 {
     const struct pg_cold *c = &a->slots.cold[slot];
     const uint32_t payload = a->parking != NULL ? a->parking->payload_len : c->payload_len;
@@ -241,7 +241,7 @@ void stage_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t repl
     frame_end(a);
 }
 
-void stage_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns, int64_t wall_ns)
+void wal_append_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns, int64_t wall_ns)
 {
     struct pg_wal_move *body = frame_begin(a, PG_WAL_MOVE, wal_row_bytes(a->in_load));
     *body = (struct pg_wal_move){.ticket = ctl_ticket(a->slots.hot[slot].ctl),
@@ -252,7 +252,7 @@ void stage_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns, int64_t 
     frame_end(a);
 }
 
-void stage_end(struct pg_arena *a, uint32_t slot, enum pg_end_cause cause)
+void wal_append_end(struct pg_arena *a, uint32_t slot, enum pg_end_cause cause)
 {
     const struct pg_hot *h = &a->slots.hot[slot];
     struct pg_wal_end *body = frame_begin_with(a, PG_WAL_END, 0, ENDED);
@@ -264,7 +264,7 @@ void stage_end(struct pg_arena *a, uint32_t slot, enum pg_end_cause cause)
     frame_end(a);
 }
 
-void stage_fire(struct pg_arena *a, uint32_t slot, const struct pg_entry *e)
+void wal_append_fire(struct pg_arena *a, uint32_t slot, const struct pg_entry *e)
 {
     const struct pg_topic *t = &a->topics[e->topic];
     struct pg_wal_fire *body = frame_begin_with(a, PG_WAL_FIRE, 0, BEGUN);
@@ -278,7 +278,7 @@ void stage_fire(struct pg_arena *a, uint32_t slot, const struct pg_entry *e)
     frame_end(a);
 }
 
-void stage_entry(struct pg_arena *a, const struct pg_entry *e)
+void wal_append_entry(struct pg_arena *a, const struct pg_entry *e)
 {
     const struct pg_topic *t = &a->topics[e->topic];
     const uint32_t bytes = e->key_len + e->payload_len;
@@ -292,7 +292,7 @@ void stage_entry(struct pg_arena *a, const struct pg_entry *e)
     frame_end(a);
 }
 
-void stage_sent(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns, int64_t handed_boot_ns)
+void wal_append_sent(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns, int64_t handed_boot_ns)
 {
     struct pg_wal_sent *body = frame_begin(a, PG_WAL_SENT, 0);
     *body = (struct pg_wal_sent){.from = a->header->published, .upto = upto, .built_ns = a->now_ns,
@@ -300,7 +300,7 @@ void stage_sent(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns, int64_
     frame_end(a);
 }
 
-void stage_watch(struct pg_arena *a, uint32_t slot, uint64_t ticket)
+void wal_append_watch(struct pg_arena *a, uint32_t slot, uint64_t ticket)
 {
     const struct pg_cold *c = &a->slots.cold[slot];
     const struct pg_operation *op = operation_at(a, slot);
@@ -316,7 +316,7 @@ void stage_watch(struct pg_arena *a, uint32_t slot, uint64_t ticket)
     frame_end(a);
 }
 
-void stage_level(struct pg_arena *a, uint32_t row, const struct pg_watched *fields,
+void wal_append_level(struct pg_arena *a, uint32_t row, const struct pg_watched *fields,
                  const struct key *key)
 {
     struct pg_wal_level *body = frame_begin(a, PG_WAL_LEVEL, key == NULL ? 0 : key->len);
@@ -328,14 +328,14 @@ void stage_level(struct pg_arena *a, uint32_t row, const struct pg_watched *fiel
     frame_end(a);
 }
 
-void stage_gone(struct pg_arena *a, uint32_t row)
+void wal_append_gone(struct pg_arena *a, uint32_t row)
 {
     struct pg_wal_gone *body = frame_begin(a, PG_WAL_GONE, 0);
     *body = (struct pg_wal_gone){.row = row};
     frame_end(a);
 }
 
-void stage_outcome(struct pg_arena *a, uint32_t slot)
+void wal_append_outcome(struct pg_arena *a, uint32_t slot)
 {
     const struct pg_hot *h = &a->slots.hot[slot];
     const struct pg_operation *op = operation_at(a, slot);
@@ -357,7 +357,7 @@ void stage_outcome(struct pg_arena *a, uint32_t slot)
     frame_end(a);
 }
 
-void stage_session(struct pg_arena *a, const struct pg_session *s)
+void wal_append_session(struct pg_arena *a, const struct pg_session *s)
 {
     struct pg_wal_session *body = frame_begin(a, PG_WAL_SESSION, 0);
     *body = (struct pg_wal_session){.session = s->id, .at_boot_ns = a->real_boot_ns, .uid = s->uid,
@@ -365,7 +365,7 @@ void stage_session(struct pg_arena *a, const struct pg_session *s)
     frame_end(a);
 }
 
-void stage_opened(struct pg_arena *a, const struct pg_session *s, uint64_t id, struct name name)
+void wal_append_opened(struct pg_arena *a, const struct pg_session *s, uint64_t id, struct name name)
 {
     struct pg_wal_opened *body = frame_begin(a, PG_WAL_OPENED, name.len);
     *body = (struct pg_wal_opened){.session = id, .at_boot_ns = a->real_boot_ns, .uid = s->uid,
@@ -378,20 +378,20 @@ void stage_opened(struct pg_arena *a, const struct pg_session *s, uint64_t id, s
 void pg_replied(struct pg_arena *a, uint64_t session, uint64_t sequence, uint32_t count,
                 int64_t built_boot_ns, int64_t handed_boot_ns)
 {
-    if (!staging(a) || stage_full(a))         /* nothing that is kept depends on it */
+    if (!has_wal(a) || wal_buffer_full(a))         /* nothing that is kept depends on it */
         return;
     struct pg_wal_replied *body = frame_begin(a, PG_WAL_REPLIED, 0);
     *body = (struct pg_wal_replied){.session = session, .sequence = sequence, .count = count,
                                   .built_boot_ns = built_boot_ns,
                                   .handed_boot_ns = handed_boot_ns};
     frame_end(a);
-    stage_settle(a);
+    wal_buffer_settle(a);
 }
 
 /* Nothing depends on it, so it leaves the room to what does. */
-void pg_stage_metrics(struct pg_arena *a, int64_t real_boot_ns)
+void pg_wal_append_metrics(struct pg_arena *a, int64_t real_boot_ns)
 {
-    if (stage_refusal(a) != PG_ST_NONE || !staging(a))
+    if (wal_buffer_refusal(a) != PG_ST_NONE || !has_wal(a))
         return;
     const uint32_t buckets = histograms_used(a);
     const uint64_t extra = PG_HISTOGRAMS * sizeof(struct pg_wal_histogram) +
@@ -401,10 +401,10 @@ void pg_stage_metrics(struct pg_arena *a, int64_t real_boot_ns)
                                   .bucket_count = buckets};
     histograms_write(a, (struct pg_wal_histogram *)(body + 1));
     frame_end(a);
-    stage_settle(a);
+    wal_buffer_settle(a);
 }
 
-void stage_load(struct pg_arena *a, const struct pg_load *fields)
+void wal_append_load(struct pg_arena *a, const struct pg_load *fields)
 {
     struct pg_wal_load *body = frame_begin(a, PG_WAL_LOAD, 0);
     *body = wal_load_of(fields);
@@ -412,21 +412,21 @@ void stage_load(struct pg_arena *a, const struct pg_load *fields)
     frame_end(a);
 }
 
-void stage_done(struct pg_arena *a, uint32_t load, uint64_t row)
+void wal_append_done(struct pg_arena *a, uint32_t load, uint64_t row)
 {
     struct pg_wal_done *body = frame_begin(a, PG_WAL_DONE, 0);
     *body = (struct pg_wal_done){.row = row_of(a, load, row), .at_ns = a->moment_ns};
     frame_end(a);
 }
 
-/* ---- the committer's side ----------------------------------------------------------------------
- * */
+/* ---- the group-commit thread's side
+ * ---------------------------------------------------------------------- */
 
-uint64_t pg_stage_copy(const struct pg_arena *a, uint64_t from, void *out, uint64_t out_bytes,
+uint64_t pg_wal_buffer_copy(const struct pg_arena *a, uint64_t from, void *out, uint64_t out_bytes,
                        uint64_t *upto, uint64_t *lsn)
 {
     struct sink to = {out, 0, out_bytes, false};
-    const uint64_t tail = LOAD_ACQUIRE(&a->stage->tail);
+    const uint64_t tail = LOAD_ACQUIRE(&a->wal_buffer->tail);
     *upto = from;
     while (*upto != tail) {
         const uint64_t at = past_padding(a, *upto);
@@ -598,25 +598,25 @@ static const visible_fn visible[PG_WAL_TYPES] = {
 /* ---- init, recovery, check ---------------------------------------------------------------------
  * */
 
-void stage_init(struct pg_arena *a)
+void wal_buffer_init(struct pg_arena *a)
 {
-    if (a->stage == NULL)
+    if (a->wal_buffer == NULL)
         return;
-    a->stage->size = a->header->regions[PG_R_STAGE].length - PG_STAGE_HEAD;
-    a->stage->next_lsn = 1;
+    a->wal_buffer->size = a->header->regions[PG_R_WAL_BUFFER].length - PG_WAL_BUFFER_HEAD;
+    a->wal_buffer->next_lsn = 1;
 }
 
 static bool positions_sound(const struct pg_arena *a, struct pg_fault *fault)
 {
-    const struct pg_stage *s = a->stage;
+    const struct pg_wal_buffer *s = a->wal_buffer;
     const uint64_t committed = LOAD_ACQUIRE(&s->committed);
-    if (s->size != a->header->regions[PG_R_STAGE].length - PG_STAGE_HEAD)
-        return fault_set(fault, "stage", "bytes of the ring", 0,
-                         a->header->regions[PG_R_STAGE].length - PG_STAGE_HEAD, s->size);
-    if (committed > s->tail || s->tail > s->staged || s->staged - committed > s->size ||
-        (committed | s->tail | s->staged) % 8 != 0)
-        return fault_set(fault, "stage", "committed, tail and staged are out of order",
-                         committed, s->tail, s->staged);
+    if (s->size != a->header->regions[PG_R_WAL_BUFFER].length - PG_WAL_BUFFER_HEAD)
+        return fault_set(fault, "wal_buffer", "bytes of the ring", 0,
+                         a->header->regions[PG_R_WAL_BUFFER].length - PG_WAL_BUFFER_HEAD, s->size);
+    if (committed > s->tail || s->tail > s->appended || s->appended - committed > s->size ||
+        (committed | s->tail | s->appended) % 8 != 0)
+        return fault_set(fault, "wal_buffer", "committed, tail and appended are out of order",
+                         committed, s->tail, s->appended);
     return true;
 }
 
@@ -625,8 +625,8 @@ static bool frame_sound(const struct pg_arena *a, uint64_t at, uint64_t end, str
 {
     const struct pg_frame_head *f = frame_at(a, at);
     if (at >= end || end - at < sizeof *f || f->bytes > end - at ||
-        f->bytes > before_end(a->stage, at) || !frame_fits(f))
-        return fault_set(fault, "stage", "bytes that are no frame", at, end, f->bytes);
+        f->bytes > before_end(a->wal_buffer, at) || !frame_fits(f))
+        return fault_set(fault, "wal_buffer", "bytes that are no frame", at, end, f->bytes);
     return true;
 }
 
@@ -634,7 +634,7 @@ static bool frame_sound(const struct pg_arena *a, uint64_t at, uint64_t end, str
 static bool frames_sound(const struct pg_arena *a, uint64_t end, uint64_t *lsn,
                          struct pg_fault *fault)
 {
-    uint64_t position = a->stage->committed;
+    uint64_t position = a->wal_buffer->committed;
     *lsn = 0;
     while (position != end) {
         const uint64_t at = past_padding(a, position);
@@ -642,7 +642,7 @@ static bool frames_sound(const struct pg_arena *a, uint64_t end, uint64_t *lsn,
             return false;
         const struct pg_frame_head *f = frame_at(a, at);
         if (*lsn != 0 && f->lsn != *lsn + 1)
-            return fault_set(fault, "stage", "a hole in the numbers of frames", at, *lsn + 1,
+            return fault_set(fault, "wal_buffer", "a hole in the numbers of frames", at, *lsn + 1,
                              f->lsn);
         *lsn = f->lsn;
         position = at + f->bytes;
@@ -666,49 +666,49 @@ static void settings_finish(struct pg_arena *a, const struct pg_wal_namespace *j
 
 /* next_lsn first: if this too is interrupted, it is decided again in the same way. `tail` follows
  * a frame that is kept with the next one, or at the end of the rebuild. */
-bool stage_recover(struct pg_arena *a, struct pg_fault *why)
+bool wal_buffer_recover(struct pg_arena *a, struct pg_fault *why)
 {
-    struct pg_stage *s = a->stage;
+    struct pg_wal_buffer *s = a->wal_buffer;
     uint64_t lsn;
     if (s == NULL)
         return true;
-    if (!positions_sound(a, why) || !frames_sound(a, s->staged, &lsn, why))
+    if (!positions_sound(a, why) || !frames_sound(a, s->appended, &lsn, why))
         return false;
-    if (s->tail == s->staged)
+    if (s->tail == s->appended)
         return lsn == 0 || lsn + 1 == s->next_lsn ||
-               fault_set(why, "stage", "number of the next frame", s->tail, lsn + 1, s->next_lsn);
+               fault_set(why, "wal_buffer", "number of the next frame", s->tail, lsn + 1, s->next_lsn);
     const uint64_t at = past_padding(a, s->tail);
     const struct pg_frame_head *f = frame_at(a, at);
-    if (at + f->bytes != s->staged)
-        return fault_set(why, "stage", "more than one frame in doubt", s->tail, at + f->bytes,
-                         s->staged);
+    if (at + f->bytes != s->appended)
+        return fault_set(why, "wal_buffer", "more than one frame in doubt", s->tail, at + f->bytes,
+                         s->appended);
     if (f->type == PG_WAL_NAMESPACE)
         settings_finish(a, (const void *)(f + 1));
     const bool done = visible[f->type](a, f + 1);
     s->next_lsn = lsn + done;
     if (!done)
-        s->staged = s->tail;
+        s->appended = s->tail;
     return true;
 }
 
 static bool lives_sound(const struct pg_arena *a, struct pg_fault *fault)
 {
     for (uint32_t i = 0; i < a->slots.capacity; i++)
-        if (ctl_lives(a->slots.hot[i].ctl) && a->lives[i].add_lsn >= a->stage->next_lsn)
-            return fault_set(fault, "stage", "a timer of a record that is still to come", i,
-                             a->stage->next_lsn, a->lives[i].add_lsn);
+        if (ctl_lives(a->slots.hot[i].ctl) && a->lives[i].add_lsn >= a->wal_buffer->next_lsn)
+            return fault_set(fault, "wal_buffer", "a timer of a record that is still to come", i,
+                             a->wal_buffer->next_lsn, a->lives[i].add_lsn);
     return true;
 }
 
-bool stage_check(const struct pg_arena *a, struct pg_fault *fault)
+bool wal_buffer_check(const struct pg_arena *a, struct pg_fault *fault)
 {
     uint64_t lsn;
-    if (a->stage == NULL)
+    if (a->wal_buffer == NULL)
         return true;
     if (!lives_sound(a, fault) || !positions_sound(a, fault) ||
-        !frames_sound(a, a->stage->staged, &lsn, fault))
+        !frames_sound(a, a->wal_buffer->appended, &lsn, fault))
         return false;
-    return lsn == 0 || lsn + 1 == a->stage->next_lsn ||
-           fault_set(fault, "stage", "number of the next frame", a->stage->staged, lsn + 1,
-                     a->stage->next_lsn);
+    return lsn == 0 || lsn + 1 == a->wal_buffer->next_lsn ||
+           fault_set(fault, "wal_buffer", "number of the next frame", a->wal_buffer->appended, lsn + 1,
+                     a->wal_buffer->next_lsn);
 }

@@ -1,9 +1,9 @@
-/* committer.c - the WAL's way to disk: a thread that never takes Python's lock.
+/* group_commit.c - the WAL's way to disk: a thread that never takes Python's lock.
  *
- * What was staged when the last sync returned is the next group. Groups go where zeros were
+ * What was appended when the last sync returned is the next group. Groups go where zeros were
  * written before, a little ahead, so that a commit changes no metadata. The first call that fails
- * stops the committer for good: after a failed sync nobody knows what is on disk, and trying again
- * would hide it. All system calls on files go through struct pg_storage. */
+ * stops the group-commit thread for good: after a failed sync nobody knows what is on disk, and
+ * trying again would hide it. All system calls on files go through struct pg_storage. */
 #define _GNU_SOURCE
 #include "core.h"
 
@@ -22,11 +22,11 @@
 #define NAME_BYTES 32
 #define NEW "segment.new"            /* the next segment, until it has its header */
 
-struct pg_committer {
+struct pg_group_commit {
     struct pg_storage storage;
     struct pg_arena *arena;
-    struct pg_stage *stage;
-    uint64_t position;               /* of the stage: what stands before it is on disk */
+    struct pg_wal_buffer *wal_buffer;
+    uint64_t position;               /* of the WAL buffer: what stands before it is on disk */
     uint64_t lsn;                    /* of the newest frame on disk */
     uint64_t group;                  /* number of the newest group on disk */
     uint64_t at;                     /* byte of the open segment at which the next group begins */
@@ -45,7 +45,7 @@ struct pg_committer {
     uint8_t blank[SLICE];            /* zeros */
 };
 
-uint64_t pg_committer_bytes(void) { return sizeof(struct pg_committer); }
+uint64_t pg_group_commit_bytes(void) { return sizeof(struct pg_group_commit); }
 
 /* ---- the system's storage ------------------------------------------------------------------ */
 
@@ -108,7 +108,7 @@ static const struct pg_storage system_storage = {
 
 /* ---- calls that succeed or are remembered -------------------------------------------------- */
 
-static bool failed(struct pg_committer *c, enum pg_storage_call call, int error)
+static bool failed(struct pg_group_commit *c, enum pg_storage_call call, int error)
 {
     c->call = call;
     c->error = error;
@@ -121,21 +121,21 @@ static bool failed(struct pg_committer *c, enum pg_storage_call call, int error)
         (result) = (expression);                                                           \
     while ((result) < 0 && errno == EINTR)
 
-static bool open_file(struct pg_committer *c, int *file, int directory, const char *name,
+static bool open_file(struct pg_group_commit *c, int *file, int directory, const char *name,
                       int flags)
 {
     UNINTERRUPTED(*file, c->storage.open(c->storage.context, directory, name, flags));
     return *file >= 0 || failed(c, PG_CALL_OPEN, errno);
 }
 
-static void close_file(struct pg_committer *c, int *file)
+static void close_file(struct pg_group_commit *c, int *file)
 {
     if (*file >= 0)
         c->storage.close(c->storage.context, *file); /* all in it that counts was synced */
     *file = -1;
 }
 
-static bool write_all(struct pg_committer *c, int file, const void *bytes, uint64_t count,
+static bool write_all(struct pg_group_commit *c, int file, const void *bytes, uint64_t count,
                       uint64_t at)
 {
     const uint8_t *from = bytes;
@@ -149,7 +149,7 @@ static bool write_all(struct pg_committer *c, int file, const void *bytes, uint6
     return true;
 }
 
-static bool write_zeros(struct pg_committer *c, int file, uint64_t from, uint64_t upto)
+static bool write_zeros(struct pg_group_commit *c, int file, uint64_t from, uint64_t upto)
 {
     for (uint64_t count; from < upto; from += count) {
         count = upto - from < SLICE ? upto - from : SLICE;
@@ -159,14 +159,14 @@ static bool write_zeros(struct pg_committer *c, int file, uint64_t from, uint64_
     return true;
 }
 
-static bool sync_file(struct pg_committer *c, int file)
+static bool sync_file(struct pg_group_commit *c, int file)
 {
     int result;
     UNINTERRUPTED(result, c->storage.fdatasync(c->storage.context, file));
     return result == 0 || failed(c, PG_CALL_SYNC, errno);
 }
 
-static bool sync_directory(struct pg_committer *c)
+static bool sync_directory(struct pg_group_commit *c)
 {
     int result;
     UNINTERRUPTED(result, c->storage.fsync_dir(c->storage.context, c->directory));
@@ -181,7 +181,7 @@ static void name_of(uint64_t first_lsn, char name[NAME_BYTES])
 }
 
 /* Never much work at once: one slice for each slice that was filled. */
-static bool zeros_keep_ahead(struct pg_committer *c)
+static bool zeros_keep_ahead(struct pg_group_commit *c)
 {
     uint64_t from = c->zeros > c->at ? c->zeros : c->at;
     uint64_t upto = c->at + 2 * SLICE < c->end ? c->at + 2 * SLICE : c->end;
@@ -195,7 +195,7 @@ static bool zeros_keep_ahead(struct pg_committer *c)
 }
 
 /* The arena's clock and the wall clock, as the daemon read them last. */
-static int64_t clocks(const struct pg_committer *c, int64_t *wall_ns)
+static int64_t clocks(const struct pg_group_commit *c, int64_t *wall_ns)
 {
     const struct pg_header *h = c->arena->header;
     int64_t boot_ns = LOAD_ACQUIRE(&h->now_ns);
@@ -204,7 +204,7 @@ static int64_t clocks(const struct pg_committer *c, int64_t *wall_ns)
     return boot_ns;
 }
 
-static struct pg_segment header_of(const struct pg_committer *c)
+static struct pg_segment header_of(const struct pg_group_commit *c)
 {
     const struct pg_header *h = c->arena->header;
     struct pg_segment s = {
@@ -219,7 +219,7 @@ static struct pg_segment header_of(const struct pg_committer *c)
     return s;
 }
 
-static bool new_file(struct pg_committer *c)
+static bool new_file(struct pg_group_commit *c)
 {
     int result;
 
@@ -229,7 +229,7 @@ static bool new_file(struct pg_committer *c)
     return result == 0 || failed(c, PG_CALL_FALLOCATE, errno);
 }
 
-static bool new_file_joins(struct pg_committer *c, uint64_t first_lsn)
+static bool new_file_joins(struct pg_group_commit *c, uint64_t first_lsn)
 {
     char name[NAME_BYTES];
     int result;
@@ -240,7 +240,7 @@ static bool new_file_joins(struct pg_committer *c, uint64_t first_lsn)
 }
 
 /* A file is part of the WAL once its header is on disk, and then its name. */
-static bool segment_begin(struct pg_committer *c)
+static bool segment_begin(struct pg_group_commit *c)
 {
     struct pg_segment fields = header_of(c);
 
@@ -253,12 +253,12 @@ static bool segment_begin(struct pg_committer *c)
     if (!write_all(c, c->file, c->buffer, PG_SEGMENT_HEAD, 0) || !zeros_keep_ahead(c) ||
         !new_file_joins(c, fields.first_lsn))
         return false;
-    c->stage->segment = fields.first_lsn;
+    c->wal_buffer->segment = fields.first_lsn;
     return true;
 }
 
 /* Nobody reads on behind the SEAL, and no segment follows one that has none. */
-static bool segment_end(struct pg_committer *c)
+static bool segment_end(struct pg_group_commit *c)
 {
     struct pg_frame_head seal;
 
@@ -270,14 +270,14 @@ static bool segment_end(struct pg_committer *c)
 }
 
 /* Bytes that are left in the open segment; its SEAL keeps its place. */
-static uint64_t segment_room(const struct pg_committer *c)
+static uint64_t segment_room(const struct pg_group_commit *c)
 {
     uint64_t end = c->end - sizeof(struct pg_frame_head);
     return c->file < 0 || end < c->at ? 0 : end - c->at;
 }
 
 /* A segment in which the longest frame has room. */
-static bool segment_ready(struct pg_committer *c)
+static bool segment_ready(struct pg_group_commit *c)
 {
     if (segment_room(c) >= PG_GROUP_HEAD + PG_WAL_FRAME_MAX)
         return true;
@@ -287,7 +287,7 @@ static bool segment_ready(struct pg_committer *c)
 /* ---- groups ---------------------------------------------------------------------------------- */
 
 /* Moves out of the way what a file had before the restart; returns what is left of `bytes`. */
-static uint64_t drop_known(const struct pg_committer *c, uint8_t *frames, uint64_t bytes)
+static uint64_t drop_known(const struct pg_group_commit *c, uint8_t *frames, uint64_t bytes)
 {
     uint64_t known = 0;
 
@@ -302,9 +302,9 @@ static uint64_t drop_known(const struct pg_committer *c, uint8_t *frames, uint64
     return bytes - known;
 }
 
-/* Puts a group of what is staged into c->buffer, sealed, and its bytes into *bytes. They are 0
+/* Puts a group of what was appended into c->buffer, sealed, and its bytes into *bytes. They are 0
  * if nothing up to position *upto is new. */
-static bool group_collect(struct pg_committer *c, uint64_t *bytes, uint64_t *upto, uint64_t *lsn)
+static bool group_collect(struct pg_group_commit *c, uint64_t *bytes, uint64_t *upto, uint64_t *lsn)
 {
     uint8_t *frames = c->buffer + PG_GROUP_HEAD;
     uint64_t most = segment_room(c) < PG_GROUP_MAX ? segment_room(c) : PG_GROUP_MAX;
@@ -312,7 +312,7 @@ static bool group_collect(struct pg_committer *c, uint64_t *bytes, uint64_t *upt
     struct pg_wal_group fields = {.number = c->group + 1, .term = h->term};
 
     *lsn = c->lsn;
-    *bytes = pg_stage_copy(c->arena, c->position, frames, most - PG_GROUP_HEAD, upto, lsn);
+    *bytes = pg_wal_buffer_copy(c->arena, c->position, frames, most - PG_GROUP_HEAD, upto, lsn);
     *bytes = drop_known(c, frames, *bytes);
     if (*bytes == 0)
         return *upto != c->position || failed(c, PG_CALL_NONE, EUCLEAN);
@@ -325,9 +325,9 @@ static bool group_collect(struct pg_committer *c, uint64_t *bytes, uint64_t *upt
     return true;
 }
 
-static bool group_write(struct pg_committer *c, uint64_t bytes)
+static bool group_write(struct pg_group_commit *c, uint64_t bytes)
 {
-    struct pg_stage *s = c->stage;
+    struct pg_wal_buffer *s = c->wal_buffer;
     int64_t since_ns;
 
     if (!write_all(c, c->file, c->buffer, bytes, c->at))
@@ -344,16 +344,16 @@ static bool group_write(struct pg_committer *c, uint64_t bytes)
 }
 
 /* What is on disk may be acknowledged, and its bytes of the ring be used again. */
-static void committed(struct pg_committer *c, uint64_t position, uint64_t lsn)
+static void committed(struct pg_group_commit *c, uint64_t position, uint64_t lsn)
 {
     c->position = position;
     c->lsn = lsn;
-    STORE_RELEASE(&c->stage->committed_lsn, lsn);
-    STORE_RELEASE(&c->stage->committed, position);
+    STORE_RELEASE(&c->wal_buffer->committed_lsn, lsn);
+    STORE_RELEASE(&c->wal_buffer->committed, position);
     eventfd_write(c->moved, 1);
 }
 
-static bool commit(struct pg_committer *c)
+static bool commit(struct pg_group_commit *c)
 {
     uint64_t bytes, upto, lsn;
 
@@ -364,9 +364,9 @@ static bool commit(struct pg_committer *c)
     return zeros_keep_ahead(c);
 }
 
-static void stop_for_good(struct pg_committer *c)
+static void stop_for_good(struct pg_group_commit *c)
 {
-    struct pg_stage *s = c->stage;
+    struct pg_wal_buffer *s = c->wal_buffer;
 
     s->call = c->call;
     s->error = (uint32_t)c->error;
@@ -375,9 +375,9 @@ static void stop_for_good(struct pg_committer *c)
     eventfd_write(c->moved, 1);
 }
 
-int pg_committer_turn(struct pg_committer *c)
+int pg_group_commit_turn(struct pg_group_commit *c)
 {
-    if (c->stage->state != PG_WAL_RUNNING || LOAD_ACQUIRE(&c->stage->tail) == c->position)
+    if (c->wal_buffer->state != PG_WAL_RUNNING || LOAD_ACQUIRE(&c->wal_buffer->tail) == c->position)
         return 0;
     if (!commit(c))
         stop_for_good(c);
@@ -387,14 +387,14 @@ int pg_committer_turn(struct pg_committer *c)
 /* ---- opening --------------------------------------------------------------------------------- */
 
 static const char *const call_names[] = {
-    [PG_CALL_NONE] = "stage", [PG_CALL_OPEN] = "open", [PG_CALL_FALLOCATE] = "fallocate",
+    [PG_CALL_NONE] = "WAL buffer", [PG_CALL_OPEN] = "open", [PG_CALL_FALLOCATE] = "fallocate",
     [PG_CALL_WRITE] = "pwrite", [PG_CALL_SYNC] = "fdatasync", [PG_CALL_RENAME] = "rename",
     [PG_CALL_SYNC_DIR] = "fsync of the directory"};
 
 /* Whether files that end so can be those of this arena. */
-static bool fits(const struct pg_committer *c, const struct pg_walk *end, struct pg_fault *why)
+static bool fits(const struct pg_group_commit *c, const struct pg_walk *end, struct pg_fault *why)
 {
-    const struct pg_stage *s = c->stage;
+    const struct pg_wal_buffer *s = c->wal_buffer;
 
     if (c->segment_bytes < PG_SEGMENT_MIN || c->segment_bytes % PG_SEGMENT_HEAD != 0)
         return fault_set(why, "wal", "bytes of a segment", 0, PG_SEGMENT_MIN,
@@ -415,7 +415,7 @@ static bool fits(const struct pg_committer *c, const struct pg_walk *end, struct
 
 /* Opens the segment in which a walk has ended. A group that was torn is wiped, for what is left
  * of it must not follow the next one; what is whole may never have been synced. */
-static bool segment_resume(struct pg_committer *c, const struct pg_walk *end)
+static bool segment_resume(struct pg_group_commit *c, const struct pg_walk *end)
 {
     const struct pg_segment *h = &end->header;
     uint64_t torn_end = end->at + PG_GROUP_MAX < h->bytes ? end->at + PG_GROUP_MAX : h->bytes;
@@ -424,7 +424,7 @@ static bool segment_resume(struct pg_committer *c, const struct pg_walk *end)
     c->at = c->zeros = end->at;
     c->end = h->bytes;
     c->salt = h->salt;
-    c->stage->segment = h->first_lsn;
+    c->wal_buffer->segment = h->first_lsn;
     name_of(h->first_lsn, name);
     if (!open_file(c, &c->file, c->directory, name, O_RDWR))
         return false;
@@ -435,7 +435,7 @@ static bool segment_resume(struct pg_committer *c, const struct pg_walk *end)
 
 /* Nothing is added to a sealed segment, nor to one of another boot, whose clock was another.
  * One that is still without a group will be replaced by the next, which has its name. */
-static bool segment_leave(struct pg_committer *c, const struct pg_walk *end)
+static bool segment_leave(struct pg_group_commit *c, const struct pg_walk *end)
 {
     const uint8_t *boot_id = c->arena->header->boot_id;
 
@@ -449,9 +449,9 @@ static bool segment_leave(struct pg_committer *c, const struct pg_walk *end)
     return true;
 }
 
-static bool resume(struct pg_committer *c, const struct pg_walk *end, const char *directory)
+static bool resume(struct pg_group_commit *c, const struct pg_walk *end, const char *directory)
 {
-    struct pg_stage *s = c->stage;
+    struct pg_wal_buffer *s = c->wal_buffer;
 
     c->wake = eventfd(0, EFD_CLOEXEC);
     c->moved = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -468,11 +468,11 @@ static bool resume(struct pg_committer *c, const struct pg_walk *end, const char
     s->group = c->group;
     s->committed_lsn = c->lsn;
     STORE_RELEASE(&s->state, PG_WAL_RUNNING);
-    while (pg_committer_turn(c)) {}
+    while (pg_group_commit_turn(c)) {}
     return s->state == PG_WAL_RUNNING;
 }
 
-int pg_committer_open(struct pg_committer *c, struct pg_arena *a, const char *directory,
+int pg_group_commit_open(struct pg_group_commit *c, struct pg_arena *a, const char *directory,
                       uint64_t segment_bytes, const struct pg_walk *end,
                       const struct pg_storage *storage, struct pg_fault *why)
 {
@@ -481,22 +481,22 @@ int pg_committer_open(struct pg_committer *c, struct pg_arena *a, const char *di
     c->directory = c->file = c->wake = c->moved = -1;
     c->storage = storage ? *storage : system_storage;
     c->arena = a;
-    c->stage = a->stage;
+    c->wal_buffer = a->wal_buffer;
     c->segment_bytes = segment_bytes;
-    if (!c->stage)
-        return fault_set(why, "wal", "bytes of the stage", 0, PG_STAGE_MIN, 0);
+    if (!c->wal_buffer)
+        return fault_set(why, "wal", "bytes of the WAL buffer", 0, PG_WAL_BUFFER_MIN, 0);
     if (!fits(c, end, why))
         return 0;
-    c->position = c->stage->committed;
+    c->position = c->wal_buffer->committed;
     c->lsn = end->lsn;
     c->group = end->group;
     if (resume(c, end, directory))
         return 1;
-    pg_committer_close(c);
+    pg_group_commit_close(c);
     return fault_set(why, "wal", call_names[c->call], c->lsn + 1, 0, (uint64_t)c->error);
 }
 
-void pg_committer_close(struct pg_committer *c)
+void pg_group_commit_close(struct pg_group_commit *c)
 {
     close_file(c, &c->file);
     close_file(c, &c->directory);
@@ -509,30 +509,31 @@ void pg_committer_close(struct pg_committer *c)
 
 /* ---- the thread ------------------------------------------------------------------------------ */
 
-static void wait_for_kick(struct pg_committer *c)
+static void wait_for_kick(struct pg_group_commit *c)
 {
     eventfd_t kicks;
 
     eventfd_read(c->wake, &kicks);
-    atomic_exchange(&c->kicked, false);  /* before the stage is looked at: a later kick counts */
+    atomic_exchange(&c->kicked, false);  /* before the WAL buffer is looked at: a later kick counts
+                                            */
 }
 
 static void *run(void *context)
 {
-    struct pg_committer *c = context;
+    struct pg_group_commit *c = context;
     bool last;
 
-    prctl(PR_SET_NAME, "committer");
+    prctl(PR_SET_NAME, "group-commit");
     do {
         last = atomic_load(&c->stopping);
-        while (pg_committer_turn(c)) {}
+        while (pg_group_commit_turn(c)) {}
         if (!last)
             wait_for_kick(c);
     } while (!last);
     return NULL;
 }
 
-int pg_committer_start(struct pg_committer *c, struct pg_fault *why)
+int pg_group_commit_start(struct pg_group_commit *c, struct pg_fault *why)
 {
     sigset_t all, before;
     int error;
@@ -548,20 +549,20 @@ int pg_committer_start(struct pg_committer *c, struct pg_fault *why)
     return 1;
 }
 
-void pg_committer_kick(struct pg_committer *c)
+void pg_group_commit_kick(struct pg_group_commit *c)
 {
     if (!atomic_exchange(&c->kicked, true))
         eventfd_write(c->wake, 1);
 }
 
-int pg_committer_fd(const struct pg_committer *c) { return c->moved; }
+int pg_group_commit_fd(const struct pg_group_commit *c) { return c->moved; }
 
-void pg_committer_stop(struct pg_committer *c)
+void pg_group_commit_stop(struct pg_group_commit *c)
 {
     if (!c->threaded)
         return;
     atomic_store(&c->stopping, true);
-    pg_committer_kick(c);
+    pg_group_commit_kick(c);
     pthread_join(c->thread, NULL);
     c->threaded = false;
 }
