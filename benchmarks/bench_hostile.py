@@ -23,7 +23,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from own_daemon import remove_segments
+from own_daemon import remove_arena_files
 from recording import machine, quantile, spread, write_result, write_section
 
 from purgatoryd.clients import Client
@@ -100,7 +100,7 @@ class Bench:
         self.client.close()
         self.daemon.terminate()
         self.daemon.wait(PATIENCE_S)
-        remove_segments(paths_in(self.directory, NAME))
+        remove_arena_files(paths_in(self.directory, NAME))
 
 
 @contextmanager

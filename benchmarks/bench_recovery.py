@@ -22,7 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from own_daemon import remove_segments
+from own_daemon import remove_arena_files
 from purgatory.through import cpu_seconds
 from recording import machine, spread, write_result
 
@@ -103,7 +103,7 @@ def victim(timers: int) -> Iterator[Victim]:
             yield one
         finally:
             one.kill()
-            remove_segments(one.paths)
+            remove_arena_files(one.paths)
 
 
 def fill(timers: int) -> None:

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import zmq
-from own_daemon import remove_segments
+from own_daemon import remove_arena_files
 from recording import machine, spread, write_result
 
 from purgatoryd.shm_layout import layout, wire
@@ -87,7 +87,7 @@ class Daemon:
 
     def lose_memory(self) -> None:
         """As a reboot: nothing of it is left in /dev/shm, nor in the page cache."""
-        remove_segments(self.paths)
+        remove_arena_files(self.paths)
         for path in self._wal.glob("*/*.*") if self._wal else ():
             with path.open("rb") as file:
                 os.fsync(file.fileno())

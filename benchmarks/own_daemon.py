@@ -24,7 +24,7 @@ def own_daemon(
     settings: Sequence[str],
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[int]:
-    """Its process id, once it is ready; at the end it and its segments are gone.
+    """Its process id, once it is ready; at the end it and its arena files are gone.
 
     `environment`: what it has beside ours. With the setting `--shards` it is a deployment.
     """
@@ -43,11 +43,11 @@ def own_daemon(
         process.wait(PATIENCE_S)
         table = read_table(directory, name)
         for daemon in table.daemons if table else [name]:
-            remove_segments(paths_in(directory, daemon))
+            remove_arena_files(paths_in(directory, daemon))
 
 
-def remove_segments(paths: Paths) -> None:
+def remove_arena_files(paths: Paths) -> None:
     """Remove a daemon's arena, if it has one."""
-    for segment in (paths.arena, paths.private):
+    for arena_file in (paths.arena, paths.private):
         with suppress(posix_ipc.ExistentialError):
-            posix_ipc.unlink_shared_memory(segment)
+            posix_ipc.unlink_shared_memory(arena_file)

@@ -43,7 +43,7 @@ MEANING = {
     Exit.REFUSED: "refused: exists, full, too far, denied; an arena that this user may not read",
     Exit.BROKEN: "a broken invariant of the arena, a damaged WAL or lake, a violation",
     Exit.TIMEOUT: "no answer in time, the call may still be applied, once; a daemon that is frozen",
-    Exit.UNUSABLE: "a path, a segment or this machine cannot be used",
+    Exit.UNUSABLE: "a path, an arena file or this machine cannot be used",
     Exit.NOTICES_LOST: "the listener was overtaken; the lost range is named",
     Exit.OTHER: "another error of the conversation with the daemon",
     Exit.BUG: "a bug: please report the traceback",

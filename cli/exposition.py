@@ -47,7 +47,7 @@ from purgatoryd.shm_layout.metrics import (
     upper_edge_ns,
 )
 from purgatoryd.shm_layout.paths import arena_paths
-from purgatoryd.shm_layout.segment import Segment
+from purgatoryd.shm_layout.shm import ArenaFile
 from purgatoryd.shm_layout.standing import Cause, Standing, StandingFile
 from purgatoryd.shm_layout.wire import NamespaceSettings
 
@@ -285,7 +285,7 @@ def _unreadable(name: str, *, missing: bool) -> Iterator[Metric]:
 def read(name: str) -> Metrics:
     """The figures of a daemon's arena, in whatever state it is. Raises ArenaError, BadPath,
     DaemonUnreachable if there never was one."""
-    reader = Reader(Segment.open(arena_paths(name).arena, read_only=True))
+    reader = Reader(ArenaFile.open(arena_paths(name).arena, read_only=True))
     try:
         return read_metrics(reader)
     finally:

@@ -84,12 +84,12 @@ def shipped_text(manifest: Manifest) -> str:
 def status_command(
     name: str, wal_dir: Path | None, lake: Path, segments: bool, as_json: bool
 ) -> None:
-    """Show how far each daemon's WAL has come, or where each segment is.
+    """Show how far each daemon's WAL has come, or where each WAL segment is.
 
     Up to `complete_to` every segment is in the lake, from the first one there; `missing` are the
-    LSNs of those that are not. `silver` and `gold` are the segments whose tables are up to date.
-    What lives is not counted in a daemon that is `replaced`, or `incomplete`: of its number of
-    shards some are not in the lake yet, so that those before count.
+    LSNs of those that are not. `silver` and `gold` are the WAL segments whose tables are up to
+    date. What lives is not counted in a daemon that is `replaced`, or `incomplete`: of its number
+    of shards some are not in the lake yet, so that those before count.
     """
     from purgatoryd.pipeline.extras import need
 

@@ -133,7 +133,7 @@ def show_latencies(spark: SparkSession, place: Lake, what: str, as_json: bool) -
 def rebuild_command(
     spark: SparkSession, place: Lake, since: datetime, ledger: Path | None, as_json: bool
 ) -> None:
-    """Make silver and gold again of all segments with records of that time or later."""
+    """Make silver and gold again of all WAL segments with records of that time or later."""
     from purgatoryd.pipeline.jobs import bring_up
 
     tell(bring_up(spark, place, int(since.timestamp() * 1_000_000), ledger), as_json)
@@ -270,7 +270,7 @@ def trace_command(
     kind, data = encode_key(read_key(key, key_type))
     for folder in wal_dirs:
         if not segments(folder):
-            raise BadPath(str(folder), "has no segments: WAL_DIR/NAME is meant")
+            raise BadPath(str(folder), "has no WAL segments: WAL_DIR/NAME is meant")
     from purgatoryd.pipeline.trace import Key, history, record
 
     wanted = Key(namespace, KeyType(kind).name.lower(), data)

@@ -83,8 +83,8 @@ def plans_of(topology: Topology, config: Config) -> tuple[list[Planned], list[in
     named = list(daemons(config.name, config.shards))
     if named[0].record:
         config = replace(config, shards=len(named))
-    segments, placed = zip(*(placement_of(one.name) for one in named), strict=True)
-    taken = loop_cpus(*segments)
+    arena_files, placed = zip(*(placement_of(one.name) for one in named), strict=True)
+    taken = loop_cpus(*arena_files)
     plans = settled(topology, config, len(named), taken)
     return list(map(Planned, named, plans, placed)), taken
 
@@ -127,7 +127,7 @@ def advised(
 
 
 def placement_of(name: str) -> tuple[str, Placed | None]:
-    """The arena's segment, empty if there is none, and where its daemon runs or ran last.
+    """The name of the arena file, empty if there is none, and where its daemon runs or ran last.
 
     Raises PermissionDenied.
     """

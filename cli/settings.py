@@ -104,7 +104,7 @@ _TABLE: tuple[tuple[str, str, click.ParamType[Any], str], ...] = (
     ("keys", "keys", click.STRING, "File of the keys that are let in: lines of NAME KEY UID."),
     ("wal-dir", "wal_dir", click.Path(),
      "Keep a write-ahead log (WAL) in DIRECTORY/NAME: what is armed survives a reboot."),
-    ("segment-bytes", "segment_bytes", units.Size(), "Size of one file of the WAL."),
+    ("wal-segment-bytes", "wal_segment_bytes", units.Size(), "Size of one file of the WAL."),
     ("wal-buffer-bytes", "wal_buffer_bytes", units.PowerOfTwoSize(),
      "Room for records on their way to disk; rounded up to a power of two."),
     ("snapshot-segments", "snapshot_segments", click.INT,

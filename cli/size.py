@@ -31,7 +31,7 @@ class Sizes:
     settings: dict[str, Any]
     """Fields of Config that differ from the defaults."""
     shm_bytes: int
-    """Of both segments."""
+    """Of both arena files."""
     timer_bytes: float
     """Of them, what one more timer takes."""
 
@@ -113,11 +113,11 @@ def _settings(timers: int, blob_bytes: int) -> dict[str, Any]:
 
 def _shm_bytes(timers: int, blob_bytes: int, with_wal: bool) -> int:
     from purgatoryd.daemon.store import core_config
-    from purgatoryd.shm_layout.arena import segment_bytes
+    from purgatoryd.shm_layout.arena import arena_file_bytes
 
     wal = "wal" if with_wal else ""
     config = Config("size", wal_dir=wal, **_settings(timers, blob_bytes))
-    return sum(segment_bytes(core_config(config)))
+    return sum(arena_file_bytes(core_config(config)))
 
 
 # ---- the table of docs/operations.md -------------------------------------------------------------

@@ -27,8 +27,8 @@ from purgatoryd.shm_layout.layout import ClockKind
 from purgatoryd.shm_layout.metrics import SINCE_START, Histogram, Metrics, read_metrics
 from purgatoryd.shm_layout.occupancy import Fill, Level
 from purgatoryd.shm_layout.paths import Paths, arena_paths
-from purgatoryd.shm_layout.segment import Segment
 from purgatoryd.shm_layout.sessions import Session, Sessions
+from purgatoryd.shm_layout.shm import ArenaFile
 from purgatoryd.shm_layout.standing import DaemonTold, StandingFile
 
 INTERVAL_S = 0.5
@@ -281,7 +281,7 @@ class Sampler:
 
 def _opened(paths: Paths) -> Reader:
     try:
-        return Reader(Segment.open(paths.arena, read_only=True))
+        return Reader(ArenaFile.open(paths.arena, read_only=True))
     except ArenaMissing:
         with suppress(OSError, TableBroken, PermissionDenied):
             alive = lives(StandingFile(paths.directory, paths.name).header)

@@ -113,7 +113,7 @@ def passing_by(path: Path) -> Iterator[None]:
 @wal_option
 @json_option
 def ls_command(name: str, wal_dir: Path, as_json: bool) -> None:
-    """List segments and snapshots.
+    """List WAL segments and snapshots.
 
     A snapshot's LSN is the record from which on the segments are redone over it. Files of one
     uuid belong together; one recovery, or other sizes, begin a new one.
@@ -230,7 +230,7 @@ def cat_command(
     name: str, wal_dir: Path | None, from_lsn: int, kind: str | None, limit: int | None,
     files: tuple[Path, ...], as_json: bool,
 ) -> None:  # fmt: skip
-    """Print the records of the segments, or of the FILES, which may be snapshots and exports.
+    """Print the records of the WAL segments, or of the FILES, which may be snapshots and exports.
 
     Only records that are on disk are printed; what was cut off by a crash is left out.
     """

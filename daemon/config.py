@@ -41,7 +41,7 @@ BOUNDS = {
     "node": (-1, 65_535),
     "realtime": (0, 99),
     "busy_poll_ns": (0, 10_000_000),
-    "segment_bytes": (256 * 1024, 4096 * MIB),
+    "wal_segment_bytes": (256 * 1024, 4096 * MIB),
     "wal_buffer_bytes": (4 * MIB, 1024 * MIB),
     "snapshot_segments": (1, 2**20),
     "retain_age_ns": (0, 10**9 * 86_400 * 3650),
@@ -49,7 +49,7 @@ BOUNDS = {
     "shards": (0, SHARDS_MAX),
 }
 _OF_THE_WAL = (
-    "segment_bytes", "wal_buffer_bytes", "snapshot_segments", "retain_age_ns", "retain_bytes",
+    "wal_segment_bytes", "wal_buffer_bytes", "snapshot_segments", "retain_age_ns", "retain_bytes",
     "durable_namespaces",
 )  # fmt: skip
 
@@ -116,7 +116,7 @@ class Config:
     """Groups whose members may connect."""
     wal_dir: str = ""
     """Directory of the WALs; each daemon has one of its name in there. Empty = none."""
-    segment_bytes: int = 64 * MIB
+    wal_segment_bytes: int = 64 * MIB
     """Size of one file of the WAL."""
     wal_buffer_bytes: int = 8 * MIB
     """Room in the arena for records on their way to disk; a power of two."""
@@ -178,9 +178,9 @@ class Config:
             raise InvalidSetting(
                 "wal_buffer_bytes", self.wal_buffer_bytes, "a power of two", "config"
             )
-        if self.segment_bytes % 4096:
+        if self.wal_segment_bytes % 4096:
             raise InvalidSetting(
-                "segment_bytes", self.segment_bytes, "a multiple of 4096", "config"
+                "wal_segment_bytes", self.wal_segment_bytes, "a multiple of 4096", "config"
             )
         self._refuse_settings_of_no_wal()
         self._check_placement()

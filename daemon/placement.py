@@ -36,7 +36,7 @@ class Placement:
     """Of this process, whose main thread is the loop. Refusals are told, not raised."""
 
     def __init__(self, config: Config, arena: str, root: Path = SYSTEM) -> None:
-        """`arena`: name of our segment, whose loop is not another daemon's."""
+        """`arena`: name of our arena file, whose loop is not another daemon's."""
         self._config = config
         self._name = arena
         self._root = root

@@ -36,7 +36,7 @@ from purgatoryd.daemon.store import (
     too_small,
 )
 from purgatoryd.daemon.wal import locked
-from purgatoryd.shm_layout import segment
+from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout.arena import Arena, Glance
 from purgatoryd.shm_layout.errors import (
     ArenaBroken,
@@ -242,7 +242,7 @@ def _finished(arena: Arena, opening: Opening, origins: Origins) -> dict[str, Cen
         write_origins(opening.wal, origins)
         save_snapshot(arena, opening.wal, step=opening.step)
         end = Walk.before(arena)
-        GroupCommit(arena, opening.wal, opening.config.segment_bytes, end).close()
+        GroupCommit(arena, opening.wal, opening.config.wal_segment_bytes, end).close()
     arena.set_state(ArenaState.READY)
     return census(arena)
 
@@ -297,13 +297,13 @@ def _clear(division: Division, table: ShardTable) -> None:
 def _clear_alone(division: Division, table: ShardTable) -> None:
     """A daemon without shards, whose place these took. Raises BadPath if they did not."""
     paths = paths_in(division.directory, table.name)
-    if segment.ours(paths.arena):
+    if shm.ours(paths.arena):
         if _stream(paths.arena) not in {_stream(one.paths.arena) for one in _left(division, table)}:
             reason = (
                 f"holds timers of a daemon {table.name!r} without shards, which the shards of that "
                 "name do not have: start them under another name, or remove it"
             )
-            raise BadPath(str(segment.MOUNT / paths.arena[1:]), reason)
+            raise BadPath(str(shm.MOUNT / paths.arena[1:]), reason)
         division.step(f"clearing {table.name} away")
     remove_arena(paths)
 
@@ -320,7 +320,7 @@ def _left(division: Division, table: ShardTable) -> Iterator[Opening]:
     begin = f"{table.name}-{table.generation}-"
     places = [
         (division.directory, begin, ""),
-        (segment.MOUNT, segment.PREFIX + begin, arena_end(division.directory)),
+        (shm.MOUNT, shm.PREFIX + begin, arena_end(division.directory)),
     ]
     if division.config.wal_dir:
         places.append((Path(division.config.wal_dir), begin, ""))
@@ -366,7 +366,7 @@ def _clear_generation(division: Division, table: ShardTable, *, wals: bool) -> N
 
 def _clear_daemon(division: Division, opening: Opening, wals: bool) -> None:
     """The caller holds its lock."""
-    if segment.exists(opening.paths.arena):
+    if shm.exists(opening.paths.arena):
         division.step(f"clearing {opening.config.name} away")
     remove_arena(opening.paths)
     if wals and opening.wal is not None and opening.wal.exists():

@@ -23,7 +23,7 @@ from purgatoryd.daemon.retention import Keep, tidy
 from purgatoryd.shm_layout.arena import Handle, Reader
 from purgatoryd.shm_layout.errors import PurgatorydError, WalUnwritable
 from purgatoryd.shm_layout.files import beside, try_write, write_durably
-from purgatoryd.shm_layout.segment import Segment
+from purgatoryd.shm_layout.shm import ArenaFile
 from purgatoryd.shm_layout.wal import SNAPSHOT, file_name, has_stopped, write_snapshot
 
 POLL_S = 0.005
@@ -95,7 +95,7 @@ def start(arena: str, directory: Path, keep: Keep, *, snapshot: bool) -> subproc
 
 
 def _beside(arena: str, directory: Path, daemon: int) -> None:
-    reader = Reader(Segment.open(arena, read_only=True))
+    reader = Reader(ArenaFile.open(arena, read_only=True))
 
     def wait(lsn: int) -> None:
         """As long as the daemon lives and its WAL goes on."""

@@ -1,9 +1,9 @@
 """Opens a daemon's arena: new, as it was left, from its WAL, or with its truth moved to
 other sizes.
 
-New segments are made under names of their own, NAME.new. The arena's second name, NAME.next,
+New arena files are made under names of their own, NAME.new. The arena's second name, NAME.next,
 says that both are whole and take the place of what is there. A start completes what a killed
-daemon began, or undoes it. So a segment under the daemon's name is complete, and of one birth
+daemon began, or undoes it. So an arena file under the daemon's name is complete, and of one birth
 with its private one, or it is not ours and is left alone.
 
 An arena with a WAL has a snapshot in it before it takes its place. One that takes the
@@ -33,7 +33,7 @@ from purgatoryd.daemon.wal import (
     set_aside,
     wal_directory,
 )
-from purgatoryd.shm_layout import segment
+from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.arena import Arena, Handle, Previous, boot_id, page_size, retire
 from purgatoryd.shm_layout.errors import (
@@ -120,7 +120,7 @@ def open_arena(opening: Opening) -> Arena:
     _remove(paths, REDONE)
     if opening.import_path is not None:
         return _import(opening, opening.import_path)
-    if segment.exists(paths.arena):
+    if shm.exists(paths.arena):
         return _open_left(opening)
     if opening.wal is not None and has_begun(opening.wal):
         return _recover(opening, opening.wal)
@@ -153,11 +153,11 @@ def left_any(opening: Opening) -> bool:
     """Whether a daemon left an arena, or what one can be made from."""
     names = opening.paths.arena, f"{opening.paths.arena}{NEXT}"
     wal = opening.wal
-    return any(map(segment.exists, names)) or (wal is not None and has_begun(wal))
+    return any(map(shm.exists, names)) or (wal is not None and has_begun(wal))
 
 
 def _source(opening: Opening) -> Arena | None:
-    if segment.exists(opening.paths.arena):
+    if shm.exists(opening.paths.arena):
         return _as_left(opening)
     if opening.wal is not None and has_begun(opening.wal):
         return recover(opening.wal, _way(opening))
@@ -165,11 +165,11 @@ def _source(opening: Opening) -> Arena | None:
 
 
 def remove_arena(paths: Paths) -> None:
-    """Removes all segments of a daemon that does not run; readers are told."""
-    if segment.ours(paths.arena):
+    """Removes all arena files of a daemon that does not run; readers are told."""
+    if shm.ours(paths.arena):
         retire(paths.arena)
-    if segment.ours(f"{paths.arena}{NEXT}"):
-        segment.unlink(f"{paths.arena}{NEXT}")
+    if shm.ours(f"{paths.arena}{NEXT}"):
+        shm.unlink(f"{paths.arena}{NEXT}")
     for suffix in ("", NEW, REDONE):
         _remove(paths, suffix)
 
@@ -194,7 +194,7 @@ def _commit_appended(arena: Arena | Previous, opening: Opening) -> None:
     """Brings the WAL buffer to disk, because only an arena's snapshot goes over to another one."""
     if opening.wal is not None and arena.wal_buffer is not None:
         end = wal_end(arena, opening)
-        GroupCommit(arena, opening.wal, opening.config.segment_bytes, end).close()
+        GroupCommit(arena, opening.wal, opening.config.wal_segment_bytes, end).close()
 
 
 def _attach(opening: Opening) -> Arena:
@@ -213,7 +213,7 @@ def _refuse_other_wal(arena: Arena | Previous, opening: Opening) -> None:
     wal = opening.wal
     if wal is None:
         if arena.wal_buffer is not None:
-            raise WalNeeded(arena.segment.name)
+            raise WalNeeded(arena.file.name)
     elif arena.wal_buffer is None:
         if segments(wal):
             raise WalMismatch(str(wal), "wal", "empty", "that of another arena")
@@ -253,7 +253,7 @@ def _recover(opening: Opening, wal: Path) -> Arena:
 
 
 def _import(opening: Opening, path: Path) -> Arena:
-    if segment.exists(opening.paths.arena):
+    if shm.exists(opening.paths.arena):
         _refuse_used(opening.paths)
     if opening.wal is not None and segments(opening.wal):
         raise WalMismatch(str(opening.wal), "wal", "empty", "one that was begun")
@@ -321,8 +321,8 @@ def _place_redone(arena: Arena, opening: Opening) -> Arena:
         return _resize(arena, opening)
     paths = opening.paths
     _save_snapshot(arena, opening)
-    segment.replace(f"{paths.private}{REDONE}", f"{paths.private}{NEW}")
-    segment.replace(f"{paths.arena}{REDONE}", f"{paths.arena}{NEXT}")
+    shm.replace(f"{paths.private}{REDONE}", f"{paths.private}{NEW}")
+    shm.replace(f"{paths.arena}{REDONE}", f"{paths.arena}{NEXT}")
     _take_place(paths)
     return arena
 
@@ -384,7 +384,7 @@ def _in_place(opening: Opening, fields: Mapping[str, Any]) -> Iterator[Arena]:
     try:
         yield new
         _save_snapshot(new, opening)
-        segment.replace(f"{paths.arena}{NEW}", f"{paths.arena}{NEXT}")
+        shm.replace(f"{paths.arena}{NEW}", f"{paths.arena}{NEXT}")
     except BaseException:
         _remove(paths, NEW)
         raise
@@ -392,32 +392,32 @@ def _in_place(opening: Opening, fields: Mapping[str, Any]) -> Iterator[Arena]:
 
 
 def create_arena(paths: Paths, fields: Mapping[str, Any], suffix: str = "") -> Arena:
-    """Fresh segments, under names of their own with a suffix. Raises ArenaTooLarge."""
+    """Fresh arena files, under names of their own with a suffix. Raises ArenaTooLarge."""
     names = f"{paths.arena}{suffix}", f"{paths.private}{suffix}"
     for name in (*names, f"{paths.arena}{NEXT}"):
-        segment.refuse_foreign(name)
+        shm.refuse_foreign(name)
     return Arena.create(*names, fields)
 
 
 def _remove(paths: Paths, suffix: str) -> None:
     for name in (f"{paths.arena}{suffix}", f"{paths.private}{suffix}"):
-        if segment.ours(name):
-            segment.unlink(name)
+        if shm.ours(name):
+            shm.unlink(name)
 
 
 def _take_place(paths: Paths) -> None:
     """Completes a birth that got as far as the name NAME.next, from wherever it stopped."""
-    if not segment.ours(f"{paths.arena}{NEXT}"):
+    if not shm.ours(f"{paths.arena}{NEXT}"):
         return
-    if segment.ours(paths.arena):
+    if shm.ours(paths.arena):
         retire(paths.arena)
-    if segment.ours(f"{paths.private}.new"):
-        segment.replace(f"{paths.private}.new", paths.private)
-    segment.replace(f"{paths.arena}{NEXT}", paths.arena)
+    if shm.ours(f"{paths.private}.new"):
+        shm.replace(f"{paths.private}.new", paths.private)
+    shm.replace(f"{paths.arena}{NEXT}", paths.arena)
 
 
 def _refuse_other_clock(arena: Arena | Previous, config: Config) -> None:
-    header, name = arena.header, arena.segment.name
+    header, name = arena.header, arena.file.name
     kind = ClockKind.VIRTUAL if config.clock == "virtual" else ClockKind.BOOT
     if header.clock_kind != kind:
         raise ArenaMismatch(name, "clock", kind.name, ClockKind(header.clock_kind).name)
@@ -432,7 +432,7 @@ def _refuse_other_shard(arena: Arena, config: Config) -> None:
     wanted, found = (fields["shard"], fields["shards"]), (header.shard, header.shards)
     if found != wanted:
         wanted_text, found_text = ("{} of {}".format(*shard) for shard in (wanted, found))
-        raise ArenaMismatch(arena.segment.name, "shard", wanted_text, found_text)
+        raise ArenaMismatch(arena.file.name, "shard", wanted_text, found_text)
 
 
 def _current(arena: Arena | Previous) -> dict[str, int]:

@@ -259,7 +259,7 @@ class Wal(Memory):
         self._told = False
         self._replies = Replies(arena)
         # at the end: nobody stops its thread if we fail
-        self._group_commit = GroupCommit(arena, directory, config.segment_bytes, end)
+        self._group_commit = GroupCommit(arena, directory, config.wal_segment_bytes, end)
 
     @property
     def fds(self) -> list[int]:

@@ -53,7 +53,7 @@ def chunks(wanted: Iterable[Reach]) -> Iterator[list[Reach]]:
 def make_silver(
     spark: SparkSession, lake: Lake, since_us: int = NEVER, ledgers: Path | None = None
 ) -> int:
-    """Lives of all segments that are new, or have records of `since_us`, UTC, or later.
+    """Lives of all WAL segments that are new, or have records of `since_us`, UTC, or later.
 
     `ledgers`: a folder in which subscribers noted what they received. Returns how many segments.
     Raises LakeBroken, LakeInUse.

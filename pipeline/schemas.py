@@ -172,8 +172,8 @@ that came as the row of a load, else null."""
 _ORIGIN = (
     Column("daemon", "word", False, about="uuid of the arena, in hex"),
     Column("node", "word", False, about="host of the daemon"),
-    Column("epoch", "long", False, about="start of the daemon that began the segment"),
-    Column("segment", "long", False, about="first LSN of the segment that has the end"),
+    Column("epoch", "long", False, about="start of the daemon that began the WAL segment"),
+    Column("segment", "long", False, about="first LSN of the WAL segment that has the end"),
 )
 _CLOCK = Column("clock", "word", False, about="`live`, `virtual` or `load`: never to be mixed")
 _SUBJECT = (

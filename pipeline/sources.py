@@ -21,7 +21,7 @@ from purgatoryd.shm_layout.marks import LSN_END
 from purgatoryd.shm_layout.shards import generations_behind
 from purgatoryd.shm_layout.wal import SEGMENT, SNAPSHOT, File, Walk, segments, snapshots
 
-HEAD: int = lib.PG_SEGMENT_HEAD
+HEAD: int = lib.PG_WAL_SEGMENT_HEAD
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,10 +48,10 @@ struct pg_arena;                  /* a process's handle; pg_handle_bytes() of me
 /* ---- life of an arena (arena.c, migrate.c) --------------------------------------- */
 
 uint64_t pg_handle_bytes(void);
-/* Bytes of either segment; 0 = a value is out of its bounds. */
+/* Bytes of either arena file; 0 = a value is out of its bounds. */
 uint64_t pg_arena_bytes(const struct pg_config *config);
 uint64_t pg_private_bytes(const struct pg_config *config);
-/* Both segments must be zeroed memory of at least those sizes. */
+/* Both arena files must be zeroed memory of at least those sizes. */
 int pg_create(struct pg_arena *a, void *arena, void *secret, const struct pg_config *config);
 /* secret = NULL: a reader. Refuses what does not fit, with both values in `why`. */
 int pg_attach(struct pg_arena *a, void *arena, uint64_t arena_bytes, void *secret,
@@ -86,7 +86,7 @@ struct pg_route {                 /* of a namespace: which shards take it */
     uint32_t anew;                /* 1: it comes from several arenas or goes to several, so its
                                      topics begin anew, and what was sent already stays behind */
 };
-struct pg_source {                /* an arena, attached with its private segment and rebuilt */
+struct pg_source {                /* an arena, attached with its private arena file and rebuilt */
     const struct pg_arena *arena;
     const struct pg_route *routes;            /* by row of its namespaces */
     uint32_t *namespaces, *topics, *levels, *sessions, *loads;  /* scratch, by its rows */
@@ -320,7 +320,7 @@ struct pg_snapshot {              /* zeros at the start, but for `quiet` */
 uint64_t pg_snapshot(const struct pg_arena *a, struct pg_snapshot *s, void *out,
                      uint64_t out_bytes);
 
-/* ---- the WAL's files (segment.c, crc32c.c) -------------------------------------------- */
+/* ---- the WAL's files (wal_segment.c, crc32c.c) -------------------------------------------- */
 
 /* CRC-32C of what came before, whose own is `crc` (nothing: 0), and of these bytes. */
 uint32_t pg_crc32c(uint32_t crc, const void *bytes, uint64_t count);
@@ -337,7 +337,7 @@ enum pg_walk_state {
 
 /* Reads segments in order, each whole in memory and aligned to 8 bytes; zeros at the start. */
 struct pg_walk {
-    struct pg_segment header;     /* of the segment that is being read */
+    struct pg_wal_segment header;     /* of the segment that is being read */
     const uint8_t *bytes;
     uint64_t size;
     uint64_t at;                  /* byte behind the last whole group */
@@ -359,13 +359,13 @@ struct pg_walk {
 int pg_walk_segment(struct pg_walk *w, const void *bytes, uint64_t size, struct pg_fault *why);
 /* The next frame of a whole group, GROUP and SEAL left out. NULL: w->state says why. */
 const struct pg_frame_head *pg_walk_next(struct pg_walk *w);
-/* Makes the first PG_SEGMENT_HEAD bytes of a file; major, minor and crc are filled in. */
-void pg_segment_begin(void *block, const struct pg_segment *fields);
+/* Makes the first PG_WAL_SEGMENT_HEAD bytes of a file; major, minor and crc are filled in. */
+void pg_wal_segment_begin(void *block, const struct pg_wal_segment *fields);
 /* Seals the frames that stand behind PG_GROUP_HEAD bytes of room for the GROUP frame; together
  * `bytes`. Of the fields, `bytes` is filled in. */
 void pg_group_seal(void *group, uint64_t bytes, uint32_t salt, const struct pg_wal_group *fields);
 /* The SEAL frame, behind the last group of a file; its number, and the LSN of its last frame. */
-void pg_segment_end(struct pg_frame_head *seal, uint32_t salt, uint64_t group, uint64_t lsn);
+void pg_wal_segment_end(struct pg_frame_head *seal, uint32_t salt, uint64_t group, uint64_t lsn);
 
 /* What a frame of a known type tells of its timer's beginning, and of the timer's that it replaces
  * (else NULL). NULL: it has none, as in exports of arenas without a WAL. The frame is one that a
@@ -487,11 +487,11 @@ struct pg_group_commit;
 uint64_t pg_group_commit_bytes(void);
 /* Goes on where `end`, a walk that has read the newest segment of `directory` to its end, has
  * ended (NONE: a new WAL, behind its lsn and group); all that was appended is on disk when it
- * returns. segment_bytes: of new segments, a multiple of PG_SEGMENT_HEAD, PG_SEGMENT_MIN at
- * least. storage NULL: the system's. After a refusal nothing is open; a call that failed is
- * named in `why`, `where` is the LSN and `found` its errno. */
+ * returns. wal_segment_bytes: of new segments, a multiple of PG_WAL_SEGMENT_HEAD,
+ * PG_WAL_SEGMENT_MIN at least. storage NULL: the system's. After a refusal nothing is open; a call
+ * that failed is named in `why`, `where` is the LSN and `found` its errno. */
 int pg_group_commit_open(struct pg_group_commit *c, struct pg_arena *a, const char *directory,
-                      uint64_t segment_bytes, const struct pg_walk *end,
+                      uint64_t wal_segment_bytes, const struct pg_walk *end,
                       const struct pg_storage *storage, struct pg_fault *why);
 /* Commits one group of what was appended; 0 = nothing was. The thread does nothing else. */
 int pg_group_commit_turn(struct pg_group_commit *c);

@@ -398,7 +398,7 @@ static bool regions_inside(const struct pg_header *h, struct pg_fault *why)
         const struct pg_region *r = &h->regions[i];
         if (r->offset > h->length || r->length > h->length - r->offset ||
             r->offset % PG_GRANULE != 0 || (uint64_t)r->stride * r->count != r->length)
-            return fault_set(why, "header", "a region outside the segment", i, h->length,
+            return fault_set(why, "header", "a region outside the arena file", i, h->length,
                              r->offset);
     }
     return same(why, "bytes of the purgatory's heads", sizeof(struct pg_purgatory),
@@ -409,13 +409,13 @@ static bool header_known(const struct pg_header *h, uint64_t bytes, uint64_t lay
                          struct pg_fault *why)
 {
     if (bytes < sizeof *h)
-        return same(why, "segment too small for a header", sizeof *h, bytes);
+        return same(why, "arena file too small for a header", sizeof *h, bytes);
     return same(why, "magic: not an arena of purgatoryd", PG_MAGIC, h->magic) &&
            same(why, "version mark: the arena was never completed", PG_MAGIC,
                 LOAD_ACQUIRE(&h->version)) &&
            same(why, "ABI major", PG_ABI_MAJOR, h->abi_major) &&
            same(why, "layout id", layout_id, h->layout_id) &&
-           same(why, "length of the segment", h->length, bytes);
+           same(why, "length of the arena file", h->length, bytes);
 }
 
 static bool header_fits(const struct pg_header *h, uint64_t bytes, uint64_t layout_id,
@@ -429,33 +429,33 @@ static bool uuid_fits(const uint8_t ours[16], const uint8_t theirs[16], struct p
     uint64_t a[2], b[2];
     memcpy(a, ours, sizeof a);
     memcpy(b, theirs, sizeof b);
-    return same(why, "private segment: uuid of another arena", a[0], b[0]) &&
-           same(why, "private segment: uuid of another arena", a[1], b[1]);
+    return same(why, "private arena file: uuid of another arena", a[0], b[0]) &&
+           same(why, "private arena file: uuid of another arena", a[1], b[1]);
 }
 
 static bool private_fits(const struct pg_private *s, const struct pg_header *h, uint64_t bytes,
                          struct pg_fault *why)
 {
     if (bytes < sizeof *s)
-        return same(why, "private segment too small for its header", sizeof *s, bytes);
-    return same(why, "private segment: magic", PG_PRIVATE_MAGIC, s->magic) &&
-           same(why, "private segment: version mark", PG_PRIVATE_MAGIC, s->version) &&
-           same(why, "private segment: layout id", h->layout_id, s->layout_id) &&
-           same(why, "private segment: length", s->length, bytes) &&
+        return same(why, "private arena file too small for its header", sizeof *s, bytes);
+    return same(why, "private arena file: magic", PG_PRIVATE_MAGIC, s->magic) &&
+           same(why, "private arena file: version mark", PG_PRIVATE_MAGIC, s->version) &&
+           same(why, "private arena file: layout id", h->layout_id, s->layout_id) &&
+           same(why, "private arena file: length", s->length, bytes) &&
            uuid_fits(h->uuid, s->uuid, why) &&
-           same(why, "private segment: window", PG_WINDOW, s->window) &&
-           same(why, "private segment: rows", private_rows_offset(), s->rows_offset) &&
-           same(why, "private segment: replies",
+           same(why, "private arena file: window", PG_WINDOW, s->window) &&
+           same(why, "private arena file: rows", private_rows_offset(), s->rows_offset) &&
+           same(why, "private arena file: replies",
                 private_replies_offset(s->sessions, s->session_bytes), s->replies_offset) &&
-           same(why, "private segment: length for its sessions",
+           same(why, "private arena file: length for its sessions",
                 private_length(s->sessions, s->session_bytes, s->reply_bytes), s->length);
 }
 
 static bool private_current(const struct pg_private *s, struct pg_fault *why)
 {
-    return same(why, "private segment: bytes of a session", sizeof(struct pg_session),
+    return same(why, "private arena file: bytes of a session", sizeof(struct pg_session),
                 s->session_bytes) &&
-           same(why, "private segment: bytes of a reply", sizeof(struct pg_reply_memory),
+           same(why, "private arena file: bytes of a reply", sizeof(struct pg_reply_memory),
                 s->reply_bytes);
 }
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from purgatoryd.shm_layout import segment, wire
+from purgatoryd.shm_layout import shm, wire
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.errors import (
     ArenaBroken,
@@ -43,7 +43,7 @@ from purgatoryd.shm_layout.layout import (
     size_of,
 )
 from purgatoryd.shm_layout.paths import Paths
-from purgatoryd.shm_layout.segment import Segment
+from purgatoryd.shm_layout.shm import ArenaFile
 from purgatoryd.shm_layout.wire import NamespaceSettings
 
 ARENA_MODE = 0o640
@@ -57,8 +57,8 @@ _PAGE_BYTES = 1 << 20
 _NIL = 0xFFFFFFFF
 
 
-def segment_bytes(config: Mapping[str, Any]) -> tuple[int, int]:
-    """Bytes of the arena and of the private segment that `config` gives."""
+def arena_file_bytes(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Bytes of the arena and of the private arena file that `config` gives."""
     struct = _config(config)
     return lib.pg_arena_bytes(struct), lib.pg_private_bytes(struct)
 
@@ -147,10 +147,10 @@ class Placed:
 
 
 class Handle:
-    """A mapped arena, with the private segment if this is its writer."""
+    """A mapped arena, with the private arena file if this is its writer."""
 
-    def __init__(self, arena: Segment, private: Segment | None) -> None:
-        self.segment = arena
+    def __init__(self, arena: ArenaFile, private: ArenaFile | None) -> None:
+        self.file = arena
         self._private = private
         self._memory = ffi.new("uint8_t[]", lib.pg_handle_bytes())
         self._a = ffi.cast("struct pg_arena *", self._memory)
@@ -165,13 +165,13 @@ class Handle:
         attach = lib.pg_attach if layout_id == LAYOUT_ID else lib.pg_attach_previous
         private_bytes = self._private.bytes if self._private else 0
         if not attach(
-            self._a, self._base, self.segment.bytes, self._secret, private_bytes, layout_id,
+            self._a, self._base, self.file.bytes, self._secret, private_bytes, layout_id,
             self._fault,
         ):  # fmt: skip
             raise self._mismatch(text(self._fault.what))
 
     def _mismatch(self, what: str) -> ArenaMismatch:
-        name = self.segment.name
+        name = self.file.name
         if what not in ("ABI major", "layout id"):
             return ArenaMismatch(name, what, self._fault.expected, self._fault.found)
         header = ffi.cast("struct pg_header *", self._base)
@@ -310,7 +310,7 @@ class Handle:
     def close(self) -> None:
         """Unmaps; the handle must not be used afterwards."""
         ffi.release(self._base)
-        self.segment.close()
+        self.file.close()
         if self._private:
             ffi.release(self._secret)
             self._private.close()
@@ -334,16 +334,16 @@ class Outgoing:
 
 
 class _Owned(Handle):
-    """A handle with the private segment: the daemon's."""
+    """A handle with the private arena file: the daemon's."""
 
     @property
     def mappings(self) -> list[mmap.mmap]:
-        """The memory of both segments."""
-        return [one.memory for one in (self.segment, self._private) if one is not None]
+        """The memory of both arena files."""
+        return [one.memory for one in (self.file, self._private) if one is not None]
 
     @property
     def session_rows(self) -> int:
-        """Sessions that the private segment has room for."""
+        """Sessions that the private arena file has room for."""
         return int(ffi.cast("struct pg_private *", self._secret).sessions)
 
 
@@ -352,22 +352,22 @@ class Previous(_Owned):
 
     @classmethod
     def attach(cls, name: str, private_name: str) -> Previous | None:
-        """None if segment `name` has no layout that this version converts.
+        """None if arena file `name` has no layout that this version converts.
 
         Raises ArenaMissing, and ArenaMismatch if what is there does not hold together.
         """
-        arena = Segment.open(name, read_only=False)
+        arena = ArenaFile.open(name, read_only=False)
         layout_id = _layout_of(arena)
         if not converts(layout_id):
             arena.close()
             return None
-        self = cls(arena, Segment.open(private_name, read_only=False))
+        self = cls(arena, ArenaFile.open(private_name, read_only=False))
         self._attach(layout_id)
         return self
 
 
-def _layout_of(arena: Segment) -> int:
-    """The layout id in a segment's header; 0 if there is none."""
+def _layout_of(arena: ArenaFile) -> int:
+    """The layout id in an arena file's header; 0 if there is none."""
     if arena.bytes < size_of("pg_header"):
         return 0
     with ffi.from_buffer(arena.memory) as base:
@@ -379,7 +379,7 @@ class Arena(_Owned):
 
     PARTS = 1024
 
-    def __init__(self, arena: Segment, private: Segment) -> None:
+    def __init__(self, arena: ArenaFile, private: ArenaFile) -> None:
         super().__init__(arena, private)
         self._more = ffi.new("int *")
         self._upto = ffi.new("uint64_t *")
@@ -397,7 +397,7 @@ class Arena(_Owned):
 
     @classmethod
     def create(cls, name: str, private_name: str, config: Mapping[str, Any]) -> Arena:
-        """New segments for `config` (fields of struct pg_config, layout_id is filled in).
+        """New arena files for `config` (fields of struct pg_config, layout_id is filled in).
 
         Raises ArenaTooLarge with needed and available bytes, ValueError for a config that
         the core does not accept.
@@ -406,12 +406,12 @@ class Arena(_Owned):
         size, private_size = lib.pg_arena_bytes(struct), lib.pg_private_bytes(struct)
         if size == 0:
             raise ValueError(f"not a valid arena configuration: {dict(config)}")
-        arena = Segment.create(name, size, ARENA_MODE)
+        arena = ArenaFile.create(name, size, ARENA_MODE)
         try:
-            private = Segment.create(private_name, private_size, PRIVATE_MODE)
+            private = ArenaFile.create(private_name, private_size, PRIVATE_MODE)
         except BaseException as error:
             arena.close()
-            segment.unlink(name)
+            shm.unlink(name)
             if isinstance(error, ArenaTooLarge):
                 total, free = size + private_size, size + error.available
                 raise ArenaTooLarge(error.where, total, free) from error
@@ -422,10 +422,10 @@ class Arena(_Owned):
 
     @classmethod
     def attach(cls, name: str, private_name: str) -> Arena:
-        """Maps existing segments; `rebuild` must follow. Raises ArenaMissing, ArenaMismatch."""
-        arena = Segment.open(name, read_only=False)
+        """Maps existing arena files; `rebuild` must follow. Raises ArenaMissing, ArenaMismatch."""
+        arena = ArenaFile.open(name, read_only=False)
         Handle(arena, None)._attach()  # says what is wrong with a foreign one
-        self = cls(arena, Segment.open(private_name, read_only=False))
+        self = cls(arena, ArenaFile.open(private_name, read_only=False))
         self._attach()
         return self
 
@@ -673,7 +673,7 @@ class Arena(_Owned):
 class Reader(Handle):
     """A read-only view of an arena, valid while the daemon writes, hangs or is gone."""
 
-    def __init__(self, arena: Segment) -> None:
+    def __init__(self, arena: ArenaFile) -> None:
         super().__init__(arena, None)
         self._attach()
         self._cursor = ffi.new("uint32_t *")
@@ -685,7 +685,7 @@ class Reader(Handle):
         Raises ArenaMissing, ArenaMismatch (another build or something foreign) and
         ArenaNotReady while it is being rebuilt or was retired.
         """
-        self = cls(Segment.open(paths.arena, read_only=True))
+        self = cls(ArenaFile.open(paths.arena, read_only=True))
         if self.state != ArenaState.READY:
             raise ArenaNotReady(paths.arena, self.state.name.lower())
         return self
@@ -697,7 +697,7 @@ class Reader(Handle):
 
     @property
     def retired(self) -> bool:
-        """True when another segment has taken this one's place: attach again."""
+        """True when another arena file has taken this one's place: attach again."""
         return self.state == ArenaState.RETIRED
 
     @property
@@ -819,9 +819,9 @@ class Glance:
     """
 
     def __init__(self, name: str) -> None:
-        self.segment = Segment.open(name, read_only=True)
-        self._base = ffi.from_buffer(self.segment.memory)
-        if self.segment.bytes < size_of("pg_header") or self._header.magic != lib.PG_MAGIC:
+        self.file = ArenaFile.open(name, read_only=True)
+        self._base = ffi.from_buffer(self.file.memory)
+        if self.file.bytes < size_of("pg_header") or self._header.magic != lib.PG_MAGIC:
             raise ArenaMismatch(name, "magic", lib.PG_MAGIC, 0)
         if self._header.abi_major != ABI[0]:
             raise OtherAbi(name, "ABI major", ABI[0], self._header.abi_major)
@@ -854,19 +854,19 @@ class Glance:
     def armed(self) -> int:
         """Timers and operations armed."""
         region = self._header.regions[lib.PG_R_METRICS]
-        if region.offset + size_of("pg_metrics") > self.segment.bytes:
-            raise ArenaMismatch(self.segment.name, "offset of the counters", 0, region.offset)
+        if region.offset + size_of("pg_metrics") > self.file.bytes:
+            raise ArenaMismatch(self.file.name, "offset of the counters", 0, region.offset)
         return int(ffi.cast("struct pg_metrics *", self._base + region.offset).live)
 
     def close(self) -> None:
         """Unmaps."""
         ffi.release(self._base)
-        self.segment.close()
+        self.file.close()
 
 
 def retire(name: str) -> None:
-    """Tells those who read segment `name` that another one takes its place: attach again."""
-    arena = Segment.open(name, read_only=False)
+    """Tells those who read arena file `name` that another one takes its place: attach again."""
+    arena = ArenaFile.open(name, read_only=False)
     if arena.bytes >= size_of("pg_header"):
         with ffi.from_buffer(arena.memory, require_writable=True) as base:
             ffi.cast("struct pg_header *", base).state = ArenaState.RETIRED

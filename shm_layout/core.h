@@ -22,7 +22,7 @@
  *   gather.c      truth of several arenas into one of them   census.c   what a namespace has
  *   wal_buffer.c       the WAL's ring                         frames.c   what a frame says
  *   snapshot.c    truth -> frames                            redo.c     frames -> truth
- *   segment.c     frames in files                            crc32c.c   their checksum
+ *   wal_segment.c     frames in files                            crc32c.c   their checksum
  *   group_commit.c   ring -> files: the one part with a thread
  *   memory.c      which node memory is on: system calls alone
  *   metrics.c     how long things take

@@ -38,7 +38,7 @@ PurgatorydError
 +-- SnapshotRequired                 a subscriber was overtaken by the outbox
 +-- Closed                           the client or subscriber was closed
 +-- ForkedProcess                    a client or subscriber was used after fork
-+-- ArenaError                       the shared memory segment
++-- ArenaError                       the arena file
 |   +-- ArenaMissing
 |   +-- ArenaMismatch                a header field differs: both values
 |   |   +-- OtherAbi                 of another version of purgatoryd
@@ -642,10 +642,10 @@ class ArenaError(PurgatorydError):
 class ArenaMissing(ArenaError):
     """A command reads the arena of a daemon, and there is none of that name."""
 
-    segment: str
+    arena_file: str
 
     def __str__(self) -> str:
-        return f"there is no shared memory segment {self.segment}"
+        return f"there is no arena file {self.arena_file}"
 
 
 @keeps_figures
@@ -655,13 +655,13 @@ class ArenaMismatch(ArenaError):
     `field` of the header differs: `expected` and `found` are both values.
     """
 
-    segment: str
+    arena_file: str
     field: str
     expected: object
     found: object
 
     def __str__(self) -> str:
-        return f"{self.segment}: {self.field} is {self.found}, expected {self.expected}"
+        return f"{self.arena_file}: {self.field} is {self.found}, expected {self.expected}"
 
 
 class OtherAbi(ArenaMismatch):
@@ -678,11 +678,11 @@ class ArenaNotReady(ArenaError):
     `state` is blank, rebuilding, retired, or not there yet and why.
     """
 
-    segment: str
+    arena_file: str
     state: str
 
     def __str__(self) -> str:
-        return f"{self.segment} is {self.state}"
+        return f"{self.arena_file} is {self.state}"
 
 
 @keeps_figures
@@ -742,17 +742,17 @@ class ArenaTooSmall(ArenaError):
 class ArenaInUse(ArenaError):
     """`run --import` starts a daemon whose arena is not empty.
 
-    `segment` holds `timers` armed timers, `operations`, and `notices` that were not sent.
+    `arena_file` holds `timers` armed timers, `operations`, and `notices` that were not sent.
     """
 
-    segment: str
+    arena_file: str
     timers: int
     operations: int
     notices: int
 
     def __str__(self) -> str:
         return (
-            f"{self.segment} holds {self.timers} timers, {self.operations} operations and "
+            f"{self.arena_file} holds {self.timers} timers, {self.operations} operations and "
             f"{self.notices} notices not sent yet; an import needs an empty arena"
         )
 
@@ -1086,11 +1086,11 @@ class WalUnwritable(WalError):
 class WalNeeded(WalError):
     """A daemon is started without the WAL that its arena or a namespace needs.
 
-    The arena `segment` has a WAL; without it, its records would go nowhere. Or it is
+    The arena `arena_file` has a WAL; without it, its records would go nowhere. Or it is
     imported, and its `namespace` is durable, which nothing is without a WAL.
     """
 
-    segment: str
+    arena_file: str
     namespace: str | None = None
 
     def __str__(self) -> str:
@@ -1100,6 +1100,6 @@ class WalNeeded(WalError):
                 "without, set its durability to memory before the export"
             )
         return (
-            f"{self.segment} has a WAL: start it with --wal-dir; to go on without, "
+            f"{self.arena_file} has a WAL: start it with --wal-dir; to go on without, "
             "stop it with --export FILE, and import that into another name"
         )

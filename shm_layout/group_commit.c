@@ -34,7 +34,7 @@ struct pg_group_commit {
     uint64_t end;                    /* byte at which the open segment ends */
     uint32_t salt;                   /* of the open segment */
     int directory, file;             /* descriptors; -1 = none. The file: the open segment */
-    uint64_t segment_bytes;          /* of the segments to come */
+    uint64_t wal_segment_bytes;          /* of the segments to come */
     enum pg_storage_call call;       /* the last one that failed, and its errno */
     int error;
     int wake, moved;                 /* eventfds: for the thread; for who waits for commits */
@@ -204,12 +204,12 @@ static int64_t clocks(const struct pg_group_commit *c, int64_t *wall_ns)
     return boot_ns;
 }
 
-static struct pg_segment header_of(const struct pg_group_commit *c)
+static struct pg_wal_segment header_of(const struct pg_group_commit *c)
 {
     const struct pg_header *h = c->arena->header;
-    struct pg_segment s = {
-        .magic = PG_SEGMENT_MAGIC, .epoch = h->epoch, .first_lsn = c->lsn + 1,
-        .first_group = c->group + 1, .bytes = c->segment_bytes, .clock_kind = h->clock_kind};
+    struct pg_wal_segment s = {
+        .magic = PG_WAL_SEGMENT_MAGIC, .epoch = h->epoch, .first_lsn = c->lsn + 1,
+        .first_group = c->group + 1, .bytes = c->wal_segment_bytes, .clock_kind = h->clock_kind};
 
     s.boot_ns = clocks(c, &s.wall_ns);
     memcpy(s.uuid, h->uuid, sizeof s.uuid);
@@ -225,7 +225,7 @@ static bool new_file(struct pg_group_commit *c)
 
     if (!open_file(c, &c->file, c->directory, NEW, O_RDWR | O_CREAT | O_TRUNC))
         return false;
-    UNINTERRUPTED(result, c->storage.fallocate(c->storage.context, c->file, c->segment_bytes));
+    UNINTERRUPTED(result, c->storage.fallocate(c->storage.context, c->file, c->wal_segment_bytes));
     return result == 0 || failed(c, PG_CALL_FALLOCATE, errno);
 }
 
@@ -242,15 +242,15 @@ static bool new_file_joins(struct pg_group_commit *c, uint64_t first_lsn)
 /* A file is part of the WAL once its header is on disk, and then its name. */
 static bool segment_begin(struct pg_group_commit *c)
 {
-    struct pg_segment fields = header_of(c);
+    struct pg_wal_segment fields = header_of(c);
 
     if (!new_file(c))
         return false;
     c->salt = fields.salt;
-    c->at = c->zeros = PG_SEGMENT_HEAD;
-    c->end = c->segment_bytes;
-    pg_segment_begin(c->buffer, &fields);
-    if (!write_all(c, c->file, c->buffer, PG_SEGMENT_HEAD, 0) || !zeros_keep_ahead(c) ||
+    c->at = c->zeros = PG_WAL_SEGMENT_HEAD;
+    c->end = c->wal_segment_bytes;
+    pg_wal_segment_begin(c->buffer, &fields);
+    if (!write_all(c, c->file, c->buffer, PG_WAL_SEGMENT_HEAD, 0) || !zeros_keep_ahead(c) ||
         !new_file_joins(c, fields.first_lsn))
         return false;
     c->wal_buffer->segment = fields.first_lsn;
@@ -262,7 +262,7 @@ static bool segment_end(struct pg_group_commit *c)
 {
     struct pg_frame_head seal;
 
-    pg_segment_end(&seal, c->salt, c->group, c->lsn);
+    pg_wal_segment_end(&seal, c->salt, c->group, c->lsn);
     if (!write_all(c, c->file, &seal, sizeof seal, c->at) || !sync_file(c, c->file))
         return false;
     close_file(c, &c->file);
@@ -396,9 +396,9 @@ static bool fits(const struct pg_group_commit *c, const struct pg_walk *end, str
 {
     const struct pg_wal_buffer *s = c->wal_buffer;
 
-    if (c->segment_bytes < PG_SEGMENT_MIN || c->segment_bytes % PG_SEGMENT_HEAD != 0)
-        return fault_set(why, "wal", "bytes of a segment", 0, PG_SEGMENT_MIN,
-                         c->segment_bytes);
+    if (c->wal_segment_bytes < PG_WAL_SEGMENT_MIN || c->wal_segment_bytes % PG_WAL_SEGMENT_HEAD != 0)
+        return fault_set(why, "wal", "bytes of a WAL segment", 0, PG_WAL_SEGMENT_MIN,
+                         c->wal_segment_bytes);
     if (end->state == PG_WALK_GROUPS || end->state == PG_WALK_DAMAGED)
         return fault_set(why, "wal", "state of the walk", end->at, PG_WALK_END, end->state);
     if (end->state != PG_WALK_NONE &&
@@ -417,7 +417,7 @@ static bool fits(const struct pg_group_commit *c, const struct pg_walk *end, str
  * of it must not follow the next one; what is whole may never have been synced. */
 static bool segment_resume(struct pg_group_commit *c, const struct pg_walk *end)
 {
-    const struct pg_segment *h = &end->header;
+    const struct pg_wal_segment *h = &end->header;
     uint64_t torn_end = end->at + PG_GROUP_MAX < h->bytes ? end->at + PG_GROUP_MAX : h->bytes;
     char name[NAME_BYTES];
 
@@ -442,7 +442,7 @@ static bool segment_leave(struct pg_group_commit *c, const struct pg_walk *end)
     if (end->state != PG_WALK_SEALED) {
         if (memcmp(end->header.boot_id, boot_id, sizeof end->header.boot_id) == 0)
             return true;
-        if (c->at > PG_SEGMENT_HEAD)
+        if (c->at > PG_WAL_SEGMENT_HEAD)
             return segment_end(c);
     }
     close_file(c, &c->file);
@@ -473,7 +473,7 @@ static bool resume(struct pg_group_commit *c, const struct pg_walk *end, const c
 }
 
 int pg_group_commit_open(struct pg_group_commit *c, struct pg_arena *a, const char *directory,
-                      uint64_t segment_bytes, const struct pg_walk *end,
+                      uint64_t wal_segment_bytes, const struct pg_walk *end,
                       const struct pg_storage *storage, struct pg_fault *why)
 {
     memset(c, 0, sizeof *c);
@@ -482,7 +482,7 @@ int pg_group_commit_open(struct pg_group_commit *c, struct pg_arena *a, const ch
     c->storage = storage ? *storage : system_storage;
     c->arena = a;
     c->wal_buffer = a->wal_buffer;
-    c->segment_bytes = segment_bytes;
+    c->wal_segment_bytes = wal_segment_bytes;
     if (!c->wal_buffer)
         return fault_set(why, "wal", "bytes of the WAL buffer", 0, PG_WAL_BUFFER_MIN, 0);
     if (!fits(c, end, why))

@@ -18,10 +18,10 @@
  *
  * Byte order is the host's (little endian is required and checked through the magic).
  * Times are int64 nanoseconds.  *_boot_ns is CLOCK_BOOTTIME, or virtual time under the
- * virtual clock; *_wall_ns is CLOCK_REALTIME.  Offsets are bytes from the segment start.
+ * virtual clock; *_wall_ns is CLOCK_REALTIME.  Offsets are bytes from the start of the arena file.
  *
- * Two segments.  The ARENA is written by the daemon alone (its group-commit thread writes its
- * fields of the WAL buffer) and mapped read-only by clients.  The PRIVATE segment (sessions,
+ * Two arena files.  The ARENA is written by the daemon alone (its group-commit thread writes its
+ * fields of the WAL buffer) and mapped read-only by clients.  The PRIVATE arena file (sessions,
  * replies, the hash secret) is the daemon's. "Truth" survives a crash; "derived" is rebuilt from
  * truth at every attach.
  */
@@ -133,10 +133,10 @@ struct pg_header {
     uint32_t abi_major;
     uint32_t abi_minor;
     uint64_t layout_id;
-    uint64_t length;              /* bytes of the segment */
+    uint64_t length;              /* bytes of the arena file */
     uint32_t page_size;
     uint32_t clock_kind;          /* enum pg_clock_kind */
-    uint8_t  uuid[16];            /* this arena; the private segment and the WAL repeat it */
+    uint8_t  uuid[16];            /* this arena; the private arena file and the WAL repeat it */
     uint8_t  boot_id[16];         /* of the boot whose CLOCK_BOOTTIME the deadlines use */
     uint64_t stream_id;           /* changes only when continuity of notices is lost */
     uint64_t epoch;               /* +1 at every daemon start */
@@ -615,18 +615,18 @@ struct pg_entry {
 
 /* What happened, as absolute results, in frames. They are written to the WAL buffer, a ring in the
  * arena, before the effect that each describes; the group-commit thread copies them from there to
- * segment files. Snapshot and export files hold frames of the same form. */
+ * WAL segments. Snapshot and export files hold frames of the same form. */
 
 #define PG_WAL_BUFFER_HEAD 4096               /* bytes before the ring in PG_R_WAL_BUFFER */
 #define PG_WAL_BUFFER_MIN 4194304             /* bytes of the ring, a power of two */
 #define PG_WAL_BUFFER_MAX 1073741824
 #define PG_WAL_FRAME_MAX 131072            /* bytes; no frame is longer */
-#define PG_SEGMENT_MAGIC 0x314c4e524a475050u  /* "PPGJRNL1" read as little endian */
+#define PG_WAL_SEGMENT_MAGIC 0x314c4e524a475050u  /* "PPGJRNL1" read as little endian */
 #define PG_SNAPSHOT_MAGIC 0x3150414e53475050u /* "PPGSNAP1" */
 #define PG_WAL_MAJOR 1
 #define PG_WAL_MINOR 0
-#define PG_SEGMENT_HEAD 4096             /* bytes before the first frame of a file */
-#define PG_SEGMENT_MIN 262144            /* bytes of a segment file */
+#define PG_WAL_SEGMENT_HEAD 4096             /* bytes before the first frame of a file */
+#define PG_WAL_SEGMENT_MIN 262144            /* bytes of a WAL segment */
 #define PG_GROUP_HEAD 80                 /* bytes of a GROUP frame */
 #define PG_GROUP_MAX 1048576             /* bytes of a group, its GROUP frame included */
 
@@ -1047,9 +1047,9 @@ struct pg_wal_bucket {
     uint32_t pad;
 };
 
-/* The first bytes of every segment and snapshot file; zeros up to PG_SEGMENT_HEAD. */
-struct pg_segment {
-    uint64_t magic;               /* PG_SEGMENT_MAGIC or PG_SNAPSHOT_MAGIC */
+/* The first bytes of every segment and snapshot file; zeros up to PG_WAL_SEGMENT_HEAD. */
+struct pg_wal_segment {
+    uint64_t magic;               /* PG_WAL_SEGMENT_MAGIC or PG_SNAPSHOT_MAGIC */
     uint32_t major;
     uint32_t minor;
     uint8_t  uuid[16];            /* of the arena */
@@ -1066,7 +1066,7 @@ struct pg_segment {
     uint32_t crc;                 /* CRC32C of all before */
 };
 
-/* ---- the private segment -------------------------------------------------------- */
+/* ---- the private arena file -------------------------------------------------------- */
 
 struct pg_private {
     uint64_t magic;

@@ -7,7 +7,7 @@ from contextlib import suppress
 from glob import glob
 from typing import NamedTuple
 
-from purgatoryd.shm_layout import segment
+from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.layout import ABI, PlacementPart, kernel_number, size_of
 
@@ -32,10 +32,10 @@ def loops(*ours: str) -> list[Loop]:
     """Of each daemon whose loop has a CPU, as far as we may know, in order. `ours`: arenas of those
     that are left out."""
     found = []
-    for name in glob(f"{segment.PREFIX}*", root_dir=segment.MOUNT):
+    for name in glob(f"{shm.PREFIX}*", root_dir=shm.MOUNT):
         if f"/{name}" not in ours and not name.endswith(".private"):
             with suppress(OSError):
-                found += _loops(f"{segment.MOUNT}/{name}")
+                found += _loops(f"{shm.MOUNT}/{name}")
     return sorted(found)
 
 

@@ -98,5 +98,5 @@ def _count(arena: Handle, region: int) -> int:
 def _words(arena: Handle, region: int) -> memoryview:
     """A region's elements, live, as 32-bit words."""
     where = arena.header.regions[region]
-    span = memoryview(arena.segment.memory)[where.offset :][: where.stride * where.count]
+    span = memoryview(arena.file.memory)[where.offset :][: where.stride * where.count]
     return span.cast("I")

@@ -1,4 +1,4 @@
-"""Names -> paths: where the sockets, the lock and the segments of a named daemon are.
+"""Names -> paths: where the sockets, the lock and the arena files of a named daemon are.
 
 A daemon's directory is `$PURGATORYD_DIR` alone if that is set; otherwise one of
 
@@ -7,9 +7,9 @@ A daemon's directory is `$PURGATORYD_DIR` alone if that is set; otherwise one of
     /tmp/purgatoryd-UID                the same, where there is no XDG_RUNTIME_DIR
 
 in this order. The daemon takes the first that it may write, a client the first that holds
-the command socket. One directory means one lock file and one pair of segments per name:
-the segments of a directory other than /run/purgatoryd carry a hash of its path, so that
-two users, or a test and the host, never meet in one segment.
+the command socket. One directory means one lock file and one pair of arena files per name:
+the arena files of a directory other than /run/purgatoryd carry a hash of its path, so that
+two users, or a test and the host, never meet in one arena file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from purgatoryd.shm_layout import segment
+from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout.errors import BadPath, DaemonUnreachable, InvalidName
 
 NAME_BYTES_MAX = 32
@@ -88,7 +88,7 @@ def paths_in(directory: Path, name: str) -> Paths:
             "set PURGATORYD_DIR to a shorter directory"
         )
         raise BadPath(str(longest), reason)
-    arena = f"/{segment.PREFIX}{name}{arena_end(directory)}"
+    arena = f"/{shm.PREFIX}{name}{arena_end(directory)}"
     return Paths(
         name=name,
         directory=directory,
@@ -102,7 +102,7 @@ def paths_in(directory: Path, name: str) -> Paths:
 
 
 def arena_end(directory: Path) -> str:
-    """What names of segments end with: those of all directories stand side by side."""
+    """What names of arena files end with: those of all directories stand side by side."""
     if directory == HOST_DIRECTORY:
         return ""
     digest = hashlib.sha256(os.fsencode(os.path.realpath(directory))).hexdigest()
@@ -164,7 +164,7 @@ def arena_paths(name: str, environ: Mapping[str, str] = os.environ) -> Paths:
     except DaemonUnreachable:
         for directory in directories(environ):
             paths = paths_in(directory, name)
-            if segment.exists(paths.arena):
+            if shm.exists(paths.arena):
                 return paths
         raise
 

@@ -1,4 +1,4 @@
-"""Who talks to a daemon, and who is slow to: from its private segment, so for its user and root.
+"""Who talks to a daemon, and who is slow to: from its private arena file, so for its user and root.
 
 Nothing of a session leaves this file by which somebody could act for it, nor a key or an answer.
 """
@@ -12,7 +12,7 @@ from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Handle
 from purgatoryd.shm_layout.errors import ArenaMismatch
 from purgatoryd.shm_layout.layout import LAYOUT_ID, size_of
-from purgatoryd.shm_layout.segment import Segment
+from purgatoryd.shm_layout.shm import ArenaFile
 
 _NOTHING_ENDED_NS = -(2**63)
 
@@ -42,18 +42,18 @@ class Sessions:
 
     def __init__(self, name: str, arena: Handle) -> None:
         self._arena = arena
-        self._segment = Segment.open(name, read_only=True)
-        self._base = ffi.from_buffer(self._segment.memory)
+        self._file = ArenaFile.open(name, read_only=True)
+        self._base = ffi.from_buffer(self._file.memory)
         if not self._whole() or bytes(self._head.uuid) != arena.uuid:
             self.close()
             raise ArenaMismatch(name, "identity", arena.uuid.hex(), "another")
 
     def _whole(self) -> bool:
-        """True if it is such a segment: somebody else may have put another one in its place."""
-        if self._segment.bytes < size_of("pg_private") or self._head.layout_id != LAYOUT_ID:
+        """True if it is such an arena file: somebody else may have put another one in its place."""
+        if self._file.bytes < size_of("pg_private") or self._head.layout_id != LAYOUT_ID:
             return False
         rows = int(self._head.sessions) * size_of("pg_session")
-        return int(self._head.rows_offset) + rows <= self._segment.bytes
+        return int(self._head.rows_offset) + rows <= self._file.bytes
 
     @property
     def _head(self) -> Any:
@@ -84,4 +84,4 @@ class Sessions:
     def close(self) -> None:
         """Unmaps."""
         ffi.release(self._base)
-        self._segment.close()
+        self._file.close()

@@ -22,7 +22,7 @@ from purgatoryd.shm_layout.arena import NONE_NS, Reader
 from purgatoryd.shm_layout.errors import PermissionDenied, TableBroken
 from purgatoryd.shm_layout.layout import ClockKind, DaemonState, Degraded
 from purgatoryd.shm_layout.paths import Paths
-from purgatoryd.shm_layout.segment import Segment
+from purgatoryd.shm_layout.shm import ArenaFile
 
 MODE = 0o640
 """The group reads it, as it reads the arenas."""
@@ -123,7 +123,7 @@ class DaemonTold:
         with suppress(OSError):
             return self._file.header
         if self._arena is None:
-            self._arena = Reader(Segment.open(self._name, read_only=True))
+            self._arena = Reader(ArenaFile.open(self._name, read_only=True))
         return self._arena.header
 
     def close(self) -> None:

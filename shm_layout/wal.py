@@ -39,12 +39,12 @@ _CALLS = {
 }  # fmt: skip
 """What the group-commit thread names when a call failed; `found` is its errno then."""
 _HEADER_DAMAGES = {
-    "bytes of a segment", "magic of a segment", "checksum of a segment's header",
+    "bytes of a WAL segment", "magic of a WAL segment", "checksum of a WAL segment's header",
 }  # fmt: skip
 """What a walk names when a header is not what was written."""
 _GROUP_MAX: int = lib.PG_GROUP_MAX
 _GROUP_HEAD: int = lib.PG_GROUP_HEAD
-_HEAD: int = lib.PG_SEGMENT_HEAD
+_HEAD: int = lib.PG_WAL_SEGMENT_HEAD
 FIRST_BYTES = _HEAD + _GROUP_MAX
 """Of a file: its header, and its first group whole."""
 PORTION = 1 << 30
@@ -92,14 +92,14 @@ def _files(directory: Path, suffix: str) -> list[File]:
 
 
 def header_of(path: Path) -> Any:
-    """struct pg_segment of a segment or snapshot, not checked. Raises WalDamaged, BadPath."""
-    head = ffi.new("struct pg_segment *")
+    """struct pg_wal_segment of a segment or snapshot, not checked. Raises WalDamaged, BadPath."""
+    head = ffi.new("struct pg_wal_segment *")
     try:
         with path.open("rb") as file:
             bytes_read = file.readinto(ffi.buffer(head))
     except OSError as error:
         raise BadPath(str(path), f"cannot be read: {error.strerror}") from error
-    if bytes_read < size_of("pg_segment"):
+    if bytes_read < size_of("pg_wal_segment"):
         raise WalDamaged(str(path), "is cut off", bytes_read, _HEAD, 0, 0)
     return head
 
@@ -404,7 +404,7 @@ def write_snapshot(
             break
     lsn = int(snapshot.frames)
     seal = ffi.new("struct pg_frame_head *")
-    lib.pg_segment_end(seal, salt, number, lsn)
+    lib.pg_wal_segment_end(seal, salt, number, lsn)
     file.write(ffi.buffer(seal))
     fields = {
         "magic": lib.PG_SNAPSHOT_MAGIC, "uuid": bytes(header.uuid), "salt": salt,
@@ -412,7 +412,7 @@ def write_snapshot(
         "first_lsn": snapshot.start_lsn, "bytes": file.tell(), "clock_kind": header.clock_kind,
         **clocks,
     }  # fmt: skip
-    lib.pg_segment_begin(base, ffi.new("struct pg_segment *", fields))
+    lib.pg_wal_segment_begin(base, ffi.new("struct pg_wal_segment *", fields))
     file.seek(0)
     file.write(memoryview(out)[:_HEAD])
     return Written(int(snapshot.start_lsn), int(snapshot.end_lsn))
@@ -433,14 +433,14 @@ class GroupCommit:
     WalUnwritable if a system call failed, WalMismatch if disk and arena disagree.
     """
 
-    def __init__(self, arena: Handle, directory: Path, segment_bytes: int, end: Walk) -> None:
+    def __init__(self, arena: Handle, directory: Path, wal_segment_bytes: int, end: Walk) -> None:
         self._arena = arena
         self._memory = ffi.new("uint8_t[]", lib.pg_group_commit_bytes())
         self._c = ffi.cast("struct pg_group_commit *", self._memory)
         fault = ffi.new("struct pg_fault *")
         name = str(directory).encode()
         opened = lib.pg_group_commit_open(
-            self._c, arena.struct, name, segment_bytes, end.struct, ffi.NULL, fault
+            self._c, arena.struct, name, wal_segment_bytes, end.struct, ffi.NULL, fault
         )
         if not opened or not lib.pg_group_commit_start(self._c, fault):
             raise _unopened(directory, fault)

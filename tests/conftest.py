@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 from kept import Flown, fly
-from real_daemon import Daemon, remove_segments
+from real_daemon import Daemon, remove_arena_files
 from small_plans import SMALL_PLANS
 
 from purgatoryd.pipeline.session import ON_ONE_BOX, session
@@ -49,13 +49,13 @@ class StartDaemon(Protocol):
 def daemon_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A private $PURGATORYD_DIR; short, because socket paths are limited to 107 bytes.
 
-    At the end it goes, with the segments of every daemon that ever locked a name in it.
+    At the end it goes, with the arena files of every daemon that ever locked a name in it.
     """
     directory = Path(tempfile.mkdtemp(prefix="purgatoryd-test-"))
     monkeypatch.setenv("PURGATORYD_DIR", str(directory))
     yield directory
     for lock in directory.glob("*.lock"):
-        remove_segments(paths_in(directory, lock.stem))
+        remove_arena_files(paths_in(directory, lock.stem))
     shutil.rmtree(directory)
 
 

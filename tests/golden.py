@@ -116,7 +116,7 @@ def frame_sizes(directory: Path) -> dict[str, str]:
     """The sizes of each type of frame in WAL and snapshots."""
     sizes = defaultdict(set)
     for path in sorted(directory.iterdir()):
-        data, at = path.read_bytes(), lib.PG_SEGMENT_HEAD
+        data, at = path.read_bytes(), lib.PG_WAL_SEGMENT_HEAD
         while at + 24 <= len(data) and (size := int.from_bytes(data[at : at + 4], "little")):
             sizes[int.from_bytes(data[at + 20 : at + 22], "little")].add(size)
             at += size

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from machine import BROWSERS
 from PIL import Image
-from real_daemon import Daemon, remove_segments
+from real_daemon import Daemon, remove_arena_files
 from test_purgatory_daemon import Raw, trigger, watch
 from test_web import Web
 
@@ -91,7 +91,7 @@ def picture_of_web(browser: Browser, seconds: float) -> None:
                 web.end()
         finally:
             daemon.close()
-            remove_segments(daemon.paths)
+            remove_arena_files(daemon.paths)
 
 
 def shoot(browser: Browser, address: str, path: Path, before: str = "") -> None:

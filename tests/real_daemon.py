@@ -127,7 +127,7 @@ class Daemon:
         self.start(*args)
 
     def close(self) -> None:
-        """Ends a daemon that still runs, cleanly; its segments stay."""
+        """Ends a daemon that still runs, cleanly; its arena files stay."""
         try:
             if self.running:
                 self.stop()
@@ -144,12 +144,12 @@ def clean_environment(directory: Path) -> dict[str, str]:
     return inherited | {"PURGATORYD_DIR": str(directory)}
 
 
-def remove_segments(paths: Paths) -> None:
-    """Removes the segments of a daemon that are there, unfinished ones too."""
+def remove_arena_files(paths: Paths) -> None:
+    """Removes the arena files of a daemon that are there, unfinished ones too."""
     births = (f"{paths.arena}.new", f"{paths.arena}.next", f"{paths.private}.new")
-    for segment in (paths.arena, paths.private, *births):
+    for arena_file in (paths.arena, paths.private, *births):
         with contextlib.suppress(posix_ipc.ExistentialError):
-            posix_ipc.unlink_shared_memory(segment)
+            posix_ipc.unlink_shared_memory(arena_file)
 
 
 def eventually(fact: Callable[[], Value], patience_s: float = PATIENCE_S) -> Value:

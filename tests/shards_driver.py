@@ -59,7 +59,7 @@ class Shards:
 
 def as_arena(core: Purgatory) -> Arena:
     """A core in private memory, for what takes an arena."""
-    arena = Arena.__new__(Arena)  # without segments
+    arena = Arena.__new__(Arena)  # without arena files
     arena._a, arena._base, arena._secret = core.a, core._base, core._secret
     return arena
 

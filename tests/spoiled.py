@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from purgatoryd.shm_layout.layout import fields
 from purgatoryd.shm_layout.paths import Paths
-from purgatoryd.shm_layout.segment import MOUNT
+from purgatoryd.shm_layout.shm import MOUNT
 
 
 def spoil(paths: Paths) -> None:

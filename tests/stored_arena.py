@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from purgatoryd.shm_layout import segment
+from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout.arena import boot_id
 from purgatoryd.shm_layout.paths import Paths
 
@@ -23,7 +23,7 @@ def unpacked(path: Path) -> bytearray:
 
 
 class Stored:
-    """The arena in a folder of tests/stored: two segments, and what stands in them."""
+    """The arena in a folder of tests/stored: two arena files, and what stands in them."""
 
     def __init__(self, folder: Path) -> None:
         self.contents: dict[str, Any] = json.loads((folder / "arena.json").read_text())
@@ -39,19 +39,19 @@ class Stored:
         self.arena[at : at + 16] = boot
 
     def lay_out(self, paths: Paths) -> None:
-        """Makes the segments of a daemon that was killed."""
+        """Makes the arena files of a daemon that was killed."""
         for name, data, mode in (
             (paths.arena, self.arena, 0o640),
             (paths.private, self.private, 0o600),
         ):
-            path = segment.MOUNT / name[1:]
+            path = shm.MOUNT / name[1:]
             path.write_bytes(data)
             path.chmod(mode)
 
     def untouched(self, paths: Paths) -> bool:
-        """True if both segments are as they were laid out, and nothing stands beside them."""
-        beside = list(segment.MOUNT.glob(f"{paths.arena[1:]}*"))
-        found = [(segment.MOUNT / name[1:]).read_bytes() for name in (paths.arena, paths.private)]
+        """True if both arena files are as they were laid out, and nothing stands beside them."""
+        beside = list(shm.MOUNT.glob(f"{paths.arena[1:]}*"))
+        found = [(shm.MOUNT / name[1:]).read_bytes() for name in (paths.arena, paths.private)]
         return found == [self.arena, self.private] and len(beside) == 2
 
 

@@ -104,7 +104,7 @@ def test_the_directory_of_the_host_is_for_its_group(
         os.umask(before)
 
 
-def test_who_may_open_the_segments(shared_dir: Path, daemon: StartDaemon) -> None:
+def test_who_may_open_the_arena_files(shared_dir: Path, daemon: StartDaemon) -> None:
     real = daemon()
     files = [SHM / real.paths.arena[1:], SHM / real.paths.private[1:]]
 

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from conftest import StartDaemon
-from real_daemon import PATIENCE_S, Daemon, remove_segments
+from real_daemon import PATIENCE_S, Daemon, remove_arena_files
 
 from purgatoryd.clients import (
     Admin,
@@ -537,7 +537,7 @@ def test_a_new_arena_is_said(client: Client, real: Daemon) -> None:
         client.add_many([(f"k{i}", 0, "t") for i in range(5)])
         take(subscriber, 5)
         real.stop()
-        remove_segments(real.paths)
+        remove_arena_files(real.paths)
         real.start()
         client.add("new", delay=0, topic="t")
         with pytest.raises(SnapshotRequired) as caught:

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import segment_writer as sw
+import wal_segment_writer as sw
 from click.testing import CliRunner, Result
 from cold_driver import spark_of_python
 from conftest import StartDaemon
@@ -241,7 +241,7 @@ def test_wals_of_another_level_are_refused(lake: Path, tmp_path: Path) -> None:
     below = command("pipeline", "ingest", "--lake", str(lake), "--wal-dir", str(wal))
     assert (below.exit_code, "is a WAL" in below.stderr) == (Exit.UNUSABLE, True)
     above = command("pipeline", "trace", "a", "--lake", str(lake), "--wal-dir", str(wal.parent))
-    assert (above.exit_code, "has no segments" in above.stderr) == (Exit.UNUSABLE, True)
+    assert (above.exit_code, "has no WAL segments" in above.stderr) == (Exit.UNUSABLE, True)
 
 
 @pytest.mark.usefixtures("spark")

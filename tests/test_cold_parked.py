@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from cold_driver import Mortal, TableDaemon, Wal, small_pieces, spark_of_python, waiting
 from conftest import StartDaemon
 from pyspark.sql import SparkSession
-from real_daemon import PATIENCE_S, Daemon, eventually, notices, remove_segments, stats
+from real_daemon import PATIENCE_S, Daemon, eventually, notices, remove_arena_files, stats
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
@@ -70,7 +70,7 @@ class World:
     def reboot(self) -> None:
         """All memory is gone: the daemon comes back from its WAL, with another arena."""
         self.daemon.kill()
-        remove_segments(self.daemon.paths)
+        remove_arena_files(self.daemon.paths)
         self.daemon.start()
 
     def fired(self) -> list[tuple[Any, bytes]]:
@@ -93,7 +93,7 @@ def world(daemon: StartDaemon, tmp_path: Path) -> World:
     wals.mkdir()
     root.mkdir()
     demo = daemon(
-        "demo", "--wal-dir", str(wals), "--segment-bytes", "256K", "--clock", "virtual",
+        "demo", "--wal-dir", str(wals), "--wal-segment-bytes", "256K", "--clock", "virtual",
         "--wall-origin", "2030-01-01T00:00:00Z", "--durable-namespace", "shop",
     )  # fmt: skip
     with Admin("demo", timeout=PATIENCE_S) as admin:

@@ -34,7 +34,7 @@ HEADER: dict[str, tuple[int, str, int]] = {
     "version": (0, "version mark", lib.PG_MAGIC),
     "abi_major": (2, "ABI major", lib.PG_ABI_MAJOR),
     "layout_id": (1, "layout id", LAYOUT_ID),
-    "length": (4096, "length of the segment", 4096),
+    "length": (4096, "length of the arena file", 4096),
     "tick_ns": (999, "tick", 1000),
     "fanout": (257, "fan-out", 256),
     "levels": (99, "levels", 10),
@@ -88,7 +88,7 @@ def test_a_region_that_is_not_where_it_belongs(region: int, field: str) -> None:
     core.attach()
 
 
-def test_segments_of_another_length() -> None:
+def test_arena_files_of_another_length() -> None:
     core = Core()
     fault = refusal(lambda: core.attach(arena_bytes=100))
     assert (fault.expected, fault.found) == (lib_size("struct pg_header"), 100)
@@ -122,7 +122,7 @@ PRIVATE: dict[str, tuple[int, str]] = {
 
 
 @pytest.mark.parametrize("field", PRIVATE)
-def test_a_field_of_the_private_segment_that_does_not_fit(field: str) -> None:
+def test_a_field_of_the_private_arena_file_that_does_not_fit(field: str) -> None:
     core = Core(sessions=40)
     wrong, words = PRIVATE[field]
     setattr(core.secret, field, wrong)
@@ -132,7 +132,7 @@ def test_a_field_of_the_private_segment_that_does_not_fit(field: str) -> None:
     core.attach(reader=True)
 
 
-def test_the_private_segment_of_another_arena() -> None:
+def test_the_private_arena_file_of_another_arena() -> None:
     core = Core()
     core.secret.uuid[15] = 99
     fault = refusal(core.attach)

@@ -443,11 +443,11 @@ def test_a_restart_keeps_what_was_acknowledged(end: str, daemon: StartDaemon) ->
         eventually(lambda: sent(real, "raw") == 1)
         answers.append(client.ask(raw.batch(session, 2, [raw.put(b"due", 300_000_000)])))
         before = stats(real)
-        segment = (SHM / real.paths.arena[1:]).stat().st_ino
+        arena_file = (SHM / real.paths.arena[1:]).stat().st_ino
         ENDS[end](real)
         eventually(lambda: boot_ns() > answers[1].results[0][2])
         real.start()
-    assert (SHM / real.paths.arena[1:]).stat().st_ino == segment
+    assert (SHM / real.paths.arena[1:]).stat().st_ino == arena_file
     after = stats(real)
     assert after["stream_id"] == before["stream_id"]
     assert after["epoch"] == before["epoch"] + 1
@@ -983,21 +983,21 @@ def test_a_second_daemon_of_a_name_is_refused(real: Daemon, daemon: StartDaemon)
     daemon("other")
 
 
-def test_a_segment_of_another_size_is_refused(real: Daemon) -> None:
+def test_an_arena_file_of_another_size_is_refused(real: Daemon) -> None:
     real.stop()
-    segment = SHM / real.paths.arena[1:]
-    size = segment.stat().st_size
+    arena_file = SHM / real.paths.arena[1:]
+    size = arena_file.stat().st_size
     for wrong in (size - 4096, size + 4096, 100):
-        os.truncate(segment, wrong)
+        os.truncate(arena_file, wrong)
         said = refused(real.start)
         assert str(wrong) in said, said
-    os.truncate(segment, size)
+    os.truncate(arena_file, size)
 
 
-def test_a_foreign_segment_is_refused(real: Daemon) -> None:
+def test_a_foreign_arena_file_is_refused(real: Daemon) -> None:
     real.stop()
-    for segment in (real.paths.arena, real.paths.private):
-        path = SHM / segment[1:]
+    for arena_file in (real.paths.arena, real.paths.private):
+        path = SHM / arena_file[1:]
         saved = path.read_bytes()
         path.write_bytes(b"\x07" * len(saved))
         said = refused(real.start)
@@ -1008,11 +1008,11 @@ def test_a_foreign_segment_is_refused(real: Daemon) -> None:
     real.start()
 
 
-def test_an_empty_segment_is_refused(daemon_dir: Path, daemon: StartDaemon) -> None:
+def test_an_empty_arena_file_is_refused(daemon_dir: Path, daemon: StartDaemon) -> None:
     real = daemon()
     real.stop()
-    segment = SHM / real.paths.arena[1:]
-    segment.write_bytes(b"")
+    arena_file = SHM / real.paths.arena[1:]
+    arena_file.write_bytes(b"")
     assert real.paths.arena in refused(real.start)
 
 
@@ -1052,7 +1052,7 @@ def in_small_memory(directory: Path, size: str) -> str:
         ("8m", ()),
         ("64m", ("--capacity", "10000000")),
         ("64m", ("--payload-memory", "60G")),
-        ("24m", ("--capacity", "1000", "--payload-memory", "16M")),  # the private segment, too
+        ("24m", ("--capacity", "1000", "--payload-memory", "16M")),  # the private arena file, too
     ],
 )
 def test_what_does_not_fit_says_needed_and_available(

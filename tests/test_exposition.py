@@ -26,7 +26,7 @@ from machine import needs
 from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
-from real_daemon import PATIENCE_S, Daemon, clean_environment, remove_segments
+from real_daemon import PATIENCE_S, Daemon, clean_environment, remove_arena_files
 from test_metrics import used
 
 from purgatoryd.cli import exposition
@@ -159,7 +159,7 @@ def test_the_endpoint_answers_for_a_daemon_that_hangs_and_for_none(
         one.kill()
         found = scraped(url)
         assert (value(found, "up"), value(found, "expiries_total")) == (0, 1)
-        remove_segments(one.paths)
+        remove_arena_files(one.paths)
         found = scraped(url)
         assert (value(found, "up"), value(found, "readable"), len(found)) == (0, 0, 2)
 
@@ -303,7 +303,7 @@ def exposed() -> dict[str, dict[str, set[str]]]:
             found = parsed(text("demo"))
         finally:
             one.close()
-            remove_segments(one.paths)
+            remove_arena_files(one.paths)
     of_shards = Standing(DaemonState.READY, 0, 0, 0)
     samples = [sample for one in deployment_families("demo", of_shards) for sample in one.samples]
     for name, labels in [*found, *((one.name, one.labels.items()) for one in samples)]:

@@ -24,14 +24,14 @@ import zmq
 from fault_driver import COMPLETE, EVERY, Fault, Victim, Walk, build_library, numbers
 from machine import needs
 from raw_wire import Raw
-from real_daemon import Daemon, notices, remove_segments
+from real_daemon import Daemon, notices, remove_arena_files
 
 from purgatoryd.cli.arena import infos
 from purgatoryd.cli.exits import Exit
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.main import system_failures
 from purgatoryd.daemon.store import Opening, open_arena
-from purgatoryd.shm_layout import segment
+from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import SystemFailure
 from purgatoryd.shm_layout.layout import ArenaState, Message
@@ -157,14 +157,14 @@ class Before:
 
     def again(self) -> None:
         """Lays it out once more, for the next N; the lock file tells when a start begins."""
-        remove_segments(self.paths)
+        remove_arena_files(self.paths)
         self.paths.lock.unlink(missing_ok=True)
         for name, data in self._bytes.items():
             path_of(name).write_bytes(data)
 
 
 def path_of(name: str) -> Path:
-    return segment.MOUNT / name[1:]
+    return shm.MOUNT / name[1:]
 
 
 HOW = {
@@ -185,7 +185,7 @@ def before(request: pytest.FixtureRequest) -> Iterator[Before]:
     with capture.global_and_fixture_disabled():
         print(f"\n{found.tally.total()} daemons with a fault: {told}")
     real.close()
-    remove_segments(real.paths)
+    remove_arena_files(real.paths)
     shutil.rmtree(directory)
 
 
@@ -212,7 +212,7 @@ def recovered(paths: Paths, tickets: set[int]) -> None:
     arena.set_state(ArenaState.READY)
     arena.close()
     assert tickets <= known(paths)
-    assert len(list(segment.MOUNT.glob(f"{paths.arena[1:]}*"))) == 2
+    assert len(list(shm.MOUNT.glob(f"{paths.arena[1:]}*"))) == 2
 
 
 def known(paths: Paths) -> set[int]:

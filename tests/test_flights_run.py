@@ -27,7 +27,7 @@ from examples.flights.processes import ChildFailed, Crew, Link
 from examples.flights.service import DaemonFailed, private_directory, running
 from examples.flights.year import Year
 from purgatoryd.clients import CancelResult, Client
-from purgatoryd.shm_layout import segment
+from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout.paths import paths_in
 
 ROOT = Path(__file__).parents[1]
@@ -102,8 +102,8 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     assert run.returncode == 130
     assert output.splitlines()[-1] == "FAIL: interrupted"
     assert not list(tmp_path.iterdir())
-    assert not segment.exists(paths.arena)
-    assert not segment.exists(paths.private)
+    assert not shm.exists(paths.arena)
+    assert not shm.exists(paths.private)
 
 
 def test_without_the_data_one_sentence_says_what_to_install() -> None:
@@ -133,14 +133,14 @@ def test_more_timers_than_shared_memory_holds() -> None:
 # --- daemons and processes ------------------------------------------------------------------------
 
 
-def test_segments_go_with_the_daemon(directory: Path) -> None:
+def test_arena_files_go_with_the_daemon(directory: Path) -> None:
     paths = paths_in(directory, "short")
     with running(directory, "short"):
-        assert segment.exists(paths.arena)
+        assert shm.exists(paths.arena)
         with Client("short") as client:
             client.add("a", delay=60)
-    assert not segment.exists(paths.arena)
-    assert not segment.exists(paths.private)
+    assert not shm.exists(paths.arena)
+    assert not shm.exists(paths.private)
 
 
 def test_a_daemon_that_cannot_start_says_why(directory: Path) -> None:

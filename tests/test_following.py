@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-import segment_writer as sw
+import wal_segment_writer as sw
 from click.testing import CliRunner
 from made_bronze import Plan, put, segments_of
 from py4j.protocol import Py4JError

@@ -28,7 +28,7 @@ from real_daemon import (
     boot_ns,
     eventually,
     notices,
-    remove_segments,
+    remove_arena_files,
     stats,
     wal_entries,
 )
@@ -385,7 +385,7 @@ def test_a_recovery_that_hangs_on_the_disk_is_not_ready_before_it_can_serve(
     with Client("demo", durable=True) as client:
         ticket = client.add("k", delay=3600).ticket
     real.kill()
-    remove_segments(real.paths)
+    remove_arena_files(real.paths)
     real.env |= {"NOTIFY_SOCKET": manager.address, **gate.environment}
     real.begin()
     with gate.closed():

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import pytest
 from conftest import StartDaemon
-from real_daemon import PATIENCE_S, Daemon, eventually, remove_segments, stats
+from real_daemon import PATIENCE_S, Daemon, eventually, remove_arena_files, stats
 
 from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import (
@@ -82,7 +82,7 @@ def test_a_load_in_a_durable_namespace_survives_a_reboot(
         assert set(first.cancel_many([f"key {n}" for n in range(100)])) != set()
         first.cancel_many(["later"], load=Load(load.id, 9000))
     running.kill()
-    remove_segments(running.paths)
+    remove_arena_files(running.paths)
     running.start()
     with client() as second:
         status = second.load_status(load.id)

@@ -416,7 +416,7 @@ def test_the_wal_keeps_the_histograms() -> None:
 def test_a_daemon_records_them_once_a_minute(
     daemon_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (daemon_dir / "demo.lock").touch()  # so that the segments go with the directory
+    (daemon_dir / "demo.lock").touch()  # so that the arena files go with the directory
     paths = paths_in(daemon_dir, "demo")
     opening = Opening(Config("demo", capacity=100, wal_dir=str(daemon_dir / "wal")), paths)
     directory = opening.wal

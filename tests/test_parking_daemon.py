@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from conftest import StartDaemon
-from real_daemon import PATIENCE_S, Daemon, eventually, remove_segments, stats
+from real_daemon import PATIENCE_S, Daemon, eventually, remove_arena_files, stats
 
 from purgatoryd.clients import Admin, CancelResult, Client, Exists, Load, NoWal, Status
 from purgatoryd.shm_layout.wal import Walk, contents, segments, uuid_of
@@ -62,7 +62,7 @@ def test_what_is_parked_comes_back_from_the_wal(
             some.add("k3", 1)
     running.kill()
     if reboot:
-        remove_segments(running.paths)
+        remove_arena_files(running.paths)
     running.start()
     assert (stats(running)["parked"], stats(running)["live"]) == (299, 1)
     kept = payloads_of(running, daemon_dir / "wal")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from purgatoryd.shm_layout import paths as module
-from purgatoryd.shm_layout import segment
+from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout.errors import BadPath, DaemonUnreachable, InvalidName
 from purgatoryd.shm_layout.paths import arena_paths, client_paths, daemon_paths, paths_in
 
@@ -48,13 +48,13 @@ def test_paths_of_a_name() -> None:
     assert (paths.arena, paths.private) == ("/purgatoryd.web-1", "/purgatoryd.web-1.private")
 
 
-def test_segments_of_two_directories_differ(tmp_path: Path) -> None:
+def test_arena_files_of_two_directories_differ(tmp_path: Path) -> None:
     first, second = (paths_in(tmp_path / d, "demo").arena for d in ("a", "b"))
     assert first != second
     assert first.startswith("/purgatoryd.demo.")
 
 
-def test_segments_do_not_depend_on_the_way_to_the_directory(tmp_path: Path) -> None:
+def test_arena_files_do_not_depend_on_the_way_to_the_directory(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     assert paths_in(tmp_path / "link", "d").arena == paths_in(tmp_path / "real", "d").arena
@@ -104,11 +104,11 @@ def test_no_daemon_names_every_directory(host: Path, shared: Path, tmp_path: Pat
 def test_arena_of_a_daemon_that_is_gone(
     host: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segment, "exists", lambda name: False)
+    monkeypatch.setattr(shm, "exists", lambda name: False)
     with pytest.raises(DaemonUnreachable):
         arena_paths("demo", {})
     left = paths_in(shared, "demo").arena
-    monkeypatch.setattr(segment, "exists", lambda name: name == left)
+    monkeypatch.setattr(shm, "exists", lambda name: name == left)
     assert arena_paths("demo", {}).directory == shared
 
 

@@ -14,7 +14,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import segment_writer as sw
+import wal_segment_writer as sw
 import wal_writer as ww
 from click.testing import CliRunner, Result
 from conftest import StartDaemon
@@ -328,7 +328,7 @@ def test_another_major_version_is_refused(tmp_path: Path, lake: Lake) -> None:
     wal = tmp_path / "wal"
     sw.write(wal, sw.segment(sw.names(), major=lib.PG_WAL_MAJOR + 1))
     sw.write(wal, sw.segment([sw.arm(4)], 3, first_group=2, seal=False), 3)
-    with pytest.raises(WalMismatch, match="version of a segment"):
+    with pytest.raises(WalMismatch, match="version of a WAL segment"):
         shipped(wal, lake)
     assert not list(lake.root.rglob("*.parquet"))
 
@@ -555,7 +555,7 @@ def called(*arguments: str | Path) -> Result:
 def test_a_running_daemon_is_shipped(daemon: StartDaemon, tmp_path: Path) -> None:
     wals, root = tmp_path / "wal", tmp_path / "lake"
     wals.mkdir()
-    daemon("demo", "--wal-dir", str(wals), "--segment-bytes", "256K")
+    daemon("demo", "--wal-dir", str(wals), "--wal-segment-bytes", "256K")
     with Client("demo") as client:
         for batch in range(8):
             client.add_many([(f"{batch}:{n}", 3600.0, "t", b"x" * 200) for n in range(500)])
@@ -578,7 +578,7 @@ def test_a_running_daemon_is_shipped(daemon: StartDaemon, tmp_path: Path) -> Non
 def test_rows_of_a_load_have_their_numbers(daemon: StartDaemon, tmp_path: Path) -> None:
     wals, root, load = tmp_path / "wal", tmp_path / "lake", b"a load of 16 b.."
     wals.mkdir()
-    daemon("demo", "--wal-dir", str(wals), "--segment-bytes", "256K")
+    daemon("demo", "--wal-dir", str(wals), "--wal-segment-bytes", "256K")
     with Client("demo") as client:
         rows = [(f"key {n}", 3600.0, "t", b"x" * 200) for n in range(1000)]
         client.add_many(rows, load=Load(load, 5))
@@ -603,7 +603,7 @@ def test_rows_of_a_load_have_their_numbers(daemon: StartDaemon, tmp_path: Path) 
 def test_what_was_parked_is_a_row_when_it_comes_back(daemon: StartDaemon, tmp_path: Path) -> None:
     wals, root = tmp_path / "wal", tmp_path / "lake"
     wals.mkdir()
-    daemon("demo", "--wal-dir", str(wals), "--segment-bytes", "256K")
+    daemon("demo", "--wal-dir", str(wals), "--wal-segment-bytes", "256K")
     with Admin("demo") as admin:
         admin.set_namespace("shop", park_beyond_ns=3600 * 10**9)
     with Client("demo", namespace="shop") as client:

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import pyarrow.parquet as pq
 import pytest
-import segment_writer as sw
+import wal_segment_writer as sw
 from click.testing import CliRunner
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession

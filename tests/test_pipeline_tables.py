@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlparse
 import numpy as np
 import pyarrow as pa
 import pytest
-import segment_writer as sw
+import wal_segment_writer as sw
 from click.testing import CliRunner
 from cold_driver import TableDaemon, spark_of_python
 from conftest import StartDaemon
@@ -235,7 +235,7 @@ def test_a_daemons_wal_becomes_tables(
 ) -> None:
     wals = tmp_path / "wal"
     wals.mkdir()
-    demo = daemon("demo", "--wal-dir", str(wals), "--segment-bytes", "256K")
+    demo = daemon("demo", "--wal-dir", str(wals), "--wal-segment-bytes", "256K")
     with Client("demo") as client, Subscriber("demo") as subscriber:
         client.add_many([(f"soon:{n}", 0.001, "t", b"") for n in range(100)])
         client.add_many([(f"far:{n}", 3600.0, "t", b"x" * 200) for n in range(3000)])

@@ -27,7 +27,7 @@ from purgatoryd.cli.placement import (
 from purgatoryd.cli.shards import Named
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.plan import Plan, plan
-from purgatoryd.shm_layout import segment
+from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout.arena import Placed
 from purgatoryd.shm_layout.errors import InvalidSetting
 from purgatoryd.shm_layout.layout import PlacementMode, PlacementPart
@@ -55,7 +55,7 @@ def planned(tmp_path: Path) -> Any:
 @pytest.fixture
 def no_daemons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of this host are not seen."""
-    monkeypatch.setattr(segment, "MOUNT", tmp_path / "shm")
+    monkeypatch.setattr(shm, "MOUNT", tmp_path / "shm")
 
 
 # ---- auto ----------------------------------------------------------------------------------------

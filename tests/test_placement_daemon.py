@@ -28,7 +28,7 @@ from purgatoryd.daemon import placement
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.placement import Placement
 from purgatoryd.daemon.plan import plan
-from purgatoryd.shm_layout import keys, memory, segment
+from purgatoryd.shm_layout import keys, memory, shm
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Placed
 from purgatoryd.shm_layout.layout import ABI, PlacementPart, size_of
@@ -214,9 +214,9 @@ def test_loops_of_other_daemons_are_known(
 ) -> None:
     (tmp_path / "purgatoryd.gone").touch()
     write_header(tmp_path / pinned.paths.private[1:], 7)
-    begins = (segment.MOUNT / pinned.paths.arena[1:]).read_bytes()[: size_of("pg_header")]
+    begins = (shm.MOUNT / pinned.paths.arena[1:]).read_bytes()[: size_of("pg_header")]
     (tmp_path / pinned.paths.arena[1:]).write_bytes(begins)
-    monkeypatch.setattr(segment, "MOUNT", tmp_path)  # only these are looked at
+    monkeypatch.setattr(shm, "MOUNT", tmp_path)  # only these are looked at
     os.mkfifo(tmp_path / "purgatoryd.fifo")
     write_header(tmp_path / "purgatoryd.foreign", 7, magic=0)
     assert loop_cpus("/purgatoryd.another") == [pair[0]]
@@ -245,7 +245,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Cpus, C
     sets: list[tuple[Cpus, Cpus]] = []
     monkeypatch.setattr(placement, "_set_cpus", lambda *cpus: sets.append(cpus))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))
-    monkeypatch.setattr(segment, "MOUNT", tmp_path / "shm")
+    monkeypatch.setattr(shm, "MOUNT", tmp_path / "shm")
     (tmp_path / "shm").mkdir()
     Machine({0: range(4)}).lay_out(tmp_path)
     return sets

@@ -15,7 +15,7 @@ from real_daemon import (
     Daemon,
     eventually,
     notices,
-    remove_segments,
+    remove_arena_files,
     wal_entries,
 )
 
@@ -95,7 +95,7 @@ def test_what_was_published_survives_kills_and_reboots(
         assert client.cancel("k") is CancelResult.UNKNOWN
     eventually(lambda: entries(wal))
     real.kill()
-    remove_segments(real.paths)
+    remove_arena_files(real.paths)
     real.start()
     (entry,) = entries(wal)
     assert (entry.key, entry.payload) == ("k", b"payload")

@@ -19,7 +19,7 @@ import purgatory_worker
 import pytest
 import zmq
 from conftest import StartDaemon
-from real_daemon import PATIENCE_S, Daemon, remove_segments
+from real_daemon import PATIENCE_S, Daemon, remove_arena_files
 
 import purgatoryd.clients.purgatory as purgatory_module
 from purgatoryd.clients import (
@@ -742,7 +742,7 @@ def test_another_arena_ends_the_wait(demo: Daemon) -> None:
     with owner() as p:
         op = p.watch("w", AllOf({"t": 1}), HOUR_S)
         demo.stop()
-        remove_segments(demo.paths)
+        remove_arena_files(demo.paths)
         demo.start()
         with pytest.raises(SessionExpired):
             op.result(PATIENCE_S)

@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 from conftest import StartDaemon
 from pyspark.sql import functions as F  # noqa: N812
-from real_daemon import PATIENCE_S, remove_segments
+from real_daemon import PATIENCE_S, remove_arena_files
 from shards_driver import FAR_NS, OWNED, PARTS, Ledger, Shards, as_arena, as_core, release
 
 from purgatoryd.cli.app import app
@@ -42,7 +42,7 @@ from purgatoryd.pipeline.progress import State, progress
 from purgatoryd.pipeline.ship import Convoy
 from purgatoryd.pipeline.sources import openings
 from purgatoryd.pipeline.whole import whole
-from purgatoryd.shm_layout import segment
+from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout.arena import Arena, Reader
 from purgatoryd.shm_layout.errors import (
     AlreadyRunning,
@@ -68,7 +68,7 @@ SMALL: dict[str, Any] = {
     "namespaces": 16, "sessions": 8, "watches": 128, "watch_keys": 32, "accounts": 4, "loads": 2,
     "load_rows": 8192, "tick_ns": 10**6, "fanout": 20, "clock": "virtual",
 }  # fmt: skip
-WAL_SETTINGS: dict[str, Any] = {"segment_bytes": 256 * 1024, "wal_buffer_bytes": 4 << 20}
+WAL_SETTINGS: dict[str, Any] = {"wal_segment_bytes": 256 * 1024, "wal_buffer_bytes": 4 << 20}
 KILLED = 9
 UNHEARD_OF = 2**47
 """No ticket that anything has."""
@@ -178,19 +178,19 @@ class Deployment:
             yield arena
             if commit and opening.wal is not None:
                 end = wal_end(arena, opening)
-                GroupCommit(arena, opening.wal, opening.config.segment_bytes, end).close()
+                GroupCommit(arena, opening.wal, opening.config.wal_segment_bytes, end).close()
             arena.set_state(ArenaState.READY)
             arena.close()
 
-    def segments(self) -> set[str]:
+    def arena_files(self) -> set[str]:
         """The names of what there is in shared memory."""
-        return {path.name for path in segment.MOUNT.glob(f"purgatoryd.demo*{self.suffix}*")}
+        return {path.name for path in shm.MOUNT.glob(f"purgatoryd.demo*{self.suffix}*")}
 
     def all_there_is(self) -> tuple[set[str], ShardTable | None, list[dict[str, Census]]]:
-        """Segments, table, and what is in them."""
+        """Arena files, table, and what is in them."""
         with self.opened(commit=True) as shards:
             found = [census(as_arena(core)) for core in shards.cores]
-        return self.segments(), read_table(self.directory, "demo"), found
+        return self.arena_files(), read_table(self.directory, "demo"), found
 
     @property
     def suffix(self) -> str:
@@ -206,15 +206,15 @@ class Deployment:
 
     def remove(self) -> None:
         """All of it."""
-        for name in self.segments():
-            (segment.MOUNT / name).unlink()
+        for name in self.arena_files():
+            (shm.MOUNT / name).unlink()
         for path in (path for home in self.homes for path in home.glob("demo*")):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def reboot(self) -> None:
         """Shared memory is empty then."""
         for name in self.table.daemons:
-            remove_segments(paths_in(self.directory, name))
+            remove_arena_files(paths_in(self.directory, name))
 
 
 def test_a_start_with_another_number_keeps_what_clients_have(daemon: StartDaemon) -> None:
@@ -273,12 +273,12 @@ def begin(daemon_dir: Path, tmp_path: Path) -> Iterator[Callable[..., Deployment
 
     yield begin
     for one in made:
-        for name in one.segments():
-            (segment.MOUNT / name).unlink(missing_ok=True)
+        for name in one.arena_files():
+            (shm.MOUNT / name).unlink(missing_ok=True)
 
 
 def names_of(one: Deployment) -> set[str]:
-    """The segments that ought to be there."""
+    """The arena files that ought to be there."""
     arenas = [paths_in(one.directory, name) for name in one.table.daemons]
     return {name[1:] for paths in arenas for name in (paths.arena, paths.private)}
 
@@ -299,7 +299,7 @@ def test_a_daemon_alone_becomes_two_shards_though_starts_are_killed(
         one.start(2)
         assert (one.table.generation, one.table.count) == (1, 2)
         assert one.tables() == [one.table] * len(one.homes)
-        assert one.segments() == names_of(one)
+        assert one.arena_files() == names_of(one)
         with one.opened(commit=True) as shards:
             ledger.compare(shards)
             if not was_killed:
@@ -318,10 +318,10 @@ def test_a_daemon_alone_that_was_killed_as_it_got_its_arena_becomes_shards(
     with one.opened() as shards:
         ledger.fill(shards)
         ledger.operate(shards)
-    arena = segment.MOUNT / paths_in(one.directory, "demo").arena[1:]
+    arena = shm.MOUNT / paths_in(one.directory, "demo").arena[1:]
     arena.rename(f"{arena}{NEXT}")
     one.start(2)
-    assert one.segments() == names_of(one)
+    assert one.arena_files() == names_of(one)
     with one.opened() as shards:
         ledger.compare(shards)
 
@@ -375,7 +375,7 @@ def test_two_shards_become_three_and_one_though_starts_are_killed(
             nth += 1
         one.divide(count)
         assert one.table.count == count
-        assert one.segments() == names_of(one)
+        assert one.arena_files() == names_of(one)
         with one.opened(commit=True) as shards:
             ledger.compare(shards)
     print(f"killed at {steps} steps")
@@ -408,7 +408,7 @@ def test_a_start_is_killed_while_it_clears_away_what_a_killed_one_made(
 
     def half(one: Deployment) -> None:
         assert killed(lambda: one.start(1, step))
-        assert one.segments() > names_of(one)
+        assert one.arena_files() > names_of(one)
 
     assert killed_everywhere(begin, ("clearing", "opening"), half) > 5
 
@@ -462,8 +462,8 @@ def test_a_start_takes_no_locks_of_names_that_left_nothing(
 
 @contextlib.contextmanager
 def one_of_another_directory(name: str) -> Iterator[Path]:
-    """A segment of a daemon of the same name, which stands beside all others of the host."""
-    its = segment.MOUNT / paths_in(Path("/another"), name).arena[1:]
+    """An arena file of a daemon of the same name, which stands beside all others of the host."""
+    its = shm.MOUNT / paths_in(Path("/another"), name).arena[1:]
     its.touch()
     try:
         yield its
@@ -486,7 +486,7 @@ def killed_everywhere(
         before(one)
         was_killed = one.killed_before(nth, 1, *between)
         one.start(1)
-        assert one.segments() == names_of(one)
+        assert one.arena_files() == names_of(one)
         assert one.tables() == [one.table] * 2
         with one.opened() as shards:
             ledger.compare(shards)
@@ -651,12 +651,12 @@ def test_what_a_running_daemon_has_is_not_cleared_away(
     config = replace(one.config, name=name)
     arena = open_arena(Opening(config, paths))
     arena.close()
-    before = one.segments()
+    before = one.arena_files()
     with name_lock(paths), pytest.raises(AlreadyRunning):
         one.divide(2)
-    assert one.segments() == before
+    assert one.arena_files() == before
     one.divide(2)
-    assert one.segments() == set()
+    assert one.arena_files() == set()
 
 
 def test_an_arena_of_another_shard_is_refused(begin: Callable[..., Deployment]) -> None:

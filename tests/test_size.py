@@ -51,9 +51,9 @@ def test_what_it_says_to_set_is_enough_for_all(daemon: StartDaemon) -> None:
     settings = tomllib.loads(told.stdout)
     flags = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
     real = daemon("demo", *flags)
-    segments = (real.paths.arena, real.paths.private)
+    arena_files = (real.paths.arena, real.paths.private)
     found = size("--timers", "3000", "--payload-bytes", "1000")
-    assert sum(Path("/dev/shm" + one).stat().st_size for one in segments) == found["shm_bytes"]
+    assert sum(Path("/dev/shm" + one).stat().st_size for one in arena_files) == found["shm_bytes"]
     with Client("demo") as client:
         keys = [f"{n:016}" for n in range(3001)]
         result = client.add_many([(key, 60.0, "t", bytes(1000)) for key in keys])

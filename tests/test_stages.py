@@ -11,7 +11,7 @@ from typing import Any
 import purgatory_driver as driver
 import pytest
 from conftest import StartDaemon
-from real_daemon import PATIENCE_S, Daemon, boot_ns, eventually, remove_segments, wal_frames
+from real_daemon import PATIENCE_S, Daemon, boot_ns, eventually, remove_arena_files, wal_frames
 
 from purgatoryd.clients import Admin, AllOf, Client, InvalidName, Purgatory
 from purgatoryd.clients.core import Core
@@ -32,7 +32,7 @@ def wal(daemon_dir: Path) -> Path:
 
 @pytest.fixture
 def real(daemon: StartDaemon, wal: Path) -> Daemon:
-    return daemon("demo", "--wal-dir", str(wal), "--segment-bytes", "256K")
+    return daemon("demo", "--wal-dir", str(wal), "--wal-segment-bytes", "256K")
 
 
 def of_kind(wal: Path, kind: str) -> list[Frame]:
@@ -109,7 +109,7 @@ def killed(real: Daemon) -> None:
 
 def rebooted(real: Daemon) -> None:
     real.kill()
-    remove_segments(real.paths)
+    remove_arena_files(real.paths)
 
 
 def resized(real: Daemon) -> None:

@@ -25,7 +25,7 @@ from real_daemon import (
     eventually,
     notices,
     refused,
-    remove_segments,
+    remove_arena_files,
     stats,
 )
 from stored_arena import ARENAS, EXPORTS, WALS, Stored, StoredExport, StoredWal
@@ -34,7 +34,7 @@ from purgatoryd.cli.arena import infos
 from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import Client, Notice, Purgatory, SnapshotRequired, Subscriber
 from purgatoryd.clients.stream import Stream
-from purgatoryd.shm_layout import segment, wire
+from purgatoryd.shm_layout import shm, wire
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import OtherAbi
@@ -76,7 +76,7 @@ def stored(request: pytest.FixtureRequest) -> Stored:
 
 @pytest.fixture
 def paths(daemon_dir: Path) -> Paths:
-    (daemon_dir / "demo.lock").touch()  # so that the segments go with the directory
+    (daemon_dir / "demo.lock").touch()  # so that the arena files go with the directory
     return paths_in(daemon_dir, "demo")
 
 
@@ -251,7 +251,7 @@ def test_a_stored_arena_gets_a_wal(
         client.add("behind", delay=3600)  # what was before is on disk with it
         client.cancel("behind")
     real.kill()
-    remove_segments(real.paths)  # as a reboot does
+    remove_arena_files(real.paths)  # as a reboot does
     real.start()
     reader = Reader.attach(real.paths)
     what_is_armed_stays(reader, stored.contents)
@@ -406,7 +406,7 @@ def test_the_next_minor_takes_over_what_a_killed_daemon_appended(
         real.start()
         assert keys_listed(real) == {"durable", *map(str, range(500))}
         real.kill()
-        remove_segments(real.paths)
+        remove_arena_files(real.paths)
     real.env = before
     said = refused(real.start)
     assert "minor version of a segment" in said
@@ -583,11 +583,11 @@ def test_a_birth_that_was_cut_off_is_completed_or_undone(cut: str, daemon: Start
     real.start("--capacity", "300")
     keys = {"old"} if serves == "old" else {"old", "born"}
     assert {info.key for info in armed(real)} == keys
-    assert len(list(segment.MOUNT.glob(f"{real.paths.arena[1:]}*"))) == 2
+    assert len(list(shm.MOUNT.glob(f"{real.paths.arena[1:]}*"))) == 2
 
 
 def file(real: Daemon, suffix: str) -> Path:
-    return segment.MOUNT / f"{real.paths.arena[1:]}{suffix}"
+    return shm.MOUNT / f"{real.paths.arena[1:]}{suffix}"
 
 
 def armed(real: Daemon) -> list[wire.Info]:
@@ -598,8 +598,8 @@ def armed(real: Daemon) -> list[wire.Info]:
         reader.close()
 
 
-def test_a_foreign_segment_in_the_way_of_a_birth_is_named_and_stays(daemon: StartDaemon) -> None:
-    needs("root", "a segment of another user")
+def test_a_foreign_arena_file_in_the_way_of_a_birth_is_named_and_stays(daemon: StartDaemon) -> None:
+    needs("root", "an arena file of another user")
     real = daemon("demo", "--capacity", "100")
     for suffix in (".next", ".new", ".private.new"):
         real.stop()

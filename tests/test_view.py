@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 from conftest import StartDaemon
 from core_driver import Core
-from real_daemon import PATIENCE_S, Daemon, boot_ns, eventually, remove_segments
+from real_daemon import PATIENCE_S, Daemon, boot_ns, eventually, remove_arena_files
 from rich.console import Console
 from test_purgatory_daemon import Raw, trigger, watch
 
@@ -37,7 +37,7 @@ from purgatoryd.shm_layout.errors import InvalidSetting, PermissionDenied, Purga
 from purgatoryd.shm_layout.layout import DaemonState, Op
 from purgatoryd.shm_layout.occupancy import Fill, due
 from purgatoryd.shm_layout.paths import paths_in
-from purgatoryd.shm_layout.segment import Segment
+from purgatoryd.shm_layout.shm import ArenaFile
 from purgatoryd.shm_layout.standing import Standing, StandingFile
 
 S = 1_000_000_000
@@ -176,14 +176,14 @@ def test_a_client_that_does_not_acknowledge_is_seen(demo: Daemon, sampler: Sampl
 
 
 def test_another_user_does_not_see_clients(demo: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = Segment.open
+    opened = ArenaFile.open
 
-    def open_arena(name: str, *, read_only: bool) -> Segment:
+    def open_arena(name: str, *, read_only: bool) -> ArenaFile:
         if name == demo.paths.private:
             raise PermissionDenied(name)
         return opened(name, read_only=read_only)
 
-    monkeypatch.setattr(Segment, "open", open_arena)
+    monkeypatch.setattr(ArenaFile, "open", open_arena)
     with closing(Sampler("demo")) as sampler:
         view = sampler.take()
     assert view.slowest is None
@@ -231,7 +231,7 @@ def test_views_follow_a_daemon_into_another_arena(demo: Daemon, sampler: Sampler
 
 def test_an_arena_that_is_gone_may_come_again(demo: Daemon, sampler: Sampler) -> None:
     demo.stop()
-    remove_segments(demo.paths)
+    remove_arena_files(demo.paths)
     with pytest.raises(PurgatorydError):
         sampler.take()
     demo.start()
@@ -302,7 +302,7 @@ def test_one_shard_that_is_gone_does_not_hide_the_others(three: Daemon, viewer: 
     finally:
         os.kill(pid, signal.SIGCONT)
     three.stop()
-    remove_segments(paths_in(three.paths.directory, "demo-1-1"))
+    remove_arena_files(paths_in(three.paths.directory, "demo-1-1"))
     views = viewer.take()
     assert [row.condition for row in views.whole.shards] == ["stopped", None, "stopped"]
     assert "demo-1-1" in str(views.whole.shards[1].error)
@@ -436,7 +436,7 @@ def test_views_in_json_outlive_the_arena(demo: Daemon) -> None:
         told = map(json.loads, process.stdout)
         assert next(told)["condition"] == "ready"
         demo.stop()
-        remove_segments(demo.paths)
+        remove_arena_files(demo.paths)
         assert "demo" in next(view for view in told if "error" in view)["error"]
         demo.start()
         assert next(view for view in told if "error" not in view)["condition"] == "ready"

@@ -19,7 +19,7 @@ from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import MessageRefused
 from purgatoryd.shm_layout.layout import LoadAction, PutMode, TimeKind
-from purgatoryd.shm_layout.segment import Segment
+from purgatoryd.shm_layout.shm import ArenaFile
 from purgatoryd.shm_layout.wal import Buffer, Walk, contents, write_snapshot
 
 MS = 1_000_000
@@ -271,7 +271,7 @@ def test_a_snapshot_of_several_groups_is_read_as_it_was_written(
         owner.send(pd.put(key, 10**9, payload=payload))
     written: list[int] = []
     with path.open("wb") as file:
-        reader = Reader(Segment("snapshot", core.arena))
+        reader = Reader(ArenaFile("snapshot", core.arena))
         write_snapshot(reader, file, quiet=True, moved=lambda: written.append(file.tell()))
     read: list[None] = []
     walk, buffer = Walk(), Buffer()

@@ -1,6 +1,6 @@
 """The WAL with real daemons: what a reboot leaves, what a full disk does, what is refused.
 
-A reboot is a daemon killed and its segments in /dev/shm removed.
+A reboot is a daemon killed and its arena files in /dev/shm removed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from real_daemon import (
     boot_ns,
     eventually,
     refused,
-    remove_segments,
+    remove_arena_files,
     sent,
     stats,
 )
@@ -56,7 +56,7 @@ from purgatoryd.clients import (
     WalStopped,
 )
 from purgatoryd.daemon.retention import needed_lsn
-from purgatoryd.shm_layout import segment
+from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import BadPath
@@ -74,7 +74,7 @@ from purgatoryd.shm_layout.wal import (
 
 HOUR_S = 3600.0
 HEAD_BYTES = 4096
-SMALL = ("--segment-bytes", "256K", "--wal-buffer-bytes", "4M")
+SMALL = ("--wal-segment-bytes", "256K", "--wal-buffer-bytes", "4M")
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def wal_flags(wal: Path, *args: str) -> tuple[str, ...]:
 def reboot(daemon: Daemon) -> None:
     """What a power cut leaves of a daemon: its files."""
     daemon.kill()
-    remove_segments(daemon.paths)
+    remove_arena_files(daemon.paths)
 
 
 def durable(namespace: str = "shop") -> Client:
@@ -298,7 +298,7 @@ def test_what_was_handed_over_is_not_published_again_after_a_clean_stop(
         collect(subscriber, tickets)
     real.stop()
     published = stats(real)["published"]
-    remove_segments(real.paths)
+    remove_arena_files(real.paths)
     real.start()
     told = published + 1  # that it is ready
     assert stats(real)["published"] == stats(real)["outbox_tail"] == told
@@ -452,7 +452,7 @@ def test_nothing_answered_is_lost_by_kills_at_any_time(
         assert killer.wait(PATIENCE_S) == 0
         real.kill()
         if rng.random() < 0.5:
-            remove_segments(real.paths)
+            remove_arena_files(real.paths)
         real.start()
         with durable() as client:
             ledger.compare(client)
@@ -609,7 +609,7 @@ def test_segments_that_are_lost_with_the_arena_are_told(daemon: StartDaemon, wal
     real, at = daemon("demo", *wal_flags(wal)), ("--wal-dir", str(wal))
     add_durably("a")
     real.stop()
-    remove_segments(real.paths)
+    remove_arena_files(real.paths)
     before = {file.path: file.path.read_bytes() for file in snapshots(wal / "demo")}
     remove(wal / "demo", ".wal")
     verified = command(real, "wal", "verify", "--name", "demo", *at)
@@ -634,7 +634,7 @@ def test_a_start_that_did_not_get_past_its_first_snapshot_is_begun_again(
 
 
 def test_a_wal_in_memory_is_told(daemon: StartDaemon, daemon_dir: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=segment.MOUNT) as folder:
+    with tempfile.TemporaryDirectory(dir=shm.MOUNT) as folder:
         real = daemon("demo", *wal_flags(Path(folder)))
         assert "it will not survive a reboot" in real.stderr
         verified = command(real, "wal", "verify", "--name", "demo", "--wal-dir", folder)
@@ -649,7 +649,7 @@ def test_a_snapshot_of_another_arena_is_set_aside(daemon: StartDaemon, wal: Path
     real.stop()
     remove(wal / "demo", ".wal")
     before = [file.path.read_bytes() for file in snapshots(wal / "demo")[1:]]
-    remove_segments(real.paths)
+    remove_arena_files(real.paths)
     if way == "imported":
         real.start(*wal_flags(wal, "--import", str(export(daemon("other")))))
     else:
@@ -676,7 +676,7 @@ def test_two_daemons_do_not_share_a_wal(daemon: StartDaemon, wal: Path, tmp_path
     real = daemon("demo", *wal_flags(wal))
     second = refused(lambda: Daemon("demo", tmp_path, wal_flags(wal)))
     assert f"process {real.pid} writes this WAL" in second
-    remove_segments(real.paths)
+    remove_arena_files(real.paths)
 
 
 def test_the_wal_of_another_arena_is_refused(daemon: StartDaemon, wal: Path) -> None:
@@ -786,7 +786,7 @@ def test_the_older_snapshot_makes_good_for_one_without_a_header(
     with durable() as client:
         client.add("k", delay=HOUR_S)
     real.stop()
-    remove_segments(real.paths)
+    remove_arena_files(real.paths)
     _, newest = snapshots(wal / "demo")
     harm(newest.path)
     real.start()
@@ -1209,7 +1209,7 @@ def test_a_daemon_is_not_stopped_for_an_export_that_cannot_be_written(
 
 def segments_of(real: Daemon) -> dict[str, bytes]:
     """The bytes in shared memory that have a daemon's name."""
-    found = segment.MOUNT.glob(f"{real.paths.arena[1:]}*")
+    found = shm.MOUNT.glob(f"{real.paths.arena[1:]}*")
     return {path.name: path.read_bytes() for path in found}
 
 
@@ -1258,7 +1258,7 @@ def test_a_durable_namespace_is_not_imported_without_a_wal(daemon: StartDaemon, 
         client.add("a", delay=HOUR_S)
     begin = ("--import", str(export(real)))
     assert "namespace 'shop' is durable" in refused(lambda: daemon("other", *begin))
-    assert not list(segment.MOUNT.glob(f"{paths_in(real.dir, 'other').arena[1:]}*"))
+    assert not list(shm.MOUNT.glob(f"{paths_in(real.dir, 'other').arena[1:]}*"))
     other = daemon("other", *begin, *wal_flags(wal))
     with Client("other", namespace="shop") as client, Admin("other") as admin:
         ticket = client.add("b", delay=HOUR_S).ticket

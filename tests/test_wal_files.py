@@ -15,14 +15,21 @@ from typing import NamedTuple
 
 import pytest
 from core_driver import Core, Fault
-from segment_driver import SEGMENT_BYTES, WAL_BUFFER_BYTES, GroupCommit, Walk, Walked, segment_files
+from wal_segment_driver import (
+    WAL_BUFFER_BYTES,
+    WAL_SEGMENT_BYTES,
+    GroupCommit,
+    Walk,
+    Walked,
+    segment_files,
+)
 
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.layout import PutMode
 from purgatoryd.shm_layout.wal import Buffer
 
-HEAD: int = lib.PG_SEGMENT_HEAD
-HEADER_BYTES = ffi.sizeof("struct pg_segment")
+HEAD: int = lib.PG_WAL_SEGMENT_HEAD
+HEADER_BYTES = ffi.sizeof("struct pg_wal_segment")
 ROUNDS = int(os.environ.get("WAL_ROUNDS", "1"))
 GROUPS = 3 if ROUNDS == 1 else 6
 """Of each segment."""
@@ -274,7 +281,7 @@ def test_the_thread_commits_and_rotates(tmp_path: Path) -> None:
     assert wal.wal_buffer.committed_lsn == wal.wal_buffer.next_lsn - 1
     files = segment_files(tmp_path)
     assert len(files) > 5
-    assert all(path.stat().st_size == SEGMENT_BYTES for path in files)
+    assert all(path.stat().st_size == WAL_SEGMENT_BYTES for path in files)
     walked = Walk().read([bytearray(path.read_bytes()) for path in files])
     assert (walked.refused, walked.damaged, walked.torn) == (False, False, False)
     assert walked.lsn == wal.wal_buffer.committed_lsn

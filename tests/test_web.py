@@ -184,8 +184,8 @@ def test_the_past_is_told_too(web: Web) -> None:
 def test_a_daemon_that_ends_is_still_shown(demo: Daemon, web: Web) -> None:
     demo.stop()
     assert eventually(lambda: view(web)["condition"] == "stopped")
-    for segment in (demo.paths.arena, demo.paths.private):
-        os.unlink("/dev/shm" + segment)
+    for arena_file in (demo.paths.arena, demo.paths.private):
+        os.unlink("/dev/shm" + arena_file)
     assert eventually(lambda: "error" in view(web))
 
 

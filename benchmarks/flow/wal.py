@@ -46,9 +46,9 @@ def daemon(*arguments: str) -> Iterator[Path]:
             process.terminate()
             process.wait(PATIENCE_S)
             paths = paths_in(Path(folder), NAME)
-            for segment in (paths.arena, paths.private):
+            for arena_file in (paths.arena, paths.private):
                 with suppress(posix_ipc.ExistentialError):
-                    posix_ipc.unlink_shared_memory(segment)
+                    posix_ipc.unlink_shared_memory(arena_file)
 
 
 def make(folder: Path, timers: int) -> int:
@@ -56,7 +56,7 @@ def make(folder: Path, timers: int) -> int:
     size = (
         "--wal-dir", str(folder), "--capacity", str(4 * AT_ONCE), "--payload-memory", "128M",
         "--outbox", "65536", "--wal-buffer-bytes", "256M", "--retain-bytes", "1024G",
-        "--segment-bytes", "64M" if timers >= MANY else "1M",
+        "--wal-segment-bytes", "64M" if timers >= MANY else "1M",
     )  # fmt: skip
     with daemon(*size), Client(NAME, namespace="shop", timeout=PATIENCE_S) as client:
         for first in range(0, timers, AT_ONCE):

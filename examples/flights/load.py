@@ -38,7 +38,7 @@ from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.store import core_config
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.layout import LAYOUT_ID
-from purgatoryd.shm_layout.segment import MOUNT
+from purgatoryd.shm_layout.shm import MOUNT
 
 NAME = "load"
 WORKERS = 4
@@ -195,7 +195,7 @@ def _settings(timers: int) -> tuple[str, ...]:
 
 
 def arena_bytes(timers: int) -> int:
-    """Shared memory that the daemon takes, in its two segments."""
+    """Shared memory that the daemon takes, in its two arena files."""
     fields = {"layout_id": LAYOUT_ID, **core_config(_config(timers))}
     config = ffi.new("struct pg_config *", fields)
     return int(lib.pg_arena_bytes(config) + lib.pg_private_bytes(config))

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from purgatoryd.clients import Ledger
-from purgatoryd.shm_layout import segment
+from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout.paths import Paths, paths_in
 
 KEEP = "FLIGHTS_KEEP"
@@ -50,7 +50,7 @@ def wal_flags() -> tuple[str, ...]:
     """Flags of `purgatoryd run` for a daemon whose WAL stays, if any is to stay."""
     if KEEP not in os.environ:
         return ()
-    free, wal_buffer_bytes = os.statvfs(segment.MOUNT), WAL_BUFFER_MIN
+    free, wal_buffer_bytes = os.statvfs(shm.MOUNT), WAL_BUFFER_MIN
     while (
         wal_buffer_bytes < WAL_BUFFER_MAX and wal_buffer_bytes * 8 <= free.f_bavail * free.f_frsize
     ):
@@ -73,7 +73,7 @@ def noted(name: str) -> Iterator[Ledger | None]:
 
 @contextmanager
 def running(directory: Path, name: str, settings: Sequence[str] = ()) -> Iterator[None]:
-    """A daemon that is ready inside the block; afterwards process and segments are gone.
+    """A daemon that is ready inside the block; afterwards process and arena files are gone.
 
     `settings` are flags of `purgatoryd run`. Raises DaemonFailed if it does not start, dies
     in between, or does not end cleanly.
@@ -89,7 +89,7 @@ def running(directory: Path, name: str, settings: Sequence[str] = ()) -> Iterato
             if (died or code) and not isinstance(sys.exception(), KeyboardInterrupt):
                 raise DaemonFailed(name, code, log.read_text().strip())
     finally:
-        _remove_segments(paths_in(directory, name))
+        _remove_arena_files(paths_in(directory, name))
 
 
 def _start(
@@ -126,7 +126,7 @@ def _stop(process: subprocess.Popen[bytes]) -> int:
         process.stdout.close()
 
 
-def _remove_segments(paths: Paths) -> None:
+def _remove_arena_files(paths: Paths) -> None:
     for name in (paths.arena, paths.private):
-        segment.unlink(name)
-        segment.unlink(f"{name}.new")
+        shm.unlink(name)
+        shm.unlink(f"{name}.new")

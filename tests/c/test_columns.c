@@ -67,17 +67,17 @@ static uint64_t record_write(struct rng *r, uint8_t *at, uint64_t lsn)
 
 static uint64_t segment_write(struct rng *r)
 {
-    struct pg_segment header = {.magic = PG_SEGMENT_MAGIC, .first_lsn = 1, .first_group = 1,
+    struct pg_wal_segment header = {.magic = PG_WAL_SEGMENT_MAGIC, .first_lsn = 1, .first_group = 1,
                                 .salt = 7, .clock_kind = (uint32_t)rng_below(r, 2)};
     struct pg_wal_group group = {.number = 1, .boot_ns = (int64_t)rng_next(r),
                                .wall_ns = (int64_t)rng_next(r)};
-    uint64_t end = PG_SEGMENT_HEAD + PG_GROUP_HEAD;
+    uint64_t end = PG_WAL_SEGMENT_HEAD + PG_GROUP_HEAD;
     memset(file, 0, sizeof file);
-    pg_segment_begin(file, &header);
+    pg_wal_segment_begin(file, &header);
     for (uint64_t lsn = 1; lsn <= RECORDS; lsn++)
         end += record_write(r, file + end, lsn);
-    pg_group_seal(file + PG_SEGMENT_HEAD, end - PG_SEGMENT_HEAD, 7, &group);
-    pg_segment_end((struct pg_frame_head *)(file + end), 7, 1, RECORDS);
+    pg_group_seal(file + PG_WAL_SEGMENT_HEAD, end - PG_WAL_SEGMENT_HEAD, 7, &group);
+    pg_wal_segment_end((struct pg_frame_head *)(file + end), 7, 1, RECORDS);
     return end + sizeof(struct pg_frame_head);
 }
 

@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from real_daemon import PATIENCE_S, Daemon, clean_environment, eventually, remove_segments
+from real_daemon import PATIENCE_S, Daemon, clean_environment, eventually, remove_arena_files
 
 from purgatoryd.clients import AllOf, AnyOf, Client, Ledger, Operation, Purgatory, Subscriber
 from purgatoryd.shm_layout.errors import CallTimeout, PurgatorydError
@@ -129,7 +129,7 @@ def wal_settings() -> tuple[str, ...]:
     """Segments as small as they may be, so that there are many."""
     if KEEP not in os.environ:
         return ()
-    return ("--wal-dir", f"{os.environ[KEEP]}/wal", "--segment-bytes", "256K")
+    return ("--wal-dir", f"{os.environ[KEEP]}/wal", "--wal-segment-bytes", "256K")
 
 
 def pipeline(*words: str) -> list[str]:
@@ -295,7 +295,7 @@ def soak(seconds: float, seed: int, keep: Path | None) -> dict[str, object]:
             for process in one.workers:
                 process.kill()
             one.daemon.close()
-            remove_segments(one.daemon.paths)
+            remove_arena_files(one.daemon.paths)
         if keep is not None:
             ship()
         return result

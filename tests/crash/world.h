@@ -29,7 +29,7 @@ struct world {
     bool places_first;            /* of the halves of a recovery */
 };
 
-/* Where truth stands; pieces of both segments. */
+/* Where truth stands; pieces of both arena files. */
 struct piece {
     uint8_t *at;
     uint64_t bytes;

@@ -112,7 +112,7 @@ static void sound_make(void)
 
 /* ---- the target ------------------------------------------------------------------------------ */
 
-/* Each patch: where, over all used regions and the private segment, how long, and its bytes. */
+/* Each patch: where, over all used regions and the private arena file, how long, and its bytes. */
 static void patch(struct image *i, struct input *in)
 {
     uint8_t bytes[PATCH_MAX];

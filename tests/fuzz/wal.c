@@ -19,7 +19,7 @@ static struct pg_arena *handle;
 
 static void *frame_add(struct file *f, uint16_t type, uint64_t body_bytes)
 {
-    struct pg_frame_head *head = (void *)(f->bytes + PG_SEGMENT_HEAD + f->used);
+    struct pg_frame_head *head = (void *)(f->bytes + PG_WAL_SEGMENT_HEAD + f->used);
     const uint64_t whole = (sizeof *head + body_bytes + 7) / 8 * 8;
     memset(head, 0, whole);
     *head = (struct pg_frame_head){.bytes = (uint32_t)whole, .lsn = ++f->frames, .type = type};
@@ -71,9 +71,9 @@ static void frames_add(struct file *f, struct input *in, unsigned flags)
 
 static void file_begin(struct file *f, uint64_t magic)
 {
-    const struct pg_segment header = {.magic = magic, .first_lsn = 1, .first_group = 1,
+    const struct pg_wal_segment header = {.magic = magic, .first_lsn = 1, .first_group = 1,
                                       .bytes = FILE_MAX, .salt = 7};
-    pg_segment_begin(f->bytes, &header);
+    pg_wal_segment_begin(f->bytes, &header);
     f->used = PG_GROUP_HEAD;
     f->frames = 0;
 }
@@ -81,10 +81,10 @@ static void file_begin(struct file *f, uint64_t magic)
 static void file_end(struct file *f)
 {
     const struct pg_wal_group group = {.number = 1, .boot_ns = 5, .wall_ns = 6};
-    uint8_t *begin = f->bytes + PG_SEGMENT_HEAD;
+    uint8_t *begin = f->bytes + PG_WAL_SEGMENT_HEAD;
     if (f->frames > 0)
         pg_group_seal(begin, f->used, 7, &group);
-    pg_segment_end((void *)(begin + (f->frames > 0 ? f->used : 0)), 7, f->frames > 0, f->frames);
+    pg_wal_segment_end((void *)(begin + (f->frames > 0 ? f->used : 0)), 7, f->frames > 0, f->frames);
 }
 
 /* ---- the target ------------------------------------------------------------------------------ */
@@ -92,7 +92,7 @@ static void file_end(struct file *f)
 /* The arena that the snapshot begins with, empty; false: refused, or larger than worth a try. */
 static bool arena_make(struct pg_config *c, void **arena, void **secret)
 {
-    const struct pg_frame_head *head = (void *)(snapshot.bytes + PG_SEGMENT_HEAD + PG_GROUP_HEAD);
+    const struct pg_frame_head *head = (void *)(snapshot.bytes + PG_WAL_SEGMENT_HEAD + PG_GROUP_HEAD);
     struct pg_fault why;
     *c = fuzz_config;
     if (!pg_redo_config(head, head->bytes, c, &why))
@@ -132,7 +132,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     head_add(&snapshot, &in, flags);
     frames_add(&snapshot, &in, flags);
     file_end(&snapshot);
-    file_begin(&segment, PG_SEGMENT_MAGIC);
+    file_begin(&segment, PG_WAL_SEGMENT_MAGIC);
     frames_add(&segment, &in, flags | F_LAST);
     file_end(&segment);
     if (arena_make(&config, &arena, &secret) && redone(&snapshot, &redo) &&

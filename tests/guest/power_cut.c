@@ -22,7 +22,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { SEGMENT_BYTES = 1 << 20, PAYLOAD = 96, BATCH = 24, KEYS = 5000 };
+enum { WAL_SEGMENT_BYTES = 1 << 20, PAYLOAD = 96, BATCH = 24, KEYS = 5000 };
 #define DISK "/disk"
 #define WAL DISK "/WAL"
 #define UNSYNCED DISK "/unsynced"
@@ -248,7 +248,7 @@ int main(void)
     struct pg_arena *a = arena_make(end.lsn + 1);
     struct pg_group_commit *c = memory(pg_group_commit_bytes());
     struct pg_fault why;
-    if (!pg_group_commit_open(c, a, WAL, SEGMENT_BYTES, &end, NULL, &why) ||
+    if (!pg_group_commit_open(c, a, WAL, WAL_SEGMENT_BYTES, &end, NULL, &why) ||
         !pg_group_commit_start(c, &why))
         broken("group_commit", why.what, why.found);
     append(a, c);

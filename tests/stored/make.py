@@ -27,13 +27,13 @@ sys.path.insert(0, str(HERE.parent))
 import purgatory_driver as driver  # noqa: E402
 from core_driver import NIL, Entry  # noqa: E402
 from purgatory_driver import BASE_NOW, Key, Owner, Purgatory  # noqa: E402
-from segment_driver import WAL_BUFFER_BYTES, GroupCommit  # noqa: E402
+from wal_segment_driver import WAL_BUFFER_BYTES, GroupCommit  # noqa: E402
 
 from purgatoryd.shm_layout import wire  # noqa: E402
 from purgatoryd.shm_layout._core import ffi, lib  # noqa: E402
 from purgatoryd.shm_layout.arena import Reader  # noqa: E402
 from purgatoryd.shm_layout.layout import LAYOUT_ID, PutMode, Status, TimeKind  # noqa: E402
-from purgatoryd.shm_layout.segment import Segment  # noqa: E402
+from purgatoryd.shm_layout.shm import ArenaFile  # noqa: E402
 from purgatoryd.shm_layout.wal import Walk, file_name, segments, write_snapshot  # noqa: E402
 
 S = 10**9
@@ -177,7 +177,7 @@ def contents(core: Purgatory, owner: Owner) -> dict[str, Any]:
 
 
 def uid_offset(core: Purgatory, row: int) -> int:
-    """Where in the private segment the uid of a session stands."""
+    """Where in the private arena file the uid of a session stands."""
     at = core.secret.rows_offset + row * ffi.sizeof("struct pg_session")
     return int(at + ffi.offsetof("struct pg_session", "uid"))
 
@@ -220,7 +220,7 @@ def arena_files(core: Purgatory) -> dict[str, bytes]:
 def export_files(core: Purgatory) -> dict[str, bytes]:
     """What `stop --export` writes."""
     file = io.BytesIO()
-    write_snapshot(Reader(Segment("stored", core.arena)), file, quiet=True)
+    write_snapshot(Reader(ArenaFile("stored", core.arena)), file, quiet=True)
     return {"export": file.getvalue()}
 
 
@@ -260,7 +260,7 @@ def write_wal(directory: Path) -> None:
 def write_snapshot_file(core: Purgatory, directory: Path) -> None:
     lsn = int(lib.pg_wal_buffer_of(core.a).next_lsn)
     with (directory / file_name(lsn, ".snapshot")).open("wb") as file:
-        write_snapshot(Reader(Segment("stored", core.arena)), file, quiet=True)
+        write_snapshot(Reader(ArenaFile("stored", core.arena)), file, quiet=True)
 
 
 def wal_round(core: Purgatory, owner: Owner, name: str) -> None:

@@ -14,7 +14,7 @@ DAEMON = bytes(range(16))
 BOOT_NS = 1_000 * 10**9
 WALL_NS = 1_700_000_000 * 10**9
 SALT = 77
-_HEAD: int = lib.PG_SEGMENT_HEAD
+_HEAD: int = lib.PG_WAL_SEGMENT_HEAD
 _GROUP_HEAD: int = lib.PG_GROUP_HEAD
 
 Record = tuple[int, bytes]
@@ -72,9 +72,9 @@ def segment(
         ffi.new("struct pg_wal_group *", {"number": first_group, **clocks}),
     )  # fmt: skip
     end = ffi.new("struct pg_frame_head *")
-    lib.pg_segment_end(end, SALT, first_group, first_lsn + len(frames) - 1)
+    lib.pg_wal_segment_end(end, SALT, first_group, first_lsn + len(frames) - 1)
     head = _header(
-        {"magic": lib.PG_SEGMENT_MAGIC, "uuid": uuid, "epoch": 1, "first_lsn": first_lsn,
+        {"magic": lib.PG_WAL_SEGMENT_MAGIC, "uuid": uuid, "epoch": 1, "first_lsn": first_lsn,
          "first_group": first_group, "salt": SALT, "clock_kind": clock, **clocks},
         major, minor,
     )  # fmt: skip
@@ -83,10 +83,10 @@ def segment(
 
 def _header(fields: dict[str, Any], major: int, minor: int) -> bytes:
     block = bytearray(_HEAD)
-    lib.pg_segment_begin(ffi.from_buffer(block), ffi.new("struct pg_segment *", fields))
-    head = ffi.from_buffer("struct pg_segment *", block)
+    lib.pg_wal_segment_begin(ffi.from_buffer(block), ffi.new("struct pg_wal_segment *", fields))
+    head = ffi.from_buffer("struct pg_wal_segment *", block)
     head.major, head.minor = major, minor
-    size = ffi.offsetof("struct pg_segment", "crc")
+    size = ffi.offsetof("struct pg_wal_segment", "crc")
     head.crc = lib.pg_crc32c(0, ffi.from_buffer(block), size)
     return bytes(block)
 

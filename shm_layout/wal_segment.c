@@ -1,4 +1,4 @@
-/* segment.c - the WAL's files: frames in groups, groups in segments.
+/* wal_segment.c - the WAL's files: frames in groups, groups in WAL segments.
  *
  * Pure: bytes in, bytes out. A group is what one commit writes, and it counts whole or not at
  * all. Group n + 1 is written only once group n is on disk, so a power cut can tear the newest
@@ -22,14 +22,14 @@ static void frame_seal(struct pg_frame_head *f, uint32_t salt, uint64_t group)
     f->crc = frame_crc(f);
 }
 
-static uint32_t header_crc(const struct pg_segment *h)
+static uint32_t header_crc(const struct pg_wal_segment *h)
 {
-    return pg_crc32c(0, h, offsetof(struct pg_segment, crc));
+    return pg_crc32c(0, h, offsetof(struct pg_wal_segment, crc));
 }
 
-void pg_segment_begin(void *block, const struct pg_segment *fields)
+void pg_wal_segment_begin(void *block, const struct pg_wal_segment *fields)
 {
-    struct pg_segment *h = memset(block, 0, PG_SEGMENT_HEAD);
+    struct pg_wal_segment *h = memset(block, 0, PG_WAL_SEGMENT_HEAD);
 
     *h = *fields;
     h->major = PG_WAL_MAJOR;
@@ -53,7 +53,7 @@ void pg_group_seal(void *group, uint64_t bytes, uint32_t salt, const struct pg_w
     }
 }
 
-void pg_segment_end(struct pg_frame_head *seal, uint32_t salt, uint64_t group, uint64_t lsn)
+void pg_wal_segment_end(struct pg_frame_head *seal, uint32_t salt, uint64_t group, uint64_t lsn)
 {
     *seal = (struct pg_frame_head){.bytes = sizeof *seal, .lsn = lsn, .type = PG_WAL_SEAL};
     frame_seal(seal, salt, group + 1);               /* it stands where that group would begin */
@@ -161,49 +161,49 @@ static bool refused(struct pg_fault *why, const char *what, uint64_t where, uint
     return fault_set(why, "wal", what, where, expected, found);
 }
 
-static bool header_is_sound(const struct pg_segment *h, struct pg_fault *why)
+static bool header_is_sound(const struct pg_wal_segment *h, struct pg_fault *why)
 {
-    if (h->magic != PG_SEGMENT_MAGIC && h->magic != PG_SNAPSHOT_MAGIC)
-        return refused(why, "magic of a segment", 0, PG_SEGMENT_MAGIC, h->magic);
+    if (h->magic != PG_WAL_SEGMENT_MAGIC && h->magic != PG_SNAPSHOT_MAGIC)
+        return refused(why, "magic of a WAL segment", 0, PG_WAL_SEGMENT_MAGIC, h->magic);
     if (h->major != PG_WAL_MAJOR)
-        return refused(why, "version of a segment", offsetof(struct pg_segment, major),
+        return refused(why, "version of a WAL segment", offsetof(struct pg_wal_segment, major),
                        PG_WAL_MAJOR, h->major);
     if (h->minor > PG_WAL_MINOR)
-        return refused(why, "minor version of a segment", offsetof(struct pg_segment, minor),
+        return refused(why, "minor version of a segment", offsetof(struct pg_wal_segment, minor),
                        PG_WAL_MINOR, h->minor);
     if (h->crc != header_crc(h))
-        return refused(why, "checksum of a segment's header", offsetof(struct pg_segment, crc),
+        return refused(why, "checksum of a WAL segment's header", offsetof(struct pg_wal_segment, crc),
                        header_crc(h), h->crc);
     return true;
 }
 
 /* Whether a segment goes on where the walk has ended. */
-static bool follows(struct pg_walk *w, const struct pg_segment *h, struct pg_fault *why)
+static bool follows(struct pg_walk *w, const struct pg_wal_segment *h, struct pg_fault *why)
 {
     if (h->magic != w->header.magic)
-        return refused(why, "magic of a segment", 0, w->header.magic, h->magic);
+        return refused(why, "magic of a WAL segment", 0, w->header.magic, h->magic);
     if (memcmp(h->uuid, w->header.uuid, sizeof h->uuid) != 0)
-        return refused(why, "segment of another arena, first LSN", 0, w->lsn + 1, h->first_lsn);
+        return refused(why, "WAL segment of another arena, first LSN", 0, w->lsn + 1, h->first_lsn);
     if (h->first_lsn == w->lsn + 1 && h->first_group == w->group + 1 &&
         w->state == PG_WALK_SEALED)
         return true;
     damaged(w, w->size, h->first_lsn);
-    return refused(why, "a segment ends before the next one begins, at LSN", w->bad_from,
+    return refused(why, "a WAL segment ends before the next one begins, at LSN", w->bad_from,
                    h->first_lsn, w->lsn + 1);
 }
 
 int pg_walk_segment(struct pg_walk *w, const void *bytes, uint64_t size, struct pg_fault *why)
 {
-    struct pg_segment h;
+    struct pg_wal_segment h;
 
     *why = (struct pg_fault){0};
-    if (size < PG_SEGMENT_HEAD || (uintptr_t)bytes % 8 != 0)
-        return refused(why, "bytes of a segment", 0, PG_SEGMENT_HEAD, size);
+    if (size < PG_WAL_SEGMENT_HEAD || (uintptr_t)bytes % 8 != 0)
+        return refused(why, "bytes of a WAL segment", 0, PG_WAL_SEGMENT_HEAD, size);
     memcpy(&h, bytes, sizeof h);
     if (!header_is_sound(&h, why) || (w->bytes && !follows(w, &h, why)))
         return 0;
     *w = (struct pg_walk){.header = h, .bytes = bytes, .size = size, .state = PG_WALK_GROUPS,
-                          .at = PG_SEGMENT_HEAD, .next = PG_SEGMENT_HEAD,
+                          .at = PG_WAL_SEGMENT_HEAD, .next = PG_WAL_SEGMENT_HEAD,
                           .lsn = h.magic == PG_SNAPSHOT_MAGIC ? 0 : h.first_lsn - 1,
                           .group = h.first_group - 1,
                           .boot_ns = h.boot_ns, .wall_ns = h.wall_ns};

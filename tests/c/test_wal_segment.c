@@ -33,13 +33,13 @@ static uint64_t frame_write(uint8_t *at, struct rng *r, uint64_t lsn)
 
 static void segment_write(struct written *s, struct rng *r, uint64_t lsn, uint64_t group, bool seal)
 {
-    struct pg_segment header = {.magic = PG_SEGMENT_MAGIC, .uuid = {7}, .first_lsn = lsn,
+    struct pg_wal_segment header = {.magic = PG_WAL_SEGMENT_MAGIC, .uuid = {7}, .first_lsn = lsn,
                                 .first_group = group, .bytes = BYTES,
                                 .salt = (uint32_t)rng_next(r) | 1};
-    uint64_t at = PG_SEGMENT_HEAD;
+    uint64_t at = PG_WAL_SEGMENT_HEAD;
 
     *s = (struct written){.first_group = group, .salt = header.salt, .sealed = seal};
-    pg_segment_begin(s->bytes, &header);
+    pg_wal_segment_begin(s->bytes, &header);
     for (unsigned g = 0; g < GROUPS; g++) {
         struct pg_wal_group fields = {.number = group + g, .boot_ns = (int64_t)lsn, .wall_ns = 7};
         uint64_t end = at + PG_GROUP_HEAD;
@@ -54,7 +54,7 @@ static void segment_write(struct written *s, struct rng *r, uint64_t lsn, uint64
     s->lsns[GROUPS] = lsn;
     s->used = at;
     if (seal) {
-        pg_segment_end((struct pg_frame_head *)(s->bytes + at), s->salt, group + GROUPS - 1,
+        pg_wal_segment_end((struct pg_frame_head *)(s->bytes + at), s->salt, group + GROUPS - 1,
                        lsn - 1);
         s->used += sizeof(struct pg_frame_head);
     }
@@ -193,10 +193,10 @@ static void flip_every_bit(bool seal, uint64_t *tried)
         s.bytes[byte] ^= (uint8_t)(1u << bit % 8);
         unsigned groups = walk_one(&w, &s, s.bytes, BYTES, &refused);
         s.bytes[byte] ^= (uint8_t)(1u << bit % 8);
-        CHECK_EQUAL(refused, byte < sizeof(struct pg_segment));
+        CHECK_EQUAL(refused, byte < sizeof(struct pg_wal_segment));
         if (refused)
             continue;
-        if (byte < PG_SEGMENT_HEAD || (s.sealed && byte >= s.used))
+        if (byte < PG_WAL_SEGMENT_HEAD || (s.sealed && byte >= s.used))
             CHECK_EQUAL(groups, GROUPS);
         else
             bad_group_found(&w, &s, group_of(&s, byte), groups, byte);
@@ -229,7 +229,7 @@ static void cut_one(const struct written *s, const struct written *old, uint64_t
     groups = walk_one(&w, s, bytes, behind == NOTHING ? cut : BYTES, &refused);
     while (behind != NOTHING && cut < s->used && bytes[cut] == s->bytes[cut])
         cut++;                                       /* what stands there happens to be right */
-    CHECK_EQUAL(refused, cut < (behind == NOTHING ? PG_SEGMENT_HEAD : sizeof(struct pg_segment)));
+    CHECK_EQUAL(refused, cut < (behind == NOTHING ? PG_WAL_SEGMENT_HEAD : sizeof(struct pg_wal_segment)));
     if (refused)
         return;
     CHECK_EQUAL(groups, cut < s->groups[0] ? 0 : group_of(s, cut));
@@ -247,7 +247,7 @@ static void test_every_cut(void)
     segment_write(&old, &r, FIRST_LSN - 500, FIRST_GROUP - 100, true);
     segment_write(&s, &r, FIRST_LSN, FIRST_GROUP, true);
     for (uint64_t cut = 0; cut <= s.used; cut++)     /* a stale header is another segment's */
-        for (enum behind b = NOTHING; b < (cut < PG_SEGMENT_HEAD ? STALE : BEHINDS); b++, tried++)
+        for (enum behind b = NOTHING; b < (cut < PG_WAL_SEGMENT_HEAD ? STALE : BEHINDS); b++, tried++)
             cut_one(&s, &old, cut, b);
     printf("%" PRIu64 " cuts\n", tried);
 }
@@ -318,9 +318,9 @@ static void test_lists(void)
     CHECK_EQUAL(w.lost_to, w.lost_from - 1);
     /* Foreign ones. */
     other = s[1];
-    ((struct pg_segment *)other.bytes)->uuid[0] ^= 1;
-    pg_segment_begin(other.bytes, &(struct pg_segment){
-        .magic = PG_SEGMENT_MAGIC, .uuid = {8}, .first_lsn = s[1].lsns[0],
+    ((struct pg_wal_segment *)other.bytes)->uuid[0] ^= 1;
+    pg_wal_segment_begin(other.bytes, &(struct pg_wal_segment){
+        .magic = PG_WAL_SEGMENT_MAGIC, .uuid = {8}, .first_lsn = s[1].lsns[0],
         .first_group = s[1].first_group, .salt = s[1].salt});
     w = (struct pg_walk){0};
     CHECK(next(&w, &s[0], &why) && !next(&w, &other, &why));

@@ -12,7 +12,7 @@ from core_driver import Core, Fault
 
 from purgatoryd.shm_layout._core import ffi, lib
 
-SEGMENT_BYTES: int = lib.PG_SEGMENT_MIN
+WAL_SEGMENT_BYTES: int = lib.PG_WAL_SEGMENT_MIN
 WAL_BUFFER_BYTES: int = lib.PG_WAL_BUFFER_MIN
 
 
@@ -73,7 +73,13 @@ class GroupCommit:
         walk.read(bytearray(path.read_bytes()) for path in segment_files(directory))
         self._need(
             lib.pg_group_commit_open(
-                self.c, core.a, os.fsencode(directory), SEGMENT_BYTES, walk.w, ffi.NULL, self._why
+                self.c,
+                core.a,
+                os.fsencode(directory),
+                WAL_SEGMENT_BYTES,
+                walk.w,
+                ffi.NULL,
+                self._why,
             )
         )
 

@@ -1,4 +1,4 @@
-"""POSIX shared memory segments: created whole, opened as they are, never resized."""
+"""Arena files in /dev/shm: created whole, opened as they are, never resized."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import posix_ipc
 
 from purgatoryd.shm_layout.errors import ArenaMissing, ArenaTooLarge, BadPath, PermissionDenied
 
-# Linux keeps POSIX segments in this tmpfs; that is what makes an atomic rename possible.
+# Linux keeps POSIX shared memory in this tmpfs; that is what makes an atomic rename possible.
 MOUNT = Path("/dev/shm")
 PREFIX = "purgatoryd."
 """Of all that is ours there."""
 
 
-class Segment:
-    """A mapped segment. `bytes` and `view` are those of the mapping; the fd is closed."""
+class ArenaFile:
+    """A mapped arena file. `bytes` and `view` are those of the mapping; the fd is closed."""
 
     def __init__(self, name: str, memory: mmap.mmap) -> None:
         self.name = name
@@ -26,8 +26,8 @@ class Segment:
         self.bytes = len(memory)
 
     @classmethod
-    def create(cls, name: str, size: int, mode: int) -> Segment:
-        """A new zeroed segment of `size` bytes, its memory committed, its `mode` exact.
+    def create(cls, name: str, size: int, mode: int) -> ArenaFile:
+        """A new zeroed arena file of `size` bytes, its memory committed, its `mode` exact.
 
         Raises ArenaTooLarge with the needed and the available bytes, FileExistsError if
         there is one of that name.
@@ -47,9 +47,9 @@ class Segment:
             shm.close_fd()
 
     @classmethod
-    def open(cls, name: str, *, read_only: bool) -> Segment:
-        """The segment as it is. Raises ArenaMissing, PermissionDenied where it may not be read, and
-        BadPath where it may not be written: names in the tmpfs are open to all."""
+    def open(cls, name: str, *, read_only: bool) -> ArenaFile:
+        """The arena file as it is. Raises ArenaMissing, PermissionDenied where it may not be read,
+        and BadPath where it may not be written: names in the tmpfs are open to all."""
         try:
             shm = posix_ipc.SharedMemory(name, read_only=read_only)
         except posix_ipc.ExistentialError:
@@ -71,7 +71,7 @@ class Segment:
             shm.close_fd()
 
     def close(self) -> None:
-        """Unmaps; the segment stays."""
+        """Unmaps; the arena file stays."""
         self.memory.close()
 
 
@@ -88,12 +88,12 @@ def _commit(fd: int, size: int) -> None:
 
 
 def exists(name: str) -> bool:
-    """True if there is a segment of that name."""
+    """True if there is an arena file of that name."""
     return (MOUNT / name[1:]).exists()
 
 
 def ours(name: str) -> bool:
-    """True if there is a segment of that name, and it is this user's."""
+    """True if there is an arena file of that name, and it is this user's."""
     try:
         return (MOUNT / name[1:]).lstat().st_uid == os.geteuid()
     except FileNotFoundError:
@@ -101,7 +101,7 @@ def ours(name: str) -> bool:
 
 
 def refuse_foreign(name: str) -> None:
-    """Raises BadPath if there is a segment of that name, and it is another user's."""
+    """Raises BadPath if there is an arena file of that name, and it is another user's."""
     if exists(name) and not ours(name):
         path = MOUNT / name[1:]
         raise BadPath(str(path), f"is foreign: it belongs to uid {path.lstat().st_uid}")
@@ -113,5 +113,5 @@ def unlink(name: str) -> None:
 
 
 def replace(old: str, new: str) -> None:
-    """Gives segment `old` the name `new`, atomically; one that had it loses its name."""
+    """Gives arena file `old` the name `new`, atomically; one that had it loses its name."""
     os.replace(MOUNT / old[1:], MOUNT / new[1:])
