@@ -1,5 +1,5 @@
-"""Opens a daemon's arena: new, as it was left, from its WAL, or with its truth moved to
-other sizes.
+"""Opens a daemon's arena: new, as it was left, from its WAL, or with its authoritative state moved
+to other sizes.
 
 New arena files are made under names of their own, NAME.new. The arena's second name, NAME.next,
 says that both are whole and take the place of what is there. A start completes what a killed
@@ -111,8 +111,8 @@ def open_arena(opening: Opening) -> Arena:
     """The arena of a daemon, rebuilt and ready to be used.
 
     Raises ArenaTooLarge, ArenaTooSmall, ArenaMismatch for what is not ours or does not
-    fit, ArenaBroken for damaged truth, ArenaInUse, and WalError; what was there is as it
-    was then.
+    fit, ArenaBroken for damaged authoritative state, ArenaInUse, and WalError; what was there is as
+    it was then.
     """
     paths = opening.paths
     _take_place(paths)
@@ -500,7 +500,8 @@ def too_small(error: ArenaBroken, of: str = "") -> PurgatorydError:
 
 
 def _convert(old: Previous, opening: Opening) -> Arena:
-    """The truth of an arena of an earlier ABI in a new one, whose sizes are the old ones.
+    """The authoritative state of an arena of an earlier ABI in a new one, whose sizes are the old
+    ones.
 
     What an earlier ABI had no room for has size 0 there, and gets that of the settings.
     """

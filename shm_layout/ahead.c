@@ -97,7 +97,7 @@ void ahead_ends(const struct pg_arena *a, const uint32_t *slots, uint32_t count)
 
 /* ---- links ------------------------------------------------------------------------------ */
 
-/* For a rebuild, which has not looked at this truth yet: what is out of bounds is left alone. */
+/* For a rebuild, which has not looked at this state yet: what is out of bounds is left alone. */
 void ahead_links(const struct pg_arena *a, const uint32_t *slots, uint32_t count)
 {
     uint32_t watches[PG_AHEAD], rows[PG_AHEAD], found = 0, known = 0;

@@ -59,17 +59,18 @@ int pg_attach(struct pg_arena *a, void *arena, uint64_t arena_bytes, void *secre
 /* The same for an arena of an earlier minor ABI with this layout id; for pg_convert alone. */
 int pg_attach_previous(struct pg_arena *a, void *arena, uint64_t arena_bytes, void *secret,
                        uint64_t secret_bytes, uint64_t layout_id, struct pg_fault *why);
-/* Rebuilds all that is derived; required after attach, before anything is changed.
+/* Rebuilds all derived state; required after attach, before anything is changed.
  * now_ns is the arena's clock. Entries that fired but were not handed over stay so. */
 int pg_rebuild(struct pg_arena *a, int64_t now_ns, struct pg_fault *why);
 /* The same, with a second thread while it lasts, if the machine has one for us. */
 int pg_rebuild_threaded(struct pg_arena *a, int64_t now_ns, struct pg_fault *why);
-/* Copies all truth of `from` into the fresh arena `to` (other sizes): tickets, sequences,
- * sessions and LSNs stay. Refuses what has no room, with both values. Slots and rows get other
- * numbers: frames from before cannot be redone over a snapshot from after, nor the reverse. */
+/* Copies all authoritative state of `from` into the fresh arena `to` (other sizes): tickets,
+ * sequences, sessions and LSNs stay. Refuses what has no room, with both values. Slots and rows get
+ * other numbers: frames from before cannot be redone over a snapshot from after, nor the reverse.
+ * */
 int pg_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why);
-/* Copies all truth of `from`, of an earlier minor ABI, as it stands into the fresh arena `to` of
- * the same sizes; pg_rebuild must follow. Refuses other sizes, with both values. */
+/* Copies all authoritative state of `from`, of an earlier minor ABI, as it stands into the fresh
+ * arena `to` of the same sizes; pg_rebuild must follow. Refuses other sizes, with both values. */
 int pg_convert(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why);
 int pg_check(struct pg_arena *a, struct pg_fault *fault);
 /* Holds on a live arena too, from a reader. */
@@ -314,9 +315,9 @@ struct pg_snapshot {              /* zeros at the start, but for `quiet` */
     uint64_t start_lsn;           /* the WAL is to be redone over it from here */
     uint64_t end_lsn;             /* once done: it is valid when the WAL holds this frame */
 };
-/* The next whole frames of all truth but sessions, not sealed; their numbers count from 1.
- * Returns bytes written; call until `done`. out_bytes is PG_WAL_FRAME_MAX at least. The arena
- * may change meanwhile: what changed after start_lsn is in the WAL. */
+/* The next whole frames of all authoritative state but sessions, not sealed; their numbers count
+ * from 1. Returns bytes written; call until `done`. out_bytes is PG_WAL_FRAME_MAX at least. The
+ * arena may change meanwhile: what changed after start_lsn is in the WAL. */
 uint64_t pg_snapshot(const struct pg_arena *a, struct pg_snapshot *s, void *out,
                      uint64_t out_bytes);
 

@@ -182,7 +182,7 @@ static uint32_t region_count(const struct pg_arena *a, enum pg_region_id id)
     return a->header->regions[id].count;
 }
 
-static void handle_open_truth(struct pg_arena *a)
+static void handle_open_authoritative(struct pg_arena *a)
 {
     a->metrics = region(a, PG_R_METRICS);
     a->histograms = region(a, PG_R_HISTOGRAMS);
@@ -242,7 +242,7 @@ static void handle_open(struct pg_arena *a, void *arena, void *secret)
     a->wall_placed_by_ns = a->header->wall_offset_ns;
     a->topics_stuck_at = UINT64_MAX;
     time_set(a, 0, a->header->heartbeat_boot_ns);
-    handle_open_truth(a);
+    handle_open_authoritative(a);
     handle_open_derived(a);
     if (secret == NULL)
         return;

@@ -430,12 +430,13 @@ class Arena(_Owned):
         return self
 
     def rebuild(self, now_ns: int) -> None:
-        """Rebuilds all that is derived, in two threads. Raises ArenaBroken if truth is damaged."""
+        """Rebuilds all derived state, in two threads. Raises ArenaBroken if authoritative state is
+        damaged."""
         if not lib.pg_rebuild_threaded(self._a, now_ns, self._fault):
             raise broken(self._fault)
 
     def migrate_from(self, old: Arena) -> None:
-        """Takes over all truth of `old`. Raises ArenaBroken with what has no room."""
+        """Takes over all authoritative state of `old`. Raises ArenaBroken with what has no room."""
         if not lib.pg_migrate(self._a, old._a, self._fault):
             raise broken(self._fault)
 
@@ -447,13 +448,14 @@ class Arena(_Owned):
     def redo_end(
         self, redo: Any, now_ns: int, real_boot_ns: int, shift_ns: int, wall_offset_ns: int
     ) -> None:
-        """After the last record: moves all times by `shift_ns`, rebuilds what is derived."""
+        """After the last record: moves all times by `shift_ns`, rebuilds derived state."""
         if not lib.pg_redo_end(self._a, redo, real_boot_ns, shift_ns, wall_offset_ns, self._fault):
             raise broken(self._fault)
         self.rebuild(now_ns)
 
     def convert_from(self, old: Previous) -> None:
-        """Takes over all truth of `old`, which has the same sizes; `rebuild` must follow."""
+        """Takes over all authoritative state of `old`, which has the same sizes; `rebuild` must
+        follow."""
         if not lib.pg_convert(self._a, old._a, self._fault):
             raise broken(self._fault)
 

@@ -7,7 +7,7 @@
  * brings its own piece of init, rebuild and check.
  *
  *   arena.c       geometry, create, attach, check            wheel.c    the timing wheel
- *   rebuild.c     all that is derived, from truth            index.c    key -> id
+ *   rebuild.c     all derived state, from authoritative state            index.c    key -> id
  *   slots.c       hot and cold slots, free stack             columns.c  frames -> columns
  *   blobs.c       key and payload bytes                      names.c    namespaces, topics
  *   outbox.c      fired timers until they are overwritten    hash.c     keyed hash
@@ -18,10 +18,13 @@
  *   messages.c    the command lane                           notices.c  outbox -> messages
  *   ahead.c       memory fetched early                       scan.c     readers
  *   quotas.c      owners, quotas, accounts                   loads.c    rows of loads, done once
- *   migrate.c     truth into other sizes                     publish.c  notices without a timer
- *   gather.c      truth of several arenas into one of them   census.c   what a namespace has
+ *   migrate.c     authoritative state into other sizes                     publish.c  notices
+ * without a timer
+ *   gather.c      authoritative state of several arenas into one of them   census.c   what a
+ * namespace has
  *   wal_buffer.c       the WAL's ring                         frames.c   what a frame says
- *   snapshot.c    truth -> frames                            redo.c     frames -> truth
+ *   snapshot.c    authoritative state -> frames                            redo.c     frames ->
+ * authoritative state
  *   wal_segment.c     frames in files                            crc32c.c   their checksum
  *   group_commit.c   ring -> files: the one part with a thread
  *   memory.c      which node memory is on: system calls alone
@@ -227,7 +230,7 @@ bool index_check(const struct key_index *x, uint64_t ids, struct pg_fault *fault
 
 /* A segregated-fit allocator over granules of 16 bytes without headers on used blobs:
  * the owner knows the size. A bit per granule tells used from free; free blocks carry
- * their own size at both ends and their list links. All but the blobs' bytes is derived. */
+ * their own size at both ends and their list links. All but the blobs' bytes is derived state. */
 struct blob_pool {
     struct pg_blob_heap *heap;
     uint64_t *map;                /* a bit per granule: 1 = used */

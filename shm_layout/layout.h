@@ -22,8 +22,8 @@
  *
  * Two arena files.  The ARENA is written by the daemon alone (its group-commit thread writes its
  * fields of the WAL buffer) and mapped read-only by clients.  The PRIVATE arena file (sessions,
- * replies, the hash secret) is the daemon's. "Truth" survives a crash; "derived" is rebuilt from
- * truth at every attach.
+ * replies, the hash secret) is the daemon's. "Authoritative state" survives a crash; "derived" is
+ * rebuilt from authoritative state at every attach.
  */
 
 #define PG_MAGIC 0x31414e4552414750u     /* "PGARENA1" read as little endian */
@@ -158,12 +158,12 @@ struct pg_header {
     int64_t  now_ns;              /* moving: time of the last advance, on the arena's clock */
     int64_t  next_deadline_ns;    /* moving: lower bound of the next expiry; INT64_MAX = none */
     int64_t  wall_offset_ns;      /* moving: wall = the arena's clock + offset */
-    uint64_t next_ticket;         /* truth; never reused; of this shard */
-    uint64_t outbox_tail;         /* truth: position after the newest entry, release */
-    uint64_t outbox_head;         /* truth: oldest position that is not withdrawn */
-    uint64_t published;           /* truth: entries below were handed to the socket */
+    uint64_t next_ticket;         /* authoritative; never reused; of this shard */
+    uint64_t outbox_tail;         /* authoritative: position after the newest entry, release */
+    uint64_t outbox_head;         /* authoritative: oldest position that is not withdrawn */
+    uint64_t published;           /* authoritative: entries below were handed to the socket */
     uint64_t outbox_bytes;        /* derived: blob bytes pinned by entries */
-    uint64_t next_incarnation;    /* truth: for topics */
+    uint64_t next_incarnation;    /* authoritative: for topics */
     uint64_t quota_timers;        /* moving: of every uid, as the daemon was started; 0 = none */
     uint64_t quota_bytes;         /* moving: the same */
     uint64_t quota_ops;           /* moving: the same, per second */
@@ -306,8 +306,8 @@ struct pg_cold {
     uint16_t wait_high;
 };
 
-/* Truth, of an arena with a WAL: what the record of a timer's or an operation's end tells of
- * its beginning. It stands at the slot's index, written before hot.ctl, and behind all else in
+/* Authoritative, of an arena with a WAL: what the record of a timer's or an operation's end tells
+ * of its beginning. It stands at the slot's index, written before hot.ctl, and behind all else in
  * the records of beginning and end. 48 bytes. */
 struct pg_life {
     uint64_t add_lsn;             /* of its ARM or WATCH; 0 = not known */
@@ -387,7 +387,7 @@ struct pg_wheel {
     struct pg_level levels[64];
 };
 
-/* ---- blobs (their bytes are truth; heap and map are derived) --------------------- */
+/* ---- blobs (their bytes are authoritative; heap and map are derived) --------------------- */
 
 /* Size classes of free blocks: 28 first levels (powers of two) of 32 equal steps each.
  * Blocks below 64 granules have a class per size. */
@@ -427,8 +427,8 @@ struct pg_index_bucket {
 #define PG_WATCH_KEYS_MAX 1024
 #define PG_LEVEL_MAX 9223372036854775807u
 
-/* Truth but for root, first, latest and place. A watch key: its monotone level and its watchers,
- * which stand in a treap ordered by the level that each of them waits for. 56 bytes. */
+/* Authoritative but for root, first, latest and place. A watch key: its monotone level and its
+ * watchers, which stand in a treap ordered by the level that each of them waits for. 56 bytes. */
 struct pg_watched {
     uint64_t level;               /* stored (release) before any watcher is visited */
     uint8_t  key[16];             /* its bytes; of a longer one the granule of its blob, u32;
@@ -446,7 +446,7 @@ struct pg_watched {
     uint32_t place;               /* derived: where the level index has it, bucket * 16 + cell */
 };
 
-/* Truth: level, slot, sibling; target too for ALL and ANY. One key of one operation. */
+/* Authoritative: level, slot, sibling; target too for ALL and ANY. One key of one operation. */
 struct pg_watch {
     uint64_t target;              /* visited once the key's level is at least this */
     uint32_t level;               /* row of the watch key */
@@ -507,13 +507,14 @@ struct pg_verdict {
 
 /* ---- names ---------------------------------------------------------------------- */
 
-/* Not truth: what a quota of operations has left, full after every start. A second fills it. */
+/* Not authoritative: what a quota of operations has left, full after every start. A second fills
+ * it. */
 struct pg_tokens {
     uint64_t left;                /* 10^9 are one operation */
     int64_t  refilled_boot_ns;    /* real clock: when `left` was true; 0 = it is full */
 };
 
-/* Truth. A row is born once and its name never changes. */
+/* Authoritative. A row is born once and its name never changes. */
 struct pg_namespace {
     uint32_t name_len;            /* 0 = row not used; written last, release */
     uint32_t shard;               /* placement, recorded at birth */
@@ -529,7 +530,7 @@ struct pg_namespace {
     char     name[64];
 };
 
-/* Truth. `sequence` counts the topic's notices. It is stored after the entry's commit,
+/* Authoritative. `sequence` counts the topic's notices. It is stored after the entry's commit,
  * which alone decides; a rebuild rolls a topic forward to the newest committed entry. */
 struct pg_topic {
     uint32_t name_len;            /* 1 + length; 0 = row not used; written last, release */
@@ -543,7 +544,7 @@ struct pg_topic {
     char     name[128];
 };
 
-/* Truth but for live, bytes and tokens: a uid that has timers while uids have quotas. A row
+/* Authoritative but for live, bytes and tokens: a uid that has timers while uids have quotas. A row
  * without timers, of a uid without a session, may be given to another uid. */
 struct pg_account {
     uint32_t uid;
@@ -560,8 +561,8 @@ struct pg_account {
 
 enum pg_load_state { PG_LOAD_NONE, PG_LOAD_OPEN, PG_LOAD_CLOSED };
 
-/* Truth but for rows and upto. A bulk load: which of its rows were done, whatever became of their
- * timers since. 64 bytes. */
+/* Authoritative but for rows and upto. A bulk load: which of its rows were done, whatever became of
+ * their timers since. 64 bytes. */
 struct pg_load {
     uint8_t  id[16];              /* chosen by who loads; not 0 */
     uint64_t fence;               /* the newest run that is known: older ones are refused */
@@ -574,15 +575,15 @@ struct pg_load {
     uint32_t pad;
 };
 
-/* Truth. Rows number * PG_LOAD_BLOCK_ROWS and those that follow, of one load; a bit for each
- * stands at the same index of PG_R_LOAD_BITS, and is set after the row's effect. 16 bytes. */
+/* Authoritative. Rows number * PG_LOAD_BLOCK_ROWS and those that follow, of one load; a bit for
+ * each stands at the same index of PG_R_LOAD_BITS, and is set after the row's effect. 16 bytes. */
 struct pg_load_block {
     uint64_t number;              /* of a free one: the next free one */
     uint32_t load;                /* row of the load + 1; 0 = not used; written last */
     uint32_t pad;
 };
 
-/* ---- the outbox (truth) --------------------------------------------------------- */
+/* ---- the outbox (authoritative) --------------------------------------------------------- */
 
 enum pg_cause { PG_CAUSE_EXPIRED = 1, PG_CAUSE_SATISFIED, PG_CAUSE_FAILED, PG_CAUSE_CANCELLED,
                 PG_CAUSE_PUBLISHED };
@@ -639,10 +640,12 @@ enum pg_storage_call { PG_CALL_NONE, PG_CALL_OPEN, PG_CALL_FALLOCATE, PG_CALL_WR
  * ring is position % size. committed <= tail <= appended <= committed + size. */
 struct pg_wal_buffer {
     uint64_t size;                /* bytes of the ring; fixed at creation */
-    uint64_t appended;              /* truth, daemon: end of the newest frame */
-    uint64_t tail;                /* truth, daemon, release: end of the newest frame whose effect
-                                     is done. At most one frame stands between tail and appended */
-    uint64_t next_lsn;            /* truth, daemon: of the next frame; stored after `appended` */
+    uint64_t appended;              /* authoritative, daemon: end of the newest frame */
+    uint64_t tail;                /* authoritative, daemon, release: end of the newest frame whose
+                                     effect is done. At most one frame stands between tail and
+                                     appended */
+    uint64_t next_lsn;            /* authoritative, daemon: of the next frame; stored after
+                                     `appended` */
     uint64_t pad0[4];             /* the group-commit thread's fields have cache lines of their own
                                      */
     uint64_t committed;           /* group commit, release: up to here all is on disk, and its
@@ -1080,11 +1083,11 @@ struct pg_private {
     uint32_t reply_bytes;         /* of one struct pg_reply_memory */
     uint64_t rows_offset;
     uint64_t replies_offset;      /* sessions x window x struct pg_reply_memory */
-    uint64_t next_session;        /* truth: serial number of the next session */
+    uint64_t next_session;        /* authoritative: serial number of the next session */
     uint64_t version;             /* written last: PG_PRIVATE_MAGIC */
 };
 
-/* Truth. One client session. `last` moves only after every result of that
+/* Authoritative. One client session. `last` moves only after every result of that
  * batch is in reply memory. */
 struct pg_session {
     uint64_t id;                  /* random << 16 | row; 0 = row not used; written last */

@@ -132,7 +132,7 @@ bool load_mark(struct pg_arena *a, uint32_t load, uint64_t row)
     return true;
 }
 
-/* In truth alone, for while nothing that is derived is there. */
+/* In authoritative state alone, for while no derived state is there. */
 bool load_row_visible(const struct pg_arena *a, const struct pg_wal_row *row)
 {
     const uint32_t load = load_find(a, row->load);

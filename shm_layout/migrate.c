@@ -1,4 +1,5 @@
-/* migrate.c - an arena's whole truth into a fresh one, of other sizes or of a later ABI.
+/* migrate.c - an arena's whole authoritative state into a fresh one, of other sizes or of a later
+ * ABI.
  *
  * Names, tickets, sequences, sessions and outbox positions stay, so nobody outside can
  * tell. Into other sizes, slots, blobs and rows of the derived parts are given anew. `from`
@@ -186,7 +187,7 @@ static bool slot_migrate(struct pg_arena *to, const struct pg_arena *from, uint3
     return !is_operation(from, i) || operation_migrate(to, from, i, slot, why);
 }
 
-/* Counted, because what is derived of `from` may be stale. */
+/* Counted, because the derived state of `from` may be stale. */
 static uint64_t slots_used(const struct pg_arena *a)
 {
     uint64_t used = 0;
@@ -329,13 +330,13 @@ static bool region_convert(struct pg_arena *to, const struct pg_arena *from,
 static bool regions_convert(struct pg_arena *to, const struct pg_arena *from,
                             struct pg_fault *why)
 {
-    static const enum pg_region_id truth[] = {
+    static const enum pg_region_id authoritative[] = {
         PG_R_METRICS, PG_R_HISTOGRAMS, PG_R_HOT, PG_R_COLD, PG_R_BLOBS, PG_R_NAMESPACES,
         PG_R_TOPICS, PG_R_ACCOUNTS, PG_R_OUTBOX, PG_R_WATCHES, PG_R_LEVELS, PG_R_LIFE,
         PG_R_LOADS, PG_R_LOAD_BLOCKS, PG_R_LOAD_BITS,
     };
-    for (uint32_t i = 0; i < sizeof truth / sizeof truth[0]; i++)
-        if (!region_convert(to, from, truth[i], why))
+    for (uint32_t i = 0; i < sizeof authoritative / sizeof authoritative[0]; i++)
+        if (!region_convert(to, from, authoritative[i], why))
             return false;
     return true;
 }

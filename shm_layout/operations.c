@@ -556,7 +556,7 @@ static bool blobs_for(struct pg_arena *a, const struct watch *w, uint32_t *blob,
     return false;
 }
 
-/* Truth and answer of a new operation, control word last. */
+/* Authoritative state and answer of a new operation, control word last. */
 static uint32_t operation_write(struct pg_arena *a, struct watch *w, int64_t deadline_ns,
                                 uint32_t blob, uint32_t notice, struct pg_result *r)
 {

@@ -161,7 +161,7 @@ struct name {
     uint32_t len;
 };
 
-/* Truth: lengths within bounds, each topic in a namespace. */
+/* Authoritative state: lengths within bounds, each topic in a namespace. */
 bool names_sound(const struct pg_arena *a, struct pg_fault *why);
 void names_rebuild(struct pg_arena *a);              /* the index from the rows */
 /* Row of a namespace, or of a topic and its namespace, born if need be; PG_NIL with
@@ -327,7 +327,7 @@ bool timers_cancel(struct pg_arena *a, const struct key *key, uint64_t ticket,
 uint32_t key_find(const struct pg_arena *a, const struct key *key, struct probe *at);
 /* The armed slot of a key; PG_NIL = none. */
 uint32_t timers_find(const struct pg_arena *a, const struct key *key);
-/* Deadline of an armed slot by the wall clock as it stands; needs truth only. */
+/* Deadline of an armed slot by the wall clock as it stands; needs authoritative state only. */
 int64_t timers_deadline_ns(const struct pg_arena *a, uint32_t slot);
 /* For a rebuild, of a living slot that is sound: the key leads to it, and it is counted. No other
  * slot has the key; `newest` is the one with the newest ticket, and takes the place of one that
@@ -431,7 +431,7 @@ void load_forget(struct pg_arena *a, uint32_t load);
 void load_drop(struct pg_arena *a, uint32_t load);      /* the same, not appended */
 /* Sets a row's bit. False: there is no block for it. */
 bool load_mark(struct pg_arena *a, uint32_t load, uint64_t row);
-/* Whether a row is done; needs truth only. */
+/* Whether a row is done; needs authoritative state only. */
 bool load_row_visible(const struct pg_arena *a, const struct pg_wal_row *row);
 /* Before the records of a batch, of that namespace. */
 void load_begin(struct pg_arena *a, struct pg_session *s, const struct pg_rows *rows,
@@ -577,7 +577,7 @@ void operation_end_restore(struct pg_arena *a, const struct pg_wal_outcome *j,
                            const uint8_t *missing);
 /* The notice of one that has its cause, which takes over the blob for it. */
 struct pg_entry operation_notice(struct pg_arena *a, uint32_t slot, unsigned flags);
-/* Gives back watch records and the notice's blob, while nothing that is derived is there. */
+/* Gives back watch records and the notice's blob, while no derived state is there. */
 void operation_release(struct pg_arena *a, uint32_t slot);
 /* Its watch keys; `op` may be a copy of the head of its blob. */
 void operation_keys_copy(const struct pg_arena *a, const struct pg_operation *op,

@@ -1,4 +1,4 @@
-/* rebuild.c - all that is derived, from truth.
+/* rebuild.c - all derived state, from authoritative state.
  *
  * Most of the time goes on waiting for memory, so the slots are gone through in two parts that
  * write nothing in common, and may be run by two threads at the same time: the keys (what blobs

@@ -1,9 +1,9 @@
-/* redo.c - frames of a snapshot and of the WAL, into the truth of a fresh arena.
+/* redo.c - frames of a snapshot and of the WAL, into the authoritative state of a fresh arena.
  *
  * A frame says how things stand after it, in slots, rows and positions of the arena that it
  * comes from. So the snapshot may be of several moments: all that changed after its start is
  * redone, and the last frame of each thing is right. A slot's tickets rise, so an older timer
- * never takes the place of a younger one. What is derived, key hashes too, is made at the end.
+ * never takes the place of a younger one. Derived state, key hashes too, is made at the end.
  * Frames are input: all that they name is looked at first. */
 
 #include "core.h"

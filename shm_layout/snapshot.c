@@ -1,4 +1,4 @@
-/* snapshot.c - all truth of a live arena as frames, from a reader of it.
+/* snapshot.c - all authoritative state of a live arena as frames, from a reader of it.
  *
  * The arena goes on meanwhile, so the parts are of different moments. Whatever changes after
  * the start LSN is redone over them from the WAL, and each of its frames says how things

@@ -98,7 +98,7 @@ static int64_t wall_deadline(const struct pg_arena *a, int64_t wall_ns)
     return t < 0 ? 0 : t;
 }
 
-/* By the wall clock as it stands now; where the wheel has the slot may be an older truth. */
+/* By the wall clock as it stands now; the place of the slot in the wheel may be older. */
 int64_t timers_deadline_ns(const struct pg_arena *a, uint32_t slot)
 {
     if (a->slots.hot[slot].flags & PG_F_WALL)

@@ -378,7 +378,7 @@ class Written(NamedTuple):
 def write_snapshot(
     handle: Handle, file: BinaryIO, *, quiet: bool, moved: Callable[[], object] = _nothing
 ) -> Written:
-    """Writes all truth of an arena, sessions left out, as a snapshot.
+    """Writes all authoritative state of an arena, sessions left out, as a snapshot.
 
     `quiet`: nobody changes the arena meanwhile, so that it is whole without any WAL. `moved` is
     called after each PORTION, which is on disk then.

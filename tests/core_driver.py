@@ -120,7 +120,7 @@ def config_struct(**changes: Any) -> Any:
     return ffi.new("struct pg_config *", {"layout_id": LAYOUT_ID, **DEFAULTS, **changes})
 
 
-class LoadTruth(NamedTuple):
+class LoadRecord(NamedTuple):
     """What an arena remembers of a load."""
 
     fence: int
@@ -378,12 +378,12 @@ class Core:
 
     # ---- loads ----
 
-    def loads(self) -> dict[bytes, LoadTruth]:
+    def loads(self) -> dict[bytes, LoadRecord]:
         """The loads that are remembered, by id, as their bits stand in the arena."""
         rows = self.rows(lib.PG_R_LOADS, "pg_load")
         table = range(self.header.regions[lib.PG_R_LOADS].count)
         return {
-            bytes(rows[i].id): LoadTruth(
+            bytes(rows[i].id): LoadRecord(
                 rows[i].fence, rows[i].state, rows[i].uid, rows[i].namespace_row,
                 frozenset(self._rows_done(i)),
             )

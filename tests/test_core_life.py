@@ -192,7 +192,7 @@ def statuses(core: Core) -> list[tuple[Status, int]]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_rebuild_after_damage_of_all_that_is_derived(seed: int) -> None:
+def test_rebuild_after_damage_of_all_derived_state(seed: int) -> None:
     core, untouched = busy(), busy()
     before = observe(core)
     rng = random.Random(seed)
@@ -289,7 +289,7 @@ def test_a_withdrawal_that_did_not_move_the_head_is_finished() -> None:
     assert core.cancel(oldest).status == Status.UNKNOWN
 
 
-# ---- damaged truth -----------------------------------------------------------------------------
+# ---- damaged authoritative state ---------------------------------------------------------------
 
 
 def damage_topic(core: Core) -> None:
@@ -332,7 +332,7 @@ def damage_tail(core: Core) -> None:
         damage_entry_blob, damage_head, damage_tail,
     ],
 )  # fmt: skip
-def test_damaged_truth_is_refused(damage: Callable[[Core], None]) -> None:
+def test_damaged_authoritative_state_is_refused(damage: Callable[[Core], None]) -> None:
     core = Core()
     core.put("fires", MS)
     core.put("x", SECOND_NS)

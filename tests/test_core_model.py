@@ -732,7 +732,7 @@ def os_bytes(size: int) -> bytes:
 
 
 def scribble(core: Core, seed: int) -> None:
-    """Damages all that is derived."""
+    """Damages all derived state."""
     rng = random.Random(seed)
     for region in DERIVED:
         view = core.region(region)

@@ -64,7 +64,7 @@ SHM = Path("/dev/shm")
 Value = TypeVar("Value")
 
 
-def truth(daemon: Daemon) -> tuple[object, ...]:
+def authoritative_state(daemon: Daemon) -> tuple[object, ...]:
     """All that a refused message must not change."""
     reader = Reader.attach(daemon.paths)
     try:
@@ -206,7 +206,7 @@ def test_the_ledger_of_workers_and_subscribers(
         collected = collector.result()
         assert not collected.lost
         assert Counter(collected.keys) == Counter(expected)
-    truth(real)
+    authoritative_state(real)
 
 
 def flood(topics: int, rounds: int) -> list[str]:
@@ -368,11 +368,11 @@ def test_payloads_past_the_bound_are_refused_on_both_sides(daemon: StartDaemon) 
     with shop() as client, pytest.raises(InvalidPayload) as caught:
         client.add("k", delay=1, payload=bytes(65537))
     assert (caught.value.length, caught.value.limit) == (65537, 65536)
-    before = truth(real)
+    before = authoritative_state(real)
     with Raw(real.paths.cmd) as client:
         client.hello()
         assert client.batch(raw.put(b"k", payload=bytes(65537))).error == raw.MALFORMED
-    assert truth(real) == before
+    assert authoritative_state(real) == before
 
 
 def test_many_of_the_largest_payloads_in_one_batch(daemon: StartDaemon) -> None:
@@ -558,7 +558,7 @@ def test_a_batch_is_applied_once(real: Daemon) -> None:
             [raw.ADDED, raw.ADDED], [raw.ADDED, raw.EXISTS],
         ]  # fmt: skip
         assert [a.sequence for a in answers] == [1, 2, 3, 4, 5, 6]
-        before = truth(real)
+        before = authoritative_state(real)
         assert [client.ask(batch) for batch in batches[2:6]] == answers[2:]
         stale = client.ask(batches[1])
         assert (stale.error, stale.detail) == (raw.STALE, (3, 2))
@@ -566,7 +566,7 @@ def test_a_batch_is_applied_once(real: Daemon) -> None:
         assert other.error == raw.CHANGED
         ahead = client.ask(raw.batch(client.session, 9, [raw.put(b"k9")]))
         assert (ahead.error, ahead.detail) == (raw.OUT_OF_ORDER, (7, 9))
-        assert truth(real) == before
+        assert authoritative_state(real) == before
         assert client.ask(batches[6]).statuses == [raw.ADDED, raw.EXISTS]
 
 
@@ -575,13 +575,13 @@ def test_every_changed_byte_of_a_resent_batch_is_seen(real: Daemon) -> None:
         client.hello()
         first = raw.batch(client.session, 1, [raw.put(b"key", payload=bytes(100))])
         client.ask(first)
-        before = truth(real)
+        before = authoritative_state(real)
         for at in range(len(first) - 103, len(first)):
             for bit in range(8):
                 changed = bytearray(first)
                 changed[at] ^= 1 << bit
                 assert client.ask(bytes(changed)).error == raw.CHANGED
-        assert truth(real) == before
+        assert authoritative_state(real) == before
 
 
 def test_sessions_end_and_are_limited(daemon: StartDaemon) -> None:
@@ -687,10 +687,10 @@ def test_every_bad_message_gets_its_error_and_changes_nothing(real: Daemon) -> N
     with Raw(real.paths.cmd) as client, shop() as other:
         other.add("mine", delay=HOUR_S)
         client.hello()
-        before = truth(real)
+        before = authoritative_state(real)
         for name, (data, error) in bad_messages(client.session).items():
             assert client.ask(data).error == error, name
-            assert truth(real) == before, name
+            assert authoritative_state(real) == before, name
         assert client.batch(raw.put(b"key")).statuses == [raw.ADDED]
         assert other.get("mine") is not None
 
@@ -706,23 +706,23 @@ def test_bad_messages_on_the_admin_lane(real: Daemon) -> None:
         raw.frame(raw.ADVANCE, at_ns=2**62): raw.CLOCK,
         raw.frame(raw.PING, 5, 6): 0,
     }
-    before = truth(real)
+    before = authoritative_state(real)
     with Raw(real.paths.admin) as admin:
         for data, error in expected.items():
             assert admin.ask(data).error == error, data
         assert admin.ask(raw.frame(raw.PING), b"").error == raw.MALFORMED
         assert admin.ask(raw.frame(raw.PING, 5, 6))[:3] == (raw.PING, 5, 6)
-    assert truth(real) == before
+    assert authoritative_state(real) == before
 
 
 def test_parts_that_do_not_belong(real: Daemon) -> None:
-    before = truth(real)
+    before = authoritative_state(real)
     with Raw(real.paths.cmd) as client:
         ping = raw.frame(raw.PING)
         for parts in ([b""], [b"", ping], [ping, b""], [ping] * 3, [b""] * 50):
             assert client.ask(*parts).error == raw.MALFORMED, parts
         assert client.ask(ping).error == 0
-    assert truth(real) == before
+    assert authoritative_state(real) == before
 
 
 @pytest.mark.parametrize("lane", ["cmd", "admin", "pub"])
@@ -770,7 +770,7 @@ def test_garbage_is_survived_while_others_are_served(real: Daemon) -> None:
             take(subscriber, 1)
     thread.join()
     assert done.is_set()
-    truth(real)
+    authoritative_state(real)
 
 
 def test_noise_on_the_plain_sockets(real: Daemon) -> None:
@@ -900,7 +900,7 @@ def test_topics_run_out_and_are_used_again(daemon: StartDaemon) -> None:
         again = [(b"n", b"t7"), (b"n", b"t9")]
         puts = [raw.put(b"k8", name=0), raw.put(b"k8", name=1)]
         assert client.batch(*puts, names=again).statuses == [raw.FULL_TOPICS, raw.EXISTS]
-    truth(real)
+    authoritative_state(real)
     said = refused(lambda: real.restart("--topics", "299"))
     assert "topics 299 is below the 300 that live in the arena" in said
     real.start("--topics", "300")
@@ -935,13 +935,13 @@ def test_a_virtual_clock_does_not_go_back(daemon: StartDaemon) -> None:
         client.hello()
         assert client.batch(raw.put(b"k", 1000), at_ns=5_000_000).results[0][2] == 5_001_000
         assert stats(real)["now_ns"] == 5_000_000
-        before = truth(real)
+        before = authoritative_state(real)
         for at_ns in (4_999_999, 0, -1, -(2**63)):
             found = admin.ask(raw.frame(raw.ADVANCE, at_ns=at_ns))
             assert (found.error, found.detail) == (raw.CLOCK, (5_000_000, at_ns % 2**64))
             refused = client.ask(raw.batch(client.session, 2, [raw.put(b"x")], at_ns=at_ns))
             assert (refused.error, refused.detail) == (raw.CLOCK, (5_000_000, at_ns % 2**64))
-        assert truth(real) == before
+        assert authoritative_state(real) == before
         assert admin.ask(raw.frame(raw.ADVANCE, at_ns=6_000_000)).tails == {(b"raw", b"topic"): 1}
         with pytest.raises(MessageRefused) as caught, Admin("demo") as other:
             other.advance(1)

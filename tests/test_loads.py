@@ -52,7 +52,7 @@ def core() -> Purgatory:
 
 
 def restarted(core: Purgatory) -> None:
-    """What a kill -9 leaves, with garbage in all that is derived."""
+    """What a kill -9 leaves, with garbage in all derived state."""
     for region in DERIVED:
         view = core.region(region)
         view[:] = b"\xa5" * len(view)

@@ -675,7 +675,7 @@ def mail_of(op: Operation) -> Mail:
 
 
 def scribble(core: Purgatory, seed: int) -> None:
-    """Damages all that is derived."""
+    """Damages all derived state."""
     rng = random.Random(seed)
 
     def junk() -> int:

@@ -630,7 +630,7 @@ class Accounting(RuleBasedStateMachine):
 
     @rule(garbage=st.booleans())
     def kill(self, garbage: bool) -> None:
-        """What is derived may be anything after a crash."""
+        """Derived state may be anything after a crash."""
         if garbage:
             for region in DERIVED:
                 view = self.core.region(region)

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pytest
 import zmq
 from purgatory_driver import ANY, Command, Key, Purgatory, advance, cancel, put, watch
-from wal_driver import truth
+from wal_driver import authoritative_state
 
 from purgatoryd.clients import route
 from purgatoryd.clients.aio import AsyncClient
@@ -186,11 +186,11 @@ def test_a_shard_takes_only_what_names_a_namespace_of_its_own(kind: str) -> None
         "query": lambda: wire.encode_query(1, session, b"n", b"k"),
         "load": lambda: wire.encode_load(1, session, b"l" * 16, LoadAction.OPEN, namespace=b"n"),
     }[kind]()
-    before = truth(core)
+    before = authoritative_state(core)
     refused = core.handle(message)
     assert isinstance(refused, wire.Reply)
     assert (refused.error, refused.detail) == (WireError.WRONG_SHARD, (1, 2))
-    assert truth(core) == before
+    assert authoritative_state(core) == before
     core.set_namespace(b"n")
     taken = core.handle(message)
     assert isinstance(taken, wire.Reply)

@@ -85,7 +85,7 @@ def key_of(record: dict[str, Any]) -> wire.Key:
     return wire.decode_key(KEY_TYPES.index(kind), bytes.fromhex(data))
 
 
-# ---- the truth of an earlier ABI -------------------------------------------------------------
+# ---- the authoritative state of an earlier ABI -----------------------------------------------
 
 
 @pytest.mark.parametrize("settings", [SAME, MORE], ids=["the same sizes", "other sizes"])

@@ -12,7 +12,7 @@ import purgatory_driver as pd
 import pytest
 from core_driver import Fault
 from purgatory_driver import ALL, ANY, CLIENT, SUM, Command, Key, Owner, Purgatory
-from wal_driver import Redo, Snapshot, Wal, frames_of, truth, twin
+from wal_driver import Redo, Snapshot, Wal, authoritative_state, frames_of, twin
 
 from purgatoryd.shm_layout import wal, wire
 from purgatoryd.shm_layout._core import ffi, lib
@@ -206,12 +206,12 @@ def redone(work: Work, snapshot: bytes, rng: random.Random, *, twice: bool = Fal
 def the_same(work: Work, snapshot: bytes, rng: random.Random, *, twice: bool = False) -> None:
     found = redone(work, snapshot, rng, twice=twice)
     found.check()
-    expected = truth(twin(work.core, work.now_ns))
-    assert truth(found) == expected
+    expected = authoritative_state(twin(work.core, work.now_ns))
+    assert authoritative_state(found) == expected
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_the_wal_gives_all_truth_back(seed: int) -> None:
+def test_the_wal_gives_all_authoritative_state_back(seed: int) -> None:
     work = Work(seed)
     first = Snapshot(work.core).finish().data
     for _ in range(8):
@@ -292,7 +292,9 @@ def test_migration_between_arenas_with_and_without_a_wal_buffer(sizes: tuple[int
         work.step()
     to = work.core.migrated(wal_buffer_bytes=sizes[1])
     to.check()
-    assert len(dict(truth(to)["slots"])) == len(dict(truth(work.core)["slots"]))
+    assert len(dict(authoritative_state(to)["slots"])) == len(
+        dict(authoritative_state(work.core)["slots"])
+    )
     if all(sizes):
         taken = lib.pg_wal_buffer_of(work.core.a).next_lsn
         assert lib.pg_wal_buffer_of(to.a).next_lsn >= taken
@@ -304,7 +306,7 @@ def test_migration_between_arenas_with_and_without_a_wal_buffer(sizes: tuple[int
         redo.frames(fresh)
         redo.frames(wal.data)
         found = redo.end(work.now_ns, wall_offset_ns=to.header.wall_offset_ns)
-        assert truth(found) == truth(twin(to, work.now_ns))
+        assert authoritative_state(found) == authoritative_state(twin(to, work.now_ns))
 
 
 def test_deadlines_move_with_the_boot_clock_and_wall_deadlines_do_not() -> None:

@@ -162,10 +162,10 @@ def twin(core: Purgatory, now_ns: int) -> Purgatory:
     return copy
 
 
-# ---- the whole truth, but for sessions -------------------------------------------------------
+# ---- the whole authoritative state, but for sessions -----------------------------------------
 
 
-def truth(core: Purgatory) -> dict[str, Any]:
+def authoritative_state(core: Purgatory) -> dict[str, Any]:
     """All that has to be the same after a redo and a rebuild."""
     header = core.header
     return {

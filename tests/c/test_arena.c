@@ -317,7 +317,7 @@ static void step_migrate(struct world *w)
     move_to(w, &to);
 }
 
-/* As from an earlier ABI: with nothing derived to rely on. */
+/* As from an earlier ABI: with no derived state to rely on. */
 static void step_convert(struct world *w)
 {
     struct world to = {.config = w->config};
@@ -356,7 +356,8 @@ static void random_steps(void)
     }
 }
 
-/* ---- rare moments ------------------------------------------------------------------------------ */
+/* ---- rare moments ------------------------------------------------------------------------------
+ * */
 
 /* The wall clock has gone slower, by less than a step: what is due by the other clock waits, and
  * its notice says for how long. */
@@ -496,12 +497,14 @@ static void messages(void)
     free(reply);
 }
 
-/* ---- hostile memory ----------------------------------------------------------------------------- */
+/* ---- hostile memory -----------------------------------------------------------------------------
+ * */
 
-/* Whatever the truth holds: rebuild makes a whole arena of it or refuses, and stays inside. */
-static void damaged_truth(void)
+/* Whatever the authoritative state holds: rebuild makes a whole arena of it or refuses, and stays
+ * inside. */
+static void damaged_authoritative_state(void)
 {
-    static const enum pg_region_id truth[] = {PG_R_HOT, PG_R_COLD, PG_R_NAMESPACES, PG_R_TOPICS,
+    static const enum pg_region_id authoritative[] = {PG_R_HOT, PG_R_COLD, PG_R_NAMESPACES, PG_R_TOPICS,
                                               PG_R_OUTBOX};
     for (uint64_t seed = 1; seed <= 600; seed++) {
         struct world w;
@@ -513,7 +516,7 @@ static void damaged_truth(void)
                 step_advance(&w);
         }
         for (uint64_t n = 1 + rng_below(&w.rng, 4); n > 0; n--) {
-            const struct pg_region *r = &w.a->header->regions[truth[rng_below(&w.rng, 5)]];
+            const struct pg_region *r = &w.a->header->regions[authoritative[rng_below(&w.rng, 5)]];
             const uint64_t used = (uint64_t)r->stride * (1 + rng_below(&w.rng, r->count));
             ((uint8_t *)w.arena)[r->offset + used - 1 - rng_below(&w.rng, r->stride)] =
                 (uint8_t)rng_next(&w.rng);
@@ -580,7 +583,7 @@ int main(int argc, char **argv)
     RUN(a_wall_timer_waits_for_the_wall_clock);
     RUN(a_notice_that_was_not_sent_is_not_withdrawn);
     RUN(messages);
-    RUN(damaged_truth);
+    RUN(damaged_authoritative_state);
     RUN(damaged_header);
     RUN(damaged_previous);
     return 0;

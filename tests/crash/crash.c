@@ -1,9 +1,9 @@
 /* crash.c - kill -9 at any instruction.
  *
- * Each trial runs one call in a tiny arena, one instruction after the other. Whenever truth has
- * changed, what a kill would leave there is taken as a new daemon would take it: attached,
- * rebuilt, checked, and the call is made again, as a client sends its batch again. Then nothing
- * may tell this arena from one in which nobody was killed:
+ * Each trial runs one call in a tiny arena, one instruction after the other. Whenever authoritative
+ * state has changed, what a kill would leave there is taken as a new daemon would take it:
+ * attached, rebuilt, checked, and the call is made again, as a client sends its batch again. Then
+ * nothing may tell this arena from one in which nobody was killed:
  *
  *   - the recovered arena is whole, and each ticket and key in it is as it was before the call
  *     or as it is behind one of its records, never in between and never gone;
@@ -94,8 +94,8 @@ struct trial {
     uint64_t fired;
     struct reply reply;
     uint64_t statuses;            /* bit per enum pg_status that was answered */
-    struct truth truth;
-    uint8_t *shadow;              /* truth as it was last seen */
+    struct authoritative authoritative;
+    uint8_t *shadow;              /* authoritative state as it was last seen */
     struct trusted trusted[WORDS_MAX];
     uint8_t *doubles[DOUBLES_MAX];
     uint32_t double_count, double_every;
@@ -121,10 +121,10 @@ static void violated(struct trial *t, const char *what, const struct pg_fault *w
         exit(1);
 }
 
-/* ---- truth -------------------------------------------------------------------------------------
+/* ---- authoritative state -----------------------------------------------------------------------
  * */
 
-static void truth_save(const struct truth *t, uint8_t *to)
+static void authoritative_save(const struct authoritative *t, uint8_t *to)
 {
     for (uint32_t i = 0; i < t->count; i++) {
         memcpy(to, t->pieces[i].at, t->pieces[i].bytes);
@@ -132,7 +132,7 @@ static void truth_save(const struct truth *t, uint8_t *to)
     }
 }
 
-static void truth_load(const struct truth *t, const uint8_t *from)
+static void authoritative_restore(const struct authoritative *t, const uint8_t *from)
 {
     for (uint32_t i = 0; i < t->count; i++) {
         memcpy(t->pieces[i].at, from, t->pieces[i].bytes);
@@ -140,7 +140,7 @@ static void truth_load(const struct truth *t, const uint8_t *from)
     }
 }
 
-static bool truth_same(const struct truth *t, const uint8_t *saved)
+static bool authoritative_same(const struct authoritative *t, const uint8_t *saved)
 {
     for (uint32_t i = 0; i < t->count; i++) {
         if (memcmp(saved, t->pieces[i].at, t->pieces[i].bytes) != 0)
@@ -150,8 +150,8 @@ static bool truth_same(const struct truth *t, const uint8_t *saved)
     return true;
 }
 
-/* Of truth only: what layout.h calls derived within its records is left out. */
-static uint64_t truth_hash(const struct world *w, const struct truth *t)
+/* Of authoritative state only: what layout.h calls derived within its records is left out. */
+static uint64_t authoritative_hash(const struct world *w, const struct authoritative *t)
 {
     const struct pg_header *h = w->a->header;
     uint64_t hash = ledger_mix(h->next_ticket, h->next_incarnation);
@@ -405,30 +405,30 @@ static void double_keep(struct trial *t)
     if (t->double_every == 0 || (t->changes + t->seed) % t->double_every != 0 ||
         t->double_count == DOUBLES_MAX)
         return;
-    memcpy(t->doubles[t->double_count++], t->shadow, t->truth.bytes);
+    memcpy(t->doubles[t->double_count++], t->shadow, t->authoritative.bytes);
 }
 
 /* Behind every instruction. */
 static void kill_here(void *context)
 {
     struct trial *t = context;
-    struct truth twin_truth = t->truth;
-    if (truth_same(&t->truth, t->shadow))
+    struct authoritative twin_authoritative = t->authoritative;
+    if (authoritative_same(&t->authoritative, t->shadow))
         return;
-    truth_save(&t->truth, t->shadow);
+    authoritative_save(&t->authoritative, t->shadow);
     readers_check(t);
-    const uint64_t hash = truth_hash(&t->w, &t->truth);
+    const uint64_t hash = authoritative_hash(&t->w, &t->authoritative);
     t->counts->states += seen_add(&all_states, hash);
     if (!seen_add(&own_states, hash))
         return;
     t->changes++;
-    for (uint32_t i = 0; i < twin_truth.count; i++) {
-        const bool in_arena = twin_truth.pieces[i].at >= t->w.arena &&
-                              twin_truth.pieces[i].at < t->w.arena + t->w.arena_bytes;
-        twin_truth.pieces[i].at += in_arena ? t->twin.arena - t->w.arena
+    for (uint32_t i = 0; i < twin_authoritative.count; i++) {
+        const bool in_arena = twin_authoritative.pieces[i].at >= t->w.arena &&
+                              twin_authoritative.pieces[i].at < t->w.arena + t->w.arena_bytes;
+        twin_authoritative.pieces[i].at += in_arena ? t->twin.arena - t->w.arena
                                             : t->twin.secret - t->w.secret;
     }
-    truth_load(&twin_truth, t->shadow);
+    authoritative_restore(&twin_authoritative, t->shadow);
     double_keep(t);
     t->twin.offset_ns = t->w.offset_ns;
     t->twin.places_first = t->changes % 2 == 0;
@@ -518,7 +518,7 @@ static void statuses_note(struct trial *t)
 
 static void stepped(struct trial *t, void (*run)(void *))
 {
-    truth_save(&t->truth, t->shadow);
+    authoritative_save(&t->authoritative, t->shadow);
     memset(t->trusted, 0, sizeof t->trusted);
     readers_check(t);
     t->counts->instructions += step_run(run, kill_here, t);
@@ -537,7 +537,7 @@ static void trial_run(struct trial *t, struct counts *recoveries)
     t->double_every = 0;
     for (uint32_t i = 0; i < t->double_count; i++) {
         image_put(&start, &t->w);
-        truth_load(&t->truth, t->doubles[i]);
+        authoritative_restore(&t->authoritative, t->doubles[i]);
         seen_clear(&own_states);
         t->w.places_first = (t->seed + i) % 2 == 0;
         recoveries->trials++;
@@ -571,14 +571,14 @@ static uint64_t trial(uint32_t operation, enum shape shape, uint64_t seed, uint3
     world_commit(&t.w);
     world_twin(&t.twin, &t.w);
     world_for_redo(&t.redo, &t.w);
-    world_truth(&t.w, &t.truth);
+    world_authoritative(&t.w, &t.authoritative);
     frames_open(&t.snapshot);
     frames_open(&t.appended);
     frames_snapshot(&t.snapshot, &t.w);
-    t.shadow = malloc(t.truth.bytes);
+    t.shadow = malloc(t.authoritative.bytes);
     CHECK(t.shadow != NULL);
     for (uint32_t i = 0; i < DOUBLES_MAX; i++)
-        CHECK((t.doubles[i] = malloc(t.truth.bytes)) != NULL);
+        CHECK((t.doubles[i] = malloc(t.authoritative.bytes)) != NULL);
     trial_run(&t, recoveries);
     statuses = t.statuses;
     for (uint32_t i = 0; i < DOUBLES_MAX; i++)

@@ -1,4 +1,5 @@
-"""Mutants of the core: each store to truth dropped, each adjacent pair of stores swapped.
+"""Mutants of the core: each store to authoritative state dropped, each adjacent pair of stores
+swapped.
 
 Every mutant has to be caught by the crash harness, which kills it before each store (stores.c),
 or by the C tests; or it is listed in equivalent.toml with the reason why nobody could tell it, and
@@ -42,7 +43,7 @@ FILES = [
     "batch.c", "inbox.c", "levels.c", "loads.c", "names.c", "operations.c", "outbox.c",
     "publish.c", "quotas.c", "rebuild.c", "session.c", "wal_buffer.c", "timers.c", "watches.c",
 ]  # fmt: skip
-"""Whatever stores truth while a daemon runs."""
+"""Whatever stores authoritative state while a daemon runs."""
 
 FIELDS = {
     "ctl", "deadline_ns", "flags", "hash", "topic", "cold", "blob", "payload_len", "value",
@@ -77,7 +78,7 @@ PRIVATE = re.compile(
     r"answer\(\w+, 0, .*|memcpy\((?:&|detail).*|memset\((?:a->|out,|why,).*"
     r"|a->(?:header->quota_)?\w+ = .*|(?:p->|n\.|next\.|out\[).*"
 )
-"""Refusals, locals, the fields of a process's handle, what each start sets, and what is derived."""
+"""Refusals, locals, the fields of a process's handle, what each start sets, and derived state."""
 
 COMPILE = ["cc", "-std=c11", "-fvisibility=hidden", "-w", f"-I{CORE}", f"-I{ROOT}/tests/c"]
 AS_SHIPPED = "-O3"
@@ -238,7 +239,7 @@ def place_of(text: str) -> str:
 
 
 def is_store(text: str) -> bool:
-    """A whole statement that stores into a field of the truth, or copies."""
+    """A whole statement that stores into a field of the authoritative state, or copies."""
     if PRIVATE.fullmatch(text):
         return False
     if text.startswith(COPIES):

@@ -13,7 +13,7 @@ struct frames {
 
 void frames_open(struct frames *f);
 void frames_close(struct frames *f);
-/* All truth of a world that nobody changes meanwhile. */
+/* All authoritative state of a world that nobody changes meanwhile. */
 void frames_snapshot(struct frames *f, const struct world *w);
 /* All that stands in the ring and is not committed. */
 void frames_appended(struct frames *f, const struct world *w);

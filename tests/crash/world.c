@@ -93,7 +93,7 @@ bool world_recover(struct world *w, int64_t now_ns, struct pg_fault *why)
            rebuild_end(w->a, why);
 }
 
-static void piece_add(struct truth *t, void *at, uint64_t bytes)
+static void piece_add(struct authoritative *t, void *at, uint64_t bytes)
 {
     CHECK(t->count < sizeof t->pieces / sizeof t->pieces[0]);
     t->pieces[t->count++] = (struct piece){at, bytes};
@@ -101,7 +101,7 @@ static void piece_add(struct truth *t, void *at, uint64_t bytes)
 }
 
 /* The ring's next bytes, in two pieces where it begins anew. */
-static void wal_buffer_add(struct truth *t, const struct world *w)
+static void wal_buffer_add(struct authoritative *t, const struct world *w)
 {
     struct pg_wal_buffer *s = pg_wal_buffer_of(w->a);
     if (s == NULL)
@@ -113,7 +113,7 @@ static void wal_buffer_add(struct truth *t, const struct world *w)
     piece_add(t, ring, left < APPENDED_MAX ? APPENDED_MAX - left : 0);
 }
 
-void world_truth(const struct world *w, struct truth *t)
+void world_authoritative(const struct world *w, struct authoritative *t)
 {
     static const enum pg_region_id regions[] = {PG_R_HOT, PG_R_COLD, PG_R_BLOBS, PG_R_NAMESPACES,
                                                 PG_R_TOPICS, PG_R_OUTBOX, PG_R_WATCHES,
@@ -121,7 +121,7 @@ void world_truth(const struct world *w, struct truth *t)
                                                 PG_R_LOAD_BLOCKS, PG_R_LOAD_BITS};
     const struct pg_header *h = (const struct pg_header *)w->arena;
     const struct pg_private *s = (const struct pg_private *)w->secret;
-    *t = (struct truth){0};
+    *t = (struct authoritative){0};
     piece_add(t, w->arena, sizeof *h);
     for (uint32_t i = 0; i < sizeof regions / sizeof regions[0]; i++)
         piece_add(t, w->arena + h->regions[regions[i]].offset, h->regions[regions[i]].length);

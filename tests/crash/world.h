@@ -29,12 +29,12 @@ struct world {
     bool places_first;            /* of the halves of a recovery */
 };
 
-/* Where truth stands; pieces of both arena files. */
+/* Where authoritative state stands; pieces of both arena files. */
 struct piece {
     uint8_t *at;
     uint64_t bytes;
 };
-struct truth {
+struct authoritative {
     uint32_t count;
     uint64_t bytes;
     struct piece pieces[32];
@@ -71,7 +71,7 @@ void world_for_redo(struct world *redo, const struct world *w);
 void world_blank(struct world *w);
 /* As the group-commit thread does once all that was appended is on disk. */
 void world_commit(struct world *w);
-void world_truth(const struct world *w, struct truth *truth);
+void world_authoritative(const struct world *w, struct authoritative *authoritative);
 /* What a daemon does at its start, its two threads one behind the other. */
 bool world_recover(struct world *w, int64_t now_ns, struct pg_fault *why);
 
