@@ -120,7 +120,7 @@ def armed(name: str) -> Iterator[tuple[Info, int]]:
 # Points in time and positions: for programs, in --json.
 FOR_PROGRAMS = {
     "stream_id", "heartbeat_boot_ns", "loop_turns", "now_ns", "next_deadline_ns",
-    "wall_offset_ns", "next_ticket", "outbox_head", "outbox_tail", "published", "late_sum_ns",
+    "wall_offset_ns", "next_ticket", "replay_head", "replay_tail", "published", "late_sum_ns",
     "namespaces", "uids", "daemon_since_boot_ns",
 }  # fmt: skip
 
@@ -145,7 +145,7 @@ SECTIONS = {
         "operations", "outcomes", "watches", "satisfied", "already_true", "expired", "failed",
         "cancelled", "advances", "visits", "checks", "outcomes_repeated",
     ),
-    "notices": ("outbox_entries", "outbox_bytes", "notices_withdrawn", "messages_sent"),
+    "notices": ("replay_entries", "replay_bytes", "notices_withdrawn", "messages_sent"),
     "commands": ("batches", "batches_repeated", "records"),
     "refused": (
         "batches_refused", "refused_full", "refused_payload", "refused_names", "refused_busy",
@@ -163,8 +163,8 @@ SECTIONS = {
         "records_redone",
     ),
     "sizes": (
-        "length", "capacity", "payload_bytes", "blob_bytes", "outbox_capacity",
-        "outbox_bytes_max", "tick_ns", "fanout", "levels",
+        "length", "capacity", "payload_bytes", "blob_bytes", "replay_capacity",
+        "replay_bytes_max", "tick_ns", "fanout", "levels",
     ),
 }  # fmt: skip
 
@@ -219,7 +219,7 @@ def gather(reader: Reader) -> dict[str, Any]:
     heartbeat_ns = figures["heartbeat_boot_ns"]
     armed_ns = figures["next_deadline_ns"]
     return figures | {
-        "outbox_entries": figures["outbox_tail"] - figures["outbox_head"],
+        "replay_entries": figures["replay_tail"] - figures["replay_head"],
         "late_sum_ns": late.sum_ns,
         "late_mean_ns": late.mean_ns,
         "late_p99_ns": late.quantile(0.99),
@@ -278,7 +278,7 @@ def _block(row: dict[str, str]) -> str:
 def stats_command(name: str, topics: bool, as_json: bool) -> None:
     """Show what lives, what fired, what was refused.
 
-    Reads the shared memory and does not trouble the daemon. An outbox of so many entries is
+    Reads the shared memory and does not trouble the daemon. A replay buffer of so many entries is
     how far a subscriber may fall behind, and how long a cancel still answers FIRED.
     """
     for daemon in daemons(name):

@@ -73,7 +73,7 @@ def listen_command(
     """Print the notices of a namespace, one per line, as timers fire.
 
     Says "listening" on stderr once everything that fires from then on will be printed.
-    Gaps are filled from the daemon's outbox; notices that are gone from it end the command
+    Gaps are filled from the daemon's replay buffer; notices that are gone from it end the command
     with their range and exit code 8.
     """
     from purgatoryd.clients import Subscriber

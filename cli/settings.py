@@ -58,9 +58,9 @@ def _written(value: Any, kind: click.ParamType[Any]) -> int | str | list[int | s
 _TABLE: tuple[tuple[str, str, click.ParamType[Any], str], ...] = (
     ("capacity", "capacity", click.INT, "Timers armed at once."),
     ("payload-memory", "payload_bytes", units.Size(), "Room for keys and payloads."),
-    ("outbox", "outbox_capacity", units.PowerOfTwo(),
+    ("replay-buffer", "replay_capacity", units.PowerOfTwo(),
      "Notices kept for subscribers that fell behind; rounded up to a power of two."),
-    ("outbox-memory", "outbox_bytes_max", units.Size(),
+    ("replay-memory", "replay_bytes_max", units.Size(),
      "How much of the payload memory those notices may hold."),
     ("tick", "tick_ns", units.Duration(), "Resolution of the wheel, 1us to 100ms."),
     ("fanout", "fanout", click.INT, "Buckets in one level of the wheel, 2 to 256."),
@@ -132,7 +132,7 @@ FLAG_OF = {field: flag for flag, field, _, _ in _TABLE}
 _YES_OR_NO = {field for _, field, kind, _ in _TABLE if kind is click.BOOL}
 _REPEATED = {"admin_uids", "allow_uids", "allow_gids", "durable_namespaces"}
 _DERIVED = {
-    "outbox_bytes_max": "half of --payload-memory",
+    "replay_bytes_max": "half of --payload-memory",
     "wall_origin_ns": "1970",
     "admin_uids": "none",
     "allow_uids": "everybody",

@@ -55,8 +55,8 @@ def size_command(
 ) -> None:
     """Say how much of /dev/shm so many timers take, and what to set for them.
 
-    There is room for all of them, and beside them for an outbox full of notices of that size. What
-    is not set stays as it is by default.
+    There is room for all of them, and beside them for a replay buffer full of notices of that size.
+    What is not set stays as it is by default.
     """
     from purgatoryd.shm_layout.layout import KEY_MAX, PAYLOAD_MAX
 
@@ -78,7 +78,7 @@ def told(record: dict[str, Any]) -> list[str]:
     return [
         f"capacity = {settings['capacity']}",
         f'payload-memory = "{units.exact_size(settings["payload_bytes"])}"',
-        f'outbox-memory = "{units.exact_size(settings["outbox_bytes_max"])}"',
+        f'replay-memory = "{units.exact_size(settings["replay_bytes_max"])}"',
         f"# {units.format_size(record['shm_bytes'])} of /dev/shm in all, "
         f"{record['timer_bytes']:.0f} B a timer, {record['timers_per_gib']:,} of them in a GiB",
     ]
@@ -103,11 +103,11 @@ def timers_in(room_bytes: int, blob_bytes: int, with_wal: bool) -> int:
 
 def _settings(timers: int, blob_bytes: int) -> dict[str, Any]:
     granules_bytes = -(-blob_bytes // 16) * 16
-    outbox_bytes = max(4096, Config("size").outbox_capacity * granules_bytes)
+    replay_bytes = max(4096, Config("size").replay_capacity * granules_bytes)
     return {
         "capacity": timers,
-        "payload_bytes": timers * granules_bytes + outbox_bytes,
-        "outbox_bytes_max": outbox_bytes,
+        "payload_bytes": timers * granules_bytes + replay_bytes,
+        "replay_bytes_max": replay_bytes,
     }
 
 

@@ -46,7 +46,7 @@ GONE = (Condition.KILLED, Condition.STOPPED)
 FILLS = (
     ("timers", "slots_used", "capacity", ""),
     ("payload memory", "blob_bytes", "payload_bytes", "bytes"),
-    ("outbox memory", "outbox_bytes", "outbox_bytes_max", "bytes"),
+    ("replay memory", "replay_bytes", "replay_bytes_max", "bytes"),
     ("watch records", "watch_records", "watch_records_max", ""),
     ("watch keys", "watch_keys", "watch_keys_max", ""),
     ("WAL buffer", "wal_buffer_used_bytes", "wal_buffer_bytes", "bytes"),

@@ -183,8 +183,8 @@ class Admin(Closing):
     ) -> int:
         """Publishes one notice, with cause PUBLISHED, to any topic; returns its ticket.
 
-        It takes the outbox as all notices do: subscribers that were away get it, too. Names that
-        begin with "_" are for this call alone. Not repeated by itself: after DaemonUnreachable
+        It takes the replay buffer as all notices do: subscribers that were away get it, too. Names
+        that begin with "_" are for this call alone. Not repeated by itself: after DaemonUnreachable
         with `in_doubt` 1 it was published once or not at all. Raises InvalidName, InvalidKey,
         InvalidPayload, and Refused (Full, Busy, WalStopped, WrongShard) too.
         """

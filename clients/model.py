@@ -17,9 +17,9 @@ class CancelResult(enum.Enum):
     CANCELLED = Status.CANCELLED
     """The timer was armed and is gone; no notice will come."""
     FIRED = Status.FIRED
-    """Too late: its notice is in the outbox."""
+    """Too late: its notice is in the replay buffer."""
     UNKNOWN = Status.UNKNOWN
-    """No such timer, or it fired so long ago that the outbox forgot it."""
+    """No such timer, or it fired so long ago that the replay buffer forgot it."""
 
 
 @dataclass(frozen=True, slots=True)

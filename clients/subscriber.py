@@ -428,7 +428,7 @@ class Subscriber(Closing):
     def get(self, timeout: float | None = None) -> Notice | None:
         """The next notice; None if none came within `timeout` seconds (None = no limit).
 
-        Raises SnapshotRequired, once for each range that the outbox has lost; the next call
+        Raises SnapshotRequired, once for each range that the replay buffer has lost; the next call
         goes on with what follows.
         """
         inbox = self._inbox

@@ -13,14 +13,14 @@ from purgatoryd.shm_layout.topology import cpu_order
 
 MIB = 2**20
 _ID_MAX = 2**32 - 2  # of a uid or gid; the kernel's "none" is above
-_ENTRIES_MAX = 2**27  # slots or outbox entries: their ids share 28 bits of the key index
+_ENTRIES_MAX = 2**27  # slots or replay buffer entries: their ids share 28 bits of the key index
 
 # field: lowest and highest value. The core has the same bounds; here they get a sentence.
 BOUNDS = {
     "capacity": (1, _ENTRIES_MAX),
     "payload_bytes": (4096, 16 * (2**32 - 513)),
-    "outbox_capacity": (16, _ENTRIES_MAX),
-    "outbox_bytes_max": (4096, 16 * (2**32 - 513)),
+    "replay_capacity": (16, _ENTRIES_MAX),
+    "replay_bytes_max": (4096, 16 * (2**32 - 513)),
     "tick_ns": (1_000, 100_000_000),
     "fanout": (2, 256),
     "topics": (1, 65_534),
@@ -66,10 +66,10 @@ class Config:
     capacity: int = 131_072
     """Timers that may be armed at once."""
     payload_bytes: int = 16 * MIB
-    """Room for keys and payloads, of armed timers and of notices in the outbox."""
-    outbox_capacity: int = 131_072
+    """Room for keys and payloads, of armed timers and of notices in the replay buffer."""
+    replay_capacity: int = 131_072
     """Notices that a subscriber may be behind; a power of two."""
-    outbox_bytes_max: int = 0
+    replay_bytes_max: int = 0
     """How much of `payload_bytes` notices may hold; above it the oldest are withdrawn. Given
     as 0 it becomes a half: what fired cannot starve what is to come."""
     tick_ns: int = 65_536
@@ -159,8 +159,8 @@ class Config:
     def __post_init__(self) -> None:
         check_name(self.name)
         self._check_tcp()
-        if self.outbox_bytes_max == 0:
-            object.__setattr__(self, "outbox_bytes_max", max(4096, self.payload_bytes // 2))
+        if self.replay_bytes_max == 0:
+            object.__setattr__(self, "replay_bytes_max", max(4096, self.payload_bytes // 2))
         for setting, (low, high) in BOUNDS.items():
             value = getattr(self, setting)
             if not low <= value <= high:
@@ -170,9 +170,9 @@ class Config:
             for value in getattr(self, setting):
                 if not 0 <= value <= _ID_MAX:
                     raise InvalidSetting(setting, value, f"from 0 to {_ID_MAX}", "config")
-        if self.outbox_capacity & (self.outbox_capacity - 1):
+        if self.replay_capacity & (self.replay_capacity - 1):
             raise InvalidSetting(
-                "outbox_capacity", self.outbox_capacity, "a power of two", "config"
+                "replay_capacity", self.replay_capacity, "a power of two", "config"
             )
         if self.wal_buffer_bytes & (self.wal_buffer_bytes - 1):
             raise InvalidSetting(

@@ -9,7 +9,7 @@ What a look does once the process has grown by ALARM_BYTES:
     bytes lie untaken at a peer, always as many     cut off: it does not read
 
 Past SHED_BYTES it also cuts off those whose messages only wait for their turn. Who is cut off
-loses nothing that sessions and the outbox do not give back.
+loses nothing that sessions and the replay buffer do not give back.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ from purgatoryd.shm_layout.wal import GroupCommit, Walk, segments
 _SIZES = {
     "timers armed": "capacity",
     "payload memory in use": "payload_bytes",
-    "notices not sent yet": "outbox_capacity",
+    "notices not sent yet": "replay_capacity",
     "namespaces in use": "namespaces",
     "topics in use": "topics",
     "sessions open": "sessions",
@@ -79,7 +79,7 @@ OWN_ROWS = 1
 
 # Sizes that a fresh arena may have larger than the one whose records are redone in it.
 _ROOM = (
-    "capacity", "payload_bytes", "outbox_capacity", "outbox_bytes_max", "namespaces", "topics",
+    "capacity", "payload_bytes", "replay_capacity", "replay_bytes_max", "namespaces", "topics",
     "watches", "levels", "accounts", "loads", "load_blocks",
 )  # fmt: skip
 NEW = ".new"
@@ -278,7 +278,7 @@ def _refuse_used(paths: Paths) -> None:
     """Only reads. What its daemon was about to add or to end when it was killed counts too."""
     arena = Arena.attach(paths.arena, paths.private)
     timers, operations = arena.in_use()
-    unsent = int(arena.header.outbox_tail - arena.header.published)
+    unsent = int(arena.header.replay_tail - arena.header.published)
     arena.close()
     if timers or operations or unsent:
         raise ArenaInUse(paths.arena, timers, operations, unsent)
@@ -338,8 +338,8 @@ def _geometry(config: Config) -> dict[str, int]:
     return {
         "capacity": config.capacity,
         "payload_bytes": config.payload_bytes,
-        "outbox_capacity": config.outbox_capacity,
-        "outbox_bytes_max": config.outbox_bytes_max,
+        "replay_capacity": config.replay_capacity,
+        "replay_bytes_max": config.replay_bytes_max,
         "tick_ns": config.tick_ns,
         "fanout": config.fanout,
         "namespaces": config.namespaces + OWN_ROWS,
@@ -440,8 +440,8 @@ def _current(arena: Arena | Previous) -> dict[str, int]:
     return {
         "capacity": header.capacity,
         "payload_bytes": header.payload_bytes,
-        "outbox_capacity": header.outbox_capacity,
-        "outbox_bytes_max": header.outbox_bytes_max,
+        "replay_capacity": header.replay_capacity,
+        "replay_bytes_max": header.replay_bytes_max,
         "tick_ns": header.tick_ns,
         "fanout": header.fanout,
         "namespaces": header.regions[lib.PG_R_NAMESPACES].count,

@@ -277,7 +277,7 @@ def _at_levels(asked: DataFrame, rows: DataFrame) -> DataFrame:
 
 
 def of_numbers(events: DataFrame, opened: DataFrame) -> DataFrame:
-    """Notices are numbered without a hole: per topic from 1, and over all in the outbox."""
+    """Notices are numbered without a hole: per topic from 1, and over all in the replay buffer."""
     notices = events.where("position IS NOT NULL AND kind IN ('fire', 'outcome', 'entry')")
     births = events.where("kind = 'topic'").unionByName(opened).where("kind IN ('topic', 'head')")
     given = _numbers(notices, "false").unionByName(_numbers(births, "true"))
@@ -291,7 +291,7 @@ def of_numbers(events: DataFrame, opened: DataFrame) -> DataFrame:
 
 
 def _numbers(rows: DataFrame, birth: str) -> DataFrame:
-    """The number in the topic, and the position in the outbox, which is of no topic.
+    """The number in the topic, and the position in the replay buffer, which is of no topic.
 
     A birth is the last number that was given before.
     """
@@ -303,10 +303,10 @@ def _numbers(rows: DataFrame, birth: str) -> DataFrame:
     position = (
         "CASE kind WHEN 'head' THEN positions_upto - 1 WHEN 'topic' THEN NULL ELSE position END"
     )
-    in_outbox = rows.select(
+    in_replay_buffer = rows.select(
         *shared, none.alias("namespace"), none.alias("topic"), F.expr(position).alias("number")
     )
-    return in_topic.unionByName(in_outbox.where("number IS NOT NULL"))
+    return in_topic.unionByName(in_replay_buffer.where("number IS NOT NULL"))
 
 
 def of_sent(events: DataFrame) -> DataFrame:
@@ -322,7 +322,7 @@ def of_sent(events: DataFrame) -> DataFrame:
 
 
 def of_records(events: DataFrame) -> DataFrame:
-    """LSNs rise by one within a segment; clock and outbox only go forward."""
+    """LSNs rise by one within a segment; clock and replay buffer only go forward."""
     in_order = Window.partitionBy(*KEYS, "segment").orderBy("lsn")
     before = in_order.rowsBetween(Window.unboundedPreceding, -1)
     at_ns = F.expr(f"IF({TIMED}, at_ns, NULL)")

@@ -50,7 +50,7 @@ UNFINISHED = ".new"
 
 
 class Span(NamedTuple):
-    """Positions in a daemon's outbox, without `upto`."""
+    """Positions in a daemon's replay buffer, without `upto`."""
 
     begin: int
     upto: int

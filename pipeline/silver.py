@@ -140,8 +140,8 @@ def _with_batches(ended: DataFrame, batches: DataFrame) -> DataFrame:
 
 
 def _place() -> list[Column]:
-    """What tells of an end: a notice, by its position in the outbox, or the answer to a batch, by
-    its session, the `stream`.
+    """What tells of an end: a notice, by its position in the replay buffer, or the answer to a
+    batch, by its session, the `stream`.
 
     The one key of the join is a long, which Spark looks up the fastest; so daemon and stream are no
     more keys, but compared where it was found.

@@ -13,7 +13,7 @@ struct pg_fault {                 /* the first broken invariant, or why somethin
 struct pg_config {                /* what an arena is created with */
     uint64_t layout_id;
     uint64_t payload_bytes;       /* rounded up to granules */
-    uint64_t outbox_bytes_max;
+    uint64_t replay_bytes_max;
     int64_t tick_ns;
     int64_t now_ns;
     int64_t wall_offset_ns;
@@ -24,7 +24,7 @@ struct pg_config {                /* what an arena is created with */
     uint8_t uuid[16];
     uint8_t boot_id[16];
     uint32_t capacity;
-    uint32_t outbox_capacity;     /* a power of two */
+    uint32_t replay_capacity;     /* a power of two */
     uint32_t fanout;
     uint32_t namespaces;
     uint32_t topics;
@@ -118,7 +118,7 @@ int pg_census(const struct pg_arena *a, struct pg_census *rows, struct pg_fault 
 /* ---- time (timers.c) --------------------------------------------------------------- */
 
 /* Fires what is due. Returns timers fired or moved, at most `budget`; *more = due work is
- * left: over the budget, or the outbox waits for pg_published. wall_offset_ns: wall time
+ * left: over the budget, or the replay buffer waits for pg_published. wall_offset_ns: wall time
  * minus the arena's clock, now; a step re-places wall timers in bounded turns. */
 uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
                     int64_t real_boot_ns, uint32_t budget, int *more);

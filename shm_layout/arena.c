@@ -23,7 +23,7 @@ static uint32_t payload_granules(const struct pg_config *c)
 
 static uint64_t ids_of(const struct pg_config *c)
 {
-    return (uint64_t)c->capacity + 1 + c->outbox_capacity;
+    return (uint64_t)c->capacity + 1 + c->replay_capacity;
 }
 
 static uint32_t name_cells(const struct pg_config *c)
@@ -54,7 +54,7 @@ static bool config_bounded(const struct pg_config *c, struct pg_fault *why)
         uint64_t value, low, high;
     } bounds[] = {
         {"capacity", c->capacity, 1, PG_CAPACITY_MAX},
-        {"outbox entries", c->outbox_capacity, 16, PG_CAPACITY_MAX},
+        {"replay buffer entries", c->replay_capacity, 16, PG_CAPACITY_MAX},
         {"payload bytes", c->payload_bytes, 1, (uint64_t)PG_GRANULE * (PG_NIL - 512)},
         {"tick in ns", (uint64_t)c->tick_ns, 1000, 100000000},
         {"fan-out", c->fanout, 2, 256},
@@ -68,7 +68,7 @@ static bool config_bounded(const struct pg_config *c, struct pg_fault *why)
         {"blocks of rows of loads", c->load_blocks, 0, PG_CAPACITY_MAX},
         {"outcomes in an inbox", c->inbox_max, 1, UINT64_MAX},
         {"stream id", c->stream_id, 1, UINT64_MAX},
-        {"bits of the outbox entries", (uint64_t)__builtin_popcount(c->outbox_capacity), 1, 1},
+        {"bits of the replay buffer entries", (uint64_t)__builtin_popcount(c->replay_capacity), 1, 1},
         {"WAL buffer bytes", c->wal_buffer_bytes, c->wal_buffer_bytes == 0 ? 0 : PG_WAL_BUFFER_MIN, PG_WAL_BUFFER_MAX},
         {"bits of the WAL buffer bytes", (uint64_t)__builtin_popcountll(c->wal_buffer_bytes), 0, 1},
         {"shards", c->shards, 0, PG_SHARDS_MAX},
@@ -123,7 +123,7 @@ static void plan_make(struct plan *p, const struct pg_config *c)
     plan_add(p, PG_R_WATCHES, sizeof(struct pg_watch), c->watches);
     plan_add(p, PG_R_LEVELS, sizeof(struct pg_watched), c->levels);
     plan_add(p, PG_R_LEVEL_INDEX, sizeof(struct pg_index_bucket), index_buckets(c->levels));
-    plan_add(p, PG_R_OUTBOX, sizeof(struct pg_entry), c->outbox_capacity);
+    plan_add(p, PG_R_REPLAY_BUFFER, sizeof(struct pg_entry), c->replay_capacity);
     if (c->accounts != 0)
         plan_add(p, PG_R_ACCOUNTS, sizeof(struct pg_account), c->accounts);
     if (c->loads != 0)
@@ -197,7 +197,7 @@ static void handle_open_authoritative(struct pg_arena *a)
     a->load_blocks = region(a, PG_R_LOAD_BLOCKS);
     a->load_block_rows = region_count(a, PG_R_LOAD_BLOCKS);
     a->load_bits = region(a, PG_R_LOAD_BITS);
-    a->outbox = region(a, PG_R_OUTBOX);
+    a->replay_buffer = region(a, PG_R_REPLAY_BUFFER);
     a->purgatory = region(a, PG_R_PURGATORY);
     a->watches = region(a, PG_R_WATCHES);
     a->watch_rows = region_count(a, PG_R_WATCHES);
@@ -221,7 +221,7 @@ static void handle_open_derived(struct pg_arena *a)
                               a->slots.hot};
     a->index = (struct key_index){region(a, PG_R_INDEX), region_count(a, PG_R_INDEX),
                                   index_id_bits((uint64_t)a->slots.capacity +
-                                                a->header->outbox_capacity)};
+                                                a->header->replay_capacity)};
     a->level_index = (struct key_index){region(a, PG_R_LEVEL_INDEX),
                                         region_count(a, PG_R_LEVEL_INDEX),
                                         index_id_bits(a->level_rows)};
@@ -268,9 +268,9 @@ static void header_fill(struct pg_header *h, const struct pg_config *c, const st
     h->shard = c->shard;
     h->shards = c->shards;
     h->capacity = c->capacity;
-    h->outbox_capacity = c->outbox_capacity;
+    h->replay_capacity = c->replay_capacity;
     h->payload_bytes = (uint64_t)payload_granules(c) * PG_GRANULE;
-    h->outbox_bytes_max = c->outbox_bytes_max;
+    h->replay_bytes_max = c->replay_bytes_max;
     h->tick_ns = (uint64_t)c->tick_ns;
     h->fanout = c->fanout;
     h->levels = wheel_levels(&(struct wheel_shape){c->tick_ns, c->fanout, c->capacity + 1});
@@ -347,7 +347,7 @@ static uint64_t wal_buffer_bytes_of(const struct pg_header *h)
 
 static struct pg_config config_of(const struct pg_header *h)
 {
-    return (struct pg_config){.capacity = h->capacity, .outbox_capacity = h->outbox_capacity,
+    return (struct pg_config){.capacity = h->capacity, .replay_capacity = h->replay_capacity,
                               .payload_bytes = h->payload_bytes, .tick_ns = (int64_t)h->tick_ns,
                               .fanout = h->fanout, .stream_id = h->stream_id,
                               .namespaces = h->regions[PG_R_NAMESPACES].count,
@@ -500,7 +500,7 @@ int pg_check(struct pg_arena *a, struct pg_fault *fault)
            wheel_check(&a->wheel, a->slots.capacity, (uint32_t)a->metrics->live, fault) &&
            names_check(a, fault) && timers_check(a, fault, &granules) &&
            quotas_check(a, fault) &&
-           outbox_check(a, fault, &granules) && levels_check(a, fault, &granules) &&
+           replay_check(a, fault, &granules) && levels_check(a, fault, &granules) &&
            watches_check(a, fault) && operations_check(a, fault) && loads_check(a, fault) &&
            wal_buffer_check(a, fault) &&
            (a->secret == NULL || (sessions_check(a, fault, &granules) &&
@@ -528,7 +528,7 @@ static bool live_slot_sound(const struct pg_arena *a, uint32_t i, struct pg_faul
 
 static bool live_entry_sound(const struct pg_arena *a, uint64_t position, struct pg_fault *fault)
 {
-    const struct pg_entry *e = outbox_at(a, position);
+    const struct pg_entry *e = replay_at(a, position);
     const uint64_t commit = LOAD_ACQUIRE(&e->commit);
     const struct pg_entry copy = *e;
     atomic_thread_fence(memory_order_acquire);
@@ -536,7 +536,7 @@ static bool live_entry_sound(const struct pg_arena *a, uint64_t position, struct
         return true;
     if (copy.topic >= a->topic_rows || copy.previous > position ||
         (uint64_t)copy.blob + entry_granules(&copy) > a->blobs.granules)
-        return fault_set(fault, "outbox", "an entry names what is not there", position,
+        return fault_set(fault, "replay buffer", "an entry names what is not there", position,
                          a->topic_rows, copy.topic);
     return true;
 }
@@ -549,10 +549,10 @@ int pg_check_live(const struct pg_arena *a, struct pg_fault *fault)
     for (uint32_t i = 0; i < a->slots.capacity; i++)
         if (!live_slot_sound(a, i, fault))
             return 0;
-    const uint64_t head = LOAD_ACQUIRE(&a->header->outbox_head);
-    const uint64_t tail = LOAD_ACQUIRE(&a->header->outbox_tail);
-    const uint64_t kept = tail - head < a->header->outbox_capacity ? tail - head
-                                                                   : a->header->outbox_capacity;
+    const uint64_t head = LOAD_ACQUIRE(&a->header->replay_head);
+    const uint64_t tail = LOAD_ACQUIRE(&a->header->replay_tail);
+    const uint64_t kept = tail - head < a->header->replay_capacity ? tail - head
+                                                                   : a->header->replay_capacity;
     for (uint64_t p = tail - kept; p != tail; p++)
         if (!live_entry_sound(a, p, fault))
             return 0;
@@ -589,7 +589,7 @@ void pg_confine(struct pg_arena *a) { a->confined = true; }
 int pg_drained(const struct pg_arena *a)
 {
     return a->metrics->live == 0 && a->metrics->operations == 0 && a->metrics->outcomes == 0 &&
-           a->header->published == a->header->outbox_tail;
+           a->header->published == a->header->replay_tail;
 }
 
 void pg_start_epoch(struct pg_arena *a, const uint8_t boot_id[16])

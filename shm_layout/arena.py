@@ -724,7 +724,7 @@ class Reader(Handle):
         }
 
     def replay(self, namespace: str, topic: str, first: int, last: int) -> tuple[int, list[bytes]]:
-        """Notices `first`..`last` of a topic from the outbox, oldest first.
+        """Notices `first`..`last` of a topic from the replay buffer, oldest first.
 
         Returns (lost_until, bodies): `lost_until` is the highest sequence of the range that
         is gone, first - 1 if none; each body is a second frame as on the notice socket.
@@ -766,11 +766,11 @@ class Reader(Handle):
         """Header fields and counters that say how the daemon does, by name."""
         header, metrics = self.header, self.metrics
         shown = (
-            "capacity", "outbox_capacity", "payload_bytes", "outbox_bytes_max", "tick_ns",
+            "capacity", "replay_capacity", "payload_bytes", "replay_bytes_max", "tick_ns",
             "fanout", "levels", "daemon_pid", "epoch", "stream_id", "heartbeat_boot_ns",
             "loop_turns", "now_ns", "next_deadline_ns", "wall_offset_ns", "next_ticket",
             "daemon_since_boot_ns",
-            "outbox_head", "outbox_tail", "published", "outbox_bytes", "length",
+            "replay_head", "replay_tail", "published", "replay_bytes", "length",
         )  # fmt: skip
         return {
             "state": self.state.name.lower(),

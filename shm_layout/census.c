@@ -97,7 +97,8 @@ static bool slots_census(const struct pg_arena *a, struct pg_census *rows, struc
     return true;
 }
 
-/* ---- the rest ---------------------------------------------------------------------------------- */
+/* ---- the rest ----------------------------------------------------------------------------------
+ * */
 
 static void levels_census(const struct pg_arena *a, struct pg_census *rows)
 {
@@ -114,8 +115,8 @@ static void levels_census(const struct pg_arena *a, struct pg_census *rows)
 
 static void notices_census(const struct pg_arena *a, struct pg_census *rows)
 {
-    for (uint64_t p = a->header->published; p < a->header->outbox_tail; p++) {
-        const struct pg_entry *e = outbox_at(a, p);
+    for (uint64_t p = a->header->published; p < a->header->replay_tail; p++) {
+        const struct pg_entry *e = replay_at(a, p);
         struct pg_census *row = &rows[a->topics[e->topic].namespace_row];
         const uint64_t bytes = (uint64_t)e->key_len + e->payload_len;
         const uint64_t about[] = {mark(KEY, e->meta, e->key_len, blob_at(&a->blobs, e->blob), bytes),

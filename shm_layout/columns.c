@@ -438,7 +438,7 @@ static void head_row(const struct row *r, const void *body)
     const struct pg_wal_head *j = body;
     put_at(r, j->now_ns);
     put(r, PG_LC_POSITIONS_FROM, (int64_t)j->published);
-    put(r, PG_LC_POSITIONS_UPTO, (int64_t)j->outbox_tail);
+    put(r, PG_LC_POSITIONS_UPTO, (int64_t)j->replay_tail);
     put(r, PG_LC_ADD_LSN, (int64_t)j->start_lsn);
     put_int(r, PG_IC_COUNT, j->capacity);
     put(r, PG_LC_PAYLOAD_BYTES, (int64_t)j->payload_bytes);

@@ -10,12 +10,12 @@
  *   rebuild.c     all derived state, from authoritative state            index.c    key -> id
  *   slots.c       hot and cold slots, free stack             columns.c  frames -> columns
  *   blobs.c       key and payload bytes                      names.c    namespaces, topics
- *   outbox.c      fired timers until they are overwritten    hash.c     keyed hash
+ *   replay_buffer.c  fired timers until they are overwritten  hash.c     keyed hash
  *   timers.c      put, cancel, get, expire                   session.c  sessions, replies
  *   operations.c  watch, trigger, end                        levels.c   watch keys
  *   inbox.c       what an owner has to be told               watches.c  who waits for which level
  *   decode.c      the bytes of commands: bounds and rules    batch.c    records, each applied once
- *   messages.c    the command lane                           notices.c  outbox -> messages
+ *   messages.c    the command lane                           notices.c  replay buffer -> messages
  *   ahead.c       memory fetched early                       scan.c     readers
  *   quotas.c      owners, quotas, accounts                   loads.c    rows of loads, done once
  *   migrate.c     authoritative state into other sizes                     publish.c  notices

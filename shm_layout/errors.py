@@ -35,7 +35,7 @@ PurgatorydError
 |   |   +-- NoWal                    durable=True, and the daemon keeps no WAL
 |   +-- NotDurable                   applied, but the WAL stopped before it was on disk
 |   +-- ProtocolError                bytes that break docs/protocol.md
-+-- SnapshotRequired                 a subscriber was overtaken by the outbox
++-- SnapshotRequired                 a subscriber was overtaken by the replay buffer
 +-- Closed                           the client or subscriber was closed
 +-- ForkedProcess                    a client or subscriber was used after fork
 +-- ArenaError                       the arena file
@@ -585,7 +585,7 @@ class ProtocolError(DaemonError):
 
 @keeps_figures
 class SnapshotRequired(PurgatorydError):
-    """A subscriber asks for notices that the outbox does not hold any more.
+    """A subscriber asks for notices that the replay buffer does not hold any more.
 
     Notices `first_lost` to `last_lost` of the topic are lost. With `last_lost` = 0 the stream
     itself changed (another arena or incarnation) and the range is unknown; `first_lost` is then
@@ -602,7 +602,7 @@ class SnapshotRequired(PurgatorydError):
             return f"{self.namespace}/{self.topic}: the stream changed at {self.first_lost}"
         return (
             f"{self.namespace}/{self.topic}: notices {self.first_lost} to {self.last_lost} "
-            "were overtaken in the outbox"
+            "were overtaken in the replay buffer"
         )
 
 

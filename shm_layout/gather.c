@@ -123,7 +123,7 @@ static uint32_t namespace_gather(struct gather *g, uint32_t i)
     return row;
 }
 
-/* Its newest notice is gone, unless it is found in the outbox. */
+/* Its newest notice is gone, unless it is found in the replay buffer. */
 static uint32_t topic_gather(struct gather *g, uint32_t i)
 {
     const struct pg_topic *t = &g->from->topics[i];
@@ -485,7 +485,7 @@ static bool slots_gather(struct gather *g)
     return fits(g, "watches in use", g->watches, g->to->watch_rows);
 }
 
-/* ---- the outbox
+/* ---- the replay buffer
  * ----------------------------------------------------------------------------------- */
 
 /* First all that was sent, then all that was not, each in the order of firing. */
@@ -495,7 +495,7 @@ struct tally {
 
 static const struct pg_entry *entry_next(const struct pg_source *s)
 {
-    return outbox_at(s->arena, s->next);
+    return replay_at(s->arena, s->next);
 }
 
 /* Of topics that begin anew, nobody can tell which of their notices he had. */
@@ -510,7 +510,7 @@ static bool entry_wanted(const struct gather *g, const struct pg_entry *e, bool 
 static bool entry_seek(struct gather *g, struct pg_source *s, bool sent)
 {
     const struct pg_header *h = s->arena->header;
-    const uint64_t end = sent ? h->published : h->outbox_tail;
+    const uint64_t end = sent ? h->published : h->replay_tail;
     g->source = s;
     g->from = s->arena;
     while (s->next < end && !entry_wanted(g, entry_next(s), sent))
@@ -524,7 +524,7 @@ static struct tally entries_count(struct gather *g, struct pg_source *sources, u
     struct tally all = {0, 0};
     for (uint32_t i = 0; i < count; i++) {
         struct pg_source *s = &sources[i];
-        s->next = sent ? s->arena->header->outbox_head : s->arena->header->published;
+        s->next = sent ? s->arena->header->replay_head : s->arena->header->published;
         for (; entry_seek(g, s, sent); s->next++) {
             all.entries++;
             all.bytes += (uint64_t)entry_granules(entry_next(s)) * PG_GRANULE;
@@ -550,7 +550,7 @@ static bool entry_gather(struct gather *g, const struct pg_entry *e)
     const uint32_t row = g->source->topics[e->topic];
     const uint32_t blob = blob_copy(g->to, g->from, e->blob, entry_granules(e));
     struct pg_topic *t = &g->to->topics[row];
-    struct pg_entry *n = outbox_at(g->to, h->outbox_tail);
+    struct pg_entry *n = replay_at(g->to, h->replay_tail);
     if (blob == PG_NIL)
         return no_memory(g, entry_granules(e));
     *n = *e;
@@ -561,7 +561,7 @@ static bool entry_gather(struct gather *g, const struct pg_entry *e)
     if (g->source->routes[g->from->topics[e->topic].namespace_row].anew)
         n->sequence = ++t->sequence;
     n->previous = n->sequence == 1 ? 0 : t->last_position;
-    n->commit = t->last_position = ++h->outbox_tail;
+    n->commit = t->last_position = ++h->replay_tail;
     return true;
 }
 
@@ -584,22 +584,22 @@ static bool entries_gather(struct gather *g, struct pg_source *sources, uint32_t
 
 static uint64_t minus(uint64_t a, uint64_t b) { return a > b ? a - b : 0; }
 
-static bool outbox_gather(struct gather *g, struct pg_source *sources, uint32_t count)
+static bool replay_gather(struct gather *g, struct pg_source *sources, uint32_t count)
 {
     struct pg_header *h = g->to->header;
     const struct tally sent = entries_count(g, sources, count, true);
     const struct tally unsent = entries_count(g, sources, count, false);
     const uint64_t free = (uint64_t)(g->to->blobs.granules - g->to->blobs.heap->used) * PG_GRANULE;
-    const uint64_t most = h->outbox_bytes_max < free ? h->outbox_bytes_max : free;
-    const struct tally room = {minus(h->outbox_capacity, unsent.entries), minus(most, unsent.bytes)};
-    if (!fits(g, "notices not sent yet", unsent.entries, h->outbox_capacity))
+    const uint64_t most = h->replay_bytes_max < free ? h->replay_bytes_max : free;
+    const struct tally room = {minus(h->replay_capacity, unsent.entries), minus(most, unsent.bytes)};
+    if (!fits(g, "notices not sent yet", unsent.entries, h->replay_capacity))
         return false;
     for (uint32_t i = 0; i < count; i++)
-        sources[i].next = sources[i].arena->header->outbox_head;
-    h->outbox_head = h->outbox_tail = FIRST_POSITION;
+        sources[i].next = sources[i].arena->header->replay_head;
+    h->replay_head = h->replay_tail = FIRST_POSITION;
     if (!entries_gather(g, sources, count, true, sent, room))
         return false;
-    h->published = h->outbox_tail;
+    h->published = h->replay_tail;
     return entries_gather(g, sources, count, false, unsent, unsent);
 }
 
@@ -628,5 +628,5 @@ int pg_gather(struct pg_arena *to, struct pg_source *sources, uint32_t count,
            each(&g, sources, count, topics_gather) && each(&g, sources, count, slots_count) &&
            slots_fit(&g) && each(&g, sources, count, levels_gather) &&
            each(&g, sources, count, loads_gather) && each(&g, sources, count, sessions_gather) &&
-           each(&g, sources, count, slots_gather) && outbox_gather(&g, sources, count);
+           each(&g, sources, count, slots_gather) && replay_gather(&g, sources, count);
 }

@@ -60,7 +60,7 @@
 enum pg_region_id {
     PG_R_HOT, PG_R_COLD, PG_R_FREE_SLOTS, PG_R_WHEEL, PG_R_BUCKETS, PG_R_CHUNKS,
     PG_R_FREE_CHUNKS, PG_R_INDEX, PG_R_BLOB_HEAP, PG_R_BLOB_MAP, PG_R_BLOBS,
-    PG_R_NAMESPACES, PG_R_TOPICS, PG_R_NAME_INDEX, PG_R_ACCOUNTS, PG_R_OUTBOX,
+    PG_R_NAMESPACES, PG_R_TOPICS, PG_R_NAME_INDEX, PG_R_ACCOUNTS, PG_R_REPLAY_BUFFER,
     PG_R_METRICS, PG_R_PURGATORY, PG_R_WATCHES, PG_R_LEVELS, PG_R_LEVEL_INDEX,
     PG_R_WAL_BUFFER,                   /* length 0: an arena without a WAL */
     PG_R_LIFE,                    /* the same */
@@ -143,9 +143,9 @@ struct pg_header {
     uint32_t shard;               /* its number in the deployment; alone: 0 */
     uint32_t shards;              /* of the deployment; alone: 1 */
     uint32_t capacity;            /* slots */
-    uint32_t outbox_capacity;     /* entries, a power of two */
+    uint32_t replay_capacity;     /* entries, a power of two */
     uint64_t payload_bytes;       /* bytes of the blob region */
-    uint64_t outbox_bytes_max;    /* cap of blob bytes that fired entries may pin */
+    uint64_t replay_bytes_max;    /* cap of blob bytes that fired entries may pin */
     uint64_t tick_ns;
     uint32_t fanout;
     uint32_t levels;
@@ -159,10 +159,10 @@ struct pg_header {
     int64_t  next_deadline_ns;    /* moving: lower bound of the next expiry; INT64_MAX = none */
     int64_t  wall_offset_ns;      /* moving: wall = the arena's clock + offset */
     uint64_t next_ticket;         /* authoritative; never reused; of this shard */
-    uint64_t outbox_tail;         /* authoritative: position after the newest entry, release */
-    uint64_t outbox_head;         /* authoritative: oldest position that is not withdrawn */
+    uint64_t replay_tail;         /* authoritative: position after the newest entry, release */
+    uint64_t replay_head;         /* authoritative: oldest position that is not withdrawn */
     uint64_t published;           /* authoritative: entries below were handed to the socket */
-    uint64_t outbox_bytes;        /* derived: blob bytes pinned by entries */
+    uint64_t replay_bytes;        /* derived: blob bytes pinned by entries */
     uint64_t next_incarnation;    /* authoritative: for topics */
     uint64_t quota_timers;        /* moving: of every uid, as the daemon was started; 0 = none */
     uint64_t quota_bytes;         /* moving: the same */
@@ -211,7 +211,8 @@ struct pg_metrics {
     uint64_t checks;              /* asked of owners of CLIENT conditions */
     uint64_t advances;
     uint64_t visits;              /* watchers looked at by advances */
-    uint64_t refused_busy;        /* the owner's inbox is full, or an outbox of unsent notices */
+    uint64_t refused_busy;        /* the owner's inbox is full, or a replay buffer of unsent notices
+                                     */
     uint64_t refused_keys;        /* watch keys or watch records */
     uint64_t refused_denied;      /* the namespace has another owner */
     uint64_t refused_quota;       /* of the namespace or the uid, and no account left */
@@ -268,7 +269,7 @@ struct pg_histogram {
 /* ---- timers --------------------------------------------------------------------- */
 
 /* States of a slot: the low 8 bits of its control word.
- *   FREE -> ARMED (put) -> FREE (cancelled; or fired, once its outbox entry is written)
+ *   FREE -> ARMED (put) -> FREE (cancelled; or fired, once its replay buffer entry is written)
  *   FREE -> PARKED (put, far off) -> ARMED (unpark) or FREE (cancelled)
  * A parked timer has its key alone, and no place in the wheel: its payload is in the WAL. */
 enum pg_slot_state { PG_S_FREE, PG_S_ARMED, PG_S_OUTCOME, PG_S_PARKED };
@@ -415,7 +416,7 @@ struct pg_blob_free {
 
 #define PG_INDEX_CELLS 15
 
-/* One cache line. An id is a slot, or capacity + ring position of an outbox entry; the
+/* One cache line. An id is a slot, or capacity + ring position of a replay buffer entry; the
  * bits above the id hold as many bits of the hash as fit (a tag). 0 = empty cell. */
 struct pg_index_bucket {
     uint32_t overflowed;          /* ids that found this bucket full and stand further on */
@@ -537,7 +538,7 @@ struct pg_topic {
     uint32_t namespace_row;
     uint64_t incarnation;         /* identity of this row's life */
     uint64_t sequence;            /* of the newest notice; the first has 1 */
-    uint64_t last_position;       /* outbox position + 1 of the newest notice; 0 = none */
+    uint64_t last_position;       /* replay buffer position + 1 of the newest notice; 0 = none */
     int64_t  changed_boot_ns;     /* real clock: when the newest notice was built */
     uint64_t live;                /* derived: armed timers */
     int64_t  slack_ns;            /* for spread deadlines: how much later its timers may fire */
@@ -583,7 +584,8 @@ struct pg_load_block {
     uint32_t pad;
 };
 
-/* ---- the outbox (authoritative) --------------------------------------------------------- */
+/* ---- the replay buffer (authoritative) ---------------------------------------------------------
+ * */
 
 enum pg_cause { PG_CAUSE_EXPIRED = 1, PG_CAUSE_SATISFIED, PG_CAUSE_FAILED, PG_CAUSE_CANCELLED,
                 PG_CAUSE_PUBLISHED };
@@ -603,7 +605,8 @@ struct pg_entry {
     int64_t  deadline_ns;
     int64_t  fired_ns;
     uint64_t sequence;            /* in its topic */
-    uint64_t previous;            /* outbox position + 1 of the topic's notice before; 0 = none */
+    uint64_t previous;            /* replay buffer position + 1 of the topic's notice before; 0 =
+                                     none */
     uint32_t blob;                /* granule */
     uint32_t payload_len;         /* 0..65536 */
     uint32_t hash;
@@ -691,7 +694,7 @@ enum pg_wal_type {
                                      that replaces another */
     PG_WAL_MOVE,                    /* pg_wal_move, pg_wal_row if in_load: extended */
     PG_WAL_END,                     /* pg_wal_end: cancelled, or an outcome acknowledged */
-    PG_WAL_FIRE,                    /* pg_wal_fire: became an outbox entry */
+    PG_WAL_FIRE,                    /* pg_wal_fire: became a replay buffer entry */
     PG_WAL_SENT,                    /* pg_wal_sent: notices were handed to the socket */
     PG_WAL_WATCH,                   /* pg_wal_watch, a pg_wal_watch_key per watch key, key, payload
                                        */
@@ -845,10 +848,10 @@ struct pg_wal_fire {
     uint64_t ticket;
     int64_t  deadline_ns;
     int64_t  fired_ns;
-    uint64_t position;            /* in the outbox */
+    uint64_t position;            /* in the replay buffer */
     uint64_t sequence;            /* in the topic */
-    uint64_t previous;            /* of the entry: outbox position + 1 of the one before; 0 = none
-                                     */
+    uint64_t previous;            /* of the entry: replay buffer position + 1 of the one before; 0 =
+                                     none */
     uint32_t slot;
     uint32_t topic;
     uint32_t flags;               /* enum pg_entry_flag */
@@ -857,7 +860,7 @@ struct pg_wal_fire {
 };
 
 struct pg_wal_sent {
-    uint64_t from;                /* outbox positions, without `upto` */
+    uint64_t from;                /* replay buffer positions, without `upto` */
     uint64_t upto;
     int64_t  built_ns;            /* on the arena's clock */
     int64_t  handed_boot_ns;      /* real clock: the socket had all of them */
@@ -958,7 +961,7 @@ struct pg_wal_head {
     uint64_t stream_id;
     uint64_t epoch;
     uint64_t payload_bytes;
-    uint64_t outbox_bytes_max;
+    uint64_t replay_bytes_max;
     uint64_t wal_buffer_bytes;
     uint64_t level_ttl_ns;
     uint64_t inbox_max;
@@ -969,11 +972,11 @@ struct pg_wal_head {
     int64_t  wall_origin_ns;
     uint64_t next_ticket;
     uint64_t next_incarnation;
-    uint64_t outbox_tail;
+    uint64_t replay_tail;
     uint64_t published;
     uint64_t start_lsn;           /* the WAL is to be redone from here */
     uint32_t capacity;
-    uint32_t outbox_capacity;
+    uint32_t replay_capacity;
     uint32_t fanout;
     uint32_t namespaces;
     uint32_t topics;
@@ -1224,7 +1227,7 @@ enum pg_status {
     PG_ST_EXTENDED = 4,           /* PUT extend: same ticket, later deadline */
     PG_ST_EXISTS = 5,             /* PUT error: refused, the key is armed */
     PG_ST_CANCELLED = 6,
-    PG_ST_FIRED = 7,              /* CANCEL: too late, its notice is in the outbox */
+    PG_ST_FIRED = 7,              /* CANCEL: too late, its notice is in the replay buffer */
     PG_ST_UNKNOWN = 8,            /* CANCEL, GET: no such timer */
     PG_ST_FOUND = 9,              /* GET */
     PG_ST_DONE = 10,              /* ADVANCE .. FORGET, COMPLETE: deadline_ns = operations ended;

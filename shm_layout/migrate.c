@@ -1,7 +1,7 @@
 /* migrate.c - an arena's whole authoritative state into a fresh one, of other sizes or of a later
  * ABI.
  *
- * Names, tickets, sequences, sessions and outbox positions stay, so nobody outside can
+ * Names, tickets, sequences, sessions and replay buffer positions stay, so nobody outside can
  * tell. Into other sizes, slots, blobs and rows of the derived parts are given anew. `from`
  * is not changed. */
 
@@ -210,41 +210,42 @@ static bool slots_migrate(struct pg_arena *to, const struct pg_arena *from, stru
     return true;
 }
 
-/* ---- outbox ------------------------------------------------------------------------------- */
+/* ---- replay buffer
+ * ------------------------------------------------------------------------------- */
 
 /* The youngest that fit keep their positions; older ones count as withdrawn, unless they
  * still wait for the socket. */
 static uint64_t oldest_kept(const struct pg_arena *to, const struct pg_arena *from)
 {
-    uint64_t bytes = 0, p = from->header->outbox_tail;
-    while (p > from->header->outbox_head &&
-           from->header->outbox_tail - p < to->header->outbox_capacity) {
-        bytes += (uint64_t)entry_granules(outbox_at(from, p - 1)) * PG_GRANULE;
-        if (bytes > to->header->outbox_bytes_max && p < from->header->outbox_tail)
-            break;            /* one alone may be larger, as in outbox_make_room */
+    uint64_t bytes = 0, p = from->header->replay_tail;
+    while (p > from->header->replay_head &&
+           from->header->replay_tail - p < to->header->replay_capacity) {
+        bytes += (uint64_t)entry_granules(replay_at(from, p - 1)) * PG_GRANULE;
+        if (bytes > to->header->replay_bytes_max && p < from->header->replay_tail)
+            break;            /* one alone may be larger, as in replay_make_room */
         p--;
     }
     return p;
 }
 
-static bool outbox_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why)
+static bool replay_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why)
 {
     const struct pg_header *h = from->header;
     const uint64_t head = oldest_kept(to, from);
     if (head > h->published)
-        return room(why, "notices not sent yet", h->outbox_tail - h->published,
-                    h->outbox_tail - head);
-    for (uint64_t p = head; p < h->outbox_tail; p++) {
-        const struct pg_entry *e = outbox_at(from, p);
+        return room(why, "notices not sent yet", h->replay_tail - h->published,
+                    h->replay_tail - head);
+    for (uint64_t p = head; p < h->replay_tail; p++) {
+        const struct pg_entry *e = replay_at(from, p);
         const uint32_t blob = blob_copy(to, from, e->blob, entry_granules(e));
         if (blob == PG_NIL)
             return no_memory(to, from, why);
-        *outbox_at(to, p) = *e;
-        outbox_at(to, p)->blob = blob;
+        *replay_at(to, p) = *e;
+        replay_at(to, p)->blob = blob;
     }
-    to->header->outbox_head = head;
+    to->header->replay_head = head;
     to->header->published = h->published;
-    to->header->outbox_tail = h->outbox_tail;
+    to->header->replay_tail = h->replay_tail;
     return true;
 }
 
@@ -293,7 +294,7 @@ int pg_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault
     memcpy(to->histograms, from->histograms, PG_HISTOGRAMS * sizeof *to->histograms);
     accounts_migrate(to, from);
     return names_migrate(to, from, why) && sessions_migrate(to, from, why) &&
-           outbox_migrate(to, from, why) && watches_migrate(to, from, why) &&
+           replay_migrate(to, from, why) && watches_migrate(to, from, why) &&
            levels_migrate(to, from, why) && loads_migrate(to, from, why) &&
            load_blocks_migrate(to, from, why) && slots_migrate(to, from, why) &&
            pg_rebuild(to, from->header->now_ns, why);
@@ -332,7 +333,7 @@ static bool regions_convert(struct pg_arena *to, const struct pg_arena *from,
 {
     static const enum pg_region_id authoritative[] = {
         PG_R_METRICS, PG_R_HISTOGRAMS, PG_R_HOT, PG_R_COLD, PG_R_BLOBS, PG_R_NAMESPACES,
-        PG_R_TOPICS, PG_R_ACCOUNTS, PG_R_OUTBOX, PG_R_WATCHES, PG_R_LEVELS, PG_R_LIFE,
+        PG_R_TOPICS, PG_R_ACCOUNTS, PG_R_REPLAY_BUFFER, PG_R_WATCHES, PG_R_LEVELS, PG_R_LIFE,
         PG_R_LOADS, PG_R_LOAD_BLOCKS, PG_R_LOAD_BITS,
     };
     for (uint32_t i = 0; i < sizeof authoritative / sizeof authoritative[0]; i++)
@@ -362,8 +363,8 @@ int pg_convert(struct pg_arena *to, const struct pg_arena *from, struct pg_fault
     memset(why, 0, sizeof *why);
     header_migrate(to->header, from->header);
     wal_buffer_migrate(to->wal_buffer, from->wal_buffer);
-    to->header->outbox_head = from->header->outbox_head;
+    to->header->replay_head = from->header->replay_head;
     to->header->published = from->header->published;
-    to->header->outbox_tail = from->header->outbox_tail;
+    to->header->replay_tail = from->header->replay_tail;
     return regions_convert(to, from, why) && private_convert(to, from, why);
 }

@@ -130,7 +130,7 @@ static uint32_t namespace_born(struct pg_arena *a, struct name name, uint32_t ce
 
 static bool topic_reusable(const struct pg_arena *a, const struct pg_topic *t)
 {
-    return t->live == 0 && t->last_position <= a->header->outbox_head;
+    return t->live == 0 && t->last_position <= a->header->replay_head;
 }
 
 /* A free row; else one without timers and notices is taken from its name. The search is
@@ -139,7 +139,7 @@ static uint32_t topic_row_for(struct pg_arena *a)
 {
     const struct pg_metrics *m = a->metrics;
     const uint64_t operations = m->watches - m->operations;      /* that have ended */
-    const uint64_t ends = m->cancels + m->replaces + operations + a->header->outbox_head;
+    const uint64_t ends = m->cancels + m->replaces + operations + a->header->replay_head;
     if (a->topics_stuck_at == ends)
         return PG_NIL;
     for (uint32_t i = 0; i < a->topic_rows; i++)
@@ -282,13 +282,13 @@ uint32_t pg_find_topic(const struct pg_arena *a, uint32_t namespace_row, const c
 
 /* ---- check -------------------------------------------------------------------------------- */
 
-/* The newest notice, while the outbox has it, is this topic's and has its sequence. */
+/* The newest notice, while the replay buffer has it, is this topic's and has its sequence. */
 static bool newest_sound(const struct pg_arena *a, uint32_t i)
 {
     const struct pg_topic *t = &a->topics[i];
-    if (t->last_position <= a->header->outbox_head)
+    if (t->last_position <= a->header->replay_head)
         return (t->last_position == 0) == (t->sequence == 0);
-    const struct pg_entry *e = outbox_at(a, t->last_position - 1);
+    const struct pg_entry *e = replay_at(a, t->last_position - 1);
     return e->topic == i && e->sequence == t->sequence;
 }
 
@@ -296,9 +296,9 @@ static bool topic_sound(const struct pg_arena *a, uint32_t i, struct pg_fault *f
 {
     const struct pg_topic *t = &a->topics[i];
     uint32_t cell;
-    if (t->last_position > a->header->outbox_tail)
-        return fault_set(fault, "names", "a topic ahead of the outbox", i,
-                         a->header->outbox_tail, t->last_position);
+    if (t->last_position > a->header->replay_tail)
+        return fault_set(fault, "names", "a topic ahead of the replay buffer", i,
+                         a->header->replay_tail, t->last_position);
     if (t->incarnation == 0 || t->incarnation >= a->header->next_incarnation)
         return fault_set(fault, "names", "an incarnation that was never given", i,
                          a->header->next_incarnation, t->incarnation);

@@ -1,4 +1,4 @@
-/* notices.c - outbox entries as messages: one per topic and call, in order. */
+/* notices.c - replay buffer entries as messages: one per topic and call, in order. */
 
 #include "core.h"
 
@@ -67,11 +67,11 @@ static void group_add(struct pg_arena *a, struct pg_group *g, uint16_t offset, u
 static uint32_t window_group(struct pg_arena *a, uint64_t bytes_max, uint32_t parts_max,
                              uint32_t *groups)
 {
-    const uint64_t from = a->header->published, tail = a->header->outbox_tail;
+    const uint64_t from = a->header->published, tail = a->header->replay_tail;
     uint64_t used = 0;
     uint32_t n = 0;
     for (*groups = 0; n < PG_NOTICE_WINDOW && from + n < tail && *groups < parts_max; n++) {
-        const struct pg_entry *e = outbox_at(a, from + n);
+        const struct pg_entry *e = replay_at(a, from + n);
         /* Room for a head and a subject too, in case the entry begins a new message. */
         used += entry_bytes(e) + sizeof(struct pg_notices) + PG_NAMESPACE_MAX + PG_TOPIC_MAX + 16;
         if (used > bytes_max)
@@ -87,11 +87,11 @@ static void group_records(const struct pg_arena *a, const struct pg_group *g, st
 {
     const uint64_t from = a->header->published;
     for (uint32_t n = g->first; n != NO_ENTRY; n = a->group_next[n]) {
-        const struct pg_notice record = notice_of(outbox_at(a, from + n));
+        const struct pg_notice record = notice_of(replay_at(a, from + n));
         sink_put(out, &record, sizeof record);
     }
     for (uint32_t n = g->first; n != NO_ENTRY; n = a->group_next[n]) {
-        const struct pg_entry *e = outbox_at(a, from + n);
+        const struct pg_entry *e = replay_at(a, from + n);
         sink_put(out, blob_at(&a->blobs, e->blob), (uint64_t)e->key_len + e->payload_len);
     }
 }
@@ -111,7 +111,7 @@ static struct pg_part group_write(const struct pg_arena *a, const struct pg_grou
                                   struct sink *out)
 {
     struct pg_part part = part_begin(a, g->topic, out);
-    const uint64_t first = outbox_at(a, a->header->published + g->first)->sequence;
+    const uint64_t first = replay_at(a, a->header->published + g->first)->sequence;
     const struct pg_notices head = notices_head(a, g->topic, first, g->count);
     sink_put(out, &head, sizeof head);
     group_records(a, g, out);

@@ -253,7 +253,7 @@ static void notice_write(struct pg_arena *a, uint32_t slot, struct pg_operation 
 {
     const unsigned flags = PG_E_OPERATION | late_flag(a, &a->slots.hot[slot]);
     const struct pg_entry e = operation_notice(a, slot, flags);
-    outbox_append(a, &e);
+    replay_append(a, &e);
     op->notice_blob = PG_NIL;
 }
 
@@ -308,12 +308,13 @@ void operation_end(struct pg_arena *a, uint32_t slot, enum pg_cause cause, uint3
     operation_close(a, slot, cause, error);
 }
 
-/* Whether the frame and the notice that an operation owes can be written now. The outbox counts
- * its own entries' blobs, so a notice's blob is counted for the first time when it is written. */
+/* Whether the frame and the notice that an operation owes can be written now. The replay buffer
+ * counts its own entries' blobs, so a notice's blob is counted for the first time when it is
+ * written. */
 bool operation_may_end(struct pg_arena *a, uint32_t slot)
 {
     const uint64_t granules = operation_granules(a, slot);
-    return !wal_buffer_full(a) && (granules == 0 || outbox_make_room(a, granules * PG_GRANULE));
+    return !wal_buffer_full(a) && (granules == 0 || replay_make_room(a, granules * PG_GRANULE));
 }
 
 /* An advance or a failure may be under way that has not come to it yet. */
@@ -636,7 +637,7 @@ static void operation_bind(struct pg_arena *a, uint32_t slot, uint32_t id, const
     if (id == PG_NIL) {
         index_insert(&a->index, hash, slot);
     } else {
-        outbox_supersede(a, id);
+        replay_supersede(a, id);
         index_replace(&a->index, hash, at, slot);
     }
     slot_place(a, slot);
@@ -647,7 +648,7 @@ static void operation_bind(struct pg_arena *a, uint32_t slot, uint32_t id, const
 
 static bool notice_fits(struct pg_arena *a, const struct watch *w)
 {
-    return !w->notice || outbox_make_room(a, (uint64_t)watch_notice_granules(w) * PG_GRANULE);
+    return !w->notice || replay_make_room(a, (uint64_t)watch_notice_granules(w) * PG_GRANULE);
 }
 
 bool operations_watch(struct pg_arena *a, struct watch *w, struct pg_result *r)

@@ -1,4 +1,4 @@
-/* parts.h - the parts that share the arena's handle: names, outbox, timers, sessions.
+/* parts.h - the parts that share the arena's handle: names, replay buffer, timers, sessions.
  * Included by core.h alone, after the parts that stand by themselves. */
 
 /* A bounded output buffer: once `full` is set nothing more is written. */
@@ -8,9 +8,9 @@ struct sink {
     bool full;
 };
 
-#define PG_NOTICE_WINDOW 1024     /* outbox entries that one pg_notices call looks at */
+#define PG_NOTICE_WINDOW 1024     /* replay buffer entries that one pg_notices call looks at */
 
-/* Entries of one topic within a window of the outbox, chained oldest first. */
+/* Entries of one topic within a window of the replay buffer, chained oldest first. */
 struct pg_group {
     uint32_t topic, count;
     uint16_t first, last;         /* offsets from the window's start */
@@ -51,7 +51,7 @@ struct pg_arena {
     bool confined;                /* namespaces are born by NAMESPACE alone */
     bool reserved;                /* the running batch names what is for PUBLISH alone */
     bool guarded;                 /* some namespace has an owner or a quota, or uids have quotas */
-    struct pg_entry *outbox;
+    struct pg_entry *replay_buffer;
     struct pg_purgatory *purgatory;
     struct pg_watch *watches;
     struct pg_watched *levels;
@@ -320,10 +320,10 @@ void timers_put(struct pg_arena *a, const struct put *put, struct pg_result *res
 /* Arms the parked timer of a key, if it has this ticket, with the payload that comes with it. */
 void timers_unpark(struct pg_arena *a, const struct put *put, uint64_t ticket,
                    struct pg_result *result);
-/* False: an operation's notice has no room in the outbox now; nothing was changed. */
+/* False: an operation's notice has no room in the replay buffer now; nothing was changed. */
 bool timers_cancel(struct pg_arena *a, const struct key *key, uint64_t ticket,
                    struct pg_result *result);
-/* Id of the armed slot or the outbox entry that speaks for a key; PG_NIL = neither. */
+/* Id of the armed slot or the replay buffer entry that speaks for a key; PG_NIL = neither. */
 uint32_t key_find(const struct pg_arena *a, const struct key *key, struct probe *at);
 /* The armed slot of a key; PG_NIL = none. */
 uint32_t timers_find(const struct pg_arena *a, const struct key *key);
@@ -582,14 +582,14 @@ void operation_release(struct pg_arena *a, uint32_t slot);
 /* Its watch keys; `op` may be a copy of the head of its blob. */
 void operation_keys_copy(const struct pg_arena *a, const struct pg_operation *op,
                          const uint8_t *blob, struct pg_wal_watch_key *out);
-/* False: its notice would have no room in the outbox now; nothing was changed. */
+/* False: its notice would have no room in the replay buffer now; nothing was changed. */
 bool operations_watch(struct pg_arena *a, struct watch *w, struct pg_result *result);
 bool operation_may_end(struct pg_arena *a, uint32_t slot);
 /* The owner found the condition false; asks him again if a level has moved meanwhile. */
 void operation_answered_no(struct pg_arena *a, uint32_t slot);
 /* Ends an armed operation that is linked in the wheel. */
 void operation_end(struct pg_arena *a, uint32_t slot, enum pg_cause cause, uint32_t error);
-/* From the wheel: looks once more, then ends. False: the outbox has no room now, or the work
+/* From the wheel: looks once more, then ends. False: the replay buffer has no room now, or the work
  * of this call is used up. */
 bool operation_expire(struct pg_arena *a, uint32_t slot);
 /* Each adds what it ended to result->deadline_ns and returns false when the visits of this
@@ -660,15 +660,15 @@ void inbox_acknowledge(struct pg_arena *a, struct pg_session *s, const struct pg
 /* Bytes that an operation's notice has before its own payload, at most. */
 #define PG_VERDICT_MAX (sizeof(struct pg_verdict) + PG_WATCH_KEYS_MAX / 8)
 
-/* ---- outbox ------------------------------------------------------------------------- */
+/* ---- replay buffer ------------------------------------------------------------------------- */
 
-static inline struct pg_entry *outbox_at(const struct pg_arena *a, uint64_t position)
+static inline struct pg_entry *replay_at(const struct pg_arena *a, uint64_t position)
 {
-    return &a->outbox[position & (a->header->outbox_capacity - 1)];
+    return &a->replay_buffer[position & (a->header->replay_capacity - 1)];
 }
-static inline uint32_t outbox_id(const struct pg_arena *a, uint64_t position)
+static inline uint32_t replay_id(const struct pg_arena *a, uint64_t position)
 {
-    return a->slots.capacity + (uint32_t)(position & (a->header->outbox_capacity - 1));
+    return a->slots.capacity + (uint32_t)(position & (a->header->replay_capacity - 1));
 }
 static inline unsigned entry_flags(const struct pg_entry *e) { return e->meta >> 4; }
 static inline unsigned entry_key_type(const struct pg_entry *e) { return e->meta & 15; }
@@ -678,19 +678,19 @@ static inline uint32_t entry_granules(const struct pg_entry *e)
 }
 /* Whether one more entry with so many blob bytes goes in without withdrawing one that was
  * not handed to the socket yet; withdraws the oldest as needed. */
-bool outbox_make_room(struct pg_arena *a, uint64_t bytes);
+bool replay_make_room(struct pg_arena *a, uint64_t bytes);
 /* Appends; the entry takes the blob over (key at its start). Returns its position. */
-uint64_t outbox_append(struct pg_arena *a, const struct pg_entry *fields);
-void outbox_supersede(struct pg_arena *a, uint32_t id);
+uint64_t replay_append(struct pg_arena *a, const struct pg_entry *fields);
+void replay_supersede(struct pg_arena *a, uint32_t id);
 /* Rolls a half-done append forward and drops the withdrawn. */
-bool outbox_settle(struct pg_arena *a, struct pg_fault *why);
-bool outbox_rebuild(struct pg_arena *a, struct pg_fault *why);          /* marks blobs, indexes keys
+bool replay_settle(struct pg_arena *a, struct pg_fault *why);
+bool replay_rebuild(struct pg_arena *a, struct pg_fault *why);          /* marks blobs, indexes keys
                                                                            */
 /* The head of a body of `count` notices from sequence `first`, and one record of it. */
 struct pg_notices notices_head(const struct pg_arena *a, uint32_t topic, uint64_t first,
                                uint32_t count);
 struct pg_notice notice_of(const struct pg_entry *e);
-bool outbox_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules);
+bool replay_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules);
 
 /* ---- sessions ------------------------------------------------------------------------ */
 

@@ -1,4 +1,4 @@
-/* publish.c - a notice that no timer fired: it takes the outbox like any other. */
+/* publish.c - a notice that no timer fired: it takes the replay buffer like any other. */
 
 #include "request.h"
 
@@ -57,7 +57,7 @@ static void entry_publish(struct pg_arena *a, const struct publish *p, uint32_t 
     const struct pg_entry e = entry_of(a, p, topic, ticket, blob);
     if (has_wal(a))
         wal_append_entry(a, &e);
-    outbox_append(a, &e);
+    replay_append(a, &e);
     a->metrics->blob_bytes += (uint64_t)entry_granules(&e) * PG_GRANULE;
     answer(r, ticket, PG_ST_DONE, e.fired_ns);
 }
@@ -76,7 +76,7 @@ static unsigned publish(struct pg_arena *a, const struct publish *p, struct pg_r
         return status;
     if (next_number(a->header) == PG_TICKET_SHARD)
         return PG_ST_FULL_TICKETS;
-    if (!outbox_make_room(a, (uint64_t)granules * PG_GRANULE))
+    if (!replay_make_room(a, (uint64_t)granules * PG_GRANULE))
         return PG_ST_BUSY;
     const uint32_t blob = blobs_take(&a->blobs, granules);
     if (blob == PG_NIL)
@@ -85,7 +85,7 @@ static unsigned publish(struct pg_arena *a, const struct publish *p, struct pg_r
     return PG_ST_DONE;
 }
 
-/* BUSY is an outbox whose notices the socket does not take, or the WAL. */
+/* BUSY is a replay buffer whose notices the socket does not take, or the WAL. */
 static void refuse(struct pg_arena *a, unsigned status, struct pg_result *r)
 {
     answer(r, 0, status, 0);

@@ -126,7 +126,7 @@ int rebuild_keys(struct pg_arena *a, struct pg_fault *why)
 {
     memset(why, 0, sizeof *why);
     index_init(&a->index);
-    if (!outbox_rebuild(a, why))
+    if (!replay_rebuild(a, why))
         return 0;
     for (uint32_t slot = 0; slot < a->slots.capacity; slot++) {
         key_fetch(a, slot);
@@ -234,10 +234,10 @@ static bool wall_sound(const struct pg_header *h, struct pg_fault *why)
 /* The control word of the slot whose entry is committed; 0 = none. */
 static uint64_t fired_ctl(const struct pg_arena *a)
 {
-    const uint64_t tail = a->header->outbox_tail;
-    if (tail == 0 || outbox_at(a, tail - 1)->commit != tail)
+    const uint64_t tail = a->header->replay_tail;
+    if (tail == 0 || replay_at(a, tail - 1)->commit != tail)
         return 0;
-    return ctl_of(outbox_at(a, tail - 1)->ticket >> 8, PG_S_ARMED);
+    return ctl_of(replay_at(a, tail - 1)->ticket >> 8, PG_S_ARMED);
 }
 
 int rebuild_begin(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
@@ -257,7 +257,7 @@ int rebuild_begin(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
         return 0;
     names_rebuild(a);
     blobs_rebuild_begin(&a->blobs);
-    if (!outbox_settle(a, why) || !names_check(a, why) || !levels_rebuild(a, why) ||
+    if (!replay_settle(a, why) || !names_check(a, why) || !levels_rebuild(a, why) ||
         !loads_rebuild(a, why) || !sessions_rebuild(a, why))
         return 0;
     a->rebuild = (struct rebuild){.fired = fired_ctl(a), .fired_slot = PG_NIL, .newest = PG_NIL,

@@ -278,7 +278,8 @@ static bool redo_end(const struct redo *r)
     return true;
 }
 
-/* ---- the outbox ------------------------------------------------------------------------------ */
+/* ---- the replay buffer
+ * ------------------------------------------------------------------------------ */
 
 /* Takes note of a notice. *wanted: its entry is to be made, for it was not sent, as far as is
  * known yet, nor is it there. A snapshot's topics may be further on than its entries. */
@@ -287,22 +288,22 @@ static bool notice_seen(const struct redo *r, uint32_t topic, uint64_t position,
 {
     struct pg_header *h = r->a->header;
     if (!below(r, "a topic that is not there", r->a->topic_rows, topic) ||
-        !below(r, "an outbox position too far", h->published + h->outbox_capacity, position))
+        !below(r, "a replay buffer position too far", h->published + h->replay_capacity, position))
         return false;
     if (!in_snapshot(r)) {
         r->a->topics[topic].sequence = sequence;
         r->a->topics[topic].last_position = position + 1;
     }
-    if (position >= h->outbox_tail)
-        h->outbox_tail = position + 1;
-    *wanted = position >= h->published && outbox_at(r->a, position)->commit != position + 1;
+    if (position >= h->replay_tail)
+        h->replay_tail = position + 1;
+    *wanted = position >= h->published && replay_at(r->a, position)->commit != position + 1;
     return true;
 }
 
 static void entry_put(struct pg_arena *a, uint64_t position, const struct pg_entry *e,
                       uint64_t sequence, uint64_t previous)
 {
-    struct pg_entry *at = outbox_at(a, position);
+    struct pg_entry *at = replay_at(a, position);
     *at = *e;
     at->sequence = sequence;
     at->previous = previous;
@@ -361,7 +362,7 @@ static bool redo_entry(const struct redo *r)
         return no_room(r, entry_granules(&e));
     memcpy(blob_at(&r->a->blobs, blob), j + 1, (size_t)j->key_len + j->payload_len);
     entry_put(r->a, j->position, &e, j->sequence, j->previous);
-    outbox_at(r->a, j->position)->blob = blob;
+    replay_at(r->a, j->position)->blob = blob;
     return true;
 }
 
@@ -370,10 +371,10 @@ static bool redo_sent(const struct redo *r)
 {
     const struct pg_wal_sent *j = r->body;
     struct pg_header *h = r->a->header;
-    if (!below(r, "notices were sent that never were", h->outbox_tail + 1, j->upto))
+    if (!below(r, "notices were sent that never were", h->replay_tail + 1, j->upto))
         return false;
     for (; h->published < j->upto; h->published++) {
-        struct pg_entry *e = outbox_at(r->a, h->published);
+        struct pg_entry *e = replay_at(r->a, h->published);
         if (e->commit != h->published + 1)
             continue;
         blobs_give(&r->a->blobs, e->blob, entry_granules(e));
@@ -547,18 +548,18 @@ static bool redo_head(const struct redo *r)
     const struct pg_wal_head *j = r->body;
     struct pg_header *h = r->a->header;
     const uint64_t number = j->next_ticket - j->shard * PG_TICKET_SHARD;
-    if (!below(r, "outbox entries of the arena that is to be filled", h->outbox_capacity + 1ull,
-               j->outbox_capacity) ||
-        !below(r, "published past the tail of the outbox", j->outbox_tail + 1, j->published) ||
-        !below(r, "notices not sent yet", j->outbox_capacity + 1ull,
-               j->outbox_tail - j->published) ||
+    if (!below(r, "replay buffer entries of the arena that is to be filled", h->replay_capacity + 1ull,
+               j->replay_capacity) ||
+        !below(r, "published past the tail of the replay buffer", j->replay_tail + 1, j->published) ||
+        !below(r, "notices not sent yet", j->replay_capacity + 1ull,
+               j->replay_tail - j->published) ||
         !below(r, "the next ticket", PG_TICKET_SHARD, number - 1))
         return false;
     h->epoch = j->epoch;
     h->next_ticket = h->shard * PG_TICKET_SHARD + number;
     h->next_incarnation = j->next_incarnation;
     h->published = j->published;
-    h->outbox_tail = j->outbox_tail;
+    h->replay_tail = j->replay_tail;
     h->wall_offset_ns = j->wall_offset_ns;
     return true;
 }
@@ -582,7 +583,7 @@ int pg_redo_config(const void *frame, uint64_t bytes, struct pg_config *c, struc
         return fault_set(why, "redo", "a snapshot without its first frame", 0, PG_WAL_HEAD,
                          bytes < sizeof *f ? 0 : f->type);
     c->payload_bytes = j->payload_bytes;
-    c->outbox_bytes_max = j->outbox_bytes_max;
+    c->replay_bytes_max = j->replay_bytes_max;
     c->wal_buffer_bytes = j->wal_buffer_bytes;
     c->level_ttl_ns = j->level_ttl_ns;
     c->inbox_max = j->inbox_max;
@@ -593,7 +594,7 @@ int pg_redo_config(const void *frame, uint64_t bytes, struct pg_config *c, struc
     c->wall_origin_ns = j->wall_origin_ns;
     memcpy(c->uuid, j->uuid, sizeof c->uuid);
     c->capacity = j->capacity;
-    c->outbox_capacity = j->outbox_capacity;
+    c->replay_capacity = j->replay_capacity;
     c->fanout = j->fanout;
     c->namespaces = j->namespaces;
     c->topics = j->topics;
@@ -719,10 +720,10 @@ static bool is_whole(const struct pg_arena *a, const struct pg_redo *state, stru
     if (state->next_lsn <= state->end_lsn)
         return fault_set(why, "redo", "the WAL ends before the snapshot", state->next_lsn,
                          state->end_lsn, state->next_lsn - 1);
-    for (uint64_t p = h->published; p < h->outbox_tail; p++)
-        if (outbox_at(a, p)->commit != p + 1)
+    for (uint64_t p = h->published; p < h->replay_tail; p++)
+        if (replay_at(a, p)->commit != p + 1)
             return fault_set(why, "redo", "a notice that was not sent is lost", p, p + 1,
-                             outbox_at(a, p)->commit);
+                             replay_at(a, p)->commit);
     return true;
 }
 
@@ -774,11 +775,11 @@ static void slots_finish(struct pg_arena *a, int64_t shift_ns)
     }
 }
 
-static void outbox_finish(struct pg_arena *a, int64_t shift_ns)
+static void replay_finish(struct pg_arena *a, int64_t shift_ns)
 {
-    a->header->outbox_head = a->header->published;
-    for (uint64_t p = a->header->outbox_head; p < a->header->outbox_tail; p++) {
-        struct pg_entry *e = outbox_at(a, p);
+    a->header->replay_head = a->header->published;
+    for (uint64_t p = a->header->replay_head; p < a->header->replay_tail; p++) {
+        struct pg_entry *e = replay_at(a, p);
         e->hash = hash_in_topic(a, e->topic, entry_key_type(e), blob_at(&a->blobs, e->blob),
                                 e->key_len);
         e->deadline_ns = shifted(e->deadline_ns, shift_ns);
@@ -815,7 +816,7 @@ int pg_redo_end(struct pg_arena *a, const struct pg_redo *state, int64_t real_bo
     a->header->wall_offset_ns = wall_offset_ns;
     a->header->next_ticket += TICKETS_LOST;
     slots_finish(a, shift_ns);
-    outbox_finish(a, shift_ns);
+    replay_finish(a, shift_ns);
     levels_finish(a);
     loads_finish(a);
     if (a->wal_buffer != NULL) {

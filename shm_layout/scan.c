@@ -137,7 +137,7 @@ void pg_slots_in_use(const struct pg_arena *a, uint64_t *timers, uint64_t *opera
 
 static bool entry_copy(const struct pg_arena *a, uint64_t position, struct pg_entry *copy)
 {
-    const struct pg_entry *e = outbox_at(a, position);
+    const struct pg_entry *e = replay_at(a, position);
     const uint64_t commit = LOAD_ACQUIRE(&e->commit);
     *copy = *e;
     atomic_thread_fence(memory_order_acquire);
@@ -191,7 +191,7 @@ static bool replay_one(const struct pg_arena *a, uint64_t position, struct pg_no
     *record = notice_of(&e);
     sink_put(out, blob_at(&a->blobs, e.blob), bytes);
     atomic_thread_fence(memory_order_acquire);
-    return !out->full && LOAD_ACQUIRE(&outbox_at(a, position)->commit) == position + 1;
+    return !out->full && LOAD_ACQUIRE(&replay_at(a, position)->commit) == position + 1;
 }
 
 /* Writes entries skip..skip+count, oldest first; false when one was overtaken meanwhile. */

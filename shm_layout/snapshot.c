@@ -9,7 +9,7 @@
 
 enum phase { HEAD, NAMESPACES, TOPICS, SLOTS, LEVELS, ENTRIES, LOADS, BLOCKS, LAST };
 /* Slots come before levels, because an operation that ends forgets its own keys; and before
- * the outbox, where what fired meanwhile is found. */
+ * the replay buffer, where what fired meanwhile is found. */
 
 /* The body of the next frame; NULL: it does not fit any more. `life`: what ends it, if any. */
 static void *frame_begin_with(const struct pg_snapshot *s, struct sink *out,
@@ -55,7 +55,7 @@ static void head_sizes(const struct pg_header *h, const struct pg_purgatory *p,
                        struct pg_wal_head *j)
 {
     j->payload_bytes = h->payload_bytes;
-    j->outbox_bytes_max = h->outbox_bytes_max;
+    j->replay_bytes_max = h->replay_bytes_max;
     j->wal_buffer_bytes = h->regions[PG_R_WAL_BUFFER].length;
     if (j->wal_buffer_bytes != 0)
         j->wal_buffer_bytes -= PG_WAL_BUFFER_HEAD;
@@ -63,7 +63,7 @@ static void head_sizes(const struct pg_header *h, const struct pg_purgatory *p,
     j->inbox_max = p->inbox_max;
     j->tick_ns = (int64_t)h->tick_ns;
     j->capacity = h->capacity;
-    j->outbox_capacity = h->outbox_capacity;
+    j->replay_capacity = h->replay_capacity;
     j->fanout = h->fanout;
     j->namespaces = h->regions[PG_R_NAMESPACES].count;
     j->topics = h->regions[PG_R_TOPICS].count;
@@ -87,17 +87,17 @@ static void head_identity(const struct pg_header *h, struct pg_wal_head *j)
     j->wall_origin_ns = h->wall_origin_ns;
 }
 
-/* The tail before what was published: so they are at most the outbox's capacity apart. */
+/* The tail before what was published: so they are at most the replay buffer's capacity apart. */
 static void head_counters(const struct pg_header *h, struct pg_wal_head *j)
 {
     j->now_ns = h->now_ns;
     j->wall_offset_ns = h->wall_offset_ns;
     j->next_ticket = LOAD_ACQUIRE(&h->next_ticket);
     j->next_incarnation = h->next_incarnation;
-    j->outbox_tail = LOAD_ACQUIRE(&h->outbox_tail);
+    j->replay_tail = LOAD_ACQUIRE(&h->replay_tail);
     j->published = LOAD_ACQUIRE(&h->published);
-    if (j->outbox_tail < j->published)
-        j->outbox_tail = j->published;
+    if (j->replay_tail < j->published)
+        j->replay_tail = j->published;
 }
 
 static bool head_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
@@ -260,7 +260,7 @@ static bool level_write(const struct pg_arena *a, struct pg_snapshot *s, struct 
     return frame_end(s);
 }
 
-/* ---- the outbox
+/* ---- the replay buffer
  * ---------------------------------------------------------------------------------- */
 
 static bool entry_copy(const struct pg_arena *a, struct pg_snapshot *s, const struct pg_entry *e,
@@ -278,7 +278,7 @@ static bool entry_copy(const struct pg_arena *a, struct pg_snapshot *s, const st
 /* One that is not there any more was sent meanwhile. */
 static bool entry_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
 {
-    const struct pg_entry *live = outbox_at(a, s->next);
+    const struct pg_entry *live = replay_at(a, s->next);
     const uint64_t commit = LOAD_ACQUIRE(&live->commit), before = out->used;
     const struct pg_entry e = *live;
     if (commit != s->next + 1 || e.payload_len > PG_PAYLOAD_MAX + PG_VERDICT_MAX ||
@@ -344,7 +344,7 @@ static void phase_begin(const struct pg_arena *a, struct pg_snapshot *s)
                                [LEVELS] = a->level_rows, [ENTRIES] = 0, [LOADS] = a->load_rows,
                                [BLOCKS] = a->load_block_rows, [LAST] = 1};
     s->next = s->phase == ENTRIES ? LOAD_ACQUIRE(&h->published) : 0;
-    s->end = s->phase == ENTRIES ? LOAD_ACQUIRE(&h->outbox_tail) : counts[s->phase];
+    s->end = s->phase == ENTRIES ? LOAD_ACQUIRE(&h->replay_tail) : counts[s->phase];
 }
 
 uint64_t pg_snapshot(const struct pg_arena *a, struct pg_snapshot *s, void *bytes, uint64_t size)

@@ -1,7 +1,7 @@
-/* timers.c - put, cancel, get and expire: what binds slot, key, blob, wheel and outbox.
+/* timers.c - put, cancel, get and expire: what binds slot, key, blob, wheel and replay buffer.
  *
  * A timer is armed by the release store of its control word and ended by another one (or
- * by the commit of its outbox entry); all else can be rebuilt around that. */
+ * by the commit of its replay buffer entry); all else can be rebuilt around that. */
 
 #include "core.h"
 
@@ -42,7 +42,7 @@ uint32_t key_find(const struct pg_arena *a, const struct key *k, struct probe *a
     for (id = index_first(&a->index, k->hash, at); id != PG_NIL;
          id = index_next(&a->index, k->hash, at)) {
         if (id < a->slots.capacity ? slot_has_key(a, id, k)
-                                   : entry_has_key(a, &a->outbox[id - a->slots.capacity], k))
+                                   : entry_has_key(a, &a->replay_buffer[id - a->slots.capacity], k))
             return id;
     }
     return PG_NIL;
@@ -287,7 +287,7 @@ static void key_bind(struct pg_arena *a, uint32_t hash, uint32_t id, const struc
     if (id == PG_NIL) {
         index_insert(&a->index, hash, slot);
     } else {
-        outbox_supersede(a, id);
+        replay_supersede(a, id);
         index_replace(&a->index, hash, at, slot);
     }
 }
@@ -414,7 +414,7 @@ void timers_unpark(struct pg_arena *a, const struct put *p, uint64_t ticket, str
 
 static void cancel_fired(struct pg_arena *a, uint32_t id, uint64_t ticket, struct pg_result *r)
 {
-    const struct pg_entry *e = &a->outbox[id - a->slots.capacity];
+    const struct pg_entry *e = &a->replay_buffer[id - a->slots.capacity];
     if (ticket != 0 && ticket != e->ticket >> 8) {
         a->metrics->cancels_unknown++;
         answer(r, 0, PG_ST_UNKNOWN, 0);
@@ -502,13 +502,13 @@ static bool expire(void *context, uint32_t slot)
         return true;
     const struct pg_entry e = entry_of(a, slot);
     const uint32_t granules = entry_granules(&e);
-    if (wal_buffer_full(a) || !outbox_make_room(a, (uint64_t)granules * PG_GRANULE))
+    if (wal_buffer_full(a) || !replay_make_room(a, (uint64_t)granules * PG_GRANULE))
         return false;
     if (has_wal(a))
         wal_append_fire(a, slot, &e);
-    const uint64_t position = outbox_append(a, &e);
+    const uint64_t position = replay_append(a, &e);
     if (index_find_id(&a->index, e.hash, slot, &at))
-        index_replace(&a->index, e.hash, &at, outbox_id(a, position));
+        index_replace(&a->index, e.hash, &at, replay_id(a, position));
     slot_end(a, slot, granules);
     a->metrics->expiries++;
     measure(a, PG_HG_STRUCTURAL_LATENESS, a->now_ns - e.deadline_ns, 1);
@@ -601,7 +601,7 @@ void timers_link_own(struct pg_arena *a, uint32_t slot)
     struct probe at;
     uint32_t id = index_first(&a->index, k.hash, &at);
     while (id != PG_NIL && (id < a->slots.capacity ||
-                            !entry_has_key(a, &a->outbox[id - a->slots.capacity], &k)))
+                            !entry_has_key(a, &a->replay_buffer[id - a->slots.capacity], &k)))
         id = index_next(&a->index, k.hash, &at);
     key_bind(a, k.hash, id, &at, slot);
     slot_counted(a, slot, 1);
@@ -666,9 +666,9 @@ static bool slot_check(const struct pg_arena *a, uint32_t slot, struct pg_fault 
 static bool entries_indexed(const struct pg_arena *a, uint64_t *ids, struct pg_fault *fault)
 {
     struct probe at;
-    for (uint64_t p = a->header->outbox_head; p < a->header->outbox_tail; p++) {
-        const struct pg_entry *e = outbox_at(a, p);
-        const bool found = index_find_id(&a->index, e->hash, outbox_id(a, p), &at);
+    for (uint64_t p = a->header->replay_head; p < a->header->replay_tail; p++) {
+        const struct pg_entry *e = replay_at(a, p);
+        const bool found = index_find_id(&a->index, e->hash, replay_id(a, p), &at);
         if (found && (entry_flags(e) & PG_E_SUPERSEDED))
             return fault_set(fault, "index", "leads to a superseded entry", p, 0, 1);
         *ids += found;

@@ -269,7 +269,7 @@ void wal_append_fire(struct pg_arena *a, uint32_t slot, const struct pg_entry *e
     const struct pg_topic *t = &a->topics[e->topic];
     struct pg_wal_fire *body = frame_begin_with(a, PG_WAL_FIRE, 0, BEGUN);
     *body = (struct pg_wal_fire){.ticket = e->ticket >> 8, .deadline_ns = e->deadline_ns,
-                               .fired_ns = e->fired_ns, .position = a->header->outbox_tail,
+                               .fired_ns = e->fired_ns, .position = a->header->replay_tail,
                                .sequence = t->sequence + 1, .previous = t->last_position,
                                .slot = slot, .topic = e->topic, .flags = entry_flags(e),
                                .loaded = is_loaded(&a->slots.hot[slot]),
@@ -283,7 +283,7 @@ void wal_append_entry(struct pg_arena *a, const struct pg_entry *e)
     const struct pg_topic *t = &a->topics[e->topic];
     const uint32_t bytes = e->key_len + e->payload_len;
     struct pg_wal_entry *body = frame_begin(a, PG_WAL_ENTRY, bytes);
-    *body = wal_entry_of(a->header->outbox_tail, e);
+    *body = wal_entry_of(a->header->replay_tail, e);
     body->sequence = t->sequence + 1;
     body->previous = t->last_position;
     body->uid = a->uid;
@@ -348,7 +348,7 @@ void wal_append_outcome(struct pg_arena *a, uint32_t slot)
                                   .flags = (uint8_t)(PG_E_OPERATION | late_flag(a, h)),
                                   .ended_boot_ns = a->real_boot_ns};
     if (op->notice_blob != PG_NIL) {
-        body->position = a->header->outbox_tail + 1;
+        body->position = a->header->replay_tail + 1;
         body->sequence = t->sequence + 1;
         body->previous = t->last_position;
     }
@@ -454,7 +454,7 @@ static bool slot_is(const struct pg_arena *a, uint32_t slot, uint64_t ticket, un
 
 static bool entry_is(const struct pg_arena *a, uint64_t position, uint64_t ticket)
 {
-    const struct pg_entry *e = outbox_at(a, position);
+    const struct pg_entry *e = replay_at(a, position);
     return e->commit == position + 1 && e->ticket >> 8 == ticket;
 }
 

@@ -16,8 +16,8 @@ PLENTY = 1 << 20
 
 DEFAULTS: dict[str, Any] = {
     "capacity": 16,
-    "outbox_capacity": 16,
-    "outbox_bytes_max": 1 << 16,
+    "replay_capacity": 16,
+    "replay_bytes_max": 1 << 16,
     "payload_bytes": 1 << 16,
     "tick_ns": 1_000_000,
     "fanout": 20,
@@ -67,7 +67,7 @@ class Answer(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """An outbox entry with its names and bytes."""
+    """A replay buffer entry with its names and bytes."""
 
     position: int
     ticket: int
@@ -336,20 +336,20 @@ class Core:
     def publish_all(self) -> list[Part]:
         """Hands everything over; returns the messages."""
         parts: list[Part] = []
-        while self.header.published < self.header.outbox_tail:
+        while self.header.published < self.header.replay_tail:
             some, upto = self.notices()
             parts += some
             self.published(upto)
         return parts
 
     def entries(self) -> Iterator[Entry]:
-        """The outbox, oldest first, as its bytes stand in the arena."""
-        for position in range(self.header.outbox_head, self.header.outbox_tail):
+        """The replay buffer, oldest first, as its bytes stand in the arena."""
+        for position in range(self.header.replay_head, self.header.replay_tail):
             yield self.entry(position)
 
     def entry(self, position: int) -> Entry:
-        ring = self.rows(lib.PG_R_OUTBOX, "pg_entry")
-        e = ring[position % self.header.outbox_capacity]
+        ring = self.rows(lib.PG_R_REPLAY_BUFFER, "pg_entry")
+        e = ring[position % self.header.replay_capacity]
         assert e.commit == position + 1
         blob = self.region(lib.PG_R_BLOBS)[e.blob * lib.PG_GRANULE :]
         row = self.topic_row(e.topic)

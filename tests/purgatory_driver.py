@@ -27,8 +27,8 @@ EXTRA = struct.Struct("<II")
 
 DEFAULTS: dict[str, Any] = {
     "capacity": 64,
-    "outbox_capacity": 16,
-    "outbox_bytes_max": 1 << 16,
+    "replay_capacity": 16,
+    "replay_bytes_max": 1 << 16,
     "payload_bytes": 1 << 18,
     "sessions": 3,
     "watches": 128,
@@ -247,11 +247,13 @@ class Purgatory(Core):
         lib.pg_inbox_again(self.a, session, self.now_ns)
 
     def verdicts(self, since: int) -> Iterator[Verdict]:
-        """Operations' notices in the outbox from a position on."""
-        for position in range(since, self.header.outbox_tail):
+        """Operations' notices in the replay buffer from a position on."""
+        for position in range(since, self.header.replay_tail):
             entry = self.entry(position)
             flags = (
-                self.rows(lib.PG_R_OUTBOX, "pg_entry")[position % self.header.outbox_capacity].meta
+                self.rows(lib.PG_R_REPLAY_BUFFER, "pg_entry")[
+                    position % self.header.replay_capacity
+                ].meta
                 >> 4
             )
             if not flags & lib.PG_E_OPERATION:

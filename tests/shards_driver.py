@@ -23,7 +23,7 @@ OWNED = b"n"
 NONCE, UID, LOAD = 77, 4321, bytes(range(1, 17))
 SIZES = {
     "capacity": 128,
-    "outbox_capacity": 64,
+    "replay_capacity": 64,
     "topics": 32,
     "namespaces": 16,
     "accounts": 4,

@@ -8,8 +8,8 @@ from purgatoryd.shm_layout.shm import MOUNT
 
 
 def spoil(paths: Paths) -> None:
-    """The arena of a daemon that does not run: its outbox ends where none can."""
-    (offset,) = (at for field, at, _ in fields("pg_header") if field == "outbox_tail")
+    """The arena of a daemon that does not run: its replay buffer ends where none can."""
+    (offset,) = (at for field, at, _ in fields("pg_header") if field == "replay_tail")
     with (MOUNT / paths.arena[1:]).open("r+b") as arena:
         arena.seek(offset)
         arena.write(b"\xff")

@@ -55,14 +55,21 @@ def test_flag_wins_over_environment_over_file_over_default(toml: Path) -> None:
 
 
 def test_printed_settings_are_a_config_file_that_means_the_same(toml: Path, tmp_path: Path) -> None:
-    options = ("--clock", "virtual", "--wall-origin", "2013-01-01T00:00:00-05:00", "--outbox", "9")
+    options = (
+        "--clock",
+        "virtual",
+        "--wall-origin",
+        "2013-01-01T00:00:00-05:00",
+        "--replay-buffer",
+        "9",
+    )
     first = print_config("--config", str(toml), *options)
     copy = tmp_path / "copy.toml"
     copy.write_text(first.stdout)
     second = print_config("--config", str(copy))
     assert tomllib.loads(first.stdout) == tomllib.loads(second.stdout)
     assert tomllib.loads(first.stdout)["wall-origin"] == "2013-01-01T05:00:00Z"
-    assert tomllib.loads(first.stdout)["outbox"] == 16
+    assert tomllib.loads(first.stdout)["replay-buffer"] == 16
 
 
 def test_every_setting_of_the_daemon_has_a_flag() -> None:
@@ -137,20 +144,20 @@ def test_value_in_the_file_of_a_wrong_type(value: str, tmp_path: Path) -> None:
 def test_config_keeps_its_bounds() -> None:
     for setting, (low, high) in BOUNDS.items():
         for value in (low - 1, high + 1):
-            if setting == "outbox_bytes_max" and value <= 0:
+            if setting == "replay_bytes_max" and value <= 0:
                 continue
             with pytest.raises(InvalidSetting) as caught:
                 Config(name="a", **{setting: value})  # type: ignore[arg-type]
             assert (caught.value.setting, caught.value.value) == (setting, value)
     with pytest.raises(InvalidSetting, match="power of two"):
-        Config(name="a", outbox_capacity=100)
+        Config(name="a", replay_capacity=100)
     with pytest.raises(InvalidName):
         Config(name="A")
 
 
-def test_outbox_memory_is_half_of_the_payload_memory_unless_given() -> None:
-    assert Config(name="a", payload_bytes=2**20).outbox_bytes_max == 2**19
-    assert Config(name="a", outbox_bytes_max=4096).outbox_bytes_max == 4096
+def test_replay_memory_is_half_of_the_payload_memory_unless_given() -> None:
+    assert Config(name="a", payload_bytes=2**20).replay_bytes_max == 2**19
+    assert Config(name="a", replay_bytes_max=4096).replay_bytes_max == 4096
 
 
 @pytest.mark.parametrize(

@@ -502,7 +502,7 @@ def test_what_was_missed_while_disconnected_is_recovered(client: Client, real: D
 
 
 def test_a_subscriber_that_was_overtaken_is_told_the_range(daemon: StartDaemon) -> None:
-    real = daemon("demo", "--outbox", "1024")
+    real = daemon("demo", "--replay-buffer", "1024")
     rows = [(f"k{i}", 0, "t") for i in range(5000)]
     with Client("demo", namespace="shop") as client, listen("t") as subscriber:
         disconnected(subscriber, real, lambda: client.add_many(rows))

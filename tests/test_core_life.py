@@ -38,7 +38,7 @@ HEADER: dict[str, tuple[int, str, int]] = {
     "tick_ns": (999, "tick", 1000),
     "fanout": (257, "fan-out", 256),
     "levels": (99, "levels", 10),
-    "outbox_capacity": (17, "bits of the outbox entries", 1),
+    "replay_capacity": (17, "bits of the replay buffer entries", 1),
     "payload_bytes": (0, "payload bytes", 1),
     "stream_id": (0, "stream id", 1),
 }
@@ -52,7 +52,7 @@ def test_a_header_field_that_does_not_fit(field: str) -> None:
     found = wrong
     if field == "length":
         found = len(core.arena)
-    if field == "outbox_capacity":
+    if field == "replay_capacity":
         found = 2
     for reader in (False, True):
         fault = refusal(lambda reader=reader: core.attach(reader=reader))  # type: ignore[misc]
@@ -60,7 +60,7 @@ def test_a_header_field_that_does_not_fit(field: str) -> None:
         assert words in fault.what
 
 
-@pytest.mark.parametrize("field", ["capacity", "outbox_capacity", "payload_bytes", "fanout"])
+@pytest.mark.parametrize("field", ["capacity", "replay_capacity", "payload_bytes", "fanout"])
 def test_sizes_that_the_regions_do_not_have(field: str) -> None:
     core = Core()
     setattr(core.header, field, getattr(core.header, field) * 2)
@@ -154,8 +154,8 @@ def observe(core: Core) -> dict[str, Any]:
     h = core.header
     return {
         "timers": sorted(map(repr, core.scan())),
-        "outbox": list(core.entries()),
-        "positions": (h.outbox_head, h.published, h.outbox_tail),
+        "replay_buffer": list(core.entries()),
+        "positions": (h.replay_head, h.published, h.replay_tail),
         "tickets": h.next_ticket,
         "topics": core.topic_rows(),
         "stream": (h.stream_id, h.epoch, h.next_incarnation),
@@ -166,7 +166,7 @@ def observe(core: Core) -> dict[str, Any]:
 
 def busy(**config: Any) -> Core:
     """Timers of all kinds, notices sent and not, superseded and not, a session with answers."""
-    core = Core(**{"capacity": 300, "outbox_capacity": 64, "payload_bytes": 1 << 18, **config})
+    core = Core(**{"capacity": 300, "replay_capacity": 64, "payload_bytes": 1 << 18, **config})
     for i in range(200):
         core.put(f"k{i}", i * 5 * MS, payload=bytes(i), topic=b"t%d" % (i % 3))
     core.put("wall", 5 * SECOND_NS, TimeKind.WALL, namespace=b"m", payload=b"w")
@@ -215,7 +215,7 @@ def fired_keys(core: Core) -> list[bytes]:
 
 
 def test_what_came_due_while_nobody_advanced_fires_in_order() -> None:
-    core = Core(capacity=100, outbox_capacity=128)
+    core = Core(capacity=100, replay_capacity=128)
     for i in random.Random(3).sample(range(100), 100):
         core.put(f"{i:02}", 100 * MS + i * MS)
     core.attach()
@@ -254,7 +254,7 @@ def test_an_entry_without_its_consequences_counts_as_fired() -> None:
     whole = observe(core)
     core.region(lib.PG_R_HOT)[32 * slot : 32 * slot + 32] = armed
     core.region(lib.PG_R_TOPICS)[:] = topics
-    core.header.outbox_tail = 1
+    core.header.replay_tail = 1
     core.attach()
     core.rebuild(2 * MS)
     core.check()
@@ -281,11 +281,11 @@ def test_a_withdrawal_that_did_not_move_the_head_is_finished() -> None:
     core.advance(MS)
     core.publish_all()
     oldest = next(core.entries()).key.decode()
-    core.rows(lib.PG_R_OUTBOX, "pg_entry")[0].commit = 0
+    core.rows(lib.PG_R_REPLAY_BUFFER, "pg_entry")[0].commit = 0
     core.attach()
     core.rebuild(MS)
     core.check()
-    assert core.header.outbox_head == 1
+    assert core.header.replay_head == 1
     assert core.cancel(oldest).status == Status.UNKNOWN
 
 
@@ -310,19 +310,19 @@ def damage_length(core: Core) -> None:
 
 
 def damage_entry_topic(core: Core) -> None:
-    core.rows(lib.PG_R_OUTBOX, "pg_entry")[0].topic = 50
+    core.rows(lib.PG_R_REPLAY_BUFFER, "pg_entry")[0].topic = 50
 
 
 def damage_entry_blob(core: Core) -> None:
-    core.rows(lib.PG_R_OUTBOX, "pg_entry")[0].blob = 0xFFFFFFF0
+    core.rows(lib.PG_R_REPLAY_BUFFER, "pg_entry")[0].blob = 0xFFFFFFF0
 
 
 def damage_head(core: Core) -> None:
-    core.header.outbox_head = 5
+    core.header.replay_head = 5
 
 
 def damage_tail(core: Core) -> None:
-    core.header.outbox_tail = 10**6
+    core.header.replay_tail = 10**6
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ def test_damaged_authoritative_state_is_refused(damage: Callable[[Core], None]) 
 @pytest.mark.parametrize(
     "sizes",
     [
-        {"capacity": 1000, "payload_bytes": 1 << 20, "outbox_capacity": 1024, "sessions": 5},
+        {"capacity": 1000, "payload_bytes": 1 << 20, "replay_capacity": 1024, "sessions": 5},
         {"capacity": 181, "payload_bytes": 1 << 15},
         {"tick_ns": 50_000, "fanout": 64},
         {"namespaces": 2, "topics": 5},
@@ -370,10 +370,10 @@ def test_migration_keeps_all_that_anybody_knows(sizes: dict[str, int]) -> None:
     to.check()
 
 
-def test_a_smaller_outbox_keeps_the_youngest_notices() -> None:
+def test_a_smaller_replay_buffer_keeps_the_youngest_notices() -> None:
     core = busy()
     kept: list[Entry] = list(core.entries())[-16:]
-    to = core.migrated(outbox_capacity=16)
+    to = core.migrated(replay_capacity=16)
     to.check()
     assert list(to.entries()) == kept
     lost, got, notices = to.replay(b"n", kept[-1].topic, 1, kept[-1].sequence)
@@ -382,8 +382,8 @@ def test_a_smaller_outbox_keeps_the_youngest_notices() -> None:
     assert [n.ticket for n in notices] == [e.ticket for e in same]
 
 
-def test_a_notice_larger_than_the_outbox_cap_moves_too() -> None:
-    core = Core(outbox_bytes_max=64)
+def test_a_notice_larger_than_the_replay_buffer_cap_moves_too() -> None:
+    core = Core(replay_bytes_max=64)
     core.put("k", MS, payload=bytes(1000))
     core.advance(MS)
     to = core.migrated(capacity=100)
@@ -398,7 +398,7 @@ def test_a_notice_larger_than_the_outbox_cap_moves_too() -> None:
         ({"payload_bytes": 4096}, "payload memory"),
         ({"namespaces": 1}, "namespaces in use"),
         ({"topics": 2}, "topics in use"),
-        ({"outbox_capacity": 16, "outbox_bytes_max": 128}, "notices not sent"),
+        ({"replay_capacity": 16, "replay_bytes_max": 128}, "notices not sent"),
     ],
 )
 def test_migration_refuses_what_has_no_room(sizes: dict[str, int], words: str) -> None:

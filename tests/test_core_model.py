@@ -94,7 +94,7 @@ class Model:
     offset_ns: int = 0
     next_ticket: int = 1
     timers: dict[Key, Timer] = field(default_factory=dict)
-    outbox: list[Notice] = field(default_factory=list)
+    replay_buffer: list[Notice] = field(default_factory=list)
     tail: int = 0
     published: int = 0
     namespaces: list[bytes] = field(default_factory=list)
@@ -105,7 +105,7 @@ class Model:
 
     @property
     def head(self) -> int:
-        return self.tail - len(self.outbox)
+        return self.tail - len(self.replay_buffer)
 
     @property
     def tick_ns(self) -> int:
@@ -123,7 +123,7 @@ class Model:
     def in_use(self, row: TopicRow) -> bool:
         pair = (row.namespace, row.name)
         return any((n, t.topic) == pair for (n, _), t in self.timers.items()) or any(
-            (n.key[0], n.timer.topic) == pair for n in self.outbox
+            (n.key[0], n.timer.topic) == pair for n in self.replay_buffer
         )
 
     def born(self, namespace: bytes, topic: bytes) -> Status | None:
@@ -174,7 +174,7 @@ class Model:
         self.next_ticket += 1
         self.timers.pop(key, None)
         self.timers[key] = timer
-        for notice in self.outbox:
+        for notice in self.replay_buffer:
             if notice.key == key:
                 notice.superseded = True
         return timer
@@ -203,7 +203,7 @@ class Model:
         return Status.CANCELLED, timer.ticket
 
     def cancelled_fired(self, key: Key, ticket: int) -> tuple[Status, int]:
-        fired = [n for n in self.outbox if n.key == key and not n.superseded]
+        fired = [n for n in self.replay_buffer if n.key == key and not n.superseded]
         assert len(fired) <= 1
         if fired and ticket in (0, fired[0].ticket):
             return Status.FIRED, fired[0].ticket
@@ -212,17 +212,17 @@ class Model:
     # ---- time ----
 
     def has_room(self, more: int) -> bool:
-        pinned = sum(n.granules for n in self.outbox) * GRANULE
-        return not self.outbox or (
-            len(self.outbox) < self.config["outbox_capacity"]
-            and pinned + more * GRANULE <= self.config["outbox_bytes_max"]
+        pinned = sum(n.granules for n in self.replay_buffer) * GRANULE
+        return not self.replay_buffer or (
+            len(self.replay_buffer) < self.config["replay_capacity"]
+            and pinned + more * GRANULE <= self.config["replay_bytes_max"]
         )
 
     def make_room(self, more: int) -> bool:
         while not self.has_room(more):
             if self.head >= self.published:
                 return False
-            self.outbox.pop(0)
+            self.replay_buffer.pop(0)
         return True
 
     def restarted(self) -> None:
@@ -249,8 +249,8 @@ CONFIGS = st.fixed_dictionaries(
         "tick_ns": st.sampled_from(TICKS) | st.integers(1_000, 100_000_000),
         "fanout": st.sampled_from([2, 3, 20, 64, 256]) | st.integers(2, 256),
         "capacity": st.integers(8, 40) | st.integers(1, 40),
-        "outbox_capacity": st.sampled_from([16, 32]),
-        "outbox_bytes_max": st.sampled_from([64, 256, 2048, 1 << 16]),
+        "replay_capacity": st.sampled_from([16, 32]),
+        "replay_bytes_max": st.sampled_from([64, 256, 2048, 1 << 16]),
         "payload_bytes": st.sampled_from([4096, 8192, 1 << 17]),
         "namespaces": st.sampled_from([1, 2, 3, 3, 3]),
         "topics": st.sampled_from([1, 2, 3, 5, 15, 15, 15]),
@@ -308,7 +308,7 @@ class CoreMachine(RuleBasedStateMachine):
         assert (entry.sequence, entry.fired_ns) == (row.sequence, m.now_ns)
         self.never_early(entry, timer)
         self.in_order(row, timer)
-        m.outbox.append(
+        m.replay_buffer.append(
             Notice(
                 m.tail, timer.ticket, key, timer, entry.deadline_ns, m.now_ns, row.sequence,
                 m.came_due_before_start(entry),
@@ -337,14 +337,14 @@ class CoreMachine(RuleBasedStateMachine):
         m.offset_ns = self.wall_offset_ns
         more = self.core.advance(now_ns, wall_offset_ns=m.offset_ns, budget=budget)
         assert self.core.header.now_ns == m.now_ns
-        for position in range(before, self.core.header.outbox_tail):
+        for position in range(before, self.core.header.replay_tail):
             self.fired(self.core.entry(position))
         assert m.tail - before <= budget
-        assert self.core.header.outbox_head <= m.published
-        for notice in m.outbox[: self.core.header.outbox_head - m.head]:
+        assert self.core.header.replay_head <= m.published
+        for notice in m.replay_buffer[: self.core.header.replay_head - m.head]:
             # Withdrawn for one that was refused in the end.
             assert more
-            m.outbox.remove(notice)
+            m.replay_buffer.remove(notice)
         self.unfinished = more
         if more:
             assert self.core.next_ns <= m.now_ns
@@ -362,7 +362,7 @@ class CoreMachine(RuleBasedStateMachine):
             assert self.core.header.next_deadline_ns == FOREVER_NS
 
     def settle(self, budget: int = PLENTY) -> None:
-        """All that is due fires, however often the outbox must be emptied."""
+        """All that is due fires, however often the replay buffer must be emptied."""
         turns = (len(self.model.timers) + 1) * (self.core.header.levels + 2) + 10
         while self.advance(self.model.now_ns, budget):
             self.publish()
@@ -473,7 +473,7 @@ class CoreMachine(RuleBasedStateMachine):
     def cancel(self, key: wire.Key, ns: bytes, which: str) -> None:
         m = self.model
         own = self.core.get(key, ns).ticket
-        fired = [n.ticket for n in m.outbox if n.key == (ns, key)]
+        fired = [n.ticket for n in m.replay_buffer if n.key == (ns, key)]
         ticket = {
             "any": 0, "own": own, "other": own + 1, "older": fired[-1] if fired else 1
         }[which]  # fmt: skip
@@ -542,7 +542,7 @@ class CoreMachine(RuleBasedStateMachine):
         while (at := self.core.next_ns) <= target and at < FOREVER_NS:
             before = m.tail
             self.advance(at)
-            for notice in m.outbox[before - m.tail :] if m.tail > before else []:
+            for notice in m.replay_buffer[before - m.tail :] if m.tail > before else []:
                 if notice.timer.wall_ns is None:
                     assert m.now_ns - notice.timer.due_ns < m.tick_ns
             self.settle()
@@ -563,7 +563,7 @@ class CoreMachine(RuleBasedStateMachine):
         while m.published < m.tail:
             parts, upto = self.core.notices(out_bytes, parts_max)
             assert upto > m.published
-            self.same_messages(parts, m.outbox[m.published - m.head : upto - m.head])
+            self.same_messages(parts, m.replay_buffer[m.published - m.head : upto - m.head])
             self.core.published(upto)
             m.published = upto
 
@@ -605,7 +605,7 @@ class CoreMachine(RuleBasedStateMachine):
         m = self.model
         row = m.topics[which % len(m.topics)]
         kept = {
-            n.sequence: n for n in m.outbox
+            n.sequence: n for n in m.replay_buffer
             if (n.key[0], n.timer.topic) == (row.namespace, row.name)
         }  # fmt: skip
         last = min(first + count - 1, row.sequence)
@@ -640,9 +640,9 @@ class CoreMachine(RuleBasedStateMachine):
         except Fault as fault:
             self.refused(fault, config)
             return
-        assert m.head <= self.core.header.outbox_head <= m.published
-        if self.core.header.outbox_head > m.head:
-            del m.outbox[: self.core.header.outbox_head - m.head]
+        assert m.head <= self.core.header.replay_head <= m.published
+        if self.core.header.replay_head > m.head:
+            del m.replay_buffer[: self.core.header.replay_head - m.head]
         for row in m.topics if config["tick_ns"] != m.tick_ns else []:
             row.newest_deadline_ns = 0
         m.config = {**config, **rows}
@@ -657,13 +657,13 @@ class CoreMachine(RuleBasedStateMachine):
     def would_fit(self, config: dict[str, Any]) -> bool:
         """What lives, and all notices, fit with ease."""
         m = self.model
-        waiting = m.outbox[m.published - m.head :]
-        pinned = sum(n.granules for n in m.outbox)
+        waiting = m.replay_buffer[m.published - m.head :]
+        pinned = sum(n.granules for n in m.replay_buffer)
         used = pinned + sum(t.granules(k) for (_, k), t in m.timers.items())
         return bool(
             len(m.timers) <= config["capacity"]
-            and len(waiting) <= config["outbox_capacity"]
-            and sum(n.granules for n in waiting) * GRANULE <= config["outbox_bytes_max"]
+            and len(waiting) <= config["replay_capacity"]
+            and sum(n.granules for n in waiting) * GRANULE <= config["replay_bytes_max"]
             and used * GRANULE <= config["payload_bytes"]
         )
 
@@ -683,10 +683,10 @@ class CoreMachine(RuleBasedStateMachine):
             self.same_timer(key, timer, found[key])
 
     @invariant()
-    def outbox_is_the_same(self) -> None:
+    def replay_buffer_is_the_same(self) -> None:
         m, h = self.model, self.core.header
-        assert (h.outbox_head, h.published, h.outbox_tail) == (m.head, m.published, m.tail)
-        for entry, notice in zip(self.core.entries(), m.outbox, strict=True):
+        assert (h.replay_head, h.published, h.replay_tail) == (m.head, m.published, m.tail)
+        for entry, notice in zip(self.core.entries(), m.replay_buffer, strict=True):
             assert (entry.position, entry.ticket) == (notice.position, notice.ticket)
             assert (decoded(entry), entry.payload) == (notice.key, notice.timer.payload)
             assert entry.superseded == notice.superseded
@@ -707,7 +707,7 @@ class CoreMachine(RuleBasedStateMachine):
         assert metrics.live == len(m.timers)
         assert metrics.live_wall == sum(t.wall_ns is not None for t in m.timers.values())
         armed = sum(t.granules(key) for (_, key), t in m.timers.items())
-        assert metrics.blob_bytes == GRANULE * (armed + sum(n.granules for n in m.outbox))
+        assert metrics.blob_bytes == GRANULE * (armed + sum(n.granules for n in m.replay_buffer))
         table = self.core.rows(lib.PG_R_NAMESPACES, "pg_namespace")
         for i, ns in enumerate(m.namespaces):
             mine = [t.granules(key) for (n, key), t in m.timers.items() if n == ns]
@@ -745,7 +745,7 @@ def scribble(core: Core, seed: int) -> None:
     for i in range(core.config["namespaces"]):
         row = core.rows(lib.PG_R_NAMESPACES, "pg_namespace")[i]
         row.live, row.bytes = rng.getrandbits(64), rng.getrandbits(64)
-    core.header.outbox_bytes = rng.getrandbits(64)
+    core.header.replay_bytes = rng.getrandbits(64)
     core.metrics.live = core.metrics.live_wall = core.metrics.blob_bytes = rng.getrandbits(64)
 
 
@@ -763,8 +763,8 @@ def test_the_last_ticket_was_given_before_a_start() -> None:
     machine = CoreMachine()
     machine.begin(
         config={
-            "tick_ns": 1000, "fanout": 2, "capacity": 8, "outbox_capacity": 16,
-            "outbox_bytes_max": 64, "payload_bytes": 4096, "namespaces": 1, "topics": 1,
+            "tick_ns": 1000, "fanout": 2, "capacity": 8, "replay_capacity": 16,
+            "replay_bytes_max": 64, "payload_bytes": 4096, "namespaces": 1, "topics": 1,
             "now_ns": 0, "wall_offset_ns": 0,
         },
         tickets_left=1,
@@ -793,7 +793,7 @@ def test_a_timer_comes_down_level_by_level(ms: int, coarsest: int) -> None:
             core.check()
             levels.append(level(core))
     assert levels == list(range(coarsest, -1, -1))
-    assert core.header.outbox_tail == 0
+    assert core.header.replay_tail == 0
     assert core.next_ns == ms * MS
     assert not core.advance(ms * MS)
     assert [(e.key, e.deadline_ns, e.fired_ns) for e in core.entries()] == [
@@ -803,7 +803,7 @@ def test_a_timer_comes_down_level_by_level(ms: int, coarsest: int) -> None:
 
 @pytest.mark.parametrize("late", [1, 8])
 def test_a_coarse_bucket_that_is_reached_late(late: int) -> None:
-    core = Core(tick_ns=MS, fanout=20, capacity=20, outbox_capacity=32)
+    core = Core(tick_ns=MS, fanout=20, capacity=20, replay_capacity=32)
     ticks = list(range(60, 80))  # one bucket of level 1
     for tick in ticks:
         core.put(f"{tick}", tick * MS)
@@ -824,7 +824,7 @@ def test_a_coarse_bucket_that_is_reached_late(late: int) -> None:
 
 def test_every_chunk_of_the_wheel_may_be_in_use() -> None:
     """Each timer in a bucket of its own, up to the reserve that a replacement needs."""
-    core = Core(capacity=30, tick_ns=MS, fanout=20, outbox_capacity=32)
+    core = Core(capacity=30, tick_ns=MS, fanout=20, replay_capacity=32)
     free = ffi.cast("uint32_t *", ffi.from_buffer(core.region(lib.PG_R_FREE_CHUNKS)))
     for i in range(30):
         assert core.put(f"{i}", (i + 1) * MS).status == Status.ADDED
@@ -837,7 +837,7 @@ def test_every_chunk_of_the_wheel_may_be_in_use() -> None:
     for i in range(30):
         assert not core.advance((31 + i) * MS)
         core.check()
-        assert core.header.outbox_tail == i + 1
+        assert core.header.replay_tail == i + 1
     assert free[0] == core.rows(lib.PG_R_WHEEL, "pg_wheel").chunk_count
 
 

@@ -47,10 +47,10 @@ def test_a_kill_before_any_store_loses_and_doubles_nothing() -> None:
 def test_mutants_are_caught() -> None:
     """A few of them: `make crash-test` tries all."""
     script = str(ROOT / "tests" / "crash" / "mutate.py")
-    sample = ["--file", "outbox.c", "--every", "7", "--rounds", "4"]
+    sample = ["--file", "replay_buffer.c", "--every", "7", "--rounds", "4"]
     run = subprocess.run([sys.executable, script, *sample], capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
-    assert " outbox.c:" in run.stdout
+    assert " replay_buffer.c:" in run.stdout
 
 
 def test_kills_at_random_under_load_lose_and_double_nothing() -> None:

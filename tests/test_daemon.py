@@ -70,7 +70,7 @@ def authoritative_state(daemon: Daemon) -> tuple[object, ...]:
     try:
         reader.check()
         counted = reader.stats()
-        names = ("live", "adds", "cancels", "next_ticket", "outbox_tail", "batches", "now_ns")
+        names = ("live", "adds", "cancels", "next_ticket", "replay_tail", "batches", "now_ns")
         virtual = counted["clock"] == "virtual"
         figures = [counted[name] for name in names if name != "now_ns" or virtual]
         topics = [(t.name, t.incarnation, t.sequence) for t in reader.topics()]
@@ -241,7 +241,7 @@ def test_a_stopped_subscriber_with_a_low_mark_recovers_all(
 def test_an_overtaken_subscriber_knows_exactly_what_it_lost(
     daemon: StartDaemon, pool: ProcessPoolExecutor
 ) -> None:
-    real = daemon("demo", "--outbox", "64")
+    real = daemon("demo", "--replay-buffer", "64")
     collector = Collector(pool, real, hwm=10)
     collector.stop()
     try:
@@ -882,7 +882,7 @@ def test_odd_names_go_through(real: Daemon) -> None:
 
 
 def test_topics_run_out_and_are_used_again(daemon: StartDaemon) -> None:
-    real = daemon("demo", "--topics", "300", "--outbox", "16")
+    real = daemon("demo", "--topics", "300", "--replay-buffer", "16")
     with Raw(real.paths.cmd) as client:
         client.hello()
         for base in range(0, 300, 100):
@@ -1087,7 +1087,7 @@ def small_memory(daemon_dir: Path) -> Iterator[Daemon]:
 
 
 SMALL = (
-    "--payload-memory", "1M", "--outbox", "1024", "--sessions", "4", "--watches", "1000",
+    "--payload-memory", "1M", "--replay-buffer", "1024", "--sessions", "4", "--watches", "1000",
     "--watch-keys", "1000",
 )  # fmt: skip
 
@@ -1137,7 +1137,16 @@ def test_the_defaults_fit_64_mib(daemon_dir: Path) -> None:
 
 
 def test_a_restart_may_enlarge(daemon: StartDaemon) -> None:
-    sizes = ("--capacity", "1000", "--payload-memory", "1M", "--outbox", "64", "--sessions", "4")
+    sizes = (
+        "--capacity",
+        "1000",
+        "--payload-memory",
+        "1M",
+        "--replay-buffer",
+        "64",
+        "--sessions",
+        "4",
+    )
     real = daemon("demo", *sizes)
     with Raw(real.paths.cmd) as client:
         client.hello(bytes(16))
@@ -1151,13 +1160,13 @@ def test_a_restart_may_enlarge(daemon: StartDaemon) -> None:
         eventually(lambda: sent(real, "raw") == 10)
     before = stats(real)
     with listen(namespace="raw") as subscriber:
-        real.restart("--capacity", "5000", "--payload-memory", "4M", "--outbox", "256")
+        real.restart("--capacity", "5000", "--payload-memory", "4M", "--replay-buffer", "256")
         after = stats(real)
         kept = ("stream_id", "live", "adds", "cancels")
         assert [after[name] for name in kept] == [before[name] for name in kept]
-        on = ("next_ticket", "outbox_tail", "published")  # it told that it ended, and is ready
+        on = ("next_ticket", "replay_tail", "published")  # it told that it ended, and is ready
         assert all(after[name] > before[name] for name in on)
-        assert (after["capacity"], after["outbox_capacity"]) == (5000, 256)
+        assert (after["capacity"], after["replay_capacity"]) == (5000, 256)
         with Raw(real.paths.cmd) as client:
             client.hello(bytes(16))
             assert (client.session, client.sequence) == (session, 4)

@@ -38,11 +38,11 @@ from purgatoryd.shm_layout.layout import ArenaState, Message
 from purgatoryd.shm_layout.paths import Paths
 
 SIZES = (
-    "--capacity", "100", "--payload-memory", "64K", "--outbox", "64", "--topics", "8",
+    "--capacity", "100", "--payload-memory", "64K", "--replay-buffer", "64", "--topics", "8",
     "--sessions", "4", "--watches", "64", "--watch-keys", "64",
 )  # fmt: skip
 CONFIG = Config(
-    "demo", capacity=100, payload_bytes=65536, outbox_capacity=64, topics=8, sessions=4,
+    "demo", capacity=100, payload_bytes=65536, replay_capacity=64, topics=8, sessions=4,
     watches=64, watch_keys=64,
 )  # fmt: skip
 OTHER_SIZES = (*SIZES, "--capacity", "200")
@@ -216,7 +216,8 @@ def recovered(paths: Paths, tickets: set[int]) -> None:
 
 
 def known(paths: Paths) -> set[int]:
-    """Tickets that are armed or in the outbox; armed first, for a live daemon may fire them."""
+    """Tickets that are armed or in the replay buffer; armed first, for a live daemon may fire
+    them."""
     reader = Reader.attach(paths)
     try:
         armed = {info.ticket for info in infos(reader)}

@@ -302,12 +302,12 @@ def test_the_busiest_day(timetable: Timetable) -> None:
 def test_pace_spans_the_day_from_first_departure_to_last_landing(timetable: Timetable) -> None:
     flights = flights_of("2013-12-02", timetable.flights)
     span_real_ns = 65_000_000_000
-    replay = pace(flights, 1_000, span_real_ns)
+    tempo = pace(flights, 1_000, span_real_ns)
     moments = in_order(flights)
-    assert replay.boot_ns(moments[0].at_unix_ns) == 1_000
-    assert replay.boot_ns(moments[-1].at_unix_ns) == 1_000 + span_real_ns
-    assert timedelta(hours=23) < timedelta(microseconds=replay.span_sim_ns // 1000)
-    assert 20_000_000 < replay.margin_ns < 25_000_000
+    assert tempo.boot_ns(moments[0].at_unix_ns) == 1_000
+    assert tempo.boot_ns(moments[-1].at_unix_ns) == 1_000 + span_real_ns
+    assert timedelta(hours=23) < timedelta(microseconds=tempo.span_sim_ns // 1000)
+    assert 20_000_000 < tempo.margin_ns < 25_000_000
 
 
 def test_a_flight_stays_with_one_worker(timetable: Timetable) -> None:

@@ -206,20 +206,20 @@ PUNCTUAL, CLOSE, LATE, LOST = (one.key for one in FLIGHTS)
 
 def made_up_day(sent_late_ns: int = 0, found: dict[str, CancelResult] | None = None) -> Day:
     """One second a minute; calls take a microsecond; `sent_late_ns` delays the close landing."""
-    replay = pace(FLIGHTS, 0, 77 * NS_PER_S)
+    tempo = pace(FLIGHTS, 0, 77 * NS_PER_S)
     found = {LATE: CancelResult.FIRED} | (found or {})
     calls, receipts = [], []
     for one in FLIGHTS:
-        added_ns = replay.boot_ns(one.departed_unix_ns)
+        added_ns = tempo.boot_ns(one.departed_unix_ns)
         calls.append(Call(Kind.DEPARTURE, one.key, added_ns, added_ns + 1000, None))
         if one.landed_unix_ns is not None:
-            at_ns = replay.boot_ns(one.landed_unix_ns) + sent_late_ns * (one.key == CLOSE)
+            at_ns = tempo.boot_ns(one.landed_unix_ns) + sent_late_ns * (one.key == CLOSE)
             result = found.get(one.key, CancelResult.CANCELLED)
             calls.append(Call(Kind.LANDING, one.key, at_ns, at_ns + 1000, result))
         if found.get(one.key) is CancelResult.FIRED or one.landed_unix_ns is None:
-            due_ns = replay.boot_ns(one.deadline_unix_ns)
+            due_ns = tempo.boot_ns(one.deadline_unix_ns)
             receipts.append(Receipt(one.key, due_ns, due_ns + 10, 20))
-    return Day("2013-01-01", FLIGHTS, replay, calls, receipts, {LATE, LOST})
+    return Day("2013-01-01", FLIGHTS, tempo, calls, receipts, {LATE, LOST})
 
 
 def judged(day: Day) -> Day:

@@ -128,14 +128,14 @@ def test_what_was_fired_is_answered_fired_where_it_went() -> None:
 
 
 def test_the_youngest_notices_that_fit_are_kept_and_a_gap_is_told() -> None:
-    shards = begun(2, TWO, outbox_capacity=64)
+    shards = begun(2, TWO, replay_capacity=64)
     for n in range(20):
         for name in (b"a", b"b"):
             shards.of(name, b"").put(b"%d" % n, n * MS, TimeKind.BOOT, namespace=name)
         for core in shards.cores:
             core.advance(n * MS)
             core.publish_all()
-    [core] = divided(shards, 1, ONE, outbox_capacity=16).cores
+    [core] = divided(shards, 1, ONE, replay_capacity=16).cores
     core.check()
     assert [core.replay(name, b"t", 1, 20)[0] for name in (b"a", b"b")] == [12, 12]
     assert {entry.sequence for entry in core.entries()} == set(range(13, 21))
@@ -215,14 +215,14 @@ def test_what_has_no_room_is_refused_with_its_figures(sizes: dict[str, int], wha
 
 
 def test_notices_that_were_not_sent_are_not_left_behind() -> None:
-    shards = begun(2, TWO, outbox_capacity=64)
+    shards = begun(2, TWO, replay_capacity=64)
     for n in range(12):
         for name in (b"a", b"b"):
             shards.of(name, b"").put(b"%d" % n, 1, TimeKind.BOOT, namespace=name)
     for core in shards.cores:
         core.advance(10**9)
     with pytest.raises(ArenaBroken) as caught:
-        divided(shards, 1, ONE, outbox_capacity=16)
+        divided(shards, 1, ONE, replay_capacity=16)
     assert (caught.value.what, caught.value.expected) == ("notices not sent yet", 24)
 
 

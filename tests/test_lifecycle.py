@@ -258,8 +258,8 @@ def test_a_daemon_that_is_nearly_full_says_so_until_there_is_room(daemon: StartD
 def test_who_comes_later_finds_each_move_since_the_first_start(
     daemon: StartDaemon, daemon_dir: Path
 ) -> None:
-    """In the outbox, also of a daemon that has no other user and one namespace for them, and in
-    the WAL."""
+    """In the replay buffer, also of a daemon that has no other user and one namespace for them, and
+    in the WAL."""
     wal = daemon_dir / "wal"
     room = "--namespaces", "1", "--topics", "1", "--wal-dir", str(wal)
     real = daemon("demo", *FULL, *room)

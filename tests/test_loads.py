@@ -99,12 +99,12 @@ def test_a_row_that_was_done_adds_nothing(core: Purgatory, past: str, by: str) -
         owner.send(*(pd.cancel(b"key %d" % n) for n in range(3)))
     wal.take()
     core = carried(core, by, snapshot, wal)
-    tail = core.header.outbox_tail
+    tail = core.header.replay_tail
     answers = Owner(core, 2, ALICE).load((LOAD, 7, 0), *puts(3))
     assert {a.status for a in answers} == {Status.LOADED}
     assert [a.ticket != 0 for a in answers] == [past == "armed"] * 3
     fire(core)
-    assert core.header.outbox_tail - tail == (3 if past == "armed" else 0)
+    assert core.header.replay_tail - tail == (3 if past == "armed" else 0)
     assert core.loads()[LOAD].rows == {7, 8, 9}
     core.check()
 
@@ -273,7 +273,7 @@ def test_a_cancel_of_a_row_holds_for_a_row_that_comes_later(core: Purgatory) -> 
     loader.ask_load(LOAD, LoadAction.CLOSE, namespace=b"n", fence=4)
     assert made(owner, 0, pd.cancel(b"key 0")) == [Status.CANCELLED]
     fire(core)
-    assert core.header.outbox_tail == 0
+    assert core.header.replay_tail == 0
 
 
 def test_a_cancel_of_a_load_that_has_not_begun_leaves_nothing(core: Purgatory) -> None:
@@ -520,7 +520,7 @@ class Loading(RuleBasedStateMachine):
             else:
                 expected.append(self.put_row(known, row, key, mode, now_ns + ms * MS))
         found = [Status(a.status) for a in answers]
-        fired = {Status.FIRED: Status.UNKNOWN}  # the outbox may still know the key
+        fired = {Status.FIRED: Status.UNKNOWN}  # the replay buffer may still know the key
         assert [fired.get(status, status) for status in found] == expected
         again = [Status(a.status) for a in self.owners[uid].again().answers]
         assert again == found

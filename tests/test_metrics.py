@@ -211,7 +211,7 @@ def test_a_batch_leaves_its_stages() -> None:
     assert of(core, Measured.REQUEST_QUEUE).count == 1
     assert of(core, Measured.LOCAL).sum_ns == of(core, Measured.BATCH_SERVICE).sum_ns == 3 * MS
     core.advance(2000 * MS)
-    lib.pg_published(core.a, core.header.outbox_tail, 2003 * MS, 2007 * MS)
+    lib.pg_published(core.a, core.header.replay_tail, 2003 * MS, 2007 * MS)
     assert of(core, Measured.RESPONSE_QUEUE).sum_ns == 3 * MS
     assert of(core, Measured.SEND).sum_ns == 4 * MS
 

@@ -83,7 +83,7 @@ def test_a_parked_timer_does_not_fire_before_its_payload_is_back(
     ticket = parked(owner)
     core.advance(20 * SECOND_NS)
     assert lib.pg_overdue(core.a) == 1
-    assert core.header.outbox_tail == 0
+    assert core.header.replay_tail == 0
     answer = one(owner, unpark(b"k", ticket, b"far"))
     assert (answer.status, answer.ticket, answer.ended) == (Status.UNPARKED, ticket, 6 * SECOND_NS)
     core.advance(20 * SECOND_NS)
@@ -110,7 +110,7 @@ def test_every_way_to_put_and_cancel_sees_it(core: Purgatory, owner: Owner) -> N
     assert one(owner, pd.cancel(b"k")).status == Status.CANCELLED
     assert core.get(b"k").status == Status.UNKNOWN
     core.advance(60 * SECOND_NS)
-    assert core.header.outbox_tail == 0
+    assert core.header.replay_tail == 0
     core.check()
 
 
@@ -136,7 +136,7 @@ def test_wall_deadlines_are_parked_too(core: Purgatory, owner: Owner) -> None:
     core.advance(SECOND_NS, wall_offset_ns=3 * SECOND_NS)
     assert one(owner, Command(bytes(record), key.area))[::2] == (Status.UNPARKED, ticket)
     core.advance(5 * SECOND_NS)
-    assert core.header.outbox_tail == 0
+    assert core.header.replay_tail == 0
     core.advance(6 * SECOND_NS + 2 * MS)
     assert payloads(core) == [b"w"]
     core.check()
@@ -240,12 +240,12 @@ class Parking(RuleBasedStateMachine):
 
     @rule(ms=st.integers(1, 900))
     def pass_time(self, ms: int) -> None:
-        before = self.core.header.outbox_tail
+        before = self.core.header.replay_tail
         while self.core.advance(self.core.now_ns + ms * MS):
             self.core.publish_all()
         fired = {
             (e.key, e.ticket, e.payload)
-            for e in map(self.core.entry, range(before, self.core.header.outbox_tail))
+            for e in map(self.core.entry, range(before, self.core.header.replay_tail))
         }
         self.core.publish_all()
         due = {

@@ -43,7 +43,7 @@ HOUR_S = 3600.0
 
 @pytest.fixture
 def admin(daemon: StartDaemon) -> Admin:
-    daemon("demo", "--payload-memory", "64K", "--outbox-memory", "16K")
+    daemon("demo", "--payload-memory", "64K", "--replay-memory", "16K")
     return Admin("demo", timeout=PATIENCE_S)
 
 
@@ -82,14 +82,14 @@ def test_no_key_leads_to_what_was_published(admin: Admin) -> None:
 def test_what_was_published_survives_kills_and_reboots(
     daemon: StartDaemon, daemon_dir: Path
 ) -> None:
-    """Its record is one of the WAL; who was away is told from the outbox."""
+    """Its record is one of the WAL; who was away is told from the replay buffer."""
     wal = daemon_dir / "wal"
     real = daemon("demo", "--wal-dir", str(wal))
     with Admin("demo", timeout=PATIENCE_S) as admin:
         ticket = publish(admin, "k", b"payload")
     real.kill()
     real.start()
-    (notice,) = in_outbox(real)
+    (notice,) = in_replay_buffer(real)
     assert (notice.ticket, notice.payload, notice.cause) == (ticket, b"payload", Cause.PUBLISHED)
     with Client("demo", timeout=PATIENCE_S) as client:
         assert client.cancel("k") is CancelResult.UNKNOWN
@@ -104,10 +104,10 @@ def test_what_was_published_survives_kills_and_reboots(
     with closing(Reader.attach(real.paths)) as reader:
         _, newest = reader.tails(EVENTS_NAMESPACE)[EVENTS_TOPIC]
     assert newest > 2, "sequences go on"  # two and what the daemon says of its own state
-    assert [n.key for n in in_outbox(real, first=newest)] == ["after"]
+    assert [n.key for n in in_replay_buffer(real, first=newest)] == ["after"]
 
 
-def in_outbox(real: Daemon, first: int = 1) -> list[wire.RawNotice]:
+def in_replay_buffer(real: Daemon, first: int = 1) -> list[wire.RawNotice]:
     """Without what the daemon says of its own state."""
     with closing(Reader.attach(real.paths)) as reader:
         found = notices(reader, EVENTS_NAMESPACE, EVENTS_TOPIC, first)
@@ -115,7 +115,7 @@ def in_outbox(real: Daemon, first: int = 1) -> list[wire.RawNotice]:
 
 
 def entries(wal: Path) -> list[Contents]:
-    """As in_outbox()."""
+    """As in_replay_buffer()."""
     return [entry for entry in wal_entries(wal / "demo") if entry.key != "state"]
 
 

@@ -22,7 +22,7 @@ BIG = {
     "watches": 8192,
     "levels": 4096,
     "payload_bytes": 1 << 21,
-    "outbox_capacity": 64,
+    "replay_capacity": 64,
 }
 VISITS = 1024
 """Watchers that one call looks at."""
@@ -77,8 +77,8 @@ def test_many_operations_leave_nothing_behind() -> None:
         owner.send(*(pd.forget(k) for k in keys), pd.forget(b"t"))
         core.publish_all()
     left = core.counts()
-    left["bytes"] -= core.header.outbox_bytes
-    left["granules"] -= core.header.outbox_bytes // lib.PG_GRANULE
+    left["bytes"] -= core.header.replay_bytes
+    left["granules"] -= core.header.replay_bytes // lib.PG_GRANULE
     assert left == counts
 
 
@@ -123,8 +123,8 @@ def test_every_condition_and_end_gives_all_back() -> None:
     ends = ("satisfied", "expired", "failed", "cancelled")
     assert all(getattr(core.metrics, end) for end in ends)
     left = core.counts()
-    left["bytes"] -= core.header.outbox_bytes
-    left["granules"] -= core.header.outbox_bytes // lib.PG_GRANULE
+    left["bytes"] -= core.header.replay_bytes
+    left["granules"] -= core.header.replay_bytes // lib.PG_GRANULE
     assert left == counts
 
 
@@ -348,7 +348,7 @@ def test_a_failure_that_is_cleared_half_way_fails_nobody_else(
 
 def test_expiry_in_the_middle_of_an_advance_finds_the_condition_true() -> None:
     """Notices have no room, so that the advance waits; one that needs none comes due."""
-    core = Purgatory(outbox_capacity=16)
+    core = Purgatory(replay_capacity=16)
     owner = Owner(core)
     owner.send(
         *(pd.watch(b"%d" % n, ALL, [Key(b"k", n)], 10**9, notice=True) for n in range(1, 18))
@@ -370,7 +370,7 @@ def test_expiry_in_the_middle_of_an_advance_finds_the_condition_true() -> None:
 @pytest.mark.parametrize("rebuilt", [False, True])
 def test_expiry_in_the_middle_of_a_failure_finds_the_error(rebuilt: bool) -> None:
     """Notices have no room, so that the failure waits; those that need none come due."""
-    core = Purgatory(outbox_capacity=16)
+    core = Purgatory(replay_capacity=16)
     owner = Owner(core)
     owner.send(
         *(pd.watch(b"%d" % n, ALL, [Key(b"k", n)], MS, notice=True) for n in range(1, 18)),
@@ -401,7 +401,7 @@ def test_expiry_in_the_middle_of_a_failure_finds_the_error(rebuilt: bool) -> Non
     ids=["all", "any", "sum"],
 )
 def test_a_rebuild_while_notices_have_no_room_loses_no_trigger(last: pd.Command) -> None:
-    core = Purgatory(outbox_capacity=16)
+    core = Purgatory(replay_capacity=16)
     owner = Owner(core)
     owner.send(
         pd.advance(b"j", 1),
@@ -420,7 +420,7 @@ def test_a_rebuild_while_notices_have_no_room_loses_no_trigger(last: pd.Command)
 
 
 def test_a_client_condition_is_asked_again_after_a_rebuild_without_room() -> None:
-    core = Purgatory(outbox_capacity=16)
+    core = Purgatory(replay_capacity=16)
     owner = Owner(core)
     owner.send(
         *(pd.watch(b"%d" % n, ALL, [Key(b"k", 1)], notice=True) for n in range(16)),
@@ -434,8 +434,8 @@ def test_a_client_condition_is_asked_again_after_a_rebuild_without_room() -> Non
     assert [m.version & LOW for m in owner.mail() if m.key == b"client"] == [2]
 
 
-def test_a_full_outbox_holds_commands_back() -> None:
-    core = Purgatory(outbox_capacity=16)
+def test_a_full_replay_buffer_holds_commands_back() -> None:
+    core = Purgatory(replay_capacity=16)
     owner, other = Owner(core, 1), Owner(core, 2)
     owner.send(*(pd.watch(b"%d" % n, ALL, [Key(b"k", 1)], notice=True) for n in range(20)))
     other.send(pd.watch(b"client", CLIENT, [Key(b"c", 0)], notice=True))
@@ -450,7 +450,7 @@ def test_a_full_outbox_holds_commands_back() -> None:
     ):  # fmt: skip
         assert step(core, other.message([held])) is None
         other.sequence -= 1
-    core.published(core.header.outbox_head + 4)
+    core.published(core.header.replay_head + 4)
     reply = step(core, message)
     assert reply is not None
     assert owner.reply(reply).answers[0].ended == 20
@@ -473,22 +473,22 @@ def test_a_full_outbox_holds_commands_back() -> None:
     ],
     ids=["client", "late-answer", "all", "sum"],
 )
-def test_who_waits_on_takes_no_notice_from_a_full_outbox(
+def test_who_waits_on_takes_no_notice_from_a_full_replay_buffer(
     watched: pd.Command, command: pd.Command, sent: bool
 ) -> None:
-    core = Purgatory(outbox_capacity=16)
+    core = Purgatory(replay_capacity=16)
     owner = Owner(core)
     owner.send(watched, *(pd.watch(b"%d" % n, ALL, [Key(b"k", 1)], notice=True) for n in range(16)))
     owner.send(pd.advance(b"k", 1))
     if sent:
         core.publish_all()
     assert step(core, owner.message([command])) is not None
-    assert core.header.outbox_tail - core.header.outbox_head == 16
+    assert core.header.replay_tail - core.header.replay_head == 16
     assert core.metrics.operations == 1
 
 
 def test_expiry_waits_for_room_and_is_late_not_lost() -> None:
-    core = Purgatory(outbox_capacity=16)
+    core = Purgatory(replay_capacity=16)
     owner = Owner(core)
     owner.send(*(pd.watch(b"%d" % n, ALL, [Key(b"k", 1)], MS, notice=True) for n in range(20)))
     assert core.advance(MS)
@@ -551,7 +551,7 @@ def interrupted(core: Purgatory, owner: Owner) -> bytes:
 
 @pytest.mark.parametrize("meanwhile", ["nothing", "rebuild", "migrate"])
 def test_ended_keys_outlast_an_interruption(meanwhile: str) -> None:
-    core = Purgatory(outbox_capacity=16)
+    core = Purgatory(replay_capacity=16)
     owner = Owner(core)
     message = interrupted(core, owner)
     if meanwhile == "migrate":
@@ -567,7 +567,7 @@ def test_ended_keys_outlast_an_interruption(meanwhile: str) -> None:
 
 
 def test_a_session_that_ends_in_the_middle_leaves_nothing() -> None:
-    core = Purgatory(outbox_capacity=16)
+    core = Purgatory(replay_capacity=16)
     owner = Owner(core)
     interrupted(core, owner)
     owner.bye()
@@ -689,7 +689,7 @@ def test_most_keys() -> None:
 
 
 def test_the_longest_payload_with_a_notice() -> None:
-    core = Purgatory(outbox_bytes_max=1 << 18)
+    core = Purgatory(replay_bytes_max=1 << 18)
     owner = Owner(core)
     payload = bytes(65536)
     owner.send(pd.watch(b"x", ALL, [Key(b"k", 1)], payload=payload, notice=True))
@@ -749,7 +749,7 @@ def test_a_put_that_extends_moves_an_operations_deadline() -> None:
 
 def test_levels_stay_for_their_time_to_live_across_a_restart() -> None:
     """An operation that a rebuild ends touches its keys at the time of the last heartbeat."""
-    core = Purgatory(outbox_capacity=16, now_ns=100 * 10**9)
+    core = Purgatory(replay_capacity=16, now_ns=100 * 10**9)
     owner = Owner(core)
     owner.send(
         *(pd.watch(b"%d" % n, ALL, [Key(b"k", 1)], notice=True) for n in range(16)),

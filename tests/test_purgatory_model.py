@@ -354,7 +354,7 @@ CONFIG = st.fixed_dictionaries(
         "watches": st.sampled_from([6, 12, 128, 128]),
         "levels": st.sampled_from([3, 6, 32, 32]),
         "inbox_max": st.sampled_from([2, 5, 1000, 1000]),
-        "outbox_bytes_max": st.sampled_from([256, 1 << 16]),
+        "replay_bytes_max": st.sampled_from([256, 1 << 16]),
     }
 )
 OWNERS = 3
@@ -385,11 +385,11 @@ class PurgatoryMachine(RuleBasedStateMachine):
 
     def look(self) -> None:
         self.seen += self.core.verdicts(self.looked_upto)
-        self.looked_upto = self.core.header.outbox_tail
+        self.looked_upto = self.core.header.replay_tail
 
     def publish_some(self) -> None:
         self.look()
-        self.core.published(min(self.core.header.published + 2, self.core.header.outbox_tail))
+        self.core.published(min(self.core.header.published + 2, self.core.header.replay_tail))
 
     def verdicts_are_the_same(self) -> None:
         self.look()
@@ -561,12 +561,12 @@ class PurgatoryMachine(RuleBasedStateMachine):
         self.model.rebuilt()
 
     @precondition(lambda self: self.model.next_ticket % 3 == 0)
-    @rule(config=CONFIG, outbox=st.sampled_from([16, 64]))
-    def migrate(self, config: dict[str, Any], outbox: int) -> None:
+    @rule(config=CONFIG, replay_buffer=st.sampled_from([16, 64]))
+    def migrate(self, config: dict[str, Any], replay_buffer: int) -> None:
         m = self.model
         self.look()
         try:
-            self.core = self.core.migrated(**config, outbox_capacity=outbox)
+            self.core = self.core.migrated(**config, replay_capacity=replay_buffer)
         except Fault as fault:
             self.does_not_fit(fault)
             return
@@ -598,7 +598,7 @@ class PurgatoryMachine(RuleBasedStateMachine):
         self.verdicts_are_the_same()
         self.core.publish_all()
         counts = self.core.counts()
-        pinned = self.core.header.outbox_bytes
+        pinned = self.core.header.replay_bytes
         counts["bytes"] -= pinned
         counts["granules"] -= pinned // lib.PG_GRANULE
         assert counts == self.counts
@@ -692,7 +692,7 @@ def scribble(core: Purgatory, seed: int) -> None:
         levels[i].root, levels[i].first, levels[i].latest = junk(), junk(), junk()
         levels[i].place = junk()
     m = core.metrics
-    m.live = m.operations = m.outcomes = m.blob_bytes = core.header.outbox_bytes = junk()
+    m.live = m.operations = m.outcomes = m.blob_bytes = core.header.replay_bytes = junk()
 
 
 def scribble_watches(core: Purgatory, junk: Callable[[], int]) -> None:

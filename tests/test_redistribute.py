@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SMALL: dict[str, Any] = {
-    "capacity": 128, "payload_bytes": 1 << 18, "outbox_capacity": 64, "topics": 32,
+    "capacity": 128, "payload_bytes": 1 << 18, "replay_capacity": 64, "topics": 32,
     "namespaces": 16, "sessions": 8, "watches": 128, "watch_keys": 32, "accounts": 4, "loads": 2,
     "load_rows": 8192, "tick_ns": 10**6, "fanout": 20, "clock": "virtual",
 }  # fmt: skip
@@ -218,7 +218,7 @@ class Deployment:
 
 
 def test_a_start_with_another_number_keeps_what_clients_have(daemon: StartDaemon) -> None:
-    small = ("--capacity", "2000", "--payload-memory", "1M", "--outbox", "1024")
+    small = ("--capacity", "2000", "--payload-memory", "1M", "--replay-buffer", "1024")
     real = daemon("demo", *small)
     names = [f"n{n}" for n in range(6)]
     with Purgatory("demo", namespace="n0", timeout=PATIENCE_S) as owner:

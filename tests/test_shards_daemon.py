@@ -55,7 +55,7 @@ from purgatoryd.shm_layout.shards import ShardTable, read_table, write_table
 
 FAR = 3600.0
 STRANGER = 4242
-SMALL = "--capacity", "2000", "--payload-memory", "1M", "--outbox", "1024"
+SMALL = "--capacity", "2000", "--payload-memory", "1M", "--replay-buffer", "1024"
 PATIENT = "status", "--frozen-after", "2s"
 NAMES = [f"n{i}" for i in range(20)]
 

@@ -56,11 +56,12 @@ from purgatoryd.shm_layout.wal import Walk, segments
 from purgatoryd.shm_layout.wal import contents as contents_of
 
 SAME = (
-    "--capacity", "48", "--payload-memory", "64K", "--outbox", "32", "--outbox-memory", "16K",
+    "--capacity", "48", "--payload-memory", "64K",
+    "--replay-buffer", "32", "--replay-memory", "16K",
     "--tick", "1ms", "--fanout", "8", "--namespaces", "4", "--topics", "8", "--sessions", "2",
     "--watches", "256", "--watch-keys", "128", "--level-ttl", "365d", "--inbox", "64",
 )  # fmt: skip
-MORE = ("--capacity", "1000", "--payload-memory", "1M", "--outbox", "256", "--fanout", "64")
+MORE = ("--capacity", "1000", "--payload-memory", "1M", "--replay-buffer", "256", "--fanout", "64")
 FAR_NS = 10**18
 LATE = 2
 KEY_TYPES = ("str", "bytes", "uuid")
@@ -139,10 +140,12 @@ def what_came_due_fires(
 
     `sent`: what the socket had is still there, too.
     """
-    fired = len(was["outbox"]) + 6  # of the seven that are due one asked for no notice
+    fired = len(was["replay_buffer"]) + 6  # of the seven that are due one asked for no notice
     eventually(lambda: reader.header.published == fired + of_itself(reader))
-    for namespace, topic in {(e["namespace"], e["topic"]) for e in was["outbox"]}:
-        before = [e for e in was["outbox"] if (e["namespace"], e["topic"]) == (namespace, topic)]
+    for namespace, topic in {(e["namespace"], e["topic"]) for e in was["replay_buffer"]}:
+        before = [
+            e for e in was["replay_buffer"] if (e["namespace"], e["topic"]) == (namespace, topic)
+        ]
         gone = 0 if sent else sum(e["sent"] for e in before)
         del before[:gone]
         found = notices(reader, namespace, topic, gone + 1)
@@ -255,7 +258,7 @@ def test_a_stored_arena_gets_a_wal(
     real.start()
     reader = Reader.attach(real.paths)
     what_is_armed_stays(reader, stored.contents)
-    assert reader.header.published == reader.header.outbox_tail == fired + of_itself(reader)
+    assert reader.header.published == reader.header.replay_tail == fired + of_itself(reader)
     operations_wait_for_their_levels(reader)
     reader.close()
 

@@ -25,8 +25,8 @@ from purgatoryd.shm_layout.wal import Buffer, Walk, contents, write_snapshot
 MS = 1_000_000
 CONFIG: dict[str, Any] = {
     "capacity": 48,
-    "outbox_capacity": 64,
-    "outbox_bytes_max": 1 << 20,
+    "replay_capacity": 64,
+    "replay_bytes_max": 1 << 20,
     "payload_bytes": 1 << 21,
     "watches": 256,
     "levels": 24,
@@ -177,7 +177,7 @@ class Work:
             self.bye()
         if self.rng.random() < 0.02:
             self.configure()
-        if self.core.header.outbox_tail - self.core.header.published > 30:
+        if self.core.header.replay_tail - self.core.header.published > 30:
             self.core.publish_all()
         self.wal.take()
 
@@ -327,7 +327,7 @@ def test_deadlines_move_with_the_boot_clock_and_wall_deadlines_do_not() -> None:
     found.advance(2500 * MS)
     (late,) = found.entries()
     assert (late.key, late.ticket) == (b"soon", soon.ticket)
-    raw = found.rows(lib.PG_R_OUTBOX, "pg_entry")[0]
+    raw = found.rows(lib.PG_R_REPLAY_BUFFER, "pg_entry")[0]
     assert raw.meta >> 4 & lib.PG_E_LATE
     found.advance(4999 * MS)
     assert len(list(found.entries())) == 1

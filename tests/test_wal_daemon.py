@@ -301,7 +301,7 @@ def test_what_was_handed_over_is_not_published_again_after_a_clean_stop(
     remove_arena_files(real.paths)
     real.start()
     told = published + 1  # that it is ready
-    assert stats(real)["published"] == stats(real)["outbox_tail"] == told
+    assert stats(real)["published"] == stats(real)["replay_tail"] == told
 
 
 HANDS_NOTHING_OVER = f"""#!{sys.executable}

@@ -36,7 +36,7 @@ GROUPS = 3 if ROUNDS == 1 else 6
 
 
 def core_with_wal_buffer(**config: object) -> Core:
-    sizes = {"capacity": 4096, "outbox_capacity": 4096, "payload_bytes": 1 << 22, "topics": 16}
+    sizes = {"capacity": 4096, "replay_capacity": 4096, "payload_bytes": 1 << 22, "topics": 16}
     return Core(**{**sizes, "wal_buffer_bytes": WAL_BUFFER_BYTES, "stream_id": 1, **config})
 
 

@@ -52,15 +52,15 @@ def lsns(found: list[File]) -> list[int]:
 def test_marks_are_set_moved_and_removed(tmp_path: Path) -> None:
     assert read_marks(tmp_path) == {}
     set_mark(tmp_path, Mark("audit", 5))
-    set_mark(tmp_path, Mark("replay", 7, cap_bytes=4096))
+    set_mark(tmp_path, Mark("backfill", 7, cap_bytes=4096))
     set_mark(tmp_path, Mark("audit", 9))
     assert read_marks(tmp_path) == {
         "audit": Mark("audit", 9),
-        "replay": Mark("replay", 7, cap_bytes=4096),
+        "backfill": Mark("backfill", 7, cap_bytes=4096),
     }
     assert remove_mark(tmp_path, "audit")
     assert not remove_mark(tmp_path, "audit")
-    assert set(read_marks(tmp_path)) == {"replay"}
+    assert set(read_marks(tmp_path)) == {"backfill"}
 
 
 def test_a_dropped_mark_holds_again_once_it_is_set(tmp_path: Path) -> None:

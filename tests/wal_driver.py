@@ -176,7 +176,7 @@ def authoritative_state(core: Purgatory) -> dict[str, Any]:
         "loads": core.loads(),
         "lives": dict(_lives(core)),
         "unsent": list(_unsent(core)),
-        "tail": header.outbox_tail,
+        "tail": header.replay_tail,
         "published": header.published,
         "incarnation": header.next_incarnation,
     }
@@ -245,8 +245,8 @@ def _levels(core: Purgatory) -> Iterator[tuple[int, Any]]:
 
 
 def _unsent(core: Purgatory) -> Iterator[Any]:
-    ring = core.rows(lib.PG_R_OUTBOX, "pg_entry")
-    for position in range(core.header.published, core.header.outbox_tail):
-        raw = ring[position % core.header.outbox_capacity]
+    ring = core.rows(lib.PG_R_REPLAY_BUFFER, "pg_entry")
+    for position in range(core.header.published, core.header.replay_tail):
+        raw = ring[position % core.header.replay_capacity]
         entry = core.entry(position)._replace(superseded=False)
         yield entry, raw.meta & ~SUPERSEDED

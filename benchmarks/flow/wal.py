@@ -55,7 +55,7 @@ def make(folder: Path, timers: int) -> int:
     """Writes a WAL of so many timers; returns how many events it has."""
     size = (
         "--wal-dir", str(folder), "--capacity", str(4 * AT_ONCE), "--payload-memory", "128M",
-        "--outbox", "65536", "--wal-buffer-bytes", "256M", "--retain-bytes", "1024G",
+        "--replay-buffer", "65536", "--wal-buffer-bytes", "256M", "--retain-bytes", "1024G",
         "--wal-segment-bytes", "64M" if timers >= MANY else "1M",
     )  # fmt: skip
     with daemon(*size), Client(NAME, namespace="shop", timeout=PATIENCE_S) as client:

@@ -99,7 +99,7 @@ def settings(experiment: Experiment) -> list[str]:
     return [
         "--capacity", str(slots), "--watches", str(slots * (experiment.own + experiment.shared)),
         "--watch-keys", str(keys), "--payload-memory", str(slots * 224 + (8 << 20)),
-        "--inbox", str(slots), "--outbox", "1024", "--tick", "1ms",
+        "--inbox", str(slots), "--replay-buffer", "1024", "--tick", "1ms",
     ]  # fmt: skip
 
 

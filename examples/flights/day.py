@@ -1,8 +1,8 @@
-"""One day live: a day of flights, and the pace at which it is replayed.
+"""One day live: a day of flights, and the pace at which it runs.
 
 The day with most departures, 2 December 2013, has 1,001. Its first departure is at 04:52 in New
 York; its last landing comes when it is 04:35 there the next morning (the evening's flights to
-California and the red-eyes to Puerto Rico), so the replay spans 23 h 43 min across two dates.
+California and the red-eyes to Puerto Rico), so the run spans 23 h 43 min across two dates.
 
 Compressed to 65 s, one real second is about 22 simulated minutes:
 
@@ -17,7 +17,7 @@ within 23 ms of its moment; a worker that sends later than that loses the race b
 and is named by the moment when it sent. On the other side, a timer must not be cancelled by a
 landing 15 minutes late: the daemon has 23 ms to fire it.
 
-What follows for whoever replays it:
+What follows for whoever runs it:
 
 * Every moment is placed once, from the origin: real = start + (simulated - first) / speed. No
   sleep is added to the one before it, so that nothing drifts.

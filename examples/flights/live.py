@@ -1,4 +1,4 @@
-"""A day live: four worker processes replay the flights of one day at their moments.
+"""A day live: four worker processes send the flights of one day at their moments.
 
 A worker adds a timer at each departure and cancels it at the landing, one call at a time, and
 notes when it sent the call and when the answer was there. So every cancel is known to have been
@@ -97,7 +97,7 @@ def run(
     directory: Path, console: Console, date: str, flights: list[Flight], expected: set[str],
     seconds: float,
 ) -> Day:  # fmt: skip
-    """Replays `flights`, those of `date`, in `seconds`; `expected` is what the oracle says.
+    """Runs `flights`, those of `date`, in `seconds`; `expected` is what the oracle says.
 
     Raises DaemonFailed, ChildFailed.
     """
@@ -107,11 +107,11 @@ def run(
             crew.start(f"worker {n}", fly, NAME, share(flights, n, WORKERS)) for n in range(WORKERS)
         ]
         crew.wait_ready()
-        replay = pace(flights, boot_ns() + HEAD_START_NS, round(seconds * NS_PER_S))
-        crew.tell(replay)
-        _watch(console, date, crew, workers, subscriber, replay)
+        tempo = pace(flights, boot_ns() + HEAD_START_NS, round(seconds * NS_PER_S))
+        crew.tell(tempo)
+        _watch(console, date, crew, workers, subscriber, tempo)
         calls = sorted((c for w in workers for c in w.result), key=lambda c: c.acked_boot_ns)
-        day = Day(date, flights, replay, calls, subscriber.result, expected)
+        day = Day(date, flights, tempo, calls, subscriber.result, expected)
     judge(day)
     return day
 
@@ -119,15 +119,15 @@ def run(
 def fly(link: Link, name: str, moments: list[Moment]) -> list[Call]:
     """Target of a worker process: sends each moment when it comes."""
     with noted(name) as ledger, Client(name, namespace=NAMESPACE, ledger=ledger) as client:
-        replay: Pace = link.ready()
-        return [_send(client, link, replay, moment) for moment in moments]
+        tempo: Pace = link.ready()
+        return [_send(client, link, tempo, moment) for moment in moments]
 
 
-def _send(client: Client, link: Link, replay: Pace, moment: Moment) -> Call:
-    sleep_until(replay.boot_ns(moment.at_unix_ns))
+def _send(client: Client, link: Link, tempo: Pace, moment: Moment) -> Call:
+    sleep_until(tempo.boot_ns(moment.at_unix_ns))
     flight, found, sent_ns = moment.flight, None, boot_ns()
     if moment.kind is Kind.DEPARTURE:
-        deadline_ns = replay.boot_ns(flight.deadline_unix_ns)
+        deadline_ns = tempo.boot_ns(flight.deadline_unix_ns)
         client.add(flight.key, deadline_boot_ns=deadline_ns, topic=TOPIC)
         link.count(adds=1)
     else:
@@ -138,14 +138,14 @@ def _send(client: Client, link: Link, replay: Pace, moment: Moment) -> Call:
 
 def _watch(
     console: Console, date: str, crew: Crew, workers: list[Child[list[Call]]],
-    subscriber: Child[list[Receipt]], replay: Pace,
+    subscriber: Child[list[Receipt]], tempo: Pace,
 ) -> None:  # fmt: skip
     """Shows the day while it runs, then lets the subscriber end."""
-    with Display(console, f"{date} live", replay.span_real_ns) as display:
+    with Display(console, f"{date} live", tempo.span_real_ns) as display:
 
         def refresh() -> None:
-            gone_ns = max(0, boot_ns() - replay.start_boot_ns)
-            sim_ns = replay.first_unix_ns + gone_ns * replay.span_sim_ns // replay.span_real_ns
+            gone_ns = max(0, boot_ns() - tempo.start_boot_ns)
+            sim_ns = tempo.first_unix_ns + gone_ns * tempo.span_sim_ns // tempo.span_real_ns
             clock = datetime.fromtimestamp(sim_ns // NS_PER_S, _NEW_YORK)
             adds, cancels, late = crew.counts()
             now = f"{clock:%H:%M} in New York, {adds} departed, {cancels} landed, {late} late"
@@ -153,7 +153,7 @@ def _watch(
 
         crew.watch(list(workers), refresh)
         with noted(NAME) as ledger, Client(NAME, namespace=NAMESPACE, ledger=ledger) as client:
-            end_ns = replay.start_boot_ns + replay.span_real_ns + HEAD_START_NS
+            end_ns = tempo.start_boot_ns + tempo.span_real_ns + HEAD_START_NS
             client.add(LAST_KEY, deadline_boot_ns=end_ns, topic=TOPIC)
         crew.watch([subscriber], refresh)
 

@@ -50,7 +50,7 @@ LONGEST_PER_MEDIAN = 20.0
 SIGMA = 1.0
 CANCELLED = 0.9
 BLOB_BYTES = 16 + 48
-FEW = 65_536  # so many have room in the outbox all at once
+FEW = 65_536  # so many have room in the replay buffer all at once
 CANCELS_EVERY_S = 0.005  # once all timers are armed: cancels that are due by then go together
 
 Numbers = npt.NDArray[np.int64]
@@ -170,17 +170,17 @@ def fitting(asked: int, free_bytes: int) -> int:
 
 
 def _config(timers: int) -> Config:
-    """Room for all timers at once, and in the outbox for a quarter of them, or for a few all: there
-    a worker that comes late with a cancel finds what fired meanwhile."""
-    outbox = 1 << max(1024, timers // 4, min(timers, FEW)).bit_length()
-    pinned_bytes = outbox * BLOB_BYTES
+    """Room for all timers at once, and in the replay buffer for a quarter of them, or for a few
+    all: there a worker that comes late with a cancel finds what fired meanwhile."""
+    replay_buffer = 1 << max(1024, timers // 4, min(timers, FEW)).bit_length()
+    pinned_bytes = replay_buffer * BLOB_BYTES
     payload_bytes = timers * BLOB_BYTES + pinned_bytes + 2**20
     return Config(
         NAME,
         capacity=timers,
         payload_bytes=payload_bytes,
-        outbox_capacity=outbox,
-        outbox_bytes_max=pinned_bytes,
+        replay_capacity=replay_buffer,
+        replay_bytes_max=pinned_bytes,
     )
 
 
@@ -189,8 +189,8 @@ def _settings(timers: int) -> tuple[str, ...]:
     return (
         f"--capacity={config.capacity}",
         f"--payload-memory={config.payload_bytes}",
-        f"--outbox={config.outbox_capacity}",
-        f"--outbox-memory={config.outbox_bytes_max}",
+        f"--replay-buffer={config.replay_capacity}",
+        f"--replay-memory={config.replay_bytes_max}",
     )
 
 

@@ -32,7 +32,7 @@ QUEUE_LIMIT = 4096  # calls: a client that is interrupted still sends what it ha
 
 @dataclass
 class Year:
-    """What the replay gave. It passed if `problems` is empty."""
+    """What the run gave. It passed if `problems` is empty."""
 
     flights: list[Flight]
     expected: set[str]
@@ -76,7 +76,7 @@ class Year:
 
 
 def run(directory: Path, console: Console, flights: list[Flight], expected: set[str]) -> Year:
-    """Replays `flights`; `expected` is what the oracle says. Raises DaemonFailed, ChildFailed."""
+    """Runs `flights`; `expected` is what the oracle says. Raises DaemonFailed, ChildFailed."""
     moments = in_order(flights)
     origin_ns = moments[0].at_unix_ns
     origin = datetime.fromtimestamp(origin_ns // NS_PER_S, UTC).isoformat()
@@ -87,20 +87,20 @@ def run(directory: Path, console: Console, flights: list[Flight], expected: set[
         crew.tell(None)
         began_s = time.monotonic()
         with Display(console, "the year", len(moments)) as display:
-            replay = _Replay(display, crew, origin_ns)
-            replay.send(moments)
+            sender = _Sender(display, crew, origin_ns)
+            sender.send(moments)
             crew.watch([subscriber], lambda: None)
         elapsed_s = time.monotonic() - began_s
     span_ns = moments[-1].at_unix_ns - origin_ns
     year = Year(
-        flights, expected, origin_ns, replay.minutes, replay.cancels, subscriber.result,
+        flights, expected, origin_ns, sender.minutes, sender.cancels, subscriber.result,
         span_ns, elapsed_s,
     )  # fmt: skip
     judge(year)
     return year
 
 
-class _Replay:
+class _Sender:
     """The one client of the year, and what its landings found."""
 
     def __init__(self, display: Display, crew: Crew, origin_unix_ns: int) -> None:

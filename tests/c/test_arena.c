@@ -21,7 +21,7 @@ struct world {
     void *arena, *secret;
     uint8_t *out;
     int64_t now_ns, offset_ns;
-    uint64_t seen;                /* outbox position up to which entries were compared */
+    uint64_t seen;                /* replay buffer position up to which entries were compared */
     uint64_t sequences[KINDS];
     struct timer timers[KEYS];
     uint32_t armed;
@@ -35,10 +35,10 @@ static struct pg_config config_random(struct rng *r)
     static const int64_t ticks[] = {1000, 7919, 1000000, 100000000};
     return (struct pg_config){
         .layout_id = LAYOUT, .payload_bytes = 4096u << rng_below(r, 6),
-        .outbox_bytes_max = 64u << rng_below(r, 8), .tick_ns = ticks[rng_below(r, 4)],
+        .replay_bytes_max = 64u << rng_below(r, 8), .tick_ns = ticks[rng_below(r, 4)],
         .now_ns = (int64_t)(rng_next(r) >> (3 + rng_below(r, 60))), .stream_id = 1,
         .secret = {rng_next(r), rng_next(r)}, .capacity = 1 + (uint32_t)rng_below(r, KEYS),
-        .outbox_capacity = 16u << rng_below(r, 3), .fanout = fanouts[rng_below(r, 6)],
+        .replay_capacity = 16u << rng_below(r, 3), .fanout = fanouts[rng_below(r, 6)],
         .namespaces = 1, .topics = KINDS, .sessions = 2, .watches = 8, .levels = 8, .inbox_max = 8, .clock_kind = PG_CLOCK_VIRTUAL};
 }
 
@@ -168,7 +168,7 @@ static void step_cancel(struct world *w)
     struct pg_result r;
     uint8_t bytes[256] = {0};
     const struct pg_put put = put_of(w, key, bytes);
-    const bool told = t->fired_ticket != 0 && t->fired_position >= w->a->header->outbox_head;
+    const bool told = t->fired_ticket != 0 && t->fired_position >= w->a->header->replay_head;
 
     pg_cancel(w->a, &put, 0, &r);
     CHECK_EQUAL(r.ticket & 0xff, t->ticket ? PG_ST_CANCELLED : told ? PG_ST_FIRED : PG_ST_UNKNOWN);
@@ -179,7 +179,7 @@ static void step_cancel(struct world *w)
 
 static void model_fire(struct world *w, uint64_t position)
 {
-    const struct pg_entry *e = outbox_at(w->a, position);
+    const struct pg_entry *e = replay_at(w->a, position);
     const uint8_t *key = blob_at(&w->a->blobs, e->blob);
     struct timer *t = &w->timers[key[0]];
     CHECK_EQUAL(e->ticket, t->ticket << 8 | PG_CAUSE_EXPIRED);
@@ -210,7 +210,7 @@ static void step_advance(struct world *w)
         w->now_ns = to;
     const uint32_t budget = rng_below(&w->rng, 2) ? UINT32_MAX : (uint32_t)rng_below(&w->rng, 5);
     CHECK(pg_advance(w->a, w->now_ns, w->offset_ns, w->now_ns, budget, &more) <= budget);
-    for (; w->seen < w->a->header->outbox_tail; w->seen++)
+    for (; w->seen < w->a->header->replay_tail; w->seen++)
         model_fire(w, w->seen);
     for (uint32_t i = 0; i < KEYS && !more; i++)
         if (w->timers[i].ticket != 0 && w->timers[i].wall_ns == NO_WALL)
@@ -221,7 +221,7 @@ static void step_publish(struct world *w)
 {
     struct pg_part parts[8];
     uint64_t upto;
-    while (w->a->header->published < w->a->header->outbox_tail) {
+    while (w->a->header->published < w->a->header->replay_tail) {
         CHECK(pg_notices(w->a, w->out, OUT, parts, 8, &upto) > 0);
         CHECK(upto > w->a->header->published);
         pg_published(w->a, upto, 0, 0);
@@ -380,7 +380,7 @@ static void a_wall_timer_waits_for_the_wall_clock(void)
     CHECK_EQUAL(w.a->metrics->live, 1);
     pg_advance(w.a, due_ns + 2 * SLOWER_NS, -SLOWER_NS, 0, UINT32_MAX, &more);
     CHECK_EQUAL(w.a->metrics->live, 0);
-    CHECK_EQUAL(outbox_at(w.a, 0)->deadline_ns, due_ns + SLOWER_NS);
+    CHECK_EQUAL(replay_at(w.a, 0)->deadline_ns, due_ns + SLOWER_NS);
     world_close(&w);
 }
 
@@ -390,17 +390,17 @@ static void a_notice_that_was_not_sent_is_not_withdrawn(void)
     struct world w;
     struct pg_fault why;
     world_open(&w, 1);
-    while (w.a->header->outbox_tail == 0) {
+    while (w.a->header->replay_tail == 0) {
         step_put(&w);
         step_advance(&w);
     }
     CHECK_EQUAL(w.a->header->published, 0);
-    outbox_at(w.a, 0)->commit = 0;
+    replay_at(w.a, 0)->commit = 0;
     CHECK(!pg_rebuild(w.a, w.now_ns, &why));
-    CHECK_EQUAL(w.a->header->outbox_head, 0);
+    CHECK_EQUAL(w.a->header->replay_head, 0);
     w.a->header->published = 1;
     CHECK(pg_rebuild(w.a, w.now_ns, &why));
-    CHECK_EQUAL(w.a->header->outbox_head, 1);
+    CHECK_EQUAL(w.a->header->replay_head, 1);
     whole(&w);
     world_close(&w);
 }
@@ -505,7 +505,7 @@ static void messages(void)
 static void damaged_authoritative_state(void)
 {
     static const enum pg_region_id authoritative[] = {PG_R_HOT, PG_R_COLD, PG_R_NAMESPACES, PG_R_TOPICS,
-                                              PG_R_OUTBOX};
+                                              PG_R_REPLAY_BUFFER};
     for (uint64_t seed = 1; seed <= 600; seed++) {
         struct world w;
         struct pg_fault why;

@@ -22,9 +22,9 @@ static void *zeroed(uint64_t size)
 static void world_open(struct world *w, uint32_t shard, uint32_t shards)
 {
     w->config = (struct pg_config){
-        .layout_id = LAYOUT, .payload_bytes = 65536, .outbox_bytes_max = 32768, .tick_ns = MS,
+        .layout_id = LAYOUT, .payload_bytes = 65536, .replay_bytes_max = 32768, .tick_ns = MS,
         .stream_id = 1, .secret = {shard + 1, shards}, .capacity = 3 * KEYS,
-        .outbox_capacity = 128, .fanout = 8, .namespaces = 4, .topics = 8, .sessions = 2,
+        .replay_capacity = 128, .fanout = 8, .namespaces = 4, .topics = 8, .sessions = 2,
         .watches = 8, .levels = 4, .inbox_max = 8, .clock_kind = PG_CLOCK_VIRTUAL,
         .shard = shard, .shards = shards};
     w->arena = zeroed(pg_arena_bytes(&w->config));
@@ -207,14 +207,14 @@ static void notices_and_their_order_stay(void)
     for (uint32_t key = 0; key < KEYS; key++)
         added(&from, "n", key, (int64_t)(key + 1) * MS);
     pg_advance(from.a, 10 * MS, 0, 10 * MS, 1000, &more);
-    pg_published(from.a, from.a->header->outbox_tail, 0, 0);
+    pg_published(from.a, from.a->header->replay_tail, 0, 0);
     pg_advance(from.a, 30 * MS, 0, 30 * MS, 1000, &more);
     gathered(&to, &from, 1);
     CHECK(pg_census(from.a, before, &why) && pg_census(to.a, after, &why));
     CHECK_EQUAL(memcmp(before, after, sizeof before), 0);
     CHECK_EQUAL(after[0].notices, 20);
     CHECK_EQUAL(after[0].timers, KEYS - 30);
-    CHECK_EQUAL(to.a->header->outbox_tail - to.a->header->outbox_head, 30);
+    CHECK_EQUAL(to.a->header->replay_tail - to.a->header->replay_head, 30);
     CHECK_EQUAL(to.a->topics[0].sequence, 30);
     world_close(&to);
     world_close(&from);

@@ -200,7 +200,7 @@ static void test_check_names_the_fault(void)
 static void bench(uint32_t ids)
 {
     struct model m = model_new(ids, index_buckets(ids));
-    struct rng r = {1}, replay = r;
+    struct rng r = {1}, again = r;
     struct probe at;
     uint64_t sum = 0, further = 0;
     double since = bench_now_ns();
@@ -210,7 +210,7 @@ static void bench(uint32_t ids)
     bench_print("insert", since, ids);
     since = bench_now_ns();
     for (uint32_t id = 0; id < ids; id++)
-        sum += index_first(&m.x, (uint32_t)rng_next(&replay), &at) + (at.bucket != at.home);
+        sum += index_first(&m.x, (uint32_t)rng_next(&again), &at) + (at.bucket != at.home);
     bench_print("lookup, hit", since, ids);
     since = bench_now_ns();
     for (uint32_t id = 0; id < ids; id++) {

@@ -4,7 +4,7 @@
 #include "check.h"
 #include "core.h"
 
-enum { LAYOUT = 4711, SECOND = 1000000000, MESSAGE = 4096, RECORDS = 4, TTL_S = 10, OUTBOX = 16 };
+enum { LAYOUT = 4711, SECOND = 1000000000, MESSAGE = 4096, RECORDS = 4, TTL_S = 10, REPLAY_CAPACITY = 16 };
 
 static struct pg_arena *a;
 static void *arena, *secret;
@@ -30,8 +30,8 @@ static void *zeroed(uint64_t size)
 static void arena_open(uint32_t accounts, uint64_t ops)
 {
     const struct pg_config c = {
-        .layout_id = LAYOUT, .payload_bytes = 65536, .outbox_bytes_max = 16384, .tick_ns = 1000000,
-        .stream_id = 1, .secret = {1, 2}, .capacity = 10, .outbox_capacity = OUTBOX, .fanout = 8,
+        .layout_id = LAYOUT, .payload_bytes = 65536, .replay_bytes_max = 16384, .tick_ns = 1000000,
+        .stream_id = 1, .secret = {1, 2}, .capacity = 10, .replay_capacity = REPLAY_CAPACITY, .fanout = 8,
         .namespaces = 1, .topics = 2, .sessions = 4, .watches = 8, .levels = 4,
         .level_ttl_ns = (int64_t)TTL_S * SECOND, .inbox_max = 8, .loads = 1, .load_blocks = 1,
         .accounts = accounts, .clock_kind = PG_CLOCK_VIRTUAL, .shard = 1, .shards = 2};
@@ -167,9 +167,9 @@ static void publish(char topic)
     CHECK_EQUAL(a->header->next_ticket, ticket + 1);
 }
 
-static void fill_outbox(void)
+static void fill_replay_buffer(void)
 {
-    for (uint32_t i = 0; i < OUTBOX; i++)
+    for (uint32_t i = 0; i < REPLAY_CAPACITY; i++)
         publish('t');
 }
 
@@ -182,7 +182,7 @@ static void a_record_that_has_to_wait_counts_once(void)
                                     .ext_len = sizeof k + 1, .time_kind = PG_T_BOOT,
                                     .time_ns = INT64_MAX / 2};
     const struct pg_record advance = {.op = PG_OP_ADVANCE_KEY, .key_len = 1, .value = 1};
-    fill_outbox();
+    fill_replay_buffer();
     frame_begin(&c, PG_M_BATCH, 3);
     append(&watch, sizeof watch);
     append(&advance, sizeof advance);
@@ -192,7 +192,7 @@ static void a_record_that_has_to_wait_counts_once(void)
     append("kkk", 3);
     CHECK_EQUAL(handle(&c), PG_H_AGAIN);
     CHECK_EQUAL(handle(&c), PG_H_AGAIN);
-    pg_published(a, a->header->outbox_tail, 0, 0);
+    pg_published(a, a->header->replay_tail, 0, 0);
     CHECK_EQUAL(handle(&c), PG_H_REPLY);
     CHECK_EQUAL(status(0), PG_ST_ADDED);
     CHECK_EQUAL(status(2), PG_ST_DONE);
@@ -398,17 +398,17 @@ static void a_topic_begins_anew_in_the_row_of_another(void)
 {
     arena_open(1, 0);
     publish('t');
-    for (uint32_t i = 0; i < OUTBOX; i++) {
-        pg_published(a, a->header->outbox_tail, 0, 0);
+    for (uint32_t i = 0; i < REPLAY_CAPACITY; i++) {
+        pg_published(a, a->header->replay_tail, 0, 0);
         publish('u');
     }
-    pg_published(a, a->header->outbox_tail, 0, 0);
-    const uint64_t tail = a->header->outbox_tail;
+    pg_published(a, a->header->replay_tail, 0, 0);
+    const uint64_t tail = a->header->replay_tail;
     publish('v');
     CHECK_EQUAL(a->topics[0].name[0], 'v');
     CHECK_EQUAL(a->topics[0].sequence, 1);
-    CHECK_EQUAL(outbox_at(a, tail)->sequence, 1);
-    CHECK_EQUAL(outbox_at(a, tail)->previous, 0);
+    CHECK_EQUAL(replay_at(a, tail)->sequence, 1);
+    CHECK_EQUAL(replay_at(a, tail)->previous, 0);
     arena_close();
 }
 

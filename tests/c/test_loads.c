@@ -83,8 +83,8 @@ static void open_world(struct world *w, uint64_t seed)
 {
     *w = (struct world){.rng = {seed * 2 + 1}, .now_ns = SECOND};
     w->config = (struct pg_config){
-        .layout_id = LAYOUT, .payload_bytes = 65536, .outbox_bytes_max = 16384, .tick_ns = 1000000,
-        .stream_id = 1, .secret = {seed, 2}, .capacity = 300, .outbox_capacity = 512, .fanout = 8,
+        .layout_id = LAYOUT, .payload_bytes = 65536, .replay_bytes_max = 16384, .tick_ns = 1000000,
+        .stream_id = 1, .secret = {seed, 2}, .capacity = 300, .replay_capacity = 512, .fanout = 8,
         .namespaces = 2, .topics = 2, .sessions = 2, .watches = 1, .levels = 1,
         .level_ttl_ns = SECOND, .inbox_max = 1, .loads = LOADS, .load_blocks = BLOCKS,
         .clock_kind = PG_CLOCK_VIRTUAL, .now_ns = SECOND,
@@ -229,7 +229,7 @@ static void pass_time(struct world *w)
     w->now_ns += (int64_t)rng_below(&w->rng, SECOND);
     while (more) {
         pg_advance(w->a, w->now_ns, 0, w->now_ns, 64, &more);
-        pg_published(w->a, w->a->header->outbox_tail, 0, 0);
+        pg_published(w->a, w->a->header->replay_tail, 0, 0);
     }
 }
 

@@ -60,9 +60,9 @@ static struct pg_config config_random(struct rng *r)
 {
     return (struct pg_config){
         .layout_id = LAYOUT, .payload_bytes = 4096u << rng_below(r, 7),
-        .outbox_bytes_max = 256u << rng_below(r, 8), .tick_ns = MS, .stream_id = 1,
+        .replay_bytes_max = 256u << rng_below(r, 8), .tick_ns = MS, .stream_id = 1,
         .secret = {rng_next(r), rng_next(r)}, .capacity = 1 + (uint32_t)rng_below(r, OPERATIONS),
-        .outbox_capacity = 16, .fanout = 2 + (uint32_t)rng_below(r, 255), .namespaces = 1,
+        .replay_capacity = 16, .fanout = 2 + (uint32_t)rng_below(r, 255), .namespaces = 1,
         .topics = 1, .sessions = SESSIONS, .clock_kind = PG_CLOCK_VIRTUAL,
         .watches = 1 + (uint32_t)rng_below(r, OPERATIONS * MOST_KEYS),
         .levels = 1 + (uint32_t)rng_below(r, WATCHED), .level_ttl_ns = 1000000000000,
@@ -116,9 +116,9 @@ static void notice_found(const struct world *w, const struct pg_entry *e)
 static void publish(struct world *w)
 {
     const struct pg_header *h = w->a->header;
-    for (uint64_t p = h->published; p < h->outbox_tail && !w->hostile; p++)
-        notice_found(w, outbox_at(w->a, p));
-    pg_published(w->a, w->a->header->outbox_tail, 0, 0);
+    for (uint64_t p = h->published; p < h->replay_tail && !w->hostile; p++)
+        notice_found(w, replay_at(w->a, p));
+    pg_published(w->a, w->a->header->replay_tail, 0, 0);
 }
 
 /* ---- messages ------------------------------------------------------------------------------ */
@@ -463,7 +463,8 @@ static const uint8_t *model_apply(struct world *w, uint32_t session, const struc
     return extra;
 }
 
-/* ---- steps --------------------------------------------------------------------------------------- */
+/* ---- steps
+ * --------------------------------------------------------------------------------------- */
 
 static void step_batch(struct world *w)
 {
@@ -699,7 +700,8 @@ static void test_random_steps(void)
     CHECK(satisfied > 1000);
 }
 
-/* ---- hostile bytes ---------------------------------------------------------------------------------- */
+/* ---- hostile bytes
+ * ---------------------------------------------------------------------------------- */
 
 static void test_hostile_bytes(void)
 {

@@ -71,7 +71,7 @@ static uint64_t send(struct world *w, const void *bytes, uint64_t len)
     int state;
     while ((state = pg_handle(w->a, bytes, len, 1, 1, w->now_ns - WAITED_NS, w->now_ns, w->reply,
                               &used, &wait_ns)) == PG_H_AGAIN)
-        pg_published(w->a, w->a->header->outbox_tail, 0, 0);
+        pg_published(w->a, w->a->header->replay_tail, 0, 0);
     return state == PG_H_REPLY ? used : 0;
 }
 
@@ -237,8 +237,8 @@ static void configure(struct world *w, struct pg_namespace_set set)
 static struct pg_config config_of_test(void)
 {
     return (struct pg_config){
-        .layout_id = LAYOUT, .payload_bytes = 1 << 19, .outbox_bytes_max = 1 << 17, .tick_ns = MS,
-        .stream_id = 1, .secret = {1, 2}, .capacity = KEYS + 8, .outbox_capacity = 32,
+        .layout_id = LAYOUT, .payload_bytes = 1 << 19, .replay_bytes_max = 1 << 17, .tick_ns = MS,
+        .stream_id = 1, .secret = {1, 2}, .capacity = KEYS + 8, .replay_capacity = 32,
         .fanout = 20, .namespaces = 2, .topics = TOPICS, .sessions = 2, .watches = 256,
         .levels = WATCHED + 2, .level_ttl_ns = 1000000000, .inbox_max = 64, .accounts = 2,
         .loads = 1, .load_blocks = 1, .clock_kind = PG_CLOCK_VIRTUAL, .wal_buffer_bytes = PG_WAL_BUFFER_MIN};
@@ -296,7 +296,7 @@ static void fired(struct world *w)
     two_timers(w);
     comes_due(w);
 }
-static void sent(struct world *w) { pg_published(w->a, w->a->header->outbox_tail, 0, 0); }
+static void sent(struct world *w) { pg_published(w->a, w->a->header->replay_tail, 0, 0); }
 static void levels(struct world *w)
 {
     for (uint32_t i = 0; i < 5; i++)
@@ -623,7 +623,7 @@ static void test_a_ring_that_fills(void)
         whole(&w);
         s->committed = s->tail;
         while (go(&w, 0))
-            pg_published(w.a, w.a->header->outbox_tail, 0, 0);
+            pg_published(w.a, w.a->header->replay_tail, 0, 0);
         CHECK_EQUAL(w.a->metrics->live, 0);
     }
     STORE_RELEASE(&s->state, PG_WAL_STOPPED);
@@ -694,9 +694,9 @@ static void act(struct world *w)
         if (kind == 16)
             acknowledge(w);
         if (kind == 17)
-            pg_published(w->a, w->a->header->outbox_tail, 0, 0);
+            pg_published(w->a, w->a->header->replay_tail, 0, 0);
         while (kind >= 18 && go(w, (int64_t)rng_below(r, 9) * MS))
-            pg_published(w->a, w->a->header->outbox_tail, 0, 0);
+            pg_published(w->a, w->a->header->replay_tail, 0, 0);
         return;
     }
     command(w, &c);
@@ -753,10 +753,10 @@ static void levels_are_the_same(const struct pg_arena *x, const struct pg_arena 
 static void notices_are_the_same(const struct pg_arena *x, const struct pg_arena *y)
 {
     CHECK_EQUAL(x->header->published, y->header->published);
-    CHECK_EQUAL(x->header->outbox_tail, y->header->outbox_tail);
-    for (uint64_t p = x->header->published; p < x->header->outbox_tail; p++)
-        CHECK(outbox_at(x, p)->ticket == outbox_at(y, p)->ticket &&
-              outbox_at(x, p)->sequence == outbox_at(y, p)->sequence);
+    CHECK_EQUAL(x->header->replay_tail, y->header->replay_tail);
+    for (uint64_t p = x->header->published; p < x->header->replay_tail; p++)
+        CHECK(replay_at(x, p)->ticket == replay_at(y, p)->ticket &&
+              replay_at(x, p)->sequence == replay_at(y, p)->sequence);
     for (uint32_t i = 0; i < x->topic_rows; i++)
         CHECK(x->topics[i].sequence == y->topics[i].sequence &&
               x->topics[i].incarnation == y->topics[i].incarnation);
@@ -903,7 +903,7 @@ static void snapshot_beside(struct world *w)
     }
     pthread_join(thread, NULL);
     while (go(w, 0))
-        pg_published(w->a, w->a->header->outbox_tail, 0, 0);
+        pg_published(w->a, w->a->header->replay_tail, 0, 0);
     take(w);
     if (!redone(&copy, w, p.snapshot, p.bytes, &fault))
         told(&fault);

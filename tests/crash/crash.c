@@ -155,7 +155,7 @@ static uint64_t authoritative_hash(const struct world *w, const struct authorita
 {
     const struct pg_header *h = w->a->header;
     uint64_t hash = ledger_mix(h->next_ticket, h->next_incarnation);
-    hash = ledger_mix(ledger_mix(hash, h->outbox_head), h->outbox_tail);
+    hash = ledger_mix(ledger_mix(hash, h->replay_head), h->replay_tail);
     hash = ledger_mix(ledger_mix(hash, h->published), (uint64_t)h->wall_offset_ns);
     for (uint32_t i = 0; i < w->a->slots.capacity; i++) {
         const struct pg_hot *s = &w->a->slots.hot[i];
@@ -196,14 +196,14 @@ static bool committed_stay(const struct trial *t)
 {
     const struct pg_header *h = t->twin.a->header;
     const uint64_t published = ((const struct pg_header *)t->w.arena)->published;
-    for (uint64_t p = h->outbox_head; p < h->outbox_head + h->outbox_capacity; p++) {
-        const struct pg_entry *was = outbox_at(t->w.a, p), *is = outbox_at(t->twin.a, p);
+    for (uint64_t p = h->replay_head; p < h->replay_head + h->replay_capacity; p++) {
+        const struct pg_entry *was = replay_at(t->w.a, p), *is = replay_at(t->twin.a, p);
         if (was->commit == p + 1 &&
-            (p >= h->outbox_tail || is->commit != was->commit || is->ticket != was->ticket ||
+            (p >= h->replay_tail || is->commit != was->commit || is->ticket != was->ticket ||
              is->sequence != was->sequence || is->topic != was->topic))
             return false;
     }
-    return h->published <= (published > h->outbox_head ? published : h->outbox_head);
+    return h->published <= (published > h->replay_head ? published : h->replay_head);
 }
 
 static uint64_t answer_ticket(uint64_t ticket, uint64_t fresh)
@@ -263,10 +263,10 @@ static uint64_t drain(struct world *w, uint64_t fresh)
     uint64_t fired = 0;
     int more = 1;
     for (uint32_t tries = 0; tries < 100 && more; tries++) {
-        const uint64_t tail = w->a->header->outbox_tail;
+        const uint64_t tail = w->a->header->replay_tail;
         pg_advance(w->a, INT64_MAX / 4, w->offset_ns, w->real_ns, 4, &more);
         fired += ledger_fired(w->a, tail, fresh);
-        pg_published(w->a, w->a->header->outbox_tail, 0, 0);
+        pg_published(w->a, w->a->header->replay_tail, 0, 0);
     }
     CHECK(!more);
     return fired;
@@ -364,8 +364,8 @@ static bool payload_sound(const struct pg_arena *a, uint32_t slot)
 static bool newest_found(const struct pg_arena *a, uint32_t topic)
 {
     const struct pg_topic *t = &a->topics[topic];
-    return t->name_len == 0 || t->last_position <= a->header->outbox_head ||
-           outbox_at(a, t->last_position - 1)->sequence >= t->sequence;
+    return t->name_len == 0 || t->last_position <= a->header->replay_head ||
+           replay_at(a, t->last_position - 1)->sequence >= t->sequence;
 }
 
 /* Of the arena as it stands, in the middle of the call. */
@@ -387,8 +387,8 @@ static void readers_check(struct trial *t)
                                    c->key_len + c->payload_len)
                     : 0);
     }
-    for (uint32_t i = 0; i < a->header->outbox_capacity; i++) {
-        const struct pg_entry *e = &a->outbox[i];
+    for (uint32_t i = 0; i < a->header->replay_capacity; i++) {
+        const struct pg_entry *e = &a->replay_buffer[i];
         trust(t, slots + i, e->commit,
               e->commit == 0 ? 0
                              : ledger_bytes(ledger_mix(e->ticket, e->sequence),

@@ -201,13 +201,13 @@ static void slots_note(struct ledger *l, const struct pg_arena *a, uint64_t fres
 static bool speaks(const struct pg_arena *a, uint64_t position, const struct pg_entry *e)
 {
     struct probe at;
-    return index_find_id(&a->index, e->hash, outbox_id(a, position), &at);
+    return index_find_id(&a->index, e->hash, replay_id(a, position), &at);
 }
 
 static void entries_note(struct ledger *l, const struct pg_arena *a, uint64_t fresh)
 {
-    for (uint64_t p = a->header->outbox_head; p < a->header->outbox_tail; p++) {
-        const struct pg_entry *e = outbox_at(a, p);
+    for (uint64_t p = a->header->replay_head; p < a->header->replay_tail; p++) {
+        const struct pg_entry *e = replay_at(a, p);
         const uint64_t hash = ledger_mix(entry_hash(a, e), speaks(a, p, e));
         if (e->ticket >> 8 < fresh)
             note(l, OF_TICKET, e->ticket >> 8, hash);
@@ -298,8 +298,8 @@ void ledger_take_durable(struct ledger *l, const struct pg_arena *a, const struc
 {
     *l = (struct ledger){.count = 0};
     slots_note(l, a, UINT64_MAX, false);
-    for (uint64_t p = a->header->published; p < a->header->outbox_tail; p++)
-        note(l, OF_TICKET, outbox_at(a, p)->ticket >> 8, entry_hash(a, outbox_at(a, p)));
+    for (uint64_t p = a->header->published; p < a->header->replay_tail; p++)
+        note(l, OF_TICKET, replay_at(a, p)->ticket >> 8, entry_hash(a, replay_at(a, p)));
     levels_note(l, a);
     l->forgotten = 0;
     names_note(l, a, live);
@@ -309,8 +309,8 @@ void ledger_take_durable(struct ledger *l, const struct pg_arena *a, const struc
 uint64_t ledger_fired(const struct pg_arena *a, uint64_t from, uint64_t fresh)
 {
     uint64_t sum = 0;
-    for (uint64_t p = from; p < a->header->outbox_tail; p++) {
-        const struct pg_entry *e = outbox_at(a, p);
+    for (uint64_t p = from; p < a->header->replay_tail; p++) {
+        const struct pg_entry *e = replay_at(a, p);
         const uint64_t ticket = e->ticket >> 8;
         sum += ledger_mix(entry_hash(a, e), ticket < fresh ? ticket : 0);
     }
@@ -320,8 +320,8 @@ uint64_t ledger_fired(const struct pg_arena *a, uint64_t from, uint64_t fresh)
 bool ledger_gapless(const struct pg_arena *a)
 {
     uint64_t newest[TOPICS_MAX] = {0};
-    for (uint64_t p = a->header->outbox_head; p < a->header->outbox_tail; p++) {
-        const struct pg_entry *e = outbox_at(a, p);
+    for (uint64_t p = a->header->replay_head; p < a->header->replay_tail; p++) {
+        const struct pg_entry *e = replay_at(a, p);
         if (newest[e->topic] != 0 && e->sequence != newest[e->topic] + 1)
             return false;
         newest[e->topic] = e->sequence;

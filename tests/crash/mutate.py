@@ -40,14 +40,14 @@ SAME_EFFECT, UNFOUNDED = "equivalent", "unfounded"
 """Its reason held in the harness, or did not."""
 
 FILES = [
-    "batch.c", "inbox.c", "levels.c", "loads.c", "names.c", "operations.c", "outbox.c",
+    "batch.c", "inbox.c", "levels.c", "loads.c", "names.c", "operations.c", "replay_buffer.c",
     "publish.c", "quotas.c", "rebuild.c", "session.c", "wal_buffer.c", "timers.c", "watches.c",
 ]  # fmt: skip
 """Whatever stores authoritative state while a daemon runs."""
 
 FIELDS = {
     "ctl", "deadline_ns", "flags", "hash", "topic", "cold", "blob", "payload_len", "value",
-    "next_ticket", "outbox_tail", "outbox_head", "published", "next_incarnation", "wall_offset_ns",
+    "next_ticket", "replay_tail", "replay_head", "published", "next_incarnation", "wall_offset_ns",
     "commit", "sequence", "previous", "last_position", "meta",
     "namespaces", "name_len", "namespace_row", "incarnation", "shard", "owner_uid", "durability",
     "quota_timers", "quota_bytes", "quota_ops", "park_beyond_ns",
@@ -121,7 +121,8 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "loads.c": (*ROWS, "load open", "load close", "load forget", "load status", "sweep loads"),
     "names.c": ("put error", "publish", "settings", "bulk", "advance key"),
     "operations.c": (*WATCHES, *LEVELS, *ENDS, "bulk"),
-    "outbox.c": ("expire burst", "publish", "published", "drain expire", "put replace", "cascade"),
+    "replay_buffer.c": (
+        "expire burst", "publish", "published", "drain expire", "put replace", "cascade"),
     "publish.c": ("publish",),
     "quotas.c": (*PUTS, "watch all", "bulk", "settings"),
     "rebuild.c": (*ENDS, "unpark", "wall step"),

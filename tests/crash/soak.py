@@ -35,7 +35,7 @@ NAME, NAMESPACE = "soak", "soak"
 JOBS = ("timers", "timers", "operations", "operations")
 EXPORTER = "exporter"
 SHARED = [f"shared:{n}" for n in range(6)]
-SIZES = ("--outbox", "524288", "--inbox", "100000")
+SIZES = ("--replay-buffer", "524288", "--inbox", "100000")
 KEEP = "SOAK_KEEP"
 """Environment of the workers: the DIR of --keep."""
 LONGEST_S = 0.8

@@ -116,7 +116,7 @@ static void wal_buffer_add(struct authoritative *t, const struct world *w)
 void world_authoritative(const struct world *w, struct authoritative *t)
 {
     static const enum pg_region_id regions[] = {PG_R_HOT, PG_R_COLD, PG_R_BLOBS, PG_R_NAMESPACES,
-                                                PG_R_TOPICS, PG_R_OUTBOX, PG_R_WATCHES,
+                                                PG_R_TOPICS, PG_R_REPLAY_BUFFER, PG_R_WATCHES,
                                                 PG_R_LEVELS, PG_R_ACCOUNTS, PG_R_LIFE, PG_R_LOADS,
                                                 PG_R_LOAD_BLOCKS, PG_R_LOAD_BITS};
     const struct pg_header *h = (const struct pg_header *)w->arena;
@@ -438,7 +438,7 @@ static bool message_run(struct world *w, const struct call *call, struct reply *
         if (done != PG_H_AGAIN)
             break;
         again = true;
-        pg_published(w->a, w->a->header->outbox_tail, 0, 0);
+        pg_published(w->a, w->a->header->replay_tail, 0, 0);
     }
     CHECK(reply->bytes <= sizeof reply->body);
     memcpy(reply->body, reply_buffer, reply->bytes);
@@ -453,10 +453,10 @@ static bool advance_run(struct world *w, const struct call *call)
     w->offset_ns = call->offset_ns;
     for (uint32_t tries = 0; tries < 40 && more; tries++) {
         pg_advance(w->a, call->now_ns, call->offset_ns, call->real_ns, 3, &more);
-        if (w->a->header->outbox_tail - w->a->header->published < w->config.outbox_capacity)
+        if (w->a->header->replay_tail - w->a->header->published < w->config.replay_capacity)
             continue;
         again = true;
-        pg_published(w->a, w->a->header->outbox_tail, 0, 0);
+        pg_published(w->a, w->a->header->replay_tail, 0, 0);
     }
     return again;
 }
@@ -484,7 +484,7 @@ static void publish_run(struct world *w, const struct call *call)
 {
     struct pg_result result;
     uint64_t detail[2];
-    if (w->a->header->outbox_tail == call->tail)
+    if (w->a->header->replay_tail == call->tail)
         CHECK(pg_publish(w->a, call->message, call->bytes, call->uid, call->real_ns, &result,
                          detail) == PG_ERR_NONE);
 }
@@ -499,7 +499,7 @@ bool call_run(struct world *w, const struct call *call, struct reply *reply)
     switch (call->kind) {
     case BY_MESSAGE: return message_run(w, call, reply);
     case BY_ADVANCE: return advance_run(w, call);
-    case BY_PUBLISHED: pg_published(w->a, w->a->header->outbox_tail, 0, 0); break;
+    case BY_PUBLISHED: pg_published(w->a, w->a->header->replay_tail, 0, 0); break;
     case BY_PUBLISH: publish_run(w, call); break;
     case BY_SWEEP: pg_sweep(w->a, call->real_ns, &cursor, UINT32_MAX); break;
     case BY_SWEEP_LOADS:
@@ -844,7 +844,7 @@ static void publish_make(struct world *w, struct call *call, unsigned unused)
     (void)unused;
     call->kind = BY_PUBLISH;
     call->bytes = 0;
-    call->tail = w->a->header->outbox_tail;
+    call->tail = w->a->header->replay_tail;
     call_append(call, &head, sizeof head);
     call_append(call, timers ? "nt" : "n_e", 1u + head.topic_len);
     call_append(call, "key its payload of bytes, and so on", head.key_len + head.payload_len);
@@ -986,17 +986,17 @@ static void past(struct world *w, uint32_t steps)
     }
 }
 
-static uint64_t outbox_kept(const struct world *w)
+static uint64_t replay_buffer_kept(const struct world *w)
 {
-    return w->a->header->outbox_tail - w->a->header->outbox_head;
+    return w->a->header->replay_tail - w->a->header->replay_head;
 }
 
-/* Slots and outbox: whatever fires from here on withdraws what is old. */
+/* Slots and replay buffer: whatever fires from here on withdraws what is old. */
 static void fill(struct world *w)
 {
     struct call call;
     struct reply reply;
-    for (uint32_t tries = 0; tries < 60 && outbox_kept(w) < w->config.outbox_capacity;
+    for (uint32_t tries = 0; tries < 60 && replay_buffer_kept(w) < w->config.replay_capacity;
          tries++) {
         past(w, 1);
         call = (struct call){.kind = BY_ADVANCE};
@@ -1004,7 +1004,7 @@ static void fill(struct world *w)
         call.now_ns = w->now_ns;
         call.real_ns = w->real_ns;
         call_run(w, &call, &reply);
-        pg_published(w->a, w->a->header->outbox_tail, 0, 0);
+        pg_published(w->a, w->a->header->replay_tail, 0, 0);
     }
     for (uint32_t tries = 0; tries < 60 && slots_live(&w->a->slots) < w->config.capacity; tries++)
         past(w, 1);
@@ -1014,10 +1014,10 @@ static struct pg_config config_of(struct world *w)
 {
     return (struct pg_config){
         .layout_id = LAYOUT, .payload_bytes = 20480 + 4096ull * below(w, 6),
-        .outbox_bytes_max = 16384, .tick_ns = TICK_NS,
+        .replay_bytes_max = 16384, .tick_ns = TICK_NS,
         .now_ns = TICK_NS * (1 + (int64_t)below(w, 1 << 10)),
         .stream_id = 1, .secret = {rng_next(&w->rng), rng_next(&w->rng)},
-        .capacity = 6 + below(w, 9), .outbox_capacity = 16u << below(w, 2),
+        .capacity = 6 + below(w, 9), .replay_capacity = 16u << below(w, 2),
         .fanout = 2u << below(w, 3), .namespaces = 2, .topics = 2 + below(w, 3),
         .sessions = SESSIONS, .accounts = 2 + below(w, 3), .loads = 1 + below(w, LOADS),
         .load_blocks = 1 + below(w, LOAD_BLOCKS), .watches = 8 + below(w, 12),

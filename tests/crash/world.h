@@ -54,7 +54,7 @@ struct call {
     uint32_t bytes;
     uint8_t message[MESSAGE_MAX];
     int64_t now_ns, offset_ns, real_ns;
-    uint64_t tail;                /* BY_PUBLISH: of the outbox before it */
+    uint64_t tail;                /* BY_PUBLISH: of the replay buffer before it */
 };
 
 struct reply {

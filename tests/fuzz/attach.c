@@ -86,7 +86,7 @@ static void advance(int64_t now_ns)
     int more = 1;
     for (uint32_t i = 0; more && i < 100; i++) {
         pg_advance(handle, now_ns, 0, 1, 64, &more);
-        pg_published(handle, handle->header->outbox_tail, 0, 0);
+        pg_published(handle, handle->header->replay_tail, 0, 0);
     }
 }
 

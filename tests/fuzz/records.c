@@ -55,7 +55,7 @@ static void advance(struct world *w, int64_t by_ns, int64_t wall_offset_ns)
     w->now_ns += by_ns;
     for (uint32_t i = 0; more && i < 100; i++) {
         pg_advance(w->a, w->now_ns, wall_offset_ns, w->now_ns, 64, &more);
-        pg_published(w->a, w->a->header->outbox_tail, 0, 0);
+        pg_published(w->a, w->a->header->replay_tail, 0, 0);
     }
 }
 

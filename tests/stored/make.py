@@ -49,8 +49,8 @@ NONCE = 7
 
 CONFIG: dict[str, Any] = {
     "capacity": 48,
-    "outbox_capacity": 32,
-    "outbox_bytes_max": 1 << 14,
+    "replay_capacity": 32,
+    "replay_bytes_max": 1 << 14,
     "payload_bytes": 1 << 16,
     "tick_ns": 1_000_000,
     "fanout": 8,
@@ -163,7 +163,7 @@ def contents(core: Purgatory, owner: Owner) -> dict[str, Any]:
         "wall_offset_ns": WALL_OFFSET_NS,
         "next_ticket": int(core.header.next_ticket),
         "timers": [timer_record(info) for info in core.scan()],
-        "outbox": [entry_record(core, entry) for entry in core.entries()],
+        "replay_buffer": [entry_record(core, entry) for entry in core.entries()],
         "levels": [[key.hex(), int(row.level), int(row.error)] for key, row in core.levels()],
         "operations": [operation_record(core, slot) for slot in core.operations()],
         "session": {
@@ -232,7 +232,7 @@ ROUNDS = 20
 LOAD_ROWS = 8
 """Of a round."""
 WAL_CONFIG = CONFIG | {
-    "capacity": 2048, "outbox_capacity": 2048, "outbox_bytes_max": 1 << 20,
+    "capacity": 2048, "replay_capacity": 2048, "replay_bytes_max": 1 << 20,
     "payload_bytes": 1 << 22, "wal_buffer_bytes": WAL_BUFFER_BYTES, "loads": 2, "load_blocks": 2,
 }  # fmt: skip
 
