@@ -77,7 +77,7 @@ _BY_ERROR: tuple[tuple[type[Exception], Exit], ...] = (
     (errors.WindowElsewhere, Exit.UNUSABLE),
     (errors.WindowTaken, Exit.UNUSABLE),
     (errors.StartError, Exit.UNUSABLE),
-    (errors.SnapshotRequired, Exit.NOTICES_LOST),
+    (errors.Lagged, Exit.NOTICES_LOST),
     (errors.PurgatorydError, Exit.OTHER),
 )
 

@@ -19,7 +19,7 @@ from purgatoryd.clients.closing import Closing
 from purgatoryd.clients.model import Notice
 from purgatoryd.clients.times import boot_now_ns
 from purgatoryd.shm_layout import wire
-from purgatoryd.shm_layout.errors import BadPath, SnapshotRequired
+from purgatoryd.shm_layout.errors import BadPath, Lagged
 from purgatoryd.shm_layout.layout import Cause, Op, Status
 from purgatoryd.shm_layout.wire import Key, RawOutcome
 
@@ -112,7 +112,7 @@ class Ledger(Closing):
         )
         self._note(source.daemon, (line,))
 
-    def lost(self, source: Source, told: SnapshotRequired) -> None:
+    def lost(self, source: Source, told: Lagged) -> None:
         """A subscriber told its caller that notices are gone."""
         line = (
             f'{{"op":"lost","namespace":{json.dumps(told.namespace)},{source.text},'

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from purgatoryd.clients.model import Notice
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Reader
-from purgatoryd.shm_layout.errors import PurgatorydError, SnapshotRequired
+from purgatoryd.shm_layout.errors import Lagged, PurgatorydError
 from purgatoryd.shm_layout.layout import NOTICE_OF_OPERATION, ArenaState, Cause, ClockKind
 from purgatoryd.shm_layout.wire import NoticeHead
 
@@ -86,7 +86,7 @@ class Stream:
         self._reader = attach()
         self._positions: dict[str, Position] = {}
         self._todo: deque[Gap | Arrival] = deque()
-        self._ready: deque[Notice | SnapshotRequired] = deque()
+        self._ready: deque[Notice | Lagged] = deque()
         self.stream_id = self._reader.stream_id if self._reader else 0
         """Of the notice that pop() returned last, too."""
         for topic, (incarnation, sequence) in self._tails().items():
@@ -105,10 +105,10 @@ class Stream:
         """True if something waits that the arena cannot give just now; pop() tries again."""
         return bool(self._todo)
 
-    def broken(self) -> list[SnapshotRequired]:
+    def broken(self) -> list[Lagged]:
         """What has to be said of each topic if no more comes from here than pop() returned."""
         return [
-            SnapshotRequired(self._namespace, position.topic, position.next, 0)
+            Lagged(self._namespace, position.topic, position.next, 0)
             for position in self._positions.values()
             if position.incarnation
         ]
@@ -146,12 +146,12 @@ class Stream:
     # ---- out ---------------------------------------------------------------------------------
 
     def pop(self) -> Notice | None:
-        """The next notice, None if there is none now. Raises SnapshotRequired for lost ones."""
+        """The next notice, None if there is none now. Raises Lagged for lost ones."""
         while not self._ready:
             if not self._todo or not self._work(self._todo[0]):
                 return None
         item = self._ready.popleft()
-        if isinstance(item, SnapshotRequired):
+        if isinstance(item, Lagged):
             raise item
         return item
 
@@ -227,9 +227,7 @@ class Stream:
         if until < position.next:
             return
         if not position.forgiving:
-            self._ready.append(
-                SnapshotRequired(self._namespace, position.topic, position.next, until)
-            )
+            self._ready.append(Lagged(self._namespace, position.topic, position.next, until))
         position.next = until + 1
 
     def _received_ns(self) -> int | None:
@@ -290,5 +288,5 @@ class Stream:
 
     def _restart(self, position: Position, incarnation: int) -> None:
         if position.incarnation:
-            self._ready.append(SnapshotRequired(self._namespace, position.topic, position.next, 0))
+            self._ready.append(Lagged(self._namespace, position.topic, position.next, 0))
         position.incarnation, position.next, position.forgiving = incarnation, 1, True

@@ -32,9 +32,9 @@ from purgatoryd.shm_layout.errors import (
     ArenaMissing,
     ArenaNotReady,
     DaemonUnreachable,
+    Lagged,
     OtherAbi,
     PurgatorydError,
-    SnapshotRequired,
 )
 from purgatoryd.shm_layout.paths import check_name
 
@@ -115,13 +115,13 @@ class Inbox:
         return self.live
 
     def next_now(self) -> Notice | None:
-        """The next notice, None if there is none now. Raises SnapshotRequired."""
+        """The next notice, None if there is none now. Raises Lagged."""
         self._life.check()
         if self._ledger is None:
             return self._next()
         try:
             notice = self._next()
-        except SnapshotRequired as told:
+        except Lagged as told:
             self._ledger.lost(self._source, told)
             raise
         if notice is not None:
@@ -150,7 +150,7 @@ class Inbox:
         """True until it is closed, in the process that made it."""
         return self._life.mine and not self._life.closed
 
-    def end(self) -> list[SnapshotRequired]:
+    def end(self) -> list[Lagged]:
         """Closes one whose daemon is gone for good: what has to be told of its topics."""
         told = self._stream.broken()
         if self._ledger is not None:
@@ -241,7 +241,7 @@ class Merged:
         self._route = route
         self._open_one = open_one
         self._inboxes: list[Inbox] = []
-        self._told: deque[SnapshotRequired] = deque()
+        self._told: deque[Lagged] = deque()
         """Of the shards of the generation before; still to be raised."""
         self._check_s = 0.0
         self._generation = 0
@@ -280,7 +280,7 @@ class Merged:
         return all(inbox.let_in() for inbox in self._inboxes)
 
     def next_now(self) -> Notice | None:
-        """The next notice of any shard, None if there is none now. Raises SnapshotRequired."""
+        """The next notice of any shard, None if there is none now. Raises Lagged."""
         if not self._told:
             if (notice := self._next()) is not None:
                 return notice
@@ -390,7 +390,7 @@ class Subscriber(Closing):
 
     Beside a daemon of a version with another ABI, and with `remote` one on another host, only what
     comes by the socket is left: a topic begins with its first message that arrives, and what the
-    socket drops is not recovered but told as SnapshotRequired, when the topic's next message
+    socket drops is not recovered but told as Lagged, when the topic's next message
     shows it.
 
     Not thread-safe. Raises DaemonUnreachable, ArenaError, InvalidName.
@@ -428,7 +428,7 @@ class Subscriber(Closing):
     def get(self, timeout: float | None = None) -> Notice | None:
         """The next notice; None if none came within `timeout` seconds (None = no limit).
 
-        Raises SnapshotRequired, once for each range that the replay buffer has lost; the next call
+        Raises Lagged, once for each range that the replay buffer has lost; the next call
         goes on with what follows.
         """
         inbox = self._inbox

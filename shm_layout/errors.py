@@ -35,7 +35,7 @@ PurgatorydError
 |   |   +-- NoWal                    durable=True, and the daemon keeps no WAL
 |   +-- NotDurable                   applied, but the WAL stopped before it was on disk
 |   +-- ProtocolError                bytes that break docs/protocol.md
-+-- SnapshotRequired                 a subscriber was overtaken by the replay buffer
++-- Lagged                           a subscriber was overtaken by the replay buffer
 +-- Closed                           the client or subscriber was closed
 +-- ForkedProcess                    a client or subscriber was used after fork
 +-- ArenaError                       the arena file
@@ -584,7 +584,7 @@ class ProtocolError(DaemonError):
 
 
 @keeps_figures
-class SnapshotRequired(PurgatorydError):
+class Lagged(PurgatorydError):
     """A subscriber asks for notices that the replay buffer does not hold any more.
 
     Notices `first_lost` to `last_lost` of the topic are lost. With `last_lost` = 0 the stream

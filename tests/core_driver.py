@@ -433,7 +433,7 @@ class Core:
 
     # ---- memory ----
 
-    def snapshot(self) -> tuple[bytes, bytes]:
+    def image(self) -> tuple[bytes, bytes]:
         """All shared bytes but the counters and, behind them, the histograms."""
         first, last = (self.header.regions[r] for r in (lib.PG_R_METRICS, lib.PG_R_HISTOGRAMS))
         before, after = first.offset, last.offset + last.length

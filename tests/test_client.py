@@ -38,11 +38,11 @@ from purgatoryd.clients import (
     InvalidName,
     InvalidPayload,
     InvalidTime,
+    Lagged,
     MessageRefused,
     Notice,
     PurgatorydError,
     QueueFull,
-    SnapshotRequired,
     Status,
     Subscriber,
 )
@@ -506,7 +506,7 @@ def test_a_subscriber_that_was_overtaken_is_told_the_range(daemon: StartDaemon) 
     rows = [(f"k{i}", 0, "t") for i in range(5000)]
     with Client("demo", namespace="shop") as client, listen("t") as subscriber:
         disconnected(subscriber, real, lambda: client.add_many(rows))
-        with pytest.raises(SnapshotRequired) as caught:
+        with pytest.raises(Lagged) as caught:
             subscriber.get(PATIENCE_S)
         assert (caught.value.namespace, caught.value.topic) == ("shop", "t")
         assert caught.value.first_lost == 1
@@ -540,7 +540,7 @@ def test_a_new_arena_is_said(client: Client, real: Daemon) -> None:
         remove_arena_files(real.paths)
         real.start()
         client.add("new", delay=0, topic="t")
-        with pytest.raises(SnapshotRequired) as caught:
+        with pytest.raises(Lagged) as caught:
             subscriber.get(PATIENCE_S)
         assert (caught.value.first_lost, caught.value.last_lost) == (6, 0)
         (notice,) = take(subscriber, 1)

@@ -108,12 +108,12 @@ def lane(core: Core) -> Lane:
 
 def refused_and_untouched(lane: Lane, data: bytes, uid: int = 1000) -> wire.Reply:
     """The reply's error; nothing but a counter may have changed."""
-    before = lane.core.snapshot()
+    before = lane.core.image()
     reply = lane.core.handle(data, uid=uid, real_boot_ns=lane.now_ns)
     assert isinstance(reply, wire.Reply)
     assert reply.error != 0
     assert (reply.records, reply.body) == (0, b"")
-    assert lane.core.snapshot() == before
+    assert lane.core.image() == before
     return reply
 
 
@@ -208,9 +208,9 @@ def test_a_batch_sent_again_gets_the_first_answers(lane: Lane, at_once: int) -> 
         answers.append(lane.batch(put(b"%d" % i), cancel(b"0")))
     for _ in range(2):
         for data, answer in zip(sent, answers, strict=True):
-            before = lane.core.snapshot()
+            before = lane.core.image()
             assert statuses(lane.ask(data)) == answer
-            assert lane.core.snapshot() == before
+            assert lane.core.image() == before
     assert lane.core.metrics.batches_repeated == 2 * at_once
 
 
@@ -329,9 +329,9 @@ def test_cancel_needs_no_room_for_names() -> None:
     core = Core(topics=1, namespaces=1)
     lane = Lane(core)
     lane.batch(put(b"k"), names=[(b"n", b"a")])
-    before = core.snapshot()[0]
+    before = core.image()[0]
     assert lane.batch(cancel(b"k"), names=[(b"other", b"")]) == [(Status.UNKNOWN, 0)]
-    assert core.snapshot()[0] == before
+    assert core.image()[0] == before
     assert lane.batch(cancel(b"k"), names=[(b"n", b"")]) == [(Status.CANCELLED, 1)]
 
 
@@ -351,7 +351,7 @@ def query(lane: Lane, *records: Record, names: list[tuple[bytes, bytes]] | None 
 
 def test_query_finds_what_is_armed_and_changes_nothing(lane: Lane) -> None:
     lane.batch(put(b"a", b"pay"), put(b"w", kind=TimeKind.WALL, delay_ns=SECOND_NS))
-    before = lane.core.snapshot()
+    before = lane.core.image()
     names = [(b"n", b""), (b"nowhere", b"t")]
     reply = lane.ask(query(lane, get(b"a"), get(b"z"), get(b"a", name=1), get(b"w"), names=names))
     a, z, elsewhere, w = wire.decode_infos(reply.body, reply.records)
@@ -359,7 +359,7 @@ def test_query_finds_what_is_armed_and_changes_nothing(lane: Lane) -> None:
     assert (a.namespace, a.topic, a.key, a.payload) == ("n", "t", "a", b"pay")
     assert z.status == elsewhere.status == Status.UNKNOWN
     assert (w.status, w.wall_ns) == (Status.FOUND, SECOND_NS)
-    assert lane.core.snapshot() == before
+    assert lane.core.image() == before
     assert reply.sequence == 9
 
 
@@ -377,9 +377,9 @@ def test_a_query_whose_answer_is_too_large(core: Core) -> None:
 
 def test_a_batch_for_a_later_time_waits_for_it(lane: Lane) -> None:
     data = lane.encode(put(), at_ns=SECOND_NS)
-    before = lane.core.snapshot()
+    before = lane.core.image()
     assert lane.core.handle(data) == SECOND_NS
-    assert lane.core.snapshot() == before
+    assert lane.core.image() == before
     lane.core.advance(SECOND_NS)
     assert statuses(lane.ask(data)) == [(Status.ADDED, 1)]
     assert lane.core.get("k").deadline_ns == 2 * SECOND_NS
@@ -518,7 +518,7 @@ def test_random_bytes(lane: Lane) -> None:
 
 def test_random_bytes_behind_a_good_frame(lane: Lane) -> None:
     rng = random.Random(8)
-    lane.core.snapshot()
+    lane.core.image()
     for _ in range(1000):
         names, length = rng.randrange(4), rng.randrange(200)
         head = wire.encode_frame(
@@ -537,13 +537,13 @@ def test_every_mutation_of_one_byte_is_valid_or_refused() -> None:
         put(b"kk", b"12345", mode=PutMode.REPLACE), cancel(b"c"), names=[(b"nn", b"tt")]
     )
     state = (core.arena[:], core.private[:], bytes(core.handle_memory))
-    shared = core.snapshot()
+    shared = core.image()
     accepted = 0
     for at in range(len(whole)):
         for value in range(256):
             reply = core.handle(whole[:at] + bytes((value,)) + whole[at + 1 :])
             if isinstance(reply, int) or reply.error:
-                assert core.snapshot() == shared
+                assert core.image() == shared
                 continue
             core.check()
             accepted += 1

@@ -359,9 +359,9 @@ def test_damaged_authoritative_state_is_refused(damage: Callable[[Core], None]) 
 )
 def test_migration_keeps_all_that_anybody_knows(sizes: dict[str, int]) -> None:
     core = busy()
-    before, untouched = observe(core), core.snapshot()
+    before, untouched = observe(core), core.image()
     to = core.migrated(**sizes)
-    assert core.snapshot() == untouched
+    assert core.image() == untouched
     to.check()
     assert observe(to) == before
     assert bytes(to.secret.secret) == bytes(core.secret.secret)
@@ -406,12 +406,12 @@ def test_migration_refuses_what_has_no_room(sizes: dict[str, int], words: str) -
     for i in range(10):
         core.put(f"last{i}", MS)
     core.advance(300 * MS)
-    before = core.snapshot()
+    before = core.image()
     fault = refusal(lambda: core.migrated(**sizes))
     assert fault.part == "migrate"
     assert words in fault.what
     assert fault.expected > fault.found
-    assert core.snapshot() == before
+    assert core.image() == before
 
 
 def test_migration_refuses_to_lose_a_session() -> None:

@@ -48,10 +48,10 @@ from purgatoryd.clients import (
     Client,
     Full,
     InvalidPayload,
+    Lagged,
     MessageRefused,
     Notice,
     Purgatory,
-    SnapshotRequired,
     Status,
     Stopping,
     Subscriber,
@@ -140,7 +140,7 @@ def collect(directory: str, name: str, high_water_mark: int) -> Collected:
         while left != 0:
             try:
                 notice = subscriber.get(PATIENCE_S)
-            except SnapshotRequired as error:
+            except Lagged as error:
                 lost.append((error.topic, error.first_lost, error.last_lost))
                 continue
             assert notice is not None, f"silence after {len(keys)} notices"

@@ -206,12 +206,12 @@ def test_what_has_no_room_is_refused_with_its_figures(sizes: dict[str, int], wha
     ledger.fill(shards)
     ledger.operate(shards)
     shards.of(b"c", b"").put(b"large", FAR_NS, namespace=b"c", payload=bytes(5000))
-    before = [core.snapshot() for core in shards.cores]
+    before = [core.image() for core in shards.cores]
     with pytest.raises(ArenaBroken) as caught:
         divided(shards, 1, ONE, **sizes)
     assert (caught.value.what, caught.value.found) == (what, next(iter(sizes.values())))
     assert caught.value.expected > caught.value.found
-    assert [core.snapshot() for core in shards.cores] == before
+    assert [core.image() for core in shards.cores] == before
 
 
 def test_notices_that_were_not_sent_are_not_left_behind() -> None:

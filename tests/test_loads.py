@@ -328,7 +328,7 @@ def test_rows_that_cannot_be_are_malformed(core: Purgatory) -> None:
         ),
         "an advance": (wire.ROWS.pack(LOAD, 0, 0), [pd.advance(b"w", 1)]),
     }  # fmt: skip
-    before = core.snapshot()
+    before = core.image()
     for rows, commands in wrong.values():
         reply = wire.decode_reply(core.send(owner.message(commands, rows)))
         owner.sequence -= 1
@@ -336,7 +336,7 @@ def test_rows_that_cannot_be_are_malformed(core: Purgatory) -> None:
     head = wire.encode_frame(Message.BATCH, owner.id, 1, count=1, names=1, flags=lib.PG_W_LOAD)
     for tail in (b"", LOAD, wire.ROWS.pack(LOAD, 0, 0)):
         assert wire.decode_reply(core.send(head + tail)).error == WireError.MALFORMED
-    assert core.snapshot() == before
+    assert core.image() == before
     last = pd.put(b"last", SECOND_NS)
     assert made(owner, LOAD_ROW_MAX - 1, last) == [Status.ADDED]
     assert core.loads()[LOAD].rows == {LOAD_ROW_MAX - 1}

@@ -643,12 +643,12 @@ def test_a_level_stops_at_its_end() -> None:
 
 
 def malformed(owner: Owner, *commands: pd.Command) -> None:
-    before = owner.core.snapshot()
+    before = owner.core.image()
     with pytest.raises(MessageRefused) as refusal:
         owner.send(*commands)
     assert refusal.value.error == WireError.MALFORMED
     owner.sequence -= 1
-    assert owner.core.snapshot() == before
+    assert owner.core.image() == before
 
 
 @pytest.mark.parametrize(

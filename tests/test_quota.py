@@ -109,9 +109,9 @@ SET = wire.NAMESPACE_SET
 )
 def test_bad_settings_change_nothing(core: Purgatory, body: bytes, error: WireError) -> None:
     core.set_namespace(b"n", owner_uid=ALICE)
-    before = core.snapshot()
+    before = core.image()
     assert core.set_namespace_raw(body)[0] == error
-    assert core.snapshot() == before
+    assert core.image() == before
 
 
 def test_settings_of_a_namespace_that_has_no_room(core: Purgatory) -> None:
@@ -148,9 +148,9 @@ def test_another_uid_is_denied_and_nothing_changes(core: Purgatory, command: pd.
     core.set_namespace(b"n", owner_uid=ALICE)
     alice, bob = Owner(core, 1, ALICE), Owner(core, 2, BOB)
     alice.send(pd.put(b"timer", SECOND_NS), pd.watch(b"operation", CLIENT, [Key(b"w", 1)]))
-    arena, _ = core.snapshot()
+    arena, _ = core.image()
     assert bob.send(command) == [pd.Answer(Status.DENIED, 0, 0)]
-    assert core.snapshot()[0] == arena
+    assert core.image()[0] == arena
     assert core.metrics.refused_denied == 1
     assert statuses(alice.send(command)) != [Status.DENIED]
 
@@ -222,10 +222,10 @@ def test_a_session_of_another_uid_is_refused(core: Purgatory, kind: Message) -> 
         Message.BYE: wire.encode_frame(Message.BYE, alice.id),
         Message.PING: wire.encode_frame(Message.PING, alice.id),
     }
-    before = core.snapshot()
+    before = core.image()
     reply = wire.decode_reply(core.send(messages[kind], uid=BOB))
     assert (reply.error, reply.detail, reply.body) == (WireError.DENIED, (BOB, 0), b"")
-    assert core.snapshot() == before
+    assert core.image() == before
     core.send(messages[kind], uid=ALICE)
 
 

@@ -34,9 +34,9 @@ from purgatoryd.clients import (
     DaemonUnreachable,
     Denied,
     InvalidArgument,
+    Lagged,
     Purgatory,
     Remote,
-    SnapshotRequired,
     Subscriber,
 )
 from purgatoryd.clients.stream import Stream
@@ -420,7 +420,7 @@ def drain(stream: Stream) -> list[int | tuple[int, int]]:
     while True:
         try:
             notice = stream.pop()
-        except SnapshotRequired as lost:
+        except Lagged as lost:
             found.append((lost.first_lost, lost.last_lost))
             continue
         if notice is None:

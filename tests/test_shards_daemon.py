@@ -35,6 +35,7 @@ from purgatoryd.clients import (
     CancelResult,
     Client,
     DaemonError,
+    Lagged,
     MessageRefused,
     Notice,
     Partitioned,
@@ -42,7 +43,6 @@ from purgatoryd.clients import (
     Purgatory,
     PurgatorydError,
     ShardUnavailable,
-    SnapshotRequired,
     Status,
     Subscriber,
     WrongShard,
@@ -618,7 +618,7 @@ def test_another_number_of_shards_sends_nothing_twice(
 
 def hear(
     many: PartitionedClient, notices: Subscriber, heard: list[Notice], word: str
-) -> list[SnapshotRequired]:
+) -> list[Lagged]:
     """Has 40 timers fire, hears until all have come, and returns what was said to be lost."""
     missing = {f"{word}{i}" for i in range(40)}
     assert many.add_many([(key, 0.0) for key in missing]).ok
@@ -626,7 +626,7 @@ def hear(
     while missing:
         try:
             notice = notices.get(timeout=30)
-        except SnapshotRequired as told:
+        except Lagged as told:
             lost.append(told)
             continue
         assert notice is not None
@@ -638,7 +638,7 @@ def hear(
 def next_of(notices: Subscriber) -> Notice:
     """The next notice, whatever else is said to be lost."""
     while True:
-        with suppress(SnapshotRequired):
+        with suppress(Lagged):
             notice = notices.get(timeout=30)
             assert notice is not None
             return notice

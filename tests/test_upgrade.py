@@ -32,7 +32,7 @@ from stored_arena import ARENAS, EXPORTS, WALS, Stored, StoredExport, StoredWal
 
 from purgatoryd.cli.arena import infos
 from purgatoryd.cli.exits import Exit
-from purgatoryd.clients import Client, Notice, Purgatory, SnapshotRequired, Subscriber
+from purgatoryd.clients import Client, Lagged, Notice, Purgatory, Subscriber
 from purgatoryd.clients.stream import Stream
 from purgatoryd.shm_layout import shm, wire
 from purgatoryd.shm_layout._core import lib
@@ -512,7 +512,7 @@ def popped(stream: Stream) -> tuple[object, int] | None:
     """(key, sequence) of the next notice, or the range that is lost."""
     try:
         notice = stream.pop()
-    except SnapshotRequired as lost:
+    except Lagged as lost:
         return lost.first_lost, lost.last_lost
     return None if notice is None else (notice.key, notice.seq)
 

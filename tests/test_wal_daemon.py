@@ -43,6 +43,7 @@ from purgatoryd.clients import (
     CancelResult,
     Client,
     DaemonError,
+    Lagged,
     NotDurable,
     Notice,
     NoWal,
@@ -50,7 +51,6 @@ from purgatoryd.clients import (
     PurgatorydError,
     QuotaExceeded,
     SessionExpired,
-    SnapshotRequired,
     Subscriber,
     TimerInfo,
     WalStopped,
@@ -104,7 +104,7 @@ def collect(subscriber: Subscriber, tickets: set[int]) -> dict[int, Notice]:
     """Notices until each of these tickets has come; others are left out."""
     found: dict[int, Notice] = {}
     while missing := tickets - found.keys():
-        with contextlib.suppress(SnapshotRequired):  # the stream is another one now
+        with contextlib.suppress(Lagged):  # the stream is another one now
             notice = subscriber.get(PATIENCE_S)
             assert notice is not None, f"{len(missing)} of {len(tickets)} did not come"
             if notice.ticket in tickets:
@@ -253,7 +253,7 @@ def test_a_subscriber_learns_that_the_stream_is_another_one(daemon: StartDaemon,
         reboot(real)
         real.start()
         assert Reader.attach(real.paths).stream_id != stream_id
-        with pytest.raises(SnapshotRequired) as caught:
+        with pytest.raises(Lagged) as caught:
             subscriber.get(PATIENCE_S)
         assert (caught.value.first_lost, caught.value.last_lost) == (first.seq + 1, 0)
         second = subscriber.get(PATIENCE_S)
@@ -352,7 +352,7 @@ def new_stream(subscriber: Subscriber, wanted: set[int]) -> list[int]:
             notice = subscriber.get(PATIENCE_S)
             assert notice is not None
             tickets.append(notice.ticket)
-        except SnapshotRequired:
+        except Lagged:
             tickets.clear()
     return tickets
 

@@ -20,7 +20,7 @@ from purgatoryd.clients.session import Batch, Query, Session
 from purgatoryd.clients.stream import Stream
 from purgatoryd.clients.times import boot_now_ns
 from purgatoryd.shm_layout import keys, wire
-from purgatoryd.shm_layout.errors import DaemonError, PurgatorydError, SnapshotRequired
+from purgatoryd.shm_layout.errors import DaemonError, Lagged, PurgatorydError
 from purgatoryd.shm_layout.layout import NOTICE_MAGIC, WIRE_VERSION, Message
 from purgatoryd.shm_layout.wire import Reply
 
@@ -78,7 +78,7 @@ def notices(data: bytes) -> None:
 
 def _take_all(stream: Stream) -> None:
     while True:
-        with suppress(SnapshotRequired):
+        with suppress(Lagged):
             if stream.pop() is None:
                 return
 
