@@ -40,8 +40,8 @@ def ship_command(
     """Bring sealed segments and snapshots into the lake, each once, oldest first.
 
     Of a deployment those of all its shards, and of the shards that it had before. It may be killed
-    at any time and started again. The WAL is held for it by a mark, so no segment goes before
-    it is in the lake.
+    at any time and started again. The WAL is held for it by a retention hold, so no segment goes
+    before it is in the lake.
     """
     from purgatoryd.pipeline.extras import need
 

@@ -25,7 +25,7 @@ from purgatoryd.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from purgatoryd.shm_layout.marks import Mark
+    from purgatoryd.shm_layout.retention_holds import RetentionHold
     from purgatoryd.shm_layout.wal import Frame, Walk
 
 _WAL: dict[str, Any] = {
@@ -307,54 +307,55 @@ def verify_command(name: str, wal_dir: Path, as_json: bool) -> int:
     return Exit.DONE
 
 
-# ---- marks -----------------------------------------------------------------------------------
+# ---- retention holds -------------------------------------------------------------------------
 
 
-@wal_command.command("mark", cls=Command)
+@wal_command.command("hold", cls=Command)
 @name_option
 @wal_option
 @click.option("--cap", type=units.Size(), default=0, help="Drop it when it holds back more.")
-@click.argument("mark")
+@click.argument("hold")
 @click.argument("lsn", type=click.IntRange(1, 2**64 - 1))
 @json_option
-def mark_command(name: str, wal_dir: Path, cap: int, mark: str, lsn: int, as_json: bool) -> None:
-    """Hold the WAL from LSN on for a reader, under the name MARK; again to move it."""
-    from purgatoryd.shm_layout.marks import Mark, set_mark
+def hold_command(name: str, wal_dir: Path, cap: int, hold: str, lsn: int, as_json: bool) -> None:
+    """Hold the WAL from LSN on for a reader, under the name HOLD; again to move it."""
+    from purgatoryd.shm_layout.retention_holds import RetentionHold, set_hold
 
-    held = Mark(mark, lsn, cap)
-    set_mark(folder(wal_dir, name), held, there=True)
-    emit(mark_record(held), f"{mark} holds the WAL from {lsn} on", as_json)
+    held = RetentionHold(hold, lsn, cap)
+    set_hold(folder(wal_dir, name), held, there=True)
+    emit(hold_record(held), f"{hold} holds the WAL from {lsn} on", as_json)
 
 
-def mark_record(mark: Mark) -> dict[str, Any]:
-    """A mark in JSON, and in the table."""
+def hold_record(hold: RetentionHold) -> dict[str, Any]:
+    """A retention hold in JSON, and in the table."""
     return {
-        "mark": mark.name, "lsn": mark.lsn, "cap_bytes": mark.cap_bytes, "dropped": mark.dropped
+        "hold": hold.name, "lsn": hold.lsn, "cap_bytes": hold.cap_bytes, "dropped": hold.dropped
     }  # fmt: skip
 
 
-@wal_command.command("unmark", cls=Command)
+@wal_command.command("release", cls=Command)
 @name_option
 @wal_option
-@click.argument("mark")
+@click.argument("hold")
 @json_option
-def unmark_command(name: str, wal_dir: Path, mark: str, as_json: bool) -> int:
-    """Hold nothing for MARK any more; exit code 1 if there is no such mark."""
-    from purgatoryd.shm_layout.marks import remove_mark
+def release_command(name: str, wal_dir: Path, hold: str, as_json: bool) -> int:
+    """Release HOLD; exit code 1 if there is no such retention hold."""
+    from purgatoryd.shm_layout.retention_holds import remove_hold
 
-    found = remove_mark(folder(wal_dir, name), mark)
+    found = remove_hold(folder(wal_dir, name), hold)
     told = "removed" if found else "unknown"
-    emit({"mark": mark, "unmark": told}, f"{mark}: {told}", as_json)
+    emit({"hold": hold, "release": told}, f"{hold}: {told}", as_json)
     return Exit.DONE if found else Exit.NEGATIVE
 
 
-@wal_command.command("marks", cls=Command)
+@wal_command.command("holds", cls=Command)
 @name_option
 @wal_option
 @json_option
-def marks_command(name: str, wal_dir: Path, as_json: bool) -> None:
-    """List the marks. A dropped one held back more than its cap, and holds nothing now."""
-    from purgatoryd.shm_layout.marks import read_marks
+def holds_command(name: str, wal_dir: Path, as_json: bool) -> None:
+    """List the retention holds. A dropped one held back more than its cap, and holds nothing
+    now."""
+    from purgatoryd.shm_layout.retention_holds import read_holds
 
-    marks = read_marks(folder(wal_dir, name)).values()
-    show([mark_record(mark) for mark in marks], f"marks of {name}", as_json)
+    holds = read_holds(folder(wal_dir, name)).values()
+    show([hold_record(hold) for hold in holds], f"retention holds of {name}", as_json)

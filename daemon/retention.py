@@ -1,7 +1,7 @@
 """Which files of a WAL may go.
 
 Recovery needs the two newest snapshots and every segment from the older one's start on.
-Beyond that, readers hold segments by marks, and settings keep them for an age or a size.
+Beyond that, readers keep segments by retention holds, and settings keep them for an age or a size.
 Only the oldest ones go, so what stays has no hole.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from purgatoryd.shm_layout.files import sync_directory
-from purgatoryd.shm_layout.marks import Mark, changing_marks, read_marks
+from purgatoryd.shm_layout.retention_holds import RetentionHold, changing_holds, read_holds
 from purgatoryd.shm_layout.wal import File, segments, snapshots
 
 SNAPSHOTS_KEPT = 2
@@ -21,7 +21,7 @@ SNAPSHOTS_KEPT = 2
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """The settings; 0 = no more than recovery and marks need."""
+    """The settings; 0 = no more than recovery and retention holds need."""
 
     age_ns: int
     bytes: int
@@ -38,23 +38,23 @@ def bytes_from(files: Sequence[File], lsn: int) -> int:
     return sum(file.bytes for file, end in _with_ends(files) if end > lsn)
 
 
-def over_cap(files: Sequence[File], marks: Iterable[Mark]) -> list[Mark]:
-    """Marks that hold back more than they may."""
+def over_cap(files: Sequence[File], holds: Iterable[RetentionHold]) -> list[RetentionHold]:
+    """Retention holds that hold back more than they may."""
     return [
-        mark
-        for mark in marks
-        if mark.cap_bytes and not mark.dropped and bytes_from(files, mark.lsn) > mark.cap_bytes
+        hold
+        for hold in holds
+        if hold.cap_bytes and not hold.dropped and bytes_from(files, hold.lsn) > hold.cap_bytes
     ]
 
 
 def removable(
-    files: Sequence[File], needed: int, marks: Iterable[Mark], keep: Keep, wall_ns: int
+    files: Sequence[File], needed: int, holds: Iterable[RetentionHold], keep: Keep, wall_ns: int
 ) -> list[File]:
     """The segments that nobody needs, oldest first; the newest one always stays.
 
     `needed`: the first record for recovery; `wall_ns`: now, to compare with the files' times.
     """
-    needed = min([needed, *(mark.lsn for mark in marks if not mark.dropped)])
+    needed = min([needed, *(hold.lsn for hold in holds if not hold.dropped)])
     gone = []
     for file, end in _with_ends(files):
         young = keep.age_ns > 0 and wall_ns - file.wall_ns < keep.age_ns
@@ -75,16 +75,17 @@ def _with_ends(files: Sequence[File]) -> list[tuple[File, int]]:
 
 def is_untidy(directory: Path, keep: Keep) -> bool:
     """True if tidy() would have something to do."""
-    marks = read_marks(directory).values()
-    return bool(over_cap(segments(directory), marks) or _gone(directory, marks, keep))
+    holds = read_holds(directory).values()
+    return bool(over_cap(segments(directory), holds) or _gone(directory, holds, keep))
 
 
-def tidy(directory: Path, keep: Keep) -> list[Mark]:
-    """Drops marks over their caps, removes what nobody needs; returns the marks."""
-    with changing_marks(directory) as marks:
-        dropped = over_cap(segments(directory), marks.values())
-        marks |= {mark.name: replace(mark, dropped=True) for mark in dropped}
-        gone = _gone(directory, marks.values(), keep)
+def tidy(directory: Path, keep: Keep) -> list[RetentionHold]:
+    """Drops retention holds over their caps, removes what nobody needs; returns the dropped
+    ones."""
+    with changing_holds(directory) as holds:
+        dropped = over_cap(segments(directory), holds.values())
+        holds |= {hold.name: replace(hold, dropped=True) for hold in dropped}
+        gone = _gone(directory, holds.values(), keep)
         for file in gone:
             file.path.unlink()
     if gone:
@@ -92,7 +93,7 @@ def tidy(directory: Path, keep: Keep) -> list[Mark]:
     return dropped
 
 
-def _gone(directory: Path, marks: Iterable[Mark], keep: Keep) -> list[File]:
+def _gone(directory: Path, holds: Iterable[RetentionHold], keep: Keep) -> list[File]:
     kept = snapshots(directory)
-    old = removable(segments(directory), needed_lsn(kept), marks, keep, time.time_ns())
+    old = removable(segments(directory), needed_lsn(kept), holds, keep, time.time_ns())
     return old + kept[:-SNAPSHOTS_KEPT]

@@ -42,7 +42,7 @@ from purgatoryd.shm_layout.wal import (
 MODE = 0o700
 """Of the folder: every key and payload is in it, and whoever may open it may lock it."""
 BEATS_PER_LOOK = 60
-"""How often, in heartbeats, ages and marks are looked at when no segment was filled."""
+"""How often, in heartbeats, ages and retention holds are looked at when no segment was filled."""
 METRICS_NS = 60_000_000_000
 """How often the histograms are recorded."""
 SET_ASIDE = ".damaged"

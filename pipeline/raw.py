@@ -1,7 +1,7 @@
 """Raw ingest: WALs brought into a lake by Spark, where no `ship` ran.
 
-The rows, the manifests, the mark and what a kill leaves behind are those of ship.py. Only that
-format("purgatoryd") decodes the files, a task for each, on hosts that reach WAL and lake; here
+The rows, the manifests, the retention hold and what a kill leaves behind are those of ship.py. Only
+that format("purgatoryd") decodes the files, a task for each, on hosts that reach WAL and lake; here
 they are walked once, for their names and checksums.
 """
 

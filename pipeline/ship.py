@@ -34,8 +34,8 @@ from purgatoryd.pipeline.schemas import BRONZE as BRONZE_TABLE
 from purgatoryd.pipeline.sources import Source, openings, present, refuse_open_end, sealed
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.errors import BadPath, PurgatorydError
-from purgatoryd.shm_layout.marks import Mark, read_marks, set_mark
 from purgatoryd.shm_layout.origins import read_origins
+from purgatoryd.shm_layout.retention_holds import RetentionHold, read_holds, set_hold
 from purgatoryd.shm_layout.wal import Walk, segments
 
 T = TypeVar("T")
@@ -146,7 +146,7 @@ class Shipper:
         self._lake = lake
         self._node = node
         self._pace = (pace or Pace(0)).wait
-        self._mark = mark_name(lake)
+        self._hold_name = hold_name(lake)
         self._decoder = Decoder(node)
         self._named: dict[str, int] = {}  # how many names were learnt when each daemon's were saved
         self._done: set[Identity] = set()
@@ -164,7 +164,7 @@ class Shipper:
         Names come first: a snapshot has those whose births are gone. Raises WalDamaged,
         WalMismatch for a file that cannot be read: nothing of it is in the lake then.
         """
-        if self._mark not in read_marks(self._directory):
+        if self._hold_name not in read_holds(self._directory):
             self._hold()
         found = self._new(self._sources())
         for one in found:
@@ -212,12 +212,12 @@ class Shipper:
         return self._lake.manifests(BRONZE, daemon)
 
     def _hold(self) -> None:
-        """Moves the mark to the first segment that is not in the lake."""
+        """Moves the retention hold to the first segment that is not in the lake."""
         done = {one.first_lsn for one in self._done if one.table == BRONZE}
         waiting = [file.lsn for file in segments(self._directory) if file.lsn not in done]
-        held = read_marks(self._directory).get(self._mark)
+        held = read_holds(self._directory).get(self._hold_name)
         if waiting and (held is None or held.dropped or held.lsn != waiting[0]):
-            set_mark(self._directory, Mark(self._mark, waiting[0]))
+            set_hold(self._directory, RetentionHold(self._hold_name, waiting[0]))
 
     def _read(self, one: Source) -> Any:
         """None: it is gone; of a segment the next one's manifest tells that."""
@@ -308,8 +308,8 @@ class Shipper:
         return 0 if any(one.identity.daemon == identity.daemon for one in older) else first
 
 
-def mark_name(lake: Lake) -> str:
-    """The mark by which a WAL is held for this lake."""
+def hold_name(lake: Lake) -> str:
+    """Name of the retention hold for this lake."""
     return f"ship-{zlib.crc32(str(lake.root.resolve()).encode()):08x}"
 
 

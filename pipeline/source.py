@@ -7,8 +7,8 @@ with from <= at < to), `payloads` (off: without them), `node` (this host's name 
 `files` (a JSON list of file names; all segments unless given), of a batch query `lake` (names are
 taken from there, which has them all, and not from the WAL's files; and a file is not opened if
 its manifest there says that it has no row of the range), and of a stream `max_rows` of a
-batch, which has whole segments and one at least, and `mark`, a name under which the WAL is held
-for what is not processed yet.
+batch, which has whole segments and one at least, and `retention_hold`, a name under which the WAL
+is held for what is not processed yet.
 
 There is no pushFilters: Spark keeps the reader that was pushed to with the relation, and later
 queries of it, or other branches of one query, get what the last push left (4.1 to 4.3).
@@ -62,7 +62,7 @@ from purgatoryd.shm_layout.errors import (
     WalDamaged,
     WalError,
 )
-from purgatoryd.shm_layout.marks import LSN_END, Mark, set_mark
+from purgatoryd.shm_layout.retention_holds import LSN_END, RetentionHold, set_hold
 from purgatoryd.shm_layout.wal import SEGMENT, File, Walk, segments
 
 _SCHEMA = BRONZE.arrow()
@@ -83,7 +83,7 @@ class Range(InputPartition):
 
 
 OPTIONS = (
-    "path", "columns", "payloads", "node", "from_us", "to_us", "files", "lake", "max_rows", "mark"
+    "path", "columns", "payloads", "node", "from_us", "to_us", "files", "lake", "max_rows", "retention_hold"
 )  # fmt: skip
 
 
@@ -100,7 +100,7 @@ class Settings:
     files: frozenset[str] | None
     lake: Path | None
     max_rows: int
-    mark: str
+    retention_hold: str
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Settings:
@@ -122,7 +122,7 @@ class Settings:
             None if files is None else _names(files),
             Path(options["lake"]).absolute() if "lake" in options else None,
             _rows(options.get("max_rows", "0")),
-            options.get("mark", ""),
+            options.get("retention_hold", ""),
         )
 
     def misses(self, told: Manifest) -> bool:
@@ -344,7 +344,7 @@ class WalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first, upto = start["lsn"], end["lsn"]
         oldest = min((file.lsn for file in files), default=upto)
         if first < upto and oldest > first:
-            what = "records went before the stream came to them; give it a mark"
+            what = "records went before the stream came to them; give it the option retention_hold"
             raise WalDamaged(str(self.settings.path), what, 0, 0, first, oldest - 1)
         wanted = [
             (source(file), source(after))
@@ -370,6 +370,6 @@ class WalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_range(self.settings, partition)
 
     def commit(self, end: dict[str, int]) -> None:
-        """Moves the mark: what is before `end` is not needed any more."""
-        if self.settings.mark:
-            set_mark(self.settings.path, Mark(self.settings.mark, end["lsn"]))
+        """Moves the retention hold: what is before `end` is not needed any more."""
+        if self.settings.retention_hold:
+            set_hold(self.settings.path, RetentionHold(self.settings.retention_hold, end["lsn"]))

@@ -17,7 +17,7 @@ from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.errors import BadPath, WalDamaged
 from purgatoryd.shm_layout.files import listed
 from purgatoryd.shm_layout.layout import WalkState
-from purgatoryd.shm_layout.marks import LSN_END
+from purgatoryd.shm_layout.retention_holds import LSN_END
 from purgatoryd.shm_layout.shards import generations_behind
 from purgatoryd.shm_layout.wal import SEGMENT, SNAPSHOT, File, Walk, segments, snapshots
 

@@ -40,7 +40,7 @@ def run(spark: SparkSession, wal: Path, checkpoint: Path, each: Any) -> None:
     """All that is sealed, as a stream that ends."""
     reader = spark.readStream.format("purgatoryd").options(node="node", max_rows="2000")
     query = (
-        reader.option("mark", "stream")
+        reader.option("retention_hold", "stream")
         .load(str(wal))
         .writeStream.foreachBatch(each)
         .option("checkpointLocation", str(checkpoint))

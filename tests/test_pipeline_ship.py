@@ -29,7 +29,7 @@ from purgatoryd.pipeline.decode import Decoder
 from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Lake
 from purgatoryd.pipeline.pace import Pace
 from purgatoryd.pipeline.schemas import BRONZE as BRONZE_TABLE
-from purgatoryd.pipeline.ship import Shipper, mark_name
+from purgatoryd.pipeline.ship import Shipper, hold_name
 from purgatoryd.pipeline.sources import names_of
 from purgatoryd.pipeline.tiers import Place, tiers
 from purgatoryd.shm_layout._core import lib
@@ -40,7 +40,7 @@ from purgatoryd.shm_layout.errors import (
     WalDamaged,
     WalMismatch,
 )
-from purgatoryd.shm_layout.marks import Mark, read_marks, set_mark
+from purgatoryd.shm_layout.retention_holds import RetentionHold, read_holds, set_hold
 from purgatoryd.shm_layout.wal import (
     SEGMENT,
     Frame,
@@ -353,7 +353,7 @@ def test_an_arena_in_the_middle_has_the_names_of_those_around_it(
 
 
 def test_in_a_folder_that_was_emptied_all_begins_anew(tmp_path: Path, lake: Lake) -> None:
-    """The mark, and the names; the exporter runs on meanwhile."""
+    """The retention hold, and the names; the exporter runs on meanwhile."""
     wal = tmp_path / "wal"
     wal.mkdir()
     shipper = Shipper(wal, lake, "node")
@@ -365,7 +365,7 @@ def test_in_a_folder_that_was_emptied_all_begins_anew(tmp_path: Path, lake: Lake
         arena = ww.Wal(uuid=bytes([number]) * 16)
         (wal / file_name(1, SEGMENT)).write_bytes(arena.segment(1, [records]))
         assert list(shipper.turn()) == []  # it is still written
-        assert [mark.lsn for mark in read_marks(wal).values()] == [1]
+        assert [hold.lsn for hold in read_holds(wal).values()] == [1]
         newest = wal / file_name(1 + len(records), SEGMENT)
         newest.write_bytes(arena.segment(1 + len(records), [[]], first_group=2))
         assert len(list(shipper.turn())) == 1
@@ -424,20 +424,20 @@ def test_two_do_not_ship_one_wal(stored: Path, lake: Lake) -> None:
 # ---- retention -------------------------------------------------------------------------------
 
 
-def test_the_mark_holds_what_is_not_in_the_lake(stored: Path, lake: Lake) -> None:
-    mark, files = mark_name(lake), segments(stored)
+def test_the_retention_hold_keeps_what_is_not_in_the_lake(stored: Path, lake: Lake) -> None:
+    hold, files = hold_name(lake), segments(stored)
     shipper = Shipper(stored, lake, "node")
     held = []
     for manifest in shipper.turn():
-        held.append(read_marks(stored)[mark].lsn)
+        held.append(read_holds(stored)[hold].lsn)
         assert manifest.table == OPENINGS or held[-1] > manifest.first_lsn
     shipper.close()
     assert held == sorted(held)
     assert held[0] == files[0].lsn
-    assert read_marks(stored)[mark].lsn == files[-1].lsn
-    set_mark(stored, Mark(mark, files[-1].lsn, dropped=True))
+    assert read_holds(stored)[hold].lsn == files[-1].lsn
+    set_hold(stored, RetentionHold(hold, files[-1].lsn, dropped=True))
     shipped(stored, lake)
-    assert not read_marks(stored)[mark].dropped
+    assert not read_holds(stored)[hold].dropped
 
 
 def test_segments_are_hot_then_both_then_in_the_lake(stored: Path, lake: Lake) -> None:

@@ -34,7 +34,7 @@ from purgatoryd.pipeline.source import Settings, WalReader, WalStream, read_rang
 from purgatoryd.pipeline.sources import openings
 from purgatoryd.pipeline.tiers import read_events, read_openings
 from purgatoryd.shm_layout.errors import BadPath, InvalidSetting, UnknownSetting, WalDamaged
-from purgatoryd.shm_layout.marks import read_marks
+from purgatoryd.shm_layout.retention_holds import read_holds
 from purgatoryd.shm_layout.wal import SEGMENT, file_name, segments
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "pipeline.md"
@@ -117,7 +117,7 @@ def test_ingest_of_raw_segments_gives_the_lake_that_ship_does(
             assert mine.bytes == ours.data(mine).stat().st_size
             assert bronze_rows(ours, mine) == bronze_rows(lake, other)
     assert ours.names(theirs[0].daemon).to_json() == lake.names(theirs[0].daemon).to_json()
-    assert {mark.lsn for mark in read_marks(wal).values()} == {segments(wal)[-1].lsn}
+    assert {hold.lsn for hold in read_holds(wal).values()} == {segments(wal)[-1].lsn}
     assert not list((raw_lake / "raw").rglob("*.parquet"))
     assert [path for path in raw_lake.rglob("*") if path.stat().st_mode & 0o077] == []
 
@@ -239,7 +239,7 @@ def test_a_stream_killed_at_each_step_of_a_batch_has_each_row_once(
         row for row in rows(raw(spark, wal)) if row[LSN] < upto
     ]
     assert max(map(len, batches(kept))) <= 2000
-    assert 1 < read_marks(wal)["stream"].lsn <= upto
+    assert 1 < read_holds(wal)["stream"].lsn <= upto
 
 
 LSN = BRONZE.names.index("lsn")

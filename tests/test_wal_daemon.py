@@ -957,31 +957,31 @@ def replace_until(fact: Callable[[], bool]) -> None:
         eventually(turn)
 
 
-def test_old_files_go_and_marks_hold_them(daemon: StartDaemon, wal: Path) -> None:
+def test_old_files_go_and_retention_holds_keep_them(daemon: StartDaemon, wal: Path) -> None:
     at, folder = ("--wal-dir", str(wal)), wal / "demo"
     real = daemon("demo", *wal_flags(wal, "--snapshot-segments", "1"))
-    told(real, "mark", "audit", "1", *at)
-    told(real, "mark", "slow", "1", "--cap", "1M", *at)
+    told(real, "hold", "audit", "1", *at)
+    told(real, "hold", "slow", "1", "--cap", "1M", *at)
     replace_until(lambda: "slow" in real.stderr and len(snapshots(folder)) == 2)
-    assert segments(folder)[0].lsn == 1, "the mark holds the first segment"
-    marks = [(mark["mark"], mark["dropped"]) for mark in told(real, "marks", *at)]
-    assert sorted(marks) == [("audit", False), ("slow", True)]
-    told(real, "unmark", "audit", *at)
-    assert command(real, "wal", "unmark", "audit", "--name", "demo", *at).returncode == 1
+    assert segments(folder)[0].lsn == 1, "the retention hold keeps the first segment"
+    holds = [(hold["hold"], hold["dropped"]) for hold in told(real, "holds", *at)]
+    assert sorted(holds) == [("audit", False), ("slow", True)]
+    told(real, "release", "audit", *at)
+    assert command(real, "wal", "release", "audit", "--name", "demo", *at).returncode == 1
     replace_until(lambda: segments(folder)[0].lsn > 1)
     newest = segments(folder)[-1].lsn
-    told(real, "mark", "late", str(newest), *at)
-    late = command(real, "wal", "mark", "late", "1", "--name", "demo", *at)
+    told(real, "hold", "late", str(newest), *at)
+    late = command(real, "wal", "hold", "late", "1", "--name", "demo", *at)
     assert late.returncode == 2
     assert "the oldest record" in late.stderr
-    early = command(real, "wal", "mark", "early", str(2**62), "--name", "demo", *at)
+    early = command(real, "wal", "hold", "early", str(2**62), "--name", "demo", *at)
     assert (early.returncode, "the next record" in early.stderr) == (2, True)
     following = following_lsn(segments(folder)[-1])
-    told(real, "mark", "next", str(following), *at)
-    told(real, "unmark", "next", *at)
-    assert told(real, "marks", *at) == [
-        {"mark": "slow", "lsn": 1, "cap_bytes": 2**20, "dropped": True},
-        {"mark": "late", "lsn": newest, "cap_bytes": 0, "dropped": False},
+    told(real, "hold", "next", str(following), *at)
+    told(real, "release", "next", *at)
+    assert told(real, "holds", *at) == [
+        {"hold": "slow", "lsn": 1, "cap_bytes": 2**20, "dropped": True},
+        {"hold": "late", "lsn": newest, "cap_bytes": 0, "dropped": False},
     ]
     eventually(lambda: len(snapshots(folder)) == 2)
     reboot(real)
@@ -1062,18 +1062,18 @@ def test_a_full_disk_stops_adds_and_not_the_daemon(daemon: StartDaemon, small_di
     real.stop()  # before its disk goes
 
 
-def test_a_disk_that_a_mark_fills_stops_adds_and_keeps_what_is_marked(
+def test_a_disk_that_a_retention_hold_fills_stops_adds_and_keeps_what_is_held(
     daemon: StartDaemon, small_disk: Path
 ) -> None:
     at, folder = ("--wal-dir", str(small_disk)), small_disk / "demo"
     real = daemon("demo", *wal_flags(small_disk, "--snapshot-segments", "1"))
-    told(real, "mark", "slow", "1", *at)
+    told(real, "hold", "slow", "1", *at)
     with pytest.raises((NotDurable, WalStopped)):
         replace_until(lambda: False)
     assert segments(folder)[0].lsn == 1
-    assert [mark["dropped"] for mark in told(real, "marks", *at)] == [False]
+    assert [hold["dropped"] for hold in told(real, "holds", *at)] == [False]
     real.kill()
-    told(real, "unmark", "slow", *at)
+    told(real, "release", "slow", *at)
     subprocess.run(["mount", "-o", "remount,size=256M", str(small_disk)], check=True)
     real.start()
     replace_until(lambda: segments(folder)[0].lsn > 1)

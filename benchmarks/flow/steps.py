@@ -101,7 +101,7 @@ def shipped(arguments: argparse.Namespace, folder: Path, lake: Path, events: int
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         rows, seconds = json.loads(done.stdout)
         found[name] = rows / seconds
-        (Path(arguments.wal_dir) / wal.NAME / "marks").unlink(missing_ok=True)
+        (Path(arguments.wal_dir) / wal.NAME / "retention_holds").unlink(missing_ok=True)
     shutil.rmtree(folder / "first")
     found["beside"] = beside.written(arguments.wal_dir / wal.NAME, folder)
     found["to_pyarrow"] = found["beside"] / found["warm"]

@@ -1,4 +1,4 @@
-"""Marks and retention: which files of a WAL may go, and who holds the others."""
+"""Retention holds: which files of a WAL may go, and who holds the others."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from purgatoryd.daemon.retention import (
 )
 from purgatoryd.shm_layout.errors import BadPath, InvalidName, InvalidSetting
 from purgatoryd.shm_layout.files import replace_durably, try_write, write_durably
-from purgatoryd.shm_layout.marks import (
+from purgatoryd.shm_layout.retention_holds import (
     FILE,
-    Mark,
-    read_marks,
-    remove_mark,
-    set_mark,
+    RetentionHold,
+    read_holds,
+    remove_hold,
+    set_hold,
 )
 from purgatoryd.shm_layout.wal import (
     SEGMENT,
@@ -46,34 +46,34 @@ def lsns(found: list[File]) -> list[int]:
     return [file.lsn for file in found]
 
 
-# ---- marks -----------------------------------------------------------------------------------
+# ---- retention holds -------------------------------------------------------------------------
 
 
-def test_marks_are_set_moved_and_removed(tmp_path: Path) -> None:
-    assert read_marks(tmp_path) == {}
-    set_mark(tmp_path, Mark("audit", 5))
-    set_mark(tmp_path, Mark("backfill", 7, cap_bytes=4096))
-    set_mark(tmp_path, Mark("audit", 9))
-    assert read_marks(tmp_path) == {
-        "audit": Mark("audit", 9),
-        "backfill": Mark("backfill", 7, cap_bytes=4096),
+def test_retention_holds_are_set_moved_and_removed(tmp_path: Path) -> None:
+    assert read_holds(tmp_path) == {}
+    set_hold(tmp_path, RetentionHold("audit", 5))
+    set_hold(tmp_path, RetentionHold("backfill", 7, cap_bytes=4096))
+    set_hold(tmp_path, RetentionHold("audit", 9))
+    assert read_holds(tmp_path) == {
+        "audit": RetentionHold("audit", 9),
+        "backfill": RetentionHold("backfill", 7, cap_bytes=4096),
     }
-    assert remove_mark(tmp_path, "audit")
-    assert not remove_mark(tmp_path, "audit")
-    assert set(read_marks(tmp_path)) == {"backfill"}
+    assert remove_hold(tmp_path, "audit")
+    assert not remove_hold(tmp_path, "audit")
+    assert set(read_holds(tmp_path)) == {"backfill"}
 
 
-def test_a_dropped_mark_holds_again_once_it_is_set(tmp_path: Path) -> None:
-    set_mark(tmp_path, Mark("slow", 1, 10, dropped=True))
-    set_mark(tmp_path, Mark("slow", 60, 10))
-    assert not read_marks(tmp_path)["slow"].dropped
+def test_a_dropped_retention_hold_counts_again_once_it_is_set(tmp_path: Path) -> None:
+    set_hold(tmp_path, RetentionHold("slow", 1, 10, dropped=True))
+    set_hold(tmp_path, RetentionHold("slow", 60, 10))
+    assert not read_holds(tmp_path)["slow"].dropped
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "x" * 65])
-def test_names_of_marks_have_bounds(name: str, tmp_path: Path) -> None:
+def test_names_of_retention_holds_have_bounds(name: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidName):
-        set_mark(tmp_path, Mark(name, 1))
-    assert read_marks(tmp_path) == {}
+        set_hold(tmp_path, RetentionHold(name, 1))
+    assert read_holds(tmp_path) == {}
 
 
 @pytest.mark.parametrize(
@@ -93,37 +93,37 @@ def test_names_of_marks_have_bounds(name: str, tmp_path: Path) -> None:
         b'[{"name": "a", "lsn": 1, "dropped": 1}]',
     ],
 )
-def test_a_foreign_file_of_marks_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_a_foreign_file_of_retention_holds_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(content)
-    with pytest.raises(BadPath, match="is no table of marks"):
-        set_mark(tmp_path, Mark("audit", 1))
+    with pytest.raises(BadPath, match="is no table of retention holds"):
+        set_hold(tmp_path, RetentionHold("audit", 1))
     assert (tmp_path / FILE).read_bytes() == content
 
 
-def test_a_folder_in_place_of_the_marks_is_refused(tmp_path: Path) -> None:
+def test_a_folder_in_place_of_the_retention_holds_is_refused(tmp_path: Path) -> None:
     (tmp_path / FILE).mkdir()
     with pytest.raises(BadPath, match="cannot be read"):
-        read_marks(tmp_path)
+        read_holds(tmp_path)
 
 
-def test_a_mark_that_is_refused_leaves_the_one_before(tmp_path: Path) -> None:
+def test_a_retention_hold_that_is_refused_leaves_the_one_before(tmp_path: Path) -> None:
     (tmp_path / file_name(10, SEGMENT)).touch()
-    set_mark(tmp_path, Mark("audit", 10), there=True)
+    set_hold(tmp_path, RetentionHold("audit", 10), there=True)
     with pytest.raises(InvalidSetting, match="at least 10"):
-        set_mark(tmp_path, Mark("audit", 9), there=True)
-    assert read_marks(tmp_path) == {"audit": Mark("audit", 10)}
+        set_hold(tmp_path, RetentionHold("audit", 9), there=True)
+    assert read_holds(tmp_path) == {"audit": RetentionHold("audit", 10)}
 
 
-def test_many_set_marks_at_once_and_none_is_lost(tmp_path: Path) -> None:
+def test_many_set_retention_holds_at_once_and_none_is_lost(tmp_path: Path) -> None:
     threads = [
-        threading.Thread(target=set_mark, args=(tmp_path, Mark(f"reader-{i}", i + 1)))
+        threading.Thread(target=set_hold, args=(tmp_path, RetentionHold(f"reader-{i}", i + 1)))
         for i in range(16)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert {mark.lsn for mark in read_marks(tmp_path).values()} == set(range(1, 17))
+    assert {hold.lsn for hold in read_holds(tmp_path).values()} == set(range(1, 17))
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -174,22 +174,26 @@ def test_what_is_before_goes_but_never_the_segment_with_the_needed_record() -> N
     assert lsns(removable(found, 10**6, [], NOTHING, 0)) == [1, 10, 20]
 
 
-def test_marks_hold_segments_until_they_are_dropped() -> None:
+def test_retention_holds_keep_segments_until_they_are_dropped() -> None:
     found = files(1, 10, 20, 30)
-    assert lsns(removable(found, 30, [Mark("m", 15)], NOTHING, 0)) == [1]
-    assert lsns(removable(found, 30, [Mark("m", 15, dropped=True)], NOTHING, 0)) == [1, 10, 20]
-
-
-def test_a_mark_over_its_cap_is_named() -> None:
-    found = files(1, 10, 20)
-    marks = [
-        Mark("a", 1, 299),
-        Mark("b", 1, 300),
-        Mark("c", 15, 200),
-        Mark("d", 1),
-        Mark("e", 1, 1, True),
+    assert lsns(removable(found, 30, [RetentionHold("m", 15)], NOTHING, 0)) == [1]
+    assert lsns(removable(found, 30, [RetentionHold("m", 15, dropped=True)], NOTHING, 0)) == [
+        1,
+        10,
+        20,
     ]
-    assert [mark.name for mark in over_cap(found, marks)] == ["a"]
+
+
+def test_a_retention_hold_over_its_cap_is_named() -> None:
+    found = files(1, 10, 20)
+    holds = [
+        RetentionHold("a", 1, 299),
+        RetentionHold("b", 1, 300),
+        RetentionHold("c", 15, 200),
+        RetentionHold("d", 1),
+        RetentionHold("e", 1, 1, True),
+    ]
+    assert [hold.name for hold in over_cap(found, holds)] == ["a"]
     assert bytes_from(found, 25) == 100
 
 
@@ -206,12 +210,12 @@ def test_a_folder_is_tidied(tmp_path: Path) -> None:
         (tmp_path / file_name(lsn, SEGMENT)).write_bytes(bytes(100))
     for lsn in (5, 15, 25):
         (tmp_path / file_name(lsn, SNAPSHOT)).write_bytes(b"")
-    set_mark(tmp_path, Mark("audit", 12))
-    set_mark(tmp_path, Mark("slow", 1, cap_bytes=350))
+    set_hold(tmp_path, RetentionHold("audit", 12))
+    set_hold(tmp_path, RetentionHold("slow", 1, cap_bytes=350))
     assert is_untidy(tmp_path, NOTHING)
-    assert tidy(tmp_path, NOTHING) == [Mark("slow", 1, 350)]
+    assert tidy(tmp_path, NOTHING) == [RetentionHold("slow", 1, 350)]
     assert lsns(segments(tmp_path)) == [10, 20, 30]
     assert lsns(snapshots(tmp_path)) == [15, 25]
-    assert read_marks(tmp_path)["slow"].dropped
+    assert read_holds(tmp_path)["slow"].dropped
     assert not is_untidy(tmp_path, NOTHING)
     assert tidy(tmp_path, NOTHING) == []
