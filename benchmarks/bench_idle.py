@@ -189,13 +189,13 @@ def timers_cancelled(owner: Purgatory, keys: list[str]) -> None:
 
 
 def watched(owner: Purgatory, keys: list[str], timeout_s: float) -> dict[str, int]:
-    """Arms operations, each with a watch key of its own; returns which level ends each."""
-    levels = {f"level:{key}": 1 for key in keys}
+    """Arms operations, each with a watch key of its own; returns which watermark ends each."""
+    watermarks = {f"watermark:{key}": 1 for key in keys}
     owner.watch_many(
-        (key, AllOf({level: 1}, own=[level]), timeout_s)
-        for key, level in zip(keys, levels, strict=True)
+        (key, AllOf({watermark: 1}, own=[watermark]), timeout_s)
+        for key, watermark in zip(keys, watermarks, strict=True)
     )
-    return levels
+    return watermarks
 
 
 def operations_satisfied(owner: Purgatory, keys: list[str]) -> None:

@@ -46,7 +46,7 @@ PROBER, DAEMON = 2, 1  # real-time priorities
 
 
 def condition(kind: str, n: int) -> AllOf | SumOf:
-    """Of the n-th watcher; targets rise, so that their order is not that of one level."""
+    """Of the n-th watcher; targets rise, so that their order is not that of one watermark."""
     if kind == "all":
         return AllOf({"hot": FAR + n})
     return SumOf({"hot": 0, "cold": 0}, at_least=FAR + n)
@@ -106,7 +106,9 @@ def urgent(pid: int, priority: int) -> Iterator[None]:
 # ---- advances that satisfy nobody ---------------------------------------------------------
 
 
-def cpu_of_advances(pid: int, rate: int, seconds: float, levels: Iterator[int]) -> dict[str, float]:
+def cpu_of_advances(
+    pid: int, rate: int, seconds: float, watermarks: Iterator[int]
+) -> dict[str, float]:
     """Shares of a core that the daemon takes: for the advances, and for as long without any."""
     before_s = cpu_seconds(pid)
     time.sleep(seconds)
@@ -114,7 +116,7 @@ def cpu_of_advances(pid: int, rate: int, seconds: float, levels: Iterator[int]) 
     with Purgatory(NAME, timeout=PATIENCE_S) as p:
         before_s, start_s = cpu_seconds(pid), time.monotonic()
         for n in range(int(rate * seconds) // CHUNK):
-            ended = p.advance_many([("hot", next(levels)) for _ in range(CHUNK)])
+            ended = p.advance_many([("hot", next(watermarks)) for _ in range(CHUNK)])
             if any(ended):
                 raise SystemExit("an advance that should reach nobody did")
             time.sleep(max(0.0, start_s + (n + 1) * CHUNK / rate - time.monotonic()))

@@ -212,7 +212,7 @@ def frame_text(frame: Frame) -> str:
 
     found = contents(frame)
     what = visible(found.name or "") if found.key is None else key_text(found.key)
-    shown = ("ticket", "topic", "position", "level", "row", "cause", "upto", "start_lsn",
+    shown = ("ticket", "topic", "position", "watermark", "row", "cause", "upto", "start_lsn",
              "session", "sequence", "count", "bucket_count")  # fmt: skip
     rest = " ".join(f"{n}={frame.fields[n]}" for n in shown if n in frame.fields)
     return f"{frame.lsn:>12} {frame.kind:<10} {what:<36} {rest}".rstrip()

@@ -37,7 +37,6 @@ from purgatoryd.shm_layout.errors import (
     InvalidRows,
     InvalidTime,
     Lagged,
-    LevelOverflow,
     LoadClosed,
     MessageRefused,
     NotDurable,
@@ -55,6 +54,7 @@ from purgatoryd.shm_layout.errors import (
     TableBroken,
     TooFar,
     WalStopped,
+    WatermarkOverflow,
     WrongShard,
 )
 from purgatoryd.shm_layout.layout import ANYBODY, Cause, LoadState, Status
@@ -105,7 +105,6 @@ __all__ = [
     "InvalidTime",
     "Lagged",
     "Ledger",
-    "LevelOverflow",
     "Load",
     "LoadClosed",
     "LoadState",
@@ -138,6 +137,7 @@ __all__ = [
     "TooFar",
     "WalStopped",
     "Watch",
+    "WatermarkOverflow",
     "When",
     "WrongShard",
 ]

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any, Self, TypeVar
 
 from purgatoryd.clients.aio import AsyncClient
-from purgatoryd.clients.conditions import AnyCondition, ByKey, check_level
+from purgatoryd.clients.conditions import AnyCondition, ByKey, check_watermark
 from purgatoryd.clients.core import QUEUE_LIMIT
 from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.operations import Book, Operation, Outcome
@@ -21,7 +21,7 @@ from purgatoryd.clients.purgatory import (
     Armed,
     Watch,
     check_error,
-    each_level,
+    each_watermark,
     pack_trigger,
     settle_book,
     watch_packer,
@@ -160,20 +160,22 @@ class AsyncPurgatory(AsyncClient):
 
     # ---- triggers --------------------------------------------------------------------------
 
-    async def advance(self, key: Key, level: int) -> int:
-        """Raises the key's level, as Purgatory.advance does."""
-        return await self._trigger(Op.ADVANCE_KEY, key, check_level(level))
+    async def advance(self, key: Key, watermark: int) -> int:
+        """Raises the key's watermark, as Purgatory.advance does."""
+        return await self._trigger(Op.ADVANCE_KEY, key, check_watermark(watermark))
 
-    async def advance_many(self, levels: ByKey[int] | Iterable[tuple[Key, int]]) -> list[int]:
+    async def advance_many(self, watermarks: ByKey[int] | Iterable[tuple[Key, int]]) -> list[int]:
         """Advances many keys, as Purgatory.advance_many does."""
-        pending = [await self._send(Op.ADVANCE_KEY, key, n) for key, n in each_level(levels)]
+        pending = [
+            await self._send(Op.ADVANCE_KEY, key, n) for key, n in each_watermark(watermarks)
+        ]
         for one in pending:
             await self._await(one, None)
         return [one.outcome() for one in pending]
 
     async def bump(self, key: Key, n: int = 1) -> int:
-        """Adds to the key's level, as Purgatory.bump does."""
-        return await self._trigger(Op.BUMP, key, check_level(n))
+        """Adds to the key's watermark, as Purgatory.bump does."""
+        return await self._trigger(Op.BUMP, key, check_watermark(n))
 
     async def fail(self, key: Key, code: int) -> int:
         """Fails the key's operations, as Purgatory.fail does."""
@@ -184,7 +186,7 @@ class AsyncPurgatory(AsyncClient):
         return (await self._call(Op.CLEAR, key)).status == Status.DONE
 
     async def forget(self, key: Key) -> bool:
-        """Forgets the key's level, as Purgatory.forget does."""
+        """Forgets the key's watermark, as Purgatory.forget does."""
         return (await self._call(Op.FORGET, key)).status == Status.DONE
 
     async def cancel_for_key(self, key: Key) -> list[Key]:

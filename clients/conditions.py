@@ -13,19 +13,19 @@ from uuid import UUID
 
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import InvalidCondition
-from purgatoryd.shm_layout.layout import LEVEL_MAX, WATCH_KEYS_MAX, Condition
+from purgatoryd.shm_layout.layout import WATCH_KEYS_MAX, WATERMARK_MAX, Condition
 from purgatoryd.shm_layout.wire import Key
 
 T = TypeVar("T")
 ByKey = Mapping[str, T] | Mapping[bytes, T] | Mapping[UUID, T] | Mapping[Key, T]
 """Something for each key; spelt out, because a mapping's type is strict about its keys."""
 
-_NOW = 2**64 - 1  # SUM's base: the key's level at arming
+_NOW = 2**64 - 1  # SUM's base: the key's watermark at arming
 
 
 @dataclass(frozen=True, slots=True)
 class AllOf:
-    """Every key's level is at least its target. `targets`: 1 to 1024 keys."""
+    """Every key's watermark is at least its target. `targets`: 1 to 1024 keys."""
 
     targets: ByKey[int]
     own: Collection[Key] = ()
@@ -33,7 +33,7 @@ class AllOf:
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """At least one key's level is at least its target. `targets`: 1 to 1024 keys."""
+    """At least one key's watermark is at least its target. `targets`: 1 to 1024 keys."""
 
     targets: ByKey[int]
     own: Collection[Key] = ()
@@ -43,8 +43,8 @@ class AnyOf:
 class SumOf:
     """What the keys gained over their bases, each at most `cap`, adds up to `at_least`.
 
-    `bases`: 1 to 1024 keys with the levels to count from; None = the level at arming. `cap`:
-    one for all keys, or one for each; None = no cap.
+    `bases`: 1 to 1024 keys with the watermarks to count from; None = the watermark at arming.
+    `cap`: one for all keys, or one for each; None = no cap.
     """
 
     bases: ByKey[int | None]
@@ -88,8 +88,8 @@ def encode(condition: AnyCondition) -> Encoded:
         raise InvalidCondition("must be AllOf, AnyOf, SumOf or When", condition)
     kind = Condition.ALL if isinstance(condition, AllOf) else Condition.ANY
     targets = _mapping(condition.targets)
-    levels = [check_level(v) for v in targets.values()]
-    return _encoded(kind, 0, tuple(targets), levels, condition.own)
+    watermarks = [check_watermark(v) for v in targets.values()]
+    return _encoded(kind, 0, tuple(targets), watermarks, condition.own)
 
 
 def _encode_when(condition: When) -> Encoded:
@@ -111,30 +111,30 @@ def _mapping(given: object) -> Mapping[Key, Any]:
     return given
 
 
-def check_level(value: object) -> int:
-    """A level, target, base or cap. Raises InvalidCondition."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LEVEL_MAX:
-        raise InvalidCondition(f"a level must be an int from 0 to {LEVEL_MAX}", value)
+def check_watermark(value: object) -> int:
+    """A watermark, target, base or cap. Raises InvalidCondition."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= WATERMARK_MAX:
+        raise InvalidCondition(f"a watermark must be an int from 0 to {WATERMARK_MAX}", value)
     return value
 
 
 def _encode_sum(condition: SumOf) -> Encoded:
     given = _mapping(condition.bases)
     keys = tuple(given)
-    bases = [_NOW if b is None else check_level(b) for b in given.values()]
-    threshold, caps = check_level(condition.at_least), _caps(condition, keys)
+    bases = [_NOW if b is None else check_watermark(b) for b in given.values()]
+    threshold, caps = check_watermark(condition.at_least), _caps(condition, keys)
     return _encoded(Condition.SUM, threshold, keys, bases, condition.own, caps)
 
 
 def _caps(condition: SumOf, keys: tuple[Key, ...]) -> list[int]:
     if condition.cap is None:
-        return [LEVEL_MAX] * len(keys)
+        return [WATERMARK_MAX] * len(keys)
     if not isinstance(condition.cap, Mapping):
-        return [check_level(condition.cap)] * len(keys)
+        return [check_watermark(condition.cap)] * len(keys)
     cap = _mapping(condition.cap)
     if missing := [key for key in keys if key not in cap]:
         raise InvalidCondition("every key needs a cap", missing[0])
-    return [check_level(cap[key]) for key in keys]
+    return [check_watermark(cap[key]) for key in keys]
 
 
 def _encoded(

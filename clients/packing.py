@@ -18,7 +18,6 @@ from purgatoryd.shm_layout.errors import (
     Exists,
     Fenced,
     Full,
-    LevelOverflow,
     LoadClosed,
     PurgatorydError,
     QuotaExceeded,
@@ -26,6 +25,7 @@ from purgatoryd.shm_layout.errors import (
     Stopping,
     TooFar,
     WalStopped,
+    WatermarkOverflow,
     WrongShard,
 )
 from purgatoryd.shm_layout.layout import Op, Quota, Status
@@ -60,7 +60,7 @@ _REFUSED: dict[int, type[Refused]] = {
     Status.WAL: WalStopped,
     Status.WRONG_SHARD: WrongShard,
     Status.DUPLICATE: DuplicateWatchKey,
-    Status.OVERFLOW: LevelOverflow,
+    Status.OVERFLOW: WatermarkOverflow,
     Status.STOPPING: Stopping,
     Status.FENCED: Fenced,
     Status.CLOSED: LoadClosed,

@@ -19,7 +19,7 @@ import zmq
 
 from purgatoryd.clients import times
 from purgatoryd.clients.client import Client
-from purgatoryd.clients.conditions import AnyCondition, ByKey, When, check_level, encode
+from purgatoryd.clients.conditions import AnyCondition, ByKey, When, check_watermark, encode
 from purgatoryd.clients.core import QUEUE_LIMIT, Core
 from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.operations import Book, Operation, Outcome
@@ -91,12 +91,12 @@ def check_error(code: object) -> int:
     return code
 
 
-def each_level(levels: ByKey[int] | Iterable[tuple[Key, int]]) -> list[tuple[Key, int]]:
-    """(key, level) of what advance_many was given. Raises InvalidArgument."""
-    rows = list(levels.items() if isinstance(levels, Mapping) else levels)
-    for key, level in rows:
+def each_watermark(watermarks: ByKey[int] | Iterable[tuple[Key, int]]) -> list[tuple[Key, int]]:
+    """(key, watermark) of what advance_many was given. Raises InvalidArgument."""
+    rows = list(watermarks.items() if isinstance(watermarks, Mapping) else watermarks)
+    for key, watermark in rows:
         wire.encode_key(key)
-        check_level(level)
+        check_watermark(watermark)
     return rows
 
 
@@ -190,11 +190,12 @@ class Purgatory(Client):
 
     # ---- triggers --------------------------------------------------------------------------
 
-    def advance(self, key: Key, level: int) -> int:
-        """Raises the key's level to at least `level`; returns how many operations that ended."""
-        return self._trigger(Op.ADVANCE_KEY, key, check_level(level))
+    def advance(self, key: Key, watermark: int) -> int:
+        """Raises the key's watermark to at least `watermark`; returns how many operations that
+        ended."""
+        return self._trigger(Op.ADVANCE_KEY, key, check_watermark(watermark))
 
-    def advance_many(self, levels: ByKey[int] | Iterable[tuple[Key, int]]) -> list[int]:
+    def advance_many(self, watermarks: ByKey[int] | Iterable[tuple[Key, int]]) -> list[int]:
         """Advances many keys, in order; returns how many operations each ended.
 
         Raises InvalidArgument before anything is sent, DaemonError. Raises Refused for the
@@ -202,18 +203,18 @@ class Purgatory(Client):
         """
         self._core.admit()
         pending = []
-        for key, level in each_level(levels):
+        for key, watermark in each_watermark(watermarks):
             self._make_room(None)
             with self._packing:
-                pending.append(pack_trigger(self._core, Op.ADVANCE_KEY, key, level))
+                pending.append(pack_trigger(self._core, Op.ADVANCE_KEY, key, watermark))
             self._leave()
         for one in pending:
             self._await(one, None)
         return [one.outcome() for one in pending]
 
     def bump(self, key: Key, n: int = 1) -> int:
-        """Adds `n` to the key's level, once; returns how many operations that ended."""
-        return self._trigger(Op.BUMP, key, check_level(n))
+        """Adds `n` to the key's watermark, once; returns how many operations that ended."""
+        return self._trigger(Op.BUMP, key, check_watermark(n))
 
     def fail(self, key: Key, code: int) -> int:
         """Fails the key's operations, and those to come until clear(); returns how many."""
@@ -224,7 +225,7 @@ class Purgatory(Client):
         return self._call(Op.CLEAR, key).status == Status.DONE
 
     def forget(self, key: Key) -> bool:
-        """Forgets the key's level, once nobody watches it. False if nothing is known of it."""
+        """Forgets the key's watermark, once nobody watches it. False if nothing is known of it."""
         return self._call(Op.FORGET, key).status == Status.DONE
 
     def cancel_for_key(self, key: Key) -> list[Key]:

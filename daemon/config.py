@@ -28,7 +28,7 @@ BOUNDS = {
     "sessions": (1, 65_535),
     "watches": (1, _ENTRIES_MAX),
     "watch_keys": (1, _ENTRIES_MAX),
-    "level_ttl_ns": (10**9, 10**9 * 86_400 * 365),
+    "watermark_ttl_ns": (10**9, 10**9 * 86_400 * 365),
     "inbox": (1, _ENTRIES_MAX),
     "budget": (1, 2**20),
     "accounts": (1, 65_535),
@@ -83,9 +83,9 @@ class Config:
     watches: int = 131_072
     """Records of the purgatory: one per watch key of each operation."""
     watch_keys: int = 65_536
-    """Watch keys whose levels are remembered."""
-    level_ttl_ns: int = 600 * 10**9
-    """How long a level outlives its last change and its last watcher."""
+    """Watch keys whose watermarks are remembered."""
+    watermark_ttl_ns: int = 600 * 10**9
+    """How long a watermark outlives its last change and its last watcher."""
     inbox: int = 16_384
     """Unacknowledged outcomes that one session may have before its watches get BUSY."""
     clock: Literal["real", "virtual"] = "real"

@@ -186,7 +186,7 @@ class Reaper:
         self._next_beat_ns = real_ns + self._beat_ns
         self._sent += self._lanes.publish(self.arena.tails(real_ns - TAILS_FOR_NS))
         self.arena.inbox_again(0, real_ns - INBOX_AGAIN_NS)
-        self._unswept = min(SWEEP_PER_BEAT, self.arena.levels_to_sweep)
+        self._unswept = min(SWEEP_PER_BEAT, self.arena.watermarks_to_sweep)
         self.arena.sweep_loads(real_ns, self._load_ttl_ns)
         self.arena.beat(real_ns, self._turns, self._wakeups, self._sent)
         self._placement.look(self.arena)

@@ -177,7 +177,7 @@ def _route(old: ShardTable, new: ShardTable, shard: int, name: str, found: Censu
     if found.parked:
         where = f"the WAL of {old.daemon(shard)}"
         raise Unplaceable(name, f"has parked timers: their payloads are in {where}")
-    if was.partitions > 1 and (found.operations or found.outcomes or found.levels):
+    if was.partitions > 1 and (found.operations or found.outcomes or found.watermarks):
         raise Unplaceable(name, "has operations or watch keys, and its keys are divided")
     return Route(new.placements[name].shards, anew=was.partitions > 1)
 

@@ -80,7 +80,7 @@ OWN_ROWS = 1
 # Sizes that a fresh arena may have larger than the one whose records are redone in it.
 _ROOM = (
     "capacity", "payload_bytes", "replay_capacity", "replay_bytes_max", "namespaces", "topics",
-    "watches", "levels", "accounts", "loads", "load_blocks",
+    "watches", "watermarks", "accounts", "loads", "load_blocks",
 )  # fmt: skip
 NEW = ".new"
 REDONE = ".redone"
@@ -346,8 +346,8 @@ def _geometry(config: Config) -> dict[str, int]:
         "topics": config.topics + OWN_ROWS,
         "sessions": config.sessions,
         "watches": config.watches,
-        "levels": config.watch_keys,
-        "level_ttl_ns": config.level_ttl_ns,
+        "watermarks": config.watch_keys,
+        "watermark_ttl_ns": config.watermark_ttl_ns,
         "inbox_max": config.inbox,
         "accounts": config.accounts,
         "loads": config.loads,
@@ -448,8 +448,8 @@ def _current(arena: Arena | Previous) -> dict[str, int]:
         "topics": header.regions[lib.PG_R_TOPICS].count,
         "sessions": arena.session_rows,
         "watches": header.regions[lib.PG_R_WATCHES].count,
-        "levels": header.regions[lib.PG_R_LEVELS].count,
-        "level_ttl_ns": arena.purgatory.level_ttl_ns,
+        "watermarks": header.regions[lib.PG_R_WATERMARKS].count,
+        "watermark_ttl_ns": arena.purgatory.watermark_ttl_ns,
         "inbox_max": arena.purgatory.inbox_max,
         "accounts": header.regions[lib.PG_R_ACCOUNTS].count,
         "loads": header.regions[lib.PG_R_LOADS].count,

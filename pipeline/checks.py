@@ -86,7 +86,7 @@ TICKETS = (
     ),
 )  # fmt: skip
 
-LEVELS = tuple(
+WATERMARKS = tuple(
     Check(kind, wrong, "lsn", "cause")
     for kind, wrong in (
         ("condition_unmet", "cause = 'satisfied' AND NOT holds"),
@@ -94,11 +94,11 @@ LEVELS = tuple(
         ("failure_unfounded", "cause = 'failed' AND NOT failed"),
     )
 )
-REACHED = "(target = -1 OR (target >= 0 AND level >= target))"
+REACHED = "(target = -1 OR (target >= 0 AND watermark >= target))"
 """-1 stands for 2^64 - 1: it was reached before the record was written."""
 GAIN = (
-    "CAST(CASE WHEN base < 0 OR level <= base THEN 0 WHEN cap < 0 THEN level - base "
-    "ELSE least(cap, level - base) END AS decimal(20, 0))"
+    "CAST(CASE WHEN base < 0 OR watermark <= base THEN 0 WHEN cap < 0 THEN watermark - base "
+    "ELSE least(cap, watermark - base) END AS decimal(20, 0))"
 )
 HOLDS = (
     "CASE condition WHEN 'all' THEN all_reached WHEN 'any' THEN any_reached "
@@ -167,7 +167,7 @@ def all_checks(
     if "move" in kinds:
         yield of_moves(events)
     if "outcome" in kinds:
-        yield of_levels(events, opened)
+        yield of_watermarks(events, opened)
     if kinds & {"fire", "outcome", "entry"}:
         yield of_numbers(events, opened)
     if "sent" in kinds:
@@ -233,42 +233,42 @@ def of_moves(events: DataFrame) -> DataFrame:
     return judge(steps, [Check("moved_back", "due_ns <= before_ns", "lsn", "due_ns, before_ns")])
 
 
-# ---- levels ----------------------------------------------------------------------------------
+# ---- watermarks ----------------------------------------------------------------------------------
 
 
-def of_levels(events: DataFrame, opened: DataFrame) -> DataFrame:
-    """Conditions, computed once more from the levels as they stood when the operation ended."""
-    rows = events.where("kind IN ('watch', 'level', 'gone')").unionByName(opened)
+def of_watermarks(events: DataFrame, opened: DataFrame) -> DataFrame:
+    """Conditions, computed once more from the watermarks as they stood when the operation ended."""
+    rows = events.where("kind IN ('watch', 'watermark', 'gone')").unionByName(opened)
     watched = rows.where("kind = 'watch'").dropDuplicates([*KEYS, "ticket"]).select(
         *KEYS, "ticket", "condition", "threshold", F.explode("watch").alias("of")
     )  # fmt: skip
     ends = events.where("kind = 'outcome' AND cause <> 'cancelled' AND lsn > unsure_lsn")
     asked = ends.select(*KEYS, "ticket", "lsn", "cause").join(watched, [*KEYS, "ticket"])
     asked = asked.where("condition <> 'client'").select("*", "of.*").drop("of", "flags")
-    judged = _at_levels(asked, rows).groupBy(
+    judged = _at_watermarks(asked, rows).groupBy(
         *KEYS, "ticket", "lsn", "cause", "condition", "threshold"
     ).agg(
         F.expr(f"min({REACHED})").alias("all_reached"),
         F.expr(f"max({REACHED})").alias("any_reached"),
         F.expr(f"sum({GAIN})").alias("gained"),
         F.expr("max(failed)").alias("failed"),
-        F.expr("collect_list(struct(row, target, base, cap, level))").alias("keys"),
+        F.expr("collect_list(struct(row, target, base, cap, watermark))").alias("keys"),
     ).withColumn("holds", F.expr(HOLDS))  # fmt: skip
-    return judge(judged, LEVELS, "condition", "threshold", "keys")
+    return judge(judged, WATERMARKS, "condition", "threshold", "keys")
 
 
-def _at_levels(asked: DataFrame, rows: DataFrame) -> DataFrame:
-    """Each watch key that is asked for, with its level and whether it ever failed by then."""
-    levels = rows.where("kind IN ('level', 'gone')").select(
-        *KEYS, "row", "lsn", F.coalesce("level", F.lit(0)).alias("level"),
+def _at_watermarks(asked: DataFrame, rows: DataFrame) -> DataFrame:
+    """Each watch key that is asked for, with its watermark and whether it ever failed by then."""
+    watermarks = rows.where("kind IN ('watermark', 'gone')").select(
+        *KEYS, "row", "lsn", F.coalesce("watermark", F.lit(0)).alias("watermark"),
         F.expr("coalesce(error, 0) <> 0").alias("failed"), F.lit(False).alias("asked"),
     )  # fmt: skip
-    both = asked.withColumn("asked", F.lit(True)).unionByName(levels, allowMissingColumns=True)
+    both = asked.withColumn("asked", F.lit(True)).unionByName(watermarks, allowMissingColumns=True)
     until = Window.partitionBy(*KEYS, "row").orderBy("lsn")
     until = until.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     return both.select(
-        *(name for name in both.columns if name not in ("level", "failed")),
-        F.coalesce(F.last("level", ignorenulls=True).over(until), F.lit(0)).alias("level"),
+        *(name for name in both.columns if name not in ("watermark", "failed")),
+        F.coalesce(F.last("watermark", ignorenulls=True).over(until), F.lit(0)).alias("watermark"),
         F.coalesce(F.max("failed").over(until), F.lit(False)).alias("failed"),
     ).where("asked")
 

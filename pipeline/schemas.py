@@ -146,7 +146,7 @@ BRONZE = Table(
             ),
         ),
         Column("missing", "binary"),
-        Column("level", "long"),
+        Column("watermark", "long"),
         Column("row", "int"),
         *columns("long", "positions_from positions_upto built_ns handed_ns"),
         Column("count", "int"),

@@ -17,9 +17,9 @@ static inline void fetch_whole(const void *at, size_t bytes)
     fetch((const char *)at + bytes - 1);
 }
 
-static inline void fetch_level(const struct pg_arena *a, uint32_t row)
+static inline void fetch_watermark(const struct pg_arena *a, uint32_t row)
 {
-    fetch_whole(&a->levels[row], sizeof a->levels[row]);
+    fetch_whole(&a->watermarks[row], sizeof a->watermarks[row]);
 }
 
 static inline void fetch_watch(const struct pg_arena *a, uint32_t watch)
@@ -52,7 +52,7 @@ static uint32_t fetch_around(const struct pg_arena *a, uint32_t watch)
 {
     const struct pg_watch *w = &a->watches[watch];
     fetch_watch(a, w->sibling);
-    fetch_level(a, w->level);
+    fetch_watermark(a, w->key_row);
     fetch_watch(a, w->parent);
     fetch_watch(a, w->left);
     fetch_watch(a, w->right);
@@ -66,12 +66,12 @@ static void fetch_chains(const struct pg_arena *a, uint32_t *watches, uint32_t c
     for (uint32_t n = 0; n < CHAIN && count > 0; n++) {
         uint32_t rows[PG_AHEAD], left = 0;
         for (uint32_t i = 0; i < count; i++) {
-            rows[i] = a->watches[watches[i]].level;
+            rows[i] = a->watches[watches[i]].key_row;
             watches[i] = fetch_around(a, watches[i]);
         }
         for (uint32_t i = 0; i < count; i++) {
-            if (a->levels[rows[i]].first == a->levels[rows[i]].latest)
-                index_prefetch(&a->level_index, a->levels[rows[i]].hash);
+            if (a->watermarks[rows[i]].first == a->watermarks[rows[i]].latest)
+                index_prefetch(&a->watermark_index, a->watermarks[rows[i]].hash);
             if (watches[i] != PG_NIL)
                 watches[left++] = watches[i];
         }
@@ -107,18 +107,18 @@ void ahead_links(const struct pg_arena *a, const uint32_t *slots, uint32_t count
             fetch_watch(a, watches[found++] = first);
     }
     for (uint32_t i = 0; i < found; i++) {
-        const uint32_t row = a->watches[watches[i]].level;
-        if (row < a->level_rows)
-            fetch_level(a, rows[known++] = row);
+        const uint32_t row = a->watches[watches[i]].key_row;
+        if (row < a->watermark_rows)
+            fetch_watermark(a, rows[known++] = row);
     }
     for (uint32_t i = 0; i < known; i++)
-        fetch_watch(a, a->levels[rows[i]].latest);
+        fetch_watch(a, a->watermarks[rows[i]].latest);
     for (uint32_t i = 0; i < known; i++)
-        if (a->levels[rows[i]].latest != PG_NIL)
-            fetch_watch(a, a->watches[a->levels[rows[i]].latest].parent);
+        if (a->watermarks[rows[i]].latest != PG_NIL)
+            fetch_watch(a, a->watches[a->watermarks[rows[i]].latest].parent);
 }
 
-/* ---- levels ------------------------------------------------------------------------------ */
+/* ---- watermarks ------------------------------------------------------------------------------ */
 
 /* The slots of the first watchers that will be reached; returns how many. */
 static uint32_t first_reached(const struct pg_arena *a, const uint32_t *first,
@@ -131,19 +131,19 @@ static uint32_t first_reached(const struct pg_arena *a, const uint32_t *first,
     return ends;
 }
 
-void ahead_levels(const struct pg_arena *a, const uint32_t *hashes, const uint32_t *places,
+void ahead_watermarks(const struct pg_arena *a, const uint32_t *hashes, const uint32_t *places,
                   const uint64_t *reach, uint32_t count, uint32_t *rows)
 {
     uint32_t first[PG_AHEAD], slots[PG_AHEAD];
     struct probe at;
     for (uint32_t i = 0; i < count; i++) {
-        rows[places[i]] = index_first(&a->level_index, hashes[places[i]], &at);
+        rows[places[i]] = index_first(&a->watermark_index, hashes[places[i]], &at);
         if (rows[places[i]] != PG_NIL)
-            fetch_level(a, rows[places[i]]);
+            fetch_watermark(a, rows[places[i]]);
     }
     for (uint32_t i = 0; i < count; i++) {
         const uint32_t row = rows[places[i]];
-        first[i] = row == PG_NIL || reach[i] == 0 ? PG_NIL : a->levels[row].first;
+        first[i] = row == PG_NIL || reach[i] == 0 ? PG_NIL : a->watermarks[row].first;
         fetch_watch(a, first[i]);
     }
     ahead_ends(a, slots, first_reached(a, first, reach, count, slots));

@@ -30,11 +30,11 @@ struct pg_config {                /* what an arena is created with */
     uint32_t topics;
     uint32_t sessions;
     uint32_t watches;             /* records: a key of an operation each */
-    uint32_t levels;              /* watch keys */
+    uint32_t watermarks;          /* watch keys */
     uint32_t accounts;            /* uids that may have timers while uids have quotas */
     uint32_t loads;               /* bulk loads that are remembered; 0 = none can be */
     uint32_t load_blocks;         /* of PG_LOAD_BLOCK_ROWS of their rows each */
-    uint64_t level_ttl_ns;
+    uint64_t watermark_ttl_ns;
     uint64_t inbox_max;
     uint64_t wal_buffer_bytes;         /* of the WAL's ring, a power of two; 0 = no WAL */
     uint32_t page_size;
@@ -90,7 +90,7 @@ struct pg_route {                 /* of a namespace: which shards take it */
 struct pg_source {                /* an arena, attached with its private arena file and rebuilt */
     const struct pg_arena *arena;
     const struct pg_route *routes;            /* by row of its namespaces */
-    uint32_t *namespaces, *topics, *levels, *sessions, *loads;  /* scratch, by its rows */
+    uint32_t *namespaces, *topics, *watermarks, *sessions, *loads;  /* scratch, by its rows */
     uint64_t next;                /* scratch */
 };
 /* Copies what belongs to the shard of the fresh arena `to` out of all these; pg_rebuild must
@@ -102,7 +102,7 @@ int pg_gather(struct pg_arena *to, struct pg_source *sources, uint32_t count,
               struct pg_fault *why);
 
 struct pg_census {                /* what a namespace has in one arena */
-    uint64_t timers, parked, operations, outcomes, levels;
+    uint64_t timers, parked, operations, outcomes, watermarks;
     uint64_t notices;             /* not sent yet */
     uint64_t loads;
     uint64_t topics;
@@ -220,7 +220,7 @@ uint64_t pg_inbox(struct pg_arena *a, uint64_t *session, void *out, uint64_t out
 /* Sends everything again that was not acknowledged: of one session, or with session 0 of all
  * in which nothing was sent or acknowledged since `idle_since_boot_ns`. */
 void pg_inbox_again(struct pg_arena *a, uint64_t session, int64_t idle_since_boot_ns);
-/* Frees levels past their time to live, `budget` rows from *cursor on. */
+/* Frees watermarks past their time to live, `budget` rows from *cursor on. */
 void pg_sweep(struct pg_arena *a, int64_t real_boot_ns, uint32_t *cursor, uint32_t budget);
 
 /* ---- readers (scan.c): safe on a live arena ------------------------------------------ */
@@ -386,7 +386,7 @@ enum pg_long_column {
     PG_LC_AT_NS, PG_LC_TICKET, PG_LC_DEADLINE_NS, PG_LC_WALL_DEADLINE_NS, PG_LC_SENT_NS,
     PG_LC_RECEIVED_NS, PG_LC_APPLIED_NS, PG_LC_ARMED_NS, PG_LC_ADD_LSN, PG_LC_SESSION,
     PG_LC_ENDED_BOOT_NS, PG_LC_SEQUENCE, PG_LC_POSITION, PG_LC_REPLACED, PG_LC_THRESHOLD,
-    PG_LC_LEVEL, PG_LC_POSITIONS_FROM, PG_LC_POSITIONS_UPTO, PG_LC_BUILT_NS, PG_LC_HANDED_NS,
+    PG_LC_WATERMARK, PG_LC_POSITIONS_FROM, PG_LC_POSITIONS_UPTO, PG_LC_BUILT_NS, PG_LC_HANDED_NS,
     PG_LC_LOAD_ROW, PG_LC_PAYLOAD_BYTES,
     PG_LC_REPLACED_ADD_LSN, PG_LC_REPLACED_SESSION, PG_LC_REPLACED_SENT_NS,
     PG_LC_REPLACED_RECEIVED_NS, PG_LC_REPLACED_APPLIED_NS, PG_LC_REPLACED_ARMED_NS,

@@ -62,7 +62,7 @@ static bool config_bounded(const struct pg_config *c, struct pg_fault *why)
         {"topics", c->topics, 1, 65535},
         {"sessions", c->sessions, 1, 65535},
         {"watch records", c->watches, 1, PG_CAPACITY_MAX},
-        {"watch keys", c->levels, 1, PG_CAPACITY_MAX},
+        {"watch keys", c->watermarks, 1, PG_CAPACITY_MAX},
         {"accounts", c->accounts, 0, 65535},
         {"loads", c->loads, 0, 65535},
         {"blocks of rows of loads", c->load_blocks, 0, PG_CAPACITY_MAX},
@@ -121,8 +121,8 @@ static void plan_make(struct plan *p, const struct pg_config *c)
     plan_add(p, PG_R_NAME_INDEX, sizeof(uint32_t), name_cells(c));
     plan_add(p, PG_R_PURGATORY, sizeof(struct pg_purgatory), 1);
     plan_add(p, PG_R_WATCHES, sizeof(struct pg_watch), c->watches);
-    plan_add(p, PG_R_LEVELS, sizeof(struct pg_watched), c->levels);
-    plan_add(p, PG_R_LEVEL_INDEX, sizeof(struct pg_index_bucket), index_buckets(c->levels));
+    plan_add(p, PG_R_WATERMARKS, sizeof(struct pg_watched), c->watermarks);
+    plan_add(p, PG_R_WATERMARK_INDEX, sizeof(struct pg_index_bucket), index_buckets(c->watermarks));
     plan_add(p, PG_R_REPLAY_BUFFER, sizeof(struct pg_entry), c->replay_capacity);
     if (c->accounts != 0)
         plan_add(p, PG_R_ACCOUNTS, sizeof(struct pg_account), c->accounts);
@@ -201,8 +201,8 @@ static void handle_open_authoritative(struct pg_arena *a)
     a->purgatory = region(a, PG_R_PURGATORY);
     a->watches = region(a, PG_R_WATCHES);
     a->watch_rows = region_count(a, PG_R_WATCHES);
-    a->levels = region(a, PG_R_LEVELS);
-    a->level_rows = region_count(a, PG_R_LEVELS);
+    a->watermarks = region(a, PG_R_WATERMARKS);
+    a->watermark_rows = region_count(a, PG_R_WATERMARKS);
     if (region_count(a, PG_R_WAL_BUFFER) != 0) {
         a->wal_buffer = region(a, PG_R_WAL_BUFFER);
         a->ring = (uint8_t *)a->wal_buffer + PG_WAL_BUFFER_HEAD;
@@ -222,9 +222,9 @@ static void handle_open_derived(struct pg_arena *a)
     a->index = (struct key_index){region(a, PG_R_INDEX), region_count(a, PG_R_INDEX),
                                   index_id_bits((uint64_t)a->slots.capacity +
                                                 a->header->replay_capacity)};
-    a->level_index = (struct key_index){region(a, PG_R_LEVEL_INDEX),
-                                        region_count(a, PG_R_LEVEL_INDEX),
-                                        index_id_bits(a->level_rows)};
+    a->watermark_index = (struct key_index){region(a, PG_R_WATERMARK_INDEX),
+                                        region_count(a, PG_R_WATERMARK_INDEX),
+                                        index_id_bits(a->watermark_rows)};
     a->load_index = (struct key_index){region(a, PG_R_LOAD_INDEX),
                                        region_count(a, PG_R_LOAD_INDEX),
                                        index_id_bits(a->load_block_rows)};
@@ -319,9 +319,9 @@ int pg_create(struct pg_arena *a, void *arena, void *secret, const struct pg_con
     index_init(&a->index);
     blobs_init(&a->blobs);
     names_rebuild(a);
-    a->purgatory->level_ttl_ns = config->level_ttl_ns;
+    a->purgatory->watermark_ttl_ns = config->watermark_ttl_ns;
     a->purgatory->inbox_max = config->inbox_max;
-    levels_init(a);
+    watermarks_init(a);
     watches_init(a);
     loads_init(a);
     wal_buffer_init(a);
@@ -353,7 +353,7 @@ static struct pg_config config_of(const struct pg_header *h)
                               .namespaces = h->regions[PG_R_NAMESPACES].count,
                               .topics = h->regions[PG_R_TOPICS].count, .sessions = 1,
                               .watches = h->regions[PG_R_WATCHES].count,
-                              .levels = h->regions[PG_R_LEVELS].count,
+                              .watermarks = h->regions[PG_R_WATERMARKS].count,
                               .accounts = h->regions[PG_R_ACCOUNTS].count,
                               .loads = h->regions[PG_R_LOADS].count,
                               .load_blocks = h->regions[PG_R_LOAD_BLOCKS].count, .inbox_max = 1,
@@ -500,7 +500,7 @@ int pg_check(struct pg_arena *a, struct pg_fault *fault)
            wheel_check(&a->wheel, a->slots.capacity, (uint32_t)a->metrics->live, fault) &&
            names_check(a, fault) && timers_check(a, fault, &granules) &&
            quotas_check(a, fault) &&
-           replay_check(a, fault, &granules) && levels_check(a, fault, &granules) &&
+           replay_check(a, fault, &granules) && watermarks_check(a, fault, &granules) &&
            watches_check(a, fault) && operations_check(a, fault) && loads_check(a, fault) &&
            wal_buffer_check(a, fault) &&
            (a->secret == NULL || (sessions_check(a, fault, &granules) &&

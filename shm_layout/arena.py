@@ -624,10 +624,10 @@ class Arena(_Owned):
         lib.pg_inbox_again(self._a, session, idle_since_boot_ns)
 
     @property
-    def levels_to_sweep(self) -> int:
+    def watermarks_to_sweep(self) -> int:
         """Rows of watch keys; 0 while none is in use."""
-        rows = int(self.header.regions[lib.PG_R_LEVELS].count)
-        return rows if self.purgatory.free_levels < rows else 0
+        rows = int(self.header.regions[lib.PG_R_WATERMARKS].count)
+        return rows if self.purgatory.free_watermarks < rows else 0
 
     def sweep(self, real_boot_ns: int, budget: int) -> None:
         """Forgets watch keys past their time to live, looking at `budget` of them."""

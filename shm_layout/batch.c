@@ -9,9 +9,9 @@ struct group {
     uint32_t first, end;          /* numbers of the records */
     uint32_t keys[PG_AHEAD + 1];  /* of each: its first hash in key_hashes[]; last: the end */
     uint32_t arms;                /* records that may take a slot */
-    uint32_t level_count;
-    uint32_t levels[PG_AHEAD];    /* places in the group, of records on watch keys */
-    uint64_t reach[PG_AHEAD];     /* of each: up to which level it visits watchers */
+    uint32_t watermark_count;
+    uint32_t watermarks[PG_AHEAD];    /* places in the group, of records on watch keys */
+    uint64_t reach[PG_AHEAD];     /* of each: up to which watermark it visits watchers */
     uint32_t rows[PG_AHEAD];      /* by place: the row that the watch key may have */
     uint64_t scope;               /* of the key that was hashed last, and what it began with */
     struct hash_scope begin;
@@ -19,7 +19,7 @@ struct group {
 
 #define NO_SCOPE UINT64_MAX
 
-static bool of_level(unsigned op) { return op >= PG_OP_ADVANCE_KEY && op <= PG_OP_CANCEL_FOR_KEY; }
+static bool of_watermark(unsigned op) { return op >= PG_OP_ADVANCE_KEY && op <= PG_OP_CANCEL_FOR_KEY; }
 
 static uint64_t reach_of(const wire_record *r)
 {
@@ -50,7 +50,7 @@ static uint32_t watch_keys_hash(struct pg_arena *a, struct group *g, uint32_t ns
         const wire_watch_key *k = (const wire_watch_key *)at;
         at += sizeof *k;
         hashes[count] = group_hash(a, g, ns, k->key_type, at, k->key_len);
-        index_prefetch(&a->level_index, hashes[count++]);
+        index_prefetch(&a->watermark_index, hashes[count++]);
         at += k->key_len;
     }
     return count;
@@ -63,10 +63,10 @@ static uint32_t record_hash(struct pg_arena *a, struct group *g, const wire_reco
     const uint32_t ns = a->name_namespaces[r->name], place = n - g->first;
     a->hashes[n] = group_hash(a, g, ns, r->key_type, at, r->key_len);
     g->rows[place] = PG_NIL;
-    if (of_level(r->op)) {
-        g->levels[g->level_count] = place;
-        g->reach[g->level_count++] = reach_of(r);
-        index_prefetch(&a->level_index, a->hashes[n]);
+    if (of_watermark(r->op)) {
+        g->watermarks[g->watermark_count] = place;
+        g->reach[g->watermark_count++] = reach_of(r);
+        index_prefetch(&a->watermark_index, a->hashes[n]);
         return 0;
     }
     index_prefetch(&a->index, a->hashes[n]);
@@ -87,7 +87,7 @@ static void group_begin(struct pg_arena *a, const struct request *q, struct grou
                         const uint8_t *at)
 {
     uint32_t n = g->first;
-    g->level_count = g->arms = g->keys[0] = 0;
+    g->watermark_count = g->arms = g->keys[0] = 0;
     for (; n < q->frame.count && n < g->first + PG_AHEAD; n++) {
         const wire_record *r = record_at(q, n);
         uint32_t *keys = &g->keys[n - g->first];
@@ -97,7 +97,7 @@ static void group_begin(struct pg_arena *a, const struct request *q, struct grou
         at += record_bytes(r);
     }
     g->end = n;
-    ahead_levels(a, &a->hashes[g->first], g->levels, g->reach, g->level_count, g->rows);
+    ahead_watermarks(a, &a->hashes[g->first], g->watermarks, g->reach, g->watermark_count, g->rows);
 }
 
 /* ---- applying one record ------------------------------------------------------------------ */
@@ -129,7 +129,7 @@ static bool watch_apply(struct pg_arena *a, const struct step *s, struct pg_resu
 
 /* What such a record has found stands in the session's intent as long as it is under way. Cut
  * off by a kill or by the bound of a call it goes on with that, and with the answer so far:
- * intent[0] its number + 1, [1] its level or where its ended keys begin, [2] op, [3] row. */
+ * intent[0] its number + 1, [1] its watermark or where its ended keys begin, [2] op, [3] row. */
 static void intend(const struct step *s, uint64_t value, uint32_t row)
 {
     uint64_t *intent = s->session->intent;
@@ -146,12 +146,12 @@ static bool gives_birth(unsigned op)
 }
 
 /* PG_NIL: answered. */
-static uint32_t level_row(struct pg_arena *a, const struct step *s, struct pg_result *result)
+static uint32_t watermark_row(struct pg_arena *a, const struct step *s, struct pg_result *result)
 {
     unsigned status = PG_ST_UNKNOWN;
-    uint32_t row = level_find(a, &s->put.key);
+    uint32_t row = watermark_find(a, &s->put.key);
     if (row == PG_NIL && gives_birth(s->record->op))
-        row = level_born(a, &s->put.key, false, &status);
+        row = watermark_born(a, &s->put.key, false, &status);
     if (row == PG_NIL)
         answer(result, 0, status, 0);
     return row;
@@ -171,13 +171,13 @@ static bool extra_take(struct pg_arena *a, struct pg_reply_memory *m)
 }
 
 /* What the record is to do, computed once. False: answered. */
-static bool level_begin(struct pg_arena *a, const struct step *s, struct pg_result *result)
+static bool watermark_begin(struct pg_arena *a, const struct step *s, struct pg_result *result)
 {
-    const uint32_t row = level_row(a, s, result);
+    const uint32_t row = watermark_row(a, s, result);
     uint64_t value = s->record->value;
     if (row == PG_NIL)
         return false;
-    if (s->record->op == PG_OP_BUMP && __builtin_add_overflow(value, a->levels[row].level, &value))
+    if (s->record->op == PG_OP_BUMP && __builtin_add_overflow(value, a->watermarks[row].watermark, &value))
         value = UINT64_MAX;
     if (s->record->op == PG_OP_CANCEL_FOR_KEY && !extra_take(a, s->memory)) {
         answer(result, 0, PG_ST_FULL_PAYLOAD, 0);
@@ -185,7 +185,7 @@ static bool level_begin(struct pg_arena *a, const struct step *s, struct pg_resu
     }
     if (s->record->op == PG_OP_CANCEL_FOR_KEY)
         value = s->memory->extra_bytes;
-    if (value > PG_LEVEL_MAX) {
+    if (value > PG_WATERMARK_MAX) {
         answer(result, 0, PG_ST_OVERFLOW, 0);
         return false;
     }
@@ -212,15 +212,15 @@ static void cancel_for_key(struct pg_arena *a, const struct step *s, uint32_t ro
     STORE_RELEASE(&m->extra_bytes, (uint32_t)out.used);
 }
 
-static bool level_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
+static bool watermark_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
 {
     const uint64_t *intent = s->session->intent;
     const bool goes_on = intent[0] == s->n + 1ull;
-    if (!goes_on && !level_begin(a, s, result))
+    if (!goes_on && !watermark_begin(a, s, result))
         return true;
     const uint32_t row = (uint32_t)intent[3];
     /* It may have been forgotten with its last watcher, which this record ended before. */
-    const bool gone = goes_on && !level_has_key(a, row, &s->put.key);
+    const bool gone = goes_on && !watermark_has_key(a, row, &s->put.key);
     if (s->record->op == PG_OP_CANCEL_FOR_KEY) {
         cancel_for_key(a, s, gone ? PG_NIL : row, (uint32_t)intent[1], result);
         return true;
@@ -231,8 +231,8 @@ static bool level_apply(struct pg_arena *a, const struct step *s, struct pg_resu
     case PG_OP_ADVANCE_KEY:
     case PG_OP_BUMP: return operations_advance(a, row, intent[1], result);
     case PG_OP_FAIL: return operations_fail(a, row, (uint32_t)intent[1], result);
-    case PG_OP_CLEAR: level_clear(a, row); return true;
-    default: level_drop(a, row); return true;
+    case PG_OP_CLEAR: watermark_clear(a, row); return true;
+    default: watermark_drop(a, row); return true;
     }
 }
 
@@ -296,7 +296,7 @@ static bool op_apply(struct pg_arena *a, const struct step *s, struct pg_result 
     case PG_OP_CANCEL: return cancel_apply(a, s, result);
     case PG_OP_COMPLETE:
         return operations_complete(a, key, s->session->id, s->record->value, result);
-    default: return level_apply(a, s, result);
+    default: return watermark_apply(a, s, result);
     }
 }
 

@@ -10,7 +10,7 @@ static uint64_t mark(uint64_t kind, uint64_t x, uint64_t y, const void *bytes, s
     return keyed_hash(secret, kind, bytes, len);
 }
 
-enum { TOPIC = 1, TIMER, OPERATION, KEY, LEVEL, NOTICE, LOAD, BLOCK, SETTINGS, STREAM };
+enum { TOPIC = 1, TIMER, OPERATION, KEY, WATERMARK, NOTICE, LOAD, BLOCK, SETTINGS, STREAM };
 
 static uint64_t topic_mark(const struct pg_arena *a, uint32_t topic)
 {
@@ -44,12 +44,12 @@ static uint64_t timer_mark(const struct pg_arena *a, uint32_t slot)
     return mark(TIMER, h->ctl, (uint64_t)at, about, sizeof about);
 }
 
-/* Where the watchers of a SUM and of a CLIENT stand follows from the levels. */
+/* Where the watchers of a SUM and of a CLIENT stand follows from the watermarks. */
 static uint64_t watch_mark(const struct pg_arena *a, const struct pg_operation *op, uint32_t watch)
 {
     const struct pg_watch *w = &a->watches[watch];
-    const struct pg_watched *l = &a->levels[w->level];
-    const uint8_t *key = level_granules(l) == 0 ? l->key : blob_at(&a->blobs, level_blob(l));
+    const struct pg_watched *l = &a->watermarks[w->key_row];
+    const uint8_t *key = watermark_granules(l) == 0 ? l->key : blob_at(&a->blobs, watermark_blob(l));
     const bool target = op->condition == PG_C_ALL || op->condition == PG_C_ANY;
     return mark(KEY, l->key_type, target ? w->target : 0, key, l->key_len);
 }
@@ -100,16 +100,16 @@ static bool slots_census(const struct pg_arena *a, struct pg_census *rows, struc
 /* ---- the rest ----------------------------------------------------------------------------------
  * */
 
-static void levels_census(const struct pg_arena *a, struct pg_census *rows)
+static void watermarks_census(const struct pg_arena *a, struct pg_census *rows)
 {
-    for (uint32_t i = 0; i < a->level_rows; i++) {
-        const struct pg_watched *l = &a->levels[i];
+    for (uint32_t i = 0; i < a->watermark_rows; i++) {
+        const struct pg_watched *l = &a->watermarks[i];
         if (l->key_len == 0)
             continue;
-        const uint8_t *key = level_granules(l) == 0 ? l->key : blob_at(&a->blobs, level_blob(l));
+        const uint8_t *key = watermark_granules(l) == 0 ? l->key : blob_at(&a->blobs, watermark_blob(l));
         const uint64_t id = mark(KEY, l->key_type, 0, key, l->key_len);
-        rows[l->namespace_row].levels++;
-        rows[l->namespace_row].digest += mark(LEVEL, l->level, l->error, &id, sizeof id);
+        rows[l->namespace_row].watermarks++;
+        rows[l->namespace_row].digest += mark(WATERMARK, l->watermark, l->error, &id, sizeof id);
     }
 }
 
@@ -171,7 +171,7 @@ int pg_census(const struct pg_arena *a, struct pg_census *rows, struct pg_fault 
     memset(why, 0, sizeof *why);
     memset(rows, 0, a->namespace_rows * sizeof *rows);
     names_census(a, rows);
-    levels_census(a, rows);
+    watermarks_census(a, rows);
     notices_census(a, rows);
     loads_census(a, rows);
     return slots_census(a, rows, why);

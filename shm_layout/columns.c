@@ -373,15 +373,15 @@ static void outcome_row(const struct row *r, const void *body)
     put_bytes(r, PG_BC_MISSING, j + 1, (j->keys + 7u) / 8);
 }
 
-static void level_row(const struct row *r, const void *body)
+static void watermark_row(const struct row *r, const void *body)
 {
-    const struct pg_wal_level *j = body;
-    put(r, PG_LC_LEVEL, (int64_t)j->level);
+    const struct pg_wal_watermark *j = body;
+    put(r, PG_LC_WATERMARK, (int64_t)j->watermark);
     put_int(r, PG_IC_ROW, j->row);
     put_int(r, PG_IC_ERROR, j->error);
     put_int(r, PG_IC_FLAGS, j->flags);
     put_namespace(r, j->namespace_row);
-    if (j->flags & PG_L_BORN)
+    if (j->flags & PG_WM_BORN)
         put_key(r, j->key_type, j + 1, j->key_len);
 }
 
@@ -489,7 +489,7 @@ static const struct rule {
     [PG_WAL_ARM] = {arm_row, false}, [PG_WAL_MOVE] = {move_row, false},
     [PG_WAL_END] = {end_row, false}, [PG_WAL_FIRE] = {fire_row, false},
     [PG_WAL_SENT] = {sent_row, false}, [PG_WAL_WATCH] = {watch_row, false},
-    [PG_WAL_LEVEL] = {level_row, false}, [PG_WAL_GONE] = {gone_row, false},
+    [PG_WAL_WATERMARK] = {watermark_row, false}, [PG_WAL_GONE] = {gone_row, false},
     [PG_WAL_OUTCOME] = {outcome_row, false}, [PG_WAL_SESSION] = {session_row, false},
     [PG_WAL_HEAD] = {head_row, false}, [PG_WAL_ENTRY] = {entry_row, false},
     [PG_WAL_LAST] = {last_row, false}, [PG_WAL_OPENED] = {opened_row, true},

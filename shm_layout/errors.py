@@ -7,7 +7,7 @@ PurgatorydError
 |   +-- InvalidPayload               0..65536 bytes
 |   +-- InvalidTime                  delay or deadline
 |   +-- InvalidRows                  columns of a bulk call
-|   +-- InvalidCondition             keys, levels or threshold of an operation
+|   +-- InvalidCondition             keys, watermarks or threshold of an operation
 |   +-- InvalidSetting               a setting or an option is out of bounds
 |   +-- UnknownSetting               a setting or an option of another name
 |   +-- Partitioned                  not with a namespace whose keys are divided among shards
@@ -16,7 +16,7 @@ PurgatorydError
 |   +-- Full                         slots, payload bytes, namespaces, topics or tickets
 |   +-- TooFar                       the deadline is past 2^63 - 1 ns
 |   +-- DuplicateWatchKey            a watch key twice in one operation
-|   +-- LevelOverflow                a level past 2^63 - 1
+|   +-- WatermarkOverflow            a watermark past 2^63 - 1
 |   +-- Stopping                     the daemon waits for what is armed, and then stops
 |   +-- Denied                       the namespace has another owner
 |   +-- QuotaExceeded                of a namespace or a uid: timers, bytes, operations per second
@@ -336,13 +336,13 @@ class Stopping(Refused):
     why = "was refused because the daemon is about to stop"
 
 
-class LevelOverflow(Refused):
-    """A bump would raise the level of a watch key past 2^63 - 1.
+class WatermarkOverflow(Refused):
+    """A bump would raise the watermark of a watch key past 2^63 - 1.
 
-    The level is unchanged.
+    The watermark is unchanged.
     """
 
-    why = "was refused: its level would pass 2^63 - 1"
+    why = "was refused: its watermark would pass 2^63 - 1"
 
 
 class Denied(Refused):

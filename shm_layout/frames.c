@@ -12,7 +12,7 @@ static const uint16_t body_bytes[PG_WAL_TYPES] = {
     [PG_WAL_FIRE] = sizeof(struct pg_wal_fire),
     [PG_WAL_SENT] = sizeof(struct pg_wal_sent),
     [PG_WAL_WATCH] = sizeof(struct pg_wal_watch),
-    [PG_WAL_LEVEL] = sizeof(struct pg_wal_level),
+    [PG_WAL_WATERMARK] = sizeof(struct pg_wal_watermark),
     [PG_WAL_GONE] = sizeof(struct pg_wal_gone),
     [PG_WAL_OUTCOME] = sizeof(struct pg_wal_outcome),
     [PG_WAL_SESSION] = sizeof(struct pg_wal_session),
@@ -46,7 +46,7 @@ static uint64_t extra_bytes(const struct pg_frame_head *f)
     const struct pg_wal_arm *arm = body;
     const struct pg_wal_unpark *unpark = body;
     const struct pg_wal_watch *watch = body;
-    const struct pg_wal_level *level = body;
+    const struct pg_wal_watermark *watermark = body;
     const struct pg_wal_entry *entry = body;
     switch (f->type) {
     case PG_WAL_NAMESPACE: return ((const struct pg_wal_namespace *)body)->name_len;
@@ -57,7 +57,7 @@ static uint64_t extra_bytes(const struct pg_frame_head *f)
     case PG_WAL_MOVE: return wal_row_bytes(((const struct pg_wal_move *)body)->in_load);
     case PG_WAL_WATCH:
         return wal_watch_extra(watch->keys, (uint64_t)watch->key_len + watch->payload_len);
-    case PG_WAL_LEVEL: return level->flags & PG_L_BORN ? level->key_len : 0;
+    case PG_WAL_WATERMARK: return watermark->flags & PG_WM_BORN ? watermark->key_len : 0;
     case PG_WAL_OUTCOME: return (((const struct pg_wal_outcome *)body)->keys + 7u) / 8;
     case PG_WAL_ENTRY: return (uint64_t)entry->key_len + entry->payload_len;
     case PG_WAL_OPENED: return ((const struct pg_wal_opened *)body)->name_len;
@@ -167,12 +167,12 @@ struct pg_wal_watch wal_watch_of(const struct pg_arena *a, uint32_t slot, const 
                                .key_len = c->key_len, .key_type = c->key_type};
 }
 
-struct pg_wal_level wal_level_of(uint32_t row, const struct pg_watched *l, bool born)
+struct pg_wal_watermark wal_watermark_of(uint32_t row, const struct pg_watched *l, bool born)
 {
-    return (struct pg_wal_level){.level = l->level, .row = row, .error = l->error,
+    return (struct pg_wal_watermark){.watermark = l->watermark, .row = row, .error = l->error,
                                .namespace_row = l->namespace_row,
-                               .flags = (uint16_t)((born ? PG_L_BORN : 0) |
-                                                   (l->touched_s == PG_NIL ? PG_L_FORGOTTEN : 0)),
+                               .flags = (uint16_t)((born ? PG_WM_BORN : 0) |
+                                                   (l->touched_s == PG_NIL ? PG_WM_FORGOTTEN : 0)),
                                .key_len = l->key_len, .key_type = l->key_type};
 }
 

@@ -16,7 +16,7 @@ struct gather {
     const struct pg_arena *from;
     struct pg_source *source;
     struct pg_fault *why;
-    uint32_t namespaces, topics, levels, loads, sessions, watches, slots;  /* rows taken */
+    uint32_t namespaces, topics, watermarks, loads, sessions, watches, slots;  /* rows taken */
     uint64_t wanted_slots, wanted_granules;
 };
 
@@ -200,36 +200,36 @@ static bool slots_fit(const struct gather *g)
                 (uint64_t)g->to->blobs.granules * PG_GRANULE);
 }
 
-/* ---- levels and loads ---------------------------------------------------------------------------
- * */
+/* ---- watermarks and loads
+ * --------------------------------------------------------------------------- */
 
-static bool level_gather(struct gather *g, uint32_t i, uint32_t row)
+static bool watermark_gather(struct gather *g, uint32_t i, uint32_t row)
 {
-    const struct pg_watched *f = &g->from->levels[i];
-    struct pg_watched *l = &g->to->levels[row];
-    const uint32_t granules = level_granules(f);
-    const uint8_t *key = granules == 0 ? f->key : blob_at(&g->from->blobs, level_blob(f));
+    const struct pg_watched *f = &g->from->watermarks[i];
+    struct pg_watched *l = &g->to->watermarks[row];
+    const uint32_t granules = watermark_granules(f);
+    const uint8_t *key = granules == 0 ? f->key : blob_at(&g->from->blobs, watermark_blob(f));
     *l = *f;
     l->namespace_row = (uint16_t)g->source->namespaces[f->namespace_row];
     l->hash = key_hash(g->to, l->namespace_row, f->key_type, key, f->key_len);
     if (granules == 0)
         return true;
-    const uint32_t blob = blob_copy(g->to, g->from, level_blob(f), granules);
+    const uint32_t blob = blob_copy(g->to, g->from, watermark_blob(f), granules);
     memcpy(l->key, &blob, sizeof blob);
     return blob != PG_NIL || no_memory(g, granules);
 }
 
-static bool levels_gather(struct gather *g)
+static bool watermarks_gather(struct gather *g)
 {
-    for (uint32_t i = 0; i < g->from->level_rows; i++) {
-        const struct pg_watched *l = &g->from->levels[i];
+    for (uint32_t i = 0; i < g->from->watermark_rows; i++) {
+        const struct pg_watched *l = &g->from->watermarks[i];
         const bool here = l->key_len != 0 && g->source->namespaces[l->namespace_row] != PG_NIL;
-        g->source->levels[i] = here ? g->levels++ : PG_NIL;
-        if (here && g->source->levels[i] < g->to->level_rows &&
-            !level_gather(g, i, g->source->levels[i]))
+        g->source->watermarks[i] = here ? g->watermarks++ : PG_NIL;
+        if (here && g->source->watermarks[i] < g->to->watermark_rows &&
+            !watermark_gather(g, i, g->source->watermarks[i]))
             return false;
     }
-    return fits(g, "watch keys in use", g->levels, g->to->level_rows);
+    return fits(g, "watch keys in use", g->watermarks, g->to->watermark_rows);
 }
 
 /* Partitions of one namespace know different rows of one load: each of them learns all. */
@@ -298,10 +298,10 @@ static void session_rename(struct gather *g, struct pg_session *s)
     s->load = load == PG_NIL ? 0 : load + 1ull;
     if (s->intent[0] == 0)
         return;
-    const uint32_t level = s->intent[3] < g->from->level_rows ? g->source->levels[s->intent[3]]
+    const uint32_t watermark = s->intent[3] < g->from->watermark_rows ? g->source->watermarks[s->intent[3]]
                                                               : PG_NIL;
-    s->intent[3] = level;
-    if (level == PG_NIL)
+    s->intent[3] = watermark;
+    if (watermark == PG_NIL)
         s->intent[0] = 0;
 }
 
@@ -432,7 +432,7 @@ static void watches_gather(struct gather *g, uint32_t slot)
         struct pg_watch *w = &g->to->watches[row];
         *w = g->from->watches[x];
         w->slot = slot;
-        w->level = g->source->levels[w->level];
+        w->key_row = g->source->watermarks[w->key_row];
         *link = row;
         link = &w->sibling;
     }
@@ -626,7 +626,7 @@ int pg_gather(struct pg_arena *to, struct pg_source *sources, uint32_t count,
     return each(&g, sources, count, counters_gather) &&
            each(&g, sources, count, namespaces_gather) &&
            each(&g, sources, count, topics_gather) && each(&g, sources, count, slots_count) &&
-           slots_fit(&g) && each(&g, sources, count, levels_gather) &&
+           slots_fit(&g) && each(&g, sources, count, watermarks_gather) &&
            each(&g, sources, count, loads_gather) && each(&g, sources, count, sessions_gather) &&
            each(&g, sources, count, slots_gather) && replay_gather(&g, sources, count);
 }

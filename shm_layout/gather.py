@@ -13,7 +13,7 @@ _WORD = 2**64
 _SCRATCH = {
     "namespaces": lib.PG_R_NAMESPACES,
     "topics": lib.PG_R_TOPICS,
-    "levels": lib.PG_R_LEVELS,
+    "watermarks": lib.PG_R_WATERMARKS,
     "loads": lib.PG_R_LOADS,
 }
 
@@ -36,7 +36,7 @@ class Census:
     parked: int = 0
     operations: int = 0
     outcomes: int = 0
-    levels: int = 0
+    watermarks: int = 0
     notices: int = 0
     loads: int = 0
     topics: int = 0

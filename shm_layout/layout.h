@@ -61,7 +61,7 @@ enum pg_region_id {
     PG_R_HOT, PG_R_COLD, PG_R_FREE_SLOTS, PG_R_WHEEL, PG_R_BUCKETS, PG_R_CHUNKS,
     PG_R_FREE_CHUNKS, PG_R_INDEX, PG_R_BLOB_HEAP, PG_R_BLOB_MAP, PG_R_BLOBS,
     PG_R_NAMESPACES, PG_R_TOPICS, PG_R_NAME_INDEX, PG_R_ACCOUNTS, PG_R_REPLAY_BUFFER,
-    PG_R_METRICS, PG_R_PURGATORY, PG_R_WATCHES, PG_R_LEVELS, PG_R_LEVEL_INDEX,
+    PG_R_METRICS, PG_R_PURGATORY, PG_R_WATCHES, PG_R_WATERMARKS, PG_R_WATERMARK_INDEX,
     PG_R_WAL_BUFFER,                   /* length 0: an arena without a WAL */
     PG_R_LIFE,                    /* the same */
     PG_R_LOADS, PG_R_LOAD_BLOCKS, PG_R_LOAD_BITS, PG_R_LOAD_INDEX,
@@ -426,12 +426,13 @@ struct pg_index_bucket {
 /* ---- the purgatory ----------------------------------------------------------------- */
 
 #define PG_WATCH_KEYS_MAX 1024
-#define PG_LEVEL_MAX 9223372036854775807u
+#define PG_WATERMARK_MAX 9223372036854775807u
 
-/* Authoritative but for root, first, latest and place. A watch key: its monotone level and its
- * watchers, which stand in a treap ordered by the level that each of them waits for. 56 bytes. */
+/* Authoritative but for root, first, latest and place. A watch key: its monotone watermark and its
+ * watchers, which stand in a treap ordered by the watermark that each of them waits for. 56 bytes.
+ * */
 struct pg_watched {
-    uint64_t level;               /* stored (release) before any watcher is visited */
+    uint64_t watermark;           /* stored (release) before any watcher is visited */
     uint8_t  key[16];             /* its bytes; of a longer one the granule of its blob, u32;
                                      free row: those behind the next one, u32 each: guesses */
     uint32_t hash;
@@ -444,13 +445,14 @@ struct pg_watched {
     uint16_t namespace_row;
     uint8_t  key_len;             /* 0 = row not used; written last */
     uint8_t  key_type;
-    uint32_t place;               /* derived: where the level index has it, bucket * 16 + cell */
+    uint32_t place;               /* derived: where the watermark index has it, bucket * 16 + cell
+                                     */
 };
 
-/* Authoritative: level, slot, sibling; target too for ALL and ANY. One key of one operation. */
+/* Authoritative: key_row, slot, sibling; target too for ALL and ANY. One key of one operation. */
 struct pg_watch {
-    uint64_t target;              /* visited once the key's level is at least this */
-    uint32_t level;               /* row of the watch key */
+    uint64_t target;              /* visited once the key's watermark is at least this */
+    uint32_t key_row;             /* row of the watch key */
     uint32_t slot;                /* the operation; PG_NIL = record not used */
     uint32_t left, right, parent; /* derived: the treap; of free records guesses */
     uint32_t sibling;             /* next key of the operation; free record: the next free one */
@@ -459,8 +461,8 @@ struct pg_watch {
 /* Derived: heads and counts of the free lists. */
 struct pg_purgatory {
     uint32_t free_watch, free_watches;
-    uint32_t free_level, free_levels;
-    uint64_t level_ttl_ns;        /* fixed at creation */
+    uint32_t free_watermark, free_watermarks;
+    uint64_t watermark_ttl_ns;    /* fixed at creation */
     uint64_t inbox_max;           /* fixed at creation: unacknowledged outcomes of a session */
 };
 
@@ -492,7 +494,7 @@ struct pg_operation {
     uint8_t  pad[8];              /* the blob goes on at a whole granule */
 };
 
-struct pg_share {                 /* of one key in a SUM: min(cap, max(0, level - base)) */
+struct pg_share {                 /* of one key in a SUM: min(cap, max(0, watermark - base)) */
     uint64_t base;
     uint64_t cap;
 };
@@ -698,7 +700,8 @@ enum pg_wal_type {
     PG_WAL_SENT,                    /* pg_wal_sent: notices were handed to the socket */
     PG_WAL_WATCH,                   /* pg_wal_watch, a pg_wal_watch_key per watch key, key, payload
                                        */
-    PG_WAL_LEVEL,                   /* pg_wal_level, at birth the key: a watch key's level or error
+    PG_WAL_WATERMARK,                   /* pg_wal_watermark, at birth the key: a watch key's
+                                           watermark or error
                                        */
     PG_WAL_GONE,                    /* pg_wal_gone: a watch key was forgotten */
     PG_WAL_OUTCOME,                 /* pg_wal_outcome, bitmap of missing keys: an operation ended */
@@ -893,9 +896,9 @@ struct pg_wal_watch_key {
     uint32_t flags;               /* enum pg_watch_key_flag */
 };
 
-enum pg_level_flag { PG_L_BORN = 1, PG_L_FORGOTTEN = 2 };
-struct pg_wal_level {
-    uint64_t level;
+enum pg_watermark_flag { PG_WM_BORN = 1, PG_WM_FORGOTTEN = 2 };
+struct pg_wal_watermark {
+    uint64_t watermark;
     uint32_t row;
     uint32_t error;
     uint32_t namespace_row;
@@ -963,7 +966,7 @@ struct pg_wal_head {
     uint64_t payload_bytes;
     uint64_t replay_bytes_max;
     uint64_t wal_buffer_bytes;
-    uint64_t level_ttl_ns;
+    uint64_t watermark_ttl_ns;
     uint64_t inbox_max;
     int64_t  tick_ns;
     int64_t  now_ns;              /* on the arena's clock */
@@ -981,7 +984,7 @@ struct pg_wal_head {
     uint32_t namespaces;
     uint32_t topics;
     uint32_t watches;
-    uint32_t levels;
+    uint32_t watermarks;
     uint32_t clock_kind;
     uint32_t shard;
     uint32_t shards;
@@ -1204,13 +1207,15 @@ struct pg_record {                /* 32 bytes */
     int64_t  time_ns;             /* PUT: deadline or delay */
     uint64_t value;               /* CANCEL: only this ticket, 0 = any; UNPARK: this ticket;
                                      WATCH: SUM's threshold;
-                                     ADVANCE_KEY: level; BUMP: n; FAIL: code; COMPLETE: version */
+                                     ADVANCE_KEY: watermark; BUMP: n; FAIL: code; COMPLETE: version
+                                     */
 };
 
 enum pg_watch_key_flag { PG_WK_OWN = 1 };   /* forgotten when the operation ends */
 
 struct pg_watch_key {             /* 24 bytes, then key_len bytes */
-    uint64_t target;              /* ALL, ANY: target; SUM: base, 2^64 - 1 = the level at arming */
+    uint64_t target;              /* ALL, ANY: target; SUM: base, 2^64 - 1 = the watermark at arming
+                                     */
     uint64_t cap;                 /* SUM: most that this key may add; else 0 */
     uint8_t  key_len;
     uint8_t  key_type;
@@ -1253,7 +1258,7 @@ enum pg_status {
                                      */
     PG_ST_WRONG_SHARD = 28,       /* PUBLISH: the namespace is in another shard */
     PG_ST_DUPLICATE = 29,         /* WATCH: a key twice */
-    PG_ST_OVERFLOW = 30,          /* a level past 2^63 - 1 */
+    PG_ST_OVERFLOW = 30,          /* a watermark past 2^63 - 1 */
     PG_ST_WAL = 31,           /* the WAL has stopped: nothing is armed any more */
     PG_ST_STOPPING = 32,          /* PUT, WATCH: the daemon waits for what is armed, and then stops
                                      */

@@ -76,8 +76,8 @@ COUNTERS: dict[str, str] = {
     "refused_fenced": "rows of a bulk load that is closed, or of an older run of it",
     "refused_exists": "the key is armed, and the call said that this is an error",
     "refused_stopping": "the daemon drains: it arms nothing more",
-    "refused_other": "a deadline or a level too far, no ticket left, one watch key twice, or a "
-    "publish in another shard",
+    "refused_other": "a deadline too far or a watermark too high, no ticket left, "
+    "one watch key twice, or a publish in another shard",
 }
 SINCE_START = {"wakeups", "messages_sent"}
 """Counted since the start of the daemon."""
@@ -106,7 +106,7 @@ GAUGES: dict[str, str] = {
     "replay_bytes": "of it, what they take",
     "watch_records_max": "watch keys of operations, together",
     "watch_records": "of them, those in use",
-    "watch_keys_max": "levels",
+    "watch_keys_max": "watermarks",
     "watch_keys": "of them, those in use",
     "wal_buffer_bytes": "the WAL's ring; 0 = no WAL",
     "wal_buffer_used_bytes": "of it, what is not on disk yet",
@@ -283,12 +283,12 @@ def _gauges(arena: Handle) -> dict[str, float]:
 
 def _watch_gauges(arena: Handle) -> dict[str, float]:
     regions, free = arena.header.regions, arena.purgatory
-    records, keys = regions[lib.PG_R_WATCHES].count, regions[lib.PG_R_LEVELS].count
+    records, keys = regions[lib.PG_R_WATCHES].count, regions[lib.PG_R_WATERMARKS].count
     return {
         "watch_records_max": records,
         "watch_records": records - free.free_watches,
         "watch_keys_max": keys,
-        "watch_keys": keys - free.free_levels,
+        "watch_keys": keys - free.free_watermarks,
     }
 
 

@@ -114,29 +114,29 @@ static bool watches_migrate(struct pg_arena *to, const struct pg_arena *from,
     return true;
 }
 
-static bool level_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t row,
+static bool watermark_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t row,
                           struct pg_fault *why)
 {
-    const struct pg_watched *l = &from->levels[row];
-    to->levels[row] = *l;
-    if (level_granules(l) == 0)
+    const struct pg_watched *l = &from->watermarks[row];
+    to->watermarks[row] = *l;
+    if (watermark_granules(l) == 0)
         return true;
-    const uint32_t blob = blob_copy(to, from, level_blob(l), level_granules(l));
+    const uint32_t blob = blob_copy(to, from, watermark_blob(l), watermark_granules(l));
     if (blob == PG_NIL)
         return room(why, "payload memory in use", from->metrics->blob_bytes,
                     (uint64_t)to->blobs.granules * PG_GRANULE);
-    memcpy(to->levels[row].key, &blob, sizeof blob);
+    memcpy(to->watermarks[row].key, &blob, sizeof blob);
     return true;
 }
 
-static bool levels_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why)
+static bool watermarks_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why)
 {
-    for (uint32_t row = 0; row < from->level_rows; row++) {
-        if (from->levels[row].key_len == 0)
+    for (uint32_t row = 0; row < from->watermark_rows; row++) {
+        if (from->watermarks[row].key_len == 0)
             continue;
-        if (row >= to->level_rows)
-            return room(why, "watch keys in use", row + 1, to->level_rows);
-        if (!level_migrate(to, from, row, why))
+        if (row >= to->watermark_rows)
+            return room(why, "watch keys in use", row + 1, to->watermark_rows);
+        if (!watermark_migrate(to, from, row, why))
             return false;
     }
     return true;
@@ -295,7 +295,7 @@ int pg_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault
     accounts_migrate(to, from);
     return names_migrate(to, from, why) && sessions_migrate(to, from, why) &&
            replay_migrate(to, from, why) && watches_migrate(to, from, why) &&
-           levels_migrate(to, from, why) && loads_migrate(to, from, why) &&
+           watermarks_migrate(to, from, why) && loads_migrate(to, from, why) &&
            load_blocks_migrate(to, from, why) && slots_migrate(to, from, why) &&
            pg_rebuild(to, from->header->now_ns, why);
 }
@@ -333,7 +333,7 @@ static bool regions_convert(struct pg_arena *to, const struct pg_arena *from,
 {
     static const enum pg_region_id authoritative[] = {
         PG_R_METRICS, PG_R_HISTOGRAMS, PG_R_HOT, PG_R_COLD, PG_R_BLOBS, PG_R_NAMESPACES,
-        PG_R_TOPICS, PG_R_ACCOUNTS, PG_R_REPLAY_BUFFER, PG_R_WATCHES, PG_R_LEVELS, PG_R_LIFE,
+        PG_R_TOPICS, PG_R_ACCOUNTS, PG_R_REPLAY_BUFFER, PG_R_WATCHES, PG_R_WATERMARKS, PG_R_LIFE,
         PG_R_LOADS, PG_R_LOAD_BLOCKS, PG_R_LOAD_BITS,
     };
     for (uint32_t i = 0; i < sizeof authoritative / sizeof authoritative[0]; i++)

@@ -1,9 +1,9 @@
 /* operations.c - the purgatory: operations that end when a condition on watch keys holds, or
  * when they time out, whichever is first, and exactly once.
  *
- * Semantics after Kafka's DelayedOperationPurgatory. A level is stored before its watchers
+ * Semantics after Kafka's DelayedOperationPurgatory. A watermark is stored before its watchers
  * are visited; an operation that ends leaves all its keys at once. A watcher stands at the
- * level where it has to be looked at next; beyond all levels stand those that need not be:
+ * watermark where it has to be looked at next; beyond all watermarks stand those that need not be:
  * PARKED (nothing can change for them here) and MET (ALL: this key is done). */
 
 #include "core.h"
@@ -13,9 +13,9 @@
 
 static struct pg_watch *watch_at(const struct pg_arena *a, uint32_t x) { return &a->watches[x]; }
 
-static struct pg_watched *level_of(const struct pg_arena *a, uint32_t x)
+static struct pg_watched *watermark_of(const struct pg_arena *a, uint32_t x)
 {
-    return &a->levels[a->watches[x].level];
+    return &a->watermarks[a->watches[x].key_row];
 }
 
 /* ---- the blob of an operation ------------------------------------------------------------ */
@@ -74,9 +74,9 @@ static void work_done(struct pg_arena *a, uint32_t visits)
 
 /* ---- conditions --------------------------------------------------------------------------- */
 
-static uint64_t gained(const struct pg_share *s, uint64_t level)
+static uint64_t gained(const struct pg_share *s, uint64_t watermark)
 {
-    const uint64_t gain = level > s->base ? level - s->base : 0;
+    const uint64_t gain = watermark > s->base ? watermark - s->base : 0;
     return gain < s->cap ? gain : s->cap;
 }
 
@@ -87,7 +87,7 @@ static uint64_t sum_now(const struct pg_arena *a, struct pg_operation *op, uint3
     uint64_t sum = 0;
     *unfinished = 0;
     for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(a, x)->sibling, share++) {
-        const uint64_t gain = gained(share, level_of(a, x)->level);
+        const uint64_t gain = gained(share, watermark_of(a, x)->watermark);
         *unfinished += gain < share->cap;
         if (__builtin_add_overflow(sum, gain, &sum))
             sum = UINT64_MAX;
@@ -97,7 +97,7 @@ static uint64_t sum_now(const struct pg_arena *a, struct pg_operation *op, uint3
 
 static bool target_reached(const struct pg_arena *a, uint32_t x)
 {
-    return watch_at(a, x)->target == MET || level_of(a, x)->level >= watch_at(a, x)->target;
+    return watch_at(a, x)->target == MET || watermark_of(a, x)->watermark >= watch_at(a, x)->target;
 }
 
 static bool all_or_any(const struct pg_arena *a, const struct pg_operation *op, bool all)
@@ -121,8 +121,8 @@ static bool condition_holds(const struct pg_arena *a, struct pg_operation *op)
 static uint32_t error_now(const struct pg_arena *a, const struct pg_operation *op)
 {
     for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(a, x)->sibling)
-        if (level_of(a, x)->error != 0 && !(op->condition == PG_C_ALL && target_reached(a, x)))
-            return level_of(a, x)->error;
+        if (watermark_of(a, x)->error != 0 && !(op->condition == PG_C_ALL && target_reached(a, x)))
+            return watermark_of(a, x)->error;
     return 0;
 }
 
@@ -141,13 +141,13 @@ static uint64_t clamp_add(uint64_t a, uint64_t b)
 
 /* Each unfinished key waits for its share of what is missing: if none has gained that much,
  * the sum cannot have been reached. So a watcher is visited O(keys x log threshold) times. */
-static uint64_t sum_target(const struct pg_share *s, uint64_t level, uint64_t share)
+static uint64_t sum_target(const struct pg_share *s, uint64_t watermark, uint64_t share)
 {
-    const uint64_t gain = gained(s, level);
+    const uint64_t gain = gained(s, watermark);
     if (gain >= s->cap)
         return PARKED;
     const uint64_t step = share < s->cap - gain ? share : s->cap - gain;
-    return clamp_add(level > s->base ? level : s->base, step);
+    return clamp_add(watermark > s->base ? watermark : s->base, step);
 }
 
 static uint64_t sum_share(const struct pg_arena *a, struct pg_operation *op)
@@ -164,10 +164,10 @@ static uint64_t sum_share(const struct pg_arena *a, struct pg_operation *op)
 static uint64_t next_target(const struct pg_arena *a, struct pg_operation *op, uint32_t x,
                             uint32_t n, uint64_t share)
 {
-    const uint64_t level = level_of(a, x)->level;
+    const uint64_t watermark = watermark_of(a, x)->watermark;
     switch (op->condition) {
-    case PG_C_SUM: return sum_target(&shares_of(op)[n], level, share);
-    case PG_C_CLIENT: return op->check == PG_K_MOVED ? PARKED : level + 1;
+    case PG_C_SUM: return sum_target(&shares_of(op)[n], watermark, share);
+    case PG_C_CLIENT: return op->check == PG_K_MOVED ? PARKED : watermark + 1;
     case PG_C_ALL: return target_reached(a, x) ? MET : watch_at(a, x)->target;
     default: return watch_at(a, x)->target;
     }
@@ -194,7 +194,7 @@ static void watches_place(struct pg_arena *a, struct pg_operation *op, bool link
 static bool is_missing(const struct pg_arena *a, struct pg_operation *op, uint32_t x, uint32_t n)
 {
     switch (op->condition) {
-    case PG_C_SUM: return gained(&shares_of(op)[n], level_of(a, x)->level) == 0;
+    case PG_C_SUM: return gained(&shares_of(op)[n], watermark_of(a, x)->watermark) == 0;
     case PG_C_CLIENT: return false;
     default: return !target_reached(a, x);
     }
@@ -213,16 +213,16 @@ static void keys_leave(struct pg_arena *a, struct pg_operation *op)
         if (is_missing(a, op, x, n))
             missing[n / 8] |= bit;
         if (op->has_own && (own[n / 8] & bit))
-            level_forget(a, watch_at(a, x)->level);
+            watermark_forget(a, watch_at(a, x)->key_row);
     }
 }
 
 static void watches_release(struct pg_arena *a, struct pg_operation *op)
 {
     for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(a, x)->sibling) {
-        const uint32_t row = watch_at(a, x)->level;
+        const uint32_t row = watch_at(a, x)->key_row;
         watch_unlink(a, x);
-        level_left(a, row);
+        watermark_left(a, row);
     }
     watches_give(a, op->first_watch);
     op->first_watch = PG_NIL;
@@ -333,7 +333,7 @@ bool operation_expire(struct pg_arena *a, uint32_t slot)
 
 /* ---- CLIENT conditions ----------------------------------------------------------------------- */
 
-/* One CHECK at a time is with the owner; a level that moves meanwhile is remembered. */
+/* One CHECK at a time is with the owner; a watermark that moves meanwhile is remembered. */
 static void ask(struct pg_arena *a, uint32_t slot)
 {
     struct pg_operation *op = operation_at(a, slot);
@@ -430,9 +430,9 @@ static unsigned rows_resolve(struct pg_arena *a, struct watch *w, uint32_t *done
         key.hash = w->hashes[*done];
         key.len = k->key_len;
         key.type = k->key_type;
-        uint32_t row = level_find(a, &key), born = 0;
+        uint32_t row = watermark_find(a, &key), born = 0;
         if (row == PG_NIL) {
-            row = level_born(a, &key, true, &status);
+            row = watermark_born(a, &key, true, &status);
             born = BORN;
         }
         if (row == PG_NIL)
@@ -452,16 +452,16 @@ static void rows_undo(struct pg_arena *a, uint32_t done)
 {
     while (done-- > 0)
         if (a->rows[done] & BORN)
-            level_free(a, row_at(a, done));
+            watermark_free(a, row_at(a, done));
 }
 
 /* Puts a watcher where it has to be looked at first, and notes whether it may end at once. */
 static inline void target_place(struct pg_arena *a, struct watch *w, struct pg_operation *op,
                                 uint32_t x)
 {
-    const struct pg_watched *l = level_of(a, x);
+    const struct pg_watched *l = watermark_of(a, x);
     const uint64_t target = watch_at(a, x)->target;
-    const bool reached = l->level >= target, met = reached && w->condition == PG_C_ALL;
+    const bool reached = l->watermark >= target, met = reached && w->condition == PG_C_ALL;
     w->may_end |= reached | (l->error != 0);
     op->unmet += !met;
     watch_link(a, x, met ? MET : target);
@@ -469,9 +469,9 @@ static inline void target_place(struct pg_arena *a, struct watch *w, struct pg_o
 
 /* What the n-th key of a SUM counts from, and up to. */
 static inline void share_write(struct pg_operation *op, uint32_t n, const wire_watch_key *k,
-                               uint64_t level)
+                               uint64_t watermark)
 {
-    shares_of(op)[n] = (struct pg_share){k->target == UINT64_MAX ? level : k->target, k->cap};
+    shares_of(op)[n] = (struct pg_share){k->target == UINT64_MAX ? watermark : k->target, k->cap};
 }
 
 /* Records in the order of the keys, so that the bitmaps' bits are the owner's. The keys of SUM
@@ -486,13 +486,13 @@ static void keys_join(struct pg_arena *a, struct watch *w, uint32_t slot, struct
         const wire_watch_key *k = (const wire_watch_key *)at;
         struct pg_watch *watch = watch_at(a, x);
         watch->target = k->target < PARKED ? k->target : PARKED - 1;
-        watch->level = row_at(a, n);
+        watch->key_row = row_at(a, n);
         watch->slot = slot;
-        a->levels[watch->level].touched_s = a->real_s;
+        a->watermarks[watch->key_row].touched_s = a->real_s;
         if (targets)
             target_place(a, w, op, x);
         if (w->condition == PG_C_SUM)
-            share_write(op, n, k, level_of(a, x)->level);
+            share_write(op, n, k, watermark_of(a, x)->watermark);
         own = own >> 1 | (k->flags & PG_WK_OWN) << 7;         /* after eight keys, a byte */
         if (w->has_own && n % 8 == 7)
             own_of(op)[n / 8] = (uint8_t)own;
@@ -745,12 +745,12 @@ static bool visit_allowed(struct pg_arena *a, uint32_t x, bool ends)
     return true;
 }
 
-/* Visits everybody who stands at or below the key's level. The row may end with its last
+/* Visits everybody who stands at or below the key's watermark. The row may end with its last
  * watcher, if it is forgotten: its `first` is PG_NIL then. */
 static bool walk(struct pg_arena *a, uint32_t row, struct pg_result *r)
 {
-    const struct pg_watched *l = &a->levels[row];
-    while (l->first != PG_NIL && watch_at(a, l->first)->target <= l->level) {
+    const struct pg_watched *l = &a->watermarks[row];
+    while (l->first != PG_NIL && watch_at(a, l->first)->target <= l->watermark) {
         const uint32_t x = l->first;
         const bool ends = ends_by(a, x);
         if (!visit_allowed(a, x, ends))
@@ -763,11 +763,11 @@ static bool walk(struct pg_arena *a, uint32_t row, struct pg_result *r)
     return true;
 }
 
-bool operations_advance(struct pg_arena *a, uint32_t row, uint64_t level, struct pg_result *r)
+bool operations_advance(struct pg_arena *a, uint32_t row, uint64_t watermark, struct pg_result *r)
 {
-    if (level > a->levels[row].level) {
+    if (watermark > a->watermarks[row].watermark) {
         a->metrics->advances++;
-        level_set(a, row, level, a->levels[row].error);
+        watermark_set(a, row, watermark, a->watermarks[row].error);
     }
     return walk(a, row, r);
 }
@@ -775,9 +775,9 @@ bool operations_advance(struct pg_arena *a, uint32_t row, uint64_t level, struct
 /* An advance, of this key or of another, may be under way: what holds already does not fail. */
 bool operations_fail(struct pg_arena *a, uint32_t row, uint32_t error, struct pg_result *r)
 {
-    const struct pg_watched *l = &a->levels[row];
+    const struct pg_watched *l = &a->watermarks[row];
     if (r->deadline_ns == 0)      /* else it goes on, and may have forgotten the key since */
-        level_set(a, row, l->level, error);
+        watermark_set(a, row, l->watermark, error);
     if (!walk(a, row, r))
         return false;
     /* Another may have cleared the error meanwhile: then nobody else fails by it. */
@@ -814,9 +814,9 @@ void operations_cancel_for_key(struct pg_arena *a, uint32_t row, struct sink *ou
                                struct pg_result *r)
 {
     ended_keys_skip(out, r->deadline_ns);
-    while (row != PG_NIL && a->levels[row].first != PG_NIL) {
-        const uint32_t slot = watch_at(a, a->levels[row].first)->slot;
-        if (!visit_allowed(a, a->levels[row].first, true) || !ended_key_write(a, slot, out)) {
+    while (row != PG_NIL && a->watermarks[row].first != PG_NIL) {
+        const uint32_t slot = watch_at(a, a->watermarks[row].first)->slot;
+        if (!visit_allowed(a, a->watermarks[row].first, true) || !ended_key_write(a, slot, out)) {
             r->ticket = PG_ST_MORE;
             return;
         }
@@ -840,7 +840,7 @@ void operation_keys_copy(const struct pg_arena *a, const struct pg_operation *op
         if (op->condition == PG_C_SUM)
             memcpy(&share, shares + n * sizeof share, sizeof share);
         out[n] = (struct pg_wal_watch_key){.target = watch_at(a, x)->target, .base = share.base,
-                                         .cap = share.cap, .row = watch_at(a, x)->level};
+                                         .cap = share.cap, .row = watch_at(a, x)->key_row};
         if (op->has_own && own[n / 8] >> n % 8 & 1)
             out[n].flags = PG_WK_OWN;
     }
@@ -852,7 +852,7 @@ static void records_restore(struct pg_arena *a, const struct pg_wal_watch *j,
     uint32_t x = op->first_watch = watches_take(a, j->keys);
     for (uint32_t n = 0; n < j->keys; n++, x = watch_at(a, x)->sibling) {
         watch_at(a, x)->target = keys[n].target;
-        watch_at(a, x)->level = keys[n].row;
+        watch_at(a, x)->key_row = keys[n].row;
         watch_at(a, x)->slot = j->slot;
         if (keys[n].flags & PG_WK_OWN)
             own_of(op)[n / 8] |= (uint8_t)(1u << n % 8);
@@ -901,7 +901,7 @@ void operation_end_restore(struct pg_arena *a, const struct pg_wal_outcome *j,
     op->cause = j->cause;
     for (uint32_t x = op->first_watch; op->has_own && x != PG_NIL; x = watch_at(a, x)->sibling, n++)
         if (own_of(op)[n / 8] >> n % 8 & 1)
-            level_forget(a, watch_at(a, x)->level);
+            watermark_forget(a, watch_at(a, x)->key_row);
 }
 
 void operation_release(struct pg_arena *a, uint32_t slot)
@@ -923,8 +923,8 @@ static bool chain_claim(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
     uint32_t n = 0;
     for (uint32_t x = op->first_watch; x != PG_NIL; x = watch_at(a, x)->sibling, n++) {
         if (x >= a->watch_rows || n >= op->keys || watch_at(a, x)->slot != slot ||
-            watch_at(a, x)->left != UNCLAIMED || watch_at(a, x)->level >= a->level_rows ||
-            level_of(a, x)->key_len == 0)
+            watch_at(a, x)->left != UNCLAIMED || watch_at(a, x)->key_row >= a->watermark_rows ||
+            watermark_of(a, x)->key_len == 0)
             return fault_set(why, "operations", "a watch record that is not its own", slot, n, x);
         watch_at(a, x)->left = PG_NIL;
     }
@@ -952,12 +952,12 @@ static struct pg_result *trigger_of(const struct pg_arena *a, const struct pg_op
 {
     struct pg_result *r = NULL;
     for (uint32_t x = op->first_watch; x != PG_NIL && r == NULL; x = watch_at(a, x)->sibling)
-        r = session_trigger(a, watch_at(a, x)->level);
+        r = session_trigger(a, watch_at(a, x)->key_row);
     return r;
 }
 
 /* The owner may have the question, or have answered it. He gets it again, and another one if he
- * says no: a level may have moved without a question. */
+ * says no: a watermark may have moved without a question. */
 static void ask_again(struct pg_arena *a, uint32_t slot)
 {
     struct pg_operation *op = operation_at(a, slot);
@@ -1065,7 +1065,7 @@ void operations_settle(struct pg_arena *a, uint32_t outcome, uint32_t unsettled)
         if (armed_operation(a, slot))
             settle_again(a, slot);
     }
-    levels_drop_forgotten(a);
+    watermarks_drop_forgotten(a);
 }
 
 /* ---- check

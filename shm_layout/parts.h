@@ -54,9 +54,9 @@ struct pg_arena {
     struct pg_entry *replay_buffer;
     struct pg_purgatory *purgatory;
     struct pg_watch *watches;
-    struct pg_watched *levels;
-    struct key_index level_index;
-    uint32_t watch_rows, level_rows;
+    struct pg_watched *watermarks;
+    struct key_index watermark_index;
+    uint32_t watch_rows, watermark_rows;
     struct pg_load *loads;
     struct pg_load_block *load_blocks;
     uint64_t *load_bits;
@@ -211,7 +211,7 @@ struct pg_wal_arm wal_arm_of(const struct pg_arena *a, uint32_t slot, const stru
                          const struct pg_cold *c, uint64_t ticket);
 struct pg_wal_watch wal_watch_of(const struct pg_arena *a, uint32_t slot, const struct pg_hot *h, const struct pg_cold *c,
                              const struct pg_operation *op, uint64_t ticket);
-struct pg_wal_level wal_level_of(uint32_t row, const struct pg_watched *l, bool born);
+struct pg_wal_watermark wal_watermark_of(uint32_t row, const struct pg_watched *l, bool born);
 struct pg_wal_entry wal_entry_of(uint64_t position, const struct pg_entry *e);
 struct pg_wal_load wal_load_of(const struct pg_load *l);
 
@@ -235,7 +235,7 @@ void wal_append_fire(struct pg_arena *a, uint32_t slot, const struct pg_entry *e
 void wal_append_sent(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns, int64_t handed_boot_ns);
 void wal_append_watch(struct pg_arena *a, uint32_t slot, uint64_t ticket);
 /* What the row is going to be; at birth with its key, else NULL. */
-void wal_append_level(struct pg_arena *a, uint32_t row, const struct pg_watched *fields,
+void wal_append_watermark(struct pg_arena *a, uint32_t row, const struct pg_watched *fields,
                  const struct key *key);
 void wal_append_gone(struct pg_arena *a, uint32_t row);
 /* An operation whose cause, error, end and missing keys are written. */
@@ -460,51 +460,54 @@ void loads_init(struct pg_arena *a);
 bool loads_rebuild(struct pg_arena *a, struct pg_fault *why);
 bool loads_check(const struct pg_arena *a, struct pg_fault *fault);
 
-/* ---- levels: watch keys ---------------------------------------------------------------- */
+/* ---- watermarks: watch keys ---------------------------------------------------------------- */
 
 /* Short keys stand in the row, longer ones in a blob. */
-static inline uint32_t level_granules(const struct pg_watched *l)
+static inline uint32_t watermark_granules(const struct pg_watched *l)
 {
     return l->key_len <= sizeof l->key ? 0 : blob_granules(l->key_len);
 }
-static inline uint32_t level_blob(const struct pg_watched *l)
+static inline uint32_t watermark_blob(const struct pg_watched *l)
 {
     uint32_t blob;
     memcpy(&blob, l->key, sizeof blob);
     return blob;
 }
-uint32_t level_find(const struct pg_arena *a, const struct key *key);   /* PG_NIL: level 0 */
-bool level_has_key(const struct pg_arena *a, uint32_t row, const struct key *key);
-/* A new row at level 0; PG_NIL with *status = why not. With `to_join` it is forgotten until an
+uint32_t watermark_find(const struct pg_arena *a, const struct key *key);   /* PG_NIL: watermark 0
+                                                                               */
+bool watermark_has_key(const struct pg_arena *a, uint32_t row, const struct key *key);
+/* A new row at watermark 0; PG_NIL with *status = why not. With `to_join` it is forgotten until an
  * operation joins it: if a kill comes before, it goes. */
-uint32_t level_born(struct pg_arena *a, const struct key *key, bool to_join, unsigned *status);
-void level_free(struct pg_arena *a, uint32_t row);                      /* nobody watches it */
+uint32_t watermark_born(struct pg_arena *a, const struct key *key, bool to_join, unsigned *status);
+void watermark_free(struct pg_arena *a, uint32_t row);                      /* nobody watches it */
 /* From now on it goes with its last watcher. */
-static inline void level_forget(struct pg_arena *a, uint32_t row)
+static inline void watermark_forget(struct pg_arena *a, uint32_t row)
 {
-    a->levels[row].touched_s = PG_NIL;
+    a->watermarks[row].touched_s = PG_NIL;
 }
 /* Changes of a row by a command. Its watchers are visited afterwards. */
-void level_set(struct pg_arena *a, uint32_t row, uint64_t level, uint32_t error);
-void level_clear(struct pg_arena *a, uint32_t row);                     /* of its error */
-void level_drop(struct pg_arena *a, uint32_t row);      /* now, or with its last watcher */
+void watermark_set(struct pg_arena *a, uint32_t row, uint64_t watermark, uint32_t error);
+void watermark_clear(struct pg_arena *a, uint32_t row);                     /* of its error */
+void watermark_drop(struct pg_arena *a, uint32_t row);      /* now, or with its last watcher */
 /* To be called when a watcher left: frees a forgotten row, or begins its time to live. */
-void level_left_by_last(struct pg_arena *a, uint32_t row);
-void level_left_by_one(struct pg_arena *a, uint32_t row);
-static inline void level_left(struct pg_arena *a, uint32_t row)
+void watermark_left_by_last(struct pg_arena *a, uint32_t row);
+void watermark_left_by_one(struct pg_arena *a, uint32_t row);
+static inline void watermark_left(struct pg_arena *a, uint32_t row)
 {
-    if (a->levels[row].root == PG_NIL)
-        level_left_by_last(a, row);
+    if (a->watermarks[row].root == PG_NIL)
+        watermark_left_by_last(a, row);
     else if (has_wal(a))
-        level_left_by_one(a, row);
+        watermark_left_by_one(a, row);
 }
-void levels_init(struct pg_arena *a);
-bool levels_rebuild(struct pg_arena *a, struct pg_fault *why);          /* blobs, index, free list
+void watermarks_init(struct pg_arena *a);
+bool watermarks_rebuild(struct pg_arena *a, struct pg_fault *why);          /* blobs, index, free
+                                                                               list
                                                                            */
-void levels_drop_forgotten(struct pg_arena *a);         /* which a crash left without a watcher */
-bool levels_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules);
+void watermarks_drop_forgotten(struct pg_arena *a);         /* which a crash left without a watcher
+                                                               */
+bool watermarks_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *granules);
 
-/* ---- watches: who waits for which level -------------------------------------------------- */
+/* ---- watches: who waits for which watermark -------------------------------------------------- */
 
 void watches_init(struct pg_arena *a);
 /* A chain of so many siblings out of the free records, of which there are as many. */
@@ -516,7 +519,7 @@ void watch_unlink_among(struct pg_arena *a, uint32_t watch);
 static inline void watch_link(struct pg_arena *a, uint32_t watch, uint64_t target)
 {
     struct pg_watch *w = &a->watches[watch];
-    struct pg_watched *l = &a->levels[w->level];
+    struct pg_watched *l = &a->watermarks[w->key_row];
     w->target = target;
     w->left = w->right = w->parent = PG_NIL;
     if (l->root == PG_NIL)
@@ -526,7 +529,7 @@ static inline void watch_link(struct pg_arena *a, uint32_t watch, uint64_t targe
 }
 static inline void watch_unlink(struct pg_arena *a, uint32_t watch)
 {
-    struct pg_watched *l = &a->levels[a->watches[watch].level];
+    struct pg_watched *l = &a->watermarks[a->watches[watch].key_row];
     if (l->first == l->latest)    /* it is the only one */
         l->root = l->first = l->latest = PG_NIL;
     else
@@ -585,7 +588,7 @@ void operation_keys_copy(const struct pg_arena *a, const struct pg_operation *op
 /* False: its notice would have no room in the replay buffer now; nothing was changed. */
 bool operations_watch(struct pg_arena *a, struct watch *w, struct pg_result *result);
 bool operation_may_end(struct pg_arena *a, uint32_t slot);
-/* The owner found the condition false; asks him again if a level has moved meanwhile. */
+/* The owner found the condition false; asks him again if a watermark has moved meanwhile. */
 void operation_answered_no(struct pg_arena *a, uint32_t slot);
 /* Ends an armed operation that is linked in the wheel. */
 void operation_end(struct pg_arena *a, uint32_t slot, enum pg_cause cause, uint32_t error);
@@ -594,7 +597,7 @@ void operation_end(struct pg_arena *a, uint32_t slot, enum pg_cause cause, uint3
 bool operation_expire(struct pg_arena *a, uint32_t slot);
 /* Each adds what it ended to result->deadline_ns and returns false when the visits of this
  * call are used up; the same call again continues. */
-bool operations_advance(struct pg_arena *a, uint32_t row, uint64_t level,
+bool operations_advance(struct pg_arena *a, uint32_t row, uint64_t watermark,
                         struct pg_result *result);
 bool operations_fail(struct pg_arena *a, uint32_t row, uint32_t error, struct pg_result *result);
 /* Writes the ended keys to `out`: u8 type, u8 length, bytes. PG_NIL: nobody watches any more. */
@@ -629,8 +632,8 @@ static inline uint64_t slot_bytes(const struct pg_arena *a, uint32_t slot)
 #define PG_AHEAD 32               /* most ids that one of these calls takes */
 
 /* What operations on watch keys will touch. hashes[places[i]] is the i-th key's, reach[i] up to
- * which level its watchers will be visited; rows[places[i]] = the row that it may have. */
-void ahead_levels(const struct pg_arena *a, const uint32_t *hashes, const uint32_t *places,
+ * which watermark its watchers will be visited; rows[places[i]] = the row that it may have. */
+void ahead_watermarks(const struct pg_arena *a, const uint32_t *hashes, const uint32_t *places,
                   const uint64_t *reach, uint32_t count, uint32_t *rows);
 void ahead_ends(const struct pg_arena *a, const uint32_t *slots, uint32_t count);
 /* What putting operations into their places touches first. */

@@ -398,9 +398,9 @@ static bool redo_watch(const struct redo *r)
         !below(r, "watch keys of an operation", PG_WATCH_KEYS_MAX, j->keys - 1ull))
         return false;
     for (uint32_t n = 0; n < j->keys; n++) {
-        if (!below(r, "a watch key that is not there", r->a->level_rows, keys[n].row))
+        if (!below(r, "a watch key that is not there", r->a->watermark_rows, keys[n].row))
             return false;
-        r->a->levels[keys[n].row].touched_s = 0;     /* not forgotten any more */
+        r->a->watermarks[keys[n].row].touched_s = 0;     /* not forgotten any more */
     }
     if (!ticket_older(ctl_ticket(r->a->slots.hot[j->slot].ctl), j->ticket))
         return true;
@@ -439,20 +439,20 @@ static bool redo_outcome(const struct redo *r)
     return true;
 }
 
-static void level_give(struct pg_arena *a, struct pg_watched *l)
+static void watermark_give(struct pg_arena *a, struct pg_watched *l)
 {
-    if (l->key_len != 0 && level_granules(l) != 0)
-        blobs_give(&a->blobs, level_blob(l), level_granules(l));
+    if (l->key_len != 0 && watermark_granules(l) != 0)
+        blobs_give(&a->blobs, watermark_blob(l), watermark_granules(l));
     l->key_len = 0;
 }
 
-static bool level_key_write(const struct redo *r, const struct pg_wal_level *j)
+static bool watermark_key_write(const struct redo *r, const struct pg_wal_watermark *j)
 {
-    struct pg_watched *l = &r->a->levels[j->row];
+    struct pg_watched *l = &r->a->watermarks[j->row];
     if (!key_sound(r, j->key_type, j->key_len, 0) ||
         !below(r, "a namespace that is not there", r->a->namespace_rows, j->namespace_row))
         return false;
-    level_give(r->a, l);
+    watermark_give(r->a, l);
     *l = (struct pg_watched){.root = PG_NIL, .first = PG_NIL, .latest = PG_NIL,
                              .namespace_row = (uint16_t)j->namespace_row,
                              .key_type = j->key_type};
@@ -469,28 +469,28 @@ static bool level_key_write(const struct redo *r, const struct pg_wal_level *j)
     return true;
 }
 
-static bool redo_level(const struct redo *r)
+static bool redo_watermark(const struct redo *r)
 {
-    const struct pg_wal_level *j = r->body;
-    if (!below(r, "a watch key that is not there", r->a->level_rows, j->row) ||
-        !below(r, "a level", PG_LEVEL_MAX + 1ull, j->level) ||
-        ((j->flags & PG_L_BORN) && !level_key_write(r, j)))
+    const struct pg_wal_watermark *j = r->body;
+    if (!below(r, "a watch key that is not there", r->a->watermark_rows, j->row) ||
+        !below(r, "a watermark", PG_WATERMARK_MAX + 1ull, j->watermark) ||
+        ((j->flags & PG_WM_BORN) && !watermark_key_write(r, j)))
         return false;
-    struct pg_watched *l = &r->a->levels[j->row];
+    struct pg_watched *l = &r->a->watermarks[j->row];
     if (l->key_len == 0)
         return true;              /* it ended before the snapshot came by */
-    l->level = j->level;
+    l->watermark = j->watermark;
     l->error = j->error;
-    l->touched_s = j->flags & PG_L_FORGOTTEN ? PG_NIL : 0;
+    l->touched_s = j->flags & PG_WM_FORGOTTEN ? PG_NIL : 0;
     return true;
 }
 
 static bool redo_gone(const struct redo *r)
 {
     const struct pg_wal_gone *j = r->body;
-    if (!below(r, "a watch key that is not there", r->a->level_rows, j->row))
+    if (!below(r, "a watch key that is not there", r->a->watermark_rows, j->row))
         return false;
-    level_give(r->a, &r->a->levels[j->row]);
+    watermark_give(r->a, &r->a->watermarks[j->row]);
     return true;
 }
 
@@ -585,7 +585,7 @@ int pg_redo_config(const void *frame, uint64_t bytes, struct pg_config *c, struc
     c->payload_bytes = j->payload_bytes;
     c->replay_bytes_max = j->replay_bytes_max;
     c->wal_buffer_bytes = j->wal_buffer_bytes;
-    c->level_ttl_ns = j->level_ttl_ns;
+    c->watermark_ttl_ns = j->watermark_ttl_ns;
     c->inbox_max = j->inbox_max;
     c->tick_ns = j->tick_ns;
     c->now_ns = j->now_ns;
@@ -599,7 +599,7 @@ int pg_redo_config(const void *frame, uint64_t bytes, struct pg_config *c, struc
     c->namespaces = j->namespaces;
     c->topics = j->topics;
     c->watches = j->watches;
-    c->levels = j->levels;
+    c->watermarks = j->watermarks;
     c->accounts = j->accounts;
     c->loads = j->loads;
     c->load_blocks = j->load_blocks;
@@ -625,7 +625,7 @@ static const struct rule {
     [PG_WAL_FIRE] = {redo_fire, IN_WAL},
     [PG_WAL_SENT] = {redo_sent, IN_WAL},
     [PG_WAL_WATCH] = {redo_watch, IN_SNAPSHOT | IN_WAL},
-    [PG_WAL_LEVEL] = {redo_level, IN_SNAPSHOT | IN_WAL},
+    [PG_WAL_WATERMARK] = {redo_watermark, IN_SNAPSHOT | IN_WAL},
     [PG_WAL_GONE] = {redo_gone, IN_WAL},
     [PG_WAL_OUTCOME] = {redo_outcome, IN_WAL},
     [PG_WAL_SESSION] = {redo_nothing, IN_WAL},
@@ -787,11 +787,11 @@ static void replay_finish(struct pg_arena *a, int64_t shift_ns)
     }
 }
 
-static void levels_finish(struct pg_arena *a)
+static void watermarks_finish(struct pg_arena *a)
 {
-    for (uint32_t row = 0; row < a->level_rows; row++) {
-        struct pg_watched *l = &a->levels[row];
-        const uint8_t *key = level_granules(l) == 0 ? l->key : blob_at(&a->blobs, level_blob(l));
+    for (uint32_t row = 0; row < a->watermark_rows; row++) {
+        struct pg_watched *l = &a->watermarks[row];
+        const uint8_t *key = watermark_granules(l) == 0 ? l->key : blob_at(&a->blobs, watermark_blob(l));
         if (l->key_len == 0)
             continue;
         l->hash = key_hash(a, l->namespace_row, l->key_type, key, l->key_len);
@@ -817,7 +817,7 @@ int pg_redo_end(struct pg_arena *a, const struct pg_redo *state, int64_t real_bo
     a->header->next_ticket += TICKETS_LOST;
     slots_finish(a, shift_ns);
     replay_finish(a, shift_ns);
-    levels_finish(a);
+    watermarks_finish(a);
     loads_finish(a);
     if (a->wal_buffer != NULL) {
         a->wal_buffer->next_lsn = state->next_lsn;

@@ -115,7 +115,7 @@ static bool on_watch_key(const struct pg_session *s)
 static bool intent_sound(const struct pg_arena *a, const struct pg_session *s)
 {
     const struct pg_reply_memory *m = session_reply(a, s, s->current);
-    return s->intent[3] < a->level_rows &&
+    return s->intent[3] < a->watermark_rows &&
            (s->intent[2] != PG_OP_CANCEL_FOR_KEY ||
             (s->intent[1] <= PG_ENDED_KEYS_BYTES && m->extra_blob != PG_NIL));
 }
@@ -134,7 +134,7 @@ static bool session_sound(const struct pg_arena *a, uint32_t i, struct pg_fault 
         return fault_set(fault, "sessions", "the last reply is not remembered", i, s->last,
                          session_reply(a, s, s->last)->sequence);
     return !on_watch_key(s) || intent_sound(a, s) ||
-           fault_set(fault, "sessions", "an intent outside its tables", i, a->level_rows,
+           fault_set(fault, "sessions", "an intent outside its tables", i, a->watermark_rows,
                      s->intent[3]);
 }
 

@@ -7,8 +7,8 @@
 
 #include "core.h"
 
-enum phase { HEAD, NAMESPACES, TOPICS, SLOTS, LEVELS, ENTRIES, LOADS, BLOCKS, LAST };
-/* Slots come before levels, because an operation that ends forgets its own keys; and before
+enum phase { HEAD, NAMESPACES, TOPICS, SLOTS, WATERMARKS, ENTRIES, LOADS, BLOCKS, LAST };
+/* Slots come before watermarks, because an operation that ends forgets its own keys; and before
  * the replay buffer, where what fired meanwhile is found. */
 
 /* The body of the next frame; NULL: it does not fit any more. `life`: what ends it, if any. */
@@ -59,7 +59,7 @@ static void head_sizes(const struct pg_header *h, const struct pg_purgatory *p,
     j->wal_buffer_bytes = h->regions[PG_R_WAL_BUFFER].length;
     if (j->wal_buffer_bytes != 0)
         j->wal_buffer_bytes -= PG_WAL_BUFFER_HEAD;
-    j->level_ttl_ns = p->level_ttl_ns;
+    j->watermark_ttl_ns = p->watermark_ttl_ns;
     j->inbox_max = p->inbox_max;
     j->tick_ns = (int64_t)h->tick_ns;
     j->capacity = h->capacity;
@@ -68,7 +68,7 @@ static void head_sizes(const struct pg_header *h, const struct pg_purgatory *p,
     j->namespaces = h->regions[PG_R_NAMESPACES].count;
     j->topics = h->regions[PG_R_TOPICS].count;
     j->watches = h->regions[PG_R_WATCHES].count;
-    j->levels = h->regions[PG_R_LEVELS].count;
+    j->watermarks = h->regions[PG_R_WATERMARKS].count;
     j->accounts = h->regions[PG_R_ACCOUNTS].count;
     j->loads = h->regions[PG_R_LOADS].count;
     j->load_blocks = h->regions[PG_R_LOAD_BLOCKS].count;
@@ -237,25 +237,25 @@ static bool slot_write(const struct pg_arena *a, struct pg_snapshot *s, struct s
     return out->used == before || frame_end(s);
 }
 
-/* ---- levels ------------------------------------------------------------------------------------
- * */
+/* ---- watermarks
+ * ------------------------------------------------------------------------------------ */
 
-static bool level_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
+static bool watermark_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
 {
-    struct pg_watched l = a->levels[s->next];
-    l.key_len = LOAD_ACQUIRE(&a->levels[s->next].key_len);
+    struct pg_watched l = a->watermarks[s->next];
+    l.key_len = LOAD_ACQUIRE(&a->watermarks[s->next].key_len);
     const uint8_t *key = l.key;
     if (l.key_len == 0 || l.namespace_row >= a->namespace_rows)
         return true;
-    if (level_granules(&l) != 0) {
-        if ((uint64_t)level_blob(&l) + level_granules(&l) > a->blobs.granules)
+    if (watermark_granules(&l) != 0) {
+        if ((uint64_t)watermark_blob(&l) + watermark_granules(&l) > a->blobs.granules)
             return true;
-        key = blob_at(&a->blobs, level_blob(&l));
+        key = blob_at(&a->blobs, watermark_blob(&l));
     }
-    struct pg_wal_level *j = frame_begin(s, out, PG_WAL_LEVEL, l.key_len);
+    struct pg_wal_watermark *j = frame_begin(s, out, PG_WAL_WATERMARK, l.key_len);
     if (j == NULL)
         return false;
-    *j = wal_level_of((uint32_t)s->next, &l, true);
+    *j = wal_watermark_of((uint32_t)s->next, &l, true);
     memcpy(j + 1, key, l.key_len);
     return frame_end(s);
 }
@@ -332,7 +332,7 @@ typedef bool (*write_fn)(const struct pg_arena *a, struct pg_snapshot *s, struct
 
 static const write_fn writes[] = {
     [HEAD] = head_write, [NAMESPACES] = namespace_write, [TOPICS] = topic_write,
-    [SLOTS] = slot_write, [LEVELS] = level_write, [ENTRIES] = entry_write,
+    [SLOTS] = slot_write, [WATERMARKS] = watermark_write, [ENTRIES] = entry_write,
     [LOADS] = load_frame_write, [BLOCKS] = block_write, [LAST] = last_write,
 };
 
@@ -341,7 +341,7 @@ static void phase_begin(const struct pg_arena *a, struct pg_snapshot *s)
     const struct pg_header *h = a->header;
     const uint64_t counts[] = {[HEAD] = 1, [NAMESPACES] = a->namespace_rows,
                                [TOPICS] = a->topic_rows, [SLOTS] = a->slots.capacity,
-                               [LEVELS] = a->level_rows, [ENTRIES] = 0, [LOADS] = a->load_rows,
+                               [WATERMARKS] = a->watermark_rows, [ENTRIES] = 0, [LOADS] = a->load_rows,
                                [BLOCKS] = a->load_block_rows, [LAST] = 1};
     s->next = s->phase == ENTRIES ? LOAD_ACQUIRE(&h->published) : 0;
     s->end = s->phase == ENTRIES ? LOAD_ACQUIRE(&h->replay_tail) : counts[s->phase];

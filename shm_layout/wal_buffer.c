@@ -316,11 +316,11 @@ void wal_append_watch(struct pg_arena *a, uint32_t slot, uint64_t ticket)
     frame_end(a);
 }
 
-void wal_append_level(struct pg_arena *a, uint32_t row, const struct pg_watched *fields,
+void wal_append_watermark(struct pg_arena *a, uint32_t row, const struct pg_watched *fields,
                  const struct key *key)
 {
-    struct pg_wal_level *body = frame_begin(a, PG_WAL_LEVEL, key == NULL ? 0 : key->len);
-    *body = wal_level_of(row, fields, key != NULL);
+    struct pg_wal_watermark *body = frame_begin(a, PG_WAL_WATERMARK, key == NULL ? 0 : key->len);
+    *body = wal_watermark_of(row, fields, key != NULL);
     if (key != NULL) {
         body->key_len = key->len;
         memcpy(body + 1, key->bytes, key->len);
@@ -522,20 +522,20 @@ static bool sent_visible(const struct pg_arena *a, const void *body)
     return a->header->published >= ((const struct pg_wal_sent *)body)->upto;
 }
 
-static bool level_visible(const struct pg_arena *a, const void *body)
+static bool watermark_visible(const struct pg_arena *a, const void *body)
 {
-    const struct pg_wal_level *j = body;
-    if (j->row >= a->level_rows || a->levels[j->row].key_len == 0)
+    const struct pg_wal_watermark *j = body;
+    if (j->row >= a->watermark_rows || a->watermarks[j->row].key_len == 0)
         return false;
-    const struct pg_watched *l = &a->levels[j->row];
-    return l->level == j->level && l->error == j->error &&
-           (!(j->flags & PG_L_FORGOTTEN) || l->touched_s == PG_NIL);
+    const struct pg_watched *l = &a->watermarks[j->row];
+    return l->watermark == j->watermark && l->error == j->error &&
+           (!(j->flags & PG_WM_FORGOTTEN) || l->touched_s == PG_NIL);
 }
 
 static bool gone_visible(const struct pg_arena *a, const void *body)
 {
     const struct pg_wal_gone *j = body;
-    return j->row < a->level_rows && a->levels[j->row].key_len == 0;
+    return j->row < a->watermark_rows && a->watermarks[j->row].key_len == 0;
 }
 
 /* With a notice its entry decides; an outcome without an owner is free at once. */
@@ -587,7 +587,7 @@ static bool done_visible(const struct pg_arena *a, const void *body)
 static const visible_fn visible[PG_WAL_TYPES] = {
     [PG_WAL_NAMESPACE] = namespace_visible, [PG_WAL_TOPIC] = topic_visible, [PG_WAL_ARM] = arm_visible,
     [PG_WAL_MOVE] = move_visible, [PG_WAL_END] = end_visible, [PG_WAL_FIRE] = fire_visible,
-    [PG_WAL_SENT] = sent_visible, [PG_WAL_WATCH] = watch_visible, [PG_WAL_LEVEL] = level_visible,
+    [PG_WAL_SENT] = sent_visible, [PG_WAL_WATCH] = watch_visible, [PG_WAL_WATERMARK] = watermark_visible,
     [PG_WAL_GONE] = gone_visible, [PG_WAL_OUTCOME] = outcome_visible,
     [PG_WAL_SESSION] = session_visible, [PG_WAL_ENTRY] = published_visible,
     [PG_WAL_OPENED] = opened_visible, [PG_WAL_REPLIED] = told_visible,

@@ -1,4 +1,4 @@
-/* watches.c - the watchers of a key, ordered by the level that each of them waits for.
+/* watches.c - the watchers of a key, ordered by the watermark that each of them waits for.
  *
  * A treap (Seidel, Aragon 1996) over record numbers, with the priority a hash of the number:
  * insertion with a rising target and removal of a known record take O(1) expected, the rest
@@ -139,7 +139,7 @@ static void hang_between(struct pg_arena *a, struct pg_watched *l, uint32_t x)
 /* Targets usually rise. Equal ones stand in the order of their arrival. */
 void watch_link_among(struct pg_arena *a, uint32_t x)
 {
-    struct pg_watched *l = &a->levels[at(a, x)->level];
+    struct pg_watched *l = &a->watermarks[at(a, x)->key_row];
     if (at(a, x)->target >= at(a, l->latest)->target)
         hang_last(a, l, x);
     else
@@ -189,7 +189,7 @@ static void join_below(struct pg_arena *a, struct pg_watched *l, uint32_t x)
 
 void watch_unlink_among(struct pg_arena *a, uint32_t x)
 {
-    struct pg_watched *l = &a->levels[at(a, x)->level];
+    struct pg_watched *l = &a->watermarks[at(a, x)->key_row];
     if (l->first == x)
         l->first = after_first(a, x);
     if (l->latest == x)
@@ -206,7 +206,7 @@ static bool watch_sound(const struct pg_arena *a, uint32_t x, struct pg_fault *f
         const uint32_t child = side ? w->right : w->left;
         if (child == PG_NIL)
             continue;
-        if (at(a, child)->parent != x || at(a, child)->level != w->level)
+        if (at(a, child)->parent != x || at(a, child)->key_row != w->key_row)
             return fault_set(fault, "watches", "a child of another parent", x, x,
                              at(a, child)->parent);
         if (priority(child) > priority(x))
@@ -244,7 +244,7 @@ static uint64_t tree_size(const struct pg_arena *a, uint32_t root)
 static bool row_watches_sound(const struct pg_arena *a, uint32_t row, uint64_t *linked,
                               struct pg_fault *fault)
 {
-    const struct pg_watched *l = &a->levels[row];
+    const struct pg_watched *l = &a->watermarks[row];
     if ((l->root == PG_NIL) != (l->first == PG_NIL) || (l->root == PG_NIL) != (l->latest == PG_NIL))
         return fault_set(fault, "watches", "ends of a row", row, l->root, l->first);
     if (l->root == PG_NIL)
@@ -258,19 +258,19 @@ static bool row_watches_sound(const struct pg_arena *a, uint32_t row, uint64_t *
 bool watches_check(const struct pg_arena *a, struct pg_fault *fault)
 {
     uint64_t linked = 0, standing = 0, used = 0;
-    for (uint32_t row = 0; row < a->level_rows; row++)
-        if (a->levels[row].key_len != 0 && !row_watches_sound(a, row, &linked, fault))
+    for (uint32_t row = 0; row < a->watermark_rows; row++)
+        if (a->watermarks[row].key_len != 0 && !row_watches_sound(a, row, &linked, fault))
             return false;
     for (uint32_t x = 0; x < a->watch_rows; x++) {
         if (at(a, x)->slot == PG_NIL)
             continue;
         used++;
-        if (at(a, x)->level == PG_NIL)
+        if (at(a, x)->key_row == PG_NIL)
             continue;
         standing++;
-        if (at(a, x)->level >= a->level_rows || a->levels[at(a, x)->level].key_len == 0)
+        if (at(a, x)->key_row >= a->watermark_rows || a->watermarks[at(a, x)->key_row].key_len == 0)
             return fault_set(fault, "watches", "watches a key that is not there", x,
-                             a->level_rows, at(a, x)->level);
+                             a->watermark_rows, at(a, x)->key_row);
         if (!watch_sound(a, x, fault))
             return false;
     }

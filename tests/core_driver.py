@@ -25,8 +25,8 @@ DEFAULTS: dict[str, Any] = {
     "topics": 8,
     "sessions": 1,
     "watches": 64,
-    "levels": 32,
-    "level_ttl_ns": 600 * 10**9,
+    "watermarks": 32,
+    "watermark_ttl_ns": 600 * 10**9,
     "inbox_max": 64,
     "now_ns": 0,
     "wall_offset_ns": 0,
@@ -41,7 +41,7 @@ DEFAULTS: dict[str, Any] = {
 DERIVED = (
     lib.PG_R_FREE_SLOTS, lib.PG_R_WHEEL, lib.PG_R_BUCKETS, lib.PG_R_CHUNKS,
     lib.PG_R_FREE_CHUNKS, lib.PG_R_INDEX, lib.PG_R_BLOB_HEAP, lib.PG_R_BLOB_MAP,
-    lib.PG_R_NAME_INDEX, lib.PG_R_LEVEL_INDEX, lib.PG_R_LOAD_INDEX,
+    lib.PG_R_NAME_INDEX, lib.PG_R_WATERMARK_INDEX, lib.PG_R_LOAD_INDEX,
 )  # fmt: skip
 
 

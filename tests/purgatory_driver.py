@@ -15,7 +15,7 @@ from purgatoryd.shm_layout.layout import Message, struct_format
 
 ALL, ANY, SUM, CLIENT = lib.PG_C_ALL, lib.PG_C_ANY, lib.PG_C_SUM, lib.PG_C_CLIENT
 BASE_NOW = 2**64 - 1
-"""As the base of a SUM's key: the level at arming."""
+"""As the base of a SUM's key: the watermark at arming."""
 
 NAMES = [(b"n", b"t"), (b"other", b"t")]
 UID = 1000
@@ -32,8 +32,8 @@ DEFAULTS: dict[str, Any] = {
     "payload_bytes": 1 << 18,
     "sessions": 3,
     "watches": 128,
-    "levels": 32,
-    "level_ttl_ns": 2 * 10**9,
+    "watermarks": 32,
+    "watermark_ttl_ns": 2 * 10**9,
     "inbox_max": 1 << 20,
 }
 
@@ -126,8 +126,8 @@ def watch(
     )  # fmt: skip
 
 
-def advance(key: bytes, level: int, name: int = 0) -> Command:
-    return command(lib.PG_OP_ADVANCE_KEY, key, value=level, name=name)
+def advance(key: bytes, watermark: int, name: int = 0) -> Command:
+    return command(lib.PG_OP_ADVANCE_KEY, key, value=watermark, name=name)
 
 
 def bump(key: bytes, by: int) -> Command:
@@ -232,7 +232,7 @@ class Purgatory(Core):
         raise AssertionError("no end of it")
 
     def sweep(self) -> None:
-        lib.pg_sweep(self.a, self.now_ns, self._cursor, self.config["levels"])
+        lib.pg_sweep(self.a, self.now_ns, self._cursor, self.config["watermarks"])
 
     def mail(self, size: int = 1 << 20) -> dict[int, list[Mail]]:
         """All that was not sent in this round, by session."""
@@ -282,11 +282,11 @@ class Purgatory(Core):
             if hot[slot].ctl & 0xFF and hot[slot].flags & lib.PG_F_OPERATION
         ]  # fmt: skip
 
-    def levels(self) -> Iterator[tuple[bytes, Any]]:
+    def watermarks(self) -> Iterator[tuple[bytes, Any]]:
         """Watch keys and their rows (struct pg_watched)."""
-        rows = self.rows(lib.PG_R_LEVELS, "pg_watched")
+        rows = self.rows(lib.PG_R_WATERMARKS, "pg_watched")
         blobs = self.region(lib.PG_R_BLOBS)
-        for i in range(self.config["levels"]):
+        for i in range(self.config["watermarks"]):
             if length := rows[i].key_len:
                 key = bytes(ffi.buffer(rows[i].key))
                 if length > len(key):
@@ -306,10 +306,10 @@ class Purgatory(Core):
         return {
             "live": m.live, "operations": m.operations, "outcomes": m.outcomes,
             "slots": int.from_bytes(self.region(lib.PG_R_FREE_SLOTS)[:4], "little"),
-            "watches": p.free_watches, "levels": p.free_levels, "bytes": m.blob_bytes,
+            "watches": p.free_watches, "watermarks": p.free_watermarks, "bytes": m.blob_bytes,
             "granules": self.rows(lib.PG_R_BLOB_HEAP, "pg_blob_heap")[0].used,
             "index": any(self.region(lib.PG_R_INDEX)),
-            "level index": any(self.region(lib.PG_R_LEVEL_INDEX)),
+            "watermark index": any(self.region(lib.PG_R_WATERMARK_INDEX)),
         }  # fmt: skip
 
 

@@ -31,11 +31,11 @@ def say(*words: object) -> None:
 
 
 def advance(*pairs: str) -> None:
-    """Advances each of key=level."""
+    """Advances each of key=watermark."""
     with Purgatory("demo", namespace="broker") as p:
         for pair in pairs:
-            key, level = pair.split("=")
-            say(key, p.advance(key, int(level)))
+            key, watermark = pair.split("=")
+            say(key, p.advance(key, int(watermark)))
 
 
 def own(count: str, timeout: str) -> None:

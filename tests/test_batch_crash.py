@@ -57,14 +57,14 @@ def test_the_last_record_takes_effect_once(last: str) -> None:
     )
     message = owner.message([pd.put(b"first", HOUR_NS), LAST[last]])
     first = owner.reply(core.send(message)).answers
-    counts, levels = core.counts(), dict(core.levels())
+    counts, watermarks = core.counts(), dict(core.watermarks())
     tickets = core.header.next_ticket
     cut_off(core, owner, 2)
     again = owner.reply(core.send(message)).answers
     assert [a.ticket for a in again] == [a.ticket for a in first]
     assert core.header.next_ticket == tickets
     assert core.counts() == counts
-    assert dict(core.levels()) == levels
+    assert dict(core.watermarks()) == watermarks
     assert owner.reply(core.send(message)).answers == again, "and that is remembered"
     core.check()
 
@@ -85,7 +85,7 @@ def test_what_was_not_done_yet_is_done() -> None:
 
 def test_a_batch_under_way_goes_on_although_its_time_is_past() -> None:
     """Under a virtual clock: it was begun at the time that it names."""
-    core = Purgatory(capacity=4096, watches=8192, levels=4096, payload_bytes=1 << 21)
+    core = Purgatory(capacity=4096, watches=8192, watermarks=4096, payload_bytes=1 << 21)
     owner, other = Owner(core, 1), Owner(core, 2)
     for first in range(0, 3000, 1000):
         owner.send(*(

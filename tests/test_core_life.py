@@ -77,9 +77,9 @@ def test_a_region_that_is_not_where_it_belongs(region: int, field: str) -> None:
     was = getattr(row, field)
     setattr(row, field, was + 64)
     fault = refusal(core.attach)
-    # The counts of names, watches, levels and loads are sizes: all behind them moves.
+    # The counts of names, watches, watermarks and loads are sizes: all behind them moves.
     sizes = (
-        lib.PG_R_NAMESPACES, lib.PG_R_TOPICS, lib.PG_R_WATCHES, lib.PG_R_LEVELS,
+        lib.PG_R_NAMESPACES, lib.PG_R_TOPICS, lib.PG_R_WATCHES, lib.PG_R_WATERMARKS,
         lib.PG_R_ACCOUNTS, lib.PG_R_LOADS, lib.PG_R_LOAD_BLOCKS,
     )  # fmt: skip
     if field != "count" or region not in sizes:

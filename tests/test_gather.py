@@ -194,7 +194,7 @@ def test_the_rows_of_a_load_of_a_divided_namespace_are_known_to_all_its_shards()
         ({"namespaces": 3}, "namespaces in use"),
         ({"topics": 4}, "topics in use"),
         ({"watches": 2}, "watches in use"),
-        ({"levels": 2}, "watch keys in use"),
+        ({"watermarks": 2}, "watch keys in use"),
         ({"payload_bytes": 4096}, "payload memory in use"),
         ({"loads": 0}, "loads in use"),
         ({"load_blocks": 0}, "rows of loads in use"),

@@ -114,8 +114,8 @@ def test_outcomes_and_notices_are_noted(daemon: StartDaemon, tmp_path: Path) -> 
         Subscriber("demo", topics=["ends"], timeout=PATIENCE_S, ledger=ledger) as subscriber,
         Purgatory("demo", timeout=PATIENCE_S, ledger=ledger) as purgatory,
     ):
-        operation = purgatory.watch("wait", AllOf({"level": 1}), HOUR_S, topic="ends")
-        purgatory.advance("level", 1)
+        operation = purgatory.watch("wait", AllOf({"watermark": 1}), HOUR_S, topic="ends")
+        purgatory.advance("watermark", 1)
         assert operation.result(PATIENCE_S).cause == "satisfied"
         notice = subscriber.get(PATIENCE_S)
         assert notice is not None

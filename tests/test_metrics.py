@@ -347,7 +347,7 @@ def test_what_is_no_status_is_not_counted() -> None:
         (pd.watch(b"first", lib.PG_C_ALL, [pd.Key(b"b", 1)]), {}, "exists"),
         (pd.put(b"first", MS), {}, "exists"),
         (pd.cancel_for_key(b"far"), {"payload_bytes": 8192}, "payload"),
-        (pd.advance(b"new", 1), {"levels": 1}, "keys"),
+        (pd.advance(b"new", 1), {"watermarks": 1}, "keys"),
         (pd.watch(b"x", lib.PG_C_ALL, [pd.Key(b"far", 1)]), {"capacity": 1}, "full"),
     ],
 )
@@ -362,7 +362,7 @@ def test_what_a_batch_is_refused_is_counted_once(
     assert refused(core) == {reason: 1}
 
 
-def test_a_level_past_its_end_is_counted() -> None:
+def test_a_watermark_past_its_end_is_counted() -> None:
     core = Purgatory()
     pd.Owner(core).send(pd.advance(b"k", 5), pd.bump(b"k", 2**63 - 5))
     assert refused(core) == {"other": 1}

@@ -138,7 +138,7 @@ def assert_same(row: dict[str, Any], frame: Frame) -> None:
         assert (row["payload"], row["payload_len"]) == (found.payload, len(found.payload))
     ended = {name: frame.asked.get(name) for name in ("deadline_ns", "loaded")}
     told = fields | (ended if frame.kind == "end" else {})
-    for name in ("ticket", "deadline_ns", "slot", "level"):
+    for name in ("ticket", "deadline_ns", "slot", "watermark"):
         assert row[name] == told.get(name)
     came = told.get("loaded") or (frame.kind == "arm" and fields["in_load"])
     assert bool(row["loaded"]) == bool(came)

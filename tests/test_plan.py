@@ -218,7 +218,7 @@ def test_a_plan_is_made_of_wals(spark: SparkSession, tmp_path: Path) -> None:
         ],
         columns,
     )  # fmt: skip
-    opened = [record("arm", "x", 0, 7), record("arm", "x", 0, 12), record("level", "x", 0)]
+    opened = [record("arm", "x", 0, 7), record("arm", "x", 0, 12), record("watermark", "x", 0)]
     both = bronze.unionByName(spark.createDataFrame(opened, columns))
     found = fleet.measured(bronze, silver.open_adds(both)).collect()
     assert {(r.daemon, r.namespace): (r.live, r.rate) for r in found} == {

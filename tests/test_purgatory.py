@@ -20,7 +20,7 @@ LOW = 2**32 - 1  # of a version: the number of the CHECK
 BIG = {
     "capacity": 4096,
     "watches": 8192,
-    "levels": 4096,
+    "watermarks": 4096,
     "payload_bytes": 1 << 21,
     "replay_capacity": 64,
 }
@@ -53,13 +53,13 @@ def drained(owner: Owner) -> list[pd.Mail]:
 
 
 def test_a_watch_and_a_key_cost_what_was_promised() -> None:
-    core = Purgatory(watches=1 << 14, levels=1 << 14)
+    core = Purgatory(watches=1 << 14, watermarks=1 << 14)
     regions = core.header.regions
     watch = regions[lib.PG_R_WATCHES].stride
     assert watch <= 32
     assert watch + size_of("pg_share") <= 48
-    index = regions[lib.PG_R_LEVEL_INDEX].length / regions[lib.PG_R_LEVELS].count
-    assert regions[lib.PG_R_LEVELS].stride + index <= 64  # a key of 16 bytes or less
+    index = regions[lib.PG_R_WATERMARK_INDEX].length / regions[lib.PG_R_WATERMARKS].count
+    assert regions[lib.PG_R_WATERMARKS].stride + index <= 64  # a key of 16 bytes or less
 
 
 def test_many_operations_leave_nothing_behind() -> None:
@@ -91,7 +91,7 @@ ENDS = {
 
 
 def churn(core: Purgatory, owner: Owner, turn: int) -> int:
-    """Operations with every condition, and with a long key, meet every end; their levels are
+    """Operations with every condition, and with a long key, meet every end; their watermarks are
     forgotten in one turn and outlive their time in the next. Returns how many there were."""
     keys = [b"%d-%d" % (turn, n) for n in range(192)]
     long = [k + b"-long" * 10 for k in keys]
@@ -107,7 +107,7 @@ def churn(core: Purgatory, owner: Owner, turn: int) -> int:
     if turn % 2:
         owner.send(*(pd.forget(k) for k in [*keys, *long, b"t"]))
     else:
-        core.advance(core.now_ns + 2 * core.config["level_ttl_ns"])
+        core.advance(core.now_ns + 2 * core.config["watermark_ttl_ns"])
         core.sweep()
     core.publish_all()
     return sum(m.cause != 0 for m in mail)
@@ -150,13 +150,13 @@ def test_a_sum_is_visited_seldom(keys: int, threshold: int) -> None:
     names = [b"k%d" % n for n in range(min(keys, 24))]
     cap = -(-threshold // len(names)) + 1
     owner.send(pd.watch(b"sum", SUM, [Key(n, 0, cap) for n in names], threshold=threshold))
-    levels = dict.fromkeys(names, 0)
+    watermarks = dict.fromkeys(names, 0)
     most = max(1, threshold // 500)
     for _ in range(20_000):
         name = rng.choice(names)
-        levels[name] += rng.randint(1, most)
-        done = owner.send(pd.advance(name, levels[name]))[0].ended
-        if sum(min(cap, v) for v in levels.values()) >= threshold:
+        watermarks[name] += rng.randint(1, most)
+        done = owner.send(pd.advance(name, watermarks[name]))[0].ended
+        if sum(min(cap, v) for v in watermarks.values()) >= threshold:
             assert done == 1
             break
         assert done == 0
@@ -223,7 +223,7 @@ def test_a_bump_is_applied_once(crowd: tuple[Purgatory, Owner, Owner]) -> None:
     assert reply is not None
     assert [a.ended for a in other.reply(reply).answers] == [3000, 0]
     assert other.again().data == reply
-    assert dict(core.levels())[b"hot"].level == 11
+    assert dict(core.watermarks())[b"hot"].watermark == 11
 
 
 @pytest.mark.parametrize("calls", [1, 2])
@@ -238,7 +238,7 @@ def test_a_crash_in_the_middle_changes_no_outcome(
     core.rebuild(core.now_ns)
     core.check()
     core.send(message)
-    assert dict(core.levels())[b"hot"].level == 10
+    assert dict(core.watermarks())[b"hot"].watermark == 10
     assert core.metrics.operations == 0
     mail = drained(owner)
     assert len({m.key for m in mail}) == len(mail) == 3000
@@ -253,7 +253,7 @@ KEYS_PER_VISIT = 8
 def test_many_keys_count_as_work(end: str) -> None:
     """128 operations with 512 keys each are neither armed nor ended in one call."""
     core = Purgatory(
-        capacity=256, watches=1 << 16, levels=1024, payload_bytes=1 << 20, inbox_max=1000
+        capacity=256, watches=1 << 16, watermarks=1024, payload_bytes=1 << 20, inbox_max=1000
     )
     owner, most = Owner(core), VISITS * KEYS_PER_VISIT // 512
     keys = [Key(b"%d" % n, 2) for n in range(512)]
@@ -579,10 +579,10 @@ def test_a_session_that_ends_in_the_middle_leaves_nothing() -> None:
 
 
 def unchanged(core: Purgatory, owner: Owner, command: pd.Command) -> pd.Answer:
-    before, levels = core.counts(), [name for name, _ in core.levels()]
+    before, watermarks = core.counts(), [name for name, _ in core.watermarks()]
     answer = owner.send(command)[0]
     assert core.counts() == before
-    assert [name for name, _ in core.levels()] == levels
+    assert [name for name, _ in core.watermarks()] == watermarks
     core.check()
     return answer
 
@@ -594,7 +594,7 @@ FAR = Key(b"far", 1)
     ("command", "config", "status"),
     [
         (pd.watch(b"x", ALL, [Key(b"a", 1), Key(b"b", 1), Key(b"a", 2)]), {}, Status.DUPLICATE),
-        (pd.watch(b"x", ALL, [Key(b"a", 1), Key(b"b", 1)]), {"levels": 2}, Status.FULL_KEYS),
+        (pd.watch(b"x", ALL, [Key(b"a", 1), Key(b"b", 1)]), {"watermarks": 2}, Status.FULL_KEYS),
         (pd.watch(b"x", ALL, [FAR, Key(b"b", 1)]), {"watches": 2}, Status.FULL_WATCHES),
         (pd.watch(b"x", ALL, [FAR]), {"capacity": 1}, Status.FULL),
         (pd.watch(b"first", ALL, [Key(b"b", 1)]), {}, Status.EXISTS),
@@ -603,9 +603,9 @@ FAR = Key(b"far", 1)
          {"payload_bytes": 32768}, Status.FULL_PAYLOAD),
         (pd.watch(b"x", ALL, [Key(b"b", 1)], payload=b"x" * 20_000, notice=True),
          {"payload_bytes": 32768}, Status.FULL_PAYLOAD),
-        (pd.advance(b"new", 1), {"levels": 1}, Status.FULL_KEYS),
-        (pd.bump(b"new", 1), {"levels": 1}, Status.FULL_KEYS),
-        (pd.fail(b"new", 1), {"levels": 1}, Status.FULL_KEYS),
+        (pd.advance(b"new", 1), {"watermarks": 1}, Status.FULL_KEYS),
+        (pd.bump(b"new", 1), {"watermarks": 1}, Status.FULL_KEYS),
+        (pd.fail(b"new", 1), {"watermarks": 1}, Status.FULL_KEYS),
         (pd.clear(b"new"), {}, Status.UNKNOWN),
         (pd.forget(b"new"), {}, Status.UNKNOWN),
         (pd.cancel_for_key(b"new"), {}, Status.UNKNOWN),
@@ -630,13 +630,13 @@ def test_refusals_change_nothing(
     assert unchanged(core, owner, command).status == status
 
 
-def test_a_level_stops_at_its_end() -> None:
+def test_a_watermark_stops_at_its_end() -> None:
     core = Purgatory()
     owner = Owner(core)
     owner.send(pd.advance(b"k", 5))
     assert unchanged(core, owner, pd.bump(b"k", 2**63 - 5)).status == lib.PG_ST_OVERFLOW
     assert owner.send(pd.bump(b"k", 2**63 - 6))[0].status == Status.DONE
-    assert dict(core.levels())[b"k"].level == 2**63 - 1
+    assert dict(core.watermarks())[b"k"].watermark == 2**63 - 1
     owner.send(pd.watch(b"x", ALL, [Key(b"k", 2**63)]), pd.watch(b"y", CLIENT, [Key(b"k", 0)]))
     assert owner.send(pd.bump(b"k", 0))[0].ended == 0
     assert [m.key for m in owner.mail()] == [b"y"]
@@ -677,7 +677,7 @@ def test_malformed_batches_change_nothing(command: pd.Command) -> None:
 
 
 def test_most_keys() -> None:
-    core = Purgatory(watches=1024, levels=1024)
+    core = Purgatory(watches=1024, watermarks=1024)
     owner = Owner(core)
     keys = [Key(b"%d" % n, 1) for n in range(1024)]
     owner.send(pd.watch(b"x", ALL, keys, notice=True))
@@ -747,7 +747,7 @@ def test_a_put_that_extends_moves_an_operations_deadline() -> None:
     assert causes(owner.mail()) == [Cause.EXPIRED]
 
 
-def test_levels_stay_for_their_time_to_live_across_a_restart() -> None:
+def test_watermarks_stay_for_their_time_to_live_across_a_restart() -> None:
     """An operation that a rebuild ends touches its keys at the time of the last heartbeat."""
     core = Purgatory(replay_capacity=16, now_ns=100 * 10**9)
     owner = Owner(core)
@@ -758,12 +758,12 @@ def test_levels_stay_for_their_time_to_live_across_a_restart() -> None:
     lib.pg_beat(core.a, core.now_ns, 1, 1, 1)
     message = owner.message([pd.advance(b"k", 1), pd.cancel(b"none"), pd.advance(b"k", 2)])
     step(core, message)
-    dict(core.levels())[b"k"].level = 2  # stored, its watchers not visited yet
+    dict(core.watermarks())[b"k"].watermark = 2  # stored, its watchers not visited yet
     core.attach()
     core.rebuild(core.now_ns)
     assert core.metrics.operations == 0
     core.sweep()
-    assert {name for name, _ in core.levels()} == {b"k", b"mine"}
+    assert {name for name, _ in core.watermarks()} == {b"k", b"mine"}
 
 
 # ---- own keys ------------------------------------------------------------------------------
@@ -798,7 +798,7 @@ def test_own_keys_go_with_the_operation(end: str, restart: bool) -> None:
     core.advance(5 * MS)
     core.check()
     assert core.metrics.operations == 0
-    assert {name for name, _ in core.levels()} == {k.name for k in MANY_OWN if not k.own}
+    assert {name for name, _ in core.watermarks()} == {k.name for k in MANY_OWN if not k.own}
 
 
 def test_an_own_key_that_others_watch_goes_with_the_last() -> None:
@@ -810,10 +810,10 @@ def test_an_own_key_that_others_watch_goes_with_the_last() -> None:
         pd.advance(b"k", 2),
     )
     owner.send(pd.cancel(b"its"))
-    assert [row.level for name, row in core.levels() if name == b"k"] == [2]
+    assert [row.watermark for name, row in core.watermarks() if name == b"k"] == [2]
     owner.send(pd.cancel(b"guest"))
     core.check()
-    assert {name for name, _ in core.levels()} == {b"other"}
+    assert {name for name, _ in core.watermarks()} == {b"other"}
 
 
 def test_a_crash_in_the_middle_of_an_end_leaves_no_own_key() -> None:
@@ -825,7 +825,7 @@ def test_a_crash_in_the_middle_of_an_end_leaves_no_own_key() -> None:
         pd.watch(b"guest", ALL, [Key(b"shared", 2, own=True)]),
     )
     slot = next(s for s in core.operations() if core.operation(s).keys == 2)
-    for name, row in core.levels():
+    for name, row in core.watermarks():
         if name == b"k":
             row.touched_s = 2**32 - 1
     core.operation(slot).cause = lib.PG_CAUSE_EXPIRED
@@ -833,9 +833,9 @@ def test_a_crash_in_the_middle_of_an_end_leaves_no_own_key() -> None:
     core.attach()
     core.rebuild(core.now_ns)
     core.check()
-    assert {name for name, _ in core.levels()} == {b"shared"}
+    assert {name for name, _ in core.watermarks()} == {b"shared"}
     owner.send(pd.cancel(b"guest"))
-    assert not dict(core.levels())
+    assert not dict(core.watermarks())
 
 
 # ---- CLIENT conditions ---------------------------------------------------------------------
@@ -845,7 +845,7 @@ def checks(owner: Owner) -> list[tuple[int, int]]:
     return [(m.cause, m.version & LOW) for m in owner.mail()]
 
 
-def test_a_check_is_repeated_when_a_level_moved() -> None:
+def test_a_check_is_repeated_when_a_watermark_moved() -> None:
     core = Purgatory()
     owner = Owner(core)
     owner.send(pd.watch(b"x", CLIENT, [Key(b"a", 0), Key(b"b", 0)]))
@@ -888,7 +888,7 @@ def test_only_the_owner_completes() -> None:
     assert owner.send(pd.complete(b"x", asked.version))[0].ended == 1
 
 
-def test_an_answer_of_no_waits_for_the_next_level() -> None:
+def test_an_answer_of_no_waits_for_the_next_watermark() -> None:
     core = Purgatory()
     owner, other = Owner(core, 1), Owner(core, 2)
     owner.send(pd.watch(b"x", CLIENT, [Key(b"a", 0)]))
@@ -959,10 +959,10 @@ def test_the_outcomes_of_an_ended_session_are_freed_in_turns(restart: bool) -> N
     [
         ({"capacity": 19}, "timers armed"),
         ({"watches": 9}, "watches in use"),
-        ({"levels": 10}, "watch keys in use"),
+        ({"watermarks": 10}, "watch keys in use"),
         ({"sessions": 1}, None),
         ({"payload_bytes": 4096}, "payload memory in use"),
-        ({"capacity": 20, "watches": 10, "levels": 11}, None),
+        ({"capacity": 20, "watches": 10, "watermarks": 11}, None),
     ],
 )
 def test_migration_counts_outcomes_too(changes: dict[str, int], what: str | None) -> None:

@@ -39,7 +39,6 @@ from purgatoryd.clients import (
     InvalidCondition,
     InvalidKey,
     InvalidTime,
-    LevelOverflow,
     Notice,
     Operation,
     Purgatory,
@@ -47,6 +46,7 @@ from purgatoryd.clients import (
     Subscriber,
     SumOf,
     Watch,
+    WatermarkOverflow,
     When,
 )
 from purgatoryd.shm_layout import wire
@@ -112,8 +112,8 @@ def test_one_process_arms_and_others_advance(a: Purgatory) -> None:
         op = a.watch("req:17", AllOf(targets), HOUR_S, payload=b"append", topic="produce")
         late = a.watch("req:18", AllOf({"t-8": 0, "t-9": 1}), 0.2, payload=b"x", topic="produce")
         workers = [
-            purgatory_worker.start("advance", *levels)
-            for levels in (["t-0=1000", "t-0=1041"], ["t-1=77"])
+            purgatory_worker.start("advance", *watermarks)
+            for watermarks in (["t-0=1000", "t-0=1041"], ["t-1=77"])
         ]
         outcome = op.result(PATIENCE_S)
         expired = late.result(PATIENCE_S)
@@ -140,7 +140,7 @@ def test_notices_of_timers_have_no_verdict(a: Purgatory) -> None:
 
 def test_an_advance_before_the_watch_is_not_lost(a: Purgatory, b: Purgatory) -> None:
     assert b.advance("t-0", 10) == 0
-    assert b.advance("t-0", 5) == 0, "levels never fall"
+    assert b.advance("t-0", 5) == 0, "watermarks never fall"
     op = a.watch("w", AllOf({"t-0": 10}), HOUR_S)
     assert op.result(PATIENCE_S).cause == "satisfied"
     half = a.watch("half", AllOf({"t-0": 10, "t-1": 1}), HOUR_S)
@@ -214,11 +214,11 @@ def test_a_failure_lasts_until_it_is_cleared(a: Purgatory, b: Purgatory) -> None
     assert op.result(PATIENCE_S).cause == "satisfied"
 
 
-def test_forget_takes_the_level_once_nobody_watches(a: Purgatory, b: Purgatory) -> None:
+def test_forget_takes_the_watermark_once_nobody_watches(a: Purgatory, b: Purgatory) -> None:
     b.advance("t", 10)
     op = a.watch("w", AnyOf({"t": 20, "u": 1}), HOUR_S)
     again = a.watch("again", AnyOf({"t": 10, "u": 1}), HOUR_S)
-    assert again.result(PATIENCE_S).missing == ["u"], "while it is watched it keeps its level"
+    assert again.result(PATIENCE_S).missing == ["u"], "while it is watched it keeps its watermark"
     assert b.forget("t")
     assert b.advance("u", 1) == 1
     op.result(PATIENCE_S)
@@ -312,9 +312,9 @@ Bad = tuple[Callable[[Any], object], type[Exception], str]
 BAD: tuple[Bad, ...] = (
     (lambda p: p.watch("w", AllOf({}), 1), InvalidCondition, "1 to 1024"),
     (lambda p: p.watch("w", AllOf({str(n): 1 for n in range(1025)}), 1), InvalidCondition, "1024"),
-    (lambda p: p.watch("w", AllOf({"k": -1}), 1), InvalidCondition, "level"),
-    (lambda p: p.watch("w", AllOf({"k": 2**63}), 1), InvalidCondition, "level"),
-    (lambda p: p.watch("w", AllOf({"k": True}), 1), InvalidCondition, "level"),
+    (lambda p: p.watch("w", AllOf({"k": -1}), 1), InvalidCondition, "watermark"),
+    (lambda p: p.watch("w", AllOf({"k": 2**63}), 1), InvalidCondition, "watermark"),
+    (lambda p: p.watch("w", AllOf({"k": True}), 1), InvalidCondition, "watermark"),
     (lambda p: p.watch("w", AllOf({"": 1}), 1), InvalidKey, "0"),
     (lambda p: p.watch("w", AllOf({"k" * 256: 1}), 1), InvalidKey, "256"),
     (lambda p: p.watch("w", AllOf(ANYTHING(["k"])), 1), InvalidCondition, "mapping"),
@@ -339,10 +339,10 @@ BAD: tuple[Bad, ...] = (
     (lambda p: p.watch("w", AllOf({f"k:{n}": 1 for n in range(6)}), 1), Full, "watch records"),
     (lambda p: p.advance("one more", 1), Full, "watch keys"),
     (lambda p: p.fail("one more", 1), Full, "watch keys"),
-    (lambda p: p.bump("high", 11), LevelOverflow, "high"),
-    (lambda p: p.advance("k", -1), InvalidCondition, "level"),
-    (lambda p: p.advance("k", 2**63), InvalidCondition, "level"),
-    (lambda p: p.bump("k", -1), InvalidCondition, "level"),
+    (lambda p: p.bump("high", 11), WatermarkOverflow, "high"),
+    (lambda p: p.advance("k", -1), InvalidCondition, "watermark"),
+    (lambda p: p.advance("k", 2**63), InvalidCondition, "watermark"),
+    (lambda p: p.bump("k", -1), InvalidCondition, "watermark"),
     (lambda p: p.fail("k", 0), InvalidCondition, "error code"),
     (lambda p: p.fail("k", 2**32), InvalidCondition, "error code"),
     (lambda p: p.watch("w", AllOf({"k": 1}), 1, payload=bytes(65_537)), InvalidArgument, "65537"),
@@ -364,7 +364,7 @@ def test_what_is_refused_changes_nothing(daemon: StartDaemon) -> None:
             assert text in str(caught.value)
             found = (reader.stats()["blob_bytes"], reader.stats()["live"], p.operations)
             assert found == before, text
-        assert p.bump("high", 10) == 0, "the level did not move"
+        assert p.bump("high", 10) == 0, "the watermark did not move"
         assert p.advance("t", 1) == 1
         assert op.result(PATIENCE_S).cause == "satisfied"
         reader.check()
@@ -395,9 +395,9 @@ def test_an_invalid_row_among_many_is_found_before_anything_is_sent(
     for bad in (("", good[1], 1.0), ("two", AllOf({}), 1.0), ("two", good[1], float("nan"))):
         with pytest.raises(InvalidArgument):
             a.watch_many([good, bad])
-    for levels in ([("k", 1), ("k", -1)], [("k", 1), ("", 1)]):
+    for watermarks in ([("k", 1), ("k", -1)], [("k", 1), ("", 1)]):
         with pytest.raises(InvalidArgument):
-            a.advance_many(levels)
+            a.advance_many(watermarks)
     a.flush()
     assert (stats("operations"), a.operations) == (0, 0)
     op = a.watch(*good)
@@ -633,10 +633,10 @@ def test_asyncio_conditions_and_callbacks_run_in_the_loop(demo: Daemon) -> None:
             return len(where) == 3
 
         op = await p.watch("w", When(condition, ["k"]), HOUR_S, callback=called.set_result)
-        for level in range(1, 4):
-            while len(where) < level:
+        for watermark in range(1, 4):
+            while len(where) < watermark:
                 await asyncio.sleep(0.001)
-            await p.advance("k", level)
+            await p.advance("k", watermark)
         assert await called is op
         assert (await op).cause == "satisfied"
         assert set(where) == {here}
@@ -1023,7 +1023,7 @@ GARBAGE = {
     "a wall deadline": watching(KEY, time_kind=TimeKind.WALL),
     "an unknown flag": watching(KEY, flags=2),
     "a payload that is too long": watching(KEY + bytes(65_537), payload_len=65_537),
-    "a level past the last": trigger(Op.ADVANCE_KEY, b"k", 2**63),
+    "a watermark past the last": trigger(Op.ADVANCE_KEY, b"k", 2**63),
     "a bump past the last": trigger(Op.BUMP, b"k", 2**63),
     "a failure with no code": trigger(Op.FAIL, b"k", 0),
     "a failure with a long code": trigger(Op.FAIL, b"k", 2**32),

@@ -18,7 +18,7 @@ from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.layout import Cause
 
 NIL = 0xFFFFFFFF
-LEVEL_MAX = 2**63 - 1
+WATERMARK_MAX = 2**63 - 1
 MS = 1_000_000
 
 
@@ -26,8 +26,8 @@ MS = 1_000_000
 
 
 @dataclass
-class Level:
-    level: int = 0
+class Watermark:
+    watermark: int = 0
     error: int = 0
     touched_s: int | None = 0  # None: forgotten as soon as nobody watches
 
@@ -57,7 +57,7 @@ class Model:
     config: dict[str, Any]
     now_ns: int = 0
     next_ticket: int = 1
-    levels: dict[bytes, Level] = field(default_factory=dict)
+    watermarks: dict[bytes, Watermark] = field(default_factory=dict)
     armed: dict[bytes, Operation] = field(default_factory=dict)
     inbox: dict[int, dict[int, Operation]] = field(default_factory=dict)  # session -> ticket
     unsent: set[int] = field(default_factory=set)  # tickets
@@ -66,10 +66,10 @@ class Model:
     # ---- conditions ----
 
     def gain(self, k: Key) -> int:
-        return min(k.cap, max(0, self.levels[k.name].level - k.target))
+        return min(k.cap, max(0, self.watermarks[k.name].watermark - k.target))
 
     def reached(self, k: Key) -> bool:
-        return self.levels[k.name].level >= k.target
+        return self.watermarks[k.name].watermark >= k.target
 
     def holds(self, op: Operation) -> bool:
         if op.condition == SUM:
@@ -80,8 +80,8 @@ class Model:
 
     def error(self, op: Operation) -> int:
         for k in op.keys:
-            if self.levels[k.name].error and not (op.condition == ALL and self.reached(k)):
-                return self.levels[k.name].error
+            if self.watermarks[k.name].error and not (op.condition == ALL and self.reached(k)):
+                return self.watermarks[k.name].error
         return 0
 
     def missing(self, op: Operation) -> frozenset[int]:
@@ -93,35 +93,35 @@ class Model:
     def watchers(self, name: bytes) -> list[Operation]:
         return [op for op in self.armed.values() if any(k.name == name for k in op.keys)]
 
-    # ---- levels ----
+    # ---- watermarks ----
 
     @property
     def now_s(self) -> int:
         return self.now_ns // 10**9
 
-    def level(self, name: bytes) -> Level | None:
+    def watermark(self, name: bytes) -> Watermark | None:
         """A new one if need be; None: the table is full."""
-        if name not in self.levels:
-            if len(self.levels) == self.config["levels"]:
+        if name not in self.watermarks:
+            if len(self.watermarks) == self.config["watermarks"]:
                 return None
-            self.levels[name] = Level(touched_s=self.now_s)
-        return self.levels[name]
+            self.watermarks[name] = Watermark(touched_s=self.now_s)
+        return self.watermarks[name]
 
     def left(self, name: bytes) -> None:
-        level = self.levels[name]
+        watermark = self.watermarks[name]
         if self.watchers(name):
             return
-        if level.touched_s is None:
-            del self.levels[name]
+        if watermark.touched_s is None:
+            del self.watermarks[name]
         else:
-            level.touched_s = self.now_s
+            watermark.touched_s = self.now_s
 
     def sweep(self) -> None:
-        ttl_s = self.config["level_ttl_ns"] // 10**9
-        for name, level in list(self.levels.items()):
-            idle = level.touched_s is not None and self.now_s - level.touched_s > ttl_s
+        ttl_s = self.config["watermark_ttl_ns"] // 10**9
+        for name, watermark in list(self.watermarks.items()):
+            idle = watermark.touched_s is not None and self.now_s - watermark.touched_s > ttl_s
             if idle and not self.watchers(name):
-                del self.levels[name]
+                del self.watermarks[name]
 
     # ---- ends ----
 
@@ -136,7 +136,7 @@ class Model:
         del self.armed[op.key]
         for k in op.keys:
             if k.own:
-                self.levels[k.name].touched_s = None
+                self.watermarks[k.name].touched_s = None
             self.left(k.name)
         if op.notice:
             self.verdicts.append(op)
@@ -167,7 +167,7 @@ class Model:
     # ---- commands ----
 
     def refusal(self, op: Operation) -> int:
-        """Why it cannot be armed; levels are only looked at."""
+        """Why it cannot be armed; watermarks are only looked at."""
         slots = len(self.armed) + len(
             [o for box in self.inbox.values() for o in box.values() if o.cause]
         )
@@ -183,11 +183,11 @@ class Model:
         return self.keys_refusal([k.name for k in op.keys])
 
     def keys_refusal(self, names: list[bytes]) -> int:
-        room = self.config["levels"] - len(self.levels)
+        room = self.config["watermarks"] - len(self.watermarks)
         for n, name in enumerate(names):
             if name in names[:n]:
                 return int(lib.PG_ST_DUPLICATE)
-            room -= name not in self.levels
+            room -= name not in self.watermarks
             if room < 0:
                 return int(lib.PG_ST_FULL_KEYS)
         return 0
@@ -200,12 +200,14 @@ class Model:
         if refused:
             return Answer(refused, 0, 0)
         for k in op.keys:
-            level = self.level(k.name)
-            assert level is not None
-            level.touched_s = self.now_s
+            watermark = self.watermark(k.name)
+            assert watermark is not None
+            watermark.touched_s = self.now_s
         if op.condition == SUM:
             op.keys = [
-                k._replace(target=self.levels[k.name].level) if k.target == pd.BASE_NOW else k
+                k._replace(target=self.watermarks[k.name].watermark)
+                if k.target == pd.BASE_NOW
+                else k
                 for k in op.keys
             ]
         self.next_ticket += 1
@@ -215,12 +217,12 @@ class Model:
         return Answer(lib.PG_ST_ADDED, op.deadline_ns, op.ticket)
 
     def advance(self, name: bytes, to: int) -> Answer:
-        level = self.level(name)
-        if level is None:
+        watermark = self.watermark(name)
+        if watermark is None:
             return Answer(lib.PG_ST_FULL_KEYS, 0, 0)
-        if to <= level.level:
+        if to <= watermark.watermark:
             return Answer(lib.PG_ST_DONE, 0, 0)
-        level.level, level.touched_s = to, self.now_s
+        watermark.watermark, watermark.touched_s = to, self.now_s
         watchers = self.watchers(name)
         for op in watchers:
             if op.condition == CLIENT:
@@ -229,29 +231,29 @@ class Model:
         return Answer(lib.PG_ST_DONE, len(ended), 0)
 
     def bump(self, name: bytes, by: int) -> Answer:
-        before = self.levels[name].level if name in self.levels else 0
-        if before + by > LEVEL_MAX:
+        before = self.watermarks[name].watermark if name in self.watermarks else 0
+        if before + by > WATERMARK_MAX:
             return Answer(lib.PG_ST_OVERFLOW, 0, 0)
         return self.advance(name, before + by)
 
     def fail(self, name: bytes, code: int) -> Answer:
-        level = self.level(name)
-        if level is None:
+        watermark = self.watermark(name)
+        if watermark is None:
             return Answer(lib.PG_ST_FULL_KEYS, 0, 0)
-        level.error, level.touched_s = code, self.now_s
+        watermark.error, watermark.touched_s = code, self.now_s
         failed = [op for op in self.watchers(name) if self.error(op)]
         return Answer(lib.PG_ST_DONE, sum(self.end(op, Cause.FAILED, code) for op in failed), 0)
 
     def clear(self, name: bytes) -> Answer:
-        if name not in self.levels:
+        if name not in self.watermarks:
             return Answer(lib.PG_ST_UNKNOWN, 0, 0)
-        self.levels[name].error = 0
+        self.watermarks[name].error = 0
         return Answer(lib.PG_ST_DONE, 0, 0)
 
     def forget(self, name: bytes) -> Answer:
-        if name not in self.levels:
+        if name not in self.watermarks:
             return Answer(lib.PG_ST_UNKNOWN, 0, 0)
-        self.levels[name].touched_s = None
+        self.watermarks[name].touched_s = None
         self.left(name)
         return Answer(lib.PG_ST_DONE, 0, 0)
 
@@ -304,14 +306,18 @@ OPERATION_KEYS = [b"op%d" % i for i in range(16)] + [b"o" * 255]
 WATCH_KEYS = [b"k%d" % i for i in range(4)] + [b"w" * 255]
 OPERATION = st.sampled_from(OPERATION_KEYS)
 NAME = st.sampled_from(WATCH_KEYS)
-LEVEL = st.integers(0, 9)
+WATERMARK = st.integers(0, 9)
 CODE = st.integers(1, 3)
 DELAY = st.integers(0, 40).map(lambda ms: ms * MS) | st.sampled_from([10**9, 4 * 10**9])
-EXTREME = st.sampled_from([LEVEL_MAX, LEVEL_MAX + 1, 2**64 - 3, 2**64 - 2, 2**64 - 1])
+EXTREME = st.sampled_from([WATERMARK_MAX, WATERMARK_MAX + 1, 2**64 - 3, 2**64 - 2, 2**64 - 1])
 OWN = st.sampled_from([False, False, True])
-TARGETED = st.builds(Key, NAME, LEVEL | LEVEL | EXTREME, st.just(0), OWN)
+TARGETED = st.builds(Key, NAME, WATERMARK | WATERMARK | EXTREME, st.just(0), OWN)
 SHARED = st.builds(
-    Key, NAME, LEVEL | st.just(pd.BASE_NOW) | EXTREME, st.integers(0, 9) | st.just(2**64 - 1), OWN
+    Key,
+    NAME,
+    WATERMARK | st.just(pd.BASE_NOW) | EXTREME,
+    st.integers(0, 9) | st.just(2**64 - 1),
+    OWN,
 )
 KEYS = {c: st.lists(SHARED if c == SUM else TARGETED, min_size=1, max_size=5) for c in range(4)}
 
@@ -335,10 +341,10 @@ def commands_of(name: str, *fields: st.SearchStrategy[Any]) -> st.SearchStrategy
 
 COMMAND = st.one_of(
     watches(), watches(), watches(), watches(),
-    commands_of("advance", NAME, LEVEL),
-    commands_of("advance", NAME, st.just(LEVEL_MAX)),
+    commands_of("advance", NAME, WATERMARK),
+    commands_of("advance", NAME, st.just(WATERMARK_MAX)),
     commands_of("bump", NAME, st.integers(0, 3)),
-    commands_of("bump", NAME, st.just(LEVEL_MAX)),
+    commands_of("bump", NAME, st.just(WATERMARK_MAX)),
     commands_of("fail", NAME, CODE),
     commands_of("clear", NAME),
     commands_of("clear", NAME),
@@ -352,7 +358,7 @@ CONFIG = st.fixed_dictionaries(
     {
         "capacity": st.sampled_from([4, 64, 64]),
         "watches": st.sampled_from([6, 12, 128, 128]),
-        "levels": st.sampled_from([3, 6, 32, 32]),
+        "watermarks": st.sampled_from([3, 6, 32, 32]),
         "inbox_max": st.sampled_from([2, 5, 1000, 1000]),
         "replay_bytes_max": st.sampled_from([256, 1 << 16]),
     }
@@ -433,7 +439,7 @@ class PurgatoryMachine(RuleBasedStateMachine):
     def cancelled_for_key(self, name: bytes, found: Answer, ended: list[bytes]) -> Answer:
         """MORE is an answer while notices have no room."""
         m = self.model
-        if name not in m.levels:
+        if name not in m.watermarks:
             return Answer(lib.PG_ST_UNKNOWN, 0, 0)
         keys = {op.key for op in m.watchers(name)}
         assert len(set(ended)) == len(ended)
@@ -460,7 +466,7 @@ class PurgatoryMachine(RuleBasedStateMachine):
 
     @rule(
         who=st.integers(0, OWNERS - 1),
-        some=st.lists(commands_of("advance", NAME, LEVEL), min_size=1, max_size=6),
+        some=st.lists(commands_of("advance", NAME, WATERMARK), min_size=1, max_size=6),
     )
     def advance(self, who: int, some: list[tuple[str, tuple[Any, ...]]]) -> None:
         self.batch(who, some)
@@ -589,11 +595,11 @@ class PurgatoryMachine(RuleBasedStateMachine):
             self.batch(0, [("cancel", (key, 0))])
         for owner in self.owners:
             self.acknowledge_some(random.Random(0), owner, 1.0)
-            self.batch(0, [("forget", (name,)) for name in m.levels] or [NOP])
+            self.batch(0, [("forget", (name,)) for name in m.watermarks] or [NOP])
         for owner in self.owners:
             while m.inbox[owner.id]:
                 self.acknowledge_some(random.Random(1), owner, 1.0)
-        assert not m.levels
+        assert not m.watermarks
         self.window_passes()
         self.verdicts_are_the_same()
         self.core.publish_all()
@@ -633,23 +639,23 @@ class PurgatoryMachine(RuleBasedStateMachine):
         assert rows == {session: len(box) for session, box in m.inbox.items()}
 
     @invariant()
-    def levels_are_the_same(self) -> None:
+    def watermarks_are_the_same(self) -> None:
         assert {
-            name: (row.level, row.error, row.touched_s) for name, row in self.core.levels()
+            name: (row.watermark, row.error, row.touched_s) for name, row in self.core.watermarks()
         } == {
-            name: (v.level, v.error, NIL if v.touched_s is None else v.touched_s)
-            for name, v in self.model.levels.items()
+            name: (v.watermark, v.error, NIL if v.touched_s is None else v.touched_s)
+            for name, v in self.model.watermarks.items()
         }
 
     @invariant()
     def nobody_was_passed_over(self) -> None:
-        """Watchers stand in order, each above the level, every key of an operation once."""
+        """Watchers stand in order, each above the watermark, every key of an operation once."""
         records = self.core.rows(lib.PG_R_WATCHES, "pg_watch")
-        for name, row in self.core.levels():
+        for name, row in self.core.watermarks():
             order = list(in_order(records, row.root))
             targets = [records[x].target for x in order]
             assert targets == sorted(targets)
-            assert all(target > row.level for target in targets)
+            assert all(target > row.watermark for target in targets)
             assert (row.first, row.latest) == ((order[0], order[-1]) if order else (NIL, NIL))
             assert len(order) == len(self.model.watchers(name))
 
@@ -681,16 +687,16 @@ def scribble(core: Purgatory, seed: int) -> None:
     def junk() -> int:
         return rng.getrandbits(32)
 
-    for region in (*DERIVED, lib.PG_R_LEVEL_INDEX):
+    for region in (*DERIVED, lib.PG_R_WATERMARK_INDEX):
         view = core.region(region)
         view[:] = rng.randbytes(len(view))
-    core.pool.free_watch, core.pool.free_level = junk(), junk()
-    core.pool.free_watches, core.pool.free_levels = junk(), junk()
+    core.pool.free_watch, core.pool.free_watermark = junk(), junk()
+    core.pool.free_watches, core.pool.free_watermarks = junk(), junk()
     scribble_watches(core, junk)
-    levels = core.rows(lib.PG_R_LEVELS, "pg_watched")
-    for i in range(core.config["levels"]):
-        levels[i].root, levels[i].first, levels[i].latest = junk(), junk(), junk()
-        levels[i].place = junk()
+    watermarks = core.rows(lib.PG_R_WATERMARKS, "pg_watched")
+    for i in range(core.config["watermarks"]):
+        watermarks[i].root, watermarks[i].first, watermarks[i].latest = junk(), junk(), junk()
+        watermarks[i].place = junk()
     m = core.metrics
     m.live = m.operations = m.outcomes = m.blob_bytes = core.header.replay_bytes = junk()
 

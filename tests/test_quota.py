@@ -251,7 +251,7 @@ def test_a_quota_of_timers(core: Purgatory, whose: str) -> None:
     ]  # fmt: skip
     assert over(answers[2]) == over(answers[3]) == (whose, "timers", 2, 2, None)
     assert core.metrics.refused_quota == 2
-    assert [key for key, _ in core.levels()] == [b"w"]  # a refused watch leaves no key behind
+    assert [key for key, _ in core.watermarks()] == [b"w"]  # a refused watch leaves no key behind
     again = alice.send(pd.cancel(b"a"), pd.put(b"c", MS), pd.advance(b"w", 1), pd.put(b"d", MS))
     assert statuses(again) == [Status.CANCELLED, Status.ADDED, Status.DONE, Status.ADDED]
     core.advance(core.now_ns + SECOND_NS)  # both fire: never refused
@@ -329,7 +329,7 @@ def test_operations_come_back_evenly(core: Purgatory, whose: str) -> None:
     else:
         core.set_namespace(b"n", quota_ops=4)
     alice, now_ns = Owner(core, 1, ALICE), core.now_ns
-    advances = [pd.advance(b"w", level) for level in range(6)]
+    advances = [pd.advance(b"w", watermark) for watermark in range(6)]
     answers = alice.send(*advances)
     assert statuses(answers) == [Status.DONE] * 4 + [Status.QUOTA] * 2
     retry_ns = now_ns + SECOND_NS // 4
@@ -593,13 +593,13 @@ class Accounting(RuleBasedStateMachine):
     @rule(uid=uids, name=names, key=keys, condition=st.sampled_from([ALL, ANY, SUM]),
           watched=st.lists(st.sampled_from([b"p", b"q", b"r"]), min_size=1, unique=True),
           payload=st.sampled_from([0, 300]), notice=st.booleans(),
-          level=st.integers(0, 3))  # fmt: skip
+          watermark=st.integers(0, 3))  # fmt: skip
     def watch(
         self, uid: int, name: int, key: bytes, condition: int, watched: list[bytes], payload: int,
-        notice: bool, level: int,
+        notice: bool, watermark: int,
     ) -> None:  # fmt: skip
         command = pd.watch(
-            key, condition, [Key(w, level, 9 if condition == SUM else 0) for w in watched],
+            key, condition, [Key(w, watermark, 9 if condition == SUM else 0) for w in watched],
             20 * MS, threshold=2 if condition == SUM else 0, payload=bytes(payload),
             notice=notice, name=name,
         )  # fmt: skip
@@ -614,9 +614,11 @@ class Accounting(RuleBasedStateMachine):
         if answer.status == Status.CANCELLED:
             del self.armed[name, key]
 
-    @rule(uid=uids, name=names, key=st.sampled_from([b"p", b"q", b"r"]), level=st.integers(0, 4))
-    def advance_key(self, uid: int, name: int, key: bytes, level: int) -> None:
-        self.owners[uid].send(pd.advance(key, level, name=name))
+    @rule(
+        uid=uids, name=names, key=st.sampled_from([b"p", b"q", b"r"]), watermark=st.integers(0, 4)
+    )
+    def advance_key(self, uid: int, name: int, key: bytes, watermark: int) -> None:
+        self.owners[uid].send(pd.advance(key, watermark, name=name))
 
     @rule(uid=uids)
     def acknowledge(self, uid: int) -> None:

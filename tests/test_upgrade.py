@@ -59,7 +59,7 @@ SAME = (
     "--capacity", "48", "--payload-memory", "64K",
     "--replay-buffer", "32", "--replay-memory", "16K",
     "--tick", "1ms", "--fanout", "8", "--namespaces", "4", "--topics", "8", "--sessions", "2",
-    "--watches", "256", "--watch-keys", "128", "--level-ttl", "365d", "--inbox", "64",
+    "--watches", "256", "--watch-keys", "128", "--watermark-ttl", "365d", "--inbox", "64",
 )  # fmt: skip
 MORE = ("--capacity", "1000", "--payload-memory", "1M", "--replay-buffer", "256", "--fanout", "64")
 FAR_NS = 10**18
@@ -202,8 +202,8 @@ def replied(owner: Raw, kind: Message) -> bytes:
 
 
 def operations_end_as_they_would_have(owner: Raw) -> None:
-    """Ended ones are told, armed ones wait for the levels that they waited for."""
-    levels = [
+    """Ended ones are told, armed ones wait for the watermarks that they waited for."""
+    watermarks = [
         driver.advance(b"a", 9), driver.advance(b"b", 1), driver.bump(b"c", 3),
         driver.bump(b"69", 7),
         driver.advance(LONG_KEY, 9),
@@ -211,7 +211,7 @@ def operations_end_as_they_would_have(owner: Raw) -> None:
     ]  # fmt: skip
     owner.sequence += 1
     names = [(b"n", b"t")]
-    owner.send(batch(owner.session, owner.sequence, [as_raw(c) for c in levels], names=names))
+    owner.send(batch(owner.session, owner.sequence, [as_raw(c) for c in watermarks], names=names))
     found: dict[wire.Key, tuple[int, bytes]] = {}
     while len(found) < 9:
         reply = wire.decode_reply(replied(owner, Message.OUTCOMES))
@@ -259,11 +259,11 @@ def test_a_stored_arena_gets_a_wal(
     reader = Reader.attach(real.paths)
     what_is_armed_stays(reader, stored.contents)
     assert reader.header.published == reader.header.replay_tail == fired + of_itself(reader)
-    operations_wait_for_their_levels(reader)
+    operations_wait_for_their_watermarks(reader)
     reader.close()
 
 
-def operations_wait_for_their_levels(reader: Reader) -> None:
+def operations_wait_for_their_watermarks(reader: Reader) -> None:
     """Their owner is gone: those that owe a notice tell by it how they ended."""
     _, last = reader.tails("n")["t"]
     with Purgatory("demo", namespace="n", timeout=PATIENCE_S) as other:
@@ -291,14 +291,14 @@ def test_a_stored_export_is_imported(
     shift_ns = moved_by(reader, was)
     what_came_due_fires(reader, was, sent=False, shift_ns=shift_ns)
     what_is_armed_stays(reader, was, shift_ns)
-    assert levels_in(exported(real)) == {
-        bytes.fromhex(key): (level, error) for key, level, error in was["levels"]
+    assert watermarks_in(exported(real)) == {
+        bytes.fromhex(key): (watermark, error) for key, watermark, error in was["watermarks"]
     }
     reader.close()
     real.start(*settings)
     reader = Reader.attach(real.paths)
     what_is_armed_stays(reader, was, shift_ns)
-    operations_wait_for_their_levels(reader)
+    operations_wait_for_their_watermarks(reader)
     assert stats(real)["next_ticket"] > was["next_ticket"]
     reader.check()
     reader.close()
@@ -323,13 +323,13 @@ def exported(real: Daemon) -> Path:
     return file
 
 
-def levels_in(export: Path) -> dict[wire.Key | None, tuple[int, int]]:
-    """Level and error of every watch key."""
+def watermarks_in(export: Path) -> dict[wire.Key | None, tuple[int, int]]:
+    """Watermark and error of every watch key."""
     walk = Walk()
     walk.enter(export)
-    found = [frame for frame in walk.frames() if frame.kind == "level"]
+    found = [frame for frame in walk.frames() if frame.kind == "watermark"]
     walk.check()
-    return {contents_of(f).key: (f.fields["level"], f.fields["error"]) for f in found}
+    return {contents_of(f).key: (f.fields["watermark"], f.fields["error"]) for f in found}
 
 
 def test_every_format_of_the_wal_has_a_stored_export(tmp_path: Path) -> None:

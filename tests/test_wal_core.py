@@ -29,7 +29,7 @@ CONFIG: dict[str, Any] = {
     "replay_bytes_max": 1 << 20,
     "payload_bytes": 1 << 21,
     "watches": 256,
-    "levels": 24,
+    "watermarks": 24,
     "topics": 5,
     "wal_buffer_bytes": lib.PG_WAL_BUFFER_MIN,
     "accounts": 3,
@@ -79,12 +79,12 @@ class Work:
 
     def command(self) -> Command:
         name, key = self.rng.choice(NAMES), self.rng.choice(KEYS)
-        level = self.rng.randint(0, 14)
+        watermark = self.rng.randint(0, 14)
         makers: list[Callable[[], Command]] = [
             lambda: pd.put(key, self.rng.randint(-5, 300) * MS, self.rng.randrange(4)),
-            lambda: pd.cancel(key), self.watch, self.watch, lambda: pd.advance(name, level),
-            lambda: pd.advance(name, level), lambda: pd.bump(name, 2),
-            lambda: pd.fail(name, 1 + level), lambda: pd.clear(name), lambda: pd.clear(name),
+            lambda: pd.cancel(key), self.watch, self.watch, lambda: pd.advance(name, watermark),
+            lambda: pd.advance(name, watermark), lambda: pd.bump(name, 2),
+            lambda: pd.fail(name, 1 + watermark), lambda: pd.clear(name), lambda: pd.clear(name),
             lambda: pd.forget(name), lambda: pd.cancel_for_key(name),
         ]  # fmt: skip
         return self.rng.choice(makers)()

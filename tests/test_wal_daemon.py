@@ -196,10 +196,10 @@ def test_every_kind_of_client_can_be_durable(daemon: StartDaemon, wal: Path) -> 
 
     asyncio.run(add())
     with Purgatory("demo", durable=True) as purgatory:
-        operation = purgatory.watch("op", AllOf({"level": 5}), timeout=HOUR_S)
+        operation = purgatory.watch("op", AllOf({"watermark": 5}), timeout=HOUR_S)
         assert records(real, wal)[-1].fields["ticket"] == operation.ticket
-        purgatory.advance("level", 4)
-        assert records(real, wal)[-1].fields["level"] == 4
+        purgatory.advance("watermark", 4)
+        assert records(real, wal)[-1].fields["watermark"] == 4
 
 
 # ---- a reboot --------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ def test_a_subscriber_learns_that_the_stream_is_another_one(daemon: StartDaemon,
         assert (second.key, second.seq) == ("b", first.seq + 1)
 
 
-def test_levels_operations_and_their_notices_are_kept(daemon: StartDaemon, wal: Path) -> None:
+def test_watermarks_operations_and_their_notices_are_kept(daemon: StartDaemon, wal: Path) -> None:
     real = daemon("demo", *wal_flags(wal))
     with Purgatory("demo", namespace="shop", durable=True, timeout=PATIENCE_S) as owner:
         owner.advance("replica-1", 7)
@@ -1224,7 +1224,7 @@ def test_an_import_over_an_arena_in_use_changes_no_byte(
     file = export(other)
     with Purgatory("demo", timeout=PATIENCE_S) as owner:
         owner.add("mine", delay=HOUR_S)
-        owner.watch("operation", AllOf({"level": 1}), timeout=HOUR_S)
+        owner.watch("operation", AllOf({"watermark": 1}), timeout=HOUR_S)
     end(real)
     before = segments_of(real)
     said = refused(lambda: real.start(*small, "--import", str(file)))
@@ -1233,7 +1233,7 @@ def test_an_import_over_an_arena_in_use_changes_no_byte(
     real.start(*small)
     with Purgatory("demo", timeout=PATIENCE_S) as client:
         assert client.cancel("mine") is CancelResult.CANCELLED
-        assert client.advance("level", 1) == 1
+        assert client.advance("watermark", 1) == 1
     eventually(lambda: stats(real)["outcomes"] == 0)
     end(real)
     real.start(*small, "--import", str(file))

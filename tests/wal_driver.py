@@ -172,7 +172,7 @@ def authoritative_state(core: Purgatory) -> dict[str, Any]:
         "namespaces": dict(_namespaces(core)),
         "topics": {row: t._replace(live=0) for row, t in core.topic_rows().items()},
         "slots": dict(_slots(core)),
-        "levels": dict(_levels(core)),
+        "watermarks": dict(_watermarks(core)),
         "loads": core.loads(),
         "lives": dict(_lives(core)),
         "unsent": list(_unsent(core)),
@@ -222,7 +222,7 @@ def _operation(core: Purgatory, slot: int) -> Any:
     keys, x = [], op.first_watch
     while x != NIL:
         asked = op.condition == lib.PG_C_CLIENT  # then its place depends on its session
-        keys.append((0 if asked else records[x].target, records[x].level))
+        keys.append((0 if asked else records[x].target, records[x].key_row))
         x = records[x].sibling
     room = core.rows(lib.PG_R_COLD, "pg_cold")[slot].ext_len - ffi.sizeof("struct pg_operation")
     extension = bytes(ffi.buffer(op + 1, room))[(op.keys + 7) // 8 :]  # not what is missing
@@ -232,16 +232,16 @@ def _operation(core: Purgatory, slot: int) -> Any:
     )  # fmt: skip
 
 
-def _levels(core: Purgatory) -> Iterator[tuple[int, Any]]:
-    rows = core.rows(lib.PG_R_LEVELS, "pg_watched")
-    keys = {ffi.cast("uintptr_t", ffi.addressof(row)): key for key, row in core.levels()}
+def _watermarks(core: Purgatory) -> Iterator[tuple[int, Any]]:
+    rows = core.rows(lib.PG_R_WATERMARKS, "pg_watched")
+    keys = {ffi.cast("uintptr_t", ffi.addressof(row)): key for key, row in core.watermarks()}
     by_address = {int(address): key for address, key in keys.items()}
-    for i in range(core.header.regions[lib.PG_R_LEVELS].count):
+    for i in range(core.header.regions[lib.PG_R_WATERMARKS].count):
         row = rows[i]
         if row.key_len:
             key = by_address[int(ffi.cast("uintptr_t", ffi.addressof(row)))]
             forgotten = row.touched_s == NIL
-            yield i, (key, row.key_type, row.namespace_row, row.level, row.error, forgotten)
+            yield i, (key, row.key_type, row.namespace_row, row.watermark, row.error, forgotten)
 
 
 def _unsent(core: Purgatory) -> Iterator[Any]:

@@ -35,7 +35,7 @@ _SEGMENT = struct.Struct("<8sII16s16sQqqQQQII4x")
 _KEY_TYPES = {str: 0, bytes: 1, UUID: 2}
 _KINDS = (
     "pad", "group", "seal", "namespace", "topic", "arm", "move", "end", "fire", "sent", "watch",
-    "level", "gone", "outcome", "session", "head", "entry", "last", "opened", "replied", "load",
+    "watermark", "gone", "outcome", "session", "head", "entry", "last", "opened", "replied", "load",
     "done", "block", "unpark", "metrics",
 )  # fmt: skip
 _TYPES = {name: number for number, name in enumerate(_KINDS, 1)}
@@ -148,11 +148,11 @@ def watch(
     return Record("watch", head + shares + data)
 
 
-def level(row: int, value: int, *, key: str = "", error: int = 0, namespace: int = 0) -> Record:
+def watermark(row: int, value: int, *, key: str = "", error: int = 0, namespace: int = 0) -> Record:
     data = key.encode()
     flags = BORN if key else 0
     head = struct.pack("<QIIIHBB", value, row, error, namespace, flags, len(data), 0)
-    return Record("level", head + data)
+    return Record("watermark", head + data)
 
 
 def gone(row: int) -> Record:

@@ -52,7 +52,7 @@ static void bench_open(struct bench *b)
     const struct pg_config config = {
         .layout_id = 1, .payload_bytes = 1 << 24, .replay_bytes_max = 1 << 23, .tick_ns = MS,
         .stream_id = 1, .secret = {1, 2}, .capacity = 1 << 17, .replay_capacity = 1 << 17,
-        .fanout = 64, .namespaces = 4, .topics = 4, .sessions = 1, .watches = 8, .levels = 8,
+        .fanout = 64, .namespaces = 4, .topics = 4, .sessions = 1, .watches = 8, .watermarks = 8,
         .inbox_max = 8, .clock_kind = PG_CLOCK_BOOT};
     *b = (struct bench){.a = memory(pg_handle_bytes()), .message = memory(PG_MESSAGE_MAX),
                         .reply = memory(PG_MESSAGE_MAX), .out = memory(OUT_BYTES)};

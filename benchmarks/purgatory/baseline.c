@@ -28,7 +28,7 @@ void request_end(struct baseline *b, struct request *r, uint8_t cause)
 static bool satisfied(const struct request *r)
 {
     for (unsigned n = 0; n < r->keys; n++)
-        if (r->watch[n].row->level >= r->watch[n].target)
+        if (r->watch[n].row->watermark >= r->watch[n].target)
             return true;
     return false;
 }
@@ -77,7 +77,8 @@ static void watch(struct baseline *b, const struct pg_record *record, const uint
     request_drop(b, r);
 }
 
-/* ---- messages --------------------------------------------------------------------------------- */
+/* ---- messages ---------------------------------------------------------------------------------
+ * */
 
 static void record_apply(struct baseline *b, const struct pg_record *record, const uint8_t *area)
 {

@@ -23,11 +23,11 @@ enum { TICK_NS = 1000000, WHEEL_SLOTS = 20, WHEEL_LEVELS = 6 };
 
 struct request;
 
-/* A watch key: its level and who watches it, newest first. */
+/* A watch key: its watermark and who watches it, newest first. */
 struct row {
     struct row *next;             /* of the same cell of the map */
     struct request *head;
-    uint64_t key, level;
+    uint64_t key, watermark;
     bool forgotten;               /* goes with its last watcher */
 };
 
@@ -110,7 +110,7 @@ void request_drop(struct baseline *b, struct request *r);
 
 struct row *row_of(struct baseline *b, uint64_t key);
 void row_watch(struct request *r, unsigned n);
-void row_advance(struct baseline *b, uint64_t key, uint64_t level);
+void row_advance(struct baseline *b, uint64_t key, uint64_t watermark);
 void row_forget(struct baseline *b, uint64_t key);
 void rows_leave(struct baseline *b, const struct request *r);
 void rows_purge(struct baseline *b);

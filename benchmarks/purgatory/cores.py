@@ -164,7 +164,7 @@ def sizes(experiment: Experiment) -> dict[str, int]:
     return {
         "capacity": slots,
         "watches": slots * (experiment.own + experiment.shared),
-        "levels": keys,
+        "watermarks": keys,
         "payload_bytes": slots * 216 + (1 << 20),
         "replay_capacity": 1024,
         "replay_bytes_max": 1 << 20,
@@ -172,7 +172,7 @@ def sizes(experiment: Experiment) -> dict[str, int]:
         "namespaces": 2,
         "topics": 2,
         "sessions": 2,
-        "level_ttl_ns": 600 * 10**9,
+        "watermark_ttl_ns": 600 * 10**9,
         "tick_ns": 1_000_000,
         "fanout": 256,
         "stream_id": 1,
@@ -254,7 +254,7 @@ class Ours:
         pool = ffi.cast(
             "struct pg_purgatory *", pointer(self._mapped[0]) + regions[lib.PG_R_PURGATORY].offset
         )
-        kept = regions[lib.PG_R_LEVELS].count - pool.free_levels
+        kept = regions[lib.PG_R_WATERMARKS].count - pool.free_watermarks
         if kept != self._shared or pool.free_watches != regions[lib.PG_R_WATCHES].count:
             raise SystemExit(f"{kept} watch keys are left at the end")
 

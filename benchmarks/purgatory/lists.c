@@ -85,7 +85,7 @@ static void row_check(struct baseline *b, struct row *row)
     while (*link != NULL) {
         struct request *r = *link;
         struct watcher *w = &r->watch[place_in(r, row)];
-        if (r->cause == 0 && row->level >= w->target)
+        if (r->cause == 0 && row->watermark >= w->target)
             request_end(b, r, PG_CAUSE_SATISFIED);
         if (r->cause == 0) {
             link = &w->next;
@@ -112,11 +112,11 @@ static void forget(struct baseline *b, struct row **link)
         row_free(b, link);
 }
 
-void row_advance(struct baseline *b, uint64_t key, uint64_t level)
+void row_advance(struct baseline *b, uint64_t key, uint64_t watermark)
 {
     struct row *row = row_of(b, key);
-    if (level > row->level)
-        row->level = level;
+    if (watermark > row->watermark)
+        row->watermark = watermark;
     row_check(b, row);
     if (row->forgotten)
         forget(b, link_of(b, key));

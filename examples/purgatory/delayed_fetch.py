@@ -5,7 +5,7 @@ what lies behind its offsets, and is answered when there are at least MIN_BYTES 
 partitions, or after a wait, then with what there is. One partition counts for at most
 CAP_BYTES, because no more of it would fit into the answer.
 
-In the purgatory a partition is a watch key, and the length of its log is that key's level:
+In the purgatory a partition is a watch key, and the length of its log is that key's watermark:
 
     watch(fetch, SumOf(bases=offsets, at_least=MIN_BYTES, cap=CAP_BYTES), timeout=max_wait)
     advance(partition, length)

@@ -5,14 +5,14 @@ the leader how far they are. The lowest of these offsets is the partition's high
 what lies below it survives the leader. A producer that asks for acks=all is answered when the
 high watermarks have passed its records, in all the partitions that it wrote to.
 
-In the purgatory a partition is a watch key, and its high watermark is that key's level:
+In the purgatory a partition is a watch key, and its high watermark is that key's watermark:
 
     watch(request, AllOf({"orders-0": 1, "orders-1": 1}), timeout)    the producer's request
     advance("orders-0", high_watermark)                               whenever it may have risen
     fail("orders-0", NOT_LEADER), clear("orders-0")                   leadership lost, and won
 
-Two followers may report in any order and at once: a level never falls, so an old high
-watermark that comes late does no harm. And a level remains when nobody watches it, so a
+Two followers may report in any order and at once: a watermark never falls, so an old high
+watermark that comes late does no harm. And a watermark remains when nobody watches it, so a
 follower that is faster than the arming of the request is not missed.
 
     python -m examples.purgatory.delayed_produce [NAME OF THE DAEMON]

@@ -5,7 +5,7 @@ three have arrived, whoever they are: a counter. At the next one the coordinator
 name. It waits until all of them have joined again, and expels those that are missing when the
 time is up. A member that has joined waits for an assignment, or for being told that it is out.
 
-In the purgatory all of these are watch keys and their levels:
+In the purgatory all of these are watch keys and their watermarks:
 
     arrived              how many came for the first generation       bump(key)
     joined/member-2      the newest generation that it has joined     advance(key, generation)

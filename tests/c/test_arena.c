@@ -39,7 +39,7 @@ static struct pg_config config_random(struct rng *r)
         .now_ns = (int64_t)(rng_next(r) >> (3 + rng_below(r, 60))), .stream_id = 1,
         .secret = {rng_next(r), rng_next(r)}, .capacity = 1 + (uint32_t)rng_below(r, KEYS),
         .replay_capacity = 16u << rng_below(r, 3), .fanout = fanouts[rng_below(r, 6)],
-        .namespaces = 1, .topics = KINDS, .sessions = 2, .watches = 8, .levels = 8, .inbox_max = 8, .clock_kind = PG_CLOCK_VIRTUAL};
+        .namespaces = 1, .topics = KINDS, .sessions = 2, .watches = 8, .watermarks = 8, .inbox_max = 8, .clock_kind = PG_CLOCK_VIRTUAL};
 }
 
 static void *zeroed(uint64_t bytes)

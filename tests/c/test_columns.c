@@ -40,9 +40,9 @@ static uint64_t lengths_set(struct rng *r, unsigned type, void *body)
         ((struct pg_wal_watch *)body)->key_len = key_len;
         ((struct pg_wal_watch *)body)->keys = (uint16_t)keys;
         return wal_watch_extra(keys, (((struct pg_wal_watch *)body)->payload_len = len) + key_len);
-    case PG_WAL_LEVEL:
-        ((struct pg_wal_level *)body)->flags |= PG_L_BORN;
-        return ((struct pg_wal_level *)body)->key_len = key_len;
+    case PG_WAL_WATERMARK:
+        ((struct pg_wal_watermark *)body)->flags |= PG_WM_BORN;
+        return ((struct pg_wal_watermark *)body)->key_len = key_len;
     default: return 0;
     }
 }

@@ -25,7 +25,7 @@ static void world_open(struct world *w, uint32_t shard, uint32_t shards)
         .layout_id = LAYOUT, .payload_bytes = 65536, .replay_bytes_max = 32768, .tick_ns = MS,
         .stream_id = 1, .secret = {shard + 1, shards}, .capacity = 3 * KEYS,
         .replay_capacity = 128, .fanout = 8, .namespaces = 4, .topics = 8, .sessions = 2,
-        .watches = 8, .levels = 4, .inbox_max = 8, .clock_kind = PG_CLOCK_VIRTUAL,
+        .watches = 8, .watermarks = 4, .inbox_max = 8, .clock_kind = PG_CLOCK_VIRTUAL,
         .shard = shard, .shards = shards};
     w->arena = zeroed(pg_arena_bytes(&w->config));
     w->secret = zeroed(pg_private_bytes(&w->config));
@@ -132,7 +132,7 @@ static void a_shard_that_is_not_there_is_refused(void)
 static const uint32_t whole[] = {0}, parts[] = {0, 1, 2, 1};
 
 struct scratch {
-    uint32_t namespaces[4], topics[8], levels[4], sessions[2], loads[1];
+    uint32_t namespaces[4], topics[8], watermarks[4], sessions[2], loads[1];
     struct pg_route routes[4];
 };
 
@@ -146,7 +146,7 @@ static struct pg_source source_of(const struct world *w, struct scratch *s)
         if (n->name_len != 0 && n->name[0] == 'p')
             s->routes[row] = (struct pg_route){parts, 4, 1};
     }
-    return (struct pg_source){w->a, s->routes, s->namespaces, s->topics, s->levels, s->sessions,
+    return (struct pg_source){w->a, s->routes, s->namespaces, s->topics, s->watermarks, s->sessions,
                               s->loads, 0};
 }
 

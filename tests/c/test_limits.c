@@ -32,8 +32,8 @@ static void arena_open(uint32_t accounts, uint64_t ops)
     const struct pg_config c = {
         .layout_id = LAYOUT, .payload_bytes = 65536, .replay_bytes_max = 16384, .tick_ns = 1000000,
         .stream_id = 1, .secret = {1, 2}, .capacity = 10, .replay_capacity = REPLAY_CAPACITY, .fanout = 8,
-        .namespaces = 1, .topics = 2, .sessions = 4, .watches = 8, .levels = 4,
-        .level_ttl_ns = (int64_t)TTL_S * SECOND, .inbox_max = 8, .loads = 1, .load_blocks = 1,
+        .namespaces = 1, .topics = 2, .sessions = 4, .watches = 8, .watermarks = 4,
+        .watermark_ttl_ns = (int64_t)TTL_S * SECOND, .inbox_max = 8, .loads = 1, .load_blocks = 1,
         .accounts = accounts, .clock_kind = PG_CLOCK_VIRTUAL, .shard = 1, .shards = 2};
     arena = zeroed(pg_arena_bytes(&c));
     secret = zeroed(pg_private_bytes(&c));
@@ -108,10 +108,10 @@ static unsigned status(uint32_t n)
 /* So many advances of the one key, each by one. */
 static void advances(struct client *c, uint32_t count)
 {
-    static uint64_t level;
+    static uint64_t watermark;
     frame_begin(c, PG_M_BATCH, count);
     for (uint32_t i = 0; i < count; i++) {
-        const struct pg_record r = {.op = PG_OP_ADVANCE_KEY, .key_len = 1, .value = ++level};
+        const struct pg_record r = {.op = PG_OP_ADVANCE_KEY, .key_len = 1, .value = ++watermark};
         append(&r, sizeof r);
     }
     append("kkkk", count);
@@ -122,15 +122,15 @@ static void advances(struct client *c, uint32_t count)
 /* One record on the key, or on operation `o`, which waits for the key. */
 static void one(struct client *c, unsigned op, char o)
 {
-    const bool level = op == PG_OP_FORGET;
-    const struct pg_watch_key k = {.target = PG_LEVEL_MAX, .key_len = 1};
+    const bool watermark = op == PG_OP_FORGET;
+    const struct pg_watch_key k = {.target = PG_WATERMARK_MAX, .key_len = 1};
     const struct pg_record r = {.op = (uint8_t)op, .key_len = 1,
                                 .ext_len = op == PG_OP_WATCH ? sizeof k + 1 : 0,
                                 .time_kind = op == PG_OP_WATCH ? PG_T_BOOT : 0,
                                 .time_ns = op == PG_OP_WATCH ? INT64_MAX / 2 : 0};
     frame_begin(c, PG_M_BATCH, 1);
     append(&r, sizeof r);
-    append(level ? "k" : &o, 1);
+    append(watermark ? "k" : &o, 1);
     append(&k, op == PG_OP_WATCH ? sizeof k : 0);
     append("k", op == PG_OP_WATCH);
     CHECK_EQUAL(handle(c), PG_H_REPLY);
@@ -177,7 +177,7 @@ static void a_record_that_has_to_wait_counts_once(void)
 {
     arena_open(2, 3);
     struct client c = greeted(5);
-    const struct pg_watch_key k = {.target = PG_LEVEL_MAX, .key_len = 1};
+    const struct pg_watch_key k = {.target = PG_WATERMARK_MAX, .key_len = 1};
     const struct pg_record watch = {.op = PG_OP_WATCH, .key_len = 1, .flags = 1,
                                     .ext_len = sizeof k + 1, .time_kind = PG_T_BOOT,
                                     .time_ns = INT64_MAX / 2};
@@ -241,13 +241,13 @@ static void the_account_that_was_idle_longest_goes(void)
 
 /* ---- time to live -------------------------------------------------------------------------- */
 
-static bool key_is_there(void) { return a->purgatory->free_levels < a->level_rows; }
+static bool key_is_there(void) { return a->purgatory->free_watermarks < a->watermark_rows; }
 
 static void sweep_at(int64_t at_s)
 {
     uint32_t cursor = 0;
     now_s = at_s;
-    pg_sweep(a, at_s * SECOND, &cursor, a->level_rows);
+    pg_sweep(a, at_s * SECOND, &cursor, a->watermark_rows);
 }
 
 static void a_watch_key_lives_from_its_last_change_and_its_last_watcher(void)
@@ -297,13 +297,13 @@ static void a_watch_key_is_born_without_an_error(void)
     arena_open(1, 0);
     struct client c = greeted(5);
     advances(&c, 1);
-    const uint32_t row = a->purgatory->free_level == 0 ? 1 : 0;
-    CHECK(a->levels[row].key_len != 0);
-    level_set(a, row, 1, 7);
+    const uint32_t row = a->purgatory->free_watermark == 0 ? 1 : 0;
+    CHECK(a->watermarks[row].key_len != 0);
+    watermark_set(a, row, 1, 7);
     one(&c, PG_OP_FORGET, 0);
     advances(&c, 1);
-    CHECK(a->levels[row].key_len != 0);
-    CHECK_EQUAL(a->levels[row].error, 0);
+    CHECK(a->watermarks[row].key_len != 0);
+    CHECK_EQUAL(a->watermarks[row].error, 0);
     arena_close();
 }
 
@@ -317,7 +317,7 @@ static void a_watch_key_that_nobody_came_to_watch_is_gone(void)
         arena_open(1, 0);
         publish('t');             /* the namespace is born */
         k.hash = key_hash(a, 0, k.type, k.bytes, k.len);
-        CHECK(level_born(a, &k, watched, &refused) != PG_NIL);
+        CHECK(watermark_born(a, &k, watched, &refused) != PG_NIL);
         CHECK(pg_rebuild(a, 0, &why));
         CHECK_EQUAL(key_is_there(), !watched);
         arena_close();

@@ -85,8 +85,8 @@ static void open_world(struct world *w, uint64_t seed)
     w->config = (struct pg_config){
         .layout_id = LAYOUT, .payload_bytes = 65536, .replay_bytes_max = 16384, .tick_ns = 1000000,
         .stream_id = 1, .secret = {seed, 2}, .capacity = 300, .replay_capacity = 512, .fanout = 8,
-        .namespaces = 2, .topics = 2, .sessions = 2, .watches = 1, .levels = 1,
-        .level_ttl_ns = SECOND, .inbox_max = 1, .loads = LOADS, .load_blocks = BLOCKS,
+        .namespaces = 2, .topics = 2, .sessions = 2, .watches = 1, .watermarks = 1,
+        .watermark_ttl_ns = SECOND, .inbox_max = 1, .loads = LOADS, .load_blocks = BLOCKS,
         .clock_kind = PG_CLOCK_VIRTUAL, .now_ns = SECOND,
         .wal_buffer_bytes = seed % 2 ? PG_WAL_BUFFER_MIN : 0};
     w->arena = zeroed(pg_arena_bytes(&w->config));

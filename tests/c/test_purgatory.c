@@ -31,8 +31,8 @@ struct outcome {
     uint32_t session, cause, error;
 };
 
-struct level {
-    uint64_t level;
+struct watermark {
+    uint64_t watermark;
     uint32_t error;
     bool there, forgotten;
 };
@@ -49,7 +49,7 @@ struct world {
     struct operation operations[OPERATIONS];
     struct outcome *outcomes;     /* not acknowledged; capacity + 1 of them */
     uint32_t outcome_count;
-    struct level levels[WATCHED];
+    struct watermark watermarks[WATCHED];
     uint64_t satisfied;
     bool hostile;                 /* payloads are of any bytes */
 };
@@ -65,7 +65,7 @@ static struct pg_config config_random(struct rng *r)
         .replay_capacity = 16, .fanout = 2 + (uint32_t)rng_below(r, 255), .namespaces = 1,
         .topics = 1, .sessions = SESSIONS, .clock_kind = PG_CLOCK_VIRTUAL,
         .watches = 1 + (uint32_t)rng_below(r, OPERATIONS * MOST_KEYS),
-        .levels = 1 + (uint32_t)rng_below(r, WATCHED), .level_ttl_ns = 1000000000000,
+        .watermarks = 1 + (uint32_t)rng_below(r, WATCHED), .watermark_ttl_ns = 1000000000000,
         .inbox_max = 1 + rng_below(r, OPERATIONS), .accounts = 2};
 }
 
@@ -224,9 +224,9 @@ static uint64_t batch_write(struct world *w, uint32_t session, const struct comm
 
 /* ---- random commands ------------------------------------------------------------------------ */
 
-static uint64_t level_random(struct rng *r)
+static uint64_t watermark_random(struct rng *r)
 {
-    static const uint64_t extremes[] = {0, PG_LEVEL_MAX, 1ull << 63, UINT64_MAX - 1, UINT64_MAX};
+    static const uint64_t extremes[] = {0, PG_WATERMARK_MAX, 1ull << 63, UINT64_MAX - 1, UINT64_MAX};
     return rng_below(r, 16) == 0 ? extremes[rng_below(r, 5)] : rng_below(r, 12);
 }
 
@@ -241,8 +241,8 @@ static struct command watch_random(struct rng *r)
         c.count = MOST_KEYS;
     for (uint32_t i = 0; i < c.count; i++) {
         c.keys[i] = c.count == MOST_KEYS ? (c.key + i) % WATCHED : (uint32_t)rng_below(r, WATCHED);
-        c.targets[i] = level_random(r);
-        c.caps[i] = c.condition == PG_C_SUM ? level_random(r) : 0;
+        c.targets[i] = watermark_random(r);
+        c.caps[i] = c.condition == PG_C_SUM ? watermark_random(r) : 0;
     }
     c.value = c.condition == PG_C_SUM ? rng_below(r, 20) : 0;
     return c;
@@ -258,7 +258,7 @@ static struct command command_random(struct rng *r)
     struct command c = {.op = ops[rng_below(r, sizeof ops)]};
     c.key = (uint32_t)rng_below(r, of_operation(c.op) ? OPERATIONS : WATCHED);
     if (c.op == PG_OP_ADVANCE_KEY || c.op == PG_OP_BUMP)
-        c.value = level_random(r) & PG_LEVEL_MAX;
+        c.value = watermark_random(r) & PG_WATERMARK_MAX;
     if (c.op == PG_OP_FAIL || c.op == PG_OP_COMPLETE)
         c.value = 1 + rng_below(r, 3);
     return c;
@@ -268,14 +268,14 @@ static struct command command_random(struct rng *r)
 
 static uint64_t gain(const struct world *w, const struct command *c, uint32_t i)
 {
-    const uint64_t level = w->levels[c->keys[i]].level;
-    const uint64_t gained = level > c->targets[i] ? level - c->targets[i] : 0;
+    const uint64_t watermark = w->watermarks[c->keys[i]].watermark;
+    const uint64_t gained = watermark > c->targets[i] ? watermark - c->targets[i] : 0;
     return gained < c->caps[i] ? gained : c->caps[i];
 }
 
 static bool key_reached(const struct world *w, const struct command *c, uint32_t i)
 {
-    return w->levels[c->keys[i]].level >= c->targets[i];
+    return w->watermarks[c->keys[i]].watermark >= c->targets[i];
 }
 
 static bool holds(const struct world *w, const struct command *c)
@@ -298,9 +298,9 @@ static bool holds(const struct world *w, const struct command *c)
 static uint32_t failed(const struct world *w, const struct command *c)
 {
     for (uint32_t i = 0; i < c->count; i++)
-        if (w->levels[c->keys[i]].error != 0 &&
+        if (w->watermarks[c->keys[i]].error != 0 &&
             !(c->condition == PG_C_ALL && key_reached(w, c, i)))
-            return w->levels[c->keys[i]].error;
+            return w->watermarks[c->keys[i]].error;
     return 0;
 }
 
@@ -312,13 +312,13 @@ static bool watches(const struct operation *op, uint32_t key)
     return false;
 }
 
-static void level_left_model(struct world *w, uint32_t key)
+static void watermark_left_model(struct world *w, uint32_t key)
 {
     for (uint32_t i = 0; i < OPERATIONS; i++)
         if (watches(&w->operations[i], key))
             return;
-    if (w->levels[key].forgotten)
-        w->levels[key] = (struct level){0};
+    if (w->watermarks[key].forgotten)
+        w->watermarks[key] = (struct watermark){0};
 }
 
 static int64_t end(struct world *w, struct operation *op, uint32_t cause)
@@ -330,7 +330,7 @@ static int64_t end(struct world *w, struct operation *op, uint32_t cause)
     op->ticket = 0;
     w->satisfied += cause == PG_CAUSE_SATISFIED;
     for (uint32_t i = 0; i < op->watch.count; i++)
-        level_left_model(w, op->watch.keys[i]);
+        watermark_left_model(w, op->watch.keys[i]);
     return 1;
 }
 
@@ -360,11 +360,11 @@ static void model_watch(struct world *w, uint32_t session, const struct command 
     *op = (struct operation){*c, r->ticket >> 8, r->deadline_ns, session};
     CHECK_EQUAL(op->deadline_ns, w->now_ns + c->delay_ns);
     for (uint32_t i = 0; i < c->count; i++) {
-        struct level *l = &w->levels[c->keys[i]];
+        struct watermark *l = &w->watermarks[c->keys[i]];
         l->there = true;
         l->forgotten = false;
         if (c->condition == PG_C_SUM && c->targets[i] == UINT64_MAX)
-            op->watch.targets[i] = l->level;
+            op->watch.targets[i] = l->watermark;
     }
     if (failed(w, &op->watch))
         end(w, op, PG_CAUSE_FAILED);
@@ -374,36 +374,36 @@ static void model_watch(struct world *w, uint32_t session, const struct command 
 
 static void model_move(struct world *w, const struct command *c, const struct pg_result *r)
 {
-    struct level *l = &w->levels[c->key];
-    const uint64_t to = c->op == PG_OP_BUMP ? l->level + c->value : c->value;
-    CHECK_EQUAL((r->ticket & 0xff) == PG_ST_OVERFLOW, to > PG_LEVEL_MAX);
+    struct watermark *l = &w->watermarks[c->key];
+    const uint64_t to = c->op == PG_OP_BUMP ? l->watermark + c->value : c->value;
+    CHECK_EQUAL((r->ticket & 0xff) == PG_ST_OVERFLOW, to > PG_WATERMARK_MAX);
     if (r->ticket != PG_ST_DONE) {
         CHECK((r->ticket & 0xff) == PG_ST_OVERFLOW || !l->there);
         return;
     }
     l->there = true;
-    l->forgotten = l->forgotten && to <= l->level;
-    l->level = to > l->level ? to : l->level;
+    l->forgotten = l->forgotten && to <= l->watermark;
+    l->watermark = to > l->watermark ? to : l->watermark;
     CHECK_EQUAL(r->deadline_ns, look(w, c->key));
 }
 
 static void model_fail(struct world *w, const struct command *c, const struct pg_result *r)
 {
-    struct level *l = &w->levels[c->key];
+    struct watermark *l = &w->watermarks[c->key];
     if (r->ticket != PG_ST_DONE) {
         CHECK(!l->there);
         return;
     }
-    *l = (struct level){l->level, (uint32_t)c->value, true, false};
+    *l = (struct watermark){l->watermark, (uint32_t)c->value, true, false};
     CHECK_EQUAL(r->deadline_ns, look(w, c->key));
 }
 
 static void model_forget(struct world *w, const struct command *c)
 {
-    if (!w->levels[c->key].there)
+    if (!w->watermarks[c->key].there)
         return;
-    w->levels[c->key].forgotten = true;
-    level_left_model(w, c->key);
+    w->watermarks[c->key].forgotten = true;
+    watermark_left_model(w, c->key);
 }
 
 /* COMPLETE is for the owner of a CLIENT condition alone. */
@@ -455,7 +455,7 @@ static const uint8_t *model_apply(struct world *w, uint32_t session, const struc
     case PG_OP_ADVANCE_KEY:
     case PG_OP_BUMP: model_move(w, c, r); break;
     case PG_OP_FAIL: model_fail(w, c, r); break;
-    case PG_OP_CLEAR: w->levels[c->key].error = 0; break;
+    case PG_OP_CLEAR: w->watermarks[c->key].error = 0; break;
     case PG_OP_FORGET: model_forget(w, c); break;
     case PG_OP_CANCEL_FOR_KEY: return model_cancel_for_key(w, c, r, n, extra);
     default: model_end_named(w, session, c, r);
@@ -629,17 +629,17 @@ static void step_migrate(struct world *w)
 
 static void same_counts(struct world *w)
 {
-    uint32_t armed = 0, records = 0, levels = 0;
+    uint32_t armed = 0, records = 0, watermarks = 0;
     for (uint32_t i = 0; i < OPERATIONS; i++) {
         armed += w->operations[i].ticket != 0;
         records += w->operations[i].ticket != 0 ? w->operations[i].watch.count : 0;
     }
     for (uint32_t i = 0; i < WATCHED; i++)
-        levels += w->levels[i].there;
+        watermarks += w->watermarks[i].there;
     CHECK_EQUAL(w->a->metrics->operations, armed);
     CHECK_EQUAL(w->a->metrics->outcomes, w->outcome_count);
     CHECK_EQUAL(w->a->purgatory->free_watches, w->config.watches - records);
-    CHECK_EQUAL(w->a->purgatory->free_levels, w->config.levels - levels);
+    CHECK_EQUAL(w->a->purgatory->free_watermarks, w->config.watermarks - watermarks);
     CHECK_EQUAL(slots_live(&w->a->slots), armed + w->outcome_count);
     CHECK_EQUAL(w->a->metrics->blob_bytes, blobs_used(&w->a->blobs) * PG_GRANULE);
     CHECK_EQUAL(w->a->metrics->already_true, 0);

@@ -240,7 +240,7 @@ static struct pg_config config_of_test(void)
         .layout_id = LAYOUT, .payload_bytes = 1 << 19, .replay_bytes_max = 1 << 17, .tick_ns = MS,
         .stream_id = 1, .secret = {1, 2}, .capacity = KEYS + 8, .replay_capacity = 32,
         .fanout = 20, .namespaces = 2, .topics = TOPICS, .sessions = 2, .watches = 256,
-        .levels = WATCHED + 2, .level_ttl_ns = 1000000000, .inbox_max = 64, .accounts = 2,
+        .watermarks = WATCHED + 2, .watermark_ttl_ns = 1000000000, .inbox_max = 64, .accounts = 2,
         .loads = 1, .load_blocks = 1, .clock_kind = PG_CLOCK_VIRTUAL, .wal_buffer_bytes = PG_WAL_BUFFER_MIN};
 }
 
@@ -297,7 +297,7 @@ static void fired(struct world *w)
     comes_due(w);
 }
 static void sent(struct world *w) { pg_published(w->a, w->a->header->replay_tail, 0, 0); }
-static void levels(struct world *w)
+static void watermarks(struct world *w)
 {
     for (uint32_t i = 0; i < 5; i++)
         CHECK_EQUAL(simple(w, PG_OP_ADVANCE_KEY, i, 3), PG_ST_DONE);
@@ -306,12 +306,12 @@ static void watches(struct world *w) { CHECK_EQUAL(watch(w, 1, 5, 9, false), PG_
 static void notified_watches(struct world *w) { CHECK_EQUAL(watch(w, 1, 5, 9, true), PG_ST_ADDED); }
 static void an_operation(struct world *w)
 {
-    levels(w);
+    watermarks(w);
     watches(w);
 }
 static void a_notified_operation(struct world *w)
 {
-    levels(w);
+    watermarks(w);
     notified_watches(w);
 }
 static void is_born(struct world *w)
@@ -323,21 +323,21 @@ static void advances(struct world *w)
     CHECK_EQUAL(simple(w, PG_OP_ADVANCE_KEY, 1, 8), PG_ST_DONE);
 }
 static void fails(struct world *w) { CHECK_EQUAL(simple(w, PG_OP_FAIL, 1, 8), PG_ST_DONE); }
-static void a_failed_level(struct world *w)
+static void a_failed_watermark(struct world *w)
 {
-    levels(w);
+    watermarks(w);
     fails(w);
 }
 static void clears(struct world *w) { CHECK_EQUAL(simple(w, PG_OP_CLEAR, 1, 0), PG_ST_DONE); }
 static void forgets(struct world *w) { CHECK_EQUAL(simple(w, PG_OP_FORGET, 1, 0), PG_ST_DONE); }
-static void one_level(struct world *w)
+static void one_watermark(struct world *w)
 {
     CHECK_EQUAL(simple(w, PG_OP_ADVANCE_KEY, 4, 3), PG_ST_DONE);
 }
 static void sweeps(struct world *w)
 {
     uint32_t cursor = 0;
-    pg_sweep(w->a, w->now_ns + 20000000000, &cursor, w->config.levels);
+    pg_sweep(w->a, w->now_ns + 20000000000, &cursor, w->config.watermarks);
 }
 static void an_outcome(struct world *w)
 {
@@ -417,15 +417,15 @@ static const struct doubt doubts[] = {
     {PG_WAL_END, an_outcome, acknowledge, false},
     {PG_WAL_FIRE, two_timers, comes_due, false},
     {PG_WAL_SENT, fired, sent, false},
-    {PG_WAL_WATCH, levels, watches, false},
-    {PG_WAL_WATCH, levels, notified_watches, false},
-    {PG_WAL_LEVEL, nothing, is_born, false},
-    {PG_WAL_LEVEL, levels, advances, false},
-    {PG_WAL_LEVEL, an_operation, advances, false},
-    {PG_WAL_LEVEL, levels, fails, false},
-    {PG_WAL_LEVEL, a_failed_level, clears, false},
-    {PG_WAL_LEVEL, an_operation, forgets, false},
-    {PG_WAL_GONE, one_level, sweeps, false},
+    {PG_WAL_WATCH, watermarks, watches, false},
+    {PG_WAL_WATCH, watermarks, notified_watches, false},
+    {PG_WAL_WATERMARK, nothing, is_born, false},
+    {PG_WAL_WATERMARK, watermarks, advances, false},
+    {PG_WAL_WATERMARK, an_operation, advances, false},
+    {PG_WAL_WATERMARK, watermarks, fails, false},
+    {PG_WAL_WATERMARK, a_failed_watermark, clears, false},
+    {PG_WAL_WATERMARK, an_operation, forgets, false},
+    {PG_WAL_GONE, one_watermark, sweeps, false},
     {PG_WAL_OUTCOME, an_operation, cancels, false},
     {PG_WAL_OUTCOME, a_notified_operation, cancels, false},
     {PG_WAL_TOPIC, a_while, a_topic_only, false},
@@ -739,13 +739,13 @@ static void slots_are_the_same(const struct pg_arena *x, const struct pg_arena *
     }
 }
 
-static void levels_are_the_same(const struct pg_arena *x, const struct pg_arena *y)
+static void watermarks_are_the_same(const struct pg_arena *x, const struct pg_arena *y)
 {
-    for (uint32_t i = 0; i < x->level_rows; i++) {
-        const struct pg_watched *l = &x->levels[i], *m = &y->levels[i];
+    for (uint32_t i = 0; i < x->watermark_rows; i++) {
+        const struct pg_watched *l = &x->watermarks[i], *m = &y->watermarks[i];
         CHECK_EQUAL(l->key_len, m->key_len);
         if (l->key_len != 0)
-            CHECK(l->level == m->level && l->error == m->error &&
+            CHECK(l->watermark == m->watermark && l->error == m->error &&
                   (l->touched_s == PG_NIL) == (m->touched_s == PG_NIL));
     }
 }
@@ -909,7 +909,7 @@ static void snapshot_beside(struct world *w)
         told(&fault);
     whole(&copy);
     slots_are_the_same(w->a, copy.a);
-    levels_are_the_same(w->a, copy.a);
+    watermarks_are_the_same(w->a, copy.a);
     notices_are_the_same(w->a, copy.a);
     arena_close(&copy);
     free(p.snapshot);

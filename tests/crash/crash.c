@@ -164,17 +164,17 @@ static uint64_t authoritative_hash(const struct world *w, const struct authorita
     }
     for (uint32_t i = 0; i < w->a->watch_rows; i++) {
         const struct pg_watch *x = &w->a->watches[i];
-        hash = ledger_mix(ledger_mix(hash, x->target), (uint64_t)x->level << 32 | x->slot);
+        hash = ledger_mix(ledger_mix(hash, x->target), (uint64_t)x->key_row << 32 | x->slot);
         hash = ledger_mix(hash, x->slot == PG_NIL ? 0 : x->sibling);
     }
-    for (uint32_t i = 0; i < w->a->level_rows; i++) {
-        const struct pg_watched *l = &w->a->levels[i];
-        hash = ledger_bytes(ledger_mix(hash, l->level), l->key, sizeof l->key);
+    for (uint32_t i = 0; i < w->a->watermark_rows; i++) {
+        const struct pg_watched *l = &w->a->watermarks[i];
+        hash = ledger_bytes(ledger_mix(hash, l->watermark), l->key, sizeof l->key);
         hash = ledger_mix(hash, (uint64_t)l->error << 32 | l->touched_s);
         hash = ledger_mix(hash, (uint64_t)l->key_len << 32 | l->namespace_row);
     }
     for (uint32_t i = 2; i < t->count; i++)       /* all but the header and the hot slots */
-        if (t->pieces[i].at != (uint8_t *)w->a->watches && t->pieces[i].at != (uint8_t *)w->a->levels)
+        if (t->pieces[i].at != (uint8_t *)w->a->watches && t->pieces[i].at != (uint8_t *)w->a->watermarks)
             hash = ledger_bytes(hash, t->pieces[i].at, t->pieces[i].bytes);
     return hash;
 }
@@ -211,7 +211,8 @@ static uint64_t answer_ticket(uint64_t ticket, uint64_t fresh)
     return ticket >> 8 < fresh ? ticket : ctl_of(PG_TICKET_MAX, ticket & 0xff);
 }
 
-/* What CANCEL_FOR_KEY ended, per record, in any order: watchers for the same level have none. */
+/* What CANCEL_FOR_KEY ended, per record, in any order: watchers for the same watermark have none.
+ * */
 static uint64_t ended_keys(const struct reply *r, uint64_t at)
 {
     uint64_t sum = 0;

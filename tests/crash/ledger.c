@@ -25,7 +25,7 @@ uint64_t ledger_bytes(uint64_t hash, const void *bytes, uint64_t len)
 
 /* ---- facts ----------------------------------------------------------------------------- */
 
-static const char *const kinds[] = {"a ticket", "a key", "a level", "a name", "a session",
+static const char *const kinds[] = {"a ticket", "a key", "a watermark", "a name", "a session",
                                     "a load", "a row of a load"};
 
 static void note(struct ledger *l, enum subject_kind kind, uint64_t subject, uint64_t state)
@@ -76,7 +76,7 @@ bool ledger_same(const struct ledger *found, const struct ledger *expected,
             return fault_set(fault, "ledger", "a topic's sequence", i, expected->sequences[i],
                              found->sequences[i]);
     return found->forgotten == expected->forgotten ||
-           fault_set(fault, "ledger", "levels that are forgotten", 0, expected->forgotten,
+           fault_set(fault, "ledger", "watermarks that are forgotten", 0, expected->forgotten,
                      found->forgotten);
 }
 
@@ -97,10 +97,10 @@ bool ledger_between(const struct ledger *found, const struct ledger *stages, uin
 
 /* ---- what is said of each -------------------------------------------------------------- */
 
-static uint64_t level_hash(const struct pg_arena *a, uint32_t row)
+static uint64_t watermark_hash(const struct pg_arena *a, uint32_t row)
 {
-    const struct pg_watched *l = &a->levels[row];
-    const void *key = level_granules(l) == 0 ? l->key : blob_at(&a->blobs, level_blob(l));
+    const struct pg_watched *l = &a->watermarks[row];
+    const void *key = watermark_granules(l) == 0 ? l->key : blob_at(&a->blobs, watermark_blob(l));
     return ledger_bytes(l->namespace_row, key, l->key_len);
 }
 
@@ -108,11 +108,11 @@ static uint64_t watches_hash(const struct pg_arena *a, const struct pg_operation
                              uint64_t hash)
 {
     for (uint32_t x = op->first_watch; x != PG_NIL; x = a->watches[x].sibling) {
-        const struct pg_watched *l = &a->levels[a->watches[x].level];
+        const struct pg_watched *l = &a->watermarks[a->watches[x].key_row];
         const bool fixed = op->condition == PG_C_ALL || op->condition == PG_C_ANY;
-        hash = ledger_mix(hash, level_hash(a, a->watches[x].level));
+        hash = ledger_mix(hash, watermark_hash(a, a->watches[x].key_row));
         if (fixed)
-            hash = ledger_mix(hash, l->level >= a->watches[x].target ? UINT64_MAX
+            hash = ledger_mix(hash, l->watermark >= a->watches[x].target ? UINT64_MAX
                                                                      : a->watches[x].target);
     }
     return hash;
@@ -216,17 +216,17 @@ static void entries_note(struct ledger *l, const struct pg_arena *a, uint64_t fr
     }
 }
 
-/* A level of 0 is as good as none. An operation that ends forgets its own ones before, so in
+/* A watermark of 0 is as good as none. An operation that ends forgets its own ones before, so in
  * between it may be either. */
-static void levels_note(struct ledger *l, const struct pg_arena *a)
+static void watermarks_note(struct ledger *l, const struct pg_arena *a)
 {
-    for (uint32_t row = 0; row < a->level_rows; row++) {
-        const struct pg_watched *w = &a->levels[row];
-        if (w->key_len == 0 || (w->level == 0 && w->error == 0))
+    for (uint32_t row = 0; row < a->watermark_rows; row++) {
+        const struct pg_watched *w = &a->watermarks[row];
+        if (w->key_len == 0 || (w->watermark == 0 && w->error == 0))
             continue;
-        note(l, OF_LEVEL, level_hash(a, row), ledger_mix(w->level, w->error));
+        note(l, OF_WATERMARK, watermark_hash(a, row), ledger_mix(w->watermark, w->error));
         if (w->touched_s == PG_NIL)
-            l->forgotten += ledger_mix(1, level_hash(a, row));
+            l->forgotten += ledger_mix(1, watermark_hash(a, row));
     }
 }
 
@@ -288,7 +288,7 @@ void ledger_take(struct ledger *l, const struct pg_arena *a, uint64_t fresh)
     CHECK(a->topic_rows <= TOPICS_MAX);
     slots_note(l, a, fresh, true);
     entries_note(l, a, fresh);
-    levels_note(l, a);
+    watermarks_note(l, a);
     names_note(l, a, a);
     sessions_note(l, a);
     loads_note(l, a);
@@ -300,7 +300,7 @@ void ledger_take_durable(struct ledger *l, const struct pg_arena *a, const struc
     slots_note(l, a, UINT64_MAX, false);
     for (uint64_t p = a->header->published; p < a->header->replay_tail; p++)
         note(l, OF_TICKET, replay_at(a, p)->ticket >> 8, entry_hash(a, replay_at(a, p)));
-    levels_note(l, a);
+    watermarks_note(l, a);
     l->forgotten = 0;
     names_note(l, a, live);
     loads_note(l, a);

@@ -1,4 +1,4 @@
-/* ledger.h - what an arena says of its timers, operations, notices and levels, in a form that
+/* ledger.h - what an arena says of its timers, operations, notices and watermarks, in a form that
  * two arenas can be compared in, whatever slots, chunks and rows they use. */
 #ifndef PURGATORYD_LEDGER_H
 #define PURGATORYD_LEDGER_H
@@ -11,7 +11,7 @@
 /* All that holds for one ticket, or for one key, as the sum of hashes. What a crash may cut
  * apart but a recovery may not - a timer and its notice, the old and the new timer of a key -
  * stands in one fact. */
-enum subject_kind { OF_TICKET, OF_KEY, OF_LEVEL, OF_NAME, OF_SESSION, OF_LOAD, OF_ROW };
+enum subject_kind { OF_TICKET, OF_KEY, OF_WATERMARK, OF_NAME, OF_SESSION, OF_LOAD, OF_ROW };
 struct fact {
     uint64_t subject, state;      /* enum subject_kind in the low 3 bits of the subject */
 };
@@ -20,7 +20,7 @@ struct ledger {
     uint32_t count;
     struct fact facts[FACTS_MAX];
     uint64_t sequences[TOPICS_MAX];  /* by row of the topic */
-    uint64_t forgotten;           /* sum of hashes of levels that go with their last watcher */
+    uint64_t forgotten;           /* sum of hashes of watermarks that go with their last watcher */
 };
 
 /* Tickets from `fresh` on were given by the call under test: a repeated call may give others,

@@ -40,7 +40,7 @@ SAME_EFFECT, UNFOUNDED = "equivalent", "unfounded"
 """Its reason held in the harness, or did not."""
 
 FILES = [
-    "batch.c", "inbox.c", "levels.c", "loads.c", "names.c", "operations.c", "replay_buffer.c",
+    "batch.c", "inbox.c", "watermarks.c", "loads.c", "names.c", "operations.c", "replay_buffer.c",
     "publish.c", "quotas.c", "rebuild.c", "session.c", "wal_buffer.c", "timers.c", "watches.c",
 ]  # fmt: skip
 """Whatever stores authoritative state while a daemon runs."""
@@ -51,7 +51,8 @@ FIELDS = {
     "commit", "sequence", "previous", "last_position", "meta",
     "namespaces", "name_len", "namespace_row", "incarnation", "shard", "owner_uid", "durability",
     "quota_timers", "quota_bytes", "quota_ops", "park_beyond_ns",
-    "target", "level", "slot", "sibling", "error", "touched_s", "key_len", "key_type",
+    "target", "watermark", "key_row", "slot", "sibling", "error", "touched_s", "key_len",
+    "key_type",
     "first_watch", "notice_blob", "ended_ns", "cause", "version",
     "id", "uid", "last", "current", "applied", "count", "intent", "checksum", "extra_blob",
     "extra_bytes", "charged", "in_use",
@@ -106,7 +107,7 @@ DECLARED = "extern int mutant; void noise(void *, unsigned long); void need(int)
 
 PUTS = ("put error", "put replace", "put keep", "put extend")
 ROWS = ("row error", "row replace", "row keep", "row extend", "row unpark", "load")
-LEVELS = (
+WATERMARKS = (
     "advance key", "bump", "fail", "advance forgotten", "fail forgotten", "clear", "forget",
     "cancel for key", "sweep",
 )  # fmt: skip
@@ -117,10 +118,10 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
         *PUTS[:1], "bulk", "cancel for key", "bump", "load", "settings", "drain", "changed batch",
     ),
     "inbox.c": ("inbox", *ENDS),
-    "levels.c": (*LEVELS, "watch any", *ENDS),
+    "watermarks.c": (*WATERMARKS, "watch any", *ENDS),
     "loads.c": (*ROWS, "load open", "load close", "load forget", "load status", "sweep loads"),
     "names.c": ("put error", "publish", "settings", "bulk", "advance key"),
-    "operations.c": (*WATCHES, *LEVELS, *ENDS, "bulk"),
+    "operations.c": (*WATCHES, *WATERMARKS, *ENDS, "bulk"),
     "replay_buffer.c": (
         "expire burst", "publish", "published", "drain expire", "put replace", "cascade"),
     "publish.c": ("publish",),
@@ -129,10 +130,10 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "session.c": ("hello", "bye", "repeated batch", "bulk", "cancel for key", "load", *ENDS),
     "wal_buffer.c": (
         *PUTS, "settings", "publish", "published", "hello", "bye", "unpark", *ENDS, *ROWS,
-        "load open", "load close", *WATCHES, *LEVELS,
+        "load open", "load close", *WATCHES, *WATERMARKS,
     ),
     "timers.c": (*PUTS, *ENDS, "unpark", "wall step", "cascade", "row replace"),
-    "watches.c": (*WATCHES, *LEVELS, *ENDS),
+    "watches.c": (*WATCHES, *WATERMARKS, *ENDS),
 }  # fmt: skip
 """Of the harness, that come to what a file does."""
 

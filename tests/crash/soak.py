@@ -82,7 +82,7 @@ def timers(seed: int, out: int) -> None:
 
 
 def operations(seed: int, out: int) -> None:
-    """Arms, and ends others' by levels; says what it was told of its own. At last it waits for
+    """Arms, and ends others' by watermarks; says what it was told of its own. At last it waits for
     what it has not yet been told."""
     rng = random.Random(seed)
     armed: list[Operation] = []
@@ -90,9 +90,9 @@ def operations(seed: int, out: int) -> None:
         NAME, namespace=NAMESPACE, timeout=10 * PATIENCE_S, ledger=ledger()
     ) as purgatory:
         while not armed or not leave().exists():
-            key, level = f"{seed}:{len(armed)}", len(armed) + 1
+            key, watermark = f"{seed}:{len(armed)}", len(armed) + 1
             say(out, "tried", key)
-            targets = {k: level + rng.randint(0, 20) for k in rng.sample(SHARED, 2)}
+            targets = {k: watermark + rng.randint(0, 20) for k in rng.sample(SHARED, 2)}
             condition = AllOf(targets) if rng.random() < 0.5 else AnyOf(targets)
             timeout = rng.uniform(0, LONGEST_S)
             operation = purgatory.watch(key, condition, timeout, topic="ends")
@@ -100,7 +100,7 @@ def operations(seed: int, out: int) -> None:
             say(out, "armed", operation.ticket)
             operation.add_done_callback(lambda o: say(out, "ended", o.ticket))
             if rng.random() < 0.3:
-                purgatory.advance(rng.choice(SHARED), level)
+                purgatory.advance(rng.choice(SHARED), watermark)
             if rng.random() < 0.1:
                 purgatory.cancel(key)
         end = time.monotonic() + PATIENCE_S

@@ -117,7 +117,7 @@ void world_authoritative(const struct world *w, struct authoritative *t)
 {
     static const enum pg_region_id regions[] = {PG_R_HOT, PG_R_COLD, PG_R_BLOBS, PG_R_NAMESPACES,
                                                 PG_R_TOPICS, PG_R_REPLAY_BUFFER, PG_R_WATCHES,
-                                                PG_R_LEVELS, PG_R_ACCOUNTS, PG_R_LIFE, PG_R_LOADS,
+                                                PG_R_WATERMARKS, PG_R_ACCOUNTS, PG_R_LIFE, PG_R_LOADS,
                                                 PG_R_LOAD_BLOCKS, PG_R_LOAD_BITS};
     const struct pg_header *h = (const struct pg_header *)w->arena;
     const struct pg_private *s = (const struct pg_private *)w->secret;
@@ -251,11 +251,11 @@ static uint8_t watch_key_write(const struct world *w, uint8_t *at, uint32_t key)
     return len;
 }
 
-static struct pg_record *record_new(struct world *w, struct draft *d, unsigned op, bool on_level)
+static struct pg_record *record_new(struct world *w, struct draft *d, unsigned op, bool on_watermark)
 {
     uint8_t key[64];
     const uint32_t watch_keys = w->shape == SHARED_KEY ? 1 : WATCH_KEYS;
-    const uint8_t len = on_level ? watch_key_write(w, key, below(w, watch_keys))
+    const uint8_t len = on_watermark ? watch_key_write(w, key, below(w, watch_keys))
                                  : key_write(w, key, some_key(w));
     memcpy(draft_take(d, len), key, len);
     CHECK(d->count < RECORDS_MAX);
@@ -326,11 +326,11 @@ static void watch_key_take(struct draft *d, struct pg_record *r, const uint8_t *
     memcpy(draft_take(d, k->key_len), key, k->key_len);
 }
 
-static void level_draft(struct world *w, struct draft *d, unsigned op)
+static void watermark_draft(struct world *w, struct draft *d, unsigned op)
 {
     struct pg_record *r = record_new(w, d, op, true);
     r->value = op == PG_OP_ADVANCE_KEY ? 1 + below(w, 6)
-               : op == PG_OP_BUMP      ? (below(w, 16) == 0 ? PG_LEVEL_MAX : 1 + below(w, 2))
+               : op == PG_OP_BUMP      ? (below(w, 16) == 0 ? PG_WATERMARK_MAX : 1 + below(w, 2))
                : op == PG_OP_FAIL      ? 7
                                        : 0;
 }
@@ -420,9 +420,9 @@ static void any_draft(struct world *w, struct draft *d)
     case 0: case 1: case 2: put_draft(w, d, below(w, PG_MODES)); break;
     case 3: below(w, 3) == 0 ? unpark_draft(w, d) : cancel_draft(w, d); break;
     case 4: case 5: watch_draft(w, d, below(w, PG_CONDITIONS)); break;
-    case 6: level_draft(w, d, PG_OP_ADVANCE_KEY); break;
+    case 6: watermark_draft(w, d, PG_OP_ADVANCE_KEY); break;
     case 7: complete_draft(w, d); break;
-    default: level_draft(w, d, PG_OP_ADVANCE_KEY + below(w, 6)); break;
+    default: watermark_draft(w, d, PG_OP_ADVANCE_KEY + below(w, 6)); break;
     }
 }
 
@@ -620,10 +620,10 @@ static void watch_make(struct world *w, struct call *call, unsigned condition)
     batch_make(w, call, &d);
 }
 
-static void level_make(struct world *w, struct call *call, unsigned op)
+static void watermark_make(struct world *w, struct call *call, unsigned op)
 {
     struct draft d = {.count = 0};
-    level_draft(w, &d, op);
+    watermark_draft(w, &d, op);
     batch_make(w, call, &d);
 }
 
@@ -633,12 +633,12 @@ static void forgotten_make(struct world *w, struct call *call, unsigned op)
     struct draft watched = {.count = 0}, d = {.count = 0};
     struct reply reply;
     if (w->shape == FULL) {
-        level_make(w, call, op);
+        watermark_make(w, call, op);
         return;
     }
     watch_draft(w, &watched, PG_C_ANY);
-    level_draft(w, &watched, PG_OP_FORGET);
-    level_draft(w, &d, op);
+    watermark_draft(w, &watched, PG_OP_FORGET);
+    watermark_draft(w, &d, op);
     watched.records[0].name = watched.records[1].name = d.records[0].name = 0;
     const uint8_t *key = watched.area + watched.records[0].key_len + watched.records[0].payload_len +
                          sizeof(struct pg_watch_key);
@@ -872,14 +872,14 @@ static const struct operation {
     {"watch any", watch_make, PG_C_ANY},
     {"watch sum", watch_make, PG_C_SUM},
     {"watch client", watch_make, PG_C_CLIENT},
-    {"advance key", level_make, PG_OP_ADVANCE_KEY},
-    {"bump", level_make, PG_OP_BUMP},
-    {"fail", level_make, PG_OP_FAIL},
+    {"advance key", watermark_make, PG_OP_ADVANCE_KEY},
+    {"bump", watermark_make, PG_OP_BUMP},
+    {"fail", watermark_make, PG_OP_FAIL},
     {"advance forgotten", forgotten_make, PG_OP_ADVANCE_KEY},
     {"fail forgotten", forgotten_make, PG_OP_FAIL},
-    {"clear", level_make, PG_OP_CLEAR},
-    {"forget", level_make, PG_OP_FORGET},
-    {"cancel for key", level_make, PG_OP_CANCEL_FOR_KEY},
+    {"clear", watermark_make, PG_OP_CLEAR},
+    {"forget", watermark_make, PG_OP_FORGET},
+    {"cancel for key", watermark_make, PG_OP_CANCEL_FOR_KEY},
     {"complete", complete_make, 0},
     {"bulk", bulk_make, RECORDS_MAX},
     {"row error", rows_make, PG_MODE_ERROR},
@@ -1021,7 +1021,7 @@ static struct pg_config config_of(struct world *w)
         .fanout = 2u << below(w, 3), .namespaces = 2, .topics = 2 + below(w, 3),
         .sessions = SESSIONS, .accounts = 2 + below(w, 3), .loads = 1 + below(w, LOADS),
         .load_blocks = 1 + below(w, LOAD_BLOCKS), .watches = 8 + below(w, 12),
-        .levels = 4 + below(w, 4), .level_ttl_ns = 60000000000, .inbox_max = 2 + below(w, 6),
+        .watermarks = 4 + below(w, 4), .watermark_ttl_ns = 60000000000, .inbox_max = 2 + below(w, 6),
         .clock_kind = PG_CLOCK_VIRTUAL, .wal_buffer_bytes = below(w, 2) ? PG_WAL_BUFFER_MIN : 0,
         .shard = 1, .shards = 2};
 }

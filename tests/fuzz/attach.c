@@ -46,7 +46,7 @@ static uint64_t greeted(void)
     return session;
 }
 
-/* An operation `key` that waits for level 5 of a watch key, or 4 ticks. */
+/* An operation `key` that waits for watermark 5 of a watch key, or 4 ticks. */
 static void watch(uint64_t session, uint64_t sequence, uint8_t key, uint8_t watched)
 {
     static const uint8_t names[8] = {1, 1, 'n', 't'};

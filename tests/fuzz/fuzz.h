@@ -20,8 +20,8 @@ static const struct pg_config fuzz_config = {
     .layout_id = FUZZ_LAYOUT, .payload_bytes = 8192, .replay_bytes_max = 4096,
     .tick_ns = FUZZ_TICK_NS, .stream_id = 1, .secret = {1, 2}, .capacity = 12,
     .replay_capacity = 16, .fanout = 3, .namespaces = 2, .topics = 3,
-    .sessions = FUZZ_SESSIONS, .clock_kind = PG_CLOCK_VIRTUAL, .watches = 24, .levels = 8,
-    .level_ttl_ns = 1000000000, .inbox_max = 6};
+    .sessions = FUZZ_SESSIONS, .clock_kind = PG_CLOCK_VIRTUAL, .watches = 24, .watermarks = 8,
+    .watermark_ttl_ns = 1000000000, .inbox_max = 6};
 
 struct input {
     const uint8_t *at, *end;

@@ -34,11 +34,11 @@ static void head_add(struct file *f, struct input *in, unsigned flags)
     const struct pg_config *c = &fuzz_config;
     const struct pg_wal_head head = {
         .payload_bytes = c->payload_bytes, .replay_bytes_max = c->replay_bytes_max,
-        .wal_buffer_bytes = 0, .level_ttl_ns = c->level_ttl_ns, .inbox_max = c->inbox_max,
+        .wal_buffer_bytes = 0, .watermark_ttl_ns = c->watermark_ttl_ns, .inbox_max = c->inbox_max,
         .tick_ns = c->tick_ns, .next_ticket = 1000, .next_incarnation = 100,
         .replay_tail = take_byte(in), .published = take_byte(in), .start_lsn = 1, .capacity = c->capacity,
         .replay_capacity = c->replay_capacity, .fanout = c->fanout, .namespaces = c->namespaces,
-        .topics = c->topics, .watches = c->watches, .levels = c->levels,
+        .topics = c->topics, .watches = c->watches, .watermarks = c->watermarks,
         .clock_kind = c->clock_kind, .shards = 1};
     memcpy(body, &head, sizeof head);
     for (unsigned patches = flags & F_HEAD ? take_byte(in) % 8 : 0; patches > 0; patches--) {

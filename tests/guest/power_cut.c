@@ -174,7 +174,7 @@ static struct pg_arena *arena_make(uint64_t next_lsn)
         .layout_id = 1, .payload_bytes = 1 << 22, .replay_bytes_max = 1 << 16, .now_ns = 1,
         .tick_ns = 1000000, .stream_id = 1, .secret = {next_lsn, 2}, .uuid = "power cut",
         .capacity = 2 * KEYS, .replay_capacity = 16, .fanout = 20, .namespaces = 1, .topics = 1,
-        .sessions = 1, .watches = 8, .levels = 8, .inbox_max = 8, .shards = 1,
+        .sessions = 1, .watches = 8, .watermarks = 8, .inbox_max = 8, .shards = 1,
         .wal_buffer_bytes = PG_WAL_BUFFER_MIN, .clock_kind = PG_CLOCK_BOOT};
     struct pg_arena *a = memory(pg_handle_bytes());
     char boot_id[16] = "";

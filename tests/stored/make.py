@@ -58,8 +58,8 @@ CONFIG: dict[str, Any] = {
     "topics": 8,
     "sessions": 2,
     "watches": 256,
-    "levels": 128,
-    "level_ttl_ns": 365 * 86_400 * S,
+    "watermarks": 128,
+    "watermark_ttl_ns": 365 * 86_400 * S,
     "inbox_max": 64,
     "now_ns": BEGUN_NS,
     "wall_offset_ns": WALL_OFFSET_NS,
@@ -164,7 +164,9 @@ def contents(core: Purgatory, owner: Owner) -> dict[str, Any]:
         "next_ticket": int(core.header.next_ticket),
         "timers": [timer_record(info) for info in core.scan()],
         "replay_buffer": [entry_record(core, entry) for entry in core.entries()],
-        "levels": [[key.hex(), int(row.level), int(row.error)] for key, row in core.levels()],
+        "watermarks": [
+            [key.hex(), int(row.watermark), int(row.error)] for key, row in core.watermarks()
+        ],
         "operations": [operation_record(core, slot) for slot in core.operations()],
         "session": {
             "id": owner.id,
@@ -304,17 +306,17 @@ def answered(core: Purgatory, owner: Owner, batches: int) -> None:
 
 
 def outcomes(owner: Owner, of: bytes) -> None:
-    level, own, broken = b"level " + of, b"own key of " + of, b"broken " + of
+    watermark, own, broken = b"level " + of, b"own key of " + of, b"broken " + of
     owner.send(
-        driver.watch(b"all " + of, driver.ALL, [Key(level, 2), Key(own, 1)], S, notice=True),
-        driver.watch(b"sum " + of, driver.SUM, [Key(level, 0, 9)], S, threshold=3, payload=of),
-        driver.watch(b"any " + of, driver.ANY, [Key(level, 99), Key(own, 99)], S, notice=True),
+        driver.watch(b"all " + of, driver.ALL, [Key(watermark, 2), Key(own, 1)], S, notice=True),
+        driver.watch(b"sum " + of, driver.SUM, [Key(watermark, 0, 9)], S, threshold=3, payload=of),
+        driver.watch(b"any " + of, driver.ANY, [Key(watermark, 99), Key(own, 99)], S, notice=True),
         driver.watch(b"failed " + of, driver.ALL, [Key(broken, 1, own=True)], S),
-        driver.watch(b"cancelled " + of, driver.CLIENT, [Key(level, 0)], S),
+        driver.watch(b"cancelled " + of, driver.CLIENT, [Key(watermark, 0)], S),
     )
-    owner.send(driver.advance(level, 2), driver.advance(own, 5), driver.bump(level, 1))
+    owner.send(driver.advance(watermark, 2), driver.advance(own, 5), driver.bump(watermark, 1))
     owner.send(driver.fail(broken, 7), driver.cancel(b"cancelled " + of))
-    owner.send(driver.clear(broken), driver.forget(level), driver.forget(own))
+    owner.send(driver.clear(broken), driver.forget(watermark), driver.forget(own))
 
 
 def wal_contents(directory: Path) -> dict[str, Any]:
