@@ -125,7 +125,7 @@ def processor_s(pid: int) -> float:
 
 
 def round_of(bench: Bench, attack: str, seconds: float) -> dict[str, float]:
-    """A turn without the attack, one with it, and one beside the same load."""
+    """A run without the attack, one with it, and one beside the same load."""
     trips = {"without": bench.probe(seconds)[0]}
     with at_work(bench.attacker(attack)) as attacker:
         before_s = processor_s(attacker)
@@ -165,7 +165,7 @@ def table(figures: dict[str, dict[str, dict[str, float]]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each turn")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each run")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dry", action="store_true", help="write nothing")
     parser.add_argument("attacks", nargs="*", default=ATTACKS)

@@ -122,8 +122,8 @@ def pair(runs: dict[str, Run], tries: int) -> dict[str, float]:
 def pairs(count: int, tries: int, without: Run, with_: Run) -> list[dict[str, float]]:
     """Both after one another, in an order that changes."""
     order = {"without": without, "with": with_}
-    turned = dict(reversed(order.items()))
-    return [pair(turned if number % 2 else order, tries) for number in range(count)]
+    swapped = dict(reversed(order.items()))
+    return [pair(swapped if number % 2 else order, tries) for number in range(count)]
 
 
 def ratio(found: list[dict[str, float]]) -> dict[str, Any]:

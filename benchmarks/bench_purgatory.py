@@ -50,7 +50,7 @@ def run_here(experiment: Experiment, virtual: bool = False) -> Result:
 
 def real_clock(experiment: Experiment) -> RealClock:
     if experiment.design == "daemon":
-        return RealClock(through.TURN_NS, experiment.worker, through.WORKERS)
+        return RealClock(through.ITERATION_NS, experiment.worker, through.WORKERS)
     return RealClock()
 
 

@@ -214,8 +214,8 @@ def spreads(samples: Samples) -> dict[str, dict[str, float]]:
 def measure(arguments: argparse.Namespace) -> tuple[Samples, Samples]:
     adds: Samples = {way: [] for way in WAYS}
     seconds: Samples = {"empty": [], "segments": [], "snapshot": []}
-    for turn in range(arguments.repeats):
-        for way in WAYS[turn % 3 :] + WAYS[: turn % 3]:
+    for number in range(arguments.repeats):
+        for way in WAYS[number % 3 :] + WAYS[: number % 3]:
             adds[way].append(adds_per_second(arguments, way))
         print({way: round(adds[way][-1]) for way in WAYS}, file=sys.stderr)
     for _ in range(arguments.recoveries):

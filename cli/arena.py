@@ -119,7 +119,7 @@ def armed(name: str) -> Iterator[tuple[Info, int]]:
 
 # Points in time and positions: for programs, in --json.
 FOR_PROGRAMS = {
-    "stream_id", "heartbeat_boot_ns", "loop_turns", "now_ns", "next_deadline_ns",
+    "stream_id", "heartbeat_boot_ns", "loop_iterations", "now_ns", "next_deadline_ns",
     "wall_offset_ns", "next_ticket", "replay_head", "replay_tail", "published", "late_sum_ns",
     "namespaces", "uids", "daemon_since_boot_ns",
 }  # fmt: skip
@@ -129,7 +129,7 @@ FOR_PROGRAMS = {
 SECTIONS = {
     "daemon": (
         "shard", "state", "daemon_state", "degraded_by", "clock", "daemon_pid", "epoch",
-        "heartbeat_age_ns", "wakeups", "turns", "turns_full", "turn_work", "turn_budget",
+        "heartbeat_age_ns", "wakeups", "iterations", "iterations_full", "iteration_work", "iteration_budget",
     ),
     "placement": (
         "placement", "node", "memory_node", "reaper_cpu", "placed", "clamped", "pages_sampled",

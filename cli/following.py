@@ -1,4 +1,4 @@
-"""Commands that go on: turn after turn, through errors that pass, until a signal."""
+"""Commands that go on: iteration after iteration, through errors that pass, until a signal."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ LASTING = (
 """What does not pass unless somebody mends it."""
 
 
-def follow(turn: Callable[[], object], pause_s: Callable[[], float], as_json: bool) -> None:
-    """Takes turns, with pauses, until SIGTERM or SIGINT; both end a turn where it stands.
+def follow(iteration: Callable[[], object], pause_s: Callable[[], float], as_json: bool) -> None:
+    """Repeats `iteration`, with pauses, until SIGTERM or SIGINT; both end one where it stands.
 
     An error that may pass - a lock that another process holds, a daemon that does not answer, a
-    disk that is full - is told on stderr, and the turn is taken again after 1 s, 2 s, 4 s, ... Any
-    other is raised.
+    disk that is full - is told on stderr, and the iteration is repeated after 1 s, 2 s, 4 s, ...
+    Any other is raised.
     """
     failed = 0
     with suppress(KeyboardInterrupt), sigterm_interrupts():
         while True:
             try:
-                turn()
+                iteration()
                 failed, wait_s = 0, pause_s()
             except Exception as error:
                 found = unwritable(error) or error
@@ -48,7 +48,7 @@ def follow(turn: Callable[[], object], pause_s: Callable[[], float], as_json: bo
 
 
 def passes(error: Exception) -> bool:
-    """True if the same turn may do well later."""
+    """True if the same iteration may do well later."""
     if isinstance(error, (errors.PurgatorydError, OSError)):
         return not isinstance(error, LASTING)
     if "pyspark" not in sys.modules:

@@ -9,7 +9,7 @@ import click
 
 from purgatoryd.cli import units
 from purgatoryd.cli.exits import Command, Exit
-from purgatoryd.cli.following import follow as take_turns
+from purgatoryd.cli.following import follow as repeat
 from purgatoryd.cli.options import emit, json_option, name_option
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def load_agent_command(
     if follow is None:
         return round_()
     pause_s = follow / 1e9
-    take_turns(round_, lambda: pause_s, as_json)
+    repeat(round_, lambda: pause_s, as_json)
     return Exit.DONE
 
 

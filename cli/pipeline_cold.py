@@ -306,7 +306,7 @@ def promote_command(
     def bring(until_ns: int) -> None:
         with daemon_of(name, tcp, server_key, key_file) as hot:
             if wal_dir or Lake(lake).daemons():
-                with suppress(LakeInUse):  # somebody loads; the next turn takes them
+                with suppress(LakeInUse):  # somebody loads; the next iteration takes them
                     collected(spark, tier, hot, wal_dir)
             for one in promote(spark, tier, until_ns, hot, pace):
                 emit(window_record(one), window_text(one), as_json)

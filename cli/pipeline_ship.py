@@ -13,7 +13,7 @@ import click
 
 from purgatoryd.cli import units
 from purgatoryd.cli.exits import Command
-from purgatoryd.cli.following import follow as take_turns
+from purgatoryd.cli.following import follow as repeat
 from purgatoryd.cli.options import emit, json_option, name_option
 from purgatoryd.cli.pipeline import lake_option
 from purgatoryd.cli.wal import folders, show, wal_option
@@ -53,14 +53,14 @@ def ship_command(
     lake.mkdir(parents=True, exist_ok=True)
     with closing(Convoy(partial(folders, wal_dir, name), Lake(lake), node, limit)) as convoy:
 
-        def turn() -> None:
-            for manifest in convoy.turn():
+        def iteration() -> None:
+            for manifest in convoy.poll():
                 emit(asdict(manifest), shipped_text(manifest), as_json)
 
         if follow:
-            take_turns(turn, lambda: POLL_S, as_json)
+            repeat(iteration, lambda: POLL_S, as_json)
         else:
-            turn()
+            iteration()
 
 
 def shipped_text(manifest: Manifest) -> str:

@@ -12,7 +12,7 @@ import click
 
 from purgatoryd.cli import units
 from purgatoryd.cli.exits import Command, Exit
-from purgatoryd.cli.following import follow as take_turns
+from purgatoryd.cli.following import follow as repeat
 from purgatoryd.cli.options import (
     emit,
     json_option,
@@ -102,16 +102,16 @@ def ingest_command(
     from purgatoryd.pipeline.jobs import bring_up
     from purgatoryd.pipeline.raw import ingest
 
-    def turn() -> None:
+    def iteration() -> None:
         raw = {} if wal_dir is None else {"raw": ingest(spark, place, wal_dir)}
         tell(raw | bring_up(spark, place, ledgers=ledger), as_json)
         if show is not None:
             show_latencies(spark, place, show, as_json)
 
     if follow:
-        take_turns(turn, lambda: every / units.NS_PER["s"], as_json)
+        repeat(iteration, lambda: every / units.NS_PER["s"], as_json)
     else:
-        turn()
+        iteration()
 
 
 def show_latencies(spark: SparkSession, place: Lake, what: str, as_json: bool) -> None:

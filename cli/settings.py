@@ -76,7 +76,7 @@ _TABLE: tuple[tuple[str, str, click.ParamType[Any], str], ...] = (
      "A virtual clock moves only when told to: for tests and simulation."),
     ("wall-origin", "wall_origin_ns", units.Moment(),
      "Virtual clock: wall time at virtual time 0."),
-    ("budget", "budget", click.INT, "Timers fired or moved in one turn of the loop."),
+    ("budget", "budget", click.INT, "Timers fired or moved in one loop iteration."),
     ("quota-timers", "quota_timers", click.INT, "Timers of one uid; 0 = no quota, here and below."),
     ("quota-bytes", "quota_bytes", units.Size(),
      "Bytes of keys and payloads in the timers of one uid."),

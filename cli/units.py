@@ -26,7 +26,7 @@ NS_PER = {
     "d": 86_400_000_000_000,
 }
 PAUSE_NS = NS_PER["ms"]
-"""The shortest pause between two turns of a command that goes on."""
+"""The shortest pause between two iterations of a command that goes on."""
 BYTES_PER = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 _DURATION = re.compile(r"([+-]?\d+(?:\.\d+)?)(ns|us|ms|s|m|h|d)?")

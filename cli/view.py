@@ -60,7 +60,7 @@ RATES = {
     "expired": ("expired",),
     "advances": ("advances",),
     "batches": ("batches",),
-    "full turns": ("turns_full",),
+    "full iterations": ("iterations_full",),
     "messages": ("messages_sent",),
     "moved": ("moved",),
     "wake-ups": ("wakeups",),
@@ -184,9 +184,9 @@ class Sampler:
         is none yet. A loop that stood still for longer than frozen_ns is frozen."""
         self._name = name
         self._frozen_ns = frozen_ns
-        self._turn_to(arena_paths(name))
+        self._switch_to(arena_paths(name))
 
-    def _turn_to(self, paths: Paths) -> None:
+    def _switch_to(self, paths: Paths) -> None:
         self._reader = _opened(paths)
         self._sessions = _sessions(paths, self._reader)
         self._watch = Watch(DaemonTold(paths, self._reader), self._frozen_ns)
@@ -214,14 +214,14 @@ class Sampler:
         return self._watch.look() is not None
 
     def _follow(self) -> None:
-        """Turns to the arena that took the place of this one, if one did."""
+        """Switches to the arena that took the place of this one, if one did."""
         paths = arena_paths(self._name)
         found = _opened(paths)
         other = self._reader.retired or found.uuid != self._reader.uuid
         found.close()
         if other:
             left = self._reader, self._sessions
-            self._turn_to(paths)
+            self._switch_to(paths)
             _close(*left)
 
     def _moment(self) -> _Moment:
@@ -264,10 +264,12 @@ class Sampler:
         return _rate(counters, self._moments[0] if seldom else before, now)
 
     def _budget(self, now: _Moment) -> list[Fill]:
-        """What the turns of the window that had any work did, of what they might have done."""
+        """What the iterations of the window that had any work did, of what they might have done."""
         older, newer = self._moments[0].metrics.counters, now.metrics.counters
-        done, allowed = (newer[name] - older[name] for name in ("turn_work", "turn_budget"))
-        return [Fill("turn budget, 10 s", done, allowed)] if allowed > 0 else []
+        done, allowed = (
+            newer[name] - older[name] for name in ("iteration_work", "iteration_budget")
+        )
+        return [Fill("iteration budget, 10 s", done, allowed)] if allowed > 0 else []
 
     def _spans(self, now: _Moment) -> dict[str, Histogram]:
         older = self._moments[0].metrics.histograms

@@ -73,7 +73,7 @@ class AsyncHandle(Generic[Outcome]):
 
 
 class AsyncClient:
-    """Client for asyncio: same arguments, same errors; calls of one loop turn share a batch.
+    """Client for asyncio: same arguments, same errors; calls of one loop iteration share a batch.
 
     Use it as `async with AsyncClient("name") as c`, or await close() at the end.
     """
@@ -372,7 +372,7 @@ class AsyncClient:
         self._schedule()
 
     def _schedule(self) -> None:
-        """One exchange at the end of this turn of the loop, for all its calls."""
+        """One exchange at the end of this loop iteration, for all its calls."""
         if not self._scheduled and self._loop is not None:
             self._scheduled = True
             self._loop.call_soon(self._exchange)

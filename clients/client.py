@@ -234,7 +234,7 @@ class Client:
         Sees the effect of every earlier call of this client, packed ones included.
         """
         self._core.admit()
-        with self._turn("get", timeout):
+        with self._exclusive("get", timeout):
             self._settle("get", timeout)
             question = self._core.question(key)
             self._answer(question, "get", timeout)
@@ -349,7 +349,7 @@ class Client:
         self, load: bytes, action: LoadAction, timeout: float | None, fence: int = 0, start: int = 0
     ) -> LoadInfo:
         self._core.admit()
-        with self._turn("load", timeout):
+        with self._exclusive("load", timeout):
             self._settle("load", timeout)
             question = self._core.load_question(load, action, fence, start)
             self._answer(question, "load", timeout)
@@ -379,7 +379,7 @@ class Client:
         """
         core = self._core
         core.check()
-        with self._turn("flush", timeout):
+        with self._exclusive("flush", timeout):
             self._settle("flush", timeout)
             core.raise_uncollected()
 
@@ -430,7 +430,7 @@ class Client:
 
     def _connect(self) -> None:
         session = self._core.session
-        with self._turn("hello", None):
+        with self._exclusive("hello", None):
             self._drive(_When(lambda: session.state is not State.GREETING), "hello", None)
         if session.refusal is not None:
             raise session.refusal
@@ -438,7 +438,7 @@ class Client:
     # ---- waiting -----------------------------------------------------------------------------
 
     @contextmanager
-    def _turn(self, what: str, timeout: float | None) -> Iterator[None]:
+    def _exclusive(self, what: str, timeout: float | None) -> Iterator[None]:
         """Holds the connection."""
         limit_s = self.timeout if timeout is None else timeout
         if not self._io.acquire(timeout=min(max(limit_s, 0), threading.TIMEOUT_MAX)):
@@ -452,7 +452,7 @@ class Client:
     def _await(self, pending: Pending, timeout: float | None) -> None:
         if not pending.done:
             self._core.check()
-            with self._turn("call", timeout):
+            with self._exclusive("call", timeout):
                 batch = self._seal()
                 try:
                     self._drive(pending, "call", timeout)
@@ -512,7 +512,7 @@ class Client:
         packer = self._core.packer
         if packer.queued < self.queue_limit:
             return
-        with self._turn("room in the queue", timeout):
+        with self._exclusive("room in the queue", timeout):
             self._seal()
             goal = _When(lambda: packer.queued < self.queue_limit)
             self._drive(goal, "room in the queue", timeout)
@@ -541,7 +541,7 @@ class Client:
 
     def _settled(self, result: BulkResult, wait: bool, timeout: float | None) -> BulkResult:
         if wait:
-            with self._turn("bulk call", timeout):
+            with self._exclusive("bulk call", timeout):
                 self._drive(result, "bulk call", timeout)
             result.check()
         return result

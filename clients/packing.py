@@ -31,7 +31,8 @@ from purgatoryd.shm_layout.errors import (
 from purgatoryd.shm_layout.layout import Op, Quota, Status
 from purgatoryd.shm_layout.wire import Key
 
-BATCH_BYTES = 1 << 20  # well under PG_MESSAGE_MAX: a batch is one copy and one turn of the daemon
+# well under PG_MESSAGE_MAX: a batch is one copy and one iteration of the loop
+BATCH_BYTES = 1 << 20
 
 _PUT, _CANCEL = int(Op.PUT), int(Op.CANCEL)
 

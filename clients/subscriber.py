@@ -245,7 +245,7 @@ class Merged:
         """Of the shards of the generation before; still to be raised."""
         self._check_s = 0.0
         self._generation = 0
-        self._turn = 0
+        self._next_inbox = 0
         self._open_all(whole=False)
 
     @property
@@ -292,8 +292,8 @@ class Merged:
 
     def _next(self) -> Notice | None:
         for _ in self._inboxes:
-            self._turn = (self._turn + 1) % len(self._inboxes)
-            if (notice := self._inboxes[self._turn].next_now()) is not None:
+            self._next_inbox = (self._next_inbox + 1) % len(self._inboxes)
+            if (notice := self._inboxes[self._next_inbox].next_now()) is not None:
                 return notice
         return None
 

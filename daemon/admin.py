@@ -39,7 +39,7 @@ class Loop(Protocol):
         ...
 
     def stop(self) -> None:
-        """Ends the loop after this turn."""
+        """Ends the loop after this iteration."""
         ...
 
     def drain(self) -> None:

@@ -17,7 +17,7 @@ from purgatoryd.daemon.guard import Guard
 
 ENDPOINT = "inproc://zeromq.zap.01"
 DOMAIN = b"purgatoryd"
-REQUESTS_PER_TURN = 4
+REQUESTS_PER_ITERATION = 4
 NOBODY = 0xFFFFFFFF
 
 _ADMITTED, _NOT_NOW, _NEVER = b"200", b"300", b"400"
@@ -51,7 +51,7 @@ class Admission:
 
     def serve(self) -> bool:
         """Answers some of those who ask. True = there may be more."""
-        for _ in range(REQUESTS_PER_TURN):
+        for _ in range(REQUESTS_PER_ITERATION):
             if not int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
                 return False
             version, number, _, address, _, mechanism, *credentials = self._socket.recv_multipart()

@@ -1,6 +1,6 @@
 """The command lane's order: whose message is served next, and where answers go.
 
-A message whose bounded work is used up goes on in the next turn. So does what comes from a uid
+A message whose bounded work is used up goes on in the next iteration. So does what comes from a uid
 that has had its share of this one, through however many connections: others wait for one share
 of it, not for each of its messages. Meanwhile others are served, but not the same peer's: his
 messages stay in order. Outcomes and CHECKs are pushed to the peer from which a session was heard
@@ -23,15 +23,15 @@ from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Arena, Handled
 from purgatoryd.shm_layout.layout import Measured, WireError
 
-PER_TURN = 16
+PER_ITERATION = 16
 """Messages that are served as they come."""
-TAKEN_PER_TURN = 64
+TAKEN_PER_ITERATION = 64
 """Messages that are taken from the socket: those of uids that had their share only wait."""
 SHARE_NS = 500_000
-"""Of a turn, for each uid; what has begun is never cut short."""
+"""Of an iteration, for each uid; what has begun is never cut short."""
 SHARED_NS = 60_000_000_000
 """So long after requests of two uids there are shares at all."""
-PUSHES_PER_TURN = 8
+PUSHES_PER_ITERATION = 8
 BEHIND_MAX = 1024
 """Messages of one peer that wait for its unfinished one."""
 WAITING_BYTES_MAX = 32 * 2**20
@@ -70,7 +70,7 @@ def _size(message: Message) -> int:
 
 
 class Commands:
-    """Feeds the command lane's messages to the arena, bounded in every turn."""
+    """Feeds the command lane's messages to the arena, bounded in every iteration."""
 
     def __init__(self, arena: Arena, sockets: Lanes, access: Access, wal: Memory) -> None:
         self._arena = arena
@@ -83,7 +83,7 @@ class Commands:
         self._waiting_bytes = 0
         """Of the unfinished, and of what is behind them."""
         self._spent_ns: Counter[int] = Counter()
-        """What each uid has had of this turn."""
+        """What each uid has had of this iteration."""
         self._last_uid: int | None = None
         self._shared_until_ns = 0
         self._shared = False
@@ -91,13 +91,13 @@ class Commands:
         self._owners: dict[int, _Owner] = {}  # by row, as many as the arena has
 
     def serve(self) -> bool:
-        """One turn. True = there is more to do at once."""
+        """One iteration. True = there is more to do at once."""
         self._spent_ns.clear()
         self._shared = boot_ns() < self._shared_until_ns
         self._serve_unfinished()
         served = 0
-        for _ in range(TAKEN_PER_TURN):
-            if self._held is not None or served == PER_TURN:
+        for _ in range(TAKEN_PER_ITERATION):
+            if self._held is not None or served == PER_ITERATION:
                 return True
             if self.full:
                 return bool(self._unfinished)
@@ -114,7 +114,7 @@ class Commands:
         return True
 
     def _serve_unfinished(self) -> None:
-        """Those that need yet another turn come behind all others."""
+        """Those that need yet another iteration come behind all others."""
         waiting, self._unfinished = self._unfinished, deque()
         kept: deque[Message] = deque()
         for message in waiting:
@@ -137,7 +137,7 @@ class Commands:
             self._last_uid = uid
 
     def _wait(self, message: Message) -> None:
-        """Until the next turn, and whatever comes from the same peer behind it."""
+        """Until the next iteration, and whatever comes from the same peer behind it."""
         self._unfinished.append(message)
         self._behind.setdefault(message.route, deque())
         self._waiting_bytes += _size(message)
@@ -247,7 +247,7 @@ class Commands:
 
     def push(self) -> bool:
         """Hands outcomes and CHECKs to the socket. True = there are more."""
-        for _ in range(PUSHES_PER_TURN):
+        for _ in range(PUSHES_PER_ITERATION):
             session, body = self._arena.inbox()
             if session == 0:
                 return False

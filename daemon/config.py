@@ -93,7 +93,7 @@ class Config:
     wall_origin_ns: int = 0
     """Virtual clock: wall time at virtual time 0, ns since 1970."""
     budget: int = 4_096
-    """Timers fired or moved in one turn of the loop."""
+    """Timers fired or moved in one loop iteration."""
     accounts: int = 256
     """Uids that may have timers at once, where uids have quotas."""
     loads: int = 256

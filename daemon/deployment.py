@@ -66,7 +66,7 @@ from purgatoryd.shm_layout.shards import (
 from purgatoryd.shm_layout.standing import StandingFile
 
 BEAT_NS = 1_000_000_000
-PER_TURN = 16
+PER_ITERATION = 16
 """Requests of one lane that are answered before the shards are looked at again."""
 SIGNALS_AT_ONCE = 64
 ENDS_WITHIN_NS = 10_000_000_000
@@ -212,12 +212,12 @@ class Deployment:
         self._stop_wished = self._reload_wished = self._draining = self._reloads = False
 
     def run(self) -> None:
-        """Turns until all shards have ended as was wished. Raises ShardFailed."""
+        """Iterates until all shards have ended as was wished. Raises ShardFailed."""
         on_signals(self._stop, self._reload)
         ready: Set[int] = frozenset()
         try:
             while not self._over:
-                busy = self._turn(boot_ns(), ready)
+                busy = self._iterate(boot_ns(), ready)
                 ready = frozenset() if busy else self._sleep()
             self._stop_all()
         finally:
@@ -239,9 +239,10 @@ class Deployment:
     def _stopped(self) -> bool:
         return self._life.state is STOPPED
 
-    # ---- one turn ------------------------------------------------------------------------------
+    # ---- one iteration
+    # ------------------------------------------------------------------------------
 
-    def _turn(self, now_ns: int, ready: Set[int]) -> bool:
+    def _iterate(self, now_ns: int, ready: Set[int]) -> bool:
         """True = there is more to do at once."""
         if self._stop_wished:
             self._stop_all()
@@ -387,7 +388,7 @@ class Deployment:
     # ---- the lanes ------------------------------------------------------------------------------
 
     def _serve(self, lane: lanes.Lane, answer: Callable[[Message], bytes]) -> bool:
-        for _ in range(PER_TURN):
+        for _ in range(PER_ITERATION):
             message = lanes.receive(lane)
             if message is None:
                 return False

@@ -52,7 +52,7 @@ TRIM_NS = 1_000 * MS
 UNREAD_MAX = 8 * MIB
 """What the kernel may hold for us; more is left to libzmq."""
 PEERS_PER_LOOK = 256
-EVENTS_PER_TURN = 32
+EVENTS_PER_ITERATION = 32
 """Of one lane: who came and went in between costs no more than its news."""
 CONNECTIONS_PER_UID = 1024
 """At most, and at most an eighth of the descriptors that the process may have."""
@@ -155,12 +155,12 @@ class Guard:
         self._pardon_ns = FOREVER_NS
         """When the first of those who are refused may connect again."""
         self.due_ns = FOREVER_NS
-        """When turn() wants to be called though no descriptor is ready."""
+        """When iterate() wants to be called though no descriptor is ready."""
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._base_bytes = self._own_bytes()
 
     def watch(self, lane: zmq.Socket[bytes]) -> None:
-        """Learns of the socket's connections; to be called before it is bound, and turn() before
+        """Learns of the socket's connections; to be called before it is bound, and iterate() before
         others may connect."""
         endpoint = f"inproc://monitor-{len(self._lanes)}"
         lane.monitor(endpoint, _LISTENING | _ACCEPTED | _DISCONNECTED)
@@ -180,9 +180,9 @@ class Guard:
         self._flow.close()
         os.close(self._statm)
 
-    # ---- a turn --------------------------------------------------------------------------
+    # ---- an iteration --------------------------------------------------------------------------
 
-    def turn(self, now_ns: int) -> bool:
+    def iterate(self, now_ns: int) -> bool:
         """Takes some of what there is to know at `now_ns`, CLOCK_BOOTTIME.
 
         True = there is more, which must not pile up: libzmq ends the process if it has no
@@ -202,7 +202,7 @@ class Guard:
             return False
         came: set[int] = set()
         heard = 0
-        for event, fd in islice(_news(monitor), EVENTS_PER_TURN):
+        for event, fd in islice(_news(monitor), EVENTS_PER_ITERATION):
             heard += 1
             if event == _ACCEPTED:
                 came.add(fd)
@@ -213,7 +213,7 @@ class Guard:
                 self._left(lane, fd)
         for fd in came:
             self._accepted(lane, fd)
-        return heard == EVENTS_PER_TURN
+        return heard == EVENTS_PER_ITERATION
 
     # ---- connections ---------------------------------------------------------------------
 
@@ -357,7 +357,7 @@ class Guard:
 
     def _note_flow(self) -> None:
         """Each descriptor tells once that bytes came, and again after the next look."""
-        flowing = [fd for fd, _ in self._flow.poll(0, EVENTS_PER_TURN) if fd in self._peers]
+        flowing = [fd for fd, _ in self._flow.poll(0, EVENTS_PER_ITERATION) if fd in self._peers]
         if flowing and not self._flowed:
             self.due_ns = self._look_ns = self._now_ns + LOOK_NS
         for fd in flowing:

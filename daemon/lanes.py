@@ -41,8 +41,8 @@ SUBSCRIPTION_MAX = NAMESPACE_MAX + TOPIC_MAX + 32
 """Bytes: two names, three bytes around them, and what ZMTP puts before them."""
 ROUTE_MAX = 255
 PARTS_MAX = 256
-"""Frames of a message; one with more is nobody's mistake. Also how many go in one turn."""
-REPORTS_PER_TURN = 256
+"""Frames of a message; one with more is nobody's mistake. Also how many go in one iteration."""
+REPORTS_PER_ITERATION = 256
 HANDSHAKE_MS = 10_000
 CURVE_MAX = 512
 """Bytes that encryption adds to a message, or that its handshake takes."""
@@ -176,7 +176,7 @@ class Lanes:
         try:
             with _closed():
                 socket.bind(f"ipc://{path}")
-            self._guard.turn(boot_ns())
+            self._guard.iterate(boot_ns())
             path.chmod(SOCKET_MODE)
         except (zmq.ZMQError, OSError) as error:
             raise BadPath(str(path), f"cannot be bound: {error.strerror}") from error
@@ -202,7 +202,7 @@ class Lanes:
             return False
         begun_ns = boot_ns()
         until_ns = begun_ns + min(max(begun_ns - self._kept_ns, WATCH_NS), WATCH_MAX_NS)
-        while more := self._admission.serve() | self._guard.turn(now_ns):
+        while more := self._admission.serve() | self._guard.iterate(now_ns):
             if boot_ns() >= until_ns:
                 break
         self._kept_ns = boot_ns()
@@ -216,7 +216,7 @@ class Lanes:
 
     def take_subscriptions(self) -> None:
         """Takes off XPUB's queue what it reports of subscriptions; the socket keeps them."""
-        for _ in range(REPORTS_PER_TURN):
+        for _ in range(REPORTS_PER_ITERATION):
             if not int(self.notices.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 return
             self._guard.subscribed(self.notices.recv(zmq.NOBLOCK, copy=False))

@@ -1,7 +1,7 @@
-"""The reaper: one thread, one loop, one place that sleeps, bounded work in every turn.
+"""The reaper: one thread, one loop, one place that sleeps, bounded work in every iteration.
 
-A turn fires what is due, hands notices to the socket, and serves the lanes; what is left
-over is done in the next turn, so no burst, cascade or batch holds up the others for long.
+An iteration fires what is due, hands notices to the socket, and serves the lanes; what is left
+over is done in the next iteration, so no burst, cascade or batch holds up the others for long.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ TAILS_FOR_NS = 30 * BEAT_NS
 INBOX_AGAIN_NS = BEAT_NS
 """After how long without an acknowledgement outcomes are sent again."""
 SWEEP_PER_BEAT = 65_536
-SWEEP_PER_TURN = 1024
+SWEEP_PER_ITERATION = 1024
 """Watch keys that are looked at for their time to live."""
-ADMIN_PER_TURN = 4
-WINDOWS_PER_TURN = 8
-MOMENTS_PER_TURN = 16
+ADMIN_PER_ITERATION = 4
+WINDOWS_PER_ITERATION = 8
+MOMENTS_PER_ITERATION = 16
 """Moves of a virtual clock that batches ask for."""
-STEPS_PER_TURN = 256
+STEPS_PER_ITERATION = 256
 SIGNALS_AT_ONCE = 64
 
 
@@ -73,7 +73,7 @@ class Reaper:
         self._next_beat_ns = 0
         self._beat_ns = min(BEAT_NS, life.supervisor.watchdog_ns // 2 or BEAT_NS)
         self._unswept = 0
-        self._turns = self._wakeups = self._sent = 0
+        self._iterations = self._wakeups = self._sent = 0
         self._ready: Set[int] | None = None
         """Descriptors that the loop woke up for; None = it did not sleep, so ask all."""
         self._target_ns: int | None = None
@@ -83,9 +83,9 @@ class Reaper:
         self._advancing: deque[Message] = deque()
 
     def run(self) -> None:
-        """Turns until stopped; then sends what has fired and returns."""
+        """Iterates until stopped; then sends what has fired and returns."""
         while not self._stopping:
-            self._sleep(self._turn())
+            self._sleep(self._iterate())
             self._stopping |= self._draining and self.arena.drained
         self._life.enter(STOPPED)
         while self._publish():
@@ -95,7 +95,7 @@ class Reaper:
         self._commands.release()
 
     def stop(self) -> None:
-        """Ends the loop after the current turn."""
+        """Ends the loop after the current iteration."""
         self._stopping = True
 
     def reload(self) -> None:
@@ -119,11 +119,11 @@ class Reaper:
         self.arena.drain(draining=False)
         self._settle()
 
-    # ---- one turn ----
+    # ---- one iteration ----
 
-    def _turn(self) -> bool:
+    def _iterate(self) -> bool:
         """True = there is more to do at once."""
-        self._turns += 1
+        self._iterations += 1
         real_ns = boot_ns()
         if self._slept_until_ns is not None:
             self.arena.measure(Measured.WAKEUP_LATENESS, real_ns - self._slept_until_ns)
@@ -137,7 +137,7 @@ class Reaper:
         if real_ns >= self._next_beat_ns:
             self._beat(real_ns)
         left |= self._sweep(real_ns)
-        self._wal.turn()
+        self._wal.end_iteration()
         self._commands.release()
         return left or busy
 
@@ -161,7 +161,7 @@ class Reaper:
     def _advance_virtual(self, clock: VirtualClock, real_ns: int) -> bool:
         """From event to event, so that every timer fires at its own tick."""
         target_ns = clock.at_ns if self._target_ns is None else self._target_ns
-        for _ in range(STEPS_PER_TURN):
+        for _ in range(STEPS_PER_ITERATION):
             clock.at_ns = max(clock.at_ns, min(self.arena.next_ns, target_ns))
             if self._advance_to(clock.at_ns, real_ns):
                 return True
@@ -173,7 +173,7 @@ class Reaper:
         return self.arena.next_ns <= time_ns and self.arena.next_ns != NONE_NS
 
     def _publish(self) -> bool:
-        for _ in range(WINDOWS_PER_TURN):
+        for _ in range(WINDOWS_PER_ITERATION):
             messages, upto = self.arena.notices()
             if not messages:
                 return False
@@ -188,7 +188,7 @@ class Reaper:
         self.arena.inbox_again(0, real_ns - INBOX_AGAIN_NS)
         self._unswept = min(SWEEP_PER_BEAT, self.arena.watermarks_to_sweep)
         self.arena.sweep_loads(real_ns, self._load_ttl_ns)
-        self.arena.beat(real_ns, self._turns, self._wakeups, self._sent)
+        self.arena.beat(real_ns, self._iterations, self._wakeups, self._sent)
         self._placement.look(self.arena)
         self._wal.beat()
         self._settle()
@@ -210,7 +210,7 @@ class Reaper:
         """A part of the beat's watch keys. True = there are more."""
         if self._unswept == 0:
             return False
-        part = min(self._unswept, SWEEP_PER_TURN)
+        part = min(self._unswept, SWEEP_PER_ITERATION)
         self.arena.sweep(real_ns, part)
         self._unswept -= part
         return self._unswept > 0
@@ -218,8 +218,8 @@ class Reaper:
     # ---- the lanes ----
 
     def _serve_commands(self) -> bool:
-        """Batches for later virtual times follow one another within a turn."""
-        for _ in range(MOMENTS_PER_TURN):
+        """Batches for later virtual times follow one another within an iteration."""
+        for _ in range(MOMENTS_PER_ITERATION):
             if self._target_ns is not None:
                 return True
             busy = self._commands.serve()
@@ -230,8 +230,9 @@ class Reaper:
         return True
 
     def _serve_admin(self) -> bool:
-        """True = another turn follows at once: some may be left, what was published goes out."""
-        for served in range(ADMIN_PER_TURN):
+        """True = another iteration follows at once: some may be left, what was published goes
+        out."""
+        for served in range(ADMIN_PER_ITERATION):
             message = lanes.receive(self._lanes.admin)
             if message is None:
                 return served > 0

@@ -210,8 +210,8 @@ class Memory:
         """True while what is due has to wait for the disk."""
         return False
 
-    def turn(self) -> None:
-        """Ends a turn of the loop: what was appended in it may go to disk."""
+    def end_iteration(self) -> None:
+        """Ends a loop iteration: what was appended in it may go to disk."""
 
     def replied(self, reply: Any, built_boot_ns: int, handed_boot_ns: int) -> None:
         """The socket has an answer, a whole message: when it was there, and when it was sent."""
@@ -286,7 +286,7 @@ class Wal(Memory):
         if self._open:
             self._replies.add(reply, built_boot_ns, handed_boot_ns)
 
-    def turn(self) -> None:
+    def end_iteration(self) -> None:
         """Wakes the group-commit thread if something was appended."""
         if int(self._wal_buffer.tail) != self._kicked:
             self._kick()

@@ -314,8 +314,8 @@ def of_sent(events: DataFrame) -> DataFrame:
     in_order = Window.partitionBy(*KEYS).orderBy("lsn")
     before = F.lag("positions_upto").over(in_order).alias("before")
     sent = events.where("kind = 'sent'").select(*KEYS, "lsn", "positions_from", before)
-    turn = Check("sent_out_of_turn", "positions_from <> before", "lsn", "positions_from, before")
-    return judge(sent, [turn])
+    order = Check("sent_out_of_order", "positions_from <> before", "lsn", "positions_from, before")
+    return judge(sent, [order])
 
 
 # ---- the records themselves ------------------------------------------------------------------

@@ -45,7 +45,7 @@ def ingest(spark: SparkSession, lake: Lake, wals: Path) -> int:
     count = 0
     for folder in wals_in(wals):
         with closing(RawShipper(spark, folder, lake, node_of(lake, folder))) as shipper:
-            count += sum(1 for _ in shipper.turn())
+            count += sum(1 for _ in shipper.poll())
     return count
 
 

@@ -14,7 +14,8 @@ BATCHES = ("sent", "replied")
 BATCH_ROWS = 16
 """A batch counts for so many rows of bronze, for it is broadcast."""
 BATCH_NS = 10**9
-"""A batch that takes several turns ends something so long before its answer is built, at most."""
+"""A batch that takes several iterations ends something so long before its answer is built, at
+most."""
 NEVER_NS = (1 << 63) - 1
 
 

@@ -158,7 +158,7 @@ class Shipper:
         """Others may ship now."""
         self._locks.close()
 
-    def turn(self) -> Iterator[Manifest]:
+    def poll(self) -> Iterator[Manifest]:
         """Ships what is complete and not there yet; yields each manifest once it counts.
 
         Names come first: a snapshot has those whose births are gone. Raises WalDamaged,
@@ -334,13 +334,13 @@ class Convoy:
         for shipper in self._shippers.values():
             shipper.close()
 
-    def turn(self) -> Iterator[Manifest]:
-        """As Shipper.turn(), of each; what one cannot do is raised once the others had their turn.
+    def poll(self) -> Iterator[Manifest]:
+        """As Shipper.poll(), of each; what one cannot do is raised once the others had their turn.
         Raises what `find` does, too."""
         failed: list[PurgatorydError] = []
         for directory in self._find():
             try:
-                yield from self._shipper(directory).turn()
+                yield from self._shipper(directory).poll()
             except PurgatorydError as error:
                 failed.append(error)
         if failed:

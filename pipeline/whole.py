@@ -68,7 +68,7 @@ def _copy(folder: Path, lake: Lake, beside: Lake) -> None:
         beside.save_names(daemon, lake.names(daemon))
     copy = _Copy(folder, lake, beside)
     try:
-        list(copy.turn())
+        list(copy.poll())
     finally:
         copy.close()
 

@@ -119,7 +119,7 @@ int pg_census(const struct pg_arena *a, struct pg_census *rows, struct pg_fault 
 
 /* Fires what is due. Returns timers fired or moved, at most `budget`; *more = due work is
  * left: over the budget, or the replay buffer waits for pg_published. wall_offset_ns: wall time
- * minus the arena's clock, now; a step re-places wall timers in bounded turns. */
+ * minus the arena's clock, now; a step re-places wall timers in bounded iterations. */
 uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
                     int64_t real_boot_ns, uint32_t budget, int *more);
 /* When pg_advance has to be called next; <= now = at once, INT64_MAX = nothing armed. */
@@ -266,9 +266,9 @@ void pg_confine(struct pg_arena *a);
 /* Nothing is armed, no outcome waits for its acknowledgement, and the socket has all notices. */
 int pg_drained(const struct pg_arena *a);
 void pg_start_epoch(struct pg_arena *a, const uint8_t boot_id[16]);
-void pg_beat(struct pg_arena *a, int64_t real_boot_ns, uint64_t turns, uint64_t wakeups,
+void pg_beat(struct pg_arena *a, int64_t real_boot_ns, uint64_t iterations, uint64_t wakeups,
              uint64_t sent);
-/* The daemon got further, though its loop does not turn: in its start, or in its end. */
+/* The daemon got further, though its loop does not iterate: in its start, or in its end. */
 void pg_progress(struct pg_arena *a, int64_t real_boot_ns);
 
 /* ---- how long things take (metrics.c) --------------------------------------------------- */
@@ -495,7 +495,7 @@ int pg_group_commit_open(struct pg_group_commit *c, struct pg_arena *a, const ch
                       uint64_t wal_segment_bytes, const struct pg_walk *end,
                       const struct pg_storage *storage, struct pg_fault *why);
 /* Commits one group of what was appended; 0 = nothing was. The thread does nothing else. */
-int pg_group_commit_turn(struct pg_group_commit *c);
+int pg_group_commit_iterate(struct pg_group_commit *c);
 int pg_group_commit_start(struct pg_group_commit *c, struct pg_fault *why);    /* the thread */
 /* To be called after something was appended; cheap while the thread is busy. */
 void pg_group_commit_kick(struct pg_group_commit *c);

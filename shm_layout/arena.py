@@ -526,12 +526,12 @@ class Arena(_Owned):
         """Has the WAL, if there is one, keep the histograms as they are now."""
         lib.pg_wal_append_metrics(self._a, real_boot_ns)
 
-    def beat(self, real_boot_ns: int, turns: int, wakeups: int, sent: int) -> None:
+    def beat(self, real_boot_ns: int, iterations: int, wakeups: int, sent: int) -> None:
         """Stores the loop's progress for readers."""
-        lib.pg_beat(self._a, real_boot_ns, turns, wakeups, sent)
+        lib.pg_beat(self._a, real_boot_ns, iterations, wakeups, sent)
 
     def progress(self, real_boot_ns: int) -> None:
-        """Stores for readers that the daemon got further, though its loop does not turn."""
+        """Stores for readers that the daemon got further, though its loop does not iterate."""
         lib.pg_progress(self._a, real_boot_ns)
 
     def check(self) -> None:
@@ -768,7 +768,7 @@ class Reader(Handle):
         shown = (
             "capacity", "replay_capacity", "payload_bytes", "replay_bytes_max", "tick_ns",
             "fanout", "levels", "daemon_pid", "epoch", "stream_id", "heartbeat_boot_ns",
-            "loop_turns", "now_ns", "next_deadline_ns", "wall_offset_ns", "next_ticket",
+            "loop_iterations", "now_ns", "next_deadline_ns", "wall_offset_ns", "next_ticket",
             "daemon_since_boot_ns",
             "replay_head", "replay_tail", "published", "replay_bytes", "length",
         )  # fmt: skip

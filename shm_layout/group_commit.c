@@ -375,7 +375,7 @@ static void stop_for_good(struct pg_group_commit *c)
     eventfd_write(c->moved, 1);
 }
 
-int pg_group_commit_turn(struct pg_group_commit *c)
+int pg_group_commit_iterate(struct pg_group_commit *c)
 {
     if (c->wal_buffer->state != PG_WAL_RUNNING || LOAD_ACQUIRE(&c->wal_buffer->tail) == c->position)
         return 0;
@@ -468,7 +468,7 @@ static bool resume(struct pg_group_commit *c, const struct pg_walk *end, const c
     s->group = c->group;
     s->committed_lsn = c->lsn;
     STORE_RELEASE(&s->state, PG_WAL_RUNNING);
-    while (pg_group_commit_turn(c)) {}
+    while (pg_group_commit_iterate(c)) {}
     return s->state == PG_WAL_RUNNING;
 }
 
@@ -526,7 +526,7 @@ static void *run(void *context)
     prctl(PR_SET_NAME, "group-commit");
     do {
         last = atomic_load(&c->stopping);
-        while (pg_group_commit_turn(c)) {}
+        while (pg_group_commit_iterate(c)) {}
         if (!last)
             wait_for_kick(c);
     } while (!last);

@@ -154,7 +154,7 @@ struct pg_header {
     uint32_t daemon_pid;          /* moving: set at start, 0 after a clean stop */
     uint32_t state;               /* moving: enum pg_arena_state, release */
     int64_t  heartbeat_boot_ns;   /* moving, real clock always */
-    uint64_t loop_turns;          /* moving: progress of the reaper loop */
+    uint64_t loop_iterations;     /* moving: progress of the reaper loop */
     int64_t  now_ns;              /* moving: time of the last advance, on the arena's clock */
     int64_t  next_deadline_ns;    /* moving: lower bound of the next expiry; INT64_MAX = none */
     int64_t  wall_offset_ns;      /* moving: wall = the arena's clock + offset */
@@ -226,14 +226,14 @@ struct pg_metrics {
     uint64_t parked;              /* timers without their payloads now (derived) */
     uint64_t parks;
     uint64_t unparks;
-    uint64_t turns;               /* of the wheel */
-    uint64_t turns_full;          /* of them, those that used up their budget */
+    uint64_t iterations;          /* advances of the wheel */
+    uint64_t iterations_full;     /* of them, those that used up their budget */
     uint64_t outcomes_repeated;   /* and CHECKs: sent again, unacknowledged */
     uint64_t records_redone;      /* of the WAL, when the arena was made of it */
     uint64_t refused_exists;      /* PUT error, WATCH: the key is armed */
     uint64_t refused_stopping;    /* the daemon drains */
-    uint64_t turn_work;           /* timers moved or fired, by turns that had any */
-    uint64_t turn_budget;         /* how many those turns might have */
+    uint64_t iteration_work;      /* timers moved or fired, by iterations that had any */
+    uint64_t iteration_budget;    /* how many those iterations might have */
 };
 
 /* ---- histograms ----------------------------------------------------------------- */
@@ -1025,8 +1025,8 @@ struct pg_wal_opened {
     uint32_t name_len;            /* 0 = the client gave itself no name */
 };
 
-/* Of one session's batches, those that were answered in one turn of the daemon. Some may be
- * missing after a crash. */
+/* Of one session's batches, those that were answered in one loop iteration of the daemon. Some may
+ * be missing after a crash. */
 struct pg_wal_replied {
     uint64_t session;
     uint64_t sequence;            /* of the first batch */

@@ -56,11 +56,11 @@ COUNTERS: dict[str, str] = {
     "load_rows": "rows of bulk loads done",
     "load_rows_repeated": "rows of bulk loads that came again",
     "moved": "timers brought to a finer level of the wheel: the cascades",
-    "turns": "times the wheel was turned",
-    "turns_full": "of them, those that used up the budget of a turn",
-    "turn_work": "timers moved or fired, by turns that had any",
-    "turn_budget": "what the budgets of those turns allowed: the budget used is the share of "
-    "turn_work in it",
+    "iterations": "times the wheel was advanced",
+    "iterations_full": "of them, those that used up the budget of an iteration",
+    "iteration_work": "timers moved or fired, by iterations that had any",
+    "iteration_budget": "what the budgets of those iterations allowed: the budget used is the share of "
+    "iteration_work in it",
     "wakeups": "times the loop woke up",
     "records_redone": "records of the WAL that the arena was made of",
     "refused_full": "no free slot",
@@ -120,7 +120,7 @@ MEANINGS: dict[str, str] = {
     "wakeup_lateness": "from when the loop was to wake up until it ran",
     "batch_service": "from when work on a batch began until its answer was there",
     "request_queue": "from when a batch was received until work on it began",
-    "local": "how long the loop worked on a batch, in all turns that it took",
+    "local": "how long the loop worked on a batch, in all iterations that it took",
     "remote": "from arming until the end, however it came, which is meant to be long: of each "
     "timer that fired, was cancelled or was replaced, and of each operation",
     "response_queue": "from the end of the work on a message, of a timer or of an operation, or "

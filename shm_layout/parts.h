@@ -17,8 +17,8 @@ struct pg_group {
     uint64_t bytes;
 };
 
-#define PG_NEWS 16384             /* ends of a turn that are fetched early; a batch has 1024 at most
-                                     */
+#define PG_NEWS 16384             /* ends of an iteration that are fetched early; a batch has 1024
+                                     at most */
 
 /* What the parts of a rebuild find, for its end; PG_NIL = none. */
 struct rebuild {

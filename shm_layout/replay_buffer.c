@@ -82,7 +82,7 @@ void replay_supersede(struct pg_arena *a, uint32_t id)
     a->replay_buffer[id - a->slots.capacity].meta |= PG_E_SUPERSEDED << 4;
 }
 
-/* What fired in one turn has one time. A virtual clock does not tell when that was. */
+/* What fired in one iteration has one time. A virtual clock does not tell when that was. */
 static void queue_measure(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns)
 {
     uint64_t p = a->header->published;

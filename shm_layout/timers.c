@@ -536,8 +536,8 @@ static void wall_replace(struct pg_arena *a, uint32_t slot)
         wheel_place(&a->wheel, slot);
 }
 
-/* Walks the slots in bounded turns; a step during the walk begins it again. */
-static bool wall_turn(struct pg_arena *a, uint32_t budget)
+/* Walks the slots in bounded iterations; a step during the walk begins it again. */
+static bool wall_iteration(struct pg_arena *a, uint32_t budget)
 {
     const uint64_t end = (uint64_t)a->wall_cursor + (uint64_t)budget * 8;
     if (a->wall_cursor == PG_NIL)
@@ -571,16 +571,16 @@ uint32_t pg_advance(struct pg_arena *a, int64_t now_ns, int64_t wall_offset_ns,
     a->visits_left = budget;
     if (wall_offset_ns != a->header->wall_offset_ns)
         wall_note(a, wall_offset_ns);
-    const bool stepping = wall_turn(a, budget), freeing = orphans_free(a);
+    const bool stepping = wall_iteration(a, budget), freeing = orphans_free(a);
     const uint64_t moved = a->wheel.state->moved;
     const uint32_t done = wheel_advance_ahead(&a->wheel, now_ns, budget, expire,
                                               expire_soon, a, &left);
     wal_buffer_settle(a);
     a->metrics->moved += a->wheel.state->moved - moved;
-    a->metrics->turns++;
-    a->metrics->turns_full += done == budget;
-    a->metrics->turn_work += done;
-    a->metrics->turn_budget += done != 0 ? budget : 0;
+    a->metrics->iterations++;
+    a->metrics->iterations_full += done == budget;
+    a->metrics->iteration_work += done;
+    a->metrics->iteration_budget += done != 0 ? budget : 0;
     *more = left || stepping || freeing;
     a->header->next_deadline_ns = wheel_next_deadline_ns(&a->wheel);
     return done;

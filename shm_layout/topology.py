@@ -103,8 +103,8 @@ def worker_cpus(
     here = topology.allowed & nearest.cpus if nearest else topology.allowed
     own = () if loop is None else (loop,)
     here = topology.off_loops(here, (*own, *others)) or topology.off_loops(here, own) or here
-    turns = zip_longest(*topology.cores(here))
-    return [cpu for turn in turns for cpu in turn if cpu is not None]
+    ranks = zip_longest(*topology.cores(here))
+    return [cpu for rank in ranks for cpu in rank if cpu is not None]
 
 
 # ---- reading -----------------------------------------------------------------------------------

@@ -90,12 +90,12 @@ static inline uint32_t position_of(const struct pg_wheel *s, const struct pg_lev
 /* The coarser level first: it says where the ring of the finer one begins. */
 static void level_enter(const struct pg_wheel *s, struct pg_level *v, uint64_t tick)
 {
-    uint64_t turn = divide(tick, v->multiplier, v->shift);
-    v->start = turn * v->width;
+    uint64_t revolution = divide(tick, v->multiplier, v->shift);
+    v->start = revolution * v->width;
     v->here = position_of(s, v, v->start);
     if (v > s->levels) {
         v[-1].limit = v->start + 2 * v->width;
-        v[-1].origin = v->start - (turn & 1) * v->width;
+        v[-1].origin = v->start - (revolution & 1) * v->width;
     }
 }
 
@@ -324,7 +324,7 @@ void wheel_fetch_last(const struct wheel *w, const uint32_t *slots, uint32_t cou
 
 /* ---- advance ------------------------------------------------------------------------- */
 
-struct turn {                            /* one call of wheel_advance */
+struct advance {                         /* one call of wheel_advance */
     struct wheel *wheel;
     uint32_t budget;                     /* timers it may still handle */
     wheel_due_fn on_due;
@@ -334,7 +334,7 @@ struct turn {                            /* one call of wheel_advance */
 
 /* Fires the members of a bucket that has some. False: some are left. Slots are fetched a
  * chunk ahead; a callback that changes the chain spoils no more than that. */
-static bool fire_members(struct turn *t, uint32_t bucket)
+static bool fire_members(struct advance *t, uint32_t bucket)
 {
     struct wheel *w = t->wheel;
     struct pg_bucket *b = &w->buckets[bucket];
@@ -358,7 +358,7 @@ static bool fire_members(struct turn *t, uint32_t bucket)
     return true;
 }
 
-static inline bool fire(struct turn *t, uint32_t bucket)
+static inline bool fire(struct advance *t, uint32_t bucket)
 {
     return t->wheel->buckets[bucket].tail == PG_NIL || fire_members(t, bucket);
 }
@@ -377,7 +377,7 @@ static inline uint32_t pop_ahead(struct wheel *w, uint32_t bucket)
 
 /* Moves up to `most` members to finer levels. False: the budget is spent before. A slot's line
  * is fetched while MOVE_AHEAD others are handled. */
-static bool move(struct turn *t, uint32_t bucket, uint64_t most)
+static bool move(struct advance *t, uint32_t bucket, uint64_t most)
 {
     struct wheel *w = t->wheel;
     uint64_t count = w->buckets[bucket].count < most ? w->buckets[bucket].count : most;
@@ -397,7 +397,7 @@ static bool move(struct turn *t, uint32_t bucket, uint64_t most)
 }
 
 /* Empties the coarse buckets that begin at this tick. */
-static bool cascade(struct turn *t)
+static bool cascade(struct advance *t)
 {
     const struct pg_wheel *s = t->wheel->state;
     for (uint32_t l = 1; l < s->level_count && s->levels[l].start == s->clock; l++)
@@ -408,7 +408,7 @@ static bool cascade(struct turn *t)
 
 /* All that is due at the clock's tick. The due buckets change roles once a tick, so that
  * timers which keep arriving due starve neither the ones before nor the next tick. */
-static bool finish_tick(struct turn *t)
+static bool finish_tick(struct advance *t)
 {
     struct pg_wheel *s = t->wheel->state;
     if (!cascade(t) || !fire(t, bucket_here(&s->levels[0])))
@@ -424,7 +424,7 @@ static bool finish_tick(struct turn *t)
 }
 
 /* False: the budget is spent, or a timer was refused, before all due ones are fired. */
-static bool catch_up(struct turn *t, uint64_t target)
+static bool catch_up(struct advance *t, uint64_t target)
 {
     struct pg_wheel *s = t->wheel->state;
     while (finish_tick(t)) {
@@ -447,7 +447,7 @@ static uint64_t quota(const struct pg_wheel *s, const struct pg_level *v, uint64
 }
 
 /* Moves the members of coming coarse buckets ahead of time, a few for each tick passed. */
-static void drain(struct turn *t)
+static void drain(struct advance *t)
 {
     struct pg_wheel *s = t->wheel->state;
     for (uint64_t levels = s->occupied & ~1ull; levels; levels &= levels - 1) {
@@ -464,7 +464,7 @@ uint32_t wheel_advance_ahead(struct wheel *w, int64_t now_ns, uint32_t budget,
                              bool *more)
 {
     struct pg_wheel *s = w->state;
-    struct turn t = {w, budget, on_due, on_soon, context};
+    struct advance t = {w, budget, on_due, on_soon, context};
     uint64_t now = now_ns > 0 ? divide((uint64_t)now_ns, s->multiplier, s->shift) : 0;
 
     *more = !catch_up(&t, now > s->clock ? now : s->clock);

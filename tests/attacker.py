@@ -319,9 +319,9 @@ def main(name: str, directory: str, daemon: str, uid: str = "") -> None:
     attack, blows = ATTACKS[name], [0]
     threading.Thread(target=end_at_sigterm, args=(blows,), daemon=True).start()
     tries = blows_of(attack, Path(directory) / f"{daemon}.{of_lane(attack)}")
-    for turn, struck in enumerate(tries):
+    for number, struck in enumerate(tries):
         blows[0] += struck
-        if not turn:
+        if not number:
             tell("ready")
         if struck and blows[0] == 1:
             tell("struck")

@@ -27,7 +27,7 @@ def ship(wal: Path, root: Path) -> None:
     """All that is complete."""
     root.mkdir(exist_ok=True)
     shipper = Shipper(wal, Lake(root), "node")
-    for _ in shipper.turn():
+    for _ in shipper.poll():
         pass
     shipper.close()
 

@@ -168,7 +168,7 @@ PLANTED = [
         fire_b=fire(2, 11 * S, 12 * S, position=2, sequence=4), sent_ab=sent(1, 3, at_ns=12 * S),
         fire_w=fire(8, 20 * S, 20 * S, position=3, sequence=5), sent_w=sent(3, 4, at_ns=20 * S)),
         2),
-    planted("sent_out_of_turn", CLEAN.instead(sent_w=sent(3, 5, at_ns=20 * S))),
+    planted("sent_out_of_order", CLEAN.instead(sent_w=sent(3, 5, at_ns=20 * S))),
     planted("sent_before_made", CLEAN.instead(sent_ab=sent(1, 5, at_ns=12 * S),
                                               sent_w=sent(5, 5, at_ns=20 * S))),
     planted("clock_back", CLEAN.instead(arm_g=arm(9, "g", 900 * S, at_ns=5 * S)), 9),
@@ -373,7 +373,7 @@ def found(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Foun
 
 def ship(directory: Path, lake: Lake, node: str) -> None:
     shipper = Shipper(directory, lake, node)
-    list(shipper.turn())
+    list(shipper.poll())
     shipper.close()
 
 
@@ -581,7 +581,7 @@ def drop(root: Path, *at: int) -> None:
 def ship_first(root: Path) -> None:
     """The first segment alone."""
     shipper = Shipper(root / "demo", Lake(root / "lake"), "eagle")
-    for manifest in shipper.turn():
+    for manifest in shipper.poll():
         if manifest.table == BRONZE:
             break
     shipper.close()

@@ -194,7 +194,7 @@ def test_a_promotion_keeps_to_its_rate(lake: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_windows_go_to_the_daemon_one_ahead(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A turn that finds a lock held is taken again; a signal ends it."""
+    """An iteration that finds a lock held is repeated; a signal ends it."""
     minute_ns, noon_ns = 60 * 10**9, 1_893_499_200 * 10**9
     now_ns = [noon_ns + 7 * minute_ns]
     asked: list[int] = []

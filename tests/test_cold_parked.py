@@ -64,7 +64,7 @@ class World:
     def ship(self) -> None:
         """What is in the WAL for good by now is in the lake."""
         shipper = Shipper(self.wal, self.lake, "node")
-        list(shipper.turn())
+        list(shipper.poll())
         shipper.close()
 
     def reboot(self) -> None:

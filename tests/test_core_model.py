@@ -363,11 +363,11 @@ class CoreMachine(RuleBasedStateMachine):
 
     def settle(self, budget: int = PLENTY) -> None:
         """All that is due fires, however often the replay buffer must be emptied."""
-        turns = (len(self.model.timers) + 1) * (self.core.header.levels + 2) + 10
+        iterations = (len(self.model.timers) + 1) * (self.core.header.levels + 2) + 10
         while self.advance(self.model.now_ns, budget):
             self.publish()
-            turns -= 1
-            assert turns > 0
+            iterations -= 1
+            assert iterations > 0
 
     # ---- rules: commands ----
 

@@ -210,7 +210,7 @@ def test_the_ledger_of_workers_and_subscribers(
 
 
 def flood(topics: int, rounds: int) -> list[str]:
-    """A message for each of so many notices: a topic sends one per turn of the loop."""
+    """A message for each of so many notices: a topic sends one per loop iteration."""
     keys = []
     with shop() as client:
         for i in range(rounds):

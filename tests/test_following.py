@@ -48,23 +48,23 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return pauses
 
 
-def turns(*steps: BaseException | None) -> Callable[[], None]:
-    """One turn each, that is done or raises."""
+def iterations(*steps: BaseException | None) -> Callable[[], None]:
+    """One iteration each, that is done or raises."""
     left = list(steps)
 
-    def turn() -> None:
+    def iteration() -> None:
         step = left.pop(0)
         if step is not None:
             raise step
 
-    return turn
+    return iteration
 
 
 @pytest.mark.parametrize(("error", "name"), PASSING, ids=lambda one: type(one).__name__)
 def test_what_passes_is_told_and_tried_again(
     error: Exception, name: str, slept: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    follow(turns(error, error, error, None, error, KeyboardInterrupt()), lambda: 7.0, True)
+    follow(iterations(error, error, error, None, error, KeyboardInterrupt()), lambda: 7.0, True)
     assert slept == [1, 2, 4, 7, 1]
     told = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [one["again_in_s"] for one in told] == [1, 2, 4, 1]
@@ -72,21 +72,21 @@ def test_what_passes_is_told_and_tried_again(
 
 
 def test_the_pause_grows_up_to_a_minute(slept: list[float]) -> None:
-    follow(turns(*[PASSING[0][0]] * 2000, KeyboardInterrupt()), lambda: 1.0, False)
+    follow(iterations(*[PASSING[0][0]] * 2000, KeyboardInterrupt()), lambda: 1.0, False)
     assert max(slept) == following.MOST_S == slept[-1]
 
 
 @pytest.mark.parametrize("error", [LakeBroken("file", "is gone"), AssertionError()])
 def test_what_lasts_ends_it(error: Exception, slept: list[float]) -> None:
     with pytest.raises(type(error)):
-        follow(turns(None, error), lambda: 1.0, False)
+        follow(iterations(None, error), lambda: 1.0, False)
     assert slept == [1]
 
 
-def test_sigterm_ends_a_turn_where_it_stands(slept: list[float]) -> None:
+def test_sigterm_ends_an_iteration_where_it_stands(slept: list[float]) -> None:
     ended: list[str] = []
 
-    def turn() -> None:
+    def iteration() -> None:
         try:
             os.kill(os.getpid(), signal.SIGTERM)
             signal.pause()
@@ -94,7 +94,7 @@ def test_sigterm_ends_a_turn_where_it_stands(slept: list[float]) -> None:
             ended.append("cleanly")
 
     before = signal.getsignal(signal.SIGTERM)
-    follow(turn, lambda: 1.0, False)
+    follow(iteration, lambda: 1.0, False)
     assert (ended, slept) == (["cleanly"], [])
     assert signal.getsignal(signal.SIGTERM) == before
 

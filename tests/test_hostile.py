@@ -222,16 +222,16 @@ def descriptors(daemon: Daemon) -> int:
 def test_a_peer_that_was_refused_is_let_in_again() -> None:
     with zmq.Context() as context:
         guard = Guard(context)
-        guard.turn(1)
+        guard.iterate(1)
         assert guard.admits(NOBODY)
         guard._refuse(NOBODY)
         assert not guard.admits(NOBODY)
-        guard.turn(1 + REFUSED_NS)
+        guard.iterate(1 + REFUSED_NS)
         assert guard.admits(NOBODY)
         guard._refuse(NOBODY)
-        guard.turn(1 + 2 * REFUSED_NS)
+        guard.iterate(1 + 2 * REFUSED_NS)
         assert not guard.admits(NOBODY)  # the second time it takes twice as long
-        guard.turn(1 + 3 * REFUSED_NS)
+        guard.iterate(1 + 3 * REFUSED_NS)
         assert guard.admits(NOBODY)
         guard.close()
 
@@ -239,12 +239,12 @@ def test_a_peer_that_was_refused_is_let_in_again() -> None:
 def test_who_connects_too_often_has_to_pause() -> None:
     with zmq.Context() as context:
         guard = Guard(context)
-        guard.turn(1)
+        guard.iterate(1)
         while guard.admits(NOBODY):
             pass
-        guard.turn(PAUSE_NS)
+        guard.iterate(PAUSE_NS)
         assert guard.refuses(NOBODY)
-        guard.turn(1 + PAUSE_NS)
+        guard.iterate(1 + PAUSE_NS)
         assert not guard.refuses(NOBODY)
         assert [guard.admits(NOBODY) for _ in range(3 * CONNECTS_PER_S)].count(True) == (
             CONNECTS_PER_S / STEP
@@ -326,7 +326,7 @@ class Guarded:
 
     def hears_of(self, connections: int) -> bool:
         """Takes what there is to know; True if so many are left."""
-        return not self.guard.turn(1) and self.guard._connections.total() == connections
+        return not self.guard.iterate(1) and self.guard._connections.total() == connections
 
     def close(self) -> None:
         self.guard.close()
@@ -354,7 +354,7 @@ def test_who_offends_before_it_is_known_is_refused_and_ended(guarded: Guarded) -
         connection.settimeout(PATIENCE_S)
         guarded.guard.offence(guarded.request(connection), "a test")
         assert guarded.guard.refuses(os.geteuid())
-        guarded.guard.turn(1)
+        guarded.guard.iterate(1)
         with suppress(ConnectionResetError):
             while connection.recv(100):
                 pass

@@ -225,7 +225,7 @@ def test_what_is_no_batch_is_not_served() -> None:
     assert of(core, Measured.BATCH_SERVICE).count == of(core, Measured.LOCAL).count == 0
 
 
-def test_work_on_a_batch_is_that_of_all_its_turns() -> None:
+def test_work_on_a_batch_is_that_of_all_its_iterations() -> None:
     """Each call takes 1 ms, and 4 ms are between them."""
     core = Purgatory(capacity=4096, watches=4096)
     owner = pd.Owner(core)
@@ -285,31 +285,33 @@ def test_who_is_not_there_is_not_waited_for() -> None:
     assert of(core, Measured.RESPONSE_QUEUE).count == of(core, Measured.SEND).count == 0
 
 
-def test_turns_and_cascades_are_counted() -> None:
+def test_iterations_and_cascades_are_counted() -> None:
     core = Core()
     for n in range(8):
         core.put(f"{n}", 100 * MS + n)
     core.advance(90 * MS)
     while core.advance(200 * MS, budget=3):
         pass
-    assert core.metrics.turns > core.metrics.turns_full > 1
+    assert core.metrics.iterations > core.metrics.iterations_full > 1
     assert core.metrics.moved == core.rows(lib.PG_R_WHEEL, "pg_wheel")[0].moved > 0
 
 
-def test_the_budget_of_turns_with_work_is_counted() -> None:
+def test_the_budget_of_iterations_with_work_is_counted() -> None:
     core = Core()
     for n in range(8):
         core.put(f"{n}", 100 * MS + n)
     core.advance(50 * MS, budget=1000)
-    idle = core.metrics.turn_budget
+    idle = core.metrics.iteration_budget
     while core.advance(200 * MS, budget=3):
         pass
-    work, budget = core.metrics.turn_work, core.metrics.turn_budget
+    work, budget = core.metrics.iteration_work, core.metrics.iteration_budget
     assert 8 <= work <= budget
     assert (budget - idle) % 3 == 0
-    turns, before = core.metrics.turns, core.metrics.turn_budget
+    iterations, before = core.metrics.iterations, core.metrics.iteration_budget
     core.advance(300 * MS, budget=1000)
-    assert (core.metrics.turns, core.metrics.turn_budget) == (turns + 1, before), "it had no work"
+    assert (core.metrics.iterations, core.metrics.iteration_budget) == (iterations + 1, before), (
+        "it had no work"
+    )
 
 
 ANSWERS = {

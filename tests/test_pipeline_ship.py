@@ -70,7 +70,7 @@ def shipped(wal: Path, lake: Lake) -> int:
     """Ships all that is complete; returns how many files that were."""
     shipper = Shipper(wal, lake, "node")
     try:
-        return len(list(shipper.turn()))
+        return len(list(shipper.poll()))
     finally:
         shipper.close()
 
@@ -364,11 +364,11 @@ def test_in_a_folder_that_was_emptied_all_begins_anew(tmp_path: Path, lake: Lake
             path.unlink()
         arena = ww.Wal(uuid=bytes([number]) * 16)
         (wal / file_name(1, SEGMENT)).write_bytes(arena.segment(1, [records]))
-        assert list(shipper.turn()) == []  # it is still written
+        assert list(shipper.poll()) == []  # it is still written
         assert [hold.lsn for hold in read_holds(wal).values()] == [1]
         newest = wal / file_name(1 + len(records), SEGMENT)
         newest.write_bytes(arena.segment(1 + len(records), [[]], first_group=2))
-        assert len(list(shipper.turn())) == 1
+        assert len(list(shipper.poll())) == 1
     shipper.close()
     found = lake.names((bytes([2]) * 16).hex())
     assert (found.namespaces, found.topics) == ({0: "new"}, {})
@@ -414,7 +414,7 @@ def test_killed_at_any_step_nothing_is_lost_doubled_or_left_behind(tmp_path: Pat
 
 def test_two_do_not_ship_one_wal(stored: Path, lake: Lake) -> None:
     shipper = Shipper(stored, lake, "node")
-    next(shipper.turn())
+    next(shipper.poll())
     with pytest.raises(LakeInUse):
         shipped(stored, lake)
     shipper.close()
@@ -428,7 +428,7 @@ def test_the_retention_hold_keeps_what_is_not_in_the_lake(stored: Path, lake: La
     hold, files = hold_name(lake), segments(stored)
     shipper = Shipper(stored, lake, "node")
     held = []
-    for manifest in shipper.turn():
+    for manifest in shipper.poll():
         held.append(read_holds(stored)[hold].lsn)
         assert manifest.table == OPENINGS or held[-1] > manifest.first_lsn
     shipper.close()

@@ -57,7 +57,7 @@ def lake(tmp_path: Path) -> Lake:
 
 def ship(wal: Path, lake: Lake) -> None:
     shipper = Shipper(wal, lake, "node")
-    assert list(shipper.turn())
+    assert list(shipper.poll())
     shipper.close()
 
 

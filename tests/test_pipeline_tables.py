@@ -209,7 +209,7 @@ def error() -> float:
 def shipped(wal: Path, root: Path) -> Lake:
     lake = lake_in(root)
     shipper = Shipper(wal, lake, "host")
-    list(shipper.turn())
+    list(shipper.poll())
     shipper.close()
     return lake
 

@@ -385,19 +385,19 @@ def test_the_loop_spins_before_a_deadline(daemon: StartDaemon) -> None:
         assert stats(real)["clamped"] == "spin"  # type: ignore[comparison-overlap]
         return
 
-    def sleepless_turns() -> int:
+    def sleepless_iterations() -> int:
         figures = stats(real)
-        return figures["loop_turns"] - figures["wakeups"]
+        return figures["loop_iterations"] - figures["wakeups"]
 
     def spun() -> bool:
-        before = sleepless_turns()
+        before = sleepless_iterations()
         timers.add("key", delay=0.015, mode="replace")
         notice = notices.get(PATIENCE_S)
         assert notice is not None
         assert notice.fired_boot_ns >= notice.deadline_boot_ns
         beat = stats(real)["heartbeat_boot_ns"]
         eventually(lambda: stats(real)["heartbeat_boot_ns"] > beat)
-        return sleepless_turns() - before > 20
+        return sleepless_iterations() - before > 20
 
     with Subscriber("demo") as notices, Client("demo") as timers:
         eventually(spun)

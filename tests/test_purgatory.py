@@ -65,8 +65,8 @@ def test_a_watch_and_a_key_cost_what_was_promised() -> None:
 def test_many_operations_leave_nothing_behind() -> None:
     core = Purgatory(**BIG)
     owner, counts = Owner(core), core.counts()
-    for turn in range(10):
-        keys = [b"%d-%d" % (turn, n) for n in range(200)]
+    for iteration in range(10):
+        keys = [b"%d-%d" % (iteration, n) for n in range(200)]
         owner.send(
             *(pd.watch(k, ANY, [Key(b"t", 2**60), Key(k, 1)], MS, notice=True) for k in keys)
         )
@@ -90,10 +90,10 @@ ENDS = {
 }
 
 
-def churn(core: Purgatory, owner: Owner, turn: int) -> int:
+def churn(core: Purgatory, owner: Owner, iteration: int) -> int:
     """Operations with every condition, and with a long key, meet every end; their watermarks are
-    forgotten in one turn and outlive their time in the next. Returns how many there were."""
-    keys = [b"%d-%d" % (turn, n) for n in range(192)]
+    forgotten in one iteration and outlive their time in the next. Returns how many there were."""
+    keys = [b"%d-%d" % (iteration, n) for n in range(192)]
     long = [k + b"-long" * 10 for k in keys]
     for n, key in enumerate(keys):
         condition, targets = [ALL, ANY, SUM, CLIENT][n % 4], [2**60, 1, 1] * (n % 4 != 3)
@@ -104,7 +104,7 @@ def churn(core: Purgatory, owner: Owner, turn: int) -> int:
         core.publish_all()
     mail = owner.mail()
     owner.ack(*(m.ack() for m in mail if m.cause))
-    if turn % 2:
+    if iteration % 2:
         owner.send(*(pd.forget(k) for k in [*keys, *long, b"t"]))
     else:
         core.advance(core.now_ns + 2 * core.config["watermark_ttl_ns"])
@@ -116,7 +116,7 @@ def churn(core: Purgatory, owner: Owner, turn: int) -> int:
 def test_every_condition_and_end_gives_all_back() -> None:
     core = Purgatory(**BIG)
     owner, counts = Owner(core), core.counts()
-    assert sum(churn(core, owner, turn) for turn in range(10)) == 1920
+    assert sum(churn(core, owner, iteration) for iteration in range(10)) == 1920
     for _ in range(lib.PG_WINDOW):
         owner.send(pd.clear(b"t"))  # whose replies hold no ended keys
     core.check()
@@ -933,7 +933,7 @@ def test_what_ends_after_its_session_is_free_at_once() -> None:
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_the_outcomes_of_an_ended_session_are_freed_in_turns(restart: bool) -> None:
+def test_the_outcomes_of_an_ended_session_are_freed_over_several_iterations(restart: bool) -> None:
     core = Purgatory(**BIG)
     before, owner, other = core.counts(), Owner(core), Owner(core, 2)
     for first in range(0, 3000, 1000):

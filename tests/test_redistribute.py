@@ -702,7 +702,7 @@ def test_namespaces_of_the_daemons_themselves_go_on(begin: Callable[..., Deploym
 
 def shipped(convoy: Convoy) -> int:
     """Ships what is complete; how many segments that were."""
-    return sum(manifest.table == BRONZE for manifest in convoy.turn())
+    return sum(manifest.table == BRONZE for manifest in convoy.poll())
 
 
 def records_of(one: Deployment, table: ShardTable) -> list[tuple[str, int, str]]:
@@ -734,7 +734,7 @@ def test_all_records_of_the_generation_before_get_into_the_lake(
             if step == "writing the routing table":
                 first, *others = tmp_path.glob(f"demo-{before.generation + 1}-*")
                 assert len(others) == 2
-                assert list(convoy.turn()) == []
+                assert list(convoy.poll()) == []
                 assert openings(first) == []
 
         one.start(3, ship_early)
@@ -782,7 +782,7 @@ def twice_divided(begin: Callable[..., Deployment], tmp_path: Path) -> Shipped:
             tickets = {info.ticket for core in shards.cores for info in core.scan()}
     lake = Lake(tmp_path / "lake")
     with contextlib.closing(Convoy(partial(folders, tmp_path, "demo"), lake, "node")) as convoy:
-        list(convoy.turn())
+        list(convoy.poll())
     return Shipped(one, lake, tickets)
 
 

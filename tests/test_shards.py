@@ -376,7 +376,7 @@ def test_only_a_shard_that_is_ready_owes_an_answer(tmp_path: Path) -> None:
         assert one.silent_beats == 0
 
 
-def test_a_shard_whose_arena_says_that_its_loop_turns_is_not_asked(
+def test_a_shard_whose_arena_says_that_its_loop_runs_is_not_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[bytes] = []

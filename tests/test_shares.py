@@ -13,7 +13,7 @@ from purgatoryd.daemon.commands import (
     OVERHEAD_BYTES,
     SHARE_NS,
     SHARED_NS,
-    TAKEN_PER_TURN,
+    TAKEN_PER_ITERATION,
     Commands,
 )
 from purgatoryd.daemon.lanes import Message
@@ -48,7 +48,7 @@ class Lane:
     def comes(self, uid: int, route: bytes) -> None:
         self.came.append(Message(route, bytes(64), uid, uid, 1, 0))
 
-    def turn(self) -> list[bytes]:
+    def iterate(self) -> list[bytes]:
         """Who was answered in it."""
         self.answered.clear()
         self.commands.serve()
@@ -60,27 +60,27 @@ def lane(monkeypatch: pytest.MonkeyPatch) -> Lane:
     return Lane(monkeypatch)
 
 
-def test_who_is_alone_has_the_whole_turn(lane: Lane) -> None:
+def test_who_is_alone_has_the_whole_iteration(lane: Lane) -> None:
     for n in range(10):
         lane.comes(ALICE, b"a%d" % n)
-    assert lane.turn() == [b"a%d" % n for n in range(10)]
+    assert lane.iterate() == [b"a%d" % n for n in range(10)]
 
 
 def meet(lane: Lane) -> None:
     """Both were heard."""
     lane.comes(ALICE, b"a")
     lane.comes(BOB, b"b")
-    lane.turn()
+    lane.iterate()
 
 
 def test_one_request_does_not_wait_for_each_of_anothers_connections(lane: Lane) -> None:
     meet(lane)
-    for n in range(TAKEN_PER_TURN - 1):
+    for n in range(TAKEN_PER_ITERATION - 1):
         lane.comes(ALICE, b"a%d" % n)
     lane.comes(BOB, b"b")
-    assert lane.turn() == [b"a0", b"b"]
+    assert lane.iterate() == [b"a0", b"b"]
     lane.comes(BOB, b"b")
-    assert lane.turn() == [b"a1", b"b"]
+    assert lane.iterate() == [b"a1", b"b"]
 
 
 def test_what_waits_is_served_in_its_order_and_whole(lane: Lane) -> None:
@@ -88,9 +88,9 @@ def test_what_waits_is_served_in_its_order_and_whole(lane: Lane) -> None:
     sent = [b"a%d" % (n % 3) for n in range(12)]
     for route in sent:
         lane.comes(ALICE, route)
-    answered = [route for _ in sent for route in lane.turn()]
+    answered = [route for _ in sent for route in lane.iterate()]
     assert sorted(answered) == sorted(sent)
-    assert lane.turn() == []
+    assert lane.iterate() == []
     assert not lane.commands.serve()
 
 
@@ -99,13 +99,13 @@ def test_shares_end_once_only_one_is_left(lane: Lane) -> None:
     lane.now_ns += SHARED_NS
     for n in range(10):
         lane.comes(ALICE, b"a%d" % n)
-    lane.turn()  # ALICE is another than the last one: both were at work just now
+    lane.iterate()  # ALICE is another than the last one: both were at work just now
     lane.now_ns += SHARED_NS
     while lane.commands.serve():
         pass
     for n in range(10):
         lane.comes(ALICE, b"a%d" % n)
-    assert len(lane.turn()) == 10
+    assert len(lane.iterate()) == 10
 
 
 def test_what_waits_is_bounded(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def test_what_waits_is_bounded(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(commands, "WAITING_BYTES_MAX", 3 * (OVERHEAD_BYTES + 64))
     for n in range(10):
         lane.comes(ALICE, b"a%d" % (n // 2))
-    lane.turn()
+    lane.iterate()
     assert lane.commands._waiting_bytes == 3 * (OVERHEAD_BYTES + 64)
     while lane.commands.serve():
         pass

@@ -307,7 +307,7 @@ def test_what_was_handed_over_is_not_published_again_after_a_clean_stop(
 HANDS_NOTHING_OVER = f"""#!{sys.executable}
 import runpy, sys
 from purgatoryd.daemon import reaper
-reaper.WINDOWS_PER_TURN = 0
+reaper.WINDOWS_PER_ITERATION = 0
 del sys.argv[1:3]
 runpy.run_module("purgatoryd.cli", run_name="__main__")
 """
@@ -949,12 +949,12 @@ def replace_until(fact: Callable[[], bool]) -> None:
     """Fills segments with one timer, again and again."""
     with durable() as client:
 
-        def turn() -> bool:
+        def replaced() -> bool:
             for _ in range(4):
                 client.add("k", delay=HOUR_S, payload=b"x" * 60_000, mode="replace")
             return fact()
 
-        eventually(turn)
+        eventually(replaced)
 
 
 def test_old_files_go_and_retention_holds_keep_them(daemon: StartDaemon, wal: Path) -> None:
@@ -1098,11 +1098,11 @@ def test_a_restart_brings_to_disk_what_the_full_one_kept_out(
     real.stop()
 
 
-def turns_in_a_beat(real: Daemon) -> int:
-    """How often the loop turned from one heartbeat to the next."""
+def iterations_in_a_beat(real: Daemon) -> int:
+    """Loop iterations from one heartbeat to the next."""
     before = stats(real)
     eventually(lambda: stats(real)["heartbeat_boot_ns"] > before["heartbeat_boot_ns"])
-    return int(stats(real)["loop_turns"] - before["loop_turns"])
+    return int(stats(real)["loop_iterations"] - before["loop_iterations"])
 
 
 def test_what_is_due_waits_for_the_disk_and_the_loop_sleeps(
@@ -1121,7 +1121,8 @@ def test_what_is_due_waits_for_the_disk_and_the_loop_sleeps(
         eventually(
             lambda: stats(real)["wal_buffer_used_bytes"] > 0.9 * stats(real)["wal_buffer_bytes"]
         )
-        eventually(lambda: turns_in_a_beat(real) < 100)  # a loop that does not sleep has thousands
+        # a loop that does not sleep has thousands
+        eventually(lambda: iterations_in_a_beat(real) < 100)
         assert stats(real)["live"] > 0
     real.kill()
     (small_disk / "filler").unlink()

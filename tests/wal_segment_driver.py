@@ -89,7 +89,7 @@ class GroupCommit:
 
     def commit(self) -> int:
         """All that was appended, as one group; the newest LSN on disk."""
-        while lib.pg_group_commit_turn(self.c):
+        while lib.pg_group_commit_iterate(self.c):
             pass
         assert self.wal_buffer.state == lib.PG_WAL_RUNNING
         return int(self.wal_buffer.committed_lsn)

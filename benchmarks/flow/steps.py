@@ -85,7 +85,7 @@ wal, lake = map(Path, sys.argv[1:])
 lake.mkdir(parents=True)
 began_s = time.perf_counter()
 shipper = Shipper(wal, Lake(lake), "bench")
-rows = sum(manifest.rows for manifest in shipper.turn())
+rows = sum(manifest.rows for manifest in shipper.poll())
 shipper.close()
 print(json.dumps([rows, time.perf_counter() - began_s]))
 """
@@ -206,8 +206,8 @@ def window(spark: SparkSession, tier: Tier, rows: int) -> Figures:
         hot = Loader(wal.NAME, timeout=wal.PATIENCE_S)
         taken = Frontier(noon_ns, tier.version().number)
         tier.save_window(Window(window_id(taken), hot.name, Frontier(0, 0), taken, "hot"))
-        for turn in range(3):  # the first ones warm it up
-            until = Frontier(noon_ns + (turn + 1) * WINDOW_NS, tier.version().number)
+        for iteration in range(3):  # the first ones warm it up
+            until = Frontier(noon_ns + (iteration + 1) * WINDOW_NS, tier.version().number)
             one = Window(window_id(until), hot.name, tier.frontier("hot"), until)
             select_s = timed(partial(select, spark, tier, one))
             began_s = time.perf_counter()

@@ -227,7 +227,7 @@ class Ours:
             )  # fmt: skip
 
     def advance(self, now_ns: int) -> None:
-        """Raises Refused if the turn before had a record refused: the counters tell, which is
+        """Raises Refused if the iteration before had a record refused: the counters tell, which is
         cheaper than a look at every status. What is answered otherwise shows in the outcomes."""
         if any(getattr(self._metrics, name) for name in REFUSALS):
             raise Refused

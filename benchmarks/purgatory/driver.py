@@ -13,7 +13,7 @@ from .cores import Core, Ours, Refused, make
 from .experiment import MS, TIMEOUT_NS, Experiment, Longs, Result, Schedule
 from .messages import BATCH, Bytes, Messages, outcomes_in
 
-TURN_NS = MS
+ITERATION_NS = MS
 LEAD_NS = 3_000 * MS
 """Between making the design and the first arrival."""
 
@@ -36,27 +36,28 @@ SILENCE_NS = 5_000 * MS
 
 
 class RealClock:
-    """The clock that deadlines use; turns begin every so many ns of it, those of several workers
-    one after the other, as those of processes that know nothing of each other do."""
+    """The clock that deadlines use; iterations begin every so many ns of it, those of several
+    workers one after the other, as those of processes that know nothing of each other do."""
 
-    def __init__(self, every_ns: int = TURN_NS, worker: int = 0, workers: int = 1) -> None:
+    def __init__(self, every_ns: int = ITERATION_NS, worker: int = 0, workers: int = 1) -> None:
         self._every_ns = every_ns
         self._phase_ns = every_ns * worker // workers
 
     def now_ns(self) -> int:
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
-    def turn_ns(self, now_ns: int) -> int:
-        """When the turn began that `now_ns` is in."""
+    def iteration_ns(self, now_ns: int) -> int:
+        """When the iteration began that `now_ns` is in."""
         return now_ns - (now_ns - self._phase_ns) % self._every_ns
 
     def wait(self) -> None:
         now_ns = self.now_ns()
-        time.sleep((self.turn_ns(now_ns) + self._every_ns - now_ns) / 1e9)
+        time.sleep((self.iteration_ns(now_ns) + self._every_ns - now_ns) / 1e9)
 
 
 class VirtualClock:
-    """Moves by a turn per turn: the same work as fast as it goes, always with the same outcomes."""
+    """Moves by one iteration interval per iteration: the same work as fast as it goes, always with
+    the same outcomes."""
 
     def __init__(self) -> None:
         self._now_ns = 1_000_000 * MS
@@ -64,12 +65,12 @@ class VirtualClock:
     def now_ns(self) -> int:
         return self._now_ns
 
-    def turn_ns(self, now_ns: int) -> int:
-        """Every moment begins a turn."""
+    def iteration_ns(self, now_ns: int) -> int:
+        """Every moment begins an iteration."""
         return now_ns
 
     def wait(self) -> None:
-        self._now_ns += TURN_NS
+        self._now_ns += ITERATION_NS
 
 
 class Driver:
@@ -93,15 +94,15 @@ class Driver:
         self._got_ns: Longs = np.full(count, -1)  # and when those came
         self._states = np.full(count, 0, np.uint8)  # cause of the end, and ADVANCED
         self._arrived = self._completed = self._ended = 0
-        self._last_arrival_ns = self._repeated = self._turn_ns = 0
+        self._last_arrival_ns = self._repeated = self._iteration_ns = 0
 
     def _handle(self, length: int) -> None:
-        """Raises Refused in a turn that does not end: the work of one grows with the lag."""
+        """Raises Refused in an iteration that does not end: the work of one grows with the lag."""
         self.core.handle(length)
-        if self.clock.now_ns() - self._turn_ns > BEHIND_NS:
+        if self.clock.now_ns() - self._iteration_ns > BEHIND_NS:
             raise Refused
 
-    # ---- one turn --------------------------------------------------------------------------
+    # ---- one iteration --------------------------------------------------------------------------
 
     def _arrive(self, now_ns: int) -> None:
         due = int(np.searchsorted(self._arrives_ns, now_ns, side="right"))
@@ -145,10 +146,10 @@ class Driver:
             if late.any():
                 self.core.handle(self.messages.forget(requests[late]))
 
-    def _turn(self, now_ns: int) -> None:
+    def _iterate(self, now_ns: int) -> None:
         """What ends makes room for what comes; an advance may come before its watch. Outcomes are
         taken while what they are read from is still in the caches."""
-        self._turn_ns = now_ns
+        self._iteration_ns = now_ns
         self.core.advance(now_ns)
         self._collect()
         self._complete(now_ns)
@@ -170,11 +171,11 @@ class Driver:
         gc.disable()
         last_end_ns = int(self.schedule.ends_ns.max()) + self.start_ns
         cpu_ns = time.process_time_ns()
-        refused = self._turns(last_end_ns + SILENCE_NS)
+        refused = self._iterations(last_end_ns + SILENCE_NS)
         cpu_ns = time.process_time_ns() - cpu_ns
         return self._result(cpu_ns, self.clock.now_ns() - last_end_ns, refused)
 
-    def _turns(self, give_up_ns: int) -> bool:
+    def _iterations(self, give_up_ns: int) -> bool:
         """True: the design refused a request or fell too far behind."""
         while self._ended < self.experiment.requests:
             self.clock.wait()
@@ -182,7 +183,7 @@ class Driver:
             if now_ns > give_up_ns:
                 return False
             try:
-                self._turn(self.clock.turn_ns(now_ns))
+                self._iterate(self.clock.iteration_ns(now_ns))
             except Refused:
                 return True
             if self._behind(now_ns):

@@ -27,7 +27,7 @@ from .experiment import MS, Experiment, Figures
 from .messages import Bytes, Messages
 
 WORKERS = 4
-TURN_NS = 2 * MS
+ITERATION_NS = 2 * MS
 """Between two looks of a worker: four that look more often share two CPUs with the daemon badly."""
 BEGIN_NS = 4_000 * MS
 """Until all workers have made their schedules."""

@@ -296,7 +296,7 @@ static void test_check_names_the_fault(void)
 static void bench(uint32_t blobs)
 {
     struct model m = model_new(blobs * 4);
-    uint32_t *at = calloc(blobs, sizeof *at), turns = 1000000, live = blobs - blobs / 8;
+    uint32_t *at = calloc(blobs, sizeof *at), iterations = 1000000, live = blobs - blobs / 8;
     struct rng r = {1};
     double since;
 
@@ -317,12 +317,12 @@ static void bench(uint32_t blobs)
         blobs_give(&m.pool, at[i], 4);
     bench_print("give, random", since, blobs - live);
     since = bench_now_ns();
-    for (uint32_t i = 0; i < turns; i++) {
+    for (uint32_t i = 0; i < iterations; i++) {
         uint32_t victim = (uint32_t)rng_below(&r, live);
         blobs_give(&m.pool, at[victim], 4);
         at[victim] = blobs_take(&m.pool, 4);
     }
-    bench_print("give + take, random", since, turns);
+    bench_print("give + take, random", since, iterations);
     since = bench_now_ns();
     blobs_rebuild_begin(&m.pool);
     for (uint32_t i = 0; i < live; i++)

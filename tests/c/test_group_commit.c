@@ -161,11 +161,11 @@ static bool wal_open(struct world *w, struct pg_fault *why)
     return opened;
 }
 
-static void work(struct world *w, unsigned turns)
+static void work(struct world *w, unsigned iterations)
 {
-    for (; turns > 0 && w->wal_buffer.state == PG_WAL_RUNNING; turns--) {
+    for (; iterations > 0 && w->wal_buffer.state == PG_WAL_RUNNING; iterations--) {
         append_some(w);
-        pg_group_commit_turn(w->c);
+        pg_group_commit_iterate(w->c);
         CHECK(w->wal_buffer.committed_lsn >= w->acknowledged);
         w->acknowledged = w->wal_buffer.committed_lsn;
     }
@@ -239,7 +239,7 @@ static bool script(struct world *w, struct pg_fault *why)
             append_one(w, 8192);
         work(w, 1);
     }
-    while (pg_group_commit_turn(w->c)) {}
+    while (pg_group_commit_iterate(w->c)) {}
     w->acknowledged = w->wal_buffer.committed_lsn;
     return true;
 }
@@ -254,7 +254,7 @@ static void stopped_well(struct world *w, int error)
     CHECK(w->wal_buffer.call != PG_CALL_NONE);
     CHECK_EQUAL(w->wal_buffer.error_lsn, lsn + 1);
     append_one(w, 64);
-    CHECK_EQUAL(pg_group_commit_turn(w->c), 0);
+    CHECK_EQUAL(pg_group_commit_iterate(w->c), 0);
     CHECK_EQUAL(w->disk.calls, calls);
     CHECK_EQUAL(w->wal_buffer.committed_lsn, lsn);
 }
@@ -313,7 +313,7 @@ static void test_full_disk(void)
         w->disk.full = true;
         for (uint64_t bytes = 0; bytes < FILE_BYTES - PG_WAL_FRAME_MAX - 16384; bytes += 4096) {
             CHECK(append_one(w, 4096 - PG_GROUP_HEAD));
-            CHECK(pg_group_commit_turn(w->c));
+            CHECK(pg_group_commit_iterate(w->c));
             CHECK_EQUAL(w->wal_buffer.state, PG_WAL_RUNNING);
         }
         CHECK_EQUAL(w->wal_buffer.segment, 1);
