@@ -195,7 +195,7 @@ def stop_command(
     if export is not None:
         export_arena(paths, export)
     emit({"stopped": name, "pid": pid, "armed": armed}, told, as_json)
-    # a shard that was given up keeps what it has
+    # a crash-looping shard keeps what it has
     return Exit.DONE if drained and not (drain and armed) else Exit.NEGATIVE
 
 

@@ -110,12 +110,12 @@ class AsyncPurgatory(AsyncClient):
         self._book = Book(self._schedule)
         self._core.session.on_outcomes = self._book.take
         self._core.session.on_lost = self._book.lost
-        self._beat: asyncio.TimerHandle | None = None
+        self._heartbeat: asyncio.TimerHandle | None = None
 
     async def connect(self) -> Self:
         """Opens the session. Raises DaemonUnreachable."""
         await super().connect()
-        if self._beat is None:
+        if self._heartbeat is None:
             self._keep_alive()
         return self
 
@@ -225,14 +225,14 @@ class AsyncPurgatory(AsyncClient):
 
     def _keep_alive(self) -> None:
         assert self._loop is not None
-        self._beat = self._loop.call_later(KEEP_ALIVE_S, self._keep_alive)
+        self._heartbeat = self._loop.call_later(KEEP_ALIVE_S, self._keep_alive)
         if self._book.open:
             self._core.session.call()
             self._schedule()
 
     def _drop(self) -> None:
-        if self._beat is not None:
-            self._beat.cancel()
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
         super()._drop()
         self._book.lost(Closed("purgatory"))
         self._book.work()

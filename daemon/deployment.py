@@ -65,7 +65,7 @@ from purgatoryd.shm_layout.shards import (
 )
 from purgatoryd.shm_layout.standing import StandingFile
 
-BEAT_NS = 1_000_000_000
+HEARTBEAT_NS = 1_000_000_000
 PER_ITERATION = 16
 """Requests of one lane that are answered before the shards are looked at again."""
 SIGNALS_AT_ONCE = 64
@@ -207,8 +207,8 @@ class Deployment:
         self._manager = life.supervisor
         self._reread = reread
         life.publish_by(self._announce)
-        self._beat_ns = min(BEAT_NS, self._manager.watchdog_ns // 2 or BEAT_NS)
-        self._next_beat_ns = 0
+        self._heartbeat_ns = min(HEARTBEAT_NS, self._manager.watchdog_ns // 2 or HEARTBEAT_NS)
+        self._next_heartbeat_ns = 0
         self._stop_wished = self._reload_wished = self._draining = self._reloads = False
 
     def run(self) -> None:
@@ -225,8 +225,8 @@ class Deployment:
 
     @property
     def _over(self) -> bool:
-        """A shard that was given up keeps what it has: no drain waits for it."""
-        ended = {State.ENDED, State.GIVEN_UP} if self._draining else {State.ENDED}
+        """A crash-looping shard keeps what it has: no drain waits for it."""
+        ended = {State.ENDED, State.CRASH_LOOPING} if self._draining else {State.ENDED}
         return all(shard.state in ended for shard in self._shards)
 
     def _stop(self) -> None:
@@ -255,8 +255,8 @@ class Deployment:
         busy = self._serve(self._lanes.commands, self._command)
         busy |= self._serve(self._lanes.admin, self._administer)
         busy |= self._lanes.keep_watch(now_ns, ready)
-        if now_ns >= self._next_beat_ns:
-            self._beat(now_ns)
+        if now_ns >= self._next_heartbeat_ns:
+            self._heartbeat(now_ns)
         return busy
 
     def _stop_all(self) -> None:
@@ -281,14 +281,14 @@ class Deployment:
             return
         if self._life.state is RECOVERING:
             raise ShardFailed(shard.name, shard.code)
-        if shard.state is State.GIVEN_UP:
-            log.error(f"shard {shard.name} ended again and again: it is given up", code=shard.code)
+        if shard.state is State.CRASH_LOOPING:
+            log.error(f"shard {shard.name} is crash-looping: it is not restarted", code=shard.code)
         else:
             log.warning(f"shard {shard.name} ended, it is started again", code=shard.code)
 
     def _start_next(self, now_ns: int) -> None:
         for shard in self._shards:
-            if self._stopped and shard.state in (State.DOWN, State.GIVEN_UP):
+            if self._stopped and shard.state in (State.DOWN, State.CRASH_LOOPING):
                 shard.enter(State.ENDED)
         for shard in self._startable():
             if shard.again_ns <= now_ns:
@@ -336,15 +336,15 @@ class Deployment:
         if serving is not None:
             serving.tell(publishing(key, payload))
 
-    def _beat(self, now_ns: int) -> None:
+    def _heartbeat(self, now_ns: int) -> None:
         """The manager hears of this loop's progress, and this loop of that of each shard."""
-        self._next_beat_ns = now_ns + self._beat_ns
+        self._next_heartbeat_ns = now_ns + self._heartbeat_ns
         for shard in self._shards:
             self._end_silent(shard)
-            shard.beat()
+            shard.heartbeat()
         self._ask_for_time()
         self._manager.alive()
-        self._life.beat()
+        self._life.heartbeat()
 
     def _ask_for_time(self) -> None:
         """For a start, in which shards that hang are killed; for an end while one gets further, so
@@ -374,13 +374,13 @@ class Deployment:
             self._manager.ready()
 
     def _begin_reload(self, now_ns: int) -> None:
-        """A shard that was given up gets another chance, too."""
+        """A crash-looping shard gets another chance, too."""
         self._reloads = True
         self._manager.reloading()
         with contextlib.suppress(PurgatorydError):  # the shards say what is wrong
             log.level = self._reread().log_level
         for shard in self._shards:
-            if shard.state is State.GIVEN_UP:
+            if shard.state is State.CRASH_LOOPING:
                 shard.try_again(now_ns)
             else:
                 shard.reload()
@@ -479,7 +479,7 @@ class Deployment:
         if self._lanes.pending(commands=True) or self._over:
             return frozenset()
         due_ns = [shard.again_ns for shard in self._startable()]
-        until_ns = min(self._next_beat_ns, self._lanes.watch_due_ns, *due_ns)
+        until_ns = min(self._next_heartbeat_ns, self._lanes.watch_due_ns, *due_ns)
         fds = [fd for shard in self._shards for fd in shard.fds]
         poller = select.poll()  # select() knows no descriptors above 1023
         for fd in (*self._lanes.fds(), self._wake_fd, *fds):

@@ -84,9 +84,9 @@ class Life(ABC, Generic[Why]):
     def step(self, text: str) -> None:
         """A start or an end has got so far; who watches it is told."""
         self.supervisor.step(text)
-        self.beat()
+        self.heartbeat()
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """There was progress. A folder without room is told of with the next move."""
         with suppress(OSError):
             self._write()
@@ -160,9 +160,9 @@ class LifeCycle(Life[Degraded]):
         self._arena = arena
         self._store()
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Also in the arena: who runs a shard sees by it that an end gets further."""
-        super().beat()
+        super().heartbeat()
         if self._arena is not None:
             self._arena.progress(boot_ns())
 
@@ -192,7 +192,7 @@ class DeploymentLife(Life[tuple[Trouble, ...]]):
         self._figures = 0, 0, 0
 
     def count(self, shards: int, serving: int, restarts: int) -> None:
-        """What is told of the shards from the next move or beat on."""
+        """What is told of the shards from the next move or heartbeat on."""
         self._figures = shards, serving, restarts
 
     def _complete(self, found: Standing) -> Standing:

@@ -25,7 +25,7 @@ from purgatoryd.shm_layout.layout import PlacementPart
 from purgatoryd.shm_layout.loops import Loop, loops
 from purgatoryd.shm_layout.topology import SYSTEM, confined_cpus, read
 
-LOOPS_PER_BEAT = 8
+LOOPS_PER_HEARTBEAT = 8
 """So many other loops are looked at with a heartbeat, on average: N daemons that look at all others
 with each would have N times N such looks a second."""
 _CARRIERS = "ZMQbg/IO"
@@ -47,7 +47,7 @@ class Placement:
         """What was so when we last set or saw it."""
         self._loops: Sequence[Loop] = ()
         """Other daemons' when we last decided; what is taken meanwhile is seen later."""
-        self._beats = 0
+        self._heartbeats = 0
         """Since other loops were looked at."""
         self._pinned = False
         self._applied = self._refused = PlacementPart(0)
@@ -97,7 +97,7 @@ class Placement:
         cgroup, a hot plug, the loop of another daemon. A cgroup that gives CPUs back changes no
         thread's."""
         seen = self._look()
-        self._beats += 1
+        self._heartbeats += 1
         if seen != self._seen or self._loops_changed(seen[0]):
             self.again(arena, self._config)
 
@@ -125,9 +125,9 @@ class Placement:
 
     def _loops_changed(self, cpus: Set[int]) -> bool:
         """False also while it is not time to look."""
-        if self._beats * LOOPS_PER_BEAT < len(self._loops):
+        if self._heartbeats * LOOPS_PER_HEARTBEAT < len(self._loops):
             return False
-        self._beats = 0
+        self._heartbeats = 0
         return self._other_loops(cpus) != self._loops
 
     def _other_loops(self, cpus: Set[int]) -> Sequence[Loop]:

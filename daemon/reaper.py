@@ -23,12 +23,12 @@ from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import NONE_NS, Arena
 from purgatoryd.shm_layout.layout import Measured
 
-BEAT_NS = 1_000_000_000
-TAILS_FOR_NS = 30 * BEAT_NS
+HEARTBEAT_NS = 1_000_000_000
+TAILS_FOR_NS = 30 * HEARTBEAT_NS
 """How long after its last notice a topic gets tail heartbeats."""
-INBOX_AGAIN_NS = BEAT_NS
+INBOX_AGAIN_NS = HEARTBEAT_NS
 """After how long without an acknowledgement outcomes are sent again."""
-SWEEP_PER_BEAT = 65_536
+SWEEP_PER_HEARTBEAT = 65_536
 SWEEP_PER_ITERATION = 1024
 """Watch keys that are looked at for their time to live."""
 ADMIN_PER_ITERATION = 4
@@ -70,8 +70,8 @@ class Reaper:
         life.publish_by(self._announce)
         self._reload = reload
         self._stopping = self._draining = self._reloading = False
-        self._next_beat_ns = 0
-        self._beat_ns = min(BEAT_NS, life.supervisor.watchdog_ns // 2 or BEAT_NS)
+        self._next_heartbeat_ns = 0
+        self._heartbeat_ns = min(HEARTBEAT_NS, life.supervisor.watchdog_ns // 2 or HEARTBEAT_NS)
         self._unswept = 0
         self._iterations = self._wakeups = self._sent = 0
         self._ready: Set[int] | None = None
@@ -134,8 +134,8 @@ class Reaper:
         if self._woke_for(self._lanes.notices_fd):
             self._lanes.take_subscriptions()
         busy |= self._lanes.keep_watch(real_ns, self._ready or frozenset())
-        if real_ns >= self._next_beat_ns:
-            self._beat(real_ns)
+        if real_ns >= self._next_heartbeat_ns:
+            self._heartbeat(real_ns)
         left |= self._sweep(real_ns)
         self._wal.end_iteration()
         self._commands.release()
@@ -182,15 +182,15 @@ class Reaper:
             self.arena.published(upto, built_boot_ns, boot_ns())
         return True
 
-    def _beat(self, real_ns: int) -> None:
-        self._next_beat_ns = real_ns + self._beat_ns
+    def _heartbeat(self, real_ns: int) -> None:
+        self._next_heartbeat_ns = real_ns + self._heartbeat_ns
         self._sent += self._lanes.publish(self.arena.tails(real_ns - TAILS_FOR_NS))
         self.arena.inbox_again(0, real_ns - INBOX_AGAIN_NS)
-        self._unswept = min(SWEEP_PER_BEAT, self.arena.watermarks_to_sweep)
+        self._unswept = min(SWEEP_PER_HEARTBEAT, self.arena.watermarks_to_sweep)
         self.arena.sweep_loads(real_ns, self._load_ttl_ns)
-        self.arena.beat(real_ns, self._iterations, self._wakeups, self._sent)
+        self.arena.heartbeat(real_ns, self._iterations, self._wakeups, self._sent)
         self._placement.look(self.arena)
-        self._wal.beat()
+        self._wal.heartbeat()
         self._settle()
         self._life.supervisor.alive()
 
@@ -207,7 +207,7 @@ class Reaper:
         self._publish()
 
     def _sweep(self, real_ns: int) -> bool:
-        """A part of the beat's watch keys. True = there are more."""
+        """A part of the heartbeat's watch keys. True = there are more."""
         if self._unswept == 0:
             return False
         part = min(self._unswept, SWEEP_PER_ITERATION)
@@ -275,7 +275,7 @@ class Reaper:
             return
         if self._lanes.pending(commands=not self._commands.full):
             return
-        until_ns = min(self._next_beat_ns, self._lanes.watch_due_ns)
+        until_ns = min(self._next_heartbeat_ns, self._lanes.watch_due_ns)
         if not full:
             until_ns = min(until_ns, self._due_ns() - self._placement.plan.spin_ns)
         left_ns = until_ns - boot_ns()

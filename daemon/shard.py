@@ -26,14 +26,14 @@ PAUSE_NS, PAUSE_MAX_NS = 100_000_000, 10_000_000_000
 STEADY_NS = 60_000_000_000
 """After so long as ready its earlier ends count no more."""
 ENDS_MAX = 8
-"""After so many ends in a row a shard is given up, until somebody says so by SIGHUP."""
-SILENT_BEATS_MAX = 10
-"""So often, about a second apart, a shard may be found to owe an answer before it is killed. Beats
-are counted, not time: while the machine sleeps nobody can answer."""
-SLOW_BEATS = 2
-"""One that owes an answer for more beats does not serve as it should."""
-STILL_BEATS_MAX = STEP_NS // 1_000_000_000
-"""One whose start gets no further for so many beats is killed."""
+"""After so many ends in a row a shard is crash-looping, and not restarted until SIGHUP."""
+UNANSWERED_PINGS_MAX = 10
+"""So often, about a second apart, a shard may be found to owe an answer before it is killed.
+Heartbeats are counted, not time: while the machine sleeps nobody can answer."""
+SLOW_PINGS = 2
+"""One that owes an answer for more heartbeats does not serve as it should."""
+STALLED_HEARTBEATS_MAX = STEP_NS // 1_000_000_000
+"""One whose start gets no further for so many heartbeats is killed."""
 _SAID_MAX = 65_536
 _OF_THE_MANAGER = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
@@ -45,16 +45,16 @@ class State(enum.StrEnum):
     """Its process is not there, and will be started."""
     STARTING = "starting"
     READY = "ready"
-    GIVEN_UP = "given up"
+    CRASH_LOOPING = "crash-looping"
     ENDED = "ended"
     """Its process is not there, as was wished."""
 
 
 MOVES: Mapping[State, frozenset[State]] = {
     State.DOWN: frozenset({State.STARTING, State.ENDED}),
-    State.STARTING: frozenset({State.READY, State.DOWN, State.GIVEN_UP, State.ENDED}),
-    State.READY: frozenset({State.DOWN, State.GIVEN_UP, State.ENDED}),
-    State.GIVEN_UP: frozenset({State.DOWN, State.ENDED}),
+    State.STARTING: frozenset({State.READY, State.DOWN, State.CRASH_LOOPING, State.ENDED}),
+    State.READY: frozenset({State.DOWN, State.CRASH_LOOPING, State.ENDED}),
+    State.CRASH_LOOPING: frozenset({State.DOWN, State.ENDED}),
     State.ENDED: frozenset({State.DOWN}),
 }
 """Where each state may go."""
@@ -77,16 +77,17 @@ class Shard:
         """How its process ended last."""
         self.again_ns = 0
         """When it is to be started, while it is down."""
-        self.silent_beats = 0
-        """So many beats ago it was asked for a sign, as it had shown none; it still owes it."""
-        self.still_beats = 0
-        """So many beats ago its start got further."""
+        self.unanswered_pings = 0
+        """So many heartbeats ago it was asked for a sign, as it had shown none; it still owes
+        it."""
+        self.stalled_heartbeats = 0
+        """So many heartbeats ago its start got further."""
         self._moved_boot_ns = 0
         """When that was, or its loop's last heartbeat, by what it wrote down; 0 = nothing yet."""
         self.starts = 0
         """How often its process was started."""
         self._why = ""
-        """What its arena said at the last beat of how it does; "" = it does well."""
+        """What its arena said at the last heartbeat of how it does; "" = it does well."""
         self._paths = paths
         self._command = command
         self._context = context
@@ -118,29 +119,33 @@ class Shard:
     @property
     def serves(self) -> bool:
         """True while it is ready and answers."""
-        return self.state is State.READY and self.silent_beats <= SLOW_BEATS
+        return self.state is State.READY and self.unanswered_pings <= SLOW_PINGS
 
     @property
     def hangs(self) -> str:
         """Why it is to be killed, in words; "" = it moves, or owes no sign of that."""
-        if self.silent_beats >= SILENT_BEATS_MAX:
+        if self.unanswered_pings >= UNANSWERED_PINGS_MAX:
             return "does not answer"
-        return "gets no further in its start" if self.still_beats >= STILL_BEATS_MAX else ""
+        return (
+            "gets no further in its start"
+            if self.stalled_heartbeats >= STALLED_HEARTBEATS_MAX
+            else ""
+        )
 
     @property
     def moves(self) -> bool:
-        """Whether it had got further at the last beat: its start, its loop, or its end."""
-        return self._process is not None and not (self.silent_beats or self.still_beats)
+        """Whether it had got further at the last heartbeat: its start, its loop, or its end."""
+        return self._process is not None and not (self.unanswered_pings or self.stalled_heartbeats)
 
     @property
     def trouble(self) -> Trouble | None:
         """Why it does not serve as it should; None = it does, or has ended as wished."""
-        if self.state is State.GIVEN_UP:
-            text = f"{self.name} ended again and again, and is given up"
-            return Trouble(Cause.GIVEN_UP, text)
+        if self.state is State.CRASH_LOOPING:
+            text = f"{self.name} is crash-looping, and is not restarted"
+            return Trouble(Cause.CRASH_LOOPING, text)
         if self.state in (State.DOWN, State.STARTING):
             return Trouble(Cause.RESTARTING, f"{self.name} ended, and is started again")
-        if self.silent_beats > SLOW_BEATS:
+        if self.unanswered_pings > SLOW_PINGS:
             return Trouble(Cause.SILENT, f"{self.name} does not answer")
         return Trouble(Cause.DEGRADED, f"{self.name}: {self._why}") if self._why else None
 
@@ -194,22 +199,24 @@ class Shard:
             with suppress(zmq.Again):
                 self._admin.send(request, zmq.NOBLOCK)
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Looks how it does. One that is ready is asked for a sign of its loop only if its arena
         has none: to ask wakes both."""
         if self.state is State.STARTING:
-            self.still_beats = 0 if self._moved(self._written_boot_ns()) else self.still_beats + 1
+            self.stalled_heartbeats = (
+                0 if self._moved(self._written_boot_ns()) else self.stalled_heartbeats + 1
+            )
         elif self._admin is not None:
             self._why = in_words(self._arena.why) if self._arena else ""
             self._look_at_loop()
 
     def _look_at_loop(self) -> None:
-        if self._moved(self._arena.beat_boot_ns if self._arena else 0):
-            self.silent_beats = 0
+        if self._moved(self._arena.heartbeat_boot_ns if self._arena else 0):
+            self.unanswered_pings = 0
             return
-        if not self.silent_beats:
+        if not self.unanswered_pings:
             self._ping()
-        self.silent_beats += 1
+        self.unanswered_pings += 1
 
     def _written_boot_ns(self) -> int:
         """When its start got further, by its file; 0 = it has none yet."""
@@ -218,7 +225,7 @@ class Shard:
         return 0
 
     def _moved(self, at_boot_ns: int) -> bool:
-        """Whether its last move is another one than at the beat before."""
+        """Whether its last move is another one than at the heartbeat before."""
         before, self._moved_boot_ns = self._moved_boot_ns, at_boot_ns
         return at_boot_ns != before
 
@@ -247,7 +254,7 @@ class Shard:
             return False
         self.enter(State.READY)
         self._ready_ns = now_ns
-        self.still_beats = 0
+        self.stalled_heartbeats = 0
         self._admin = self._context.socket(zmq.DEALER)
         self._admin.set(zmq.LINGER, 0)
         self._admin.set(zmq.SNDHWM, 0)
@@ -270,7 +277,7 @@ class Shard:
                 reply = wire.decode_reply(self._admin.recv(zmq.NOBLOCK))
             except (zmq.Again, ProtocolError):
                 return
-            self.silent_beats = 0
+            self.unanswered_pings = 0
             if reply.message == Message.PING:
                 self._reloaded = reply.sequence
             if reply.error:
@@ -289,17 +296,19 @@ class Shard:
         return True
 
     def failed(self, now_ns: int) -> None:
-        """Its process is not there, against all wishes: it is down for a while, or given up."""
+        """Its process is not there, against all wishes: it is down for a while, or
+        crash-looping."""
         steady = self.state is State.READY and now_ns - self._ready_ns >= STEADY_NS
         self._ends = 1 if steady else self._ends + 1
         self.again_ns = now_ns + min(PAUSE_MAX_NS, PAUSE_NS * 2 ** (self._ends - 1))
-        self.enter(State.DOWN if self._ends < ENDS_MAX else State.GIVEN_UP)
+        self.enter(State.DOWN if self._ends < ENDS_MAX else State.CRASH_LOOPING)
 
     def try_again(self, now_ns: int) -> None:
-        """Forgets its earlier ends; one that ended or was given up is down, to be started now."""
+        """Forgets its earlier ends; one that ended or was crash-looping is down, to be started
+        now."""
         self._ends = 0
         self.again_ns = now_ns
-        if self.state in (State.GIVEN_UP, State.ENDED):
+        if self.state in (State.CRASH_LOOPING, State.ENDED):
             self.enter(State.DOWN)
 
     def wait(self) -> None:
@@ -313,7 +322,7 @@ class Shard:
         if self._process.stdout is not None:
             self._process.stdout.close()
         self._process = None
-        self.silent_beats = self.still_beats = 0
+        self.unanswered_pings = self.stalled_heartbeats = 0
         self._reloaded = self._reload
         os.close(self._watch)
         if self._admin is not None:

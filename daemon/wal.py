@@ -41,7 +41,7 @@ from purgatoryd.shm_layout.wal import (
 
 MODE = 0o700
 """Of the folder: every key and payload is in it, and whoever may open it may lock it."""
-BEATS_PER_LOOK = 60
+HEARTBEATS_PER_LOOK = 60
 """How often, in heartbeats, ages and retention holds are looked at when no segment was filled."""
 METRICS_NS = 60_000_000_000
 """How often the histograms are recorded."""
@@ -219,7 +219,7 @@ class Memory:
     def heard(self) -> None:
         """A descriptor was readable."""
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Once a second: snapshots, and files that may go."""
 
     def commit(self) -> None:
@@ -253,7 +253,7 @@ class Wal(Memory):
         own_snapshot(directory, arena, end, step)
         self._open = True
         self._child: subprocess.Popen[bytes] | None = None
-        self._kicked = self._segment = self._beats = 0
+        self._kicked = self._segment = self._heartbeats = 0
         self._unread = end.lsn >= self._snapshot_lsn()
         self._measured_boot_ns = boot_ns()
         self._told = False
@@ -302,9 +302,9 @@ class Wal(Memory):
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._group_commit.fd)
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Looks after files when there are new ones, and once a minute."""
-        self._beats += 1
+        self._heartbeats += 1
         self._append_metrics(boot_ns())
         if self.errno:
             self._replies.forget()
@@ -317,7 +317,10 @@ class Wal(Memory):
         if self._child is not None:
             self._child = self._child if self._child.poll() is None else None
             return
-        if self._segment != int(self._wal_buffer.segment) or self._beats % BEATS_PER_LOOK == 0:
+        if (
+            self._segment != int(self._wal_buffer.segment)
+            or self._heartbeats % HEARTBEATS_PER_LOOK == 0
+        ):
             self._segment = int(self._wal_buffer.segment)
             self._look()
 

@@ -598,7 +598,7 @@ void pg_start_epoch(struct pg_arena *a, const uint8_t boot_id[16])
     STORE_RELEASE(&a->header->epoch, a->header->epoch + 1);
 }
 
-void pg_beat(struct pg_arena *a, int64_t real_boot_ns, uint64_t iterations, uint64_t wakeups,
+void pg_heartbeat(struct pg_arena *a, int64_t real_boot_ns, uint64_t iterations, uint64_t wakeups,
              uint64_t sent)
 {
     a->header->loop_iterations = iterations;

@@ -526,9 +526,9 @@ class Arena(_Owned):
         """Has the WAL, if there is one, keep the histograms as they are now."""
         lib.pg_wal_append_metrics(self._a, real_boot_ns)
 
-    def beat(self, real_boot_ns: int, iterations: int, wakeups: int, sent: int) -> None:
+    def heartbeat(self, real_boot_ns: int, iterations: int, wakeups: int, sent: int) -> None:
         """Stores the loop's progress for readers."""
-        lib.pg_beat(self._a, real_boot_ns, iterations, wakeups, sent)
+        lib.pg_heartbeat(self._a, real_boot_ns, iterations, wakeups, sent)
 
     def progress(self, real_boot_ns: int) -> None:
         """Stores for readers that the daemon got further, though its loop does not iterate."""
@@ -838,7 +838,7 @@ class Glance:
         return int(self._header.daemon_pid)
 
     @property
-    def beat_boot_ns(self) -> int:
+    def heartbeat_boot_ns(self) -> int:
         """When the daemon's loop had its last heartbeat."""
         return int(self._header.heartbeat_boot_ns)
 

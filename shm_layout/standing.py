@@ -32,7 +32,7 @@ class Cause(enum.StrEnum):
     """Why a deployment does not serve as it should: what one of its shards is or does."""
 
     RESTARTING = "shard_restarting"
-    GIVEN_UP = "shard_given_up"
+    CRASH_LOOPING = "shard_crash_looping"
     SILENT = "shard_silent"
     DEGRADED = "shard_degraded"
 

@@ -1208,8 +1208,8 @@ def switches(pid: int) -> int:
 def test_an_idle_daemon_sleeps(real: Daemon) -> None:
     with shop() as client:
         client.add_many([(f"k{i}", HOUR_S + i) for i in range(5000)])
-    beat_ns = stats(real)["heartbeat_boot_ns"]
-    eventually(lambda: stats(real)["heartbeat_boot_ns"] > beat_ns)
+    heartbeat_ns = stats(real)["heartbeat_boot_ns"]
+    eventually(lambda: stats(real)["heartbeat_boot_ns"] > heartbeat_ns)
     start_ns, before = boot_ns(), switches(real.pid)
     eventually(lambda: stats(real)["heartbeat_boot_ns"] > start_ns + 3_000_000_000)
     seconds = (boot_ns() - start_ns) / 1e9

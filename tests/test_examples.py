@@ -47,7 +47,7 @@ member-2 hears: failed with error 25
     "heartbeats": """\
 three sessions begin
 declared dead: killed, stalled
-the next beat of stalled answers: declared dead
+the next heartbeat of stalled answers: declared dead
 stalled leaves, its session was CANCELLED
 living leaves, its session was CANCELLED
 the end of the session of killed was FIRED

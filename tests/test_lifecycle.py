@@ -83,7 +83,7 @@ class Manager:
     def hears(self, line: str) -> list[str]:
         """All lines up to the first that begins so."""
         heard: list[str] = []
-        end_s = time.monotonic() + 2 * PATIENCE_S  # beats alone go on for ever
+        end_s = time.monotonic() + 2 * PATIENCE_S  # heartbeats alone go on for ever
         while not any(one.startswith(line) for one in heard):
             assert time.monotonic() < end_s, f"no {line} in {heard[-20:]}"
             heard += self.socket.recv(4096).decode().splitlines()
@@ -300,8 +300,8 @@ def test_payloads_that_fill_the_memory_are_a_reason(daemon: StartDaemon) -> None
 def test_a_manager_is_told_when_the_daemon_is_ready_alive_and_at_its_end(
     manager: Manager, daemon: StartDaemon, daemon_dir: Path
 ) -> None:
-    beats = {"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "5000000"}
-    real = daemon("demo", "--wal-dir", str(daemon_dir / "wal"), env=beats)
+    heartbeats = {"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "5000000"}
+    real = daemon("demo", "--wal-dir", str(daemon_dir / "wal"), env=heartbeats)
     heard = manager.hears("READY=1")
     assert heard.index("STATUS=starting") < heard.index("STATUS=recovering")
     assert "STATUS=ready" in heard

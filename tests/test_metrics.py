@@ -430,7 +430,7 @@ def test_a_daemon_records_them_once_a_minute(
         end = wal_end(arena, opening)
         wal = DaemonWal(arena, paths.arena, directory, opening.config, end)
         for _ in range(4):
-            wal.beat()
+            wal.heartbeat()
         wal.commit()
         arena.close()
     walk = Walk()

@@ -309,7 +309,7 @@ def test_the_more_loops_there_are_the_less_often_they_are_looked_at(
     asked: list[tuple[Cpus, Cpus]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arena: Any = FakeArena()
-    for n in range(2 * placement.LOOPS_PER_BEAT + 1):
+    for n in range(2 * placement.LOOPS_PER_HEARTBEAT + 1):
         write_header(tmp_path / "shm" / f"purgatoryd.{n}", 1)
     one = Placement(Config("demo"), "/purgatoryd.demo", tmp_path)
     one.settle(arena)
@@ -395,8 +395,8 @@ def test_the_loop_spins_before_a_deadline(daemon: StartDaemon) -> None:
         notice = notices.get(PATIENCE_S)
         assert notice is not None
         assert notice.fired_boot_ns >= notice.deadline_boot_ns
-        beat = stats(real)["heartbeat_boot_ns"]
-        eventually(lambda: stats(real)["heartbeat_boot_ns"] > beat)
+        heartbeat = stats(real)["heartbeat_boot_ns"]
+        eventually(lambda: stats(real)["heartbeat_boot_ns"] > heartbeat)
         return sleepless_iterations() - before > 20
 
     with Subscriber("demo") as notices, Client("demo") as timers:

@@ -644,12 +644,12 @@ def test_asyncio_conditions_and_callbacks_run_in_the_loop(demo: Daemon) -> None:
     run(work)
 
 
-def test_asyncio_connected_twice_has_one_beat(demo: Daemon) -> None:
+def test_asyncio_connected_twice_has_one_heartbeat(demo: Daemon) -> None:
     async def work(p: AsyncPurgatory) -> None:
-        beat = p._beat
-        assert beat is not None
+        heartbeat = p._heartbeat
+        assert heartbeat is not None
         assert await p.connect() is p
-        assert p._beat is beat
+        assert p._heartbeat is heartbeat
 
     run(work)
 

@@ -293,7 +293,7 @@ def test_a_folder_without_room_stops_no_deployment(
     life = DeploymentLife(Supervisor())
     life.write_to(StandingFile(tmp_path / "gone", "demo"))
     life.enter(DaemonState.STARTING)
-    life.beat()
+    life.heartbeat()
     assert life.state is DaemonState.STARTING
     assert capfd.readouterr().err.count("the state cannot be written down: ") == 2
 
@@ -301,11 +301,11 @@ def test_a_folder_without_room_stops_no_deployment(
 # ---- a shard's process --------------------------------------------------------------------------
 
 
-def test_a_shard_that_ends_again_and_again_is_given_up(tmp_path: Path) -> None:
+def test_a_shard_that_ends_again_and_again_is_crash_looping(tmp_path: Path) -> None:
     with zmq.Context() as context:
         one = Shard(0, paths_in(tmp_path, "demo-1-0"), ["/bin/false"], context)
         pauses, now_ns = [], 0
-        while one.state is not State.GIVEN_UP:
+        while one.state is not State.CRASH_LOOPING:
             one.start()
             assert one.pid
             while not one.ended(now_ns, wished=False):
@@ -359,21 +359,21 @@ def test_only_a_shard_that_is_ready_owes_an_answer(tmp_path: Path) -> None:
     with zmq.Context() as context:
         says_ready = ["/bin/sh", "-c", "echo ready; exec sleep 1000"]
         one = Shard(0, paths_in(tmp_path, "demo-1-0"), says_ready, context)
-        one.beat()
+        one.heartbeat()
         one.start()
-        one.beat()
-        assert one.silent_beats == 0
+        one.heartbeat()
+        assert one.unanswered_pings == 0
         while not one.said_ready(0):
             continue
         for _ in range(3):
-            one.beat()
+            one.heartbeat()
             one.hear()
-        assert one.silent_beats == 3
+        assert one.unanswered_pings == 3
         one.signal(signal.SIGKILL)
         while not one.ended(0, wished=False):
             continue
-        one.beat()
-        assert one.silent_beats == 0
+        one.heartbeat()
+        assert one.unanswered_pings == 0
 
 
 def test_a_shard_whose_arena_says_that_its_loop_runs_is_not_asked(
@@ -390,9 +390,9 @@ def test_a_shard_whose_arena_says_that_its_loop_runs_is_not_asked(
         arena = Told()
         monkeypatch.setattr(one, "_arena", arena)
         for moves, silent in ((1, 0), (1, 0), (0, 1), (0, 2), (1, 0), (0, 1)):
-            arena.beat_boot_ns += moves
-            one.beat()
-            assert one.silent_beats == silent
+            arena.heartbeat_boot_ns += moves
+            one.heartbeat()
+            assert one.unanswered_pings == silent
         assert len(asked) == 2
         one.signal(signal.SIGKILL)
         one.wait()
@@ -401,7 +401,7 @@ def test_a_shard_whose_arena_says_that_its_loop_runs_is_not_asked(
 class Told:
     """What the arena of a shard tells."""
 
-    beat_boot_ns = 0
+    heartbeat_boot_ns = 0
     why = Degraded(0)
 
     def close(self) -> None:
@@ -411,7 +411,7 @@ class Told:
 def test_a_start_that_gets_no_further_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard, "STILL_BEATS_MAX", 3)
+    monkeypatch.setattr(shard, "STALLED_HEARTBEATS_MAX", 3)
     with zmq.Context() as context:
         paths = paths_in(tmp_path, "demo-1-0")
         one = Shard(0, paths, ["/bin/sh", "-c", "echo ready; exec sleep 1000"], context)
@@ -420,10 +420,10 @@ def test_a_start_that_gets_no_further_hangs(
             if moved_ns:
                 now = Standing(DaemonState.RECOVERING, one.pid, 1, moved_ns)
                 StandingFile(tmp_path, "demo-1-0").write(now)
-                one.beat()
-            for beats in range(3):
-                assert (one.still_beats, one.hangs) == (beats, "")
-                one.beat()
+                one.heartbeat()
+            for heartbeats in range(3):
+                assert (one.stalled_heartbeats, one.hangs) == (heartbeats, "")
+                one.heartbeat()
             assert one.hangs == "gets no further in its start"
         while not one.said_ready(0):
             continue
@@ -435,8 +435,8 @@ def test_a_start_that_gets_no_further_hangs(
 def test_who_hangs_is_killed_unless_it_is_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     one, killed = looks_after(State.STARTING, State.READY), list[str]()
     monkeypatch.setattr(Shard, "signal", lambda each, _: killed.append(each.name))
-    one._shards[0].still_beats = shard.STILL_BEATS_MAX
-    one._shards[1].silent_beats = shard.SILENT_BEATS_MAX
+    one._shards[0].stalled_heartbeats = shard.STALLED_HEARTBEATS_MAX
+    one._shards[1].unanswered_pings = shard.UNANSWERED_PINGS_MAX
     for draining in (True, False):
         one._draining = draining
         for each in one._shards:
@@ -452,8 +452,8 @@ def test_an_end_has_more_time_while_a_shard_gets_further(monkeypatch: pytest.Mon
     for name, value in {"_process": one, "_admin": one, "_arena": arena, "tell": id}.items():
         monkeypatch.setattr(last, name, value)
     for moves in (1, 1, 0, 0, 1):
-        arena.beat_boot_ns += moves
-        one._beat(0)
+        arena.heartbeat_boot_ns += moves
+        one._heartbeat(0)
         assert said == ["stopping: 1 of 2 shards have ended"] * moves
         said.clear()
 
@@ -479,8 +479,8 @@ def test_a_shard_that_comes_back_keeps_no_other_from_it() -> None:
     assert one._startable() == [one._shards[1]]
 
 
-def test_a_drain_does_not_wait_for_a_shard_that_was_given_up() -> None:
-    one, other = (looks_after(s, State.GIVEN_UP) for s in (State.ENDED, State.READY))
+def test_a_drain_does_not_wait_for_a_crash_looping_shard() -> None:
+    one, other = (looks_after(s, State.CRASH_LOOPING) for s in (State.ENDED, State.READY))
     assert not one._over
     for drained in (one, other):
         drained._obey(FLAG_DRAIN)
@@ -503,26 +503,26 @@ def test_a_deployment_may_have_more_descriptors_than_select_knows() -> None:
 
 
 def test_why_a_deployment_does_not_serve_as_it_should() -> None:
-    one = looks_after(State.GIVEN_UP, State.STARTING, State.READY, State.READY)
+    one = looks_after(State.CRASH_LOOPING, State.STARTING, State.READY, State.READY)
     one._life.state = DaemonState.READY
-    one._shards[2].silent_beats = shard.SLOW_BEATS + 1
-    one._shards[3].silent_beats = shard.SLOW_BEATS
+    one._shards[2].unanswered_pings = shard.SLOW_PINGS + 1
+    one._shards[3].unanswered_pings = shard.SLOW_PINGS
     one._settle()
     assert one._life.state is DaemonState.DEGRADED
     assert one._life.why == (
-        (Cause.GIVEN_UP, "demo-1-0 ended again and again, and is given up"),
+        (Cause.CRASH_LOOPING, "demo-1-0 is crash-looping, and is not restarted"),
         (Cause.RESTARTING, "demo-1-1 ended, and is started again"),
         (Cause.SILENT, "demo-1-2 does not answer"),
     )
     for each in one._shards:
-        each.state, each.silent_beats = State.READY, 0
+        each.state, each.unanswered_pings = State.READY, 0
     one._settle()
     assert one._life.state.name == "READY"
     assert not one._life.why
 
 
 def test_a_reload_does_not_make_a_start_ready() -> None:
-    one = looks_after(State.GIVEN_UP, State.STARTING)
+    one = looks_after(State.CRASH_LOOPING, State.STARTING)
     said: list[str] = []
     one._manager = cast(
         "Any", SimpleNamespace(reloading=lambda: said.append("r"), ready=lambda: said.append("R"))

@@ -306,8 +306,8 @@ def test_a_shard_that_hangs_is_started_again_and_the_rest_is_left_alone(
     daemon: StartDaemon, daemon_dir: Path
 ) -> None:
     manager = Manager(str(daemon_dir / "notify"))
-    beats = {"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "2000000"}
-    demo = daemon("demo", "--shards", "2", *SMALL, env=beats)
+    heartbeats = {"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "2000000"}
+    demo = daemon("demo", "--shards", "2", *SMALL, env=heartbeats)
     manager.hears("READY=1")
     before = pid_of(demo, 0), pid_of(demo, 1)
     os.kill(before[0], signal.SIGSTOP)
@@ -388,7 +388,7 @@ def test_a_deployment_is_degraded_while_a_shard_is_not_there(
     fill(manager)
     os.kill(demo.pid, signal.SIGTERM)
     eventually(lambda: standing()["condition"] == "stopped")
-    manager.hears("STOPPING=1")  # at a later beat: before, its queue was full
+    manager.hears("STOPPING=1")  # at a later heartbeat: before, its queue was full
     os.kill(held, signal.SIGCONT)
     hears_move(listener, state="stopped")
     demo.stop()

@@ -1098,7 +1098,7 @@ def test_a_restart_brings_to_disk_what_the_full_one_kept_out(
     real.stop()
 
 
-def iterations_in_a_beat(real: Daemon) -> int:
+def iterations_in_a_heartbeat(real: Daemon) -> int:
     """Loop iterations from one heartbeat to the next."""
     before = stats(real)
     eventually(lambda: stats(real)["heartbeat_boot_ns"] > before["heartbeat_boot_ns"])
@@ -1122,7 +1122,7 @@ def test_what_is_due_waits_for_the_disk_and_the_loop_sleeps(
             lambda: stats(real)["wal_buffer_used_bytes"] > 0.9 * stats(real)["wal_buffer_bytes"]
         )
         # a loop that does not sleep has thousands
-        eventually(lambda: iterations_in_a_beat(real) < 100)
+        eventually(lambda: iterations_in_a_heartbeat(real) < 100)
         assert stats(real)["live"] > 0
     real.kill()
     (small_disk / "filler").unlink()

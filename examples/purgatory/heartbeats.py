@@ -1,17 +1,17 @@
 """Heartbeats: sessions that live as long as they are extended, and are declared dead once.
 
-Three members, each a process, have a session of SESSION_S seconds, and extend it with a beat
+Three members, each a process, have a session of SESSION_S seconds, and extend it with a heartbeat
 several times in that time. One of them is killed, one stalls, as in a long pause of a garbage
 collector, and one lives on. A watcher hears who died.
 
 A session needs no condition, so it is a plain timer, and who watches is a plain subscriber:
 
-    add(member, SESSION_S, topic="sessions", mode="extend")    a beat: only ever to a later time
-    Subscriber(topics=["sessions"])                            each notice is a death
+    add(member, SESSION_S, topic="sessions", mode="extend")    a heartbeat: only ever to a later
+    time Subscriber(topics=["sessions"])                            each notice is a death
 
 Each timer fires once, under a ticket that is never used again, so each session dies once. The
-answer to a beat says whether the session was alive: EXTENDED, or KEPT if it ended later
-anyway. ADDED means that there was none, which is right for the first beat. Later it tells a
+answer to a heartbeat says whether the session was alive: EXTENDED, or KEPT if it ended later
+anyway. ADDED means that there was none, which is right for the first heartbeat. Later it tells a
 member that it was declared dead meanwhile, and that its work is somebody else's by now.
 
     python -m examples.purgatory.heartbeats [NAME OF THE DAEMON]
@@ -32,29 +32,30 @@ from purgatoryd.clients import Client, Status, Subscriber
 NAMESPACE = "groups"
 TOPIC = "sessions"
 SESSION_S = 1.0
-BEAT_S = 0.1
+HEARTBEAT_S = 0.1
 
 
-def beat(client: Client, member: str) -> bool:
+def heartbeat(client: Client, member: str) -> bool:
     """Extends the member's session, or begins one. Returns whether there was one."""
     session = client.add(member, SESSION_S, topic=TOPIC, mode="extend")
     return session.status != Status.ADDED
 
 
 def live(daemon: str, member: str, orders: Connection) -> None:
-    """A member's process: beats, until it is told to stall or to leave."""
+    """A member's process: heartbeats, until it is told to stall or to leave."""
     with Client(daemon, namespace=NAMESPACE) as client:
-        beat(client, member)
+        heartbeat(client, member)
         orders.send("in")
         while obey(orders) != "leave":
-            if not beat(client, member):
+            if not heartbeat(client, member):
                 orders.send("declared dead")
         orders.send(client.cancel(member).name)
 
 
 def obey(orders: Connection) -> str:
-    """Waits until the next beat is due, and longer when told to stall. Returns the last order."""
-    order: str = orders.recv() if orders.poll(BEAT_S) else ""
+    """Waits until the next heartbeat is due, and longer when told to stall. Returns the last
+    order."""
+    order: str = orders.recv() if orders.poll(HEARTBEAT_S) else ""
     return orders.recv() if order == "stall" else order
 
 
@@ -114,7 +115,7 @@ def main(daemon: str = "default") -> None:
 
         orders = everybody["stalled"].orders
         orders.send("go on")
-        print(f"the next beat of stalled answers: {orders.recv()}")
+        print(f"the next heartbeat of stalled answers: {orders.recv()}")
         for name in ("stalled", "living"):
             everybody[name].orders.send("leave")
             print(f"{name} leaves, its session was {everybody[name].orders.recv()}")
