@@ -52,7 +52,7 @@ def load_records(reader: Reader, now_ns: int) -> Iterator[dict[str, Any]]:
             "namespace": names[load.namespace_row].name,
             "uid": load.uid,
             "state": load.state.name.lower(),
-            "fence": load.fence,
+            "fencing_token": load.fencing_token,
             "rows": load.rows,
             "upto": load.upto,
             "unused_ns": max(0, now_ns - load.used_boot_ns),
@@ -97,7 +97,7 @@ def status_command(load: bytes, name: str, timeout: float, as_json: bool) -> Non
     record = {
         "load": load.hex(),
         "state": status.state.name.lower(),
-        "fence": status.fence,
+        "fencing_token": status.fencing_token,
         "rows": status.rows,
         "done": done,
     }

@@ -240,17 +240,17 @@ class AsyncClient:
     # ---- bulk loads ------------------------------------------------------------------------
 
     async def open_load(
-        self, load: bytes, fence: int = 0, *, timeout: float | None = None
+        self, load: bytes, fencing_token: int = 0, *, timeout: float | None = None
     ) -> LoadStatus:
         """Begins a bulk load, or a run of it, as Client.open_load does."""
-        await self._ask_load(load, LoadAction.OPEN, timeout, fence)
+        await self._ask_load(load, LoadAction.OPEN, timeout, fencing_token)
         return await self.load_status(load, timeout=timeout)
 
     async def close_load(
-        self, load: bytes, fence: int = 0, *, timeout: float | None = None
+        self, load: bytes, fencing_token: int = 0, *, timeout: float | None = None
     ) -> None:
         """Lets no more row of a load be done, as Client.close_load does."""
-        await self._ask_load(load, LoadAction.CLOSE, timeout, fence)
+        await self._ask_load(load, LoadAction.CLOSE, timeout, fencing_token)
 
     async def forget_load(self, load: bytes, *, timeout: float | None = None) -> None:
         """Frees what the daemon remembers of a load, as Client.forget_load does."""
@@ -264,11 +264,16 @@ class AsyncClient:
         return parts.status
 
     async def _ask_load(
-        self, load: bytes, action: LoadAction, timeout: float | None, fence: int = 0, start: int = 0
+        self,
+        load: bytes,
+        action: LoadAction,
+        timeout: float | None,
+        fencing_token: int = 0,
+        start: int = 0,
     ) -> LoadInfo:
         core = await self._ready()
         await self._settle("load", timeout)
-        question = core.load_question(load, action, fence, start)
+        question = core.load_question(load, action, fencing_token, start)
         await self._answer(question, "load", timeout)
         return question.outcome()
 

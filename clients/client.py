@@ -310,22 +310,27 @@ class Client:
 
     # ---- bulk loads ------------------------------------------------------------------------
 
-    def open_load(self, load: bytes, fence: int = 0, *, timeout: float | None = None) -> LoadStatus:
-        """Begins a bulk load in this namespace, or run `fence` of it, which shuts out lower ones.
+    def open_load(
+        self, load: bytes, fencing_token: int = 0, *, timeout: float | None = None
+    ) -> LoadStatus:
+        """Begins a bulk load in this namespace, or run `fencing_token` of it, which shuts out lower
+        ones.
 
         add_many begins a load by itself; this claims it before the first row, and says how far it
         is, as load_status does. A load belongs to the uid that began it. Raises InvalidArgument,
         MessageRefused (FENCED, DENIED, LOADS_FULL, BUSY), DaemonError.
         """
-        self._ask_load(load, LoadAction.OPEN, timeout, fence)
+        self._ask_load(load, LoadAction.OPEN, timeout, fencing_token)
         return self.load_status(load, timeout=timeout)
 
-    def close_load(self, load: bytes, fence: int = 0, *, timeout: float | None = None) -> None:
+    def close_load(
+        self, load: bytes, fencing_token: int = 0, *, timeout: float | None = None
+    ) -> None:
         """From now on no row of the load is done any more: those that were not get CLOSED.
 
         What was added stays. Raises as open_load does.
         """
-        self._ask_load(load, LoadAction.CLOSE, timeout, fence)
+        self._ask_load(load, LoadAction.CLOSE, timeout, fencing_token)
 
     def forget_load(self, load: bytes, *, timeout: float | None = None) -> None:
         """Frees what the daemon remembers of a load; its timers stay.
@@ -346,12 +351,17 @@ class Client:
         return parts.status
 
     def _ask_load(
-        self, load: bytes, action: LoadAction, timeout: float | None, fence: int = 0, start: int = 0
+        self,
+        load: bytes,
+        action: LoadAction,
+        timeout: float | None,
+        fencing_token: int = 0,
+        start: int = 0,
     ) -> LoadInfo:
         self._core.admit()
         with self._exclusive("load", timeout):
             self._settle("load", timeout)
-            question = self._core.load_question(load, action, fence, start)
+            question = self._core.load_question(load, action, fencing_token, start)
             self._answer(question, "load", timeout)
         return question.outcome()
 

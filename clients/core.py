@@ -222,11 +222,11 @@ class Core:
         return question
 
     def load_question(
-        self, load: bytes, action: int, fence: int = 0, start: int = 0
+        self, load: bytes, action: int, fencing_token: int = 0, start: int = 0
     ) -> LoadQuestion:
         """Asks for a load, or begins, closes or forgets it. Raises InvalidArgument."""
-        check_load(load, 0, fence)
-        question = LoadQuestion(self.namespace_bytes, load, action, fence, start)
+        check_load(load, 0, fencing_token)
+        question = LoadQuestion(self.namespace_bytes, load, action, fencing_token, start)
         self.session.ask(question.query)
         return question
 
@@ -388,11 +388,19 @@ class _Asked:
 class LoadQuestion(_Asked):
     """A question about a load."""
 
-    def __init__(self, namespace: bytes, load: bytes, action: int, fence: int, start: int) -> None:
+    def __init__(
+        self, namespace: bytes, load: bytes, action: int, fencing_token: int, start: int
+    ) -> None:
         named = namespace if action in (LoadAction.OPEN, LoadAction.CLOSE) else b""
         super().__init__(
             lambda number, session: wire.encode_load(
-                number, session, load, action, namespace=named, fence=fence, start=start
+                number,
+                session,
+                load,
+                action,
+                namespace=named,
+                fencing_token=fencing_token,
+                start=start,
             )
         )
 

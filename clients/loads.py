@@ -11,18 +11,18 @@ from purgatoryd.shm_layout.errors import InvalidArgument
 from purgatoryd.shm_layout.layout import LOAD_BLOCK_ROWS, LOAD_ROW_MAX, LoadState
 
 ID_BYTES = 16
-_FENCE_MAX = 2**64 - 1
+_FENCING_TOKEN_MAX = 2**64 - 1
 _LAST_BLOCK = 2**64 - 1
 
 
-def check_load(load: Any, first_row: int, fence: int) -> None:
+def check_load(load: Any, first_row: int, fencing_token: int) -> None:
     """Raises InvalidArgument unless these may name a load, a row of it and a run of it."""
     if not isinstance(load, bytes) or len(load) != ID_BYTES or not any(load):
         raise InvalidArgument(f"a load is named by {ID_BYTES} bytes, not all zero: not {load!r}")
     if not 0 <= first_row < LOAD_ROW_MAX:
         raise InvalidArgument(f"row {first_row} is outside 0 to {LOAD_ROW_MAX - 1}")
-    if not 0 <= fence <= _FENCE_MAX:
-        raise InvalidArgument(f"fence {fence} is outside 0 to {_FENCE_MAX}")
+    if not 0 <= fencing_token <= _FENCING_TOKEN_MAX:
+        raise InvalidArgument(f"fencing token {fencing_token} is outside 0 to {_FENCING_TOKEN_MAX}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +31,20 @@ class Load:
 
     `id`: 16 bytes of the caller's choice, such as the bytes of a UUID. A row is done once: sent
     again, by whichever session and however long after its timer is gone, it gets the status
-    LOADED and adds nothing. `fence`: number of this run of the load; once a higher one was seen,
-    rows of lower ones get FENCED. Raises InvalidArgument.
+    LOADED and adds nothing. `fencing_token`: number of this run of the load; once a higher one was
+    seen, rows of lower ones get FENCED. Raises InvalidArgument.
     """
 
     id: bytes
     first_row: int = 0
-    fence: int = 0
+    fencing_token: int = 0
 
     def __post_init__(self) -> None:
-        check_load(self.id, self.first_row, self.fence)
+        check_load(self.id, self.first_row, self.fencing_token)
 
     def rows_from(self, start: int) -> bytes:
         """struct pg_rows of a batch that begins with row `start` of the call."""
-        return wire.ROWS.pack(self.id, self.first_row + start, self.fence)
+        return wire.ROWS.pack(self.id, self.first_row + start, self.fencing_token)
 
     def check_rows(self, count: int) -> None:
         """Raises InvalidArgument unless the load may have so many rows from the first on."""
@@ -62,7 +62,7 @@ class LoadStatus:
 
     id: bytes
     state: LoadState
-    fence: int
+    fencing_token: int
     rows: int
     done: tuple[range, ...]
 
@@ -98,7 +98,7 @@ class StatusParts:
         """How the load stands, by what was taken."""
         assert self._last is not None
         head, done = self._last, tuple(_joined(self._ranges()))
-        return LoadStatus(head.load, LoadState(head.state), head.fence, head.rows, done)
+        return LoadStatus(head.load, LoadState(head.state), head.fencing_token, head.rows, done)
 
     def _ranges(self) -> Iterator[range]:
         for number, block in sorted(self._blocks.items()):

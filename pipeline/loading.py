@@ -106,20 +106,20 @@ class Loader(Closing):
 
     # ---- adds ----------------------------------------------------------------------------
 
-    def open_load(self, load: UUID, namespaces: Iterable[str], fence: int) -> None:
-        """Begins run `fence` of it: those of lower ones add nothing more. Raises MessageRefused,
-        DaemonError."""
+    def open_load(self, load: UUID, namespaces: Iterable[str], fencing_token: int) -> None:
+        """Begins run `fencing_token` of it: those of lower ones add nothing more. Raises
+        MessageRefused, DaemonError."""
         for namespace in namespaces:
-            self._client(namespace).open_load(load_in(load, namespace), fence)
+            self._client(namespace).open_load(load_in(load, namespace), fencing_token)
 
-    def add(self, load: UUID, rows: pa.Table, fence: int = 0) -> Answers:
+    def add(self, load: UUID, rows: pa.Table, fencing_token: int = 0) -> Answers:
         """Arms rows: namespace, key_type, key, topic, payload, one of TIMES, and `row`, their
         number in the load. With `daemon` and `ticket`: those are parked there, and are brought
-        back. `fence`: the run of the load. What the daemon is too busy for is sent again.
+        back. `fencing_token`: the run of the load. What the daemon is too busy for is sent again.
         Raises ParkedElsewhere if this is not that daemon, DaemonError."""
         answers, end_s = Answers(), time.monotonic() + PATIENCE_S
         while rows.num_rows:
-            sent = [self._statuses(load, run, fence) for run in runs(rows)]
+            sent = [self._statuses(load, run, fencing_token) for run in runs(rows)]
             statuses = np.concatenate(sent)
             again = (statuses == Status.BUSY) & (time.monotonic() < end_s)
             answers.add(counted(rows.filter(pa.array(~again)), statuses[~again]))
@@ -128,10 +128,10 @@ class Loader(Closing):
                 time.sleep(BUSY_WAIT_S)
         return answers
 
-    def _statuses(self, load: UUID, run: pa.Table, fence: int) -> Any:
+    def _statuses(self, load: UUID, run: pa.Table, fencing_token: int) -> Any:
         """What became of a run; rows whose session was lost are sent in another one."""
         namespace = run["namespace"][0].as_py()
-        known = Load(load_in(load, namespace), run["row"][0].as_py(), fence)
+        known = Load(load_in(load, namespace), run["row"][0].as_py(), fencing_token)
         for left in reversed(range(SESSIONS)):
             try:
                 return self._send(self._client(namespace), run, known)
@@ -162,10 +162,10 @@ class Loader(Closing):
         table = read_table(client_paths(self.name).directory, self.name)
         return [self.name] if table is None else table.daemons
 
-    def close_load(self, load: UUID, namespaces: Iterable[str], fence: int = 0) -> None:
+    def close_load(self, load: UUID, namespaces: Iterable[str], fencing_token: int = 0) -> None:
         """From now on no row of it adds anything. Raises MessageRefused, DaemonError."""
         for namespace in namespaces:
-            self._client(namespace).close_load(load_in(load, namespace), fence)
+            self._client(namespace).close_load(load_in(load, namespace), fencing_token)
 
     def forget_load(self, load: UUID, namespaces: Iterable[str]) -> None:
         """The daemon need not know it any more. Raises MessageRefused, DaemonError."""

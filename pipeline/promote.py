@@ -11,9 +11,10 @@ Its steps, each of them durable before the next begins:
 5. the daemon closes the window: a late copy of step 4 adds nothing;
 6. the window's file says "hot". The daemon forgets the one that was promoted long before.
 
-Whoever finds a window that is promoting goes on with it, first of all, under the next *fence*: the
-number of the run. What he repeats, the daemon knows. So nothing is lost or doubled, wherever a
-process ends; and one that was only believed dead, because its lock was lost, adds nothing more.
+Whoever finds a window that is promoting goes on with it, first of all, under the next *fencing
+token*: the number of the run. What he repeats, the daemon knows. So nothing is lost or doubled,
+wherever a process ends; and one that was only believed dead, because its lock was lost, adds
+nothing more.
 """
 
 from __future__ import annotations
@@ -76,14 +77,14 @@ class Hot(Protocol):
     def uuids(self) -> list[str]:
         """Of its arenas; raises DaemonError if there is no such daemon."""
 
-    def open_load(self, load: UUID, namespaces: Iterable[str], fence: int) -> None:
-        """From now on runs of lower fences add nothing."""
+    def open_load(self, load: UUID, namespaces: Iterable[str], fencing_token: int) -> None:
+        """From now on runs of lower fencing tokens add nothing."""
 
-    def add(self, load: UUID, rows: pa.Table, fence: int) -> Answers:
+    def add(self, load: UUID, rows: pa.Table, fencing_token: int) -> Answers:
         """Arms rows, parked ones by their tickets; one that is known by (load, row) adds
         nothing."""
 
-    def close_load(self, load: UUID, namespaces: Iterable[str], fence: int) -> None:
+    def close_load(self, load: UUID, namespaces: Iterable[str], fencing_token: int) -> None:
         """From now on no row of `load` adds anything."""
 
     def forget_load(self, load: UUID, namespaces: Iterable[str]) -> None:
@@ -165,7 +166,7 @@ def finish(spark: SparkSession, tier: Tier, window: Window, hot: Hot, pace: Paci
     window = _deliver(tier, window, hot, pace)
     window = replace(window, state="hot")
     with tier.lock():
-        tier.check_fence(window)
+        tier.check_fencing_token(window)
         tier.save_window(window)
     tier.drop_slices()
     for old in tier.windows(1 + REMEMBERED)[:-REMEMBERED]:
@@ -175,10 +176,10 @@ def finish(spark: SparkSession, tier: Tier, window: Window, hot: Hot, pace: Paci
 
 
 def claimed(tier: Tier, window: Window) -> Window:
-    """The window under the next fence."""
+    """The window under the next fencing token."""
     with tier.lock():
-        tier.check_fence(window)
-        window = replace(window, fence=window.fence + 1)
+        tier.check_fencing_token(window)
+        window = replace(window, fencing_token=window.fencing_token + 1)
         tier.save_window(window)
     return window
 
@@ -191,14 +192,14 @@ def load_of(tier: Tier, window: Window) -> UUID:
 def write_slice(spark: SparkSession, tier: Tier, window: Window) -> None:
     """The window's rows in files of their own, in the order of their numbers."""
     place = tier.slice_of(window)
-    staged = place.with_name(f"{place.name}-{window.fence}.new")
+    staged = place.with_name(f"{place.name}-{window.fencing_token}.new")
     stage_slice(spark, tier, window, staged)
     make_private(staged)
     for path in staged.iterdir():
         sync_file(path)
     sync_directory(staged)
     with tier.lock():
-        tier.check_fence(window)
+        tier.check_fencing_token(window)
         staged.rename(place)
     sync_directory(place.parent)
 
@@ -244,20 +245,20 @@ def _share(part: ColdFile, end_ns: int) -> float:
 def _deliver(tier: Tier, window: Window, hot: Hot, pace: Pacing) -> Window:
     load, place = load_of(tier, window), tier.slice_of(window)
     namespaces = namespaces_in(place)
-    hot.open_load(load, namespaces, window.fence)
+    hot.open_load(load, namespaces, window.fencing_token)
     total, answers, cancelled, ended = 0, Answers(), 0, Ended(tier, window.until.version)
     for rows in numbered(place):
         pace(rows.num_rows)
         with tier.lock():
             settle(tier, hot)
             left = ended.without(rows)
-            answers.add(hot.add(load, by_holder(left, tier.version()), window.fence))
+            answers.add(hot.add(load, by_holder(left, tier.version()), window.fencing_token))
         if "FENCED" in answers.counts:
-            raise WindowTaken(window.id, window.fence)
+            raise WindowTaken(window.id, window.fencing_token)
         answers.check(f"window {window.id}")
         total += rows.num_rows
         cancelled += rows.num_rows - left.num_rows
-    hot.close_load(load, namespaces, window.fence)
+    hot.close_load(load, namespaces, window.fencing_token)
     return replace(
         window, rows=total, cancelled=cancelled, results=dict(answers.counts),
         namespaces=namespaces,

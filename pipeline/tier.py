@@ -128,8 +128,8 @@ class Window:
     """Rows on their way to a daemon, or there.
 
     It takes what `until` covers and `since` does not. `state`: "promoting" until the daemon
-    has acknowledged every row, then "hot". `fence`: of its newest run. `rows`: of its slice;
-    `results`: how many of them the daemon answered how; `cancelled`: left out, for they were
+    has acknowledged every row, then "hot". `fencing_token`: of its newest run. `rows`: of its
+    slice; `results`: how many of them the daemon answered how; `cancelled`: left out, for they were
     cancelled meanwhile.
     """
 
@@ -142,7 +142,7 @@ class Window:
     cancelled: int = 0
     results: dict[str, int] = field(default_factory=dict)
     namespaces: tuple[str, ...] = ()
-    fence: int = 0
+    fencing_token: int = 0
 
 
 class Tier:
@@ -327,10 +327,10 @@ class Tier:
         """Durably, at once."""
         replace_durably(self._file_of(window), record(window))
 
-    def check_fence(self, window: Window) -> None:
+    def check_fencing_token(self, window: Window) -> None:
         """Raises WindowTaken if a newer run has the window; under the lock."""
-        if read_window(self._file_of(window)).fence != window.fence:
-            raise WindowTaken(window.id, window.fence)
+        if read_window(self._file_of(window)).fencing_token != window.fencing_token:
+            raise WindowTaken(window.id, window.fencing_token)
 
     def _file_of(self, window: Window) -> Path:
         return self.lake / WINDOWS / f"{window.id}.json"

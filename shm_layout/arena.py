@@ -119,7 +119,7 @@ class KnownLoad:
 
     id: bytes
     state: LoadState
-    fence: int
+    fencing_token: int
     rows: int
     upto: int
     uid: int
@@ -284,7 +284,7 @@ class Handle:
         for i in range(region.count):
             if state := rows[i].state:
                 yield KnownLoad(
-                    bytes(rows[i].id), LoadState(state), rows[i].fence, rows[i].rows,
+                    bytes(rows[i].id), LoadState(state), rows[i].fencing_token, rows[i].rows,
                     rows[i].upto, rows[i].uid, rows[i].namespace_row, rows[i].used_boot_ns,
                 )  # fmt: skip
 

@@ -135,7 +135,7 @@ static void loads_census(const struct pg_arena *a, struct pg_census *rows)
             continue;
         rows[l->namespace_row].loads++;
         rows[l->namespace_row].streams +=
-            mark(LOAD, l->fence, mark(LOAD, 0, 0, l->id, sizeof l->id), about, sizeof about);
+            mark(LOAD, l->fencing_token, mark(LOAD, 0, 0, l->id, sizeof l->id), about, sizeof about);
     }
     for (uint32_t i = 0; i < a->load_block_rows; i++) {
         if (a->load_blocks[i].load == 0)

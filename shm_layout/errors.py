@@ -926,14 +926,14 @@ class WindowElsewhere(PurgatorydError):
 class WindowTaken(PurgatorydError):
     """`cold promote` finds that a newer run goes on with its window.
 
-    Run `fence` of `window` adds nothing more.
+    Run `fencing_token` of `window` adds nothing more.
     """
 
     window: str
-    fence: int
+    fencing_token: int
 
     def __str__(self) -> str:
-        return f"a newer run than {self.fence} brings window {self.window}: this one adds no more"
+        return f"a newer run than {self.fencing_token} brings window {self.window}: this one adds no more"
 
 
 class StartError(PurgatorydError):

@@ -187,7 +187,7 @@ struct pg_wal_entry wal_entry_of(uint64_t position, const struct pg_entry *e)
 
 struct pg_wal_load wal_load_of(const struct pg_load *l)
 {
-    struct pg_wal_load j = {.fence = l->fence, .namespace_row = l->namespace_row, .uid = l->uid,
+    struct pg_wal_load j = {.fencing_token = l->fencing_token, .namespace_row = l->namespace_row, .uid = l->uid,
                           .state = l->state};
     memcpy(j.load, l->id, sizeof j.load);
     return j;

@@ -248,7 +248,7 @@ static uint32_t load_gather(struct gather *g, uint32_t i)
     struct pg_load *to = &g->to->loads[row];
     if (to->namespace_row != l.namespace_row || to->uid != l.uid)
         return PG_NIL;
-    to->fence = l.fence > to->fence ? l.fence : to->fence;
+    to->fencing_token = l.fencing_token > to->fencing_token ? l.fencing_token : to->fencing_token;
     to->state = l.state > to->state ? l.state : to->state;
     to->used_boot_ns = l.used_boot_ns > to->used_boot_ns ? l.used_boot_ns : to->used_boot_ns;
     return row;

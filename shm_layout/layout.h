@@ -568,7 +568,7 @@ enum pg_load_state { PG_LOAD_NONE, PG_LOAD_OPEN, PG_LOAD_CLOSED };
  * their timers since. 64 bytes. */
 struct pg_load {
     uint8_t  id[16];              /* chosen by who loads; not 0 */
-    uint64_t fence;               /* the newest run that is known: older ones are refused */
+    uint64_t fencing_token;       /* the newest run that is known: older ones are refused */
     int64_t  used_boot_ns;        /* real clock */
     uint64_t rows;                /* derived: done */
     uint64_t upto;                /* derived: behind the highest row that is done */
@@ -938,7 +938,7 @@ struct pg_wal_session {
 
 struct pg_wal_load {
     uint8_t  load[16];
-    uint64_t fence;
+    uint64_t fencing_token;
     int64_t  at_ns;
     uint32_t namespace_row;
     uint32_t uid;
@@ -1179,7 +1179,7 @@ enum pg_frame_flag {
 struct pg_rows {                  /* 32 bytes */
     uint8_t  load[16];            /* chosen by who loads; not 0 */
     uint64_t first_row;
-    uint64_t fence;               /* number of this run of the load; a higher one shuts out lower
+    uint64_t fencing_token;       /* number of this run of the load; a higher one shuts out lower
                                      ones */
 };
 
@@ -1294,7 +1294,8 @@ enum pg_error {
     PG_ERR_BUSY = 17,             /* NAMESPACE, LOAD: the WAL cannot take it now.
                                      detail: why, BUSY or WAL of enum pg_status */
     PG_ERR_LOADS_FULL = 18,       /* LOAD. detail: loads that are remembered at most */
-    PG_ERR_FENCED = 19,           /* LOAD: a newer run of it has begun. detail: its fence, yours */
+    PG_ERR_FENCED = 19,           /* LOAD: a newer run of it has begun. detail: its fencing token,
+                                     yours */
     PG_ERR_WRONG_SHARD = 20,      /* the namespace is in another shard, or in none yet.
                                      detail: shard, shards; of a deployment: version, shards */
     PG_ERR_PLACED = 21            /* PLACE: it was born otherwise. detail: its partitions, yours */
@@ -1361,14 +1362,14 @@ enum pg_load_action {
 };
 struct pg_load_ask {              /* 40 bytes */
     uint8_t  load[16];            /* not 0 */
-    uint64_t fence;               /* OPEN, CLOSE: as in struct pg_rows */
+    uint64_t fencing_token;       /* OPEN, CLOSE: as in struct pg_rows */
     uint64_t from;                /* STATUS: number of a block */
     uint32_t action;              /* enum pg_load_action */
     uint32_t name_len;            /* OPEN, CLOSE: 1..63; else 0 */
 };
 struct pg_load_info {             /* 56 bytes */
     uint8_t  load[16];
-    uint64_t fence;
+    uint64_t fencing_token;
     uint64_t rows;                /* done */
     uint64_t upto;                /* behind the highest row that is done */
     uint64_t next;                /* block from which on to ask for more; 2^64 - 1 = these are all

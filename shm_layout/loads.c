@@ -186,14 +186,14 @@ void load_write(struct pg_arena *a, uint32_t load, const struct pg_load *fields)
 }
 
 /* Both only rise; each has a frame of its own, so that each is there or not. */
-static void load_raise(struct pg_arena *a, struct pg_load *l, uint64_t fence, uint32_t state)
+static void load_raise(struct pg_arena *a, struct pg_load *l, uint64_t fencing_token, uint32_t state)
 {
     struct pg_load after = *l;
-    if (fence > l->fence) {
-        after.fence = fence;
+    if (fencing_token > l->fencing_token) {
+        after.fencing_token = fencing_token;
         if (has_wal(a))
             wal_append_load(a, &after);
-        STORE_RELEASE(&l->fence, fence);
+        STORE_RELEASE(&l->fencing_token, fencing_token);
     }
     if (state > l->state) {
         after.state = state;
@@ -215,12 +215,12 @@ uint32_t load_claim(struct pg_arena *a, const struct pg_load *wanted, unsigned *
         return load;
     }
     l->used_boot_ns = a->real_boot_ns;
-    if (wanted->fence < l->fence)
+    if (wanted->fencing_token < l->fencing_token)
         *status = PG_ST_FENCED;
-    else if (wanted->fence > l->fence || wanted->state > l->state)
+    else if (wanted->fencing_token > l->fencing_token || wanted->state > l->state)
         *status = wal_buffer_refusal(a);
     if (*status == PG_ST_NONE)
-        load_raise(a, l, wanted->fence, wanted->state);
+        load_raise(a, l, wanted->fencing_token, wanted->state);
     return load;
 }
 
@@ -269,7 +269,7 @@ void pg_loads_sweep(struct pg_arena *a, int64_t real_boot_ns, int64_t ttl_ns)
 void load_begin(struct pg_arena *a, struct pg_session *s, const struct pg_rows *rows,
                 uint32_t namespace_row)
 {
-    struct pg_load wanted = {.fence = rows->fence, .uid = s->uid, .state = PG_LOAD_OPEN,
+    struct pg_load wanted = {.fencing_token = rows->fencing_token, .uid = s->uid, .state = PG_LOAD_OPEN,
                              .namespace_row = namespace_row};
     memcpy(wanted.id, rows->load, sizeof wanted.id);
     a->load = namespace_row != PG_NIL ? load_claim(a, &wanted, &a->load_status)
@@ -323,8 +323,8 @@ void load_settle(struct pg_arena *a, const struct pg_result *r)
     load_mark(a, a->load, a->load_row);
 }
 
-/* A cancel is for whichever run comes: no fence keeps it out. Of a load that has not begun it
- * leaves nothing behind. */
+/* A cancel is for whichever run comes: no fencing token keeps it out. Of a load that has not begun
+ * it leaves nothing behind. */
 bool load_void(struct pg_arena *a, const struct key *key, uint64_t row, struct pg_result *r)
 {
     unsigned status = a->load_status == PG_ST_FENCED ? PG_ST_NONE : a->load_status;
@@ -398,7 +398,7 @@ uint32_t load_pick(const struct pg_arena *a, uint32_t load, uint64_t from,
 struct pg_load_info load_info(const struct pg_arena *a, uint32_t load)
 {
     const struct pg_load *l = &a->loads[load];
-    struct pg_load_info info = {.fence = l->fence, .rows = l->rows, .upto = l->upto,
+    struct pg_load_info info = {.fencing_token = l->fencing_token, .rows = l->rows, .upto = l->upto,
                                 .next = UINT64_MAX, .uid = l->uid, .state = l->state};
     memcpy(info.load, l->id, sizeof info.load);
     return info;

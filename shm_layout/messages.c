@@ -273,7 +273,7 @@ static bool load_ask_read(const uint8_t *body, uint64_t bytes, struct pg_load_as
     memcpy(ask, body, sizeof *ask);
     const bool named = ask->action == PG_LA_OPEN || ask->action == PG_LA_CLOSE;
     if (ask->action >= PG_LOAD_ACTIONS || memcmp(ask->load, none, sizeof none) == 0 ||
-        (!named && ask->fence != 0) || (ask->action != PG_LA_STATUS && ask->from != 0))
+        (!named && ask->fencing_token != 0) || (ask->action != PG_LA_STATUS && ask->from != 0))
         return refused(why, PG_ERR_MALFORMED, offsetof(struct pg_load_ask, action), ask->action);
     if (bytes != sizeof *ask + ask->name_len || named != (ask->name_len != 0) ||
         ask->name_len > PG_NAMESPACE_MAX ||
@@ -288,7 +288,7 @@ static bool load_refused(const struct pg_arena *a, const struct pg_load_ask *ask
     switch (status) {
     case PG_ST_NONE: return true;
     case PG_ST_DENIED: return refused(why, PG_ERR_DENIED, uid, 0);
-    case PG_ST_FENCED: return refused(why, PG_ERR_FENCED, a->loads[load].fence, ask->fence);
+    case PG_ST_FENCED: return refused(why, PG_ERR_FENCED, a->loads[load].fencing_token, ask->fencing_token);
     case PG_ST_FULL_LOADS: return refused(why, PG_ERR_LOADS_FULL, a->load_rows, 0);
     default: return refused(why, PG_ERR_BUSY, status, 0);
     }
@@ -299,7 +299,7 @@ static bool load_begun(struct pg_arena *a, const struct pg_load_ask *ask, const 
                        uint32_t uid, struct refusal *why)
 {
     const struct name name = {(const char *)body + sizeof *ask, ask->name_len};
-    struct pg_load wanted = {.fence = ask->fence, .uid = uid,
+    struct pg_load wanted = {.fencing_token = ask->fencing_token, .uid = uid,
                              .state = ask->action == PG_LA_OPEN ? PG_LOAD_OPEN : PG_LOAD_CLOSED};
     uint32_t status;
     unsigned refusal;

@@ -424,8 +424,8 @@ uint32_t load_find(const struct pg_arena *a, const uint8_t id[16]);     /* PG_NI
 uint32_t load_row_for_new(const struct pg_arena *a);                    /* PG_NIL: all in use */
 /* A new load in that row, as its fields say. */
 void load_write(struct pg_arena *a, uint32_t load, const struct pg_load *fields);
-/* The load of this id, begun if need be, for a run with this fence; a state above its own takes its
- * place. *status = NONE, or why not: DENIED, FENCED, FULL_LOADS, BUSY, WAL. */
+/* The load of this id, begun if need be, for a run with this fencing token; a state above its own
+ * takes its place. *status = NONE, or why not: DENIED, FENCED, FULL_LOADS, BUSY, WAL. */
 uint32_t load_claim(struct pg_arena *a, const struct pg_load *wanted, unsigned *status);
 void load_forget(struct pg_arena *a, uint32_t load);
 void load_drop(struct pg_arena *a, uint32_t load);      /* the same, not appended */

@@ -154,7 +154,7 @@ static bool redo_block(const struct redo *r)
 static bool redo_load(const struct redo *r)
 {
     const struct pg_wal_load *j = r->body;
-    struct pg_load l = {.fence = j->fence, .uid = j->uid, .namespace_row = j->namespace_row,
+    struct pg_load l = {.fencing_token = j->fencing_token, .uid = j->uid, .namespace_row = j->namespace_row,
                         .state = j->state};
     uint32_t load = load_find(r->a, j->load);
     if (!below(r, "state of a load", PG_LOAD_CLOSED + 1, j->state) ||
@@ -165,7 +165,7 @@ static bool redo_load(const struct redo *r)
     if (j->state == PG_LOAD_NONE)
         return true;
     if (load != PG_NIL) {
-        r->a->loads[load].fence = j->fence;
+        r->a->loads[load].fencing_token = j->fencing_token;
         r->a->loads[load].state = j->state;
         return true;
     }

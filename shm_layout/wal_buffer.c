@@ -576,7 +576,7 @@ static bool load_visible(const struct pg_arena *a, const void *body)
     const uint32_t load = load_find(a, j->load);
     if (load == PG_NIL || j->state == PG_LOAD_NONE)
         return load == PG_NIL && j->state == PG_LOAD_NONE;
-    return a->loads[load].fence == j->fence && a->loads[load].state == j->state;
+    return a->loads[load].fencing_token == j->fencing_token && a->loads[load].state == j->state;
 }
 
 static bool done_visible(const struct pg_arena *a, const void *body)

@@ -182,10 +182,10 @@ def encode_query(sequence: int, session: int, namespace: bytes, key: Key) -> byt
 
 def encode_load(
     sequence: int, session: int, load: bytes, action: int,
-    *, namespace: bytes = b"", fence: int = 0, start: int = 0,
+    *, namespace: bytes = b"", fencing_token: int = 0, start: int = 0,
 ) -> bytes:  # fmt: skip
     """A LOAD message; OPEN and CLOSE name a namespace, STATUS the block to start with."""
-    ask = LOAD_ASK.pack(load, fence, start, action, len(namespace))
+    ask = LOAD_ASK.pack(load, fencing_token, start, action, len(namespace))
     return encode_frame(Message.LOAD, session, sequence) + ask + namespace
 
 
@@ -316,7 +316,7 @@ class LoadInfo(NamedTuple):
     LOAD_BLOCK_ROWS rows -> its bits, lowest first."""
 
     load: bytes
-    fence: int
+    fencing_token: int
     rows: int
     upto: int
     next: int
@@ -383,9 +383,9 @@ def decode_load(body: bytes) -> LoadInfo:
     _need("load", body, 0, LOAD_INFO.size)
     parts = body[LOAD_INFO.size :]
     _need("parts of a load", parts, 0, -(-len(parts) // LOAD_PART.size) * LOAD_PART.size)
-    load, fence, rows, upto, following, uid, state = LOAD_INFO.unpack_from(body)
+    load, fencing_token, rows, upto, following, uid, state = LOAD_INFO.unpack_from(body)
     blocks = dict(LOAD_PART.iter_unpack(parts))
-    return LoadInfo(load, fence, rows, upto, following, uid, state, blocks)
+    return LoadInfo(load, fencing_token, rows, upto, following, uid, state, blocks)
 
 
 def decode_tails(body: bytes, count: int) -> dict[tuple[str, str], tuple[int, int]]:

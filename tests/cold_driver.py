@@ -39,10 +39,10 @@ class TableDaemon:
         self.done: set[tuple[UUID, int]] = set()
         self.closed: set[UUID] = set()
 
-    def open_load(self, load: UUID, namespaces: Iterable[str], fence: int) -> None:
+    def open_load(self, load: UUID, namespaces: Iterable[str], fencing_token: int) -> None:
         """There is one run at a time."""
 
-    def add(self, load: UUID, rows: pa.Table, fence: int) -> Answers:
+    def add(self, load: UUID, rows: pa.Table, fencing_token: int) -> Answers:
         """Arms what was not armed before."""
         counts: Counter[str] = Counter()
         for key, due, row in zip(
@@ -69,7 +69,7 @@ class TableDaemon:
         """All that is armed is due."""
         self.armed.clear()
 
-    def close_load(self, load: UUID, namespaces: Iterable[str], fence: int) -> None:
+    def close_load(self, load: UUID, namespaces: Iterable[str], fencing_token: int) -> None:
         """Nothing of it is armed any more."""
         self.closed.add(load)
 

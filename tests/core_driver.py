@@ -123,7 +123,7 @@ def config_struct(**changes: Any) -> Any:
 class LoadRecord(NamedTuple):
     """What an arena remembers of a load."""
 
-    fence: int
+    fencing_token: int
     state: int
     uid: int
     namespace_row: int
@@ -384,7 +384,7 @@ class Core:
         table = range(self.header.regions[lib.PG_R_LOADS].count)
         return {
             bytes(rows[i].id): LoadRecord(
-                rows[i].fence, rows[i].state, rows[i].uid, rows[i].namespace_row,
+                rows[i].fencing_token, rows[i].state, rows[i].uid, rows[i].namespace_row,
                 frozenset(self._rows_done(i)),
             )
             for i in table if rows[i].state

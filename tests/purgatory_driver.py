@@ -365,11 +365,11 @@ class Owner:
         return self.reply(self._ask(self.message(commands), between)).answers
 
     def load(self, rows: tuple[bytes, int, int], *commands: Command) -> list[Answer]:
-        """Sends a batch of a load's rows: (id, first row, fence)."""
+        """Sends a batch of a load's rows: (id, first row, fencing_token)."""
         return self.reply(self._ask(self.message(commands, wire.ROWS.pack(*rows)))).answers
 
     def ask_load(self, load: bytes, action: int, **about: Any) -> wire.LoadInfo:
-        """A LOAD message; `about`: namespace, fence, start."""
+        """A LOAD message; `about`: namespace, fencing_token, start."""
         reply = wire.decode_reply(self._ask(wire.encode_load(1, self.id, load, action, **about)))
         if reply.error:
             raise reply.refusal()

@@ -184,7 +184,7 @@ def test_the_rows_of_a_load_of_a_divided_namespace_are_known_to_all_its_shards()
         Owner(core).load((LOAD, first, 3), put(b"%d" % first, FAR_NS))
     for core in divided(shards, 2, {b"n": (1, 0)}).cores:
         [load] = core.loads().values()
-        assert (load.fence, load.rows) == (3, frozenset({0, 5000}))
+        assert (load.fencing_token, load.rows) == (3, frozenset({0, 5000}))
 
 
 @pytest.mark.parametrize(

@@ -477,7 +477,7 @@ def test_a_promotion_whose_spark_is_killed_goes_on(
     demo, tier, rows = daemon(), Tier(tmp_path), rows_of(1)
     with Loader(demo.name) as hot:
         cold.load(tier, spark.createDataFrame(rows), "one", hot)
-        for fence, step in enumerate(("stage_slice", "add"), 1):
+        for fencing_token, step in enumerate(("stage_slice", "add"), 1):
             command = (str(tmp_path), demo.name, str(UNTIL_NS), step)
             done = subprocess.run(
                 [sys.executable, PROMOTION, *command], start_new_session=True, check=False
@@ -485,7 +485,7 @@ def test_a_promotion_whose_spark_is_killed_goes_on(
             assert done.returncode == -signal.SIGKILL
             begun = tier.unfinished()
             assert begun is not None
-            assert begun.fence == fence
+            assert begun.fencing_token == fencing_token
         has_expired(demo, 5)
         cold.cancel(tier, rows.slice(FAR[0], 1), hot)
         (window,) = promote(spark, tier, UNTIL_NS, hot)
@@ -576,7 +576,7 @@ def test_a_promoter_that_wakes_up_late_adds_nothing(
     assert [str(error) for error in errors] == [
         f"a newer run than 1 brings window {window.id}: this one adds no more"
     ]
-    assert (window.fence, window.results) == (2, {"LOADED": 20, "ADDED": 40})
+    assert (window.fencing_token, window.results) == (2, {"LOADED": 20, "ADDED": 40})
     assert (stats(demo)["adds"], stats(demo)["live"]) == (60, 60)
 
 

@@ -41,9 +41,9 @@ def puts(count: int, mode: int = PutMode.ERROR, delay_ns: int = SECOND_NS) -> li
     return [pd.put(b"key %d" % n, delay_ns, mode) for n in range(count)]
 
 
-def made(owner: Owner, first: int, *commands: Command, load: bytes = LOAD, fence: int = 0
+def made(owner: Owner, first: int, *commands: Command, load: bytes = LOAD, fencing_token: int = 0
          ) -> list[Status]:  # fmt: skip
-    return [Status(a.status) for a in owner.load((load, first, fence), *commands)]
+    return [Status(a.status) for a in owner.load((load, first, fencing_token), *commands)]
 
 
 @pytest.fixture
@@ -226,12 +226,12 @@ def test_a_load_is_forgotten_after_its_time(core: Purgatory) -> None:
 
 def test_a_forgotten_load_begins_anew(core: Purgatory) -> None:
     owner = Owner(core)
-    made(owner, 0, *puts(1), fence=9)
+    made(owner, 0, *puts(1), fencing_token=9)
     assert owner.ask_load(LOAD, LoadAction.FORGET).state == LoadState.NONE
     assert owner.ask_load(LOAD, LoadAction.FORGET).state == LoadState.NONE
     assert (core.metrics.loads, core.metrics.load_blocks) == (0, 0)
     assert made(owner, 0, *puts(2)) == [Status.EXISTS, Status.ADDED]
-    assert core.loads()[LOAD].fence == 0
+    assert core.loads()[LOAD].fencing_token == 0
 
 
 # ---- runs, and the end of a load -----------------------------------------------------------------
@@ -239,38 +239,41 @@ def test_a_forgotten_load_begins_anew(core: Purgatory) -> None:
 
 def test_a_newer_run_shuts_out_an_older_one(core: Purgatory) -> None:
     old, new = Owner(core, 1, ALICE), Owner(core, 2, ALICE)
-    assert made(old, 0, *puts(1), fence=4) == [Status.ADDED]
-    assert new.ask_load(LOAD, LoadAction.OPEN, namespace=b"n", fence=5).fence == 5
-    assert made(old, 0, *puts(2), fence=4) == [Status.FENCED] * 2
+    assert made(old, 0, *puts(1), fencing_token=4) == [Status.ADDED]
+    assert new.ask_load(LOAD, LoadAction.OPEN, namespace=b"n", fencing_token=5).fencing_token == 5
+    assert made(old, 0, *puts(2), fencing_token=4) == [Status.FENCED] * 2
     restarted(core)
-    assert made(old, 0, *puts(2), fence=4) == [Status.FENCED] * 2
-    assert made(new, 0, *puts(2), fence=5) == [Status.LOADED, Status.ADDED]
-    assert made(new, 2, pd.put(b"x", SECOND_NS), fence=6) == [Status.ADDED]
+    assert made(old, 0, *puts(2), fencing_token=4) == [Status.FENCED] * 2
+    assert made(new, 0, *puts(2), fencing_token=5) == [Status.LOADED, Status.ADDED]
+    assert made(new, 2, pd.put(b"x", SECOND_NS), fencing_token=6) == [Status.ADDED]
     with pytest.raises(MessageRefused, match="FENCED") as refused:
-        new.ask_load(LOAD, LoadAction.CLOSE, namespace=b"n", fence=5)
+        new.ask_load(LOAD, LoadAction.CLOSE, namespace=b"n", fencing_token=5)
     assert refused.value.detail == (6, 5)
 
 
 def test_a_closed_load_takes_no_more_rows(core: Purgatory) -> None:
     owner = Owner(core)
-    made(owner, 0, *puts(1), fence=2)
-    closed = owner.ask_load(LOAD, LoadAction.CLOSE, namespace=b"n", fence=3)
-    assert (closed.state, closed.fence, closed.rows) == (LoadState.CLOSED, 3, 1)
-    assert made(owner, 0, *puts(2), fence=3) == [Status.LOADED, Status.CLOSED]
-    assert made(owner, 1, pd.put(b"x", SECOND_NS), fence=2) == [Status.FENCED]
-    assert owner.ask_load(LOAD, LoadAction.OPEN, namespace=b"n", fence=4).state == LoadState.CLOSED
+    made(owner, 0, *puts(1), fencing_token=2)
+    closed = owner.ask_load(LOAD, LoadAction.CLOSE, namespace=b"n", fencing_token=3)
+    assert (closed.state, closed.fencing_token, closed.rows) == (LoadState.CLOSED, 3, 1)
+    assert made(owner, 0, *puts(2), fencing_token=3) == [Status.LOADED, Status.CLOSED]
+    assert made(owner, 1, pd.put(b"x", SECOND_NS), fencing_token=2) == [Status.FENCED]
+    assert (
+        owner.ask_load(LOAD, LoadAction.OPEN, namespace=b"n", fencing_token=4).state
+        == LoadState.CLOSED
+    )
     owner.ask_load(OTHER, LoadAction.CLOSE, namespace=b"n")
     assert made(owner, 0, pd.put(b"x", SECOND_NS), load=OTHER) == [Status.CLOSED]
 
 
 def test_a_cancel_of_a_row_holds_for_a_row_that_comes_later(core: Purgatory) -> None:
     loader, owner = Owner(core, 1, ALICE), Owner(core, 2, ALICE)
-    loader.ask_load(LOAD, LoadAction.OPEN, namespace=b"n", fence=3)
+    loader.ask_load(LOAD, LoadAction.OPEN, namespace=b"n", fencing_token=3)
     assert made(owner, 1, pd.cancel(b"key 1")) == [Status.UNKNOWN]
-    assert made(loader, 0, *puts(3), fence=3) == [Status.ADDED, Status.LOADED, Status.ADDED]
+    assert made(loader, 0, *puts(3), fencing_token=3) == [Status.ADDED, Status.LOADED, Status.ADDED]
     assert made(owner, 2, pd.cancel(b"key 2")) == [Status.CANCELLED]
-    assert made(loader, 0, *puts(3), fence=4) == [Status.LOADED] * 3
-    loader.ask_load(LOAD, LoadAction.CLOSE, namespace=b"n", fence=4)
+    assert made(loader, 0, *puts(3), fencing_token=4) == [Status.LOADED] * 3
+    loader.ask_load(LOAD, LoadAction.CLOSE, namespace=b"n", fencing_token=4)
     assert made(owner, 0, pd.cancel(b"key 0")) == [Status.CANCELLED]
     fire(core)
     assert core.header.replay_tail == 0
@@ -383,15 +386,15 @@ def test_an_administrator_sees_and_forgets_any_load(core: Purgatory) -> None:
 
 
 @pytest.mark.parametrize(
-    ("load", "first", "fence"),
+    ("load", "first", "fencing_token"),
     [(b"short", 0, 0), (bytes(16), 0, 0), ("text of 16 chars", 0, 0), (LOAD, -1, 0),
      (LOAD, LOAD_ROW_MAX, 0), (LOAD, 0, -1), (LOAD, 0, 2**64)],
 )  # fmt: skip
-def test_what_names_no_row_is_no_argument(load: Any, first: int, fence: int) -> None:
+def test_what_names_no_row_is_no_argument(load: Any, first: int, fencing_token: int) -> None:
     with pytest.raises(InvalidArgument):
-        check_load(load, first, fence)
+        check_load(load, first, fencing_token)
     with pytest.raises(InvalidArgument):
-        Load(load, first, fence)
+        Load(load, first, fencing_token)
     with pytest.raises(InvalidArgument):
         Load(LOAD, LOAD_ROW_MAX - 1).check_rows(2)
 
@@ -402,7 +405,7 @@ def test_what_names_no_row_is_no_argument(load: Any, first: int, fence: int) -> 
 @dataclass
 class Known:
     uid: int
-    fence: int
+    fencing_token: int
     closed: bool = False
     rows: set[int] = field(default_factory=set)
 
@@ -436,22 +439,22 @@ class Loading(RuleBasedStateMachine):
     def blocks_left(self) -> int:
         return int(CONFIG["load_blocks"]) - sum(len(k.blocks) for k in self.loads.values())
 
-    def claim(self, load: bytes, uid: int, fence: int, *, arms: bool) -> Status:
+    def claim(self, load: bytes, uid: int, fencing_token: int, *, arms: bool) -> Status:
         """Why no row of a batch is admitted; NONE."""
         known = self.loads.get(load)
         if known is None and arms and len(self.loads) == CONFIG["loads"]:
             return Status.FULL_LOADS
         if known is None:
             if arms:
-                self.loads[load] = Known(uid, fence)
+                self.loads[load] = Known(uid, fencing_token)
             return Status.NONE
         if known.uid != uid:
             return Status.DENIED
         if not arms:
             return Status.NONE
-        if fence < known.fence:
+        if fencing_token < known.fencing_token:
             return Status.FENCED
-        known.fence = fence
+        known.fencing_token = fencing_token
         return Status.NONE
 
     def admit(self, known: Known, row: int) -> Status:
@@ -493,7 +496,7 @@ class Loading(RuleBasedStateMachine):
     uids = st.sampled_from(UIDS)
     ids = st.sampled_from(IDS)
     firsts = st.sampled_from([0, 2, BLOCK - 2, 3 * BLOCK, 9 * BLOCK])
-    fences = st.integers(0, 2)
+    fencing_tokens = st.integers(0, 2)
     records = st.lists(
         st.tuples(
             st.sampled_from(KEYS), st.sampled_from([None, *PutMode]), st.integers(1, 90),
@@ -501,15 +504,17 @@ class Loading(RuleBasedStateMachine):
         min_size=1, max_size=5,
     )  # fmt: skip
 
-    @rule(uid=uids, load=ids, first=firsts, fence=fences, records=records)
-    def rows(self, uid: int, load: bytes, first: int, fence: int, records: Any) -> None:
+    @rule(uid=uids, load=ids, first=firsts, fencing_token=fencing_tokens, records=records)
+    def rows(self, uid: int, load: bytes, first: int, fencing_token: int, records: Any) -> None:
         now_ns = self.core.now_ns
         commands = [
             pd.cancel(key) if mode is None else pd.put(key, ms * MS, mode)
             for key, mode, ms in records
         ]
-        answers = self.owners[uid].load((load, first, fence), *commands)
-        refusal = self.claim(load, uid, fence, arms=any(m is not None for _, m, _ in records))
+        answers = self.owners[uid].load((load, first, fencing_token), *commands)
+        refusal = self.claim(
+            load, uid, fencing_token, arms=any(m is not None for _, m, _ in records)
+        )
         known = self.loads.get(load)
         expected = []
         for row, (key, mode, ms) in enumerate(records, first):
@@ -525,12 +530,12 @@ class Loading(RuleBasedStateMachine):
         again = [Status(a.status) for a in self.owners[uid].again().answers]
         assert again == found
 
-    @rule(uid=uids, load=ids, fence=fences, close=st.booleans())
-    def claims(self, uid: int, load: bytes, fence: int, close: bool) -> None:
+    @rule(uid=uids, load=ids, fencing_token=fencing_tokens, close=st.booleans())
+    def claims(self, uid: int, load: bytes, fencing_token: int, close: bool) -> None:
         action = LoadAction.CLOSE if close else LoadAction.OPEN
-        expected = self.claim(load, uid, fence, arms=True)
+        expected = self.claim(load, uid, fencing_token, arms=True)
         try:
-            self.owners[uid].ask_load(load, action, namespace=b"n", fence=fence)
+            self.owners[uid].ask_load(load, action, namespace=b"n", fencing_token=fencing_token)
             found = Status.NONE
         except MessageRefused as error:
             found = {
@@ -583,10 +588,12 @@ class Loading(RuleBasedStateMachine):
             return
         self.core.check()
         found = {
-            load: (t.uid, t.fence, t.state == LoadState.CLOSED, set(t.rows))
+            load: (t.uid, t.fencing_token, t.state == LoadState.CLOSED, set(t.rows))
             for load, t in self.core.loads().items()
         }
-        assert found == {load: (k.uid, k.fence, k.closed, k.rows) for load, k in self.loads.items()}
+        assert found == {
+            load: (k.uid, k.fencing_token, k.closed, k.rows) for load, k in self.loads.items()
+        }
         armed = {bytes(wire.encode_key(info.key)[1]): info.deadline_ns for info in self.core.scan()}
         assert armed == self.timers
         self.wal.take()

@@ -75,7 +75,7 @@ def test_a_load_in_a_durable_namespace_survives_a_reboot(
     daemon: StartDaemon, daemon_dir: Path
 ) -> None:
     wal = ("--wal-dir", str(daemon_dir / "wal"), "--durable-namespace", "shop")
-    running, load = daemon("demo", *wal), Load(uuid4().bytes, fence=3)
+    running, load = daemon("demo", *wal), Load(uuid4().bytes, fencing_token=3)
     with client() as first:
         first.open_load(load.id, 3)
         assert counted(first.add_many(far(5000), load=load)) == {Status.ADDED: 5000}
@@ -86,7 +86,7 @@ def test_a_load_in_a_durable_namespace_survives_a_reboot(
     running.start()
     with client() as second:
         status = second.load_status(load.id)
-        assert (status.state, status.fence, status.rows) == (LoadState.OPEN, 3, 5001)
+        assert (status.state, status.fencing_token, status.rows) == (LoadState.OPEN, 3, 5001)
         assert status.missing(0, 10_000) == [range(5000, 9000), range(9001, 10_000)]
         again = second.add_many(far(5010), load=load)
         assert counted(again) == {Status.LOADED: 5000, Status.ADDED: 10}
@@ -204,8 +204,8 @@ def test_the_command_lists_and_forgets_loads(daemon: StartDaemon) -> None:
         for line in command(running, "load", "ls", "--json").stdout.split("\n")
         if line
     ]
-    assert {k: row[k] for k in ("load", "namespace", "state", "fence", "rows", "upto")} == {
-        "load": load.hex, "namespace": "shop", "state": "open", "fence": 7, "rows": 3, "upto": 7,
+    assert {k: row[k] for k in ("load", "namespace", "state", "fencing_token", "rows", "upto")} == {
+        "load": load.hex, "namespace": "shop", "state": "open", "fencing_token": 7, "rows": 3, "upto": 7,
     }  # fmt: skip
     status = json.loads(command(running, "load", "status", str(load), "--json").stdout)
     assert (status["state"], status["done"]) == ("open", [[4, 7]])

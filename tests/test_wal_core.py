@@ -96,7 +96,7 @@ class Work:
     def load(self) -> None:
         """Rows of a load on both sides of a block's end; or it is claimed, closed, forgotten."""
         rng, owner = self.rng, self.rng.choice(self.owners)
-        load, fence = rng.choice(LOADS), rng.randrange(3)
+        load, fencing_token = rng.choice(LOADS), rng.randrange(3)
         if rng.random() < 0.7:
             first = rng.choice([0, 5, lib.PG_LOAD_BLOCK_ROWS - 3])
             keys = (rng.choice(KEYS) for _ in range(rng.randint(1, 6)))
@@ -106,14 +106,18 @@ class Work:
                 else pd.put(key, rng.randint(-5, 300) * MS, rng.randrange(4))
                 for key in keys
             )
-            owner.load((load, first, fence), *made)
+            owner.load((load, first, fencing_token), *made)
             return
         with contextlib.suppress(MessageRefused):
             match rng.randrange(3):
                 case 0:
-                    owner.ask_load(load, LoadAction.OPEN, namespace=b"n", fence=fence)
+                    owner.ask_load(
+                        load, LoadAction.OPEN, namespace=b"n", fencing_token=fencing_token
+                    )
                 case 1:
-                    owner.ask_load(load, LoadAction.CLOSE, namespace=b"n", fence=fence)
+                    owner.ask_load(
+                        load, LoadAction.CLOSE, namespace=b"n", fencing_token=fencing_token
+                    )
                 case _:
                     owner.ask_load(load, LoadAction.FORGET)
 

@@ -326,7 +326,7 @@ static void a_watch_key_that_nobody_came_to_watch_is_gone(void)
 
 static void a_load_lives_from_when_it_was_last_claimed(void)
 {
-    const struct pg_load wanted = {.id = {1}, .fence = 1, .uid = 5, .state = PG_LOAD_OPEN};
+    const struct pg_load wanted = {.id = {1}, .fencing_token = 1, .uid = 5, .state = PG_LOAD_OPEN};
     unsigned refused;
     arena_open(1, 0);
     struct client c = greeted(5);

@@ -387,13 +387,13 @@ static void is_published(struct world *w)
 }
 static void is_answered(struct world *w) { pg_replied(w->a, w->session, w->sequence, 1, 5, 6); }
 static void is_measured(struct world *w) { pg_wal_append_metrics(w->a, 7); }
-static void load(struct world *w, unsigned action, uint64_t fence)
+static void load(struct world *w, unsigned action, uint64_t fencing_token)
 {
     struct {
         struct pg_frame frame;
         struct pg_load_ask ask;
         char name;
-    } message = {frame_of(w, PG_M_LOAD), {.load = {1}, .fence = fence, .action = action,
+    } message = {frame_of(w, PG_M_LOAD), {.load = {1}, .fencing_token = fencing_token, .action = action,
                                           .name_len = 1}, 'n'};
     CHECK(send(w, &message, offsetof(__typeof__(message), name) + 1) > sizeof message.frame);
 }

@@ -262,7 +262,7 @@ static void sessions_note(struct ledger *l, const struct pg_arena *a)
             note(l, OF_SESSION, a->sessions[i].nonce[0], a->sessions[i].uid + 1);
 }
 
-/* Fence and state each by itself: one after the other rises. */
+/* Fencing token and state each by itself: one after the other rises. */
 static void loads_note(struct ledger *l, const struct pg_arena *a)
 {
     for (uint32_t i = 0; i < a->load_rows; i++) {
@@ -272,7 +272,7 @@ static void loads_note(struct ledger *l, const struct pg_arena *a)
         if (load->state == PG_LOAD_NONE)
             continue;
         note(l, OF_LOAD, subject, ledger_mix(whose, load->state));
-        note(l, OF_LOAD, subject + 1, ledger_mix(whose, load->fence));
+        note(l, OF_LOAD, subject + 1, ledger_mix(whose, load->fencing_token));
     }
     for (uint32_t i = 0; i < a->load_block_rows * PG_LOAD_BLOCK_ROWS; i++) {
         const struct pg_load_block *b = &a->load_blocks[i / PG_LOAD_BLOCK_ROWS];

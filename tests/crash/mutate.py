@@ -57,7 +57,7 @@ FIELDS = {
     "id", "uid", "last", "current", "applied", "count", "intent", "checksum", "extra_blob",
     "extra_bytes", "charged", "in_use",
     "results", "appended", "tail", "next_lsn", "lives",
-    "fence", "state", "load", "load_first", "number", "used_boot_ns",
+    "fencing_token", "state", "load", "load_first", "number", "used_boot_ns",
     "armed_ns", "armed_boot_ns", "ended_boot_ns", "changed_boot_ns", "begun_boot_ns", "at_ns",
     "parked", "replaced", "replaced_slot", "in_load", "position", "add_lsn", "size", "now_ns",
     "pid", "opened_boot_ns",

@@ -403,7 +403,7 @@ static void rows_draft(struct world *w, struct draft *d, uint32_t records, unsig
     static const uint64_t first[] = {0, 3, PG_LOAD_BLOCK_ROWS - 2, 5 * PG_LOAD_BLOCK_ROWS};
     d->in_load = true;
     d->rows = (struct pg_rows){.first_row = first[below(w, 4)] + below(w, 3),
-                               .fence = below(w, 4) == 0 ? below(w, 3) : 1};
+                               .fencing_token = below(w, 4) == 0 ? below(w, 3) : 1};
     load_id(w, d->rows.load);
     for (; records > 0; records--)
         if (below(w, 4) == 0)
@@ -575,7 +575,7 @@ static void park_some(struct world *w)
 static void unpark_make(struct world *w, struct call *call, unsigned in_load)
 {
     park_some(w);
-    struct draft d = {.in_load = in_load != 0, .rows = {.first_row = below(w, 6), .fence = 2}};
+    struct draft d = {.in_load = in_load != 0, .rows = {.first_row = below(w, 6), .fencing_token = 2}};
     load_id(w, d.rows.load);
     unpark_draft(w, &d);
     batch_make(w, call, &d);
@@ -599,7 +599,7 @@ static void load_make(struct world *w, struct call *call, unsigned unused)
 static void load_ask_make(struct world *w, struct call *call, unsigned action)
 {
     const bool named = action == PG_LA_OPEN || action == PG_LA_CLOSE;
-    struct pg_load_ask ask = {.action = action, .name_len = named, .fence = named ? below(w, 4) : 0};
+    struct pg_load_ask ask = {.action = action, .name_len = named, .fencing_token = named ? below(w, 4) : 0};
     load_id(w, ask.load);
     frame_write(call, &w->clients[below(w, CLIENTS)], PG_M_LOAD, 0, 0);
     call_append(call, &ask, sizeof ask);
