@@ -209,7 +209,7 @@ def human(field: str, value: Any) -> str:
     return f"{value:,}"
 
 
-def gather(reader: Reader) -> dict[str, Any]:
+def collect(reader: Reader) -> dict[str, Any]:
     """The reader's figures, and what follows from them."""
     from purgatoryd.shm_layout.arena import NONE_NS
     from purgatoryd.shm_layout.metrics import read_metrics
@@ -288,7 +288,7 @@ def stats_command(name: str, topics: bool, as_json: bool) -> None:
 def show_stats(daemon: Named, topics: bool, as_json: bool) -> None:
     """The figures of one daemon."""
     with reading(daemon.name) as reader:
-        figures = daemon.record | gather(reader)
+        figures = daemon.record | collect(reader)
         rows = [daemon.record | row for row in topic_records(reader)]
     if as_json:
         for record in rows if topics else [figures]:

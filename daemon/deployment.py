@@ -32,7 +32,7 @@ from purgatoryd.daemon.lifecycle import (
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.main import await_lock, name_lock, on_signals, signals, system_failures
 from purgatoryd.daemon.recovery import Step
-from purgatoryd.daemon.redistribute import Division, settle
+from purgatoryd.daemon.resharding import Resharding, settle
 from purgatoryd.daemon.shard import Shard, State
 from purgatoryd.daemon.store import Opening, left_any
 from purgatoryd.daemon.supervisor import Supervisor
@@ -119,7 +119,7 @@ class Registry:
 
     @classmethod
     def of(cls, config: Config, paths: Paths, step: Step = lambda _: None) -> Registry:
-        """That of a new deployment; or as it was left, divided anew if it had another count or was
+        """That of a new deployment; or as it was left, resharded if it had another count or was
         a daemon alone.
 
         `step` is told of each step of that. Raises AlreadyRunning, TableBroken, and what settle()
@@ -141,8 +141,8 @@ class Registry:
         registry = cls(table, homes)
         if table.generation != ALONE:
             registry.write()
-        division = Division(config, paths.directory, registry.adopt, step)
-        registry.table = settle(division, table, config.shards)
+        resharding = Resharding(config, paths.directory, registry.adopt, step)
+        registry.table = settle(resharding, table, config.shards)
         return registry
 
     def adopt(self, table: ShardTable) -> None:

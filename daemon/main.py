@@ -61,7 +61,7 @@ def serve(
     life = LifeCycle(Supervisor.of(os.environ))
     with system_failures():
         paths = daemon_paths(config.name)
-        _refuse_divided(config, paths)
+        _refuse_sharded(config, paths)
         opening = Opening(config, paths, import_path, force_wal, life.step)
         _run(opening, life, reread or (lambda: config))
     return 0
@@ -98,7 +98,7 @@ def _run(opening: Opening, life: LifeCycle, reread: Callable[[], Config]) -> Non
         arena.set_state(ArenaState.READY, 0)
 
 
-def _refuse_divided(config: Config, paths: Paths) -> None:
+def _refuse_sharded(config: Config, paths: Paths) -> None:
     """A daemon alone would not see the timers that shards of its name hold."""
     if config.shard >= 0:
         return

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.window import Window
 
-from purgatoryd.pipeline.continuity import Continuity, Division, Run, predecessor
+from purgatoryd.pipeline.continuity import Continuity, Resharding, Run, predecessor
 from purgatoryd.pipeline.lives import ARMED, KEYS
 
 if TYPE_CHECKING:
@@ -174,9 +174,9 @@ def all_checks(
         yield of_sent(events)
     if judged := list(_judged(found)):
         yield from of_snapshots(known, openings, judged)
-    numbered = enumerate(found.divisions)
+    numbered = enumerate(found.reshardings)
     if states := [state for number, one in numbered for state in _states(found, number, one)]:
-        yield of_divisions(known, openings, states)
+        yield of_reshardings(known, openings, states)
 
 
 # ---- tickets and keys ------------------------------------------------------------------------
@@ -434,44 +434,44 @@ def _took_over(found: Continuity, run: Run, snapshot: Manifest) -> bool:
 
 
 class State(NamedTuple):
-    """What was armed in a daemon before (`old` 1) or after a division: as a snapshot of it says, or
-    as its run left it, where there is no such snapshot."""
+    """What was armed in a daemon before (`old` 1) or after a resharding: as a snapshot of it says,
+    or as its run left it, where there is no such snapshot."""
 
-    division: int
+    resharding: int
     old: int
     daemon: str
     segment: int | None
     run: int | None
 
 
-STATE = "division int, old int, daemon string, segment long, run int"
-DIVIDED = (
+STATE = "resharding int, old int, daemon string, segment long, run int"
+RESHARDED = (
     Check("snapshot_lacks", "has = 0", "NULL", "had, has"),
     Check("snapshot_invents", "has > had", "NULL", "had, has"),
 )
 
 
-def of_divisions(known: DataFrame, openings: DataFrame, states: Sequence[State]) -> DataFrame:
+def of_reshardings(known: DataFrame, openings: DataFrame, states: Sequence[State]) -> DataFrame:
     """What the shards of one number left armed is what those of the next began with, each once."""
     asked = F.broadcast(openings.sparkSession.createDataFrame(states, STATE))
     told = openings.where(ARMED).select("daemon", "segment", "ticket").distinct()
     left = known.where("adds + opened > 0 AND ends = 0").select(*KEYS, "ticket")
-    columns = ("division", "old", "daemon", "ticket")
+    columns = ("resharding", "old", "daemon", "ticket")
     armed = told.join(asked, ["daemon", "segment"]).select(*columns).unionByName(
         left.join(asked, list(KEYS)).select(*columns)
     )  # fmt: skip
-    both = armed.groupBy("division", "ticket").agg(
+    both = armed.groupBy("resharding", "ticket").agg(
         F.max_by("daemon", "old").alias("daemon"), F.lit(0).alias("run"),
         F.sum("old").alias("had"), F.sum(1 - F.col("old")).alias("has"),
     )  # fmt: skip
-    return judge(both, DIVIDED)
+    return judge(both, RESHARDED)
 
 
-def _states(found: Continuity, number: int, division: Division) -> list[State]:
+def _states(found: Continuity, number: int, resharding: Resharding) -> list[State]:
     """Of all daemons on both sides; none if some are not known."""
-    before = [_left(found, number, *one) for one in division.upto.items()]
-    after = [State(number, 0, one.daemon, one.first_lsn, None) for one in division.openings]
-    if len(after) < division.shards:
+    before = [_left(found, number, *one) for one in resharding.upto.items()]
+    after = [State(number, 0, one.daemon, one.first_lsn, None) for one in resharding.openings]
+    if len(after) < resharding.shards:
         return []
     known = [state for state in before if state is not None]
     return known + after if len(known) == len(before) else []

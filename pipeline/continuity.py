@@ -8,7 +8,7 @@ from a snapshot. What is missing has a cause:
     forced       `run --force-wal` set the files aside; the arena held all and went on
     recovery     another arena took its place, and it was not stopped before: what was not on disk
                  by then is nowhere, and nobody knows how much
-    division     the number of a deployment's shards changed, and these records of one before are
+    resharding   the number of a deployment's shards changed, and these records of one before are
                  not shipped yet; or it was killed, and they went into the new arenas from memory;
                  or the lake lacks the first snapshot of one of those that took its place: what
                  became of what it held is not known
@@ -66,7 +66,7 @@ class Run:
     unsure_lsn: int = 0
 
 
-class Division(NamedTuple):
+class Resharding(NamedTuple):
     """A deployment's change of the number of shards. `upto`: the daemons before, each with its last
     record that counts; `openings`: what those after began with, `shards` if none is missing."""
 
@@ -83,7 +83,7 @@ class Continuity:
     snapshots: list[Manifest]
     lost: list[Lost]
     violations: list[Violation]
-    divisions: list[Division] = field(default_factory=list)
+    reshardings: list[Resharding] = field(default_factory=list)
 
 
 def continuity(segments: Sequence[Manifest], snapshots: Sequence[Manifest]) -> Continuity:
@@ -92,9 +92,9 @@ def continuity(segments: Sequence[Manifest], snapshots: Sequence[Manifest]) -> C
     for daemon, own in groupby(sorted(segments, key=_order), attrgetter("daemon")):
         _follow(found, list(own), [s for s in found.snapshots if s.daemon == daemon])
     _follow_arenas(found)
-    found.divisions.extend(_divisions([*segments, *snapshots]))
-    for division in found.divisions:
-        found.lost.extend(_before_division(found.runs, division))
+    found.reshardings.extend(_reshardings([*segments, *snapshots]))
+    for resharding in found.reshardings:
+        found.lost.extend(_before_resharding(found.runs, resharding))
     return found
 
 
@@ -318,13 +318,13 @@ def _coming(manifests: Sequence[Manifest]) -> Iterator[str]:
             yield from (one.daemon for one in own)
 
 
-def _divisions(manifests: Iterable[Manifest]) -> Iterator[Division]:
+def _reshardings(manifests: Iterable[Manifest]) -> Iterator[Resharding]:
     """By the arenas that took the place of others, with the snapshots that they began with."""
     for own in by_origins(manifests):
         begun = [one for one in own if one.table == OPENINGS and one.first_lsn == 1]
         begun.sort(key=attrgetter("epoch"), reverse=True)
         first = {one.wal: one for one in begun}  # a start that came to no record took another
-        yield Division(own[0].origins, tuple(first.values()), own[0].shards)
+        yield Resharding(own[0].origins, tuple(first.values()), own[0].shards)
 
 
 def by_origins(manifests: Iterable[Manifest]) -> Iterator[tuple[Manifest, ...]]:
@@ -339,13 +339,13 @@ def _origins(manifest: Manifest) -> list[tuple[str, int]]:
     return sorted(manifest.origins.items())
 
 
-def _before_division(runs: Iterable[Run], division: Division) -> Iterator[Lost]:
+def _before_resharding(runs: Iterable[Run], resharding: Resharding) -> Iterator[Lost]:
     ends = {run.daemon: run.last_lsn for run in runs}
-    for daemon, upto in division.upto.items():
+    for daemon, upto in resharding.upto.items():
         if (end := ends.get(daemon, 0)) < upto:
-            yield Lost(daemon, end + 1, upto, "division")
-        if len(division.openings) < division.shards:
-            yield Lost(daemon, upto + 1, None, "division")
+            yield Lost(daemon, end + 1, upto, "resharding")
+        if len(resharding.openings) < resharding.shards:
+            yield Lost(daemon, upto + 1, None, "resharding")
 
 
 def is_complete(run: Run, snapshots: Iterable[Manifest]) -> bool:

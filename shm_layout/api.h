@@ -76,7 +76,7 @@ int pg_check(struct pg_arena *a, struct pg_fault *fault);
 /* Holds on a live arena too, from a reader. */
 int pg_check_live(const struct pg_arena *a, struct pg_fault *fault);
 
-/* ---- shards (gather.c, census.c) -------------------------------------------------------- */
+/* ---- shards (merge.c, census.c) -------------------------------------------------------- */
 
 /* The partition that a key is in: CRC-32C of its bytes, modulo. */
 uint32_t pg_partition(const void *key, uint64_t bytes, uint32_t partitions);
@@ -98,7 +98,7 @@ struct pg_source {                /* an arena, attached with its private arena f
  * deployment have to be among the sources, also those of which nothing is taken. A session keeps
  * its nonce and its replies, and gets another id. Counters begin at 0. Refuses what has no room,
  * with both values. */
-int pg_gather(struct pg_arena *to, struct pg_source *sources, uint32_t count,
+int pg_merge(struct pg_arena *to, struct pg_source *sources, uint32_t count,
               struct pg_fault *why);
 
 struct pg_census {                /* what a namespace has in one arena */

@@ -21,7 +21,7 @@
  *   quotas.c      owners, quotas, accounts                   loads.c    rows of loads, done once
  *   migrate.c     authoritative state into other sizes                     publish.c  notices
  * without a timer
- *   gather.c      authoritative state of several arenas into one of them   census.c   what a
+ *   merge.c       authoritative state of several arenas into one of them   census.c   what a
  * namespace has
  *   wal_buffer.c       the WAL's ring                         frames.c   what a frame says
  *   snapshot.c    authoritative state -> frames                            redo.c     frames ->

@@ -979,7 +979,7 @@ class Unplaceable(StartError):
     reason: str
 
     def __str__(self) -> str:
-        return f"namespace {self.namespace!r} cannot be divided anew: it {self.reason}"
+        return f"namespace {self.namespace!r} cannot be resharded: it {self.reason}"
 
 
 @keeps_figures

@@ -2,7 +2,7 @@
 
 #include "core.h"
 
-#define BODY_MAX 1048576          /* bytes of payload that one window gathers */
+#define BODY_MAX 1048576          /* bytes of payload that one window collects */
 #define NO_ENTRY 65535
 
 struct pg_notices notices_head(const struct pg_arena *a, uint32_t topic, uint64_t first,

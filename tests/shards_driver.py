@@ -10,8 +10,8 @@ from purgatory_driver import ALL, SUM, Key, Mail, Owner, Purgatory, advance, put
 
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Arena
-from purgatoryd.shm_layout.gather import Route
 from purgatoryd.shm_layout.layout import Status, TimeKind
+from purgatoryd.shm_layout.merge import Route
 
 MS = 10**6
 FAR_NS = 10**12
@@ -148,8 +148,8 @@ class Ledger:
         for core in shards.cores:
             for part in core.publish_all():
                 before = self.sent.get((part.namespace, part.topic), 0)
-                divided = len(shards.placements[part.namespace.encode()]) > 1
-                assert divided or part.head.first == before + 1
+                partitioned = len(shards.placements[part.namespace.encode()]) > 1
+                assert partitioned or part.head.first == before + 1
                 self.sent[part.namespace, part.topic] = part.head.first + part.head.records - 1
                 for ticket, _, _, _, flags, key, payload in part.notices:
                     if not flags & lib.PG_E_OPERATION:

@@ -112,22 +112,22 @@ def test_shards_count_if_nothing_of_those_before_is_there() -> None:
     assert not standing(some).absent & {"2-0", "2-1"}
 
 
-def test_what_the_lake_lacks_of_a_division_is_named() -> None:
+def test_what_the_lake_lacks_of_a_resharding_is_named() -> None:
     segments = [arena("1-0", 1, 9), arena("1-1", 1, 7)]
     openings = [shard("2-0", OLD, 2), shard("2-1", OLD, 2)]
     born = [arena(name, 1, 0, OPENINGS) for name in OLD]
-    assert continuity(segments, born + openings).lost == [("1-1", 8, 9, "division")]
+    assert continuity(segments, born + openings).lost == [("1-1", 8, 9, "resharding")]
     assert continuity(segments, born + openings[:1]).lost == [
-        ("1-0", 10, None, "division"), ("1-1", 8, 9, "division"), ("1-1", 10, None, "division"),
+        ("1-0", 10, None, "resharding"), ("1-1", 8, 9, "resharding"), ("1-1", 10, None, "resharding"),
     ]  # fmt: skip
     young = [shard("2-0", OLD, 2, first=5), shard("2-1", OLD, 2, first=5)]
     assert continuity(segments, born + young).lost == continuity(segments, born + openings[:1]).lost
 
 
-def test_each_shard_of_a_division_counts_once() -> None:
+def test_each_shard_of_a_resharding_counts_once() -> None:
     """Also one that took two snapshots before its first record."""
     again = replace(shard("2-0", OLD, 2), epoch=2)
     segments, one = [arena(name, 1, 9) for name in OLD], shard("2-0", OLD, 2)
     for there in ([one, again], [again, one]):
-        (division,) = continuity(segments, there).divisions
-        assert division.openings == (one,)
+        (resharding,) = continuity(segments, there).reshardings
+        assert resharding.openings == (one,)

@@ -1317,8 +1317,8 @@ def test_the_files_are_listed_printed_and_verified(daemon: StartDaemon, wal: Pat
     assert nowhere.returncode == 7
     assert nowhere.stderr.endswith("is no WAL\n")
     write_table(wal, ShardTable("many", version=1, generation=3, count=2))
-    divided = command(real, "wal", "ls", "--name", "many", *at)
-    assert "its shards have one each, many-3-0, many-3-1" in divided.stderr
+    sharded = command(real, "wal", "ls", "--name", "many", *at)
+    assert "its shards have one each, many-3-0, many-3-1" in sharded.stderr
     (wal / "empty").mkdir()
     for name in ("empty", "../WAL/demo"):
         bad = command(real, "wal", "verify", "--name", name, *at)

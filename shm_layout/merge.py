@@ -71,7 +71,7 @@ def census(arena: Arena) -> dict[str, Census]:
     }
 
 
-def gather(to: Arena, sources: Sequence[tuple[Arena, Mapping[str, Route]]]) -> None:
+def merge(to: Arena, sources: Sequence[tuple[Arena, Mapping[str, Route]]]) -> None:
     """Copies what belongs to the shard of `to`, which is fresh, by the routes of each source.
 
     A namespace without a route stays where it is. `to` has to be rebuilt afterwards. Raises
@@ -79,7 +79,7 @@ def gather(to: Arena, sources: Sequence[tuple[Arena, Mapping[str, Route]]]) -> N
     """
     structs, fault = ffi.new("struct pg_source[]", len(sources)), ffi.new("struct pg_fault *")
     kept = [_fill(structs[i], arena, routes) for i, (arena, routes) in enumerate(sources)]
-    done = lib.pg_gather(to.struct, structs, len(sources), fault)
+    done = lib.pg_merge(to.struct, structs, len(sources), fault)
     kept.clear()
     if not done:
         raise broken(fault)

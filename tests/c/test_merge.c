@@ -126,7 +126,7 @@ static void a_shard_that_is_not_there_is_refused(void)
     world_close(&w);
 }
 
-/* ---- gathering ------------------------------------------------------------------------------ */
+/* ---- merging ------------------------------------------------------------------------------ */
 
 /* Namespace "n" goes to shard 0, the keys of "p" to all. */
 static const uint32_t whole[] = {0}, parts[] = {0, 1, 2, 1};
@@ -150,14 +150,14 @@ static struct pg_source source_of(const struct world *w, struct scratch *s)
                               s->loads, 0};
 }
 
-static void gathered(struct world *to, const struct world *from, uint32_t count)
+static void merged(struct world *to, const struct world *from, uint32_t count)
 {
     struct scratch scratch[2];
     struct pg_source sources[2];
     struct pg_fault why;
     for (uint32_t i = 0; i < count; i++)
         sources[i] = source_of(&from[i], &scratch[i]);
-    CHECK(pg_gather(to->a, sources, count, &why));
+    CHECK(pg_merge(to->a, sources, count, &why));
     CHECK(pg_rebuild(to->a, from[0].a->header->now_ns, &why));
     sound(to);
 }
@@ -176,7 +176,7 @@ static void all_keys_are_in_their_shard_once(void)
     }
     for (uint32_t i = 0; i < SHARDS; i++) {
         world_open(&to[i], i, SHARDS);
-        gathered(&to[i], from, 2);
+        merged(&to[i], from, 2);
     }
     for (uint32_t key = 0; key < KEYS; key++)
         for (uint32_t i = 0; i < SHARDS; i++) {
@@ -209,7 +209,7 @@ static void notices_and_their_order_stay(void)
     pg_advance(from.a, 10 * MS, 0, 10 * MS, 1000, &more);
     pg_published(from.a, from.a->header->replay_tail, 0, 0);
     pg_advance(from.a, 30 * MS, 0, 30 * MS, 1000, &more);
-    gathered(&to, &from, 1);
+    merged(&to, &from, 1);
     CHECK(pg_census(from.a, before, &why) && pg_census(to.a, after, &why));
     CHECK_EQUAL(memcmp(before, after, sizeof before), 0);
     CHECK_EQUAL(after[0].notices, 20);

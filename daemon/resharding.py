@@ -1,4 +1,4 @@
-"""A deployment's namespaces, divided among another number of shards while none of them runs.
+"""Resharding: a deployment's namespaces are divided among another number of shards while none runs.
 
 Beside the arenas of this generation those of the next one are made, under names of their own. The
 routing table is the switch. Before it is written the next generation does not count: a start throws
@@ -7,8 +7,8 @@ and what is left of it goes. So whatever a start finds, one generation is whole.
 
 Nothing of the old generation is changed before the switch, so a refusal leaves all as it was.
 
-A daemon without shards is divided as the one shard of the generation before the first. Its lock is
-that of the deployment, and of what it has nothing but the arena goes.
+A daemon without shards is resharded as the one shard of the generation before the first. Its lock
+is that of the deployment, and of what it has nothing but the arena goes.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from purgatoryd.shm_layout.errors import (
     WalError,
     WalMismatch,
 )
-from purgatoryd.shm_layout.gather import Census, Route, census, gather
 from purgatoryd.shm_layout.layout import ArenaState, is_reserved
+from purgatoryd.shm_layout.merge import Census, Route, census, merge
 from purgatoryd.shm_layout.origins import Origins, write_origins
 from purgatoryd.shm_layout.paths import SHARDS_MAX, Paths, arena_end, paths_in
 from purgatoryd.shm_layout.shards import ALONE, Placement, ShardTable
@@ -57,8 +57,8 @@ from purgatoryd.shm_layout.wal import GroupCommit, Walk, has_header, segments, u
 
 
 @dataclass(frozen=True)
-class Division:
-    """How a deployment is divided; the caller holds its lock, and no shard of it runs."""
+class Resharding:
+    """How a deployment is resharded; the caller holds its lock, and no shard of it runs."""
 
     config: Config
     """Of the deployment; each shard runs with it under a name of its own."""
@@ -76,17 +76,17 @@ class Division:
         return Opening(config, paths_in(self.directory, name), step=self.step)
 
 
-def settle(division: Division, table: ShardTable, count: int) -> ShardTable:
+def settle(resharding: Resharding, table: ShardTable, count: int) -> ShardTable:
     """The table under which `count` shards may run: this one, or the next generation's.
 
     What an earlier call left behind when it was cut off is cleared away first. Raises StartError,
-    ArenaError and WalError for what cannot be opened, divided or placed: then all is as it was.
+    ArenaError and WalError for what cannot be opened, resharded or placed: then all is as it was.
     """
-    _clear(division, table)
+    _clear(resharding, table)
     if table.generation != ALONE and table.count == count:
         return table
-    new = _divide(division, table, count)
-    _clear(division, new)
+    new = _reshard(resharding, table, count)
+    _clear(resharding, new)
     return new
 
 
@@ -94,10 +94,10 @@ def _placed(old: ShardTable, new: ShardTable) -> dict[str, Placement]:
     return {name: new.place(name, was.partitions) for name, was in old.placements.items()}
 
 
-def _divide(division: Division, old: ShardTable, count: int) -> ShardTable:
+def _reshard(resharding: Resharding, old: ShardTable, count: int) -> ShardTable:
     new = ShardTable(old.name, old.version + 1, old.generation + 1, count)
     with contextlib.ExitStack() as held:
-        sources = list(_sources(division, old, held))
+        sources = list(_sources(resharding, old, held))
         have = [census(arena) if arena else {} for arena in sources]
         if old.generation == ALONE:
             old = replace(old, placements=_born(have[0]))
@@ -105,15 +105,15 @@ def _divide(division: Division, old: ShardTable, count: int) -> ShardTable:
         routes = [_routes(old, new, shard, found) for shard, found in enumerate(have)]
         _refuse_other_settings(old, have)
         given = [(a, r) for a, r in zip(sources, routes, strict=True) if a is not None]
-        origins = Origins(_records(division, old, sources), new.count)
+        origins = Origins(_records(resharding, old, sources), new.count)
         try:
-            made = list(_made(division, new, given, origins))
+            made = list(_made(resharding, new, given, origins))
             _verify(old, have, routes, made)
         except BaseException:
-            _clear_generation(division, new, wals=True)
+            _clear_generation(resharding, new, wals=True)
             raise
-        division.step("writing the routing table")
-        division.write(new)
+        resharding.step("writing the routing table")
+        resharding.write(new)
         return new
 
 
@@ -126,25 +126,25 @@ def _born(found: Mapping[str, Census]) -> dict[str, Placement]:
 
 
 def _sources(
-    division: Division, old: ShardTable, held: contextlib.ExitStack
+    resharding: Resharding, old: ShardTable, held: contextlib.ExitStack
 ) -> Iterator[Arena | None]:
     """The arenas of all shards, locked and rebuilt; None: a shard that never had anything."""
     for shard in range(old.count):
-        opening = division.opening(old, shard)
+        opening = resharding.opening(old, shard)
         if old.generation != ALONE:
             held.enter_context(name_lock(opening.paths))
         held.enter_context(locked(opening.wal))
-        division.step(f"opening {opening.config.name}")
+        resharding.step(f"opening {opening.config.name}")
         yield held.enter_context(source(opening))
 
 
 def _records(
-    division: Division, old: ShardTable, sources: Sequence[Arena | None]
+    resharding: Resharding, old: ShardTable, sources: Sequence[Arena | None]
 ) -> dict[str, int]:
     """Whose records are in their WALs, by uuid: up to which one the arenas have them."""
     upto = {}
     for shard, arena in enumerate(sources):
-        wal = division.opening(old, shard).wal
+        wal = resharding.opening(old, shard).wal
         files = segments(wal) if wal and arena else []
         if arena is not None and files and has_header(files[-1].path):
             upto[uuid_of(files[-1].path).hex()] = int(arena.wal_buffer.next_lsn) - 1
@@ -196,17 +196,17 @@ def _refuse_other_settings(old: ShardTable, have: Sequence[Mapping[str, Census]]
 
 
 def _made(
-    division: Division,
+    resharding: Resharding,
     new: ShardTable,
     sources: Sequence[tuple[Arena, Mapping[str, Route]]],
     origins: Origins,
 ) -> Iterator[dict[str, Census]]:
     """Makes the arenas of the next generation, one after the other; what each of them has."""
     arenas = [arena for arena, _ in sources]
-    same = _identity(division.config, arenas)
+    same = _identity(resharding.config, arenas)
     for shard in range(new.count):
-        opening = division.opening(new, shard)
-        division.step(f"making {opening.config.name}")
+        opening = resharding.opening(new, shard)
+        resharding.step(f"making {opening.config.name}")
         with (
             locked(opening.wal),
             contextlib.closing(
@@ -214,7 +214,7 @@ def _made(
             ) as to,
         ):
             try:
-                gather(to, sources)
+                merge(to, sources)
             except ArenaBroken as error:
                 raise too_small(error, f" of shard {shard}") from error
             yield _finished(to, opening, origins)
@@ -263,7 +263,7 @@ def _verify(
         was, now = (_kept(one.get(name, Census()), anew=name in anew) for one in (before, after))
         if was != now:
             what = f"what namespace {name!r} has is not what it had"
-            raise ArenaBroken("redistribute", what, 0, was.digest, now.digest)
+            raise ArenaBroken("reshard", what, 0, was.digest, now.digest)
 
 
 def _total(parts: Iterable[Mapping[str, Census]]) -> dict[str, Census]:
@@ -275,36 +275,38 @@ def _total(parts: Iterable[Mapping[str, Census]]) -> dict[str, Census]:
 
 
 def _kept(found: Census, *, anew: bool) -> Census:
-    """What has to stay the same: of a divided namespace each part has topics of its own, and learns
-    all of a load."""
+    """What has to stay the same: of a partitioned namespace each part has topics of its own, and
+    learns all of a load."""
     return replace(found, topics=0, streams=0, loads=0) if anew else found
 
 
 # ---- clearing away ------------------------------------------------------------------------------
 
 
-def _clear(division: Division, table: ShardTable) -> None:
+def _clear(resharding: Resharding, table: ShardTable) -> None:
     """Of the generations before and after the one that counts nothing stays but the WALs of
     those before: who ships them may not be done."""
-    _refuse_later(division, table)
+    _refuse_later(resharding, table)
     if table.generation == ALONE + 1:
-        _clear_alone(division, table)
+        _clear_alone(resharding, table)
     elif table.generation != ALONE:
-        _clear_generation(division, replace(table, generation=table.generation - 1), wals=False)
-    _clear_generation(division, replace(table, generation=table.generation + 1), wals=True)
+        _clear_generation(resharding, replace(table, generation=table.generation - 1), wals=False)
+    _clear_generation(resharding, replace(table, generation=table.generation + 1), wals=True)
 
 
-def _clear_alone(division: Division, table: ShardTable) -> None:
+def _clear_alone(resharding: Resharding, table: ShardTable) -> None:
     """A daemon without shards, whose place these took. Raises BadPath if they did not."""
-    paths = paths_in(division.directory, table.name)
+    paths = paths_in(resharding.directory, table.name)
     if shm.ours(paths.arena):
-        if _stream(paths.arena) not in {_stream(one.paths.arena) for one in _left(division, table)}:
+        if _stream(paths.arena) not in {
+            _stream(one.paths.arena) for one in _left(resharding, table)
+        }:
             reason = (
                 f"holds timers of a daemon {table.name!r} without shards, which the shards of that "
                 "name do not have: start them under another name, or remove it"
             )
             raise BadPath(str(shm.MOUNT / paths.arena[1:]), reason)
-        division.step(f"clearing {table.name} away")
+        resharding.step(f"clearing {table.name} away")
     remove_arena(paths)
 
 
@@ -315,19 +317,19 @@ def _stream(arena: str) -> int | None:
     return None
 
 
-def _left(division: Division, table: ShardTable) -> Iterator[Opening]:
+def _left(resharding: Resharding, table: ShardTable) -> Iterator[Opening]:
     """Of the shards of this generation that left anything; a name that is too long had none."""
     begin = f"{table.name}-{table.generation}-"
     places = [
-        (division.directory, begin, ""),
-        (shm.MOUNT, shm.PREFIX + begin, arena_end(division.directory)),
+        (resharding.directory, begin, ""),
+        (shm.MOUNT, shm.PREFIX + begin, arena_end(resharding.directory)),
     ]
-    if division.config.wal_dir:
-        places.append((Path(division.config.wal_dir), begin, ""))
+    if resharding.config.wal_dir:
+        places.append((Path(resharding.config.wal_dir), begin, ""))
     numbers = {number for place in places for number in _numbers(*place)}
     for shard in sorted(numbers.intersection(range(SHARDS_MAX))):
         with contextlib.suppress(InvalidName, BadPath):
-            yield division.opening(replace(table, count=SHARDS_MAX), shard)
+            yield resharding.opening(replace(table, count=SHARDS_MAX), shard)
 
 
 def _numbers(folder: Path, begin: str, end: str) -> Iterator[int]:
@@ -337,9 +339,9 @@ def _numbers(folder: Path, begin: str, end: str) -> Iterator[int]:
     return (int(one[1]) for one in found if one)
 
 
-def _refuse_later(division: Division, table: ShardTable) -> None:
+def _refuse_later(resharding: Resharding, table: ShardTable) -> None:
     """An unfinished generation has no daemons, so one that had is of a later table."""
-    for opening in _left(division, replace(table, generation=table.generation + 1)):
+    for opening in _left(resharding, replace(table, generation=table.generation + 1)):
         if opening.wal is not None and _used(opening.wal):
             generation = table.generation
             raise WalMismatch(str(opening.wal), "generation", generation, generation + 1)
@@ -358,19 +360,19 @@ def _used(wal: Path) -> bool:
         return True
 
 
-def _clear_generation(division: Division, table: ShardTable, *, wals: bool) -> None:
-    for opening in _left(division, table):
+def _clear_generation(resharding: Resharding, table: ShardTable, *, wals: bool) -> None:
+    for opening in _left(resharding, table):
         with name_lock(opening.paths):
-            _clear_daemon(division, opening, wals)
+            _clear_daemon(resharding, opening, wals)
 
 
-def _clear_daemon(division: Division, opening: Opening, wals: bool) -> None:
+def _clear_daemon(resharding: Resharding, opening: Opening, wals: bool) -> None:
     """The caller holds its lock."""
     if shm.exists(opening.paths.arena):
-        division.step(f"clearing {opening.config.name} away")
+        resharding.step(f"clearing {opening.config.name} away")
     remove_arena(opening.paths)
     if wals and opening.wal is not None and opening.wal.exists():
-        division.step(f"clearing the WAL of {opening.config.name} away")
+        resharding.step(f"clearing the WAL of {opening.config.name} away")
         shutil.rmtree(opening.wal)
     _clear_files(opening.paths)
 

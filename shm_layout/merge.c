@@ -1,4 +1,4 @@
-/* gather.c - what belongs to one shard, out of several arenas, into its fresh one.
+/* merge.c - what belongs to one shard, out of several arenas, into its fresh one.
  *
  * Tickets, times and bytes stay, and the sequences of a topic whose namespace is whole; slots,
  * rows, positions and hashes are given anew. The sources are not changed. Rows are counted past the
@@ -11,7 +11,7 @@
                                      */
 #define OWNS (PG_NIL - 1)         /* of a session, before it has a row: an operation of its comes */
 
-struct gather {
+struct merge {
     struct pg_arena *to;
     const struct pg_arena *from;
     struct pg_source *source;
@@ -20,12 +20,12 @@ struct gather {
     uint64_t wanted_slots, wanted_granules;
 };
 
-static bool fits(const struct gather *g, const char *what, uint64_t needed, uint64_t available)
+static bool fits(const struct merge *g, const char *what, uint64_t needed, uint64_t available)
 {
-    return needed <= available || fault_set(g->why, "gather", what, 0, needed, available);
+    return needed <= available || fault_set(g->why, "merge", what, 0, needed, available);
 }
 
-static bool no_memory(const struct gather *g, uint32_t granules)
+static bool no_memory(const struct merge *g, uint32_t granules)
 {
     const struct blob_pool *p = &g->to->blobs;
     return fits(g, "payload memory in use", ((uint64_t)p->heap->used + granules) * PG_GRANULE,
@@ -39,7 +39,7 @@ uint32_t pg_partition(const void *key, uint64_t bytes, uint32_t partitions)
     return partitions == 1 ? 0 : pg_crc32c(0, key, bytes) % partitions;
 }
 
-static bool route_leads(const struct gather *g, const struct pg_route *r)
+static bool route_leads(const struct merge *g, const struct pg_route *r)
 {
     for (uint32_t i = 0; i < r->partitions; i++)
         if (r->shards[i] == g->to->header->shard)
@@ -48,7 +48,7 @@ static bool route_leads(const struct gather *g, const struct pg_route *r)
 }
 
 /* A key in a namespace of the source. */
-static bool belongs(const struct gather *g, uint32_t ns, const uint8_t *key, uint32_t len)
+static bool belongs(const struct merge *g, uint32_t ns, const uint8_t *key, uint32_t len)
 {
     const struct pg_route *r = &g->source->routes[ns];
     return g->source->namespaces[ns] != PG_NIL &&
@@ -80,7 +80,7 @@ uint32_t slot_home(const struct pg_arena *a, uint32_t slot)
 }
 
 /* Its namespace in the source; PG_NIL: it stays. */
-static uint32_t slot_wanted(const struct gather *g, uint32_t slot)
+static uint32_t slot_wanted(const struct merge *g, uint32_t slot)
 {
     if (ctl_state(g->from->slots.hot[slot].ctl) == PG_S_FREE)
         return PG_NIL;
@@ -98,7 +98,7 @@ static void raise_to(uint64_t *counter, uint64_t value)
 }
 
 /* No ticket and no incarnation that was given anywhere is given again. */
-static bool counters_gather(struct gather *g)
+static bool counters_merge(struct merge *g)
 {
     struct pg_header *h = g->to->header;
     const struct pg_header *f = g->from->header;
@@ -109,7 +109,7 @@ static bool counters_gather(struct gather *g)
 }
 
 /* Partitions of one namespace meet in one row. */
-static uint32_t namespace_gather(struct gather *g, uint32_t i)
+static uint32_t namespace_merge(struct merge *g, uint32_t i)
 {
     const struct pg_namespace *n = &g->from->namespaces[i];
     uint32_t row = pg_find_namespace(g->to, n->name, n->name_len);
@@ -124,7 +124,7 @@ static uint32_t namespace_gather(struct gather *g, uint32_t i)
 }
 
 /* Its newest notice is gone, unless it is found in the replay buffer. */
-static uint32_t topic_gather(struct gather *g, uint32_t i)
+static uint32_t topic_merge(struct merge *g, uint32_t i)
 {
     const struct pg_topic *t = &g->from->topics[i];
     const uint32_t ns = g->source->namespaces[t->namespace_row];
@@ -146,22 +146,22 @@ static uint32_t topic_gather(struct gather *g, uint32_t i)
     return row;
 }
 
-static bool namespaces_gather(struct gather *g)
+static bool namespaces_merge(struct merge *g)
 {
     for (uint32_t i = 0; i < g->from->namespace_rows; i++) {
         const bool here = g->from->namespaces[i].name_len != 0 &&
                           route_leads(g, &g->source->routes[i]);
-        g->source->namespaces[i] = here ? namespace_gather(g, i) : PG_NIL;
+        g->source->namespaces[i] = here ? namespace_merge(g, i) : PG_NIL;
     }
     return fits(g, "namespaces in use", g->namespaces, g->to->namespace_rows);
 }
 
-static bool topics_gather(struct gather *g)
+static bool topics_merge(struct merge *g)
 {
     for (uint32_t i = 0; i < g->from->topic_rows; i++) {
         const struct pg_topic *t = &g->from->topics[i];
         const bool here = t->name_len != 0 && g->source->namespaces[t->namespace_row] != PG_NIL;
-        g->source->topics[i] = here ? topic_gather(g, i) : PG_NIL;
+        g->source->topics[i] = here ? topic_merge(g, i) : PG_NIL;
     }
     return fits(g, "topics in use", g->topics, g->to->topic_rows);
 }
@@ -169,14 +169,14 @@ static bool topics_gather(struct gather *g)
 /* ---- what there has to be room for ------------------------------------------------------------
  * */
 
-static void owner_note(struct gather *g, uint32_t slot)
+static void owner_note(struct merge *g, uint32_t slot)
 {
     const struct pg_session *s = session_find(g->from, operation_at(g->from, slot)->session);
     if (s != NULL)
         g->source->sessions[s - g->from->sessions] = OWNS;
 }
 
-static bool slots_count(struct gather *g)
+static bool slots_count(struct merge *g)
 {
     for (uint32_t i = 0; i < g->from->secret->sessions; i++)
         g->source->sessions[i] = PG_NIL;
@@ -193,7 +193,7 @@ static bool slots_count(struct gather *g)
     return true;
 }
 
-static bool slots_fit(const struct gather *g)
+static bool slots_fit(const struct merge *g)
 {
     return fits(g, "timers armed", g->wanted_slots, g->to->slots.capacity - 1) &&
            fits(g, "payload memory in use", g->wanted_granules * PG_GRANULE,
@@ -203,7 +203,7 @@ static bool slots_fit(const struct gather *g)
 /* ---- watermarks and loads
  * --------------------------------------------------------------------------- */
 
-static bool watermark_gather(struct gather *g, uint32_t i, uint32_t row)
+static bool watermark_merge(struct merge *g, uint32_t i, uint32_t row)
 {
     const struct pg_watched *f = &g->from->watermarks[i];
     struct pg_watched *l = &g->to->watermarks[row];
@@ -219,21 +219,21 @@ static bool watermark_gather(struct gather *g, uint32_t i, uint32_t row)
     return blob != PG_NIL || no_memory(g, granules);
 }
 
-static bool watermarks_gather(struct gather *g)
+static bool watermarks_merge(struct merge *g)
 {
     for (uint32_t i = 0; i < g->from->watermark_rows; i++) {
         const struct pg_watched *l = &g->from->watermarks[i];
         const bool here = l->key_len != 0 && g->source->namespaces[l->namespace_row] != PG_NIL;
         g->source->watermarks[i] = here ? g->watermarks++ : PG_NIL;
         if (here && g->source->watermarks[i] < g->to->watermark_rows &&
-            !watermark_gather(g, i, g->source->watermarks[i]))
+            !watermark_merge(g, i, g->source->watermarks[i]))
             return false;
     }
     return fits(g, "watch keys in use", g->watermarks, g->to->watermark_rows);
 }
 
 /* Partitions of one namespace know different rows of one load: each of them learns all. */
-static uint32_t load_gather(struct gather *g, uint32_t i)
+static uint32_t load_merge(struct merge *g, uint32_t i)
 {
     struct pg_load l = g->from->loads[i];
     uint32_t row = load_find(g->to, l.id);
@@ -254,7 +254,7 @@ static uint32_t load_gather(struct gather *g, uint32_t i)
     return row;
 }
 
-static bool load_block_gather(struct gather *g, uint32_t block, uint32_t load)
+static bool load_block_merge(struct merge *g, uint32_t block, uint32_t load)
 {
     const struct pg_load_part part = load_part(g->from, block);
     for (uint32_t i = 0; i < PG_LOAD_BLOCK_ROWS; i++)
@@ -265,22 +265,22 @@ static bool load_block_gather(struct gather *g, uint32_t block, uint32_t load)
     return true;
 }
 
-static bool loads_gather(struct gather *g)
+static bool loads_merge(struct merge *g)
 {
     for (uint32_t i = 0; i < g->from->load_rows; i++) {
         const struct pg_load *l = &g->from->loads[i];
         const bool here = l->state != PG_LOAD_NONE &&
                           g->source->namespaces[l->namespace_row] != PG_NIL;
-        g->source->loads[i] = here ? load_gather(g, i) : PG_NIL;
+        g->source->loads[i] = here ? load_merge(g, i) : PG_NIL;
         if (here && g->source->loads[i] == PG_NIL)
-            return fault_set(g->why, "gather", "one id of two loads", i, 0, 0);
+            return fault_set(g->why, "merge", "one id of two loads", i, 0, 0);
     }
     if (!fits(g, "loads in use", g->loads, g->to->load_rows))
         return false;
     for (uint32_t i = 0; i < g->from->load_block_rows; i++) {
         const uint32_t load = g->from->load_blocks[i].load;
         if (load != 0 && g->source->loads[load - 1] != PG_NIL &&
-            !load_block_gather(g, i, g->source->loads[load - 1]))
+            !load_block_merge(g, i, g->source->loads[load - 1]))
             return false;
     }
     return true;
@@ -291,7 +291,7 @@ static bool loads_gather(struct gather *g)
 
 /* What a record under way has noted names rows of the source. Where its watch key is not, nothing
  * of the record will be applied. */
-static void session_rename(struct gather *g, struct pg_session *s)
+static void session_rename(struct merge *g, struct pg_session *s)
 {
     const bool in_load = s->load != 0 && s->load <= g->from->load_rows;
     const uint32_t load = in_load ? g->source->loads[s->load - 1] : PG_NIL;
@@ -311,7 +311,7 @@ static struct pg_reply_memory *reply_begun(const struct pg_arena *a, const struc
 }
 
 /* Several shards may remember one session, if it went to all of them before. */
-static uint32_t session_known(const struct gather *g, const struct pg_session *f)
+static uint32_t session_known(const struct merge *g, const struct pg_session *f)
 {
     for (uint32_t row = 0; row < g->sessions && row < g->to->secret->sessions; row++) {
         const struct pg_session *s = &g->to->sessions[row];
@@ -330,7 +330,7 @@ static bool is_further(const struct pg_session *f, const struct pg_session *than
 
 /* Two batches of one number were begun, in two shards. No answer is right for both, so whoever
  * sends one of them again is told that it is in doubt. */
-static bool are_at_odds(const struct gather *g, const struct pg_session *f,
+static bool are_at_odds(const struct merge *g, const struct pg_session *f,
                         const struct pg_session *s)
 {
     return f->last == s->last && f->current != 0 && s->current != 0 &&
@@ -345,7 +345,7 @@ static void session_void(struct pg_arena *a, struct pg_session *s)
     s->current = 0;
 }
 
-static bool session_gather(struct gather *g, uint32_t i, uint32_t row)
+static bool session_merge(struct merge *g, uint32_t i, uint32_t row)
 {
     const struct pg_session *f = &g->from->sessions[i];
     struct pg_session *s = &g->to->sessions[row];
@@ -359,7 +359,7 @@ static bool session_gather(struct gather *g, uint32_t i, uint32_t row)
 }
 
 /* Of several that are one, the one that is furthest counts. */
-static bool session_place(struct gather *g, uint32_t i)
+static bool session_place(struct merge *g, uint32_t i)
 {
     const struct pg_session *f = &g->from->sessions[i];
     const uint32_t known = session_known(g, f), row = known != PG_NIL ? known : g->sessions++;
@@ -371,17 +371,17 @@ static bool session_place(struct gather *g, uint32_t i)
         session_void(g->to, s);
         return true;
     }
-    return (known != PG_NIL && !is_further(f, s)) || session_gather(g, i, row);
+    return (known != PG_NIL && !is_further(f, s)) || session_merge(g, i, row);
 }
 
-static bool session_wanted(const struct gather *g, uint32_t i)
+static bool session_wanted(const struct merge *g, uint32_t i)
 {
     const struct pg_session *s = &g->from->sessions[i];
     return s->id != 0 && (g->source->sessions[i] == OWNS ||
                           s->used_boot_ns > g->from->header->heartbeat_boot_ns - RECENT_NS);
 }
 
-static bool gives(const struct gather *g)
+static bool gives(const struct merge *g)
 {
     for (uint32_t i = 0; i < g->from->namespace_rows; i++)
         if (g->source->namespaces[i] != PG_NIL)
@@ -391,7 +391,7 @@ static bool gives(const struct gather *g)
 
 /* Wherever its namespaces went, its answers are found; one more shard that remembers it does no
  * harm. */
-static bool sessions_gather(struct gather *g)
+static bool sessions_merge(struct merge *g)
 {
     const bool wanted = gives(g);
     for (uint32_t i = 0; i < g->from->secret->sessions; i++) {
@@ -408,7 +408,7 @@ static bool sessions_gather(struct gather *g)
 /* ---- slots
  * --------------------------------------------------------------------------------------- */
 
-static bool account_gather(struct gather *g, uint32_t slot)
+static bool account_merge(struct merge *g, uint32_t slot)
 {
     struct pg_cold *c = &g->to->slots.cold[slot];
     if (c->account == 0 || !ctl_lives(g->to->slots.hot[slot].ctl)) {
@@ -422,7 +422,7 @@ static bool account_gather(struct gather *g, uint32_t slot)
     return true;
 }
 
-static void watches_gather(struct gather *g, uint32_t slot)
+static void watches_merge(struct merge *g, uint32_t slot)
 {
     uint32_t *link = &operation_at(g->to, slot)->first_watch;
     for (uint32_t x = *link; x != PG_NIL; x = g->from->watches[x].sibling) {
@@ -438,14 +438,14 @@ static void watches_gather(struct gather *g, uint32_t slot)
     }
 }
 
-static bool operation_gather(struct gather *g, uint32_t i, uint32_t slot)
+static bool operation_merge(struct merge *g, uint32_t i, uint32_t slot)
 {
     struct pg_operation *op = operation_at(g->to, slot);
     const struct pg_session *s = session_find(g->from, op->session);
     if (s != NULL)
         op->session = g->to->sessions[g->source->sessions[s - g->from->sessions]].id;
     if (ctl_lives(g->to->slots.hot[slot].ctl))
-        watches_gather(g, slot);
+        watches_merge(g, slot);
     else
         op->first_watch = PG_NIL;
     if (op->notice_blob == PG_NIL)
@@ -455,7 +455,7 @@ static bool operation_gather(struct gather *g, uint32_t i, uint32_t slot)
     return op->notice_blob != PG_NIL || no_memory(g, granules);
 }
 
-static bool slot_gather(struct gather *g, uint32_t i, uint32_t ns, uint32_t slot)
+static bool slot_merge(struct merge *g, uint32_t i, uint32_t ns, uint32_t slot)
 {
     struct pg_arena *to = g->to;
     struct pg_hot *h = &to->slots.hot[slot];
@@ -472,14 +472,14 @@ static bool slot_gather(struct gather *g, uint32_t i, uint32_t ns, uint32_t slot
         to->lives[slot] = g->from->lives[i];
         to->lives[slot].add_lsn = 0;              /* it was of another WAL */
     }
-    return account_gather(g, slot) && (!is_operation(to, slot) || operation_gather(g, i, slot));
+    return account_merge(g, slot) && (!is_operation(to, slot) || operation_merge(g, i, slot));
 }
 
-static bool slots_gather(struct gather *g)
+static bool slots_merge(struct merge *g)
 {
     for (uint32_t i = 0; i < g->from->slots.capacity; i++) {
         const uint32_t ns = slot_wanted(g, i);
-        if (ns != PG_NIL && !slot_gather(g, i, ns, g->slots++))
+        if (ns != PG_NIL && !slot_merge(g, i, ns, g->slots++))
             return false;
     }
     return fits(g, "watches in use", g->watches, g->to->watch_rows);
@@ -499,7 +499,7 @@ static const struct pg_entry *entry_next(const struct pg_source *s)
 }
 
 /* Of topics that begin anew, nobody can tell which of their notices he had. */
-static bool entry_wanted(const struct gather *g, const struct pg_entry *e, bool sent)
+static bool entry_wanted(const struct merge *g, const struct pg_entry *e, bool sent)
 {
     const uint32_t ns = g->from->topics[e->topic].namespace_row;
     return belongs(g, ns, blob_at(&g->from->blobs, e->blob), e->key_len) &&
@@ -507,7 +507,7 @@ static bool entry_wanted(const struct gather *g, const struct pg_entry *e, bool 
 }
 
 /* Goes on to the next one that is wanted. False: there is none. */
-static bool entry_seek(struct gather *g, struct pg_source *s, bool sent)
+static bool entry_seek(struct merge *g, struct pg_source *s, bool sent)
 {
     const struct pg_header *h = s->arena->header;
     const uint64_t end = sent ? h->published : h->replay_tail;
@@ -518,7 +518,7 @@ static bool entry_seek(struct gather *g, struct pg_source *s, bool sent)
     return s->next < end;
 }
 
-static struct tally entries_count(struct gather *g, struct pg_source *sources, uint32_t count,
+static struct tally entries_count(struct merge *g, struct pg_source *sources, uint32_t count,
                                  bool sent)
 {
     struct tally all = {0, 0};
@@ -533,7 +533,7 @@ static struct tally entries_count(struct gather *g, struct pg_source *sources, u
     return all;
 }
 
-static struct pg_source *oldest_of(struct gather *g, struct pg_source *sources, uint32_t count,
+static struct pg_source *oldest_of(struct merge *g, struct pg_source *sources, uint32_t count,
                                    bool sent)
 {
     struct pg_source *oldest = NULL;
@@ -544,7 +544,7 @@ static struct pg_source *oldest_of(struct gather *g, struct pg_source *sources, 
     return oldest;
 }
 
-static bool entry_gather(struct gather *g, const struct pg_entry *e)
+static bool entry_merge(struct merge *g, const struct pg_entry *e)
 {
     struct pg_header *h = g->to->header;
     const uint32_t row = g->source->topics[e->topic];
@@ -566,7 +566,7 @@ static bool entry_gather(struct gather *g, const struct pg_entry *e)
 }
 
 /* As many of the youngest as there is room for, `all` being those there are. */
-static bool entries_gather(struct gather *g, struct pg_source *sources, uint32_t count, bool sent,
+static bool entries_merge(struct merge *g, struct pg_source *sources, uint32_t count, bool sent,
                            struct tally all, struct tally room)
 {
     struct pg_source *s;
@@ -574,7 +574,7 @@ static bool entries_gather(struct gather *g, struct pg_source *sources, uint32_t
         const struct pg_entry *e = entry_next(s);
         g->source = s;
         g->from = s->arena;
-        if (all.entries <= room.entries && all.bytes <= room.bytes && !entry_gather(g, e))
+        if (all.entries <= room.entries && all.bytes <= room.bytes && !entry_merge(g, e))
             return false;
         all.entries--;
         all.bytes -= (uint64_t)entry_granules(e) * PG_GRANULE;
@@ -584,7 +584,7 @@ static bool entries_gather(struct gather *g, struct pg_source *sources, uint32_t
 
 static uint64_t minus(uint64_t a, uint64_t b) { return a > b ? a - b : 0; }
 
-static bool replay_gather(struct gather *g, struct pg_source *sources, uint32_t count)
+static bool replay_merge(struct merge *g, struct pg_source *sources, uint32_t count)
 {
     struct pg_header *h = g->to->header;
     const struct tally sent = entries_count(g, sources, count, true);
@@ -597,17 +597,17 @@ static bool replay_gather(struct gather *g, struct pg_source *sources, uint32_t 
     for (uint32_t i = 0; i < count; i++)
         sources[i].next = sources[i].arena->header->replay_head;
     h->replay_head = h->replay_tail = FIRST_POSITION;
-    if (!entries_gather(g, sources, count, true, sent, room))
+    if (!entries_merge(g, sources, count, true, sent, room))
         return false;
     h->published = h->replay_tail;
-    return entries_gather(g, sources, count, false, unsent, unsent);
+    return entries_merge(g, sources, count, false, unsent, unsent);
 }
 
 /* ---- all of it
  * --------------------------------------------------------------------------------------- */
 
-static bool each(struct gather *g, struct pg_source *sources, uint32_t count,
-                 bool (*step)(struct gather *g))
+static bool each(struct merge *g, struct pg_source *sources, uint32_t count,
+                 bool (*step)(struct merge *g))
 {
     for (uint32_t i = 0; i < count; i++) {
         g->source = &sources[i];
@@ -618,15 +618,15 @@ static bool each(struct gather *g, struct pg_source *sources, uint32_t count,
     return true;
 }
 
-int pg_gather(struct pg_arena *to, struct pg_source *sources, uint32_t count,
+int pg_merge(struct pg_arena *to, struct pg_source *sources, uint32_t count,
               struct pg_fault *why)
 {
-    struct gather g = {.to = to, .why = why};
+    struct merge g = {.to = to, .why = why};
     memset(why, 0, sizeof *why);
-    return each(&g, sources, count, counters_gather) &&
-           each(&g, sources, count, namespaces_gather) &&
-           each(&g, sources, count, topics_gather) && each(&g, sources, count, slots_count) &&
-           slots_fit(&g) && each(&g, sources, count, watermarks_gather) &&
-           each(&g, sources, count, loads_gather) && each(&g, sources, count, sessions_gather) &&
-           each(&g, sources, count, slots_gather) && replay_gather(&g, sources, count);
+    return each(&g, sources, count, counters_merge) &&
+           each(&g, sources, count, namespaces_merge) &&
+           each(&g, sources, count, topics_merge) && each(&g, sources, count, slots_count) &&
+           slots_fit(&g) && each(&g, sources, count, watermarks_merge) &&
+           each(&g, sources, count, loads_merge) && each(&g, sources, count, sessions_merge) &&
+           each(&g, sources, count, slots_merge) && replay_merge(&g, sources, count);
 }

@@ -1,4 +1,4 @@
-"""Namespaces of several arenas, divided among others: what stays as it was, what is refused, and
+"""Namespaces of several arenas, merged into others: what stays as it was, what is refused, and
 whose tickets are whose."""
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from shards_driver import FAR_NS, LOAD, MS, OWNED, PARTS, SIZES, Ledger, Shards,
 
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.errors import ArenaBroken, MessageRefused
-from purgatoryd.shm_layout.gather import Census, Route, census, gather
 from purgatoryd.shm_layout.layout import Status, TimeKind
+from purgatoryd.shm_layout.merge import Census, Route, census, merge
 
 Placements = Mapping[bytes, tuple[int, ...]]
 
@@ -35,18 +35,19 @@ def begun(count: int, placements: Placements, **sizes: Any) -> Shards:
     return Shards(cores, placements)
 
 
-def divided(old: Shards, count: int, to: Placements, **sizes: Any) -> Shards:
+def resharded(old: Shards, count: int, to: Placements, **sizes: Any) -> Shards:
     """All of it in fresh arenas."""
     new = begun(count, to, **{"now_ns": old.cores[0].now_ns, **sizes})
     for core in new.cores:
         sources = [(as_arena(one), old.routes(to, k)) for k, one in enumerate(old.cores)]
-        gather(as_arena(core), sources)
+        merge(as_arena(core), sources)
         core.rebuild(old.cores[0].now_ns)
     return new
 
 
 def total(shards: Shards) -> dict[str, Census]:
-    """What each namespace has in all shards together, but for what a divided one has in each."""
+    """What each namespace has in all shards together, but for what a partitioned one has in
+    each."""
     found: dict[str, Census] = {}
     for core in shards.cores:
         for name, one in census(as_arena(core)).items():
@@ -61,7 +62,7 @@ def test_all_that_two_shards_have_is_found_in_three_and_then_in_one(seed: int) -
     ledger.operate(shards)
     before = total(shards)
     for count, placements in ((3, THREE), (1, ONE)):
-        shards = divided(shards, count, placements)
+        shards = resharded(shards, count, placements)
         ledger.compare(shards)
         assert total(shards) == before
     ledger.finish(shards)
@@ -70,7 +71,7 @@ def test_all_that_two_shards_have_is_found_in_three_and_then_in_one(seed: int) -
 def test_a_ticket_names_its_shard_and_is_never_given_twice() -> None:
     shards, given = begun(3, THREE), set[int]()
     for count, placements in ((3, THREE), (1, ONE), (2, TWO), (3, THREE)):
-        shards = divided(shards, count, placements)
+        shards = resharded(shards, count, placements)
         for k, core in enumerate(shards.cores):
             for n in range(5 * (k + 1)):
                 ticket = core.put(b"%d" % n, 1, namespace=b"of %d" % k).ticket
@@ -83,7 +84,7 @@ def test_a_ticket_names_its_shard_and_is_never_given_twice() -> None:
 def test_a_timer_that_came_from_another_shard_is_cancelled_by_its_ticket() -> None:
     shards = begun(2, TWO)
     ticket = shards.of(b"b", b"k").put(b"k", FAR_NS, namespace=b"b").ticket
-    [core] = divided(shards, 1, ONE).cores
+    [core] = resharded(shards, 1, ONE).cores
     assert core.cancel(b"k", b"b", ticket + 1).status == Status.UNKNOWN
     assert core.cancel(b"k", b"b", ticket) == (ticket, Status.CANCELLED, FAR_NS)
     core.check()
@@ -122,7 +123,7 @@ def test_what_was_fired_is_answered_fired_where_it_went() -> None:
     for core in shards.cores:
         core.advance(10**9)
         core.publish_all()
-    core = divided(shards, 3, THREE).of(b"b", b"k")
+    core = resharded(shards, 3, THREE).of(b"b", b"k")
     assert core.cancel(b"k", b"b").status == Status.FIRED
     assert core.replay(b"b", b"t", 1, 1)[2][0][5:] == (b"k", b"p")
 
@@ -135,7 +136,7 @@ def test_the_youngest_notices_that_fit_are_kept_and_a_gap_is_told() -> None:
         for core in shards.cores:
             core.advance(n * MS)
             core.publish_all()
-    [core] = divided(shards, 1, ONE, replay_capacity=16).cores
+    [core] = resharded(shards, 1, ONE, replay_capacity=16).cores
     core.check()
     assert [core.replay(name, b"t", 1, 20)[0] for name in (b"a", b"b")] == [12, 12]
     assert {entry.sequence for entry in core.entries()} == set(range(13, 21))
@@ -154,12 +155,12 @@ def outcome_of_a_topic_that_went(shards: Shards) -> Owner:
 def test_an_outcome_goes_with_its_namespace_when_its_topic_is_another_ones() -> None:
     shards = begun(2, TWO, topics=1)
     outcome_of_a_topic_that_went(shards)
-    new = divided(shards, 3, THREE)
+    new = resharded(shards, 3, THREE)
     assert [mail.key for mail in Owner(new.of(b"other", b"")).mail()] == [b"w"]
     assert [len(core.operations()) for core in new.cores] == [0, 1, 0]
 
 
-def test_topics_of_a_divided_namespace_begin_anew_with_what_was_not_sent() -> None:
+def test_topics_of_a_partitioned_namespace_begin_anew_with_what_was_not_sent() -> None:
     shards = begun(2, TWO)
     for n in range(8):
         key = b"%d" % n
@@ -169,7 +170,7 @@ def test_topics_of_a_divided_namespace_begin_anew_with_what_was_not_sent() -> No
         core.publish_all()
         core.advance(15 * MS)
     births = {row.incarnation for core in shards.cores for row in core.topic_rows().values()}
-    new = divided(shards, 3, THREE)
+    new = resharded(shards, 3, THREE)
     entries = [entry for core in new.cores for entry in core.entries()]
     assert sorted(entry.key for entry in entries) == [b"4", b"5", b"6", b"7"]
     for core in new.cores:
@@ -178,11 +179,11 @@ def test_topics_of_a_divided_namespace_begin_anew_with_what_was_not_sent() -> No
         assert not births & {row.incarnation for row in core.topic_rows().values()}
 
 
-def test_the_rows_of_a_load_of_a_divided_namespace_are_known_to_all_its_shards() -> None:
+def test_the_rows_of_a_load_of_a_partitioned_namespace_are_known_to_all_its_shards() -> None:
     shards = begun(2, {b"n": (0, 1)})
     for first, core in zip((0, 5000), shards.cores, strict=True):
         Owner(core).load((LOAD, first, 3), put(b"%d" % first, FAR_NS))
-    for core in divided(shards, 2, {b"n": (1, 0)}).cores:
+    for core in resharded(shards, 2, {b"n": (1, 0)}).cores:
         [load] = core.loads().values()
         assert (load.fencing_token, load.rows) == (3, frozenset({0, 5000}))
 
@@ -208,7 +209,7 @@ def test_what_has_no_room_is_refused_with_its_figures(sizes: dict[str, int], wha
     shards.of(b"c", b"").put(b"large", FAR_NS, namespace=b"c", payload=bytes(5000))
     before = [core.image() for core in shards.cores]
     with pytest.raises(ArenaBroken) as caught:
-        divided(shards, 1, ONE, **sizes)
+        resharded(shards, 1, ONE, **sizes)
     assert (caught.value.what, caught.value.found) == (what, next(iter(sizes.values())))
     assert caught.value.expected > caught.value.found
     assert [core.image() for core in shards.cores] == before
@@ -222,7 +223,7 @@ def test_notices_that_were_not_sent_are_not_left_behind() -> None:
     for core in shards.cores:
         core.advance(10**9)
     with pytest.raises(ArenaBroken) as caught:
-        divided(shards, 1, ONE, replay_capacity=16)
+        resharded(shards, 1, ONE, replay_capacity=16)
     assert (caught.value.what, caught.value.expected) == ("notices not sent yet", 24)
 
 
@@ -233,7 +234,7 @@ def test_sessions_that_own_operations_are_never_left_behind() -> None:
             arm = watch(b"%d" % nonce, ALL, [Key(b"r", 1)], name=shard)
             Owner(core, nonce + 10 * shard).send(arm)
     with pytest.raises(ArenaBroken) as caught:
-        divided(shards, 1, ONE, sessions=3)
+        resharded(shards, 1, ONE, sessions=3)
     assert (caught.value.what, caught.value.expected) == ("sessions open", 6)
 
 
@@ -245,7 +246,7 @@ def test_only_idle_sessions_without_operations_are_left_behind() -> None:
     core.advance(61 * 10**9)
     Owner(core, 3)
     lib.pg_heartbeat(core.a, core.now_ns, 1, 1, 1)
-    [new] = divided(shards, 1, {b"n": (0,)}).cores
+    [new] = resharded(shards, 1, {b"n": (0,)}).cores
     kept = new.rows_of_sessions()
     assert len(kept) == 2
     assert Owner(new, 1).id in kept
@@ -256,12 +257,12 @@ def test_a_session_that_several_shards_know_is_one_again_where_they_meet() -> No
     shards = begun(1, {OWNED: (0,), b"other": (0,)})
     owner = Owner(shards.cores[0])
     owner.send(put(b"k", FAR_NS), put(b"l", FAR_NS, name=1))
-    shards = divided(shards, 2, {OWNED: (0,), b"other": (1,)})
+    shards = resharded(shards, 2, {OWNED: (0,), b"other": (1,)})
     ahead, behind = [Owner(core) for core in shards.cores]
     answers = ahead.send(watch(b"w", ALL, [Key(b"r", 1)], FAR_NS))
     behind.send(watch(b"w", ALL, [Key(b"r", 1)], FAR_NS, name=1))
     answers = ahead.send(put(b"m", FAR_NS))
-    [core] = divided(shards, 1, {OWNED: (0,), b"other": (0,)}).cores
+    [core] = resharded(shards, 1, {OWNED: (0,), b"other": (0,)}).cores
     met = Owner(core)
     assert core.rows_of_sessions().keys() == {met.id}
     met.newest = renamed(ahead.newest, met.id)
@@ -287,7 +288,7 @@ def half_applied(core: Purgatory, name: int) -> Owner:
 def test_a_batch_that_was_begun_goes_on_where_its_namespace_went() -> None:
     shards = begun(2, TWO)
     owner = half_applied(shards.of(OWNED, b""), 0)
-    new = divided(shards, 3, THREE).of(OWNED, b"")
+    new = resharded(shards, 3, THREE).of(OWNED, b"")
     after = Owner(new)
     assert after.sequence == 0
     tickets = new.header.next_ticket
@@ -300,7 +301,7 @@ def test_a_batch_that_was_begun_goes_on_where_its_namespace_went() -> None:
 def test_two_batches_that_were_begun_under_one_number_are_both_in_doubt() -> None:
     shards = begun(2, TWO)
     owners = [half_applied(core, name) for name, core in enumerate(shards.cores)]
-    [core] = divided(shards, 1, ONE).cores
+    [core] = resharded(shards, 1, ONE).cores
     met = Owner(core)
     for owner in owners:
         met.newest = renamed(owner.newest, met.id)
@@ -315,7 +316,7 @@ def test_a_namespace_without_a_route_stays() -> None:
     shards = begun(1, {b"n": (0,)})
     shards.cores[0].put(b"k", FAR_NS, namespace=b"n")
     shards.cores[0].put(b"k", FAR_NS, namespace=b"stays")
-    [new] = divided(shards, 1, {b"n": (0,)}).cores
+    [new] = resharded(shards, 1, {b"n": (0,)}).cores
     assert {row.namespace for row in new.topic_rows().values()} == {b"n"}
 
 
@@ -350,7 +351,7 @@ def test_a_route_without_its_partition_leaves_the_key() -> None:
     keys = [b"%d" % n for n in range(16)]
     for key in keys:
         core.put(key, FAR_NS)
-    gather(as_arena(to), [(as_arena(core), {"n": Route((0, 1), anew=True)})])
+    merge(as_arena(to), [(as_arena(core), {"n": Route((0, 1), anew=True)})])
     to.rebuild(0)
     here = {key for key in keys if lib.pg_partition(key, len(key), 2)}
     assert {info.key for info in to.scan()} == here

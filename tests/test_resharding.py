@@ -24,11 +24,11 @@ from shards_driver import FAR_NS, OWNED, PARTS, Ledger, Shards, as_arena, as_cor
 from purgatoryd.cli.app import app
 from purgatoryd.cli.wal import folders
 from purgatoryd.clients import AllOf, Client, Purgatory, Subscriber
-from purgatoryd.daemon import redistribute
+from purgatoryd.daemon import resharding
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.deployment import Registry
 from purgatoryd.daemon.main import name_lock
-from purgatoryd.daemon.redistribute import Division, settle
+from purgatoryd.daemon.resharding import Resharding, settle
 from purgatoryd.daemon.store import NEXT, Opening, open_arena, source, wal_end
 from purgatoryd.daemon.wal import locked
 from purgatoryd.pipeline import fleet, trace
@@ -54,8 +54,8 @@ from purgatoryd.shm_layout.errors import (
     Unplaceable,
     WalMismatch,
 )
-from purgatoryd.shm_layout.gather import Census, census
 from purgatoryd.shm_layout.layout import ArenaState, DaemonState, Status
+from purgatoryd.shm_layout.merge import Census, census
 from purgatoryd.shm_layout.paths import Paths, paths_in
 from purgatoryd.shm_layout.shards import Placement, ShardTable, alone, read_table, write_table
 from purgatoryd.shm_layout.wal import GroupCommit, Walk, segments, uuid_of
@@ -117,14 +117,14 @@ class Deployment:
     def write(self, table: ShardTable) -> None:
         write_table(self.directory, table)
 
-    def division(self, step: Callable[[str], None] = lambda _: None) -> Division:
-        return Division(self.config, self.directory, self.write, step)
+    def resharding(self, step: Callable[[str], None] = lambda _: None) -> Resharding:
+        return Resharding(self.config, self.directory, self.write, step)
 
-    def divide(self, count: int, step: Callable[[str], None] = lambda _: None) -> None:
+    def reshard(self, count: int, step: Callable[[str], None] = lambda _: None) -> None:
         """What a start with so many shards does first, with the table as it finds it."""
         table = read_table(self.directory, "demo")
         assert table is not None
-        self.table = settle(self.division(step), table, count)
+        self.table = settle(self.resharding(step), table, count)
 
     def killed_at(self, nth: int, count: int) -> bool:
         """A start that is killed at its nth step; False if it has fewer."""
@@ -135,7 +135,7 @@ class Deployment:
             if left[0] == 0:
                 os._exit(KILLED)
 
-        return killed(lambda: self.divide(count, step))
+        return killed(lambda: self.reshard(count, step))
 
     def start(self, count: int, step: Callable[[str], None] = lambda _: None) -> None:
         """A start with so many shards, until the first of them would run."""
@@ -172,7 +172,7 @@ class Deployment:
 
     @contextlib.contextmanager
     def shard(self, shard: int, commit: bool) -> Iterator[Arena]:
-        opening = self.division().opening(self.table, shard)
+        opening = self.resharding().opening(self.table, shard)
         with name_lock(opening.paths), locked(opening.wal):
             arena = open_arena(opening)
             yield arena
@@ -373,7 +373,7 @@ def test_two_shards_become_three_and_one_though_starts_are_killed(
             if found.count == count and generation != found.generation:
                 generation, nth = found.generation, 0  # the switch: the rest is cleared away
             nth += 1
-        one.divide(count)
+        one.reshard(count)
         assert one.table.count == count
         assert one.arena_files() == names_of(one)
         with one.opened(commit=True) as shards:
@@ -445,7 +445,7 @@ def test_a_start_takes_no_locks_of_names_that_left_nothing(
         taken.append(paths.name)
         yield
 
-    monkeypatch.setattr(redistribute, "name_lock", lock)
+    monkeypatch.setattr(resharding, "name_lock", lock)
     one.start(2)
     assert taken == []
     paths_in(one.directory, "demo-2-17").lock.touch()
@@ -508,7 +508,7 @@ def test_a_reboot_before_or_after_loses_nothing_that_is_in_the_wals(
     for count in (3, 2):
         if "before" in when:
             one.reboot()
-        one.divide(count)
+        one.reshard(count)
         if "after" in when:
             one.reboot()
         with one.opened(commit=True) as shards:
@@ -527,13 +527,13 @@ def test_the_same_number_changes_nothing(begin: Callable[..., Deployment]) -> No
     with one.opened() as shards:
         Ledger(1).fill(shards)
     before = one.all_there_is()
-    one.divide(2)
+    one.reshard(2)
     assert one.all_there_is() == before
 
 
-def test_shards_that_never_ran_are_divided_too(begin: Callable[..., Deployment]) -> None:
+def test_shards_that_never_ran_are_resharded_too(begin: Callable[..., Deployment]) -> None:
     one = begin()
-    one.divide(3)
+    one.reshard(3)
     with one.opened() as shards:
         assert [core.put(b"k", FAR_NS).ticket % 2**48 for core in shards.cores] == [1, 1, 1]
 
@@ -542,8 +542,8 @@ def refused(one: Deployment, count: int) -> PurgatorydError:
     """Why; what was there is there, and nothing else."""
     before = one.all_there_is()
     with pytest.raises(PurgatorydError) as caught:
-        one.divide(count)
-    one.divide(2)
+        one.reshard(count)
+    one.reshard(2)
     assert one.all_there_is() == before
     return caught.value
 
@@ -565,7 +565,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_changed(
         assert sum(len(core.scan()) for core in shards.cores) == 140
 
 
-def test_what_cannot_be_divided_is_named(begin: Callable[..., Deployment]) -> None:
+def test_what_cannot_be_resharded_is_named(begin: Callable[..., Deployment]) -> None:
     one = begin()
     with one.opened() as shards:
         elsewhere = 1 - one.table.place("a").shards[0]
@@ -575,7 +575,7 @@ def test_what_cannot_be_divided_is_named(begin: Callable[..., Deployment]) -> No
     assert (error.namespace, str(elsewhere) in error.reason) == ("a", True)
 
 
-def test_operations_in_a_divided_namespace_cannot_be_placed(
+def test_operations_in_a_partitioned_namespace_cannot_be_placed(
     begin: Callable[..., Deployment],
 ) -> None:
     one = begin()
@@ -617,7 +617,7 @@ def test_a_shard_that_still_runs_is_named(begin: Callable[..., Deployment]) -> N
         name_lock(paths_in(one.directory, "demo-1-1")),
         pytest.raises(AlreadyRunning) as caught,
     ):
-        one.divide(3)
+        one.reshard(3)
     assert caught.value.name == "demo-1-1"
 
 
@@ -633,7 +633,7 @@ def test_an_arena_says_that_it_is_rebuilt_and_stopped_once_it_was_only_read(
     with one.opened() as shards:
         shards.cores[0].put(b"k", FAR_NS, namespace=b"a")
     monkeypatch.setattr(Arena, "rebuild", noted)
-    with source(one.division().opening(one.table, 0)) as arena:
+    with source(one.resharding().opening(one.table, 0)) as arena:
         assert arena is not None
     assert states == [(DaemonState.RECOVERING, os.getpid())]
     with contextlib.closing(Reader.attach(paths_in(one.directory, "demo-1-0"))) as reader:
@@ -653,9 +653,9 @@ def test_what_a_running_daemon_has_is_not_cleared_away(
     arena.close()
     before = one.arena_files()
     with name_lock(paths), pytest.raises(AlreadyRunning):
-        one.divide(2)
+        one.reshard(2)
     assert one.arena_files() == before
-    one.divide(2)
+    one.reshard(2)
     assert one.arena_files() == set()
 
 
@@ -663,7 +663,7 @@ def test_an_arena_of_another_shard_is_refused(begin: Callable[..., Deployment]) 
     one = begin()
     with one.opened():
         pass
-    opening = one.division().opening(one.table, 1)
+    opening = one.resharding().opening(one.table, 1)
     wrong = replace(opening, config=replace(opening.config, shard=0))
     with pytest.raises(ArenaMismatch) as caught:
         open_arena(wrong)
@@ -676,12 +676,12 @@ def test_a_wal_of_a_later_generation_is_left_alone(begin: Callable[..., Deployme
     with one.opened(commit=True) as shards:
         Ledger(1).fill(shards)
     old = one.table
-    one.divide(3)
+    one.reshard(3)
     with one.opened(commit=True) as shards:
         shards.cores[0].put(b"k", FAR_NS, namespace=b"_x")
     one.write(old)
     with pytest.raises(WalMismatch) as caught:
-        one.divide(3)
+        one.reshard(3)
     assert caught.value.field == "generation"
 
 
@@ -691,7 +691,7 @@ def test_namespaces_of_the_daemons_themselves_go_on(begin: Callable[..., Deploym
         for core in shards.cores:
             core.put(b"told", 1, 1, namespace=b"_purgatoryd", topic=b"_events")
             core.advance(10**9)
-    one.divide(1)
+    one.reshard(1)
     with one.opened() as shards:
         [part] = shards.cores[0].publish_all()
         assert (part.namespace, part.head.records) == ("_purgatoryd", 2)
@@ -764,7 +764,7 @@ class Shipped(NamedTuple):
 
 
 @pytest.fixture
-def twice_divided(begin: Callable[..., Deployment], tmp_path: Path) -> Shipped:
+def twice_resharded(begin: Callable[..., Deployment], tmp_path: Path) -> Shipped:
     one, ledger = begin(wal=True, lone=True), Ledger(9)
     (tmp_path / "lake").mkdir()
     with one.opened(commit=True) as shards:
@@ -773,7 +773,7 @@ def twice_divided(begin: Callable[..., Deployment], tmp_path: Path) -> Shipped:
         ledger.arm(shards, b"a", b"far", FAR_NS)
     for count in (2, 3, 1):
         if count == 1:
-            one.reboot()  # what is divided then is an arena that wrote nothing itself
+            one.reboot()  # what is resharded then is an arena that wrote nothing itself
         one.start(count)
         with one.opened(commit=True) as shards:
             ledger.take(shards)
@@ -787,9 +787,9 @@ def twice_divided(begin: Callable[..., Deployment], tmp_path: Path) -> Shipped:
 
 
 def test_the_lake_has_each_timer_once_though_the_number_of_shards_changed(
-    spark: SparkSession, twice_divided: Shipped
+    spark: SparkSession, twice_resharded: Shipped
 ) -> None:
-    one, lake, _ = twice_divided
+    one, lake, _ = twice_resharded
     [wal] = Path(one.config.wal_dir).glob("demo-3-*")
     [newest] = {uuid_of(file.path).hex() for file in segments(wal)}
     alive = living(spark, lake).collect()
@@ -815,9 +815,9 @@ def test_the_lake_has_each_timer_once_though_the_number_of_shards_changed(
 
 
 def test_until_all_shards_of_the_new_number_are_shipped_those_before_count(
-    spark: SparkSession, twice_divided: Shipped
+    spark: SparkSession, twice_resharded: Shipped
 ) -> None:
-    _, lake, _ = twice_divided
+    _, lake, _ = twice_resharded
     for last, counted in (("demo-3-0", 3), ("demo-2-1", 2)):
         unship(lake, last)
         states = {one.daemon: one.state for one in progress(lake)}
@@ -836,14 +836,14 @@ def unship(lake: Lake, wal: str) -> None:
 
 
 def test_an_audit_holds_generations_of_shards_against_each_other(
-    spark: SparkSession, twice_divided: Shipped
+    spark: SparkSession, twice_resharded: Shipped
 ) -> None:
-    one, lake, _ = twice_divided
+    one, lake, _ = twice_resharded
     with whole(spark, lake, folders(Path(one.config.wal_dir), "demo")) as read:
-        assert sorted(len(division.upto) for division in read.found.divisions) == [1, 2, 3]
+        assert sorted(len(resharding.upto) for resharding in read.found.reshardings) == [1, 2, 3]
         verdict = audit(*read)
         assert (verdict.counts, verdict.lost) == ({}, [])
-        [last] = [d.openings[0].daemon for d in read.found.divisions if d.shards == 1]
+        [last] = [d.openings[0].daemon for d in read.found.reshardings if d.shards == 1]
         row = read.openings.where((F.col("daemon") == last) & (F.col("kind") == "arm")).first()
         assert row is not None
         is_it = (F.col("daemon") == last) & F.col("ticket").eqNullSafe(row.ticket)
