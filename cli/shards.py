@@ -56,7 +56,7 @@ def daemons(name: str, count: int = 0) -> Iterator[Named]:
     if count and table is None:
         table = ShardTable(name, 1, 1, count)
     if count and table is not None and table.count != count:
-        table = replace(table, generation=table.generation + 1, count=count)
+        table = replace(table, shard_generation=table.shard_generation + 1, count=count)
     if table is None:
         yield Named(name, {})
         return

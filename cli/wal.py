@@ -65,8 +65,8 @@ def folder(wal_dir: Path, name: str) -> Path:
 
 
 def folders(wal_dir: Path, name: str) -> list[Path]:
-    """Those of a deployment's shards, the oldest generation first, or that of the daemon. Raises as
-    folder() does."""
+    """Those of a deployment's shards, the oldest shard generation first, or that of the daemon.
+    Raises as folder() does."""
     from purgatoryd.shm_layout.paths import check_name
     from purgatoryd.shm_layout.shards import wals_of
 

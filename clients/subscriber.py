@@ -244,7 +244,7 @@ class Merged:
         self._told: deque[Lagged] = deque()
         """Of the shards of the generation before; still to be raised."""
         self._check_s = 0.0
-        self._generation = 0
+        self._shard_generation = 0
         self._next_inbox = 0
         self._open_all(whole=False)
 
@@ -312,17 +312,18 @@ class Merged:
         self._check_s = time.monotonic() + CHECK_S
         with suppress(PurgatorydError):
             _, table = self._route.table()
-            if table is not None and table.generation != self._generation:
+            if table is not None and table.shard_generation != self._shard_generation:
                 self._open_all(whole=True)
 
     def _open_all(self, *, whole: bool) -> None:
         paths, table = self._route.table()
         assert table is not None
         shards = self._route.placed(paths, table).shards
-        # By the shard's own name: never to one of another generation, whose topics are others.
+        # By the shard's own name: never to one of another shard generation, whose topics are
+        # others.
         routes = [Route(table.daemon(shard), self._route.namespace) for shard in {*shards}]
         before, self._inboxes = self._inboxes, _all_or_none(routes, self._open_one, whole)
-        self._generation = table.generation
+        self._shard_generation = table.shard_generation
         self.poller = zmq.Poller()
         for socket in self.sockets:
             self.poller.register(socket, zmq.POLLIN)

@@ -139,7 +139,7 @@ class Registry:
             table = found[0]
             _await_ends(paths.directory, table)
         registry = cls(table, homes)
-        if table.generation != ALONE:
+        if table.shard_generation != ALONE:
             registry.write()
         resharding = Resharding(config, paths.directory, registry.adopt, step)
         registry.table = settle(resharding, table, config.shards)

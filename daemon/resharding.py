@@ -1,11 +1,12 @@
 """Resharding: a deployment's namespaces are divided among another number of shards while none runs.
 
-Beside the arenas of this generation those of the next one are made, under names of their own. The
-routing table is the switch. Before it is written the next generation does not count: a start throws
-away what there is of it and begins again. Once it is written the old one does not count any more,
-and what is left of it goes. So whatever a start finds, one generation is whole.
+Beside the arenas of this shard generation those of the next one are made, under names of their own.
+The routing table is the switch. Before it is written the next shard generation does not count: a
+start throws away what there is of it and begins again. Once it is written the old one does not
+count any more, and what is left of it goes. So whatever a start finds, one shard generation is
+whole.
 
-Nothing of the old generation is changed before the switch, so a refusal leaves all as it was.
+Nothing of the old shard generation is changed before the switch, so a refusal leaves all as it was.
 
 A daemon without shards is resharded as the one shard of the generation before the first. Its lock
 is that of the deployment, and of what it has nothing but the arena goes.
@@ -49,8 +50,8 @@ from purgatoryd.shm_layout.errors import (
 )
 from purgatoryd.shm_layout.layout import ArenaState, is_reserved
 from purgatoryd.shm_layout.merge import Census, Route, census, merge
-from purgatoryd.shm_layout.origins import Origins, write_origins
 from purgatoryd.shm_layout.paths import SHARDS_MAX, Paths, arena_end, paths_in
+from purgatoryd.shm_layout.predecessors import Predecessors, write_predecessors
 from purgatoryd.shm_layout.shards import ALONE, Placement, ShardTable
 from purgatoryd.shm_layout.standing import StandingFile
 from purgatoryd.shm_layout.wal import GroupCommit, Walk, has_header, segments, uuid_of
@@ -77,13 +78,13 @@ class Resharding:
 
 
 def settle(resharding: Resharding, table: ShardTable, count: int) -> ShardTable:
-    """The table under which `count` shards may run: this one, or the next generation's.
+    """The table under which `count` shards may run: this one, or the next shard generation's.
 
     What an earlier call left behind when it was cut off is cleared away first. Raises StartError,
     ArenaError and WalError for what cannot be opened, resharded or placed: then all is as it was.
     """
     _clear(resharding, table)
-    if table.generation != ALONE and table.count == count:
+    if table.shard_generation != ALONE and table.count == count:
         return table
     new = _reshard(resharding, table, count)
     _clear(resharding, new)
@@ -95,22 +96,22 @@ def _placed(old: ShardTable, new: ShardTable) -> dict[str, Placement]:
 
 
 def _reshard(resharding: Resharding, old: ShardTable, count: int) -> ShardTable:
-    new = ShardTable(old.name, old.version + 1, old.generation + 1, count)
+    new = ShardTable(old.name, old.version + 1, old.shard_generation + 1, count)
     with contextlib.ExitStack() as held:
         sources = list(_sources(resharding, old, held))
         have = [census(arena) if arena else {} for arena in sources]
-        if old.generation == ALONE:
+        if old.shard_generation == ALONE:
             old = replace(old, placements=_born(have[0]))
         new = replace(new, placements=_placed(old, new))
         routes = [_routes(old, new, shard, found) for shard, found in enumerate(have)]
         _refuse_other_settings(old, have)
         given = [(a, r) for a, r in zip(sources, routes, strict=True) if a is not None]
-        origins = Origins(_records(resharding, old, sources), new.count)
+        predecessors = Predecessors(_records(resharding, old, sources), new.count)
         try:
-            made = list(_made(resharding, new, given, origins))
+            made = list(_made(resharding, new, given, predecessors))
             _verify(old, have, routes, made)
         except BaseException:
-            _clear_generation(resharding, new, wals=True)
+            _clear_shard_generation(resharding, new, wals=True)
             raise
         resharding.step("writing the routing table")
         resharding.write(new)
@@ -131,7 +132,7 @@ def _sources(
     """The arenas of all shards, locked and rebuilt; None: a shard that never had anything."""
     for shard in range(old.count):
         opening = resharding.opening(old, shard)
-        if old.generation != ALONE:
+        if old.shard_generation != ALONE:
             held.enter_context(name_lock(opening.paths))
         held.enter_context(locked(opening.wal))
         resharding.step(f"opening {opening.config.name}")
@@ -192,16 +193,17 @@ def _refuse_other_settings(old: ShardTable, have: Sequence[Mapping[str, Census]]
                 raise Unplaceable(name, why)
 
 
-# ---- the next generation ------------------------------------------------------------------------
+# ---- the next shard generation
+# ------------------------------------------------------------------------
 
 
 def _made(
     resharding: Resharding,
     new: ShardTable,
     sources: Sequence[tuple[Arena, Mapping[str, Route]]],
-    origins: Origins,
+    predecessors: Predecessors,
 ) -> Iterator[dict[str, Census]]:
-    """Makes the arenas of the next generation, one after the other; what each of them has."""
+    """Makes the arenas of the next shard generation, one after the other; what each of them has."""
     arenas = [arena for arena, _ in sources]
     same = _identity(resharding.config, arenas)
     for shard in range(new.count):
@@ -217,12 +219,12 @@ def _made(
                 merge(to, sources)
             except ArenaBroken as error:
                 raise too_small(error, f" of shard {shard}") from error
-            yield _finished(to, opening, origins)
+            yield _finished(to, opening, predecessors)
 
 
 def _identity(config: Config, sources: Sequence[Arena]) -> dict[str, Any]:
-    """Fields of struct pg_config that the arenas of a generation have in common, and if possible
-    with those before: subscribers go on in a stream whose id stays."""
+    """Fields of struct pg_config that the arenas of a shard generation have in common, and if
+    possible with those before: subscribers go on in a stream whose id stays."""
     headers = [arena.header for arena in sources]
     streams = {int(header.stream_id) for header in headers}
     same = {"stream_id": streams.pop() if len(streams) == 1 else secrets.randbits(63) | 1}
@@ -233,13 +235,13 @@ def _identity(config: Config, sources: Sequence[Arena]) -> dict[str, Any]:
     return same
 
 
-def _finished(arena: Arena, opening: Opening, origins: Origins) -> dict[str, Census]:
+def _finished(arena: Arena, opening: Opening, predecessors: Predecessors) -> dict[str, Census]:
     """Rebuilt, checked, and with a WAL so begun that it can be recovered from."""
     virtual = opening.config.clock == "virtual"
     arena.rebuild(int(arena.header.now_ns) if virtual else boot_ns())
     arena.check()
     if opening.wal is not None:
-        write_origins(opening.wal, origins)
+        write_predecessors(opening.wal, predecessors)
         save_snapshot(arena, opening.wal, step=opening.step)
         end = Walk.before(arena)
         GroupCommit(arena, opening.wal, opening.config.wal_segment_bytes, end).close()
@@ -284,14 +286,18 @@ def _kept(found: Census, *, anew: bool) -> Census:
 
 
 def _clear(resharding: Resharding, table: ShardTable) -> None:
-    """Of the generations before and after the one that counts nothing stays but the WALs of
+    """Of the shard generations before and after the one that counts nothing stays but the WALs of
     those before: who ships them may not be done."""
     _refuse_later(resharding, table)
-    if table.generation == ALONE + 1:
+    if table.shard_generation == ALONE + 1:
         _clear_alone(resharding, table)
-    elif table.generation != ALONE:
-        _clear_generation(resharding, replace(table, generation=table.generation - 1), wals=False)
-    _clear_generation(resharding, replace(table, generation=table.generation + 1), wals=True)
+    elif table.shard_generation != ALONE:
+        _clear_shard_generation(
+            resharding, replace(table, shard_generation=table.shard_generation - 1), wals=False
+        )
+    _clear_shard_generation(
+        resharding, replace(table, shard_generation=table.shard_generation + 1), wals=True
+    )
 
 
 def _clear_alone(resharding: Resharding, table: ShardTable) -> None:
@@ -311,7 +317,8 @@ def _clear_alone(resharding: Resharding, table: ShardTable) -> None:
 
 
 def _stream(arena: str) -> int | None:
-    """In which the notices of an arena are; those of its heirs go on in it. None: there is none."""
+    """In which the notices of an arena are; those of its successors go on in it. None: there is
+    none."""
     with contextlib.suppress(ArenaMissing), contextlib.closing(Glance(arena)) as glance:
         return glance.stream_id
     return None
@@ -319,7 +326,7 @@ def _stream(arena: str) -> int | None:
 
 def _left(resharding: Resharding, table: ShardTable) -> Iterator[Opening]:
     """Of the shards of this generation that left anything; a name that is too long had none."""
-    begin = f"{table.name}-{table.generation}-"
+    begin = f"{table.name}-{table.shard_generation}-"
     places = [
         (resharding.directory, begin, ""),
         (shm.MOUNT, shm.PREFIX + begin, arena_end(resharding.directory)),
@@ -340,11 +347,13 @@ def _numbers(folder: Path, begin: str, end: str) -> Iterator[int]:
 
 
 def _refuse_later(resharding: Resharding, table: ShardTable) -> None:
-    """An unfinished generation has no daemons, so one that had is of a later table."""
-    for opening in _left(resharding, replace(table, generation=table.generation + 1)):
+    """An unfinished shard generation has no daemons, so one that had is of a later table."""
+    for opening in _left(resharding, replace(table, shard_generation=table.shard_generation + 1)):
         if opening.wal is not None and _used(opening.wal):
-            generation = table.generation
-            raise WalMismatch(str(opening.wal), "generation", generation, generation + 1)
+            shard_generation = table.shard_generation
+            raise WalMismatch(
+                str(opening.wal), "shard generation", shard_generation, shard_generation + 1
+            )
 
 
 def _used(wal: Path) -> bool:
@@ -360,7 +369,7 @@ def _used(wal: Path) -> bool:
         return True
 
 
-def _clear_generation(resharding: Resharding, table: ShardTable, *, wals: bool) -> None:
+def _clear_shard_generation(resharding: Resharding, table: ShardTable, *, wals: bool) -> None:
     for opening in _left(resharding, table):
         with name_lock(opening.paths):
             _clear_daemon(resharding, opening, wals)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.window import Window
 
-from purgatoryd.pipeline.continuity import Continuity, Resharding, Run, predecessor
+from purgatoryd.pipeline.continuity import Continuity, Resharding, Run, run_before
 from purgatoryd.pipeline.lives import ARMED, KEYS
 
 if TYPE_CHECKING:
@@ -424,7 +424,7 @@ def _within(run: Run, snapshot: Manifest, upto: int) -> bool:
 def _took_over(found: Continuity, run: Run, snapshot: Manifest) -> bool:
     """Whether it is the first snapshot of the arena that came after the run's."""
     return any(
-        predecessor(found.runs, other) is run
+        run_before(found.runs, other) is run
         for other in found.runs
         if (other.daemon, other.first_lsn) == (snapshot.daemon, snapshot.first_lsn)
     )

@@ -177,7 +177,7 @@ def _gap(run: Run, lsn: int) -> Violation:
 def _follow_arenas(found: Continuity) -> None:
     """A recovery from the WAL goes on with the numbers under a new uuid."""
     for run in [r for r in found.runs if r.number == 0 and r.first_lsn > 1]:
-        before = predecessor(found.runs, run)
+        before = run_before(found.runs, run)
         if before is None:
             cause = "retention" if _had_gone(run, 1) else "unexplained"
             found.lost.append(Lost(run.daemon, 1, run.first_lsn - 1, cause))
@@ -187,7 +187,7 @@ def _follow_arenas(found: Continuity) -> None:
             found.lost.append(Lost(before.daemon, before.last_lsn + 1, None, "recovery"))
 
 
-def predecessor(runs: Sequence[Run], run: Run) -> Run | None:
+def run_before(runs: Sequence[Run], run: Run) -> Run | None:
     """The last run of the arena whose place another one took with `run`; None = not known."""
     others = (other for other in runs if other.daemon != run.daemon)
     for other in others:
@@ -202,7 +202,7 @@ def _of_one_wal(one: Manifest, other: Manifest) -> bool:
     return one.node == other.node and one.wal == other.wal
 
 
-def heirs(manifests: Iterable[Manifest]) -> dict[str, str]:
+def successors(manifests: Iterable[Manifest]) -> dict[str, str]:
     """By daemon whose place another one took: the other. What was armed there is armed here.
 
     `manifests`: of segments and, for arenas that have filled none yet, of snapshots.
@@ -219,7 +219,7 @@ _daemon = attrgetter("daemon")
 
 
 class _Arena(NamedTuple):
-    """What is known of an arena. `next_lsn`: that of its heir's first record; `newest`: its
+    """What is known of an arena. `next_lsn`: that of its successor's first record; `newest`: its
     manifest with the newest row."""
 
     first_lsn: int
@@ -238,45 +238,46 @@ def _goes_on(one: _Arena, other: _Arena) -> bool:
     return meet and _of_one_wal(one.newest, other.newest)
 
 
-def befores(manifests: Iterable[Manifest]) -> dict[str, set[str]]:
+def predecessors(manifests: Iterable[Manifest]) -> dict[str, set[str]]:
     """By daemon, those whose place it took, alone or with others: after a recovery, or as a shard
     of another number of shards. What was armed there is armed in those that came after.
 
-    `manifests`: as heirs() has them. Raises LakeBroken if what they tell is a ring.
+    `manifests`: as successors() has them. Raises LakeBroken if what they tell is a ring.
     """
     told = [*manifests]
-    found = {one.daemon: set(one.origins) for one in told if one.origins}
+    found = {one.daemon: set(one.predecessors) for one in told if one.predecessors}
     in_turn(found)
-    for before, after in heirs(told).items():
-        if after not in all_before(found, before):  # it only looks so: nobody comes before himself
+    for before, after in successors(told).items():
+        # it only looks so: nobody comes before himself
+        if after not in all_predecessors(found, before):
             found.setdefault(after, set()).add(before)
     return found
 
 
-def all_before(befores: Mapping[str, Set[str]], daemon: str) -> set[str]:
+def all_predecessors(predecessors: Mapping[str, Set[str]], daemon: str) -> set[str]:
     """Whose place it took, and whose they had taken, and so on."""
     found: set[str] = set()
     left = [daemon]
     while left:
-        new = befores.get(left.pop(), set()) - found
+        new = predecessors.get(left.pop(), set()) - found
         found |= new
         left += new
     return found
 
 
-def in_turn(befores: Mapping[str, Set[str]]) -> list[str]:
+def in_turn(predecessors: Mapping[str, Set[str]]) -> list[str]:
     """The daemons, each behind those whose place it took. Raises LakeBroken if there is none."""
     try:
-        return [*TopologicalSorter(befores).static_order()]
+        return [*TopologicalSorter(predecessors).static_order()]
     except CycleError as error:
         raise _ring(error.args[1]) from None
 
 
-def newest_heir(heirs: Mapping[str, str], daemon: str) -> str:
+def newest_successor(successors: Mapping[str, str], daemon: str) -> str:
     """Who has a daemon's place by now: itself, if nobody took it. Raises LakeBroken for a ring."""
     line = [daemon]
-    while line[-1] in heirs:
-        line.append(heirs[line[-1]])
+    while line[-1] in successors:
+        line.append(successors[line[-1]])
         if line[-1] in line[:-1]:
             raise _ring(line)
     return line[-1]
@@ -301,10 +302,10 @@ class Standing(NamedTuple):
 
 
 def standing(manifests: Iterable[Manifest]) -> Standing:
-    """Of the daemons in `manifests`, as befores() has them. Raises LakeBroken."""
+    """Of the daemons in `manifests`, as predecessors() has them. Raises LakeBroken."""
     told = [*manifests]
-    before, coming = befores(told), set(_coming(told))
-    gone = set().union(*(all_before(before, one) for one in before.keys() - coming))
+    before, coming = predecessors(told), set(_coming(told))
+    gone = set().union(*(all_predecessors(before, one) for one in before.keys() - coming))
     return Standing(gone, coming - gone)
 
 
@@ -312,31 +313,31 @@ def _coming(manifests: Sequence[Manifest]) -> Iterator[str]:
     """Those who took the place of others with shards of which no snapshot is there: without one
     nobody knows what they began with. Where nothing of those before is there either, they count."""
     known = {one.daemon for one in manifests}
-    for own in by_origins(manifests):
+    for own in by_predecessors(manifests):
         there = {one.wal for one in own if one.table == OPENINGS}
-        if len(there) < own[0].shards and known & own[0].origins.keys():
+        if len(there) < own[0].shards and known & own[0].predecessors.keys():
             yield from (one.daemon for one in own)
 
 
 def _reshardings(manifests: Iterable[Manifest]) -> Iterator[Resharding]:
     """By the arenas that took the place of others, with the snapshots that they began with."""
-    for own in by_origins(manifests):
+    for own in by_predecessors(manifests):
         begun = [one for one in own if one.table == OPENINGS and one.first_lsn == 1]
         begun.sort(key=attrgetter("epoch"), reverse=True)
         first = {one.wal: one for one in begun}  # a start that came to no record took another
-        yield Resharding(own[0].origins, tuple(first.values()), own[0].shards)
+        yield Resharding(own[0].predecessors, tuple(first.values()), own[0].shards)
 
 
-def by_origins(manifests: Iterable[Manifest]) -> Iterator[tuple[Manifest, ...]]:
+def by_predecessors(manifests: Iterable[Manifest]) -> Iterator[tuple[Manifest, ...]]:
     """Those of daemons that took the place of the same others, of each change of the number of
     shards."""
-    told = sorted((one for one in manifests if one.origins), key=_origins)
-    for _, own in groupby(told, _origins):
+    told = sorted((one for one in manifests if one.predecessors), key=_predecessors)
+    for _, own in groupby(told, _predecessors):
         yield tuple(own)
 
 
-def _origins(manifest: Manifest) -> list[tuple[str, int]]:
-    return sorted(manifest.origins.items())
+def _predecessors(manifest: Manifest) -> list[tuple[str, int]]:
+    return sorted(manifest.predecessors.items())
 
 
 def _before_resharding(runs: Iterable[Run], resharding: Resharding) -> Iterator[Lost]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F  # noqa: N812
 
 from purgatoryd.pipeline import silver
-from purgatoryd.pipeline.continuity import newest_heir
+from purgatoryd.pipeline.continuity import newest_successor
 from purgatoryd.pipeline.jobs import bronze_of
 from purgatoryd.pipeline.lake import Lake
 from purgatoryd.pipeline.living import in_place, living
@@ -84,14 +84,14 @@ def _host(path: Path, name: str, about: Any) -> tuple[Host, str]:
 
 
 def of_today(
-    hosts: Mapping[str, Host], heirs: Mapping[str, str], absent: Set[str]
+    hosts: Mapping[str, Host], successors: Mapping[str, str], absent: Set[str]
 ) -> dict[str, Host]:
     """{daemon's uuid: host}, with the uuid that each has now: another one after each recovery from
-    the WAL. `heirs`: of continuity; `absent`: who does not count, by standing(). Raises
+    the WAL. `successors`: of continuity; `absent`: who does not count, by standing(). Raises
     InvalidSetting for two that are one by now, and for a shard in whose place there are others."""
     found: dict[str, Host] = {}
     for daemon, host in hosts.items():
-        today = newest_heir(heirs, daemon)
+        today = newest_successor(successors, daemon)
         if today in absent:
             bound = "of a shard that counts: status shows which do"
             raise InvalidSetting(f"{host.name}.daemon", today, bound, "fleet")

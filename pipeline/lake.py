@@ -80,7 +80,7 @@ class Manifest:
     ended something, real boot clock, 0 = nothing; `built_from_ns`: when the first answer or batch
     of notices was built that it tells of. `gone_from`: records from this one up to it had left the
     WAL, and were not in the lake, when it came; 0 = none.
-    `origins`: the daemons whose place this one took with others, `shards` together, when the
+    `predecessors`: the daemons whose place this one took with others, `shards` together, when the
     number of a deployment's shards changed, each with its last record that counts. `wal`: what
     the WAL's folder is called, which has one arena after the other.
     """
@@ -103,7 +103,7 @@ class Manifest:
     ended_upto_ns: int = 0
     built_from_ns: int = 0
     gone_from: int = 0
-    origins: Mapping[str, int] = field(default_factory=dict)
+    predecessors: Mapping[str, int] = field(default_factory=dict)
     shards: int = 0
     wal: str = ""
 

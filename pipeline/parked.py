@@ -9,9 +9,9 @@ What the newest segment says may yet be lost in a power cut. So only what was pa
 it: a row too many is answered UNKNOWN when its window comes, and a ticket is never used again. Ends
 and moves wait until their segment is in the lake.
 
-After a reboot, or with other sizes, the daemon has another arena: the *heir* of the one before.
-Tickets go on, and so do LSNs; by those and the WAL's name, and by the order of its files, heirs
-are known. A row keeps the arena that parked it, for there its record is.
+After a reboot, or with other sizes, the daemon has another arena: the *successor* of the one
+before. Tickets go on, and so do LSNs; by those and the WAL's name, and by the order of its files,
+successors are known. A row keeps the arena that parked it, for there its record is.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from purgatoryd.pipeline.cold import (
     write_rows,
     write_tombstones,
 )
-from purgatoryd.pipeline.continuity import heirs, newest_heir
+from purgatoryd.pipeline.continuity import newest_successor, successors
 from purgatoryd.pipeline.lake import OPENINGS, Lake
 from purgatoryd.pipeline.schemas import COLD
-from purgatoryd.pipeline.sources import heirs_in
+from purgatoryd.pipeline.sources import successors_in
 from purgatoryd.pipeline.tier import Tier, Version
 from purgatoryd.pipeline.tiers import Place, node_of, read_files, tiers
 
@@ -70,11 +70,11 @@ class Collected:
 @dataclass(frozen=True, slots=True)
 class Records:
     """Rows of BRONZE of a daemon that were not looked at: those of the lake, and those that are in
-    the WAL alone. `arenas`: those that it has, and whose heirs they are; `heirs`: among these.
-    `wals`: by arena, up to which LSN what is in the lake has been looked at then."""
+    the WAL alone. `arenas`: those that it has, and whose successors they are; `successors`: among
+    these. `wals`: by arena, up to which LSN what is in the lake has been looked at then."""
 
     arenas: frozenset[str]
-    heirs: dict[str, str]
+    successors: dict[str, str]
     wals: dict[str, int]
     shipped: DataFrame
     newest: DataFrame
@@ -103,7 +103,7 @@ def collect(
             tier.commit(replace(
                 version, reserved=0, daemon=hot.name, rows=(*version.rows, *rows),
                 tombstones=(*version.tombstones, *stones),
-                wals=version.wals | found.wals, heirs=version.heirs | found.heirs,
+                wals=version.wals | found.wals, successors=version.successors | found.successors,
             ))  # fmt: skip
     return Collected(number, sum(part.rows for part in rows), sum(part.rows for part in stones))
 
@@ -111,13 +111,17 @@ def collect(
 def records(
     spark: SparkSession, lake: Lake, now: Sequence[str], version: Version, wals: Sequence[Path]
 ) -> Records:
-    """What the WALs of the arenas `now` have, and of those whose heirs they are, that `version`
-    has not. Segments are shipped in their order."""
+    """What the WALs of the arenas `now` have, and of those whose successors they are, that
+    `version` has not. Segments are shipped in their order."""
     segments = lake.manifests()
-    told = version.heirs | heirs([*segments, *lake.manifests(OPENINGS)])
+    told = version.successors | successors([*segments, *lake.manifests(OPENINGS)])
     for folder in wals:
-        told |= heirs_in(folder)
-    own = {arena: heir for arena, heir in told.items() if newest_heir(told, arena) in now}
+        told |= successors_in(folder)
+    own = {
+        arena: successor
+        for arena, successor in told.items()
+        if newest_successor(told, arena) in now
+    }
     arenas = frozenset((*now, *own))
     seen = {arena: version.wals.get(arena, 0) for arena in arenas}
     new = [m for m in segments if m.daemon in arenas and m.last_lsn > seen[m.daemon]]

@@ -34,7 +34,7 @@ from purgatoryd.pipeline.schemas import BRONZE as BRONZE_TABLE
 from purgatoryd.pipeline.sources import Source, openings, present, refuse_open_end, sealed
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.errors import BadPath, PurgatorydError
-from purgatoryd.shm_layout.origins import read_origins
+from purgatoryd.shm_layout.predecessors import read_predecessors
 from purgatoryd.shm_layout.retention_holds import RetentionHold, read_holds, set_hold
 from purgatoryd.shm_layout.wal import Walk, segments
 
@@ -151,7 +151,7 @@ class Shipper:
         self._named: dict[str, int] = {}  # how many names were learnt when each daemon's were saved
         self._done: set[Identity] = set()
         self._reached: dict[str, int] = {}  # last record of each daemon
-        self._origins = read_origins(directory)
+        self._predecessors = read_predecessors(directory)
         self._locks = ExitStack()
 
     def close(self) -> None:
@@ -290,8 +290,8 @@ class Shipper:
             ended_upto_ns=max(content.bounds["ended_boot_ns"], default=0),
             built_from_ns=min(content.bounds["built_ns"], default=0),
             gone_from=gone_from,
-            origins=self._origins.upto,
-            shards=self._origins.shards,
+            predecessors=self._predecessors.upto,
+            shards=self._predecessors.shards,
             wal=self._directory.name,
         )
 

@@ -18,7 +18,7 @@ from purgatoryd.shm_layout.errors import BadPath, WalDamaged
 from purgatoryd.shm_layout.files import listed
 from purgatoryd.shm_layout.layout import WalkState
 from purgatoryd.shm_layout.retention_holds import LSN_END
-from purgatoryd.shm_layout.shards import generations_behind
+from purgatoryd.shm_layout.shards import shard_generations_behind
 from purgatoryd.shm_layout.wal import SEGMENT, SNAPSHOT, File, Walk, segments, snapshots
 
 HEAD: int = lib.PG_WAL_SEGMENT_HEAD
@@ -76,7 +76,8 @@ def present(files: Iterable[File]) -> Iterator[Source]:
 def sealed(directory: Path) -> list[Source]:
     """The segments that nobody writes any more, oldest first: all but the newest one, and that one
     too of a shard whose deployment has another number of them by now."""
-    over = generations_behind(directory.absolute()) > 0  # asked first: then nothing more comes
+    # asked first: then nothing more comes
+    over = shard_generations_behind(directory.absolute()) > 0
     found = [*present(segments(directory))]
     ended = [one.before(after) for one, after in pairwise(found)]
     return ended + [one.before(None) for one in found[-1:] if over]
@@ -94,13 +95,13 @@ def wals_in(directory: Path) -> list[Path]:
 def openings(directory: Path, names: Container[str] | None = None) -> list[Source]:
     """The snapshots that are there, or those of these names; they may go at any time. None of a
     shard that does not count yet: it may be thrown away."""
-    if generations_behind(directory.absolute()) < 0:
+    if shard_generations_behind(directory.absolute()) < 0:
         return []
     files = snapshots(directory)
     return [*present(f for f in files if names is None or f.path.name in names)]
 
 
-def heirs_in(directory: Path) -> dict[str, str]:
+def successors_in(directory: Path) -> dict[str, str]:
     """By arena whose place another one took, the other: a WAL's files are of one daemon.
     Raises WalMismatch, WalDamaged."""
     begun: dict[str, tuple[int, int]] = {}  # each arena once: an end and a beginning may be one LSN

@@ -31,7 +31,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from purgatoryd.pipeline.continuity import newest_heir
+from purgatoryd.pipeline.continuity import newest_successor
 from purgatoryd.pipeline.lake import checked, fields_of, intact, record
 from purgatoryd.pipeline.locks import alone, in_turn
 from purgatoryd.pipeline.schemas import TOMBSTONES
@@ -89,7 +89,8 @@ class Version:
     load under way, whose rows are not there yet. `owed`: tombstones of which the daemon was not
     told. `replaced`: files of the version before a compaction, which may still have readers.
     `daemon`: whose parked timers it has; `wals`: by uuid of the arena, up to which LSN its
-    records were read; `heirs`: by uuid, the arena that took its place, and its parked timers."""
+    records were read; `successors`: by uuid, the arena that took its place, and its parked
+    timers."""
 
     number: int = 0
     tier: str = ""
@@ -102,11 +103,11 @@ class Version:
     replaced: tuple[str, ...] = ()
     daemon: str = ""
     wals: dict[str, int] = field(default_factory=dict)
-    heirs: dict[str, str] = field(default_factory=dict)
+    successors: dict[str, str] = field(default_factory=dict)
 
     def holder(self, arena: str) -> str:
         """The arena that has the parked timers of this one by now."""
-        return newest_heir(self.heirs, arena)
+        return newest_successor(self.successors, arena)
 
     @property
     def whole(self) -> int:

@@ -14,13 +14,13 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from purgatoryd.pipeline import silver
 from purgatoryd.pipeline.cold import rows_of, tombstones_of
-from purgatoryd.pipeline.continuity import befores, in_turn
+from purgatoryd.pipeline.continuity import in_turn, predecessors
 from purgatoryd.pipeline.lake import OPENINGS, Lake
 from purgatoryd.pipeline.promote import load_of
-from purgatoryd.pipeline.sources import heirs_in
+from purgatoryd.pipeline.sources import successors_in
 from purgatoryd.pipeline.tier import Tier, Window
 from purgatoryd.pipeline.tiers import read_events, read_openings, tiers
-from purgatoryd.shm_layout.origins import read_origins
+from purgatoryd.shm_layout.predecessors import read_predecessors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,7 +99,7 @@ def history(spark: SparkSession, lake: Lake, wals: Sequence[Path], key: Key) -> 
     Raises LakeBroken, WalMismatch.
     """
     rows = read_events(spark, lake, wals).unionByName(read_openings(spark, lake, wals))
-    lives = trace(rows, key, _befores(lake, wals))
+    lives = trace(rows, key, _predecessors(lake, wals))
     if not Tier.there(lake.root):
         return lives
     tier = Tier(lake.root)
@@ -107,12 +107,12 @@ def history(spark: SparkSession, lake: Lake, wals: Sequence[Path], key: Key) -> 
     return list(_with_cold(lives, cold_rows(spark, tier, key), windows))
 
 
-def _befores(lake: Lake, wals: Sequence[Path]) -> dict[str, set[str]]:
-    """As continuity.befores(), also of what is not in the lake yet."""
-    found = befores([*lake.manifests(), *lake.manifests(OPENINGS)])
+def _predecessors(lake: Lake, wals: Sequence[Path]) -> dict[str, set[str]]:
+    """As continuity.predecessors(), also of what is not in the lake yet."""
+    found = predecessors([*lake.manifests(), *lake.manifests(OPENINGS)])
     for folder in wals:
-        upto = read_origins(folder).upto
-        for before, after in heirs_in(folder).items():
+        upto = read_predecessors(folder).upto
+        for before, after in successors_in(folder).items():
             found.setdefault(after, set()).add(before)
         for one in tiers(None, [folder], OPENINGS):
             found.setdefault(one.identity.daemon, set()).update(upto)

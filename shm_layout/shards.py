@@ -1,8 +1,9 @@
 """Which shard holds which namespace: the routing table of a deployment, and its file.
 
-A deployment of COUNT shards is so many daemons, each with its own arena and sockets. Its generation
-changes with COUNT only, and stands in the daemons' names: arenas of two generations never meet. The
-generation before the first is a daemon alone, whose name is the deployment's own.
+A deployment of COUNT shards is so many daemons, each with its own arena and sockets. Its shard
+generation changes with COUNT only, and stands in the daemons' names: arenas of two shard
+generations never meet. The shard generation before the first is a daemon alone, whose name is the
+deployment's own.
 
 The table is one small file that is replaced as a whole. Who runs the deployment is its only writer.
 """
@@ -26,7 +27,7 @@ from purgatoryd.shm_layout.paths import NAME_BYTES_MAX, SHARDS_MAX
 
 SCHEMA = 1
 ALONE = 0
-"""The generation of a daemon without shards: no table says so, as it needs none."""
+"""The shard generation of a daemon without shards: no table says so, as it needs none."""
 PARTITIONS_MAX = 1024
 MODE = 0o640
 """Clients of the group read it, as they reach the sockets beside it."""
@@ -75,15 +76,15 @@ class ShardTable:
     name: str
     version: int
     """Grows with every change."""
-    generation: int
+    shard_generation: int
     count: int
     placements: Mapping[str, Placement] = field(default_factory=dict)
 
     def daemon(self, shard: int) -> str:
         """The name of the daemon that is `shard`."""
-        if self.generation == ALONE:
+        if self.shard_generation == ALONE:
             return self.name
-        return f"{self.name}-{self.generation}-{shard}"
+        return f"{self.name}-{self.shard_generation}-{shard}"
 
     @property
     def daemons(self) -> list[str]:
@@ -134,13 +135,13 @@ def _weight(namespace: str, shard: int) -> bytes:
 # ---- the file -----------------------------------------------------------------------------------
 
 
-def generations_behind(wal: Path) -> int:
-    """How many generations of its deployment came after that of a daemon, WAL_DIR/NAME: 0 = it is
-    of the newest, or of none; below 0 = it does not count yet. Raises TableBroken."""
+def shard_generations_behind(wal: Path) -> int:
+    """How many shard generations of its deployment came after that of a daemon, WAL_DIR/NAME: 0 =
+    it is of the newest, or of none; below 0 = it does not count yet. Raises TableBroken."""
     found = _DAEMON.fullmatch(wal.name)
-    name, generation = (found[1], int(found[2])) if found else (wal.name, ALONE)
-    counts = _generation(wal.parent, name)
-    return 0 if counts is None else counts - generation
+    name, shard_generation = (found[1], int(found[2])) if found else (wal.name, ALONE)
+    counts = _shard_generation(wal.parent, name)
+    return 0 if counts is None else counts - shard_generation
 
 
 def wals_of(wal_dir: Path, deployment: str) -> list[Path]:
@@ -153,14 +154,14 @@ def wals_of(wal_dir: Path, deployment: str) -> list[Path]:
     }
     if folders and (lone := wal_dir / deployment).is_dir():
         folders[ALONE, 0] = lone
-    counts = _generation(wal_dir, deployment)
+    counts = _shard_generation(wal_dir, deployment)
     return [path for at, path in sorted(folders.items()) if counts is None or at[0] <= counts]
 
 
-def _generation(wal_dir: Path, name: str) -> int | None:
+def _shard_generation(wal_dir: Path, name: str) -> int | None:
     """The one that counts, by the folder of the WALs; None: nothing there says which."""
     if table := read_table(wal_dir, name):
-        return table.generation
+        return table.shard_generation
     return ALONE if (wal_dir / name).is_dir() else None
 
 
@@ -204,7 +205,7 @@ def _encoded(table: ShardTable) -> bytes:
         "schema": SCHEMA,
         "name": table.name,
         "version": table.version,
-        "generation": table.generation,
+        "shard_generation": table.shard_generation,
         "count": table.count,
         "placements": {name: found.shards for name, found in table.placements.items()},
     }
@@ -228,15 +229,19 @@ def _table(record: Any) -> ShardTable:
         name: Placement(name, tuple(map(int, shards)))
         for name, shards in record["placements"].items()
     }
-    version, generation, count = (int(record[n]) for n in ("version", "generation", "count"))
-    return ShardTable(str(record["name"]), version, generation, count, placements)
+    version, shard_generation, count = (
+        int(record[n]) for n in ("version", "shard_generation", "count")
+    )
+    return ShardTable(str(record["name"]), version, shard_generation, count, placements)
 
 
 def _check(path: Path, name: str, table: ShardTable) -> None:
     if table.name != name:
         raise TableBroken(str(path), f"is the table of {table.name!r}")
-    if not 1 <= table.count <= SHARDS_MAX or table.generation < 1 or table.version < 1:
-        raise TableBroken(str(path), f"has {table.count} shards of generation {table.generation}")
+    if not 1 <= table.count <= SHARDS_MAX or table.shard_generation < 1 or table.version < 1:
+        raise TableBroken(
+            str(path), f"has {table.count} shards of generation {table.shard_generation}"
+        )
     for placement in table.placements.values():
         if not placement.shards or not all(0 <= s < table.count for s in placement.shards):
             raise TableBroken(

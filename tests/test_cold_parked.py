@@ -27,7 +27,7 @@ from purgatoryd.pipeline.loading import Loader
 from purgatoryd.pipeline.parked import collect
 from purgatoryd.pipeline.promote import promote
 from purgatoryd.pipeline.ship import Shipper
-from purgatoryd.pipeline.sources import heirs_in
+from purgatoryd.pipeline.sources import successors_in
 from purgatoryd.pipeline.tier import HOUR_NS, Tier
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import ParkedElsewhere, WindowElsewhere
@@ -182,7 +182,7 @@ def test_what_was_parked_comes_back_after_reboots(spark: SparkSession, world: Wo
     assert stats(world.daemon)["parked"] == 29
     world.ship()  # the first arena to its end, and of the second one its first snapshot
     with client() as some, Loader("demo") as hot:
-        assert list(heirs_in(world.wal).values()) == hot.uuids()
+        assert list(successors_in(world.wal).values()) == hot.uuids()
         found = collect(spark, tier, lake, hot)
         assert (found.rows, found.ended) == (10, 1)
         begun, late = promote(spark, tier, until_ns, hot)

@@ -7,7 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from purgatoryd.pipeline.continuity import befores, continuity, heirs, newest_heir, standing
+from purgatoryd.pipeline.continuity import (
+    continuity,
+    newest_successor,
+    predecessors,
+    standing,
+    successors,
+)
 from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Manifest
 from purgatoryd.shm_layout.errors import LakeBroken
 
@@ -21,30 +27,30 @@ def arena(
 
 
 def shard(
-    name: str, origins: Mapping[str, int], shards: int, first: int = 1, table: str = OPENINGS
+    name: str, predecessors: Mapping[str, int], shards: int, first: int = 1, table: str = OPENINGS
 ) -> Manifest:
-    """The first snapshot of one of `shards` that took the place of others; also of its heirs, whose
-    names go on with a stroke."""
+    """The first snapshot of one of `shards` that took the place of others; also of its successors,
+    whose names go on with a stroke."""
     wal = f"demo-{name.rstrip('*')}"
     return Manifest(
         table, name, "node", 1, first, 0, 0, "boot", 1, 0, 0,
-        origins=origins, shards=shards, wal=wal,
+        predecessors=predecessors, shards=shards, wal=wal,
     )  # fmt: skip
 
 
 # ---- recoveries ------------------------------------------------------------------------------
 
 
-def test_heirs_are_known_by_where_their_records_begin() -> None:
+def test_successors_are_known_by_where_their_records_begin() -> None:
     fresh, first = arena("fresh", 1, 99), arena("a", 1, 15)
     strangers = [fresh, arena("stranger", 16, 20)]
-    assert heirs([first, *strangers]) == {}
+    assert successors([first, *strangers]) == {}
     brief = arena("brief", 16, 15, OPENINGS, at=1)  # with other sizes before its first record
     then = arena("b", 16, 15, OPENINGS, at=2)
-    assert heirs([then, brief, first, *strangers]) == {"a": "b"}
-    found = heirs([arena("b", 16, 28), arena("c", 29, 28, OPENINGS), then, brief, first])
+    assert successors([then, brief, first, *strangers]) == {"a": "b"}
+    found = successors([arena("b", 16, 28), arena("c", 29, 28, OPENINGS), then, brief, first])
     assert found == {"a": "b", "b": "c"}
-    assert [newest_heir(found, name) for name in ("a", "c", "fresh")] == ["c", "c", "fresh"]
+    assert [newest_successor(found, name) for name in ("a", "c", "fresh")] == ["c", "c", "fresh"]
 
 
 def test_two_wals_that_count_alike_have_nothing_to_do_with_each_other() -> None:
@@ -52,30 +58,31 @@ def test_two_wals_that_count_alike_have_nothing_to_do_with_each_other() -> None:
     one = arena("a", 1, 15, wal="demo-1-0")
     for wal, found in (("demo-1-0", {"a": "b"}), ("demo-1-1", {})):
         other = arena("b", 16, 20, wal=wal)
-        assert heirs([one, other]) == found
+        assert successors([one, other]) == found
         causes = [lost.cause for lost in continuity([one, other], []).lost]
         assert causes == (["recovery"] if found else ["unexplained"])
 
 
 @pytest.mark.parametrize("first", [1, 2])
 def test_nobody_comes_before_himself(first: int) -> None:
-    """What origins say counts; that two count alike may be chance, also by way of a third."""
+    """What `predecessors` says counts; that two count alike may be chance, also by way of a
+    third."""
     wal = f"demo-{first}-0"
     old = arena("old", 11, 20, wal=wal)
     young = [
         shard("1-0", {"old": 20}, 1, table=BRONZE), shard("2-0", {"1-0": 1}, 1),
         arena(f"{first}-0", 1, 10, wal=wal),
     ]  # fmt: skip
-    assert heirs([old, *young]) == {f"{first}-0": "old"}
-    assert befores([old, *young]) == {"1-0": {"old"}, "2-0": {"1-0"}}
+    assert successors([old, *young]) == {f"{first}-0": "old"}
+    assert predecessors([old, *young]) == {"1-0": {"old"}, "2-0": {"1-0"}}
 
 
 def test_a_ring_is_named() -> None:
     told = [shard("1-0", {"2-0": 5}, 1), shard("2-0", {"1-0": 5}, 1)]
     with pytest.raises(LakeBroken, match=r"1-0, 2-0, 1-0|2-0, 1-0, 2-0"):
-        befores(told)
+        predecessors(told)
     with pytest.raises(LakeBroken, match="a, b, a"):
-        newest_heir({"a": "b", "b": "a"}, "a")
+        newest_successor({"a": "b", "b": "a"}, "a")
 
 
 # ---- another number of shards ----------------------------------------------------------------
@@ -93,9 +100,9 @@ def names(*manifests: Manifest) -> tuple[set[str], set[str]]:
 
 def test_shards_count_until_all_that_took_their_place_are_there() -> None:
     three = [shard(name, OLD, 3) for name in YOUNG]
-    heir = shard("2-0*", OLD, 3, first=10)
+    successor = shard("2-0*", OLD, 3, first=10)
     assert names() == (set(), set())
-    assert names(*three[:2], heir) == (set(), {"2-0", "2-0*", "2-1"})
+    assert names(*three[:2], successor) == (set(), {"2-0", "2-0*", "2-1"})
     segment = shard("2-2", OLD, 3, table=BRONZE)
     assert names(*three[:2], segment) == (set(), set(YOUNG))  # what it began with is not there
     assert names(*three) == (set(OLD), set())

@@ -248,7 +248,7 @@ def test_a_start_with_another_number_keeps_what_clients_have(daemon: StartDaemon
         assert owner.advance("k", 2) == 1
         assert armed.result(timeout=PATIENCE_S).cause == "satisfied"
     assert read_table(real.dir, "demo") == replace(
-        ShardTable("demo", 1, 1, 1), version=3, generation=3,
+        ShardTable("demo", 1, 1, 1), version=3, shard_generation=3,
         placements={name: Placement(name, (0,)) for name in names},
     )  # fmt: skip
 
@@ -297,7 +297,7 @@ def test_a_daemon_alone_becomes_two_shards_though_starts_are_killed(
             with one.opened() as shards:
                 ledger.compare(shards)
         one.start(2)
-        assert (one.table.generation, one.table.count) == (1, 2)
+        assert (one.table.shard_generation, one.table.count) == (1, 2)
         assert one.tables() == [one.table] * len(one.homes)
         assert one.arena_files() == names_of(one)
         with one.opened(commit=True) as shards:
@@ -365,13 +365,14 @@ def test_two_shards_become_three_and_one_though_starts_are_killed(
         ledger.fill(shards)
         ledger.operate(shards)
     for count in (3, 1):
-        generation, nth = one.table.generation, 1
+        shard_generation, nth = one.table.shard_generation, 1
         while one.killed_at(nth, count):
             steps += 1
             found = read_table(one.directory, "demo")
             assert found is not None
-            if found.count == count and generation != found.generation:
-                generation, nth = found.generation, 0  # the switch: the rest is cleared away
+            if found.count == count and shard_generation != found.shard_generation:
+                # the switch: the rest is cleared away
+                shard_generation, nth = found.shard_generation, 0
             nth += 1
         one.reshard(count)
         assert one.table.count == count
@@ -646,7 +647,7 @@ def test_what_a_running_daemon_has_is_not_cleared_away(
     name: str, begin: Callable[..., Deployment]
 ) -> None:
     one = begin()
-    one.write(replace(one.table, generation=2))
+    one.write(replace(one.table, shard_generation=2))
     paths = paths_in(one.directory, name)
     config = replace(one.config, name=name)
     arena = open_arena(Opening(config, paths))
@@ -670,7 +671,7 @@ def test_an_arena_of_another_shard_is_refused(begin: Callable[..., Deployment]) 
     assert (caught.value.field, caught.value.found) == ("shard", "1 of 2")
 
 
-def test_a_wal_of_a_later_generation_is_left_alone(begin: Callable[..., Deployment]) -> None:
+def test_a_wal_of_a_later_shard_generation_is_left_alone(begin: Callable[..., Deployment]) -> None:
     """The routing table is an older one than the WALs."""
     one = begin(wal=True)
     with one.opened(commit=True) as shards:
@@ -682,7 +683,7 @@ def test_a_wal_of_a_later_generation_is_left_alone(begin: Callable[..., Deployme
     one.write(old)
     with pytest.raises(WalMismatch) as caught:
         one.reshard(3)
-    assert caught.value.field == "generation"
+    assert caught.value.field == "shard generation"
 
 
 def test_namespaces_of_the_daemons_themselves_go_on(begin: Callable[..., Deployment]) -> None:
@@ -706,7 +707,7 @@ def shipped(convoy: Convoy) -> int:
 
 
 def records_of(one: Deployment, table: ShardTable) -> list[tuple[str, int, str]]:
-    """Daemon, LSN and kind of all records in the WALs of a generation."""
+    """Daemon, LSN and kind of all records in the WALs of a shard generation."""
     found = []
     for daemon in table.daemons:
         walk = Walk()
@@ -717,7 +718,7 @@ def records_of(one: Deployment, table: ShardTable) -> list[tuple[str, int, str]]
 
 
 @pytest.mark.parametrize("lone", [False, True], ids=["shards", "alone"])
-def test_all_records_of_the_generation_before_get_into_the_lake(
+def test_all_records_of_the_shard_generation_before_get_into_the_lake(
     lone: bool, begin: Callable[..., Deployment], tmp_path: Path
 ) -> None:
     one, ledger = begin(wal=True, lone=lone), Ledger(7)
@@ -730,9 +731,9 @@ def test_all_records_of_the_generation_before_get_into_the_lake(
         assert shipped(convoy) == 0  # their daemons may go on
 
         def ship_early(step: str) -> None:
-            """The next generation does not count yet, and may never do so."""
+            """The next shard generation does not count yet, and may never do so."""
             if step == "writing the routing table":
-                first, *others = tmp_path.glob(f"demo-{before.generation + 1}-*")
+                first, *others = tmp_path.glob(f"demo-{before.shard_generation + 1}-*")
                 assert len(others) == 2
                 assert list(convoy.poll()) == []
                 assert openings(first) == []
@@ -835,7 +836,7 @@ def unship(lake: Lake, wal: str) -> None:
             (lake.folder("manifests", manifest.daemon) / f"{manifest.name}.json").unlink()
 
 
-def test_an_audit_holds_generations_of_shards_against_each_other(
+def test_an_audit_holds_shard_generations_against_each_other(
     spark: SparkSession, twice_resharded: Shipped
 ) -> None:
     one, lake, _ = twice_resharded

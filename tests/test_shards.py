@@ -117,7 +117,7 @@ def test_a_namespace_stays_where_it_was_born() -> None:
     elsewhere = next(s for s in range(4) if TABLE.place("new").shards != (s,))
     born = TABLE.with_birth(Placement("new", (elsewhere,)))
     assert born.place("new").shards == (elsewhere,)
-    assert (born.version, born.generation) == (TABLE.version + 1, TABLE.generation)
+    assert (born.version, born.shard_generation) == (TABLE.version + 1, TABLE.shard_generation)
     assert "new" not in TABLE.placements
     assert born.namespaces_of(2) == ["shop", *(["new"] if elsewhere == 2 else [])]
     assert born.daemons == ["demo-2-0", "demo-2-1", "demo-2-2", "demo-2-3"]

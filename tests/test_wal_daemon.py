@@ -1316,7 +1316,7 @@ def test_the_files_are_listed_printed_and_verified(daemon: StartDaemon, wal: Pat
     nowhere = command(real, "wal", "ls", "--name", "nobody", *at)
     assert nowhere.returncode == 7
     assert nowhere.stderr.endswith("is no WAL\n")
-    write_table(wal, ShardTable("many", version=1, generation=3, count=2))
+    write_table(wal, ShardTable("many", version=1, shard_generation=3, count=2))
     sharded = command(real, "wal", "ls", "--name", "many", *at)
     assert "its shards have one each, many-3-0, many-3-1" in sharded.stderr
     (wal / "empty").mkdir()

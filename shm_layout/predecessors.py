@@ -15,11 +15,11 @@ from pathlib import Path
 from purgatoryd.shm_layout.errors import BadPath
 from purgatoryd.shm_layout.files import replace_durably
 
-FILE = "origins"
+FILE = "predecessors"
 
 
 @dataclass(frozen=True, slots=True)
-class Origins:
+class Predecessors:
     """`upto`: the uuids, in hex, of the arenas before, each with the last record (LSN) that counts
     in the new ones; empty = there were none. `shards`: how many took their place together."""
 
@@ -27,21 +27,21 @@ class Origins:
     shards: int = 0
 
 
-def read_origins(directory: Path) -> Origins:
+def read_predecessors(directory: Path) -> Predecessors:
     """Those of the WAL in `directory`. Raises BadPath if the file is not one of ours."""
     path = directory / FILE
     try:
         told = json.loads(path.read_bytes())
         upto = {bytes.fromhex(uuid).hex(): int(lsn) for uuid, lsn in told["upto"].items()}
-        return Origins(upto, int(told["shards"]))
+        return Predecessors(upto, int(told["shards"]))
     except FileNotFoundError:
-        return Origins()
+        return Predecessors()
     except OSError as error:
         raise BadPath(str(path), f"cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise BadPath(str(path), f"does not tell origins: {error}") from error
+        raise BadPath(str(path), f"does not tell predecessors: {error}") from error
 
 
-def write_origins(directory: Path, origins: Origins) -> None:
+def write_predecessors(directory: Path, predecessors: Predecessors) -> None:
     """Replaces the file, at once and durably. Raises OSError."""
-    replace_durably(directory / FILE, json.dumps(asdict(origins)).encode())
+    replace_durably(directory / FILE, json.dumps(asdict(predecessors)).encode())
