@@ -48,7 +48,7 @@ from purgatoryd.shm_layout.metrics import (
 )
 from purgatoryd.shm_layout.paths import arena_paths
 from purgatoryd.shm_layout.shm import ArenaFile
-from purgatoryd.shm_layout.standing import Cause, Standing, StandingFile
+from purgatoryd.shm_layout.status_file import Cause, StatusFile, StatusRecord
 from purgatoryd.shm_layout.wire import NamespaceSettings
 
 PREFIX = "purgatoryd_"
@@ -128,7 +128,7 @@ def _gauge(name: str, gauge: str, meaning: str, value: float) -> Metric:
     return family
 
 
-def deployment_families(name: str, found: Standing) -> Iterator[Metric]:
+def deployment_families(name: str, found: StatusRecord) -> Iterator[Metric]:
     """All families of the process that runs the shards of a deployment."""
     yield _gauge(name, "readable", READABLE, 1)
     yield from _process(name, found, {one: one in found.causes for one in Cause})
@@ -139,7 +139,7 @@ def deployment_families(name: str, found: Standing) -> Iterator[Metric]:
     yield restarts
 
 
-def _process(name: str, found: Standing, reasons: Mapping[str, bool]) -> Iterator[Metric]:
+def _process(name: str, found: StatusRecord, reasons: Mapping[str, bool]) -> Iterator[Metric]:
     for gauge, value in process_gauges(found).items():
         yield _gauge(name, gauge, GAUGES[gauge], value)
     yield from _states(name, found.daemon_state, reasons)
@@ -237,12 +237,12 @@ def told(name: str) -> Iterator[Metric]:
         yield _gauge(name, "readable", READABLE, 0)
         return
     if directory is not None:
-        yield from _of_deployment(name, StandingFile(directory, name))
+        yield from _of_deployment(name, StatusFile(directory, name))
     for shard in shards:
         yield from _of_daemon(shard.name)
 
 
-def _of_deployment(name: str, file: StandingFile) -> Iterator[Metric]:
+def _of_deployment(name: str, file: StatusFile) -> Iterator[Metric]:
     try:
         found = file.header
     except (OSError, TableBroken, PermissionDenied) as error:
@@ -267,11 +267,11 @@ def _of_daemon(name: str) -> Iterator[Metric]:
     yield from families(name, found)
 
 
-def _starts(name: str) -> Standing | None:
+def _starts(name: str) -> StatusRecord | None:
     """How a daemon stands that does not serve yet: what its arena says may be of the one before."""
     with suppress(DaemonUnreachable, BadPath, TableBroken, PermissionDenied, OSError):
         paths = arena_paths(name)
-        return StandingFile(paths.directory, paths.name).header
+        return StatusFile(paths.directory, paths.name).header
     return None
 
 
@@ -312,7 +312,7 @@ def text(name: str) -> str:
 
 def _of_nobody() -> Iterator[Metric]:
     yield from families("", _no_metrics())
-    yield from deployment_families("", Standing(DaemonState.STOPPED, 0, 0, 0))
+    yield from deployment_families("", StatusRecord(DaemonState.STOPPED, 0, 0, 0))
 
 
 def _no_metrics() -> Metrics:

@@ -50,7 +50,7 @@ def make_command(
     from purgatoryd.pipeline.extras import need
 
     need("pyspark", "spark")
-    from purgatoryd.pipeline.continuity import standing, successors
+    from purgatoryd.pipeline.continuity import excluded, successors
     from purgatoryd.pipeline.fleet import measured_in, of_today, read_fleet, spaces
     from purgatoryd.pipeline.lake import OPENINGS, Lake
     from purgatoryd.pipeline.plan import plan
@@ -59,7 +59,7 @@ def make_command(
     hosts, groups = read_fleet(fleet)
     there = Lake(lake)
     manifests = [*there.manifests(), *there.manifests(OPENINGS)]
-    hosts = of_today(hosts, successors(manifests), standing(manifests).absent)
+    hosts = of_today(hosts, successors(manifests), excluded(manifests).absent)
     rows = measured_in(session(master, conf), lake).collect()
     made = plan(list(hosts.values()), spaces(rows, hosts, groups), label, tolerance)
     save(lake, made)

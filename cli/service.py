@@ -163,7 +163,7 @@ def stop_command(
     --export is for the daemon's own uid, and replaces a FILE that is there. The daemon is not
     stopped for a file that could not be written.
     """
-    from purgatoryd.shm_layout.arena import Glance
+    from purgatoryd.shm_layout.arena import HeaderView
     from purgatoryd.shm_layout.errors import DaemonUnreachable
     from purgatoryd.shm_layout.paths import client_paths, paths_in
 
@@ -175,7 +175,7 @@ def stop_command(
     if table is not None and export is not None:
         raise InvalidSetting("export", str(export), "left out with shards", "flag")
     names = [name] if table is None else table.daemons
-    arenas = [Glance(paths_in(paths.directory, daemon).arena) for daemon in names]
+    arenas = [HeaderView(paths_in(paths.directory, daemon).arena) for daemon in names]
     # the daemon may be of the version before
     pid = arenas[0].pid if table is None else listener_of(paths.cmd)
     try:

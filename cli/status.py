@@ -56,9 +56,9 @@ def show_deployment(directory: Path, name: str, frozen_ns: int, as_json: bool) -
     nothing since the host began. Raises TableBroken.
     """
     from purgatoryd.shm_layout.health import look
-    from purgatoryd.shm_layout.standing import StandingFile
+    from purgatoryd.shm_layout.status_file import StatusFile
 
-    file = StandingFile(directory, name)
+    file = StatusFile(directory, name)
     try:
         health, found = look(file, frozen_ns), file.header
     except FileNotFoundError:
@@ -73,9 +73,9 @@ def health_of(name: str, frozen_ns: int) -> Health:
     """How the daemon of that name does."""
     from purgatoryd.shm_layout.health import look
     from purgatoryd.shm_layout.paths import arena_paths
-    from purgatoryd.shm_layout.standing import DaemonTold
+    from purgatoryd.shm_layout.status_file import DaemonStatus
 
-    with closing(DaemonTold(arena_paths(name))) as told:
+    with closing(DaemonStatus(arena_paths(name))) as told:
         return look(told, frozen_ns)
 
 

@@ -29,7 +29,7 @@ from purgatoryd.shm_layout.occupancy import Fill, Level
 from purgatoryd.shm_layout.paths import Paths, arena_paths
 from purgatoryd.shm_layout.sessions import Session, Sessions
 from purgatoryd.shm_layout.shm import ArenaFile
-from purgatoryd.shm_layout.standing import DaemonTold, StandingFile
+from purgatoryd.shm_layout.status_file import DaemonStatus, StatusFile
 
 INTERVAL_S = 0.5
 """Between two views."""
@@ -189,7 +189,7 @@ class Sampler:
     def _switch_to(self, paths: Paths) -> None:
         self._reader = _opened(paths)
         self._sessions = _sessions(paths, self._reader)
-        self._watch = Watch(DaemonTold(paths, self._reader), self._frozen_ns)
+        self._watch = Watch(DaemonStatus(paths, self._reader), self._frozen_ns)
         self._moments: deque[_Moment] = deque()
 
     def take(self) -> View:
@@ -286,7 +286,7 @@ def _opened(paths: Paths) -> Reader:
         return Reader(ArenaFile.open(paths.arena, read_only=True))
     except ArenaMissing:
         with suppress(OSError, TableBroken, PermissionDenied):
-            alive = lives(StandingFile(paths.directory, paths.name).header)
+            alive = lives(StatusFile(paths.directory, paths.name).header)
             why = "its daemon is recovering" if alive else "its daemon was killed as it recovered"
             raise ArenaNotReady(paths.arena, f"not there yet: {why}") from None
         raise

@@ -24,7 +24,7 @@ from purgatoryd.shm_layout.layout import Degraded
 from purgatoryd.shm_layout.metrics import Histogram
 from purgatoryd.shm_layout.occupancy import Fill, Level
 from purgatoryd.shm_layout.sessions import Session
-from purgatoryd.shm_layout.standing import StandingFile
+from purgatoryd.shm_layout.status_file import StatusFile
 
 Value = TypeVar("Value")
 
@@ -101,7 +101,7 @@ class Viewer:
         directory = directory_of(self._name)
         if directory is None:
             return None
-        file = StandingFile(directory, self._name)
+        file = StatusFile(directory, self._name)
         try:
             self._watch = self._watch or Watch(file, self._frozen_ns)
             seen, found = self._watch.look(), file.header

@@ -63,7 +63,7 @@ from purgatoryd.shm_layout.shards import (
     table_path,
     write_table,
 )
-from purgatoryd.shm_layout.standing import StandingFile
+from purgatoryd.shm_layout.status_file import StatusFile
 
 HEARTBEAT_NS = 1_000_000_000
 PER_ITERATION = 16
@@ -91,7 +91,7 @@ def serve_shards(config: Config, command: Command, reread: Callable[[], Config])
         life = DeploymentLife(Supervisor.of(os.environ))
         with name_lock(paths), signals() as wake_fd, zmq.Context() as context:
             life.enter(STARTING)
-            life.write_to(StandingFile(paths.directory, config.name))
+            life.write_to(StatusFile(paths.directory, config.name))
             life.enter(RECOVERING)
             # before the sockets: clients ask it first
             registry = Registry.of(config, paths, life.step)

@@ -22,7 +22,7 @@ from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Arena
 from purgatoryd.shm_layout.health import STARTS
 from purgatoryd.shm_layout.layout import EVENTS_NAMESPACE, EVENTS_TOPIC, DaemonState, Degraded
-from purgatoryd.shm_layout.standing import Standing, StandingFile, Trouble
+from purgatoryd.shm_layout.status_file import StatusFile, StatusRecord, Trouble
 
 STOPPED, STARTING, RECOVERING, READY, DEGRADED, DRAINING = DaemonState
 SOUND = Degraded(0)
@@ -69,14 +69,14 @@ class Life(ABC, Generic[Why]):
         self.state = STOPPED
         self.why = self._sound = sound
         self._since_boot_ns = 0
-        self._file: StandingFile | None = None
+        self._file: StatusFile | None = None
         self._publish: Publish | None = None
 
     def publish_by(self, publish: Publish) -> None:
         """From now on moves are published."""
         self._publish = publish
 
-    def write_to(self, file: StandingFile) -> None:
+    def write_to(self, file: StatusFile) -> None:
         """From now on the state stands in this file."""
         self._file = file
         self._store()
@@ -116,10 +116,10 @@ class Life(ABC, Generic[Why]):
     def _write(self) -> None:
         if self._file is not None:
             pid = 0 if self.state is STOPPED else os.getpid()
-            found = Standing(self.state, pid, self._since_boot_ns, boot_ns())
+            found = StatusRecord(self.state, pid, self._since_boot_ns, boot_ns())
             self._file.write(self._complete(found))
 
-    def _complete(self, found: Standing) -> Standing:
+    def _complete(self, found: StatusRecord) -> StatusRecord:
         """With all that there is to tell."""
         return found
 
@@ -195,7 +195,7 @@ class DeploymentLife(Life[tuple[Trouble, ...]]):
         """What is told of the shards from the next move or heartbeat on."""
         self._figures = shards, serving, restarts
 
-    def _complete(self, found: Standing) -> Standing:
+    def _complete(self, found: StatusRecord) -> StatusRecord:
         reasons = [trouble.text for trouble in self.why]
         shards, serving, restarts = self._figures
         return replace(

@@ -34,7 +34,7 @@ from purgatoryd.shm_layout.files import is_in_memory
 from purgatoryd.shm_layout.layout import ArenaState
 from purgatoryd.shm_layout.paths import Paths, daemon_paths
 from purgatoryd.shm_layout.shards import read_table, refuse_shard_name
-from purgatoryd.shm_layout.standing import StandingFile
+from purgatoryd.shm_layout.status_file import StatusFile
 
 LOCK_MODE = 0o600
 LOCK_POLL_S = 0.02
@@ -128,7 +128,7 @@ def system_failures() -> Iterator[None]:
 
 def _recovered(opening: Opening, life: LifeCycle) -> Arena:
     life.enter(RECOVERING)
-    life.write_to(StandingFile(opening.paths.directory, opening.paths.name))
+    life.write_to(StatusFile(opening.paths.directory, opening.paths.name))
     arena = open_arena(opening)
     life.attach(arena)
     return arena

@@ -38,7 +38,7 @@ from purgatoryd.daemon.store import (
 )
 from purgatoryd.daemon.wal import locked
 from purgatoryd.shm_layout import shm
-from purgatoryd.shm_layout.arena import Arena, Glance
+from purgatoryd.shm_layout.arena import Arena, HeaderView
 from purgatoryd.shm_layout.errors import (
     ArenaBroken,
     ArenaMissing,
@@ -53,7 +53,7 @@ from purgatoryd.shm_layout.merge import Census, Route, census, merge
 from purgatoryd.shm_layout.paths import SHARDS_MAX, Paths, arena_end, paths_in
 from purgatoryd.shm_layout.predecessors import Predecessors, write_predecessors
 from purgatoryd.shm_layout.shards import ALONE, Placement, ShardTable
-from purgatoryd.shm_layout.standing import StandingFile
+from purgatoryd.shm_layout.status_file import StatusFile
 from purgatoryd.shm_layout.wal import GroupCommit, Walk, has_header, segments, uuid_of
 
 
@@ -319,8 +319,8 @@ def _clear_alone(resharding: Resharding, table: ShardTable) -> None:
 def _stream(arena: str) -> int | None:
     """In which the notices of an arena are; those of its successors go on in it. None: there is
     none."""
-    with contextlib.suppress(ArenaMissing), contextlib.closing(Glance(arena)) as glance:
-        return glance.stream_id
+    with contextlib.suppress(ArenaMissing), contextlib.closing(HeaderView(arena)) as view:
+        return view.stream_id
     return None
 
 
@@ -390,4 +390,4 @@ def _clear_files(paths: Paths) -> None:
     """Nobody starts a daemon of this name again, so its lock is of no use either."""
     for path in (paths.cmd, paths.pub, paths.admin, paths.lock):
         path.unlink(missing_ok=True)
-    StandingFile(paths.directory, paths.name).remove()
+    StatusFile(paths.directory, paths.name).remove()

@@ -14,12 +14,12 @@ import zmq
 from purgatoryd.daemon.lifecycle import in_words
 from purgatoryd.daemon.log import log
 from purgatoryd.shm_layout import wire
-from purgatoryd.shm_layout.arena import Glance
+from purgatoryd.shm_layout.arena import HeaderView
 from purgatoryd.shm_layout.errors import ArenaError, PermissionDenied, ProtocolError, TableBroken
 from purgatoryd.shm_layout.health import STEP_NS
 from purgatoryd.shm_layout.layout import Message
 from purgatoryd.shm_layout.paths import Paths
-from purgatoryd.shm_layout.standing import Cause, StandingFile, Trouble
+from purgatoryd.shm_layout.status_file import Cause, StatusFile, Trouble
 
 PAUSE_NS, PAUSE_MAX_NS = 100_000_000, 10_000_000_000
 """Before a shard that ended is started again; it doubles with every end."""
@@ -97,7 +97,7 @@ class Shard:
         self._said = b""
         self._ends = 0
         self._ready_ns = 0
-        self._arena: Glance | None = None
+        self._arena: HeaderView | None = None
         self._reload = 0
         """How often it was told to read its settings again."""
         self._reloaded = 0
@@ -221,7 +221,7 @@ class Shard:
     def _written_boot_ns(self) -> int:
         """When its start got further, by its file; 0 = it has none yet."""
         with suppress(OSError, TableBroken, PermissionDenied):
-            return int(StandingFile(self._paths.directory, self.name).header.heartbeat_boot_ns)
+            return int(StatusFile(self._paths.directory, self.name).header.heartbeat_boot_ns)
         return 0
 
     def _moved(self, at_boot_ns: int) -> bool:
@@ -260,7 +260,7 @@ class Shard:
         self._admin.set(zmq.SNDHWM, 0)
         self._admin.connect(self._paths.admin_endpoint)
         with suppress(ArenaError, PermissionDenied, OSError):
-            self._arena = Glance(self._paths.arena)
+            self._arena = HeaderView(self._paths.arena)
         if self._stale:
             self.reload()
         return True

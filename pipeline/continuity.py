@@ -288,7 +288,7 @@ def _ring(daemons: Iterable[str]) -> LakeBroken:
     return LakeBroken(MANIFESTS, f"each of these daemons is said to come before the next: {line}")
 
 
-class Standing(NamedTuple):
+class Excluded(NamedTuple):
     """Daemons that do not count. `gone`: others took their place; `coming`: they will once the
     other shards of their number are in the lake, too."""
 
@@ -301,12 +301,12 @@ class Standing(NamedTuple):
         return self.gone | self.coming
 
 
-def standing(manifests: Iterable[Manifest]) -> Standing:
+def excluded(manifests: Iterable[Manifest]) -> Excluded:
     """Of the daemons in `manifests`, as predecessors() has them. Raises LakeBroken."""
     told = [*manifests]
     before, coming = predecessors(told), set(_coming(told))
     gone = set().union(*(all_predecessors(before, one) for one in before.keys() - coming))
-    return Standing(gone, coming - gone)
+    return Excluded(gone, coming - gone)
 
 
 def _coming(manifests: Sequence[Manifest]) -> Iterator[str]:

@@ -87,7 +87,7 @@ def of_today(
     hosts: Mapping[str, Host], successors: Mapping[str, str], absent: Set[str]
 ) -> dict[str, Host]:
     """{daemon's uuid: host}, with the uuid that each has now: another one after each recovery from
-    the WAL. `successors`: of continuity; `absent`: who does not count, by standing(). Raises
+    the WAL. `successors`: of continuity; `absent`: who does not count, by excluded(). Raises
     InvalidSetting for two that are one by now, and for a shard in whose place there are others."""
     found: dict[str, Host] = {}
     for daemon, host in hosts.items():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyspark.sql import functions as F  # noqa: N812
 
 from purgatoryd.pipeline import silver
-from purgatoryd.pipeline.continuity import standing
+from purgatoryd.pipeline.continuity import excluded
 from purgatoryd.pipeline.lake import OPENINGS, Lake, Manifest
 from purgatoryd.pipeline.tiers import read_files
 
@@ -31,7 +31,7 @@ class InPlace(NamedTuple):
 def in_place(lake: Lake) -> InPlace:
     """Of the daemons that count. Raises LakeBroken."""
     segments, snapshots = lake.manifests(), lake.manifests(OPENINGS)
-    absent = standing([*segments, *snapshots]).absent
+    absent = excluded([*segments, *snapshots]).absent
     openings = {one.daemon: one for one in snapshots if one.daemon not in absent}
     return InPlace([one for one in segments if one.daemon not in absent], openings)
 

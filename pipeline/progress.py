@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby, pairwise
 
-from purgatoryd.pipeline.continuity import standing
+from purgatoryd.pipeline.continuity import excluded
 from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Lake, Manifest
 from purgatoryd.pipeline.parts import Layer, Segment
 from purgatoryd.pipeline.reach import Reach, reaches
@@ -46,7 +46,7 @@ def progress(lake: Lake) -> list[Progress]:
     """Of every daemon that has something in the lake. Raises LakeBroken."""
     segments = lake.manifests()
     both = sorted([*segments, *lake.manifests(OPENINGS)], key=lambda m: m.segment)
-    reached, other = reaches(segments), standing(both)
+    reached, other = reaches(segments), excluded(both)
     done = {name: _up_to_date(lake, name, reached) for name in ("silver", "gold")}
     states = dict.fromkeys(other.gone, State.REPLACED)
     states |= dict.fromkeys(other.coming, State.INCOMPLETE)

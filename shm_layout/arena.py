@@ -814,7 +814,7 @@ class Reader(Handle):
         }
 
 
-class Glance:
+class HeaderView:
     """A few figures of an arena of this major ABI, whatever its minor: to stop its daemon.
 
     Raises ArenaMissing, and OtherAbi or ArenaMismatch for what has no such header.

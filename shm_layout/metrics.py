@@ -258,7 +258,7 @@ def read_metrics(arena: Handle) -> Metrics:
 
 
 def process_gauges(header: Any) -> dict[str, float]:
-    """Those of the process, by the header of an arena or by a standing."""
+    """Those of the process, by the header of an arena or by a status file."""
     return {
         "up": float(header.daemon_pid != 0 and lives(header)),
         "still_seconds": still_ns(header) / 1e9,

@@ -257,7 +257,7 @@ static bool row_watches_sound(const struct pg_arena *a, uint32_t row, uint64_t *
 
 bool watches_check(const struct pg_arena *a, struct pg_fault *fault)
 {
-    uint64_t linked = 0, standing = 0, used = 0;
+    uint64_t linked = 0, attached = 0, used = 0;
     for (uint32_t row = 0; row < a->watermark_rows; row++)
         if (a->watermarks[row].key_len != 0 && !row_watches_sound(a, row, &linked, fault))
             return false;
@@ -267,15 +267,15 @@ bool watches_check(const struct pg_arena *a, struct pg_fault *fault)
         used++;
         if (at(a, x)->key_row == PG_NIL)
             continue;
-        standing++;
+        attached++;
         if (at(a, x)->key_row >= a->watermark_rows || a->watermarks[at(a, x)->key_row].key_len == 0)
             return fault_set(fault, "watches", "watches a key that is not there", x,
                              a->watermark_rows, at(a, x)->key_row);
         if (!watch_sound(a, x, fault))
             return false;
     }
-    if (linked != standing)
-        return fault_set(fault, "watches", "records that no row leads to", 0, standing, linked);
+    if (linked != attached)
+        return fault_set(fault, "watches", "records that no row leads to", 0, attached, linked);
     return used + a->purgatory->free_watches == a->watch_rows ||
            fault_set(fault, "watches", "records lost", used, a->watch_rows,
                      used + a->purgatory->free_watches);

@@ -9,9 +9,9 @@ import pytest
 
 from purgatoryd.pipeline.continuity import (
     continuity,
+    excluded,
     newest_successor,
     predecessors,
-    standing,
     successors,
 )
 from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Manifest
@@ -93,7 +93,7 @@ YOUNG = {"2-0": 9, "2-1": 9, "2-2": 9}
 
 def names(*manifests: Manifest) -> tuple[set[str], set[str]]:
     before = [arena(name, 1, 9, wal=f"demo-{name}") for name in OLD]
-    found = standing([*before, *manifests])
+    found = excluded([*before, *manifests])
     assert found.absent == found.gone | found.coming
     return found.gone, found.coming
 
@@ -116,7 +116,7 @@ def test_they_are_gone_though_those_that_followed_were_never_complete() -> None:
 def test_shards_count_if_nothing_of_those_before_is_there() -> None:
     """A lake may be younger than they: nobody else can be shown."""
     some = [shard(name, OLD, 3) for name in ("2-0", "2-1")]
-    assert not standing(some).absent & {"2-0", "2-1"}
+    assert not excluded(some).absent & {"2-0", "2-1"}
 
 
 def test_what_the_lake_lacks_of_a_resharding_is_named() -> None:

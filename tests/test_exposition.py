@@ -49,7 +49,7 @@ from purgatoryd.shm_layout.errors import PermissionDenied
 from purgatoryd.shm_layout.layout import DaemonState, Degraded, fields
 from purgatoryd.shm_layout.metrics import COUNTERS, GAUGES, Histogram, Metrics, upper_edge_ns
 from purgatoryd.shm_layout.shards import ShardTable, write_table
-from purgatoryd.shm_layout.standing import Standing, StandingFile
+from purgatoryd.shm_layout.status_file import StatusFile, StatusRecord
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 RULES = yaml.safe_load((DOCS / "monitoring" / "purgatoryd.rules.yml").read_text())
@@ -179,9 +179,9 @@ def test_what_cannot_be_read_hides_no_other(
 
     monkeypatch.setattr(exposition, "read", read)
     write_table(daemon_dir, ShardTable("demo", 1, 1, 2))
-    StandingFile(daemon_dir, "demo").write(Standing(DaemonState.READY, 0, 0, 0))
+    StatusFile(daemon_dir, "demo").write(StatusRecord(DaemonState.READY, 0, 0, 0))
     assert readable() == {"demo": 1, "demo-1-0": 0, "demo-1-1": 1}
-    (daemon_dir / "demo.state").write_text("")
+    (daemon_dir / "demo.status").write_text("")
     assert readable() == {"demo": 0, "demo-1-0": 0, "demo-1-1": 1}
     (daemon_dir / "demo.shards").write_text("")
     assert readable() == {"demo": 0}
@@ -304,7 +304,7 @@ def exposed() -> dict[str, dict[str, set[str]]]:
         finally:
             one.close()
             remove_arena_files(one.paths)
-    of_shards = Standing(DaemonState.READY, 0, 0, 0)
+    of_shards = StatusRecord(DaemonState.READY, 0, 0, 0)
     samples = [sample for one in deployment_families("demo", of_shards) for sample in one.samples]
     for name, labels in [*found, *((one.name, one.labels.items()) for one in samples)]:
         for label, value in labels:

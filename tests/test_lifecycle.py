@@ -52,7 +52,7 @@ from purgatoryd.shm_layout.layout import (
     DaemonState,
     Degraded,
 )
-from purgatoryd.shm_layout.standing import Cause, Standing, StandingFile
+from purgatoryd.shm_layout.status_file import Cause, StatusFile, StatusRecord
 from purgatoryd.shm_layout.wal import Contents
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -173,8 +173,8 @@ def test_a_daemon_from_ready_to_stopped(daemon: StartDaemon) -> None:
     assert condition(real) == ("stopped", Exit.NO_DAEMON)
     assert cli(real, "status").stdout.startswith("demo: stopped, moved ")
     assert answer(real, "stats")["daemon_state"] == "stopped"
-    start = StandingFile(real.dir, "demo")
-    start.write(Standing(DaemonState.RECOVERING, real.pid, boot_ns(), boot_ns()))
+    start = StatusFile(real.dir, "demo")
+    start.write(StatusRecord(DaemonState.RECOVERING, real.pid, boot_ns(), boot_ns()))
     assert condition(real) == ("killed", Exit.NO_DAEMON)
 
 
@@ -207,7 +207,7 @@ def test_a_start_moves_with_its_steps_and_a_loop_each_second(
 
     def frozen(still_ns: int, frozen_ns: int = health.FROZEN_NS) -> bool:
         now_ns = boot_ns() - still_ns
-        told = SimpleNamespace(header=Standing(state, os.getpid(), now_ns, now_ns))
+        told = SimpleNamespace(header=StatusRecord(state, os.getpid(), now_ns, now_ns))
         with monkeypatch.context() as patch:
             patch.setattr(health, "lives", lambda _: True)  # this process is younger than that
             return health.look(told, frozen_ns).condition == "frozen"
@@ -414,7 +414,7 @@ def test_a_recovery_that_hangs_on_the_disk_is_not_ready_before_it_can_serve(
     assert timer.ticket == ticket
     real.await_ready()
     assert status(real)[0]["pid"] == real.pid
-    assert not (daemon_dir / "demo.state").exists()
+    assert not (daemon_dir / "demo.status").exists()
 
 
 def fill(manager: Manager) -> None:

@@ -20,7 +20,7 @@ from purgatoryd.cli.exits import Exit
 from purgatoryd.cli.pipeline_plan import read, save
 from purgatoryd.pipeline import fleet, silver
 from purgatoryd.pipeline.advice import sizes
-from purgatoryd.pipeline.continuity import standing, successors
+from purgatoryd.pipeline.continuity import excluded, successors
 from purgatoryd.pipeline.lake import Lake
 from purgatoryd.pipeline.plan import (
     Host,
@@ -246,7 +246,7 @@ def test_who_was_recovered_from_the_wal_counts_once(spark: SparkSession, tmp_pat
     assert (size.daemon, size.living) == (uuid(2).hex(), 1)
     named = {uuid(1).hex(): HOSTS[0]}
     told = lake.manifests()
-    known = successors(told), standing(told).absent
+    known = successors(told), excluded(told).absent
     assert fleet.of_today(named, *known) == {uuid(2).hex(): HOSTS[0]}
     with pytest.raises(InvalidSetting, match="one host alone"):
         fleet.of_today(named | {uuid(2).hex(): HOSTS[1]}, *known)

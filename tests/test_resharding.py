@@ -34,7 +34,7 @@ from purgatoryd.daemon.wal import locked
 from purgatoryd.pipeline import fleet, trace
 from purgatoryd.pipeline.advice import sizes
 from purgatoryd.pipeline.audit import audit
-from purgatoryd.pipeline.continuity import standing
+from purgatoryd.pipeline.continuity import excluded
 from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Lake
 from purgatoryd.pipeline.living import in_place, living
 from purgatoryd.pipeline.plan import Host
@@ -450,7 +450,7 @@ def test_a_start_takes_no_locks_of_names_that_left_nothing(
     one.start(2)
     assert taken == []
     paths_in(one.directory, "demo-2-17").lock.touch()
-    for name in ("demo-2-17.state", "demo-2-17.state.new"):
+    for name in ("demo-2-17.status", "demo-2-17.status.new"):
         (one.directory / name).touch()
     (Path(one.config.wal_dir) / "demo-2-5").mkdir()
     (Path(one.config.wal_dir) / "demo-3-5").mkdir()  # of no neighbour
@@ -801,7 +801,7 @@ def test_the_lake_has_each_timer_once_though_the_number_of_shards_changed(
     loads = fleet.measured_in(spark, lake.root).collect()
     assert {row.daemon for row in loads} == {newest}
     assert sum(row.live for row in loads) == len(alive)
-    gone = standing([*lake.manifests(), *lake.manifests(OPENINGS)]).absent
+    gone = excluded([*lake.manifests(), *lake.manifests(OPENINGS)]).absent
     assert len(gone) == 1 + 2 + 3
     for daemon in gone:
         with pytest.raises(InvalidSetting, match="of a shard that counts"):

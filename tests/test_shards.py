@@ -66,7 +66,7 @@ from purgatoryd.shm_layout.shards import (
     table_path,
     write_table,
 )
-from purgatoryd.shm_layout.standing import Cause, Standing, StandingFile
+from purgatoryd.shm_layout.status_file import Cause, StatusFile, StatusRecord
 
 TABLE = ShardTable("demo", 3, 2, 4, {"shop": Placement("shop", (2,))})
 KEYS = [f"key-{i}" for i in range(200)]
@@ -267,31 +267,31 @@ def test_what_only_one_daemon_can_have_is_refused_with_shards(given: dict[str, A
 # ---- how it stands ------------------------------------------------------------------------------
 
 
-def test_a_standing_is_read_as_it_was_written_until_the_host_boots(tmp_path: Path) -> None:
-    file = StandingFile(tmp_path, "demo")
+def test_a_status_file_is_read_as_it_was_written_until_the_host_boots(tmp_path: Path) -> None:
+    file = StatusFile(tmp_path, "demo")
     with pytest.raises(FileNotFoundError):
         _ = file.header
-    now = Standing(DaemonState.DEGRADED, 7, 1, 2, [Cause.SILENT], ["why"], 3, 2, 1)
+    now = StatusRecord(DaemonState.DEGRADED, 7, 1, 2, [Cause.SILENT], ["why"], 3, 2, 1)
     file.write(now)
     assert file.header == now
-    assert (tmp_path / "demo.state").stat().st_mode & 0o777 == 0o640
-    os.utime(tmp_path / "demo.state", (1, 1))
+    assert (tmp_path / "demo.status").stat().st_mode & 0o777 == 0o640
+    os.utime(tmp_path / "demo.status", (1, 1))
     with pytest.raises(FileNotFoundError, match="earlier boot"):
         _ = file.header
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"daemon_state": 1}', "\xff"])
 def test_what_says_no_state_is_refused(content: str, tmp_path: Path) -> None:
-    (tmp_path / "demo.state").write_text(content)
-    with pytest.raises(TableBroken, match=r"demo\.state: says no state"):
-        _ = StandingFile(tmp_path, "demo").header
+    (tmp_path / "demo.status").write_text(content)
+    with pytest.raises(TableBroken, match=r"demo\.status: says no state"):
+        _ = StatusFile(tmp_path, "demo").header
 
 
 def test_a_folder_without_room_stops_no_deployment(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     life = DeploymentLife(Supervisor())
-    life.write_to(StandingFile(tmp_path / "gone", "demo"))
+    life.write_to(StatusFile(tmp_path / "gone", "demo"))
     life.enter(DaemonState.STARTING)
     life.heartbeat()
     assert life.state is DaemonState.STARTING
@@ -418,8 +418,8 @@ def test_a_start_that_gets_no_further_hangs(
         one.start()
         for moved_ns in (0, 7, 8):
             if moved_ns:
-                now = Standing(DaemonState.RECOVERING, one.pid, 1, moved_ns)
-                StandingFile(tmp_path, "demo-1-0").write(now)
+                now = StatusRecord(DaemonState.RECOVERING, one.pid, 1, moved_ns)
+                StatusFile(tmp_path, "demo-1-0").write(now)
                 one.heartbeat()
             for heartbeats in range(3):
                 assert (one.stalled_heartbeats, one.hangs) == (heartbeats, "")

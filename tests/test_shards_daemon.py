@@ -325,7 +325,7 @@ def test_a_shard_that_hangs_is_started_again_and_the_rest_is_left_alone(
 # ---- the life cycle -----------------------------------------------------------------------------
 
 
-def standing() -> dict[str, Any]:
+def deployment_status() -> dict[str, Any]:
     """What `purgatoryd status` says of the deployment as a whole."""
     found: dict[str, Any] = json.loads(cli("status", "--json").stdout.splitlines()[0])
     assert found["name"] == "demo"
@@ -348,7 +348,7 @@ def test_a_deployment_is_degraded_while_a_shard_is_not_there(
     assert heard.index("STATUS=starting") < heard.index("STATUS=recovering")
     assert "STATUS=recovering: 0 of 2 shards are ready" in heard
     assert "STATUS=ready" in heard
-    assert (standing()["condition"], standing()["pid"]) == ("ready", demo.pid)
+    assert (deployment_status()["condition"], deployment_status()["pid"]) == ("ready", demo.pid)
     why = "demo-1-0 ended, and is started again"
     listener = Subscriber("demo", namespace=EVENTS_NAMESPACE, topics=[EVENTS_TOPIC])
     with (daemon_dir / "demo-1-0.lock").open("r+") as lock:
@@ -357,19 +357,19 @@ def test_a_deployment_is_degraded_while_a_shard_is_not_there(
         fcntl.flock(lock, fcntl.LOCK_EX)
         os.kill(demo.pid, signal.SIGCONT)
         manager.hears(f"STATUS=degraded: {why}")
-        eventually(lambda: standing()["condition"] == "degraded")
-        assert standing()["degraded_by"] == [why]
+        eventually(lambda: deployment_status()["condition"] == "degraded")
+        assert deployment_status()["degraded_by"] == [why]
         eventually(lambda: figure("shards_serving") == 1)
         assert figure("degraded", reason="shard_restarting") == figure("state", state="degraded")
         assert (figure("shards"), figure("up"), figure("shard_restarts_total") >= 1) == (2, 1, True)
-        assert (standing()["shards"], standing()["serving"], standing()["restarts"] >= 1) == (
+        assert (deployment_status()["shards"], deployment_status()["serving"], deployment_status()["restarts"] >= 1) == (
             2, 1, True,
         )  # fmt: skip
         done = cli("status")
         assert done.stdout.startswith(f"demo: degraded, by {why}, process {demo.pid}, moved ")
         assert done.exit_code == Exit.NEGATIVE
     manager.hears("STATUS=ready")
-    assert standing()["condition"] == "ready"
+    assert deployment_status()["condition"] == "ready"
     assert figure("degraded", reason="shard_restarting") == 0
     hears_move(listener, state="degraded", was="ready", why=["shard_restarting"])
     hears_move(listener, state="ready", was="degraded", why=[])
@@ -378,21 +378,21 @@ def test_a_deployment_is_degraded_while_a_shard_is_not_there(
         timers.add("k", FAR)
         admin.stop(drain=True)
         manager.hears("STATUS=draining")
-        eventually(lambda: standing()["condition"] == "draining")
+        eventually(lambda: deployment_status()["condition"] == "draining")
         admin.resume()
         manager.hears("STATUS=ready")
         eventually(lambda: states(demo) == ["ready", "ready"])  # one of them was drained
-        eventually(lambda: standing()["condition"] == "ready")
+        eventually(lambda: deployment_status()["condition"] == "ready")
     held = pid_of(demo, 0)
     os.kill(held, signal.SIGSTOP)
     fill(manager)
     os.kill(demo.pid, signal.SIGTERM)
-    eventually(lambda: standing()["condition"] == "stopped")
+    eventually(lambda: deployment_status()["condition"] == "stopped")
     manager.hears("STOPPING=1")  # at a later heartbeat: before, its queue was full
     os.kill(held, signal.SIGCONT)
     hears_move(listener, state="stopped")
     demo.stop()
-    assert (standing()["condition"], standing()["pid"]) == ("stopped", 0)
+    assert (deployment_status()["condition"], deployment_status()["pid"]) == ("stopped", 0)
     listener.close()
     manager.socket.close()
 
@@ -411,10 +411,12 @@ def test_a_deployment_is_degraded_by_a_shard_that_is(daemon: StartDaemon) -> Non
     demo = daemon("demo", "--shards", "2", "--capacity", "10")
     with Client("demo", namespace=one_in(demo, 1)) as timers:
         timers.add_many([(f"k{i}", FAR) for i in range(9)])
-        eventually(lambda: standing()["degraded_by"] == ["demo-1-1: nearly all slots are taken"])
+        eventually(
+            lambda: deployment_status()["degraded_by"] == ["demo-1-1: nearly all slots are taken"]
+        )
         for i in range(9):
             timers.cancel(f"k{i}")
-        eventually(lambda: standing()["condition"] == "ready")
+        eventually(lambda: deployment_status()["condition"] == "ready")
 
 
 def test_a_deployment_that_hangs_or_was_killed_is_told_from_its_shards(demo: Daemon) -> None:
@@ -423,8 +425,8 @@ def test_a_deployment_that_hangs_or_was_killed_is_told_from_its_shards(demo: Dae
     assert states(demo) == ["ready", "ready"]
     assert cli(*PATIENT).exit_code == Exit.NEGATIVE
     demo.kill()
-    eventually(lambda: standing()["condition"] == "killed")
-    (demo.dir / "demo.state").unlink()  # as one of an earlier version has none
+    eventually(lambda: deployment_status()["condition"] == "killed")
+    (demo.dir / "demo.status").unlink()  # as one of an earlier version has none
     names = [json.loads(line)["name"] for line in cli("status", "--json").stdout.splitlines()]
     assert names == table(demo).daemons
 
@@ -438,7 +440,7 @@ def test_who_may_not_look_finds_no_deployment(demo: Daemon) -> None:
 def test_who_is_not_of_the_group_is_told_so(command: str, demo: Daemon) -> None:
     demo.dir.chmod(0o755)
     done = run_as(STRANGER, lambda: (cli(command).exit_code, cli(command).stderr))
-    file = demo.dir / ("demo.state" if command == "status" else "demo.shards")
+    file = demo.dir / ("demo.status" if command == "status" else "demo.shards")
     assert done[0] == Exit.REFUSED
     assert done[1].startswith(f"purgatoryd: {file} cannot be read by this user")
 

@@ -38,7 +38,7 @@ from purgatoryd.shm_layout.layout import DaemonState, Op
 from purgatoryd.shm_layout.occupancy import Fill, due
 from purgatoryd.shm_layout.paths import paths_in
 from purgatoryd.shm_layout.shm import ArenaFile
-from purgatoryd.shm_layout.standing import Standing, StandingFile
+from purgatoryd.shm_layout.status_file import StatusFile, StatusRecord
 
 S = 1_000_000_000
 MS = 1_000_000
@@ -332,15 +332,15 @@ def test_top_of_a_deployment_and_of_its_shards(three: Daemon) -> None:
     done = CliRunner().invoke(app, ["top", "--name", "demo", "--once", "--shard", "3"])
     assert (done.exit_code, "must be 0 to 2" in done.stderr) == (Exit.USAGE, True)
     os.kill(three.pid, signal.SIGSTOP)
-    shows_who_runs_it(three, StandingFile(three.dir, "demo"))
+    shows_who_runs_it(three, StatusFile(three.dir, "demo"))
     three.kill()
 
 
-def shows_who_runs_it(three: Daemon, file: StandingFile) -> None:
+def shows_who_runs_it(three: Daemon, file: StatusFile) -> None:
     """What top says of a process that tells that it is degraded, is frozen, tells nothing."""
     now_ns, why = boot_ns(), "demo-1-1 does not answer"
-    standing = Standing(DaemonState.DEGRADED, three.pid, now_ns, now_ns, [], [why], 3, 2, 4)
-    file.write(standing)
+    record = StatusRecord(DaemonState.DEGRADED, three.pid, now_ns, now_ns, [], [why], 3, 2, 4)
+    file.write(record)
     assert f"run by process {three.pid}, degraded; restarts: 4; {why}" in top()
     told = json.loads(top("--json", "--frozen-after", "1ms"))
     assert (told["condition"], told["runner"]["condition"]) == ("frozen", "frozen")

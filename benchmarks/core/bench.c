@@ -188,7 +188,7 @@ static void draft_set(struct draft *d, uint32_t i, double cancel_ms, double due_
 }
 
 /* A timer of the steady state: those that stay longer are met more often. Times from now. */
-static void draw_standing(struct draft *d, uint32_t i)
+static void draw_pending(struct draft *d, uint32_t i)
 {
     double delay_ms = random_delay_ms(5000 * exp(1.0));
     bool expires = random_unit() < 0.1 / (0.1 + 0.9 * 0.5);
@@ -223,7 +223,7 @@ static void stand(const struct kind *k, struct timers *t, uint32_t pending, stru
 {
     struct draft d = draft_new(pending);
     for (uint32_t i = 0; i < pending; i++)
-        draw_standing(&d, i);
+        draw_pending(&d, i);
     add_all(k, t, d.deadlines_ns, d.ids, pending);
     draft_plan(&d, pending, p);
     draft_free(&d);

@@ -1,8 +1,8 @@
 """How a deployment of shards stands, and a daemon while it starts: a small file beside the sockets.
 
 A daemon that serves tells that in the header of its arena. Who runs the shards has no arena, and
-who recovers has none yet, or one that may not become its own. A standing has the header's fields,
-under their names, for who looks at either.
+who recovers has none yet, or one that may not become its own. A status file has the header's
+fields, under their names, for who looks at either.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Trouble(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Standing:
+class StatusRecord:
     """A deployment, or a daemon that starts, at one moment. Times are CLOCK_BOOTTIME."""
 
     daemon_state: int
@@ -72,21 +72,21 @@ class Standing:
     daemon_why: ClassVar[Degraded] = Degraded(0)
 
 
-class StandingFile:
+class StatusFile:
     """The file of the deployment or daemon `name`, which is the only writer."""
 
     def __init__(self, directory: Path, name: str) -> None:
-        self._path = directory / f"{name}.state"
-        self._new = directory / f"{name}.state.new"
+        self._path = directory / f"{name}.status"
+        self._new = directory / f"{name}.status.new"
 
     @property
-    def header(self) -> Standing:
+    def header(self) -> StatusRecord:
         """What stands there now. Raises TableBroken, PermissionDenied, OSError, and
         FileNotFoundError if nothing does that was written since the host began."""
         try:
             with self._path.open("rb") as file:
                 text, written_ns = file.read(), os.fstat(file.fileno()).st_mtime_ns
-            found = Standing(**json.loads(text))
+            found = StatusRecord(**json.loads(text))
             DaemonState(found.daemon_state)
         except PermissionError as error:
             raise PermissionDenied(str(self._path)) from error
@@ -96,10 +96,10 @@ class StandingFile:
             raise FileNotFoundError(errno.ENOENT, "is of an earlier boot", str(self._path))
         return found
 
-    def write(self, standing: Standing) -> None:
+    def write(self, record: StatusRecord) -> None:
         """Replaces what stands there, at once. Raises OSError."""
         with open(self._new, "wb", opener=_readable) as file:
-            file.write(json.dumps(asdict(standing)).encode())
+            file.write(json.dumps(asdict(record)).encode())
         self._new.rename(self._path)
 
     def remove(self) -> None:
@@ -108,12 +108,12 @@ class StandingFile:
             path.unlink(missing_ok=True)
 
 
-class DaemonTold:
+class DaemonStatus:
     """How a daemon stands: in its file from the start until it serves, and then in its arena."""
 
     def __init__(self, paths: Paths, arena: Reader | None = None) -> None:
         """`arena`: if the caller has it open."""
-        self._file = StandingFile(paths.directory, paths.name)
+        self._file = StatusFile(paths.directory, paths.name)
         self._name = paths.arena
         self._arena = arena
 
