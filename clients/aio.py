@@ -89,12 +89,12 @@ class AsyncClient:
         durable: bool | None = False,
         ledger: Ledger | None = None,
         worker: str | None = None,
-        near: bool = False,
+        numa_local: bool = False,
         partition: Partition | None = None,
     ) -> None:
         self.timeout = timeout
         self.queue_limit = queue_limit
-        self._core = Core(name, namespace, remote, durable, ledger, worker, near, partition)
+        self._core = Core(name, namespace, remote, durable, ledger, worker, numa_local, partition)
         self._changed: set[asyncio.Future[None]] = set()
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
@@ -453,9 +453,11 @@ class AsyncSubscriber:
         timeout: float = 5.0,
         remote: Remote | None = None,
         ledger: Ledger | None = None,
-        near: bool = False,
+        numa_local: bool = False,
     ) -> None:
-        self._open_inbox = Opener(name, namespace, topics, high_water_mark, remote, ledger, near)
+        self._open_inbox = Opener(
+            name, namespace, topics, high_water_mark, remote, ledger, numa_local
+        )
         self._timeout = timeout
         self._inbox: Inbox | Merged | None = None
         self._watched: tuple[zmq.Socket[bytes], ...] = ()

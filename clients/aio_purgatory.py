@@ -94,7 +94,7 @@ class AsyncPurgatory(AsyncClient):
         durable: bool = False,
         ledger: Ledger | None = None,
         worker: str | None = None,
-        near: bool = False,
+        numa_local: bool = False,
     ) -> None:
         super().__init__(
             name,
@@ -105,7 +105,7 @@ class AsyncPurgatory(AsyncClient):
             durable=durable,
             ledger=ledger,
             worker=worker,
-            near=near,
+            numa_local=numa_local,
         )
         self._book = Book(self._schedule)
         self._core.session.on_outcomes = self._book.take

@@ -96,9 +96,9 @@ class Client:
     WAL stopped meanwhile; None = so if the daemon keeps one. `ledger`: notes what is
     acknowledged. `worker`: what the WAL, and with it the pipeline, calls this client, up to 63
     bytes; otherwise that is its uid and pid.
-    `near`: moves this process, with all its threads, to CPUs near the daemon's: of its NUMA node,
-    without the core of its loop. No thread gets CPUs that it did not have; one that has none there
-    stays where it is. `partition`: only this one of a namespace that is divided into several;
+    `numa_local`: moves this process, with all its threads, to CPUs near the daemon's: of its NUMA
+    node, without the core of its loop. No thread gets CPUs that it did not have; one that has none
+    there stays where it is. `partition`: only this one of a namespace that is divided into several;
     PartitionedClient has them all.
 
     Raises DaemonUnreachable if no daemon answers within `timeout`; InvalidName.
@@ -115,12 +115,12 @@ class Client:
         durable: bool | None = False,
         ledger: Ledger | None = None,
         worker: str | None = None,
-        near: bool = False,
+        numa_local: bool = False,
         partition: Partition | None = None,
     ) -> None:
         self.timeout = timeout
         self.queue_limit = queue_limit
-        self._core = Core(name, namespace, remote, durable, ledger, worker, near, partition)
+        self._core = Core(name, namespace, remote, durable, ledger, worker, numa_local, partition)
         self._io = threading.Lock()  # session and socket; taken before _packing
         self._packing = threading.Lock()  # the packer's open batch
         self._flusher: threading.Thread | None = None

@@ -15,7 +15,7 @@ from purgatoryd.clients.ledger import Ledger
 from purgatoryd.clients.life import Life
 from purgatoryd.clients.loads import check_load
 from purgatoryd.clients.model import TimerInfo
-from purgatoryd.clients.near import come_near, refuse_far
+from purgatoryd.clients.numa_local import pin_numa_local, refuse_remote
 from purgatoryd.clients.packing import Packer, Pending, PendingAdd, PendingCancel
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.route import Partition, Route
@@ -86,12 +86,12 @@ class Core:
         durable: bool | None = False,
         ledger: Ledger | None = None,
         worker: str | None = None,
-        near: bool = False,
+        numa_local: bool = False,
         partition: Partition | None = None,
     ) -> None:
         self.name = check_name(name)
-        refuse_far(near=near, remote=remote)
-        self._near = near
+        refuse_remote(numa_local=numa_local, remote=remote)
+        self._numa_local = numa_local
         self._remote = remote
         self.namespace = namespace
         self.namespace_bytes = wire.encode_namespace(namespace)
@@ -320,9 +320,9 @@ class Core:
             theirs_ns = welcome.real_boot_ns
             self._apart = not 0 <= times.boot_now_ns() - theirs_ns < APART_NS
             self.session.same_clock = self._remote is None and not self._apart
-            if self._near:
-                self._near = False
-                come_near(kernel_number(welcome.node), kernel_number(welcome.reaper_cpu))
+            if self._numa_local:
+                self._numa_local = False
+                pin_numa_local(kernel_number(welcome.node), kernel_number(welcome.reaper_cpu))
         if self.session.refusal is None and self.session.astray is None:
             self.answers += 1  # being refused again and again is no progress
             if self._route.breaker is not None:

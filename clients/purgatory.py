@@ -126,7 +126,7 @@ class Purgatory(Client):
         durable: bool = False,
         ledger: Ledger | None = None,
         worker: str | None = None,
-        near: bool = False,
+        numa_local: bool = False,
     ) -> None:
         self._kicked = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._book = Book(self._kick)
@@ -135,7 +135,7 @@ class Purgatory(Client):
         try:
             super().__init__(
                 name, namespace=namespace, timeout=timeout, queue_limit=queue_limit,
-                remote=remote, durable=durable, ledger=ledger, worker=worker, near=near,
+                remote=remote, durable=durable, ledger=ledger, worker=worker, numa_local=numa_local,
             )  # fmt: skip
         except BaseException:
             os.close(self._kicked)

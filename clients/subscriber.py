@@ -21,7 +21,7 @@ from purgatoryd.clients.closing import Closing
 from purgatoryd.clients.ledger import Ledger, Source
 from purgatoryd.clients.life import Life
 from purgatoryd.clients.model import Notice
-from purgatoryd.clients.near import come_near, refuse_far
+from purgatoryd.clients.numa_local import pin_numa_local, refuse_remote
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.route import Route
 from purgatoryd.clients.stream import Stream
@@ -57,13 +57,13 @@ class Inbox:
         high_water_mark: int,
         remote: Remote | None,
         ledger: Ledger | None = None,
-        near: bool = False,
+        numa_local: bool = False,
         route: Route | None = None,
         whole: bool = False,
     ) -> None:
         """`whole`: with all notices that the arena has, not only those from now on."""
         self.name = check_name(name)
-        refuse_far(near=near, remote=remote)
+        refuse_remote(numa_local=numa_local, remote=remote)
         self._remote = remote
         self._route = route or Route(name, namespace)
         self._ledger = ledger
@@ -94,14 +94,14 @@ class Inbox:
         for source in self.sockets:
             self.poller.register(source, zmq.POLLIN)
         self._probation()
-        if near:
-            self._come_near()
+        if numa_local:
+            self._pin_numa_local()
 
-    def _come_near(self) -> None:
+    def _pin_numa_local(self) -> None:
         if (reader := self._attach()) is not None:
             placed = reader.placement
             reader.close()
-            come_near(placed.home, placed.reaper_cpu)
+            pin_numa_local(placed.home, placed.reaper_cpu)
 
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
@@ -355,10 +355,10 @@ class Opener:
         high_water_mark: int,
         remote: Remote | None,
         ledger: Ledger | None,
-        near: bool,
+        numa_local: bool,
     ) -> None:
         self.name = name
-        self._arguments = (name, namespace, topics, high_water_mark, remote, ledger, near)
+        self._arguments = (name, namespace, topics, high_water_mark, remote, ledger, numa_local)
         self._route = Route(name, namespace)
         self._remote = remote
 
@@ -384,7 +384,7 @@ class Subscriber(Closing):
     `topics`: only these; None = all topics of the namespace. `high_water_mark`: messages that
     wait in the socket; more are dropped and recovered from the arena. `timeout`: seconds to
     wait for the daemon. Everything that fires after the constructor returned arrives. `ledger`:
-    notes every notice that is handed out. `near`: as of Client; it takes the arena to know.
+    notes every notice that is handed out. `numa_local`: as of Client; it takes the arena to know.
 
     Of a namespace that is divided among shards the notices of all of them come, and "in order per
     topic" holds for those of each shard.
@@ -407,10 +407,10 @@ class Subscriber(Closing):
         timeout: float = 5.0,
         remote: Remote | None = None,
         ledger: Ledger | None = None,
-        near: bool = False,
+        numa_local: bool = False,
     ) -> None:
         deadline_s = time.monotonic() + timeout
-        open_inbox = Opener(name, namespace, topics, high_water_mark, remote, ledger, near)
+        open_inbox = Opener(name, namespace, topics, high_water_mark, remote, ledger, numa_local)
         while True:
             try:
                 self._inbox = open_inbox()

@@ -119,8 +119,9 @@ enum pg_placement_mode { PG_PLACE_NONE, PG_PLACE_AUTO, PG_PLACE_EXPLICIT, PG_PLA
 struct pg_placement {
     uint32_t mode;                /* enum pg_placement_mode */
     uint32_t node;                /* of its threads */
-    uint32_t memory_node;         /* of the arena: who wants to be near runs there */
-    uint32_t reaper_cpu;          /* of the loop: who wants to be near leaves its core alone */
+    uint32_t memory_node;         /* of the arena: a client with numa_local=True runs there */
+    uint32_t reaper_cpu;          /* of the loop: a client with numa_local=True leaves its core
+                                     alone */
     uint32_t applied;             /* bits of enum pg_placement_part */
     uint32_t clamped;             /* the same: what was wanted and could not be had as a whole */
     uint32_t pages_sampled;

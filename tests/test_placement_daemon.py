@@ -1,4 +1,4 @@
-"""Placement of real daemons on this machine, and of those who come near them."""
+"""Placement of real daemons on this machine, and of clients with numa_local=True."""
 
 from __future__ import annotations
 
@@ -492,14 +492,14 @@ def test_a_node_that_is_not_there_is_an_error() -> None:
         memory.prefer(1000)
 
 
-# ---- near ----------------------------------------------------------------------------------------
+# ---- numa_local ----------------------------------------------------------------------------------
 
-COME_NEAR = {
-    "client": "from purgatoryd.clients import Client\nc = Client('demo', near=True)",
-    "purgatory": "from purgatoryd.clients import Purgatory\nc = Purgatory('demo', near=True)",
-    "subscriber": "from purgatoryd.clients import Subscriber\nc = Subscriber('demo', near=True)",
+NUMA_LOCAL = {
+    "client": "from purgatoryd.clients import Client\nc = Client('demo', numa_local=True)",
+    "purgatory": "from purgatoryd.clients import Purgatory\nc = Purgatory('demo', numa_local=True)",
+    "subscriber": "from purgatoryd.clients import Subscriber\nc = Subscriber('demo', numa_local=True)",
     "asyncio": "import asyncio\nfrom purgatoryd.clients import AsyncClient\n"
-    "async def main():\n    async with AsyncClient('demo', near=True):\n        tell()\n"
+    "async def main():\n    async with AsyncClient('demo', numa_local=True):\n        tell()\n"
     "asyncio.run(main())\nraise SystemExit",
 }
 TELL = """
@@ -509,39 +509,39 @@ def tell():
 """
 
 
-@pytest.mark.parametrize("who", COME_NEAR)
-def test_who_wants_to_be_near_leaves_the_loop_alone(
+@pytest.mark.parametrize("who", NUMA_LOCAL)
+def test_a_numa_local_client_leaves_the_loop_alone(
     who: str, pinned: Daemon, pair: tuple[int, int]
 ) -> None:
     topology = read(os.sched_getaffinity(0))
     node = topology.node_of(pair[0])
     assert node is not None
-    near = frozenset(worker_cpus(topology, node.id, pair[0], loop_cpus()))
-    code = f"{TELL}\n{COME_NEAR[who]}\ntell()"
+    local = frozenset(worker_cpus(topology, node.id, pair[0], loop_cpus()))
+    code = f"{TELL}\n{NUMA_LOCAL[who]}\ntell()"
     command = [sys.executable, "-c", code]
     environment = clean_environment(pinned.dir)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str(near)  # all threads of it
+    assert done.stdout.strip() == str(local)  # all threads of it
 
 
 def test_beside_a_daemon_that_chose_nothing_nobody_moves(
     pinned: Daemon, daemon: StartDaemon
 ) -> None:
     plain = daemon("plain", "--placement", "none")
-    code = f"{TELL}\n{COME_NEAR['client'].replace('demo', 'plain')}\ntell()"
+    code = f"{TELL}\n{NUMA_LOCAL['client'].replace('demo', 'plain')}\ntell()"
     command = [sys.executable, "-c", code]
     said = subprocess.check_output(command, env=clean_environment(plain.dir), text=True)
     assert said.strip() == str(frozenset(os.sched_getaffinity(0)))
 
 
-def test_a_daemon_on_another_host_is_not_near(tmp_path: Path) -> None:
+def test_a_daemon_on_another_host_is_not_numa_local(tmp_path: Path) -> None:
     server = keys.generate(tmp_path / "server")
     keys.generate(tmp_path / "client")
     remote = Remote("127.0.0.1:7000", server.public.decode(), tmp_path / "client")
     for make in (Client, Subscriber):
         with pytest.raises(InvalidArgument, match="on this host"):
-            make("demo", remote=remote, near=True)
+            make("demo", remote=remote, numa_local=True)
 
 
 # ---- the command ---------------------------------------------------------------------------------
@@ -565,5 +565,5 @@ def test_the_command_shows_where_the_daemon_is(pinned: Daemon, pair: tuple[int, 
     assert json.loads(placement_of(pinned, "--json"))["daemon"]["reaper_cpu"] == pair[0]
     told = placement_of(pinned, "--advise", "3", "--json")
     advised = [json.loads(line)["cpu"] for line in told.splitlines()]
-    near = worker_cpus(topology, node.id, pair[0], loop_cpus())
-    assert advised == [near[worker % len(near)] for worker in range(3)]
+    local = worker_cpus(topology, node.id, pair[0], loop_cpus())
+    assert advised == [local[worker % len(local)] for worker in range(3)]

@@ -11,13 +11,15 @@ from purgatoryd.shm_layout.loops import loop_cpus
 from purgatoryd.shm_layout.topology import read, worker_cpus
 
 
-def refuse_far(*, near: bool, remote: Remote | None) -> None:
-    """Raises InvalidArgument if a daemon on another host is to be near."""
-    if near and remote is not None:
-        raise InvalidArgument("near=True needs a daemon on this host, and remote= names another")
+def refuse_remote(*, numa_local: bool, remote: Remote | None) -> None:
+    """Raises InvalidArgument if the daemon is on another host."""
+    if numa_local and remote is not None:
+        raise InvalidArgument(
+            "numa_local=True needs a daemon on this host, and remote= names another"
+        )
 
 
-def come_near(node: int | None, reaper_cpu: int | None) -> None:
+def pin_numa_local(node: int | None, reaper_cpu: int | None) -> None:
     """To the CPUs of `node` without the core of `reaper_cpu`, None = any, nor those that loops of
     other daemons have. Nowhere if the daemon chose neither."""
     if node is None and reaper_cpu is None:
