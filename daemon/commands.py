@@ -16,8 +16,8 @@ from typing import Any
 from purgatoryd.daemon import lanes
 from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.clock import boot_ns
-from purgatoryd.daemon.held import Held
 from purgatoryd.daemon.lanes import Lanes, Message
+from purgatoryd.daemon.pending_acks import PendingAcks
 from purgatoryd.daemon.wal import Memory
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Arena, Handled
@@ -77,7 +77,7 @@ class Commands:
         self._access = access
         self._lane = sockets.commands
         self._wal = wal
-        self._waiting = Held(self._send)
+        self._pending_acks = PendingAcks(self._send)
         self._unfinished: deque[Message] = deque()
         self._behind: dict[bytes, deque[Message]] = {}  # route -> what came after it
         self._waiting_bytes = 0
@@ -87,7 +87,7 @@ class Commands:
         self._last_uid: int | None = None
         self._shared_until_ns = 0
         self._shared = False
-        self._held: Message | None = None
+        self._deferred: Message | None = None
         self._owners: dict[int, _Owner] = {}  # by row, as many as the arena has
 
     def serve(self) -> bool:
@@ -97,7 +97,7 @@ class Commands:
         self._serve_unfinished()
         served = 0
         for _ in range(TAKEN_PER_ITERATION):
-            if self._held is not None or served == PER_ITERATION:
+            if self._deferred is not None or served == PER_ITERATION:
                 return True
             if self.full:
                 return bool(self._unfinished)
@@ -118,7 +118,7 @@ class Commands:
         waiting, self._unfinished = self._unfinished, deque()
         kept: deque[Message] = deque()
         for message in waiting:
-            if self._held is not None or self._had_its_share(message.uid):
+            if self._deferred is not None or self._had_its_share(message.uid):
                 kept.append(message)
             else:
                 self._waiting_bytes -= _size(message)
@@ -159,12 +159,12 @@ class Commands:
     @property
     def waits_for_ns(self) -> int | None:
         """The virtual time that the message at the head wants to be applied at."""
-        return self._arena.wait_ns if self._held is not None else None
+        return self._arena.wait_ns if self._deferred is not None else None
 
     def arrived(self) -> None:
-        """The virtual clock is where the held message wants it."""
-        if self._held is not None:
-            message, self._held = self._held, None
+        """The virtual clock is where the deferred message wants it."""
+        if self._deferred is not None:
+            message, self._deferred = self._deferred, None
             self._apply(message)
 
     def _apply(self, message: Message) -> bool:
@@ -184,7 +184,7 @@ class Commands:
         elif state == Handled.SILENT:
             self._heard(message.route, message.body)
         elif state == Handled.WAIT:
-            self._held = message
+            self._deferred = message
         elif state == Handled.AGAIN:
             self._wait(message)
         self._note_cost(message.uid, begun_boot_ns)
@@ -193,7 +193,7 @@ class Commands:
     def _answer(self, message: Message, reply: memoryview, built_boot_ns: int) -> None:
         lsn = self._arena.durable_lsn
         if lsn > self._wal.committed_lsn:
-            self._waiting.hold(lsn, message.route, reply, built_boot_ns)
+            self._pending_acks.hold(lsn, message.route, reply, built_boot_ns)
         else:
             self._send(message.route, reply, built_boot_ns)
 
@@ -210,20 +210,20 @@ class Commands:
     @property
     def full(self) -> bool:
         """True while so many answers wait for the WAL that no message is taken on."""
-        return self._waiting.full
+        return self._pending_acks.full
 
     def release(self) -> None:
         """Sends the answers whose records are on disk; with the WAL stopped, none will be."""
         committed_lsn, errno = self._wal.committed_lsn, self._wal.errno
-        self._waiting.release(committed_lsn)
+        self._pending_acks.release(committed_lsn)
         if errno:
-            self._waiting.refuse(committed_lsn, errno)
+            self._pending_acks.refuse(committed_lsn, errno)
 
     def _go_on(self, message: Message) -> None:
         if not self._apply(message):
             return
         behind = self._behind[message.route]
-        while behind and self._held is None and not self._had_its_share(message.uid):
+        while behind and self._deferred is None and not self._had_its_share(message.uid):
             if not self._apply(self._next_behind(behind)):
                 return
         if behind:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from purgatoryd.daemon import commands, lanes
-from purgatoryd.daemon.held import HELD_BYTES_MAX, Held
+from purgatoryd.daemon.pending_acks import PENDING_BYTES_MAX, PendingAcks
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Handled
 from purgatoryd.shm_layout.layout import Measured, Message, Status, WireError
@@ -24,8 +24,8 @@ def sent() -> Sent:
 
 
 @pytest.fixture
-def waiting(sent: Sent) -> Held:
-    return Held(lambda route, body, _: sent.append((route, wire.decode_reply(bytes(body)))))
+def waiting(sent: Sent) -> PendingAcks:
+    return PendingAcks(lambda route, body, _: sent.append((route, wire.decode_reply(bytes(body)))))
 
 
 def reply(sequence: int, *statuses: int, extra: bytes = b"") -> memoryview:
@@ -39,7 +39,9 @@ def sequences(sent: Sent) -> list[int]:
     return [answer.sequence for _, answer in sent]
 
 
-def test_answers_go_out_in_order_once_their_records_are_on_disk(waiting: Held, sent: Sent) -> None:
+def test_answers_go_out_in_order_once_their_records_are_on_disk(
+    waiting: PendingAcks, sent: Sent
+) -> None:
     for lsn, sequence in ((5, 1), (5, 2), (8, 3)):
         waiting.hold(lsn, b"route", reply(sequence, Status.ADDED), 0)
     waiting.release(4)
@@ -51,7 +53,7 @@ def test_answers_go_out_in_order_once_their_records_are_on_disk(waiting: Held, s
     assert sequences(sent) == [1, 2, 3]
 
 
-def test_an_answer_is_kept_as_it_was(waiting: Held, sent: Sent) -> None:
+def test_an_answer_is_kept_as_it_was(waiting: PendingAcks, sent: Sent) -> None:
     buffer = reply(1, Status.ADDED)
     waiting.hold(1, b"route", buffer, 0)
     buffer[:] = bytes(len(buffer))  # the arena's buffer, which the next call overwrites
@@ -59,7 +61,7 @@ def test_an_answer_is_kept_as_it_was(waiting: Held, sent: Sent) -> None:
     assert sequences(sent) == [1]
 
 
-def test_a_stopped_wal_is_told_to_all_who_wait(waiting: Held, sent: Sent) -> None:
+def test_a_stopped_wal_is_told_to_all_who_wait(waiting: PendingAcks, sent: Sent) -> None:
     waiting.hold(5, b"one", reply(1, Status.ADDED, Status.WAL), 0)
     waiting.hold(6, b"two", reply(2, Status.WAL, Status.WAL, extra=bytes(24)), 0)
     waiting.refuse(committed_lsn=4, errno=28)
@@ -71,12 +73,12 @@ def test_a_stopped_wal_is_told_to_all_who_wait(waiting: Held, sent: Sent) -> Non
     assert len(sent) == 2
 
 
-def test_what_waits_is_bounded(waiting: Held, sent: Sent) -> None:
+def test_what_waits_is_bounded(waiting: PendingAcks, sent: Sent) -> None:
     count = 0
     while not waiting.full:
         waiting.hold(1, b"route", reply(count, *[Status.ADDED] * 1024), 0)
         count += 1
-    assert count * 16 * 1024 < 2 * HELD_BYTES_MAX
+    assert count * 16 * 1024 < 2 * PENDING_BYTES_MAX
     waiting.release(1)
     assert not waiting.full
     assert sequences(sent) == list(range(count))

@@ -1,4 +1,4 @@
-"""Replies that wait until what they say is on disk."""
+"""Pending durable acknowledgements: replies that wait until their records are on disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from purgatoryd.shm_layout.layout import Message as Kind
 from purgatoryd.shm_layout.layout import Status, WireError
 from purgatoryd.shm_layout.wire import FRAME, RESULT, decode_results
 
-HELD_BYTES_MAX = 64 * 2**20
+PENDING_BYTES_MAX = 64 * 2**20
 """With more than that waiting, no more messages are taken from the command lane."""
 _COUNT_AT = 24  # of the records, in a struct pg_frame
 
@@ -25,7 +25,7 @@ class _Reply:
     built_boot_ns: int
 
 
-class Held:
+class PendingAcks:
     """In the order of their LSNs. Who waits for nothing on disk is not held up by them."""
 
     def __init__(self, send: Callable[[bytes, bytes, int], None]) -> None:
@@ -37,7 +37,7 @@ class Held:
     @property
     def full(self) -> bool:
         """True while so much waits that nothing more is to be taken on."""
-        return self._bytes > HELD_BYTES_MAX
+        return self._bytes > PENDING_BYTES_MAX
 
     def hold(self, lsn: int, route: bytes, body: memoryview, built_boot_ns: int) -> None:
         """Keeps a reply until record `lsn` is on disk. A later one never has a lower LSN."""
