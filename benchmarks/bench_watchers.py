@@ -53,7 +53,7 @@ def condition(kind: str, n: int) -> AllOf | SumOf:
 
 
 def own(kind: str, watchers: int) -> None:
-    """Arms the crowd, says so, and reads its ends until there are no more."""
+    """Arms the crowd, says so, and reads its outcomes until there are no more."""
     with Purgatory(NAME, timeout=PATIENCE_S) as p:
         rows = ((b"%d" % n, condition(kind, n), HOUR_S) for n in range(watchers))
         operations = p.watch_many(rows)

@@ -73,8 +73,8 @@ def _read(
 def audit_command(as_json: bool, **options: Any) -> int:
     """Check that what the WALs say can be true, and was kept.
 
-    Each timer and operation has one outcome or is open, nothing fired early, nothing is missing in
-    the numbers of records and notices, conditions held, snapshots agree; with --ledger also what
+    Each timer and operation has one final state or is open, nothing fired early, nothing is missing
+    in the numbers of records and notices, conditions held, snapshots agree; with --ledger also what
     workers and subscribers were told. Ranges of records that are missing are named. Exit code 5
     if there is a violation, 1 if there was nothing to audit.
     """

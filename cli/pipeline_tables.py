@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from purgatoryd.pipeline.lake import Lake
-    from purgatoryd.pipeline.trace import Life
+    from purgatoryd.pipeline.trace import Lifecycle
 
 
 def opened(lake: Path, master: str | None, conf: dict[str, str]) -> tuple[SparkSession, Lake]:
@@ -274,24 +274,24 @@ def trace_command(
     from purgatoryd.pipeline.trace import Key, history, record
 
     wanted = Key(namespace, KeyType(kind).name.lower(), data)
-    lives = history(spark, place, wal_dirs, wanted)
-    for life in lives:
+    lifecycles = history(spark, place, wal_dirs, wanted)
+    for lifecycle in lifecycles:
         if as_json:
-            emit(record(life), "", as_json)
+            emit(record(lifecycle), "", as_json)
         else:
-            print_life(life)
-    return Exit.DONE if lives else Exit.NEGATIVE
+            print_lifecycle(lifecycle)
+    return Exit.DONE if lifecycles else Exit.NEGATIVE
 
 
-def print_life(life: Life) -> None:
+def print_lifecycle(lifecycle: Lifecycle) -> None:
     """What happened when, and a bar per stage."""
     from rich.console import Console
     from rich.table import Table
 
     from purgatoryd.pipeline.trace import record
 
-    told = record(life)
-    table = Table("at", "lsn", "what", title=life_title(told), title_justify="left")
+    told = record(lifecycle)
+    table = Table("at", "lsn", "what", title=lifecycle_title(told), title_justify="left")
     for event in told["events"]:
         table.add_row(event["at"] or "", str(event["lsn"] or ""), event["what"])
     for stage, span in told["stages_ns"].items():
@@ -299,10 +299,10 @@ def print_life(life: Life) -> None:
     Console().print(table)
 
 
-def life_title(told: dict[str, Any]) -> str:
+def lifecycle_title(told: dict[str, Any]) -> str:
     """Who it is, and how it ended."""
     late = told["lateness_ns"]
-    how = told["outcome"] or "open"
+    how = told["final_state"] or "open"
     how += "" if late is None else f", {units.format_duration(late)} late"
     who = f"{told['node']}, ticket {told['ticket']}" if told["ticket"] else told["node"]
     return f"{who}: {how}"

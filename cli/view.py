@@ -22,7 +22,7 @@ from purgatoryd.shm_layout.errors import (
     PermissionDenied,
     TableBroken,
 )
-from purgatoryd.shm_layout.health import FROZEN_NS, Condition, Health, Watch, lives
+from purgatoryd.shm_layout.health import FROZEN_NS, Condition, Health, Watch, is_alive
 from purgatoryd.shm_layout.layout import ClockKind
 from purgatoryd.shm_layout.metrics import SINCE_START, Histogram, Metrics, read_metrics
 from purgatoryd.shm_layout.occupancy import Fill, Level
@@ -286,7 +286,7 @@ def _opened(paths: Paths) -> Reader:
         return Reader(ArenaFile.open(paths.arena, read_only=True))
     except ArenaMissing:
         with suppress(OSError, TableBroken, PermissionDenied):
-            alive = lives(StatusFile(paths.directory, paths.name).header)
+            alive = is_alive(StatusFile(paths.directory, paths.name).header)
             why = "its daemon is recovering" if alive else "its daemon was killed as it recovered"
             raise ArenaNotReady(paths.arena, f"not there yet: {why}") from None
         raise

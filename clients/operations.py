@@ -1,4 +1,4 @@
-"""Operations of one owner: which there are, and which thread learns of their ends.
+"""Operations of one owner: which there are, and which thread learns of their outcomes.
 
 No socket and no lock of the connection: the blocking and the asyncio purgatory share it.
 """

@@ -50,14 +50,17 @@ def live(flow: DataFrame, sizes: DataFrame) -> DataFrame:
     bytes their keys and payloads took.
 
     `sizes`: daemon, living and living_bytes (at the end of the newest one; null if not known);
-    others are left out. Ends do not tell a size: each is taken for that of the average add.
+    others are left out. The record of a final state has no size: each is taken for that of the
+    average add.
     """
-    ends = sum((F.col(name) for name in gold.OUTCOMES), F.lit(0))
+    final_states = sum((F.col(name) for name in gold.FINAL_STATES), F.lit(0))
     of_daemon = Window.partitionBy("daemon")
     after = of_daemon.orderBy("window_start").rowsBetween(1, Window.unboundedFollowing)
     average = F.try_divide(F.sum("came").over(of_daemon), F.sum("added").over(of_daemon))
     windows = flow.groupBy("daemon", "window_start").agg(
-        F.sum("added").alias("added"), F.sum("bytes").alias("came"), F.sum(ends).alias("ended")
+        F.sum("added").alias("added"),
+        F.sum("bytes").alias("came"),
+        F.sum(final_states).alias("ended"),
     )
     net = {"living": F.col("added") - F.col("ended")}
     net["living_bytes"] = F.col("came") - F.col("ended") * F.col("average")

@@ -16,7 +16,13 @@ from pyspark.sql import functions as F  # noqa: N812
 from purgatoryd.pipeline import checks, ledger
 from purgatoryd.pipeline.continuity import Continuity, Lost, Run, Violation
 from purgatoryd.pipeline.ledger import Unjudged
-from purgatoryd.pipeline.lives import ARMED, END_CODES, in_runs, lives, opening_rows
+from purgatoryd.pipeline.lifecycles import (
+    ARMED,
+    FINAL_STATE_CODES,
+    in_runs,
+    lifecycles,
+    opening_rows,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -27,11 +33,11 @@ SAMPLES = 20
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """What began and what ended in a namespace: opening + added = the ends + open."""
+    """What began and what ended in a namespace: carried over + added = final states + open."""
 
     daemon: str
     namespace: str
-    opening: int
+    carried_over: int
     added: int
     cancelled: int
     replaced: int
@@ -43,8 +49,8 @@ class Balance:
     @property
     def holds(self) -> bool:
         """True if nothing came or went unseen."""
-        ends = self.cancelled + self.replaced + self.expired + self.satisfied + self.failed
-        return self.opening + self.added == ends + self.open
+        final_states = self.cancelled + self.replaced + self.expired + self.satisfied + self.failed
+        return self.carried_over + self.added == final_states + self.open
 
 
 @dataclass
@@ -75,13 +81,13 @@ def audit(
     """Audits the records of the runs in `found`; `openings`: the rows of the snapshots; `noted`:
     ledgers, as ledger.read_ledgers gives them."""
     events = in_runs(bronze, found.runs)
-    opened = opening_rows(openings, found.runs)
-    known = lives(events, opened).persist()
+    carried_over = opening_rows(openings, found.runs)
+    known = lifecycles(events, carried_over).persist()
     try:
         verdict = Verdict(runs=found.runs, lost=found.lost)
         verdict.records, verdict.unknown = _counted(events)
         verdict.balance = balance(known, events)
-        for part in checks.all_checks(known, events, opened, openings, found):
+        for part in checks.all_checks(known, events, carried_over, openings, found):
             _add(verdict, part)
         if noted is not None:
             verdict.ledger = ledger.totals(noted, events)
@@ -119,24 +125,27 @@ def _add(verdict: Verdict, violations: DataFrame) -> None:
         )
 
 
-UNBORN = "opened = 0 AND ends > 0 AND sure"
+UNBORN = "carried_over = 0 AND final_states > 0 AND sure"
 """It ended, and neither a record nor the opening has its begin."""
 
 
-BEFORE = "acks > 0 AND adds + opened + ends + unparks = 0 AND last_move_lsn IS NULL"
+BEFORE = "acks > 0 AND adds + carried_over + final_states + unparks = 0 AND last_move_lsn IS NULL"
 """It began and ended before the opening; only its owner's acknowledgement came later."""
 
 
 def balance(known: DataFrame, events: DataFrame) -> list[Balance]:
     """Of each daemon and namespace, by counts of records, not of tickets."""
-    sums = {name: F.sum(F.expr(f"IF(end = '{name}', ends, 0)")) for name in END_CODES}
-    sums["cancelled"] = F.sum(F.expr("IF(end IN ('end', 'cancelled'), ends, 0)"))
+    sums = {
+        name: F.sum(F.expr(f"IF(final_state = '{name}', final_states, 0)"))
+        for name in FINAL_STATE_CODES
+    }
+    sums["cancelled"] = F.sum(F.expr("IF(final_state IN ('end', 'cancelled'), final_states, 0)"))
     rows = known.where(f"NOT ({BEFORE})").groupBy("daemon", "namespace_hash").agg(
-        F.count_if(F.expr(f"adds = 0 AND NOT ({UNBORN})")).alias("opening"),
+        F.count_if(F.expr(f"adds = 0 AND NOT ({UNBORN})")).alias("carried_over"),
         F.sum("adds").alias("added"), sums["cancelled"].alias("cancelled"),
         sums["replaced"].alias("replaced"), (sums["fire"] + sums["expired"]).alias("expired"),
         sums["satisfied"].alias("satisfied"), sums["failed"].alias("failed"),
-        F.count_if(F.col("ends") == 0).alias("open"),
+        F.count_if(F.col("final_states") == 0).alias("open"),
     )  # fmt: skip
     names = events.where("namespace IS NOT NULL").select("namespace").distinct()
     names = names.withColumn("namespace_hash", F.xxhash64("namespace"))

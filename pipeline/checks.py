@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.window import Window
 
 from purgatoryd.pipeline.continuity import Continuity, Resharding, Run, run_before
-from purgatoryd.pipeline.lives import ARMED, KEYS
+from purgatoryd.pipeline.lifecycles import ARMED, KEYS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -28,7 +28,7 @@ GRACE_NS = 60_000_000_000
 
 
 class Check(NamedTuple):
-    """A violation of one ticket, in SQL over lives(): where it `holds`, it is one."""
+    """A violation of one ticket, in SQL over lifecycles(): where it `holds`, it is one."""
 
     kind: str
     holds: str
@@ -38,13 +38,13 @@ class Check(NamedTuple):
 
 TICKETS = (
     Check("armed_twice", "adds > 1", "arm_lsn", "adds"),
-    Check("never_armed", "adds + opened = 0 AND ends > 0 AND sure", "end_lsn", "ends, end"),
-    Check("ended_twice", "ends > 1", "last_end_lsn", "ends, end_lsn, last_end_lsn, end"),
-    Check("ended_before_armed", "opened = 0 AND end_lsn < arm_lsn", "end_lsn", "arm_lsn, end"),
+    Check("never_armed", "adds + carried_over = 0 AND final_states > 0 AND sure", "end_lsn", "final_states, final_state"),
+    Check("ended_twice", "final_states > 1", "last_end_lsn", "final_states, end_lsn, last_end_lsn, final_state"),
+    Check("ended_before_armed", "carried_over = 0 AND end_lsn < arm_lsn", "end_lsn", "arm_lsn, final_state"),
     Check(
-        "wrong_end",
-        "adds + opened > 0 AND end <> 'replaced' AND operation <> (end_kind = 'outcome')",
-        "end_lsn", "operation, end",
+        "wrong_final_state",
+        "adds + carried_over > 0 AND final_state <> 'replaced' AND operation <> (final_state_kind = 'outcome')",
+        "end_lsn", "operation, final_state",
     ),
     Check("early", "fires AND ended_ns < end_deadline_ns", "end_lsn", "ended_ns, end_deadline_ns"),
     Check(
@@ -57,22 +57,22 @@ TICKETS = (
         "ended_wall_ns, wall_deadline_ns",
     ),
     Check(
-        "fired_parked", "parked AND end = 'fire' AND coalesce(unpark_lsn > end_lsn, true)",
+        "fired_parked", "parked AND final_state = 'fire' AND coalesce(unpark_lsn > end_lsn, true)",
         "end_lsn", "unpark_lsn",
     ),
     Check(
         "unpark_unfounded",
-        "unpark_lsn > end_lsn OR (NOT parked AND unpark_lsn > unsure_lsn AND adds + opened > 0)",
-        "unpark_lsn", "parked, end_lsn, end",
+        "unpark_lsn > end_lsn OR (NOT parked AND unpark_lsn > unsure_lsn AND adds + carried_over > 0)",
+        "unpark_lsn", "parked, end_lsn, final_state",
     ),
     Check("unparked_twice", "unparks > 1", "unpark_lsn", "unparks"),
-    Check("moved_after_end", "last_move_lsn > end_lsn", "last_move_lsn", "end_lsn, end"),
+    Check("moved_after_end", "last_move_lsn > end_lsn", "last_move_lsn", "end_lsn, final_state"),
     Check(
         "ack_unfounded",
         # An operation that ended before the opening is not in it, and is acknowledged at any time.
-        "acks > 0 AND (outcomes = 0 AND adds + opened > 0 AND ack_lsn > unsure_lsn "
+        "acks > 0 AND (outcomes = 0 AND adds + carried_over > 0 AND ack_lsn > unsure_lsn "
         "OR ack_lsn < end_lsn)",
-        "ack_lsn", "end",
+        "ack_lsn", "final_state",
     ),
     Check("acked_twice", "acks > 1", "ack_lsn", "acks"),
     Check(
@@ -81,7 +81,7 @@ TICKETS = (
         "end_lsn", "told_add_lsn, arm_lsn, told_armed_ns, armed_ns",
     ),
     Check(
-        "forgotten", "ends = 0 AND adds + opened > 0 AND overdue_ns > deadline_ns", "arm_lsn",
+        "forgotten", "final_states = 0 AND adds + carried_over > 0 AND overdue_ns > deadline_ns", "arm_lsn",
         "deadline_ns, last_ns",
     ),
 )  # fmt: skip
@@ -123,7 +123,7 @@ RECORDS = (
 
 INVENTS = Check(
     "snapshot_invents",
-    "coalesce(adds + opened, 0) = 0 OR end_lsn < segment OR arm_lsn > upto",
+    "coalesce(adds + carried_over, 0) = 0 OR end_lsn < segment OR arm_lsn > upto",
     "segment", "arm_lsn, end_lsn",
 )  # fmt: skip
 LACKS = Check("snapshot_lacks", "true", "segment", "arm_lsn, end_lsn, segment")
@@ -150,11 +150,16 @@ def judge(rows: DataFrame, found: Iterable[Check], *more: str) -> DataFrame:
 
 
 def all_checks(
-    known: DataFrame, events: DataFrame, opened: DataFrame, openings: DataFrame, found: Continuity
+    known: DataFrame,
+    events: DataFrame,
+    carried_over: DataFrame,
+    openings: DataFrame,
+    found: Continuity,
 ) -> Iterator[DataFrame]:
     """The violations that each family of checks finds; families without any records are left out.
 
-    `known`: lives(); `events`, `opened`: what is audited; `openings`: rows of all snapshots.
+    `known`: lifecycles(); `events`, `carried_over`: what is audited; `openings`: rows of all
+    snapshots.
     """
     kinds = {kind for run in found.runs for segment in run.segments for kind in segment.kinds}
     if not found.runs:
@@ -167,9 +172,9 @@ def all_checks(
     if "move" in kinds:
         yield of_moves(events)
     if "outcome" in kinds:
-        yield of_watermarks(events, opened)
+        yield of_watermarks(events, carried_over)
     if kinds & {"fire", "outcome", "entry"}:
-        yield of_numbers(events, opened)
+        yield of_numbers(events, carried_over)
     if "sent" in kinds:
         yield of_sent(events)
     if judged := list(_judged(found)):
@@ -236,14 +241,14 @@ def of_moves(events: DataFrame) -> DataFrame:
 # ---- watermarks ----------------------------------------------------------------------------------
 
 
-def of_watermarks(events: DataFrame, opened: DataFrame) -> DataFrame:
+def of_watermarks(events: DataFrame, carried_over: DataFrame) -> DataFrame:
     """Conditions, computed once more from the watermarks as they stood when the operation ended."""
-    rows = events.where("kind IN ('watch', 'watermark', 'gone')").unionByName(opened)
+    rows = events.where("kind IN ('watch', 'watermark', 'gone')").unionByName(carried_over)
     watched = rows.where("kind = 'watch'").dropDuplicates([*KEYS, "ticket"]).select(
         *KEYS, "ticket", "condition", "threshold", F.explode("watch").alias("of")
     )  # fmt: skip
-    ends = events.where("kind = 'outcome' AND cause <> 'cancelled' AND lsn > unsure_lsn")
-    asked = ends.select(*KEYS, "ticket", "lsn", "cause").join(watched, [*KEYS, "ticket"])
+    outcomes = events.where("kind = 'outcome' AND cause <> 'cancelled' AND lsn > unsure_lsn")
+    asked = outcomes.select(*KEYS, "ticket", "lsn", "cause").join(watched, [*KEYS, "ticket"])
     asked = asked.where("condition <> 'client'").select("*", "of.*").drop("of", "flags")
     judged = _at_watermarks(asked, rows).groupBy(
         *KEYS, "ticket", "lsn", "cause", "condition", "threshold"
@@ -276,10 +281,12 @@ def _at_watermarks(asked: DataFrame, rows: DataFrame) -> DataFrame:
 # ---- notices ---------------------------------------------------------------------------------
 
 
-def of_numbers(events: DataFrame, opened: DataFrame) -> DataFrame:
+def of_numbers(events: DataFrame, carried_over: DataFrame) -> DataFrame:
     """Notices are numbered without a hole: per topic from 1, and over all in the replay buffer."""
     notices = events.where("position IS NOT NULL AND kind IN ('fire', 'outcome', 'entry')")
-    births = events.where("kind = 'topic'").unionByName(opened).where("kind IN ('topic', 'head')")
+    births = (
+        events.where("kind = 'topic'").unionByName(carried_over).where("kind IN ('topic', 'head')")
+    )
     given = _numbers(notices, "false").unionByName(_numbers(births, "true"))
     scope = (*KEYS, "namespace", "topic")
     counted = given.groupBy(*scope, "number").agg(
@@ -380,13 +387,13 @@ def of_snapshots(
     """What a snapshot says is armed is what the records before it have left armed.
 
     Also the first snapshot of an arena that took another one's place: nothing was lost on the
-    way, nor came to life again.
+    way, nor came back.
     """
     asked = F.broadcast(openings.sparkSession.createDataFrame(judged, JUDGED))
     armed = openings.where(ARMED).select(F.col("daemon").alias("of"), "segment", "ticket")
     armed = armed.distinct().join(asked, ["of", "segment"])
-    lived = known.select(*KEYS, "ticket", "arm_lsn", "end_lsn", "adds", "opened")
-    left = lived.where("adds + opened > 0").join(asked, list(KEYS))
+    lived = known.select(*KEYS, "ticket", "arm_lsn", "end_lsn", "adds", "carried_over")
+    left = lived.where("adds + carried_over > 0").join(asked, list(KEYS))
     left = left.where("coalesce(arm_lsn, 0) < segment AND coalesce(end_lsn, upto + 1) > upto")
     risen = armed.join(lived, [*KEYS, "ticket"], "left")
     yield judge(risen, [INVENTS], "of", "segment")
@@ -455,7 +462,7 @@ def of_reshardings(known: DataFrame, openings: DataFrame, states: Sequence[State
     """What the shards of one number left armed is what those of the next began with, each once."""
     asked = F.broadcast(openings.sparkSession.createDataFrame(states, STATE))
     told = openings.where(ARMED).select("daemon", "segment", "ticket").distinct()
-    left = known.where("adds + opened > 0 AND ends = 0").select(*KEYS, "ticket")
+    left = known.where("adds + carried_over > 0 AND final_states = 0").select(*KEYS, "ticket")
     columns = ("resharding", "old", "daemon", "ticket")
     armed = told.join(asked, ["daemon", "segment"]).select(*columns).unionByName(
         left.join(asked, list(KEYS)).select(*columns)

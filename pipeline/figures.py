@@ -1,5 +1,5 @@
 """The figures of the report: small tables, one set for each clock of a daemon, from bronze and its
-lives; clocks and lateness are those of silver and gold."""
+lifecycles; clocks and lateness are those of silver and gold."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ def _filled_in(
     """Fills in a part; its TOPICS, which stay in memory, and its WORKERS."""
     whole = bronze.where(F.col("daemon") == part.daemon)
     own = whole.where(silver.clock() == part.clock)
-    part.flow = flow(own, silver.ends(whole).where(F.col("clock") == part.clock), part)
-    lived = silver.lives(whole, whole, received).where(F.col("clock") == part.clock)
+    part.flow = flow(own, silver.final_states(whole).where(F.col("clock") == part.clock), part)
+    lived = silver.lifecycles(whole, whole, received).where(F.col("clock") == part.clock)
     _spread(part, lived)
     part.due = due(own, part)
     topics = gold.topics(lived).persist()
@@ -138,10 +138,10 @@ def flow(own: DataFrame, ended: DataFrame, part: Profile) -> list[Flow]:
     take the place of one that a load brought."""
     step_us = max(1, (part.ended_us - part.begun_us) // BUCKETS + 1)
     began = own.where(silver.is_add()).select("at", F.lit("added").alias("what"))
-    ends = ended.select(F.col("ended_at").alias("at"), F.col("outcome").alias("what"))
+    final_states = ended.select(F.col("ended_at").alias("at"), F.col("final_state").alias("what"))
     bucket = F.floor((F.unix_micros("at") - part.begun_us) / step_us) * step_us + part.begun_us
     counts = (F.count_if(F.col("what") == one.name).alias(one.name) for one in fields(Flow)[1:])
-    counted = began.unionByName(ends).groupBy(bucket.alias("at_us")).agg(*counts)
+    counted = began.unionByName(final_states).groupBy(bucket.alias("at_us")).agg(*counts)
     found = {row.at_us: Flow(**row.asDict()) for row in counted.collect()}
     last_us = max(part.ended_us, *found)
     return [found.get(at, Flow(at)) for at in range(part.begun_us, last_us + 1, step_us)]

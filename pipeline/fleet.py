@@ -102,8 +102,8 @@ def of_today(
 
 
 def measured(bronze: DataFrame, living: DataFrame) -> DataFrame:
-    """daemon, namespace, live (timers and operations), rate (adds and ends per second of the time
-    that the WALs cover). `living`: the adds of what lives."""
+    """daemon, namespace, live (timers and operations), rate (adds and final states per second of
+    the time that the WALs cover). `living`: the adds of what lives."""
     by = ["daemon", "namespace"]
     span_s = F.greatest(F.lit(1.0), (F.unix_micros(F.max("at")) - F.unix_micros(F.min("at"))) / 1e6)
     spans = bronze.groupBy("daemon").agg(span_s.alias("span_s"))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 WINDOW_S = 300
 HOUR_S = 3600
-OUTCOMES = ("expired", "cancelled", "replaced", "satisfied", "failed")
+FINAL_STATES = ("expired", "cancelled", "replaced", "satisfied", "failed")
 LATENCIES = (*silver.SERVICE, "service", "lateness")
 _LATE = 2  # PG_E_LATE: was due before a restart of the daemon
 _FILE = ("daemon", "node", "epoch", "segment")
@@ -34,25 +34,25 @@ def window(at: str, seconds: int) -> Column:
 # ---- partials --------------------------------------------------------------------------------
 
 
-def topics(lives: DataFrame) -> DataFrame:
-    """TOPICS of lives."""
-    settled = F.col("outcome").isin("cancelled", "satisfied")
+def topics(lifecycles: DataFrame) -> DataFrame:
+    """TOPICS of lifecycles."""
+    settled = F.col("final_state").isin("cancelled", "satisfied")
     times = {
         "settled": F.when(settled, F.col("remote_ns")),
         "asked": F.col("deadline_ns") - F.col("armed_ns"),
     }
     by = {name: F.col(name) for name in ("namespace", "topic")}
-    return _partials(lives, TOPICS, by | {"window_start": window("ended_at", WINDOW_S)}, times)
+    return _partials(lifecycles, TOPICS, by | {"window_start": window("ended_at", WINDOW_S)}, times)
 
 
-def workers(lives: DataFrame) -> DataFrame:
-    """WORKERS of lives."""
+def workers(lifecycles: DataFrame) -> DataFrame:
+    """WORKERS of lifecycles."""
     by = {"worker": F.col("worker"), "window_start": window("ended_at", HOUR_S)}
-    return _partials(lives, WORKERS, by, {})
+    return _partials(lifecycles, WORKERS, by, {})
 
 
 def _partials(
-    lives: DataFrame, table: Table, by: dict[str, Column], times: dict[str, Column]
+    lifecycles: DataFrame, table: Table, by: dict[str, Column], times: dict[str, Column]
 ) -> DataFrame:
     """What is summed and sketched becomes plain columns first: a projection is compiled, and what
     stands inside the aggregate of a sketch is interpreted row by row."""
@@ -63,20 +63,20 @@ def _partials(
     }
     counts = {
         "ended": F.lit(1),
-        **{name: _one(F.col("outcome") == name) for name in OUTCOMES},
+        **{name: _one(F.col("final_state") == name) for name in FINAL_STATES},
         "overdue": _one(overdue()),
     }
     columns = by | {name: count.cast("long") for name, count in counts.items()} | values
-    rows = lives.select(*_SEGMENT, *(column.alias(name) for name, column in columns.items()))
+    rows = lifecycles.select(*_SEGMENT, *(column.alias(name) for name, column in columns.items()))
     sums = [_sum(F.col(name), name) for name in counts]
     made = [sketches.sketch(F.col(name), name) for name in values]
     return rows.groupBy(*_SEGMENT, *by).agg(*sums, *made).select(table.names)
 
 
 def overdue() -> Column:
-    """Of a life: it expired late because of a restart, which no figure of lateness counts."""
+    """Of a lifecycle: it expired late because of a restart, which no figure of lateness counts."""
     late = F.coalesce(F.col("flags").bitwiseAND(_LATE) != 0, F.lit(False))
-    return late & (F.col("outcome") == "expired")
+    return late & (F.col("final_state") == "expired")
 
 
 def _one(condition: Column) -> Column:
@@ -87,8 +87,8 @@ def _sum(value: Column, name: str) -> Column:
     return F.sum(value).cast("long").alias(name)
 
 
-def _outcomes(outcome: Column) -> list[Column]:
-    return [_sum(_one(outcome == name), name) for name in OUTCOMES]
+def _final_states(final_state: Column) -> list[Column]:
+    return [_sum(_one(final_state == name), name) for name in FINAL_STATES]
 
 
 def flow(bronze: DataFrame) -> DataFrame:
@@ -97,14 +97,14 @@ def flow(bronze: DataFrame) -> DataFrame:
     kind = F.col("kind")
     added, replaced = kind.isin("arm", "watch"), silver.is_replacing()
     bytes_ = F.octet_length("key") + payload_len()
-    outcome = F.when(replaced, "replaced").when(silver.is_end(), F.col("cause"))
+    final_state = F.when(replaced, "replaced").when(silver.is_end(), F.col("cause"))
     own = silver.clock()
     counted = bronze.groupBy(
         *_FILE, "namespace", window("at", WINDOW_S), own.alias("clock"),
         F.when(replaced, silver.replaced_clock()).otherwise(own).alias("ended_on"),
     ).agg(
         _sum(_one(added), "added"), _sum(F.when(added, bytes_).otherwise(0), "bytes"),
-        *_outcomes(F.coalesce(outcome, F.lit(""))),
+        *_final_states(F.coalesce(final_state, F.lit(""))),
         _sum(_one(kind == "move"), "extended"), _sum(_one(kind == "unknown"), "unknown"),
     )  # fmt: skip
     return _each_on_its_clock(counted)

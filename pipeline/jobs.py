@@ -15,7 +15,7 @@ from purgatoryd.pipeline import gold, silver
 from purgatoryd.pipeline.lake import Lake, Manifest
 from purgatoryd.pipeline.parts import Layer, Part, Segment
 from purgatoryd.pipeline.reach import Reach, reaches
-from purgatoryd.pipeline.schemas import FLOW, LIVES, TOPICS, WORKERS
+from purgatoryd.pipeline.schemas import FLOW, LIFECYCLES, TOPICS, WORKERS
 from purgatoryd.pipeline.tiers import read_files
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def chunks(wanted: Iterable[Reach]) -> Iterator[list[Reach]]:
 def make_silver(
     spark: SparkSession, lake: Lake, since_us: int = NEVER, ledgers: Path | None = None
 ) -> int:
-    """Lives of all WAL segments that are new, or have records of `since_us`, UTC, or later.
+    """Lifecycles of all WAL segments that are new, or have records of `since_us`, UTC, or later.
 
     `ledgers`: a folder in which subscribers noted what they received. Returns how many segments.
     Raises LakeBroken, LakeInUse.
@@ -64,22 +64,22 @@ def make_silver(
         files = {m.segment: m for reach in run for m in reach.manifests}
         bronze = bronze_of(spark, lake, (reach.own for reach in run))
         batches = bronze_of(spark, lake, files.values())
-        return {LIVES.name: silver.lives(bronze, batches, received)}
+        return {LIFECYCLES.name: silver.lifecycles(bronze, batches, received)}
 
     return _make(Layer(lake.root, "silver"), reaches(lake.manifests()), since_us, tables)
 
 
 def make_gold(spark: SparkSession, lake: Lake, since_us: int = NEVER) -> int:
-    """Partials of all segments whose lives are new; otherwise as make_silver."""
-    lives_of = Layer(lake.root, "silver")
-    made, all_ = lives_of.sources(), reaches(lake.manifests())
+    """Partials of all segments whose lifecycles are new; otherwise as make_silver."""
+    lifecycles_of = Layer(lake.root, "silver")
+    made, all_ = lifecycles_of.sources(), reaches(lake.manifests())
     there = {segment: reach for segment, reach in all_.items() if made.get(segment) == reach.names}
 
     def tables(run: Sequence[Reach]) -> dict[str, DataFrame]:
-        lives = lives_of.read(spark, LIVES, [reach.own.segment for reach in run])
+        lifecycles = lifecycles_of.read(spark, LIFECYCLES, [reach.own.segment for reach in run])
         return {
-            TOPICS.name: gold.topics(lives),
-            WORKERS.name: gold.workers(lives),
+            TOPICS.name: gold.topics(lifecycles),
+            WORKERS.name: gold.workers(lifecycles),
             FLOW.name: gold.flow(bronze_of(spark, lake, (reach.own for reach in run))),
         }
 

@@ -17,7 +17,7 @@ from pyspark.sql.window import Window
 
 from purgatoryd.pipeline.checks import Check, judge, rows_of_loads
 from purgatoryd.pipeline.continuity import Continuity, Run, is_complete
-from purgatoryd.pipeline.lives import KEYS
+from purgatoryd.pipeline.lifecycles import KEYS
 from purgatoryd.pipeline.session import literal
 from purgatoryd.shm_layout.errors import BadPath
 
@@ -58,14 +58,14 @@ CALLS = (
     Check(
         "cancel_undone",
         "op = 'cancel' AND found = 'cancelled' AND known AND settled "
-        "AND coalesce(end, '') NOT IN ('end', 'cancelled')",
-        "end_lsn", "end, acked_boot_ns, file",
+        "AND coalesce(final_state, '') NOT IN ('end', 'cancelled')",
+        "end_lsn", "final_state, acked_boot_ns, file",
     ),
     Check(
         "fired_unfounded",
         "op = 'cancel' AND found = 'fired' AND known AND settled "
-        "AND coalesce(end, 'end') IN ('end', 'replaced')",
-        "end_lsn", "end, acked_boot_ns, file",
+        "AND coalesce(final_state, 'end') IN ('end', 'replaced')",
+        "end_lsn", "final_state, acked_boot_ns, file",
     ),
     Check(
         "unpark_lost", "op = 'unpark' AND known AND settled AND parked AND unparks = 0", "arm_lsn",
@@ -73,8 +73,8 @@ CALLS = (
     ),
     Check(
         "outcome_differs",
-        "op = 'outcome' AND known AND settled AND coalesce(end, '') <> found",
-        "end_lsn", "end, found, file",
+        "op = 'outcome' AND known AND settled AND coalesce(final_state, '') <> found",
+        "end_lsn", "final_state, found, file",
     ),
 )  # fmt: skip
 ROWS = (
@@ -126,7 +126,7 @@ class Unjudged(NamedTuple):
 def beside(
     lines: DataFrame, known: DataFrame, events: DataFrame, found: Continuity
 ) -> Iterator[Told]:
-    """Ledgers beside the WAL; `known`: lives().
+    """Ledgers beside the WAL; `known`: lifecycles().
 
     Only what the lake must have is judged: `covered` tickets, and what was `settled`, that is
     told before the daemon was last heard of.
@@ -227,12 +227,12 @@ def _calls(ledger: DataFrame, known: DataFrame) -> DataFrame:
             "told_key"
         ),
     )  # fmt: skip
-    fields = ("run", "key_hash", "end", "arm_lsn", "end_lsn", "parked", "unparks")
-    lived = known.where("adds + opened > 0").groupBy("daemon", "ticket")
-    newest = lived.agg(F.max_by(F.struct(*fields), "run").alias("life"))
+    fields = ("run", "key_hash", "final_state", "arm_lsn", "end_lsn", "parked", "unparks")
+    lived = known.where("adds + carried_over > 0").groupBy("daemon", "ticket")
+    newest = lived.agg(F.max_by(F.struct(*fields), "run").alias("lifecycle"))
     both = told.join(newest, ["daemon", "ticket"], "left")
-    known_ = F.col("life").isNotNull().alias("known")
-    return both.select(*told.columns, "life.*", known_, F.lit(None).cast("long").alias("lsn"))
+    known_ = F.col("lifecycle").isNotNull().alias("known")
+    return both.select(*told.columns, "lifecycle.*", known_, F.lit(None).cast("long").alias("lsn"))
 
 
 def _rows(ledger: DataFrame, events: DataFrame) -> DataFrame:

@@ -159,8 +159,8 @@ def stage_parked(
     parked = rows_of(spark, tier, version.rows).where(F.col("daemon").isin(*found.arenas))
     stones = tombstones_of(spark, tier, version.tombstones)
     waiting = alive(beyond(parked, tier.frontier("hot")), stones)
-    gone, moves = ends(found.shipped), newest_moves(found.shipped)
-    ended = waiting.join(gone, "ticket", "left_semi")
+    gone, moves = ended(found.shipped), newest_moves(found.shipped)
+    ended_ = waiting.join(gone, "ticket", "left_semi")
     moved = waiting.join(gone, "ticket", "left_anti").join(moves, "ticket").where(
         "moved_ns > deadline_ns"
     )  # fmt: skip
@@ -169,7 +169,7 @@ def stage_parked(
     due_ns = F.coalesce("moved_ns", "deadline_ns")
     made = rows.withColumns({"deadline_ns": due_ns, "version": F.lit(number).cast("long")})
     write_rows(made.select(COLD.names), staged)
-    write_tombstones(ended.unionByName(moved.select(ended.columns)), number, staged / STONES)
+    write_tombstones(ended_.unionByName(moved.select(ended_.columns)), number, staged / STONES)
 
 
 def adds(found: Records) -> DataFrame:
@@ -178,10 +178,10 @@ def adds(found: Records) -> DataFrame:
     every = found.shipped.unionByName(found.newest)
     names = [name for name in COLD.names if name not in ("deadline_ns", "version")]
     parked = every.where("parked = 1").select(*names, _due_ns().alias("deadline_ns"))
-    return parked.join(ends(every), "ticket", "left_anti")
+    return parked.join(ended(every), "ticket", "left_anti")
 
 
-def ends(bronze: DataFrame) -> DataFrame:
+def ended(bronze: DataFrame) -> DataFrame:
     """The tickets of what is not parked any more."""
     back = F.col("kind") == "unpark"
     return bronze.where(silver.is_end() | back).select(silver.ended_ticket().alias("ticket"))

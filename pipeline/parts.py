@@ -1,6 +1,6 @@
 """Silver and gold on disk: parts, each with the rows of some segments.
 
-    LAKE/silver/lives/<part>/*.parquet        rows
+    LAKE/silver/lifecycles/<part>/*.parquet        rows
     LAKE/silver/parts/<part>.json             written last; without it the files do not exist
     LAKE/silver/lock                          one writer at a time
 
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from purgatoryd.pipeline.lake import fields_of, intact
 from purgatoryd.pipeline.locks import alone
-from purgatoryd.pipeline.schemas import FLOW, FORMAT, LIVES, TOPICS, WORKERS, Table
+from purgatoryd.pipeline.schemas import FLOW, FORMAT, LIFECYCLES, TOPICS, WORKERS, Table
 from purgatoryd.pipeline.session import rows_in
 from purgatoryd.shm_layout.errors import LakeBroken
 from purgatoryd.shm_layout.files import (
@@ -47,7 +47,7 @@ KEPT_S = 600
 """For so long a part stays once it counts no more, for those who are reading it."""
 VARIED = ("long", "binary", "timestamp")
 """Types of columns that have about as many values as rows: a dictionary is work for nothing."""
-LAYERS: dict[str, tuple[Table, ...]] = {"silver": (LIVES,), "gold": (TOPICS, WORKERS, FLOW)}
+LAYERS: dict[str, tuple[Table, ...]] = {"silver": (LIFECYCLES,), "gold": (TOPICS, WORKERS, FLOW)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,8 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """A namespace. `live`: timers armed; `rate`: adds, cancels and ends per second; `group`:
-    namespaces that are to be apart, if it has any."""
+    """A namespace. `live`: timers armed; `rate`: adds, cancels and final states per second;
+    `group`: namespaces that are to be apart, if it has any."""
 
     name: str
     host: str

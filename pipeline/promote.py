@@ -307,9 +307,9 @@ class Ended:
         self._seen = max([self._seen, *(part.version for part in parts)])
         if not self._newest:
             return rows
-        return rows.filter(pa.array([self._lives(*row) for row in _tuples(rows)]))
+        return rows.filter(pa.array([self._is_live(*row) for row in _tuples(rows)]))
 
-    def _lives(self, version: int, daemon: str | None, ticket: int | None, *key: Any) -> bool:
+    def _is_live(self, version: int, daemon: str | None, ticket: int | None, *key: Any) -> bool:
         ended = self._newest.get((daemon, ticket, *key), 0), self._newest.get((None, None, *key), 0)
         return max(ended) <= version
 

@@ -1,5 +1,5 @@
 """Tables of schemas.py for the pages: `python -m purgatoryd.pipeline.reference docs/tables.md`
-writes them anew between the marks `<!-- table lives -->` and `<!-- end -->`."""
+writes them anew between the marks `<!-- table lifecycles -->` and `<!-- end -->`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import re
 import sys
 from pathlib import Path
 
-from purgatoryd.pipeline.schemas import FLOW, LIVES, OPEN_TIMERS, TOPICS, WORKERS, Column
+from purgatoryd.pipeline.schemas import FLOW, LIFECYCLES, OPEN_TIMERS, TOPICS, WORKERS, Column
 
-TABLES = {table.name: table for table in (LIVES, OPEN_TIMERS, TOPICS, WORKERS, FLOW)}
+TABLES = {table.name: table for table in (LIFECYCLES, OPEN_TIMERS, TOPICS, WORKERS, FLOW)}
 _MARK = re.compile(r"<!-- table (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
 

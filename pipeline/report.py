@@ -155,7 +155,7 @@ def _flow(part: Profile) -> Markup:
         ncols=6, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, handlelength=1,
         columnspacing=1,
     )  # fmt: skip
-    return _svg(figure, "Adds, cancels and ends over time")
+    return _svg(figure, "Adds, cancels and final states over time")
 
 
 def _cdf(part: Profile) -> Markup | None:

@@ -173,7 +173,7 @@ _ORIGIN = (
     Column("daemon", "word", False, about="uuid of the arena, in hex"),
     Column("node", "word", False, about="host of the daemon"),
     Column("epoch", "long", False, about="start of the daemon that began the WAL segment"),
-    Column("segment", "long", False, about="first LSN of the WAL segment that has the end"),
+    Column("segment", "long", False, about="first LSN of the WAL segment that has the final state"),
 )
 _CLOCK = Column("clock", "word", False, about="`live`, `virtual` or `load`: never to be mixed")
 _SUBJECT = (
@@ -184,15 +184,15 @@ _SUBJECT = (
     Column("ticket", "long", False, about="names it for ever, with `daemon`"),
 )
 
-LIVES = Table(
-    "lives",
+LIFECYCLES = Table(
+    "lifecycles",
     (
         *_ORIGIN,
-        Column("lsn", "long", False, about="of the record of the end"),
+        Column("lsn", "long", False, about="of the record of the final state"),
         Column("kind", "word", False, about="`timer` or `operation`"),
         _CLOCK,
         Column(
-            "outcome", "word", False,
+            "final_state", "word", False,
             about="`expired`, `cancelled`, `replaced`; of an operation also `satisfied`, `failed`",
         ),
         *_SUBJECT,
@@ -242,7 +242,7 @@ OPEN_TIMERS = Table(
 # ---- gold ------------------------------------------------------------------------------------
 
 _COUNTS = (
-    Column("ended", "long", False, about="lives"),
+    Column("ended", "long", False, about="lifecycles"),
     *(
         Column(name, "long", False, about="of them")
         for name in ("expired", "cancelled", "replaced", "satisfied", "failed")
@@ -304,7 +304,7 @@ FLOW = Table(
         Column("added", "long", False, about="timers and operations armed"),
         Column("bytes", "long", False, about="their keys and payloads"),
         *(
-            Column(name, "long", False, about="ends")
+            Column(name, "long", False, about="final states")
             for name in ("expired", "cancelled", "replaced", "satisfied", "failed")
         ),
         Column("extended", "long", False, about="deadlines moved"),

@@ -1,8 +1,8 @@
 """Silver: what became of each timer and operation, from rows of bronze.
 
-The record of an end carries the life up to it, so a life is a projection of one row: nothing is
-sorted or grouped, and segments may come in any order. When a notice or an answer was built and
-handed to the socket stands in the few records of batches, which are broadcast.
+The record of an end carries the lifecycle up to it, so a lifecycle is a projection of one row:
+nothing is sorted or grouped, and segments may come in any order. When a notice or an answer was
+built and handed to the socket stands in the few records of batches, which are broadcast.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812
 
 from purgatoryd.pipeline.ledger import lines_in
-from purgatoryd.pipeline.schemas import LIVES, OPEN_TIMERS
+from purgatoryd.pipeline.schemas import LIFECYCLES, OPEN_TIMERS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +29,8 @@ SERVICE = ("request_queue", "local", "response_queue", "send")
 _LIFE = ("add_lsn", "session", "worker", "sent_ns", "received_ns", "applied_ns", "armed_ns")
 
 
-# ---- which rows are ends ---------------------------------------------------------------------
+# ---- which rows are final states
+# ---------------------------------------------------------------------
 
 
 def is_add() -> Column:
@@ -38,12 +39,12 @@ def is_add() -> Column:
 
 
 def is_fire() -> Column:
-    """A timer ended because its time came; notices that were published are no ends."""
+    """A timer ended because its time came; notices that were published are no final states."""
     return (F.col("kind") == "fire") & (F.col("cause") == "expired")
 
 
 def is_cancel() -> Column:
-    """A timer was cancelled; the acknowledgement of an outcome is no end."""
+    """A timer was cancelled; the acknowledgement of an outcome is no final state."""
     return (F.col("kind") == "end") & (F.col("cause") == "cancelled")
 
 
@@ -77,22 +78,25 @@ def _clock(loaded: Column) -> Column:
     return F.when(loaded, "load").otherwise(arena)
 
 
-# ---- lives -----------------------------------------------------------------------------------
+# ---- lifecycles
+# -----------------------------------------------------------------------------------
 
 
-def lives(bronze: DataFrame, batches: DataFrame, received: DataFrame | None = None) -> DataFrame:
-    """LIVES of the ends in `bronze`.
+def lifecycles(
+    bronze: DataFrame, batches: DataFrame, received: DataFrame | None = None
+) -> DataFrame:
+    """LIFECYCLES of the final states in `bronze`.
 
     `batches`: rows of bronze that have their batches, so those of later segments too.
     `received`: daemon, ticket and notified_ns, once each, as subscribers noted them; joining it
     costs a shuffle.
     """
-    ended = _with_batches(ends(bronze), batches)
+    ended = _with_batches(final_states(bronze), batches)
     if received is None:
         ended = ended.withColumn("notified_ns", F.lit(None).cast("long"))
     else:
         ended = ended.join(received, ["daemon", "ticket"], "left")
-    return ended.withColumns(_stages()).select(LIVES.names)
+    return ended.withColumns(_stages()).select(LIFECYCLES.names)
 
 
 def received(spark: SparkSession, ledgers: Path) -> DataFrame:
@@ -104,8 +108,9 @@ def received(spark: SparkSession, ledgers: Path) -> DataFrame:
     return noted.where(F.col("op") == "notice").groupBy("daemon", "ticket").agg(first)
 
 
-def ends(bronze: DataFrame) -> DataFrame:
-    """One row per end. An add that replaces tells both lives: the older one's ends here."""
+def final_states(bronze: DataFrame) -> DataFrame:
+    """One row per final state. An add that replaces has both lifecycles: that of the older one ends
+    here."""
     own = F.col("kind") != "arm"
     life = (F.when(own, F.col(n)).otherwise(F.col(f"replaced_{n}")).alias(n) for n in _LIFE)
     return bronze.where(is_end()).select(
@@ -113,7 +118,7 @@ def ends(bronze: DataFrame) -> DataFrame:
         F.when(F.col("kind") == "outcome", "operation").otherwise("timer").alias("kind"),
         F.when(own, clock()).otherwise(replaced_clock()).alias("clock"),
         (F.col("clock") == "virtual").alias("virtual"),
-        F.when(own, F.col("cause")).otherwise("replaced").alias("outcome"),
+        F.when(own, F.col("cause")).otherwise("replaced").alias("final_state"),
         "namespace", "topic", "key", "key_type",
         ended_ticket().alias("ticket"),
         F.col("at").alias("ended_at"), F.col("at_ns").alias("ended_ns"), "ended_boot_ns",
@@ -192,12 +197,12 @@ def _blocks() -> Column:
     return F.sequence(F.shiftright("positions_from", BLOCK_BITS), last)
 
 
-def batches_of(bronze: DataFrame, ends: DataFrame) -> DataFrame:
-    """The batches in `bronze` that may have told of `ends`: rows of bronze, few of them."""
-    wanted = ends.select("daemon", F.shiftright("position", BLOCK_BITS).alias("block"))
+def batches_of(bronze: DataFrame, final_states: DataFrame) -> DataFrame:
+    """The batches in `bronze` that may have told of `final_states`: rows of bronze, few of them."""
+    wanted = final_states.select("daemon", F.shiftright("position", BLOCK_BITS).alias("block"))
     blocks = bronze.where(_is_sent()).withColumn("block", F.explode(_blocks()))
     sent = blocks.join(F.broadcast(wanted), ["daemon", "block"], "left_semi")
-    askers = ends.select("daemon", F.col("ended_by").alias("session"))
+    askers = final_states.select("daemon", F.col("ended_by").alias("session"))
     answers = bronze.where(F.col("kind") == "replied")
     replied = answers.join(F.broadcast(askers), ["daemon", "session"], "left_semi")
     return sent.drop("block").dropDuplicates(["daemon", "lsn"]).unionByName(replied)
@@ -206,7 +211,7 @@ def batches_of(bronze: DataFrame, ends: DataFrame) -> DataFrame:
 def _stages() -> dict[str, Column]:
     """Durations, ns, each on one clock: the arena's for armed, ended and deadline, else the real
     one, which WALs of format 1.0 do not have."""
-    expired, virtual = F.col("outcome") == "expired", F.col("virtual")
+    expired, virtual = F.col("final_state") == "expired", F.col("virtual")
     told = F.col("ended_boot_ns").isNotNull()
     return {
         "request_queue_ns": F.col("applied_ns") - F.col("received_ns"),
@@ -240,9 +245,9 @@ def open_timers(bronze: DataFrame) -> DataFrame:
 
 def open_adds(bronze: DataFrame) -> DataFrame:
     """The adds without an end as they stand in `bronze`, each ticket once."""
-    ends = bronze.where(is_end()).select("daemon", ended_ticket().alias("ticket"))
+    final_states = bronze.where(is_end()).select("daemon", ended_ticket().alias("ticket"))
     adds = bronze.where(is_add()).dropDuplicates(["daemon", "ticket"])
-    return adds.join(ends, ["daemon", "ticket"], "left_anti")
+    return adds.join(final_states, ["daemon", "ticket"], "left_anti")
 
 
 def _moved(still: DataFrame, bronze: DataFrame) -> DataFrame:

@@ -43,11 +43,11 @@ class Cold:
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class Lifecycle:
     """A timer or operation of the key. `events`: its records in order, as rows of BRONZE; `end`:
-    its row of LIVES, None while it is open. `window`: of the cold tier, that armed it; `cold`: what
-    it was there, if the tier still has it. One that is in the tier alone has neither daemon nor
-    events."""
+    its row of LIFECYCLES, None while it is open. `window`: of the cold tier, that armed it; `cold`:
+    what it was there, if the tier still has it. One that is in the tier alone has neither daemon
+    nor events."""
 
     daemon: str = ""
     ticket: int = 0
@@ -62,10 +62,10 @@ class Life:
         return str(self.events[0]["node"]) if self.events else "cold tier"
 
     @property
-    def outcome(self) -> str | None:
+    def final_state(self) -> str | None:
         """How it ended; None while it is open."""
         if self.end is not None:
-            return str(self.end["outcome"])
+            return str(self.end["final_state"])
         return "ended" if not self.events and self.cold and self.cold.state == "ended" else None
 
     @property
@@ -91,20 +91,20 @@ class Key:
         )  # fmt: skip
 
 
-def history(spark: SparkSession, lake: Lake, wals: Sequence[Path], key: Key) -> list[Life]:
-    """Every life of the key in the lake, its cold tier, and `wals`, folders WAL_DIR/NAME.
+def history(spark: SparkSession, lake: Lake, wals: Sequence[Path], key: Key) -> list[Lifecycle]:
+    """Every lifecycle of the key in the lake, its cold tier, and `wals`, folders WAL_DIR/NAME.
 
     Oldest first; last of all what is in the cold tier alone.
 
     Raises LakeBroken, WalMismatch.
     """
     rows = read_events(spark, lake, wals).unionByName(read_openings(spark, lake, wals))
-    lives = trace(rows, key, _predecessors(lake, wals))
+    lifecycles = trace(rows, key, _predecessors(lake, wals))
     if not Tier.there(lake.root):
-        return lives
+        return lifecycles
     tier = Tier(lake.root)
     windows = {load_of(tier, window).bytes: window for window in tier.windows()}
-    return list(_with_cold(lives, cold_rows(spark, tier, key), windows))
+    return list(_with_cold(lifecycles, cold_rows(spark, tier, key), windows))
 
 
 def _predecessors(lake: Lake, wals: Sequence[Path]) -> dict[str, set[str]]:
@@ -124,24 +124,24 @@ def _predecessors(lake: Lake, wals: Sequence[Path]) -> dict[str, set[str]]:
 
 def trace(
     bronze: DataFrame, key: Key, before: Mapping[str, Set[str]] = MappingProxyType({})
-) -> list[Life]:
-    """Every life that the key had, in all rows of BRONZE that are given; oldest first. One that
-    went on in a daemon that took the place of others, by `before`, is one."""
+) -> list[Lifecycle]:
+    """Every lifecycle that the key had, in all rows of BRONZE that are given; oldest first. One
+    that went on in a daemon that took the place of others, by `before`, is one."""
     adds = bronze.where(key.of() & F.col("kind").isin(*ADDS))
     tickets = adds.select("daemon", "ticket").distinct()
     # What replaces a timer has its key, and so a ticket among these.
     mine = bronze.join(F.broadcast(tickets), ["daemon", "ticket"], "left_semi")
     events = mine.select(bronze.columns).collect()
-    ends, lines = _ends(bronze, events), _lines(before)
+    final_states, lines = _final_states(bronze, events), _lines(before)
     order = {name: at for at, name in enumerate(in_turn(before))}
     own: defaultdict[str, list[Row]] = defaultdict(list)
     for event in sorted(events, key=lambda e: (order.get(e["daemon"], 0), e["lsn"])):
         own[lines.get(event["daemon"], event["daemon"])].append(event)
     found = [
-        _life(ticket, line, ends)
+        _lifecycle(ticket, line, final_states)
         for line in own.values() for ticket in {event["ticket"] for event in line}
     ]  # fmt: skip
-    return sorted(found, key=lambda life: (life.events[0]["at"], life.ticket))
+    return sorted(found, key=lambda lifecycle: (lifecycle.events[0]["at"], lifecycle.ticket))
 
 
 def _lines(before: Mapping[str, Set[str]]) -> dict[str, str]:
@@ -154,11 +154,15 @@ def _lines(before: Mapping[str, Set[str]]) -> dict[str, str]:
     return {name: min(line) for name, line in lines.items()}
 
 
-def _life(ticket: int, line: Sequence[Row], ends: Mapping[tuple[str, int], Row]) -> Life:
+def _lifecycle(
+    ticket: int, line: Sequence[Row], final_states: Mapping[tuple[str, int], Row]
+) -> Lifecycle:
     """`line`: the records of its daemons, in order."""
     daemons = [event["daemon"] for event in line if event["ticket"] == ticket]
-    end = next((ends[name, ticket] for name in daemons if (name, ticket) in ends), None)
-    return Life(daemons[-1], ticket, tuple(_of(line, ticket)), end)
+    end = next(
+        (final_states[name, ticket] for name in daemons if (name, ticket) in final_states), None
+    )
+    return Lifecycle(daemons[-1], ticket, tuple(_of(line, ticket)), end)
 
 
 def _of(events: Sequence[Row], ticket: int) -> Iterator[Row]:
@@ -171,13 +175,13 @@ def _of(events: Sequence[Row], ticket: int) -> Iterator[Row]:
         armed = armed or add
 
 
-def _ends(bronze: DataFrame, events: Sequence[Row]) -> dict[tuple[str, int], Row]:
-    """Rows of LIVES by daemon and ticket."""
+def _final_states(bronze: DataFrame, events: Sequence[Row]) -> dict[tuple[str, int], Row]:
+    """Rows of LIFECYCLES by daemon and ticket."""
     if not events:
         return {}
     found = bronze.sparkSession.createDataFrame(list(events), bronze.schema)
-    lives = silver.lives(found, silver.batches_of(bronze, found))
-    return {(row["daemon"], row["ticket"]): row for row in lives.collect()}
+    lifecycles = silver.lifecycles(found, silver.batches_of(bronze, found))
+    return {(row["daemon"], row["ticket"]): row for row in lifecycles.collect()}
 
 
 # ---- the cold tier ---------------------------------------------------------------------------
@@ -206,30 +210,30 @@ def _cold(version: int, due_ns: int, ended: Sequence[int], windows: Sequence[Win
 
 
 def _with_cold(
-    lives: Sequence[Life], rows: Sequence[Cold], windows: dict[bytes, Window]
-) -> Iterator[Life]:
+    lifecycles: Sequence[Lifecycle], rows: Sequence[Cold], windows: dict[bytes, Window]
+) -> Iterator[Lifecycle]:
     by_window = {row.window: row for row in rows if row.window}
-    for life in lives:
-        loads = (event["load"] for event in life.events if event["load"])
+    for lifecycle in lifecycles:
+        loads = (event["load"] for event in lifecycle.events if event["load"])
         ours = next((windows[bytes(load)].id for load in loads if bytes(load) in windows), None)
-        yield replace(life, window=ours, cold=by_window.pop(ours, None) if ours else None)
+        yield replace(lifecycle, window=ours, cold=by_window.pop(ours, None) if ours else None)
     alone = [row for row in rows if not row.window or row.window in by_window]
-    yield from (Life(window=row.window, cold=row) for row in alone)
+    yield from (Lifecycle(window=row.window, cold=row) for row in alone)
 
 
 # ---- telling it ------------------------------------------------------------------------------
 
 
-def event_text(event: Row, life: Life) -> str:
-    """What a record did to the life."""
-    if event["replaced"] == life.ticket:
+def event_text(event: Row, lifecycle: Lifecycle) -> str:
+    """What a record did to the lifecycle."""
+    if event["replaced"] == lifecycle.ticket:
         return f"replaced by ticket {event['ticket']}"
     known = {
         "arm": "armed", "watch": "armed, an operation", "move": "extended", "unpark": "unparked",
     }  # fmt: skip
     cause = event["cause"] or event["kind"]
     text = known.get(event["kind"], str(cause))
-    return f"{text} by window {life.window}" if event["load"] and life.window else text
+    return f"{text} by window {lifecycle.window}" if event["load"] and lifecycle.window else text
 
 
 def cold_text(cold: Cold) -> str:
@@ -239,23 +243,23 @@ def cold_text(cold: Cold) -> str:
     return f"{text}; ended there" if cold.state == "ended" else text
 
 
-def record(life: Life) -> dict[str, Any]:
-    """A life in JSON."""
-    before = life.cold
+def record(lifecycle: Lifecycle) -> dict[str, Any]:
+    """A lifecycle in JSON."""
+    before = lifecycle.cold
     events = [{"at": None, "lsn": None, "what": cold_text(before)}] if before else []
-    if before and before.window and not life.events:
+    if before and before.window and not lifecycle.events:
         events.append({"at": None, "lsn": None, "what": f"{before.state}: window {before.window}"})
     events += [
         {
             "at": f"{e['at'].astimezone(UTC):%Y-%m-%dT%H:%M:%S.%fZ}",
             "lsn": e["lsn"],
-            "what": event_text(e, life),
+            "what": event_text(e, lifecycle),
         }
-        for e in life.events
+        for e in lifecycle.events
     ]
     return {
-        "node": life.node, "daemon": life.daemon, "ticket": life.ticket,
-        "outcome": life.outcome,
-        "lateness_ns": life.end["lateness_ns"] if life.end else None,
-        "stages_ns": life.stages, "events": events,
+        "node": lifecycle.node, "daemon": lifecycle.daemon, "ticket": lifecycle.ticket,
+        "final_state": lifecycle.final_state,
+        "lateness_ns": lifecycle.end["lateness_ns"] if lifecycle.end else None,
+        "stages_ns": lifecycle.stages, "events": events,
     }  # fmt: skip

@@ -80,7 +80,7 @@ static void slot_census(const struct pg_arena *a, uint32_t slot, struct pg_censu
         row->digest += timer_mark(a, slot);
         return;
     }
-    ++*(ctl_lives(a->slots.hot[slot].ctl) ? &row->operations : &row->outcomes);
+    ++*(ctl_live(a->slots.hot[slot].ctl) ? &row->operations : &row->outcomes);
     row->digest += operation_mark(a, slot);
 }
 

@@ -104,13 +104,13 @@ def _move(header: Any) -> tuple[int, int, int]:
 def _suspicion(header: Any, frozen_ns: int) -> Condition | None:
     if header.daemon_state == DaemonState.STOPPED:
         return None
-    if not lives(header):
+    if not is_alive(header):
         return Condition.KILLED
     limit_ns = max(frozen_ns, STEP_NS) if header.daemon_state in STARTS else frozen_ns
     return Condition.FROZEN if still_ns(header) > limit_ns else None
 
 
-def lives(header: Any) -> bool:
+def is_alive(header: Any) -> bool:
     """True if a daemon's process is there: another one with that id began after the last move."""
     try:
         with open(f"/proc/{header.daemon_pid}/stat") as file:

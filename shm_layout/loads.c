@@ -434,7 +434,7 @@ static bool load_sound(const struct pg_arena *a, uint32_t load, struct pg_fault 
                      l->namespace_row);
 }
 
-static bool block_lives(const struct pg_arena *a, uint32_t block)
+static bool block_live(const struct pg_arena *a, uint32_t block)
 {
     const uint32_t load = a->load_blocks[block].load;
     return load != 0 && load <= a->load_rows && a->loads[load - 1].state != PG_LOAD_NONE;
@@ -464,7 +464,7 @@ bool loads_rebuild(struct pg_arena *a, struct pg_fault *why)
     if (a->load_block_rows != 0)
         index_init(&a->load_index);
     for (uint32_t i = a->load_block_rows; i-- > 0;) {
-        if (block_lives(a, i) && block_rows(a, i) != 0) {
+        if (block_live(a, i) && block_rows(a, i) != 0) {
             block_link(a, i);
         } else {
             STORE_RELEASE(&a->load_blocks[i].load, 0u);
@@ -482,7 +482,7 @@ static bool blocks_check(const struct pg_arena *a, uint64_t *used, uint64_t *mix
         const struct pg_load_block *b = &a->load_blocks[i];
         if (b->load == 0)
             continue;
-        if (!block_lives(a, i))
+        if (!block_live(a, i))
             return fault_set(fault, "loads", "a block of no load", i, a->load_rows, b->load);
         if (a->secret != NULL && block_find(a, b->load - 1, b->number) != i)
             return fault_set(fault, "loads", "a block that the index does not lead to", i, i,

@@ -72,7 +72,7 @@ static bool hashed_in(const struct pg_arena *a, uint32_t slot, uint32_t ns)
 uint32_t slot_home(const struct pg_arena *a, uint32_t slot)
 {
     uint32_t ns = slot_namespace(a, slot);
-    if (ctl_lives(a->slots.hot[slot].ctl) || hashed_in(a, slot, ns))
+    if (ctl_live(a->slots.hot[slot].ctl) || hashed_in(a, slot, ns))
         return ns;
     for (ns = 0; ns < a->namespace_rows && !hashed_in(a, slot, ns); ns++)
         continue;
@@ -411,7 +411,7 @@ static bool sessions_merge(struct merge *g)
 static bool account_merge(struct merge *g, uint32_t slot)
 {
     struct pg_cold *c = &g->to->slots.cold[slot];
-    if (c->account == 0 || !ctl_lives(g->to->slots.hot[slot].ctl)) {
+    if (c->account == 0 || !ctl_live(g->to->slots.hot[slot].ctl)) {
         c->account = 0;
         return true;
     }
@@ -444,7 +444,7 @@ static bool operation_merge(struct merge *g, uint32_t i, uint32_t slot)
     const struct pg_session *s = session_find(g->from, op->session);
     if (s != NULL)
         op->session = g->to->sessions[g->source->sessions[s - g->from->sessions]].id;
-    if (ctl_lives(g->to->slots.hot[slot].ctl))
+    if (ctl_live(g->to->slots.hot[slot].ctl))
         watches_merge(g, slot);
     else
         op->first_watch = PG_NIL;

@@ -14,7 +14,7 @@ from typing import Any
 
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import COUNTED, Handle, Namespace
-from purgatoryd.shm_layout.health import lives, overdue_ns, still_ns
+from purgatoryd.shm_layout.health import is_alive, overdue_ns, still_ns
 from purgatoryd.shm_layout.layout import (
     DaemonState,
     Degraded,
@@ -260,7 +260,7 @@ def read_metrics(arena: Handle) -> Metrics:
 def process_gauges(header: Any) -> dict[str, float]:
     """Those of the process, by the header of an arena or by a status file."""
     return {
-        "up": float(header.daemon_pid != 0 and lives(header)),
+        "up": float(header.daemon_pid != 0 and is_alive(header)),
         "still_seconds": still_ns(header) / 1e9,
     }
 

@@ -39,7 +39,7 @@ static bool names_migrate(struct pg_arena *to, const struct pg_arena *from, stru
 static bool account_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t slot,
                             struct pg_cold *cold, struct pg_fault *why)
 {
-    if (!ctl_lives(from->slots.hot[slot].ctl))
+    if (!ctl_live(from->slots.hot[slot].ctl))
         cold->account = 0;
     return room(why, "accounts in use", cold->account, to->account_rows);
 }

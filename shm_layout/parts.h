@@ -345,7 +345,7 @@ static inline uint32_t slot_namespace(const struct pg_arena *a, uint32_t slot)
 }
 
 /* The slot speaks for its key, and counts: it is armed or parked. */
-static inline bool ctl_lives(uint64_t ctl)
+static inline bool ctl_live(uint64_t ctl)
 {
     return ctl_state(ctl) == PG_S_ARMED || ctl_state(ctl) == PG_S_PARKED;
 }

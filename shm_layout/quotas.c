@@ -265,7 +265,7 @@ static bool slots_tally(const struct pg_arena *a, struct tally *names, struct ta
 {
     for (uint32_t i = 0; i < a->slots.capacity; i++) {
         const uint16_t account = a->slots.cold[i].account;
-        if (!ctl_lives(a->slots.hot[i].ctl))
+        if (!ctl_live(a->slots.hot[i].ctl))
             continue;
         tally_add(names, slot_namespace(a, i), 1, slot_bytes(a, i));
         if (account == 0)

@@ -28,7 +28,7 @@ static bool state_sound(const struct pg_arena *a, const struct pg_hot *h, const 
 {
     if (ctl_state(h->ctl) == PG_S_OUTCOME)
         return (h->flags & PG_F_OPERATION) != 0;
-    return ctl_lives(h->ctl) && a->topics[h->topic].name_len != 0 &&
+    return ctl_live(h->ctl) && a->topics[h->topic].name_len != 0 &&
            c->account <= a->account_rows &&
            (ctl_state(h->ctl) == PG_S_ARMED || !(h->flags & PG_F_OPERATION));
 }
@@ -100,7 +100,7 @@ static bool key_rebuild(struct pg_arena *a, uint32_t slot, struct pg_fault *why)
         return fault_set(why, "slots", "an armed slot names what is not there", slot, 0, h->topic);
     if (!blobs_mark(a, slot))
         return fault_set(why, "blobs", "a slot's blob overlaps or is outside", slot, 0, c->blob);
-    if (!ctl_lives(h->ctl) || is_fired(a, slot))
+    if (!ctl_live(h->ctl) || is_fired(a, slot))
         return true;
     if (UNLIKELY(ctl_ticket(h->ctl) + 1 == a->header->next_ticket))
         return newest_note(a, slot, why);
@@ -198,7 +198,7 @@ int rebuild_places(struct pg_arena *a, struct pg_fault *why)
     wheel_rebuild(a, slots_scan(a));
     for (uint32_t slot = 0; slot < a->slots.capacity; slot++) {
         fetch(&a->slots.hot[slot + FAR < a->slots.capacity ? slot + FAR : slot]);
-        if (!ctl_lives(a->slots.hot[slot].ctl) || is_fired(a, slot))
+        if (!ctl_live(a->slots.hot[slot].ctl) || is_fired(a, slot))
             continue;
         place_rebuild(a, slot);
         if (!is_operation(a, slot) || !slot_readable(a, slot))

@@ -80,7 +80,7 @@ static void slot_count(struct pg_arena *a, uint32_t slot, int64_t sign)
 
 static bool slot_holds(const struct pg_arena *a, uint32_t slot, uint64_t ticket)
 {
-    return ctl_lives(a->slots.hot[slot].ctl) && ctl_ticket(a->slots.hot[slot].ctl) == ticket;
+    return ctl_live(a->slots.hot[slot].ctl) && ctl_ticket(a->slots.hot[slot].ctl) == ticket;
 }
 
 static void slot_drop(struct pg_arena *a, uint32_t slot)

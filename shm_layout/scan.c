@@ -88,7 +88,7 @@ uint64_t pg_scan(const struct pg_arena *a, uint32_t *cursor, uint32_t max, void 
     uint32_t found = 0;
     while (*cursor < a->slots.capacity && found < max) {
         const uint64_t ctl = LOAD_ACQUIRE(&a->slots.hot[*cursor].ctl);
-        if (ctl_lives(ctl))
+        if (ctl_live(ctl))
             found += info_write(a, *cursor, ctl, &out);
         if (out.full)
             break;

@@ -184,7 +184,7 @@ static bool answer_holds(const struct pg_arena *a, const struct pg_result *r)
 {
     const uint32_t slot = slot_of_ticket(a, r->ticket >> 8);
     const struct pg_hot *h = &a->slots.hot[slot != PG_NIL ? slot : 0];
-    const bool armed = slot != PG_NIL && ctl_lives(h->ctl);
+    const bool armed = slot != PG_NIL && ctl_live(h->ctl);
     switch (r->ticket & 0xff) {
     case PG_ST_ADDED:
     case PG_ST_REPLACED:

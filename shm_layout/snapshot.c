@@ -225,7 +225,7 @@ static bool slot_copy(const struct pg_arena *a, struct pg_snapshot *s, const str
 static bool slot_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
 {
     const uint64_t ctl = LOAD_ACQUIRE(&a->slots.hot[s->next].ctl), before = out->used;
-    if (!ctl_lives(ctl))
+    if (!ctl_live(ctl))
         return true;
     const struct pg_hot h = a->slots.hot[s->next];
     const struct pg_cold c = a->slots.cold[s->next];

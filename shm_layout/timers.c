@@ -528,7 +528,7 @@ static void expire_soon(void *context, const uint32_t *slots, uint32_t count)
 static void wall_replace(struct pg_arena *a, uint32_t slot)
 {
     struct pg_hot *h = &a->slots.hot[slot];
-    if (!ctl_lives(h->ctl) || !(h->flags & PG_F_WALL))
+    if (!ctl_live(h->ctl) || !(h->flags & PG_F_WALL))
         return;
     slot_unplace(a, slot);
     deadline_move(a, slot, timers_deadline_ns(a, slot));
@@ -685,7 +685,7 @@ bool timers_check(struct pg_arena *a, struct pg_fault *fault, uint64_t *granules
         *granules += slot_granules(&a->slots.cold[i]);
         if (is_operation(a, i))
             *granules += operation_granules(a, i);
-        if (!ctl_lives(a->slots.hot[i].ctl))
+        if (!ctl_live(a->slots.hot[i].ctl))
             continue;
         if (!slot_check(a, i, fault))
             return false;

@@ -694,7 +694,7 @@ bool wal_buffer_recover(struct pg_arena *a, struct pg_fault *why)
 static bool lives_sound(const struct pg_arena *a, struct pg_fault *fault)
 {
     for (uint32_t i = 0; i < a->slots.capacity; i++)
-        if (ctl_lives(a->slots.hot[i].ctl) && a->lives[i].add_lsn >= a->wal_buffer->next_lsn)
+        if (ctl_live(a->slots.hot[i].ctl) && a->lives[i].add_lsn >= a->wal_buffer->next_lsn)
             return fault_set(fault, "wal_buffer", "a timer of a record that is still to come", i,
                              a->wal_buffer->next_lsn, a->lives[i].add_lsn);
     return true;

@@ -220,11 +220,11 @@ def living(tier: Tier, paths: list[str]) -> list[dict[str, Any]]:
             of = (*(row[name] for name in KEY), row["ticket"])
             ended[of] = max(row["version"], ended.get(of, 0))
 
-    def lives(row: dict[str, Any]) -> bool:
+    def is_live(row: dict[str, Any]) -> bool:
         key = tuple(row[name] for name in KEY)
         return all(ended.get((*key, of), 0) <= row["version"] for of in {None, row["ticket"]})
 
-    return [row for row in all_rows(tier, paths) if lives(row)]
+    return [row for row in all_rows(tier, paths) if is_live(row)]
 
 
 def all_rows(tier: Tier, paths: list[str] | None = None) -> list[dict[str, Any]]:

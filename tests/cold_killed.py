@@ -92,10 +92,10 @@ def finish(window: int) -> Callable[[Tier, Loader], object]:
         cold.cancel(tier, gone, hot)
         promote(NO_SPARK, tier, UNTIL_NS, hot)
         with Client(hot.name, namespace="shop") as client:
-            lives = [client.get(key_of(window, n).decode()) is not None for n in FAR]
-        assert lives == [n != FAR[window % len(FAR)] for n in FAR], (window, lives)
+            live = [client.get(key_of(window, n).decode()) is not None for n in FAR]
+        assert live == [n != FAR[window % len(FAR)] for n in FAR], (window, live)
         hot.close()
-        return lives
+        return live
 
     return after
 

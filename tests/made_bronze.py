@@ -1,4 +1,4 @@
-"""Bronze that is made up: lives of every kind as rows of a WAL, in files of a lake."""
+"""Bronze that is made up: lifecycles of every kind as rows of a WAL, in files of a lake."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ EXPIRED, SATISFIED, FAILED, CANCELLED, ACKNOWLEDGED, PUBLISHED = range(6)
 REPLACED, OPEN = 6, 7
 FATES = np.array([CANCELLED] * 80 + [EXPIRED] * 8 + [REPLACED] * 4 + [OPEN] * 3
                  + [SATISFIED] * 3 + [FAILED] * 2)  # fmt: skip
-"""A life's, in a hundred. Every tenth of the expired, and all that were satisfied or failed, are
-operations."""
+"""A lifecycle's, in a hundred. Every tenth of the expired, and all that were satisfied or failed,
+are operations."""
 REPLACED_LIFE = (
     "session", "worker", "sent_ns", "received_ns", "applied_ns", "armed_ns", "deadline_ns",
 )  # fmt: skip
@@ -66,11 +66,11 @@ def rows_of(plan: Plan) -> Rows:
     """All rows in the order of LSN; every column has a number, NIL where a row has no value."""
     rng = np.random.default_rng(plan.seed)
     adds = _adds(plan, rng)
-    ends = _ends(plan, adds, rng)
-    batches = _batches(plan, _notices(ends))
+    final_states = _final_states(plan, adds, rng)
+    batches = _batches(plan, _notices(final_states))
     moves = _some_of(adds, OPEN, MOVE, rng)
-    answers = [_answers(plan, rows) for rows in (adds, ends)]
-    rows = _stacked([adds, ends, batches, moves, *answers, *_strays(adds, rng)])
+    answers = [_answers(plan, rows) for rows in (adds, final_states)]
+    rows = _stacked([adds, final_states, batches, moves, *answers, *_strays(adds, rng)])
     order = np.argsort(rows["at_ns"], kind="stable")
     rows = {name: column[order] for name, column in rows.items()}
     if plan.unsent_rows:
@@ -113,7 +113,7 @@ def _adds(plan: Plan, rng: np.random.Generator) -> Rows:
     }  # fmt: skip
 
 
-def _ends(plan: Plan, adds: Rows, rng: np.random.Generator) -> Rows:
+def _final_states(plan: Plan, adds: Rows, rng: np.random.Generator) -> Rows:
     """One row per end but replacements, which are adds."""
     ended = np.isin(adds["fate"], (CANCELLED, EXPIRED, SATISFIED, FAILED))
     rows = {name: column[ended] for name, column in adds.items()}
@@ -131,13 +131,13 @@ def _ends(plan: Plan, adds: Rows, rng: np.random.Generator) -> Rows:
     return rows
 
 
-def _notices(ends: Rows) -> Longs:
+def _notices(final_states: Rows) -> Longs:
     """When each of the notices left its timer, in the order of positions; gives them these."""
-    fired = np.flatnonzero(np.isin(ends["kind"], (FIRE, OUTCOME)))
-    fired = fired[np.argsort(ends["at_ns"][fired], kind="stable")]
-    ends["position"] = np.full(len(ends["kind"]), NIL)
-    ends["position"][fired] = np.arange(len(fired))
-    return ends["at_ns"][fired]
+    fired = np.flatnonzero(np.isin(final_states["kind"], (FIRE, OUTCOME)))
+    fired = fired[np.argsort(final_states["at_ns"][fired], kind="stable")]
+    final_states["position"] = np.full(len(final_states["kind"]), NIL)
+    final_states["position"][fired] = np.arange(len(fired))
+    return final_states["at_ns"][fired]
 
 
 def _batches(plan: Plan, notices: Longs) -> Rows:
@@ -201,17 +201,18 @@ def _stacked(parts: list[Rows]) -> Rows:
 
 
 def _link(rows: Rows, timers: int) -> None:
-    """add_lsn of the ends, and the replaced lives' columns of the adds that replaced them."""
+    """add_lsn of the final states, and the replaced lifecycles' columns of the adds that replaced
+    them."""
     added = np.flatnonzero(np.isin(rows["kind"], (ARM, WATCH)))
     row_of = np.zeros(timers + 1, dtype=np.int64)
     row_of[rows["ticket"][added]] = added
-    ends = np.isin(rows["kind"], (END, FIRE, OUTCOME)) & (rows["armed_ns"] != NIL)
-    rows["add_lsn"] = np.full(len(ends), NIL)
-    rows["add_lsn"][ends] = rows["lsn"][row_of[rows["ticket"][ends]]]
+    final_states = np.isin(rows["kind"], (END, FIRE, OUTCOME)) & (rows["armed_ns"] != NIL)
+    rows["add_lsn"] = np.full(len(final_states), NIL)
+    rows["add_lsn"][final_states] = rows["lsn"][row_of[rows["ticket"][final_states]]]
     replacing = np.flatnonzero(rows["replaced"] != NIL)
     life = {"add_lsn": "lsn"} | {name: name for name in REPLACED_LIFE}
     for name, source in life.items():
-        column = np.full(len(ends), NIL)
+        column = np.full(len(final_states), NIL)
         column[replacing] = rows[source][row_of[rows["replaced"][replacing]]]
         rows[f"replaced_{name}"] = column
 
@@ -308,8 +309,8 @@ def opening_of(plan: Plan, start_lsn: int, taken_lsn: int) -> tuple[Manifest, pa
     """A snapshot that is redone from `start_lsn` on, of what lived at `taken_lsn`."""
     rows = rows_of(plan)
     before = rows["lsn"] <= taken_lsn
-    ends = np.isin(rows["kind"], (END, FIRE, OUTCOME)) & (rows["armed_ns"] != NIL)
-    ended = [rows["ticket"][before & ends], rows["replaced"][before]]
+    final_states = np.isin(rows["kind"], (END, FIRE, OUTCOME)) & (rows["armed_ns"] != NIL)
+    ended = [rows["ticket"][before & final_states], rows["replaced"][before]]
     added = np.isin(rows["kind"], (ARM, WATCH))
     lived = before & added & ~np.isin(rows["ticket"], np.concatenate(ended))
     rows = {name: column[lived] for name, column in rows.items()}

@@ -1,5 +1,5 @@
-"""What silver and gold have to say, asked of DuckDB in another way: ends are joined with the
-adds themselves instead of taken from what the records of ends carry."""
+"""What silver and gold have to say, asked of DuckDB in another way: final states are joined with
+the adds themselves instead of taken from what the records of final states carry."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pyspark.sql import DataFrame
 
 from purgatoryd.pipeline.schemas import Table
 
-LIVES_SQL = """
+LIFECYCLES_SQL = """
 WITH adds AS (SELECT * FROM bronze WHERE kind IN ('arm', 'watch')),
-ends AS (
-    SELECT *, ticket AS ended, cause AS outcome FROM bronze
+final_states AS (
+    SELECT *, ticket AS ended, cause AS final_state FROM bronze
     WHERE (kind = 'fire' AND cause = 'expired') OR (kind = 'end' AND cause = 'cancelled')
        OR kind = 'outcome'
     UNION ALL BY NAME
-    SELECT *, replaced AS ended, 'replaced' AS outcome FROM bronze WHERE replaced IS NOT NULL
+    SELECT *, replaced AS ended, 'replaced' AS final_state FROM bronze WHERE replaced IS NOT NULL
 ),
 sent AS (SELECT * FROM bronze WHERE kind = 'sent'),
 replied AS (
@@ -30,15 +30,15 @@ replied AS (
 answers AS (
     SELECT DISTINCT ON (daemon, session, batch) * FROM replied ORDER BY built_ns, handed_ns
 )
-SELECT e.daemon, e.node, e.epoch, e.segment, e.lsn, e.ended AS ticket, e.outcome,
+SELECT e.daemon, e.node, e.epoch, e.segment, e.lsn, e.ended AS ticket, e.final_state,
     if(e.kind = 'outcome', 'operation', 'timer') AS kind,
     if(a.load IS NOT NULL, 'load', if(e.clock = 'boot', 'live', e.clock)) AS clock,
     e.namespace, e.topic, e.key, e.key_type,
-    if(e.outcome = 'replaced', e.ticket, NULL) AS replaced_by,
+    if(e.final_state = 'replaced', e.ticket, NULL) AS replaced_by,
     e.at AS ended_at, e.at_ns AS ended_ns, e.flags,
     a.lsn AS add_lsn, a.session, a.worker, a.sent_ns, a.received_ns, a.armed_ns,
-    CASE WHEN e.outcome = 'replaced' AND e.replaced_deadline_ns IS NULL THEN NULL
-         WHEN e.outcome != 'replaced' AND e.deadline_ns IS NULL THEN NULL
+    CASE WHEN e.final_state = 'replaced' AND e.replaced_deadline_ns IS NULL THEN NULL
+         WHEN e.final_state != 'replaced' AND e.deadline_ns IS NULL THEN NULL
          ELSE coalesce((SELECT arg_max(m.deadline_ns, m.lsn) FROM bronze m
                         WHERE m.kind = 'move' AND m.daemon = e.daemon AND m.ticket = e.ended
                             AND m.lsn < e.lsn),
@@ -50,8 +50,8 @@ SELECT e.daemon, e.node, e.epoch, e.segment, e.lsn, e.ended AS ticket, e.outcome
         - e.ended_boot_ns AS response_queue_ns,
     coalesce(s.handed_ns - s.built_ns, r.handed_ns - greatest(r.built_ns, e.ended_boot_ns))
         AS send_ns,
-    if(e.outcome = 'expired', e.at_ns - greatest(e.deadline_ns, a.armed_ns), NULL) AS lateness_ns
-FROM ends e
+    if(e.final_state = 'expired', e.at_ns - greatest(e.deadline_ns, a.armed_ns), NULL) AS lateness_ns
+FROM final_states e
 LEFT JOIN adds a ON a.daemon = e.daemon AND a.ticket = e.ended
 LEFT JOIN sent s ON s.daemon = e.daemon
     AND e.position >= s.positions_from AND e.position < s.positions_upto
@@ -63,13 +63,13 @@ SELECT a.daemon, a.ticket, a.lsn, a.key, a.topic, a.worker, a.armed_ns,
               WHERE m.kind = 'move' AND m.daemon = a.daemon AND m.ticket = a.ticket),
              a.deadline_ns) AS deadline_ns
 FROM bronze a WHERE a.kind IN ('arm', 'watch')
-    AND NOT EXISTS (FROM lives e WHERE e.daemon = a.daemon AND e.ticket = a.ticket)
+    AND NOT EXISTS (FROM lifecycles e WHERE e.daemon = a.daemon AND e.ticket = a.ticket)
 """
 WINDOW_SQL = "time_bucket(INTERVAL '5 minutes', {0}::TIMESTAMP)"
 
 
 class Oracle:
-    """DuckDB over the bronze of a lake: the table `bronze`, and `lives` made of it."""
+    """DuckDB over the bronze of a lake: the table `bronze`, and `lifecycles` made of it."""
 
     def __init__(self, files: list[Path]) -> None:
         self.db = duckdb.connect()
@@ -79,7 +79,7 @@ class Oracle:
             "CREATE TABLE bronze AS SELECT * FROM read_parquet(?, hive_partitioning = false)",
             [names],
         )
-        self.db.execute(f"CREATE TABLE lives AS {LIVES_SQL}")
+        self.db.execute(f"CREATE TABLE lifecycles AS {LIFECYCLES_SQL}")
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
         """Of a query."""

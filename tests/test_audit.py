@@ -135,7 +135,7 @@ PLANTED = [
     planted("ended_twice", CLEAN.then("fire_b", end(1, at_ns=12 * S)), 1, "unbalanced"),
     planted("ended_before_armed", CLEAN.instead(arm_c=end(3, at_ns=2 * S),
                                                 cancel_c=arm(3, "c", 50 * S, at_ns=3 * S)), 3),
-    planted("wrong_end", CLEAN.instead(end_f=fire(7, 9 * S, 9 * S, position=1, sequence=2)), 7),
+    planted("wrong_final_state", CLEAN.instead(end_f=fire(7, 9 * S, 9 * S, position=1, sequence=2)), 7),
     planted("early", CLEAN.instead(fire_a=fire(1, 10 * S, 10 * S - 1, position=2, sequence=3)), 1),
     planted("wrong_deadline", CLEAN.instead(fire_b=fire(2, 12 * S, 12 * S, position=3,
                                                         sequence=4)), 2),
@@ -501,7 +501,7 @@ def test_the_balance_of_a_namespace(found: Found) -> None:
     for name in ("boot", "acknowledged_while_copied", "acknowledged_long_after"):
         daemon = uuid(CLEAN_FROM + [*CLEAN_STORIES].index(name)).hex()
         (shop,) = [one for one in found.verdict.balance if one.daemon == daemon]
-        figures = (shop.opening, shop.added, shop.cancelled, shop.replaced, shop.expired,
+        figures = (shop.carried_over, shop.added, shop.cancelled, shop.replaced, shop.expired,
                    shop.satisfied, shop.failed, shop.open)  # fmt: skip
         assert figures == (0, 11, 1, 1, 4, 3, 0, 2)
         assert shop.namespace == "shop"

@@ -158,9 +158,9 @@ def test_what_is_parked_comes_back_in_time_and_only_if_it_lives(
         assert collect(spark, tier, lake, hot).ended == 1  # k32
         promote(spark, tier, ORIGIN_NS + 12 * HOUR_NS, hot)
         advance(12)
-    lives = {f"k{n}": b"p%d" % n for n in range(8, 40) if n not in (31, 32)}
-    lives |= {"k1": b"p1", "k3": b"other", "k5": b"p5"} | early
-    assert world.fired() == sorted(lives.items())
+    live = {f"k{n}": b"p%d" % n for n in range(8, 40) if n not in (31, 32)}
+    live |= {"k1": b"p1", "k3": b"other", "k5": b"p5"} | early
+    assert world.fired() == sorted(live.items())
     assert (stats(world.daemon)["parked"], stats(world.daemon)["overdue"]) == (0, 0)
     assert cold.verify(spark, tier)[1] == []
 

@@ -209,7 +209,7 @@ def test_a_start_moves_with_its_steps_and_a_loop_each_second(
         now_ns = boot_ns() - still_ns
         told = SimpleNamespace(header=StatusRecord(state, os.getpid(), now_ns, now_ns))
         with monkeypatch.context() as patch:
-            patch.setattr(health, "lives", lambda _: True)  # this process is younger than that
+            patch.setattr(health, "is_alive", lambda _: True)  # this process is younger than that
             return health.look(told, frozen_ns).condition == "frozen"
 
     assert not frozen(health.FROZEN_NS // 2)

@@ -109,8 +109,8 @@ def test_a_row_that_was_done_adds_nothing(core: Purgatory, past: str, by: str) -
     core.check()
 
 
-def ends_loaded(data: bytes) -> list[int]:
-    """What the records of ends say of it, in their order."""
+def final_states_loaded(data: bytes) -> list[int]:
+    """What the records of final states say of it, in their order."""
     found = []
     for frame in frames_of(data):
         asked = lib.pg_frame_asked(ffi.from_buffer("struct pg_frame_head *", frame.data))
@@ -138,7 +138,7 @@ def test_the_end_of_a_row_says_that_it_was_one(core: Purgatory, by: str) -> None
     for _ in range(20):
         core.advance(core.now_ns + SECOND_NS)
     after.take()
-    assert ends_loaded(after.data) == [1, 0, 1, 0, 1, 0, 1]
+    assert final_states_loaded(after.data) == [1, 0, 1, 0, 1, 0, 1]
 
 
 def test_what_changes_no_timer_is_done_too(core: Purgatory) -> None:

@@ -58,7 +58,7 @@ from purgatoryd.pipeline.reach import reaches
 from purgatoryd.pipeline.schemas import (
     FLOW,
     FORMAT,
-    LIVES,
+    LIFECYCLES,
     OPEN_TIMERS,
     TOPICS,
     WORKERS,
@@ -72,7 +72,7 @@ from purgatoryd.shm_layout.layout import EVENTS_NAMESPACE, EVENTS_TOPIC
 
 STRANGER = 4242
 PAGE = Path(__file__).parent.parent / "docs" / "tables.md"
-TABLES = {LIVES: "silver", TOPICS: "gold", WORKERS: "gold", FLOW: "gold"}
+TABLES = {LIFECYCLES: "silver", TOPICS: "gold", WORKERS: "gold", FLOW: "gold"}
 LIVE = Plan(9_000, slow_worker=3)
 VIRTUAL = Plan(600, seed=2, daemon="cd" * 16, node="host-b", clock="virtual", real_offset_ns=7 * S)
 
@@ -105,12 +105,12 @@ def oracle(made: Lake) -> Oracle:
 
 
 def test_lives_are_what_duckdb_finds(spark: SparkSession, made: Lake, oracle: Oracle) -> None:
-    lives = table(spark, made, LIVES)
-    assert same_schema(lives, LIVES)
-    oracle.take("ours", lives)
-    assert oracle.differing("ours", "SELECT * FROM lives") == []
-    kinds = oracle.rows("SELECT DISTINCT clock, kind, outcome FROM ours")
-    assert len(kinds) == 12  # both clocks: timers of three outcomes, operations of three
+    lifecycles = table(spark, made, LIFECYCLES)
+    assert same_schema(lifecycles, LIFECYCLES)
+    oracle.take("ours", lifecycles)
+    assert oracle.differing("ours", "SELECT * FROM lifecycles") == []
+    kinds = oracle.rows("SELECT DISTINCT clock, kind, final_state FROM ours")
+    assert len(kinds) == 12  # both clocks: timers with three final states, operations with three
 
 
 def test_open_timers_are_what_duckdb_finds(spark: SparkSession, made: Lake, oracle: Oracle) -> None:
@@ -121,7 +121,7 @@ def test_open_timers_are_what_duckdb_finds(spark: SparkSession, made: Lake, orac
     assert oracle.rows("SELECT count(*) > 100 FROM still") == [(True,)]
 
 
-def test_flow_and_outcomes_are_what_duckdb_counts(
+def test_flow_and_final_states_are_what_duckdb_counts(
     spark: SparkSession, made: Lake, oracle: Oracle
 ) -> None:
     counts_hold(oracle, *(table(spark, made, which) for which in (FLOW, TOPICS, WORKERS)))
@@ -140,22 +140,22 @@ def counts_hold(oracle: Oracle, flow: DataFrame, topics: DataFrame, workers: Dat
         count(*) FILTER (kind = 'move') AS extended, count(*) FILTER (kind = 'unknown') AS unknown
         FROM bronze GROUP BY ALL"""
     assert oracle.differing("flow", added) == []
-    counts = ", ".join(f"count(*) FILTER (outcome = '{o}') AS {o}" for o in gold.OUTCOMES)
+    counts = ", ".join(f"count(*) FILTER (final_state = '{o}') AS {o}" for o in gold.FINAL_STATES)
     window = WINDOW_SQL.format("ended_at")
-    ends = f"SELECT daemon, segment, clock, {window}::TIMESTAMPTZ AS window_start, {counts}"
+    by_window = f"SELECT daemon, segment, clock, {window}::TIMESTAMPTZ AS window_start, {counts}"
     ended = """count(*) AS ended,
-        count(*) FILTER (outcome = 'expired' AND flags & 2 > 0) AS overdue
-        FROM lives GROUP BY ALL"""
-    assert oracle.differing("topics", f"{ends}, topic, {ended}") == []
+        count(*) FILTER (final_state = 'expired' AND flags & 2 > 0) AS overdue
+        FROM lifecycles GROUP BY ALL"""
+    assert oracle.differing("topics", f"{by_window}, topic, {ended}") == []
     hour = window.replace("5 minutes", "1 hour")
-    by_worker = f"{ends}, worker, {ended}".replace(window, hour)
+    by_worker = f"{by_window}, worker, {ended}".replace(window, hour)
     assert oracle.differing("workers", by_worker) == []
-    sums = ", ".join(f"sum({o})::BIGINT AS {o}" for o in gold.OUTCOMES)
+    sums = ", ".join(f"sum({o})::BIGINT AS {o}" for o in gold.FINAL_STATES)
     flowed = (
         f"SELECT daemon, segment, clock, window_start, {sums} FROM flow WHERE namespace IS NOT NULL"
     )
-    again = f"{ends} FROM lives GROUP BY ALL"
-    both = f"SELECT * FROM ({flowed} GROUP BY ALL) WHERE {'+'.join(gold.OUTCOMES)} > 0"
+    again = f"{by_window} FROM lifecycles GROUP BY ALL"
+    both = f"SELECT * FROM ({flowed} GROUP BY ALL) WHERE {'+'.join(gold.FINAL_STATES)} > 0"
     assert sorted(oracle.rows(both)) == sorted(oracle.rows(again))
 
 
@@ -180,7 +180,7 @@ def quantiles_hold(partials: DataFrame, oracle: Oracle, which: Table, by: list[s
             SELECT {", ".join(f"l.{name}" for name in by)}, q.n, count(*), q.max_ns, max(v),
                 avg((v <= p50_ns)::INT), avg((v < p50_ns)::INT),
                 avg((v <= p99_ns)::INT), avg((v < p99_ns)::INT)
-            FROM quantiles q JOIN (SELECT *, {value} AS v FROM lives) l ON {same}
+            FROM quantiles q JOIN (SELECT *, {value} AS v FROM lifecycles) l ON {same}
             WHERE measure = '{measure}' AND v IS NOT NULL GROUP BY ALL""")
         assert rows, measure
         for n, count, most, really, *ranks in (row[len(by) :] for row in rows):
@@ -221,13 +221,13 @@ def test_wals_of_all_versions_become_tables(
     lake = shipped(StoredWal(folder, tmp_path / "wal" / "demo").directory, tmp_path / "l")
     jobs.bring_up(spark, lake)
     oracle = Oracle([lake.data(manifest) for manifest in lake.manifests()])
-    oracle.take("ours", table(spark, lake, LIVES))
-    wanted = "SELECT * FROM lives"
-    if folder.name == "wal-1.0":  # its ends tell nothing of their beginnings
-        wanted = "SELECT daemon, lsn, ticket, kind, clock, outcome, topic, lateness_ns FROM lives"
+    oracle.take("ours", table(spark, lake, LIFECYCLES))
+    wanted = "SELECT * FROM lifecycles"
+    if folder.name == "wal-1.0":  # its final states do not say when they began
+        wanted = "SELECT daemon, lsn, ticket, kind, clock, final_state, topic, lateness_ns FROM lifecycles"
     assert oracle.differing("ours", wanted) == []
-    causes = oracle.rows("SELECT DISTINCT outcome FROM ours ORDER BY 1")
-    assert [cause for (cause,) in causes] == sorted(gold.OUTCOMES)
+    causes = oracle.rows("SELECT DISTINCT final_state FROM ours ORDER BY 1")
+    assert [cause for (cause,) in causes] == sorted(gold.FINAL_STATES)
 
 
 def test_a_daemons_wal_becomes_tables(
@@ -248,11 +248,11 @@ def test_a_daemons_wal_becomes_tables(
     lake = shipped(wals / "demo", tmp_path / "lake")
     jobs.bring_up(spark, lake)
     oracle = Oracle([lake.data(manifest) for manifest in lake.manifests()])
-    oracle.take("ours", table(spark, lake, LIVES))
-    assert oracle.differing("ours", "SELECT * FROM lives") == []
-    fired = oracle.rows("SELECT ticket FROM ours WHERE outcome = 'expired'")
+    oracle.take("ours", table(spark, lake, LIFECYCLES))
+    assert oracle.differing("ours", "SELECT * FROM lifecycles") == []
+    fired = oracle.rows("SELECT ticket FROM ours WHERE final_state = 'expired'")
     assert {ticket for (ticket,) in fired} == {notice.ticket for notice in notices if notice}
-    counts = oracle.rows("SELECT outcome, count(*) FROM ours GROUP BY 1 ORDER BY 1")
+    counts = oracle.rows("SELECT final_state, count(*) FROM ours GROUP BY 1 ORDER BY 1")
     assert counts == [("cancelled", 50), ("expired", 100), ("replaced", 50)]
     stages = ("request_queue", "local", "remote", "response_queue", "send")
     known = ", ".join(f"count(*) FILTER ({name}_ns >= 0)" for name in stages)
@@ -265,19 +265,19 @@ def test_the_flights_become_tables(spark: SparkSession, flown: Flown, tmp_path: 
     with whole(spark, lake_in(tmp_path / "lake"), flown.wals) as found:
         files = [Path(unquote(urlparse(file).path)) for file in found.bronze.inputFiles()]
         bronze, oracle = found.bronze.persist(), Oracle(files)
-        lives = silver.lives(bronze, bronze).persist()
-        oracle.take("ours", lives)
-        assert oracle.differing("ours", "SELECT * FROM lives") == []
-        topics = gold.topics(lives).persist()
-        counts_hold(oracle, gold.flow(bronze), topics, gold.workers(lives))
+        lifecycles = silver.lifecycles(bronze, bronze).persist()
+        oracle.take("ours", lifecycles)
+        assert oracle.differing("ours", "SELECT * FROM lifecycles") == []
+        topics = gold.topics(lifecycles).persist()
+        counts_hold(oracle, gold.flow(bronze), topics, gold.workers(lifecycles))
         quantiles_hold(topics, oracle, TOPICS, ["clock", "topic"])
-        for frame in (bronze, lives, topics):
+        for frame in (bronze, lifecycles, topics):
             frame.unpersist()
     ended = """SELECT a.key::VARCHAR FROM ours JOIN bronze a ON a.daemon = ours.daemon
-               AND a.lsn = ours.add_lsn WHERE ours.clock = 'virtual' AND ours.outcome = ?"""
+               AND a.lsn = ours.add_lsn WHERE ours.clock = 'virtual' AND ours.final_state = ?"""
     expired, cancelled = (
-        {key for (key,) in oracle.db.execute(ended, [outcome]).fetchall()}
-        for outcome in ("expired", "cancelled")
+        {key for (key,) in oracle.db.execute(ended, [final_state]).fetchall()}
+        for final_state in ("expired", "cancelled")
     )
     assert expired == flown.year.expected | {LAST_KEY}
     assert cancelled == {flight.key for flight in flown.year.flights} - expired
@@ -300,7 +300,7 @@ def test_a_ledger_tells_when_notices_were_received(spark: SparkSession, tmp_path
     ledger.parent.mkdir(parents=True)
     ledger.write_text("".join(f"{json.dumps(line)}\n" for line in told))
     jobs.make_silver(spark, lake, ledgers=tmp_path / "ledgers")
-    heard = table(spark, lake, LIVES).where("receive_ns IS NOT NULL")
+    heard = table(spark, lake, LIFECYCLES).where("receive_ns IS NOT NULL")
     whole = F.col("response_queue_ns") + F.col("send_ns") + F.col("receive_ns")
     assert [tuple(row) for row in heard.select("ticket", whole).orderBy("lsn").collect()] == [
         (int(rows["ticket"][n]), 5_000_000) for n in fired if rows["cause"][n] == EXPIRED
@@ -329,7 +329,7 @@ def contents(
     found = {}
     for which in tables:
         rows = table(spark, lake, which)
-        for name in sketch_columns(which) if which is not LIVES else ():
+        for name in sketch_columns(which) if which is not LIFECYCLES else ():
             ends = [sketches.quantile(name, rank).alias(f"{name}_{rank}") for rank in (0.0, 1.0)]
             rows = rows.select("*", *ends).drop(name)
         found[which.name] = sorted(map(repr, rows.collect()))
@@ -389,7 +389,7 @@ def test_a_kill_at_any_step_of_a_commit_changes_nothing(
     for segment in segments[:2]:
         put(lake, segment)
     jobs.bring_up(spark, lake)
-    made = [TOPICS if job == "make_gold" else LIVES]
+    made = [TOPICS if job == "make_gold" else LIFECYCLES]
     before = contents(spark, lake, made)
     for segment in segments[2:]:
         put(lake, segment)
@@ -498,7 +498,7 @@ def test_a_part_stays_for_its_readers_once_it_was_replaced(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     layer, minute = Layer(tmp_path, "silver"), 60
-    none = {LIVES.name: spark.createDataFrame([], LIVES.spark())}
+    none = {LIFECYCLES.name: spark.createDataFrame([], LIFECYCLES.spark())}
     one, two = ("d", 1, 1), ("d", 1, 9)
 
     def commit(minutes_ago: int, *segments: parts.Segment) -> None:
@@ -532,8 +532,8 @@ def test_a_batch_may_be_handed_over_in_the_next_segment(
     for segment in segments[:2]:
         put(lake, segment)
         assert jobs.make_silver(spark, lake) >= 1
-        first = table(spark, lake, LIVES).where("segment = 1 AND send_ns IS NULL")
-        unsent.append(first.where("kind = 'operation' OR outcome = 'expired'").count())
+        first = table(spark, lake, LIFECYCLES).where("segment = 1 AND send_ns IS NULL")
+        unsent.append(first.where("kind = 'operation' OR final_state = 'expired'").count())
     assert unsent[0] > unsent[1] == 0
 
 
@@ -546,7 +546,9 @@ def test_a_batch_may_be_handed_over_much_later(spark: SparkSession, tmp_path: Pa
     for segment in segments:
         put(lake, segment)
         jobs.make_silver(spark, lake)
-        notices = table(spark, lake, LIVES).where("kind = 'operation' OR outcome = 'expired'")
+        notices = table(spark, lake, LIFECYCLES).where(
+            "kind = 'operation' OR final_state = 'expired'"
+        )
         unsent.append(notices.where("response_queue_ns IS NULL OR send_ns IS NULL").count())
     assert unsent[0] > unsent[-1] == 0
     assert jobs.make_silver(spark, lake) == 0
@@ -737,10 +739,10 @@ def test_the_advised_timeout_gives_the_wanted_rate(
     advised = advice.timeouts(table(spark, made, TOPICS).where("clock = 'live'"), 0.2)
     oracle.take("advised", advised)
     rows = oracle.rows("""
-        SELECT a.settled, a.expired, count(*) FILTER (outcome <> 'expired'),
-            count(*) FILTER (outcome = 'expired'), avg((remote_ns > timeout_ns)::INT), rate
-        FROM advised a JOIN lives l USING (clock, namespace, topic)
-        WHERE l.outcome IN ('cancelled', 'satisfied', 'expired') GROUP BY ALL""")
+        SELECT a.settled, a.expired, count(*) FILTER (final_state <> 'expired'),
+            count(*) FILTER (final_state = 'expired'), avg((remote_ns > timeout_ns)::INT), rate
+        FROM advised a JOIN lifecycles l USING (clock, namespace, topic)
+        WHERE l.final_state IN ('cancelled', 'satisfied', 'expired') GROUP BY ALL""")
     assert len(rows) == LIVE.topics
     for settled, expired, really_settled, really_expired, would_expire, rate in rows:
         assert (settled, expired) == (really_settled, really_expired)
@@ -759,7 +761,7 @@ def test_capacity_tells_when_the_slots_are_used_up(spark: SparkSession) -> None:
     ]
     flow = spark.createDataFrame(
         windows, "daemon string, window_start timestamp, added long, expired long, bytes long"
-    ).withColumns({name: F.lit(0) for name in gold.OUTCOMES if name != "expired"})
+    ).withColumns({name: F.lit(0) for name in gold.FINAL_STATES if name != "expired"})
     sizes = spark.createDataFrame(
         [
             (name, "host", begin + timedelta(hours=2), *known)
@@ -789,7 +791,7 @@ def test_what_lives_is_counted_from_the_newest_snapshot_on(
     spark: SparkSession, tmp_path: Path, batch: Lake
 ) -> None:
     every = jobs.bronze_of(spark, batch, batch.manifests())
-    lives = {row.ticket for row in silver.open_timers(every).collect()}
+    open_tickets = {row.ticket for row in silver.open_timers(every).collect()}
     lake, segments = lake_in(tmp_path), segments_of(SMALL)
     for segment in segments[1:]:  # the first one went before it was shipped
         put(lake, segment)
@@ -799,16 +801,16 @@ def test_what_lives_is_counted_from_the_newest_snapshot_on(
     second, third = (manifest for manifest, _ in segments[1:3])
     put(lake, opening_of(SMALL, 1, 2))
     put(lake, opening_of(SMALL, second.first_lsn + 20, third.first_lsn + 50))
-    assert sorted(row.ticket for row in living(spark, lake).collect()) == sorted(lives)
+    assert sorted(row.ticket for row in living(spark, lake).collect()) == sorted(open_tickets)
     (size,) = advice.sizes(spark, lake).collect()
-    assert size.living == len(lives)
+    assert size.living == len(open_tickets)
     sizes = [len(row.key) + row.payload_len for row in living(spark, lake).collect()]
     assert size.living_bytes == sum(-(-one // 16) * 16 for one in sizes)
     (found,) = fleet.measured_in(spark, lake.root).collect()
-    assert found.live == len(lives)
+    assert found.live == len(open_tickets)
     jobs.bring_up(spark, lake)
     (capacity,) = called("capacity", "--lake", lake.root)
-    assert capacity["live"] == len(lives)
+    assert capacity["live"] == len(open_tickets)
 
 
 # ---- trace -------------------------------------------------------------------------------------
@@ -817,19 +819,21 @@ def test_what_lives_is_counted_from_the_newest_snapshot_on(
 def test_a_trace_tells_every_record_of_a_key(
     spark: SparkSession, made: Lake, oracle: Oracle
 ) -> None:
-    sql = "SELECT decode(key), ticket, lsn FROM lives WHERE outcome = '{}' AND daemon LIKE 'ab%'"
-    for outcome in ("expired", "replaced"):
-        key, ticket, lsn = oracle.rows(sql.format(outcome))[0]
+    sql = "SELECT decode(key), ticket, lsn FROM lifecycles WHERE final_state = '{}' AND daemon LIKE 'ab%'"
+    for final_state in ("expired", "replaced"):
+        key, ticket, lsn = oracle.rows(sql.format(final_state))[0]
         assert isinstance(key, str)
-        lives = trace.history(spark, made, (), trace.Key("default", "str", key.encode()))
+        lifecycles = trace.history(spark, made, (), trace.Key("default", "str", key.encode()))
         told = next(
-            t for t in map(trace.record, lives) if (t["ticket"], t["node"]) == (ticket, "host-a")
+            t
+            for t in map(trace.record, lifecycles)
+            if (t["ticket"], t["node"]) == (ticket, "host-a")
         )
-        assert told["outcome"] == outcome
+        assert told["final_state"] == final_state
         assert told["events"][-1]["lsn"] == lsn
         assert told["events"][0]["what"].startswith("armed")
         assert told["stages_ns"].keys() >= (
-            {"request_queue", "remote"} | (set() if outcome == "replaced" else {"send"})
+            {"request_queue", "remote"} | (set() if final_state == "replaced" else {"send"})
         )
     assert trace.history(spark, made, (), trace.Key("default", "str", b"nobody")) == []
 
@@ -859,15 +863,15 @@ def test_a_trace_goes_from_the_cold_tier_to_the_end(
     arm = sw.arm(3, b"key:7", load=load_of(tier, window).bytes)
     fire = sw.record("fire", ticket=3, fired_ns=sw.BOOT_NS + 2 * S, sequence=1, slot=3)
     sw.write(tmp_path / "j", sw.segment([*sw.names(), arm, fire]))
-    lives = trace.history(spark, lake, [tmp_path / "j"], trace.Key("n", "str", b"key:7"))
-    told = [trace.record(life) for life in lives]
+    lifecycles = trace.history(spark, lake, [tmp_path / "j"], trace.Key("n", "str", b"key:7"))
+    told = [trace.record(lifecycle) for lifecycle in lifecycles]
     assert [[event["what"] for event in one["events"]] for one in told] == [
         [f"in the cold tier since version {first}, due {moment(due_ns)}",
          f"armed by window {window.id}", "expired"],
         [f"in the cold tier since version {second}, due {moment(due_ns + 7200 * S)}; ended there"],
         [f"in the cold tier since version {third}, due {moment(due_ns + 9000 * S)}"],
     ]  # fmt: skip
-    assert [(one["outcome"], one["ticket"]) for one in told] == [
+    assert [(one["final_state"], one["ticket"]) for one in told] == [
         ("expired", 3), ("ended", 0), (None, 0)
     ]  # fmt: skip
 
@@ -912,6 +916,6 @@ def test_the_commands_make_and_ask_the_tables(
     assert {row["topic"] for row in called("timeouts", *where)} == {"t0", "t1", "t2", "t3"}
     (capacity,) = called("capacity", *where)
     assert capacity["live"] > 0
-    (life, *_) = called("trace", "key:0", *where)
-    assert life["events"][0]["what"] == "armed"
+    (lifecycle, *_) = called("trace", "key:0", *where)
+    assert lifecycle["events"][0]["what"] == "armed"
     assert called("trace", "nobody", *where) == []

@@ -109,12 +109,12 @@ def lines(capsys: pytest.CaptureFixture[str], found: Verdict, *parts: Profile) -
 
 
 def test_the_key_tables(capsys: pytest.CaptureFixture[str]) -> None:
-    """Opening and added are what ended and what is open, over all namespaces."""
+    """Carried over and added are what ended and what is open, over all namespaces."""
     found = verdict()
     found.balance.append(Balance("ab" * 16, "other", 1, 9, 2, 1, 2, 2, 2, 1))
     assert lines(capsys, found, part(), part("load")) == [
         ["the", "audit", "found", "nothing"],
-        ["daemon", "opening", "added", "cancelled", "replaced", "expired", "satisfied", "failed",
+        ["daemon", "carried_over", "added", "cancelled", "replaced", "expired", "satisfied", "failed",
          "open"],
         ["abababab", "1", "609", "302", "1", "182", "2", "2", "121"],
         ["daemon,", "clock", "late", "p50", "p99", "max"],
@@ -187,7 +187,7 @@ def test_figures_keep_apart_what_gold_keeps_apart(spark: SparkSession, lake: Lak
         "flags": F.expr("IF(ticket = 1 AND kind = 'fire', 2, flags)"),
     })  # fmt: skip
     found = figures(bronze).parts
-    topics = gold.merge(gold.topics(silver.lives(bronze, bronze)), TOPICS, ["clock"])
+    topics = gold.merge(gold.topics(silver.lifecycles(bronze, bronze)), TOPICS, ["clock"])
     rows = gold.latency(topics, ["clock"]).where("measure = 'lateness'").collect()
     assert {one.clock: totals(one) for one in found} == {
         "live": [9, 1, 0, 3, 3, 0], "load": [2, 0, 1, 1, 0, 0]
@@ -208,9 +208,9 @@ def test_a_node_is_judged_by_all_of_its_daemons(spark: SparkSession, lake: Lake)
         .withColumn("daemon", F.explode(F.array(*ids)))
         .withColumn("copy", F.explode(F.sequence(F.lit(1), F.lit(200))))
     )
-    lives = silver.lives(bronze, bronze)
+    lifecycles = silver.lifecycles(bronze, bronze)
     (told,) = figures(bronze).slow
-    assert [told] == slow(gold.topics(lives), gold.workers(lives))
+    assert [told] == slow(gold.topics(lifecycles), gold.workers(lifecycles))
     assert (told.name, told.measure, told.n, told.p99_ns) == ("eagle", "lateness", 1600, 1 * S)
 
 

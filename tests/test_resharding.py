@@ -806,11 +806,11 @@ def test_the_lake_has_each_timer_once_though_the_number_of_shards_changed(
     for daemon in gone:
         with pytest.raises(InvalidSetting, match="of a shard that counts"):
             fleet.of_today({daemon: Host("a", 1, 1.0)}, {}, gone)
-    lives = trace.history(spark, lake, [wal], trace.Key("a", "bytes", b"far"))
-    assert [life.outcome for life in lives] == [*["cancelled"] * 3, None]
-    kinds = [[event.kind for event in life.events] for life in lives]
+    lifecycles = trace.history(spark, lake, [wal], trace.Key("a", "bytes", b"far"))
+    assert [lifecycle.final_state for lifecycle in lifecycles] == [*["cancelled"] * 3, None]
+    kinds = [[event.kind for event in lifecycle.events] for lifecycle in lifecycles]
     assert kinds == [*[["arm", "end"]] * 3, ["arm"]]
-    assert lives[-1].daemon == newest
+    assert lifecycles[-1].daemon == newest
     (size,) = sizes(spark, lake).collect()  # though it has no segment in the lake yet
     assert (size.daemon, size.living) == (newest, len(alive))
 

@@ -104,7 +104,7 @@ def _added(folder: str) -> float:
 
 
 def silver(bronze: str, out: Path) -> float:
-    """Seconds: the rows of ends with their stages, written."""
+    """Seconds: the rows of final states with their stages, written."""
     return seconds(f"""
         COPY (
             SELECT daemon, segment, lsn, kind, clock, cause, namespace, topic, ticket, key, add_lsn,

@@ -127,20 +127,22 @@ def tables(spark: SparkSession, lake: Path, folder: Path, events: int) -> Steps:
             yield f"{step}, {name}", processor_s
     yield "silver", {"beside": events / beside.silver(bronze, folder / "silver.parquet")}
     yield "gold", {"beside": events / beside.gold(bronze, folder / "silver.parquet")}
-    files = str(folder / "warm" / "silver" / "lives")
-    lives = spark.read.option("recursiveFileLookup", "true").parquet(files)
-    count = lives.count()
+    files = str(folder / "warm" / "silver" / "lifecycles")
+    lifecycles = spark.read.option("recursiveFileLookup", "true").parquet(files)
+    count = lifecycles.count()
     for groups in (8, 8000):
-        yield f"sketches of {groups} groups", sketched(lives, files, groups, count)
+        yield f"sketches of {groups} groups", sketched(lifecycles, files, groups, count)
 
 
-def sketched(lives: DataFrame, files: str, groups: int, count: int) -> Figures:
+def sketched(lifecycles: DataFrame, files: str, groups: int, count: int) -> Figures:
     """Four stages in `groups` groups."""
     from pyspark.sql import functions as f
 
     by = f.pmod(f.col("add_lsn"), f.lit(groups)).alias("by")
     made = [sketch(f.col(stage), stage) for stage in STAGES]
-    rates = [count / timed(lambda: noop(lives.groupBy(by).agg(*made))) for _ in ("cold", "warm")]
+    rates = [
+        count / timed(lambda: noop(lifecycles.groupBy(by).agg(*made))) for _ in ("cold", "warm")
+    ]
     other = beside.quantiles(f"{files}/**/*.parquet", STAGES, groups)
     return {"cold": rates[0], "warm": rates[1], "beside": count / other}
 

@@ -374,7 +374,7 @@ static void readers_check(struct trial *t)
 {
     const struct pg_arena *a = t->w.a;
     for (uint32_t i = 0; i < a->slots.capacity; i++)
-        if (ctl_lives(a->slots.hot[i].ctl) && !payload_sound(a, i))
+        if (ctl_live(a->slots.hot[i].ctl) && !payload_sound(a, i))
             violated(t, "a reader would take other bytes for a payload", NULL);
     for (uint32_t i = 0; i < a->topic_rows; i++)
         if (!newest_found(a, i))

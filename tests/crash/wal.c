@@ -49,7 +49,7 @@ static bool life_told(const struct pg_frame_head *f, const struct world *w, uint
 {
     const struct pg_life *replaced, *life = pg_frame_life(f, &replaced);
     const uint64_t ctl = w->a->slots.hot[slot].ctl;
-    return ctl_ticket(ctl) != ticket || !ctl_lives(ctl) ||
+    return ctl_ticket(ctl) != ticket || !ctl_live(ctl) ||
            (life != NULL && life->add_lsn == f->lsn &&
             memcmp(life, &w->a->lives[slot], sizeof *life) == 0);
 }

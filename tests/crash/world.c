@@ -342,7 +342,7 @@ static void aim(struct world *w, struct draft *d, struct pg_record *r, bool clie
     for (uint32_t i = 0; i < w->a->slots.capacity && below(w, 8) != 0; i++) {
         const uint32_t slot = (from + i) % w->a->slots.capacity;
         const struct pg_cold *c = &w->a->slots.cold[slot];
-        if (!ctl_lives(w->a->slots.hot[slot].ctl) || slot_namespace(w->a, slot) != 0 ||
+        if (!ctl_live(w->a->slots.hot[slot].ctl) || slot_namespace(w->a, slot) != 0 ||
             (client_only && (!is_operation(w->a, slot) ||
                              operation_at(w->a, slot)->condition != PG_C_CLIENT)))
             continue;

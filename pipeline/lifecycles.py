@@ -1,7 +1,7 @@
 """What the records say of each ticket, for the audit: one shuffle over bronze.
 
-Names and keys are hashes and ends are codes, so that nothing but fixed-width numbers is shuffled;
-what the audit finds is looked up again.
+Names and keys are hashes and final states are codes, so that nothing but fixed-width numbers is
+shuffled; what the audit finds is looked up again.
 """
 
 from __future__ import annotations
@@ -45,28 +45,30 @@ def opening_rows(openings: DataFrame, runs: Sequence[Run]) -> DataFrame:
 # ---- one row for each ticket -----------------------------------------------------------------
 ARMED, MOVED, ACKNOWLEDGED = "kind IN ('arm', 'watch')", "kind = 'move'", "cause = 'acknowledged'"
 ENDED = f"kind IN ('fire', 'outcome', 'replaced') OR (kind = 'end' AND NOT {ACKNOWLEDGED})"
-END_CODES = {"replaced": 1, "fire": 2, "end": 3, "satisfied": 4, "expired": 5, "failed": 6,
+FINAL_STATE_CODES = {"replaced": 1, "fire": 2, "end": 3, "satisfied": 4, "expired": 5, "failed": 6,
              "cancelled": 7}  # fmt: skip
-_LIFE = (
+_LIFECYCLE = (
     "daemon", "run", "lsn", "kind", "cause", "ticket", "deadline_ns", "wall_deadline_ns", "at_ns",
     "armed_ns", "add_lsn", "unsure_lsn", "parked",
 )  # fmt: skip
 
 
-def lives(events: DataFrame, opened: DataFrame) -> DataFrame:
+def lifecycles(events: DataFrame, carried_over: DataFrame) -> DataFrame:
     """One row for each ticket: all that the records say of it, as numbers.
 
-    Names and keys are hashes and ends are codes, so that nothing but fixed-width numbers is
+    Names and keys are hashes and final states are codes, so that nothing but fixed-width numbers is
     shuffled; what is found is looked up again.
     """
     facts = _facts(events).withColumn("opening", F.lit(False))
-    facts = facts.unionByName(_facts(opened).withColumn("opening", F.lit(True)))
-    known = facts.groupBy(*KEYS, "ticket").agg(*_of_life())
+    facts = facts.unionByName(_facts(carried_over).withColumn("opening", F.lit(True)))
+    known = facts.groupBy(*KEYS, "ticket").agg(*_of_lifecycle())
     return known.select(
         "*",
-        _end_name(F.col("end_code")).alias("end"),
-        F.expr("CASE WHEN end_code > 3 THEN 'outcome' ELSE 'timer' END").alias("end_kind"),
-        F.expr("end_code IN (2, 5)").alias("fires"),
+        _final_state_name(F.col("final_state_code")).alias("final_state"),
+        F.expr("CASE WHEN final_state_code > 3 THEN 'outcome' ELSE 'timer' END").alias(
+            "final_state_kind"
+        ),
+        F.expr("final_state_code IN (2, 5)").alias("fires"),
         F.expr("end_lsn > unsure_lsn").alias("sure"),
     )
 
@@ -80,30 +82,30 @@ def _facts(rows: DataFrame) -> DataFrame:
         f"ticket IS NOT NULL AND ({ARMED} OR {MOVED} OR "
         "kind IN ('unpark', 'fire', 'outcome', 'end'))"
     )
-    own = told.select(*_LIFE, wall.alias("wall_ns"), key, space, _end_code())
+    own = told.select(*_LIFECYCLE, wall.alias("wall_ns"), key, space, _final_state_code())
     its = {name: f"replaced_{name}" for name in ("add_lsn", "armed_ns")} | {"ticket": "replaced"}
     replaced = rows.where("replaced IS NOT NULL").select(
-        *(F.col(its.get(name, name)).alias(name) for name in _LIFE),
+        *(F.col(its.get(name, name)).alias(name) for name in _LIFECYCLE),
         wall.alias("wall_ns"), F.lit(None).cast("long").alias("key_hash"), space,
-        F.lit(END_CODES["replaced"]).alias("end_code"),
+        F.lit(FINAL_STATE_CODES["replaced"]).alias("final_state_code"),
     ).withColumn("kind", F.lit("replaced"))  # fmt: skip
     return own.unionByName(replaced)
 
 
-def _end_code() -> Column:
+def _final_state_code() -> Column:
     return F.expr(
         "CASE WHEN kind = 'fire' THEN 2 WHEN kind = 'end' AND cause = 'cancelled' THEN 3 "
         "WHEN kind = 'outcome' THEN CASE cause WHEN 'satisfied' THEN 4 WHEN 'expired' THEN 5 "
         "WHEN 'failed' THEN 6 ELSE 7 END END"
-    ).alias("end_code")
+    ).alias("final_state_code")
 
 
-def _end_name(code: Column) -> Column:
-    names = F.create_map(*(F.lit(x) for pair in END_CODES.items() for x in reversed(pair)))
+def _final_state_name(code: Column) -> Column:
+    names = F.create_map(*(F.lit(x) for pair in FINAL_STATE_CODES.items() for x in reversed(pair)))
     return names[code]
 
 
-def _of_life() -> list[Column]:
+def _of_lifecycle() -> list[Column]:
     """The aggregates. A record of the WAL outranks the opening, which has LSN 0."""
     acknowledged = F.expr(ACKNOWLEDGED)
     return [
@@ -123,7 +125,7 @@ def _begin() -> list[Column]:
     begins = armed & F.expr("NOT opening")
     return [
         F.count_if(begins).alias("adds"),
-        F.count_if(armed & F.col("opening")).alias("opened"),
+        F.count_if(armed & F.col("opening")).alias("carried_over"),
         F.min(F.when(begins, F.col("lsn"))).alias("arm_lsn"),
         F.max(F.when(begins, F.col("at_ns"))).alias("armed_ns"),
         F.coalesce(F.bool_or(F.col("kind") == "watch"), F.lit(False)).alias("operation"),
@@ -154,11 +156,11 @@ def _end() -> list[Column]:
     """As the first record says that ended it."""
     ended, fired = F.expr(ENDED), F.col("kind").isin("fire", "outcome")
     lsn = F.when(ended, F.col("lsn"))
-    first = {"end_code": "end_code", "ended_ns": "at_ns", "ended_wall_ns": "wall_ns",
+    first = {"final_state_code": "final_state_code", "ended_ns": "at_ns", "ended_wall_ns": "wall_ns",
              "told_add_lsn": "add_lsn"}  # fmt: skip
     told = fired | (F.col("kind") == "end")
     return [
-        F.count_if(ended).alias("ends"),
+        F.count_if(ended).alias("final_states"),
         F.min(lsn).alias("end_lsn"),
         F.max(lsn).alias("last_end_lsn"),
         *(F.min_by(source, lsn).alias(name) for name, source in first.items()),
