@@ -175,9 +175,9 @@ def frame_record(frame: Frame) -> dict[str, Any]:
     from purgatoryd.shm_layout.wal import contents
 
     fields = {n: v for n, v in frame.fields.items() if n not in ("key_type",) and "_len" not in n}
-    record: dict[str, Any] = {"lsn": frame.lsn, "kind": frame.kind, **fields, **frame.life}
+    record: dict[str, Any] = {"lsn": frame.lsn, "kind": frame.kind, **fields, **frame.timestamps}
     if frame.replaced:
-        record["replaced_life"] = frame.replaced
+        record["replaced_timestamps"] = frame.replaced
     if frame.kind == "metrics":
         record["histograms"] = histogram_records(frame)
     if frame.asked:

@@ -100,7 +100,8 @@ class AsyncClient:
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    # ---- life ------------------------------------------------------------------------------
+    # ---- open and close
+    # ------------------------------------------------------------------------------
 
     async def connect(self) -> Self:
         """Opens the session. Raises DaemonUnreachable."""
@@ -137,7 +138,7 @@ class AsyncClient:
     ) -> None:
         if kind is None:
             await self.close()
-        elif not self._core.closed and self._core.life.mine:
+        elif not self._core.closed and self._core.fork_guard.mine:
             with suppress(PurgatorydError):  # the caller's error is the one that counts
                 await self.flush(timeout=BYE_S)
             await self._hang_up()

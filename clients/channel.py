@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import zmq
 
-from purgatoryd.clients.life import Life
+from purgatoryd.clients.fork_guard import ForkGuard
 from purgatoryd.clients.remote import Remote
 
 SEND_HWM = 1000  # messages; the session's window keeps far below it
@@ -32,13 +32,13 @@ def closer(owner: object, *sockets: zmq.Socket[bytes]) -> Callable[[], object]:
     A context waits for its sockets without end, and Python collects garbage in any order: so what
     is to close them is kept outside of it.
     """
-    made = weakref.finalize(owner, _close, Life("connection"), *sockets)
+    made = weakref.finalize(owner, _close, ForkGuard("connection"), *sockets)
     made.atexit = False  # a thread may still use them
     return made
 
 
-def _close(life: Life, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
-    if not life.mine:
+def _close(fork_guard: ForkGuard, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
+    if not fork_guard.mine:
         return
     context = socket.context
     socket.disable_monitor()

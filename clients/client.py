@@ -393,7 +393,8 @@ class Client:
             self._settle("flush", timeout)
             core.raise_uncollected()
 
-    # ---- life ------------------------------------------------------------------------------
+    # ---- open and close
+    # ------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Flushes, ends the session and closes the connection; raises as flush does.
@@ -419,7 +420,7 @@ class Client:
     ) -> None:
         if kind is None:
             self.close()
-        elif not self._core.closed and self._core.life.mine:
+        elif not self._core.closed and self._core.fork_guard.mine:
             with suppress(PurgatorydError):  # the caller's error is the one that counts
                 self.flush(timeout=BYE_S)
             self._hang_up()

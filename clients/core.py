@@ -11,8 +11,8 @@ from typing import Literal
 
 from purgatoryd.clients import times
 from purgatoryd.clients.channel import Channel
+from purgatoryd.clients.fork_guard import ForkGuard
 from purgatoryd.clients.ledger import Ledger
-from purgatoryd.clients.life import Life
 from purgatoryd.clients.loads import check_load
 from purgatoryd.clients.model import TimerInfo
 from purgatoryd.clients.numa_local import pin_numa_local, refuse_remote
@@ -110,15 +110,16 @@ class Core:
         self._topics: dict[str, bytes] = {}
         self._uncollected: dict[Pending, None] = {}
         self._unlisted = 0
-        self.life = Life("client")
-        self.check = self.life.check
+        self.fork_guard = ForkGuard("client")
+        self.check = self.fork_guard.check
 
-    # ---- life ------------------------------------------------------------------------------
+    # ---- open and close
+    # ------------------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:
         """True after close()."""
-        return self.life.closed
+        return self.fork_guard.closed
 
     def try_open(self) -> bool:
         """Connects if the daemon's socket is there. True once there is a channel."""
@@ -156,10 +157,10 @@ class Core:
 
     def close(self) -> None:
         """Drops the connection; what is in flight stays without an answer."""
-        self.life.closed = True
-        if self.life.mine:
+        self.fork_guard.closed = True
+        if self.fork_guard.mine:
             self._route.close()
-        if self.channel is not None and self.life.mine:
+        if self.channel is not None and self.fork_guard.mine:
             self.channel.close()
             self.channel = None
 

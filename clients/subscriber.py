@@ -18,8 +18,8 @@ import zmq
 
 from purgatoryd.clients.channel import RECONNECT_MS, closer, connection_events
 from purgatoryd.clients.closing import Closing
+from purgatoryd.clients.fork_guard import ForkGuard
 from purgatoryd.clients.ledger import Ledger, Source
-from purgatoryd.clients.life import Life
 from purgatoryd.clients.model import Notice
 from purgatoryd.clients.numa_local import pin_numa_local, refuse_remote
 from purgatoryd.clients.remote import Remote
@@ -72,7 +72,7 @@ class Inbox:
         self.endpoint = remote.place.notices if remote else self._route.find().pub_endpoint
         self.live = remote is None
         """False until a remote daemon has let us in; of a local one the arena tells all."""
-        self._life = Life("subscriber")
+        self._fork_guard = ForkGuard("subscriber")
         self.socket: zmq.Socket[bytes] = zmq.Context().socket(zmq.SUB)
         self.socket.set(zmq.LINGER, 0)
         self.socket.set(zmq.RCVHWM, high_water_mark)
@@ -116,7 +116,7 @@ class Inbox:
 
     def next_now(self) -> Notice | None:
         """The next notice, None if there is none now. Raises Lagged."""
-        self._life.check()
+        self._fork_guard.check()
         if self._ledger is None:
             return self._next()
         try:
@@ -148,7 +148,7 @@ class Inbox:
     @property
     def open(self) -> bool:
         """True until it is closed, in the process that made it."""
-        return self._life.mine and not self._life.closed
+        return self._fork_guard.mine and not self._fork_guard.closed
 
     def end(self) -> list[Lagged]:
         """Closes one whose daemon is gone for good: what has to be told of its topics."""
@@ -162,7 +162,7 @@ class Inbox:
     def close(self) -> None:
         """Closes socket and arena."""
         if self.open:
-            self._life.closed = True
+            self._fork_guard.closed = True
             self._route.close()
             self._stream.close()
             self._close_sockets()

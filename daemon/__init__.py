@@ -1,1 +1,1 @@
-"""The reaper daemon: its loop, its commands, its notices, its life."""
+"""The reaper daemon: its loop, its commands, its notices, its lifecycle."""

@@ -26,7 +26,7 @@ from purgatoryd.daemon.lifecycle import (
     RECOVERING,
     STARTING,
     STOPPED,
-    DeploymentLife,
+    DeploymentLifecycle,
     publishing,
 )
 from purgatoryd.daemon.log import log
@@ -88,16 +88,18 @@ def serve_shards(config: Config, command: Command, reread: Callable[[], Config])
     refuse_shard_name(config.name)
     with system_failures():
         paths, access = daemon_paths(config.name), Access.of(config)
-        life = DeploymentLife(Supervisor.of(os.environ))
+        lifecycle = DeploymentLifecycle(Supervisor.of(os.environ))
         with name_lock(paths), signals() as wake_fd, zmq.Context() as context:
-            life.enter(STARTING)
-            life.write_to(StatusFile(paths.directory, config.name))
-            life.enter(RECOVERING)
+            lifecycle.enter(STARTING)
+            lifecycle.write_to(StatusFile(paths.directory, config.name))
+            lifecycle.enter(RECOVERING)
             # before the sockets: clients ask it first
-            registry = Registry.of(config, paths, life.step)
+            registry = Registry.of(config, paths, lifecycle.step)
             shards = _shards(registry.table, paths.directory, command, context)
             with contextlib.closing(Lanes(paths, access)) as sockets:
-                Deployment(config, registry, shards, sockets, access, wake_fd, life, reread).run()
+                Deployment(
+                    config, registry, shards, sockets, access, wake_fd, lifecycle, reread
+                ).run()
     return 0
 
 
@@ -193,20 +195,20 @@ class Deployment:
         sockets: Lanes,
         access: Access,
         wake_fd: int,
-        life: DeploymentLife,
+        lifecycle: DeploymentLifecycle,
         reread: Callable[[], Config],
     ) -> None:
-        """`life`: in the state RECOVERING."""
+        """`lifecycle`: in the state RECOVERING."""
         self._config = config
         self._access = access
         self._registry = registry
         self._shards = shards
         self._lanes = sockets
         self._wake_fd = wake_fd
-        self._life = life
-        self._manager = life.supervisor
+        self._lifecycle = lifecycle
+        self._manager = lifecycle.supervisor
         self._reread = reread
-        life.publish_by(self._announce)
+        lifecycle.publish_by(self._announce)
         self._heartbeat_ns = min(HEARTBEAT_NS, self._manager.watchdog_ns // 2 or HEARTBEAT_NS)
         self._next_heartbeat_ns = 0
         self._stop_wished = self._reload_wished = self._draining = self._reloads = False
@@ -237,7 +239,7 @@ class Deployment:
 
     @property
     def _stopped(self) -> bool:
-        return self._life.state is STOPPED
+        return self._lifecycle.state is STOPPED
 
     # ---- one iteration
     # ------------------------------------------------------------------------------
@@ -261,7 +263,7 @@ class Deployment:
 
     def _stop_all(self) -> None:
         if not self._stopped:
-            self._life.enter(STOPPED)
+            self._lifecycle.enter(STOPPED)
             for shard in self._shards:
                 shard.stop()
 
@@ -279,7 +281,7 @@ class Deployment:
     def _note_end(self, shard: Shard) -> None:
         if self._stop_wished or shard.state is State.ENDED:
             return
-        if self._life.state is RECOVERING:
+        if self._lifecycle.state is RECOVERING:
             raise ShardFailed(shard.name, shard.code)
         if shard.state is State.CRASH_LOOPING:
             log.error(f"shard {shard.name} is crash-looping: it is not restarted", code=shard.code)
@@ -300,7 +302,7 @@ class Deployment:
         try:
             shard.start()
         except OSError as error:
-            if self._life.state is RECOVERING:
+            if self._lifecycle.state is RECOVERING:
                 raise
             shard.failed(now_ns)
             log.error(f"shard {shard.name} cannot be started: {error.strerror}")
@@ -308,7 +310,7 @@ class Deployment:
     def _startable(self) -> list[Shard]:
         """At first one after the other, so that each finds out which cores the others took. Later
         none waits for another, which may have much to recover."""
-        first = self._life.state is RECOVERING
+        first = self._lifecycle.state is RECOVERING
         if first and any(shard.state is State.STARTING for shard in self._shards):
             return []
         return [shard for shard in self._shards if shard.state is State.DOWN]
@@ -317,16 +319,16 @@ class Deployment:
         """Moves to where the deployment belongs: its shards' states say."""
         serving = sum(shard.serves for shard in self._shards)
         again = sum(shard.starts - 1 for shard in self._shards if shard.starts)
-        self._life.count(len(self._shards), serving, again)
-        if self._life.state is RECOVERING:
+        self._lifecycle.count(len(self._shards), serving, again)
+        if self._lifecycle.state is RECOVERING:
             if all(shard.state is State.READY for shard in self._shards):
                 self._go_live()
         elif not self._stopped:
             why = tuple(found for shard in self._shards if (found := shard.trouble))
-            self._life.settle(why, draining=self._draining)
+            self._lifecycle.settle(why, draining=self._draining)
 
     def _go_live(self) -> None:
-        self._life.enter(READY)
+        self._lifecycle.enter(READY)
         directory = self._lanes.directory
         print(f"ready name={self._config.name} pid={os.getpid()} dir={directory}", flush=True)
 
@@ -344,13 +346,13 @@ class Deployment:
             shard.heartbeat()
         self._ask_for_time()
         self._manager.alive()
-        self._life.heartbeat()
+        self._lifecycle.heartbeat()
 
     def _ask_for_time(self) -> None:
         """For a start, in which shards that hang are killed; for an end while one gets further, so
         that one that hangs has as long as a daemon alone."""
         count = len(self._shards)
-        if self._life.state is RECOVERING:
+        if self._lifecycle.state is RECOVERING:
             ready = sum(shard.state is State.READY for shard in self._shards)
             self._manager.step(f"recovering: {ready} of {count} shards are ready")
         elif self._stopped and any(shard.moves for shard in self._shards):
@@ -366,7 +368,7 @@ class Deployment:
 
     def _pass_on_reload(self, now_ns: int) -> None:
         """The manager is told that it is done once all shards have done it."""
-        if self._reload_wished and self._life.state not in (RECOVERING, STOPPED):
+        if self._reload_wished and self._lifecycle.state not in (RECOVERING, STOPPED):
             self._reload_wished = False
             self._begin_reload(now_ns)
         if self._reloads and not any(shard.reloads for shard in self._shards):

@@ -1,4 +1,4 @@
-"""The life cycle of a daemon, and of a deployment of shards: one table of states, and whoever has
+"""The lifecycle of a daemon, and of a deployment of shards: one table of states, and whoever has
 to know of a move.
 
 Each move is told to the service manager and the log, and stands where others read it: in a file,
@@ -57,7 +57,7 @@ _EVENTS = wire.encode_namespace(EVENTS_NAMESPACE), wire.encode_topic(EVENTS_TOPI
 Why = TypeVar("Why")
 
 
-class Life(ABC, Generic[Why]):
+class Lifecycle(ABC, Generic[Why]):
     """Where somebody stands in the table. The reasons `why` are false if there are none."""
 
     KEY: ClassVar[str]
@@ -146,7 +146,7 @@ class Life(ABC, Generic[Why]):
             self._publish(self.KEY, json.dumps({**names, "why": self._causes()}).encode())
 
 
-class LifeCycle(Life[Degraded]):
+class DaemonLifecycle(Lifecycle[Degraded]):
     """A daemon's."""
 
     KEY = "state"
@@ -182,7 +182,7 @@ class LifeCycle(Life[Degraded]):
         return self.why.names
 
 
-class DeploymentLife(Life[tuple[Trouble, ...]]):
+class DeploymentLifecycle(Lifecycle[tuple[Trouble, ...]]):
     """That of a deployment; each reason is a shard's."""
 
     KEY = "deployment"

@@ -1,4 +1,4 @@
-"""The life of a daemon: lock, arena, sockets, signals, loop, and the way back."""
+"""The lifecycle of a daemon: lock, arena, sockets, signals, loop, and the way back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.clock import Clock, RealClock, VirtualClock, boot_ns
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.lanes import Lanes, Remotes
-from purgatoryd.daemon.lifecycle import READY, RECOVERING, STARTING, LifeCycle
+from purgatoryd.daemon.lifecycle import READY, RECOVERING, STARTING, DaemonLifecycle
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.placement import Placement
 from purgatoryd.daemon.reaper import Reaper
@@ -58,19 +58,19 @@ def serve(
     SystemFailure, at the start or later, if the machine has no more memory, files or room.
     """
     log.set_up(config.log_level, name=config.name)
-    life = LifeCycle(Supervisor.of(os.environ))
+    lifecycle = DaemonLifecycle(Supervisor.of(os.environ))
     with system_failures():
         paths = daemon_paths(config.name)
         _refuse_sharded(config, paths)
-        opening = Opening(config, paths, import_path, force_wal, life.step)
-        _run(opening, life, reread or (lambda: config))
+        opening = Opening(config, paths, import_path, force_wal, lifecycle.step)
+        _run(opening, lifecycle, reread or (lambda: config))
     return 0
 
 
-def _run(opening: Opening, life: LifeCycle, reread: Callable[[], Config]) -> None:
+def _run(opening: Opening, lifecycle: DaemonLifecycle, reread: Callable[[], Config]) -> None:
     config, paths = opening.config, opening.paths
     access = Access.of(config)
-    life.enter(STARTING)
+    lifecycle.enter(STARTING)
     placement = Placement(config, paths.arena)
     placement.begin()
     _allow_connections()
@@ -79,21 +79,21 @@ def _run(opening: Opening, life: LifeCycle, reread: Callable[[], Config]) -> Non
         locked(opening.wal),
         signals() as wake_fd,
         contextlib.closing(Lanes(paths, access, Remotes.of(config))) as sockets,
-        contextlib.closing(_recovered(opening, life)) as arena,
+        contextlib.closing(_recovered(opening, lifecycle)) as arena,
         contextlib.closing(_begin_wal(arena, opening)) as wal,
     ):
         _warn_of(opening.wal)
         _set_up_namespaces(arena, config)
         arena.set_quotas(config.quota_timers, config.quota_bytes, config.quota_ops)
         clock = _clock(config, arena)
-        reload = Reload(config, reread, arena, sockets, placement, life.supervisor)
+        reload = Reload(config, reread, arena, sockets, placement, lifecycle.supervisor)
         reaper = Reaper(
             arena, sockets, access, clock, wal, placement, config.budget, config.load_ttl_ns,
-            wake_fd, life, reload,
+            wake_fd, lifecycle, reload,
         )  # fmt: skip
         placement.settle(arena)
         on_signals(reaper.stop, reaper.reload)
-        _go_live(arena, paths, life)
+        _go_live(arena, paths, lifecycle)
         reaper.run()
         arena.set_state(ArenaState.READY, 0)
 
@@ -126,11 +126,11 @@ def system_failures() -> Iterator[None]:
         raise SystemFailure(error.errno or 0, error.strerror or str(error), str(path)) from error
 
 
-def _recovered(opening: Opening, life: LifeCycle) -> Arena:
-    life.enter(RECOVERING)
-    life.write_to(StatusFile(opening.paths.directory, opening.paths.name))
+def _recovered(opening: Opening, lifecycle: DaemonLifecycle) -> Arena:
+    lifecycle.enter(RECOVERING)
+    lifecycle.write_to(StatusFile(opening.paths.directory, opening.paths.name))
     arena = open_arena(opening)
-    life.attach(arena)
+    lifecycle.attach(arena)
     return arena
 
 
@@ -174,14 +174,14 @@ def _clock(config: Config, arena: Arena) -> Clock:
     return RealClock()
 
 
-def _go_live(arena: Arena, paths: Paths, life: LifeCycle) -> None:
+def _go_live(arena: Arena, paths: Paths, lifecycle: DaemonLifecycle) -> None:
     """What was built so far stays: the collector has nothing to look for in it."""
     gc.collect()
     gc.freeze()
     gc.disable()
     _precise_sleep()
     arena.set_state(ArenaState.READY, os.getpid())
-    life.enter(READY)
+    lifecycle.enter(READY)
     print(f"ready name={paths.name} pid={os.getpid()} dir={paths.directory}", flush=True)
 
 

@@ -16,7 +16,7 @@ from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.clock import Clock, VirtualClock, boot_ns
 from purgatoryd.daemon.commands import Commands
 from purgatoryd.daemon.lanes import Lanes, Message
-from purgatoryd.daemon.lifecycle import STOPPED, LifeCycle, publishing, reasons
+from purgatoryd.daemon.lifecycle import STOPPED, DaemonLifecycle, publishing, reasons
 from purgatoryd.daemon.placement import Placement
 from purgatoryd.daemon.wal import Memory
 from purgatoryd.shm_layout import wire
@@ -53,7 +53,7 @@ class Reaper:
         budget: int,
         load_ttl_ns: int,
         wake_fd: int,
-        life: LifeCycle,
+        lifecycle: DaemonLifecycle,
         reload: Callable[[], None],
     ) -> None:
         self.arena = arena
@@ -66,12 +66,14 @@ class Reaper:
         self._placement = placement
         self._wake_fd = wake_fd
         self._wait_for = [*sockets.fds(), wake_fd, *wal.fds]
-        self._life = life
-        life.publish_by(self._announce)
+        self._lifecycle = lifecycle
+        lifecycle.publish_by(self._announce)
         self._reload = reload
         self._stopping = self._draining = self._reloading = False
         self._next_heartbeat_ns = 0
-        self._heartbeat_ns = min(HEARTBEAT_NS, life.supervisor.watchdog_ns // 2 or HEARTBEAT_NS)
+        self._heartbeat_ns = min(
+            HEARTBEAT_NS, lifecycle.supervisor.watchdog_ns // 2 or HEARTBEAT_NS
+        )
         self._unswept = 0
         self._iterations = self._wakeups = self._sent = 0
         self._ready: Set[int] | None = None
@@ -87,10 +89,10 @@ class Reaper:
         while not self._stopping:
             self._sleep(self._iterate())
             self._stopping |= self._draining and self.arena.drained
-        self._life.enter(STOPPED)
+        self._lifecycle.enter(STOPPED)
         while self._publish():
             pass
-        self._life.supervisor.alive()
+        self._lifecycle.supervisor.alive()
         self._wal.commit()
         self._commands.release()
 
@@ -192,12 +194,12 @@ class Reaper:
         self._placement.look(self.arena)
         self._wal.heartbeat()
         self._settle()
-        self._life.supervisor.alive()
+        self._lifecycle.supervisor.alive()
 
     def _settle(self) -> None:
         stopped, full = bool(self._wal.errno), self._wal.full
-        why = reasons(self.arena, self._life.why, stopped=stopped, full=full)
-        self._life.settle(why, draining=self._draining)
+        why = reasons(self.arena, self._lifecycle.why, stopped=stopped, full=full)
+        self._lifecycle.settle(why, draining=self._draining)
 
     def _announce(self, key: str, payload: bytes) -> None:
         """A notice like any other, so who comes later finds it. Where it has no room, or the

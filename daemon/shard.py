@@ -1,4 +1,4 @@
-"""One shard of a deployment: an ordinary daemon in a process of its own, and its life."""
+"""One shard of a deployment: an ordinary daemon in a process of its own, and its lifecycle."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ TICKETS = (
     ),
     Check("acked_twice", "acks > 1", "ack_lsn", "acks"),
     Check(
-        "wrong_life",
+        "wrong_timestamps",
         "adds = 1 AND told_add_lsn > 0 AND (told_add_lsn <> arm_lsn OR told_armed_ns <> armed_ns)",
         "end_lsn", "told_add_lsn, arm_lsn, told_armed_ns, armed_ns",
     ),

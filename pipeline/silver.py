@@ -26,7 +26,7 @@ NOTICES = 0
 """Their stream, for that join; those of answers are sessions, which are never 0."""
 SERVICE = ("request_queue", "local", "response_queue", "send")
 """The stages that the service answers for; `remote` is waiting that was asked for."""
-_LIFE = ("add_lsn", "session", "worker", "sent_ns", "received_ns", "applied_ns", "armed_ns")
+_TIMESTAMPS = ("add_lsn", "session", "worker", "sent_ns", "received_ns", "applied_ns", "armed_ns")
 
 
 # ---- which rows are final states
@@ -112,7 +112,9 @@ def final_states(bronze: DataFrame) -> DataFrame:
     """One row per final state. An add that replaces has both lifecycles: that of the older one ends
     here."""
     own = F.col("kind") != "arm"
-    life = (F.when(own, F.col(n)).otherwise(F.col(f"replaced_{n}")).alias(n) for n in _LIFE)
+    timestamps = (
+        F.when(own, F.col(n)).otherwise(F.col(f"replaced_{n}")).alias(n) for n in _TIMESTAMPS
+    )
     return bronze.where(is_end()).select(
         "daemon", "node", "epoch", "segment", "lsn",
         F.when(F.col("kind") == "outcome", "operation").otherwise("timer").alias("kind"),
@@ -124,7 +126,7 @@ def final_states(bronze: DataFrame) -> DataFrame:
         F.col("at").alias("ended_at"), F.col("at_ns").alias("ended_ns"), "ended_boot_ns",
         F.when(own, F.col("deadline_ns")).otherwise(F.col("replaced_deadline_ns"))
         .alias("deadline_ns"),
-        *life, "error", "flags", "sequence", *_place(),
+        *timestamps, "error", "flags", "sequence", *_place(),
         F.when(~own, F.col("ticket")).alias("replaced_by"),
     )  # fmt: skip
 

@@ -45,7 +45,7 @@ struct pg_config {                /* what an arena is created with */
 
 struct pg_arena;                  /* a process's handle; pg_handle_bytes() of memory */
 
-/* ---- life of an arena (arena.c, migrate.c) --------------------------------------- */
+/* ---- lifecycle of an arena (arena.c, migrate.c) --------------------------------------- */
 
 uint64_t pg_handle_bytes(void);
 /* Bytes of either arena file; 0 = a value is out of its bounds. */
@@ -371,8 +371,8 @@ void pg_wal_segment_end(struct pg_frame_head *seal, uint32_t salt, uint64_t grou
 /* What a frame of a known type tells of its timer's beginning, and of the timer's that it replaces
  * (else NULL). NULL: it has none, as in exports of arenas without a WAL. The frame is one that a
  * walk gave. */
-const struct pg_life *pg_frame_life(const struct pg_frame_head *frame,
-                                    const struct pg_life **replaced);
+const struct pg_timestamps *pg_frame_timestamps(const struct pg_frame_head *frame,
+                                    const struct pg_timestamps **replaced);
 /* What it tells of who asked for the end of a timer. NULL: it has none. */
 const struct pg_asked *pg_frame_asked(const struct pg_frame_head *frame);
 

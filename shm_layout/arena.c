@@ -134,7 +134,7 @@ static void plan_make(struct plan *p, const struct pg_config *c)
         plan_add(p, PG_R_LOAD_INDEX, sizeof(struct pg_index_bucket), index_buckets(c->load_blocks));
     }
     if (c->wal_buffer_bytes != 0) {
-        plan_add(p, PG_R_LIFE, sizeof(struct pg_life), slots);
+        plan_add(p, PG_R_TIMESTAMPS, sizeof(struct pg_timestamps), slots);
         plan_add(p, PG_R_WAL_BUFFER, PG_WAL_BUFFER_HEAD, 1 + c->wal_buffer_bytes / PG_WAL_BUFFER_HEAD);
     }
     p->length = round_up(p->length, PG_REGION_ALIGN);
@@ -206,7 +206,7 @@ static void handle_open_authoritative(struct pg_arena *a)
     if (region_count(a, PG_R_WAL_BUFFER) != 0) {
         a->wal_buffer = region(a, PG_R_WAL_BUFFER);
         a->ring = (uint8_t *)a->wal_buffer + PG_WAL_BUFFER_HEAD;
-        a->lives = region(a, PG_R_LIFE);
+        a->timestamps = region(a, PG_R_TIMESTAMPS);
     }
     a->slots = (struct slots){region(a, PG_R_HOT), region(a, PG_R_COLD),
                               region(a, PG_R_FREE_SLOTS), a->header->capacity + 1};

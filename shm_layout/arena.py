@@ -393,7 +393,7 @@ class Arena(_Owned):
         self._session = ffi.new("uint64_t *")
         self._sweep_cursor = ffi.new("uint32_t *")
 
-    # ---- life ----
+    # ---- lifecycle ----
 
     @classmethod
     def create(cls, name: str, private_name: str, config: Mapping[str, Any]) -> Arena:

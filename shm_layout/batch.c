@@ -511,11 +511,11 @@ static void batch_begin(struct pg_arena *a, struct pg_session *s, const struct r
 }
 
 /* Of a batch that goes on after a kill another copy was received, later than it was begun. */
-static void life_learn(struct pg_arena *a, const struct request *q, const struct pg_session *s)
+static void timestamps_learn(struct pg_arena *a, const struct request *q, const struct pg_session *s)
 {
     const bool before = s->begun_boot_ns < q->received_boot_ns;
     a->sequence = q->frame.sequence;
-    a->life = (struct pg_life){
+    a->batch_timestamps = (struct pg_timestamps){
         .session = s->id, .sent_boot_ns = (int64_t)q->frame.detail[0],
         .received_boot_ns = q->received_boot_ns,
         .applied_boot_ns = before ? q->received_boot_ns : s->begun_boot_ns};
@@ -541,7 +541,7 @@ bool batch_apply(struct pg_arena *a, const struct request *q, struct pg_session 
 
     a->worked = s;
     batch_begin(a, s, q, m, sum);
-    life_learn(a, q, s);
+    timestamps_learn(a, q, s);
     const bool lacking = names_begin(a, q, m);
     if (q->in_load)
         rows_begin(a, s, q);
@@ -557,6 +557,6 @@ bool batch_apply(struct pg_arena *a, const struct request *q, struct pg_session 
     STORE_RELEASE(&s->current, 0ull);
     a->metrics->batches++;
     a->metrics->records += q->frame.count;
-    a->begun_boot_ns = a->life.applied_boot_ns;
+    a->begun_boot_ns = a->batch_timestamps.applied_boot_ns;
     return true;
 }

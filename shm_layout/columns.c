@@ -87,19 +87,19 @@ static void put_real_at(const struct row *r, int64_t at_boot_ns)
 }
 
 /* What a record tells of a timer's beginning: its own, or of the one that it replaces. */
-static void put_life(const struct row *r, const struct pg_life *life,
+static void put_timestamps(const struct row *r, const struct pg_timestamps *timestamps,
                      const enum pg_long_column columns[6])
 {
-    put_unless(r, columns[0], life->add_lsn, 0);
-    put_unless(r, columns[1], life->session, 0);
-    put_unless(r, columns[2], (uint64_t)life->sent_boot_ns, 0);
-    put_unless(r, columns[3], (uint64_t)life->received_boot_ns, 0);
-    put_unless(r, columns[4], (uint64_t)life->applied_boot_ns, 0);
-    put(r, columns[5], life->armed_ns);
+    put_unless(r, columns[0], timestamps->add_lsn, 0);
+    put_unless(r, columns[1], timestamps->session, 0);
+    put_unless(r, columns[2], (uint64_t)timestamps->sent_boot_ns, 0);
+    put_unless(r, columns[3], (uint64_t)timestamps->received_boot_ns, 0);
+    put_unless(r, columns[4], (uint64_t)timestamps->applied_boot_ns, 0);
+    put(r, columns[5], timestamps->armed_ns);
 }
 
 /* False: it tells none, as the exports of an arena without a WAL. */
-static bool put_lives(const struct row *r)
+static bool put_all_timestamps(const struct row *r)
 {
     static const enum pg_long_column own[6] = {
         PG_LC_ADD_LSN, PG_LC_SESSION, PG_LC_SENT_NS, PG_LC_RECEIVED_NS, PG_LC_APPLIED_NS,
@@ -107,12 +107,12 @@ static bool put_lives(const struct row *r)
     static const enum pg_long_column other[6] = {
         PG_LC_REPLACED_ADD_LSN, PG_LC_REPLACED_SESSION, PG_LC_REPLACED_SENT_NS,
         PG_LC_REPLACED_RECEIVED_NS, PG_LC_REPLACED_APPLIED_NS, PG_LC_REPLACED_ARMED_NS};
-    const struct pg_life *replaced, *life = pg_frame_life(r->frame, &replaced);
-    if (life != NULL)
-        put_life(r, life, own);
+    const struct pg_timestamps *replaced, *timestamps = pg_frame_timestamps(r->frame, &replaced);
+    if (timestamps != NULL)
+        put_timestamps(r, timestamps, own);
     if (replaced != NULL)
-        put_life(r, replaced, other);
-    return life != NULL;
+        put_timestamps(r, replaced, other);
+    return timestamps != NULL;
 }
 
 /* Who asked for an end, and what else is told of the timer that ended by it. */
@@ -131,7 +131,7 @@ static void put_asked(const struct row *r, enum pg_long_column deadline, enum pg
 static void put_ended(const struct row *r, int64_t ended_boot_ns)
 {
     put_unless(r, PG_LC_ENDED_BOOT_NS, (uint64_t)ended_boot_ns, 0);
-    put_lives(r);
+    put_all_timestamps(r);
 }
 
 static void put_uid(const struct row *r, uint32_t uid)
@@ -217,7 +217,7 @@ static void arm_row(const struct row *r, const void *body)
     const uint8_t *key = put_load(r, j + 1, j->in_load);
     put_slot(r, j->ticket, j->slot);
     put_at(r, j->armed_ns);
-    if (!put_lives(r))
+    if (!put_all_timestamps(r))
         put(r, PG_LC_ARMED_NS, j->armed_ns);
     put(r, PG_LC_DEADLINE_NS, j->deadline_ns);
     put_unless(r, PG_LC_WALL_DEADLINE_NS, (uint64_t)j->wall_ns, (uint64_t)NO_WALL);
@@ -239,7 +239,7 @@ static void unpark_row(const struct row *r, const void *body)
     const uint8_t *key = put_load(r, j + 1, j->in_load);
     put_slot(r, j->ticket, j->slot);
     put_at(r, j->at_ns);
-    put_lives(r);
+    put_all_timestamps(r);
     put_flag(r, PG_IC_LOADED, j->loaded);
     put(r, PG_LC_DEADLINE_NS, j->deadline_ns);
     put_unless(r, PG_LC_WALL_DEADLINE_NS, (uint64_t)j->wall_ns, (uint64_t)NO_WALL);
@@ -340,7 +340,7 @@ static void watch_row(const struct row *r, const void *body)
     const uint8_t *key = (const uint8_t *)(keys + j->keys);
     put_slot(r, j->ticket, j->slot);
     put_at(r, j->armed_ns);
-    if (!put_lives(r)) {
+    if (!put_all_timestamps(r)) {
         put(r, PG_LC_ARMED_NS, j->armed_ns);
         put(r, PG_LC_SESSION, (int64_t)j->session);
     }

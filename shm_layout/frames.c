@@ -66,8 +66,8 @@ static uint64_t extra_bytes(const struct pg_frame_head *f)
     }
 }
 
-/* How many pg_life may end a frame. */
-static uint32_t lives_of(const struct pg_frame_head *f)
+/* How many pg_timestamps may stand at the end of a frame. */
+static uint32_t timestamps_of(const struct pg_frame_head *f)
 {
     switch (f->type) {
     case PG_WAL_ARM: return 1 + (((const struct pg_wal_arm *)(f + 1))->replaced != 0);
@@ -83,7 +83,7 @@ static uint32_t lives_of(const struct pg_frame_head *f)
 /* How many bytes of pg_asked may stand before them. */
 static uint64_t asked_bytes(const struct pg_frame_head *f)
 {
-    return f->type == PG_WAL_END || lives_of(f) == 2 ? sizeof(struct pg_asked) : 0;
+    return f->type == PG_WAL_END || timestamps_of(f) == 2 ? sizeof(struct pg_asked) : 0;
 }
 
 bool frame_fits(const struct pg_frame_head *f)
@@ -92,28 +92,28 @@ bool frame_fits(const struct pg_frame_head *f)
         f->bytes < frame_bytes(f->type, 0))
         return false;
     const uint64_t bytes = frame_bytes(f->type, extra_bytes(f));
-    const uint64_t lived = bytes + lives_of(f) * sizeof(struct pg_life);
-    return f->bytes == bytes || f->bytes == lived || f->bytes == lived + asked_bytes(f);
+    const uint64_t stamped = bytes + timestamps_of(f) * sizeof(struct pg_timestamps);
+    return f->bytes == bytes || f->bytes == stamped || f->bytes == stamped + asked_bytes(f);
 }
 
-const struct pg_life *pg_frame_life(const struct pg_frame_head *f, const struct pg_life **replaced)
+const struct pg_timestamps *pg_frame_timestamps(const struct pg_frame_head *f, const struct pg_timestamps **replaced)
 {
-    const struct pg_life *life =
-        (const struct pg_life *)((const uint8_t *)f + f->bytes - sizeof *life);
+    const struct pg_timestamps *timestamps =
+        (const struct pg_timestamps *)((const uint8_t *)f + f->bytes - sizeof *timestamps);
     *replaced = NULL;
-    if (lives_of(f) == 0 || f->bytes == frame_bytes(f->type, extra_bytes(f)))
+    if (timestamps_of(f) == 0 || f->bytes == frame_bytes(f->type, extra_bytes(f)))
         return NULL;
-    if (lives_of(f) == 2)
-        *replaced = life - 1;
-    return life;
+    if (timestamps_of(f) == 2)
+        *replaced = timestamps - 1;
+    return timestamps;
 }
 
 const struct pg_asked *pg_frame_asked(const struct pg_frame_head *f)
 {
-    const uint64_t lives = lives_of(f) * sizeof(struct pg_life);
-    if (asked_bytes(f) == 0 || f->bytes <= frame_bytes(f->type, extra_bytes(f)) + lives)
+    const uint64_t bytes = timestamps_of(f) * sizeof(struct pg_timestamps);
+    if (asked_bytes(f) == 0 || f->bytes <= frame_bytes(f->type, extra_bytes(f)) + bytes)
         return NULL;
-    return (const struct pg_asked *)((const uint8_t *)f + f->bytes - lives) - 1;
+    return (const struct pg_asked *)((const uint8_t *)f + f->bytes - bytes) - 1;
 }
 
 /* ---- bodies -----------------------------------------------------------------------------------

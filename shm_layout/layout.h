@@ -63,7 +63,7 @@ enum pg_region_id {
     PG_R_NAMESPACES, PG_R_TOPICS, PG_R_NAME_INDEX, PG_R_ACCOUNTS, PG_R_REPLAY_BUFFER,
     PG_R_METRICS, PG_R_PURGATORY, PG_R_WATCHES, PG_R_WATERMARKS, PG_R_WATERMARK_INDEX,
     PG_R_WAL_BUFFER,                   /* length 0: an arena without a WAL */
-    PG_R_LIFE,                    /* the same */
+    PG_R_TIMESTAMPS,                    /* the same */
     PG_R_LOADS, PG_R_LOAD_BLOCKS, PG_R_LOAD_BITS, PG_R_LOAD_INDEX,
     PG_R_HISTOGRAMS,
     PG_R_CONSUMER_GROUPS,         /* for consumer groups: members, budgets, retry policy */
@@ -311,7 +311,7 @@ struct pg_cold {
 /* Authoritative, of an arena with a WAL: what the record of a timer's or an operation's end tells
  * of its beginning. It stands at the slot's index, written before hot.ctl, and behind all else in
  * the records of beginning and end. 48 bytes. */
-struct pg_life {
+struct pg_timestamps {
     uint64_t add_lsn;             /* of its ARM or WATCH; 0 = not known */
     uint64_t session;             /* of who asked for it; 0 = no message did */
     int64_t  sent_boot_ns;        /* its client packed the batch, by the client's clock; 0 = not
@@ -539,7 +539,7 @@ struct pg_namespace {
 struct pg_topic {
     uint32_t name_len;            /* 1 + length; 0 = row not used; written last, release */
     uint32_t namespace_row;
-    uint64_t incarnation;         /* identity of this row's life */
+    uint64_t incarnation;         /* identity of this row while it is used */
     uint64_t sequence;            /* of the newest notice; the first has 1 */
     uint64_t last_position;       /* replay buffer position + 1 of the newest notice; 0 = none */
     int64_t  changed_boot_ns;     /* real clock: when the newest notice was built */
@@ -682,10 +682,10 @@ struct pg_frame_head {
 };
 
 /* Behind the head stands the struct of the type, behind that what the comment says, and
- * zeros up to a multiple of 8. Then a pg_life ends ARM, WATCH, END, FIRE and OUTCOME; in an ARM
- * that replaces a timer that one's stands before it. Before these stands a pg_asked in END, and in
- * such an ARM. They are there if the frame is longer by them: there are none in what an arena
- * without a WAL exports. */
+ * zeros up to a multiple of 8. Then a pg_timestamps stands at the end of ARM, WATCH, END, FIRE and
+ * OUTCOME; in an ARM that replaces a timer that one's stands before it. Before these stands a
+ * pg_asked in END, and in such an ARM. They are there if the frame is longer by them: there are
+ * none in what an arena without a WAL exports. */
 enum pg_wal_type {
     PG_WAL_PAD = 1,                 /* the rest of the ring before its end; never in a file */
     PG_WAL_GROUP,                   /* files: pg_wal_group, first in each commit */

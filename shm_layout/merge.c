@@ -468,9 +468,9 @@ static bool slot_merge(struct merge *g, uint32_t i, uint32_t ns, uint32_t slot)
     h->hash = key_hash(to, g->source->namespaces[ns], c->key_type, key_at(to, slot), c->key_len);
     const uint32_t topic = g->source->topics[h->topic];
     h->topic = topic == PG_NIL ? 0 : (uint16_t)topic;         /* an outcome's means nothing */
-    if (to->lives != NULL && g->from->lives != NULL) {
-        to->lives[slot] = g->from->lives[i];
-        to->lives[slot].add_lsn = 0;              /* it was of another WAL */
+    if (to->timestamps != NULL && g->from->timestamps != NULL) {
+        to->timestamps[slot] = g->from->timestamps[i];
+        to->timestamps[slot].add_lsn = 0;              /* it was of another WAL */
     }
     return account_merge(g, slot) && (!is_operation(to, slot) || operation_merge(g, i, slot));
 }

@@ -455,7 +455,7 @@ int pg_handle(struct pg_arena *a, const void *message, uint64_t message_bytes, u
     }
     wal_buffer_settle(a);
     a->uid = PG_NIL;
-    a->life = (struct pg_life){0};
+    a->batch_timestamps = (struct pg_timestamps){0};
     a->sequence = 0;
     a->durable_lsn = a->durable && has_wal(a) ? a->wal_buffer->next_lsn - 1 : 0;
     *reply_bytes = out.used;

@@ -180,8 +180,8 @@ static bool slot_migrate(struct pg_arena *to, const struct pg_arena *from, uint3
     to->slots.cold[slot] = from->slots.cold[i];
     to->slots.cold[slot].blob = blob;
     to->slots.hot[slot] = from->slots.hot[i];
-    if (to->lives != NULL && from->lives != NULL)
-        to->lives[slot] = from->lives[i];
+    if (to->timestamps != NULL && from->timestamps != NULL)
+        to->timestamps[slot] = from->timestamps[i];
     if (!account_migrate(to, from, i, &to->slots.cold[slot], why))
         return false;
     return !is_operation(from, i) || operation_migrate(to, from, i, slot, why);
@@ -333,7 +333,7 @@ static bool regions_convert(struct pg_arena *to, const struct pg_arena *from,
 {
     static const enum pg_region_id authoritative[] = {
         PG_R_METRICS, PG_R_HISTOGRAMS, PG_R_HOT, PG_R_COLD, PG_R_BLOBS, PG_R_NAMESPACES,
-        PG_R_TOPICS, PG_R_ACCOUNTS, PG_R_REPLAY_BUFFER, PG_R_WATCHES, PG_R_WATERMARKS, PG_R_LIFE,
+        PG_R_TOPICS, PG_R_ACCOUNTS, PG_R_REPLAY_BUFFER, PG_R_WATCHES, PG_R_WATERMARKS, PG_R_TIMESTAMPS,
         PG_R_LOADS, PG_R_LOAD_BLOCKS, PG_R_LOAD_BITS,
     };
     for (uint32_t i = 0; i < sizeof authoritative / sizeof authoritative[0]; i++)

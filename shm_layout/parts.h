@@ -71,8 +71,9 @@ struct pg_arena {
     const struct put *parking;    /* the record under way parks this; NULL = it does not */
     struct pg_wal_buffer *wal_buffer;       /* NULL: no WAL */
     uint8_t *ring;
-    struct pg_life *lives;        /* by slot; NULL: no WAL */
-    struct pg_life life;          /* of what the running batch arms, as far as it is known before */
+    struct pg_timestamps *timestamps;        /* by slot; NULL: no WAL */
+    struct pg_timestamps batch_timestamps;           /* of what the running batch arms, as far as it
+                                                        is known before */
     uint64_t sequence;            /* of the running batch; 0 = none runs */
     uint64_t wal_buffer_end;           /* position behind the frame being written */
     bool durable;                 /* the running batch is to be answered after its commit */
@@ -190,7 +191,8 @@ static inline struct name topic_name(const struct pg_arena *a, uint32_t row)
 
 /* ---- the WAL: frames ------------------------------------------------------------------ */
 
-/* Bytes of a frame with so many behind its body, a multiple of 8; a pg_life comes behind that. */
+/* Bytes of a frame with so many behind its body, a multiple of 8; a pg_timestamps comes behind
+ * that. */
 uint64_t frame_bytes(enum pg_wal_type type, uint64_t extra);
 /* Its type takes an LSN and its bytes are those that its body asks for. The head must be
  * readable, and as many bytes as the head says. */

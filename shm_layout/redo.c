@@ -104,21 +104,21 @@ static void slot_ended(struct pg_arena *a, uint32_t slot, uint64_t ticket)
 }
 
 /* An export of an arena without a WAL says less. */
-static void life_write(const struct redo *r, uint32_t slot, const struct pg_life *known)
+static void timestamps_write(const struct redo *r, uint32_t slot, const struct pg_timestamps *known)
 {
-    const struct pg_life *replaced, *life = pg_frame_life(r->frame, &replaced);
-    if (r->a->lives != NULL)
-        r->a->lives[slot] = life != NULL ? *life : *known;
+    const struct pg_timestamps *replaced, *timestamps = pg_frame_timestamps(r->frame, &replaced);
+    if (r->a->timestamps != NULL)
+        r->a->timestamps[slot] = timestamps != NULL ? *timestamps : *known;
 }
 
 /* Of a timer. */
 static int64_t armed_ns_in(const struct redo *r, const struct pg_wal_arm *j)
 {
-    const struct pg_life *replaced, *life = pg_frame_life(r->frame, &replaced);
-    return life != NULL ? life->armed_ns : j->armed_ns;
+    const struct pg_timestamps *replaced, *timestamps = pg_frame_timestamps(r->frame, &replaced);
+    return timestamps != NULL ? timestamps->armed_ns : j->armed_ns;
 }
 
-/* Of a frame without a pg_life; in a snapshot its number is not that of the record. */
+/* Of a frame without a pg_timestamps; in a snapshot its number is not that of the record. */
 static uint64_t add_lsn_of(const struct redo *r) { return in_snapshot(r) ? 0 : r->frame->lsn; }
 /* ---- loads ---------------------------------------------------------------------------------- */
 
@@ -204,7 +204,7 @@ static bool timer_write(const struct redo *r, const struct pg_wal_arm *j, const 
                          .flags = (wall ? PG_F_WALL | PG_F_EXT : 0) |
                                   (j->loaded | j->in_load ? PG_F_LOADED : 0),
                          .topic = (uint16_t)j->topic};
-    life_write(r, j->slot, &(struct pg_life){.add_lsn = add_lsn_of(r), .armed_ns = j->armed_ns});
+    timestamps_write(r, j->slot, &(struct pg_timestamps){.add_lsn = add_lsn_of(r), .armed_ns = j->armed_ns});
     armed_note(h, &a->slots.cold[j->slot], armed_ns_in(r, j));
     return true;
 }
@@ -410,7 +410,7 @@ static bool redo_watch(const struct redo *r)
         return refuse(r, "no room for an operation with so many watch keys",
                       r->a->purgatory->free_watches, j->keys);
     slot_count(r->a, j->slot, 1);
-    life_write(r, j->slot, &(struct pg_life){.add_lsn = add_lsn_of(r), .session = j->session,
+    timestamps_write(r, j->slot, &(struct pg_timestamps){.add_lsn = add_lsn_of(r), .session = j->session,
                                              .armed_ns = j->armed_ns});
     return true;
 }
@@ -748,14 +748,14 @@ static int64_t moved(int64_t t, int64_t by)
 }
 
 /* Under a virtual clock nobody can tell which boot's clock the real times are of. */
-static void life_finish(struct pg_arena *a, uint32_t slot, int64_t shift_ns)
+static void timestamps_finish(struct pg_arena *a, uint32_t slot, int64_t shift_ns)
 {
-    struct pg_life *life = &a->lives[slot];
+    struct pg_timestamps *timestamps = &a->timestamps[slot];
     const bool real = a->header->clock_kind == PG_CLOCK_BOOT;
-    life->armed_ns = moved(life->armed_ns, shift_ns);
-    life->sent_boot_ns = real ? moved(life->sent_boot_ns, shift_ns) : 0;
-    life->received_boot_ns = real ? moved(life->received_boot_ns, shift_ns) : 0;
-    life->applied_boot_ns = real ? moved(life->applied_boot_ns, shift_ns) : 0;
+    timestamps->armed_ns = moved(timestamps->armed_ns, shift_ns);
+    timestamps->sent_boot_ns = real ? moved(timestamps->sent_boot_ns, shift_ns) : 0;
+    timestamps->received_boot_ns = real ? moved(timestamps->received_boot_ns, shift_ns) : 0;
+    timestamps->applied_boot_ns = real ? moved(timestamps->applied_boot_ns, shift_ns) : 0;
 }
 
 static void slots_finish(struct pg_arena *a, int64_t shift_ns)
@@ -770,8 +770,8 @@ static void slots_finish(struct pg_arena *a, int64_t shift_ns)
         h->deadline_ns = shifted(h->deadline_ns, shift_ns);
         if (is_operation(a, i))
             operation_at(a, i)->armed_ns = shifted(operation_at(a, i)->armed_ns, shift_ns);
-        if (a->lives != NULL)
-            life_finish(a, i, shift_ns);
+        if (a->timestamps != NULL)
+            timestamps_finish(a, i, shift_ns);
     }
 }
 

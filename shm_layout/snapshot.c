@@ -11,20 +11,21 @@ enum phase { HEAD, NAMESPACES, TOPICS, SLOTS, WATERMARKS, ENTRIES, LOADS, BLOCKS
 /* Slots come before watermarks, because an operation that ends forgets its own keys; and before
  * the replay buffer, where what fired meanwhile is found. */
 
-/* The body of the next frame; NULL: it does not fit any more. `life`: what ends it, if any. */
+/* The body of the next frame; NULL: it does not fit any more. `timestamps`: what stands at its end,
+ * if any. */
 static void *frame_begin_with(const struct pg_snapshot *s, struct sink *out,
-                              enum pg_wal_type type, uint64_t extra, const struct pg_life *life)
+                              enum pg_wal_type type, uint64_t extra, const struct pg_timestamps *timestamps)
 {
     const uint64_t bytes = frame_bytes(type, extra);
-    const uint64_t whole = bytes + (life == NULL ? 0 : sizeof *life);
+    const uint64_t whole = bytes + (timestamps == NULL ? 0 : sizeof *timestamps);
     struct pg_frame_head *f = sink_take(out, whole);
     if (f == NULL)
         return NULL;
     memset((uint8_t *)f + bytes - 8, 0, 8);
     *f = (struct pg_frame_head){.bytes = (uint32_t)whole, .lsn = s->frames + 1,
                                 .type = (uint16_t)type};
-    if (life != NULL)
-        memcpy((uint8_t *)f + bytes, life, sizeof *life);
+    if (timestamps != NULL)
+        memcpy((uint8_t *)f + bytes, timestamps, sizeof *timestamps);
     return f + 1;
 }
 
@@ -163,16 +164,16 @@ static bool topic_write(const struct pg_arena *a, struct pg_snapshot *s, struct 
 /* ---- slots ------------------------------------------------------------------------------------
  * */
 
-static const struct pg_life *life_at(const struct pg_arena *a, uint64_t slot)
+static const struct pg_timestamps *timestamps_at(const struct pg_arena *a, uint64_t slot)
 {
-    return a->lives == NULL ? NULL : &a->lives[slot];
+    return a->timestamps == NULL ? NULL : &a->timestamps[slot];
 }
 
 static bool timer_copy(const struct pg_arena *a, struct pg_snapshot *s, const struct pg_hot *h,
                        const struct pg_cold *c, struct sink *out)
 {
     const uint32_t bytes = c->key_len + c->payload_len;
-    struct pg_wal_arm *j = frame_begin_with(s, out, PG_WAL_ARM, bytes, life_at(a, s->next));
+    struct pg_wal_arm *j = frame_begin_with(s, out, PG_WAL_ARM, bytes, timestamps_at(a, s->next));
     if (j == NULL)
         return false;
     *j = wal_arm_of(a, (uint32_t)s->next, h, c, ctl_ticket(h->ctl));
@@ -188,7 +189,7 @@ static bool operation_copy(const struct pg_arena *a, struct pg_snapshot *s,
     const uint32_t bytes = c->key_len + c->payload_len;
     const uint8_t *blob = blob_at(&a->blobs, c->blob);
     struct pg_wal_watch *j = frame_begin_with(s, out, PG_WAL_WATCH, wal_watch_extra(op->keys, bytes),
-                                            life_at(a, s->next));
+                                            timestamps_at(a, s->next));
     if (j == NULL)
         return false;
     struct pg_wal_watch_key *keys = (struct pg_wal_watch_key *)(j + 1);

@@ -157,14 +157,14 @@ def refuse_lost_segments(directory: Path) -> None:
 class Frame(NamedTuple):
     """A record. `kind`: "arm", "fire", ..., or "unknown" if it cannot be parsed; `fields`: of
     its struct pg_wal_*, without padding; `rest`: what stands behind it, padding included;
-    `life`: of the pg_life of its timer, `replaced`: of the one that it replaces, `asked`: of the
-    pg_asked of the one that ended by it, empty if it has none."""
+    `timestamps`: of the pg_timestamps of its timer, `replaced`: of the one that it replaces,
+    `asked`: of the pg_asked of the one that ended by it, empty if it has none."""
 
     lsn: int
     kind: str
     fields: dict[str, int]
     rest: bytes
-    life: dict[str, int] = {}  # noqa: RUF012  -- never written
+    timestamps: dict[str, int] = {}  # noqa: RUF012  -- never written
     replaced: dict[str, int] = {}  # noqa: RUF012
     asked: dict[str, int] = {}  # noqa: RUF012
 
@@ -349,8 +349,8 @@ def _decode(frame: Any) -> Frame:
         rest = frame.bytes - size_of("pg_frame_head")
         return Frame(int(frame.lsn), kind, {}, bytes(ffi.buffer(body, rest)))
     fields = _fields(ffi.cast(f"struct pg_wal_{kind} *", body))
-    replaced = ffi.new("struct pg_life **")
-    tail = [lib.pg_frame_life(frame, replaced), replaced[0], lib.pg_frame_asked(frame)]
+    replaced = ffi.new("struct pg_timestamps **")
+    tail = [lib.pg_frame_timestamps(frame, replaced), replaced[0], lib.pg_frame_asked(frame)]
     told = [_fields(struct) for struct in tail]
     size = size_of(f"pg_wal_{kind}")
     rest = frame.bytes - size_of("pg_frame_head") - size

@@ -113,41 +113,41 @@ static void frame_end(struct pg_arena *a)
     STORE_RELEASE(&a->wal_buffer->next_lsn, a->wal_buffer->next_lsn + 1);
 }
 
-/* ---- lives ---------------------------------------------------------------------------------- */
+/* ---- timestamps ------------------------------------------------------------------------- */
 
 enum {
-    BEGUN = sizeof(struct pg_life),
-    ENDED = sizeof(struct pg_asked) + sizeof(struct pg_life)
+    BEGUN = sizeof(struct pg_timestamps),
+    ENDED = sizeof(struct pg_asked) + sizeof(struct pg_timestamps)
 };
 
 /* The last but `n` of the frame with this body. */
-static struct pg_life *frame_life(void *body, uint32_t n)
+static struct pg_timestamps *frame_timestamps(void *body, uint32_t n)
 {
     const struct pg_frame_head *f = (const struct pg_frame_head *)body - 1;
-    return (struct pg_life *)((uint8_t *)body + f->bytes - sizeof *f) - 1 - n;
+    return (struct pg_timestamps *)((uint8_t *)body + f->bytes - sizeof *f) - 1 - n;
 }
 
 /* Of what the frame with this body arms; the row is written before the control word, too. */
-static void life_begin(struct pg_arena *a, uint32_t slot, void *body)
+static void timestamps_begin(struct pg_arena *a, uint32_t slot, void *body)
 {
-    struct pg_life life = a->life;
-    life.add_lsn = a->wal_buffer->next_lsn;
-    life.armed_ns = a->moment_ns;
-    a->lives[slot] = life;
-    *frame_life(body, 0) = life;
+    struct pg_timestamps timestamps = a->batch_timestamps;
+    timestamps.add_lsn = a->wal_buffer->next_lsn;
+    timestamps.armed_ns = a->moment_ns;
+    a->timestamps[slot] = timestamps;
+    *frame_timestamps(body, 0) = timestamps;
 }
 
-static void life_tell(const struct pg_arena *a, uint32_t slot, void *body)
+static void timestamps_tell(const struct pg_arena *a, uint32_t slot, void *body)
 {
-    *frame_life(body, 0) = a->lives[slot];
+    *frame_timestamps(body, 0) = a->timestamps[slot];
 }
 
-/* Before the `lives` of the frame with this body. */
-static void asked_tell(const struct pg_arena *a, uint32_t slot, void *body, uint32_t lives)
+/* Before the `count` timestamps of the frame with this body. */
+static void asked_tell(const struct pg_arena *a, uint32_t slot, void *body, uint32_t count)
 {
     const struct pg_hot *h = &a->slots.hot[slot];
-    struct pg_asked *at = (struct pg_asked *)(frame_life(body, 0) + 1 - lives) - 1;
-    *at = (struct pg_asked){.session = a->life.session, .sequence = a->sequence,
+    struct pg_asked *at = (struct pg_asked *)(frame_timestamps(body, 0) + 1 - count) - 1;
+    *at = (struct pg_asked){.session = a->batch_timestamps.session, .sequence = a->sequence,
                             .deadline_ns = h->deadline_ns, .loaded = is_loaded(h)};
 }
 
@@ -202,7 +202,7 @@ void wal_append_unpark(struct pg_arena *a, uint32_t slot)
                                  .key_len = j.key_len, .key_type = j.key_type,
                                  .loaded = j.loaded};
     memcpy(row_write(a, body + 1), blob_at(&a->blobs, c->blob) + c->ext_len, bytes);
-    life_tell(a, slot, body);
+    timestamps_tell(a, slot, body);
     frame_end(a);
 }
 
@@ -232,12 +232,12 @@ void wal_append_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t
     if (replaced != PG_NIL) {
         body->replaced = ctl_ticket(a->slots.hot[replaced].ctl);
         body->replaced_slot = replaced;
-        *frame_life(body, 1) = a->lives[replaced];
+        *frame_timestamps(body, 1) = a->timestamps[replaced];
         asked_tell(a, replaced, body, 2);
     }
     body->in_load = a->in_load;
     arm_bytes(a, c, body);
-    life_begin(a, slot, body);
+    timestamps_begin(a, slot, body);
     frame_end(a);
 }
 
@@ -259,7 +259,7 @@ void wal_append_end(struct pg_arena *a, uint32_t slot, enum pg_end_cause cause)
     *body = (struct pg_wal_end){.ticket = ctl_ticket(h->ctl), .at_ns = a->moment_ns, .slot = slot,
                               .cause = cause, .uid = a->uid, .topic = h->topic,
                               .ended_boot_ns = a->real_boot_ns};
-    life_tell(a, slot, body);
+    timestamps_tell(a, slot, body);
     asked_tell(a, slot, body, 1);
     frame_end(a);
 }
@@ -274,7 +274,7 @@ void wal_append_fire(struct pg_arena *a, uint32_t slot, const struct pg_entry *e
                                .slot = slot, .topic = e->topic, .flags = entry_flags(e),
                                .loaded = is_loaded(&a->slots.hot[slot]),
                                .ended_boot_ns = a->real_boot_ns};
-    life_tell(a, slot, body);
+    timestamps_tell(a, slot, body);
     frame_end(a);
 }
 
@@ -312,7 +312,7 @@ void wal_append_watch(struct pg_arena *a, uint32_t slot, uint64_t ticket)
     body->uid = a->uid;
     operation_keys_copy(a, op, (const uint8_t *)op, keys);
     memcpy(keys + op->keys, (const uint8_t *)op + c->ext_len, bytes);
-    life_begin(a, slot, body);
+    timestamps_begin(a, slot, body);
     frame_end(a);
 }
 
@@ -353,7 +353,7 @@ void wal_append_outcome(struct pg_arena *a, uint32_t slot)
         body->previous = t->last_position;
     }
     memcpy(body + 1, op + 1, bitmap);
-    life_tell(a, slot, body);
+    timestamps_tell(a, slot, body);
     frame_end(a);
 }
 
@@ -691,12 +691,12 @@ bool wal_buffer_recover(struct pg_arena *a, struct pg_fault *why)
     return true;
 }
 
-static bool lives_sound(const struct pg_arena *a, struct pg_fault *fault)
+static bool timestamps_sound(const struct pg_arena *a, struct pg_fault *fault)
 {
     for (uint32_t i = 0; i < a->slots.capacity; i++)
-        if (ctl_live(a->slots.hot[i].ctl) && a->lives[i].add_lsn >= a->wal_buffer->next_lsn)
+        if (ctl_live(a->slots.hot[i].ctl) && a->timestamps[i].add_lsn >= a->wal_buffer->next_lsn)
             return fault_set(fault, "wal_buffer", "a timer of a record that is still to come", i,
-                             a->wal_buffer->next_lsn, a->lives[i].add_lsn);
+                             a->wal_buffer->next_lsn, a->timestamps[i].add_lsn);
     return true;
 }
 
@@ -705,7 +705,7 @@ bool wal_buffer_check(const struct pg_arena *a, struct pg_fault *fault)
     uint64_t lsn;
     if (a->wal_buffer == NULL)
         return true;
-    if (!lives_sound(a, fault) || !positions_sound(a, fault) ||
+    if (!timestamps_sound(a, fault) || !positions_sound(a, fault) ||
         !frames_sound(a, a->wal_buffer->appended, &lsn, fault))
         return false;
     return lsn == 0 || lsn + 1 == a->wal_buffer->next_lsn ||

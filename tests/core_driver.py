@@ -179,7 +179,7 @@ class Core:
         """struct pg_session[]."""
         return ffi.cast("struct pg_session *", self._secret + self.secret.rows_offset)
 
-    # ---- life ----
+    # ---- lifecycle ----
 
     def attach(
         self,

@@ -36,7 +36,7 @@ FATES = np.array([CANCELLED] * 80 + [EXPIRED] * 8 + [REPLACED] * 4 + [OPEN] * 3
                  + [SATISFIED] * 3 + [FAILED] * 2)  # fmt: skip
 """A lifecycle's, in a hundred. Every tenth of the expired, and all that were satisfied or failed,
 are operations."""
-REPLACED_LIFE = (
+REPLACED_TIMESTAMPS = (
     "session", "worker", "sent_ns", "received_ns", "applied_ns", "armed_ns", "deadline_ns",
 )  # fmt: skip
 
@@ -210,8 +210,8 @@ def _link(rows: Rows, timers: int) -> None:
     rows["add_lsn"] = np.full(len(final_states), NIL)
     rows["add_lsn"][final_states] = rows["lsn"][row_of[rows["ticket"][final_states]]]
     replacing = np.flatnonzero(rows["replaced"] != NIL)
-    life = {"add_lsn": "lsn"} | {name: name for name in REPLACED_LIFE}
-    for name, source in life.items():
+    timestamps = {"add_lsn": "lsn"} | {name: name for name in REPLACED_TIMESTAMPS}
+    for name, source in timestamps.items():
         column = np.full(len(final_states), NIL)
         column[replacing] = rows[source][row_of[rows["replaced"][replacing]]]
         rows[f"replaced_{name}"] = column

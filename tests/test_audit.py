@@ -37,12 +37,12 @@ from wal_writer import (
     end,
     fire,
     gone,
-    life,
     load,
     move,
     namespace,
     outcome,
     sent,
+    timestamps,
     topic,
     unpark,
     watch,
@@ -178,8 +178,8 @@ PLANTED = [
     planted("clock_back", CLEAN.having(cuts={"arm_g": (0, 1)}).instead(
         arm_g=arm(9, "g", 900 * S, at_ns=5 * S)), 9),
     planted("load_row_twice", CLEAN.then("arm_g", *load_rows()), 31),
-    planted("wrong_life", CLEAN.instead(
-        fire_a=Record("fire", RECORDS["fire_a"].body + life(4, 1 * S))), 1),
+    planted("wrong_timestamps", CLEAN.instead(
+        fire_a=Record("fire", RECORDS["fire_a"].body + timestamps(4, 1 * S))), 1),
     planted("forgotten", CLEAN.then("arm_g", arm(30, "x", 2000 * S, at_ns=500 * S),
                                     end(30, at_ns=500 * S)), 5),
     planted("lsn_gap", CLEAN.having(cuts={"fire_a": (3, 1)})),

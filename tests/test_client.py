@@ -633,7 +633,8 @@ def test_async_without_a_daemon(daemon_dir: object) -> None:
     asyncio.run(scenario())
 
 
-# ---- life ------------------------------------------------------------------------------------
+# ---- open and close
+# ------------------------------------------------------------------------------------
 
 
 def test_a_closed_client_says_so(real: Daemon) -> None:

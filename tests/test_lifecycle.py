@@ -40,7 +40,7 @@ from purgatoryd.cli.exposition import told
 from purgatoryd.cli.viewer import Viewer
 from purgatoryd.clients import Admin, Client, DaemonUnreachable, Subscriber
 from purgatoryd.daemon import lifecycle
-from purgatoryd.daemon.lifecycle import MEANING, MOVES, LifeCycle
+from purgatoryd.daemon.lifecycle import MEANING, MOVES, DaemonLifecycle
 from purgatoryd.daemon.reaper import Reaper
 from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.shm_layout import health, wire
@@ -127,15 +127,15 @@ def page() -> str:
 
 def test_only_the_moves_of_the_table_are_made() -> None:
     for state, to in itertools.product(DaemonState, DaemonState):
-        life = LifeCycle(Supervisor())
-        life.state = state
+        lifecycle = DaemonLifecycle(Supervisor())
+        lifecycle.state = state
         if to in MOVES[state]:
-            life.enter(to)
-            assert life.state == to
+            lifecycle.enter(to)
+            assert lifecycle.state == to
         else:
             with pytest.raises(AssertionError, match=f"no move from {state.name} to {to.name}"):
-                life.enter(to)
-            assert life.state == state
+                lifecycle.enter(to)
+            assert lifecycle.state == state
 
 
 def test_who_is_crowded_stays_so_until_there_is_room_again() -> None:
@@ -460,7 +460,7 @@ def test_a_busy_manager_hears_of_the_end_before_the_disk_is_waited_for(manager: 
     heard: list[str] = []
     loop: Any = SimpleNamespace(
         _stopping=True,
-        _life=SimpleNamespace(enter=lambda _: supervisor.stopping(), supervisor=supervisor),
+        _lifecycle=SimpleNamespace(enter=lambda _: supervisor.stopping(), supervisor=supervisor),
         _publish=lambda: "STOPPING=1" in manager.heard(),
         _wal=SimpleNamespace(commit=lambda: heard.extend(manager.heard())),
         _commands=SimpleNamespace(release=lambda: None),

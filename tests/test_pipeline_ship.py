@@ -120,7 +120,7 @@ def test_every_record_is_in_the_lake_once(stored: Path, lake: Lake) -> None:
 TIMES = {"arm": "armed_ns", "watch": "armed_ns", "move": "at_ns", "end": "at_ns",
          "fire": "fired_ns", "outcome": "ended_ns", "sent": "built_ns"}  # fmt: skip
 
-LIFE = {"sent_boot_ns": "sent_ns", "received_boot_ns": "received_ns",
+TIMESTAMPS = {"sent_boot_ns": "sent_ns", "received_boot_ns": "received_ns",
         "applied_boot_ns": "applied_ns"}  # fmt: skip
 
 
@@ -144,9 +144,9 @@ def assert_same(row: dict[str, Any], frame: Frame) -> None:
     assert bool(row["loaded"]) == bool(came)
     if frame.kind in TIMES:
         assert row["at_ns"] == fields[TIMES[frame.kind]]
-    for prefix, life in (("", frame.life), ("replaced_", frame.replaced)):
-        for name, value in life.items():
-            assert (row[prefix + LIFE.get(name, name)] or 0) == signed(value)
+    for prefix, timestamps in (("", frame.timestamps), ("replaced_", frame.replaced)):
+        for name, value in timestamps.items():
+            assert (row[prefix + TIMESTAMPS.get(name, name)] or 0) == signed(value)
     assert (row["ended_by"] or 0) == signed(frame.asked.get("session", 0))
     assert (row["ended_batch"] or 0) == frame.asked.get("sequence", 0)
     if frame.kind == "arm":

@@ -145,7 +145,7 @@ def power_is_cut(machine: Machine, random: Random) -> tuple[int, int]:
     return sum(entry[0] & LOG_FLUSH for entry in written), lost
 
 
-# ---- one life of it -----------------------------------------------------------------------------
+# ---- one start of it -----------------------------------------------------------------------------
 
 
 def facts(process: subprocess.Popen[str], console: list[str]) -> Iterator[tuple[str, int]]:

@@ -1,5 +1,5 @@
-"""Shards without a daemon: the table and its file, the life of a process, the breaker, the way of
-rows to partitions and back."""
+"""Shards without a daemon: the table and its file, the lifecycle of a process, the breaker, the way
+of rows to partitions and back."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from purgatoryd.clients.route import FAILURES, PAUSE_NS, Breaker
 from purgatoryd.daemon import deployment, shard
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.deployment import Deployment, Registry
-from purgatoryd.daemon.lifecycle import DeploymentLife
+from purgatoryd.daemon.lifecycle import DeploymentLifecycle
 from purgatoryd.daemon.main import serve
 from purgatoryd.daemon.shard import ENDS_MAX, MOVES, Shard, State
 from purgatoryd.daemon.supervisor import Supervisor
@@ -290,11 +290,11 @@ def test_what_says_no_state_is_refused(content: str, tmp_path: Path) -> None:
 def test_a_folder_without_room_stops_no_deployment(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    life = DeploymentLife(Supervisor())
-    life.write_to(StatusFile(tmp_path / "gone", "demo"))
-    life.enter(DaemonState.STARTING)
-    life.heartbeat()
-    assert life.state is DaemonState.STARTING
+    lifecycle = DeploymentLifecycle(Supervisor())
+    lifecycle.write_to(StatusFile(tmp_path / "gone", "demo"))
+    lifecycle.enter(DaemonState.STARTING)
+    lifecycle.heartbeat()
+    assert lifecycle.state is DaemonState.STARTING
     assert capfd.readouterr().err.count("the state cannot be written down: ") == 2
 
 
@@ -446,7 +446,7 @@ def test_who_hangs_is_killed_unless_it_is_to_end(monkeypatch: pytest.MonkeyPatch
 
 def test_an_end_has_more_time_while_a_shard_gets_further(monkeypatch: pytest.MonkeyPatch) -> None:
     one, said = looks_after(State.ENDED, State.READY), list[str]()
-    one._life.state = DaemonState.STOPPED
+    one._lifecycle.state = DaemonState.STOPPED
     one._manager = cast("Any", SimpleNamespace(step=said.append, alive=lambda: None))
     last, arena = one._shards[1], Told()
     for name, value in {"_process": one, "_admin": one, "_arena": arena, "tell": id}.items():
@@ -466,16 +466,16 @@ def looks_after(*states: State, wake_fd: int = -1) -> Deployment:
     shards = [Shard(n, paths_in(Path("/"), f"demo-1-{n}"), [], nothing) for n in range(len(states))]
     for one, state in zip(shards, states, strict=True):
         one.state = state
-    life = DeploymentLife(Supervisor())
-    life.state = DaemonState.RECOVERING
+    lifecycle = DeploymentLifecycle(Supervisor())
+    lifecycle.state = DaemonState.RECOVERING
     config = Config(name="demo")
-    return Deployment(config, nothing, shards, nothing, nothing, wake_fd, life, lambda: config)
+    return Deployment(config, nothing, shards, nothing, nothing, wake_fd, lifecycle, lambda: config)
 
 
 def test_a_shard_that_comes_back_keeps_no_other_from_it() -> None:
     one = looks_after(State.STARTING, State.DOWN, State.READY)
     assert one._startable() == []
-    one._life.state = DaemonState.DEGRADED
+    one._lifecycle.state = DaemonState.DEGRADED
     assert one._startable() == [one._shards[1]]
 
 
@@ -504,12 +504,12 @@ def test_a_deployment_may_have_more_descriptors_than_select_knows() -> None:
 
 def test_why_a_deployment_does_not_serve_as_it_should() -> None:
     one = looks_after(State.CRASH_LOOPING, State.STARTING, State.READY, State.READY)
-    one._life.state = DaemonState.READY
+    one._lifecycle.state = DaemonState.READY
     one._shards[2].unanswered_pings = shard.SLOW_PINGS + 1
     one._shards[3].unanswered_pings = shard.SLOW_PINGS
     one._settle()
-    assert one._life.state is DaemonState.DEGRADED
-    assert one._life.why == (
+    assert one._lifecycle.state is DaemonState.DEGRADED
+    assert one._lifecycle.why == (
         (Cause.CRASH_LOOPING, "demo-1-0 is crash-looping, and is not restarted"),
         (Cause.RESTARTING, "demo-1-1 ended, and is started again"),
         (Cause.SILENT, "demo-1-2 does not answer"),
@@ -517,8 +517,8 @@ def test_why_a_deployment_does_not_serve_as_it_should() -> None:
     for each in one._shards:
         each.state, each.unanswered_pings = State.READY, 0
     one._settle()
-    assert one._life.state.name == "READY"
-    assert not one._life.why
+    assert one._lifecycle.state.name == "READY"
+    assert not one._lifecycle.why
 
 
 def test_a_reload_does_not_make_a_start_ready() -> None:
@@ -530,7 +530,7 @@ def test_a_reload_does_not_make_a_start_ready() -> None:
     one._reload()
     one._pass_on_reload(0)
     assert said == []
-    one._life.state = DaemonState.DEGRADED
+    one._lifecycle.state = DaemonState.DEGRADED
     one._pass_on_reload(0)
     assert said == ["r", "R"]  # the one that starts is told once it is ready
     assert [each.state for each in one._shards] == [State.DOWN, State.STARTING]

@@ -322,7 +322,7 @@ def test_a_shard_that_hangs_is_started_again_and_the_rest_is_left_alone(
     manager.socket.close()
 
 
-# ---- the life cycle -----------------------------------------------------------------------------
+# ---- the lifecycle -----------------------------------------------------------------------------
 
 
 def deployment_status() -> dict[str, Any]:

@@ -22,7 +22,7 @@ from purgatoryd.shm_layout.layout import MESSAGE_MAX, Message
 from purgatoryd.shm_layout.wal import Frame, contents
 
 HOUR_S = 3600.0
-LIFE = ["sent_boot_ns", "received_boot_ns", "applied_boot_ns"]
+TIMESTAMPS = ["sent_boot_ns", "received_boot_ns", "applied_boot_ns"]
 
 
 @pytest.fixture
@@ -54,17 +54,25 @@ def durable(worker: str | None = None) -> Client:
     return Client("demo", namespace="shop", timeout=PATIENCE_S, durable=True, worker=worker)
 
 
-def told(wal: Path, frame: Frame, life: dict[str, int], begun_ns: int) -> None:
-    """Its life is that of its beginning, and every step came behind the one before."""
+def told(wal: Path, frame: Frame, timestamps: dict[str, int], begun_ns: int) -> None:
+    """Its timestamps are those with which it was armed, and every step came behind the one
+    before."""
     arm = arm_of(wal, frame.fields["ticket"])
-    assert life == arm.life
-    assert life["add_lsn"] == arm.lsn
+    assert timestamps == arm.timestamps
+    assert timestamps["add_lsn"] == arm.lsn
     ended = [frame.fields["ended_boot_ns"]] if "ended_boot_ns" in frame.fields else []
-    steps = [begun_ns, *(life[name] for name in LIFE), life["armed_ns"], *ended, boot_ns()]
+    steps = [
+        begun_ns,
+        *(timestamps[name] for name in TIMESTAMPS),
+        timestamps["armed_ns"],
+        *ended,
+        boot_ns(),
+    ]
     assert steps == sorted(steps)
 
 
-# ---- lives -------------------------------------------------------------------------------------
+# ---- timestamps
+# -------------------------------------------------------------------------------------
 
 
 def test_the_end_of_a_timer_tells_of_its_beginning(real: Daemon, wal: Path) -> None:
@@ -77,17 +85,19 @@ def test_the_end_of_a_timer_tells_of_its_beginning(real: Daemon, wal: Path) -> N
         client.add("replaced", delay=HOUR_S, mode="replace")
     (fire,), (end,) = on_disk(wal, "fire"), of_kind(wal, "end")
     assert (fire.fields["ticket"], end.fields["ticket"]) == (fired.ticket, cancelled.ticket)
-    told(wal, fire, fire.life, begun_ns)
-    told(wal, end, end.life, begun_ns)
+    told(wal, fire, fire.timestamps, begun_ns)
+    told(wal, end, end.timestamps, begun_ns)
     assert end.fields["topic"] == arm_of(wal, cancelled.ticket).fields["topic"]
     (replacing,) = (f for f in of_kind(wal, "arm") if f.fields["replaced"])
-    assert replacing.replaced == arm_of(wal, replacing.fields["replaced"]).life
-    session = end.life["session"]
+    assert replacing.replaced == arm_of(wal, replacing.fields["replaced"]).timestamps
+    session = end.timestamps["session"]
     for asking, sequence in ((end, 4), (replacing, 5)):
         ended = arm_of(wal, asking.fields.get("replaced", cancelled.ticket))
         assert asking.asked == {"session": session, "sequence": sequence, "loaded": 0,
                                 "deadline_ns": ended.fields["deadline_ns"]}  # fmt: skip
-    (opened,) = (f for f in of_kind(wal, "opened") if f.fields["session"] == fire.life["session"])
+    (opened,) = (
+        f for f in of_kind(wal, "opened") if f.fields["session"] == fire.timestamps["session"]
+    )
     assert contents(opened).name == "web-3"
     assert (opened.fields["uid"], opened.fields["pid"]) == (os.geteuid(), os.getpid())
 
@@ -99,8 +109,8 @@ def test_the_outcome_of_an_operation_tells_of_its_beginning(real: Daemon, wal: P
         owner.advance("replica", 1)
         operation.result(PATIENCE_S)
     (outcome,) = on_disk(wal, "outcome")
-    told(wal, outcome, outcome.life, begun_ns)
-    assert outcome.life["session"] == arm_of(wal, outcome.fields["ticket"]).fields["session"]
+    told(wal, outcome, outcome.timestamps, begun_ns)
+    assert outcome.timestamps["session"] == arm_of(wal, outcome.fields["ticket"]).fields["session"]
 
 
 def killed(real: Daemon) -> None:
@@ -118,7 +128,7 @@ def resized(real: Daemon) -> None:
 
 
 @pytest.mark.parametrize("interrupted", [killed, rebooted, resized])
-def test_a_life_is_known_after_an_interruption(
+def test_timestamps_are_known_after_an_interruption(
     interrupted: Callable[[Daemon], None], real: Daemon, wal: Path
 ) -> None:
     """Of the arena, or of the WAL, or of a snapshot."""
@@ -130,7 +140,7 @@ def test_a_life_is_known_after_an_interruption(
     with durable() as client:
         client.cancel("k")
     (end,) = of_kind(wal, "end")
-    assert end.life == arm.life
+    assert end.timestamps == arm.timestamps
 
 
 def test_under_a_virtual_clock_stages_are_of_the_real_one(daemon: StartDaemon, wal: Path) -> None:
@@ -140,8 +150,13 @@ def test_under_a_virtual_clock_stages_are_of_the_real_one(daemon: StartDaemon, w
         client.add("k", delay_ns=1000, topic="t")
         admin.advance(10**9)
     (fire,) = on_disk(wal, "fire")
-    assert fire.life["armed_ns"] == 0
-    steps = [begun_ns, *(fire.life[name] for name in LIFE), fire.fields["ended_boot_ns"], boot_ns()]
+    assert fire.timestamps["armed_ns"] == 0
+    steps = [
+        begun_ns,
+        *(fire.timestamps[name] for name in TIMESTAMPS),
+        fire.fields["ended_boot_ns"],
+        boot_ns(),
+    ]
     assert steps == sorted(steps)
 
 
@@ -196,7 +211,7 @@ def test_answers_and_notices_say_when_they_were_handed_over(real: Daemon, wal: P
         assert ended_ns <= sent["built_boot_ns"] <= sent["handed_boot_ns"]
     replied = of_kind(wal, "replied")
     assert replied[0].fields["sequence"] == 1
-    applied = {f.life["session"]: f.life["applied_boot_ns"] for f in fires.values()}
+    applied = {f.timestamps["session"]: f.timestamps["applied_boot_ns"] for f in fires.values()}
     for answer in replied:
         assert answer.fields["session"] in applied
         assert answer.fields["built_boot_ns"] <= answer.fields["handed_boot_ns"]
@@ -245,10 +260,10 @@ def test_a_batch_that_takes_several_calls_was_begun_in_the_first() -> None:
         now_ns += 1000
         state = handle(core, message, now_ns, received_ns=begun_ns)
     assert now_ns > begun_ns, "its work was over the bound of a call"
-    lives = core.rows(lib.PG_R_LIFE, "pg_life")
-    (life,) = (lives[i] for i in range(core.header.capacity) if lives[i].armed_ns == now_ns)
-    assert (life.received_boot_ns, life.applied_boot_ns) == (begun_ns, begun_ns)
-    assert life.session == owner.id
+    rows = core.rows(lib.PG_R_TIMESTAMPS, "pg_timestamps")
+    (timestamps,) = (rows[i] for i in range(core.header.capacity) if rows[i].armed_ns == now_ns)
+    assert (timestamps.received_boot_ns, timestamps.applied_boot_ns) == (begun_ns, begun_ns)
+    assert timestamps.session == owner.id
 
 
 def handle(

@@ -358,7 +358,7 @@ def new_stream(subscriber: Subscriber, wanted: set[int]) -> list[int]:
 
 
 def test_another_boot_has_another_clock(daemon: StartDaemon, wal: Path) -> None:
-    needs("timens", "the daemon's second life is in a time namespace")
+    needs("timens", "the daemon's second start is in a time namespace")
     needs("mountns")
     real = daemon("demo", *wal_flags(wal))
     with durable() as client:

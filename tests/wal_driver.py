@@ -174,7 +174,7 @@ def authoritative_state(core: Purgatory) -> dict[str, Any]:
         "slots": dict(_slots(core)),
         "watermarks": dict(_watermarks(core)),
         "loads": core.loads(),
-        "lives": dict(_lives(core)),
+        "timestamps": dict(_timestamps(core)),
         "unsent": list(_unsent(core)),
         "tail": header.replay_tail,
         "published": header.published,
@@ -207,13 +207,16 @@ def _slots(core: Purgatory) -> Iterator[tuple[int, Any]]:
         yield slot, (*timer, c.key_type, key, payload, kind)
 
 
-def _lives(core: Purgatory) -> Iterator[tuple[int, Any]]:
+def _timestamps(core: Purgatory) -> Iterator[tuple[int, Any]]:
     """Without the times of the real clock, which is another one after a reboot."""
-    hot, lives = core.rows(lib.PG_R_HOT, "pg_hot"), core.rows(lib.PG_R_LIFE, "pg_life")
-    for slot in range(core.header.regions[lib.PG_R_LIFE].count):
+    hot, timestamps = (
+        core.rows(lib.PG_R_HOT, "pg_hot"),
+        core.rows(lib.PG_R_TIMESTAMPS, "pg_timestamps"),
+    )
+    for slot in range(core.header.regions[lib.PG_R_TIMESTAMPS].count):
         if hot[slot].ctl & 0xFF == lib.PG_S_ARMED:
-            life = lives[slot]
-            yield hot[slot].ctl >> 8, (life.add_lsn, life.session, life.armed_ns)
+            one = timestamps[slot]
+            yield hot[slot].ctl >> 8, (one.add_lsn, one.session, one.armed_ns)
 
 
 def _operation(core: Purgatory, slot: int) -> Any:

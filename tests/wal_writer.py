@@ -109,7 +109,7 @@ def end(ticket: int, *, at_ns: int = 0, acknowledged: bool = False) -> Record:
     return Record("end", struct.pack("<QqIIIIQ", ticket, at_ns, ticket, cause, 1000, 0, 0))
 
 
-def life(add_lsn: int, armed_ns: int) -> bytes:
+def timestamps(add_lsn: int, armed_ns: int) -> bytes:
     """Stands behind the record of an end: from where and when the timer is."""
     return struct.pack("<QQqqqq", add_lsn, 77, 0, 0, 0, armed_ns)
 

@@ -1,5 +1,5 @@
 /* Records into columns whose memory is exactly as large as promised: records of every type,
- * with and without what is told of lives behind them, with any bytes in their fields, and some that
+ * with and without timestamps behind them, with any bytes in their fields, and some that
  * are none. */
 #include "check.h"
 #include "core.h"
@@ -56,7 +56,7 @@ static uint64_t record_write(struct rng *r, uint8_t *at, uint64_t lsn)
     *f = (struct pg_frame_head){.lsn = lsn, .type = (uint16_t)type};
     f->bytes = (uint32_t)frame_bytes(type, lengths_set(r, type, f + 1));
     if (rng_below(r, 4) == 0)
-        f->bytes += (uint32_t)(rng_below(r, 3) * sizeof(struct pg_life) +
+        f->bytes += (uint32_t)(rng_below(r, 3) * sizeof(struct pg_timestamps) +
                                rng_below(r, 2) * sizeof(struct pg_asked));
     if (rng_below(r, 8) == 0)
         f->bytes = (uint32_t)(sizeof *f + 8 * rng_below(r, 100));

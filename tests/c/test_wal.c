@@ -777,19 +777,19 @@ static struct pg_frame_head *newest(const struct world *w, unsigned type)
 }
 
 /* As a frame of an export without a WAL is: shorter by what stands at its end. */
-static void is_told_less(const struct pg_frame_head *f, uint64_t lives)
+static void is_told_less(const struct pg_frame_head *f, uint64_t count)
 {
-    const uint64_t tail = sizeof(struct pg_asked) + lives * sizeof(struct pg_life);
-    const struct pg_life *replaced;
+    const uint64_t tail = sizeof(struct pg_asked) + count * sizeof(struct pg_timestamps);
+    const struct pg_timestamps *replaced;
     struct pg_frame_head *shorter = malloc(f->bytes);
     CHECK(shorter != NULL);
     memcpy(shorter, f, f->bytes);
     shorter->bytes -= (uint32_t)sizeof(struct pg_asked);
     CHECK(frame_fits(shorter) && pg_frame_asked(shorter) == NULL);
-    CHECK(pg_frame_life(shorter, &replaced) != NULL && (replaced != NULL) == (lives == 2));
+    CHECK(pg_frame_timestamps(shorter, &replaced) != NULL && (replaced != NULL) == (count == 2));
     shorter->bytes = f->bytes - (uint32_t)tail;
     CHECK(frame_fits(shorter) && pg_frame_asked(shorter) == NULL);
-    CHECK(pg_frame_life(shorter, &replaced) == NULL);
+    CHECK(pg_frame_timestamps(shorter, &replaced) == NULL);
     shorter->bytes += sizeof(struct pg_asked);
     CHECK(!frame_fits(shorter));
     free(shorter);
@@ -808,7 +808,7 @@ static void was_asked(const struct world *w, const struct pg_frame_head *f, int6
 static void test_an_end_tells_who_asked(void)
 {
     struct world w = {.rng = {6}, .wal = malloc(FRAMES)};
-    const struct pg_life *life, *replaced;
+    const struct pg_timestamps *timestamps, *replaced;
     CHECK(w.wal != NULL);
     world_open(&w);
     two_timers(&w);
@@ -817,8 +817,8 @@ static void test_an_end_tells_who_asked(void)
     replaces(&w);
     take(&w);
     was_asked(&w, newest(&w, PG_WAL_ARM), 30 * MS);
-    life = pg_frame_life(newest(&w, PG_WAL_ARM), &replaced);
-    CHECK(life != NULL && replaced != NULL && replaced->add_lsn < life->add_lsn);
+    timestamps = pg_frame_timestamps(newest(&w, PG_WAL_ARM), &replaced);
+    CHECK(timestamps != NULL && replaced != NULL && replaced->add_lsn < timestamps->add_lsn);
     is_told_less(newest(&w, PG_WAL_ARM), 2);
     extends(&w);
     cancels(&w);
@@ -837,7 +837,7 @@ static void test_an_end_tells_who_asked(void)
 static void test_frames_tell_when_and_of_what(void)
 {
     struct world w = {.rng = {6}, .wal = malloc(FRAMES)};
-    const struct pg_life *replaced;
+    const struct pg_timestamps *replaced;
     CHECK(w.wal != NULL);
     world_open(&w);
     go(&w, 3 * MS);
@@ -852,10 +852,10 @@ static void test_frames_tell_when_and_of_what(void)
     const struct pg_wal_arm *second = (void *)(newest(&w, PG_WAL_ARM) + 1);
     CHECK_EQUAL(second->replaced, first.ticket);
     CHECK_EQUAL(second->replaced_slot, first.slot);
-    const struct pg_life *life = pg_frame_life(newest(&w, PG_WAL_ARM), &replaced);
-    CHECK_EQUAL(life->armed_ns, w.now_ns);
-    CHECK_EQUAL(life->received_boot_ns, w.now_ns - WAITED_NS);
-    CHECK_EQUAL(life->applied_boot_ns, w.now_ns);
+    const struct pg_timestamps *timestamps = pg_frame_timestamps(newest(&w, PG_WAL_ARM), &replaced);
+    CHECK_EQUAL(timestamps->armed_ns, w.now_ns);
+    CHECK_EQUAL(timestamps->received_boot_ns, w.now_ns - WAITED_NS);
+    CHECK_EQUAL(timestamps->applied_boot_ns, w.now_ns);
     CHECK_EQUAL(replaced->armed_ns, w.now_ns - MS);
     go(&w, MS);
     is_published(&w);

@@ -56,7 +56,7 @@ FIELDS = {
     "first_watch", "notice_blob", "ended_ns", "cause", "version",
     "id", "uid", "last", "current", "applied", "count", "intent", "checksum", "extra_blob",
     "extra_bytes", "charged", "in_use",
-    "results", "appended", "tail", "next_lsn", "lives",
+    "results", "appended", "tail", "next_lsn", "timestamps",
     "fencing_token", "state", "load", "load_first", "number", "used_boot_ns",
     "armed_ns", "armed_boot_ns", "ended_boot_ns", "changed_boot_ns", "begun_boot_ns", "at_ns",
     "parked", "replaced", "replaced_slot", "in_load", "position", "add_lsn", "size", "now_ns",
@@ -64,7 +64,7 @@ FIELDS = {
 }  # fmt: skip
 COPIES = (
     "memcpy(", "memset(", "answer(", "answer_slot(", "*op = ", "*e = ", "*l = ", "*r = ", "*f = ",
-    "*body = ", "*frame_life(", "*to = ",
+    "*body = ", "*frame_timestamps(", "*to = ",
 )  # fmt: skip
 BEGINS = re.compile(r"\s+(?:\*|[a-z_]\w*(?:\(.*?\))?(?:->|\.|\[)).* = [^;]*")
 """A statement that ends on a later line."""

@@ -44,21 +44,21 @@ bool frames_redo(const struct frames *snapshot, const struct frames *appended,
 }
 
 /* Of what it has armed or parked, while that lives. */
-static bool life_told(const struct pg_frame_head *f, const struct world *w, uint32_t slot,
+static bool timestamps_told(const struct pg_frame_head *f, const struct world *w, uint32_t slot,
                       uint64_t ticket)
 {
-    const struct pg_life *replaced, *life = pg_frame_life(f, &replaced);
+    const struct pg_timestamps *replaced, *timestamps = pg_frame_timestamps(f, &replaced);
     const uint64_t ctl = w->a->slots.hot[slot].ctl;
     return ctl_ticket(ctl) != ticket || !ctl_live(ctl) ||
-           (life != NULL && life->add_lsn == f->lsn &&
-            memcmp(life, &w->a->lives[slot], sizeof *life) == 0);
+           (timestamps != NULL && timestamps->add_lsn == f->lsn &&
+            memcmp(timestamps, &w->a->timestamps[slot], sizeof *timestamps) == 0);
 }
 
 /* All that lives here was armed with a WAL: the record is a known one. */
-static bool lives_known(const struct pg_frame_head *f)
+static bool timestamps_known(const struct pg_frame_head *f)
 {
-    const struct pg_life *replaced, *life = pg_frame_life(f, &replaced);
-    return (life == NULL || life->add_lsn - 1 < f->lsn) &&
+    const struct pg_timestamps *replaced, *timestamps = pg_frame_timestamps(f, &replaced);
+    return (timestamps == NULL || timestamps->add_lsn - 1 < f->lsn) &&
            (replaced == NULL || replaced->add_lsn - 1 < f->lsn);
 }
 
@@ -84,13 +84,13 @@ bool frames_tell(const struct frames *appended, const struct world *w, uint32_t 
         const struct pg_frame_head *f = (const struct pg_frame_head *)at;
         const struct pg_wal_arm *arm = (const struct pg_wal_arm *)(f + 1);
         const struct pg_wal_watch *watch = (const struct pg_wal_watch *)(f + 1);
-        if ((f->type == PG_WAL_ARM && !life_told(f, w, arm->slot, arm->ticket)) ||
-            (f->type == PG_WAL_WATCH && !life_told(f, w, watch->slot, watch->ticket)))
-            return fault_set(why, "lives", "another one than its record has", f->lsn, 0, f->type);
-        if (!lives_known(f))
-            return fault_set(why, "lives", "one that no record began", f->lsn, 0, f->type);
+        if ((f->type == PG_WAL_ARM && !timestamps_told(f, w, arm->slot, arm->ticket)) ||
+            (f->type == PG_WAL_WATCH && !timestamps_told(f, w, watch->slot, watch->ticket)))
+            return fault_set(why, "timestamps", "others than its record has", f->lsn, 0, f->type);
+        if (!timestamps_known(f))
+            return fault_set(why, "timestamps", "of what no record began", f->lsn, 0, f->type);
         if (!uid_told(f, uid))
-            return fault_set(why, "lives", "a record of another uid", f->lsn, uid, f->type);
+            return fault_set(why, "timestamps", "a record of another uid", f->lsn, uid, f->type);
     }
     return true;
 }

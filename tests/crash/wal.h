@@ -17,8 +17,8 @@ void frames_close(struct frames *f);
 void frames_snapshot(struct frames *f, const struct world *w);
 /* All that stands in the ring and is not committed. */
 void frames_appended(struct frames *f, const struct world *w);
-/* Whether what lives has the life that its appended record tells, final states are of timers that
- * began, and all say who asked for it. */
+/* Whether what lives has the timestamps that its appended record tells, final states are of timers
+ * that began, and all say who asked for it. */
 bool frames_tell(const struct frames *appended, const struct world *w, uint32_t uid,
                  struct pg_fault *why);
 /* As a start without an arena does it: `to` is of the same sizes, without a WAL buffer. */

@@ -117,7 +117,7 @@ void world_authoritative(const struct world *w, struct authoritative *t)
 {
     static const enum pg_region_id regions[] = {PG_R_HOT, PG_R_COLD, PG_R_BLOBS, PG_R_NAMESPACES,
                                                 PG_R_TOPICS, PG_R_REPLAY_BUFFER, PG_R_WATCHES,
-                                                PG_R_WATERMARKS, PG_R_ACCOUNTS, PG_R_LIFE, PG_R_LOADS,
+                                                PG_R_WATERMARKS, PG_R_ACCOUNTS, PG_R_TIMESTAMPS, PG_R_LOADS,
                                                 PG_R_LOAD_BLOCKS, PG_R_LOAD_BITS};
     const struct pg_header *h = (const struct pg_header *)w->arena;
     const struct pg_private *s = (const struct pg_private *)w->secret;

@@ -21,8 +21,8 @@ def _renew() -> None:
 os.register_at_fork(after_in_child=_renew)
 
 
-class Life:
-    """Of one client or subscriber, which `what` names in errors."""
+class ForkGuard:
+    """Fork guard of one client or subscriber, which `what` names in errors."""
 
     __slots__ = ("_owner", "_what", "closed")
 

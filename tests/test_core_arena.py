@@ -1,4 +1,4 @@
-"""An arena's life: attach and its refusals, rebuild, migration, and what it weighs."""
+"""An arena's lifecycle: attach and its refusals, rebuild, migration, and what it weighs."""
 
 from __future__ import annotations
 
