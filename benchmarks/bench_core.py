@@ -156,7 +156,7 @@ def nothing() -> None: ...
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock stands still until it is told to go on."""
+    """An event loop whose clock stands still until it is asked to go on."""
 
     now = 0.0
 

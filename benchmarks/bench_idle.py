@@ -43,7 +43,7 @@ PATIENCE_S = 120.0
 CHUNK = 100_000
 FAR_S = 86_400
 SETTLE_S = 35.0
-"""After the last notice, topics are told of for 30 s."""
+"""After the last notice, topics are announced for 30 s."""
 BATCHES_PER_S = 20
 DUE_S = 1.0
 WATCHDOG_US = 5_000_000
@@ -130,21 +130,21 @@ def resting(directory: Path, timers: int) -> Iterator[dict[str, int]]:
     large = ["--capacity", str(room), "--payload-memory", str(64 * room)]
     full = f"{timers:,} timers"
     with ExitStack() as stack:
-        told = stack.enter_context(manager(directory))
+        reported = stack.enter_context(manager(directory))
         found = {
             what: stack.enter_context(own_daemon(directory, name, settings, environment))
             for what, name, settings, environment in (
                 (full, "full", large, {}),
-                (f"{full}, a subscriber", "heard", large, {}),
+                (f"{full}, a subscriber", "received", large, {}),
                 ("no timer", "empty", [], {}),
-                ("no timer, a watchdog", "watched", [], told),
+                ("no timer, a watchdog", "watched", [], reported),
                 ("no timer, two shards", "two", ["--shards", "2"], {}),
                 ("no timer, three shards", "three", ["--shards", "3"], {}),
             )
         }
-        for name in ("full", "heard"):
+        for name in ("full", "received"):
             fill(name, timers)
-        stack.enter_context(listener("heard"))
+        stack.enter_context(listener("received"))
         yield found
 
 

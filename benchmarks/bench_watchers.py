@@ -150,7 +150,7 @@ def figures(took_ms: list[float]) -> dict[str, float]:
 
 
 def delay_of_adds(pid: int, reader: Reader, watchers: int) -> dict[str, Any]:
-    """While everybody is satisfied, told, and acknowledged; and as long with nothing to do."""
+    """While everybody is satisfied, notified, and acknowledged; and as long with nothing to do."""
     trigger = [sys.executable, "-c",
                "import sys; from purgatoryd.clients import Purgatory\n"
                f"with Purgatory({NAME!r}, timeout={PATIENCE_S}) as p:\n"

@@ -100,8 +100,8 @@ def figures(error: Exception) -> dict[str, Any]:
 def report(error: errors.PurgatorydError, as_json: bool) -> Exit:
     """Tells the error on stderr, as text or as one JSON object; returns the exit code."""
     if as_json:
-        told = {"error": type(error).__name__, "message": str(error), **figures(error)}
-        click.echo(json.dumps(told, default=str), err=True)
+        reported = {"error": type(error).__name__, "message": str(error), **figures(error)}
+        click.echo(json.dumps(reported, default=str), err=True)
     else:
         from purgatoryd.daemon.log import line_prefix
 
@@ -117,8 +117,8 @@ def errors_as_exit_codes(as_json: bool) -> Iterator[None]:
     except click.UsageError as error:
         if not as_json:
             raise  # click shows the usage with it
-        told = {"error": type(error).__name__, "message": error.format_message()}
-        click.echo(json.dumps(told), err=True)
+        reported = {"error": type(error).__name__, "message": error.format_message()}
+        click.echo(json.dumps(reported), err=True)
         raise click.exceptions.Exit(Exit.USAGE) from error
     except errors.PurgatorydError as error:
         raise click.exceptions.Exit(report(error, as_json)) from error

@@ -61,7 +61,7 @@ READABLE = (
     "1 while the arena can be read: 0 = there is none, it is another version's, or this user may "
     "not; of a deployment the same of its files"
 )
-# What is told of the process that runs a deployment's shards, beside what each daemon has.
+# What is exported of the process that runs a deployment's shards, beside what each daemon has.
 SHARDS = "shards that the deployment has"
 SERVING = "of them, those that are ready and answer"
 RESTARTS = "starts of shards that had ended, since that of the deployment"
@@ -215,20 +215,20 @@ class Daemons(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Each family once, with samples of all daemons."""
-        return merged(told(self._name))
+        return merged(exported(self._name))
 
 
-def merged(told: Iterable[Metric]) -> Iterable[Metric]:
+def merged(families: Iterable[Metric]) -> Iterable[Metric]:
     """Each family once, with all its samples."""
     found: dict[str, Metric] = {}
-    for family in told:
+    for family in families:
         known = found.setdefault(family.name, family)
         if known is not family:
             known.samples += family.samples
     return found.values()
 
 
-def told(name: str) -> Iterator[Metric]:
+def exported(name: str) -> Iterator[Metric]:
     """All families of what a name means: a daemon, or a deployment and each of its shards. Of what
     cannot be read only that."""
     try:

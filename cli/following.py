@@ -28,8 +28,8 @@ def follow(iteration: Callable[[], object], pause_s: Callable[[], float], as_jso
     """Repeats `iteration`, with pauses, until SIGTERM or SIGINT; both end one where it stands.
 
     An error that may pass - a lock that another process holds, a daemon that does not answer, a
-    disk that is full - is told on stderr, and the iteration is repeated after 1 s, 2 s, 4 s, ...
-    Any other is raised.
+    disk that is full - is reported on stderr, and the iteration is repeated after 1 s, 2 s, 4 s,
+    ... Any other is raised.
     """
     failed = 0
     with suppress(KeyboardInterrupt), sigterm_interrupts():
@@ -60,10 +60,10 @@ def passes(error: Exception) -> bool:
 
 def _tell(error: Exception, wait_s: float, as_json: bool) -> None:
     said = str(error).partition("\n")[0]  # Spark adds the stack of its JVM
-    told: dict[str, Any] = {"error": type(error).__name__, "message": said}
-    told |= figures(error) | {"again_in_s": wait_s}
+    reported: dict[str, Any] = {"error": type(error).__name__, "message": said}
+    reported |= figures(error) | {"again_in_s": wait_s}
     text = f"purgatoryd: {said}; again in {wait_s:g} s"
-    click.echo(json.dumps(told, default=str) if as_json else text, err=True)
+    click.echo(json.dumps(reported, default=str) if as_json else text, err=True)
 
 
 @contextmanager

@@ -52,7 +52,7 @@ def metrics_command(name: str, serve: Address | None) -> None:
 
     Reads the shared memory and does not trouble the daemon, so it answers also while that hangs,
     or is gone. Needs the extra `metrics`. A server reads the arena anew for each request; it stays
-    when the daemon goes, and says then that it is not up. Of a deployment all shards are told of,
+    when the daemon goes, and says then that it is not up. Of a deployment all shards are reported,
     each with its own name. Whoever reaches the address may read the names of namespaces; at a
     loopback address requests by another name than one of this host are refused. A server goes on
     until SIGTERM or SIGINT.

@@ -56,7 +56,7 @@ def load_agent_command(
         with Loader(name, mode=put) as loader:
             for one in deliver(spool, loader, credit_rows):
                 emit({"file": one.path.name, "left": one.left, "bad": one.bad,
-                      **one.answers.record()}, told(one), as_json)  # fmt: skip
+                      **one.answers.record()}, summary(one), as_json)  # fmt: skip
                 code = max(code, code_of(one))
         return code
 
@@ -74,7 +74,7 @@ def code_of(one: Delivered) -> Exit:
     return Exit.REFUSED if one.answers.refused else Exit.DONE
 
 
-def told(one: Delivered) -> str:
+def summary(one: Delivered) -> str:
     """A file for people."""
     counts = ", ".join(f"{n} {what.lower()}" for what, n in sorted(one.answers.counts.items()))
     if one.bad:

@@ -75,7 +75,7 @@ def audit_command(as_json: bool, **options: Any) -> int:
 
     Each timer and operation has one final state or is open, nothing fired early, nothing is missing
     in the numbers of records and notices, conditions held, snapshots agree; with --ledger also what
-    workers and subscribers were told. Ranges of records that are missing are named. Exit code 5
+    workers and subscribers received. Ranges of records that are missing are named. Exit code 5
     if there is a violation, 1 if there was nothing to audit.
     """
     from purgatoryd.pipeline.audit import audit

@@ -152,10 +152,10 @@ def table_of(spark: SparkSession, files: tuple[Path, ...], kind: str) -> DataFra
 
 def id_of(files: tuple[Path, ...]) -> str:
     """What names a load of these files, as they are now."""
-    told = [
+    reported = [
         (str(file.resolve()), (about := file.stat()).st_size, about.st_mtime_ns) for file in files
     ]
-    return f"files-{zlib.crc32(repr(sorted(told)).encode()):08x}"
+    return f"files-{zlib.crc32(repr(sorted(reported)).encode()):08x}"
 
 
 @cold_command.command("cancel", cls=Command)
@@ -175,7 +175,7 @@ def cancel_command(
     """Cancel timers by their keys, in the tier and in the daemon.
 
     Once it is done, none of them fires that did not fire before. What the daemon answered is
-    told; the tier itself does not say which of them it had.
+    notified; the tier itself does not say which of them it had.
     """
     tier = tier_of(lake)
     from purgatoryd.pipeline.cold import cancel
@@ -185,8 +185,8 @@ def cancel_command(
     table = keys_in(file, namespace) if file else keys_given(keys, namespace, key_type)
     with daemon_of(name, tcp, server_key, key_file) as hot:
         found = cancel(tier, table, hot)
-    told = ", ".join(f"{count} {what.lower()}" for what, count in sorted(found.items()))
-    text = f"{table.num_rows} keys; the daemon: {told or 'not asked, it has none of them'}"
+    reported = ", ".join(f"{count} {what.lower()}" for what, count in sorted(found.items()))
+    text = f"{table.num_rows} keys; the daemon: {reported or 'not asked, it has none of them'}"
     emit({"keys": table.num_rows, "daemon": found}, text, as_json)
 
 
@@ -334,9 +334,11 @@ def window_record(window: Window) -> dict[str, Any]:
 
 def window_text(window: Window) -> str:
     """A window for people."""
-    told = ", ".join(f"{count} {what.lower()}" for what, count in sorted(window.results.items()))
+    reported = ", ".join(
+        f"{count} {what.lower()}" for what, count in sorted(window.results.items())
+    )
     until = units.format_wall(window.until.end_ns)
-    return f"{window.state} until {until}: {window.rows} rows ({told or 'none'})"
+    return f"{window.state} until {until}: {window.rows} rows ({reported or 'none'})"
 
 
 # ---- compact, verify, status -----------------------------------------------------------------

@@ -168,10 +168,10 @@ def compact_command(spark: SparkSession, place: Lake, as_json: bool) -> None:
     help="Values that an hour must have to be judged.",
 )
 @click.option(
-    "--publish", "told", metavar="NAME", help="Publish them to _purgatoryd/_events of NAME."
+    "--publish", "publish_to", metavar="NAME", help="Publish them to _purgatoryd/_events of NAME."
 )
 def slow_command(
-    spark: SparkSession, place: Lake, limit: int, least: int, told: str | None, as_json: bool
+    spark: SparkSession, place: Lake, limit: int, least: int, publish_to: str | None, as_json: bool
 ) -> int:
     """Find nodes and workers that are slow; exit code 1 if there are some.
 
@@ -186,8 +186,8 @@ def slow_command(
     gold = Layer(place.root, "gold")
     found = slow(gold.read(spark, TOPICS), gold.read(spark, WORKERS), limit, least)
     show([finding.record() for finding in found], "slow", as_json)
-    if told is not None:
-        publish(told, found)
+    if publish_to is not None:
+        publish(publish_to, found)
     return Exit.NEGATIVE if found else Exit.DONE
 
 
@@ -290,21 +290,27 @@ def print_lifecycle(lifecycle: Lifecycle) -> None:
 
     from purgatoryd.pipeline.trace import record
 
-    told = record(lifecycle)
-    table = Table("at", "lsn", "what", title=lifecycle_title(told), title_justify="left")
-    for event in told["events"]:
+    reported = record(lifecycle)
+    table = Table("at", "lsn", "what", title=lifecycle_title(reported), title_justify="left")
+    for event in reported["events"]:
         table.add_row(event["at"] or "", str(event["lsn"] or ""), event["what"])
-    for stage, span in told["stages_ns"].items():
-        table.add_row("", stage, f"{units.format_duration(span):>8} {bar(span, told['stages_ns'])}")
+    for stage, span in reported["stages_ns"].items():
+        table.add_row(
+            "", stage, f"{units.format_duration(span):>8} {bar(span, reported['stages_ns'])}"
+        )
     Console().print(table)
 
 
-def lifecycle_title(told: dict[str, Any]) -> str:
+def lifecycle_title(reported: dict[str, Any]) -> str:
     """Who it is, and how it ended."""
-    late = told["lateness_ns"]
-    how = told["final_state"] or "open"
+    late = reported["lateness_ns"]
+    how = reported["final_state"] or "open"
     how += "" if late is None else f", {units.format_duration(late)} late"
-    who = f"{told['node']}, ticket {told['ticket']}" if told["ticket"] else told["node"]
+    who = (
+        f"{reported['node']}, ticket {reported['ticket']}"
+        if reported["ticket"]
+        else reported["node"]
+    )
     return f"{who}: {how}"
 
 

@@ -65,7 +65,7 @@ def _leaves(command: click.Command, title: str) -> Iterator[tuple[click.Command,
 
 def text() -> str:
     """The whole page."""
-    codes = [(str(code.value), told) for code, told in MEANING.items()]
+    codes = [(str(code.value), meaning) for code, meaning in MEANING.items()]
     flags = [(f"`--{f}`", f"`{variable(f)}`", f"`{f}`") for f in ("name", *FLAG_OF.values())]
     with click.Context(app) as ctx:
         commands = [(name, app.get_command(ctx, name)) for name in COMMANDS]

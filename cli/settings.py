@@ -73,7 +73,7 @@ _TABLE: tuple[tuple[str, str, click.ParamType[Any], str], ...] = (
      "How long a watermark outlives its last change and watcher."),
     ("inbox", "inbox", click.INT, "Outcomes one client may leave unacknowledged."),
     ("clock", "clock", click.Choice(["real", "virtual"]),
-     "A virtual clock moves only when told to: for tests and simulation."),
+     "A virtual clock moves only on request: for tests and simulation."),
     ("wall-origin", "wall_origin_ns", units.Moment(),
      "Virtual clock: wall time at virtual time 0."),
     ("budget", "budget", click.INT, "Timers fired or moved in one loop iteration."),
@@ -93,7 +93,7 @@ _TABLE: tuple[tuple[str, str, click.ParamType[Any], str], ...] = (
     ("allow-gid", "allow_gids", click.INT,
      "Group whose members may connect, likewise. May be repeated."),
     ("log-level", "log_level", click.Choice(["error", "warning", "info"]),
-     "What is told on stderr, or to journald: this, and what is graver."),
+     "What is reported on stderr, or to journald: this, and what is graver."),
     ("shards", "shards", click.INT,
      "Divide the namespaces among so many daemons, each with an arena and a loop of its own; 0 = "
      "one daemon for all."),

@@ -69,10 +69,10 @@ def size_command(
         "timer_bytes": round(found.timer_bytes, 2),
         "timers_per_gib": timers_in(GIB, key_bytes + payload_bytes, with_wal),
     }
-    emit(record, "\n".join(told(record)), as_json)
+    emit(record, "\n".join(size_lines(record)), as_json)
 
 
-def told(record: dict[str, Any]) -> list[str]:
+def size_lines(record: dict[str, Any]) -> list[str]:
     """The figures for people."""
     settings = record["settings"]
     return [

@@ -46,14 +46,14 @@ def status_command(name: str, frozen_ns: int, as_json: bool) -> int:
     for daemon in daemons(name):
         health = health_of(daemon.name, frozen_ns)
         shown = daemon.record | record(daemon.name, health)
-        emit(shown, told(daemon.name, health, ", ".join(health.why.names)), as_json)
+        emit(shown, status_text(daemon.name, health, ", ".join(health.why.names)), as_json)
         exits.add(_EXITS.get(health.condition, Exit.NEGATIVE))
     return exits.pop() if len(exits) == 1 else Exit.NEGATIVE
 
 
 def show_deployment(directory: Path, name: str, frozen_ns: int, as_json: bool) -> set[int]:
-    """Shows how the process that runs the shards does; returns the exit code, none if it has told
-    nothing since the host began. Raises TableBroken.
+    """Shows how the process that runs the shards does; returns the exit code, none if it has
+    reported nothing since the host began. Raises TableBroken.
     """
     from purgatoryd.shm_layout.health import look
     from purgatoryd.shm_layout.status_file import StatusFile
@@ -65,7 +65,7 @@ def show_deployment(directory: Path, name: str, frozen_ns: int, as_json: bool) -
         return set()
     figures = {"shards": found.shards, "serving": found.serving, "restarts": found.restarts}
     shown = record(name, health) | {"degraded_by": found.reasons} | figures
-    emit(shown, told(name, health, "; ".join(found.reasons)), as_json)
+    emit(shown, status_text(name, health, "; ".join(found.reasons)), as_json)
     return {_EXITS.get(health.condition, Exit.NEGATIVE)}
 
 
@@ -75,8 +75,8 @@ def health_of(name: str, frozen_ns: int) -> Health:
     from purgatoryd.shm_layout.paths import arena_paths
     from purgatoryd.shm_layout.status_file import DaemonStatus
 
-    with closing(DaemonStatus(arena_paths(name))) as told:
-        return look(told, frozen_ns)
+    with closing(DaemonStatus(arena_paths(name))) as source:
+        return look(source, frozen_ns)
 
 
 def record(name: str, health: Health) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def record(name: str, health: Health) -> dict[str, Any]:
     }
 
 
-def told(name: str, health: Health, reasons: str) -> str:
+def status_text(name: str, health: Health, reasons: str) -> str:
     """The health for people."""
     parts = [f"{name}: {health.condition}"]
     if reasons and health.condition in ("degraded", "draining"):

@@ -152,7 +152,7 @@ class View:
     shards: list[Shard] = field(default_factory=list)
     """Of all that a deployment has; one daemon has none."""
     runner: Runner | None = None
-    """Of a deployment; None = it has told nothing that can be read."""
+    """Of a deployment; None = it has reported nothing that can be read."""
 
     @property
     def times(self) -> dict[str, Spread]:

@@ -93,10 +93,12 @@ class Viewer:
             return Views(views[0], [])
         rows = [_row(*row) for row in zip(range(len(names)), names, taken, strict=True)]
         whole = together(self._name, views, rows)
-        return Views(whole if (told := self._told()) is None else run_by(whole, *told), taken)
+        return Views(
+            whole if (reported := self._reported()) is None else run_by(whole, *reported), taken
+        )
 
-    def _told(self) -> tuple[Health, Runner] | None:
-        """How the process that runs the shards does; None = it has told nothing to be read."""
+    def _reported(self) -> tuple[Health, Runner] | None:
+        """How the process that runs the shards does; None = it has reported nothing to be read."""
         self._suspect = False
         directory = directory_of(self._name)
         if directory is None:
@@ -125,7 +127,7 @@ class Viewer:
     @property
     def settled(self) -> bool:
         """False while a daemon is suspected and was not watched for long enough."""
-        self._told()
+        self._reported()
         return not self._suspect and all(sampler.settled for sampler in self._samplers.values())
 
     def _forget(self, names: Iterable[str]) -> None:

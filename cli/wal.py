@@ -343,8 +343,8 @@ def release_command(name: str, wal_dir: Path, hold: str, as_json: bool) -> int:
     from purgatoryd.shm_layout.retention_holds import remove_hold
 
     found = remove_hold(folder(wal_dir, name), hold)
-    told = "removed" if found else "unknown"
-    emit({"hold": hold, "release": told}, f"{hold}: {told}", as_json)
+    reported = "removed" if found else "unknown"
+    emit({"hold": hold, "release": reported}, f"{hold}: {reported}", as_json)
     return Exit.DONE if found else Exit.NEGATIVE
 
 

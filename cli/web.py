@@ -111,11 +111,11 @@ class Past:
         self._lines: dict[str, deque[dict[str, float]]] = {}
         self._views: Views | None = None
         self._error: PurgatorydError | None = None
-        self._told: dict[int | None, dict[str, Any]] = {}
+        self._reported: dict[int | None, dict[str, Any]] = {}
 
     def look(self) -> None:
         """Takes views; if there are none, the reason stands in their place."""
-        self._told, self._views, self._error = {}, None, None
+        self._reported, self._views, self._error = {}, None, None
         try:
             self._views = views = self._viewer.take()
         except PurgatorydError as error:
@@ -126,11 +126,11 @@ class Past:
         for name, newest in lines.items():
             self._lines[name].append(newest)
 
-    def told(self, shard: int | None) -> dict[str, Any]:
+    def reported(self, shard: int | None) -> dict[str, Any]:
         """The newest view of a shard, None = of all, in JSON; or why there is none."""
-        if shard not in self._told:
-            self._told[shard] = self._tell(shard)
-        return self._told[shard]
+        if shard not in self._reported:
+            self._reported[shard] = self._tell(shard)
+        return self._reported[shard]
 
     def _tell(self, shard: int | None) -> dict[str, Any]:
         if self._views is None:
@@ -176,7 +176,7 @@ def site(past: Past) -> Starlette:
         chosen = request.query_params.get("shard", "")
         if chosen and not SHARD.fullmatch(chosen):
             return PlainTextResponse("shard is not a number\n", 400, HEADERS)
-        return JSONResponse(past.told(int(chosen) if chosen else None), headers=HEADERS)
+        return JSONResponse(past.reported(int(chosen) if chosen else None), headers=HEADERS)
 
     return Starlette(
         routes=[Route("/", give_page), Route("/view.json", give_view)],

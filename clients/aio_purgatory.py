@@ -58,7 +58,7 @@ class AsyncOperation:
 
     @property
     def done(self) -> bool:
-        """True once it ended, or can be heard of no more."""
+        """True once it ended, or nothing can be received of it any more."""
         return self._operation.done
 
     async def result(self, timeout: float | None = None) -> Outcome:

@@ -1,4 +1,4 @@
-"""What a process was told by the daemon, kept in a file of its own, for `pipeline audit`.
+"""What a process received from the daemon, stored in a file of its own, for `pipeline audit`.
 
 A line is a fact in JSON: an acknowledged call, the outcome of an operation, a notice received.
 docs/audit.md has the fields. Files stand in DIRECTORY/daemon=<uuid>/, one for each Ledger.
@@ -52,7 +52,7 @@ class Source(NamedTuple):
 
 
 class Ledger(Closing):
-    """Takes note of what its clients and subscribers are told; thread-safe.
+    """Takes note of what its clients and subscribers receive; thread-safe.
 
     Lines are written once they fill `buffer_bytes`, on flush() and on close(); a process that is
     killed loses those that were not. A ledger that outlives a fork writes in the parent only.
@@ -78,21 +78,21 @@ class Ledger(Closing):
     def answered(self, daemon: bytes, rows: bytes, body: bytes, names: int, names_bytes: int,
                  count: int, results: bytes) -> None:  # fmt: skip
         """A batch was answered: `rows` and `body` as they were sent, `results` as they came."""
-        told = f'"acked_boot_ns":{boot_now_ns()}'
+        reported = f'"acked_boot_ns":{boot_now_ns()}'
         calls = _calls(body, names, names_bytes, count)
         answers = wire.decode_results(results[: count * wire.RESULT.size])
         self._note(daemon, (
             f'{{{_act(call.op, word & 0xFF, rows, number)},'
-            f'{_subject(word >> 8, call.namespace, call.key)},"found":"{found}",{told}}}\n'
+            f'{_subject(word >> 8, call.namespace, call.key)},"found":"{found}",{reported}}}\n'
             for number, (call, (word, _)) in enumerate(zip(calls, answers, strict=True))
             if call.op and (found := _FOUND.get(word & 0xFF))
         ))  # fmt: skip
 
     def ended(self, daemon: bytes, outcomes: Iterable[RawOutcome]) -> None:
-        """The owner of operations was told how they ended."""
-        told = f'"acked_boot_ns":{boot_now_ns()}'
+        """The owner of operations was notified how they ended."""
+        reported = f'"acked_boot_ns":{boot_now_ns()}'
         self._note(daemon, (
-            f'{{"op":"outcome","ticket":{raw.ticket},"found":"{_CAUSES[raw.cause]}",{told}}}\n'
+            f'{{"op":"outcome","ticket":{raw.ticket},"found":"{_CAUSES[raw.cause]}",{reported}}}\n'
             for raw in outcomes if raw.cause
         ))  # fmt: skip
 
@@ -112,12 +112,12 @@ class Ledger(Closing):
         )
         self._note(source.daemon, (line,))
 
-    def lost(self, source: Source, told: Lagged) -> None:
-        """A subscriber told its caller that notices are gone."""
+    def lost(self, source: Source, reported: Lagged) -> None:
+        """A subscriber reported to its caller that notices are gone."""
         line = (
-            f'{{"op":"lost","namespace":{json.dumps(told.namespace)},{source.text},'
-            f'"topic":{json.dumps(told.topic)},"sequence":{told.first_lost},'
-            f'"upto":{told.last_lost}}}\n'
+            f'{{"op":"lost","namespace":{json.dumps(reported.namespace)},{source.text},'
+            f'"topic":{json.dumps(reported.topic)},"sequence":{reported.first_lost},'
+            f'"upto":{reported.last_lost}}}\n'
         )
         self._note(source.daemon, (line,))
 

@@ -55,7 +55,7 @@ class Operation:
 
     @property
     def done(self) -> bool:
-        """True once it ended, or can be heard of no more."""
+        """True once it ended, or nothing can be received of it any more."""
         return self._ended.is_set()
 
     def result(self, timeout: float | None = None) -> Outcome:
@@ -91,7 +91,7 @@ class Operation:
         for callback in callbacks:
             _guarded(callback, self)
 
-    def _told(self, raw: RawOutcome) -> None:
+    def _reported(self, raw: RawOutcome) -> None:
         keys = self._encoded.keys
         cause: CauseName = Cause(raw.cause).name.lower()  # type: ignore[assignment]
         missing = [keys[i] for i in raw.missing]
@@ -155,7 +155,7 @@ class Book:
             raw = None if error is not None else self._bind(operation, pending.word >> 8)
             self._expected -= 1
             if self._expected == 0:
-                self._orphans.clear()  # repeats of what was told
+                self._orphans.clear()  # repeats of what was received
         if error is not None:
             self._add(lambda: operation._end(None, error))
         elif raw is not None:
@@ -197,7 +197,7 @@ class Book:
         if raw.cause == 0:
             self._add(lambda: self._answer(operation, raw))
         else:
-            self._add(lambda: operation._told(raw))
+            self._add(lambda: operation._reported(raw))
 
     def _answer(self, operation: Operation, raw: RawOutcome) -> None:
         if operation.done:
@@ -208,7 +208,7 @@ class Book:
             self._acks.append((raw.ticket, raw.version, raw.slot))
 
     def lost(self, error: PurgatorydError) -> None:
-        """The session is gone: nothing more will be heard of its operations."""
+        """The session is gone: nothing more will be received of its operations."""
         with self._mutex:
             operations, self._armed = self._armed, {}
             self._orphans.clear()

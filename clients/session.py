@@ -146,7 +146,7 @@ class Session:
         self.id = 0
         self.window = layout.WINDOW
         self.same_clock = True
-        """Whether our CLOCK_BOOTTIME is the daemon's: only then it is told ours."""
+        """Whether our CLOCK_BOOTTIME is the daemon's: only then ours is sent."""
         self.welcome: Welcome | None = None
         self.refusal: MessageRefused | None = None
         """Why the last HELLO was refused, until one is accepted."""
@@ -155,7 +155,7 @@ class Session:
         self.on_outcomes: Callable[[list[RawOutcome]], None] | None = None
         """Takes what the daemon pushes to the owner of operations."""
         self.on_lost: Callable[[SessionExpired], None] | None = None
-        """Told when the session, and with it its operations' outcomes, is gone."""
+        """Called when the session, and with it its operations' outcomes, is gone."""
         self._greet()
 
     @property

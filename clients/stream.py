@@ -9,7 +9,7 @@ What stands in `_todo` is done in order, so a message waits behind the gap befor
     Arrival  a message; turned into notices once the topic's gap is closed
 
 Without an arena that this version can read only the messages are left: a topic begins with the
-first one that is heard, and a gap is lost, with its range.
+first one that is received, and a gap is lost, with its range.
 """
 
 from __future__ import annotations

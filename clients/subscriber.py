@@ -121,8 +121,8 @@ class Inbox:
             return self._next()
         try:
             notice = self._next()
-        except Lagged as told:
-            self._ledger.lost(self._source, told)
+        except Lagged as reported:
+            self._ledger.lost(self._source, reported)
             raise
         if notice is not None:
             self._ledger.received(self._source, notice)
@@ -151,13 +151,13 @@ class Inbox:
         return self._fork_guard.mine and not self._fork_guard.closed
 
     def end(self) -> list[Lagged]:
-        """Closes one whose daemon is gone for good: what has to be told of its topics."""
-        told = self._stream.broken()
+        """Closes one whose daemon is gone for good: what has to be reported of its topics."""
+        reported = self._stream.broken()
         if self._ledger is not None:
-            for one in told:
+            for one in reported:
                 self._ledger.lost(self._source, one)
         self.close()
-        return told
+        return reported
 
     def close(self) -> None:
         """Closes socket and arena."""
@@ -181,7 +181,7 @@ class Inbox:
             frames = self.socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return False
-        self._heard = True
+        self._received = True
         self._stream.take(frames)
         return True
 
@@ -193,8 +193,8 @@ class Inbox:
             self._probation()
             return True
         now_s = time.monotonic()
-        if self._heard:
-            self._heard = False
+        if self._received:
+            self._received = False
             self._trust(now_s)
         if now_s < self._check_s:
             return False
@@ -219,7 +219,7 @@ class Inbox:
     # subscription to be live; then they come every CHECK_S.
 
     def _probation(self) -> None:
-        self._heard = False
+        self._received = False
         self._step_s = FIRST_CHECK_S
         self._check_s = time.monotonic() + self._step_s
 
@@ -241,7 +241,7 @@ class Merged:
         self._route = route
         self._open_one = open_one
         self._inboxes: list[Inbox] = []
-        self._told: deque[Lagged] = deque()
+        self._reported: deque[Lagged] = deque()
         """Of the shards of the generation before; still to be raised."""
         self._check_s = 0.0
         self._shard_generation = 0
@@ -281,13 +281,13 @@ class Merged:
 
     def next_now(self) -> Notice | None:
         """The next notice of any shard, None if there is none now. Raises Lagged."""
-        if not self._told:
+        if not self._reported:
             if (notice := self._next()) is not None:
                 return notice
             if time.monotonic() >= self._check_s:
                 self._follow()
-        if self._told:
-            raise self._told.popleft()
+        if self._reported:
+            raise self._reported.popleft()
         return None
 
     def _next(self) -> Notice | None:
@@ -299,7 +299,7 @@ class Merged:
 
     def close(self) -> None:
         """Closes all."""
-        self._told.clear()
+        self._reported.clear()
         self._route.close()
         for inbox in self._inboxes:
             inbox.close()
@@ -307,7 +307,7 @@ class Merged:
     def _follow(self) -> None:
         """With another number of shards the topics begin anew, with what nobody was sent.
 
-        Of what was sent and did not arrive nothing is left, so each topic's end is told.
+        Of what was sent and did not arrive nothing is left, so each topic's end is reported.
         """
         self._check_s = time.monotonic() + CHECK_S
         with suppress(PurgatorydError):
@@ -328,7 +328,7 @@ class Merged:
         for socket in self.sockets:
             self.poller.register(socket, zmq.POLLIN)
         for inbox in before:
-            self._told.extend(inbox.end())
+            self._reported.extend(inbox.end())
 
 
 def _all_or_none(
@@ -391,7 +391,7 @@ class Subscriber(Closing):
 
     Beside a daemon of a version with another ABI, and with `remote` one on another host, only what
     comes by the socket is left: a topic begins with its first message that arrives, and what the
-    socket drops is not recovered but told as Lagged, when the topic's next message
+    socket drops is not recovered but reported as Lagged, when the topic's next message
     shows it.
 
     Not thread-safe. Raises DaemonUnreachable, ArenaError, InvalidName.

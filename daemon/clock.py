@@ -43,7 +43,7 @@ class RealClock:
 
 
 class VirtualClock:
-    """Moves only when told to; the wall is a configured origin plus it."""
+    """Moves only on request; the wall is a configured origin plus it."""
 
     virtual = True
 

@@ -3,7 +3,7 @@
 A message whose bounded work is used up goes on in the next iteration. So does what comes from a uid
 that has had its share of this one, through however many connections: others wait for one share
 of it, not for each of its messages. Meanwhile others are served, but not the same peer's: his
-messages stay in order. Outcomes and CHECKs are pushed to the peer from which a session was heard
+messages stay in order. Outcomes and CHECKs are pushed to the peer from which a session sent
 last.
 """
 
@@ -39,8 +39,8 @@ WAITING_BYTES_MAX = 32 * 2**20
 answer, sends it again."""
 OVERHEAD_BYTES = 2048
 """What a message takes besides its own bytes."""
-TOLD_BYTES_MAX = 16 * 2**20
-"""What may be under way to an owner that is not heard of; more is sent again later."""
+NOTIFIED_BYTES_MAX = 16 * 2**20
+"""What may be under way to an owner that is silent; more is sent again later."""
 ROW = 0xFFFF  # of a session's id
 _SESSION = slice(8, 16)  # of a struct pg_frame
 _ERROR = slice(30, 32)
@@ -49,11 +49,11 @@ _NO_ERROR = b"\0\0"
 
 @dataclass(slots=True)
 class _Owner:
-    """Where a session was heard last, and what it was told since."""
+    """Where a session sent last, and what was sent to it since."""
 
     session: int
     route: bytes
-    told_bytes: int = 0
+    notified_bytes: int = 0
 
 
 def _denied(message: Message) -> bytes:
@@ -180,9 +180,9 @@ class Commands:
         self._arena.served(ended_boot_ns)
         if state == Handled.REPLY:
             self._answer(message, reply, ended_boot_ns)
-            self._heard(message.route, reply)
+            self._received(message.route, reply)
         elif state == Handled.SILENT:
-            self._heard(message.route, message.body)
+            self._received(message.route, message.body)
         elif state == Handled.WAIT:
             self._deferred = message
         elif state == Handled.AGAIN:
@@ -233,14 +233,14 @@ class Commands:
 
     # ---- inboxes ----
 
-    def _heard(self, route: bytes, frame: Any) -> None:
-        """A session that is heard from a new place is told there what it did not take."""
+    def _received(self, route: bytes, frame: Any) -> None:
+        """A session that sends from a new place receives there what it did not take."""
         if frame[_ERROR] != _NO_ERROR:
             return
         session = int.from_bytes(frame[_SESSION], "little")
         owner = self._owners.get(session & ROW)
         if owner is not None and owner.session == session and owner.route == route:
-            owner.told_bytes = 0
+            owner.notified_bytes = 0
         elif session != 0:
             self._owners[session & ROW] = _Owner(session, route)
             self._arena.inbox_again(session)
@@ -257,14 +257,14 @@ class Commands:
     def _tell(self, session: int, body: memoryview) -> None:
         built_boot_ns = boot_ns()
         if self._taken(session, body):
-            self._arena.told(built_boot_ns, boot_ns())
+            self._arena.notified(built_boot_ns, boot_ns())
         else:
             self._arena.untaken()
 
     def _taken(self, session: int, body: memoryview) -> bool:
         """Sends it to a session's owner; False = he is not there, or does not take what he has."""
         owner = self._owners.get(session & ROW)
-        if owner is None or owner.session != session or owner.told_bytes > TOLD_BYTES_MAX:
+        if owner is None or owner.session != session or owner.notified_bytes > NOTIFIED_BYTES_MAX:
             return False
-        owner.told_bytes += len(body)
+        owner.notified_bytes += len(body)
         return lanes.send(self._lane, owner.route, body)

@@ -124,8 +124,8 @@ class Registry:
         """That of a new deployment; or as it was left, resharded if it had another count or was
         a daemon alone.
 
-        `step` is told of each step of that. Raises AlreadyRunning, TableBroken, and what settle()
-        raises.
+        `step` is notified of each step of that. Raises AlreadyRunning, TableBroken, and what
+        settle() raises.
         """
         homes = [paths.directory]
         if config.wal_dir:
@@ -211,10 +211,10 @@ class Deployment:
         lifecycle.publish_by(self._announce)
         self._heartbeat_ns = min(HEARTBEAT_NS, self._manager.watchdog_ns // 2 or HEARTBEAT_NS)
         self._next_heartbeat_ns = 0
-        self._stop_wished = self._reload_wished = self._draining = self._reloads = False
+        self._stop_requested = self._reload_requested = self._draining = self._reloads = False
 
     def run(self) -> None:
-        """Iterates until all shards have ended as was wished. Raises ShardFailed."""
+        """Iterates until all shards have ended as requested. Raises ShardFailed."""
         on_signals(self._stop, self._reload)
         ready: Set[int] = frozenset()
         try:
@@ -232,10 +232,10 @@ class Deployment:
         return all(shard.state in ended for shard in self._shards)
 
     def _stop(self) -> None:
-        self._stop_wished = True
+        self._stop_requested = True
 
     def _reload(self) -> None:
-        self._reload_wished = True
+        self._reload_requested = True
 
     @property
     def _stopped(self) -> bool:
@@ -246,7 +246,7 @@ class Deployment:
 
     def _iterate(self, now_ns: int, ready: Set[int]) -> bool:
         """True = there is more to do at once."""
-        if self._stop_wished:
+        if self._stop_requested:
             self._stop_all()
         for shard in self._shards:
             self._look_at(shard, now_ns)
@@ -275,11 +275,11 @@ class Deployment:
                 shard.tell(self._birth(namespace))
             if self._draining:
                 shard.tell(wire.encode_frame(Kind.STOP, flags=FLAG_DRAIN))
-        if shard.ended(now_ns, wished=self._stop_wished or self._draining):
+        if shard.ended(now_ns, requested=self._stop_requested or self._draining):
             self._note_end(shard)
 
     def _note_end(self, shard: Shard) -> None:
-        if self._stop_wished or shard.state is State.ENDED:
+        if self._stop_requested or shard.state is State.ENDED:
             return
         if self._lifecycle.state is RECOVERING:
             raise ShardFailed(shard.name, shard.code)
@@ -367,9 +367,9 @@ class Deployment:
         shard.signal(signal.SIGKILL)
 
     def _pass_on_reload(self, now_ns: int) -> None:
-        """The manager is told that it is done once all shards have done it."""
-        if self._reload_wished and self._lifecycle.state not in (RECOVERING, STOPPED):
-            self._reload_wished = False
+        """The manager is notified that it is done once all shards have done it."""
+        if self._reload_requested and self._lifecycle.state not in (RECOVERING, STOPPED):
+            self._reload_requested = False
             self._begin_reload(now_ns)
         if self._reloads and not any(shard.reloads for shard in self._shards):
             self._reloads = False
@@ -429,7 +429,7 @@ class Deployment:
         for shard in self._shards:
             if not self._draining and shard.state is State.ENDED:
                 shard.try_again(boot_ns())
-        self._settle()  # who is drained may end before it is told anything else
+        self._settle()  # who is drained may end before anything else is sent to it
         for shard in self._shards:
             shard.tell(wire.encode_frame(Kind.STOP, flags=flags & (FLAG_DRAIN | FLAG_RESUME)))
 

@@ -201,9 +201,9 @@ class Guard:
         if not int(monitor.get(zmq.EVENTS)) & _POLLIN:
             return False
         came: set[int] = set()
-        heard = 0
+        count = 0
         for event, fd in islice(_news(monitor), EVENTS_PER_ITERATION):
-            heard += 1
+            count += 1
             if event == _ACCEPTED:
                 came.add(fd)
             elif event == _LISTENING:
@@ -213,7 +213,7 @@ class Guard:
                 self._left(lane, fd)
         for fd in came:
             self._accepted(lane, fd)
-        return heard == EVENTS_PER_ITERATION
+        return count == EVENTS_PER_ITERATION
 
     # ---- connections ---------------------------------------------------------------------
 
@@ -424,7 +424,7 @@ def _news(monitor: zmq.Socket[bytes]) -> Iterator[tuple[int, int]]:
 
 @contextmanager
 def _borrowed(fd: int) -> Iterator[socket.socket]:
-    """libzmq's descriptor as a socket; whose family is told, so that nobody asks for it.
+    """libzmq's descriptor as a socket; its family is given, so that nobody asks for it.
 
     What is done with it raises OSError if it is no connection any more.
     """

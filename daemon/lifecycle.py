@@ -1,8 +1,8 @@
 """The lifecycle of a daemon, and of a deployment of shards: one table of states, and whoever has
 to know of a move.
 
-Each move is told to the service manager and the log, and stands where others read it: in a file,
-and of a daemon that serves in the header of its arena. It is published, too, as a notice.
+Each move is reported to the service manager and the log, and stands where others read it: in a
+file, and of a daemon that serves in the header of its arena. It is published, too, as a notice.
 """
 
 from __future__ import annotations
@@ -82,12 +82,12 @@ class Lifecycle(ABC, Generic[Why]):
         self._store()
 
     def step(self, text: str) -> None:
-        """A start or an end has got so far; who watches it is told."""
+        """A start or an end has got so far; whoever watches it is notified."""
         self.supervisor.step(text)
         self.heartbeat()
 
     def heartbeat(self) -> None:
-        """There was progress. A folder without room is told of with the next move."""
+        """There was progress. A folder without room is reported with the next move."""
         with suppress(OSError):
             self._write()
 
@@ -192,7 +192,7 @@ class DeploymentLifecycle(Lifecycle[tuple[Trouble, ...]]):
         self._figures = 0, 0, 0
 
     def count(self, shards: int, serving: int, restarts: int) -> None:
-        """What is told of the shards from the next move or heartbeat on."""
+        """What is reported of the shards from the next move or heartbeat on."""
         self._figures = shards, serving, restarts
 
     def _complete(self, found: StatusRecord) -> StatusRecord:
@@ -211,7 +211,7 @@ class DeploymentLifecycle(Lifecycle[tuple[Trouble, ...]]):
 
 
 def publishing(key: str, payload: bytes) -> bytes:
-    """The PUBLISH that has an event told."""
+    """The PUBLISH that reports an event."""
     return wire.encode_publish(0, *_EVENTS, key, payload)
 
 

@@ -18,7 +18,7 @@ JOURNALD = "/run/systemd/journal/socket"
 
 
 class Log:
-    """How much is told, where, and what stands beside every message."""
+    """How much is logged, where, and what stands beside every message."""
 
     def __init__(self) -> None:
         self.level = "warning"
@@ -49,9 +49,9 @@ class Log:
     def _tell(self, level: str, message: str, fields: Mapping[str, object]) -> None:
         if LEVELS[level] > LEVELS[self.level]:
             return
-        told = {**self._fields, **fields}
-        if self._journald is None or not self._sent(entry(level, message, told)):
-            print(line(level, message, told), file=sys.stderr, flush=True)
+        reported = {**self._fields, **fields}
+        if self._journald is None or not self._sent(entry(level, message, reported)):
+            print(line(level, message, reported), file=sys.stderr, flush=True)
 
     def _sent(self, data: bytes) -> bool:
         assert self._journald is not None

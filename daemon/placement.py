@@ -5,7 +5,7 @@ their CPUs, and pages are sampled; those of another node are moved. Then every t
 the CPUs of the cgroup are looked at with every heartbeat, those of other daemons' loops less often
 the more there are: a change has the plan made anew. Of two daemons that chose one core at the same
 time not both leave it: the one with the smaller pid stays.
-What the kernel refuses is told, and the daemon runs all the same.
+What the kernel refuses is reported, and the daemon runs all the same.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CARRIERS = "ZMQbg/IO"
 
 
 class Placement:
-    """Of this process, whose main thread is the loop. Refusals are told, not raised."""
+    """Of this process, whose main thread is the loop. Refusals are reported, not raised."""
 
     def __init__(self, config: Config, arena: str, root: Path = SYSTEM) -> None:
         """`arena`: name of our arena file, whose loop is not another daemon's."""

@@ -287,7 +287,7 @@ class Reaper:
         self._wakeups += 1
         self._slept_until_ns = None if self._ready else until_ns
         if not self._ready.isdisjoint(self._wal.fds):
-            self._wal.heard()
+            self._wal.clear_wakeup()
         if self._wake_fd in self._ready:
             os.read(self._wake_fd, SIGNALS_AT_ONCE)
 

@@ -1,4 +1,5 @@
-"""What the WAL is told of answers to batches: when they were there, and with the socket."""
+"""What is reported to the WAL about answers to batches: when they were there, and with the
+socket."""
 
 from __future__ import annotations
 

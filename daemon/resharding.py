@@ -68,7 +68,7 @@ class Resharding:
     write: Callable[[ShardTable], None]
     """Makes a table the one that counts, durably."""
     step: Step = lambda _: None
-    """Is told of each step."""
+    """Is notified of each step."""
 
     def opening(self, table: ShardTable, shard: int) -> Opening:
         """How the arena of a shard is opened. Raises InvalidName, BadPath."""

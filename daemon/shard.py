@@ -47,7 +47,7 @@ class State(enum.StrEnum):
     READY = "ready"
     CRASH_LOOPING = "crash-looping"
     ENDED = "ended"
-    """Its process is not there, as was wished."""
+    """Its process is not there, as requested."""
 
 
 MOVES: Mapping[State, frozenset[State]] = {
@@ -99,7 +99,7 @@ class Shard:
         self._ready_ns = 0
         self._arena: HeaderView | None = None
         self._reload = 0
-        """How often it was told to read its settings again."""
+        """How often it was asked to read its settings again."""
         self._reloaded = 0
         """Up to which of these it has."""
         self._stale = False
@@ -139,7 +139,7 @@ class Shard:
 
     @property
     def trouble(self) -> Trouble | None:
-        """Why it does not serve as it should; None = it does, or has ended as wished."""
+        """Why it does not serve as it should; None = it does, or has ended as requested."""
         if self.state is State.CRASH_LOOPING:
             text = f"{self.name} is crash-looping, and is not restarted"
             return Trouble(Cause.CRASH_LOOPING, text)
@@ -187,7 +187,7 @@ class Shard:
             self._process.send_signal(number)
 
     def stop(self) -> None:
-        """Has its process end, after what it was told before."""
+        """Has its process end, after what it was asked before."""
         if self._admin is None:
             self.signal(signal.SIGTERM)
         else:
@@ -283,13 +283,13 @@ class Shard:
             if reply.error:
                 log.error(f"{self.name} refused a request: {reply.refusal()}")
 
-    def ended(self, now_ns: int, *, wished: bool) -> bool:
+    def ended(self, now_ns: int, *, requested: bool) -> bool:
         """True once, when its process has ended; it is down then, or what else became of it."""
         if self._process is None or (code := self._process.poll()) is None:
             return False
         self.code = code
         self._clean_up()
-        if wished and code == 0:
+        if requested and code == 0:
             self.enter(State.ENDED)
             return True
         self.failed(now_ns)

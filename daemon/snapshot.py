@@ -40,7 +40,7 @@ def save_snapshot(
     """Writes a snapshot into a WAL's folder. Raises WalUnwritable.
 
     `wait` returns once a record is on disk; None = nobody changes the arena meanwhile. `step` is
-    told that it is written, and again at least once for each PORTION.
+    notified that it is written, and again at least once for each PORTION.
     """
     moved = partial(step, "writing a snapshot")
     moved()

@@ -99,7 +99,7 @@ class Opening:
     force: bool = False
     """Go on with what comes before a damage in the WAL."""
     step: Step = lambda _: None
-    """Is told of each step."""
+    """Is notified of each step."""
 
     @property
     def wal(self) -> Path | None:
@@ -165,7 +165,7 @@ def _source(opening: Opening) -> Arena | None:
 
 
 def remove_arena(paths: Paths) -> None:
-    """Removes all arena files of a daemon that does not run; readers are told."""
+    """Removes all arena files of a daemon that does not run; readers are notified."""
     if shm.ours(paths.arena):
         retire(paths.arena)
     if shm.ours(f"{paths.arena}{NEXT}"):

@@ -22,7 +22,7 @@ class Supervisor:
         """
         self.watchdog_ns = watchdog_ns
         self._unheard: tuple[str, ...] = ()
-        """What the manager had no room for, and has to be told again."""
+        """What the manager had no room for, and has to be sent again."""
         self._address = address.replace("@", "\0", 1) if address[:1] == "@" else address
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if address else None
 

@@ -216,7 +216,7 @@ class Memory:
     def replied(self, reply: Any, built_boot_ns: int, handed_boot_ns: int) -> None:
         """The socket has an answer, a whole message: when it was there, and when it was sent."""
 
-    def heard(self) -> None:
+    def clear_wakeup(self) -> None:
         """A descriptor was readable."""
 
     def heartbeat(self) -> None:
@@ -242,7 +242,7 @@ class Wal(Memory):
         step: Step = lambda _: None,
     ) -> None:
         """`name`: under which others find the arena; `end`: where its WAL goes on; `step`: is
-        told of each step of the start and of the end."""
+        notified of each step of the start and of the end."""
         self._step = step
         self._arena = arena
         self._wal_buffer = arena.wal_buffer
@@ -256,7 +256,7 @@ class Wal(Memory):
         self._kicked = self._segment = self._heartbeats = 0
         self._unread = end.lsn >= self._snapshot_lsn()
         self._measured_boot_ns = boot_ns()
-        self._told = False
+        self._reported = False
         self._replies = Replies(arena)
         # at the end: nobody stops its thread if we fail
         self._group_commit = GroupCommit(arena, directory, config.wal_segment_bytes, end)
@@ -297,7 +297,7 @@ class Wal(Memory):
         self._kicked = int(self._wal_buffer.tail)
         self._group_commit.kick()
 
-    def heard(self) -> None:
+    def clear_wakeup(self) -> None:
         """Clears the descriptor."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._group_commit.fd)
@@ -310,8 +310,8 @@ class Wal(Memory):
             self._replies.forget()
         if self._replies:
             self._kick()
-        if self.errno and not self._told:
-            self._told = True
+        if self.errno and not self._reported:
+            self._reported = True
             error = WalUnwritable(str(self._directory), self.errno)
             log.error(f"the WAL stopped: {error}", errno=self.errno)
         if self._child is not None:

@@ -124,8 +124,8 @@ def sizes(spark: SparkSession, lake: Lake) -> DataFrame:
     Without a snapshot nobody knows the rooms, nor what lives unless the first record is there.
     """
     segments, openings = in_place(lake)
-    told = sorted((*openings.values(), *segments), key=lambda m: m.wall_to_us)
-    newest = {m.daemon: m for m in told}
+    reported = sorted((*openings.values(), *segments), key=lambda m: m.wall_to_us)
+    newest = {m.daemon: m for m in reported}
     rooms = {daemon: _rooms(*lake.files([opening])) for daemon, opening in openings.items()}
     counted = living(spark, lake).groupBy("daemon").agg(
         F.count("*").alias("living"), F.sum(_memory()).alias("living_bytes")

@@ -91,9 +91,9 @@ def audit(
             _add(verdict, part)
         if noted is not None:
             verdict.ledger = ledger.totals(noted, events)
-            with ledger.beside(noted, known, events, found) as told:
-                verdict.unjudged = ledger.unjudged(told)
-                for part in ledger.reconcile(told):
+            with ledger.beside(noted, known, events, found) as compared:
+                verdict.unjudged = ledger.unjudged(compared)
+                for part in ledger.reconcile(compared):
                     _add(verdict, part)
         for violation in (*found.violations, *_unbalanced(verdict.balance)):
             verdict.counts[violation.kind] = verdict.counts.get(violation.kind, 0) + 1

@@ -77,8 +77,8 @@ TICKETS = (
     Check("acked_twice", "acks > 1", "ack_lsn", "acks"),
     Check(
         "wrong_timestamps",
-        "adds = 1 AND told_add_lsn > 0 AND (told_add_lsn <> arm_lsn OR told_armed_ns <> armed_ns)",
-        "end_lsn", "told_add_lsn, arm_lsn, told_armed_ns, armed_ns",
+        "adds = 1 AND recorded_add_lsn > 0 AND (recorded_add_lsn <> arm_lsn OR recorded_armed_ns <> armed_ns)",
+        "end_lsn", "recorded_add_lsn, arm_lsn, recorded_armed_ns, armed_ns",
     ),
     Check(
         "forgotten", "final_states = 0 AND adds + carried_over > 0 AND overdue_ns > deadline_ns", "arm_lsn",
@@ -194,15 +194,15 @@ def of_tickets(known: DataFrame, events: DataFrame, runs: Sequence[Run]) -> Data
 
 
 def _clocks(events: DataFrame, runs: Sequence[Run]) -> DataFrame:
-    """Of each last run: when it was last heard of, and which deadlines were long past by then.
+    """Of each last run: when it was last active, and which deadlines were long past by then.
 
     A virtual clock stands still between two steps, so nothing is overdue by it.
     """
     last = [F.expr(f"daemon = '{run.daemon}' AND run = {run.number}") for run in _newest(runs)]
-    heard = events.where("at_ns IS NOT NULL").groupBy(*KEYS, "clock", "epoch").agg(
+    starts = events.where("at_ns IS NOT NULL").groupBy(*KEYS, "clock", "epoch").agg(
         F.min("at_ns").alias("begun_ns"), F.max("at_ns").alias("last_ns")
     )  # fmt: skip
-    latest = heard.groupBy(*KEYS, "clock").agg(
+    latest = starts.groupBy(*KEYS, "clock").agg(
         F.max_by("begun_ns", "epoch").alias("begun_ns"), F.max("last_ns").alias("last_ns")
     )
     long = f"clock = 'boot' AND last_ns - begun_ns > {GRACE_NS}"
@@ -362,7 +362,7 @@ def rows_of_loads(events: DataFrame) -> DataFrame:
 
 
 def of_loads(events: DataFrame) -> DataFrame:
-    """Each row of a load is done once, unless the daemon was told to forget the load between."""
+    """Each row of a load is done once, unless the daemon was asked to forget the load between."""
     rows = rows_of_loads(events).groupBy(*KEYS, "load", "load_row").agg(
         F.count("*").alias("times"), F.min("lsn").alias("first_lsn"), F.max("lsn").alias("lsn"),
         F.max_by("ticket", "lsn").alias("ticket"),
@@ -461,10 +461,10 @@ RESHARDED = (
 def of_reshardings(known: DataFrame, openings: DataFrame, states: Sequence[State]) -> DataFrame:
     """What the shards of one number left armed is what those of the next began with, each once."""
     asked = F.broadcast(openings.sparkSession.createDataFrame(states, STATE))
-    told = openings.where(ARMED).select("daemon", "segment", "ticket").distinct()
+    reported = openings.where(ARMED).select("daemon", "segment", "ticket").distinct()
     left = known.where("adds + carried_over > 0 AND final_states = 0").select(*KEYS, "ticket")
     columns = ("resharding", "old", "daemon", "ticket")
-    armed = told.join(asked, ["daemon", "segment"]).select(*columns).unionByName(
+    armed = reported.join(asked, ["daemon", "segment"]).select(*columns).unionByName(
         left.join(asked, list(KEYS)).select(*columns)
     )  # fmt: skip
     both = armed.groupBy("resharding", "ticket").agg(

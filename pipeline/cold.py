@@ -133,7 +133,7 @@ def load(tier: Tier, rows: DataFrame, load_id: str, hot: Hot, *, replacing: bool
     Columns: key (string or binary), deadline (timestamp) or deadline_ns (since 1970); if wanted
     namespace, topic, payload, key_type. A key stands there once, and has no timer in the tier.
     `replacing`: they take the place of all older timers of their keys, also of those that `hot`
-    holds. Raises InvalidRows, LakeInUse; WindowElsewhere if another daemon has to be told;
+    holds. Raises InvalidRows, LakeInUse; WindowElsewhere if another daemon has to be notified;
     DaemonError after all is in the tier: the next command tells the daemon.
     """
     with tier.writing():
@@ -400,10 +400,11 @@ def has_timers(tier: Tier) -> bool:
 def end_keys(
     tier: Tier, version: Version, tombstones: tuple[ColdFile, ...], hot: Hot
 ) -> dict[str, int]:
-    """Commits `version` with tombstones; under the lock. The daemon is told once it has rows."""
-    told = (t.path for t in tombstones) if has_timers(tier) else ()
+    """Commits `version` with tombstones; under the lock. The daemon is notified once it has
+    rows."""
+    reported = (t.path for t in tombstones) if has_timers(tier) else ()
     tier.commit(replace(
-        version, tombstones=(*version.tombstones, *tombstones), owed=(*version.owed, *told)
+        version, tombstones=(*version.tombstones, *tombstones), owed=(*version.owed, *reported)
     ))  # fmt: skip
     return settle(tier, hot)
 

@@ -54,7 +54,7 @@ def lines_in(spark: SparkSession, directory: Path, schema: str) -> DataFrame:
 
 CALLS = (
     Check("ack_lost", "op IN ('add', 'watch') AND NOT known AND covered", "lsn", "op, found, file"),
-    Check("ack_differs", "known AND told_key <> key_hash", "arm_lsn", "op, namespace, key, file"),
+    Check("ack_differs", "known AND ledger_key <> key_hash", "arm_lsn", "op, namespace, key, file"),
     Check(
         "cancel_undone",
         "op = 'cancel' AND found = 'cancelled' AND known AND settled "
@@ -103,7 +103,7 @@ ORDER = (
 )  # fmt: skip
 
 
-class Told(NamedTuple):
+class Compared(NamedTuple):
     """All lines of ledgers, and those of calls, of rows of loads and of notices beside what the
     WAL says of them."""
 
@@ -125,40 +125,42 @@ class Unjudged(NamedTuple):
 @contextmanager
 def beside(
     lines: DataFrame, known: DataFrame, events: DataFrame, found: Continuity
-) -> Iterator[Told]:
+) -> Iterator[Compared]:
     """Ledgers beside the WAL; `known`: lifecycles().
 
     Only what the lake must have is judged: `covered` tickets, and what was `settled`, that is
-    told before the daemon was last heard of.
+    recorded before the daemon was last active.
     """
     bounds = F.broadcast(_bounds(events, found))
     calls = _at_run(_calls(lines, known), bounds, "acked_boot_ns").persist()
     rows = _at_run(_rows(lines, events), bounds, "acked_boot_ns", "r.whole").persist()
     notices = _at_run(_notices(lines, events), bounds, "received_boot_ns").persist()
     try:
-        yield Told(lines, calls, rows, notices)
+        yield Compared(lines, calls, rows, notices)
     finally:
         for one in (calls, rows, notices):
             one.unpersist()
 
 
-def reconcile(told: Told) -> Iterator[DataFrame]:
+def reconcile(compared: Compared) -> Iterator[DataFrame]:
     """The violations that show between ledgers and WAL."""
-    yield judge(told.calls, CALLS)
-    yield judge(told.rows, ROWS)
-    yield judge(told.notices, NOTICES)
-    yield judge(_in_order(told.lines), ORDER)
+    yield judge(compared.calls, CALLS)
+    yield judge(compared.rows, ROWS)
+    yield judge(compared.notices, NOTICES)
+    yield judge(_in_order(compared.lines), ORDER)
 
 
-def unjudged(told: Told) -> list[Unjudged]:
+def unjudged(compared: Compared) -> list[Unjudged]:
     """How much of each daemon's ledgers could not be judged, and why."""
     add = "op IN ('add', 'watch') AND (known OR covered)"
-    call = told.calls.select("daemon", "heard", F.expr(f"{add} OR known AND settled").alias("done"))
+    call = compared.calls.select(
+        "daemon", "has_runs", F.expr(f"{add} OR known AND settled").alias("done")
+    )
     done = F.expr("known OR covered AND settled").alias("done")
-    others = (one.select("daemon", "heard", done) for one in (told.rows, told.notices))
+    others = (one.select("daemon", "has_runs", done) for one in (compared.rows, compared.notices))
     each = reduce(DataFrame.unionByName, others, call).where("NOT done")
-    rows = each.groupBy("daemon", "heard").count().orderBy("daemon").collect()
-    return [Unjudged(r.daemon, r["count"], "beyond" if r.heard else "absent") for r in rows]
+    rows = each.groupBy("daemon", "has_runs").count().orderBy("daemon").collect()
+    return [Unjudged(r.daemon, r["count"], "beyond" if r.has_runs else "absent") for r in rows]
 
 
 def totals(ledger: DataFrame, events: DataFrame) -> dict[str, int]:
@@ -171,7 +173,7 @@ def totals(ledger: DataFrame, events: DataFrame) -> dict[str, int]:
 
 
 def _bounds(events: DataFrame, found: Continuity) -> DataFrame:
-    """Per daemon its `runs`: the tickets that each must have, and when it was last heard of.
+    """Per daemon its `runs`: the tickets that each must have, and when it was last active.
 
     Up to the last ticket that was given, from the first one that was; the rest may be in records
     that were lost, or are still to come. `complete`: nothing comes any more; `whole`: no row of a
@@ -203,36 +205,38 @@ def _is_whole(run: Run, found: Continuity) -> bool:
 GIVEN = "ticket BETWEEN r.first_ticket AND r.last_ticket"
 
 
-def _at_run(rows: DataFrame, bounds: DataFrame, told_ns: str, given: str = GIVEN) -> DataFrame:
+def _at_run(rows: DataFrame, bounds: DataFrame, ledger_ns: str, given: str = GIVEN) -> DataFrame:
     """Each line with what is known of the run `r` that must have it: the newest that has, or else
     the one in which its ticket must have been `given`."""
     at = f"get(filter(runs, r -> IF(known, r.run = run, {given})), 0)"
     placed = rows.join(bounds, "daemon", "left").withColumn("at", F.expr(at))
-    before = f"at.clock = 'boot' AND {told_ns} < at.last_ns"
+    before = f"at.clock = 'boot' AND {ledger_ns} < at.last_ns"
     return placed.select(
         *(name for name in rows.columns if name != "run"),
         F.expr("coalesce(at.run, 0)").alias("run"), F.col("at.clock").alias("clock"),
         F.expr("at IS NOT NULL").alias("covered"),
         F.expr(f"coalesce(at.complete OR {before}, false)").alias("settled"),
-        F.expr("runs IS NOT NULL").alias("heard"),
+        F.expr("runs IS NOT NULL").alias("has_runs"),
     )  # fmt: skip
 
 
 def _calls(ledger: DataFrame, known: DataFrame) -> DataFrame:
     """What was acknowledged, with what the WAL says of the ticket."""
     bytes_ = F.expr("IF(key_type = 'str', CAST(key AS binary), unhex(key))")
-    told = ledger.where("op IN ('add', 'watch', 'cancel', 'unpark', 'outcome')").select(
+    reported = ledger.where("op IN ('add', 'watch', 'cancel', 'unpark', 'outcome')").select(
         "daemon", "op", "ticket", "namespace", "key", "found", "acked_boot_ns", "file",
         F.when(F.col("key").isNotNull(), F.xxhash64("namespace", "key_type", bytes_)).alias(
-            "told_key"
+            "ledger_key"
         ),
     )  # fmt: skip
     fields = ("run", "key_hash", "final_state", "arm_lsn", "end_lsn", "parked", "unparks")
     lived = known.where("adds + carried_over > 0").groupBy("daemon", "ticket")
     newest = lived.agg(F.max_by(F.struct(*fields), "run").alias("lifecycle"))
-    both = told.join(newest, ["daemon", "ticket"], "left")
+    both = reported.join(newest, ["daemon", "ticket"], "left")
     known_ = F.col("lifecycle").isNotNull().alias("known")
-    return both.select(*told.columns, "lifecycle.*", known_, F.lit(None).cast("long").alias("lsn"))
+    return both.select(
+        *reported.columns, "lifecycle.*", known_, F.lit(None).cast("long").alias("lsn")
+    )
 
 
 def _rows(ledger: DataFrame, events: DataFrame) -> DataFrame:
@@ -241,10 +245,10 @@ def _rows(ledger: DataFrame, events: DataFrame) -> DataFrame:
     made = rows_of_loads(events).groupBy("daemon", *place).agg(
         F.max("run").alias("run"), F.max("lsn").alias("lsn")
     )  # fmt: skip
-    told = ledger.where("op = 'row'").select(
+    reported = ledger.where("op = 'row'").select(
         "daemon", "load", "row", "ticket", "acked_boot_ns", "file"
     )
-    rows = told.join(made, ["daemon", "load", "row"], "left")
+    rows = reported.join(made, ["daemon", "load", "row"], "left")
     return rows.withColumn("known", F.col("lsn").isNotNull())
 
 
@@ -260,7 +264,7 @@ def _notices(ledger: DataFrame, events: DataFrame) -> DataFrame:
 
 
 def _in_order(ledger: DataFrame) -> DataFrame:
-    """What one subscriber had of one topic, by sequence; what it was told to be lost counts."""
+    """What one subscriber had of one topic, by sequence; what was reported to it as lost counts."""
     rows = ledger.where("op = 'notice' OR (op = 'lost' AND upto > 0)")
     by_sequence = Window.partitionBy(*_PLACE).orderBy("sequence", "ticket")
     upto = F.greatest(F.col("sequence"), F.coalesce("upto", "sequence"))

@@ -114,13 +114,13 @@ def records(
     """What the WALs of the arenas `now` have, and of those whose successors they are, that
     `version` has not. Segments are shipped in their order."""
     segments = lake.manifests()
-    told = version.successors | successors([*segments, *lake.manifests(OPENINGS)])
+    reported = version.successors | successors([*segments, *lake.manifests(OPENINGS)])
     for folder in wals:
-        told |= successors_in(folder)
+        reported |= successors_in(folder)
     own = {
         arena: successor
-        for arena, successor in told.items()
-        if newest_successor(told, arena) in now
+        for arena, successor in reported.items()
+        if newest_successor(reported, arena) in now
     }
     arenas = frozenset((*now, *own))
     seen = {arena: version.wals.get(arena, 0) for arena in arenas}
@@ -194,7 +194,7 @@ def newest_moves(bronze: DataFrame) -> DataFrame:
 
 
 def _due_ns() -> Column:
-    """A deadline since 1970. One on the arena's clock is told by the map of its record."""
+    """A deadline since 1970. One on the arena's clock is converted by the map of its record."""
     wall_ns = F.unix_micros("at") * 1000 - F.col("at_ns")
     due_ns = F.try_add(F.col("deadline_ns"), wall_ns)
     return F.coalesce("wall_deadline_ns", due_ns, F.lit(END_OF_TIME_NS))

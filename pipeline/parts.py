@@ -211,18 +211,18 @@ def _only(rows: DataFrame, segments: Iterable[Segment]) -> DataFrame:
 
 
 def _json(part: Part) -> bytes:
-    told = {
+    reported = {
         "format": FORMAT, "number": part.number, "files": part.files,
         "sources": [[*segment, names] for segment, names in part.sources.items()],
     }  # fmt: skip
-    return json.dumps(told).encode()
+    return json.dumps(reported).encode()
 
 
 def _read(path: Path) -> Part:
     try:
-        told = fields_of(path, Part)
-        sources = {(d, epoch, lsn): tuple(names) for d, epoch, lsn, names in told["sources"]}
-        return Part(**{**told, "sources": sources})
+        reported = fields_of(path, Part)
+        sources = {(d, epoch, lsn): tuple(names) for d, epoch, lsn, names in reported["sources"]}
+        return Part(**{**reported, "sources": sources})
     except FileNotFoundError:
         raise
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -1,4 +1,4 @@
-"""Whether keys stand there twice, told by their hashes.
+"""Whether keys stand there twice, by their hashes.
 
 Nearly every key stands there once. Grouped by Spark, each would be a row of a shuffle and a group
 of its own; so its tasks hand on sorted arrays of hashes instead, one for each range of them.

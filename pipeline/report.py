@@ -32,7 +32,7 @@ COLOURS = {
     "added": "#2f6fb0", "cancelled": "#8796a5", "replaced": "#8a6fb0", "expired": "#d9822b",
     "satisfied": "#3a9a6b", "failed": "#b3261e",
 }  # fmt: skip
-"""Of what began and what ended, in the order in which it is told."""
+"""Of what began and what ended, in the order in which it is reported."""
 BALANCED = tuple(one.name for one in fields(Balance))[2:]
 """What is on the two sides of a balance."""
 WIDE = 250
@@ -101,8 +101,8 @@ def key_tables(verdict: Verdict, parts: Iterable[Profile]) -> Group:
     late = _table("daemon, clock", "late p50", "p99", "max")
     for part in parts:
         spread = part.lateness
-        told = [duration(spread.at(rank)) if spread else "" for rank in (0.5, 0.99, 1.0)]
-        late.add_row(f"{part.node} {part.daemon[:8]} {part.clock}", *told)
+        reported = [duration(spread.at(rank)) if spread else "" for rank in (0.5, 0.99, 1.0)]
+        late.add_row(f"{part.node} {part.daemon[:8]} {part.clock}", *reported)
     return Group(balances, late)
 
 

@@ -132,7 +132,7 @@ def final_states(bronze: DataFrame) -> DataFrame:
 
 
 def _with_batches(ended: DataFrame, batches: DataFrame) -> DataFrame:
-    """Each end with `built_ns` and `handed_ns` of the batch that told of it.
+    """Each end with `built_ns` and `handed_ns` of the batch that reported it.
 
     Where several batches were answered together, the first answer was there at `built_ns`, and each
     of the others as soon as its batch was applied.
@@ -140,10 +140,10 @@ def _with_batches(ended: DataFrame, batches: DataFrame) -> DataFrame:
     found = F.broadcast(_handed(batches))
     inside = (ended.number >= found.begin) & (ended.number < found.upto)
     same = (ended.place == found.place) & (ended.stream == found.of_stream)
-    told = ended.join(found, same & inside & ended.daemon.startswith(found.of_daemon), "left")
+    reported = ended.join(found, same & inside & ended.daemon.startswith(found.of_daemon), "left")
     earlier = (F.col("stream") != NOTICES) & (F.col("built_ns") < F.col("ended_boot_ns"))
     built = F.when(earlier, F.col("ended_boot_ns")).otherwise(F.col("built_ns"))
-    return told.withColumn("built_ns", built)
+    return reported.withColumn("built_ns", built)
 
 
 def _place() -> list[Column]:
@@ -157,8 +157,8 @@ def _place() -> list[Column]:
     stream = F.when(asked, F.col("ended_by")).otherwise(NOTICES)
     number = F.when(asked, F.col("ended_batch")).otherwise(F.col("position"))
     block = F.when(asked, number).otherwise(F.shiftright(number, BLOCK_BITS))
-    told = stream.isNotNull() & number.isNotNull()
-    place = F.when(told, F.xxhash64("daemon", stream, block))
+    reported = stream.isNotNull() & number.isNotNull()
+    place = F.when(reported, F.xxhash64("daemon", stream, block))
     return [stream.alias("stream"), number.alias("number"), place.alias("place")]
 
 
@@ -170,16 +170,16 @@ def _handed(bronze: DataFrame) -> DataFrame:
     stream = F.when(_is_sent(), F.lit(NOTICES).cast("long")).otherwise(F.col("session"))
     rows = bronze.where(_is_sent() | _is_replied()).select(
         F.col("daemon").alias("of_daemon"), stream.alias("of_stream"),
-        "positions_from", "positions_upto", F.struct("built_ns", "handed_ns").alias("told"),
+        "positions_from", "positions_upto", F.struct("built_ns", "handed_ns").alias("handover"),
         F.explode(F.when(_is_sent(), _blocks()).otherwise(batches)).alias("number"),
     )  # fmt: skip
     by = ["of_daemon", "of_stream", "number"]
-    first = F.min("told").alias("told")
+    first = F.min("handover").alias("handover")
     return rows.groupBy(*by, "positions_from", "positions_upto").agg(first).select(
         F.xxhash64(*by).alias("place"), "of_daemon", "of_stream",
         F.coalesce("positions_from", "number").alias("begin"),
         F.coalesce("positions_upto", F.col("number") + 1).alias("upto"),
-        "told.built_ns", "told.handed_ns",
+        "handover.built_ns", "handover.handed_ns",
     )  # fmt: skip
 
 
@@ -200,7 +200,8 @@ def _blocks() -> Column:
 
 
 def batches_of(bronze: DataFrame, final_states: DataFrame) -> DataFrame:
-    """The batches in `bronze` that may have told of `final_states`: rows of bronze, few of them."""
+    """The batches in `bronze` that may have reported `final_states`: rows of bronze, few of
+    them."""
     wanted = final_states.select("daemon", F.shiftright("position", BLOCK_BITS).alias("block"))
     blocks = bronze.where(_is_sent()).withColumn("block", F.explode(_blocks()))
     sent = blocks.join(F.broadcast(wanted), ["daemon", "block"], "left_semi")
@@ -214,13 +215,13 @@ def _stages() -> dict[str, Column]:
     """Durations, ns, each on one clock: the arena's for armed, ended and deadline, else the real
     one, which WALs of format 1.0 do not have."""
     expired, virtual = F.col("final_state") == "expired", F.col("virtual")
-    told = F.col("ended_boot_ns").isNotNull()
+    reported = F.col("ended_boot_ns").isNotNull()
     return {
         "request_queue_ns": F.col("applied_ns") - F.col("received_ns"),
         "local_ns": F.when(~virtual, F.col("armed_ns") - F.col("applied_ns")),
         "remote_ns": F.col("ended_ns") - F.col("armed_ns"),
         "response_queue_ns": F.col("built_ns") - F.col("ended_boot_ns"),
-        "send_ns": F.when(told, F.col("handed_ns") - F.col("built_ns")),
+        "send_ns": F.when(reported, F.col("handed_ns") - F.col("built_ns")),
         "receive_ns": F.col("notified_ns") - F.col("handed_ns"),
         "lateness_ns": F.when(expired, F.col("ended_ns") - F.greatest("deadline_ns", "armed_ns")),
     }

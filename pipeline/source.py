@@ -125,10 +125,10 @@ class Settings:
             options.get("retention_hold", ""),
         )
 
-    def misses(self, told: Manifest) -> bool:
+    def misses(self, reported: Manifest) -> bool:
         """True if no row of it is in the time range. Nothing else tells: a header has the time at
         which the file was begun, and its records may be older, or of a clock that was put back."""
-        return told.wall_to_us < self.from_us or told.wall_from_us >= self.to_us
+        return reported.wall_to_us < self.from_us or reported.wall_from_us >= self.to_us
 
 
 def _columns(text: str) -> tuple[str, ...]:
@@ -233,8 +233,8 @@ class WalReader(DataSourceReader):
             return found
         lake = Lake(self.settings.lake)
         wanted = {(one.identity.table, one.identity.daemon) for one in found}
-        told = (m for table, daemon in wanted for m in lake.manifests(table, daemon))
-        missed = {one.identity for one in told if self.settings.misses(one)}
+        reported = (m for table, daemon in wanted for m in lake.manifests(table, daemon))
+        missed = {one.identity for one in reported if self.settings.misses(one)}
         return [one for one in found if one.identity not in missed]
 
     def _names(self, wanted: Sequence[Source]) -> dict[str, Names]:

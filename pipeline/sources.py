@@ -1,4 +1,4 @@
-"""The files of a WAL as the pipeline reads them: told apart from those of other arenas, and
+"""The files of a WAL as the pipeline reads them: distinguished from those of other arenas, and
 without a trace in the page cache."""
 
 from __future__ import annotations

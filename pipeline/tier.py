@@ -87,7 +87,7 @@ class Version:
     """All that counts. `tier`: names this tier alone. `loads`: which version each load became, so
     that it is not loaded twice; `load_rows`: how many rows it had; `reserved`: the version of the
     load under way, whose rows are not there yet. `owed`: tombstones of which the daemon was not
-    told. `replaced`: files of the version before a compaction, which may still have readers.
+    notified. `replaced`: files of the version before a compaction, which may still have readers.
     `daemon`: whose parked timers it has; `wals`: by uuid of the arena, up to which LSN its
     records were read; `successors`: by uuid, the arena that took its place, and its parked
     timers."""
@@ -317,8 +317,8 @@ class Tier:
         return any(self._daemons())
 
     def _daemons(self) -> list[str]:
-        told = (self.version().daemon, *(window.daemon for window in self.windows(1)))
-        return [daemon for daemon in told if daemon]
+        reported = (self.version().daemon, *(window.daemon for window in self.windows(1)))
+        return [daemon for daemon in reported if daemon]
 
     def unfinished(self) -> Window | None:
         """The window that is being promoted; there is one at most, the newest."""
@@ -354,11 +354,11 @@ class Tier:
 def read_version(path: Path) -> Version:
     """The version in a file. Raises LakeBroken, LakeMismatch."""
     try:
-        told = fields_of(path, Version)
+        reported = fields_of(path, Version)
         for name in ("rows", "tombstones"):
-            told[name] = tuple(ColdFile(**checked(part, ColdFile)) for part in told[name])
-        told |= {name: tuple(told[name]) for name in ("owed", "replaced")}
-        found = Version(**told)
+            reported[name] = tuple(ColdFile(**checked(part, ColdFile)) for part in reported[name])
+        reported |= {name: tuple(reported[name]) for name in ("owed", "replaced")}
+        found = Version(**reported)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise LakeBroken(str(path), f"is no version of the cold tier: {error!r}") from error
     if path.stem != f"{found.number:012d}":
@@ -369,10 +369,10 @@ def read_version(path: Path) -> Version:
 def read_window(path: Path) -> Window:
     """The window in a file. Raises LakeBroken, LakeMismatch."""
     try:
-        told = fields_of(path, Window)
-        told |= {name: Frontier(*told[name]) for name in ("since", "until")}
-        told["namespaces"] = tuple(told["namespaces"])
-        found = Window(**told)
+        reported = fields_of(path, Window)
+        reported |= {name: Frontier(*reported[name]) for name in ("since", "until")}
+        reported["namespaces"] = tuple(reported["namespaces"])
+        found = Window(**reported)
         known_here = all(isinstance(n, int) for n in (*found.since, *found.until))
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise LakeBroken(str(path), f"is no window: {error!r}") from error

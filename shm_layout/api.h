@@ -281,7 +281,7 @@ int pg_refused(struct pg_arena *a, uint32_t status);
 void pg_served(struct pg_arena *a, int64_t ended_boot_ns);
 /* The message of the last pg_inbox was there at built_boot_ns, and the socket had it at
  * handed_boot_ns. To be called before anything else, and only if it was sent. */
-void pg_told(struct pg_arena *a, int64_t built_boot_ns, int64_t handed_boot_ns);
+void pg_notified(struct pg_arena *a, int64_t built_boot_ns, int64_t handed_boot_ns);
 /* It was not sent: from now on its outcomes wait for their owner. To be called instead. */
 void pg_untaken(struct pg_arena *a);
 /* Appends a METRICS record, if there is a WAL that has room for it. */

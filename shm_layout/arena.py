@@ -514,9 +514,9 @@ class Arena(_Owned):
         """Notes when the last `handle` returned."""
         lib.pg_served(self._a, ended_boot_ns)
 
-    def told(self, built_boot_ns: int, handed_boot_ns: int) -> None:
+    def notified(self, built_boot_ns: int, handed_boot_ns: int) -> None:
         """Notes when the message of the last `inbox` was there, and when the socket had it."""
-        lib.pg_told(self._a, built_boot_ns, handed_boot_ns)
+        lib.pg_notified(self._a, built_boot_ns, handed_boot_ns)
 
     def untaken(self) -> None:
         """Notes that the message of the last `inbox` was not sent: its owner was not there."""

@@ -17,7 +17,7 @@ struct row {
 _Static_assert(PG_WAL_TYPES <= 32, "kinds[] has an element per type");
 _Static_assert(PG_LONG_COLUMNS == 33 && PG_INT_COLUMNS == 17 && PG_BYTES_COLUMNS == 5,
                "sizes in struct pg_columns");
-_Static_assert((int)PG_CAUSE_ACKNOWLEDGED > (int)PG_CAUSE_PUBLISHED, "causes are told apart");
+_Static_assert((int)PG_CAUSE_ACKNOWLEDGED > (int)PG_CAUSE_PUBLISHED, "causes are distinct");
 
 static void mark(uint8_t *valid, uint32_t row)
 {
@@ -115,7 +115,7 @@ static bool put_all_timestamps(const struct row *r)
     return timestamps != NULL;
 }
 
-/* Who asked for an end, and what else is told of the timer that ended by it. */
+/* Who asked for an end, and what else is recorded of the timer that ended by it. */
 static void put_asked(const struct row *r, enum pg_long_column deadline, enum pg_int_column loaded)
 {
     const struct pg_asked *asked = pg_frame_asked(r->frame);
@@ -127,7 +127,7 @@ static void put_asked(const struct row *r, enum pg_long_column deadline, enum pg
     put_flag(r, loaded, asked->loaded);
 }
 
-/* The end of a timer or an operation, and what is told of its beginning. */
+/* The end of a timer or an operation, and what is recorded of its beginning. */
 static void put_ended(const struct row *r, int64_t ended_boot_ns)
 {
     put_unless(r, PG_LC_ENDED_BOOT_NS, (uint64_t)ended_boot_ns, 0);

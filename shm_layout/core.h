@@ -13,7 +13,7 @@
  *   replay_buffer.c  fired timers until they are overwritten  hash.c     keyed hash
  *   timers.c      put, cancel, get, expire                   session.c  sessions, replies
  *   operations.c  watch, trigger, end                        watermarks.c watch keys
- *   inbox.c       what an owner has to be told               watches.c  who waits for which
+ *   inbox.c       what an owner has to be notified of               watches.c  who waits for which
  * watermark
  *   decode.c      the bytes of commands: bounds and rules    batch.c    records, each applied once
  *   messages.c    the command lane                           notices.c  replay buffer -> messages

@@ -44,15 +44,15 @@ class Health:
     pid: int
     """0 = it has stopped."""
     since_boot_ns: int
-    """When it entered its state; 0 = not told."""
+    """When it entered its state; 0 = not known."""
     still_ns: int
     """How long ago its loop moved last."""
     overdue_ns: int
     """By how much its next deadline is past; 0 = it is not, or its clock is virtual."""
 
 
-class Told(Protocol):
-    """What tells how a daemon does: its arena, or what has the fields of an arena's header."""
+class StatusSource(Protocol):
+    """Source of how a daemon does: its arena, or what has the fields of an arena's header."""
 
     @property
     def header(self) -> Any:
@@ -64,17 +64,17 @@ class Watch:
     """A daemon that is looked at again and again. Only a suspect that was watched for WATCHED_NS,
     and did nothing meanwhile, is called frozen, or killed."""
 
-    def __init__(self, told: Told, frozen_ns: int = FROZEN_NS) -> None:
-        self._told = told
+    def __init__(self, source: StatusSource, frozen_ns: int = FROZEN_NS) -> None:
+        self._source = source
         self._frozen_ns = frozen_ns
         self._seen()
 
     def _seen(self) -> None:
-        self._last, self._since_ns = _move(self._told.header), _boot_ns()
+        self._last, self._since_ns = _move(self._source.header), _boot_ns()
 
     def look(self) -> Health | None:
         """Its health now; None = it is a suspect, and has to be watched for longer."""
-        header = self._told.header
+        header = self._source.header
         if _move(header) != self._last:
             self._seen()
             return self.unsure()
@@ -85,12 +85,12 @@ class Watch:
 
     def unsure(self) -> Health:
         """Its health as it tells itself, whatever it is suspected of."""
-        return _health(self._told.header, None)
+        return _health(self._source.header, None)
 
 
-def look(told: Told, frozen_ns: int = FROZEN_NS) -> Health:
+def look(source: StatusSource, frozen_ns: int = FROZEN_NS) -> Health:
     """The health of a daemon, which takes WATCHED_NS if it is a suspect."""
-    watch = Watch(told, frozen_ns)
+    watch = Watch(source, frozen_ns)
     while (health := watch.look()) is None:
         time.sleep(POLL_S)
     return health
@@ -123,9 +123,9 @@ def is_alive(header: Any) -> bool:
 
 def _health(header: Any, suspicion: Condition | None) -> Health:
     state = DaemonState(header.daemon_state)
-    told = Condition.RECOVERING if state in STARTS else Condition[state.name]
+    reported = Condition.RECOVERING if state in STARTS else Condition[state.name]
     return Health(
-        suspicion or told,
+        suspicion or reported,
         Degraded(header.daemon_why),
         int(header.daemon_pid),
         int(header.daemon_since_boot_ns),

@@ -1,4 +1,5 @@
-/* inbox.c - what a session's owner has to be told: outcomes, and CHECKs of CLIENT conditions.
+/* inbox.c - what a session's owner has to be notified of: outcomes, and CHECKs of CLIENT
+ * conditions.
  *
  * A list through the operations' slots, oldest first, with a mark before what was not sent
  * in this round. Entries leave it when they are acknowledged or their session ends. */
@@ -195,8 +196,8 @@ static uint64_t inbox_write(struct pg_arena *a, struct pg_session *s, struct sin
         outcome_write(a, slots[n], &heads[n]);
         outcome_bytes(a, slots[n], out);
     }
-    a->told_first = s->inbox_next;
-    a->told_count = count;
+    a->notified_first = s->inbox_next;
+    a->notified_count = count;
     if (count != 0)
         s->inbox_next = operation_at(a, slots[count - 1])->inbox_next;
     s->inbox_boot_ns = a->real_boot_ns;
@@ -207,7 +208,7 @@ uint64_t pg_inbox(struct pg_arena *a, uint64_t *session, void *bytes, uint64_t s
 {
     struct sink out = {bytes, 0, size, false};
     *session = 0;
-    a->told_count = 0;
+    a->notified_count = 0;
     if (!a->inbox_news)
         return 0;
     for (uint32_t i = 0; i < a->secret->sessions; i++) {

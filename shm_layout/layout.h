@@ -315,7 +315,7 @@ struct pg_timestamps {
     uint64_t add_lsn;             /* of its ARM or WATCH; 0 = not known */
     uint64_t session;             /* of who asked for it; 0 = no message did */
     int64_t  sent_boot_ns;        /* its client packed the batch, by the client's clock; 0 = not
-                                     told */
+                                     reported */
     int64_t  received_boot_ns;    /* real clock: the daemon took the batch from the socket; 0 = none
                                      */
     int64_t  applied_boot_ns;     /* real clock: the daemon began to apply the batch */
@@ -491,7 +491,7 @@ struct pg_operation {
     uint8_t  check;               /* enum pg_check_state */
     uint8_t  in_inbox;            /* derived */
     uint8_t  has_own;             /* 1 = the bitmap of own keys is there */
-    uint8_t  told;                /* 1 = the owner's socket had its outcome before */
+    uint8_t  notified;                /* 1 = the owner's socket had its outcome before */
     uint8_t  pad[8];              /* the blob goes on at a whole granule */
 };
 
@@ -1165,7 +1165,7 @@ struct pg_frame {
     uint32_t flags;               /* enum pg_frame_flag */
     int64_t  at_ns;               /* BATCH under the virtual clock, ADVANCE: go there first */
     uint64_t detail[2];           /* replies with an error: its figures; BATCH: [0] = when it was
-                                     packed, CLOCK_BOOTTIME of the daemon's host in ns, 0 = not told
+                                     packed, CLOCK_BOOTTIME of the daemon's host in ns, 0 = not sent
                                      */
 };
 enum pg_frame_flag {

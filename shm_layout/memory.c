@@ -29,7 +29,7 @@ static struct nodes only(uint32_t node)
     return n;
 }
 
-/* The kernel does not look at the last bit of as many as it is told. */
+/* The kernel does not look at the last bit of as many as it is given. */
 static const unsigned long NODE_BITS = PG_NODES_MAX + 1;
 
 int pg_memory_prefer(uint32_t node)

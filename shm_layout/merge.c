@@ -329,7 +329,7 @@ static bool is_further(const struct pg_session *f, const struct pg_session *than
 }
 
 /* Two batches of one number were begun, in two shards. No answer is right for both, so whoever
- * sends one of them again is told that it is in doubt. */
+ * sends one of them again receives that it is in doubt. */
 static bool are_at_odds(const struct merge *g, const struct pg_session *f,
                         const struct pg_session *s)
 {

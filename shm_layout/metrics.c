@@ -1,7 +1,7 @@
 /* metrics.c - how long things take, counted in histograms.
  *
  * What a part of the core can tell it counts itself, with measure(); here comes what only its
- * caller knows, and what the WAL is told. */
+ * caller knows, and what is reported to the WAL. */
 
 #include "core.h"
 
@@ -25,14 +25,14 @@ void pg_served(struct pg_arena *a, int64_t ended_boot_ns)
 
 /* The next outcome of the last message that was in none before; NULL = there is none. One that is
  * sent again waits for its owner, not for us. */
-static struct pg_operation *told_next(struct pg_arena *a)
+static struct pg_operation *notified_next(struct pg_arena *a)
 {
-    while (a->told_count > 0) {
-        struct pg_operation *op = operation_at(a, a->told_first);
-        a->told_first = op->inbox_next;
-        a->told_count--;
-        if (op->cause != 0 && !op->told) {
-            op->told = 1;
+    while (a->notified_count > 0) {
+        struct pg_operation *op = operation_at(a, a->notified_first);
+        a->notified_first = op->inbox_next;
+        a->notified_count--;
+        if (op->cause != 0 && !op->notified) {
+            op->notified = 1;
             return op;
         }
     }
@@ -40,10 +40,10 @@ static struct pg_operation *told_next(struct pg_arena *a)
 }
 
 /* A virtual clock does not tell when an operation ended. */
-void pg_told(struct pg_arena *a, int64_t built_boot_ns, int64_t handed_boot_ns)
+void pg_notified(struct pg_arena *a, int64_t built_boot_ns, int64_t handed_boot_ns)
 {
     const bool real = a->header->clock_kind == PG_CLOCK_BOOT;
-    for (const struct pg_operation *op; (op = told_next(a)) != NULL;) {
+    for (const struct pg_operation *op; (op = notified_next(a)) != NULL;) {
         measure(a, PG_HG_SEND, handed_boot_ns - built_boot_ns, 1);
         if (real)
             measure(a, PG_HG_RESPONSE_QUEUE, built_boot_ns - op->ended_ns, 1);
@@ -52,7 +52,7 @@ void pg_told(struct pg_arena *a, int64_t built_boot_ns, int64_t handed_boot_ns)
 
 void pg_untaken(struct pg_arena *a)
 {
-    while (told_next(a) != NULL)
+    while (notified_next(a) != NULL)
         continue;
 }
 

@@ -11,7 +11,7 @@ from purgatoryd.shm_layout.arena import Handle
 CELLS = 64
 """Neighbouring buckets of a level are counted together in so many cells at most."""
 SHOWN = 4
-"""Finer levels are told also while they are empty."""
+"""Finer levels are reported also while they are empty."""
 
 
 @dataclass(frozen=True, slots=True)

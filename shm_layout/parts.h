@@ -93,8 +93,8 @@ struct pg_arena {
     int64_t real_boot_ns;         /* of the running call */
     struct pg_session *worked;    /* on whose batch the last call worked; NULL = on none */
     int64_t begun_boot_ns;        /* of the batch that the last call has answered; 0 = none */
-    uint32_t told_first;          /* slots of the last OUTCOMES message, by inbox_next */
-    uint32_t told_count;
+    uint32_t notified_first;          /* slots of the last OUTCOMES message, by inbox_next */
+    uint32_t notified_count;
     uint32_t real_s;              /* the same in whole seconds */
     int64_t started_ns;           /* arena clock at the last rebuild, and the first ticket */
     uint64_t first_number;        /* of a ticket, given after it; 0 in a fresh arena */

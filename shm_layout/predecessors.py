@@ -31,9 +31,9 @@ def read_predecessors(directory: Path) -> Predecessors:
     """Those of the WAL in `directory`. Raises BadPath if the file is not one of ours."""
     path = directory / FILE
     try:
-        told = json.loads(path.read_bytes())
-        upto = {bytes.fromhex(uuid).hex(): int(lsn) for uuid, lsn in told["upto"].items()}
-        return Predecessors(upto, int(told["shards"]))
+        reported = json.loads(path.read_bytes())
+        upto = {bytes.fromhex(uuid).hex(): int(lsn) for uuid, lsn in reported["upto"].items()}
+        return Predecessors(upto, int(reported["shards"]))
     except FileNotFoundError:
         return Predecessors()
     except OSError as error:

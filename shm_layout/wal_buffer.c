@@ -87,7 +87,7 @@ void wal_buffer_settle(struct pg_arena *a)
 }
 
 /* The body of a frame, with `extra` bytes behind it that the caller fills, and `tail` at its end
- * for what is told of beginning and end. */
+ * for what is recorded of beginning and end. */
 static void *frame_begin_with(struct pg_arena *a, enum pg_wal_type type, uint64_t extra,
                               uint64_t tail)
 {
@@ -563,8 +563,8 @@ static bool published_visible(const struct pg_arena *a, const void *body)
     return entry_is(a, j->position, j->ticket >> 8);
 }
 
-/* It has no effect, so it may be told. */
-static bool told_visible(const struct pg_arena *a, const void *body)
+/* It has no effect, so it may always be seen. */
+static bool always_visible(const struct pg_arena *a, const void *body)
 {
     (void)a, (void)body;
     return true;
@@ -590,9 +590,9 @@ static const visible_fn visible[PG_WAL_TYPES] = {
     [PG_WAL_SENT] = sent_visible, [PG_WAL_WATCH] = watch_visible, [PG_WAL_WATERMARK] = watermark_visible,
     [PG_WAL_GONE] = gone_visible, [PG_WAL_OUTCOME] = outcome_visible,
     [PG_WAL_SESSION] = session_visible, [PG_WAL_ENTRY] = published_visible,
-    [PG_WAL_OPENED] = opened_visible, [PG_WAL_REPLIED] = told_visible,
+    [PG_WAL_OPENED] = opened_visible, [PG_WAL_REPLIED] = always_visible,
     [PG_WAL_LOAD] = load_visible, [PG_WAL_DONE] = done_visible, [PG_WAL_UNPARK] = unpark_visible,
-    [PG_WAL_METRICS] = told_visible,
+    [PG_WAL_METRICS] = always_visible,
 };
 
 /* ---- init, recovery, check ---------------------------------------------------------------------

@@ -3,7 +3,7 @@
     python cluster_driver.py MASTER
 
 It works in the folder that it is started in, by relative paths, as people do; its workers stand in
-others. Prints a line of JSON: in which folders tasks ran, and what each command told.
+others. Prints a line of JSON: in which folders tasks ran, and what each command reported.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ COMMANDS = {
 WITHOUT_SPARK = ("cold cancel",)
 
 
-def told(master: str, name: str) -> tuple[int, list[dict[str, Any]]]:
+def reported(master: str, name: str) -> tuple[int, list[dict[str, Any]]]:
     """Exit code and lines of a command."""
     arguments = [*f"pipeline {name} {COMMANDS[name]} --json".split()]
     arguments += () if name in WITHOUT_SPARK else ("--master", master)
@@ -83,7 +83,7 @@ def main(master: str) -> None:
     writer.options(name="demo", directory=os.environ["PURGATORYD_DIR"]).save()
     for setting, value in INTERPRETED.items():  # so far plans were compiled, as Spark does
         spark.conf.set(setting, value)
-    commands = {name: told(master, name) for name in COMMANDS}
+    commands = {name: reported(master, name) for name in COMMANDS}
     print(json.dumps({"cwds": sorted(cwds), "records": records, "commands": commands}))
 
 

@@ -183,12 +183,12 @@ class Walk:
         out = self._process.stdout.fileno()
         try:
             while self._process.poll() is None:
-                heard = select.select([out, self._ends], [], [], 0.1)[0]
-                if out in heard and (line := self._process.stdout.readline()):
+                received = select.select([out, self._ends], [], [], 0.1)[0]
+                if out in received and (line := self._process.stdout.readline()):
                     ready = True
                     os.kill(int(line.split(b"pid=")[1].split()[0]), signal.SIGTERM)
-                elif self._ends in heard and (told := os.read(self._ends, 64)):
-                    yield self._end(told, ready)
+                elif self._ends in received and (reported := os.read(self._ends, 64)):
+                    yield self._end(reported, ready)
                     os.write(self._go, b".")
                     ready = False
             assert self._process.returncode == 0, self._stderr.read_text()
@@ -199,8 +199,8 @@ class Walk:
             os.close(self._ends)
             os.close(self._go)
 
-    def _end(self, told: bytes, ready: bool) -> End:
-        nth, status = map(int, told.split())
+    def _end(self, reported: bytes, ready: bool) -> End:
+        nth, status = map(int, reported.split())
         said = self._stderr.read_text()
         os.truncate(self._stderr, 0)
         return End(nth, os.waitstatus_to_exitcode(status), ready, said)

@@ -158,8 +158,8 @@ def _answers(plan: Plan, rows: Rows) -> Rows:
     asks = (rows["kind"] == END) | (rows.get("replaced", np.full(len(rows["kind"]), NIL)) != NIL)
     batch = 1 + 2 * ((rows["at_ns"] - BOOT_NS) // (5 * MS)) + (rows["kind"] == END)
     ended_boot = rows["at_ns"] + plan.real_offset_ns
-    told = {"ended_by": rows["session"], "ended_batch": batch, "ended_boot_ns": ended_boot}
-    rows |= {name: np.where(asks, column, rows.get(name, NIL)) for name, column in told.items()}
+    reported = {"ended_by": rows["session"], "ended_batch": batch, "ended_boot_ns": ended_boot}
+    rows |= {name: np.where(asks, column, rows.get(name, NIL)) for name, column in reported.items()}
     asked = np.unique(np.stack([rows["session"], batch])[:, asks], axis=1)
     session, sequence = np.concatenate([asked, asked[:, ::3]], axis=1)
     again = np.arange(len(session)) >= asked.shape[1]
@@ -316,16 +316,16 @@ def opening_of(plan: Plan, start_lsn: int, taken_lsn: int) -> tuple[Manifest, pa
     rows = {name: column[lived] for name, column in rows.items()}
     rows["replaced"] = np.full(len(rows["lsn"]), NIL)
     manifest, _ = _segment(plan, rows)
-    told = replace(manifest, table="openings", first_lsn=start_lsn, last_lsn=taken_lsn)
-    return told, table_of(plan, rows, start_lsn)
+    reported = replace(manifest, table="openings", first_lsn=start_lsn, last_lsn=taken_lsn)
+    return reported, table_of(plan, rows, start_lsn)
 
 
 def put(lake: Lake, segment: tuple[Manifest, pa.Table]) -> None:
     """Puts a segment into a lake."""
     manifest, table = segment
     file = lake.data(manifest)
-    told = lake.root / "manifests" / f"daemon={manifest.daemon}" / f"{manifest.name}.json"
-    for path in (file, told):
+    reported = lake.root / "manifests" / f"daemon={manifest.daemon}" / f"{manifest.name}.json"
+    for path in (file, reported):
         path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, file, compression="zstd")
-    told.write_bytes(record(replace(manifest, bytes=file.stat().st_size)))
+    reported.write_bytes(record(replace(manifest, bytes=file.stat().st_size)))

@@ -29,10 +29,10 @@ def run_as(
         _answer(write_fd, work)
     os.close(write_fd)
     with os.fdopen(read_fd, "rb") as pipe:
-        told = pipe.read()
+        reported = pipe.read()
     _, status = os.waitpid(child, 0)
-    assert told, f"the child ended with status {status} and said nothing"
-    result, error = pickle.loads(told)
+    assert reported, f"the child ended with status {status} and said nothing"
+    result, error = pickle.loads(reported)
     if error is not None:
         raise error
     found: T = result
@@ -49,10 +49,10 @@ def _answer(write_fd: int, work: Callable[[], object]) -> NoReturn:
     """Never returns into the test runner's frames."""
     try:
         try:
-            told = pickle.dumps((work(), None))
+            reported = pickle.dumps((work(), None))
         except BaseException as error:
-            told = pickle.dumps((None, error))
+            reported = pickle.dumps((None, error))
         with os.fdopen(write_fd, "wb") as pipe:
-            pipe.write(told)
+            pipe.write(reported)
     finally:
         os._exit(0)

@@ -113,8 +113,8 @@ def as_user(name: str, act: Callable[[], object]) -> str:
             os.write(write_fd, type(error).__name__.encode())
         os._exit(0)
     os.close(write_fd)
-    with open(read_fd) as told:
-        name = told.read()
+    with open(read_fd) as reported:
+        name = reported.read()
     os.wait()
     return name
 
@@ -160,11 +160,11 @@ def a_reload_takes_quotas_over_and_tells_journald() -> None:
     eventually(lambda: shown("ActiveState") == "active")
     assert main_pid() == pid
     records = journald_text("-o", "json", "PURGATORYD_NAME=default").splitlines()
-    told = [json.loads(record) for record in records]
-    told = [one for one in told if "PURGATORYD_STATE" in one]
-    moves = [(one["PURGATORYD_STATE"], one["PRIORITY"]) for one in told[:3]]
+    reported = [json.loads(record) for record in records]
+    reported = [one for one in reported if "PURGATORYD_STATE" in one]
+    moves = [(one["PURGATORYD_STATE"], one["PRIORITY"]) for one in reported[:3]]
     assert moves == [("starting", "6"), ("recovering", "6"), ("ready", "6")]
-    assert {one["SYSLOG_IDENTIFIER"] for one in told} == {"purgatoryd"}
+    assert {one["SYSLOG_IDENTIFIER"] for one in reported} == {"purgatoryd"}
 
 
 def header(field: str, name: str = "default") -> int:
@@ -326,7 +326,7 @@ def scraped() -> dict[str, float]:
     return {sample: float(value) for sample, value in samples}
 
 
-def told(sample: str) -> float | None:
+def reported(sample: str) -> float | None:
     """None while nobody answers."""
     try:
         return scraped()[sample]
@@ -336,15 +336,15 @@ def told(sample: str) -> float | None:
 
 def the_endpoint_tells_whether_the_daemon_is_up() -> None:
     systemctl("start", "purgatoryd@web", "purgatoryd-metrics@web")
-    eventually(lambda: told('purgatoryd_up{daemon="web"}') == 1)
+    eventually(lambda: reported('purgatoryd_up{daemon="web"}') == 1)
     with Client("web", timeout=PATIENCE_S) as client:
         client.add("far", delay=FAR_S)
-    assert told('purgatoryd_adds_total{daemon="web"}') == 1
-    assert told('purgatoryd_state{daemon="web",state="ready"}') == 1
+    assert reported('purgatoryd_adds_total{daemon="web"}') == 1
+    assert reported('purgatoryd_state{daemon="web",state="ready"}') == 1
     systemctl("stop", "purgatoryd@web")
-    assert told('purgatoryd_up{daemon="web"}') == 0
-    assert told('purgatoryd_state{daemon="web",state="stopped"}') == 1
-    assert told('purgatoryd_adds_total{daemon="web"}') == 1
+    assert reported('purgatoryd_up{daemon="web"}') == 0
+    assert reported('purgatoryd_state{daemon="web",state="stopped"}') == 1
+    assert reported('purgatoryd_adds_total{daemon="web"}') == 1
     assert shown("ActiveState", "purgatoryd-metrics@web") == "active"
     assert shown("User", "purgatoryd-metrics@web") == "purgatoryd"
     systemctl("start", "purgatoryd-metrics@other", check=False)  # at the same address
@@ -417,9 +417,9 @@ def a_unit_of_shards_is_started_when_all_are_ready() -> None:
     Path("/etc/purgatoryd/many.toml").write_text(settings)
     systemctl("start", MANY)
     assert shown("StatusText", MANY) == "ready"
-    code, told = purgatoryd("status", "--name", "many")
-    assert code == 0, told
-    begins = [line.partition(",")[0] for line in told.splitlines()]
+    code, reported = purgatoryd("status", "--name", "many")
+    assert code == 0, reported
+    begins = [line.partition(",")[0] for line in reported.splitlines()]
     assert begins == ["many: ready", "many-1-0: ready", "many-1-1: ready"]
     for shard in (0, 1):
         with Client("many", namespace=name_in(shard), timeout=PATIENCE_S) as client:

@@ -170,7 +170,7 @@ class Ledger:
         assert len(found) == len(armed) + 2  # the two operations
 
     def owner(self, shards: Shards) -> Owner:
-        """The owner, as he comes back: he gets his answers again, and what he was not told."""
+        """The owner, as he comes back: he gets his answers again, and what he has not received."""
         core = shards.of(OWNED, b"")
         owner = Owner(core, NONCE, UID)
         owner.newest = renamed(self.last, owner.id)
@@ -200,8 +200,8 @@ class Ledger:
                 self.owed[answer.ticket] = OWNED, b"much%d" % n, b""
         ends = owner.send(advance(b"r3", 85), advance(b"r2" * 20, 5))
         assert [answer.ended for answer in ends] == [1, 1]
-        told: list[Mail] = owner.mail()
-        assert {mail.key: mail.cause for mail in told} == dict.fromkeys(
+        reported: list[Mail] = owner.mail()
+        assert {mail.key: mail.cause for mail in reported} == dict.fromkeys(
             (b"sum", b"all"), lib.PG_CAUSE_SATISFIED
         )
         for one in shards.cores:

@@ -9,7 +9,7 @@ INTERPRETED = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
-"""What a session may be told at any time."""
+"""What a session may receive at any time."""
 SMALL_PLANS = INTERPRETED | {
     # Nothing runs so long that compiling more of Java would pay, either.
     "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {QUIET}",

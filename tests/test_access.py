@@ -158,7 +158,7 @@ def test_a_member_of_the_group_reads_and_a_stranger_does_not(
     assert not run_as(BOB, connect)
 
 
-def test_a_stranger_is_told_that_the_arena_is_not_for_him(
+def test_a_stranger_is_notified_that_the_arena_is_not_for_him(
     shared_dir: Path, daemon: StartDaemon
 ) -> None:
     daemon("demo")
@@ -174,7 +174,7 @@ def test_a_stranger_is_told_that_the_arena_is_not_for_him(
         assert "cannot be read by this user" in said
 
 
-def test_a_stranger_is_told_which_door_is_shut(shared_dir: Path, daemon: StartDaemon) -> None:
+def test_a_stranger_is_notified_which_door_is_shut(shared_dir: Path, daemon: StartDaemon) -> None:
     real = daemon("demo")
 
     def add() -> tuple[int, str]:
@@ -192,7 +192,7 @@ def test_a_stranger_is_told_which_door_is_shut(shared_dir: Path, daemon: StartDa
     assert refused_by(shared_dir)
 
 
-def test_a_stranger_is_told_that_a_wal_is_not_for_him(
+def test_a_stranger_is_notified_that_a_wal_is_not_for_him(
     shared_dir: Path, daemon: StartDaemon
 ) -> None:
     wals = shared_dir / "wal"

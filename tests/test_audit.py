@@ -118,7 +118,7 @@ def load_rows(*between: Record) -> Iterator[Record]:
 
 
 class Planted(NamedTuple):
-    """A story, and the kinds of violation that it must be told to have; `ticket`: of the first."""
+    """A story, and the kinds of violation that must be reported of it; `ticket`: of the first."""
 
     story: Story
     kinds: set[str]
@@ -209,7 +209,7 @@ def call(op: str, ticket: int, key: str, found: str, at_ns: int) -> Line:
             "found": found, "acked_boot_ns": at_ns}  # fmt: skip
 
 
-def told(ticket: int, found: str) -> Line:
+def reported(ticket: int, found: str) -> Line:
     return {"op": "outcome", "ticket": ticket, "found": found, "acked_boot_ns": 15 * S}
 
 
@@ -228,8 +228,8 @@ NOTED = {
     "move_d": call("add", 5, "d", "extended", 5 * S),
     "e": call("watch", 6, "e", "added", 6 * S),
     "cancel_e": call("cancel", 6, "e", "fired", 9 * S),
-    "told_e": told(6, "satisfied"),
-    "told_f": told(7, "expired"),
+    "reported_e": reported(6, "satisfied"),
+    "reported_f": reported(7, "expired"),
     "notice_e": notice(6, "e", 1, 8 * S),
     "notice_f": notice(7, "f", 2, 9 * S),
     "notice_a": notice(1, "a", 3, 12 * S),
@@ -239,7 +239,7 @@ NOTED = {
 
 
 def row(number: int) -> Line:
-    """A row of a load was told to be done before; its timer is gone."""
+    """A row of a load was reported as done before; its timer is gone."""
     place = {"load": b"sixteen bytes id".hex(), "row": number}
     return call("row", 0, "x", "loaded", 21 * S) | place
 
@@ -262,7 +262,7 @@ WRONG_LEDGERS: list[tuple[str, list[Line], int]] = [
     ("fired_unfounded", noted(more=call("cancel", 3, "c", "fired", 9 * S)), 3),
     ("unpark_lost", noted(more=call("unpark", 12, "p", "unparked", 15 * S)), 12),
     ("row_lost", [*noted(), row(8)], 0),
-    ("outcome_differs", noted(told_e=told(6, "expired")), 6),
+    ("outcome_differs", noted(reported_e=reported(6, "expired")), 6),
     ("notice_unfounded", noted(more=notice(3, "c", 6, 21 * S)), 3),
     ("notice_differs", noted(notice_w=notice(8, "w", 5, 20 * S, "other")), 8),
     ("received_early", noted(notice_a=notice(1, "a", 3, 10 * S - 1)), 1),
@@ -288,7 +288,7 @@ HOLED_LINES = [
     *noted(),
     call("cancel", 3, "c", "fired", 5 * S),  # before the hole
     call("cancel", 8, "w", "cancelled", 15 * S),  # behind it
-    call("cancel", 4, "d", "fired", 30 * S),  # of before, and told after
+    call("cancel", 4, "d", "fired", 30 * S),  # of before, and reported after
 ]
 
 
@@ -320,7 +320,7 @@ CLEAN_STORIES = {
 @dataclass
 class Found:
     """The verdict, by daemon. `kept`: WALs, lake and ledgers, of which `soaked` is what the
-    soak left and `totals` what it told."""
+    soak left and `totals` what it reported."""
 
     verdict: Verdict
     kinds: dict[bytes, set[str]]
@@ -428,8 +428,8 @@ def test_clean_wals_have_none(found: Found, name: str) -> None:
 
 def test_a_stored_wal_has_none(found: Found) -> None:
     """A daemon wrote it; its timers ended in every way, as replaced ones, too."""
-    told = json.loads((WALS[-1] / "wal.json").read_text())
-    assert found.kinds[bytes.fromhex(told["uuid"])] == set()
+    reported = json.loads((WALS[-1] / "wal.json").read_text())
+    assert found.kinds[bytes.fromhex(reported["uuid"])] == set()
 
 
 def test_a_soaked_wal_has_none(found: Found) -> None:
@@ -446,8 +446,8 @@ def test_a_soaked_wal_has_none(found: Found) -> None:
     assert balance.added >= found.totals["added"] + found.totals["armed"] > 0
     assert min(balance.cancelled, balance.expired, balance.satisfied) > 0
     ledgers = found.kept / "ledgers" / f"daemon={found.soaked.hex()}"
-    told = {op for file in ledgers.iterdir() for op in OP.findall(file.read_text())}
-    assert told >= {"add", "watch", "cancel", "outcome", "notice"}
+    reported = {op for file in ledgers.iterdir() for op in OP.findall(file.read_text())}
+    assert reported >= {"add", "watch", "cancel", "outcome", "notice"}
 
 
 OP = re.compile(r'"op":"(\w+)"')
@@ -464,7 +464,7 @@ def soak(seconds: int, kept: Path) -> dict[str, Any]:
     return found
 
 
-def test_a_true_ledger_and_losses_that_were_told_are_no_violations(found: Found) -> None:
+def test_a_true_ledger_and_losses_that_were_reported_are_no_violations(found: Found) -> None:
     assert found.kinds[uuid(LEDGER_FROM)] == set()
     assert found.kinds[uuid(LEDGER_FROM - 1)] == set()
 
@@ -476,7 +476,7 @@ def test_a_hole_hides_nothing_else_of_a_ledger(found: Found) -> None:
 
 
 def test_lines_that_nothing_is_known_of_are_named(found: Found) -> None:
-    """Of two ends in the hole, and what was told after the last record before it."""
+    """Of two ends in the hole, and what was reported after the last record before it."""
     assert [one for one in found.verdict.unjudged if one.daemon != found.soaked.hex()] == [
         Unjudged(uuid(HOLED).hex(), 6, "beyond"),
         Unjudged(uuid(STRANGER).hex(), len(NOTED), "absent"),
@@ -684,9 +684,9 @@ def invoke(*arguments: str | Path) -> Result:
 @pytest.mark.parametrize(
     ("damage", "what"),
     [
-        (lambda told: told[:100], "has 100 bytes, not {size}"),
-        (lambda told: told + b"x", "has {more} bytes, not {size}"),
-        (lambda told: bytes(len(told)), "cannot be read"),
+        (lambda reported: reported[:100], "has 100 bytes, not {size}"),
+        (lambda reported: reported + b"x", "has {more} bytes, not {size}"),
+        (lambda reported: bytes(len(reported)), "cannot be read"),
         (None, "is gone"),
     ],
     ids=["cut", "grown", "damaged", "gone"],
@@ -702,9 +702,9 @@ def test_a_file_of_the_lake_that_is_not_as_it_was_written_is_named(
         path.write_bytes(damage(path.read_bytes()))
     else:
         path.unlink()
-    told = invoke("audit", "--lake", lake.root)
-    assert told.exit_code == 5
-    assert told.stderr == f"purgatoryd: {path}: {what.format(size=size, more=size + 1)}\n"
+    reported = invoke("audit", "--lake", lake.root)
+    assert reported.exit_code == 5
+    assert reported.stderr == f"purgatoryd: {path}: {what.format(size=size, more=size + 1)}\n"
 
 
 def test_a_folder_without_ledgers_is_named(spark: SparkSession, tmp_path: Path) -> None:
@@ -714,25 +714,25 @@ def test_a_folder_without_ledgers_is_named(spark: SparkSession, tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("spark")
-def test_nothing_to_audit_is_told(tmp_path: Path) -> None:
-    told = invoke("audit", "--lake", tmp_path)
-    assert (told.exit_code, told.stdout) == (1, "0 records: nothing to audit\n")
-    told = invoke("report", "--lake", tmp_path, "--out", tmp_path / "r.html")
-    assert told.exit_code == 1
+def test_nothing_to_audit_is_reported(tmp_path: Path) -> None:
+    reported = invoke("audit", "--lake", tmp_path)
+    assert (reported.exit_code, reported.stdout) == (1, "0 records: nothing to audit\n")
+    reported = invoke("report", "--lake", tmp_path, "--out", tmp_path / "r.html")
+    assert reported.exit_code == 1
     assert "There was nothing to audit." in (tmp_path / "r.html").read_text()
 
 
 @pytest.mark.parametrize("command", ["audit", "report"])
 def test_a_lake_that_is_not_there_is_none(tmp_path: Path, command: str) -> None:
-    told = invoke(command, "--lake", tmp_path / "typo")
-    assert told.exit_code == 7
+    reported = invoke(command, "--lake", tmp_path / "typo")
+    assert reported.exit_code == 7
     assert not (tmp_path / "typo").exists()
 
 
-def test_a_page_that_cannot_be_written_is_told_first(tmp_path: Path) -> None:
-    told = invoke("report", "--lake", tmp_path, "--out", tmp_path / "no" / "r.html")
-    assert told.exit_code == 7
-    assert "no" in told.stderr
+def test_a_page_that_cannot_be_written_is_reported_first(tmp_path: Path) -> None:
+    reported = invoke("report", "--lake", tmp_path, "--out", tmp_path / "no" / "r.html")
+    assert reported.exit_code == 7
+    assert "no" in reported.stderr
 
 
 def test_the_commands_tell_what_they_found(in_parts: Path, spark: SparkSession) -> None:
@@ -741,13 +741,13 @@ def test_the_commands_tell_what_they_found(in_parts: Path, spark: SparkSession) 
     ledger = ("--ledger", in_parts / "ledgers")
     write_ledger(in_parts / "ledgers", uuid(STRANGER), noted())
     lake.rmdir()
-    told = invoke("audit", "--lake", lake, *wal, *ledger)
-    assert (told.exit_code, told.stdout.splitlines()[-1]) == (
+    reported = invoke("audit", "--lake", lake, *wal, *ledger)
+    assert (reported.exit_code, reported.stdout.splitlines()[-1]) == (
         0,
         f"{len(RECORDS)} records: no violation",
     )
-    assert "in no ledger 11 timers and operations that were armed" in told.stdout
-    assert f"not judged {uuid(STRANGER).hex()[:8]} 15 lines of ledgers: absent" in told.stdout
+    assert "in no ledger 11 timers and operations that were armed" in reported.stdout
+    assert f"not judged {uuid(STRANGER).hex()[:8]} 15 lines of ledgers: absent" in reported.stdout
     ship(in_parts / "demo", Lake(lake), "eagle")
     lose(Lake(lake), Wal().uuid, 1)
     broken = invoke("report", "--lake", lake, *ledger, "--out", page, "--json")

@@ -324,8 +324,8 @@ def test_what_the_machine_refuses_is_no_bug(
 
 def test_nor_is_it_where_spark_met_it() -> None:
     said = "Job aborted: java.io.IOException: file:/lake/silver/x.parquet (Read-only file system)"
-    told = unwritable(PySparkException(said))
-    assert str(told) == "/lake/silver/x.parquet: Read-only file system"
+    reported = unwritable(PySparkException(said))
+    assert str(reported) == "/lake/silver/x.parquet: Read-only file system"
     assert unwritable(PySparkException("Job aborted: out of memory")) is None
 
 
@@ -352,8 +352,10 @@ def test_an_argument_that_is_no_text_is_no_bug(daemon_dir: Path) -> None:
 )  # fmt: skip
 def test_a_file_that_spark_could_not_read_is_named_whole(said: str, what: str) -> None:
     plain = "/lakes, old/it's/x.parquet"
-    told = unreadable(PySparkException(said.format(plain=plain, url=quote(plain, safe="/,'()"))))
-    assert str(told) == f"{plain}: {what}"
+    reported = unreadable(
+        PySparkException(said.format(plain=plain, url=quote(plain, safe="/,'()")))
+    )
+    assert str(reported) == f"{plain}: {what}"
 
 
 def test_page_of_the_command_line_is_current() -> None:
@@ -367,15 +369,15 @@ def test_control_characters_never_reach_the_terminal() -> None:
 
 
 def test_namespaces_are_set_and_listed(demo: Daemon) -> None:
-    told = answer(
+    reported = answer(
         demo, "namespace", "set", "shop", "--owner", "1001", "--quota-bytes", "4K",
         "--durability", "memory",
     )  # fmt: skip
-    assert told == {
+    assert reported == {
         "namespace": "shop", "owner_uid": 1001, "durability": "memory", "quota_timers": 0,
         "quota_bytes": 4096, "quota_ops": 0, "park_beyond_ns": 0,
     }  # fmt: skip
-    assert answer(demo, "namespace", "ls") == told | {"timers": 0, "bytes": 0}
+    assert answer(demo, "namespace", "ls") == reported | {"timers": 0, "bytes": 0}
     assert answer(demo, "namespace", "set", "shop", "--owner", "anybody")["owner_uid"] is None
     assert "shop" in cli(demo, "namespace", "ls").stdout
     cli(demo, "add", "k", "--delay", "1h", "-n", "shop", "--payload", "x" * 20)
@@ -401,8 +403,8 @@ def test_what_an_owner_and_a_quota_refuse(demo: Daemon) -> None:
     cli(demo, *add, "small")
     done = cli(demo, "add", "l", "--delay", "1h", "-n", "small", "--json")
     assert done.returncode == Exit.REFUSED
-    told = json.loads(done.stderr)
-    assert (told["error"], told["limit"], told["used"]) == ("QuotaExceeded", 1, 1)
+    reported = json.loads(done.stderr)
+    assert (reported["error"], reported["limit"], reported["used"]) == ("QuotaExceeded", 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -424,12 +426,12 @@ def test_a_table_is_whole_in_a_pipe(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     print_table(WIDE, "wide")
-    told = capsys.readouterr().out
-    assert all(value in told for row in WIDE for value in row.values())
-    assert len(told.splitlines()) == 7  # title, heads and two rows in their frame
+    reported = capsys.readouterr().out
+    assert all(value in reported for row in WIDE for value in row.values())
+    assert len(reported.splitlines()) == 7  # title, heads and two rows in their frame
 
 
-def test_a_table_that_does_not_fit_is_told_row_by_row(
+def test_a_table_that_does_not_fit_is_reported_row_by_row(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("COLUMNS", "80"), ("FORCE_COLOR", "1"), ("NO_COLOR", "1")):

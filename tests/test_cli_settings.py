@@ -89,8 +89,8 @@ def test_unknown_key_in_the_file(text: str, tmp_path: Path) -> None:
 def test_unknown_variable() -> None:
     result = print_config("--json", env={"PURGATORYD_CAPACTY": "1"})
     assert result.exit_code == Exit.USAGE
-    told = json.loads(result.stderr)
-    assert (told["error"], told["setting"]) == ("UnknownSetting", "PURGATORYD_CAPACTY")
+    reported = json.loads(result.stderr)
+    assert (reported["error"], reported["setting"]) == ("UnknownSetting", "PURGATORYD_CAPACTY")
 
 
 def test_variables_that_are_no_settings_are_known() -> None:

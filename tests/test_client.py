@@ -501,7 +501,7 @@ def test_what_was_missed_while_disconnected_is_recovered(client: Client, real: D
         assert [n.seq for n in take(subscriber, 2)] == [11, 12]
 
 
-def test_a_subscriber_that_was_overtaken_is_told_the_range(daemon: StartDaemon) -> None:
+def test_a_subscriber_that_was_overtaken_receives_the_range(daemon: StartDaemon) -> None:
     real = daemon("demo", "--replay-buffer", "1024")
     rows = [(f"k{i}", 0, "t") for i in range(5000)]
     with Client("demo", namespace="shop") as client, listen("t") as subscriber:

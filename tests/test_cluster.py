@@ -35,7 +35,7 @@ from purgatoryd.pipeline.loading import Loader
 from purgatoryd.pipeline.session import java_home
 from purgatoryd.shm_layout.wal import Walk, segments
 
-Told = dict[str, tuple[int, list[dict[str, Any]]]]
+Reported = dict[str, tuple[int, list[dict[str, Any]]]]
 SPARK = Path(pyspark.__file__).parent
 DRIVER = Path(__file__).with_name("cluster_driver.py")
 LIMIT_S = 600
@@ -110,7 +110,7 @@ def records_in(wal: Path) -> int:
 def test_a_cluster_does_what_one_box_does(
     spark: SparkSession, daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    """Workers stand in other folders than the driver, and are told relative paths."""
+    """Workers stand in other folders than the driver, and receive relative paths."""
     needs("java")
     demo, root, log = daemon(), tmp_path / "driver", tmp_path / "driver.log"
     wals = laid_out(root)
@@ -118,23 +118,23 @@ def test_a_cluster_does_what_one_box_does(
         command = (sys.executable, str(DRIVER), master)
         with process(log, root, *command) as driver:
             assert driver.wait(LIMIT_S) == 0, log.read_text()
-    told = json.loads(log.read_text().splitlines()[-1])
-    tasks = {Path(cwd).relative_to(tmp_path).parts[0] for cwd in told["cwds"]}
+    reported = json.loads(log.read_text().splitlines()[-1])
+    tasks = {Path(cwd).relative_to(tmp_path).parts[0] for cwd in reported["cwds"]}
     assert tasks == {"worker0", "worker1"}
-    assert told["records"] == records_in(wals[1])
-    tables_agree(spark, root, wals, told["commands"])
-    verdict_holds(root, sum(map(records_in, wals)), told["commands"])
-    cold = [told["commands"][name] for name in COMMANDS if name.startswith("cold")]
+    assert reported["records"] == records_in(wals[1])
+    tables_agree(spark, root, wals, reported["commands"])
+    verdict_holds(root, sum(map(records_in, wals)), reported["commands"])
+    cold = [reported["commands"][name] for name in COMMANDS if name.startswith("cold")]
     assert [code for code, _ in cold] == [Exit.DONE] * len(cold)
-    assert told["commands"]["cold promote"][1][0]["results"] == {"ADDED": 9}
-    assert told["commands"]["cold verify"][1][0]["pending"] == 10
+    assert reported["commands"]["cold promote"][1][0]["results"] == {"ADDED": 9}
+    assert reported["commands"]["cold verify"][1][0]["pending"] == 10
     with Loader(demo.name) as loader:
         delivered = list(agent.deliver(root / "spool", loader))
     assert len(delivered) == WORKERS
     assert stats(demo)["live"] == 2 * ROWS + 9
 
 
-def tables_agree(spark: SparkSession, root: Path, wals: list[Path], told: Told) -> None:
+def tables_agree(spark: SparkSession, root: Path, wals: list[Path], reported: Reported) -> None:
     """Raw ingest, silver and gold are those of shipped segments on one box."""
     (root / "here").mkdir()
     here, there = Lake(root / "here"), Lake(root / "lake")
@@ -142,14 +142,14 @@ def tables_agree(spark: SparkSession, root: Path, wals: list[Path], told: Told) 
         ship(wal, here, socket.gethostname())
     made = bring_up(spark, here)
     count = sum(len(here.manifests(table)) for table in (BRONZE, OPENINGS))
-    code, lines = told["ingest"]
+    code, lines = reported["ingest"]
     assert (code, lines) == (Exit.DONE, [{"raw": count, **made}])
     assert contents(spark, there) == contents(spark, here)
 
 
-def verdict_holds(root: Path, records: int, told: Told) -> None:
+def verdict_holds(root: Path, records: int, reported: Reported) -> None:
     """Of a report on what was ingested and what is hot: it audits both."""
-    code, rows = told["report"]
+    code, rows = reported["report"]
     assert code == Exit.BROKEN
     verdict = next(row for row in rows if "records" in row)
     assert (verdict["records"], verdict["violations"]) == (records, {"ack_lost": 1})

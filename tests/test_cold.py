@@ -315,9 +315,13 @@ def test_a_tier_of_another_format_is_refused(
     status = ["pipeline", "cold", "status", "--lake", str(tmp_path), "--json"]
     done = CliRunner().invoke(app, status)
     assert done.exit_code == Exit.UNUSABLE, done.output
-    told = json.loads(done.stderr)
-    assert (told["error"], told["found"], told["expected"]) == ("LakeMismatch", found, FORMAT)
-    assert told["path"] == str(path)
+    reported = json.loads(done.stderr)
+    assert (reported["error"], reported["found"], reported["expected"]) == (
+        "LakeMismatch",
+        found,
+        FORMAT,
+    )
+    assert reported["path"] == str(path)
 
 
 def test_deadlines_that_are_no_times_are_counted(

@@ -34,7 +34,7 @@ def command(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments, catch_exceptions=False)
 
 
-def told(*arguments: str, code: Exit = Exit.DONE) -> dict[str, Any]:
+def reported(*arguments: str, code: Exit = Exit.DONE) -> dict[str, Any]:
     """What a command says with --json, on its last line."""
     result = command(*arguments, "--json")
     assert result.exit_code == code, result.output
@@ -77,7 +77,7 @@ def test_the_page_on_parked_timers(
     assert found is not None
     assert (found.ticket, found.payload) == (ticket, b"its payload")
     collect = ("pipeline", "cold", "collect", "--lake", "lake", "--wal-dir", "wal")
-    assert told(*collect, "--name", "demo")["rows"] == 0
+    assert reported(*collect, "--name", "demo")["rows"] == 0
 
 
 def for_this_session(block: str, demo: Daemon) -> str:
@@ -98,7 +98,7 @@ def test_the_page_from_load_to_verify(
         result = command(*shlex.split(line)[1:])
         assert result.exit_code == Exit.DONE, (line, result.output)
     assert stats(demo)["live"] == 9  # those of ten minutes, but for the cancelled one
-    figures = told("pipeline", "cold", "status", "--lake", "lake")
+    figures = reported("pipeline", "cold", "status", "--lake", "lake")
     assert (figures["rows"], figures["promoted"], figures["promoting"]) == (10, 9, None)
     again = command(*shlex.split(shown.splitlines()[2])[1:])
     assert (again.exit_code, again.output) == (Exit.DONE, "")
@@ -114,8 +114,8 @@ def test_the_page_from_load_to_verify(
     )  # fmt: skip
     replacing = (*load, "--replace", "--name", "demo")
     assert command(*replacing).output.startswith("1 timers, version")
-    assert told(*replacing)["rows"] == 0
-    assert told("pipeline", "cold", "verify", "--lake", "lake")["pending"] == 11
+    assert reported(*replacing)["rows"] == 0
+    assert reported("pipeline", "cold", "verify", "--lake", "lake")["pending"] == 11
 
 
 @pytest.fixture
@@ -125,22 +125,22 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_who_only_reads_makes_nothing(lake: Path) -> None:
-    assert told("pipeline", "cold", "status", "--lake", str(lake))["version"] == 0
+    assert reported("pipeline", "cold", "status", "--lake", str(lake))["version"] == 0
     assert list(lake.iterdir()) == []
 
 
 def test_cancels_from_the_command_line_and_from_files(lake: Path) -> None:
     base = ("pipeline", "cold", "cancel", "--lake", str(lake))
-    assert told(*base, "a", "b") == {"keys": 2, "daemon": {}}
+    assert reported(*base, "a", "b") == {"keys": 2, "daemon": {}}
     assert "not asked" in command(*base, "c0ffee", "--key-type", "hex").output
     file = lake / "keys.parquet"
     pq.write_table(pa.table({"key": ["a", "b", "c"]}), file)
-    assert told(*base, "--file", str(file))["keys"] == 3
+    assert reported(*base, "--file", str(file))["keys"] == 3
     pq.write_table(pa.table({"other": ["a"]}), file)
     assert command(*base, "--file", str(file)).exit_code == Exit.USAGE
     for bad in ((), ("a", "--file", str(file)), ("a", "--tcp", "h:1")):
         assert command(*base, *bad).exit_code == Exit.USAGE
-    figures = told("pipeline", "cold", "status", "--lake", str(lake))
+    figures = reported("pipeline", "cold", "status", "--lake", str(lake))
     assert (figures["tombstones"], figures["version"]) == (6, 3)
 
 
@@ -171,14 +171,14 @@ def test_spans_that_are_none_are_refused(arguments: tuple[str, ...], lake: Path)
 
 
 def test_a_promotion_keeps_to_its_rate(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Any] = []
+    reported: list[Any] = []
 
     class Pace:
         def __init__(self, limit: float) -> None:
-            told.append(limit)
+            reported.append(limit)
 
         def wait(self, rows: int) -> None:
-            told.append(rows)
+            reported.append(rows)
 
     def promote(_spark: Any, _tier: Any, _until: int, _hot: Any, pace: Any) -> list[Any]:
         pace(7)
@@ -190,7 +190,7 @@ def test_a_promotion_keeps_to_its_rate(lake: Path, monkeypatch: pytest.MonkeyPat
     window = ("--window", "2030-01-01T00:00Z", "--rate", "5")
     done = command("pipeline", "cold", "promote", "--lake", str(lake), *window)
     assert done.exit_code == Exit.DONE, done.output
-    assert told == [5.0, 7]
+    assert reported == [5.0, 7]
 
 
 def test_windows_go_to_the_daemon_one_ahead(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,12 +261,12 @@ def test_the_agent_adds_and_tells(daemon: StartDaemon, tmp_path: Path) -> None:
     assert command(*agent).output == ""
     writer = files_writer(tmp_path)
     writer.commit([writer.write(iter([filed(0, 5, "demo")]))])
-    assert told(*agent)["counts"] == {"ADDED": 5}
+    assert reported(*agent)["counts"] == {"ADDED": 5}
     with Client("demo") as client:
         client.add("k1", 3600)
     writer = files_writer(tmp_path)
     writer.commit([writer.write(iter([filed(1, 3, "demo")]))])
-    assert told(*agent, code=Exit.REFUSED)["counts"] == {"ADDED": 1, "EXISTS": 1}
+    assert reported(*agent, code=Exit.REFUSED)["counts"] == {"ADDED": 1, "EXISTS": 1}
     (tmp_path / "demo" / "bad.parquet").write_bytes(b"nothing")
     writer = files_writer(tmp_path)
     writer.commit([writer.write(iter([filed(1, 3, "demo")]))])

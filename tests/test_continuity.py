@@ -78,9 +78,9 @@ def test_nobody_comes_before_himself(first: int) -> None:
 
 
 def test_a_ring_is_named() -> None:
-    told = [shard("1-0", {"2-0": 5}, 1), shard("2-0", {"1-0": 5}, 1)]
+    reported = [shard("1-0", {"2-0": 5}, 1), shard("2-0", {"1-0": 5}, 1)]
     with pytest.raises(LakeBroken, match=r"1-0, 2-0, 1-0|2-0, 1-0, 2-0"):
-        predecessors(told)
+        predecessors(reported)
     with pytest.raises(LakeBroken, match="a, b, a"):
         newest_successor({"a": "b", "b": "a"}, "a")
 

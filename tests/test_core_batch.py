@@ -128,7 +128,7 @@ def test_hello_with_the_same_nonce_finds_the_same_session(lane: Lane) -> None:
     assert again.tick_ns == lane.core.config["tick_ns"]
 
 
-def test_a_numa_local_client_is_told_of_the_arenas_node(lane: Lane) -> None:
+def test_a_numa_local_client_receives_the_arenas_node(lane: Lane) -> None:
     placement = lane.core.header.placement
     placement.node, placement.reaper_cpu = 2, 8
     assert (lane.hello().node, lane.hello().reaper_cpu) == (2, 8)

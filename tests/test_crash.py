@@ -63,4 +63,4 @@ def test_kills_at_random_under_load_lose_and_double_nothing() -> None:
     result = json.loads(run.stdout)
     assert result["daemon_kills"] > 0
     assert result["added"] > 0
-    assert result["outcomes_heard"] > 0
+    assert result["outcomes_received"] > 0

@@ -1164,7 +1164,7 @@ def test_a_restart_may_enlarge(daemon: StartDaemon) -> None:
         after = stats(real)
         kept = ("stream_id", "live", "adds", "cancels")
         assert [after[name] for name in kept] == [before[name] for name in kept]
-        on = ("next_ticket", "replay_tail", "published")  # it told that it ended, and is ready
+        on = ("next_ticket", "replay_tail", "published")  # it reported that it ended, and is ready
         assert all(after[name] > before[name] for name in on)
         assert (after["capacity"], after["replay_capacity"]) == (5000, 256)
         with Raw(real.paths.cmd) as client:

@@ -37,12 +37,12 @@ from purgatoryd.cli.exposition import (
     SLOW_NS,
     WAITING_EDGES_NS,
     deployment_families,
+    exported,
     families,
     refresh,
     registry,
     table,
     text,
-    told,
 )
 from purgatoryd.cli.metrics import address_of
 from purgatoryd.shm_layout.errors import PermissionDenied
@@ -61,8 +61,8 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 def parsed(text: str) -> Samples:
     """Every sample by its name and labels; prometheus_client's own parser refuses what is wrong."""
-    told = text_string_to_metric_families(text)  # type: ignore[no-untyped-call]
-    found: list[Sample] = [sample for family in told for sample in family.samples]
+    reported = text_string_to_metric_families(text)  # type: ignore[no-untyped-call]
+    found: list[Sample] = [sample for family in reported for sample in family.samples]
     return {(s.name, frozenset(s.labels.items())): s.value for s in found}
 
 
@@ -73,7 +73,7 @@ def value(samples: Samples, name: str, **labels: str) -> float:
 # ---- the text --------------------------------------------------------------------------------
 
 
-def test_a_daemon_is_told_in_openmetrics(daemon: StartDaemon) -> None:
+def test_a_daemon_is_reported_in_openmetrics(daemon: StartDaemon) -> None:
     used(daemon)
     done = CliRunner().invoke(app, ["metrics", "--name", "demo"], catch_exceptions=False)
     found = parsed(done.stdout)
@@ -123,8 +123,8 @@ def test_no_daemon_is_said_so(daemon_dir: Path) -> None:
 @contextmanager
 def serving(directory: Path, address: str) -> Iterator[str]:
     """`purgatoryd metrics --serve`; gives where it says that it is."""
-    with endpoint(directory, address) as (_, told):
-        yield told
+    with endpoint(directory, address) as (_, reported):
+        yield reported
 
 
 @contextmanager
@@ -193,7 +193,7 @@ def test_an_arena_of_another_version_is_not_said_to_be_down(daemon: StartDaemon)
     (offset,) = (at for field, at, _ in fields("pg_header") if field == "abi_major")
     os.pwrite((fd := os.open(f"/dev/shm/{one.paths.arena}", os.O_RDWR)), b"\xff", offset)
     os.close(fd)
-    names = {sample.name: sample.value for family in told("demo") for sample in family.samples}
+    names = {sample.name: sample.value for family in exported("demo") for sample in family.samples}
     assert names == {"purgatoryd_readable": 0}
 
 
@@ -234,8 +234,8 @@ def test_an_endpoint_for_others_has_any_name(daemon_dir: Path) -> None:
 def test_a_unix_socket_is_for_the_group(daemon: StartDaemon, daemon_dir: Path) -> None:
     used(daemon)
     path = daemon_dir / "metrics"
-    with serving(daemon_dir, str(path)) as told:
-        assert told == str(path)
+    with serving(daemon_dir, str(path)) as reported:
+        assert reported == str(path)
         assert stat.S_IMODE(path.stat().st_mode) == 0o660
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(PATIENCE_S)
@@ -244,8 +244,8 @@ def test_a_unix_socket_is_for_the_group(daemon: StartDaemon, daemon_dir: Path) -
             with client.makefile("rb") as answer:
                 assert b" 200 " in answer.readline()
                 assert b"\npurgatoryd_up{" in answer.read()
-    with serving(daemon_dir, str(path)) as told:
-        assert told == str(path), "a dead socket is replaced"
+    with serving(daemon_dir, str(path)) as reported:
+        assert reported == str(path), "a dead socket is replaced"
 
 
 def test_an_endpoint_that_is_stopped_leaves_no_socket(daemon_dir: Path) -> None:

@@ -180,10 +180,10 @@ def before(request: pytest.FixtureRequest) -> Iterator[Before]:
     real = Daemon("demo", directory, SIZES)
     found = Before(real)
     yield found
-    told = ", ".join(f"{count} {how}" for how, count in found.tally.most_common())
+    reported = ", ".join(f"{count} {how}" for how, count in found.tally.most_common())
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
-        print(f"\n{found.tally.total()} daemons with a fault: {told}")
+        print(f"\n{found.tally.total()} daemons with a fault: {reported}")
     real.close()
     remove_arena_files(real.paths)
     shutil.rmtree(directory)
@@ -192,7 +192,7 @@ def before(request: pytest.FixtureRequest) -> Iterator[Before]:
 def ended_well(victim: Victim, fault: Fault, code: int) -> None:
     """It said what is wrong, or nothing was."""
     said = victim.stderr
-    if code in (Exit.UNUSABLE, -signal.SIGTERM):  # told to end while it was ending
+    if code in (Exit.UNUSABLE, -signal.SIGTERM):  # asked to end while it was ending
         assert re.fullmatch(r"purgatoryd: .+\n", said.splitlines(keepends=True)[-1]), said
         assert "Traceback" not in said
     elif code == -signal.SIGABRT:

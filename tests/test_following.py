@@ -61,14 +61,14 @@ def iterations(*steps: BaseException | None) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize(("error", "name"), PASSING, ids=lambda one: type(one).__name__)
-def test_what_passes_is_told_and_tried_again(
+def test_what_passes_is_reported_and_tried_again(
     error: Exception, name: str, slept: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     follow(iterations(error, error, error, None, error, KeyboardInterrupt()), lambda: 7.0, True)
     assert slept == [1, 2, 4, 7, 1]
-    told = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    assert [one["again_in_s"] for one in told] == [1, 2, 4, 1]
-    assert {one["error"] for one in told} == {name}
+    reported = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [one["again_in_s"] for one in reported] == [1, 2, 4, 1]
+    assert {one["error"] for one in reported} == {name}
 
 
 def test_the_pause_grows_up_to_a_minute(slept: list[float]) -> None:

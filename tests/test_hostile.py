@@ -87,7 +87,7 @@ def attacked(daemon: Daemon, attack: str, uid: int = NOBODY) -> Iterator[subproc
             process.stdout.close()
 
 
-def told(attacker: subprocess.Popen[bytes]) -> bool:
+def reported(attacker: subprocess.Popen[bytes]) -> bool:
     """True if it said that it struck."""
     assert attacker.stdout is not None
     return bool(select.select([attacker.stdout], [], [], 0)[0])
@@ -142,7 +142,7 @@ def honest(daemon: StartDaemon) -> Iterator[Honest]:
 def test_nobody_else_is_harmed(honest: Honest, attack: str) -> None:
     reason = CUT_OFF.get(attack, "")
     with attacked(honest.daemon, attack) as attacker:
-        honest.work_until(lambda: reason in honest.daemon.stderr if reason else told(attacker))
+        honest.work_until(lambda: reason in honest.daemon.stderr if reason else reported(attacker))
     honest.work()
     assert honest.daemon.running
     assert honest.peak - honest.base < BASE_MAX

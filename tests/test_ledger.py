@@ -1,4 +1,4 @@
-"""What clients and subscribers write down of what they were told."""
+"""What clients and subscribers write down of what they received."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ def test_what_is_parked_brought_back_or_done_before_is_noted(
     parked, back, *again = lines(tmp_path / "ledgers")
     assert (parked["op"], parked["found"], parked["ticket"]) == ("add", "parked", ticket)
     assert (back["op"], back["found"], back["ticket"]) == ("unpark", "unparked", ticket)
-    told = [(n["op"], n["found"], n["load"], n["row"], n["key"], n["ticket"]) for n in again]
-    assert told == [
+    reported = [(n["op"], n["found"], n["load"], n["row"], n["key"], n["ticket"]) for n in again]
+    assert reported == [
         ("row", "loaded", load.id.hex(), 5, "a", ticket),
         ("row", "loaded", load.id.hex(), 6, "b", 0),
     ]
@@ -122,8 +122,8 @@ def test_outcomes_and_notices_are_noted(daemon: StartDaemon, tmp_path: Path) -> 
         noted = {n["op"]: n for n in lines(tmp_path)}  # written at once
     assert noted["watch"]["ticket"] == noted["outcome"]["ticket"] == operation.ticket
     assert noted["outcome"]["found"] == "satisfied"
-    told = {n: noted["notice"][n] for n in ("ticket", "topic", "sequence", "received_boot_ns")}
-    assert told == {
+    reported = {n: noted["notice"][n] for n in ("ticket", "topic", "sequence", "received_boot_ns")}
+    assert reported == {
         "ticket": notice.ticket, "topic": "ends", "sequence": 1,
         "received_boot_ns": notice.received_boot_ns,
     }  # fmt: skip

@@ -1,4 +1,5 @@
-"""The daemon's states: their table, who is told of a move, and what can be seen from outside."""
+"""The daemon's states: their table, who is notified of a move, and what can be seen from
+outside."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ from test_cli import answer, cli
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
-from purgatoryd.cli.exposition import told
+from purgatoryd.cli.exposition import exported
 from purgatoryd.cli.viewer import Viewer
 from purgatoryd.clients import Admin, Client, DaemonUnreachable, Subscriber
 from purgatoryd.daemon import lifecycle
@@ -73,7 +74,7 @@ class Manager:
         self.socket.bind(address.replace("@", "\0", 1))
         self.socket.settimeout(PATIENCE_S)
 
-    def heard(self) -> list[str]:
+    def received(self) -> list[str]:
         """All lines that were said so far."""
         lines: list[str] = []
         while readable(self.socket):
@@ -82,12 +83,12 @@ class Manager:
 
     def hears(self, line: str) -> list[str]:
         """All lines up to the first that begins so."""
-        heard: list[str] = []
+        received: list[str] = []
         end_s = time.monotonic() + 2 * PATIENCE_S  # heartbeats alone go on for ever
-        while not any(one.startswith(line) for one in heard):
-            assert time.monotonic() < end_s, f"no {line} in {heard[-20:]}"
-            heard += self.socket.recv(4096).decode().splitlines()
-        return heard
+        while not any(one.startswith(line) for one in received):
+            assert time.monotonic() < end_s, f"no {line} in {received[-20:]}"
+            received += self.socket.recv(4096).decode().splitlines()
+        return received
 
 
 @pytest.fixture
@@ -154,8 +155,8 @@ def status(real: Daemon, *args: str) -> tuple[dict[str, Any], int]:
 
 
 def condition(real: Daemon, *args: str) -> tuple[str, int]:
-    told, code = status(real, *args)
-    return told["condition"], code
+    reported, code = status(real, *args)
+    return reported["condition"], code
 
 
 def test_a_daemon_from_ready_to_stopped(daemon: StartDaemon) -> None:
@@ -188,7 +189,7 @@ def test_signals_that_come_again_do_not_kill_what_ends_cleanly(
     assert real.process.returncode == 0, real.stderr
 
 
-def test_a_frozen_daemon_is_told_from_a_killed_one(daemon: StartDaemon) -> None:
+def test_a_frozen_daemon_is_distinguished_from_a_killed_one(daemon: StartDaemon) -> None:
     real = daemon("demo")
     os.kill(real.pid, signal.SIGSTOP)
     eventually(lambda: condition(real, "--frozen-after", "10ms") == ("frozen", Exit.TIMEOUT))
@@ -207,10 +208,10 @@ def test_a_start_moves_with_its_steps_and_a_loop_each_second(
 
     def frozen(still_ns: int, frozen_ns: int = health.FROZEN_NS) -> bool:
         now_ns = boot_ns() - still_ns
-        told = SimpleNamespace(header=StatusRecord(state, os.getpid(), now_ns, now_ns))
+        source = SimpleNamespace(header=StatusRecord(state, os.getpid(), now_ns, now_ns))
         with monkeypatch.context() as patch:
             patch.setattr(health, "is_alive", lambda _: True)  # this process is younger than that
-            return health.look(told, frozen_ns).condition == "frozen"
+            return health.look(source, frozen_ns).condition == "frozen"
 
     assert not frozen(health.FROZEN_NS // 2)
     assert frozen(2 * health.FROZEN_NS) is (not starts and state is not DaemonState.STOPPED)
@@ -297,27 +298,27 @@ def test_payloads_that_fill_the_memory_are_a_reason(daemon: StartDaemon) -> None
 # ---- the service manager ---------------------------------------------------------------------
 
 
-def test_a_manager_is_told_when_the_daemon_is_ready_alive_and_at_its_end(
+def test_a_manager_is_notified_when_the_daemon_is_ready_alive_and_at_its_end(
     manager: Manager, daemon: StartDaemon, daemon_dir: Path
 ) -> None:
     heartbeats = {"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "5000000"}
     real = daemon("demo", "--wal-dir", str(daemon_dir / "wal"), env=heartbeats)
-    heard = manager.hears("READY=1")
-    assert heard.index("STATUS=starting") < heard.index("STATUS=recovering")
-    assert "STATUS=ready" in heard
+    received = manager.hears("READY=1")
+    assert received.index("STATUS=starting") < received.index("STATUS=recovering")
+    assert "STATUS=ready" in received
     assert manager.hears("WATCHDOG=1")
     os.kill(real.pid, signal.SIGHUP)
-    heard = manager.hears("READY=1")
-    at = heard.index("RELOADING=1")
-    assert re.fullmatch(r"MONOTONIC_USEC=\d+", heard[at + 1])
+    received = manager.hears("READY=1")
+    at = received.index("RELOADING=1")
+    assert re.fullmatch(r"MONOTONIC_USEC=\d+", received[at + 1])
     with Admin("demo") as admin, Client("demo") as client:
         client.add("k", delay=3600)
         admin.stop(drain=True)
         manager.hears("STATUS=draining")
     real.stop()
-    heard = manager.hears("STATUS=writing a snapshot")
-    assert "STOPPING=1" in heard
-    assert heard[-2].startswith("EXTEND_TIMEOUT_USEC=")
+    received = manager.hears("STATUS=writing a snapshot")
+    assert "STOPPING=1" in received
+    assert received[-2].startswith("EXTEND_TIMEOUT_USEC=")
     with contextlib.closing(Reader.attach(real.paths)) as reader:
         assert reader.header.heartbeat_boot_ns > reader.header.daemon_since_boot_ns
 
@@ -362,9 +363,9 @@ def test_the_next_start_asks_for_time_while_it_recovers(
     manager.hears("READY=1")
     real.kill()
     real.start()
-    heard = manager.hears("READY=1")
-    at = heard.index("STATUS=rebuilding")
-    assert re.fullmatch(r"EXTEND_TIMEOUT_USEC=\d+", heard[at - 1])
+    received = manager.hears("READY=1")
+    at = received.index("STATUS=rebuilding")
+    assert re.fullmatch(r"EXTEND_TIMEOUT_USEC=\d+", received[at - 1])
 
 
 @pytest.mark.parametrize(
@@ -389,17 +390,17 @@ def test_a_recovery_that_hangs_on_the_disk_is_not_ready_before_it_can_serve(
     real.env |= {"NOTIFY_SOCKET": manager.address, **gate.environment}
     real.begin()
     with gate.closed():
-        heard = manager.heard()
-        assert heard[-1] == f"STATUS={doing}"
-        assert heard[-2].startswith("EXTEND_TIMEOUT_USEC=")
-        assert "READY=1" not in heard
+        received = manager.received()
+        assert received[-1] == f"STATUS={doing}"
+        assert received[-2].startswith("EXTEND_TIMEOUT_USEC=")
+        assert "READY=1" not in received
         assert not readable(real.process.stdout)
         with pytest.raises(DaemonUnreachable):
             Client("demo", timeout=0.1)
         assert condition(real) == ("recovering", Exit.NEGATIVE)
         assert "recovering" in CliRunner().invoke(app, ["top", "--name", "demo", "--once"]).output
         viewer = Viewer("demo")
-        seen = {s.name: s.value for family in told("demo") for s in family.samples if s.value}
+        seen = {s.name: s.value for family in exported("demo") for s in family.samples if s.value}
         assert seen.keys() >= {"purgatoryd_up", "purgatoryd_still_seconds", "purgatoryd_state"}
         with monkeypatch.context() as patch:
             patch.setattr(health, "STEP_NS", 1)
@@ -435,10 +436,10 @@ def test_a_manager_that_was_busy_hears_it_later_and_once(
     supervisor = Supervisor.of({"NOTIFY_SOCKET": manager.address})
     fill(manager)
     say(supervisor)
-    assert line not in manager.heard()
+    assert line not in manager.received()
     supervisor.alive()
     supervisor.alive()
-    assert manager.heard().count(line) == 1
+    assert manager.received().count(line) == 1
 
 
 @pytest.mark.parametrize("then", [Supervisor.reloading, Supervisor.stopping])
@@ -448,25 +449,25 @@ def test_a_manager_hears_nothing_that_is_no_longer_so(
     supervisor = Supervisor.of({"NOTIFY_SOCKET": manager.address})
     fill(manager)
     supervisor.ready()
-    manager.heard()
+    manager.received()
     then(supervisor)
     supervisor.alive()
-    assert "READY=1" not in manager.heard()
+    assert "READY=1" not in manager.received()
 
 
 def test_a_busy_manager_hears_of_the_end_before_the_disk_is_waited_for(manager: Manager) -> None:
     supervisor = Supervisor.of({"NOTIFY_SOCKET": manager.address})
     fill(manager)
-    heard: list[str] = []
+    received: list[str] = []
     loop: Any = SimpleNamespace(
         _stopping=True,
         _lifecycle=SimpleNamespace(enter=lambda _: supervisor.stopping(), supervisor=supervisor),
-        _publish=lambda: "STOPPING=1" in manager.heard(),
-        _wal=SimpleNamespace(commit=lambda: heard.extend(manager.heard())),
+        _publish=lambda: "STOPPING=1" in manager.received(),
+        _wal=SimpleNamespace(commit=lambda: received.extend(manager.received())),
         _commands=SimpleNamespace(release=lambda: None),
     )
     Reaper.run(loop)
-    assert "STOPPING=1" in heard
+    assert "STOPPING=1" in received
 
 
 def test_a_daemon_tells_a_busy_manager_again(manager: Manager, daemon: StartDaemon) -> None:

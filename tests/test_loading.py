@@ -123,7 +123,7 @@ def test_the_daemon_may_be_killed_meanwhile(daemon: StartDaemon) -> None:
     assert stats(demo)["live"] == 4000
 
 
-def test_refusals_are_told_with_counts_and_samples(daemon: StartDaemon, tmp_path: Path) -> None:
+def test_refusals_are_reported_with_counts_and_samples(daemon: StartDaemon, tmp_path: Path) -> None:
     demo = daemon("demo", "--capacity", "100")
     report = tmp_path / "report.json"
     with Client(demo.name) as client:
@@ -135,8 +135,8 @@ def test_refusals_are_told_with_counts_and_samples(daemon: StartDaemon, tmp_path
         writer.commit([done])
     assert caught.value.refused == 51
     assert ("default", "k3", "EXISTS") in caught.value.samples
-    told = json.loads(report.read_text())
-    assert (told["refused"], told["counts"]["FULL"]) == (51, 50)
+    reported = json.loads(report.read_text())
+    assert (reported["refused"], reported["counts"]["FULL"]) == (51, 50)
     timers_writer(demo, refused="count").commit([done])
 
 
@@ -294,8 +294,8 @@ def test_files_go_to_their_daemons_once(daemon: StartDaemon, tmp_path: Path) -> 
             (again,) = agent.deliver(tmp_path, loader)
             assert again.answers.counts == {"LOADED": 25}
             assert list(agent.deliver(tmp_path, loader)) == []
-        told = json.loads((path.parent / "done" / f"{path.stem}.json").read_text())
-        assert told["counts"] == {"LOADED": 25}
+        reported = json.loads((path.parent / "done" / f"{path.stem}.json").read_text())
+        assert reported["counts"] == {"LOADED": 25}
     assert sorted(fired(one)) == sorted(f"k{i}" for i in range(0, 50, 2))
 
 
@@ -360,9 +360,9 @@ def test_a_bad_file_is_set_aside_and_the_others_go_on(daemon: StartDaemon, tmp_p
     names = ["bytes", "foreign", "key", "kind", "name", "pages", "short"]
     assert [found.path for found in bad] == [folder / "refused" / f"{n}.parquet" for n in names]
     for found in bad:
-        told = json.loads(found.path.with_suffix(".json").read_text())
-        assert told["bad"] == found.bad != ""
-        assert told["counts"] == ({"ADDED": 8} if found.path.stem == "key" else {})
+        reported = json.loads(found.path.with_suffix(".json").read_text())
+        assert reported["bad"] == found.bad != ""
+        assert reported["counts"] == ({"ADDED": 8} if found.path.stem == "key" else {})
     assert (good.path, good.bad) == (folder / "done" / "whole.parquet", "")
     assert stats(one)["live"] == 10
 
@@ -407,8 +407,8 @@ def test_what_the_daemon_refuses_of_a_file_holds_no_other_back(
     with pytest.raises(DaemonUnreachable):
         list(agent.deliver(tmp_path, daemon, credits=2))
     assert [path.name for path in folder.glob("*.parquet")] == ["d.parquet"]
-    told = json.loads((folder / "refused" / "a.json").read_text())
-    assert ("TOO_LARGE" in told["bad"], told["counts"]) == (True, {"ADDED": 2})
+    reported = json.loads((folder / "refused" / "a.json").read_text())
+    assert ("TOO_LARGE" in reported["bad"], reported["counts"]) == (True, {"ADDED": 2})
     (last,) = agent.deliver(tmp_path, daemon, credits=2)
     assert (last.path, last.bad, last.left) == (folder / "done" / "d.parquet", "", False)
     assert daemon.added == [

@@ -226,7 +226,7 @@ def test_expiry_completes_first_and_then_expires(
 
 
 def test_expiry_looks_once_more(purgatory: DelayedOperationPurgatory, time: Time) -> None:
-    """A change of state that told nobody: completed late, but not as timed out."""
+    """A change of state that nobody was notified of: completed late, but not as timed out."""
     flag = Flag()
     op = Op(flag)
     purgatory.try_complete_else_watch(op, ["k"])

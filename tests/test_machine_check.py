@@ -24,9 +24,9 @@ def test_this_machine_has_all(missing: Callable[[str], str | None]) -> None:
 
 
 def test_no_compiler(missing: Callable[[str], str | None]) -> None:
-    told = missing("no-such-cc -m64")
-    assert told is not None
-    assert told.startswith("No C compiler: no-such-cc -m64")
+    reported = missing("no-such-cc -m64")
+    assert reported is not None
+    assert reported.startswith("No C compiler: no-such-cc -m64")
 
 
 def test_other_system(

@@ -128,7 +128,7 @@ def test_what_was_fired_is_answered_fired_where_it_went() -> None:
     assert core.replay(b"b", b"t", 1, 1)[2][0][5:] == (b"k", b"p")
 
 
-def test_the_youngest_notices_that_fit_are_kept_and_a_gap_is_told() -> None:
+def test_the_youngest_notices_that_fit_are_kept_and_a_gap_is_reported() -> None:
     shards = begun(2, TWO, replay_capacity=64)
     for n in range(20):
         for name in (b"a", b"b"):

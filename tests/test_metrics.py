@@ -243,16 +243,16 @@ def test_work_on_a_batch_is_that_of_all_its_iterations() -> None:
     assert of(core, Measured.BATCH_SERVICE).sum_ns == (3 * 5 - 4) * MS
 
 
-def told(core: Core, built_ns: int, handed_ns: int) -> bool:
+def reported(core: Core, built_ns: int, handed_ns: int) -> bool:
     """Hands over the next message to an owner; False = there is none."""
     out = ffi.new("uint64_t[]", 4096)
     used = lib.pg_inbox(core.a, ffi.new("uint64_t *"), out, ffi.sizeof(out))
-    lib.pg_told(core.a, built_ns, handed_ns)
+    lib.pg_notified(core.a, built_ns, handed_ns)
     return bool(used)
 
 
 def test_an_outcome_waits_for_its_owners_socket() -> None:
-    """Of what is told, outcomes: neither questions, nor what is told once more."""
+    """Of what is sent, outcomes: neither questions, nor what is sent once more."""
     core = Purgatory(clock_kind=lib.PG_CLOCK_BOOT)
     owner = pd.Owner(core)
     owner.send(
@@ -263,17 +263,17 @@ def test_an_outcome_waits_for_its_owners_socket() -> None:
     core.advance(MS)
     owner.send(pd.advance(b"k", 1))
     core.advance(2 * MS)
-    assert told(core, 5 * MS, 9 * MS)
+    assert reported(core, 5 * MS, 9 * MS)
     core.mail_again()
-    assert told(core, 50 * MS, 90 * MS)
-    assert not told(core, 500 * MS, 900 * MS)
+    assert reported(core, 50 * MS, 90 * MS)
+    assert not reported(core, 500 * MS, 900 * MS)
     found = of(core, Measured.RESPONSE_QUEUE)
     assert (found.count, found.sum_ns) == (2, (4 + 3) * MS)
     assert (of(core, Measured.SEND).count, of(core, Measured.SEND).sum_ns) == (2, 2 * 4 * MS)
 
 
 def test_who_is_not_there_is_not_waited_for() -> None:
-    """What is told later waited for its owner, which is no stage of the daemon's."""
+    """What is sent later waited for its owner, which is no stage of the daemon's."""
     core = Purgatory(clock_kind=lib.PG_CLOCK_BOOT)
     pd.Owner(core).send(pd.watch(b"late", lib.PG_C_ALL, [pd.Key(b"far", 1)], 2 * MS))
     core.advance(3 * MS)
@@ -281,7 +281,7 @@ def test_who_is_not_there_is_not_waited_for() -> None:
     assert lib.pg_inbox(core.a, ffi.new("uint64_t *"), out, ffi.sizeof(out))
     lib.pg_untaken(core.a)
     core.mail_again()
-    assert told(core, 5_000 * MS, 9_000 * MS)
+    assert reported(core, 5_000 * MS, 9_000 * MS)
     assert of(core, Measured.RESPONSE_QUEUE).count == of(core, Measured.SEND).count == 0
 
 
@@ -435,8 +435,8 @@ def test_a_daemon_records_them_once_a_minute(
         arena.close()
     walk = Walk()
     walk.enter(segments(directory)[0].path)
-    told = [f.fields["at_boot_ns"] for f in walk.frames() if f.kind == "metrics"]
-    assert told == [80 * 10**9, 160 * 10**9]
+    reported = [f.fields["at_boot_ns"] for f in walk.frames() if f.kind == "metrics"]
+    assert reported == [80 * 10**9, 160 * 10**9]
 
 
 # ---- reading a daemon ------------------------------------------------------------------------

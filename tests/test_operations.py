@@ -32,7 +32,7 @@ def added() -> PendingTrigger:
     return pending
 
 
-def told(cause: int) -> RawOutcome:
+def outcome_of(cause: int) -> RawOutcome:
     return RawOutcome(TICKET, cause, 9, 4, 5, VERSION * (cause == 0), 0, SLOT, "w", b"", ())
 
 
@@ -41,14 +41,14 @@ def test_a_check_before_the_watchs_answer_is_answered_after_it(book: Book, holds
     """With a WAL the answer waits for the disk, and the CHECK does not."""
     op = operation(lambda: holds)
     book.expect()
-    book.take([told(0)])
+    book.take([outcome_of(0)])
     book.work()
     assert (book.acks(), book.completions()) == ([], [])
     book.armed(op, added())
     book.work()
     assert book.completions() == ([(op, VERSION)] if holds else [])
     assert book.acks() == ([] if holds else [(TICKET, VERSION, SLOT)])
-    book.take([told(Cause.SATISFIED)])
+    book.take([outcome_of(Cause.SATISFIED)])
     book.work()
     assert op.result(0).cause == "satisfied"
     assert book.open == 0
@@ -58,7 +58,7 @@ def test_an_outcome_before_the_watchs_answer_takes_the_place_of_a_check(book: Bo
     asked: list[None] = []
     op = operation(lambda: asked.append(None))
     book.expect()
-    book.take([told(0), told(Cause.EXPIRED)])
+    book.take([outcome_of(0), outcome_of(Cause.EXPIRED)])
     book.armed(op, added())
     book.work()
     assert op.result(0).cause == "expired"
@@ -66,6 +66,6 @@ def test_an_outcome_before_the_watchs_answer_takes_the_place_of_a_check(book: Bo
 
 
 def test_a_check_of_what_nobody_waits_for_is_passed_over(book: Book) -> None:
-    book.take([told(0)])
+    book.take([outcome_of(0)])
     book.work()
     assert (book.acks(), book.completions(), book.open) == ([], [], 0)

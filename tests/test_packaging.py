@@ -102,15 +102,18 @@ main()
 
 def with_only(extra: str) -> str:
     """Runs a command where only what this extra names is there, of what the pipeline uses."""
-    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    reported = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     names = {
-        name: {re.split("[^a-z0-9-]", one)[0] for one in told[name]} for name in ("spark", extra)
+        name: {re.split("[^a-z0-9-]", one)[0] for one in reported[name]}
+        for name in ("spark", extra)
     }
     return LIGHT.replace("{missing}", repr((names["spark"] | {"numpy"}) - names[extra]))
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "reported"),
     [
         (("cold", "status", "--lake", "."), "version"),
         (("cold", "cancel", "order:1", "--lake", "."), "1 keys; the daemon: not asked"),
@@ -122,7 +125,7 @@ def with_only(extra: str) -> str:
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
 def test_the_extra_of_a_daemons_host_is_enough(
-    command: tuple[str, ...], told: str, tmp_path: Path
+    command: tuple[str, ...], reported: str, tmp_path: Path
 ) -> None:
     (tmp_path / "shipped").mkdir()
     put(Lake(tmp_path / "shipped"), segments_of(Plan(600))[0])
@@ -132,7 +135,7 @@ def test_the_extra_of_a_daemons_host_is_enough(
     )  # fmt: skip
     assert done.returncode in (0, 1, 7), done.stderr
     assert "Traceback" not in done.stderr
-    assert told in done.stdout
+    assert reported in done.stdout
 
 
 @pytest.mark.parametrize("kind", ["wheel", "sdist"])
@@ -146,8 +149,8 @@ def test_installed_goes_from_add_to_notice(
     daemon = Daemon("packed", daemon_dir, ("--capacity", "1000"), python=str(python))
     try:
         assert run(python, "-c", ADD_TO_NOTICE, cwd=tmp_path, env=daemon.env) == "noticed\n"
-        told = run(python.with_name("purgatoryd"), "--version", cwd=tmp_path)
-        assert told.startswith("purgatoryd ")
+        reported = run(python.with_name("purgatoryd"), "--version", cwd=tmp_path)
+        assert reported.startswith("purgatoryd ")
         names_the_extras(python, tmp_path)
         run(
             python.with_name("purgatoryd"), "stop", "--name", "packed", cwd=tmp_path, env=daemon.env

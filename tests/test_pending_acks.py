@@ -61,7 +61,7 @@ def test_an_answer_is_kept_as_it_was(waiting: PendingAcks, sent: Sent) -> None:
     assert sequences(sent) == [1]
 
 
-def test_a_stopped_wal_is_told_to_all_who_wait(waiting: PendingAcks, sent: Sent) -> None:
+def test_a_stopped_wal_is_reported_to_all_who_wait(waiting: PendingAcks, sent: Sent) -> None:
     waiting.hold(5, b"one", reply(1, Status.ADDED, Status.WAL), 0)
     waiting.hold(6, b"two", reply(2, Status.WAL, Status.WAL, extra=bytes(24)), 0)
     waiting.refuse(committed_lsn=4, errno=28)

@@ -137,10 +137,10 @@ def assert_same(row: dict[str, Any], frame: Frame) -> None:
     if found.payload is not None:
         assert (row["payload"], row["payload_len"]) == (found.payload, len(found.payload))
     ended = {name: frame.asked.get(name) for name in ("deadline_ns", "loaded")}
-    told = fields | (ended if frame.kind == "end" else {})
+    reported = fields | (ended if frame.kind == "end" else {})
     for name in ("ticket", "deadline_ns", "slot", "watermark"):
-        assert row[name] == told.get(name)
-    came = told.get("loaded") or (frame.kind == "arm" and fields["in_load"])
+        assert row[name] == reported.get(name)
+    came = reported.get("loaded") or (frame.kind == "arm" and fields["in_load"])
     assert bool(row["loaded"]) == bool(came)
     if frame.kind in TIMES:
         assert row["at_ns"] == fields[TIMES[frame.kind]]
@@ -217,7 +217,7 @@ def test_batches_of_any_size_give_the_same_rows(
     assert rows() == whole
 
 
-def test_virtual_time_is_told_apart(tmp_path: Path, lake: Lake) -> None:
+def test_virtual_time_is_kept_apart(tmp_path: Path, lake: Lake) -> None:
     wal = tmp_path / "wal"
     data = sw.segment([*sw.names(), sw.arm(3)], clock=lib.PG_CLOCK_VIRTUAL)
     sw.write(wal, data)
@@ -286,11 +286,11 @@ def test_a_manifest_that_tells_of_another_file_costs_no_data(
     shipped(wal, lake)
     (manifest,) = lake.manifests()
     path = lake.folder("manifests", manifest.daemon) / f"{manifest.name}.json"
-    told = path.read_text()
-    path.write_text(json.dumps(json.loads(told) | changed))
+    reported = path.read_text()
+    path.write_text(json.dumps(json.loads(reported) | changed))
     with pytest.raises(LakeBroken, match=path.name):
         shipped(wal, lake)
-    path.write_text(told)
+    path.write_text(reported)
     assert lake.files([manifest])
 
 
@@ -333,9 +333,9 @@ def test_another_major_version_is_refused(tmp_path: Path, lake: Lake) -> None:
     assert not list(lake.root.rglob("*.parquet"))
 
 
-@pytest.mark.parametrize("told_by", ["segment", "snapshot"])
+@pytest.mark.parametrize("reported_by", ["segment", "snapshot"])
 def test_an_arena_in_the_middle_has_the_names_of_those_around_it(
-    told_by: str, tmp_path: Path, lake: Lake
+    reported_by: str, tmp_path: Path, lake: Lake
 ) -> None:
     """Its own snapshot went, and nothing was shipped while it was there."""
     names = [ww.namespace(0, "shop"), ww.topic(0, 0, "late")]
@@ -345,7 +345,7 @@ def test_an_arena_in_the_middle_has_the_names_of_those_around_it(
             3, [[ww.arm(1, "a", 10)]], first_group=2), "4.wal": last.segment(4, [[]]),
         "4.snapshot": last.snapshot(4, [*names, ww.arm(1, "a", 10)], next_ticket=2),
     }  # fmt: skip
-    for name in files.keys() - {"1.wal" if told_by == "snapshot" else "4.snapshot"}:
+    for name in files.keys() - {"1.wal" if reported_by == "snapshot" else "4.snapshot"}:
         (tmp_path / f"{0:015}{name}").write_bytes(files[name])
     assert shipped(tmp_path, lake) == 2
     (row,) = (row for row in rows_of(lake) if row["kind"] == "arm")
@@ -451,7 +451,7 @@ def test_segments_are_hot_then_both_then_in_the_lake(stored: Path, lake: Lake) -
     assert len({one.identity for one in found}) == len(found)
 
 
-def test_what_retention_takes_meanwhile_is_told_by_the_next_segment(
+def test_what_retention_takes_meanwhile_is_reported_by_the_next_segment(
     stored: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the look at the folder and the reading of the oldest segment in it."""
@@ -520,8 +520,8 @@ def test_no_more_bytes_are_read_than_allowed(monkeypatch: pytest.MonkeyPatch) ->
     assert slept_s == pytest.approx(5.0)
 
 
-class Told:
-    """Stands in for Pace: what it was told."""
+class Reported:
+    """Stands in for Pace: what it received."""
 
     limits: ClassVar[list[float]] = []
     counts: ClassVar[list[int]] = []
@@ -537,12 +537,12 @@ def test_the_exporter_keeps_to_its_limit(tmp_path: Path, monkeypatch: pytest.Mon
     wal = tmp_path / "wal" / "demo"
     sw.write(wal, sw.segment([*sw.names(), *(sw.arm(n) for n in range(3, 50))]))
     sw.write(wal, sw.segment([sw.arm(1)], 50, first_group=2, seal=False), 50)
-    monkeypatch.setattr("purgatoryd.pipeline.ship.Pace", Told)
+    monkeypatch.setattr("purgatoryd.pipeline.ship.Pace", Reported)
     where = ("--name", "demo", "--wal-dir", wal.parent, "--lake", tmp_path / "lake")
     done = called("ship", "--limit", "50K", *where)
     assert done.exit_code == 0, done.output
     shipped, _ = segments(wal)
-    assert (Told.limits, sum(Told.counts)) == ([50 << 10], shipped.bytes)
+    assert (Reported.limits, sum(Reported.counts)) == ([50 << 10], shipped.bytes)
 
 
 # ---- the command -----------------------------------------------------------------------------
@@ -563,9 +563,9 @@ def test_a_running_daemon_is_shipped(daemon: StartDaemon, tmp_path: Path) -> Non
     where = ("--name", "demo", "--wal-dir", wals, "--lake", root, "--json")
     done = called("ship", *where, "--node", "here")
     assert done.exit_code == 0, done.output
-    told = [json.loads(line) for line in done.output.splitlines()]
-    assert {one["table"] for one in told} == {BRONZE, OPENINGS}
-    assert {one["node"] for one in told} == {"here"}
+    reported = [json.loads(line) for line in done.output.splitlines()]
+    assert {one["table"] for one in reported} == {BRONZE, OPENINGS}
+    assert {one["node"] for one in reported} == {"here"}
     status = called("status", "--segments", *where).output
     listed = [json.loads(line) for line in status.splitlines()]
     found = [one["tier"] for one in listed]

@@ -105,10 +105,10 @@ def test_ingest_of_raw_segments_gives_the_lake_that_ship_does(
     ship(wal, lake)
     raw_lake = lake.root.parent / "raw [1]"
     options = ("--wal-dir", str(wal.parent), "--lake", str(raw_lake), "--json")
-    told = [CliRunner().invoke(app, ["pipeline", "ingest", *options]) for _ in range(2)]
-    assert [one.exit_code for one in told] == [0, 0], told[0].output
+    reported = [CliRunner().invoke(app, ["pipeline", "ingest", *options]) for _ in range(2)]
+    assert [one.exit_code for one in reported] == [0, 0], reported[0].output
     count = len(lake.manifests()) + len(lake.manifests(OPENINGS))
-    assert [json.loads(one.stdout)["raw"] for one in told] == [count, 0]
+    assert [json.loads(one.stdout)["raw"] for one in reported] == [count, 0]
     ours = Lake(raw_lake)
     for table in (BRONZE_FOLDER, OPENINGS):
         theirs = lake.manifests(table)

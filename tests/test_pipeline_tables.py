@@ -287,7 +287,7 @@ def test_a_ledger_tells_when_notices_were_received(spark: SparkSession, tmp_path
     lake, rows = lake_in(tmp_path / "lake"), rows_of(SMALL)
     put(lake, segments_of(replace(SMALL, segment_rows=10**6))[0])
     fired = np.flatnonzero(rows["kind"] == FIRE)[:20]
-    told = [
+    reported = [
         {
             "op": "notice",
             "ticket": int(rows["ticket"][n]),
@@ -298,11 +298,11 @@ def test_a_ledger_tells_when_notices_were_received(spark: SparkSession, tmp_path
     ]
     ledger = tmp_path / "ledgers" / f"daemon={SMALL.daemon}" / "host-1-2.jsonl"
     ledger.parent.mkdir(parents=True)
-    ledger.write_text("".join(f"{json.dumps(line)}\n" for line in told))
+    ledger.write_text("".join(f"{json.dumps(line)}\n" for line in reported))
     jobs.make_silver(spark, lake, ledgers=tmp_path / "ledgers")
-    heard = table(spark, lake, LIFECYCLES).where("receive_ns IS NOT NULL")
+    received = table(spark, lake, LIFECYCLES).where("receive_ns IS NOT NULL")
     whole = F.col("response_queue_ns") + F.col("send_ns") + F.col("receive_ns")
-    assert [tuple(row) for row in heard.select("ticket", whole).orderBy("lsn").collect()] == [
+    assert [tuple(row) for row in received.select("ticket", whole).orderBy("lsn").collect()] == [
         (int(rows["ticket"][n]), 5_000_000) for n in fired if rows["cause"][n] == EXPIRED
     ]
 
@@ -557,7 +557,7 @@ def test_a_batch_may_be_handed_over_much_later(spark: SparkSession, tmp_path: Pa
 def test_an_answer_is_looked_for_in_all_segments_that_may_have_it() -> None:
     """However many stand between, but not in those of another start of the daemon."""
     plain, _ = segments_of(SMALL)[0]
-    told = [  # epoch, when it last ended something, when its first answer was built
+    reported = [  # epoch, when it last ended something, when its first answer was built
         (1, 10 * S, None), (1, 20 * S, None), (1, 30 * S, 10 * S + MS), (1, 40 * S, 35 * S),
         (2, 9 * S, 5 * S),
     ]  # fmt: skip
@@ -567,7 +567,7 @@ def test_an_answer_is_looked_for_in_all_segments_that_may_have_it() -> None:
             kinds={"end": 1} if built is None else {"end": 1, "replied": 1},
             ended_upto_ns=ended, built_from_ns=built or 0,
         )
-        for lsn, (epoch, ended, built) in enumerate(told, 1)
+        for lsn, (epoch, ended, built) in enumerate(reported, 1)
     ]  # fmt: skip
     found = [[one.first_lsn for one in reach.manifests] for reach in reaches(chain).values()]
     assert found == [[1, 3], [2, 3], [3], [4], [5]]
@@ -605,9 +605,13 @@ def test_another_format_is_refused(batch: Lake, tmp_path: Path, file: str, found
     before = {one: one.stat().st_mtime_ns for one in root.rglob("*.json")}
     done = CliRunner().invoke(app, ["pipeline", "ingest", "--lake", str(root), "--json"])
     assert done.exit_code == Exit.UNUSABLE, done.output
-    told = json.loads(done.stderr)
-    assert (told["error"], told["found"], told["expected"]) == ("LakeMismatch", found, FORMAT)
-    assert told["path"] == str(path)
+    reported = json.loads(done.stderr)
+    assert (reported["error"], reported["found"], reported["expected"]) == (
+        "LakeMismatch",
+        found,
+        FORMAT,
+    )
+    assert reported["path"] == str(path)
     assert {one: one.stat().st_mtime_ns for one in root.rglob("*.json")} == before
 
 
@@ -824,15 +828,15 @@ def test_a_trace_tells_every_record_of_a_key(
         key, ticket, lsn = oracle.rows(sql.format(final_state))[0]
         assert isinstance(key, str)
         lifecycles = trace.history(spark, made, (), trace.Key("default", "str", key.encode()))
-        told = next(
+        reported = next(
             t
             for t in map(trace.record, lifecycles)
             if (t["ticket"], t["node"]) == (ticket, "host-a")
         )
-        assert told["final_state"] == final_state
-        assert told["events"][-1]["lsn"] == lsn
-        assert told["events"][0]["what"].startswith("armed")
-        assert told["stages_ns"].keys() >= (
+        assert reported["final_state"] == final_state
+        assert reported["events"][-1]["lsn"] == lsn
+        assert reported["events"][0]["what"].startswith("armed")
+        assert reported["stages_ns"].keys() >= (
             {"request_queue", "remote"} | (set() if final_state == "replaced" else {"send"})
         )
     assert trace.history(spark, made, (), trace.Key("default", "str", b"nobody")) == []
@@ -864,14 +868,14 @@ def test_a_trace_goes_from_the_cold_tier_to_the_end(
     fire = sw.record("fire", ticket=3, fired_ns=sw.BOOT_NS + 2 * S, sequence=1, slot=3)
     sw.write(tmp_path / "j", sw.segment([*sw.names(), arm, fire]))
     lifecycles = trace.history(spark, lake, [tmp_path / "j"], trace.Key("n", "str", b"key:7"))
-    told = [trace.record(lifecycle) for lifecycle in lifecycles]
-    assert [[event["what"] for event in one["events"]] for one in told] == [
+    reported = [trace.record(lifecycle) for lifecycle in lifecycles]
+    assert [[event["what"] for event in one["events"]] for one in reported] == [
         [f"in the cold tier since version {first}, due {moment(due_ns)}",
          f"armed by window {window.id}", "expired"],
         [f"in the cold tier since version {second}, due {moment(due_ns + 7200 * S)}; ended there"],
         [f"in the cold tier since version {third}, due {moment(due_ns + 9000 * S)}"],
     ]  # fmt: skip
-    assert [(one["final_state"], one["ticket"]) for one in told] == [
+    assert [(one["final_state"], one["ticket"]) for one in reported] == [
         ("expired", 3), ("ended", 0), (None, 0)
     ]  # fmt: skip
 
@@ -911,8 +915,8 @@ def test_the_commands_make_and_ask_the_tables(
     daemon("demo")
     with Subscriber("demo", namespace=EVENTS_NAMESPACE, topics=[EVENTS_TOPIC]) as subscriber:
         found = called("slow", *where, "--limit", "1ns", "--least", "1", "--publish", "demo")
-        heard = [subscriber.get(timeout=PATIENCE_S) for _ in found]
-    assert [json.loads(notice.payload) for notice in heard if notice] == found != []
+        received = [subscriber.get(timeout=PATIENCE_S) for _ in found]
+    assert [json.loads(notice.payload) for notice in received if notice] == found != []
     assert {row["topic"] for row in called("timeouts", *where)} == {"t0", "t1", "t2", "t3"}
     (capacity,) = called("capacity", *where)
     assert capacity["live"] > 0

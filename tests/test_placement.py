@@ -140,7 +140,9 @@ def test_other_threads_keep_off_the_cores_of_other_loops(
     assert "its sibling 6 stays free" in found.reasons[0]
 
 
-def test_with_a_loop_on_each_core_others_get_what_is_left_and_that_is_told(planned: Any) -> None:
+def test_with_a_loop_on_each_core_others_get_what_is_left_and_that_is_reported(
+    planned: Any,
+) -> None:
     machine = Machine({0: range(8)}, cores=smt(4))
     last = planned(machine, taken=(1, 2, 3))
     assert (last.reaper, last.others, last.clamped) == ({0}, {4, 5, 6, 7}, PlacementPart.CPUS)
@@ -309,7 +311,7 @@ def test_an_isolated_cpu_may_be_named_though_we_were_not_started_on_it(planned: 
     assert planned(machine, cpus="3,0").reaper == {3}
 
 
-def test_cpus_that_are_not_ours_are_left_out_and_told(planned: Any) -> None:
+def test_cpus_that_are_not_ours_are_left_out_and_reported(planned: Any) -> None:
     machine = Machine({0: range(8)}, offline=(5,), cgroup=range(6))
     found = planned(machine, cpus="7,5,9,2,1")
     assert (found.reaper, found.others, found.clamped) == ({2}, {1}, PlacementPart.CPUS)
@@ -465,12 +467,14 @@ def test_workers_are_near_the_arena_and_evenly_spread(planned: Any, tmp_path: Pa
 
 def test_a_record_is_json(tmp_path: Path) -> None:
     topology = TWO_BY_TWO.read(tmp_path)
-    told = json.loads(json.dumps(record(topology, plan(topology, Config("demo", node=9)), None)))
-    assert told["topology"]["cores"] == [[0], [1], [2], [3]]
-    assert told["topology"]["nodes"][1]["distances"] == {"0": 20, "1": 10}
-    assert told["plan"]["reaper"] == [1]
-    assert told["plan"]["clamped"] == "memory"
-    assert told["daemon"] is None
+    reported = json.loads(
+        json.dumps(record(topology, plan(topology, Config("demo", node=9)), None))
+    )
+    assert reported["topology"]["cores"] == [[0], [1], [2], [3]]
+    assert reported["topology"]["nodes"][1]["distances"] == {"0": 20, "1": 10}
+    assert reported["plan"]["reaper"] == [1]
+    assert reported["plan"]["clamped"] == "memory"
+    assert reported["daemon"] is None
 
 
 def command(*arguments: str) -> tuple[int, str, str]:
@@ -484,16 +488,16 @@ def test_the_command_shows_this_machine(daemon_dir: Path) -> None:
     assert "node 0" in out
     assert "plan (auto):" in out
     code, out, _ = command("--json", "--placement", "none")
-    told = json.loads(out)
-    assert set(told["topology"]["allowed"]) == os.sched_getaffinity(0)
-    assert told["plan"]["mode"] == "none"
+    reported = json.loads(out)
+    assert set(reported["topology"]["allowed"]) == os.sched_getaffinity(0)
+    assert reported["plan"]["mode"] == "none"
 
 
 def test_the_command_shows_shards(daemon_dir: Path) -> None:
     code, out, _ = command("--name", "demo", "--shards", "2", "--json")
     assert code == Exit.DONE
-    told = [json.loads(line) for line in out.splitlines()]
-    assert [(one["name"], one["shard"], one["daemon"]) for one in told] == [
+    reported = [json.loads(line) for line in out.splitlines()]
+    assert [(one["name"], one["shard"], one["daemon"]) for one in reported] == [
         ("demo-1-0", 0, None), ("demo-1-1", 1, None),
     ]  # fmt: skip
     code, out, _ = command("--name", "demo", "--shards", "2", "--advise", "2", "--json")

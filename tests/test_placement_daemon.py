@@ -75,7 +75,7 @@ def test_the_loop_and_the_other_threads_are_where_they_belong(
     assert (figures["placed"], figures["clamped"]) == ("cpus", None)
 
 
-def test_what_is_impossible_is_told_and_the_daemon_runs(daemon: StartDaemon) -> None:
+def test_what_is_impossible_is_reported_and_the_daemon_runs(daemon: StartDaemon) -> None:
     real = daemon("demo", "--cpus", "65535", "--node", "60000")
     assert "of --cpus, 65535 are not online" in real.stderr
     assert "there is no node 60000" in real.stderr
@@ -438,14 +438,14 @@ def settled(config: Config) -> Placed:
     return placed
 
 
-def test_what_this_user_may_not_is_refused_and_told(capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_this_user_may_not_is_refused_and_reported(capfd: pytest.CaptureFixture[str]) -> None:
     config = Config("demo", realtime=5, lock_memory=True, placement="none")
     placed = run_as(STRANGER, lambda: settled(config))
     assert placed.clamped == PlacementPart.REALTIME | PlacementPart.LOCK
     assert placed.applied == PlacementPart(0)
-    told = capfd.readouterr().err
-    assert "purgatoryd: placement: no SCHED_FIFO: " in told
-    assert "purgatoryd: placement: no memory that stays in RAM: " in told
+    reported = capfd.readouterr().err
+    assert "purgatoryd: placement: no SCHED_FIFO: " in reported
+    assert "purgatoryd: placement: no memory that stays in RAM: " in reported
 
 
 @pytest.mark.parametrize("error", [OSError(1, "not permitted"), ValueError("no such CPU")])
@@ -557,13 +557,13 @@ def placement_of(real: Daemon, *arguments: str) -> str:
 
 
 def test_the_command_shows_where_the_daemon_is(pinned: Daemon, pair: tuple[int, int]) -> None:
-    told = placement_of(pinned)
+    reported = placement_of(pinned)
     topology = read(os.sched_getaffinity(0))
     node = topology.node_of(pair[0])
     assert node is not None
-    assert f"the daemon (explicit): node {node.id}, the loop on CPU {pair[0]}" in told
+    assert f"the daemon (explicit): node {node.id}, the loop on CPU {pair[0]}" in reported
     assert json.loads(placement_of(pinned, "--json"))["daemon"]["reaper_cpu"] == pair[0]
-    told = placement_of(pinned, "--advise", "3", "--json")
-    advised = [json.loads(line)["cpu"] for line in told.splitlines()]
+    reported = placement_of(pinned, "--advise", "3", "--json")
+    advised = [json.loads(line)["cpu"] for line in reported.splitlines()]
     local = worker_cpus(topology, node.id, pair[0], loop_cpus())
     assert advised == [local[worker % len(local)] for worker in range(3)]

@@ -82,8 +82,8 @@ def script() -> bytes:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the guest has told, all of it."""
+def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the guest has reported, all of it."""
     needs("qemu")
     needs("kernel")
     if platform.machine() != "x86_64":
@@ -105,10 +105,10 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "-serial", "stdio", "-kernel", str(image), "-initrd", str(root),
         "-append", "console=ttyS0 quiet panic=-1 no_timer_check",
     ]  # fmt: skip
-    return all_that_is_told(command)
+    return all_that_is_reported(command)
 
 
-def all_that_is_told(command: list[str]) -> dict[str, Any]:
+def all_that_is_reported(command: list[str]) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     console: list[str] = []
     with running(command) as process:
@@ -121,12 +121,12 @@ def all_that_is_told(command: list[str]) -> dict[str, Any]:
     return facts
 
 
-def test_the_guest_has_two_nodes(told: dict[str, Any]) -> None:
-    assert told["nodes"] == [[0, [0, 1], {"0": 10, "1": 21}], [1, [2, 3], {"0": 21, "1": 10}]]
+def test_the_guest_has_two_nodes(reported: dict[str, Any]) -> None:
+    assert reported["nodes"] == [[0, [0, 1], {"0": 10, "1": 21}], [1, [2, 3], {"0": 21, "1": 10}]]
 
 
-def test_a_new_arena_is_on_its_node(told: dict[str, Any]) -> None:
-    born = told["born"]
+def test_a_new_arena_is_on_its_node(reported: dict[str, Any]) -> None:
+    born = reported["born"]
     assert set(born["pages"]) == {"1"}
     assert born["policy"] == "prefer:1"
     assert (born["loop"], born["others"]) == ([3], [2])
@@ -134,21 +134,23 @@ def test_a_new_arena_is_on_its_node(told: dict[str, Any]) -> None:
     assert (born["placed"], born["clamped"]) == ("cpus, memory, core", None)
 
 
-def test_an_arena_that_was_elsewhere_is_moved(told: dict[str, Any]) -> None:
-    moved = told["moved"]
+def test_an_arena_that_was_elsewhere_is_moved(reported: dict[str, Any]) -> None:
+    moved = reported["moved"]
     assert set(moved["pages"]) == {"0"}
     assert moved["pages_elsewhere"] == 0
     assert (moved["loop"], moved["others"]) == ([1], [0])
     assert (moved["placed"], moved["clamped"]) == ("cpus, memory, core", None)
 
 
-def test_a_cpu_that_went_and_came_back(told: dict[str, Any]) -> None:
-    assert told["cpu"] == 1
-    assert told["back"]
+def test_a_cpu_that_went_and_came_back(reported: dict[str, Any]) -> None:
+    assert reported["cpu"] == 1
+    assert reported["back"]
 
 
-def test_another_node_for_a_running_daemon_moves_its_threads_alone(told: dict[str, Any]) -> None:
-    reloaded = told["reloaded"]
+def test_another_node_for_a_running_daemon_moves_its_threads_alone(
+    reported: dict[str, Any],
+) -> None:
+    reloaded = reported["reloaded"]
     assert (reloaded["loop"], reloaded["others"]) == ([3], [2])
     assert set(reloaded["pages"]) == {"0"}
     assert (reloaded["node"], reloaded["memory_node"], reloaded["reaper_cpu"]) == (1, 0, 3)

@@ -245,8 +245,8 @@ def test_who_was_recovered_from_the_wal_counts_once(spark: SparkSession, tmp_pat
     assert sum(row.live for row in found) == 1  # one of the two that lived has fired
     assert (size.daemon, size.living) == (uuid(2).hex(), 1)
     named = {uuid(1).hex(): HOSTS[0]}
-    told = lake.manifests()
-    known = successors(told), excluded(told).absent
+    reported = lake.manifests()
+    known = successors(reported), excluded(reported).absent
     assert fleet.of_today(named, *known) == {uuid(2).hex(): HOSTS[0]}
     with pytest.raises(InvalidSetting, match="one host alone"):
         fleet.of_today(named | {uuid(2).hex(): HOSTS[1]}, *known)
@@ -267,8 +267,8 @@ ONE = {"daemon": "'aa'", "capacity": "1", "speed": "1"}
 
 
 def host(name: str = "a", **fields: str) -> str:
-    told = [f"{field} = {value}" for field, value in (ONE | fields).items()]
-    return "\n".join([f"[hosts.{name}]", *told, ""])
+    reported = [f"{field} = {value}" for field, value in (ONE | fields).items()]
+    return "\n".join([f"[hosts.{name}]", *reported, ""])
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ class Machine(NamedTuple):
 
 class Boot(NamedTuple):
     recovered: int
-    unsynced: int  # LSN that a file written without sync told after the cut
+    unsynced: int  # LSN that a file written without sync reported after the cut
     acknowledged: int
     acks: int
 

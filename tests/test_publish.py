@@ -82,7 +82,7 @@ def test_no_key_leads_to_what_was_published(admin: Admin) -> None:
 def test_what_was_published_survives_kills_and_reboots(
     daemon: StartDaemon, daemon_dir: Path
 ) -> None:
-    """Its record is one of the WAL; who was away is told from the replay buffer."""
+    """Its record is one of the WAL; a subscriber who was away reads it from the replay buffer."""
     wal = daemon_dir / "wal"
     real = daemon("demo", "--wal-dir", str(wal))
     with Admin("demo", timeout=PATIENCE_S) as admin:

@@ -208,7 +208,7 @@ def test_a_failure_lasts_until_it_is_cleared(a: Purgatory, b: Purgatory) -> None
     assert not done.done, "it needs nothing of the failed key any more"
     assert a.watch("later", AnyOf({"t-0": 1}), HOUR_S).result(PATIENCE_S).error == 6
     assert b.clear("t-0")
-    assert not b.clear("unheard")
+    assert not b.clear("unknown")
     op = a.watch("after", AllOf({"t-0": 1}), HOUR_S)
     assert b.advance("t-0", 1) == 1
     assert op.result(PATIENCE_S).cause == "satisfied"
@@ -246,7 +246,7 @@ def test_cancel_for_key_names_all_that_it_ended(a: Purgatory, b: Purgatory) -> N
     assert sorted(map(str, b.cancel_for_key("t"))) == keys
     assert {op.result(PATIENCE_S).cause for op in ops} == {"cancelled"}
     assert b.cancel_for_key("t") == []
-    assert b.cancel_for_key("unheard") == []
+    assert b.cancel_for_key("unknown") == []
     assert not other.done
     assert sum(b.advance_many([(f"own:{key[-3:]}", 1) for key in keys])) == 0
 
@@ -726,7 +726,7 @@ def test_everything_ends_once_across_restarts(demo: Daemon, end: str) -> None:
             triggers.join(PATIENCE_S)
         q.advance("shared", 1)
         causes = Counter(op.result(PATIENCE_S).cause for op in ops)
-        assert waiting.result(PATIENCE_S).cause == "satisfied", "a silent owner is told, too"
+        assert waiting.result(PATIENCE_S).cause == "satisfied", "a silent owner is notified, too"
         reader = Reader.attach(demo.paths)
         until(lambda: reader.stats()["outcomes"] == 0)
         assert reader.stats()["operations"] == 0
@@ -773,7 +773,8 @@ def test_the_operations_of_a_dead_owner_end_too(demo: Daemon, stats: Callable[[s
 def test_workers_die_at_random_while_others_go_on(
     demo: Daemon, stats: Callable[[str], int]
 ) -> None:
-    """Each operation that a worker was told of has one notice, whoever died, whatever raced."""
+    """Each operation that was acknowledged to a worker has one notice, whoever died, whatever
+    raced."""
     rng = random.Random(7)
     armed: list[int] = []
     with Subscriber("demo", namespace="broker", topics=["ends"]) as subscriber:
@@ -816,7 +817,7 @@ def drain(subscriber: Subscriber, seen: list[int], seconds: float) -> bool:
 
 
 def bury(worker: Any) -> list[int]:
-    """Kills a worker; the tickets that it was told of."""
+    """Kills a worker; the tickets that were acknowledged to it."""
     worker.kill()
     said, _ = worker.communicate(timeout=PATIENCE_S)
     return [int(line) for line in said.splitlines()]
@@ -896,7 +897,7 @@ def watch(key: bytes, watched: bytes, target: int, mode: int = Condition.ALL) ->
 
 
 class Raw:
-    """An owner of operations that says what it is told to, and nothing by itself."""
+    """An owner of operations that says what it is asked to, and nothing by itself."""
 
     def __init__(self, demo: Daemon) -> None:
         self.endpoint = demo.paths.cmd_endpoint
@@ -1101,8 +1102,8 @@ def test_a_stranger_learns_nothing_with_a_guessed_session(raw: Raw, stranger: Ra
 def test_an_owner_keeps_itself_reachable(
     demo: Daemon, stranger: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a session was heard last, there its outcomes go. A silent owner speaks from time to
-    time, so one whose place somebody else has taken is told all the same."""
+    """Where a session sent last, there its outcomes go. A silent owner speaks from time to
+    time, so one whose place somebody else has taken is notified all the same."""
     monkeypatch.setattr(purgatory_module, "IDLE_S", 0.02)
     monkeypatch.setattr(purgatory_module, "KEEP_ALIVE_S", 0.0)
     with owner() as p:
@@ -1126,7 +1127,7 @@ def test_a_session_that_ends_drops_its_outcomes(raw: Raw, stats: Callable[[str],
 
 
 def test_an_owner_that_does_not_read_gets_all_once_it_reads(demo: Daemon, a: Purgatory) -> None:
-    """Much more than is sent to somebody who is not heard of."""
+    """Much more than is sent to somebody who is silent."""
     payload = bytes(8000)
     fields = {"payload_len": len(payload), "ext_len": len(KEY), "time_kind": TimeKind.DELAY}
     demo.restart("--payload-memory", "64M")

@@ -166,8 +166,8 @@ def test_another_uid_may_not_read_either(core: Purgatory) -> None:
     alice, bob = Owner(core, 1, ALICE), Owner(core, 2, BOB)
     alice.send(pd.put(b"k", MS, payload=b"secret"))
     assert query(core, alice, b"k").payload == b"secret"
-    told = query(core, bob, b"k")
-    assert (told.status, told.payload, told.ticket) == (Status.DENIED, b"", 0)
+    reported = query(core, bob, b"k")
+    assert (reported.status, reported.payload, reported.ticket) == (Status.DENIED, b"", 0)
     assert query(core, bob, b"never was").status == Status.DENIED
     assert query(core, bob, b"k", b"nowhere").status == Status.UNKNOWN
 
@@ -501,7 +501,7 @@ def test_check_finds_a_count_that_is_wrong(core: Purgatory, what: str) -> None:
 
 @dataclass
 class Owned:
-    """What is armed, as the answers told."""
+    """What is armed, as the answers said."""
 
     uid: int
     name: int

@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from raw_wire import PING
 from raw_wire import frame as request
 from real_daemon import PATIENCE_S, Daemon, DaemonFailed, eventually, stats
-from test_cold_cli import reminders, told
+from test_cold_cli import reminders, reported
 
 from purgatoryd.clients import (
     AllOf,
@@ -158,7 +158,7 @@ def test_the_cold_tier(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     def cold(*arguments: str) -> dict[str, Any]:
         common = ("--lake", str(lake), *where, "--key-file", str(remote.key))
-        return told("pipeline", "cold", *arguments, *common)
+        return reported("pipeline", "cold", *arguments, *common)
 
     assert cold("load", str(file))["rows"] == 20
     window = cold("promote", "--window", "2030-01-01T00:10:00Z")

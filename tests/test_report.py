@@ -124,12 +124,13 @@ def test_the_key_tables(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "told"), [(Verdict(1, counts={"early": 1}), "VIOLATIONS"), (Verdict(), "no record")]
+    ("found", "reported"),
+    [(Verdict(1, counts={"early": 1}), "VIOLATIONS"), (Verdict(), "no record")],
 )
 def test_the_key_tables_say_what_the_audit_found(
-    found: Verdict, told: str, capsys: pytest.CaptureFixture[str]
+    found: Verdict, reported: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert " ".join(lines(capsys, found)[0]) == f"the audit found {told}"
+    assert " ".join(lines(capsys, found)[0]) == f"the audit found {reported}"
 
 
 def test_the_key_tables_cut_no_figure_of_a_narrow_terminal(
@@ -209,9 +210,14 @@ def test_a_node_is_judged_by_all_of_its_daemons(spark: SparkSession, lake: Lake)
         .withColumn("copy", F.explode(F.sequence(F.lit(1), F.lit(200))))
     )
     lifecycles = silver.lifecycles(bronze, bronze)
-    (told,) = figures(bronze).slow
-    assert [told] == slow(gold.topics(lifecycles), gold.workers(lifecycles))
-    assert (told.name, told.measure, told.n, told.p99_ns) == ("eagle", "lateness", 1600, 1 * S)
+    (reported,) = figures(bronze).slow
+    assert [reported] == slow(gold.topics(lifecycles), gold.workers(lifecycles))
+    assert (reported.name, reported.measure, reported.n, reported.p99_ns) == (
+        "eagle",
+        "lateness",
+        1600,
+        1 * S,
+    )
 
 
 def test_what_is_not_shipped_has_the_node_of_what_was(spark: SparkSession, tmp_path: Path) -> None:

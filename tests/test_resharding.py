@@ -70,7 +70,7 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 WAL_SETTINGS: dict[str, Any] = {"wal_segment_bytes": 256 * 1024, "wal_buffer_bytes": 4 << 20}
 KILLED = 9
-UNHEARD_OF = 2**47
+UNKNOWN_TICKET = 2**47
 """No ticket that anything has."""
 
 
@@ -236,9 +236,9 @@ def test_a_start_with_another_number_keeps_what_clients_have(daemon: StartDaemon
             ]
             for count in ("2", "3", "1"):
                 real.restart("--shards", count, *small)
-                for client, heard in zip(clients, notices, strict=True):
+                for client, received in zip(clients, notices, strict=True):
                     client.add("now", delay=0, topic="soon")
-                    assert (notice := heard.get(timeout=PATIENCE_S)) is not None
+                    assert (notice := received.get(timeout=PATIENCE_S)) is not None
                     assert notice.key == "now"
                 found = [info for client in clients if (info := client.get("far"))]
                 assert [info.ticket for info in found] == tickets
@@ -690,7 +690,7 @@ def test_namespaces_of_the_daemons_themselves_go_on(begin: Callable[..., Deploym
     one = begin()
     with one.opened() as shards:
         for core in shards.cores:
-            core.put(b"told", 1, 1, namespace=b"_purgatoryd", topic=b"_events")
+            core.put(b"reported", 1, 1, namespace=b"_purgatoryd", topic=b"_events")
             core.advance(10**9)
     one.reshard(1)
     with one.opened() as shards:
@@ -848,7 +848,7 @@ def test_an_audit_holds_shard_generations_against_each_other(
         row = read.openings.where((F.col("daemon") == last) & (F.col("kind") == "arm")).first()
         assert row is not None
         is_it = (F.col("daemon") == last) & F.col("ticket").eqNullSafe(row.ticket)
-        other = F.when(is_it, UNHEARD_OF).otherwise(F.col("ticket"))
+        other = F.when(is_it, UNKNOWN_TICKET).otherwise(F.col("ticket"))
         planted = audit(read.bronze, read.openings.withColumn("ticket", other), read.found)
-    told = {(one.kind, one.ticket) for one in planted.samples}
-    assert {("snapshot_lacks", row.ticket), ("snapshot_invents", UNHEARD_OF)} <= told
+    reported = {(one.kind, one.ticket) for one in planted.samples}
+    assert {("snapshot_lacks", row.ticket), ("snapshot_invents", UNKNOWN_TICKET)} <= reported

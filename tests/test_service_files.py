@@ -148,21 +148,21 @@ def test_journald_gets_fields_and_what_it_does_not_take_goes_to_stderr(
         journald.bind(str(tmp_path / "journald"))
         monkeypatch.setattr(log, "JOURNALD", str(tmp_path / "journald"))
         monkeypatch.setattr(log, "leads_to_journald", lambda fd: True)
-        told = log.Log()
-        told.set_up("warning", name="demo")
-        told.info("not told")
-        told.warning("two\nlines", errno=5)
+        logger = log.Log()
+        logger.set_up("warning", name="demo")
+        logger.info("not logged")
+        logger.warning("two\nlines", errno=5)
         size = len("two\nlines").to_bytes(8, "little")
         assert journald.recv(4096) == (
             b"MESSAGE\n" + size + b"two\nlines\nPRIORITY=4\nSYSLOG_IDENTIFIER=purgatoryd\n"
             b"PURGATORYD_NAME=demo\nPURGATORYD_ERRNO=5\n"
         )
     (tmp_path / "journald").unlink()
-    told.error("nobody there", errno=5, peer="a = [b]")
+    logger.error("nobody there", errno=5, peer="a = [b]")
     said = "<3>purgatoryd: nobody there [name=demo errno=5 peer='a = [b]']\n"
     assert capsys.readouterr().err == said
-    told.set_up("warning")
-    told.error("no fields")
+    logger.set_up("warning")
+    logger.error("no fields")
     assert capsys.readouterr().err == "<3>purgatoryd: no fields\n"
 
 

@@ -308,7 +308,7 @@ def test_a_shard_that_ends_again_and_again_is_crash_looping(tmp_path: Path) -> N
         while one.state is not State.CRASH_LOOPING:
             one.start()
             assert one.pid
-            while not one.ended(now_ns, wished=False):
+            while not one.ended(now_ns, requested=False):
                 continue
             pauses.append(one.again_ns - now_ns)
             now_ns = one.again_ns
@@ -342,14 +342,14 @@ def test_a_shard_without_room_for_its_process_waits(
 
 
 @pytest.mark.parametrize(("command", "state"), [("true", State.ENDED), ("false", State.DOWN)])
-def test_a_shard_that_ends_as_was_wished_stays_so(
+def test_a_shard_that_ends_as_was_requested_stays_so(
     command: str, state: State, tmp_path: Path
 ) -> None:
     with zmq.Context() as context:
         one = Shard(0, paths_in(tmp_path, "demo-1-0"), [f"/bin/{command}"], context)
         one.start()
         assert len(one.fds) == 2
-        while not one.ended(0, wished=True):
+        while not one.ended(0, requested=True):
             continue
         assert one.state is state
         assert one.fds == []
@@ -370,7 +370,7 @@ def test_only_a_shard_that_is_ready_owes_an_answer(tmp_path: Path) -> None:
             one.hear()
         assert one.unanswered_pings == 3
         one.signal(signal.SIGKILL)
-        while not one.ended(0, wished=False):
+        while not one.ended(0, requested=False):
             continue
         one.heartbeat()
         assert one.unanswered_pings == 0
@@ -387,7 +387,7 @@ def test_a_shard_whose_arena_says_that_its_loop_runs_is_not_asked(
         one.start()
         while not one.said_ready(0):
             continue
-        arena = Told()
+        arena = Reported()
         monkeypatch.setattr(one, "_arena", arena)
         for moves, silent in ((1, 0), (1, 0), (0, 1), (0, 2), (1, 0), (0, 1)):
             arena.heartbeat_boot_ns += moves
@@ -398,7 +398,7 @@ def test_a_shard_whose_arena_says_that_its_loop_runs_is_not_asked(
         one.wait()
 
 
-class Told:
+class Reported:
     """What the arena of a shard tells."""
 
     heartbeat_boot_ns = 0
@@ -448,7 +448,7 @@ def test_an_end_has_more_time_while_a_shard_gets_further(monkeypatch: pytest.Mon
     one, said = looks_after(State.ENDED, State.READY), list[str]()
     one._lifecycle.state = DaemonState.STOPPED
     one._manager = cast("Any", SimpleNamespace(step=said.append, alive=lambda: None))
-    last, arena = one._shards[1], Told()
+    last, arena = one._shards[1], Reported()
     for name, value in {"_process": one, "_admin": one, "_arena": arena, "tell": id}.items():
         monkeypatch.setattr(last, name, value)
     for moves in (1, 1, 0, 0, 1):
@@ -532,7 +532,7 @@ def test_a_reload_does_not_make_a_start_ready() -> None:
     assert said == []
     one._lifecycle.state = DaemonState.DEGRADED
     one._pass_on_reload(0)
-    assert said == ["r", "R"]  # the one that starts is told once it is ready
+    assert said == ["r", "R"]  # the one that starts is notified once it is ready
     assert [each.state for each in one._shards] == [State.DOWN, State.STARTING]
     assert one._shards[1]._stale
 

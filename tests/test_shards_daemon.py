@@ -24,7 +24,7 @@ from test_lifecycle import Manager, fill
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
-from purgatoryd.cli.exposition import told
+from purgatoryd.cli.exposition import exported
 from purgatoryd.cli.shards import directory_of
 from purgatoryd.clients import (
     Admin,
@@ -124,9 +124,9 @@ def test_clients_find_the_shard_of_their_namespace(demo: Daemon) -> None:
 
 
 def test_the_command_placement_shows_each_shard(demo: Daemon) -> None:
-    told = records("placement")
-    assert [(one["name"], one["shard"]) for one in told] == [("demo-1-0", 0), ("demo-1-1", 1)]
-    for one in told:
+    reported = records("placement")
+    assert [(one["name"], one["shard"]) for one in reported] == [("demo-1-0", 0), ("demo-1-1", 1)]
+    for one in reported:
         assert one["daemon"]["mode"] == one["plan"]["mode"] == "auto"
     shown = cli("placement").stdout
     for name in table(demo).daemons:
@@ -213,9 +213,9 @@ def test_a_partitioned_namespace_is_one_for_its_users(clicks: Daemon) -> None:
     ):
         result = timers.add_many([(key, 0.05) for key in keys])
         assert result.ok
-        heard = [notices.get(timeout=30) for _ in keys]
-        assert sorted(n.key for n in heard if n) == sorted(keys)
-        assert sorted({n.ticket for n in heard if n}) == sorted(set(result.tickets))
+        received = [notices.get(timeout=30) for _ in keys]
+        assert sorted(n.key for n in received if n) == sorted(keys)
+        assert sorted({n.ticket for n in received if n}) == sorted(set(result.tickets))
         assert {ticket >> 48 for ticket in result.tickets} == {0, 1}
         timers.add("k0", FAR, wait=False)
         timers.flush()
@@ -247,8 +247,8 @@ def test_a_partitioned_namespace_with_asyncio(clicks: Daemon) -> None:
             AsyncSubscriber("demo", namespace="clicks") as notices,
         ):
             assert (await timers.add_many([(key, 0.05) for key in keys])).ok
-            heard = [await notices.get(timeout=30) for _ in keys]
-            assert sorted(n.key for n in heard if n) == sorted(keys)
+            received = [await notices.get(timeout=30) for _ in keys]
+            assert sorted(n.key for n in received if n) == sorted(keys)
             await timers.add("k0", FAR)
             assert (await timers.get("k0")) is not None
             assert await timers.cancel_many(["k1", "k0"]) == [
@@ -313,9 +313,9 @@ def test_a_shard_that_hangs_is_started_again_and_the_rest_is_left_alone(
     os.kill(before[0], signal.SIGSTOP)
     os.kill(demo.pid, signal.SIGHUP)
     manager.hears("RELOADING=1")
-    heard = manager.hears("READY=1")  # who hangs is not waited for, once it is known to hang
-    assert "STATUS=degraded: demo-1-0 does not answer" in heard
-    assert "WATCHDOG=1" in heard
+    received = manager.hears("READY=1")  # who hangs is not waited for, once it is known to hang
+    assert "STATUS=degraded: demo-1-0 does not answer" in received
+    assert "WATCHDOG=1" in received
     manager.hears("STATUS=ready")
     assert pid_of(demo, 0) != before[0]
     assert pid_of(demo, 1) == before[1]
@@ -335,7 +335,7 @@ def deployment_status() -> dict[str, Any]:
 def figure(name: str, **labels: str) -> float:
     """A sample of the deployment as a whole."""
     labels |= {"daemon": "demo"}
-    samples = (sample for family in told("demo") for sample in family.samples)
+    samples = (sample for family in exported("demo") for sample in family.samples)
     return next(s.value for s in samples if (s.name, s.labels) == (f"purgatoryd_{name}", labels))
 
 
@@ -344,10 +344,10 @@ def test_a_deployment_is_degraded_while_a_shard_is_not_there(
 ) -> None:
     manager = Manager(str(daemon_dir / "notify"))
     demo = daemon("demo", "--shards", "2", *SMALL, env={"NOTIFY_SOCKET": manager.address})
-    heard = manager.hears("READY=1")
-    assert heard.index("STATUS=starting") < heard.index("STATUS=recovering")
-    assert "STATUS=recovering: 0 of 2 shards are ready" in heard
-    assert "STATUS=ready" in heard
+    received = manager.hears("READY=1")
+    assert received.index("STATUS=starting") < received.index("STATUS=recovering")
+    assert "STATUS=recovering: 0 of 2 shards are ready" in received
+    assert "STATUS=ready" in received
     assert (deployment_status()["condition"], deployment_status()["pid"]) == ("ready", demo.pid)
     why = "demo-1-0 ended, and is started again"
     listener = Subscriber("demo", namespace=EVENTS_NAMESPACE, topics=[EVENTS_TOPIC])
@@ -419,7 +419,9 @@ def test_a_deployment_is_degraded_by_a_shard_that_is(daemon: StartDaemon) -> Non
         eventually(lambda: deployment_status()["condition"] == "ready")
 
 
-def test_a_deployment_that_hangs_or_was_killed_is_told_from_its_shards(demo: Daemon) -> None:
+def test_a_deployment_that_hangs_or_was_killed_is_distinguished_from_its_shards(
+    demo: Daemon,
+) -> None:
     os.kill(demo.pid, signal.SIGSTOP)
     eventually(lambda: "demo: frozen" in cli(*PATIENT).stdout)
     assert states(demo) == ["ready", "ready"]
@@ -437,7 +439,7 @@ def test_who_may_not_look_finds_no_deployment(demo: Daemon) -> None:
 
 
 @pytest.mark.parametrize("command", ["status", "stats"])
-def test_who_is_not_of_the_group_is_told_so(command: str, demo: Daemon) -> None:
+def test_who_is_not_of_the_group_is_refused(command: str, demo: Daemon) -> None:
     demo.dir.chmod(0o755)
     done = run_as(STRANGER, lambda: (cli(command).exit_code, cli(command).stderr))
     file = demo.dir / ("demo.status" if command == "status" else "demo.shards")
@@ -582,15 +584,15 @@ def test_clients_live_through_another_number_of_shards(clicks: Daemon) -> None:
     with ExitStack() as stack:
         timers = [stack.enter_context(Client("demo", namespace=name)) for name in names]
         owners = [stack.enter_context(Purgatory("demo", namespace=name)) for name in names]
-        heard = [stack.enter_context(Subscriber("demo", namespace=name)) for name in names]
+        received = [stack.enter_context(Subscriber("demo", namespace=name)) for name in names]
         many = stack.enter_context(PartitionedClient("demo", namespace="clicks"))
-        all_heard = stack.enter_context(Subscriber("demo", namespace="clicks"))
+        all_received = stack.enter_context(Subscriber("demo", namespace="clicks"))
         assert many.add_many([(key, FAR) for key in keys]).ok
         waits = [owner.watch("op", AllOf({"k": 1}), timeout=FAR) for owner in owners]
         for one in timers:
             one.add("kept", FAR)
         clicks.restart("--shards", "3", *SMALL)
-        for one, owner, wait, notices in zip(timers, owners, waits, heard, strict=True):
+        for one, owner, wait, notices in zip(timers, owners, waits, received, strict=True):
             assert one.get("kept", timeout=30) is not None
             one.add("soon", delay=0, timeout=30)
             assert next_of(notices).key == "soon"
@@ -598,28 +600,28 @@ def test_clients_live_through_another_number_of_shards(clicks: Daemon) -> None:
             assert wait.result(timeout=30).cause == "satisfied"
         assert all(many.get(key, timeout=30) is not None for key in keys)
         many.add("new", delay=0, timeout=30)
-        assert next_of(all_heard).key == "new"
+        assert next_of(all_received).key == "new"
 
 
 def test_another_number_of_shards_sends_nothing_twice(
     clicks: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subscriber, "CHECK_S", 0.05)
-    heard: list[Notice] = []
+    received: list[Notice] = []
     with (
         PartitionedClient("demo", namespace="clicks", timeout=30) as many,
         Subscriber("demo", namespace="clicks") as notices,
     ):
-        ends = hear(many, notices, heard, "before")
+        ends = hear(many, notices, received, "before")
         assert ends == []
         clicks.restart("--shards", "3", *SMALL)
-        ends = hear(many, notices, heard, "after") + hear(many, notices, heard, "last")
-    assert len(heard) == len({notice.ticket for notice in heard}) == 120
+        ends = hear(many, notices, received, "after") + hear(many, notices, received, "last")
+    assert len(received) == len({notice.ticket for notice in received}) == 120
     assert [(end.topic, end.last_lost) for end in ends] == [("default", 0)] * 2
 
 
 def hear(
-    many: PartitionedClient, notices: Subscriber, heard: list[Notice], word: str
+    many: PartitionedClient, notices: Subscriber, received: list[Notice], word: str
 ) -> list[Lagged]:
     """Has 40 timers fire, hears until all have come, and returns what was said to be lost."""
     missing = {f"{word}{i}" for i in range(40)}
@@ -628,11 +630,11 @@ def hear(
     while missing:
         try:
             notice = notices.get(timeout=30)
-        except Lagged as told:
-            lost.append(told)
+        except Lagged as reported:
+            lost.append(reported)
             continue
         assert notice is not None
-        heard.append(notice)
+        received.append(notice)
         missing.discard(str(notice.key))
     return lost
 

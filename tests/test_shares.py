@@ -67,7 +67,7 @@ def test_who_is_alone_has_the_whole_iteration(lane: Lane) -> None:
 
 
 def meet(lane: Lane) -> None:
-    """Both were heard."""
+    """Both were received."""
     lane.comes(ALICE, b"a")
     lane.comes(BOB, b"b")
     lane.iterate()

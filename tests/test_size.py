@@ -47,8 +47,8 @@ def test_a_timer_of_few_takes_what_one_of_many_takes(blob_bytes: int) -> None:
 
 
 def test_what_it_says_to_set_is_enough_for_all(daemon: StartDaemon) -> None:
-    told = CliRunner().invoke(app, ["size", "--timers", "3000", "--payload-bytes", "1000"])
-    settings = tomllib.loads(told.stdout)
+    reported = CliRunner().invoke(app, ["size", "--timers", "3000", "--payload-bytes", "1000"])
+    settings = tomllib.loads(reported.stdout)
     flags = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
     real = daemon("demo", *flags)
     arena_files = (real.paths.arena, real.paths.private)

@@ -54,7 +54,7 @@ def durable(worker: str | None = None) -> Client:
     return Client("demo", namespace="shop", timeout=PATIENCE_S, durable=True, worker=worker)
 
 
-def told(wal: Path, frame: Frame, timestamps: dict[str, int], begun_ns: int) -> None:
+def check_timestamps(wal: Path, frame: Frame, timestamps: dict[str, int], begun_ns: int) -> None:
     """Its timestamps are those with which it was armed, and every step came behind the one
     before."""
     arm = arm_of(wal, frame.fields["ticket"])
@@ -85,8 +85,8 @@ def test_the_end_of_a_timer_tells_of_its_beginning(real: Daemon, wal: Path) -> N
         client.add("replaced", delay=HOUR_S, mode="replace")
     (fire,), (end,) = on_disk(wal, "fire"), of_kind(wal, "end")
     assert (fire.fields["ticket"], end.fields["ticket"]) == (fired.ticket, cancelled.ticket)
-    told(wal, fire, fire.timestamps, begun_ns)
-    told(wal, end, end.timestamps, begun_ns)
+    check_timestamps(wal, fire, fire.timestamps, begun_ns)
+    check_timestamps(wal, end, end.timestamps, begun_ns)
     assert end.fields["topic"] == arm_of(wal, cancelled.ticket).fields["topic"]
     (replacing,) = (f for f in of_kind(wal, "arm") if f.fields["replaced"])
     assert replacing.replaced == arm_of(wal, replacing.fields["replaced"]).timestamps
@@ -109,7 +109,7 @@ def test_the_outcome_of_an_operation_tells_of_its_beginning(real: Daemon, wal: P
         owner.advance("replica", 1)
         operation.result(PATIENCE_S)
     (outcome,) = on_disk(wal, "outcome")
-    told(wal, outcome, outcome.timestamps, begun_ns)
+    check_timestamps(wal, outcome, outcome.timestamps, begun_ns)
     assert outcome.timestamps["session"] == arm_of(wal, outcome.fields["ticket"]).fields["session"]
 
 

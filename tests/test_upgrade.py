@@ -129,7 +129,7 @@ def what_is_armed_stays(reader: Reader, was: dict[str, Any], shift_ns: int = 0) 
 
 
 def of_itself(reader: Reader) -> int:
-    """Notices by which daemons told of their own state since the arena is one of this version."""
+    """Notices by which daemons reported their own state since the arena is one of this version."""
     return reader.tails(EVENTS_NAMESPACE)[EVENTS_TOPIC][1]
 
 
@@ -202,7 +202,7 @@ def replied(owner: Raw, kind: Message) -> bytes:
 
 
 def operations_end_as_they_would_have(owner: Raw) -> None:
-    """Ended ones are told, armed ones wait for the watermarks that they waited for."""
+    """Ended ones are reported, armed ones wait for the watermarks that they waited for."""
     watermarks = [
         driver.advance(b"a", 9), driver.advance(b"b", 1), driver.bump(b"c", 3),
         driver.bump(b"69", 7),
@@ -272,8 +272,8 @@ def operations_wait_for_their_watermarks(reader: Reader) -> None:
             other.bump(b"69", 7), other.advance(LONG_KEY, 9),
         ]  # fmt: skip
     assert ended == [0, 1, 1, 1, 1]
-    told = [(n.key, n.cause) for n in notices(reader, "n", "t", last + 1)]
-    assert told == [(b"any", Cause.SATISFIED), (b"sum", Cause.SATISFIED)]
+    reported = [(n.key, n.cause) for n in notices(reader, "n", "t", last + 1)]
+    assert reported == [(b"any", Cause.SATISFIED), (b"sum", Cause.SATISFIED)]
 
 
 # ---- an export of an earlier version -------------------------------------------------------------
@@ -473,18 +473,18 @@ def test_a_subscriber_has_the_socket(newer: Daemon, topics: list[str] | None) ->
     with pytest.raises(OtherAbi, match=f"ABI is {ABI[0]}.{ABI[1] + 1}, expected"):
         Reader.attach(newer.paths)
     with Client("demo") as client, Subscriber("demo", topics=topics) as subscriber:
-        heard: Notice | None = None
-        while heard is None:  # a subscription takes effect some time after it was made
+        received: Notice | None = None
+        while received is None:  # a subscription takes effect some time after it was made
             client.add("first", delay=0, topic="t", mode="replace")
-            heard = subscriber.get(0.05)
+            received = subscriber.get(0.05)
         for i in range(100):
             client.add(str(i), delay=0, topic="t")
-        found = [heard]
+        found = [received]
         while found[-1].key != "99":
             notice = subscriber.get(PATIENCE_S)
             assert notice is not None
             found.append(notice)
-    assert [n.seq for n in found] == list(range(heard.seq, heard.seq + len(found)))
+    assert [n.seq for n in found] == list(range(received.seq, received.seq + len(found)))
     assert {str(i) for i in range(100)} <= {n.key for n in found}
 
 

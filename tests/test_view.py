@@ -98,7 +98,7 @@ def test_many_buckets_share_a_cell(daemon: StartDaemon) -> None:
     assert level.counts[1] == level.timers == 8
 
 
-def test_what_is_due_and_waits_is_told_apart() -> None:
+def test_what_is_due_and_waits_is_kept_apart() -> None:
     core = Core()
     core.put("late", -1)
     core.put("later", S)
@@ -133,7 +133,7 @@ def test_rates_are_of_what_came_since_the_view_before(sampler: Sampler) -> None:
     assert set(refused) == {"full"}
 
 
-def test_what_is_told_once_a_second_is_rated_over_the_window(
+def test_what_is_reported_once_a_second_is_rated_over_the_window(
     sampler: Sampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = sampler._moment()
@@ -342,8 +342,8 @@ def shows_who_runs_it(three: Daemon, file: StatusFile) -> None:
     record = StatusRecord(DaemonState.DEGRADED, three.pid, now_ns, now_ns, [], [why], 3, 2, 4)
     file.write(record)
     assert f"run by process {three.pid}, degraded; restarts: 4; {why}" in top()
-    told = json.loads(top("--json", "--frozen-after", "1ms"))
-    assert (told["condition"], told["runner"]["condition"]) == ("frozen", "frozen")
+    reported = json.loads(top("--json", "--frozen-after", "1ms"))
+    assert (reported["condition"], reported["runner"]["condition"]) == ("frozen", "frozen")
     file.remove()
     assert "nothing is known of the process that runs them" in top()
 
@@ -433,13 +433,13 @@ def test_views_in_json_outlive_the_arena(demo: Daemon) -> None:
     command = [sys.executable, "-m", "purgatoryd.cli", "top", "--name", "demo", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=demo.env) as process:
         assert process.stdout is not None
-        told = map(json.loads, process.stdout)
-        assert next(told)["condition"] == "ready"
+        reported = map(json.loads, process.stdout)
+        assert next(reported)["condition"] == "ready"
         demo.stop()
         remove_arena_files(demo.paths)
-        assert "demo" in next(view for view in told if "error" in view)["error"]
+        assert "demo" in next(view for view in reported if "error" in view)["error"]
         demo.start()
-        assert next(view for view in told if "error" not in view)["condition"] == "ready"
+        assert next(view for view in reported if "error" not in view)["condition"] == "ready"
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) == Exit.DONE
 

@@ -300,8 +300,8 @@ def test_what_was_handed_over_is_not_published_again_after_a_clean_stop(
     published = stats(real)["published"]
     remove_arena_files(real.paths)
     real.start()
-    told = published + 1  # that it is ready
-    assert stats(real)["published"] == stats(real)["replay_tail"] == told
+    reported = published + 1  # that it is ready
+    assert stats(real)["published"] == stats(real)["replay_tail"] == reported
 
 
 HANDS_NOTHING_OVER = f"""#!{sys.executable}
@@ -313,7 +313,7 @@ runpy.run_module("purgatoryd.cli", run_name="__main__")
 """
 
 
-def test_notices_that_nobody_was_told_come_after_a_reboot(daemon: StartDaemon, wal: Path) -> None:
+def test_notices_that_nobody_received_come_after_a_reboot(daemon: StartDaemon, wal: Path) -> None:
     """They fired, which is on disk, and the end came before they were handed over."""
     real = daemon("demo", *wal_flags(wal))
     real.stop()
@@ -397,7 +397,7 @@ def test_another_boot_has_another_clock(daemon: StartDaemon, wal: Path) -> None:
 
 
 class Ledger:
-    """What a client was told for certain, and what it does not know."""
+    """What a client knows for certain, and what it does not know."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -581,7 +581,7 @@ def test_segments_that_are_lost_are_made_good_from_the_arena(
     remove(wal / "demo", ".wal")
     real.start()
     add_durably("b")
-    told(real, "verify", "--wal-dir", str(wal))
+    reported(real, "verify", "--wal-dir", str(wal))
     reboot(real)
     real.start()
     assert armed("a", "b") == [True, True]
@@ -605,7 +605,7 @@ def test_damage_of_an_old_segment_is_made_good_from_the_arena(
 # ---- what is refused -------------------------------------------------------------------------
 
 
-def test_segments_that_are_lost_with_the_arena_are_told(daemon: StartDaemon, wal: Path) -> None:
+def test_segments_that_are_lost_with_the_arena_are_reported(daemon: StartDaemon, wal: Path) -> None:
     real, at = daemon("demo", *wal_flags(wal)), ("--wal-dir", str(wal))
     add_durably("a")
     real.stop()
@@ -633,7 +633,7 @@ def test_a_start_that_did_not_get_past_its_first_snapshot_is_begun_again(
     assert len(snapshots(wal / "demo")) == 1
 
 
-def test_a_wal_in_memory_is_told(daemon: StartDaemon, daemon_dir: Path) -> None:
+def test_a_wal_in_memory_is_reported(daemon: StartDaemon, daemon_dir: Path) -> None:
     with tempfile.TemporaryDirectory(dir=shm.MOUNT) as folder:
         real = daemon("demo", *wal_flags(Path(folder)))
         assert "it will not survive a reboot" in real.stderr
@@ -841,7 +841,7 @@ def test_what_a_snapshot_knows_to_be_confirmed_has_to_be_there(
     assert str(last.path) in said
 
 
-def test_a_newest_segment_that_is_missing_is_told(daemon: StartDaemon, wal: Path) -> None:
+def test_a_newest_segment_that_is_missing_is_reported(daemon: StartDaemon, wal: Path) -> None:
     real = daemon("demo", *wal_flags(wal, "--snapshot-segments", "1000"))
     with durable() as client:
         fill(client, 2, wal / "demo")
@@ -862,7 +862,7 @@ def test_a_newest_segment_without_its_uuid_is_damage(daemon: StartDaemon, wal: P
     assert armed("a") == [True]
 
 
-def test_a_header_that_is_damaged_is_told_as_damage(daemon: StartDaemon, wal: Path) -> None:
+def test_a_header_that_is_damaged_is_reported_as_damage(daemon: StartDaemon, wal: Path) -> None:
     real = daemon("demo", *wal_flags(wal))
     reboot(real)
     (only,) = segments(wal / "demo")
@@ -873,7 +873,7 @@ def test_a_header_that_is_damaged_is_told_as_damage(daemon: StartDaemon, wal: Pa
 
 
 @pytest.mark.parametrize(("suffix", "what"), [(".wal", "missing"), (".snapshot", "no snap")])
-def test_a_first_file_that_is_missing_is_told(
+def test_a_first_file_that_is_missing_is_reported(
     daemon: StartDaemon, wal: Path, suffix: str, what: str
 ) -> None:
     real = daemon("demo", *wal_flags(wal, "--snapshot-segments", "1000"))
@@ -938,7 +938,7 @@ def test_a_cut_end_is_no_damage(daemon: StartDaemon, wal: Path) -> None:
 # ---- retention -------------------------------------------------------------------------------
 
 
-def told(real: Daemon, *args: str) -> list[dict[str, object]]:
+def reported(real: Daemon, *args: str) -> list[dict[str, object]]:
     """What a WAL command prints as JSON."""
     done = command(real, "wal", *args, "--name", real.name, "--json")
     assert done.returncode == 0, done.stderr
@@ -960,26 +960,26 @@ def replace_until(fact: Callable[[], bool]) -> None:
 def test_old_files_go_and_retention_holds_keep_them(daemon: StartDaemon, wal: Path) -> None:
     at, folder = ("--wal-dir", str(wal)), wal / "demo"
     real = daemon("demo", *wal_flags(wal, "--snapshot-segments", "1"))
-    told(real, "hold", "audit", "1", *at)
-    told(real, "hold", "slow", "1", "--cap", "1M", *at)
+    reported(real, "hold", "audit", "1", *at)
+    reported(real, "hold", "slow", "1", "--cap", "1M", *at)
     replace_until(lambda: "slow" in real.stderr and len(snapshots(folder)) == 2)
     assert segments(folder)[0].lsn == 1, "the retention hold keeps the first segment"
-    holds = [(hold["hold"], hold["dropped"]) for hold in told(real, "holds", *at)]
+    holds = [(hold["hold"], hold["dropped"]) for hold in reported(real, "holds", *at)]
     assert sorted(holds) == [("audit", False), ("slow", True)]
-    told(real, "release", "audit", *at)
+    reported(real, "release", "audit", *at)
     assert command(real, "wal", "release", "audit", "--name", "demo", *at).returncode == 1
     replace_until(lambda: segments(folder)[0].lsn > 1)
     newest = segments(folder)[-1].lsn
-    told(real, "hold", "late", str(newest), *at)
+    reported(real, "hold", "late", str(newest), *at)
     late = command(real, "wal", "hold", "late", "1", "--name", "demo", *at)
     assert late.returncode == 2
     assert "the oldest record" in late.stderr
     early = command(real, "wal", "hold", "early", str(2**62), "--name", "demo", *at)
     assert (early.returncode, "the next record" in early.stderr) == (2, True)
     following = following_lsn(segments(folder)[-1])
-    told(real, "hold", "next", str(following), *at)
-    told(real, "release", "next", *at)
-    assert told(real, "holds", *at) == [
+    reported(real, "hold", "next", str(following), *at)
+    reported(real, "release", "next", *at)
+    assert reported(real, "holds", *at) == [
         {"hold": "slow", "lsn": 1, "cap_bytes": 2**20, "dropped": True},
         {"hold": "late", "lsn": newest, "cap_bytes": 0, "dropped": False},
     ]
@@ -1067,13 +1067,13 @@ def test_a_disk_that_a_retention_hold_fills_stops_adds_and_keeps_what_is_held(
 ) -> None:
     at, folder = ("--wal-dir", str(small_disk)), small_disk / "demo"
     real = daemon("demo", *wal_flags(small_disk, "--snapshot-segments", "1"))
-    told(real, "hold", "slow", "1", *at)
+    reported(real, "hold", "slow", "1", *at)
     with pytest.raises((NotDurable, WalStopped)):
         replace_until(lambda: False)
     assert segments(folder)[0].lsn == 1
-    assert [hold["dropped"] for hold in told(real, "holds", *at)] == [False]
+    assert [hold["dropped"] for hold in reported(real, "holds", *at)] == [False]
     real.kill()
-    told(real, "release", "slow", *at)
+    reported(real, "release", "slow", *at)
     subprocess.run(["mount", "-o", "remount,size=256M", str(small_disk)], check=True)
     real.start()
     replace_until(lambda: segments(folder)[0].lsn > 1)
@@ -1183,8 +1183,8 @@ def test_an_export_is_written_to_a_file_of_its_own(daemon: StartDaemon, daemon_d
         os.umask(umask)
     real = daemon("demo")
     with (shared / "demo.export").open("rb") as opened_before:
-        told = command(real, "stop", "--name", "demo", "--export", str(shared / "demo.export"))
-        assert told.returncode == Exit.DONE
+        reported = command(real, "stop", "--name", "demo", "--export", str(shared / "demo.export"))
+        assert reported.returncode == Exit.DONE
         assert opened_before.read() == b""
     assert (shared / "demo.export").stat().st_mode & 0o777 == 0o600
     assert (shared / "demo.export.new").read_bytes() == b""
@@ -1200,9 +1200,9 @@ def test_a_daemon_is_not_stopped_for_an_export_that_cannot_be_written(
     path = daemon_dir / file
     with Client("demo") as client:
         client.add("before", delay=HOUR_S)
-        told = command(real, "stop", "--name", "demo", how, "--export", str(path))
-        assert (told.returncode, told.stdout) == (Exit.UNUSABLE, "")
-        assert f"{path} cannot be written" in told.stderr
+        reported = command(real, "stop", "--name", "demo", how, "--export", str(path))
+        assert (reported.returncode, reported.stdout) == (Exit.UNUSABLE, "")
+        assert f"{path} cannot be written" in reported.stderr
         client.add("behind", delay=HOUR_S)
     assert real.running
     assert not path.exists()
@@ -1297,14 +1297,14 @@ def test_the_files_are_listed_printed_and_verified(daemon: StartDaemon, wal: Pat
         ticket = client.add("order:42", delay=HOUR_S, topic="orders", payload=b"\xff").ticket
         client.cancel("order:42")
     at = ("--wal-dir", str(wal))
-    assert [row["kind"] for row in told(real, "ls", *at)] == ["snapshot", "segment"]
-    (arm,) = told(real, "cat", "--kind", "arm", *at)
+    assert [row["kind"] for row in reported(real, "ls", *at)] == ["snapshot", "segment"]
+    (arm,) = reported(real, "cat", "--kind", "arm", *at)
     assert (arm["key"], arm["payload_base64"], arm["ticket"]) == ("order:42", "/w==", ticket)
-    (end,) = told(real, "cat", "--from", str(arm["lsn"]), "--kind", "end", *at)
+    (end,) = reported(real, "cat", "--from", str(arm["lsn"]), "--kind", "end", *at)
     assert end["ticket"] == ticket
-    assert {row["end"] for row in told(real, "verify", *at)} == {"sealed", "end"}
+    assert {row["end"] for row in reported(real, "verify", *at)} == {"sealed", "end"}
     snapshot = str(snapshots(wal / "demo")[-1].path)
-    assert told(real, "cat", snapshot)[0]["kind"] == "head"
+    assert reported(real, "cat", snapshot)[0]["kind"] == "head"
     assert command(real, "wal", "cat", "--name", "demo").returncode == Exit.USAGE
     assert "order:42" in command(real, "wal", "cat", "--name", "demo", *at).stdout
     listed = command(real, "wal", "ls", "--name", "demo", *at).stdout

@@ -176,7 +176,7 @@ def test_aggregates_and_nothing_else(web: Web) -> None:
     assert "secret" not in web.ask("/view.json").text
 
 
-def test_the_past_is_told_too(web: Web) -> None:
+def test_the_past_is_reported_too(web: Web) -> None:
     eventually(lambda: len(view(web)["past"]) > 2)
     assert set(view(web)["past"][0]) == {"armed", "fired", "cancelled", "p50_ns", "p99_ns"}
 
@@ -225,12 +225,12 @@ def test_a_deployment_and_each_of_its_shards(three: Web) -> None:
     with Client("demo", namespace="shop") as client:
         client.add_many([(f"k{i}", 3600.0) for i in range(5)])
     whole = eventually(lambda: (found := view(three))["armed"] and found)
-    told = [json.loads(of_shard(three, row["shard"]).text) for row in whole["shards"]]
-    assert [one["name"] for one in told] == ["demo-1-0", "demo-1-1", "demo-1-2"]
-    assert whole["armed"] == sum(one["armed"] for one in told) == 5
-    assert [row["armed"] for row in whole["shards"]] == [one["armed"] for one in told]
+    reported = [json.loads(of_shard(three, row["shard"]).text) for row in whole["shards"]]
+    assert [one["name"] for one in reported] == ["demo-1-0", "demo-1-1", "demo-1-2"]
+    assert whole["armed"] == sum(one["armed"] for one in reported) == 5
+    assert [row["armed"] for row in whole["shards"]] == [one["armed"] for one in reported]
     assert (whole["runner"]["condition"], whole["runner"]["serving"]) == ("ready", 3)
-    assert {one["runner"] for one in told} == {None}
+    assert {one["runner"] for one in reported} == {None}
     assert "not shard 3" in json.loads(of_shard(three, 3).text)["error"]
     assert {of_shard(three, bad).status for bad in ("x", "-1", "%00", "1e3", "99999")} == {400}
 
@@ -337,7 +337,7 @@ def test_a_browser_shows_the_past_as_past(browser: Browser, web: Web) -> None:
         try:
             page.wait_for_selector(".past #condition:text-is('unknown')")
             assert "does not answer" in (page.text_content("#alarm") or "")
-            assert page.text_content("#told") == ""
+            assert page.text_content("#reported") == ""
         finally:
             os.kill(web.process.pid, signal.SIGCONT)
         page.wait_for_selector("body:not(.past) #condition:text-is('ready')")

@@ -39,7 +39,7 @@ STORAGE_ERROR = 56
 
 
 def produce(daemon: str, folder: Path, orders: Connection) -> None:
-    """The producer's process: appends what it is told, and answers how many fetches that ended."""
+    """The producer's process: appends what it receives, and answers how many fetches that ended."""
     with Purgatory(daemon, namespace=NAMESPACE) as purgatory:
         orders.send("ready")
         while (order := orders.recv()) is not None:

@@ -3,7 +3,7 @@
 A coordinator and three members, each a process. The first generation of the group begins when
 three have arrived, whoever they are: a counter. At the next one the coordinator knows them by
 name. It waits until all of them have joined again, and expels those that are missing when the
-time is up. A member that has joined waits for an assignment, or for being told that it is out.
+time is up. A member that has joined waits for an assignment, or for the message that it is out.
 
 In the purgatory all of these are watch keys and their watermarks:
 
@@ -39,8 +39,8 @@ HASTY_S = 0.2
 
 
 def take_part(daemon: str, member: str, orders: Connection) -> None:
-    """A member's process: joins the generations that it is told to, and answers what it was
-    told then."""
+    """A member's process: joins the generations that it is asked to, and answers what it
+    received then."""
     with Purgatory(daemon, namespace=NAMESPACE) as purgatory:
         while (generation := orders.recv()) is not None:
             if generation == 1:
@@ -80,7 +80,7 @@ def join(orders: dict[str, Connection], generation: int, *joining: str) -> None:
 
 
 def hear(orders: dict[str, Connection], *waiting: str) -> None:
-    """Prints what the members were told that wait for a part."""
+    """Prints what the members received that wait for a part."""
     for member in waiting:
         print(f"{member} hears: {orders[member].recv()}")
 

@@ -42,7 +42,7 @@ def heartbeat(client: Client, member: str) -> bool:
 
 
 def live(daemon: str, member: str, orders: Connection) -> None:
-    """A member's process: heartbeats, until it is told to stall or to leave."""
+    """A member's process: heartbeats, until it is asked to stall or to leave."""
     with Client(daemon, namespace=NAMESPACE) as client:
         heartbeat(client, member)
         orders.send("in")
@@ -53,7 +53,7 @@ def live(daemon: str, member: str, orders: Connection) -> None:
 
 
 def obey(orders: Connection) -> str:
-    """Waits until the next heartbeat is due, and longer when told to stall. Returns the last
+    """Waits until the next heartbeat is due, and longer when asked to stall. Returns the last
     order."""
     order: str = orders.recv() if orders.poll(HEARTBEAT_S) else ""
     return orders.recv() if order == "stall" else order
@@ -95,10 +95,10 @@ def deaths(sessions: Subscriber, count: int) -> list[str]:
 def deaths_so_far(client: Client, sessions: Subscriber) -> list[str]:
     """Who else was declared dead until now: a timer of our own marks the end of the list."""
     marker = client.add("marker", delay_ns=0, topic=TOPIC).ticket
-    heard = []
+    received = []
     while (notice := next(sessions)).ticket != marker:
-        heard.append(str(notice.key))
-    return heard
+        received.append(str(notice.key))
+    return received
 
 
 def main(daemon: str = "default") -> None:

@@ -1,5 +1,5 @@
 /*
- * disk.h - a disk in memory behind struct pg_storage, that fails when told and loses power.
+ * disk.h - a disk in memory behind struct pg_storage, that fails on request and loses power.
  *
  * What was written and not synced is in doubt: at a power cut each of its sectors, and the
  * length of its file, may be the new or the old one. What was created or renamed since the

@@ -168,11 +168,11 @@ static void step_cancel(struct world *w)
     struct pg_result r;
     uint8_t bytes[256] = {0};
     const struct pg_put put = put_of(w, key, bytes);
-    const bool told = t->fired_ticket != 0 && t->fired_position >= w->a->header->replay_head;
+    const bool noticed = t->fired_ticket != 0 && t->fired_position >= w->a->header->replay_head;
 
     pg_cancel(w->a, &put, 0, &r);
-    CHECK_EQUAL(r.ticket & 0xff, t->ticket ? PG_ST_CANCELLED : told ? PG_ST_FIRED : PG_ST_UNKNOWN);
-    CHECK_EQUAL(r.ticket >> 8, t->ticket ? t->ticket : told ? t->fired_ticket : 0);
+    CHECK_EQUAL(r.ticket & 0xff, t->ticket ? PG_ST_CANCELLED : noticed ? PG_ST_FIRED : PG_ST_UNKNOWN);
+    CHECK_EQUAL(r.ticket >> 8, t->ticket ? t->ticket : noticed ? t->fired_ticket : 0);
     w->armed -= t->ticket != 0;
     t->ticket = 0;
 }
@@ -384,7 +384,8 @@ static void a_wall_timer_waits_for_the_wall_clock(void)
     world_close(&w);
 }
 
-/* Withdrawn is only what was handed over: another notice without its commit is lost, and told. */
+/* Withdrawn is only what was handed over: another notice without its commit is lost, and reported.
+ * */
 static void a_notice_that_was_not_sent_is_not_withdrawn(void)
 {
     struct world w;

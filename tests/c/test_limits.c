@@ -343,9 +343,10 @@ static void a_load_lives_from_when_it_was_last_claimed(void)
     arena_close();
 }
 
-/* ---- what is told ---------------------------------------------------------------------------- */
+/* ---- what is reported
+ * ---------------------------------------------------------------------------- */
 
-static void a_topic_that_changed_lately_is_told(void)
+static void a_topic_that_changed_lately_is_reported(void)
 {
     struct pg_part part;
     uint32_t cursor = 0;
@@ -370,7 +371,7 @@ static void a_session_tells_whose_it_is_and_since_when(void)
 }
 
 /* Behind the results: number of the record, bytes, type and length of each key, the key. */
-static void keys_that_are_cancelled_for_a_key_are_told(void)
+static void keys_that_are_cancelled_for_a_key_are_reported(void)
 {
     static const uint8_t expected[] = {0, 0, 0, 0, 3, 0, 0, 0, PG_KEY_STR, 1, 'o'};
     arena_open(1, 0);
@@ -423,9 +424,9 @@ int main(void)
     RUN(a_watch_key_is_born_without_an_error);
     RUN(a_watch_key_that_nobody_came_to_watch_is_gone);
     RUN(a_load_lives_from_when_it_was_last_claimed);
-    RUN(a_topic_that_changed_lately_is_told);
+    RUN(a_topic_that_changed_lately_is_reported);
     RUN(a_session_tells_whose_it_is_and_since_when);
-    RUN(keys_that_are_cancelled_for_a_key_are_told);
+    RUN(keys_that_are_cancelled_for_a_key_are_reported);
     RUN(a_namespace_is_of_the_shard_where_it_was_born);
     RUN(a_topic_begins_anew_in_the_row_of_another);
     return 0;

@@ -47,7 +47,7 @@ static void arena_close(struct world *w)
     free(w->a);
 }
 
-static void told(const struct pg_fault *fault)
+static void report(const struct pg_fault *fault)
 {
     fprintf(stderr, "%s: %s at %" PRIu64 ": expected %" PRIu64 ", found %" PRIu64 "\n", fault->part,
             fault->what, fault->where, fault->expected, fault->found);
@@ -58,7 +58,7 @@ static void whole(struct world *w)
     struct pg_fault fault;
     if (pg_check(w->a, &fault) && pg_check_live(w->a, &fault))
         return;
-    told(&fault);
+    report(&fault);
     CHECK(!"the arena is whole");
 }
 
@@ -481,7 +481,7 @@ static void rebuilt(struct world *w)
 {
     struct pg_fault fault;
     if (!pg_rebuild(w->a, w->now_ns, &fault))
-        told(&fault);
+        report(&fault);
     whole(w);
 }
 
@@ -777,7 +777,7 @@ static struct pg_frame_head *newest(const struct world *w, unsigned type)
 }
 
 /* As a frame of an export without a WAL is: shorter by what stands at its end. */
-static void is_told_less(const struct pg_frame_head *f, uint64_t count)
+static void is_read_without_its_tail(const struct pg_frame_head *f, uint64_t count)
 {
     const uint64_t tail = sizeof(struct pg_asked) + count * sizeof(struct pg_timestamps);
     const struct pg_timestamps *replaced;
@@ -819,12 +819,12 @@ static void test_an_end_tells_who_asked(void)
     was_asked(&w, newest(&w, PG_WAL_ARM), 30 * MS);
     timestamps = pg_frame_timestamps(newest(&w, PG_WAL_ARM), &replaced);
     CHECK(timestamps != NULL && replaced != NULL && replaced->add_lsn < timestamps->add_lsn);
-    is_told_less(newest(&w, PG_WAL_ARM), 2);
+    is_read_without_its_tail(newest(&w, PG_WAL_ARM), 2);
     extends(&w);
     cancels(&w);
     take(&w);
     was_asked(&w, newest(&w, PG_WAL_END), 70 * MS);
-    is_told_less(newest(&w, PG_WAL_END), 1);
+    is_read_without_its_tail(newest(&w, PG_WAL_END), 1);
     an_operation(&w);
     cancels(&w);
     acknowledge(&w);
@@ -833,7 +833,8 @@ static void test_an_end_tells_who_asked(void)
     world_close(&w);
 }
 
-/* Each moment is that at which it happened, and what is replaced is told by ticket and slot. */
+/* Each moment is that at which it happened, and what is replaced is identified by ticket and slot.
+ * */
 static void test_frames_tell_when_and_of_what(void)
 {
     struct world w = {.rng = {6}, .wal = malloc(FRAMES)};
@@ -906,7 +907,7 @@ static void snapshot_beside(struct world *w)
         pg_published(w->a, w->a->header->replay_tail, 0, 0);
     take(w);
     if (!redone(&copy, w, p.snapshot, p.bytes, &fault))
-        told(&fault);
+        report(&fault);
     whole(&copy);
     slots_are_the_same(w->a, copy.a);
     watermarks_are_the_same(w->a, copy.a);

@@ -1,6 +1,6 @@
 /* Segments against every single bit that is not as it was written, every place at which a file
  * may end, and what may stand behind it: the walk gives a prefix of what was written, and tells
- * a torn tail from damage exactly where that can be told. */
+ * a torn tail from damage exactly where that can be distinguished. */
 #include "check.h"
 #include "core.h"
 

@@ -230,8 +230,8 @@ static void watermarks_note(struct ledger *l, const struct pg_arena *a)
     }
 }
 
-/* Each setting by itself, for nobody was told of those that a kill has cut off; as long as it is
- * what a namespace is born with, there is nothing to tell. */
+/* Each setting by itself, for nobody was notified of those that a kill has cut off; as long as it
+ * is what a namespace is born with, there is nothing to tell. */
 static void settings_note(struct ledger *l, const struct pg_namespace *n)
 {
     const uint64_t settings[] = {(uint32_t)(n->owner_uid + 1), n->durability, n->quota_timers,

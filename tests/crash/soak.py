@@ -46,7 +46,7 @@ LONGEST_S = 0.8
 
 
 def ledger() -> Ledger | None:
-    """Every line is written at once: what is told counts, however the process ends."""
+    """Every line is written at once: what is reported counts, however the process ends."""
     return Ledger(f"{os.environ[KEEP]}/ledgers", buffer_bytes=0) if KEEP in os.environ else None
 
 
@@ -82,8 +82,8 @@ def timers(seed: int, out: int) -> None:
 
 
 def operations(seed: int, out: int) -> None:
-    """Arms, and ends others' by watermarks; says what it was told of its own. At last it waits for
-    what it has not yet been told."""
+    """Arms, and ends others' by watermarks; says what it received of its own. At last it waits for
+    what it has not received yet."""
     rng = random.Random(seed)
     armed: list[Operation] = []
     with Purgatory(
@@ -105,15 +105,15 @@ def operations(seed: int, out: int) -> None:
                 purgatory.cancel(key)
         end = time.monotonic() + PATIENCE_S
         for operation in armed:
-            say(out, heard(operation, end), operation.ticket)
+            say(out, received(operation, end), operation.ticket)
 
 
-def heard(operation: Operation, end: float) -> str:
-    """If its owner was told of its end by then, on the monotonic clock in seconds."""
+def received(operation: Operation, end: float) -> str:
+    """If its owner was notified of its end by then, on the monotonic clock in seconds."""
     with contextlib.suppress(CallTimeout):
         operation.result(max(0.0, end - time.monotonic()))
-        return "heard"
-    return "unheard"
+        return "received"
+    return "missed"
 
 
 def worker(job: str, seed: str, path: str) -> None:
@@ -247,26 +247,26 @@ class Soak:
         """The ledger."""
         lines = list(self.said())
         tried = {words[1] for words in lines if words[0] == "tried"}
-        told = {kind: Counter(int(w[1]) for w in lines if w[0] == kind) for kind in (
+        reported = {kind: Counter(int(w[1]) for w in lines if w[0] == kind) for kind in (
             "added", "armed", "ended", "cancelling", "CANCELLED", "FIRED",
-            "UNKNOWN", "heard", "unheard")}  # fmt: skip
+            "UNKNOWN", "received", "missed")}  # fmt: skip
         noticed = self.listener.noticed.copy()  # its thread goes on
-        unsure = told["cancelling"].keys() - told["FIRED"].keys()
-        due = (told["added"].keys() - unsure) | told["armed"].keys()
+        unsure = reported["cancelling"].keys() - reported["FIRED"].keys()
+        due = (reported["added"].keys() - unsure) | reported["armed"].keys()
         return {
             "daemon_kills": self.daemon_kills,
             "worker_kills": self.worker_kills,
-            "added": len(told["added"]),
-            "cancelled": len(told["CANCELLED"]),
-            "armed": len(told["armed"]),
-            "outcomes": len(told["ended"]),
-            "outcomes_heard": len(told["heard"]),
-            "outcomes_lost": len(told["unheard"]),
+            "added": len(reported["added"]),
+            "cancelled": len(reported["CANCELLED"]),
+            "armed": len(reported["armed"]),
+            "outcomes": len(reported["ended"]),
+            "outcomes_received": len(reported["received"]),
+            "outcomes_lost": len(reported["missed"]),
             "notices": noticed.total(),
-            "lost": len((due - noticed.keys()) | told["UNKNOWN"].keys()),
+            "lost": len((due - noticed.keys()) | reported["UNKNOWN"].keys()),
             "doubled": sum(n > 1 for n in noticed.values()),
-            "outcomes_doubled": sum(n > 1 for n in told["ended"].values()),
-            "fired_though_cancelled": len(told["CANCELLED"].keys() & noticed.keys()),
+            "outcomes_doubled": sum(n > 1 for n in reported["ended"].values()),
+            "fired_though_cancelled": len(reported["CANCELLED"].keys() & noticed.keys()),
             "strangers": len(self.listener.keys - tried),
             "errors": [" ".join(w) for w in lines if w[0] == "error"],
             "listener": self.listener.error,
@@ -307,8 +307,8 @@ def audited() -> dict[str, object]:
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if not done.stdout:
         done.check_returncode()
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    return {**told[-1], "missing": [one["missing"] for one in told if "missing" in one]}
+    reported = [json.loads(line) for line in done.stdout.splitlines()]
+    return {**reported[-1], "missing": [one["missing"] for one in reported if "missing" in one]}
 
 
 def main() -> int:

@@ -44,7 +44,7 @@ bool frames_redo(const struct frames *snapshot, const struct frames *appended,
 }
 
 /* Of what it has armed or parked, while that lives. */
-static bool timestamps_told(const struct pg_frame_head *f, const struct world *w, uint32_t slot,
+static bool timestamps_recorded(const struct pg_frame_head *f, const struct world *w, uint32_t slot,
                       uint64_t ticket)
 {
     const struct pg_timestamps *replaced, *timestamps = pg_frame_timestamps(f, &replaced);
@@ -62,7 +62,7 @@ static bool timestamps_known(const struct pg_frame_head *f)
            (replaced == NULL || replaced->add_lsn - 1 < f->lsn);
 }
 
-static bool uid_told(const struct pg_frame_head *f, uint32_t uid)
+static bool uid_recorded(const struct pg_frame_head *f, uint32_t uid)
 {
     const void *body = f + 1;
     switch (f->type) {
@@ -84,12 +84,12 @@ bool frames_tell(const struct frames *appended, const struct world *w, uint32_t 
         const struct pg_frame_head *f = (const struct pg_frame_head *)at;
         const struct pg_wal_arm *arm = (const struct pg_wal_arm *)(f + 1);
         const struct pg_wal_watch *watch = (const struct pg_wal_watch *)(f + 1);
-        if ((f->type == PG_WAL_ARM && !timestamps_told(f, w, arm->slot, arm->ticket)) ||
-            (f->type == PG_WAL_WATCH && !timestamps_told(f, w, watch->slot, watch->ticket)))
+        if ((f->type == PG_WAL_ARM && !timestamps_recorded(f, w, arm->slot, arm->ticket)) ||
+            (f->type == PG_WAL_WATCH && !timestamps_recorded(f, w, watch->slot, watch->ticket)))
             return fault_set(why, "timestamps", "others than its record has", f->lsn, 0, f->type);
         if (!timestamps_known(f))
             return fault_set(why, "timestamps", "of what no record began", f->lsn, 0, f->type);
-        if (!uid_told(f, uid))
+        if (!uid_recorded(f, uid))
             return fault_set(why, "timestamps", "a record of another uid", f->lsn, uid, f->type);
     }
     return true;

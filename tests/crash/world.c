@@ -508,7 +508,7 @@ bool call_run(struct world *w, const struct call *call, struct reply *reply)
         break;
     case BY_INBOX:
         pg_inbox(w->a, &session, out_buffer, sizeof out_buffer);
-        pg_told(w->a, 0, 0);
+        pg_notified(w->a, 0, 0);
         break;
     case BY_INBOX_AGAIN: pg_inbox_again(w->a, 0, call->real_ns); break;
     case BY_SETTINGS: settings_run(w, call); break;

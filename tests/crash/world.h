@@ -48,7 +48,7 @@ enum call_kind { BY_MESSAGE, BY_ADVANCE, BY_PUBLISHED, BY_PUBLISH, BY_SWEEP, BY_
 
 struct call {
     enum call_kind kind;
-    bool draining;                /* the daemon was told before */
+    bool draining;                /* the daemon was asked before */
     uint32_t uid;
     uint32_t records;
     uint32_t bytes;

@@ -91,7 +91,7 @@ def raw(data: bytes) -> None:
 
 
 def counted(decode: Callable[[bytes, int], object]) -> Callable[[bytes], None]:
-    """A decoder that is told how many to expect, by the first byte."""
+    """A decoder that is given how many to expect, by the first byte."""
 
     def target(data: bytes) -> None:
         decode(data[1:], data[0] if data else 0)

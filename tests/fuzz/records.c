@@ -238,7 +238,7 @@ static void acknowledge(struct world *w, struct input *in)
     struct pg_outcome outcome;
     if (pg_inbox(w->a, &session, w->reply, PG_MESSAGE_MAX) < sizeof m.frame + sizeof outcome)
         return;
-    pg_told(w->a, w->now_ns, w->now_ns);
+    pg_notified(w->a, w->now_ns, w->now_ns);
     memcpy(&outcome, w->reply + sizeof m.frame, sizeof outcome);
     m.frame.session = session;
     m.frame.count = 1;
