@@ -17,7 +17,7 @@ from purgatoryd.cli.shards import Named, daemons
 
 if TYPE_CHECKING:
     from purgatoryd.daemon.config import Config
-    from purgatoryd.daemon.plan import Plan
+    from purgatoryd.daemon.placement_plan import PlacementPlan
     from purgatoryd.shm_layout.arena import Placed
     from purgatoryd.shm_layout.topology import Node, Topology
 
@@ -30,7 +30,7 @@ class Planned(NamedTuple):
     """A daemon, where it would run, and where it does."""
 
     named: Named
-    plan: Plan
+    plan: PlacementPlan
     placed: Placed | None
     """Where it runs, or ran last; None = it has no arena."""
 
@@ -53,10 +53,10 @@ def placement_command(
 ) -> None:
     """Show the machine, where a daemon would run on it, and why.
 
-    The plan is made for the settings given here as `purgatoryd run` would make it, for a process
-    that is started as this one was. If the daemon of that name has an arena, it is also shown where
-    that daemon runs, or ran last, and --advise goes by that. Of a deployment of shards, or with
-    --shards, that is so for each shard; workers are proposed for one shard after the other.
+    The placement plan is made for the settings given here as `purgatoryd run` would make it, for a
+    process that is started as this one was. If the daemon of that name has an arena, it is also
+    shown where that daemon runs, or ran last, and --advise goes by that. Of a deployment of shards,
+    or with --shards, that is so for each shard; workers are proposed for one shard after the other.
     """
     from purgatoryd.shm_layout.topology import read
 
@@ -89,21 +89,23 @@ def plans_of(topology: Topology, config: Config) -> tuple[list[Planned], list[in
     return list(map(Planned, named, plans, placed)), taken
 
 
-def settled(topology: Topology, config: Config, count: int, taken: Sequence[int]) -> list[Plan]:
+def settled(
+    topology: Topology, config: Config, count: int, taken: Sequence[int]
+) -> list[PlacementPlan]:
     """Of so many shards: each takes what those before it leave, as they start, and then makes room
     for those behind it."""
-    from purgatoryd.daemon.plan import plan
+    from purgatoryd.daemon.placement_plan import plan_placement
 
-    plans: list[Plan] = []
+    plans: list[PlacementPlan] = []
     for _ in range(count):
-        plans.append(plan(topology, config, [*taken, *loops_of(plans)]))
+        plans.append(plan_placement(topology, config, [*taken, *loops_of(plans)]))
     for shard, one in enumerate(plans):
         others = loops_of([*plans[:shard], *plans[shard + 1 :]])
-        plans[shard] = plan(topology, config, [*taken, *others], one)
+        plans[shard] = plan_placement(topology, config, [*taken, *others], one)
     return plans
 
 
-def loops_of(plans: Iterable[Plan | Placed]) -> list[int]:
+def loops_of(plans: Iterable[PlacementPlan | Placed]) -> list[int]:
     """The CPUs of the loops that have one."""
     return [one.reaper_cpu for one in plans if one.reaper_cpu is not None]
 
@@ -151,7 +153,7 @@ def placement_of(name: str) -> tuple[str, Placed | None]:
 # ---- for programs ------------------------------------------------------------------------------
 
 
-def record(topology: Topology, plan: Plan, placed: Placed | None) -> dict[str, Any]:
+def record(topology: Topology, plan: PlacementPlan, placed: Placed | None) -> dict[str, Any]:
     """All of it in JSON."""
     from purgatoryd.shm_layout.arena import parts_text
 
@@ -171,7 +173,7 @@ def record(topology: Topology, plan: Plan, placed: Placed | None) -> dict[str, A
                 for node in topology.nodes
             ],
         },
-        "plan": {
+        "placement_plan": {
             "mode": plan.mode.name.lower(), "node": plan.node, "memory_node": plan.memory_node,
             "reaper": sorted(plan.reaper), "others": sorted(plan.others),
             "realtime": plan.realtime, "lock_memory": plan.lock, "huge_pages": plan.huge,
@@ -191,7 +193,7 @@ def record(topology: Topology, plan: Plan, placed: Placed | None) -> dict[str, A
 
 
 def lines(topology: Topology, found: Sequence[Planned]) -> Iterator[str]:
-    """The picture, and of each daemon the plan, why, and what is in force."""
+    """The picture, and of each daemon the placement plan, why, and what is in force."""
     plans = [one.plan for one in found]
     for node in topology.nodes:
         yield from picture(topology, node, plans)
@@ -201,9 +203,11 @@ def lines(topology: Topology, found: Sequence[Planned]) -> Iterator[str]:
         yield from of_one(*one)
 
 
-def of_one(named: Named, plan: Plan, placed: Placed | None) -> Iterator[str]:
-    """The plan of a daemon, and where it is."""
-    yield (f"{named.name}, " if named.record else "") + f"plan ({plan.mode.name.lower()}):"
+def of_one(named: Named, plan: PlacementPlan, placed: Placed | None) -> Iterator[str]:
+    """The placement plan of a daemon, and where it is."""
+    yield (
+        f"{named.name}, " if named.record else ""
+    ) + f"placement plan ({plan.mode.name.lower()}):"
     yield from (f"  {reason}" for reason in plan.reasons)
     yield from (f"  not possible: {clamp}" for clamp in plan.clamps)
     yield from (f"  {extra}" for extra in extras(plan))
@@ -213,7 +217,7 @@ def of_one(named: Named, plan: Plan, placed: Placed | None) -> Iterator[str]:
         yield f"{who} ({placed.mode.name.lower()}): {now(placed)}"
 
 
-def picture(topology: Topology, node: Node, plans: Sequence[Plan]) -> Iterator[str]:
+def picture(topology: Topology, node: Node, plans: Sequence[PlacementPlan]) -> Iterator[str]:
     """A node and its cores, each in brackets, a mark behind each CPU."""
     far = ", ".join(f"{d} to node {n}" for n, d in node.distances.items() if n != node.id)
     memory = "no memory"
@@ -231,7 +235,7 @@ def picture(topology: Topology, node: Node, plans: Sequence[Plan]) -> Iterator[s
         yield "  " + " ".join(cores[first : first + PER_LINE])
 
 
-def mark(topology: Topology, plans: Sequence[Plan], cpu: int) -> str:
+def mark(topology: Topology, plans: Sequence[PlacementPlan], cpu: int) -> str:
     """What a CPU is to the daemons."""
     if any(cpu in plan.reaper for plan in plans):
         return "R"
@@ -242,7 +246,7 @@ def mark(topology: Topology, plans: Sequence[Plan], cpu: int) -> str:
     return "i" if cpu in topology.isolated else "."
 
 
-def extras(plan: Plan) -> Iterator[str]:
+def extras(plan: PlacementPlan) -> Iterator[str]:
     """What is asked of the kernel besides CPUs and memory."""
     if plan.realtime:
         yield f"loop and libzmq run under SCHED_FIFO, priority {plan.realtime}, if permitted"

@@ -1,10 +1,10 @@
-"""Has the daemon run where its plan says, and sees to it that it stays there.
+"""Has the daemon run where its placement plan says, and sees to it that it stays there.
 
 Memory is asked for from the plan's node before any is touched. Once all threads are there they get
 their CPUs, and pages are sampled; those of another node are moved. Then every thread's affinity and
 the CPUs of the cgroup are looked at with every heartbeat, those of other daemons' loops less often
-the more there are: a change has the plan made anew. Of two daemons that chose one core at the same
-time not both leave it: the one with the smaller pid stays.
+the more there are: a change has the placement plan made anew. Of two daemons that chose one core at
+the same time not both leave it: the one with the smaller pid stays.
 What the kernel refuses is reported, and the daemon runs all the same.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.log import log
-from purgatoryd.daemon.plan import FEW_CPUS, Plan, plan
+from purgatoryd.daemon.placement_plan import FEW_CPUS, PlacementPlan, plan_placement
 from purgatoryd.shm_layout import memory
 from purgatoryd.shm_layout.arena import Arena, Placed
 from purgatoryd.shm_layout.layout import PlacementPart
@@ -111,7 +111,7 @@ class Placement:
         self._tell(before)
         arena.set_placement(self.placed)
 
-    def _tell(self, before: Plan) -> None:
+    def _tell(self, before: PlacementPlan) -> None:
         """What is new. Other threads make room as other daemons come and go, which is their way."""
         for reason in self.plan.clamps:
             if reason not in before.clamps:
@@ -134,12 +134,12 @@ class Placement:
         """None where so few CPUs are ours that nobody is pinned."""
         return loops(self._name) if len(cpus) > FEW_CPUS else ()
 
-    def _decide(self, before: Plan | None) -> Plan:
+    def _decide(self, before: PlacementPlan | None) -> PlacementPlan:
         topology = read(self._given, self._root)
         self._loops = self._other_loops(topology.confined)
         taken = [loop.cpu for loop in self._loops]
         leave = [loop.cpu for loop in self._loops if loop.chosen and loop.pid > os.getpid()]
-        return plan(topology, self._config, taken, before, leave)
+        return plan_placement(topology, self._config, taken, before, leave)
 
     @contextmanager
     def _part(self, part: PlacementPart, what: str) -> Iterator[None]:

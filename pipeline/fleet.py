@@ -25,7 +25,7 @@ from purgatoryd.pipeline.continuity import newest_successor
 from purgatoryd.pipeline.jobs import bronze_of
 from purgatoryd.pipeline.lake import Lake
 from purgatoryd.pipeline.living import in_place, living
-from purgatoryd.pipeline.plan import Host, Space
+from purgatoryd.pipeline.rebalance_plan import Host, Space
 from purgatoryd.shm_layout.errors import BadPath, InvalidSetting
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The plan of a placement on made-up machines, and how it is shown."""
+"""The placement plan on made-up machines, and how it is shown."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from purgatoryd.cli.placement import (
 )
 from purgatoryd.cli.shards import Named
 from purgatoryd.daemon.config import Config
-from purgatoryd.daemon.plan import Plan, plan
+from purgatoryd.daemon.placement_plan import PlacementPlan, plan_placement
 from purgatoryd.shm_layout import shm
 from purgatoryd.shm_layout.arena import Placed
 from purgatoryd.shm_layout.errors import InvalidSetting
@@ -45,9 +45,12 @@ def planned(tmp_path: Path) -> Any:
     """planned(machine, taken=(), before=None, **settings): the plan for a daemon there."""
 
     def make(
-        machine: Machine, taken: tuple[int, ...] = (), before: Plan | None = None, **settings: Any
-    ) -> Plan:
-        return plan(machine.read(tmp_path), Config("demo", **settings), taken, before)
+        machine: Machine,
+        taken: tuple[int, ...] = (),
+        before: PlacementPlan | None = None,
+        **settings: Any,
+    ) -> PlacementPlan:
+        return plan_placement(machine.read(tmp_path), Config("demo", **settings), taken, before)
 
     return make
 
@@ -279,7 +282,7 @@ def test_offline_cpus_are_not_chosen(planned: Any) -> None:
 def test_a_container_that_shows_nothing(planned: Any, tmp_path: Path) -> None:
     from purgatoryd.shm_layout.topology import read
 
-    found = plan(read({0, 1, 2}, tmp_path), Config("demo"))
+    found = plan_placement(read({0, 1, 2}, tmp_path), Config("demo"))
     assert (found.node, found.memory_node) == (0, None)
     assert (sorted(found.reaper), sorted(found.others)) == ([2], [0, 1])
 
@@ -414,7 +417,7 @@ def test_no_placement_has_no_cpus(setting: str, value: Any) -> None:
 def test_the_picture(tmp_path: Path) -> None:
     machine = replace(TWO_BY_FOUR_SMT, isolated=(14,), cgroup=range(15))
     topology = machine.read(tmp_path)
-    found = plan(topology, Config("demo", node=0, realtime=5))
+    found = plan_placement(topology, Config("demo", node=0, realtime=5))
     assert list(lines(topology, [Planned(ALONE, found, None)])) == [
         "node 0: 2.0 GiB free of 4.0 GiB, the arena; distance 20 to node 1",
         "  [0o 8o] [1o 9o] [2o 10o] [3R 11.]",
@@ -422,7 +425,7 @@ def test_the_picture(tmp_path: Path) -> None:
         "  [4. 12.] [5. 13.] [6. 14i] [7. 15x]",
         "R loop   o other threads   . free   i isolated   x not ours",
         "",
-        "plan (explicit):",
+        "placement plan (explicit):",
         "  the loop is on CPU 3 of node 0: its sibling 11 stays free",
         "  libzmq and the group-commit thread are on 0-2,8-10 of the same node",
         "  the arena is on node 0",
@@ -445,8 +448,8 @@ def test_shards_take_what_others_leave_and_each_is_shown(
         "  [4o 12o] [5o 13o] [6o 14o] [7R 15.]",
         "R loop   o other threads   . free   i isolated   x not ours",
     ]
-    plans = [line for line in shown if "plan" in line]
-    assert plans == [f"demo-1-{shard}, plan (auto):" for shard in range(3)]
+    plans = [line for line in shown if "placement plan" in line]
+    assert plans == [f"demo-1-{shard}, placement plan (auto):" for shard in range(3)]
     near = [(one.record["shard"], cpu) for one, cpu in advised(topology, found, taken, 6)]
     assert near == [(0, 0), (1, 4), (2, 1), (0, 8), (1, 5), (2, 9)]
     near = [(one.record["shard"], cpu) for one, cpu in advised(topology, found, [4, 9], 6)]
@@ -468,12 +471,12 @@ def test_workers_are_near_the_arena_and_evenly_spread(planned: Any, tmp_path: Pa
 def test_a_record_is_json(tmp_path: Path) -> None:
     topology = TWO_BY_TWO.read(tmp_path)
     reported = json.loads(
-        json.dumps(record(topology, plan(topology, Config("demo", node=9)), None))
+        json.dumps(record(topology, plan_placement(topology, Config("demo", node=9)), None))
     )
     assert reported["topology"]["cores"] == [[0], [1], [2], [3]]
     assert reported["topology"]["nodes"][1]["distances"] == {"0": 20, "1": 10}
-    assert reported["plan"]["reaper"] == [1]
-    assert reported["plan"]["clamped"] == "memory"
+    assert reported["placement_plan"]["reaper"] == [1]
+    assert reported["placement_plan"]["clamped"] == "memory"
     assert reported["daemon"] is None
 
 
@@ -486,11 +489,11 @@ def test_the_command_shows_this_machine(daemon_dir: Path) -> None:
     code, out, _ = command()
     assert code == Exit.DONE
     assert "node 0" in out
-    assert "plan (auto):" in out
+    assert "placement plan (auto):" in out
     code, out, _ = command("--json", "--placement", "none")
     reported = json.loads(out)
     assert set(reported["topology"]["allowed"]) == os.sched_getaffinity(0)
-    assert reported["plan"]["mode"] == "none"
+    assert reported["placement_plan"]["mode"] == "none"
 
 
 def test_the_command_shows_shards(daemon_dir: Path) -> None:

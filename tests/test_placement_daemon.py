@@ -27,7 +27,7 @@ from purgatoryd.clients.remote import Remote
 from purgatoryd.daemon import placement
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.placement import Placement
-from purgatoryd.daemon.plan import plan
+from purgatoryd.daemon.placement_plan import plan_placement
 from purgatoryd.shm_layout import keys, memory, shm
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Placed
@@ -88,7 +88,7 @@ def test_auto_does_what_its_plan_says(daemon: StartDaemon) -> None:
     topology = read(os.sched_getaffinity(0))
     real = daemon("demo")
     loop, others = affinities(real.pid)
-    if plan(topology, Config("demo")).reaper:
+    if plan_placement(topology, Config("demo")).reaper:
         assert len(loop) == 1  # which one depends on other daemons
         assert all(loop.isdisjoint(cpus) for cpus in others)
     else:

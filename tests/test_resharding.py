@@ -37,8 +37,8 @@ from purgatoryd.pipeline.audit import audit
 from purgatoryd.pipeline.continuity import excluded
 from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Lake
 from purgatoryd.pipeline.living import in_place, living
-from purgatoryd.pipeline.plan import Host
 from purgatoryd.pipeline.progress import State, progress
+from purgatoryd.pipeline.rebalance_plan import Host
 from purgatoryd.pipeline.ship import Convoy
 from purgatoryd.pipeline.sources import openings
 from purgatoryd.pipeline.whole import whole

@@ -127,10 +127,10 @@ def test_the_command_placement_shows_each_shard(demo: Daemon) -> None:
     reported = records("placement")
     assert [(one["name"], one["shard"]) for one in reported] == [("demo-1-0", 0), ("demo-1-1", 1)]
     for one in reported:
-        assert one["daemon"]["mode"] == one["plan"]["mode"] == "auto"
+        assert one["daemon"]["mode"] == one["placement_plan"]["mode"] == "auto"
     shown = cli("placement").stdout
     for name in table(demo).daemons:
-        assert f"{name}, plan (auto):" in shown
+        assert f"{name}, placement plan (auto):" in shown
         assert f"{name} (auto): " in shown
     assert "None" not in shown
 

@@ -1,4 +1,4 @@
-"""Which namespaces should live on which daemon: a plan of few and small moves.
+"""Which namespaces should live on which daemon: a rebalance plan of few and small moves.
 
 A daemon may have labels, such as its rack or its node. Namespaces of one group, such as the copies
 of one service, are kept apart by a label: no two of them on one rack, as far as there are racks.
@@ -63,7 +63,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RebalancePlan:
     """Moves, in their order. `before`, `after`: the fullest daemon's share of what it can do."""
 
     moves: tuple[Move, ...]
@@ -75,10 +75,11 @@ class Plan:
         return asdict(self)
 
 
-def plan_of(record: Mapping[str, Any]) -> Plan:
-    """The inverse of Plan.record(). Raises TypeError, ValueError, KeyError for what is none."""
+def rebalance_plan_of(record: Mapping[str, Any]) -> RebalancePlan:
+    """The inverse of RebalancePlan.record(). Raises TypeError, ValueError, KeyError for what is
+    none."""
     moves = tuple(Move(**move) for move in record["moves"])
-    return Plan(moves, float(record["before"]), float(record["after"]))
+    return RebalancePlan(moves, float(record["before"]), float(record["after"]))
 
 
 # ---- planning --------------------------------------------------------------------------------
@@ -155,10 +156,10 @@ class _Step(NamedTuple):
     reason: str
 
 
-def plan(
+def plan_rebalance(
     hosts: Sequence[Host], spaces: Sequence[Space], label: str = "rack",
     tolerance: float = TOLERANCE, moves_max: int = 100,
-) -> Plan:  # fmt: skip
+) -> RebalancePlan:  # fmt: skip
     """Moves after which groups are apart and daemons even. Raises InvalidSetting."""
     check(hosts, spaces)
     layout = _Layout(hosts, spaces, label)
@@ -167,7 +168,7 @@ def plan(
         while len(steps) < moves_max and (found := find(layout, tolerance)) is not None:
             layout.move(found.space, found.target)
             steps.append(found)
-    return Plan(tuple(_joined(steps)), before, layout.fullest())
+    return RebalancePlan(tuple(_joined(steps)), before, layout.fullest())
 
 
 def check(hosts: Iterable[Host], spaces: Iterable[Space]) -> None:
@@ -176,13 +177,17 @@ def check(hosts: Iterable[Host], spaces: Iterable[Space]) -> None:
     known = {host.name: host for host in hosts}
     for host in known.values():
         if host.capacity <= 0 or host.speed <= 0:
-            raise InvalidSetting(host.name, host.capacity, "more than 0, and its speed", "plan")
+            raise InvalidSetting(
+                host.name, host.capacity, "more than 0, and its speed", "rebalance-plan"
+            )
     seen = set[tuple[str, str]]()
     for space in spaces:
         if space.host not in known:
-            raise InvalidSetting(space.name, space.host, "on a daemon that is known", "plan")
+            raise InvalidSetting(
+                space.name, space.host, "on a daemon that is known", "rebalance-plan"
+            )
         if (space.name, space.host) in seen:
-            raise InvalidSetting(space.name, space.host, "once on a daemon", "plan")
+            raise InvalidSetting(space.name, space.host, "once on a daemon", "rebalance-plan")
         seen.add((space.name, space.host))
 
 

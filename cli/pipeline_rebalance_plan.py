@@ -1,4 +1,4 @@
-"""pipeline plan: which namespaces should move to which daemon."""
+"""pipeline rebalance-plan: which namespaces should move to which daemon."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from purgatoryd.cli.options import emit, json_option
 from purgatoryd.cli.pipeline import lake_option, spark_options
 
 if TYPE_CHECKING:
-    from purgatoryd.pipeline.plan import Plan
+    from purgatoryd.pipeline.rebalance_plan import RebalancePlan
 
-FILE = "plan.json"
+FILE = "rebalance_plan.json"
 
 
-@click.group("plan")
-def plan_command() -> None:
+@click.group("rebalance-plan")
+def rebalance_plan_command() -> None:
     """Propose moves of namespaces between the daemons whose WALs are in the lake.
 
     First those that keep the namespaces of a group apart, then those that even out what daemons
-    hold and do. A plan stands in LAKE/plan.json.
+    hold and do. A rebalance plan stands in LAKE/rebalance_plan.json.
     """
 
 
-@plan_command.command("make", cls=Command)
+@rebalance_plan_command.command("make", cls=Command)
 @lake_option
 @click.option(
     "--fleet",
@@ -46,14 +46,14 @@ def make_command(
     lake: Path, fleet: Path, label: str, tolerance: float, master: str | None,
     conf: dict[str, str], as_json: bool,
 ) -> None:  # fmt: skip
-    """Make a plan from what the WALs say, in place of the last one."""
+    """Make a rebalance plan from what the WALs say, in place of the last one."""
     from purgatoryd.pipeline.extras import need
 
     need("pyspark", "spark")
     from purgatoryd.pipeline.continuity import excluded, successors
     from purgatoryd.pipeline.fleet import measured_in, of_today, read_fleet, spaces
     from purgatoryd.pipeline.lake import OPENINGS, Lake
-    from purgatoryd.pipeline.plan import plan
+    from purgatoryd.pipeline.rebalance_plan import plan_rebalance
     from purgatoryd.pipeline.session import session
 
     hosts, groups = read_fleet(fleet)
@@ -61,40 +61,40 @@ def make_command(
     manifests = [*there.manifests(), *there.manifests(OPENINGS)]
     hosts = of_today(hosts, successors(manifests), excluded(manifests).absent)
     rows = measured_in(session(master, conf), lake).collect()
-    made = plan(list(hosts.values()), spaces(rows, hosts, groups), label, tolerance)
+    made = plan_rebalance(list(hosts.values()), spaces(rows, hosts, groups), label, tolerance)
     save(lake, made)
     tell(made, as_json)
 
 
-@plan_command.command("show", cls=Command)
+@rebalance_plan_command.command("show", cls=Command)
 @lake_option
 @json_option
 def show_command(lake: Path, as_json: bool) -> int:
-    """Show the plan; exit code 1 if there is none."""
+    """Show the rebalance plan; exit code 1 if there is none."""
     made = read(lake)
     if made is not None:
         tell(made, as_json)
     return Exit.NEGATIVE if made is None else Exit.DONE
 
 
-# ---- the plan's file ---------------------------------------------------------------------------
+# ---- the rebalance plan's file -----------------------------------------------------------------
 
 
-def read(lake: Path) -> Plan | None:
-    """The plan of a lake. Raises LakeBroken."""
-    from purgatoryd.pipeline.plan import plan_of
+def read(lake: Path) -> RebalancePlan | None:
+    """The rebalance plan of a lake. Raises LakeBroken."""
+    from purgatoryd.pipeline.rebalance_plan import rebalance_plan_of
     from purgatoryd.shm_layout.errors import LakeBroken
 
     path = lake / FILE
     try:
-        return plan_of(json.loads(path.read_bytes()))
+        return rebalance_plan_of(json.loads(path.read_bytes()))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise LakeBroken(str(path), f"is no plan: {error!r}") from error
+        raise LakeBroken(str(path), f"is no rebalance plan: {error!r}") from error
 
 
-def save(lake: Path, made: Plan) -> None:
+def save(lake: Path, made: RebalancePlan) -> None:
     """Puts a plan in the place of the last one, at once."""
     from purgatoryd.shm_layout.files import beside, replace_durably
 
@@ -102,7 +102,7 @@ def save(lake: Path, made: Plan) -> None:
     replace_durably(path, json.dumps(made.record(), indent=1).encode(), beside(path))
 
 
-def tell(made: Plan, as_json: bool) -> None:
+def tell(made: RebalancePlan, as_json: bool) -> None:
     """The plan, as JSON or a move on each line."""
     lines = [
         f"{move.state:<10}{move.namespace}: {move.source} -> {move.target}, {move.live} timers; "

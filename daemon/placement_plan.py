@@ -2,7 +2,7 @@
 
 The loop gets a physical core of its own where there is one, on the node that has most room; all
 other threads, libzmq's and the group-commit thread, keep to other cores of that node, and the arena
-is on it. What was asked for and cannot be had is left out, and said: no plan fails.
+is on it. What was asked for and cannot be had is left out, and said: no placement plan fails.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FEW_CPUS = 2
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlacementPlan:
     """What is to be. Empty sets and None: as it comes."""
 
     mode: PlacementMode
@@ -60,12 +60,12 @@ class Plan:
 
 @dataclass
 class _Draft:
-    """A plan in the making."""
+    """A placement plan in the making."""
 
     topology: Topology
     config: Config
     taken: Counter[int]
-    before: Plan | None
+    before: PlacementPlan | None
     leave: Counter[int]
     clamped: PlacementPart = NOTHING
     clamps: list[str] = field(default_factory=list)
@@ -93,18 +93,18 @@ class _Draft:
         return None if number is None else self.topology.node(number)
 
 
-def plan(
+def plan_placement(
     topology: Topology,
     config: Config,
     taken: Iterable[int] = (),
-    before: Plan | None = None,
+    before: PlacementPlan | None = None,
     leave: Iterable[int] = (),
-) -> Plan:
+) -> PlacementPlan:
     """What to do on this machine. `taken`: CPUs of loops of other daemons, one for each. `before`:
     the plan of this daemon that is in force: its arena stays, and its loop where no place is
     better. `leave`: those of `taken` that leave its core to this one, if both are on it."""
     draft = _Draft(topology, config, Counter(taken), before, Counter(leave))
-    chosen, wanted = Plan(_mode(config)), _wanted_node(draft)
+    chosen, wanted = PlacementPlan(_mode(config)), _wanted_node(draft)
     if chosen.mode == PlacementMode.NONE:
         draft.why("placement is none: CPUs and memory come as the kernel gives them")
     elif cpus := _wanted_cpus(draft):
@@ -152,7 +152,7 @@ def _wanted_cpus(draft: _Draft) -> list[int]:
     return found
 
 
-def _on_cpus(draft: _Draft, chosen: Plan, cpus: list[int]) -> Plan:
+def _on_cpus(draft: _Draft, chosen: PlacementPlan, cpus: list[int]) -> PlacementPlan:
     """As the operator says: the first one is the loop's."""
     first, rest = cpus[0], frozenset(cpus[1:])
     beside = ", as is the loop of another daemon" if draft.taken[first] else ""
@@ -168,7 +168,7 @@ def _on_cpus(draft: _Draft, chosen: Plan, cpus: list[int]) -> Plan:
 # ---- what the machine offers ------------------------------------------------------------------
 
 
-def _on_cores(draft: _Draft, chosen: Plan, wanted: Node | None) -> Plan:
+def _on_cores(draft: _Draft, chosen: PlacementPlan, wanted: Node | None) -> PlacementPlan:
     """A core for the loop, the others of its node for the rest."""
     topology = draft.topology
     node = _near_node(draft, wanted) if wanted else _best_node(draft)
@@ -185,7 +185,7 @@ def _on_cores(draft: _Draft, chosen: Plan, wanted: Node | None) -> Plan:
     return replace(chosen, reaper=frozenset({loop}), core_chosen=True, others=others)
 
 
-def _without_a_core(draft: _Draft, chosen: Plan, here: frozenset[int]) -> Plan:
+def _without_a_core(draft: _Draft, chosen: PlacementPlan, here: frozenset[int]) -> PlacementPlan:
     usable = draft.topology.allowed
     if len(usable) <= FEW_CPUS:
         draft.why(f"CPUs {cpu_text(usable)} are all we have: the scheduler does better than a pin")

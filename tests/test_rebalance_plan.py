@@ -17,18 +17,18 @@ from test_audit import CLEAN, OPEN, by, restarted, ship, uuid
 
 from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
-from purgatoryd.cli.pipeline_plan import read, save
+from purgatoryd.cli.pipeline_rebalance_plan import read, save
 from purgatoryd.pipeline import fleet, silver
 from purgatoryd.pipeline.advice import sizes
 from purgatoryd.pipeline.continuity import excluded, successors
 from purgatoryd.pipeline.lake import Lake
-from purgatoryd.pipeline.plan import (
+from purgatoryd.pipeline.rebalance_plan import (
     Host,
     Move,
-    Plan,
+    RebalancePlan,
     Space,
-    plan,
-    plan_of,
+    plan_rebalance,
+    rebalance_plan_of,
 )
 from purgatoryd.shm_layout.errors import BadPath, InvalidSetting
 
@@ -36,7 +36,7 @@ RACKS = {"a1": "a", "a2": "a", "b1": "b", "c1": "c"}
 HOSTS = [Host(name, 1000, 100.0, {"rack": rack}) for name, rack in RACKS.items()]
 
 
-def after(spaces: list[Space], found: Plan) -> dict[str, str]:
+def after(spaces: list[Space], found: RebalancePlan) -> dict[str, str]:
     """Where every namespace is once the plan is applied."""
     where = {space.name: space.host for space in spaces}
     for move in found.moves:
@@ -56,7 +56,7 @@ def shares(spaces: list[Space], where: dict[str, str]) -> dict[str, float]:
 
 def test_what_is_even_stays() -> None:
     spaces = [Space(f"n{name}", name, 500, 10.0) for name in RACKS]
-    assert plan(HOSTS, spaces).moves == ()
+    assert plan_rebalance(HOSTS, spaces).moves == ()
 
 
 def test_two_of_three_on_one_rack_are_parted_by_the_smallest_move() -> None:
@@ -66,14 +66,14 @@ def test_two_of_three_on_one_rack_are_parted_by_the_smallest_move() -> None:
         Space("z", "b1", 300, 1.0, group="copies"),
         Space("other", "c1", 300, 1.0),
     ]
-    found = plan(HOSTS, spaces, tolerance=1.0)
+    found = plan_rebalance(HOSTS, spaces, tolerance=1.0)
     assert [(move.namespace, move.target) for move in found.moves] == [("y", "c1")]
     assert "shares rack a" in found.moves[0].reason
 
 
 def test_four_copies_on_three_racks_move_as_little_as_they_can() -> None:
     spaces = [Space(f"s{i}", "a1", 100, 1.0, group="copies") for i in range(4)]
-    where = after(spaces, plan(HOSTS, spaces, tolerance=1.0))
+    where = after(spaces, plan_rebalance(HOSTS, spaces, tolerance=1.0))
     racks = [RACKS[host] for host in where.values()]
     assert sorted(racks.count(rack) for rack in "abc") == [1, 1, 2]
 
@@ -81,12 +81,12 @@ def test_four_copies_on_three_racks_move_as_little_as_they_can() -> None:
 def test_apart_by_node_where_there_is_no_rack() -> None:
     hosts = [Host("h1", 100, 1.0), Host("h2", 100, 1.0)]
     spaces = [Space("x", "h1", 1, 0.0, group="g"), Space("y", "h1", 1, 0.0, group="g")]
-    assert len(plan(hosts, spaces).moves) == 1
+    assert len(plan_rebalance(hosts, spaces).moves) == 1
 
 
 def test_a_full_daemon_gives_to_the_empty_ones() -> None:
     spaces = [Space(f"n{i}", "a1", 100, 1.0) for i in range(8)]
-    found = plan(HOSTS, spaces, tolerance=0.15)
+    found = plan_rebalance(HOSTS, spaces, tolerance=0.15)
     used = shares(spaces, after(spaces, found))
     assert max(used.values()) - min(used.values()) <= 0.15
     assert len(found.moves) == 6
@@ -95,7 +95,7 @@ def test_a_full_daemon_gives_to_the_empty_ones() -> None:
 
 def test_the_load_counts_as_the_room_does() -> None:
     spaces = [Space("busy", "a1", 1, 60.0), Space("also", "a1", 1, 30.0)]
-    assert [move.namespace for move in plan(HOSTS, spaces).moves] == ["also"]
+    assert [move.namespace for move in plan_rebalance(HOSTS, spaces).moves] == ["also"]
 
 
 def test_evening_out_brings_no_copies_together() -> None:
@@ -105,14 +105,14 @@ def test_evening_out_brings_no_copies_together() -> None:
         Space("z", "c1", 400, 1.0, group="copies"),
         Space("big", "a1", 300, 1.0),
     ]
-    where = after(spaces, plan(HOSTS, spaces))
+    where = after(spaces, plan_rebalance(HOSTS, spaces))
     assert len({RACKS[where[name]] for name in "xyz"}) == 3
 
 
 def test_nothing_goes_where_there_is_no_room() -> None:
     hosts = [Host("h1", 1000, 9.0), Host("h2", 10, 9.0)]
     spaces = [Space("x", "h1", 400, 0.0, group="g"), Space("y", "h1", 400, 0.0, group="g")]
-    assert plan(hosts, spaces).moves == ()
+    assert plan_rebalance(hosts, spaces).moves == ()
 
 
 def test_namespaces_of_one_name_are_moved_by_themselves() -> None:
@@ -121,23 +121,25 @@ def test_namespaces_of_one_name_are_moved_by_themselves() -> None:
         Space("default", "a1", 900, 1.0), Space("default", "a2", 10, 1.0),
         Space("x", "a1", 50, 1.0), Space("_purgatoryd", "a1", 40, 1.0),
     ]  # fmt: skip
-    found = plan(HOSTS, spaces)
-    assert found == plan(HOSTS, spaces[::-1])
+    found = plan_rebalance(HOSTS, spaces)
+    assert found == plan_rebalance(HOSTS, spaces[::-1])
     assert found.before == 0.99
     assert [(m.namespace, m.source, m.target) for m in found.moves] == [
         ("x", "a1", "a2"), ("default", "a1", "b1"),
     ]  # fmt: skip
     full = [*spaces, Space("default", "b1", 0, 0.0), Space("default", "c1", 0, 0.0)]
-    assert "default" not in {move.namespace for move in plan(HOSTS, full, tolerance=0.01).moves}
+    assert "default" not in {
+        move.namespace for move in plan_rebalance(HOSTS, full, tolerance=0.01).moves
+    }
 
 
 def test_bad_input_is_refused() -> None:
     with pytest.raises(InvalidSetting, match="once on a daemon"):
-        plan(HOSTS, [Space("x", "a1", 1, 1.0), Space("x", "a1", 2, 1.0)])
+        plan_rebalance(HOSTS, [Space("x", "a1", 1, 1.0), Space("x", "a1", 2, 1.0)])
     with pytest.raises(InvalidSetting):
-        plan(HOSTS, [Space("x", "nowhere", 1, 1.0)])
+        plan_rebalance(HOSTS, [Space("x", "nowhere", 1, 1.0)])
     with pytest.raises(InvalidSetting):
-        plan([Host("h", 0, 1.0)], [])
+        plan_rebalance([Host("h", 0, 1.0)], [])
 
 
 SPACES = st.lists(
@@ -157,9 +159,9 @@ SPACES = st.lists(
 @settings(deadline=None, max_examples=50)
 @given(spaces=SPACES)
 def test_a_plan_never_makes_it_worse_and_is_always_the_same(spaces: list[Space]) -> None:
-    found = plan(HOSTS, spaces)
-    assert plan(HOSTS[::-1], spaces[::-1]) == found
-    assert plan_of(found.record()) == found
+    found = plan_rebalance(HOSTS, spaces)
+    assert plan_rebalance(HOSTS[::-1], spaces[::-1]) == found
+    assert rebalance_plan_of(found.record()) == found
     assert len({move.namespace for move in found.moves}) == len(found.moves)
     where = after(spaces, found)
     assert max(shares(spaces, where).values()) == pytest.approx(found.after)
@@ -227,7 +229,7 @@ def test_a_plan_is_made_of_wals(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "fleet.toml"
     path.write_text(FLEET)
     hosts, groups = fleet.read_fleet(path)
-    made = plan(list(hosts.values()), fleet.spaces(found, hosts, groups))
+    made = plan_rebalance(list(hosts.values()), fleet.spaces(found, hosts, groups))
     assert [(move.namespace, move.target) for move in made.moves] == [("y", "beta")]
 
 
@@ -290,8 +292,8 @@ def test_what_is_wrong_in_a_fleet_is_named(tmp_path: Path, text: str, setting: s
     assert wrong.value.setting == setting
 
 
-def moves(*names: str) -> Plan:
-    return Plan(tuple(Move(name, "a1", "b1", 1, "") for name in names), 0.9, 0.5)
+def moves(*names: str) -> RebalancePlan:
+    return RebalancePlan(tuple(Move(name, "a1", "b1", 1, "") for name in names), 0.9, 0.5)
 
 
 def test_two_plans_at_once_are_one_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +308,7 @@ def test_two_plans_at_once_are_one_of_them(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "fsync", interrupted)
     save(tmp_path, moves("1"))
     assert read(tmp_path) == moves("1")
-    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["rebalance_plan.json"]
 
 
 def test_a_plan_is_made_by_the_command(spark: SparkSession, tmp_path: Path) -> None:
@@ -317,7 +319,7 @@ def test_a_plan_is_made_by_the_command(spark: SparkSession, tmp_path: Path) -> N
 
     def make() -> Any:
         options = ["--lake", str(lake), "--fleet", str(fleet_file), "--json"]
-        done = CliRunner().invoke(app, ["pipeline", "plan", "make", *options])
+        done = CliRunner().invoke(app, ["pipeline", "rebalance-plan", "make", *options])
         assert done.exit_code == Exit.DONE, done.output
         return json.loads(done.stdout)["moves"]
 
@@ -334,12 +336,14 @@ def test_a_plan_is_made_by_the_command(spark: SparkSession, tmp_path: Path) -> N
 
 def test_plan_show_prints_the_moves_of_the_file(tmp_path: Path) -> None:
     def show() -> tuple[int, str]:
-        done = CliRunner().invoke(app, ["pipeline", "plan", "show", "--lake", str(tmp_path)])
+        done = CliRunner().invoke(
+            app, ["pipeline", "rebalance-plan", "show", "--lake", str(tmp_path)]
+        )
         return done.exit_code, done.output
 
     assert show() == (Exit.NEGATIVE, "")
     save(tmp_path, moves("1"))
     assert show()[1].startswith("planned   1: a1 -> b1, 1 timers")
     for damaged in ("{}", '{"moves": [], "before": "x", "after": null}'):
-        (tmp_path / "plan.json").write_text(damaged)
+        (tmp_path / "rebalance_plan.json").write_text(damaged)
         assert show()[0] == Exit.BROKEN
