@@ -32,7 +32,7 @@ COMMANDS = {
     "placement": "placement",
     "namespace": "namespaces",
     "load": "loads",
-    "keygen": "keys",
+    "keygen": "curve",
     "install": "install",
     "wal": "wal",
     "pipeline": "pipeline",

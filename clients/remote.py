@@ -12,7 +12,7 @@ from pathlib import Path
 
 import zmq
 
-from purgatoryd.shm_layout import keys
+from purgatoryd.shm_layout import curve
 
 HEARTBEAT_MS = 5_000
 HEARTBEAT_TIMEOUT_MS = 15_000
@@ -31,13 +31,13 @@ class Remote:
     tcp: str
     server_key: str
     key: str | PathLike[str]
-    place: keys.Place = field(init=False, repr=False)
-    _pair: keys.KeyPair = field(init=False, repr=False)
+    place: curve.Place = field(init=False, repr=False)
+    _pair: curve.KeyPair = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        keys.check_key(self.server_key)
-        object.__setattr__(self, "place", keys.place(self.tcp))
-        object.__setattr__(self, "_pair", keys.read_pair(Path(self.key)))
+        curve.check_key(self.server_key)
+        object.__setattr__(self, "place", curve.place(self.tcp))
+        object.__setattr__(self, "_pair", curve.read_pair(Path(self.key)))
 
     def equip(self, socket: zmq.Socket[bytes]) -> None:
         """Has the socket, before it connects, speak with these keys and notice a dead host."""

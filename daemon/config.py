@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from purgatoryd.daemon.log import LEVELS
+from purgatoryd.shm_layout.curve import place
 from purgatoryd.shm_layout.errors import InvalidArgument, InvalidSetting
-from purgatoryd.shm_layout.keys import place
 from purgatoryd.shm_layout.paths import SHARDS_MAX, check_name
 from purgatoryd.shm_layout.topology import cpu_order
 

@@ -20,7 +20,7 @@ from purgatoryd.daemon.admission import DOMAIN, Admission, sender_of
 from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.guard import Guard
-from purgatoryd.shm_layout import keys
+from purgatoryd.shm_layout import curve
 from purgatoryd.shm_layout.arena import Outgoing
 from purgatoryd.shm_layout.errors import BadPath
 from purgatoryd.shm_layout.layout import MESSAGE_MAX, NAMESPACE_MAX, TOPIC_MAX
@@ -74,8 +74,8 @@ class Message:
 class Remotes:
     """Where clients on other hosts connect, our keys, and theirs with their uids."""
 
-    place: keys.Place
-    pair: keys.KeyPair
+    place: curve.Place
+    pair: curve.KeyPair
     list: Path
     """Of the keys that are let in."""
     allowed: dict[bytes, int]
@@ -85,9 +85,9 @@ class Remotes:
         """What the settings say; None = no tcp. Raises BadPath."""
         if not config.tcp:
             return None
-        pair = keys.read_pair(Path(config.server_key))
+        pair = curve.read_pair(Path(config.server_key))
         path = Path(config.keys).absolute()
-        return cls(keys.place(config.tcp), pair, path, keys.read_allowed(path))
+        return cls(curve.place(config.tcp), pair, path, curve.read_allowed(path))
 
 
 class Lane:
@@ -236,7 +236,7 @@ class Lanes:
         Raises BadPath; then the keys stay as they are.
         """
         if self._remotes is not None:
-            self._admission.keys = keys.read_allowed(self._remotes.list)
+            self._admission.keys = curve.read_allowed(self._remotes.list)
             self._guard.end_remote()
 
     def close(self) -> None:
@@ -292,7 +292,9 @@ def _refuse_without_netlink(endpoint: str) -> None:
         raise BadPath(endpoint, why) from error
 
 
-def _listen(socket: zmq.Socket[bytes], endpoint: str, pair: keys.KeyPair, message_max: int) -> None:
+def _listen(
+    socket: zmq.Socket[bytes], endpoint: str, pair: curve.KeyPair, message_max: int
+) -> None:
     """Binds a socket to tcp, too. Options hold for later binds only: ipc stays without CURVE."""
     _refuse_without_netlink(endpoint)
     socket.setsockopt(zmq.MAXMSGSIZE, message_max + CURVE_MAX)

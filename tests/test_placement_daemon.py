@@ -28,7 +28,7 @@ from purgatoryd.daemon import placement
 from purgatoryd.daemon.config import Config
 from purgatoryd.daemon.placement import Placement
 from purgatoryd.daemon.placement_plan import plan_placement
-from purgatoryd.shm_layout import keys, memory, shm
+from purgatoryd.shm_layout import curve, memory, shm
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Placed
 from purgatoryd.shm_layout.layout import ABI, PlacementPart, size_of
@@ -536,8 +536,8 @@ def test_beside_a_daemon_that_chose_nothing_nobody_moves(
 
 
 def test_a_daemon_on_another_host_is_not_numa_local(tmp_path: Path) -> None:
-    server = keys.generate(tmp_path / "server")
-    keys.generate(tmp_path / "client")
+    server = curve.generate(tmp_path / "server")
+    curve.generate(tmp_path / "client")
     remote = Remote("127.0.0.1:7000", server.public.decode(), tmp_path / "client")
     for make in (Client, Subscriber):
         with pytest.raises(InvalidArgument, match="on this host"):

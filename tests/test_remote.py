@@ -42,7 +42,7 @@ from purgatoryd.clients import (
 from purgatoryd.clients.stream import Stream
 from purgatoryd.clients.times import boot_now_ns
 from purgatoryd.daemon import lanes
-from purgatoryd.shm_layout import keys, wire
+from purgatoryd.shm_layout import curve, wire
 from purgatoryd.shm_layout.errors import BadPath
 
 UID = 4242
@@ -74,8 +74,8 @@ def free_port() -> int:
 
 @pytest.fixture
 def place(daemon: StartDaemon, tmp_path: Path) -> Place:
-    server = keys.generate(tmp_path / "server")
-    client = keys.generate(tmp_path / "client")
+    server = curve.generate(tmp_path / "server")
+    client = curve.generate(tmp_path / "client")
     allowed = tmp_path / "allowed"
     allowed.write_text(f"# who is let in\n\nworker {client.public.decode()} {UID} # one of them\n")
     tcp = f"127.0.0.1:{free_port()}"
@@ -93,7 +93,7 @@ def test_tcp_without_netlink_is_refused_before_libzmq_aborts(
     def refuse(*_: object) -> None:
         raise OSError(errno.EAFNOSUPPORT, "not supported")
 
-    pair = keys.generate(tmp_path / "pair")
+    pair = curve.generate(tmp_path / "pair")
     monkeypatch.setattr(socket, "socket", refuse)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as lane:
         with pytest.raises(BadPath, match="libzmq needs AF_NETLINK sockets: not supported"):
@@ -245,11 +245,11 @@ def refused(remote: Remote) -> None:
 
 
 def test_a_key_that_is_not_in_the_list(place: Place, tmp_path: Path) -> None:
-    keys.generate(tmp_path / "stranger")
+    curve.generate(tmp_path / "stranger")
     refused(Remote(place.remote.tcp, place.server_key, tmp_path / "stranger"))
 
 
-def allow(place: Place, tmp_path: Path, *pairs: keys.KeyPair) -> None:
+def allow(place: Place, tmp_path: Path, *pairs: curve.KeyPair) -> None:
     """Lists these keys, and has the daemon read the list."""
     lines = (f"worker-{n} {pair.public.decode()} {UID}\n" for n, pair in enumerate(pairs))
     (tmp_path / "allowed").write_text("".join(lines))
@@ -272,7 +272,7 @@ def is_cut_off(client: Client) -> bool:
 
 
 def test_the_list_of_keys_is_read_again_on_demand(place: Place, tmp_path: Path) -> None:
-    first, second = keys.read_pair(tmp_path / "client"), keys.generate(tmp_path / "second")
+    first, second = curve.read_pair(tmp_path / "client"), curve.generate(tmp_path / "second")
     other = Remote(place.remote.tcp, place.server_key, tmp_path / "second")
     with Client("demo", remote=place.remote, timeout=PATIENCE_S) as client:
         client.add("k", delay=3600)
@@ -288,7 +288,7 @@ def test_the_list_of_keys_is_read_again_on_demand(place: Place, tmp_path: Path) 
 
 
 def test_another_server_than_expected(place: Place, tmp_path: Path) -> None:
-    other = keys.generate(tmp_path / "other").public.decode()
+    other = curve.generate(tmp_path / "other").public.decode()
     refused(Remote(place.remote.tcp, other, place.remote.key))
 
 
@@ -348,14 +348,14 @@ def keygen(*args: str) -> subprocess.CompletedProcess[str]:
 def test_keygen(tmp_path: Path) -> None:
     made = keygen(str(tmp_path / "key"))
     assert made.returncode == 0, made.stderr
-    pair = keys.read_pair(tmp_path / "key")
+    pair = curve.read_pair(tmp_path / "key")
     assert made.stdout == f"{pair.public.decode()}\n"
     assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
     assert zmq.curve_public(pair.secret) == pair.public
     again = keygen(str(tmp_path / "key"))
     assert again.returncode != 0
     assert "exists" in again.stderr
-    assert keys.read_pair(tmp_path / "key") == pair
+    assert curve.read_pair(tmp_path / "key") == pair
 
 
 def test_a_key_file_that_others_may_read_is_refused(place: Place, tmp_path: Path) -> None:
@@ -382,14 +382,14 @@ def test_a_key_file_that_others_may_read_is_refused(place: Place, tmp_path: Path
 def test_a_list_that_says_nothing_is_refused(tmp_path: Path, line: str, reason: str) -> None:
     (tmp_path / "allowed").write_text(line + "\n")
     with pytest.raises(BadPath, match=re.escape(reason)):
-        keys.read_allowed(tmp_path / "allowed")
+        curve.read_allowed(tmp_path / "allowed")
 
 
 @pytest.mark.parametrize("tcp", ["", "host", "host:0", "host:65535", "host:1:2", "a b:7", ":7"])
 def test_places_that_are_none(tcp: str) -> None:
     with pytest.raises(InvalidArgument, match="HOST:PORT"):
-        keys.place(tcp)
-    assert keys.place("[::1]:7000").notices == "tcp://[::1]:7001"
+        curve.place(tcp)
+    assert curve.place("[::1]:7000").notices == "tcp://[::1]:7001"
 
 
 def test_settings_of_tcp_come_together(daemon: StartDaemon) -> None:

@@ -19,7 +19,7 @@ from purgatoryd.cli.exits import Exit
 from purgatoryd.clients.session import Batch, Query, Session
 from purgatoryd.clients.stream import Stream
 from purgatoryd.clients.times import boot_now_ns
-from purgatoryd.shm_layout import keys, wire
+from purgatoryd.shm_layout import curve, wire
 from purgatoryd.shm_layout.errors import DaemonError, Lagged, PurgatorydError
 from purgatoryd.shm_layout.layout import NOTICE_MAGIC, WIRE_VERSION, Message
 from purgatoryd.shm_layout.wire import Reply
@@ -117,9 +117,9 @@ TARGETS: tuple[Callable[[bytes], object], ...] = (
     wire.decode_verdict,
     wire.decode_welcome,
     wire.decode_namespace_set,
-    lambda data: keys.read_allowed(_file(data)),
-    lambda data: keys.read_pair(_file(data)),
-    lambda data: keys.place(data.decode(errors="replace")),
+    lambda data: curve.read_allowed(_file(data)),
+    lambda data: curve.read_pair(_file(data)),
+    lambda data: curve.place(data.decode(errors="replace")),
     settings,
 )
 

@@ -19,7 +19,7 @@ def keygen_command(file: Path, as_json: bool) -> int:
     The file has both keys and mode 0600; it stays where it is used. The public key of a daemon
     goes to its clients, that of a client into the daemon's list, in a line NAME KEY UID.
     """
-    from purgatoryd.shm_layout.keys import generate
+    from purgatoryd.shm_layout.curve import generate
 
     public = generate(file).public.decode()
     emit({"public_key": public, "file": str(file)}, public, as_json)
