@@ -126,8 +126,8 @@ def _hear(inbox: socket.socket) -> None:
 @contextmanager
 def resting(directory: Path, timers: int) -> Iterator[dict[str, int]]:
     """Process ids of daemons at rest, by how they differ."""
-    room = timers + CHUNK
-    large = ["--capacity", str(room), "--payload-memory", str(64 * room)]
+    slots = timers + CHUNK
+    large = ["--capacity", str(slots), "--payload-memory", str(64 * slots)]
     full = f"{timers:,} timers"
     with ExitStack() as stack:
         reported = stack.enter_context(manager(directory))
@@ -256,11 +256,11 @@ class Bench:
 @contextmanager
 def benches(directory: Path, rate: int) -> Iterator[dict[str, Bench]]:
     """One for each way."""
-    room = ["--capacity", str(4 * rate), "--payload-memory", str(1024 * rate)]
+    space = ["--capacity", str(4 * rate), "--payload-memory", str(1024 * rate)]
     wal = ["--wal-dir", str(directory / "wal")]
     with ExitStack() as stack:
         pids = {
-            name: stack.enter_context(own_daemon(directory, name, [*room, *more]))
+            name: stack.enter_context(own_daemon(directory, name, [*space, *more]))
             for name, more in (("memory", []), ("disk", wal))
         }
         for name in pids:

@@ -82,8 +82,8 @@ def daemon(watchers: int) -> Iterator[int]:
     """A daemon in a directory of its own; its process id."""
     with tempfile.TemporaryDirectory() as directory:
         os.environ["PURGATORYD_DIR"] = directory
-        room = str(2 * watchers + 65_536)
-        settings = ["--capacity", room, "--watches", room, "--inbox", str(watchers)]
+        free_slots = str(2 * watchers + 65_536)
+        settings = ["--capacity", free_slots, "--watches", free_slots, "--inbox", str(watchers)]
         with own_daemon(Path(directory), NAME, settings) as pid:
             yield pid
 

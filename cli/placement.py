@@ -92,7 +92,7 @@ def plans_of(topology: Topology, config: Config) -> tuple[list[Planned], list[in
 def settled(
     topology: Topology, config: Config, count: int, taken: Sequence[int]
 ) -> list[PlacementPlan]:
-    """Of so many shards: each takes what those before it leave, as they start, and then makes room
+    """Of so many shards: each takes what those before it leave, as they start, and then makes way
     for those behind it."""
     from purgatoryd.daemon.placement_plan import plan_placement
 

@@ -57,7 +57,7 @@ def _written(value: Any, kind: click.ParamType[Any]) -> int | str | list[int | s
 # flag, field of Config, type, help
 _TABLE: tuple[tuple[str, str, click.ParamType[Any], str], ...] = (
     ("capacity", "capacity", click.INT, "Timers armed at once."),
-    ("payload-memory", "payload_bytes", units.Size(), "Room for keys and payloads."),
+    ("payload-memory", "payload_bytes", units.Size(), "Space for keys and payloads."),
     ("replay-buffer", "replay_capacity", units.PowerOfTwo(),
      "Notices kept for subscribers that fell behind; rounded up to a power of two."),
     ("replay-memory", "replay_bytes_max", units.Size(),
@@ -106,7 +106,7 @@ _TABLE: tuple[tuple[str, str, click.ParamType[Any], str], ...] = (
      "Keep a write-ahead log (WAL) in DIRECTORY/NAME: what is armed survives a reboot."),
     ("wal-segment-bytes", "wal_segment_bytes", units.Size(), "Size of one file of the WAL."),
     ("wal-buffer-bytes", "wal_buffer_bytes", units.PowerOfTwoSize(),
-     "Room for records on their way to disk; rounded up to a power of two."),
+     "Space for records on their way to disk; rounded up to a power of two."),
     ("snapshot-segments", "snapshot_segments", click.INT,
      "Take a snapshot whenever so many files were filled."),
     ("retain-age", "retain_age_ns", units.Duration(),

@@ -26,7 +26,7 @@ MARKS = "<!-- capacity: begin -->\n", "<!-- capacity: end -->"
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What a daemon needs that has room for timers of one size."""
+    """What a daemon needs that has space for timers of one size."""
 
     settings: dict[str, Any]
     """Fields of Config that differ from the defaults."""
@@ -55,8 +55,8 @@ def size_command(
 ) -> None:
     """Say how much of /dev/shm so many timers take, and what to set for them.
 
-    There is room for all of them, and beside them for a replay buffer full of notices of that size.
-    What is not set stays as it is by default.
+    There is space for all of them, and beside them for a replay buffer full of notices of that
+    size. What is not set stays as it is by default.
     """
     from purgatoryd.shm_layout.layout import KEY_MAX, PAYLOAD_MAX
 
@@ -91,12 +91,12 @@ def sizes(timers: int, blob_bytes: int, with_wal: bool) -> Sizes:
     return Sizes(_settings(timers, blob_bytes), total, (more - less) / (many - many // 2))
 
 
-def timers_in(room_bytes: int, blob_bytes: int, with_wal: bool) -> int:
+def timers_in(space_bytes: int, blob_bytes: int, with_wal: bool) -> int:
     """How many such timers fit into so much of /dev/shm; 0 = not even the rest does."""
-    low, high = 0, room_bytes // 64
+    low, high = 0, space_bytes // 64
     while low < high:
         middle = (low + high + 1) // 2
-        fits = _shm_bytes(middle, blob_bytes, with_wal) <= room_bytes
+        fits = _shm_bytes(middle, blob_bytes, with_wal) <= space_bytes
         low, high = (middle, high) if fits else (low, middle - 1)
     return low
 

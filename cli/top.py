@@ -238,7 +238,7 @@ class Bar:
         self._used = fill.used
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[ProgressBar]:
-        """The bar, in the room that there is."""
+        """The bar, in the space that there is."""
         from rich.progress_bar import ProgressBar
 
         share = self._share
@@ -257,8 +257,8 @@ class Bar:
 def amount(fill: Fill) -> str:
     """What is used, of how much."""
     if fill.unit == "bytes":
-        return f"{units.format_size(fill.used)} of {units.format_size(fill.room)}"
-    return f"{fill.used:,} of {fill.room:,}"
+        return f"{units.format_size(fill.used)} of {units.format_size(fill.capacity)}"
+    return f"{fill.used:,} of {fill.capacity:,}"
 
 
 def wheel(view: View) -> RenderableType:
@@ -275,13 +275,13 @@ def wheel(view: View) -> RenderableType:
 
 class Profile:
     """Timers in each cell, as heights on a scale of its own: by their logarithm. Where there is
-    less room than there are cells, neighbours are added up."""
+    less space than there are cells, neighbours are added up."""
 
     def __init__(self, level: Level) -> None:
         self._counts = level.counts
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[Text]:
-        """The line, in the room that there is."""
+        """The line, in the space that there is."""
         from rich.text import Text
 
         together = -(-len(self._counts) // options.max_width)
@@ -344,7 +344,7 @@ class Beside:
         self._parts = parts
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[Table]:
-        """The rows, each as wide as there is room."""
+        """The rows, each as wide as there is space."""
         row: list[tuple[int, RenderableType]] = []
         for part in self._parts:
             if row and sum(width for width, _ in row) + part[0] > options.max_width:

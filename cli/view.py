@@ -250,7 +250,7 @@ class Sampler:
                 *_fills(now.metrics),
                 *self._budget(now),
                 *occupancy.tables(self._reader),
-                *([] if table is None else [Fill("sessions", len(clients or ()), table.room)]),
+                *([] if table is None else [Fill("sessions", len(clients or ()), table.capacity)]),
             ],
             levels=occupancy.levels(self._reader),
             namespaces=_shares(now.metrics),
@@ -332,9 +332,13 @@ def _spread(found: Histogram) -> Spread:
 
 
 def _fills(metrics: Metrics) -> list[Fill]:
-    sizes = ((name, metrics.gauges[used], metrics.gauges[room], unit)
-             for name, used, room, unit in FILLS)  # fmt: skip
-    return [Fill(name, int(used), int(room), unit) for name, used, room, unit in sizes if room]
+    sizes = ((name, metrics.gauges[used], metrics.gauges[capacity], unit)
+             for name, used, capacity, unit in FILLS)  # fmt: skip
+    return [
+        Fill(name, int(used), int(capacity), unit)
+        for name, used, capacity, unit in sizes
+        if capacity
+    ]
 
 
 def _shares(metrics: Metrics) -> list[Share]:

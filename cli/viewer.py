@@ -225,7 +225,7 @@ def _table(fill: Fill) -> object:
 
 
 def _fill(one: Fill, other: Fill) -> Fill:
-    return Fill(one.name, one.used + other.used, one.room + other.room, one.unit)
+    return Fill(one.name, one.used + other.used, one.capacity + other.capacity, one.unit)
 
 
 def _ring(level: Level) -> object:

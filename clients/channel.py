@@ -112,7 +112,7 @@ class Channel:
         return any(events)
 
     def wait(self, timeout_s: float, *, to_send: bool = False) -> bool:
-        """Waits for a message, a new connection, or room to send; False = none came."""
+        """Waits for a message, a new connection, or space to send; False = none came."""
         self._poller.register(self.socket, zmq.POLLIN | (zmq.POLLOUT if to_send else 0))
         return bool(self._poller.poll(max(0, round(timeout_s * 1000 + 0.5))))
 

@@ -514,19 +514,19 @@ class Client:
 
     def _admit(self, timeout: float | None) -> None:
         try:
-            self._make_room(timeout)
+            self._make_space(timeout)
         except DaemonError as error:
             limit_s = self.timeout if timeout is None else timeout
             raise QueueFull(self._core.packer.queued, self.queue_limit, limit_s) from error
 
-    def _make_room(self, timeout: float | None) -> None:
+    def _make_space(self, timeout: float | None) -> None:
         packer = self._core.packer
         if packer.queued < self.queue_limit:
             return
-        with self._exclusive("room in the queue", timeout):
+        with self._exclusive("free slots in the queue", timeout):
             self._seal()
             goal = _When(lambda: packer.queued < self.queue_limit)
-            self._drive(goal, "room in the queue", timeout)
+            self._drive(goal, "free slots in the queue", timeout)
 
     def _leave(self) -> None:
         """Lets packed calls leave: full batches at once, others through the flusher."""
@@ -545,7 +545,7 @@ class Client:
 
     def _submit(self, batches: Iterable[Any], timeout: float | None) -> None:
         for batch in batches:
-            self._make_room(timeout)
+            self._make_space(timeout)
             with self._packing:
                 self._core.packer.bulk(batch)
             self._leave()

@@ -38,14 +38,14 @@ _PUT, _CANCEL = int(Op.PUT), int(Op.CANCEL)
 
 _FULL: dict[int, str] = {
     Status.FULL: "slots",
-    Status.FULL_PAYLOAD: "room for key and payload",
+    Status.FULL_PAYLOAD: "space for key and payload",
     Status.FULL_NAMESPACES: "namespaces",
     Status.FULL_TOPICS: "topics",
     Status.FULL_TICKETS: "tickets",
     Status.FULL_KEYS: "watch keys",
     Status.FULL_WATCHES: "watch records",
     Status.FULL_ACCOUNTS: "accounts",
-    Status.FULL_LOADS: "room for loads and their rows",
+    Status.FULL_LOADS: "free slots for loads and their rows",
 }
 _QUOTAS = {
     Quota.NAMESPACE_TIMERS: ("namespace", "timers"),

@@ -180,7 +180,7 @@ class Purgatory(Client):
         packs = [watch_packer(self._core, self._book, Watch(*row)) for row in rows]
         armed = []
         for pack in packs:
-            self._make_room(None)
+            self._make_space(None)
             with self._packing:
                 armed.append(pack())
             self._leave()
@@ -204,7 +204,7 @@ class Purgatory(Client):
         self._core.admit()
         pending = []
         for key, watermark in each_watermark(watermarks):
-            self._make_room(None)
+            self._make_space(None)
             with self._packing:
                 pending.append(pack_trigger(self._core, Op.ADVANCE_KEY, key, watermark))
             self._leave()

@@ -109,7 +109,7 @@ class Commands:
             elif not self._had_its_share(message.uid):
                 self._apply(message)
                 served += 1
-            elif self._has_room(message):
+            elif self._has_space(message):
                 self._wait(message)
         return True
 
@@ -144,11 +144,11 @@ class Commands:
 
     def _wait_behind(self, message: Message) -> None:
         behind = self._behind[message.route]
-        if len(behind) < BEHIND_MAX and self._has_room(message):
+        if len(behind) < BEHIND_MAX and self._has_space(message):
             self._waiting_bytes += _size(message)
             behind.append(message)
 
-    def _has_room(self, message: Message) -> bool:
+    def _has_space(self, message: Message) -> bool:
         return self._waiting_bytes + _size(message) <= WAITING_BYTES_MAX
 
     def _next_behind(self, behind: deque[Message]) -> Message:

@@ -66,7 +66,7 @@ class Config:
     capacity: int = 131_072
     """Timers that may be armed at once."""
     payload_bytes: int = 16 * MIB
-    """Room for keys and payloads, of armed timers and of notices in the replay buffer."""
+    """Space for keys and payloads, of armed timers and of notices in the replay buffer."""
     replay_capacity: int = 131_072
     """Notices that a subscriber may be behind; a power of two."""
     replay_bytes_max: int = 0
@@ -119,7 +119,7 @@ class Config:
     wal_segment_bytes: int = 64 * MIB
     """Size of one file of the WAL."""
     wal_buffer_bytes: int = 8 * MIB
-    """Room in the arena for records on their way to disk; a power of two."""
+    """Space in the arena for records on their way to disk; a power of two."""
     snapshot_segments: int = 4
     """A snapshot is taken whenever so many files were filled since the last one."""
     retain_age_ns: int = 0
@@ -206,7 +206,7 @@ class Config:
             if self.tcp:
                 place(self.tcp)
         except InvalidArgument:
-            bound = "HOST:PORT, with room for the next port"
+            bound = "HOST:PORT, where PORT + 1 is valid, too"
             raise InvalidSetting("tcp", self.tcp, bound, "config") from None
 
     def _check_placement(self) -> None:

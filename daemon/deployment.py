@@ -298,7 +298,7 @@ class Deployment:
                 return
 
     def _start(self, shard: Shard, now_ns: int) -> None:
-        """One that the system has no room for is no reason to end the others."""
+        """A shard that the system cannot start is no reason to end the others."""
         try:
             shard.start()
         except OSError as error:

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 SHUT_MAX = 256
-"""Users that are shut out at once; ext4 has room for twice as many in a list."""
+"""Users that are shut out at once; ext4 has space for twice as many in a list."""
 
 _NAME = "system.posix_acl_access"
 _HEAD = struct.pack("<I", 2)  # POSIX_ACL_XATTR_VERSION

@@ -87,7 +87,7 @@ class Lifecycle(ABC, Generic[Why]):
         self.heartbeat()
 
     def heartbeat(self) -> None:
-        """There was progress. A folder without room is reported with the next move."""
+        """There was progress. A folder without space is reported with the next move."""
         with suppress(OSError):
             self._write()
 
@@ -240,5 +240,5 @@ def reasons(arena: Arena, before: Degraded, *, stopped: bool, full: bool) -> Deg
     return Degraded(sum(reason for reason, holds in found.items() if holds))
 
 
-def _crowded(used: int, room: int, before: bool) -> bool:
-    return bool(used >= room * (RELIEVED if before else FULL))
+def _crowded(used: int, capacity: int, before: bool) -> bool:
+    return bool(used >= capacity * (RELIEVED if before else FULL))

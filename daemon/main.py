@@ -55,7 +55,7 @@ def serve(
 
     Prints one line that begins with "ready" once clients can reach it. Raises StartError,
     ArenaError or InvalidName if it cannot start; an arena that was there is as it was. Raises
-    SystemFailure, at the start or later, if the machine has no more memory, files or room.
+    SystemFailure, at the start or later, if the machine has no more memory, files or space.
     """
     log.set_up(config.log_level, name=config.name)
     lifecycle = DaemonLifecycle(Supervisor.of(os.environ))
@@ -164,7 +164,7 @@ def _refuse_too_many(arena: Arena, config: Config) -> None:
     """One row more is for what the daemon publishes. Raises InvalidSetting."""
     known = {namespace.name for namespace in arena.namespaces_of_users()}
     if len(known.union(config.durable_namespaces)) > config.namespaces:
-        bound = "room for those in use and for every durable one"
+        bound = "slots for those in use and for every durable one"
         raise InvalidSetting("namespaces", config.namespaces, bound, "arena")
 
 

@@ -112,7 +112,7 @@ class Placement:
         arena.set_placement(self.placed)
 
     def _tell(self, before: PlacementPlan) -> None:
-        """What is new. Other threads make room as other daemons come and go, which is their way."""
+        """What is new. Other threads make way as other daemons come and go, which is their way."""
         for reason in self.plan.clamps:
             if reason not in before.clamps:
                 log.warning(f"placement: {reason}")

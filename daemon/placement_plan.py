@@ -1,8 +1,9 @@
 """Where the daemon is to run: decided from a topology and the settings alone, with the reasons.
 
-The loop gets a physical core of its own where there is one, on the node that has most room; all
-other threads, libzmq's and the group-commit thread, keep to other cores of that node, and the arena
-is on it. What was asked for and cannot be had is left out, and said: no placement plan fails.
+The loop gets a physical core of its own where there is one, on the node that has the most free
+capacity; all other threads, libzmq's and the group-commit thread, keep to other cores of that node,
+and the arena is on it. What was asked for and cannot be had is left out, and said: no placement
+plan fails.
 """
 
 from __future__ import annotations
@@ -245,9 +246,9 @@ def _near_node(draft: _Draft, wanted: Node) -> Node:
 
 
 def _best_node(draft: _Draft) -> Node:
-    """That with most room; a running daemon's own, while it has CPUs for us."""
-    best = max(draft.topology.nodes, key=lambda node: _room(draft, node))
-    home, why = draft.home, "has the most room: free cores, then memory"
+    """That with the most free capacity; a running daemon's own, while it has CPUs for us."""
+    best = max(draft.topology.nodes, key=lambda node: _free_capacity(draft, node))
+    home, why = draft.home, "has the most free capacity: cores, then memory"
     if home is not None and home != best and home.cpus & draft.topology.allowed:
         best, why = home, "is where the daemon is"
     if len(draft.topology.nodes) > 1:
@@ -255,7 +256,7 @@ def _best_node(draft: _Draft) -> Node:
     return best
 
 
-def _room(draft: _Draft, node: Node) -> tuple[bool, bool, int, int, int, int]:
+def _free_capacity(draft: _Draft, node: Node) -> tuple[bool, bool, int, int, int, int]:
     """The better a node is for the daemon, the larger."""
     ours = node.cpus & draft.topology.allowed
     free = sum(not draft.loops(core) for core in draft.topology.cores(ours))

@@ -202,7 +202,7 @@ class Reaper:
         self._lifecycle.settle(why, draining=self._draining)
 
     def _announce(self, key: str, payload: bytes) -> None:
-        """A notice like any other, so who comes later finds it. Where it has no room, or the
+        """A notice like any other, so who comes later finds it. Where it has no space, or the
         WAL has stopped, the arena's header tells all the same."""
         request = publishing(key, payload)
         self.arena.publish(request[wire.FRAME.size :], os.geteuid(), boot_ns())

@@ -26,7 +26,7 @@ from purgatoryd.shm_layout.wal import (
 )
 
 Make = Callable[[Mapping[str, Any]], Arena]
-"""Makes a fresh arena that has room for one of these sizes (fields of struct pg_config)."""
+"""Makes a fresh arena that has space for one of these sizes (fields of struct pg_config)."""
 Clock = Callable[[Walk], tuple[int, int, int]]
 """From where a walk ended: now and the shift of all times (arena's clock), and the wall offset."""
 Step = Callable[[str], None]
@@ -120,7 +120,7 @@ def _is_own(file: File, uuid: bytes, snapshot_lsn: int) -> bool:
     return own
 
 
-class _NoRoom(Exception):
+class _NoSpace(Exception):
     """The parts of a snapshot are of several moments, and together more than was ever there."""
 
 
@@ -131,12 +131,12 @@ def _restore(snapshot: Path, behind: Sequence[Path], way: Way, confirmed: int) -
     """
     try:
         return _Restore(snapshot, way, 1).run(behind, confirmed)
-    except _NoRoom:
+    except _NoSpace:
         return _Restore(snapshot, way, 2).run(behind, confirmed)
 
 
 class _Restore:
-    """One attempt, in a fresh arena with so many times the room."""
+    """One attempt, in a fresh arena with so many times the space."""
 
     def __init__(self, snapshot: Path, way: Way, times: int) -> None:
         self._snapshot = snapshot
@@ -179,8 +179,8 @@ class _Restore:
             try:
                 self._arena.redo_file(self._redo, walk.struct)
             except ArenaBroken as error:
-                if error.what.startswith("no room"):
-                    raise _NoRoom from error
+                if error.what.startswith("no space"):
+                    raise _NoSpace from error
                 what = f"a record that cannot be redone: {error}"
                 raise WalDamaged(str(path), what, 0, 0, error.where, walk.lsn) from error
             walk.check()

@@ -50,7 +50,7 @@ class Replies:
         self._runs[session] = _Run(sequence, 1, built_boot_ns, handed_boot_ns)
 
     def append(self) -> None:
-        """Appends the records, as far as there is room; the others wait for the next time."""
+        """Appends the records, as far as there is space; the others wait for the next time."""
         self._ended += self._runs.items()
         self._runs.clear()
         while self._ended and not self._arena.wal_buffer_full:

@@ -78,7 +78,7 @@ OWN_ROWS = 1
 """Of each of them, besides those of the settings: for what the daemon publishes itself."""
 
 # Sizes that a fresh arena may have larger than the one whose records are redone in it.
-_ROOM = (
+_SPACE = (
     "capacity", "payload_bytes", "replay_capacity", "replay_bytes_max", "namespaces", "topics",
     "watches", "watermarks", "accounts", "loads", "load_blocks",
 )  # fmt: skip
@@ -299,10 +299,10 @@ def _make_redone(opening: Opening, sizes: Mapping[str, Any]) -> Arena:
     if found != wanted:
         raise ArenaMismatch(opening.paths.arena, "clock", wanted.name, found.name)
     opening.step("making an arena")
-    room = {name: max(fields[name], sizes[name]) for name in _ROOM}
+    space = {name: max(fields[name], sizes[name]) for name in _SPACE}
     kept = {name: sizes[name] for name in ("now_ns", "wall_origin_ns", "created_wall_ns")}
     _remove(opening.paths, REDONE)  # of an attempt that failed
-    return create_arena(opening.paths, fields | room | kept, REDONE)
+    return create_arena(opening.paths, fields | space | kept, REDONE)
 
 
 def _clock_of(walk: Walk) -> tuple[int, int, int]:
@@ -489,7 +489,7 @@ def _resize(old: Arena, opening: Opening) -> Arena:
 
 
 def too_small(error: ArenaBroken, of: str = "") -> PurgatorydError:
-    """What had no room, as the setting that is too low for it; `of`: whose. Else the error."""
+    """What had no space, as the setting that is too low for it; `of`: whose. Else the error."""
     setting = _SIZES.get(error.what)
     if setting is None:
         return error
@@ -503,7 +503,7 @@ def _convert(old: Previous, opening: Opening) -> Arena:
     """The authoritative state of an arena of an earlier ABI in a new one, whose sizes are the old
     ones.
 
-    What an earlier ABI had no room for has size 0 there, and gets that of the settings.
+    What an earlier ABI had no space for has size 0 there, and gets that of the settings.
     """
     _refuse_other_clock(old, opening.config)
     _refuse_other_wal(old, opening)

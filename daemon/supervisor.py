@@ -22,7 +22,7 @@ class Supervisor:
         """
         self.watchdog_ns = watchdog_ns
         self._unheard: tuple[str, ...] = ()
-        """What the manager had no room for, and has to be sent again."""
+        """What the manager had no space for, and has to be sent again."""
         self._address = address.replace("@", "\0", 1) if address[:1] == "@" else address
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if address else None
 
@@ -49,7 +49,7 @@ class Supervisor:
         self._send(_MORE_TIME, f"STATUS={text}")
 
     def alive(self) -> None:
-        """There was progress; what the manager had no room for is said again."""
+        """There was progress; what the manager had no space for is said again."""
         if self._unheard:
             self._tell(*self._unheard)
         if self.watchdog_ns:

@@ -278,7 +278,7 @@ class Wal(Memory):
 
     @property
     def full(self) -> bool:
-        """True while the WAL buffer has no room."""
+        """True while the WAL buffer has no space."""
         return self._arena.wal_buffer_full
 
     def replied(self, reply: Any, built_boot_ns: int, handed_boot_ns: int) -> None:

@@ -110,10 +110,10 @@ def _slope(used: str) -> Column:
     return F.regr_slope(used, F.unix_seconds("window_start"))
 
 
-def _left_s(room: str, used: str) -> Column:
-    """Seconds until a room is used up; null if it never is."""
-    slope = F.col(f"{room}_slope")
-    left_s = (F.col(room) - F.col(used)) / F.when(slope > 0, slope)
+def _left_s(capacity: str, used: str) -> Column:
+    """Seconds until a capacity is used up; null if it never is."""
+    slope = F.col(f"{capacity}_slope")
+    left_s = (F.col(capacity) - F.col(used)) / F.when(slope > 0, slope)
     return F.when(left_s < 0, 0).otherwise(left_s)
 
 
@@ -121,22 +121,24 @@ def sizes(spark: SparkSession, lake: Lake) -> DataFrame:
     """daemon, node, as_of (its newest record), living, living_bytes, slots and bytes of each daemon
     that counts. Raises LakeBroken.
 
-    Without a snapshot nobody knows the rooms, nor what lives unless the first record is there.
+    Without a snapshot nobody knows the capacities, nor what lives unless the first record is there.
     """
     segments, openings = in_place(lake)
     reported = sorted((*openings.values(), *segments), key=lambda m: m.wall_to_us)
     newest = {m.daemon: m for m in reported}
-    rooms = {daemon: _rooms(*lake.files([opening])) for daemon, opening in openings.items()}
+    capacities = {
+        daemon: _capacities(*lake.files([opening])) for daemon, opening in openings.items()
+    }
     counted = living(spark, lake).groupBy("daemon").agg(
         F.count("*").alias("living"), F.sum(_memory()).alias("living_bytes")
     )  # fmt: skip
     counts = {row.daemon: (row.living, row.living_bytes) for row in counted.collect()}
-    whole = {*rooms, *(m.daemon for m in segments if m.first_lsn == 1)}
+    whole = {*capacities, *(m.daemon for m in segments if m.first_lsn == 1)}
     rows = [
         (
             name, m.node, _moment(m.wall_to_us),
             *(counts.get(name, (0, 0)) if name in whole else (None, None)),
-            *rooms.get(name, (None, None)),
+            *capacities.get(name, (None, None)),
         )
         for name, m in newest.items()
     ]  # fmt: skip
@@ -159,7 +161,7 @@ def _memory() -> Column:
     return F.ceil(size / GRANULE) * GRANULE
 
 
-def _rooms(snapshot: str) -> tuple[int | None, int | None]:
+def _capacities(snapshot: str) -> tuple[int | None, int | None]:
     """The slots of an arena and its memory for keys and payloads; of a shipped snapshot."""
     known = [name for name in ("count", "payload_bytes") if name in pq.read_schema(snapshot).names]
     heads = pq.read_table(snapshot, columns=known, filters=[("kind", "=", "head")]).to_pylist()

@@ -100,7 +100,7 @@ def promote(
     """Brings all that is due before `until_ns` (since 1970) to the daemon; the windows that
     became hot by this call.
 
-    Raises LoadRefused if the daemon had no room, and the like: the next call goes on. Raises
+    Raises LoadRefused if the daemon had no space, and the like: the next call goes on. Raises
     DaemonUnreachable before a window is begun if there is no such daemon. Raises
     LakeInUse while another process promotes, WindowElsewhere if earlier windows went to another
     daemon, WindowTaken if another run took the window over, ParkedElsewhere if nothing says that

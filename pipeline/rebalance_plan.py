@@ -104,7 +104,7 @@ class _Layout:
         self.rate[host] += sign * space.rate
 
     def share(self, host: str, but: Space | None = None, plus: Space | None = None) -> float:
-        """How much of a daemon is used: of its room or of its speed, whichever is more."""
+        """How much of a daemon is used: of its capacity or of its speed, whichever is more."""
         about = self.hosts[host]
         live = self.live[host] - (but.live if but else 0) + (plus.live if plus else 0)
         rate = self.rate[host] - (but.rate if but else 0) + (plus.rate if plus else 0)
@@ -173,7 +173,7 @@ def plan_rebalance(
 
 def check(hosts: Iterable[Host], spaces: Iterable[Space]) -> None:
     """Raises InvalidSetting for a namespace of an unknown daemon, or that a daemon has twice, and
-    for daemons without room."""
+    for daemons without free capacity."""
     known = {host.name: host for host in hosts}
     for host in known.values():
         if host.capacity <= 0 or host.speed <= 0:

@@ -65,9 +65,9 @@ int pg_rebuild(struct pg_arena *a, int64_t now_ns, struct pg_fault *why);
 /* The same, with a second thread while it lasts, if the machine has one for us. */
 int pg_rebuild_threaded(struct pg_arena *a, int64_t now_ns, struct pg_fault *why);
 /* Copies all authoritative state of `from` into the fresh arena `to` (other sizes): tickets,
- * sequences, sessions and LSNs stay. Refuses what has no room, with both values. Slots and rows get
- * other numbers: frames from before cannot be redone over a snapshot from after, nor the reverse.
- * */
+ * sequences, sessions and LSNs stay. Refuses what has no space, with both values. Slots and rows
+ * get other numbers: frames from before cannot be redone over a snapshot from after, nor the
+ * reverse. */
 int pg_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why);
 /* Copies all authoritative state of `from`, of an earlier minor ABI, as it stands into the fresh
  * arena `to` of the same sizes; pg_rebuild must follow. Refuses other sizes, with both values. */
@@ -96,7 +96,7 @@ struct pg_source {                /* an arena, attached with its private arena f
 /* Copies what belongs to the shard of the fresh arena `to` out of all these; pg_rebuild must
  * follow. Tickets stay, and `to` goes on behind all that any of them gave, so all arenas of a
  * deployment have to be among the sources, also those of which nothing is taken. A session keeps
- * its nonce and its replies, and gets another id. Counters begin at 0. Refuses what has no room,
+ * its nonce and its replies, and gets another id. Counters begin at 0. Refuses what has no space,
  * with both values. */
 int pg_merge(struct pg_arena *to, struct pg_source *sources, uint32_t count,
               struct pg_fault *why);
@@ -246,7 +246,7 @@ void pg_slots_in_use(const struct pg_arena *a, uint64_t *timers, uint64_t *opera
  * */
 int64_t pg_outcome_ended_ns(const struct pg_arena *a, uint32_t slot);
 /* Notices first..last of a topic as one body, oldest first, as many as fit. `positions`
- * has room for last - first + 1. *lost = highest sequence of the range that is gone
+ * has space for last - first + 1. *lost = highest sequence of the range that is gone
  * (first - 1 = none), *got = highest sequence in the body. */
 uint64_t pg_replay(const struct pg_arena *a, uint32_t topic, uint64_t first, uint64_t last,
                    uint64_t *positions, void *out, uint64_t out_bytes, uint64_t *lost,
@@ -284,14 +284,14 @@ void pg_served(struct pg_arena *a, int64_t ended_boot_ns);
 void pg_notified(struct pg_arena *a, int64_t built_boot_ns, int64_t handed_boot_ns);
 /* It was not sent: from now on its outcomes wait for their owner. To be called instead. */
 void pg_untaken(struct pg_arena *a);
-/* Appends a METRICS record, if there is a WAL that has room for it. */
+/* Appends a METRICS record, if there is a WAL that has space for it. */
 void pg_wal_append_metrics(struct pg_arena *a, int64_t real_boot_ns);
 
 /* ---- the WAL buffer (wal_buffer.c) --------------------------------------------------- */
 
 /* NULL: an arena without a WAL. The group-commit thread's fields are its own; all others read. */
 struct pg_wal_buffer *pg_wal_buffer_of(const struct pg_arena *a);
-/* What ends timers waits for room in the WAL buffer: it goes on once `committed` has moved. */
+/* What ends timers waits for space in the WAL buffer: it goes on once `committed` has moved. */
 int pg_wal_buffer_full(const struct pg_arena *a);
 /* The frame that has to be on disk before the reply of the last pg_handle may be sent;
  * 0 = it need not wait. */
@@ -362,7 +362,7 @@ int pg_walk_segment(struct pg_walk *w, const void *bytes, uint64_t size, struct 
 const struct pg_frame_head *pg_walk_next(struct pg_walk *w);
 /* Makes the first PG_WAL_SEGMENT_HEAD bytes of a file; major, minor and crc are filled in. */
 void pg_wal_segment_begin(void *block, const struct pg_wal_segment *fields);
-/* Seals the frames that stand behind PG_GROUP_HEAD bytes of room for the GROUP frame; together
+/* Seals the frames that stand behind PG_GROUP_HEAD bytes of space for the GROUP frame; together
  * `bytes`. Of the fields, `bytes` is filled in. */
 void pg_group_seal(void *group, uint64_t bytes, uint32_t salt, const struct pg_wal_group *fields);
 /* The SEAL frame, behind the last group of a file; its number, and the LSN of its last frame. */
@@ -453,7 +453,7 @@ int pg_redo_config(const void *frame, uint64_t bytes, struct pg_config *config,
                    struct pg_fault *why);
 /* Applies a buffer of whole frames, aligned to 8 bytes: first all of the snapshot, then the
  * WAL's from its start LSN on (older ones are skipped). Redoing them twice changes nothing.
- * Refuses what names anything that is not there, a hole in the numbers, and what has no room:
+ * Refuses what names anything that is not there, a hole in the numbers, and what has no space:
  * a snapshot is of several moments, so the sum of what it has may need a larger arena, and
  * pg_migrate afterwards. `where` is the number of the frame. */
 int pg_redo(struct pg_arena *a, struct pg_redo *r, const void *frames, uint64_t bytes,

@@ -343,7 +343,7 @@ class _Owned(Handle):
 
     @property
     def session_rows(self) -> int:
-        """Sessions that the private arena file has room for."""
+        """Sessions that the private arena file has slots for."""
         return int(ffi.cast("struct pg_private *", self._secret).sessions)
 
 
@@ -436,7 +436,8 @@ class Arena(_Owned):
             raise broken(self._fault)
 
     def migrate_from(self, old: Arena) -> None:
-        """Takes over all authoritative state of `old`. Raises ArenaBroken with what has no room."""
+        """Takes over all authoritative state of `old`. Raises ArenaBroken with what has no
+        space."""
         if not lib.pg_migrate(self._a, old._a, self._fault):
             raise broken(self._fault)
 
@@ -494,12 +495,12 @@ class Arena(_Owned):
     def set_durable(self, namespace: str) -> None:
         """Changes in a namespace, which is born if need be, are answered once they are on disk.
 
-        Raises InvalidName, and InvalidSetting when there is no room for another namespace.
+        Raises InvalidName, and InvalidSetting when there is no free slot for another namespace.
         """
         change = wire.encode_namespace_set(0, wire.encode_namespace(namespace), {"durability": 1})
         error, detail, _ = self.set_namespace(change[wire.FRAME.size :])
         if error:
-            raise InvalidSetting("namespaces", detail[0], "room for every durable one", "arena")
+            raise InvalidSetting("namespaces", detail[0], "slots for every durable one", "arena")
 
     @property
     def wal_buffer_full(self) -> bool:

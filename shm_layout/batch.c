@@ -157,7 +157,7 @@ static uint32_t watermark_row(struct pg_arena *a, const struct step *s, struct p
     return row;
 }
 
-/* Room for the keys that this batch ends. */
+/* Space for the keys that this batch ends. */
 static bool extra_take(struct pg_arena *a, struct pg_reply_memory *m)
 {
     if (m->extra_blob != PG_NIL)

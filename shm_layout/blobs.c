@@ -61,8 +61,8 @@ static inline uint64_t word_bits(uint32_t from, uint32_t count)
 /* How many of the granules from `at` on lie in one word of the map. */
 static inline uint32_t in_word(uint32_t at, uint32_t granules)
 {
-    uint32_t room = WORD - at % WORD;
-    return granules < room ? granules : room;
+    uint32_t space = WORD - at % WORD;
+    return granules < space ? granules : space;
 }
 
 static inline void map_flip(struct blob_pool *p, uint32_t at, uint32_t granules)

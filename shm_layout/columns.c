@@ -528,7 +528,7 @@ static void row_write(struct pg_columns *c, struct pg_births *births,
 }
 
 /* No column of bytes takes more of a record than its frame has, nor the lists of watch keys. */
-static bool has_room(const struct pg_columns *c)
+static bool has_space(const struct pg_columns *c)
 {
     uint64_t used = (uint64_t)c->watch.used * sizeof(struct pg_wal_watch_key);
     for (unsigned n = 0; n < PG_BYTES_COLUMNS; n++)
@@ -545,7 +545,7 @@ static bool names_something(const struct pg_frame_head *f)
 static int fill(struct pg_columns *c, struct pg_births *births, struct pg_walk *walk, bool names)
 {
     const struct pg_frame_head *f;
-    while (has_room(c)) {
+    while (has_space(c)) {
         if ((f = pg_walk_next(walk)) == NULL)
             return 0;
         if (!names || names_something(f))

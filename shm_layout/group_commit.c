@@ -270,16 +270,16 @@ static bool segment_end(struct pg_group_commit *c)
 }
 
 /* Bytes that are left in the open segment; its SEAL keeps its place. */
-static uint64_t segment_room(const struct pg_group_commit *c)
+static uint64_t segment_space(const struct pg_group_commit *c)
 {
     uint64_t end = c->end - sizeof(struct pg_frame_head);
     return c->file < 0 || end < c->at ? 0 : end - c->at;
 }
 
-/* A segment in which the longest frame has room. */
+/* A segment in which the longest frame has space. */
 static bool segment_ready(struct pg_group_commit *c)
 {
-    if (segment_room(c) >= PG_GROUP_HEAD + PG_WAL_FRAME_MAX)
+    if (segment_space(c) >= PG_GROUP_HEAD + PG_WAL_FRAME_MAX)
         return true;
     return (c->file < 0 || segment_end(c)) && segment_begin(c);
 }
@@ -307,7 +307,7 @@ static uint64_t drop_known(const struct pg_group_commit *c, uint8_t *frames, uin
 static bool group_collect(struct pg_group_commit *c, uint64_t *bytes, uint64_t *upto, uint64_t *lsn)
 {
     uint8_t *frames = c->buffer + PG_GROUP_HEAD;
-    uint64_t most = segment_room(c) < PG_GROUP_MAX ? segment_room(c) : PG_GROUP_MAX;
+    uint64_t most = segment_space(c) < PG_GROUP_MAX ? segment_space(c) : PG_GROUP_MAX;
     const struct pg_header *h = c->arena->header;
     struct pg_wal_group fields = {.number = c->group + 1, .term = h->term};
 

@@ -222,7 +222,7 @@ struct pg_metrics {
     uint64_t load_blocks;         /* of their rows, in use (derived) */
     uint64_t load_rows;           /* that were done */
     uint64_t load_rows_repeated;  /* that came again */
-    uint64_t refused_loads;       /* no room for a load or for its rows */
+    uint64_t refused_loads;       /* no free slots for a load or for its rows */
     uint64_t refused_fenced;      /* rows of a load that is closed, or of an older run of it */
     uint64_t parked;              /* timers without their payloads now (derived) */
     uint64_t parks;
@@ -1244,7 +1244,7 @@ enum pg_status {
     PG_ST_PARKED = 13,            /* PUT: accepted, and parked; GET: it is parked */
     PG_ST_UNPARKED = 14,          /* UNPARK: armed, with the ticket and the deadline that it had */
     PG_ST_FULL = 16,              /* no free slot */
-    PG_ST_FULL_PAYLOAD = 17,      /* no room for key and payload */
+    PG_ST_FULL_PAYLOAD = 17,      /* no space for key and payload */
     PG_ST_FULL_NAMESPACES = 18,
     PG_ST_FULL_TOPICS = 19,
     PG_ST_FULL_TICKETS = 20,
@@ -1263,7 +1263,7 @@ enum pg_status {
     PG_ST_WAL = 31,           /* the WAL has stopped: nothing is armed any more */
     PG_ST_STOPPING = 32,          /* PUT, WATCH: the daemon waits for what is armed, and then stops
                                      */
-    PG_ST_FULL_LOADS = 33,        /* no room to remember the load, or its rows */
+    PG_ST_FULL_LOADS = 33,        /* no free slots for the load or its rows */
     PG_ST_FENCED = 34,            /* a newer run of the load has begun */
     PG_ST_CLOSED = 35             /* the load is closed, and this row was not done */
 };

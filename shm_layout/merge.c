@@ -166,7 +166,7 @@ static bool topics_merge(struct merge *g)
     return fits(g, "topics in use", g->topics, g->to->topic_rows);
 }
 
-/* ---- what there has to be room for ------------------------------------------------------------
+/* ---- what there has to be space for ------------------------------------------------------------
  * */
 
 static void owner_note(struct merge *g, uint32_t slot)
@@ -565,16 +565,16 @@ static bool entry_merge(struct merge *g, const struct pg_entry *e)
     return true;
 }
 
-/* As many of the youngest as there is room for, `all` being those there are. */
+/* As many of the youngest as there is space for, `all` being those there are. */
 static bool entries_merge(struct merge *g, struct pg_source *sources, uint32_t count, bool sent,
-                           struct tally all, struct tally room)
+                           struct tally all, struct tally space)
 {
     struct pg_source *s;
     for (; (s = oldest_of(g, sources, count, sent)) != NULL; s->next++) {
         const struct pg_entry *e = entry_next(s);
         g->source = s;
         g->from = s->arena;
-        if (all.entries <= room.entries && all.bytes <= room.bytes && !entry_merge(g, e))
+        if (all.entries <= space.entries && all.bytes <= space.bytes && !entry_merge(g, e))
             return false;
         all.entries--;
         all.bytes -= (uint64_t)entry_granules(e) * PG_GRANULE;
@@ -591,13 +591,13 @@ static bool replay_merge(struct merge *g, struct pg_source *sources, uint32_t co
     const struct tally unsent = entries_count(g, sources, count, false);
     const uint64_t free = (uint64_t)(g->to->blobs.granules - g->to->blobs.heap->used) * PG_GRANULE;
     const uint64_t most = h->replay_bytes_max < free ? h->replay_bytes_max : free;
-    const struct tally room = {minus(h->replay_capacity, unsent.entries), minus(most, unsent.bytes)};
+    const struct tally space = {minus(h->replay_capacity, unsent.entries), minus(most, unsent.bytes)};
     if (!fits(g, "notices not sent yet", unsent.entries, h->replay_capacity))
         return false;
     for (uint32_t i = 0; i < count; i++)
         sources[i].next = sources[i].arena->header->replay_head;
     h->replay_head = h->replay_tail = FIRST_POSITION;
-    if (!entries_merge(g, sources, count, true, sent, room))
+    if (!entries_merge(g, sources, count, true, sent, space))
         return false;
     h->published = h->replay_tail;
     return entries_merge(g, sources, count, false, unsent, unsent);

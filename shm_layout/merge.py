@@ -75,7 +75,7 @@ def merge(to: Arena, sources: Sequence[tuple[Arena, Mapping[str, Route]]]) -> No
     """Copies what belongs to the shard of `to`, which is fresh, by the routes of each source.
 
     A namespace without a route stays where it is. `to` has to be rebuilt afterwards. Raises
-    ArenaBroken with what has no room.
+    ArenaBroken with what has no space.
     """
     structs, fault = ffi.new("struct pg_source[]", len(sources)), ffi.new("struct pg_fault *")
     kept = [_fill(structs[i], arena, routes) for i, (arena, routes) in enumerate(sources)]

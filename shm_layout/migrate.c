@@ -7,7 +7,7 @@
 
 #include "core.h"
 
-static bool room(struct pg_fault *why, const char *what, uint64_t needed, uint64_t available)
+static bool fits(struct pg_fault *why, const char *what, uint64_t needed, uint64_t available)
 {
     return needed <= available || fault_set(why, "migrate", what, 0, needed, available);
 }
@@ -24,10 +24,10 @@ static bool names_migrate(struct pg_arena *to, const struct pg_arena *from, stru
 {
     for (uint32_t i = to->namespace_rows; i < from->namespace_rows; i++)
         if (from->namespaces[i].name_len != 0)
-            return room(why, "namespaces in use", i + 1, to->namespace_rows);
+            return fits(why, "namespaces in use", i + 1, to->namespace_rows);
     for (uint32_t i = to->topic_rows; i < from->topic_rows; i++)
         if (from->topics[i].name_len != 0)
-            return room(why, "topics in use", i + 1, to->topic_rows);
+            return fits(why, "topics in use", i + 1, to->topic_rows);
     for (uint32_t i = 0; i < from->namespace_rows && i < to->namespace_rows; i++)
         to->namespaces[i] = from->namespaces[i];
     for (uint32_t i = 0; i < from->topic_rows && i < to->topic_rows; i++)
@@ -41,7 +41,7 @@ static bool account_migrate(struct pg_arena *to, const struct pg_arena *from, ui
 {
     if (!ctl_live(from->slots.hot[slot].ctl))
         cold->account = 0;
-    return room(why, "accounts in use", cold->account, to->account_rows);
+    return fits(why, "accounts in use", cold->account, to->account_rows);
 }
 
 static void accounts_migrate(struct pg_arena *to, const struct pg_arena *from)
@@ -96,7 +96,7 @@ static bool operation_migrate(struct pg_arena *to, const struct pg_arena *from, 
         return true;
     op->notice_blob = blob_copy(to, from, op->notice_blob,
                                 (uint32_t)operation_granules(from, i));
-    return op->notice_blob != PG_NIL || room(why, "payload memory in use",
+    return op->notice_blob != PG_NIL || fits(why, "payload memory in use",
                                              from->metrics->blob_bytes,
                                              (uint64_t)to->blobs.granules * PG_GRANULE);
 }
@@ -108,7 +108,7 @@ static bool watches_migrate(struct pg_arena *to, const struct pg_arena *from,
         if (from->watches[x].slot == PG_NIL)
             continue;
         if (x >= to->watch_rows)
-            return room(why, "watches in use", x + 1, to->watch_rows);
+            return fits(why, "watches in use", x + 1, to->watch_rows);
         to->watches[x] = from->watches[x];
     }
     return true;
@@ -123,7 +123,7 @@ static bool watermark_migrate(struct pg_arena *to, const struct pg_arena *from, 
         return true;
     const uint32_t blob = blob_copy(to, from, watermark_blob(l), watermark_granules(l));
     if (blob == PG_NIL)
-        return room(why, "payload memory in use", from->metrics->blob_bytes,
+        return fits(why, "payload memory in use", from->metrics->blob_bytes,
                     (uint64_t)to->blobs.granules * PG_GRANULE);
     memcpy(to->watermarks[row].key, &blob, sizeof blob);
     return true;
@@ -135,7 +135,7 @@ static bool watermarks_migrate(struct pg_arena *to, const struct pg_arena *from,
         if (from->watermarks[row].key_len == 0)
             continue;
         if (row >= to->watermark_rows)
-            return room(why, "watch keys in use", row + 1, to->watermark_rows);
+            return fits(why, "watch keys in use", row + 1, to->watermark_rows);
         if (!watermark_migrate(to, from, row, why))
             return false;
     }
@@ -147,7 +147,7 @@ static bool loads_migrate(struct pg_arena *to, const struct pg_arena *from, stru
 {
     for (uint32_t i = to->load_rows; i < from->load_rows; i++)
         if (from->loads[i].state != PG_LOAD_NONE)
-            return room(why, "loads in use", i + 1, to->load_rows);
+            return fits(why, "loads in use", i + 1, to->load_rows);
     for (uint32_t i = 0; i < from->load_rows && i < to->load_rows; i++)
         to->loads[i] = from->loads[i];
     return true;
@@ -161,7 +161,7 @@ static bool load_blocks_migrate(struct pg_arena *to, const struct pg_arena *from
         if (from->load_blocks[i].load == 0)
             continue;
         if (used == to->load_block_rows)
-            return room(why, "rows of loads in use", used + 1, to->load_block_rows);
+            return fits(why, "rows of loads in use", used + 1, to->load_block_rows);
         const struct pg_load_part part = load_part(from, i);
         memcpy(to->load_bits + (uint64_t)used * PG_LOAD_BLOCK_ROWS / 64, part.bits,
                sizeof part.bits);
@@ -199,7 +199,7 @@ static uint64_t slots_used(const struct pg_arena *a)
 static bool slots_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why)
 {
     uint32_t slot = 0;
-    if (!room(why, "timers armed", slots_used(from), to->slots.capacity - 1))
+    if (!fits(why, "timers armed", slots_used(from), to->slots.capacity - 1))
         return false;
     for (uint32_t i = 0; i < from->slots.capacity; i++) {
         if (ctl_state(from->slots.hot[i].ctl) == PG_S_FREE)
@@ -222,7 +222,7 @@ static uint64_t oldest_kept(const struct pg_arena *to, const struct pg_arena *fr
            from->header->replay_tail - p < to->header->replay_capacity) {
         bytes += (uint64_t)entry_granules(replay_at(from, p - 1)) * PG_GRANULE;
         if (bytes > to->header->replay_bytes_max && p < from->header->replay_tail)
-            break;            /* one alone may be larger, as in replay_make_room */
+            break;            /* one alone may be larger, as in replay_make_space */
         p--;
     }
     return p;
@@ -233,7 +233,7 @@ static bool replay_migrate(struct pg_arena *to, const struct pg_arena *from, str
     const struct pg_header *h = from->header;
     const uint64_t head = oldest_kept(to, from);
     if (head > h->published)
-        return room(why, "notices not sent yet", h->replay_tail - h->published,
+        return fits(why, "notices not sent yet", h->replay_tail - h->published,
                     h->replay_tail - head);
     for (uint64_t p = head; p < h->replay_tail; p++) {
         const struct pg_entry *e = replay_at(from, p);
@@ -260,7 +260,7 @@ bool replies_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t 
             continue;
         m->extra_blob = blob_copy(to, from, m->extra_blob, reply_granules(m));
         if (m->extra_blob == PG_NIL)
-            return room(why, "payload memory in use", from->metrics->blob_bytes,
+            return fits(why, "payload memory in use", from->metrics->blob_bytes,
                         (uint64_t)to->blobs.granules * PG_GRANULE);
     }
     return true;
@@ -275,7 +275,7 @@ static bool sessions_migrate(struct pg_arena *to, const struct pg_arena *from,
         if (from->sessions[i].id == 0)
             continue;
         if (i >= to->secret->sessions)
-            return room(why, "sessions open", i + 1, to->secret->sessions);
+            return fits(why, "sessions open", i + 1, to->secret->sessions);
         to->sessions[i] = from->sessions[i];
         memcpy(session_reply(to, &to->sessions[i], 0), session_reply(from, &from->sessions[i], 0),
                PG_WINDOW * sizeof(struct pg_reply_memory));

@@ -72,7 +72,7 @@ static uint32_t window_group(struct pg_arena *a, uint64_t bytes_max, uint32_t pa
     uint32_t n = 0;
     for (*groups = 0; n < PG_NOTICE_WINDOW && from + n < tail && *groups < parts_max; n++) {
         const struct pg_entry *e = replay_at(a, from + n);
-        /* Room for a head and a subject too, in case the entry begins a new message. */
+        /* Space for a head and a subject too, in case the entry begins a new message. */
         used += entry_bytes(e) + sizeof(struct pg_notices) + PG_NAMESPACE_MAX + PG_TOPIC_MAX + 16;
         if (used > bytes_max)
             break;

@@ -34,17 +34,17 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """A table or a memory: `used` of `room`, in bytes if `unit` says so, else in rows."""
+    """A table or a memory: `used` of `capacity`, in bytes if `unit` says so, else in rows."""
 
     name: str
     used: int
-    room: int
+    capacity: int
     unit: str = ""
 
     @property
     def share(self) -> float:
-        """From 0 to 1; an empty table that has no room is not full."""
-        return self.used / self.room if self.room else 0.0
+        """From 0 to 1; an empty table that has no capacity is not full."""
+        return self.used / self.capacity if self.capacity else 0.0
 
 
 def levels(arena: Handle) -> list[Level]:

@@ -22,14 +22,14 @@ static struct pg_watched *watermark_of(const struct pg_arena *a, uint32_t x)
 
 static uint32_t bitmap_bytes(uint32_t keys) { return (keys + 7) / 8; }
 
-static uint32_t bitmaps_room(uint32_t keys, bool has_own)
+static uint32_t bitmaps_space(uint32_t keys, bool has_own)
 {
     return ((1u + has_own) * bitmap_bytes(keys) + 15) / 16 * 16;
 }
 
 static uint32_t ext_bytes(unsigned condition, uint32_t keys, bool has_own)
 {
-    return (uint32_t)sizeof(struct pg_operation) + bitmaps_room(keys, has_own) +
+    return (uint32_t)sizeof(struct pg_operation) + bitmaps_space(keys, has_own) +
            (condition == PG_C_SUM ? keys * (uint32_t)sizeof(struct pg_share) : 0);
 }
 
@@ -39,7 +39,7 @@ static uint8_t *own_of(struct pg_operation *op) { return missing_of(op) + bitmap
 
 static struct pg_share *shares_of(struct pg_operation *op)
 {
-    return (struct pg_share *)(missing_of(op) + bitmaps_room(op->keys, op->has_own));
+    return (struct pg_share *)(missing_of(op) + bitmaps_space(op->keys, op->has_own));
 }
 
 static uint32_t notice_payload(uint32_t keys, uint32_t payload_len)
@@ -314,7 +314,7 @@ void operation_end(struct pg_arena *a, uint32_t slot, enum pg_cause cause, uint3
 bool operation_may_end(struct pg_arena *a, uint32_t slot)
 {
     const uint64_t granules = operation_granules(a, slot);
-    return !wal_buffer_full(a) && (granules == 0 || replay_make_room(a, granules * PG_GRANULE));
+    return !wal_buffer_full(a) && (granules == 0 || replay_make_space(a, granules * PG_GRANULE));
 }
 
 /* An advance or a failure may be under way that has not come to it yet. */
@@ -590,7 +590,7 @@ static bool ends_now(const struct pg_arena *a, struct pg_operation *op, uint32_t
     return *error != 0 || condition_holds(a, op);
 }
 
-/* Ends a new operation at once if there is nothing to wait for; its notice has room. */
+/* Ends a new operation at once if there is nothing to wait for; its notice has space. */
 static void settle(struct pg_arena *a, uint32_t slot)
 {
     struct pg_operation *op = operation_at(a, slot);
@@ -601,21 +601,21 @@ static void settle(struct pg_arena *a, uint32_t slot)
         ask(a, slot);
 }
 
-static unsigned room_for_watch(const struct pg_arena *a, const struct watch *w)
+static unsigned watch_slots_status(const struct pg_arena *a, const struct watch *w)
 {
     const struct pg_session *s = session_find(a, w->session);
     if (s == NULL || inbox_full(a, s))
         return PG_ST_BUSY;
     if (a->purgatory->free_watches < w->count)
         return PG_ST_FULL_WATCHES;
-    return room_for(a, false);
+    return slots_status(a, false);
 }
 
 static unsigned watch_arm(struct pg_arena *a, struct watch *w, int64_t deadline_ns,
                           uint32_t *slot, struct pg_result *r)
 {
     uint32_t done = 0, blob, notice;
-    unsigned status = room_for_watch(a, w);
+    unsigned status = watch_slots_status(a, w);
     if (status != PG_ST_ADDED)
         return status;
     status = rows_resolve(a, w, &done);
@@ -648,7 +648,7 @@ static void operation_bind(struct pg_arena *a, uint32_t slot, uint32_t id, const
 
 static bool notice_fits(struct pg_arena *a, const struct watch *w)
 {
-    return !w->notice || replay_make_room(a, (uint64_t)watch_notice_granules(w) * PG_GRANULE);
+    return !w->notice || replay_make_space(a, (uint64_t)watch_notice_granules(w) * PG_GRANULE);
 }
 
 bool operations_watch(struct pg_arena *a, struct watch *w, struct pg_result *r)
@@ -731,7 +731,7 @@ static void waits_on(struct pg_arena *a, uint32_t x)
     }
 }
 
-/* Only an end needs room. A visit goes to all keys of its operation, but to one of an ALL that
+/* Only an end needs space. A visit goes to all keys of its operation, but to one of an ALL that
  * waits on. */
 static bool visit_allowed(struct pg_arena *a, uint32_t x, bool ends)
 {
@@ -832,7 +832,7 @@ void operation_keys_copy(const struct pg_arena *a, const struct pg_operation *op
                          const uint8_t *blob, struct pg_wal_watch_key *out)
 {
     const uint8_t *own = blob + sizeof *op + bitmap_bytes(op->keys);
-    const uint8_t *shares = blob + sizeof *op + bitmaps_room(op->keys, op->has_own);
+    const uint8_t *shares = blob + sizeof *op + bitmaps_space(op->keys, op->has_own);
     uint32_t x = op->first_watch;
     memset(out, 0, op->keys * sizeof *out);
     for (uint32_t n = 0; n < op->keys && x < a->watch_rows; n++, x = watch_at(a, x)->sibling) {

@@ -268,7 +268,7 @@ static inline unsigned wal_buffer_refusal(const struct pg_arena *a)
 static inline bool wal_buffer_full(const struct pg_arena *a) { return has_wal(a) && wal_buffer_over(a, 94); }
 /* The same with the answer, for what arms. False: it is refused. */
 bool wal_buffer_admits(struct pg_arena *a, struct pg_result *r);
-/* Of a full WAL buffer: false = wait; true = there will be no room again, and this is the answer.
+/* Of a full WAL buffer: false = wait; true = there will be no space again, and this is the answer.
  * */
 bool wal_buffer_gives_up(const struct pg_arena *a, struct pg_result *r);
 
@@ -322,7 +322,7 @@ void timers_put(struct pg_arena *a, const struct put *put, struct pg_result *res
 /* Arms the parked timer of a key, if it has this ticket, with the payload that comes with it. */
 void timers_unpark(struct pg_arena *a, const struct put *put, uint64_t ticket,
                    struct pg_result *result);
-/* False: an operation's notice has no room in the replay buffer now; nothing was changed. */
+/* False: an operation's notice has no space in the replay buffer now; nothing was changed. */
 bool timers_cancel(struct pg_arena *a, const struct key *key, uint64_t ticket,
                    struct pg_result *result);
 /* Id of the armed slot or the replay buffer entry that speaks for a key; PG_NIL = neither. */
@@ -391,7 +391,7 @@ static inline void answer(struct pg_result *r, uint64_t ticket, unsigned status,
     *r = (struct pg_result){ticket << 8 | status, deadline_ns};
 }
 /* The last free slot is for a replacement, which needs two for a moment. */
-static inline unsigned room_for(const struct pg_arena *a, bool replacing)
+static inline unsigned slots_status(const struct pg_arena *a, bool replacing)
 {
     if (UNLIKELY(a->slots.free[0] <= (replacing ? 0u : 1u)))
         return PG_ST_FULL;
@@ -574,7 +574,7 @@ static inline void operation_prefetch(const struct pg_arena *a, uint32_t slot)
 }
 /* Bytes before the key and payload in its blob. */
 uint32_t operation_ext_bytes(const struct pg_operation *op);
-/* As a frame says that it was armed, in a slot that is free; in whose account. False: no room. */
+/* As a frame says that it was armed, in a slot that is free; in whose account. False: no space. */
 bool operation_restore(struct pg_arena *a, const struct pg_wal_watch *j,
                        const struct pg_wal_watch_key *keys, uint16_t account);
 /* As a frame says that an armed one ended: cause, missing keys; its own ones are forgotten. */
@@ -587,15 +587,15 @@ void operation_release(struct pg_arena *a, uint32_t slot);
 /* Its watch keys; `op` may be a copy of the head of its blob. */
 void operation_keys_copy(const struct pg_arena *a, const struct pg_operation *op,
                          const uint8_t *blob, struct pg_wal_watch_key *out);
-/* False: its notice would have no room in the replay buffer now; nothing was changed. */
+/* False: its notice would have no space in the replay buffer now; nothing was changed. */
 bool operations_watch(struct pg_arena *a, struct watch *w, struct pg_result *result);
 bool operation_may_end(struct pg_arena *a, uint32_t slot);
 /* The owner found the condition false; asks him again if a watermark has moved meanwhile. */
 void operation_answered_no(struct pg_arena *a, uint32_t slot);
 /* Ends an armed operation that is linked in the wheel. */
 void operation_end(struct pg_arena *a, uint32_t slot, enum pg_cause cause, uint32_t error);
-/* From the wheel: looks once more, then ends. False: the replay buffer has no room now, or the work
- * of this call is used up. */
+/* From the wheel: looks once more, then ends. False: the replay buffer has no space now, or the
+ * work of this call is used up. */
 bool operation_expire(struct pg_arena *a, uint32_t slot);
 /* Each adds what it ended to result->deadline_ns and returns false when the visits of this
  * call are used up; the same call again continues. */
@@ -683,7 +683,7 @@ static inline uint32_t entry_granules(const struct pg_entry *e)
 }
 /* Whether one more entry with so many blob bytes goes in without withdrawing one that was
  * not handed to the socket yet; withdraws the oldest as needed. */
-bool replay_make_room(struct pg_arena *a, uint64_t bytes);
+bool replay_make_space(struct pg_arena *a, uint64_t bytes);
 /* Appends; the entry takes the blob over (key at its start). Returns its position. */
 uint64_t replay_append(struct pg_arena *a, const struct pg_entry *fields);
 void replay_supersede(struct pg_arena *a, uint32_t id);
@@ -714,7 +714,7 @@ void session_end(struct pg_arena *a, struct pg_session *s);
 struct pg_reply_memory *session_reply(const struct pg_arena *a, const struct pg_session *s,
                                       uint64_t sequence);
 /* A record that has no name is answered before the batch's first one is applied: what the batch
- * itself ends may make room for the name, and after a kill it would be there for the rest. */
+ * itself ends may make space for the name, and after a kill it would be there for the rest. */
 static inline bool name_refused(const struct pg_result *r)
 {
     return r->ticket == PG_ST_FULL_TOPICS || r->ticket == PG_ST_FULL_NAMESPACES ||
@@ -735,7 +735,7 @@ bool sessions_check(const struct pg_arena *a, struct pg_fault *fault, uint64_t *
 /* ---- from one arena into another ---------------------------------------------------------- */
 
 uint32_t blob_copy(struct pg_arena *to, const struct pg_arena *from, uint32_t blob,
-                   uint32_t granules);               /* PG_NIL: no room */
+                   uint32_t granules);               /* PG_NIL: no space */
 /* Of a session of `to` that has the copy of another one's replies: their blobs. */
 bool replies_migrate(struct pg_arena *to, const struct pg_arena *from, uint32_t session,
                      struct pg_fault *why);

@@ -62,7 +62,7 @@ static void entry_publish(struct pg_arena *a, const struct publish *p, uint32_t 
     answer(r, ticket, PG_ST_DONE, e.fired_ns);
 }
 
-/* A topic that is born here stays, though there is no room for the notice. */
+/* A topic that is born here stays, though there is no space for the notice. */
 static unsigned publish(struct pg_arena *a, const struct publish *p, struct pg_result *r)
 {
     const uint32_t granules = blob_granules((uint64_t)p->head.key_len + p->head.payload_len);
@@ -76,7 +76,7 @@ static unsigned publish(struct pg_arena *a, const struct publish *p, struct pg_r
         return status;
     if (next_number(a->header) == PG_TICKET_SHARD)
         return PG_ST_FULL_TICKETS;
-    if (!replay_make_room(a, (uint64_t)granules * PG_GRANULE))
+    if (!replay_make_space(a, (uint64_t)granules * PG_GRANULE))
         return PG_ST_BUSY;
     const uint32_t blob = blobs_take(&a->blobs, granules);
     if (blob == PG_NIL)

@@ -14,7 +14,7 @@
 
 /* ---- whether a slot is sound ------------------------------------------------------------- */
 
-/* What the flags say stands at the blob's start has room there. */
+/* What the flags say stands at the blob's start has space there. */
 static bool ext_sound(const struct pg_hot *h, const struct pg_cold *c)
 {
     const uint64_t least = h->flags & PG_F_OPERATION ? sizeof(struct pg_operation)

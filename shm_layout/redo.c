@@ -59,9 +59,9 @@ static bool time_sound(const struct redo *r, int64_t t)
     return t >= 0 || refuse(r, "a time before 0", 0, (uint64_t)t);
 }
 
-static bool no_room(const struct redo *r, uint32_t granules)
+static bool no_space(const struct redo *r, uint32_t granules)
 {
-    return refuse(r, "no room for a blob of so many bytes",
+    return refuse(r, "no space for a blob of so many bytes",
                   (uint64_t)r->a->blobs.granules * PG_GRANULE, (uint64_t)granules * PG_GRANULE);
 }
 
@@ -128,7 +128,7 @@ static bool row_done(const struct redo *r, const struct pg_wal_row *row)
     const uint32_t load = load_find(r->a, row->load);
     return below(r, "row of a load", PG_LOAD_ROW_MAX, row->row) &&
            (load == PG_NIL || load_mark(r->a, load, row->row) ||
-            refuse(r, "no room for the rows of a load", r->a->load_block_rows, row->row));
+            refuse(r, "no space for the rows of a load", r->a->load_block_rows, row->row));
 }
 
 static bool redo_done(const struct redo *r)
@@ -172,7 +172,7 @@ static bool redo_load(const struct redo *r)
     memcpy(l.id, j->load, sizeof l.id);
     load = load_row_for_new(r->a);
     if (load == PG_NIL)
-        return refuse(r, "no room for another load", r->a->load_rows, r->a->metrics->loads);
+        return refuse(r, "no space for another load", r->a->load_rows, r->a->metrics->loads);
     load_write(r->a, load, &l);
     return true;
 }
@@ -190,7 +190,7 @@ static bool timer_write(const struct redo *r, const struct pg_wal_arm *j, const 
                               .ext_len = wall ? sizeof(struct pg_ext) : 0};
     const uint32_t blob = blobs_take(&a->blobs, slot_granules(&c));
     if (blob == PG_NIL)
-        return no_room(r, slot_granules(&c));
+        return no_space(r, slot_granules(&c));
     uint8_t *at = blob_at(&a->blobs, blob);
     if (wall)
         *(struct pg_ext *)at = (struct pg_ext){PG_EXT_WALL, 0, j->wall_ns};
@@ -359,7 +359,7 @@ static bool redo_entry(const struct redo *r)
         return true;
     const uint32_t blob = blobs_take(&r->a->blobs, entry_granules(&e));
     if (blob == PG_NIL)
-        return no_room(r, entry_granules(&e));
+        return no_space(r, entry_granules(&e));
     memcpy(blob_at(&r->a->blobs, blob), j + 1, (size_t)j->key_len + j->payload_len);
     entry_put(r->a, j->position, &e, j->sequence, j->previous);
     replay_at(r->a, j->position)->blob = blob;
@@ -407,7 +407,7 @@ static bool redo_watch(const struct redo *r)
     slot_drop(r->a, j->slot);
     r->a->slots.hot[j->slot].ctl = 0;
     if (!operation_restore(r->a, j, keys, account_named(r, j->uid, j->counted)))
-        return refuse(r, "no room for an operation with so many watch keys",
+        return refuse(r, "no space for an operation with so many watch keys",
                       r->a->purgatory->free_watches, j->keys);
     slot_count(r->a, j->slot, 1);
     timestamps_write(r, j->slot, &(struct pg_timestamps){.add_lsn = add_lsn_of(r), .session = j->session,
@@ -460,7 +460,7 @@ static bool watermark_key_write(const struct redo *r, const struct pg_wal_waterm
     if (j->key_len > sizeof l->key) {
         const uint32_t blob = blobs_take(&r->a->blobs, blob_granules(j->key_len));
         if (blob == PG_NIL)
-            return no_room(r, blob_granules(j->key_len));
+            return no_space(r, blob_granules(j->key_len));
         memcpy(l->key, &blob, sizeof blob);
         at = blob_at(&r->a->blobs, blob);
     }

@@ -32,15 +32,15 @@ static void replay_withdraw(struct pg_arena *a)
     a->metrics->notices_withdrawn++;
 }
 
-static bool has_room(const struct pg_header *h, uint64_t bytes)
+static bool has_space(const struct pg_header *h, uint64_t bytes)
 {
     return h->replay_tail - h->replay_head < h->replay_capacity &&
            (h->replay_bytes + bytes <= h->replay_bytes_max || h->replay_tail == h->replay_head);
 }
 
-bool replay_make_room(struct pg_arena *a, uint64_t bytes)
+bool replay_make_space(struct pg_arena *a, uint64_t bytes)
 {
-    while (!has_room(a->header, bytes)) {
+    while (!has_space(a->header, bytes)) {
         if (a->header->replay_head >= a->header->published)
             return false;
         replay_withdraw(a);

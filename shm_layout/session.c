@@ -38,7 +38,7 @@ static struct pg_session *row_for_new(struct pg_arena *a)
     return sessions_silence_ns(a) >= EVICTABLE_AFTER_NS ? most_silent(a) : NULL;
 }
 
-/* A batch that is not applied whole yet has room for all keys it may end. */
+/* A batch that is not applied whole yet has space for all keys it may end. */
 uint32_t reply_granules(const struct pg_reply_memory *m)
 {
     if (m->count == 0 || m->extra_blob == PG_NIL)

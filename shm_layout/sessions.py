@@ -60,14 +60,16 @@ class Sessions:
         return ffi.cast("struct pg_private *", self._base)
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """Sessions that can be remembered at once."""
         return int(self._head.sessions)
 
     def read(self, now_ns: int, boot_ns: int) -> list[Session]:
         """All of them, by who is slowest. The arena's clock says now_ns, CLOCK_BOOTTIME boot_ns."""
         rows = ffi.cast("struct pg_session *", self._base + self._head.rows_offset)
-        found = [self._session(rows[i], now_ns, boot_ns) for i in range(self.room) if rows[i].id]
+        found = [
+            self._session(rows[i], now_ns, boot_ns) for i in range(self.capacity) if rows[i].id
+        ]
         return sorted(found, key=lambda s: (s.oldest_ns, s.unacknowledged, s.in_flight))[::-1]
 
     def _session(self, row: Any, now_ns: int, boot_ns: int) -> Session:

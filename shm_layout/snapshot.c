@@ -209,7 +209,7 @@ static bool operation_read(const struct pg_arena *a, const struct pg_cold *c,
     return op->keys <= PG_WATCH_KEYS_MAX && operation_ext_bytes(op) == c->ext_len;
 }
 
-/* False: no room. What cannot be copied whole is left out, for then the slot has changed. */
+/* False: no space. What cannot be copied whole is left out, for then the slot has changed. */
 static bool slot_copy(const struct pg_arena *a, struct pg_snapshot *s, const struct pg_hot *h,
                       const struct pg_cold *c, struct sink *out)
 {

@@ -242,11 +242,11 @@ static uint32_t put_granules(const struct pg_arena *a, const struct put *p)
     return blob_granules(ext + p->key.len + payload_kept(a, p));
 }
 
-/* Room for a new slot's blob; PG_NIL: refused and answered. */
+/* Space for a new slot's blob; PG_NIL: refused and answered. */
 static uint32_t arm_blob(struct pg_arena *a, uint32_t granules, bool replacing,
                          struct pg_result *r)
 {
-    unsigned status = room_for(a, replacing);
+    unsigned status = slots_status(a, replacing);
     const uint32_t blob = status == PG_ST_ADDED ? blobs_take(&a->blobs, granules) : PG_NIL;
     if (status == PG_ST_ADDED)
         status = PG_ST_FULL_PAYLOAD;
@@ -502,7 +502,7 @@ static bool expire(void *context, uint32_t slot)
         return true;
     const struct pg_entry e = entry_of(a, slot);
     const uint32_t granules = entry_granules(&e);
-    if (wal_buffer_full(a) || !replay_make_room(a, (uint64_t)granules * PG_GRANULE))
+    if (wal_buffer_full(a) || !replay_make_space(a, (uint64_t)granules * PG_GRANULE))
         return false;
     if (has_wal(a))
         wal_append_fire(a, slot, &e);

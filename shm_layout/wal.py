@@ -222,7 +222,7 @@ class Buffer:
         """
         with _reading(path):
             size = min(max(path.stat().st_size, _HEAD), most)
-        self._make_room(size)
+        self._make_space(size)
         end = 0
         with _reading(path), path.open("rb", buffering=0) as file, memoryview(self._memory) as view:
             while count := file.readinto(view[end : min(end + PORTION, size)]):
@@ -231,7 +231,7 @@ class Buffer:
             view[end:size] = bytes(size - end)
         return ffi.from_buffer(self._memory)[0:size]
 
-    def _make_room(self, size: int) -> None:
+    def _make_space(self, size: int) -> None:
         if len(self._memory) < size:
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
             self._memory = mmap.mmap(-1, size, flags=flags)

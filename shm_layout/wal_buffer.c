@@ -388,7 +388,7 @@ void pg_replied(struct pg_arena *a, uint64_t session, uint64_t sequence, uint32_
     wal_buffer_settle(a);
 }
 
-/* Nothing depends on it, so it leaves the room to what does. */
+/* Nothing depends on it, so it leaves the space to what does. */
 void pg_wal_append_metrics(struct pg_arena *a, int64_t real_boot_ns)
 {
     if (wal_buffer_refusal(a) != PG_ST_NONE || !has_wal(a))

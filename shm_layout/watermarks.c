@@ -1,7 +1,7 @@
 /* watermarks.c - watch keys: a bounded table of monotone watermarks that outlive their watchers.
  *
  * A row lives until it is forgotten or its time to live has passed since the last change or
- * watcher; it is never evicted to make room, so an advance before a watch is not lost. */
+ * watcher; it is never evicted to make space, so an advance before a watch is not lost. */
 
 #include "core.h"
 
@@ -68,7 +68,7 @@ static void short_copy(uint8_t *to, const uint8_t *from, uint32_t len)
     }
 }
 
-/* Puts the key into its row. False: no room for a longer one. */
+/* Puts the key into its row. False: no space for a longer one. */
 static bool key_write(struct pg_arena *a, struct pg_watched *l, const struct key *k)
 {
     if (k->len <= sizeof l->key) {

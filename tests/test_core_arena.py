@@ -401,7 +401,7 @@ def test_a_notice_larger_than_the_replay_buffer_cap_moves_too() -> None:
         ({"replay_capacity": 16, "replay_bytes_max": 128}, "notices not sent"),
     ],
 )
-def test_migration_refuses_what_has_no_room(sizes: dict[str, int], words: str) -> None:
+def test_migration_refuses_what_has_no_space(sizes: dict[str, int], words: str) -> None:
     core = busy()
     for i in range(10):
         core.put(f"last{i}", MS)

@@ -325,7 +325,7 @@ def test_a_namespace_is_found_by_an_earlier_name_of_the_table(lane: Lane) -> Non
     ]  # fmt: skip
 
 
-def test_cancel_needs_no_room_for_names() -> None:
+def test_cancel_needs_no_space_for_names() -> None:
     core = Core(topics=1, namespaces=1)
     lane = Lane(core)
     lane.batch(put(b"k"), names=[(b"n", b"a")])

@@ -127,7 +127,7 @@ class Model:
         )
 
     def born(self, namespace: bytes, topic: bytes) -> Status | None:
-        """Why the names have no room; None = they are there."""
+        """Why the names have no space; None = they are there."""
         if namespace not in self.namespaces:
             if len(self.namespaces) == self.config["namespaces"]:
                 return Status.FULL_NAMESPACES
@@ -187,7 +187,7 @@ class Model:
         timer.due_ns = max(deadline, self.now_ns)
         timer.ordered = timer.wall_ns is None and deadline > self.now_ns
 
-    def room(self, replacing: bool) -> Status | None:
+    def slots_status(self, replacing: bool) -> Status | None:
         if not replacing and len(self.timers) == self.config["capacity"]:
             return Status.FULL
         return Status.FULL_TICKETS if self.next_ticket > TICKET_MAX else None
@@ -211,15 +211,15 @@ class Model:
 
     # ---- time ----
 
-    def has_room(self, more: int) -> bool:
+    def has_space(self, more: int) -> bool:
         pinned = sum(n.granules for n in self.replay_buffer) * GRANULE
         return not self.replay_buffer or (
             len(self.replay_buffer) < self.config["replay_capacity"]
             and pinned + more * GRANULE <= self.config["replay_bytes_max"]
         )
 
-    def make_room(self, more: int) -> bool:
-        while not self.has_room(more):
+    def make_space(self, more: int) -> bool:
+        while not self.has_space(more):
             if self.head >= self.published:
                 return False
             self.replay_buffer.pop(0)
@@ -302,7 +302,7 @@ class CoreMachine(RuleBasedStateMachine):
         row = m.topic_row(entry.namespace, timer.topic)
         assert row is not None
         row.sequence += 1
-        assert m.make_room(entry_granules(entry))
+        assert m.make_space(entry_granules(entry))
         assert (entry.position, entry.ticket, entry.cause) == (m.tail, timer.ticket, Cause.EXPIRED)
         assert (entry.topic, entry.payload) == (timer.topic, timer.payload)
         assert (entry.sequence, entry.fired_ns) == (row.sequence, m.now_ns)
@@ -399,7 +399,7 @@ class CoreMachine(RuleBasedStateMachine):
         self, key: Key, old: Timer | None, answer: Answer, what: tuple[bytes, bytes, int, int]
     ) -> None:
         m = self.model
-        refused = m.room(old is not None)
+        refused = m.slots_status(old is not None)
         if refused is None and answer.status == Status.FULL_PAYLOAD:
             extension = GRANULE if what[2] == TimeKind.WALL else 0
             need = granules(extension + len(wire.encode_key(key[1])[1]) + len(what[1]))

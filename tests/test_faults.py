@@ -1,4 +1,4 @@
-"""Memory, files and room run out: the Nth call of every function fails, for every N.
+"""Memory, files and space run out: the Nth call of every function fails, for every N.
 
 The daemon goes on, or ends with one clear sentence. libzmq aborts the process when it has no
 memory or descriptors left (ABORTS), or crashes (CRASHES), and so does glibc; then, too, the arena

@@ -139,7 +139,7 @@ def test_only_the_moves_of_the_table_are_made() -> None:
             assert lifecycle.state == state
 
 
-def test_who_is_crowded_stays_so_until_there_is_room_again() -> None:
+def test_who_is_crowded_stays_so_until_there_is_space_again() -> None:
     crowded = lifecycle._crowded
     assert [crowded(used, 100, before=False) for used in (89, 90)] == [False, True]
     assert [crowded(used, 100, before=True) for used in (79, 80)] == [False, True]
@@ -236,7 +236,7 @@ def test_no_daemon_at_all(daemon_dir: Path) -> None:
 # ---- degraded --------------------------------------------------------------------------------
 
 
-def test_a_daemon_that_is_nearly_full_says_so_until_there_is_room(daemon: StartDaemon) -> None:
+def test_a_daemon_that_is_nearly_full_says_so_until_there_is_space(daemon: StartDaemon) -> None:
     real = daemon("demo", *FULL)
     listener = Subscriber("demo", namespace=EVENTS_NAMESPACE, topics=[EVENTS_TOPIC])
     with listener, Client("demo") as client:
@@ -262,8 +262,8 @@ def test_who_comes_later_finds_each_move_since_the_first_start(
     """In the replay buffer, also of a daemon that has no other user and one namespace for them, and
     in the WAL."""
     wal = daemon_dir / "wal"
-    room = "--namespaces", "1", "--topics", "1", "--wal-dir", str(wal)
-    real = daemon("demo", *FULL, *room)
+    space = "--namespaces", "1", "--topics", "1", "--wal-dir", str(wal)
+    real = daemon("demo", *FULL, *space)
     with Client("demo") as client:
         for i in range(9):
             client.add(f"k{i}", delay=3600, topic="t")

@@ -299,7 +299,7 @@ def test_files_go_to_their_daemons_once(daemon: StartDaemon, tmp_path: Path) -> 
     assert sorted(fired(one)) == sorted(f"k{i}" for i in range(0, 50, 2))
 
 
-def test_a_file_stays_until_there_is_room(daemon: StartDaemon, tmp_path: Path) -> None:
+def test_a_file_stays_until_there_is_space(daemon: StartDaemon, tmp_path: Path) -> None:
     one = daemon("one", "--capacity", "10")
     writer = files_writer(tmp_path)
     rows = filed(0, 15, "one").set_column(
@@ -517,7 +517,7 @@ def test_a_cancel_reaches_what_the_daemon_has(
     assert timer.deadline_at.timestamp() == pytest.approx(due_ns / 1e9, abs=1e-3)
 
 
-def test_a_window_without_room_goes_on_later(
+def test_a_window_without_space_goes_on_later(
     daemon: StartDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spark_of_python(monkeypatch)

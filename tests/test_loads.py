@@ -194,7 +194,7 @@ def test_loads_and_rows_have_bounds_and_a_refused_row_takes_none(core: Purgatory
     core.check()
 
 
-def test_an_arena_without_room_for_loads_refuses_them() -> None:
+def test_an_arena_without_space_for_loads_refuses_them() -> None:
     core = Purgatory()
     owner = Owner(core)
     assert made(owner, 0, *puts(2)) == [Status.FULL_LOADS] * 2
@@ -203,7 +203,7 @@ def test_an_arena_without_room_for_loads_refuses_them() -> None:
     restarted(core)
 
 
-def test_a_smaller_arena_is_refused_while_loads_need_the_room(core: Purgatory) -> None:
+def test_a_smaller_arena_is_refused_while_loads_need_the_space(core: Purgatory) -> None:
     owner = Owner(core)
     made(owner, BLOCK - 1, *puts(2))
     with pytest.raises(Exception, match="rows of loads in use"):

@@ -146,7 +146,7 @@ def refusal_of(result: Any) -> Exception:
     return refusal(f"row {row}", int(status), 0)
 
 
-def test_no_room_for_a_load_is_said(daemon: StartDaemon) -> None:
+def test_no_space_for_a_load_is_said(daemon: StartDaemon) -> None:
     running = daemon("demo", "--loads", "1", "--load-rows", "4096")
     with client() as some:
         some.add_many(far(1), load=Load(b"1" * 16))

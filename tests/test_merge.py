@@ -202,7 +202,7 @@ def test_the_rows_of_a_load_of_a_partitioned_namespace_are_known_to_all_its_shar
         ({"accounts": 0}, "accounts in use"),
     ],
 )
-def test_what_has_no_room_is_refused_with_its_figures(sizes: dict[str, int], what: str) -> None:
+def test_what_has_no_space_is_refused_with_its_figures(sizes: dict[str, int], what: str) -> None:
     ledger, shards = Ledger(1), begun(2, TWO, payload_bytes=1 << 16)
     ledger.fill(shards)
     ledger.operate(shards)

@@ -251,7 +251,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Cpus, C
     return sets
 
 
-def test_a_daemon_makes_room_for_one_that_comes(
+def test_a_daemon_makes_way_for_one_that_comes(
     asked: list[tuple[Cpus, Cpus]], tmp_path: Path
 ) -> None:
     arena: Any = FakeArena()

@@ -347,7 +347,7 @@ def test_a_failure_that_is_cleared_half_way_fails_nobody_else(
 
 
 def test_expiry_in_the_middle_of_an_advance_finds_the_condition_true() -> None:
-    """Notices have no room, so that the advance waits; one that needs none comes due."""
+    """Notices have no space, so that the advance waits; one that needs none comes due."""
     core = Purgatory(replay_capacity=16)
     owner = Owner(core)
     owner.send(
@@ -369,7 +369,7 @@ def test_expiry_in_the_middle_of_an_advance_finds_the_condition_true() -> None:
 
 @pytest.mark.parametrize("rebuilt", [False, True])
 def test_expiry_in_the_middle_of_a_failure_finds_the_error(rebuilt: bool) -> None:
-    """Notices have no room, so that the failure waits; those that need none come due."""
+    """Notices have no space, so that the failure waits; those that need none come due."""
     core = Purgatory(replay_capacity=16)
     owner = Owner(core)
     owner.send(
@@ -400,7 +400,7 @@ def test_expiry_in_the_middle_of_a_failure_finds_the_error(rebuilt: bool) -> Non
     ],
     ids=["all", "any", "sum"],
 )
-def test_a_rebuild_while_notices_have_no_room_loses_no_trigger(last: pd.Command) -> None:
+def test_a_rebuild_while_notices_have_no_space_loses_no_trigger(last: pd.Command) -> None:
     core = Purgatory(replay_capacity=16)
     owner = Owner(core)
     owner.send(
@@ -419,7 +419,7 @@ def test_a_rebuild_while_notices_have_no_room_loses_no_trigger(last: pd.Command)
     assert core.metrics.operations == 0
 
 
-def test_a_client_condition_is_asked_again_after_a_rebuild_without_room() -> None:
+def test_a_client_condition_is_asked_again_after_a_rebuild_without_space() -> None:
     core = Purgatory(replay_capacity=16)
     owner = Owner(core)
     owner.send(
@@ -487,7 +487,7 @@ def test_who_waits_on_takes_no_notice_from_a_full_replay_buffer(
     assert core.metrics.operations == 1
 
 
-def test_expiry_waits_for_room_and_is_late_not_lost() -> None:
+def test_expiry_waits_for_space_and_is_late_not_lost() -> None:
     core = Purgatory(replay_capacity=16)
     owner = Owner(core)
     owner.send(*(pd.watch(b"%d" % n, ALL, [Key(b"k", 1)], MS, notice=True) for n in range(20)))

@@ -183,12 +183,12 @@ class Model:
         return self.keys_refusal([k.name for k in op.keys])
 
     def keys_refusal(self, names: list[bytes]) -> int:
-        room = self.config["watermarks"] - len(self.watermarks)
+        free_slots = self.config["watermarks"] - len(self.watermarks)
         for n, name in enumerate(names):
             if name in names[:n]:
                 return int(lib.PG_ST_DUPLICATE)
-            room -= name not in self.watermarks
-            if room < 0:
+            free_slots -= name not in self.watermarks
+            if free_slots < 0:
                 return int(lib.PG_ST_FULL_KEYS)
         return 0
 
@@ -437,7 +437,7 @@ class PurgatoryMachine(RuleBasedStateMachine):
         return answer
 
     def cancelled_for_key(self, name: bytes, found: Answer, ended: list[bytes]) -> Answer:
-        """MORE is an answer while notices have no room."""
+        """MORE is an answer while notices have no space."""
         m = self.model
         if name not in m.watermarks:
             return Answer(lib.PG_ST_UNKNOWN, 0, 0)

@@ -114,7 +114,7 @@ def test_bad_settings_change_nothing(core: Purgatory, body: bytes, error: WireEr
     assert core.image() == before
 
 
-def test_settings_of_a_namespace_that_has_no_room(core: Purgatory) -> None:
+def test_settings_of_a_namespace_that_has_no_free_slot(core: Purgatory) -> None:
     for name in (b"a", b"b", b"c", b"d"):
         core.set_namespace(name)
     body = SET.pack(0, 0, 0, 1, 0, 0, 0, 0) + b"e"

@@ -93,7 +93,7 @@ def test_a_full_daemon_gives_to_the_empty_ones() -> None:
     assert (found.before, found.after) == (0.8, 0.2)
 
 
-def test_the_load_counts_as_the_room_does() -> None:
+def test_the_load_counts_as_the_capacity_does() -> None:
     spaces = [Space("busy", "a1", 1, 60.0), Space("also", "a1", 1, 30.0)]
     assert [move.namespace for move in plan_rebalance(HOSTS, spaces).moves] == ["also"]
 
@@ -109,7 +109,7 @@ def test_evening_out_brings_no_copies_together() -> None:
     assert len({RACKS[where[name]] for name in "xyz"}) == 3
 
 
-def test_nothing_goes_where_there_is_no_room() -> None:
+def test_nothing_goes_where_there_is_no_free_capacity() -> None:
     hosts = [Host("h1", 1000, 9.0), Host("h2", 10, 9.0)]
     spaces = [Space("x", "h1", 400, 0.0, group="g"), Space("y", "h1", 400, 0.0, group="g")]
     assert plan_rebalance(hosts, spaces).moves == ()

@@ -210,10 +210,10 @@ def test_a_birth_counts_once_it_is_written(tmp_path: Path, monkeypatch: pytest.M
     before = registry.table
 
     def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "no room")
+        raise OSError(errno.ENOSPC, "no space")
 
     monkeypatch.setattr(deployment, "write_table", full)
-    with pytest.raises(OSError, match="no room"):
+    with pytest.raises(OSError, match="no space"):
         registry.record(registry.table.place("other"))
     assert registry.table == before
 
@@ -237,11 +237,11 @@ def test_a_birth_that_was_written_by_half_is_taken_back(
 
     def full(home: Path, table: ShardTable) -> None:
         if home == tmp_path:
-            raise OSError(errno.ENOSPC, "no room")
+            raise OSError(errno.ENOSPC, "no space")
         write(home, table)
 
     monkeypatch.setattr(deployment, "write_table", full)
-    with pytest.raises(OSError, match="no room"):
+    with pytest.raises(OSError, match="no space"):
         registry.record(before.place("shop"))
     assert read_table(tmp_path / "wal", "demo") == read_table(tmp_path, "demo") == before
 
@@ -287,7 +287,7 @@ def test_what_says_no_state_is_refused(content: str, tmp_path: Path) -> None:
         _ = StatusFile(tmp_path, "demo").header
 
 
-def test_a_folder_without_room_stops_no_deployment(
+def test_a_folder_without_space_stops_no_deployment(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     lifecycle = DeploymentLifecycle(Supervisor())
@@ -322,7 +322,7 @@ def test_a_shard_that_ends_again_and_again_is_crash_looping(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("missing", ["a process", "a descriptor"])
-def test_a_shard_without_room_for_its_process_waits(
+def test_a_shard_without_space_for_its_process_waits(
     missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object) -> int:

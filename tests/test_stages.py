@@ -217,7 +217,7 @@ def test_answers_and_notices_say_when_they_were_handed_over(real: Daemon, wal: P
         assert answer.fields["built_boot_ns"] <= answer.fields["handed_boot_ns"]
 
 
-def test_answers_wait_until_the_wal_has_room_for_their_records() -> None:
+def test_answers_wait_until_the_wal_has_space_for_their_records() -> None:
     appended: list[tuple[int, int, int]] = []
     arena: Any = SimpleNamespace(
         wal_buffer_full=True,

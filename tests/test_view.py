@@ -58,7 +58,7 @@ def sampler(demo: Daemon) -> Iterator[Sampler]:
 
 def fill(view: View, name: str) -> tuple[int, int]:
     (one,) = (fill for fill in view.fills if fill.name == name)
-    return one.used, one.room
+    return one.used, one.capacity
 
 
 def test_the_wheel_shows_each_timer_where_its_time_is(sampler: Sampler) -> None:
@@ -400,7 +400,7 @@ def test_the_first_of_many_shows_in_a_bar(columns: int) -> None:
     assert [text.count("━") for text in shown] == [0, 1, columns]
 
 
-def test_times_have_room_beside_the_others() -> None:
+def test_times_have_space_beside_the_others() -> None:
     span = 123_456_789
     view = SimpleNamespace(times={"structural_lateness": Spread(1, span, span, span, [])})
     console = Console(width=48, file=StringIO())

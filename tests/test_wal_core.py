@@ -353,7 +353,7 @@ def test_a_snapshot_of_two_moments_may_need_a_larger_arena_for_a_moment() -> Non
     core.put("fourth", 10**9, payload=bytes(60_000))
     snapshot.finish()
     wal.take()
-    with pytest.raises(Fault, match="no room for a blob"):
+    with pytest.raises(Fault, match="no space for a blob"):
         Redo(snapshot.data).frames(snapshot.data + wal.data)
     redo = Redo(snapshot.data, payload_bytes=200_000)
     redo.frames(snapshot.data)

@@ -1242,7 +1242,7 @@ def test_an_import_over_an_arena_in_use_changes_no_byte(
         assert client.get("imported") is not None
 
 
-def test_more_durable_namespaces_than_there_is_room_for_are_refused(
+def test_more_durable_namespaces_than_there_are_slots_for_are_refused(
     daemon: StartDaemon, wal: Path
 ) -> None:
     """What the daemon publishes has a row of its own, which is not theirs."""

@@ -40,7 +40,7 @@ def frames_of(data: bytes) -> Iterator[Frame]:
 
 
 class Wal:
-    """Takes a core's frames, and frees their room in the ring."""
+    """Takes a core's frames, and frees their space in the ring."""
 
     def __init__(self, core: Purgatory) -> None:
         self.core = core
@@ -227,8 +227,8 @@ def _operation(core: Purgatory, slot: int) -> Any:
         asked = op.condition == lib.PG_C_CLIENT  # then its place depends on its session
         keys.append((0 if asked else records[x].target, records[x].key_row))
         x = records[x].sibling
-    room = core.rows(lib.PG_R_COLD, "pg_cold")[slot].ext_len - ffi.sizeof("struct pg_operation")
-    extension = bytes(ffi.buffer(op + 1, room))[(op.keys + 7) // 8 :]  # not what is missing
+    space = core.rows(lib.PG_R_COLD, "pg_cold")[slot].ext_len - ffi.sizeof("struct pg_operation")
+    extension = bytes(ffi.buffer(op + 1, space))[(op.keys + 7) // 8 :]  # not what is missing
     return (
         op.session, op.threshold, op.armed_ns, op.condition, op.has_own, op.notice_blob != NIL,
         keys, extension,

@@ -64,7 +64,7 @@ struct heap_entry {
 
 struct heap {                     /* binary, earliest first */
     struct heap_entry *entries;
-    uint64_t count, room;
+    uint64_t count, capacity;
 };
 
 struct baseline;

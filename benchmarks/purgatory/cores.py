@@ -48,7 +48,7 @@ void baseline_figures(const void *b, struct baseline_figures *figures);
 
 
 class Refused(Exception):
-    """A design has no room for a request: it does not keep up."""
+    """A design has no free slot for a request: it does not keep up."""
 
 
 class Core(Protocol):
@@ -158,7 +158,7 @@ class Baseline:
 
 
 def sizes(experiment: Experiment) -> dict[str, int]:
-    """Bounds of an arena with room for 330 ms of requests."""
+    """Bounds of an arena with space for 330 ms of requests."""
     slots = max(1 << 14, int(experiment.rate * 0.33))
     keys = experiment.own * slots + experiment.shared + 1
     return {

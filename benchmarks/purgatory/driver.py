@@ -147,7 +147,7 @@ class Driver:
                 self.core.handle(self.messages.forget(requests[late]))
 
     def _iterate(self, now_ns: int) -> None:
-        """What ends makes room for what comes; an advance may come before its watch. Outcomes are
+        """What ends makes space for what comes; an advance may come before its watch. Outcomes are
         taken while what they are read from is still in the caches."""
         self._iteration_ns = now_ns
         self.core.advance(now_ns)

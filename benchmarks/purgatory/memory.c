@@ -25,19 +25,19 @@ void release(struct baseline *b, void *memory)
 
 static void heap_grow(struct baseline *b, struct heap *h)
 {
-    const uint64_t room = h->room ? 2 * h->room : 1024;
-    struct heap_entry *entries = allocate(b, room * sizeof *entries);
-    if (h->room != 0) {
+    const uint64_t capacity = h->capacity ? 2 * h->capacity : 1024;
+    struct heap_entry *entries = allocate(b, capacity * sizeof *entries);
+    if (h->capacity != 0) {
         memcpy(entries, h->entries, h->count * sizeof *entries);
         release(b, h->entries);
     }
     h->entries = entries;
-    h->room = room;
+    h->capacity = capacity;
 }
 
 void heap_push(struct baseline *b, struct heap *h, int64_t expires_ns, void *item)
 {
-    if (h->count == h->room)
+    if (h->count == h->capacity)
         heap_grow(b, h);
     uint64_t at = h->count++;
     for (; at > 0 && h->entries[(at - 1) / 2].expires_ns > expires_ns; at = (at - 1) / 2)

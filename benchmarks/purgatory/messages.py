@@ -83,8 +83,8 @@ class Messages:
         self._base = experiment.worker << WORKER_BITS
         keys = experiment.shared + experiment.own
         area = watch_area(keys)
-        room = FRAME + len(NAMES) + BATCH * (RECORD.itemsize + max(area.itemsize, 8))
-        self.bytes: Bytes = np.zeros(room, np.uint8)
+        space = FRAME + len(NAMES) + BATCH * (RECORD.itemsize + max(area.itemsize, 8))
+        self.bytes: Bytes = np.zeros(space, np.uint8)
         self._buffer = self.bytes.data
         self._watch = records(
             lib.PG_OP_WATCH, BATCH, mode=lib.PG_C_ANY, payload_len=PAYLOAD_BYTES,

@@ -93,7 +93,7 @@ class Through:
 
 
 def settings(experiment: Experiment) -> list[str]:
-    """Room for 350 ms of requests."""
+    """Space for 350 ms of requests."""
     slots = max(1 << 14, int(experiment.rate * 0.35))
     keys = slots * experiment.own + experiment.shared
     return [

@@ -50,7 +50,7 @@ LONGEST_PER_MEDIAN = 20.0
 SIGMA = 1.0
 CANCELLED = 0.9
 BLOB_BYTES = 16 + 48
-FEW = 65_536  # so many have room in the replay buffer all at once
+FEW = 65_536  # so many have space in the replay buffer all at once
 CANCELS_EVERY_S = 0.005  # once all timers are armed: cancels that are due by then go together
 
 Numbers = npt.NDArray[np.int64]
@@ -155,7 +155,8 @@ def run(directory: Path, console: Console, asked: int, longest_s: float) -> Load
     return load
 
 
-# ---- room ----------------------------------------------------------------------------------------
+# ---- space
+# ----------------------------------------------------------------------------------------
 
 
 def fitting(asked: int, free_bytes: int) -> int:
@@ -170,7 +171,7 @@ def fitting(asked: int, free_bytes: int) -> int:
 
 
 def _config(timers: int) -> Config:
-    """Room for all timers at once, and in the replay buffer for a quarter of them, or for a few
+    """Space for all timers at once, and in the replay buffer for a quarter of them, or for a few
     all: there a worker that comes late with a cancel finds what fired meanwhile."""
     replay_buffer = 1 << max(1024, timers // 4, min(timers, FEW)).bit_length()
     pinned_bytes = replay_buffer * BLOB_BYTES

@@ -144,7 +144,7 @@ def print_load(console: Console, load: Load) -> None:
     _show(console, LATENESS, _lateness_table(load.lateness))
     _show(console, "The ledger", _pairs(_ledger_rows(load)))
     mib = load.arena_bytes / 2**20
-    console.print(f"The arena has room for all {load.timers:,} at once: {mib:.0f} MiB.")
+    console.print(f"The arena has space for all {load.timers:,} at once: {mib:.0f} MiB.")
     if load.timers < load.asked:
         console.print(f"Shared memory holds no more: {load.asked:,} were asked for.")
 

@@ -304,7 +304,7 @@ static void move_to(struct world *w, const struct world *to)
     w->a = to->a;
 }
 
-/* A bigger arena, so that all finds room. */
+/* A bigger arena, so that all finds space. */
 static void step_migrate(struct world *w)
 {
     struct world to = {.config = w->config};

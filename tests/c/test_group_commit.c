@@ -65,7 +65,7 @@ static uint64_t random_bytes(struct world *w)
     return w->uniform ? 32 : most - 8 * rng_below(&w->rng, (most - 24) / 8);
 }
 
-/* As the WAL buffer does it: no frame wraps. False: there is no room. */
+/* As the WAL buffer does it: no frame wraps. False: there is no space. */
 static bool append_one(struct world *w, uint64_t bytes)
 {
     struct pg_wal_buffer *s = &w->wal_buffer;
@@ -302,7 +302,7 @@ static void test_every_call_fails(void)
     printf("%u failing calls, %u of them stopped the WAL\n", tried, stopped);
 }
 
-/* Until the open segment is full a full disk stops nothing; room that comes before is used. */
+/* Until the open segment is full a full disk stops nothing; space that comes before is used. */
 static void test_full_disk(void)
 {
     for (unsigned in_time = 0; in_time < 2; in_time++) {

@@ -90,8 +90,8 @@ static void model_step(struct model *m, struct rng *r, uint32_t hash_mask)
     uint32_t id = (uint32_t)rng_below(r, m->ids), other = (uint32_t)rng_below(r, m->ids);
     struct probe at;
     if (!m->in[id]) {
-        bool room = m->count < m->x.count * PG_INDEX_CELLS;
-        CHECK(model_insert(m, id, (uint32_t)rng_next(r) & hash_mask) == room);
+        bool space = m->count < m->x.count * PG_INDEX_CELLS;
+        CHECK(model_insert(m, id, (uint32_t)rng_next(r) & hash_mask) == space);
     } else if (!m->in[other] && rng_below(r, 4) == 0) {
         CHECK(index_find_id(&m->x, m->hashes[id], id, &at));
         index_replace(&m->x, m->hashes[id], &at, other);

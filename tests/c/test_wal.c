@@ -877,7 +877,7 @@ struct photographer {
     struct pg_snapshot cursor;
 };
 
-/* In small pieces, so that much happens meanwhile; a piece has room for any one frame of these. */
+/* In small pieces, so that much happens meanwhile; a piece has space for any one frame of these. */
 static void *photograph(void *context)
 {
     struct photographer *p = context;

@@ -9,7 +9,7 @@ void frames_open(struct frames *f)
 
 void frames_close(struct frames *f) { free(f->words); }
 
-static void *room(const struct frames *f)
+static void *space(const struct frames *f)
 {
     CHECK(WAL_MAX - f->bytes >= PG_WAL_FRAME_MAX);
     return (uint8_t *)f->words + f->bytes;
@@ -19,7 +19,7 @@ void frames_snapshot(struct frames *f, const struct world *w)
 {
     struct pg_snapshot s = {.quiet = 1};
     for (f->bytes = 0; !s.done;)
-        f->bytes += pg_snapshot(w->a, &s, room(f), PG_WAL_FRAME_MAX);
+        f->bytes += pg_snapshot(w->a, &s, space(f), PG_WAL_FRAME_MAX);
 }
 
 void frames_appended(struct frames *f, const struct world *w)
@@ -27,7 +27,7 @@ void frames_appended(struct frames *f, const struct world *w)
     uint64_t at = pg_wal_buffer_of(w->a)->committed, lsn, bytes;
     f->bytes = 0;
     do {
-        bytes = pg_wal_buffer_copy(w->a, at, room(f), PG_WAL_FRAME_MAX, &at, &lsn);
+        bytes = pg_wal_buffer_copy(w->a, at, space(f), PG_WAL_FRAME_MAX, &at, &lsn);
         f->bytes += bytes;
     } while (bytes != 0);
 }

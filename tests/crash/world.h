@@ -82,7 +82,7 @@ void call_make(struct world *w, uint32_t operation, struct call *call);
 void call_prefix(const struct call *whole, uint32_t records, struct call *prefix);
 /* What the call does depends on the time: it has delays, or adds that may be parked. */
 bool call_minds_when(const struct world *w, const struct call *call);
-/* Runs it to its end. True: notices were handed over in between, to make room. */
+/* Runs it to its end. True: notices were handed over in between, to make space. */
 bool call_run(struct world *w, const struct call *call, struct reply *reply);
 
 #endif
