@@ -183,7 +183,7 @@ def document(arguments: argparse.Namespace, events: int, runs: list[Figures]) ->
             "anti-join, rows/s, at least 2M": median("anti-join", "warm"),
             "bulk add, timers/s, at least 0.5M": median("bulk add", "warm"),
             "bulk add to add_many, rate, at least 0.7": median("bulk add", "to_add_many"),
-            "cold load, rows/s, at least 0.35M": median("cold load", "warm"),
+            "cold bulk load, rows/s, at least 0.35M": median("cold bulk load", "warm"),
             "memory, the daemon's too, bytes, at most 2.2G": median("memory", "peak_bytes"),
         },
     }  # fmt: skip

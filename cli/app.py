@@ -31,7 +31,7 @@ COMMANDS = {
     "size": "size",
     "placement": "placement",
     "namespace": "namespaces",
-    "load": "loads",
+    "bulk-load": "bulk_loads",
     "keygen": "curve",
     "install": "install",
     "wal": "wal",

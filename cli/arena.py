@@ -152,8 +152,8 @@ SECTIONS = {
         "refused_keys", "refused_denied", "refused_quota", "refused_exists", "refused_stopping",
         "refused_other",
     ),
-    "loads": (
-        "loads", "load_blocks", "load_rows", "load_rows_repeated", "refused_loads",
+    "bulk_loads": (
+        "bulk_loads", "bulk_load_blocks", "bulk_load_rows", "bulk_load_rows_repeated", "refused_bulk_loads",
         "refused_fenced",
     ),
     "wal": (

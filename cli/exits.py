@@ -72,7 +72,7 @@ _BY_ERROR: tuple[tuple[type[Exception], Exit], ...] = (
     (errors.ExtraMissing, Exit.UNUSABLE),
     (errors.LakeInUse, Exit.UNUSABLE),
     (errors.LakeMismatch, Exit.UNUSABLE),
-    (errors.LoadRefused, Exit.REFUSED),
+    (errors.BulkLoadRefused, Exit.REFUSED),
     (errors.ParkedElsewhere, Exit.UNUSABLE),
     (errors.WindowElsewhere, Exit.UNUSABLE),
     (errors.WindowTaken, Exit.UNUSABLE),

@@ -24,7 +24,7 @@ PARTS = {
     "timeouts": "pipeline_tables",
     "capacity": "pipeline_tables",
     "cold": "pipeline_cold",
-    "load-agent": "pipeline_agent",
+    "bulk-load-agent": "pipeline_agent",
     "rebalance-plan": "pipeline_rebalance_plan",
     "audit": "pipeline_audit",
     "report": "pipeline_audit",
@@ -65,7 +65,7 @@ def spark_options(command: Wrapped) -> Wrapped:
 def pipeline_command() -> None:
     """Bring the WAL into a lake, and make tables of it there.
 
-    For `ship`, `status`, `load-agent`, `cold cancel | status` and `rebalance-plan show | apply |
-    cancel` the extra purgatoryd[lake] is enough, on the daemon's host; all others need
+    For `ship`, `status`, `bulk-load-agent`, `cold cancel | status` and `rebalance-plan show | apply
+    | cancel` the extra purgatoryd[lake] is enough, on the daemon's host; all others need
     purgatoryd[spark], and Java 17 or newer or purgatoryd[jre].
     """

@@ -1,4 +1,4 @@
-"""pipeline load-agent: files that Spark wrote for a daemon, added on the daemon's host."""
+"""pipeline bulk-load-agent: files that Spark wrote for a daemon, added on the daemon's host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from purgatoryd.pipeline.agent import Delivered
 
 
-@click.command("load-agent", cls=Command)
+@click.command("bulk-load-agent", cls=Command)
 @click.argument("spool", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @name_option
 @click.option(
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     help="Run on, and look for files once in this time.",
 )  # fmt: skip
 @json_option
-def load_agent_command(
+def bulk_load_agent_command(
     spool: Path, name: str, credit_rows: int, put: str, follow: int | None, as_json: bool
 ) -> int:
     """Add the timers in the files of SPOOL/NAME to the daemon, each once.
@@ -49,11 +49,11 @@ def load_agent_command(
 
     need("pyarrow", "lake")
     from purgatoryd.pipeline.agent import deliver
-    from purgatoryd.pipeline.loading import Loader
+    from purgatoryd.pipeline.bulk_loading import BulkLoader
 
     def round_() -> Exit:
         code = Exit.DONE
-        with Loader(name, mode=put) as loader:
+        with BulkLoader(name, mode=put) as loader:
             for one in deliver(spool, loader, credit_rows):
                 emit({"file": one.path.name, "left": one.left, "bad": one.bad,
                       **one.answers.record()}, summary(one), as_json)  # fmt: skip

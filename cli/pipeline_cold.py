@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from purgatoryd.pipeline.loading import Loader
+    from purgatoryd.pipeline.bulk_loading import BulkLoader
     from purgatoryd.pipeline.parked import Collected
     from purgatoryd.pipeline.tier import Tier, Window
 
@@ -62,16 +62,16 @@ def daemon_options(command: Wrapped) -> Wrapped:
 
 def daemon_of(
     name: str, tcp: str | None, server_key: str | None, key_file: Path | None, mode: str = "keep"
-) -> Loader:
+) -> BulkLoader:
     """The daemon that the options mean; it is not asked before it is needed."""
     from purgatoryd.clients import Remote
-    from purgatoryd.pipeline.loading import Loader
+    from purgatoryd.pipeline.bulk_loading import BulkLoader
 
     if not (tcp or server_key or key_file):
-        return Loader(name, mode=mode)
+        return BulkLoader(name, mode=mode)
     if not (tcp and server_key and key_file):
         raise click.UsageError("Give --tcp, --server-key and --key-file together.")
-    return Loader(name, Remote(tcp=tcp, server_key=server_key, key=key_file), mode)
+    return BulkLoader(name, Remote(tcp=tcp, server_key=server_key, key=key_file), mode)
 
 
 def tier_of(lake: Path) -> Tier:
@@ -84,10 +84,10 @@ def tier_of(lake: Path) -> Tier:
     return Tier(lake)
 
 
-# ---- load, cancel ----------------------------------------------------------------------------
+# ---- bulk load, cancel -------------------------------------------------------------------
 
 
-@cold_command.command("load", cls=Command)
+@cold_command.command("bulk-load", cls=Command)
 @click.argument("files", nargs=-1, required=True, type=FILE)
 @lake_option
 @daemon_options
@@ -100,8 +100,8 @@ def tier_of(lake: Path) -> Tier:
     help="Of FILES; a CSV file begins with its columns' names.",
 )
 @click.option(
-    "--load-id",
-    help="Names this load; the same again adds nothing. Made of FILES' names, sizes and times "
+    "--bulk-load-id",
+    help="Names this bulk load; the same again adds nothing. Made of FILES' names, sizes and times "
     "unless given.",
 )
 @click.option(
@@ -112,9 +112,9 @@ def tier_of(lake: Path) -> Tier:
 )
 @spark_options
 @json_option
-def load_command(
+def bulk_load_command(
     files: tuple[Path, ...], lake: Path, name: str, tcp: str | None, server_key: str | None,
-    key_file: Path | None, kind: str, load_id: str | None, replacing: bool, master: str | None,
+    key_file: Path | None, kind: str, bulk_load_id: str | None, replacing: bool, master: str | None,
     conf: dict[str, str], as_json: bool,
 ) -> None:  # fmt: skip
     """Take the timers in FILES into the tier: all, or none.
@@ -123,12 +123,12 @@ def load_command(
     payload and key_type (str, bytes, uuid).
     """
     tier = tier_of(lake)
-    from purgatoryd.pipeline.cold import load
+    from purgatoryd.pipeline.cold import bulk_load
     from purgatoryd.pipeline.session import session
 
     rows = table_of(session(master, conf), files, kind)
     with daemon_of(name, tcp, server_key, key_file) as hot:
-        done = load(tier, rows, load_id or id_of(files), hot, replacing=replacing)
+        done = bulk_load(tier, rows, bulk_load_id or id_of(files), hot, replacing=replacing)
     text = f"{done.rows} timers, version {done.version}"
     text += f"; {done.late} of them late: they go with the next window" if done.late else ""
     emit({"version": done.version, "rows": done.rows, "late": done.late}, text, as_json)
@@ -151,7 +151,7 @@ def table_of(spark: SparkSession, files: tuple[Path, ...], kind: str) -> DataFra
 
 
 def id_of(files: tuple[Path, ...]) -> str:
-    """What names a load of these files, as they are now."""
+    """What names a bulk load of these files, as they are now."""
     reported = [
         (str(file.resolve()), (about := file.stat()).st_size, about.st_mtime_ns) for file in files
     ]
@@ -259,7 +259,7 @@ def collect_command(
     emit({"version": done.version, "rows": done.rows, "ended": done.ended}, text, as_json)
 
 
-def collected(spark: SparkSession, tier: Tier, hot: Loader, wal_dir: Path | None) -> Collected:
+def collected(spark: SparkSession, tier: Tier, hot: BulkLoader, wal_dir: Path | None) -> Collected:
     """What the daemon parked is in the tier then."""
     from purgatoryd.pipeline.lake import Lake
     from purgatoryd.pipeline.parked import collect

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 from purgatoryd.clients.admin import Admin
 from purgatoryd.clients.bulk import BulkResult
+from purgatoryd.clients.bulk_loads import BulkLoad, BulkLoadStatus
 from purgatoryd.clients.client import Client, Handle
 from purgatoryd.clients.conditions import AllOf, AnyOf, SumOf, When
 from purgatoryd.clients.ledger import Ledger
-from purgatoryd.clients.loads import Load, LoadStatus
 from purgatoryd.clients.local import DelayedOperation, DelayedOperationPurgatory
 from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
 from purgatoryd.clients.partitioned import PartitionedClient
@@ -18,6 +18,7 @@ from purgatoryd.clients.subscriber import Subscriber
 from purgatoryd.shm_layout.errors import (
     ArenaError,
     BatchError,
+    BulkLoadClosed,
     Busy,
     CallTimeout,
     Closed,
@@ -37,7 +38,6 @@ from purgatoryd.shm_layout.errors import (
     InvalidRows,
     InvalidTime,
     Lagged,
-    LoadClosed,
     MessageRefused,
     NotDurable,
     NoWal,
@@ -57,7 +57,7 @@ from purgatoryd.shm_layout.errors import (
     WatermarkOverflow,
     WrongShard,
 )
-from purgatoryd.shm_layout.layout import ANYBODY, Cause, LoadState, Status
+from purgatoryd.shm_layout.layout import ANYBODY, BulkLoadState, Cause, Status
 from purgatoryd.shm_layout.wire import NamespaceSettings
 
 if TYPE_CHECKING:
@@ -78,6 +78,10 @@ __all__ = [
     "AsyncPurgatory",
     "AsyncSubscriber",
     "BatchError",
+    "BulkLoad",
+    "BulkLoadClosed",
+    "BulkLoadState",
+    "BulkLoadStatus",
     "BulkResult",
     "Busy",
     "CallTimeout",
@@ -105,10 +109,6 @@ __all__ = [
     "InvalidTime",
     "Lagged",
     "Ledger",
-    "Load",
-    "LoadClosed",
-    "LoadState",
-    "LoadStatus",
     "MessageRefused",
     "NamespaceSettings",
     "NoWal",

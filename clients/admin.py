@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import time
 
+from purgatoryd.clients.bulk_loads import BulkLoadStatus, StatusParts, check_bulk_load
 from purgatoryd.clients.channel import Channel
 from purgatoryd.clients.closing import Closing
-from purgatoryd.clients.loads import LoadStatus, StatusParts, check_load
 from purgatoryd.clients.packing import is_refusal, refusal
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import DaemonUnreachable, InvalidSetting, Partitioned, WrongShard
@@ -18,7 +18,7 @@ from purgatoryd.shm_layout.layout import (
     QUOTA_MAX,
     QUOTA_OPS_MAX,
     TIME_MAX_NS,
-    LoadAction,
+    BulkLoadAction,
     Message,
 )
 from purgatoryd.shm_layout.paths import check_name, client_paths, shut
@@ -145,32 +145,34 @@ class Admin(Closing):
         request = wire.encode_namespace_set(self._sequence, name, changes)
         return wire.decode_namespace_set(self._request(request, timeout).body)
 
-    def load_status(self, load: bytes, *, timeout: float | None = None) -> LoadStatus:
+    def bulk_load_status(self, bulk_load: bytes, *, timeout: float | None = None) -> BulkLoadStatus:
         """Which rows of a bulk load are done, whoever began it. Raises InvalidArgument too."""
         if table := self._table():
-            found = [shard.load_status(load, timeout=timeout) for shard in self._all(table)]
+            found = [
+                shard.bulk_load_status(bulk_load, timeout=timeout) for shard in self._all(table)
+            ]
             return max(found, key=lambda status: status.state)
         parts = StatusParts()
         while parts.start is not None:
-            parts.take(self._load(load, LoadAction.STATUS, timeout, parts.start))
+            parts.take(self._bulk_load(bulk_load, BulkLoadAction.STATUS, timeout, parts.start))
         return parts.status
 
-    def forget_load(self, load: bytes, *, timeout: float | None = None) -> None:
+    def forget_bulk_load(self, bulk_load: bytes, *, timeout: float | None = None) -> None:
         """Frees what the daemon remembers of a bulk load, whoever began it; its timers stay.
 
         A row that is sent again afterwards is added again. Raises InvalidArgument too.
         """
         table = self._table()
         for holder in [self] if table is None else self._all(table):
-            holder._load(load, LoadAction.FORGET, timeout)
+            holder._bulk_load(bulk_load, BulkLoadAction.FORGET, timeout)
 
-    def _load(
-        self, load: bytes, action: LoadAction, timeout: float | None, start: int = 0
-    ) -> wire.LoadInfo:
-        check_load(load, 0, 0)
+    def _bulk_load(
+        self, bulk_load: bytes, action: BulkLoadAction, timeout: float | None, start: int = 0
+    ) -> wire.BulkLoadInfo:
+        check_bulk_load(bulk_load, 0, 0)
         self._sequence += 1
-        request = wire.encode_load(self._sequence, 0, load, action, start=start)
-        return wire.decode_load(self._request(request, timeout).body)
+        request = wire.encode_bulk_load(self._sequence, 0, bulk_load, action, start=start)
+        return wire.decode_bulk_load(self._request(request, timeout).body)
 
     def publish(
         self,

@@ -17,17 +17,17 @@ from typing import Any, Generic, Literal, Self, TypeVar, overload
 import zmq
 
 from purgatoryd.clients.bulk import BulkResult, pack_cancels, pack_puts, pack_unparks
+from purgatoryd.clients.bulk_loads import BulkLoad, BulkLoadStatus, StatusParts
 from purgatoryd.clients.core import (
     BYE_S,
     OPEN_RETRY_S,
     QUEUE_LIMIT,
+    BulkLoadQuestion,
     Core,
-    LoadQuestion,
     Mode,
     Question,
 )
 from purgatoryd.clients.ledger import Ledger
-from purgatoryd.clients.loads import Load, LoadStatus, StatusParts
 from purgatoryd.clients.model import CancelResult, Notice, TimerInfo
 from purgatoryd.clients.packing import Pending
 from purgatoryd.clients.remote import Remote
@@ -42,8 +42,8 @@ from purgatoryd.shm_layout.errors import (
     PurgatorydError,
     QueueFull,
 )
-from purgatoryd.shm_layout.layout import LoadAction
-from purgatoryd.shm_layout.wire import Key, LoadInfo
+from purgatoryd.shm_layout.layout import BulkLoadAction
+from purgatoryd.shm_layout.wire import BulkLoadInfo, Key
 
 Outcome = TypeVar("Outcome", TimerInfo, CancelResult)
 
@@ -214,72 +214,78 @@ class AsyncClient:
 
     async def add_many(
         self, rows: Any, *, topic: str = "default", mode: Mode = "error",
-        load: Load | None = None, wait: bool = True, timeout: float | None = None,
+        bulk_load: BulkLoad | None = None, wait: bool = True, timeout: float | None = None,
     ) -> BulkResult:  # fmt: skip
         """Arms many timers, as Client.add_many does."""
-        result, batches = pack_puts(await self._ready(), rows, topic, mode, load)
+        result, batches = pack_puts(await self._ready(), rows, topic, mode, bulk_load)
         await self._submit(result, batches, wait, timeout)
         return result
 
     async def cancel_many(
-        self, keys: Any, *, load: Load | None = None, timeout: float | None = None
+        self, keys: Any, *, bulk_load: BulkLoad | None = None, timeout: float | None = None
     ) -> list[CancelResult]:
         """Disarms many timers, as Client.cancel_many does."""
-        result, batches = pack_cancels(await self._ready(), keys, load)
+        result, batches = pack_cancels(await self._ready(), keys, bulk_load)
         await self._submit(result, batches, True, timeout)
         return result.cancels()
 
     async def unpark_many(
-        self, rows: Iterable[tuple[Key, int, bytes]], *, load: Load | None = None,
+        self, rows: Iterable[tuple[Key, int, bytes]], *, bulk_load: BulkLoad | None = None,
         timeout: float | None = None,
     ) -> BulkResult:  # fmt: skip
         """Arms parked timers, as Client.unpark_many does."""
-        result, batches = pack_unparks(await self._ready(), rows, load)
+        result, batches = pack_unparks(await self._ready(), rows, bulk_load)
         await self._submit(result, batches, True, timeout)
         return result
 
     # ---- bulk loads ------------------------------------------------------------------------
 
-    async def open_load(
-        self, load: bytes, fencing_token: int = 0, *, timeout: float | None = None
-    ) -> LoadStatus:
-        """Begins a bulk load, or a run of it, as Client.open_load does."""
-        await self._ask_load(load, LoadAction.OPEN, timeout, fencing_token)
-        return await self.load_status(load, timeout=timeout)
+    async def open_bulk_load(
+        self, bulk_load: bytes, fencing_token: int = 0, *, timeout: float | None = None
+    ) -> BulkLoadStatus:
+        """Begins a bulk load, or a run of it, as Client.open_bulk_load does."""
+        await self._ask_bulk_load(bulk_load, BulkLoadAction.OPEN, timeout, fencing_token)
+        return await self.bulk_load_status(bulk_load, timeout=timeout)
 
-    async def close_load(
-        self, load: bytes, fencing_token: int = 0, *, timeout: float | None = None
+    async def close_bulk_load(
+        self, bulk_load: bytes, fencing_token: int = 0, *, timeout: float | None = None
     ) -> None:
-        """Lets no more row of a load be done, as Client.close_load does."""
-        await self._ask_load(load, LoadAction.CLOSE, timeout, fencing_token)
+        """Lets no more row of a bulk load be done, as Client.close_bulk_load does."""
+        await self._ask_bulk_load(bulk_load, BulkLoadAction.CLOSE, timeout, fencing_token)
 
-    async def forget_load(self, load: bytes, *, timeout: float | None = None) -> None:
-        """Frees what the daemon remembers of a load, as Client.forget_load does."""
-        await self._ask_load(load, LoadAction.FORGET, timeout)
+    async def forget_bulk_load(self, bulk_load: bytes, *, timeout: float | None = None) -> None:
+        """Frees what the daemon remembers of a bulk load, as Client.forget_bulk_load does."""
+        await self._ask_bulk_load(bulk_load, BulkLoadAction.FORGET, timeout)
 
-    async def load_status(self, load: bytes, *, timeout: float | None = None) -> LoadStatus:
-        """Which rows of a load are done, as Client.load_status does."""
+    async def bulk_load_status(
+        self, bulk_load: bytes, *, timeout: float | None = None
+    ) -> BulkLoadStatus:
+        """Which rows of a bulk load are done, as Client.bulk_load_status does."""
         parts = StatusParts()
         while parts.start is not None:
-            parts.take(await self._ask_load(load, LoadAction.STATUS, timeout, start=parts.start))
+            parts.take(
+                await self._ask_bulk_load(
+                    bulk_load, BulkLoadAction.STATUS, timeout, start=parts.start
+                )
+            )
         return parts.status
 
-    async def _ask_load(
+    async def _ask_bulk_load(
         self,
-        load: bytes,
-        action: LoadAction,
+        bulk_load: bytes,
+        action: BulkLoadAction,
         timeout: float | None,
         fencing_token: int = 0,
         start: int = 0,
-    ) -> LoadInfo:
+    ) -> BulkLoadInfo:
         core = await self._ready()
-        await self._settle("load", timeout)
-        question = core.load_question(load, action, fencing_token, start)
-        await self._answer(question, "load", timeout)
+        await self._settle("bulk load", timeout)
+        question = core.bulk_load_question(bulk_load, action, fencing_token, start)
+        await self._answer(question, "bulk load", timeout)
         return question.outcome()
 
     async def _answer(
-        self, question: Question | LoadQuestion, what: str, timeout: float | None
+        self, question: Question | BulkLoadQuestion, what: str, timeout: float | None
     ) -> None:
         self._schedule()
         try:

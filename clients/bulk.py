@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any, cast
 
 from purgatoryd.clients import times
+from purgatoryd.clients.bulk_loads import BulkLoad
 from purgatoryd.clients.core import Core, mode_number
-from purgatoryd.clients.loads import Load
 from purgatoryd.clients.model import CancelResult
 from purgatoryd.clients.packing import Builder, is_refusal, refusal
 from purgatoryd.clients.session import Batch
@@ -154,37 +154,41 @@ _CANCELS = {int(result.value): result for result in CancelResult}
 Packed = tuple[BulkResult, list[Batch]]
 
 
-def pack_puts(core: Core, rows: Any, topic: str, mode: str, load: Load | None = None) -> Packed:
+def pack_puts(
+    core: Core, rows: Any, topic: str, mode: str, bulk_load: BulkLoad | None = None
+) -> Packed:
     """Packs `rows` for add_many. Raises InvalidArgument, and then nothing was packed."""
     number = mode_number(mode)
     if isinstance(rows, Mapping) or hasattr(rows, "schema"):
         columns = _columns()
         result = BulkResult(core, arrays=True)
-        return _checked(result, columns.pack_puts(core, result, rows, topic, number, load), load)
+        return _checked(
+            result, columns.pack_puts(core, result, rows, topic, number, bulk_load), bulk_load
+        )
     result = BulkResult(core, arrays=False)
-    packing = _Packing(result, load)
+    packing = _Packing(result, bulk_load)
     _pack_rows(core, packing, rows, topic, number)
-    return _checked(result, packing.finish(), load)
+    return _checked(result, packing.finish(), bulk_load)
 
 
-def pack_cancels(core: Core, keys: Any, load: Load | None = None) -> Packed:
+def pack_cancels(core: Core, keys: Any, bulk_load: BulkLoad | None = None) -> Packed:
     """Packs `keys` for cancel_many. Raises InvalidArgument, and then nothing was packed."""
     if hasattr(keys, "dtype") or hasattr(keys, "buffers") or hasattr(keys, "chunks"):
         columns = _columns()
         result = BulkResult(core, arrays=True)
-        return _checked(result, columns.pack_cancels(core, result, keys, load), load)
+        return _checked(result, columns.pack_cancels(core, result, keys, bulk_load), bulk_load)
     result = BulkResult(core, arrays=False)
-    packing = _Packing(result, load)
+    packing = _Packing(result, bulk_load)
     name = core.key_name
     for key in keys:
         packing.builder(name).cancel(name, *wire.encode_key(key), 0)
-    return _checked(result, packing.finish(), load)
+    return _checked(result, packing.finish(), bulk_load)
 
 
-def pack_unparks(core: Core, rows: Any, load: Load | None = None) -> Packed:
+def pack_unparks(core: Core, rows: Any, bulk_load: BulkLoad | None = None) -> Packed:
     """Packs `rows` for unpark_many. Raises InvalidArgument, and then nothing was packed."""
     result = BulkResult(core, arrays=False)
-    packing = _Packing(result, load)
+    packing = _Packing(result, bulk_load)
     name = core.key_name
     for key, ticket, payload in rows:
         if not 0 < ticket <= TICKET_MAX:
@@ -192,12 +196,12 @@ def pack_unparks(core: Core, rows: Any, load: Load | None = None) -> Packed:
         packing.builder(name).unpark(
             name, *wire.encode_key(key), ticket, wire.encode_payload(payload)
         )
-    return _checked(result, packing.finish(), load)
+    return _checked(result, packing.finish(), bulk_load)
 
 
-def _checked(result: BulkResult, batches: list[Batch], load: Load | None) -> Packed:
-    if load is not None:
-        load.check_rows(len(result))
+def _checked(result: BulkResult, batches: list[Batch], bulk_load: BulkLoad | None) -> Packed:
+    if bulk_load is not None:
+        bulk_load.check_rows(len(result))
     return result, batches
 
 
@@ -212,9 +216,9 @@ def _columns() -> Any:
 class _Packing:
     """Fills one builder after the other."""
 
-    def __init__(self, result: BulkResult, load: Load | None) -> None:
+    def __init__(self, result: BulkResult, bulk_load: BulkLoad | None) -> None:
         self._result = result
-        self._load = load
+        self._bulk_load = bulk_load
         self._batches: list[Batch] = []
         self._builder = Builder()
 
@@ -227,7 +231,7 @@ class _Packing:
     def finish(self) -> list[Batch]:
         """All batches so far."""
         if len(self._builder):
-            rows = self._load.rows_from(len(self._result)) if self._load else b""
+            rows = self._bulk_load.rows_from(len(self._result)) if self._bulk_load else b""
             build = partial(self._builder.batch, rows=rows)
             batch = self._result.expect(build, len(self._builder))
             self._batches.append(batch)

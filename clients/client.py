@@ -18,25 +18,25 @@ from types import TracebackType
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar, overload
 
 from purgatoryd.clients.bulk import BulkResult, pack_cancels, pack_puts, pack_unparks
+from purgatoryd.clients.bulk_loads import BulkLoad, BulkLoadStatus, StatusParts
 from purgatoryd.clients.core import (
     BYE_S,
     OPEN_RETRY_S,
     QUEUE_LIMIT,
+    BulkLoadQuestion,
     Core,
-    LoadQuestion,
     Mode,
     Question,
 )
 from purgatoryd.clients.ledger import Ledger
-from purgatoryd.clients.loads import Load, LoadStatus, StatusParts
 from purgatoryd.clients.model import CancelResult, TimerInfo
 from purgatoryd.clients.packing import Pending
 from purgatoryd.clients.remote import Remote
 from purgatoryd.clients.route import Partition
 from purgatoryd.clients.session import Batch, State
 from purgatoryd.shm_layout.errors import CallTimeout, DaemonError, PurgatorydError, QueueFull
-from purgatoryd.shm_layout.layout import LoadAction
-from purgatoryd.shm_layout.wire import Key, LoadInfo
+from purgatoryd.shm_layout.layout import BulkLoadAction
+from purgatoryd.shm_layout.wire import BulkLoadInfo, Key
 
 FLUSH_S = 0.0003  # how long a packed call waits for company
 HARVEST_S = 0.002  # how long the flusher may keep the connection while it waits for answers
@@ -242,47 +242,47 @@ class Client:
 
     def add_many(
         self, rows: Any, *, topic: str = "default", mode: Mode = "error",
-        load: Load | None = None, wait: bool = True, timeout: float | None = None,
+        bulk_load: BulkLoad | None = None, wait: bool = True, timeout: float | None = None,
     ) -> BulkResult:  # fmt: skip
         """Arms many timers; each row succeeds or is refused by itself.
 
         `rows`: dicts with the arguments of add, tuples (key, delay[, topic[, payload]]), or
         columns: a dict of lists or numpy arrays, an Arrow table or record batch, with columns
         key, one of delay / delay_ns / deadline / deadline_boot_ns, and topic and payload if
-        wanted. `topic` is for rows without one. `load`: these are rows of a bulk load, each of
-        which is done once; one that was done before gets the status LOADED. With wait=False it
+        wanted. `topic` is for rows without one. `bulk_load`: these are rows of a bulk load, each of
+        which is done once; one that was done before gets the status BULK_LOADED. With wait=False it
         returns as soon as all is packed. Raises InvalidArgument before anything is sent,
         DaemonError.
         """
         self._core.admit()
-        result, batches = pack_puts(self._core, rows, topic, mode, load)
+        result, batches = pack_puts(self._core, rows, topic, mode, bulk_load)
         self._submit(batches, timeout)
         return self._settled(result, wait, timeout)
 
     @overload
     def cancel_many(
-        self, keys: Any, *, load: Load | None = None, wait: Literal[True] = True,
+        self, keys: Any, *, bulk_load: BulkLoad | None = None, wait: Literal[True] = True,
         timeout: float | None = None,
     ) -> list[CancelResult]: ...  # fmt: skip
 
     @overload
     def cancel_many(
-        self, keys: Any, *, load: Load | None = None, wait: Literal[False],
+        self, keys: Any, *, bulk_load: BulkLoad | None = None, wait: Literal[False],
         timeout: float | None = None,
     ) -> BulkResult: ...  # fmt: skip
 
     def cancel_many(
-        self, keys: Any, *, load: Load | None = None, wait: bool = True,
+        self, keys: Any, *, bulk_load: BulkLoad | None = None, wait: bool = True,
         timeout: float | None = None,
     ) -> list[CancelResult] | BulkResult:  # fmt: skip
         """Disarms many timers; `keys`: a list, a numpy array, an Arrow array.
 
-        `load`: these keys are of rows of a bulk load that has begun: an add of such a row which
-        comes later gets the status LOADED and adds nothing. Returns what each cancel found; with
-        wait=False the BulkResult, once all is packed. Raises Refused, DaemonError.
+        `bulk_load`: these keys are of rows of a bulk load that has begun: an add of such a row
+        which comes later gets the status BULK_LOADED and adds nothing. Returns what each cancel
+        found; with wait=False the BulkResult, once all is packed. Raises Refused, DaemonError.
         """
         self._core.admit()
-        result, batches = pack_cancels(self._core, keys, load)
+        result, batches = pack_cancels(self._core, keys, bulk_load)
         self._submit(batches, timeout)
         self._settled(result, wait, timeout)
         return result.cancels() if wait else result
@@ -293,79 +293,81 @@ class Client:
         self._settled(result, True, timeout)
 
     def unpark_many(
-        self, rows: Iterable[tuple[Key, int, bytes]], *, load: Load | None = None,
+        self, rows: Iterable[tuple[Key, int, bytes]], *, bulk_load: BulkLoad | None = None,
         timeout: float | None = None,
     ) -> BulkResult:  # fmt: skip
         """Arms parked timers: (key, ticket, payload) of each, the payload as it was added.
 
         UNPARKED: the timer is armed, with the ticket, topic and deadline that it had; one that
         was due meanwhile fires at once. UNKNOWN: it is not parked any more under this ticket, and
-        nothing was changed. `load` as in add_many. Raises InvalidArgument before anything is sent,
-        DaemonError.
+        nothing was changed. `bulk_load` as in add_many. Raises InvalidArgument before anything is
+        sent, DaemonError.
         """
         self._core.admit()
-        result, batches = pack_unparks(self._core, rows, load)
+        result, batches = pack_unparks(self._core, rows, bulk_load)
         self._submit(batches, timeout)
         return self._settled(result, True, timeout)
 
     # ---- bulk loads ------------------------------------------------------------------------
 
-    def open_load(
-        self, load: bytes, fencing_token: int = 0, *, timeout: float | None = None
-    ) -> LoadStatus:
+    def open_bulk_load(
+        self, bulk_load: bytes, fencing_token: int = 0, *, timeout: float | None = None
+    ) -> BulkLoadStatus:
         """Begins a bulk load in this namespace, or run `fencing_token` of it, which shuts out lower
         ones.
 
-        add_many begins a load by itself; this claims it before the first row, and says how far it
-        is, as load_status does. A load belongs to the uid that began it. Raises InvalidArgument,
-        MessageRefused (FENCED, DENIED, LOADS_FULL, BUSY), DaemonError.
+        add_many begins a bulk load by itself; this claims it before the first row, and says how far
+        it is, as bulk_load_status does. A bulk load belongs to the uid that began it. Raises
+        InvalidArgument, MessageRefused (FENCED, DENIED, BULK_LOADS_FULL, BUSY), DaemonError.
         """
-        self._ask_load(load, LoadAction.OPEN, timeout, fencing_token)
-        return self.load_status(load, timeout=timeout)
+        self._ask_bulk_load(bulk_load, BulkLoadAction.OPEN, timeout, fencing_token)
+        return self.bulk_load_status(bulk_load, timeout=timeout)
 
-    def close_load(
-        self, load: bytes, fencing_token: int = 0, *, timeout: float | None = None
+    def close_bulk_load(
+        self, bulk_load: bytes, fencing_token: int = 0, *, timeout: float | None = None
     ) -> None:
-        """From now on no row of the load is done any more: those that were not get CLOSED.
+        """From now on no row of the bulk load is done any more: those that were not get CLOSED.
 
-        What was added stays. Raises as open_load does.
+        What was added stays. Raises as open_bulk_load does.
         """
-        self._ask_load(load, LoadAction.CLOSE, timeout, fencing_token)
+        self._ask_bulk_load(bulk_load, BulkLoadAction.CLOSE, timeout, fencing_token)
 
-    def forget_load(self, load: bytes, *, timeout: float | None = None) -> None:
-        """Frees what the daemon remembers of a load; its timers stay.
+    def forget_bulk_load(self, bulk_load: bytes, *, timeout: float | None = None) -> None:
+        """Frees what the daemon remembers of a bulk load; its timers stay.
 
-        A row that is sent again afterwards is added again. Raises as open_load does.
+        A row that is sent again afterwards is added again. Raises as open_bulk_load does.
         """
-        self._ask_load(load, LoadAction.FORGET, timeout)
+        self._ask_bulk_load(bulk_load, BulkLoadAction.FORGET, timeout)
 
-    def load_status(self, load: bytes, *, timeout: float | None = None) -> LoadStatus:
-        """Which rows of a load are done. Raises as open_load does.
+    def bulk_load_status(self, bulk_load: bytes, *, timeout: float | None = None) -> BulkLoadStatus:
+        """Which rows of a bulk load are done. Raises as open_bulk_load does.
 
         Sees the effect of every earlier call of this client, packed ones included.
         """
         parts = StatusParts()
         while parts.start is not None:
-            info = self._ask_load(load, LoadAction.STATUS, timeout, start=parts.start)
+            info = self._ask_bulk_load(bulk_load, BulkLoadAction.STATUS, timeout, start=parts.start)
             parts.take(info)
         return parts.status
 
-    def _ask_load(
+    def _ask_bulk_load(
         self,
-        load: bytes,
-        action: LoadAction,
+        bulk_load: bytes,
+        action: BulkLoadAction,
         timeout: float | None,
         fencing_token: int = 0,
         start: int = 0,
-    ) -> LoadInfo:
+    ) -> BulkLoadInfo:
         self._core.admit()
-        with self._exclusive("load", timeout):
-            self._settle("load", timeout)
-            question = self._core.load_question(load, action, fencing_token, start)
-            self._answer(question, "load", timeout)
+        with self._exclusive("bulk_load", timeout):
+            self._settle("bulk load", timeout)
+            question = self._core.bulk_load_question(bulk_load, action, fencing_token, start)
+            self._answer(question, "bulk load", timeout)
         return question.outcome()
 
-    def _answer(self, question: Question | LoadQuestion, what: str, timeout: float | None) -> None:
+    def _answer(
+        self, question: Question | BulkLoadQuestion, what: str, timeout: float | None
+    ) -> None:
         try:
             self._drive(question, what, timeout)
         finally:

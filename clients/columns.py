@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from purgatoryd.clients import times
+from purgatoryd.clients.bulk_loads import BulkLoad
 from purgatoryd.clients.core import Core
-from purgatoryd.clients.loads import Load
 from purgatoryd.clients.packing import BATCH_BYTES
 from purgatoryd.clients.session import Batch
 from purgatoryd.shm_layout import layout, wire
@@ -63,18 +63,22 @@ class Columns(NamedTuple):
 
 
 def pack_puts(
-    core: Core, result: BulkResult, table: Any, topic: str, mode: int, load: Load | None
+    core: Core, result: BulkResult, table: Any, topic: str, mode: int, bulk_load: BulkLoad | None
 ) -> list[Batch]:
     """Batches for add_many. Raises InvalidArgument, and then nothing was packed."""
     now_ns = None if core.delay_clock == ClockKind.VIRTUAL else times.boot_now_ns()
     parts = [_puts(core, part, topic, mode, now_ns) for part in _parts(table)]
-    return [batch for part in parts for batch in _batches(result, part, load)]
+    return [batch for part in parts for batch in _batches(result, part, bulk_load)]
 
 
-def pack_cancels(core: Core, result: BulkResult, keys: Any, load: Load | None) -> list[Batch]:
+def pack_cancels(
+    core: Core, result: BulkResult, keys: Any, bulk_load: BulkLoad | None
+) -> list[Batch]:
     """Batches for cancel_many. Raises InvalidArgument, and then nothing was packed."""
     chunks = keys.chunks if hasattr(keys, "chunks") else [keys]
-    return [batch for chunk in chunks for batch in _batches(result, _cancels(core, chunk), load)]
+    return [
+        batch for chunk in chunks for batch in _batches(result, _cancels(core, chunk), bulk_load)
+    ]
 
 
 def _parts(table: Any) -> Iterator[Mapping[str, Any]]:
@@ -128,7 +132,7 @@ def _cancels(core: Core, column: Any) -> Columns:
 # ---- cutting and packing -----------------------------------------------------------------
 
 
-def _batches(result: BulkResult, columns: Columns, load: Load | None) -> Iterator[Batch]:
+def _batches(result: BulkResult, columns: Columns, bulk_load: BulkLoad | None) -> Iterator[Batch]:
     sizes = _RECORD.itemsize + columns.keys.lengths + columns.payloads.lengths
     ends = np.concatenate(([0], np.cumsum(sizes)))
     start, rows = 0, len(sizes)
@@ -140,8 +144,8 @@ def _batches(result: BulkResult, columns: Columns, load: Load | None) -> Iterato
             stop = (start + stop) // 2
             used, codes = np.unique(columns.codes[start:stop], return_inverse=True)
         names = [columns.names[code] for code in used]
-        rows_of_load = load.rows_from(len(result)) if load else b""
-        build = partial(_batch, columns, slice(start, stop), names, codes, rows_of_load)
+        rows_of_bulk_load = bulk_load.rows_from(len(result)) if bulk_load else b""
+        build = partial(_batch, columns, slice(start, stop), names, codes, rows_of_bulk_load)
         yield result.expect(build, stop - start)
         start = stop
 
@@ -151,7 +155,7 @@ def _batch(
     rows: slice,
     names: list[bytes],
     codes: Array,
-    rows_of_load: bytes,
+    rows_of_bulk_load: bytes,
     settle: Callable[..., None],
 ) -> Batch:
     keys, payloads = columns.keys.cut(rows), columns.payloads.cut(rows)
@@ -168,7 +172,7 @@ def _batch(
     table += bytes(-len(table) % 8)
     body = b"".join((table, records.tobytes(), _interleave(keys, payloads)))
     batch = Batch(len(codes), len(names), len(table), body, settle)
-    batch.rows = rows_of_load
+    batch.rows = rows_of_bulk_load
     return batch
 
 

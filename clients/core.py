@@ -10,10 +10,10 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from purgatoryd.clients import times
+from purgatoryd.clients.bulk_loads import check_bulk_load
 from purgatoryd.clients.channel import Channel
 from purgatoryd.clients.fork_guard import ForkGuard
 from purgatoryd.clients.ledger import Ledger
-from purgatoryd.clients.loads import check_load
 from purgatoryd.clients.model import TimerInfo
 from purgatoryd.clients.numa_local import pin_numa_local, refuse_remote
 from purgatoryd.clients.packing import Packer, Pending, PendingAdd, PendingCancel
@@ -35,8 +35,8 @@ from purgatoryd.shm_layout.errors import (
 )
 from purgatoryd.shm_layout.layout import (
     TIME_MAX_NS,
+    BulkLoadAction,
     ClockKind,
-    LoadAction,
     PutMode,
     Status,
     kernel_number,
@@ -222,12 +222,12 @@ class Core:
         self.session.ask(question.query)
         return question
 
-    def load_question(
-        self, load: bytes, action: int, fencing_token: int = 0, start: int = 0
-    ) -> LoadQuestion:
-        """Asks for a load, or begins, closes or forgets it. Raises InvalidArgument."""
-        check_load(load, 0, fencing_token)
-        question = LoadQuestion(self.namespace_bytes, load, action, fencing_token, start)
+    def bulk_load_question(
+        self, bulk_load: bytes, action: int, fencing_token: int = 0, start: int = 0
+    ) -> BulkLoadQuestion:
+        """Asks for a bulk load, or begins, closes or forgets it. Raises InvalidArgument."""
+        check_bulk_load(bulk_load, 0, fencing_token)
+        question = BulkLoadQuestion(self.namespace_bytes, bulk_load, action, fencing_token, start)
         self.session.ask(question.query)
         return question
 
@@ -386,18 +386,18 @@ class _Asked:
         return self._reply
 
 
-class LoadQuestion(_Asked):
-    """A question about a load."""
+class BulkLoadQuestion(_Asked):
+    """A question about a bulk load."""
 
     def __init__(
-        self, namespace: bytes, load: bytes, action: int, fencing_token: int, start: int
+        self, namespace: bytes, bulk_load: bytes, action: int, fencing_token: int, start: int
     ) -> None:
-        named = namespace if action in (LoadAction.OPEN, LoadAction.CLOSE) else b""
+        named = namespace if action in (BulkLoadAction.OPEN, BulkLoadAction.CLOSE) else b""
         super().__init__(
-            lambda number, session: wire.encode_load(
+            lambda number, session: wire.encode_bulk_load(
                 number,
                 session,
-                load,
+                bulk_load,
                 action,
                 namespace=named,
                 fencing_token=fencing_token,
@@ -405,9 +405,9 @@ class LoadQuestion(_Asked):
             )
         )
 
-    def outcome(self) -> wire.LoadInfo:
-        """How the load stands now. Raises DaemonError."""
-        return wire.decode_load(self._answer().body)
+    def outcome(self) -> wire.BulkLoadInfo:
+        """How the bulk load stands now. Raises DaemonError."""
+        return wire.decode_bulk_load(self._answer().body)
 
 
 class Question(_Asked):

@@ -33,7 +33,7 @@ _OPS = {
 _FOUND = {
     int(status): status.name.lower()
     for status in (Status.ADDED, Status.REPLACED, Status.KEPT, Status.EXTENDED, Status.PARKED,
-                   Status.CANCELLED, Status.FIRED, Status.UNPARKED, Status.LOADED)
+                   Status.CANCELLED, Status.FIRED, Status.UNPARKED, Status.BULK_LOADED)
 }  # fmt: skip
 _CAUSES = {int(cause): cause.name.lower() for cause in Cause}
 
@@ -158,11 +158,11 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def _act(op: str, status: int, rows: bytes, number: int) -> str:
-    """What was acknowledged: a call, or that the row of a load was done before."""
-    if status != Status.LOADED:
+    """What was acknowledged: a call, or that the row of a bulk load was done before."""
+    if status != Status.BULK_LOADED:
         return f'"op":"{op}"'
-    load, first, _ = wire.ROWS.unpack(rows)
-    return f'"op":"row","load":"{load.hex()}","row":{first + number}'
+    bulk_load, first, _ = wire.ROWS.unpack(rows)
+    return f'"op":"row","bulk_load":"{bulk_load.hex()}","row":{first + number}'
 
 
 def _subject(ticket: int, namespace: str, key: Key) -> str:

@@ -11,6 +11,7 @@ from purgatoryd.clients.session import Batch, Settle
 from purgatoryd.clients.times import boot_now_ns
 from purgatoryd.shm_layout import layout, wire
 from purgatoryd.shm_layout.errors import (
+    BulkLoadClosed,
     Busy,
     DaemonError,
     Denied,
@@ -18,7 +19,6 @@ from purgatoryd.shm_layout.errors import (
     Exists,
     Fenced,
     Full,
-    LoadClosed,
     PurgatorydError,
     QuotaExceeded,
     Refused,
@@ -45,7 +45,7 @@ _FULL: dict[int, str] = {
     Status.FULL_KEYS: "watch keys",
     Status.FULL_WATCHES: "watch records",
     Status.FULL_ACCOUNTS: "accounts",
-    Status.FULL_LOADS: "free slots for loads and their rows",
+    Status.FULL_BULK_LOADS: "free slots for bulk loads and their rows",
 }
 _QUOTAS = {
     Quota.NAMESPACE_TIMERS: ("namespace", "timers"),
@@ -64,7 +64,7 @@ _REFUSED: dict[int, type[Refused]] = {
     Status.OVERFLOW: WatermarkOverflow,
     Status.STOPPING: Stopping,
     Status.FENCED: Fenced,
-    Status.CLOSED: LoadClosed,
+    Status.CLOSED: BulkLoadClosed,
 }
 
 
@@ -260,7 +260,7 @@ class Builder:
         self._bytes += len(record) + len(key)
 
     def batch(self, settle: Settle, at_ns: int | None = None, rows: bytes = b"") -> Batch:
-        """The finished batch; `rows`: which rows of a load its records are."""
+        """The finished batch; `rows`: which rows of a bulk load its records are."""
         names = b"".join(self._names)
         names += bytes(-len(names) % 8)
         body = b"".join((names, *self._records, *self._area))

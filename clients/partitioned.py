@@ -69,7 +69,7 @@ class PartitionedClient(Closing):
         return self.of(key).get(key, timeout=timeout)
 
     def add_many(self, rows: Any, *, timeout: float | None = None, **named: Any) -> BulkResult:
-        """Arms many timers; rows and arguments as of Client.add_many, without load and wait.
+        """Arms many timers; rows and arguments as of Client.add_many, without bulk load and wait.
 
         Rows of a shard that did not answer have the status NONE; check() raises why.
         """

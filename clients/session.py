@@ -53,7 +53,7 @@ class Letter:
 
 class Batch(Letter):
     """Packed records; `body` is name table, records and byte area, `rows` the struct pg_rows that
-    says which rows of a load they are, if any."""
+    says which rows of a bulk load they are, if any."""
 
     __slots__ = (
         "at_ns", "body", "count", "doubtful", "names", "names_bytes", "packed_boot_ns", "rows",
@@ -87,7 +87,7 @@ class Batch(Letter):
         """Fixes the bytes: from here on every copy is the same."""
         self.sequence = sequence
         self.sent = self.doubtful = False
-        flags = layout.FLAG_DURABLE * durable | layout.FLAG_LOAD * bool(self.rows)
+        flags = layout.FLAG_DURABLE * durable | layout.FLAG_BULK_LOAD * bool(self.rows)
         self.frame = (
             wire.encode_frame(
                 Message.BATCH, session, sequence, count=self.count, names=self.names,
@@ -387,7 +387,7 @@ class Session:
         int(Message.HELLO): _on_hello,
         int(Message.BATCH): _on_batch,
         int(Message.QUERY): _on_query,
-        int(Message.LOAD): _on_query,
+        int(Message.BULK_LOAD): _on_query,
         int(Message.BYE): _on_bye,
         int(Message.PING): _on_ping_or_ack,
         int(Message.ACK): _on_ping_or_ack,

@@ -1,5 +1,5 @@
 """The admin lane: virtual clock, settings of namespaces, notices of its own, the end. Never
-blocked by load."""
+blocked by bulk load."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from purgatoryd.shm_layout.layout import Message as Kind
 
 _FRAME = struct.Struct(struct_format("pg_frame"))
 _TAIL = struct.Struct(struct_format("pg_tail"))
-_LOAD_INFO_BYTES = size_of("pg_load_info")
-_LOAD_PART_BYTES = size_of("pg_load_part")
+_BULK_LOAD_INFO_BYTES = size_of("pg_bulk_load_info")
+_BULK_LOAD_PART_BYTES = size_of("pg_bulk_load_part")
 
 
 class Loop(Protocol):
@@ -77,7 +77,10 @@ def handle(loop: Loop, message: Message) -> bytes | None:
     if (answer := fault(message)) is not None:
         return answer
     kind, echo = _FRAME.unpack_from(message.body)[2], echo_of(message)
-    if kind not in (Kind.NAMESPACE, Kind.LOAD, Kind.PUBLISH) and len(message.body) != _FRAME.size:
+    if (
+        kind not in (Kind.NAMESPACE, Kind.BULK_LOAD, Kind.PUBLISH)
+        and len(message.body) != _FRAME.size
+    ):
         detail = (len(message.body), _FRAME.size)
         return frame(kind, WireError.MALFORMED, detail=detail, echo=echo)
     if not loop.access.may_administer(message.uid):
@@ -107,9 +110,9 @@ def _command(loop: Loop, message: Message, kind: int) -> bytes | None:
     if kind == Kind.NAMESPACE:
         error, detail, now = loop.arena.set_namespace(message.body[_FRAME.size :])
         return frame(kind, error, detail=detail, echo=echo) + (b"" if error else now)
-    if kind == Kind.LOAD:
-        error, detail, found = loop.arena.load(message.body[_FRAME.size :])
-        count = max(0, len(found) - _LOAD_INFO_BYTES) // _LOAD_PART_BYTES
+    if kind == Kind.BULK_LOAD:
+        error, detail, found = loop.arena.bulk_load(message.body[_FRAME.size :])
+        count = max(0, len(found) - _BULK_LOAD_INFO_BYTES) // _BULK_LOAD_PART_BYTES
         return frame(kind, error, count, detail, echo) + found
     if kind == Kind.PUBLISH:
         body = message.body[_FRAME.size :]

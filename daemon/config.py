@@ -32,9 +32,9 @@ BOUNDS = {
     "inbox": (1, _ENTRIES_MAX),
     "budget": (1, 2**20),
     "accounts": (1, 65_535),
-    "loads": (0, 32_767),
-    "load_rows": (0, 2**38),
-    "load_ttl_ns": (10**9, 10**9 * 86_400 * 3650),
+    "bulk_loads": (0, 32_767),
+    "bulk_load_rows": (0, 2**38),
+    "bulk_load_ttl_ns": (10**9, 10**9 * 86_400 * 3650),
     "quota_timers": (0, 2**48 - 1),
     "quota_bytes": (0, 2**48 - 1),
     "quota_ops": (0, 10**9),
@@ -96,12 +96,12 @@ class Config:
     """Timers fired or moved in one loop iteration."""
     accounts: int = 256
     """Uids that may have timers at once, where uids have quotas."""
-    loads: int = 256
+    bulk_loads: int = 256
     """Bulk loads that are remembered at once."""
-    load_rows: int = 2**22
+    bulk_load_rows: int = 2**22
     """Rows of them all; a half-used block of 4096 counts as a whole one."""
-    load_ttl_ns: int = 7 * 86_400 * 10**9
-    """How long a load is remembered after it was last used, on the real clock."""
+    bulk_load_ttl_ns: int = 7 * 86_400 * 10**9
+    """How long a bulk load is remembered after it was last used, on the real clock."""
     quota_timers: int = 0
     """Timers and operations that one uid may have armed; 0 = no quota, here and below."""
     quota_bytes: int = 0

@@ -88,7 +88,7 @@ def _run(opening: Opening, lifecycle: DaemonLifecycle, reread: Callable[[], Conf
         clock = _clock(config, arena)
         reload = Reload(config, reread, arena, sockets, placement, lifecycle.supervisor)
         reaper = Reaper(
-            arena, sockets, access, clock, wal, placement, config.budget, config.load_ttl_ns,
+            arena, sockets, access, clock, wal, placement, config.budget, config.bulk_load_ttl_ns,
             wake_fd, lifecycle, reload,
         )  # fmt: skip
         placement.settle(arena)

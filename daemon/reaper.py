@@ -51,7 +51,7 @@ class Reaper:
         wal: Memory,
         placement: Placement,
         budget: int,
-        load_ttl_ns: int,
+        bulk_load_ttl_ns: int,
         wake_fd: int,
         lifecycle: DaemonLifecycle,
         reload: Callable[[], None],
@@ -61,7 +61,7 @@ class Reaper:
         self._lanes = sockets
         self._clock = clock
         self._budget = budget
-        self._load_ttl_ns = load_ttl_ns
+        self._bulk_load_ttl_ns = bulk_load_ttl_ns
         self._wal = wal
         self._placement = placement
         self._wake_fd = wake_fd
@@ -189,7 +189,7 @@ class Reaper:
         self._sent += self._lanes.publish(self.arena.tails(real_ns - TAILS_FOR_NS))
         self.arena.inbox_again(0, real_ns - INBOX_AGAIN_NS)
         self._unswept = min(SWEEP_PER_HEARTBEAT, self.arena.watermarks_to_sweep)
-        self.arena.sweep_loads(real_ns, self._load_ttl_ns)
+        self.arena.sweep_bulk_loads(real_ns, self._bulk_load_ttl_ns)
         self.arena.heartbeat(real_ns, self._iterations, self._wakeups, self._sent)
         self._placement.look(self.arena)
         self._wal.heartbeat()

@@ -43,7 +43,7 @@ class Way:
     force: bool
 
 
-_OF_BLOBS = ("payload_bytes", "watches", "loads", "load_blocks")
+_OF_BLOBS = ("payload_bytes", "watches", "bulk_loads", "bulk_load_blocks")
 _MISSING = "records that were confirmed are missing"
 
 

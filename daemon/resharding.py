@@ -278,8 +278,8 @@ def _total(parts: Iterable[Mapping[str, Census]]) -> dict[str, Census]:
 
 def _kept(found: Census, *, anew: bool) -> Census:
     """What has to stay the same: of a partitioned namespace each part has topics of its own, and
-    learns all of a load."""
-    return replace(found, topics=0, streams=0, loads=0) if anew else found
+    learns all of a bulk load."""
+    return replace(found, topics=0, streams=0, bulk_loads=0) if anew else found
 
 
 # ---- clearing away ------------------------------------------------------------------------------

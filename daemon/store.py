@@ -47,7 +47,7 @@ from purgatoryd.shm_layout.errors import (
     WalNeeded,
 )
 from purgatoryd.shm_layout.layout import (
-    LOAD_BLOCK_ROWS,
+    BULK_LOAD_BLOCK_ROWS,
     REGION_ALIGN,
     ArenaState,
     ClockKind,
@@ -68,8 +68,8 @@ _SIZES = {
     "watches in use": "watches",
     "watch keys in use": "watch_keys",
     "accounts in use": "accounts",
-    "loads in use": "loads",
-    "rows of loads in use": "load_rows",
+    "bulk loads in use": "bulk_loads",
+    "rows of bulk loads in use": "bulk_load_rows",
 }
 
 
@@ -80,7 +80,7 @@ OWN_ROWS = 1
 # Sizes that a fresh arena may have larger than the one whose records are redone in it.
 _SPACE = (
     "capacity", "payload_bytes", "replay_capacity", "replay_bytes_max", "namespaces", "topics",
-    "watches", "watermarks", "accounts", "loads", "load_blocks",
+    "watches", "watermarks", "accounts", "bulk_loads", "bulk_load_blocks",
 )  # fmt: skip
 NEW = ".new"
 REDONE = ".redone"
@@ -350,8 +350,8 @@ def _geometry(config: Config) -> dict[str, int]:
         "watermark_ttl_ns": config.watermark_ttl_ns,
         "inbox_max": config.inbox,
         "accounts": config.accounts,
-        "loads": config.loads,
-        "load_blocks": -(-config.load_rows // LOAD_BLOCK_ROWS),
+        "bulk_loads": config.bulk_loads,
+        "bulk_load_blocks": -(-config.bulk_load_rows // BULK_LOAD_BLOCK_ROWS),
         "wal_buffer_bytes": config.wal_buffer_bytes if config.wal_dir else 0,
     }
 
@@ -452,8 +452,8 @@ def _current(arena: Arena | Previous) -> dict[str, int]:
         "watermark_ttl_ns": arena.purgatory.watermark_ttl_ns,
         "inbox_max": arena.purgatory.inbox_max,
         "accounts": header.regions[lib.PG_R_ACCOUNTS].count,
-        "loads": header.regions[lib.PG_R_LOADS].count,
-        "load_blocks": header.regions[lib.PG_R_LOAD_BLOCKS].count,
+        "bulk_loads": header.regions[lib.PG_R_BULK_LOADS].count,
+        "bulk_load_blocks": header.regions[lib.PG_R_BULK_LOAD_BLOCKS].count,
         "wal_buffer_bytes": arena.wal_buffer.size if arena.wal_buffer is not None else 0,
     }
 
@@ -493,7 +493,7 @@ def too_small(error: ArenaBroken, of: str = "") -> PurgatorydError:
     setting = _SIZES.get(error.what)
     if setting is None:
         return error
-    unit = LOAD_BLOCK_ROWS if setting == "load_rows" else 1
+    unit = BULK_LOAD_BLOCK_ROWS if setting == "bulk_load_rows" else 1
     own = OWN_ROWS if setting in _OWN else 0
     asked, needed = (figure * unit - own for figure in (error.found, error.expected))
     return ArenaTooSmall(f"{setting}{of}", asked, needed)

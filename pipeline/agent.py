@@ -1,12 +1,12 @@
 """Files of timers on their way into a daemon that Spark's workers cannot reach.
 
-    SPOOL/<daemon>/<load>-<partition>.parquet         to be added; its name came by rename
-    SPOOL/<daemon>/done/<load>-<partition>.parquet    added; .json beside it: what was answered
+    SPOOL/<daemon>/<bulk_load>-<partition>.parquet         to be added; its name came by rename
+    SPOOL/<daemon>/done/<bulk_load>-<partition>.parquet    added; .json beside it: what was answered
     SPOOL/<daemon>/refused/<name>.parquet             cannot be added; .json beside it: why
     SPOOL/<daemon>/agent                              the lock of the one agent
 
-Rows are known to the daemon by their load and number. So an agent that was killed begins the file
-again, and nothing is added twice; nor is a file that was mended and moved back.
+Rows are known to the daemon by their bulk load and number. So an agent that was killed begins the
+file again, and nothing is added twice; nor is a file that was mended and moved back.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from purgatoryd.pipeline.loading import TIMES, Answers, write_report
+from purgatoryd.pipeline.bulk_loading import TIMES, Answers, write_report
 from purgatoryd.pipeline.locks import alone
 from purgatoryd.shm_layout.errors import DaemonError, LakeBroken, MessageRefused, ProtocolError
 from purgatoryd.shm_layout.files import sync_directory
 from purgatoryd.shm_layout.layout import WireError
 from purgatoryd.shm_layout.paths import check_name
 
-LOAD = b"purgatoryd.load"
+BULK_LOAD = b"purgatoryd.bulk_load"
 DONE = "done"
 REFUSED = "refused"
 COLUMNS = frozenset(("namespace", "key_type", "key", "topic", "payload", "row"))
@@ -39,7 +39,7 @@ FINAL = frozenset(("EXISTS", "TOO_FAR", "DENIED", "FENCED", "CLOSED"))
 """Refusals that will be the same next time."""
 PASSING = frozenset((
     WireError.SESSION_EXPIRED, WireError.SESSIONS_FULL, WireError.STOPPING, WireError.BUSY,
-    WireError.NAMESPACES_FULL, WireError.LOADS_FULL, WireError.NOT_DURABLE,
+    WireError.NAMESPACES_FULL, WireError.BULK_LOADS_FULL, WireError.NOT_DURABLE,
 ))  # fmt: skip
 """Refusals of a whole message that may be another next time."""
 TRIES = 3
@@ -52,7 +52,7 @@ class Target(Protocol):
 
     name: str
 
-    def add(self, load: UUID, rows: pa.Table) -> Answers:
+    def add(self, bulk_load: UUID, rows: pa.Table) -> Answers:
         """Arms rows."""
 
 
@@ -93,24 +93,24 @@ def deliver(spool: Path, target: Target, credits: int = CREDITS) -> Iterator[Del
 def _deliver(path: Path, target: Target, credits: int) -> Delivered:
     answers = Answers()
     try:
-        load = load_of(path)
+        bulk_load = bulk_load_of(path)
         for rows in pieces(path, credits):
-            answers.add(_added(load, rows, target))
+            answers.add(_added(bulk_load, rows, target))
     except (DaemonError, LakeBroken, ValueError, TypeError, pa.ArrowException) as error:
         if passes(error):
             raise
         return _set_aside(path, answers, str(error))
     done = path.parent / DONE / path.name
-    write_report(done.with_suffix(".json"), load, answers)
+    write_report(done.with_suffix(".json"), bulk_load, answers)
     if set(answers.refusals) - FINAL:
         return Delivered(path, answers, left=True)
     return Delivered(_moved(path, done), answers)
 
 
-def _added(load: UUID, rows: pa.Table, target: Target) -> Answers:
+def _added(bulk_load: UUID, rows: pa.Table, target: Target) -> Answers:
     for left in reversed(range(TRIES)):
         try:
-            return target.add(load, rows)
+            return target.add(bulk_load, rows)
         except DaemonError as error:
             if not left or not passes(error):
                 raise
@@ -138,16 +138,16 @@ def _moved(path: Path, place: Path) -> Path:
     return place
 
 
-def load_of(path: Path) -> UUID:
-    """The load of a file. Raises LakeBroken."""
+def bulk_load_of(path: Path) -> UUID:
+    """The bulk load of a file. Raises LakeBroken."""
     try:
         about = pq.read_schema(path)
-        load = UUID(bytes=(about.metadata or {})[LOAD])
+        bulk_load = UUID(bytes=(about.metadata or {})[BULK_LOAD])
     except (OSError, pa.ArrowException, KeyError, ValueError) as error:
         raise LakeBroken(str(path), f"is no file of timers: {error!r}") from error
     if not set(about.names) >= COLUMNS or len(set(about.names) & set(TIMES)) != 1:
         raise LakeBroken(str(path), f"is no file of timers: its columns are {about.names}")
-    return load
+    return bulk_load
 
 
 def pieces(path: Path, credits: int) -> Iterator[pa.Table]:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from purgatoryd.pipeline.lake import Manifest
 
 FORGOTTEN = 0
-"""PG_LOAD_NONE, in the `flags` of a load's record: from here on the daemon knows nothing of it."""
+"""PG_BULK_LOAD_NONE, in the `flags` of a bulk load's record: from here on the daemon knows nothing
+of it."""
 GRACE_NS = 60_000_000_000
 """How long after its deadline a timer may still be armed before it counts as forgotten."""
 
@@ -168,7 +169,7 @@ def all_checks(
     yield of_keys(known)
     yield of_records(events)
     yield of_clocks(events)
-    yield of_loads(events)
+    yield of_bulk_loads(events)
     if "move" in kinds:
         yield of_moves(events)
     if "outcome" in kinds:
@@ -353,29 +354,33 @@ def of_clocks(events: DataFrame) -> DataFrame:
     return judge(segments.withColumn("before_ns", before), [CLOCK])
 
 
-# ---- loads -----------------------------------------------------------------------------------
+# ---- bulk loads
+# -----------------------------------------------------------------------------------
 
 
-def rows_of_loads(events: DataFrame) -> DataFrame:
-    """The records by which a row of a load was done."""
-    return events.where("load_row IS NOT NULL AND kind IN ('arm', 'move', 'unpark', 'done')")
+def rows_of_bulk_loads(events: DataFrame) -> DataFrame:
+    """The records by which a row of a bulk load was done."""
+    return events.where("bulk_load_row IS NOT NULL AND kind IN ('arm', 'move', 'unpark', 'done')")
 
 
-def of_loads(events: DataFrame) -> DataFrame:
-    """Each row of a load is done once, unless the daemon was asked to forget the load between."""
-    rows = rows_of_loads(events).groupBy(*KEYS, "load", "load_row").agg(
+def of_bulk_loads(events: DataFrame) -> DataFrame:
+    """Each row of a bulk load is done once, unless the daemon was asked to forget the bulk load
+    between."""
+    rows = rows_of_bulk_loads(events).groupBy(*KEYS, "bulk_load", "bulk_load_row").agg(
         F.count("*").alias("times"), F.min("lsn").alias("first_lsn"), F.max("lsn").alias("lsn"),
         F.max_by("ticket", "lsn").alias("ticket"),
     )  # fmt: skip
-    forgotten = events.where(f"kind = 'load' AND flags = {FORGOTTEN}").select(
-        *KEYS, "load", F.col("lsn").alias("forgot_lsn")
+    forgotten = events.where(f"kind = 'bulk_load' AND flags = {FORGOTTEN}").select(
+        *KEYS, "bulk_load", F.col("lsn").alias("forgot_lsn")
     )
-    twice = rows.where("times > 1").join(forgotten, [*KEYS, "load"], "left").groupBy(*rows.columns)
+    twice = (
+        rows.where("times > 1").join(forgotten, [*KEYS, "bulk_load"], "left").groupBy(*rows.columns)
+    )
     kept = twice.agg(
         F.count_if(F.expr("forgot_lsn BETWEEN first_lsn AND lsn")).alias("forgotten")
-    ).withColumn("load", F.lower(F.hex("load")))
-    return judge(kept, [Check("load_row_twice", "forgotten = 0", "lsn", "first_lsn")],
-                 "load", "load_row", "times")  # fmt: skip
+    ).withColumn("bulk_load", F.lower(F.hex("bulk_load")))
+    return judge(kept, [Check("bulk_load_row_twice", "forgotten = 0", "lsn", "first_lsn")],
+                 "bulk_load", "bulk_load_row", "times")  # fmt: skip
 
 
 # ---- snapshots -------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What is done to the cold tier: load, cancel, compact, verify. tier.py has its files.
+"""What is done to the cold tier: bulk load, cancel, compact, verify. tier.py has its files.
 
 Rows are read and written by Spark; a cancel needs none.
 """
@@ -114,12 +114,12 @@ def reached(parts: Iterable[ColdFile], since: Frontier) -> list[ColdFile]:
     return [p for p in parts if p.last_ns >= since.end_ns or p.version > since.version]
 
 
-# ---- load ----------------------------------------------------------------------------------
+# ---- bulk load ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """`rows` came with `version`; 0 = this load was there before. `late`: of them, due before
+class BulkLoaded:
+    """`rows` came with `version`; 0 = this bulk load was there before. `late`: of them, due before
     what was promoted already: they go with the next window."""
 
     version: int
@@ -127,8 +127,10 @@ class Loaded:
     late: int = 0
 
 
-def load(tier: Tier, rows: DataFrame, load_id: str, hot: Hot, *, replacing: bool = False) -> Loaded:
-    """Takes `rows` in: all of them, or none. A `load_id` that is known adds nothing.
+def bulk_load(
+    tier: Tier, rows: DataFrame, bulk_load_id: str, hot: Hot, *, replacing: bool = False
+) -> BulkLoaded:
+    """Takes `rows` in: all of them, or none. A `bulk_load_id` that is known adds nothing.
 
     Columns: key (string or binary), deadline (timestamp) or deadline_ns (since 1970); if wanted
     namespace, topic, payload, key_type. A key stands there once, and has no timer in the tier.
@@ -139,13 +141,13 @@ def load(tier: Tier, rows: DataFrame, load_id: str, hot: Hot, *, replacing: bool
     with tier.writing():
         if replacing or tier.version().owed:
             tier.check_daemon(hot.name)
-        known = tier.version().loads.get(load_id)
+        known = tier.version().bulk_loads.get(bulk_load_id)
         if known is not None:
-            check_again(tier, rows, load_id)
-            return Loaded(known, 0)
+            check_again(tier, rows, bulk_load_id)
+            return BulkLoaded(known, 0)
         number = reserve(tier)
-        with staging(tier, f"load-{number}") as staged:
-            stage_load(rows, number, staged)
+        with staging(tier, f"bulk-load-{number}") as staged:
+            stage_bulk_load(rows, number, staged)
             check_keys(tier, rows, staged, replacing=replacing)
             parts = tier.take_rows(staged, number, clean=number)
             ended = replaced_keys(tier, rows, parts, number, staged) if replacing else ()
@@ -155,17 +157,19 @@ def load(tier: Tier, rows: DataFrame, load_id: str, hot: Hot, *, replacing: bool
             version = tier.version()
             end_keys(tier, replace(
                 version, rows=(*version.rows, *parts), reserved=0,
-                loads={**version.loads, load_id: number},
-                load_rows={**version.load_rows, load_id: count},
+                bulk_loads={**version.bulk_loads, bulk_load_id: number},
+                bulk_load_rows={**version.bulk_load_rows, bulk_load_id: count},
             ), ended, hot)  # fmt: skip
-    return Loaded(number, count, late)
+    return BulkLoaded(number, count, late)
 
 
-def check_again(tier: Tier, rows: DataFrame, load_id: str) -> None:
-    """Raises InvalidRows if a load that is known had another number of rows: it is another."""
-    had, has = tier.version().load_rows.get(load_id), rows.count()
+def check_again(tier: Tier, rows: DataFrame, bulk_load_id: str) -> None:
+    """Raises InvalidRows if a bulk load that is known had another number of rows: it is another."""
+    had, has = tier.version().bulk_load_rows.get(bulk_load_id), rows.count()
     if had not in (None, has):
-        raise InvalidRows(f"load {load_id} was loaded with {had} rows, and now has {has}", -1)
+        raise InvalidRows(
+            f"bulk load {bulk_load_id} was loaded with {had} rows, and now has {has}", -1
+        )
 
 
 def reserve(tier: Tier) -> int:
@@ -175,28 +179,28 @@ def reserve(tier: Tier) -> int:
         return tier.commit(replace(begun, reserved=begun.number + 1)).number
 
 
-def stage_load(rows: DataFrame, number: int, staged: Path) -> None:
+def stage_bulk_load(rows: DataFrame, number: int, staged: Path) -> None:
     """Writes rows as a version's files. Raises InvalidRows."""
     write_rows(shaped(rows, number), staged)
 
 
 def check_keys(tier: Tier, rows: DataFrame, staged: Path, *, replacing: bool) -> None:
-    """Raises InvalidRows if a key stands in a load more than once, or has a timer in the tier that
-    is not replaced; with how many, and some of them."""
+    """Raises InvalidRows if a key stands in a bulk load more than once, or has a timer in the tier
+    that is not replaced; with how many, and some of them."""
     spark = rows.sparkSession
     keys = rows_in(spark, COLD, [staged]).select(KEY)
     version = Version() if replacing else tier.version()
-    older = unpromoted(spark, tier, version).where(LOADED).select(KEY)
+    older = unpromoted(spark, tier, version).where(BULK_LOADED).select(KEY)
     twice, there = suspected(keys, older)
     if twice:
         repeated = keys.groupBy(KEY).count().where("count > 1")
-        refuse_keys(repeated, "stand in the load more than once")
+        refuse_keys(repeated, "stand in the bulk load more than once")
     if there:
-        waiting = pending(spark, tier, keys).where(LOADED).select(KEY).distinct()
-        refuse_keys(waiting, "have a timer in the tier, which only a replacing load ends")
+        waiting = pending(spark, tier, keys).where(BULK_LOADED).select(KEY).distinct()
+        refuse_keys(waiting, "have a timer in the tier, which only a replacing bulk load ends")
 
 
-LOADED = "ticket IS NULL"
+BULK_LOADED = "ticket IS NULL"
 """Not parked: those are known by their tickets."""
 
 

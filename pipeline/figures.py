@@ -135,7 +135,7 @@ def _together(tables: Iterable[DataFrame]) -> DataFrame:
 
 def flow(own: DataFrame, ended: DataFrame, part: Profile) -> list[Flow]:
     """What began and ended, over time. What was replaced ends on its own clock: a live timer may
-    take the place of one that a load brought."""
+    take the place of one that a bulk load brought."""
     step_us = max(1, (part.ended_us - part.begun_us) // BUCKETS + 1)
     began = own.where(silver.is_add()).select("at", F.lit("added").alias("what"))
     final_states = ended.select(F.col("ended_at").alias("at"), F.col("final_state").alias("what"))

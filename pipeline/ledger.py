@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.window import Window
 
-from purgatoryd.pipeline.checks import Check, judge, rows_of_loads
+from purgatoryd.pipeline.checks import Check, judge, rows_of_bulk_loads
 from purgatoryd.pipeline.continuity import Continuity, Run, is_complete
 from purgatoryd.pipeline.lifecycles import KEYS
 from purgatoryd.pipeline.session import literal
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SCHEMA = (
     "op string, ticket long, namespace string, key string, key_type string, found string, "
     "acked_boot_ns long, stream string, subscriber int, topic string, sequence long, upto long, "
-    "received_boot_ns long, load string, row long, daemon string"
+    "received_boot_ns long, bulk_load string, row long, daemon string"
 )
 _NEVER = (1 << 63) - 1
 _PLACE = ("daemon", "file", "subscriber", "stream", "namespace", "topic")
@@ -78,7 +78,7 @@ CALLS = (
     ),
 )  # fmt: skip
 ROWS = (
-    Check("row_lost", "NOT known AND covered AND settled", "lsn", "load, row, file"),
+    Check("row_lost", "NOT known AND covered AND settled", "lsn", "bulk_load, row, file"),
 )  # fmt: skip
 NOTICES = (
     Check(
@@ -104,8 +104,8 @@ ORDER = (
 
 
 class Compared(NamedTuple):
-    """All lines of ledgers, and those of calls, of rows of loads and of notices beside what the
-    WAL says of them."""
+    """All lines of ledgers, and those of calls, of rows of bulk loads and of notices beside what
+    the WAL says of them."""
 
     lines: DataFrame
     calls: DataFrame
@@ -177,7 +177,7 @@ def _bounds(events: DataFrame, found: Continuity) -> DataFrame:
 
     Up to the last ticket that was given, from the first one that was; the rest may be in records
     that were lost, or are still to come. `complete`: nothing comes any more; `whole`: no row of a
-    load was done before.
+    bulk load was done before.
     """
     armed = F.expr("IF(kind IN ('arm', 'watch'), ticket, NULL)")
     bounds = events.groupBy(*KEYS).agg(
@@ -196,7 +196,7 @@ def _bounds(events: DataFrame, found: Continuity) -> DataFrame:
 
 
 def _is_whole(run: Run, found: Continuity) -> bool:
-    """True if the records of a newest run tell of every row of a load that was done."""
+    """True if the records of a newest run tell of every row of a bulk load that was done."""
     begun = any((s.daemon, s.first_lsn) == (run.daemon, run.opening) and "block" in s.kinds
                 for s in found.snapshots)  # fmt: skip
     return run.number == 0 and run.from_lsn == 1 and not begun
@@ -240,15 +240,15 @@ def _calls(ledger: DataFrame, known: DataFrame) -> DataFrame:
 
 
 def _rows(ledger: DataFrame, events: DataFrame) -> DataFrame:
-    """Rows of loads that were done before, with the newest record of each."""
-    place = F.lower(F.hex("load")).alias("load"), F.col("load_row").alias("row")
-    made = rows_of_loads(events).groupBy("daemon", *place).agg(
+    """Rows of bulk loads that were done before, with the newest record of each."""
+    place = F.lower(F.hex("bulk_load")).alias("bulk_load"), F.col("bulk_load_row").alias("row")
+    made = rows_of_bulk_loads(events).groupBy("daemon", *place).agg(
         F.max("run").alias("run"), F.max("lsn").alias("lsn")
     )  # fmt: skip
     reported = ledger.where("op = 'row'").select(
-        "daemon", "load", "row", "ticket", "acked_boot_ns", "file"
+        "daemon", "bulk_load", "row", "ticket", "acked_boot_ns", "file"
     )
-    rows = reported.join(made, ["daemon", "load", "row"], "left")
+    rows = reported.join(made, ["daemon", "bulk_load", "row"], "left")
     return rows.withColumn("known", F.col("lsn").isNotNull())
 
 

@@ -31,6 +31,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from purgatoryd.pipeline.bulk_loading import Answers
 from purgatoryd.pipeline.cold import (
     KEY,
     alive,
@@ -41,7 +42,6 @@ from purgatoryd.pipeline.cold import (
     settle,
     tombstones_of,
 )
-from purgatoryd.pipeline.loading import Answers
 from purgatoryd.pipeline.tier import ColdFile, Frontier, Tier, Version, Window, newer_keys
 from purgatoryd.shm_layout.errors import LakeInUse, WindowTaken
 from purgatoryd.shm_layout.files import make_private, sync_directory, sync_file
@@ -77,18 +77,22 @@ class Hot(Protocol):
     def uuids(self) -> list[str]:
         """Of its arenas; raises DaemonError if there is no such daemon."""
 
-    def open_load(self, load: UUID, namespaces: Iterable[str], fencing_token: int) -> None:
+    def open_bulk_load(
+        self, bulk_load: UUID, namespaces: Iterable[str], fencing_token: int
+    ) -> None:
         """From now on runs of lower fencing tokens add nothing."""
 
-    def add(self, load: UUID, rows: pa.Table, fencing_token: int) -> Answers:
-        """Arms rows, parked ones by their tickets; one that is known by (load, row) adds
+    def add(self, bulk_load: UUID, rows: pa.Table, fencing_token: int) -> Answers:
+        """Arms rows, parked ones by their tickets; one that is known by (bulk_load, row) adds
         nothing."""
 
-    def close_load(self, load: UUID, namespaces: Iterable[str], fencing_token: int) -> None:
-        """From now on no row of `load` adds anything."""
+    def close_bulk_load(
+        self, bulk_load: UUID, namespaces: Iterable[str], fencing_token: int
+    ) -> None:
+        """From now on no row of `bulk_load` adds anything."""
 
-    def forget_load(self, load: UUID, namespaces: Iterable[str]) -> None:
-        """The daemon need not know `load` any more."""
+    def forget_bulk_load(self, bulk_load: UUID, namespaces: Iterable[str]) -> None:
+        """The daemon need not know `bulk_load` any more."""
 
     def cancel(self, keys: pa.Table) -> dict[str, int]:
         """Ends the timers of namespace, key_type, key; how many cancels found what."""
@@ -100,7 +104,7 @@ def promote(
     """Brings all that is due before `until_ns` (since 1970) to the daemon; the windows that
     became hot by this call.
 
-    Raises LoadRefused if the daemon had no space, and the like: the next call goes on. Raises
+    Raises BulkLoadRefused if the daemon had no space, and the like: the next call goes on. Raises
     DaemonUnreachable before a window is begun if there is no such daemon. Raises
     LakeInUse while another process promotes, WindowElsewhere if earlier windows went to another
     daemon, WindowTaken if another run took the window over, ParkedElsewhere if nothing says that
@@ -170,7 +174,7 @@ def finish(spark: SparkSession, tier: Tier, window: Window, hot: Hot, pace: Paci
         tier.save_window(window)
     tier.drop_slices()
     for old in tier.windows(1 + REMEMBERED)[:-REMEMBERED]:
-        hot.forget_load(load_of(tier, old), old.namespaces)
+        hot.forget_bulk_load(bulk_load_of(tier, old), old.namespaces)
     tier.forget_windows()
     return window
 
@@ -184,7 +188,7 @@ def claimed(tier: Tier, window: Window) -> Window:
     return window
 
 
-def load_of(tier: Tier, window: Window) -> UUID:
+def bulk_load_of(tier: Tier, window: Window) -> UUID:
     """What the daemon knows a window by."""
     return uuid5(UUID(tier.version().tier), window.id)
 
@@ -243,22 +247,22 @@ def _share(part: ColdFile, end_ns: int) -> float:
 
 
 def _deliver(tier: Tier, window: Window, hot: Hot, pace: Pacing) -> Window:
-    load, place = load_of(tier, window), tier.slice_of(window)
+    bulk_load, place = bulk_load_of(tier, window), tier.slice_of(window)
     namespaces = namespaces_in(place)
-    hot.open_load(load, namespaces, window.fencing_token)
+    hot.open_bulk_load(bulk_load, namespaces, window.fencing_token)
     total, answers, cancelled, ended = 0, Answers(), 0, Ended(tier, window.until.version)
     for rows in numbered(place):
         pace(rows.num_rows)
         with tier.lock():
             settle(tier, hot)
             left = ended.without(rows)
-            answers.add(hot.add(load, by_holder(left, tier.version()), window.fencing_token))
+            answers.add(hot.add(bulk_load, by_holder(left, tier.version()), window.fencing_token))
         if "FENCED" in answers.counts:
             raise WindowTaken(window.id, window.fencing_token)
         answers.check(f"window {window.id}")
         total += rows.num_rows
         cancelled += rows.num_rows - left.num_rows
-    hot.close_load(load, namespaces, window.fencing_token)
+    hot.close_bulk_load(bulk_load, namespaces, window.fencing_token)
     return replace(
         window, rows=total, cancelled=cancelled, results=dict(answers.counts),
         namespaces=namespaces,

@@ -150,22 +150,22 @@ BRONZE = Table(
         Column("row", "int"),
         *columns("long", "positions_from positions_upto built_ns handed_ns"),
         Column("count", "int"),
-        Column("load", "binary"),
-        Column("load_row", "long"),
+        Column("bulk_load", "binary"),
+        Column("bulk_load_row", "long"),
         *columns("long", "replaced_add_lsn replaced_session replaced_sent_ns"),
         *columns("long", "replaced_received_ns replaced_applied_ns replaced_armed_ns"),
         Column("replaced_worker", "word"),
         Column("parked", "int"),
         Column("payload_bytes", "long"),
         *columns("long", "replaced_deadline_ns ended_by ended_batch"),
-        *columns("int", "loaded replaced_loaded"),
+        *columns("int", "bulk_loaded replaced_bulk_loaded"),
     ),
 )
 """One row per record of a WAL or a snapshot. Unsigned 64-bit numbers stand as the long of
 the same bits. Times in ns are on the arena's clock unless docs/pipeline.md says otherwise.
 `parked`: 1 of an add whose key alone the daemon kept, else null. `ended_by`, `ended_batch`: session
-and number of the batch that cancelled or replaced a timer. `loaded`: 1 of the add or the end of one
-that came as the row of a load, else null."""
+and number of the batch that cancelled or replaced a timer. `bulk_loaded`: 1 of the add or the end
+of one that came as the row of a bulk load, else null."""
 
 # ---- silver ----------------------------------------------------------------------------------
 
@@ -175,7 +175,7 @@ _ORIGIN = (
     Column("epoch", "long", False, about="start of the daemon that began the WAL segment"),
     Column("segment", "long", False, about="first LSN of the WAL segment that has the final state"),
 )
-_CLOCK = Column("clock", "word", False, about="`live`, `virtual` or `load`: never to be mixed")
+_CLOCK = Column("clock", "word", False, about="`live`, `virtual` or `bulk_load`: never to be mixed")
 _SUBJECT = (
     Column("namespace", "word", about="of the key"),
     Column("topic", "word", about="of the notice; of a replaced timer: of the one that came"),

@@ -40,7 +40,7 @@ COMPILE_LESS = (
 EVERYWHERE = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",  # a load waits once for each
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",  # a bulk load waits once for each
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "4096",  # groups of sketches

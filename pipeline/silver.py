@@ -64,18 +64,18 @@ def ended_ticket() -> Column:
 
 
 def clock() -> Column:
-    """Keeps live, virtual and load runs apart."""
-    return _clock(F.col("load").isNotNull() | (F.col("loaded") == 1))
+    """Keeps live, virtual and bulk load runs apart."""
+    return _clock(F.col("bulk_load").isNotNull() | (F.col("bulk_loaded") == 1))
 
 
 def replaced_clock() -> Column:
     """Of the timer that an add ended."""
-    return _clock(F.col("replaced_loaded") == 1)
+    return _clock(F.col("replaced_bulk_loaded") == 1)
 
 
-def _clock(loaded: Column) -> Column:
+def _clock(bulk_loaded: Column) -> Column:
     arena = F.when(F.col("clock") == "boot", "live").otherwise(F.col("clock"))
-    return F.when(loaded, "load").otherwise(arena)
+    return F.when(bulk_loaded, "bulk_load").otherwise(arena)
 
 
 # ---- lifecycles

@@ -84,20 +84,20 @@ class ColdFile:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """All that counts. `tier`: names this tier alone. `loads`: which version each load became, so
-    that it is not loaded twice; `load_rows`: how many rows it had; `reserved`: the version of the
-    load under way, whose rows are not there yet. `owed`: tombstones of which the daemon was not
-    notified. `replaced`: files of the version before a compaction, which may still have readers.
-    `daemon`: whose parked timers it has; `wals`: by uuid of the arena, up to which LSN its
-    records were read; `successors`: by uuid, the arena that took its place, and its parked
-    timers."""
+    """All that counts. `tier`: names this tier alone. `bulk_loads`: which version each bulk load
+    became, so that it is not loaded twice; `bulk_load_rows`: how many rows it had; `reserved`: the
+    version of the bulk load under way, whose rows are not there yet. `owed`: tombstones of which
+    the daemon was not notified. `replaced`: files of the version before a compaction, which may
+    still have readers. `daemon`: whose parked timers it has; `wals`: by uuid of the arena, up to
+    which LSN its records were read; `successors`: by uuid, the arena that took its place, and its
+    parked timers."""
 
     number: int = 0
     tier: str = ""
     rows: tuple[ColdFile, ...] = ()
     tombstones: tuple[ColdFile, ...] = ()
-    loads: dict[str, int] = field(default_factory=dict)
-    load_rows: dict[str, int] = field(default_factory=dict)
+    bulk_loads: dict[str, int] = field(default_factory=dict)
+    bulk_load_rows: dict[str, int] = field(default_factory=dict)
     reserved: int = 0
     owed: tuple[str, ...] = ()
     replaced: tuple[str, ...] = ()

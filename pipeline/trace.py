@@ -16,7 +16,7 @@ from purgatoryd.pipeline import silver
 from purgatoryd.pipeline.cold import rows_of, tombstones_of
 from purgatoryd.pipeline.continuity import in_turn, predecessors
 from purgatoryd.pipeline.lake import OPENINGS, Lake
-from purgatoryd.pipeline.promote import load_of
+from purgatoryd.pipeline.promote import bulk_load_of
 from purgatoryd.pipeline.sources import successors_in
 from purgatoryd.pipeline.tier import Tier, Window
 from purgatoryd.pipeline.tiers import read_events, read_openings, tiers
@@ -103,7 +103,7 @@ def history(spark: SparkSession, lake: Lake, wals: Sequence[Path], key: Key) -> 
     if not Tier.there(lake.root):
         return lifecycles
     tier = Tier(lake.root)
-    windows = {load_of(tier, window).bytes: window for window in tier.windows()}
+    windows = {bulk_load_of(tier, window).bytes: window for window in tier.windows()}
     return list(_with_cold(lifecycles, cold_rows(spark, tier, key), windows))
 
 
@@ -214,8 +214,15 @@ def _with_cold(
 ) -> Iterator[Lifecycle]:
     by_window = {row.window: row for row in rows if row.window}
     for lifecycle in lifecycles:
-        loads = (event["load"] for event in lifecycle.events if event["load"])
-        ours = next((windows[bytes(load)].id for load in loads if bytes(load) in windows), None)
+        bulk_loads = (event["bulk_load"] for event in lifecycle.events if event["bulk_load"])
+        ours = next(
+            (
+                windows[bytes(bulk_load)].id
+                for bulk_load in bulk_loads
+                if bytes(bulk_load) in windows
+            ),
+            None,
+        )
         yield replace(lifecycle, window=ours, cold=by_window.pop(ours, None) if ours else None)
     alone = [row for row in rows if not row.window or row.window in by_window]
     yield from (Lifecycle(window=row.window, cold=row) for row in alone)
@@ -233,7 +240,9 @@ def event_text(event: Row, lifecycle: Lifecycle) -> str:
     }  # fmt: skip
     cause = event["cause"] or event["kind"]
     text = known.get(event["kind"], str(cause))
-    return f"{text} by window {lifecycle.window}" if event["load"] and lifecycle.window else text
+    return (
+        f"{text} by window {lifecycle.window}" if event["bulk_load"] and lifecycle.window else text
+    )
 
 
 def cold_text(cold: Cold) -> str:

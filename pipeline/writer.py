@@ -6,9 +6,9 @@ Options: `name`, the daemon. Which columns to take: `key` (string or binary), `d
 or `delay` (seconds), `topic`, `namespace`, `payload`; each is the column of that name unless given,
 and all but the key and a time may be missing. `put`: error, replace, keep or extend, as for add.
 `row`: a column that numbers the rows; else their places in their partitions do, which a
-repeated task must then meet again in the same order. `load`: a UUID for this load, made anew for
-each write unless given; the same again adds nothing. It needs `row`, because another write may
-have other partitions. `refused`: "error", or "count" to go on;
+repeated task must then meet again in the same order. `bulk_load`: a UUID for this bulk load, made
+anew for each write unless given; the same again adds nothing. It needs `row`, because another write
+may have other partitions. `refused`: "error", or "count" to go on;
 `report`: a file on the driver's host that gets the counts, as JSON. `durable`: "true" to be
 answered once the WAL has it. `directory`: $PURGATORYD_DIR of the workers. `tcp`,
 `server_key`, `key_file`: a daemon on another host.
@@ -16,7 +16,7 @@ answered once the WAL has it. `directory`: $PURGATORYD_DIR of the workers. `tcp`
 `to`: "daemon", or "files" in the folder that save() is given, for the agents of daemons that
 workers do not reach (agent.py); a column `daemon` says which one, else `name`.
 
-A row is known to the daemon by its load and its number, also after it fired. So a task that is
+A row is known to the daemon by its bulk load and its number, also after it fired. So a task that is
 killed and runs again adds what is missing, and nothing twice.
 """
 
@@ -39,7 +39,7 @@ from pyspark.sql.types import StructType
 
 from purgatoryd.clients import Remote
 from purgatoryd.pipeline import agent
-from purgatoryd.pipeline.loading import Answers, Loader, write_report
+from purgatoryd.pipeline.bulk_loading import Answers, BulkLoader, write_report
 from purgatoryd.shm_layout.errors import InvalidRows, InvalidSetting
 from purgatoryd.shm_layout.files import sync_directory, sync_file
 from purgatoryd.shm_layout.paths import check_name
@@ -60,7 +60,7 @@ class Target:
 
     name: str
     columns: dict[str, str]
-    load: UUID
+    bulk_load: UUID
     put: str
     strict: bool
     report: str
@@ -72,12 +72,14 @@ class Target:
     def of(cls, options: Mapping[str, str], schema: StructType) -> Target:
         """Raises InvalidSetting, InvalidRows."""
         columns = columns_of(options, schema)
-        if "load" in options and "row" not in columns:
-            raise InvalidSetting("row", "", "a column that numbers the rows, with load", "option")
+        if "bulk_load" in options and "row" not in columns:
+            raise InvalidSetting(
+                "row", "", "a column that numbers the rows, with bulk_load", "option"
+            )
         return cls(
             options.get("name", "default"),
             columns,
-            load_of(options.get("load", "")),
+            bulk_load_of(options.get("bulk_load", "")),
             one_of("put", options.get("put", "error"), PUTS),
             one_of("refused", options.get("refused", "error"), ("error", "count")) == "error",
             options.get("report", ""),
@@ -86,7 +88,7 @@ class Target:
             remote_of(options),
         )
 
-    def loader(self) -> Loader:
+    def loader(self) -> BulkLoader:
         """A connection to the daemon."""
         if self.directory:
             os.environ["PURGATORYD_DIR"] = self.directory
@@ -94,7 +96,7 @@ class Target:
         if self.remote is not None:
             tcp, server_key, key = self.remote
             remote = Remote(tcp=tcp, server_key=server_key, key=key)
-        return Loader(self.name, remote, self.put, durable=self.durable)
+        return BulkLoader(self.name, remote, self.put, durable=self.durable)
 
 
 def columns_of(options: Mapping[str, str], schema: StructType) -> dict[str, str]:
@@ -111,12 +113,12 @@ def columns_of(options: Mapping[str, str], schema: StructType) -> dict[str, str]
     return found
 
 
-def load_of(text: str) -> UUID:
-    """The load's name. Raises InvalidSetting."""
+def bulk_load_of(text: str) -> UUID:
+    """The bulk load's name. Raises InvalidSetting."""
     try:
         return UUID(text) if text else uuid4()
     except ValueError:
-        raise InvalidSetting("load", text, "a UUID", "option") from None
+        raise InvalidSetting("bulk_load", text, "a UUID", "option") from None
 
 
 def one_of(name: str, text: str, known: tuple[str, ...]) -> str:
@@ -159,7 +161,7 @@ def numbered(
 def timers(
     columns: Mapping[str, str], batch: pa.RecordBatch, first_row: int, daemon: str
 ) -> pa.Table:
-    """Rows as a Loader takes them. Raises InvalidRows for nulls."""
+    """Rows as a BulkLoader takes them. Raises InvalidRows for nulls."""
     given = {ours: batch.column(theirs) for ours, theirs in columns.items()}
     for ours, column in given.items():
         if ours != "payload" and column.null_count:
@@ -196,14 +198,14 @@ class TimersWriter(DataSourceArrowWriter):
         target, answers, namespaces = self.target, Answers(), set[str]()
         with target.loader() as loader:
             for rows in numbered(target.columns, iterator, target.name):
-                answers.add(loader.add(target.load, rows))
+                answers.add(loader.add(target.bulk_load, rows))
                 namespaces.update(rows["namespace"].unique().to_pylist())
         return Done(answers, sorted(namespaces))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Every row was answered: a late copy of a task adds nothing any more.
 
-        Raises LoadRefused; the load stays open then, for another try.
+        Raises BulkLoadRefused; the bulk load stays open then, for another try.
         """
         target, done = self.target, [one for one in messages if isinstance(one, Done)]
         answers, namespaces = Answers(), set[str]()
@@ -211,14 +213,14 @@ class TimersWriter(DataSourceArrowWriter):
             answers.add(one.answers)
             namespaces.update(one.namespaces)
         if target.report:
-            write_report(Path(target.report), target.load, answers)
+            write_report(Path(target.report), target.bulk_load, answers)
         if target.strict:
-            answers.check(f"load {target.load}")
+            answers.check(f"bulk load {target.bulk_load}")
         with target.loader() as loader:
-            loader.close_load(target.load, sorted(namespaces))
+            loader.close_bulk_load(target.bulk_load, sorted(namespaces))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """What was acknowledged stays; the same load again adds the rest."""
+        """What was acknowledged stays; the same bulk load again adds the rest."""
 
 
 # ---- into files ------------------------------------------------------------------------------
@@ -256,15 +258,15 @@ class FilesWriter(DataSourceArrowWriter):
     def _open(self, daemon: str, attempt: str, schema: pa.Schema) -> pq.ParquetWriter:
         new, _ = self._paths(check_name(daemon), partition(), attempt)
         new.parent.mkdir(parents=True, exist_ok=True)
-        named = schema.with_metadata({agent.LOAD: self.target.load.bytes})
+        named = schema.with_metadata({agent.BULK_LOAD: self.target.bulk_load.bytes})
         return pq.ParquetWriter(new, named, compression="zstd", compression_level=1)
 
     def _paths(self, daemon: str, number: int, attempt: str) -> tuple[Path, Path]:
-        folder, stem = agent.folder_of(self.spool, daemon), f"{self.target.load}-{number:05d}"
+        folder, stem = agent.folder_of(self.spool, daemon), f"{self.target.bulk_load}-{number:05d}"
         return folder / f"{stem}-{attempt}.new", folder / f"{stem}.parquet"
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """All files of the load count."""
+        """All files of the bulk load count."""
         for new, path in self._files(messages):
             sync_file(new)
             new.rename(path)

@@ -32,8 +32,8 @@ struct pg_config {                /* what an arena is created with */
     uint32_t watches;             /* records: a key of an operation each */
     uint32_t watermarks;          /* watch keys */
     uint32_t accounts;            /* uids that may have timers while uids have quotas */
-    uint32_t loads;               /* bulk loads that are remembered; 0 = none can be */
-    uint32_t load_blocks;         /* of PG_LOAD_BLOCK_ROWS of their rows each */
+    uint32_t bulk_loads;          /* bulk loads that are remembered; 0 = none can be */
+    uint32_t bulk_load_blocks;    /* of PG_BULK_LOAD_BLOCK_ROWS of their rows each */
     uint64_t watermark_ttl_ns;
     uint64_t inbox_max;
     uint64_t wal_buffer_bytes;         /* of the WAL's ring, a power of two; 0 = no WAL */
@@ -90,7 +90,7 @@ struct pg_route {                 /* of a namespace: which shards take it */
 struct pg_source {                /* an arena, attached with its private arena file and rebuilt */
     const struct pg_arena *arena;
     const struct pg_route *routes;            /* by row of its namespaces */
-    uint32_t *namespaces, *topics, *watermarks, *sessions, *loads;  /* scratch, by its rows */
+    uint32_t *namespaces, *topics, *watermarks, *sessions, *bulk_loads;  /* scratch, by its rows */
     uint64_t next;                /* scratch */
 };
 /* Copies what belongs to the shard of the fresh arena `to` out of all these; pg_rebuild must
@@ -104,12 +104,12 @@ int pg_merge(struct pg_arena *to, struct pg_source *sources, uint32_t count,
 struct pg_census {                /* what a namespace has in one arena */
     uint64_t timers, parked, operations, outcomes, watermarks;
     uint64_t notices;             /* not sent yet */
-    uint64_t loads;
+    uint64_t bulk_loads;
     uint64_t topics;
     uint64_t digest;              /* of timers to notices: adds up over the arenas of a deployment
                                      */
     uint64_t settings;            /* digest */
-    uint64_t streams;             /* digest of topics and loads */
+    uint64_t streams;             /* digest of topics and bulk loads */
 };
 /* By row of the namespaces, of an arena that nobody changes meanwhile. Refuses an outcome whose
  * namespace nobody can tell. */
@@ -155,15 +155,16 @@ void pg_set_quotas(struct pg_arena *a, uint64_t timers, uint64_t bytes, uint64_t
 int pg_set_namespace(struct pg_arena *a, const void *body, uint64_t bytes,
                      struct pg_namespace_set *now, uint64_t detail[2]);
 
-/* ---- bulk loads (loads.c, messages.c) -------------------------------------------------------- */
+/* ---- bulk loads (bulk_loads.c, messages.c)
+ * -------------------------------------------------------- */
 
-/* The body of a LOAD message from an administrator, who may ask for STATUS and FORGET of any load.
- * Returns enum pg_error with its figures in `detail`, else writes struct pg_load_info and its
- * parts to `out`, of PG_MESSAGE_MAX bytes. */
-int pg_load_admin(struct pg_arena *a, const void *body, uint64_t bytes, void *out,
+/* The body of a BULK_LOAD message from an administrator, who may ask for STATUS and FORGET of any
+ * bulk load. Returns enum pg_error with its figures in `detail`, else writes struct
+ * pg_bulk_load_info and its parts to `out`, of PG_MESSAGE_MAX bytes. */
+int pg_bulk_load_admin(struct pg_arena *a, const void *body, uint64_t bytes, void *out,
                   uint64_t *out_bytes, uint64_t detail[2]);
-/* Forgets loads that were last used more than ttl_ns ago, one at most. */
-void pg_loads_sweep(struct pg_arena *a, int64_t real_boot_ns, int64_t ttl_ns);
+/* Forgets bulk loads that were last used more than ttl_ns ago, one at most. */
+void pg_bulk_loads_sweep(struct pg_arena *a, int64_t real_boot_ns, int64_t ttl_ns);
 
 /* ---- notices without a timer (publish.c) ----------------------------------------------------- */
 
@@ -387,7 +388,7 @@ enum pg_long_column {
     PG_LC_RECEIVED_NS, PG_LC_APPLIED_NS, PG_LC_ARMED_NS, PG_LC_ADD_LSN, PG_LC_SESSION,
     PG_LC_ENDED_BOOT_NS, PG_LC_SEQUENCE, PG_LC_POSITION, PG_LC_REPLACED, PG_LC_THRESHOLD,
     PG_LC_WATERMARK, PG_LC_POSITIONS_FROM, PG_LC_POSITIONS_UPTO, PG_LC_BUILT_NS, PG_LC_HANDED_NS,
-    PG_LC_LOAD_ROW, PG_LC_PAYLOAD_BYTES,
+    PG_LC_BULK_LOAD_ROW, PG_LC_PAYLOAD_BYTES,
     PG_LC_REPLACED_ADD_LSN, PG_LC_REPLACED_SESSION, PG_LC_REPLACED_SENT_NS,
     PG_LC_REPLACED_RECEIVED_NS, PG_LC_REPLACED_APPLIED_NS, PG_LC_REPLACED_ARMED_NS,
     PG_LC_REPLACED_DEADLINE_NS, PG_LC_ENDED_BY, PG_LC_ENDED_BATCH,
@@ -396,9 +397,9 @@ enum pg_long_column {
 enum pg_int_column {
     PG_IC_KIND, PG_IC_CLOCK, PG_IC_NAMESPACE, PG_IC_TOPIC, PG_IC_KEY_TYPE, PG_IC_PAYLOAD_LEN,
     PG_IC_UID, PG_IC_SLOT, PG_IC_CAUSE, PG_IC_ERROR, PG_IC_FLAGS, PG_IC_CONDITION, PG_IC_ROW,
-    PG_IC_COUNT, PG_IC_PARKED, PG_IC_LOADED, PG_IC_REPLACED_LOADED, PG_INT_COLUMNS
+    PG_IC_COUNT, PG_IC_PARKED, PG_IC_BULK_LOADED, PG_IC_REPLACED_BULK_LOADED, PG_INT_COLUMNS
 };
-enum pg_bytes_column { PG_BC_KEY, PG_BC_PAYLOAD, PG_BC_MISSING, PG_BC_LOAD, PG_BC_NAME,
+enum pg_bytes_column { PG_BC_KEY, PG_BC_PAYLOAD, PG_BC_MISSING, PG_BC_BULK_LOAD, PG_BC_NAME,
                        PG_BYTES_COLUMNS };  /* NAME: of a namespace, topic or worker */
 enum pg_cause_column { PG_CAUSE_ACKNOWLEDGED = 6 };  /* behind enum pg_cause: of an END */
 

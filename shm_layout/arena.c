@@ -64,8 +64,8 @@ static bool config_bounded(const struct pg_config *c, struct pg_fault *why)
         {"watch records", c->watches, 1, PG_CAPACITY_MAX},
         {"watch keys", c->watermarks, 1, PG_CAPACITY_MAX},
         {"accounts", c->accounts, 0, 65535},
-        {"loads", c->loads, 0, 65535},
-        {"blocks of rows of loads", c->load_blocks, 0, PG_CAPACITY_MAX},
+        {"bulk loads", c->bulk_loads, 0, 65535},
+        {"blocks of rows of bulk loads", c->bulk_load_blocks, 0, PG_CAPACITY_MAX},
         {"outcomes in an inbox", c->inbox_max, 1, UINT64_MAX},
         {"stream id", c->stream_id, 1, UINT64_MAX},
         {"bits of the replay buffer entries", (uint64_t)__builtin_popcount(c->replay_capacity), 1, 1},
@@ -126,12 +126,12 @@ static void plan_make(struct plan *p, const struct pg_config *c)
     plan_add(p, PG_R_REPLAY_BUFFER, sizeof(struct pg_entry), c->replay_capacity);
     if (c->accounts != 0)
         plan_add(p, PG_R_ACCOUNTS, sizeof(struct pg_account), c->accounts);
-    if (c->loads != 0)
-        plan_add(p, PG_R_LOADS, sizeof(struct pg_load), c->loads);
-    if (c->load_blocks != 0) {
-        plan_add(p, PG_R_LOAD_BLOCKS, sizeof(struct pg_load_block), c->load_blocks);
-        plan_add(p, PG_R_LOAD_BITS, PG_LOAD_BLOCK_ROWS / 8, c->load_blocks);
-        plan_add(p, PG_R_LOAD_INDEX, sizeof(struct pg_index_bucket), index_buckets(c->load_blocks));
+    if (c->bulk_loads != 0)
+        plan_add(p, PG_R_BULK_LOADS, sizeof(struct pg_bulk_load), c->bulk_loads);
+    if (c->bulk_load_blocks != 0) {
+        plan_add(p, PG_R_BULK_LOAD_BLOCKS, sizeof(struct pg_bulk_load_block), c->bulk_load_blocks);
+        plan_add(p, PG_R_BULK_LOAD_BITS, PG_BULK_LOAD_BLOCK_ROWS / 8, c->bulk_load_blocks);
+        plan_add(p, PG_R_BULK_LOAD_INDEX, sizeof(struct pg_index_bucket), index_buckets(c->bulk_load_blocks));
     }
     if (c->wal_buffer_bytes != 0) {
         plan_add(p, PG_R_TIMESTAMPS, sizeof(struct pg_timestamps), slots);
@@ -192,11 +192,11 @@ static void handle_open_authoritative(struct pg_arena *a)
     a->topic_rows = region_count(a, PG_R_TOPICS);
     a->accounts = region(a, PG_R_ACCOUNTS);
     a->account_rows = region_count(a, PG_R_ACCOUNTS);
-    a->loads = region(a, PG_R_LOADS);
-    a->load_rows = region_count(a, PG_R_LOADS);
-    a->load_blocks = region(a, PG_R_LOAD_BLOCKS);
-    a->load_block_rows = region_count(a, PG_R_LOAD_BLOCKS);
-    a->load_bits = region(a, PG_R_LOAD_BITS);
+    a->bulk_loads = region(a, PG_R_BULK_LOADS);
+    a->bulk_load_rows = region_count(a, PG_R_BULK_LOADS);
+    a->bulk_load_blocks = region(a, PG_R_BULK_LOAD_BLOCKS);
+    a->bulk_load_block_rows = region_count(a, PG_R_BULK_LOAD_BLOCKS);
+    a->bulk_load_bits = region(a, PG_R_BULK_LOAD_BITS);
     a->replay_buffer = region(a, PG_R_REPLAY_BUFFER);
     a->purgatory = region(a, PG_R_PURGATORY);
     a->watches = region(a, PG_R_WATCHES);
@@ -225,9 +225,9 @@ static void handle_open_derived(struct pg_arena *a)
     a->watermark_index = (struct key_index){region(a, PG_R_WATERMARK_INDEX),
                                         region_count(a, PG_R_WATERMARK_INDEX),
                                         index_id_bits(a->watermark_rows)};
-    a->load_index = (struct key_index){region(a, PG_R_LOAD_INDEX),
-                                       region_count(a, PG_R_LOAD_INDEX),
-                                       index_id_bits(a->load_block_rows)};
+    a->bulk_load_index = (struct key_index){region(a, PG_R_BULK_LOAD_INDEX),
+                                       region_count(a, PG_R_BULK_LOAD_INDEX),
+                                       index_id_bits(a->bulk_load_block_rows)};
     a->blobs = (struct blob_pool){region(a, PG_R_BLOB_HEAP), region(a, PG_R_BLOB_MAP),
                                   region(a, PG_R_BLOBS), region_count(a, PG_R_BLOBS)};
 }
@@ -238,7 +238,7 @@ static void handle_open(struct pg_arena *a, void *arena, void *secret)
     a->header = arena;
     a->uid = PG_NIL;
     a->wall_cursor = a->orphans = PG_NIL;
-    a->free_load_block = a->load_block = a->load = PG_NIL;
+    a->free_bulk_load_block = a->bulk_load_block = a->bulk_load = PG_NIL;
     a->wall_placed_by_ns = a->header->wall_offset_ns;
     a->topics_stuck_at = UINT64_MAX;
     time_set(a, 0, a->header->heartbeat_boot_ns);
@@ -323,7 +323,7 @@ int pg_create(struct pg_arena *a, void *arena, void *secret, const struct pg_con
     a->purgatory->inbox_max = config->inbox_max;
     watermarks_init(a);
     watches_init(a);
-    loads_init(a);
+    bulk_loads_init(a);
     wal_buffer_init(a);
     STORE_RELEASE(&h->daemon_state, PG_D_RECOVERING);
     STORE_RELEASE(&h->state, PG_REBUILDING);
@@ -355,8 +355,8 @@ static struct pg_config config_of(const struct pg_header *h)
                               .watches = h->regions[PG_R_WATCHES].count,
                               .watermarks = h->regions[PG_R_WATERMARKS].count,
                               .accounts = h->regions[PG_R_ACCOUNTS].count,
-                              .loads = h->regions[PG_R_LOADS].count,
-                              .load_blocks = h->regions[PG_R_LOAD_BLOCKS].count, .inbox_max = 1,
+                              .bulk_loads = h->regions[PG_R_BULK_LOADS].count,
+                              .bulk_load_blocks = h->regions[PG_R_BULK_LOAD_BLOCKS].count, .inbox_max = 1,
                               .wal_buffer_bytes = wal_buffer_bytes_of(h), .shard = h->shard,
                               .shards = h->shards};
 }
@@ -501,7 +501,7 @@ int pg_check(struct pg_arena *a, struct pg_fault *fault)
            names_check(a, fault) && timers_check(a, fault, &granules) &&
            quotas_check(a, fault) &&
            replay_check(a, fault, &granules) && watermarks_check(a, fault, &granules) &&
-           watches_check(a, fault) && operations_check(a, fault) && loads_check(a, fault) &&
+           watches_check(a, fault) && operations_check(a, fault) && bulk_loads_check(a, fault) &&
            wal_buffer_check(a, fault) &&
            (a->secret == NULL || (sessions_check(a, fault, &granules) &&
                                   blobs_check(&a->blobs, granules, fault)));

@@ -27,9 +27,9 @@ from purgatoryd.shm_layout.layout import (
     LAYOUT_ID,
     MESSAGE_MAX,
     ArenaState,
+    BulkLoadState,
     DaemonState,
     Degraded,
-    LoadState,
     Measured,
     PlacementMode,
     PlacementPart,
@@ -114,11 +114,11 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
-class KnownLoad:
+class KnownBulkLoad:
     """A bulk load: `rows` are done, the highest of them is `upto` - 1."""
 
     id: bytes
-    state: LoadState
+    state: BulkLoadState
     fencing_token: int
     rows: int
     upto: int
@@ -277,14 +277,14 @@ class Handle:
             if rows[i].in_use:
                 yield Account(rows[i].uid, rows[i].live, rows[i].bytes)
 
-    def loads(self) -> Iterator[KnownLoad]:
+    def bulk_loads(self) -> Iterator[KnownBulkLoad]:
         """The bulk loads that are remembered."""
-        region = self.header.regions[lib.PG_R_LOADS]
-        rows = self.rows(lib.PG_R_LOADS, "pg_load")
+        region = self.header.regions[lib.PG_R_BULK_LOADS]
+        rows = self.rows(lib.PG_R_BULK_LOADS, "pg_bulk_load")
         for i in range(region.count):
             if state := rows[i].state:
-                yield KnownLoad(
-                    bytes(rows[i].id), LoadState(state), rows[i].fencing_token, rows[i].rows,
+                yield KnownBulkLoad(
+                    bytes(rows[i].id), BulkLoadState(state), rows[i].fencing_token, rows[i].rows,
                     rows[i].upto, rows[i].uid, rows[i].namespace_row, rows[i].used_boot_ns,
                 )  # fmt: skip
 
@@ -590,18 +590,19 @@ class Arena(_Owned):
         """Quotas of every uid from now on: timers, bytes, operations per second; 0 = none."""
         lib.pg_set_quotas(self._a, timers, byte_count, ops)
 
-    def load(self, body: Any) -> tuple[WireError, tuple[int, int], bytes]:
-        """Applies the body of an administrator's LOAD message: (error, its figures, answer)."""
+    def bulk_load(self, body: Any) -> tuple[WireError, tuple[int, int], bytes]:
+        """Applies the body of an administrator's BULK_LOAD message: (error, its figures,
+        answer)."""
         detail = ffi.new("uint64_t[2]")
-        error = lib.pg_load_admin(
+        error = lib.pg_bulk_load_admin(
             self._a, ffi.from_buffer(body), len(body), self._reply_base, self._reply_bytes, detail
         )
         answer = bytes(memoryview(self._reply)[: self._reply_bytes[0]])
         return WireError(error), (detail[0], detail[1]), answer
 
-    def sweep_loads(self, real_boot_ns: int, ttl_ns: int) -> None:
+    def sweep_bulk_loads(self, real_boot_ns: int, ttl_ns: int) -> None:
         """Forgets a bulk load that was last used more than `ttl_ns` ago, if there is one."""
-        lib.pg_loads_sweep(self._a, real_boot_ns, ttl_ns)
+        lib.pg_bulk_loads_sweep(self._a, real_boot_ns, ttl_ns)
 
     @property
     def durable_lsn(self) -> int:

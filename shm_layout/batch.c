@@ -254,13 +254,13 @@ static void timer_apply(struct pg_arena *a, const struct step *s, struct pg_resu
         timers_put(a, &s->put, result);
 }
 
-/* A row of a load is done once, and remembered. */
+/* A row of a bulk load is done once, and remembered. */
 static void row_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
 {
-    if (!load_admits(a, &s->put.key, s->session->load_first + s->n, result))
+    if (!bulk_load_admits(a, &s->put.key, s->session->bulk_load_first + s->n, result))
         return;
     timer_apply(a, s, result);
-    load_settle(a, result);
+    bulk_load_settle(a, result);
 }
 
 static bool arm_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
@@ -269,7 +269,7 @@ static bool arm_apply(struct pg_arena *a, const struct step *s, struct pg_result
         return true;
     if (s->record->op == PG_OP_WATCH)
         return watch_apply(a, s, result);
-    if (UNLIKELY(s->q->in_load))
+    if (UNLIKELY(s->q->in_bulk_load))
         row_apply(a, s, result);
     else
         timer_apply(a, s, result);
@@ -279,7 +279,7 @@ static bool arm_apply(struct pg_arena *a, const struct step *s, struct pg_result
 static bool cancel_apply(struct pg_arena *a, const struct step *s, struct pg_result *result)
 {
     const struct key *key = &s->put.key;
-    if (s->q->in_load && !load_void(a, key, s->session->load_first + s->n, result))
+    if (s->q->in_bulk_load && !bulk_load_void(a, key, s->session->bulk_load_first + s->n, result))
         return true;
     return timers_cancel(a, key, s->record->value, result);
 }
@@ -501,7 +501,7 @@ static void batch_begin(struct pg_arena *a, struct pg_session *s, const struct r
     memset(m->results, 0, q->frame.count * sizeof(struct pg_result));
     STORE_RELEASE(&s->intent[0], 0ull);
     s->applied = 0;
-    s->load = 0;
+    s->bulk_load = 0;
     s->charged = 0;
     s->count = q->frame.count;
     s->begun_boot_ns = a->real_boot_ns;
@@ -521,8 +521,8 @@ static void timestamps_learn(struct pg_arena *a, const struct request *q, const 
         .applied_boot_ns = before ? q->received_boot_ns : s->begun_boot_ns};
 }
 
-/* What arms begins a load, in the namespace of the first name that is there; a batch of cancels
- * only looks for it. */
+/* What arms begins a bulk load, in the namespace of the first name that is there; a batch of
+ * cancels only looks for it. */
 static void rows_begin(struct pg_arena *a, struct pg_session *s, const struct request *q)
 {
     uint32_t ns = PG_NIL;
@@ -532,7 +532,7 @@ static void rows_begin(struct pg_arena *a, struct pg_session *s, const struct re
     for (uint32_t i = 0; i < q->frame.count; i++)
         uses |= op_rules[record_at(q, i)->op].uses;
     const bool arms = (uses & (NEEDS_TOPIC | NEEDS_NAMESPACE)) != 0;
-    load_begin(a, s, &q->rows, arms && !a->draining ? ns : PG_NIL);
+    bulk_load_begin(a, s, &q->rows, arms && !a->draining ? ns : PG_NIL);
 }
 
 bool batch_apply(struct pg_arena *a, const struct request *q, struct pg_session *s, uint32_t sum)
@@ -543,7 +543,7 @@ bool batch_apply(struct pg_arena *a, const struct request *q, struct pg_session 
     batch_begin(a, s, q, m, sum);
     timestamps_learn(a, q, s);
     const bool lacking = names_begin(a, q, m);
-    if (q->in_load)
+    if (q->in_bulk_load)
         rows_begin(a, s, q);
     if (UNLIKELY(lacking))
         names_refuse(a, q, s, m);

@@ -10,7 +10,7 @@ static uint64_t mark(uint64_t kind, uint64_t x, uint64_t y, const void *bytes, s
     return keyed_hash(secret, kind, bytes, len);
 }
 
-enum { TOPIC = 1, TIMER, OPERATION, KEY, WATERMARK, NOTICE, LOAD, BLOCK, SETTINGS, STREAM };
+enum { TOPIC = 1, TIMER, OPERATION, KEY, WATERMARK, NOTICE, BULK_LOAD, BLOCK, SETTINGS, STREAM };
 
 static uint64_t topic_mark(const struct pg_arena *a, uint32_t topic)
 {
@@ -126,24 +126,24 @@ static void notices_census(const struct pg_arena *a, struct pg_census *rows)
     }
 }
 
-static void loads_census(const struct pg_arena *a, struct pg_census *rows)
+static void bulk_loads_census(const struct pg_arena *a, struct pg_census *rows)
 {
-    for (uint32_t i = 0; i < a->load_rows; i++) {
-        const struct pg_load *l = &a->loads[i];
+    for (uint32_t i = 0; i < a->bulk_load_rows; i++) {
+        const struct pg_bulk_load *l = &a->bulk_loads[i];
         const uint64_t about[] = {l->uid, l->state, l->rows};
-        if (l->state == PG_LOAD_NONE)
+        if (l->state == PG_BULK_LOAD_NONE)
             continue;
-        rows[l->namespace_row].loads++;
+        rows[l->namespace_row].bulk_loads++;
         rows[l->namespace_row].streams +=
-            mark(LOAD, l->fencing_token, mark(LOAD, 0, 0, l->id, sizeof l->id), about, sizeof about);
+            mark(BULK_LOAD, l->fencing_token, mark(BULK_LOAD, 0, 0, l->id, sizeof l->id), about, sizeof about);
     }
-    for (uint32_t i = 0; i < a->load_block_rows; i++) {
-        if (a->load_blocks[i].load == 0)
+    for (uint32_t i = 0; i < a->bulk_load_block_rows; i++) {
+        if (a->bulk_load_blocks[i].bulk_load == 0)
             continue;
-        const struct pg_load *l = &a->loads[a->load_blocks[i].load - 1];
-        const struct pg_load_part part = load_part(a, i);
+        const struct pg_bulk_load *l = &a->bulk_loads[a->bulk_load_blocks[i].bulk_load - 1];
+        const struct pg_bulk_load_part part = bulk_load_part(a, i);
         rows[l->namespace_row].streams +=
-            mark(BLOCK, mark(LOAD, 0, 0, l->id, sizeof l->id), part.number, part.bits,
+            mark(BLOCK, mark(BULK_LOAD, 0, 0, l->id, sizeof l->id), part.number, part.bits,
                  sizeof part.bits);
     }
 }
@@ -173,6 +173,6 @@ int pg_census(const struct pg_arena *a, struct pg_census *rows, struct pg_fault 
     names_census(a, rows);
     watermarks_census(a, rows);
     notices_census(a, rows);
-    loads_census(a, rows);
+    bulk_loads_census(a, rows);
     return slots_census(a, rows, why);
 }

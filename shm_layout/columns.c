@@ -116,7 +116,7 @@ static bool put_all_timestamps(const struct row *r)
 }
 
 /* Who asked for an end, and what else is recorded of the timer that ended by it. */
-static void put_asked(const struct row *r, enum pg_long_column deadline, enum pg_int_column loaded)
+static void put_asked(const struct row *r, enum pg_long_column deadline, enum pg_int_column bulk_loaded)
 {
     const struct pg_asked *asked = pg_frame_asked(r->frame);
     if (asked == NULL)
@@ -124,7 +124,7 @@ static void put_asked(const struct row *r, enum pg_long_column deadline, enum pg
     put_unless(r, PG_LC_ENDED_BY, asked->session, 0);
     put_unless(r, PG_LC_ENDED_BATCH, asked->sequence, 0);
     put(r, deadline, asked->deadline_ns);
-    put_flag(r, loaded, asked->loaded);
+    put_flag(r, bulk_loaded, asked->bulk_loaded);
 }
 
 /* The end of a timer or an operation, and what is recorded of its beginning. */
@@ -200,21 +200,21 @@ static void topic_row(const struct row *r, const void *body)
 
 /* ---- timers ---------------------------------------------------------------------------------- */
 
-/* Which row of a load a record is, if it is one. Returns what stands behind. */
-static const uint8_t *put_load(const struct row *r, const void *at, uint32_t in_load)
+/* Which row of a bulk load a record is, if it is one. Returns what stands behind. */
+static const uint8_t *put_bulk_load(const struct row *r, const void *at, uint32_t in_bulk_load)
 {
     const struct pg_wal_row *j = at;
-    if (in_load == 0)
+    if (in_bulk_load == 0)
         return at;
-    put_bytes(r, PG_BC_LOAD, j->load, sizeof j->load);
-    put(r, PG_LC_LOAD_ROW, (int64_t)j->row);
+    put_bytes(r, PG_BC_BULK_LOAD, j->bulk_load, sizeof j->bulk_load);
+    put(r, PG_LC_BULK_LOAD_ROW, (int64_t)j->row);
     return (const uint8_t *)(j + 1);
 }
 
 static void arm_row(const struct row *r, const void *body)
 {
     const struct pg_wal_arm *j = body;
-    const uint8_t *key = put_load(r, j + 1, j->in_load);
+    const uint8_t *key = put_bulk_load(r, j + 1, j->in_bulk_load);
     put_slot(r, j->ticket, j->slot);
     put_at(r, j->armed_ns);
     if (!put_all_timestamps(r))
@@ -224,9 +224,9 @@ static void arm_row(const struct row *r, const void *body)
     put_unless(r, PG_LC_REPLACED, j->replaced, 0);
     if (j->replaced != 0)
         put_unless(r, PG_LC_ENDED_BOOT_NS, (uint64_t)j->armed_boot_ns, 0);
-    put_asked(r, PG_LC_REPLACED_DEADLINE_NS, PG_IC_REPLACED_LOADED);
+    put_asked(r, PG_LC_REPLACED_DEADLINE_NS, PG_IC_REPLACED_BULK_LOADED);
     put_flag(r, PG_IC_PARKED, j->parked);
-    put_flag(r, PG_IC_LOADED, j->loaded | j->in_load);
+    put_flag(r, PG_IC_BULK_LOADED, j->bulk_loaded | j->in_bulk_load);
     put_uid(r, j->uid);
     put_topic(r, j->topic);
     put_key(r, j->key_type, key, j->key_len);
@@ -236,11 +236,11 @@ static void arm_row(const struct row *r, const void *body)
 static void unpark_row(const struct row *r, const void *body)
 {
     const struct pg_wal_unpark *j = body;
-    const uint8_t *key = put_load(r, j + 1, j->in_load);
+    const uint8_t *key = put_bulk_load(r, j + 1, j->in_bulk_load);
     put_slot(r, j->ticket, j->slot);
     put_at(r, j->at_ns);
     put_all_timestamps(r);
-    put_flag(r, PG_IC_LOADED, j->loaded);
+    put_flag(r, PG_IC_BULK_LOADED, j->bulk_loaded);
     put(r, PG_LC_DEADLINE_NS, j->deadline_ns);
     put_unless(r, PG_LC_WALL_DEADLINE_NS, (uint64_t)j->wall_ns, (uint64_t)NO_WALL);
     put_uid(r, j->uid);
@@ -257,7 +257,7 @@ static void move_row(const struct row *r, const void *body)
     put(r, PG_LC_DEADLINE_NS, j->deadline_ns);
     put_unless(r, PG_LC_WALL_DEADLINE_NS, (uint64_t)j->wall_ns, (uint64_t)NO_WALL);
     put_uid(r, j->uid);
-    put_load(r, j + 1, j->in_load);
+    put_bulk_load(r, j + 1, j->in_bulk_load);
 }
 
 static void end_row(const struct row *r, const void *body)
@@ -266,7 +266,7 @@ static void end_row(const struct row *r, const void *body)
     put_slot(r, j->ticket, j->slot);
     put_at(r, j->at_ns);
     put_ended(r, j->ended_boot_ns);
-    put_asked(r, PG_LC_DEADLINE_NS, PG_IC_LOADED);
+    put_asked(r, PG_LC_DEADLINE_NS, PG_IC_BULK_LOADED);
     put_topic(r, j->topic);
     put_uid(r, j->uid);
     put_int(r, PG_IC_CAUSE,
@@ -284,7 +284,7 @@ static void fire_row(const struct row *r, const void *body)
     put(r, PG_LC_SEQUENCE, (int64_t)j->sequence);
     put_topic(r, j->topic);
     put_int(r, PG_IC_FLAGS, j->flags);
-    put_flag(r, PG_IC_LOADED, j->loaded);
+    put_flag(r, PG_IC_BULK_LOADED, j->bulk_loaded);
     put_int(r, PG_IC_CAUSE, PG_CAUSE_EXPIRED);
 }
 
@@ -451,14 +451,14 @@ static void last_row(const struct row *r, const void *body)
     put_int(r, PG_IC_COUNT, (uint32_t)j->frames);
 }
 
-/* ---- loads -------------------------------------------------------------------------------------
- * */
+/* ---- bulk loads
+ * ------------------------------------------------------------------------------------- */
 
-static void load_row(const struct row *r, const void *body)
+static void bulk_load_row(const struct row *r, const void *body)
 {
-    const struct pg_wal_load *j = body;
+    const struct pg_wal_bulk_load *j = body;
     put_at(r, j->at_ns);
-    put_bytes(r, PG_BC_LOAD, j->load, sizeof j->load);
+    put_bytes(r, PG_BC_BULK_LOAD, j->bulk_load, sizeof j->bulk_load);
     put_int(r, PG_IC_FLAGS, j->state);
     put_uid(r, j->uid);
     put_namespace(r, j->namespace_row);
@@ -468,15 +468,15 @@ static void done_row(const struct row *r, const void *body)
 {
     const struct pg_wal_done *j = body;
     put_at(r, j->at_ns);
-    put_load(r, &j->row, 1);
+    put_bulk_load(r, &j->row, 1);
 }
 
 /* Of a snapshot: the number of its first row. */
 static void block_row(const struct row *r, const void *body)
 {
     const struct pg_wal_block *j = body;
-    put_bytes(r, PG_BC_LOAD, j->load, sizeof j->load);
-    put(r, PG_LC_LOAD_ROW, (int64_t)(j->number * PG_LOAD_BLOCK_ROWS));
+    put_bytes(r, PG_BC_BULK_LOAD, j->bulk_load, sizeof j->bulk_load);
+    put(r, PG_LC_BULK_LOAD_ROW, (int64_t)(j->number * PG_BULK_LOAD_BLOCK_ROWS));
 }
 
 /* ---- rows in order --------------------------------------------------------------------------- */
@@ -493,7 +493,7 @@ static const struct rule {
     [PG_WAL_OUTCOME] = {outcome_row, false}, [PG_WAL_SESSION] = {session_row, false},
     [PG_WAL_HEAD] = {head_row, false}, [PG_WAL_ENTRY] = {entry_row, false},
     [PG_WAL_LAST] = {last_row, false}, [PG_WAL_OPENED] = {opened_row, true},
-    [PG_WAL_REPLIED] = {replied_row, false}, [PG_WAL_LOAD] = {load_row, false},
+    [PG_WAL_REPLIED] = {replied_row, false}, [PG_WAL_BULK_LOAD] = {bulk_load_row, false},
     [PG_WAL_DONE] = {done_row, false}, [PG_WAL_BLOCK] = {block_row, false},
     [PG_WAL_UNPARK] = {unpark_row, false}, [PG_WAL_METRICS] = {metrics_row, false},
 };

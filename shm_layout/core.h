@@ -18,7 +18,8 @@
  *   decode.c      the bytes of commands: bounds and rules    batch.c    records, each applied once
  *   messages.c    the command lane                           notices.c  replay buffer -> messages
  *   ahead.c       memory fetched early                       scan.c     readers
- *   quotas.c      owners, quotas, accounts                   loads.c    rows of loads, done once
+ *   quotas.c      owners, quotas, accounts                   bulk_loads.c  rows of bulk loads, done
+ * once
  *   migrate.c     authoritative state into other sizes                     publish.c  notices
  * without a timer
  *   merge.c       authoritative state of several arenas into one of them   census.c   what a

@@ -35,7 +35,7 @@ bool frame_read(struct request *q, struct refusal *why)
     if (q->frame.version != PG_WIRE_VERSION)
         return refused(why, PG_ERR_VERSION, PG_WIRE_VERSION, q->frame.version);
     const uint32_t known =
-        q->frame.message == PG_M_BATCH ? PG_W_AT | PG_W_DURABLE | PG_W_LOAD : PG_W_AT;
+        q->frame.message == PG_M_BATCH ? PG_W_AT | PG_W_DURABLE | PG_W_BULK_LOAD : PG_W_AT;
     if (q->frame.error != 0 || (q->frame.flags & ~known) != 0)
         return refused(why, PG_ERR_MALFORMED, offsetof(struct pg_frame, flags), q->frame.flags);
     return true;
@@ -43,16 +43,16 @@ bool frame_read(struct request *q, struct refusal *why)
 
 static bool rows_sound(const struct request *q)
 {
-    static const uint8_t none[sizeof q->rows.load];
-    return memcmp(q->rows.load, none, sizeof none) != 0 && q->rows.first_row <= PG_LOAD_ROW_MAX &&
-           q->frame.count <= PG_LOAD_ROW_MAX - q->rows.first_row;
+    static const uint8_t none[sizeof q->rows.bulk_load];
+    return memcmp(q->rows.bulk_load, none, sizeof none) != 0 && q->rows.first_row <= PG_BULK_LOAD_ROW_MAX &&
+           q->frame.count <= PG_BULK_LOAD_ROW_MAX - q->rows.first_row;
 }
 
-/* Which rows of a load the records are, if they are. */
+/* Which rows of a bulk load the records are, if they are. */
 static bool rows_read(struct request *q, struct refusal *why)
 {
-    q->in_load = (q->frame.flags & PG_W_LOAD) != 0;
-    if (!q->in_load)
+    q->in_bulk_load = (q->frame.flags & PG_W_BULK_LOAD) != 0;
+    if (!q->in_bulk_load)
         return true;
     if (q->len < sizeof q->frame + sizeof q->rows)
         return refused(why, PG_ERR_MALFORMED, q->len, sizeof q->frame + sizeof q->rows);
@@ -70,7 +70,7 @@ static bool tables_find(struct request *q, struct refusal *why)
     if (f->names_bytes % 8 != 0)
         return refused(why, PG_ERR_MALFORMED, offsetof(struct pg_frame, names_bytes),
                        f->names_bytes);
-    const uint64_t head = sizeof *f + (q->in_load ? sizeof q->rows : 0);
+    const uint64_t head = sizeof *f + (q->in_bulk_load ? sizeof q->rows : 0);
     const uint64_t fixed = head + f->names_bytes + f->count * sizeof(struct pg_record);
     if (fixed > q->len)
         return refused(why, PG_ERR_MALFORMED, q->len, fixed);
@@ -149,7 +149,7 @@ static bool record_sound(const struct request *q, const wire_record *r)
     if (r->op == 0 || r->op > PG_OP_UNPARK)
         return false;
     const struct op_rule *rule = &op_rules[r->op];
-    if (q->in_load && r->op != PG_OP_PUT && r->op != PG_OP_CANCEL && r->op != PG_OP_UNPARK)
+    if (q->in_bulk_load && r->op != PG_OP_PUT && r->op != PG_OP_CANCEL && r->op != PG_OP_UNPARK)
         return false;
     return ((rule->uses & IN_QUERY) != 0) == (q->frame.message == PG_M_QUERY) &&
            key_sound(r->key_type, r->key_len) && r->name < q->frame.names &&

@@ -20,8 +20,8 @@ PurgatorydError
 |   +-- Stopping                     the daemon waits for what is armed, and then stops
 |   +-- Denied                       the namespace has another owner
 |   +-- QuotaExceeded                of a namespace or a uid: timers, bytes, operations per second
-|   +-- Fenced                       a newer run of the load has begun
-|   +-- LoadClosed                   the load takes no more rows
+|   +-- Fenced                       a newer run of the bulk load has begun
+|   +-- BulkLoadClosed               the bulk load takes no more rows
 |   +-- Busy, WrongShard
 |   +-- WalStopped                   the daemon's disk failed or is full
 +-- BatchError                       refusals of packed calls that nobody collected
@@ -54,7 +54,7 @@ PurgatorydError
 +-- LakeBroken                       a file of the lake is not what was written
 +-- LakeInUse                        another process writes there
 +-- LakeMismatch                     a lake of another format
-+-- LoadRefused                      the daemon refused rows of a load
++-- BulkLoadRefused                  the daemon refused rows of a bulk load
 +-- ParkedElsewhere                  nothing says that the daemon has a cold tier's parked timers
 +-- WindowElsewhere                  a cold tier's timers are another daemon's
 +-- WindowTaken                      a newer run brings this window of a cold tier
@@ -302,7 +302,7 @@ class Exists(Refused):
 class Full(Refused):
     """A call needs a resource of the daemon that is used up.
 
-    `resource` is slots, payload, namespaces, topics, tickets, keys, accounts or loads.
+    `resource` is slots, payload, namespaces, topics, tickets, keys, accounts or bulk loads.
     """
 
     resource: str
@@ -352,15 +352,15 @@ class Denied(Refused):
 
 
 class Fenced(Refused):
-    """A row is added by a run of a load after a newer run of it has begun."""
+    """A row is added by a run of a bulk load after a newer run of it has begun."""
 
-    why = "was refused: a newer run of the load has begun"
+    why = "was refused: a newer run of the bulk load has begun"
 
 
-class LoadClosed(Refused):
-    """A new row is added to a load that is closed."""
+class BulkLoadClosed(Refused):
+    """A new row is added to a bulk load that is closed."""
 
-    why = "was refused: the load is closed"
+    why = "was refused: the bulk load is closed"
 
 
 class Busy(Refused):
@@ -867,8 +867,8 @@ class LakeMismatch(PurgatorydError):
 
 
 @keeps_figures
-class LoadRefused(PurgatorydError):
-    """A load ends, and the daemon refused some of its rows.
+class BulkLoadRefused(PurgatorydError):
+    """A bulk load ends, and the daemon refused some of its rows.
 
     The daemon refused `refused` rows of `what` and did the others. `counts`: rows by status;
     `samples`: some refusals, as (namespace, key, status).

@@ -21,7 +21,7 @@ static const uint16_t body_bytes[PG_WAL_TYPES] = {
     [PG_WAL_LAST] = sizeof(struct pg_wal_last),
     [PG_WAL_OPENED] = sizeof(struct pg_wal_opened),
     [PG_WAL_REPLIED] = sizeof(struct pg_wal_replied),
-    [PG_WAL_LOAD] = sizeof(struct pg_wal_load),
+    [PG_WAL_BULK_LOAD] = sizeof(struct pg_wal_bulk_load),
     [PG_WAL_DONE] = sizeof(struct pg_wal_done),
     [PG_WAL_BLOCK] = sizeof(struct pg_wal_block),
     [PG_WAL_UNPARK] = sizeof(struct pg_wal_unpark),
@@ -51,10 +51,10 @@ static uint64_t extra_bytes(const struct pg_frame_head *f)
     switch (f->type) {
     case PG_WAL_NAMESPACE: return ((const struct pg_wal_namespace *)body)->name_len;
     case PG_WAL_TOPIC: return ((const struct pg_wal_topic *)body)->name_len;
-    case PG_WAL_ARM: return wal_row_bytes(arm->in_load) + arm->key_len + arm->payload_len;
+    case PG_WAL_ARM: return wal_row_bytes(arm->in_bulk_load) + arm->key_len + arm->payload_len;
     case PG_WAL_UNPARK:
-        return wal_row_bytes(unpark->in_load) + unpark->key_len + unpark->payload_len;
-    case PG_WAL_MOVE: return wal_row_bytes(((const struct pg_wal_move *)body)->in_load);
+        return wal_row_bytes(unpark->in_bulk_load) + unpark->key_len + unpark->payload_len;
+    case PG_WAL_MOVE: return wal_row_bytes(((const struct pg_wal_move *)body)->in_bulk_load);
     case PG_WAL_WATCH:
         return wal_watch_extra(watch->keys, (uint64_t)watch->key_len + watch->payload_len);
     case PG_WAL_WATERMARK: return watermark->flags & PG_WM_BORN ? watermark->key_len : 0;
@@ -151,7 +151,7 @@ struct pg_wal_arm wal_arm_of(const struct pg_arena *a, uint32_t slot, const stru
                              .slot = slot, .replaced_slot = PG_NIL, .topic = h->topic,
                              .uid = uid_of(a, c), .payload_len = c->payload_len,
                              .parked = ctl_state(h->ctl) == PG_S_PARKED,
-                             .loaded = is_loaded(h),
+                             .bulk_loaded = is_bulk_loaded(h),
                              .counted = c->account != 0, .key_len = c->key_len, .key_type = c->key_type};
 }
 
@@ -185,10 +185,10 @@ struct pg_wal_entry wal_entry_of(uint64_t position, const struct pg_entry *e)
                                .key_len = e->key_len, .meta = e->meta, .uid = PG_NIL};
 }
 
-struct pg_wal_load wal_load_of(const struct pg_load *l)
+struct pg_wal_bulk_load wal_bulk_load_of(const struct pg_bulk_load *l)
 {
-    struct pg_wal_load j = {.fencing_token = l->fencing_token, .namespace_row = l->namespace_row, .uid = l->uid,
+    struct pg_wal_bulk_load j = {.fencing_token = l->fencing_token, .namespace_row = l->namespace_row, .uid = l->uid,
                           .state = l->state};
-    memcpy(j.load, l->id, sizeof j.load);
+    memcpy(j.bulk_load, l->id, sizeof j.bulk_load);
     return j;
 }

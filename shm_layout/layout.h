@@ -50,7 +50,7 @@
 #define PG_WORKER_MAX 63                 /* bytes of the name that a client gives itself */
 #define PG_QUOTA_MAX 281474976710655u    /* of timers or bytes: 2^48 - 1 */
 #define PG_QUOTA_OPS_MAX 1000000000u     /* operations per second */
-#define PG_LOAD_ROW_MAX 9223372036854775807u /* number of a row in a load */
+#define PG_BULK_LOAD_ROW_MAX 9223372036854775807u /* number of a row in a bulk load */
 #define PG_RESERVED 95                   /* '_': names that begin with it are for PUBLISH alone */
 
 /* ---- the arena header ----------------------------------------------------------- */
@@ -64,7 +64,7 @@ enum pg_region_id {
     PG_R_METRICS, PG_R_PURGATORY, PG_R_WATCHES, PG_R_WATERMARKS, PG_R_WATERMARK_INDEX,
     PG_R_WAL_BUFFER,                   /* length 0: an arena without a WAL */
     PG_R_TIMESTAMPS,                    /* the same */
-    PG_R_LOADS, PG_R_LOAD_BLOCKS, PG_R_LOAD_BITS, PG_R_LOAD_INDEX,
+    PG_R_BULK_LOADS, PG_R_BULK_LOAD_BLOCKS, PG_R_BULK_LOAD_BITS, PG_R_BULK_LOAD_INDEX,
     PG_R_HISTOGRAMS,
     PG_R_CONSUMER_GROUPS,         /* for consumer groups: members, budgets, retry policy */
     PG_R_JOBS,                    /* for consumer groups: lease, attempt and holder of each job */
@@ -218,12 +218,12 @@ struct pg_metrics {
     uint64_t refused_denied;      /* the namespace has another owner */
     uint64_t refused_quota;       /* of the namespace or the uid, and no account left */
     uint64_t refused_wal;     /* the WAL buffer was too full, or the WAL stopped */
-    uint64_t loads;               /* that are remembered (derived) */
-    uint64_t load_blocks;         /* of their rows, in use (derived) */
-    uint64_t load_rows;           /* that were done */
-    uint64_t load_rows_repeated;  /* that came again */
-    uint64_t refused_loads;       /* no free slots for a load or for its rows */
-    uint64_t refused_fenced;      /* rows of a load that is closed, or of an older run of it */
+    uint64_t bulk_loads;          /* that are remembered (derived) */
+    uint64_t bulk_load_blocks;    /* of their rows, in use (derived) */
+    uint64_t bulk_load_rows;      /* that were done */
+    uint64_t bulk_load_rows_repeated;  /* that came again */
+    uint64_t refused_bulk_loads;  /* no free slots for a bulk load or for its rows */
+    uint64_t refused_fenced;      /* rows of a bulk load that is closed, or of an older run of it */
     uint64_t parked;              /* timers without their payloads now (derived) */
     uint64_t parks;
     uint64_t unparks;
@@ -280,7 +280,7 @@ enum pg_slot_flag {
     PG_F_WALL = 1,                /* absolute wall deadline in the blob's extension */
     PG_F_EXT = 2,                 /* the blob begins with extension items */
     PG_F_OPERATION = 4,           /* a purgatory operation: struct pg_operation in the blob */
-    PG_F_LOADED = 8               /* it came as the row of a load */
+    PG_F_BULK_LOADED = 8          /* it came as the row of a bulk load */
 };
 
 /* 32 bytes, two to a cache line. Fields first, ctl last (release). Readers load ctl
@@ -561,13 +561,13 @@ struct pg_account {
 
 /* ---- bulk loads ---------------------------------------------------------------------- */
 
-#define PG_LOAD_BLOCK_ROWS 4096
+#define PG_BULK_LOAD_BLOCK_ROWS 4096
 
-enum pg_load_state { PG_LOAD_NONE, PG_LOAD_OPEN, PG_LOAD_CLOSED };
+enum pg_bulk_load_state { PG_BULK_LOAD_NONE, PG_BULK_LOAD_OPEN, PG_BULK_LOAD_CLOSED };
 
 /* Authoritative but for rows and upto. A bulk load: which of its rows were done, whatever became of
  * their timers since. 64 bytes. */
-struct pg_load {
+struct pg_bulk_load {
     uint8_t  id[16];              /* chosen by who loads; not 0 */
     uint64_t fencing_token;       /* the newest run that is known: older ones are refused */
     int64_t  used_boot_ns;        /* real clock */
@@ -575,15 +575,16 @@ struct pg_load {
     uint64_t upto;                /* derived: behind the highest row that is done */
     uint32_t uid;                 /* who began it, and alone may go on */
     uint32_t namespace_row;
-    uint32_t state;               /* enum pg_load_state; NONE = row not used; written last */
+    uint32_t state;               /* enum pg_bulk_load_state; NONE = row not used; written last */
     uint32_t pad;
 };
 
-/* Authoritative. Rows number * PG_LOAD_BLOCK_ROWS and those that follow, of one load; a bit for
- * each stands at the same index of PG_R_LOAD_BITS, and is set after the row's effect. 16 bytes. */
-struct pg_load_block {
+/* Authoritative. Rows number * PG_BULK_LOAD_BLOCK_ROWS and those that follow, of one bulk load; a
+ * bit for each stands at the same index of PG_R_BULK_LOAD_BITS, and is set after the row's effect.
+ * 16 bytes. */
+struct pg_bulk_load_block {
     uint64_t number;              /* of a free one: the next free one */
-    uint32_t load;                /* row of the load + 1; 0 = not used; written last */
+    uint32_t bulk_load;           /* row of the bulk load + 1; 0 = not used; written last */
     uint32_t pad;
 };
 
@@ -692,10 +693,10 @@ enum pg_wal_type {
     PG_WAL_SEAL,                    /* files: nothing; behind the last group */
     PG_WAL_NAMESPACE,               /* pg_wal_namespace, name */
     PG_WAL_TOPIC,                   /* pg_wal_topic, name */
-    PG_WAL_ARM,                     /* pg_wal_arm, pg_wal_row if in_load, key, payload: a timer, or
-                                       one
+    PG_WAL_ARM,                     /* pg_wal_arm, pg_wal_row if in_bulk_load, key, payload: a
+                                       timer, or one
                                      that replaces another */
-    PG_WAL_MOVE,                    /* pg_wal_move, pg_wal_row if in_load: extended */
+    PG_WAL_MOVE,                    /* pg_wal_move, pg_wal_row if in_bulk_load: extended */
     PG_WAL_END,                     /* pg_wal_end: cancelled, or an outcome acknowledged */
     PG_WAL_FIRE,                    /* pg_wal_fire: became a replay buffer entry */
     PG_WAL_SENT,                    /* pg_wal_sent: notices were handed to the socket */
@@ -713,11 +714,14 @@ enum pg_wal_type {
     PG_WAL_LAST,                    /* snapshots, last: pg_wal_last */
     PG_WAL_OPENED,                  /* pg_wal_opened, name: a session began */
     PG_WAL_REPLIED,                 /* pg_wal_replied: answers were handed to the socket */
-    PG_WAL_LOAD,                    /* pg_wal_load: a load began, was fenced, closed or forgotten */
-    PG_WAL_DONE,                    /* pg_wal_done: a row of a load was done without a new timer */
-    PG_WAL_BLOCK,                   /* snapshots: pg_wal_block: which rows of a load were done */
-    PG_WAL_UNPARK,                  /* pg_wal_unpark, pg_wal_row if in_load, key, payload: what was
-                                       parked
+    PG_WAL_BULK_LOAD,               /* pg_wal_bulk_load: a bulk load began, was fenced, closed or
+                                       forgotten */
+    PG_WAL_DONE,                    /* pg_wal_done: a row of a bulk load was done without a new
+                                       timer */
+    PG_WAL_BLOCK,                   /* snapshots: pg_wal_block: which rows of a bulk load were done
+                                       */
+    PG_WAL_UNPARK,                  /* pg_wal_unpark, pg_wal_row if in_bulk_load, key, payload: what
+                                       was parked
                                      is armed */
     PG_WAL_METRICS,                 /* pg_wal_metrics, its pg_wal_histogram, all their
                                        pg_wal_bucket: once a
@@ -770,8 +774,8 @@ struct pg_wal_topic {
     uint32_t name_len;
 };
 
-struct pg_wal_row {                 /* of a load */
-    uint8_t  load[16];
+struct pg_wal_row {                 /* of a bulk load */
+    uint8_t  bulk_load[16];
     uint64_t row;
 };
 
@@ -787,12 +791,13 @@ struct pg_wal_arm {
     uint32_t uid;                 /* of who asked for it; PG_NIL = nobody's message */
     uint32_t payload_len;
     uint8_t  counted;             /* 1 = in the quota of that uid */
-    uint8_t  in_load;             /* 1 = the row of a load: a pg_wal_row stands before the key */
+    uint8_t  in_bulk_load;        /* 1 = the row of a bulk load: a pg_wal_row stands before the key
+                                     */
     uint8_t  key_len;
     uint8_t  key_type;
     uint32_t parked;              /* 1 = is parked: the payload is nowhere but here; in snapshots
                                      there is none */
-    uint32_t loaded;              /* 1 = came as the row of a load, in snapshots too */
+    uint32_t bulk_loaded;         /* 1 = came as the row of a bulk load, in snapshots too */
     int64_t  armed_boot_ns;       /* real clock; 0 in snapshots */
     uint32_t ext_len;             /* for tag, slack and schedule: bytes of the struct pg_ext that
                                      stand before the key; 0 */
@@ -809,10 +814,10 @@ struct pg_wal_unpark {              /* as in pg_wal_arm, where nothing is said *
     uint32_t uid;                 /* that it counts for; PG_NIL = none */
     uint32_t payload_len;
     uint8_t  counted;
-    uint8_t  in_load;
+    uint8_t  in_bulk_load;
     uint8_t  key_len;
     uint8_t  key_type;
-    uint32_t loaded;
+    uint32_t bulk_loaded;
     uint32_t ext_len;             /* as in pg_wal_arm */
     uint32_t pad;
 };
@@ -824,7 +829,7 @@ struct pg_wal_move {
     int64_t  at_ns;
     uint32_t slot;
     uint32_t uid;
-    uint32_t in_load;             /* as in pg_wal_arm */
+    uint32_t in_bulk_load;        /* as in pg_wal_arm */
     uint32_t pad;
 };
 
@@ -833,7 +838,7 @@ struct pg_asked {
     uint64_t session;             /* of who asked; 0 = no batch did */
     uint64_t sequence;            /* of the batch: its REPLIED tells of the answer */
     int64_t  deadline_ns;         /* on the arena's clock */
-    uint32_t loaded;              /* 1 = it had come as the row of a load */
+    uint32_t bulk_loaded;         /* 1 = it had come as the row of a bulk load */
     uint32_t pad;
 };
 
@@ -859,7 +864,7 @@ struct pg_wal_fire {
     uint32_t slot;
     uint32_t topic;
     uint32_t flags;               /* enum pg_entry_flag */
-    uint32_t loaded;              /* 1 = it had come as the row of a load */
+    uint32_t bulk_loaded;         /* 1 = it had come as the row of a bulk load */
     int64_t  ended_boot_ns;       /* real clock */
 };
 
@@ -937,13 +942,13 @@ struct pg_wal_session {
     uint64_t dropped;             /* outcomes and CHECKs that it had not acknowledged */
 };
 
-struct pg_wal_load {
-    uint8_t  load[16];
+struct pg_wal_bulk_load {
+    uint8_t  bulk_load[16];
     uint64_t fencing_token;
     int64_t  at_ns;
     uint32_t namespace_row;
     uint32_t uid;
-    uint32_t state;               /* enum pg_load_state; NONE = forgotten */
+    uint32_t state;               /* enum pg_bulk_load_state; NONE = forgotten */
     uint32_t pad;
 };
 
@@ -953,8 +958,8 @@ struct pg_wal_done {
 };
 
 struct pg_wal_block {
-    uint8_t  load[16];
-    uint64_t number;              /* as in pg_load_block */
+    uint8_t  bulk_load[16];
+    uint64_t number;              /* as in pg_bulk_load_block */
     uint64_t bits[64];
 };
 
@@ -990,8 +995,8 @@ struct pg_wal_head {
     uint32_t shard;
     uint32_t shards;
     uint32_t accounts;
-    uint32_t loads;
-    uint32_t load_blocks;
+    uint32_t bulk_loads;
+    uint32_t bulk_load_blocks;
     uint32_t pad;
 };
 
@@ -1112,10 +1117,10 @@ struct pg_session {
     uint32_t inbox_next;          /* derived: the first one not sent in this round */
     uint32_t inbox_count;         /* derived */
     int64_t  inbox_boot_ns;       /* real clock: when something was last sent or acknowledged */
-    uint64_t load;                /* of the current batch: row of its load + 1; 0 = none */
+    uint64_t bulk_load;           /* of the current batch: row of its bulk load + 1; 0 = none */
     uint64_t charged;             /* records of the current batch that quotas have counted */
     int64_t  begun_boot_ns;       /* real clock: the current batch's application began */
-    uint64_t load_first;          /* row in the load of the batch's first record */
+    uint64_t bulk_load_first;     /* row in the bulk load of the batch's first record */
     uint64_t first_id;            /* that it had before its namespaces moved to another arena; 0 =
                                      id */
     int64_t  worked_ns;           /* real clock: the loop worked on the current batch, in calls so
@@ -1145,7 +1150,7 @@ struct pg_reply_memory {
 enum pg_message {
     PG_M_HELLO = 1, PG_M_BATCH, PG_M_QUERY, PG_M_BYE, PG_M_PING,  /* command lane */
     PG_M_OUTCOMES, PG_M_ACK,      /* command lane: pushed to an owner, and his answer */
-    PG_M_LOAD,                    /* both lanes */
+    PG_M_BULK_LOAD,               /* both lanes */
     PG_M_PLACE,                   /* both lanes of a deployment of shards */
     PG_M_ADVANCE = 32, PG_M_STOP, PG_M_PUBLISH, PG_M_NAMESPACE    /* admin lane */
 };
@@ -1173,19 +1178,19 @@ enum pg_frame_flag {
     PG_W_DURABLE = 2,             /* BATCH: answer after the WAL's commit */
     PG_W_DRAIN = 4,               /* STOP: when nothing is armed any more; arm nothing until then */
     PG_W_RESUME = 8,              /* STOP: not any more; arm again */
-    PG_W_LOAD = 16                /* BATCH: a struct pg_rows stands before the name table */
+    PG_W_BULK_LOAD = 16           /* BATCH: a struct pg_rows stands before the name table */
 };
 
-/* The rows of a load that a batch's records are: the n-th has number first_row + n. */
+/* The rows of a bulk load that a batch's records are: the n-th has number first_row + n. */
 struct pg_rows {                  /* 32 bytes */
-    uint8_t  load[16];            /* chosen by who loads; not 0 */
+    uint8_t  bulk_load[16];       /* chosen by who loads; not 0 */
     uint64_t first_row;
-    uint64_t fencing_token;       /* number of this run of the load; a higher one shuts out lower
-                                     ones */
+    uint64_t fencing_token;       /* number of this run of the bulk load; a higher one shuts out
+                                     lower ones */
 };
 
-/* BATCH and QUERY: frame, struct pg_rows of a batch with PG_W_LOAD, name table, records, byte area.
- * Name table: per entry u8 namespace length, u8 topic length, the bytes of both.
+/* BATCH and QUERY: frame, struct pg_rows of a batch with PG_W_BULK_LOAD, name table, records, byte
+ * area. Name table: per entry u8 namespace length, u8 topic length, the bytes of both.
  * Byte area: per record, in order: key, payload, extension (no padding). Nothing may follow.
  * A WATCH's extension is, per watch key, struct pg_watch_key and the key's bytes. */
 enum pg_op { PG_OP_PUT = 1, PG_OP_CANCEL, PG_OP_GET,
@@ -1239,8 +1244,8 @@ enum pg_status {
     PG_ST_DONE = 10,              /* ADVANCE .. FORGET, COMPLETE: deadline_ns = operations ended;
                                      PUBLISH: when */
     PG_ST_MORE = 11,              /* CANCEL_FOR_KEY: so many were ended, there are others */
-    PG_ST_LOADED = 12,            /* PUT: this row of the load was done before; with the timer that
-                                     its key has now, if any */
+    PG_ST_BULK_LOADED = 12,       /* PUT: this row of the bulk load was done before; with the timer
+                                     that its key has now, if any */
     PG_ST_PARKED = 13,            /* PUT: accepted, and parked; GET: it is parked */
     PG_ST_UNPARKED = 14,          /* UNPARK: armed, with the ticket and the deadline that it had */
     PG_ST_FULL = 16,              /* no free slot */
@@ -1263,9 +1268,9 @@ enum pg_status {
     PG_ST_WAL = 31,           /* the WAL has stopped: nothing is armed any more */
     PG_ST_STOPPING = 32,          /* PUT, WATCH: the daemon waits for what is armed, and then stops
                                      */
-    PG_ST_FULL_LOADS = 33,        /* no free slots for the load or its rows */
-    PG_ST_FENCED = 34,            /* a newer run of the load has begun */
-    PG_ST_CLOSED = 35             /* the load is closed, and this row was not done */
+    PG_ST_FULL_BULK_LOADS = 33,   /* no free slots for the bulk load or its rows */
+    PG_ST_FENCED = 34,            /* a newer run of the bulk load has begun */
+    PG_ST_CLOSED = 35             /* the bulk load is closed, and this row was not done */
 };
 
 /* Which quota was used up. */
@@ -1289,14 +1294,14 @@ enum pg_error {
     PG_ERR_CLOCK = 12,            /* ADVANCE or at_ns without a virtual clock, or backwards */
     PG_ERR_INTERNAL = 13,
     PG_ERR_NO_WAL = 14,       /* durability is asked for, and there is no WAL */
-    PG_ERR_NAMESPACES_FULL = 15,  /* NAMESPACE, LOAD. detail: rows */
+    PG_ERR_NAMESPACES_FULL = 15,  /* NAMESPACE, BULK_LOAD. detail: rows */
     PG_ERR_NOT_DURABLE = 16,      /* applied, but the WAL stopped before it was on disk;
                                      detail: the newest LSN on disk, errno */
-    PG_ERR_BUSY = 17,             /* NAMESPACE, LOAD: the WAL cannot take it now.
+    PG_ERR_BUSY = 17,             /* NAMESPACE, BULK_LOAD: the WAL cannot take it now.
                                      detail: why, BUSY or WAL of enum pg_status */
-    PG_ERR_LOADS_FULL = 18,       /* LOAD. detail: loads that are remembered at most */
-    PG_ERR_FENCED = 19,           /* LOAD: a newer run of it has begun. detail: its fencing token,
-                                     yours */
+    PG_ERR_BULK_LOADS_FULL = 18,  /* BULK_LOAD. detail: bulk loads that are remembered at most */
+    PG_ERR_FENCED = 19,           /* BULK_LOAD: a newer run of it has begun. detail: its fencing
+                                     token, yours */
     PG_ERR_WRONG_SHARD = 20,      /* the namespace is in another shard, or in none yet.
                                      detail: shard, shards; of a deployment: version, shards */
     PG_ERR_PLACED = 21            /* PLACE: it was born otherwise. detail: its partitions, yours */
@@ -1352,33 +1357,33 @@ struct pg_namespace_set {
 /* PLACE request: frame (count = partitions, 1 on the command lane), the namespace's name. Reply:
  * frame (count = its partitions), once the routing table says where it is. */
 
-/* LOAD request: frame, this, the namespace's name. Reply: frame, struct pg_load_info, then `count`
- * of struct pg_load_part. OPEN, CLOSE and FORGET may be repeated at will. */
-enum pg_load_action {
+/* BULK_LOAD request: frame, this, the namespace's name. Reply: frame, struct pg_bulk_load_info,
+ * then `count` of struct pg_bulk_load_part. OPEN, CLOSE and FORGET may be repeated at will. */
+enum pg_bulk_load_action {
     PG_LA_STATUS,                 /* how it stands, with its rows from block `from` on */
     PG_LA_OPEN,                   /* begins it, or this run of it */
     PG_LA_CLOSE,                  /* begins it if need be; it takes no more rows */
     PG_LA_FORGET,                 /* as if it had never been */
-    PG_LOAD_ACTIONS
+    PG_BULK_LOAD_ACTIONS
 };
-struct pg_load_ask {              /* 40 bytes */
-    uint8_t  load[16];            /* not 0 */
+struct pg_bulk_load_ask {         /* 40 bytes */
+    uint8_t  bulk_load[16];       /* not 0 */
     uint64_t fencing_token;       /* OPEN, CLOSE: as in struct pg_rows */
     uint64_t from;                /* STATUS: number of a block */
-    uint32_t action;              /* enum pg_load_action */
+    uint32_t action;              /* enum pg_bulk_load_action */
     uint32_t name_len;            /* OPEN, CLOSE: 1..63; else 0 */
 };
-struct pg_load_info {             /* 56 bytes */
-    uint8_t  load[16];
+struct pg_bulk_load_info {        /* 56 bytes */
+    uint8_t  bulk_load[16];
     uint64_t fencing_token;
     uint64_t rows;                /* done */
     uint64_t upto;                /* behind the highest row that is done */
     uint64_t next;                /* block from which on to ask for more; 2^64 - 1 = these are all
                                      */
     uint32_t uid;
-    uint32_t state;               /* enum pg_load_state; NONE = no such load */
+    uint32_t state;               /* enum pg_bulk_load_state; NONE = no such bulk load */
 };
-struct pg_load_part {             /* 520 bytes: rows number * 4096 to number * 4096 + 4095 */
+struct pg_bulk_load_part {        /* 520 bytes: rows number * 4096 to number * 4096 + 4095 */
     uint64_t number;
     uint64_t bits[64];            /* bit n % 64 of bits[n / 64]: the n-th of them is done */
 };

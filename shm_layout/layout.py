@@ -37,15 +37,15 @@ FLAG_AT: int = lib.PG_W_AT
 FLAG_DURABLE: int = lib.PG_W_DURABLE
 FLAG_DRAIN: int = lib.PG_W_DRAIN
 FLAG_RESUME: int = lib.PG_W_RESUME
-FLAG_LOAD: int = lib.PG_W_LOAD
+FLAG_BULK_LOAD: int = lib.PG_W_BULK_LOAD
 NOTICE_OF_OPERATION: int = lib.PG_E_OPERATION
 TIME_MAX_NS = 2**63 - 1
 WATERMARK_MAX: int = lib.PG_WATERMARK_MAX
 QUOTA_MAX: int = lib.PG_QUOTA_MAX
 QUOTA_OPS_MAX: int = lib.PG_QUOTA_OPS_MAX
 TICKET_MAX: int = lib.PG_TICKET_MAX
-LOAD_ROW_MAX: int = lib.PG_LOAD_ROW_MAX
-LOAD_BLOCK_ROWS: int = lib.PG_LOAD_BLOCK_ROWS
+BULK_LOAD_ROW_MAX: int = lib.PG_BULK_LOAD_ROW_MAX
+BULK_LOAD_BLOCK_ROWS: int = lib.PG_BULK_LOAD_BLOCK_ROWS
 ANYBODY: int = lib.PG_NIL
 """The owner of a namespace that has none."""
 WATCH_KEYS_MAX: int = lib.PG_WATCH_KEYS_MAX
@@ -62,7 +62,7 @@ class Message(enum.IntEnum):
     PING = lib.PG_M_PING
     OUTCOMES = lib.PG_M_OUTCOMES
     ACK = lib.PG_M_ACK
-    LOAD = lib.PG_M_LOAD
+    BULK_LOAD = lib.PG_M_BULK_LOAD
     PLACE = lib.PG_M_PLACE
     ADVANCE = lib.PG_M_ADVANCE
     STOP = lib.PG_M_STOP
@@ -136,7 +136,7 @@ class Status(enum.IntEnum):
     FOUND = lib.PG_ST_FOUND
     DONE = lib.PG_ST_DONE
     MORE = lib.PG_ST_MORE
-    LOADED = lib.PG_ST_LOADED
+    BULK_LOADED = lib.PG_ST_BULK_LOADED
     PARKED = lib.PG_ST_PARKED
     UNPARKED = lib.PG_ST_UNPARKED
     FULL = lib.PG_ST_FULL
@@ -156,7 +156,7 @@ class Status(enum.IntEnum):
     OVERFLOW = lib.PG_ST_OVERFLOW
     WAL = lib.PG_ST_WAL
     STOPPING = lib.PG_ST_STOPPING
-    FULL_LOADS = lib.PG_ST_FULL_LOADS
+    FULL_BULK_LOADS = lib.PG_ST_FULL_BULK_LOADS
     FENCED = lib.PG_ST_FENCED
     CLOSED = lib.PG_ST_CLOSED
 
@@ -204,22 +204,22 @@ class WireError(enum.IntEnum):
     NAMESPACES_FULL = lib.PG_ERR_NAMESPACES_FULL
     NOT_DURABLE = lib.PG_ERR_NOT_DURABLE
     BUSY = lib.PG_ERR_BUSY
-    LOADS_FULL = lib.PG_ERR_LOADS_FULL
+    BULK_LOADS_FULL = lib.PG_ERR_BULK_LOADS_FULL
     FENCED = lib.PG_ERR_FENCED
     WRONG_SHARD = lib.PG_ERR_WRONG_SHARD
     PLACED = lib.PG_ERR_PLACED
 
 
-class LoadState(enum.IntEnum):
-    """enum pg_load_state."""
+class BulkLoadState(enum.IntEnum):
+    """enum pg_bulk_load_state."""
 
-    NONE = lib.PG_LOAD_NONE
-    OPEN = lib.PG_LOAD_OPEN
-    CLOSED = lib.PG_LOAD_CLOSED
+    NONE = lib.PG_BULK_LOAD_NONE
+    OPEN = lib.PG_BULK_LOAD_OPEN
+    CLOSED = lib.PG_BULK_LOAD_CLOSED
 
 
-class LoadAction(enum.IntEnum):
-    """enum pg_load_action: what a LOAD message asks for."""
+class BulkLoadAction(enum.IntEnum):
+    """enum pg_bulk_load_action: what a BULK_LOAD message asks for."""
 
     STATUS = lib.PG_LA_STATUS
     OPEN = lib.PG_LA_OPEN

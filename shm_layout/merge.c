@@ -16,7 +16,7 @@ struct merge {
     const struct pg_arena *from;
     struct pg_source *source;
     struct pg_fault *why;
-    uint32_t namespaces, topics, watermarks, loads, sessions, watches, slots;  /* rows taken */
+    uint32_t namespaces, topics, watermarks, bulk_loads, sessions, watches, slots;  /* rows taken */
     uint64_t wanted_slots, wanted_granules;
 };
 
@@ -200,7 +200,7 @@ static bool slots_fit(const struct merge *g)
                 (uint64_t)g->to->blobs.granules * PG_GRANULE);
 }
 
-/* ---- watermarks and loads
+/* ---- watermarks and bulk loads
  * --------------------------------------------------------------------------- */
 
 static bool watermark_merge(struct merge *g, uint32_t i, uint32_t row)
@@ -232,20 +232,20 @@ static bool watermarks_merge(struct merge *g)
     return fits(g, "watch keys in use", g->watermarks, g->to->watermark_rows);
 }
 
-/* Partitions of one namespace know different rows of one load: each of them learns all. */
-static uint32_t load_merge(struct merge *g, uint32_t i)
+/* Partitions of one namespace know different rows of one bulk load: each of them learns all. */
+static uint32_t bulk_load_merge(struct merge *g, uint32_t i)
 {
-    struct pg_load l = g->from->loads[i];
-    uint32_t row = load_find(g->to, l.id);
+    struct pg_bulk_load l = g->from->bulk_loads[i];
+    uint32_t row = bulk_load_find(g->to, l.id);
     l.namespace_row = g->source->namespaces[l.namespace_row];
     if (row == PG_NIL) {
-        row = g->loads++;
-        if (row < g->to->load_rows)
-            load_write(g->to, row, &l);
+        row = g->bulk_loads++;
+        if (row < g->to->bulk_load_rows)
+            bulk_load_write(g->to, row, &l);
     }
-    if (row >= g->to->load_rows)
+    if (row >= g->to->bulk_load_rows)
         return row;
-    struct pg_load *to = &g->to->loads[row];
+    struct pg_bulk_load *to = &g->to->bulk_loads[row];
     if (to->namespace_row != l.namespace_row || to->uid != l.uid)
         return PG_NIL;
     to->fencing_token = l.fencing_token > to->fencing_token ? l.fencing_token : to->fencing_token;
@@ -254,33 +254,33 @@ static uint32_t load_merge(struct merge *g, uint32_t i)
     return row;
 }
 
-static bool load_block_merge(struct merge *g, uint32_t block, uint32_t load)
+static bool bulk_load_block_merge(struct merge *g, uint32_t block, uint32_t bulk_load)
 {
-    const struct pg_load_part part = load_part(g->from, block);
-    for (uint32_t i = 0; i < PG_LOAD_BLOCK_ROWS; i++)
+    const struct pg_bulk_load_part part = bulk_load_part(g->from, block);
+    for (uint32_t i = 0; i < PG_BULK_LOAD_BLOCK_ROWS; i++)
         if ((part.bits[i / 64] >> i % 64 & 1) != 0 &&
-            !load_mark(g->to, load, part.number * PG_LOAD_BLOCK_ROWS + i))
-            return fits(g, "rows of loads in use", g->to->load_block_rows + 1ull,
-                        g->to->load_block_rows);
+            !bulk_load_mark(g->to, bulk_load, part.number * PG_BULK_LOAD_BLOCK_ROWS + i))
+            return fits(g, "rows of bulk loads in use", g->to->bulk_load_block_rows + 1ull,
+                        g->to->bulk_load_block_rows);
     return true;
 }
 
-static bool loads_merge(struct merge *g)
+static bool bulk_loads_merge(struct merge *g)
 {
-    for (uint32_t i = 0; i < g->from->load_rows; i++) {
-        const struct pg_load *l = &g->from->loads[i];
-        const bool here = l->state != PG_LOAD_NONE &&
+    for (uint32_t i = 0; i < g->from->bulk_load_rows; i++) {
+        const struct pg_bulk_load *l = &g->from->bulk_loads[i];
+        const bool here = l->state != PG_BULK_LOAD_NONE &&
                           g->source->namespaces[l->namespace_row] != PG_NIL;
-        g->source->loads[i] = here ? load_merge(g, i) : PG_NIL;
-        if (here && g->source->loads[i] == PG_NIL)
-            return fault_set(g->why, "merge", "one id of two loads", i, 0, 0);
+        g->source->bulk_loads[i] = here ? bulk_load_merge(g, i) : PG_NIL;
+        if (here && g->source->bulk_loads[i] == PG_NIL)
+            return fault_set(g->why, "merge", "one id of two bulk loads", i, 0, 0);
     }
-    if (!fits(g, "loads in use", g->loads, g->to->load_rows))
+    if (!fits(g, "bulk loads in use", g->bulk_loads, g->to->bulk_load_rows))
         return false;
-    for (uint32_t i = 0; i < g->from->load_block_rows; i++) {
-        const uint32_t load = g->from->load_blocks[i].load;
-        if (load != 0 && g->source->loads[load - 1] != PG_NIL &&
-            !load_block_merge(g, i, g->source->loads[load - 1]))
+    for (uint32_t i = 0; i < g->from->bulk_load_block_rows; i++) {
+        const uint32_t bulk_load = g->from->bulk_load_blocks[i].bulk_load;
+        if (bulk_load != 0 && g->source->bulk_loads[bulk_load - 1] != PG_NIL &&
+            !bulk_load_block_merge(g, i, g->source->bulk_loads[bulk_load - 1]))
             return false;
     }
     return true;
@@ -293,9 +293,9 @@ static bool loads_merge(struct merge *g)
  * of the record will be applied. */
 static void session_rename(struct merge *g, struct pg_session *s)
 {
-    const bool in_load = s->load != 0 && s->load <= g->from->load_rows;
-    const uint32_t load = in_load ? g->source->loads[s->load - 1] : PG_NIL;
-    s->load = load == PG_NIL ? 0 : load + 1ull;
+    const bool in_bulk_load = s->bulk_load != 0 && s->bulk_load <= g->from->bulk_load_rows;
+    const uint32_t bulk_load = in_bulk_load ? g->source->bulk_loads[s->bulk_load - 1] : PG_NIL;
+    s->bulk_load = bulk_load == PG_NIL ? 0 : bulk_load + 1ull;
     if (s->intent[0] == 0)
         return;
     const uint32_t watermark = s->intent[3] < g->from->watermark_rows ? g->source->watermarks[s->intent[3]]
@@ -627,6 +627,6 @@ int pg_merge(struct pg_arena *to, struct pg_source *sources, uint32_t count,
            each(&g, sources, count, namespaces_merge) &&
            each(&g, sources, count, topics_merge) && each(&g, sources, count, slots_count) &&
            slots_fit(&g) && each(&g, sources, count, watermarks_merge) &&
-           each(&g, sources, count, loads_merge) && each(&g, sources, count, sessions_merge) &&
+           each(&g, sources, count, bulk_loads_merge) && each(&g, sources, count, sessions_merge) &&
            each(&g, sources, count, slots_merge) && replay_merge(&g, sources, count);
 }

@@ -14,7 +14,7 @@ _SCRATCH = {
     "namespaces": lib.PG_R_NAMESPACES,
     "topics": lib.PG_R_TOPICS,
     "watermarks": lib.PG_R_WATERMARKS,
-    "loads": lib.PG_R_LOADS,
+    "bulk_loads": lib.PG_R_BULK_LOADS,
 }
 
 
@@ -38,7 +38,7 @@ class Census:
     outcomes: int = 0
     watermarks: int = 0
     notices: int = 0
-    loads: int = 0
+    bulk_loads: int = 0
     topics: int = 0
     digest: int = 0
     settings: int = 0
@@ -53,7 +53,7 @@ class Census:
     @property
     def empty(self) -> bool:
         """True if it has its name and its settings alone."""
-        return not any((self.digest, self.streams, self.topics, self.loads))
+        return not any((self.digest, self.streams, self.topics, self.bulk_loads))
 
 
 _FIELDS = tuple(field.name for field in fields(Census))

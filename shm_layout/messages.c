@@ -262,19 +262,20 @@ static bool handle_bye(struct pg_arena *a, struct request *q, struct sink *out,
     return true;
 }
 
-/* ---- loads --------------------------------------------------------------------------------- */
+/* ---- bulk loads ---------------------------------------------------------------------------------
+ * */
 
-static bool load_ask_read(const uint8_t *body, uint64_t bytes, struct pg_load_ask *ask,
+static bool bulk_load_ask_read(const uint8_t *body, uint64_t bytes, struct pg_bulk_load_ask *ask,
                           struct refusal *why)
 {
-    static const uint8_t none[sizeof ask->load];
+    static const uint8_t none[sizeof ask->bulk_load];
     if (bytes < sizeof *ask)
         return refused(why, PG_ERR_MALFORMED, bytes, sizeof *ask);
     memcpy(ask, body, sizeof *ask);
     const bool named = ask->action == PG_LA_OPEN || ask->action == PG_LA_CLOSE;
-    if (ask->action >= PG_LOAD_ACTIONS || memcmp(ask->load, none, sizeof none) == 0 ||
+    if (ask->action >= PG_BULK_LOAD_ACTIONS || memcmp(ask->bulk_load, none, sizeof none) == 0 ||
         (!named && ask->fencing_token != 0) || (ask->action != PG_LA_STATUS && ask->from != 0))
-        return refused(why, PG_ERR_MALFORMED, offsetof(struct pg_load_ask, action), ask->action);
+        return refused(why, PG_ERR_MALFORMED, offsetof(struct pg_bulk_load_ask, action), ask->action);
     if (bytes != sizeof *ask + ask->name_len || named != (ask->name_len != 0) ||
         ask->name_len > PG_NAMESPACE_MAX ||
         !name_sound((struct name){(const char *)body + sizeof *ask, ask->name_len}))
@@ -282,25 +283,25 @@ static bool load_ask_read(const uint8_t *body, uint64_t bytes, struct pg_load_as
     return true;
 }
 
-static bool load_refused(const struct pg_arena *a, const struct pg_load_ask *ask, uint32_t load,
+static bool bulk_load_refused(const struct pg_arena *a, const struct pg_bulk_load_ask *ask, uint32_t bulk_load,
                          unsigned status, uint32_t uid, struct refusal *why)
 {
     switch (status) {
     case PG_ST_NONE: return true;
     case PG_ST_DENIED: return refused(why, PG_ERR_DENIED, uid, 0);
-    case PG_ST_FENCED: return refused(why, PG_ERR_FENCED, a->loads[load].fencing_token, ask->fencing_token);
-    case PG_ST_FULL_LOADS: return refused(why, PG_ERR_LOADS_FULL, a->load_rows, 0);
+    case PG_ST_FENCED: return refused(why, PG_ERR_FENCED, a->bulk_loads[bulk_load].fencing_token, ask->fencing_token);
+    case PG_ST_FULL_BULK_LOADS: return refused(why, PG_ERR_BULK_LOADS_FULL, a->bulk_load_rows, 0);
     default: return refused(why, PG_ERR_BUSY, status, 0);
     }
 }
 
 /* Of OPEN and CLOSE. */
-static bool load_begun(struct pg_arena *a, const struct pg_load_ask *ask, const uint8_t *body,
+static bool bulk_load_begun(struct pg_arena *a, const struct pg_bulk_load_ask *ask, const uint8_t *body,
                        uint32_t uid, struct refusal *why)
 {
     const struct name name = {(const char *)body + sizeof *ask, ask->name_len};
-    struct pg_load wanted = {.fencing_token = ask->fencing_token, .uid = uid,
-                             .state = ask->action == PG_LA_OPEN ? PG_LOAD_OPEN : PG_LOAD_CLOSED};
+    struct pg_bulk_load wanted = {.fencing_token = ask->fencing_token, .uid = uid,
+                             .state = ask->action == PG_LA_OPEN ? PG_BULK_LOAD_OPEN : PG_BULK_LOAD_CLOSED};
     uint32_t status;
     unsigned refusal;
     if (guard_of(a, names_find_namespace(a, name), uid) == GUARD_DENIED)
@@ -312,90 +313,90 @@ static bool load_begun(struct pg_arena *a, const struct pg_load_ask *ask, const 
         return namespaces_full(a, why);
     if (wanted.namespace_row == PG_NIL)
         return refused(why, PG_ERR_BUSY, status, 0);
-    memcpy(wanted.id, ask->load, sizeof wanted.id);
-    const uint32_t load = load_claim(a, &wanted, &refusal);
+    memcpy(wanted.id, ask->bulk_load, sizeof wanted.id);
+    const uint32_t bulk_load = bulk_load_claim(a, &wanted, &refusal);
     a->durable |= a->namespaces[wanted.namespace_row].durability != 0;
-    return load_refused(a, ask, load, refusal, uid, why);
+    return bulk_load_refused(a, ask, bulk_load, refusal, uid, why);
 }
 
 /* Of STATUS and FORGET; uid PG_NIL: an administrator. */
-static bool load_allowed(const struct pg_arena *a, uint32_t load, uint32_t uid,
+static bool bulk_load_allowed(const struct pg_arena *a, uint32_t bulk_load, uint32_t uid,
                          struct refusal *why)
 {
-    return load == PG_NIL || uid == PG_NIL || a->loads[load].uid == uid ||
+    return bulk_load == PG_NIL || uid == PG_NIL || a->bulk_loads[bulk_load].uid == uid ||
            refused(why, PG_ERR_DENIED, uid, 0);
 }
 
-static bool load_apply(struct pg_arena *a, const struct pg_load_ask *ask, const uint8_t *body,
+static bool bulk_load_apply(struct pg_arena *a, const struct pg_bulk_load_ask *ask, const uint8_t *body,
                        uint32_t uid, struct refusal *why)
 {
-    const uint32_t load = load_find(a, ask->load);
+    const uint32_t bulk_load = bulk_load_find(a, ask->bulk_load);
     if (ask->action == PG_LA_OPEN || ask->action == PG_LA_CLOSE)
-        return load_begun(a, ask, body, uid, why);
-    if (!load_allowed(a, load, uid, why))
+        return bulk_load_begun(a, ask, body, uid, why);
+    if (!bulk_load_allowed(a, bulk_load, uid, why))
         return false;
-    if (ask->action == PG_LA_STATUS || load == PG_NIL)
+    if (ask->action == PG_LA_STATUS || bulk_load == PG_NIL)
         return true;
     if (wal_buffer_full(a))
         return refused(why, PG_ERR_BUSY, PG_ST_BUSY, 0);
-    load_forget(a, load);
+    bulk_load_forget(a, bulk_load);
     return true;
 }
 
 /* Returns how many parts follow the info, whose `next` says where the next ones begin. */
-static uint32_t load_report(const struct pg_arena *a, const struct pg_load_ask *ask,
-                            struct pg_load_info *info, uint32_t picked[LOAD_PARTS])
+static uint32_t bulk_load_report(const struct pg_arena *a, const struct pg_bulk_load_ask *ask,
+                            struct pg_bulk_load_info *info, uint32_t picked[BULK_LOAD_PARTS])
 {
-    const uint32_t load = load_find(a, ask->load);
-    *info = (struct pg_load_info){.next = UINT64_MAX};
-    memcpy(info->load, ask->load, sizeof info->load);
-    if (load == PG_NIL)
+    const uint32_t bulk_load = bulk_load_find(a, ask->bulk_load);
+    *info = (struct pg_bulk_load_info){.next = UINT64_MAX};
+    memcpy(info->bulk_load, ask->bulk_load, sizeof info->bulk_load);
+    if (bulk_load == PG_NIL)
         return 0;
-    *info = load_info(a, load);
-    return ask->action == PG_LA_STATUS ? load_pick(a, load, ask->from, picked, &info->next) : 0;
+    *info = bulk_load_info(a, bulk_load);
+    return ask->action == PG_LA_STATUS ? bulk_load_pick(a, bulk_load, ask->from, picked, &info->next) : 0;
 }
 
-static void load_reply(const struct pg_arena *a, const struct pg_load_info *info,
+static void bulk_load_reply(const struct pg_arena *a, const struct pg_bulk_load_info *info,
                        const uint32_t *picked, uint32_t count, struct sink *out)
 {
     sink_put(out, info, sizeof *info);
     for (uint32_t i = 0; i < count; i++) {
-        const struct pg_load_part part = load_part(a, picked[i]);
+        const struct pg_bulk_load_part part = bulk_load_part(a, picked[i]);
         sink_put(out, &part, sizeof part);
     }
 }
 
-static bool handle_load(struct pg_arena *a, struct request *q, struct sink *out,
+static bool handle_bulk_load(struct pg_arena *a, struct request *q, struct sink *out,
                         struct refusal *why)
 {
     const uint8_t *body = q->bytes + sizeof q->frame;
     struct pg_session *s;
-    struct pg_load_ask ask;
-    struct pg_load_info info;
-    uint32_t picked[LOAD_PARTS];
+    struct pg_bulk_load_ask ask;
+    struct pg_bulk_load_info info;
+    uint32_t picked[BULK_LOAD_PARTS];
     if (!session_of(a, q, &s, why) ||
-        !load_ask_read(body, q->len - sizeof q->frame, &ask, why) ||
-        !load_apply(a, &ask, body, q->uid, why))
+        !bulk_load_ask_read(body, q->len - sizeof q->frame, &ask, why) ||
+        !bulk_load_apply(a, &ask, body, q->uid, why))
         return false;
-    const uint32_t count = load_report(a, &ask, &info, picked);
+    const uint32_t count = bulk_load_report(a, &ask, &info, picked);
     reply_head(q, out, count);
-    load_reply(a, &info, picked, count, out);
+    bulk_load_reply(a, &info, picked, count, out);
     return true;
 }
 
-int pg_load_admin(struct pg_arena *a, const void *body, uint64_t bytes, void *out_bytes,
+int pg_bulk_load_admin(struct pg_arena *a, const void *body, uint64_t bytes, void *out_bytes,
                   uint64_t *used, uint64_t detail[2])
 {
     struct refusal why = {PG_ERR_NONE, {0, 0}};
     struct sink out = {out_bytes, 0, PG_MESSAGE_MAX, false};
-    struct pg_load_ask ask;
-    struct pg_load_info info;
-    uint32_t picked[LOAD_PARTS];
-    if (load_ask_read(body, bytes, &ask, &why) && ask.name_len != 0)
-        refused(&why, PG_ERR_MALFORMED, offsetof(struct pg_load_ask, action), ask.action);
-    if (why.error == PG_ERR_NONE && load_apply(a, &ask, body, PG_NIL, &why)) {
-        const uint32_t count = load_report(a, &ask, &info, picked);
-        load_reply(a, &info, picked, count, &out);
+    struct pg_bulk_load_ask ask;
+    struct pg_bulk_load_info info;
+    uint32_t picked[BULK_LOAD_PARTS];
+    if (bulk_load_ask_read(body, bytes, &ask, &why) && ask.name_len != 0)
+        refused(&why, PG_ERR_MALFORMED, offsetof(struct pg_bulk_load_ask, action), ask.action);
+    if (why.error == PG_ERR_NONE && bulk_load_apply(a, &ask, body, PG_NIL, &why)) {
+        const uint32_t count = bulk_load_report(a, &ask, &info, picked);
+        bulk_load_reply(a, &info, picked, count, &out);
     }
     wal_buffer_settle(a);
     *used = out.used;
@@ -426,7 +427,7 @@ static bool dispatch(struct pg_arena *a, struct request *q, struct sink *out,
     case PG_M_BYE: return handle_bye(a, q, out, why);
     case PG_M_ACK: return handle_ack(a, q, why);
     case PG_M_PING: return handle_ping(a, q, out, why);
-    case PG_M_LOAD: return handle_load(a, q, out, why);
+    case PG_M_BULK_LOAD: return handle_bulk_load(a, q, out, why);
     default: return refused(why, PG_ERR_UNKNOWN_MESSAGE, q->frame.message, 0);
     }
 }

@@ -80,7 +80,7 @@ static const uint16_t refusals[] = {
     [PG_ST_OVERFLOW] = COUNTER(refused_other),
     [PG_ST_WAL] = COUNTER(refused_wal),
     [PG_ST_STOPPING] = COUNTER(refused_stopping),
-    [PG_ST_FULL_LOADS] = COUNTER(refused_loads),
+    [PG_ST_FULL_BULK_LOADS] = COUNTER(refused_bulk_loads),
     [PG_ST_FENCED] = COUNTER(refused_fenced),
     [PG_ST_CLOSED] = COUNTER(refused_fenced),
 };

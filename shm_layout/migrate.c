@@ -143,29 +143,29 @@ static bool watermarks_migrate(struct pg_arena *to, const struct pg_arena *from,
 }
 
 /* Rows keep their numbers: blocks and sessions name them. */
-static bool loads_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why)
+static bool bulk_loads_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault *why)
 {
-    for (uint32_t i = to->load_rows; i < from->load_rows; i++)
-        if (from->loads[i].state != PG_LOAD_NONE)
-            return fits(why, "loads in use", i + 1, to->load_rows);
-    for (uint32_t i = 0; i < from->load_rows && i < to->load_rows; i++)
-        to->loads[i] = from->loads[i];
+    for (uint32_t i = to->bulk_load_rows; i < from->bulk_load_rows; i++)
+        if (from->bulk_loads[i].state != PG_BULK_LOAD_NONE)
+            return fits(why, "bulk loads in use", i + 1, to->bulk_load_rows);
+    for (uint32_t i = 0; i < from->bulk_load_rows && i < to->bulk_load_rows; i++)
+        to->bulk_loads[i] = from->bulk_loads[i];
     return true;
 }
 
-static bool load_blocks_migrate(struct pg_arena *to, const struct pg_arena *from,
+static bool bulk_load_blocks_migrate(struct pg_arena *to, const struct pg_arena *from,
                                 struct pg_fault *why)
 {
     uint32_t used = 0;
-    for (uint32_t i = 0; i < from->load_block_rows; i++) {
-        if (from->load_blocks[i].load == 0)
+    for (uint32_t i = 0; i < from->bulk_load_block_rows; i++) {
+        if (from->bulk_load_blocks[i].bulk_load == 0)
             continue;
-        if (used == to->load_block_rows)
-            return fits(why, "rows of loads in use", used + 1, to->load_block_rows);
-        const struct pg_load_part part = load_part(from, i);
-        memcpy(to->load_bits + (uint64_t)used * PG_LOAD_BLOCK_ROWS / 64, part.bits,
+        if (used == to->bulk_load_block_rows)
+            return fits(why, "rows of bulk loads in use", used + 1, to->bulk_load_block_rows);
+        const struct pg_bulk_load_part part = bulk_load_part(from, i);
+        memcpy(to->bulk_load_bits + (uint64_t)used * PG_BULK_LOAD_BLOCK_ROWS / 64, part.bits,
                sizeof part.bits);
-        to->load_blocks[used++] = from->load_blocks[i];
+        to->bulk_load_blocks[used++] = from->bulk_load_blocks[i];
     }
     return true;
 }
@@ -295,8 +295,8 @@ int pg_migrate(struct pg_arena *to, const struct pg_arena *from, struct pg_fault
     accounts_migrate(to, from);
     return names_migrate(to, from, why) && sessions_migrate(to, from, why) &&
            replay_migrate(to, from, why) && watches_migrate(to, from, why) &&
-           watermarks_migrate(to, from, why) && loads_migrate(to, from, why) &&
-           load_blocks_migrate(to, from, why) && slots_migrate(to, from, why) &&
+           watermarks_migrate(to, from, why) && bulk_loads_migrate(to, from, why) &&
+           bulk_load_blocks_migrate(to, from, why) && slots_migrate(to, from, why) &&
            pg_rebuild(to, from->header->now_ns, why);
 }
 
@@ -334,7 +334,7 @@ static bool regions_convert(struct pg_arena *to, const struct pg_arena *from,
     static const enum pg_region_id authoritative[] = {
         PG_R_METRICS, PG_R_HISTOGRAMS, PG_R_HOT, PG_R_COLD, PG_R_BLOBS, PG_R_NAMESPACES,
         PG_R_TOPICS, PG_R_ACCOUNTS, PG_R_REPLAY_BUFFER, PG_R_WATCHES, PG_R_WATERMARKS, PG_R_TIMESTAMPS,
-        PG_R_LOADS, PG_R_LOAD_BLOCKS, PG_R_LOAD_BITS,
+        PG_R_BULK_LOADS, PG_R_BULK_LOAD_BLOCKS, PG_R_BULK_LOAD_BITS,
     };
     for (uint32_t i = 0; i < sizeof authoritative / sizeof authoritative[0]; i++)
         if (!region_convert(to, from, authoritative[i], why))

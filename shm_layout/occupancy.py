@@ -77,11 +77,15 @@ def _level(wheel: Any, number: int, counts: memoryview) -> Level:
 
 
 def tables(arena: Handle) -> list[Fill]:
-    """The tables of names and loads."""
+    """The tables of names and bulk loads."""
     return [
         *_names(arena),
-        Fill("loads", int(arena.metrics.loads), _count(arena, lib.PG_R_LOADS)),
-        Fill("load blocks", int(arena.metrics.load_blocks), _count(arena, lib.PG_R_LOAD_BLOCKS)),
+        Fill("bulk loads", int(arena.metrics.bulk_loads), _count(arena, lib.PG_R_BULK_LOADS)),
+        Fill(
+            "bulk load blocks",
+            int(arena.metrics.bulk_load_blocks),
+            _count(arena, lib.PG_R_BULK_LOAD_BLOCKS),
+        ),
     ]
 
 

@@ -57,17 +57,17 @@ struct pg_arena {
     struct pg_watched *watermarks;
     struct key_index watermark_index;
     uint32_t watch_rows, watermark_rows;
-    struct pg_load *loads;
-    struct pg_load_block *load_blocks;
-    uint64_t *load_bits;
-    struct key_index load_index;
-    uint32_t load_rows, load_block_rows;
-    uint32_t free_load_block;     /* the chain's first; PG_NIL = none */
-    uint32_t load_block;          /* that a row was last looked up in, or PG_NIL */
-    uint32_t load;                /* of the running batch */
-    unsigned load_status;         /* why no row of that batch is admitted, or PG_ST_NONE */
-    bool in_load;                 /* the record under way is a row: */
-    uint64_t load_row;
+    struct pg_bulk_load *bulk_loads;
+    struct pg_bulk_load_block *bulk_load_blocks;
+    uint64_t *bulk_load_bits;
+    struct key_index bulk_load_index;
+    uint32_t bulk_load_rows, bulk_load_block_rows;
+    uint32_t free_bulk_load_block;     /* the chain's first; PG_NIL = none */
+    uint32_t bulk_load_block;     /* that a row was last looked up in, or PG_NIL */
+    uint32_t bulk_load;           /* of the running batch */
+    unsigned bulk_load_status;    /* why no row of that batch is admitted, or PG_ST_NONE */
+    bool in_bulk_load;            /* the record under way is a row: */
+    uint64_t bulk_load_row;
     const struct put *parking;    /* the record under way parks this; NULL = it does not */
     struct pg_wal_buffer *wal_buffer;       /* NULL: no WAL */
     uint8_t *ring;
@@ -198,9 +198,9 @@ uint64_t frame_bytes(enum pg_wal_type type, uint64_t extra);
  * readable, and as many bytes as the head says. */
 bool frame_fits(const struct pg_frame_head *f);
 /* What stands between body and key. */
-static inline uint64_t wal_row_bytes(uint32_t in_load)
+static inline uint64_t wal_row_bytes(uint32_t in_bulk_load)
 {
-    return in_load != 0 ? sizeof(struct pg_wal_row) : 0;
+    return in_bulk_load != 0 ? sizeof(struct pg_wal_row) : 0;
 }
 static inline uint64_t wal_watch_extra(uint32_t keys, uint64_t bytes)
 {
@@ -215,7 +215,7 @@ struct pg_wal_watch wal_watch_of(const struct pg_arena *a, uint32_t slot, const 
                              const struct pg_operation *op, uint64_t ticket);
 struct pg_wal_watermark wal_watermark_of(uint32_t row, const struct pg_watched *l, bool born);
 struct pg_wal_entry wal_entry_of(uint64_t position, const struct pg_entry *e);
-struct pg_wal_load wal_load_of(const struct pg_load *l);
+struct pg_wal_bulk_load wal_bulk_load_of(const struct pg_bulk_load *l);
 
 /* ---- the WAL buffer ---------------------------------------------------------------- */
 
@@ -247,8 +247,8 @@ void wal_append_session(struct pg_arena *a, const struct pg_session *s);
 void wal_append_opened(struct pg_arena *a, const struct pg_session *s, uint64_t id, struct name name);
 /* A notice that is going to be the newest entry. */
 void wal_append_entry(struct pg_arena *a, const struct pg_entry *e);
-void wal_append_load(struct pg_arena *a, const struct pg_load *fields);
-void wal_append_done(struct pg_arena *a, uint32_t load, uint64_t row);
+void wal_append_bulk_load(struct pg_arena *a, const struct pg_bulk_load *fields);
+void wal_append_done(struct pg_arena *a, uint32_t bulk_load, uint64_t row);
 
 void wal_buffer_init(struct pg_arena *a);                     /* of a zeroed region */
 void wal_buffer_settle(struct pg_arena *a);                   /* ends every call that may append */
@@ -420,47 +420,48 @@ bool quota_admits(struct pg_arena *a, const struct put *put, uint64_t granules, 
 void quotas_rebuild(struct pg_arena *a);             /* counts at 0: linking the slots counts */
 bool quotas_check(const struct pg_arena *a, struct pg_fault *fault);
 
-/* ---- loads: rows that are done once --------------------------------------------------------- */
+/* ---- bulk loads: rows that are done once
+ * --------------------------------------------------------- */
 
-uint32_t load_find(const struct pg_arena *a, const uint8_t id[16]);     /* PG_NIL: none */
-uint32_t load_row_for_new(const struct pg_arena *a);                    /* PG_NIL: all in use */
-/* A new load in that row, as its fields say. */
-void load_write(struct pg_arena *a, uint32_t load, const struct pg_load *fields);
-/* The load of this id, begun if need be, for a run with this fencing token; a state above its own
- * takes its place. *status = NONE, or why not: DENIED, FENCED, FULL_LOADS, BUSY, WAL. */
-uint32_t load_claim(struct pg_arena *a, const struct pg_load *wanted, unsigned *status);
-void load_forget(struct pg_arena *a, uint32_t load);
-void load_drop(struct pg_arena *a, uint32_t load);      /* the same, not appended */
+uint32_t bulk_load_find(const struct pg_arena *a, const uint8_t id[16]);     /* PG_NIL: none */
+uint32_t bulk_load_row_for_new(const struct pg_arena *a);               /* PG_NIL: all in use */
+/* A new bulk load in that row, as its fields say. */
+void bulk_load_write(struct pg_arena *a, uint32_t bulk_load, const struct pg_bulk_load *fields);
+/* The bulk load of this id, begun if need be, for a run with this fencing token; a state above its
+ * own takes its place. *status = NONE, or why not: DENIED, FENCED, FULL_BULK_LOADS, BUSY, WAL. */
+uint32_t bulk_load_claim(struct pg_arena *a, const struct pg_bulk_load *wanted, unsigned *status);
+void bulk_load_forget(struct pg_arena *a, uint32_t bulk_load);
+void bulk_load_drop(struct pg_arena *a, uint32_t bulk_load); /* the same, not appended */
 /* Sets a row's bit. False: there is no block for it. */
-bool load_mark(struct pg_arena *a, uint32_t load, uint64_t row);
+bool bulk_load_mark(struct pg_arena *a, uint32_t bulk_load, uint64_t row);
 /* Whether a row is done; needs authoritative state only. */
-bool load_row_visible(const struct pg_arena *a, const struct pg_wal_row *row);
+bool bulk_load_row_visible(const struct pg_arena *a, const struct pg_wal_row *row);
 /* Before the records of a batch, of that namespace. */
-void load_begin(struct pg_arena *a, struct pg_session *s, const struct pg_rows *rows,
+void bulk_load_begin(struct pg_arena *a, struct pg_session *s, const struct pg_rows *rows,
                 uint32_t namespace_row);
 /* Of a PUT, before it is applied: whether this row may be done. False: answered. */
-bool load_admits(struct pg_arena *a, const struct key *key, uint64_t row, struct pg_result *r);
+bool bulk_load_admits(struct pg_arena *a, const struct key *key, uint64_t row, struct pg_result *r);
 /* Whether a PUT or UNPARK with this status has done the row, by what it said in its frame. */
-static inline bool load_counts(unsigned status)
+static inline bool bulk_load_counts(unsigned status)
 {
     return (status != PG_ST_NONE && status <= PG_ST_EXTENDED) || status == PG_ST_PARKED ||
            status == PG_ST_UNPARKED;
 }
 /* After it: what is done is marked so. */
-void load_settle(struct pg_arena *a, const struct pg_result *r);
+void bulk_load_settle(struct pg_arena *a, const struct pg_result *r);
 /* Of a CANCEL, before it is applied: the row will not be done any more. False: answered. */
-bool load_void(struct pg_arena *a, const struct key *key, uint64_t row, struct pg_result *r);
+bool bulk_load_void(struct pg_arena *a, const struct key *key, uint64_t row, struct pg_result *r);
 /* Of the record that a session was about: whether its row is marked; marks it. */
-bool load_has_row(const struct pg_arena *a, const struct pg_session *s);
-void load_recover(struct pg_arena *a, const struct pg_session *s);
-#define LOAD_PARTS 64             /* blocks in one answer to STATUS */
-uint32_t load_pick(const struct pg_arena *a, uint32_t load, uint64_t from,
-                   uint32_t picked[LOAD_PARTS], uint64_t *next);
-struct pg_load_info load_info(const struct pg_arena *a, uint32_t load);
-struct pg_load_part load_part(const struct pg_arena *a, uint32_t block);
-void loads_init(struct pg_arena *a);
-bool loads_rebuild(struct pg_arena *a, struct pg_fault *why);
-bool loads_check(const struct pg_arena *a, struct pg_fault *fault);
+bool bulk_load_has_row(const struct pg_arena *a, const struct pg_session *s);
+void bulk_load_recover(struct pg_arena *a, const struct pg_session *s);
+#define BULK_LOAD_PARTS 64        /* blocks in one answer to STATUS */
+uint32_t bulk_load_pick(const struct pg_arena *a, uint32_t bulk_load, uint64_t from,
+                   uint32_t picked[BULK_LOAD_PARTS], uint64_t *next);
+struct pg_bulk_load_info bulk_load_info(const struct pg_arena *a, uint32_t bulk_load);
+struct pg_bulk_load_part bulk_load_part(const struct pg_arena *a, uint32_t block);
+void bulk_loads_init(struct pg_arena *a);
+bool bulk_loads_rebuild(struct pg_arena *a, struct pg_fault *why);
+bool bulk_loads_check(const struct pg_arena *a, struct pg_fault *fault);
 
 /* ---- watermarks: watch keys ---------------------------------------------------------------- */
 
@@ -562,7 +563,7 @@ static inline bool is_operation(const struct pg_arena *a, uint32_t slot)
 {
     return (a->slots.hot[slot].flags & PG_F_OPERATION) != 0;
 }
-static inline bool is_loaded(const struct pg_hot *h) { return (h->flags & PG_F_LOADED) != 0; }
+static inline bool is_bulk_loaded(const struct pg_hot *h) { return (h->flags & PG_F_BULK_LOADED) != 0; }
 /* For a walk over all slots: fetches an operation's blob so many slots ahead. */
 #define OPERATIONS_AHEAD 16
 static inline void operation_prefetch(const struct pg_arena *a, uint32_t slot)

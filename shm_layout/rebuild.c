@@ -258,7 +258,7 @@ int rebuild_begin(struct pg_arena *a, int64_t now_ns, struct pg_fault *why)
     names_rebuild(a);
     blobs_rebuild_begin(&a->blobs);
     if (!replay_settle(a, why) || !names_check(a, why) || !watermarks_rebuild(a, why) ||
-        !loads_rebuild(a, why) || !sessions_rebuild(a, why))
+        !bulk_loads_rebuild(a, why) || !sessions_rebuild(a, why))
         return 0;
     a->rebuild = (struct rebuild){.fired = fired_ctl(a), .fired_slot = PG_NIL, .newest = PG_NIL,
                                   .outcome = PG_NIL, .unsettled = PG_NIL};

@@ -120,15 +120,16 @@ static int64_t armed_ns_in(const struct redo *r, const struct pg_wal_arm *j)
 
 /* Of a frame without a pg_timestamps; in a snapshot its number is not that of the record. */
 static uint64_t add_lsn_of(const struct redo *r) { return in_snapshot(r) ? 0 : r->frame->lsn; }
-/* ---- loads ---------------------------------------------------------------------------------- */
+/* ---- bulk loads
+ * ---------------------------------------------------------------------------------- */
 
-/* A load that is not there was forgotten since. */
+/* A bulk load that is not there was forgotten since. */
 static bool row_done(const struct redo *r, const struct pg_wal_row *row)
 {
-    const uint32_t load = load_find(r->a, row->load);
-    return below(r, "row of a load", PG_LOAD_ROW_MAX, row->row) &&
-           (load == PG_NIL || load_mark(r->a, load, row->row) ||
-            refuse(r, "no space for the rows of a load", r->a->load_block_rows, row->row));
+    const uint32_t bulk_load = bulk_load_find(r->a, row->bulk_load);
+    return below(r, "row of a bulk load", PG_BULK_LOAD_ROW_MAX, row->row) &&
+           (bulk_load == PG_NIL || bulk_load_mark(r->a, bulk_load, row->row) ||
+            refuse(r, "no space for the rows of a bulk load", r->a->bulk_load_block_rows, row->row));
 }
 
 static bool redo_done(const struct redo *r)
@@ -140,40 +141,40 @@ static bool redo_block(const struct redo *r)
 {
     const struct pg_wal_block *j = r->body;
     struct pg_wal_row row;
-    memcpy(row.load, j->load, sizeof row.load);
-    if (!below(r, "number of a block of rows", PG_LOAD_ROW_MAX / PG_LOAD_BLOCK_ROWS + 1, j->number))
+    memcpy(row.bulk_load, j->bulk_load, sizeof row.bulk_load);
+    if (!below(r, "number of a block of rows", PG_BULK_LOAD_ROW_MAX / PG_BULK_LOAD_BLOCK_ROWS + 1, j->number))
         return false;
-    for (uint32_t i = 0; i < PG_LOAD_BLOCK_ROWS; i++) {
-        row.row = j->number * PG_LOAD_BLOCK_ROWS + i;
+    for (uint32_t i = 0; i < PG_BULK_LOAD_BLOCK_ROWS; i++) {
+        row.row = j->number * PG_BULK_LOAD_BLOCK_ROWS + i;
         if ((j->bits[i / 64] >> i % 64 & 1) != 0 && !row_done(r, &row))
             return false;
     }
     return true;
 }
 
-static bool redo_load(const struct redo *r)
+static bool redo_bulk_load(const struct redo *r)
 {
-    const struct pg_wal_load *j = r->body;
-    struct pg_load l = {.fencing_token = j->fencing_token, .uid = j->uid, .namespace_row = j->namespace_row,
+    const struct pg_wal_bulk_load *j = r->body;
+    struct pg_bulk_load l = {.fencing_token = j->fencing_token, .uid = j->uid, .namespace_row = j->namespace_row,
                         .state = j->state};
-    uint32_t load = load_find(r->a, j->load);
-    if (!below(r, "state of a load", PG_LOAD_CLOSED + 1, j->state) ||
+    uint32_t bulk_load = bulk_load_find(r->a, j->bulk_load);
+    if (!below(r, "state of a bulk load", PG_BULK_LOAD_CLOSED + 1, j->state) ||
         !below(r, "a namespace that is not there", r->a->namespace_rows, j->namespace_row))
         return false;
-    if (load != PG_NIL && j->state == PG_LOAD_NONE)
-        load_drop(r->a, load);
-    if (j->state == PG_LOAD_NONE)
+    if (bulk_load != PG_NIL && j->state == PG_BULK_LOAD_NONE)
+        bulk_load_drop(r->a, bulk_load);
+    if (j->state == PG_BULK_LOAD_NONE)
         return true;
-    if (load != PG_NIL) {
-        r->a->loads[load].fencing_token = j->fencing_token;
-        r->a->loads[load].state = j->state;
+    if (bulk_load != PG_NIL) {
+        r->a->bulk_loads[bulk_load].fencing_token = j->fencing_token;
+        r->a->bulk_loads[bulk_load].state = j->state;
         return true;
     }
-    memcpy(l.id, j->load, sizeof l.id);
-    load = load_row_for_new(r->a);
-    if (load == PG_NIL)
-        return refuse(r, "no space for another load", r->a->load_rows, r->a->metrics->loads);
-    load_write(r->a, load, &l);
+    memcpy(l.id, j->bulk_load, sizeof l.id);
+    bulk_load = bulk_load_row_for_new(r->a);
+    if (bulk_load == PG_NIL)
+        return refuse(r, "no space for another bulk load", r->a->bulk_load_rows, r->a->metrics->bulk_loads);
+    bulk_load_write(r->a, bulk_load, &l);
     return true;
 }
 
@@ -202,7 +203,7 @@ static bool timer_write(const struct redo *r, const struct pg_wal_arm *j, const 
     *h = (struct pg_hot){.ctl = ctl_of(j->ticket, j->parked ? PG_S_PARKED : PG_S_ARMED),
                          .deadline_ns = j->deadline_ns,
                          .flags = (wall ? PG_F_WALL | PG_F_EXT : 0) |
-                                  (j->loaded | j->in_load ? PG_F_LOADED : 0),
+                                  (j->bulk_loaded | j->in_bulk_load ? PG_F_BULK_LOADED : 0),
                          .topic = (uint16_t)j->topic};
     timestamps_write(r, j->slot, &(struct pg_timestamps){.add_lsn = add_lsn_of(r), .armed_ns = j->armed_ns});
     armed_note(h, &a->slots.cold[j->slot], armed_ns_in(r, j));
@@ -215,7 +216,7 @@ static bool redo_arm(const struct redo *r)
     if (!slot_named(r, j->slot, j->ticket) || !time_sound(r, j->deadline_ns) ||
         !below(r, "a topic that is not there", r->a->topic_rows, j->topic) ||
         !key_sound(r, j->key_type, j->key_len, j->payload_len) ||
-        (j->in_load && !row_done(r, (const struct pg_wal_row *)(j + 1))))
+        (j->in_bulk_load && !row_done(r, (const struct pg_wal_row *)(j + 1))))
         return false;
     if (j->replaced != 0) {
         if (!slot_named(r, j->replaced_slot, j->replaced))
@@ -226,7 +227,7 @@ static bool redo_arm(const struct redo *r)
         return true;
     slot_drop(r->a, j->slot);
     r->a->slots.hot[j->slot].ctl = 0;
-    return timer_write(r, j, (const uint8_t *)(j + 1) + wal_row_bytes(j->in_load));
+    return timer_write(r, j, (const uint8_t *)(j + 1) + wal_row_bytes(j->in_bulk_load));
 }
 
 /* A snapshot may have left the slot out: then this frame is all there is of it. */
@@ -237,25 +238,25 @@ static bool redo_unpark(const struct redo *r)
                                  .wall_ns = j->wall_ns, .armed_ns = j->at_ns, .slot = j->slot,
                                  .topic = j->topic, .uid = j->uid, .payload_len = j->payload_len,
                                  .counted = j->counted, .key_len = j->key_len,
-                                 .key_type = j->key_type, .loaded = j->loaded};
+                                 .key_type = j->key_type, .bulk_loaded = j->bulk_loaded};
     if (!slot_named(r, j->slot, j->ticket) || !time_sound(r, j->deadline_ns) ||
         !below(r, "a topic that is not there", r->a->topic_rows, j->topic) ||
         !key_sound(r, j->key_type, j->key_len, j->payload_len) ||
-        (j->in_load && !row_done(r, (const struct pg_wal_row *)(j + 1))))
+        (j->in_bulk_load && !row_done(r, (const struct pg_wal_row *)(j + 1))))
         return false;
     struct pg_hot *h = &r->a->slots.hot[j->slot];
     if (!ticket_older(ctl_ticket(h->ctl), j->ticket) && h->ctl != ctl_of(j->ticket, PG_S_PARKED))
         return true;
     slot_drop(r->a, j->slot);
     h->ctl = 0;
-    return timer_write(r, &arm, (const uint8_t *)(j + 1) + wal_row_bytes(j->in_load));
+    return timer_write(r, &arm, (const uint8_t *)(j + 1) + wal_row_bytes(j->in_bulk_load));
 }
 
 static bool redo_move(const struct redo *r)
 {
     const struct pg_wal_move *j = r->body;
     if (!slot_named(r, j->slot, j->ticket) || !time_sound(r, j->deadline_ns) ||
-        (j->in_load && !row_done(r, (const struct pg_wal_row *)(j + 1))))
+        (j->in_bulk_load && !row_done(r, (const struct pg_wal_row *)(j + 1))))
         return false;
     if (!slot_holds(r->a, j->slot, j->ticket))
         return true;
@@ -601,8 +602,8 @@ int pg_redo_config(const void *frame, uint64_t bytes, struct pg_config *c, struc
     c->watches = j->watches;
     c->watermarks = j->watermarks;
     c->accounts = j->accounts;
-    c->loads = j->loads;
-    c->load_blocks = j->load_blocks;
+    c->bulk_loads = j->bulk_loads;
+    c->bulk_load_blocks = j->bulk_load_blocks;
     c->clock_kind = j->clock_kind;
     c->shard = j->shard;
     c->shards = j->shards;
@@ -634,7 +635,7 @@ static const struct rule {
     [PG_WAL_LAST] = {redo_last, IN_SNAPSHOT},
     [PG_WAL_OPENED] = {redo_nothing, IN_WAL},
     [PG_WAL_REPLIED] = {redo_nothing, IN_WAL},
-    [PG_WAL_LOAD] = {redo_load, IN_SNAPSHOT | IN_WAL},
+    [PG_WAL_BULK_LOAD] = {redo_bulk_load, IN_SNAPSHOT | IN_WAL},
     [PG_WAL_DONE] = {redo_done, IN_WAL},
     [PG_WAL_UNPARK] = {redo_unpark, IN_WAL},
     [PG_WAL_BLOCK] = {redo_block, IN_SNAPSHOT},
@@ -800,10 +801,10 @@ static void watermarks_finish(struct pg_arena *a)
     }
 }
 
-static void loads_finish(struct pg_arena *a)
+static void bulk_loads_finish(struct pg_arena *a)
 {
-    for (uint32_t i = 0; i < a->load_rows; i++)
-        a->loads[i].used_boot_ns = a->real_boot_ns;
+    for (uint32_t i = 0; i < a->bulk_load_rows; i++)
+        a->bulk_loads[i].used_boot_ns = a->real_boot_ns;
 }
 
 int pg_redo_end(struct pg_arena *a, const struct pg_redo *state, int64_t real_boot_ns,
@@ -818,7 +819,7 @@ int pg_redo_end(struct pg_arena *a, const struct pg_redo *state, int64_t real_bo
     slots_finish(a, shift_ns);
     replay_finish(a, shift_ns);
     watermarks_finish(a);
-    loads_finish(a);
+    bulk_loads_finish(a);
     if (a->wal_buffer != NULL) {
         a->wal_buffer->next_lsn = state->next_lsn;
         a->wal_buffer->committed_lsn = state->next_lsn - 1;

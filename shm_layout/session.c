@@ -197,12 +197,12 @@ static bool answer_holds(const struct pg_arena *a, const struct pg_result *r)
     }
 }
 
-/* The row of a load that is marked had its answer before, if it is one without an effect. */
+/* The row of a bulk load that is marked had its answer before, if it is one without an effect. */
 static bool row_answered(const struct pg_arena *a, const struct pg_session *s,
                          const struct pg_result *r)
 {
     const unsigned status = r->ticket & 0xff;
-    return (status == PG_ST_KEPT || status == PG_ST_UNKNOWN) && load_has_row(a, s);
+    return (status == PG_ST_KEPT || status == PG_ST_UNKNOWN) && bulk_load_has_row(a, s);
 }
 
 /* A record on a watch key goes on when it is sent again, with the count so far. Any other one
@@ -213,8 +213,8 @@ static void record_recover(struct pg_arena *a, struct pg_session *s)
     if (on_watch_key(s)) {
         trigger_recover(a, r);
     } else if ((r->ticket >> 8 != 0 && answer_holds(a, r)) || row_answered(a, s, r)) {
-        if (load_counts(r->ticket & 0xff))
-            load_recover(a, s);
+        if (bulk_load_counts(r->ticket & 0xff))
+            bulk_load_recover(a, s);
         STORE_RELEASE(&s->applied, s->applied + 1);
     } else if (!name_refused(r)) {
         *r = (struct pg_result){0, 0};

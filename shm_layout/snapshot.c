@@ -7,7 +7,7 @@
 
 #include "core.h"
 
-enum phase { HEAD, NAMESPACES, TOPICS, SLOTS, WATERMARKS, ENTRIES, LOADS, BLOCKS, LAST };
+enum phase { HEAD, NAMESPACES, TOPICS, SLOTS, WATERMARKS, ENTRIES, BULK_LOADS, BLOCKS, LAST };
 /* Slots come before watermarks, because an operation that ends forgets its own keys; and before
  * the replay buffer, where what fired meanwhile is found. */
 
@@ -71,8 +71,8 @@ static void head_sizes(const struct pg_header *h, const struct pg_purgatory *p,
     j->watches = h->regions[PG_R_WATCHES].count;
     j->watermarks = h->regions[PG_R_WATERMARKS].count;
     j->accounts = h->regions[PG_R_ACCOUNTS].count;
-    j->loads = h->regions[PG_R_LOADS].count;
-    j->load_blocks = h->regions[PG_R_LOAD_BLOCKS].count;
+    j->bulk_loads = h->regions[PG_R_BULK_LOADS].count;
+    j->bulk_load_blocks = h->regions[PG_R_BULK_LOAD_BLOCKS].count;
 }
 
 static void head_identity(const struct pg_header *h, struct pg_wal_head *j)
@@ -293,35 +293,35 @@ static bool entry_write(const struct pg_arena *a, struct pg_snapshot *s, struct 
     return out->used == before || frame_end(s);
 }
 
-/* ---- loads
+/* ---- bulk_loads
  * ------------------------------------------------------------------------------------------ */
 
-static bool load_frame_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
+static bool bulk_load_frame_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
 {
-    struct pg_load l = a->loads[s->next];
-    l.state = LOAD_ACQUIRE(&a->loads[s->next].state);
-    if (l.state == PG_LOAD_NONE || l.state > PG_LOAD_CLOSED)
+    struct pg_bulk_load l = a->bulk_loads[s->next];
+    l.state = LOAD_ACQUIRE(&a->bulk_loads[s->next].state);
+    if (l.state == PG_BULK_LOAD_NONE || l.state > PG_BULK_LOAD_CLOSED)
         return true;
-    struct pg_wal_load *j = frame_begin(s, out, PG_WAL_LOAD, 0);
+    struct pg_wal_bulk_load *j = frame_begin(s, out, PG_WAL_BULK_LOAD, 0);
     if (j == NULL)
         return false;
-    *j = wal_load_of(&l);
+    *j = wal_bulk_load_of(&l);
     return frame_end(s);
 }
 
-/* One that is given to another load meanwhile is left out: the WAL has all of that one. */
+/* One that is given to another bulk load meanwhile is left out: the WAL has all of that one. */
 static bool block_write(const struct pg_arena *a, struct pg_snapshot *s, struct sink *out)
 {
-    const struct pg_load_block *b = &a->load_blocks[s->next];
-    const uint32_t load = LOAD_ACQUIRE(&b->load);
-    if (load == 0 || load > a->load_rows)
+    const struct pg_bulk_load_block *b = &a->bulk_load_blocks[s->next];
+    const uint32_t bulk_load = LOAD_ACQUIRE(&b->bulk_load);
+    if (bulk_load == 0 || bulk_load > a->bulk_load_rows)
         return true;
     struct pg_wal_block *j = frame_begin(s, out, PG_WAL_BLOCK, 0);
     if (j == NULL)
         return false;
-    const struct pg_load_part part = load_part(a, (uint32_t)s->next);
+    const struct pg_bulk_load_part part = bulk_load_part(a, (uint32_t)s->next);
     j->number = part.number;
-    memcpy(j->load, a->loads[load - 1].id, sizeof j->load);
+    memcpy(j->bulk_load, a->bulk_loads[bulk_load - 1].id, sizeof j->bulk_load);
     memcpy(j->bits, part.bits, sizeof j->bits);
     return frame_end(s);
 }
@@ -334,7 +334,7 @@ typedef bool (*write_fn)(const struct pg_arena *a, struct pg_snapshot *s, struct
 static const write_fn writes[] = {
     [HEAD] = head_write, [NAMESPACES] = namespace_write, [TOPICS] = topic_write,
     [SLOTS] = slot_write, [WATERMARKS] = watermark_write, [ENTRIES] = entry_write,
-    [LOADS] = load_frame_write, [BLOCKS] = block_write, [LAST] = last_write,
+    [BULK_LOADS] = bulk_load_frame_write, [BLOCKS] = block_write, [LAST] = last_write,
 };
 
 static void phase_begin(const struct pg_arena *a, struct pg_snapshot *s)
@@ -342,8 +342,8 @@ static void phase_begin(const struct pg_arena *a, struct pg_snapshot *s)
     const struct pg_header *h = a->header;
     const uint64_t counts[] = {[HEAD] = 1, [NAMESPACES] = a->namespace_rows,
                                [TOPICS] = a->topic_rows, [SLOTS] = a->slots.capacity,
-                               [WATERMARKS] = a->watermark_rows, [ENTRIES] = 0, [LOADS] = a->load_rows,
-                               [BLOCKS] = a->load_block_rows, [LAST] = 1};
+                               [WATERMARKS] = a->watermark_rows, [ENTRIES] = 0, [BULK_LOADS] = a->bulk_load_rows,
+                               [BLOCKS] = a->bulk_load_block_rows, [LAST] = 1};
     s->next = s->phase == ENTRIES ? LOAD_ACQUIRE(&h->published) : 0;
     s->end = s->phase == ENTRIES ? LOAD_ACQUIRE(&h->replay_tail) : counts[s->phase];
 }

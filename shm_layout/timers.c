@@ -227,7 +227,7 @@ static void slot_write(struct pg_arena *a, uint32_t slot, uint32_t blob, const s
         .key_type = p->key.type, .ext_len = wall ? sizeof(struct pg_ext) : 0,
         .account = p->account};
     h->deadline_ns = deadline_ns;
-    h->flags = (wall ? PG_F_WALL | PG_F_EXT : 0) | (a->in_load ? PG_F_LOADED : 0);
+    h->flags = (wall ? PG_F_WALL | PG_F_EXT : 0) | (a->in_bulk_load ? PG_F_BULK_LOADED : 0);
     h->hash = p->key.hash;
     h->topic = (uint16_t)p->topic;
     armed_note(h, &a->slots.cold[slot], a->moment_ns);

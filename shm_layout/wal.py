@@ -185,7 +185,7 @@ def contents(frame: Frame) -> Contents:
     if not fields.get("key_len"):
         return Contents()
     start = fields.get("keys", 0) * size_of("pg_wal_watch_key")  # of a watch
-    start += size_of("pg_wal_row") if fields.get("in_load") else 0
+    start += size_of("pg_wal_row") if fields.get("in_bulk_load") else 0
     end = start + fields["key_len"]
     kind = fields["key_type"] if "key_type" in fields else fields["meta"] & 15
     key = decode_key(kind, rest[start:end])

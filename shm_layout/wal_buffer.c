@@ -148,7 +148,7 @@ static void asked_tell(const struct pg_arena *a, uint32_t slot, void *body, uint
     const struct pg_hot *h = &a->slots.hot[slot];
     struct pg_asked *at = (struct pg_asked *)(frame_timestamps(body, 0) + 1 - count) - 1;
     *at = (struct pg_asked){.session = a->batch_timestamps.session, .sequence = a->sequence,
-                            .deadline_ns = h->deadline_ns, .loaded = is_loaded(h)};
+                            .deadline_ns = h->deadline_ns, .bulk_loaded = is_bulk_loaded(h)};
 }
 
 /* ---- what happens ---------------------------------------------------------------------------- */
@@ -170,19 +170,19 @@ void wal_append_topic(struct pg_arena *a, uint32_t row, struct name name)
     frame_end(a);
 }
 
-static struct pg_wal_row row_of(const struct pg_arena *a, uint32_t load, uint64_t row)
+static struct pg_wal_row row_of(const struct pg_arena *a, uint32_t bulk_load, uint64_t row)
 {
     struct pg_wal_row j = {.row = row};
-    memcpy(j.load, a->loads[load].id, sizeof j.load);
+    memcpy(j.bulk_load, a->bulk_loads[bulk_load].id, sizeof j.bulk_load);
     return j;
 }
 
 /* Which row the record under way is, if it is one. Returns the byte behind it. */
 static void *row_write(const struct pg_arena *a, void *at)
 {
-    if (LIKELY(!a->in_load))
+    if (LIKELY(!a->in_bulk_load))
         return at;
-    *(struct pg_wal_row *)at = row_of(a, a->load, a->load_row);
+    *(struct pg_wal_row *)at = row_of(a, a->bulk_load, a->bulk_load_row);
     return (struct pg_wal_row *)at + 1;
 }
 
@@ -194,13 +194,13 @@ void wal_append_unpark(struct pg_arena *a, uint32_t slot)
     const struct pg_wal_arm j = wal_arm_of(a, slot, h, c, ctl_ticket(h->ctl));
     const uint32_t bytes = c->key_len + c->payload_len;
     struct pg_wal_unpark *body =
-        frame_begin_with(a, PG_WAL_UNPARK, wal_row_bytes(a->in_load) + bytes, BEGUN);
+        frame_begin_with(a, PG_WAL_UNPARK, wal_row_bytes(a->in_bulk_load) + bytes, BEGUN);
     *body = (struct pg_wal_unpark){.ticket = j.ticket, .deadline_ns = j.deadline_ns,
                                  .wall_ns = j.wall_ns, .at_ns = a->moment_ns, .slot = slot,
                                  .topic = j.topic, .uid = j.uid, .payload_len = j.payload_len,
-                                 .counted = j.counted, .in_load = a->in_load,
+                                 .counted = j.counted, .in_bulk_load = a->in_bulk_load,
                                  .key_len = j.key_len, .key_type = j.key_type,
-                                 .loaded = j.loaded};
+                                 .bulk_loaded = j.bulk_loaded};
     memcpy(row_write(a, body + 1), blob_at(&a->blobs, c->blob) + c->ext_len, bytes);
     timestamps_tell(a, slot, body);
     frame_end(a);
@@ -220,7 +220,7 @@ void wal_append_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t
 {
     const struct pg_cold *c = &a->slots.cold[slot];
     const uint32_t payload = a->parking != NULL ? a->parking->payload_len : c->payload_len;
-    const uint64_t extra = wal_row_bytes(a->in_load) + c->key_len + payload;
+    const uint64_t extra = wal_row_bytes(a->in_bulk_load) + c->key_len + payload;
     struct pg_wal_arm *body =
         frame_begin_with(a, PG_WAL_ARM, extra, replaced == PG_NIL ? BEGUN : ENDED + BEGUN);
     *body = wal_arm_of(a, slot, &a->slots.hot[slot], c, ticket);
@@ -235,7 +235,7 @@ void wal_append_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t
         *frame_timestamps(body, 1) = a->timestamps[replaced];
         asked_tell(a, replaced, body, 2);
     }
-    body->in_load = a->in_load;
+    body->in_bulk_load = a->in_bulk_load;
     arm_bytes(a, c, body);
     timestamps_begin(a, slot, body);
     frame_end(a);
@@ -243,11 +243,11 @@ void wal_append_arm(struct pg_arena *a, uint32_t slot, uint64_t ticket, uint32_t
 
 void wal_append_move(struct pg_arena *a, uint32_t slot, int64_t deadline_ns, int64_t wall_ns)
 {
-    struct pg_wal_move *body = frame_begin(a, PG_WAL_MOVE, wal_row_bytes(a->in_load));
+    struct pg_wal_move *body = frame_begin(a, PG_WAL_MOVE, wal_row_bytes(a->in_bulk_load));
     *body = (struct pg_wal_move){.ticket = ctl_ticket(a->slots.hot[slot].ctl),
                                .deadline_ns = deadline_ns, .wall_ns = wall_ns,
                                .at_ns = a->moment_ns, .slot = slot, .uid = a->uid,
-                               .in_load = a->in_load};
+                               .in_bulk_load = a->in_bulk_load};
     row_write(a, body + 1);
     frame_end(a);
 }
@@ -272,7 +272,7 @@ void wal_append_fire(struct pg_arena *a, uint32_t slot, const struct pg_entry *e
                                .fired_ns = e->fired_ns, .position = a->header->replay_tail,
                                .sequence = t->sequence + 1, .previous = t->last_position,
                                .slot = slot, .topic = e->topic, .flags = entry_flags(e),
-                               .loaded = is_loaded(&a->slots.hot[slot]),
+                               .bulk_loaded = is_bulk_loaded(&a->slots.hot[slot]),
                                .ended_boot_ns = a->real_boot_ns};
     timestamps_tell(a, slot, body);
     frame_end(a);
@@ -404,18 +404,18 @@ void pg_wal_append_metrics(struct pg_arena *a, int64_t real_boot_ns)
     wal_buffer_settle(a);
 }
 
-void wal_append_load(struct pg_arena *a, const struct pg_load *fields)
+void wal_append_bulk_load(struct pg_arena *a, const struct pg_bulk_load *fields)
 {
-    struct pg_wal_load *body = frame_begin(a, PG_WAL_LOAD, 0);
-    *body = wal_load_of(fields);
+    struct pg_wal_bulk_load *body = frame_begin(a, PG_WAL_BULK_LOAD, 0);
+    *body = wal_bulk_load_of(fields);
     body->at_ns = a->moment_ns;
     frame_end(a);
 }
 
-void wal_append_done(struct pg_arena *a, uint32_t load, uint64_t row)
+void wal_append_done(struct pg_arena *a, uint32_t bulk_load, uint64_t row)
 {
     struct pg_wal_done *body = frame_begin(a, PG_WAL_DONE, 0);
-    *body = (struct pg_wal_done){.row = row_of(a, load, row), .at_ns = a->moment_ns};
+    *body = (struct pg_wal_done){.row = row_of(a, bulk_load, row), .at_ns = a->moment_ns};
     frame_end(a);
 }
 
@@ -570,18 +570,18 @@ static bool always_visible(const struct pg_arena *a, const void *body)
     return true;
 }
 
-static bool load_visible(const struct pg_arena *a, const void *body)
+static bool bulk_load_visible(const struct pg_arena *a, const void *body)
 {
-    const struct pg_wal_load *j = body;
-    const uint32_t load = load_find(a, j->load);
-    if (load == PG_NIL || j->state == PG_LOAD_NONE)
-        return load == PG_NIL && j->state == PG_LOAD_NONE;
-    return a->loads[load].fencing_token == j->fencing_token && a->loads[load].state == j->state;
+    const struct pg_wal_bulk_load *j = body;
+    const uint32_t bulk_load = bulk_load_find(a, j->bulk_load);
+    if (bulk_load == PG_NIL || j->state == PG_BULK_LOAD_NONE)
+        return bulk_load == PG_NIL && j->state == PG_BULK_LOAD_NONE;
+    return a->bulk_loads[bulk_load].fencing_token == j->fencing_token && a->bulk_loads[bulk_load].state == j->state;
 }
 
 static bool done_visible(const struct pg_arena *a, const void *body)
 {
-    return load_row_visible(a, &((const struct pg_wal_done *)body)->row);
+    return bulk_load_row_visible(a, &((const struct pg_wal_done *)body)->row);
 }
 
 static const visible_fn visible[PG_WAL_TYPES] = {
@@ -591,7 +591,7 @@ static const visible_fn visible[PG_WAL_TYPES] = {
     [PG_WAL_GONE] = gone_visible, [PG_WAL_OUTCOME] = outcome_visible,
     [PG_WAL_SESSION] = session_visible, [PG_WAL_ENTRY] = published_visible,
     [PG_WAL_OPENED] = opened_visible, [PG_WAL_REPLIED] = always_visible,
-    [PG_WAL_LOAD] = load_visible, [PG_WAL_DONE] = done_visible, [PG_WAL_UNPARK] = unpark_visible,
+    [PG_WAL_BULK_LOAD] = bulk_load_visible, [PG_WAL_DONE] = done_visible, [PG_WAL_UNPARK] = unpark_visible,
     [PG_WAL_METRICS] = always_visible,
 };
 

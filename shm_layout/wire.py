@@ -44,9 +44,9 @@ ACK = struct.Struct(struct_format("pg_ack"))
 VERDICT = struct.Struct(struct_format("pg_verdict"))
 NAMESPACE_SET = struct.Struct(struct_format("pg_namespace_set"))
 ROWS = struct.Struct(struct_format("pg_rows"))
-LOAD_ASK = struct.Struct(struct_format("pg_load_ask"))
-LOAD_INFO = struct.Struct(struct_format("pg_load_info"))
-LOAD_PART = struct.Struct("<Q512s")  # pg_load_part, its bits as bytes
+BULK_LOAD_ASK = struct.Struct(struct_format("pg_bulk_load_ask"))
+BULK_LOAD_INFO = struct.Struct(struct_format("pg_bulk_load_info"))
+BULK_LOAD_PART = struct.Struct("<Q512s")  # pg_bulk_load_part, its bits as bytes
 PUBLISH = struct.Struct(struct_format("pg_publish"))
 
 
@@ -180,13 +180,13 @@ def encode_query(sequence: int, session: int, namespace: bytes, key: Key) -> byt
     return head + names + record + data
 
 
-def encode_load(
-    sequence: int, session: int, load: bytes, action: int,
+def encode_bulk_load(
+    sequence: int, session: int, bulk_load: bytes, action: int,
     *, namespace: bytes = b"", fencing_token: int = 0, start: int = 0,
 ) -> bytes:  # fmt: skip
-    """A LOAD message; OPEN and CLOSE name a namespace, STATUS the block to start with."""
-    ask = LOAD_ASK.pack(load, fencing_token, start, action, len(namespace))
-    return encode_frame(Message.LOAD, session, sequence) + ask + namespace
+    """A BULK_LOAD message; OPEN and CLOSE name a namespace, STATUS the block to start with."""
+    ask = BULK_LOAD_ASK.pack(bulk_load, fencing_token, start, action, len(namespace))
+    return encode_frame(Message.BULK_LOAD, session, sequence) + ask + namespace
 
 
 class NamespaceSettings(NamedTuple):
@@ -311,11 +311,11 @@ class Info(NamedTuple):
     payload: bytes
 
 
-class LoadInfo(NamedTuple):
-    """struct pg_load_info, and its parts: number of a block of
-    LOAD_BLOCK_ROWS rows -> its bits, lowest first."""
+class BulkLoadInfo(NamedTuple):
+    """struct pg_bulk_load_info, and its parts: number of a block of
+    BULK_LOAD_BLOCK_ROWS rows -> its bits, lowest first."""
 
-    load: bytes
+    bulk_load: bytes
     fencing_token: int
     rows: int
     upto: int
@@ -378,14 +378,19 @@ def decode_infos(body: bytes, count: int) -> list[Info]:
     return infos
 
 
-def decode_load(body: bytes) -> LoadInfo:
-    """The body of a LOAD's reply. Raises ProtocolError."""
-    _need("load", body, 0, LOAD_INFO.size)
-    parts = body[LOAD_INFO.size :]
-    _need("parts of a load", parts, 0, -(-len(parts) // LOAD_PART.size) * LOAD_PART.size)
-    load, fencing_token, rows, upto, following, uid, state = LOAD_INFO.unpack_from(body)
-    blocks = dict(LOAD_PART.iter_unpack(parts))
-    return LoadInfo(load, fencing_token, rows, upto, following, uid, state, blocks)
+def decode_bulk_load(body: bytes) -> BulkLoadInfo:
+    """The body of a BULK_LOAD's reply. Raises ProtocolError."""
+    _need("bulk load", body, 0, BULK_LOAD_INFO.size)
+    parts = body[BULK_LOAD_INFO.size :]
+    _need(
+        "parts of a bulk load",
+        parts,
+        0,
+        -(-len(parts) // BULK_LOAD_PART.size) * BULK_LOAD_PART.size,
+    )
+    bulk_load, fencing_token, rows, upto, following, uid, state = BULK_LOAD_INFO.unpack_from(body)
+    blocks = dict(BULK_LOAD_PART.iter_unpack(parts))
+    return BulkLoadInfo(bulk_load, fencing_token, rows, upto, following, uid, state, blocks)
 
 
 def decode_tails(body: bytes, count: int) -> dict[tuple[str, str], tuple[int, int]]:

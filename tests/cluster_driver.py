@@ -39,7 +39,7 @@ DEMO = "--lake lake --name demo"
 COMMANDS = {
     "ingest": "--wal-dir wal --lake lake",
     "report": "--wal-dir wal --ledger ledgers --lake lake --out page.html",
-    "cold load": f"reminders.parquet {DEMO}",
+    "cold bulk-load": f"reminders.parquet {DEMO}",
     "cold cancel": f"order:3 --namespace shop {DEMO}",
     "cold promote": f"--window 2030-01-01T00:10Z {DEMO}",
     "cold compact": "--lake lake",

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from purgatoryd.pipeline import cold, parked, promote, tier
+from purgatoryd.pipeline.bulk_loading import Answers
 from purgatoryd.pipeline.cold import KEY
-from purgatoryd.pipeline.loading import Answers
 from purgatoryd.pipeline.parked import Records
 from purgatoryd.pipeline.schemas import COLD, TOMBSTONES
 from purgatoryd.pipeline.tier import HOUR_NS, ColdFile, Tier, Window
@@ -30,7 +30,7 @@ def keys_in(rows: pa.Table) -> list[Key]:
 
 
 class TableDaemon:
-    """What a daemon promises of loads, and nothing else. `added`: every timer ever armed."""
+    """What a daemon promises of bulk loads, and nothing else. `added`: every timer ever armed."""
 
     def __init__(self, name: str = "demo") -> None:
         self.name = name
@@ -39,22 +39,24 @@ class TableDaemon:
         self.done: set[tuple[UUID, int]] = set()
         self.closed: set[UUID] = set()
 
-    def open_load(self, load: UUID, namespaces: Iterable[str], fencing_token: int) -> None:
+    def open_bulk_load(
+        self, bulk_load: UUID, namespaces: Iterable[str], fencing_token: int
+    ) -> None:
         """There is one run at a time."""
 
-    def add(self, load: UUID, rows: pa.Table, fencing_token: int) -> Answers:
+    def add(self, bulk_load: UUID, rows: pa.Table, fencing_token: int) -> Answers:
         """Arms what was not armed before."""
         counts: Counter[str] = Counter()
         for key, due, row in zip(
             keys_in(rows), rows["deadline_ns"].to_pylist(), rows["row"].to_pylist(), strict=True
         ):
-            counts[self._add(load, key, due, row)] += 1
+            counts[self._add(bulk_load, key, due, row)] += 1
         return Answers(counts)
 
-    def _add(self, load: UUID, key: Key, due: int, row: int) -> str:
-        if load in self.closed or (load, row) in self.done:
-            return "LOADED" if (load, row) in self.done else "CLOSED"
-        self.done.add((load, row))
+    def _add(self, bulk_load: UUID, key: Key, due: int, row: int) -> str:
+        if bulk_load in self.closed or (bulk_load, row) in self.done:
+            return "BULK_LOADED" if (bulk_load, row) in self.done else "CLOSED"
+        self.done.add((bulk_load, row))
         if key in self.armed:
             return "KEPT"
         self.armed[key] = due
@@ -69,14 +71,16 @@ class TableDaemon:
         """All that is armed is due."""
         self.armed.clear()
 
-    def close_load(self, load: UUID, namespaces: Iterable[str], fencing_token: int) -> None:
+    def close_bulk_load(
+        self, bulk_load: UUID, namespaces: Iterable[str], fencing_token: int
+    ) -> None:
         """Nothing of it is armed any more."""
-        self.closed.add(load)
+        self.closed.add(bulk_load)
 
-    def forget_load(self, load: UUID, namespaces: Iterable[str]) -> None:
+    def forget_bulk_load(self, bulk_load: UUID, namespaces: Iterable[str]) -> None:
         """As if it had never been."""
-        self.closed.discard(load)
-        self.done = {(one, row) for one, row in self.done if one != load}
+        self.closed.discard(bulk_load)
+        self.done = {(one, row) for one, row in self.done if one != bulk_load}
 
     def cancel(self, keys: pa.Table) -> dict[str, int]:
         """Disarms."""
@@ -99,8 +103,8 @@ class Mortal:
         for where, name in (
             (tier, "replace_durably"), (tier, "write_durably"), (Path, "rename"),
             (Path, "unlink"), (shutil, "rmtree"),
-            (daemon, "open_load"), (daemon, "add"), (daemon, "cancel"), (daemon, "close_load"),
-            (daemon, "forget_load"),
+            (daemon, "open_bulk_load"), (daemon, "add"), (daemon, "cancel"), (daemon, "close_bulk_load"),
+            (daemon, "forget_bulk_load"),
         ):  # fmt: skip
             patch.setattr(where, name, self._counted(getattr(where, name)))
 
@@ -132,8 +136,8 @@ class Mortal:
 
 
 def spark_of_python(patch: pytest.MonkeyPatch) -> None:
-    """Rows are written without Spark: a load's are a table with the columns of the tier."""
-    patch.setattr(cold, "stage_load", _stage_load)
+    """Rows are written without Spark: a bulk load's are a table with the columns of the tier."""
+    patch.setattr(cold, "stage_bulk_load", _stage_bulk_load)
     patch.setattr(cold, "stage_keys", _stage_keys)
     patch.setattr(cold, "check_again", lambda *_: None)
     patch.setattr(cold, "check_keys", lambda *_, **__: None)
@@ -143,7 +147,7 @@ def spark_of_python(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(parked, "stage_parked", _stage_parked)
 
 
-def _stage_load(rows: pa.Table, number: int, staged: Path) -> None:
+def _stage_bulk_load(rows: pa.Table, number: int, staged: Path) -> None:
     versions = pa.array([number] * rows.num_rows, pa.int64())
     _write_hours(rows.append_column("version", versions).to_pylist(), staged)
 

@@ -25,12 +25,12 @@ from ship_killed import killed_at
 
 from purgatoryd.clients import Client
 from purgatoryd.pipeline import cold
-from purgatoryd.pipeline.loading import Loader
+from purgatoryd.pipeline.bulk_loading import BulkLoader
 from purgatoryd.pipeline.promote import promote
 from purgatoryd.pipeline.tier import HOUR_NS, Tier
 
 NO_SPARK: Any = None
-CALLS = ("open_load", "add", "cancel", "close_load", "forget_load")
+CALLS = ("open_bulk_load", "add", "cancel", "close_bulk_load", "forget_bulk_load")
 DUE, FAR = range(6), range(6, 12)
 NOW_NS = time.time_ns()
 UNTIL_NS = NOW_NS + 2 * HOUR_NS
@@ -62,11 +62,13 @@ def counted(call: Callable[..., Any], count: Callable[[str, tuple[object, ...]],
     return called
 
 
-def forked(what: Callable[[Tier, Loader], object], lake: Path, name: str, step: int = 0) -> bool:
+def forked(
+    what: Callable[[Tier, BulkLoader], object], lake: Path, name: str, step: int = 0
+) -> bool:
     """Does it in a child, killed at a step unless it is 0; True if it came to its end."""
     pid = os.fork()
     if pid == 0:
-        hot, count = Loader(name), killed_at(step)
+        hot, count = BulkLoader(name), killed_at(step)
         os.fsync = lambda fd: None  # a kill takes nothing from the kernel
         for call in CALLS:
             setattr(hot, call, counted(getattr(hot, call), count))
@@ -79,15 +81,15 @@ def forked(what: Callable[[Tier, Loader], object], lake: Path, name: str, step: 
     return status == 0
 
 
-def bring(tier: Tier, hot: Loader) -> object:
+def bring(tier: Tier, hot: BulkLoader) -> object:
     """All that is due soon."""
     return promote(NO_SPARK, tier, UNTIL_NS, hot)
 
 
-def finish(window: int) -> Callable[[Tier, Loader], object]:
+def finish(window: int) -> Callable[[Tier, BulkLoader], object]:
     """After a kill: one of its timers is cancelled, and the promotion goes on."""
 
-    def after(tier: Tier, hot: Loader) -> object:
+    def after(tier: Tier, hot: BulkLoader) -> object:
         gone = rows_of(window).slice(FAR[window % len(FAR)], 1)
         cold.cancel(tier, gone, hot)
         promote(NO_SPARK, tier, UNTIL_NS, hot)
@@ -108,7 +110,7 @@ def main(lake: Path, name: str) -> None:
         window, whole = 0, False
         while not whole:
             window += 1
-            cold.load(Tier(lake), rows_of(window), f"load {window}", Loader(name))
+            cold.bulk_load(Tier(lake), rows_of(window), f"bulk load {window}", BulkLoader(name))
             whole = forked(bring, lake, name, window)
             assert forked(finish(window), lake, name), window
     print(window)

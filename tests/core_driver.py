@@ -41,7 +41,7 @@ DEFAULTS: dict[str, Any] = {
 DERIVED = (
     lib.PG_R_FREE_SLOTS, lib.PG_R_WHEEL, lib.PG_R_BUCKETS, lib.PG_R_CHUNKS,
     lib.PG_R_FREE_CHUNKS, lib.PG_R_INDEX, lib.PG_R_BLOB_HEAP, lib.PG_R_BLOB_MAP,
-    lib.PG_R_NAME_INDEX, lib.PG_R_WATERMARK_INDEX, lib.PG_R_LOAD_INDEX,
+    lib.PG_R_NAME_INDEX, lib.PG_R_WATERMARK_INDEX, lib.PG_R_BULK_LOAD_INDEX,
 )  # fmt: skip
 
 
@@ -120,8 +120,8 @@ def config_struct(**changes: Any) -> Any:
     return ffi.new("struct pg_config *", {"layout_id": LAYOUT_ID, **DEFAULTS, **changes})
 
 
-class LoadRecord(NamedTuple):
-    """What an arena remembers of a load."""
+class BulkLoadRecord(NamedTuple):
+    """What an arena remembers of a bulk load."""
 
     fencing_token: int
     state: int
@@ -376,28 +376,28 @@ class Core:
         used = (i for i in range(self.config["topics"]) if table[i].name_len)
         return {i: self.topic_row(i) for i in used}
 
-    # ---- loads ----
+    # ---- bulk loads ----
 
-    def loads(self) -> dict[bytes, LoadRecord]:
-        """The loads that are remembered, by id, as their bits stand in the arena."""
-        rows = self.rows(lib.PG_R_LOADS, "pg_load")
-        table = range(self.header.regions[lib.PG_R_LOADS].count)
+    def bulk_loads(self) -> dict[bytes, BulkLoadRecord]:
+        """The bulk loads that are remembered, by id, as their bits stand in the arena."""
+        rows = self.rows(lib.PG_R_BULK_LOADS, "pg_bulk_load")
+        table = range(self.header.regions[lib.PG_R_BULK_LOADS].count)
         return {
-            bytes(rows[i].id): LoadRecord(
+            bytes(rows[i].id): BulkLoadRecord(
                 rows[i].fencing_token, rows[i].state, rows[i].uid, rows[i].namespace_row,
                 frozenset(self._rows_done(i)),
             )
             for i in table if rows[i].state
         }  # fmt: skip
 
-    def _rows_done(self, load: int) -> Iterator[int]:
-        blocks = self.rows(lib.PG_R_LOAD_BLOCKS, "pg_load_block")
-        bits, size = self.region(lib.PG_R_LOAD_BITS), lib.PG_LOAD_BLOCK_ROWS // 8
-        for block in range(self.header.regions[lib.PG_R_LOAD_BLOCKS].count):
-            if blocks[block].load != load + 1:
+    def _rows_done(self, bulk_load: int) -> Iterator[int]:
+        blocks = self.rows(lib.PG_R_BULK_LOAD_BLOCKS, "pg_bulk_load_block")
+        bits, size = self.region(lib.PG_R_BULK_LOAD_BITS), lib.PG_BULK_LOAD_BLOCK_ROWS // 8
+        for block in range(self.header.regions[lib.PG_R_BULK_LOAD_BLOCKS].count):
+            if blocks[block].bulk_load != bulk_load + 1:
                 continue
             word = int.from_bytes(bits[block * size : (block + 1) * size], "little")
-            first = blocks[block].number * lib.PG_LOAD_BLOCK_ROWS
+            first = blocks[block].number * lib.PG_BULK_LOAD_BLOCK_ROWS
             while word:
                 yield first + (word & -word).bit_length() - 1
                 word &= word - 1

@@ -19,7 +19,7 @@ from cold_driver import small_pieces
 from small_plans import SMALL_PLANS
 
 from purgatoryd.pipeline import promote
-from purgatoryd.pipeline.loading import Loader
+from purgatoryd.pipeline.bulk_loading import BulkLoader
 from purgatoryd.pipeline.session import session
 from purgatoryd.pipeline.tier import Tier
 
@@ -36,7 +36,7 @@ def deadly(step: Callable[..., Any]) -> Callable[..., None]:
 
 def main(lake: str, name: str, until_ns: str, step: str) -> None:
     """Does not return."""
-    hot, patch = Loader(name), pytest.MonkeyPatch()
+    hot, patch = BulkLoader(name), pytest.MonkeyPatch()
     small_pieces(patch, 5)
     where: Any = hot if step == "add" else promote
     patch.setattr(where, step, deadly(getattr(where, step)))

@@ -348,13 +348,13 @@ class Owner:
         return self.core.send(message, between, self.uid)
 
     def message(self, commands: Sequence[Command], rows: bytes = b"") -> bytes:
-        """The next batch, as bytes; `rows`: which rows of a load its records are."""
+        """The next batch, as bytes; `rows`: which rows of a bulk load its records are."""
         self.sequence += 1
         names = wire.encode_names(NAMES)
         self.newest = (
             wire.encode_frame(
                 Message.BATCH, self.id, self.sequence, count=len(commands), names=len(NAMES),
-                names_bytes=len(names), flags=lib.PG_W_LOAD * bool(rows),
+                names_bytes=len(names), flags=lib.PG_W_BULK_LOAD * bool(rows),
             )
             + rows + names
             + b"".join(c.record for c in commands) + b"".join(c.area for c in commands)
@@ -364,16 +364,18 @@ class Owner:
     def send(self, *commands: Command, between: Callable[[], object] | None = None) -> list[Answer]:
         return self.reply(self._ask(self.message(commands), between)).answers
 
-    def load(self, rows: tuple[bytes, int, int], *commands: Command) -> list[Answer]:
-        """Sends a batch of a load's rows: (id, first row, fencing_token)."""
+    def bulk_load(self, rows: tuple[bytes, int, int], *commands: Command) -> list[Answer]:
+        """Sends a batch of a bulk load's rows: (id, first row, fencing_token)."""
         return self.reply(self._ask(self.message(commands, wire.ROWS.pack(*rows)))).answers
 
-    def ask_load(self, load: bytes, action: int, **about: Any) -> wire.LoadInfo:
-        """A LOAD message; `about`: namespace, fencing_token, start."""
-        reply = wire.decode_reply(self._ask(wire.encode_load(1, self.id, load, action, **about)))
+    def ask_bulk_load(self, bulk_load: bytes, action: int, **about: Any) -> wire.BulkLoadInfo:
+        """A BULK_LOAD message; `about`: namespace, fencing_token, start."""
+        reply = wire.decode_reply(
+            self._ask(wire.encode_bulk_load(1, self.id, bulk_load, action, **about))
+        )
         if reply.error:
             raise reply.refusal()
-        return wire.decode_load(reply.body)
+        return wire.decode_bulk_load(reply.body)
 
     def again(self) -> Reply:
         """The newest batch once more."""

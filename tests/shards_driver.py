@@ -19,16 +19,16 @@ LATE_NS = 2 * FAR_NS
 PARTS = b"parts"
 """The namespace whose keys are divided."""
 OWNED = b"n"
-"""That of the owner's operations and of his load: the first of the driver's names."""
-NONCE, UID, LOAD = 77, 4321, bytes(range(1, 17))
+"""That of the owner's operations and of his bulk load: the first of the driver's names."""
+NONCE, UID, BULK_LOAD = 77, 4321, bytes(range(1, 17))
 SIZES = {
     "capacity": 128,
     "replay_capacity": 64,
     "topics": 32,
     "namespaces": 16,
     "accounts": 4,
-    "loads": 2,
-    "load_blocks": 2,
+    "bulk_loads": 2,
+    "bulk_load_blocks": 2,
 }
 
 
@@ -133,7 +133,7 @@ class Ledger:
             watch(b"ended", ALL, [Key(b"r1", 2)], FAR_NS, payload=b"why"),
             advance(b"r1", 5), advance(b"r3", 84),
         )  # fmt: skip
-        owner.load((LOAD, 0, 1), put(b"row0", FAR_NS), put(b"row1", FAR_NS))
+        owner.bulk_load((BULK_LOAD, 0, 1), put(b"row0", FAR_NS), put(b"row1", FAR_NS))
         self.last = owner.newest
         self.answers = owner.again().answers
         for answer in answers[:3] + self.answers:
@@ -188,8 +188,8 @@ class Ledger:
         owner = self.owner(shards)
         core = owner.core
         core.set_quotas(timers=50)
-        row = owner.load((LOAD, 1, 1), put(b"row1", FAR_NS), put(b"row2", FAR_NS))
-        assert [answer.status for answer in row] == [Status.LOADED, Status.ADDED]
+        row = owner.bulk_load((BULK_LOAD, 1, 1), put(b"row1", FAR_NS), put(b"row2", FAR_NS))
+        assert [answer.status for answer in row] == [Status.BULK_LOADED, Status.ADDED]
         self.note(core, row[1].ticket)
         self.owed[row[1].ticket] = OWNED, b"row2", b""
         quota = owner.send(*[put(b"much%d" % n, FAR_NS) for n in range(50)])

@@ -32,7 +32,7 @@ answers AS (
 )
 SELECT e.daemon, e.node, e.epoch, e.segment, e.lsn, e.ended AS ticket, e.final_state,
     if(e.kind = 'outcome', 'operation', 'timer') AS kind,
-    if(a.load IS NOT NULL, 'load', if(e.clock = 'boot', 'live', e.clock)) AS clock,
+    if(a.bulk_load IS NOT NULL, 'bulk_load', if(e.clock = 'boot', 'live', e.clock)) AS clock,
     e.namespace, e.topic, e.key, e.key_type,
     if(e.final_state = 'replaced', e.ticket, NULL) AS replaced_by,
     e.at AS ended_at, e.at_ns AS ended_ns, e.flags,

@@ -21,10 +21,10 @@ from click.testing import CliRunner, Result
 from stored_arena import WALS, StoredWal
 from wal_writer import (
     ANY,
+    BULK_LOAD_NONE,
+    BULK_LOAD_OPEN,
     EXPIRED,
     FAILED,
-    LOAD_NONE,
-    LOAD_OPEN,
     SATISFIED,
     SUM,
     VIRTUAL,
@@ -34,10 +34,10 @@ from wal_writer import (
     Wal,
     Watched,
     arm,
+    bulk_load,
     end,
     fire,
     gone,
-    load,
     move,
     namespace,
     outcome,
@@ -107,10 +107,10 @@ PARKED = arm(1, "a", 10 * S, at_ns=1 * S, parked=True)
 BACK = unpark(1, "a", 10 * S, at_ns=1 * S)
 
 
-def load_rows(*between: Record) -> Iterator[Record]:
-    """One row of a load, done twice."""
-    row = {"at_ns": 21 * S, "load": b"sixteen bytes id", "load_row": 7}
-    yield load(b"sixteen bytes id", LOAD_OPEN, at_ns=21 * S)
+def bulk_load_rows(*between: Record) -> Iterator[Record]:
+    """One row of a bulk load, done twice."""
+    row = {"at_ns": 21 * S, "bulk_load": b"sixteen bytes id", "bulk_load_row": 7}
+    yield bulk_load(b"sixteen bytes id", BULK_LOAD_OPEN, at_ns=21 * S)
     for ticket, more in ((30, between), (31, ())):
         yield arm(ticket, "x", 900 * S, **row)  # type: ignore[arg-type]
         yield end(ticket, at_ns=21 * S)
@@ -177,7 +177,7 @@ PLANTED = [
     planted("unparked_twice", CLEAN.instead(arm_a=PARKED).then("arm_a", BACK, BACK), 1),
     planted("clock_back", CLEAN.having(cuts={"arm_g": (0, 1)}).instead(
         arm_g=arm(9, "g", 900 * S, at_ns=5 * S)), 9),
-    planted("load_row_twice", CLEAN.then("arm_g", *load_rows()), 31),
+    planted("bulk_load_row_twice", CLEAN.then("arm_g", *bulk_load_rows()), 31),
     planted("wrong_timestamps", CLEAN.instead(
         fire_a=Record("fire", RECORDS["fire_a"].body + timestamps(4, 1 * S))), 1),
     planted("forgotten", CLEAN.then("arm_g", arm(30, "x", 2000 * S, at_ns=500 * S),
@@ -239,21 +239,21 @@ NOTED = {
 
 
 def row(number: int) -> Line:
-    """A row of a load was reported as done before; its timer is gone."""
-    place = {"load": b"sixteen bytes id".hex(), "row": number}
-    return call("row", 0, "x", "loaded", 21 * S) | place
+    """A row of a bulk load was reported as done before; its timer is gone."""
+    place = {"bulk_load": b"sixteen bytes id".hex(), "row": number}
+    return call("row", 0, "x", "bulk_loaded", 21 * S) | place
 
 
 def noted(**changes: Line | None) -> list[Line]:
     return [line for line in (NOTED | changes).values() if line is not None]
 
 
-LOADED = CLEAN.then(
+BULK_LOADED = CLEAN.then(
     "arm_g", arm(12, "p", 900 * S, at_ns=21 * S, parked=True),
     arm(13, "q", 900 * S, at_ns=21 * S, parked=True), unpark(13, "q", 900 * S, at_ns=21 * S),
-    *list(load_rows())[:3],
+    *list(bulk_load_rows())[:3],
 ).having(closing=(*OPEN, arm(12, "p", 900 * S), arm(13, "q", 900 * S)))  # fmt: skip
-"""With two that were parked, of which one is back, and one row of a load."""
+"""With two that were parked, of which one is back, and one row of a bulk load."""
 TRUE_LEDGER = [*noted(), call("unpark", 13, "q", "unparked", 22 * S), row(7)]
 WRONG_LEDGERS: list[tuple[str, list[Line], int]] = [
     ("ack_lost", noted(more=call("add", 50, "z", "added", 5 * S)), 50),
@@ -309,8 +309,8 @@ CLEAN_STORIES = {
         copied=3
     ),
     "acknowledged_long_after": CLEAN.then("gone", end(90, at_ns=14 * S, acknowledged=True)),
-    "forgotten_load": CLEAN.then(
-        "arm_g", *load_rows(load(b"sixteen bytes id", LOAD_NONE, at_ns=21 * S))
+    "forgotten_bulk_load": CLEAN.then(
+        "arm_g", *bulk_load_rows(bulk_load(b"sixteen bytes id", BULK_LOAD_NONE, at_ns=21 * S))
     ),
     "metrics": CLEAN.then("gone", Record("metrics", bytes(32))),
     "unknown_kind": CLEAN.then("gone", Record("gone", bytes(32))),
@@ -346,7 +346,7 @@ def found(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Foun
     clean = enumerate(CLEAN_STORIES.values(), CLEAN_FROM)
     stories |= {uuid(n): by(n, story) for n, story in clean}
     for n, (_, lines, _) in enumerate([("", TRUE_LEDGER, 0), *WRONG_LEDGERS], LEDGER_FROM):
-        stories[uuid(n)] = by(n, LOADED)
+        stories[uuid(n)] = by(n, BULK_LOADED)
         write_ledger(root / "ledgers", uuid(n), lines)
     excused = uuid(LEDGER_FROM - 1)
     stories[excused] = by(LEDGER_FROM - 1, CLEAN)

@@ -29,9 +29,9 @@ from wal_writer import S
 
 from purgatoryd.cli.exits import Exit
 from purgatoryd.pipeline import agent
+from purgatoryd.pipeline.bulk_loading import BulkLoader
 from purgatoryd.pipeline.jobs import bring_up
 from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Lake
-from purgatoryd.pipeline.loading import Loader
 from purgatoryd.pipeline.session import java_home
 from purgatoryd.shm_layout.wal import Walk, segments
 
@@ -128,7 +128,7 @@ def test_a_cluster_does_what_one_box_does(
     assert [code for code, _ in cold] == [Exit.DONE] * len(cold)
     assert reported["commands"]["cold promote"][1][0]["results"] == {"ADDED": 9}
     assert reported["commands"]["cold verify"][1][0]["pending"] == 10
-    with Loader(demo.name) as loader:
+    with BulkLoader(demo.name) as loader:
         delivered = list(agent.deliver(root / "spool", loader))
     assert len(delivered) == WORKERS
     assert stats(demo)["live"] == 2 * ROWS + 9

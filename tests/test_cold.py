@@ -25,7 +25,7 @@ from purgatoryd.cli.exits import Exit
 from purgatoryd.pipeline import cold
 from purgatoryd.pipeline import promote as promoting
 from purgatoryd.pipeline import tier as tiers
-from purgatoryd.pipeline.loading import Loader
+from purgatoryd.pipeline.bulk_loading import BulkLoader
 from purgatoryd.pipeline.promote import promote, window_end_ns
 from purgatoryd.pipeline.schemas import FORMAT
 from purgatoryd.pipeline.tier import Tier, Window
@@ -83,9 +83,9 @@ def test_what_was_loaded_is_promoted_window_by_window(
     spark: SparkSession, tier: Tier, daemon: TableDaemon
 ) -> None:
     assert promote(spark, tier, due(1), daemon) == []
-    loaded = cold.load(tier, frame(spark, 0, 150), "one", daemon)
-    assert (loaded.rows, loaded.late) == (150, 0)
-    assert cold.load(tier, frame(spark, 0, 150), "one", daemon).rows == 0
+    bulk_loaded = cold.bulk_load(tier, frame(spark, 0, 150), "one", daemon)
+    assert (bulk_loaded.rows, bulk_loaded.late) == (150, 0)
+    assert cold.bulk_load(tier, frame(spark, 0, 150), "one", daemon).rows == 0
     (first,) = promote(spark, tier, due(70), daemon)
     assert (first.state, first.rows, first.results) == ("hot", 70, {"ADDED": 70})
     assert daemon.armed == {key(i): due(i) for i in range(70)}
@@ -102,9 +102,9 @@ def test_what_was_loaded_is_promoted_window_by_window(
 def test_rows_that_come_late_go_with_the_next_window(
     spark: SparkSession, tier: Tier, daemon: TableDaemon
 ) -> None:
-    cold.load(tier, frame(spark, 0, 10), "one", daemon)
+    cold.bulk_load(tier, frame(spark, 0, 10), "one", daemon)
     promote(spark, tier, due(10), daemon)
-    assert cold.load(tier, frame(spark, 20, 30, shift=-15), "two", daemon).late == 5
+    assert cold.bulk_load(tier, frame(spark, 20, 30, shift=-15), "two", daemon).late == 5
     (window,) = promote(spark, tier, due(10), daemon)
     assert window.rows == 5
     assert promote(spark, tier, due(10), daemon) == []
@@ -114,17 +114,17 @@ def test_rows_that_come_late_go_with_the_next_window(
 def test_cancels_and_changes_reach_cold_and_hot_timers(
     spark: SparkSession, tier: Tier, daemon: TableDaemon
 ) -> None:
-    cold.load(tier, frame(spark, 0, 40), "one", daemon)
+    cold.bulk_load(tier, frame(spark, 0, 40), "one", daemon)
     assert cold.cancel(tier, keys(1, 30), daemon) == {}  # the daemon has none of them
     promote(spark, tier, due(20), daemon)
     assert key(1) not in daemon.armed
     assert cold.cancel(tier, keys(2, 31, 77), daemon) == {"CANCELLED": 1, "UNKNOWN": 2}
-    cold.load(tier, frame(spark, 3, 5, shift=30), "changed", daemon, replacing=True)
+    cold.bulk_load(tier, frame(spark, 3, 5, shift=30), "changed", daemon, replacing=True)
     assert daemon.armed == {key(i): due(i) for i in (0, *range(5, 20))}
     promote(spark, tier, due(100), daemon)
     expected = {key(i): due(i) for i in range(40) if i not in (1, 2, 3, 4, 30, 31)}
     assert daemon.armed == expected | {key(i): due(i + 30) for i in (3, 4)}
-    assert cold.load(tier, frame(spark, 30, 31, shift=500), "again", daemon).rows == 1
+    assert cold.bulk_load(tier, frame(spark, 30, 31, shift=500), "again", daemon).rows == 1
     assert waiting(tier) == {key(30): due(530)}
 
 
@@ -132,7 +132,7 @@ def test_a_compaction_leaves_what_lives(
     spark: SparkSession, tier: Tier, daemon: TableDaemon
 ) -> None:
     for part in range(3):
-        cold.load(tier, frame(spark, part * 50, part * 50 + 50), f"load {part}", daemon)
+        cold.bulk_load(tier, frame(spark, part * 50, part * 50 + 50), f"bulk load {part}", daemon)
     cold.cancel(tier, keys(100, 101), daemon)
     promote(spark, tier, due(55), daemon)
     before = waiting(tier)
@@ -149,13 +149,13 @@ def test_a_compaction_leaves_what_lives(
     assert len(daemon.added) == 148
 
 
-def test_a_load_is_the_same_only_with_the_same_number_of_rows(
+def test_a_bulk_load_is_the_same_only_with_the_same_number_of_rows(
     spark: SparkSession, tier: Tier, daemon: TableDaemon
 ) -> None:
-    cold.load(tier, frame(spark, 0, 10), "one", daemon)
+    cold.bulk_load(tier, frame(spark, 0, 10), "one", daemon)
     before = tier.version()
     with pytest.raises(InvalidRows, match="loaded with 10 rows, and now has 11"):
-        cold.load(tier, frame(spark, 0, 11), "one", daemon)
+        cold.bulk_load(tier, frame(spark, 0, 11), "one", daemon)
     assert tier.version() == before
 
 
@@ -163,8 +163,8 @@ def test_no_key_of_a_replacement_comes_to_the_driver(
     spark: SparkSession, tier: Tier, daemon: TableDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cold, "KEYS_AT_ONCE", 16)
-    cold.load(tier, frame(spark, 0, 40), "one", daemon)
-    cold.load(tier, frame(spark, 30, 70, shift=100), "two", daemon, replacing=True)
+    cold.bulk_load(tier, frame(spark, 0, 40), "one", daemon)
+    cold.bulk_load(tier, frame(spark, 30, 70, shift=100), "two", daemon, replacing=True)
     assert sum(part.rows for part in tier.version().tombstones) == 10  # of older rows alone
     promote(spark, tier, due(35), daemon)
     asked: list[int] = []
@@ -175,7 +175,7 @@ def test_no_key_of_a_replacement_comes_to_the_driver(
         return real(keys)
 
     monkeypatch.setattr(daemon, "cancel", cancel)
-    cold.load(tier, frame(spark, 0, 50, shift=200), "three", daemon, replacing=True)
+    cold.bulk_load(tier, frame(spark, 0, 50, shift=200), "three", daemon, replacing=True)
     assert (sum(asked), max(asked)) == (50, 16)
     assert daemon.armed == {}
     left = {key(i): due(i + 200) for i in range(50)} | {key(i): due(i + 100) for i in range(50, 70)}
@@ -185,29 +185,30 @@ def test_no_key_of_a_replacement_comes_to_the_driver(
 def test_a_key_has_one_timer_in_the_tier(
     spark: SparkSession, tier: Tier, daemon: TableDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cold.load(tier, frame(spark, 0, 40), "one", daemon)
+    cold.bulk_load(tier, frame(spark, 0, 40), "one", daemon)
     before = tier.version().rows
     other = frame(spark, 38, 50, shift=100)
     with pytest.raises(InvalidRows, match=r"^2 keys have a timer in the tier.*b'k3[89]'"):
-        cold.load(tier, other, "two", daemon)
+        cold.bulk_load(tier, other, "two", daemon)
     twice = frame(spark, 60, 62).union(frame(spark, 60, 61, shift=300))
     for replacing in (False, True):
-        with pytest.raises(InvalidRows, match=r"^1 keys stand in the load more.*b'k60'"):
-            cold.load(tier, twice, "two", daemon, replacing=replacing)
+        with pytest.raises(InvalidRows, match=r"^1 keys stand in the bulk load more.*b'k60'"):
+            cold.bulk_load(tier, twice, "two", daemon, replacing=replacing)
     assert (tier.version().rows, tier.orphans(tier.version())) == (before, [])
     cold.cancel(tier, keys(38), daemon)
     promote(spark, tier, due(40), daemon)
     monkeypatch.setattr(cold, "suspected", lambda *_: (True, True))  # as if keys had one hash
-    assert cold.load(tier, other, "two", daemon).rows == 12  # one cancelled, one hot: none waits
+    # one cancelled, one hot: none waits
+    assert cold.bulk_load(tier, other, "two", daemon).rows == 12
     assert len(waiting(tier)) == 12
 
 
 def test_verify_names_what_is_wrong(
     spark: SparkSession, tier: Tier, daemon: TableDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cold.load(tier, frame(spark, 0, 5), "one", daemon)
+    cold.bulk_load(tier, frame(spark, 0, 5), "one", daemon)
     monkeypatch.setattr(cold, "check_keys", lambda *_, **__: None)  # as if another had written it
-    cold.load(tier, frame(spark, 4, 90), "two", daemon)
+    cold.bulk_load(tier, frame(spark, 4, 90), "two", daemon)
     assert "1 keys have more than one timer" in cold.verify(spark, tier)[1][0]
     first, second, *_ = (tier.lake / part.path for part in tier.version().rows)
     content = bytearray(first.read_bytes())
@@ -245,10 +246,10 @@ def test_bad_rows_are_refused_and_nothing_changes(
         good.selectExpr("key", "1893456000 as deadline"),
     ):
         with pytest.raises(InvalidRows):
-            cold.load(tier, bad, "bad", daemon)
+            cold.bulk_load(tier, bad, "bad", daemon)
     assert not tier.version().rows
     assert tier.orphans(tier.version()) == []
-    cold.load(tier, good, "bad", daemon)
+    cold.bulk_load(tier, good, "bad", daemon)
     assert len(waiting(tier)) == 10
 
 
@@ -268,7 +269,7 @@ def test_a_cancel_of_what_is_no_key_changes_nothing(
 ) -> None:
     """The daemon would refuse it for ever, and with it all cancels that come later."""
     tier = Tier(tmp_path)
-    cold.load(tier, table(0, 10), "one", daemon)
+    cold.bulk_load(tier, table(0, 10), "one", daemon)
     promote(NO_SPARK, tier, due(5), daemon)
     before = tier.version()
     bad = {"namespace": "default", "key_type": "str", "key": b"k1"} | row
@@ -293,7 +294,7 @@ def test_a_cancel_believes_no_damaged_state(
     tmp_path: Path, daemon: TableDaemon, file: str, field: str, value: object
 ) -> None:
     """It would not ask the daemon, which has the timer."""
-    cold.load(Tier(tmp_path), table(0, 10), "one", daemon)
+    cold.bulk_load(Tier(tmp_path), table(0, 10), "one", daemon)
     promote(NO_SPARK, Tier(tmp_path), due(5), daemon)
     newest = max(tmp_path.glob(file))
     newest.write_text(json.dumps(json.loads(newest.read_text()) | {field: value}))
@@ -308,7 +309,7 @@ def test_a_tier_of_another_format_is_refused(
     tmp_path: Path, daemon: TableDaemon, file: str, found: object
 ) -> None:
     """A file without a format number, too."""
-    cold.load(Tier(tmp_path), table(0, 10), "one", daemon)
+    cold.bulk_load(Tier(tmp_path), table(0, 10), "one", daemon)
     promote(NO_SPARK, Tier(tmp_path), due(5), daemon)
     path = max(tmp_path.glob(file))
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": found}))
@@ -339,8 +340,8 @@ def test_deadlines_that_are_no_times_are_counted(
         rows = [*good, *(("x", value) for value in wrong)]
         schema = f"key string, {kind}"
         with pytest.raises(InvalidRows, match=f"^{len(wrong)} rows have"):
-            cold.load(tier, spark.createDataFrame(rows, schema), kind, daemon)
-        cold.load(tier, spark.createDataFrame(good, schema), kind, daemon)
+            cold.bulk_load(tier, spark.createDataFrame(rows, schema), kind, daemon)
+        cold.bulk_load(tier, spark.createDataFrame(good, schema), kind, daemon)
     assert waiting(tier) == {("default", "str", kind.encode()): BASE_NS for kind in bad}
 
 
@@ -382,7 +383,7 @@ def every_death(
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_load_that_is_killed_is_there_whole_or_not_at_all(
+def test_a_bulk_load_that_is_killed_is_there_whole_or_not_at_all(
     tmp_path: Path, daemon: TableDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, mortal = table(0, 70), Mortal(monkeypatch, daemon)
@@ -391,13 +392,13 @@ def test_a_load_that_is_killed_is_there_whole_or_not_at_all(
     def step(last: int) -> Callable[[], object]:
         (tmp_path / str(last)).mkdir()
         tiers[last] = Tier(tmp_path / str(last))
-        return lambda: cold.load(tiers[last], rows, "one", daemon)
+        return lambda: cold.bulk_load(tiers[last], rows, "one", daemon)
 
     def after(last: int) -> None:
         assert len(waiting(tiers[last])) in (0, 70)
         if last == 1:  # a window that is taken in between has none of its rows
             promote(NO_SPARK, tiers[last], due(10), daemon)
-        cold.load(tiers[last], rows, "one", daemon)
+        cold.bulk_load(tiers[last], rows, "one", daemon)
         assert len(waiting(tiers[last])) == 70
 
     assert every_death(mortal, step, after) >= 4
@@ -409,13 +410,13 @@ def test_a_change_that_is_killed_is_there_whole_or_not_at_all(
 ) -> None:
     """Of a timer that is hot, and of one that is cold: each has one timer, the old or the new."""
     tier, mortal = Tier(tmp_path), Mortal(monkeypatch, daemon)
-    cold.load(tier, table(0, 100), "one", daemon)
+    cold.bulk_load(tier, table(0, 100), "one", daemon)
     promote(NO_SPARK, tier, due(50), daemon)
     changed: list[bool] = []
 
     def step(last: int) -> Callable[[], object]:
         rows = pa.concat_tables([table(n, n + 1, shift=200) for n in (last, 50 + last)])
-        return lambda: cold.load(tier, rows, f"change {last}", daemon, replacing=True)
+        return lambda: cold.bulk_load(tier, rows, f"change {last}", daemon, replacing=True)
 
     def after(last: int) -> None:
         cold.cancel(tier, keys(99), daemon)
@@ -439,7 +440,7 @@ def test_a_promotion_that_is_killed_loses_and_doubles_nothing(
 ) -> None:
     small_pieces(monkeypatch, 4)
     tier, mortal = Tier(tmp_path), Mortal(monkeypatch, daemon)
-    cold.load(tier, table(0, 900), "one", daemon)
+    cold.bulk_load(tier, table(0, 900), "one", daemon)
     begun: list[int] = []
 
     def step(last: int) -> Callable[[], object]:
@@ -468,7 +469,7 @@ def test_nothing_is_armed_after_its_cancel(
 ) -> None:
     small_pieces(monkeypatch, 3)
     tier = Tier(tmp_path)
-    cold.load(tier, table(0, 12), "one", daemon)
+    cold.bulk_load(tier, table(0, 12), "one", daemon)
     cancelled: list[int] = []
 
     def pace(
@@ -489,7 +490,7 @@ def test_a_cancel_that_is_killed_takes_effect_with_the_next_command(
 ) -> None:
     daemon = TableDaemon()
     tier, mortal = Tier(tmp_path), Mortal(monkeypatch, daemon)
-    cold.load(tier, table(0, 100), "one", daemon)
+    cold.bulk_load(tier, table(0, 100), "one", daemon)
     promote(NO_SPARK, tier, due(50), daemon)
 
     left: list[bool] = []
@@ -514,7 +515,7 @@ def test_a_compaction_that_is_killed_changes_nothing(
 ) -> None:
     tier, mortal = Tier(tmp_path), Mortal(monkeypatch, daemon)
     for part in range(2):
-        cold.load(tier, table(part * 40, part * 40 + 40), f"load {part}", daemon)
+        cold.bulk_load(tier, table(part * 40, part * 40 + 40), f"bulk load {part}", daemon)
     cold.cancel(tier, keys(7), daemon)
     promote(NO_SPARK, tier, due(5), daemon)
     expected = {key(i): due(i) for i in range(5, 80) if i != 7}
@@ -531,7 +532,7 @@ def test_a_compaction_takes_nothing_from_a_cancel_under_way(
     tier: Tier, daemon: TableDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its tombstones are on disk, and no version names them yet."""
-    cold.load(tier, table(0, 3), "load", daemon)
+    cold.bulk_load(tier, table(0, 3), "bulk_load", daemon)
     removed, real = Event(), cold._remove_orphans
     compaction = Thread(target=cold.compact, args=(NO_SPARK, Tier(tier.lake)))
 
@@ -560,7 +561,7 @@ def test_a_tier_does_not_grow_by_what_it_did(
 ) -> None:
     monkeypatch.setattr(promoting, "SURPLUS_MAX", 8)
     monkeypatch.setattr(tiers, "WINDOWS_KEPT", 20)
-    cold.load(tier, table(4000, 4010), "far", daemon)
+    cold.bulk_load(tier, table(4000, 4010), "far", daemon)
     reads, rounds, real = list[Path](), list[int](), tiers.read_window
 
     def read(path: Path) -> Window:
@@ -570,7 +571,7 @@ def test_a_tier_does_not_grow_by_what_it_did(
     monkeypatch.setattr(tiers, "read_window", read)
     most = 0
     for n in range(30):
-        cold.load(tier, table(n * 2, n * 2 + 2), f"load {n}", daemon)
+        cold.bulk_load(tier, table(n * 2, n * 2 + 2), f"bulk load {n}", daemon)
         cold.cancel(tier, keys(n * 2), daemon)
         promote(NO_SPARK, tier, due(n * 2 + 2), daemon)
         counting = tier.version()
@@ -588,7 +589,7 @@ def test_a_tier_does_not_grow_by_what_it_did(
 @pytest.mark.usefixtures("quick")
 def test_one_writer_and_one_promoter_at_a_time(tier: Tier, daemon: TableDaemon) -> None:
     with tier.writing(), pytest.raises(LakeInUse):
-        cold.load(tier, table(0, 1), "one", daemon)
+        cold.bulk_load(tier, table(0, 1), "one", daemon)
     with tier.promoting(), pytest.raises(LakeInUse):
         promote(NO_SPARK, tier, due(1), daemon)
 
@@ -598,7 +599,7 @@ def test_windows_and_cancels_go_to_one_daemon(
     tier: Tier, daemon: TableDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = TableDaemon("other")
-    cold.load(tier, table(0, 10), "one", other)
+    cold.bulk_load(tier, table(0, 10), "one", other)
     assert cold.cancel(tier, keys(9), other) == {}  # no daemon has a window yet
     mortal = Mortal(monkeypatch, daemon)
     assert mortal.run(lambda: promote(NO_SPARK, tier, due(5), daemon), last=2)
@@ -610,17 +611,17 @@ def test_windows_and_cancels_go_to_one_daemon(
         with pytest.raises(WindowElsewhere):
             cold.cancel(tier, keys(1), other)
         with pytest.raises(WindowElsewhere):
-            cold.load(tier, table(0, 2, shift=3), "two", other, replacing=True)
+            cold.bulk_load(tier, table(0, 2, shift=3), "two", other, replacing=True)
         assert tier.version() == before
         promote(NO_SPARK, tier, due(5), daemon)
-    assert cold.load(tier, table(20, 22), "three", other).rows == 2
+    assert cold.bulk_load(tier, table(20, 22), "three", other).rows == 2
     assert set(daemon.armed) == {key(i) for i in range(5)}
 
 
 @pytest.mark.usefixtures("quick")
 def test_a_name_that_no_daemon_has_does_not_bind_the_tier(tier: Tier, daemon: TableDaemon) -> None:
-    cold.load(tier, table(0, 3), "one", daemon)
-    with Loader("nobody", timeout=1.0) as typo, pytest.raises(DaemonUnreachable):
+    cold.bulk_load(tier, table(0, 3), "one", daemon)
+    with BulkLoader("nobody", timeout=1.0) as typo, pytest.raises(DaemonUnreachable):
         promote(NO_SPARK, tier, due(5), typo)
     assert tier.windows() == []
     (window,) = promote(NO_SPARK, tier, due(5), daemon)
@@ -635,7 +636,7 @@ def test_another_daemon_does_not_pay_what_is_owed(
         raise DaemonUnreachable("demo", "nowhere", 0.0)
 
     other = TableDaemon("other")
-    cold.load(tier, table(0, 10), "one", daemon)
+    cold.bulk_load(tier, table(0, 10), "one", daemon)
     promote(NO_SPARK, tier, due(5), daemon)
     with monkeypatch.context() as patch:
         patch.setattr(daemon, "cancel", is_down)
@@ -647,8 +648,8 @@ def test_another_daemon_does_not_pay_what_is_owed(
     with tier.lock(), pytest.raises(WindowElsewhere):
         cold.settle(tier, other)
     with pytest.raises(WindowElsewhere):
-        cold.load(tier, table(20, 22), "two", other)
+        cold.bulk_load(tier, table(20, 22), "two", other)
     assert tier.version().owed == owed
-    assert cold.load(tier, table(20, 22), "two", daemon).rows == 2
+    assert cold.bulk_load(tier, table(20, 22), "two", daemon).rows == 2
     assert tier.version().owed == ()
     assert set(daemon.armed) == {key(i) for i in (0, 2, 3, 4)}

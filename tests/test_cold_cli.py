@@ -83,10 +83,12 @@ def test_the_page_on_parked_timers(
 def for_this_session(block: str, demo: Daemon) -> str:
     """Code of the page, for a session whose JVM has other folders than this test."""
     block = block.replace('"reminders.csv"', repr(str(Path("reminders.csv").resolve())))
-    return block.replace('.option("load"', f'.option("directory", {str(demo.dir)!r}).option("load"')
+    return block.replace(
+        '.option("bulk_load"', f'.option("directory", {str(demo.dir)!r}).option("bulk_load"'
+    )
 
 
-def test_the_page_from_load_to_verify(
+def test_the_page_from_bulk_load_to_verify(
     spark: SparkSession, daemon: StartDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     demo = daemon()
@@ -107,12 +109,21 @@ def test_the_page_from_load_to_verify(
     for block in re.findall(r"^```py\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL):
         exec(for_this_session(block, demo), names)
     assert stats(demo)["live"] == 10
-    load = ("pipeline", "cold", "load", "reminders.csv", "--format", "csv", "--lake", "lake")
-    refused = command(*load)
+    bulk_load = (
+        "pipeline",
+        "cold",
+        "bulk-load",
+        "reminders.csv",
+        "--format",
+        "csv",
+        "--lake",
+        "lake",
+    )
+    refused = command(*bulk_load)
     assert (refused.exit_code, "1 keys have a timer in the tier" in refused.stderr) == (
         Exit.USAGE, True,
     )  # fmt: skip
-    replacing = (*load, "--replace", "--name", "demo")
+    replacing = (*bulk_load, "--replace", "--name", "demo")
     assert command(*replacing).output.startswith("1 timers, version")
     assert reported(*replacing)["rows"] == 0
     assert reported("pipeline", "cold", "verify", "--lake", "lake")["pending"] == 11
@@ -159,12 +170,12 @@ def test_bad_places_are_refused(lake: Path) -> None:
     [
         ("cold", "promote", "--every", "0s"), ("cold", "promote", "--every", "-1m"),
         ("ingest", "--follow", "--every", "-5s"), ("ingest", "--follow", "--every", "0s"),
-        ("load-agent", ".", "--follow", "0s"), ("slow", "--limit", "-1s"),
+        ("bulk-load-agent", ".", "--follow", "0s"), ("slow", "--limit", "-1s"),
     ],
     ids=" ".join,
 )  # fmt: skip
 def test_spans_that_are_none_are_refused(arguments: tuple[str, ...], lake: Path) -> None:
-    where = () if "load-agent" in arguments else ("--lake", str(lake))
+    where = () if "bulk-load-agent" in arguments else ("--lake", str(lake))
     done = command("pipeline", *arguments, *where)
     assert done.exit_code == Exit.USAGE
     assert "is less than" in done.stderr
@@ -248,16 +259,16 @@ def test_wals_of_another_level_are_refused(lake: Path, tmp_path: Path) -> None:
 def test_a_file_of_another_format_is_named(lake: Path, tmp_path: Path) -> None:
     file = tmp_path / "reminders.csv"
     file.write_text("key,deadline\norder:1,2030-01-01T00:00:00Z\n")
-    done = command("pipeline", "cold", "load", str(file), "--lake", str(lake))
+    done = command("pipeline", "cold", "bulk-load", str(file), "--lake", str(lake))
     assert done.exit_code == Exit.USAGE
     assert "reminders.csv cannot be read as parquet; see --format" in done.stderr
 
 
 def test_the_agent_adds_and_tells(daemon: StartDaemon, tmp_path: Path) -> None:
-    from test_loading import filed, files_writer
+    from test_bulk_loading import filed, files_writer
 
     demo = daemon()
-    agent = ("pipeline", "load-agent", str(tmp_path), "--name", "demo")
+    agent = ("pipeline", "bulk-load-agent", str(tmp_path), "--name", "demo")
     assert command(*agent).output == ""
     writer = files_writer(tmp_path)
     writer.commit([writer.write(iter([filed(0, 5, "demo")]))])

@@ -22,8 +22,8 @@ from purgatoryd.cli.app import app
 from purgatoryd.cli.exits import Exit
 from purgatoryd.clients import Admin, CancelResult, Client, Status
 from purgatoryd.pipeline import cold
+from purgatoryd.pipeline.bulk_loading import BulkLoader
 from purgatoryd.pipeline.lake import Lake
-from purgatoryd.pipeline.loading import Loader
 from purgatoryd.pipeline.parked import collect
 from purgatoryd.pipeline.promote import promote
 from purgatoryd.pipeline.ship import Shipper
@@ -110,7 +110,7 @@ def test_what_is_parked_comes_back_in_time_and_only_if_it_lives(
     spark: SparkSession, world: World
 ) -> None:
     tier, lake = world.tier, world.lake
-    with client() as some, Loader("demo") as hot:
+    with client() as some, BulkLoader("demo") as hot:
         rows = [(f"k{n}", minutes(n), "t", b"p%d" % n) for n in range(40)]
         assert set(some.add_many(rows).statuses) == {Status.PARKED}
         assert some.cancel("k0") is CancelResult.CANCELLED
@@ -133,7 +133,7 @@ def test_what_is_parked_comes_back_in_time_and_only_if_it_lives(
         assert (found.rows, found.ended) == (2, 3)  # k5 again, and `new`; k4, k5 and k6
         again = collect(spark, tier, lake, hot, [world.wal])
         assert (again.rows, again.ended) == (0, 0)
-        with Loader("other") as other, pytest.raises(WindowElsewhere):
+        with BulkLoader("other") as other, pytest.raises(WindowElsewhere):
             promote(NO_SPARK, tier, ORIGIN_NS, other)
 
         some.cancel("k7")  # the tier does not know it yet
@@ -170,18 +170,18 @@ def test_what_was_parked_comes_back_after_reboots(spark: SparkSession, world: Wo
     tier, lake = world.tier, world.lake
     timers = [(f"k{n}", minutes(n), "t", b"p%d" % n) for n in range(40)]
     until_ns = ORIGIN_NS + 3 * HOUR_NS
-    with client() as some, Loader("demo") as hot:
+    with client() as some, BulkLoader("demo") as hot:
         some.add_many(timers[:20])
         world.seal()
         assert collect(spark, tier, lake, hot).rows == 20
         some.add_many(timers[20:30])
         assert some.cancel("k0") is CancelResult.CANCELLED
     world.reboot()
-    with Loader("demo") as hot, pytest.raises(ParkedElsewhere):
+    with BulkLoader("demo") as hot, pytest.raises(ParkedElsewhere):
         promote(spark, tier, until_ns, hot)
     assert stats(world.daemon)["parked"] == 29
     world.ship()  # the first arena to its end, and of the second one its first snapshot
-    with client() as some, Loader("demo") as hot:
+    with client() as some, BulkLoader("demo") as hot:
         assert list(successors_in(world.wal).values()) == hot.uuids()
         found = collect(spark, tier, lake, hot)
         assert (found.rows, found.ended) == (10, 1)
@@ -191,7 +191,7 @@ def test_what_was_parked_comes_back_after_reboots(spark: SparkSession, world: Wo
         some.add_many(timers[30:])
     world.reboot()
     world.ship()
-    with Loader("demo") as hot:
+    with BulkLoader("demo") as hot:
         assert collect(spark, tier, lake, hot, [world.wal]).rows == 10
         (late,) = promote(spark, tier, until_ns, hot)
         assert late.results == {"UNPARKED": 10}
@@ -285,7 +285,7 @@ def test_returns_that_are_killed_are_whole_in_the_end(
     (tmp_path / "lake").mkdir()
     tier, due_ns = Tier(tmp_path / "lake"), time.time_ns() + 2 * HOUR_NS
     cancelled = set[str]()
-    with client() as some, Loader("demo") as hot:
+    with client() as some, BulkLoader("demo") as hot:
         mortal, deaths, killed = Mortal(monkeypatch, hot), 0, True
         while killed:
             numbers = range(deaths * 20, deaths * 20 + 20)
@@ -321,7 +321,7 @@ def test_timers_of_another_arena_do_not_come_back(daemon: StartDaemon, tmp_path:
     demo = daemon("demo", "--wal-dir", str(tmp_path), "--durable-namespace", "shop")
     with Admin("demo", timeout=PATIENCE_S) as admin:
         admin.set_namespace("shop", park_beyond_ns=1)
-    with client() as some, Loader("demo") as hot:
+    with client() as some, BulkLoader("demo") as hot:
         (uuid,) = hot.uuids()
         parked = row(1, some.add("k1", 7200.0).ticket) | {"row": 0}
         other, own = (pa.Table.from_pylist([parked | {"daemon": of}]) for of in ("0" * 32, uuid))

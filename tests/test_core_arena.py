@@ -77,10 +77,10 @@ def test_a_region_that_is_not_where_it_belongs(region: int, field: str) -> None:
     was = getattr(row, field)
     setattr(row, field, was + 64)
     fault = refusal(core.attach)
-    # The counts of names, watches, watermarks and loads are sizes: all behind them moves.
+    # The counts of names, watches, watermarks and bulk loads are sizes: all behind them moves.
     sizes = (
         lib.PG_R_NAMESPACES, lib.PG_R_TOPICS, lib.PG_R_WATCHES, lib.PG_R_WATERMARKS,
-        lib.PG_R_ACCOUNTS, lib.PG_R_LOADS, lib.PG_R_LOAD_BLOCKS,
+        lib.PG_R_ACCOUNTS, lib.PG_R_BULK_LOADS, lib.PG_R_BULK_LOAD_BLOCKS,
     )  # fmt: skip
     if field != "count" or region not in sizes:
         assert (fault.where, fault.expected, fault.found) == (region, was, was + 64)
@@ -199,7 +199,7 @@ def test_rebuild_after_damage_of_all_derived_state(seed: int) -> None:
     for region in DERIVED:
         view = core.region(region)
         if not view:
-            continue  # of loads, which this one remembers none of
+            continue  # of bulk loads, which this one remembers none of
         for _ in range(1 + len(view) // rng.choice([1, 10, 1000])):
             view[rng.randrange(len(view))] = rng.randrange(256)
     core.attach()

@@ -18,10 +18,10 @@ from purgatoryd.clients import (
     AllOf,
     AsyncClient,
     AsyncSubscriber,
+    BulkLoad,
     Client,
     Exists,
     Ledger,
-    Load,
     Purgatory,
     Subscriber,
 )
@@ -89,21 +89,23 @@ def test_what_is_parked_brought_back_or_done_before_is_noted(
     daemon("demo", "--wal-dir", str(tmp_path / "wal"))
     with Admin("demo") as admin:
         admin.set_namespace("shop", park_beyond_ns=1)
-    load = Load(b"sixteen bytes id", 5)
+    bulk_load = BulkLoad(b"sixteen bytes id", 5)
     with (
         Ledger(tmp_path / "ledgers") as ledger,
         Client("demo", namespace="shop", timeout=PATIENCE_S, ledger=ledger) as client,
     ):
         ticket = client.add("a", HOUR_S).ticket
         for _ in range(2):
-            client.unpark_many([("a", ticket, b""), ("b", ticket, b"")], load=load)
+            client.unpark_many([("a", ticket, b""), ("b", ticket, b"")], bulk_load=bulk_load)
     parked, back, *again = lines(tmp_path / "ledgers")
     assert (parked["op"], parked["found"], parked["ticket"]) == ("add", "parked", ticket)
     assert (back["op"], back["found"], back["ticket"]) == ("unpark", "unparked", ticket)
-    reported = [(n["op"], n["found"], n["load"], n["row"], n["key"], n["ticket"]) for n in again]
+    reported = [
+        (n["op"], n["found"], n["bulk_load"], n["row"], n["key"], n["ticket"]) for n in again
+    ]
     assert reported == [
-        ("row", "loaded", load.id.hex(), 5, "a", ticket),
-        ("row", "loaded", load.id.hex(), 6, "b", 0),
+        ("row", "bulk_loaded", bulk_load.id.hex(), 5, "a", ticket),
+        ("row", "bulk_loaded", bulk_load.id.hex(), 6, "b", 0),
     ]
 
 

@@ -9,7 +9,18 @@ from typing import Any
 import pytest
 from core_driver import Core, Fault
 from purgatory_driver import ALL, Key, Owner, Purgatory, advance, put, watch
-from shards_driver import FAR_NS, LOAD, MS, OWNED, PARTS, SIZES, Ledger, Shards, as_arena, renamed
+from shards_driver import (
+    BULK_LOAD,
+    FAR_NS,
+    MS,
+    OWNED,
+    PARTS,
+    SIZES,
+    Ledger,
+    Shards,
+    as_arena,
+    renamed,
+)
 
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.errors import ArenaBroken, MessageRefused
@@ -179,13 +190,13 @@ def test_topics_of_a_partitioned_namespace_begin_anew_with_what_was_not_sent() -
         assert not births & {row.incarnation for row in core.topic_rows().values()}
 
 
-def test_the_rows_of_a_load_of_a_partitioned_namespace_are_known_to_all_its_shards() -> None:
+def test_the_rows_of_a_bulk_load_of_a_partitioned_namespace_are_known_to_all_its_shards() -> None:
     shards = begun(2, {b"n": (0, 1)})
     for first, core in zip((0, 5000), shards.cores, strict=True):
-        Owner(core).load((LOAD, first, 3), put(b"%d" % first, FAR_NS))
+        Owner(core).bulk_load((BULK_LOAD, first, 3), put(b"%d" % first, FAR_NS))
     for core in resharded(shards, 2, {b"n": (1, 0)}).cores:
-        [load] = core.loads().values()
-        assert (load.fencing_token, load.rows) == (3, frozenset({0, 5000}))
+        [bulk_load] = core.bulk_loads().values()
+        assert (bulk_load.fencing_token, bulk_load.rows) == (3, frozenset({0, 5000}))
 
 
 @pytest.mark.parametrize(
@@ -197,8 +208,8 @@ def test_the_rows_of_a_load_of_a_partitioned_namespace_are_known_to_all_its_shar
         ({"watches": 2}, "watches in use"),
         ({"watermarks": 2}, "watch keys in use"),
         ({"payload_bytes": 4096}, "payload memory in use"),
-        ({"loads": 0}, "loads in use"),
-        ({"load_blocks": 0}, "rows of loads in use"),
+        ({"bulk_loads": 0}, "bulk loads in use"),
+        ({"bulk_load_blocks": 0}, "rows of bulk loads in use"),
         ({"accounts": 0}, "accounts in use"),
     ],
 )

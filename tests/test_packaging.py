@@ -117,7 +117,7 @@ def with_only(extra: str) -> str:
     [
         (("cold", "status", "--lake", "."), "version"),
         (("cold", "cancel", "order:1", "--lake", "."), "1 keys; the daemon: not asked"),
-        (("load-agent", "."), ""),
+        (("bulk-load-agent", "."), ""),
         (("rebalance-plan", "show", "--lake", "."), ""),
         (("ship", "--wal-dir", ".", "--lake", "lake"), ""),
         (("status", "--json", "--lake", "shipped"), '"complete_to"'),

@@ -21,8 +21,12 @@ from purgatoryd.shm_layout.layout import PutMode, Status, TimeKind, WireError
 MS, SECOND_NS = 10**6, 10**9
 BEYOND_NS = SECOND_NS
 FAR_NS, NEAR_NS = 5 * SECOND_NS, SECOND_NS // 2
-LOAD = b"a load of 16 b.."
-CONFIG: dict[str, Any] = {"wal_buffer_bytes": lib.PG_WAL_BUFFER_MIN, "loads": 2, "load_blocks": 2}
+BULK_LOAD = b"a bulk load, 16b"
+CONFIG: dict[str, Any] = {
+    "wal_buffer_bytes": lib.PG_WAL_BUFFER_MIN,
+    "bulk_loads": 2,
+    "bulk_load_blocks": 2,
+}
 
 
 def unpark(key: bytes, ticket: int, payload: bytes = b"") -> Command:
@@ -153,13 +157,13 @@ def test_the_wal_has_what_the_arena_gave_away(core: Purgatory, owner: Owner) -> 
 
 def test_a_row_that_is_unparked_is_done_once(core: Purgatory, owner: Owner) -> None:
     ticket = parked(owner)
-    rows = (LOAD, 0, 1)
+    rows = (BULK_LOAD, 0, 1)
     gone = parked(owner, b"gone")
     one(owner, pd.cancel(b"gone"))
     both = [unpark(b"k", ticket, b"far"), unpark(b"gone", gone, b"far")]
-    assert [a.status for a in owner.load(rows, *both)] == [Status.UNPARKED, Status.UNKNOWN]
-    assert [a.status for a in owner.load(rows, *both)] == [Status.LOADED] * 2
-    assert core.loads()[LOAD].rows == {0, 1}
+    assert [a.status for a in owner.bulk_load(rows, *both)] == [Status.UNPARKED, Status.UNKNOWN]
+    assert [a.status for a in owner.bulk_load(rows, *both)] == [Status.BULK_LOADED] * 2
+    assert core.bulk_loads()[BULK_LOAD].rows == {0, 1}
 
 
 def test_parking_needs_a_wal() -> None:

@@ -8,7 +8,7 @@ import pytest
 from conftest import StartDaemon
 from real_daemon import PATIENCE_S, Daemon, eventually, remove_arena_files, stats
 
-from purgatoryd.clients import Admin, CancelResult, Client, Exists, Load, NoWal, Status
+from purgatoryd.clients import Admin, BulkLoad, CancelResult, Client, Exists, NoWal, Status
 from purgatoryd.shm_layout.wal import Walk, contents, segments, uuid_of
 from purgatoryd.shm_layout.wire import Key
 
@@ -72,11 +72,11 @@ def test_what_is_parked_comes_back_from_the_wal(
         assert found is not None
         assert (found.status, found.ticket, found.payload) == (Status.PARKED, replaced.ticket, b"")
         back = [(key, ticket, payload) for (key, ticket), payload in kept.items()]
-        load = Load(b"window of 2 hour")
-        statuses = some.unpark_many(back, load=load).statuses
+        bulk_load = BulkLoad(b"window of 2 hour")
+        statuses = some.unpark_many(back, bulk_load=bulk_load).statuses
         assert statuses.count(Status.UNKNOWN) == 2  # the cancelled one, and the replaced one
         assert statuses.count(Status.UNPARKED) == 299
-        assert set(some.unpark_many(back, load=load).statuses) == {Status.LOADED}
+        assert set(some.unpark_many(back, bulk_load=bulk_load).statuses) == {Status.BULK_LOADED}
         assert [(info := some.get(f"k{n}")) and info.payload for n in range(4)] == [
             None, b"payload 1", b"another", b"payload 3",
         ]  # fmt: skip

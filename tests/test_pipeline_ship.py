@@ -23,7 +23,7 @@ from real_daemon import eventually
 from stored_arena import WALS, StoredWal
 
 from purgatoryd.cli.app import app
-from purgatoryd.clients import Admin, Client, Load, Status
+from purgatoryd.clients import Admin, BulkLoad, Client, Status
 from purgatoryd.pipeline import cache
 from purgatoryd.pipeline.decode import Decoder
 from purgatoryd.pipeline.lake import BRONZE, OPENINGS, Lake
@@ -136,12 +136,12 @@ def assert_same(row: dict[str, Any], frame: Frame) -> None:
         assert row["key"] == key_bytes(found.key)
     if found.payload is not None:
         assert (row["payload"], row["payload_len"]) == (found.payload, len(found.payload))
-    ended = {name: frame.asked.get(name) for name in ("deadline_ns", "loaded")}
+    ended = {name: frame.asked.get(name) for name in ("deadline_ns", "bulk_loaded")}
     reported = fields | (ended if frame.kind == "end" else {})
     for name in ("ticket", "deadline_ns", "slot", "watermark"):
         assert row[name] == reported.get(name)
-    came = reported.get("loaded") or (frame.kind == "arm" and fields["in_load"])
-    assert bool(row["loaded"]) == bool(came)
+    came = reported.get("bulk_loaded") or (frame.kind == "arm" and fields["in_bulk_load"])
+    assert bool(row["bulk_loaded"]) == bool(came)
     if frame.kind in TIMES:
         assert row["at_ns"] == fields[TIMES[frame.kind]]
     for prefix, timestamps in (("", frame.timestamps), ("replaced_", frame.replaced)):
@@ -151,7 +151,7 @@ def assert_same(row: dict[str, Any], frame: Frame) -> None:
     assert (row["ended_batch"] or 0) == frame.asked.get("sequence", 0)
     if frame.kind == "arm":
         assert row["replaced_deadline_ns"] == ended["deadline_ns"]
-        assert bool(row["replaced_loaded"]) == bool(ended["loaded"])
+        assert bool(row["replaced_bulk_loaded"]) == bool(ended["bulk_loaded"])
         assert (row["ended_boot_ns"] or 0) == bool(fields["replaced"]) * fields["armed_boot_ns"]
 
 
@@ -575,14 +575,14 @@ def test_a_running_daemon_is_shipped(daemon: StartDaemon, tmp_path: Path) -> Non
     assert lsns == list(range(1, len(lsns) + 1))
 
 
-def test_rows_of_a_load_have_their_numbers(daemon: StartDaemon, tmp_path: Path) -> None:
-    wals, root, load = tmp_path / "wal", tmp_path / "lake", b"a load of 16 b.."
+def test_rows_of_a_bulk_load_have_their_numbers(daemon: StartDaemon, tmp_path: Path) -> None:
+    wals, root, bulk_load = tmp_path / "wal", tmp_path / "lake", b"a bulk load, 16b"
     wals.mkdir()
     daemon("demo", "--wal-dir", str(wals), "--wal-segment-bytes", "256K")
     with Client("demo") as client:
         rows = [(f"key {n}", 3600.0, "t", b"x" * 200) for n in range(1000)]
-        client.add_many(rows, load=Load(load, 5))
-        client.add_many(rows[:1], load=Load(load, 2), mode="keep")
+        client.add_many(rows, bulk_load=BulkLoad(bulk_load, 5))
+        client.add_many(rows[:1], bulk_load=BulkLoad(bulk_load, 2), mode="keep")
         client.add_many([("no row", 3600.0)])
         client.add_many([(f"more {n}", 3600.0, "t", b"x" * 200) for n in range(1000)])
     eventually(lambda: segments(wals / "demo")[-1].lsn > 1100)  # what is looked at is sealed
@@ -590,14 +590,14 @@ def test_rows_of_a_load_have_their_numbers(daemon: StartDaemon, tmp_path: Path) 
     assert called("ship", *where).exit_code == 0
     found = rows_of(Lake(root))
     arms = [row for row in found if row["kind"] == "arm"]
-    assert [(r["key"], r["load_row"]) for r in arms if r["load"] == load] == [
+    assert [(r["key"], r["bulk_load_row"]) for r in arms if r["bulk_load"] == bulk_load] == [
         (b"key %d" % n, n + 5) for n in range(1000)
     ]
-    assert {r["key"] for r in arms if r["load"] is None} >= {b"no row"}
-    (begun,) = [row for row in found if row["kind"] == "load"]
-    assert (begun["load"], begun["uid"]) == (load, os.getuid())
+    assert {r["key"] for r in arms if r["bulk_load"] is None} >= {b"no row"}
+    (begun,) = [row for row in found if row["kind"] == "bulk_load"]
+    assert (begun["bulk_load"], begun["uid"]) == (bulk_load, os.getuid())
     (kept,) = [row for row in found if row["kind"] == "done"]
-    assert (kept["load"], kept["load_row"]) == (load, 2)
+    assert (kept["bulk_load"], kept["bulk_load_row"]) == (bulk_load, 2)
 
 
 def test_what_was_parked_is_a_row_when_it_comes_back(daemon: StartDaemon, tmp_path: Path) -> None:

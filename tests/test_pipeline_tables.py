@@ -53,7 +53,7 @@ from purgatoryd.pipeline.lake import Lake, Span, fields_of
 from purgatoryd.pipeline.living import living
 from purgatoryd.pipeline.parts import Layer
 from purgatoryd.pipeline.progress import progress
-from purgatoryd.pipeline.promote import load_of, promote
+from purgatoryd.pipeline.promote import bulk_load_of, promote
 from purgatoryd.pipeline.reach import reaches
 from purgatoryd.pipeline.schemas import (
     FLOW,
@@ -851,20 +851,20 @@ def test_a_trace_goes_from_the_cold_tier_to_the_end(
     lake, daemon, due_ns = lake_in(tmp_path / "lake"), TableDaemon("demo"), sw.WALL_NS + 3600 * S
     tier = Tier(lake.root)
 
-    def load(name: str, at_ns: int) -> None:
+    def bulk_load(name: str, at_ns: int) -> None:
         row = {"namespace": "n", "topic": "t", "key": b"key:7", "key_type": "str",
                "deadline_ns": at_ns}  # fmt: skip
-        cold.load(tier, pa.Table.from_pylist([row]), name, daemon)
+        cold.bulk_load(tier, pa.Table.from_pylist([row]), name, daemon)
 
-    load("first", due_ns)
+    bulk_load("first", due_ns)
     (window,) = promote(spark, tier, due_ns + 1, daemon)
     daemon.fire()
-    load("second", due_ns + 7200 * S)
+    bulk_load("second", due_ns + 7200 * S)
     keys = pa.table({"namespace": ["n"], "key_type": ["str"], "key": [b"key:7"]})
     cold.cancel(tier, keys, daemon)
-    load("third", due_ns + 9000 * S)
+    bulk_load("third", due_ns + 9000 * S)
     first, second, third = sorted(part.version for part in tier.version().rows)
-    arm = sw.arm(3, b"key:7", load=load_of(tier, window).bytes)
+    arm = sw.arm(3, b"key:7", bulk_load=bulk_load_of(tier, window).bytes)
     fire = sw.record("fire", ticket=3, fired_ns=sw.BOOT_NS + 2 * S, sequence=1, slot=3)
     sw.write(tmp_path / "j", sw.segment([*sw.names(), arm, fire]))
     lifecycles = trace.history(spark, lake, [tmp_path / "j"], trace.Key("n", "str", b"key:7"))

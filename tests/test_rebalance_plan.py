@@ -93,7 +93,7 @@ def test_a_full_daemon_gives_to_the_empty_ones() -> None:
     assert (found.before, found.after) == (0.8, 0.2)
 
 
-def test_the_load_counts_as_the_capacity_does() -> None:
+def test_the_bulk_load_counts_as_the_capacity_does() -> None:
     spaces = [Space("busy", "a1", 1, 60.0), Space("also", "a1", 1, 30.0)]
     assert [move.namespace for move in plan_rebalance(HOSTS, spaces).moves] == ["also"]
 

@@ -134,7 +134,7 @@ def test_rows_of_spark(spark: SparkSession, place: Place) -> None:
     )
     options = {
         "name": "demo", "tcp": remote.tcp, "server_key": place.server_key,
-        "key_file": str(remote.key), "load": str(uuid4()),
+        "key_file": str(remote.key), "bulk_load": str(uuid4()),
     }  # fmt: skip
     for _ in range(2):
         rows.write.format("purgatoryd").mode("append").options(**options).save()
@@ -160,14 +160,14 @@ def test_the_cold_tier(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyP
         common = ("--lake", str(lake), *where, "--key-file", str(remote.key))
         return reported("pipeline", "cold", *arguments, *common)
 
-    assert cold("load", str(file))["rows"] == 20
+    assert cold("bulk-load", str(file))["rows"] == 20
     window = cold("promote", "--window", "2030-01-01T00:10:00Z")
     assert (window["state"], window["results"]) == ("hot", {"ADDED": 10})
     assert stats(demo)["live"] == 10
     assert cold("cancel", "order:7", "order:17", "--namespace", "shop")["daemon"] == {
         "CANCELLED": 1, "UNKNOWN": 1,
     }  # fmt: skip
-    assert cold("load", str(file), "--load-id", "again", "--replace")["rows"] == 20
+    assert cold("bulk-load", str(file), "--bulk-load-id", "again", "--replace")["rows"] == 20
     assert stats(demo)["live"] == 0
     assert cold("collect")["rows"] == 0
 

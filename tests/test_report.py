@@ -60,7 +60,7 @@ def verdict() -> Verdict:
 
 
 def test_a_page_of_a_clean_wal() -> None:
-    text = page(verdict(), shown(part(), part("virtual"), part("load")), NOW)
+    text = page(verdict(), shown(part(), part("virtual"), part("bulk_load")), NOW)
     assert "The audit found no violation." in text
     assert "1 daemon," in text
     assert "virtual clock" in text
@@ -112,14 +112,14 @@ def test_the_key_tables(capsys: pytest.CaptureFixture[str]) -> None:
     """Carried over and added are what ended and what is open, over all namespaces."""
     found = verdict()
     found.balance.append(Balance("ab" * 16, "other", 1, 9, 2, 1, 2, 2, 2, 1))
-    assert lines(capsys, found, part(), part("load")) == [
+    assert lines(capsys, found, part(), part("bulk_load")) == [
         ["the", "audit", "found", "nothing"],
         ["daemon", "carried_over", "added", "cancelled", "replaced", "expired", "satisfied", "failed",
          "open"],
         ["abababab", "1", "609", "302", "1", "182", "2", "2", "121"],
         ["daemon,", "clock", "late", "p50", "p99", "max"],
         ["eagle", "abababab", "live", "100", "µs", "198", "µs", "200", "µs"],
-        ["eagle", "abababab", "load", "100", "µs", "198", "µs", "200", "µs"],
+        ["eagle", "abababab", "bulk_load", "100", "µs", "198", "µs", "200", "µs"],
     ]  # fmt: skip
 
 
@@ -180,21 +180,21 @@ def test_a_daemon_counts_once_whatever_its_node_was_called(spark: SparkSession, 
 
 
 def test_figures_keep_apart_what_gold_keeps_apart(spark: SparkSession, lake: Lake) -> None:
-    """Loads are no live traffic, also where that replaces them; and what was due before a
+    """Bulk loads are no live traffic, also where that replaces them; and what was due before a
     restart is not late."""
     bronze = read_events(spark, lake).withColumns({
-        "load": F.expr("IF(ticket IN (2, 4) AND kind IN ('arm', 'fire'), X'01', load)"),
-        "replaced_loaded": F.expr("IF(replaced = 4, 1, replaced_loaded)"),
+        "bulk_load": F.expr("IF(ticket IN (2, 4) AND kind IN ('arm', 'fire'), X'01', bulk_load)"),
+        "replaced_bulk_loaded": F.expr("IF(replaced = 4, 1, replaced_bulk_loaded)"),
         "flags": F.expr("IF(ticket = 1 AND kind = 'fire', 2, flags)"),
     })  # fmt: skip
     found = figures(bronze).parts
     topics = gold.merge(gold.topics(silver.lifecycles(bronze, bronze)), TOPICS, ["clock"])
     rows = gold.latency(topics, ["clock"]).where("measure = 'lateness'").collect()
     assert {one.clock: totals(one) for one in found} == {
-        "live": [9, 1, 0, 3, 3, 0], "load": [2, 0, 1, 1, 0, 0]
+        "live": [9, 1, 0, 3, 3, 0], "bulk_load": [2, 0, 1, 1, 0, 0]
     }  # fmt: skip
     late = {one.clock: (one.lateness.n, one.lateness.at(1.0)) for one in found if one.lateness}
-    assert late == {"live": (2, 0), "load": (1, 1 * S)}
+    assert late == {"live": (2, 0), "bulk_load": (1, 1 * S)}
     assert late == {row.clock: (row.n, row.max_ns) for row in rows}
     sums = (F.sum(name).alias(name) for name in COLOURS)
     counted = gold.flow(bronze).groupBy("clock").agg(*sums).collect()

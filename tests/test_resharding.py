@@ -65,8 +65,8 @@ if TYPE_CHECKING:
 
 SMALL: dict[str, Any] = {
     "capacity": 128, "payload_bytes": 1 << 18, "replay_capacity": 64, "topics": 32,
-    "namespaces": 16, "sessions": 8, "watches": 128, "watch_keys": 32, "accounts": 4, "loads": 2,
-    "load_rows": 8192, "tick_ns": 10**6, "fanout": 20, "clock": "virtual",
+    "namespaces": 16, "sessions": 8, "watches": 128, "watch_keys": 32, "accounts": 4, "bulk_loads": 2,
+    "bulk_load_rows": 8192, "tick_ns": 10**6, "fanout": 20, "clock": "virtual",
 }  # fmt: skip
 WAL_SETTINGS: dict[str, Any] = {"wal_segment_bytes": 256 * 1024, "wal_buffer_bytes": 4 << 20}
 KILLED = 9
@@ -798,9 +798,9 @@ def test_the_lake_has_each_timer_once_though_the_number_of_shards_changed(
     assert len({row.ticket for row in alive}) == len(alive) > 10
     segments_, openings_ = in_place(lake)
     assert {m.daemon for m in segments_} <= {newest} == {*openings_}
-    loads = fleet.measured_in(spark, lake.root).collect()
-    assert {row.daemon for row in loads} == {newest}
-    assert sum(row.live for row in loads) == len(alive)
+    bulk_loads = fleet.measured_in(spark, lake.root).collect()
+    assert {row.daemon for row in bulk_loads} == {newest}
+    assert sum(row.live for row in bulk_loads) == len(alive)
     gone = excluded([*lake.manifests(), *lake.manifests(OPENINGS)]).absent
     assert len(gone) == 1 + 2 + 3
     for daemon in gone:

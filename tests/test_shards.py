@@ -50,9 +50,9 @@ from purgatoryd.shm_layout.errors import (
 )
 from purgatoryd.shm_layout.layout import (
     FLAG_DRAIN,
+    BulkLoadAction,
     DaemonState,
     Degraded,
-    LoadAction,
     Message,
     WireError,
 )
@@ -171,9 +171,9 @@ def batch(session: int, command: Command) -> bytes:
     return head + names + b"".join(command)
 
 
-@pytest.mark.parametrize("kind", ["put", "cancel", "watch", "advance", "query", "load"])
+@pytest.mark.parametrize("kind", ["put", "cancel", "watch", "advance", "query", "bulk_load"])
 def test_a_shard_takes_only_what_names_a_namespace_of_its_own(kind: str) -> None:
-    core = Purgatory(shard=1, shards=2, loads=1, load_blocks=1)
+    core = Purgatory(shard=1, shards=2, bulk_loads=1, bulk_load_blocks=1)
     lib.pg_confine(core.a)
     hello = core.handle(wire.encode_hello(bytes(16)))
     assert isinstance(hello, wire.Reply)
@@ -184,7 +184,9 @@ def test_a_shard_takes_only_what_names_a_namespace_of_its_own(kind: str) -> None
         "watch": lambda: batch(session, watch(b"k", ANY, [Key(b"w", 1)])),
         "advance": lambda: batch(session, advance(b"k", 1)),
         "query": lambda: wire.encode_query(1, session, b"n", b"k"),
-        "load": lambda: wire.encode_load(1, session, b"l" * 16, LoadAction.OPEN, namespace=b"n"),
+        "bulk_load": lambda: wire.encode_bulk_load(
+            1, session, b"l" * 16, BulkLoadAction.OPEN, namespace=b"n"
+        ),
     }[kind]()
     before = authoritative_state(core)
     refused = core.handle(message)

@@ -93,7 +93,7 @@ def test_the_end_of_a_timer_tells_of_its_beginning(real: Daemon, wal: Path) -> N
     session = end.timestamps["session"]
     for asking, sequence in ((end, 4), (replacing, 5)):
         ended = arm_of(wal, asking.fields.get("replaced", cancelled.ticket))
-        assert asking.asked == {"session": session, "sequence": sequence, "loaded": 0,
+        assert asking.asked == {"session": session, "sequence": sequence, "bulk_loaded": 0,
                                 "deadline_ns": ended.fields["deadline_ns"]}  # fmt: skip
     (opened,) = (
         f for f in of_kind(wal, "opened") if f.fields["session"] == fire.timestamps["session"]

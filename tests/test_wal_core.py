@@ -18,7 +18,7 @@ from purgatoryd.shm_layout import wal, wire
 from purgatoryd.shm_layout._core import ffi, lib
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import MessageRefused
-from purgatoryd.shm_layout.layout import LoadAction, PutMode, TimeKind
+from purgatoryd.shm_layout.layout import BulkLoadAction, PutMode, TimeKind
 from purgatoryd.shm_layout.shm import ArenaFile
 from purgatoryd.shm_layout.wal import Buffer, Walk, contents, write_snapshot
 
@@ -33,14 +33,14 @@ CONFIG: dict[str, Any] = {
     "topics": 5,
     "wal_buffer_bytes": lib.PG_WAL_BUFFER_MIN,
     "accounts": 3,
-    "loads": 6,
-    "load_blocks": 24,
+    "bulk_loads": 6,
+    "bulk_load_blocks": 24,
 }
 KEYS = [f"key{i}".encode() for i in range(14)] + [b"long" * 60]
 NAMES = [f"w{i}".encode() for i in range(8)] + [b"watched by a long name" * 4]
 NAMESPACES = (b"n", b"other", b"third")
 TOPICS = (b"t", b"u", b"v" * 127)
-LOADS = [bytes([n]) * 16 for n in range(1, 5)]
+BULK_LOADS = [bytes([n]) * 16 for n in range(1, 5)]
 
 
 class Work:
@@ -93,12 +93,13 @@ class Work:
         owner = self.rng.choice(self.owners)
         owner.send(*(self.command() for _ in range(self.rng.randint(1, 6))))
 
-    def load(self) -> None:
-        """Rows of a load on both sides of a block's end; or it is claimed, closed, forgotten."""
+    def bulk_load(self) -> None:
+        """Rows of a bulk load on both sides of a block's end; or it is claimed, closed,
+        forgotten."""
         rng, owner = self.rng, self.rng.choice(self.owners)
-        load, fencing_token = rng.choice(LOADS), rng.randrange(3)
+        bulk_load, fencing_token = rng.choice(BULK_LOADS), rng.randrange(3)
         if rng.random() < 0.7:
-            first = rng.choice([0, 5, lib.PG_LOAD_BLOCK_ROWS - 3])
+            first = rng.choice([0, 5, lib.PG_BULK_LOAD_BLOCK_ROWS - 3])
             keys = (rng.choice(KEYS) for _ in range(rng.randint(1, 6)))
             made = (
                 pd.cancel(key)
@@ -106,20 +107,20 @@ class Work:
                 else pd.put(key, rng.randint(-5, 300) * MS, rng.randrange(4))
                 for key in keys
             )
-            owner.load((load, first, fencing_token), *made)
+            owner.bulk_load((bulk_load, first, fencing_token), *made)
             return
         with contextlib.suppress(MessageRefused):
             match rng.randrange(3):
                 case 0:
-                    owner.ask_load(
-                        load, LoadAction.OPEN, namespace=b"n", fencing_token=fencing_token
+                    owner.ask_bulk_load(
+                        bulk_load, BulkLoadAction.OPEN, namespace=b"n", fencing_token=fencing_token
                     )
                 case 1:
-                    owner.ask_load(
-                        load, LoadAction.CLOSE, namespace=b"n", fencing_token=fencing_token
+                    owner.ask_bulk_load(
+                        bulk_load, BulkLoadAction.CLOSE, namespace=b"n", fencing_token=fencing_token
                     )
                 case _:
-                    owner.ask_load(load, LoadAction.FORGET)
+                    owner.ask_bulk_load(bulk_load, BulkLoadAction.FORGET)
 
     def complete(self) -> None:
         for owner in self.owners:
@@ -172,7 +173,7 @@ class Work:
         act = self.rng.choice(
             [self.batch] * 8
             + [self.put] * 3
-            + [self.load] * 3
+            + [self.bulk_load] * 3
             + [self.cancel, self.go, self.go, self.publish, self.publish, self.acknowledge]
             + [self.complete, self.core.sweep]
         )

@@ -173,7 +173,7 @@ def authoritative_state(core: Purgatory) -> dict[str, Any]:
         "topics": {row: t._replace(live=0) for row, t in core.topic_rows().items()},
         "slots": dict(_slots(core)),
         "watermarks": dict(_watermarks(core)),
-        "loads": core.loads(),
+        "bulk_loads": core.bulk_loads(),
         "timestamps": dict(_timestamps(core)),
         "unsent": list(_unsent(core)),
         "tail": header.replay_tail,

@@ -35,15 +35,15 @@ def names() -> list[Record]:
 
 
 def arm(
-    ticket: int, key: bytes = b"key", payload: bytes = b"", *, load: bytes = b"", **fields: Any
+    ticket: int, key: bytes = b"key", payload: bytes = b"", *, bulk_load: bytes = b"", **fields: Any
 ) -> Record:
     """A timer, armed `ticket` microseconds after the segment's begin, due a second later; row 0 of
-    `load`, if there is one."""
+    `bulk_load`, if there is one."""
     at_ns = BOOT_NS + ticket * 1000
     given = {"ticket": ticket, "armed_ns": at_ns, "deadline_ns": at_ns + 10**9,
              "wall_ns": -(2**63), "uid": 1000, "slot": ticket}  # fmt: skip
-    row = load and load + bytes(8)
-    given |= {"key_len": len(key), "payload_len": len(payload), "in_load": bool(load)}
+    row = bulk_load and bulk_load + bytes(8)
+    given |= {"key_len": len(key), "payload_len": len(payload), "in_bulk_load": bool(bulk_load)}
     return record("arm", row + key + payload, **(given | fields))
 
 

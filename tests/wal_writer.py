@@ -24,7 +24,7 @@ EXPIRED, SATISFIED, FAILED, CANCELLED = 1, 2, 3, 4
 ALL, ANY, SUM, CLIENT = 0, 1, 2, 3
 BOOT, VIRTUAL = 0, 1
 BORN = 1
-LOAD_NONE, LOAD_OPEN = 0, 1
+BULK_LOAD_NONE, BULK_LOAD_OPEN = 0, 1
 OPERATION = 4
 MET = 2**64 - 1
 S = 1_000_000_000
@@ -35,7 +35,7 @@ _SEGMENT = struct.Struct("<8sII16s16sQqqQQQII4x")
 _KEY_TYPES = {str: 0, bytes: 1, UUID: 2}
 _KINDS = (
     "pad", "group", "seal", "namespace", "topic", "arm", "move", "end", "fire", "sent", "watch",
-    "watermark", "gone", "outcome", "session", "head", "entry", "last", "opened", "replied", "load",
+    "watermark", "gone", "outcome", "session", "head", "entry", "last", "opened", "replied", "bulk_load",
     "done", "block", "unpark", "metrics",
 )  # fmt: skip
 _TYPES = {name: number for number, name in enumerate(_KINDS, 1)}
@@ -73,14 +73,14 @@ def topic(row: int, namespace_row: int, name: str, sequence: int = 0) -> Record:
 def arm(
     ticket: int, key: str | bytes | UUID, deadline_ns: int, *, at_ns: int = 0,
     wall_ns: int = NO_WALL, replaced: int = 0, topic: int = 0, slot: int | None = None,
-    payload: bytes = b"", load: bytes = b"", load_row: int = 0, parked: bool = False,
+    payload: bytes = b"", bulk_load: bytes = b"", bulk_load_row: int = 0, parked: bool = False,
 ) -> Record:  # fmt: skip
     kind, data = _key(key)
-    row = load + struct.pack("<Q", load_row) if load else b""
+    row = bulk_load + struct.pack("<Q", bulk_load_row) if bulk_load else b""
     head = struct.pack(
         "<QqqqQIIIIIBBBBI20x", ticket, deadline_ns, wall_ns, at_ns, replaced,
         ticket if slot is None else slot, replaced if replaced else NIL, topic, 1000,
-        len(payload), 0, bool(load), len(data), kind, parked,
+        len(payload), 0, bool(bulk_load), len(data), kind, parked,
     )  # fmt: skip
     return Record("arm", head + row + data + payload)
 
@@ -94,8 +94,8 @@ def unpark(ticket: int, key: str, deadline_ns: int, *, at_ns: int = 0) -> Record
     return Record("unpark", head + data)
 
 
-def load(name: bytes, state: int, *, at_ns: int = 0) -> Record:
-    return Record("load", struct.pack("<16sQqIIII", name, 1, at_ns, 0, 1000, state, 0))
+def bulk_load(name: bytes, state: int, *, at_ns: int = 0) -> Record:
+    return Record("bulk_load", struct.pack("<16sQqIIII", name, 1, at_ns, 0, 1000, state, 0))
 
 
 def move(ticket: int, deadline_ns: int, *, at_ns: int = 0, wall_ns: int = NO_WALL) -> Record:

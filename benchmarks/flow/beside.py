@@ -29,7 +29,7 @@ NAMES = {
     "gold": "DuckDB, exact quantiles",
     "sketches of 8 groups": "DuckDB, exact quantiles",
     "sketches of 8000 groups": "DuckDB, exact quantiles",
-    "cold load": "DuckDB, sorted, by hour",
+    "cold bulk load": "DuckDB, sorted, by hour",
     "anti-join": "DuckDB",
     "bulk add": "add_many in one process",
 }
@@ -142,7 +142,7 @@ def _quantiles(columns: tuple[str, ...]) -> str:
     return ", ".join(f"quantile_cont({name}, [0.5, 0.99])" for name in columns)
 
 
-def cold_load(tier: Path, out: Path) -> float:
+def cold_bulk_load(tier: Path, out: Path) -> float:
     """Seconds: the rows of a tier sorted and written by the hour again."""
     return seconds(f"""
         COPY (SELECT *, deadline_ns // 3600000000000 AS hour

@@ -19,9 +19,9 @@ import pyarrow as pa
 
 from flow import beside, jvm, wal
 from purgatoryd.pipeline import cold
+from purgatoryd.pipeline.bulk_loading import BulkLoader
 from purgatoryd.pipeline.jobs import make_gold, make_silver
 from purgatoryd.pipeline.lake import Lake
-from purgatoryd.pipeline.loading import Loader
 from purgatoryd.pipeline.promote import promote, selected, window_id
 from purgatoryd.pipeline.sketches import sketch
 from purgatoryd.pipeline.tier import Frontier, Tier, Window
@@ -163,17 +163,17 @@ def day(spark: SparkSession, rows: int) -> DataFrame:
 def cold_tier(spark: SparkSession, folder: Path, rows: int) -> Steps:
     """Load a day, cancel a tenth, promote five minutes of it."""
     found: Figures = {}
-    nobody = Loader("nobody")  # nothing is hot: it is never asked
+    nobody = BulkLoader("nobody")  # nothing is hot: it is never asked
     for name in ("cold", "warm"):
         place = folder / name
         place.mkdir(parents=True)
         tier = Tier(place)
-        seconds = timed(partial(cold.load, tier, day(spark, rows), "day", nobody))
+        seconds = timed(partial(cold.bulk_load, tier, day(spark, rows), "day", nobody))
         found[name] = rows / seconds
         if name == "cold":
-            found["beside"] = rows / beside.cold_load(place, folder / "beside")
+            found["beside"] = rows / beside.cold_bulk_load(place, folder / "beside")
             shutil.rmtree(place)
-    yield "cold load", found
+    yield "cold bulk load", found
     cold.cancel(tier, cancelled(rows), nobody)
     version = tier.version()
     ended = cold.tombstones_of(spark, tier, version.tombstones)
@@ -205,7 +205,7 @@ def window(spark: SparkSession, tier: Tier, rows: int) -> Figures:
     """Five minutes of a day, after the ones before them."""
     noon_ns = BASE_S * 10**9 + DAY_NS // 2
     with wal.daemon("--capacity", str(max(1000, rows // 50)), "--payload-memory", "64M"):
-        hot = Loader(wal.NAME, timeout=wal.PATIENCE_S)
+        hot = BulkLoader(wal.NAME, timeout=wal.PATIENCE_S)
         taken = Frontier(noon_ns, tier.version().number)
         tier.save_window(Window(window_id(taken), hot.name, Frontier(0, 0), taken, "hot"))
         for iteration in range(3):  # the first ones warm it up
@@ -229,7 +229,7 @@ def bulk_add(spark: SparkSession, folder: Path, rows: int) -> Figures:
     tasks = spark.sparkContext.defaultParallelism
     frame.repartition(tasks).write.parquet(str(folder))
     frame = spark.read.parquet(str(folder)).coalesce(tasks)
-    size = ("--capacity", str(rows), "--payload-memory", "512M", "--load-rows", str(4 * rows))
+    size = ("--capacity", str(rows), "--payload-memory", "512M", "--bulk-load-rows", str(4 * rows))
     rates = []
     for _ in range(1 + WARM_ADDS):
         with wal.daemon(*size) as place:

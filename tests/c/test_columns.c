@@ -26,10 +26,10 @@ static uint64_t lengths_set(struct rng *r, unsigned type, void *body)
     case PG_WAL_TOPIC: return ((struct pg_wal_topic *)body)->name_len = len;
     case PG_WAL_OPENED: return ((struct pg_wal_opened *)body)->name_len = len;
     case PG_WAL_OUTCOME: return (((struct pg_wal_outcome *)body)->keys = (uint16_t)len) / 8 + (len % 8 != 0);
-    case PG_WAL_MOVE: return wal_row_bytes(((struct pg_wal_move *)body)->in_load = keys & 1);
+    case PG_WAL_MOVE: return wal_row_bytes(((struct pg_wal_move *)body)->in_bulk_load = keys & 1);
     case PG_WAL_ARM:
         ((struct pg_wal_arm *)body)->key_len = key_len;
-        ((struct pg_wal_arm *)body)->in_load = keys & 1;
+        ((struct pg_wal_arm *)body)->in_bulk_load = keys & 1;
         ((struct pg_wal_arm *)body)->payload_len = len;
         ((struct pg_wal_arm *)body)->replaced &= keys & 2;
         return wal_row_bytes(keys & 1) + len + key_len;

@@ -1,6 +1,6 @@
 /* What is kept for a while, and how much of it: quotas of operations and the rows that count them,
- * the time to live of watch keys and of loads, names and the rows that they are given. All on a
- * clock that the test moves. */
+ * the time to live of watch keys and of bulk loads, names and the rows that they are given. All on
+ * a clock that the test moves. */
 #include "check.h"
 #include "core.h"
 
@@ -33,7 +33,7 @@ static void arena_open(uint32_t accounts, uint64_t ops)
         .layout_id = LAYOUT, .payload_bytes = 65536, .replay_bytes_max = 16384, .tick_ns = 1000000,
         .stream_id = 1, .secret = {1, 2}, .capacity = 10, .replay_capacity = REPLAY_CAPACITY, .fanout = 8,
         .namespaces = 1, .topics = 2, .sessions = 4, .watches = 8, .watermarks = 4,
-        .watermark_ttl_ns = (int64_t)TTL_S * SECOND, .inbox_max = 8, .loads = 1, .load_blocks = 1,
+        .watermark_ttl_ns = (int64_t)TTL_S * SECOND, .inbox_max = 8, .bulk_loads = 1, .bulk_load_blocks = 1,
         .accounts = accounts, .clock_kind = PG_CLOCK_VIRTUAL, .shard = 1, .shards = 2};
     arena = zeroed(pg_arena_bytes(&c));
     secret = zeroed(pg_private_bytes(&c));
@@ -324,22 +324,22 @@ static void a_watch_key_that_nobody_came_to_watch_is_gone(void)
     }
 }
 
-static void a_load_lives_from_when_it_was_last_claimed(void)
+static void a_bulk_load_lives_from_when_it_was_last_claimed(void)
 {
-    const struct pg_load wanted = {.id = {1}, .fencing_token = 1, .uid = 5, .state = PG_LOAD_OPEN};
+    const struct pg_bulk_load wanted = {.id = {1}, .fencing_token = 1, .uid = 5, .state = PG_BULK_LOAD_OPEN};
     unsigned refused;
     arena_open(1, 0);
     struct client c = greeted(5);
     advances(&c, 1);              /* the namespace is born */
-    CHECK_EQUAL(load_claim(a, &wanted, &refused), 0);
-    pg_loads_sweep(a, 105ll * SECOND, (int64_t)TTL_S * SECOND);
-    CHECK_EQUAL(load_find(a, wanted.id), 0);
+    CHECK_EQUAL(bulk_load_claim(a, &wanted, &refused), 0);
+    pg_bulk_loads_sweep(a, 105ll * SECOND, (int64_t)TTL_S * SECOND);
+    CHECK_EQUAL(bulk_load_find(a, wanted.id), 0);
     time_set(a, a->now_ns, 109ll * SECOND);
-    CHECK_EQUAL(load_claim(a, &wanted, &refused), 0);
-    pg_loads_sweep(a, 115ll * SECOND, (int64_t)TTL_S * SECOND);
-    CHECK_EQUAL(load_find(a, wanted.id), 0);
-    pg_loads_sweep(a, 120ll * SECOND, (int64_t)TTL_S * SECOND);
-    CHECK_EQUAL(load_find(a, wanted.id), PG_NIL);
+    CHECK_EQUAL(bulk_load_claim(a, &wanted, &refused), 0);
+    pg_bulk_loads_sweep(a, 115ll * SECOND, (int64_t)TTL_S * SECOND);
+    CHECK_EQUAL(bulk_load_find(a, wanted.id), 0);
+    pg_bulk_loads_sweep(a, 120ll * SECOND, (int64_t)TTL_S * SECOND);
+    CHECK_EQUAL(bulk_load_find(a, wanted.id), PG_NIL);
     arena_close();
 }
 
@@ -423,7 +423,7 @@ int main(void)
     RUN(a_forgotten_watch_key_goes_with_its_last_watcher);
     RUN(a_watch_key_is_born_without_an_error);
     RUN(a_watch_key_that_nobody_came_to_watch_is_gone);
-    RUN(a_load_lives_from_when_it_was_last_claimed);
+    RUN(a_bulk_load_lives_from_when_it_was_last_claimed);
     RUN(a_topic_that_changed_lately_is_reported);
     RUN(a_session_tells_whose_it_is_and_since_when);
     RUN(keys_that_are_cancelled_for_a_key_are_reported);

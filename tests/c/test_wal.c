@@ -241,7 +241,7 @@ static struct pg_config config_of_test(void)
         .stream_id = 1, .secret = {1, 2}, .capacity = KEYS + 8, .replay_capacity = 32,
         .fanout = 20, .namespaces = 2, .topics = TOPICS, .sessions = 2, .watches = 256,
         .watermarks = WATCHED + 2, .watermark_ttl_ns = 1000000000, .inbox_max = 64, .accounts = 2,
-        .loads = 1, .load_blocks = 1, .clock_kind = PG_CLOCK_VIRTUAL, .wal_buffer_bytes = PG_WAL_BUFFER_MIN};
+        .bulk_loads = 1, .bulk_load_blocks = 1, .clock_kind = PG_CLOCK_VIRTUAL, .wal_buffer_bytes = PG_WAL_BUFFER_MIN};
 }
 
 static void world_open(struct world *w)
@@ -387,19 +387,19 @@ static void is_published(struct world *w)
 }
 static void is_answered(struct world *w) { pg_replied(w->a, w->session, w->sequence, 1, 5, 6); }
 static void is_measured(struct world *w) { pg_wal_append_metrics(w->a, 7); }
-static void load(struct world *w, unsigned action, uint64_t fencing_token)
+static void bulk_load(struct world *w, unsigned action, uint64_t fencing_token)
 {
     struct {
         struct pg_frame frame;
-        struct pg_load_ask ask;
+        struct pg_bulk_load_ask ask;
         char name;
-    } message = {frame_of(w, PG_M_LOAD), {.load = {1}, .fencing_token = fencing_token, .action = action,
+    } message = {frame_of(w, PG_M_BULK_LOAD), {.bulk_load = {1}, .fencing_token = fencing_token, .action = action,
                                           .name_len = 1}, 'n'};
     CHECK(send(w, &message, offsetof(__typeof__(message), name) + 1) > sizeof message.frame);
 }
-static void opens_a_load(struct world *w) { load(w, PG_LA_OPEN, 1); }
-static void runs_it_again(struct world *w) { load(w, PG_LA_OPEN, 2); }
-static void closes_it(struct world *w) { load(w, PG_LA_CLOSE, 1); }
+static void opens_a_bulk_load(struct world *w) { bulk_load(w, PG_LA_OPEN, 1); }
+static void runs_it_again(struct world *w) { bulk_load(w, PG_LA_OPEN, 2); }
+static void closes_it(struct world *w) { bulk_load(w, PG_LA_CLOSE, 1); }
 
 struct doubt {
     enum pg_wal_type type;
@@ -437,9 +437,9 @@ static const struct doubt doubts[] = {
     {PG_WAL_ENTRY, nothing, is_published, false},
     {PG_WAL_ARM, parks, arms_far, false},
     {PG_WAL_UNPARK, a_parked_timer, comes_back, false},
-    {PG_WAL_LOAD, nothing, opens_a_load, false},
-    {PG_WAL_LOAD, opens_a_load, runs_it_again, false},
-    {PG_WAL_LOAD, opens_a_load, closes_it, false},
+    {PG_WAL_BULK_LOAD, nothing, opens_a_bulk_load, false},
+    {PG_WAL_BULK_LOAD, opens_a_bulk_load, runs_it_again, false},
+    {PG_WAL_BULK_LOAD, opens_a_bulk_load, closes_it, false},
 };
 
 struct image {
@@ -802,7 +802,7 @@ static void was_asked(const struct world *w, const struct pg_frame_head *f, int6
     CHECK_EQUAL(asked->session, w->session);
     CHECK_EQUAL(asked->sequence, w->sequence);
     CHECK_EQUAL(asked->deadline_ns, deadline_ns);
-    CHECK_EQUAL(asked->loaded, 0);
+    CHECK_EQUAL(asked->bulk_loaded, 0);
 }
 
 static void test_an_end_tells_who_asked(void)
@@ -860,10 +860,10 @@ static void test_frames_tell_when_and_of_what(void)
     CHECK_EQUAL(replaced->armed_ns, w.now_ns - MS);
     go(&w, MS);
     is_published(&w);
-    opens_a_load(&w);
+    opens_a_bulk_load(&w);
     take(&w);
     CHECK_EQUAL(((struct pg_wal_entry *)(newest(&w, PG_WAL_ENTRY) + 1))->ended_boot_ns, w.now_ns);
-    CHECK_EQUAL(((struct pg_wal_load *)(newest(&w, PG_WAL_LOAD) + 1))->at_ns, w.now_ns);
+    CHECK_EQUAL(((struct pg_wal_bulk_load *)(newest(&w, PG_WAL_BULK_LOAD) + 1))->at_ns, w.now_ns);
     world_close(&w);
 }
 

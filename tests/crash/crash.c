@@ -253,7 +253,7 @@ static bool same_reply(const struct trial *t, const struct reply *found)
         return false;
     if (message == PG_M_HELLO)
         return f->error == expected->error;
-    if (message == PG_M_QUERY || message == PG_M_LOAD)
+    if (message == PG_M_QUERY || message == PG_M_BULK_LOAD)
         return memcmp(found->body, t->reply.body, found->bytes) == 0;
     return f->error == expected->error && same_results(t, found, f->count);
 }

@@ -26,7 +26,7 @@ uint64_t ledger_bytes(uint64_t hash, const void *bytes, uint64_t len)
 /* ---- facts ----------------------------------------------------------------------------- */
 
 static const char *const kinds[] = {"a ticket", "a key", "a watermark", "a name", "a session",
-                                    "a load", "a row of a load"};
+                                    "a bulk load", "a row of a bulk load"};
 
 static void note(struct ledger *l, enum subject_kind kind, uint64_t subject, uint64_t state)
 {
@@ -263,22 +263,22 @@ static void sessions_note(struct ledger *l, const struct pg_arena *a)
 }
 
 /* Fencing token and state each by itself: one after the other rises. */
-static void loads_note(struct ledger *l, const struct pg_arena *a)
+static void bulk_loads_note(struct ledger *l, const struct pg_arena *a)
 {
-    for (uint32_t i = 0; i < a->load_rows; i++) {
-        const struct pg_load *load = &a->loads[i];
-        const uint64_t subject = ledger_bytes(0, load->id, sizeof load->id);
-        const uint64_t whose = (uint64_t)load->uid << 32 | load->namespace_row;
-        if (load->state == PG_LOAD_NONE)
+    for (uint32_t i = 0; i < a->bulk_load_rows; i++) {
+        const struct pg_bulk_load *bulk_load = &a->bulk_loads[i];
+        const uint64_t subject = ledger_bytes(0, bulk_load->id, sizeof bulk_load->id);
+        const uint64_t whose = (uint64_t)bulk_load->uid << 32 | bulk_load->namespace_row;
+        if (bulk_load->state == PG_BULK_LOAD_NONE)
             continue;
-        note(l, OF_LOAD, subject, ledger_mix(whose, load->state));
-        note(l, OF_LOAD, subject + 1, ledger_mix(whose, load->fencing_token));
+        note(l, OF_BULK_LOAD, subject, ledger_mix(whose, bulk_load->state));
+        note(l, OF_BULK_LOAD, subject + 1, ledger_mix(whose, bulk_load->fencing_token));
     }
-    for (uint32_t i = 0; i < a->load_block_rows * PG_LOAD_BLOCK_ROWS; i++) {
-        const struct pg_load_block *b = &a->load_blocks[i / PG_LOAD_BLOCK_ROWS];
-        const uint64_t row = b->number * PG_LOAD_BLOCK_ROWS + i % PG_LOAD_BLOCK_ROWS;
-        if (b->load != 0 && (a->load_bits[i / 64] >> i % 64 & 1) != 0)
-            note(l, OF_ROW, ledger_bytes(row, a->loads[b->load - 1].id, 16), 1);
+    for (uint32_t i = 0; i < a->bulk_load_block_rows * PG_BULK_LOAD_BLOCK_ROWS; i++) {
+        const struct pg_bulk_load_block *b = &a->bulk_load_blocks[i / PG_BULK_LOAD_BLOCK_ROWS];
+        const uint64_t row = b->number * PG_BULK_LOAD_BLOCK_ROWS + i % PG_BULK_LOAD_BLOCK_ROWS;
+        if (b->bulk_load != 0 && (a->bulk_load_bits[i / 64] >> i % 64 & 1) != 0)
+            note(l, OF_ROW, ledger_bytes(row, a->bulk_loads[b->bulk_load - 1].id, 16), 1);
     }
 }
 
@@ -291,7 +291,7 @@ void ledger_take(struct ledger *l, const struct pg_arena *a, uint64_t fresh)
     watermarks_note(l, a);
     names_note(l, a, a);
     sessions_note(l, a);
-    loads_note(l, a);
+    bulk_loads_note(l, a);
 }
 
 void ledger_take_durable(struct ledger *l, const struct pg_arena *a, const struct pg_arena *live)
@@ -303,7 +303,7 @@ void ledger_take_durable(struct ledger *l, const struct pg_arena *a, const struc
     watermarks_note(l, a);
     l->forgotten = 0;
     names_note(l, a, live);
-    loads_note(l, a);
+    bulk_loads_note(l, a);
 }
 
 uint64_t ledger_fired(const struct pg_arena *a, uint64_t from, uint64_t fresh)

@@ -11,7 +11,7 @@
 /* All that holds for one ticket, or for one key, as the sum of hashes. What a crash may cut
  * apart but a recovery may not - a timer and its notice, the old and the new timer of a key -
  * stands in one fact. */
-enum subject_kind { OF_TICKET, OF_KEY, OF_WATERMARK, OF_NAME, OF_SESSION, OF_LOAD, OF_ROW };
+enum subject_kind { OF_TICKET, OF_KEY, OF_WATERMARK, OF_NAME, OF_SESSION, OF_BULK_LOAD, OF_ROW };
 struct fact {
     uint64_t subject, state;      /* enum subject_kind in the low 3 bits of the subject */
 };

@@ -40,7 +40,7 @@ SAME_EFFECT, UNFOUNDED = "equivalent", "unfounded"
 """Its reason held in the harness, or did not."""
 
 FILES = [
-    "batch.c", "inbox.c", "watermarks.c", "loads.c", "names.c", "operations.c", "replay_buffer.c",
+    "batch.c", "inbox.c", "watermarks.c", "bulk_loads.c", "names.c", "operations.c", "replay_buffer.c",
     "publish.c", "quotas.c", "rebuild.c", "session.c", "wal_buffer.c", "timers.c", "watches.c",
 ]  # fmt: skip
 """Whatever stores authoritative state while a daemon runs."""
@@ -57,9 +57,9 @@ FIELDS = {
     "id", "uid", "last", "current", "applied", "count", "intent", "checksum", "extra_blob",
     "extra_bytes", "charged", "in_use",
     "results", "appended", "tail", "next_lsn", "timestamps",
-    "fencing_token", "state", "load", "load_first", "number", "used_boot_ns",
+    "fencing_token", "state", "bulk_load", "bulk_load_first", "number", "used_boot_ns",
     "armed_ns", "armed_boot_ns", "ended_boot_ns", "changed_boot_ns", "begun_boot_ns", "at_ns",
-    "parked", "replaced", "replaced_slot", "in_load", "position", "add_lsn", "size", "now_ns",
+    "parked", "replaced", "replaced_slot", "in_bulk_load", "position", "add_lsn", "size", "now_ns",
     "pid", "opened_boot_ns",
 }  # fmt: skip
 COPIES = (
@@ -106,7 +106,7 @@ void need(int holds)
 DECLARED = "extern int mutant; void noise(void *, unsigned long); void need(int);\n"
 
 PUTS = ("put error", "put replace", "put keep", "put extend")
-ROWS = ("row error", "row replace", "row keep", "row extend", "row unpark", "load")
+ROWS = ("row error", "row replace", "row keep", "row extend", "row unpark", "bulk_load")
 WATERMARKS = (
     "advance key", "bump", "fail", "advance forgotten", "fail forgotten", "clear", "forget",
     "cancel for key", "sweep",
@@ -115,11 +115,11 @@ WATCHES = ("watch all", "watch any", "watch sum", "watch client")
 ENDS = ("cancel", "complete", "expire one", "expire burst", "drain expire", "ack")
 OPERATIONS: dict[str, tuple[str, ...]] = {
     "batch.c": (
-        *PUTS[:1], "bulk", "cancel for key", "bump", "load", "settings", "drain", "changed batch",
+        *PUTS[:1], "bulk", "cancel for key", "bump", "bulk_load", "settings", "drain", "changed batch",
     ),
     "inbox.c": ("inbox", *ENDS),
     "watermarks.c": (*WATERMARKS, "watch any", *ENDS),
-    "loads.c": (*ROWS, "load open", "load close", "load forget", "load status", "sweep loads"),
+    "bulk_loads.c": (*ROWS, "bulk load open", "bulk load close", "bulk load forget", "bulk load status", "sweep bulk loads"),
     "names.c": ("put error", "publish", "settings", "bulk", "advance key"),
     "operations.c": (*WATCHES, *WATERMARKS, *ENDS, "bulk"),
     "replay_buffer.c": (
@@ -127,17 +127,17 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "publish.c": ("publish",),
     "quotas.c": (*PUTS, "watch all", "bulk", "settings"),
     "rebuild.c": (*ENDS, "unpark", "wall step"),
-    "session.c": ("hello", "bye", "repeated batch", "bulk", "cancel for key", "load", *ENDS),
+    "session.c": ("hello", "bye", "repeated batch", "bulk", "cancel for key", "bulk_load", *ENDS),
     "wal_buffer.c": (
         *PUTS, "settings", "publish", "published", "hello", "bye", "unpark", *ENDS, *ROWS,
-        "load open", "load close", *WATCHES, *WATERMARKS,
+        "bulk load open", "bulk load close", *WATCHES, *WATERMARKS,
     ),
     "timers.c": (*PUTS, *ENDS, "unpark", "wall step", "cascade", "row replace"),
     "watches.c": (*WATCHES, *WATERMARKS, *ENDS),
 }  # fmt: skip
 """Of the harness, that come to what a file does."""
 
-TESTS = ("test_arena", "test_wal", "test_limits", "test_loads", "test_purgatory")
+TESTS = ("test_arena", "test_wal", "test_limits", "test_bulk_loads", "test_purgatory")
 """Those of a part alone have none of these files."""
 
 HARNESS = "harness"

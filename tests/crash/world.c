@@ -117,8 +117,8 @@ void world_authoritative(const struct world *w, struct authoritative *t)
 {
     static const enum pg_region_id regions[] = {PG_R_HOT, PG_R_COLD, PG_R_BLOBS, PG_R_NAMESPACES,
                                                 PG_R_TOPICS, PG_R_REPLAY_BUFFER, PG_R_WATCHES,
-                                                PG_R_WATERMARKS, PG_R_ACCOUNTS, PG_R_TIMESTAMPS, PG_R_LOADS,
-                                                PG_R_LOAD_BLOCKS, PG_R_LOAD_BITS};
+                                                PG_R_WATERMARKS, PG_R_ACCOUNTS, PG_R_TIMESTAMPS, PG_R_BULK_LOADS,
+                                                PG_R_BULK_LOAD_BLOCKS, PG_R_BULK_LOAD_BITS};
     const struct pg_header *h = (const struct pg_header *)w->arena;
     const struct pg_private *s = (const struct pg_private *)w->secret;
     *t = (struct authoritative){0};
@@ -139,8 +139,9 @@ void world_authoritative(const struct world *w, struct authoritative *t)
 static const uint8_t names[16] = "\1\1nt\1\1nu\1\1mv";
 
 struct draft {
-    struct pg_rows rows;          /* which rows of a load the records are, where in_load */
-    bool in_load;
+    struct pg_rows rows;          /* which rows of a bulk load the records are, where in_bulk_load
+                                     */
+    bool in_bulk_load;
     uint32_t count;
     struct pg_record records[RECORDS_MAX];
     uint8_t area[MESSAGE_MAX];
@@ -182,8 +183,8 @@ static void batch_write(struct call *call, struct client *c, const struct draft 
     f->names = 3;
     f->names_bytes = sizeof names;
     call->records = d->count;
-    f->flags = d->in_load ? PG_W_LOAD : 0;
-    call_append(call, &d->rows, d->in_load ? sizeof d->rows : 0);
+    f->flags = d->in_bulk_load ? PG_W_BULK_LOAD : 0;
+    call_append(call, &d->rows, d->in_bulk_load ? sizeof d->rows : 0);
     call_append(call, names, sizeof names);
     call_append(call, d->records, d->count * sizeof d->records[0]);
     call_append(call, d->area, d->used);
@@ -193,7 +194,7 @@ static void batch_write(struct call *call, struct client *c, const struct draft 
 static uint32_t fixed_bytes(const struct call *call)
 {
     const struct pg_frame *f = (const struct pg_frame *)call->message;
-    return (uint32_t)(sizeof *f + (f->flags & PG_W_LOAD ? sizeof(struct pg_rows) : 0) +
+    return (uint32_t)(sizeof *f + (f->flags & PG_W_BULK_LOAD ? sizeof(struct pg_rows) : 0) +
                       sizeof names);
 }
 
@@ -390,21 +391,21 @@ static void complete_draft(struct world *w, struct draft *d)
     aim(w, d, record_new(w, d, PG_OP_COMPLETE, false), true);
 }
 
-enum { LOAD_IDS = 4, LOADS = 3, LOAD_BLOCKS = 3 };
+enum { BULK_LOAD_IDS = 4, BULK_LOADS = 3, BULK_LOAD_BLOCKS = 3 };
 
-static void load_id(struct world *w, uint8_t id[16])
+static void bulk_load_id(struct world *w, uint8_t id[16])
 {
-    memset(id, (int)(1 + below(w, LOAD_IDS)), 16);
+    memset(id, (int)(1 + below(w, BULK_LOAD_IDS)), 16);
 }
 
 /* Rows on both sides of a block's end, in more blocks than there are. */
 static void rows_draft(struct world *w, struct draft *d, uint32_t records, unsigned modes)
 {
-    static const uint64_t first[] = {0, 3, PG_LOAD_BLOCK_ROWS - 2, 5 * PG_LOAD_BLOCK_ROWS};
-    d->in_load = true;
+    static const uint64_t first[] = {0, 3, PG_BULK_LOAD_BLOCK_ROWS - 2, 5 * PG_BULK_LOAD_BLOCK_ROWS};
+    d->in_bulk_load = true;
     d->rows = (struct pg_rows){.first_row = first[below(w, 4)] + below(w, 3),
                                .fencing_token = below(w, 4) == 0 ? below(w, 3) : 1};
-    load_id(w, d->rows.load);
+    bulk_load_id(w, d->rows.bulk_load);
     for (; records > 0; records--)
         if (below(w, 4) == 0)
             cancel_draft(w, d);
@@ -502,9 +503,9 @@ bool call_run(struct world *w, const struct call *call, struct reply *reply)
     case BY_PUBLISHED: pg_published(w->a, w->a->header->replay_tail, 0, 0); break;
     case BY_PUBLISH: publish_run(w, call); break;
     case BY_SWEEP: pg_sweep(w->a, call->real_ns, &cursor, UINT32_MAX); break;
-    case BY_SWEEP_LOADS:
-        for (uint32_t i = 0; i < LOADS; i++)
-            pg_loads_sweep(w->a, call->real_ns, OWN_MINUTE_NS);
+    case BY_SWEEP_BULK_LOADS:
+        for (uint32_t i = 0; i < BULK_LOADS; i++)
+            pg_bulk_loads_sweep(w->a, call->real_ns, OWN_MINUTE_NS);
         break;
     case BY_INBOX:
         pg_inbox(w->a, &session, out_buffer, sizeof out_buffer);
@@ -572,11 +573,11 @@ static void park_some(struct world *w)
     }
 }
 
-static void unpark_make(struct world *w, struct call *call, unsigned in_load)
+static void unpark_make(struct world *w, struct call *call, unsigned in_bulk_load)
 {
     park_some(w);
-    struct draft d = {.in_load = in_load != 0, .rows = {.first_row = below(w, 6), .fencing_token = 2}};
-    load_id(w, d.rows.load);
+    struct draft d = {.in_bulk_load = in_bulk_load != 0, .rows = {.first_row = below(w, 6), .fencing_token = 2}};
+    bulk_load_id(w, d.rows.bulk_load);
     unpark_draft(w, &d);
     batch_make(w, call, &d);
 }
@@ -588,7 +589,7 @@ static void rows_make(struct world *w, struct call *call, unsigned mode)
     batch_make(w, call, &d);
 }
 
-static void load_make(struct world *w, struct call *call, unsigned unused)
+static void bulk_load_make(struct world *w, struct call *call, unsigned unused)
 {
     struct draft d = {.count = 0};
     (void)unused;
@@ -596,20 +597,20 @@ static void load_make(struct world *w, struct call *call, unsigned unused)
     batch_make(w, call, &d);
 }
 
-static void load_ask_make(struct world *w, struct call *call, unsigned action)
+static void bulk_load_ask_make(struct world *w, struct call *call, unsigned action)
 {
     const bool named = action == PG_LA_OPEN || action == PG_LA_CLOSE;
-    struct pg_load_ask ask = {.action = action, .name_len = named, .fencing_token = named ? below(w, 4) : 0};
-    load_id(w, ask.load);
-    frame_write(call, &w->clients[below(w, CLIENTS)], PG_M_LOAD, 0, 0);
+    struct pg_bulk_load_ask ask = {.action = action, .name_len = named, .fencing_token = named ? below(w, 4) : 0};
+    bulk_load_id(w, ask.bulk_load);
+    frame_write(call, &w->clients[below(w, CLIENTS)], PG_M_BULK_LOAD, 0, 0);
     call_append(call, &ask, sizeof ask);
     call_append(call, "n", named);
 }
 
-static void sweep_loads_make(struct world *w, struct call *call, unsigned unused)
+static void sweep_bulk_loads_make(struct world *w, struct call *call, unsigned unused)
 {
     (void)unused;
-    call->kind = BY_SWEEP_LOADS;
+    call->kind = BY_SWEEP_BULK_LOADS;
     w->real_ns += 2 * OWN_MINUTE_NS;
 }
 
@@ -887,14 +888,14 @@ static const struct operation {
     {"row replace", rows_make, PG_MODE_REPLACE},
     {"row keep", rows_make, PG_MODE_KEEP},
     {"row extend", rows_make, PG_MODE_EXTEND},
-    {"load", load_make, 0},
+    {"bulk_load", bulk_load_make, 0},
     {"unpark", unpark_make, 0},
     {"row unpark", unpark_make, 1},
-    {"load status", load_ask_make, PG_LA_STATUS},
-    {"load open", load_ask_make, PG_LA_OPEN},
-    {"load close", load_ask_make, PG_LA_CLOSE},
-    {"load forget", load_ask_make, PG_LA_FORGET},
-    {"sweep loads", sweep_loads_make, 0},
+    {"bulk load status", bulk_load_ask_make, PG_LA_STATUS},
+    {"bulk load open", bulk_load_ask_make, PG_LA_OPEN},
+    {"bulk load close", bulk_load_ask_make, PG_LA_CLOSE},
+    {"bulk load forget", bulk_load_ask_make, PG_LA_FORGET},
+    {"sweep bulk loads", sweep_bulk_loads_make, 0},
     {"repeated batch", repeated_make, 0},
     {"ack", ack_make, 0},
     {"hello", hello_make, 0},
@@ -1020,8 +1021,8 @@ static struct pg_config config_of(struct world *w)
         .stream_id = 1, .secret = {rng_next(&w->rng), rng_next(&w->rng)},
         .capacity = 6 + below(w, 9), .replay_capacity = 16u << below(w, 2),
         .fanout = 2u << below(w, 3), .namespaces = 2, .topics = 2 + below(w, 3),
-        .sessions = SESSIONS, .accounts = 2 + below(w, 3), .loads = 1 + below(w, LOADS),
-        .load_blocks = 1 + below(w, LOAD_BLOCKS), .watches = 8 + below(w, 12),
+        .sessions = SESSIONS, .accounts = 2 + below(w, 3), .bulk_loads = 1 + below(w, BULK_LOADS),
+        .bulk_load_blocks = 1 + below(w, BULK_LOAD_BLOCKS), .watches = 8 + below(w, 12),
         .watermarks = 4 + below(w, 4), .watermark_ttl_ns = 60000000000, .inbox_max = 2 + below(w, 6),
         .clock_kind = PG_CLOCK_VIRTUAL, .wal_buffer_bytes = below(w, 2) ? PG_WAL_BUFFER_MIN : 0,
         .shard = 1, .shards = 2};

@@ -40,7 +40,7 @@ struct authoritative {
     struct piece pieces[32];
 };
 
-enum call_kind { BY_MESSAGE, BY_ADVANCE, BY_PUBLISHED, BY_PUBLISH, BY_SWEEP, BY_SWEEP_LOADS,
+enum call_kind { BY_MESSAGE, BY_ADVANCE, BY_PUBLISHED, BY_PUBLISH, BY_SWEEP, BY_SWEEP_BULK_LOADS,
                  BY_INBOX, BY_INBOX_AGAIN, BY_SETTINGS, BY_MIGRATE };
 
 #define RECORDS_MAX 12

@@ -48,7 +48,7 @@ def _pieces(data: bytes, head: struct.Struct) -> Iterator[tuple[tuple[int, ...],
 def _decoded(reply: Reply | DaemonError) -> None:
     if isinstance(reply, Reply):
         wire.decode_infos(reply.body, reply.records)
-        wire.decode_load(reply.body)
+        wire.decode_bulk_load(reply.body)
 
 
 def conversation(data: bytes) -> None:

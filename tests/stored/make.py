@@ -231,11 +231,11 @@ def export_files(core: Purgatory) -> dict[str, bytes]:
 BOOTS = 3
 ROUNDS = 20
 """Of each boot: more than a segment holds."""
-LOAD_ROWS = 8
+BULK_LOAD_ROWS = 8
 """Of a round."""
 WAL_CONFIG = CONFIG | {
     "capacity": 2048, "replay_capacity": 2048, "replay_bytes_max": 1 << 20,
-    "payload_bytes": 1 << 22, "wal_buffer_bytes": WAL_BUFFER_BYTES, "loads": 2, "load_blocks": 2,
+    "payload_bytes": 1 << 22, "wal_buffer_bytes": WAL_BUFFER_BYTES, "bulk_loads": 2, "bulk_load_blocks": 2,
 }  # fmt: skip
 
 
@@ -249,7 +249,7 @@ def write_wal(directory: Path) -> None:
         owner = Owner(core, NONCE + boot)
         for number in range(ROUNDS):
             wal_round(core, owner, f"{boot}-{number}")
-            load_round(core, owner, (boot * ROUNDS + number) * LOAD_ROWS)
+            bulk_load_round(core, owner, (boot * ROUNDS + number) * BULK_LOAD_ROWS)
             core.check()
             group_commit.commit()
         owner.send(driver.put(b"of boot %d" % boot, FAR_NS))
@@ -282,12 +282,12 @@ def wal_round(core: Purgatory, owner: Owner, name: str) -> None:
     owner.ack(*(mail.ack() for mail in owner.mail()))
 
 
-def load_round(core: Purgatory, owner: Owner, first: int) -> None:
-    """Rows of a load that fire, are cancelled and replaced; one that replaces; answers, one of
+def bulk_load_round(core: Purgatory, owner: Owner, first: int) -> None:
+    """Rows of a bulk load that fire, are cancelled and replaced; one that replaces; answers, one of
     them twice."""
-    keys = [b"row %d" % (first + i) for i in range(LOAD_ROWS)]
+    keys = [b"row %d" % (first + i) for i in range(BULK_LOAD_ROWS)]
     owner.send(driver.put(keys[0], S))
-    owner.load((b"a load of 16 b..", first, 0),
+    owner.bulk_load((b"a load of 16 b..", first, 0),
                *(driver.put(key, 2 * S, PutMode.REPLACE) for key in keys))  # fmt: skip
     answered(core, owner, 1)
     owner.send(*(driver.cancel(key) for key in keys[:3]))

@@ -1,4 +1,4 @@
-"""Bulk loads: rows that are done once, however often they are sent, and how far a load is."""
+"""Bulk loads: rows that are done once, however often they are sent, and how far a bulk load is."""
 
 from __future__ import annotations
 
@@ -8,31 +8,33 @@ from typing import Any
 
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.errors import InvalidArgument
-from purgatoryd.shm_layout.layout import LOAD_BLOCK_ROWS, LOAD_ROW_MAX, LoadState
+from purgatoryd.shm_layout.layout import BULK_LOAD_BLOCK_ROWS, BULK_LOAD_ROW_MAX, BulkLoadState
 
 ID_BYTES = 16
 _FENCING_TOKEN_MAX = 2**64 - 1
 _LAST_BLOCK = 2**64 - 1
 
 
-def check_load(load: Any, first_row: int, fencing_token: int) -> None:
-    """Raises InvalidArgument unless these may name a load, a row of it and a run of it."""
-    if not isinstance(load, bytes) or len(load) != ID_BYTES or not any(load):
-        raise InvalidArgument(f"a load is named by {ID_BYTES} bytes, not all zero: not {load!r}")
-    if not 0 <= first_row < LOAD_ROW_MAX:
-        raise InvalidArgument(f"row {first_row} is outside 0 to {LOAD_ROW_MAX - 1}")
+def check_bulk_load(bulk_load: Any, first_row: int, fencing_token: int) -> None:
+    """Raises InvalidArgument unless these may name a bulk load, a row of it and a run of it."""
+    if not isinstance(bulk_load, bytes) or len(bulk_load) != ID_BYTES or not any(bulk_load):
+        raise InvalidArgument(
+            f"a bulk load is named by {ID_BYTES} bytes, not all zero: not {bulk_load!r}"
+        )
+    if not 0 <= first_row < BULK_LOAD_ROW_MAX:
+        raise InvalidArgument(f"row {first_row} is outside 0 to {BULK_LOAD_ROW_MAX - 1}")
     if not 0 <= fencing_token <= _FENCING_TOKEN_MAX:
         raise InvalidArgument(f"fencing token {fencing_token} is outside 0 to {_FENCING_TOKEN_MAX}")
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class BulkLoad:
     """Which rows of a bulk load the rows of one call are: `first_row`, and those that follow.
 
     `id`: 16 bytes of the caller's choice, such as the bytes of a UUID. A row is done once: sent
     again, by whichever session and however long after its timer is gone, it gets the status
-    LOADED and adds nothing. `fencing_token`: number of this run of the load; once a higher one was
-    seen, rows of lower ones get FENCED. Raises InvalidArgument.
+    BULK_LOADED and adds nothing. `fencing_token`: number of this run of the bulk load; once a
+    higher one was seen, rows of lower ones get FENCED. Raises InvalidArgument.
     """
 
     id: bytes
@@ -40,28 +42,30 @@ class Load:
     fencing_token: int = 0
 
     def __post_init__(self) -> None:
-        check_load(self.id, self.first_row, self.fencing_token)
+        check_bulk_load(self.id, self.first_row, self.fencing_token)
 
     def rows_from(self, start: int) -> bytes:
         """struct pg_rows of a batch that begins with row `start` of the call."""
         return wire.ROWS.pack(self.id, self.first_row + start, self.fencing_token)
 
     def check_rows(self, count: int) -> None:
-        """Raises InvalidArgument unless the load may have so many rows from the first on."""
-        if self.first_row + count > LOAD_ROW_MAX:
-            raise InvalidArgument(f"{count} rows from {self.first_row} on end past {LOAD_ROW_MAX}")
+        """Raises InvalidArgument unless the bulk load may have so many rows from the first on."""
+        if self.first_row + count > BULK_LOAD_ROW_MAX:
+            raise InvalidArgument(
+                f"{count} rows from {self.first_row} on end past {BULK_LOAD_ROW_MAX}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
-class LoadStatus:
-    """How a load stands in the daemon.
+class BulkLoadStatus:
+    """How a bulk load stands in the daemon.
 
     `rows`: how many are done; `done`: which, in ascending ranges that do not touch. With the
     state NONE the daemon knows nothing of it: it never began, or was forgotten.
     """
 
     id: bytes
-    state: LoadState
+    state: BulkLoadState
     fencing_token: int
     rows: int
     done: tuple[range, ...]
@@ -83,28 +87,31 @@ class StatusParts:
 
     def __init__(self) -> None:
         self._blocks: dict[int, bytes] = {}
-        self._last: wire.LoadInfo | None = None
+        self._last: wire.BulkLoadInfo | None = None
         self.start: int | None = 0
         """The block to ask for next; None = all are here."""
 
-    def take(self, info: wire.LoadInfo) -> None:
+    def take(self, info: wire.BulkLoadInfo) -> None:
         """Adds an answer."""
         self._blocks.update(info.parts)
         self._last = info
         self.start = None if info.next == _LAST_BLOCK else info.next
 
     @property
-    def status(self) -> LoadStatus:
-        """How the load stands, by what was taken."""
+    def status(self) -> BulkLoadStatus:
+        """How the bulk load stands, by what was taken."""
         assert self._last is not None
         head, done = self._last, tuple(_joined(self._ranges()))
-        return LoadStatus(head.load, LoadState(head.state), head.fencing_token, head.rows, done)
+        return BulkLoadStatus(
+            head.bulk_load, BulkLoadState(head.state), head.fencing_token, head.rows, done
+        )
 
     def _ranges(self) -> Iterator[range]:
         for number, block in sorted(self._blocks.items()):
             for rows in _ones(int.from_bytes(block, "little")):
                 yield range(
-                    number * LOAD_BLOCK_ROWS + rows.start, number * LOAD_BLOCK_ROWS + rows.stop
+                    number * BULK_LOAD_BLOCK_ROWS + rows.start,
+                    number * BULK_LOAD_BLOCK_ROWS + rows.stop,
                 )
 
 

@@ -29,18 +29,18 @@ from real_daemon import PATIENCE_S, Daemon, eventually, notices, stats
 from purgatoryd.clients import Client
 from purgatoryd.clients.session import Batch
 from purgatoryd.pipeline import agent, cold
-from purgatoryd.pipeline.loading import Answers, Loader, runs
+from purgatoryd.pipeline.bulk_loading import Answers, BulkLoader, runs
 from purgatoryd.pipeline.promote import promote
 from purgatoryd.pipeline.tier import Tier
 from purgatoryd.pipeline.writer import FilesWriter, TimersWriter, writer_of
 from purgatoryd.shm_layout.arena import Reader
 from purgatoryd.shm_layout.errors import (
+    BulkLoadRefused,
     DaemonUnreachable,
     InvalidName,
     InvalidRows,
     InvalidSetting,
     LakeInUse,
-    LoadRefused,
     MessageRefused,
     SessionExpired,
     WindowTaken,
@@ -100,12 +100,12 @@ def test_a_task_that_dies_after_its_timers_fired_adds_nothing_twice(daemon: Star
     with pytest.raises(OSError, match="gone"):
         writer.write(dies())
     done = writer.write(iter([batch(0, 3000), batch(3000, 5000), batch(5000, 5010, 0.0)]))
-    assert done.answers.counts == {"LOADED": 5000, "ADDED": 10}
+    assert done.answers.counts == {"BULK_LOADED": 5000, "ADDED": 10}
     writer.commit([done])
     has_expired(demo, 5010)
     assert sorted(fired(demo)) == sorted(f"k{i}" for i in range(5010))
     late = writer.write(iter([batch(0, 5011)]))  # a copy that nobody waits for
-    assert late.answers.counts == {"LOADED": 5010, "CLOSED": 1}
+    assert late.answers.counts == {"BULK_LOADED": 5010, "CLOSED": 1}
 
 
 def test_the_daemon_may_be_killed_meanwhile(daemon: StartDaemon) -> None:
@@ -131,7 +131,7 @@ def test_refusals_are_reported_with_counts_and_samples(daemon: StartDaemon, tmp_
     writer = timers_writer(demo, report=str(report))
     done = writer.write(iter([batch(0, 150)]))
     assert done.answers.counts == {"ADDED": 99, "EXISTS": 1, "FULL": 50}
-    with pytest.raises(LoadRefused) as caught:
+    with pytest.raises(BulkLoadRefused) as caught:
         writer.commit([done])
     assert caught.value.refused == 51
     assert ("default", "k3", "EXISTS") in caught.value.samples
@@ -144,7 +144,7 @@ def test_columns_and_options_are_checked(daemon_dir: Path) -> None:
     good = {"name": "demo"}
     for bad in (
         {"put": "often"},
-        {"load": str(uuid4())},
+        {"bulk_load": str(uuid4())},
         {"to": "nowhere"},
         {"tcp": "h:1"},
         {"to": "files"},
@@ -152,7 +152,7 @@ def test_columns_and_options_are_checked(daemon_dir: Path) -> None:
         with pytest.raises(InvalidSetting):
             writer_of(good | bad, SCHEMA)
     with pytest.raises(InvalidSetting, match="UUID"):
-        writer_of(good | {"load": "x"}, StructType([*SCHEMA.fields]).add("row", "long"))
+        writer_of(good | {"bulk_load": "x"}, StructType([*SCHEMA.fields]).add("row", "long"))
     with pytest.raises(InvalidRows, match="not there"):
         writer_of(good | {"topic": "nothing"}, SCHEMA)
     with pytest.raises(InvalidRows, match="need key"):
@@ -179,10 +179,10 @@ def test_rows_of_many_namespaces_topics_and_types(daemon: StartDaemon) -> None:
         "delay": [3600.0] * 6, "row": [0, 1, 2, 3, 9, 10],
     })  # fmt: skip
     assert [run.num_rows for run in runs(rows)] == [2, 1, 1, 1, 1]
-    load = uuid4()
-    with Loader(demo.name) as loader:
-        assert loader.add(load, rows).counts == {"ADDED": 6}
-        assert loader.add(load, rows).counts == {"LOADED": 6}
+    bulk_load = uuid4()
+    with BulkLoader(demo.name) as loader:
+        assert loader.add(bulk_load, rows).counts == {"ADDED": 6}
+        assert loader.add(bulk_load, rows).counts == {"BULK_LOADED": 6}
         with Client(demo.name, namespace="b") as client:
             timer = client.get(UUID(bytes=raw[4]))
         assert timer is not None
@@ -208,7 +208,7 @@ def test_answers_wait_for_the_disk_if_there_is_a_wal(
         "namespace": ["a"], "key_type": ["str"], "key": pa.array([b"k"], pa.binary()),
         "topic": ["t"], "payload": pa.array([b"p"], pa.binary()), "delay": [3600.0], "row": [0],
     })  # fmt: skip
-    with Loader(demo.name) as loader:
+    with BulkLoader(demo.name) as loader:
         assert loader.add(uuid4(), rows).counts == {"ADDED": 1}
         assert loader.cancel(rows) == {"CANCELLED": 1}
     assert asked == [wal] * 2
@@ -239,7 +239,7 @@ def test_spark_runs_a_killed_task_again(
         .options(name="demo", directory=str(demo.dir), report=str(report)).save()
     )  # fmt: skip
     counts = json.loads(report.read_text())["counts"]
-    assert counts["LOADED"] >= 1000
+    assert counts["BULK_LOADED"] >= 1000
     assert sum(counts.values()) == 40_000
     has_expired(demo, 40_000)
     assert stats(demo)["adds"] == 40_000
@@ -286,16 +286,16 @@ def test_files_go_to_their_daemons_once(daemon: StartDaemon, tmp_path: Path) -> 
     for host in (one, two):
         (path,) = tmp_path.glob(f"{host.name}/*.parquet")
         content = path.read_bytes()
-        with Loader(host.name) as loader:
+        with BulkLoader(host.name) as loader:
             (found,) = agent.deliver(tmp_path, loader, credits=8)
             assert (found.left, found.answers.counts) == (False, {"ADDED": 25})
             path.write_bytes(content)  # as if the agent had been killed before it moved the file
             has_expired(host, 25)
             (again,) = agent.deliver(tmp_path, loader)
-            assert again.answers.counts == {"LOADED": 25}
+            assert again.answers.counts == {"BULK_LOADED": 25}
             assert list(agent.deliver(tmp_path, loader)) == []
         reported = json.loads((path.parent / "done" / f"{path.stem}.json").read_text())
-        assert reported["counts"] == {"LOADED": 25}
+        assert reported["counts"] == {"BULK_LOADED": 25}
     assert sorted(fired(one)) == sorted(f"k{i}" for i in range(0, 50, 2))
 
 
@@ -306,22 +306,22 @@ def test_a_file_stays_until_there_is_space(daemon: StartDaemon, tmp_path: Path) 
         1, "deadline", pa.array([2**51] * 15, pa.timestamp("us", "UTC"))
     )
     writer.commit([writer.write(iter([rows]))])
-    with Loader("one") as loader:
+    with BulkLoader("one") as loader:
         (found,) = agent.deliver(tmp_path, loader)
         assert found.left
         assert found.answers.refusals == {"FULL": 5}
         with Client("one") as client:
             client.cancel_many([f"k{i}" for i in range(5)])
         (found,) = agent.deliver(tmp_path, loader)
-        assert (found.left, found.answers.counts) == (False, {"LOADED": 10, "ADDED": 5})
+        assert (found.left, found.answers.counts) == (False, {"BULK_LOADED": 10, "ADDED": 5})
     assert stats(one)["live"] == 10
 
 
 def test_the_agent_is_alone(daemon_dir: Path, tmp_path: Path) -> None:
     with agent.working(tmp_path, "one"), pytest.raises(LakeInUse):
-        list(agent.deliver(tmp_path, Loader("one")))
+        list(agent.deliver(tmp_path, BulkLoader("one")))
     with pytest.raises(InvalidName):
-        list(agent.deliver(tmp_path, Loader("../one")))
+        list(agent.deliver(tmp_path, BulkLoader("../one")))
 
 
 def spooled(path: Path, keys: list[str], **other: str) -> None:
@@ -335,7 +335,7 @@ def spooled(path: Path, keys: list[str], **other: str) -> None:
         "delay": [3600.0] * len(keys),
     }
     rows = pa.table(columns)
-    pq.write_table(rows.replace_schema_metadata({agent.LOAD: uuid4().bytes}), path)
+    pq.write_table(rows.replace_schema_metadata({agent.BULK_LOAD: uuid4().bytes}), path)
 
 
 def test_a_bad_file_is_set_aside_and_the_others_go_on(daemon: StartDaemon, tmp_path: Path) -> None:
@@ -351,10 +351,10 @@ def test_a_bad_file_is_set_aside_and_the_others_go_on(daemon: StartDaemon, tmp_p
     (folder / "pages.parquet").write_bytes(b"PAR1" + bytes(len(content) // 4) + content[
         4 + len(content) // 4 :
     ])  # fmt: skip
-    named = pa.table({"key": ["e"]}).replace_schema_metadata({agent.LOAD: uuid4().bytes})
+    named = pa.table({"key": ["e"]}).replace_schema_metadata({agent.BULK_LOAD: uuid4().bytes})
     pq.write_table(named, folder / "short.parquet")
     spooled(folder / "whole.parquet", ["f", "g"])
-    with Loader("one") as loader:
+    with BulkLoader("one") as loader:
         *bad, good = agent.deliver(tmp_path, loader, credits=8)
         assert list(agent.deliver(tmp_path, loader)) == []
     names = ["bytes", "foreign", "key", "kind", "name", "pages", "short"]
@@ -376,7 +376,7 @@ class Failing:
         self.times = times
         self.added: list[bytes] = []
 
-    def add(self, load: UUID, rows: pa.Table) -> Answers:
+    def add(self, bulk_load: UUID, rows: pa.Table) -> Answers:
         """Arms rows."""
         keys = rows["key"].to_pylist()
         for key in keys:
@@ -400,7 +400,7 @@ def test_what_the_daemon_refuses_of_a_file_holds_no_other_back(
         {
             b"a3": (9, MessageRefused(WireError.TOO_LARGE, "TOO_LARGE", (1, 2))),
             b"b0": (2, SessionExpired(7, 1)),
-            b"c5": (1, MessageRefused(WireError.LOADS_FULL, "LOADS_FULL", (1, 2))),
+            b"c5": (1, MessageRefused(WireError.BULK_LOADS_FULL, "BULK_LOADS_FULL", (1, 2))),
             b"d0": (3, DaemonUnreachable("one", "nowhere", 1.0)),
         }
     )
@@ -436,7 +436,7 @@ def test_windows_that_are_killed_fire_every_timer_once(
     spark_of_python(monkeypatch)
     small_pieces(monkeypatch, 50)
     demo, tier, past_ns = daemon(), Tier(tmp_path), time.time_ns() - 2 * HOUR_NS
-    with Loader(demo.name) as loader:
+    with BulkLoader(demo.name) as loader:
         mortal, deaths, killed = Mortal(monkeypatch, loader), 0, True
 
         def bring() -> object:
@@ -444,7 +444,9 @@ def test_windows_that_are_killed_fire_every_timer_once(
 
         while killed:
             first = deaths * 100
-            cold.load(tier, cold_rows(first, first + 100, past_ns), f"load {deaths}", loader)
+            cold.bulk_load(
+                tier, cold_rows(first, first + 100, past_ns), f"bulk load {deaths}", loader
+            )
             deaths += 1
             killed = mortal.run(bring, deaths)
             bring()
@@ -475,8 +477,8 @@ def test_a_promotion_whose_spark_is_killed_goes_on(
 ) -> None:
     """Twice: then it is not, and what the daemon had before has fired."""
     demo, tier, rows = daemon(), Tier(tmp_path), rows_of(1)
-    with Loader(demo.name) as hot:
-        cold.load(tier, spark.createDataFrame(rows), "one", hot)
+    with BulkLoader(demo.name) as hot:
+        cold.bulk_load(tier, spark.createDataFrame(rows), "one", hot)
         for fencing_token, step in enumerate(("stage_slice", "add"), 1):
             command = (str(tmp_path), demo.name, str(UNTIL_NS), step)
             done = subprocess.run(
@@ -489,7 +491,7 @@ def test_a_promotion_whose_spark_is_killed_goes_on(
         has_expired(demo, 5)
         cold.cancel(tier, rows.slice(FAR[0], 1), hot)
         (window,) = promote(spark, tier, UNTIL_NS, hot)
-    assert (window.results, window.cancelled) == ({"LOADED": 5, "ADDED": 6}, 1)
+    assert (window.results, window.cancelled) == ({"BULK_LOADED": 5, "ADDED": 6}, 1)
     has_expired(demo, len(DUE))
     assert sorted(fired(demo, "t", "shop")) == [key_of(1, n).decode() for n in DUE]
     assert stats(demo)["live"] == len(FAR) - 1
@@ -503,8 +505,8 @@ def test_a_cancel_reaches_what_the_daemon_has(
     spark_of_python(monkeypatch)
     demo, tier, due_ns = daemon(), Tier(tmp_path), time.time_ns() + HOUR_NS
     rows = cold_rows(0, 100, due_ns)
-    with Loader(demo.name) as loader:
-        cold.load(tier, rows, "one", loader)
+    with BulkLoader(demo.name) as loader:
+        cold.bulk_load(tier, rows, "one", loader)
         promote(NO_SPARK, tier, due_ns + 50, loader)
         assert cold.cancel(tier, rows.slice(45, 10), loader) == {"CANCELLED": 5, "UNKNOWN": 5}
         assert stats(demo)["live"] == 45
@@ -527,15 +529,15 @@ def test_a_window_without_space_goes_on_later(
         time.time_ns() + HOUR_NS,
     )
     rows = cold_rows(0, 100, due_ns)
-    with Loader(demo.name) as loader:
-        cold.load(tier, rows, "one", loader)
-        with pytest.raises(LoadRefused) as caught:
+    with BulkLoader(demo.name) as loader:
+        cold.bulk_load(tier, rows, "one", loader)
+        with pytest.raises(BulkLoadRefused) as caught:
             promote(NO_SPARK, tier, due_ns + 100, loader)
         assert caught.value.counts == {"ADDED": 60, "FULL": 40}
         assert tier.unfinished() is not None
         loader.cancel(rows.slice(0, 40))
         (window,) = promote(NO_SPARK, tier, due_ns + 100, loader)
-        assert window.results == {"LOADED": 60, "ADDED": 40}
+        assert window.results == {"BULK_LOADED": 60, "ADDED": 40}
     assert {key[2] for key in keys_in(rows.slice(40))} == {b"k%d" % i for i in range(40, 100)}
     assert stats(demo)["live"] == 60
 
@@ -554,14 +556,14 @@ def test_a_promoter_that_wakes_up_late_adds_nothing(
             assert wakes.wait(PATIENCE_S)
 
     def old_run() -> None:
-        with Loader(demo.name) as old:
+        with BulkLoader(demo.name) as old:
             try:
                 promote(NO_SPARK, Tier(tmp_path), due_ns + 100, old, stalls)
             except WindowTaken as error:
                 errors.append(error)
 
-    with Loader(demo.name) as loader:
-        cold.load(tier, cold_rows(0, 60, due_ns), "one", loader)
+    with BulkLoader(demo.name) as loader:
+        cold.bulk_load(tier, cold_rows(0, 60, due_ns), "one", loader)
         old = Thread(target=old_run)
         old.start()
         assert stalled.wait(PATIENCE_S)
@@ -576,12 +578,12 @@ def test_a_promoter_that_wakes_up_late_adds_nothing(
     assert [str(error) for error in errors] == [
         f"a newer run than 1 brings window {window.id}: this one adds no more"
     ]
-    assert (window.fencing_token, window.results) == (2, {"LOADED": 20, "ADDED": 40})
+    assert (window.fencing_token, window.results) == (2, {"BULK_LOADED": 20, "ADDED": 40})
     assert (stats(demo)["adds"], stats(demo)["live"]) == (60, 60)
 
 
 def test_answers_add_up() -> None:
     one = Answers()
-    one.counts.update({"ADDED": 3, "FULL": 2, "LOADED": 4})
+    one.counts.update({"ADDED": 3, "FULL": 2, "BULK_LOADED": 4})
     one.add(one)
     assert (one.refused, one.refusals) == (4, {"FULL": 4})

@@ -1,13 +1,13 @@
-/* Rows of loads against a table of what was done, and against hostile bytes; every message lies in
- * memory of exactly its own size. */
+/* Rows of bulk loads against a table of what was done, and against hostile bytes; every message
+ * lies in memory of exactly its own size. */
 #include "check.h"
 #include "core.h"
 
-enum { IDS = 4, LOADS = 3, BLOCKS = 4, FIRSTS = 5, RECORDS = 6, LAYOUT = 4711, SECOND = 1000000000,
+enum { IDS = 4, BULK_LOADS = 3, BLOCKS = 4, FIRSTS = 5, RECORDS = 6, LAYOUT = 4711, SECOND = 1000000000,
        MESSAGE = 4096, DONE_MAX = 256 };
 
-static const uint64_t firsts[FIRSTS] = {0, 7, PG_LOAD_BLOCK_ROWS - 3, 9 * PG_LOAD_BLOCK_ROWS,
-                                        PG_LOAD_ROW_MAX - RECORDS};
+static const uint64_t firsts[FIRSTS] = {0, 7, PG_BULK_LOAD_BLOCK_ROWS - 3, 9 * PG_BULK_LOAD_BLOCK_ROWS,
+                                        PG_BULK_LOAD_ROW_MAX - RECORDS};
 
 struct done {
     uint32_t id;
@@ -86,7 +86,7 @@ static void open_world(struct world *w, uint64_t seed)
         .layout_id = LAYOUT, .payload_bytes = 65536, .replay_bytes_max = 16384, .tick_ns = 1000000,
         .stream_id = 1, .secret = {seed, 2}, .capacity = 300, .replay_capacity = 512, .fanout = 8,
         .namespaces = 2, .topics = 2, .sessions = 2, .watches = 1, .watermarks = 1,
-        .watermark_ttl_ns = SECOND, .inbox_max = 1, .loads = LOADS, .load_blocks = BLOCKS,
+        .watermark_ttl_ns = SECOND, .inbox_max = 1, .bulk_loads = BULK_LOADS, .bulk_load_blocks = BLOCKS,
         .clock_kind = PG_CLOCK_VIRTUAL, .now_ns = SECOND,
         .wal_buffer_bytes = seed % 2 ? PG_WAL_BUFFER_MIN : 0};
     w->arena = zeroed(pg_arena_bytes(&w->config));
@@ -112,9 +112,9 @@ static void batch_begin(struct world *w, uint32_t id, uint64_t first, uint32_t r
 {
     static const uint8_t names[8] = "\1\1nt";
     struct pg_rows rows = {.first_row = first};
-    memset(rows.load, (int)id, sizeof rows.load);
+    memset(rows.bulk_load, (int)id, sizeof rows.bulk_load);
     frame_begin(w, PG_M_BATCH, w->sequence + 1);
-    head(w)->flags = PG_W_LOAD;
+    head(w)->flags = PG_W_BULK_LOAD;
     head(w)->count = records;
     head(w)->names = 1;
     head(w)->names_bytes = sizeof names;
@@ -122,7 +122,7 @@ static void batch_begin(struct world *w, uint32_t id, uint64_t first, uint32_t r
     append(w, names, sizeof names);
 }
 
-/* Keys of their own, so that only the load can refuse them. */
+/* Keys of their own, so that only the bulk load can refuse them. */
 static void batch_make(struct world *w, uint32_t id, uint64_t first, uint32_t records)
 {
     batch_begin(w, id, first, records);
@@ -141,9 +141,9 @@ static void batch_make(struct world *w, uint32_t id, uint64_t first, uint32_t re
 static void ask_make(struct world *w, uint32_t id, uint32_t action)
 {
     const bool named = action == PG_LA_OPEN || action == PG_LA_CLOSE;
-    struct pg_load_ask ask = {.action = action, .name_len = named};
-    memset(ask.load, (int)id, sizeof ask.load);
-    frame_begin(w, PG_M_LOAD, 5);
+    struct pg_bulk_load_ask ask = {.action = action, .name_len = named};
+    memset(ask.bulk_load, (int)id, sizeof ask.bulk_load);
+    frame_begin(w, PG_M_BULK_LOAD, 5);
     append(w, &ask, sizeof ask);
     append(w, "n", named);
 }
@@ -169,12 +169,12 @@ static void forget(struct world *w, uint32_t id)
 
 static void answer_check(struct world *w, uint32_t id, uint64_t row, unsigned status)
 {
-    if (status == PG_ST_FULL_LOADS || status == PG_ST_FULL)
+    if (status == PG_ST_FULL_BULK_LOADS || status == PG_ST_FULL)
         return;
-    CHECK_EQUAL(status == PG_ST_LOADED, is_done(w, id, row));
-    if (status == PG_ST_LOADED)
+    CHECK_EQUAL(status == PG_ST_BULK_LOADED, is_done(w, id, row));
+    if (status == PG_ST_BULK_LOADED)
         return;
-    CHECK(status == PG_ST_ADDED || status == PG_ST_KEPT);   /* of a forgotten load's timer */
+    CHECK(status == PG_ST_ADDED || status == PG_ST_KEPT);   /* of a forgotten bulk load's timer */
     CHECK(w->done_count < DONE_MAX);
     w->done[w->done_count++] = (struct done){id, row};
 }
@@ -198,7 +198,7 @@ static void ask_step(struct world *w)
     const bool forgets = rng_below(&w->rng, 4) == 0;
     ask_make(w, id, forgets ? PG_LA_FORGET : PG_LA_STATUS);
     const uint64_t used = handle(w);
-    const struct pg_load_info *info = (const void *)(w->reply + sizeof(struct pg_frame));
+    const struct pg_bulk_load_info *info = (const void *)(w->reply + sizeof(struct pg_frame));
     if (forgets)
         forget(w, id);
     uint64_t rows = 0;
@@ -206,10 +206,10 @@ static void ask_step(struct world *w)
         rows += w->done[i].id == id;
     CHECK_EQUAL(info->rows, rows);
     if (rows != 0)
-        CHECK(memcmp(info->load, ((const struct pg_load_ask *)(head(w) + 1))->load,
-                     sizeof info->load) == 0);
+        CHECK(memcmp(info->bulk_load, ((const struct pg_bulk_load_ask *)(head(w) + 1))->bulk_load,
+                     sizeof info->bulk_load) == 0);
     const uint32_t parts = ((const struct pg_frame *)w->reply)->count;
-    CHECK_EQUAL(used, sizeof(struct pg_frame) + sizeof *info + parts * sizeof(struct pg_load_part));
+    CHECK_EQUAL(used, sizeof(struct pg_frame) + sizeof *info + parts * sizeof(struct pg_bulk_load_part));
 }
 
 /* ---- kills, and hostile bytes
@@ -283,21 +283,21 @@ static void a_row_that_comes_again_names_its_timer(void)
     const struct pg_result *again = batch_done(&w, 1, 2);
     for (uint32_t i = 0; i < 2; i++) {
         CHECK_EQUAL(first[i].ticket & 0xff, PG_ST_ADDED);
-        CHECK_EQUAL(again[i].ticket, (first[i].ticket & ~0xffull) | PG_ST_LOADED);
+        CHECK_EQUAL(again[i].ticket, (first[i].ticket & ~0xffull) | PG_ST_BULK_LOADED);
         CHECK_EQUAL(again[i].deadline_ns, first[i].deadline_ns);
     }
     close_world(&w);
 }
 
-static void a_load_that_is_closed_takes_no_more_rows(void)
+static void a_bulk_load_that_is_closed_takes_no_more_rows(void)
 {
     static struct world w;
     open_world(&w, 2);
     CHECK_EQUAL(batch_done(&w, 1, 1)[0].ticket & 0xff, PG_ST_ADDED);
     ask_make(&w, 1, PG_LA_CLOSE);
     handle(&w);
-    const struct pg_load_info *info = (const void *)(w.reply + sizeof(struct pg_frame));
-    CHECK_EQUAL(info->state, PG_LOAD_CLOSED);
+    const struct pg_bulk_load_info *info = (const void *)(w.reply + sizeof(struct pg_frame));
+    CHECK_EQUAL(info->state, PG_BULK_LOAD_CLOSED);
     CHECK_EQUAL(batch_done(&w, 1, 2)[1].ticket & 0xff, PG_ST_CLOSED);
     whole(&w);
     close_world(&w);
@@ -322,7 +322,7 @@ static void hostile_bytes(void)
             if (rng_below(&w.rng, 2))
                 batch_make(&w, id, firsts[rng_below(&w.rng, FIRSTS)], 3);
             else
-                ask_make(&w, id, (uint32_t)rng_below(&w.rng, PG_LOAD_ACTIONS));
+                ask_make(&w, id, (uint32_t)rng_below(&w.rng, PG_BULK_LOAD_ACTIONS));
             spoil(&w);
             const uint64_t used = handle(&w);
             CHECK(used == 0 || used >= sizeof(struct pg_frame));
@@ -346,13 +346,13 @@ static void what_an_administrator_sends_is_hostile_too(void)
     rows_step(&w);
     for (uint32_t step = 0; step < 3000; step++) {
         ask_make(&w, 1 + (uint32_t)rng_below(&w.rng, IDS),
-                 (uint32_t)rng_below(&w.rng, PG_LOAD_ACTIONS));
+                 (uint32_t)rng_below(&w.rng, PG_BULK_LOAD_ACTIONS));
         spoil(&w);
         const uint32_t skip = w.bytes < sizeof(struct pg_frame) ? w.bytes : sizeof(struct pg_frame);
         uint8_t *exact = malloc(w.bytes - skip + 1);
         CHECK(exact != NULL);
         memcpy(exact + 1, w.message + skip, w.bytes - skip);
-        pg_load_admin(w.a, exact + 1, w.bytes - skip, w.reply, &used, detail);
+        pg_bulk_load_admin(w.a, exact + 1, w.bytes - skip, w.reply, &used, detail);
         free(exact);
     }
     whole(&w);
@@ -363,7 +363,7 @@ int main(void)
 {
     RUN(against_a_table);
     RUN(a_row_that_comes_again_names_its_timer);
-    RUN(a_load_that_is_closed_takes_no_more_rows);
+    RUN(a_bulk_load_that_is_closed_takes_no_more_rows);
     RUN(hostile_bytes);
     RUN(what_an_administrator_sends_is_hostile_too);
     return 0;

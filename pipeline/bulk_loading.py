@@ -1,4 +1,4 @@
-"""Rows of columns on their way into a daemon, each known there by its load and its number."""
+"""Rows of columns on their way into a daemon, each known there by its bulk load and its number."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from uuid import UUID, uuid5
 import numpy as np
 import pyarrow as pa
 
-from purgatoryd.clients import Client, Load, Remote
+from purgatoryd.clients import BulkLoad, Client, Remote
 from purgatoryd.clients.closing import Closing
 from purgatoryd.clients.packing import is_refusal
-from purgatoryd.shm_layout.errors import LoadRefused, ParkedElsewhere, SessionExpired
+from purgatoryd.shm_layout.errors import BulkLoadRefused, ParkedElsewhere, SessionExpired
 from purgatoryd.shm_layout.layout import Status
 from purgatoryd.shm_layout.paths import client_paths
 from purgatoryd.shm_layout.shards import read_table
@@ -61,17 +61,17 @@ class Answers:
         return {"counts": dict(self.counts), "refused": self.refused, "samples": self.samples}
 
     def check(self, what: str) -> None:
-        """Raises LoadRefused if a row was refused."""
+        """Raises BulkLoadRefused if a row was refused."""
         if self.refused:
-            raise LoadRefused(what, self.refused, dict(self.counts), tuple(self.samples))
+            raise BulkLoadRefused(what, self.refused, dict(self.counts), tuple(self.samples))
 
 
-def write_report(path: Path, load: UUID, answers: Answers) -> None:
-    """What became of a load, as JSON."""
-    path.write_text(json.dumps({"load": str(load), **answers.record()}, indent=1) + "\n")
+def write_report(path: Path, bulk_load: UUID, answers: Answers) -> None:
+    """What became of a bulk load, as JSON."""
+    path.write_text(json.dumps({"bulk_load": str(bulk_load), **answers.record()}, indent=1) + "\n")
 
 
-class Loader(Closing):
+class BulkLoader(Closing):
     """Adds rows to the daemon `name`; it connects once it has something to say.
 
     `remote`: where the daemon is, if it is on another host. `mode`: what an add does when its key
@@ -106,20 +106,24 @@ class Loader(Closing):
 
     # ---- adds ----------------------------------------------------------------------------
 
-    def open_load(self, load: UUID, namespaces: Iterable[str], fencing_token: int) -> None:
+    def open_bulk_load(
+        self, bulk_load: UUID, namespaces: Iterable[str], fencing_token: int
+    ) -> None:
         """Begins run `fencing_token` of it: those of lower ones add nothing more. Raises
         MessageRefused, DaemonError."""
         for namespace in namespaces:
-            self._client(namespace).open_load(load_in(load, namespace), fencing_token)
+            self._client(namespace).open_bulk_load(
+                bulk_load_in(bulk_load, namespace), fencing_token
+            )
 
-    def add(self, load: UUID, rows: pa.Table, fencing_token: int = 0) -> Answers:
+    def add(self, bulk_load: UUID, rows: pa.Table, fencing_token: int = 0) -> Answers:
         """Arms rows: namespace, key_type, key, topic, payload, one of TIMES, and `row`, their
-        number in the load. With `daemon` and `ticket`: those are parked there, and are brought
-        back. `fencing_token`: the run of the load. What the daemon is too busy for is sent again.
-        Raises ParkedElsewhere if this is not that daemon, DaemonError."""
+        number in the bulk load. With `daemon` and `ticket`: those are parked there, and are brought
+        back. `fencing_token`: the run of the bulk load. What the daemon is too busy for is sent
+        again. Raises ParkedElsewhere if this is not that daemon, DaemonError."""
         answers, end_s = Answers(), time.monotonic() + PATIENCE_S
         while rows.num_rows:
-            sent = [self._statuses(load, run, fencing_token) for run in runs(rows)]
+            sent = [self._statuses(bulk_load, run, fencing_token) for run in runs(rows)]
             statuses = np.concatenate(sent)
             again = (statuses == Status.BUSY) & (time.monotonic() < end_s)
             answers.add(counted(rows.filter(pa.array(~again)), statuses[~again]))
@@ -128,10 +132,10 @@ class Loader(Closing):
                 time.sleep(BUSY_WAIT_S)
         return answers
 
-    def _statuses(self, load: UUID, run: pa.Table, fencing_token: int) -> Any:
+    def _statuses(self, bulk_load: UUID, run: pa.Table, fencing_token: int) -> Any:
         """What became of a run; rows whose session was lost are sent in another one."""
         namespace = run["namespace"][0].as_py()
-        known = Load(load_in(load, namespace), run["row"][0].as_py(), fencing_token)
+        known = BulkLoad(bulk_load_in(bulk_load, namespace), run["row"][0].as_py(), fencing_token)
         for left in reversed(range(SESSIONS)):
             try:
                 return self._send(self._client(namespace), run, known)
@@ -140,13 +144,13 @@ class Loader(Closing):
                     raise
         raise AssertionError
 
-    def _send(self, client: Client, run: pa.Table, known: Load) -> Any:
+    def _send(self, client: Client, run: pa.Table, known: BulkLoad) -> Any:
         if "ticket" not in run.column_names or not run["ticket"][0].is_valid:
-            return client.add_many(as_adds(run), mode=self._mode, load=known).statuses
+            return client.add_many(as_adds(run), mode=self._mode, bulk_load=known).statuses
         parked_by, daemon = run["daemon"][0].as_py(), client.daemon.hex()
         if parked_by != daemon:  # its tickets may be those of other timers here
             raise ParkedElsewhere(parked_by, daemon, run.num_rows)
-        return np.asarray(client.unpark_many(as_returns(run), load=known).statuses)
+        return np.asarray(client.unpark_many(as_returns(run), bulk_load=known).statuses)
 
     def uuids(self) -> list[str]:
         """Of the daemon's arena, or of those of its shards, in hex. Raises DaemonError."""
@@ -162,22 +166,26 @@ class Loader(Closing):
         table = read_table(client_paths(self.name).directory, self.name)
         return [self.name] if table is None else table.daemons
 
-    def close_load(self, load: UUID, namespaces: Iterable[str], fencing_token: int = 0) -> None:
+    def close_bulk_load(
+        self, bulk_load: UUID, namespaces: Iterable[str], fencing_token: int = 0
+    ) -> None:
         """From now on no row of it adds anything. Raises MessageRefused, DaemonError."""
         for namespace in namespaces:
-            self._client(namespace).close_load(load_in(load, namespace), fencing_token)
+            self._client(namespace).close_bulk_load(
+                bulk_load_in(bulk_load, namespace), fencing_token
+            )
 
-    def forget_load(self, load: UUID, namespaces: Iterable[str]) -> None:
+    def forget_bulk_load(self, bulk_load: UUID, namespaces: Iterable[str]) -> None:
         """The daemon need not know it any more. Raises MessageRefused, DaemonError."""
         for namespace in namespaces:
-            self._client(namespace).forget_load(load_in(load, namespace))
+            self._client(namespace).forget_bulk_load(bulk_load_in(bulk_load, namespace))
 
     # ---- cancels -------------------------------------------------------------------------
 
     def cancel(self, keys: pa.Table) -> dict[str, int]:
         """Ends the timers of namespace, key_type, key; how many cancels found what.
 
-        Raises LoadRefused, DaemonError.
+        Raises BulkLoadRefused, DaemonError.
         """
         answers = Answers()
         for run in runs(keys):
@@ -190,9 +198,9 @@ class Loader(Closing):
         return dict(answers.counts)
 
 
-def load_in(load: UUID, namespace: str) -> bytes:
-    """What the daemon knows a load by: a load of its has one namespace."""
-    return uuid5(load, namespace).bytes
+def bulk_load_in(bulk_load: UUID, namespace: str) -> bytes:
+    """What the daemon knows a bulk load by: a bulk load of its has one namespace."""
+    return uuid5(bulk_load, namespace).bytes
 
 
 def runs(rows: pa.Table) -> Iterator[pa.Table]:

@@ -1,4 +1,4 @@
-"""load ls, status and forget: bulk loads whose rows the daemon remembers."""
+"""bulk-load ls, status and forget: bulk loads whose rows the daemon remembers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from purgatoryd.shm_layout.arena import Reader
 
 
-class LoadId(click.ParamType[bytes]):
+class BulkLoadId(click.ParamType[bytes]):
     """16 bytes as 32 hex digits, or written as a UUID."""
 
     name = "id"
@@ -27,39 +27,41 @@ class LoadId(click.ParamType[bytes]):
         if isinstance(value, bytes):
             return value
         try:
-            load = bytes.fromhex(str(value).replace("-", ""))
+            bulk_load = bytes.fromhex(str(value).replace("-", ""))
         except ValueError:
-            load = b""
-        if len(load) != 16 or not any(load):
-            self.fail(f"{value!r} is not the id of a load: 32 hex digits, not all 0.", param, ctx)
-        return load
+            bulk_load = b""
+        if len(bulk_load) != 16 or not any(bulk_load):
+            self.fail(
+                f"{value!r} is not the id of a bulk load: 32 hex digits, not all 0.", param, ctx
+            )
+        return bulk_load
 
 
-id_argument = click.argument("load", metavar="ID", type=LoadId())
+id_argument = click.argument("bulk_load", metavar="ID", type=BulkLoadId())
 
 
-@click.group("load")
-def load_command() -> None:
+@click.group("bulk-load")
+def bulk_load_command() -> None:
     """Bulk loads, whose rows are done once however often they are sent."""
 
 
-def load_records(reader: Reader, now_ns: int) -> Iterator[dict[str, Any]]:
-    """One record for each load that an arena remembers; `now_ns` is CLOCK_BOOTTIME."""
+def bulk_load_records(reader: Reader, now_ns: int) -> Iterator[dict[str, Any]]:
+    """One record for each bulk load that an arena remembers; `now_ns` is CLOCK_BOOTTIME."""
     names = reader.namespaces()
-    for load in reader.loads():
+    for bulk_load in reader.bulk_loads():
         yield {
-            "load": load.id.hex(),
-            "namespace": names[load.namespace_row].name,
-            "uid": load.uid,
-            "state": load.state.name.lower(),
-            "fencing_token": load.fencing_token,
-            "rows": load.rows,
-            "upto": load.upto,
-            "unused_ns": max(0, now_ns - load.used_boot_ns),
+            "bulk_load": bulk_load.id.hex(),
+            "namespace": names[bulk_load.namespace_row].name,
+            "uid": bulk_load.uid,
+            "state": bulk_load.state.name.lower(),
+            "fencing_token": bulk_load.fencing_token,
+            "rows": bulk_load.rows,
+            "upto": bulk_load.upto,
+            "unused_ns": max(0, now_ns - bulk_load.used_boot_ns),
         }
 
 
-@load_command.command("ls", cls=Command)
+@bulk_load_command.command("ls", cls=Command)
 @name_option
 @json_option
 def ls_command(name: str, as_json: bool) -> None:
@@ -71,31 +73,31 @@ def ls_command(name: str, as_json: bool) -> None:
     rows = []
     for daemon in daemons(name):
         with reading(daemon.name) as reader:
-            rows += [daemon.record | row for row in load_records(reader, now_ns)]
+            rows += [daemon.record | row for row in bulk_load_records(reader, now_ns)]
     if not as_json and rows:
         print_table(rows, name)
     for row in rows if as_json else []:
         emit(row, "", as_json)
 
 
-@load_command.command("status", cls=Command)
+@bulk_load_command.command("status", cls=Command)
 @id_argument
 @name_option
 @timeout_option
 @json_option
-def status_command(load: bytes, name: str, timeout: float, as_json: bool) -> None:
-    """Show which rows of the load ID are done, as ranges without their end.
+def status_command(bulk_load: bytes, name: str, timeout: float, as_json: bool) -> None:
+    """Show which rows of the bulk load ID are done, as ranges without their end.
 
-    For root, the daemon's own uid and those of --admin-uid. A load that is not remembered has the
-    state none.
+    For root, the daemon's own uid and those of --admin-uid. A bulk load that is not remembered has
+    the state none.
     """
     from purgatoryd.clients import Admin
 
     with Admin(name, timeout=timeout) as admin:
-        status = admin.load_status(load)
+        status = admin.bulk_load_status(bulk_load)
     done = [[rows.start, rows.stop] for rows in status.done]
     record = {
-        "load": load.hex(),
+        "bulk_load": bulk_load.hex(),
         "state": status.state.name.lower(),
         "fencing_token": status.fencing_token,
         "rows": status.rows,
@@ -106,13 +108,13 @@ def status_command(load: bytes, name: str, timeout: float, as_json: bool) -> Non
     emit(record, "\n".join([*lines, *(f"done    {text}" for text in ranges)]), as_json)
 
 
-@load_command.command("forget", cls=Command)
+@bulk_load_command.command("forget", cls=Command)
 @id_argument
 @name_option
 @timeout_option
 @json_option
-def forget_command(load: bytes, name: str, timeout: float, as_json: bool) -> None:
-    """Free what the daemon remembers of the load ID; its timers stay.
+def forget_command(bulk_load: bytes, name: str, timeout: float, as_json: bool) -> None:
+    """Free what the daemon remembers of the bulk load ID; its timers stay.
 
     A row of it that is sent again afterwards is added again. For root, the daemon's own uid and
     those of --admin-uid.
@@ -120,5 +122,7 @@ def forget_command(load: bytes, name: str, timeout: float, as_json: bool) -> Non
     from purgatoryd.clients import Admin
 
     with Admin(name, timeout=timeout) as admin:
-        admin.forget_load(load)
-    emit({"load": load.hex(), "state": "none"}, f"{load.hex()} is forgotten", as_json)
+        admin.forget_bulk_load(bulk_load)
+    emit(
+        {"bulk_load": bulk_load.hex(), "state": "none"}, f"{bulk_load.hex()} is forgotten", as_json
+    )
