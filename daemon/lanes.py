@@ -16,10 +16,10 @@ from typing import Any
 import zmq
 
 from purgatoryd.daemon.access import Access
-from purgatoryd.daemon.admission import DOMAIN, Admission, sender_of
+from purgatoryd.daemon.admission_control import AdmissionControl
 from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.config import Config
-from purgatoryd.daemon.guard import Guard
+from purgatoryd.daemon.zap import DOMAIN, ZapHandler, sender_of
 from purgatoryd.shm_layout import curve
 from purgatoryd.shm_layout.arena import Outgoing
 from purgatoryd.shm_layout.errors import BadPath
@@ -94,11 +94,11 @@ class Lane:
     """A ROUTER socket: requests of many peers, and their answers."""
 
     def __init__(
-        self, socket: zmq.Socket[bytes], guard: Guard, sheds_over: int = MESSAGE_MAX
+        self, socket: zmq.Socket[bytes], admission: AdmissionControl, sheds_over: int = MESSAGE_MAX
     ) -> None:
         """`sheds_over`: bytes; larger answers are dropped while memory is short."""
         self.socket = socket
-        self.guard = guard
+        self.admission = admission
         self.sheds_over = sheds_over
         self.fd = int(socket.getsockopt(zmq.FD))
         self._route = bytearray(ROUTE_MAX)
@@ -116,9 +116,9 @@ class Lane:
         body = self.socket.recv(copy=False)
         self._overlong = body.more and not self._take_off()
         if self._overlong or size > ROUTE_MAX:
-            self.guard.offence(body, "more frames or a longer name than any client has")
+            self.admission.offence(body, "more frames or a longer name than any client has")
             return None
-        self.guard.completed(body)
+        self.admission.completed(body)
         route, request = bytes(self._route[:size]), b"" if body.more else body.buffer
         return Message(route, request, *sender_of(body), boot_ns())
 
@@ -137,13 +137,13 @@ class Lanes:
             _refuse_foreign(path)
         _unpredictable_routes()
         self._context = zmq.Context(io_threads=1)
-        self._guard = Guard(self._context, self._paths)
+        self._admission = AdmissionControl(self._context, self._paths)
         allowed = {} if remotes is None else remotes.allowed
-        self._admission = Admission(self._context, self._guard, access, allowed)
+        self._zap = ZapHandler(self._context, self._admission, access, allowed)
         commands = self._bind(zmq.ROUTER, paths.cmd, REPLY_HWM, MESSAGE_MAX)
         admin = self._bind(zmq.ROUTER, paths.admin, REPLY_HWM, MESSAGE_MAX)
-        self.commands = Lane(commands, self._guard, LARGE_BYTES)
-        self.admin = Lane(admin, self._guard)
+        self.commands = Lane(commands, self._admission, LARGE_BYTES)
+        self.admin = Lane(admin, self._admission)
         self.notices = self._bind(zmq.XPUB, paths.pub, NOTICE_HWM, SUBSCRIPTION_MAX, access)
         self.notices_fd = int(self.notices.getsockopt(zmq.FD))
         self._sockets = (commands, admin, self.notices)
@@ -151,7 +151,7 @@ class Lanes:
             _listen(commands, remotes.place.commands, remotes.pair, MESSAGE_MAX)
             _listen(self.notices, remotes.place.notices, remotes.pair, SUBSCRIPTION_MAX)
         self._remotes = remotes
-        self._watched = {self._admission.fd, *self._guard.fds}
+        self._watched = {self._zap.fd, *self._admission.fds}
         self._ask_ns = self._kept_ns = 0
 
     def _bind(
@@ -160,7 +160,7 @@ class Lanes:
         path: Path,
         send_hwm: int,
         message_max: int,
-        listeners: Access | None = None,
+        subscribers: Access | None = None,
     ) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.LINGER, LINGER_MS)
@@ -170,13 +170,13 @@ class Lanes:
         socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-        self._guard.watch(socket)
-        if listeners is not None:
-            _accept_only(socket, listeners)
+        self._admission.watch(socket)
+        if subscribers is not None:
+            _accept_only(socket, subscribers)
         try:
             with _closed():
                 socket.bind(f"ipc://{path}")
-            self._guard.iterate(boot_ns())
+            self._admission.iterate(boot_ns())
             path.chmod(SOCKET_MODE)
         except (zmq.ZMQError, OSError) as error:
             raise BadPath(str(path), f"cannot be bound: {error.strerror}") from error
@@ -198,11 +198,11 @@ class Lanes:
         `now_ns` is CLOCK_BOOTTIME, `ready` the descriptors on which the loop woke up, if it
         slept. True = there is more to do at once.
         """
-        if now_ns < min(self._ask_ns, self._guard.due_ns) and self._watched.isdisjoint(ready):
+        if now_ns < min(self._ask_ns, self._admission.due_ns) and self._watched.isdisjoint(ready):
             return False
         begun_ns = boot_ns()
         until_ns = begun_ns + min(max(begun_ns - self._kept_ns, WATCH_NS), WATCH_MAX_NS)
-        while more := self._admission.serve() | self._guard.iterate(now_ns):
+        while more := self._zap.serve() | self._admission.iterate(now_ns):
             if boot_ns() >= until_ns:
                 break
         self._kept_ns = boot_ns()
@@ -212,14 +212,14 @@ class Lanes:
     @property
     def watch_due_ns(self) -> int:
         """When keep_watch() wants to be called though nothing happened."""
-        return self._guard.due_ns
+        return self._admission.due_ns
 
     def take_subscriptions(self) -> None:
         """Takes off XPUB's queue what it reports of subscriptions; the socket keeps them."""
         for _ in range(REPORTS_PER_ITERATION):
             if not int(self.notices.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 return
-            self._guard.subscribed(self.notices.recv(zmq.NOBLOCK, copy=False))
+            self._admission.subscribed(self.notices.recv(zmq.NOBLOCK, copy=False))
 
     def publish(self, messages: Iterable[Outgoing]) -> int:
         """Hands notice messages to the socket, which drops them for peers that are behind."""
@@ -236,15 +236,15 @@ class Lanes:
         Raises BadPath; then the keys stay as they are.
         """
         if self._remotes is not None:
-            self._admission.keys = curve.read_allowed(self._remotes.list)
-            self._guard.end_remote()
+            self._zap.keys = curve.read_allowed(self._remotes.list)
+            self._admission.end_remote()
 
     def close(self) -> None:
         """Closes; what was sent and not taken within LINGER_MS is dropped."""
-        self._guard.close()
+        self._admission.close()
         for socket in self._sockets:
             socket.close()
-        self._admission.close()
+        self._zap.close()
         self._context.term()
         for path in self._paths:
             with contextlib.suppress(OSError):  # the next daemon takes over what is left
@@ -268,7 +268,7 @@ def reply(lane: Lane, message: Message, body: Any) -> None:
 def send(lane: Lane, route: bytes, body: Any) -> bool:
     """Sends to a peer. One that is gone, or does not read, loses it and asks again; so does one
     whose answer is large while memory is short. False = it is known to be lost."""
-    if len(body) > lane.sheds_over and lane.guard.memory_is_short():
+    if len(body) > lane.sheds_over and lane.admission.memory_is_short():
         return False
     try:
         lane.socket.send_multipart([route, body], zmq.NOBLOCK)

@@ -325,14 +325,14 @@ static void put_read(const struct pg_arena *a, struct step *s, const uint8_t *at
 static bool record_allowed(struct pg_arena *a, struct step *s, struct pg_result *result)
 {
     const wire_record *r = s->record;
-    const unsigned guard = a->name_guards[r->name];
-    s->put.limited = guard == GUARD_QUOTA;
+    const unsigned access = a->name_access[r->name];
+    s->put.limited = access == ACCESS_QUOTA;
     if (a->draining && (op_rules[r->op].uses & NEEDS_TOPIC || r->op == PG_OP_UNPARK)) {
         answer(result, 0, PG_ST_STOPPING, 0);
         return false;
     }
-    if (guard == GUARD_DENIED ||
-        (guard == GUARD_RESERVED && op_rules[r->op].uses & (NEEDS_TOPIC | NEEDS_NAMESPACE))) {
+    if (access == ACCESS_DENIED ||
+        (access == ACCESS_RESERVED && op_rules[r->op].uses & (NEEDS_TOPIC | NEEDS_NAMESPACE))) {
         answer(result, 0, PG_ST_DENIED, 0);
         return false;
     }
@@ -348,7 +348,7 @@ static bool record_apply(struct pg_arena *a, struct step *s, const uint8_t *at,
 {
     if (UNLIKELY(name_refused(result)))
         return true;
-    if (UNLIKELY(a->guarded | a->draining | a->reserved) && !record_allowed(a, s, result))
+    if (UNLIKELY(a->restricted | a->draining | a->reserved) && !record_allowed(a, s, result))
         return true;
     put_read(a, s, at);
     return op_apply(a, s, result);
@@ -404,11 +404,11 @@ static void name_resolve(struct pg_arena *a, uint32_t i, struct name ns, struct 
     const unsigned uses = a->name_uses[i] & (a->draining ? NEEDS_NAMESPACE : ~0u);
     a->name_rows[i] = a->name_namespaces[i] = PG_NIL;
     a->name_status[i] = PG_ST_NONE;
-    a->name_guards[i] = a->guarded ? guard_of(a, names_find_namespace(a, ns), uid) : 0;
-    if (UNLIKELY(a->name_guards[i] == GUARD_DENIED))
+    a->name_access[i] = a->restricted ? access_of(a, names_find_namespace(a, ns), uid) : 0;
+    if (UNLIKELY(a->name_access[i] == ACCESS_DENIED))
         return;                   /* no name is born by it */
     if (UNLIKELY(name_reserved(ns) || name_reserved(topic))) {
-        a->name_guards[i] = GUARD_RESERVED;
+        a->name_access[i] = ACCESS_RESERVED;
         a->name_namespaces[i] = names_find_namespace(a, ns);
         a->reserved = true;
         return;
@@ -432,7 +432,7 @@ static void names_again(struct pg_arena *a, const struct request *q)
     for (uint32_t i = 0; i < q->frame.names; i++) {
         struct name ns, topic;
         at = names_next(at, &ns, &topic);
-        if (a->name_namespaces[i] == PG_NIL && a->name_guards[i] != GUARD_DENIED)
+        if (a->name_namespaces[i] == PG_NIL && a->name_access[i] != ACCESS_DENIED)
             a->name_namespaces[i] = names_find_namespace(a, ns);
     }
 }

@@ -201,7 +201,7 @@ static bool handle_query(struct pg_arena *a, struct request *q, struct sink *out
         const struct key key = {at, key_hash(a, ns, r->key_type, at, r->key_len), ns, PG_NIL,
                                 r->key_len, r->key_type};
         const uint32_t slot = ns == PG_NIL ? PG_NIL : timers_find(a, &key);
-        if (guard_of(a, ns, q->uid) == GUARD_DENIED) {
+        if (access_of(a, ns, q->uid) == ACCESS_DENIED) {
             pg_refused(a, PG_ST_DENIED);
             info_absent(out, PG_ST_DENIED);
         } else if (slot == PG_NIL || !info_write(a, slot, a->slots.hot[slot].ctl, out)) {
@@ -304,7 +304,7 @@ static bool bulk_load_begun(struct pg_arena *a, const struct pg_bulk_load_ask *a
                              .state = ask->action == PG_LA_OPEN ? PG_BULK_LOAD_OPEN : PG_BULK_LOAD_CLOSED};
     uint32_t status;
     unsigned refusal;
-    if (guard_of(a, names_find_namespace(a, name), uid) == GUARD_DENIED)
+    if (access_of(a, names_find_namespace(a, name), uid) == ACCESS_DENIED)
         return refused(why, PG_ERR_DENIED, uid, 0);
     if (names_elsewhere(a, name))
         return wrong_shard(a, why);

@@ -190,7 +190,7 @@ void names_configure(struct pg_arena *a, uint32_t row, const struct pg_namespace
     if (has_wal(a))
         wal_append_namespace(a, row, &n, namespace_name(a, row));
     a->namespaces[row] = n;
-    guards_note(a);
+    restrictions_note(a);
     wal_buffer_settle(a);
 }
 

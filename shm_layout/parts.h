@@ -50,7 +50,7 @@ struct pg_arena {
     bool draining;                /* nothing is armed any more */
     bool confined;                /* namespaces are born by NAMESPACE alone */
     bool reserved;                /* the running batch names what is for PUBLISH alone */
-    bool guarded;                 /* some namespace has an owner or a quota, or uids have quotas */
+    bool restricted;              /* some namespace has an owner or a quota, or uids have quotas */
     struct pg_entry *replay_buffer;
     struct pg_purgatory *purgatory;
     struct pg_watch *watches;
@@ -108,7 +108,7 @@ struct pg_arena {
     uint32_t name_namespaces[PG_BATCH_NAMES];
     uint32_t name_rows[PG_BATCH_NAMES];     /* topics of those that need one */
     uint32_t name_status[PG_BATCH_NAMES];
-    uint8_t name_guards[PG_BATCH_NAMES];    /* of the sender's uid in the namespace: guard_of() */
+    uint8_t name_access[PG_BATCH_NAMES];    /* of the sender's uid in the namespace: access_of() */
     uint16_t account;                       /* the sender's; 0 = none */
     struct pg_group groups[PG_NOTICE_WINDOW];
     uint16_t group_next[PG_NOTICE_WINDOW];
@@ -400,11 +400,11 @@ static inline unsigned slots_status(const struct pg_arena *a, bool replacing)
 
 /* ---- quotas: who may do what, and how much ------------------------------------------------ */
 
-enum { GUARD_DENIED = 1, GUARD_QUOTA = 2, GUARD_RESERVED = 3 };
+enum { ACCESS_DENIED = 1, ACCESS_QUOTA = 2, ACCESS_RESERVED = 3 };
 /* What stands between a uid and a namespace (PG_NIL: one that is not there yet); 0 = nothing. */
-unsigned guard_of(const struct pg_arena *a, uint32_t namespace_row, uint32_t uid);
+unsigned access_of(const struct pg_arena *a, uint32_t namespace_row, uint32_t uid);
 /* To be called when an owner or a quota has changed. */
-void guards_note(struct pg_arena *a);
+void restrictions_note(struct pg_arena *a);
 /* Number of a uid's account, opened if need be; 0: all rows are in use. */
 uint16_t account_of(struct pg_arena *a, uint32_t uid);
 /* The same, but 0 where uids have no quotas. */

@@ -6,7 +6,7 @@
 
 #include "core.h"
 
-/* ---- guards ---------------------------------------------------------------------------- */
+/* ---- access ---------------------------------------------------------------------------- */
 
 static bool uids_limited(const struct pg_header *h)
 {
@@ -18,23 +18,23 @@ static bool namespace_limited(const struct pg_namespace *n)
     return (n->quota_timers | n->quota_bytes | n->quota_ops) != 0;
 }
 
-void guards_note(struct pg_arena *a)
+void restrictions_note(struct pg_arena *a)
 {
-    a->guarded = uids_limited(a->header);
+    a->restricted = uids_limited(a->header);
     for (uint32_t i = 0; i < a->namespace_rows; i++)
-        a->guarded |= a->namespaces[i].name_len != 0 &&
+        a->restricted |= a->namespaces[i].name_len != 0 &&
                       (a->namespaces[i].owner_uid != PG_NIL || namespace_limited(&a->namespaces[i]));
 }
 
-unsigned guard_of(const struct pg_arena *a, uint32_t row, uint32_t uid)
+unsigned access_of(const struct pg_arena *a, uint32_t row, uint32_t uid)
 {
-    unsigned guard = uids_limited(a->header) ? GUARD_QUOTA : 0;
-    if (!a->guarded || row == PG_NIL)
-        return guard;
+    unsigned access = uids_limited(a->header) ? ACCESS_QUOTA : 0;
+    if (!a->restricted || row == PG_NIL)
+        return access;
     const struct pg_namespace *n = &a->namespaces[row];
     if (n->owner_uid != PG_NIL && n->owner_uid != uid)
-        return GUARD_DENIED;
-    return namespace_limited(n) ? GUARD_QUOTA : guard;
+        return ACCESS_DENIED;
+    return namespace_limited(n) ? ACCESS_QUOTA : access;
 }
 
 void pg_set_quotas(struct pg_arena *a, uint64_t timers, uint64_t bytes, uint64_t ops)
@@ -42,7 +42,7 @@ void pg_set_quotas(struct pg_arena *a, uint64_t timers, uint64_t bytes, uint64_t
     a->header->quota_timers = timers;
     a->header->quota_bytes = bytes;
     a->header->quota_ops = ops;
-    guards_note(a);
+    restrictions_note(a);
 }
 
 /* ---- accounts --------------------------------------------------------------------------- */
@@ -237,7 +237,7 @@ void quotas_rebuild(struct pg_arena *a)
     }
     for (uint32_t i = 0; i < a->namespace_rows; i++)
         a->namespaces[i].tokens = (struct pg_tokens){0, 0};
-    guards_note(a);
+    restrictions_note(a);
 }
 
 /* Rows and what they count, mixed: equal sums mean equal rows, whatever their order. */

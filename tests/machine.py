@@ -23,7 +23,7 @@ import guest_machine
 import nspawn
 import pytest
 
-from purgatoryd.daemon.doors import Doors
+from purgatoryd.daemon.listeners import Listeners
 from purgatoryd.pipeline.cache import resident
 from purgatoryd.pipeline.session import java_home
 from purgatoryd.shm_layout.errors import ExtraMissing
@@ -69,7 +69,7 @@ def _drops_pages() -> bool:
 
 def _keeps_lists() -> bool:
     with tempfile.NamedTemporaryFile() as file:
-        Doors([Path(file.name)]).shut_to([1])
+        Listeners([Path(file.name)]).shut_to([1])
         return "system.posix_acl_access" in os.listxattr(file.name)
 
 

@@ -174,7 +174,7 @@ def test_a_stranger_is_notified_that_the_arena_is_not_for_him(
         assert "cannot be read by this user" in said
 
 
-def test_a_stranger_is_notified_which_door_is_shut(shared_dir: Path, daemon: StartDaemon) -> None:
+def test_a_stranger_is_notified_which_socket_is_shut(shared_dir: Path, daemon: StartDaemon) -> None:
     real = daemon("demo")
 
     def add() -> tuple[int, str]:
@@ -182,9 +182,9 @@ def test_a_stranger_is_notified_which_door_is_shut(shared_dir: Path, daemon: Sta
         done = CliRunner().invoke(app, arguments)
         return done.exit_code, done.stderr
 
-    def refused_by(door: Path) -> bool:
+    def refused_by(path: Path) -> bool:
         code, said = run_as(BOB, add)
-        return code == Exit.NO_DAEMON and f"; {door} cannot be opened by this user" in said
+        return code == Exit.NO_DAEMON and f"; {path} cannot be opened by this user" in said
 
     assert add()[0] == Exit.DONE
     assert refused_by(real.paths.cmd)

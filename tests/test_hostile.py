@@ -27,15 +27,15 @@ from machine import needs
 from real_daemon import PATIENCE_S, Daemon, eventually
 
 from purgatoryd.clients import Client, Subscriber
-from purgatoryd.daemon.doors import SHUT_MAX, Doors
-from purgatoryd.daemon.guard import (
+from purgatoryd.daemon.admission_control import (
     CONNECTS_PER_S,
     PAUSE_NS,
     REFUSED_NS,
     SHED_BYTES,
     STEP,
-    Guard,
+    AdmissionControl,
 )
+from purgatoryd.daemon.listeners import SHUT_MAX, Listeners
 
 MIB = 2**20
 ACL = "system.posix_acl_access"
@@ -221,44 +221,45 @@ def descriptors(daemon: Daemon) -> int:
 
 def test_a_peer_that_was_refused_is_let_in_again() -> None:
     with zmq.Context() as context:
-        guard = Guard(context)
-        guard.iterate(1)
-        assert guard.admits(NOBODY)
-        guard._refuse(NOBODY)
-        assert not guard.admits(NOBODY)
-        guard.iterate(1 + REFUSED_NS)
-        assert guard.admits(NOBODY)
-        guard._refuse(NOBODY)
-        guard.iterate(1 + 2 * REFUSED_NS)
-        assert not guard.admits(NOBODY)  # the second time it takes twice as long
-        guard.iterate(1 + 3 * REFUSED_NS)
-        assert guard.admits(NOBODY)
-        guard.close()
+        admission = AdmissionControl(context)
+        admission.iterate(1)
+        assert admission.admits(NOBODY)
+        admission._refuse(NOBODY)
+        assert not admission.admits(NOBODY)
+        admission.iterate(1 + REFUSED_NS)
+        assert admission.admits(NOBODY)
+        admission._refuse(NOBODY)
+        admission.iterate(1 + 2 * REFUSED_NS)
+        assert not admission.admits(NOBODY)  # the second time it takes twice as long
+        admission.iterate(1 + 3 * REFUSED_NS)
+        assert admission.admits(NOBODY)
+        admission.close()
 
 
 def test_who_connects_too_often_has_to_pause() -> None:
     with zmq.Context() as context:
-        guard = Guard(context)
-        guard.iterate(1)
-        while guard.admits(NOBODY):
+        admission = AdmissionControl(context)
+        admission.iterate(1)
+        while admission.admits(NOBODY):
             pass
-        guard.iterate(PAUSE_NS)
-        assert guard.refuses(NOBODY)
-        guard.iterate(1 + PAUSE_NS)
-        assert not guard.refuses(NOBODY)
-        assert [guard.admits(NOBODY) for _ in range(3 * CONNECTS_PER_S)].count(True) == (
+        admission.iterate(PAUSE_NS)
+        assert admission.refuses(NOBODY)
+        admission.iterate(1 + PAUSE_NS)
+        assert not admission.refuses(NOBODY)
+        assert [admission.admits(NOBODY) for _ in range(3 * CONNECTS_PER_S)].count(True) == (
             CONNECTS_PER_S / STEP
         )
-        guard.close()
+        admission.close()
 
 
-# ---- doors -------------------------------------------------------------------------------------
+# ---- listeners
+# -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def door(daemon_dir: Path) -> Path:
+def listener(daemon_dir: Path) -> Path:
     needs("acl")
-    path = daemon_dir / "door"
+    path = daemon_dir / "listener"
     path.touch()
     path.chmod(0o660)
     return path
@@ -270,52 +271,52 @@ def listed(path: Path) -> set[bytes]:
     return {stored[at : at + 8] for at in range(0, len(stored), 8)}
 
 
-def test_a_shut_door_is_as_it_was_once_it_is_open(door: Path) -> None:
-    doors = Doors([door])
-    doors.shut_to([NOBODY, 1])
-    assert {struct.pack("<HHI", 2, 0, uid) for uid in (1, NOBODY)} < listed(door)
-    assert stat.S_IMODE(door.stat().st_mode) == 0o660
-    doors.shut_to([])
-    assert ACL not in os.listxattr(door)
-    assert stat.S_IMODE(door.stat().st_mode) == 0o660
+def test_a_shut_listener_is_as_it_was_once_it_is_open(listener: Path) -> None:
+    listeners = Listeners([listener])
+    listeners.shut_to([NOBODY, 1])
+    assert {struct.pack("<HHI", 2, 0, uid) for uid in (1, NOBODY)} < listed(listener)
+    assert stat.S_IMODE(listener.stat().st_mode) == 0o660
+    listeners.shut_to([])
+    assert ACL not in os.listxattr(listener)
+    assert stat.S_IMODE(listener.stat().st_mode) == 0o660
 
 
-def test_what_others_gave_a_door_stays(door: Path) -> None:
-    Doors([door]).shut_to([7])  # as somebody's own list
-    given = listed(door)
-    doors = Doors([door])
-    doors.shut_to([NOBODY])
-    doors.shut_to([7, 8])
-    assert {entry[4:] for entry in listed(door) - given} == {struct.pack("<I", 8)}
-    doors.shut_to([])
-    assert listed(door) == given
+def test_what_others_gave_a_listener_stays(listener: Path) -> None:
+    Listeners([listener]).shut_to([7])  # as somebody's own list
+    given = listed(listener)
+    listeners = Listeners([listener])
+    listeners.shut_to([NOBODY])
+    listeners.shut_to([7, 8])
+    assert {entry[4:] for entry in listed(listener) - given} == {struct.pack("<I", 8)}
+    listeners.shut_to([])
+    assert listed(listener) == given
 
 
-def test_more_than_a_list_holds_are_left_to_the_handshake(door: Path) -> None:
-    Doors([door]).shut_to(range(1000, 3000))
-    assert len(listed(door)) == SHUT_MAX + 4
+def test_more_than_a_list_holds_are_left_to_the_handshake(listener: Path) -> None:
+    Listeners([listener]).shut_to(range(1000, 3000))
+    assert len(listed(listener)) == SHUT_MAX + 4
 
 
-def test_a_door_that_is_gone_harms_nobody(door: Path) -> None:
-    doors = Doors([door])
-    doors.shut_to([7])
-    door.unlink()
-    doors.shut_to([])
-    doors.shut_to([8])
+def test_a_listener_that_is_gone_harms_nobody(listener: Path) -> None:
+    listeners = Listeners([listener])
+    listeners.shut_to([7])
+    listener.unlink()
+    listeners.shut_to([])
+    listeners.shut_to([8])
 
 
-# ---- the guard alone ---------------------------------------------------------------------------
+# ---- admission control alone ---------------------------------------------------------------
 
 
-class Guarded:
-    """A socket and its guard, which trusts nobody."""
+class Controlled:
+    """A socket and its admission control, which trusts nobody."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], path: Path) -> None:
         self.path = path
-        self.guard = Guard(context)
-        self.guard._trusted.clear()
+        self.admission = AdmissionControl(context)
+        self.admission._trusted.clear()
         self._socket = context.socket(zmq.ROUTER)
-        self.guard.watch(self._socket)
+        self.admission.watch(self._socket)
         self._socket.bind(f"ipc://{path}")
 
     def request(self, connection: socket.socket) -> zmq.Frame:
@@ -326,47 +327,47 @@ class Guarded:
 
     def hears_of(self, connections: int) -> bool:
         """Takes what there is to know; True if so many are left."""
-        return not self.guard.iterate(1) and self.guard._connections.total() == connections
+        return not self.admission.iterate(1) and self.admission._connections.total() == connections
 
     def close(self) -> None:
-        self.guard.close()
+        self.admission.close()
         self._socket.close(0)
 
 
 @pytest.fixture
-def guarded(daemon_dir: Path) -> Iterator[Guarded]:
-    with zmq.Context() as context, closing(Guarded(context, daemon_dir / "lane")) as one:
+def controlled(daemon_dir: Path) -> Iterator[Controlled]:
+    with zmq.Context() as context, closing(Controlled(context, daemon_dir / "lane")) as one:
         yield one
 
 
-def test_connections_that_came_and_went_leave_nothing(guarded: Guarded) -> None:
-    with shake_hands(guarded.path):
-        eventually(lambda: guarded.hears_of(1))
+def test_connections_that_came_and_went_leave_nothing(controlled: Controlled) -> None:
+    with shake_hands(controlled.path):
+        eventually(lambda: controlled.hears_of(1))
         for _ in range(100):
-            shake_hands(guarded.path).close()
-        eventually(lambda: guarded.hears_of(1))
-    eventually(lambda: guarded.hears_of(0))
-    assert not guarded.guard._peers
+            shake_hands(controlled.path).close()
+        eventually(lambda: controlled.hears_of(1))
+    eventually(lambda: controlled.hears_of(0))
+    assert not controlled.admission._peers
 
 
-def test_who_offends_before_it_is_known_is_refused_and_ended(guarded: Guarded) -> None:
-    with shake_hands(guarded.path) as connection:
+def test_who_offends_before_it_is_known_is_refused_and_ended(controlled: Controlled) -> None:
+    with shake_hands(controlled.path) as connection:
         connection.settimeout(PATIENCE_S)
-        guarded.guard.offence(guarded.request(connection), "a test")
-        assert guarded.guard.refuses(os.geteuid())
-        guarded.guard.iterate(1)
+        controlled.admission.offence(controlled.request(connection), "a test")
+        assert controlled.admission.refuses(os.geteuid())
+        controlled.admission.iterate(1)
         with suppress(ConnectionResetError):
             while connection.recv(100):
                 pass
 
 
-def test_an_offence_is_not_put_down_to_who_has_the_descriptor_now(guarded: Guarded) -> None:
-    with shake_hands(guarded.path) as connection:
-        eventually(lambda: guarded.hears_of(1))
-        body = guarded.request(connection)
-        (successor,) = guarded.guard._peers.values()
+def test_an_offence_is_not_put_down_to_who_has_the_descriptor_now(controlled: Controlled) -> None:
+    with shake_hands(controlled.path) as connection:
+        eventually(lambda: controlled.hears_of(1))
+        body = controlled.request(connection)
+        (successor,) = controlled.admission._peers.values()
         successor.who = NOBODY
-        guarded.guard.offence(body, "a test")
+        controlled.admission.offence(body, "a test")
         assert not successor.gone
-        assert not guarded.guard.refuses(NOBODY)
-        assert guarded.guard.refuses(os.geteuid())
+        assert not controlled.admission.refuses(NOBODY)
+        assert controlled.admission.refuses(os.geteuid())

@@ -2,8 +2,8 @@
 
 libzmq takes connections and bytes in a thread of its own and has no limit for a message whose
 parts never end. So every connection is known here, by its descriptor, and with its peer as the
-kernel says. While bytes come in, the guard looks around every LOOK_NS; while none do, it sleeps.
-What a look does once the process has grown by ALARM_BYTES:
+kernel says. While bytes come in, admission control looks around every LOOK_NS; while none do, it
+sleeps. What a look does once the process has grown by ALARM_BYTES:
 
     bytes kept coming, no message was ever whole    cut off, and the peer refused for a while
     bytes lie untaken at a peer, always as many     cut off: it does not read
@@ -32,7 +32,7 @@ from pathlib import Path
 
 import zmq
 
-from purgatoryd.daemon.doors import Doors
+from purgatoryd.daemon.listeners import Listeners
 from purgatoryd.daemon.log import log
 
 MIB = 2**20
@@ -126,13 +126,13 @@ class Allowance:
         return True
 
 
-class Guard:
+class AdmissionControl:
     """All connections of the daemon's sockets. Used by the loop's thread; nothing blocks."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], paths: Iterable[Path] = ()) -> None:
         """`paths`: of the sockets, to have the kernel keep out who is refused."""
         self._context = context
-        self._doors = Doors(paths)
+        self._listeners = Listeners(paths)
         self._trusted = {0, os.geteuid()}
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most_per_uid = min(CONNECTIONS_PER_UID, descriptors // 8)
@@ -194,7 +194,7 @@ class Guard:
         if now_ns >= self._look_ns:
             self._look()
         if now_ns >= self._pardon_ns:
-            self._shut_doors()
+            self._shut_listeners()
         return any(more)
 
     def _hear(self, lane: int, monitor: zmq.Socket[bytes]) -> bool:
@@ -345,13 +345,13 @@ class Guard:
 
     def _keep_out(self, who: Who, span_ns: int) -> None:
         self._refused.setdefault(who, Refusal()).until_ns = self._now_ns + span_ns
-        self._shut_doors()
+        self._shut_listeners()
 
-    def _shut_doors(self) -> None:
+    def _shut_listeners(self) -> None:
         """The kernel keeps out who is refused now, and nobody else."""
         until = {who: r.until_ns for who, r in self._refused.items() if self.refuses(who)}
         self._pardon_ns = min(until.values(), default=FOREVER_NS)
-        self._doors.shut_to(who for who in until if isinstance(who, int))
+        self._listeners.shut_to(who for who in until if isinstance(who, int))
 
     # ---- looks ---------------------------------------------------------------------------
 

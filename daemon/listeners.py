@@ -25,7 +25,7 @@ _OWNER, _USER, _GROUP, _MASK, _OTHERS = 1, 2, 4, 16, 32
 _Entry = tuple[int, int, int]
 
 
-class Door:
+class Listener:
     """The socket at one path."""
 
     def __init__(self, path: Path) -> None:
@@ -64,11 +64,11 @@ class Door:
         os.setxattr(self._path, _NAME, entries)
 
 
-class Doors:
+class Listeners:
     """All sockets of the daemon that have a path."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        self._doors = [Door(path) for path in paths]
+        self._listeners = [Listener(path) for path in paths]
         self._shut: list[int] = []
 
     def shut_to(self, uids: Iterable[int]) -> None:
@@ -77,6 +77,6 @@ class Doors:
         if some == self._shut:
             return
         self._shut = some
-        for door in self._doors:
+        for listener in self._listeners:
             with suppress(OSError):
-                door.shut_to(some)
+                listener.shut_to(some)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import zmq
 
 from purgatoryd.daemon.access import Access
-from purgatoryd.daemon.guard import Guard
+from purgatoryd.daemon.admission_control import AdmissionControl
 
 ENDPOINT = "inproc://zeromq.zap.01"
 DOMAIN = b"purgatoryd"
@@ -31,17 +31,17 @@ class Sender(NamedTuple):
     pid: int
 
 
-class Admission:
+class ZapHandler:
     """Answers for the context's sockets. `keys`: uids by public key (32 bytes), behind tcp."""
 
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]],
-        guard: Guard,
+        admission: AdmissionControl,
         access: Access,
         keys: Mapping[bytes, int],
     ) -> None:
-        self._guard = guard
+        self._admission = admission
         self._access = access
         self.keys = keys
         self._socket = context.socket(zmq.REP)
@@ -58,7 +58,7 @@ class Admission:
             sender = self._sender(mechanism, address, credentials)
             status = _NEVER
             if sender is not None:
-                status = _ADMITTED if self._guard.admits(sender.uid) else _NOT_NOW
+                status = _ADMITTED if self._admission.admits(sender.uid) else _NOT_NOW
             name = ":".join(map(str, sender or ())).encode()
             self._socket.send_multipart([version, number, status, b"", name, b""])
         return True
