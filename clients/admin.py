@@ -1,5 +1,5 @@
-"""The admin lane: a virtual clock, namespaces, notices without a timer, the daemon's end. One call
-at a time."""
+"""The admin socket: a virtual clock, namespaces, notices without a timer, the daemon's end. One
+call at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The admin lane: virtual clock, settings of namespaces, notices of its own, the end. Never
+"""The admin socket: virtual clock, settings of namespaces, notices of its own, the end. Never
 blocked by bulk load."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from typing import Protocol
 
 from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.clock import boot_ns
-from purgatoryd.daemon.lanes import Message
+from purgatoryd.daemon.sockets import Message
 from purgatoryd.shm_layout.arena import Arena
 from purgatoryd.shm_layout.layout import (
     FLAG_DRAIN,

@@ -53,7 +53,7 @@ UNREAD_MAX = 8 * MIB
 """What the kernel may hold for us; more is left to libzmq."""
 PEERS_PER_LOOK = 256
 EVENTS_PER_ITERATION = 32
-"""Of one lane: who came and went in between costs no more than its news."""
+"""Of one socket: who came and went in between costs no more than its news."""
 CONNECTIONS_PER_UID = 1024
 """At most, and at most an eighth of the descriptors that the process may have."""
 CONNECTS_PER_S = 64
@@ -89,7 +89,7 @@ _IPC = "localhost:"
 class Peer:
     """One connection."""
 
-    lane: int
+    socket_index: int
     who: Who
     strikes: int = 0
     """Looks before which bytes had come, since its last whole message."""
@@ -137,7 +137,7 @@ class AdmissionControl:
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most_per_uid = min(CONNECTIONS_PER_UID, descriptors // 8)
         self._most = descriptors // 2
-        self._lanes: list[zmq.Socket[bytes]] = []
+        self._sockets: list[zmq.Socket[bytes]] = []
         self._monitors: list[zmq.Socket[bytes]] = []
         self._peers: dict[int, Peer] = {}
         self._connections: Counter[Who] = Counter()
@@ -159,23 +159,23 @@ class AdmissionControl:
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._base_bytes = self._own_bytes()
 
-    def watch(self, lane: zmq.Socket[bytes]) -> None:
+    def watch(self, socket: zmq.Socket[bytes]) -> None:
         """Learns of the socket's connections; to be called before it is bound, and iterate() before
         others may connect."""
-        endpoint = f"inproc://monitor-{len(self._lanes)}"
-        lane.monitor(endpoint, _LISTENING | _ACCEPTED | _DISCONNECTED)
+        endpoint = f"inproc://monitor-{len(self._sockets)}"
+        socket.monitor(endpoint, _LISTENING | _ACCEPTED | _DISCONNECTED)
         monitor = self._context.socket(zmq.PAIR)
         monitor.set(zmq.LINGER, 0)
         monitor.set(zmq.RCVHWM, 0)  # a full one would make libzmq's thread wait
         monitor.connect(endpoint)
-        self._lanes.append(lane)
+        self._sockets.append(socket)
         self._monitors.append(monitor)
         self.fds.add(int(monitor.get(zmq.FD)))
 
     def close(self) -> None:
         """Stops watching."""
-        for lane, monitor in zip(self._lanes, self._monitors, strict=True):
-            lane.disable_monitor()
+        for watched, monitor in zip(self._sockets, self._monitors, strict=True):
+            watched.disable_monitor()
             monitor.close(0)
         self._flow.close()
         os.close(self._statm)
@@ -189,7 +189,9 @@ class AdmissionControl:
         descriptor left to accept with.
         """
         self._now_ns = now_ns
-        more = [self._hear(lane, monitor) for lane, monitor in enumerate(self._monitors)]
+        more = [
+            self._hear(socket_index, monitor) for socket_index, monitor in enumerate(self._monitors)
+        ]
         self._note_flow()
         if now_ns >= self._look_ns:
             self._look()
@@ -197,7 +199,7 @@ class AdmissionControl:
             self._shut_listeners()
         return any(more)
 
-    def _hear(self, lane: int, monitor: zmq.Socket[bytes]) -> bool:
+    def _hear(self, socket_index: int, monitor: zmq.Socket[bytes]) -> bool:
         if not int(monitor.get(zmq.EVENTS)) & _POLLIN:
             return False
         came: set[int] = set()
@@ -210,26 +212,26 @@ class AdmissionControl:
                 _take_no_descriptors(fd)
             else:
                 came.discard(fd)
-                self._left(lane, fd)
+                self._left(socket_index, fd)
         for fd in came:
-            self._accepted(lane, fd)
+            self._accepted(socket_index, fd)
         return count == EVENTS_PER_ITERATION
 
     # ---- connections ---------------------------------------------------------------------
 
-    def _accepted(self, lane: int, fd: int) -> None:
-        if fd in self._peers:  # another lane's event comes later than this one's
+    def _accepted(self, socket_index: int, fd: int) -> None:
+        if fd in self._peers:  # another socket's event comes later than this one's
             self._forget(fd)
         with suppress(OSError), _borrowed(fd) as connection:
-            peer = self._peers[fd] = Peer(lane, _who(connection))
+            peer = self._peers[fd] = Peer(socket_index, _who(connection))
             self._connections[peer.who] += 1
             self._flow.register(fd, select.EPOLLIN | select.EPOLLONESHOT)
             if not self._may_stay(peer.who):
                 _end(connection)
 
-    def _left(self, lane: int, fd: int) -> None:
+    def _left(self, socket_index: int, fd: int) -> None:
         peer = self._peers.get(fd)
-        if peer is not None and peer.lane == lane:
+        if peer is not None and peer.socket_index == socket_index:
             self._forget(fd)
 
     def _may_stay(self, who: Who) -> bool:
@@ -377,7 +379,7 @@ class AdmissionControl:
 
     def _blame(self, *, shed: bool) -> None:
         """Somebody holds the memory. It is nobody's fault while whole messages wait for us."""
-        waiting = any(int(lane.get(zmq.EVENTS)) & zmq.POLLIN for lane in self._lanes)
+        waiting = any(int(socket.get(zmq.EVENTS)) & zmq.POLLIN for socket in self._sockets)
         self._round = self._round or list(self._peers)
         some, self._round = self._round[:PEERS_PER_LOOK], self._round[PEERS_PER_LOOK:]
         peers = [(fd, p) for fd in some if (p := self._peers.get(fd)) and not p.gone]
@@ -418,7 +420,7 @@ def _news(monitor: zmq.Socket[bytes]) -> Iterator[tuple[int, int]]:
     with suppress(zmq.Again):
         while True:
             event, fd = _EVENT.unpack(monitor.recv(zmq.NOBLOCK))
-            monitor.recv()  # the lane's address
+            monitor.recv()  # the socket's address
             yield event, fd
 
 

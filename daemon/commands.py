@@ -1,4 +1,4 @@
-"""The command lane's order: whose message is served next, and where answers go.
+"""The command socket's order: whose message is served next, and where answers go.
 
 A message whose bounded work is used up goes on in the next iteration. So does what comes from a uid
 that has had its share of this one, through however many connections: others wait for one share
@@ -13,11 +13,11 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Any
 
-from purgatoryd.daemon import lanes
+from purgatoryd.daemon import sockets
 from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.clock import boot_ns
-from purgatoryd.daemon.lanes import Lanes, Message
 from purgatoryd.daemon.pending_acks import PendingAcks
+from purgatoryd.daemon.sockets import Message, Sockets
 from purgatoryd.daemon.wal import Memory
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Arena, Handled
@@ -70,12 +70,12 @@ def _size(message: Message) -> int:
 
 
 class Commands:
-    """Feeds the command lane's messages to the arena, bounded in every iteration."""
+    """Feeds the command socket's messages to the arena, bounded in every iteration."""
 
-    def __init__(self, arena: Arena, sockets: Lanes, access: Access, wal: Memory) -> None:
+    def __init__(self, arena: Arena, sockets: Sockets, access: Access, wal: Memory) -> None:
         self._arena = arena
         self._access = access
-        self._lane = sockets.commands
+        self._socket = sockets.commands
         self._wal = wal
         self._pending_acks = PendingAcks(self._send)
         self._unfinished: deque[Message] = deque()
@@ -101,7 +101,7 @@ class Commands:
                 return True
             if self.full:
                 return bool(self._unfinished)
-            message = lanes.receive(self._lane)
+            message = sockets.receive(self._socket)
             if message is None:
                 return bool(self._unfinished)
             if message.route in self._behind:
@@ -170,7 +170,7 @@ class Commands:
     def _apply(self, message: Message) -> bool:
         """True when the message is done with."""
         if not self._access.may_connect(message.uid, message.gid):
-            lanes.reply(self._lane, message, _denied(message))
+            sockets.reply(self._socket, message, _denied(message))
             return True
         begun_boot_ns = boot_ns()
         state, reply = self._arena.handle(
@@ -200,7 +200,7 @@ class Commands:
     def _send(self, route: bytes, reply: Any, built_boot_ns: int) -> None:
         """Hands over an answer that was there at `built_boot_ns`."""
         begun_boot_ns = boot_ns()
-        if not lanes.send(self._lane, route, reply):
+        if not sockets.send(self._socket, route, reply):
             return
         handed_boot_ns = boot_ns()
         self._arena.measure(Measured.RESPONSE_QUEUE, begun_boot_ns - built_boot_ns)
@@ -267,4 +267,4 @@ class Commands:
         if owner is None or owner.session != session or owner.notified_bytes > NOTIFIED_BYTES_MAX:
             return False
         owner.notified_bytes += len(body)
-        return lanes.send(self._lane, owner.route, body)
+        return sockets.send(self._socket, owner.route, body)

@@ -16,11 +16,10 @@ from pathlib import Path
 
 import zmq
 
-from purgatoryd.daemon import admin, lanes
+from purgatoryd.daemon import admin, sockets
 from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.clock import boot_ns
 from purgatoryd.daemon.config import Config
-from purgatoryd.daemon.lanes import Lanes, Message
 from purgatoryd.daemon.lifecycle import (
     READY,
     RECOVERING,
@@ -34,6 +33,7 @@ from purgatoryd.daemon.main import await_lock, name_lock, on_signals, signals, s
 from purgatoryd.daemon.recovery import Step
 from purgatoryd.daemon.resharding import Resharding, settle
 from purgatoryd.daemon.shard import Shard, State
+from purgatoryd.daemon.sockets import Message, Sockets
 from purgatoryd.daemon.store import Opening, left_any
 from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.shm_layout import wire
@@ -67,7 +67,7 @@ from purgatoryd.shm_layout.status_file import StatusFile
 
 HEARTBEAT_NS = 1_000_000_000
 PER_ITERATION = 16
-"""Requests of one lane that are answered before the shards are looked at again."""
+"""Requests of one socket that are answered before the shards are looked at again."""
 SIGNALS_AT_ONCE = 64
 ENDS_WITHIN_NS = 10_000_000_000
 """So long a start waits for shards of the deployment before it."""
@@ -96,7 +96,7 @@ def serve_shards(config: Config, command: Command, reread: Callable[[], Config])
             # before the sockets: clients ask it first
             registry = Registry.of(config, paths, lifecycle.step)
             shards = _shards(registry.table, paths.directory, command, context)
-            with contextlib.closing(Lanes(paths, access)) as sockets:
+            with contextlib.closing(Sockets(paths, access)) as sockets:
                 Deployment(
                     config, registry, shards, sockets, access, wake_fd, lifecycle, reread
                 ).run()
@@ -192,7 +192,7 @@ class Deployment:
         config: Config,
         registry: Registry,
         shards: Sequence[Shard],
-        sockets: Lanes,
+        sockets: Sockets,
         access: Access,
         wake_fd: int,
         lifecycle: DeploymentLifecycle,
@@ -203,7 +203,7 @@ class Deployment:
         self._access = access
         self._registry = registry
         self._shards = shards
-        self._lanes = sockets
+        self._sockets = sockets
         self._wake_fd = wake_fd
         self._lifecycle = lifecycle
         self._manager = lifecycle.supervisor
@@ -253,10 +253,10 @@ class Deployment:
         self._start_next(now_ns)
         self._settle()
         self._pass_on_reload(now_ns)
-        self._lanes.take_subscriptions()
-        busy = self._serve(self._lanes.commands, self._command)
-        busy |= self._serve(self._lanes.admin, self._administer)
-        busy |= self._lanes.keep_watch(now_ns, ready)
+        self._sockets.take_subscriptions()
+        busy = self._serve(self._sockets.commands, self._command)
+        busy |= self._serve(self._sockets.admin, self._administer)
+        busy |= self._sockets.keep_watch(now_ns, ready)
         if now_ns >= self._next_heartbeat_ns:
             self._heartbeat(now_ns)
         return busy
@@ -329,7 +329,7 @@ class Deployment:
 
     def _go_live(self) -> None:
         self._lifecycle.enter(READY)
-        directory = self._lanes.directory
+        directory = self._sockets.directory
         print(f"ready name={self._config.name} pid={os.getpid()} dir={directory}", flush=True)
 
     def _announce(self, key: str, payload: bytes) -> None:
@@ -387,14 +387,14 @@ class Deployment:
             else:
                 shard.reload()
 
-    # ---- the lanes ------------------------------------------------------------------------------
+    # ---- the sockets ----------------------------------------------------------------------------
 
-    def _serve(self, lane: lanes.Lane, answer: Callable[[Message], bytes]) -> bool:
+    def _serve(self, socket: sockets.RequestSocket, answer: Callable[[Message], bytes]) -> bool:
         for _ in range(PER_ITERATION):
-            message = lanes.receive(lane)
+            message = sockets.receive(socket)
             if message is None:
                 return False
-            lanes.reply(lane, message, admin.fault(message) or answer(message))
+            sockets.reply(socket, message, admin.fault(message) or answer(message))
         return True
 
     def _command(self, message: Message) -> bytes:
@@ -478,13 +478,13 @@ class Deployment:
 
     def _sleep(self) -> Set[int]:
         """Until there is something to do; returns the descriptors that have news."""
-        if self._lanes.pending(commands=True) or self._over:
+        if self._sockets.pending(commands=True) or self._over:
             return frozenset()
         due_ns = [shard.again_ns for shard in self._startable()]
-        until_ns = min(self._next_heartbeat_ns, self._lanes.watch_due_ns, *due_ns)
+        until_ns = min(self._next_heartbeat_ns, self._sockets.watch_due_ns, *due_ns)
         fds = [fd for shard in self._shards for fd in shard.fds]
         poller = select.poll()  # select() knows no descriptors above 1023
-        for fd in (*self._lanes.fds(), self._wake_fd, *fds):
+        for fd in (*self._sockets.fds(), self._wake_fd, *fds):
             poller.register(fd, select.POLLIN)
         left_ms = max(0, -((boot_ns() - until_ns) // 1_000_000))
         ready = frozenset(fd for fd, _ in poller.poll(left_ms))

@@ -19,12 +19,12 @@ import zmq
 from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.clock import Clock, RealClock, VirtualClock, boot_ns
 from purgatoryd.daemon.config import Config
-from purgatoryd.daemon.lanes import Lanes, Remotes
 from purgatoryd.daemon.lifecycle import READY, RECOVERING, STARTING, DaemonLifecycle
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.placement import Placement
 from purgatoryd.daemon.reaper import Reaper
 from purgatoryd.daemon.reload import Reload
+from purgatoryd.daemon.sockets import Remotes, Sockets
 from purgatoryd.daemon.store import Opening, open_arena, wal_end
 from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.daemon.wal import Memory, Wal, locked
@@ -78,7 +78,7 @@ def _run(opening: Opening, lifecycle: DaemonLifecycle, reread: Callable[[], Conf
         name_lock(paths),
         locked(opening.wal),
         signals() as wake_fd,
-        contextlib.closing(Lanes(paths, access, Remotes.of(config))) as sockets,
+        contextlib.closing(Sockets(paths, access, Remotes.of(config))) as sockets,
         contextlib.closing(_recovered(opening, lifecycle)) as arena,
         contextlib.closing(_begin_wal(arena, opening)) as wal,
     ):

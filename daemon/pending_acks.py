@@ -13,7 +13,7 @@ from purgatoryd.shm_layout.layout import Status, WireError
 from purgatoryd.shm_layout.wire import FRAME, RESULT, decode_results
 
 PENDING_BYTES_MAX = 64 * 2**20
-"""With more than that waiting, no more messages are taken from the command lane."""
+"""With more than that waiting, no more messages are taken from the command socket."""
 _COUNT_AT = 24  # of the records, in a struct pg_frame
 
 

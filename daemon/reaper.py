@@ -1,7 +1,7 @@
 """The reaper: one thread, one loop, one place that sleeps, bounded work in every iteration.
 
-An iteration fires what is due, hands notices to the socket, and serves the lanes; what is left
-over is done in the next iteration, so no burst, cascade or batch holds up the others for long.
+An iteration fires what is due, hands notices to the socket, and serves the request sockets; what is
+left over is done in the next iteration, so no burst, cascade or batch holds up the others for long.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import select
 from collections import deque
 from collections.abc import Callable, Set
 
-from purgatoryd.daemon import admin, lanes
+from purgatoryd.daemon import admin, sockets
 from purgatoryd.daemon.access import Access
 from purgatoryd.daemon.clock import Clock, VirtualClock, boot_ns
 from purgatoryd.daemon.commands import Commands
-from purgatoryd.daemon.lanes import Lanes, Message
 from purgatoryd.daemon.lifecycle import STOPPED, DaemonLifecycle, publishing, reasons
 from purgatoryd.daemon.placement import Placement
+from purgatoryd.daemon.sockets import Message, Sockets
 from purgatoryd.daemon.wal import Memory
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import NONE_NS, Arena
@@ -45,7 +45,7 @@ class Reaper:
     def __init__(
         self,
         arena: Arena,
-        sockets: Lanes,
+        sockets: Sockets,
         access: Access,
         clock: Clock,
         wal: Memory,
@@ -58,7 +58,7 @@ class Reaper:
     ) -> None:
         self.arena = arena
         self.access = access
-        self._lanes = sockets
+        self._sockets = sockets
         self._clock = clock
         self._budget = budget
         self._bulk_load_ttl_ns = bulk_load_ttl_ns
@@ -130,12 +130,12 @@ class Reaper:
         if self._slept_until_ns is not None:
             self.arena.measure(Measured.WAKEUP_LATENESS, real_ns - self._slept_until_ns)
         left = self._fire(real_ns)
-        busy = self._woke_for(self._lanes.admin.fd) and self._serve_admin()
+        busy = self._woke_for(self._sockets.admin.fd) and self._serve_admin()
         busy |= self._serve_commands() | self._commands.push()
         self._read_again()
-        if self._woke_for(self._lanes.notices_fd):
-            self._lanes.take_subscriptions()
-        busy |= self._lanes.keep_watch(real_ns, self._ready or frozenset())
+        if self._woke_for(self._sockets.notices_fd):
+            self._sockets.take_subscriptions()
+        busy |= self._sockets.keep_watch(real_ns, self._ready or frozenset())
         if real_ns >= self._next_heartbeat_ns:
             self._heartbeat(real_ns)
         left |= self._sweep(real_ns)
@@ -180,13 +180,13 @@ class Reaper:
             if not messages:
                 return False
             built_boot_ns = boot_ns()
-            self._sent += self._lanes.publish(messages)
+            self._sent += self._sockets.publish(messages)
             self.arena.published(upto, built_boot_ns, boot_ns())
         return True
 
     def _heartbeat(self, real_ns: int) -> None:
         self._next_heartbeat_ns = real_ns + self._heartbeat_ns
-        self._sent += self._lanes.publish(self.arena.tails(real_ns - TAILS_FOR_NS))
+        self._sent += self._sockets.publish(self.arena.tails(real_ns - TAILS_FOR_NS))
         self.arena.inbox_again(0, real_ns - INBOX_AGAIN_NS)
         self._unswept = min(SWEEP_PER_HEARTBEAT, self.arena.watermarks_to_sweep)
         self.arena.sweep_bulk_loads(real_ns, self._bulk_load_ttl_ns)
@@ -217,7 +217,7 @@ class Reaper:
         self._unswept -= part
         return self._unswept > 0
 
-    # ---- the lanes ----
+    # ---- the sockets --
 
     def _serve_commands(self) -> bool:
         """Batches for later virtual times follow one another within an iteration."""
@@ -235,13 +235,13 @@ class Reaper:
         """True = another iteration follows at once: some may be left, what was published goes
         out."""
         for served in range(ADMIN_PER_ITERATION):
-            message = lanes.receive(self._lanes.admin)
+            message = sockets.receive(self._sockets.admin)
             if message is None:
                 return served > 0
             self._read_again()  # who asked for it before it asked this may rely on it
             answer = admin.handle(self, message)
             if answer is not None:
-                lanes.reply(self._lanes.admin, message, answer)
+                sockets.reply(self._sockets.admin, message, answer)
         return True
 
     # ---- a virtual clock ----
@@ -261,7 +261,7 @@ class Reaper:
         self._target_ns = None
         self._commands.arrived()
         for message in self._advancing:
-            lanes.reply(self._lanes.admin, message, admin.advanced(self.arena, message))
+            sockets.reply(self._sockets.admin, message, admin.advanced(self.arena, message))
         self._advancing.clear()
 
     # ---- the one place that sleeps ----
@@ -275,9 +275,9 @@ class Reaper:
         full = self._wal.full
         if self._stopping or (busy and not full):
             return
-        if self._lanes.pending(commands=not self._commands.full):
+        if self._sockets.pending(commands=not self._commands.full):
             return
-        until_ns = min(self._next_heartbeat_ns, self._lanes.watch_due_ns)
+        until_ns = min(self._next_heartbeat_ns, self._sockets.watch_due_ns)
         if not full:
             until_ns = min(until_ns, self._due_ns() - self._placement.plan.spin_ns)
         left_ns = until_ns - boot_ns()

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 
 from purgatoryd.daemon.config import Config
-from purgatoryd.daemon.lanes import Lanes
 from purgatoryd.daemon.log import log
 from purgatoryd.daemon.placement import Placement
+from purgatoryd.daemon.sockets import Sockets
 from purgatoryd.daemon.supervisor import Supervisor
 from purgatoryd.shm_layout.arena import Arena
 from purgatoryd.shm_layout.errors import PurgatorydError
@@ -29,7 +29,7 @@ class Reload:
         config: Config,
         reread: Callable[[], Config],
         arena: Arena,
-        sockets: Lanes,
+        sockets: Sockets,
         placement: Placement,
         supervisor: Supervisor,
     ) -> None:
@@ -37,14 +37,14 @@ class Reload:
         self._config = config
         self._reread = reread
         self._arena = arena
-        self._lanes = sockets
+        self._sockets = sockets
         self._placement = placement
         self._supervisor = supervisor
 
     def __call__(self) -> None:
         """Reads settings and the list of keys for tcp, and looks at the host's CPUs again."""
         self._supervisor.reloading()
-        for name, part in (("settings", self._settings), ("keys", self._lanes.read_keys)):
+        for name, part in (("settings", self._settings), ("keys", self._sockets.read_keys)):
             try:
                 part()
             except PurgatorydError as error:

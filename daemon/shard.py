@@ -194,7 +194,7 @@ class Shard:
             self.tell(wire.encode_frame(Message.STOP))
 
     def tell(self, request: bytes) -> None:
-        """Sends a request on its admin lane, if it is ready; nobody waits for the answer."""
+        """Sends a request on its admin socket, if it is ready; nobody waits for the answer."""
         if self._admin is not None:
             with suppress(zmq.Again):
                 self._admin.send(request, zmq.NOBLOCK)

@@ -59,7 +59,7 @@ class Finding:
 
 
 def publish(name: str, findings: Sequence[Finding]) -> None:
-    """Tells them in the events of the daemon `name`, by its admin lane.
+    """Tells them in the events of the daemon `name`, by its admin socket.
 
     Raises DaemonUnreachable, MessageRefused, Refused.
     """

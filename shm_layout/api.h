@@ -134,7 +134,7 @@ enum pg_handled {
     PG_H_WAIT                     /* a batch for a later virtual time: advance to *wait_ns, call
                                      again */
 };
-/* Decodes, validates and applies one command-lane message. Never fails: whatever the
+/* Decodes, validates and applies one command-socket message. Never fails: whatever the
  * bytes are, the reply says so. `reply` has PG_MESSAGE_MAX bytes. uid and pid are the
  * sender's, from the kernel. received_boot_ns, when it was taken from the socket, and
  * real_boot_ns, now, are CLOCK_BOOTTIME also under the virtual clock. */

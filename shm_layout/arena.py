@@ -317,7 +317,7 @@ class Handle:
 
 
 class Handled(enum.IntEnum):
-    """enum pg_handled: what a command-lane message asks of the loop."""
+    """enum pg_handled: what a command-socket message asks of the loop."""
 
     REPLY = lib.PG_H_REPLY
     AGAIN = lib.PG_H_AGAIN
@@ -557,7 +557,7 @@ class Arena(_Owned):
     def handle(
         self, message: Any, uid: int, pid: int, received_boot_ns: int, real_boot_ns: int
     ) -> tuple[Handled, memoryview]:
-        """Applies one command-lane message (any buffer), which was received then, now.
+        """Applies one command-socket message (any buffer), which was received then, now.
 
         Returns what is to be done, and the reply if there is one: a view that the next call
         overwrites. After AGAIN the same call continues; after WAIT too, once the arena's time

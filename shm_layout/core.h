@@ -16,7 +16,7 @@
  *   inbox.c       what an owner has to be notified of               watches.c  who waits for which
  * watermark
  *   decode.c      the bytes of commands: bounds and rules    batch.c    records, each applied once
- *   messages.c    the command lane                           notices.c  replay buffer -> messages
+ *   messages.c    the command socket                         notices.c  replay buffer -> messages
  *   ahead.c       memory fetched early                       scan.c     readers
  *   quotas.c      owners, quotas, accounts                   bulk_loads.c  rows of bulk loads, done
  * once

@@ -1,4 +1,4 @@
-/* decode.c - the command lane's bytes: bounds and rules, before anything is done.
+/* decode.c - the command socket's bytes: bounds and rules, before anything is done.
  *
  * A message is hostile until proven whole: every byte of it is checked before the first
  * record is applied, and a message that fails changes nothing. */

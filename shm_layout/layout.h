@@ -1148,11 +1148,11 @@ struct pg_reply_memory {
 #define PG_WIRE_VERSION 1
 
 enum pg_message {
-    PG_M_HELLO = 1, PG_M_BATCH, PG_M_QUERY, PG_M_BYE, PG_M_PING,  /* command lane */
-    PG_M_OUTCOMES, PG_M_ACK,      /* command lane: pushed to an owner, and his answer */
-    PG_M_BULK_LOAD,               /* both lanes */
-    PG_M_PLACE,                   /* both lanes of a deployment of shards */
-    PG_M_ADVANCE = 32, PG_M_STOP, PG_M_PUBLISH, PG_M_NAMESPACE    /* admin lane */
+    PG_M_HELLO = 1, PG_M_BATCH, PG_M_QUERY, PG_M_BYE, PG_M_PING,  /* command socket */
+    PG_M_OUTCOMES, PG_M_ACK,      /* command socket: pushed to an owner, and his answer */
+    PG_M_BULK_LOAD,               /* both sockets */
+    PG_M_PLACE,                   /* both sockets of a deployment of shards */
+    PG_M_ADVANCE = 32, PG_M_STOP, PG_M_PUBLISH, PG_M_NAMESPACE    /* admin socket */
 };
 
 /* Every request and reply begins with these 64 bytes. A reply repeats `message`,
@@ -1354,7 +1354,7 @@ struct pg_namespace_set {
     uint64_t park_beyond_ns;      /* needs a WAL */
 };
 
-/* PLACE request: frame (count = partitions, 1 on the command lane), the namespace's name. Reply:
+/* PLACE request: frame (count = partitions, 1 on the command socket), the namespace's name. Reply:
  * frame (count = its partitions), once the routing table says where it is. */
 
 /* BULK_LOAD request: frame, this, the namespace's name. Reply: frame, struct pg_bulk_load_info,

@@ -1,4 +1,4 @@
-/* messages.c - what each message of the command lane does, and what is answered. */
+/* messages.c - what each message of the command socket does, and what is answered. */
 
 #include "request.h"
 

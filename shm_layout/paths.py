@@ -49,7 +49,7 @@ class Paths:
 
     @property
     def cmd_endpoint(self) -> str:
-        """ZeroMQ address of the command lane."""
+        """ZeroMQ address of the command socket."""
         return f"ipc://{self.cmd}"
 
     @property
@@ -59,7 +59,7 @@ class Paths:
 
     @property
     def admin_endpoint(self) -> str:
-        """ZeroMQ address of the admin lane."""
+        """ZeroMQ address of the admin socket."""
         return f"ipc://{self.admin}"
 
 

@@ -1,4 +1,4 @@
-/* request.h - a message of the command lane while it is handled: decode.c proves it whole,
+/* request.h - a message of the command socket while it is handled: decode.c proves it whole,
  * batch.c applies its records, messages.c says what each kind of message does. */
 #ifndef PURGATORYD_REQUEST_H
 #define PURGATORYD_REQUEST_H

@@ -260,7 +260,7 @@ def subscription_churn(path: Path) -> Iterator[None]:
         yield
 
 
-def of_lane(attack: Attack) -> str:
+def socket_of(attack: Attack) -> str:
     """Which socket an attack is for."""
     listening = (subscription_flood, subscription_churn, published, deaf_subscriber)
     return "pub" if attack in listening else "cmd"
@@ -318,7 +318,7 @@ def main(name: str, directory: str, daemon: str, uid: str = "") -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     attack, blows = ATTACKS[name], [0]
     threading.Thread(target=end_at_sigterm, args=(blows,), daemon=True).start()
-    tries = blows_of(attack, Path(directory) / f"{daemon}.{of_lane(attack)}")
+    tries = blows_of(attack, Path(directory) / f"{daemon}.{socket_of(attack)}")
     for number, struck in enumerate(tries):
         blows[0] += struck
         if not number:

@@ -132,7 +132,7 @@ def answer(data: bytes) -> Answer:
 
 
 class Raw:
-    """One socket on a lane of the daemon."""
+    """One connection to a socket of the daemon."""
 
     def __init__(self, path: Path, patience_s: float = 30.0, kind: int = zmq.DEALER) -> None:
         self._context = zmq.Context()

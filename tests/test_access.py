@@ -501,12 +501,12 @@ def identity(path: Path) -> tuple[int, int, int]:
     return found.st_ino, found.st_mode, found.st_uid
 
 
-@pytest.mark.parametrize("lane", ["cmd", "pub", "admin"])
+@pytest.mark.parametrize("socket_name", ["cmd", "pub", "admin"])
 @pytest.mark.parametrize("what", ["file", "link", "dangling", "directory", "fifo"])
 def test_what_is_no_socket_is_left_alone(
-    daemon_dir: Path, daemon: StartDaemon, lane: str, what: str
+    daemon_dir: Path, daemon: StartDaemon, socket_name: str, what: str
 ) -> None:
-    path = daemon_dir / f"demo.{lane}"
+    path = daemon_dir / f"demo.{socket_name}"
     (daemon_dir / "target").write_text("precious")
     make: dict[str, Callable[[], object]] = {
         "file": lambda: path.write_text("precious"),
@@ -517,7 +517,7 @@ def test_what_is_no_socket_is_left_alone(
     }
     make[what]()
     before = identity(path)
-    refused(daemon, f"demo.{lane}: is there and is no socket")
+    refused(daemon, f"demo.{socket_name}: is there and is no socket")
     assert identity(path) == before
     assert (daemon_dir / "target").read_text() == "precious"
 

@@ -1,4 +1,4 @@
-"""The command lane of the core: sessions, batches, re-sent batches and hostile bytes."""
+"""The command socket of the core: sessions, batches, re-sent batches and hostile bytes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def message(
     return head + table + b"".join(r[0] for r in records) + area
 
 
-class Lane:
+class Peer:
     """One client of one arena."""
 
     def __init__(self, core: Core, nonce: bytes = NONCE, uid: int = 1000) -> None:
@@ -102,85 +102,85 @@ def core() -> Iterator[Core]:
 
 
 @pytest.fixture
-def lane(core: Core) -> Lane:
-    return Lane(core)
+def peer(core: Core) -> Peer:
+    return Peer(core)
 
 
-def refused_and_untouched(lane: Lane, data: bytes, uid: int = 1000) -> wire.Reply:
+def refused_and_untouched(peer: Peer, data: bytes, uid: int = 1000) -> wire.Reply:
     """The reply's error; nothing but a counter may have changed."""
-    before = lane.core.image()
-    reply = lane.core.handle(data, uid=uid, real_boot_ns=lane.now_ns)
+    before = peer.core.image()
+    reply = peer.core.handle(data, uid=uid, real_boot_ns=peer.now_ns)
     assert isinstance(reply, wire.Reply)
     assert reply.error != 0
     assert (reply.records, reply.body) == (0, b"")
-    assert lane.core.image() == before
+    assert peer.core.image() == before
     return reply
 
 
 # ---- sessions ------------------------------------------------------------------------------
 
 
-def test_hello_with_the_same_nonce_finds_the_same_session(lane: Lane) -> None:
-    lane.batch(put())
-    again = lane.hello()
-    assert (again.session, again.last) == (lane.session, 1)
+def test_hello_with_the_same_nonce_finds_the_same_session(peer: Peer) -> None:
+    peer.batch(put())
+    again = peer.hello()
+    assert (again.session, again.last) == (peer.session, 1)
     assert (again.window, again.batch_records) == (lib.PG_WINDOW, lib.PG_BATCH_RECORDS)
-    assert again.tick_ns == lane.core.config["tick_ns"]
+    assert again.tick_ns == peer.core.config["tick_ns"]
 
 
-def test_a_numa_local_client_receives_the_arenas_node(lane: Lane) -> None:
-    placement = lane.core.header.placement
+def test_a_numa_local_client_receives_the_arenas_node(peer: Peer) -> None:
+    placement = peer.core.header.placement
     placement.node, placement.reaper_cpu = 2, 8
-    assert (lane.hello().node, lane.hello().reaper_cpu) == (2, 8)
+    assert (peer.hello().node, peer.hello().reaper_cpu) == (2, 8)
     placement.memory_node = 1
-    assert lane.hello().node == 1
+    assert peer.hello().node == 1
 
 
-def test_a_nonce_of_another_user_is_another_session(core: Core, lane: Lane) -> None:
-    other = Lane(core, NONCE, uid=7)
-    assert other.session != lane.session
-    reply = refused_and_untouched(lane, lane.encode(put()), uid=7)
+def test_a_nonce_of_another_user_is_another_session(core: Core, peer: Peer) -> None:
+    other = Peer(core, NONCE, uid=7)
+    assert other.session != peer.session
+    reply = refused_and_untouched(peer, peer.encode(put()), uid=7)
     assert (reply.error, reply.detail[0]) == (WireError.DENIED, 7)
 
 
-def test_bye_ends_the_session(lane: Lane) -> None:
-    data = lane.encode(put())
-    assert lane.ask(wire.encode_frame(Message.BYE, lane.session)).error == 0
-    reply = refused_and_untouched(lane, data)
-    assert (reply.error, reply.detail[0]) == (WireError.SESSION_EXPIRED, lane.session)
-    assert lane.hello().session != lane.session
+def test_bye_ends_the_session(peer: Peer) -> None:
+    data = peer.encode(put())
+    assert peer.ask(wire.encode_frame(Message.BYE, peer.session)).error == 0
+    reply = refused_and_untouched(peer, data)
+    assert (reply.error, reply.detail[0]) == (WireError.SESSION_EXPIRED, peer.session)
+    assert peer.hello().session != peer.session
 
 
-def test_sessions_are_full_until_one_is_silent_for_a_minute(core: Core, lane: Lane) -> None:
-    second = Lane(core, b"2" * 16)
-    second.now_ns = lane.now_ns = 30 * SECOND_NS
+def test_sessions_are_full_until_one_is_silent_for_a_minute(core: Core, peer: Peer) -> None:
+    second = Peer(core, b"2" * 16)
+    second.now_ns = peer.now_ns = 30 * SECOND_NS
     second.batch(put(b"second"))
     hello = wire.encode_hello(b"3" * 16)
-    reply = refused_and_untouched(lane, hello)
+    reply = refused_and_untouched(peer, hello)
     assert (reply.error, reply.detail) == (WireError.SESSIONS_FULL, (2, 30 * SECOND_NS))
-    lane.now_ns = second.now_ns = MINUTE_NS
-    third = Lane.__new__(Lane)
-    third.__dict__.update(lane.__dict__, nonce=b"3" * 16)
+    peer.now_ns = second.now_ns = MINUTE_NS
+    third = Peer.__new__(Peer)
+    third.__dict__.update(peer.__dict__, nonce=b"3" * 16)
     third.session = third.hello().session
-    assert lane.ask(lane.encode(put())).error == WireError.SESSION_EXPIRED
+    assert peer.ask(peer.encode(put())).error == WireError.SESSION_EXPIRED
     assert second.batch(put(b"second")) == [(Status.EXISTS, 1)]
 
 
-def test_an_evicted_row_forgets_its_replies(core: Core, lane: Lane) -> None:
-    sent = lane.encode(put())
-    lane.batch(put())
-    lane.ask(wire.encode_frame(Message.BYE, lane.session))
-    again = lane.hello()
+def test_an_evicted_row_forgets_its_replies(core: Core, peer: Peer) -> None:
+    sent = peer.encode(put())
+    peer.batch(put())
+    peer.ask(wire.encode_frame(Message.BYE, peer.session))
+    again = peer.hello()
     assert again.last == 0
     stolen = sent[:8] + struct.pack("<Q", again.session) + sent[16:]
-    assert statuses(lane.ask(stolen)) == [(Status.EXISTS, 1)]
+    assert statuses(peer.ask(stolen)) == [(Status.EXISTS, 1)]
 
 
 # ---- batches -------------------------------------------------------------------------------
 
 
-def test_a_batch_answers_each_record_in_order(lane: Lane) -> None:
-    assert lane.batch(
+def test_a_batch_answers_each_record_in_order(peer: Peer) -> None:
+    assert peer.batch(
         put(b"a"), put(b"a"), put(b"a", mode=PutMode.KEEP), put(b"a", mode=PutMode.REPLACE),
         put(b"a", mode=PutMode.EXTEND, delay_ns=2 * SECOND_NS), cancel(b"a", ticket=1),
         cancel(b"a"), cancel(b"a"),
@@ -192,104 +192,104 @@ def test_a_batch_answers_each_record_in_order(lane: Lane) -> None:
 
 def test_a_full_batch(core: Core) -> None:
     core = Core(capacity=1024)
-    lane = Lane(core)
+    peer = Peer(core)
     records = [put(b"%d" % i, name=i % 2) for i in range(1024)]
     names = [(b"n", b"t"), (b"n", b"")]
-    assert lane.batch(*records, names=names) == [(Status.ADDED, i + 1) for i in range(1024)]
-    assert lane.batch(*(cancel(b"%d" % i) for i in range(1024)))[-1] == (Status.CANCELLED, 1024)
+    assert peer.batch(*records, names=names) == [(Status.ADDED, i + 1) for i in range(1024)]
+    assert peer.batch(*(cancel(b"%d" % i) for i in range(1024)))[-1] == (Status.CANCELLED, 1024)
     core.check()
 
 
 @pytest.mark.parametrize("at_once", [1, lib.PG_WINDOW])
-def test_a_batch_sent_again_gets_the_first_answers(lane: Lane, at_once: int) -> None:
+def test_a_batch_sent_again_gets_the_first_answers(peer: Peer, at_once: int) -> None:
     sent, answers = [], []
     for i in range(at_once):
-        sent.append(lane.encode(put(b"%d" % i), cancel(b"0")))
-        answers.append(lane.batch(put(b"%d" % i), cancel(b"0")))
+        sent.append(peer.encode(put(b"%d" % i), cancel(b"0")))
+        answers.append(peer.batch(put(b"%d" % i), cancel(b"0")))
     for _ in range(2):
         for data, answer in zip(sent, answers, strict=True):
-            before = lane.core.image()
-            assert statuses(lane.ask(data)) == answer
-            assert lane.core.image() == before
-    assert lane.core.metrics.batches_repeated == 2 * at_once
+            before = peer.core.image()
+            assert statuses(peer.ask(data)) == answer
+            assert peer.core.image() == before
+    assert peer.core.metrics.batches_repeated == 2 * at_once
 
 
-def test_answers_are_remembered_across_a_rebuild_and_a_migration(lane: Lane) -> None:
-    sent = lane.encode(put(b"a"))
-    lane.batch(put(b"a"))
-    lane.batch(cancel(b"a"))
-    lane.core.attach()
-    lane.core.rebuild(0)
-    assert statuses(lane.ask(sent)) == [(Status.ADDED, 1)]
-    lane.core = lane.core.migrated(capacity=100, sessions=7)
-    assert statuses(lane.ask(sent)) == [(Status.ADDED, 1)]
-    assert lane.batch(put(b"b")) == [(Status.ADDED, 2)]
-    lane.core.check()
+def test_answers_are_remembered_across_a_rebuild_and_a_migration(peer: Peer) -> None:
+    sent = peer.encode(put(b"a"))
+    peer.batch(put(b"a"))
+    peer.batch(cancel(b"a"))
+    peer.core.attach()
+    peer.core.rebuild(0)
+    assert statuses(peer.ask(sent)) == [(Status.ADDED, 1)]
+    peer.core = peer.core.migrated(capacity=100, sessions=7)
+    assert statuses(peer.ask(sent)) == [(Status.ADDED, 1)]
+    assert peer.batch(put(b"b")) == [(Status.ADDED, 2)]
+    peer.core.check()
 
 
-def test_behind_the_window_is_stale(lane: Lane) -> None:
-    sent = [lane.encode(put(b"%d" % i), sequence=i + 1) for i in range(6)]
+def test_behind_the_window_is_stale(peer: Peer) -> None:
+    sent = [peer.encode(put(b"%d" % i), sequence=i + 1) for i in range(6)]
     for i in range(6):
-        lane.batch(put(b"%d" % i))
+        peer.batch(put(b"%d" % i))
     for old in sent[:2]:
-        reply = refused_and_untouched(lane, old)
+        reply = refused_and_untouched(peer, old)
         assert reply.error == WireError.STALE
         assert reply.detail == (3, struct.unpack_from("<Q", old, 16)[0])
     for data in sent[2:]:
-        assert statuses(lane.ask(data))[0][0] == Status.ADDED
+        assert statuses(peer.ask(data))[0][0] == Status.ADDED
 
 
 @pytest.mark.parametrize("sequence", [2, 3, 100, 2**64 - 1])
-def test_a_gap_is_out_of_order(lane: Lane, sequence: int) -> None:
-    reply = refused_and_untouched(lane, lane.encode(put(), sequence=sequence))
+def test_a_gap_is_out_of_order(peer: Peer, sequence: int) -> None:
+    reply = refused_and_untouched(peer, peer.encode(put(), sequence=sequence))
     assert (reply.error, reply.detail) == (WireError.OUT_OF_ORDER, (1, sequence))
 
 
 @pytest.mark.parametrize("batches", [0, 4, 5])
-def test_there_is_no_batch_zero(lane: Lane, batches: int) -> None:
+def test_there_is_no_batch_zero(peer: Peer, batches: int) -> None:
     for i in range(batches):
-        lane.batch(put(b"%d" % i))
-    reply = refused_and_untouched(lane, lane.encode(put(b"x"), sequence=0))
+        peer.batch(put(b"%d" % i))
+    reply = refused_and_untouched(peer, peer.encode(put(b"x"), sequence=0))
     assert reply.error == WireError.MALFORMED
 
 
-def test_another_batch_under_the_same_sequence(lane: Lane) -> None:
-    lane.batch(put(b"a"))
+def test_another_batch_under_the_same_sequence(peer: Peer) -> None:
+    peer.batch(put(b"a"))
     for changed in (put(b"b"), put(b"a", delay_ns=1), put(b"a", b"x"), cancel(b"a")):
-        reply = refused_and_untouched(lane, lane.encode(changed, sequence=1))
+        reply = refused_and_untouched(peer, peer.encode(changed, sequence=1))
         assert reply.error == WireError.CHANGED
 
 
-def test_no_small_change_of_a_batch_goes_unnoticed(lane: Lane) -> None:
+def test_no_small_change_of_a_batch_goes_unnoticed(peer: Peer) -> None:
     text = bytearray(b"the quick brown fox jumps over the lazy dog, " * 8)
-    lane.batch(put(b"a", bytes(text)))
+    peer.batch(put(b"a", bytes(text)))
     rng = random.Random(1)
     for _ in range(2000):
         changed = bytearray(text)
         first = rng.randrange(len(text) - 64)
         for at in (first, first + 32):
             changed[at] ^= rng.randrange(1, 256)
-        reply = lane.ask(lane.encode(put(b"a", bytes(changed)), sequence=1))
+        reply = peer.ask(peer.encode(put(b"a", bytes(changed)), sequence=1))
         assert reply.error == WireError.CHANGED
 
 
-def test_two_sessions_do_not_see_each_other(core: Core, lane: Lane) -> None:
-    other = Lane(core, b"2" * 16)
-    assert lane.batch(put(b"a")) == [(Status.ADDED, 1)]
+def test_two_sessions_do_not_see_each_other(core: Core, peer: Peer) -> None:
+    other = Peer(core, b"2" * 16)
+    assert peer.batch(put(b"a")) == [(Status.ADDED, 1)]
     assert other.batch(put(b"b")) == [(Status.ADDED, 2)]
-    assert lane.ask(lane.encode(put(b"a"), sequence=1)).body != b""
+    assert peer.ask(peer.encode(put(b"a"), sequence=1)).body != b""
     assert other.batch(cancel(b"a")) == [(Status.CANCELLED, 1)]
 
 
-def test_a_batch_that_was_interrupted_goes_on_where_it_stood(core: Core, lane: Lane) -> None:
+def test_a_batch_that_was_interrupted_goes_on_where_it_stood(core: Core, peer: Peer) -> None:
     """As after a daemon that died with one of three records applied."""
     records = [put(b"%d" % i) for i in range(3)]
-    data = lane.encode(*records)
-    lane.ask(data)
+    data = peer.encode(*records)
+    peer.ask(data)
     session = core.rows_of_sessions()[0]
     session.last, session.current, session.applied = 0, 1, 1
     core.cancel("1")
-    assert statuses(lane.ask(data)) == [
+    assert statuses(peer.ask(data)) == [
         (Status.ADDED, 1), (Status.ADDED, 4), (Status.EXISTS, 3)
     ]  # fmt: skip
 
@@ -299,9 +299,9 @@ def test_a_batch_that_was_interrupted_goes_on_where_it_stood(core: Core, lane: L
 
 def test_names_of_one_batch_do_not_take_each_others_rows() -> None:
     core = Core(topics=2)
-    lane = Lane(core)
+    peer = Peer(core)
     names = [(b"n", b"a"), (b"n", b"b"), (b"n", b"c")]
-    found = lane.batch(*(put(b"%d" % i, name=i) for i in range(3)), names=names)
+    found = peer.batch(*(put(b"%d" % i, name=i) for i in range(3)), names=names)
     assert [status for status, _ in found] == [Status.ADDED, Status.ADDED, Status.FULL_TOPICS]
     assert {i.key: i.topic for i in core.scan()} == {"0": "a", "1": "b"}
     core.check()
@@ -309,35 +309,35 @@ def test_names_of_one_batch_do_not_take_each_others_rows() -> None:
 
 def test_a_topic_without_timers_gives_its_row_to_the_next_batch() -> None:
     core = Core(topics=1)
-    lane = Lane(core)
-    lane.batch(put(b"k"), names=[(b"n", b"a")])
-    assert lane.batch(put(b"x"), names=[(b"n", b"b")]) == [(Status.FULL_TOPICS, 0)]
-    lane.batch(cancel(b"k"))
-    assert lane.batch(put(b"x"), names=[(b"n", b"b")]) == [(Status.ADDED, 2)]
+    peer = Peer(core)
+    peer.batch(put(b"k"), names=[(b"n", b"a")])
+    assert peer.batch(put(b"x"), names=[(b"n", b"b")]) == [(Status.FULL_TOPICS, 0)]
+    peer.batch(cancel(b"k"))
+    assert peer.batch(put(b"x"), names=[(b"n", b"b")]) == [(Status.ADDED, 2)]
     assert core.topic_rows()[0][:3] == (b"n", b"b", 2)
     core.check()
 
 
-def test_a_namespace_is_found_by_an_earlier_name_of_the_table(lane: Lane) -> None:
+def test_a_namespace_is_found_by_an_earlier_name_of_the_table(peer: Peer) -> None:
     names = [(b"new", b""), (b"new", b"t")]
-    assert lane.batch(put(b"k", name=1), cancel(b"k", name=0), names=names) == [
+    assert peer.batch(put(b"k", name=1), cancel(b"k", name=0), names=names) == [
         (Status.ADDED, 1), (Status.CANCELLED, 1),
     ]  # fmt: skip
 
 
 def test_cancel_needs_no_space_for_names() -> None:
     core = Core(topics=1, namespaces=1)
-    lane = Lane(core)
-    lane.batch(put(b"k"), names=[(b"n", b"a")])
+    peer = Peer(core)
+    peer.batch(put(b"k"), names=[(b"n", b"a")])
     before = core.image()[0]
-    assert lane.batch(cancel(b"k"), names=[(b"other", b"")]) == [(Status.UNKNOWN, 0)]
+    assert peer.batch(cancel(b"k"), names=[(b"other", b"")]) == [(Status.UNKNOWN, 0)]
     assert core.image()[0] == before
-    assert lane.batch(cancel(b"k"), names=[(b"n", b"")]) == [(Status.CANCELLED, 1)]
+    assert peer.batch(cancel(b"k"), names=[(b"n", b"")]) == [(Status.CANCELLED, 1)]
 
 
-def test_a_batch_may_use_one_name_twice(lane: Lane) -> None:
+def test_a_batch_may_use_one_name_twice(peer: Peer) -> None:
     names = [(b"n", b"t"), (b"n", b"t"), (b"n", b"")]
-    assert lane.batch(put(b"a"), put(b"a", name=1), cancel(b"a", name=2), names=names) == [
+    assert peer.batch(put(b"a"), put(b"a", name=1), cancel(b"a", name=2), names=names) == [
         (Status.ADDED, 1), (Status.EXISTS, 1), (Status.CANCELLED, 1)
     ]  # fmt: skip
 
@@ -345,53 +345,53 @@ def test_a_batch_may_use_one_name_twice(lane: Lane) -> None:
 # ---- queries -------------------------------------------------------------------------------
 
 
-def query(lane: Lane, *records: Record, names: list[tuple[bytes, bytes]] | None = None) -> bytes:
-    return lane.encode(*records, kind=Message.QUERY, names=names, sequence=9)
+def query(peer: Peer, *records: Record, names: list[tuple[bytes, bytes]] | None = None) -> bytes:
+    return peer.encode(*records, kind=Message.QUERY, names=names, sequence=9)
 
 
-def test_query_finds_what_is_armed_and_changes_nothing(lane: Lane) -> None:
-    lane.batch(put(b"a", b"pay"), put(b"w", kind=TimeKind.WALL, delay_ns=SECOND_NS))
-    before = lane.core.image()
+def test_query_finds_what_is_armed_and_changes_nothing(peer: Peer) -> None:
+    peer.batch(put(b"a", b"pay"), put(b"w", kind=TimeKind.WALL, delay_ns=SECOND_NS))
+    before = peer.core.image()
     names = [(b"n", b""), (b"nowhere", b"t")]
-    reply = lane.ask(query(lane, get(b"a"), get(b"z"), get(b"a", name=1), get(b"w"), names=names))
+    reply = peer.ask(query(peer, get(b"a"), get(b"z"), get(b"a", name=1), get(b"w"), names=names))
     a, z, elsewhere, w = wire.decode_infos(reply.body, reply.records)
     assert (a.status, a.ticket, a.deadline_ns, a.wall_ns) == (Status.FOUND, 1, SECOND_NS, None)
     assert (a.namespace, a.topic, a.key, a.payload) == ("n", "t", "a", b"pay")
     assert z.status == elsewhere.status == Status.UNKNOWN
     assert (w.status, w.wall_ns) == (Status.FOUND, SECOND_NS)
-    assert lane.core.image() == before
+    assert peer.core.image() == before
     assert reply.sequence == 9
 
 
 def test_a_query_whose_answer_is_too_large(core: Core) -> None:
     core = Core(payload_bytes=1 << 20)
-    lane = Lane(core)
-    lane.batch(put(b"big", bytes(65536)))
-    reply = refused_and_untouched(lane, query(lane, *[get(b"big")] * 200))
+    peer = Peer(core)
+    peer.batch(put(b"big", bytes(65536)))
+    reply = refused_and_untouched(peer, query(peer, *[get(b"big")] * 200))
     assert reply.error == WireError.TOO_LARGE
-    assert len(lane.ask(query(lane, *[get(b"big")] * 100)).body) > 100 * 65536
+    assert len(peer.ask(query(peer, *[get(b"big")] * 100)).body) > 100 * 65536
 
 
 # ---- virtual time --------------------------------------------------------------------------
 
 
-def test_a_batch_for_a_later_time_waits_for_it(lane: Lane) -> None:
-    data = lane.encode(put(), at_ns=SECOND_NS)
-    before = lane.core.image()
-    assert lane.core.handle(data) == SECOND_NS
-    assert lane.core.image() == before
-    lane.core.advance(SECOND_NS)
-    assert statuses(lane.ask(data)) == [(Status.ADDED, 1)]
-    assert lane.core.get("k").deadline_ns == 2 * SECOND_NS
-    lane.core.advance(3 * SECOND_NS)
-    assert statuses(lane.ask(data)) == [(Status.ADDED, 1)]
+def test_a_batch_for_a_later_time_waits_for_it(peer: Peer) -> None:
+    data = peer.encode(put(), at_ns=SECOND_NS)
+    before = peer.core.image()
+    assert peer.core.handle(data) == SECOND_NS
+    assert peer.core.image() == before
+    peer.core.advance(SECOND_NS)
+    assert statuses(peer.ask(data)) == [(Status.ADDED, 1)]
+    assert peer.core.get("k").deadline_ns == 2 * SECOND_NS
+    peer.core.advance(3 * SECOND_NS)
+    assert statuses(peer.ask(data)) == [(Status.ADDED, 1)]
 
 
-def test_a_batch_for_the_past_or_for_a_real_clock_is_refused(lane: Lane) -> None:
-    lane.core.advance(SECOND_NS)
-    reply = refused_and_untouched(lane, lane.encode(put(), at_ns=5))
+def test_a_batch_for_the_past_or_for_a_real_clock_is_refused(peer: Peer) -> None:
+    peer.core.advance(SECOND_NS)
+    reply = refused_and_untouched(peer, peer.encode(put(), at_ns=5))
     assert (reply.error, reply.detail) == (WireError.CLOCK, (SECOND_NS, 5))
-    real = Lane(Core(clock_kind=lib.PG_CLOCK_BOOT))
+    real = Peer(Core(clock_kind=lib.PG_CLOCK_BOOT))
     assert refused_and_untouched(real, real.encode(put(), at_ns=5)).error == WireError.CLOCK
 
 
@@ -458,82 +458,82 @@ RECORD_BAD = {
 }
 
 
-def victim(lane: Lane) -> bytes:
+def victim(peer: Peer) -> bytes:
     """A valid batch: a put of key "kk" with 5 bytes, and a cancel."""
-    return lane.encode(put(b"kk", b"12345"), cancel(b"c"))
+    return peer.encode(put(b"kk", b"12345"), cancel(b"c"))
 
 
 @pytest.mark.parametrize("what", FRAME_BAD)
-def test_a_bad_frame_is_refused(lane: Lane, what: str) -> None:
+def test_a_bad_frame_is_refused(peer: Peer, what: str) -> None:
     patch, error = FRAME_BAD[what]
-    assert refused_and_untouched(lane, patch(victim(lane))).error == error
+    assert refused_and_untouched(peer, patch(victim(peer))).error == error
 
 
 @pytest.mark.parametrize("what", NAMES_BAD)
-def test_bad_names_are_refused(lane: Lane, what: str) -> None:
-    reply = refused_and_untouched(lane, NAMES_BAD[what](victim(lane)))
+def test_bad_names_are_refused(peer: Peer, what: str) -> None:
+    reply = refused_and_untouched(peer, NAMES_BAD[what](victim(peer)))
     assert (reply.error, reply.detail) == (WireError.MALFORMED, (NAMES_AT, 0))
 
 
 @pytest.mark.parametrize("what", RECORD_BAD)
-def test_a_bad_record_is_refused(lane: Lane, what: str) -> None:
-    reply = refused_and_untouched(lane, RECORD_BAD[what](victim(lane)))
+def test_a_bad_record_is_refused(peer: Peer, what: str) -> None:
+    reply = refused_and_untouched(peer, RECORD_BAD[what](victim(peer)))
     assert reply.error == WireError.MALFORMED
 
 
 @pytest.mark.parametrize("field", [(1, "B", 1), (6, "B", 1), (8, "<I", 1), (16, "<q", 1)])
-def test_a_cancel_says_nothing_of_puts(lane: Lane, field: tuple[int, str, int]) -> None:
+def test_a_cancel_says_nothing_of_puts(peer: Peer, field: tuple[int, str, int]) -> None:
     offset, form, value = field
-    bad = patched(RECORD_AT + 32 + offset, form, value)(victim(lane))
-    reply = refused_and_untouched(lane, bad)
+    bad = patched(RECORD_AT + 32 + offset, form, value)(victim(peer))
+    reply = refused_and_untouched(peer, bad)
     assert (reply.error, reply.detail) == (WireError.MALFORMED, (RECORD_AT + 32, 1))
 
 
-def test_every_truncation_and_every_addition_is_refused(lane: Lane) -> None:
-    whole = victim(lane)
+def test_every_truncation_and_every_addition_is_refused(peer: Peer) -> None:
+    whole = victim(peer)
     for length in range(len(whole)):
-        assert refused_and_untouched(lane, whole[:length]).error == WireError.MALFORMED
+        assert refused_and_untouched(peer, whole[:length]).error == WireError.MALFORMED
     for more in (1, 7, 8, 64):
-        assert refused_and_untouched(lane, whole + bytes(more)).error == WireError.MALFORMED
-    assert lane.ask(whole).error == 0
+        assert refused_and_untouched(peer, whole + bytes(more)).error == WireError.MALFORMED
+    assert peer.ask(whole).error == 0
 
 
-def test_wrong_lengths_of_the_small_messages(lane: Lane) -> None:
+def test_wrong_lengths_of_the_small_messages(peer: Peer) -> None:
     hello = wire.encode_hello(b"h" * 16)
     for data in (hello[:-1], hello + b"\0", hello[:64]):
-        assert refused_and_untouched(lane, data).error == WireError.MALFORMED
-    assert refused_and_untouched(lane, b"").error == WireError.MALFORMED
+        assert refused_and_untouched(peer, data).error == WireError.MALFORMED
+    assert refused_and_untouched(peer, b"").error == WireError.MALFORMED
 
 
-def test_a_message_beyond_the_bound(lane: Lane) -> None:
-    reply = refused_and_untouched(lane, victim(lane) + bytes(layout.MESSAGE_MAX))
+def test_a_message_beyond_the_bound(peer: Peer) -> None:
+    reply = refused_and_untouched(peer, victim(peer) + bytes(layout.MESSAGE_MAX))
     assert (reply.error, reply.detail[0]) == (WireError.TOO_LARGE, layout.MESSAGE_MAX)
 
 
-def test_random_bytes(lane: Lane) -> None:
+def test_random_bytes(peer: Peer) -> None:
     rng = random.Random(7)
     for _ in range(500):
-        refused_and_untouched(lane, rng.randbytes(rng.randrange(300)))
+        refused_and_untouched(peer, rng.randbytes(rng.randrange(300)))
 
 
-def test_random_bytes_behind_a_good_frame(lane: Lane) -> None:
+def test_random_bytes_behind_a_good_frame(peer: Peer) -> None:
     rng = random.Random(8)
-    lane.core.image()
+    peer.core.image()
     for _ in range(1000):
         names, length = rng.randrange(4), rng.randrange(200)
         head = wire.encode_frame(
-            rng.choice([Message.BATCH, Message.QUERY]), lane.session, 1,
+            rng.choice([Message.BATCH, Message.QUERY]), peer.session, 1,
             count=rng.randrange(4), names=names, names_bytes=8 * rng.randrange(5),
         )  # fmt: skip
-        refused_and_untouched(lane, head + rng.randbytes(length))
+        refused_and_untouched(peer, head + rng.randbytes(length))
 
 
 def test_every_mutation_of_one_byte_is_valid_or_refused() -> None:
     """Whatever one byte becomes: the batch is refused whole, or it is another valid batch."""
     core = Core(capacity=4, sessions=1, payload_bytes=4096, fanout=256, tick_ns=100_000_000)
-    lane = Lane(core)
-    lane.batch(put(b"kk", b"old"))
-    whole = lane.encode(
+    peer = Peer(core)
+    peer.batch(put(b"kk", b"old"))
+    whole = peer.encode(
         put(b"kk", b"12345", mode=PutMode.REPLACE), cancel(b"c"), names=[(b"nn", b"tt")]
     )
     state = (core.arena[:], core.private[:], bytes(core.handle_memory))

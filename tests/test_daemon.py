@@ -695,7 +695,7 @@ def test_every_bad_message_gets_its_error_and_changes_nothing(real: Daemon) -> N
         assert other.get("mine") is not None
 
 
-def test_bad_messages_on_the_admin_lane(real: Daemon) -> None:
+def test_bad_messages_on_the_admin_socket(real: Daemon) -> None:
     expected = {
         b"": raw.MALFORMED,
         raw.frame(raw.PING)[:-1]: raw.MALFORMED,
@@ -725,10 +725,12 @@ def test_parts_that_do_not_belong(real: Daemon) -> None:
     assert authoritative_state(real) == before
 
 
-@pytest.mark.parametrize("lane", ["cmd", "admin", "pub"])
-def test_a_message_past_8_mib_costs_its_sender_the_connection(lane: str, real: Daemon) -> None:
-    path: Path = getattr(real.paths, lane)
-    kind = zmq.XSUB if lane == "pub" else zmq.DEALER
+@pytest.mark.parametrize("socket_name", ["cmd", "admin", "pub"])
+def test_a_message_past_8_mib_costs_its_sender_the_connection(
+    socket_name: str, real: Daemon
+) -> None:
+    path: Path = getattr(real.paths, socket_name)
+    kind = zmq.XSUB if socket_name == "pub" else zmq.DEALER
     with Raw(path, patience_s=0.3, kind=kind) as client, shop() as other:
         client.send(bytes(9 << 20))
         with pytest.raises(zmq.Again):

@@ -336,7 +336,7 @@ class Controlled:
 
 @pytest.fixture
 def controlled(daemon_dir: Path) -> Iterator[Controlled]:
-    with zmq.Context() as context, closing(Controlled(context, daemon_dir / "lane")) as one:
+    with zmq.Context() as context, closing(Controlled(context, daemon_dir / "socket")) as one:
         yield one
 
 

@@ -14,7 +14,7 @@ from conftest import StartDaemon
 from core_driver import Core
 from purgatory_driver import Purgatory
 from real_daemon import Daemon, eventually
-from test_core_batch import Lane, put
+from test_core_batch import Peer, put
 from test_stages import handle
 from wal_driver import HEAD_BYTES, Redo, Snapshot, Wal, frames_of
 
@@ -204,9 +204,9 @@ def test_who_is_late_already_has_not_waited() -> None:
 
 def test_a_batch_leaves_its_stages() -> None:
     core = Core(clock_kind=lib.PG_CLOCK_BOOT)
-    lane = Lane(core)
-    lane.now_ns = 5 * MS
-    lane.ask(lane.encode(put()))
+    peer = Peer(core)
+    peer.now_ns = 5 * MS
+    peer.ask(peer.encode(put()))
     lib.pg_served(core.a, 8 * MS)
     assert of(core, Measured.REQUEST_QUEUE).count == 1
     assert of(core, Measured.LOCAL).sum_ns == of(core, Measured.BATCH_SERVICE).sum_ns == 3 * MS
@@ -218,9 +218,9 @@ def test_a_batch_leaves_its_stages() -> None:
 
 def test_what_is_no_batch_is_not_served() -> None:
     core = Core()
-    lane = Lane(core)
-    lane.batch(put())
-    lane.hello()
+    peer = Peer(core)
+    peer.batch(put())
+    peer.hello()
     lib.pg_served(core.a, 8 * MS)
     assert of(core, Measured.BATCH_SERVICE).count == of(core, Measured.LOCAL).count == 0
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from purgatoryd.daemon import commands, lanes
+from purgatoryd.daemon import commands, sockets
 from purgatoryd.daemon.pending_acks import PENDING_BYTES_MAX, PendingAcks
 from purgatoryd.shm_layout import wire
 from purgatoryd.shm_layout.arena import Handled
@@ -92,10 +92,10 @@ def test_what_the_disk_takes_is_of_the_response_queue(monkeypatch: pytest.Monkey
         now.ns += 7
         return True
 
-    asked = [lanes.Message(b"route", b"", 0, 0, 0, 0), None]
+    asked = [sockets.Message(b"route", b"", 0, 0, 0, 0), None]
     monkeypatch.setattr(commands, "boot_ns", lambda: now.ns)
-    monkeypatch.setattr(lanes, "receive", lambda lane: asked.pop(0))
-    monkeypatch.setattr(lanes, "send", takes)
+    monkeypatch.setattr(sockets, "receive", lambda socket: asked.pop(0))
+    monkeypatch.setattr(sockets, "send", takes)
     spans: list[tuple[Measured, int]] = []
     arena: Any = SimpleNamespace(
         handle=lambda *message: (Handled.REPLY, reply(1, Status.ADDED)), durable_lsn=5,
@@ -104,8 +104,8 @@ def test_what_the_disk_takes_is_of_the_response_queue(monkeypatch: pytest.Monkey
     )  # fmt: skip
     wal: Any = SimpleNamespace(committed_lsn=4, errno=0, replied=lambda *answer: None)
     access: Any = SimpleNamespace(may_connect=lambda uid, gid: True)
-    sockets: Any = SimpleNamespace(commands=None)
-    served = commands.Commands(arena, sockets, access, wal)
+    bound: Any = SimpleNamespace(commands=None)
+    served = commands.Commands(arena, bound, access, wal)
     served.serve()
     served.release()
     assert spans == []

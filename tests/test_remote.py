@@ -41,7 +41,7 @@ from purgatoryd.clients import (
 )
 from purgatoryd.clients.stream import Stream
 from purgatoryd.clients.times import boot_now_ns
-from purgatoryd.daemon import lanes
+from purgatoryd.daemon import sockets
 from purgatoryd.shm_layout import curve, wire
 from purgatoryd.shm_layout.errors import BadPath
 
@@ -95,12 +95,12 @@ def test_tcp_without_netlink_is_refused_before_libzmq_aborts(
 
     pair = curve.generate(tmp_path / "pair")
     monkeypatch.setattr(socket, "socket", refuse)
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as lane:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         with pytest.raises(BadPath, match="libzmq needs AF_NETLINK sockets: not supported"):
-            lanes._listen(lane, "tcp://127.0.0.1:1", pair, 1000)
+            sockets._listen(router, "tcp://127.0.0.1:1", pair, 1000)
         monkeypatch.undo()
         with pytest.raises(BadPath, match="cannot be bound: Cannot assign"):
-            lanes._listen(lane, "tcp://192.0.2.1:1", pair, 1000)
+            sockets._listen(router, "tcp://192.0.2.1:1", pair, 1000)
 
 
 def test_a_client_and_a_subscriber(place: Place) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from purgatoryd.daemon import commands, lanes
+from purgatoryd.daemon import commands, sockets
 from purgatoryd.daemon.commands import (
     OVERHEAD_BYTES,
     SHARE_NS,
@@ -16,13 +16,13 @@ from purgatoryd.daemon.commands import (
     TAKEN_PER_ITERATION,
     Commands,
 )
-from purgatoryd.daemon.lanes import Message
+from purgatoryd.daemon.sockets import Message
 from purgatoryd.shm_layout.arena import Handled
 
 ALICE, BOB = 61001, 61002
 
 
-class Lane:
+class Queue:
     """What came and was not taken, and who was answered, in order; each answer takes `cost_ns`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,11 +35,13 @@ class Lane:
         )
         wal: Any = SimpleNamespace(committed_lsn=0, replied=lambda *_: None)
         access: Any = SimpleNamespace(may_connect=lambda *_: True)
-        sockets: Any = SimpleNamespace(commands=None)
+        bound: Any = SimpleNamespace(commands=None)
         monkeypatch.setattr(commands, "boot_ns", lambda: self.now_ns)
-        monkeypatch.setattr(lanes, "receive", lambda _: self.came.popleft() if self.came else None)
-        monkeypatch.setattr(lanes, "send", lambda _, route, __: self.answered.append(route))
-        self.commands = Commands(arena, sockets, access, wal)
+        monkeypatch.setattr(
+            sockets, "receive", lambda _: self.came.popleft() if self.came else None
+        )
+        monkeypatch.setattr(sockets, "send", lambda _, route, __: self.answered.append(route))
+        self.commands = Commands(arena, bound, access, wal)
 
     def _handle(self, *_: object) -> tuple[Handled, memoryview]:
         self.now_ns += self.cost_ns
@@ -56,81 +58,81 @@ class Lane:
 
 
 @pytest.fixture
-def lane(monkeypatch: pytest.MonkeyPatch) -> Lane:
-    return Lane(monkeypatch)
+def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
+    return Queue(monkeypatch)
 
 
-def test_who_is_alone_has_the_whole_iteration(lane: Lane) -> None:
+def test_who_is_alone_has_the_whole_iteration(queue: Queue) -> None:
     for n in range(10):
-        lane.comes(ALICE, b"a%d" % n)
-    assert lane.iterate() == [b"a%d" % n for n in range(10)]
+        queue.comes(ALICE, b"a%d" % n)
+    assert queue.iterate() == [b"a%d" % n for n in range(10)]
 
 
-def meet(lane: Lane) -> None:
+def meet(queue: Queue) -> None:
     """Both were received."""
-    lane.comes(ALICE, b"a")
-    lane.comes(BOB, b"b")
-    lane.iterate()
+    queue.comes(ALICE, b"a")
+    queue.comes(BOB, b"b")
+    queue.iterate()
 
 
-def test_one_request_does_not_wait_for_each_of_anothers_connections(lane: Lane) -> None:
-    meet(lane)
+def test_one_request_does_not_wait_for_each_of_anothers_connections(queue: Queue) -> None:
+    meet(queue)
     for n in range(TAKEN_PER_ITERATION - 1):
-        lane.comes(ALICE, b"a%d" % n)
-    lane.comes(BOB, b"b")
-    assert lane.iterate() == [b"a0", b"b"]
-    lane.comes(BOB, b"b")
-    assert lane.iterate() == [b"a1", b"b"]
+        queue.comes(ALICE, b"a%d" % n)
+    queue.comes(BOB, b"b")
+    assert queue.iterate() == [b"a0", b"b"]
+    queue.comes(BOB, b"b")
+    assert queue.iterate() == [b"a1", b"b"]
 
 
-def test_what_waits_is_served_in_its_order_and_whole(lane: Lane) -> None:
-    meet(lane)
+def test_what_waits_is_served_in_its_order_and_whole(queue: Queue) -> None:
+    meet(queue)
     sent = [b"a%d" % (n % 3) for n in range(12)]
     for route in sent:
-        lane.comes(ALICE, route)
-    answered = [route for _ in sent for route in lane.iterate()]
+        queue.comes(ALICE, route)
+    answered = [route for _ in sent for route in queue.iterate()]
     assert sorted(answered) == sorted(sent)
-    assert lane.iterate() == []
-    assert not lane.commands.serve()
+    assert queue.iterate() == []
+    assert not queue.commands.serve()
 
 
-def test_shares_end_once_only_one_is_left(lane: Lane) -> None:
-    meet(lane)
-    lane.now_ns += SHARED_NS
+def test_shares_end_once_only_one_is_left(queue: Queue) -> None:
+    meet(queue)
+    queue.now_ns += SHARED_NS
     for n in range(10):
-        lane.comes(ALICE, b"a%d" % n)
-    lane.iterate()  # ALICE is another than the last one: both were at work just now
-    lane.now_ns += SHARED_NS
-    while lane.commands.serve():
+        queue.comes(ALICE, b"a%d" % n)
+    queue.iterate()  # ALICE is another than the last one: both were at work just now
+    queue.now_ns += SHARED_NS
+    while queue.commands.serve():
         pass
     for n in range(10):
-        lane.comes(ALICE, b"a%d" % n)
-    assert len(lane.iterate()) == 10
+        queue.comes(ALICE, b"a%d" % n)
+    assert len(queue.iterate()) == 10
 
 
-def test_what_waits_is_bounded(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
-    meet(lane)
+def test_what_waits_is_bounded(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    meet(queue)
     monkeypatch.setattr(commands, "WAITING_BYTES_MAX", 3 * (OVERHEAD_BYTES + 64))
     for n in range(10):
-        lane.comes(ALICE, b"a%d" % (n // 2))
-    lane.iterate()
-    assert lane.commands._waiting_bytes == 3 * (OVERHEAD_BYTES + 64)
-    while lane.commands.serve():
+        queue.comes(ALICE, b"a%d" % (n // 2))
+    queue.iterate()
+    assert queue.commands._waiting_bytes == 3 * (OVERHEAD_BYTES + 64)
+    while queue.commands.serve():
         pass
-    assert lane.commands._waiting_bytes == 0
+    assert queue.commands._waiting_bytes == 0
 
 
-def test_messages_of_one_peer_stay_in_order(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
-    meet(lane)
+def test_messages_of_one_peer_stay_in_order(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    meet(queue)
     bodies: list[int] = []
 
     def handle(body: bytes, *_: object) -> tuple[Handled, memoryview]:
         bodies.append(body[0])
-        return lane._handle()
+        return queue._handle()
 
-    monkeypatch.setattr(lane.commands._arena, "handle", handle)
+    monkeypatch.setattr(queue.commands._arena, "handle", handle)
     for n in range(50):
-        lane.came.append(Message(b"a", bytes([n, *bytes(63)]), ALICE, ALICE, 1, 0))
-    while lane.commands.serve():
+        queue.came.append(Message(b"a", bytes([n, *bytes(63)]), ALICE, ALICE, 1, 0))
+    while queue.commands.serve():
         pass
     assert bodies == [*range(50)]

@@ -90,14 +90,14 @@ class Remotes:
         return cls(curve.place(config.tcp), pair, path, curve.read_allowed(path))
 
 
-class Lane:
+class RequestSocket:
     """A ROUTER socket: requests of many peers, and their answers."""
 
     def __init__(
         self, socket: zmq.Socket[bytes], admission: AdmissionControl, sheds_over: int = MESSAGE_MAX
     ) -> None:
         """`sheds_over`: bytes; larger answers are dropped while memory is short."""
-        self.socket = socket
+        self.zmq_socket = socket
         self.admission = admission
         self.sheds_over = sheds_over
         self.fd = int(socket.getsockopt(zmq.FD))
@@ -110,10 +110,11 @@ class Lane:
         if self._overlong and not self._take_off():
             return None
         try:
-            size = self.socket.recv_into(self._route, flags=zmq.NOBLOCK)  # what is too long is cut
+            # what is too long is cut
+            size = self.zmq_socket.recv_into(self._route, flags=zmq.NOBLOCK)
         except zmq.Again:
             return None
-        body = self.socket.recv(copy=False)
+        body = self.zmq_socket.recv(copy=False)
         self._overlong = body.more and not self._take_off()
         if self._overlong or size > ROUTE_MAX:
             self.admission.offence(body, "more frames or a longer name than any client has")
@@ -124,10 +125,10 @@ class Lane:
 
     def _take_off(self) -> bool:
         """Drops the rest of a message, PARTS_MAX frames at a time. True = all is gone."""
-        return any(not self.socket.recv(copy=False).more for _ in range(PARTS_MAX))
+        return any(not self.zmq_socket.recv(copy=False).more for _ in range(PARTS_MAX))
 
 
-class Lanes:
+class Sockets:
     """Binds all sockets. They are used from one thread; nothing here ever blocks."""
 
     def __init__(self, paths: Paths, access: Access, remotes: Remotes | None = None) -> None:
@@ -142,8 +143,8 @@ class Lanes:
         self._zap = ZapHandler(self._context, self._admission, access, allowed)
         commands = self._bind(zmq.ROUTER, paths.cmd, REPLY_HWM, MESSAGE_MAX)
         admin = self._bind(zmq.ROUTER, paths.admin, REPLY_HWM, MESSAGE_MAX)
-        self.commands = Lane(commands, self._admission, LARGE_BYTES)
-        self.admin = Lane(admin, self._admission)
+        self.commands = RequestSocket(commands, self._admission, LARGE_BYTES)
+        self.admin = RequestSocket(admin, self._admission)
         self.notices = self._bind(zmq.XPUB, paths.pub, NOTICE_HWM, SUBSCRIPTION_MAX, access)
         self.notices_fd = int(self.notices.getsockopt(zmq.FD))
         self._sockets = (commands, admin, self.notices)
@@ -187,7 +188,7 @@ class Lanes:
         return [self.commands.fd, self.admin.fd, self.notices_fd, *self._watched]
 
     def pending(self, *, commands: bool) -> bool:
-        """True if a message waits, one on the command lane only if `commands`. Asking is needed
+        """True if a message waits, one on the command socket only if `commands`. Asking is needed
         before every sleep: the descriptors tell of changes only."""
         asked = self._sockets if commands else self._sockets[1:]
         return any(int(s.getsockopt(zmq.EVENTS)) & zmq.POLLIN for s in asked)
@@ -251,27 +252,27 @@ class Lanes:
                 path.unlink()
 
 
-def receive(lane: Lane) -> Message | None:
-    """The next request of a lane, None if there is none.
+def receive(socket: RequestSocket) -> Message | None:
+    """The next request of a socket, None if there is none.
 
     A request has exactly two frames, routing id and body; of one with more, the body is
     empty, which the decoder refuses.
     """
-    return lane.receive()
+    return socket.receive()
 
 
-def reply(lane: Lane, message: Message, body: Any) -> None:
+def reply(socket: RequestSocket, message: Message, body: Any) -> None:
     """Answers a request."""
-    send(lane, message.route, body)
+    send(socket, message.route, body)
 
 
-def send(lane: Lane, route: bytes, body: Any) -> bool:
+def send(socket: RequestSocket, route: bytes, body: Any) -> bool:
     """Sends to a peer. One that is gone, or does not read, loses it and asks again; so does one
     whose answer is large while memory is short. False = it is known to be lost."""
-    if len(body) > lane.sheds_over and lane.admission.memory_is_short():
+    if len(body) > socket.sheds_over and socket.admission.memory_is_short():
         return False
     try:
-        lane.socket.send_multipart([route, body], zmq.NOBLOCK)
+        socket.zmq_socket.send_multipart([route, body], zmq.NOBLOCK)
     except zmq.Again:
         return False
     return True
