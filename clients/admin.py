@@ -68,14 +68,14 @@ class Admin(Closing):
         table = self._table()
         if table is None:
             return self._advance(to_ns, timeout)
-        tails: dict[tuple[str, str], tuple[int, int]] = {}
+        newest: dict[tuple[str, str], tuple[int, int]] = {}
         for shard in self._all(table):
-            tails |= shard._advance(to_ns, timeout)
-        return tails
+            newest |= shard._advance(to_ns, timeout)
+        return newest
 
     def _advance(self, to_ns: int, timeout: float | None) -> dict[tuple[str, str], tuple[int, int]]:
         reply = self._call(Message.ADVANCE, to_ns, timeout)
-        return wire.decode_tails(reply.body, reply.records)
+        return wire.decode_newest_sequences(reply.body, reply.records)
 
     def create_namespace(
         self, namespace: str, partitions: int = 1, *, timeout: float | None = None

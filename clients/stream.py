@@ -89,7 +89,7 @@ class Stream:
         self._ready: deque[Notice | Lagged] = deque()
         self.stream_id = self._reader.stream_id if self._reader else 0
         """Of the notice that pop() returned last, too."""
-        for topic, (incarnation, sequence) in self._tails().items():
+        for topic, (incarnation, sequence) in self._newest_sequences().items():
             first = 1 if whole else sequence + 1
             self._positions[topic] = Position(topic, incarnation, first)
         for topic in topics or ():
@@ -132,7 +132,7 @@ class Stream:
         """Looks in the arena for notices that no message has announced."""
         if not self._current(self.stream_id):
             self._follow()
-        for topic, (incarnation, sequence) in self._tails().items():
+        for topic, (incarnation, sequence) in self._newest_sequences().items():
             position = self._position(topic)
             self._adopt(position, incarnation)
             if sequence >= position.next:
@@ -238,9 +238,9 @@ class Stream:
 
     # ---- which stream this is ------------------------------------------------------------------
 
-    def _tails(self) -> dict[str, tuple[int, int]]:
-        tails = self._reader.tails(self._namespace) if self._reader else {}
-        return {t: v for t, v in tails.items() if self._topics is None or t in self._topics}
+    def _newest_sequences(self) -> dict[str, tuple[int, int]]:
+        newest = self._reader.newest_sequences(self._namespace) if self._reader else {}
+        return {t: v for t, v in newest.items() if self._topics is None or t in self._topics}
 
     def _position(self, topic: str) -> Position:
         position = self._positions.get(topic)

@@ -24,7 +24,7 @@ from purgatoryd.shm_layout.arena import NONE_NS, Arena
 from purgatoryd.shm_layout.layout import Measured
 
 HEARTBEAT_NS = 1_000_000_000
-TAILS_FOR_NS = 30 * HEARTBEAT_NS
+TAIL_HEARTBEATS_FOR_NS = 30 * HEARTBEAT_NS
 """How long after its last notice a topic gets tail heartbeats."""
 INBOX_AGAIN_NS = HEARTBEAT_NS
 """After how long without an acknowledgement outcomes are sent again."""
@@ -186,7 +186,9 @@ class Reaper:
 
     def _heartbeat(self, real_ns: int) -> None:
         self._next_heartbeat_ns = real_ns + self._heartbeat_ns
-        self._sent += self._sockets.publish(self.arena.tails(real_ns - TAILS_FOR_NS))
+        self._sent += self._sockets.publish(
+            self.arena.tail_heartbeats(real_ns - TAIL_HEARTBEATS_FOR_NS)
+        )
         self.arena.inbox_again(0, real_ns - INBOX_AGAIN_NS)
         self._unswept = min(SWEEP_PER_HEARTBEAT, self.arena.watermarks_to_sweep)
         self.arena.sweep_bulk_loads(real_ns, self._bulk_load_ttl_ns)

@@ -210,7 +210,7 @@ uint32_t pg_notices(struct pg_arena *a, void *out, uint64_t out_bytes, struct pg
 void pg_published(struct pg_arena *a, uint64_t upto, int64_t built_boot_ns,
                   int64_t handed_boot_ns);
 /* Tail heartbeats of topics that changed since `since_boot_ns`, from row *cursor on. */
-uint32_t pg_tails(struct pg_arena *a, int64_t since_boot_ns, uint32_t *cursor, void *out,
+uint32_t pg_tail_heartbeats(struct pg_arena *a, int64_t since_boot_ns, uint32_t *cursor, void *out,
                   uint64_t out_bytes, struct pg_part *parts, uint32_t parts_max);
 
 /* ---- inboxes (inbox.c) ----------------------------------------------------------------- */

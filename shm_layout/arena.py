@@ -665,10 +665,10 @@ class Arena(_Owned):
         when the first was there, and when the socket had the last."""
         lib.pg_replied(self._a, session, sequence, count, built_boot_ns, handed_boot_ns)
 
-    def tails(self, since_boot_ns: int) -> Iterator[Outgoing]:
+    def tail_heartbeats(self, since_boot_ns: int) -> Iterator[Outgoing]:
         """Tail heartbeats of the topics that changed since then (real boot clock)."""
         cursor = ffi.new("uint32_t *")
-        while count := lib.pg_tails(
+        while count := lib.pg_tail_heartbeats(
             self._a, since_boot_ns, cursor, self._out_base, len(self._out), self._parts, self.PARTS
         ):
             yield from self._outgoing(count)
@@ -716,7 +716,7 @@ class Reader(Handle):
 
     # ---- topics ----
 
-    def tails(self, namespace: str) -> dict[str, tuple[int, int]]:
+    def newest_sequences(self, namespace: str) -> dict[str, tuple[int, int]]:
         """Of each topic of the namespace: its incarnation and newest sequence."""
         row = self._namespace_row(namespace)
         return {

@@ -393,18 +393,18 @@ def decode_bulk_load(body: bytes) -> BulkLoadInfo:
     return BulkLoadInfo(bulk_load, fencing_token, rows, upto, following, uid, state, blocks)
 
 
-def decode_tails(body: bytes, count: int) -> dict[tuple[str, str], tuple[int, int]]:
+def decode_newest_sequences(body: bytes, count: int) -> dict[tuple[str, str], tuple[int, int]]:
     """An ADVANCE's reply: (namespace, topic) -> (incarnation, sequence of the newest)."""
-    tails, at = {}, 0
+    newest, at = {}, 0
     for _ in range(count):
         _need("tail", body, at, TAIL.size)
         sequence, incarnation, namespace_len, topic_len = TAIL.unpack_from(body, at)
         ends = _ends(at + TAIL.size, (namespace_len, topic_len))
         _need("tail's names", body, at, ends[-1] - at)
         namespace, topic = (part.decode(errors="surrogateescape") for part in _cut(body, ends))
-        tails[namespace, topic] = (incarnation, sequence)
+        newest[namespace, topic] = (incarnation, sequence)
         at = ends[-1]
-    return tails
+    return newest
 
 
 def _ends(start: int, lengths: Sequence[int]) -> list[int]:

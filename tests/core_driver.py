@@ -320,10 +320,10 @@ class Core:
             *wire.decode_topic_frame(subject), head, wire.decode_notices(body, head.records)
         )
 
-    def tails(self, since_boot_ns: int, parts_max: int = 64) -> list[Part]:
+    def tail_heartbeats(self, since_boot_ns: int, parts_max: int = 64) -> list[Part]:
         cursor, parts = ffi.new("uint32_t *"), ffi.new("struct pg_part[]", parts_max)
         found: list[Part] = []
-        while count := lib.pg_tails(
+        while count := lib.pg_tail_heartbeats(
             self.a, since_boot_ns, cursor, ffi.from_buffer(self._out), len(self._out), parts,
             parts_max,
         ):  # fmt: skip

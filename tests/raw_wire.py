@@ -55,15 +55,15 @@ class Answer(NamedTuple):
         return self.body[0], self.body[_INFO.size :]
 
     @property
-    def tails(self) -> dict[tuple[bytes, bytes], int]:
+    def newest_sequences(self) -> dict[tuple[bytes, bytes], int]:
         """(namespace, topic) -> newest sequence, of an ADVANCE."""
-        tails, at = {}, 0
+        newest, at = {}, 0
         for _ in range(self.records):
             sequence, _, n, t = _TAIL.unpack_from(self.body, at)
             names = self.body[at + _TAIL.size : at + _TAIL.size + n + t]
-            tails[names[:n], names[n:]] = sequence
+            newest[names[:n], names[n:]] = sequence
             at += _TAIL.size + n + t
-        return tails
+        return newest
 
 
 def frame(

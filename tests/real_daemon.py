@@ -177,7 +177,7 @@ def stats(daemon: Daemon) -> dict[str, int]:
 
 def notices(reader: Reader, namespace: str, topic: str, first: int = 1) -> list[wire.RawNotice]:
     """All notices of a topic from sequence `first` on, from the replay buffer; none may be lost."""
-    _, last = reader.tails(namespace)[topic]
+    _, last = reader.newest_sequences(namespace)[topic]
     lost, bodies = reader.replay(namespace, topic, first, last)
     assert lost == first - 1
     heads = [(body, wire.decode_notice_head(body)) for body in bodies]
@@ -188,7 +188,9 @@ def sent(daemon: Daemon, namespace: str) -> int:
     """Notices of a namespace that the socket has; 0 while any notice waits for it."""
     with contextlib.closing(Reader.attach(daemon.paths)) as reader:
         waiting = reader.header.replay_tail - reader.header.published
-        return 0 if waiting else sum(last for _, last in reader.tails(namespace).values())
+        return (
+            0 if waiting else sum(last for _, last in reader.newest_sequences(namespace).values())
+        )
 
 
 def wal_frames(folder: Path) -> list[Frame]:

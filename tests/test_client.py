@@ -369,8 +369,8 @@ def test_at_applies_calls_at_their_time(virtual: Client, admin: Admin) -> None:
                 virtual.cancel(f"k{second - 5}", wait=False)
         virtual.at(None)
         virtual.flush()
-        tails = admin.advance(600 * 10**9)
-        notices = take(subscriber, tails["shop", "t"][1])
+        newest = admin.advance(600 * 10**9)
+        notices = take(subscriber, newest["shop", "t"][1])
     late = [n.key for n in notices]
     assert late == [f"k{s}" for s in range(1, 500) if s % 2 or s > 494]
 

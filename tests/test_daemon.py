@@ -844,7 +844,7 @@ def test_a_draining_daemon_arms_nothing_and_ends_when_nothing_is_armed(real: Dae
     assert real.process.wait(PATIENCE_S) == 0
     real.start()
     topics = Reader.attach(real.paths)
-    assert set(topics.tails("shop")) == {"t"}
+    assert set(topics.newest_sequences("shop")) == {"t"}
     topics.close()
     with shop() as client:
         client.add("again", delay=HOUR_S)  # the wish to drain went with the process
@@ -920,13 +920,13 @@ def test_advance_answers_after_all_that_is_due_was_sent(daemon: StartDaemon) -> 
              "topic": [f"t{t // 1_000_000 % 3}" for t in times]}
         )  # fmt: skip
         assert subscriber.get(0) is None
-        tails = admin.advance(1_500_500_000)
-        assert {t: s for (_, t), (_, s) in tails.items()} == {"t0": 500, "t1": 500, "t2": 500}
+        newest = admin.advance(1_500_500_000)
+        assert {t: s for (_, t), (_, s) in newest.items()} == {"t0": 500, "t1": 500, "t2": 500}
         first = take(subscriber, 1500)
         assert sorted(n.deadline_boot_ns for n in first) == times[:1500]
         assert all(0 <= n.structural_lateness_ns < 65_536 for n in first)
-        tails = admin.advance(10**12)
-        assert {s for _, s in tails.values()} == {1000}
+        newest = admin.advance(10**12)
+        assert {s for _, s in newest.values()} == {1000}
         assert len(take(subscriber, 1500)) == 1500
         assert subscriber.get(0) is None
 
@@ -944,7 +944,9 @@ def test_a_virtual_clock_does_not_go_back(daemon: StartDaemon) -> None:
             refused = client.ask(raw.batch(client.session, 2, [raw.put(b"x")], at_ns=at_ns))
             assert (refused.error, refused.detail) == (raw.CLOCK, (5_000_000, at_ns % 2**64))
         assert authoritative_state(real) == before
-        assert admin.ask(raw.frame(raw.ADVANCE, at_ns=6_000_000)).tails == {(b"raw", b"topic"): 1}
+        assert admin.ask(raw.frame(raw.ADVANCE, at_ns=6_000_000)).newest_sequences == {
+            (b"raw", b"topic"): 1
+        }
         with pytest.raises(MessageRefused) as caught, Admin("demo") as other:
             other.advance(1)
         assert caught.value.name == "CLOCK"
@@ -955,7 +957,10 @@ def test_a_virtual_clock_reaches_its_end(daemon: StartDaemon) -> None:
     with Raw(real.paths.cmd) as client, Raw(real.paths.admin) as admin:
         client.hello()
         client.batch(raw.put(b"k", 2**62), raw.put(b"end", 2**63 - 1))
-        assert admin.ask(raw.frame(raw.ADVANCE, at_ns=2**63 - 1)).tails[b"raw", b"topic"] >= 1
+        assert (
+            admin.ask(raw.frame(raw.ADVANCE, at_ns=2**63 - 1)).newest_sequences[b"raw", b"topic"]
+            >= 1
+        )
         assert client.batch(raw.put(b"x", 0), at_ns=2**63 - 1).statuses == [raw.ADDED]
         assert client.batch(raw.put(b"y", 1)).statuses == [24]
 

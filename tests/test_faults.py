@@ -221,7 +221,9 @@ def known(paths: Paths) -> set[int]:
     reader = Reader.attach(paths)
     try:
         armed = {info.ticket for info in infos(reader)}
-        fired = [n for topic in reader.tails("raw") for n in notices(reader, "raw", topic)]
+        fired = [
+            n for topic in reader.newest_sequences("raw") for n in notices(reader, "raw", topic)
+        ]
         return armed | {n.ticket for n in fired}
     finally:
         reader.close()

@@ -102,7 +102,7 @@ def test_what_was_published_survives_kills_and_reboots(
     with Admin("demo", timeout=PATIENCE_S) as admin:
         assert publish(admin, "after") > ticket
     with closing(Reader.attach(real.paths)) as reader:
-        _, newest = reader.tails(EVENTS_NAMESPACE)[EVENTS_TOPIC]
+        _, newest = reader.newest_sequences(EVENTS_NAMESPACE)[EVENTS_TOPIC]
     assert newest > 2, "sequences go on"  # two and what the daemon says of its own state
     assert [n.key for n in in_replay_buffer(real, first=newest)] == ["after"]
 

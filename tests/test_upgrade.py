@@ -130,7 +130,7 @@ def what_is_armed_stays(reader: Reader, was: dict[str, Any], shift_ns: int = 0) 
 
 def of_itself(reader: Reader) -> int:
     """Notices by which daemons reported their own state since the arena is one of this version."""
-    return reader.tails(EVENTS_NAMESPACE)[EVENTS_TOPIC][1]
+    return reader.newest_sequences(EVENTS_NAMESPACE)[EVENTS_TOPIC][1]
 
 
 def what_came_due_fires(
@@ -265,7 +265,7 @@ def test_a_stored_arena_gets_a_wal(
 
 def operations_wait_for_their_watermarks(reader: Reader) -> None:
     """Their owner is gone: those that owe a notice tell by it how they ended."""
-    _, last = reader.tails("n")["t"]
+    _, last = reader.newest_sequences("n")["t"]
     with Purgatory("demo", namespace="n", timeout=PATIENCE_S) as other:
         ended = [
             other.advance(b"a", 9), other.advance(b"b", 1), other.bump(b"c", 3),

@@ -160,7 +160,7 @@ def test_garbage_is_a_protocol_error_or_nothing(data: bytes) -> None:
         wire.decode_notice_head,
         wire.decode_topic_frame,
         lambda d: wire.decode_infos(d, 3),
-        lambda d: wire.decode_tails(d, 3),
+        lambda d: wire.decode_newest_sequences(d, 3),
         lambda d: wire.decode_notices(d, 3),
         lambda d: wire.check_results(d, 3),
     ):

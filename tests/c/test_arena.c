@@ -241,7 +241,7 @@ static void step_read(struct world *w)
               sizeof(struct pg_notices) + rng_below(&w->rng, OUT / 2), &lost, &got);
     CHECK(lost + 1 >= first && got >= lost);
     cursor = 0;
-    pg_tails(w->a, 0, &cursor, w->out, OUT, parts, 8);
+    pg_tail_heartbeats(w->a, 0, &cursor, w->out, OUT, parts, 8);
 }
 
 static void derived_damage(struct world *w)

@@ -352,9 +352,9 @@ static void a_topic_that_changed_lately_is_reported(void)
     uint32_t cursor = 0;
     arena_open(1, 0);
     publish('t');
-    CHECK_EQUAL(pg_tails(a, now_s * SECOND, &cursor, reply, sizeof reply, &part, 1), 1);
+    CHECK_EQUAL(pg_tail_heartbeats(a, now_s * SECOND, &cursor, reply, sizeof reply, &part, 1), 1);
     cursor = 0;
-    CHECK_EQUAL(pg_tails(a, now_s * SECOND + 1, &cursor, reply, sizeof reply, &part, 1), 0);
+    CHECK_EQUAL(pg_tail_heartbeats(a, now_s * SECOND + 1, &cursor, reply, sizeof reply, &part, 1), 0);
     arena_close();
 }
 

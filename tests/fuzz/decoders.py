@@ -112,7 +112,7 @@ TARGETS: tuple[Callable[[bytes], object], ...] = (
     raw,
     counted(wire.decode_infos),
     counted(wire.decode_outcomes),
-    counted(wire.decode_tails),
+    counted(wire.decode_newest_sequences),
     wire.decode_ended,
     wire.decode_verdict,
     wire.decode_welcome,

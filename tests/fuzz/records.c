@@ -260,7 +260,7 @@ static void read_all(struct world *w, struct input *in)
     uint64_t upto, lost, got, positions[16];
     uint32_t cursor = 0;
     pg_notices(w->a, w->reply, PG_MESSAGE_MAX, parts, 8, &upto);
-    pg_tails(w->a, 0, &cursor, w->reply, PG_MESSAGE_MAX, parts, 8);
+    pg_tail_heartbeats(w->a, 0, &cursor, w->reply, PG_MESSAGE_MAX, parts, 8);
     cursor = 0;
     pg_scan(w->a, &cursor, 64, w->reply, PG_MESSAGE_MAX);
     const uint64_t first = 1 + take_byte(in) % 16;
