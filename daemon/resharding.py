@@ -49,7 +49,7 @@ from purgatoryd.shm_layout.errors import (
     WalMismatch,
 )
 from purgatoryd.shm_layout.layout import ArenaState, is_reserved
-from purgatoryd.shm_layout.merge import Census, Route, census, merge
+from purgatoryd.shm_layout.merge import NamespaceStats, Route, merge, namespace_stats
 from purgatoryd.shm_layout.paths import SHARDS_MAX, Paths, arena_end, paths_in
 from purgatoryd.shm_layout.predecessors import Predecessors, write_predecessors
 from purgatoryd.shm_layout.shards import ALONE, Placement, ShardTable
@@ -99,7 +99,7 @@ def _reshard(resharding: Resharding, old: ShardTable, count: int) -> ShardTable:
     new = ShardTable(old.name, old.version + 1, old.shard_generation + 1, count)
     with contextlib.ExitStack() as held:
         sources = list(_sources(resharding, old, held))
-        have = [census(arena) if arena else {} for arena in sources]
+        have = [namespace_stats(arena) if arena else {} for arena in sources]
         if old.shard_generation == ALONE:
             old = replace(old, placements=_born(have[0]))
         new = replace(new, placements=_placed(old, new))
@@ -118,7 +118,7 @@ def _reshard(resharding: Resharding, old: ShardTable, count: int) -> ShardTable:
         return new
 
 
-def _born(found: Mapping[str, Census]) -> dict[str, Placement]:
+def _born(found: Mapping[str, NamespaceStats]) -> dict[str, Placement]:
     """The namespaces of a daemon alone: no table has them."""
     return {name: Placement(name, (0,)) for name in found if not is_reserved(name)}
 
@@ -153,7 +153,7 @@ def _records(
 
 
 def _routes(
-    old: ShardTable, new: ShardTable, shard: int, found: Mapping[str, Census]
+    old: ShardTable, new: ShardTable, shard: int, found: Mapping[str, NamespaceStats]
 ) -> dict[str, Route]:
     """Where what `shard` has goes to. Raises Unplaceable."""
     return {
@@ -163,7 +163,9 @@ def _routes(
     }
 
 
-def _route(old: ShardTable, new: ShardTable, shard: int, name: str, found: Census) -> Route | None:
+def _route(
+    old: ShardTable, new: ShardTable, shard: int, name: str, found: NamespaceStats
+) -> Route | None:
     """None: it is not this shard's, and has nothing there.
 
     What a daemon tells of itself is in no table, and goes on where its place is now.
@@ -183,7 +185,7 @@ def _route(old: ShardTable, new: ShardTable, shard: int, name: str, found: Censu
     return Route(new.placements[name].shards, anew=was.partitions > 1)
 
 
-def _refuse_other_settings(old: ShardTable, have: Sequence[Mapping[str, Census]]) -> None:
+def _refuse_other_settings(old: ShardTable, have: Sequence[Mapping[str, NamespaceStats]]) -> None:
     """Parts of one namespace may meet in one arena."""
     for name, was in old.placements.items():
         shards = [shard for shard in sorted({*was.shards}) if name in have[shard]]
@@ -202,7 +204,7 @@ def _made(
     new: ShardTable,
     sources: Sequence[tuple[Arena, Mapping[str, Route]]],
     predecessors: Predecessors,
-) -> Iterator[dict[str, Census]]:
+) -> Iterator[dict[str, NamespaceStats]]:
     """Makes the arenas of the next shard generation, one after the other; what each of them has."""
     arenas = [arena for arena, _ in sources]
     same = _identity(resharding.config, arenas)
@@ -235,7 +237,9 @@ def _identity(config: Config, sources: Sequence[Arena]) -> dict[str, Any]:
     return same
 
 
-def _finished(arena: Arena, opening: Opening, predecessors: Predecessors) -> dict[str, Census]:
+def _finished(
+    arena: Arena, opening: Opening, predecessors: Predecessors
+) -> dict[str, NamespaceStats]:
     """Rebuilt, checked, and with a WAL so begun that it can be recovered from."""
     virtual = opening.config.clock == "virtual"
     arena.rebuild(int(arena.header.now_ns) if virtual else boot_ns())
@@ -246,14 +250,14 @@ def _finished(arena: Arena, opening: Opening, predecessors: Predecessors) -> dic
         end = Walk.before(arena)
         GroupCommit(arena, opening.wal, opening.config.wal_segment_bytes, end).close()
     arena.set_state(ArenaState.READY)
-    return census(arena)
+    return namespace_stats(arena)
 
 
 def _verify(
     old: ShardTable,
-    have: Sequence[Mapping[str, Census]],
+    have: Sequence[Mapping[str, NamespaceStats]],
     routes: Sequence[Mapping[str, Route]],
-    made: Sequence[Mapping[str, Census]],
+    made: Sequence[Mapping[str, NamespaceStats]],
 ) -> None:
     """All that went is there, once. Raises ArenaBroken."""
     before = _total(
@@ -262,21 +266,23 @@ def _verify(
     after = _total(made)
     anew = {name for r in routes for name, route in r.items() if route.anew}
     for name in before:
-        was, now = (_kept(one.get(name, Census()), anew=name in anew) for one in (before, after))
+        was, now = (
+            _kept(one.get(name, NamespaceStats()), anew=name in anew) for one in (before, after)
+        )
         if was != now:
             what = f"what namespace {name!r} has is not what it had"
             raise ArenaBroken("reshard", what, 0, was.digest, now.digest)
 
 
-def _total(parts: Iterable[Mapping[str, Census]]) -> dict[str, Census]:
-    total: dict[str, Census] = {}
+def _total(parts: Iterable[Mapping[str, NamespaceStats]]) -> dict[str, NamespaceStats]:
+    total: dict[str, NamespaceStats] = {}
     for part in parts:
         for name, found in part.items():
-            total[name] = total.get(name, Census()) + found
+            total[name] = total.get(name, NamespaceStats()) + found
     return total
 
 
-def _kept(found: Census, *, anew: bool) -> Census:
+def _kept(found: NamespaceStats, *, anew: bool) -> NamespaceStats:
     """What has to stay the same: of a partitioned namespace each part has topics of its own, and
     learns all of a bulk load."""
     return replace(found, topics=0, streams=0, bulk_loads=0) if anew else found

@@ -76,7 +76,8 @@ int pg_check(struct pg_arena *a, struct pg_fault *fault);
 /* Holds on a live arena too, from a reader. */
 int pg_check_live(const struct pg_arena *a, struct pg_fault *fault);
 
-/* ---- shards (merge.c, census.c) -------------------------------------------------------- */
+/* ---- shards (merge.c, namespace_stats.c) --------------------------------------------------------
+ * */
 
 /* The partition that a key is in: CRC-32C of its bytes, modulo. */
 uint32_t pg_partition(const void *key, uint64_t bytes, uint32_t partitions);
@@ -101,7 +102,7 @@ struct pg_source {                /* an arena, attached with its private arena f
 int pg_merge(struct pg_arena *to, struct pg_source *sources, uint32_t count,
               struct pg_fault *why);
 
-struct pg_census {                /* what a namespace has in one arena */
+struct pg_namespace_stats {       /* what a namespace has in one arena */
     uint64_t timers, parked, operations, outcomes, watermarks;
     uint64_t notices;             /* not sent yet */
     uint64_t bulk_loads;
@@ -113,7 +114,7 @@ struct pg_census {                /* what a namespace has in one arena */
 };
 /* By row of the namespaces, of an arena that nobody changes meanwhile. Refuses an outcome whose
  * namespace nobody can tell. */
-int pg_census(const struct pg_arena *a, struct pg_census *rows, struct pg_fault *why);
+int pg_namespace_stats(const struct pg_arena *a, struct pg_namespace_stats *rows, struct pg_fault *why);
 
 /* ---- time (timers.c) --------------------------------------------------------------- */
 

@@ -22,8 +22,8 @@
  * once
  *   migrate.c     authoritative state into other sizes                     publish.c  notices
  * without a timer
- *   merge.c       authoritative state of several arenas into one of them   census.c   what a
- * namespace has
+ *   merge.c       authoritative state of several arenas into one of them   namespace_stats.c   what
+ * a namespace has
  *   wal_buffer.c       the WAL's ring                         frames.c   what a frame says
  *   snapshot.c    authoritative state -> frames                            redo.c     frames ->
  * authoritative state

@@ -29,8 +29,8 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
-class Census:
-    """What a namespace has: struct pg_census, of one arena or added up over several."""
+class NamespaceStats:
+    """What a namespace has: struct pg_namespace_stats, of one arena or added up over several."""
 
     timers: int = 0
     parked: int = 0
@@ -44,11 +44,11 @@ class Census:
     settings: int = 0
     streams: int = 0
 
-    def __add__(self, other: Census) -> Census:
+    def __add__(self, other: NamespaceStats) -> NamespaceStats:
         """Of both; the settings are this one's, unless it has none."""
         pairs = zip(astuple(self), astuple(other), strict=True)
         total = dict(zip(_FIELDS, ((a + b) % _WORD for a, b in pairs), strict=True))
-        return Census(**total | {"settings": self.settings or other.settings})
+        return NamespaceStats(**total | {"settings": self.settings or other.settings})
 
     @property
     def empty(self) -> bool:
@@ -56,17 +56,17 @@ class Census:
         return not any((self.digest, self.streams, self.topics, self.bulk_loads))
 
 
-_FIELDS = tuple(field.name for field in fields(Census))
+_FIELDS = tuple(field.name for field in fields(NamespaceStats))
 
 
-def census(arena: Arena) -> dict[str, Census]:
+def namespace_stats(arena: Arena) -> dict[str, NamespaceStats]:
     """By the names of its namespaces. Nobody may change the arena meanwhile. Raises ArenaBroken."""
-    rows = ffi.new("struct pg_census[]", arena.header.regions[lib.PG_R_NAMESPACES].count)
+    rows = ffi.new("struct pg_namespace_stats[]", arena.header.regions[lib.PG_R_NAMESPACES].count)
     fault = ffi.new("struct pg_fault *")
-    if not lib.pg_census(arena.struct, rows, fault):
+    if not lib.pg_namespace_stats(arena.struct, rows, fault):
         raise broken(fault)
     return {
-        namespace.name: Census(*(int(getattr(rows[row], name)) for name in _FIELDS))
+        namespace.name: NamespaceStats(*(int(getattr(rows[row], name)) for name in _FIELDS))
         for row, namespace in arena.namespaces().items()
     }
 

@@ -25,7 +25,7 @@ from shards_driver import (
 from purgatoryd.shm_layout._core import lib
 from purgatoryd.shm_layout.errors import ArenaBroken, MessageRefused
 from purgatoryd.shm_layout.layout import Status, TimeKind
-from purgatoryd.shm_layout.merge import Census, Route, census, merge
+from purgatoryd.shm_layout.merge import NamespaceStats, Route, merge, namespace_stats
 
 Placements = Mapping[bytes, tuple[int, ...]]
 
@@ -56,13 +56,13 @@ def resharded(old: Shards, count: int, to: Placements, **sizes: Any) -> Shards:
     return new
 
 
-def total(shards: Shards) -> dict[str, Census]:
+def total(shards: Shards) -> dict[str, NamespaceStats]:
     """What each namespace has in all shards together, but for what a partitioned one has in
     each."""
-    found: dict[str, Census] = {}
+    found: dict[str, NamespaceStats] = {}
     for core in shards.cores:
-        for name, one in census(as_arena(core)).items():
-            found[name] = found.get(name, Census()) + one
+        for name, one in namespace_stats(as_arena(core)).items():
+            found[name] = found.get(name, NamespaceStats()) + one
     return {name: one for name, one in found.items() if name != PARTS.decode()}
 
 
@@ -331,13 +331,13 @@ def test_a_namespace_without_a_route_stays() -> None:
     assert {row.namespace for row in new.topic_rows().values()} == {b"n"}
 
 
-def test_a_census_sees_every_change() -> None:
+def test_namespace_statistics_show_every_change() -> None:
     core = Purgatory(**SIZES)
     owner = Owner(core)
-    seen = [census(as_arena(core)).get("n", Census())]
+    seen = [namespace_stats(as_arena(core)).get("n", NamespaceStats())]
 
     def changed() -> None:
-        seen.append(census(as_arena(core))["n"])
+        seen.append(namespace_stats(as_arena(core))["n"])
         assert len({*seen}) == len(seen)
 
     for step in (

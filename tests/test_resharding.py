@@ -55,7 +55,7 @@ from purgatoryd.shm_layout.errors import (
     WalMismatch,
 )
 from purgatoryd.shm_layout.layout import ArenaState, DaemonState, Status
-from purgatoryd.shm_layout.merge import Census, census
+from purgatoryd.shm_layout.merge import NamespaceStats, namespace_stats
 from purgatoryd.shm_layout.paths import Paths, paths_in
 from purgatoryd.shm_layout.shards import Placement, ShardTable, alone, read_table, write_table
 from purgatoryd.shm_layout.wal import GroupCommit, Walk, segments, uuid_of
@@ -186,10 +186,10 @@ class Deployment:
         """The names of what there is in shared memory."""
         return {path.name for path in shm.MOUNT.glob(f"purgatoryd.demo*{self.suffix}*")}
 
-    def all_there_is(self) -> tuple[set[str], ShardTable | None, list[dict[str, Census]]]:
+    def all_there_is(self) -> tuple[set[str], ShardTable | None, list[dict[str, NamespaceStats]]]:
         """Arena files, table, and what is in them."""
         with self.opened(commit=True) as shards:
-            found = [census(as_arena(core)) for core in shards.cores]
+            found = [namespace_stats(as_arena(core)) for core in shards.cores]
         return self.arena_files(), read_table(self.directory, "demo"), found
 
     @property

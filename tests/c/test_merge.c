@@ -195,11 +195,11 @@ static void all_keys_are_in_their_shard_once(void)
         world_close(&from[i]);
 }
 
-/* The census of both sides is the same, and what was not sent is sent from there. */
+/* The namespace statistics of both sides are the same, and what was not sent is sent from there. */
 static void notices_and_their_order_stay(void)
 {
     struct world from, to;
-    struct pg_census before[4], after[4];
+    struct pg_namespace_stats before[4], after[4];
     struct pg_fault why;
     int more;
     world_open(&from, 0, 1);
@@ -210,7 +210,7 @@ static void notices_and_their_order_stay(void)
     pg_published(from.a, from.a->header->replay_tail, 0, 0);
     pg_advance(from.a, 30 * MS, 0, 30 * MS, 1000, &more);
     merged(&to, &from, 1);
-    CHECK(pg_census(from.a, before, &why) && pg_census(to.a, after, &why));
+    CHECK(pg_namespace_stats(from.a, before, &why) && pg_namespace_stats(to.a, after, &why));
     CHECK_EQUAL(memcmp(before, after, sizeof before), 0);
     CHECK_EQUAL(after[0].notices, 20);
     CHECK_EQUAL(after[0].timers, KEYS - 30);

@@ -1,5 +1,5 @@
-/* census.c - what each namespace of an arena has, counted and digested, wherever it stands there:
- * without slots, rows, positions and hashes. */
+/* namespace_stats.c - what each namespace of an arena has, counted and digested, wherever it stands
+ * there: without slots, rows, positions and hashes. */
 
 #include "core.h"
 
@@ -73,7 +73,7 @@ static uint64_t operation_mark(const struct pg_arena *a, uint32_t slot)
     return mark(OPERATION, h->ctl, (uint64_t)h->deadline_ns, about, sizeof about);
 }
 
-static void slot_census(const struct pg_arena *a, uint32_t slot, struct pg_census *row)
+static void slot_stats(const struct pg_arena *a, uint32_t slot, struct pg_namespace_stats *row)
 {
     if (!is_operation(a, slot)) {
         ++*(is_parked(a, slot) ? &row->parked : &row->timers);
@@ -84,7 +84,7 @@ static void slot_census(const struct pg_arena *a, uint32_t slot, struct pg_censu
     row->digest += operation_mark(a, slot);
 }
 
-static bool slots_census(const struct pg_arena *a, struct pg_census *rows, struct pg_fault *why)
+static bool slots_stats(const struct pg_arena *a, struct pg_namespace_stats *rows, struct pg_fault *why)
 {
     for (uint32_t slot = 0; slot < a->slots.capacity; slot++) {
         if (ctl_state(a->slots.hot[slot].ctl) == PG_S_FREE)
@@ -92,7 +92,7 @@ static bool slots_census(const struct pg_arena *a, struct pg_census *rows, struc
         const uint32_t ns = slot_home(a, slot);
         if (ns == PG_NIL)
             return fault_set(why, "slots", "an outcome of no namespace", slot, 0, 0);
-        slot_census(a, slot, &rows[ns]);
+        slot_stats(a, slot, &rows[ns]);
     }
     return true;
 }
@@ -100,7 +100,7 @@ static bool slots_census(const struct pg_arena *a, struct pg_census *rows, struc
 /* ---- the rest ----------------------------------------------------------------------------------
  * */
 
-static void watermarks_census(const struct pg_arena *a, struct pg_census *rows)
+static void watermarks_stats(const struct pg_arena *a, struct pg_namespace_stats *rows)
 {
     for (uint32_t i = 0; i < a->watermark_rows; i++) {
         const struct pg_watched *l = &a->watermarks[i];
@@ -113,11 +113,11 @@ static void watermarks_census(const struct pg_arena *a, struct pg_census *rows)
     }
 }
 
-static void notices_census(const struct pg_arena *a, struct pg_census *rows)
+static void notices_stats(const struct pg_arena *a, struct pg_namespace_stats *rows)
 {
     for (uint64_t p = a->header->published; p < a->header->replay_tail; p++) {
         const struct pg_entry *e = replay_at(a, p);
-        struct pg_census *row = &rows[a->topics[e->topic].namespace_row];
+        struct pg_namespace_stats *row = &rows[a->topics[e->topic].namespace_row];
         const uint64_t bytes = (uint64_t)e->key_len + e->payload_len;
         const uint64_t about[] = {mark(KEY, e->meta, e->key_len, blob_at(&a->blobs, e->blob), bytes),
                                   topic_mark(a, e->topic), (uint64_t)e->fired_ns};
@@ -126,7 +126,7 @@ static void notices_census(const struct pg_arena *a, struct pg_census *rows)
     }
 }
 
-static void bulk_loads_census(const struct pg_arena *a, struct pg_census *rows)
+static void bulk_loads_stats(const struct pg_arena *a, struct pg_namespace_stats *rows)
 {
     for (uint32_t i = 0; i < a->bulk_load_rows; i++) {
         const struct pg_bulk_load *l = &a->bulk_loads[i];
@@ -148,7 +148,7 @@ static void bulk_loads_census(const struct pg_arena *a, struct pg_census *rows)
     }
 }
 
-static void names_census(const struct pg_arena *a, struct pg_census *rows)
+static void names_stats(const struct pg_arena *a, struct pg_namespace_stats *rows)
 {
     for (uint32_t i = 0; i < a->namespace_rows; i++) {
         const struct pg_namespace *n = &a->namespaces[i];
@@ -166,13 +166,13 @@ static void names_census(const struct pg_arena *a, struct pg_census *rows)
     }
 }
 
-int pg_census(const struct pg_arena *a, struct pg_census *rows, struct pg_fault *why)
+int pg_namespace_stats(const struct pg_arena *a, struct pg_namespace_stats *rows, struct pg_fault *why)
 {
     memset(why, 0, sizeof *why);
     memset(rows, 0, a->namespace_rows * sizeof *rows);
-    names_census(a, rows);
-    watermarks_census(a, rows);
-    notices_census(a, rows);
-    bulk_loads_census(a, rows);
-    return slots_census(a, rows, why);
+    names_stats(a, rows);
+    watermarks_stats(a, rows);
+    notices_stats(a, rows);
+    bulk_loads_stats(a, rows);
+    return slots_stats(a, rows, why);
 }
